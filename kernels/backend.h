@@ -1,0 +1,220 @@
+// The operations of training, forward and backward side by side: one interface, one folder a device
+// (cpu/).
+//
+// Rules for every operation:
+// - Operations are enqueued in call order and take effect as if one after the other; results may be
+// read by the host
+//   after Synchronize(). The CPU's are done when the call returns. Opaque handles must outlive what
+//   was enqueued on them.
+// - Tensors are float32 row-major views in the backend's memory unless said otherwise. Outputs do
+// not overlap inputs
+//   unless "may alias" is said, and then only as exactly the same view. Nothing outside an output's
+//   view is written.
+// - Rows: the bits of a row do not depend on other sequences, on its place in the microbatch, on
+// how many rows there
+//   are, or on the number of threads. Masks are selects: a NaN stays in its own sequence (and its
+//   slot's gradients).
+// - One thread calls a backend. Breaking a REQUIRES is a bug of the caller and ends the process (a
+// CHECK).
+//
+// A Backend holds no model: frozen weights are Linear handles, adapters an AdapterTable, a
+// microbatch a Batch.
+#ifndef LORAD_KERNELS_BACKEND_H_
+#define LORAD_KERNELS_BACKEND_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kernels/arena.h"
+#include "kernels/batch.h"
+#include "kernels/tensor.h"
+
+namespace lorad::kernels {
+
+// A microbatch, prepared once and used by all of its operations, forward and backward.
+class Batch {
+ public:
+  virtual ~Batch() = default;
+};
+
+// A frozen weight W [O, K] with an optional bias [O], in whatever layout and type the backend
+// likes.
+class Linear {
+ public:
+  virtual ~Linear() = default;
+};
+
+// The adapters resident on this device, by (slot, linear group).
+class AdapterTable {
+ public:
+  virtual ~AdapterTable() = default;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // ---- the device ----
+
+  virtual Device device() const = 0;
+  // What decides bits: device type, library and its version, kernel variant. Equal ids give equal
+  // bits.
+  virtual std::string NumericsId() const = 0;
+  // RESOURCE_EXHAUSTED where the system refuses. Pages are populated at once: resident memory is
+  // what was planned.
+  virtual absl::StatusOr<std::unique_ptr<Arena>> MakeArena(int64_t bytes) = 0;
+  // Takes the operations' scratch memory from `arena` (counting: only adds it up); replaces the one
+  // before it. The arena must outlive its use. REQUIRES: called with a real arena before any
+  // operation below "operations".
+  virtual void ReserveWorkspace(const Limits& limits, Arena& arena) = 0;
+  // Waits for everything enqueued.
+  virtual void Synchronize() = 0;
+  // Between host memory (dense, rows * columns values) and a tensor of this device, float32. Read
+  // before the call returns; written when it returns (CopyToHost waits for what is enqueued).
+  virtual void CopyToDevice(const float* host, const TensorView& device) = 0;
+  virtual void CopyToHost(const TensorView& device, float* host) = 0;
+
+  // ---- handles ----
+
+  // Memory for W [O, K] and, with has_bias, a bias [O], from `arena`. A counting arena gives a
+  // handle without contents.
+  virtual std::unique_ptr<Linear> MakeLinear(int64_t outputs, int64_t inputs, bool has_bias,
+                                             Arena& arena) = 0;
+  // Host memory for rows [first, first + count) of W, float32 [count, K] dense, to be filled until
+  // the next Unmap: a model loads into it without a copy where the layout allows. One mapping at a
+  // time; contents are unspecified.
+  virtual float* MapRows(Linear& linear, int64_t first, int64_t count) = 0;
+  // The same for entries [first, first + count) of the bias. REQUIRES: made with has_bias.
+  virtual float* MapBias(Linear& linear, int64_t first, int64_t count) = 0;
+  // Ends the mapping: its rows are now the weight's.
+  virtual void Unmap(Linear& linear) = 0;
+
+  // `groups` counts the linear groups of this stage, numbered by the caller; all slots empty.
+  virtual std::unique_ptr<AdapterTable> MakeAdapterTable(int32_t slots, int32_t groups) = 0;
+  // The targets of `slot` in `group`, replacing what was there; ascending, disjoint output ranges.
+  // Empty: none.
+  virtual void SetTargets(AdapterTable& table, int32_t slot, int32_t group,
+                          std::span<const LoraTarget> targets) = 0;
+  // All groups of the slot empty, its overflow mark cleared.
+  virtual void ClearSlot(AdapterTable& table, int32_t slot) = 0;
+  // True if since the last call a chunk's gradient of this slot was not finite or reached
+  // kGradientLimit; clears the mark. Waits for what is enqueued.
+  virtual bool TakeOverflow(AdapterTable& table, int32_t slot) = 0;
+
+  // Copies the description. REQUIRES: its invariants (batch.h).
+  virtual std::unique_ptr<Batch> PrepareBatch(const BatchDescription& description) = 0;
+
+  // ---- operations ----
+
+  // x[t] = W[ids[t]].  table: W [V, H]; x [T, H] out. REQUIRES: 0 <= ids < V.
+  virtual void Embed(const Batch& batch, const Linear& table, const TensorView& x) = 0;
+
+  // y = x * rsqrt(mean(x^2) + eps) * w, per row.  x [T, H]; weight [1, H]; y [T, H] out, may alias
+  // x. Zhang & Sennrich 2019 (arXiv 1910.07467), eq. 4.
+  virtual void RmsNorm(const Batch& batch, const TensorView& x, const TensorView& weight, float eps,
+                       const TensorView& y) = 0;
+  // dx += dL/dx, with r = rsqrt(mean(x^2) + eps):  r * (w dy - x * r^2 * mean(w dy x)).
+  // x, dy [T, H]; dx [T, H] in and out (the residual's gradient). r is computed again from x. No
+  // gradient of w.
+  virtual void RmsNormBackward(const Batch& batch, const TensorView& x, const TensorView& weight,
+                               float eps, const TensorView& dy, const TensorView& dx) = 0;
+
+  // cos and sin of position * inverse_frequency[d], as transformers computes them (float32
+  // product), times `factor`. table [P, D]: cos in columns 0..D/2-1, sin in the rest; out.
+  // inverse_frequencies: D/2, host.
+  virtual void FillRope(std::span<const float> inverse_frequencies, float factor,
+                        const TensorView& table) = 0;
+  // Rotates every head of every row by its position, in place: with c, s of the row's position and
+  // d < D/2,
+  //   (x[d], x[d + D/2]) <- (x[d] c[d] - x[d + D/2] s[d],  x[d + D/2] c[d] + x[d] s[d]).
+  // x [T, heads * D] in and out (query and key heads side by side may be one call); table as above,
+  // P > any position. Su et al. 2021 (arXiv 2104.09864), in the half-split form of transformers.
+  virtual void Rope(const Batch& batch, const TensorView& table, const TensorView& x) = 0;
+  // The transpose (rotation by minus the angle) of gradients, in place.
+  virtual void RopeBackward(const Batch& batch, const TensorView& table, const TensorView& dx) = 0;
+
+  // Causal attention inside each segment, head h reading key-value head h / (N / G):
+  //   out = softmax(scale q k^T, keys not after the query) v,  lse = log sum exp of the scaled
+  //   scores.
+  // q, out [T, N*D]; k, v [T, G*D]; lse [T, N]; out and lse written. No two views overlap (q, k, v
+  // may be columns of one buffer). Dao 2023 (arXiv 2307.08691), sections 3.1 and 2.3.
+  virtual void Attention(const Batch& batch, const AttentionShape& shape, const TensorView& q,
+                         const TensorView& k, const TensorView& v, const TensorView& out,
+                         const TensorView& lse) = 0;
+  // dq, dk, dv from dout, with p = exp(scale q k^T - lse), delta = sum(dout * out):
+  //   dv = p^T dout,  ds = p * (dout v^T - delta),  dq = scale ds k,  dk = scale ds^T q,  dk and dv
+  //   summed over the heads of a key-value head in fixed order. All three are written, not added
+  //   to.
+  virtual void AttentionBackward(const Batch& batch, const AttentionShape& shape,
+                                 const TensorView& q, const TensorView& k, const TensorView& v,
+                                 const TensorView& out, const TensorView& lse,
+                                 const TensorView& dout, const TensorView& dq, const TensorView& dk,
+                                 const TensorView& dv) = 0;
+
+  // y = silu(g) * u, silu(g) = g / (1 + exp(-g)).  gate_up [T, 2F]: g in columns 0..F-1, u in
+  // F..2F-1; y [T, F] out. Shazeer 2020 (arXiv 2002.05202), eq. 6.
+  virtual void SwiGlu(const Batch& batch, const TensorView& gate_up, const TensorView& y) = 0;
+  // du = dy * silu(g),  dg = dy * u * sigmoid(g) (1 + g (1 - sigmoid(g))).  dy [T, F]; dgate_up [T,
+  // 2F] out, may alias gate_up.
+  virtual void SwiGluBackward(const Batch& batch, const TensorView& gate_up, const TensorView& dy,
+                              const TensorView& dgate_up) = 0;
+
+  // Multi-adapter LoRA linear. For the rows of a segment whose slot has targets in `group` (others:
+  // the plain linear), with D the dropout mask over inverse keep probability (1 where not
+  // training), per target of outputs o:
+  //   S = s (D * x) A^T,   y = residual + x W^T + bias,   y[:, o] += S B^T.
+  // x [T, K]; y [T, O] out; residual [T, O] or empty (then absent), may alias y.
+  // Hu et al. 2021 (arXiv 2106.09685), section 4.1; many adapters at once: ENGINE.md.
+  virtual void LoraLinear(const Batch& batch, const Linear& linear, const AdapterTable& table,
+                          int32_t group, const TensorView& x, const TensorView& residual,
+                          const TensorView& y) = 0;
+  // Input gradient, and the gradients of A and B of every training segment:
+  //   dS = s dy[:, o] B,  dx = dy W + D * (dS A),  db += dy[:, o]^T S,  da += dS^T (D * x).
+  // x [T, K] (read for training segments with targets), dy [T, O]; dx [T, K] written, or empty
+  // where nobody needs it. S and D are computed again. da and db: fp32 inside a chunk, then added
+  // in fixed point (batch.h); a chunk's value that is not finite or too large marks the slot
+  // (TakeOverflow) and adds an unspecified amount.
+  virtual void LoraLinearBackward(const Batch& batch, const Linear& linear, AdapterTable& table,
+                                  int32_t group, const TensorView& x, const TensorView& dy,
+                                  const TensorView& dx) = 0;
+
+  // Head and loss over the loss rows i (row r_i, target t_i) alone, in one pass over tiles of the
+  // vocabulary:
+  //   log_p[i] = z[t_i] - log sum exp(z),  z = W x[r_i];   unit[i] = d log_p[i] / dx[r_i] = W[t_i]
+  //   - softmax(z) W.
+  // x [T, H]; head: W [V, H], without bias; log_p [1, n] out; unit
+  // [n, H] out, or empty where no gradient is wanted; rows of unit whose segment does not train are
+  // left as they were. No V-wide row is ever kept. Milakov & Gimelshein 2018 (arXiv 1805.02867),
+  // algorithm 3, rescaled as in flash attention.
+  virtual void LinearLoss(const Batch& batch, const TensorView& x, const Linear& head,
+                          const TensorView& log_p, const TensorView& unit) = 0;
+  // dx[r_i] = weights[i] * unit[i] for the loss rows of training segments, exact zero in all other
+  // rows. weights: n, host, read before the call returns; unit [n, H]; dx [T, H] out.
+  virtual void LossBackward(const Batch& batch, std::span<const float> weights,
+                            const TensorView& unit, const TensorView& dx) = 0;
+
+  // ---- slots and the optimizer ----
+
+  // New A of PEFT: uniform in [-1/sqrt(K), 1/sqrt(K)) (Kaiming, a = sqrt 5), a function of (seed,
+  // layer, target, element). a [R, K] dense, out.
+  virtual void InitializeA(uint64_t seed, int32_t layer, int32_t target, const TensorView& a) = 0;
+  // sums[i] = sum over the elements of tensors[i] of gradient^2, in fp64 in a tree fixed by the
+  // length; infinity where an accumulator lies outside +-kGradientLimit. sums: host, valid on
+  // return.
+  virtual void SumOfSquares(std::span<const OptimizerTensor> tensors, std::span<double> sums) = 0;
+  // One step of torch.optim.AdamW on every tensor (Loshchilov & Hutter 2019, arXiv 1711.05101,
+  // algorithm 2):
+  //   g = clip_factor * gradient;  p *= 1 - lr wd;  m += (1 - beta1)(g - m);  v = beta2 v + (1 -
+  //   beta2) g^2; p -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps); gradient
+  //   = 0.
+  virtual void AdamW(const AdamWOptions& options, std::span<const OptimizerTensor> tensors) = 0;
+  // gradient = 0 without a step.
+  virtual void DropGradients(std::span<const OptimizerTensor> tensors) = 0;
+};
+
+}  // namespace lorad::kernels
+
+#endif  // LORAD_KERNELS_BACKEND_H_

@@ -1,0 +1,127 @@
+// What varies from microbatch to microbatch, from slot to slot, from step to step: the plain
+// descriptions from which a backend makes its tables.
+#ifndef LORAD_KERNELS_BATCH_H_
+#define LORAD_KERNELS_BATCH_H_
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/tensor.h"
+
+namespace lorad::kernels {
+
+// Sums over tokens are formed per chunk: at most this many tokens, counted from their sequence's
+// own first token.
+inline constexpr int64_t kChunkTokens = 256;
+
+// Positions, features and ids that fit the dropout counter (docs/determinism.md has its layout).
+inline constexpr int64_t kLayersMax = 1024;
+inline constexpr int64_t kTargetsMax = 64;
+inline constexpr int64_t kDropoutFeaturesMax = int64_t{1} << 19;
+
+enum class Mode : uint8_t {
+  kTrain,      // dropout on, gradients formed
+  kEvaluate,   // dropout off, no gradient
+  kReference,  // adapter off, no gradient
+};
+
+// Which mask a sequence sees: masks are a function of (seed, step, layer, target, sequence,
+// position, feature).
+struct DropoutKey {
+  uint64_t seed = 0;      // of the job
+  uint32_t step = 0;      // below 2^32 - 1
+  uint32_t sequence = 0;  // its index in the job's global batch
+};
+
+// Consecutive tokens of one sequence, all of one adapter: rows [first_row, first_row + rows) of the
+// microbatch.
+struct Segment {
+  int64_t first_row = 0;
+  int64_t rows = 0;
+  int64_t first_position = 0;  // of its first token in its sequence; a multiple of kChunkTokens
+  int32_t slot = -1;           // -1: adapter off
+  Mode mode = Mode::kTrain;
+  DropoutKey dropout;
+};
+
+// A row whose next token counts: log p(target | rows up to this one) is asked for.
+struct LossRow {
+  int64_t row = 0;
+  int32_t target = 0;
+};
+
+// One microbatch. Segments cover rows 0..T-1 in order without gaps; loss rows ascend. Attention
+// sees the rows of one segment only (so a sequence is one segment, until an operation for continued
+// ones exists).
+struct BatchDescription {
+  std::span<const int32_t> ids;  // [T]
+  std::span<const Segment> segments;
+  std::span<const LossRow> loss_rows;  // [n]
+};
+
+// One LoRA target of a linear group: rows [first_output, first_output + outputs) of the group's
+// weight. The tensors belong to the caller and lie in device memory until the slot is cleared.
+struct LoraTarget {
+  int64_t first_output = 0;
+  int64_t outputs = 0;  // O
+  int64_t rank = 0;     // R, at least 1
+  float* a = nullptr;   // [R, K] master
+  float* b = nullptr;   // [O, R] master
+  float scale = 0;      // s = alpha / R or alpha / sqrt(R)
+  float dropout = 0;    // p in [0, 1)
+  int32_t layer = 0;    // of the model, for the dropout counter; below kLayersMax
+  int32_t target = 0;   // of the layer, for the dropout counter; below kTargetsMax
+  // Gradients in fixed point (kGradientQuantum), added to by every backward. Both null where
+  // nothing trains.
+  int64_t* da = nullptr;  // [R, K]
+  int64_t* db = nullptr;  // [O, R]
+};
+
+// Gradients over tokens are added as integers, so that no grouping of chunks can change a bit.
+inline constexpr double kGradientQuantum = 0x1p-44;
+inline constexpr double kGradientLimit =
+    0x1p18;  // a chunk's value of this magnitude or more counts as not finite
+
+// One matrix of a slot as the optimizer sees it; all of length `elements`.
+struct OptimizerTensor {
+  float* parameter = nullptr;
+  float* exp_avg = nullptr;
+  float* exp_avg_sq = nullptr;
+  int64_t* gradient = nullptr;  // fixed point; zero after the step
+  int64_t elements = 0;
+  double learning_rate = 0;  // of this step, factors applied
+  double weight_decay = 0;   // decoupled, factors applied
+};
+
+struct AdamWOptions {
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  int64_t step = 1;        // counted from 1
+  double clip_factor = 1;  // multiplies every gradient first
+};
+
+struct AttentionShape {
+  int64_t heads = 0;      // N, a multiple of kv_heads
+  int64_t kv_heads = 0;   // G
+  int64_t head_size = 0;  // D, even
+  float scale = 0;        // of q k^T, 1 / sqrt(D) as a rule
+};
+
+// The largest that will be asked of a backend between two ReserveWorkspace calls.
+struct Limits {
+  int64_t tokens = 0;            // T
+  int64_t longest_segment = 0;   // rows
+  int64_t features = 0;          // K or O of any linear group but the head
+  int64_t hidden = 0;            // H
+  int64_t vocabulary = 0;        // V
+  int64_t rank = 0;              // R of any target
+  int64_t targets_in_group = 0;  // LoRA targets of one linear group, 3 for q,k,v
+  int64_t heads = 0;             // N
+  int64_t kv_heads = 0;          // G
+  int64_t head_size = 0;         // D
+};
+
+}  // namespace lorad::kernels
+
+#endif  // LORAD_KERNELS_BATCH_H_

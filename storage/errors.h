@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace lorad::storage {
+
+// Where a Status keeps its machine-readable reason (UPPER_SNAKE_CASE), for google.rpc.ErrorInfo.
+inline constexpr std::string_view kReasonPayload = "lorad/reason";
+
+// Debian's abseil has a string_view of its own.
+inline absl::string_view Absl(std::string_view text) { return {text.data(), text.size()}; }
+
+// A file of the user's that we cannot accept: INVALID_ARGUMENT with a reason. `message` says what
+// is wrong, where, and how to mend it.
+absl::Status Refuse(std::string_view reason, std::string_view message);
+
+// The same status with "`where`: " before its message; code and payloads stay.
+absl::Status At(std::string_view where, const absl::Status& status);
+
+}  // namespace lorad::storage

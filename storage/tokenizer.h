@@ -1,0 +1,68 @@
+// Text to token ids and back, as a Hugging Face tokenizer.json (docs/formats/tokenizer.md) says.
+#ifndef LORAD_STORAGE_TOKENIZER_H_
+#define LORAD_STORAGE_TOKENIZER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace lorad::storage {
+
+// Bytes [begin, end) of the text given to Encode.
+struct TextSpan {
+  uint32_t begin = 0;
+  uint32_t end = 0;
+
+  friend bool operator==(const TextSpan&, const TextSpan&) = default;
+};
+
+struct Encoding {
+  std::vector<int32_t> ids;
+  // One per id: where in the text it came from, as the `tokenizers` library says (counted in bytes
+  // where its Python interface counts characters). A token that holds some bytes of one character
+  // has that character's whole span.
+  std::vector<TextSpan> spans;
+  // How many ids at the front and at the back the post-processor put there; their spans are {0, 0}.
+  size_t inserted_front = 0;
+  size_t inserted_back = 0;
+};
+
+// Byte-pair encoding with the components that Llama 2, Llama 3, Qwen2, Mistral and SmolLM2 use.
+// Immutable: every const member may be called from any number of threads at once.
+class Tokenizer {
+ public:
+  // Parses the text of a tokenizer.json. InvalidArgument (reason TOKENIZER_INVALID or
+  // TOKENIZER_UNSUPPORTED) names the component, the option or the token at fault.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(std::string_view tokenizer_json);
+
+  virtual ~Tokenizer() = default;
+
+  // Tokenizes `text`, special tokens written in it included. With `add_special_tokens` the
+  // post-processor's template (BOS, EOS) is applied. Time grows as n log n at worst, memory as n.
+  // InvalidArgument (reason TEXT_INVALID) if `text` is not UTF-8 or longer than 1 GiB.
+  virtual absl::StatusOr<Encoding> Encode(std::string_view text, bool add_special_tokens) const = 0;
+
+  // The text of `ids`; bytes that form no character become U+FFFD. InvalidArgument if an id is not
+  // in the vocabulary.
+  virtual absl::StatusOr<std::string> Decode(const std::vector<int32_t>& ids,
+                                             bool skip_special_tokens) const = 0;
+
+  // The id of a token by its exact text (added tokens included), if there is one.
+  virtual std::optional<int32_t> TokenToId(std::string_view token) const = 0;
+
+  // One more than the largest id: a model's embedding needs at least this many rows.
+  virtual int32_t vocabulary_size() const = 0;
+
+ protected:
+  Tokenizer() = default;
+};
+
+}  // namespace lorad::storage
+
+#endif  // LORAD_STORAGE_TOKENIZER_H_

@@ -1,0 +1,138 @@
+#include "server/errors/errors.h"
+
+#include <cassert>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "google/rpc/error_details.pb.h"
+
+namespace lorad::server {
+namespace {
+
+constexpr char kReason[] = "lorad/reason";
+constexpr char kMetadata[] = "lorad/metadata/";
+constexpr char kBadRequest[] = "type.googleapis.com/google.rpc.BadRequest";
+constexpr char kPreconditionFailure[] = "type.googleapis.com/google.rpc.PreconditionFailure";
+constexpr char kQuotaFailure[] = "type.googleapis.com/google.rpc.QuotaFailure";
+constexpr char kRetryInfo[] = "type.googleapis.com/google.rpc.RetryInfo";
+
+template <typename Detail>
+void SetDetail(absl::Status& status, const char* type, const Detail& detail) {
+  status.SetPayload(type, absl::Cord(detail.SerializeAsString()));
+}
+
+}  // namespace
+
+absl::Status Error(absl::StatusCode code, const std::string& reason, const std::string& message,
+                   const ErrorMetadata& metadata) {
+  assert(code != absl::StatusCode::kOk);
+  absl::Status status(code, message);
+  status.SetPayload(kReason, absl::Cord(reason));
+  for (const auto& [key, value] : metadata) {
+    status.SetPayload(absl::StrCat(kMetadata, key), absl::Cord(value));
+  }
+  return status;
+}
+
+absl::Status InvalidFields(const std::string& what, const std::vector<FieldViolation>& violations) {
+  assert(!violations.empty());
+  std::string message =
+      violations.size() == 1
+          ? absl::StrCat("a field of the ", what, " is not valid")
+          : absl::StrCat(violations.size(), " fields of the ", what, " are not valid");
+  google::rpc::BadRequest detail;
+  for (const FieldViolation& violation : violations) {
+    google::rpc::BadRequest::FieldViolation* field = detail.add_field_violations();
+    field->set_field(violation.field);
+    field->set_description(violation.description);
+  }
+  absl::Status status = Error(absl::StatusCode::kInvalidArgument, "INVALID_FIELDS", message);
+  SetDetail(status, kBadRequest, detail);
+  return status;
+}
+
+std::vector<FieldViolation> FieldViolations(const absl::Status& status) {
+  std::vector<FieldViolation> violations;
+  google::rpc::BadRequest detail;
+  if (auto payload = status.GetPayload(kBadRequest);
+      payload && detail.ParseFromString(std::string(*payload))) {
+    for (const auto& field : detail.field_violations()) {
+      violations.push_back({field.field(), field.description()});
+    }
+  }
+  return violations;
+}
+
+absl::Status NotFound(const std::string& kind, const std::string& name) {
+  return Error(absl::StatusCode::kNotFound, absl::StrCat(absl::AsciiStrToUpper(kind), "_NOT_FOUND"),
+               absl::StrCat("there is no ", kind, " '", name, "'"), {{kind, name}});
+}
+
+absl::Status AlreadyExists(const std::string& kind, const std::string& name) {
+  return Error(absl::StatusCode::kAlreadyExists,
+               absl::StrCat(absl::AsciiStrToUpper(kind), "_EXISTS"),
+               absl::StrCat("there is a ", kind, " '", name,
+                            "' already: choose another name or delete that one first"),
+               {{kind, name}});
+}
+
+absl::Status RequestIdReused(const std::string& request_id) {
+  return Error(absl::StatusCode::kAlreadyExists, "REQUEST_ID_REUSED",
+               absl::StrCat("request_id '", request_id,
+                            "' came before with other content: use a new one for each new request"),
+               {{"request_id", request_id}});
+}
+
+absl::Status PreconditionFailed(const std::string& reason, const std::string& subject,
+                                const std::string& message) {
+  absl::Status status = Error(absl::StatusCode::kFailedPrecondition, reason, message);
+  google::rpc::PreconditionFailure detail;
+  google::rpc::PreconditionFailure::Violation* violation = detail.add_violations();
+  violation->set_type(reason);
+  violation->set_subject(subject);
+  violation->set_description(message);
+  SetDetail(status, kPreconditionFailure, detail);
+  return status;
+}
+
+absl::Status LimitExceeded(const std::string& reason, const std::string& subject,
+                           const std::string& message) {
+  absl::Status status = Error(absl::StatusCode::kResourceExhausted, reason, message);
+  google::rpc::QuotaFailure detail;
+  google::rpc::QuotaFailure::Violation* violation = detail.add_violations();
+  violation->set_subject(subject);
+  violation->set_description(message);
+  SetDetail(status, kQuotaFailure, detail);
+  return status;
+}
+
+absl::Status Unavailable(const std::string& reason, const std::string& message, int64_t retry_ms) {
+  absl::Status status = Error(absl::StatusCode::kUnavailable, reason, message);
+  google::rpc::RetryInfo detail;
+  detail.mutable_retry_delay()->set_seconds(retry_ms / 1000);
+  detail.mutable_retry_delay()->set_nanos(static_cast<int32_t>(retry_ms % 1000 * 1'000'000));
+  SetDetail(status, kRetryInfo, detail);
+  return status;
+}
+
+std::string Reason(const absl::Status& status) {
+  if (auto payload = status.GetPayload(kReason)) return std::string(*payload);
+  return absl::StatusCodeToString(status.code());
+}
+
+absl::Status WithMessage(const absl::Status& status, const std::string& message) {
+  absl::Status result(status.code(), message);
+  status.ForEachPayload([&result](absl::string_view type, const absl::Cord& payload) {
+    result.SetPayload(type, payload);
+  });
+  return result;
+}
+
+absl::Status WithReason(absl::Status status, const std::string& reason) {
+  if (!status.ok() && !status.GetPayload(kReason)) status.SetPayload(kReason, absl::Cord(reason));
+  return status;
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,70 @@
+#include "server/validation/names.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "server/validation/limits.h"
+
+namespace lorad::server {
+namespace {
+
+bool IsLowerOrDigit(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); }
+
+bool IsControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
+
+}  // namespace
+
+std::string CheckName(const std::string& name) {
+  constexpr char kRule[] =
+      "lower-case letters, digits and '-', beginning and ending with a letter or a digit";
+  if (name.empty()) return "must be given";
+  if (name.size() > kNameBytesMax) {
+    return absl::StrCat("must have at most ", kNameBytesMax, " characters, got ", name.size());
+  }
+  const bool characters_ok =
+      std::all_of(name.begin(), name.end(), [](char c) { return IsLowerOrDigit(c) || c == '-'; });
+  if (!characters_ok || name.front() == '-' || name.back() == '-') {
+    return absl::StrCat("must be ", kRule, ", got '", name, "'");
+  }
+  return "";
+}
+
+std::string CheckRequestId(const std::string& request_id) {
+  if (request_id.size() > kRequestIdBytesMax) {
+    return absl::StrCat("must have at most ", kRequestIdBytesMax, " characters, got ",
+                        request_id.size());
+  }
+  if (!std::all_of(request_id.begin(), request_id.end(),
+                   [](char c) { return c >= 0x20 && c < 0x7f; })) {
+    return "must be printable ASCII characters";
+  }
+  return "";
+}
+
+std::string CheckText(const std::string& text, int bytes_max) {
+  if (text.size() > static_cast<size_t>(bytes_max)) {
+    return absl::StrCat("must have at most ", bytes_max, " bytes, got ", text.size());
+  }
+  if (std::any_of(text.begin(), text.end(), IsControl)) return "must not hold control characters";
+  return "";
+}
+
+std::string CheckLabelKey(const std::string& key) {
+  if (key.empty() || key.size() > kLabelKeyBytesMax) {
+    return absl::StrCat("keys must have 1 to ", kLabelKeyBytesMax, " characters, got ", key.size());
+  }
+  const bool ok = std::all_of(key.begin(), key.end(), [](char c) {
+    return IsLowerOrDigit(c) || c == '.' || c == '_' || c == '/' || c == '-';
+  });
+  if (!ok) return "keys must be lower-case letters, digits, '.', '_', '/' and '-'";
+  return "";
+}
+
+std::string CheckPageSize(int page_size, int max, int default_size) {
+  if (page_size >= 0 && page_size <= max) return "";
+  return absl::StrCat("must be between 1 and ", max, ", or 0 for ", default_size, ", got ",
+                      page_size);
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,62 @@
+// The coordinator's heart: all state that is shared, and every decision about it, in one
+// single-threaded function Apply(event) -> effects. No clock, file, thread or network: the same
+// code runs under the driver (driver.h) and under the seeded simulator (tests/sim). See
+// docs/coordinator.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/core/effects.h"
+#include "server/core/events.h"
+
+namespace lorad::server {
+
+struct CoreOptions {
+  // Change what is computed: nothing here does. Change speed and patience:
+  int32_t microbatch_tokens = 1024;
+  int64_t heartbeat_ms = 1000;
+  int64_t lease_ms = 30'000;        // a worker silent for so long is lost
+  int64_t group_idle_ms = 300'000;  // a group without jobs is dissolved after this
+  int64_t evaluate_sequences = 16;  // of one job in one window
+  int32_t losses_without_progress_max = 5;
+  int64_t watch_revisions_max = 4096;  // kept for watchers who come back
+  int64_t request_ids_days = 7;        // an older request_id is forgotten at start
+  std::string version;
+};
+
+// What the store held at start, read by the driver.
+struct StoredState {
+  std::vector<std::pair<std::string, std::string>> models, datasets, adapters, jobs, rows, requests;
+  int64_t last_revision = 0;
+  // Of live jobs: metric rows after their newest checkpoint.
+  std::vector<std::pair<std::string, v1::StepMetrics>> metrics;
+};
+
+class Core {
+ public:
+  // Takes up the stored state; every live job waits in the queue again, to go on from its newest
+  // checkpoint. The effects are carried out before any event is applied. DATA_LOSS where a record
+  // cannot be read.
+  static absl::StatusOr<std::unique_ptr<Core>> Create(const CoreOptions& options,
+                                                      const StoredState& stored, int64_t now_us,
+                                                      std::vector<Effect>* effects);
+  ~Core();
+
+  std::vector<Effect> Apply(const Event& event);
+
+  // Paths below the data directory that records name (files that are not among them are
+  // left-overs).
+  std::vector<std::string> PathsInUse() const;
+
+ private:
+  class State;
+  explicit Core(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lorad::server

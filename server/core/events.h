@@ -1,0 +1,169 @@
+// Everything the coordinator's core can be told. The core learns of the world (and of the time)
+// through these alone.
+//
+// A request is an event that ends in exactly one Reply (effects.h). Where the API's own message
+// says all that is needed, it is the request; the structs here add what a service found out before
+// it asked. Services have checked every field that can be checked without the core's state; the
+// core checks names, uses and states.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "lorad/v1/adapters.pb.h"
+#include "lorad/v1/checkpoints.pb.h"
+#include "lorad/v1/cluster.pb.h"
+#include "lorad/v1/datasets.pb.h"
+#include "lorad/v1/jobs.pb.h"
+#include "lorad/v1/models.pb.h"
+#include "lorad/worker/v1/worker.pb.h"
+#include "server/core/records.pb.h"
+
+namespace lorad::server {
+
+// What makes a create idempotent. `content` is compared byte for byte with that of the request that
+// came first under this id (e.g. the request serialized deterministically without its id). Empty
+// id: not idempotent.
+struct RequestId {
+  std::string id;
+  std::string content;
+};
+
+// ---- requests, and what their Reply holds ----
+
+// -> v1::Model. `model` whole but for create_time; `config_json` the directory's config.json.
+struct RegisterModel {
+  v1::Model model;
+  std::string config_json;
+  RequestId request_id;
+};
+
+// -> v1::Dataset. `upload` is a synced file from DataDir::NewUpload(); the core's side owns it from
+// here on (moved into place, or removed). `dataset` whole but for create_time.
+struct CreateDataset {
+  v1::Dataset dataset;
+  std::string upload;
+  RequestId request_id;
+};
+
+// -> v1::Adapter. `upload` is a directory from DataDir::NewUpload() holding adapter_config.json and
+// adapter_model.safetensors, synced.
+struct ImportAdapter {
+  v1::Adapter adapter;
+  std::string upload;
+  RequestId request_id;
+};
+
+// -> v1::Job. Every default filled in, every field in range. With validate_only nothing is stored
+// and the reply comes once the rows are checked.
+struct CreateJob {
+  v1::Job job;
+  RequestId request_id;
+  bool validate_only = false;
+  uint64_t random = 0;  // the id is made of it; the driver fills it in
+};
+
+// -> v1::JobEstimate, once the rows are checked. Defaults filled in.
+struct EstimateJob {
+  v1::Job job;
+};
+
+// -> JobSnapshot: where a watch begins. Empty = all jobs. NOT_FOUND where one is unknown.
+struct SnapshotJobs {
+  std::vector<std::string> names;
+};
+
+struct JobSnapshot {
+  std::vector<v1::Job> jobs;  // oldest first
+  int64_t revision = 0;       // of the whole; RevisionLog goes on from here
+};
+
+// -> std::monostate once the checkpoint that the shard completes is committed (or was before).
+// `upload` as above, its size and sha256 checked against the header.
+struct ShardUploaded {
+  worker::v1::UploadShardRequest::Header header;
+  std::string upload;
+};
+
+// -> std::monostate once every job of every group is cut, saved and committed. Nothing is admitted
+// from here on.
+struct StopRequested {};
+
+using Request =
+    std::variant<CreateJob, v1::GetJobRequest, v1::ListJobsRequest, v1::DeleteJobRequest,
+                 v1::CancelJobRequest, EstimateJob, SnapshotJobs, RegisterModel,
+                 v1::GetModelRequest, v1::ListModelsRequest, v1::UnregisterModelRequest,
+                 CreateDataset, v1::GetDatasetRequest, v1::ListDatasetsRequest,
+                 v1::DeleteDatasetRequest, ImportAdapter, v1::GetAdapterRequest,
+                 v1::ListAdaptersRequest, v1::DeleteAdapterRequest, v1::DeleteCheckpointRequest,
+                 v1::GetClusterRequest, v1::ListWorkersRequest, ShardUploaded, StopRequested>;
+
+// Get -> the resource; List -> its response; Delete and Unregister -> std::monostate; Cancel ->
+// v1::Job; GetCluster -> v1::ClusterStatus; ListWorkers -> v1::ListWorkersResponse.
+using ReplyValue =
+    std::variant<std::monostate, v1::Job, v1::ListJobsResponse, v1::JobEstimate, JobSnapshot,
+                 v1::Model, v1::ListModelsResponse, v1::Dataset, v1::ListDatasetsResponse,
+                 v1::Adapter, v1::ListAdaptersResponse, v1::ClusterStatus, v1::ListWorkersResponse>;
+
+// ---- workers: `connection` names one control stream, never used again ----
+
+struct WorkerConnected {
+  uint64_t connection = 0;
+  worker::v1::Hello hello;
+};
+
+// Heartbeat, Report, CutAnswer; a second Hello is refused.
+struct WorkerSaid {
+  uint64_t connection = 0;
+  worker::v1::WorkerMessage message;
+};
+
+struct WorkerGone {
+  uint64_t connection = 0;
+  std::string reason;
+};
+
+// ---- the ends of effects ----
+
+struct RowsChecked {
+  std::string key;
+  absl::StatusOr<records::RowsSummary> summary;  // an error: the check itself could not be made
+};
+
+struct Planned {
+  uint64_t number = 0;
+  absl::StatusOr<worker::v1::Window> window;
+};
+
+// Of MoveUpload.
+struct UploadMoved {
+  uint64_t number = 0;
+  absl::Status status;
+};
+
+// Of WriteCheckpoint; `checkpoint` whole but for create_time.
+struct CheckpointWritten {
+  uint64_t number = 0;
+  absl::StatusOr<v1::Checkpoint> checkpoint;
+};
+
+struct TimerFired {
+  uint64_t timer = 0;
+};
+
+struct Requested {
+  uint64_t request = 0;  // what the Reply names
+  Request content;
+};
+
+struct Event {
+  int64_t time_us = 0;  // since 1970 UTC; never less than the event before it
+  std::variant<Requested, WorkerConnected, WorkerSaid, WorkerGone, RowsChecked, Planned,
+               UploadMoved, CheckpointWritten, TimerFired>
+      content;
+};
+
+}  // namespace lorad::server

@@ -1,0 +1,75 @@
+// What the core asks of the data feed: one window as a list of units, before any row is looked at.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lorad/worker/v1/worker.pb.h"
+
+namespace lorad::server {
+
+// Where a job's rows come from and in which order: all that decides its batches.
+struct RowSource {
+  std::string dataset;       // name
+  std::string dataset_path;  // below the data directory
+  std::string model_path;    // of the base model's directory (tokenizer, template)
+  int32_t max_length = 1024;
+  bool refuse_overflow = false;
+  int64_t rows = 0;
+
+  bool operator==(const RowSource&) const = default;
+};
+
+// One optimizer step of one job: its batch's forwards and backwards, Step, and Save where it is
+// due. The batches of a job are consecutive cuts of its order of rows; an epoch ends with a short
+// batch where rows do not divide evenly, and the next begins anew (also where max_steps wraps
+// around).
+struct TrainUnit {
+  std::string job;
+  int64_t step = 0;  // counted from 1
+  RowSource source;
+  int32_t batch_size = 0;
+  bool shuffle = true;
+  uint64_t seed = 0;
+  double learning_rate = 0;
+  bool save = false;
+};
+
+// Part of an evaluation: rows [first_sequence, first_sequence + sequences) of the validation set,
+// in file order.
+struct EvaluateUnit {
+  std::string job;
+  int64_t step = 0;  // steps done
+  RowSource source;
+  int64_t first_sequence = 0;
+  int64_t sequences = 0;
+};
+
+struct LoadUnit {
+  int64_t step = 0;  // the state it starts from: steps done
+  worker::v1::SlotSpec slot;
+  std::string content;  // FetchSlotContentRequest.content
+};
+
+// A Save without a Step before it: of a job that leaves where its last Step is not saved yet.
+struct SaveUnit {
+  std::string job;
+  int64_t step = 0;
+};
+
+// Order of operations in the window: frees, loads, saves, then the units packed together. At least
+// one of all lists is not empty; a job has at most one train or evaluate unit.
+struct PlanInput {
+  int64_t epoch = 0;
+  int64_t window = 0;
+  int64_t first_microbatch = 0;  // number of the first microbatch; numbers count up within an epoch
+  int32_t capacity_tokens = 0;
+  std::vector<std::string> frees;
+  std::vector<LoadUnit> loads;
+  std::vector<SaveUnit> saves;
+  std::vector<TrainUnit> trains;
+  std::vector<EvaluateUnit> evaluates;
+};
+
+}  // namespace lorad::server

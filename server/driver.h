@@ -1,0 +1,144 @@
+// Runs the core: one thread applies events from a bounded queue, commits what they persist in one
+// transaction a turn, then lets their replies, orders and announcements go. Files are written and
+// windows planned on threads of its own.
+//
+// How a service asks:            StatusOr<v1::Job> job =
+// driver.Ask<v1::Job>(v1::GetJobRequest(...), deadline); How a create with a file asks: write
+// driver.data_dir().NewUpload() through Files, Sync it, then
+//                                driver.Ask<v1::Dataset>(CreateDataset{...}); the driver owns the
+//                                upload from then on.
+// How a watch runs:              snapshot = Ask<JobSnapshot>(SnapshotJobs{names}); then
+// revisions().Wait(revision, ...)
+//                                again and again from the revision it returned.
+// How a worker's stream runs:    connection = ConnectWorker(hello, sender); WorkerSaid(connection,
+// message) for each
+//                                message; WorkerGone(connection, why) once at the end (also after
+//                                Close()).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/core/core.h"
+#include "server/data_dir.h"
+#include "storage/job_store.h"
+
+namespace lorad::storage {
+class Files;
+}
+
+namespace lorad::server {
+
+// The writing end of one worker's control stream. Called on the driver's threads: neither call may
+// block (queue the message for a writer thread), and neither may call the driver.
+class WorkerSender {
+ public:
+  virtual ~WorkerSender() = default;
+  virtual void Send(worker::v1::CoordinatorMessage message) = 0;
+  virtual void Close(const absl::Status& reason) = 0;
+};
+
+// The newest revisions of jobs, for watchers. Any thread.
+class RevisionLog {
+ public:
+  explicit RevisionLog(int64_t revisions_max) : revisions_max_(revisions_max) {}
+
+  struct Revision {
+    int64_t revision = 0;
+    std::string job;
+    std::string message;  // v1::WatchJobsResponse, serialized
+  };
+
+  // What follows `after`, oldest first, at most `limit`; waits for one until `deadline` and is
+  // empty then. OUT_OF_RANGE (REVISION_GONE) where something after `after` is no longer kept, or
+  // `after` is yet to come. CANCELLED after Shutdown().
+  absl::StatusOr<std::vector<std::shared_ptr<const Revision>>> Wait(int64_t after, int64_t limit,
+                                                                    absl::Time deadline);
+
+  // The driver's side.
+  void Start(int64_t revision, std::vector<Revision> kept);  // newest revision of all
+  void Append(Revision revision);
+  void Shutdown();
+
+ private:
+  const int64_t revisions_max_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_:
+  std::deque<std::shared_ptr<const Revision>> kept_;
+  int64_t gone_ = 0;  // revisions up to this one are no longer kept
+  int64_t newest_ = 0;
+  bool shutdown_ = false;
+};
+
+struct DriverOptions {
+  std::string data_dir;
+  CoreOptions core;
+  int solver_threads = 2;           // planning and row checks
+  int64_t queue_events_max = 4096;  // a poster waits while so many are queued
+};
+
+class Driver {
+ public:
+  // Makes or opens the data directory, takes its lock, removes left-overs, and takes every live job
+  // up again. `files` must outlive the driver.
+  static absl::StatusOr<std::unique_ptr<Driver>> Start(const DriverOptions& options,
+                                                       storage::Files& files,
+                                                       storage::StoreHooks hooks = {});
+  // Ends at once, as a crash would but without one: what is not committed is gone. Stop() first for
+  // a clean stop.
+  virtual ~Driver() = default;
+
+  // Posts a request and waits for its reply; DEADLINE_EXCEEDED when it does not come in time (the
+  // request still takes its course), UNAVAILABLE (SHUTTING_DOWN) when the driver ends first. Any
+  // thread.
+  virtual absl::StatusOr<ReplyValue> Call(Request request,
+                                          absl::Time deadline = absl::InfiniteFuture()) = 0;
+
+  // The same, where the kind of reply is known. T as events.h says for the request.
+  template <class T>
+  absl::StatusOr<T> Ask(Request request, absl::Time deadline = absl::InfiniteFuture()) {
+    absl::StatusOr<ReplyValue> value = Call(std::move(request), deadline);
+    if (!value.ok()) return value.status();
+    return std::get<T>(*std::move(value));
+  }
+
+  // Control streams of workers. Any thread.
+  virtual uint64_t ConnectWorker(worker::v1::Hello hello, std::shared_ptr<WorkerSender> sender) = 0;
+  virtual void WorkerSaid(uint64_t connection, worker::v1::WorkerMessage message) = 0;
+  virtual void WorkerGone(uint64_t connection, std::string reason) = 0;
+
+  // Read only, straight from the store: what is committed. NOT_FOUND for an unknown job. Any
+  // thread.
+  virtual absl::StatusOr<v1::ListEventsResponse> ListEvents(const v1::ListEventsRequest&) = 0;
+  virtual absl::StatusOr<v1::GetMetricsResponse> GetMetrics(const v1::GetMetricsRequest&) = 0;
+  virtual absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(
+      const v1::ListCheckpointsRequest&) = 0;
+  // Step 0 = the newest. `path`, if given, gets the checkpoint's directory (whole path).
+  virtual absl::StatusOr<v1::Checkpoint> GetCheckpoint(const v1::GetCheckpointRequest&,
+                                                       std::string* path = nullptr) = 0;
+  // A dataset's file, an imported adapter's directory (whole paths).
+  virtual absl::StatusOr<std::string> DatasetPath(const std::string& name) = 0;
+  virtual absl::StatusOr<std::string> AdapterPath(const std::string& name) = 0;
+
+  virtual RevisionLog& revisions() = 0;
+  virtual const DataDir& data_dir() const = 0;
+  virtual storage::Files& files() = 0;
+
+  // Clean stop: nothing new is admitted, running groups are cut and saved, workers told to shut
+  // down. DEADLINE_EXCEEDED leaves what was not saved to the next start, which goes on from the
+  // checkpoints before.
+  absl::Status Stop(absl::Time deadline) { return Call(StopRequested{}, deadline).status(); }
+};
+
+}  // namespace lorad::server

@@ -109,6 +109,9 @@ class Backend {
 
   // ---- operations ----
 
+  // x = 0.  x: any matrix, out.
+  virtual void Zero(const TensorView& x) = 0;
+
   // x[t] = W[ids[t]].  table: W [V, H]; x [T, H] out. REQUIRES: 0 <= ids < V.
   virtual void Embed(const Batch& batch, const Linear& table, const TensorView& x) = 0;
 

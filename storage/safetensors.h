@@ -64,13 +64,17 @@ struct SafetensorsHeader {
 inline constexpr uint64_t kSafetensorsHeaderLimit = uint64_t{100} << 20;  // as the reference has it
 inline constexpr size_t kSafetensorsTensorLimit = 1'000'000;
 
+// The length of a stream that is not known beforehand: the data section then ends with the last
+// tensor.
+inline constexpr uint64_t kUnknownFileBytes = UINT64_MAX;
+
 // Length of the prefix (8 bytes + header) of a file of `file_bytes` that begins with `first` (at
 // least 8 bytes, else refused): what a stream must have read before it can parse the header.
 absl::StatusOr<uint64_t> SafetensorsPrefixBytes(std::string_view first, uint64_t file_bytes);
 
 // `prefix`: at least SafetensorsPrefixBytes of the file. Checked: lengths, JSON, duplicate keys,
 // types, shapes (no overflow), shape x type = bytes, and that the tensors cover the data section
-// without hole or overlap.
+// without hole or overlap (with kUnknownFileBytes: up to the end of the last).
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view prefix,
                                                          uint64_t file_bytes);
 

@@ -1,0 +1,320 @@
+#include "storage/job_store.h"
+
+#include <sqlite3.h>
+
+#include <array>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "storage/errors.h"
+
+namespace lorad::storage {
+namespace {
+
+constexpr char kFile[] = "lorad.sqlite";
+constexpr int kApplicationId = 0x4c6f5244;  // "LoRD"
+
+// Step i brings a file of version i to version i + 1. Never change one that was released.
+constexpr std::array<const char*, 1> kMigrations = {
+    "CREATE TABLE records (kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,"
+    "  PRIMARY KEY (kind, key)) WITHOUT ROWID;"
+    "CREATE TABLE series (kind TEXT NOT NULL, key TEXT NOT NULL, number INTEGER NOT NULL,"
+    "  value BLOB NOT NULL, PRIMARY KEY (kind, key, number)) WITHOUT ROWID;",
+};
+
+struct ActionSql {
+  const char* sql;
+  bool has_number;
+  bool has_value;
+};
+
+// In the order of Mutation::Action.
+constexpr std::array<ActionSql, 6> kActions = {{
+    {"INSERT OR REPLACE INTO records (kind, key, value) VALUES (?1, ?2, ?4)", false, true},
+    {"DELETE FROM records WHERE kind = ?1 AND key = ?2", false, false},
+    {"INSERT OR REPLACE INTO series (kind, key, number, value) VALUES (?1, ?2, ?3, ?4)", true,
+     true},
+    {"DELETE FROM series WHERE kind = ?1 AND key = ?2 AND number = ?3", true, false},
+    {"DELETE FROM series WHERE kind = ?1 AND key = ?2", false, false},
+    {"DELETE FROM series WHERE kind = ?1 AND key = ?2 AND number <= ?3", true, false},
+}};
+
+absl::Status WithReason(absl::StatusCode code, std::string_view reason,
+                        const std::string& message) {
+  absl::Status status(code, message);
+  status.SetPayload(Absl(kReasonPayload), absl::Cord(Absl(reason)));
+  return status;
+}
+
+absl::Status FromSqlite(sqlite3* database, int code, const std::string& path) {
+  const std::string text =
+      absl::StrCat(path, ": ", database ? sqlite3_errmsg(database) : sqlite3_errstr(code));
+  switch (code & 0xff) {
+    case SQLITE_FULL:
+      return WithReason(absl::StatusCode::kResourceExhausted, "DISK_FULL",
+                        absl::StrCat(text, "; make room on its disk"));
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+      return WithReason(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
+                        absl::StrCat(text, "; put a copy of the data directory in its place"));
+    case SQLITE_BUSY:
+      return WithReason(absl::StatusCode::kFailedPrecondition, "STORE_LOCKED",
+                        absl::StrCat(text, "; another program holds it open"));
+    default:
+      return absl::InternalError(text);
+  }
+}
+
+// A prepared statement, reset after each use.
+class Statement {
+ public:
+  Statement() = default;
+  Statement(const Statement&) = delete;
+  Statement& operator=(const Statement&) = delete;
+  ~Statement() { sqlite3_finalize(statement_); }
+
+  int Prepare(sqlite3* database, const char* sql) {
+    return sqlite3_prepare_v3(database, sql, -1, SQLITE_PREPARE_PERSISTENT, &statement_, nullptr);
+  }
+  void Text(int index, std::string_view text) {
+    sqlite3_bind_text64(statement_, index, text.data(), text.size(), SQLITE_STATIC, SQLITE_UTF8);
+  }
+  void Blob(int index, std::string_view bytes) {
+    // A null pointer would bind NULL, also for an empty value.
+    sqlite3_bind_blob64(statement_, index, bytes.empty() ? "" : bytes.data(), bytes.size(),
+                        SQLITE_STATIC);
+  }
+  void Integer(int index, int64_t value) { sqlite3_bind_int64(statement_, index, value); }
+  int Step() { return sqlite3_step(statement_); }
+  void Reset() {
+    sqlite3_reset(statement_);
+    sqlite3_clear_bindings(statement_);
+  }
+  int64_t IntegerAt(int column) { return sqlite3_column_int64(statement_, column); }
+  std::string_view BytesAt(int column) {
+    const void* data = sqlite3_column_blob(statement_, column);
+    const int size = sqlite3_column_bytes(statement_, column);
+    return data ? std::string_view(static_cast<const char*>(data), size) : std::string_view();
+  }
+
+ private:
+  sqlite3_stmt* statement_ = nullptr;
+};
+
+// Resets on the way out, so that no read stays open.
+class Use {
+ public:
+  explicit Use(Statement& statement) : statement_(statement) {}
+  ~Use() { statement_.Reset(); }
+
+ private:
+  Statement& statement_;
+};
+
+class SqliteJobStore : public JobStore {
+ public:
+  SqliteJobStore(std::string path, StoreHooks hooks)
+      : path_(std::move(path)), hooks_(std::move(hooks)) {}
+
+  ~SqliteJobStore() override {
+    // Statements first: a connection with live statements does not close.
+    statements_.reset();
+    sqlite3_close(database_);
+  }
+
+  absl::Status Init() {
+    int code = sqlite3_open_v2(
+        path_.c_str(), &database_,
+        SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE,
+        nullptr);
+    if (code != SQLITE_OK) return Error(code);
+    // Exclusive before WAL: then the index of the log lives in our memory and no second process can
+    // come in.
+    for (const char* pragma : {"PRAGMA locking_mode=EXCLUSIVE", "PRAGMA mmap_size=0",
+                               "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL"}) {
+      if (absl::Status status = Run(pragma); !status.ok()) return status;
+    }
+    if (absl::Status status = Migrate(); !status.ok()) return status;
+    return Prepare();
+  }
+
+  absl::Status Apply(const std::vector<Mutation>& mutations) override {
+    if (mutations.empty()) return absl::OkStatus();
+    std::lock_guard lock(mutex_);
+    if (absl::Status status = Run("BEGIN IMMEDIATE"); !status.ok()) return status;
+    absl::Status status = RunAll(mutations);
+    if (status.ok() && hooks_.before_commit) hooks_.before_commit();
+    if (status.ok()) status = Run("COMMIT");
+    if (!status.ok()) {
+      // Some errors have rolled back already; then this one fails and nothing is lost by it.
+      sqlite3_exec(database_, "ROLLBACK", nullptr, nullptr, nullptr);
+      return status;
+    }
+    if (hooks_.after_commit) hooks_.after_commit();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::optional<std::string>> GetRecord(std::string_view kind,
+                                                       std::string_view key) override {
+    std::lock_guard lock(mutex_);
+    Statement& get = statements_->get;
+    Use use(get);
+    get.Text(1, kind);
+    get.Text(2, key);
+    const int code = get.Step();
+    if (code == SQLITE_ROW) return std::optional<std::string>(get.BytesAt(0));
+    if (code == SQLITE_DONE) return std::optional<std::string>();
+    return Error(code);
+  }
+
+  absl::Status ScanRecords(
+      std::string_view kind,
+      const std::function<absl::Status(std::string_view, std::string_view)>& visit) override {
+    std::lock_guard lock(mutex_);
+    Statement& scan = statements_->scan;
+    Use use(scan);
+    scan.Text(1, kind);
+    int code;
+    while ((code = scan.Step()) == SQLITE_ROW) {
+      if (absl::Status status = visit(scan.BytesAt(0), scan.BytesAt(1)); !status.ok()) {
+        return status;
+      }
+    }
+    return code == SQLITE_DONE ? absl::OkStatus() : Error(code);
+  }
+
+  absl::StatusOr<std::vector<Entry>> ReadSeries(std::string_view kind, std::string_view key,
+                                                int64_t after, int64_t limit) override {
+    std::lock_guard lock(mutex_);
+    Statement& read = statements_->read;
+    Use use(read);
+    read.Text(1, kind);
+    read.Text(2, key);
+    read.Integer(3, after);
+    read.Integer(4, limit);
+    std::vector<Entry> entries;
+    int code;
+    while ((code = read.Step()) == SQLITE_ROW) {
+      entries.push_back({read.IntegerAt(0), std::string(read.BytesAt(1))});
+    }
+    if (code != SQLITE_DONE) return Error(code);
+    return entries;
+  }
+
+ private:
+  struct Statements {
+    std::array<Statement, kActions.size()> actions;
+    Statement get, scan, read;
+  };
+
+  absl::Status Error(int code) { return FromSqlite(database_, code, path_); }
+
+  absl::Status Run(const char* sql) {
+    const int code = sqlite3_exec(database_, sql, nullptr, nullptr, nullptr);
+    return code == SQLITE_OK ? absl::OkStatus() : Error(code);
+  }
+
+  absl::StatusOr<int64_t> Pragma(const char* sql) {
+    Statement statement;
+    if (int code = statement.Prepare(database_, sql); code != SQLITE_OK) return Error(code);
+    if (int code = statement.Step(); code != SQLITE_ROW) return Error(code);
+    return statement.IntegerAt(0);
+  }
+
+  absl::Status Migrate() {
+    absl::StatusOr<int64_t> version = Pragma("PRAGMA user_version");
+    if (!version.ok()) return version.status();
+    absl::StatusOr<int64_t> application = Pragma("PRAGMA application_id");
+    if (!application.ok()) return application.status();
+    if (*version != 0 && *application != kApplicationId) {
+      return WithReason(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
+                        absl::StrCat(path_, " is a database, but not lorad's"));
+    }
+    const int64_t ours = kMigrations.size();
+    if (*version > ours) {
+      return WithReason(absl::StatusCode::kFailedPrecondition, "STORE_TOO_NEW",
+                        absl::StrCat(path_, " has schema version ", *version, ", this lorad knows ",
+                                     ours, "; start the version that wrote it, or a newer one"));
+    }
+    for (int64_t from = *version; from < ours; ++from) {
+      const std::string sql =
+          absl::StrCat("BEGIN IMMEDIATE;", kMigrations[from], "PRAGMA user_version=", from + 1,
+                       ";PRAGMA application_id=", kApplicationId, ";COMMIT;");
+      if (absl::Status status = Run(sql.c_str()); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Prepare() {
+    statements_ = std::make_unique<Statements>();
+    std::vector<std::pair<Statement*, const char*>> all = {
+        {&statements_->get, "SELECT value FROM records WHERE kind = ?1 AND key = ?2"},
+        {&statements_->scan, "SELECT key, value FROM records WHERE kind = ?1 ORDER BY key"},
+        {&statements_->read,
+         "SELECT number, value FROM series WHERE kind = ?1 AND key = ?2 AND number > ?3"
+         " ORDER BY number LIMIT ?4"},
+    };
+    for (size_t i = 0; i < kActions.size(); ++i) {
+      all.push_back({&statements_->actions[i], kActions[i].sql});
+    }
+    for (auto& [statement, sql] : all) {
+      if (int code = statement->Prepare(database_, sql); code != SQLITE_OK) return Error(code);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status RunAll(const std::vector<Mutation>& mutations) {
+    for (const Mutation& mutation : mutations) {
+      const size_t action = static_cast<size_t>(mutation.action);
+      Statement& statement = statements_->actions[action];
+      Use use(statement);
+      statement.Text(1, mutation.kind);
+      statement.Text(2, mutation.key);
+      if (kActions[action].has_number) statement.Integer(3, mutation.number);
+      if (kActions[action].has_value) statement.Blob(4, mutation.value);
+      if (int code = statement.Step(); code != SQLITE_DONE) return Error(code);
+    }
+    return absl::OkStatus();
+  }
+
+  const std::string path_;
+  const StoreHooks hooks_;
+  std::mutex mutex_;
+  // Guarded by mutex_ once Init is done:
+  sqlite3* database_ = nullptr;
+  std::unique_ptr<Statements> statements_;
+};
+
+}  // namespace
+
+Mutation PutRecord(std::string_view kind, std::string_view key, std::string value) {
+  return {Mutation::Action::kPutRecord, std::string(kind), std::string(key), 0, std::move(value)};
+}
+Mutation DeleteRecord(std::string_view kind, std::string_view key) {
+  return {Mutation::Action::kDeleteRecord, std::string(kind), std::string(key), 0, ""};
+}
+Mutation PutEntry(std::string_view kind, std::string_view key, int64_t number, std::string value) {
+  return {Mutation::Action::kPutEntry, std::string(kind), std::string(key), number,
+          std::move(value)};
+}
+Mutation DeleteEntry(std::string_view kind, std::string_view key, int64_t number) {
+  return {Mutation::Action::kDeleteEntry, std::string(kind), std::string(key), number, ""};
+}
+Mutation DeleteSeries(std::string_view kind, std::string_view key) {
+  return {Mutation::Action::kDeleteSeries, std::string(kind), std::string(key), 0, ""};
+}
+Mutation TrimSeries(std::string_view kind, std::string_view key, int64_t number) {
+  return {Mutation::Action::kTrimSeries, std::string(kind), std::string(key), number, ""};
+}
+
+absl::StatusOr<std::unique_ptr<JobStore>> JobStore::Open(const std::string& directory,
+                                                         StoreHooks hooks) {
+  auto store =
+      std::make_unique<SqliteJobStore>(absl::StrCat(directory, "/", kFile), std::move(hooks));
+  if (absl::Status status = store->Init(); !status.ok()) return status;
+  return std::unique_ptr<JobStore>(std::move(store));
+}
+
+}  // namespace lorad::storage

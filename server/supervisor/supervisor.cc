@@ -1,0 +1,321 @@
+#include "server/supervisor/supervisor.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "server/errors/errors.h"
+
+namespace lorad::server {
+namespace {
+
+// The longest the loop sleeps: a child whose grandchild keeps its pipe open is noticed this late.
+constexpr int kPollMs = 200;
+
+struct Pipe {
+  int read_end = -1;
+  int write_end = -1;
+};
+
+Pipe MakePipe() {
+  int ends[2];
+  const int failed = pipe2(ends, O_CLOEXEC);
+  assert(failed == 0);
+  (void)failed;
+  return {ends[0], ends[1]};
+}
+
+// In the child, between fork and exec: only async-signal-safe calls.
+[[noreturn]] void BecomeWorker(char* const* arguments, int output, pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(127);  // it died before prctl
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  signal(SIGPIPE, SIG_DFL);
+  setpgid(0, 0);  // a Ctrl-C at the terminal is the coordinator's to handle
+  const int null = open("/dev/null", O_RDONLY);
+  dup2(null, 0);
+  dup2(output, 1);
+  dup2(output, 2);
+  close_range(3, ~0U, 0);
+  execv(arguments[0], arguments);
+  const char* cause = strerrordesc_np(errno);
+  (void)!write(2, "cannot be executed: ", 20);
+  (void)!write(2, cause, strlen(cause));
+  (void)!write(2, "\n", 1);
+  _exit(127);
+}
+
+std::string EndText(int wait_status) {
+  if (WIFSIGNALED(wait_status)) {
+    return absl::StrCat("was ended by signal ", WTERMSIG(wait_status), " (",
+                        strsignal(WTERMSIG(wait_status)), ")");
+  }
+  return absl::StrCat("ended with exit code ", WEXITSTATUS(wait_status));
+}
+
+}  // namespace
+
+class Supervisor::Loop {
+ public:
+  Loop(std::vector<WorkerCommand> commands, const SupervisorOptions& options, SupervisorSinks sinks)
+      : options_(options), sinks_(std::move(sinks)), wake_(MakePipe()), state_(commands.size()) {
+    for (WorkerCommand& command : commands) {
+      assert(!command.arguments.empty());
+      Child child;
+      child.command = std::move(command);
+      child.backoff = options_.backoff_first;
+      children_.push_back(std::move(child));
+    }
+    thread_ = std::thread([this] { Run(); });
+  }
+
+  ~Loop() {
+    Stop(absl::ZeroDuration());
+    close(wake_.read_end);
+    close(wake_.write_end);
+  }
+
+  void Stop(absl::Duration grace) {
+    if (!thread_.joinable()) return;
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+      grace_ = grace;
+    }
+    (void)!write(wake_.write_end, "", 1);
+    thread_.join();
+  }
+
+  std::vector<int64_t> pids() const {
+    std::lock_guard lock(mutex_);
+    std::vector<int64_t> pids;
+    for (const State& state : state_) pids.push_back(state.pid);
+    return pids;
+  }
+
+  std::vector<int> restarts() const {
+    std::lock_guard lock(mutex_);
+    std::vector<int> restarts;
+    for (const State& state : state_) restarts.push_back(state.restarts);
+    return restarts;
+  }
+
+ private:
+  struct Child {
+    WorkerCommand command;
+    pid_t pid = 0;  // 0 = not running
+    int output = -1;
+    std::string line;  // the part of a line that has come
+    absl::Time started = absl::InfinitePast();
+    absl::Time next_start = absl::InfinitePast();
+    absl::Duration backoff;
+    bool started_before = false;
+  };
+  struct State {
+    int64_t pid = 0;
+    int restarts = 0;
+  };
+
+  void Run() {
+    absl::Time stopping_since = absl::InfiniteFuture();
+    absl::Duration grace;
+    int signals_sent = 0;
+    while (true) {
+      const absl::Time now = absl::Now();
+      if (stopping_since == absl::InfiniteFuture()) {
+        std::lock_guard lock(mutex_);
+        if (stop_) {
+          stopping_since = now;
+          grace = grace_;
+        }
+      }
+      const bool stopping = stopping_since != absl::InfiniteFuture();
+      if (!stopping) StartDue(now);
+      if (stopping && !AnyRuns()) return;
+      if (stopping && signals_sent == 0 && now >= stopping_since + grace) {
+        SignalAll(SIGTERM);
+        signals_sent = 1;
+      }
+      if (stopping && signals_sent == 1 && now >= stopping_since + 2 * grace) {
+        SignalAll(SIGKILL);
+        signals_sent = 2;
+      }
+      Wait(now);
+      for (size_t i = 0; i < children_.size(); ++i) Reap(i);
+    }
+  }
+
+  bool AnyRuns() const {
+    return std::any_of(children_.begin(), children_.end(),
+                       [](const Child& child) { return child.pid != 0; });
+  }
+
+  void SignalAll(int signal) {
+    for (const Child& child : children_) {
+      if (child.pid != 0) kill(child.pid, signal);
+    }
+  }
+
+  void StartDue(absl::Time now) {
+    for (size_t i = 0; i < children_.size(); ++i) {
+      if (children_[i].pid == 0 && now >= children_[i].next_start) Start(i, now);
+    }
+  }
+
+  void Start(size_t index, absl::Time now) {
+    Child& child = children_[index];
+    std::vector<char*> arguments;
+    for (std::string& argument : child.command.arguments) arguments.push_back(argument.data());
+    arguments.push_back(nullptr);
+    const Pipe pipe = MakePipe();
+    const pid_t parent = getpid();
+    const pid_t pid = fork();
+    if (pid == 0) BecomeWorker(arguments.data(), pipe.write_end, parent);
+    const int fork_errno = errno;
+    close(pipe.write_end);
+    if (pid < 0) {
+      close(pipe.read_end);
+      sinks_.note(child.command.name, absl::StrCat("cannot be started: ", strerror(fork_errno)));
+      child.next_start = now + options_.backoff_max;
+      return;
+    }
+    fcntl(pipe.read_end, F_SETFL, O_NONBLOCK);
+    child.pid = pid;
+    child.output = pipe.read_end;
+    child.started = now;
+    {
+      std::lock_guard lock(mutex_);
+      state_[index].pid = pid;
+      if (child.started_before) state_[index].restarts += 1;
+    }
+    child.started_before = true;
+    sinks_.note(child.command.name, absl::StrCat("started as process ", pid));
+  }
+
+  // Until output, a wake-up, the next start or kPollMs; forwards what came.
+  void Wait(absl::Time now) {
+    std::vector<pollfd> waits = {{wake_.read_end, POLLIN, 0}};
+    int timeout_ms = kPollMs;
+    for (const Child& child : children_) {
+      if (child.output >= 0) waits.push_back({child.output, POLLIN, 0});
+      if (child.pid == 0) {
+        const int64_t ms = absl::ToInt64Milliseconds(child.next_start - now) + 1;
+        timeout_ms = static_cast<int>(std::clamp<int64_t>(ms, 1, timeout_ms));
+      }
+    }
+    if (poll(waits.data(), waits.size(), timeout_ms) <= 0) return;
+    char ignored[16];
+    if (waits[0].revents != 0) (void)!read(wake_.read_end, ignored, sizeof(ignored));
+    for (Child& child : children_) Forward(child);
+  }
+
+  // Reads what there is of a child's output, line by line. Closes the pipe at its end.
+  void Forward(Child& child) {
+    char buffer[4096];
+    while (child.output >= 0) {
+      const ssize_t bytes = read(child.output, buffer, sizeof(buffer));
+      if (bytes < 0) return;  // EAGAIN: no more for now
+      if (bytes == 0) {
+        close(std::exchange(child.output, -1));
+        return;
+      }
+      for (const char c : std::string_view(buffer, static_cast<size_t>(bytes))) {
+        if (c != '\n') child.line += c;
+        if (c == '\n' || child.line.size() == static_cast<size_t>(options_.line_bytes_max)) {
+          sinks_.line(child.command.name, std::exchange(child.line, ""));
+        }
+      }
+    }
+  }
+
+  void Reap(size_t index) {
+    Child& child = children_[index];
+    int wait_status = 0;
+    if (child.pid == 0 || waitpid(child.pid, &wait_status, WNOHANG) != child.pid) return;
+    Forward(child);
+    if (child.output >= 0) close(std::exchange(child.output, -1));
+    if (!child.line.empty()) sinks_.line(child.command.name, std::exchange(child.line, ""));
+    child.pid = 0;
+    const absl::Time now = absl::Now();
+    if (now - child.started >= options_.backoff_reset) child.backoff = options_.backoff_first;
+    child.next_start = now + child.backoff;
+    std::string what = EndText(wait_status);
+    bool stop;
+    {
+      std::lock_guard lock(mutex_);
+      state_[index].pid = 0;
+      stop = stop_;
+    }
+    if (!stop) {
+      absl::StrAppend(&what, "; starts again in ", absl::FormatDuration(child.backoff));
+    }
+    child.backoff = std::min(2 * child.backoff, options_.backoff_max);
+    sinks_.note(child.command.name, what);
+  }
+
+  const SupervisorOptions options_;
+  const SupervisorSinks sinks_;
+  const Pipe wake_;
+
+  // The loop's thread alone:
+  std::vector<Child> children_;
+
+  mutable std::mutex mutex_;
+  // Guarded by mutex_:
+  bool stop_ = false;
+  absl::Duration grace_;
+  std::vector<State> state_;
+
+  std::thread thread_;
+};
+
+Supervisor::Supervisor(std::vector<WorkerCommand> commands, const SupervisorOptions& options,
+                       SupervisorSinks sinks)
+    : loop_(std::make_unique<Loop>(std::move(commands), options, std::move(sinks))) {}
+
+Supervisor::~Supervisor() = default;
+
+void Supervisor::Stop(absl::Duration grace) { loop_->Stop(grace); }
+
+std::vector<int64_t> Supervisor::pids() const { return loop_->pids(); }
+
+std::vector<int> Supervisor::restarts() const { return loop_->restarts(); }
+
+absl::StatusOr<std::string> FindWorkerBinary(const std::string& given,
+                                             const std::vector<std::string>& directories) {
+  std::vector<std::string> places;
+  if (!given.empty()) {
+    places.push_back(given);
+  } else {
+    for (const std::string& directory : directories) {
+      places.push_back(absl::StrCat(directory, "/lorad-worker"));
+      places.push_back(absl::StrCat(directory, "/../worker/lorad-worker"));
+    }
+  }
+  for (const std::string& place : places) {
+    if (access(place.c_str(), X_OK) == 0) return place;
+  }
+  return Error(absl::StatusCode::kNotFound, "WORKER_BINARY_MISSING",
+               absl::StrCat("lorad-worker is not at ", absl::StrJoin(places, ", nor at "),
+                            ": build //worker:lorad-worker, name it with --worker-binary, or start "
+                            "without embedded workers (--workers none)"));
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,122 @@
+// lora checkpoint ls | get
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/download.h"
+#include "client/error.h"
+#include "client/json.h"
+#include "client/rpc.h"
+#include "client/session.h"
+#include "client/table.h"
+#include "lorad/v1/checkpoints.grpc.pb.h"
+
+namespace lorad::client {
+namespace {
+
+using lorad::v1::Checkpoint;
+using lorad::v1::CheckpointFile;
+using lorad::v1::Checkpoints;
+
+struct Options {
+  std::string job;
+  std::int64_t step = 0;
+  std::string directory;
+  bool all = false;
+};
+
+absl::Status List(Session& session, const Options& options) {
+  lorad::v1::ListCheckpointsRequest request;
+  request.set_job(options.job);
+  Table table({"JOB", "STEP", "FILES", "SIZE", "CREATED"});
+  const auto status =
+      ForEachPage(session, &Checkpoints::Stub::ListCheckpoints, request,
+                  [&](const lorad::v1::ListCheckpointsResponse& page) {
+                    for (const Checkpoint& checkpoint : page.checkpoints()) {
+                      if (session.json) std::cout << ToJson(checkpoint) << "\n";
+                      std::int64_t bytes = 0;
+                      for (const CheckpointFile& file : checkpoint.files())
+                        bytes += file.size_bytes();
+                      table.Add({checkpoint.job(), absl::StrCat(checkpoint.step()),
+                                 absl::StrCat(checkpoint.files_size()), BytesText(bytes),
+                                 TimeText(checkpoint.create_time())});
+                    }
+                  });
+  if (status.ok() && !session.json) table.Print(std::cout);
+  return status;
+}
+
+absl::Status FetchFile(Session& session, const Checkpoint& checkpoint, const RemoteFile& file,
+                       std::int64_t offset, const Sink& sink) {
+  lorad::v1::DownloadCheckpointRequest request;
+  request.set_job(checkpoint.job());
+  request.set_step(checkpoint.step());
+  request.set_file(file.name);
+  request.set_offset(offset);
+  Checkpoints::Stub stub(session.channel());
+  grpc::ClientContext context;
+  SetDeadline(context, kWorkSeconds);
+  const auto stream = stub.DownloadCheckpoint(&context, request);
+  lorad::v1::DownloadCheckpointResponse response;
+  while (stream->Read(&response)) {
+    if (!sink(response.chunk())) context.TryCancel();
+  }
+  return session.FromRpc(stream->Finish());
+}
+
+absl::Status Get(Session& session, const Options& options) {
+  lorad::v1::GetCheckpointRequest request;
+  request.set_job(options.job);
+  request.set_step(options.step);
+  Checkpoint checkpoint;
+  const auto found = Call(session, &Checkpoints::Stub::GetCheckpoint, request, checkpoint);
+  if (!found.ok()) return found;
+  std::vector<RemoteFile> files;
+  for (const CheckpointFile& file : checkpoint.files()) {
+    if (absl::StrContains(file.name(), '/') || absl::StartsWith(file.name(), ".")) {
+      return Error("BAD_FILE_NAME", absl::StrCat("the service named a file ", file.name()));
+    }
+    // What PEFT reads; the rest is the state to go on training from.
+    if (!options.all && !absl::StartsWith(file.name(), "adapter_")) continue;
+    files.push_back({file.name(), file.size_bytes(), file.sha256()});
+  }
+  const auto status = DownloadDirectory(
+      options.directory, files, [&](const RemoteFile& file, std::int64_t offset, const Sink& sink) {
+        return FetchFile(session, checkpoint, file, offset, sink);
+      });
+  if (!status.ok()) return status;
+  if (session.json) {
+    std::cout << ToJson(checkpoint) << "\n";
+  } else {
+    std::cerr << options.directory << ": " << files.size() << " files of step " << checkpoint.step()
+              << "\n";
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddCheckpointCommands(CLI::App& app, Session& session) {
+  CLI::App& group = *app.add_subcommand("checkpoint", "What jobs have saved");
+  group.require_subcommand(1);
+  const auto options = std::make_shared<Options>();
+
+  CLI::App& list = *group.add_subcommand("ls", "List a job's checkpoints, oldest first");
+  list.add_option("job", options->job, "The job's id")->required();
+  list.callback([&session, options] {
+    session.action = [&session, options] { return List(session, *options); };
+  });
+
+  CLI::App& get = *group.add_subcommand("get", "Fetch one as a PEFT adapter directory");
+  get.add_option("job", options->job, "The job's id")->required();
+  get.add_option("--step", options->step, "Of which step; the newest if not given");
+  get.add_option("-o,--output", options->directory, "The directory to make")->required();
+  get.add_flag("--all", options->all, "With the optimizer's state too");
+  get.callback([&session, options] {
+    session.action = [&session, options] { return Get(session, *options); };
+  });
+}
+
+}  // namespace lorad::client

@@ -1,0 +1,260 @@
+// lora dataset add | validate | ls | show | rm
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "client/error.h"
+#include "client/json.h"
+#include "client/rpc.h"
+#include "client/session.h"
+#include "client/table.h"
+#include "client/upload.h"
+#include "lorad/v1/datasets.grpc.pb.h"
+
+namespace lorad::client {
+namespace {
+
+using lorad::v1::Dataset;
+using lorad::v1::DatasetReport;
+using lorad::v1::Datasets;
+
+struct Options {
+  std::string name;
+  std::string file;
+  std::string request_id;
+  std::string model;
+  std::string stored;
+  int max_length = 1024;
+  bool refuse_overflow = false;
+  std::string print_rows;  // "A:B"
+};
+
+void Print(const Dataset& dataset, const Session& session) {
+  if (session.json) {
+    std::cout << ToJson(dataset) << "\n";
+    return;
+  }
+  Table table({"FIELD", "VALUE"});
+  table.Add({"name", dataset.name()});
+  table.Add({"format", Dataset::Format_Name(dataset.format())});
+  table.Add({"rows", absl::StrCat(dataset.rows())});
+  table.Add({"size", BytesText(dataset.size_bytes())});
+  table.Add({"sha256", dataset.sha256()});
+  table.Add({"created", TimeText(dataset.create_time())});
+  table.Print(std::cout);
+}
+
+absl::Status Add(Session& session, const Options& options) {
+  absl::StatusOr<std::ifstream> file = OpenFile(options.file);
+  if (!file.ok()) return file.status();
+  std::error_code error;
+  const auto size = std::filesystem::file_size(options.file, error);
+  Dataset dataset;
+  Datasets::Stub stub(session.channel());
+  grpc::ClientContext context;
+  SetDeadline(context, kWorkSeconds);
+  const auto writer = stub.CreateDataset(&context, &dataset);
+  lorad::v1::CreateDatasetRequest first;
+  first.mutable_config()->set_name(options.name);
+  first.mutable_config()->set_request_id(options.request_id);
+  first.mutable_config()->set_size_bytes(error ? 0 : static_cast<std::int64_t>(size));
+  absl::Status read = absl::OkStatus();
+  if (writer->Write(first)) {
+    read = WriteChunks<lorad::v1::CreateDatasetRequest>(*file, options.file, *writer);
+  }
+  if (!read.ok()) {
+    context.TryCancel();
+    return read;
+  }
+  writer->WritesDone();
+  const absl::Status status = session.FromRpc(writer->Finish());
+  if (status.ok()) Print(dataset, session);
+  return status;
+}
+
+absl::Status ReadRange(const std::string& text, lorad::v1::ValidateDatasetRequest::Config& config) {
+  if (text.empty()) return absl::OkStatus();
+  const std::vector<std::string> ends = absl::StrSplit(text, ':');
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  if (ends.size() != 2 || !absl::SimpleAtoi(ends[0], &begin) || !absl::SimpleAtoi(ends[1], &end) ||
+      begin < 0 || end < begin) {
+    return Error("BAD_RANGE",
+                 absl::StrCat("--print-rows must be A:B with 0 <= A <= B, got ", text));
+  }
+  config.set_print_rows_begin(begin);
+  config.set_print_rows_end(end);
+  return absl::OkStatus();
+}
+
+void PrintRow(const lorad::v1::EncodedRow& row, const Session& session) {
+  if (session.json) {
+    std::cout << ToJson(row) << "\n";
+    return;
+  }
+  int trained = 0;
+  for (const int label : row.labels()) trained += label != -100 ? 1 : 0;
+  std::cout << "row " << row.row() << ": " << row.input_ids_size() << " tokens, " << trained
+            << " trained\n"
+            << row.text() << "\n";
+}
+
+// What the API promises of the report, and nothing that a script might trip over.
+absl::Status PrintReport(const DatasetReport& report, const std::string& what,
+                         const Session& session) {
+  if (session.json) {
+    std::cout << ToJson(report) << "\n";
+  } else {
+    Table table({"FIELD", "VALUE"});
+    table.Add({"format", Dataset::Format_Name(report.format())});
+    table.Add({"rows", absl::StrCat(report.rows())});
+    table.Add({"tokens", absl::StrCat(report.tokens())});
+    table.Add({"trained tokens", absl::StrCat(report.trained_tokens())});
+    table.Add({"truncated rows", absl::StrCat(report.truncated_rows())});
+    table.Add({"longest row", absl::StrCat(report.longest_tokens(), " tokens")});
+    table.Add({"bad rows", absl::StrCat(report.error_count())});
+    table.Print(std::cout);
+    if (!report.sample().empty()) {
+      std::cout << "\nA row as rendered, what is trained on between guillemets:\n"
+                << report.sample() << "\n";
+    }
+  }
+  if (report.error_count() == 0 && report.errors().empty()) return absl::OkStatus();
+  std::string lines;
+  constexpr int kLinesMax = 20;
+  for (int i = 0; i < report.errors_size() && i < kLinesMax; ++i) {
+    absl::StrAppend(&lines, i == 0 ? "" : "\n", "line ", report.errors(i).line(), ": ",
+                    report.errors(i).reason());
+  }
+  if (report.error_count() > kLinesMax) {
+    absl::StrAppend(&lines, "\n... and ", report.error_count() - kLinesMax, " more");
+  }
+  return Error("BAD_ROWS",
+               absl::StrCat(what, ": ", report.error_count(),
+                            report.error_count() == 1 ? " bad row" : " bad rows",
+                            "; mend or remove what is named"),
+               lines);
+}
+
+absl::Status Validate(Session& session, const Options& options) {
+  if (options.file.empty() == options.stored.empty()) {
+    return Error("USAGE", "give either a file or --dataset NAME");
+  }
+  lorad::v1::ValidateDatasetRequest first;
+  auto& config = *first.mutable_config();
+  config.set_model(options.model);
+  config.set_dataset(options.stored);
+  config.set_max_length(options.max_length);
+  config.set_refuse_overflow(options.refuse_overflow);
+  if (const absl::Status range = ReadRange(options.print_rows, config); !range.ok()) return range;
+  absl::StatusOr<std::ifstream> file = std::ifstream();
+  if (!options.file.empty()) file = OpenFile(options.file);
+  if (!file.ok()) return file.status();
+
+  Datasets::Stub stub(session.channel());
+  grpc::ClientContext context;
+  SetDeadline(context, kWorkSeconds);
+  const auto stream = stub.ValidateDataset(&context);
+  absl::Status read = absl::OkStatus();
+  if (stream->Write(first) && !options.file.empty()) {
+    read = WriteChunks<lorad::v1::ValidateDatasetRequest>(*file, options.file, *stream);
+  }
+  if (!read.ok()) {
+    context.TryCancel();
+    return read;
+  }
+  stream->WritesDone();
+  lorad::v1::ValidateDatasetResponse response;
+  DatasetReport report;
+  while (stream->Read(&response)) {
+    if (response.has_row()) PrintRow(response.row(), session);
+    if (response.has_report()) report = response.report();
+  }
+  if (const absl::Status status = session.FromRpc(stream->Finish()); !status.ok()) return status;
+  return PrintReport(report, options.file.empty() ? options.stored : options.file, session);
+}
+
+absl::Status List(Session& session) {
+  Table table({"NAME", "FORMAT", "ROWS", "SIZE", "CREATED"});
+  const auto status =
+      ForEachPage(session, &Datasets::Stub::ListDatasets, lorad::v1::ListDatasetsRequest(),
+                  [&](const lorad::v1::ListDatasetsResponse& page) {
+                    for (const Dataset& dataset : page.datasets()) {
+                      if (session.json) std::cout << ToJson(dataset) << "\n";
+                      table.Add({dataset.name(), Dataset::Format_Name(dataset.format()),
+                                 absl::StrCat(dataset.rows()), BytesText(dataset.size_bytes()),
+                                 TimeText(dataset.create_time())});
+                    }
+                  });
+  if (status.ok() && !session.json) table.Print(std::cout);
+  return status;
+}
+
+absl::Status Show(Session& session, const Options& options) {
+  lorad::v1::GetDatasetRequest request;
+  request.set_name(options.name);
+  Dataset dataset;
+  const auto status = Call(session, &Datasets::Stub::GetDataset, request, dataset);
+  if (status.ok()) Print(dataset, session);
+  return status;
+}
+
+absl::Status Remove(Session& session, const Options& options) {
+  lorad::v1::DeleteDatasetRequest request;
+  request.set_name(options.name);
+  google::protobuf::Empty empty;
+  return Call(session, &Datasets::Stub::DeleteDataset, request, empty);
+}
+
+}  // namespace
+
+void AddDatasetCommands(CLI::App& app, Session& session) {
+  CLI::App& group = *app.add_subcommand("dataset", "Training rows, as JSON Lines");
+  group.require_subcommand(1);
+  const auto options = std::make_shared<Options>();
+
+  CLI::App& add = *group.add_subcommand("add", "Store a file of rows");
+  add.add_option("name", options->name, "The dataset's id")->required();
+  add.add_option("file", options->file, "A .jsonl file")->required();
+  add.add_option("--request-id", options->request_id, "Makes a repeated call harmless");
+  add.callback([&session, options] {
+    session.action = [&session, options] { return Add(session, *options); };
+  });
+
+  CLI::App& validate =
+      *group.add_subcommand("validate", "Render and tokenize rows by a model, storing nothing");
+  validate.add_option("file", options->file, "A .jsonl file");
+  validate.add_option("--dataset", options->stored, "A stored dataset in place of a file");
+  validate.add_option("--model", options->model, "Whose tokenizer and template")->required();
+  validate.add_option("--max-length", options->max_length, "Tokens of a row")
+      ->capture_default_str();
+  validate.add_flag("--refuse-overflow", options->refuse_overflow,
+                    "A longer row is an error, not cut");
+  validate.add_option("--print-rows", options->print_rows, "A:B prints rows A <= row < B first");
+  validate.callback([&session, options] {
+    session.action = [&session, options] { return Validate(session, *options); };
+  });
+
+  group.add_subcommand("ls", "List them")->callback([&session] {
+    session.action = [&session] { return List(session); };
+  });
+
+  CLI::App& show = *group.add_subcommand("show", "Show one");
+  show.add_option("name", options->name, "The dataset's id")->required();
+  show.callback([&session, options] {
+    session.action = [&session, options] { return Show(session, *options); };
+  });
+
+  CLI::App& remove = *group.add_subcommand("rm", "Delete one");
+  remove.add_option("name", options->name, "The dataset's id")->required();
+  remove.callback([&session, options] {
+    session.action = [&session, options] { return Remove(session, *options); };
+  });
+}
+
+}  // namespace lorad::client

@@ -1,0 +1,143 @@
+#include "client/download.h"
+
+#include <fcntl.h>
+#include <openssl/evp.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <system_error>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "client/error.h"
+
+namespace lorad::client {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kAttemptsMax = 5;
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
+absl::Status Unwritable(const fs::path& path, int error) {
+  return Error("FILE_UNWRITABLE", absl::StrCat(path.string(), ": ", std::strerror(error)));
+}
+
+bool WriteAll(int fd, absl::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = write(fd, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return false;
+    bytes.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return true;
+}
+
+// Empty where the file cannot be read.
+std::string Sha256OfFile(const fs::path& path) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return "";
+  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> hash(EVP_MD_CTX_new(),
+                                                                     &EVP_MD_CTX_free);
+  EVP_DigestInit_ex(hash.get(), EVP_sha256(), nullptr);
+  std::string buffer(1 << 16, '\0');
+  for (;;) {
+    const ssize_t count = read(file.get(), buffer.data(), buffer.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return "";
+    if (count == 0) break;
+    EVP_DigestUpdate(hash.get(), buffer.data(), static_cast<std::size_t>(count));
+  }
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned size = 0;
+  EVP_DigestFinal_ex(hash.get(), digest, &size);
+  return absl::BytesToHexString({reinterpret_cast<const char*>(digest), size});
+}
+
+absl::Status Sync(const fs::path& path) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0 || fsync(file.get()) != 0) return Unwritable(path, errno);
+  return absl::OkStatus();
+}
+
+std::int64_t SizeOf(const fs::path& path) {
+  std::error_code error;
+  const auto size = fs::file_size(path, error);
+  return error ? 0 : static_cast<std::int64_t>(size);
+}
+
+// Appends what is missing of the file. ok = all of its bytes are there, right or wrong.
+absl::Status Append(const fs::path& path, const RemoteFile& file, const Fetch& fetch) {
+  const Descriptor out(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (out.get() < 0) return Unwritable(path, errno);
+  int write_error = 0;
+  const Sink sink = [&](absl::string_view bytes) {
+    if (WriteAll(out.get(), bytes)) return true;
+    write_error = errno;
+    return false;
+  };
+  const absl::Status fetched = fetch(file, SizeOf(path), sink);
+  if (write_error != 0) return Unwritable(path, write_error);
+  return fetched;
+}
+
+absl::Status DownloadFile(const fs::path& path, const RemoteFile& file, const Fetch& fetch) {
+  absl::Status status = absl::OkStatus();
+  for (int attempt = 0; attempt < kAttemptsMax; ++attempt) {
+    if (SizeOf(path) > file.size_bytes) fs::remove(path);
+    if (SizeOf(path) < file.size_bytes || file.size_bytes == 0) status = Append(path, file, fetch);
+    if (status.code() == absl::StatusCode::kUnavailable) continue;
+    if (!status.ok()) return status;
+    if (SizeOf(path) == file.size_bytes && Sha256OfFile(path) == file.sha256) return Sync(path);
+    // Left over from another checkpoint, or damaged on the way: once more from the first byte.
+    fs::remove(path);
+  }
+  if (!status.ok()) return status;
+  return Error("CHECKSUM_MISMATCH",
+               absl::StrCat(path.string(), ": the bytes that came do not have the sha256 ",
+                            file.sha256, " and the size ", file.size_bytes));
+}
+
+}  // namespace
+
+absl::Status DownloadDirectory(const fs::path& directory, const std::vector<RemoteFile>& files,
+                               const Fetch& fetch) {
+  std::error_code error;
+  if (fs::exists(directory, error) && !fs::is_empty(directory, error)) {
+    return Error(
+        "DIRECTORY_EXISTS",
+        absl::StrCat(directory.string(),
+                     ": is there already and not empty; name another with -o, or remove it"));
+  }
+  fs::path partial = fs::absolute(directory).lexically_normal();
+  if (!partial.has_filename()) partial = partial.parent_path();
+  const fs::path whole = partial;
+  partial += ".partial";
+  fs::create_directories(partial, error);
+  if (error) return Unwritable(partial, error.value());
+  for (const RemoteFile& file : files) {
+    const absl::Status status = DownloadFile(partial / file.name, file, fetch);
+    if (!status.ok()) return status;
+  }
+  if (const absl::Status status = Sync(partial); !status.ok()) return status;
+  fs::rename(partial, whole, error);  // replaces an empty directory
+  if (error) return Unwritable(whole, error.value());
+  return Sync(whole.parent_path());
+}
+
+}  // namespace lorad::client

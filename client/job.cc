@@ -1,0 +1,193 @@
+// lora ls | show | events | cancel | rm
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/json.h"
+#include "client/rpc.h"
+#include "client/session.h"
+#include "client/table.h"
+#include "lorad/v1/jobs.grpc.pb.h"
+
+namespace lorad::client {
+namespace {
+
+using lorad::v1::Job;
+using lorad::v1::Jobs;
+
+struct Options {
+  std::string filter;
+  std::string name;
+  std::vector<std::string> names;
+};
+
+std::string LossOrDash(bool known, double loss) { return known ? LossText(loss) : "-"; }
+
+std::string StepsText(const Job& job) { return absl::StrCat(job.step(), "/", job.total_steps()); }
+
+absl::Status List(Session& session, const Options& options) {
+  Table table({"JOB", "NAME", "STATE", "MODEL", "RANK", "STEP", "LOSS", "VALIDATION", "TOKENS/S",
+               "LEFT", "CREATED"});
+  lorad::v1::ListJobsRequest request;
+  request.set_filter(options.filter);
+  const auto status = ForEachPage(
+      session, &Jobs::Stub::ListJobs, request, [&](const lorad::v1::ListJobsResponse& page) {
+        for (const Job& job : page.jobs()) {
+          if (session.json) {
+            std::cout << ToJson(job) << "\n";
+            continue;
+          }
+          table.Add({job.name(), job.display_name().empty() ? "-" : job.display_name(),
+                     Job::State_Name(job.state()), job.base_model(),
+                     absl::StrCat(job.adapter().rank()), StepsText(job),
+                     LossOrDash(job.has_loss(), job.loss()),
+                     LossOrDash(job.has_validation_loss(), job.validation_loss()),
+                     CountText(job.tokens_per_second()),
+                     job.has_seconds_left() ? DurationText(job.seconds_left()) : "-",
+                     TimeText(job.create_time())});
+        }
+      });
+  if (status.ok() && !session.json) table.Print(std::cout);
+  return status;
+}
+
+void AddProgress(const Job& job, Table& table) {
+  table.Add({"step", StepsText(job)});
+  table.Add({"epoch", absl::StrFormat("%.2f", job.epoch())});
+  table.Add({"tokens", absl::StrCat(job.tokens(), " of ", job.total_tokens())});
+  table.Add({"tokens/s", CountText(job.tokens_per_second())});
+  table.Add({"loss", LossOrDash(job.has_loss(), job.loss())});
+  table.Add(
+      {"validation loss",
+       absl::StrCat(LossOrDash(job.has_initial_validation_loss(), job.initial_validation_loss()),
+                    " -> ", LossOrDash(job.has_validation_loss(), job.validation_loss()))});
+  table.Add({"learning rate", job.has_learning_rate() ? RateText(job.learning_rate()) : "-"});
+  table.Add({"gradient norm", LossOrDash(job.has_grad_norm(), job.grad_norm())});
+  table.Add({"time left", job.has_seconds_left() ? DurationText(job.seconds_left()) : "-"});
+  table.Add({"last checkpoint", job.last_checkpoint_step() == 0
+                                    ? "-"
+                                    : absl::StrCat("step ", job.last_checkpoint_step())});
+  if (!job.group().empty()) {
+    table.Add({"group", absl::StrCat(job.group(), ", with ", job.packed_with(), " others")});
+  }
+  table.Add({"adapters per microbatch", absl::StrFormat("%.2f", job.adapters_per_microbatch())});
+}
+
+absl::Status Show(Session& session, const Options& options) {
+  lorad::v1::GetJobRequest request;
+  request.set_name(options.name);
+  Job job;
+  const auto status = Call(session, &Jobs::Stub::GetJob, request, job);
+  if (!status.ok()) return status;
+  if (session.json) {
+    std::cout << ToJson(job) << "\n";
+    return status;
+  }
+  const auto& adapter = job.adapter();
+  Table table({"FIELD", "VALUE"});
+  table.Add({"job", job.name()});
+  if (!job.display_name().empty()) table.Add({"name", job.display_name()});
+  table.Add({"state", Job::State_Name(job.state())});
+  if (job.has_error()) {
+    table.Add({"error", absl::StrCat(job.error().reason(), ": ", job.error().message())});
+    if (!job.error().field().empty()) table.Add({"field", job.error().field()});
+    if (job.error().line() > 0) table.Add({"line", absl::StrCat(job.error().line())});
+  }
+  if (job.has_queue()) {
+    table.Add({"queue", absl::StrCat("place ", job.queue().place(), ": ", job.queue().why())});
+  }
+  table.Add({"base model", job.base_model()});
+  table.Add({"training dataset", job.training_dataset()});
+  table.Add(
+      {"validation dataset", job.validation_dataset().empty() ? "-" : job.validation_dataset()});
+  table.Add({"adapter", absl::StrFormat("rank %d, alpha %g, dropout %g, on %s", adapter.rank(),
+                                        adapter.alpha(), adapter.dropout(),
+                                        JoinText({adapter.target_modules().begin(),
+                                                  adapter.target_modules().end()}))});
+  AddProgress(job, table);
+  table.Add({"created", TimeText(job.create_time())});
+  table.Add({"started", TimeText(job.start_time())});
+  table.Add({"ended", TimeText(job.end_time())});
+  table.Print(std::cout);
+  return status;
+}
+
+absl::Status Events(Session& session, const Options& options) {
+  lorad::v1::ListEventsRequest request;
+  request.set_job(options.name);
+  Table table({"TIME", "REASON", "MESSAGE"});
+  const auto status = ForEachPage(
+      session, &Jobs::Stub::ListEvents, request, [&](const lorad::v1::ListEventsResponse& page) {
+        for (const lorad::v1::Event& event : page.events()) {
+          if (session.json) std::cout << ToJson(event) << "\n";
+          table.Add({TimeText(event.time()), event.reason(), event.message()});
+        }
+      });
+  if (status.ok() && !session.json) table.Print(std::cout);
+  return status;
+}
+
+absl::Status Cancel(Session& session, const Options& options) {
+  for (const std::string& name : options.names) {
+    lorad::v1::CancelJobRequest request;
+    request.set_name(name);
+    Job job;
+    const auto status = Call(session, &Jobs::Stub::CancelJob, request, job);
+    if (!status.ok()) return status;
+    if (session.json) std::cout << ToJson(job) << "\n";
+    if (!session.json) std::cerr << name << ": " << Job::State_Name(job.state()) << "\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Remove(Session& session, const Options& options) {
+  for (const std::string& name : options.names) {
+    lorad::v1::DeleteJobRequest request;
+    request.set_name(name);
+    google::protobuf::Empty empty;
+    const auto status = Call(session, &Jobs::Stub::DeleteJob, request, empty);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddJobCommands(CLI::App& app, Session& session) {
+  const auto options = std::make_shared<Options>();
+
+  CLI::App& list = *app.add_subcommand("ls", "List jobs, newest first");
+  list.add_option("--filter", options->filter,
+                  "Terms joined by AND: state = RUNNING, base_model = X, labels.KEY != X");
+  list.callback([&session, options] {
+    session.action = [&session, options] { return List(session, *options); };
+  });
+
+  CLI::App& show = *app.add_subcommand("show", "Show a job");
+  show.add_option("job", options->name, "The job's id")->required();
+  show.callback([&session, options] {
+    session.action = [&session, options] { return Show(session, *options); };
+  });
+
+  CLI::App& events = *app.add_subcommand("events", "What happened to a job");
+  events.add_option("job", options->name, "The job's id")->required();
+  events.callback([&session, options] {
+    session.action = [&session, options] { return Events(session, *options); };
+  });
+
+  CLI::App& cancel = *app.add_subcommand("cancel", "Stop jobs; their checkpoints stay");
+  cancel.add_option("jobs", options->names, "Ids")->required();
+  cancel.callback([&session, options] {
+    session.action = [&session, options] { return Cancel(session, *options); };
+  });
+
+  CLI::App& remove = *app.add_subcommand("rm", "Delete finished jobs with all they saved");
+  remove.add_option("jobs", options->names, "Ids")->required();
+  remove.callback([&session, options] {
+    session.action = [&session, options] { return Remove(session, *options); };
+  });
+}
+
+}  // namespace lorad::client

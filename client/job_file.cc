@@ -1,0 +1,312 @@
+#include "client/job_file.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/error.h"
+
+namespace lorad::client {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using nlohmann::json;
+
+// What a client may say of a job; the rest of the message is the service's.
+constexpr std::array<absl::string_view, 8> kInputFields = {
+    "display_name", "base_model", "training_dataset", "validation_dataset",
+    "adapter",      "training",   "priority",         "labels"};
+
+// Reads characters and counts lines, so that the key just parsed can be placed.
+struct LineCounter {
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  const char* at;
+  int* line;
+
+  reference operator*() const { return *at; }
+  LineCounter& operator++() {
+    if (*at++ == '\n') ++*line;
+    return *this;
+  }
+  LineCounter operator++(int) {
+    LineCounter before = *this;
+    ++*this;
+    return before;
+  }
+  bool operator==(const LineCounter& other) const { return at == other.at; }
+  bool operator!=(const LineCounter& other) const { return at != other.at; }
+};
+
+// A first pass over the text: the line of every key, keys given twice, and the parser's own
+// complaint.
+class KeyLines : public nlohmann::json_sax<json> {
+ public:
+  explicit KeyLines(const int& line) : line_(line) {}
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_array(std::size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool start_object(std::size_t) override {
+    path_.emplace_back();
+    return true;
+  }
+  bool end_object() override {
+    path_.pop_back();
+    return true;
+  }
+  bool key(string_t& key) override {
+    path_.back() = key;
+    const std::string path = absl::StrJoin(path_, ".");
+    if (!lines.emplace(path, line_).second) twice.emplace(path, line_);
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& e) override {
+    const absl::string_view what(e.what());
+    const std::size_t tag = what.find("] ");
+    complaint = std::string(what.substr(tag == absl::string_view::npos ? 0 : tag + 2));
+    return false;
+  }
+
+  std::map<std::string, int> lines;
+  std::map<std::string, int> twice;
+  std::string complaint;
+
+ private:
+  const int& line_;
+  std::vector<std::string> path_;
+};
+
+std::size_t EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
+    }
+  }
+  return row[b.size()];
+}
+
+// Fills a message from JSON and notes every mistake by field.
+class Filler {
+ public:
+  explicit Filler(const KeyLines& keys) : keys_(keys) {}
+
+  void Fill(const json& object, const std::string& path, Message& message) {
+    for (const auto& [name, value] : object.items()) {
+      const std::string at = path.empty() ? name : absl::StrCat(path, ".", name);
+      const FieldDescriptor* field = FindField(*message.GetDescriptor(), name);
+      if (field == nullptr) {
+        Note(at, absl::StrCat("no such field", Nearest(*message.GetDescriptor(), name)));
+      } else if (path.empty() && !Contains(field->name())) {
+        if (!value.is_null()) Note(at, "is set by the service; leave it out");
+      } else if (!value.is_null()) {
+        Set(value, at, *field, message);
+      }
+    }
+  }
+
+  void Note(const std::string& path, absl::string_view what) {
+    const auto line = keys_.lines.find(path);
+    violations_.push_back(line == keys_.lines.end()
+                              ? absl::StrCat(path, ": ", what)
+                              : absl::StrCat(path, ": line ", line->second, ": ", what));
+  }
+
+  const std::vector<std::string>& violations() const { return violations_; }
+
+ private:
+  static bool Contains(absl::string_view name) {
+    return std::find(kInputFields.begin(), kInputFields.end(), name) != kInputFields.end();
+  }
+
+  static const FieldDescriptor* FindField(const Descriptor& type, const std::string& name) {
+    const FieldDescriptor* field = type.FindFieldByName(name);
+    return field != nullptr ? field : type.FindFieldByCamelcaseName(name);
+  }
+
+  static std::string Nearest(const Descriptor& type, absl::string_view name) {
+    std::string best;
+    std::size_t best_distance = std::max<std::size_t>(2, name.size() / 3) + 1;
+    for (int i = 0; i < type.field_count(); ++i) {
+      const std::size_t distance = EditDistance(name, type.field(i)->name());
+      if (distance >= best_distance) continue;
+      best_distance = distance;
+      best = type.field(i)->name();
+    }
+    return best.empty() ? "" : absl::StrCat("; did you mean ", best, "?");
+  }
+
+  void Set(const json& value, const std::string& at, const FieldDescriptor& field,
+           Message& message) {
+    if (field.is_map()) return SetMap(value, at, field, message);
+    if (!field.is_repeated()) return SetValue(value, at, field, message);
+    if (!value.is_array()) return Wrong(at, "a list", value);
+    for (const json& element : value) SetValue(element, at, field, message);
+  }
+
+  void SetMap(const json& value, const std::string& at, const FieldDescriptor& field,
+              Message& message) {
+    if (!value.is_object()) return Wrong(at, "an object of strings", value);
+    for (const auto& [key, text] : value.items()) {
+      if (!text.is_string()) {
+        Wrong(absl::StrCat(at, ".", key), "a string", text);
+        continue;
+      }
+      Message* entry = message.GetReflection()->AddMessage(&message, &field);
+      entry->GetReflection()->SetString(entry, field.message_type()->map_key(), key);
+      entry->GetReflection()->SetString(entry, field.message_type()->map_value(),
+                                        text.get<std::string>());
+    }
+  }
+
+  void SetValue(const json& value, const std::string& at, const FieldDescriptor& field,
+                Message& message) {
+    const auto& reflection = *message.GetReflection();
+    switch (field.cpp_type()) {
+      case FieldDescriptor::CPPTYPE_INT32: {
+        const auto number = Integer<std::int32_t>(value);
+        if (!number) return Wrong(at, "a whole number of 32 bits", value);
+        return reflection.SetInt32(&message, &field, *number);
+      }
+      case FieldDescriptor::CPPTYPE_UINT64: {
+        const auto number = Integer<std::uint64_t>(value);
+        if (!number) return Wrong(at, "a whole number from 0 to 2^64 - 1", value);
+        return reflection.SetUInt64(&message, &field, *number);
+      }
+      case FieldDescriptor::CPPTYPE_DOUBLE:
+        if (double number = 0;
+            value.is_string() && absl::SimpleAtod(value.get<std::string>(), &number)) {
+          return reflection.SetDouble(&message, &field, number);
+        }
+        if (!value.is_number()) return Wrong(at, "a number", value);
+        return reflection.SetDouble(&message, &field, value.get<double>());
+      case FieldDescriptor::CPPTYPE_BOOL:
+        if (!value.is_boolean()) return Wrong(at, "true or false", value);
+        return reflection.SetBool(&message, &field, value.get<bool>());
+      case FieldDescriptor::CPPTYPE_STRING:
+        if (!value.is_string()) return Wrong(at, "a string", value);
+        if (field.is_repeated()) {
+          return reflection.AddString(&message, &field, value.get<std::string>());
+        }
+        return reflection.SetString(&message, &field, value.get<std::string>());
+      case FieldDescriptor::CPPTYPE_ENUM:
+        return SetEnum(value, at, field, message);
+      case FieldDescriptor::CPPTYPE_MESSAGE:
+        if (!value.is_object()) return Wrong(at, "an object", value);
+        return Fill(value, at, *reflection.MutableMessage(&message, &field));
+      default:
+        return Note(at, "cannot be given in a job file");
+    }
+  }
+
+  void SetEnum(const json& value, const std::string& at, const FieldDescriptor& field,
+               Message& message) {
+    const google::protobuf::EnumDescriptor& type = *field.enum_type();
+    const google::protobuf::EnumValueDescriptor* found = nullptr;
+    if (value.is_string()) found = type.FindValueByName(value.get<std::string>());
+    if (found == nullptr) {
+      std::vector<std::string> names;
+      for (int i = 0; i < type.value_count(); ++i) {
+        if (type.value(i)->number() != 0) names.push_back(type.value(i)->name());
+      }
+      return Wrong(at, absl::StrCat("one of ", absl::StrJoin(names, ", ")), value);
+    }
+    message.GetReflection()->SetEnum(&message, &field, found);
+  }
+
+  // Whole numbers, also as proto3 JSON may write them: 1e3, 5.0, "5".
+  template <typename T>
+  static std::optional<T> Integer(const json& value) {
+    T number = 0;
+    if (value.is_string()) {
+      return absl::SimpleAtoi(value.get<std::string>(), &number) ? std::optional<T>(number)
+                                                                 : std::nullopt;
+    }
+    if (value.is_number_unsigned()) {
+      const auto wide = value.get<std::uint64_t>();
+      if (wide > static_cast<std::uint64_t>(std::numeric_limits<T>::max())) return std::nullopt;
+      return static_cast<T>(wide);
+    }
+    if (!value.is_number()) return std::nullopt;
+    const double real = value.get<double>();
+    // 2^digits is exact as a double, max() of 64 bits is not.
+    const double limit = std::ldexp(1.0, std::numeric_limits<T>::digits);
+    if (real != std::floor(real) || real >= limit ||
+        real < static_cast<double>(std::numeric_limits<T>::min())) {
+      return std::nullopt;
+    }
+    return static_cast<T>(real);
+  }
+
+  void Wrong(const std::string& at, absl::string_view wanted, const json& value) {
+    std::string given = value.dump(-1, ' ', false, json::error_handler_t::replace);
+    if (given.size() > 40) given = absl::StrCat(given.substr(0, 37), "...");
+    Note(at, absl::StrCat("must be ", wanted, ", got ", given));
+  }
+
+  const KeyLines& keys_;
+  std::vector<std::string> violations_;
+};
+
+}  // namespace
+
+absl::StatusOr<lorad::v1::Job> ParseJob(absl::string_view text, absl::string_view file_name) {
+  int line = 1;
+  KeyLines keys(line);
+  const LineCounter begin{text.data(), &line};
+  const LineCounter end{text.data() + text.size(), &line};
+  if (!json::sax_parse(begin, end, &keys)) {
+    return Error("BAD_JOB_FILE", absl::StrCat(file_name, ": not JSON: ", keys.complaint));
+  }
+  const json root = json::parse(text.begin(), text.end());
+  if (!root.is_object()) {
+    return Error("BAD_JOB_FILE",
+                 absl::StrCat(file_name, ": must hold one JSON object, {\"base_model\": ...}"));
+  }
+  lorad::v1::Job job;
+  Filler filler(keys);
+  filler.Fill(root, "", job);
+  for (const auto& [path, second] : keys.twice) {
+    filler.Note(path, absl::StrCat("given again in line ", second));
+  }
+  const std::vector<std::string>& violations = filler.violations();
+  if (violations.empty()) return job;
+  return Error("BAD_JOB_FILE",
+               absl::StrCat(file_name, ": ", violations.size(),
+                            violations.size() == 1 ? " field is wrong" : " fields are wrong"),
+               absl::StrJoin(violations, "\n"));
+}
+
+}  // namespace lorad::client

@@ -1,0 +1,44 @@
+// lora: the command line of lorad.
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "client/error.h"
+#include "client/session.h"
+
+int main(int argc, char** argv) {
+  namespace client = lorad::client;
+  client::Session session;
+  CLI::App app(
+      "lora: fine-tunes LoRA adapters by a lorad daemon.\n"
+      "stdout is data, stderr is talk. Exit status: 0 done, 1 failed, 2 wrong usage.",
+      "lora");
+  app.add_option("--server", session.server, "HOST:PORT of the daemon")
+      ->envname("LORAD_SERVER")
+      ->capture_default_str();
+  app.add_flag("--json", session.json, "Print proto3 JSON, one object a line");
+  app.require_subcommand(1);
+  app.fallthrough();
+  client::AddSubmitCommands(app, session);
+  client::AddJobCommands(app, session);
+  client::AddWatchCommand(app, session);
+  client::AddMetricsCommand(app, session);
+  client::AddCheckpointCommands(app, session);
+  client::AddModelCommands(app, session);
+  client::AddDatasetCommands(app, session);
+  client::AddAdapterCommands(app, session);
+  client::AddClusterCommands(app, session);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& wrong) {
+    std::cerr << "error: USAGE: " << wrong.what() << "; see `lora --help`\n";
+    return 2;
+  }
+  const absl::Status status = session.action();
+  if (status.ok()) return 0;
+  std::cout.flush();
+  client::PrintError(status, std::cerr);
+  return 1;
+}

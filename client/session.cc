@@ -1,0 +1,30 @@
+#include "client/session.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+
+#include "client/error.h"
+
+namespace lorad::client {
+
+const std::shared_ptr<grpc::Channel>& Session::channel() {
+  if (channel_ != nullptr) return channel_;
+  grpc::ChannelArguments arguments;
+  // A page of 1000 jobs stays far below; gRPC's own limit of 4 MiB does not leave room for long
+  // labels.
+  arguments.SetMaxReceiveMessageSize(64 << 20);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  channel_ = grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
+  return channel_;
+}
+
+absl::Status Session::FromRpc(const grpc::Status& status) const {
+  return client::FromRpc(status, server);
+}
+
+void SetDeadline(grpc::ClientContext& context, int seconds) {
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(seconds));
+}
+
+}  // namespace lorad::client

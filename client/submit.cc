@@ -1,0 +1,122 @@
+// lora submit | estimate
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "client/error.h"
+#include "client/job_file.h"
+#include "client/json.h"
+#include "client/rpc.h"
+#include "client/session.h"
+#include "client/table.h"
+#include "client/upload.h"
+#include "lorad/v1/jobs.grpc.pb.h"
+
+namespace lorad::client {
+namespace {
+
+using lorad::v1::Job;
+using lorad::v1::Jobs;
+
+struct Options {
+  std::string file;
+  std::string request_id;
+  bool validate_only = false;
+};
+
+absl::StatusOr<Job> ReadJob(const std::string& path) {
+  // Far more than a job with all of its labels takes.
+  constexpr std::size_t kBytesMax = 1 << 20;
+  std::string text(kBytesMax + 1, '\0');
+  absl::StatusOr<std::ifstream> file = std::ifstream();
+  if (path != "-") file = OpenFile(path);
+  if (!file.ok()) return file.status();
+  std::istream& in = path == "-" ? std::cin : *file;
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (in.bad()) return Unreadable(path);
+  text.resize(static_cast<std::size_t>(in.gcount()));
+  if (text.size() > kBytesMax) {
+    return Error("BAD_JOB_FILE", absl::StrCat(path, ": is longer than ", kBytesMax, " bytes"));
+  }
+  return ParseJob(text, path == "-" ? "standard input" : path);
+}
+
+absl::Status Submit(Session& session, const Options& options) {
+  const absl::StatusOr<Job> job = ReadJob(options.file);
+  if (!job.ok()) return job.status();
+  lorad::v1::CreateJobRequest request;
+  *request.mutable_job() = *job;
+  request.set_request_id(options.request_id);
+  request.set_validate_only(options.validate_only);
+  Job created;
+  const auto status = Call(session, &Jobs::Stub::CreateJob, request, created,
+                           options.validate_only ? kWorkSeconds : kAnswerSeconds);
+  if (!status.ok()) return status;
+  if (session.json) {
+    std::cout << ToJson(created) << "\n";
+  } else if (options.validate_only) {
+    std::cerr << "valid: " << created.total_steps() << " steps, " << created.total_tokens()
+              << " tokens; nothing was stored\n";
+  } else {
+    std::cout << created.name() << "\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Estimate(Session& session, const Options& options) {
+  const absl::StatusOr<Job> job = ReadJob(options.file);
+  if (!job.ok()) return job.status();
+  lorad::v1::EstimateJobRequest request;
+  *request.mutable_job() = *job;
+  lorad::v1::JobEstimate estimate;
+  const auto status = Call(session, &Jobs::Stub::EstimateJob, request, estimate, kWorkSeconds);
+  if (!status.ok()) return status;
+  if (session.json) {
+    std::cout << ToJson(estimate) << "\n";
+    return absl::OkStatus();
+  }
+  const lorad::v1::MemoryEstimate& memory = estimate.peak_memory_bytes();
+  Table table({"FIELD", "VALUE"});
+  table.Add({"steps", absl::StrCat(estimate.total_steps())});
+  table.Add({"tokens", absl::StrCat(estimate.total_tokens())});
+  table.Add({"truncated rows", absl::StrCat(estimate.truncated_rows())});
+  table.Add({"time alone",
+             absl::StrCat(DurationText(estimate.seconds()), " (", estimate.seconds_basis(), ")")});
+  table.Add({"memory: weights", BytesText(memory.weights())});
+  table.Add({"memory: adapters", BytesText(memory.adapters())});
+  table.Add({"memory: optimizer", BytesText(memory.optimizer())});
+  table.Add({"memory: activations", BytesText(memory.activations())});
+  table.Add({"memory: workspace", BytesText(memory.workspace())});
+  table.Add({"memory: total", BytesText(memory.total())});
+  table.Add({"largest worker", BytesText(estimate.budget_bytes())});
+  table.Add({"fits", estimate.fits() ? "yes" : "no"});
+  table.Print(std::cout);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddSubmitCommands(CLI::App& app, Session& session) {
+  const auto options = std::make_shared<Options>();
+
+  CLI::App& submit = *app.add_subcommand("submit", "Create a job; prints its id");
+  submit.add_option("-f,--file", options->file, "The job, as JSON; - reads standard input")
+      ->required();
+  submit.add_flag("--validate-only", options->validate_only, "Check everything, store nothing");
+  submit.add_option("--request-id", options->request_id,
+                    "A repeated call with the same content answers with the first one's job");
+  submit.callback([&session, options] {
+    session.action = [&session, options] { return Submit(session, *options); };
+  });
+
+  CLI::App& estimate = *app.add_subcommand("estimate", "Memory and time of a job not yet created");
+  estimate.add_option("-f,--file", options->file, "The job, as JSON; - reads standard input")
+      ->required();
+  estimate.callback([&session, options] {
+    session.action = [&session, options] { return Estimate(session, *options); };
+  });
+}
+
+}  // namespace lorad::client

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace google::protobuf {
+class Timestamp;
+}
+
+namespace lorad::client {
+
+// A table of text on a terminal: columns as wide as their widest cell, numbers to the right. A
+// table without rows prints its heads alone.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> heads) : rows_{std::move(heads)} {}
+
+  // REQUIRES: as many cells as heads.
+  void Add(std::vector<std::string> cells);
+  void Print(std::ostream& out) const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;  // the heads first
+};
+
+// How values look in tables and lines. What is not known is "-".
+std::string BytesText(std::int64_t bytes);                      // "94.1 MiB"
+std::string DurationText(double seconds);                       // "1h 02m", "3m 05s", "12s"
+std::string LossText(double loss);                              // "1.4018"
+std::string RateText(double learning_rate);                     // "2e-04"
+std::string TimeText(const google::protobuf::Timestamp& time);  // "2026-01-31 12:00:05Z"
+std::string CountText(double value);                            // "12", "3.5"
+std::string JoinText(const std::vector<std::string>& parts);    // "a, b", or "-"
+
+}  // namespace lorad::client

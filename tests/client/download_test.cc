@@ -1,0 +1,137 @@
+#include "client/download.h"
+
+#include <openssl/sha.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <iterator>
+#include <map>
+
+#include "absl/strings/escaping.h"
+#include "client/error.h"
+
+namespace lorad::client {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A service with files, which can break streams and damage bytes.
+struct FakeService {
+  std::map<std::string, std::string> files;
+  int breaks = 0;   // so many streams end after half of what is left
+  int damaged = 0;  // so many streams carry a wrong byte
+  std::vector<std::int64_t> offsets;
+
+  std::vector<RemoteFile> List() const {
+    std::vector<RemoteFile> list;
+    for (const auto& [name, bytes] : files) {
+      unsigned char digest[SHA256_DIGEST_LENGTH];
+      SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), digest);
+      list.push_back({name, static_cast<std::int64_t>(bytes.size()),
+                      absl::BytesToHexString({reinterpret_cast<const char*>(digest), 32})});
+    }
+    return list;
+  }
+
+  absl::Status Stream(const RemoteFile& file, std::int64_t offset, const Sink& sink) {
+    offsets.push_back(offset);
+    std::string bytes = files.at(file.name).substr(static_cast<std::size_t>(offset));
+    if (damaged > 0 && !bytes.empty()) {
+      --damaged;
+      bytes[0] = static_cast<char>(bytes[0] ^ 1);
+    }
+    if (breaks > 0) {
+      --breaks;
+      sink(absl::string_view(bytes).substr(0, bytes.size() / 2));
+      return absl::UnavailableError("the stream broke");
+    }
+    sink(bytes);
+    return absl::OkStatus();
+  }
+
+  absl::Status Get(const fs::path& directory) {
+    return DownloadDirectory(directory, List(),
+                             [this](const RemoteFile& file, std::int64_t offset, const Sink& sink) {
+                               return Stream(file, offset, sink);
+                             });
+  }
+};
+
+struct Folder {
+  Folder() {
+    char name[] = "/tmp/lora-download-XXXXXX";
+    path = mkdtemp(name);
+  }
+  ~Folder() { fs::remove_all(path); }
+  fs::path path;
+};
+
+std::string Read(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+FakeService TwoFiles() {
+  FakeService service;
+  service.files = {{"adapter_config.json", "{}"},
+                   {"adapter_model.safetensors", std::string(1000, 'x') + "end"}};
+  return service;
+}
+
+TEST_CASE("a download makes the directory whole") {
+  Folder folder;
+  FakeService service = TwoFiles();
+  service.files["empty"] = "";
+  REQUIRE(service.Get(folder.path / "a").ok());
+  for (const auto& [name, bytes] : service.files) CHECK(Read(folder.path / "a" / name) == bytes);
+  CHECK_FALSE(fs::exists(folder.path / "a.partial"));
+}
+
+TEST_CASE("a broken stream goes on where it broke") {
+  Folder folder;
+  FakeService service = TwoFiles();
+  service.breaks = 3;
+  REQUIRE(service.Get(folder.path / "a/").ok());
+  CHECK(Read(folder.path / "a/adapter_model.safetensors") ==
+        service.files["adapter_model.safetensors"]);
+  CHECK(service.offsets.back() > 0);
+}
+
+TEST_CASE("a download that gave up leaves no directory, and the next one goes on") {
+  Folder folder;
+  FakeService service = TwoFiles();
+  service.breaks = 100;
+  CHECK(service.Get(folder.path / "a").code() == absl::StatusCode::kUnavailable);
+  CHECK_FALSE(fs::exists(folder.path / "a"));
+  service.breaks = 0;
+  service.offsets.clear();
+  REQUIRE(service.Get(folder.path / "a").ok());
+  CHECK(service.offsets.front() > 0);
+}
+
+TEST_CASE("damaged bytes are fetched again, and never kept") {
+  Folder folder;
+  FakeService service = TwoFiles();
+  service.damaged = 1;
+  REQUIRE(service.Get(folder.path / "a").ok());
+  CHECK(Read(folder.path / "a/adapter_config.json") == "{}");
+
+  service.damaged = 100;
+  CHECK(ReasonOf(service.Get(folder.path / "b")) == "CHECKSUM_MISMATCH");
+  CHECK_FALSE(fs::exists(folder.path / "b"));
+}
+
+TEST_CASE("what lies in the way stays") {
+  Folder folder;
+  FakeService service = TwoFiles();
+  fs::create_directories(folder.path / "empty");
+  CHECK(service.Get(folder.path / "empty").ok());
+  CHECK(ReasonOf(service.Get(folder.path / "empty")) == "DIRECTORY_EXISTS");
+  std::ofstream(folder.path / "file") << "precious";
+  CHECK(ReasonOf(service.Get(folder.path / "file")) == "DIRECTORY_EXISTS");
+  CHECK(Read(folder.path / "file") == "precious");
+}
+
+}  // namespace
+}  // namespace lorad::client

@@ -1,0 +1,72 @@
+// Bytes of a stage, by the engine's own counting rules (worker/memory), as formulas. tests/worker
+// holds them equal to what the arena hands out, byte for byte.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lorad::planner {
+
+// What of a base model memory and time depend on.
+struct ModelShape {
+  struct Part {
+    std::string target;  // "q_proj"
+    int64_t out_features = 0;
+    bool bias = false;
+  };
+  // Products with one input; every layer has them alike.
+  struct Group {
+    int64_t in_features = 0;
+    std::vector<Part> parts;
+  };
+  int64_t layers = 0;
+  int64_t hidden = 0;
+  int64_t ffn = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_size = 0;
+  int64_t vocabulary = 0;
+  bool tied_head = false;
+  std::vector<Group> groups;  // qkv, o, gate_up, down
+
+  bool operator==(const ModelShape&) const;
+};
+
+struct GroupShape {
+  int64_t capacity_tokens = 0;
+  int64_t longest_sequence = 0;
+  int threads = 1;
+  int stages = 1;
+};
+
+struct AdapterShape {
+  int64_t rank = 0;
+  std::vector<std::string> targets;
+};
+
+// Of a group, whoever trains on it.
+struct GroupBytes {
+  int64_t weights = 0;
+  int64_t activations = 0;
+  int64_t workspace = 0;
+  int64_t total() const { return weights + activations + workspace; }
+};
+
+// Of one slot.
+struct SlotBytes {
+  int64_t adapters = 0;   // master copies
+  int64_t optimizer = 0;  // moments and gradient accumulators
+  int64_t staging = 0;    // copy that Save sends up
+  int64_t total() const { return adapters + optimizer + staging; }
+};
+
+int64_t AdapterParameters(const ModelShape& model, const AdapterShape& adapter);
+GroupBytes BytesOfGroup(const ModelShape& model, const GroupShape& group);
+SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter);
+
+// estimate * (1 + kMemoryMargin) <= budget.
+inline constexpr double kMemoryMargin = 0.02;
+bool Fits(int64_t bytes, int64_t budget_bytes);
+
+}  // namespace lorad::planner

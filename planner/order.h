@@ -1,0 +1,53 @@
+// Microbatches into the operation lists of every stage, and the proof that the lists are right.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "planner/types.h"
+
+namespace lorad::planner {
+
+// What closes a global batch: a Step after the last Backward of any of its microbatches.
+struct BatchEnd {
+  std::string job;
+  int64_t step = 0;
+  double learning_rate = 0;
+  bool save = false;  // Save stands directly after Step
+};
+
+struct OrderInput {
+  int stages = 1;
+  std::vector<std::string> frees;                      // at the window's front, in this order,
+  std::vector<std::pair<std::string, int64_t>> loads;  // then (job, step) of each LoadSlot,
+  std::vector<std::pair<std::string, int64_t>> saves;  // then Saves of what was stepped before
+  std::vector<Microbatch> microbatches;  // in pipeline order; train and evaluate never share one
+  std::vector<BatchEnd> ends;
+};
+
+// The list of every stage. One stage: Forward and Backward of each microbatch in turn. S stages:
+// one forward, one backward, stage s being S - 1 - s microbatches ahead (PipeDream-flush; backward
+// goes first when both are ready). NormUp, ClipDown, Step and Save follow the last Backward of
+// their batch, in the order of `ends`. A microbatch that holds batch j + 1 of a job (or evaluates
+// it after step j) gets the fewest Noop microbatches before it that put Step(job, j) before its
+// Forward on every stage; Noops take numbers from `microbatches`' last one on and are added to no
+// microbatch list. INVALID_ARGUMENT where the input contradicts itself (a batch without an end, an
+// end without a batch, batches of a job out of order, numbers that do not rise).
+absl::StatusOr<std::vector<std::vector<Operation>>> OrderOperations(const OrderInput& input);
+
+// OK, or what is wrong with the lists of a window:
+// - on every stage, Step(job, j) comes before the Forward of any microbatch that holds global batch
+//   j + 1 of the job, and before any Evaluate after step j;
+// - every Forward of a train microbatch has its one Backward after it; every microbatch is run
+// once;
+// - Step(job, j) comes once, after all Backwards of its batch, after NormUp and ClipDown; Save
+//   directly after its Step (or before the job's first Forward);
+// - a job's operations lie behind its LoadSlot, none after its FreeSlot until it is loaded again;
+// - every Recv has its Send, in the same order, and the lists can be run to their end.
+absl::Status VerifyWindow(const Window& window);
+
+}  // namespace lorad::planner

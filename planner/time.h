@@ -1,0 +1,74 @@
+// How long a microbatch takes: t = a + b tokens + c sum(len^2), forward and backward apart, fitted
+// online from the workers' own timings (LobRA, appendix D).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace lorad::planner {
+
+// Milliseconds; no coefficient is negative.
+struct TimeCoefficients {
+  double constant_ms = 0;
+  double token_ms = 0;
+  double squared_ms = 0;  // of one token^2
+
+  double operator()(double tokens, double squared_lengths) const {
+    return constant_ms + token_ms * tokens + squared_ms * squared_lengths;
+  }
+};
+
+// Sums of the normal equations of t ~ a + b x + c y; a value type. Old observations fade: each new
+// one scales what came before by `1 - 1 / kMemory`.
+class TimeFit {
+ public:
+  static constexpr double kMemory = 512;  // microbatches
+
+  void Observe(int64_t tokens, int64_t squared_lengths, double ms);
+  int64_t observations() const { return observations_; }
+  // Non-negative least squares over the observations and, with the weight of one observation, over
+  // `prior` (it decides the directions that were never observed).
+  TimeCoefficients Fit(const TimeCoefficients& prior) const;
+
+ private:
+  std::array<std::array<double, 3>, 3> products_{};  // sum of f f^T, f = (1, tokens, squares)
+  std::array<double, 3> responses_{};                // sum of f t
+  int64_t observations_ = 0;
+};
+
+// What a model costs before anything was measured.
+struct WorkModel {
+  double flops_per_token = 0;    // forward: 2 * (parameters of the linear layers + head)
+  double flops_per_squared = 0;  // forward attention: 2 * layers * heads * head_size, causal half
+  double flops_per_second = 0;   // assumed of the worker
+};
+struct TimePrior {
+  TimeCoefficients forward, backward;
+};
+// backward = 1 x forward for frozen weights (input gradients alone), 2.5 x for attention.
+TimePrior PriorOf(const WorkModel& work);
+
+// 2 cores' worth of float32 products is what the project's reference machine does at 60 % of its
+// ceiling; per thread, an assumption, said as such (kAssumedBasis).
+inline constexpr double kAssumedFlopsPerThread = 4e10;
+inline constexpr const char* kMeasuredBasis = "measured on this base model";
+inline constexpr const char* kAssumedBasis = "assumed throughput";
+
+// Forward and backward of one base model on one kind of worker.
+class TimeModel {
+ public:
+  explicit TimeModel(const TimePrior& prior) : prior_(prior) {}
+  void Observe(int64_t tokens, int64_t squared_lengths, double forward_ms, double backward_ms);
+  double TrainMs(double tokens, double squared_lengths, double microbatches) const;
+  double EvaluateMs(double tokens, double squared_lengths, double microbatches) const;
+  const char* basis() const;  // measured from kMeasuredFrom observations on
+  static constexpr int64_t kMeasuredFrom = 4;
+  std::string ToText() const;
+
+ private:
+  TimePrior prior_;
+  TimeFit forward_, backward_;
+};
+
+}  // namespace lorad::planner

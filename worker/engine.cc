@@ -1,0 +1,234 @@
+// Forming a group, and the slots: who is resident, what they start from, where they go.
+#include "worker/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "spdlog/spdlog.h"
+#include "storage/errors.h"
+#include "worker/process.h"
+#include "worker/slot_content.h"
+
+namespace lorad::worker {
+namespace {
+
+// Before another try to reach a coordinator that is away; Bulk::Cancel ends the tries.
+constexpr std::chrono::milliseconds kFetchPause{200};
+
+absl::Status WithReason(absl::Status status, std::string_view reason) {
+  status.SetPayload(storage::Absl(storage::kReasonPayload), absl::Cord(storage::Absl(reason)));
+  return status;
+}
+
+absl::Status CheckFits(int64_t bytes, int64_t held, int64_t budget, std::string_view what) {
+  if (budget == 0 || bytes + held <= budget) return absl::OkStatus();
+  return WithReason(absl::ResourceExhaustedError(
+                        absl::StrCat(storage::Absl(what), " needs ", bytes, " bytes beside ", held,
+                                     " that are in use, and the worker may use ", budget,
+                                     "; give it more (--memory), or smaller microbatches")),
+                    "MEMORY");
+}
+
+SlotOptions OptionsOf(const v1::SlotSpec& spec) {
+  SlotOptions options;
+  options.job = spec.job();
+  options.rank = spec.rank();
+  options.scale = spec.scale();
+  options.dropout = spec.dropout();
+  options.target_modules = {spec.target_modules().begin(), spec.target_modules().end()};
+  options.init_seed = spec.init_seed();
+  options.dropout_seed = spec.seed();
+  options.beta1 = spec.beta1();
+  options.beta2 = spec.beta2();
+  options.eps = spec.eps();
+  options.weight_decay = spec.weight_decay();
+  options.max_grad_norm = spec.max_grad_norm();
+  return options;
+}
+
+std::string ReasonOf(const absl::Status& status, std::string_view otherwise) {
+  const auto payload = status.GetPayload(storage::Absl(storage::kReasonPayload));
+  return payload.has_value() ? std::string(*payload) : std::string(otherwise);
+}
+
+}  // namespace
+
+Engine::Engine(const v1::FormGroup& order, const Environment& environment)
+    : environment_(environment), order_(order), index_taken_(kSlotsMax, false) {}
+
+Engine::~Engine() = default;
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
+                                                     const Environment& environment) {
+  if (order.stages() > 1 || order.stage() != 0) {
+    return WithReason(
+        absl::UnimplementedError(absl::StrCat("this worker runs whole models only, not stage ",
+                                              order.stage(), " of ", order.stages())),
+        "STAGES_UNSUPPORTED");
+  }
+  if (order.longest_sequence() < 1 || order.longest_sequence() > order.capacity_tokens()) {
+    return absl::InvalidArgumentError(absl::StrCat("longest sequence ", order.longest_sequence(),
+                                                   " is not in 1..", order.capacity_tokens(),
+                                                   " (the capacity)"));
+  }
+  const double started_ms = environment.clock();
+  std::unique_ptr<Engine> engine(new Engine(order, environment));
+  auto directory = storage::ModelDirectory::Open(order.model_path());
+  if (!directory.ok()) return directory.status();
+  if (!order.model_fingerprint().empty() && order.model_fingerprint() != directory->fingerprint()) {
+    return WithReason(absl::FailedPreconditionError(absl::StrCat(
+                          "the files of ", order.model_path(),
+                          " are not those that were registered; register the model again")),
+                      "MODEL_CHANGED");
+  }
+  engine->directory_.emplace(*std::move(directory));
+  const storage::ModelDescription& description = engine->directory_->description();
+  const StageRange range = WholeModel(description);
+  const ModelShape shape{order.capacity_tokens(), order.longest_sequence()};
+  kernels::Backend* backend = environment.backend;
+  engine->group_bytes_ = Model::CountBytes(backend, description, range, shape);
+  const int64_t budget =
+      order.budget_bytes() > 0 ? order.budget_bytes() : environment.options.memory_bytes;
+  absl::Status status = CheckFits(engine->group_bytes_, 0, budget, "the group");
+  if (!status.ok()) return status;
+  const int64_t baseline_bytes = ResidentBytes();
+  auto arena = backend->MakeArena(engine->group_bytes_);
+  if (!arena.ok()) return WithReason(arena.status(), "MEMORY");
+  engine->arena_ = *std::move(arena);
+  engine->model_ = std::make_unique<Model>(backend, description, range, shape, *engine->arena_);
+  status = engine->model_->Load(*engine->directory_);
+  if (!status.ok()) return status;
+  engine->table_ = backend->MakeAdapterTable(kSlotsMax, engine->model_->groups());
+  engine->uploader_ = std::make_unique<Uploader>(environment.bulk, environment.reports,
+                                                 order.epoch(), environment.options.numerics_id);
+  v1::Report report;
+  v1::GroupFormed& formed = *report.mutable_group_formed();
+  formed.set_reserved_bytes(engine->group_bytes_);
+  formed.set_baseline_resident_bytes(baseline_bytes);
+  formed.set_load_seconds((environment.clock() - started_ms) / 1000);
+  engine->Report(std::move(report));
+  return engine;
+}
+
+void Engine::Report(v1::Report report) {
+  environment_.reports->Add(order_.epoch(), std::move(report));
+}
+
+absl::StatusOr<Engine::Resident*> Engine::Find(const std::string& job) {
+  const auto found = residents_.find(job);
+  if (found == residents_.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("job ", job, " has no slot here"));
+  }
+  return &found->second;
+}
+
+absl::Status Engine::LoadSlot(const v1::Operation& operation) {
+  if (residents_.count(operation.job()) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("job ", operation.job(), " has a slot already"));
+  }
+  if (operation.slot().job() != operation.job()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "LoadSlot of job ", operation.job(), " describes a slot of job ", operation.slot().job()));
+  }
+  Resident& resident = residents_[operation.job()];
+  const absl::Status status = TryLoadSlot(operation, &resident);
+  v1::Report report;
+  if (status.ok()) {
+    v1::SlotLoaded& loaded = *report.mutable_slot_loaded();
+    loaded.set_job(operation.job());
+    loaded.set_step(resident.slot->step());
+    loaded.set_bytes(resident.slot->bytes());
+  } else if (absl::IsCancelled(status)) {
+    return status;  // the group is being left
+  } else {
+    resident.slot.reset();
+    resident.failed = true;
+    spdlog::error("job {}: its slot was not loaded: {}", operation.job(), status.ToString());
+    v1::SlotFailed& failed = *report.mutable_slot_failed();
+    failed.set_job(operation.job());
+    failed.set_reason(ReasonOf(status, "SLOT_LOAD"));
+    failed.set_message(std::string(status.message()));
+  }
+  Report(std::move(report));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::TryLoadSlot(const v1::Operation& operation, Resident* resident) {
+  const SlotOptions options = OptionsOf(operation.slot());
+  auto tensors = ListLoraTensors(model_->description(), model_->range(), options);
+  if (!tensors.ok()) return tensors.status();
+  const int64_t budget =
+      order_.budget_bytes() > 0 ? order_.budget_bytes() : environment_.options.memory_bytes;
+  absl::Status status = CheckFits(Slot::CountBytes(*tensors), group_bytes_ + slot_bytes_, budget,
+                                  absl::StrCat("the slot of job ", options.job).c_str());
+  if (!status.ok()) return status;
+  const auto free = std::find(index_taken_.begin(), index_taken_.end(), false);
+  if (free == index_taken_.end()) {
+    return WithReason(absl::ResourceExhaustedError(
+                          absl::StrCat("all ", kSlotsMax, " slots of this worker are in use")),
+                      "SLOTS");
+  }
+  auto slot = Slot::Create(environment_.backend, *std::move(tensors), options);
+  if (!slot.ok()) return WithReason(slot.status(), "MEMORY");
+  if (operation.content().empty()) {
+    (*slot)->Initialize();
+  } else {
+    status = FetchContent(operation, slot->get());
+    if (!status.ok()) return status;
+  }
+  resident->slot = *std::move(slot);
+  resident->index = static_cast<int32_t>(free - index_taken_.begin());
+  *free = true;
+  slot_bytes_ += resident->slot->bytes();
+  resident->slot->Bind(*model_, table_.get(), resident->index);
+  return absl::OkStatus();
+}
+
+absl::Status Engine::FetchContent(const v1::Operation& operation, Slot* slot) {
+  v1::FetchSlotContentRequest request;
+  request.set_epoch(order_.epoch());
+  request.set_job(operation.job());
+  request.set_content(operation.content());
+  // A stream that broke begins again from its first byte, and so does the reader.
+  while (true) {
+    SlotContentReader reader(environment_.backend, slot, true);
+    absl::Status status = environment_.bulk->Fetch(
+        request, [&](std::string_view piece) { return reader.Append(piece); });
+    if (!absl::IsUnavailable(status)) return status.ok() ? reader.Finish() : status;
+    std::this_thread::sleep_for(kFetchPause);
+  }
+}
+
+absl::Status Engine::Save(Resident* resident, const v1::Operation& operation) {
+  if (resident->slot->step() != operation.step()) {
+    return absl::InvalidArgumentError(absl::StrCat("Save of job ", operation.job(), " at step ",
+                                                   operation.step(), ", but its slot is at step ",
+                                                   resident->slot->step()));
+  }
+  uploader_->Save(resident->slot.get(), resident->slot->Stage(environment_.options.numerics_id));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::FreeSlot(const std::string& job) {
+  auto resident = Find(job);
+  if (!resident.ok()) return resident.status();
+  std::unique_ptr<Slot> slot = std::move((*resident)->slot);
+  if (slot == nullptr) {
+    v1::Report report;
+    report.mutable_slot_freed()->set_job(job);
+    Report(std::move(report));
+  } else {
+    environment_.backend->ClearSlot(*table_, (*resident)->index);
+    index_taken_[(*resident)->index] = false;
+    const int64_t bytes = slot->bytes();
+    uploader_->Release(std::move(slot), [this, bytes] { slot_bytes_ -= bytes; });
+  }
+  residents_.erase(job);
+  return absl::OkStatus();
+}
+
+}  // namespace lorad::worker

@@ -1,0 +1,167 @@
+#ifndef LORAD_WORKER_ENGINE_H_
+#define LORAD_WORKER_ENGINE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/arena.h"
+#include "kernels/backend.h"
+#include "lorad/worker/v1/worker.pb.h"
+#include "storage/model_directory.h"
+#include "worker/bulk.h"
+#include "worker/clock.h"
+#include "worker/model.h"
+#include "worker/reports.h"
+#include "worker/slot.h"
+#include "worker/uploader.h"
+
+namespace lorad::worker {
+
+struct EngineOptions {
+  int64_t memory_bytes = 0;  // for group and slots together; 0: no limit
+  std::string numerics_id;
+};
+
+// A formed group at work: the model's stage, the slots, and the batches that are under way. Does
+// one operation at a time, in the order it is told; what is to be told of it goes into the
+// ReportLog. Memory is one arena for the model (worker/model.h) and one a slot (worker/slot.h).
+// Threads: one (the executor's).
+class Engine {
+ public:
+  // Slots that can be resident at once; tables are sized for it.
+  static constexpr int32_t kSlotsMax = 256;
+
+  struct Environment {
+    kernels::Backend* backend = nullptr;
+    Bulk* bulk = nullptr;
+    ReportLog* reports = nullptr;
+    EngineOptions options;
+    Clock clock;
+  };
+
+  // Opens the model, checks that it is the one meant and that it fits, and loads it. Reports
+  // GroupFormed. Errors carry a reason for GroupFailed: MEMORY, MODEL_CHANGED, STAGES_UNSUPPORTED,
+  // or what storage gave.
+  static absl::StatusOr<std::unique_ptr<Engine>> Form(const v1::FormGroup& order,
+                                                      const Environment& environment);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // `window` must stay alive until EndWindow.
+  absl::Status BeginWindow(const v1::Window& window);
+  void EndWindow();
+
+  // False: dropped, because its job has failed. An error is a window that cannot be executed.
+  absl::StatusOr<bool> Execute(const v1::Operation& operation);
+
+  // These jobs lose what their open batches have accumulated.
+  void DropBatches(const std::set<std::string>& jobs);
+
+  // Bytes of the model's arena, and of all slots.
+  int64_t group_bytes() const { return group_bytes_; }
+  int64_t slot_bytes() const { return slot_bytes_; }
+
+ private:
+  struct SequenceLoss {
+    double sum = 0;  // of -log p
+    int64_t trained_tokens = 0;
+  };
+  // One job's global batch between its first Forward and its Step.
+  struct OpenBatch {
+    v1::Batch told;
+    std::map<int64_t, SequenceLoss> losses;  // by sequence index: the order they are added in
+    int64_t tokens = 0;
+    double started_ms = 0;
+  };
+  // What stage 0 decides at NormUp and ClipDown brings to all.
+  struct Verdict {
+    int64_t step = 0;
+    double norm = 0;
+    double clip_factor = 1;
+    bool clip_down = false;
+  };
+  struct Resident {
+    std::unique_ptr<Slot> slot;  // null if it could not be loaded
+    int32_t index = -1;          // in the adapter table
+    bool failed = false;         // not finite, or not loaded: nothing of it is done any more
+    std::optional<OpenBatch> batch;
+    std::optional<Verdict> verdict;
+  };
+  // Consecutive loss rows of one segment.
+  struct LossSpan {
+    Resident* resident = nullptr;
+    const v1::Segment* segment = nullptr;
+    int64_t first = 0;
+    int64_t count = 0;
+  };
+  // A microbatch between Forward and Backward.
+  struct Flight {
+    const v1::Microbatch* microbatch = nullptr;
+    int64_t rows = 0;
+    int64_t squared_lengths = 0;
+    std::vector<int32_t> ids;
+    std::vector<kernels::Segment> segments;
+    std::vector<kernels::LossRow> loss_rows;
+    std::vector<LossSpan> spans;
+    std::unique_ptr<kernels::Batch> batch;
+    double forward_ms = 0;
+  };
+
+  Engine(const v1::FormGroup& order, const Environment& environment);
+
+  absl::StatusOr<Resident*> Find(const std::string& job);
+  absl::StatusOr<const v1::Microbatch*> FindMicrobatch(int64_t number) const;
+  absl::StatusOr<Flight> Prepare(const v1::Microbatch& microbatch, bool evaluate);
+  absl::Status AddSegment(const v1::Segment& segment, Resident* resident, Flight* flight);
+  absl::Status OpenBatchFor(const v1::Segment& segment, Resident* resident);
+  // Runs the forward pass; one loss per span.
+  std::vector<SequenceLoss> RunForward(Flight* flight, bool gradient);
+
+  absl::Status Forward(int64_t microbatch);
+  absl::Status Backward(int64_t microbatch);
+  absl::Status Evaluate(int64_t microbatch);
+  absl::Status NormUp(Resident* resident, const v1::Operation& operation);
+  absl::Status ClipDown(Resident* resident, const v1::Operation& operation);
+  absl::Status Step(Resident* resident, const v1::Operation& operation);
+  absl::Status Save(Resident* resident, const v1::Operation& operation);
+  absl::Status LoadSlot(const v1::Operation& operation);
+  absl::Status TryLoadSlot(const v1::Operation& operation, Resident* resident);
+  absl::Status FetchContent(const v1::Operation& operation, Slot* slot);
+  absl::Status FreeSlot(const std::string& job);
+
+  absl::Status CheckComplete(const std::string& job, const OpenBatch& batch) const;
+  void FailJob(const std::string& job, Resident* resident, int64_t step,
+               const std::vector<int64_t>& sequences, const std::string& what);
+  void DropBatch(Resident* resident);
+  void ReportEvaluations(const Flight& flight, const std::vector<SequenceLoss>& losses);
+  void ReportMicrobatch(const Flight& flight, double backward_ms);
+  void Report(v1::Report report);
+
+  const Environment environment_;
+  const v1::FormGroup order_;
+  std::optional<storage::ModelDirectory> directory_;
+  int64_t group_bytes_ = 0;
+  std::atomic<int64_t> slot_bytes_ = 0;  // the uploader takes off what it frees
+  std::unique_ptr<kernels::Arena> arena_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<kernels::AdapterTable> table_;
+  std::vector<bool> index_taken_;
+  std::map<std::string, Resident> residents_;
+  std::optional<Flight> flight_;
+  const v1::Window* window_ = nullptr;
+  std::map<int64_t, const v1::Microbatch*> microbatches_;  // of window_
+  std::unique_ptr<Uploader> uploader_;                     // last: ends before the slots do
+};
+
+}  // namespace lorad::worker
+
+#endif  // LORAD_WORKER_ENGINE_H_

@@ -1,0 +1,440 @@
+// Microbatches, batches and steps: the arithmetic of a window.
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "worker/engine.h"
+
+namespace lorad::worker {
+namespace {
+
+constexpr int32_t kNotTrained = -100;
+
+kernels::Mode ModeOf(v1::Segment::Mode mode) {
+  switch (mode) {
+    case v1::Segment::TRAIN:
+      return kernels::Mode::kTrain;
+    case v1::Segment::REFERENCE:
+      return kernels::Mode::kReference;
+    default:
+      return kernels::Mode::kEvaluate;
+  }
+}
+
+absl::Status Malformed(const v1::Segment& segment, const std::string& what) {
+  return absl::InvalidArgumentError(absl::StrCat("sequence ", segment.sequence(), " of job ",
+                                                 segment.job(), ", step ", segment.step(), ": ",
+                                                 what));
+}
+
+// The factor of torch.nn.utils.clip_grad_norm_.
+double ClipFactor(double max_norm, double norm) {
+  return max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
+}
+
+}  // namespace
+
+absl::Status Engine::BeginWindow(const v1::Window& window) {
+  window_ = &window;
+  microbatches_.clear();
+  for (const v1::Microbatch& microbatch : window.microbatches()) {
+    if (!microbatches_.emplace(microbatch.number(), &microbatch).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("microbatch ", microbatch.number(), " is in the window twice"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Engine::EndWindow() {
+  window_ = nullptr;
+  microbatches_.clear();
+  flight_.reset();
+}
+
+absl::StatusOr<bool> Engine::Execute(const v1::Operation& operation) {
+  const auto done = [](const absl::Status& status) -> absl::StatusOr<bool> {
+    if (!status.ok()) return status;
+    return true;
+  };
+  switch (operation.kind()) {
+    case v1::Operation::NOOP:
+      return true;
+    case v1::Operation::FORWARD:
+      return done(Forward(operation.microbatch()));
+    case v1::Operation::BACKWARD:
+      return done(Backward(operation.microbatch()));
+    case v1::Operation::EVALUATE:
+      return done(Evaluate(operation.microbatch()));
+    case v1::Operation::LOAD_SLOT:
+      return done(LoadSlot(operation));
+    case v1::Operation::FREE_SLOT:
+      return done(FreeSlot(operation.job()));
+    case v1::Operation::RECV:
+    case v1::Operation::SEND:
+      return absl::InvalidArgumentError(absl::StrCat(v1::Operation::Kind_Name(operation.kind()),
+                                                     " with stage ", operation.peer(),
+                                                     ": this group has one stage"));
+    default:
+      break;
+  }
+  auto resident = Find(operation.job());
+  if (!resident.ok()) return resident.status();
+  if ((*resident)->failed) return false;
+  switch (operation.kind()) {
+    case v1::Operation::NORM_UP:
+      return done(NormUp(*resident, operation));
+    case v1::Operation::CLIP_DOWN:
+      return done(ClipDown(*resident, operation));
+    case v1::Operation::STEP:
+      return done(Step(*resident, operation));
+    case v1::Operation::SAVE:
+      return done(Save(*resident, operation));
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("operation kind ", static_cast<int>(operation.kind()), " is not known"));
+  }
+}
+
+// ---- microbatches ----
+
+absl::StatusOr<const v1::Microbatch*> Engine::FindMicrobatch(int64_t number) const {
+  const auto found = microbatches_.find(number);
+  if (found == microbatches_.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("microbatch ", number, " is not in the window"));
+  }
+  return found->second;
+}
+
+absl::Status Engine::OpenBatchFor(const v1::Segment& segment, Resident* resident) {
+  if (!resident->batch.has_value()) {
+    if (segment.step() != resident->slot->step() + 1) {
+      return Malformed(segment, absl::StrCat("the slot is at step ", resident->slot->step()));
+    }
+    for (const v1::Batch& batch : window_->batches()) {
+      if (batch.job() != segment.job() || batch.step() != segment.step()) continue;
+      resident->batch.emplace();
+      resident->batch->told = batch;
+      resident->batch->started_ms = environment_.clock();
+      break;
+    }
+    if (!resident->batch.has_value()) {
+      return Malformed(segment, "the window does not tell of its batch");
+    }
+    if (resident->batch->told.trained_tokens() < 1) {
+      return Malformed(segment, "its batch trains no token");
+    }
+  }
+  if (resident->batch->told.step() != segment.step()) {
+    return Malformed(segment, absl::StrCat("step ", resident->batch->told.step(), " is under way"));
+  }
+  if (!resident->batch->losses.emplace(segment.sequence(), SequenceLoss{}).second) {
+    return Malformed(segment, "it comes twice");
+  }
+  resident->batch->tokens += segment.input_ids_size();
+  return absl::OkStatus();
+}
+
+// Appends the rows of a segment to `flight`. Row t counts in the loss if the label of row t + 1
+// does.
+absl::Status Engine::AddSegment(const v1::Segment& segment, Resident* resident, Flight* flight) {
+  const int64_t rows = segment.input_ids_size();
+  const int64_t vocabulary = model_->description().vocabulary;
+  if (rows < 1 || rows > model_->shape().longest_sequence) {
+    return Malformed(segment, absl::StrCat("its length ", rows, " is not in 1..",
+                                           model_->shape().longest_sequence));
+  }
+  if (segment.labels_size() != rows || segment.first_position() != 0) {
+    return Malformed(segment, "labels and ids differ in length, or it does not begin at its start");
+  }
+  const auto in_vocabulary = [&](int32_t id) { return id >= 0 && id < vocabulary; };
+  if (!std::all_of(segment.input_ids().begin(), segment.input_ids().end(), in_vocabulary)) {
+    return Malformed(segment, "an id is not in the vocabulary");
+  }
+  kernels::Segment entry;
+  entry.first_row = flight->rows;
+  entry.rows = rows;
+  entry.mode = ModeOf(segment.mode());
+  entry.slot = entry.mode == kernels::Mode::kReference ? -1 : resident->index;
+  entry.dropout.seed = resident->slot->options().dropout_seed;
+  entry.dropout.step = static_cast<uint32_t>(segment.step());
+  entry.dropout.sequence = static_cast<uint32_t>(segment.sequence());
+  flight->segments.push_back(entry);
+  flight->ids.insert(flight->ids.end(), segment.input_ids().begin(), segment.input_ids().end());
+  LossSpan span{resident, &segment, static_cast<int64_t>(flight->loss_rows.size()), 0};
+  for (int64_t t = 0; t + 1 < rows; ++t) {
+    const int32_t label = segment.labels(static_cast<int>(t + 1));
+    if (label == kNotTrained) continue;
+    if (!in_vocabulary(label)) return Malformed(segment, "a label is not in the vocabulary");
+    flight->loss_rows.push_back({entry.first_row + t, label});
+    ++span.count;
+  }
+  flight->spans.push_back(span);
+  flight->rows += rows;
+  flight->squared_lengths += rows * rows;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Engine::Flight> Engine::Prepare(const v1::Microbatch& microbatch, bool evaluate) {
+  Flight flight;
+  flight.microbatch = &microbatch;
+  for (const v1::Segment& segment : microbatch.segments()) {
+    auto resident = Find(segment.job());
+    if (!resident.ok()) return resident.status();
+    if ((*resident)->failed) continue;
+    const bool trains = segment.mode() == v1::Segment::TRAIN;
+    if (trains && evaluate) {
+      return Malformed(segment, "it trains, but its microbatch is only evaluated");
+    }
+    if (flight.rows + segment.input_ids_size() > model_->shape().capacity_tokens) {
+      return Malformed(segment, absl::StrCat("microbatch ", microbatch.number(), " exceeds ",
+                                             model_->shape().capacity_tokens, " tokens"));
+    }
+    absl::Status status = trains ? OpenBatchFor(segment, *resident) : absl::OkStatus();
+    if (status.ok()) status = AddSegment(segment, *resident, &flight);
+    if (!status.ok()) return status;
+  }
+  if (flight.rows > 0) {
+    flight.batch = environment_.backend->PrepareBatch(
+        {.ids = flight.ids, .segments = flight.segments, .loss_rows = flight.loss_rows});
+  }
+  return flight;
+}
+
+std::vector<Engine::SequenceLoss> Engine::RunForward(Flight* flight, bool gradient) {
+  std::vector<SequenceLoss> losses(flight->spans.size());
+  if (flight->rows == 0) return losses;
+  const double started_ms = environment_.clock();
+  model_->Forward(*flight->batch, flight->rows, static_cast<int64_t>(flight->loss_rows.size()),
+                  *table_, gradient);
+  std::vector<float> log_p(flight->loss_rows.size());
+  model_->ReadLogP(log_p);
+  environment_.backend->Synchronize();
+  flight->forward_ms = environment_.clock() - started_ms;
+  for (size_t i = 0; i < flight->spans.size(); ++i) {
+    const LossSpan& span = flight->spans[i];
+    losses[i].trained_tokens = span.count;
+    for (int64_t row = span.first; row < span.first + span.count; ++row) {
+      losses[i].sum -= static_cast<double>(log_p[row]);
+    }
+  }
+  return losses;
+}
+
+absl::Status Engine::Forward(int64_t microbatch) {
+  if (flight_.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Forward of microbatch ", microbatch, " before Backward of ",
+                     flight_->microbatch->number(), ": there is memory for one"));
+  }
+  auto found = FindMicrobatch(microbatch);
+  if (!found.ok()) return found.status();
+  auto flight = Prepare(**found, false);
+  if (!flight.ok()) return flight.status();
+  flight_ = *std::move(flight);
+  const std::vector<SequenceLoss> losses = RunForward(&*flight_, true);
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const LossSpan& span = flight_->spans[i];
+    if (span.segment->mode() != v1::Segment::TRAIN) continue;
+    span.resident->batch->losses[span.segment->sequence()] = losses[i];
+  }
+  ReportEvaluations(*flight_, losses);
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Backward(int64_t microbatch) {
+  if (!flight_.has_value() || flight_->microbatch->number() != microbatch) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Backward of microbatch ", microbatch, " without its Forward"));
+  }
+  const double started_ms = environment_.clock();
+  if (flight_->rows > 0) {
+    std::vector<float> weights(flight_->loss_rows.size());
+    for (const LossSpan& span : flight_->spans) {
+      if (span.segment->mode() != v1::Segment::TRAIN) continue;
+      const auto trained = static_cast<double>(span.resident->batch->told.trained_tokens());
+      std::fill_n(weights.begin() + span.first, span.count, static_cast<float>(-1.0 / trained));
+    }
+    model_->Backward(*flight_->batch, flight_->rows, *table_, weights);
+    environment_.backend->Synchronize();
+  }
+  ReportMicrobatch(*flight_, environment_.clock() - started_ms);
+  flight_.reset();
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Evaluate(int64_t microbatch) {
+  if (flight_.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Evaluate of microbatch ", microbatch, " before Backward of ",
+                     flight_->microbatch->number(), ": there is memory for one"));
+  }
+  auto found = FindMicrobatch(microbatch);
+  if (!found.ok()) return found.status();
+  auto prepared = Prepare(**found, true);
+  if (!prepared.ok()) return prepared.status();
+  Flight flight = *std::move(prepared);
+  const std::vector<SequenceLoss> losses = RunForward(&flight, false);
+  ReportEvaluations(flight, losses);
+  ReportMicrobatch(flight, 0);
+  return absl::OkStatus();
+}
+
+void Engine::ReportEvaluations(const Flight& flight, const std::vector<SequenceLoss>& losses) {
+  std::map<std::string, v1::EvaluateDone> done;
+  std::map<std::string, std::vector<int64_t>> not_finite;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const v1::Segment& segment = *flight.spans[i].segment;
+    if (segment.mode() == v1::Segment::TRAIN) continue;
+    v1::EvaluateDone& report = done[segment.job()];
+    report.set_job(segment.job());
+    report.set_step(segment.step());
+    report.add_sequence(segment.sequence());
+    report.add_loss_sum(losses[i].sum);
+    report.add_trained_tokens(losses[i].trained_tokens);
+    if (!std::isfinite(losses[i].sum)) not_finite[segment.job()].push_back(segment.sequence());
+  }
+  for (auto& [job, evaluated] : done) {
+    if (not_finite.count(job) != 0) {
+      FailJob(job, &residents_.at(job), evaluated.step(), not_finite[job], "validation loss");
+      continue;
+    }
+    v1::Report report;
+    *report.mutable_evaluate_done() = std::move(evaluated);
+    Report(std::move(report));
+  }
+}
+
+void Engine::ReportMicrobatch(const Flight& flight, double backward_ms) {
+  std::set<std::string> jobs;
+  for (const LossSpan& span : flight.spans) jobs.insert(span.segment->job());
+  v1::Report report;
+  v1::MicrobatchDone& done = *report.mutable_microbatch_done();
+  done.set_microbatch(flight.microbatch->number());
+  done.set_tokens(flight.rows);
+  done.set_squared_lengths(flight.squared_lengths);
+  done.set_forward_ms(flight.forward_ms);
+  done.set_backward_ms(backward_ms);
+  done.set_adapters(static_cast<int32_t>(jobs.size()));
+  Report(std::move(report));
+}
+
+// ---- steps ----
+
+absl::Status Engine::CheckComplete(const std::string& job, const OpenBatch& batch) const {
+  int64_t trained_tokens = 0;
+  for (const auto& [sequence, loss] : batch.losses) trained_tokens += loss.trained_tokens;
+  const auto sequences = static_cast<int64_t>(batch.losses.size());
+  if (sequences == batch.told.sequences() && trained_tokens == batch.told.trained_tokens() &&
+      batch.tokens == batch.told.tokens()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the batch of job ", job, ", step ", batch.told.step(), " has ", sequences, " sequences, ",
+      batch.tokens, " tokens, ", trained_tokens, " of them trained; told were ",
+      batch.told.sequences(), ", ", batch.told.tokens(), ", ", batch.told.trained_tokens()));
+}
+
+void Engine::DropBatch(Resident* resident) {
+  resident->batch.reset();
+  resident->verdict.reset();
+  if (resident->slot == nullptr) return;
+  environment_.backend->DropGradients(resident->slot->OptimizerTensors(0));
+  environment_.backend->TakeOverflow(*table_, resident->index);
+}
+
+void Engine::DropBatches(const std::set<std::string>& jobs) {
+  for (auto& [job, resident] : residents_) {
+    if (resident.batch.has_value() && jobs.count(job) != 0) DropBatch(&resident);
+  }
+}
+
+void Engine::FailJob(const std::string& job, Resident* resident, int64_t step,
+                     const std::vector<int64_t>& sequences, const std::string& what) {
+  v1::Report report;
+  v1::NotFinite& not_finite = *report.mutable_not_finite();
+  not_finite.set_job(job);
+  not_finite.set_step(step);
+  not_finite.mutable_sequences()->Add(sequences.begin(), sequences.end());
+  not_finite.set_what(what);
+  Report(std::move(report));
+  DropBatch(resident);
+  resident->failed = true;
+}
+
+absl::Status Engine::NormUp(Resident* resident, const v1::Operation& operation) {
+  if (!resident->batch.has_value() || resident->batch->told.step() != operation.step()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "job ", operation.job(), " has no batch of step ", operation.step(), " under way"));
+  }
+  const absl::Status status = CheckComplete(operation.job(), *resident->batch);
+  if (!status.ok()) return status;
+  std::vector<int64_t> not_finite;
+  for (const auto& [sequence, loss] : resident->batch->losses) {
+    if (!std::isfinite(loss.sum)) not_finite.push_back(sequence);
+  }
+  const std::vector<kernels::OptimizerTensor> tensors = resident->slot->OptimizerTensors(0);
+  std::vector<double> sums(tensors.size());
+  environment_.backend->SumOfSquares(tensors, sums);
+  double sum = 0;
+  for (const double of_matrix : sums) sum += of_matrix;
+  const bool overflow = environment_.backend->TakeOverflow(*table_, resident->index);
+  if (!not_finite.empty() || overflow || !std::isfinite(sum)) {
+    FailJob(operation.job(), resident, operation.step(), not_finite,
+            not_finite.empty() ? "gradient norm" : "loss");
+    return absl::OkStatus();
+  }
+  Verdict verdict;
+  verdict.step = operation.step();
+  verdict.norm = std::sqrt(sum);
+  verdict.clip_factor = ClipFactor(resident->slot->options().max_grad_norm, verdict.norm);
+  resident->verdict = verdict;
+  return absl::OkStatus();
+}
+
+absl::Status Engine::ClipDown(Resident* resident, const v1::Operation& operation) {
+  if (!resident->verdict.has_value() || resident->verdict->step != operation.step()) {
+    return absl::InvalidArgumentError(absl::StrCat("ClipDown of job ", operation.job(), ", step ",
+                                                   operation.step(), " without its NormUp"));
+  }
+  resident->verdict->clip_down = true;
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Step(Resident* resident, const v1::Operation& operation) {
+  if (!resident->verdict.has_value() || !resident->verdict->clip_down ||
+      resident->verdict->step != operation.step()) {
+    return absl::InvalidArgumentError(absl::StrCat("Step ", operation.step(), " of job ",
+                                                   operation.job(), " without its ClipDown"));
+  }
+  const SlotOptions& options = resident->slot->options();
+  environment_.backend->AdamW({.beta1 = options.beta1,
+                               .beta2 = options.beta2,
+                               .eps = options.eps,
+                               .step = operation.step(),
+                               .clip_factor = resident->verdict->clip_factor},
+                              resident->slot->OptimizerTensors(operation.learning_rate()));
+  resident->slot->set_step(operation.step());
+  environment_.backend->Synchronize();
+  const OpenBatch& batch = *resident->batch;
+  double loss_sum = 0;
+  for (const auto& [sequence, loss] : batch.losses) loss_sum += loss.sum;
+  v1::Report report;
+  v1::StepDone& done = *report.mutable_step_done();
+  done.set_job(operation.job());
+  done.set_step(operation.step());
+  done.set_loss(loss_sum / static_cast<double>(batch.told.trained_tokens()));
+  done.set_grad_norm(resident->verdict->norm);
+  done.set_learning_rate(operation.learning_rate());
+  done.set_trained_tokens(batch.told.trained_tokens());
+  done.set_tokens(batch.told.tokens());
+  done.set_step_time_ms(environment_.clock() - batch.started_ms);
+  Report(std::move(report));
+  resident->batch.reset();
+  resident->verdict.reset();
+  return absl::OkStatus();
+}
+
+}  // namespace lorad::worker

@@ -1,0 +1,161 @@
+#ifndef LORAD_WORKER_MODEL_H_
+#define LORAD_WORKER_MODEL_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/arena.h"
+#include "kernels/backend.h"
+#include "kernels/tensor.h"
+#include "storage/model_description.h"
+#include "storage/model_directory.h"
+
+namespace lorad::worker {
+
+// Which blocks of a model a stage holds. A block is half a layer (attention or MLP), so layers may
+// be cut between the two; the residual stream is what crosses a border. The stage of block 0 has
+// the embedding, the stage of the last block has the final norm, the head and the loss.
+struct StageRange {
+  int32_t first_block = 0;
+  int32_t end_block = 0;  // exclusive
+
+  bool has_embedding() const { return first_block == 0; }
+  bool has_head(const storage::ModelDescription& description) const {
+    return end_block == static_cast<int32_t>(description.blocks.size());
+  }
+};
+
+// All blocks on one stage.
+StageRange WholeModel(const storage::ModelDescription& description);
+
+struct ModelShape {
+  int64_t capacity_tokens = 0;   // of a microbatch
+  int64_t longest_sequence = 0;  // at most capacity_tokens
+};
+
+// The largest rank a slot may bring: the workspace is planned for it, so that a group's memory does
+// not depend on who will be in it.
+inline constexpr int64_t kRankMax = 512;
+
+// A stage of a base model with the memory for one microbatch in flight. Runs the table of a
+// ModelDescription and knows no family by name. Forward keeps, per block and row: x at the block's
+// entry (H); attention: q, k, v after the rotary embedding ((N + 2G) D), its output (N D) and lse
+// (N); MLP: gate and up (2F). Norms and the SwiGLU product are computed again in backward.
+//
+// Counting: constructed over a counting arena, a Model holds nothing and arena.bytes_max() is what
+// a real one takes. The rules, in 4-byte floats, every line rounded up to 64 bytes as one
+// allocation (kernels/arena.h), T = capacity_tokens, P = longest_sequence:
+//   weights      whatever Backend::MakeLinear takes for: embedding [V, H]; per block the groups in
+//                and out; head [V, H] unless tied (and on the same stage). Per norm H.
+//   rope         P D per distinct RopeSpec
+//   activations  per block: T H; attention T (N + 2G) D, T N D, T N; MLP 2 T F
+//   border       T H (x behind the last block)
+//   scratch      three times T H (h, dh, dx), and the larger of: attention T (N + 2G) D + T N D,
+//                MLP 2 T F (the products dq, dk, dv and dout; y and dy)
+//   loss         T (log p), T H (unit gradient)
+//   workspace    whatever Backend::ReserveWorkspace takes
+// Threads: one.
+class Model {
+ public:
+  // Takes all memory from `arena`, which must outlive the model, as must `backend`.
+  Model(kernels::Backend* backend, const storage::ModelDescription& description, StageRange range,
+        ModelShape shape, kernels::Arena& arena);
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  // Bytes of a real arena for it.
+  static int64_t CountBytes(kernels::Backend* backend, const storage::ModelDescription& description,
+                            StageRange range, ModelShape shape);
+
+  // Fills the weights from the directory the description came from, tensor by tensor, straight into
+  // the arena. REQUIRES: a real arena.
+  absl::Status Load(const storage::ModelDirectory& directory);
+
+  // Runs a microbatch of T' <= capacity rows up to log p of its loss rows. With `gradient` also the
+  // unit gradients, for a Backward on the same batch and table directly after it.
+  void Forward(const kernels::Batch& batch, int64_t rows, int64_t loss_rows,
+               const kernels::AdapterTable& table, bool gradient);
+  // log p of the loss rows of the last Forward, copied to the host.
+  void ReadLogP(std::span<float> log_p);
+  // Gradients of sum_i weights[i] * log_p[i], added into the slots' accumulators. Uses up what
+  // Forward kept.
+  void Backward(const kernels::Batch& batch, int64_t rows, kernels::AdapterTable& table,
+                std::span<const float> weights);
+
+  // Linear groups as the backend's AdapterTable numbers them: `in` and `out` of every block.
+  int32_t groups() const { return 2 * (range_.end_block - range_.first_block); }
+  int32_t InGroup(int32_t block) const { return 2 * (block - range_.first_block); }
+  int32_t OutGroup(int32_t block) const { return InGroup(block) + 1; }
+
+  const storage::ModelDescription& description() const { return description_; }
+  const StageRange& range() const { return range_; }
+  const ModelShape& shape() const { return shape_; }
+
+ private:
+  struct BlockState {
+    const storage::Block* block = nullptr;
+    int32_t index = 0;
+    bool attention = false;
+    // Frozen.
+    kernels::TensorView norm;  // [1, H]
+    std::unique_ptr<kernels::Linear> in;
+    std::unique_ptr<kernels::Linear> out;
+    kernels::TensorView rope;  // [P, D]; attention
+    // Kept by forward.
+    kernels::TensorView x;    // [T, H]
+    kernels::TensorView mix;  // attention: [T, (N + 2G) D]; MLP: [T, 2F]
+    kernels::TensorView y;    // [T, N D]; attention
+    kernels::TensorView lse;  // [T, N]; attention
+    // Scratch shared by all blocks: what the mixer gives to `out`, and the gradients.
+    kernels::TensorView scratch_y;     // [T, F]; MLP
+    kernels::TensorView scratch_dy;    // [T, N D] or [T, F]
+    kernels::TensorView scratch_dmix;  // [T, (N + 2G) D]; attention (the MLP's overwrites mix)
+  };
+
+  void LayWeights(kernels::Arena& arena);
+  void LayActivations(kernels::Arena& arena);
+  kernels::Limits BackendLimits() const;
+  kernels::TensorView RopeTable(const storage::RopeSpec& rope, kernels::Arena& arena);
+  void FillRopeTables();
+  absl::Status LoadGroup(const storage::ModelDirectory& directory,
+                         const storage::LinearGroup& group, kernels::Linear& linear);
+  absl::Status LoadNorm(const storage::ModelDirectory& directory, const storage::NormSpec& norm,
+                        const kernels::TensorView& view);
+
+  void ForwardAttention(const kernels::Batch& batch, int64_t rows, const BlockState& state);
+  void BackwardAttention(const kernels::Batch& batch, int64_t rows, const BlockState& state,
+                         kernels::AdapterTable& table);
+  void BackwardMlp(const kernels::Batch& batch, int64_t rows, const BlockState& state,
+                   kernels::AdapterTable& table);
+  const kernels::TensorView& BorderAfter(size_t i) const;
+
+  kernels::Backend* const backend_;
+  const storage::ModelDescription description_;
+  const StageRange range_;
+  const ModelShape shape_;
+
+  struct RopeState {
+    const storage::RopeSpec* rope;
+    kernels::TensorView table;
+  };
+  std::vector<RopeState> ropes_;
+  std::unique_ptr<kernels::Linear> embedding_;
+  std::unique_ptr<kernels::Linear> own_head_;  // null if tied to embedding_
+  kernels::Linear* head_ = nullptr;
+  kernels::TensorView final_norm_;  // [1, H]
+  std::vector<BlockState> blocks_;
+  kernels::TensorView border_;  // [T, H]: x behind the last block
+  kernels::TensorView h_;       // [T, H]: a norm's output
+  kernels::TensorView dh_;      // [T, H]
+  kernels::TensorView dx_;      // [T, H]: the residual's gradient
+  kernels::TensorView log_p_;   // [1, T]
+  kernels::TensorView unit_;    // [T, H]
+  int64_t loss_rows_ = 0;       // of the last Forward
+};
+
+}  // namespace lorad::worker
+
+#endif  // LORAD_WORKER_MODEL_H_

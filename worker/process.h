@@ -1,0 +1,30 @@
+#ifndef LORAD_WORKER_PROCESS_H_
+#define LORAD_WORKER_PROCESS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "kernels/backend.h"
+
+namespace lorad::worker {
+
+// Of this process, in bytes, as the kernel counts them; 0 where it does not say.
+int64_t ResidentBytes();
+int64_t PeakResidentBytes();
+
+// All of the machine's memory.
+int64_t MachineMemoryBytes();
+
+// 16 hexadecimal digits over everything that decides bits here: the backend's own id (device type,
+// library versions, kernel in use) and the version of the engine's arithmetic. Checkpoints carry
+// it.
+std::string NumericsId(const kernels::Backend& backend);
+
+// The kernel sends SIGKILL when the process that started this one ends. FAILED_PRECONDITION if that
+// has already happened.
+absl::Status DieWithParent();
+
+}  // namespace lorad::worker
+
+#endif  // LORAD_WORKER_PROCESS_H_

@@ -1,0 +1,151 @@
+#ifndef LORAD_WORKER_SLOT_H_
+#define LORAD_WORKER_SLOT_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/arena.h"
+#include "kernels/backend.h"
+#include "storage/model_description.h"
+#include "worker/model.h"
+
+namespace lorad::worker {
+
+// What a slot holds is a list of these; optimizer, norm, checkpoint and export iterate over it and
+// know nothing else about the method. (Other LoRA variants are other lists.)
+struct SlotTensor {
+  enum class Initialization { kKaimingUniform, kZero };
+
+  std::string name;  // PEFT key
+  int64_t rows = 0;
+  int64_t columns = 0;
+  bool trainable = true;
+  int32_t shared_with = -1;  // index of the tensor whose memory this one is; -1: its own
+  double learning_rate_factor = 1;
+  double decay_factor = 1;
+  Initialization initialization = Initialization::kZero;
+  // Where the model uses it.
+  int32_t layer = 0;
+  int32_t target = 0;  // index in TargetModules(description)
+  int32_t block = 0;   // index in description.blocks
+  bool of_out_group = false;
+  int64_t first_output = 0;  // row range of the linear group
+  int64_t outputs = 0;
+  char matrix = 'A';
+
+  int64_t elements() const { return rows * columns; }
+};
+
+// How a slot is trained: everything but the tensors.
+struct SlotOptions {
+  std::string job;
+  int64_t rank = 8;
+  double scale = 1;
+  double dropout = 0;
+  std::vector<std::string> target_modules;
+  uint64_t init_seed = 0;
+  uint64_t dropout_seed = 0;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  double max_grad_norm = 0;  // 0: no clipping
+};
+
+// The tensors of a LoRA adapter on one stage, in the order (layer, target, A before B): the order
+// in which norms are folded. Refused: a target the model does not have, no target, a rank out of
+// 1..kRankMax, dropout outside [0, 1).
+absl::StatusOr<std::vector<SlotTensor>> ListLoraTensors(
+    const storage::ModelDescription& description, StageRange range, const SlotOptions& options);
+
+// The place of one adapter's trainable tensors on a worker, an arena of its own. Counting rules:
+// every line one allocation rounded up to 64 bytes, e = elements of a tensor, in the list's order:
+//   per tensor that shares no other's memory   4 e (master)
+//   and where it trains                        4 e (exp_avg), 4 e (exp_avg_sq), 8 e (gradient)
+//   last, once                                 12 bytes an element of those that train: staging of
+//                                              a save
+// Threads: the executor's; only what says so is also called from the uploader's.
+class Slot {
+ public:
+  // What the arena of such a slot must hold.
+  static int64_t CountBytes(const std::vector<SlotTensor>& tensors);
+
+  // Lays the tensors out in an arena of its own (all zero). RESOURCE_EXHAUSTED from the system.
+  static absl::StatusOr<std::unique_ptr<Slot>> Create(kernels::Backend* backend,
+                                                      std::vector<SlotTensor> tensors,
+                                                      SlotOptions options);
+  Slot(const Slot&) = delete;
+  Slot& operator=(const Slot&) = delete;
+
+  // PEFT's initialization: A Kaiming-uniform from init_seed, B zero.
+  void Initialize();
+
+  // Tells the backend where its targets lie. `model` numbers the groups.
+  void Bind(const Model& model, kernels::AdapterTable* table, int32_t index) const;
+
+  // Host views of tensor i, float32, for reading content into and copying it out.
+  struct Place {
+    kernels::TensorView master;
+    kernels::TensorView exp_avg;     // empty where it does not train
+    kernels::TensorView exp_avg_sq;  // likewise
+    int64_t* gradient = nullptr;     // fixed point
+  };
+  const std::vector<Place>& places() const { return places_; }
+  const std::vector<SlotTensor>& tensors() const { return tensors_; }
+  const SlotOptions& options() const { return options_; }
+  int64_t bytes() const { return bytes_; }
+
+  // Steps done.
+  int64_t step() const { return step_; }
+  void set_step(int64_t step) { step_ = step; }
+
+  // What the optimizer iterates over; learning rate and decay with each tensor's factors.
+  std::vector<kernels::OptimizerTensor> OptimizerTensors(double learning_rate) const;
+
+  // ---- saving ----
+
+  // A shard as it will be sent: prefix (header) and data. The data lie in the slot's staging memory
+  // until ReleaseStaging.
+  struct Shard {
+    std::string prefix;
+    std::string_view data;
+    int64_t step = 0;
+    int64_t bytes() const { return static_cast<int64_t>(prefix.size() + data.size()); }
+  };
+  // Copies master and moments into staging; waits until the one before is released (the uploader
+  // always does, in the end).
+  Shard Stage(const std::string& numerics_id);
+  // Threads: uploader.
+  void ReleaseStaging();
+
+ private:
+  Slot(kernels::Backend* backend, std::vector<SlotTensor> tensors, SlotOptions options)
+      : backend_(backend), tensors_(std::move(tensors)), options_(std::move(options)) {}
+  static std::vector<Place> Lay(const std::vector<SlotTensor>& tensors, kernels::Arena& arena,
+                                float** staging);
+
+  kernels::Backend* const backend_;
+  const std::vector<SlotTensor> tensors_;
+  const SlotOptions options_;
+  std::unique_ptr<kernels::Arena> arena_;
+  int64_t bytes_ = 0;
+  std::vector<Place> places_;
+  float* staging_ = nullptr;
+  int64_t step_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable released_;
+  bool staging_busy_ = false;  // GUARDED_BY(mutex_)
+};
+
+}  // namespace lorad::worker
+
+#endif  // LORAD_WORKER_SLOT_H_

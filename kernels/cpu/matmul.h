@@ -1,0 +1,29 @@
+// Matrix products by OpenBLAS, which chooses its kernel for the CPU at hand. Each call runs on the
+// calling thread alone; many threads may call at once. Row-major; lda, ldb, ldc are row strides.
+// With beta 0, c is written and never read.
+#ifndef LORAD_KERNELS_CPU_MATMUL_H_
+#define LORAD_KERNELS_CPU_MATMUL_H_
+
+#include <cstdint>
+#include <string>
+
+namespace lorad::kernels::cpu {
+
+// c [m, n] = alpha a b^T + beta c;  a [m, k], b [n, k].
+void MultiplyNT(int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
+                const float* b, int64_t ldb, float beta, float* c, int64_t ldc);
+// c [m, n] = alpha a b + beta c;  a [m, k], b [k, n].
+void MultiplyNN(int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
+                const float* b, int64_t ldb, float beta, float* c, int64_t ldc);
+// c [m, n] = alpha a^T b + beta c;  a [k, m], b [k, n].
+void MultiplyTN(int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
+                const float* b, int64_t ldb, float beta, float* c, int64_t ldc);
+
+// Before the first product of the process; again at no cost.
+void InitializeMatmul();
+// Library, version and kernel: what decides a product's bits.
+std::string MatmulId();
+
+}  // namespace lorad::kernels::cpu
+
+#endif  // LORAD_KERNELS_CPU_MATMUL_H_

@@ -1,0 +1,17 @@
+// Memory for the CPU's arenas.
+#ifndef LORAD_KERNELS_CPU_PAGES_H_
+#define LORAD_KERNELS_CPU_PAGES_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "kernels/arena.h"
+
+namespace lorad::kernels::cpu {
+
+// An arena of zeroed pages, all resident when it returns (large pages where the system gives them).
+absl::StatusOr<std::unique_ptr<Arena>> MakePagedArena(int64_t bytes);
+
+}  // namespace lorad::kernels::cpu
+
+#endif  // LORAD_KERNELS_CPU_PAGES_H_

@@ -1,0 +1,87 @@
+#include "kernels/cpu/thread_pool.h"
+
+#include <cassert>
+
+namespace lorad::kernels::cpu {
+namespace {
+
+// Operations follow each other within microseconds: look this often before sleeping (some 20 us).
+constexpr int kSpins = 2000;
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) {
+  assert(threads >= 1);
+  for (int thread = 1; thread < threads; ++thread) {
+    workers_.emplace_back([this, thread] { Work(thread); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_.store(true);
+  }
+  wake_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::TakeItems(const Job& job, int thread) {
+  for (;;) {
+    const int64_t item = next_item_.fetch_add(1, std::memory_order_relaxed);
+    if (item >= job.items) return;
+    job.call(job.context, item, thread);
+  }
+}
+
+void ThreadPool::Execute(const Job& job) {
+  if (job.items <= 0) return;
+  if (job.items == 1 || workers_.empty()) {
+    for (int64_t item = 0; item < job.items; ++item) job.call(job.context, item, 0);
+    return;
+  }
+  job_ = job;
+  next_item_.store(0, std::memory_order_relaxed);
+  running_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+  {
+    std::lock_guard lock(mutex_);
+    generation_.fetch_add(1, std::memory_order_release);
+  }
+  wake_.notify_all();
+  TakeItems(job, 0);
+  // The last items are short: yielding costs less than sleeping, and leaves the core to a worker
+  // that shares it.
+  for (int spin = 0; running_.load(std::memory_order_acquire) != 0; ++spin) {
+    if (spin < kSpins) {
+      Pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+void ThreadPool::Work(int thread) {
+  uint64_t done = 0;
+  for (;;) {
+    for (int spin = 0; spin < kSpins && generation_.load(std::memory_order_acquire) == done;
+         ++spin) {
+      Pause();
+    }
+    if (generation_.load(std::memory_order_acquire) == done) {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [&] { return stop_.load() || generation_.load() != done; });
+      if (generation_.load() == done) return;  // stopped
+    }
+    done = generation_.load(std::memory_order_acquire);
+    TakeItems(job_, thread);
+    running_.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+}  // namespace lorad::kernels::cpu

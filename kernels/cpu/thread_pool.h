@@ -1,0 +1,63 @@
+// Threads that share out the items of one operation at a time. Which thread runs an item never
+// changes its result.
+#ifndef LORAD_KERNELS_CPU_THREAD_POOL_H_
+#define LORAD_KERNELS_CPU_THREAD_POOL_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace lorad::kernels::cpu {
+
+// One caller at a time.
+class ThreadPool {
+ public:
+  // `threads` counts the calling one; threads - 1 are started and joined by the destructor.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // Calls run(item, thread) for every item in 0..items-1, thread in 0..threads()-1; returns when
+  // all are done. Items begin in ascending order, so long ones should come first.
+  template <typename Function>
+  void Run(int64_t items, Function&& run) {
+    using Callable = std::remove_reference_t<Function>;
+    Execute({.items = items,
+             .context = const_cast<void*>(static_cast<const void*>(&run)),
+             .call = [](void* context, int64_t item, int thread) {
+               (*static_cast<Callable*>(context))(item, thread);
+             }});
+  }
+
+ private:
+  struct Job {
+    int64_t items = 0;
+    void* context = nullptr;
+    void (*call)(void* context, int64_t item, int thread) = nullptr;
+  };
+
+  void Execute(const Job& job);
+  void Work(int thread);
+  void TakeItems(const Job& job, int thread);
+
+  std::vector<std::thread> workers_;
+  Job job_;                              // written while no worker runs
+  std::atomic<int64_t> next_item_{0};    // of job_
+  std::atomic<uint64_t> generation_{0};  // counts jobs; a worker runs each once
+  std::atomic<int> running_{0};          // workers that have not finished job_
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::condition_variable wake_;  // generation_ or stop_ changed
+};
+
+}  // namespace lorad::kernels::cpu
+
+#endif  // LORAD_KERNELS_CPU_THREAD_POOL_H_

@@ -1,0 +1,46 @@
+#include "worker/reports.h"
+
+#include <catch2/catch.hpp>
+
+namespace lorad::worker {
+namespace {
+
+v1::Report WindowDone(int64_t window) {
+  v1::Report report;
+  report.mutable_window_done()->set_window(window);
+  return report;
+}
+
+TEST_CASE("reports are numbered per epoch and kept until acknowledged") {
+  ReportLog log;
+  log.BeginEpoch(7);
+  for (int64_t i = 1; i <= 3; ++i) log.Add(7, WindowDone(i));
+  CHECK(log.last_number() == 3);
+  log.Acknowledge(7, 2);
+  CHECK(log.kept() == 1);
+  log.Acknowledge(6, 3);  // of another epoch
+  CHECK(log.kept() == 1);
+  std::vector<int64_t> told;
+  const std::vector<v1::Report> first =
+      log.Resume([&](const v1::Report& report) { told.push_back(report.number()); });
+  REQUIRE(first.size() == 1);
+  CHECK(first[0].number() == 3);
+  CHECK(first[0].epoch() == 7);
+  log.Add(7, WindowDone(4));
+  CHECK(told == std::vector<int64_t>{4});
+}
+
+TEST_CASE("a report of an epoch that is over is dropped") {
+  ReportLog log;
+  log.BeginEpoch(7);
+  log.Add(7, WindowDone(1));
+  log.BeginEpoch(8);
+  CHECK(log.kept() == 0);
+  log.Add(7, WindowDone(2));
+  CHECK(log.kept() == 0);
+  log.Add(8, WindowDone(1));
+  CHECK(log.last_number() == 1);
+}
+
+}  // namespace
+}  // namespace lorad::worker

@@ -1,0 +1,99 @@
+#include "worker/grpc_bulk.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "lorad/worker/v1/worker.grpc.pb.h"
+#include "worker/rpc_status.h"
+
+namespace lorad::worker {
+namespace {
+
+constexpr size_t kChunkBytes = size_t{1} << 20;
+
+}  // namespace
+
+struct GrpcBulk::Stub {
+  std::unique_ptr<v1::Coordinator::Stub> coordinator;
+};
+
+// A call that Cancel can find while it runs.
+class GrpcBulk::Call {
+ public:
+  Call(GrpcBulk* bulk, int64_t epoch) : bulk_(bulk), epoch_(epoch) {
+    std::lock_guard lock(bulk_->mutex_);
+    cancelled_ = epoch <= bulk_->cancelled_epoch_;
+    if (!cancelled_) bulk_->calls_.insert(this);
+  }
+  ~Call() {
+    std::lock_guard lock(bulk_->mutex_);
+    bulk_->calls_.erase(this);
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  // Before the call begins.
+  bool cancelled() const { return cancelled_; }
+  int64_t epoch() const { return epoch_; }
+  grpc::ClientContext& context() { return context_; }
+
+ private:
+  GrpcBulk* const bulk_;
+  const int64_t epoch_;
+  bool cancelled_ = false;
+  grpc::ClientContext context_;
+};
+
+GrpcBulk::GrpcBulk(const std::string& coordinator) : stub_(std::make_unique<Stub>()) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  stub_->coordinator = v1::Coordinator::NewStub(
+      grpc::CreateCustomChannel(coordinator, grpc::InsecureChannelCredentials(), arguments));
+}
+
+GrpcBulk::~GrpcBulk() = default;
+
+absl::Status GrpcBulk::Fetch(const v1::FetchSlotContentRequest& request, const Sink& sink) {
+  Call call(this, request.epoch());
+  if (call.cancelled()) return absl::CancelledError("the group is being left");
+  auto reader = stub_->coordinator->FetchSlotContent(&call.context(), request);
+  v1::Chunk chunk;
+  absl::Status sunk;
+  while (sunk.ok() && reader->Read(&chunk)) sunk = sink(chunk.data());
+  if (!sunk.ok()) call.context().TryCancel();
+  const grpc::Status status = reader->Finish();
+  return sunk.ok() ? FromRpc(status) : sunk;
+}
+
+absl::Status GrpcBulk::Upload(const v1::UploadShardRequest::Header& header,
+                              absl::Span<const std::string_view> parts) {
+  Call call(this, header.epoch());
+  if (call.cancelled()) return absl::CancelledError("the group is being left");
+  v1::UploadShardResponse response;
+  auto writer = stub_->coordinator->UploadShard(&call.context(), &response);
+  v1::UploadShardRequest request;
+  *request.mutable_header() = header;
+  bool open = writer->Write(request);
+  for (std::string_view part : parts) {
+    while (open && !part.empty()) {
+      const size_t taken = std::min(part.size(), kChunkBytes);
+      request.set_chunk(part.data(), taken);
+      open = writer->Write(request);
+      part.remove_prefix(taken);
+    }
+  }
+  writer->WritesDone();
+  return FromRpc(writer->Finish());
+}
+
+void GrpcBulk::Cancel(int64_t epoch) {
+  std::lock_guard lock(mutex_);
+  cancelled_epoch_ = std::max(cancelled_epoch_, epoch);
+  for (Call* call : calls_) {
+    if (call->epoch() <= epoch) call->context().TryCancel();
+  }
+}
+
+}  // namespace lorad::worker

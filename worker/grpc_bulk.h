@@ -1,0 +1,43 @@
+#ifndef LORAD_WORKER_GRPC_BULK_H_
+#define LORAD_WORKER_GRPC_BULK_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "worker/bulk.h"
+
+namespace grpc {
+class ClientContext;
+}
+
+namespace lorad::worker {
+
+// Bulk over gRPC, on a connection of its own: the control stream's flow control never waits for it.
+// A transfer that stands still ends with its connection (TCP) or with Cancel.
+class GrpcBulk : public Bulk {
+ public:
+  explicit GrpcBulk(const std::string& coordinator);
+  ~GrpcBulk() override;
+
+  absl::Status Fetch(const v1::FetchSlotContentRequest& request, const Sink& sink) override;
+  absl::Status Upload(const v1::UploadShardRequest::Header& header,
+                      absl::Span<const std::string_view> parts) override;
+  void Cancel(int64_t epoch) override;
+
+ private:
+  struct Stub;
+  class Call;
+
+  const std::unique_ptr<Stub> stub_;
+  std::mutex mutex_;
+  // GUARDED_BY(mutex_)
+  int64_t cancelled_epoch_ = 0;  // and all before it
+  std::set<Call*> calls_;
+};
+
+}  // namespace lorad::worker
+
+#endif  // LORAD_WORKER_GRPC_BULK_H_

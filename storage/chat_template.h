@@ -1,7 +1,7 @@
+#pragma once
+
 // Conversations to text by a model's own chat template: the subset of Jinja that
 // docs/formats/chat_template.md lists.
-#ifndef LORAD_STORAGE_CHAT_TEMPLATE_H_
-#define LORAD_STORAGE_CHAT_TEMPLATE_H_
 
 #include <cstdint>
 #include <memory>
@@ -64,5 +64,3 @@ class ChatTemplate {
 };
 
 }  // namespace lorad::storage
-
-#endif  // LORAD_STORAGE_CHAT_TEMPLATE_H_

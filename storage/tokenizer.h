@@ -1,6 +1,6 @@
+#pragma once
+
 // Text to token ids and back, as a Hugging Face tokenizer.json (docs/formats/tokenizer.md) says.
-#ifndef LORAD_STORAGE_TOKENIZER_H_
-#define LORAD_STORAGE_TOKENIZER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -64,5 +64,3 @@ class Tokenizer {
 };
 
 }  // namespace lorad::storage
-
-#endif  // LORAD_STORAGE_TOKENIZER_H_

@@ -1,6 +1,6 @@
+#pragma once
+
 // The parts of a Hugging Face tokenizer_config.json that change a rendered conversation.
-#ifndef LORAD_STORAGE_TOKENIZER_CONFIG_H_
-#define LORAD_STORAGE_TOKENIZER_CONFIG_H_
 
 #include <optional>
 #include <string>
@@ -33,5 +33,3 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(
     std::string_view tokenizer_config_json, std::optional<std::string_view> chat_template_jinja);
 
 }  // namespace lorad::storage
-
-#endif  // LORAD_STORAGE_TOKENIZER_CONFIG_H_

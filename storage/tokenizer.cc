@@ -124,6 +124,7 @@ class BpeTokenizer : public Tokenizer {
   absl::Status AddPart(const TextView& text, Work* work) const;
   void AddToken(const AddedToken& token, const TextView& text, Work* work) const;
   void AddWord(const TextView& word, Work* work) const;
+  void SetSpansOfLossyWord(const TextView& word, Work* work) const;
   void AddSpecialTokens(const tokenization::AddSpecialTokens& tokens, Work* work) const;
 
   tokenization::Normalizers normalizers_;
@@ -232,6 +233,25 @@ void BpeTokenizer::AddWord(const TextView& word, Work* work) const {
     work->encoding.spans.push_back(word.SpanOf(at, at + token.bytes));
     if (trims_) work->margins.push_back(tokens_.find(token.id)->second.margins);
     at += token.bytes;
+  }
+  if (at < word.text.size() && pre_tokenizers_.byte_level) SetSpansOfLossyWord(word, work);
+}
+
+// SmolLM2's vocabulary lacks some bytes, and a model without unk_token drops them. The library then
+// places the word's tokens one behind the other, counted in bytes of GPT-2's alphabet.
+void BpeTokenizer::SetSpansOfLossyWord(const TextView& word, Work* work) const {
+  std::vector<size_t> byte_of;  // of every byte of the word as it is spelled in that alphabet
+  for (size_t at = 0; at < word.text.size(); ++at) {
+    const bool one = tokenization::ByteCharacter(static_cast<uint8_t>(word.text[at])) < 0x80;
+    byte_of.insert(byte_of.end(), one ? 1 : 2, at);
+  }
+  TextSpan* span = work->encoding.spans.data() + work->encoding.spans.size() - work->word.size();
+  size_t at = 0;
+  for (const tokenization::WordToken& token : work->word) {
+    const size_t end = at + tokens_.find(token.id)->second.text.size();
+    *span++ = word.SpanOf(byte_of[std::min(at, byte_of.size() - 1)],
+                          byte_of[std::min(end, byte_of.size()) - 1] + 1);
+    at = end;
   }
 }
 

@@ -1,5 +1,6 @@
 #include "server/errors/errors.h"
 
+#include <algorithm>
 #include <cassert>
 
 #include "absl/status/status.h"
@@ -17,6 +18,22 @@ constexpr char kBadRequest[] = "type.googleapis.com/google.rpc.BadRequest";
 constexpr char kPreconditionFailure[] = "type.googleapis.com/google.rpc.PreconditionFailure";
 constexpr char kQuotaFailure[] = "type.googleapis.com/google.rpc.QuotaFailure";
 constexpr char kRetryInfo[] = "type.googleapis.com/google.rpc.RetryInfo";
+
+// Bytes of the UTF-8 character at `at`, 0 if there is none. Surrogates and overlong forms of three
+// and four bytes pass: what reads them takes them for a bad character, not for a bad message.
+size_t CharacterBytes(const std::string& text, size_t at) {
+  const unsigned char first = static_cast<unsigned char>(text[at]);
+  const size_t bytes = first < 0x80                    ? 1
+                       : first >= 0xc2 && first < 0xe0 ? 2
+                       : first >= 0xe0 && first < 0xf0 ? 3
+                       : first >= 0xf0 && first < 0xf5 ? 4
+                                                       : 0;
+  if (at + bytes > text.size()) return 0;
+  for (size_t i = 1; i < bytes; ++i) {
+    if ((static_cast<unsigned char>(text[at + i]) & 0xc0) != 0x80) return 0;
+  }
+  return bytes;
+}
 
 template <typename Detail>
 void SetDetail(absl::Status& status, const char* type, const Detail& detail) {
@@ -133,6 +150,23 @@ absl::Status WithMessage(const absl::Status& status, const std::string& message)
 absl::Status WithReason(absl::Status status, const std::string& reason) {
   if (!status.ok() && !status.GetPayload(kReason)) status.SetPayload(kReason, absl::Cord(reason));
   return status;
+}
+
+std::string Quotable(const std::string& text, size_t bytes_max) {
+  std::string result;
+  for (size_t at = 0; at < text.size();) {
+    const size_t bytes = CharacterBytes(text, at);
+    if (result.size() + std::max<size_t>(bytes, 1) > bytes_max) {
+      while (!result.empty() && result.size() + 3 > bytes_max) {
+        while ((static_cast<unsigned char>(result.back()) & 0xc0) == 0x80) result.pop_back();
+        result.pop_back();
+      }
+      return result + "...";
+    }
+    result += bytes > 0 ? text.substr(at, bytes) : "?";
+    at += std::max<size_t>(bytes, 1);
+  }
+  return result;
 }
 
 }  // namespace lorad::server

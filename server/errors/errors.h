@@ -7,6 +7,7 @@
 // grpc_status.h turns one into a grpc::Status. All functions are pure and safe from any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -68,5 +69,9 @@ absl::Status WithMessage(const absl::Status& status, const std::string& message)
 // The status with "lorad/reason" set to `reason` unless it has one; a status of storage/ says what
 // went wrong but not to whom.
 absl::Status WithReason(absl::Status status, const std::string& reason);
+
+// `text` as valid UTF-8 of at most `bytes_max` bytes, cut with "..." where it is longer. Errors
+// quote what clients and files hold, and travel in headers, which are limited (8 KiB).
+std::string Quotable(const std::string& text, size_t bytes_max);
 
 }  // namespace lorad::server

@@ -98,7 +98,7 @@ void CheckReference(Checker& checker, const std::string& field, const std::strin
   if (name.empty()) {
     checker.Add(field, absl::StrCat("must name a ", kind));
   } else if (!known) {
-    checker.Add(field, absl::StrCat("there is no ", kind, " '", name.substr(0, 2 * kNameBytesMax),
+    checker.Add(field, absl::StrCat("there is no ", kind, " '", Quotable(name, 2 * kNameBytesMax),
                                     "': ", how));
   }
 }
@@ -115,16 +115,21 @@ void CheckTargets(Checker& checker, const v1::AdapterConfig& adapter,
                                      adapter.target_modules_size()));
     return;
   }
+  const std::vector<std::string>& own = references.model.target_modules;
   std::set<std::string> seen;
+  std::set<std::string> unknown;
   for (const std::string& target : adapter.target_modules()) {
-    const std::vector<std::string>& own = references.model.target_modules;
     if (!seen.insert(target).second) {
-      checker.Add(kField, absl::StrCat("names '", target, "' twice"));
-    } else if (references.model_known && std::find(own.begin(), own.end(), target) == own.end()) {
-      checker.Add(kField, absl::StrCat("must be among the model's ", absl::StrJoin(own, ", "),
-                                       ", got '", target.substr(0, 2 * kNameBytesMax), "'"));
+      checker.Add(kField, absl::StrCat("names '", Quotable(target, kNameBytesMax), "' twice"));
+      return;
+    }
+    if (references.model_known && std::find(own.begin(), own.end(), target) == own.end()) {
+      unknown.insert(Quotable(target, kNameBytesMax));
     }
   }
+  if (unknown.empty()) return;
+  checker.Add(kField, absl::StrCat("must be among the model's ", absl::StrJoin(own, ", "),
+                                   ", got '", absl::StrJoin(unknown, "', '"), "'"));
 }
 
 void CheckSource(Checker& checker, const v1::AdapterConfig& adapter,
@@ -133,7 +138,7 @@ void CheckSource(Checker& checker, const v1::AdapterConfig& adapter,
   if (!references.source_known) {
     checker.Add("adapter.init_from",
                 absl::StrCat("there is no adapter or checkpoint '",
-                             adapter.init_from().substr(0, 2 * kNameBytesMax),
+                             Quotable(adapter.init_from(), 2 * kNameBytesMax),
                              "': name an imported adapter, or a checkpoint as JOB/STEP"));
     return;
   }

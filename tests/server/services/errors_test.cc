@@ -98,5 +98,35 @@ TEST_CASE("another message keeps reason and details") {
   CHECK(FieldViolations(status).size() == 1);
 }
 
+TEST_CASE("a status fits into headers, and is valid text") {
+  std::vector<FieldViolation> violations;
+  for (int i = 0; i < 200; ++i) violations.push_back({"labels", std::string(500, 'x')});
+  const absl::Status status = WithMessage(InvalidFields("job", violations), std::string(9999, 'y'));
+  const grpc::Status wire = ToGrpc(status);
+  CHECK(wire.error_message().size() + wire.error_details().size() < 7000);
+  const auto detail = DetailOf<google::rpc::BadRequest>(status);
+  const int shown = detail.field_violations_size();
+  CHECK(shown > 5);
+  CHECK(detail.field_violations(shown - 1).description() ==
+        "and " + std::to_string(200 - shown + 1) + " more");
+  CHECK(ToGrpc(absl::InternalError("a\xff z")).error_message() == "a? z");
+}
+
+TEST_CASE("quotable text") {
+  const std::tuple<std::string, size_t, std::string> cases[] = {
+      {"abc", 3, "abc"},
+      {"abcdef", 5, "ab..."},
+      {"a\xc3\xa4", 9, "a\xc3\xa4"},
+      {"a\xc3\xa4\xc3\xa4z", 5, "a..."},
+      {"\xc3", 9, "?"},
+      {"\xff\xfe", 9, "??"},
+      {"\xf0\x9f\x98\x80!", 9, "\xf0\x9f\x98\x80!"},
+      {"", 0, ""},
+  };
+  for (const auto& [text, bytes_max, expected] : cases) {
+    CHECK(Quotable(text, bytes_max) == expected);
+  }
+}
+
 }  // namespace
 }  // namespace lorad::server

@@ -1,0 +1,124 @@
+#include "server/services/job_references.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "storage/model_description.h"
+#include "storage/peft.h"
+
+namespace lorad::server {
+namespace {
+
+// A value, or nothing where there is no such thing; other errors stay errors.
+template <typename T>
+absl::StatusOr<std::optional<T>> Known(absl::StatusOr<T> found) {
+  if (found.ok()) return std::optional<T>(*std::move(found));
+  if (found.status().code() == absl::StatusCode::kNotFound) return std::optional<T>();
+  return found.status();
+}
+
+absl::StatusOr<std::optional<v1::Model>> FindModel(Driver& driver, const std::string& name) {
+  if (name.empty()) return std::optional<v1::Model>();
+  v1::GetModelRequest request;
+  request.set_name(name);
+  return Known(driver.Ask<v1::Model>(std::move(request)));
+}
+
+absl::StatusOr<bool> HasDataset(Driver& driver, const std::string& name) {
+  if (name.empty()) return false;
+  v1::GetDatasetRequest request;
+  request.set_name(name);
+  absl::StatusOr<std::optional<v1::Dataset>> dataset =
+      Known(driver.Ask<v1::Dataset>(std::move(request)));
+  if (!dataset.ok()) return dataset.status();
+  return dataset->has_value();
+}
+
+// The directory of what init_from names: "ADAPTER" or "JOB/STEP".
+absl::StatusOr<std::optional<std::string>> FindSource(Driver& driver, const std::string& name) {
+  const size_t slash = name.find('/');
+  if (slash == std::string::npos) return Known(driver.AdapterPath(name));
+  v1::GetCheckpointRequest request;
+  request.set_job(name.substr(0, slash));
+  int64_t step = 0;
+  if (!absl::SimpleAtoi(name.substr(slash + 1), &step) || step < 1) {
+    return std::optional<std::string>();
+  }
+  request.set_step(step);
+  std::string path;
+  absl::StatusOr<std::optional<v1::Checkpoint>> checkpoint =
+      Known(driver.GetCheckpoint(request, &path));
+  if (!checkpoint.ok()) return checkpoint.status();
+  return *checkpoint ? std::optional<std::string>(path) : std::nullopt;
+}
+
+v1::AdapterConfig ConfigOf(const storage::PeftAdapter& adapter) {
+  v1::AdapterConfig config;
+  config.set_rank(adapter.config().rank);
+  config.set_alpha(adapter.config().alpha);
+  config.set_use_rslora(adapter.config().rslora);
+  for (const std::string& module : adapter.modules()) config.add_target_modules(module);
+  return config;
+}
+
+// "" or why the matrices do not fit.
+absl::StatusOr<std::string> Misfit(Driver& driver, const storage::PeftAdapter& adapter,
+                                   const v1::Model& model) {
+  absl::StatusOr<std::string> config = driver.files().ReadAll(
+      storage::JoinPath(model.path(), "config.json"), storage::kReadAllLimit);
+  if (!config.ok()) return config.status();
+  absl::StatusOr<storage::ModelDescription> description = storage::DescribeModel(*config);
+  if (!description.ok()) return description.status();
+  return std::string(adapter.CheckFits(*description).message());
+}
+
+}  // namespace
+
+absl::Status CompleteAgainst(Driver& driver, v1::Job& job) {
+  absl::StatusOr<std::optional<v1::Model>> model = FindModel(driver, job.base_model());
+  if (!model.ok()) return model.status();
+  absl::StatusOr<bool> has_training = HasDataset(driver, job.training_dataset());
+  if (!has_training.ok()) return has_training.status();
+  absl::StatusOr<bool> has_validation = HasDataset(driver, job.validation_dataset());
+  if (!has_validation.ok()) return has_validation.status();
+
+  JobReferences references;
+  references.training_dataset_known = *has_training;
+  references.validation_dataset_known = *has_validation;
+  if (model->has_value()) {
+    references.model_known = true;
+    references.model.target_modules.assign((*model)->target_modules().begin(),
+                                           (*model)->target_modules().end());
+    references.model.max_positions = (*model)->max_position_embeddings();
+  }
+
+  std::string misfit;
+  if (const std::string& name = job.adapter().init_from(); !name.empty()) {
+    absl::StatusOr<std::optional<std::string>> directory = FindSource(driver, name);
+    if (!directory.ok()) return directory.status();
+    if (directory->has_value()) {
+      absl::StatusOr<storage::PeftAdapter> adapter = storage::PeftAdapter::Open(**directory);
+      if (!adapter.ok()) return adapter.status();
+      references.source_known = true;
+      references.source = ConfigOf(*adapter);
+      if (model->has_value()) {
+        absl::StatusOr<std::string> why = Misfit(driver, *adapter, **model);
+        if (!why.ok()) return why.status();
+        misfit = *std::move(why);
+      }
+    }
+  }
+
+  std::vector<FieldViolation> violations = CompleteJob(job, references);
+  if (!misfit.empty()) {
+    violations.push_back({"adapter.init_from",
+                          absl::StrCat("does not fit the model '", job.base_model(), "': ", misfit)});
+  }
+  return violations.empty() ? absl::OkStatus() : InvalidFields("job", violations);
+}
+
+}  // namespace lorad::server

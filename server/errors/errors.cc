@@ -90,8 +90,8 @@ absl::Status NotFound(const std::string& kind, const std::string& name) {
 absl::Status AlreadyExists(const std::string& kind, const std::string& name) {
   return Error(absl::StatusCode::kAlreadyExists,
                absl::StrCat(absl::AsciiStrToUpper(kind), "_EXISTS"),
-               absl::StrCat("there is a ", kind, " '", name,
-                            "' already: choose another name or delete that one first"),
+               absl::StrCat("the ", kind, " '", name,
+                            "' exists already: choose another name or delete that one first"),
                {{kind, name}});
 }
 

@@ -1,4 +1,5 @@
-// What the services stand on: the driver, and counters that keep long calls from taking all threads.
+// What the services stand on: the driver, and counters that keep long calls from taking all
+// threads.
 #pragma once
 
 #include <atomic>

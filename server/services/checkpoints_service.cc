@@ -55,8 +55,10 @@ class CheckpointsService final : public v1::Checkpoints::Service {
     const auto file = std::find_if(checkpoint->files().begin(), checkpoint->files().end(),
                                    [&](const auto& f) { return f.name() == request.file(); });
     if (file == checkpoint->files().end()) {
-      return NotFound("file", absl::StrCat(request.file(), "' in the checkpoint '", request.job(),
-                                           "/", checkpoint->step()));
+      return Error(absl::StatusCode::kNotFound, "FILE_NOT_FOUND",
+                   absl::StrCat("the checkpoint '", request.job(), "/", checkpoint->step(),
+                                "' has no file '", request.file(), "'"),
+                   {{"file", request.file()}});
     }
     if (request.offset() < 0 || request.offset() > file->size_bytes()) {
       return Error(absl::StatusCode::kOutOfRange, "OFFSET_OUT_OF_RANGE",
@@ -69,7 +71,8 @@ class CheckpointsService final : public v1::Checkpoints::Service {
                 std::move(response), writer);
   }
 
-  // Bytes [offset, size) of the file at `path`; `response` is the first message, as yet without bytes.
+  // Bytes [offset, size) of the file at `path`; `response` is the first message, as yet without
+  // bytes.
   absl::Status Send(const std::string& path, int64_t offset, int64_t size,
                     v1::DownloadCheckpointResponse response,
                     grpc::ServerWriter<v1::DownloadCheckpointResponse>& writer) {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "storage/files.h"
 #include "storage/model_description.h"
 #include "storage/peft.h"
 
@@ -115,8 +116,8 @@ absl::Status CompleteAgainst(Driver& driver, v1::Job& job) {
 
   std::vector<FieldViolation> violations = CompleteJob(job, references);
   if (!misfit.empty()) {
-    violations.push_back({"adapter.init_from",
-                          absl::StrCat("does not fit the model '", job.base_model(), "': ", misfit)});
+    violations.push_back({"adapter.init_from", absl::StrCat("does not fit the model '",
+                                                            job.base_model(), "': ", misfit)});
   }
   return violations.empty() ? absl::OkStatus() : InvalidFields("job", violations);
 }

@@ -9,8 +9,8 @@
 
 namespace lorad::server {
 
-// Completes `job` (validation/job.h) with what the driver knows. INVALID_ARGUMENT with every violation, also that the
-// matrices of adapter.init_from do not fit the base model.
+// Completes `job` (validation/job.h) with what the driver knows. INVALID_ARGUMENT with every
+// violation, also that the matrices of adapter.init_from do not fit the base model.
 absl::Status CompleteAgainst(Driver& driver, v1::Job& job);
 
 }  // namespace lorad::server

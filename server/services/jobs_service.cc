@@ -129,9 +129,11 @@ class JobsService final : public v1::Jobs::Service {
     return Follow(context, names, revision, writer);
   }
 
-  // In the order of the jobs' newest revisions, each under its own: a client that lost the stream in mid-snapshot
-  // resumes from the last that it saw, and gets the rest as changes. False when the client has gone.
-  static bool WriteSnapshot(JobSnapshot snapshot, grpc::ServerWriter<v1::WatchJobsResponse>& writer) {
+  // In the order of the jobs' newest revisions, each under its own: a client that lost the stream
+  // in mid-snapshot resumes from the last that it saw, and gets the rest as changes. False when the
+  // client has gone.
+  static bool WriteSnapshot(JobSnapshot snapshot,
+                            grpc::ServerWriter<v1::WatchJobsResponse>& writer) {
     std::sort(snapshot.jobs.begin(), snapshot.jobs.end(),
               [](const v1::Job& a, const v1::Job& b) { return a.revision() < b.revision(); });
     for (v1::Job& job : snapshot.jobs) {
@@ -147,8 +149,8 @@ class JobsService final : public v1::Jobs::Service {
                       int64_t revision, grpc::ServerWriter<v1::WatchJobsResponse>& writer) {
     writer.SendInitialMetadata();  // the client knows that it is heard, also where nothing happens
     while (!context.IsCancelled()) {
-      auto changes = backend_.driver.revisions().Wait(revision, kRevisionsPerWait,
-                                                      absl::Now() + kWatchWait);
+      auto changes =
+          backend_.driver.revisions().Wait(revision, kRevisionsPerWait, absl::Now() + kWatchWait);
       if (backend_.stopping) {
         return Unavailable("SHUTTING_DOWN", "the daemon stops: watch again in a while", 2000);
       }

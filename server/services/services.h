@@ -1,5 +1,5 @@
-// The services of lorad.v1 and lorad.worker.v1 (proto/lorad). Each checks what a client sent, asks the driver, and says
-// what came of it; none keeps state of its own. `backend` must outlive them.
+// The services of lorad.v1 and lorad.worker.v1 (proto/lorad). Each checks what a client sent, asks
+// the driver, and says what came of it; none keeps state of its own. `backend` must outlive them.
 #pragma once
 
 #include <memory>

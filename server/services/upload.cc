@@ -25,6 +25,16 @@ absl::StatusOr<Upload> Upload::Create(storage::Files& files, const std::string& 
   return upload;
 }
 
+Upload::Upload(Upload&& other) noexcept
+    : files_(other.files_),
+      path_(std::exchange(other.path_, "")),
+      what_(std::move(other.what_)),
+      bytes_max_(other.bytes_max_),
+      file_(std::move(other.file_)),
+      hash_(std::move(other.hash_)),
+      bytes_(other.bytes_),
+      sha256_(std::move(other.sha256_)) {}
+
 Upload::~Upload() {
   if (path_.empty()) return;
   file_.reset();
@@ -41,9 +51,9 @@ absl::Status Upload::Explain(const absl::Status& status) const {
 
 absl::Status Upload::Append(const std::string& bytes) {
   if (bytes.size() > kChunkBytesMax) {
-    return Error(absl::StatusCode::kInvalidArgument, "CHUNK_TOO_LARGE",
-                 absl::StrCat("a chunk must have at most ", kChunkBytesMax, " bytes, got ",
-                              bytes.size()));
+    return Error(
+        absl::StatusCode::kInvalidArgument, "CHUNK_TOO_LARGE",
+        absl::StrCat("a chunk must have at most ", kChunkBytesMax, " bytes, got ", bytes.size()));
   }
   bytes_ += static_cast<int64_t>(bytes.size());
   if (bytes_ > bytes_max_) {

@@ -1,5 +1,5 @@
-// A file that a client sends, on its way to the data directory: written through the storage seam piece by piece, removed
-// again unless it was handed over.
+// A file that a client sends, on its way to the data directory: written through the storage seam
+// piece by piece, removed again unless it was handed over.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +18,17 @@ class Upload {
   // `what` it is, for errors: "dataset". `files` must outlive it.
   static absl::StatusOr<Upload> Create(storage::Files& files, const std::string& path,
                                        const std::string& what, int64_t bytes_max);
-  Upload(Upload&&) = default;
+  Upload(Upload&& other) noexcept;
   Upload& operator=(Upload&&) = delete;
   // Removes the file unless Release() was called.
   ~Upload();
 
-  // RESOURCE_EXHAUSTED: DISK_FULL, or UPLOAD_TOO_LARGE over `bytes_max`. INVALID_ARGUMENT (CHUNK_TOO_LARGE) for a piece
-  // over 1 MiB.
+  // RESOURCE_EXHAUSTED: DISK_FULL, or UPLOAD_TOO_LARGE over `bytes_max`. INVALID_ARGUMENT
+  // (CHUNK_TOO_LARGE) for a piece over 1 MiB.
   absl::Status Append(const std::string& bytes);
 
-  // Makes it durable and closes it. `size_expected` and `sha256_expected` are compared where given (> 0, not empty):
-  // INVALID_ARGUMENT (UPLOAD_INCOMPLETE, UPLOAD_CORRUPT).
+  // Makes it durable and closes it. `size_expected` and `sha256_expected` are compared where given
+  // (> 0, not empty): INVALID_ARGUMENT (UPLOAD_INCOMPLETE, UPLOAD_CORRUPT).
   absl::Status Finish(int64_t size_expected, const std::string& sha256_expected);
 
   const std::string& path() const { return path_; }

@@ -34,7 +34,7 @@ inline constexpr int kWatchesMax = 128;  // open WatchJobs calls
 inline constexpr int kUploadsMax = 16;   // open CreateDataset, ImportAdapter, ValidateDataset calls
 inline constexpr int kWorkersMax = 64;   // connected at once
 inline constexpr int kWorkerOrdersMax = 1024;  // orders that wait to be sent to one worker
-inline constexpr int64_t kDatasetBytesMax = int64_t{16} << 30;
+inline constexpr int64_t kDatasetBytesMax = int64_t{4} << 30;
 inline constexpr int64_t kAdapterBytesMax = int64_t{8} << 30;
 inline constexpr int64_t kShardBytesMax = int64_t{32} << 30;
 

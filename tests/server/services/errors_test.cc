@@ -36,7 +36,7 @@ TEST_CASE("every error carries its reason, domain and metadata") {
   const Case cases[] = {
       {NotFound("job", "job-x"), grpc::NOT_FOUND, "JOB_NOT_FOUND", "there is no job 'job-x'"},
       {AlreadyExists("dataset", "d"), grpc::ALREADY_EXISTS, "DATASET_EXISTS",
-       "there is a dataset 'd' already: choose another name or delete that one first"},
+       "the dataset 'd' exists already: choose another name or delete that one first"},
       {RequestIdReused("r1"), grpc::ALREADY_EXISTS, "REQUEST_ID_REUSED",
        "request_id 'r1' came before with other content: use a new one for each new request"},
       {PreconditionFailed("IN_USE", "job job-x", "in use"), grpc::FAILED_PRECONDITION, "IN_USE",

@@ -1,0 +1,204 @@
+#include <grpcpp/grpcpp.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "lorad/v1/adapters.grpc.pb.h"
+#include "server/services/backend.h"
+#include "server/services/call.h"
+#include "server/services/services.h"
+#include "server/services/upload.h"
+#include "server/validation/limits.h"
+#include "storage/files.h"
+#include "storage/peft.h"
+
+namespace lorad::server {
+namespace {
+
+using ImportReader = grpc::ServerReader<v1::ImportAdapterRequest>;
+
+constexpr int64_t kConfigBytesMax = 1 << 20;
+
+// The directory of an adapter on its way in: its files one after the other, all removed unless they
+// were handed over.
+class AdapterUpload {
+ public:
+  static absl::StatusOr<std::unique_ptr<AdapterUpload>> Create(storage::Files& files,
+                                                               const std::string& directory) {
+    auto upload = std::unique_ptr<AdapterUpload>(new AdapterUpload(files, directory));
+    if (absl::Status status = files.MakeDirectory(directory); !status.ok()) return status;
+    return upload;
+  }
+
+  ~AdapterUpload() {
+    file_.reset();
+    if (!directory_.empty()) (void)storage::RemoveTree(files_, directory_);
+  }
+
+  absl::Status BeginFile(const std::string& name) {
+    if (absl::Status status = EndFile(); !status.ok()) return status;
+    const bool config = name == storage::kAdapterConfigFile;
+    if ((!config && name != storage::kAdapterModelFile) || sha256_.count(name) > 0) {
+      return InvalidFields("request",
+                           {{"file", absl::StrCat("must be ", storage::kAdapterConfigFile, " or ",
+                                                  storage::kAdapterModelFile, ", each once, got '",
+                                                  Quotable(name, 100), "'")}});
+    }
+    absl::StatusOr<Upload> file = Upload::Create(files_, storage::JoinPath(directory_, name), name,
+                                                 config ? kConfigBytesMax : kAdapterBytesMax);
+    if (!file.ok()) return file.status();
+    file_.emplace(*std::move(file));
+    name_ = name;
+    return absl::OkStatus();
+  }
+
+  absl::Status Append(const std::string& bytes) {
+    if (!file_) return InvalidFields("request", {{"file", "must come before its chunks"}});
+    return file_->Append(bytes);
+  }
+
+  // Both files are there and durable.
+  absl::Status Finish() {
+    if (absl::Status status = EndFile(); !status.ok()) return status;
+    for (const char* name : {storage::kAdapterConfigFile, storage::kAdapterModelFile}) {
+      if (sha256_.count(name) == 0) {
+        return Error(absl::StatusCode::kInvalidArgument, "ADAPTER_INVALID",
+                     absl::StrCat(name, " did not come: send both files of the PEFT directory"));
+      }
+    }
+    return files_.SyncDirectory(directory_);
+  }
+
+  const std::string& directory() const { return directory_; }
+  const std::string& sha256(const std::string& name) const { return sha256_.at(name); }
+  int64_t model_bytes() const { return model_bytes_; }
+  std::string Release() { return std::exchange(directory_, ""); }
+
+ private:
+  AdapterUpload(storage::Files& files, std::string directory)
+      : files_(files), directory_(std::move(directory)) {}
+
+  absl::Status EndFile() {
+    if (!file_) return absl::OkStatus();
+    if (absl::Status status = file_->Finish(0, ""); !status.ok()) return status;
+    sha256_[name_] = file_->sha256();
+    if (name_ == storage::kAdapterModelFile) model_bytes_ = file_->bytes();
+    file_->Release();
+    file_.reset();
+    return absl::OkStatus();
+  }
+
+  storage::Files& files_;
+  std::string directory_;
+  std::optional<Upload> file_;                 // being written
+  std::string name_;                           // its name
+  std::map<std::string, std::string> sha256_;  // of the files that are whole
+  int64_t model_bytes_ = 0;
+};
+
+class AdaptersService final : public v1::Adapters::Service {
+ public:
+  explicit AdaptersService(Backend& backend) : backend_(backend) {}
+
+  grpc::Status ImportAdapter(grpc::ServerContext* context, ImportReader* reader,
+                             v1::Adapter* response) override {
+    return Answer(Import(*context, *reader), response);
+  }
+
+  grpc::Status GetAdapter(grpc::ServerContext* context, const v1::GetAdapterRequest* request,
+                          v1::Adapter* response) override {
+    return Answer(backend_.driver.Ask<v1::Adapter>(*request, DeadlineOf(*context)), response);
+  }
+
+  grpc::Status ListAdapters(grpc::ServerContext* context, const v1::ListAdaptersRequest* request,
+                            v1::ListAdaptersResponse* response) override {
+    v1::ListAdaptersRequest page = *request;
+    absl::Status status = CompletePage(page, kPageSizeMax, kPageSizeDefault);
+    if (!status.ok()) return ToGrpc(status);
+    return Answer(backend_.driver.Ask<v1::ListAdaptersResponse>(page, DeadlineOf(*context)),
+                  response);
+  }
+
+  grpc::Status DeleteAdapter(grpc::ServerContext* context, const v1::DeleteAdapterRequest* request,
+                             google::protobuf::Empty*) override {
+    return ToGrpc(backend_.driver.Call(*request, DeadlineOf(*context)).status());
+  }
+
+ private:
+  absl::StatusOr<v1::Adapter> Import(grpc::ServerContext& context, ImportReader& reader) {
+    v1::ImportAdapterRequest message;
+    if (!reader.Read(&message) || !message.has_config()) {
+      return InvalidFields("request", {{"config", "the first message must be the config"}});
+    }
+    const v1::ImportAdapterRequest::Config config = message.config();
+    absl::Status status = RequestCheck()
+                              .Field("config.name", CheckName(config.name()))
+                              .Field("config.request_id", CheckRequestId(config.request_id()))
+                              .status();
+    if (!status.ok()) return status;
+    absl::StatusOr<Gate::Pass> pass = backend_.uploads.Enter();
+    if (!pass.ok()) return pass.status();
+    absl::StatusOr<std::unique_ptr<AdapterUpload>> upload =
+        AdapterUpload::Create(backend_.driver.files(), backend_.driver.data_dir().NewUpload());
+    if (!upload.ok()) return upload.status();
+    while (reader.Read(&message)) {
+      status = Take(message, **upload);
+      if (!status.ok()) return status;
+    }
+    if (context.IsCancelled()) return absl::CancelledError("the client left in mid-upload");
+    status = (*upload)->Finish();
+    if (!status.ok()) return status;
+    absl::StatusOr<server::ImportAdapter> import = Describe(config, **upload);
+    if (!import.ok()) return import.status();
+    if (context.IsCancelled()) return absl::CancelledError("the client left in mid-upload");
+    import->upload = (*upload)->Release();
+    return backend_.driver.Ask<v1::Adapter>(*std::move(import), DeadlineOf(context));
+  }
+
+  static absl::Status Take(const v1::ImportAdapterRequest& message, AdapterUpload& upload) {
+    switch (message.content_case()) {
+      case v1::ImportAdapterRequest::kFile:
+        return upload.BeginFile(message.file());
+      case v1::ImportAdapterRequest::kChunk:
+        return upload.Append(message.chunk());
+      default:
+        return InvalidFields("request", {{"config", "must come once, in the first message"}});
+    }
+  }
+
+  static absl::StatusOr<server::ImportAdapter> Describe(
+      const v1::ImportAdapterRequest::Config& config, const AdapterUpload& upload) {
+    absl::StatusOr<storage::PeftAdapter> adapter = storage::PeftAdapter::Open(upload.directory());
+    if (!adapter.ok()) return adapter.status();
+    if (absl::Status status = adapter->CheckFinite(); !status.ok()) return status;
+    const std::string& sha256 = upload.sha256(storage::kAdapterModelFile);
+    server::ImportAdapter import;
+    import.request_id = {config.request_id(),
+                         absl::StrCat("adapter ", config.name(), " ", sha256, " ",
+                                      upload.sha256(storage::kAdapterConfigFile))};
+    import.adapter.set_name(config.name());
+    import.adapter.set_rank(adapter->config().rank);
+    import.adapter.set_alpha(adapter->config().alpha);
+    import.adapter.set_use_rslora(adapter->config().rslora);
+    for (const std::string& module : adapter->modules()) {
+      import.adapter.add_target_modules(module);
+    }
+    import.adapter.set_size_bytes(upload.model_bytes());
+    import.adapter.set_sha256(sha256);
+    return import;
+  }
+
+  Backend& backend_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeAdaptersService(Backend& backend) {
+  return std::make_unique<AdaptersService>(backend);
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,37 @@
+// The gRPC server with all services, health and reflection on it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/driver.h"
+#include "server/listen.h"
+
+namespace lorad::server {
+
+struct ApiServerOptions {
+  ListenAddress listen;
+  std::vector<std::string> model_roots = {"/"};
+};
+
+class ApiServer {
+ public:
+  // Serves at once. `driver` must outlive it. UNAVAILABLE (PORT_IN_USE, CANNOT_LISTEN).
+  static absl::StatusOr<std::unique_ptr<ApiServer>> Start(const ApiServerOptions& options,
+                                                          Driver& driver);
+  virtual ~ApiServer() = default;
+
+  // With the port that was chosen where 0 was asked for.
+  virtual const ListenAddress& address() const = 0;
+
+  // grpc.health.v1 says NOT_SERVING from here on, and watches end.
+  virtual void BeginStop() = 0;
+  // Takes no more calls; those under way may end until `deadline`, then they are cancelled. Returns
+  // when all are gone.
+  virtual void Stop(absl::Time deadline) = 0;
+};
+
+}  // namespace lorad::server

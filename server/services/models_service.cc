@@ -1,0 +1,110 @@
+#include <grpcpp/grpcpp.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "lorad/v1/models.grpc.pb.h"
+#include "server/services/backend.h"
+#include "server/services/call.h"
+#include "server/services/model_path.h"
+#include "server/services/services.h"
+#include "server/validation/limits.h"
+#include "storage/dataset_encode.h"
+#include "storage/model_directory.h"
+
+namespace lorad::server {
+namespace {
+
+std::string CheckPath(const std::string& path) {
+  if (path.empty()) return "must be given";
+  if (!absl::StartsWith(path, "/")) return "must be an absolute path on the server's machine";
+  if (path.find('\0') != std::string::npos) return "must not hold a zero byte";
+  return CheckText(path, kPathBytesMax);
+}
+
+// Everything about a model that its directory says.
+absl::StatusOr<server::RegisterModel> Describe(const std::string& name, const std::string& path) {
+  absl::StatusOr<storage::ModelDirectory> directory = storage::ModelDirectory::Open(path);
+  if (!directory.ok()) return directory.status();
+  absl::StatusOr<storage::TextModel> text = storage::LoadTextModel(*directory);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<std::string> config = directory->ReadText("config.json");
+  if (!config.ok()) return config.status();
+
+  const storage::ModelDescription& description = directory->description();
+  server::RegisterModel registration;
+  registration.config_json = *std::move(config);
+  v1::Model& model = registration.model;
+  model.set_name(name);
+  model.set_path(path);
+  model.set_architecture(description.architecture);
+  model.set_parameters(storage::ParameterCount(description));
+  model.set_size_bytes(static_cast<int64_t>(directory->weight_bytes()));
+  model.set_layers(description.layers);
+  model.set_hidden_size(static_cast<int32_t>(description.hidden));
+  model.set_vocabulary_size(static_cast<int32_t>(description.vocabulary));
+  model.set_max_position_embeddings(static_cast<int32_t>(description.max_positions));
+  for (const std::string& target : storage::TargetModules(description)) {
+    model.add_target_modules(target);
+  }
+  model.set_has_tokenizer(text->tokenizer != nullptr);
+  model.set_has_chat_template(text->chat_template != nullptr);
+  model.set_fingerprint(directory->fingerprint());
+  return registration;
+}
+
+class ModelsService final : public v1::Models::Service {
+ public:
+  explicit ModelsService(Backend& backend) : backend_(backend) {}
+
+  grpc::Status RegisterModel(grpc::ServerContext* context, const v1::RegisterModelRequest* request,
+                             v1::Model* response) override {
+    absl::Status status = RequestCheck()
+                              .Field("name", CheckName(request->name()))
+                              .Field("path", CheckPath(request->path()))
+                              .Field("request_id", CheckRequestId(request->request_id()))
+                              .status();
+    if (!status.ok()) return ToGrpc(status);
+    absl::StatusOr<std::string> path = ResolveModelPath(request->path(), backend_.model_roots);
+    if (!path.ok()) return ToGrpc(path.status());
+    absl::StatusOr<server::RegisterModel> registration = Describe(request->name(), *path);
+    if (!registration.ok()) return ToGrpc(registration.status());
+    registration->request_id = {request->request_id(),
+                                absl::StrCat("model ", request->name(), " ", *path)};
+    return Answer(backend_.driver.Ask<v1::Model>(*std::move(registration), DeadlineOf(*context)),
+                  response);
+  }
+
+  grpc::Status GetModel(grpc::ServerContext* context, const v1::GetModelRequest* request,
+                        v1::Model* response) override {
+    return Answer(backend_.driver.Ask<v1::Model>(*request, DeadlineOf(*context)), response);
+  }
+
+  grpc::Status ListModels(grpc::ServerContext* context, const v1::ListModelsRequest* request,
+                          v1::ListModelsResponse* response) override {
+    v1::ListModelsRequest page = *request;
+    absl::Status status = CompletePage(page, kPageSizeMax, kPageSizeDefault);
+    if (!status.ok()) return ToGrpc(status);
+    return Answer(backend_.driver.Ask<v1::ListModelsResponse>(page, DeadlineOf(*context)),
+                  response);
+  }
+
+  grpc::Status UnregisterModel(grpc::ServerContext* context,
+                               const v1::UnregisterModelRequest* request,
+                               google::protobuf::Empty*) override {
+    return ToGrpc(backend_.driver.Call(*request, DeadlineOf(*context)).status());
+  }
+
+ private:
+  Backend& backend_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeModelsService(Backend& backend) {
+  return std::make_unique<ModelsService>(backend);
+}
+
+}  // namespace lorad::server

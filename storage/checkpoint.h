@@ -33,6 +33,8 @@ struct CheckpointState {
   std::string job;
   int64_t step = 0;  // steps done
   std::string numerics_id;
+
+  bool operator==(const CheckpointState&) const = default;
 };
 
 struct CheckpointFile {
@@ -55,11 +57,12 @@ absl::StatusOr<CheckpointState> ShardState(const SafetensorsHeader& header);
 
 // ---- shard -> checkpoint ----
 
-// Makes `directory` (which must not be there) from the shard at `shard_path`, atomically through
-// `files`: all is written and synced under directory + ".tmp" (what a crash left there is removed
-// first), the manifest last, then renamed, then the parent synced. The shard is read through a
-// mapping and left where it is. Refused: a state other than `expected`, tensors other than float32,
-// unpaired moments, ranks other than the config's.
+// Makes `directory` from the shard at `shard_path`, atomically through `files`: all is written and
+// synced under directory + ".tmp" (what a crash left there is removed first), the manifest last,
+// then renamed, then the parent synced. The shard is read through a mapping and left where it is.
+// Where the same checkpoint is there already it is returned: a commit may be tried again. REQUIRES:
+// the parent exists, durably. Refused: a state other than `expected`, tensors other than float32,
+// missing moments, matrices that do not fit `config`. Errors of the disk pass through.
 absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files, const std::string& shard_path,
                                             const CheckpointState& expected,
                                             const PeftConfig& config, const std::string& directory);

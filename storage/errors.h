@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -19,5 +20,8 @@ absl::Status Refuse(std::string_view reason, std::string_view message);
 
 // The same status with "`where`: " before its message; code and payloads stay.
 absl::Status At(std::string_view where, const absl::Status& status);
+
+// `text` in quotes for a message: cut after 200 bytes, control characters and quotes escaped.
+std::string Quoted(std::string_view text);
 
 }  // namespace lorad::storage

@@ -51,6 +51,12 @@ std::string PeftKey(std::string_view module_path, char matrix);
 std::vector<NamedShape> PeftTensors(const ModelDescription& description, int rank,
                                     const std::vector<std::string>& targets);
 
+// Checks the tensors of an adapter without a model: keys, pairs of A and B of the config's rank,
+// types F32/F16/BF16, modules and target_modules covering each other. Returns the leaf names,
+// sorted.
+absl::StatusOr<std::vector<std::string>> CheckAdapterTensors(const PeftConfig& config,
+                                                             const SafetensorsHeader& header);
+
 // An adapter directory at rest.
 class PeftAdapter {
  public:

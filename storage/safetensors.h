@@ -110,6 +110,9 @@ class SafetensorsFile {
   SafetensorsHeader header_;
 };
 
+// F32, F16 or BF16.
+bool IsFloatType(TensorType type);
+
 // Converts `count` elements of type F32, F16 or BF16 (asserted) to float32, exactly.
 void ConvertToFloat(TensorType type, const char* in, int64_t count, float* out);
 

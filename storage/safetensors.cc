@@ -1,0 +1,231 @@
+#include "storage/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cassert>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/errors.h"
+#include "storage/safetensors_header.h"
+
+namespace lorad::storage {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the format is little-endian");
+
+constexpr char kReason[] = "SAFETENSORS_INVALID";
+constexpr size_t kPieceBytes = size_t{4} << 20;
+
+struct TypeRow {
+  TensorType type;
+  std::string_view name;
+  int64_t bytes;
+};
+
+constexpr std::array<TypeRow, 15> kTypes = {{
+    {TensorType::kBool, "BOOL", 1},
+    {TensorType::kU8, "U8", 1},
+    {TensorType::kI8, "I8", 1},
+    {TensorType::kF8E4M3, "F8_E4M3", 1},
+    {TensorType::kF8E5M2, "F8_E5M2", 1},
+    {TensorType::kI16, "I16", 2},
+    {TensorType::kU16, "U16", 2},
+    {TensorType::kF16, "F16", 2},
+    {TensorType::kBF16, "BF16", 2},
+    {TensorType::kI32, "I32", 4},
+    {TensorType::kU32, "U32", 4},
+    {TensorType::kF32, "F32", 4},
+    {TensorType::kI64, "I64", 8},
+    {TensorType::kU64, "U64", 8},
+    {TensorType::kF64, "F64", 8},
+}};
+
+const TypeRow& RowOf(TensorType type) {
+  const auto row = std::find_if(kTypes.begin(), kTypes.end(),
+                                [type](const TypeRow& each) { return each.type == type; });
+  assert(row != kTypes.end());
+  return *row;
+}
+
+float HalfToFloat(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
+  const uint32_t exponent = (half >> 10) & 31;
+  const uint32_t fraction = half & 1023;
+  if (exponent == 0) {  // zero or subnormal: fraction * 2^-24, exact in float32
+    const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
+    return sign != 0 ? -magnitude : magnitude;
+  }
+  const uint32_t bits =
+      exponent == 31 ? 0x7F800000u | (fraction << 13) : ((exponent + 112) << 23) | (fraction << 13);
+  return std::bit_cast<float>(sign | bits);
+}
+
+uintptr_t PageBytes() {
+  static const uintptr_t bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+// The pages of a read-only file mapping that hold `bytes` leave the resident set; they stay in the
+// page cache and come back when touched, so a neighbour's bytes on a border page lose nothing.
+void LetGo(std::string_view bytes) {
+  const uintptr_t first = reinterpret_cast<uintptr_t>(bytes.data()) / PageBytes() * PageBytes();
+  const uintptr_t last = reinterpret_cast<uintptr_t>(bytes.data()) + bytes.size();
+  madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+}
+
+// Lets the disk work on `bytes` while the piece before them is converted.
+void ReadAhead(std::string_view bytes) {
+  if (bytes.empty()) return;
+  const uintptr_t first = reinterpret_cast<uintptr_t>(bytes.data()) / PageBytes() * PageBytes();
+  const uintptr_t last = reinterpret_cast<uintptr_t>(bytes.data()) + bytes.size();
+  madvise(reinterpret_cast<void*>(first), last - first, MADV_WILLNEED);
+}
+
+absl::Status OpenError(const std::string& path, const char* what, int error) {
+  const absl::StatusCode code = error == ENOENT || error == ENOTDIR ? absl::StatusCode::kNotFound
+                                : error == EACCES ? absl::StatusCode::kPermissionDenied
+                                                  : absl::StatusCode::kInternal;
+  return absl::Status(code, absl::StrCat(path, ": cannot ", what, ": ", strerror(error)));
+}
+
+}  // namespace
+
+std::string_view TensorTypeName(TensorType type) { return RowOf(type).name; }
+int64_t TensorTypeBytes(TensorType type) { return RowOf(type).bytes; }
+
+std::optional<TensorType> TensorTypeOf(std::string_view name) {
+  for (const TypeRow& row : kTypes) {
+    if (row.name == name) return row.type;
+  }
+  return std::nullopt;
+}
+
+int64_t TensorInfo::elements() const {
+  int64_t count = 1;
+  for (const int64_t size : shape) count *= size;
+  return count;
+}
+
+std::string ShapeString(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) absl::StrAppend(&text, i == 0 ? "" : ", ", shape[i]);
+  return text + "]";
+}
+
+const TensorInfo* SafetensorsHeader::Find(std::string_view name) const {
+  const auto found = std::lower_bound(
+      tensors.begin(), tensors.end(), name,
+      [](const TensorInfo& tensor, std::string_view n) { return tensor.name < n; });
+  return found != tensors.end() && found->name == name ? &*found : nullptr;
+}
+
+SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      map_(std::exchange(other.map_, nullptr)),
+      file_bytes_(std::exchange(other.file_bytes_, 0)),
+      header_(std::move(other.header_)) {}
+
+SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(map_, other.map_);
+  std::swap(file_bytes_, other.file_bytes_);
+  std::swap(header_, other.header_);
+  return *this;
+}
+
+SafetensorsFile::~SafetensorsFile() {
+  if (map_ != nullptr) munmap(const_cast<char*>(map_), file_bytes_);
+}
+
+absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) return OpenError(path, "open", errno);
+  struct stat status;
+  void* map = MAP_FAILED;
+  int error = 0;
+  const bool stated = fstat(descriptor, &status) == 0;
+  if (!stated) error = errno;
+  if (stated && S_ISREG(status.st_mode) && status.st_size > 0) {
+    map = mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_SHARED, descriptor, 0);
+    if (map == MAP_FAILED) error = errno;
+  }
+  close(descriptor);
+  if (!stated) return OpenError(path, "stat", error);
+  if (!S_ISREG(status.st_mode)) {
+    return Refuse(kReason, absl::StrCat(path, ": not a regular file"));
+  }
+  if (error != 0) return OpenError(path, "map", error);
+
+  SafetensorsFile file;
+  file.path_ = path;
+  file.file_bytes_ = static_cast<uint64_t>(status.st_size);
+  file.map_ = map == MAP_FAILED ? nullptr : static_cast<const char*>(map);
+  absl::StatusOr<SafetensorsHeader> header =
+      ParseSafetensorsHeader({file.map_, file.file_bytes_}, file.file_bytes_);
+  if (!header.ok()) return At(path, header.status());
+  file.header_ = *std::move(header);
+  LetGo({file.map_, file.header_.data_begin});
+  return file;
+}
+
+std::string_view SafetensorsFile::view(const TensorInfo& tensor) const {
+  assert(header_.data_begin + tensor.end <= file_bytes_);
+  return {map_ + header_.data_begin + tensor.begin, tensor.bytes()};
+}
+
+absl::Status SafetensorsFile::Stream(const TensorInfo& tensor, const ByteSink& sink) const {
+  std::string_view rest = view(tensor);
+  while (!rest.empty()) {
+    const std::string_view piece = rest.substr(0, kPieceBytes);
+    ReadAhead(rest.substr(piece.size(), kPieceBytes));
+    const absl::Status status = sink(piece);
+    LetGo(piece);
+    if (!status.ok()) return status;
+    rest.remove_prefix(piece.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SafetensorsFile::ReadFloats(const TensorInfo& tensor, float* out) const {
+  if (!IsFloatType(tensor.type)) {
+    return Refuse(kReason,
+                  absl::StrCat(path_, ": tensor ", Quoted(tensor.name), " has type ",
+                               Absl(TensorTypeName(tensor.type)), "; F32, F16 and BF16 are read"));
+  }
+  const int64_t size = TensorTypeBytes(tensor.type);
+  return Stream(tensor, [&](std::string_view piece) {
+    const int64_t count = static_cast<int64_t>(piece.size()) / size;
+    ConvertToFloat(tensor.type, piece.data(), count, out);
+    out += count;
+    return absl::OkStatus();
+  });
+}
+
+bool IsFloatType(TensorType type) {
+  return type == TensorType::kF32 || type == TensorType::kF16 || type == TensorType::kBF16;
+}
+
+void ConvertToFloat(TensorType type, const char* in, int64_t count, float* out) {
+  assert(IsFloatType(type));
+  if (type == TensorType::kF32) {
+    if (count > 0) memcpy(out, in, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    uint16_t bits;
+    memcpy(&bits, in + 2 * i, 2);  // the data section need not be aligned
+    out[i] = type == TensorType::kBF16 ? std::bit_cast<float>(static_cast<uint32_t>(bits) << 16)
+                                       : HalfToFloat(bits);
+  }
+}
+
+}  // namespace lorad::storage

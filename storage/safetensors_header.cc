@@ -197,8 +197,9 @@ absl::Status CheckSize(const TensorInfo& tensor, uint64_t data_bytes) {
   return absl::OkStatus();
 }
 
-// The tensors cover the data section: each begins where the one before it ends.
-absl::Status CheckCover(const std::vector<TensorInfo>& tensors, uint64_t data_bytes) {
+// The tensors cover the data section: each begins where the one before it ends. Returns where the
+// last ends.
+absl::StatusOr<uint64_t> CheckCover(const std::vector<TensorInfo>& tensors) {
   std::vector<const TensorInfo*> order;
   order.reserve(tensors.size());
   for (const TensorInfo& tensor : tensors) order.push_back(&tensor);
@@ -218,11 +219,7 @@ absl::Status CheckCover(const std::vector<TensorInfo>& tensors, uint64_t data_by
     }
     covered = tensor->end;
   }
-  if (covered != data_bytes) {
-    return Invalid(absl::StrCat("bytes [", covered, ", ", data_bytes,
-                                ") at the end of the data belong to no tensor"));
-  }
-  return absl::OkStatus();
+  return covered;
 }
 
 }  // namespace
@@ -264,8 +261,13 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view prefix
   for (const TensorInfo& tensor : header.tensors) {
     if (absl::Status status = CheckSize(tensor, header.data_bytes); !status.ok()) return status;
   }
-  if (absl::Status status = CheckCover(header.tensors, header.data_bytes); !status.ok()) {
-    return status;
+  const absl::StatusOr<uint64_t> covered = CheckCover(header.tensors);
+  if (!covered.ok()) return covered.status();
+  if (file_bytes == kUnknownFileBytes) {
+    header.data_bytes = *covered;
+  } else if (*covered != header.data_bytes) {
+    return Invalid(absl::StrCat("bytes [", *covered, ", ", header.data_bytes,
+                                ") at the end of the data belong to no tensor"));
   }
   std::sort(header.tensors.begin(), header.tensors.end(),
             [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; });

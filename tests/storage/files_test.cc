@@ -1,0 +1,103 @@
+#include "storage/files.h"
+
+#include <catch2/catch.hpp>
+
+#include "storage/sha256.h"
+#include "tests/storage/temp_directory.h"
+
+namespace lorad::storage {
+namespace {
+
+TEST_CASE("files are written, read, listed and removed", "[files]") {
+  const TempDirectory directory;
+  Files& files = RealFiles();
+  REQUIRE(files.MakeDirectory(directory / "a/b/c").ok());
+  REQUIRE(files.MakeDirectory(directory / "a/b/c").ok());
+  const std::string path = directory / "a/b/c/file";
+  {
+    auto file = files.Create(path);
+    REQUIRE(file.ok());
+    REQUIRE((*file)->Append("hello ").ok());
+    REQUIRE((*file)->Append("world").ok());
+    REQUIRE((*file)->Sync().ok());
+    REQUIRE((*file)->Close().ok());
+  }
+  {
+    auto file = files.OpenAppend(path);
+    REQUIRE(file.ok());
+    REQUIRE((*file)->Append("!").ok());
+    REQUIRE((*file)->Close().ok());
+  }
+  CHECK(files.ReadAll(path, 100).value() == "hello world!");
+  CHECK(files.ReadAll(path, 12).value() == "hello world!");
+  CHECK(absl::IsOutOfRange(files.ReadAll(path, 11).status()));
+  CHECK(files.ReadRange(path, 6, 5).value() == "world");
+  CHECK(files.ReadRange(path, 11, 5).value() == "!");
+  CHECK(files.ReadRange(path, 50, 5).value().empty());
+  CHECK(files.Size(path).value() == 12);
+  REQUIRE(files.Rename(path, directory / "a/b/z").ok());
+  REQUIRE(files.SyncDirectory(directory / "a/b").ok());
+  CHECK(files.List(directory / "a/b").value() == std::vector<std::string>{"c", "z"});
+  CHECK(files.IsDirectory(directory / "a/b/c"));
+  CHECK_FALSE(files.IsDirectory(directory / "a/b/z"));
+  REQUIRE(RemoveTree(files, directory / "a").ok());
+  REQUIRE(RemoveTree(files, directory / "a").ok());
+  CHECK_FALSE(files.Exists(directory / "a"));
+}
+
+TEST_CASE("errors carry their kind and the path", "[files]") {
+  const TempDirectory directory;
+  Files& files = RealFiles();
+  const absl::Status missing = files.ReadAll(directory / "no/file", 10).status();
+  CHECK(absl::IsNotFound(missing));
+  CHECK_THAT(std::string(missing.message()), Catch::Matchers::Contains(directory / "no/file"));
+  CHECK(absl::IsNotFound(files.Create(directory / "no/file").status()));
+  CHECK(absl::IsNotFound(files.Remove(directory / "no")));
+  REQUIRE(files.MakeDirectory(directory / "full/x").ok());
+  CHECK(absl::IsAlreadyExists(files.Remove(directory / "full")));
+  // A device that is always full stands for a full disk.
+  auto full = files.OpenAppend("/dev/full");
+  REQUIRE(full.ok());
+  CHECK(absl::IsResourceExhausted((*full)->Append("x")));
+}
+
+TEST_CASE("a link to a directory is removed without what it points to", "[files]") {
+  const TempDirectory directory;
+  directory.Write("kept/file", "x");
+  std::filesystem::create_directories(directory / "tree");
+  std::filesystem::create_symlink(directory / "kept", directory / "tree/link");
+  REQUIRE(RemoveTree(RealFiles(), directory / "tree").ok());
+  CHECK(directory.Read("kept/file") == "x");
+}
+
+TEST_CASE("an atomic write replaces and leaves nothing beside it", "[files]") {
+  const TempDirectory directory;
+  REQUIRE(AtomicWrite(RealFiles(), directory / "f", "one").ok());
+  REQUIRE(AtomicWrite(RealFiles(), directory / "f", "two").ok());
+  CHECK(directory.Read("f") == "two");
+  CHECK(RealFiles().List(directory.path()).value().size() == 1);
+}
+
+TEST_CASE("paths are joined and cut", "[files]") {
+  CHECK(JoinPath("a", "b") == "a/b");
+  CHECK(JoinPath("a/", "b") == "a/b");
+  CHECK(JoinPath("/", "b") == "/b");
+  CHECK(JoinPath("", "b") == "b");
+  CHECK(ParentPath("a/b/c") == "a/b");
+  CHECK(ParentPath("/a") == "/");
+  CHECK(ParentPath("a") == ".");
+  CHECK(ParentPath("a/b/") == "a");
+}
+
+TEST_CASE("sha256 in one piece and in many", "[files]") {
+  const char* const abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+  CHECK(Sha256::Of("abc") == abc);
+  Sha256 sha;
+  sha.Update("a");
+  sha.Update("");
+  sha.Update("bc");
+  CHECK(sha.HexDigest() == abc);
+}
+
+}  // namespace
+}  // namespace lorad::storage

@@ -41,7 +41,7 @@ struct Segment {
   int64_t first_position = 0;  // of its first token in its sequence; a multiple of kChunkTokens
   int32_t slot = -1;           // -1: adapter off
   Mode mode = Mode::kTrain;
-  DropoutKey dropout;
+  DropoutKey dropout = {};
 };
 
 // A row whose next token counts: log p(target | rows up to this one) is asked for.

@@ -41,7 +41,6 @@ void FoldTile(const Context& context, const CpuBatch& batch, const LossChunk& ch
     float* scores = z + i * width;
     const size_t index = static_cast<size_t>(chunk.first + i);
     const int64_t target = batch.loss_rows[index].target;
-    assert(target >= 0 && target < context.workspace.limits.vocabulary);
     if (target >= first && target < first + width) {
       context.workspace.loss_target[index] = scores[target - first];
     }
@@ -71,8 +70,9 @@ void LinearLoss(const Context& context, const CpuBatch& batch, const TensorView&
   if (rows == 0) return;
   assert(HasShape(x, batch.tokens(), hidden) && HasShape(log_p, 1, rows) && !head.has_bias);
   assert(hidden <= context.workspace.limits.hidden);
-  assert(vocabulary == context.workspace.limits.vocabulary);
+
   assert(unit.empty() || HasShape(unit, rows, hidden));
+  for (const LossRow& row : batch.loss_rows) assert(row.target >= 0 && row.target < vocabulary);
   const Workspace& workspace = context.workspace;
   const int64_t capacity = workspace.limits.tokens;
   const int64_t part_width = PartWidth(vocabulary);

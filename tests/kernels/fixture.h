@@ -1,0 +1,125 @@
+// What the conformance tests share: backends under test, seeds, random inputs, guarded tensors,
+// batches.
+#ifndef LORAD_TESTS_KERNELS_FIXTURE_H_
+#define LORAD_TESTS_KERNELS_FIXTURE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "tests/kernels/tolerances.h"
+
+namespace lorad::kernels::testing {
+
+// A fixed seed, then a random one, printed. With --rng-seed N on the command line: N alone.
+std::vector<uint64_t> Seeds();
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t Next();
+  int64_t Integer(int64_t low, int64_t high);  // both included
+  double Uniform(double low, double high);
+
+ private:
+  uint64_t state_;
+};
+
+// The reference's numbers.
+struct Matrix {
+  Matrix() = default;
+  Matrix(int64_t row_count, int64_t column_count)
+      : rows(row_count),
+        columns(column_count),
+        values(static_cast<size_t>(row_count * column_count)) {}
+  double& at(int64_t row, int64_t column) {
+    return values[static_cast<size_t>(row * columns + column)];
+  }
+  double at(int64_t row, int64_t column) const {
+    return values[static_cast<size_t>(row * columns + column)];
+  }
+
+  int64_t rows = 0;
+  int64_t columns = 0;
+  std::vector<double> values;
+};
+
+// Values that float32 holds exactly, in [-size, size].
+Matrix RandomMatrix(Random& random, int64_t rows, int64_t columns, double size = 1);
+
+// A backend of its own with memory and workspace, one per test case.
+class World {
+ public:
+  World(std::unique_ptr<Backend> backend, const Limits& limits);
+
+  Backend& backend() { return *backend_; }
+  Arena& arena() { return *arena_; }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Arena> arena_;
+};
+
+// Every backend this machine can run. The conformance tests go over all of them.
+struct BackendCase {
+  std::string name;
+  std::function<std::unique_ptr<Backend>()> make;
+};
+std::vector<BackendCase> Backends();
+Limits TestLimits();
+
+// A matrix on the device with sentinels before, after and between its rows.
+class Guarded {
+ public:
+  // Contents NaN: an operation that reads its output before writing it shows.
+  Guarded(World& world, int64_t rows, int64_t columns, int64_t spare_columns = 3);
+  Guarded(World& world, const Matrix& contents, int64_t spare_columns = 3);
+
+  const TensorView& view() const { return view_; }
+  void Write(const Matrix& contents);
+  Matrix Read() const;
+  std::vector<float> Bits() const;
+  // True if no sentinel was overwritten.
+  bool Intact() const;
+
+ private:
+  World& world_;
+  TensorView whole_;
+  TensorView view_;
+};
+
+// "" if `got` is within tolerance of `want`, else where and by how much.
+std::string Compare(const Matrix& got, const Matrix& want, Tolerance tolerance);
+
+// One more than the other checks: L is linear in `output` with weights dy; checks `gradient` of
+// `input` by central differences of the float64 `forward` at up to 60 random elements. "" if it
+// agrees.
+std::string CheckGradient(Random& random, const Matrix& input, const Matrix& gradient,
+                          const std::function<double(const Matrix&)>& loss, Tolerance tolerance,
+                          int trials = 60);
+
+double Inner(const Matrix& x, const Matrix& y);
+
+// A microbatch's description that owns its arrays.
+struct BatchData {
+  std::vector<int32_t> ids;
+  std::vector<Segment> segments;
+  std::vector<LossRow> loss_rows;
+
+  int64_t tokens() const { return static_cast<int64_t>(ids.size()); }
+  BatchDescription description() const { return {ids, segments, loss_rows}; }
+  // Appends a segment with ids below `vocabulary`; about two thirds of its rows count in the loss.
+  void Append(Random& random, int64_t rows, int32_t slot, Mode mode, const DropoutKey& key,
+              int64_t vocabulary);
+};
+
+// Up to `segments_max` segments of 1..rows_max rows over `slots` slots and -1.
+BatchData RandomBatch(Random& random, int64_t segments_max, int64_t rows_max, int32_t slots,
+                      int64_t vocabulary);
+
+}  // namespace lorad::kernels::testing
+
+#endif  // LORAD_TESTS_KERNELS_FIXTURE_H_

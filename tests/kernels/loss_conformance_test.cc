@@ -1,0 +1,86 @@
+// Head and loss of every backend against float64.
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "tests/kernels/lora_fixture.h"
+
+namespace lorad::kernels::testing {
+namespace {
+
+void CheckCase(World& world, Random& random, int64_t vocabulary, double size) {
+  Backend& backend = world.backend();
+  const int64_t hidden = random.Integer(1, 40);
+  BatchData data = RandomBatch(random, 4, 30, 2, vocabulary);
+  data.Append(random, 8, 0, Mode::kTrain, {}, vocabulary);
+  data.loss_rows.push_back({data.tokens(), 0});
+  data.Append(random, 1, 0, Mode::kEvaluate, {}, vocabulary);
+  if (data.loss_rows.back().row == data.loss_rows[data.loss_rows.size() - 2].row) {
+    data.loss_rows.pop_back();
+  }
+  const int64_t rows = static_cast<int64_t>(data.loss_rows.size());
+  const auto batch = backend.PrepareBatch(data.description());
+  const Matrix head = RandomMatrix(random, vocabulary, hidden, size);
+  const Matrix x = RandomMatrix(random, data.tokens(), hidden);
+  const auto linear = DeviceLinear(world, head, Matrix());
+  const Guarded device_x(world, x);
+  Guarded log_p(world, 1, rows);
+  Guarded unit(world, rows, hidden);
+  backend.LinearLoss(*batch, device_x.view(), *linear, log_p.view(), unit.view());
+  CHECK(Compare(log_p.Read(), LossReference(data, x, head), kLogP) == "");
+  CHECK(log_p.Intact());
+  CHECK(unit.Intact());
+
+  Guarded log_p_alone(world, 1, rows);
+  backend.LinearLoss(*batch, device_x.view(), *linear, log_p_alone.view(), {});
+  CHECK(log_p_alone.Bits() == log_p.Bits());
+
+  std::vector<float> weights;
+  for (int64_t i = 0; i < rows; ++i) weights.push_back(static_cast<float>(random.Uniform(-1, 1)));
+  Guarded dx(world, data.tokens(), hidden);
+  backend.LossBackward(*batch, weights, unit.view(), dx.view());
+  CHECK(dx.Intact());
+  // Rows that are only evaluated have no gradient.
+  Matrix trained(1, rows);
+  for (size_t i = 0; i < data.loss_rows.size(); ++i) {
+    for (const Segment& segment : data.segments) {
+      const int64_t row = data.loss_rows[i].row - segment.first_row;
+      if (row >= 0 && row < segment.rows && segment.mode == Mode::kTrain) {
+        trained.values[i] = static_cast<double>(weights[i]);
+      }
+    }
+  }
+  const auto loss = [&](const Matrix& at) { return Inner(LossReference(data, at, head), trained); };
+  CHECK(CheckGradient(random, x, dx.Read(), loss, kLossGradient) == "");
+}
+
+TEST_CASE("LinearLoss and LossBackward") {
+  for (const BackendCase& backend : Backends()) {
+    for (const uint64_t seed : Seeds()) {
+      // One word, less than a tile, tiles that leave parts empty, all parts with a ragged end.
+      for (const int64_t vocabulary : {1, 37, 1100, 2999}) {
+        for (const double size : {0.5, 6.0}) {
+          INFO(backend.name << ", seed " << seed << ", vocabulary " << vocabulary);
+          Random random(seed);
+          World world(backend.make(), TestLimits());
+          CheckCase(world, random, vocabulary, size);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("A microbatch without loss rows has no loss and a zero gradient") {
+  World world(Backends()[0].make(), TestLimits());
+  const std::vector<int32_t> ids = {1, 2};
+  const std::vector<Segment> segments = {{.first_row = 0, .rows = 2}};
+  const auto batch = world.backend().PrepareBatch({ids, segments, {}});
+  const auto linear = DeviceLinear(world, Matrix(4, 4), Matrix());
+  const Guarded x(world, Matrix(2, 4));
+  world.backend().LinearLoss(*batch, x.view(), *linear, {}, {});
+  Guarded dx(world, 2, 4);
+  world.backend().LossBackward(*batch, {}, {}, dx.view());
+  CHECK(Compare(dx.Read(), Matrix(2, 4), kExact) == "");
+}
+
+}  // namespace
+}  // namespace lorad::kernels::testing

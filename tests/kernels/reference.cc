@@ -1,0 +1,107 @@
+#include "tests/kernels/reference.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/philox.h"
+
+namespace lorad::kernels::testing {
+
+Matrix AttentionReference(const BatchData& data, const AttentionShape& shape, const Matrix& qkv,
+                          Matrix* lse) {
+  const int64_t d = shape.head_size;
+  Matrix out(qkv.rows, shape.heads * d);
+  std::vector<double> score;
+  for (const Segment& segment : data.segments) {
+    for (int64_t head = 0; head < shape.heads; ++head) {
+      const int64_t q = head * d;
+      const int64_t k = (shape.heads + head / (shape.heads / shape.kv_heads)) * d;
+      const int64_t v = k + shape.kv_heads * d;
+      for (int64_t row = 0; row < segment.rows; ++row) {
+        const int64_t t = segment.first_row + row;
+        score.assign(static_cast<size_t>(row + 1), 0);
+        double largest = -INFINITY;
+        for (int64_t key = 0; key <= row; ++key) {
+          double dot = 0;
+          for (int64_t i = 0; i < d; ++i) {
+            dot += qkv.at(t, q + i) * qkv.at(segment.first_row + key, k + i);
+          }
+          score[static_cast<size_t>(key)] = dot * static_cast<double>(shape.scale);
+          largest = std::max(largest, score[static_cast<size_t>(key)]);
+        }
+        double sum = 0;
+        for (double& value : score) sum += value = std::exp(value - largest);
+        for (int64_t key = 0; key <= row; ++key) {
+          for (int64_t i = 0; i < d; ++i) {
+            out.at(t, q + i) +=
+                score[static_cast<size_t>(key)] / sum * qkv.at(segment.first_row + key, v + i);
+          }
+        }
+        if (lse != nullptr) lse->at(t, head) = largest + std::log(sum);
+      }
+    }
+  }
+  return out;
+}
+
+bool Kept(const DropoutKey& key, const Target& target, int64_t position, int64_t feature) {
+  const uint32_t block = static_cast<uint32_t>(feature / 8);
+  const PhiloxCounter random =
+      Philox(key.seed, {{static_cast<uint32_t>(target.layer) << 22 |
+                             static_cast<uint32_t>(target.target) << 16 | block,
+                         static_cast<uint32_t>(position), key.sequence, key.step}});
+  const uint32_t word = random.word[feature % 8 / 2];
+  const uint32_t lane = feature % 2 == 0 ? word & 0xFFFF : word >> 16;
+  return lane >= static_cast<uint32_t>(std::lround(65536 * target.dropout));
+}
+
+Matrix LoraReference(const BatchData& data, const Matrix& x, const Matrix& weight,
+                     const Matrix& bias, const std::vector<Adapter>& adapters) {
+  Matrix y(x.rows, weight.rows);
+  for (const Segment& segment : data.segments) {
+    for (int64_t row = 0; row < segment.rows; ++row) {
+      const int64_t t = segment.first_row + row;
+      for (int64_t o = 0; o < weight.rows; ++o) {
+        double sum = bias.rows > 0 ? bias.at(0, o) : 0;
+        for (int64_t i = 0; i < x.columns; ++i) sum += x.at(t, i) * weight.at(o, i);
+        y.at(t, o) = sum;
+      }
+      if (segment.slot < 0 || segment.mode == Mode::kReference) continue;
+      for (const Target& target : adapters[static_cast<size_t>(segment.slot)]) {
+        const bool drops = segment.mode == Mode::kTrain && target.dropout > 0;
+        for (int64_t r = 0; r < target.rank; ++r) {
+          double s = 0;
+          for (int64_t i = 0; i < x.columns; ++i) {
+            if (drops && !Kept(segment.dropout, target, segment.first_position + row, i)) continue;
+            s += x.at(t, i) * target.a.at(r, i);
+          }
+          s *= target.scale / (drops ? 1 - target.dropout : 1);
+          for (int64_t o = 0; o < target.outputs; ++o) {
+            y.at(t, target.first_output + o) += s * target.b.at(o, r);
+          }
+        }
+      }
+    }
+  }
+  return y;
+}
+
+Matrix LossReference(const BatchData& data, const Matrix& x, const Matrix& head) {
+  Matrix log_p(1, static_cast<int64_t>(data.loss_rows.size()));
+  std::vector<double> score(static_cast<size_t>(head.rows));
+  for (size_t index = 0; index < data.loss_rows.size(); ++index) {
+    const LossRow& row = data.loss_rows[index];
+    for (int64_t word = 0; word < head.rows; ++word) {
+      double dot = 0;
+      for (int64_t i = 0; i < x.columns; ++i) dot += x.at(row.row, i) * head.at(word, i);
+      score[static_cast<size_t>(word)] = dot;
+    }
+    const double largest = *std::max_element(score.begin(), score.end());
+    double sum = 0;
+    for (const double value : score) sum += std::exp(value - largest);
+    log_p.values[index] = score[static_cast<size_t>(row.target)] - largest - std::log(sum);
+  }
+  return log_p;
+}
+
+}  // namespace lorad::kernels::testing

@@ -1,0 +1,176 @@
+// Embedding, RMSNorm, rotary embedding and SwiGLU of every backend against float64.
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "tests/kernels/fixture.h"
+
+namespace lorad::kernels::testing {
+namespace {
+
+constexpr int64_t kVocabulary = 50;
+
+Matrix RmsNormReference(const Matrix& x, const Matrix& weight, double eps) {
+  Matrix y(x.rows, x.columns);
+  for (int64_t t = 0; t < x.rows; ++t) {
+    double squares = 0;
+    for (int64_t i = 0; i < x.columns; ++i) squares += x.at(t, i) * x.at(t, i);
+    const double r = 1 / std::sqrt(squares / static_cast<double>(x.columns) + eps);
+    for (int64_t i = 0; i < x.columns; ++i) y.at(t, i) = x.at(t, i) * r * weight.at(0, i);
+  }
+  return y;
+}
+
+Matrix SwiGluReference(const Matrix& gate_up) {
+  const int64_t size = gate_up.columns / 2;
+  Matrix y(gate_up.rows, size);
+  for (int64_t t = 0; t < y.rows; ++t) {
+    for (int64_t i = 0; i < size; ++i) {
+      const double g = gate_up.at(t, i);
+      y.at(t, i) = g / (1 + std::exp(-g)) * gate_up.at(t, size + i);
+    }
+  }
+  return y;
+}
+
+template <typename Function>
+void ForBackendsAndSeeds(Function&& run) {
+  for (const BackendCase& backend : Backends()) {
+    for (const uint64_t seed : Seeds()) {
+      INFO(backend.name << ", seed " << seed);
+      World world(backend.make(), TestLimits());
+      Random random(seed);
+      run(world, random);
+    }
+  }
+}
+
+TEST_CASE("Embed copies rows") {
+  ForBackendsAndSeeds([](World& world, Random& random) {
+    const int64_t hidden = random.Integer(1, 90);
+    const BatchData data = RandomBatch(random, 4, 100, 1, kVocabulary);
+    const auto batch = world.backend().PrepareBatch(data.description());
+    const auto table = world.backend().MakeLinear(kVocabulary, hidden, false, world.arena());
+    const Matrix weight = RandomMatrix(random, kVocabulary, hidden);
+    std::copy(weight.values.begin(), weight.values.end(),
+              world.backend().MapRows(*table, 0, kVocabulary));
+    world.backend().Unmap(*table);
+    Guarded x(world, data.tokens(), hidden);
+    world.backend().Embed(*batch, *table, x.view());
+    Matrix want(data.tokens(), hidden);
+    for (int64_t t = 0; t < want.rows; ++t) {
+      for (int64_t i = 0; i < hidden; ++i) {
+        want.at(t, i) = weight.at(data.ids[static_cast<size_t>(t)], i);
+      }
+    }
+    CHECK(Compare(x.Read(), want, kExact) == "");
+    CHECK(x.Intact());
+    world.backend().Zero(x.view());
+    CHECK(Compare(x.Read(), Matrix(data.tokens(), hidden), kExact) == "");
+    CHECK(x.Intact());
+  });
+}
+
+TEST_CASE("RmsNorm, forward and backward") {
+  ForBackendsAndSeeds([](World& world, Random& random) {
+    const int64_t hidden = random.Integer(1, 90);
+    const float eps = 1e-5f;
+    const BatchData data = RandomBatch(random, 3, 40, 1, kVocabulary);
+    const auto batch = world.backend().PrepareBatch(data.description());
+    const Matrix x = RandomMatrix(random, data.tokens(), hidden, 3);
+    const Matrix w = RandomMatrix(random, 1, hidden);
+    const Guarded device_x(world, x);
+    const Guarded device_w(world, w);
+    Guarded y(world, data.tokens(), hidden);
+    world.backend().RmsNorm(*batch, device_x.view(), device_w.view(), eps, y.view());
+    CHECK(Compare(y.Read(), RmsNormReference(x, w, eps), kRmsNorm) == "");
+    CHECK(y.Intact());
+
+    const Matrix dy = RandomMatrix(random, data.tokens(), hidden);
+    const Matrix residual = RandomMatrix(random, data.tokens(), hidden);
+    const Guarded device_dy(world, dy);
+    Guarded dx(world, residual);
+    world.backend().RmsNormBackward(*batch, device_x.view(), device_w.view(), eps, device_dy.view(),
+                                    dx.view());
+    Matrix gradient = dx.Read();
+    for (size_t i = 0; i < gradient.values.size(); ++i) gradient.values[i] -= residual.values[i];
+    const auto loss = [&](const Matrix& at) { return Inner(RmsNormReference(at, w, eps), dy); };
+    CHECK(CheckGradient(random, x, gradient, loss, {2e-6, 1e-5}) == "");
+    CHECK(dx.Intact());
+
+    Guarded in_place(world, x);
+    world.backend().RmsNorm(*batch, in_place.view(), device_w.view(), eps, in_place.view());
+    CHECK(in_place.Bits() == y.Bits());
+  });
+}
+
+TEST_CASE("Rope rotates by the position, and its backward turns back") {
+  ForBackendsAndSeeds([](World& world, Random& random) {
+    const int64_t half = random.Integer(1, 32);
+    const int64_t heads = random.Integer(1, 5);
+    const BatchData data = RandomBatch(random, 4, 100, 1, kVocabulary);
+    const auto batch = world.backend().PrepareBatch(data.description());
+    std::vector<float> frequencies;
+    for (int64_t i = 0; i < half; ++i) {
+      frequencies.push_back(static_cast<float>(
+          std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half))));
+    }
+    Guarded table(world, 128, 2 * half);
+    const float factor = 1.25f;
+    world.backend().FillRope(frequencies, factor, table.view());
+    const Matrix x = RandomMatrix(random, data.tokens(), heads * 2 * half);
+    Guarded device_x(world, x);
+    world.backend().Rope(*batch, table.view(), device_x.view());
+    Matrix want(x.rows, x.columns);
+    for (const Segment& segment : data.segments) {
+      for (int64_t row = 0; row < segment.rows; ++row) {
+        for (int64_t i = 0; i < heads * half; ++i) {
+          const int64_t first = i / half * 2 * half + i % half;
+          // The angle is float32's, as in transformers.
+          const float angle = static_cast<float>(row) * frequencies[static_cast<size_t>(i % half)];
+          const double c = std::cos(static_cast<double>(angle)) * factor;
+          const double s = std::sin(static_cast<double>(angle)) * factor;
+          const int64_t t = segment.first_row + row;
+          want.at(t, first) = x.at(t, first) * c - x.at(t, first + half) * s;
+          want.at(t, first + half) = x.at(t, first + half) * c + x.at(t, first) * s;
+        }
+      }
+    }
+    CHECK(Compare(device_x.Read(), want, kRope) == "");
+    world.backend().RopeBackward(*batch, table.view(), device_x.view());
+    Matrix scaled = x;
+    for (double& value : scaled.values) value *= factor * factor;
+    CHECK(Compare(device_x.Read(), scaled, kRope) == "");
+    CHECK(device_x.Intact());
+    CHECK(table.Intact());
+  });
+}
+
+TEST_CASE("SwiGlu, forward and backward") {
+  ForBackendsAndSeeds([](World& world, Random& random) {
+    const int64_t size = random.Integer(1, 60);
+    const BatchData data = RandomBatch(random, 3, 40, 1, kVocabulary);
+    const auto batch = world.backend().PrepareBatch(data.description());
+    const Matrix gate_up = RandomMatrix(random, data.tokens(), 2 * size, 12);
+    Guarded device_gate_up(world, gate_up);
+    Guarded y(world, data.tokens(), size);
+    world.backend().SwiGlu(*batch, device_gate_up.view(), y.view());
+    CHECK(Compare(y.Read(), SwiGluReference(gate_up), kSwiGlu) == "");
+    CHECK(y.Intact());
+
+    const Matrix dy = RandomMatrix(random, data.tokens(), size);
+    const Guarded device_dy(world, dy);
+    Guarded gradient(world, data.tokens(), 2 * size);
+    world.backend().SwiGluBackward(*batch, device_gate_up.view(), device_dy.view(),
+                                   gradient.view());
+    const auto loss = [&](const Matrix& at) { return Inner(SwiGluReference(at), dy); };
+    CHECK(CheckGradient(random, gate_up, gradient.Read(), loss, kSwiGlu) == "");
+    CHECK(gradient.Intact());
+    world.backend().SwiGluBackward(*batch, device_gate_up.view(), device_dy.view(),
+                                   device_gate_up.view());
+    CHECK(device_gate_up.Bits() == gradient.Bits());
+    CHECK(device_gate_up.Intact());
+  });
+}
+
+}  // namespace
+}  // namespace lorad::kernels::testing

@@ -1,11 +1,10 @@
 #include <grpcpp/grpcpp.h>
 
-#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,114 +20,159 @@ namespace lorad::server {
 namespace {
 
 namespace wire = worker::v1;
-using ControlStream = grpc::ServerReaderWriter<wire::CoordinatorMessage, wire::WorkerMessage>;
-
 constexpr int kProtocolVersion = 1;
-// How long a worker has, after the last order, to end the stream itself.
-constexpr std::chrono::seconds kLastOrderGrace(2);
 
-// The writing half of a control stream: a bounded queue, emptied by a thread of the stream's own.
-class ControlSender final : public WorkerSender {
+absl::Status CheckHello(const wire::WorkerMessage& message) {
+  if (!message.has_hello()) {
+    return InvalidFields("message", {{"hello", "must be the first message"}});
+  }
+  const wire::Hello& hello = message.hello();
+  if (hello.protocol_version() != kProtocolVersion) {
+    return PreconditionFailed(
+        "PROTOCOL_VERSION", absl::StrCat("worker ", Quotable(hello.worker(), 100)),
+        absl::StrCat("this daemon speaks version ", kProtocolVersion,
+                     " of the worker protocol, the worker version ", hello.protocol_version(),
+                     ": run both from one release"));
+  }
+  const std::string wrong =
+      hello.worker().empty() ? "must be given" : CheckText(hello.worker(), kNameBytesMax);
+  return RequestCheck().Field("hello.worker", wrong).status();
+}
+
+using ControlStreamReactor = grpc::ServerBidiReactor<wire::WorkerMessage, wire::CoordinatorMessage>;
+
+// One control stream, without a thread of its own: reads one message after the other, writes orders
+// from a bounded queue. Lives until gRPC says that it is done with it.
+class ControlStream final : public ControlStreamReactor {
  public:
-  ControlSender(grpc::ServerContext& context, ControlStream& stream)
-      : context_(context), stream_(stream) {}
+  ControlStream(Backend& backend, grpc::CallbackServerContext* context)
+      : backend_(backend), context_(context) {
+    StartRead(&incoming_);
+  }
 
-  void Send(wire::CoordinatorMessage message) override {
+  void OnReadDone(bool ok) override {
+    if (!ok) return End(absl::OkStatus());
+    if (sender_ != nullptr) {
+      backend_.driver.WorkerSaid(connection_, std::move(incoming_));
+    } else if (absl::Status status = Greet(); !status.ok()) {
+      return End(status);
+    }
+    incoming_.Clear();
+    StartRead(&incoming_);
+  }
+
+  void OnWriteDone(bool ok) override {
     std::lock_guard lock(mutex_);
-    if (closed_) return;
+    orders_.pop_front();
+    if (ok && !orders_.empty()) return StartWrite(&orders_.front());
+    writing_ = false;
+    if (!ok) orders_.clear();
+    FinishIfDue();
+  }
+
+  void OnDone() override {
+    if (sender_ != nullptr) {
+      sender_->Detach();
+      const std::string reason(reason_.message());
+      backend_.driver.WorkerGone(connection_,
+                                 reason.empty() ? "the worker ended its control stream" : reason);
+    }
+    delete this;  // it belongs to itself: gRPC's reactors have no other owner
+  }
+
+ private:
+  // What the driver holds on to: it may call after the stream is gone.
+  class Sender final : public WorkerSender {
+   public:
+    explicit Sender(ControlStream* stream) : stream_(stream) {}
+    void Send(wire::CoordinatorMessage message) override {
+      std::lock_guard lock(mutex_);
+      if (stream_ != nullptr) stream_->Enqueue(std::move(message));
+    }
+    void Close(const absl::Status& reason) override {
+      std::lock_guard lock(mutex_);
+      if (stream_ != nullptr) stream_->End(reason);
+    }
+    void Detach() {
+      std::lock_guard lock(mutex_);
+      stream_ = nullptr;
+    }
+
+   private:
+    std::mutex mutex_;
+    ControlStream* stream_;  // null once it is gone
+  };
+
+  absl::Status Greet() {
+    if (absl::Status status = CheckHello(incoming_); !status.ok()) return status;
+    absl::StatusOr<Gate::Pass> pass = backend_.workers.Enter();
+    if (!pass.ok()) return pass.status();
+    pass_.emplace(*std::move(pass));
+    // Shared with the driver, which may hold it longer than the stream lasts.
+    sender_ = std::make_shared<Sender>(this);
+    connection_ = backend_.driver.ConnectWorker(std::move(*incoming_.mutable_hello()), sender_);
+    return absl::OkStatus();
+  }
+
+  void Enqueue(wire::CoordinatorMessage order) {
+    std::lock_guard lock(mutex_);
+    if (ending_) return;
     if (orders_.size() == kWorkerOrdersMax) {
-      // It reads nothing any more: it is lost.
-      overflowed_ = closed_ = true;
-      orders_.clear();
-      context_.TryCancel();
-    } else {
-      orders_.push_back(std::move(message));
+      // It reads nothing any more: what waits for it goes with the stream.
+      orders_.erase(orders_.begin() + 1, orders_.end());
+      ending_ = true;
+      reason_ = LimitExceeded("ORDERS_NOT_READ", "orders",
+                              absl::StrCat("the worker left ", kWorkerOrdersMax, " orders unread"));
+      context_->TryCancel();
+      return;
     }
-    changed_.notify_all();
+    orders_.push_back(std::move(order));
+    if (writing_) return;
+    writing_ = true;
+    StartWrite(&orders_.front());
   }
 
-  void Close(const absl::Status& reason) override {
+  // No more orders; those that wait are still sent.
+  void End(const absl::Status& reason) {
     std::lock_guard lock(mutex_);
-    closed_ = true;
-    reason_ = reason;
-    changed_.notify_all();
+    if (!ending_) reason_ = reason;
+    ending_ = true;
+    FinishIfDue();
   }
 
-  // Writes orders as they come; ends once closed and empty, or with the stream.
-  void WriteOrders() {
-    std::unique_lock lock(mutex_);
-    while (!ended_) {
-      if (!orders_.empty()) {
-        const wire::CoordinatorMessage order = std::move(orders_.front());
-        orders_.pop_front();
-        lock.unlock();
-        const bool written = stream_.Write(order);
-        lock.lock();
-        if (!written) return;
-      } else if (closed_) {
-        if (!changed_.wait_for(lock, kLastOrderGrace, [this] { return ended_; })) {
-          context_.TryCancel();  // so that the reading half ends too
-        }
-        return;
-      } else {
-        changed_.wait(lock, [this] { return ended_ || closed_ || !orders_.empty(); });
-      }
-    }
+  // REQUIRES: mutex_ is held.
+  void FinishIfDue() {
+    if (!ending_ || writing_ || finished_) return;
+    finished_ = true;
+    Finish(ToGrpc(reason_));
   }
 
-  // The reading half has ended: nothing can be written any more. Returns why.
-  absl::Status End() {
-    std::lock_guard lock(mutex_);
-    ended_ = closed_ = true;
-    changed_.notify_all();
-    if (overflowed_) {
-      return LimitExceeded("ORDERS_NOT_READ", "orders",
-                           absl::StrCat("the worker left ", kWorkerOrdersMax, " orders unread"));
-    }
-    return reason_;
-  }
+  Backend& backend_;
+  grpc::CallbackServerContext* const context_;
+  // The reading side alone, one callback at a time:
+  wire::WorkerMessage incoming_;
+  std::shared_ptr<Sender> sender_;  // null before the Hello
+  uint64_t connection_ = 0;
+  std::optional<Gate::Pass> pass_;
 
- private:
-  grpc::ServerContext& context_;
-  ControlStream& stream_;
   std::mutex mutex_;
-  std::condition_variable changed_;
   // Guarded by mutex_:
-  std::deque<wire::CoordinatorMessage> orders_;
+  std::deque<wire::CoordinatorMessage> orders_;  // the first is being written, if writing_
+  bool writing_ = false;
+  bool ending_ = false;
+  bool finished_ = false;
   absl::Status reason_;
-  bool closed_ = false;  // no more orders
-  bool overflowed_ = false;
-  bool ended_ = false;  // the stream is over
 };
 
-// What the driver holds on to: it may call after the stream is gone.
-class SenderHandle final : public WorkerSender {
- public:
-  explicit SenderHandle(ControlSender* sender) : sender_(sender) {}
-  void Send(wire::CoordinatorMessage message) override {
-    std::lock_guard lock(mutex_);
-    if (sender_ != nullptr) sender_->Send(std::move(message));
-  }
-  void Close(const absl::Status& reason) override {
-    std::lock_guard lock(mutex_);
-    if (sender_ != nullptr) sender_->Close(reason);
-  }
-  void Detach() {
-    std::lock_guard lock(mutex_);
-    sender_ = nullptr;
-  }
-
- private:
-  std::mutex mutex_;
-  ControlSender* sender_;  // null once the stream is gone
-};
-
-class CoordinatorService final : public wire::Coordinator::Service {
+// Bulk calls are plain synchronous ones; the control stream must be able to end while a read is
+// under way.
+class CoordinatorService final
+    : public wire::Coordinator::WithCallbackMethod_Control<wire::Coordinator::Service> {
  public:
   explicit CoordinatorService(Backend& backend) : backend_(backend) {}
 
-  grpc::Status Control(grpc::ServerContext* context, ControlStream* stream) override {
-    return ToGrpc(RunControl(*context, *stream));
+  ControlStreamReactor* Control(grpc::CallbackServerContext* context) override {
+    return new ControlStream(backend_, context);
   }
 
   grpc::Status FetchSlotContent(grpc::ServerContext*, const wire::FetchSlotContentRequest* request,
@@ -143,41 +187,6 @@ class CoordinatorService final : public wire::Coordinator::Service {
   }
 
  private:
-  absl::Status RunControl(grpc::ServerContext& context, ControlStream& stream) {
-    wire::WorkerMessage message;
-    if (!stream.Read(&message) || !message.has_hello()) {
-      return InvalidFields("message", {{"hello", "must be the first message"}});
-    }
-    if (absl::Status status = CheckHello(message.hello()); !status.ok()) return status;
-    absl::StatusOr<Gate::Pass> pass = backend_.workers.Enter();
-    if (!pass.ok()) return pass.status();
-
-    ControlSender sender(context, stream);
-    // Shared with the driver, which may hold it longer than this call lasts.
-    auto handle = std::make_shared<SenderHandle>(&sender);
-    const uint64_t connection =
-        backend_.driver.ConnectWorker(std::move(*message.mutable_hello()), handle);
-    std::thread writer([&sender] { sender.WriteOrders(); });
-    while (stream.Read(&message)) backend_.driver.WorkerSaid(connection, std::move(message));
-    const absl::Status reason = sender.End();
-    writer.join();
-    handle->Detach();
-    backend_.driver.WorkerGone(connection, reason.ok() ? "the worker ended its control stream"
-                                                       : std::string(reason.message()));
-    return reason;
-  }
-
-  static absl::Status CheckHello(const wire::Hello& hello) {
-    if (hello.protocol_version() != kProtocolVersion) {
-      return PreconditionFailed(
-          "PROTOCOL_VERSION", absl::StrCat("worker ", Quotable(hello.worker(), 100)),
-          absl::StrCat("this daemon speaks version ", kProtocolVersion,
-                       " of the worker protocol, the worker version ", hello.protocol_version(),
-                       ": run both from one release"));
-    }
-    return RequestCheck().Field("hello.worker", CheckName(hello.worker())).status();
-  }
-
   absl::Status Fetch(const wire::FetchSlotContentRequest& request,
                      grpc::ServerWriter<wire::Chunk>& writer) {
     absl::StatusOr<SlotContent> content = ParseSlotContent(request.content());

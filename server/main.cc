@@ -1,0 +1,110 @@
+// lorad: the coordinator's daemon.
+
+#include <spdlog/fmt/fmt.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include "server/errors/errors.h"
+#include "server/log.h"
+#include "server/serve.h"
+#include "server/version.h"
+#include "storage/files.h"
+
+namespace lorad::server {
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kWrongUsage = 2;
+
+int Fail(const absl::Status& status, int exit_code) {
+  fmt::print(stderr, "error: {}: {}\n", Reason(status), std::string(status.message()));
+  return exit_code;
+}
+
+struct Arguments {
+  ServeOptions serve;
+  std::string workers = "auto";
+  std::string worker_memory;
+  std::string log_format = "text";
+  std::string log_level = "info";
+};
+
+void AddServe(CLI::App& app, Arguments& arguments) {
+  CLI::App& serve = *app.add_subcommand("serve", "Serves the API until SIGTERM or SIGINT");
+  ServeOptions& options = arguments.serve;
+  serve.add_option("--data-dir", options.data_dir, "Where everything is kept; made if missing")
+      ->required()
+      ->type_name("DIR");
+  serve.add_option("--listen", options.listen, "Loopback address; port 0 picks a free one")
+      ->capture_default_str()
+      ->type_name("HOST:PORT");
+  serve.add_option("--workers", arguments.workers, "Workers to start: auto, cpu:N or none")
+      ->capture_default_str();
+  serve
+      .add_option("--worker-threads", options.worker_threads,
+                  "Threads of each worker (default: the machine's, shared out)")
+      ->check(CLI::Range(1, 1024));
+  serve
+      .add_option("--worker-memory", arguments.worker_memory,
+                  "Memory of each worker, like 8GiB (default: four fifths of what is available, "
+                  "shared out)")
+      ->type_name("BYTES");
+  serve
+      .add_option("--worker-binary", options.worker_binary,
+                  "lorad-worker (default: beside lorad, or in ../worker/)")
+      ->type_name("PATH");
+  serve
+      .add_option("--model-root", options.model_roots,
+                  "Models are registered from beneath it alone; may be given again (default: /)")
+      ->type_name("DIR");
+  serve
+      .add_option("--microbatch-tokens", options.core.microbatch_tokens,
+                  "Tokens that are packed into one microbatch")
+      ->capture_default_str()
+      ->check(CLI::Range(16, 1 << 20));
+  serve.add_option("--log-format", arguments.log_format, "text or json, on stderr")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"text", "json"}));
+  serve.add_option("--log-level", arguments.log_level, "trace, debug, info, warning, error or off")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"trace", "debug", "info", "warning", "error", "off"}));
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("lorad fine-tunes many LoRA adapters at once on shared base models.", "lorad");
+  app.set_version_flag("--version", kVersion);
+  app.require_subcommand(1);
+  Arguments arguments;
+  AddServe(app, arguments);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kWrongUsage;
+  }
+
+  const absl::StatusOr<int> workers = ParseWorkers(arguments.workers);
+  if (!workers.ok()) return Fail(workers.status(), kWrongUsage);
+  arguments.serve.cpu_workers = *workers;
+  if (!arguments.worker_memory.empty()) {
+    const absl::StatusOr<int64_t> bytes = ParseBytes(arguments.worker_memory);
+    if (!bytes.ok()) return Fail(bytes.status(), kWrongUsage);
+    arguments.serve.worker_memory_bytes = *bytes;
+  }
+  // By link and by name: a runfiles tree has the worker beside the link.
+  std::error_code ignored;
+  arguments.serve.worker_directories = {
+      std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path().string(),
+      std::filesystem::absolute(argv[0], ignored).parent_path().string()};
+  SetUpLog(arguments.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
+           arguments.log_level);
+  const absl::Status status = RunServer(arguments.serve, storage::RealFiles());
+  return status.ok() ? 0 : Fail(status, kFailed);
+}
+
+}  // namespace
+}  // namespace lorad::server
+
+int main(int argc, char** argv) { return lorad::server::Main(argc, argv); }

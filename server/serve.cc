@@ -1,0 +1,205 @@
+#include "server/serve.h"
+
+#include <signal.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/driver.h"
+#include "server/errors/errors.h"
+#include "server/services/api_server.h"
+#include "server/supervisor/supervisor.h"
+#include "server/version.h"
+
+namespace lorad::server {
+namespace {
+
+constexpr absl::Duration kStopPatience = absl::Seconds(60);  // cutting and saving at SIGTERM
+constexpr absl::Duration kCallsGrace = absl::Seconds(1);     // calls under way when it stops
+constexpr absl::Duration kWorkerGrace = absl::Seconds(3);    // workers that were told to end
+constexpr int kCpuWorkersMax = 64;
+
+// Memory that can be had without swapping; 0 where the system does not say.
+int64_t AvailableBytes() {
+  std::ifstream file("/proc/meminfo");
+  std::string key, unit;
+  int64_t kib = 0;
+  while (file >> key >> kib) {
+    std::getline(file, unit);
+    if (key == "MemAvailable:") return kib * 1024;
+  }
+  return 0;
+}
+
+std::vector<WorkerCommand> WorkerCommands(const ServeOptions& options, const std::string& binary,
+                                          const ListenAddress& address) {
+  const int count = options.cpu_workers;
+  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const int threads =
+      options.worker_threads > 0 ? options.worker_threads : std::max(1, cores / count);
+  const int64_t memory = options.worker_memory_bytes > 0 ? options.worker_memory_bytes
+                                                         : AvailableBytes() / 5 * 4 / count;
+  std::vector<WorkerCommand> commands;
+  for (int i = 0; i < count; ++i) {
+    WorkerCommand command;
+    command.name = absl::StrCat("cpu-", i);
+    command.arguments = {binary, absl::StrCat("--coordinator=", address.ToText()), "--device=cpu",
+                         absl::StrCat("--name=", command.name),
+                         absl::StrCat("--threads=", threads)};
+    if (memory > 0) command.arguments.push_back(absl::StrCat("--memory=", memory));
+    commands.push_back(std::move(command));
+  }
+  return commands;
+}
+
+SupervisorSinks LogSinks() {
+  return {[](const std::string& worker, const std::string& line) {
+            spdlog::info("[{}] {}", worker, line);
+          },
+          [](const std::string& worker, const std::string& what) {
+            spdlog::info("worker {} {}", worker, what);
+          }};
+}
+
+class LoradDaemon final : public Daemon {
+ public:
+  absl::Status Start(const ServeOptions& options, storage::Files& files,
+                     storage::StoreHooks hooks) {
+    absl::StatusOr<ListenAddress> listen = ParseListen(options.listen);
+    if (!listen.ok()) return listen.status();
+    // What would be found out late is said before anything is touched.
+    if (absl::Status status = CheckPortFree(*listen); !status.ok()) return status;
+    std::string binary;
+    if (options.cpu_workers > 0) {
+      absl::StatusOr<std::string> found =
+          FindWorkerBinary(options.worker_binary, options.worker_directories);
+      if (!found.ok()) return found.status();
+      binary = *std::move(found);
+    }
+
+    DriverOptions driver_options;
+    driver_options.data_dir = options.data_dir;
+    driver_options.core = options.core;
+    driver_options.core.version = kVersion;
+    absl::StatusOr<std::unique_ptr<Driver>> driver =
+        Driver::Start(driver_options, files, std::move(hooks));
+    if (!driver.ok()) return driver.status();
+    driver_ = *std::move(driver);
+
+    absl::StatusOr<std::unique_ptr<ApiServer>> api =
+        ApiServer::Start({*listen, options.model_roots}, *driver_);
+    if (!api.ok()) return api.status();
+    api_ = *std::move(api);
+
+    if (options.cpu_workers > 0) {
+      supervisor_ = std::make_unique<Supervisor>(WorkerCommands(options, binary, api_->address()),
+                                                 SupervisorOptions{}, LogSinks());
+    }
+    return absl::OkStatus();
+  }
+
+  const ListenAddress& address() const override { return api_->address(); }
+
+  std::vector<int64_t> worker_pids() const override {
+    return supervisor_ == nullptr ? std::vector<int64_t>{} : supervisor_->pids();
+  }
+
+  void Stop(absl::Time deadline) override {
+    api_->BeginStop();
+    if (absl::Status status = driver_->Stop(deadline); !status.ok()) {
+      spdlog::warn("not everything was saved: {}; those jobs go on from their checkpoints before",
+                   std::string(status.message()));
+    }
+    if (supervisor_ != nullptr) supervisor_->Stop(kWorkerGrace);
+    api_->Stop(absl::Now() + kCallsGrace);
+  }
+
+ private:
+  // In the order in which they stand on each other.
+  std::unique_ptr<Driver> driver_;
+  std::unique_ptr<ApiServer> api_;
+  std::unique_ptr<Supervisor> supervisor_;
+};
+
+}  // namespace
+
+absl::StatusOr<int> ParseWorkers(const std::string& text) {
+  if (text == "auto") return 1;
+  if (text == "none") return 0;
+  int count = 0;
+  if (absl::StartsWith(text, "cpu:") && absl::SimpleAtoi(text.substr(4), &count) && count >= 1 &&
+      count <= kCpuWorkersMax) {
+    return count;
+  }
+  return Error(absl::StatusCode::kInvalidArgument, "INVALID_WORKERS",
+               absl::StrCat("--workers must be auto, cpu:N with N from 1 to ", kCpuWorkersMax,
+                            ", or none, got '", text, "'"));
+}
+
+absl::StatusOr<int64_t> ParseBytes(const std::string& text) {
+  const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  const std::string unit = text.substr(digits);
+  const int shift = unit.empty()    ? 0
+                    : unit == "KiB" ? 10
+                    : unit == "MiB" ? 20
+                    : unit == "GiB" ? 30
+                    : unit == "TiB" ? 40
+                                    : -1;
+  int64_t number = 0;
+  if (shift < 0 || !absl::SimpleAtoi(text.substr(0, digits), &number) || number <= 0 ||
+      number > (int64_t{1} << 50) >> shift) {
+    return Error(absl::StatusCode::kInvalidArgument, "INVALID_BYTES",
+                 absl::StrCat("a size must be a number of bytes, or one of KiB, MiB, GiB or TiB "
+                              "like 8GiB, got '",
+                              text, "'"));
+  }
+  return number << shift;
+}
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServeOptions& options,
+                                                      storage::Files& files,
+                                                      storage::StoreHooks hooks) {
+  auto daemon = std::make_unique<LoradDaemon>();
+  if (absl::Status status = daemon->Start(options, files, std::move(hooks)); !status.ok()) {
+    return status;
+  }
+  return daemon;
+}
+
+absl::Status RunServer(const ServeOptions& options, storage::Files& files,
+                       storage::StoreHooks hooks) {
+  signal(SIGPIPE, SIG_IGN);
+  sigset_t stop_signals;
+  sigemptyset(&stop_signals);
+  sigaddset(&stop_signals, SIGTERM);
+  sigaddset(&stop_signals, SIGINT);
+  // Blocked in every thread to come: sigwait below is the only one to see them.
+  pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
+
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, files, std::move(hooks));
+  if (!daemon.ok()) return daemon.status();
+  std::printf("lorad listening on %s\n", (*daemon)->address().ToText().c_str());
+  std::fflush(stdout);
+  spdlog::info("lorad {} serves {} on {}", kVersion, options.data_dir,
+               (*daemon)->address().ToText());
+
+  int received = 0;
+  sigwait(&stop_signals, &received);
+  spdlog::info("{}: stopping; a second one ends the daemon at once",
+               received == SIGTERM ? "SIGTERM" : "SIGINT");
+  pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);  // their default action ends the process
+  (*daemon)->Stop(absl::Now() + kStopPatience);
+  spdlog::info("stopped");
+  return absl::OkStatus();
+}
+
+}  // namespace lorad::server

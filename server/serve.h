@@ -1,0 +1,63 @@
+// `lorad serve` as a library: the whole daemon in one object.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/core/core.h"
+#include "server/listen.h"
+#include "storage/files.h"
+#include "storage/job_store.h"
+
+namespace lorad::server {
+
+struct ServeOptions {
+  std::string data_dir;
+  std::string listen = "127.0.0.1:7070";
+  std::vector<std::string> model_roots = {"/"};
+  CoreOptions core;
+
+  // Embedded workers.
+  int cpu_workers = 1;              // 0 = none: workers are started by others
+  int worker_threads = 0;           // of each; 0 = the machine's, shared out
+  int64_t worker_memory_bytes = 0;  // of each; 0 = four fifths of what is available, shared out
+  std::string worker_binary;        // empty = beside one of worker_directories, or in ../worker/
+  std::vector<std::string> worker_directories;
+};
+
+// "auto" (one on the CPU), "cpu:N" (N from 1 to 64), "none" -> ServeOptions.cpu_workers.
+absl::StatusOr<int> ParseWorkers(const std::string& text);
+
+// "1073741824", "512MiB", "8GiB".
+absl::StatusOr<int64_t> ParseBytes(const std::string& text);
+
+class Daemon {
+ public:
+  // Opens the data directory, serves, and starts the embedded workers. `files` must outlive the
+  // daemon; `hooks` is the store's seam for tests.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const ServeOptions& options,
+                                                       storage::Files& files,
+                                                       storage::StoreHooks hooks = {});
+  // Ends without a clean stop, like a crash: what was acknowledged is kept.
+  virtual ~Daemon() = default;
+
+  virtual const ListenAddress& address() const = 0;
+  virtual std::vector<int64_t> worker_pids() const = 0;
+
+  // Clean stop: health says so, watches end, running jobs are cut and saved, workers end. What is
+  // not saved at `deadline` goes on from its checkpoint before.
+  virtual void Stop(absl::Time deadline) = 0;
+};
+
+// Starts the daemon, prints "lorad listening on HOST:PORT" on stdout, waits for SIGTERM or SIGINT,
+// and stops it cleanly. A second signal ends the process at once. Call on the main thread, before
+// any other thread is started.
+absl::Status RunServer(const ServeOptions& options, storage::Files& files,
+                       storage::StoreHooks hooks = {});
+
+}  // namespace lorad::server

@@ -1,0 +1,98 @@
+"""How fast the house is beside training: uploads in bounded memory, lists and starts with 10,000 jobs."""
+
+import concurrent.futures
+import pathlib
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+from formats import token_rows, write_model
+from house import House, ROOT, main, tell
+
+CHECKOUT = (ROOT / "README.md").resolve().parent
+
+UPLOAD_BYTES = 100 << 20
+UPLOAD_RSS_BYTES_MAX = 64 << 20
+JOBS = 10_000
+LIST_SECONDS_MAX = 0.100
+START_SECONDS_MAX = 1.0
+
+
+def peak_rss_bytes(pid):
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text())[1])
+
+
+def test_upload_in_bounded_memory():
+    with House(None, "--workers", "none") as house:
+        path = house.folder / "big.jsonl"
+        row = '{"messages": [{"role": "user", "content": "' + "why? " * 60 + '"}, {"role": "assistant", "content": "' + "because. " * 40 + '"}]}\n'
+        with path.open("w") as file:
+            for _ in range(UPLOAD_BYTES // len(row) + 1):
+                file.write(row)
+        before = peak_rss_bytes(house.process.pid)
+        began = time.monotonic()
+        dataset = house.object("dataset", "add", "big", path)
+        seconds = time.monotonic() - began
+        grown = peak_rss_bytes(house.process.pid) - before
+        tell(f"    {dataset['size_bytes'] / 1e6:.0f} MB, {dataset['rows']} rows in {seconds:.1f} s ({dataset['size_bytes'] / 1e6 / seconds:.0f} MB/s); "
+             f"the daemon grew by {grown / 1e6:.1f} MB")
+        assert dataset["size_bytes"] == path.stat().st_size
+        assert grown < UPLOAD_RSS_BYTES_MAX
+    house.clear()
+
+
+def create_jobs(house, count):
+    """Through the API from Python; the command line would start a process for each."""
+    stubs = house.folder / "stubs"
+    stubs.mkdir()
+    sys.path[:0] = [str(stubs), str(CHECKOUT / "third_party/wheels/googleapis"), *map(str, (CHECKOUT / "third_party/wheels/python").glob("*"))]
+    subprocess.run([sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; from grpc_tools import protoc; sys.exit(protoc.main(sys.argv))",
+                    "-I", CHECKOUT / "proto", f"--python_out={stubs}", f"--grpc_python_out={stubs}",
+                    *sorted((CHECKOUT / "proto/lorad/v1").glob("*.proto"))], check=True)
+    import grpc
+    from lorad.v1 import jobs_pb2, jobs_pb2_grpc
+    with grpc.insecure_channel(house.address) as channel, concurrent.futures.ThreadPoolExecutor(32) as pool:
+        jobs = jobs_pb2_grpc.JobsStub(channel)
+
+        def create(i):
+            jobs.CreateJob(jobs_pb2.CreateJobRequest(job=jobs_pb2.Job(
+                display_name=f"job number {i}", base_model="small", training_dataset="rows", labels={"team": "math"},
+                adapter={"rank": 8, "target_modules": ["q_proj", "v_proj"]}, training={"max_steps": 10, "max_length": 512})))
+        for _ in pool.map(create, range(count)):
+            pass
+
+
+def test_ten_thousand_jobs():
+    with House(None, "--workers", "none") as house:
+        house.lora("model", "add", "small", "--path", write_model(house.folder / "model"))
+        house.add_dataset("rows", token_rows(random.Random(1), 20, longest=200))
+        began = time.monotonic()
+        create_jobs(house, JOBS)
+        seconds = time.monotonic() - began
+        tell(f"    {JOBS} jobs created in {seconds:.1f} s ({JOBS / seconds:.0f} a second)")
+
+        def listing():
+            began = time.monotonic()
+            lines = house.lora("ls").out.count("\n")
+            assert lines == JOBS + 1, lines
+            return time.monotonic() - began
+        times = [listing() for _ in range(7)]
+        tell(f"    lora ls: {1000 * min(times):.0f} to {1000 * max(times):.0f} ms, median {1000 * statistics.median(times):.0f} ms")
+        house.stop()
+        starts = []
+        for _ in range(3):
+            starts.append(house.start())
+            house.stop()
+        tell("    lorad serve: " + ", ".join(f"{1000 * s:.0f} ms" for s in starts))
+        house.start()
+        assert len(house.objects("ls")) == JOBS
+        assert min(times) < LIST_SECONDS_MAX, "lora ls is too slow"
+        assert min(starts) < START_SECONDS_MAX, "lorad serve starts too slowly"
+    house.clear()
+
+
+if __name__ == "__main__":
+    main([test_upload_in_bounded_memory, test_ten_thousand_jobs])

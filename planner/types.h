@@ -12,7 +12,7 @@ enum class SegmentMode { kTrain, kEvaluate, kReference };
 
 // Consecutive tokens of one sequence in a microbatch, all of one adapter.
 struct Segment {
-  std::string job;
+  std::string job = {};
   SegmentMode mode = SegmentMode::kTrain;
   int64_t step = 0;      // train: the step its batch belongs to, from 1; evaluate: steps done
   int64_t sequence = 0;  // its index in the global batch, or in the validation set
@@ -49,7 +49,7 @@ enum class OperationKind {
 struct Operation {
   OperationKind kind = OperationKind::kNoop;
   int64_t microbatch = -1;   // Recv, Send, Forward, Backward, Evaluate, Noop
-  std::string job;           // NormUp, ClipDown, Step, Save, LoadSlot, FreeSlot
+  std::string job = {};           // NormUp, ClipDown, Step, Save, LoadSlot, FreeSlot
   int64_t step = 0;          // the same but FreeSlot
   double learning_rate = 0;  // Step
   int peer = -1;             // Recv, Send: the other stage
@@ -60,7 +60,7 @@ struct Operation {
 
 // One job's global batch in a window.
 struct Batch {
-  std::string job;
+  std::string job = {};
   int64_t step = 0;
   int64_t sequences = 0;
   int64_t trained_tokens = 0;

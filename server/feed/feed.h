@@ -49,8 +49,13 @@ class Feed {
 
  private:
   struct Entry;
-  struct Order;
+  struct Rows;
   absl::StatusOr<std::shared_ptr<Entry>> Open(const RowSource& source);
+  absl::StatusOr<Rows> OpenRows(const RowSource& source);
+  absl::StatusOr<Rows> OfUnit(const TrainUnit& unit);
+  absl::StatusOr<Rows> OfUnit(const EvaluateUnit& unit);
+  static worker::v1::Window Fill(const PlanInput& input, const planner::Window& planned,
+                                 const std::map<std::string, Rows>& rows);
 
   const FeedOptions options_;
   storage::Files& files_;

@@ -1,0 +1,318 @@
+#include "server/feed/feed.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/feed/row_order.h"
+#include "storage/dataset_encode.h"
+#include "storage/errors.h"
+#include "storage/model_directory.h"
+#include "storage/sha256.h"
+
+namespace lorad::server::feed {
+namespace {
+
+using storage::At;
+
+constexpr uint64_t kHashChunkBytes = 1 << 20;
+// Orders kept of one dataset: one for each job that trains on it, and some that left.
+constexpr size_t kOrdersMax = 64;
+
+std::string EntryName(const RowSource& source) {
+  return absl::StrCat(source.dataset_path, "\n", source.model_path, "\n", source.max_length, "\n",
+                      source.refuse_overflow ? 1 : 0);
+}
+
+absl::StatusOr<std::string> HashOfFile(storage::Files& files, const std::string& path) {
+  storage::Sha256 hash;
+  for (uint64_t offset = 0;;) {
+    absl::StatusOr<std::string> chunk = files.ReadRange(path, offset, kHashChunkBytes);
+    if (!chunk.ok()) return chunk.status();
+    hash.Update(*chunk);
+    offset += chunk->size();
+    if (chunk->size() < kHashChunkBytes) return hash.HexDigest();
+  }
+}
+
+records::RowsSummary Summarize(const storage::DatasetReport& report) {
+  records::RowsSummary summary;
+  summary.set_rows(report.rows);
+  summary.set_tokens(report.tokens);
+  summary.set_trained_tokens(report.trained_tokens);
+  summary.set_truncated_rows(report.truncated_rows);
+  summary.set_longest_tokens(report.longest_tokens);
+  summary.set_error_count(report.error_count);
+  if (!report.errors.empty()) {
+    summary.set_error_line(report.errors.front().line);
+    summary.set_error_reason(report.errors.front().reason);
+  }
+  return summary;
+}
+
+worker::v1::Operation::Kind ToProto(planner::OperationKind kind) {
+  switch (kind) {
+    case planner::OperationKind::kRecv:
+      return worker::v1::Operation::RECV;
+    case planner::OperationKind::kSend:
+      return worker::v1::Operation::SEND;
+    case planner::OperationKind::kForward:
+      return worker::v1::Operation::FORWARD;
+    case planner::OperationKind::kBackward:
+      return worker::v1::Operation::BACKWARD;
+    case planner::OperationKind::kEvaluate:
+      return worker::v1::Operation::EVALUATE;
+    case planner::OperationKind::kNormUp:
+      return worker::v1::Operation::NORM_UP;
+    case planner::OperationKind::kClipDown:
+      return worker::v1::Operation::CLIP_DOWN;
+    case planner::OperationKind::kStep:
+      return worker::v1::Operation::STEP;
+    case planner::OperationKind::kSave:
+      return worker::v1::Operation::SAVE;
+    case planner::OperationKind::kLoadSlot:
+      return worker::v1::Operation::LOAD_SLOT;
+    case planner::OperationKind::kFreeSlot:
+      return worker::v1::Operation::FREE_SLOT;
+    case planner::OperationKind::kNoop:
+      return worker::v1::Operation::NOOP;
+  }
+  return worker::v1::Operation::KIND_UNSPECIFIED;
+}
+
+worker::v1::Segment::Mode ToProto(planner::SegmentMode mode) {
+  switch (mode) {
+    case planner::SegmentMode::kTrain:
+      return worker::v1::Segment::TRAIN;
+    case planner::SegmentMode::kEvaluate:
+      return worker::v1::Segment::EVALUATE;
+    case planner::SegmentMode::kReference:
+      return worker::v1::Segment::REFERENCE;
+  }
+  return worker::v1::Segment::MODE_UNSPECIFIED;
+}
+
+}  // namespace
+
+// A source's tokens, and the orders its rows were last drawn in.
+struct Feed::Entry {
+  std::mutex mutex;
+  // Guarded by mutex:
+  std::shared_ptr<const TokenCache> cache;  // null until built; shared with plans in flight
+  storage::DatasetReport bad;               // of rows that do not do
+  std::map<std::tuple<bool, uint64_t>, std::pair<int64_t, std::shared_ptr<std::vector<int64_t>>>>
+      orders;  // (shuffle, seed) -> newest (epoch, rows)
+  // Guarded by the feed's mutex:
+  uint64_t last_use = 0;
+
+  std::shared_ptr<std::vector<int64_t>> Order(bool shuffle, uint64_t seed, int64_t epoch) {
+    std::lock_guard lock(mutex);
+    if (orders.size() > kOrdersMax) orders.clear();
+    auto& [kept_epoch, order] = orders[{shuffle, seed}];
+    if (order == nullptr || kept_epoch != epoch) {
+      order = std::make_shared<std::vector<int64_t>>(RowOrder(cache->rows(), shuffle, seed, epoch));
+      kept_epoch = epoch;
+    }
+    return order;
+  }
+};
+
+// The rows of one plan: what the planner packs, and where each sequence's tokens lie.
+struct Feed::Rows {
+  planner::Unit unit;
+  std::shared_ptr<Entry> entry;
+  std::shared_ptr<const TokenCache> cache;
+  std::map<int64_t, int64_t> row_of;  // sequence -> row
+
+  void Add(int64_t sequence, int64_t row) {
+    unit.sequences.push_back({sequence, cache->tokens(row), cache->row(row).trained_tokens});
+    row_of[sequence] = row;
+  }
+};
+
+Feed::Feed(const FeedOptions& options, storage::Files& files) : options_(options), files_(files) {}
+Feed::~Feed() = default;
+
+absl::StatusOr<std::shared_ptr<Feed::Entry>> Feed::Open(const RowSource& source) {
+  std::shared_ptr<Entry> entry;
+  {
+    std::lock_guard lock(mutex_);
+    std::shared_ptr<Entry>& place = entries_[EntryName(source)];
+    if (place == nullptr) place = std::make_shared<Entry>();
+    place->last_use = ++uses_;
+    entry = place;
+    if (entries_.size() > options_.caches_open_max) {
+      entries_.erase(std::min_element(
+          entries_.begin(), entries_.end(),
+          [](const auto& a, const auto& b) { return a.second->last_use < b.second->last_use; }));
+    }
+  }
+  std::lock_guard lock(entry->mutex);
+  if (entry->cache != nullptr) return entry;
+  absl::StatusOr<storage::ModelDirectory> directory =
+      storage::ModelDirectory::Open(source.model_path);
+  if (!directory.ok()) return directory.status();
+  const std::string dataset_path = storage::JoinPath(options_.data_dir, source.dataset_path);
+  absl::StatusOr<std::string> hash = HashOfFile(files_, dataset_path);
+  if (!hash.ok()) return hash.status();
+  const TokenCacheKey key{*hash, directory->fingerprint(), source.max_length,
+                          source.refuse_overflow};
+  const std::string path = storage::JoinPath(options_.cache_dir, key.FileName());
+  auto cache = TokenCache::Open(path, key);
+  if (!cache.ok()) {  // absent, or damaged: made anew
+    absl::StatusOr<storage::TextModel> model = storage::LoadTextModel(*directory);
+    if (!model.ok()) return At(source.model_path, model.status());
+    if (absl::Status made = files_.MakeDirectory(options_.cache_dir); !made.ok()) return made;
+    auto report = WriteTokenCache(files_, dataset_path, *model, key, path);
+    if (!report.ok()) return At(absl::StrCat("dataset ", source.dataset), report.status());
+    if (report->error_count > 0) {
+      entry->bad = *std::move(report);
+      return entry;
+    }
+    cache = TokenCache::Open(path, key);
+    if (!cache.ok()) return cache.status();
+  }
+  entry->cache = *std::move(cache);
+  return entry;
+}
+
+absl::StatusOr<records::RowsSummary> Feed::CheckRows(const RowSource& source) {
+  absl::StatusOr<std::shared_ptr<Entry>> entry = Open(source);
+  if (!entry.ok()) return entry.status();
+  std::lock_guard lock((*entry)->mutex);
+  return Summarize((*entry)->cache != nullptr ? (*entry)->cache->report() : (*entry)->bad);
+}
+
+absl::StatusOr<Feed::Rows> Feed::OpenRows(const RowSource& source) {
+  absl::StatusOr<std::shared_ptr<Entry>> entry = Open(source);
+  if (!entry.ok()) return entry.status();
+  Rows rows;
+  rows.entry = *entry;
+  std::lock_guard lock(rows.entry->mutex);
+  rows.cache = rows.entry->cache;
+  if (rows.cache != nullptr) return rows;
+  return At(absl::StrCat("dataset ", source.dataset), storage::ToStatus(rows.entry->bad));
+}
+
+absl::StatusOr<Feed::Rows> Feed::OfUnit(const TrainUnit& unit) {
+  absl::StatusOr<Rows> rows = OpenRows(unit.source);
+  if (!rows.ok()) return rows.status();
+  if (unit.step < 1 || unit.batch_size < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("job ", unit.job, ": step ", unit.step, " of batches of ", unit.batch_size));
+  }
+  const BatchPlace place = PlaceOfStep(rows->cache->rows(), unit.batch_size, unit.step);
+  const auto order = rows->entry->Order(unit.shuffle, unit.seed, place.epoch);
+  for (int64_t i = place.begin; i < place.end; ++i) rows->Add(i - place.begin, (*order)[i]);
+  rows->unit.job = unit.job;
+  rows->unit.mode = planner::SegmentMode::kTrain;
+  rows->unit.step = unit.step;
+  rows->unit.learning_rate = unit.learning_rate;
+  rows->unit.save = unit.save;
+  return rows;
+}
+
+absl::StatusOr<Feed::Rows> Feed::OfUnit(const EvaluateUnit& unit) {
+  absl::StatusOr<Rows> rows = OpenRows(unit.source);
+  if (!rows.ok()) return rows.status();
+  const int64_t end = unit.first_sequence + unit.sequences;
+  if (unit.first_sequence < 0 || unit.sequences < 1 || end > rows->cache->rows()) {
+    return absl::InvalidArgumentError(absl::StrCat("job ", unit.job, ": rows ", unit.first_sequence,
+                                                   " to ", end, " of ", rows->cache->rows()));
+  }
+  for (int64_t row = unit.first_sequence; row < end; ++row) rows->Add(row, row);
+  rows->unit.job = unit.job;
+  rows->unit.mode = planner::SegmentMode::kEvaluate;
+  rows->unit.step = unit.step;
+  return rows;
+}
+
+worker::v1::Window Feed::Fill(const PlanInput& input, const planner::Window& planned,
+                              const std::map<std::string, Rows>& rows) {
+  worker::v1::Window window;
+  window.set_epoch(input.epoch);
+  window.set_number(input.window);
+  for (const planner::Microbatch& microbatch : planned.microbatches) {
+    worker::v1::Microbatch& out = *window.add_microbatches();
+    out.set_number(microbatch.number);
+    for (const planner::Segment& segment : microbatch.segments) {
+      const Rows& of_job = rows.at(segment.job);
+      const CachedRow row = of_job.cache->row(of_job.row_of.at(segment.sequence));
+      worker::v1::Segment& to = *out.add_segments();
+      to.set_job(segment.job);
+      to.set_mode(ToProto(segment.mode));
+      to.set_step(segment.step);
+      to.set_sequence(segment.sequence);
+      to.mutable_input_ids()->Add(row.ids.begin(), row.ids.end());
+      to.mutable_labels()->Add(row.labels.begin(), row.labels.end());
+    }
+  }
+  for (const planner::Batch& batch : planned.batches) {
+    worker::v1::Batch& out = *window.add_batches();
+    out.set_job(batch.job);
+    out.set_step(batch.step);
+    out.set_sequences(batch.sequences);
+    out.set_trained_tokens(batch.trained_tokens);
+    out.set_tokens(batch.tokens);
+  }
+  for (const planner::Operation& operation : planned.stages.front()) {
+    worker::v1::Operation& out = *window.add_operations();
+    out.set_kind(ToProto(operation.kind));
+    out.set_microbatch(std::max<int64_t>(0, operation.microbatch));
+    out.set_job(operation.job);
+    out.set_step(operation.step);
+    out.set_learning_rate(operation.learning_rate);
+    if (operation.kind != planner::OperationKind::kLoadSlot) continue;
+    const auto load = std::find_if(
+        input.loads.begin(), input.loads.end(),
+        [&](const LoadUnit& candidate) { return candidate.slot.job() == operation.job; });
+    *out.mutable_slot() = load->slot;
+    out.set_content(load->content);
+  }
+  return window;
+}
+
+absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input) {
+  planner::WindowInput request;
+  request.capacity_tokens = input.capacity_tokens;
+  request.first_microbatch = input.first_microbatch;
+  request.frees = input.frees;
+  for (const LoadUnit& load : input.loads) {
+    request.loads.emplace_back(load.slot.job(), load.step);
+  }
+  for (const SaveUnit& save : input.saves) request.saves.emplace_back(save.job, save.step);
+  std::map<std::string, Rows> rows;
+  const auto add = [&](absl::StatusOr<Rows> of_unit) {
+    if (!of_unit.ok()) return of_unit.status();
+    request.units.push_back(of_unit->unit);
+    rows[of_unit->unit.job] = *std::move(of_unit);
+    return absl::OkStatus();
+  };
+  for (const TrainUnit& unit : input.trains) {
+    if (absl::Status status = add(OfUnit(unit)); !status.ok()) return status;
+  }
+  for (const EvaluateUnit& unit : input.evaluates) {
+    if (absl::Status status = add(OfUnit(unit)); !status.ok()) return status;
+  }
+  absl::StatusOr<planner::Window> planned = planner::PlanWindow(request);
+  if (!planned.ok()) return planned.status();
+  return FeedWindow{Fill(input, *planned, rows),
+                    planner::Describe(*planned, input.capacity_tokens)};
+}
+
+absl::StatusOr<int64_t> Feed::TotalTokens(const RowSource& source, bool shuffle, uint64_t seed,
+                                          int32_t batch_size, int64_t total_steps) {
+  absl::StatusOr<Rows> rows = OpenRows(source);
+  if (!rows.ok()) return rows.status();
+  if (total_steps <= 0 || batch_size <= 0) return 0;
+  // Whole epochs, and the part of the last one that is not whole.
+  const BatchPlace last = PlaceOfStep(rows->cache->rows(), batch_size, total_steps);
+  int64_t tokens = last.epoch * rows->cache->report().tokens;
+  const auto order = rows->entry->Order(shuffle, seed, last.epoch);
+  for (int64_t i = 0; i < last.end; ++i) tokens += rows->cache->tokens((*order)[i]);
+  return tokens;
+}
+
+}  // namespace lorad::server::feed

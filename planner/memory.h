@@ -29,8 +29,6 @@ struct ModelShape {
   int64_t vocabulary = 0;
   bool tied_head = false;
   std::vector<Group> groups;  // qkv, o, gate_up, down
-
-  bool operator==(const ModelShape&) const;
 };
 
 struct GroupShape {

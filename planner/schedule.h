@@ -1,6 +1,7 @@
 // Who trains where: a pure policy. The view of the cluster in, decisions out; it keeps nothing.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -59,17 +60,23 @@ struct Decision {
   std::string base_model;         // kFormGroup
   GroupShape shape;               // kFormGroup, kReform
   std::string why;                // kWait: for the user who asks
-  int place = 0;                  // kWait: in the queue, from 1
-
-  bool operator==(const Decision&) const;
+  int place = 0;                  // in the queue, from 1, of a job that is not admitted yet
 };
 
-// Priority first, then arrival. A job joins the first open group of its base model that it fits:
-// its sequences within the group's capacity, its slot within the budget (Fits); else a group is
-// formed for it, and for all behind it that fit, on the idle worker with the largest budget. If a
-// job of another base model waits ahead of it, a newcomer does not join a running group (it drains
-// for the one ahead). Sequences longer than a group's capacity re-form it where the larger group
-// still fits all its jobs. One decision a queued job, in queue order; kFormGroup names several.
+// The engine's slots.
+inline constexpr size_t kJobsPerGroupMax = 256;
+
+// Priority first, then arrival; one pass over the queue. A job
+// - joins the first open group of its base model that it fits: its sequences within the group's
+//   longest, its slot within the budget (Fits);
+// - else has a group formed for it on the idle worker with the largest budget (jobs behind it may
+//   join that one too, and make it longer);
+// - else, where its sequences alone are in the way, has a group of its base model formed anew;
+// - else has a group without jobs dissolved;
+// - else waits, and is told why.
+// A job that waits and could run alone on a group's worker keeps everyone behind it out of that
+// group, whatever their base models, so that the group drains for it: nobody starves.
+// One decision a queued job, in queue order; kFormGroup names several.
 std::vector<Decision> Schedule(const ClusterView& view);
 
 // The capacity of a group: at least `microbatch_tokens`, and room for the longest sequence.

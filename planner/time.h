@@ -49,8 +49,8 @@ struct TimePrior {
 // backward = 1 x forward for frozen weights (input gradients alone), 2.5 x for attention.
 TimePrior PriorOf(const WorkModel& work);
 
-// 2 cores' worth of float32 products is what the project's reference machine does at 60 % of its
-// ceiling; per thread, an assumption, said as such (kAssumedBasis).
+// Half of what a float32 product reaches on one AVX2 core. An assumption, and told as one
+// (kAssumedBasis).
 inline constexpr double kAssumedFlopsPerThread = 4e10;
 inline constexpr const char* kMeasuredBasis = "measured on this base model";
 inline constexpr const char* kAssumedBasis = "assumed throughput";

@@ -49,7 +49,7 @@ enum class OperationKind {
 struct Operation {
   OperationKind kind = OperationKind::kNoop;
   int64_t microbatch = -1;   // Recv, Send, Forward, Backward, Evaluate, Noop
-  std::string job = {};           // NormUp, ClipDown, Step, Save, LoadSlot, FreeSlot
+  std::string job = {};      // NormUp, ClipDown, Step, Save, LoadSlot, FreeSlot
   int64_t step = 0;          // the same but FreeSlot
   double learning_rate = 0;  // Step
   int peer = -1;             // Recv, Send: the other stage

@@ -1,0 +1,130 @@
+#include "planner/memory.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace lorad::planner {
+namespace {
+
+// The engine's own numbers (kernels/batch.h, kernels/cpu/workspace, worker/model.h).
+constexpr int64_t kAlignment = 64;
+constexpr int64_t kFloat = 4;
+constexpr int64_t kRankMax = 512;
+constexpr int64_t kChunkTokens = 256;
+constexpr int64_t kAttentionRows = 64;
+constexpr int64_t kTileColumns = 384;
+constexpr int64_t kVocabularyParts = 4;
+constexpr int64_t kVocabularyTile = 512;
+
+// One allocation of the arena.
+constexpr int64_t Taken(int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+constexpr int64_t Floats(int64_t count) { return Taken(kFloat * count); }
+
+int64_t OutFeatures(const ModelShape::Group& group) {
+  int64_t features = 0;
+  for (const ModelShape::Part& part : group.parts) features += part.out_features;
+  return features;
+}
+
+bool HasBias(const ModelShape::Group& group) {
+  return std::any_of(group.parts.begin(), group.parts.end(),
+                     [](const ModelShape::Part& part) { return part.bias; });
+}
+
+int64_t WeightBytes(const ModelShape& model, const GroupShape& group) {
+  int64_t layer = 2 * Floats(model.hidden);  // norms
+  for (const ModelShape::Group& linear : model.groups) {
+    layer += Floats(OutFeatures(linear) * linear.in_features);
+    if (HasBias(linear)) layer += Floats(OutFeatures(linear));
+  }
+  const int64_t vocabulary = Floats(model.vocabulary * model.hidden);
+  const int64_t rope = Floats(group.longest_sequence * model.head_size);
+  return model.layers * layer + Floats(model.hidden) + rope +
+         (model.tied_head ? vocabulary : 2 * vocabulary);
+}
+
+// In: q, k, v and gate, up; out: o and down.
+struct Linears {
+  const ModelShape::Group &qkv, &o, &gate_up, &down;
+};
+
+int64_t ActivationBytes(const ModelShape& model, const Linears& linears, int64_t tokens) {
+  const int64_t hidden = Floats(tokens * model.hidden);
+  const int64_t qkv = Floats(tokens * OutFeatures(linears.qkv));
+  const int64_t attended = Floats(tokens * linears.o.in_features);
+  const int64_t gate_up = Floats(tokens * OutFeatures(linears.gate_up));
+  const int64_t layer = hidden + qkv + attended + Floats(tokens * model.heads) + hidden + gate_up;
+  const int64_t border_and_gradients = 4 * hidden;
+  const int64_t loss = Floats(tokens) + hidden;
+  const int64_t scratch = std::max(
+      qkv + attended, Floats(tokens * model.ffn) + Floats(tokens * linears.down.in_features));
+  return model.layers * layer + border_and_gradients + loss + scratch;
+}
+
+int64_t WorkspaceBytes(const ModelShape& model, const GroupShape& group) {
+  int64_t features = 0, targets = 0;
+  for (const ModelShape::Group& linear : model.groups) {
+    features = std::max({features, linear.in_features, OutFeatures(linear)});
+    targets = std::max(targets, static_cast<int64_t>(linear.parts.size()));
+  }
+  const int64_t tokens = group.capacity_tokens;
+  const int64_t scratch =
+      std::max({kChunkTokens * features, kChunkTokens * kTileColumns + kRankMax * kTileColumns,
+                kChunkTokens * (model.hidden + kVocabularyTile),
+                2 * kAttentionRows * group.longest_sequence + kAttentionRows});
+  return 2 * Floats(tokens * kRankMax * targets)                       // S, dS
+         + Taken(targets * tokens * ((features + 7) / 8))              // mask bits
+         + Floats(kVocabularyParts * tokens * model.hidden)            // sums of the loss,
+         + Floats(kVocabularyParts * tokens)                           // its maxima,
+         + Taken(kVocabularyParts * tokens * int64_t{sizeof(double)})  // and its norms
+         + Floats(tokens)                                              // scores of the targets
+         + group.threads * Floats(scratch);
+}
+
+// fn(elements of A, elements of B) for every target of one layer.
+template <class Fn>
+void ForEachTarget(const ModelShape& model, const AdapterShape& adapter, Fn fn) {
+  for (const ModelShape::Group& group : model.groups) {
+    for (const ModelShape::Part& part : group.parts) {
+      if (std::find(adapter.targets.begin(), adapter.targets.end(), part.target) !=
+          adapter.targets.end()) {
+        fn(adapter.rank * group.in_features, part.out_features * adapter.rank);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int64_t AdapterParameters(const ModelShape& model, const AdapterShape& adapter) {
+  int64_t parameters = 0;
+  ForEachTarget(model, adapter, [&](int64_t a, int64_t b) { parameters += a + b; });
+  return model.layers * parameters;
+}
+
+GroupBytes BytesOfGroup(const ModelShape& model, const GroupShape& group) {
+  assert(group.stages == 1 && model.groups.size() == 4);
+  const Linears linears{model.groups[0], model.groups[1], model.groups[2], model.groups[3]};
+  return {.weights = WeightBytes(model, group),
+          .activations = ActivationBytes(model, linears, group.capacity_tokens),
+          .workspace = WorkspaceBytes(model, group)};
+}
+
+SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter) {
+  SlotBytes bytes;
+  ForEachTarget(model, adapter, [&](int64_t a, int64_t b) {
+    bytes.adapters += model.layers * (Floats(a) + Floats(b));
+    bytes.optimizer += model.layers * 2 * (Floats(a) + Floats(b));
+    bytes.optimizer += model.layers * (Taken(8 * a) + Taken(8 * b));
+  });
+  bytes.staging = Floats(3 * AdapterParameters(model, adapter));
+  return bytes;
+}
+
+bool Fits(int64_t bytes, int64_t budget_bytes) {
+  return static_cast<double>(bytes) * (1 + kMemoryMargin) <= static_cast<double>(budget_bytes);
+}
+
+}  // namespace lorad::planner

@@ -1,0 +1,278 @@
+#include "tests/worker/harness.h"
+
+#include <algorithm>
+#include <cassert>
+#include <stdexcept>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "worker/process.h"
+
+namespace lorad::worker {
+namespace {
+
+void Require(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+}  // namespace
+
+// ---- MemoryBulk ----
+
+absl::Status MemoryBulk::Fetch(const v1::FetchSlotContentRequest& request, const Sink& sink) {
+  std::string bytes;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = contents_.find(request.content());
+    if (found == contents_.end()) return absl::NotFoundError("no content " + request.content());
+    bytes = found->second;
+  }
+  // Odd pieces: values and the header are cut anywhere.
+  for (size_t at = 0; at < bytes.size(); at += 4099) {
+    absl::Status status = sink(std::string_view(bytes).substr(at, 4099));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MemoryBulk::Upload(const v1::UploadShardRequest::Header& header,
+                                absl::Span<const std::string_view> parts) {
+  std::string bytes;
+  for (const std::string_view part : parts) bytes.append(part);
+  std::lock_guard lock(mutex_);
+  if (header.epoch() <= cancelled_epoch_) return absl::CancelledError("cancelled");
+  if (away_) return absl::UnavailableError("away");
+  shards_[{header.job(), header.step()}] = std::move(bytes);
+  uploaded_.notify_all();
+  return absl::OkStatus();
+}
+
+void MemoryBulk::Cancel(int64_t epoch) {
+  std::lock_guard lock(mutex_);
+  cancelled_epoch_ = std::max(cancelled_epoch_, epoch);
+}
+
+void MemoryBulk::SetContent(const std::string& name, std::string bytes) {
+  std::lock_guard lock(mutex_);
+  contents_[name] = std::move(bytes);
+}
+
+void MemoryBulk::SetAway(bool away) {
+  std::lock_guard lock(mutex_);
+  away_ = away;
+}
+
+std::string MemoryBulk::Shard(const std::string& job, int64_t step) {
+  std::unique_lock lock(mutex_);
+  const bool came = uploaded_.wait_for(lock, std::chrono::seconds(20), [&] {
+    return shards_.count({job, step}) != 0;
+  });
+  Require(came, "no shard of " + job + " at step " + std::to_string(step));
+  return shards_.at({job, step});
+}
+
+// ---- windows ----
+
+v1::Operation Op(v1::Operation::Kind kind, int64_t microbatch) {
+  v1::Operation operation;
+  operation.set_kind(kind);
+  operation.set_microbatch(microbatch);
+  return operation;
+}
+
+v1::Operation Op(v1::Operation::Kind kind, const std::string& job, int64_t step) {
+  v1::Operation operation;
+  operation.set_kind(kind);
+  operation.set_job(job);
+  operation.set_step(step);
+  return operation;
+}
+
+v1::Segment SegmentOf(const TestJob& job, const TestRow& row, int64_t sequence, int64_t step,
+                      v1::Segment::Mode mode) {
+  v1::Segment segment;
+  segment.set_job(job.name());
+  segment.set_mode(mode);
+  segment.set_step(step);
+  segment.set_sequence(sequence);
+  segment.mutable_input_ids()->Add(row.ids.begin(), row.ids.end());
+  segment.mutable_labels()->Add(row.labels.begin(), row.labels.end());
+  return segment;
+}
+
+namespace {
+
+int64_t TrainedTokens(const TestRow& row) {
+  return static_cast<int64_t>(std::count_if(row.labels.begin() + 1, row.labels.end(),
+                                            [](int32_t label) { return label != -100; }));
+}
+
+// First-fit in the given order.
+std::vector<v1::Microbatch> Pack(const std::vector<v1::Segment>& segments, int64_t capacity) {
+  std::vector<v1::Microbatch> bins;
+  std::vector<int64_t> used;
+  for (const v1::Segment& segment : segments) {
+    size_t bin = 0;
+    while (bin < bins.size() && used[bin] + segment.input_ids_size() > capacity) ++bin;
+    if (bin == bins.size()) {
+      bins.emplace_back();
+      used.push_back(0);
+    }
+    *bins[bin].add_segments() = segment;
+    used[bin] += segment.input_ids_size();
+  }
+  return bins;
+}
+
+}  // namespace
+
+// ---- Harness ----
+
+Harness::Harness(Options options) : options_(std::move(options)) {
+  backend = kernels::MakeCpuBackend(options_.threads);
+  executor = std::make_unique<Executor>(
+      backend.get(), &bulk, &reports,
+      EngineOptions{.memory_bytes = options_.memory_bytes, .numerics_id = NumericsId(*backend)},
+      SteadyClock());
+}
+
+void Harness::Form() {
+  v1::FormGroup order;
+  order.set_group("test");
+  order.set_epoch(++epoch_);
+  order.set_model_path(options_.model_path);
+  order.set_stages(1);
+  order.set_capacity_tokens(options_.capacity_tokens);
+  order.set_longest_sequence(options_.longest_sequence);
+  executor->FormGroup(order);
+  executor->WaitIdle();
+  bool formed = false;
+  for (const v1::Report& report : TakeReports()) {
+    Require(!report.has_group_failed(), report.ShortDebugString());
+    formed = formed || report.has_group_formed();
+  }
+  Require(formed, "no GroupFormed");
+}
+
+v1::Window Harness::NewWindow() {
+  v1::Window window;
+  window.set_epoch(epoch_);
+  window.set_number(next_window_++);
+  return window;
+}
+
+void Harness::Load(const TestJob& job) {
+  v1::Window window = NewWindow();
+  v1::Operation& operation = *window.add_operations();
+  operation = Op(v1::Operation::LOAD_SLOT, job.name(), job.step);
+  *operation.mutable_slot() = job.spec;
+  operation.set_content(job.content);
+  Run(std::move(window));
+}
+
+void Harness::Free(const TestJob& job) {
+  v1::Window window = NewWindow();
+  *window.add_operations() = Op(v1::Operation::FREE_SLOT, job.name(), job.step);
+  Run(std::move(window));
+}
+
+void Harness::AddSteps(const std::vector<TestJob*>& jobs, bool save, std::mt19937_64* random,
+                       v1::Window* window) {
+  std::vector<v1::Segment> segments;
+  for (TestJob* job : jobs) {
+    v1::Batch& batch = *window->add_batches();
+    batch.set_job(job->name());
+    batch.set_step(job->step + 1);
+    batch.set_sequences(job->batch);
+    for (int64_t i = 0; i < job->batch; ++i) {
+      const TestRow& row = job->rows.at((job->step * job->batch + i) % job->rows.size());
+      segments.push_back(SegmentOf(*job, row, i, job->step + 1, v1::Segment::TRAIN));
+      batch.set_tokens(batch.tokens() + static_cast<int64_t>(row.ids.size()));
+      batch.set_trained_tokens(batch.trained_tokens() + TrainedTokens(row));
+    }
+  }
+  if (random != nullptr) std::shuffle(segments.begin(), segments.end(), *random);
+  for (v1::Microbatch& microbatch : Pack(segments, options_.capacity_tokens)) {
+    microbatch.set_number(NextMicrobatch());
+    *window->add_operations() = Op(v1::Operation::FORWARD, microbatch.number());
+    *window->add_operations() = Op(v1::Operation::BACKWARD, microbatch.number());
+    *window->add_microbatches() = std::move(microbatch);
+  }
+  for (TestJob* job : jobs) {
+    const int64_t step = ++job->step;
+    *window->add_operations() = Op(v1::Operation::NORM_UP, job->name(), step);
+    *window->add_operations() = Op(v1::Operation::CLIP_DOWN, job->name(), step);
+    v1::Operation& operation = *window->add_operations();
+    operation = Op(v1::Operation::STEP, job->name(), step);
+    operation.set_learning_rate(job->learning_rate(step - 1));
+    if (save) *window->add_operations() = Op(v1::Operation::SAVE, job->name(), step);
+  }
+}
+
+void Harness::Step(const std::vector<TestJob*>& jobs, bool save, std::mt19937_64* random) {
+  v1::Window window = NewWindow();
+  AddSteps(jobs, save, random, &window);
+  Run(std::move(window));
+}
+
+double Harness::Evaluate(const TestJob& job, const std::vector<TestRow>& rows) {
+  v1::Window window = NewWindow();
+  std::vector<v1::Segment> segments;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    segments.push_back(
+        SegmentOf(job, rows[i], static_cast<int64_t>(i), job.step, v1::Segment::EVALUATE));
+  }
+  for (v1::Microbatch& microbatch : Pack(segments, options_.capacity_tokens)) {
+    microbatch.set_number(NextMicrobatch());
+    *window.add_operations() = Op(v1::Operation::EVALUATE, microbatch.number());
+    *window.add_microbatches() = std::move(microbatch);
+  }
+  std::map<int64_t, double> sums;
+  int64_t trained_tokens = 0;
+  for (const v1::Report& report : Run(std::move(window))) {
+    if (!report.has_evaluate_done()) continue;
+    const v1::EvaluateDone& done = report.evaluate_done();
+    for (int i = 0; i < done.sequence_size(); ++i) {
+      sums[done.sequence(i)] = done.loss_sum(i);
+      trained_tokens += done.trained_tokens(i);
+    }
+  }
+  Require(sums.size() == rows.size(), "rows were not evaluated");
+  double sum = 0;
+  for (const auto& [sequence, of_sequence] : sums) sum += of_sequence;
+  return sum / static_cast<double>(trained_tokens);
+}
+
+std::vector<v1::Report> Harness::Run(v1::Window window) {
+  executor->Submit(std::move(window));
+  executor->WaitIdle();
+  std::vector<v1::Report> taken = TakeReports();
+  for (const v1::Report& report : taken) {
+    Require(!report.has_group_failed(), report.ShortDebugString());
+  }
+  return taken;
+}
+
+std::vector<v1::Report> Harness::TakeReports() {
+  std::vector<v1::Report> taken = reports.Resume(nullptr);
+  if (!taken.empty()) reports.Acknowledge(epoch_, taken.back().number());
+  for (const v1::Report& report : taken) Note(report);
+  return taken;
+}
+
+void Harness::Note(const v1::Report& report) {
+  if (report.has_group_formed()) formed_ = report.group_formed();
+  if (report.has_step_done()) steps_[report.step_done().job()].push_back(report.step_done());
+  if (report.has_not_finite()) not_finite_.push_back(report.not_finite());
+  if (report.has_slot_failed()) slot_failed_.push_back(report.slot_failed());
+  if (report.has_microbatch_done() && report.microbatch_done().backward_ms() > 0) {
+    ++microbatches_;
+    adapters_ += report.microbatch_done().adapters();
+  }
+}
+
+double Harness::mean_adapters() const {
+  return microbatches_ == 0 ? 0
+                            : static_cast<double>(adapters_) / static_cast<double>(microbatches_);
+}
+
+}  // namespace lorad::worker

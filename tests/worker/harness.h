@@ -1,0 +1,134 @@
+#ifndef LORAD_TESTS_WORKER_HARNESS_H_
+#define LORAD_TESTS_WORKER_HARNESS_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "lorad/worker/v1/worker.pb.h"
+#include "worker/bulk.h"
+#include "worker/executor.h"
+#include "worker/reports.h"
+
+namespace lorad::worker {
+
+// Slot contents and shards in memory.
+class MemoryBulk : public Bulk {
+ public:
+  absl::Status Fetch(const v1::FetchSlotContentRequest& request, const Sink& sink) override;
+  absl::Status Upload(const v1::UploadShardRequest::Header& header,
+                      absl::Span<const std::string_view> parts) override;
+  void Cancel(int64_t epoch) override;
+
+  void SetContent(const std::string& name, std::string bytes);
+  // Waits for the shard of (job, step).
+  std::string Shard(const std::string& job, int64_t step);
+  // While true, uploads answer kUnavailable.
+  void SetAway(bool away);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable uploaded_;
+  std::map<std::string, std::string> contents_;
+  std::map<std::pair<std::string, int64_t>, std::string> shards_;
+  int64_t cancelled_epoch_ = 0;
+  bool away_ = false;
+};
+
+struct TestRow {
+  std::vector<int32_t> ids;
+  std::vector<int32_t> labels;  // aligned; -100 = not trained
+};
+
+// A job as the coordinator would know it: rows step * batch .. are the batch of a step.
+struct TestJob {
+  v1::SlotSpec spec;
+  std::string content;  // "" = PEFT's initialization
+  std::vector<TestRow> rows;
+  int64_t batch = 1;
+  std::function<double(int64_t t)> learning_rate;
+  int64_t step = 0;  // done
+
+  const std::string& name() const { return spec.job(); }
+};
+
+// What should not happen is thrown as std::runtime_error, so that tests and benchmarks can use it.
+// Plays the coordinator for one executor: forms a group, packs jobs' steps into windows, collects
+// reports. Packing is first-fit in the order of the sequences, shuffled when a generator is given.
+class Harness {
+ public:
+  struct Options {
+    std::string model_path;
+    int threads = 1;
+    int32_t capacity_tokens = 1024;
+    int32_t longest_sequence = 256;
+    int64_t memory_bytes = 0;
+  };
+  explicit Harness(Options options);
+
+  void Form();
+
+  void Load(const TestJob& job);
+  void Free(const TestJob& job);
+  // One window: the next step of every job, all packed together. With `save` every job's Save
+  // follows its Step.
+  void Step(const std::vector<TestJob*>& jobs, bool save = false,
+            std::mt19937_64* random = nullptr);
+  // One window: rows of `job` evaluated at its step; loss per trained token.
+  double Evaluate(const TestJob& job, const std::vector<TestRow>& rows);
+
+  // For windows of one's own.
+  v1::Window NewWindow();
+  int64_t NextMicrobatch() { return next_microbatch_++; }
+  // Adds the sequences of `jobs`' next steps and their operations to a window.
+  void AddSteps(const std::vector<TestJob*>& jobs, bool save, std::mt19937_64* random,
+                v1::Window* window);
+  // Submits and waits; the reports that came.
+  std::vector<v1::Report> Run(v1::Window window);
+  std::vector<v1::Report> TakeReports();
+
+  std::string Shard(const TestJob& job) { return bulk.Shard(job.name(), job.step); }
+  const std::vector<v1::StepDone>& steps(const std::string& job) { return steps_[job]; }
+  const std::vector<v1::NotFinite>& not_finite() const { return not_finite_; }
+  const std::vector<v1::SlotFailed>& slot_failed() const { return slot_failed_; }
+  const v1::GroupFormed& formed() const { return formed_; }
+  // Adapters per microbatch that trained.
+  double mean_adapters() const;
+
+  MemoryBulk bulk;
+  ReportLog reports;
+  std::unique_ptr<kernels::Backend> backend;
+  std::unique_ptr<Executor> executor;
+
+ private:
+  void Note(const v1::Report& report);
+
+  const Options options_;
+  int64_t epoch_ = 0;
+  int64_t next_window_ = 1;
+  int64_t next_microbatch_ = 1;
+  std::map<std::string, std::vector<v1::StepDone>> steps_;
+  std::vector<v1::NotFinite> not_finite_;
+  std::vector<v1::SlotFailed> slot_failed_;
+  v1::GroupFormed formed_;
+  int64_t microbatches_ = 0;
+  int64_t adapters_ = 0;
+};
+
+v1::Operation Op(v1::Operation::Kind kind, int64_t microbatch);
+v1::Operation Op(v1::Operation::Kind kind, const std::string& job, int64_t step);
+
+v1::Segment SegmentOf(const TestJob& job, const TestRow& row, int64_t sequence, int64_t step,
+                      v1::Segment::Mode mode);
+
+}  // namespace lorad::worker
+
+#endif  // LORAD_TESTS_WORKER_HARNESS_H_

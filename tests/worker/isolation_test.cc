@@ -1,0 +1,146 @@
+// A job's bits do not depend on who shares its microbatches, how its batches are cut, how many
+// threads there are, or whether it was stopped and resumed.
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <iostream>
+#include <random>
+
+#include "tests/worker/harness.h"
+#include "tests/worker/rows.h"
+
+namespace lorad::worker {
+namespace {
+
+constexpr int64_t kLongest = 900;
+constexpr uint64_t kFixedSeed = 20261121;
+
+std::string ModelPath() {
+  return MakeRandomModel(std::filesystem::temp_directory_path() / "isolation_model");
+}
+
+TestJob Subject() {
+  return MakeJob("subject", 13, {"q_proj", "v_proj", "o_proj", "down_proj"},
+                 RandomRows(40, 17, kLongest, 1), 2);
+}
+
+struct Result {
+  std::vector<double> losses;
+  std::vector<double> norms;
+  std::string shard;
+  double mean_adapters = 0;
+};
+
+void Collect(Harness* harness, const TestJob& job, Result* result) {
+  for (const v1::StepDone& step : harness->steps(job.name())) {
+    result->losses.push_back(step.loss());
+    result->norms.push_back(step.grad_norm());
+  }
+}
+
+Result Alone(int64_t steps, int threads, int32_t capacity, std::mt19937_64* random) {
+  Harness harness({.model_path = ModelPath(),
+                   .threads = threads,
+                   .capacity_tokens = capacity,
+                   .longest_sequence = static_cast<int32_t>(kLongest)});
+  harness.Form();
+  TestJob job = Subject();
+  harness.Load(job);
+  while (job.step < steps) harness.Step({&job}, job.step + 1 == steps, random);
+  Result result;
+  Collect(&harness, job, &result);
+  result.shard = harness.Shard(job);
+  return result;
+}
+
+// Strangers of other ranks and targets join and leave at random steps.
+Result InCompany(int64_t steps, std::mt19937_64* random) {
+  Harness harness({.model_path = ModelPath(),
+                   .threads = 2,
+                   .capacity_tokens = 1500,
+                   .longest_sequence = static_cast<int32_t>(kLongest)});
+  harness.Form();
+  TestJob job = Subject();
+  harness.Load(job);
+  std::vector<TestJob> strangers = {
+      MakeJob("small", 4, {"q_proj", "v_proj"}, RandomRows(20, 17, 300, 2), 3),
+      MakeJob("all", 8,
+              {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+              RandomRows(20, 17, 200, 3), 2),
+      MakeJob("wide", 64, {"gate_proj", "up_proj", "k_proj"}, RandomRows(20, 17, 500, 4), 1),
+  };
+  std::vector<bool> resident(strangers.size(), false);
+  while (job.step < steps) {
+    std::vector<TestJob*> jobs = {&job};
+    for (size_t i = 0; i < strangers.size(); ++i) {
+      if ((*random)() % 8 == 0 || job.step == 0) {
+        resident[i] = !resident[i];
+        strangers[i].step = 0;
+        resident[i] ? harness.Load(strangers[i]) : harness.Free(strangers[i]);
+      }
+      if (resident[i]) jobs.push_back(&strangers[i]);
+    }
+    std::shuffle(jobs.begin(), jobs.end(), *random);
+    harness.Step(jobs, job.step + 1 == steps, random);
+  }
+  Result result;
+  Collect(&harness, job, &result);
+  result.shard = harness.Shard(job);
+  result.mean_adapters = harness.mean_adapters();
+  return result;
+}
+
+// Stopped after `stop` steps and resumed from the shard in a new group of another capacity.
+Result Resumed(int64_t steps, int64_t stop, std::mt19937_64* random) {
+  Result result;
+  TestJob job = Subject();
+  std::string shard;
+  for (const int32_t capacity : {2048, 901}) {
+    Harness harness({.model_path = ModelPath(),
+                     .threads = capacity == 901 ? 1 : 2,
+                     .capacity_tokens = capacity,
+                     .longest_sequence = static_cast<int32_t>(kLongest)});
+    harness.Form();
+    if (!shard.empty()) {
+      harness.bulk.SetContent("shard", shard);
+      job.content = "shard";
+    }
+    harness.Load(job);
+    REQUIRE(harness.slot_failed().empty());
+    const int64_t until = shard.empty() ? stop : steps;
+    while (job.step < until) harness.Step({&job}, job.step + 1 == until, random);
+    Collect(&harness, job, &result);
+    shard = harness.Shard(job);
+  }
+  result.shard = shard;
+  return result;
+}
+
+void CheckEqual(const Result& got, const Result& want) {
+  REQUIRE(got.losses.size() == want.losses.size());
+  for (size_t i = 0; i < want.losses.size(); ++i) {
+    INFO("step " << i + 1);
+    REQUIRE(got.losses[i] == want.losses[i]);
+    REQUIRE(got.norms[i] == want.norms[i]);
+  }
+  REQUIRE(got.shard == want.shard);
+}
+
+void RunWithSeed(uint64_t seed, int64_t steps) {
+  std::cout << "seed " << seed << std::endl;
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  const Result reference = Alone(steps, 1, 900, nullptr);
+  CheckEqual(Alone(steps, 2, 4096, &random), reference);
+  const Result company = InCompany(steps, &random);
+  std::cout << "adapters per microbatch " << company.mean_adapters << std::endl;
+  CHECK(company.mean_adapters > 1.2);
+  CheckEqual(company, reference);
+  CheckEqual(Resumed(steps, 1 + static_cast<int64_t>(random() % (steps - 1)), &random), reference);
+}
+
+TEST_CASE("equal bits in any company, fixed seed") { RunWithSeed(kFixedSeed, 60); }
+
+TEST_CASE("equal bits in any company, random seed") { RunWithSeed(std::random_device()(), 20); }
+
+}  // namespace
+}  // namespace lorad::worker

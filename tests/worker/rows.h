@@ -1,0 +1,38 @@
+#ifndef LORAD_TESTS_WORKER_ROWS_H_
+#define LORAD_TESTS_WORKER_ROWS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/worker/harness.h"
+
+namespace lorad::worker {
+
+// Rows {"input_ids": [...], "labels": [...]} of a JSONL file.
+std::vector<TestRow> ReadTokenRows(const std::string& path);
+
+// A file as a string.
+std::string ReadFile(const std::string& path);
+
+// A PEFT directory as the shard that a slot starts from.
+std::string AdapterContent(const std::string& directory, const std::string& job);
+
+// Relative Frobenius distance of the worst matrix between the masters of a shard and the adapter of
+// a PEFT directory.
+double WorstDistance(const std::string& shard, const std::string& peft_directory);
+
+// Makes `folder` a model directory of the small Llama shape (3 layers, hidden 64, vocabulary 384)
+// with 1024 positions and weights from a seed; returns it.
+std::string MakeRandomModel(const std::string& folder);
+
+// Rows of random ids with lengths between `shortest` and `longest`; about half the tokens train.
+std::vector<TestRow> RandomRows(int64_t count, int64_t shortest, int64_t longest, uint64_t seed);
+
+// A job with dropout on and weight decay, learning rate constant.
+TestJob MakeJob(const std::string& name, int rank, const std::vector<std::string>& targets,
+                std::vector<TestRow> rows, int64_t batch);
+
+}  // namespace lorad::worker
+
+#endif  // LORAD_TESTS_WORKER_ROWS_H_

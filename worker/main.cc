@@ -1,0 +1,135 @@
+// lorad-worker: one device, one group at a time. Holds nothing durable; see control.h for how it
+// lives with its coordinator.
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <thread>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "spdlog/sinks/stdout_color_sinks.h"
+#include "spdlog/spdlog.h"
+#include "worker/control.h"
+#include "worker/executor.h"
+#include "worker/grpc_bulk.h"
+#include "worker/process.h"
+
+namespace lorad::worker {
+namespace {
+
+constexpr char kVersion[] = "0.1.0";
+
+struct Flags {
+  std::string coordinator;
+  std::string device = "cpu";
+  std::string name;
+  int threads = 0;
+  int64_t memory_bytes = 0;
+  bool die_with_parent = false;
+};
+
+// -1: go on; else the exit status.
+int ParseFlags(int argc, char** argv, Flags* flags) {
+  CLI::App app{"lorad-worker: executes the training that a lorad coordinator plans"};
+  app.add_option("--coordinator", flags->coordinator, "Address of the coordinator, HOST:PORT")
+      ->required();
+  app.add_option("--device", flags->device, "Device to use")->check(CLI::IsMember({"cpu"}));
+  app.add_option("--name", flags->name,
+                 "Name of this worker, unique in the cluster (default: host and process)");
+  app.add_option("--threads", flags->threads, "Threads for arithmetic (default: all cores)")
+      ->check(CLI::Range(0, 256));
+  app.add_option("--memory", flags->memory_bytes,
+                 "Memory to use for model and adapters, like 8GiB (default: three quarters of the "
+                 "machine's)")
+      ->transform(CLI::AsSizeValue(false));
+  app.add_flag("--die-with-parent", flags->die_with_parent,
+               "End when the process that started this one ends");
+  app.set_version_flag("--version", kVersion);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  }
+  return -1;
+}
+
+std::string DefaultName() {
+  char host[256] = {};
+  if (gethostname(host, sizeof(host) - 1) != 0) return absl::StrCat("worker-", getpid());
+  return absl::StrCat(host, "-", getpid());
+}
+
+v1::Hello MakeHello(const Flags& flags, const std::string& numerics_id) {
+  v1::Hello hello;
+  hello.set_protocol_version(kProtocolVersion);
+  hello.set_worker(flags.name);
+  hello.set_version(kVersion);
+  hello.set_device(flags.device);
+  hello.set_device_name(absl::StrCat("CPU, ", flags.threads, " threads"));
+  hello.set_memory_bytes(flags.memory_bytes);
+  hello.set_threads(flags.threads);
+  hello.set_pid(getpid());
+  hello.set_numerics_id(numerics_id);
+  return hello;
+}
+
+int Run(Flags flags) {
+  // Before any thread: all of them inherit it, and one waits for the signals by name.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  if (flags.threads == 0) flags.threads = static_cast<int>(std::thread::hardware_concurrency());
+  flags.threads = std::clamp(flags.threads, 1, 256);
+  if (flags.memory_bytes == 0) flags.memory_bytes = MachineMemoryBytes() / 4 * 3;
+  if (flags.name.empty()) flags.name = DefaultName();
+
+  const auto backend = kernels::MakeCpuBackend(flags.threads);
+  const std::string numerics_id = NumericsId(*backend);
+  spdlog::info("worker {}: {}, numerics {} ({})", flags.name, flags.device, numerics_id,
+               backend->NumericsId());
+  GrpcBulk bulk(flags.coordinator);
+  ReportLog reports;
+  Executor executor(backend.get(), &bulk, &reports,
+                    {.memory_bytes = flags.memory_bytes, .numerics_id = numerics_id},
+                    SteadyClock());
+  ControlStream control({.coordinator = flags.coordinator, .hello = MakeHello(flags, numerics_id)},
+                        &executor, &reports, SteadyClock());
+  std::thread waiter([&] {
+    int signal_number = 0;
+    sigwait(&signals, &signal_number);
+    control.Stop();
+  });
+  const absl::Status status = control.Run();
+  kill(getpid(), SIGTERM);  // wakes the waiter where no signal has come
+  waiter.join();
+  if (!status.ok()) {
+    spdlog::error("coordinator {} refuses this worker: {}", flags.coordinator,
+                  std::string(status.message()));
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace lorad::worker
+
+int main(int argc, char** argv) {
+  lorad::worker::Flags flags;
+  const int exit_status = lorad::worker::ParseFlags(argc, argv, &flags);
+  if (exit_status >= 0) return exit_status;
+  spdlog::set_default_logger(spdlog::stderr_color_mt("lorad-worker"));
+  if (flags.die_with_parent) {
+    const absl::Status status = lorad::worker::DieWithParent();
+    if (!status.ok()) {
+      spdlog::error("{}", std::string(status.message()));
+      return 1;
+    }
+  }
+  return lorad::worker::Run(flags);
+}

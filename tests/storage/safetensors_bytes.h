@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cassert>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -21,8 +22,8 @@ inline std::string SafetensorsBytes(std::string_view header, std::string_view da
   return bytes;
 }
 
-// A sound float32 file; tensor `name` holds first, first + 1, ... where `first` grows by 1000 a
-// tensor.
+// A sound file. Tensors of other types than float32 hold zeros; one of float32 holds first, first +
+// 1, ... where `first` grows by 1000 a tensor.
 inline std::string SafetensorsOf(std::vector<TensorEntry> entries,
                                  const std::map<std::string, std::string>& metadata) {
   const SafetensorsLayout layout(std::move(entries), metadata);
@@ -34,6 +35,10 @@ inline std::string SafetensorsOf(std::vector<TensorEntry> entries,
   float first = 0;
   assert(writer.Start().ok());
   for (const TensorInfo& tensor : layout.tensors()) {
+    if (tensor.type != TensorType::kF32) {
+      assert(writer.Append(std::string(tensor.bytes(), '\0')).ok());
+      continue;
+    }
     std::vector<float> values(static_cast<size_t>(tensor.elements()));
     for (size_t i = 0; i < values.size(); ++i) values[i] = first + static_cast<float>(i);
     first += 1000;

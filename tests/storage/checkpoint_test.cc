@@ -1,0 +1,277 @@
+#include "storage/checkpoint.h"
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include "storage/errors.h"
+#include "storage/sha256.h"
+#include "tests/storage/published_configs.h"
+#include "tests/storage/safetensors_bytes.h"
+#include "tests/storage/temp_directory.h"
+
+namespace lorad::storage {
+namespace {
+
+using Catch::Matchers::Contains;
+
+PeftConfig Config() {
+  PeftConfig config;
+  config.rank = 4;
+  config.target_modules = {"q_proj", "v_proj"};
+  return config;
+}
+
+const CheckpointState kState{"job-1", 7, "cpu-abc"};
+
+std::vector<TensorEntry> ShardEntries() {
+  std::vector<TensorEntry> entries;
+  for (const NamedShape& tensor :
+       PeftTensors(DescribeModel(kTiny).value(), 4, Config().target_modules)) {
+    for (const char* suffix : {"", kFirstMomentSuffix, kSecondMomentSuffix}) {
+      entries.push_back({tensor.name + suffix, TensorType::kF32, tensor.shape});
+    }
+  }
+  return entries;
+}
+
+std::string ShardBytes() { return SafetensorsOf(ShardEntries(), ShardMetadata(kState)); }
+
+std::string Streamed(const std::function<absl::Status(const ByteSink&)>& stream) {
+  std::string bytes;
+  const absl::Status status = stream([&bytes](std::string_view piece) {
+    REQUIRE(piece.size() <= size_t{1} << 20);
+    bytes += piece;
+    return absl::OkStatus();
+  });
+  INFO(status);
+  REQUIRE(status.ok());
+  return bytes;
+}
+
+// Counts the effects that pass, and fails all from the given one on: a process that was killed
+// there.
+class DyingFiles : public Files {
+ public:
+  explicit DyingFiles(int effects) : left_(effects) {}
+  bool died() const { return left_ < 0; }
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
+    if (Die()) return Dead();
+    auto file = RealFiles().Create(path);
+    if (!file.ok()) return file.status();
+    return std::make_unique<DyingFile>(*this, *std::move(file));
+  }
+  absl::StatusOr<std::unique_ptr<WritableFile>> OpenAppend(const std::string&) override {
+    return absl::UnimplementedError("not used here");
+  }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    return Die() ? Dead() : RealFiles().Rename(from, to);
+  }
+  absl::Status SyncDirectory(const std::string& path) override {
+    return Die() ? Dead() : RealFiles().SyncDirectory(path);
+  }
+  absl::Status Remove(const std::string& path) override {
+    return Die() ? Dead() : RealFiles().Remove(path);
+  }
+  absl::Status MakeDirectory(const std::string& path) override {
+    return Die() ? Dead() : RealFiles().MakeDirectory(path);
+  }
+  absl::StatusOr<std::vector<std::string>> List(const std::string& path) override {
+    return RealFiles().List(path);
+  }
+  absl::StatusOr<std::string> ReadAll(const std::string& path, uint64_t limit) override {
+    return RealFiles().ReadAll(path, limit);
+  }
+  absl::StatusOr<std::string> ReadRange(const std::string& path, uint64_t offset,
+                                        uint64_t length) override {
+    return RealFiles().ReadRange(path, offset, length);
+  }
+  absl::StatusOr<uint64_t> Size(const std::string& path) override { return RealFiles().Size(path); }
+  bool Exists(const std::string& path) override { return RealFiles().Exists(path); }
+  bool IsDirectory(const std::string& path) override { return RealFiles().IsDirectory(path); }
+
+ private:
+  class DyingFile : public WritableFile {
+   public:
+    DyingFile(DyingFiles& files, std::unique_ptr<WritableFile> file)
+        : files_(files), file_(std::move(file)) {}
+    absl::Status Append(std::string_view bytes) override {
+      if (!files_.Die()) return file_->Append(bytes);
+      // Half of a write may have reached the disk.
+      file_->Append(bytes.substr(0, bytes.size() / 2)).IgnoreError();
+      return Dead();
+    }
+    absl::Status Sync() override { return files_.Die() ? Dead() : file_->Sync(); }
+    absl::Status Close() override { return files_.Die() ? Dead() : file_->Close(); }
+
+   private:
+    DyingFiles& files_;
+    std::unique_ptr<WritableFile> file_;
+  };
+
+  bool Die() { return left_ < 0 || --left_ < 0; }
+  static absl::Status Dead() { return absl::InternalError("killed"); }
+  int left_;
+};
+
+TEST_CASE("a shard becomes a checkpoint that is an adapter, and a shard again", "[checkpoint]") {
+  const TempDirectory directory;
+  const std::string shard = directory.Write("shard", ShardBytes());
+  const auto committed =
+      CommitCheckpoint(RealFiles(), shard, kState, Config(), directory / "step-7");
+  REQUIRE(committed.ok());
+  CHECK(RealFiles().List(directory / "step-7").value() ==
+        std::vector<std::string>{"adapter_config.json", "adapter_model.safetensors",
+                                 "manifest.json", "optimizer.safetensors", "state.json"});
+
+  const auto opened = OpenCheckpoint(RealFiles(), directory / "step-7", true);
+  REQUIRE(opened.ok());
+  CHECK(opened->state == kState);
+  REQUIRE(opened->files.size() == 4);
+  CHECK(opened->files[1].sha256 == Sha256::Of(directory.Read("step-7/adapter_model.safetensors")));
+  CHECK(opened->files[1].sha256 == committed->files[1].sha256);
+
+  const auto adapter = PeftAdapter::Open(directory / "step-7");
+  REQUIRE(adapter.ok());
+  CHECK(adapter->CheckFits(DescribeModel(kTiny).value()).ok());
+  CHECK(adapter->file().header().metadata.at("format") == "pt");
+
+  const std::string again =
+      Streamed([&](const ByteSink& sink) { return StreamCheckpoint(directory / "step-7", sink); });
+  CHECK(again == ShardBytes());
+}
+
+TEST_CASE("an adapter alone streams as a shard without moments, in float32", "[checkpoint]") {
+  const TempDirectory directory;
+  directory.Write("adapter_config.json", WritePeftConfig(Config()));
+  const SafetensorsLayout layout({{PeftKey("m.q_proj", 'A'), TensorType::kBF16, {4, 1}},
+                                  {PeftKey("m.q_proj", 'B'), TensorType::kF16, {1, 4}},
+                                  {PeftKey("m.v_proj", 'A'), TensorType::kF32, {4, 1}},
+                                  {PeftKey("m.v_proj", 'B'), TensorType::kF32, {1, 4}}},
+                                 {});
+  // 1.0 in each: float32, float32, then the 16-bit types in the order of their names.
+  std::string data;
+  for (int i = 0; i < 8; ++i) data += std::string("\x00\x00\x80\x3f", 4);
+  for (int i = 0; i < 4; ++i) data += std::string("\x80\x3f", 2);
+  for (int i = 0; i < 4; ++i) data += std::string("\x00\x3c", 2);
+  directory.Write("adapter_model.safetensors", layout.prefix() + data);
+  const std::string shard = Streamed(
+      [&](const ByteSink& sink) { return StreamAdapter(directory.path(), "job-9", sink); });
+  const auto header = ParseSafetensorsHeader(shard, shard.size());
+  REQUIRE(header.ok());
+  CHECK(ShardState(*header).value() == CheckpointState{"job-9", 0, ""});
+  REQUIRE(header->tensors.size() == 4);
+  for (const TensorInfo& tensor : header->tensors) {
+    CHECK(tensor.type == TensorType::kF32);
+    std::vector<float> values(4);
+    ConvertToFloat(tensor.type, shard.data() + header->data_begin + tensor.begin, 4, values.data());
+    CHECK(values == std::vector<float>(4, 1.0f));
+  }
+}
+
+TEST_CASE("a shard that is not what was asked for is refused", "[checkpoint]") {
+  const TempDirectory directory;
+  const auto message = [&](const std::vector<TensorEntry>& entries,
+                           const std::map<std::string, std::string>& metadata) {
+    const std::string shard = directory.Write("shard", SafetensorsOf(entries, metadata));
+    const auto committed =
+        CommitCheckpoint(RealFiles(), shard, kState, Config(), directory / "step-7");
+    CHECK_FALSE(RealFiles().Exists(directory / "step-7"));
+    return committed.ok() ? "ok" : std::string(committed.status().message());
+  };
+  CHECK_THAT(message(ShardEntries(), {}), Contains("needs job, step and numerics_id"));
+  CHECK_THAT(message(ShardEntries(), ShardMetadata({"job-2", 7, "cpu-abc"})),
+             Contains("of job \"job-2\" at step 7"));
+  CHECK_THAT(message(ShardEntries(), ShardMetadata({"job-1", 8, "cpu-abc"})),
+             Contains("at step 8"));
+  CHECK_THAT(message(ShardEntries(), ShardMetadata({"job-1", 7, "gpu"})), Contains("(gpu)"));
+  CHECK_THAT(message(ShardEntries(), {{"job", "j"}, {"step", "7x"}, {"numerics_id", ""}}),
+             Contains("its step is \"7x\""));
+  std::vector<TensorEntry> entries = ShardEntries();
+  entries.pop_back();
+  CHECK_THAT(message(entries, ShardMetadata(kState)), Contains("has no .exp_avg_sq of its shape"));
+  entries = ShardEntries();
+  entries.erase(entries.begin());
+  CHECK_THAT(message(entries, ShardMetadata(kState)), Contains("a moment belongs to no matrix"));
+  entries = ShardEntries();
+  entries[1].type = TensorType::kF16;
+  CHECK_THAT(message(entries, ShardMetadata(kState)), Contains("is not float32"));
+  entries = ShardEntries();
+  entries.erase(entries.begin(), entries.begin() + 3);
+  CHECK_THAT(message(entries, ShardMetadata(kState)), Contains("missing tensor"));
+}
+
+TEST_CASE("a commit may be tried again, but not over another checkpoint", "[checkpoint]") {
+  const TempDirectory directory;
+  const std::string shard = directory.Write("shard", ShardBytes());
+  const auto commit = [&](const CheckpointState& state) {
+    directory.Write("shard", SafetensorsOf(ShardEntries(), ShardMetadata(state)));
+    return CommitCheckpoint(RealFiles(), shard, state, Config(), directory / "step-7").status();
+  };
+  CHECK(commit(kState).ok());
+  CHECK(commit(kState).ok());
+  CHECK(absl::IsAlreadyExists(commit({"job-2", 7, "cpu-abc"})));
+}
+
+TEST_CASE("damage to a checkpoint is found", "[checkpoint]") {
+  const TempDirectory directory;
+  const std::string shard = directory.Write("shard", ShardBytes());
+  REQUIRE(CommitCheckpoint(RealFiles(), shard, kState, Config(), directory / "c").ok());
+  const auto message = [&](bool verify) {
+    const auto checkpoint = OpenCheckpoint(RealFiles(), directory / "c", verify);
+    return checkpoint.ok() ? "ok" : std::string(checkpoint.status().message());
+  };
+  const std::string weights = directory.Read("c/adapter_model.safetensors");
+  std::string changed = weights;
+  changed.back() = static_cast<char>(changed.back() ^ 1);
+  directory.Write("c/adapter_model.safetensors", changed);
+  CHECK(message(false) == "ok");
+  CHECK_THAT(message(true), Contains("its sha256 is not the manifest's"));
+  directory.Write("c/adapter_model.safetensors", weights.substr(1));
+  CHECK_THAT(message(false), Contains("the manifest says"));
+  directory.Write("c/adapter_model.safetensors", weights);
+  std::filesystem::rename(directory / "c/state.json", directory / "c/other");
+  CHECK_THAT(message(false), Contains("state.json"));
+  std::filesystem::rename(directory / "c/other", directory / "c/state.json");
+  CHECK(message(true) == "ok");
+  const std::string manifest = directory.Read("c/manifest.json");
+  for (const char* bad :
+       {"", "[]", "{}", R"({"format_version":2,"files":{}})", R"({"format_version":1,"files":{}})",
+        R"({"format_version":1,"files":{"state.json":{}}})"}) {
+    INFO(bad);
+    directory.Write("c/manifest.json", bad);
+    CHECK_THAT(message(false), Contains("manifest.json: "));
+  }
+  nlohmann::json json = nlohmann::json::parse(manifest);
+  json["files"]["../../etc/passwd"] = json["files"]["state.json"];
+  directory.Write("c/manifest.json", json.dump());
+  CHECK_THAT(message(false), Contains("does not list exactly"));
+}
+
+TEST_CASE("a commit that dies at any effect leaves all or nothing, and can be tried again",
+          "[checkpoint]") {
+  const TempDirectory directory;
+  const std::string shard = directory.Write("shard", ShardBytes());
+  const std::string target = directory / "step-7";
+  int effects = 0;
+  for (;; ++effects) {
+    INFO("killed at effect " << effects);
+    DyingFiles dying(effects);
+    const auto committed = CommitCheckpoint(dying, shard, kState, Config(), target);
+    if (!dying.died()) {
+      CHECK(committed.ok());
+      break;
+    }
+    CHECK_FALSE(committed.ok());
+    // What the next process finds.
+    if (RealFiles().Exists(target)) CHECK(OpenCheckpoint(RealFiles(), target, true).ok());
+    REQUIRE(CommitCheckpoint(RealFiles(), shard, kState, Config(), target).ok());
+    CHECK(OpenCheckpoint(RealFiles(), target, true).ok());
+    CHECK_FALSE(RealFiles().Exists(target + ".tmp"));
+    REQUIRE(RemoveTree(RealFiles(), target).ok());
+  }
+  CHECK(effects > 20);
+}
+
+}  // namespace
+}  // namespace lorad::storage

@@ -10,6 +10,7 @@ namespace lorad::planner {
 namespace {
 
 constexpr int kTerms = 3;
+constexpr double kPriorWeight = 0.01;  // observations
 using Matrix = std::array<std::array<double, kTerms>, kTerms>;
 using Vector = std::array<double, kTerms>;
 
@@ -68,9 +69,9 @@ void TimeFit::Observe(int64_t tokens, int64_t squared_lengths, double ms) {
   ++observations_;
 }
 
-// Terms are scaled to the size they were observed with; the prior is one observation of each term
-// alone at that size, so it decides what the data leave open and no more. The best of the eight
-// sets of terms that may be positive is the least squares' solution.
+// Terms are scaled to the size they were observed with; the prior is a small part of an observation
+// of each term alone at that size, so it decides what the data leave open and no more. The best of
+// the eight sets of terms that may be positive is the least squares' solution.
 TimeCoefficients TimeFit::Fit(const TimeCoefficients& prior) const {
   const double weight = products_[0][0];
   if (weight <= 0) return prior;
@@ -80,9 +81,9 @@ TimeCoefficients TimeFit::Fit(const TimeCoefficients& prior) const {
   Matrix products;
   Vector responses;
   for (int i = 0; i < kTerms; ++i) {
-    responses[i] = responses_[i] / scale[i] + prior_terms[i] * scale[i];
+    responses[i] = responses_[i] / scale[i] + kPriorWeight * prior_terms[i] * scale[i];
     for (int j = 0; j < kTerms; ++j) products[i][j] = products_[i][j] / (scale[i] * scale[j]);
-    products[i][i] += 1;
+    products[i][i] += kPriorWeight;
   }
   Vector best = {0, 0, 0};
   double best_error = 0;

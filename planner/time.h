@@ -27,8 +27,8 @@ class TimeFit {
 
   void Observe(int64_t tokens, int64_t squared_lengths, double ms);
   int64_t observations() const { return observations_; }
-  // Non-negative least squares over the observations and, with the weight of one observation, over
-  // `prior` (it decides the directions that were never observed).
+  // Non-negative least squares over the observations and, with a hundredth of an
+  // observation's weight, over `prior` (it decides the directions that were never observed).
   TimeCoefficients Fit(const TimeCoefficients& prior) const;
 
  private:

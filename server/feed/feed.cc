@@ -182,7 +182,16 @@ absl::StatusOr<records::RowsSummary> Feed::CheckRows(const RowSource& source) {
   absl::StatusOr<std::shared_ptr<Entry>> entry = Open(source);
   if (!entry.ok()) return entry.status();
   std::lock_guard lock((*entry)->mutex);
-  return Summarize((*entry)->cache != nullptr ? (*entry)->cache->report() : (*entry)->bad);
+  const TokenCache* cache = (*entry)->cache.get();
+  if (cache == nullptr) return Summarize((*entry)->bad);
+  records::RowsSummary summary = Summarize(cache->report());
+  double squares = 0;
+  for (int64_t row = 0; row < cache->rows(); ++row) {
+    const double tokens = static_cast<double>(cache->tokens(row));
+    squares += tokens * tokens;
+  }
+  summary.set_squared_lengths(squares);
+  return summary;
 }
 
 absl::StatusOr<Feed::Rows> Feed::OpenRows(const RowSource& source) {

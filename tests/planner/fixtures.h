@@ -1,0 +1,60 @@
+// What the planner's tests share: printed seeds and model shapes.
+#pragma once
+
+#include <cstdint>
+#include <iostream>
+#include <random>
+#include <vector>
+
+#include "planner/memory.h"
+
+namespace lorad::planner {
+
+// The fixed seed, and a fresh one that a failure prints.
+inline std::vector<uint32_t> Seeds() {
+  const uint32_t fresh = std::random_device()();
+  std::cout << "random seed " << fresh << "\n";
+  return {20240607u, fresh};
+}
+
+// SmolLM2-135M.
+inline ModelShape SmolLm2() {
+  ModelShape model;
+  model.layers = 30;
+  model.hidden = 576;
+  model.ffn = 1536;
+  model.heads = 9;
+  model.kv_heads = 3;
+  model.head_size = 64;
+  model.vocabulary = 49152;
+  model.tied_head = true;
+  model.groups = {
+      {576, {{"q_proj", 576, false}, {"k_proj", 192, false}, {"v_proj", 192, false}}},
+      {576, {{"o_proj", 576, false}}},
+      {576, {{"gate_proj", 1536, false}, {"up_proj", 1536, false}}},
+      {1536, {{"down_proj", 576, false}}},
+  };
+  return model;
+}
+
+// A model whose bytes can be followed by hand.
+inline ModelShape Tiny() {
+  ModelShape model;
+  model.layers = 2;
+  model.hidden = 16;
+  model.ffn = 32;
+  model.heads = 2;
+  model.kv_heads = 1;
+  model.head_size = 8;
+  model.vocabulary = 64;
+  model.tied_head = false;
+  model.groups = {
+      {16, {{"q_proj", 16, true}, {"k_proj", 8, true}, {"v_proj", 8, true}}},
+      {16, {{"o_proj", 16, false}}},
+      {16, {{"gate_proj", 32, false}, {"up_proj", 32, false}}},
+      {32, {{"down_proj", 16, false}}},
+  };
+  return model;
+}
+
+}  // namespace lorad::planner

@@ -1,0 +1,177 @@
+#include "planner/schedule.h"
+
+#include <catch2/catch.hpp>
+#include <map>
+#include <set>
+
+#include "tests/planner/fixtures.h"
+
+namespace lorad::planner {
+namespace {
+
+constexpr int64_t kBig = int64_t{8} << 30;
+
+AdapterShape Rank(int64_t rank) { return {rank, {"q_proj", "v_proj"}}; }
+
+QueuedJob Job(const std::string& name, const std::string& base, int64_t arrival,
+              int64_t longest = 100, int64_t rank = 8, int32_t priority = 0) {
+  return {name, base, SmolLm2(), priority, arrival, longest, Rank(rank)};
+}
+
+WorkerView Idle(const std::string& name, int64_t budget = kBig) { return {name, budget, 2, true}; }
+WorkerView Busy(const std::string& name, int64_t budget = kBig) { return {name, budget, 2, false}; }
+
+GroupView Group(const std::string& name, const std::string& base, size_t jobs, bool open = true,
+                int64_t longest = 500, int64_t budget = kBig) {
+  GroupView group{name, base, SmolLm2(), {1024, longest, 2, 1}, budget, open, {}, {}};
+  for (size_t i = 0; i < jobs; ++i) {
+    group.jobs.push_back(name + std::to_string(i));
+    group.adapters.push_back(Rank(8));
+  }
+  return group;
+}
+
+std::string Text(const ClusterView& view) {
+  std::string text;
+  for (const Decision& decision : Schedule(view)) text += ToText(decision) + "\n";
+  return text;
+}
+
+// Bytes that a group with these jobs needs, as the budget must be to just hold them.
+int64_t BudgetFor(int64_t longest, const std::vector<int64_t>& ranks) {
+  int64_t bytes = BytesOfGroup(SmolLm2(), {CapacityFor(1024, longest), longest, 2, 1}).total();
+  for (int64_t rank : ranks) bytes += BytesOfSlot(SmolLm2(), Rank(rank)).total();
+  return bytes + bytes * 2 / 100 + 1;
+}
+
+TEST_CASE("Decisions") {
+  struct Case {
+    std::string what;
+    ClusterView view;
+    std::string expected;
+  };
+  const Case cases[] = {
+      {"nothing to do", {{Idle("w")}, {}, {}}, ""},
+      {"no worker", {{}, {}, {Job("a", "m", 1)}}, "wait #1: a (no worker is connected)\n"},
+      {"jobs of one base model form one group, long enough for the longest",
+       {{Idle("w")}, {}, {Job("a", "m", 1, 100), Job("b", "m", 2, 300), Job("c", "m", 3, 2000)}},
+       "form w base=m 2000/2000: a b c\n"},
+      {"arrival decides, not the order of the view",
+       {{Idle("w")}, {}, {Job("b", "m", 2), Job("a", "m", 1)}},
+       "form w base=m 1024/100: a b\n"},
+      {"priority goes before arrival",
+       {{Idle("w")}, {}, {Job("a", "m", 1), Job("b", "n", 2, 100, 8, 5)}},
+       "form w base=n 1024/100: b\nwait #1: a (all workers train other base models (n); waits "
+       "until one is free)\n"},
+      {"another base model in between keeps those behind it out",
+       {{Idle("w")}, {}, {Job("a", "m", 1), Job("b", "n", 2), Job("c", "m", 3)}},
+       "form w base=m 1024/100: a\n"
+       "wait #1: b (all workers train other base models (m); waits until one is free)\n"
+       "wait #2: c (behind job b, for which the group being formed is draining)\n"},
+      {"two workers, two base models",
+       {{Idle("w1"), Idle("w2")}, {}, {Job("a", "m", 1), Job("b", "n", 2), Job("c", "m", 3)}},
+       "form w1 base=m 1024/100: a c\nform w2 base=n 1024/100: b\n"},
+      {"the largest idle worker is taken first",
+       {{Idle("w1"), Idle("w2", 2 * kBig)}, {}, {Job("a", "m", 1)}},
+       "form w2 base=m 1024/100: a\n"},
+      {"a running group takes newcomers",
+       {{Busy("w")}, {Group("g", "m", 2)}, {Job("a", "m", 1), Job("b", "m", 2)}},
+       "admit g: a\nadmit g: b\n"},
+      {"a group is joined before another is formed",
+       {{Busy("w1"), Idle("w2")}, {Group("g", "m", 2)}, {Job("a", "m", 1)}},
+       "admit g: a\n"},
+      {"a group that is not open is waited for",
+       {{Busy("w")}, {Group("g", "m", 1, false)}, {Job("a", "m", 1)}},
+       "wait #1: a (group g is being formed or changed)\n"},
+      {"longer rows form the group anew",
+       {{Busy("w")}, {Group("g", "m", 2)}, {Job("a", "m", 1, 501)}},
+       "reform #1 g 1024/501: a\n"},
+      {"and those behind wait for that",
+       {{Busy("w")}, {Group("g", "m", 2)}, {Job("a", "m", 1, 1500), Job("b", "m", 2)}},
+       "reform #1 g 1500/1500: a\nwait #2: b (group g is being formed or changed)\n"},
+      {"an idle worker spares the group its interruption",
+       {{Busy("w1"), Idle("w2")}, {Group("g", "m", 2)}, {Job("a", "m", 1, 501)}},
+       "form w2 base=m 1024/501: a\n"},
+      {"an empty group gives way",
+       {{Busy("w")}, {Group("g", "m", 0)}, {Job("a", "n", 1)}},
+       "dissolve #1 g: a\n"},
+      {"a group at work does not",
+       {{Busy("w")}, {Group("g", "m", 1)}, {Job("a", "n", 1)}},
+       "wait #1: a (all workers train other base models (m); waits until one is free)\n"},
+      {"what fits no worker says by how much",
+       {{Idle("w", 1000)}, {}, {Job("a", "m", 1)}},
+       "wait #1: a (needs " +
+           std::to_string(BytesOfGroup(SmolLm2(), {1024, 100, 2, 1}).total() +
+                          BytesOfSlot(SmolLm2(), Rank(8)).total()) +
+           " bytes; the largest worker offers 1000)\n"},
+      {"it keeps nobody else out",
+       {{Idle("w", BudgetFor(100, {8}))}, {}, {Job("a", "m", 1, 9000), Job("b", "n", 2)}},
+       "wait #1: a (needs " +
+           std::to_string(BytesOfGroup(SmolLm2(), {9000, 9000, 2, 1}).total() +
+                          BytesOfSlot(SmolLm2(), Rank(8)).total()) +
+           " bytes; the largest worker offers " + std::to_string(BudgetFor(100, {8})) +
+           ")\nform w base=n 1024/100: b\n"},
+      {"memory for two: the third waits, and the small one behind it does not slip past",
+       {{Idle("w", BudgetFor(100, {64, 64}))},
+        {},
+        {Job("a", "m", 1, 100, 64), Job("b", "m", 2, 100, 64), Job("c", "m", 3, 100, 64),
+         Job("d", "m", 4, 100, 1)}},
+       "form w base=m 1024/100: a b\n"
+       "wait #1: c (does not fit beside the 2 jobs of the group being formed in its worker's "
+       "memory; waits until one of them ends)\n"
+       "wait #2: d (behind job c, for which the group being formed is draining)\n"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.what);
+    CHECK(Text(c.view) == c.expected);
+  }
+}
+
+TEST_CASE("Random clusters: budgets hold, groups are of one base model, all jobs are answered") {
+  for (uint32_t seed : Seeds()) {
+    std::mt19937 random(seed);
+    INFO("seed " << seed);
+    for (int i = 0; i < 200; ++i) {
+      ClusterView view;
+      for (size_t w = 0, count = random() % 4; w < count; ++w) {
+        const int64_t budget = BudgetFor(200 + static_cast<int64_t>(random() % 2000), {8, 64});
+        if (random() % 2 == 0) {
+          view.workers.push_back(Idle("w" + std::to_string(w), budget));
+        } else {
+          view.workers.push_back(Busy("w" + std::to_string(w), budget));
+          view.groups.push_back(Group("g" + std::to_string(w), random() % 2 == 0 ? "m" : "n",
+                                      random() % 2, random() % 4 != 0, 100, budget));
+        }
+      }
+      std::map<std::string, QueuedJob> jobs;
+      for (size_t j = 0, count = random() % 8; j < count; ++j) {
+        const std::string name = "j" + std::to_string(j);
+        jobs[name] =
+            Job(name, random() % 2 == 0 ? "m" : "n", static_cast<int64_t>(j),
+                50 + static_cast<int64_t>(random() % 3000),
+                1 + static_cast<int64_t>(random() % 128), static_cast<int32_t>(random() % 3));
+        view.queue.push_back(jobs[name]);
+      }
+      std::set<std::string> answered;
+      for (const Decision& decision : Schedule(view)) {
+        INFO(ToText(decision));
+        for (const std::string& job : decision.jobs) REQUIRE(answered.insert(job).second);
+        if (decision.kind == Decision::Kind::kWait) REQUIRE(!decision.why.empty());
+        if (decision.kind != Decision::Kind::kFormGroup) continue;
+        int64_t bytes = BytesOfGroup(SmolLm2(), decision.shape).total();
+        for (const std::string& name : decision.jobs) {
+          REQUIRE(jobs[name].base_model == decision.base_model);
+          REQUIRE(jobs[name].longest_sequence <= decision.shape.longest_sequence);
+          bytes += BytesOfSlot(SmolLm2(), jobs[name].adapter).total();
+        }
+        for (const WorkerView& worker : view.workers) {
+          if (worker.name == decision.worker) REQUIRE(Fits(bytes, worker.budget_bytes));
+        }
+      }
+      REQUIRE(answered.size() == jobs.size());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lorad::planner

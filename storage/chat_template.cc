@@ -28,7 +28,9 @@ absl::StatusOr<std::string> ChatTemplate::Render(const std::vector<ChatMessage>&
                                                  const ChatTemplateTokens& tokens,
                                                  const ChatTemplateLimits& limits) const {
   std::vector<Value> list;
+  int64_t steps = limits.steps;
   for (const ChatMessage& message : messages) {
+    steps += static_cast<int64_t>(message.role.size() + message.content.size());
     jinja::Dict dict;
     dict.Set("role", Value::MakeText(message.role));
     dict.Set("content", Value::MakeText(message.content));
@@ -44,7 +46,7 @@ absl::StatusOr<std::string> ChatTemplate::Render(const std::vector<ChatMessage>&
       {"tools", Value::MakeNone()},
       {"documents", Value::MakeNone()},
   };
-  return jinja::Run(*program_, std::move(variables), {limits.steps, limits.output_bytes});
+  return jinja::Run(*program_, std::move(variables), {steps, limits.output_bytes});
 }
 
 }  // namespace lorad::storage

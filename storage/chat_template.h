@@ -29,7 +29,8 @@ struct ChatTemplateTokens {
 
 // Bounds on one Render; a template that passes one ends with an error, not with the process.
 struct ChatTemplateLimits {
-  int64_t steps = 4'000'000;  // evaluated nodes, and one more for every 16 bytes or item made
+  // Evaluated nodes, and one more for every 16 bytes or item made; a conversation adds its bytes.
+  int64_t steps = 4'000'000;
   int64_t output_bytes = 64 << 20;
 };
 

@@ -356,6 +356,9 @@ class Parser {
                                              [&](const auto& o) { return IsOperator(o.text); });
       if (found == operators.end()) break;
       const int begin = line();
+      if (found->op == Operator::kModulo && out->constant.is_text()) {
+        Unsupported(begin, "'%' behind a string");
+      }
       Advance();
       out = Make(ExpressionKind::kBinary, begin, Gather(std::move(out), next()));
       out->operators = {found->op};

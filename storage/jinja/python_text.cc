@@ -132,7 +132,7 @@ std::vector<std::string> Split(std::string_view text, std::optional<std::string_
   text = Strip(text, Side::kLeft);
   while (!text.empty()) {
     if (full()) {
-      out.emplace_back(Strip(text, Side::kRight));
+      out.emplace_back(text);
       break;
     }
     size_t end = 0;

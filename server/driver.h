@@ -2,35 +2,31 @@
 // transaction a turn, then lets their replies, orders and announcements go. Files are written and
 // windows planned on threads of its own.
 //
-// How a service asks:            StatusOr<v1::Job> job =
-// driver.Ask<v1::Job>(v1::GetJobRequest(...), deadline); How a create with a file asks: write
-// driver.data_dir().NewUpload() through Files, Sync it, then
-//                                driver.Ask<v1::Dataset>(CreateDataset{...}); the driver owns the
-//                                upload from then on.
-// How a watch runs:              snapshot = Ask<JobSnapshot>(SnapshotJobs{names}); then
-// revisions().Wait(revision, ...)
-//                                again and again from the revision it returned.
-// How a worker's stream runs:    connection = ConnectWorker(hello, sender); WorkerSaid(connection,
-// message) for each
-//                                message; WorkerGone(connection, why) once at the end (also after
-//                                Close()).
+// How a service asks:
+//   StatusOr<v1::Job> job = driver.Ask<v1::Job>(v1::GetJobRequest(...), deadline);
+// How a create with a file asks: write driver.data_dir().NewUpload() through Files, Sync it, then
+//   driver.Ask<v1::Dataset>(CreateDataset{...});  the upload is the driver's from then on.
+// How a watch runs:
+//   snapshot = driver.Ask<JobSnapshot>(SnapshotJobs{names});
+//   driver.revisions().Wait(revision, ...) again and again, from snapshot.revision on.
+// How a worker's stream runs:
+//   connection = driver.ConnectWorker(hello, sender);
+//   driver.WorkerSaid(connection, message) for each message;
+//   driver.WorkerGone(connection, why) once at the end (also after Close()).
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
-#include <vector>
+#include <variant>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/core/core.h"
 #include "server/data_dir.h"
+#include "server/revision_log.h"
+#include "server/solver.h"
 #include "storage/job_store.h"
 
 namespace lorad::storage {
@@ -48,39 +44,6 @@ class WorkerSender {
   virtual void Close(const absl::Status& reason) = 0;
 };
 
-// The newest revisions of jobs, for watchers. Any thread.
-class RevisionLog {
- public:
-  explicit RevisionLog(int64_t revisions_max) : revisions_max_(revisions_max) {}
-
-  struct Revision {
-    int64_t revision = 0;
-    std::string job;
-    std::string message;  // v1::WatchJobsResponse, serialized
-  };
-
-  // What follows `after`, oldest first, at most `limit`; waits for one until `deadline` and is
-  // empty then. OUT_OF_RANGE (REVISION_GONE) where something after `after` is no longer kept, or
-  // `after` is yet to come. CANCELLED after Shutdown().
-  absl::StatusOr<std::vector<std::shared_ptr<const Revision>>> Wait(int64_t after, int64_t limit,
-                                                                    absl::Time deadline);
-
-  // The driver's side.
-  void Start(int64_t revision, std::vector<Revision> kept);  // newest revision of all
-  void Append(Revision revision);
-  void Shutdown();
-
- private:
-  const int64_t revisions_max_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  // Guarded by mutex_:
-  std::deque<std::shared_ptr<const Revision>> kept_;
-  int64_t gone_ = 0;  // revisions up to this one are no longer kept
-  int64_t newest_ = 0;
-  bool shutdown_ = false;
-};
-
 struct DriverOptions {
   std::string data_dir;
   CoreOptions core;
@@ -91,10 +54,12 @@ struct DriverOptions {
 class Driver {
  public:
   // Makes or opens the data directory, takes its lock, removes left-overs, and takes every live job
-  // up again. `files` must outlive the driver.
+  // up again. `files` must outlive the driver. Without a solver it uses the data feed. Errors: of
+  // DirectoryLock and JobStore, and of the disk.
   static absl::StatusOr<std::unique_ptr<Driver>> Start(const DriverOptions& options,
                                                        storage::Files& files,
-                                                       storage::StoreHooks hooks = {});
+                                                       storage::StoreHooks hooks = {},
+                                                       std::unique_ptr<Solver> solver = nullptr);
   // Ends at once, as a crash would but without one: what is not committed is gone. Stop() first for
   // a clean stop.
   virtual ~Driver() = default;

@@ -33,6 +33,8 @@ struct CoreOptions {
 struct StoredState {
   std::vector<std::pair<std::string, std::string>> models, datasets, adapters, jobs, rows, requests;
   int64_t last_revision = 0;
+  int64_t oldest_revision = 0;  // still kept
+  int64_t last_epoch = 0;
   // Of live jobs: metric rows after their newest checkpoint.
   std::vector<std::pair<std::string, v1::StepMetrics>> metrics;
 };

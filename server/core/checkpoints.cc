@@ -1,0 +1,139 @@
+// Shards become checkpoints: uploaded, written whole, recorded, and only then told of.
+#include <algorithm>
+#include <cassert>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/state.h"
+#include "server/errors/errors.h"
+
+namespace lorad::server {
+
+void Core::State::On(uint64_t request, const ShardUploaded& content) {
+  const auto& header = content.header;
+  JobState* job = FindJob(header.job());
+  const auto has = [&](int64_t step) {
+    return std::ranges::binary_search(job->record.checkpoint_steps(), step);
+  };
+  if (job && has(header.step())) {
+    Do(RemovePath{content.upload});
+    return Answer(request, std::monostate());
+  }
+  // A job that has just failed or been cancelled may keep what it saved before.
+  const bool wanted =
+      job && std::ranges::any_of(groups_, [&](const auto& entry) {
+        return entry.second.epoch == header.epoch() && entry.second.members.contains(header.job());
+      });
+  if (!wanted) {
+    Do(RemovePath{content.upload});
+    return Fail(request,
+                PreconditionFailed("STALE_EPOCH", absl::StrCat("job ", header.job()),
+                                   absl::StrCat("the checkpoint of job '", header.job(),
+                                                "' at step ", header.step(), " of epoch ",
+                                                header.epoch(), " is not wanted any more")));
+  }
+  for (auto& [number, commit] : commits_) {
+    if (commit.job == header.job() && commit.step == header.step()) {
+      Do(RemovePath{content.upload});
+      commit.requests.push_back(request);
+      return;
+    }
+  }
+  const uint64_t number = next_number_++;
+  PendingCommit& commit = commits_[number];
+  commit.requests.push_back(request);
+  commit.job = header.job();
+  commit.step = header.step();
+  commit.path = absl::StrCat("checkpoints/", header.job(), "/", header.step());
+  commit.numerics_id = header.numerics_id();
+  job->commits++;
+  WriteCheckpoint write;
+  write.number = number;
+  write.upload = content.upload;
+  write.path = commit.path;
+  write.job = commit.job;
+  write.step = commit.step;
+  write.numerics_id = commit.numerics_id;
+  write.base_model_path = models_.at(job->job().base_model()).record.model().path();
+  write.adapter = job->job().adapter();
+  Do(std::move(write));
+}
+
+void Core::State::OnWritten(const CheckpointWritten& written) {
+  auto node = commits_.extract(written.number);
+  assert(!node.empty());
+  const PendingCommit& commit = node.mapped();
+  JobState* job = FindJob(commit.job);
+  if (job) {
+    job->commits--;
+    schedule_ = true;
+  }
+  if (!written.checkpoint.ok()) {
+    // The worker learns it and sends the shard again, or is lost; nothing was recorded.
+    Warn(absl::StrCat("checkpoint of job '", commit.job, "' at step ", commit.step, ": ",
+                      written.checkpoint.status().ToString()));
+    for (const uint64_t request : commit.requests) Fail(request, written.checkpoint.status());
+    return;
+  }
+  if (!job) {
+    // Cancelled and deleted meanwhile.
+    Do(RemovePath{absl::StrCat("checkpoints/", commit.job)});
+  } else {
+    v1::Checkpoint checkpoint = *written.checkpoint;
+    SetTime(checkpoint.mutable_create_time());
+    auto& steps = *job->record.mutable_checkpoint_steps();
+    steps.Add(commit.step);
+    std::ranges::sort(steps);
+    Put(storage::PutEntry(kCheckpointSeries, commit.job, commit.step,
+                          checkpoint.SerializeAsString()));
+    if (commit.step > job->job().last_checkpoint_step()) {
+      job->job().set_last_checkpoint_step(commit.step);
+      job->record.set_numerics_id(commit.numerics_id);
+      // A job that has fallen back meanwhile goes on from here after all.
+      if (job->state() == v1::Job::QUEUED) {
+        int64_t tokens = job->job().tokens();
+        for (const auto& [step, row] : job->metrics) {
+          if (step > job->job().step() && step <= commit.step) tokens += row.tokens();
+        }
+        job->job().set_tokens(tokens);
+        job->job().set_step(commit.step);
+      }
+      job->metrics.erase(job->metrics.begin(), job->metrics.upper_bound(commit.step));
+    }
+    AddEvent(*job, "CHECKPOINT_COMMITTED",
+             absl::StrCat("the checkpoint of step ", commit.step, " is on the disk"));
+    MaybeFinish(*job);
+  }
+  for (const uint64_t request : commit.requests) Answer(request, std::monostate());
+}
+
+void Core::State::On(uint64_t request, const v1::DeleteCheckpointRequest& content) {
+  JobState* job = FindJob(content.job());
+  if (!job) return Fail(request, NotFound(kJobKind, content.job()));
+  auto& steps = *job->record.mutable_checkpoint_steps();
+  const auto found = std::ranges::find(steps, content.step());
+  const std::string name = absl::StrCat(content.job(), "/", content.step());
+  if (found == steps.end()) return Fail(request, NotFound("checkpoint", name));
+  if (IsLive(job->state()) && content.step() == job->job().last_checkpoint_step()) {
+    return Fail(request,
+                PreconditionFailed("IN_USE", absl::StrCat("job ", content.job()),
+                                   absl::StrCat("checkpoint '", name,
+                                                "' is where its live job would go on from: wait "
+                                                "for a newer one, or until the job ends")));
+  }
+  for (const std::string& live : live_) {
+    if (jobs_.at(live)->job().adapter().init_from() == name) {
+      return Fail(request,
+                  PreconditionFailed("IN_USE", absl::StrCat("job ", live),
+                                     absl::StrCat("job '", live, "' starts from checkpoint '", name,
+                                                  "': wait until it ends, or cancel it")));
+    }
+  }
+  steps.erase(found);
+  Put(storage::DeleteEntry(kCheckpointSeries, content.job(), content.step()));
+  Do(RemovePath{absl::StrCat("checkpoints/", name)});
+  AddEvent(*job, "CHECKPOINT_DELETED",
+           absl::StrCat("the checkpoint of step ", content.step(), " was deleted by its user"));
+  Answer(request, std::monostate());
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,25 @@
+#include "server/core/core.h"
+
+#include <utility>
+
+#include "server/core/state.h"
+
+namespace lorad::server {
+
+Core::Core(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Core::~Core() = default;
+
+absl::StatusOr<std::unique_ptr<Core>> Core::Create(const CoreOptions& options,
+                                                   const StoredState& stored, int64_t now_us,
+                                                   std::vector<Effect>* effects) {
+  auto state = std::make_unique<State>(options);
+  if (absl::Status status = state->Load(stored); !status.ok()) return status;
+  *effects = state->Recover(now_us);
+  return std::unique_ptr<Core>(new Core(std::move(state)));
+}
+
+std::vector<Effect> Core::Apply(const Event& event) { return state_->Apply(event); }
+
+std::vector<std::string> Core::PathsInUse() const { return state_->PathsInUse(); }
+
+}  // namespace lorad::server

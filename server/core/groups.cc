@@ -1,0 +1,291 @@
+// Groups: who is admitted, and how a group is formed, cut and dissolved.
+#include <algorithm>
+#include <cassert>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/state.h"
+
+namespace lorad::server {
+namespace {
+
+// More at once would only make a decision dearer: those behind wait in any case.
+constexpr size_t kQueueViewMax = 256;
+
+planner::AdapterShape ShapeOfAdapter(const v1::AdapterConfig& adapter) {
+  return {adapter.rank(), {adapter.target_modules().begin(), adapter.target_modules().end()}};
+}
+
+}  // namespace
+
+GroupState* Core::State::FindGroup(const std::string& name) {
+  const auto found = groups_.find(name);
+  return found == groups_.end() ? nullptr : &found->second;
+}
+
+void Core::State::SendTo(const GroupState& group, worker::v1::CoordinatorMessage message) {
+  const WorkerState& worker = workers_.at(group.worker);
+  if (worker.connection != 0) Do(Send{worker.connection, std::move(message)});
+}
+
+// ---- scheduling ----
+
+planner::ClusterView Core::State::ClusterOf() const {
+  planner::ClusterView view;
+  view.microbatch_tokens = options_.microbatch_tokens;
+  for (const auto& [name, worker] : workers_) {
+    if (worker.connection == 0) continue;
+    view.workers.push_back({name, worker.hello.memory_bytes(), std::max(worker.hello.threads(), 1),
+                            worker.group.empty()});
+  }
+  for (const auto& [name, group] : groups_) {
+    planner::GroupView& entry = view.groups.emplace_back();
+    entry.name = name;
+    entry.base_model = group.base_model;
+    entry.model = models_.at(group.base_model).shape;
+    entry.shape = group.shape;
+    entry.budget_bytes = workers_.at(group.worker).hello.memory_bytes();
+    entry.open = group.phase == GroupState::Phase::kRunning;
+    for (const auto& [job, member] : group.members) {
+      entry.jobs.push_back(job);
+      entry.adapters.push_back(member.adapter);
+    }
+  }
+  for (const auto& [key, job] : queue_) {
+    if (view.queue.size() == kQueueViewMax) break;
+    if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
+    const v1::Job& content = job->job();
+    view.queue.push_back({job->name(), content.base_model(), models_.at(content.base_model()).shape,
+                          content.priority(), job->record.order(), job->record.longest_tokens(),
+                          ShapeOfAdapter(content.adapter())});
+  }
+  return view;
+}
+
+void Core::State::Schedule() {
+  if (stopping_ || queue_.empty()) return;
+  for (const planner::Decision& decision : planner::Schedule(ClusterOf())) Carry(decision);
+}
+
+void Core::State::Carry(const planner::Decision& decision) {
+  using Kind = planner::Decision::Kind;
+  switch (decision.kind) {
+    case Kind::kAdmit:
+      for (const std::string& job : decision.jobs) Join(*FindGroup(decision.group), *FindJob(job));
+      break;
+    case Kind::kFormGroup:
+      FormGroup(decision);
+      break;
+    case Kind::kReform:
+      for (const std::string& job : decision.jobs) {
+        FindJob(job)->why =
+            absl::StrCat("group ", decision.group, " is formed anew with room for its longer rows");
+      }
+      BeginCut(*FindGroup(decision.group), GroupState::Then::kReform,
+               absl::StrCat("formed anew with room for ", decision.shape.longest_sequence,
+                            " tokens a row"));
+      break;
+    case Kind::kDissolve:
+      Dissolve(*FindGroup(decision.group), "it makes room for another base model");
+      break;
+    case Kind::kWait:
+      for (const std::string& job : decision.jobs) FindJob(job)->why = decision.why;
+      break;
+  }
+}
+
+void Core::State::FormGroup(const planner::Decision& decision) {
+  WorkerState& worker = workers_.at(decision.worker);
+  assert(worker.connection != 0 && worker.group.empty());
+  const int64_t epoch = next_epoch_++;
+  Put(storage::PutRecord(kMetaKind, kEpochKey, absl::StrCat(epoch)));
+  const std::string name = absl::StrCat("group-", epoch);
+  GroupState& group = groups_[name];
+  group.name = name;
+  group.epoch = epoch;
+  group.base_model = decision.base_model;
+  group.worker = decision.worker;
+  group.shape = decision.shape;
+  worker.group = name;
+  const v1::Model& model = models_.at(decision.base_model).record.model();
+  worker::v1::CoordinatorMessage message;
+  worker::v1::FormGroup& order = *message.mutable_form_group();
+  order.set_group(name);
+  order.set_epoch(epoch);
+  order.set_model_path(model.path());
+  order.set_model_fingerprint(model.fingerprint());
+  order.set_stage(0);
+  order.set_stages(1);
+  order.set_capacity_tokens(static_cast<int32_t>(decision.shape.capacity_tokens));
+  order.set_longest_sequence(static_cast<int32_t>(decision.shape.longest_sequence));
+  order.set_budget_bytes(worker.hello.memory_bytes());
+  SendTo(group, std::move(message));
+  Do(Note{Note::Level::kInfo,
+          absl::StrCat(name, ": forming for base model '", decision.base_model, "' on worker '",
+                       decision.worker, "', ", decision.shape.capacity_tokens, " tokens")});
+  for (const std::string& job : decision.jobs) Join(group, *FindJob(job));
+}
+
+void Core::State::Join(GroupState& group, JobState& job) {
+  job.job().set_group(group.name);
+  job.job().set_attempts(job.job().attempts() + 1);
+  Member& member = group.members[job.name()];
+  member.adapter = ShapeOfAdapter(job.job().adapter());
+  member.done_step = member.planned_step = job.job().step();
+  group.idle_since_us = 0;
+  Transition(job, v1::Job::PREPARING,
+             group.phase == GroupState::Phase::kForming
+                 ? absl::StrCat(group.name, " is being formed on worker '", group.worker, "'")
+                 : absl::StrCat("joins ", group.name, " on worker '", group.worker, "'"));
+}
+
+// ---- cutting ----
+
+void Core::State::BeginCut(GroupState& group, GroupState::Then then, const std::string& why) {
+  using Phase = GroupState::Phase;
+  if (then > group.then) {
+    group.then = then;
+    group.reform_why = why;
+  }
+  if (group.phase != Phase::kRunning) return;  // under way already, or nothing to cut yet
+  group.plan = 0;                              // what is being planned comes too late
+  if (group.windows.empty()) {
+    group.phase = Phase::kDraining;
+    return;
+  }
+  group.phase = Phase::kCutting;
+  worker::v1::CoordinatorMessage message;
+  message.mutable_cut()->set_epoch(group.epoch);
+  message.mutable_cut()->set_cut(++group.cut);
+  SendTo(group, std::move(message));
+}
+
+void Core::State::OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& answer) {
+  if (group.phase != GroupState::Phase::kCutting || answer.cut() != group.cut) return;
+  // With one stage its answer is the group's.
+  worker::v1::CoordinatorMessage message;
+  message.mutable_cut_at()->set_epoch(group.epoch);
+  message.mutable_cut_at()->set_cut(group.cut);
+  message.mutable_cut_at()->set_first_dropped(answer.first_not_enqueued());
+  SendTo(group, std::move(message));
+  group.phase = GroupState::Phase::kDraining;
+}
+
+void Core::State::Resync(GroupState& group) {
+  for (auto& [name, member] : group.members) {
+    if (member.slot == Member::Slot::kLoading) member.slot = Member::Slot::kUnloaded;
+    if (member.slot == Member::Slot::kFreeing) member.slot = Member::Slot::kLoaded;
+    member.planned_step = member.done_step;
+    const JobState* job = FindJob(name);
+    if (!job) continue;
+    member.evaluation_step = job->evaluation_step;
+    member.evaluation_planned = 0;
+    for (const auto& [sequence, loss] : job->evaluation) {
+      if (sequence != member.evaluation_planned) break;
+      member.evaluation_planned++;
+    }
+  }
+}
+
+void Core::State::EndMember(GroupState& group, const std::string& name) {
+  group.members.erase(name);
+  if (group.members.empty()) group.idle_since_us = now_us_;
+  if (JobState* job = FindJob(name); job && job->state() == v1::Job::CANCELLING) {
+    Transition(*job, v1::Job::CANCELLED, "it has left its group");
+  }
+  schedule_ = true;
+}
+
+// Takes a group as far as it can go without hearing of the world.
+void Core::State::Advance(GroupState& group) {
+  using Phase = GroupState::Phase;
+  using Then = GroupState::Then;
+  if (group.phase == Phase::kForming) {
+    if (group.then == Then::kStop) return Dissolve(group, group.reform_why);
+    // A job that was cancelled meanwhile has nothing on the worker.
+    std::vector<std::string> left;
+    for (const auto& [name, member] : group.members) {
+      if (member.leaving) left.push_back(name);
+    }
+    for (const std::string& name : left) EndMember(group, name);
+    return;
+  }
+  if (group.phase == Phase::kDraining && group.windows.empty()) {
+    Resync(group);
+    group.phase = group.then == Then::kGoOn ? Phase::kRunning : Phase::kSaving;
+    // A cancelled job holds nothing but its slot now.
+    std::vector<std::string> left;
+    for (const auto& [name, member] : group.members) {
+      if (!member.leaving) continue;
+      JobState* job = FindJob(name);
+      if (job && job->state() == v1::Job::CANCELLING) {
+        Transition(*job, v1::Job::CANCELLED, "cut out of its group");
+      }
+      if (member.slot == Member::Slot::kUnloaded) left.push_back(name);
+    }
+    for (const std::string& name : left) EndMember(group, name);
+    schedule_ = true;
+  }
+  if (group.phase == Phase::kRunning) PlanNext(group);
+  if (group.phase == Phase::kSaving) {
+    PlanSaves(group);
+    const bool saved = std::ranges::all_of(group.members, [&](const auto& entry) {
+      const auto& [name, member] = entry;
+      const JobState* job = FindJob(name);
+      return !job || !IsPlaced(job->state()) ||
+             job->job().last_checkpoint_step() >= member.done_step;
+    });
+    if (saved && group.windows.empty() && group.plan == 0) Dissolve(group, group.reform_why);
+  }
+}
+
+void Core::State::Dissolve(GroupState& group, std::string why) {
+  worker::v1::CoordinatorMessage message;
+  message.mutable_dissolve_group()->set_epoch(group.epoch);
+  SendTo(group, std::move(message));
+  Do(Note{Note::Level::kInfo, absl::StrCat(group.name, ": dissolved: ", why)});
+  workers_.at(group.worker).group.clear();
+  const std::map<std::string, Member> members = std::move(group.members);
+  groups_.erase(group.name);
+  for (const auto& [name, member] : members) {
+    JobState* job = FindJob(name);
+    if (!job) continue;
+    if (job->state() == v1::Job::CANCELLING) {
+      Transition(*job, v1::Job::CANCELLED, why);
+    } else if (IsPlaced(job->state())) {
+      FallBack(*job);
+      Transition(*job, v1::Job::QUEUED, why);
+    }
+  }
+  schedule_ = true;
+}
+
+void Core::State::LoseGroup(GroupState& group, std::string why) {
+  const std::string name = group.name;
+  const std::map<std::string, Member> members = std::move(group.members);
+  groups_.erase(name);
+  for (const auto& [member_name, member] : members) {
+    JobState* job = FindJob(member_name);
+    if (!job) continue;
+    if (job->state() == v1::Job::CANCELLING) {
+      Transition(*job, v1::Job::CANCELLED, "its worker is gone");
+      continue;
+    }
+    if (!IsPlaced(job->state())) continue;
+    const int losses = job->record.losses_without_progress() + 1;
+    job->record.set_losses_without_progress(losses);
+    FallBack(*job);
+    AddEvent(*job, "WORKER_LOST",
+             absl::StrCat(name, " has lost its worker (", why, "); the job goes on from step ",
+                          job->job().step()));
+    if (losses >= options_.losses_without_progress_max) {
+      FailJob(*job, v1::JobError::SERVER, "WORKER_LOST",
+              absl::StrCat("its workers were lost ", losses,
+                           " times in a row without a step of progress, the last time: ", why));
+    } else {
+      Transition(*job, v1::Job::QUEUED, absl::StrCat("its worker is gone: ", why));
+    }
+  }
+  schedule_ = true;
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,242 @@
+// Jobs as clients see them.
+#include <algorithm>
+#include <cassert>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "server/core/state.h"
+#include "server/errors/errors.h"
+#include "server/validation/job_filter.h"
+#include "server/validation/limits.h"
+#include "server/validation/page_token.h"
+
+namespace lorad::server {
+namespace {
+
+constexpr int64_t kLiveJobsMax = 100'000;
+constexpr int kIdCharacters = 8;
+
+// "job-" and 8 of 32 letters and digits that are not easily mistaken for each other.
+std::string IdOf(uint64_t random) {
+  constexpr char kAlphabet[] = "abcdefghijkmnpqrstuvwxyz23456789";
+  std::string id = "job-";
+  for (int i = 0; i < kIdCharacters; ++i) {
+    id += kAlphabet[random % 32];
+    random /= 32;
+  }
+  return id;
+}
+
+}  // namespace
+
+// ---- create ----
+
+absl::Status Core::State::CheckReferences(const v1::Job& job) const {
+  std::vector<FieldViolation> violations;
+  if (!models_.contains(job.base_model())) {
+    violations.push_back(
+        {"base_model", absl::StrCat("there is no model '", job.base_model(), "'")});
+  }
+  const std::pair<const char*, const std::string*> datasets[] = {
+      {"training_dataset", &job.training_dataset()},
+      {"validation_dataset", &job.validation_dataset()}};
+  for (const auto& [field, dataset] : datasets) {
+    if (!dataset->empty() && !datasets_.contains(*dataset)) {
+      violations.push_back({field, absl::StrCat("there is no dataset '", *dataset, "'")});
+    }
+  }
+  const std::string& source = job.adapter().init_from();
+  if (const size_t slash = source.find('/'); slash != std::string::npos) {
+    const auto found = jobs_.find(source.substr(0, slash));
+    int64_t step = 0;
+    const bool known = found != jobs_.end() && absl::SimpleAtoi(source.substr(slash + 1), &step) &&
+                       std::ranges::count(found->second->record.checkpoint_steps(), step) > 0;
+    if (!known) {
+      violations.push_back(
+          {"adapter.init_from", absl::StrCat("there is no checkpoint '", source, "'")});
+    }
+  } else if (!source.empty() && !adapters_.contains(source)) {
+    violations.push_back({"adapter.init_from", absl::StrCat("there is no adapter '", source, "'")});
+  }
+  if (!violations.empty()) return InvalidFields("job", violations);
+  return absl::OkStatus();
+}
+
+void Core::State::On(uint64_t request, const CreateJob& content) {
+  if (!content.validate_only && AnsweredBefore(request, kJobKind, content.request_id)) return;
+  if (absl::Status status = CheckReferences(content.job); !status.ok()) {
+    return Fail(request, status);
+  }
+  if (stopping_) {
+    return Fail(request, Unavailable("SHUTTING_DOWN", "the coordinator is being stopped", 5000));
+  }
+  if (static_cast<int64_t>(live_.size()) >= kLiveJobsMax) {
+    return Fail(request, LimitExceeded("TOO_MANY_JOBS", "live jobs",
+                                       absl::StrCat("there are ", kLiveJobsMax,
+                                                    " live jobs: wait until some have ended")));
+  }
+  if (EnsureRows(content.job)) {
+    // Known at once, so it is said at once.
+    records::JobRecord record;
+    *record.mutable_job() = content.job;
+    v1::JobError error;
+    if (absl::Status status = AcceptRows(record, &error); !status.ok()) {
+      return Fail(request, status);
+    }
+    if (content.validate_only) return Answer(request, record.job());
+  } else if (content.validate_only) {
+    waiting_.validations.push_back({request, content});
+    return;
+  }
+  StoreJob(request, content);
+}
+
+void Core::State::StoreJob(uint64_t request, const CreateJob& content) {
+  uint64_t random = content.random;
+  std::string name = IdOf(random);
+  while (jobs_.contains(name)) name = IdOf(++random);
+  auto owned = std::make_unique<JobState>();
+  JobState& job = *owned;
+  job.job() = content.job;
+  job.job().set_name(name);
+  job.job().set_state(v1::Job::VALIDATING);
+  SetTime(job.job().mutable_create_time());
+  job.record.set_order(next_order_++);
+  job.record.set_request_id(content.request_id.id);
+  by_order_[job.record.order()] = &job;
+  live_.insert(name);
+  jobs_by_state_[v1::Job::VALIDATING]++;
+  jobs_[name] = std::move(owned);
+  AddEvent(job, "CREATED", "the job was created", v1::Job::STATE_UNSPECIFIED, v1::Job::VALIDATING);
+  KeepRequest(kJobKind, content.request_id, name);
+  if (EnsureRows(job.job())) SettleJob(job);
+  Publish(job);
+  Answer(request, View(job));
+}
+
+// ---- read ----
+
+void Core::State::RenumberQueue() const {
+  if (places_known_) return;
+  int place = 0;
+  for (const auto& [key, job] : queue_) job->place = ++place;
+  places_known_ = true;
+}
+
+v1::Job Core::State::View(const JobState& state) const {
+  v1::Job job = state.job();
+  if (job.state() == v1::Job::QUEUED) {
+    RenumberQueue();
+    job.mutable_queue()->set_place(state.place);
+    job.mutable_queue()->set_why(state.why.empty() ? "waits to be scheduled" : state.why);
+  }
+  const auto group = groups_.find(job.group());
+  if (group != groups_.end() && IsPlaced(job.state())) {
+    int others = -1;
+    for (const auto& [name, member] : group->second.members) others += member.leaving ? 0 : 1;
+    job.set_packed_with(std::max(others, 0));
+  }
+  return job;
+}
+
+void Core::State::On(uint64_t request, const v1::GetJobRequest& content) {
+  const JobState* job = FindJob(content.name());
+  job ? Answer(request, View(*job)) : Fail(request, NotFound(kJobKind, content.name()));
+}
+
+void Core::State::On(uint64_t request, const v1::ListJobsRequest& content) {
+  absl::StatusOr<JobFilter> filter = JobFilter::Parse(content.filter());
+  if (!filter.ok()) return Fail(request, filter.status());
+  const std::string scope = absl::StrCat("jobs/", content.filter());
+  absl::StatusOr<std::string> cursor = ReadPageToken(scope, content.page_token());
+  if (!cursor.ok()) return Fail(request, cursor.status());
+  auto end = by_order_.end();
+  if (int64_t order = 0; !cursor->empty() && absl::SimpleAtoi(*cursor, &order)) {
+    end = by_order_.lower_bound(order);
+  }
+  const int page_size = content.page_size() > 0 ? content.page_size() : kPageSizeDefault;
+  v1::ListJobsResponse response;
+  int64_t last = 0;
+  for (auto entry = std::make_reverse_iterator(end); entry != by_order_.rend(); ++entry) {
+    if (!filter->Matches(entry->second->job())) continue;
+    if (response.jobs_size() == page_size) {
+      response.set_next_page_token(MakePageToken(scope, absl::StrCat(last)));
+      break;
+    }
+    *response.add_jobs() = View(*entry->second);
+    last = entry->first;
+  }
+  Answer(request, std::move(response));
+}
+
+void Core::State::On(uint64_t request, const SnapshotJobs& content) {
+  JobSnapshot snapshot;
+  if (content.names.empty()) {
+    for (const auto& [order, job] : by_order_) snapshot.jobs.push_back(View(*job));
+  }
+  for (const std::string& name : content.names) {
+    const JobState* job = FindJob(name);
+    if (!job) return Fail(request, NotFound(kJobKind, name));
+    snapshot.jobs.push_back(View(*job));
+  }
+  snapshot.revision = revision_;
+  Answer(request, std::move(snapshot));
+}
+
+// ---- end ----
+
+void Core::State::On(uint64_t request, const v1::CancelJobRequest& content) {
+  JobState* job = FindJob(content.name());
+  if (!job) return Fail(request, NotFound(kJobKind, content.name()));
+  if (IsLive(job->state()) && job->state() != v1::Job::CANCELLING) {
+    GroupState* group = IsPlaced(job->state()) ? GroupOf(*job) : nullptr;
+    const std::string group_name = job->job().group();
+    Transition(*job, v1::Job::CANCELLING, "cancelled by its user");
+    if (!group) {
+      Transition(*job, v1::Job::CANCELLED, "it was not running");
+    } else {
+      group->members.at(job->name()).leaving = true;
+      BeginCut(*group, GroupState::Then::kGoOn, "");
+    }
+    Publish(*job);
+  }
+  Answer(request, View(*job));
+}
+
+void Core::State::On(uint64_t request, const v1::DeleteJobRequest& content) {
+  const std::string name = content.name();
+  JobState* job = FindJob(name);
+  if (!job) return Fail(request, NotFound(kJobKind, name));
+  if (!content.etag().empty() && content.etag() != job->job().etag()) {
+    return Fail(request, Error(absl::StatusCode::kAborted, "ETAG_MISMATCH",
+                               absl::StrCat("job '", name, "' has changed since: its etag is now ",
+                                            job->job().etag())));
+  }
+  if (IsLive(job->state())) {
+    return Fail(request,
+                PreconditionFailed("JOB_LIVE", absl::StrCat("job ", name),
+                                   absl::StrCat("job '", name, "' is ", ToText(job->state()),
+                                                ": cancel it, and delete it once it has "
+                                                "ended")));
+  }
+  for (const std::string& live : live_) {
+    if (jobs_.at(live)->job().adapter().init_from().starts_with(name + "/")) {
+      return Fail(request,
+                  PreconditionFailed("IN_USE", absl::StrCat("job ", live),
+                                     absl::StrCat("job '", live, "' starts from a checkpoint of '",
+                                                  name, "': wait until it ends, or cancel it")));
+    }
+  }
+  Put(storage::DeleteRecord(kJobKind, name));
+  for (const char* series : {kEventSeries, kMetricsSeries, kEvaluationSeries, kCheckpointSeries}) {
+    Put(storage::DeleteSeries(series, name));
+  }
+  Do(RemovePath{absl::StrCat("checkpoints/", name)});
+  jobs_by_state_[job->state()]--;
+  by_order_.erase(job->record.order());
+  touched_.erase(name);
+  jobs_.erase(name);
+  Answer(request, std::monostate());
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,56 @@
+#include "server/core/model_shape.h"
+
+#include <variant>
+
+namespace lorad::server {
+namespace {
+
+planner::ModelShape::Group GroupOf(const storage::LinearGroup& group) {
+  planner::ModelShape::Group shape;
+  shape.in_features = group.in_features;
+  for (const storage::LinearPart& part : group.parts) {
+    shape.parts.push_back({part.target, part.out_features, !part.bias.empty()});
+  }
+  return shape;
+}
+
+}  // namespace
+
+planner::ModelShape ShapeOf(const storage::ModelDescription& description) {
+  planner::ModelShape shape;
+  shape.layers = description.layers;
+  shape.hidden = description.hidden;
+  shape.vocabulary = description.vocabulary;
+  shape.tied_head = description.tied_head;
+  for (const storage::Block& block : description.blocks) {
+    if (block.layer != 0) break;  // all layers are alike
+    if (const auto* attention = std::get_if<storage::AttentionSpec>(&block.mixer)) {
+      shape.heads = attention->heads;
+      shape.kv_heads = attention->kv_heads;
+      shape.head_size = attention->head_size;
+    } else if (const auto* mlp = std::get_if<storage::GatedMlpSpec>(&block.mixer)) {
+      shape.ffn = mlp->ffn;
+    }
+    shape.groups.push_back(GroupOf(block.in));
+    shape.groups.push_back(GroupOf(block.out));
+  }
+  return shape;
+}
+
+planner::WorkModel WorkOf(const planner::ModelShape& shape, int threads) {
+  double layer_parameters = 0;
+  for (const planner::ModelShape::Group& group : shape.groups) {
+    for (const planner::ModelShape::Part& part : group.parts) {
+      layer_parameters += static_cast<double>(group.in_features) * part.out_features;
+    }
+  }
+  planner::WorkModel work;
+  const double layers = static_cast<double>(shape.layers);
+  work.flops_per_token =
+      2 * (layers * layer_parameters + static_cast<double>(shape.hidden) * shape.vocabulary);
+  work.flops_per_squared = 2 * layers * shape.heads * shape.head_size;
+  work.flops_per_second = planner::kAssumedFlopsPerThread * threads;
+  return work;
+}
+
+}  // namespace lorad::server

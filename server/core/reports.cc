@@ -1,0 +1,310 @@
+// What workers report. A report counts once, in its order; it is acknowledged once what it says is
+// persisted.
+#include <algorithm>
+#include <bit>
+#include <cassert>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/core/state.h"
+
+namespace lorad::server {
+namespace {
+
+constexpr size_t kPaceSteps = 20;
+constexpr size_t kPaceMicrobatches = 64;
+
+bool SameBits(double a, double b) {
+  return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
+}
+
+void Keep(std::deque<std::pair<int64_t, int64_t>>& pace, int64_t time_us, int64_t tokens,
+          size_t max) {
+  pace.emplace_back(time_us, tokens);
+  if (pace.size() > max) pace.pop_front();
+}
+
+double Rate(const std::deque<std::pair<int64_t, int64_t>>& pace) {
+  if (pace.size() < 2) return 0;
+  int64_t tokens = 0;
+  for (size_t i = 1; i < pace.size(); ++i) tokens += pace[i].second;
+  const int64_t us = pace.back().first - pace.front().first;
+  return us > 0 ? static_cast<double>(tokens) * 1e6 / static_cast<double>(us) : 0;
+}
+
+}  // namespace
+
+void Core::State::OnReport(GroupState& group, const worker::v1::Report& report) {
+  const auto acknowledge = [&, epoch = group.epoch, worker = group.worker](int64_t number) {
+    const WorkerState& state = workers_.at(worker);
+    if (state.connection == 0) return;
+    worker::v1::CoordinatorMessage message;
+    message.mutable_acknowledge()->set_epoch(epoch);
+    message.mutable_acknowledge()->set_number(number);
+    Do(Send{state.connection, std::move(message)});
+  };
+  if (report.number() <= group.last_report) return acknowledge(group.last_report);
+  if (report.number() != group.last_report + 1) {
+    return CloseWorker(workers_.at(group.worker),
+                       absl::StrCat("report ", report.number(), " came after ", group.last_report));
+  }
+  group.last_report = report.number();
+  using Report = worker::v1::Report;
+  switch (report.content_case()) {
+    case Report::kGroupFormed:
+      OnGroupFormed(group, report.group_formed());
+      break;
+    case Report::kGroupFailed:
+      OnGroupFailed(group, report.group_failed());
+      break;
+    case Report::kSlotLoaded:
+      OnSlotLoaded(group, report.slot_loaded());
+      break;
+    case Report::kSlotFailed:
+      OnSlotFailed(group, report.slot_failed());
+      break;
+    case Report::kSlotFreed:
+      OnSlotFreed(group, report.slot_freed());
+      break;
+    case Report::kStepDone:
+      OnStepDone(group, report.step_done());
+      break;
+    case Report::kEvaluateDone:
+      OnEvaluateDone(group, report.evaluate_done());
+      break;
+    case Report::kMicrobatchDone:
+      // Frequent, and nothing of it is persisted: acknowledged with the report that follows.
+      return OnMicrobatchDone(group, report.microbatch_done());
+    case Report::kWindowDone:
+      OnWindowDone(group, report.window_done());
+      break;
+    case Report::kNotFinite:
+      OnNotFinite(group, report.not_finite());
+      break;
+    case Report::kSaved:  // the shard's own call says it, and is what counts
+    case Report::CONTENT_NOT_SET:
+      break;
+  }
+  acknowledge(report.number());
+}
+
+// ---- group and slots ----
+
+void Core::State::OnGroupFormed(GroupState& group, const worker::v1::GroupFormed& formed) {
+  if (group.phase != GroupState::Phase::kForming) return;
+  group.phase = GroupState::Phase::kRunning;
+  group.reserved_bytes = formed.reserved_bytes();
+  if (group.members.empty()) group.idle_since_us = now_us_;
+  Do(Note{Note::Level::kInfo, absl::StrCat(group.name, ": formed in ", formed.load_seconds(),
+                                           " s, ", formed.reserved_bytes(), " bytes")});
+  schedule_ = true;
+}
+
+void Core::State::OnGroupFailed(GroupState& group, const worker::v1::GroupFailed& failed) {
+  Warn(absl::StrCat(group.name, ": ", failed.reason(), ": ", failed.message()));
+  std::vector<std::string> names;
+  for (const auto& [name, member] : group.members) names.push_back(name);
+  for (const std::string& name : names) {
+    JobState* job = FindJob(name);
+    if (job && IsPlaced(job->state())) {
+      FailJob(*job, v1::JobError::SERVER, failed.reason(), failed.message());
+    }
+  }
+  Dissolve(group, failed.message());
+}
+
+void Core::State::OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& loaded) {
+  const auto found = group.members.find(loaded.job());
+  if (found == group.members.end()) return;
+  found->second.slot = Member::Slot::kLoaded;
+  JobState* job = FindJob(loaded.job());
+  if (!job || job->state() != v1::Job::PREPARING) return;
+  if (job->job().step() >= job->job().total_steps()) {
+    Transition(*job, v1::Job::FINALIZING, "its steps are done; what is left is evaluated");
+  } else {
+    Transition(*job, v1::Job::RUNNING,
+               absl::StrCat("runs in ", group.name, " from step ", job->job().step()));
+  }
+}
+
+void Core::State::OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& failed) {
+  if (!group.members.contains(failed.job())) return;
+  JobState* job = FindJob(failed.job());
+  if (job && IsPlaced(job->state())) {
+    FailJob(*job, v1::JobError::SERVER, failed.reason(), failed.message());
+  }
+  EndMember(group, failed.job());
+}
+
+void Core::State::OnSlotFreed(GroupState& group, const worker::v1::SlotFreed& freed) {
+  if (group.members.contains(freed.job())) EndMember(group, freed.job());
+}
+
+// ---- training ----
+
+void Core::State::KeepMetrics(JobState& job, const worker::v1::StepDone& done) {
+  v1::StepMetrics row;
+  row.set_step(done.step());
+  row.set_loss(done.loss());
+  row.set_grad_norm(done.grad_norm());
+  row.set_learning_rate(done.learning_rate());
+  row.set_trained_tokens(done.trained_tokens());
+  row.set_tokens(done.tokens());
+  row.set_step_time_ms(done.step_time_ms());
+  const auto before = job.metrics.find(done.step());
+  if (before == job.metrics.end()) {
+    job.metrics[done.step()] = row;
+    Put(storage::PutEntry(kMetricsSeries, job.name(), done.step(), row.SerializeAsString()));
+    return;
+  }
+  const v1::StepMetrics& first = before->second;
+  if (SameBits(first.loss(), row.loss()) && SameBits(first.grad_norm(), row.grad_norm()) &&
+      SameBits(first.learning_rate(), row.learning_rate()) &&
+      first.trained_tokens() == row.trained_tokens() && first.tokens() == row.tokens()) {
+    return;
+  }
+  // Either this machine computes differently, or we have a defect; the first row stays.
+  const std::string what = absl::StrCat(
+      "step ", done.step(), " was executed again with another result: loss ", first.loss(),
+      " then ", row.loss(), ", gradient norm ", first.grad_norm(), " then ", row.grad_norm());
+  AddEvent(job, "NUMERICS_MISMATCH", what);
+  Warn(absl::StrCat("job '", job.name(), "': NUMERICS_MISMATCH: ", what));
+}
+
+void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done) {
+  const auto found = group.members.find(done.job());
+  JobState* job = FindJob(done.job());
+  if (found == group.members.end() || !job || !IsPlaced(job->state())) return;
+  if (done.step() != found->second.done_step + 1) {
+    return CloseWorker(workers_.at(group.worker),
+                       absl::StrCat("it reported step ", done.step(), " of job '", done.job(),
+                                    "' after step ", found->second.done_step));
+  }
+  found->second.done_step = done.step();
+  KeepMetrics(*job, done);
+  v1::Job& view = job->job();
+  view.set_step(done.step());
+  view.set_tokens(view.tokens() + done.tokens());
+  view.set_loss(done.loss());
+  view.set_grad_norm(done.grad_norm());
+  view.set_learning_rate(done.learning_rate());
+  const int64_t batch = view.training().batch_size();
+  const int64_t steps_of_epoch = (job->record.training_rows() + batch - 1) / batch;
+  view.set_epoch(static_cast<double>(done.step()) / static_cast<double>(steps_of_epoch));
+  Keep(job->pace, now_us_, done.tokens(), kPaceSteps);
+  view.set_tokens_per_second(Rate(job->pace));
+  if (view.tokens_per_second() > 0) {
+    view.set_seconds_left(
+        static_cast<double>(std::max<int64_t>(view.total_tokens() - view.tokens(), 0)) /
+        view.tokens_per_second());
+  }
+  if (done.step() > job->record.furthest_step()) {
+    job->record.set_furthest_step(done.step());
+    job->record.set_losses_without_progress(0);
+  }
+  if (done.step() == view.total_steps()) {
+    view.set_seconds_left(0);
+    Transition(*job, v1::Job::FINALIZING, "its last step is done");
+  }
+  Touch(*job);
+}
+
+void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDone& done) {
+  JobState* job = FindJob(done.job());
+  if (!group.members.contains(done.job()) || !job || !IsPlaced(job->state())) return;
+  if (std::ranges::binary_search(job->record.evaluated_steps(), done.step())) return;
+  if (job->evaluation_step != done.step()) {
+    job->evaluation_step = done.step();
+    job->evaluation.clear();
+  }
+  for (int i = 0; i < done.sequence_size(); ++i) {
+    job->evaluation[done.sequence(i)] = {done.loss_sum(i), done.trained_tokens(i)};
+  }
+  if (static_cast<int64_t>(job->evaluation.size()) < job->record.validation_rows()) return;
+  SequenceLoss sum;
+  for (const auto& [sequence, loss] : job->evaluation) {
+    sum.loss_sum += loss.loss_sum;
+    sum.trained_tokens += loss.trained_tokens;
+  }
+  job->evaluation_step = -1;
+  job->evaluation.clear();
+  v1::EvaluationMetrics row;
+  row.set_step(done.step());
+  row.set_trained_tokens(sum.trained_tokens);
+  row.set_validation_loss(sum.loss_sum /
+                          static_cast<double>(std::max<int64_t>(sum.trained_tokens, 1)));
+  Put(storage::PutEntry(kEvaluationSeries, job->name(), done.step(), row.SerializeAsString()));
+  auto& steps = *job->record.mutable_evaluated_steps();
+  steps.Add(done.step());
+  std::ranges::sort(steps);
+  job->job().set_validation_loss(row.validation_loss());
+  if (done.step() == 0) job->job().set_initial_validation_loss(row.validation_loss());
+  Touch(*job);
+  MaybeFinish(*job);
+}
+
+void Core::State::MaybeFinish(JobState& job) {
+  const v1::Job& view = job.job();
+  if (job.state() != v1::Job::FINALIZING) return;
+  if (view.last_checkpoint_step() != view.total_steps()) return;
+  if (!view.validation_dataset().empty() &&
+      !std::ranges::binary_search(job.record.evaluated_steps(), view.total_steps())) {
+    return;
+  }
+  GroupState* group = GroupOf(job);
+  Transition(job, v1::Job::SUCCEEDED,
+             absl::StrCat("its adapter is the checkpoint of step ", view.total_steps()));
+  if (group) group->members.at(job.name()).leaving = true;
+}
+
+void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& report) {
+  const auto found = group.members.find(report.job());
+  JobState* job = FindJob(report.job());
+  if (found == group.members.end() || !job) return;
+  found->second.leaving = true;
+  if (!IsPlaced(job->state())) return;
+  const std::string rows =
+      report.sequences().empty()
+          ? ""
+          : absl::StrCat(", in sequences ", absl::StrJoin(report.sequences(), ", "),
+                         " of its batch");
+  FailJob(*job, v1::JobError::USER, "NOT_FINITE",
+          absl::StrCat("the ", report.what(), " of step ", report.step(), " is not finite", rows,
+                       ": lower training.learning_rate, or look at those rows"));
+}
+
+// ---- pace ----
+
+void Core::State::OnMicrobatchDone(GroupState& group, const worker::v1::MicrobatchDone& done) {
+  group.microbatches++;
+  group.adapters_in_microbatches += done.adapters();
+  Keep(group.pace, now_us_, done.tokens(), kPaceMicrobatches);
+  TimesOf(group.base_model)
+      .Observe(done.tokens(), done.squared_lengths(), done.forward_ms(), done.backward_ms());
+  for (const SentWindow& window : group.windows) {
+    const int64_t index = done.microbatch() - window.first_microbatch;
+    if (index < 0 || index >= static_cast<int64_t>(window.microbatch_jobs.size())) continue;
+    for (const std::string& name : window.microbatch_jobs[index]) {
+      JobState* job = FindJob(name);
+      if (!job || !IsLive(job->state())) continue;
+      job->record.set_microbatches(job->record.microbatches() + 1);
+      job->record.set_adapters_in_microbatches(job->record.adapters_in_microbatches() +
+                                               done.adapters());
+      // Persisted with the job's next step.
+      job->job().set_adapters_per_microbatch(
+          static_cast<double>(job->record.adapters_in_microbatches()) /
+          static_cast<double>(job->record.microbatches()));
+    }
+  }
+}
+
+void Core::State::OnWindowDone(GroupState& group, const worker::v1::WindowDone& done) {
+  if (group.windows.empty() || group.windows.front().number != done.window()) {
+    return CloseWorker(workers_.at(group.worker),
+                       absl::StrCat("it reported window ", done.window(), " out of turn"));
+  }
+  group.windows.pop_front();
+  group.windows_done++;
+}
+
+}  // namespace lorad::server

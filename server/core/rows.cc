@@ -1,0 +1,272 @@
+// Row checks, what waits for them, and what a job will cost.
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/model_shape.h"
+#include "server/core/state.h"
+#include "server/errors/errors.h"
+
+namespace lorad::server {
+namespace {
+
+int64_t StepsOfEpoch(const v1::Job& job, int64_t rows) {
+  const int64_t batch = job.training().batch_size();
+  return (rows + batch - 1) / batch;
+}
+
+int64_t TotalSteps(const v1::Job& job, int64_t rows) {
+  if (job.training().max_steps() > 0) return job.training().max_steps();
+  return StepsOfEpoch(job, rows) * job.training().epochs();
+}
+
+// Exact where epochs decide; where max_steps cuts an epoch short, its rows count as average ones.
+int64_t TotalTokens(const v1::Job& job, const records::RowsSummary& rows) {
+  const int64_t steps = TotalSteps(job, rows.rows());
+  const int64_t of_epoch = StepsOfEpoch(job, rows.rows());
+  const int64_t rest = steps % of_epoch * job.training().batch_size();
+  return steps / of_epoch * rows.tokens() +
+         static_cast<int64_t>(std::llround(static_cast<double>(rows.tokens()) * rest /
+                                           std::max<int64_t>(rows.rows(), 1)));
+}
+
+planner::AdapterShape ShapeOfAdapter(const v1::AdapterConfig& adapter) {
+  return {adapter.rank(), {adapter.target_modules().begin(), adapter.target_modules().end()}};
+}
+
+}  // namespace
+
+RowSource Core::State::SourceOf(const v1::Job& job, const std::string& dataset) const {
+  const records::DatasetRecord& record = datasets_.at(dataset);
+  RowSource source;
+  source.dataset = dataset;
+  source.dataset_path = record.path();
+  source.model_path = models_.at(job.base_model()).record.model().path();
+  source.max_length = job.training().max_length();
+  source.refuse_overflow = job.training().overflow() == v1::TrainingConfig::ERROR;
+  source.rows = record.dataset().rows();
+  return source;
+}
+
+std::string Core::State::RowsKey(const v1::Job& job, const std::string& dataset) const {
+  return absl::StrCat(datasets_.at(dataset).dataset().sha256(), "/",
+                      models_.at(job.base_model()).record.model().fingerprint(), "/",
+                      job.training().max_length(), "/",
+                      job.training().overflow() == v1::TrainingConfig::ERROR ? "refuse" : "cut");
+}
+
+const records::RowsSummary* Core::State::FindRows(const std::string& key) const {
+  const auto found = rows_.find(key);
+  return found == rows_.end() ? nullptr : &found->second;
+}
+
+bool Core::State::EnsureRows(const v1::Job& job) {
+  bool all = true;
+  for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
+    if (dataset->empty()) continue;
+    const std::string key = RowsKey(job, *dataset);
+    if (FindRows(key)) continue;
+    all = false;
+    if (checks_.insert(key).second) Do(CheckRows{key, SourceOf(job, *dataset)});
+  }
+  return all;
+}
+
+absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* error) const {
+  v1::Job& job = *record.mutable_job();
+  error->set_category(v1::JobError::USER);
+  int64_t longest = 0;
+  int64_t truncated = 0;
+  const std::pair<const char*, const std::string*> datasets[] = {
+      {"training_dataset", &job.training_dataset()},
+      {"validation_dataset", &job.validation_dataset()}};
+  for (const auto& [field, dataset] : datasets) {
+    if (dataset->empty()) continue;
+    const records::RowsSummary& rows = *FindRows(RowsKey(job, *dataset));
+    if (rows.error_count() > 0) {
+      error->set_reason("INVALID_ROWS");
+      error->set_field(field);
+      error->set_line(rows.error_line());
+      error->set_message(absl::StrCat("dataset '", *dataset, "' has ", rows.error_count(),
+                                      " bad row", rows.error_count() > 1 ? "s" : "",
+                                      " for this model and length, the first in line ",
+                                      rows.error_line(), ": ", rows.error_reason(),
+                                      "; 'lora dataset validate' lists them all"));
+      return Error(absl::StatusCode::kInvalidArgument, error->reason(), error->message(),
+                   {{"field", field}, {"line", absl::StrCat(rows.error_line())}});
+    }
+    longest = std::max<int64_t>(longest, rows.longest_tokens());
+    truncated += rows.truncated_rows();
+  }
+  const records::RowsSummary& rows = *FindRows(RowsKey(job, job.training_dataset()));
+  if (!job.validation_dataset().empty()) {
+    record.set_validation_rows(FindRows(RowsKey(job, job.validation_dataset()))->rows());
+  }
+  record.set_training_rows(rows.rows());
+  record.set_training_row_tokens(rows.tokens());
+  record.set_longest_tokens(longest);
+  job.set_truncated_rows(truncated);
+  job.set_total_steps(TotalSteps(job, rows.rows()));
+  job.set_total_tokens(TotalTokens(job, rows));
+
+  const WorkerState* worker = LargestWorker();
+  if (!worker) return absl::OkStatus();
+  const planner::ModelShape& shape = models_.at(job.base_model()).shape;
+  const int64_t capacity = planner::CapacityFor(options_.microbatch_tokens, longest);
+  const int64_t bytes =
+      planner::BytesOfGroup(shape, {capacity, longest, worker->hello.threads(), 1}).total() +
+      planner::BytesOfSlot(shape, ShapeOfAdapter(job.adapter())).total();
+  if (planner::Fits(bytes, worker->hello.memory_bytes())) return absl::OkStatus();
+  error->set_reason("MEMORY_NEVER_FITS");
+  error->set_field("adapter");
+  error->set_message(
+      absl::StrCat("alone on the largest worker the job needs ", bytes,
+                   " bytes, and the worker has ", worker->hello.memory_bytes(),
+                   ": lower adapter.rank or training.max_length, or give a worker more memory"));
+  return Error(absl::StatusCode::kInvalidArgument, error->reason(), error->message(),
+               {{"bytes", absl::StrCat(bytes)},
+                {"budget_bytes", absl::StrCat(worker->hello.memory_bytes())}});
+}
+
+void Core::State::SettleJob(JobState& job) {
+  v1::JobError error;
+  if (absl::Status status = AcceptRows(job.record, &error); !status.ok()) {
+    return FailJob(job, error.category(), error.reason(), error.message(), error.field(),
+                   error.line());
+  }
+  Transition(job, v1::Job::QUEUED, "its rows are good");
+}
+
+void Core::State::OnRows(const RowsChecked& checked) {
+  checks_.erase(checked.key);
+  if (checked.summary.ok()) {
+    rows_[checked.key] = *checked.summary;
+    Put(storage::PutRecord(kRowsKind, checked.key, checked.summary->SerializeAsString()));
+  }
+  const auto concerns = [&](const v1::Job& job) {
+    if (!models_.contains(job.base_model())) return false;
+    for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
+      if (!dataset->empty() && datasets_.contains(*dataset) &&
+          RowsKey(job, *dataset) == checked.key) {
+        return true;
+      }
+    }
+    return false;
+  };
+  const std::set<std::string> live = live_;
+  for (const std::string& name : live) {
+    JobState& job = *FindJob(name);
+    if (job.state() != v1::Job::VALIDATING || !concerns(job.job())) continue;
+    if (!checked.summary.ok()) {
+      FailJob(job, v1::JobError::SERVER, "ROWS_NOT_CHECKED",
+              std::string(checked.summary.status().message()));
+    } else if (EnsureRows(job.job())) {
+      SettleJob(job);
+    }
+  }
+  // Requests are asked again as if they had just come: what they name may have gone meanwhile.
+  const PendingRows waiting = std::exchange(waiting_, {});
+  for (const auto& [request, content] : waiting.validations) {
+    if (!checked.summary.ok() && concerns(content.job)) {
+      Fail(request, checked.summary.status());
+    } else {
+      On(request, content);
+    }
+  }
+  for (const auto& [request, content] : waiting.estimates) {
+    if (!checked.summary.ok() && concerns(content.job)) {
+      Fail(request, checked.summary.status());
+    } else {
+      On(request, content);
+    }
+  }
+}
+
+// ---- estimates ----
+
+const WorkerState* Core::State::LargestWorker() const {
+  const WorkerState* largest = nullptr;
+  for (const auto& [name, worker] : workers_) {
+    if (!largest || worker.hello.memory_bytes() > largest->hello.memory_bytes()) {
+      largest = &worker;
+    }
+  }
+  return largest;
+}
+
+planner::TimeModel& Core::State::TimesOf(const std::string& base_model) {
+  const auto found = times_.find(base_model);
+  if (found != times_.end()) return found->second;
+  const WorkerState* worker = LargestWorker();
+  const int threads = worker ? std::max(worker->hello.threads(), 1) : 1;
+  const planner::TimePrior prior = planner::PriorOf(WorkOf(models_.at(base_model).shape, threads));
+  return times_.emplace(base_model, planner::TimeModel(prior)).first->second;
+}
+
+void Core::State::On(uint64_t request, const EstimateJob& content) {
+  if (absl::Status status = CheckReferences(content.job); !status.ok()) {
+    return Fail(request, status);
+  }
+  if (!EnsureRows(content.job)) {
+    waiting_.estimates.push_back({request, content});
+    return;
+  }
+  absl::StatusOr<v1::JobEstimate> estimate = Estimate(content.job);
+  estimate.ok() ? Answer(request, *std::move(estimate)) : Fail(request, estimate.status());
+}
+
+absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
+  records::JobRecord record;
+  *record.mutable_job() = job;
+  v1::JobError error;
+  if (absl::Status status = AcceptRows(record, &error);
+      !status.ok() && error.reason() != "MEMORY_NEVER_FITS") {
+    return status;
+  }
+  const planner::ModelShape& shape = models_.at(job.base_model()).shape;
+  const WorkerState* worker = LargestWorker();
+  const int64_t capacity =
+      planner::CapacityFor(options_.microbatch_tokens, record.longest_tokens());
+  const planner::GroupBytes group = planner::BytesOfGroup(
+      shape, {capacity, record.longest_tokens(), worker ? worker->hello.threads() : 1, 1});
+  const planner::SlotBytes slot = planner::BytesOfSlot(shape, ShapeOfAdapter(job.adapter()));
+  v1::JobEstimate estimate;
+  v1::MemoryEstimate& memory = *estimate.mutable_peak_memory_bytes();
+  memory.set_weights(group.weights);
+  memory.set_adapters(slot.adapters);
+  memory.set_optimizer(slot.optimizer);
+  memory.set_activations(group.activations);
+  memory.set_workspace(group.workspace + slot.staging);
+  memory.set_total(group.total() + slot.total());
+  estimate.set_budget_bytes(worker ? worker->hello.memory_bytes() : 0);
+  estimate.set_fits(worker && planner::Fits(memory.total(), estimate.budget_bytes()));
+
+  const v1::Job& complete = record.job();
+  estimate.set_total_steps(complete.total_steps());
+  estimate.set_total_tokens(complete.total_tokens());
+  estimate.set_truncated_rows(complete.truncated_rows());
+  const records::RowsSummary& rows = *FindRows(RowsKey(job, job.training_dataset()));
+  const double passes = static_cast<double>(complete.total_tokens()) /
+                        static_cast<double>(std::max<int64_t>(rows.tokens(), 1));
+  const double of_step = static_cast<double>(complete.total_tokens()) /
+                         static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
+  const planner::TimeModel& times = TimesOf(job.base_model());
+  double ms =
+      times.TrainMs(static_cast<double>(complete.total_tokens()), rows.squared_lengths() * passes,
+                    static_cast<double>(complete.total_steps()) *
+                        std::ceil(of_step / static_cast<double>(capacity)));
+  if (!job.validation_dataset().empty()) {
+    const records::RowsSummary& validation = *FindRows(RowsKey(job, job.validation_dataset()));
+    const int64_t every = job.training().eval_every_steps();
+    const int64_t between = every > 0 ? (complete.total_steps() - 1) / every : 0;
+    const double tokens = static_cast<double>(validation.tokens());
+    ms += static_cast<double>(between + 2) *
+          times.EvaluateMs(tokens, validation.squared_lengths(),
+                           std::ceil(tokens / static_cast<double>(capacity)));
+  }
+  estimate.set_seconds(ms / 1000);
+  estimate.set_seconds_basis(times.basis());
+  return estimate;
+}
+
+}  // namespace lorad::server

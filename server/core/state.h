@@ -1,0 +1,327 @@
+// The core's state, private to server/core. Each part of its work has a file of its own:
+//   state.cc        turns: what is persisted, replied, announced; transitions; recovery at start
+//   resources.cc    models, datasets, adapters
+//   jobs.cc         jobs as clients see them: create, read, list, cancel, delete
+//   rows.cc         row checks and what waits for them; estimates
+//   workers.cc      control streams, time-outs, cluster view
+//   groups.cc       scheduling, forming, cutting and dissolving groups
+//   windows.cc      what goes into the next window
+//   reports.cc      what workers report
+//   checkpoints.cc  shards and checkpoints
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "planner/memory.h"
+#include "planner/schedule.h"
+#include "planner/time.h"
+#include "server/core/core.h"
+#include "server/core/job_states.h"
+#include "server/core/store_kinds.h"
+
+namespace lorad::server {
+
+struct ModelState {
+  records::ModelRecord record;
+  planner::ModelShape shape;
+};
+
+struct SequenceLoss {
+  double loss_sum = 0;
+  int64_t trained_tokens = 0;
+};
+
+struct JobState {
+  records::JobRecord record;
+  // Metric rows after the newest checkpoint, also those of steps that will be executed again.
+  std::map<int64_t, v1::StepMetrics> metrics;
+  // The evaluation that is under way: by sequence, so that it is folded in their order.
+  int64_t evaluation_step = -1;
+  std::map<int64_t, SequenceLoss> evaluation;
+  std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent steps
+  int commits = 0;                               // checkpoints that are being written
+  int place = 0;                                 // in the queue, from 1
+  std::string why;
+
+  const v1::Job& job() const { return record.job(); }
+  v1::Job& job() { return *record.mutable_job(); }
+  const std::string& name() const { return record.job().name(); }
+  v1::Job::State state() const { return record.job().state(); }
+};
+
+struct WorkerState {
+  uint64_t connection = 0;  // 0 = lost
+  worker::v1::Hello hello;
+  int64_t connect_us = 0;
+  int64_t heard_us = 0;
+  int restarts = 0;
+  std::string group;
+};
+
+// A job in a group.
+struct Member {
+  enum class Slot { kUnloaded, kLoading, kLoaded, kFreeing };
+  Slot slot = Slot::kUnloaded;
+  planner::AdapterShape adapter;
+  bool leaving = false;  // gets no more units; its slot is freed by the next window
+  int64_t done_step = 0;
+  int64_t planned_step = 0;
+  int64_t evaluation_step = -1;    // whose sequences are being planned
+  int64_t evaluation_planned = 0;  // sequences of it
+  int64_t save_ordered = -1;       // step of a save before the group is dissolved
+};
+
+struct SentWindow {
+  int64_t number = 0;
+  int64_t first_microbatch = 0;
+  std::vector<std::vector<std::string>> microbatch_jobs;
+};
+
+struct GroupState {
+  enum class Phase {
+    kForming,   // FormGroup is sent
+    kRunning,   // windows go out
+    kCutting,   // Cut is sent, CutAnswer awaited
+    kDraining,  // CutAt is sent (or nothing was at hand), WindowDone of all awaited
+    kSaving,    // last saves are under way, then it is dissolved
+  };
+  enum class Then { kGoOn, kReform, kStop };  // after a cut; the higher one wins
+
+  std::string name;
+  int64_t epoch = 0;
+  std::string base_model;
+  std::string worker;
+  planner::GroupShape shape;
+  Phase phase = Phase::kForming;
+  Then then = Then::kGoOn;
+  std::string reform_why;
+  std::map<std::string, Member> members;
+  std::deque<SentWindow> windows;  // sent, not done
+  uint64_t plan = 0;               // number of the plan that is awaited; 0 = none
+  int64_t next_window = 1;
+  int64_t next_microbatch = 1;
+  int64_t cut = 0;  // the newest
+  int64_t last_report = 0;
+  int64_t idle_since_us = 0;  // 0 = it has members
+  int64_t reserved_bytes = 0;
+  int64_t windows_done = 0;
+  int64_t microbatches = 0;
+  int64_t adapters_in_microbatches = 0;
+  std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent microbatches
+};
+
+class Core::State {
+ public:
+  explicit State(const CoreOptions& options) : options_(options) {}
+
+  absl::Status Load(const StoredState& stored);
+  std::vector<Effect> Recover(int64_t now_us);
+  std::vector<Effect> Apply(const Event& event);
+  std::vector<std::string> PathsInUse() const;
+
+ private:
+  // ---- turns (state.cc) ----
+  std::vector<Effect> EndTurn();
+  void Put(storage::Mutation mutation) { mutations_.push_back(std::move(mutation)); }
+  void Do(Effect effect) { effects_.push_back(std::move(effect)); }
+  void Fail(uint64_t request, absl::Status status);
+  void Answer(uint64_t request, ReplyValue value);
+  void Warn(std::string message);
+  // The job is persisted under a new revision and announced at the end of the turn, or at once.
+  void Touch(JobState& job) { touched_.insert(job.name()); }
+  void Publish(JobState& job);
+  void AddEvent(JobState& job, const std::string& reason, const std::string& message,
+                v1::Job::State from = v1::Job::STATE_UNSPECIFIED,
+                v1::Job::State to = v1::Job::STATE_UNSPECIFIED);
+  void Transition(JobState& job, v1::Job::State to, const std::string& message);
+  void FailJob(JobState& job, v1::JobError::Category category, const std::string& reason,
+               const std::string& message, const std::string& field = "", int64_t line = 0);
+  void SetTime(google::protobuf::Timestamp* time) const;
+  void EnterQueue(JobState& job);
+  void LeaveQueue(JobState& job);
+  // The job goes on from its newest checkpoint: what came after it is not done any more.
+  void FallBack(JobState& job);
+  JobState* FindJob(const std::string& name);
+
+  // The request came before: it is answered (or refused) here and true is returned.
+  bool AnsweredBefore(uint64_t request, const char* kind, const RequestId& id);
+  // What the name stands for, as Get would answer.
+  absl::StatusOr<ReplyValue> Find(const std::string& kind, const std::string& name);
+  void KeepRequest(const char* kind, const RequestId& id, const std::string& name);
+
+  // ---- resources.cc ----
+  void On(uint64_t request, const RegisterModel& content);
+  void On(uint64_t request, const v1::GetModelRequest& content);
+  void On(uint64_t request, const v1::ListModelsRequest& content);
+  void On(uint64_t request, const v1::UnregisterModelRequest& content);
+  void On(uint64_t request, const CreateDataset& content);
+  void On(uint64_t request, const v1::GetDatasetRequest& content);
+  void On(uint64_t request, const v1::ListDatasetsRequest& content);
+  void On(uint64_t request, const v1::DeleteDatasetRequest& content);
+  void On(uint64_t request, const ImportAdapter& content);
+  void On(uint64_t request, const v1::GetAdapterRequest& content);
+  void On(uint64_t request, const v1::ListAdaptersRequest& content);
+  void On(uint64_t request, const v1::DeleteAdapterRequest& content);
+  void OnMoved(const UploadMoved& moved);
+  template <class Content>
+  void MoveIntoPlace(uint64_t request, const char* kind, const std::string& name, bool exists,
+                     const Content& content, const std::string& path);
+  absl::Status RefuseUse(const std::string& kind, const std::string& name) const;
+
+  // ---- jobs.cc ----
+  void On(uint64_t request, const CreateJob& content);
+  void On(uint64_t request, const v1::GetJobRequest& content);
+  void On(uint64_t request, const v1::ListJobsRequest& content);
+  void On(uint64_t request, const v1::DeleteJobRequest& content);
+  void On(uint64_t request, const v1::CancelJobRequest& content);
+  void On(uint64_t request, const SnapshotJobs& content);
+  void StoreJob(uint64_t request, const CreateJob& content);
+  absl::Status CheckReferences(const v1::Job& job) const;
+  v1::Job View(const JobState& job) const;
+  void RenumberQueue() const;
+
+  // ---- rows.cc ----
+  void On(uint64_t request, const EstimateJob& content);
+  void OnRows(const RowsChecked& checked);
+  RowSource SourceOf(const v1::Job& job, const std::string& dataset) const;
+  std::string RowsKey(const v1::Job& job, const std::string& dataset) const;
+  const records::RowsSummary* FindRows(const std::string& key) const;
+  // Orders the checks that are not made yet; true where all are there.
+  bool EnsureRows(const v1::Job& job);
+  // The rows are good and the job can ever fit; fills in what follows from them.
+  absl::Status AcceptRows(records::JobRecord& record, v1::JobError* error) const;
+  void SettleJob(JobState& job);
+  absl::StatusOr<v1::JobEstimate> Estimate(const v1::Job& job);
+  planner::TimeModel& TimesOf(const std::string& base_model);
+  const WorkerState* LargestWorker() const;
+
+  // ---- workers.cc ----
+  void On(uint64_t request, const v1::GetClusterRequest& content);
+  void On(uint64_t request, const v1::ListWorkersRequest& content);
+  void On(uint64_t request, const StopRequested& content);
+  void OnConnected(const WorkerConnected& connected);
+  void OnSaid(const WorkerSaid& said);
+  void OnGone(const WorkerGone& gone);
+  void OnTimer(const TimerFired& fired);
+  void SetTick();
+  void LoseWorker(WorkerState& worker, const std::string& why);
+  void CloseWorker(WorkerState& worker, const std::string& why);
+  WorkerState* FindConnection(uint64_t connection);
+  void FinishStop();
+
+  // ---- groups.cc ----
+  void Schedule();
+  planner::ClusterView ClusterOf() const;
+  void Carry(const planner::Decision& decision);
+  void FormGroup(const planner::Decision& decision);
+  void Join(GroupState& group, JobState& job);
+  void BeginCut(GroupState& group, GroupState::Then then, const std::string& why);
+  void OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& answer);
+  void Advance(GroupState& group);
+  void Resync(GroupState& group);
+  void EndMember(GroupState& group, const std::string& job);
+  void Dissolve(GroupState& group, std::string why);
+  void LoseGroup(GroupState& group, std::string why);
+  void SendTo(const GroupState& group, worker::v1::CoordinatorMessage message);
+  GroupState* FindGroup(const std::string& name);
+  GroupState* GroupOf(const JobState& job) { return FindGroup(job.job().group()); }
+
+  // ---- windows.cc ----
+  void PlanNext(GroupState& group);
+  void PlanSaves(GroupState& group);
+  void Order(GroupState& group, PlanInput input);
+  void AddUnit(Member& member, const JobState& job, PlanInput* input) const;
+  LoadUnit LoadOf(GroupState& group, JobState& job);
+  void OnPlanned(const Planned& planned);
+
+  // ---- reports.cc ----
+  void OnReport(GroupState& group, const worker::v1::Report& report);
+  void OnGroupFormed(GroupState& group, const worker::v1::GroupFormed& formed);
+  void OnGroupFailed(GroupState& group, const worker::v1::GroupFailed& failed);
+  void OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& loaded);
+  void OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& failed);
+  void OnSlotFreed(GroupState& group, const worker::v1::SlotFreed& freed);
+  void OnStepDone(GroupState& group, const worker::v1::StepDone& done);
+  void OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDone& done);
+  void OnMicrobatchDone(GroupState& group, const worker::v1::MicrobatchDone& done);
+  void OnWindowDone(GroupState& group, const worker::v1::WindowDone& done);
+  void OnNotFinite(GroupState& group, const worker::v1::NotFinite& report);
+  void KeepMetrics(JobState& job, const worker::v1::StepDone& done);
+  // SUCCEEDED once the last checkpoint is committed and the last evaluation persisted.
+  void MaybeFinish(JobState& job);
+
+  // ---- checkpoints.cc ----
+  void On(uint64_t request, const ShardUploaded& content);
+  void On(uint64_t request, const v1::DeleteCheckpointRequest& content);
+  void OnWritten(const CheckpointWritten& written);
+
+  struct PendingMove {
+    std::vector<uint64_t> requests;
+    std::string path;
+    std::variant<CreateDataset, ImportAdapter> content;
+  };
+  struct PendingCommit {
+    std::vector<uint64_t> requests;
+    std::string job;
+    int64_t step = 0;
+    std::string path;
+    std::string numerics_id;
+  };
+  struct PendingRows {
+    std::vector<std::pair<uint64_t, CreateJob>> validations;
+    std::vector<std::pair<uint64_t, EstimateJob>> estimates;
+  };
+
+  const CoreOptions options_;
+  int64_t now_us_ = 0;
+  int64_t start_us_ = 0;
+
+  std::map<std::string, ModelState> models_;
+  std::map<std::string, records::DatasetRecord> datasets_;
+  std::map<std::string, records::AdapterRecord> adapters_;
+  std::map<std::string, std::unique_ptr<JobState>> jobs_;
+  std::map<int64_t, JobState*> by_order_;
+  std::set<std::string> live_;  // names
+  std::map<int, int64_t> jobs_by_state_;
+  std::map<std::string, records::RowsSummary> rows_;
+  std::map<std::string, records::RequestRecord> requests_;       // key: "job/ID"
+  std::set<std::pair<std::string, std::string>> names_pending_;  // (kind, name) being made
+
+  std::map<std::pair<int32_t, int64_t>, JobState*> queue_;  // by (-priority, order)
+  mutable bool places_known_ = true;
+
+  std::map<std::string, WorkerState> workers_;
+  std::map<std::string, GroupState> groups_;
+  std::map<std::string, planner::TimeModel> times_;
+
+  std::map<uint64_t, PendingMove> moves_;
+  std::map<uint64_t, PendingCommit> commits_;
+  std::set<std::string> checks_;  // keys of row checks under way
+  PendingRows waiting_;
+  std::vector<uint64_t> stops_;
+  bool stopping_ = false;
+  bool tick_set_ = false;
+
+  int64_t revision_ = 0;
+  int64_t trimmed_revision_ = 0;
+  int64_t next_order_ = 1;
+  int64_t next_epoch_ = 1;
+  uint64_t next_number_ = 1;  // of plans, moves, commits
+
+  // Of the turn:
+  std::vector<storage::Mutation> mutations_;
+  std::vector<Effect> effects_;
+  std::set<std::string> touched_;
+  bool schedule_ = false;
+};
+
+}  // namespace lorad::server

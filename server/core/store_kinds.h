@@ -1,0 +1,21 @@
+// Kinds of records and series in the store (docs/formats/data_dir.md).
+#pragma once
+
+namespace lorad::server {
+
+inline constexpr char kModelKind[] = "model";      // key: name; records::ModelRecord
+inline constexpr char kDatasetKind[] = "dataset";  // key: name; records::DatasetRecord
+inline constexpr char kAdapterKind[] = "adapter";  // key: name; records::AdapterRecord
+inline constexpr char kJobKind[] = "job";          // key: name; records::JobRecord
+inline constexpr char kRowsKind[] = "rows";        // key: what was checked; records::RowsSummary
+inline constexpr char kRequestKind[] = "request";  // key: KIND/REQUEST_ID; records::RequestRecord
+inline constexpr char kMetaKind[] = "meta";
+inline constexpr char kEpochKey[] = "epoch";  // decimal text: the newest
+
+inline constexpr char kEventSeries[] = "event";            // job, revision: v1::Event
+inline constexpr char kMetricsSeries[] = "metrics";        // job, step: v1::StepMetrics
+inline constexpr char kEvaluationSeries[] = "evaluation";  // job, step: v1::EvaluationMetrics
+inline constexpr char kCheckpointSeries[] = "checkpoint";  // job, step: v1::Checkpoint
+inline constexpr char kRevisionSeries[] = "revision";      // "", revision: v1::WatchJobsResponse
+
+}  // namespace lorad::server

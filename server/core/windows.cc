@@ -1,0 +1,218 @@
+// What goes into the next window of a group.
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "planner/learning_rate.h"
+#include "server/core/state.h"
+#include "server/data_dir.h"
+
+namespace lorad::server {
+namespace {
+
+// One is executed while the next lies ready.
+constexpr size_t kWindowsAhead = 2;
+
+bool EvaluationDue(const v1::Job& job, int64_t step) {
+  if (job.validation_dataset().empty()) return false;
+  const int64_t every = job.training().eval_every_steps();
+  return step == 0 || step == job.total_steps() || (every > 0 && step % every == 0);
+}
+
+bool SaveDue(const v1::Job& job, int64_t step) {
+  const int64_t every = job.training().checkpoint_every_steps();
+  return step == job.total_steps() || (every > 0 && step % every == 0);
+}
+
+bool Evaluated(const records::JobRecord& record, int64_t step) {
+  return std::ranges::binary_search(record.evaluated_steps(), step);
+}
+
+double LearningRateOf(const v1::Job& job, int64_t step) {
+  planner::LearningRateOptions options;
+  switch (job.training().schedule()) {
+    case v1::TrainingConfig::CONSTANT:
+      options.schedule = planner::Schedule::kConstant;
+      break;
+    case v1::TrainingConfig::COSINE:
+      options.schedule = planner::Schedule::kCosine;
+      break;
+    default:
+      options.schedule = planner::Schedule::kLinear;
+  }
+  options.peak = job.training().learning_rate();
+  options.warmup_steps = job.training().warmup_steps();
+  options.total_steps = job.total_steps();
+  return planner::LearningRate(options, step - 1);
+}
+
+}  // namespace
+
+// The sequence of a job's units: [evaluate 0] step 1 [evaluate 1] step 2 ..., each evaluation in
+// parts.
+void Core::State::AddUnit(Member& member, const JobState& state, PlanInput* input) const {
+  const v1::Job& job = state.job();
+  const int64_t step = member.planned_step;
+  if (EvaluationDue(job, step) && !Evaluated(state.record, step)) {
+    if (member.evaluation_step != step) {
+      member.evaluation_step = step;
+      member.evaluation_planned = 0;
+    }
+    const int64_t left = state.record.validation_rows() - member.evaluation_planned;
+    if (left > 0) {
+      EvaluateUnit& unit = input->evaluates.emplace_back();
+      unit.job = job.name();
+      unit.step = step;
+      unit.source = SourceOf(job, job.validation_dataset());
+      unit.first_sequence = member.evaluation_planned;
+      unit.sequences = std::min(left, options_.evaluate_sequences);
+      member.evaluation_planned += unit.sequences;
+      return;
+    }
+  }
+  if (step >= job.total_steps()) return;
+  TrainUnit& unit = input->trains.emplace_back();
+  unit.job = job.name();
+  unit.step = step + 1;
+  unit.source = SourceOf(job, job.training_dataset());
+  unit.batch_size = job.training().batch_size();
+  unit.shuffle = job.training().shuffle();
+  unit.seed = job.training().seed();
+  unit.learning_rate = LearningRateOf(job, unit.step);
+  unit.save = SaveDue(job, unit.step);
+  member.planned_step = unit.step;
+}
+
+LoadUnit Core::State::LoadOf(GroupState& group, JobState& state) {
+  const v1::Job& job = state.job();
+  LoadUnit load;
+  load.step = job.step();
+  worker::v1::SlotSpec& slot = load.slot;
+  slot.set_job(job.name());
+  slot.set_rank(job.adapter().rank());
+  slot.set_scale(job.adapter().use_rslora()
+                     ? job.adapter().alpha() / std::sqrt(job.adapter().rank())
+                     : job.adapter().alpha() / job.adapter().rank());
+  slot.set_dropout(job.adapter().dropout());
+  *slot.mutable_target_modules() = job.adapter().target_modules();
+  slot.set_init_seed(job.adapter().seed());
+  slot.set_seed(job.training().seed());
+  slot.set_beta1(job.training().beta1());
+  slot.set_beta2(job.training().beta2());
+  slot.set_eps(job.training().eps());
+  slot.set_weight_decay(job.training().weight_decay());
+  slot.set_max_grad_norm(job.training().max_grad_norm());
+
+  const std::string& source = job.adapter().init_from();
+  if (job.last_checkpoint_step() > 0) {
+    load.content =
+        ToText({SlotContent::Kind::kCheckpoint,
+                absl::StrCat("checkpoints/", job.name(), "/", job.last_checkpoint_step())});
+    const std::string& numerics_id = workers_.at(group.worker).hello.numerics_id();
+    if (state.record.numerics_id() != numerics_id) {
+      AddEvent(state, "NUMERICS_CHANGED",
+               absl::StrCat("goes on from step ", job.step(), " under numerics ", numerics_id,
+                            "; it was computed under ", state.record.numerics_id(),
+                            ", so its bits may differ from here on"));
+      state.record.set_numerics_id(numerics_id);
+    }
+  } else if (source.find('/') != std::string::npos) {
+    load.content =
+        ToText({SlotContent::Kind::kCheckpointWeights, absl::StrCat("checkpoints/", source)});
+  } else if (!source.empty()) {
+    load.content = ToText({SlotContent::Kind::kAdapter, adapters_.at(source).path()});
+  }
+  return load;
+}
+
+void Core::State::PlanNext(GroupState& group) {
+  if (group.plan != 0 || group.windows.size() >= kWindowsAhead) return;
+  PlanInput input;
+  for (auto& [name, member] : group.members) {
+    if (member.leaving) {
+      if (member.slot != Member::Slot::kLoaded) continue;
+      member.slot = Member::Slot::kFreeing;
+      input.frees.push_back(name);
+    } else if (member.slot == Member::Slot::kUnloaded) {
+      member.slot = Member::Slot::kLoading;
+      input.loads.push_back(LoadOf(group, *FindJob(name)));
+    } else if (member.slot == Member::Slot::kLoaded) {
+      AddUnit(member, *FindJob(name), &input);
+    }
+  }
+  Order(group, std::move(input));
+}
+
+void Core::State::PlanSaves(GroupState& group) {
+  if (group.plan != 0 || !group.windows.empty()) return;
+  PlanInput input;
+  for (auto& [name, member] : group.members) {
+    const JobState* job = FindJob(name);
+    if (!job || !IsPlaced(job->state()) || member.slot != Member::Slot::kLoaded) continue;
+    if (job->job().last_checkpoint_step() >= member.done_step ||
+        member.save_ordered == member.done_step) {
+      continue;
+    }
+    // The save that stood behind its Step may still be on its way.
+    if (SaveDue(job->job(), member.done_step)) continue;
+    member.save_ordered = member.done_step;
+    input.saves.push_back({name, member.done_step});
+  }
+  Order(group, std::move(input));
+}
+
+void Core::State::Order(GroupState& group, PlanInput input) {
+  if (input.frees.empty() && input.loads.empty() && input.saves.empty() && input.trains.empty() &&
+      input.evaluates.empty()) {
+    return;
+  }
+  input.epoch = group.epoch;
+  input.window = group.next_window;
+  input.first_microbatch = group.next_microbatch;
+  input.capacity_tokens = static_cast<int32_t>(group.shape.capacity_tokens);
+  group.plan = next_number_++;
+  Do(Plan{group.plan, std::move(input)});
+}
+
+void Core::State::OnPlanned(const Planned& planned) {
+  const auto found = std::ranges::find_if(
+      groups_, [&](const auto& entry) { return entry.second.plan == planned.number; });
+  if (found == groups_.end()) return;  // asked for before a cut, or by a group that is gone
+  GroupState& group = found->second;
+  group.plan = 0;
+  if (!planned.window.ok()) {
+    // The feed cannot say whose rows are to blame; none of the group's jobs can go on without its
+    // windows.
+    const std::string why(planned.window.status().message());
+    std::vector<std::string> names;
+    for (const auto& [name, member] : group.members) names.push_back(name);
+    for (const std::string& name : names) {
+      JobState* job = FindJob(name);
+      if (job && IsPlaced(job->state())) {
+        FailJob(*job, v1::JobError::SERVER, "WINDOW_NOT_PLANNED", why);
+      }
+    }
+    return Dissolve(group, why);
+  }
+  const worker::v1::Window& window = *planned.window;
+  assert(window.epoch() == group.epoch && window.number() == group.next_window);
+  SentWindow sent;
+  sent.number = group.next_window++;
+  sent.first_microbatch = group.next_microbatch;
+  for (const worker::v1::Microbatch& microbatch : window.microbatches()) {
+    assert(microbatch.number() == group.next_microbatch);
+    group.next_microbatch++;
+    std::vector<std::string> jobs;
+    for (const worker::v1::Segment& segment : microbatch.segments()) jobs.push_back(segment.job());
+    std::ranges::sort(jobs);
+    jobs.erase(std::ranges::unique(jobs).begin(), jobs.end());
+    sent.microbatch_jobs.push_back(std::move(jobs));
+  }
+  group.windows.push_back(std::move(sent));
+  worker::v1::CoordinatorMessage message;
+  *message.mutable_window() = window;
+  SendTo(group, std::move(message));
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,241 @@
+// Control streams, their time-outs, and what the cluster looks like.
+#include <algorithm>
+#include <cassert>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/state.h"
+#include "server/errors/errors.h"
+#include "server/validation/limits.h"
+
+namespace lorad::server {
+namespace {
+
+constexpr int kProtocolVersion = 1;
+constexpr uint64_t kTick = 1;
+constexpr int64_t kMillisecond = 1000;  // in microseconds
+
+double Rate(const std::deque<std::pair<int64_t, int64_t>>& pace) {
+  if (pace.size() < 2) return 0;
+  int64_t tokens = 0;
+  for (size_t i = 1; i < pace.size(); ++i) tokens += pace[i].second;
+  const int64_t us = pace.back().first - pace.front().first;
+  return us > 0 ? static_cast<double>(tokens) * 1e6 / static_cast<double>(us) : 0;
+}
+
+}  // namespace
+
+WorkerState* Core::State::FindConnection(uint64_t connection) {
+  for (auto& [name, worker] : workers_) {
+    if (worker.connection == connection) return &worker;
+  }
+  return nullptr;
+}
+
+void Core::State::OnConnected(const WorkerConnected& connected) {
+  const worker::v1::Hello& hello = connected.hello;
+  const auto refuse = [&](const std::string& reason, const std::string& message) {
+    Do(Disconnect{connected.connection,
+                  Error(absl::StatusCode::kFailedPrecondition, reason, message)});
+  };
+  if (hello.protocol_version() != kProtocolVersion) {
+    return refuse("PROTOCOL_VERSION",
+                  absl::StrCat("worker '", hello.worker(), "' speaks version ",
+                               hello.protocol_version(), " of the protocol, this lorad ",
+                               kProtocolVersion, ": install the same version of both"));
+  }
+  if (stopping_) return refuse("SHUTTING_DOWN", "the coordinator is being stopped");
+  const auto known = workers_.find(hello.worker());
+  if (known == workers_.end() && workers_.size() >= static_cast<size_t>(kWorkersMax)) {
+    // Lost workers are remembered for those who look; they make room.
+    const auto lost = std::ranges::find_if(
+        workers_, [](const auto& entry) { return entry.second.connection == 0; });
+    if (lost == workers_.end()) {
+      return refuse("TOO_MANY_WORKERS", absl::StrCat("there are ", kWorkersMax, " workers"));
+    }
+    workers_.erase(lost);
+  }
+  WorkerState& worker = workers_[hello.worker()];
+  if (worker.connect_us != 0) {
+    if (worker.connection != 0) {
+      CloseWorker(worker, "a worker of the same name has connected");
+    }
+    worker.restarts++;
+  }
+  worker.connection = connected.connection;
+  worker.hello = hello;
+  worker.connect_us = worker.heard_us = now_us_;
+  worker.group.clear();
+  worker::v1::CoordinatorMessage message;
+  worker::v1::Welcome& welcome = *message.mutable_welcome();
+  welcome.set_heartbeat_ms(static_cast<int32_t>(options_.heartbeat_ms));
+  welcome.set_lease_ms(static_cast<int32_t>(options_.lease_ms));
+  welcome.set_adopted(false);  // groups are formed anew, under a new epoch
+  Do(Send{connected.connection, std::move(message)});
+  Do(Note{Note::Level::kInfo,
+          absl::StrCat("worker '", hello.worker(), "' connected: ", hello.device(), ", ",
+                       hello.threads(), " threads, ", hello.memory_bytes(), " bytes")});
+  SetTick();
+  schedule_ = true;
+}
+
+void Core::State::OnSaid(const WorkerSaid& said) {
+  WorkerState* worker = FindConnection(said.connection);
+  if (!worker) return;  // it was closed; what it said before does not count
+  worker->heard_us = now_us_;
+  GroupState* group = FindGroup(worker->group);
+  switch (said.message.content_case()) {
+    case worker::v1::WorkerMessage::kReport:
+      if (group && said.message.report().epoch() == group->epoch) {
+        OnReport(*group, said.message.report());
+      }
+      break;
+    case worker::v1::WorkerMessage::kCutAnswer:
+      if (group && said.message.cut_answer().epoch() == group->epoch) {
+        OnCutAnswer(*group, said.message.cut_answer());
+      }
+      break;
+    case worker::v1::WorkerMessage::kHeartbeat:
+      break;
+    default:
+      CloseWorker(*worker, "it said what only the first message may say, or nothing known");
+  }
+}
+
+void Core::State::OnGone(const WorkerGone& gone) {
+  if (WorkerState* worker = FindConnection(gone.connection)) LoseWorker(*worker, gone.reason);
+}
+
+void Core::State::CloseWorker(WorkerState& worker, const std::string& why) {
+  Do(Disconnect{worker.connection, Error(absl::StatusCode::kAborted, "WORKER_CLOSED", why)});
+  LoseWorker(worker, why);
+}
+
+void Core::State::LoseWorker(WorkerState& worker, const std::string& why) {
+  Do(Note{stopping_ ? Note::Level::kInfo : Note::Level::kWarning,
+          absl::StrCat("worker '", worker.hello.worker(), "' is gone: ", why)});
+  worker.connection = 0;
+  if (GroupState* group = FindGroup(worker.group)) LoseGroup(*group, why);
+  worker.group.clear();
+  schedule_ = true;
+}
+
+// ---- time ----
+
+void Core::State::SetTick() {
+  if (tick_set_) return;
+  tick_set_ = true;
+  Do(SetTimer{kTick, now_us_ + std::max<int64_t>(options_.lease_ms / 4, 1) * kMillisecond});
+}
+
+void Core::State::OnTimer(const TimerFired& fired) {
+  if (fired.timer != kTick) return;
+  tick_set_ = false;
+  bool any = false;
+  for (auto& [name, worker] : workers_) {
+    if (worker.connection == 0) continue;
+    if (now_us_ - worker.heard_us > options_.lease_ms * kMillisecond) {
+      CloseWorker(worker, absl::StrCat("it was silent for ", options_.lease_ms / 1000, " s"));
+    } else {
+      any = true;
+    }
+  }
+  std::vector<std::string> idle;
+  for (const auto& [name, group] : groups_) {
+    if (group.phase == GroupState::Phase::kRunning && group.members.empty() &&
+        group.idle_since_us > 0 &&
+        now_us_ - group.idle_since_us > options_.group_idle_ms * kMillisecond) {
+      idle.push_back(name);
+    }
+  }
+  for (const std::string& name : idle) Dissolve(*FindGroup(name), "it had no job for a while");
+  if (any) SetTick();
+}
+
+// ---- stop ----
+
+void Core::State::On(uint64_t request, const StopRequested&) {
+  stops_.push_back(request);
+  if (std::exchange(stopping_, true)) return;
+  std::vector<std::string> names;
+  for (const auto& [name, group] : groups_) names.push_back(name);
+  for (const std::string& name : names) {
+    BeginCut(*FindGroup(name), GroupState::Then::kStop, "the coordinator is being stopped");
+  }
+}
+
+void Core::State::FinishStop() {
+  if (stops_.empty() || !groups_.empty() || !commits_.empty()) return;
+  for (auto& [name, worker] : workers_) {
+    if (worker.connection == 0) continue;
+    worker::v1::CoordinatorMessage message;
+    message.mutable_shutdown()->set_reason("the coordinator is being stopped");
+    Do(Send{worker.connection, std::move(message)});
+  }
+  for (const uint64_t request : std::exchange(stops_, {})) Answer(request, std::monostate());
+}
+
+// ---- view ----
+
+void Core::State::On(uint64_t request, const v1::GetClusterRequest&) {
+  v1::ClusterStatus status;
+  status.set_version(options_.version);
+  status.mutable_start_time()->set_seconds(start_us_ / 1'000'000);
+  status.mutable_start_time()->set_nanos(static_cast<int32_t>(start_us_ % 1'000'000) * 1000);
+  int workers = 0;
+  for (const auto& [name, worker] : workers_) workers += worker.connection != 0;
+  status.set_workers(workers);
+  for (const auto& [state, count] : jobs_by_state_) {
+    if (count > 0) {
+      (*status.mutable_jobs_by_state())[ToText(static_cast<v1::Job::State>(state))] = count;
+    }
+  }
+  for (const auto& [name, group] : groups_) {
+    v1::Group& view = *status.add_groups();
+    view.set_name(name);
+    view.set_epoch(group.epoch);
+    view.set_base_model(group.base_model);
+    view.add_workers(group.worker);
+    for (const auto& [job, member] : group.members) {
+      if (!member.leaving) view.add_jobs(job);
+    }
+    view.set_capacity_tokens(static_cast<int32_t>(group.shape.capacity_tokens));
+    view.set_windows(group.windows_done);
+    view.set_microbatches(group.microbatches);
+    if (group.microbatches > 0) {
+      view.set_adapters_per_microbatch(static_cast<double>(group.adapters_in_microbatches) /
+                                       static_cast<double>(group.microbatches));
+    }
+    view.set_tokens_per_second(Rate(group.pace));
+    view.set_reserved_bytes(group.reserved_bytes);
+  }
+  Answer(request, std::move(status));
+}
+
+void Core::State::On(uint64_t request, const v1::ListWorkersRequest&) {
+  v1::ListWorkersResponse response;
+  for (const auto& [name, worker] : workers_) {
+    v1::Worker& view = *response.add_workers();
+    const GroupState* group = FindGroup(worker.group);
+    view.set_name(name);
+    view.set_state(worker.connection == 0                             ? v1::Worker::LOST
+                   : !group                                           ? v1::Worker::IDLE
+                   : group->phase == GroupState::Phase::kForming      ? v1::Worker::FORMING
+                   : group->members.empty() && group->windows.empty() ? v1::Worker::IDLE
+                                                                      : v1::Worker::BUSY);
+    view.set_device(worker.hello.device());
+    view.set_device_name(worker.hello.device_name());
+    view.set_memory_bytes(worker.hello.memory_bytes());
+    view.set_threads(worker.hello.threads());
+    view.set_group(worker.group);
+    view.set_pid(worker.hello.pid());
+    view.set_version(worker.hello.version());
+    view.set_numerics_id(worker.hello.numerics_id());
+    view.mutable_connect_time()->set_seconds(worker.connect_us / 1'000'000);
+    view.mutable_connect_time()->set_nanos(static_cast<int32_t>(worker.connect_us % 1'000'000) *
+                                           1000);
+    view.set_restarts(worker.restarts);
+  }
+  Answer(request, std::move(response));
+}
+
+}  // namespace lorad::server

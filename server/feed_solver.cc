@@ -1,0 +1,36 @@
+#include <utility>
+
+#include "server/feed/feed.h"
+#include "server/solver.h"
+
+namespace lorad::server {
+namespace {
+
+class FeedSolver : public Solver {
+ public:
+  FeedSolver(const feed::FeedOptions& options, storage::Files& files) : feed_(options, files) {}
+
+  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source) override {
+    return feed_.CheckRows(source);
+  }
+
+  absl::StatusOr<worker::v1::Window> Plan(const PlanInput& input) override {
+    absl::StatusOr<feed::FeedWindow> planned = feed_.Plan(input);
+    if (!planned.ok()) return planned.status();
+    return std::move(planned->window);
+  }
+
+ private:
+  feed::Feed feed_;
+};
+
+}  // namespace
+
+std::unique_ptr<Solver> MakeFeedSolver(const std::string& data_dir, storage::Files& files) {
+  feed::FeedOptions options;
+  options.data_dir = data_dir;
+  options.cache_dir = data_dir + "/cache";
+  return std::make_unique<FeedSolver>(options, files);
+}
+
+}  // namespace lorad::server

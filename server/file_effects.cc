@@ -1,0 +1,79 @@
+#include "server/file_effects.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "storage/checkpoint.h"
+
+namespace lorad::server {
+namespace {
+
+storage::PeftConfig ConfigOf(const WriteCheckpoint& effect) {
+  storage::PeftConfig config;
+  config.rank = effect.adapter.rank();
+  config.alpha = effect.adapter.alpha();
+  config.dropout = effect.adapter.dropout();
+  config.rslora = effect.adapter.use_rslora();
+  config.target_modules = {effect.adapter.target_modules().begin(),
+                           effect.adapter.target_modules().end()};
+  std::ranges::sort(config.target_modules);
+  config.base_model = effect.base_model_path;
+  return config;
+}
+
+}  // namespace
+
+absl::Status Execute(const MoveUpload& effect, const DataDir& data_dir, storage::Files& files) {
+  const std::string path = data_dir.Full(effect.path);
+  absl::Status status = files.Rename(effect.upload, path);
+  if (status.ok()) status = files.SyncDirectory(storage::ParentPath(path));
+  if (!status.ok()) {
+    // Neither may stay: nothing will name it.
+    storage::RemoveTree(files, effect.upload).IgnoreError();
+    storage::RemoveTree(files, path).IgnoreError();
+  }
+  return status;
+}
+
+absl::StatusOr<v1::Checkpoint> Execute(const WriteCheckpoint& effect, const DataDir& data_dir,
+                                       storage::Files& files) {
+  const std::string directory = data_dir.Full(effect.path);
+  const std::string parent = storage::ParentPath(directory);
+  const auto write = [&]() -> absl::StatusOr<storage::Checkpoint> {
+    if (!files.Exists(parent)) {
+      if (absl::Status status = files.MakeDirectory(parent); !status.ok()) return status;
+      if (absl::Status status = files.SyncDirectory(storage::ParentPath(parent)); !status.ok()) {
+        return status;
+      }
+    }
+    // Written before and not recorded: no one has been told of it.
+    if (files.Exists(directory)) {
+      if (absl::Status status = storage::RemoveTree(files, directory); !status.ok()) return status;
+    }
+    return storage::CommitCheckpoint(files, effect.upload,
+                                     {effect.job, effect.step, effect.numerics_id},
+                                     ConfigOf(effect), directory);
+  };
+  absl::StatusOr<storage::Checkpoint> written = write();
+  storage::RemoveTree(files, effect.upload).IgnoreError();
+  if (!written.ok()) return written.status();
+  v1::Checkpoint checkpoint;
+  checkpoint.set_job(effect.job);
+  checkpoint.set_step(effect.step);
+  checkpoint.set_numerics_id(effect.numerics_id);
+  for (const storage::CheckpointFile& file : written->files) {
+    v1::CheckpointFile& entry = *checkpoint.add_files();
+    entry.set_name(file.name);
+    entry.set_size_bytes(static_cast<int64_t>(file.size_bytes));
+    entry.set_sha256(file.sha256);
+  }
+  return checkpoint;
+}
+
+absl::Status Execute(const RemovePath& effect, const DataDir& data_dir, storage::Files& files) {
+  const bool whole = effect.path.starts_with(data_dir.root() + "/");
+  return storage::RemoveTree(files, whole ? effect.path : data_dir.Full(effect.path));
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,18 @@
+// The core's effects on files. Each is whole or not there, whenever the process ends.
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/core/effects.h"
+#include "server/data_dir.h"
+#include "storage/files.h"
+
+namespace lorad::server {
+
+absl::Status Execute(const MoveUpload& effect, const DataDir& data_dir, storage::Files& files);
+// All of the checkpoint but its create_time.
+absl::StatusOr<v1::Checkpoint> Execute(const WriteCheckpoint& effect, const DataDir& data_dir,
+                                       storage::Files& files);
+absl::Status Execute(const RemovePath& effect, const DataDir& data_dir, storage::Files& files);
+
+}  // namespace lorad::server

@@ -1,0 +1,79 @@
+#include "server/revision_log.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/errors/errors.h"
+
+namespace lorad::server {
+
+absl::StatusOr<std::vector<std::shared_ptr<const RevisionLog::Revision>>> RevisionLog::Wait(
+    int64_t after, int64_t limit, absl::Time deadline) {
+  std::unique_lock lock(mutex_);
+  const auto ready = [&] {
+    return shutdown_ || after < gone_ || after > newest_ ||
+           (!kept_.empty() && kept_.back()->revision > after);
+  };
+  if (deadline == absl::InfiniteFuture()) {
+    changed_.wait(lock, ready);
+  } else {
+    changed_.wait_until(lock, absl::ToChronoTime(deadline), ready);
+  }
+  if (shutdown_) {
+    return Error(absl::StatusCode::kCancelled, "SHUTTING_DOWN", "the coordinator is being stopped");
+  }
+  if (after < gone_) {
+    return Error(
+        absl::StatusCode::kOutOfRange, "REVISION_GONE",
+        absl::StrCat("what followed revision ", after, " is no longer kept (the oldest is ",
+                     gone_ + 1, "): watch from 0 again"),
+        {{"oldest_revision", absl::StrCat(gone_ + 1)}});
+  }
+  if (after > newest_) {
+    return Error(absl::StatusCode::kOutOfRange, "REVISION_GONE",
+                 absl::StrCat("revision ", after, " is yet to come (the newest is ", newest_,
+                              "): watch from 0"));
+  }
+  std::vector<std::shared_ptr<const Revision>> revisions;
+  auto next = std::ranges::upper_bound(
+      kept_, after, {}, [](const std::shared_ptr<const Revision>& kept) { return kept->revision; });
+  for (; next != kept_.end() && static_cast<int64_t>(revisions.size()) < limit; ++next) {
+    revisions.push_back(*next);
+  }
+  return revisions;
+}
+
+void RevisionLog::Start(int64_t gone, int64_t newest, std::vector<Revision> kept) {
+  std::lock_guard lock(mutex_);
+  gone_ = gone;
+  newest_ = newest;
+  for (Revision& revision : kept) {
+    kept_.push_back(std::make_shared<const Revision>(std::move(revision)));
+  }
+}
+
+void RevisionLog::Append(Revision revision) {
+  {
+    std::lock_guard lock(mutex_);
+    assert(revision.revision > newest_);
+    newest_ = revision.revision;
+    kept_.push_back(std::make_shared<const Revision>(std::move(revision)));
+    while (static_cast<int64_t>(kept_.size()) > revisions_max_) {
+      gone_ = kept_.front()->revision;
+      kept_.pop_front();
+    }
+  }
+  changed_.notify_all();
+}
+
+void RevisionLog::Shutdown() {
+  {
+    std::lock_guard lock(mutex_);
+    shutdown_ = true;
+  }
+  changed_.notify_all();
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,124 @@
+#include "server/startup.h"
+
+#include <limits>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "server/core/job_states.h"
+#include "server/core/store_kinds.h"
+#include "server/errors/errors.h"
+
+namespace lorad::server {
+namespace {
+
+constexpr const char* kFolders[] = {"uploads", "datasets", "adapters", "checkpoints", "cache"};
+constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+
+absl::Status Corrupt(std::string_view kind, std::string_view key) {
+  return Error(
+      absl::StatusCode::kDataLoss, "STORE_CORRUPT",
+      absl::StrCat("the stored ", std::string(kind), " '", std::string(key), "' cannot be read"));
+}
+
+absl::Status ReadKind(storage::JobStore& store, const char* kind,
+                      std::vector<std::pair<std::string, std::string>>* records) {
+  return store.ScanRecords(kind, [&](std::string_view key, std::string_view value) {
+    records->emplace_back(key, value);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status ReadLiveMetrics(storage::JobStore& store, StoredState* state) {
+  for (const auto& [name, bytes] : state->jobs) {
+    records::JobRecord record;
+    if (!record.ParseFromString(bytes)) return Corrupt(kJobKind, name);
+    if (!IsLive(record.job().state())) continue;
+    auto rows = store.ReadSeries(kMetricsSeries, name, record.job().last_checkpoint_step(), kAll);
+    if (!rows.ok()) return rows.status();
+    for (const storage::Entry& entry : *rows) {
+      v1::StepMetrics row;
+      if (!row.ParseFromString(entry.value)) return Corrupt(kMetricsSeries, name);
+      state->metrics.emplace_back(name, std::move(row));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status MakeFolders(const DataDir& data_dir, storage::Files& files) {
+  if (absl::Status status = files.MakeDirectory(data_dir.root()); !status.ok()) return status;
+  for (const char* folder : kFolders) {
+    if (absl::Status status = files.MakeDirectory(data_dir.Full(folder)); !status.ok()) {
+      return status;
+    }
+  }
+  return files.SyncDirectory(data_dir.root());
+}
+
+absl::StatusOr<StoredState> ReadStore(storage::JobStore& store,
+                                      std::vector<RevisionLog::Revision>* revisions) {
+  StoredState state;
+  for (const auto& [kind, records] :
+       {std::pair{kModelKind, &state.models}, std::pair{kDatasetKind, &state.datasets},
+        std::pair{kAdapterKind, &state.adapters}, std::pair{kJobKind, &state.jobs},
+        std::pair{kRowsKind, &state.rows}, std::pair{kRequestKind, &state.requests}}) {
+    if (absl::Status status = ReadKind(store, kind, records); !status.ok()) return status;
+  }
+  if (absl::Status status = ReadLiveMetrics(store, &state); !status.ok()) return status;
+
+  auto epoch = store.GetRecord(kMetaKind, kEpochKey);
+  if (!epoch.ok()) return epoch.status();
+  if (*epoch && !absl::SimpleAtoi(**epoch, &state.last_epoch)) {
+    return Corrupt(kMetaKind, kEpochKey);
+  }
+  auto entries = store.ReadSeries(kRevisionSeries, "", 0, kAll);
+  if (!entries.ok()) return entries.status();
+  for (storage::Entry& entry : *entries) {
+    v1::WatchJobsResponse message;
+    if (!message.ParseFromString(entry.value)) return Corrupt(kRevisionSeries, "");
+    revisions->push_back({entry.number, message.job().name(), std::move(entry.value)});
+  }
+  if (!revisions->empty()) {
+    state.oldest_revision = revisions->front().revision;
+    state.last_revision = revisions->back().revision;
+  }
+  return state;
+}
+
+absl::Status RemoveLeftovers(const DataDir& data_dir, storage::Files& files,
+                             const std::vector<std::string>& in_use) {
+  std::set<std::string> keep;
+  for (const std::string& path : in_use) {
+    keep.insert(path);
+    keep.insert(storage::ParentPath(path));  // of a checkpoint: its job's folder
+  }
+  const auto sweep = [&](const std::string& folder) -> absl::Status {
+    auto names = files.List(data_dir.Full(folder));
+    if (!names.ok()) return names.status();
+    for (const std::string& name : *names) {
+      const std::string path = storage::JoinPath(folder, name);
+      if (keep.contains(path)) continue;
+      if (absl::Status status = storage::RemoveTree(files, data_dir.Full(path)); !status.ok()) {
+        return status;
+      }
+    }
+    return absl::OkStatus();
+  };
+  for (const char* folder : {"uploads", "datasets", "adapters", "checkpoints"}) {
+    if (absl::Status status = sweep(folder); !status.ok()) return status;
+  }
+  auto jobs = files.List(data_dir.Full("checkpoints"));
+  if (!jobs.ok()) return jobs.status();
+  for (const std::string& job : *jobs) {
+    if (absl::Status status = sweep(storage::JoinPath("checkpoints", job)); !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,29 @@
+// What happens to a data directory before the core runs.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/core/core.h"
+#include "server/data_dir.h"
+#include "server/revision_log.h"
+#include "storage/files.h"
+#include "storage/job_store.h"
+
+namespace lorad::server {
+
+// Makes the folders of a data directory.
+absl::Status MakeFolders(const DataDir& data_dir, storage::Files& files);
+
+// Reads what the core begins with, and what watchers may resume from.
+absl::StatusOr<StoredState> ReadStore(storage::JobStore& store,
+                                      std::vector<RevisionLog::Revision>* revisions);
+
+// Removes what no record names: uploads, and what was moved or written but not recorded before a
+// crash. `in_use`: paths below the data directory.
+absl::Status RemoveLeftovers(const DataDir& data_dir, storage::Files& files,
+                             const std::vector<std::string>& in_use);
+
+}  // namespace lorad::server

@@ -121,6 +121,7 @@ class JobsService final : public v1::Jobs::Service {
     absl::StatusOr<JobSnapshot> snapshot = backend_.driver.Ask<JobSnapshot>(
         SnapshotJobs{{names.begin(), names.end()}}, DeadlineOf(context));
     if (!snapshot.ok()) return snapshot.status();
+    writer.SendInitialMetadata();  // the client knows that it is heard, also where nothing happens
     int64_t revision = request.resume_from_revision();
     if (revision == 0) {
       revision = snapshot->revision;
@@ -147,7 +148,6 @@ class JobsService final : public v1::Jobs::Service {
 
   absl::Status Follow(grpc::ServerContext& context, const std::set<std::string>& names,
                       int64_t revision, grpc::ServerWriter<v1::WatchJobsResponse>& writer) {
-    writer.SendInitialMetadata();  // the client knows that it is heard, also where nothing happens
     while (!context.IsCancelled()) {
       auto changes =
           backend_.driver.revisions().Wait(revision, kRevisionsPerWait, absl::Now() + kWatchWait);

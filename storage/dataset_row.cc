@@ -47,6 +47,16 @@ int64_t ColumnOf(std::string_view line, size_t byte) {
                            [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
+// A key as an error quotes it: its first characters.
+std::string Shorten(std::string_view key) {
+  size_t bytes = std::min<size_t>(key.size(), 40);
+  while (bytes < key.size() && bytes > 0 &&
+         (static_cast<unsigned char>(key[bytes]) & 0xC0) == 0x80) {
+    --bytes;
+  }
+  return std::string(key.substr(0, bytes));
+}
+
 absl::Status CheckCharacters(std::string_view line) {
   for (size_t at = 0; at < line.size();) {
     const size_t bytes = CharacterBytes(line, at);
@@ -162,9 +172,9 @@ class RowHandler : public nlohmann::json_sax<json> {
     std::string what = error.what();
     const size_t colon = what.find(": ");
     if (colon != std::string::npos) what.erase(0, colon + 2);
+    // What it quotes may end inside a character.
+    std::erase_if(what, [](char c) { return c < ' ' || c > '~'; });
     if (what.size() > 300) what.resize(300);
-    what.erase(std::remove_if(what.begin(), what.end(), [](char c) { return c < ' '; }),
-               what.end());
     const size_t byte = std::min(position == 0 ? 0 : position - 1, line_.size());
     return Fail(absl::StrCat("not JSON at column ", ColumnOf(line_, byte), ": ", what));
   }
@@ -198,7 +208,7 @@ class RowHandler : public nlohmann::json_sax<json> {
       if (field->present()) return Fail(absl::StrCat("key \"", name, "\" stands twice"));
       field_ = field;
     }
-    if (fields_.keys.size() < 8) fields_.keys.push_back(name.substr(0, 40));
+    if (fields_.keys.size() < 8) fields_.keys.push_back(Shorten(name));
     return true;
   }
 
@@ -262,7 +272,7 @@ class RowHandler : public nlohmann::json_sax<json> {
   }
 
   void WrongInMessage(std::string_view what) {
-    const std::string key = message_key_.substr(0, 40);
+    const std::string key = Shorten(message_key_);
     if (key == "role" ? has_role_ : (key == "content" && has_content_)) {
       FieldError(absl::StrCat(Entry(), " has \"", key, "\" twice"));
     } else if (key == "role" || key == "content") {

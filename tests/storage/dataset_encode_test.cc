@@ -1,0 +1,213 @@
+#include "storage/dataset_encode.h"
+
+#include <catch2/catch.hpp>
+
+#include "storage/errors.h"
+#include "tests/storage/letter_tokenizer.h"
+
+namespace lorad::storage {
+namespace {
+
+// [U:hi][A:] before an answer, [U:hi][A:yo<e>] after it.
+constexpr std::string_view kTemplate =
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}[A:{{ m['content'] }}{{ eos_token }}]"
+    "{% else %}[U:{{ m['content'] }}]{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[A:{% endif %}";
+
+TextModel Model(std::string_view chat_template = kTemplate) {
+  TextModel model;
+  model.tokenizer = std::make_unique<LetterTokenizer>();
+  if (!chat_template.empty()) {
+    auto parsed = ChatTemplate::Parse(chat_template);
+    REQUIRE(parsed.status().message() == "");
+    model.chat_template = std::make_unique<const ChatTemplate>(*std::move(parsed));
+  }
+  model.tokens.eos_token = "<e>";
+  model.vocabulary = 258;
+  return model;
+}
+
+// Each token as its letter (E end, B begin), in parentheses where trained on; or the error.
+std::string Text(const absl::StatusOr<EncodedRow>& row) {
+  if (!row.ok()) return std::string(row.status().message());
+  REQUIRE(row->ids.size() == row->labels.size());
+  std::string text;
+  bool inside = false;
+  for (size_t i = 0; i < row->ids.size(); ++i) {
+    const bool trained = row->labels[i] != kNotTrained;
+    if (trained) REQUIRE(row->labels[i] == row->ids[i]);
+    if (trained != inside) text += trained ? "(" : ")";
+    inside = trained;
+    const int32_t id = row->ids[i];
+    text += id == 256 ? 'E' : id == 257 ? 'B' : static_cast<char>(id);
+  }
+  return text + (inside ? ")" : "") + (row->truncated ? " cut" : "");
+}
+
+absl::StatusOr<EncodedRow> Encode(const std::string& line, const TextModel& model,
+                                  EncodeOptions options = {}) {
+  const auto row = ParseRow(line);
+  REQUIRE(row.status().message() == "");
+  return EncodeRow(*row, model, options);
+}
+
+TEST_CASE("What is trained on, format by format") {
+  const TextModel model = Model();
+  struct Case {
+    std::string line, expected;
+  };
+  const Case cases[] = {
+      {R"({"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"yo"}]})",
+       "[U:hi][A:(yoE])"},
+      {R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},)"
+       R"({"role":"user","content":"c"},{"role":"assistant","content":"d"}]})",
+       "[U:a][A:(bE])[U:c][A:(dE])"},
+      {R"({"messages":[{"role":"assistant","content":"b"},{"role":"user","content":"c"}]})",
+       "[A:(bE])[U:c]"},
+      // An answer that holds the end mark's text.
+      {R"({"messages":[{"role":"user","content":"<e>"},{"role":"assistant","content":"<e>"}]})",
+       "[U:E][A:(EE])"},
+      // Of prompt and completion the completion's turns alone.
+      {R"({"prompt":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},)"
+       R"({"role":"user","content":"c"}],"completion":[{"role":"assistant","content":"d"}]})",
+       "[U:a][A:bE][U:c][A:(dE])"},
+      {R"({"prompt":"p: ","completion":"c"})", "Bp: (cE)"},
+      {R"({"prompt":"","completion":""})", "B(E)"},
+      {R"({"prompt":"p","completion":""})", "Bp(E)"},
+      {R"({"text":"ab"})", "B(abE)"},
+      {R"({"input_ids":[97,98,99],"labels":[-100,98,-100]})", "a(b)c"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.line);
+    CHECK(Text(Encode(c.line, model)) == c.expected);
+  }
+}
+
+TEST_CASE("Alpaca's prompts, to the letter") {
+  const TextModel model = Model("");
+  CHECK(Encode(R"({"instruction":"Add.","input":"1 2","output":"3"})", model)->text ==
+        "Below is an instruction that describes a task, paired with an input that provides further "
+        "context. Write a response that appropriately completes the request.\n\n### "
+        "Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:3<e>");
+  const auto row = Encode(R"({"instruction":"Add.","output":"3"})", model);
+  CHECK(row->text ==
+        "Below is an instruction that describes a task. Write a response that appropriately "
+        "completes the request.\n\n### Instruction:\nAdd.\n\n### Response:3<e>");
+  CHECK(TrainedTokens(row->labels) == 2);
+}
+
+TEST_CASE("Cutting at max_length") {
+  const TextModel model = Model();
+  const std::string line = R"({"prompt":"abc","completion":"def"})";  // B abc def E
+  CHECK(Text(Encode(line, model, {8, false})) == "Babc(defE)");
+  CHECK(Text(Encode(line, model, {8, true})) == "Babc(defE)");
+  CHECK(Text(Encode(line, model, {6, false})) == "Babc(de) cut");
+  CHECK(Text(Encode(line, model, {5, false})) == "Babc(d) cut");
+  CHECK(Text(Encode(line, model, {4, false})) ==
+        "no trained token is left once the row's 8 tokens are cut to the 4 of max_length");
+  CHECK(Text(Encode(line, model, {7, true})) ==
+        "the row has 8 tokens, more than the 7 of max_length");
+}
+
+TEST_CASE("Rows that do not do") {
+  const std::string messages =
+      R"({"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"yo"}]})";
+  const TextModel model = Model();
+  struct Case {
+    std::string line, expected;
+  };
+  const Case cases[] = {
+      {R"({"input_ids":[97],"labels":[97]})",
+       "no token of the row is trained on (the first one never is)"},
+      {R"({"input_ids":[97,98],"labels":[97,-100]})",
+       "no token of the row is trained on (the first one never is)"},
+      {R"({"input_ids":[97,258],"labels":[-100,97]})",
+       "token id 258 at position 1 is outside of the base model's vocabulary of 258"},
+      {R"({"input_ids":[97,98],"labels":[-100,999]})",
+       "token id 999 at position 1 is outside of the base model's vocabulary of 258"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.line);
+    CHECK(Text(Encode(c.line, model)) == c.expected);
+  }
+
+  TextModel bare = Model("");
+  CHECK(Text(Encode(messages, bare)) ==
+        "the base model has no chat template: use rows of prompt and completion strings, or a "
+        "model that has one");
+  bare.tokens.eos_token.clear();
+  CHECK(Text(Encode(R"({"text":"a"})", bare)) ==
+        "the base model names no end-of-text token (eos_token in tokenizer_config.json), which "
+        "ends rows of this format");
+  TextModel no_tokenizer;
+  no_tokenizer.vocabulary = 100;
+  CHECK(Text(Encode(R"({"text":"a"})", no_tokenizer)) ==
+        "the base model's directory has no tokenizer.json: it takes rows of input_ids and labels "
+        "alone");
+  CHECK(Text(Encode(R"({"input_ids":[97,98],"labels":[97,98]})", no_tokenizer)) == "(ab)");
+}
+
+TEST_CASE("Templates that rewrite what was said before") {
+  const std::string two = R"({"messages":[{"role":"user","content":"a"},{"role":"assistant",)"
+                          R"("content":"b"},{"role":"assistant","content":"c"}]})";
+  // The number of messages stands in front.
+  CHECK(Text(Encode(two, Model("{{ messages | length }}{% for m in messages %}{{ m['content'] }}"
+                               "{% endfor %}"))) ==
+        "turn 1: the chat template renders the conversation with the answer otherwise than before "
+        "it, so what to train on cannot be told");
+  // Only the last answer is kept whole.
+  CHECK(Text(Encode(two, Model("{% for m in messages %}{% if loop.last %}{{ m['content'] }}{% else "
+                               "%}-{% endif %}{% endfor %}"))) ==
+        "turn 1: the chat template renders the conversation with the answer otherwise than before "
+        "it, so what to train on cannot be told");
+  // The end mark moves behind the last turn.
+  CHECK(
+      Text(Encode(two, Model("{% for m in messages %}{{ m['content'] }}{% endfor %}"
+                             "{% if not add_generation_prompt %}.{% endif %}"))) ==
+      "turn 1: the chat template renders it otherwise once more turns follow, so what to train on "
+      "cannot be told");
+  CHECK(Text(Encode(two, Model("{{ raise_exception('roles must alternate') }}")))
+            .find("roles must alternate") != std::string::npos);
+}
+
+TEST_CASE("A row shown with its trained text marked") {
+  const TextModel model = Model();
+  const auto row =
+      Encode(R"({"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"yo"}]})",
+             model);
+  REQUIRE(row.ok());
+  CHECK(MarkTrained(*row) == "[U:hi][A:«yo<e>]»");
+  CHECK(MarkTrained(*row, 11) == "[U:hi][A:«…");
+  CHECK(MarkTrained(*row, 10) == "[U:hi][A:…");  // not inside of a character
+}
+
+TEST_CASE("A file is encoded row by row and counted") {
+  const TextModel model = Model();
+  std::vector<int64_t> rows;
+  DatasetEncoder encoder(model, {5, false}, [&](int64_t row, int64_t, const EncodedRow&) {
+    rows.push_back(row);
+    return absl::OkStatus();
+  });
+  DatasetScanner scanner({}, [&](int64_t row, int64_t line, const DatasetRow& content) {
+    return encoder.Encode(row, line, content);
+  });
+  REQUIRE(scanner
+              .Add("{\"prompt\":\"a\",\"completion\":\"b\"}\n"
+                   "{\"prompt\":\"aaaaaa\",\"completion\":\"b\"}\n"
+                   "{\"prompt\":\"a\",\"completion\":\"bcdef\"}\n")
+              .ok());
+  DatasetReport report = scanner.Finish();
+  encoder.Complete(&report);
+  CHECK(rows == std::vector<int64_t>{0, 2});
+  CHECK(report.rows == 3);
+  CHECK(report.tokens == 4 + 5);
+  CHECK(report.trained_tokens == 2 + 3);
+  CHECK(report.truncated_rows == 1);
+  CHECK(report.longest_tokens == 5);
+  CHECK(report.sample == "a«b<e>»");
+  REQUIRE(report.errors.size() == 1);
+  CHECK(report.errors[0].line == 2);
+}
+
+}  // namespace
+}  // namespace lorad::storage

@@ -160,13 +160,16 @@ v1::Window Harness::NewWindow() {
   return window;
 }
 
-void Harness::Load(const TestJob& job) {
+v1::SlotLoaded Harness::Load(const TestJob& job) {
   v1::Window window = NewWindow();
   v1::Operation& operation = *window.add_operations();
   operation = Op(v1::Operation::LOAD_SLOT, job.name(), job.step);
   *operation.mutable_slot() = job.spec;
   operation.set_content(job.content);
-  Run(std::move(window));
+  for (const v1::Report& report : Run(std::move(window))) {
+    if (report.has_slot_loaded()) return report.slot_loaded();
+  }
+  return {};
 }
 
 void Harness::Free(const TestJob& job) {

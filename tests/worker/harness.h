@@ -76,7 +76,8 @@ class Harness {
 
   void Form();
 
-  void Load(const TestJob& job);
+  // Empty if it failed (slot_failed()).
+  v1::SlotLoaded Load(const TestJob& job);
   void Free(const TestJob& job);
   // One window: the next step of every job, all packed together. With `save` every job's Save
   // follows its Step.

@@ -1,0 +1,92 @@
+// What the planner estimates is what the engine's arenas hold, byte for byte.
+#include "planner/memory.h"
+
+#include <catch2/catch.hpp>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "server/core/model_shape.h"
+#include "storage/model_description.h"
+#include "tests/worker/rows.h"
+#include "worker/model.h"
+#include "worker/slot.h"
+
+namespace lorad::worker {
+namespace {
+
+storage::ModelDescription Describe(const std::string& config) {
+  const auto description = storage::DescribeModel(config);
+  INFO(description.status().ToString());
+  REQUIRE(description.ok());
+  return *description;
+}
+
+std::vector<storage::ModelDescription> Models() {
+  return {
+      Describe(ReadFile("tests/golden/llama_gqa_untied/model/config.json")),
+      Describe(ReadFile("tests/golden/qwen2_bias_tied/model/config.json")),
+      // SmolLM2-135M; odd sizes so that every allocation is rounded.
+      Describe(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+        "hidden_act": "silu", "hidden_size": 576, "intermediate_size": 1536,
+        "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100000,
+        "tie_word_embeddings": true, "vocab_size": 49152})"),
+      Describe(R"({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2",
+        "hidden_act": "silu", "hidden_size": 70, "intermediate_size": 99,
+        "num_hidden_layers": 3, "num_attention_heads": 5, "num_key_value_heads": 1,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000,
+        "tie_word_embeddings": false, "vocab_size": 101})"),
+  };
+}
+
+TEST_CASE("a group takes what the planner says") {
+  struct Case {
+    int64_t capacity_tokens;
+    int64_t longest_sequence;
+    int threads;
+  };
+  const Case cases[] = {{1, 1, 1}, {256, 256, 1}, {1024, 900, 2}, {1021, 77, 3}, {4096, 4096, 2}};
+  for (const storage::ModelDescription& description : Models()) {
+    const planner::ModelShape shape = server::ShapeOf(description);
+    for (const Case& c : cases) {
+      INFO(description.architecture << " " << description.hidden << ": " << c.capacity_tokens
+                                    << " tokens, longest " << c.longest_sequence << ", "
+                                    << c.threads << " threads");
+      const auto backend = kernels::MakeCpuBackend(c.threads);
+      const int64_t counted = Model::CountBytes(backend.get(), description, WholeModel(description),
+                                                {c.capacity_tokens, c.longest_sequence});
+      const planner::GroupBytes planned =
+          planner::BytesOfGroup(shape, {.capacity_tokens = c.capacity_tokens,
+                                        .longest_sequence = c.longest_sequence,
+                                        .threads = c.threads});
+      CHECK(planned.total() == counted);
+    }
+  }
+}
+
+TEST_CASE("a slot takes what the planner says") {
+  const std::vector<std::vector<std::string>> targets = {
+      {"q_proj", "v_proj"},
+      {"down_proj"},
+      {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
+  for (const storage::ModelDescription& description : Models()) {
+    const planner::ModelShape shape = server::ShapeOf(description);
+    for (const int rank : {1, 4, 13, 64, 512}) {
+      for (const std::vector<std::string>& names : targets) {
+        INFO(description.architecture << " " << description.hidden << ": rank " << rank << ", "
+                                      << names.size() << " targets");
+        SlotOptions options;
+        options.rank = rank;
+        options.target_modules = names;
+        const auto tensors = ListLoraTensors(description, WholeModel(description), options);
+        REQUIRE(tensors.ok());
+        CHECK(planner::BytesOfSlot(shape, {rank, names}).total() == Slot::CountBytes(*tensors));
+        int64_t parameters = 0;
+        for (const SlotTensor& tensor : *tensors) parameters += tensor.elements();
+        CHECK(planner::AdapterParameters(shape, {rank, names}) == parameters);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lorad::worker

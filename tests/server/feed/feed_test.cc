@@ -1,0 +1,246 @@
+#include "server/feed/feed.h"
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "server/feed/row_order.h"
+#include "tests/server/feed/house.h"
+
+namespace lorad::server::feed {
+namespace {
+
+struct FeedHouse : House {
+  FeedOptions options{directory.path(), directory / "cache", 4};
+  Feed feed{options, storage::RealFiles()};
+
+  RowSource Source(const std::string& path, int32_t max_length = 64) const {
+    return {.dataset = "d", .dataset_path = path, .model_path = model(), .max_length = max_length};
+  }
+  TrainUnit Train(const std::string& job, int64_t step, const std::string& path,
+                  int32_t batch_size) const {
+    return {.job = job,
+            .step = step,
+            .source = Source(path),
+            .batch_size = batch_size,
+            .shuffle = false,
+            .seed = 0,
+            .learning_rate = 0.5,
+            .save = false};
+  }
+};
+
+PlanInput Input(int32_t capacity_tokens) {
+  PlanInput input;
+  input.capacity_tokens = capacity_tokens;
+  return input;
+}
+
+// "3:a/1#0=5 ..;" for each microbatch (ids[0] behind the equals sign), then the operations.
+std::string Text(const worker::v1::Window& window) {
+  std::string text;
+  for (const auto& microbatch : window.microbatches()) {
+    text += std::to_string(microbatch.number()) + ":";
+    for (const auto& segment : microbatch.segments()) {
+      text += " " + segment.job() + "/" + std::to_string(segment.step()) + "#" +
+              std::to_string(segment.sequence()) + "=" + std::to_string(segment.input_ids(0)) +
+              "[" + std::to_string(segment.input_ids_size()) + "]";
+    }
+    text += "\n";
+  }
+  for (const auto& operation : window.operations()) {
+    text += worker::v1::Operation::Kind_Name(operation.kind()) + " ";
+  }
+  return text;
+}
+
+TEST_CASE(
+    "A window of two jobs that train, one that is evaluated, one that comes and one that goes") {
+  FeedHouse house;
+  const std::string a = house.AddTokens("a.jsonl", {6, 4, 3, 2, 2});
+  const std::string b = house.AddTokens("b.jsonl", {7, 7}, 3);
+  PlanInput input = Input(10);
+  input.epoch = 3;
+  input.window = 8;
+  input.first_microbatch = 40;
+  input.frees = {"z"};
+  LoadUnit load{.step = 4, .slot = {}, .content = "checkpoint:x"};
+  load.slot.set_job("b");
+  load.slot.set_rank(5);
+  input.loads = {load};
+  input.trains = {house.Train("a", 1, a, 3), house.Train("b", 5, b, 1)};
+  input.trains[0].save = true;
+  input.evaluates = {
+      {.job = "c", .step = 9, .source = house.Source(a), .first_sequence = 3, .sequences = 2}};
+  const auto planned = house.feed.Plan(input);
+  REQUIRE(planned.status().message() == "");
+  const worker::v1::Window& window = planned->window;
+  CHECK(Text(window) ==
+        "40: a/1#2=2[3] b/5#0=0[7]\n"
+        "41: a/1#0=0[6] a/1#1=1[4]\n"
+        "42: c/9#3=3[2] c/9#4=4[2]\n"
+        "FREE_SLOT LOAD_SLOT FORWARD BACKWARD NORM_UP CLIP_DOWN STEP FORWARD BACKWARD NORM_UP "
+        "CLIP_DOWN STEP SAVE EVALUATE ");
+  CHECK(window.epoch() == 3);
+  CHECK(window.number() == 8);
+  REQUIRE(window.batches_size() == 2);
+  CHECK(window.batches(0).trained_tokens() == 10);
+  CHECK(window.batches(0).tokens() == 13);
+  CHECK(window.batches(0).sequences() == 3);
+  CHECK(window.batches(1).trained_tokens() == 4);
+  CHECK(window.operations(1).slot().rank() == 5);
+  CHECK(window.operations(1).content() == "checkpoint:x");
+  CHECK(window.operations(1).step() == 4);
+  CHECK(window.operations(6).learning_rate() == 0.5);
+  const auto& segment = window.microbatches(0).segments(1);
+  CHECK(std::vector<int32_t>(segment.labels().begin(), segment.labels().end()) ==
+        std::vector<int32_t>{-100, -100, -100, 0, 0, 0, 0});
+  CHECK(segment.mode() == worker::v1::Segment::TRAIN);
+  CHECK(window.microbatches(2).segments(0).mode() == worker::v1::Segment::EVALUATE);
+  CHECK(planned->statistics.microbatches == 3);
+}
+
+TEST_CASE("Steps go through shuffled epochs; a new feed gives the same rows") {
+  FeedHouse house;
+  const std::string path = house.AddTokens("a.jsonl", std::vector<int64_t>(10, 2));
+  const auto rows_of = [&](Feed& feed, int64_t step) {
+    PlanInput input = Input(64);
+    TrainUnit unit = house.Train("a", step, path, 4);
+    unit.shuffle = true;
+    unit.seed = 77;
+    input.trains = {unit};
+    const auto planned = feed.Plan(input);
+    REQUIRE(planned.ok());
+    std::vector<int64_t> rows(static_cast<size_t>(planned->window.batches(0).sequences()));
+    for (const auto& microbatch : planned->window.microbatches()) {
+      for (const auto& segment : microbatch.segments()) {
+        rows[static_cast<size_t>(segment.sequence())] = segment.input_ids(0);
+      }
+    }
+    return rows;
+  };
+  Feed other(house.options, storage::RealFiles());
+  for (int64_t epoch : {0, 1, 0, 3}) {
+    std::vector<int64_t> all;
+    for (int64_t step = 1; step <= 3; ++step) {
+      const auto rows = rows_of(house.feed, 3 * epoch + step);
+      CHECK(rows.size() == (step == 3 ? 2 : 4));
+      all.insert(all.end(), rows.begin(), rows.end());
+      CHECK(rows_of(other, 3 * epoch + step) == rows);
+    }
+    CHECK(all == RowOrder(10, true, 77, epoch));
+  }
+}
+
+TEST_CASE("Rows are summed up, with the first bad one") {
+  FeedHouse house;
+  const auto good = house.feed.CheckRows(house.Source(house.AddTokens("a.jsonl", {3, 9, 2}), 6));
+  REQUIRE(good.status().message() == "");
+  CHECK(good->rows() == 3);
+  CHECK(good->tokens() == 11);
+  CHECK(good->trained_tokens() == 8);
+  CHECK(good->truncated_rows() == 1);
+  CHECK(good->longest_tokens() == 6);
+  CHECK(good->squared_lengths() == 9 + 36 + 4);
+  CHECK(good->error_count() == 0);
+
+  RowSource refusing = house.Source("a.jsonl", 6);
+  refusing.refuse_overflow = true;
+  const auto refused = house.feed.CheckRows(refusing);
+  REQUIRE(refused.ok());
+  CHECK(refused->error_count() == 1);
+  CHECK(refused->error_line() == 2);
+  CHECK(refused->error_reason() == "the row has 9 tokens, more than the 6 of max_length");
+  PlanInput input = Input(64);
+  input.trains = {house.Train("a", 1, "a.jsonl", 2)};
+  input.trains[0].source = refusing;
+  CHECK(house.feed.Plan(input).status().message() ==
+        "dataset d: line 2: the row has 9 tokens, more than the 6 of max_length");
+
+  CHECK(absl::IsNotFound(house.feed.CheckRows(house.Source("none.jsonl")).status()));
+  RowSource no_model = house.Source("a.jsonl");
+  no_model.model_path += "x";
+  CHECK_FALSE(house.feed.CheckRows(no_model).ok());
+}
+
+TEST_CASE("Plans that ask for what is not there are refused") {
+  FeedHouse house;
+  const std::string path = house.AddTokens("a.jsonl", {3, 9});
+  struct Case {
+    int64_t first, sequences;
+    int32_t capacity;
+    std::string expected;
+  };
+  const Case cases[] = {
+      {1, 2, 64, "job e: rows 1 to 3 of 2"},
+      {-1, 1, 64, "job e: rows -1 to 0 of 2"},
+      {0, 0, 64, "job e: rows 0 to 0 of 2"},
+      {1, 1, 8, "sample 0 of job e has 9 tokens; a microbatch holds 1 to 8"},
+  };
+  for (const Case& c : cases) {
+    PlanInput input = Input(c.capacity);
+    input.evaluates = {{.job = "e",
+                        .step = 0,
+                        .source = house.Source(path),
+                        .first_sequence = c.first,
+                        .sequences = c.sequences}};
+    CHECK(house.feed.Plan(input).status().message() == c.expected);
+  }
+}
+
+TEST_CASE("A cache that is damaged or gone is made again") {
+  FeedHouse house;
+  const RowSource source = house.Source(house.AddTokens("a.jsonl", {3, 9}));
+  REQUIRE(house.feed.CheckRows(source).ok());
+  const auto files = storage::RealFiles().List(house.options.cache_dir);
+  REQUIRE(files->size() == 1);
+  const std::string path = house.options.cache_dir + "/" + files->front();
+  const std::string good = *storage::RealFiles().ReadAll(path, 1 << 20);
+  for (const std::string& bad : {std::string(), good.substr(0, 50), "x" + good.substr(1)}) {
+    REQUIRE(storage::WriteSynced(storage::RealFiles(), path, bad).ok());
+    Feed feed(house.options, storage::RealFiles());
+    CHECK(feed.CheckRows(source)->tokens() == 12);
+    CHECK(*storage::RealFiles().ReadAll(path, 1 << 20) == good);
+  }
+}
+
+TEST_CASE("Many threads, few open caches: everyone gets the right rows") {
+  FeedHouse house;
+  std::vector<std::string> paths;
+  for (int64_t i = 0; i < 8; ++i) {
+    paths.push_back(house.AddTokens(std::to_string(i) + ".jsonl", {i + 2, i + 3}));
+  }
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 40; ++i) {
+        const auto which = static_cast<size_t>((i * 5 + t) % 8);
+        PlanInput input = Input(64);
+        input.trains = {house.Train("a", 1, paths[which], 2)};
+        const auto planned = house.feed.Plan(input);
+        const auto expected = static_cast<int64_t>(2 * which + 5);
+        if (!planned.ok() || planned->window.batches(0).tokens() != expected) ++wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("Tokens of a whole job") {
+  FeedHouse house;
+  const RowSource source = house.Source(house.AddTokens("a.jsonl", {2, 3, 4, 5, 6}));
+  const auto total = [&](int32_t batch_size, int64_t steps) {
+    return *house.feed.TotalTokens(source, false, 0, batch_size, steps);
+  };
+  CHECK(total(2, 0) == 0);
+  CHECK(total(2, 1) == 5);
+  CHECK(total(2, 3) == 20);
+  CHECK(total(2, 4) == 25);
+  CHECK(total(8, 3) == 60);
+  CHECK(*house.feed.TotalTokens(source, true, 3, 2, 3) == 20);
+}
+
+}  // namespace
+}  // namespace lorad::server::feed

@@ -101,8 +101,12 @@ class Evaluator : public Context {
         Assign(statement.targets[0], KeepText(std::move(text)));
         break;
       }
-      case StatementKind::kBlock:
-        return Execute(statement.bodies[0], out);
+      case StatementKind::kBlock: {
+        scopes_.emplace_back();
+        const Flow flow = Execute(statement.bodies[0], out);
+        scopes_.pop_back();
+        return flow;
+      }
       case StatementKind::kBreak:
         return Flow::kBreak;
       case StatementKind::kContinue:

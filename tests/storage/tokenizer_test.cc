@@ -44,9 +44,8 @@ std::vector<uint32_t> Flat(const std::vector<TextSpan>& spans) {
 }
 
 TEST_CASE("every family gives the library's ids, spans and texts") {
-  for (const std::string kind :
-       {"gpt2", "llama2", "llama3", "metaspace_always", "metaspace_first", "metaspace_never", "odd",
-        "qwen2", "smollm2", "tekken"}) {
+  for (const std::string kind : {"gpt2", "llama2", "llama3", "metaspace_always", "metaspace_first",
+                                 "metaspace_never", "odd", "qwen2", "smollm2", "tekken"}) {
     const auto tokenizer = Load(Published(kind));
     std::ifstream cases(kFolder + kind + ".cases.jsonl");
     int count = 0;

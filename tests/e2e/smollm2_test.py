@@ -1,6 +1,7 @@
 """The reference run on the real model, through the command line: tokens, labels, losses and matrices."""
 
 import json
+import os
 import subprocess
 
 from formats import frobenius_difference, read_safetensors
@@ -14,7 +15,9 @@ FOLDER = GOLDEN / "smollm2_gsm8k_r4_qv"
 def test_smollm2():
     expected = json.loads((FOLDER / "expected.json").read_text())
     hyper = expected["hyper"]
-    model = subprocess.run([ROOT / "tools/fetch-smollm2"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    fetch = (ROOT / "tools/fetch-smollm2").resolve()
+    environment = {**os.environ, "HOME": os.path.expanduser("~")}
+    model = subprocess.run([fetch], check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout.strip()
     with House() as house:
         house.lora("model", "add", "smollm2-135m", "--path", model)
         house.lora("dataset", "add", "gsm8k", FOLDER / "train.jsonl")

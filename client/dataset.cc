@@ -220,7 +220,7 @@ absl::Status Remove(Session& session, const Options& options) {
 
 void AddDatasetCommands(CLI::App& app, Session& session) {
   CLI::App& group = *app.add_subcommand("dataset", "Training rows, as JSON Lines");
-  group.require_subcommand(1);
+  group.require_subcommand(0, 1);
   const auto options = std::make_shared<Options>();
 
   CLI::App& add = *group.add_subcommand("add", "Store a file of rows");

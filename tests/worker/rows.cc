@@ -78,28 +78,39 @@ double WorstDistance(const std::string& shard, const std::string& peft_directory
   return worst;
 }
 
-std::string MakeRandomModel(const std::string& folder) {
-  std::filesystem::create_directories(folder);
-  const nlohmann::json config = {
-      {"architectures", {"LlamaForCausalLM"}},
-      {"model_type", "llama"},
-      {"hidden_act", "silu"},
-      {"hidden_size", 64},
-      {"intermediate_size", 160},
-      {"num_hidden_layers", 3},
-      {"num_attention_heads", 4},
-      {"num_key_value_heads", 2},
-      {"head_dim", 16},
-      {"max_position_embeddings", 1024},
-      {"rms_norm_eps", 1e-6},
-      {"rope_theta", 10000.0},
-      {"tie_word_embeddings", false},
-      {"vocab_size", 384},
-      {"torch_dtype", "float32"},
+namespace {
+
+std::string WriteRandomModel(const std::string& folder, const nlohmann::json& sizes) {
+  nlohmann::json config = {
+      {"architectures", {"LlamaForCausalLM"}}, {"model_type", "llama"},    {"hidden_act", "silu"},
+      {"max_position_embeddings", 1024},       {"rms_norm_eps", 1e-6},     {"rope_theta", 10000.0},
+      {"tie_word_embeddings", false},          {"torch_dtype", "float32"},
   };
+  config.update(sizes);
+  std::filesystem::create_directories(folder);
   std::ofstream(folder + "/config.json") << config.dump(2);
   std::ofstream(folder + "/random_weights.json") << R"({"seed": 5})";
   return folder;
+}
+
+}  // namespace
+
+std::string MakeRandomModel(const std::string& folder) {
+  return WriteRandomModel(folder, {{"hidden_size", 64},
+                                   {"intermediate_size", 160},
+                                   {"num_hidden_layers", 3},
+                                   {"num_attention_heads", 4},
+                                   {"num_key_value_heads", 2},
+                                   {"vocab_size", 384}});
+}
+
+std::string MakeWideRandomModel(const std::string& folder) {
+  return WriteRandomModel(folder, {{"hidden_size", 576},
+                                   {"intermediate_size", 1536},
+                                   {"num_hidden_layers", 1},
+                                   {"num_attention_heads", 9},
+                                   {"num_key_value_heads", 3},
+                                   {"vocab_size", 2048}});
 }
 
 std::vector<TestRow> RandomRows(int64_t count, int64_t shortest, int64_t longest, uint64_t seed) {

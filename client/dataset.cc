@@ -4,8 +4,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <optional>
-#include <thread>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -31,7 +29,7 @@ struct Options {
   std::string request_id;
   std::string model;
   std::string stored;
-  std::optional<int> max_length;  // not given = what the service takes
+  int max_length = 1024;
   bool refuse_overflow = false;
   std::string print_rows;  // "A:B"
 };
@@ -106,6 +104,7 @@ void PrintRow(const lorad::v1::EncodedRow& row, const Session& session) {
             << row.text() << "\n";
 }
 
+// What the API promises of the report, and nothing that a script might trip over.
 absl::Status PrintReport(const DatasetReport& report, const std::string& what,
                          const Session& session) {
   if (session.json) {
@@ -150,7 +149,7 @@ absl::Status Validate(Session& session, const Options& options) {
   auto& config = *first.mutable_config();
   config.set_model(options.model);
   config.set_dataset(options.stored);
-  if (options.max_length.has_value()) config.set_max_length(*options.max_length);
+  config.set_max_length(options.max_length);
   config.set_refuse_overflow(options.refuse_overflow);
   if (const absl::Status range = ReadRange(options.print_rows, config); !range.ok()) return range;
   absl::StatusOr<std::ifstream> file = std::ifstream();
@@ -161,26 +160,22 @@ absl::Status Validate(Session& session, const Options& options) {
   grpc::ClientContext context;
   SetDeadline(context, kWorkSeconds);
   const auto stream = stub.ValidateDataset(&context);
-  // Rows come back while the file is still being sent: two threads, or both sides would wait to be
-  // read.
   absl::Status read = absl::OkStatus();
-  std::thread sender([&] {
-    if (stream->Write(first) && !options.file.empty()) {
-      read = WriteChunks<lorad::v1::ValidateDatasetRequest>(*file, options.file, *stream);
-    }
-    if (!read.ok()) context.TryCancel();
-    stream->WritesDone();
-  });
+  if (stream->Write(first) && !options.file.empty()) {
+    read = WriteChunks<lorad::v1::ValidateDatasetRequest>(*file, options.file, *stream);
+  }
+  if (!read.ok()) {
+    context.TryCancel();
+    return read;
+  }
+  stream->WritesDone();
   lorad::v1::ValidateDatasetResponse response;
   DatasetReport report;
   while (stream->Read(&response)) {
     if (response.has_row()) PrintRow(response.row(), session);
     if (response.has_report()) report = response.report();
   }
-  sender.join();
-  const absl::Status status = session.FromRpc(stream->Finish());
-  if (!read.ok()) return read;
-  if (!status.ok()) return status;
+  if (const absl::Status status = session.FromRpc(stream->Finish()); !status.ok()) return status;
   return PrintReport(report, options.file.empty() ? options.stored : options.file, session);
 }
 
@@ -220,7 +215,7 @@ absl::Status Remove(Session& session, const Options& options) {
 
 void AddDatasetCommands(CLI::App& app, Session& session) {
   CLI::App& group = *app.add_subcommand("dataset", "Training rows, as JSON Lines");
-  group.require_subcommand(0, 1);
+  group.require_subcommand(1);
   const auto options = std::make_shared<Options>();
 
   CLI::App& add = *group.add_subcommand("add", "Store a file of rows");
@@ -236,8 +231,8 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
   validate.add_option("file", options->file, "A .jsonl file");
   validate.add_option("--dataset", options->stored, "A stored dataset in place of a file");
   validate.add_option("--model", options->model, "Whose tokenizer and template")->required();
-  validate.add_option("--max-length", options->max_length,
-                      "Tokens of a row (default: 1024, or the model's if fewer)");
+  validate.add_option("--max-length", options->max_length, "Tokens of a row")
+      ->capture_default_str();
   validate.add_flag("--refuse-overflow", options->refuse_overflow,
                     "A longer row is an error, not cut");
   validate.add_option("--print-rows", options->print_rows, "A:B prints rows A <= row < B first");

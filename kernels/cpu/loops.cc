@@ -213,6 +213,7 @@ void DropoutBits(uint64_t key, const uint32_t* counter, uint32_t threshold, uint
     }
     uint32_t k0 = static_cast<uint32_t>(key);
     uint32_t k1 = static_cast<uint32_t>(key >> 32);
+#pragma GCC unroll 10
     for (int round = 0; round < kPhiloxRounds; ++round) {
       for (int j = 0; j < kLanes; ++j) {
         const uint64_t p0 = static_cast<uint64_t>(kPhiloxMultiplier0) * word0[j];

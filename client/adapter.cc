@@ -113,7 +113,7 @@ absl::Status Remove(Session& session, const Options& options) {
 
 void AddAdapterCommands(CLI::App& app, Session& session) {
   CLI::App& group = *app.add_subcommand("adapter", "Imported adapters, to go on training from");
-  group.require_subcommand(1);
+  group.require_subcommand(0, 1);
   const auto options = std::make_shared<Options>();
 
   CLI::App& import = *group.add_subcommand("import", "Store a PEFT adapter directory");

@@ -100,7 +100,7 @@ absl::Status Get(Session& session, const Options& options) {
 
 void AddCheckpointCommands(CLI::App& app, Session& session) {
   CLI::App& group = *app.add_subcommand("checkpoint", "What jobs have saved");
-  group.require_subcommand(1);
+  group.require_subcommand(0, 1);
   const auto options = std::make_shared<Options>();
 
   CLI::App& list = *group.add_subcommand("ls", "List a job's checkpoints, oldest first");

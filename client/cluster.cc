@@ -82,7 +82,7 @@ void AddClusterCommands(CLI::App& app, Session& session) {
   app.add_subcommand("cluster", "The daemon, its groups and the count of jobs")
       ->callback([&session] { session.action = [&session] { return Show(session); }; });
   CLI::App& group = *app.add_subcommand("worker", "The processes that train");
-  group.require_subcommand(1);
+  group.require_subcommand(0, 1);
   group.add_subcommand("ls", "List them")->callback([&session] {
     session.action = [&session] { return ListWorkers(session); };
   });

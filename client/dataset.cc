@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <optional>
+#include <thread>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -29,7 +31,7 @@ struct Options {
   std::string request_id;
   std::string model;
   std::string stored;
-  int max_length = 1024;
+  std::optional<int> max_length;  // not given = what the service takes
   bool refuse_overflow = false;
   std::string print_rows;  // "A:B"
 };
@@ -104,7 +106,6 @@ void PrintRow(const lorad::v1::EncodedRow& row, const Session& session) {
             << row.text() << "\n";
 }
 
-// What the API promises of the report, and nothing that a script might trip over.
 absl::Status PrintReport(const DatasetReport& report, const std::string& what,
                          const Session& session) {
   if (session.json) {
@@ -149,7 +150,7 @@ absl::Status Validate(Session& session, const Options& options) {
   auto& config = *first.mutable_config();
   config.set_model(options.model);
   config.set_dataset(options.stored);
-  config.set_max_length(options.max_length);
+  if (options.max_length.has_value()) config.set_max_length(*options.max_length);
   config.set_refuse_overflow(options.refuse_overflow);
   if (const absl::Status range = ReadRange(options.print_rows, config); !range.ok()) return range;
   absl::StatusOr<std::ifstream> file = std::ifstream();
@@ -160,22 +161,26 @@ absl::Status Validate(Session& session, const Options& options) {
   grpc::ClientContext context;
   SetDeadline(context, kWorkSeconds);
   const auto stream = stub.ValidateDataset(&context);
+  // Rows come back while the file is still being sent: two threads, or both sides would wait to be
+  // read.
   absl::Status read = absl::OkStatus();
-  if (stream->Write(first) && !options.file.empty()) {
-    read = WriteChunks<lorad::v1::ValidateDatasetRequest>(*file, options.file, *stream);
-  }
-  if (!read.ok()) {
-    context.TryCancel();
-    return read;
-  }
-  stream->WritesDone();
+  std::thread sender([&] {
+    if (stream->Write(first) && !options.file.empty()) {
+      read = WriteChunks<lorad::v1::ValidateDatasetRequest>(*file, options.file, *stream);
+    }
+    if (!read.ok()) context.TryCancel();
+    stream->WritesDone();
+  });
   lorad::v1::ValidateDatasetResponse response;
   DatasetReport report;
   while (stream->Read(&response)) {
     if (response.has_row()) PrintRow(response.row(), session);
     if (response.has_report()) report = response.report();
   }
-  if (const absl::Status status = session.FromRpc(stream->Finish()); !status.ok()) return status;
+  sender.join();
+  const absl::Status status = session.FromRpc(stream->Finish());
+  if (!read.ok()) return read;
+  if (!status.ok()) return status;
   return PrintReport(report, options.file.empty() ? options.stored : options.file, session);
 }
 
@@ -215,7 +220,7 @@ absl::Status Remove(Session& session, const Options& options) {
 
 void AddDatasetCommands(CLI::App& app, Session& session) {
   CLI::App& group = *app.add_subcommand("dataset", "Training rows, as JSON Lines");
-  group.require_subcommand(1);
+  group.require_subcommand(0, 1);
   const auto options = std::make_shared<Options>();
 
   CLI::App& add = *group.add_subcommand("add", "Store a file of rows");
@@ -231,8 +236,8 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
   validate.add_option("file", options->file, "A .jsonl file");
   validate.add_option("--dataset", options->stored, "A stored dataset in place of a file");
   validate.add_option("--model", options->model, "Whose tokenizer and template")->required();
-  validate.add_option("--max-length", options->max_length, "Tokens of a row")
-      ->capture_default_str();
+  validate.add_option("--max-length", options->max_length,
+                      "Tokens of a row (default: 1024, or the model's if fewer)");
   validate.add_flag("--refuse-overflow", options->refuse_overflow,
                     "A longer row is an error, not cut");
   validate.add_option("--print-rows", options->print_rows, "A:B prints rows A <= row < B first");

@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
       ->envname("LORAD_SERVER")
       ->capture_default_str();
   app.add_flag("--json", session.json, "Print proto3 JSON, one object a line");
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // an unknown word is then named as such
   app.fallthrough();
   client::AddSubmitCommands(app, session);
   client::AddJobCommands(app, session);
@@ -34,6 +34,10 @@ int main(int argc, char** argv) {
     return app.exit(help);
   } catch (const CLI::ParseError& wrong) {
     std::cerr << "error: USAGE: " << wrong.what() << "; see `lora --help`\n";
+    return 2;
+  }
+  if (session.action == nullptr) {
+    std::cerr << "error: USAGE: a command is missing; see `lora --help`\n";
     return 2;
   }
   const absl::Status status = session.action();

@@ -95,7 +95,7 @@ absl::Status Remove(Session& session, const Options& options) {
 void AddModelCommands(CLI::App& app, Session& session) {
   CLI::App& group =
       *app.add_subcommand("model", "Base models: frozen weights on the server's side");
-  group.require_subcommand(1);
+  group.require_subcommand(0, 1);
   const auto options = std::make_shared<Options>();
 
   CLI::App& add = *group.add_subcommand("add", "Register a Hugging Face directory");

@@ -6,6 +6,7 @@
 #include "storage/jinja/evaluator.h"
 #include "storage/jinja/program.h"
 #include "storage/jinja/value.h"
+#include "storage/tokenization/unicode.h"
 
 namespace lorad::storage {
 
@@ -30,6 +31,9 @@ absl::StatusOr<std::string> ChatTemplate::Render(const std::vector<ChatMessage>&
   std::vector<Value> list;
   int64_t steps = limits.steps;
   for (const ChatMessage& message : messages) {
+    if (!tokenization::IsUtf8(message.role) || !tokenization::IsUtf8(message.content)) {
+      return Refuse("TEXT_INVALID", "a message of the conversation is not UTF-8");
+    }
     steps += static_cast<int64_t>(message.role.size() + message.content.size());
     jinja::Dict dict;
     dict.Set("role", Value::MakeText(message.role));

@@ -53,7 +53,7 @@ class ChatTemplate {
 
   // The text of a conversation. InvalidArgument with reason TEMPLATE_REJECTED (the template called
   // raise_exception: its message), TEMPLATE_FAILED (an operation on the wrong type, by name and
-  // line) or TEMPLATE_LIMIT.
+  // line), TEMPLATE_LIMIT or TEXT_INVALID (a message that is not UTF-8). REQUIRES: `tokens` are.
   absl::StatusOr<std::string> Render(const std::vector<ChatMessage>& messages,
                                      bool add_generation_prompt, const ChatTemplateTokens& tokens,
                                      const ChatTemplateLimits& limits = {}) const;

@@ -129,12 +129,15 @@ absl::Status ControlStream::Greet(Stream* stream) {
   hello.set_epoch(held.epoch);
   hello.set_last_report(reports_->last_number());
   v1::CoordinatorMessage answer;
-  if (!stream->rpc->Write(message) || !stream->rpc->Read(&answer) || !answer.has_welcome()) {
-    stream->context.TryCancel();
+  stream->rpc->Write(message);  // if it fails, so does the read, and Finish tells why
+  if (!stream->rpc->Read(&answer)) {
     const absl::Status status = FromRpc(stream->rpc->Finish());
-    return status.ok() || absl::IsCancelled(status)
-               ? absl::UnavailableError("no Welcome came for our Hello")
-               : status;
+    return status.ok() ? absl::UnavailableError("no Welcome came for our Hello") : status;
+  }
+  if (!answer.has_welcome()) {
+    stream->context.TryCancel();
+    stream->rpc->Finish();
+    return absl::UnavailableError("something else than a Welcome came for our Hello");
   }
   stream->greeted = true;
   const v1::Welcome& welcome = answer.welcome();

@@ -51,7 +51,7 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+    return app.exit(error) == 0 ? 0 : 2;
   }
   return -1;
 }

@@ -19,17 +19,13 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
     return Answer(request, std::monostate());
   }
   // A job that has just failed or been cancelled may keep what it saved before.
-  const bool wanted =
-      job && std::ranges::any_of(groups_, [&](const auto& entry) {
-        return entry.second.epoch == header.epoch() && entry.second.members.contains(header.job());
-      });
-  if (!wanted) {
-    Do(RemovePath{content.upload});
-    return Fail(request,
-                PreconditionFailed("STALE_EPOCH", absl::StrCat("job ", header.job()),
-                                   absl::StrCat("the checkpoint of job '", header.job(),
-                                                "' at step ", header.step(), " of epoch ",
-                                                header.epoch(), " is not wanted any more")));
+  const auto found = std::ranges::find_if(groups_, [&](const auto& entry) {
+    return entry.second.epoch == header.epoch() && entry.second.members.contains(header.job());
+  });
+  if (!job || found == groups_.end()) return RefuseShard(request, content);
+  if (found->second.members.at(header.job()).done_step < header.step()) {
+    found->second.early_shards.emplace_back(request, content);
+    return;
   }
   for (auto& [number, commit] : commits_) {
     if (commit.job == header.job() && commit.step == header.step()) {
@@ -56,6 +52,15 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
   write.base_model_path = models_.at(job->job().base_model()).record.model().path();
   write.adapter = job->job().adapter();
   Do(std::move(write));
+}
+
+void Core::State::RefuseShard(uint64_t request, const ShardUploaded& content) {
+  const auto& header = content.header;
+  Do(RemovePath{content.upload});
+  Fail(request, PreconditionFailed("STALE_EPOCH", absl::StrCat("job ", header.job()),
+                                   absl::StrCat("the checkpoint of job '", header.job(),
+                                                "' at step ", header.step(), " of epoch ",
+                                                header.epoch(), " is not wanted any more")));
 }
 
 void Core::State::OnWritten(const CheckpointWritten& written) {

@@ -244,6 +244,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
   SendTo(group, std::move(message));
   Do(Note{Note::Level::kInfo, absl::StrCat(group.name, ": dissolved: ", why)});
   workers_.at(group.worker).group.clear();
+  for (const auto& [request, shard] : group.early_shards) RefuseShard(request, shard);
   const std::map<std::string, Member> members = std::move(group.members);
   groups_.erase(group.name);
   for (const auto& [name, member] : members) {
@@ -261,6 +262,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
 
 void Core::State::LoseGroup(GroupState& group, std::string why) {
   const std::string name = group.name;
+  for (const auto& [request, shard] : group.early_shards) RefuseShard(request, shard);
   const std::map<std::string, Member> members = std::move(group.members);
   groups_.erase(name);
   for (const auto& [member_name, member] : members) {

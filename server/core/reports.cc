@@ -121,6 +121,7 @@ void Core::State::OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& 
   if (!job || job->state() != v1::Job::PREPARING) return;
   if (job->job().step() >= job->job().total_steps()) {
     Transition(*job, v1::Job::FINALIZING, "its steps are done; what is left is evaluated");
+    MaybeFinish(*job);  // its last checkpoint may have been recorded after it lost its worker
   } else {
     Transition(*job, v1::Job::RUNNING,
                absl::StrCat("runs in ", group.name, " from step ", job->job().step()));
@@ -207,6 +208,14 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
     Transition(*job, v1::Job::FINALIZING, "its last step is done");
   }
   Touch(*job);
+  const auto early = std::ranges::find_if(group.early_shards, [&](const auto& entry) {
+    return entry.second.header.job() == done.job() && entry.second.header.step() == done.step();
+  });
+  if (early != group.early_shards.end()) {
+    const auto [request, shard] = std::move(*early);
+    group.early_shards.erase(early);
+    On(request, shard);
+  }
 }
 
 void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDone& done) {

@@ -29,6 +29,27 @@ absl::Status Parse(const char* kind, const std::pair<std::string, std::string>& 
                absl::StrCat("the stored ", kind, " '", stored.first, "' cannot be read"));
 }
 
+// A proto's string that is not UTF-8 cannot be read again; what a row or a file name holds may be
+// anything.
+std::string Utf8(const std::string& text) {
+  std::string clean;
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = [&](size_t at) { return static_cast<unsigned char>(text[at]); };
+    const size_t size = byte(i) < 0x80 ? 1 : byte(i) >= 0xf0 ? 4 : byte(i) >= 0xe0 ? 3 : 2;
+    char32_t code = size == 1 ? byte(i) : byte(i) & (0xff >> (size + 1));
+    bool good = size == 1 || (byte(i) >= 0xc2 && byte(i) <= 0xf4 && i + size <= text.size());
+    for (size_t k = 1; good && k < size; ++k) {
+      good = (byte(i + k) & 0xc0) == 0x80;
+      code = code << 6 | (byte(i + k) & 0x3f);
+    }
+    constexpr char32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+    good = good && code >= kLeast[size] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
+    clean += good ? text.substr(i, size) : "?";
+    i += good ? size : 1;
+  }
+  return clean;
+}
+
 std::string RequestKey(const std::string& kind, const std::string& id) { return kind + "/" + id; }
 
 }  // namespace
@@ -206,7 +227,7 @@ void Core::State::AddEvent(JobState& job, const std::string& reason, const std::
   SetTime(event.mutable_time());
   event.set_job(job.name());
   event.set_reason(reason);
-  event.set_message(message);
+  event.set_message(Utf8(message));
   event.set_from_state(from);
   event.set_to_state(to);
   Put(storage::PutEntry(kEventSeries, job.name(), event.revision(), event.SerializeAsString()));
@@ -243,7 +264,7 @@ void Core::State::FailJob(JobState& job, v1::JobError::Category category, const 
   v1::JobError* error = job.job().mutable_error();
   error->set_category(category);
   error->set_reason(reason);
-  error->set_message(message);
+  error->set_message(Utf8(message));
   error->set_field(field);
   error->set_line(line);
   Transition(job, v1::Job::FAILED, absl::StrCat(reason, ": ", message));

@@ -112,6 +112,9 @@ struct GroupState {
   int64_t cut = 0;  // the newest
   int64_t last_report = 0;
   int64_t idle_since_us = 0;  // 0 = it has members
+  // Shards that overtook the report of their Step: kept back until it is there, lest its metrics be
+  // lost for ever.
+  std::vector<std::pair<uint64_t, ShardUploaded>> early_shards;
   int64_t reserved_bytes = 0;
   int64_t windows_done = 0;
   int64_t microbatches = 0;
@@ -263,6 +266,7 @@ class Core::State {
   void On(uint64_t request, const ShardUploaded& content);
   void On(uint64_t request, const v1::DeleteCheckpointRequest& content);
   void OnWritten(const CheckpointWritten& written);
+  void RefuseShard(uint64_t request, const ShardUploaded& content);
 
   struct PendingMove {
     std::vector<uint64_t> requests;

@@ -230,8 +230,8 @@ int main(int argc, char** argv) {
   app.add_option("--threads", options.threads, "Threads (default: all cores)");
   app.add_option("--steps", options.steps, "Steps that are timed")->check(CLI::Range(1, 1000));
   app.add_flag("--small", options.small, "A toy shape, as a test");
-  app.add_option("--peft", options.peft,
-                 "Python with torch, transformers and peft to compare with");
+  app.add_flag("--peft", options.peft, "Compare with PEFT on torch");
+  app.add_option("--python", options.python, "Interpreter with torch, transformers and peft");
   CLI11_PARSE(app, argc, argv);
   return lorad::worker::Run(options);
 }

@@ -170,6 +170,7 @@ def test_models():
     house.clear()
 
 
+GOOD_TOKENS = '{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}\n'
 GOOD_ROW = '{"text": "one two three"}\n'
 BAD_DATASETS = [
     ("bad UTF-8", "line 2.*UTF-8|UTF-8.*line 2", GOOD_ROW.encode() + b'{"text": "\xff\xfe"}\n'),
@@ -181,7 +182,6 @@ BAD_DATASETS = [
     ("row over the limit", "line 2", GOOD_ROW + '{"text": "' + "x" * (64 << 20) + '"}\n'),
     ("nesting over the limit", "line 1", '{"messages": ' + "[" * 5000 + "]" * 5000 + "}\n"),
     ("labels of another length", "line 1", '{"input_ids": [5, 6, 7], "labels": [5, 6]}\n'),
-    ("no trained token", "line 1", '{"input_ids": [5, 6, 7], "labels": [-100, -100, -100]}\n'),
     ("ids that are no integers", "line 1", '{"input_ids": [5.5], "labels": [1]}\n'),
     ("messages without a role", "line 1", '{"messages": [{"content": "a"}]}\n'),
 ]
@@ -197,7 +197,7 @@ def test_datasets():
         for i, (what, wanted, content) in enumerate(BAD_DATASETS):
             path = house.folder / f"bad{i}.jsonl"
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
-            cases.append((f"dataset: {what}", wanted, "dataset", "add", "bad", path))
+            cases.append((f"dataset: {what}", wanted, "dataset", "add", f"bad-{i}", path))
         good = house.folder / "good.jsonl"
         cases += [("dataset: no such file", "nowhere", "dataset", "add", "bad", house.folder / "nowhere"),
                   ("dataset: a directory", "file", "dataset", "add", "bad", house.folder),
@@ -210,6 +210,9 @@ def test_datasets():
         cases.append(("validate: a conversation without an answer", "line 1", "dataset", "validate", rejected, "--model", "good"))
         ids = house.folder / "ids.jsonl"
         ids.write_text('{"input_ids": [5, 100000], "labels": [5, 6]}\n')
+        untrained = house.folder / "untrained.jsonl"
+        untrained.write_text(GOOD_TOKENS + '{"input_ids": [5, 6, 7], "labels": [-100, -100, -100]}\n')
+        cases.append(("validate: no trained token", "line 2", "dataset", "validate", untrained, "--model", "good"))
         cases.append(("validate: an id beyond the vocabulary", "line 1", "dataset", "validate", ids, "--model", "good"))
         all_of(house, cases)
         assert stored(house) == before
@@ -324,7 +327,7 @@ def test_jobs_found_bad_later():
         all_of(house, [("adapter: cut off", "adapter_model.safetensors", "adapter", "import", "b", "--path", broken),
                        ("adapter: an option that is not there", "use_dora", "adapter", "import", "d", "--path", dora),
                        ("adapter: no such directory", "adapter_config.json", "adapter", "import", "n", "--path", house.folder / "nowhere"),
-                       ("adapter: the name is taken", "start", "adapter", "import", "start", "--path", dora)])
+                       ("adapter: the name is taken", "start", "adapter", "import", "start", "--path", adapter)])
     house.clear()
     with House(None, "--workers", "cpu:1", "--worker-memory", str(8 << 20)) as house:
         write_model(house.folder / "model")

@@ -73,7 +73,7 @@ class House:
 
     def command(self, *options):
         return [self.lorad, "serve", "--data-dir", self.data_dir, "--worker-binary", WORKER,
-                *([] if "--listen" in self.options else ["--listen", "127.0.0.1:0"]), *self.options, *options]
+                *([] if "--listen" in options else ["--listen", "127.0.0.1:0"]), *self.options, *options]
 
     def start(self, *options, seconds=60):
         """Starts the daemon and waits until it can serve; returns the seconds that took."""
@@ -118,9 +118,12 @@ class House:
     def log(self):
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
+    def lora_command(self, *arguments):
+        return [LORA, "--server", self.address or "127.0.0.1:1", *arguments]
+
     def run(self, *arguments, seconds=600, text=True, stdin=None):
         """Runs a command of `lora`'s and returns its Result, whatever it is."""
-        command = [LORA, "--server", self.address or "127.0.0.1:1", *map(str, arguments)]
+        command = list(map(str, self.lora_command(*arguments)))
         return Result(command, subprocess.run(command, capture_output=True, text=text, timeout=seconds, input=stdin))
 
     def lora(self, *arguments, **keywords):

@@ -14,8 +14,17 @@ namespace {
 constexpr int64_t kLongest = 900;
 constexpr uint64_t kFixedSeed = 20261121;
 
-std::string ModelPath() {
-  return MakeRandomModel(std::filesystem::temp_directory_path() / "isolation_model");
+struct Setting {
+  std::string model_path;
+  int64_t steps = 0;
+};
+
+Setting Small(int64_t steps) {
+  return {MakeRandomModel(std::filesystem::temp_directory_path() / "isolation_model"), steps};
+}
+
+Setting Wide(int64_t steps) {
+  return {MakeWideRandomModel(std::filesystem::temp_directory_path() / "isolation_wide"), steps};
 }
 
 TestJob Subject() {
@@ -37,15 +46,15 @@ void Collect(Harness* harness, const TestJob& job, Result* result) {
   }
 }
 
-Result Alone(int64_t steps, int threads, int32_t capacity, std::mt19937_64* random) {
-  Harness harness({.model_path = ModelPath(),
+Result Alone(const Setting& setting, int threads, int32_t capacity, std::mt19937_64* random) {
+  Harness harness({.model_path = setting.model_path,
                    .threads = threads,
                    .capacity_tokens = capacity,
                    .longest_sequence = static_cast<int32_t>(kLongest)});
   harness.Form();
   TestJob job = Subject();
   harness.Load(job);
-  while (job.step < steps) harness.Step({&job}, job.step + 1 == steps, random);
+  while (job.step < setting.steps) harness.Step({&job}, job.step + 1 == setting.steps, random);
   Result result;
   Collect(&harness, job, &result);
   result.shard = harness.Shard(job);
@@ -53,8 +62,8 @@ Result Alone(int64_t steps, int threads, int32_t capacity, std::mt19937_64* rand
 }
 
 // Strangers of other ranks and targets join and leave at random steps.
-Result InCompany(int64_t steps, std::mt19937_64* random) {
-  Harness harness({.model_path = ModelPath(),
+Result InCompany(const Setting& setting, std::mt19937_64* random) {
+  Harness harness({.model_path = setting.model_path,
                    .threads = 2,
                    .capacity_tokens = 1500,
                    .longest_sequence = static_cast<int32_t>(kLongest)});
@@ -69,18 +78,22 @@ Result InCompany(int64_t steps, std::mt19937_64* random) {
       MakeJob("wide", 64, {"gate_proj", "up_proj", "k_proj"}, RandomRows(20, 17, 500, 4), 1),
   };
   std::vector<bool> resident(strangers.size(), false);
-  while (job.step < steps) {
+  while (job.step < setting.steps) {
     std::vector<TestJob*> jobs = {&job};
     for (size_t i = 0; i < strangers.size(); ++i) {
       if ((*random)() % 8 == 0 || job.step == 0) {
         resident[i] = !resident[i];
         strangers[i].step = 0;
-        resident[i] ? harness.Load(strangers[i]) : harness.Free(strangers[i]);
+        if (resident[i]) {
+          harness.Load(strangers[i]);
+        } else {
+          harness.Free(strangers[i]);
+        }
       }
       if (resident[i]) jobs.push_back(&strangers[i]);
     }
     std::shuffle(jobs.begin(), jobs.end(), *random);
-    harness.Step(jobs, job.step + 1 == steps, random);
+    harness.Step(jobs, job.step + 1 == setting.steps, random);
   }
   Result result;
   Collect(&harness, job, &result);
@@ -90,12 +103,12 @@ Result InCompany(int64_t steps, std::mt19937_64* random) {
 }
 
 // Stopped after `stop` steps and resumed from the shard in a new group of another capacity.
-Result Resumed(int64_t steps, int64_t stop, std::mt19937_64* random) {
+Result Resumed(const Setting& setting, int64_t stop, std::mt19937_64* random) {
   Result result;
   TestJob job = Subject();
   std::string shard;
   for (const int32_t capacity : {2048, 901}) {
-    Harness harness({.model_path = ModelPath(),
+    Harness harness({.model_path = setting.model_path,
                      .threads = capacity == 901 ? 1 : 2,
                      .capacity_tokens = capacity,
                      .longest_sequence = static_cast<int32_t>(kLongest)});
@@ -106,7 +119,7 @@ Result Resumed(int64_t steps, int64_t stop, std::mt19937_64* random) {
     }
     harness.Load(job);
     REQUIRE(harness.slot_failed().empty());
-    const int64_t until = shard.empty() ? stop : steps;
+    const int64_t until = shard.empty() ? stop : setting.steps;
     while (job.step < until) harness.Step({&job}, job.step + 1 == until, random);
     Collect(&harness, job, &result);
     shard = harness.Shard(job);
@@ -125,22 +138,29 @@ void CheckEqual(const Result& got, const Result& want) {
   REQUIRE(got.shard == want.shard);
 }
 
-void RunWithSeed(uint64_t seed, int64_t steps) {
+void RunWithSeed(uint64_t seed, const Setting& setting) {
   std::cout << "seed " << seed << std::endl;
   INFO("seed " << seed);
   std::mt19937_64 random(seed);
-  const Result reference = Alone(steps, 1, 900, nullptr);
-  CheckEqual(Alone(steps, 2, 4096, &random), reference);
-  const Result company = InCompany(steps, &random);
+  const Result reference = Alone(setting, 1, 900, nullptr);
+  CheckEqual(Alone(setting, 2, 4096, &random), reference);
+  const Result company = InCompany(setting, &random);
   std::cout << "adapters per microbatch " << company.mean_adapters << std::endl;
   CHECK(company.mean_adapters > 1.2);
   CheckEqual(company, reference);
-  CheckEqual(Resumed(steps, 1 + static_cast<int64_t>(random() % (steps - 1)), &random), reference);
+  CheckEqual(Resumed(setting, 1 + static_cast<int64_t>(random() % (setting.steps - 1)), &random),
+             reference);
 }
 
-TEST_CASE("equal bits in any company, fixed seed") { RunWithSeed(kFixedSeed, 60); }
+TEST_CASE("equal bits in any company, fixed seed") { RunWithSeed(kFixedSeed, Small(60)); }
 
-TEST_CASE("equal bits in any company, random seed") { RunWithSeed(std::random_device()(), 20); }
+TEST_CASE("equal bits in any company, random seed") {
+  RunWithSeed(std::random_device()(), Small(20));
+}
+
+TEST_CASE("equal bits in any company at a real model's widths") {
+  RunWithSeed(std::random_device()(), Wide(3));
+}
 
 }  // namespace
 }  // namespace lorad::worker

@@ -1,6 +1,5 @@
 #include "tests/worker/rows.h"
 
-#include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -8,17 +7,24 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <sstream>
+#include <stdexcept>
 
 #include "storage/checkpoint.h"
 #include "storage/peft.h"
 #include "storage/safetensors.h"
 
 namespace lorad::worker {
+namespace {
+
+void Require(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+}  // namespace
 
 std::string ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  INFO(path);
-  REQUIRE(file.good());
+  Require(file.good(), "cannot read " + path);
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
@@ -43,26 +49,23 @@ std::string AdapterContent(const std::string& directory, const std::string& job)
     content.append(piece);
     return absl::OkStatus();
   });
-  INFO(status.ToString());
-  REQUIRE(status.ok());
+  Require(status.ok(), status.ToString());
   return content;
 }
 
 double WorstDistance(const std::string& shard, const std::string& peft_directory) {
   const auto header = storage::ParseSafetensorsHeader(shard, shard.size());
-  REQUIRE(header.ok());
+  Require(header.ok(), header.status().ToString());
   const auto expected =
       storage::SafetensorsFile::Open(peft_directory + "/" + storage::kAdapterModelFile);
-  REQUIRE(expected.ok());
+  Require(expected.ok(), expected.status().ToString());
   double worst = 0;
   for (const storage::TensorInfo& want : expected->tensors()) {
-    INFO(want.name);
     const storage::TensorInfo* got = header->Find(want.name);
-    REQUIRE(got != nullptr);
-    REQUIRE(got->shape == want.shape);
+    Require(got != nullptr && got->shape == want.shape, "no " + want.name + " in the shard");
     std::vector<float> wanted(want.elements());
     std::vector<float> had(got->elements());
-    REQUIRE(expected->ReadFloats(want, wanted.data()).ok());
+    Require(expected->ReadFloats(want, wanted.data()).ok(), "cannot read " + want.name);
     std::memcpy(had.data(), shard.data() + header->data_begin + got->begin, got->bytes());
     double difference = 0;
     double norm = 0;
@@ -75,28 +78,39 @@ double WorstDistance(const std::string& shard, const std::string& peft_directory
   return worst;
 }
 
-std::string MakeRandomModel(const std::string& folder) {
-  std::filesystem::create_directories(folder);
-  const nlohmann::json config = {
-      {"architectures", {"LlamaForCausalLM"}},
-      {"model_type", "llama"},
-      {"hidden_act", "silu"},
-      {"hidden_size", 64},
-      {"intermediate_size", 160},
-      {"num_hidden_layers", 3},
-      {"num_attention_heads", 4},
-      {"num_key_value_heads", 2},
-      {"head_dim", 16},
-      {"max_position_embeddings", 1024},
-      {"rms_norm_eps", 1e-6},
-      {"rope_theta", 10000.0},
-      {"tie_word_embeddings", false},
-      {"vocab_size", 384},
-      {"torch_dtype", "float32"},
+namespace {
+
+std::string WriteRandomModel(const std::string& folder, const nlohmann::json& sizes) {
+  nlohmann::json config = {
+      {"architectures", {"LlamaForCausalLM"}}, {"model_type", "llama"},    {"hidden_act", "silu"},
+      {"max_position_embeddings", 1024},       {"rms_norm_eps", 1e-6},     {"rope_theta", 10000.0},
+      {"tie_word_embeddings", false},          {"torch_dtype", "float32"},
   };
+  config.update(sizes);
+  std::filesystem::create_directories(folder);
   std::ofstream(folder + "/config.json") << config.dump(2);
   std::ofstream(folder + "/random_weights.json") << R"({"seed": 5})";
   return folder;
+}
+
+}  // namespace
+
+std::string MakeRandomModel(const std::string& folder) {
+  return WriteRandomModel(folder, {{"hidden_size", 64},
+                                   {"intermediate_size", 160},
+                                   {"num_hidden_layers", 3},
+                                   {"num_attention_heads", 4},
+                                   {"num_key_value_heads", 2},
+                                   {"vocab_size", 384}});
+}
+
+std::string MakeWideRandomModel(const std::string& folder) {
+  return WriteRandomModel(folder, {{"hidden_size", 576},
+                                   {"intermediate_size", 1536},
+                                   {"num_hidden_layers", 1},
+                                   {"num_attention_heads", 9},
+                                   {"num_key_value_heads", 3},
+                                   {"vocab_size", 2048}});
 }
 
 std::vector<TestRow> RandomRows(int64_t count, int64_t shortest, int64_t longest, uint64_t seed) {

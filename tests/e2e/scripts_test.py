@@ -1,0 +1,166 @@
+"""What scripts may rely on: streams, exit statuses, keys, ids, times."""
+
+import json
+import random
+import re
+import signal
+import subprocess
+
+from formats import read_safetensors, token_rows, write_model
+from house import House, LORAD, WORKER, main, tell
+
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+ID = re.compile(r"[a-z0-9-]+")
+
+
+def prepare(house):
+    house.lora("model", "add", "small", "--path", write_model(house.folder / "model", tokenizer=True))
+    house.add_dataset("rows", token_rows(random.Random(1), 12, longest=200))
+    house.add_dataset("validation", token_rows(random.Random(2), 3, longest=100))
+
+
+def a_job(**training):
+    return {"display_name": "a job", "base_model": "small", "training_dataset": "rows", "validation_dataset": "validation",
+            "adapter": {"rank": 4}, "labels": {"team": "math"},
+            "training": {"max_steps": 6, "batch_size": 3, "max_length": 512, "checkpoint_every_steps": 2, "eval_every_steps": 3, **training}}
+
+
+def test_daemon():
+    """One line on stdout, and a clean stop by either signal."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        house = House(None, "--workers", "cpu:1", "--log-format", "json")
+        house.start()
+        house.wait_for_worker()
+        pids = house.worker_pids()
+        house.process.send_signal(number)
+        assert house.process.wait(30) == 0, house.log()
+        assert house.process.stdout.read() == ""
+        for line in house.log().splitlines():
+            json.loads(line)
+        for pid in pids:
+            assert subprocess.run(["kill", "-0", str(pid)], capture_output=True).returncode != 0, "a worker outlived its daemon"
+        house.clear()
+    for program, arguments in ((LORAD, []), (LORAD, ["serve"]), (LORAD, ["serve", "--data-dir", "/tmp/x", "--frobnicate"]), (WORKER, ["--frobnicate"])):
+        done = subprocess.run([program, *arguments], capture_output=True, text=True)
+        assert done.returncode == 2 and done.stdout == "" and done.stderr, (program, arguments, done)
+
+
+def test_a_job_in_json():
+    with House(None, "--workers", "cpu:1") as house:
+        prepare(house)
+        path = house.folder / "job.json"
+        path.write_text(json.dumps(a_job()))
+        estimate = house.object("estimate", "-f", path)
+        assert estimate["total_steps"] == 6 and estimate["total_tokens"] > 0 and estimate["fits"] is True and estimate["seconds"] > 0
+        memory = estimate["peak_memory_bytes"]
+        assert memory["total"] == sum(memory[k] for k in ("weights", "adapters", "optimizer", "activations", "workspace"))
+        checked = house.run("submit", "-f", path, "--validate-only")
+        assert checked.status == 0 and checked.out == "" and house.objects("ls") == [], checked
+
+        submitted = house.lora("submit", "-f", path)
+        name = submitted.out.strip()
+        assert submitted.out == name + "\n" and ID.fullmatch(name)
+        watched = house.lora("watch", "--until-done", name)
+        lines = watched.out.splitlines()
+        assert lines[-1].startswith(f"{name} (a job)  SUCCEEDED  step 6/6"), lines
+
+        job = house.object("show", name)
+        for key in ("name", "state", "step", "total_steps", "loss", "validation_loss", "initial_validation_loss", "tokens_per_second",
+                    "adapters_per_microbatch", "base_model", "priority", "create_time", "error", "queue"):
+            assert key in job, key
+        assert job["state"] == "SUCCEEDED" and job["step"] == job["total_steps"] == 6 and job["last_checkpoint_step"] == 6
+        assert all(TIME.fullmatch(job[key]) for key in ("create_time", "start_time", "end_time")), job
+        assert job["error"] is None and job["queue"] is None and job["adapters_per_microbatch"] == 1 and job["tokens"] == job["total_tokens"]
+        assert job["training"]["learning_rate"] == 2e-4 and job["training"]["schedule"] == "LINEAR" and job["adapter"]["alpha"] == 8
+
+        metrics = house.objects("metrics", name)
+        assert [set(m) for m in metrics] == 6 * [{"step", "loss", "grad_norm", "learning_rate", "trained_tokens", "tokens", "step_time_ms"}]
+        assert [m["step"] for m in metrics] == list(range(1, 7)) and metrics[-1]["loss"] == job["loss"]
+        assert sum(m["tokens"] for m in metrics) == job["tokens"]
+        assert [m["step"] for m in house.objects("metrics", name, "--after-step", 4)] == [5, 6]
+        evaluations = house.objects("metrics", name, "--evaluation")
+        assert [e["step"] for e in evaluations] == [0, 3, 6]
+        assert (evaluations[0]["validation_loss"], evaluations[-1]["validation_loss"]) == (job["initial_validation_loss"], job["validation_loss"])
+
+        events = house.objects("events", name)
+        states = [e["to_state"] for e in events if e["reason"] == "STATE_CHANGED"]
+        assert states[-1] == "SUCCEEDED" and [e["revision"] for e in events] == sorted({e["revision"] for e in events}), events
+        tell("    states: " + " ".join(states))
+        cluster = house.object("cluster")
+        assert cluster["jobs_by_state"]["SUCCEEDED"] == 1 and cluster["workers"] == 1
+        (worker,) = house.objects("worker", "ls")
+        assert worker["device"] == "cpu" and worker["memory_bytes"] > 0 and worker["numerics_id"]
+        for command in (["ls"], ["show", name], ["metrics", name], ["metrics", name, "--evaluation"], ["events", name], ["cluster"],
+                        ["worker", "ls"], ["model", "ls"], ["model", "show", "small"], ["dataset", "ls"], ["dataset", "show", "rows"],
+                        ["adapter", "ls"], ["checkpoint", "ls", name], ["estimate", "-f", path]):
+            assert house.lora(*command).out, command
+    house.clear()
+
+
+def test_filters_and_removal():
+    with House(None, "--workers", "none") as house:
+        prepare(house)
+        names = [house.submit({**a_job(), "display_name": f"job-{i}", "labels": {"team": team}}) for i, team in enumerate(("math", "prose", "math"))]
+        assert [j["name"] for j in house.objects("ls")] == names[::-1]
+        found = house.objects("ls", "--filter", "labels.team = math AND display_name != job-0")
+        assert [j["name"] for j in found] == [names[2]]
+        house.lora("cancel", names[0], names[1])
+        house.wait(names[:2], state="CANCELLED")
+        assert house.run("watch", "--until-done", names[0]).status == 1
+        assert {j["name"] for j in house.objects("ls", "--filter", "state = CANCELLED")} == set(names[:2])
+        house.lora("rm", names[0])
+        assert house.run("show", names[0]).status == 1
+        house.lora("cancel", names[1])  # idempotent
+    house.clear()
+
+
+def test_checkpoints():
+    with House(None, "--workers", "cpu:1") as house:
+        prepare(house)
+        name = house.submit(a_job())
+        house.wait([name])
+        steps = [c["step"] for c in house.objects("checkpoint", "ls", name)]
+        assert steps[-1] == 6, steps
+        tell(f"    checkpoints kept: {steps}")
+        newest = house.adapter(name)
+        assert sorted(p.name for p in newest.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+        config = json.loads((newest / "adapter_config.json").read_text())
+        assert config["peft_type"] == "LORA" and config["r"] == 4 and config["lora_alpha"] == 8
+        tensors = read_safetensors(newest / "adapter_model.safetensors")
+        assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in tensors
+        again = house.run("checkpoint", "get", name, "-o", newest)
+        assert again.status == 1 and "DIRECTORY_EXISTS" in again.err
+        assert house.run("checkpoint", "get", name, "--step", 5000, "-o", house.folder / "none").status == 1
+        assert not (house.folder / "none").exists()
+        everything = house.folder / "everything"
+        house.lora("checkpoint", "get", name, "--all", "-o", everything)
+        assert (everything / "optimizer.safetensors").exists()
+
+        # On from there, by an imported adapter and by the checkpoint itself.
+        house.lora("adapter", "import", "start", "--path", newest)
+        for start in ("start", f"{name}/6"):
+            job = a_job()
+            job["adapter"]["init_from"] = start
+            (more,) = house.wait([house.submit(job)])
+            assert abs(more["initial_validation_loss"] - house.object("show", name)["validation_loss"]) < 1e-6, start
+    house.clear()
+
+
+def test_watch_outlives_the_daemon():
+    """A watch takes up again where it was when the daemon comes back."""
+    with House(None, "--workers", "cpu:1") as house:
+        prepare(house)
+        name = house.submit(a_job(max_steps=150, checkpoint_every_steps=5, eval_every_steps=0))
+        port = house.address.split(":")[1]
+        watch = subprocess.Popen(["stdbuf", "-oL", *map(str, [*house.lora_command(), "watch", "--until-done", name])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        house.wait([name], until=lambda job: job["step"] >= 3)
+        house.kill()
+        house.start("--listen", f"127.0.0.1:{port}")
+        out, err = watch.communicate(timeout=300)
+        assert watch.returncode == 0, (out, err)
+        assert "SUCCEEDED" in out.splitlines()[-1], out
+    house.clear()
+
+
+if __name__ == "__main__":
+    main([test_daemon, test_a_job_in_json, test_filters_and_removal, test_checkpoints, test_watch_outlives_the_daemon])

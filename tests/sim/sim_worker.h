@@ -1,0 +1,82 @@
+// A worker without arithmetic: it executes windows as worker/ does, one operation at a time, checks
+// that they make sense, and reports results that are a function of (job, step) alone.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "lorad/worker/v1/worker.pb.h"
+
+namespace lorad::sim {
+
+// What the loss of a step is, whoever computes it.
+double LossOf(const std::string& job, int64_t step);
+double EvaluationLossOf(const std::string& job, int64_t step, int64_t sequence);
+inline constexpr int64_t kTrainedTokens = 7;  // of every sequence
+
+class SimWorker {
+ public:
+  struct Hooks {
+    // A message up the control stream.
+    std::function<void(worker::v1::WorkerMessage)> say;
+    // A shard on a call of its own.
+    std::function<void(worker::v1::UploadShardRequest::Header)> upload;
+    // The step that a slot's content starts at; fails the test where it names nothing.
+    std::function<int64_t(const std::string& content)> fetch;
+    // Steps whose loss is not finite.
+    std::function<bool(const std::string& job, int64_t step)> is_bad;
+  };
+
+  SimWorker(std::string name, Hooks hooks) : name_(std::move(name)), hooks_(std::move(hooks)) {}
+
+  worker::v1::Hello Hello() const;
+  void Hear(const worker::v1::CoordinatorMessage& message);
+  // Executes one operation, or one step of forming a group. False: nothing to do now.
+  bool Step();
+  bool shut_down() const { return shut_down_; }
+  // Adapters in every microbatch executed so far.
+  const std::vector<int>& microbatch_adapters() const { return microbatch_adapters_; }
+
+ private:
+  struct Slot {
+    int64_t step = 0;
+    std::map<int64_t, int> sequences;  // of the batch under way, how often backwarded
+    bool dead = false;                 // not finite: what is left of it is dropped
+  };
+  struct Pending {
+    worker::v1::Window window;
+    int next = 0;
+    std::vector<bool> kept;  // after a cut, one entry an operation
+  };
+
+  void Report(worker::v1::Report report);
+  void Execute(const worker::v1::Window& window, const worker::v1::Operation& operation);
+  void ExecuteStep(const worker::v1::Window& window, const worker::v1::Operation& operation);
+  void ExecuteEvaluate(const worker::v1::Microbatch& microbatch);
+  void ReportMicrobatch(const worker::v1::Microbatch& microbatch);
+  void Save(const std::string& job, int64_t step);
+  void CutAt(int64_t first_dropped);
+  const worker::v1::Microbatch& Find(const worker::v1::Window& window, int64_t number) const;
+  bool Dropped(const worker::v1::Window& window, const worker::v1::Operation& operation) const;
+
+  const std::string name_;
+  const Hooks hooks_;
+  int64_t epoch_ = 0;
+  int64_t reports_ = 0;
+  std::optional<worker::v1::FormGroup> forming_;
+  std::map<std::string, Slot> slots_;
+  std::deque<Pending> windows_;
+  int64_t next_window_ = 1;
+  int64_t first_not_enqueued_ = 1;
+  std::optional<int64_t> hold_from_;
+  bool shut_down_ = false;
+  std::vector<int> microbatch_adapters_;
+};
+
+}  // namespace lorad::sim

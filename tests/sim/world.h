@@ -1,0 +1,166 @@
+// A whole lorad in one thread: the very core, and around it a store, a disk, planners, workers and
+// clients that are simulated. One seed reproduces everything. Under chaos, messages are delayed and
+// repeated, results of effects come out of order, workers die, and the coordinator is killed
+// between any two of its effects.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/core/core.h"
+#include "tests/sim/memory_store.h"
+#include "tests/sim/sim_worker.h"
+
+namespace lorad::sim {
+
+struct WorldOptions {
+  uint64_t seed = 1;
+  int workers = 1;
+  // 0: everything happens at once, in the order it was caused.
+  int64_t delay_us_max = 0;
+  double repeat_share = 0;  // of workers' messages that arrive twice
+  server::CoreOptions core;
+};
+
+class World {
+ public:
+  explicit World(const WorldOptions& options);
+  ~World();
+
+  // ---- what a client does ----
+
+  using OnReply = std::function<void(absl::StatusOr<server::ReplyValue>)>;
+  void Ask(server::Request request, OnReply on_reply);
+  // Asks and runs until the reply is there.
+  absl::StatusOr<server::ReplyValue> Call(server::Request request);
+  template <class T>
+  T Get(server::Request request) {
+    absl::StatusOr<server::ReplyValue> value = Call(std::move(request));
+    RequireOk(value.status());
+    return std::get<T>(*std::move(value));
+  }
+  v1::Job Job(const std::string& name);
+  v1::Job::State StateOf(const std::string& name) { return Job(name).state(); }
+  std::vector<v1::Event> Events(const std::string& name);
+  std::vector<v1::StepMetrics> Metrics(const std::string& name);
+  std::vector<v1::EvaluationMetrics> Evaluations(const std::string& name);
+  void AddModel(const std::string& name);
+  void AddDataset(const std::string& name, int64_t rows);
+  // A job on model "m" with dataset "train": 12 rows, batches of 4, 2 epochs, a checkpoint every 2
+  // steps.
+  static v1::Job NewJob();
+  std::string Submit(const v1::Job& job, const std::string& request_id = "");
+
+  // ---- time and calamity ----
+
+  // Lets the next thing happen; false: nothing is left that could.
+  bool Step();
+  // Runs until `done`, or fails the test after `steps_max` steps or where nothing is left to
+  // happen.
+  void RunUntil(const std::function<bool()>& done, int64_t steps_max = 2'000'000);
+  // Runs until nothing is left but timers.
+  void Settle();
+  void RunUntilState(const std::string& job, v1::Job::State state);
+  int64_t now_us() const { return now_us_; }
+  void Sleep(int64_t us);
+
+  void ConnectWorkers();
+  void KillWorker(int worker, bool restart = true);
+  void SilenceWorker(int worker);
+  // SIGKILL: what was not committed is gone, what was committed may not have been told; its workers
+  // die with it.
+  void CrashCoordinator();
+  void FailPlans(absl::Status status) { plan_failure_ = std::move(status); }
+  void FailSaves(absl::Status status) { save_failure_ = std::move(status); }
+  // The step of the job whose loss is not finite.
+  void Poison(const std::string& job, int64_t step) { bad_steps_[job] = step; }
+  // Rows of this dataset are bad from this line on.
+  void SpoilRows(const std::string& dataset, int64_t line) { bad_lines_[dataset] = line; }
+  void SetLongest(const std::string& dataset, int32_t tokens) { longest_[dataset] = tokens; }
+
+  // ---- what must hold ----
+
+  // Of every job that succeeded: each step and evaluation there, once, with the right numbers; its
+  // events form a chain; what the store names lies on the disk. Fails the test otherwise.
+  void CheckInvariants();
+  // Jobs, groups and workers as they stand, for failing tests.
+  std::string Describe();
+  const std::vector<v1::WatchJobsResponse>& announced() const { return announced_; }
+  const SimWorker& worker(int i) const { return *workers_[i].worker; }
+  int64_t crashes() const { return crashes_; }
+  int64_t turns() const { return turns_; }
+  const std::set<std::string>& disk() const { return disk_; }
+  const std::vector<server::PlanInput>& plans() const { return plans_; }
+  std::mt19937_64& random() { return random_; }
+
+ private:
+  struct WorkerSlot {
+    std::unique_ptr<SimWorker> worker;
+    uint64_t connection = 0;  // 0 = dead
+    int64_t life = 0;
+    bool silent = false;
+    int64_t up_free_us = 0;  // a stream keeps its order
+    int64_t down_free_us = 0;
+  };
+
+  server::ReplyValue Look(server::Request request);
+  static void RequireOk(const absl::Status& status);
+  void Start();
+  void At(int64_t at_us, std::function<void()> what);
+  void Later(std::function<void()> what) { At(now_us_ + Delay(), std::move(what)); }
+  int64_t Delay();
+  bool Chance(double share);
+  // To the coordinator; lost if it dies before.
+  void Post(decltype(server::Event::content) content);
+  void Turn();
+  void Carry(std::vector<server::Effect> effects);
+  void Do(server::Effect effect);
+  void StartWorker(int i);
+  void Heartbeat(int i, int64_t life);
+  void WorkerStep(int i, int64_t life);
+  void Say(int i, worker::v1::WorkerMessage message);
+  void Upload(int i, worker::v1::UploadShardRequest::Header header);
+  absl::StatusOr<worker::v1::Window> PlanWindow(const server::PlanInput& input);
+  int64_t RowLength(const std::string& dataset, int64_t row) const;
+
+  const WorldOptions options_;
+  std::mt19937_64 random_;
+  int64_t now_us_ = 1'000'000'000;
+  std::multimap<int64_t, std::function<void()>> agenda_;
+
+  // Durable:
+  MemoryStore store_;
+  std::set<std::string> disk_;  // paths below the data directory
+  std::set<std::string> uploads_;
+  int64_t next_upload_ = 1;
+
+  // Of the running coordinator:
+  std::unique_ptr<server::Core> core_;
+  int64_t life_ = 0;  // counts its starts
+  std::deque<decltype(server::Event::content)> inbox_;
+  bool turn_due_ = false;
+  std::map<uint64_t, OnReply> replies_;
+  uint64_t next_request_ = 1;
+  uint64_t next_connection_ = 1;
+
+  std::vector<WorkerSlot> workers_;
+  int timers_ = 0;  // entries of the agenda that are only timers
+
+  absl::Status plan_failure_, save_failure_;
+  std::map<std::string, int64_t> bad_steps_;
+  std::map<std::string, int64_t> bad_lines_;
+  std::map<std::string, int32_t> longest_;
+  std::vector<v1::WatchJobsResponse> announced_;
+  std::vector<server::PlanInput> plans_;
+  int64_t crashes_ = 0;
+  int64_t turns_ = 0;
+};
+
+}  // namespace lorad::sim

@@ -1,0 +1,85 @@
+// Files that transformers and PEFT wrote (tests/golden), through our readers and writers.
+
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "storage/checkpoint.h"
+#include "storage/model_directory.h"
+#include "storage/peft.h"
+#include "tests/storage/temp_directory.h"
+
+namespace lorad::storage {
+namespace {
+
+constexpr char kGolden[] = "tests/golden/";
+
+std::string ReadFile(const std::string& path) {
+  std::ostringstream bytes;
+  bytes << std::ifstream(path, std::ios::binary).rdbuf();
+  return bytes.str();
+}
+
+TEST_CASE("models written by transformers are read", "[golden]") {
+  for (const std::string name : {"llama_gqa_untied", "qwen2_bias_tied"}) {
+    INFO(name);
+    const auto model = ModelDirectory::Open(kGolden + name + "/model");
+    INFO(model.status());
+    REQUIRE(model.ok());
+    CHECK(model->description().layers == 3);
+    CHECK(model->description().tied_head == (name == "qwen2_bias_tied"));
+    for (const NamedShape& tensor : AllTensors(model->description())) {
+      std::vector<float> values(384 * 64, -7.0f);
+      REQUIRE(model->ReadTensor(tensor.name, values.data()).ok());
+      CHECK(values[0] != -7.0f);
+    }
+  }
+}
+
+TEST_CASE("adapters written by PEFT are read, and written byte for byte", "[golden]") {
+  const std::vector<std::pair<std::string, std::string>> adapters = {
+      {"llama_gqa_untied", "r4_qv_rslora"},
+      {"llama_gqa_untied", "r8_all"},
+      {"qwen2_bias_tied", "r16_attn"},
+      {"qwen2_bias_tied", "r8_mlp"}};
+  for (const auto& [model_name, adapter_name] : adapters) {
+    for (const std::string when : {"init", "final"}) {
+      const std::string directory = kGolden + model_name + "/" + adapter_name + "/" + when;
+      INFO(directory);
+      const auto adapter = PeftAdapter::Open(directory);
+      REQUIRE(adapter.ok());
+      const auto model = ModelDirectory::Open(kGolden + model_name + "/model");
+      REQUIRE(model.ok());
+      CHECK(adapter->CheckFits(model->description()).ok());
+      CHECK(adapter->CheckFinite().ok());
+
+      // PEFT's lists of targets come from a set, in any order: ours are sorted.
+      const auto again = ParsePeftConfig(WritePeftConfig(adapter->config()));
+      REQUIRE(again.ok());
+      CHECK(again->target_modules == adapter->config().target_modules);
+      CHECK(WritePeftConfig(*again).size() ==
+            ReadFile(directory + "/adapter_config.json").size() + 1);
+
+      std::vector<TensorEntry> entries;
+      for (const TensorInfo& tensor : adapter->file().tensors()) {
+        entries.push_back({tensor.name, tensor.type, tensor.shape});
+      }
+      const SafetensorsLayout layout(entries, adapter->file().header().metadata);
+      std::string bytes;
+      SafetensorsWriter writer(layout, [&bytes](std::string_view piece) {
+        bytes += piece;
+        return absl::OkStatus();
+      });
+      REQUIRE(writer.Start().ok());
+      for (const TensorInfo& tensor : layout.tensors()) {
+        REQUIRE(writer.Append(adapter->file().view(*adapter->file().Find(tensor.name))).ok());
+      }
+      CHECK(bytes == ReadFile(directory + "/adapter_model.safetensors"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lorad::storage

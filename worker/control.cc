@@ -99,6 +99,7 @@ absl::Status ControlStream::RunStream(Stream* stream) {
   // A channel of its own for every try: a broken one would wait out its own back-off.
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetMaxReceiveMessageSize(-1);  // a window is as large as its jobs' batches
   const auto stub = v1::Coordinator::NewStub(grpc::CreateCustomChannel(
       options_.coordinator, grpc::InsecureChannelCredentials(), arguments));
   stream->rpc = stub->Control(&stream->context);

@@ -285,6 +285,20 @@ TEST_CASE("orders go down, reports and heartbeats come up, bulk goes on calls of
   CHECK(worker.status.ok());
 }
 
+TEST_CASE("a window may be larger than gRPC's default of 4 MB") {
+  FakeCoordinator coordinator;
+  Worker worker(coordinator.address());
+  coordinator.AwaitHello();
+  coordinator.Send(FormOrder(1));
+  coordinator.AwaitReport(v1::Report::kGroupFormed);
+  v1::CoordinatorMessage message = LoadAndSave(Job(), "", 0, 1);
+  v1::Segment& segment = *message.mutable_window()->add_microbatches()->add_segments();
+  segment.mutable_labels()->Resize(1'000'000, -100);
+  REQUIRE(message.ByteSizeLong() > 9'000'000);
+  coordinator.Send(message);
+  coordinator.AwaitReport(v1::Report::kSlotFreed);
+}
+
 TEST_CASE("a broken stream loses no report") {
   FakeCoordinator coordinator;
   coordinator.adopt = true;

@@ -78,6 +78,11 @@ class LoradDaemon final : public Daemon {
     if (!listen.ok()) return listen.status();
     // What would be found out late is said before anything is touched.
     if (absl::Status status = CheckPortFree(*listen); !status.ok()) return status;
+    for (const std::string& root : options.model_roots) {
+      if (files.IsDirectory(root)) continue;
+      return Error(absl::StatusCode::kNotFound, "MODEL_ROOT_MISSING",
+                   absl::StrCat("--model-root ", root, " is not a directory"));
+    }
     std::string binary;
     if (options.cpu_workers > 0) {
       absl::StatusOr<std::string> found =

@@ -111,6 +111,14 @@ absl::Status RemoveLeftovers(const DataDir& data_dir, storage::Files& files,
   for (const char* folder : {"uploads", "datasets", "adapters", "checkpoints"}) {
     if (absl::Status status = sweep(folder); !status.ok()) return status;
   }
+  // Whole token caches are used again.
+  auto caches = files.List(data_dir.Full("cache"));
+  if (!caches.ok()) return caches.status();
+  for (const std::string& name : *caches) {
+    if (!name.ends_with(".tmp")) continue;
+    const std::string path = storage::JoinPath(data_dir.Full("cache"), name);
+    if (absl::Status status = files.Remove(path); !status.ok()) return status;
+  }
   auto jobs = files.List(data_dir.Full("checkpoints"));
   if (!jobs.ok()) return jobs.status();
   for (const std::string& job : *jobs) {

@@ -164,7 +164,7 @@ absl::StatusOr<std::shared_ptr<Feed::Entry>> Feed::Open(const RowSource& source)
   if (!cache.ok()) {  // absent, or damaged: made anew
     absl::StatusOr<storage::TextModel> model = storage::LoadTextModel(*directory);
     if (!model.ok()) return At(source.model_path, model.status());
-    if (absl::Status made = files_.MakeDirectory(options_.cache_dir); !made.ok()) return made;
+    if (absl::Status status = MakeRoom(); !status.ok()) return status;
     auto report = WriteTokenCache(files_, dataset_path, *model, key, path);
     if (!report.ok()) return At(absl::StrCat("dataset ", source.dataset), report.status());
     if (report->error_count > 0) {
@@ -176,6 +176,24 @@ absl::StatusOr<std::shared_ptr<Feed::Entry>> Feed::Open(const RowSource& source)
   }
   entry->cache = *std::move(cache);
   return entry;
+}
+
+// What is mapped stays readable without its name.
+absl::Status Feed::MakeRoom() {
+  if (absl::Status status = files_.MakeDirectory(options_.cache_dir); !status.ok()) return status;
+  absl::StatusOr<std::vector<std::string>> names = files_.List(options_.cache_dir);
+  if (!names.ok()) return names.status();
+  std::erase_if(*names, [](const std::string& name) { return !name.ends_with(".tokens"); });
+  uint64_t bytes = 0;
+  for (const std::string& name : *names) {
+    bytes += files_.Size(storage::JoinPath(options_.cache_dir, name)).value_or(0);
+  }
+  if (bytes <= options_.cache_bytes_max) return absl::OkStatus();
+  for (const std::string& name : *names) {
+    absl::Status status = files_.Remove(storage::JoinPath(options_.cache_dir, name));
+    if (!status.ok() && !absl::IsNotFound(status)) return status;
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<records::RowsSummary> Feed::CheckRows(const RowSource& source) {

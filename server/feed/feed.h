@@ -21,6 +21,7 @@ struct FeedOptions {
   std::string data_dir;   // dataset paths are below it
   std::string cache_dir;  // of token caches
   size_t caches_open_max = 64;
+  uint64_t cache_bytes_max = uint64_t{32} << 30;  // on disk; beyond it all are made anew
 };
 
 struct FeedWindow {
@@ -51,6 +52,7 @@ class Feed {
   struct Entry;
   struct Rows;
   absl::StatusOr<std::shared_ptr<Entry>> Open(const RowSource& source);
+  absl::Status MakeRoom();
   absl::StatusOr<Rows> OpenRows(const RowSource& source);
   absl::StatusOr<Rows> OfUnit(const TrainUnit& unit);
   absl::StatusOr<Rows> OfUnit(const EvaluateUnit& unit);

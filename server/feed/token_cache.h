@@ -1,5 +1,5 @@
 // Tokenized rows on disk: made once for (dataset, model, max_length, overflow), then mapped.
-// Format: docs/formats/token_cache.md. A cache may be deleted at any time: it is made again.
+// Format: docs/formats/dataset.md. A cache may be deleted at any time: it is made again.
 #pragma once
 
 #include <cstdint>

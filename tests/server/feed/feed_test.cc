@@ -204,6 +204,19 @@ TEST_CASE("A cache that is damaged or gone is made again") {
   }
 }
 
+TEST_CASE("Caches over the limit make room; what is open stays readable") {
+  FeedHouse house;
+  house.options.cache_bytes_max = 100;
+  Feed feed(house.options, storage::RealFiles());
+  const std::string a = house.AddTokens("a.jsonl", {3, 9}), b = house.AddTokens("b.jsonl", {4});
+  REQUIRE(feed.CheckRows(house.Source(a)).ok());
+  REQUIRE(feed.CheckRows(house.Source(b)).ok());
+  CHECK(storage::RealFiles().List(house.options.cache_dir)->size() == 1);
+  PlanInput input = Input(64);
+  input.trains = {house.Train("a", 1, a, 2), house.Train("b", 1, b, 1)};
+  CHECK(feed.Plan(input)->statistics.tokens == 16);
+}
+
 TEST_CASE("Many threads, few open caches: everyone gets the right rows") {
   FeedHouse house;
   std::vector<std::string> paths;

@@ -1,9 +1,12 @@
 // lorad-worker: one device, one group at a time. Holds nothing durable; see control.h for how it
 // lives with its coordinator.
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cassert>
+#include <cerrno>
 #include <string>
 #include <thread>
 
@@ -56,6 +59,43 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
   return -1;
 }
 
+int signal_pipe_end = -1;  // where the handler writes
+
+// SIGTERM and SIGINT as a byte to wait for.
+class SignalPipe {
+ public:
+  SignalPipe() {
+    const int result = pipe2(ends_, O_CLOEXEC);
+    assert(result == 0);
+    (void)result;
+    signal_pipe_end = ends_[1];
+    struct sigaction action = {};
+    action.sa_handler = [](int) { WriteByte(signal_pipe_end); };
+    sigaction(SIGTERM, &action, nullptr);
+    sigaction(SIGINT, &action, nullptr);
+  }
+  SignalPipe(const SignalPipe&) = delete;
+  SignalPipe& operator=(const SignalPipe&) = delete;
+
+  // Until a signal, or Wake.
+  void Wait() {
+    char byte = 0;
+    while (read(ends_[0], &byte, 1) < 0 && errno == EINTR) {
+    }
+  }
+  void Wake() { WriteByte(ends_[1]); }
+
+ private:
+  static void WriteByte(int end) {
+    const int saved = errno;
+    // A full pipe has woken everybody already.
+    const ssize_t written = write(end, "", 1);
+    (void)written;
+    errno = saved;
+  }
+  int ends_[2] = {-1, -1};
+};
+
 std::string DefaultName() {
   char host[256] = {};
   if (gethostname(host, sizeof(host) - 1) != 0) return absl::StrCat("worker-", getpid());
@@ -77,12 +117,9 @@ v1::Hello MakeHello(const Flags& flags, const std::string& numerics_id) {
 }
 
 int Run(Flags flags) {
-  // Before any thread: all of them inherit it, and one waits for the signals by name.
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  // Signals may reach any thread (libraries have some of their own), so the handler only writes a
+  // byte, and a thread of ours waits for it.
+  SignalPipe pipe;
   signal(SIGPIPE, SIG_IGN);
   if (flags.threads == 0) flags.threads = static_cast<int>(std::thread::hardware_concurrency());
   flags.threads = std::clamp(flags.threads, 1, 256);
@@ -101,12 +138,11 @@ int Run(Flags flags) {
   ControlStream control({.coordinator = flags.coordinator, .hello = MakeHello(flags, numerics_id)},
                         &executor, &reports, SteadyClock());
   std::thread waiter([&] {
-    int signal_number = 0;
-    sigwait(&signals, &signal_number);
+    pipe.Wait();
     control.Stop();
   });
   const absl::Status status = control.Run();
-  kill(getpid(), SIGTERM);  // wakes the waiter where no signal has come
+  pipe.Wake();
   waiter.join();
   if (!status.ok()) {
     spdlog::error("coordinator {} refuses this worker: {}", flags.coordinator,

@@ -2,17 +2,12 @@
 // reports, broken streams, bulk transfers, ends.
 #include "worker/control.h"
 
-#include <grpcpp/grpcpp.h>
-
 #include <catch2/catch.hpp>
-#include <condition_variable>
-#include <deque>
 #include <filesystem>
-#include <mutex>
 #include <thread>
 
 #include "kernels/cpu/cpu_backend.h"
-#include "lorad/worker/v1/worker.grpc.pb.h"
+#include "tests/worker/fake_coordinator.h"
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"
 #include "worker/grpc_bulk.h"
@@ -20,165 +15,6 @@
 
 namespace lorad::worker {
 namespace {
-
-using namespace std::chrono_literals;
-
-// One stream at a time: what the test says goes down, what the worker says is kept.
-class FakeCoordinator : public v1::Coordinator::Service {
- public:
-  FakeCoordinator() { Start(0); }
-  ~FakeCoordinator() override { StopServer(); }
-
-  void Start(int port) {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:" + std::to_string(port), grpc::InsecureServerCredentials(),
-                             &port_);
-    builder.RegisterService(this);
-    {
-      std::lock_guard lock(mutex_);
-      closing_ = false;
-    }
-    server_ = builder.BuildAndStart();
-    REQUIRE(server_ != nullptr);
-  }
-  void StopServer() {
-    Break();
-    if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + 200ms);
-    server_.reset();
-  }
-  // Ends the stream that stands.
-  void Break() {
-    {
-      std::lock_guard lock(mutex_);
-      closing_ = true;
-      if (context_ != nullptr) context_->TryCancel();
-    }
-    wake_.notify_all();
-  }
-
-  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
-  int port() const { return port_; }
-
-  void Send(v1::CoordinatorMessage message) {
-    std::lock_guard lock(mutex_);
-    orders_.push_back(std::move(message));
-    wake_.notify_all();
-  }
-
-  // Waits for the next message that `wanted` takes; the others are dropped.
-  v1::WorkerMessage Await(const std::function<bool(const v1::WorkerMessage&)>& wanted) {
-    std::unique_lock lock(mutex_);
-    v1::WorkerMessage found;
-    const bool came = heard_.wait_for(lock, 20s, [&] {
-      while (!messages_.empty()) {
-        found = std::move(messages_.front());
-        messages_.pop_front();
-        if (wanted(found)) return true;
-      }
-      return false;
-    });
-    REQUIRE(came);
-    return found;
-  }
-  v1::Hello AwaitHello() {
-    return Await([](const v1::WorkerMessage& m) { return m.has_hello(); }).hello();
-  }
-  v1::Report AwaitReport(v1::Report::ContentCase kind) {
-    return Await([&](const v1::WorkerMessage& m) {
-             return m.has_report() && m.report().content_case() == kind;
-           })
-        .report();
-  }
-
-  grpc::Status Control(
-      grpc::ServerContext* context,
-      grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::WorkerMessage>* stream) override {
-    {
-      std::lock_guard lock(mutex_);
-      if (!refuse_.ok()) return refuse_;
-      context_ = context;
-      closing_ = false;
-      orders_.clear();
-      v1::CoordinatorMessage welcome;
-      welcome.mutable_welcome()->set_heartbeat_ms(20);
-      welcome.mutable_welcome()->set_lease_ms(lease_ms);
-      welcome.mutable_welcome()->set_adopted(adopt);
-      orders_.push_back(welcome);
-    }
-    std::thread writer([&] {
-      std::unique_lock lock(mutex_);
-      while (true) {
-        wake_.wait(lock, [&] { return closing_ || !orders_.empty(); });
-        if (closing_) return;
-        const v1::CoordinatorMessage message = std::move(orders_.front());
-        orders_.pop_front();
-        lock.unlock();
-        stream->Write(message);
-        lock.lock();
-      }
-    });
-    v1::WorkerMessage message;
-    while (stream->Read(&message)) {
-      std::lock_guard lock(mutex_);
-      messages_.push_back(message);
-      heard_.notify_all();
-    }
-    {
-      std::lock_guard lock(mutex_);
-      closing_ = true;
-      context_ = nullptr;
-    }
-    wake_.notify_all();
-    writer.join();
-    return grpc::Status::OK;
-  }
-
-  grpc::Status FetchSlotContent(grpc::ServerContext*, const v1::FetchSlotContentRequest* request,
-                                grpc::ServerWriter<v1::Chunk>* writer) override {
-    if (request->content() != "shard") return {grpc::StatusCode::NOT_FOUND, "no such content"};
-    for (size_t at = 0; at < shard.size(); at += 1000) {
-      v1::Chunk chunk;
-      chunk.set_data(shard.substr(at, 1000));
-      writer->Write(chunk);
-    }
-    return grpc::Status::OK;
-  }
-
-  grpc::Status UploadShard(grpc::ServerContext*, grpc::ServerReader<v1::UploadShardRequest>* reader,
-                           v1::UploadShardResponse*) override {
-    v1::UploadShardRequest request;
-    reader->Read(&request);
-    header = request.header();
-    std::string bytes;
-    while (reader->Read(&request)) bytes += request.chunk();
-    std::lock_guard lock(mutex_);
-    shard = bytes;
-    return grpc::Status::OK;
-  }
-
-  void Refuse(grpc::Status status) {
-    std::lock_guard lock(mutex_);
-    refuse_ = std::move(status);
-  }
-
-  // Set before what they decide happens.
-  bool adopt = false;
-  int lease_ms = 10000;
-  std::string shard;
-  v1::UploadShardRequest::Header header;
-
- private:
-  int port_ = 0;
-  std::unique_ptr<grpc::Server> server_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::condition_variable heard_;
-  grpc::ServerContext* context_ = nullptr;
-  bool closing_ = false;
-  grpc::Status refuse_;
-  std::deque<v1::CoordinatorMessage> orders_;
-  std::deque<v1::WorkerMessage> messages_;
-};
 
 // A worker's parts as main.cc puts them together.
 struct Worker {

@@ -388,10 +388,9 @@ class Evaluator : public Context {
       if (!bounds[i].has_value()) return Fail("a slice wants whole numbers");
     }
     if (failed()) return Value();
+    if (object.is_undefined()) return FailUndefined(object);
     if (!object.is_text() && !object.is_list()) {
-      return object.is_undefined()
-                 ? FailUndefined(object)
-                 : Fail(absl::StrCat(Absl(object.TypeName()), " cannot be sliced"));
+      return Fail(absl::StrCat(Absl(object.TypeName()), " cannot be sliced"));
     }
     const int64_t step = bounds[2].value_or(1);
     if (step == 0 || step == INT64_MIN) return Fail("a slice's step is 0");
@@ -451,6 +450,12 @@ class Evaluator : public Context {
     if (op == Operator::kMultiply && right.is_text() && left.Integer().has_value()) {
       return Repeat(right.text(), *left.Integer());
     }
+    if (op == Operator::kMultiply && left.is_list() && right.Integer().has_value()) {
+      return RepeatList(left, *right.Integer());
+    }
+    if (op == Operator::kMultiply && right.is_list() && left.Integer().has_value()) {
+      return RepeatList(right, *left.Integer());
+    }
     return Fail(absl::StrCat("an arithmetic operator between ", Absl(left.TypeName()), " and ",
                              Absl(right.TypeName())));
   }
@@ -463,6 +468,16 @@ class Evaluator : public Context {
       if (out.size() > max_text_bytes()) break;  // refused below
     }
     return KeepText(std::move(out));
+  }
+
+  Value RepeatList(const Value& list, int64_t count) {
+    std::vector<Value> out;
+    for (int64_t i = 0; i < count; ++i) {
+      const std::vector<Value> items = Items(this, list);
+      if (failed()) return Value();
+      out.insert(out.end(), items.begin(), items.end());
+    }
+    return Keep(Value::MakeList(std::move(out), list.list().tuple));
   }
 
   Value Arithmetic(Operator op, const Value& left, const Value& right) {

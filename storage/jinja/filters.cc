@@ -51,7 +51,13 @@ Value Last(Context* context, const Value& value, const Arguments&) {
   return items.empty() ? Value::MakeUndefined("the last item of nothing") : items.back();
 }
 
-Value Float(Context*, const Value& value, const Arguments&) {
+Value FailUndefined(Context* context, const Value& value) {
+  const auto& what = value.undefined().what;
+  return context->Fail(what == nullptr ? "a value is undefined" : *what);
+}
+
+Value Float(Context* context, const Value& value, const Arguments&) {
+  if (value.is_undefined()) return FailUndefined(context, value);
   if (value.is_number()) return Value::MakeFloat(value.Number());
   if (value.is_text()) {
     try {
@@ -66,9 +72,10 @@ Value Float(Context*, const Value& value, const Arguments&) {
   return Value::MakeFloat(0);
 }
 
-Value Int(Context*, const Value& value, const Arguments& arguments) {
+Value Int(Context* context, const Value& value, const Arguments& arguments) {
+  if (value.is_undefined()) return FailUndefined(context, value);
   if (const std::optional<int64_t> integer = value.Integer()) return Value::MakeInt(*integer);
-  const double number = Float(nullptr, value, {}).floating();
+  const double number = Float(context, value, {}).floating();
   const bool fits = std::fabs(number) < 9.2e18;
   if (value.is_float() && fits) return Value::MakeInt(static_cast<int64_t>(number));
   if (value.is_text()) {
@@ -86,6 +93,7 @@ Value Int(Context*, const Value& value, const Arguments& arguments) {
 }
 
 Value Indent(Context* context, const Value& value, const Arguments& arguments) {
+  if (!value.is_text()) return context->Fail("indent of " + std::string(value.TypeName()));
   std::string margin(4, ' ');
   if (Has(arguments, 0) && arguments[0]->is_text()) {
     margin = arguments[0]->text();
@@ -167,8 +175,6 @@ Value Reverse(Context* context, const Value& value, const Arguments&) {
   return context->KeepText(std::move(out));
 }
 
-Value Safe(Context*, const Value& value, const Arguments&) { return value; }
-
 // Items that a test accepts (or, `negated`, refuses), by themselves or by an attribute of theirs.
 Value SelectItems(Context* context, const Value& value, const Arguments& arguments,
                   bool by_attribute, bool negated) {
@@ -179,6 +185,7 @@ Value SelectItems(Context* context, const Value& value, const Arguments& argumen
       arguments.begin() + static_cast<ptrdiff_t>(std::min(test_at + 1, arguments.size())),
       arguments.end());
   std::vector<Value> out;
+  if (!value.Truth()) return Value::MakeList({});  // none too
   for (const Value& item : Items(context, value)) {
     const Value tested = by_attribute ? GetItem(context, item, *arguments[0]) : item;
     const bool accepted = test != nullptr ? test->call(context, tested, rest) : tested.Truth();
@@ -241,6 +248,7 @@ Value UpperFilter(Context* context, const Value& value, const Arguments&) {
 // map(attribute="name", default=..) or map("filter").
 Value Map(Context* context, const Value& value, const Arguments& arguments) {
   std::vector<Value> out;
+  if (!value.Truth()) return Value::MakeList({});  // none too
   for (const Value& item : Items(context, value)) {
     Value mapped;
     if (Has(arguments, 0)) {
@@ -280,7 +288,7 @@ constexpr Filter kFilters[] = {
     {"rejectattr", 1, kNone, RejectAttr, true},
     {"replace", 2, {"old", "new", "count"}, Replace},
     {"reverse", 0, kNone, Reverse},
-    {"safe", 0, kNone, Safe},
+    {"safe", 0, kNone, String},
     {"select", 0, kNone, Select, true},
     {"selectattr", 1, kNone, SelectAttr, true},
     {"string", 0, kNone, String},

@@ -1,18 +1,26 @@
 // What may stand behind `is`.
 
+#include <cmath>
+
 #include "storage/jinja/builtins.h"
 #include "storage/jinja/python_text.h"
 
 namespace lorad::storage::jinja {
 namespace {
 
-bool Divisible(Context* context, const Value& value, int64_t divisor, int64_t remainder) {
-  const std::optional<int64_t> integer = value.Integer();
-  if (!integer.has_value() || divisor == 0 || divisor == -1) {
-    if (!integer.has_value() || divisor == 0) context->Fail("a test of divisibility wants numbers");
-    return remainder == 0;
+// value % divisor == remainder, which is 0 or 1; Python's remainder has the divisor's sign.
+bool Divisible(Context* context, const Value& value, const Value& divisor, int64_t remainder) {
+  if (!value.is_number() || !divisor.is_number() || divisor.Number() == 0) {
+    context->Fail("a test of divisibility wants numbers");
+    return false;
   }
-  return (*integer % divisor != 0) == (remainder != 0);
+  const std::optional<int64_t> a = value.Integer();
+  const std::optional<int64_t> b = divisor.Integer();
+  if (a.has_value() && b.has_value()) {
+    return *b == -1 ? remainder == 0 : (*a % *b != 0) == (remainder != 0);
+  }
+  const double rest = std::fmod(value.Number(), divisor.Number());
+  return (rest < 0 ? rest + divisor.Number() : rest) == static_cast<double>(remainder);
 }
 
 bool Ordered(Context* context, const Value& a, const Value& b, bool swap, bool negate) {
@@ -56,14 +64,10 @@ constexpr Test kTests[] = {
     {">=", 1, IsAtLeast},
     {"boolean", 0, [](C, V v, A) { return v.is_bool(); }},
     {"defined", 0, [](C, V v, A) { return !v.is_undefined(); }},
-    {"divisibleby", 1,
-     [](C c, V v, A a) {
-       const std::optional<int64_t> divisor = a[0]->Integer();
-       return Divisible(c, v, divisor.value_or(0), 0);
-     }},
+    {"divisibleby", 1, [](C c, V v, A a) { return Divisible(c, v, *a[0], 0); }},
     {"eq", 1, IsEqual},
     {"equalto", 1, IsEqual},
-    {"even", 0, [](C c, V v, A) { return Divisible(c, v, 2, 0); }},
+    {"even", 0, [](C c, V v, A) { return Divisible(c, v, Value::MakeInt(2), 0); }},
     {"false", 0, [](C, V v, A) { return v.is_bool() && !v.boolean(); }},
     {"float", 0, [](C, V v, A) { return v.is_float(); }},
     {"ge", 1, IsAtLeast},
@@ -80,7 +84,7 @@ constexpr Test kTests[] = {
     {"ne", 1, IsNotEqual},
     {"none", 0, [](C, V v, A) { return v.is_none(); }},
     {"number", 0, [](C, V v, A) { return v.is_number(); }},
-    {"odd", 0, [](C c, V v, A) { return Divisible(c, v, 2, 1); }},
+    {"odd", 0, [](C c, V v, A) { return Divisible(c, v, Value::MakeInt(2), 1); }},
     {"sequence", 0, IsSequence},
     {"string", 0, [](C, V v, A) { return v.is_text(); }},
     {"true", 0, [](C, V v, A) { return v.is_bool() && v.boolean(); }},

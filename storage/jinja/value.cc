@@ -213,7 +213,13 @@ std::optional<bool> Less(const Value& a, const Value& b) {
   }
   // The order of UTF-8's bytes is that of its characters.
   if (a.is_text() && b.is_text()) return a.text() < b.text();
-  return std::nullopt;
+  if (!a.is_list() || !b.is_list() || a.list().tuple != b.list().tuple) return std::nullopt;
+  const std::vector<Value>& left = a.list().items;
+  const std::vector<Value>& right = b.list().items;
+  for (size_t i = 0; i < std::min(left.size(), right.size()); ++i) {
+    if (!Equal(left[i], right[i])) return Less(left[i], right[i]);
+  }
+  return left.size() < right.size();
 }
 
 std::string ToText(const Value& value) {

@@ -2,6 +2,7 @@
 
 #include "server/feed/feed.h"
 #include "server/solver.h"
+#include "spdlog/spdlog.h"
 
 namespace lorad::server {
 namespace {
@@ -17,6 +18,12 @@ class FeedSolver : public Solver {
   absl::StatusOr<worker::v1::Window> Plan(const PlanInput& input) override {
     absl::StatusOr<feed::FeedWindow> planned = feed_.Plan(input);
     if (!planned.ok()) return planned.status();
+    const planner::WindowStatistics& found = planned->statistics;
+    spdlog::debug(
+        "epoch {}, window {}: {} microbatches (no packing has fewer than {}), {} tokens, {:.2f} "
+        "adapters a microbatch, {:.0f} % full",
+        input.epoch, input.window, found.microbatches, found.bound_microbatches, found.tokens,
+        found.adapters_per_microbatch, 100 * found.fill);
     return std::move(planned->window);
   }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
@@ -40,7 +41,8 @@ std::vector<TestRow> EncodeRows(const std::string& model, const std::string& pat
   return rows;
 }
 
-int Run(const std::string& model, const std::string& folder, int64_t steps) {
+int Run(const std::string& model, const std::string& folder, int64_t steps,
+        const std::string& shard_path) {
   const auto expected = nlohmann::json::parse(ReadFile(folder + "/expected.json"));
   TestJob job;
   job.spec.set_job("smollm2");
@@ -74,6 +76,7 @@ int Run(const std::string& model, const std::string& folder, int64_t steps) {
   }
   bool good = worst < kLossTolerance;
   std::printf("worst relative error of a loss %.2g\n", worst);
+  if (!shard_path.empty()) std::ofstream(shard_path, std::ios::binary) << harness.Shard(job);
   if (steps == static_cast<int64_t>(rates.size())) {
     const double distance = WorstDistance(harness.Shard(job), folder + "/final");
     std::printf("worst relative distance of a matrix %.2g\n", distance);
@@ -92,12 +95,12 @@ int Run(const std::string& model, const std::string& folder, int64_t steps) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: engine_smollm2 MODEL_DIRECTORY [STEPS]\n");
+    std::fprintf(stderr, "usage: engine_smollm2 MODEL_DIRECTORY [STEPS [SHARD_TO_WRITE]]\n");
     return 2;
   }
   try {
     return lorad::worker::Run(argv[1], "tests/golden/smollm2_gsm8k_r4_qv",
-                              argc > 2 ? std::stol(argv[2]) : 10);
+                              argc > 2 ? std::stol(argv[2]) : 10, argc > 3 ? argv[3] : "");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -4,11 +4,15 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <string>
 #include <vector>
 
 #include "tests/worker/fake_coordinator.h"
+#include "tests/worker/harness.h"
+#include "tests/worker/rows.h"
 
 namespace lorad::worker {
 namespace {
@@ -80,6 +84,68 @@ TEST_CASE("a refusal is status 1, a wrong flag another") {
   CHECK(ExitStatus(Start({"--coordinator", coordinator.address()})) == 1);
   CHECK(ExitStatus(Start({})) > 1);
   CHECK(ExitStatus(Start({"--coordinator", "127.0.0.1:1", "--device", "abacus"})) > 1);
+}
+
+// One training step of `job` with a save, as a window.
+v1::CoordinatorMessage OneStep(const TestJob& job) {
+  v1::CoordinatorMessage message;
+  v1::Window& window = *message.mutable_window();
+  window.set_epoch(1);
+  window.set_number(1);
+  v1::Operation& load = *window.add_operations();
+  load = Op(v1::Operation::LOAD_SLOT, job.name(), 0);
+  *load.mutable_slot() = job.spec;
+  v1::Microbatch& microbatch = *window.add_microbatches();
+  microbatch.set_number(1);
+  *microbatch.add_segments() = SegmentOf(job, job.rows[0], 0, 1, v1::Segment::TRAIN);
+  v1::Batch& batch = *window.add_batches();
+  batch.set_job(job.name());
+  batch.set_step(1);
+  batch.set_sequences(1);
+  batch.set_tokens(static_cast<int64_t>(job.rows[0].ids.size()));
+  for (size_t t = 1; t < job.rows[0].labels.size(); ++t) {
+    if (job.rows[0].labels[t] != -100) batch.set_trained_tokens(batch.trained_tokens() + 1);
+  }
+  *window.add_operations() = Op(v1::Operation::FORWARD, int64_t{1});
+  *window.add_operations() = Op(v1::Operation::BACKWARD, int64_t{1});
+  for (const auto kind : {v1::Operation::NORM_UP, v1::Operation::CLIP_DOWN, v1::Operation::STEP,
+                          v1::Operation::SAVE}) {
+    *window.add_operations() = Op(kind, job.name(), 1);
+  }
+  return message;
+}
+
+TEST_CASE("its peak is what was planned") {
+  FakeCoordinator coordinator;
+  const pid_t pid = Start({"--coordinator", coordinator.address(), "--threads", "2"});
+  coordinator.AwaitHello();
+  v1::CoordinatorMessage form;
+  v1::FormGroup& order = *form.mutable_form_group();
+  order.set_epoch(1);
+  order.set_model_path(MakeSmolLm2Model(std::filesystem::temp_directory_path() / "peak_model"));
+  order.set_stages(1);
+  order.set_capacity_tokens(256);
+  order.set_longest_sequence(256);
+  coordinator.Send(form);
+  const v1::GroupFormed formed = coordinator.AwaitReport(v1::Report::kGroupFormed).group_formed();
+  coordinator.Send(OneStep(MakeJob(
+      "a", 16, {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+      RandomRows(1, 256, 256, 1), 1)));
+  const int64_t slot_bytes = coordinator.AwaitReport(v1::Report::kSlotLoaded).slot_loaded().bytes();
+  coordinator.AwaitReport(v1::Report::kSaved);
+  const int64_t peak_bytes = coordinator
+                                 .Await([](const v1::WorkerMessage& m) {
+                                   return m.has_heartbeat() && m.heartbeat().epoch() == 1;
+                                 })
+                                 .heartbeat()
+                                 .peak_resident_bytes();
+  const double ratio = static_cast<double>(peak_bytes - formed.baseline_resident_bytes()) /
+                       static_cast<double>(formed.reserved_bytes() + slot_bytes);
+  std::cout << "peak over plan: " << ratio << ", of "
+            << (formed.reserved_bytes() + slot_bytes) / (1 << 20) << " MiB" << std::endl;
+  CHECK(ratio == Approx(1).margin(0.02));
+  kill(pid, SIGTERM);
+  CHECK(ExitStatus(pid) == 0);
 }
 
 TEST_CASE("with --die-with-parent it ends with the process that started it") {

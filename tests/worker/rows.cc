@@ -113,6 +113,16 @@ std::string MakeWideRandomModel(const std::string& folder) {
                                    {"vocab_size", 2048}});
 }
 
+std::string MakeSmolLm2Model(const std::string& folder) {
+  return WriteRandomModel(folder, {{"hidden_size", 576},
+                                   {"intermediate_size", 1536},
+                                   {"num_hidden_layers", 30},
+                                   {"num_attention_heads", 9},
+                                   {"num_key_value_heads", 3},
+                                   {"tie_word_embeddings", true},
+                                   {"vocab_size", 49152}});
+}
+
 std::vector<TestRow> RandomRows(int64_t count, int64_t shortest, int64_t longest, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<TestRow> rows(count);

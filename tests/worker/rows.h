@@ -28,6 +28,8 @@ std::string MakeRandomModel(const std::string& folder);
 // The same with SmolLM2's widths (hidden 576, feed-forward 1536), 1 layer and vocabulary 2048, so
 // that products take the library's paths for real sizes.
 std::string MakeWideRandomModel(const std::string& folder);
+// SmolLM2-135M's shape in full, weights from a seed.
+std::string MakeSmolLm2Model(const std::string& folder);
 
 // Rows of random ids with lengths between `shortest` and `longest`; about half the tokens train.
 std::vector<TestRow> RandomRows(int64_t count, int64_t shortest, int64_t longest, uint64_t seed);

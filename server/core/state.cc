@@ -248,7 +248,6 @@ void Core::State::Transition(JobState& job, v1::Job::State to, const std::string
   if (!IsLive(to)) {
     SetTime(job.job().mutable_end_time());
     live_.erase(job.name());
-    job.job().clear_tokens_per_second();
     job.job().clear_seconds_left();
     job.metrics.clear();
     job.evaluation.clear();

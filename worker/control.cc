@@ -174,6 +174,14 @@ void ControlStream::Enqueue(Stream* stream, v1::WorkerMessage message) {
   stream->wake.notify_all();
 }
 
+v1::Heartbeat ControlStream::MakeHeartbeat() const {
+  v1::Heartbeat heartbeat;
+  heartbeat.set_epoch(executor_->held().epoch);
+  heartbeat.set_resident_bytes(ResidentBytes());
+  heartbeat.set_peak_resident_bytes(PeakResidentBytes());
+  return heartbeat;
+}
+
 void ControlStream::WriteMessages(Stream* stream) {
   double heartbeat_at_ms = clock_();
   std::unique_lock lock(stream->mutex);
@@ -183,19 +191,19 @@ void ControlStream::WriteMessages(Stream* stream) {
                           [&] { return stream->closed || !stream->queue.empty(); });
     if (stream->closed) return;
     v1::WorkerMessage message;
-    if (clock_() >= heartbeat_at_ms) {
-      heartbeat_at_ms = clock_() + static_cast<double>(heartbeat_ms_);
-      v1::Heartbeat& heartbeat = *message.mutable_heartbeat();
-      heartbeat.set_epoch(executor_->held().epoch);
-      heartbeat.set_resident_bytes(ResidentBytes());
-      heartbeat.set_peak_resident_bytes(PeakResidentBytes());
-    } else if (!stream->queue.empty()) {
+    const bool heartbeat = clock_() >= heartbeat_at_ms;
+    if (!heartbeat) {
+      if (stream->queue.empty()) continue;
       message = std::move(stream->queue.front());
       stream->queue.pop_front();
-    } else {
-      continue;
     }
+    // Locks are taken in the order executor, log, stream: never ask the executor under the
+    // stream's.
     lock.unlock();
+    if (heartbeat) {
+      heartbeat_at_ms = clock_() + static_cast<double>(heartbeat_ms_);
+      *message.mutable_heartbeat() = MakeHeartbeat();
+    }
     if (!stream->rpc->Write(message)) {
       stream->context.TryCancel();  // the reader sees the end
       return;

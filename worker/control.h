@@ -53,6 +53,7 @@ class ControlStream {
   absl::Status Greet(Stream* stream);
   void ReadOrders(Stream* stream);
   void Handle(const v1::CoordinatorMessage& message, Stream* stream);
+  v1::Heartbeat MakeHeartbeat() const;
   void WriteMessages(Stream* stream);
   void Enqueue(Stream* stream, v1::WorkerMessage message);
   // False: stopped.

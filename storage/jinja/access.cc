@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/errors.h"
 #include "storage/jinja/builtins.h"
+#include "storage/jinja/operators.h"
 #include "storage/jinja/python_text.h"
 
 namespace lorad::storage::jinja {
@@ -13,11 +14,6 @@ namespace {
 Value Missing(const Value& value, std::string_view name) {
   return Value::MakeUndefined(
       absl::StrCat("'", Absl(value.TypeName()), "' has no attribute '", Absl(name), "'"));
-}
-
-Value FailUndefined(Context* context, const Value& value) {
-  const auto& what = value.undefined().what;
-  return context->Fail(what == nullptr ? "a value is undefined" : *what);
 }
 
 const Value* FindIn(const Value& value, std::string_view name) {

@@ -2,20 +2,19 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cmath>
 #include <memory>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "storage/errors.h"
 #include "storage/jinja/builtins.h"
+#include "storage/jinja/operators.h"
 #include "storage/jinja/python_text.h"
 
 namespace lorad::storage::jinja {
 namespace {
 
 constexpr int kMaxValueDepth = 50;
-constexpr uint64_t kBytesPerStep = 16;
 
 enum class Flow { kOn, kBreak, kContinue };
 
@@ -230,11 +229,11 @@ class Evaluator : public Context {
       case ExpressionKind::kCall:
         return Call(e);
       case ExpressionKind::kUnary:
-        return Unary(e.operators[0], Evaluate(*e.parts[0]));
+        return ApplyUnary(this, e.operators[0], Evaluate(*e.parts[0]));
       case ExpressionKind::kBinary: {
         const Value left = Evaluate(*e.parts[0]);
         const Value right = Evaluate(*e.parts[1]);
-        return failed() ? Value() : Binary(e.operators[0], left, right);
+        return failed() ? Value() : ApplyBinary(this, e.operators[0], left, right);
       }
       case ExpressionKind::kCompare:
         return Compare(e);
@@ -276,7 +275,7 @@ class Evaluator : public Context {
     if (e.kind == ExpressionKind::kTest) {
       return Value::MakeBool(e.test->call(this, object, arguments));
     }
-    if (object.is_undefined()) return FailUndefined(object);
+    if (object.is_undefined()) return FailUndefined(this, object);
     return e.method->call(this, object, arguments);
   }
 
@@ -336,7 +335,7 @@ class Evaluator : public Context {
       return Value();
     }
     if (e.name == "range") {
-      return e.keywords.empty() ? Range(arguments) : Fail("range takes no names");
+      return e.keywords.empty() ? MakeRange(this, arguments) : Fail("range takes no names");
     }
     if (e.name == "namespace" || e.name == "dict") {
       Dict dict;
@@ -354,31 +353,9 @@ class Evaluator : public Context {
     return Fail(absl::StrCat("'", e.name, "' is undefined"));  // strftime_now
   }
 
-  Value Range(const std::vector<Value>& arguments) {
-    std::vector<int64_t> numbers;
-    for (const Value& argument : arguments) {
-      const std::optional<int64_t> number = argument.Integer();
-      if (!number.has_value() || std::abs(*number) > (int64_t{1} << 40)) {
-        return Fail("range wants whole numbers");
-      }
-      numbers.push_back(*number);
-    }
-    if (numbers.empty() || numbers.size() > 3) return Fail("range wants 1 to 3 numbers");
-    const int64_t begin = numbers.size() > 1 ? numbers[0] : 0;
-    const int64_t end = numbers.size() > 1 ? numbers[1] : numbers[0];
-    const int64_t step = numbers.size() > 2 ? numbers[2] : 1;
-    if (step == 0) return Fail("range's step is 0");
-    std::vector<Value> items;
-    for (int64_t at = begin; step > 0 ? at < end : at > end; at += step) {
-      if (!Charge(kBytesPerStep)) return Value();
-      items.push_back(Value::MakeInt(at));
-    }
-    return Keep(Value::MakeList(std::move(items)));
-  }
-
   Value Slice(const Expression& e) {
     const Value object = Evaluate(*e.parts[0]);
-    std::optional<int64_t> bounds[3];
+    SliceBounds bounds;
     for (size_t i = 0; i < 3; ++i) {
       if (e.parts[i + 1] == nullptr) continue;
       const Value bound = Evaluate(*e.parts[i + 1]);
@@ -388,149 +365,7 @@ class Evaluator : public Context {
       if (!bounds[i].has_value()) return Fail("a slice wants whole numbers");
     }
     if (failed()) return Value();
-    if (object.is_undefined()) return FailUndefined(object);
-    if (!object.is_text() && !object.is_list()) {
-      return Fail(absl::StrCat(Absl(object.TypeName()), " cannot be sliced"));
-    }
-    const int64_t step = bounds[2].value_or(1);
-    if (step == 0 || step == INT64_MIN) return Fail("a slice's step is 0");
-    const std::vector<Value> items = Items(this, object);
-    const auto length = static_cast<int64_t>(items.size());
-    const auto place = [&](std::optional<int64_t> bound, int64_t standard) {
-      if (!bound.has_value()) return standard;
-      const int64_t from_front = *bound < 0 ? *bound + length : *bound;
-      return std::clamp<int64_t>(from_front, step > 0 ? 0 : -1, step > 0 ? length : length - 1);
-    };
-    const int64_t end = place(bounds[1], step > 0 ? length : -1);
-    std::vector<Value> kept;
-    for (int64_t at = place(bounds[0], step > 0 ? 0 : length - 1);
-         step > 0 ? at < end : at > end;) {
-      kept.push_back(items[static_cast<size_t>(at)]);
-      if (step > 0 ? at >= end - step : at <= end - step) break;  // no overflow
-      at += step;
-    }
-    if (!object.is_text()) return Keep(Value::MakeList(std::move(kept), object.list().tuple));
-    std::string text;
-    for (const Value& item : kept) text += item.text();
-    return KeepText(std::move(text));
-  }
-
-  Value Unary(Operator op, const Value& value) {
-    if (failed()) return Value();
-    if (value.is_float()) {
-      return Value::MakeFloat(op == Operator::kMinus ? -value.floating() : value.floating());
-    }
-    const std::optional<int64_t> integer = value.Integer();
-    if (!integer.has_value() || *integer == INT64_MIN) {
-      return value.is_undefined() ? FailUndefined(value)
-                                  : Fail(absl::StrCat("a sign before ", Absl(value.TypeName())));
-    }
-    return Value::MakeInt(op == Operator::kMinus ? -*integer : *integer);
-  }
-
-  Value Binary(Operator op, const Value& left, const Value& right) {
-    if (op == Operator::kConcatenate) return KeepText(Text(left) + Text(right));
-    if (left.is_undefined()) return FailUndefined(left);
-    if (right.is_undefined()) return FailUndefined(right);
-    if (left.is_number() && right.is_number()) return Arithmetic(op, left, right);
-    if (op == Operator::kAdd && left.is_text() && right.is_text()) {
-      if (!Charge(left.text().size() + right.text().size())) return Value();
-      return KeepText(left.text() + right.text());
-    }
-    if (op == Operator::kAdd && left.is_list() && right.is_list() &&
-        left.list().tuple == right.list().tuple) {
-      std::vector<Value> items = Items(this, left);
-      const std::vector<Value> more = Items(this, right);
-      items.insert(items.end(), more.begin(), more.end());
-      return Keep(Value::MakeList(std::move(items), left.list().tuple));
-    }
-    if (op == Operator::kMultiply && left.is_text() && right.Integer().has_value()) {
-      return Repeat(left.text(), *right.Integer());
-    }
-    if (op == Operator::kMultiply && right.is_text() && left.Integer().has_value()) {
-      return Repeat(right.text(), *left.Integer());
-    }
-    if (op == Operator::kMultiply && left.is_list() && right.Integer().has_value()) {
-      return RepeatList(left, *right.Integer());
-    }
-    if (op == Operator::kMultiply && right.is_list() && left.Integer().has_value()) {
-      return RepeatList(right, *left.Integer());
-    }
-    return Fail(absl::StrCat("an arithmetic operator between ", Absl(left.TypeName()), " and ",
-                             Absl(right.TypeName())));
-  }
-
-  Value Repeat(const std::string& text, int64_t count) {
-    std::string out;
-    for (int64_t i = 0; i < count; ++i) {
-      if (!Charge(text.size())) return Value();
-      out += text;
-      if (out.size() > max_text_bytes()) break;  // refused below
-    }
-    return KeepText(std::move(out));
-  }
-
-  Value RepeatList(const Value& list, int64_t count) {
-    std::vector<Value> out;
-    for (int64_t i = 0; i < count; ++i) {
-      const std::vector<Value> items = Items(this, list);
-      if (failed()) return Value();
-      out.insert(out.end(), items.begin(), items.end());
-    }
-    return Keep(Value::MakeList(std::move(out), list.list().tuple));
-  }
-
-  Value Arithmetic(Operator op, const Value& left, const Value& right) {
-    const std::optional<int64_t> a = left.Integer();
-    const std::optional<int64_t> b = right.Integer();
-    if (op == Operator::kDivide || !a.has_value() || !b.has_value()) {
-      return FloatArithmetic(op, left.Number(), right.Number());
-    }
-    int64_t out = 0;
-    bool overflow = false;
-    switch (op) {
-      case Operator::kAdd:
-        overflow = __builtin_add_overflow(*a, *b, &out);
-        break;
-      case Operator::kSubtract:
-        overflow = __builtin_sub_overflow(*a, *b, &out);
-        break;
-      case Operator::kMultiply:
-        overflow = __builtin_mul_overflow(*a, *b, &out);
-        break;
-      default: {
-        if (*b == 0) return Fail("division by zero");
-        if (*b == -1) {
-          overflow = op == Operator::kFloorDivide && __builtin_sub_overflow(0, *a, &out);
-          break;
-        }
-        // Python rounds down; the remainder has the divisor's sign.
-        const int64_t remainder = *a % *b;
-        const bool adjust = remainder != 0 && (remainder < 0) != (*b < 0);
-        out = op == Operator::kFloorDivide ? *a / *b - (adjust ? 1 : 0)
-                                           : remainder + (adjust ? *b : 0);
-      }
-    }
-    return overflow ? Fail("a number that does not fit in 64 bits") : Value::MakeInt(out);
-  }
-
-  Value FloatArithmetic(Operator op, double a, double b) {
-    switch (op) {
-      case Operator::kAdd:
-        return Value::MakeFloat(a + b);
-      case Operator::kSubtract:
-        return Value::MakeFloat(a - b);
-      case Operator::kMultiply:
-        return Value::MakeFloat(a * b);
-      default:
-        break;
-    }
-    if (b == 0) return Fail("division by zero");
-    if (op == Operator::kDivide) return Value::MakeFloat(a / b);
-    if (op == Operator::kFloorDivide) return Value::MakeFloat(std::floor(a / b));
-    const double remainder = std::fmod(a, b);
-    return Value::MakeFloat(remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b
-                                                                         : remainder);
+    return SliceOf(this, object, bounds);
   }
 
   Value Compare(const Expression& e) {
@@ -538,43 +373,10 @@ class Evaluator : public Context {
     for (size_t i = 0; i < e.operators.size(); ++i) {
       Value right = Evaluate(*e.parts[i + 1]);
       if (failed()) return Value();
-      if (!CompareTwo(e.operators[i], left, right)) return Value::MakeBool(false);
+      if (!ApplyComparison(this, e.operators[i], left, right)) return Value::MakeBool(false);
       left = std::move(right);
     }
     return Value::MakeBool(!failed());
-  }
-
-  bool CompareTwo(Operator op, const Value& left, const Value& right) {
-    if (!Charge(std::min(left.extent().weight, right.extent().weight))) return false;
-    switch (op) {
-      case Operator::kEqual:
-        return Equal(left, right);
-      case Operator::kNotEqual:
-        return !Equal(left, right);
-      case Operator::kIn:
-        return Contains(this, right, left);
-      case Operator::kNotIn:
-        return !Contains(this, right, left);
-      default:
-        break;
-    }
-    if (left.is_undefined() || right.is_undefined()) {
-      FailUndefined(left.is_undefined() ? left : right);
-      return false;
-    }
-    const bool swapped = op == Operator::kGreater || op == Operator::kLessEqual;
-    const std::optional<bool> less = swapped ? Less(right, left) : Less(left, right);
-    if (!less.has_value()) {
-      Fail(absl::StrCat("cannot order ", Absl(left.TypeName()), " and ", Absl(right.TypeName())));
-      return false;
-    }
-    // a <= b is not (b < a); nan aside, which no template meets.
-    return op == Operator::kLess || op == Operator::kGreater ? *less : !*less;
-  }
-
-  Value FailUndefined(const Value& value) {
-    const auto& what = value.undefined().what;
-    return Fail(what == nullptr ? "a value is undefined" : *what);
   }
 
   const Limits limits_;

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "storage/jinja/builtins.h"
+#include "storage/jinja/operators.h"
 #include "storage/jinja/python_text.h"
 #include "storage/tokenization/unicode.h"
 
@@ -49,11 +50,6 @@ Value First(Context* context, const Value& value, const Arguments&) {
 Value Last(Context* context, const Value& value, const Arguments&) {
   const std::vector<Value> items = Items(context, value);
   return items.empty() ? Value::MakeUndefined("the last item of nothing") : items.back();
-}
-
-Value FailUndefined(Context* context, const Value& value) {
-  const auto& what = value.undefined().what;
-  return context->Fail(what == nullptr ? "a value is undefined" : *what);
 }
 
 Value Float(Context* context, const Value& value, const Arguments&) {

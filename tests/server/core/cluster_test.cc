@@ -1,0 +1,245 @@
+// Groups and workers, as stories.
+#include "tests/server/core/scenario.h"
+
+namespace lorad::server {
+namespace {
+
+using Job = v1::Job;
+
+v1::ClusterStatus Cluster(World& world) {
+  return world.Get<v1::ClusterStatus>(v1::GetClusterRequest());
+}
+
+std::string SubmitLong(World& world, int epochs = 30) {
+  Job job = World::NewJob();
+  job.mutable_training()->set_epochs(epochs);
+  return world.Submit(job);
+}
+
+TEST_CASE("a worker that dies: the job goes on from its checkpoint, with the same numbers") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  const std::string job = SubmitLong(*world);
+  world->RunUntil([&] { return world->Job(job).step() == 7; });
+  world->RunUntil([&] { return world->Job(job).last_checkpoint_step() == 6; });
+  const int64_t tokens = world->Job(job).tokens();
+  world->KillWorker(0);
+  world->RunUntilState(job, Job::QUEUED);
+  CHECK(world->Job(job).step() == 6);
+  CHECK(world->Job(job).tokens() < tokens);
+  CHECK(HasEvent(*world, job, "WORKER_LOST"));
+  world->RunUntilState(job, Job::SUCCEEDED);
+  CHECK(world->Job(job).attempts() == 2);
+  CHECK_FALSE(HasEvent(*world, job, "NUMERICS_MISMATCH"));
+  world->CheckInvariants();
+}
+
+TEST_CASE("a worker that falls silent is lost after its lease") {
+  WorldOptions options;
+  options.core.lease_ms = 4000;
+  auto world = MakeWorld(options);
+  world->ConnectWorkers();
+  const std::string job = SubmitLong(*world);
+  world->RunUntil([&] { return world->Job(job).step() == 4; });
+  world->SilenceWorker(0);
+  world->RunUntil([&] { return HasEvent(*world, job, "WORKER_LOST"); });
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job whose workers die again and again without a step fails, by us") {
+  WorldOptions options;
+  options.core.losses_without_progress_max = 3;
+  auto world = MakeWorld(options);
+  world->ConnectWorkers();
+  const std::string job = world->Submit(World::NewJob());
+  for (int i = 0; i < 3; ++i) {
+    world->RunUntilState(job, Job::PREPARING);
+    world->KillWorker(0);
+    world->RunUntil([&] { return world->StateOf(job) != Job::PREPARING; });
+  }
+  CHECK(world->StateOf(job) == Job::FAILED);
+  CHECK(world->Job(job).error().category() == v1::JobError::SERVER);
+  CHECK(world->Job(job).error().reason() == "WORKER_LOST");
+}
+
+TEST_CASE("progress wipes the count of losses") {
+  WorldOptions options;
+  options.core.losses_without_progress_max = 2;
+  auto world = MakeWorld(options);
+  world->ConnectWorkers();
+  const std::string job = SubmitLong(*world, 4);
+  for (int64_t step : {2, 4, 6}) {
+    world->RunUntil([&] { return world->Job(job).step() > step; });
+    world->KillWorker(0);
+  }
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job with longer rows has the group formed anew, nobody loses a saved step") {
+  auto world = MakeWorld();
+  world->SetLongest("long", 2000);
+  world->AddDataset("long", 6);
+  world->ConnectWorkers();
+  const std::string first = SubmitLong(*world);
+  world->RunUntil([&] { return world->Job(first).step() >= 5; });
+  Job longer = World::NewJob();
+  longer.set_training_dataset("long");
+  const std::string second = world->Submit(longer);
+  world->RunUntilState(second, Job::SUCCEEDED);
+  world->RunUntilState(first, Job::SUCCEEDED);
+  CHECK(world->Job(first).attempts() == 2);
+  CHECK_FALSE(HasEvent(*world, first, "WORKER_LOST"));
+  // Cut and saved first: no step was executed twice.
+  int64_t last = 0;
+  for (const PlanInput& plan : world->plans()) {
+    for (const SaveUnit& save : plan.saves) last = save.step;
+  }
+  for (const PlanInput& plan : world->plans()) {
+    for (const LoadUnit& load : plan.loads) {
+      if (load.slot.job() == first && load.step > 0) CHECK(load.step >= last);
+    }
+  }
+  world->CheckInvariants();
+}
+
+TEST_CASE("another base model waits until the group has drained, and newcomers behind it wait") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  const std::string first = SubmitLong(*world, 10);
+  world->RunUntilState(first, Job::RUNNING);
+  Job other = World::NewJob();
+  other.set_base_model("m2");
+  const std::string second = world->Submit(other);
+  const std::string third = world->Submit(World::NewJob());
+  world->RunUntilState(first, Job::SUCCEEDED);
+  CHECK(world->StateOf(third) == Job::QUEUED);
+  world->RunUntilState(second, Job::SUCCEEDED);
+  world->RunUntilState(third, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("two workers run two groups side by side") {
+  WorldOptions options;
+  options.workers = 2;
+  auto world = MakeWorld(options);
+  world->ConnectWorkers();
+  Job other = World::NewJob();
+  other.set_base_model("m2");
+  const std::string first = world->Submit(World::NewJob());
+  const std::string second = world->Submit(other);
+  world->RunUntil([&] {
+    return world->StateOf(first) == Job::RUNNING && world->StateOf(second) == Job::RUNNING;
+  });
+  CHECK(Cluster(*world).groups_size() == 2);
+  world->RunUntilState(first, Job::SUCCEEDED);
+  world->RunUntilState(second, Job::SUCCEEDED);
+}
+
+TEST_CASE("a clean stop cuts, saves and lets workers go; the next start goes on from there") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  const std::string job = SubmitLong(*world);
+  world->RunUntil([&] { return world->Job(job).step() == 9; });
+  REQUIRE(world->Call(StopRequested{}).ok());
+  const int64_t saved = world->Job(job).last_checkpoint_step();
+  CHECK(saved >= 9);
+  CHECK(world->StateOf(job) == Job::QUEUED);
+  CreateJob late;
+  late.job = World::NewJob();
+  CHECK(Reason(world->Call(late).status()) == "SHUTTING_DOWN");
+  world->CrashCoordinator();
+  CHECK(world->Job(job).step() == saved);
+  world->RunUntilState(job, Job::SUCCEEDED);
+  CHECK(static_cast<int64_t>(world->Metrics(job).size()) == world->Job(job).total_steps());
+  world->CheckInvariants();
+}
+
+TEST_CASE("after a crash every live job goes on, and what ended stays as it was") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  const std::string done = world->Submit(World::NewJob());
+  world->RunUntilState(done, Job::SUCCEEDED);
+  const std::string job = SubmitLong(*world);
+  world->RunUntil([&] { return world->Job(job).step() == 5; });
+  const std::string before = world->Job(done).SerializeAsString();
+  world->CrashCoordinator();
+  CHECK(world->Job(done).SerializeAsString() == before);
+  CHECK(world->StateOf(job) != Job::RUNNING);
+  CHECK(world->Job(job).step() == world->Job(job).last_checkpoint_step());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a checkpoint that cannot be written is not told of; the job does not end without it") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  Job content = World::NewJob();
+  content.mutable_training()->set_checkpoint_every_steps(0);
+  const std::string job = world->Submit(content);
+  world->FailSaves(absl::ResourceExhaustedError("the disk is full"));
+  world->RunUntilState(job, Job::FINALIZING);
+  world->Settle();
+  CHECK(world->StateOf(job) == Job::FINALIZING);
+  CHECK(world->Job(job).last_checkpoint_step() == 0);
+  // The worker gives up, or a person restarts it.
+  world->FailSaves(absl::OkStatus());
+  world->KillWorker(0);
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a window that cannot be planned fails the jobs of its group, and the next one runs") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  const std::string job = world->Submit(World::NewJob());
+  world->RunUntilState(job, Job::RUNNING);
+  world->FailPlans(absl::InternalError("the cache cannot be read"));
+  world->RunUntilState(job, Job::FAILED);
+  CHECK(world->Job(job).error().reason() == "WINDOW_NOT_PLANNED");
+  world->FailPlans(absl::OkStatus());
+  const std::string next = world->Submit(World::NewJob());
+  world->RunUntilState(next, Job::SUCCEEDED);
+}
+
+TEST_CASE("a group without jobs is dissolved after a while") {
+  WorldOptions options;
+  options.core.group_idle_ms = 60'000;
+  auto world = MakeWorld(options);
+  world->ConnectWorkers();
+  const std::string job = world->Submit(World::NewJob());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->Sleep(10'000'000);
+  CHECK(Cluster(*world).groups_size() == 1);
+  world->Sleep(80'000'000);
+  CHECK(Cluster(*world).groups_size() == 0);
+  const std::string next = world->Submit(World::NewJob());
+  world->RunUntilState(next, Job::SUCCEEDED);
+}
+
+TEST_CASE("workers as others see them") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  world->Settle();
+  auto workers = world->Get<v1::ListWorkersResponse>(v1::ListWorkersRequest());
+  REQUIRE(workers.workers_size() == 1);
+  CHECK(workers.workers(0).name() == "worker-0");
+  CHECK(workers.workers(0).state() == v1::Worker::IDLE);
+  const std::string job = SubmitLong(*world);
+  world->RunUntilState(job, Job::RUNNING);
+  workers = world->Get<v1::ListWorkersResponse>(v1::ListWorkersRequest());
+  CHECK(workers.workers(0).state() == v1::Worker::BUSY);
+  CHECK(workers.workers(0).group() == world->Job(job).group());
+  CHECK(Cluster(*world).workers() == 1);
+  CHECK(Cluster(*world).jobs_by_state().at("RUNNING") == 1);
+  CHECK(Cluster(*world).groups(0).jobs(0) == job);
+  world->KillWorker(0, /*restart=*/false);
+  world->RunUntilState(job, Job::QUEUED);
+  workers = world->Get<v1::ListWorkersResponse>(v1::ListWorkersRequest());
+  CHECK(workers.workers(0).state() == v1::Worker::LOST);
+  CHECK(Cluster(*world).workers() == 0);
+}
+
+}  // namespace
+}  // namespace lorad::server

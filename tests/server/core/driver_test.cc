@@ -1,0 +1,243 @@
+// The driver over a real store and a real disk; rows and workers are made up.
+#include "server/driver.h"
+
+#include <stdlib.h>
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+#include <vector>
+
+#include "server/core/store_kinds.h"
+#include "storage/files.h"
+
+namespace lorad::server {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TempDir {
+ public:
+  TempDir() {
+    std::string pattern = (fs::temp_directory_path() / "lorad_driver_XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~TempDir() { fs::remove_all(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+class FakeSolver : public Solver {
+ public:
+  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source) override {
+    records::RowsSummary rows;
+    rows.set_rows(source.rows);
+    rows.set_tokens(source.rows * 10);
+    rows.set_longest_tokens(10);
+    return rows;
+  }
+  absl::StatusOr<worker::v1::Window> Plan(const PlanInput&) override {
+    return absl::UnimplementedError("no rows here");
+  }
+};
+
+std::unique_ptr<Driver> StartOk(const std::string& directory, storage::StoreHooks hooks = {}) {
+  DriverOptions options;
+  options.data_dir = directory;
+  auto driver = Driver::Start(options, storage::RealFiles(), std::move(hooks),
+                              std::make_unique<FakeSolver>());
+  INFO(driver.status().ToString());
+  REQUIRE(driver.ok());
+  return std::move(*driver);
+}
+
+constexpr char kConfig[] = R"({
+  "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+  "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2,
+  "num_key_value_heads": 2, "max_position_embeddings": 2048, "rms_norm_eps": 1e-05,
+  "rope_theta": 10000.0, "tie_word_embeddings": true, "vocab_size": 256, "torch_dtype": "float32"
+})";
+
+RegisterModel NewModel() {
+  RegisterModel model;
+  model.model.set_name("m");
+  model.model.set_path("/models/m");
+  model.config_json = kConfig;
+  return model;
+}
+
+CreateDataset NewDataset(Driver& driver, const std::string& name) {
+  CreateDataset dataset;
+  dataset.upload = driver.data_dir().NewUpload();
+  std::ofstream(dataset.upload) << "{\"text\": \"a\"}\n";
+  dataset.dataset.set_name(name);
+  dataset.dataset.set_rows(8);
+  dataset.dataset.set_sha256("sha-" + name);
+  return dataset;
+}
+
+v1::Job NewJob() {
+  v1::Job job;
+  job.set_base_model("m");
+  job.set_training_dataset("d");
+  job.mutable_adapter()->set_rank(4);
+  job.mutable_adapter()->set_alpha(8);
+  job.mutable_adapter()->add_target_modules("q_proj");
+  job.mutable_training()->set_epochs(1);
+  job.mutable_training()->set_batch_size(2);
+  job.mutable_training()->set_max_length(64);
+  return job;
+}
+
+TEST_CASE("what was acknowledged is there after a new start, and left-overs are not") {
+  TempDir dir;
+  std::string job;
+  std::string dataset_path;
+  int64_t revision = 0;
+  {
+    auto driver = StartOk(dir.path());
+    REQUIRE(driver->Ask<v1::Model>(NewModel()).ok());
+    REQUIRE(driver->Ask<v1::Dataset>(NewDataset(*driver, "d")).ok());
+    dataset_path = *driver->DatasetPath("d");
+    CHECK(fs::exists(dataset_path));
+    CreateJob create;
+    create.job = NewJob();
+    auto created = driver->Ask<v1::Job>(create);
+    REQUIRE(created.ok());
+    job = created->name();
+    revision = created->revision();
+    CHECK(driver->Stop(absl::Now() + absl::Seconds(5)).ok());
+  }
+  std::ofstream(dir.path() + "/uploads/left") << "x";
+  std::ofstream(dir.path() + "/datasets/left-1.jsonl") << "x";
+  fs::create_directories(dir.path() + "/checkpoints/" + job + "/7.tmp");
+  fs::create_directories(dir.path() + "/checkpoints/job-gone/3");
+  auto driver = StartOk(dir.path());
+  CHECK(fs::exists(dataset_path));
+  CHECK(driver->DatasetPath("d").value() == dataset_path);
+  CHECK_FALSE(fs::exists(dir.path() + "/uploads/left"));
+  CHECK_FALSE(fs::exists(dir.path() + "/datasets/left-1.jsonl"));
+  CHECK_FALSE(fs::exists(dir.path() + "/checkpoints/" + job));
+  CHECK_FALSE(fs::exists(dir.path() + "/checkpoints/job-gone"));
+  v1::GetJobRequest get;
+  get.set_name(job);
+  auto found = driver->Ask<v1::Job>(get);
+  REQUIRE(found.ok());
+  CHECK(found->revision() >= revision);
+  v1::ListEventsRequest events;
+  events.set_job(job);
+  CHECK(driver->ListEvents(events)->events_size() >= 2);
+  // A watcher that was told of `revision` goes on.
+  CHECK(driver->revisions().Wait(revision, 100, absl::Now()).ok());
+  CHECK(absl::IsOutOfRange(driver->revisions().Wait(revision + 1000, 100, absl::Now()).status()));
+}
+
+TEST_CASE("a second daemon is refused, by name") {
+  TempDir dir;
+  auto driver = StartOk(dir.path());
+  DriverOptions options;
+  options.data_dir = dir.path();
+  auto second = Driver::Start(options, storage::RealFiles(), {}, std::make_unique<FakeSolver>());
+  REQUIRE_FALSE(second.ok());
+  CHECK(std::string(second.status().message()).find(std::to_string(getpid())) != std::string::npos);
+}
+
+TEST_CASE("requests of many threads share turns, and each gets its own answer") {
+  TempDir dir;
+  int commits = 0;
+  auto driver = StartOk(dir.path(), {.before_commit = [&] { ++commits; }, .after_commit = {}});
+  REQUIRE(driver->Ask<v1::Model>(NewModel()).ok());
+  REQUIRE(driver->Ask<v1::Dataset>(NewDataset(*driver, "d")).ok());
+  constexpr int kThreads = 8;
+  constexpr int kJobs = 25;
+  std::vector<std::thread> threads;
+  std::atomic<int> good = 0;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kJobs; ++i) {
+        CreateJob create;
+        create.job = NewJob();
+        create.job.set_display_name(std::to_string(t) + "/" + std::to_string(i));
+        auto job = driver->Ask<v1::Job>(create);
+        if (job.ok() && job->display_name() == create.job.display_name()) ++good;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(good == kThreads * kJobs);
+  CHECK(commits <= kThreads * kJobs + 8);
+  auto snapshot = driver->Ask<JobSnapshot>(SnapshotJobs{});
+  CHECK(snapshot->jobs.size() == kThreads * kJobs);
+}
+
+TEST_CASE("a full disk: nothing is acknowledged until there is room") {
+  TempDir dir;
+  auto driver = StartOk(dir.path());
+  CreateDataset dataset = NewDataset(*driver, "d");
+  dataset.upload = dir.path() + "/uploads/not-there";
+  CHECK_FALSE(driver->Ask<v1::Dataset>(dataset).ok());
+  v1::GetDatasetRequest get;
+  get.set_name("d");
+  CHECK(absl::IsNotFound(driver->Ask<v1::Dataset>(get).status()));
+}
+
+TEST_CASE("a call whose deadline passes is told so") {
+  TempDir dir;
+  auto driver = StartOk(dir.path());
+  CHECK(absl::IsDeadlineExceeded(
+      driver->Call(v1::GetClusterRequest(), absl::InfinitePast()).status()));
+  CHECK(driver->Call(v1::GetClusterRequest(), absl::Now() + absl::Seconds(10)).ok());
+}
+
+TEST_CASE("ten thousand jobs: started within a second, listed within a tenth") {
+  TempDir dir;
+  {
+    auto driver = StartOk(dir.path());
+    REQUIRE(driver->Ask<v1::Model>(NewModel()).ok());
+    REQUIRE(driver->Ask<v1::Dataset>(NewDataset(*driver, "d")).ok());
+  }
+  {
+    auto store = storage::JobStore::Open(dir.path());
+    REQUIRE(store.ok());
+    std::vector<storage::Mutation> puts;
+    for (int i = 0; i < 10'000; ++i) {
+      records::JobRecord record;
+      *record.mutable_job() = NewJob();
+      record.mutable_job()->set_name("job-" + std::to_string(i));
+      // Mostly done, as in life; some wait.
+      record.mutable_job()->set_state(i % 10 ? v1::Job::SUCCEEDED : v1::Job::QUEUED);
+      record.set_order(i + 1);
+      puts.push_back(storage::PutRecord(kJobKind, record.job().name(), record.SerializeAsString()));
+    }
+    REQUIRE((*store)->Apply(puts).ok());
+  }
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  auto driver = StartOk(dir.path());
+  const auto started = Clock::now();
+  v1::ListJobsRequest request;
+  request.set_page_size(1000);
+  int listed = 0;
+  for (;;) {
+    auto page = driver->Ask<v1::ListJobsResponse>(request);
+    REQUIRE(page.ok());
+    listed += page->jobs_size();
+    if (page->next_page_token().empty()) break;
+    request.set_page_token(page->next_page_token());
+  }
+  const auto done = Clock::now();
+  const auto ms = [](auto duration) {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(duration).count();
+  };
+  WARN("10,000 jobs: start " << ms(started - start) << " ms, list " << ms(done - started) << " ms");
+  CHECK(listed == 10'000);
+  CHECK(ms(started - start) < 1000);
+  CHECK(ms(done - started) < 100);
+}
+
+}  // namespace
+}  // namespace lorad::server

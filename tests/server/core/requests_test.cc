@@ -1,0 +1,144 @@
+// Requests: idempotency, lists, names in use, revisions.
+#include <set>
+
+#include "tests/server/core/scenario.h"
+
+namespace lorad::server {
+namespace {
+
+using Job = v1::Job;
+
+TEST_CASE("a request_id answers with what came first, also after a crash") {
+  auto world = MakeWorld();
+  const std::string job = world->Submit(World::NewJob(), "r1");
+  CHECK(world->Submit(World::NewJob(), "r1") == job);
+  world->CrashCoordinator();
+  CHECK(world->Submit(World::NewJob(), "r1") == job);
+  CHECK(world->Submit(World::NewJob(), "r2") != job);
+  CreateJob other;
+  other.job = World::NewJob();
+  other.job.set_priority(3);
+  other.request_id = {"r1", other.job.SerializeAsString()};
+  const absl::Status status = world->Call(other).status();
+  CHECK(absl::IsAlreadyExists(status));
+  CHECK(Reason(status) == "REQUEST_ID_REUSED");
+}
+
+TEST_CASE("an old request_id is forgotten at a start") {
+  WorldOptions options;
+  options.core.request_ids_days = 7;
+  auto world = MakeWorld(options);
+  const std::string job = world->Submit(World::NewJob(), "r1");
+  world->Sleep(int64_t{8} * 24 * 3600 * 1'000'000);
+  world->CrashCoordinator();
+  CHECK(world->Submit(World::NewJob(), "r1") != job);
+}
+
+TEST_CASE("names: taken, unknown, in use") {
+  auto world = MakeWorld();
+  RegisterModel model;
+  model.model.set_name("m");
+  model.config_json = "{}";
+  CHECK(Reason(world->Call(model).status()) == "MODEL_EXISTS");
+  CHECK(Reason(world->Call(Named<v1::GetModelRequest>("none")).status()) == "MODEL_NOT_FOUND");
+  CHECK(Reason(world->Call(Named<v1::GetDatasetRequest>("none")).status()) == "DATASET_NOT_FOUND");
+  CHECK(Reason(world->Call(Named<v1::GetJobRequest>("none")).status()) == "JOB_NOT_FOUND");
+  CHECK(Reason(world->Call(Named<v1::DeleteAdapterRequest>("none")).status()) ==
+        "ADAPTER_NOT_FOUND");
+
+  Job content = World::NewJob();
+  content.set_validation_dataset("valid");
+  const std::string job = world->Submit(content);
+  CHECK(Reason(world->Call(Named<v1::DeleteDatasetRequest>("train")).status()) == "IN_USE");
+  CHECK(Reason(world->Call(Named<v1::DeleteDatasetRequest>("valid")).status()) == "IN_USE");
+  CHECK(Reason(world->Call(Named<v1::UnregisterModelRequest>("m")).status()) == "IN_USE");
+  CHECK(Reason(world->Call(Named<v1::DeleteJobRequest>(job)).status()) == "JOB_LIVE");
+  REQUIRE(world->Call(Named<v1::CancelJobRequest>(job)).ok());
+  CHECK(world->Call(Named<v1::DeleteDatasetRequest>("valid")).ok());
+  CHECK(world->Call(Named<v1::UnregisterModelRequest>("m")).ok());
+  v1::DeleteJobRequest with_etag = Named<v1::DeleteJobRequest>(job);
+  with_etag.set_etag("not this");
+  CHECK(Reason(world->Call(with_etag).status()) == "ETAG_MISMATCH");
+  with_etag.set_etag(world->Job(job).etag());
+  CHECK(world->Call(with_etag).ok());
+}
+
+TEST_CASE("a job that names what is not there is refused with every such field") {
+  auto world = MakeWorld();
+  CreateJob request;
+  request.job = World::NewJob();
+  request.job.set_base_model("nope");
+  request.job.set_training_dataset("nope");
+  request.job.mutable_adapter()->set_init_from("job-nope/3");
+  const absl::Status status = world->Call(request).status();
+  CHECK(absl::IsInvalidArgument(status));
+  CHECK(Reason(status) == "INVALID_FIELDS");
+}
+
+TEST_CASE("jobs are listed newest first, in pages, filtered") {
+  auto world = MakeWorld();
+  std::vector<std::string> names;
+  for (int i = 0; i < 25; ++i) {
+    Job job = World::NewJob();
+    job.set_display_name(i % 5 == 0 ? "fifth" : "other");
+    names.insert(names.begin(), world->Submit(job));
+  }
+  v1::ListJobsRequest request;
+  request.set_page_size(10);
+  std::vector<std::string> seen;
+  for (;;) {
+    const auto page = world->Get<v1::ListJobsResponse>(request);
+    for (const Job& job : page.jobs()) seen.push_back(job.name());
+    if (page.next_page_token().empty()) break;
+    request.set_page_token(page.next_page_token());
+  }
+  CHECK(seen == names);
+  v1::ListJobsRequest filtered;
+  filtered.set_filter("display_name = fifth");
+  CHECK(world->Get<v1::ListJobsResponse>(filtered).jobs_size() == 5);
+  filtered.set_page_token(request.page_token());
+  CHECK(absl::IsInvalidArgument(world->Call(filtered).status()));
+}
+
+TEST_CASE("revisions: ordered, each once, the snapshot tells from where to go on") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  const std::string job = world->Submit(World::NewJob());
+  const JobSnapshot snapshot = world->Get<JobSnapshot>(SnapshotJobs{{job}});
+  CHECK(snapshot.jobs.size() == 1);
+  const size_t before = world->announced().size();
+  CHECK(world->announced().back().revision() == snapshot.revision);
+  world->RunUntilState(job, Job::SUCCEEDED);
+  std::set<int64_t> steps;
+  int64_t revision = snapshot.revision;
+  for (size_t i = before; i < world->announced().size(); ++i) {
+    CHECK(world->announced()[i].revision() > revision);
+    revision = world->announced()[i].revision();
+    steps.insert(world->announced()[i].job().step());
+  }
+  CHECK(steps == std::set<int64_t>{0, 1, 2, 3, 4, 5, 6});
+  CHECK(world->announced().back().job().state() == Job::SUCCEEDED);
+  CHECK(absl::IsNotFound(world->Call(SnapshotJobs{{"none"}}).status()));
+}
+
+TEST_CASE("an estimate knows steps, tokens and memory") {
+  auto world = MakeWorld();
+  EstimateJob request;
+  request.job = World::NewJob();
+  auto estimate = world->Get<v1::JobEstimate>(request);
+  CHECK(estimate.total_steps() == 6);
+  CHECK(estimate.total_tokens() == 480);
+  CHECK_FALSE(estimate.fits());  // no worker yet
+  world->ConnectWorkers();
+  estimate = world->Get<v1::JobEstimate>(request);
+  CHECK(estimate.fits());
+  const v1::MemoryEstimate& memory = estimate.peak_memory_bytes();
+  CHECK(memory.total() == memory.weights() + memory.adapters() + memory.optimizer() +
+                              memory.activations() + memory.workspace());
+  CHECK(memory.adapters() > 0);
+  CHECK(estimate.seconds() > 0);
+  CHECK(estimate.seconds_basis() == "assumed throughput");
+}
+
+}  // namespace
+}  // namespace lorad::server

@@ -1,0 +1,55 @@
+// What the scenarios share.
+#pragma once
+
+#include <catch2/catch.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/core/job_states.h"
+#include "tests/sim/world.h"
+
+namespace lorad::server {
+
+using sim::World;
+using sim::WorldOptions;
+using State = v1::Job::State;
+
+// A world with model "m" (and "m2"), dataset "train" of 12 rows and "valid" of 5; no worker yet.
+inline std::unique_ptr<World> MakeWorld(WorldOptions options = {}) {
+  auto world = std::make_unique<World>(options);
+  world->AddModel("m");
+  world->AddModel("m2");
+  world->AddDataset("train", 12);
+  world->AddDataset("valid", 5);
+  return world;
+}
+
+inline std::string Reason(const absl::Status& status) {
+  const auto payload = status.GetPayload("lorad/reason");
+  return payload ? std::string(*payload) : "";
+}
+
+template <class Proto>
+Proto Named(const std::string& name) {
+  Proto request;
+  request.set_name(name);
+  return request;
+}
+
+inline std::vector<State> StatesOf(World& world, const std::string& job) {
+  std::vector<State> states;
+  for (const v1::Event& event : world.Events(job)) {
+    if (event.reason() == "STATE_CHANGED") states.push_back(event.to_state());
+  }
+  return states;
+}
+
+inline bool HasEvent(World& world, const std::string& job, const std::string& reason) {
+  for (const v1::Event& event : world.Events(job)) {
+    if (event.reason() == reason) return true;
+  }
+  return false;
+}
+
+}  // namespace lorad::server

@@ -81,7 +81,8 @@ class DriverImpl : public Driver {
     absl::StatusOr<StoredState> stored = ReadStore(*store_, &kept);
     if (!stored.ok()) return stored.status();
     const int64_t newest = stored->last_revision;
-    revisions_.Start(kept.empty() ? newest : kept.front().revision - 1, newest, std::move(kept));
+    const int64_t gone = kept.empty() ? newest : kept.front().revision - 1;
+    revisions_.Start(gone, newest, std::move(kept));
     std::vector<Effect> effects;
     auto core = Core::Create(options_.core, *stored, NowUs(), &effects);
     if (!core.ok()) return core.status();
@@ -199,7 +200,8 @@ class DriverImpl : public Driver {
       if (deadline == absl::InfiniteFuture()) {
         changed_.wait(lock, set);
       } else {
-        changed_.wait_until(lock, absl::ToChronoTime(deadline), set);
+        // The far past would overflow the clock's arithmetic.
+        changed_.wait_until(lock, absl::ToChronoTime(std::max(deadline, absl::UnixEpoch())), set);
       }
       return std::move(value_);
     }

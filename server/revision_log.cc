@@ -19,7 +19,8 @@ absl::StatusOr<std::vector<std::shared_ptr<const RevisionLog::Revision>>> Revisi
   if (deadline == absl::InfiniteFuture()) {
     changed_.wait(lock, ready);
   } else {
-    changed_.wait_until(lock, absl::ToChronoTime(deadline), ready);
+    // The far past would overflow the clock's arithmetic.
+    changed_.wait_until(lock, absl::ToChronoTime(std::max(deadline, absl::UnixEpoch())), ready);
   }
   if (shutdown_) {
     return Error(absl::StatusCode::kCancelled, "SHUTTING_DOWN", "the coordinator is being stopped");

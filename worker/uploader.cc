@@ -88,7 +88,9 @@ void Uploader::DoSave(const Task& task) {
   absl::Status status;
   for (int64_t pause_ms = kBackOffFirstMs;; pause_ms = std::min(2 * pause_ms, kBackOffLastMs)) {
     status = bulk_->Upload(header, parts);
-    if (!absl::IsUnavailable(status) || !Pause(pause_ms)) break;
+    // A full disk may get room again.
+    const bool again = absl::IsUnavailable(status) || absl::IsResourceExhausted(status);
+    if (!again || !Pause(pause_ms)) break;
   }
   task.slot->ReleaseStaging();
   if (!status.ok()) {

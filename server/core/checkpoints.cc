@@ -7,6 +7,11 @@
 #include "server/errors/errors.h"
 
 namespace lorad::server {
+namespace {
+
+constexpr int64_t kRetryMs = 1000;
+
+}  // namespace
 
 void Core::State::On(uint64_t request, const ShardUploaded& content) {
   const auto& header = content.header;
@@ -73,10 +78,21 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
     schedule_ = true;
   }
   if (!written.checkpoint.ok()) {
-    // The worker learns it and sends the shard again, or is lost; nothing was recorded.
+    const absl::Status& status = written.checkpoint.status();
     Warn(absl::StrCat("checkpoint of job '", commit.job, "' at step ", commit.step, ": ",
-                      written.checkpoint.status().ToString()));
-    for (const uint64_t request : commit.requests) Fail(request, written.checkpoint.status());
+                      status.ToString()));
+    // What the shard holds does not change when it is sent again; what the disk says may.
+    const bool hopeless = absl::IsInvalidArgument(status) || absl::IsDataLoss(status);
+    for (const uint64_t request : commit.requests) {
+      Fail(request, hopeless ? status
+                             : Unavailable("CHECKPOINT_NOT_WRITTEN", std::string(status.message()),
+                                           kRetryMs));
+    }
+    if (hopeless && job && IsPlaced(job->state())) {
+      GroupState* group = GroupOf(*job);
+      FailJob(*job, v1::JobError::SERVER, "CHECKPOINT_INVALID", std::string(status.message()));
+      if (group) group->members.at(commit.job).leaving = true;
+    }
     return;
   }
   if (!job) {

@@ -131,6 +131,7 @@ void Core::State::Join(GroupState& group, JobState& job) {
   Member& member = group.members[job.name()];
   member.adapter = ShapeOfAdapter(job.job().adapter());
   member.done_step = member.planned_step = job.job().step();
+  member.save_us = now_us_;
   group.idle_since_us = 0;
   Transition(job, v1::Job::PREPARING,
              group.phase == GroupState::Phase::kForming

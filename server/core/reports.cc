@@ -182,6 +182,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
                                     "' after step ", found->second.done_step));
   }
   found->second.done_step = done.step();
+  found->second.save_us = now_us_;
   KeepMetrics(*job, done);
   v1::Job& view = job->job();
   view.set_step(done.step());

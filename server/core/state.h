@@ -78,6 +78,7 @@ struct Member {
   int64_t evaluation_step = -1;    // whose sequences are being planned
   int64_t evaluation_planned = 0;  // sequences of it
   int64_t save_ordered = -1;       // step of a save before the group is dissolved
+  int64_t save_us = 0;             // when its newest step, or a save beside one, was asked for
 };
 
 struct SentWindow {

@@ -13,6 +13,9 @@ namespace {
 
 // One is executed while the next lies ready.
 constexpr size_t kWindowsAhead = 2;
+// A save that is not there after so long is asked for again: its shard may have got lost on the
+// way.
+constexpr int64_t kSaveAgainUs = 60'000'000;
 
 bool EvaluationDue(const v1::Job& job, int64_t step) {
   if (job.validation_dataset().empty()) return false;
@@ -138,7 +141,14 @@ void Core::State::PlanNext(GroupState& group) {
       member.slot = Member::Slot::kLoading;
       input.loads.push_back(LoadOf(group, *FindJob(name)));
     } else if (member.slot == Member::Slot::kLoaded) {
-      AddUnit(member, *FindJob(name), &input);
+      JobState& job = *FindJob(name);
+      AddUnit(member, job, &input);
+      if (job.state() == v1::Job::FINALIZING && job.commits == 0 &&
+          job.job().last_checkpoint_step() < member.done_step &&
+          now_us_ - member.save_us > kSaveAgainUs) {
+        member.save_us = now_us_;
+        input.saves.push_back({name, member.done_step});
+      }
     }
   }
   Order(group, std::move(input));
@@ -150,12 +160,12 @@ void Core::State::PlanSaves(GroupState& group) {
   for (auto& [name, member] : group.members) {
     const JobState* job = FindJob(name);
     if (!job || !IsPlaced(job->state()) || member.slot != Member::Slot::kLoaded) continue;
-    if (job->job().last_checkpoint_step() >= member.done_step ||
-        member.save_ordered == member.done_step) {
-      continue;
-    }
-    // The save that stood behind its Step may still be on its way.
-    if (SaveDue(job->job(), member.done_step)) continue;
+    if (job->job().last_checkpoint_step() >= member.done_step) continue;
+    // One that was asked for, here or behind its Step, may still be on its way.
+    const bool asked =
+        member.save_ordered == member.done_step || SaveDue(job->job(), member.done_step);
+    if (asked && now_us_ - member.save_us <= kSaveAgainUs) continue;
+    member.save_us = now_us_;
     member.save_ordered = member.done_step;
     input.saves.push_back({name, member.done_step});
   }

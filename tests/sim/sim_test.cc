@@ -116,7 +116,7 @@ void RunHistory(uint64_t seed) {
         }
         return true;
       },
-      200'000);
+      400'000);
   // What was acknowledged is there, once, and has ended as it should.
   std::set<std::string> names;
   for (const auto& client : clients) {

@@ -67,6 +67,7 @@ void SimWorker::Hear(const worker::v1::CoordinatorMessage& message) {
       next_window_ = 1;
       first_not_enqueued_ = 1;
       hold_from_.reset();
+      cut_jobs_.clear();
       forming_ = message.form_group();
       break;
     case Message::kWindow:
@@ -114,7 +115,7 @@ const worker::v1::Microbatch& SimWorker::Find(const worker::v1::Window& window,
 
 void SimWorker::CutAt(int64_t first_dropped) {
   hold_from_.reset();
-  std::set<std::string> cut_jobs;
+  std::set<std::string>& cut_jobs = cut_jobs_;
   for (Pending& pending : windows_) {
     pending.kept.assign(pending.window.operations_size(), true);
     for (int i = pending.next; i < pending.window.operations_size(); ++i) {
@@ -131,10 +132,6 @@ void SimWorker::CutAt(int64_t first_dropped) {
       }
     }
   }
-  for (const std::string& job : cut_jobs) {
-    if (auto slot = slots_.find(job); slot != slots_.end()) slot->second.sequences.clear();
-  }
-  // What was numbered is never used again, so the next window may begin with any higher number.
 }
 
 bool SimWorker::Dropped(const worker::v1::Window& window, const Operation& operation) const {
@@ -163,6 +160,14 @@ bool SimWorker::Step() {
     worker::v1::Report report;
     report.mutable_window_done()->set_window(pending.window.number());
     windows_.pop_front();
+    if (windows_.empty()) {
+      // A batch that a cut left half done is begun anew; one of an earlier window was stepped
+      // before.
+      for (const std::string& job : cut_jobs_) {
+        if (auto slot = slots_.find(job); slot != slots_.end()) slot->second.sequences.clear();
+      }
+      cut_jobs_.clear();
+    }
     Report(std::move(report));
     return true;
   }

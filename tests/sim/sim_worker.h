@@ -75,6 +75,7 @@ class SimWorker {
   int64_t next_window_ = 1;
   int64_t first_not_enqueued_ = 1;
   std::optional<int64_t> hold_from_;
+  std::set<std::string> cut_jobs_;
   bool shut_down_ = false;
   std::vector<int> microbatch_adapters_;
 };

@@ -206,8 +206,7 @@ void World::Do(Effect effect) {
                        if (slot.worker->shut_down()) {
                          KillWorker(i, /*restart=*/false);
                        } else {
-                         At(now_us_ + kOperationUs,
-                            [this, i, life = slot.life] { WorkerStep(i, life); });
+                         WakeWorker(i);
                        }
                      });
                      return;
@@ -295,6 +294,7 @@ void World::StartWorker(int i) {
   WorkerSlot& slot = workers_[i];
   slot.life++;
   slot.silent = false;
+  slot.stepping = false;
   slot.connection = next_connection_++;
   slot.up_free_us = slot.down_free_us = now_us_;
   SimWorker::Hooks hooks;
@@ -348,11 +348,17 @@ void World::KillWorker(int i, bool restart) {
 
 void World::SilenceWorker(int i) { workers_[i].silent = true; }
 
+void World::WakeWorker(int i) {
+  WorkerSlot& slot = workers_[i];
+  if (std::exchange(slot.stepping, true)) return;
+  At(now_us_ + kOperationUs, [this, i, life = slot.life] { WorkerStep(i, life); });
+}
+
 void World::WorkerStep(int i, int64_t life) {
   WorkerSlot& slot = workers_[i];
   if (slot.life != life || slot.connection == 0) return;
-  if (!slot.worker->Step()) return;
-  At(now_us_ + kOperationUs, [this, i, life] { WorkerStep(i, life); });
+  slot.stepping = false;
+  if (slot.worker->Step()) WakeWorker(i);
 }
 
 void World::Say(int i, worker::v1::WorkerMessage message) {
@@ -416,7 +422,7 @@ absl::StatusOr<worker::v1::Window> World::PlanWindow(const PlanInput& input) {
     if (!open || tokens > room) {
       open = window.add_microbatches();
       open->set_number(next++);
-      room = std::min<int64_t>(input.capacity_tokens, 100);
+      room = std::min<int64_t>(input.capacity_tokens, 400);
     }
     room -= tokens;
     worker::v1::Segment& segment = *open->add_segments();
@@ -483,12 +489,16 @@ absl::StatusOr<ReplyValue> World::Call(Request request) {
 // Straight from the core, so that looking takes no time.
 ReplyValue World::Look(Request request) {
   std::optional<ReplyValue> value;
+  std::vector<Effect> others;
   for (Effect& effect : core_->Apply(Event{now_us_, Requested{0, std::move(request)}})) {
-    auto* reply = std::get_if<Reply>(&effect);
-    REQUIRE(reply);
-    RequireOk(reply->status);
-    value = std::move(reply->value);
+    if (auto* reply = std::get_if<Reply>(&effect); reply && reply->request == 0) {
+      RequireOk(reply->status);
+      value = std::move(reply->value);
+    } else {
+      others.push_back(std::move(effect));  // of the time that has passed
+    }
   }
+  Carry(std::move(others));
   REQUIRE(value);
   return *std::move(value);
 }

@@ -64,7 +64,7 @@ class World {
   bool Step();
   // Runs until `done`, or fails the test after `steps_max` steps or where nothing is left to
   // happen.
-  void RunUntil(const std::function<bool()>& done, int64_t steps_max = 2'000'000);
+  void RunUntil(const std::function<bool()>& done, int64_t steps_max = 100'000);
   // Runs until nothing is left but timers.
   void Settle();
   void RunUntilState(const std::string& job, v1::Job::State state);
@@ -106,6 +106,7 @@ class World {
     uint64_t connection = 0;  // 0 = dead
     int64_t life = 0;
     bool silent = false;
+    bool stepping = false;   // its next operation is on the agenda
     int64_t up_free_us = 0;  // a stream keeps its order
     int64_t down_free_us = 0;
   };
@@ -124,6 +125,7 @@ class World {
   void Do(server::Effect effect);
   void StartWorker(int i);
   void Heartbeat(int i, int64_t life);
+  void WakeWorker(int i);
   void WorkerStep(int i, int64_t life);
   void Say(int i, worker::v1::WorkerMessage message);
   void Upload(int i, worker::v1::UploadShardRequest::Header header);

@@ -132,7 +132,9 @@ TEST_CASE("what was acknowledged is there after a new start, and left-overs are 
   events.set_job(job);
   CHECK(driver->ListEvents(events)->events_size() >= 2);
   // A watcher that was told of `revision` goes on.
-  CHECK(driver->revisions().Wait(revision, 100, absl::Now()).ok());
+  const auto changes = driver->revisions().Wait(revision, 100, absl::Now());
+  INFO(revision << " " << changes.status().ToString());
+  CHECK(changes.ok());
   CHECK(absl::IsOutOfRange(driver->revisions().Wait(revision + 1000, 100, absl::Now()).status()));
 }
 

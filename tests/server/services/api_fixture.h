@@ -44,9 +44,9 @@ struct ApiFixture {
   std::shared_ptr<grpc::Channel> channel;
 };
 
-// A context that gives up after ten seconds, so that a hanging test fails.
+// A context that gives up after half a minute, so that a hanging test fails.
 struct Context : grpc::ClientContext {
-  Context() { set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10)); }
+  Context() { set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30)); }
 };
 
 inline google::rpc::ErrorInfo ErrorInfoOf(const grpc::Status& status) {
@@ -73,7 +73,7 @@ inline std::string Summary(const grpc::Status& status) {
 }
 
 inline bool Eventually(const std::function<bool()>& holds) {
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 3000; ++i) {
     if (holds()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

@@ -29,7 +29,7 @@ class Talk {
   size_t Await(const std::string& part, size_t from = 0) {
     std::unique_lock lock(mutex_);
     size_t found = 0;
-    const bool came = changed_.wait_for(lock, std::chrono::seconds(10), [&] {
+    const bool came = changed_.wait_for(lock, std::chrono::seconds(30), [&] {
       for (size_t i = from; i < said_.size(); ++i) {
         if (said_[i].find(part) != std::string::npos) {
           found = i + 1;

@@ -61,6 +61,8 @@ class DriverImpl : public Driver {
     queue_room_.notify_all();
     if (thread_.joinable()) thread_.join();
     file_thread_.Stop();
+    solver_->Cancel();
+    planner_thread_.Stop();
     if (solvers_) solvers_->Stop();
     revisions_.Shutdown();
     std::lock_guard lock(waiters_mutex_);
@@ -351,7 +353,7 @@ class DriverImpl : public Driver {
   }
 
   void Do(Plan& plan) {
-    solvers_->Add([this, plan = std::move(plan)] {
+    planner_thread_.Add([this, plan = std::move(plan)] {
       Post(Planned{plan.number, solver_->Plan(plan.input)}, /*may_wait=*/false);
     });
   }
@@ -424,6 +426,7 @@ class DriverImpl : public Driver {
   uint64_t next_connection_ = 1;
 
   TaskPool file_thread_{1};
+  TaskPool planner_thread_{1};  // a check of many rows holds up no window
   std::unique_ptr<TaskPool> solvers_;
   std::thread thread_;
 };

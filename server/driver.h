@@ -47,7 +47,7 @@ class WorkerSender {
 struct DriverOptions {
   std::string data_dir;
   CoreOptions core;
-  int solver_threads = 2;           // planning and row checks
+  int solver_threads = 2;           // row checks; planning has a thread of its own
   int64_t queue_events_max = 4096;  // a poster waits while so many are queued
 };
 

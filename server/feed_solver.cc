@@ -27,6 +27,8 @@ class FeedSolver : public Solver {
     return std::move(planned->window);
   }
 
+  void Cancel() override { feed_.Cancel(); }
+
  private:
   feed::Feed feed_;
 };

@@ -19,6 +19,8 @@ class Solver {
   virtual ~Solver() = default;
   virtual absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source) = 0;
   virtual absl::StatusOr<worker::v1::Window> Plan(const PlanInput& input) = 0;
+  // Checks of rows, under way or to come, end soon (CANCELLED).
+  virtual void Cancel() {}
 };
 
 // The data feed over the datasets below `data_dir`.

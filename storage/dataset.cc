@@ -167,10 +167,11 @@ void DatasetScanner::AddError(std::string reason) {
 }
 
 absl::StatusOr<DatasetReport> ScanDataset(Files& files, const std::string& path,
-                                          const DatasetLimits& limits,
-                                          DatasetScanner::OnRow on_row) {
+                                          const DatasetLimits& limits, DatasetScanner::OnRow on_row,
+                                          const std::atomic<bool>* cancel) {
   DatasetScanner scanner(limits, std::move(on_row));
   for (uint64_t offset = 0;;) {
+    if (cancel != nullptr && *cancel) return absl::CancelledError(path + ": no longer wanted");
     absl::StatusOr<std::string> chunk = files.ReadRange(path, offset, kChunkBytes);
     if (!chunk.ok()) return chunk.status();
     if (absl::Status status = scanner.Add(*chunk); !status.ok()) return status;

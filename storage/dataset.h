@@ -1,6 +1,7 @@
 // Training rows as JSON Lines: reading them in bounded memory. Page: docs/formats/dataset.md.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -123,9 +124,10 @@ class DatasetScanner {
   size_t kind_ = 0;         // index in DatasetRow of that row
 };
 
-// Runs a whole file through a scanner, 1 MiB at a time.
+// Runs a whole file through a scanner, 1 MiB at a time. CANCELLED once `cancel` is set.
 absl::StatusOr<DatasetReport> ScanDataset(Files& files, const std::string& path,
                                           const DatasetLimits& limits = {},
-                                          DatasetScanner::OnRow on_row = nullptr);
+                                          DatasetScanner::OnRow on_row = nullptr,
+                                          const std::atomic<bool>* cancel = nullptr);
 
 }  // namespace lorad::storage

@@ -165,7 +165,7 @@ absl::StatusOr<std::shared_ptr<Feed::Entry>> Feed::Open(const RowSource& source)
     absl::StatusOr<storage::TextModel> model = storage::LoadTextModel(*directory);
     if (!model.ok()) return At(source.model_path, model.status());
     if (absl::Status status = MakeRoom(); !status.ok()) return status;
-    auto report = WriteTokenCache(files_, dataset_path, *model, key, path);
+    auto report = WriteTokenCache(files_, dataset_path, *model, key, path, &cancelled_);
     if (!report.ok()) return At(absl::StrCat("dataset ", source.dataset), report.status());
     if (report->error_count > 0) {
       entry->bad = *std::move(report);

@@ -1,6 +1,7 @@
 // The data feed: checks rows, and turns the core's window plans into windows with tokens in them.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -44,6 +45,9 @@ class Feed {
   // names a row that is not there or one longer than the capacity.
   absl::StatusOr<FeedWindow> Plan(const PlanInput& input);
 
+  // Tokenization, under way or to come, ends within a MiB of rows (CANCELLED). Any thread.
+  void Cancel() { cancelled_ = true; }
+
   // Tokens over all steps of a job, prompts included: what its total_tokens says.
   absl::StatusOr<int64_t> TotalTokens(const RowSource& source, bool shuffle, uint64_t seed,
                                       int32_t batch_size, int64_t total_steps);
@@ -61,6 +65,7 @@ class Feed {
 
   const FeedOptions options_;
   storage::Files& files_;
+  std::atomic<bool> cancelled_{false};
   std::mutex mutex_;
   // Guarded by mutex_. shared_ptr: an entry is used outside of the lock while it may be dropped.
   std::map<std::string, std::shared_ptr<Entry>> entries_;

@@ -90,7 +90,8 @@ class CacheWriter {
 absl::StatusOr<storage::DatasetReport> WriteRows(Files& files, const std::string& dataset_path,
                                                  const storage::TextModel& model,
                                                  const TokenCacheKey& key,
-                                                 storage::WritableFile& file) {
+                                                 storage::WritableFile& file,
+                                                 const std::atomic<bool>* cancel) {
   CacheWriter writer(file);
   writer.Append(kMagic);
   std::vector<uint64_t> index = {0};
@@ -105,9 +106,11 @@ absl::StatusOr<storage::DatasetReport> WriteRows(Files& files, const std::string
         return absl::OkStatus();
       });
   absl::StatusOr<storage::DatasetReport> report = storage::ScanDataset(
-      files, dataset_path, {}, [&](int64_t row, int64_t line, const storage::DatasetRow& content) {
+      files, dataset_path, {},
+      [&](int64_t row, int64_t line, const storage::DatasetRow& content) {
         return encoder.Encode(row, line, content);
-      });
+      },
+      cancel);
   if (!report.ok()) return report.status();
   encoder.Complete(&*report);
   if (report->error_count > 0) return report;
@@ -140,17 +143,15 @@ std::string TokenCacheKey::FileName() const {
   return Sha256::Of(ToText()).substr(0, 32) + ".tokens";
 }
 
-absl::StatusOr<storage::DatasetReport> WriteTokenCache(Files& files,
-                                                       const std::string& dataset_path,
-                                                       const storage::TextModel& model,
-                                                       const TokenCacheKey& key,
-                                                       const std::string& path) {
+absl::StatusOr<storage::DatasetReport> WriteTokenCache(
+    Files& files, const std::string& dataset_path, const storage::TextModel& model,
+    const TokenCacheKey& key, const std::string& path, const std::atomic<bool>* cancel) {
   static std::atomic<uint64_t> attempts{0};  // two datasets of one content may meet here
   const std::string temporary = absl::StrCat(path, ".", ++attempts, ".tmp");
   absl::StatusOr<std::unique_ptr<storage::WritableFile>> file = files.Create(temporary);
   if (!file.ok()) return file.status();
   absl::StatusOr<storage::DatasetReport> report =
-      WriteRows(files, dataset_path, model, key, **file);
+      WriteRows(files, dataset_path, model, key, **file, cancel);
   absl::Status status = report.status();
   const bool whole = report.ok() && report->error_count == 0;
   if (whole) status.Update((*file)->Sync());

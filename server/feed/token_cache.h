@@ -2,6 +2,7 @@
 // Format: docs/formats/dataset.md. A cache may be deleted at any time: it is made again.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -61,11 +62,9 @@ class TokenCache {
 };
 
 // Tokenizes the dataset into `path` (temporary file, fsync, rename). The report says which rows are
-// bad; where any is, no cache is written.
-absl::StatusOr<storage::DatasetReport> WriteTokenCache(storage::Files& files,
-                                                       const std::string& dataset_path,
-                                                       const storage::TextModel& model,
-                                                       const TokenCacheKey& key,
-                                                       const std::string& path);
+// bad; where any is, no cache is written. CANCELLED once `cancel` is set.
+absl::StatusOr<storage::DatasetReport> WriteTokenCache(
+    storage::Files& files, const std::string& dataset_path, const storage::TextModel& model,
+    const TokenCacheKey& key, const std::string& path, const std::atomic<bool>* cancel = nullptr);
 
 }  // namespace lorad::server::feed

@@ -217,6 +217,17 @@ TEST_CASE("Caches over the limit make room; what is open stays readable") {
   CHECK(feed.Plan(input)->statistics.tokens == 16);
 }
 
+TEST_CASE("A feed that is cancelled tokenizes nothing more, and leaves nothing behind") {
+  FeedHouse house;
+  const RowSource a = house.Source(house.AddTokens("a.jsonl", {3, 9}));
+  const RowSource b = house.Source(house.AddTokens("b.jsonl", {3}));
+  REQUIRE(house.feed.CheckRows(a).ok());
+  house.feed.Cancel();
+  CHECK(house.feed.CheckRows(a)->tokens() == 12);
+  CHECK(absl::IsCancelled(house.feed.CheckRows(b).status()));
+  CHECK(storage::RealFiles().List(house.options.cache_dir)->size() == 1);
+}
+
 TEST_CASE("Many threads, few open caches: everyone gets the right rows") {
   FeedHouse house;
   std::vector<std::string> paths;

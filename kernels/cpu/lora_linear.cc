@@ -82,7 +82,20 @@ void DrawMask(const Context& context, const CpuBatch& batch, const ChunkTarget& 
   }
 }
 
-// S = s (D * x) A^T.
+// Ranks below this make matrices so narrow that the library fills its registers only with their
+// transposes.
+constexpr int64_t kThinRank = 32;
+
+// y [columns, rows] = x [rows, columns]^T, both dense.
+void Transpose(const float* x, int64_t rows, int64_t columns, float* y) {
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = 0; column < columns; ++column) {
+      y[column * rows + row] = x[row * columns + column];
+    }
+  }
+}
+
+// S = s (D * x) A^T. Uses the place of dS as scratch.
 void ProjectDown(const Context& context, const CpuBatch& batch, const ChunkTarget& item,
                  const TensorView& x, float* scratch) {
   const int64_t features = x.columns;
@@ -99,8 +112,33 @@ void ProjectDown(const Context& context, const CpuBatch& batch, const ChunkTarge
     input = scratch;
     stride = features;
   }
-  MultiplyNT(rows, target.rank, features, target.scale * item.keep_scale(), input, stride, target.a,
-             features, 0.0f, item.s, target.rank);
+  const float scale = target.scale * item.keep_scale();
+  if (target.rank < kThinRank) {
+    MultiplyNT(target.rank, rows, features, scale, target.a, features, input, stride, 0.0f, item.ds,
+               rows);
+    Transpose(item.ds, target.rank, rows, item.s);
+  } else {
+    MultiplyNT(rows, target.rank, features, scale, input, stride, target.a, features, 0.0f, item.s,
+               target.rank);
+  }
+}
+
+// dS = s dy[:, o] B.
+void ProjectGradient(const ChunkTarget& item, const TensorView& dy, float* scratch) {
+  const LoraTarget& target = *item.target;
+  const int64_t rows = item.chunk->rows;
+  const float* gradient = dy.row(item.chunk->first_row) + target.first_output;
+  if (target.rank < kThinRank) {
+    float* b = scratch;                                  // [R, O]
+    float* ds = scratch + target.rank * target.outputs;  // [R, rows]
+    Transpose(target.b, target.outputs, target.rank, b);
+    MultiplyNT(target.rank, rows, target.outputs, target.scale, b, target.outputs, gradient,
+               dy.row_stride, 0.0f, ds, rows);
+    Transpose(ds, target.rank, rows, item.ds);
+  } else {
+    MultiplyNN(rows, target.rank, target.outputs, target.scale, gradient, dy.row_stride, target.b,
+               target.rank, 0.0f, item.ds, target.rank);
+  }
 }
 
 // The columns of a tile that a target covers.
@@ -212,11 +250,20 @@ bool AddGradientA(const Context& context, const ChunkTarget& item, const TensorV
 bool AddGradientB(const Context& context, const ChunkTarget& item, const TensorView& dy,
                   int64_t first, int64_t end, float* scratch) {
   const LoraTarget& target = *item.target;
-  MultiplyTN(end - first, target.rank, item.chunk->rows, 1.0f,
-             dy.row(item.chunk->first_row) + target.first_output + first, dy.row_stride, item.s,
-             target.rank, 0.0f, scratch, target.rank);
-  return context.loops.add_fixed(scratch, target.db + first * target.rank,
-                                 (end - first) * target.rank);
+  const int64_t width = end - first;
+  const int64_t rows = item.chunk->rows;
+  const float* dy_tile = dy.row(item.chunk->first_row) + target.first_output + first;
+  float* gradient = scratch;  // [width, R]
+  if (target.rank < kThinRank) {
+    float* transposed = scratch + target.rank * width;  // [R, width]
+    MultiplyTN(target.rank, width, rows, 1.0f, item.s, target.rank, dy_tile, dy.row_stride, 0.0f,
+               transposed, width);
+    Transpose(transposed, target.rank, width, gradient);
+  } else {
+    MultiplyTN(width, target.rank, rows, 1.0f, dy_tile, dy.row_stride, item.s, target.rank, 0.0f,
+               gradient, target.rank);
+  }
+  return context.loops.add_fixed(gradient, target.db + first * target.rank, width * target.rank);
 }
 
 // An item of the backward's second round.
@@ -316,13 +363,9 @@ void LoraLinearBackward(const Context& context, const CpuBatch& batch, const Cpu
   const ChunkTargets targets = FindTargets(context.workspace, batch, table, group);
   context.pool.Run(static_cast<int64_t>(targets.all.size()), [&](int64_t index, int thread) {
     const ChunkTarget& item = targets.all[static_cast<size_t>(index)];
-    const LoraTarget& target = *item.target;
-    if (item.train()) {
-      ProjectDown(context, batch, item, x, context.workspace.scratch[static_cast<size_t>(thread)]);
-    }
-    MultiplyNN(item.chunk->rows, target.rank, target.outputs, target.scale,
-               dy.row(item.chunk->first_row) + target.first_output, dy.row_stride, target.b,
-               target.rank, 0.0f, item.ds, target.rank);
+    float* scratch = context.workspace.scratch[static_cast<size_t>(thread)];
+    if (item.train()) ProjectDown(context, batch, item, x, scratch);
+    ProjectGradient(item, dy, scratch);
   });
 
   const std::vector<GradientItem> items =

@@ -1,6 +1,6 @@
-// Matrix products by OpenBLAS, which chooses its kernel for the CPU at hand. Each call runs on the
-// calling thread alone; many threads may call at once. Row-major; lda, ldb, ldc are row strides.
-// With beta 0, c is written and never read.
+// Matrix products by oneDNN, which makes its kernels for the CPU at hand at run time. Each call
+// runs on the calling thread alone; many threads may call at once. Row-major; lda, ldb, ldc are row
+// strides. With beta 0, c is written and never read.
 #ifndef LORAD_KERNELS_CPU_MATMUL_H_
 #define LORAD_KERNELS_CPU_MATMUL_H_
 
@@ -19,8 +19,6 @@ void MultiplyNN(int64_t m, int64_t n, int64_t k, float alpha, const float* a, in
 void MultiplyTN(int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
                 const float* b, int64_t ldb, float beta, float* c, int64_t ldc);
 
-// Before the first product of the process; again at no cost.
-void InitializeMatmul();
 // Library, version and kernel: what decides a product's bits.
 std::string MatmulId();
 

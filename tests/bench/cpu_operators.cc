@@ -48,7 +48,9 @@ class Bench {
       segments_.push_back({.first_row = row,
                            .rows = kSequence,
                            .first_position = 0,
-                           .slot = static_cast<int32_t>(row / kSequence % options.adapters)});
+                           .slot = options.adapters > 0
+                                       ? static_cast<int32_t>(row / kSequence % options.adapters)
+                                       : -1});
     }
     for (int64_t row = 0; row < kTokens; ++row) loss_rows_.push_back({row, 7});
     batch_ = backend_->PrepareBatch({ids_, segments_, loss_rows_});

@@ -72,7 +72,6 @@ double Seconds(int threads) {
 }
 
 double MeasureProduct(const Product& product, int threads) {
-  kernels::cpu::InitializeMatmul();
   struct Operands {
     std::vector<float> x, w, y;
   };

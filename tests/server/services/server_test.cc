@@ -153,7 +153,7 @@ TEST_CASE_METHOD(WorkerFixture, "a worker that reads no orders is given up") {
   const auto sender = Sender(0);
   wire::CoordinatorMessage large = Order(1);
   large.mutable_shutdown()->set_reason(std::string(64 << 10, 'x'));
-  for (int i = 0; i < kWorkerOrdersMax + 50; ++i) sender->Send(large);
+  for (int i = 0; i < 2 * kWorkerOrdersMax; ++i) sender->Send(large);
   CHECK(Logged("gone 1 the worker left 1024 orders unread"));
   context.TryCancel();  // the client's own half would wait to be read
   stream->Finish();

@@ -5,6 +5,7 @@ import hashlib
 import json
 import random
 import shutil
+import time
 
 from formats import token_rows, write_model
 from house import BINARIES, Failure, House, WORKER, main, tell
@@ -50,10 +51,11 @@ def run_scene(name, prepare, act, check, workers=0):
             house.stop()
         elif house.process is not None:
             house.kill()
+        restarted = time.time()
         with House(folder, "--workers", f"cpu:{workers}" if workers else "none") as sound:
             try:
+                check_nothing_left(sound, restarted)
                 check(sound, acknowledged)
-                check_nothing_left(sound)
             except Exception:
                 tell(f"    {name}: killed at point {point}, acknowledged: {acknowledged}")
                 raise
@@ -65,9 +67,9 @@ def run_scene(name, prepare, act, check, workers=0):
     raise Failure(f"{name}: more than {POINTS_MAX} points")
 
 
-def check_nothing_left(house):
-    """No half-written file survives a start."""
-    left = [str(p) for p in house.data_dir.rglob("*") if p.name.endswith((".tmp", ".partial"))]
+def check_nothing_left(house, restarted):
+    """No half-written file survives a start; what is younger is being written now."""
+    left = [str(p) for p in house.data_dir.rglob("*") if p.name.endswith((".tmp", ".partial")) and p.stat().st_mtime < restarted]
     assert not left, f"left over: {left}"
 
 

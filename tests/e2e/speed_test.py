@@ -1,6 +1,7 @@
 """How fast the house is beside training: uploads in bounded memory, lists and starts with 10,000 jobs."""
 
 import concurrent.futures
+import os
 import pathlib
 import random
 import re
@@ -49,9 +50,8 @@ def create_jobs(house, count):
     stubs = house.folder / "stubs"
     stubs.mkdir()
     sys.path[:0] = [str(stubs), str(CHECKOUT / "third_party/wheels/googleapis"), *map(str, (CHECKOUT / "third_party/wheels/python").glob("*"))]
-    subprocess.run([sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; from grpc_tools import protoc; sys.exit(protoc.main(sys.argv))",
-                    "-I", CHECKOUT / "proto", f"--python_out={stubs}", f"--grpc_python_out={stubs}",
-                    *sorted((CHECKOUT / "proto/lorad/v1").glob("*.proto"))], check=True)
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I", CHECKOUT / "proto", f"--python_out={stubs}", f"--grpc_python_out={stubs}",
+                    *sorted((CHECKOUT / "proto/lorad/v1").glob("*.proto"))], check=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
     import grpc
     from lorad.v1 import jobs_pb2, jobs_pb2_grpc
     with grpc.insecure_channel(house.address) as channel, concurrent.futures.ThreadPoolExecutor(32) as pool:

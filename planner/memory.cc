@@ -13,8 +13,9 @@ constexpr int64_t kRankMax = 512;
 constexpr int64_t kChunkTokens = 256;
 constexpr int64_t kAttentionRows = 64;
 constexpr int64_t kTileColumns = 384;
-constexpr int64_t kVocabularyParts = 4;
 constexpr int64_t kVocabularyTile = 512;
+constexpr int64_t kLossRows = 128;
+constexpr int64_t kLossLanes = 8;
 
 // One allocation of the arena.
 constexpr int64_t Taken(int64_t bytes) {
@@ -72,14 +73,14 @@ int64_t WorkspaceBytes(const ModelShape& model, const GroupShape& group) {
   const int64_t tokens = group.capacity_tokens;
   const int64_t scratch =
       std::max({kChunkTokens * features, kChunkTokens * kTileColumns + kRankMax * kTileColumns,
-                kChunkTokens * (model.hidden + kVocabularyTile),
+                kLossRows * (model.hidden + kVocabularyTile),
                 2 * kAttentionRows * group.longest_sequence + kAttentionRows});
-  return 2 * Floats(tokens * kRankMax * targets)                       // S, dS
-         + Taken(targets * tokens * ((features + 7) / 8))              // mask bits
-         + Floats(kVocabularyParts * tokens * model.hidden)            // sums of the loss,
-         + Floats(kVocabularyParts * tokens)                           // its maxima,
-         + Taken(kVocabularyParts * tokens * int64_t{sizeof(double)})  // and its norms
-         + Floats(tokens)                                              // scores of the targets
+  return 2 * Floats(tokens * kRankMax * targets)           // S, dS
+         + Taken(targets * tokens * ((features + 7) / 8))  // mask bits
+         + Floats(tokens * model.hidden)                   // sums of the loss,
+         + Floats(tokens)                                  // its maxima,
+         + Floats(kLossLanes * tokens)                     // and its norms
+         + Floats(tokens)                                  // scores of the targets
          + group.threads * Floats(scratch);
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/handles.h"
+
 namespace lorad::kernels::cpu {
 namespace {
 
@@ -9,7 +11,7 @@ namespace {
 int64_t ScratchFloats(const Limits& limits) {
   const int64_t lora_rows = kChunkTokens * limits.features;  // x under a mask
   const int64_t lora_gradient = kChunkTokens * kTileColumns + limits.rank * kTileColumns;
-  const int64_t loss = kChunkTokens * (limits.hidden + kVocabularyTile);
+  const int64_t loss = kLossRows * (limits.hidden + kVocabularyTile);
   const int64_t attention = 2 * kAttentionRows * limits.longest_segment + kAttentionRows;
   return std::max({lora_rows, lora_gradient, loss, attention});
 }
@@ -24,9 +26,9 @@ Workspace TakeWorkspace(const Limits& limits, int threads, Arena& arena) {
   workspace.ds = arena.Allocate<float>(limits.tokens * workspace.rank_columns);
   workspace.mask_bits =
       arena.Allocate<uint8_t>(limits.targets_in_group * limits.tokens * workspace.MaskRowBytes());
-  workspace.loss_sums = arena.Allocate<float>(kVocabularyParts * limits.tokens * limits.hidden);
-  workspace.loss_max = arena.Allocate<float>(kVocabularyParts * limits.tokens);
-  workspace.loss_norm = arena.Allocate<double>(kVocabularyParts * limits.tokens);
+  workspace.loss_sums = arena.Allocate<float>(limits.tokens * limits.hidden);
+  workspace.loss_max = arena.Allocate<float>(limits.tokens);
+  workspace.loss_lanes = arena.Allocate<float>(kLossLanes * limits.tokens);
   workspace.loss_target = arena.Allocate<float>(limits.tokens);
   workspace.scratch_floats = ScratchFloats(limits);
   for (int thread = 0; thread < threads; ++thread) {

@@ -17,10 +17,10 @@ inline constexpr int64_t kAttentionRows = 64;
 // Columns of one item of a product, at most: wide enough that packing the rows costs little, narrow
 // enough that a few rows still occupy some threads. A function of the width alone (TileWidth).
 inline constexpr int64_t kTileColumns = 384;
-// The vocabulary is cut into this many parts, merged in order, and each part into tiles of a fixed
-// width.
-inline constexpr int64_t kVocabularyParts = 4;
+// The vocabulary is walked in tiles of this width, and the sum of exponentials kept in so many
+// lanes.
 inline constexpr int64_t kVocabularyTile = 512;
+inline constexpr int64_t kLossLanes = 8;
 
 // The fixed tile width for `columns`: equal tiles of at most kTileColumns, multiples of 16.
 constexpr int64_t TileWidth(int64_t columns) {
@@ -38,9 +38,9 @@ struct Workspace {
   float* s = nullptr;   // [T, rank_columns]: S of the forward, or of the backward computed again
   float* ds = nullptr;  // [T, rank_columns]
   uint8_t* mask_bits = nullptr;  // [targets, T, K / 8]
-  float* loss_sums = nullptr;    // [parts, T, H]: sum of exp(z - max) W
-  float* loss_max = nullptr;     // [parts, T]
-  double* loss_norm = nullptr;   // [parts, T]: sum of exp(z - max)
+  float* loss_sums = nullptr;    // [T, H]: sum of exp(z - max) W
+  float* loss_max = nullptr;     // [T]
+  float* loss_lanes = nullptr;   // [T, kLossLanes]: sum of exp(z - max)
   float* loss_target = nullptr;  // [T]: the target's score
   std::vector<float*> scratch;   // of each thread, [scratch_floats]
   int64_t scratch_floats = 0;

@@ -2,101 +2,39 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 
 namespace lorad::planner {
 namespace {
 
-constexpr int kTerms = 3;
 constexpr double kPriorWeight = 0.01;  // observations
-using Matrix = std::array<std::array<double, kTerms>, kTerms>;
-using Vector = std::array<double, kTerms>;
 
-// Solves the equations of the terms in `subset` (bits), the others being zero, by elimination with
-// pivots. False where they are singular or a solution is negative.
-bool SolveSubset(const Matrix& products, const Vector& responses, unsigned subset, Vector* out) {
-  Matrix a = products;
-  Vector b = responses;
-  for (int i = 0; i < kTerms; ++i) {
-    if (subset & (1u << i)) continue;
-    for (int j = 0; j < kTerms; ++j) a[i][j] = a[j][i] = 0;
-    a[i][i] = 1;
-    b[i] = 0;
-  }
-  for (int column = 0; column < kTerms; ++column) {
-    int pivot = column;
-    for (int row = column + 1; row < kTerms; ++row) {
-      if (std::abs(a[row][column]) > std::abs(a[pivot][column])) pivot = row;
-    }
-    if (std::abs(a[pivot][column]) < 1e-12) return false;
-    std::swap(a[pivot], a[column]);
-    std::swap(b[pivot], b[column]);
-    for (int row = column + 1; row < kTerms; ++row) {
-      const double factor = a[row][column] / a[column][column];
-      for (int j = column; j < kTerms; ++j) a[row][j] -= factor * a[column][j];
-      b[row] -= factor * b[column];
-    }
-  }
-  for (int row = kTerms - 1; row >= 0; --row) {
-    double value = b[row];
-    for (int j = row + 1; j < kTerms; ++j) value -= a[row][j] * (*out)[j];
-    (*out)[row] = value / a[row][row];
-  }
-  return std::all_of(out->begin(), out->end(), [](double x) { return x >= 0; });
-}
-
-// x^T A x - 2 b^T x: the squared error less a constant.
-double Error(const Matrix& products, const Vector& responses, const Vector& x) {
-  double error = 0;
-  for (int i = 0; i < kTerms; ++i) {
-    error -= 2 * responses[i] * x[i];
-    for (int j = 0; j < kTerms; ++j) error += x[i] * products[i][j] * x[j];
-  }
-  return error;
-}
+Terms TermsOf(const TimeCoefficients& x) { return {x.constant_ms, x.token_ms, x.squared_ms}; }
 
 }  // namespace
 
 void TimeFit::Observe(int64_t tokens, int64_t squared_lengths, double ms) {
-  const Vector f = {1, static_cast<double>(tokens), static_cast<double>(squared_lengths)};
-  const double keep = 1 - 1 / kMemory;
-  for (int i = 0; i < kTerms; ++i) {
-    responses_[i] = responses_[i] * keep + f[i] * ms;
-    for (int j = 0; j < kTerms; ++j) products_[i][j] = products_[i][j] * keep + f[i] * f[j];
-  }
-  ++observations_;
+  fit_.Observe({1, static_cast<double>(tokens), static_cast<double>(squared_lengths)}, ms);
 }
 
-// Terms are scaled to the size they were observed with; the prior is a small part of an observation
-// of each term alone at that size, so it decides what the data leave open and no more. The best of
-// the eight sets of terms that may be positive is the least squares' solution.
 TimeCoefficients TimeFit::Fit(const TimeCoefficients& prior) const {
-  const double weight = products_[0][0];
-  if (weight <= 0) return prior;
-  const Vector prior_terms = {prior.constant_ms, prior.token_ms, prior.squared_ms};
-  Vector scale;
-  for (int i = 0; i < kTerms; ++i) scale[i] = std::max(1e-9, std::sqrt(products_[i][i] / weight));
-  Matrix products;
-  Vector responses;
-  for (int i = 0; i < kTerms; ++i) {
-    responses[i] = responses_[i] / scale[i] + kPriorWeight * prior_terms[i] * scale[i];
-    for (int j = 0; j < kTerms; ++j) products[i][j] = products_[i][j] / (scale[i] * scale[j]);
-    products[i][i] += kPriorWeight;
+  const Terms x = fit_.Fit(TermsOf(prior), kPriorWeight);
+  return {x[0], x[1], x[2]};
+}
+
+Prediction TimeFit::Predict(double tokens, double squared_lengths,
+                            const TimeCoefficients& prior) const {
+  return fit_.Predict({1, tokens, squared_lengths}, TermsOf(prior), kPriorWeight);
+}
+
+double ReplicaMs(const std::vector<double>& microbatch_ms, int stages) {
+  double sum = 0, longest = 0;
+  for (double ms : microbatch_ms) {
+    sum += ms;
+    longest = std::max(longest, ms);
   }
-  Vector best = {0, 0, 0};
-  double best_error = 0;
-  for (unsigned subset = 1; subset < (1u << kTerms); ++subset) {
-    Vector x = {0, 0, 0};
-    if (!SolveSubset(products, responses, subset, &x)) continue;
-    const double error = Error(products, responses, x);
-    if (error < best_error) {
-      best_error = error;
-      best = x;
-    }
-  }
-  return {best[0] / scale[0], best[1] / scale[1], best[2] / scale[2]};
+  return sum + (stages - 1) * longest;
 }
 
 TimePrior PriorOf(const WorkModel& work) {
@@ -123,6 +61,18 @@ double TimeModel::EvaluateMs(double tokens, double squared_lengths, double micro
   const TimeCoefficients forward = forward_.Fit(prior_.forward);
   return forward.constant_ms * microbatches + forward.token_ms * tokens +
          forward.squared_ms * squared_lengths;
+}
+
+Prediction TimeModel::PredictTrainMs(double tokens, double squared_lengths) const {
+  const Prediction forward = forward_.Predict(tokens, squared_lengths, prior_.forward);
+  const Prediction backward = backward_.Predict(tokens, squared_lengths, prior_.backward);
+  const double half = std::hypot(forward.high - forward.value, backward.high - backward.value);
+  Prediction sum;
+  sum.value = forward.value + backward.value;
+  sum.low = std::max(0.0, sum.value - half);
+  sum.high = sum.value + half;
+  sum.outside = std::max(forward.outside, backward.outside);
+  return sum;
 }
 
 const char* TimeModel::basis() const {

@@ -2,9 +2,11 @@
 // online from the workers' own timings (LobRA, appendix D).
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "planner/least_squares.h"
 
 namespace lorad::planner {
 
@@ -19,23 +21,29 @@ struct TimeCoefficients {
   }
 };
 
-// Sums of the normal equations of t ~ a + b x + c y; a value type. Old observations fade: each new
-// one scales what came before by `1 - 1 / kMemory`.
+// Online fit of TimeCoefficients; a value type. Old observations fade: each new one scales what
+// came before by `1 - 1 / kMemory`.
 class TimeFit {
  public:
   static constexpr double kMemory = 512;  // microbatches
 
   void Observe(int64_t tokens, int64_t squared_lengths, double ms);
-  int64_t observations() const { return observations_; }
+  int64_t observations() const { return fit_.observations(); }
   // Non-negative least squares over the observations and, with a hundredth of an
   // observation's weight, over `prior` (it decides the directions that were never observed).
   TimeCoefficients Fit(const TimeCoefficients& prior) const;
+  // Of one microbatch, with its interval and how far outside the observed range it lies.
+  Prediction Predict(double tokens, double squared_lengths, const TimeCoefficients& prior) const;
 
  private:
-  std::array<std::array<double, 3>, 3> products_{};  // sum of f f^T, f = (1, tokens, squares)
-  std::array<double, 3> responses_{};                // sum of f t
-  int64_t observations_ = 0;
+  NonNegativeFit fit_{kMemory};
 };
+
+// Time of a replica of `stages` pipeline stages that runs microbatches one forward, one backward;
+// each takes microbatch_ms[m] on one stage (forward and backward):
+//   T = sum_m t_m + (stages - 1) max_m t_m        (LobRA, appendix D, equations 10 to 12)
+// Without a pipeline (stages = 1) the sum. 0 for no microbatches.
+double ReplicaMs(const std::vector<double>& microbatch_ms, int stages);
 
 // What a model costs before anything was measured.
 struct WorkModel {
@@ -62,6 +70,9 @@ class TimeModel {
   void Observe(int64_t tokens, int64_t squared_lengths, double forward_ms, double backward_ms);
   double TrainMs(double tokens, double squared_lengths, double microbatches) const;
   double EvaluateMs(double tokens, double squared_lengths, double microbatches) const;
+  // Forward and backward of one microbatch. The interval takes the errors of the two as
+  // independent; before anything was measured it is from 0 to infinity.
+  Prediction PredictTrainMs(double tokens, double squared_lengths) const;
   const char* basis() const;  // measured from kMeasuredFrom observations on
   static constexpr int64_t kMeasuredFrom = 4;
   std::string ToText() const;

@@ -1,6 +1,7 @@
 #include "planner/time.h"
 
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <string>
 
 #include "tests/planner/fixtures.h"
@@ -75,6 +76,39 @@ TEST_CASE("Before any measurement the prior speaks, and says so") {
   for (int i = 0; i < 50; ++i) model.Observe(1000, 250'000, 3000, 5000);
   CHECK(std::string(model.basis()) == kMeasuredBasis);
   CHECK(model.TrainMs(1000, 250'000, 1) == Approx(8000).epsilon(0.05));
+}
+
+TEST_CASE("A replica: the sum of its microbatches, and a pipeline's filling") {
+  struct Case {
+    std::vector<double> microbatch_ms;
+    int stages;
+    double ms;
+  };
+  const Case cases[] = {
+      {{}, 4, 0}, {{5}, 1, 5}, {{5}, 4, 20}, {{5, 7, 3}, 1, 15}, {{5, 7, 3}, 3, 29},
+  };
+  for (const Case& c : cases) CHECK(ReplicaMs(c.microbatch_ms, c.stages) == c.ms);
+}
+
+TEST_CASE("Predictions of a microbatch have an interval, and say where they extrapolate") {
+  TimeModel model(
+      PriorOf({.flops_per_token = 2e8, .flops_per_squared = 1e5, .flops_per_second = 1e11}));
+  CHECK(std::isinf(model.PredictTrainMs(100, 1000).outside));
+  std::mt19937 random(5);
+  for (int i = 0; i < 300; ++i) {
+    const int64_t tokens = 100 + static_cast<int64_t>(random() % 900);
+    const double ms = static_cast<double>(tokens) * 0.1 + std::normal_distribution<>(0, 1)(random);
+    model.Observe(tokens, tokens * tokens / 4, ms, 2 * ms);
+  }
+  const Prediction inside = model.PredictTrainMs(500, 62'500);
+  CHECK(inside.outside == 0);
+  CHECK(inside.value == Approx(150).epsilon(0.02));
+  CHECK(inside.low < inside.value - 3);
+  CHECK(inside.high < inside.value + 6);
+  const Prediction beyond = model.PredictTrainMs(2000, 1'000'000);
+  CHECK(beyond.outside > 0.9);
+  CHECK(beyond.high - beyond.low > inside.high - inside.low);
+  CHECK(beyond.ToText().find("outside the observed range") != std::string::npos);
 }
 
 }  // namespace

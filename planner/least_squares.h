@@ -1,0 +1,76 @@
+// Non-negative least squares of three terms, online: y ~ x0 f0 + x1 f1 + x2 f2, x >= 0. The time of
+// a microbatch and the memory beyond the counted bytes are both of this kind, with the terms
+// f = (1, tokens, sum of squared lengths) (LobRA, appendix D; mLoRA 3.4).
+//
+// A prediction comes with an interval, and says how far outside the observed terms it lies.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace lorad::planner {
+
+using Terms = std::array<double, 3>;
+
+// In the unit of the responses.
+struct Prediction {
+  double value = 0;
+  // A new observation lies inside with 95 %, were the errors normal and independent (conditional on
+  // which coefficients are zero). From 0 to infinity where too little was observed to say.
+  double low = 0;
+  double high = 0;
+  // 0 inside the observed range of every term; 0.5: a term half as large again as the largest
+  // observed, or the smallest observed half as large again as it. Infinite before any observation.
+  double outside = 0;
+
+  // "812 (790 to 834)", with ", 50 % outside the observed range" where that is so.
+  std::string ToText() const;
+};
+
+// A value type; O(1) memory and O(1) an operation (eight 3 x 3 systems for a fit).
+class NonNegativeFit {
+ public:
+  // Each observation scales the weight of those before it by 1 - 1 / memory; 0: nothing fades.
+  explicit NonNegativeFit(double memory = 0) : memory_(memory) {}
+
+  // Finite, terms >= 0, weight > 0 (asserted). The error's variance is assumed to go with
+  // 1 / weight: weight 1 / y^2 fits relative errors.
+  void Observe(const Terms& terms, double response, double weight = 1);
+  int64_t observations() const { return observations_; }
+
+  // The minimum over x >= 0 of the weighted squares, exact: the best of the eight sets of terms
+  // that may be positive. `prior_weight` of a mean observation pulls each coefficient towards
+  // `prior`; it decides the directions that were never observed.
+  Terms Fit(const Terms& prior = {0, 0, 0}, double prior_weight = 1e-9) const;
+  // For a new observation of `terms` with `weight`, by Fit's coefficients.
+  Prediction Predict(const Terms& terms, const Terms& prior = {0, 0, 0}, double prior_weight = 1e-9,
+                     double weight = 1) const;
+  // See Prediction::outside.
+  double Outside(const Terms& terms) const;
+
+ private:
+  using Matrix = std::array<Terms, 3>;
+  // The equations with every term scaled to its observed size, the prior in.
+  struct Scaled {
+    Matrix products;
+    Terms responses;
+    Terms scale;
+  };
+  Scaled Scale(const Terms& prior, double prior_weight) const;
+
+  double memory_;
+  Matrix products_{};         // sum of w f f^T
+  Terms responses_{};         // sum of w f y
+  double squared_ = 0;        // sum of w y^2
+  double weight_ = 0;         // sum of w
+  double count_ = 0;          // observations, faded
+  double count_squares_ = 0;  // sum of squared fading factors
+  int64_t observations_ = 0;
+  Terms least_{}, largest_{};  // observed
+};
+
+// The 97.5 % quantile of Student's t; degrees >= 1 (asserted). Within 0.1 % of the tables.
+double StudentQuantile(double degrees);
+
+}  // namespace lorad::planner

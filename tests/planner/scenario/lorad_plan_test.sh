@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# lorad-plan as a program: every example in examples/plans, and what it says to what is wrong.
+set -euo pipefail
+
+plan=$PWD/planner/lorad-plan
+work=$TEST_TMPDIR
+failed=0
+
+fail() {
+  echo "FAILED: $*" >&2
+  failed=1
+}
+
+# run STATUS ARGUMENTS...: its output in $work/out and $work/err.
+run() {
+  local expected=$1 status=0
+  shift
+  "$plan" "$@" >"$work/out" 2>"$work/err" </dev/null || status=$?
+  [ "$status" = "$expected" ] || {
+    fail "lorad-plan $* exits with $status instead of $expected"
+    head -n 20 "$work/out" "$work/err" >&2
+  }
+}
+
+# said TEXT: stands in what the last run said.
+said() { grep -qF -- "$1" "$work/out" "$work/err" || fail "nobody says '$1'; but: $(head -c 2000 "$work/err")"; }
+
+commands=$("$plan" --help | sed -n '/^Subcommands:/,$s/^  \([a-z]\+\) .*/\1/p')
+[ -n "$commands" ] || fail "no subcommands in --help"
+for command in $commands; do
+  ls "examples/plans/$command"*.json >"$work/examples" 2>/dev/null || {
+    fail "no example of $command in examples/plans"
+    continue
+  }
+  while read -r example; do
+    echo "$command $example"
+    run 0 "$command" "$example"
+    [ -s "$work/out" ] || fail "$example prints nothing"
+    cp "$work/out" "$work/first"
+    run 0 "$command" "$example"
+    cmp -s "$work/out" "$work/first" || fail "$example: two runs differ"
+    run 0 "$command" --json "$example"
+    head -c 1 "$work/out" | grep -q '{' || fail "$example --json prints no object"
+  done <"$work/examples"
+
+  # Not one of them takes an empty object, or what is not JSON.
+  echo '{}' >"$work/empty.json"
+  run 2 "$command" "$work/empty.json"
+  said 'error: $'
+  echo '{"a":' >"$work/broken.json"
+  run 2 "$command" "$work/broken.json"
+  said 'is no JSON'
+done
+
+run 2
+run 2 nothing
+run 0 --help
+run 1 pack "$work/missing.json"
+said 'cannot be read'
+run 1 pack "$work"
+said 'cannot be read'
+run 2 pack -
+said 'is no JSON'
+run 1 pack --trace "$work/trace.json" examples/plans/pack.json
+said 'no timeline'
+
+cat >"$work/bad.json" <<'END'
+{"capacity": 0, "padding": 1.5, "adapters": [{"name": "a", "lengths": [-1, 3]}, {"lengths": []}], "more": 1}
+END
+run 2 pack "$work/bad.json"
+for path in '$.capacity' '$.padding' '$.adapters[0].lengths[0]' '$.adapters[1].name' '$.adapters[1].lengths' '$.more'; do
+  said "$path: "
+done
+
+[ "$failed" = 0 ] && echo "all passed"
+exit "$failed"

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <google/protobuf/arena.h>
 #include <grpcpp/grpcpp.h>
+
+#include <future>
 
 #include "absl/status/status.h"
 #include "client/session.h"
@@ -21,19 +24,24 @@ absl::Status Call(Session& session, Method<Stub, Request, Response> method, cons
   return session.FromRpc((stub.*method)(&context, request, &response));
 }
 
-// Calls `each` with every page.
+// Calls `each` with every page; the next one is on its way meanwhile.
 template <typename Stub, typename Request, typename Response, typename Each>
 absl::Status ForEachPage(Session& session, Method<Stub, Request, Response> method, Request request,
                          const Each& each) {
   request.set_page_size(1000);
-  do {
-    Response response;
-    const absl::Status status = Call(session, method, request, response);
-    if (!status.ok()) return status;
-    each(response);
-    request.set_page_token(response.next_page_token());
-  } while (!request.page_token().empty());
-  return absl::OkStatus();
+  Response page;
+  absl::Status status = Call(session, method, request, page);
+  while (status.ok() && !page.next_page_token().empty()) {
+    request.set_page_token(page.next_page_token());
+    Response next;
+    auto fetch =
+        std::async(std::launch::async, [&] { return Call(session, method, request, next); });
+    each(page);
+    status = fetch.get();
+    page.Swap(&next);
+  }
+  if (status.ok()) each(page);
+  return status;
 }
 
 }  // namespace lorad::client

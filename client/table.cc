@@ -41,16 +41,19 @@ void Table::Print(std::ostream& out) const {
       if (row > 0 && !IsNumber(rows_[row][i])) right[i] = false;
     }
   }
+  std::string text;
   for (const auto& row : rows_) {
-    std::string line;
     for (std::size_t i = 0; i < columns; ++i) {
-      const std::string space(width[i] - Width(row[i]), ' ');
-      if (i > 0) line += "  ";
-      line += right[i] ? space + row[i] : row[i] + space;
+      const std::size_t space = width[i] - Width(row[i]);
+      if (i > 0) text += "  ";
+      if (right[i]) text.append(space, ' ');
+      text += row[i];
+      if (!right[i]) text.append(space, ' ');
     }
-    line.erase(line.find_last_not_of(' ') + 1);
-    out << line << "\n";
+    text.erase(text.find_last_not_of(' ') + 1);
+    text += '\n';
   }
+  out << text;
 }
 
 std::string BytesText(std::int64_t bytes) {

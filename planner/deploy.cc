@@ -61,9 +61,22 @@ struct LayoutSet {
 
 class Planner {
  public:
-  Planner(const DeployProblem& problem, const DeployOptions& options)
-      : problem_(problem), options_(options), costs_(CostsOf(problem)) {
+  Planner(const DeployProblem& problem, const DeployOptions& options, bool compares)
+      : problem_(problem), options_(options), compares_(compares), costs_(CostsOf(problem)) {
     best_.step_ms = kInfinity;
+  }
+
+  // The plans to compare, fastest first.
+  std::vector<std::vector<int64_t>> Compared() {
+    std::stable_sort(compared_.begin(), compared_.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<std::vector<int64_t>> plans;
+    for (const auto& [ms, replicas] : compared_) {
+      const bool known = std::find(plans.begin(), plans.end(), replicas) != plans.end();
+      if (ms >= Threshold() || static_cast<int>(plans.size()) >= options_.compared) break;
+      if (!known) plans.push_back(replicas);
+    }
+    return plans;
   }
 
   absl::StatusOr<Deployment> Run() {
@@ -85,7 +98,11 @@ class Planner {
   }
 
  private:
-  double Threshold() const { return best_.step_ms * (1 - options_.gap) * (1 - kRounding); }
+  // Plans that are no faster are of no interest: as the best one, or among those compared.
+  double Threshold() const {
+    const double share = compares_ ? 1 + options_.compared_within : 1 - options_.gap;
+    return best_.step_ms * share * (1 - kRounding);
+  }
 
   // Every set of layouts that fits on the GPUs and holds every bucket, the fastest bound first.
   void MakeSets() {
@@ -206,7 +223,7 @@ class Planner {
     DispatchOptions options;
     options.gap = options_.gap;
     options.nodes = options_.dispatch_nodes;
-    options.cutoff_ms = best_.step_ms;
+    options.cutoff_ms = compares_ ? Threshold() : best_.step_ms;
     options.cancelled = options_.cancelled;
     absl::StatusOr<DispatchPlan> plan = Dispatch(DispatchOf(problem_, replicas), options);
     assert(plan.ok());
@@ -214,6 +231,7 @@ class Planner {
     // Unlike the program's, the dispatch's bound lets layouts stay without work: another plan then.
     if (!plan->optimal)
       open_bound_ms_ = std::min(open_bound_ms_, std::max(plan->bound_ms, bound_ms));
+    if (compares_ && plan->step_ms < Threshold()) compared_.push_back({plan->step_ms, replicas});
     if (plan->step_ms < best_.step_ms) {
       best_.replicas = std::move(replicas);
       best_.step_ms = plan->step_ms;
@@ -293,11 +311,11 @@ class Planner {
 
   absl::StatusOr<Deployment> Result() {
     if (!std::isfinite(best_.step_ms)) return absl::CancelledError("cancelled before any plan");
-    best_.bound_ms = std::min(Threshold(), open_bound_ms_);
-    if (stopped_) best_.bound_ms = std::min(best_.bound_ms, least_bound_ms_ * (1 - kRounding));
-    best_.bound_ms = std::max(best_.bound_ms, least_bound_ms_ * (1 - kRounding));
+    const double proof_ms = best_.step_ms * (1 - options_.gap) * (1 - kRounding);
+    const double least_ms = least_bound_ms_ * (1 - kRounding);
+    best_.bound_ms = stopped_ ? least_ms : std::max(least_ms, std::min(proof_ms, open_bound_ms_));
     best_.bound_ms = std::min(best_.bound_ms, best_.step_ms);
-    best_.optimal = best_.bound_ms >= Threshold() * (1 - kRounding);
+    best_.optimal = best_.bound_ms >= proof_ms * (1 - kRounding);
     best_.enumerated = enumerated_;
     best_.linear_programs = linear_programs_;
     best_.dispatched = dispatched_;
@@ -306,9 +324,11 @@ class Planner {
 
   const DeployProblem& problem_;
   const DeployOptions& options_;
+  const bool compares_;  // collects the plans to compare
   const Costs costs_;
   std::vector<LayoutSet> sets_;
   Deployment best_;
+  std::vector<std::pair<double, std::vector<int64_t>>> compared_;  // step_ms, p_i
   double least_bound_ms_ = 0;
   double open_bound_ms_ = kInfinity;  // of plans whose dispatch ended early
   int64_t enumerated_ = 0, linear_programs_ = 0, dispatched_ = 0;
@@ -353,9 +373,49 @@ DispatchProblem DispatchOf(const DeployProblem& problem, const std::vector<int64
   return dispatch;
 }
 
-absl::StatusOr<Deployment> Deploy(const DeployProblem& problem, const DeployOptions& options) {
+absl::StatusOr<double> MeanStepMs(const DeployProblem& problem,
+                                  const std::vector<int64_t>& replicas,
+                                  const std::vector<StepSample>& samples,
+                                  const DispatchOptions& options) {
+  double sum = 0;
+  DispatchProblem step = DispatchOf(problem, replicas);
+  for (const StepSample& sample : samples) {
+    step.lengths = sample.lengths;
+    step.sequences = sample.sequences;
+    const auto plan = Dispatch(step, options);
+    if (!plan.ok()) return plan.status();
+    sum += plan->step_ms;
+  }
+  return samples.empty() ? 0 : sum / static_cast<double>(samples.size());
+}
+
+absl::StatusOr<Deployment> Deploy(const DeployProblem& problem, const DeployOptions& options,
+                                  const std::vector<StepSample>& samples) {
   if (absl::Status status = Check(problem); !status.ok()) return status;
-  return Planner(problem, options).Run();
+  Planner planner(problem, options, !samples.empty());
+  absl::StatusOr<Deployment> best = planner.Run();
+  if (!best.ok() || samples.empty()) return best;
+  DispatchOptions dispatch;
+  dispatch.gap = options.gap;
+  dispatch.nodes = options.dispatch_nodes;
+  dispatch.cancelled = options.cancelled;
+  best->mean_step_ms = kInfinity;
+  const std::vector<int64_t> first = best->replicas;
+  for (const std::vector<int64_t>& replicas : planner.Compared()) {
+    const auto mean_ms = MeanStepMs(problem, replicas, samples, dispatch);
+    // Plans hold what the buckets hold; a sample may be longer.
+    if (!mean_ms.ok()) return absl::InvalidArgumentError(mean_ms.status().message());
+    if (*mean_ms >= best->mean_step_ms) continue;
+    best->mean_step_ms = *mean_ms;
+    best->replicas = replicas;
+  }
+  if (best->replicas == first) return best;
+  auto plan = Dispatch(DispatchOf(problem, best->replicas), dispatch);
+  if (!plan.ok()) return plan.status();
+  best->step_ms = plan->step_ms;
+  best->dispatch = *std::move(plan);
+  best->optimal = false;  // of equation 2 it is not the best
+  return best;
 }
 
 std::string Deployment::ToText(const DeployProblem& problem) const {
@@ -367,7 +427,10 @@ std::string Deployment::ToText(const DeployProblem& problem) const {
   }
   absl::StrAppendFormat(&text, ": %.3f s a step, %.1f GPU seconds; no plan below %.3f s%s",
                         step_ms / 1000, gpu_seconds(problem.gpus), bound_ms / 1000,
-                        optimal ? "" : " (search ended early)");
+                        optimal ? "" : " (not proved the best)");
+  if (mean_step_ms > 0) {
+    absl::StrAppendFormat(&text, "; mean of the samples %.3f s", mean_step_ms / 1000);
+  }
   return absl::StrCat(text, "; ", enumerated, " partitions, ", linear_programs,
                       " linear programs, ", dispatched, " dispatched");
 }

@@ -36,17 +36,27 @@ struct DeployOptions {
   double gap = 0.005;              // share by which the plan may lie above the optimum
   int64_t dispatch_nodes = 2'000;  // for each plan that is dispatched
   int64_t plans = 20'000'000;      // enumerated
-  int64_t linear_programs = 200'000;
+  int64_t linear_programs = 50'000;
   std::function<bool()> cancelled = nullptr;  // the best plan so far is returned
+  // With samples: so many of the best plans compete, those at most so much slower than the best.
+  int compared = 16;
+  double compared_within = 0.05;
+};
+
+// The sequences of one step in buckets of its own.
+struct StepSample {
+  std::vector<int64_t> lengths;
+  std::vector<int64_t> sequences;
 };
 
 struct Deployment {
   std::vector<int64_t> replicas;  // p_i of each candidate
   DispatchPlan dispatch;          // of the layouts with p_i > 0, in their order
   double step_ms = 0;
-  double bound_ms = 0;     // no deployment of the candidates is faster
-  bool optimal = false;    // proved to lie within the gap
-  int64_t enumerated = 0;  // partitions, whole or begun, that were looked at
+  double bound_ms = 0;      // no deployment of the candidates is faster
+  bool optimal = false;     // proved to lie within the gap
+  double mean_step_ms = 0;  // over the samples; 0 without
+  int64_t enumerated = 0;   // partitions, whole or begun, that were looked at
   int64_t linear_programs = 0;
   int64_t dispatched = 0;
 
@@ -55,9 +65,21 @@ struct Deployment {
   std::string ToText(const DeployProblem& problem) const;
 };
 
+// Expected sequences are rounded up and their buckets never vary, so that equation 2 is off by some
+// per cent for a real step. With `samples` the plans that it finds best are therefore dispatched
+// for each of them, and the one with the least mean is returned (its step_ms and bound are equation
+// 2's still). A sample that the plan cannot hold is InvalidArgument.
+//
 // InvalidArgument as Dispatch, for no or too many candidates, or GPUs outside 1 to 65,536;
 // FailedPrecondition if no set of layouts on N GPUs holds every bucket. Deterministic.
-absl::StatusOr<Deployment> Deploy(const DeployProblem& problem, const DeployOptions& options = {});
+absl::StatusOr<Deployment> Deploy(const DeployProblem& problem, const DeployOptions& options = {},
+                                  const std::vector<StepSample>& samples = {});
+
+// Mean step of a plan over samples, each dispatched by itself.
+absl::StatusOr<double> MeanStepMs(const DeployProblem& problem,
+                                  const std::vector<int64_t>& replicas,
+                                  const std::vector<StepSample>& samples,
+                                  const DispatchOptions& options = {.gap = 0.005, .nodes = 500});
 
 // The groups of a plan over the candidates, and the expected sequences as whole ones, rounded up.
 DispatchProblem DispatchOf(const DeployProblem& problem, const std::vector<int64_t>& replicas);

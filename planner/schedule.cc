@@ -6,24 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "planner/schedule_state.h"
 
 namespace lorad::planner {
 namespace {
-
-// A group as it will stand once the decisions so far are carried out.
-struct GroupState {
-  std::string name;  // empty: formed by a decision of this round
-  std::string base_model;
-  const ModelShape* model = nullptr;
-  GroupShape shape;
-  int64_t budget_bytes = 0;
-  bool open = false;
-  int64_t slot_bytes = 0;
-  size_t jobs = 0;
-  size_t decision = 0;  // of a group formed in this round
-
-  bool fresh() const { return name.empty(); }
-};
 
 class Scheduler {
  public:
@@ -37,8 +23,14 @@ class Scheduler {
       state.budget_bytes = group.budget_bytes;
       state.open = group.open;
       state.jobs = group.jobs.size();
-      for (const AdapterShape& adapter : group.adapters) {
-        state.slot_bytes += BytesOfSlot(group.model, adapter).total();
+      for (size_t i = 0; i < group.adapters.size(); ++i) {
+        MemberState& member = state.members.emplace_back();
+        member.job = group.jobs[i];
+        member.slot_bytes = BytesOfSlot(group.model, group.adapters[i]).total();
+        state.slot_bytes += member.slot_bytes;
+        if (group.running.empty()) continue;
+        member.running = &group.running[i];
+        state.step_tokens += member.running->step_tokens;
       }
     }
     for (const WorkerView& worker : view.workers) {
@@ -50,12 +42,7 @@ class Scheduler {
   }
 
   std::vector<Decision> Run() {
-    std::vector<const QueuedJob*> queue;
-    for (const QueuedJob& job : view_.queue) queue.push_back(&job);
-    std::sort(queue.begin(), queue.end(), [](const QueuedJob* a, const QueuedJob* b) {
-      return a->priority != b->priority ? a->priority > b->priority : a->arrival < b->arrival;
-    });
-    for (const QueuedJob* job : queue) Place(*job);
+    for (size_t i : QueueOrder(view_)) Place(view_.queue[i]);
     return std::move(decisions_);
   }
 
@@ -64,6 +51,7 @@ class Scheduler {
     if (Join(job) || Form(job)) return;
     waiting_.push_back(&job);
     if (Reform(job) || Dissolve(job)) return;
+    if (view_.policy.evict && Evict(job)) return;
     Decision& decision = Decide(Decision::Kind::kWait, job);
     decision.why = WhyWait(job);
   }
@@ -79,20 +67,7 @@ class Scheduler {
   }
 
   GroupShape ShapeWith(const GroupShape& shape, const QueuedJob& job) const {
-    GroupShape larger = shape;
-    larger.longest_sequence = std::max(shape.longest_sequence, job.longest_sequence);
-    larger.capacity_tokens = std::max(
-        shape.capacity_tokens, CapacityFor(view_.microbatch_tokens, larger.longest_sequence));
-    return larger;
-  }
-
-  static int64_t SlotOf(const QueuedJob& job) {
-    return BytesOfSlot(job.model, job.adapter).total();
-  }
-
-  bool FitsIn(const GroupState& group, const GroupShape& shape, const QueuedJob& job) const {
-    return Fits(BytesOfGroup(*group.model, shape).total() + group.slot_bytes + SlotOf(job),
-                group.budget_bytes);
+    return planner::ShapeWith(shape, job, view_.microbatch_tokens);
   }
 
   int64_t AloneBytes(const QueuedJob& job, int threads) const {
@@ -115,11 +90,12 @@ class Scheduler {
       }
       const GroupShape shape = group.fresh() ? ShapeWith(group.shape, job) : group.shape;
       if (job.longest_sequence > shape.longest_sequence || !FitsIn(group, shape, job) ||
-          Ahead(group) != nullptr) {
+          Ahead(group) != nullptr || !Helps(group, shape, job)) {
         continue;
       }
       group.shape = shape;
       group.slot_bytes += SlotOf(job);
+      group.step_tokens += job.step_tokens;
       ++group.jobs;
       if (group.fresh()) {
         decisions_[group.decision].jobs.push_back(job.job);
@@ -130,6 +106,22 @@ class Scheduler {
       return true;
     }
     return false;
+  }
+
+  // Tokens a second rise by least_gain, or someone of less priority is to be slowed down.
+  bool Helps(const GroupState& group, const GroupShape& shape, const QueuedJob& job) const {
+    if (view_.policy.least_gain <= 0 || group.jobs == 0) return true;
+    const auto times = view_.times.find(group.base_model);
+    if (times == view_.times.end() || group.step_tokens == 0 || job.step_tokens == 0) return true;
+    if (std::any_of(group.members.begin(), group.members.end(), [&](const MemberState& member) {
+          return member.running != nullptr && member.running->priority < job.priority;
+        })) {
+      return true;
+    }
+    const double now = GroupThroughput(times->second, group.step_tokens, shape.capacity_tokens);
+    const double then =
+        GroupThroughput(times->second, group.step_tokens + job.step_tokens, shape.capacity_tokens);
+    return then >= now * (1 + view_.policy.least_gain);
   }
 
   bool Form(const QueuedJob& job) {
@@ -144,6 +136,7 @@ class Scheduler {
     group.budget_bytes = (*worker)->budget_bytes;
     group.open = true;
     group.slot_bytes = SlotOf(job);
+    group.step_tokens = job.step_tokens;
     group.jobs = 1;
     group.decision = decisions_.size();
     Decision& decision = Decide(Decision::Kind::kFormGroup, job);
@@ -186,6 +179,45 @@ class Scheduler {
     return false;
   }
 
+  // Of groups that do not drain for a job ahead of it.
+  bool Evict(const QueuedJob& job) {
+    std::vector<bool> allowed;
+    for (const GroupState& group : groups_) allowed.push_back(Ahead(group) == &job);
+    const double points = PointsOf(view_.policy, job.waited_s) - ShareOf(job);
+    const std::optional<Eviction> eviction = ChooseEviction(view_, groups_, allowed, job, points);
+    if (!eviction) return false;
+    GroupState& group = groups_[eviction->group];
+    group.open = false;
+    for (const Eviction::Leaver& leaver : eviction->leavers) {
+      Decision& decision = decisions_.emplace_back();
+      decision.kind = leaver.to ? Decision::Kind::kReplace : Decision::Kind::kEvict;
+      decision.jobs = {group.members[leaver.member].job};
+      decision.group = group.name;
+      decision.why_job = job.job;
+      if (!leaver.to) continue;
+      GroupState& to = groups_[*leaver.to];
+      decision.to = to.name;
+      to.slot_bytes += group.members[leaver.member].slot_bytes;
+      to.step_tokens += group.members[leaver.member].running->step_tokens;
+      ++to.jobs;
+    }
+    Decision& decision = Decide(Decision::Kind::kWait, job);
+    decision.why = absl::StrCat("group ", group.name, " makes room for it");
+    return true;
+  }
+
+  // Running jobs of its label group, which count against it.
+  double ShareOf(const QueuedJob& job) const {
+    if (!view_.policy.fair_share) return 0;
+    double share = 0;
+    for (const GroupView& group : view_.groups) {
+      for (const RunningJob& running : group.running) {
+        share += running.label_group == job.label_group;
+      }
+    }
+    return share;
+  }
+
   std::string WhyWait(const QueuedJob& job) const {
     if (view_.workers.empty()) return "no worker is connected";
     int64_t budget = 0, needed = 0;
@@ -205,6 +237,12 @@ class Scheduler {
         return absl::StrCat("behind job ", ahead->job, ", for which ", name, " is draining");
       }
       if (group.jobs >= kJobsPerGroupMax) return absl::StrCat(name, " is full");
+      const GroupShape shape = group.fresh() ? ShapeWith(group.shape, job) : group.shape;
+      if (job.longest_sequence <= shape.longest_sequence && FitsIn(group, shape, job) &&
+          !Helps(group, shape, job)) {
+        return absl::StrCat("the ", group.jobs, " jobs of ", name,
+                            " use all its worker can do; waits until one of them ends");
+      }
       return absl::StrCat("does not fit beside the ", group.jobs, " jobs of ", name,
                           " in its worker's memory; waits until one of them ends");
     }
@@ -237,6 +275,10 @@ const char* Name(Decision::Kind kind) {
       return "reform";
     case Decision::Kind::kDissolve:
       return "dissolve";
+    case Decision::Kind::kEvict:
+      return "evict";
+    case Decision::Kind::kReplace:
+      return "replace";
     case Decision::Kind::kWait:
       return "wait";
   }
@@ -246,13 +288,29 @@ const char* Name(Decision::Kind kind) {
 
 }  // namespace
 
+int64_t SlotOf(const QueuedJob& job) { return BytesOfSlot(job.model, job.adapter).total(); }
+
+GroupShape ShapeWith(const GroupShape& shape, const QueuedJob& job, int64_t microbatch_tokens) {
+  GroupShape larger = shape;
+  larger.longest_sequence = std::max(shape.longest_sequence, job.longest_sequence);
+  larger.capacity_tokens =
+      std::max(shape.capacity_tokens, CapacityFor(microbatch_tokens, larger.longest_sequence));
+  return larger;
+}
+
+bool FitsIn(const GroupState& group, const GroupShape& shape, const QueuedJob& job) {
+  return Fits(BytesOfGroup(*group.model, shape).total() + group.slot_bytes + SlotOf(job),
+              group.budget_bytes);
+}
+
 std::vector<Decision> Schedule(const ClusterView& view) { return Scheduler(view).Run(); }
 
 int64_t CapacityFor(int64_t microbatch_tokens, int64_t longest_sequence) {
   return std::max(microbatch_tokens, longest_sequence);
 }
 
-// "form w1 base=m 1024/900: a b", "admit g1: a", "wait #1: a (no worker is connected)"
+// "form w1 base=m 1024/900: a b", "admit g1: a", "wait #1: a (no worker is connected)",
+// "evict g1: a for b", "replace g1 -> g2: a for b"
 std::string ToText(const Decision& decision) {
   std::string text = Name(decision.kind);
   if (decision.place > 0) absl::StrAppend(&text, " #", decision.place);
@@ -260,11 +318,13 @@ std::string ToText(const Decision& decision) {
     absl::StrAppend(&text, " ", decision.worker, " base=", decision.base_model);
   }
   if (!decision.group.empty()) absl::StrAppend(&text, " ", decision.group);
+  if (!decision.to.empty()) absl::StrAppend(&text, " -> ", decision.to);
   if (decision.shape.capacity_tokens > 0) {
     absl::StrAppend(&text, " ", decision.shape.capacity_tokens, "/",
                     decision.shape.longest_sequence);
   }
   absl::StrAppend(&text, ": ", absl::StrJoin(decision.jobs, " "));
+  if (!decision.why_job.empty()) absl::StrAppend(&text, " for ", decision.why_job);
   if (!decision.why.empty()) absl::StrAppend(&text, " (", decision.why, ")");
   return text;
 }

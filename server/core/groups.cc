@@ -87,6 +87,10 @@ void Core::State::Carry(const planner::Decision& decision) {
     case Kind::kDissolve:
       Dissolve(*FindGroup(decision.group), "it makes room for another base model");
       break;
+    case Kind::kEvict:
+    case Kind::kReplace:
+      assert(false);  // ClusterOf does not allow them
+      break;
     case Kind::kWait:
       for (const std::string& job : decision.jobs) FindJob(job)->why = decision.why;
       break;

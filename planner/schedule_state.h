@@ -1,0 +1,59 @@
+// What the scheduler's parts share: groups as they will stand once the decisions so far are carried
+// out. Within the planner only; schedule.h says what it is for.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "planner/schedule.h"
+
+namespace lorad::planner {
+
+struct MemberState {
+  std::string job;
+  int64_t slot_bytes = 0;
+  const RunningJob* running = nullptr;  // nullptr: nothing is known, or admitted in this round
+};
+
+struct GroupState {
+  std::string name;  // empty: formed by a decision of this round
+  std::string base_model;
+  const ModelShape* model = nullptr;
+  GroupShape shape;
+  int64_t budget_bytes = 0;
+  bool open = false;
+  int64_t slot_bytes = 0;
+  size_t jobs = 0;
+  size_t decision = 0;  // of a group formed in this round
+  int64_t step_tokens = 0;
+  std::vector<MemberState> members;  // those of the view
+
+  bool fresh() const { return name.empty(); }
+};
+
+int64_t SlotOf(const QueuedJob& job);
+
+// The shape with room for the job's sequences.
+GroupShape ShapeWith(const GroupShape& shape, const QueuedJob& job, int64_t microbatch_tokens);
+
+bool FitsIn(const GroupState& group, const GroupShape& shape, const QueuedJob& job);
+
+// Who leaves `group` so that the job can join it, have it formed anew or have it dissolved.
+struct Eviction {
+  size_t group = 0;  // index
+  struct Leaver {
+    size_t member = 0;
+    std::optional<size_t> to;  // re-placed into this group
+  };
+  std::vector<Leaver> leavers;  // may be empty: those who are leaving already will do
+};
+// The least harmful of the groups with `allowed`: the highest priority that is evicted as low as
+// possible, then the fewest jobs evicted, then the fewest re-placed, then the first group.
+std::optional<Eviction> ChooseEviction(const ClusterView& view,
+                                       const std::vector<GroupState>& groups,
+                                       const std::vector<bool>& allowed, const QueuedJob& job,
+                                       double points);
+
+}  // namespace lorad::planner

@@ -31,12 +31,16 @@ using Packing = std::vector<std::vector<int>>;
 absl::StatusOr<Packing> PackFirstFitDecreasing(const std::vector<Sample>& samples,
                                                const PackOptions& options);
 
-// No packing has fewer bins: Martello-Toth L2 of the samples' lengths, O(n log n).
+// No packing has fewer bins: Martello-Toth L2 of the samples' lengths, and with a padding multiple
+// also ceil(padded tokens of all / C). O(n log n).
 int64_t LowerBoundL2(const std::vector<Sample>& samples, const PackOptions& options);
 
 // Tokens that a bin holds, each adapter's rounded up to a multiple of P.
 int64_t PaddedTokens(const std::vector<Sample>& samples, const std::vector<int>& bin,
                      const PackOptions& options);
+
+// The same of all samples together: no packing has less in all of its bins.
+int64_t PaddedTokens(const std::vector<Sample>& samples, const PackOptions& options);
 
 // "[0 3] [1 2]"
 std::string ToText(const Packing& packing);

@@ -82,11 +82,12 @@ absl::StatusOr<std::map<JobStep, int>> LastMicrobatches(const OrderInput& input)
   return last;
 }
 
-// Stage 0 is S - 1 microbatches ahead of its backwards: a Step after the backward of place p comes
-// before the forwards of places >= p + S on every stage, and before no earlier one on stage 0. Each
-// microbatch at its earliest such place: no fewer Noops will do.
+// Stage 0 is A = A(0) microbatches ahead of its backwards: a Step after the backward of place p
+// comes before the forwards of places > p + A on every stage, and before no earlier one on stage 0.
+// Each microbatch at its earliest such place: no fewer Noops will do.
 absl::StatusOr<std::vector<Run>> PlaceMicrobatches(const OrderInput& input,
                                                    const std::map<JobStep, int>& last) {
+  const int ahead = ForwardsAhead(input.stages, input.in_flight, 0);
   std::vector<Run> runs;
   std::map<std::string, std::pair<int64_t, size_t>> newest;  // job -> (step, run) begun last
   std::map<JobStep, int64_t> ended_at;                       // place in the newest train run
@@ -103,7 +104,7 @@ absl::StatusOr<std::vector<Run>> PlaceMicrobatches(const OrderInput& input,
     for (const Segment& segment : microbatch.segments) {
       if (segment.mode != SegmentMode::kTrain) continue;
       const auto before = ended_at.find({segment.job, segment.step - 1});
-      if (before != ended_at.end()) place = std::max(place, before->second + input.stages);
+      if (before != ended_at.end()) place = std::max(place, before->second + ahead + 1);
       const auto [it, first] = newest.emplace(segment.job, std::pair(segment.step, runs.size()));
       const bool follows = segment.step == it->second.first ||
                            (segment.step == it->second.first + 1 &&
@@ -152,10 +153,12 @@ class StageWriter {
     if (stage_ > 0) Transfer(OperationKind::kSend, place, stage_ - 1, true);
   }
 
-  void End(const BatchEnd& end) {
-    for (OperationKind kind : {OperationKind::kNormUp, OperationKind::kClipDown}) {
-      Put({.kind = kind, .job = end.job, .step = end.step});
-    }
+  void Norm(const BatchEnd& end) {
+    Put({.kind = OperationKind::kNormUp, .job = end.job, .step = end.step});
+  }
+
+  void Step(const BatchEnd& end) {
+    Put({.kind = OperationKind::kClipDown, .job = end.job, .step = end.step});
     Put({.kind = OperationKind::kStep,
          .job = end.job,
          .step = end.step,
@@ -174,6 +177,31 @@ class StageWriter {
   std::vector<Operation>* out_;
 };
 
+// One forward, one backward, and the batches' ends.
+void WriteTrainRun(const OrderInput& input, const Run& run,
+                   const std::map<int, std::vector<const BatchEnd*>>& ends, int stage,
+                   StageWriter* write) {
+  const auto ends_of = [&](const Place& place) -> std::vector<const BatchEnd*> {
+    const auto found = ends.find(place.index);
+    return found == ends.end() ? std::vector<const BatchEnd*>() : found->second;
+  };
+  const size_t ahead = static_cast<size_t>(ForwardsAhead(input.stages, input.in_flight, stage));
+  const size_t delay = static_cast<size_t>(ForwardsAhead(input.stages, input.in_flight, 0)) - ahead;
+  const size_t count = run.places.size();
+  for (size_t i = 0; i < std::min(ahead, count); ++i) {
+    write->Forward(run.places[i], OperationKind::kForward);
+  }
+  for (size_t i = 0; i < count + delay; ++i) {
+    if (i + ahead < count) write->Forward(run.places[i + ahead], OperationKind::kForward);
+    if (i < count) {
+      write->Backward(run.places[i]);
+      for (const BatchEnd* end : ends_of(run.places[i])) write->Norm(*end);
+    }
+    if (i < delay) continue;
+    for (const BatchEnd* end : ends_of(run.places[i - delay])) write->Step(*end);
+  }
+}
+
 std::vector<Operation> WriteStage(const OrderInput& input, const std::vector<Run>& runs,
                                   const std::map<JobStep, int>& last, int stage) {
   std::vector<Operation> operations;
@@ -187,32 +215,31 @@ std::vector<Operation> WriteStage(const OrderInput& input, const std::vector<Run
   for (const auto& [job, step] : input.saves) {
     write.Put({.kind = OperationKind::kSave, .job = job, .step = step});
   }
-  const size_t ahead = static_cast<size_t>(input.stages - 1 - stage);
+  std::map<int, std::vector<const BatchEnd*>> ends;  // by index of their last microbatch
+  for (const BatchEnd& end : input.ends) ends[last.at({end.job, end.step})].push_back(&end);
   for (const Run& run : runs) {
-    if (!run.train) {
-      for (const Place& place : run.places) write.Forward(place, OperationKind::kEvaluate);
+    if (run.train) {
+      WriteTrainRun(input, run, ends, stage, &write);
       continue;
     }
-    const size_t count = run.places.size();
-    for (size_t i = 0; i < std::min(ahead, count); ++i) {
-      write.Forward(run.places[i], OperationKind::kForward);
-    }
-    for (size_t i = 0; i < count; ++i) {
-      if (i + ahead < count) write.Forward(run.places[i + ahead], OperationKind::kForward);
-      write.Backward(run.places[i]);
-      for (const BatchEnd& end : input.ends) {
-        if (last.at({end.job, end.step}) == run.places[i].index) write.End(end);
-      }
-    }
+    for (const Place& place : run.places) write.Forward(place, OperationKind::kEvaluate);
   }
   return operations;
 }
 
 }  // namespace
 
+int ForwardsAhead(int stages, int in_flight, int stage) {
+  const int bound = in_flight == 0 ? stages : in_flight;
+  return bound > stages ? bound - 1 - stage : std::min(stages - 1 - stage, bound - 1);
+}
+
 absl::StatusOr<std::vector<std::vector<Operation>>> OrderOperations(const OrderInput& input) {
   if (input.stages < 1) {
     return absl::InvalidArgumentError(absl::StrCat(input.stages, " stages"));
+  }
+  if (input.in_flight < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(input.in_flight, " microbatches in flight"));
   }
   if (absl::Status status = CheckMicrobatches(input); !status.ok()) return status;
   absl::StatusOr<std::map<JobStep, int>> last = LastMicrobatches(input);

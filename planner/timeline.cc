@@ -34,31 +34,39 @@ std::vector<const Bar*> Sorted(const Timeline& timeline) {
   return bars;
 }
 
-// What the columns of one track show.
+// What the columns of one track show: the letter with the largest share of each.
 class Row {
  public:
-  Row(size_t columns, double column_ms)
-      : column_ms_(column_ms), text_(columns, '.'), share_(columns, 0.5 * column_ms) {}
+  Row(size_t columns, double column_ms) : column_ms_(column_ms), shares_(columns) {}
 
   void Draw(const Bar& bar) {
     if (column_ms_ <= 0) return;
-    const size_t first = static_cast<size_t>(bar.start_ms / column_ms_);
-    for (size_t i = first; i < text_.size(); ++i) {
+    const char letter = bar.name.empty() ? '#' : bar.name.front();
+    for (size_t i = static_cast<size_t>(bar.start_ms / column_ms_); i < shares_.size(); ++i) {
       const double start = static_cast<double>(i) * column_ms_;
-      const double share = std::min(bar.end_ms, start + column_ms_) - std::max(bar.start_ms, start);
-      if (share <= 0 && i > first) break;
-      if (share < share_[i]) continue;
-      share_[i] = share;
-      text_[i] = bar.name.empty() ? '#' : bar.name.front();
+      if (start >= bar.end_ms) break;
+      shares_[i][letter] +=
+          std::min(bar.end_ms, start + column_ms_) - std::max(bar.start_ms, start);
     }
   }
 
-  const std::string& text() const { return text_; }
+  std::string Text() const {
+    std::string text;
+    for (const std::map<char, double>& shares : shares_) {
+      double idle = column_ms_, largest = 0;
+      char letter = '.';
+      for (const auto& [candidate, share] : shares) {
+        idle -= share;
+        if (share > largest) largest = share, letter = candidate;
+      }
+      text += idle > largest ? '.' : letter;
+    }
+    return text;
+  }
 
  private:
   const double column_ms_;
-  std::string text_;
-  std::vector<double> share_;  // of what is drawn; an empty column gives way from a half on
+  std::vector<std::map<char, double>> shares_;
 };
 
 std::string Escaped(const std::string& text) {
@@ -137,7 +145,7 @@ std::string ToText(const Timeline& timeline, int columns) {
   for (size_t i = 0; i < rows.size(); ++i) {
     std::string name = NameOf(timeline.tracks[i]);
     name.resize(width, ' ');
-    absl::StrAppend(&text, name, " |", rows[i].text(), "|\n");
+    absl::StrAppend(&text, name, " |", rows[i].Text(), "|\n");
   }
   return text;
 }

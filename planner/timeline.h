@@ -35,8 +35,8 @@ struct Timeline {
   bool operator==(const Timeline&) const = default;
 };
 
-// A line for each track of its bars' times, at most `columns` characters of drawing (>= 10): each
-// column shows the first letter of the bar that fills most of it, '.' where it is mostly idle.
+// A line for each track of its bars' times, `columns` characters of drawing (>= 10): each shows the
+// first letter of the bars that fill most of its time, '.' where it is mostly idle.
 std::string ToText(const Timeline& timeline, int columns = 100);
 // A line for each bar: "stage 0 compute 0.000 1.500 F0".
 std::string ToList(const Timeline& timeline);

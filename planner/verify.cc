@@ -1,6 +1,5 @@
-#include <deque>
+#include <algorithm>
 #include <map>
-#include <optional>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -20,7 +19,7 @@ class StageVerifier {
       for (const Segment& segment : microbatch.segments) {
         if (segment.mode != SegmentMode::kTrain) continue;
         left_[{segment.job, segment.step}].insert(microbatch.number);
-        jobs_steps_[segment.job].insert(segment.step);
+        pending_[segment.job].insert(segment.step);
       }
     }
   }
@@ -100,13 +99,15 @@ class StageVerifier {
       if (freed_.contains(segment.job)) return Wrong("job ", segment.job, " has no slot");
       used_.insert(segment.job);
       // What came before must be stepped, where this window is to step it at all.
-      const auto steps = jobs_steps_.find(segment.job);
-      if (steps == jobs_steps_.end()) continue;
-      for (int64_t step : steps->second) {
-        const bool before = train ? step < segment.step : step <= segment.step;
-        if (before != stepped_.contains({segment.job, step})) {
-          return Wrong(before ? "comes before Step " : "comes after Step ", segment.job, "/", step);
-        }
+      const auto pending = pending_.find(segment.job);
+      if (pending == pending_.end()) continue;
+      const int64_t before = train ? segment.step - 1 : segment.step;  // the last to be stepped
+      if (!pending->second.empty() && *pending->second.begin() <= before) {
+        return Wrong("comes before Step ", segment.job, "/", *pending->second.begin());
+      }
+      const auto newest = newest_step_.find(segment.job);
+      if (newest != newest_step_.end() && newest->second > before) {
+        return Wrong("comes after Step ", segment.job, "/", newest->second);
       }
     }
     return absl::OkStatus();
@@ -140,6 +141,9 @@ class StageVerifier {
     if (!left_.contains(batch)) return Wrong("no such batch");
     if (!clipped_.contains(batch)) return Wrong("CLIP_DOWN is yet to come");
     if (!stepped_.insert(batch).second) return Wrong("run twice");
+    pending_[batch.first].erase(batch.second);
+    int64_t& newest = newest_step_.emplace(batch).first->second;
+    newest = std::max(newest, batch.second);
     return absl::OkStatus();
   }
 
@@ -161,65 +165,22 @@ class StageVerifier {
   const size_t stage_;
   size_t at_ = 0;
   std::map<int64_t, const Microbatch*> by_number_;
-  std::map<JobStep, std::set<int64_t>> left_;  // microbatches of a batch yet to run backward
-  std::map<std::string, std::set<int64_t>> jobs_steps_;
+  std::map<JobStep, std::set<int64_t>> left_;         // microbatches of a batch yet to run backward
+  std::map<std::string, std::set<int64_t>> pending_;  // steps of a job yet to come
+  std::map<std::string, int64_t> newest_step_;        // the last done, of each job
   std::set<int64_t> forward_, backward_;
   std::set<JobStep> normed_, clipped_, stepped_;
   std::set<std::string> freed_, used_;
 };
 
-// Runs all lists side by side; a Send never blocks (the transport's streams buffer one operation
-// ahead), a Recv waits for its Send, a ClipDown for every stage's NormUp.
-absl::Status VerifyProgress(const Window& window) {
-  const size_t stages = window.stages.size();
-  std::vector<size_t> at(stages, 0);
-  std::map<std::pair<size_t, size_t>, std::deque<Operation>> sent;
-  std::map<JobStep, size_t> normed;
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (size_t stage = 0; stage < stages; ++stage) {
-      for (; at[stage] < window.stages[stage].size(); ++at[stage], moved = true) {
-        const Operation& operation = window.stages[stage][at[stage]];
-        const JobStep batch(operation.job, operation.step);
-        if (operation.kind == OperationKind::kNormUp) ++normed[batch];
-        if (operation.kind == OperationKind::kClipDown && normed[batch] < stages) break;
-        const size_t peer = static_cast<size_t>(operation.peer);
-        if (operation.kind == OperationKind::kSend) sent[{stage, peer}].push_back(operation);
-        if (operation.kind != OperationKind::kRecv) continue;
-        std::deque<Operation>& waiting = sent[{peer, stage}];
-        if (waiting.empty()) break;
-        if (waiting.front().microbatch != operation.microbatch ||
-            waiting.front().gradient != operation.gradient) {
-          return absl::InternalError(absl::StrCat("stage ", stage, " expects ", ToText(operation),
-                                                  ", stage ", peer, " sends ",
-                                                  ToText(waiting.front())));
-        }
-        waiting.pop_front();
-      }
-    }
-  }
-  for (size_t stage = 0; stage < stages; ++stage) {
-    if (at[stage] == window.stages[stage].size()) continue;
-    return absl::InternalError(absl::StrCat("stage ", stage, " waits for ever at operation ",
-                                            at[stage], ": ",
-                                            ToText(window.stages[stage][at[stage]])));
-  }
-  for (const auto& [edge, waiting] : sent) {
-    if (waiting.empty()) continue;
-    return absl::InternalError(absl::StrCat("stage ", edge.second, " never receives ",
-                                            ToText(waiting.front()), " of stage ", edge.first));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
-absl::Status VerifyWindow(const Window& window) {
+absl::Status VerifyWindow(const Window& window, const Buffers& buffers) {
   if (window.stages.empty()) return absl::InternalError("a window without stages");
   for (size_t stage = 0; stage < window.stages.size(); ++stage) {
     if (absl::Status status = StageVerifier(window, stage).Run(); !status.ok()) return status;
   }
-  return VerifyProgress(window);
+  return Execute(window.stages, buffers, [](int, const Operation&) { return 0.0; }).status();
 }
 
 }  // namespace lorad::planner

@@ -1,7 +1,7 @@
 #include "planner/scenario/fields.h"
 
 #include <algorithm>
-#include <cassert>
+#include <cctype>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -245,6 +245,14 @@ bool Fields::Has(const std::string& name) const {
 
 std::string Fields::PathOf(const std::string& name) const {
   return name.empty() ? path_ : Child(path_, name);
+}
+
+void Fields::About() {
+  const json* found = Find("about", false, "");
+  if (found == nullptr) return;
+  const bool lines = found->is_array() && std::all_of(found->begin(), found->end(),
+                                                      [](const json& l) { return l.is_string(); });
+  if (!lines) Violate("about", "is " + Shown(*found), "give a list of lines of text");
 }
 
 void Fields::Violate(const std::string& name, std::string what, std::string mend) {

@@ -14,7 +14,8 @@
 //     });
 //   }
 //
-// Fields that nobody asked for are violations too, found when a Fields object dies.
+// Fields that nobody asked for are violations too, found when a Fields object dies. Every scenario
+// may have "about", a list of lines for its readers: what it is, and where its figures come from.
 #pragma once
 
 #include <cstddef>
@@ -123,6 +124,9 @@ class Fields {
   Fields Object(const std::string& name, bool required = true);
   std::vector<Fields> Objects(const std::string& name, const ListRule& list = {});
 
+  // Passes over the lines of "about".
+  void About();
+
   // A violation that the reader found itself, of a field or (name empty) of the object.
   void Violate(const std::string& name, std::string what, std::string mend);
   // Of an entry of a list.
@@ -148,6 +152,7 @@ absl::StatusOr<T> ReadScenario(const nlohmann::json& scenario, Read read) {
   std::optional<T> result;
   {
     Fields fields(scenario, "$", &violations);
+    fields.About();
     result.emplace(read(fields));
   }
   if (absl::Status status = violations.ToStatus(); !status.ok()) return status;

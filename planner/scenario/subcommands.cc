@@ -1,4 +1,5 @@
 #include "planner/scenario/pack.h"
+#include "planner/scenario/pipeline.h"
 #include "planner/scenario/subcommand.h"
 
 namespace lorad::planner::scenario {
@@ -6,6 +7,7 @@ namespace lorad::planner::scenario {
 const std::vector<Subcommand>& Subcommands() {
   static const std::vector<Subcommand> subcommands = {
       {"pack", "sequences of several adapters into microbatches", CheckPack, RunPack},
+      {"pipeline", "adapters through a pipeline of stages", CheckPipeline, RunPipeline},
   };
   return subcommands;
 }

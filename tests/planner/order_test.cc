@@ -74,8 +74,9 @@ TEST_CASE("Two stages: the first runs one microbatch ahead") {
                     {{"a", 1, 1, false}, {"b", 1, 1, false}})) ==
         "F0; SEND F0>1; F1; SEND F1>1; RECV B0<1; B0; NORM_UP a/1; CLIP_DOWN a/1; STEP a/1 lr=1; "
         "RECV B1<1; B1; NORM_UP b/1; CLIP_DOWN b/1; STEP b/1 lr=1\n"
-        "RECV F0<0; F0; B0; SEND B0>0; NORM_UP a/1; CLIP_DOWN a/1; STEP a/1 lr=1; "
-        "RECV F1<0; F1; B1; SEND B1>0; NORM_UP b/1; CLIP_DOWN b/1; STEP b/1 lr=1");
+        "RECV F0<0; F0; B0; SEND B0>0; NORM_UP a/1; "
+        "RECV F1<0; F1; B1; SEND B1>0; NORM_UP b/1; CLIP_DOWN a/1; STEP a/1 lr=1; "
+        "CLIP_DOWN b/1; STEP b/1 lr=1");
 }
 
 TEST_CASE("A job's next batch too close behind is held back by Noops") {
@@ -84,8 +85,8 @@ TEST_CASE("A job's next batch too close behind is held back by Noops") {
                     {{"a", 1, 1, false}, {"a", 2, 1, false}})) ==
         "F0; SEND F0>1; NOOP 2; RECV B0<1; B0; NORM_UP a/1; CLIP_DOWN a/1; STEP a/1 lr=1; "
         "F1; SEND F1>1; RECV B1<1; B1; NORM_UP a/2; CLIP_DOWN a/2; STEP a/2 lr=1\n"
-        "RECV F0<0; F0; B0; SEND B0>0; NORM_UP a/1; CLIP_DOWN a/1; STEP a/1 lr=1; "
-        "NOOP 2; RECV F1<0; F1; B1; SEND B1>0; NORM_UP a/2; CLIP_DOWN a/2; STEP a/2 lr=1");
+        "RECV F0<0; F0; B0; SEND B0>0; NORM_UP a/1; NOOP 2; CLIP_DOWN a/1; STEP a/1 lr=1; "
+        "RECV F1<0; F1; B1; SEND B1>0; NORM_UP a/2; CLIP_DOWN a/2; STEP a/2 lr=1");
 }
 
 TEST_CASE("What contradicts itself is refused") {
@@ -105,6 +106,27 @@ TEST_CASE("What contradicts itself is refused") {
         "microbatch 1 holds batch a/2 after one of 1");
   CHECK(Lines(Input(1, {{}}, {})) == "microbatch 0 is empty");
   CHECK(Lines(Input(0, {}, {})) == "0 stages");
+  OrderInput negative = Input(1, {}, {});
+  negative.in_flight = -1;
+  CHECK(Lines(negative) == "-1 microbatches in flight");
+}
+
+TEST_CASE("Microbatches ahead, by stage") {
+  struct Case {
+    int stages, in_flight;
+    std::vector<int> expected;
+  };
+  const Case cases[] = {
+      {1, 0, {0}},          {1, 1, {0}},          {1, 3, {2}},
+      {4, 0, {3, 2, 1, 0}}, {4, 4, {3, 2, 1, 0}}, {4, 1, {0, 0, 0, 0}},
+      {4, 2, {1, 1, 1, 0}}, {4, 3, {2, 2, 1, 0}}, {4, 6, {5, 4, 3, 2}},
+  };
+  for (const Case& c : cases) {
+    for (int stage = 0; stage < c.stages; ++stage) {
+      INFO(c.stages << " stages, " << c.in_flight << " in flight, stage " << stage);
+      CHECK(ForwardsAhead(c.stages, c.in_flight, stage) == c.expected[static_cast<size_t>(stage)]);
+    }
+  }
 }
 
 // Any operation dropped, doubled or moved to where it does not belong must be found out.
@@ -170,7 +192,7 @@ TEST_CASE("The verifier names what is wrong") {
 }
 
 // Tries every number of Noops before every microbatch of a train run; fewest that verify.
-int FewestNoops(const std::vector<std::vector<std::string>>& jobs_of, int stages) {
+int FewestNoops(const std::vector<std::vector<std::string>>& jobs_of, int ahead) {
   // Microbatch i holds the next batch of each of its jobs; each batch is one microbatch.
   const size_t count = jobs_of.size();
   for (int total = 0;; ++total) {
@@ -183,8 +205,8 @@ int FewestNoops(const std::vector<std::vector<std::string>>& jobs_of, int stages
           position += before[i];
           for (const std::string& job : jobs_of[i]) {
             const auto it = last.find(job);
-            // F at `position` on stage 0 comes after the backward of place position - stages.
-            if (it != last.end() && position - stages < it->second) return false;
+            // F at `position` on stage 0 comes after the backward of place position - ahead - 1.
+            if (it != last.end() && position - ahead - 1 < it->second) return false;
             last[job] = position;
           }
           ++position;
@@ -206,13 +228,14 @@ TEST_CASE("Random pipelines verify, with the fewest Noops") {
   for (uint32_t seed : Seeds()) {
     std::mt19937 random(seed);
     INFO("seed " << seed);
-    for (int i = 0; i < 200; ++i) {
+    for (int i = 0; i < 1000; ++i) {
       const int stages = 1 + static_cast<int>(random() % 4);
       const size_t jobs = 1 + random() % 4;
       std::map<std::string, int64_t> step;
       std::vector<std::vector<std::string>> jobs_of;
       OrderInput input;
       input.stages = stages;
+      input.in_flight = static_cast<int>(random() % 6);
       for (size_t m = 0, count = 1 + random() % 5; m < count; ++m) {
         Microbatch microbatch{static_cast<int64_t>(10 + m), {}};
         jobs_of.emplace_back();
@@ -231,7 +254,7 @@ TEST_CASE("Random pipelines verify, with the fewest Noops") {
       const auto noops = std::count_if((*lists)[0].begin(), (*lists)[0].end(), [](const auto& o) {
         return o.kind == OperationKind::kNoop;
       });
-      REQUIRE(noops == FewestNoops(jobs_of, stages));
+      REQUIRE(noops == FewestNoops(jobs_of, ForwardsAhead(stages, input.in_flight, 0)));
     }
   }
 }

@@ -112,6 +112,9 @@ TEST_CASE("Each violation by itself") {
       {R"({"gpus": 1, "gpus": 2})", "$.gpus: stands there twice; keep one"},
       {R"({"gpus": 1, "inner": [{}, {"a b": 1, "a b": 2}]})",
        R"($.inner[1]["a b"]: stands there twice; keep one)"},
+      {R"({"gpus": 1, "about": "x"})", "$.about: is \"x\"; give a list of lines of text"},
+      {R"({"gpus": 1, "about": ["x", 1]})",
+       "$.about: is a list of 2; give a list of lines of text"},
       {R"([])", "$: is a list of 0; give one JSON object"},
       {R"(3)", "$: is 3; give one JSON object"},
   };
@@ -128,8 +131,8 @@ TEST_CASE("All violations at once, in the order of reading") {
         "$.jobs[1]: is 5; give an object\n"
         "$.jobs[0].rank: is 0; give a whole number from 1 to 512\n"
         "$.jobs[0].x: is not known here; remove it; there are rank\n"
-        "$.y: is not known here; remove it; there are gpus, inner, jobs, lengths, margin, names, "
-        "rule, shared, times");
+        "$.y: is not known here; remove it; there are about, gpus, inner, jobs, lengths, margin, "
+        "names, rule, shared, times");
 }
 
 TEST_CASE("Hundreds of violations are counted") {

@@ -1,0 +1,33 @@
+// Lengths drawn for scenarios: the same numbers on every machine for the same seed.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace lorad::planner {
+
+// exp(N(log median, sigma^2)) rounded down, drawn again until it lies in min .. max.
+struct LogNormal {
+  double median = 0;  // tokens
+  double sigma = 0;   // of the logarithm
+  int64_t min = 1;
+  int64_t max = 1;
+};
+
+// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014), and
+// normal numbers by Box and Muller's method.
+class Draw {
+ public:
+  explicit Draw(uint64_t seed) : state_(seed) {}
+  uint64_t Next();
+  double Uniform();  // 0 < u < 1
+  double Normal();
+  // One of `kinds` (not empty) with equal chance each, then a length of it. After 1,000 draws
+  // outside min .. max the nearer end is taken.
+  int64_t Length(const std::vector<LogNormal>& kinds);
+
+ private:
+  uint64_t state_;
+};
+
+}  // namespace lorad::planner

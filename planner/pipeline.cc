@@ -1,0 +1,268 @@
+#include "planner/pipeline.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "planner/order.h"
+#include "planner/pack_batch.h"
+#include "planner/pack_level.h"
+
+namespace lorad::planner {
+namespace {
+
+absl::Status Check(const PipelineInput& input) {
+  const auto wrong = [](const auto&... parts) {
+    return absl::InvalidArgumentError(absl::StrCat(parts...));
+  };
+  if (input.stages < 1) return wrong(input.stages, " stages");
+  if (input.adapters.empty()) return wrong("no adapters");
+  if (input.groups < 0 || static_cast<size_t>(input.groups) > input.adapters.size()) {
+    return wrong(input.groups, " groups of ", input.adapters.size(), " adapters");
+  }
+  std::set<std::string> names;
+  for (const PipelineAdapter& adapter : input.adapters) {
+    if (!names.insert(adapter.name).second) return wrong("two adapters named ", adapter.name);
+    if (adapter.batches.empty()) return wrong("adapter ", adapter.name, " has no global batch");
+    for (const auto& batch : adapter.batches) {
+      if (batch.empty()) return wrong("adapter ", adapter.name, " has an empty global batch");
+    }
+  }
+  return absl::OkStatus();
+}
+
+double MeanLength(const PipelineAdapter& adapter) {
+  double sum = 0, count = 0;
+  for (const auto& batch : adapter.batches) {
+    sum += std::accumulate(batch.begin(), batch.end(), 0.0);
+    count += static_cast<double>(batch.size());
+  }
+  return sum / count;
+}
+
+// Global batch `j` of a group's adapters, packed; the emptiest microbatch last.
+absl::StatusOr<std::vector<Microbatch>> PackRound(const PipelineInput& input,
+                                                  const std::vector<int>& group, size_t j,
+                                                  int64_t* bound) {
+  std::vector<Sample> samples;
+  std::vector<Segment> segments;
+  for (const int a : group) {
+    const PipelineAdapter& adapter = input.adapters[static_cast<size_t>(a)];
+    if (j >= adapter.batches.size()) continue;
+    for (size_t i = 0; i < adapter.batches[j].size(); ++i) {
+      const int64_t tokens = adapter.batches[j][i];
+      samples.push_back(Sample{adapter.name, {tokens}});
+      segments.push_back({.job = adapter.name,
+                          .step = static_cast<int64_t>(j) + 1,
+                          .sequence = static_cast<int64_t>(i),
+                          .tokens = tokens});
+    }
+  }
+  const auto packed = PackBatch(samples, input.pack);
+  if (!packed.ok()) return packed.status();
+  *bound += packed->bound_bins;
+  std::vector<Microbatch> microbatches;
+  const Packing bins =
+      input.level ? LevelBins(samples, packed->packing, input.pack) : packed->packing;
+  for (const std::vector<int>& bin : bins) {
+    Microbatch& microbatch = microbatches.emplace_back();
+    for (const int i : bin) microbatch.segments.push_back(segments[static_cast<size_t>(i)]);
+  }
+  return microbatches;
+}
+
+absl::StatusOr<std::vector<Microbatch>> PackGroups(const PipelineInput& input, const Groups& groups,
+                                                   int64_t* bound) {
+  std::vector<std::vector<std::vector<Microbatch>>> batches(groups.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    size_t rounds = 0;
+    for (const int a : groups[g]) {
+      rounds = std::max(rounds, input.adapters[static_cast<size_t>(a)].batches.size());
+    }
+    for (size_t j = 0; j < rounds; ++j) {
+      auto packed = PackRound(input, groups[g], j, bound);
+      if (!packed.ok()) return packed.status();
+      batches[g].push_back(*std::move(packed));
+    }
+  }
+  return Interleave(batches);
+}
+
+// What a microbatch's time depends on.
+struct Load {
+  double tokens = 0, squares = 0, trained = 0, trained_squares = 0;
+};
+
+Load LoadOf(const PipelineInput& input, const Microbatch& microbatch) {
+  Load load;
+  for (const Segment& segment : microbatch.segments) {
+    const auto adapter =
+        std::find_if(input.adapters.begin(), input.adapters.end(),
+                     [&](const PipelineAdapter& a) { return a.name == segment.job; });
+    const double tokens = static_cast<double>(segment.tokens);
+    load.tokens += tokens;
+    load.squares += tokens * tokens;
+    load.trained += adapter->trained_share * tokens;
+    load.trained_squares += adapter->trained_share * tokens * tokens;
+  }
+  return load;
+}
+
+double TimeOf(const TimeCoefficients& time, const PipelineBlock& block, const Load& load) {
+  return block.trained_only ? time(load.trained, load.trained_squares)
+                            : time(load.tokens, load.squares);
+}
+
+absl::StatusOr<Cut> CutBlocks(const PipelineInput& input, const std::vector<Load>& loads) {
+  std::vector<double> block_ms(input.blocks.size(), 0);
+  for (size_t b = 0; b < input.blocks.size(); ++b) {
+    const PipelineBlock& block = input.blocks[b];
+    for (const Load& load : loads) {
+      block_ms[b] += TimeOf(block.forward, block, load) + TimeOf(block.backward, block, load);
+    }
+  }
+  if (input.first_blocks.empty()) return CutStages(block_ms, input.stages);
+  Cut cut{input.first_blocks, {}};
+  cut.first.push_back(static_cast<int>(block_ms.size()));
+  if (cut.first.front() != 0 || cut.first.size() != static_cast<size_t>(input.stages) + 1 ||
+      std::adjacent_find(cut.first.begin(), cut.first.end(), std::greater_equal<int>()) !=
+          cut.first.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("the first blocks of ", input.stages,
+                                                   " stages must rise from 0 to below ",
+                                                   block_ms.size()));
+  }
+  for (int s = 0; s < input.stages; ++s) {
+    cut.stage_ms.push_back(std::accumulate(block_ms.begin() + cut.first[static_cast<size_t>(s)],
+                                           block_ms.begin() + cut.first[static_cast<size_t>(s) + 1],
+                                           0.0));
+  }
+  return cut;
+}
+
+MicrobatchCost CostOf(const PipelineInput& input, const Cut& cut, const Load& load) {
+  MicrobatchCost cost;
+  cost.transfer_ms = input.transfer_latency_ms + input.transfer_token_ms * load.tokens;
+  for (size_t s = 0; s + 1 < cut.first.size(); ++s) {
+    double forward_ms = 0, backward_ms = 0;
+    for (int b = cut.first[s]; b < cut.first[s + 1]; ++b) {
+      const PipelineBlock& block = input.blocks[static_cast<size_t>(b)];
+      forward_ms += TimeOf(block.forward, block, load);
+      backward_ms += TimeOf(block.backward, block, load);
+    }
+    cost.forward_ms.push_back(forward_ms);
+    cost.backward_ms.push_back(backward_ms);
+  }
+  return cost;
+}
+
+absl::StatusOr<std::vector<std::vector<Operation>>> Order(
+    const PipelineInput& input, const std::vector<Microbatch>& microbatches) {
+  OrderInput order;
+  order.stages = input.stages;
+  order.in_flight = input.in_flight;
+  order.microbatches = microbatches;
+  for (const PipelineAdapter& adapter : input.adapters) {
+    for (size_t j = 0; j < adapter.batches.size(); ++j) {
+      order.ends.push_back({adapter.name, static_cast<int64_t>(j) + 1, 0, false});
+    }
+  }
+  return OrderOperations(order);
+}
+
+// The first microbatch that holds global batch `step` or a later one of a job of the first group.
+int64_t FirstOf(const PipelineInput& input, const PipelinePlan& plan, int64_t step) {
+  for (const Microbatch& microbatch : plan.window.microbatches) {
+    for (const Segment& segment : microbatch.segments) {
+      for (const int a : plan.groups.front()) {
+        if (segment.job == input.adapters[static_cast<size_t>(a)].name && segment.step >= step) {
+          return microbatch.number;
+        }
+      }
+    }
+  }
+  return -1;
+}
+
+absl::StatusOr<PipelinePlan> PlanGroups(const PipelineInput& input, int groups) {
+  PipelinePlan plan;
+  std::vector<double> means;
+  for (const PipelineAdapter& adapter : input.adapters) means.push_back(MeanLength(adapter));
+  plan.groups = GroupAdapters(means, groups);
+  auto microbatches = PackGroups(input, plan.groups, &plan.bound_microbatches);
+  if (!microbatches.ok()) return microbatches.status();
+  plan.window.microbatches = *std::move(microbatches);
+
+  std::vector<Load> loads;
+  for (const Microbatch& microbatch : plan.window.microbatches) {
+    loads.push_back(LoadOf(input, microbatch));
+  }
+  auto cut = CutBlocks(input, loads);
+  if (!cut.ok()) return cut.status();
+  plan.cut = *std::move(cut);
+
+  auto stages = Order(input, plan.window.microbatches);
+  if (!stages.ok()) return stages.status();
+  plan.window.stages = *std::move(stages);
+  if (absl::Status status = VerifyWindow(plan.window, input.buffers); !status.ok()) return status;
+  for (const Operation& operation : plan.window.stages.front()) {
+    plan.noops += operation.kind == OperationKind::kNoop ? 1 : 0;
+  }
+
+  SimulateOptions options;
+  options.step_ms = input.step_ms;
+  options.buffers = input.buffers;
+  for (size_t i = 0; i < loads.size(); ++i) {
+    options.costs[plan.window.microbatches[i].number] = CostOf(input, plan.cut, loads[i]);
+  }
+  if (input.measured > 0) {
+    options.from = FirstOf(input, plan, input.skipped + 1);
+    options.to = FirstOf(input, plan, input.skipped + input.measured + 1);
+  }
+  auto simulation = Simulate(plan.window, options);
+  if (!simulation.ok()) return simulation.status();
+  plan.simulation = *std::move(simulation);
+  for (size_t s = 0; s < plan.simulation.stages.size(); ++s) {
+    double bytes = 0;
+    for (int b = plan.cut.first[s]; b < plan.cut.first[s + 1]; ++b) {
+      bytes += input.blocks[static_cast<size_t>(b)].activation_bytes;
+    }
+    plan.activation_bytes.push_back(
+        bytes * static_cast<double>(plan.simulation.stages[s].in_flight_tokens));
+  }
+  return plan;
+}
+
+}  // namespace
+
+absl::StatusOr<PipelinePlan> PlanPipeline(const PipelineInput& input) {
+  if (absl::Status status = Check(input); !status.ok()) return status;
+  if (input.groups > 0) return PlanGroups(input, input.groups);
+  // Beyond one group more than stages there is nothing left to keep apart.
+  const int most = std::min(static_cast<int>(input.adapters.size()), input.stages + 1);
+  absl::StatusOr<PipelinePlan> best = PlanGroups(input, 1);
+  for (int groups = 2; best.ok() && groups <= most; ++groups) {
+    auto plan = PlanGroups(input, groups);
+    if (!plan.ok()) return plan.status();
+    if (plan->simulation.makespan_ms < best->simulation.makespan_ms) best = std::move(plan);
+  }
+  return best;
+}
+
+std::string ToText(const PipelinePlan& plan) {
+  std::string text = absl::StrCat("groups ", ToText(plan.groups), "\ncut ", ToText(plan.cut), "\n");
+  int64_t tokens = 0;
+  for (const Microbatch& microbatch : plan.window.microbatches) tokens += Tokens(microbatch);
+  absl::StrAppend(&text, plan.window.microbatches.size(), " microbatches (no packing of these ",
+                  "groups has fewer than ", plan.bound_microbatches, "), ", plan.noops, " Noops, ",
+                  tokens, " tokens\n", ToText(plan.simulation));
+  for (size_t s = 0; s < plan.activation_bytes.size(); ++s) {
+    if (plan.activation_bytes[s] <= 0) continue;
+    absl::StrAppendFormat(&text, "stage %d keeps at most %.0f bytes of activations\n", s,
+                          plan.activation_bytes[s]);
+  }
+  return text;
+}
+
+}  // namespace lorad::planner

@@ -1,0 +1,70 @@
+// Global batches of several adapters through a pipeline of stages, whole: groups, packing,
+// interleaving, cutting the model, order, proof and simulation. LoRAFusion 4.2 (its figure 20 is
+// examples/plans/pipeline-lorafusion-*.json), mLoRA 3.2.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "planner/cut.h"
+#include "planner/execute.h"
+#include "planner/grouping.h"
+#include "planner/pack.h"
+#include "planner/simulate.h"
+#include "planner/time.h"
+#include "planner/types.h"
+
+namespace lorad::planner {
+
+struct PipelineAdapter {
+  std::string name;
+  std::vector<std::vector<int64_t>> batches;  // tokens of each sequence of each global batch, > 0
+  double trained_share = 1;                   // of its tokens that the head sees, 0 .. 1
+};
+
+// A part of the model that is not cut.
+struct PipelineBlock {
+  std::string name;  // "attention 3"
+  TimeCoefficients forward, backward;
+  bool trained_only = false;    // the head: computed on trained tokens alone
+  double activation_bytes = 0;  // kept for Backward, of one token
+};
+
+struct PipelineInput {
+  int stages = 1;
+  int in_flight = 0;  // OrderInput::in_flight
+  int groups = 0;     // 0: as many as make the makespan least, the fewest of equals
+  PackOptions pack;
+  bool level = true;  // as few microbatches as packed, but of equal lengths (pack_level.h)
+  std::vector<PipelineAdapter> adapters;
+  std::vector<PipelineBlock> blocks;
+  std::vector<int> first_blocks;   // of each stage; empty: cut by time
+  double transfer_latency_ms = 0;  // of a transfer between neighbours,
+  double transfer_token_ms = 0;    // and for each token of the microbatch
+  double step_ms = 0;
+  Buffers buffers;
+  // Steady: `measured` consecutive global batches of each job behind the first `skipped`. 0: all.
+  int64_t skipped = 0;
+  int64_t measured = 0;
+};
+
+struct PipelinePlan {
+  Groups groups;
+  Cut cut;        // stage_ms: the sum over all microbatches
+  Window window;  // verified
+  int64_t noops = 0;
+  int64_t bound_microbatches = 0;  // no packing of these groups has fewer (L2)
+  Simulation simulation;
+  std::vector<double> activation_bytes;  // most that a stage keeps for its microbatches in flight
+};
+
+// Deterministic. INVALID_ARGUMENT where a sequence exceeds the capacity, nothing is to be done,
+// groups, stages or blocks do not fit one another; otherwise as Execute and Simulate.
+absl::StatusOr<PipelinePlan> PlanPipeline(const PipelineInput& input);
+
+// Groups, cut, microbatches in short, and the simulation.
+std::string ToText(const PipelinePlan& plan);
+
+}  // namespace lorad::planner

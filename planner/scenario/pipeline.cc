@@ -1,0 +1,264 @@
+#include "planner/scenario/pipeline.h"
+
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "planner/draw.h"
+#include "planner/scenario/fields.h"
+
+namespace lorad::planner::scenario {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr int64_t kTokensMax = int64_t{1} << 24;  // of a microbatch
+constexpr int64_t kSequencesMax = 200000;         // of a scenario
+constexpr double kMsMax = 1e9;
+
+TimeCoefficients ReadTime(Fields fields) {
+  TimeCoefficients time;
+  time.constant_ms = fields.Number("constant_ms", {.max = kMsMax, .fallback = 0});
+  time.token_ms = fields.Number("token_ms", {.max = kMsMax, .fallback = 0});
+  time.squared_ms = fields.Number("squared_ms", {.max = kMsMax, .fallback = 0});
+  return time;
+}
+
+PipelineBlock ReadBlock(Fields fields, bool trained_only) {
+  PipelineBlock block;
+  block.forward = ReadTime(fields.Object("forward"));
+  block.backward = ReadTime(fields.Object("backward"));
+  block.activation_bytes = fields.Number("activation_bytes", {.max = 1e12, .fallback = 0});
+  if (trained_only) block.trained_only = fields.Bool("trained_only", true);
+  return block;
+}
+
+PipelineBlock Joined(const PipelineBlock& a, const PipelineBlock& b) {
+  const auto sum = [](const TimeCoefficients& x, const TimeCoefficients& y) {
+    return TimeCoefficients{x.constant_ms + y.constant_ms, x.token_ms + y.token_ms,
+                            x.squared_ms + y.squared_ms};
+  };
+  return {"", sum(a.forward, b.forward), sum(a.backward, b.backward), false,
+          a.activation_bytes + b.activation_bytes};
+}
+
+// Embedding, layers in halves or whole, head.
+std::vector<PipelineBlock> ReadModel(Fields fields) {
+  std::vector<PipelineBlock> blocks;
+  const int64_t layers = fields.Int64("layers", {.min = 1, .max = 1024});
+  const bool halves = fields.String("cut", {.choices = {"half_layers", "layers"},
+                                            .fallback = "half_layers"}) == "half_layers";
+  if (fields.Has("embedding")) {
+    blocks.push_back(ReadBlock(fields.Object("embedding"), false));
+    blocks.back().name = "embedding";
+  }
+  const PipelineBlock attention = ReadBlock(fields.Object("attention"), false);
+  const PipelineBlock mlp = ReadBlock(fields.Object("mlp"), false);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    if (halves) {
+      blocks.push_back(attention);
+      blocks.back().name = absl::StrCat("attention ", layer);
+      blocks.push_back(mlp);
+      blocks.back().name = absl::StrCat("mlp ", layer);
+    } else {
+      blocks.push_back(Joined(attention, mlp));
+      blocks.back().name = absl::StrCat("layer ", layer);
+    }
+  }
+  if (fields.Has("head")) {
+    blocks.push_back(ReadBlock(fields.Object("head"), true));
+    blocks.back().name = "head";
+  }
+  return blocks;
+}
+
+// "draw": {"seed": 1, "batches": 24, "global_batch": 32, "kinds": [{"median": .., "sigma": ..}]}
+std::vector<std::vector<int64_t>> DrawBatches(Fields fields, int64_t longest, int64_t* sequences) {
+  const int64_t seed = fields.Int64("seed");
+  const int64_t batches = fields.Int64("batches", {.min = 1, .max = 10000});
+  const int64_t size = fields.Int64("global_batch", {.min = 1, .max = 10000});
+  std::vector<LogNormal> kinds;
+  for (Fields& kind : fields.Objects("kinds", {.min = 1, .max = 100})) {
+    LogNormal& drawn = kinds.emplace_back();
+    drawn.median = kind.Number("median", {.min = 1, .max = static_cast<double>(kTokensMax)});
+    drawn.sigma = kind.Number("sigma", {.min = 0, .max = 10});
+    drawn.min = kind.Int64("min", {.min = 1, .max = longest, .fallback = 1});
+    drawn.max = kind.Int64("max", {.min = 1, .max = longest, .fallback = longest});
+    if (kind.ok() && drawn.min > drawn.max) {
+      kind.Violate("min", absl::StrCat("is ", drawn.min),
+                   absl::StrCat("give at most max, which is ", drawn.max));
+    }
+  }
+  *sequences += batches * size;
+  if (!fields.ok() || *sequences > kSequencesMax) return {};
+  Draw draw(static_cast<uint64_t>(seed));
+  std::vector<std::vector<int64_t>> drawn(static_cast<size_t>(batches));
+  for (auto& batch : drawn) {
+    for (int64_t i = 0; i < size; ++i) batch.push_back(draw.Length(kinds));
+  }
+  return drawn;
+}
+
+std::vector<std::vector<int64_t>> GivenBatches(Fields* adapter, int64_t longest,
+                                               int64_t* sequences) {
+  const auto batches = adapter->Int64Lists("batches", {.min = 1, .max = longest},
+                                           {.min = 1, .max = 10000}, {.min = 1, .max = 10000});
+  for (const auto& batch : batches) *sequences += static_cast<int64_t>(batch.size());
+  return batches;
+}
+
+void ReadAdapters(Fields* fields, PipelineInput* input) {
+  const int64_t longest =
+      std::max<int64_t>(1, input->pack.capacity / input->pack.padding * input->pack.padding);
+  std::set<std::string> names;
+  int64_t sequences = 0;
+  size_t fewest = static_cast<size_t>(kSequencesMax);
+  for (Fields& adapter : fields->Objects("adapters", {.min = 1, .max = 256})) {
+    PipelineAdapter& read = input->adapters.emplace_back();
+    read.name = adapter.String("name");
+    if (!names.insert(read.name).second) {
+      adapter.Violate("name", "is another adapter's too", "give each its own name");
+    }
+    read.trained_share = adapter.Number("trained_share", {.min = 0, .max = 1, .fallback = 1});
+    if (adapter.Has("draw") && adapter.Has("batches")) {
+      adapter.Violate("", "has both draw and batches", "give one");
+    }
+    read.batches = adapter.Has("draw") ? DrawBatches(adapter.Object("draw"), longest, &sequences)
+                                       : GivenBatches(&adapter, longest, &sequences);
+    fewest = std::min(fewest, read.batches.size());
+  }
+  if (sequences > kSequencesMax) {
+    fields->Violate("adapters", absl::StrCat("have ", sequences, " sequences"),
+                    absl::StrCat("give at most ", kSequencesMax));
+  }
+  const int64_t last = static_cast<int64_t>(fewest);
+  if (fields->ok() && input->skipped + input->measured > last) {
+    fields->Violate(
+        "measure",
+        absl::StrCat("needs ", input->skipped + input->measured, " global batches of each adapter"),
+        absl::StrCat("one has ", last, ": skip or measure fewer"));
+  }
+}
+
+PipelineInput Read(Fields& fields) {
+  PipelineInput input;
+  input.stages = static_cast<int>(fields.Int64("stages", {.min = 1, .max = 64}));
+  input.in_flight =
+      static_cast<int>(fields.Int64("in_flight", {.min = 0, .max = 1024, .fallback = 0}));
+  input.groups = static_cast<int>(fields.Int64("groups", {.min = 0, .max = 256, .fallback = 0}));
+  input.pack.capacity = fields.Int64("capacity", {.min = 1, .max = kTokensMax});
+  input.pack.padding = fields.Int64("padding", {.min = 1, .max = 65536, .fallback = 1});
+  if (fields.ok() && input.pack.padding > input.pack.capacity) {
+    fields.Violate("padding", absl::StrCat("is ", input.pack.padding),
+                   absl::StrCat("give at most the capacity, ", input.pack.capacity));
+  }
+  input.level = fields.Bool("level", true);
+  input.step_ms = fields.Number("step_ms", {.max = kMsMax, .fallback = 0});
+  {
+    Fields transfer = fields.Object("transfer", false);
+    input.transfer_latency_ms = transfer.Number("latency_ms", {.max = kMsMax, .fallback = 0});
+    input.transfer_token_ms = transfer.Number("token_ms", {.max = kMsMax, .fallback = 0});
+    Fields buffers = fields.Object("buffers", false);
+    input.buffers.receive =
+        static_cast<int>(buffers.Int64("receive", {.min = 0, .max = 1024, .fallback = 1}));
+    input.buffers.send =
+        static_cast<int>(buffers.Int64("send", {.min = 0, .max = 1024, .fallback = 1}));
+    Fields measure = fields.Object("measure", false);
+    input.skipped = measure.Int64("skipped_batches", {.max = 10000, .fallback = 0});
+    input.measured = measure.Int64("batches", {.max = 10000, .fallback = 0});
+  }
+  input.blocks = ReadModel(fields.Object("model"));
+  if (fields.ok() && input.blocks.size() < static_cast<size_t>(input.stages)) {
+    fields.Violate("stages", absl::StrCat("is ", input.stages),
+                   absl::StrCat("the model has ", input.blocks.size(), " parts to cut between"));
+  }
+  for (const int64_t first :
+       fields.Int64s("first_blocks", {.max = 2048}, {.min = 1, .max = 64, .required = false})) {
+    input.first_blocks.push_back(static_cast<int>(first));
+  }
+  ReadAdapters(&fields, &input);
+  if (fields.ok() && static_cast<size_t>(input.groups) > input.adapters.size()) {
+    fields.Violate(
+        "groups", absl::StrCat("is ", input.groups),
+        absl::StrCat("give at most one for each of ", input.adapters.size(), " adapters, or 0"));
+  }
+  return input;
+}
+
+ordered_json StagesOf(const PipelinePlan& plan) {
+  ordered_json stages = ordered_json::array();
+  for (size_t s = 0; s < plan.simulation.stages.size(); ++s) {
+    const StageSimulation& stage = plan.simulation.stages[s];
+    ordered_json operations = ordered_json::array();
+    for (const Operation& operation : plan.window.stages[s]) {
+      operations.push_back(ToText(operation));
+    }
+    stages.push_back({{"first_block", plan.cut.first[s]},
+                      {"last_block", plan.cut.first[s + 1] - 1},
+                      {"busy_ms", stage.busy_ms},
+                      {"filling_ms", stage.filling_ms},
+                      {"steady_ms", stage.steady_ms},
+                      {"idle_ms", stage.idle_ms},
+                      {"draining_ms", stage.draining_ms},
+                      {"in_flight", stage.in_flight},
+                      {"in_flight_tokens", stage.in_flight_tokens},
+                      {"activation_bytes", plan.activation_bytes[s]},
+                      {"operations", std::move(operations)}});
+  }
+  return stages;
+}
+
+}  // namespace
+
+absl::StatusOr<PipelineInput> ReadPipeline(const json& scenario) {
+  return ReadScenario<PipelineInput>(scenario, Read);
+}
+
+absl::Status CheckPipeline(const json& scenario) { return ReadPipeline(scenario).status(); }
+
+ordered_json ToJson(const PipelinePlan& plan, const PipelineInput& input) {
+  ordered_json groups = ordered_json::array();
+  for (const std::vector<int>& group : plan.groups) {
+    ordered_json names = ordered_json::array();
+    for (const int a : group) names.push_back(input.adapters[static_cast<size_t>(a)].name);
+    groups.push_back(std::move(names));
+  }
+  ordered_json microbatches = ordered_json::array();
+  for (const Microbatch& microbatch : plan.window.microbatches) {
+    ordered_json segments = ordered_json::array();
+    for (const Segment& segment : microbatch.segments) {
+      segments.push_back({{"adapter", segment.job},
+                          {"step", segment.step},
+                          {"sequence", segment.sequence},
+                          {"tokens", segment.tokens}});
+    }
+    microbatches.push_back({{"number", microbatch.number},
+                            {"tokens", Tokens(microbatch)},
+                            {"segments", std::move(segments)}});
+  }
+  return {{"makespan_ms", plan.simulation.makespan_ms},
+          {"bubble_ratio", plan.simulation.bubble_ratio},
+          {"idle_ratio", plan.simulation.idle_ratio},
+          {"groups", std::move(groups)},
+          {"noops", plan.noops},
+          {"bound_microbatches", plan.bound_microbatches},
+          {"stages", StagesOf(plan)},
+          {"microbatches", std::move(microbatches)}};
+}
+
+absl::StatusOr<PlanResult> RunPipeline(const json& scenario) {
+  const auto input = ReadPipeline(scenario);
+  if (!input.ok()) return input.status();
+  const auto plan = PlanPipeline(*input);
+  if (!plan.ok()) return plan.status();
+  PlanResult result;
+  result.text = ToText(*plan);
+  result.json = ToJson(*plan, *input);
+  result.timeline = TimelineOf(plan->window, plan->simulation.execution,
+                               absl::StrCat("pipeline of ", input->stages, " stages, ",
+                                            input->adapters.size(), " adapters"));
+  return result;
+}
+
+}  // namespace lorad::planner::scenario

@@ -1,0 +1,119 @@
+#include "planner/scenario/pipeline.h"
+
+#include <catch2/catch.hpp>
+
+#include "planner/scenario/pack.h"
+
+namespace lorad::planner::scenario {
+namespace {
+
+using nlohmann::json;
+
+json Good() {
+  return json::parse(R"({
+    "stages": 2, "capacity": 100,
+    "model": {"layers": 2, "attention": {"forward": {"token_ms": 1}, "backward": {"token_ms": 1}},
+              "mlp": {"forward": {"token_ms": 2}, "backward": {"token_ms": 2}}},
+    "adapters": [{"name": "a", "batches": [[50, 60], [70]]},
+                 {"name": "b", "draw": {"seed": 1, "batches": 2, "global_batch": 3,
+                                        "kinds": [{"median": 30, "sigma": 0.5}]}}]})");
+}
+
+// The good scenario with `value` at `path` ("" removes it), as its violations.
+std::string Errors(const std::string& path, const std::string& value) {
+  json scenario = Good();
+  const json::json_pointer pointer(path);
+  if (value.empty()) {
+    scenario[pointer.parent_pointer()].erase(pointer.back());
+  } else {
+    scenario[pointer] = json::parse(value);
+  }
+  return std::string(CheckPipeline(scenario).message());
+}
+
+TEST_CASE("Sound") {
+  CHECK(CheckPipeline(Good()).message() == "");
+  const auto result = RunPipeline(Good());
+  REQUIRE(result.ok());
+  CHECK(result->timeline.has_value());
+  CHECK(result->json["stages"].size() == 2);
+  CHECK(result->json["microbatches"].size() > 2);
+}
+
+TEST_CASE("Each violation has its path") {
+  struct Case {
+    std::string path, value, expected;
+  };
+  const Case cases[] = {
+      {"/stages", "0", "$.stages: is 0; give a whole number from 1 to 64"},
+      {"/stages", "5", "$.stages: is 5; the model has 4 parts to cut between"},
+      {"/capacity", "-1", "$.capacity: is -1; give a whole number from 1 to 16777216"},
+      {"/padding", "101", "$.padding: is 101; give at most the capacity, 100"},
+      {"/groups", "3", "$.groups: is 3; give at most one for each of 2 adapters, or 0"},
+      {"/step_ms", "-1", "$.step_ms: is -1; give a number from 0 to 1e+09"},
+      {"/buffers", R"({"send": -1})", "$.buffers.send: is -1; give a whole number from 0 to 1024"},
+      {"/measure", R"({"skipped_batches": 1, "batches": 2})",
+       "$.measure: needs 3 global batches of each adapter; one has 2: skip or measure fewer"},
+      {"/model", "", "$.model: is missing; give an object"},
+      {"/model/layers", "1025", "$.model.layers: is 1025; give a whole number from 1 to 1024"},
+      {"/model/mlp/forward", "", "$.model.mlp.forward: is missing; give an object"},
+      {"/model/mlp/forward/token_ms", "\"1\"",
+       "$.model.mlp.forward.token_ms: is \"1\"; give a number from 0 to 1e+09"},
+      {"/adapters/1/name", "\"a\"",
+       "$.adapters[1].name: is another adapter's too; give each its own name"},
+      {"/adapters/0/batches/0/1", "101",
+       "$.adapters[0].batches[0][1]: is 101; give a whole number from 1 to 100"},
+      {"/adapters/0/batches/1", "[]",
+       "$.adapters[0].batches[1]: is a list of 0; give a list of 1 to 10000 entries, each a whole "
+       "number from 1 to 100"},
+      {"/adapters/1/batches", "[[1]]", "$.adapters[1]: has both draw and batches; give one"},
+      {"/adapters/1/draw/kinds/0/min", "101",
+       "$.adapters[1].draw.kinds[0].min: is 101; give a whole number from 1 to 100"},
+      {"/adapters/1/draw/kinds/0/max", "0",
+       "$.adapters[1].draw.kinds[0].max: is 0; give a whole number from 1 to 100"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.path << " = " << c.value);
+    const std::string errors = Errors(c.path, c.value);
+    // Naming both is a violation, and so is the field that was not read then.
+    CHECK(errors.substr(0, c.expected.size()) == c.expected);
+  }
+}
+
+TEST_CASE("Too many sequences") {
+  json scenario = Good();
+  scenario["adapters"][1]["draw"]["batches"] = 10000;
+  scenario["adapters"][1]["draw"]["global_batch"] = 10000;
+  CHECK(CheckPipeline(scenario).message() ==
+        "$.adapters: have 100000003 sequences; give at most 200000");
+}
+
+TEST_CASE("A draw of one seed is the same everywhere") {
+  const auto input = ReadPipeline(Good());
+  REQUIRE(input.ok());
+  CHECK(input->adapters[1].batches == ReadPipeline(Good())->adapters[1].batches);
+  CHECK(input->adapters[1].batches.size() == 2);
+  CHECK(input->adapters[1].batches[0].size() == 3);
+}
+
+TEST_CASE("pack: each violation has its path") {
+  const std::pair<std::string, std::string> cases[] = {
+      {R"({"capacity": 10, "adapters": [{"name": "a", "lengths": [10, 1]}]})", ""},
+      {R"({"capacity": 10, "adapters": [{"name": "a", "lengths": [1, 11]}]})",
+       "$.adapters[0].lengths[1]: is 11; a microbatch holds 10 tokens of one adapter: cut the "
+       "sequence or raise capacity"},
+      {R"({"capacity": 10, "padding": 4, "adapters": [{"name": "a", "lengths": [9]}]})",
+       "$.adapters[0].lengths[0]: is 9; a microbatch holds 8 tokens of one adapter: cut the "
+       "sequence or raise capacity"},
+      {R"({"capacity": 10, "adapters": []})",
+       "$.adapters: is a list of 0; give a list of 1 to 4096 entries, each an object"},
+      {R"({"capacity": 10, "adapters": [{"name": "a", "lengths": [1]}, {"name": "a", "lengths": [1]}]})",
+       "$.adapters[1].name: is another adapter's too; give each its own name"},
+  };
+  for (const auto& [text, expected] : cases) {
+    CHECK(CheckPack(json::parse(text)).message() == expected);
+  }
+}
+
+}  // namespace
+}  // namespace lorad::planner::scenario

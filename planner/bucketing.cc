@@ -106,7 +106,9 @@ absl::StatusOr<Bucketing> ChooseBuckets(const std::vector<int64_t>& lengths,
   }
   std::vector<int64_t> padded = lengths;
   for (int64_t& length : padded) {
-    length = (length + options.granularity - 1) / options.granularity * options.granularity;
+    const int64_t multiple =
+        (length + options.granularity - 1) / options.granularity * options.granularity;
+    length = std::min(multiple, std::max(options.longest, length));
   }
   std::sort(padded.begin(), padded.end());
   std::vector<Interval> intervals;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ namespace lorad::planner {
 struct BucketingOptions {
   int buckets = 16;           // at most (R)
   int64_t granularity = 256;  // tokens; 1: boundaries are lengths that occur
+  // A multiple beyond it is replaced by it, as long as the sequences are no longer: what a replica
+  // can hold.
+  int64_t longest = std::numeric_limits<int64_t>::max();
 };
 
 struct Bucketing {

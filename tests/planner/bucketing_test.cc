@@ -21,6 +21,8 @@ TEST_CASE("Buckets of a few sequences") {
       {{256, 257}, {16, 256}, "256: 1, 512: 1; 513 tokens padded to 768"},
       {{10, 10, 10, 20, 100}, {2, 10}, "20: 4, 100: 1; 150 tokens padded to 180"},
       {{10, 10, 10, 90, 100}, {2, 10}, "10: 3, 100: 2; 220 tokens padded to 230"},
+      {{250, 300}, {16, 256, 300}, "256: 1, 300: 1; 550 tokens padded to 556"},
+      {{250, 300}, {16, 256, 200}, "250: 1, 300: 1; 550 tokens padded to 550"},
       {{5, 15, 25}, {1, 10}, "30: 3; 45 tokens padded to 90"},
   };
   for (const Case& c : cases) CHECK(ChooseBuckets(c.lengths, c.options)->ToText() == c.text);

@@ -1,0 +1,32 @@
+// Layouts and buckets as the scenarios of deploy and dispatch give them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/bucketing.h"
+#include "planner/dispatch.h"
+#include "planner/layout.h"
+#include "planner/scenario/fields.h"
+
+namespace lorad::planner::scenario {
+
+inline constexpr int64_t kLengthMax = int64_t{1} << 30;
+inline constexpr size_t kSequencesMax = 1'000'000;  // of a step, or of all sampled steps
+
+// {"tensor_parallel": 2, "pipeline_stages": 1, "capacity_tokens": 4096, "constant_ms": 90,
+//  "token_ms": 0.09, "squared_ms": 2e-6}: times of one microbatch on one stage.
+Layout ReadLayout(Fields& fields);
+
+// "buckets" and "granularity", both optional; no boundary lies above what the layouts hold.
+BucketingOptions ReadBucketing(Fields& fields, const std::vector<Layout>& layouts);
+
+// Sequences that no layout holds become violations of list `name`.
+void CheckLengths(Fields& fields, const std::string& name, const std::vector<int64_t>& lengths,
+                  const std::vector<Layout>& layouts);
+
+// Groups with the sequences that each bucket gives them, and the step's time and bound.
+nlohmann::ordered_json ToJson(const DispatchProblem& problem, const DispatchPlan& plan);
+
+}  // namespace lorad::planner::scenario

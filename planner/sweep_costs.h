@@ -82,8 +82,8 @@ class SweepProblem {
   static absl::StatusOr<SweepProblem> Create(const SweepCosts& costs,
                                              const std::vector<SweepConfiguration>& configurations,
                                              int gpus);
-  static constexpr int kConfigurationsMax = 10000;
-  static constexpr int kGpusMax = 4096;
+  static constexpr int kConfigurationsMax = 5000;
+  static constexpr int kGpusMax = 1024;
   static constexpr int64_t kStepsMax = int64_t{1} << 40;
   static constexpr int64_t kRankMax = 1 << 20;
   static constexpr int64_t kBatchMax = 1 << 30;

@@ -104,6 +104,14 @@ SweepPolicy Dtm(const SweepProblem& problem, int gpus, const SweepCounts& left, 
   return policy;
 }
 
+bool RulesAffordable(const SweepProblem& problem) {
+  size_t lengths = 1;
+  for (size_t k = 1; k < problem.kinds().size(); ++k) {
+    if (problem.kinds()[k].steps != problem.kinds()[k - 1].steps) ++lengths;
+  }
+  return problem.gpus() <= 64 && problem.kinds().size() * lengths <= 4096;
+}
+
 SweepPlan PlanByThroughput(const SweepProblem& problem, SweepRule rule, int64_t nodes_max) {
   SweepPlan plan;
   plan.by = rule == SweepRule::kLeastMakespan ? "DTM (least makespan)" : "DTM (most throughput)";

@@ -69,6 +69,9 @@ SweepPolicy Dtm(const SweepProblem& problem, int gpus, const SweepCounts& left, 
 // Algorithm 2: while configurations remain, DTM on the free GPUs; then on to the next completion.
 SweepPlan PlanByThroughput(const SweepProblem& problem, SweepRule rule,
                            int64_t nodes_max = kDtmNodesMax);
+// Whether that takes seconds at most: up to 64 GPUs, and up to 4,096 kinds times different numbers
+// of steps (F costs a pass over the kinds for each of these).
+bool RulesAffordable(const SweepProblem& problem);
 
 // ---- ours ----
 
@@ -90,8 +93,8 @@ struct SweepOptions {
 //      such change first.
 // Within a group: sets as shelves of first-fit decreasing (by steps), or, with `replace`, list
 // scheduling: the first configuration of the list that fits starts as soon as memory is free.
-// Deterministic. PlanByThroughput's two rules are tried as well (not for more than some 60 kinds
-// of as many lengths, where they are slow), and the best plan is kept.
+// Deterministic. PlanByThroughput's two rules are tried as well where RulesAffordable, and the best
+// plan is kept.
 SweepPlan PlanSweep(const SweepProblem& problem, const SweepOptions& options = {});
 
 // Asserts what a plan must keep: every configuration once and for its steps, no GPU twice at a

@@ -5,6 +5,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "planner/sweep_layout.h"
 #include "planner/sweep_plan.h"
@@ -23,8 +24,8 @@ constexpr size_t kChunks = 32;
 constexpr int64_t kMembersAnEvaluation = 16;
 // Of the target of one fill: a thousandth of the range.
 constexpr int kBisections = 10;
-// Kinds times different numbers of steps up to which PLoRA's rules are tried as well.
-constexpr size_t kRulesWorkMax = 4096;
+// Groups times configurations, summed over the cuts.
+constexpr size_t kFillWorkMax = 2'000'000;
 // Less is rounding.
 constexpr double kGain = 1e-9;
 
@@ -309,6 +310,19 @@ std::vector<Cut> FewCuts(const SweepProblem& problem) {
   }
   std::sort(cuts.begin(), cuts.end());
   cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  // Those of one degree first, then those of few groups, as far as filling them is affordable.
+  std::stable_sort(cuts.begin(), cuts.end(), [](const Cut& a, const Cut& b) {
+    return std::make_pair(a.front() != a.back(), a.size()) <
+           std::make_pair(b.front() != b.back(), b.size());
+  });
+  size_t configurations = 0;
+  for (int32_t count : problem.All()) configurations += static_cast<size_t>(count);
+  size_t work = 0, kept = 0;
+  while (kept < cuts.size() &&
+         (kept < degrees.size() || work + cuts[kept].size() * configurations <= kFillWorkMax)) {
+    work += cuts[kept++].size() * configurations;
+  }
+  cuts.resize(kept);
   return cuts;
 }
 
@@ -326,15 +340,6 @@ std::vector<Cut> CutsOf(const SweepProblem& problem) {
     return entry.front()->capacity_bytes < needed;  // most GPUs, most memory, are in front
   });
   return cuts;
-}
-
-// F costs a pass over the kinds for each different number of steps.
-bool RulesAffordable(const SweepProblem& problem) {
-  size_t lengths = 1;
-  for (size_t k = 1; k < problem.kinds().size(); ++k) {
-    if (problem.kinds()[k].steps != problem.kinds()[k - 1].steps) ++lengths;
-  }
-  return problem.kinds().size() * lengths <= kRulesWorkMax;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "planner/scenario/pack.h"
 #include "planner/scenario/pipeline.h"
 #include "planner/scenario/subcommand.h"
+#include "planner/scenario/sweep.h"
 
 namespace lorad::planner::scenario {
 
@@ -14,6 +15,7 @@ const std::vector<Subcommand>& Subcommands() {
       {"deploy", "replicas of which layouts on the GPUs", CheckDeploy, RunDeploy},
       {"dispatch", "a step's sequences over deployed replicas", CheckDispatchScenario, RunDispatch},
       {"fit", "time and memory models from recorded runs", CheckFit, RunFit},
+      {"sweep", "configurations of hyperparameters on shared GPUs", CheckSweep, RunSweep},
   };
   return subcommands;
 }

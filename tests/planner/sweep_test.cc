@@ -111,7 +111,7 @@ TEST_CASE("What is wrong is named") {
     change(costs);
     return costs;
   };
-  CHECK(message(Small(), one, 0) == "GPUs must be 1..4096");
+  CHECK(message(Small(), one, 0) == "GPUs must be 1..1024");
   CHECK(message(Small(), {}, 1) == "no configuration");
   CHECK(message(Small(), {{"a", 0, 1, 3}}, 1) ==
         "configuration a: rank, batch and steps must be > 0");

@@ -19,16 +19,18 @@ std::vector<double> Prefix(const std::vector<double>& block_ms) {
   return sums;
 }
 
-// The least time that the slowest stage can have.
+// The least time that the slowest stage can have. The first s - 1 stages' time rises with the
+// border j before the last stage and the last one's falls: the best j is where they cross, and
+// moves only to the right with i.
 double Bottleneck(const std::vector<double>& sums, size_t stages) {
-  std::vector<double> best(sums.size(), kInfinite);  // of the first i blocks, s stages
-  for (size_t i = 1; i < sums.size(); ++i) best[i] = sums[i];
+  std::vector<double> best = sums;  // of the first i blocks, s stages
   for (size_t s = 2; s <= stages; ++s) {
     std::vector<double> next(sums.size(), kInfinite);
+    size_t j = s - 1;
     for (size_t i = s; i < sums.size(); ++i) {
-      for (size_t j = s - 1; j < i; ++j) {
-        next[i] = std::min(next[i], std::max(best[j], sums[i] - sums[j]));
-      }
+      while (j + 1 < i && best[j + 1] <= sums[i] - sums[j + 1]) ++j;
+      next[i] = std::max(best[j], sums[i] - sums[j]);
+      if (j + 1 < i) next[i] = std::min(next[i], std::max(best[j + 1], sums[i] - sums[j + 1]));
     }
     best = std::move(next);
   }

@@ -20,7 +20,8 @@ struct Cut {
 // The cut of block_ms (finite, >= 0; forward and backward together) into S non-empty stages with
 //   min over cuts of  max_s sum_{b of stage s} ms_b,
 // among those the one with the least sum of squares of the stages' times, among those the one that
-// cuts earliest. Dynamic programming over (stages, blocks), O(S n^2). INVALID_ARGUMENT where there
+// cuts earliest. Dynamic programming over (stages, blocks): O(S n) for the first,
+// O(S n m) for the rest, m blocks of a stage. INVALID_ARGUMENT where there
 // are fewer blocks than stages, no stage, or a time is negative or not finite.
 absl::StatusOr<Cut> CutStages(const std::vector<double>& block_ms, int stages);
 

@@ -25,7 +25,7 @@ int64_t Draw::Length(const std::vector<LogNormal>& kinds) {
   assert(!kinds.empty());
   const LogNormal& kind = kinds[Next() % kinds.size()];
   double length = 0;
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 32; ++i) {
     length = kind.median * std::exp(kind.sigma * Normal());
     if (length >= static_cast<double>(kind.min) && length < static_cast<double>(kind.max) + 1) {
       return static_cast<int64_t>(length);

@@ -22,7 +22,7 @@ class Draw {
   uint64_t Next();
   double Uniform();  // 0 < u < 1
   double Normal();
-  // One of `kinds` (not empty) with equal chance each, then a length of it. After 1,000 draws
+  // One of `kinds` (not empty) with equal chance each, then a length of it. After 32 draws
   // outside min .. max the nearer end is taken.
   int64_t Length(const std::vector<LogNormal>& kinds);
 

@@ -9,6 +9,7 @@
 #include "planner/order.h"
 #include "planner/pack_batch.h"
 #include "planner/pack_level.h"
+#include "planner/pack_merge.h"
 
 namespace lorad::planner {
 namespace {
@@ -42,52 +43,101 @@ double MeanLength(const PipelineAdapter& adapter) {
   return sum / count;
 }
 
-// Global batch `j` of a group's adapters, packed; the emptiest microbatch last.
-absl::StatusOr<std::vector<Microbatch>> PackRound(const PipelineInput& input,
-                                                  const std::vector<int>& group, size_t j,
-                                                  int64_t* bound) {
-  std::vector<Sample> samples;
-  std::vector<Segment> segments;
+// The global batches of one group of adapters, as what is packed and as what that stands for.
+struct GroupBatches {
+  std::vector<std::vector<Sample>> samples;    // [batch][sample]
+  std::vector<std::vector<Segment>> segments;  // of the same
+};
+
+GroupBatches BatchesOf(const PipelineInput& input, const std::vector<int>& group) {
+  GroupBatches batches;
   for (const int a : group) {
     const PipelineAdapter& adapter = input.adapters[static_cast<size_t>(a)];
-    if (j >= adapter.batches.size()) continue;
-    for (size_t i = 0; i < adapter.batches[j].size(); ++i) {
-      const int64_t tokens = adapter.batches[j][i];
-      samples.push_back(Sample{adapter.name, {tokens}});
-      segments.push_back({.job = adapter.name,
-                          .step = static_cast<int64_t>(j) + 1,
-                          .sequence = static_cast<int64_t>(i),
-                          .tokens = tokens});
+    const size_t rounds = std::max(batches.samples.size(), adapter.batches.size());
+    batches.samples.resize(rounds);
+    batches.segments.resize(rounds);
+    for (size_t j = 0; j < adapter.batches.size(); ++j) {
+      for (size_t i = 0; i < adapter.batches[j].size(); ++i) {
+        const int64_t tokens = adapter.batches[j][i];
+        batches.samples[j].push_back(Sample{adapter.name, {tokens}});
+        batches.segments[j].push_back({.job = adapter.name,
+                                       .step = static_cast<int64_t>(j) + 1,
+                                       .sequence = static_cast<int64_t>(i),
+                                       .tokens = tokens});
+      }
     }
   }
-  const auto packed = PackBatch(samples, input.pack);
-  if (!packed.ok()) return packed.status();
-  *bound += packed->bound_bins;
-  std::vector<Microbatch> microbatches;
-  const Packing bins =
-      input.level ? LevelBins(samples, packed->packing, input.pack) : packed->packing;
-  for (const std::vector<int>& bin : bins) {
-    Microbatch& microbatch = microbatches.emplace_back();
-    for (const int i : bin) microbatch.segments.push_back(segments[static_cast<size_t>(i)]);
+  return batches;
+}
+
+// Each merged microbatch stands with the earliest global batch of its samples.
+absl::StatusOr<std::vector<std::vector<Microbatch>>> Merge(const PipelineInput& input,
+                                                           const GroupBatches& batches,
+                                                           const std::vector<PackResult>& packed,
+                                                           const PackLimits& limits) {
+  const int apart = ForwardsAhead(input.stages, input.in_flight, 0) + 1;
+  const auto merged = MergeBatches(batches.samples, packed, apart, input.pack, limits);
+  if (!merged.ok()) return merged.status();
+  std::vector<std::vector<Microbatch>> rounds(batches.samples.size());
+  for (const std::vector<BatchSample>& bin : merged->bins) {
+    Microbatch microbatch;
+    size_t round = rounds.size();
+    for (const BatchSample& at : bin) {
+      const size_t batch = static_cast<size_t>(at.batch);
+      round = std::min(round, batch);
+      microbatch.segments.push_back(batches.segments[batch][static_cast<size_t>(at.sample)]);
+    }
+    rounds[round].push_back(std::move(microbatch));
   }
-  return microbatches;
+  return rounds;
+}
+
+absl::StatusOr<std::vector<std::vector<Microbatch>>> PackGroup(const PipelineInput& input,
+                                                               const std::vector<int>& group,
+                                                               int64_t nodes, int64_t* bound) {
+  const GroupBatches batches = BatchesOf(input, group);
+  PackLimits limits;
+  limits.nodes = nodes;
+  limits.empty_last_bin = input.packing == PipelinePacking::kMerged;
+  std::vector<PackResult> packed;
+  for (const std::vector<Sample>& samples : batches.samples) {
+    auto result = PackBatch(samples, input.pack, limits);
+    if (!result.ok()) return result.status();
+    *bound += result->bound_bins;
+    packed.push_back(*std::move(result));
+  }
+  if (input.packing == PipelinePacking::kMerged) return Merge(input, batches, packed, limits);
+  std::vector<std::vector<Microbatch>> rounds(packed.size());
+  for (size_t j = 0; j < packed.size(); ++j) {
+    const Packing bins = input.packing == PipelinePacking::kLevel
+                             ? LevelBins(batches.samples[j], packed[j].packing, input.pack)
+                             : packed[j].packing;
+    for (const std::vector<int>& bin : bins) {
+      Microbatch& microbatch = rounds[j].emplace_back();
+      for (const int i : bin) {
+        microbatch.segments.push_back(batches.segments[j][static_cast<size_t>(i)]);
+      }
+    }
+  }
+  return rounds;
 }
 
 absl::StatusOr<std::vector<Microbatch>> PackGroups(const PipelineInput& input, const Groups& groups,
-                                                   int64_t* bound) {
-  std::vector<std::vector<std::vector<Microbatch>>> batches(groups.size());
-  for (size_t g = 0; g < groups.size(); ++g) {
-    size_t rounds = 0;
-    for (const int a : groups[g]) {
-      rounds = std::max(rounds, input.adapters[static_cast<size_t>(a)].batches.size());
-    }
-    for (size_t j = 0; j < rounds; ++j) {
-      auto packed = PackRound(input, groups[g], j, bound);
-      if (!packed.ok()) return packed.status();
-      batches[g].push_back(*std::move(packed));
-    }
+                                                   int64_t nodes, int64_t* bound) {
+  std::vector<std::vector<std::vector<Microbatch>>> batches;
+  for (const std::vector<int>& group : groups) {
+    auto packed = PackGroup(input, group, nodes, bound);
+    if (!packed.ok()) return packed.status();
+    batches.push_back(*std::move(packed));
   }
-  return Interleave(batches);
+  std::vector<Microbatch> microbatches = Interleave(batches);
+  if (static_cast<int64_t>(microbatches.size()) * input.stages > kPipelinePlacesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(microbatches.size(), " microbatches on ", input.stages,
+                     " stages are more than this planner holds at once (", kPipelinePlacesMax,
+                     " places): give fewer global batches"));
+  }
+  return microbatches;
 }
 
 // What a microbatch's time depends on.
@@ -185,12 +235,12 @@ int64_t FirstOf(const PipelineInput& input, const PipelinePlan& plan, int64_t st
   return -1;
 }
 
-absl::StatusOr<PipelinePlan> PlanGroups(const PipelineInput& input, int groups) {
+absl::StatusOr<PipelinePlan> PlanGroups(const PipelineInput& input, int groups, int64_t nodes) {
   PipelinePlan plan;
   std::vector<double> means;
   for (const PipelineAdapter& adapter : input.adapters) means.push_back(MeanLength(adapter));
   plan.groups = GroupAdapters(means, groups);
-  auto microbatches = PackGroups(input, plan.groups, &plan.bound_microbatches);
+  auto microbatches = PackGroups(input, plan.groups, nodes, &plan.bound_microbatches);
   if (!microbatches.ok()) return microbatches.status();
   plan.window.microbatches = *std::move(microbatches);
 
@@ -238,12 +288,16 @@ absl::StatusOr<PipelinePlan> PlanGroups(const PipelineInput& input, int groups) 
 
 absl::StatusOr<PipelinePlan> PlanPipeline(const PipelineInput& input) {
   if (absl::Status status = Check(input); !status.ok()) return status;
-  if (input.groups > 0) return PlanGroups(input, input.groups);
   // Beyond one group more than stages there is nothing left to keep apart.
-  const int most = std::min(static_cast<int>(input.adapters.size()), input.stages + 1);
-  absl::StatusOr<PipelinePlan> best = PlanGroups(input, 1);
-  for (int groups = 2; best.ok() && groups <= most; ++groups) {
-    auto plan = PlanGroups(input, groups);
+  const int adapters = static_cast<int>(input.adapters.size());
+  const int tried = input.groups > 0 ? 1 : std::min({adapters, input.stages + 1, kGroupsTried});
+  size_t rounds = 0;
+  for (const PipelineAdapter& adapter : input.adapters) rounds += adapter.batches.size();
+  const int64_t nodes = input.pack_nodes / (static_cast<int64_t>(rounds) * tried);
+  if (input.groups > 0) return PlanGroups(input, input.groups, nodes);
+  absl::StatusOr<PipelinePlan> best = PlanGroups(input, 1, nodes);
+  for (int groups = 2; best.ok() && groups <= tried; ++groups) {
+    auto plan = PlanGroups(input, groups, nodes);
     if (!plan.ok()) return plan.status();
     if (plan->simulation.makespan_ms < best->simulation.makespan_ms) best = std::move(plan);
   }

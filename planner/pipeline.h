@@ -32,12 +32,24 @@ struct PipelineBlock {
   double activation_bytes = 0;  // kept for Backward, of one token
 };
 
+// How the sequences of a group's global batch become microbatches, as few as pack_batch.h finds.
+enum class PipelinePacking {
+  kLevel,   // of equal lengths (pack_level.h): unequal neighbours make stages wait
+  kPacked,  // full, but the last
+  kMerged,  // full; the last filled up from the next global batch (pack_merge.h)
+};
+
+inline constexpr int kGroupsTried = 8;
+inline constexpr int64_t kPipelinePlacesMax = 400000;  // microbatches * stages of a plan
+
 struct PipelineInput {
   int stages = 1;
   int in_flight = 0;  // OrderInput::in_flight
-  int groups = 0;     // 0: as many as make the makespan least, the fewest of equals
+  int groups = 0;     // 0: as many (up to kGroupsTried) as make the makespan least, the fewest of
+                      // equals
   PackOptions pack;
-  bool level = true;  // as few microbatches as packed, but of equal lengths (pack_level.h)
+  PipelinePacking packing = PipelinePacking::kLevel;
+  int64_t pack_nodes = 20'000'000;  // of PackLimits, shared by all batches and groupings
   std::vector<PipelineAdapter> adapters;
   std::vector<PipelineBlock> blocks;
   std::vector<int> first_blocks;   // of each stage; empty: cut by time
@@ -61,7 +73,8 @@ struct PipelinePlan {
 };
 
 // Deterministic. INVALID_ARGUMENT where a sequence exceeds the capacity, nothing is to be done,
-// groups, stages or blocks do not fit one another; otherwise as Execute and Simulate.
+// groups, stages or blocks do not fit one another, or the plan has more than kPipelinePlacesMax
+// places; otherwise as Execute and Simulate.
 absl::StatusOr<PipelinePlan> PlanPipeline(const PipelineInput& input);
 
 // Groups, cut, microbatches in short, and the simulation.

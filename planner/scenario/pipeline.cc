@@ -14,7 +14,8 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr int64_t kTokensMax = int64_t{1} << 24;  // of a microbatch
-constexpr int64_t kSequencesMax = 200000;         // of a scenario
+constexpr int64_t kSequencesMax = 100000;         // of a scenario
+constexpr int64_t kBatchMax = 4096;               // of one adapter's global batch
 constexpr double kMsMax = 1e9;
 
 TimeCoefficients ReadTime(Fields fields) {
@@ -77,7 +78,7 @@ std::vector<PipelineBlock> ReadModel(Fields fields) {
 std::vector<std::vector<int64_t>> DrawBatches(Fields fields, int64_t longest, int64_t* sequences) {
   const int64_t seed = fields.Int64("seed");
   const int64_t batches = fields.Int64("batches", {.min = 1, .max = 10000});
-  const int64_t size = fields.Int64("global_batch", {.min = 1, .max = 10000});
+  const int64_t size = fields.Int64("global_batch", {.min = 1, .max = kBatchMax});
   std::vector<LogNormal> kinds;
   for (Fields& kind : fields.Objects("kinds", {.min = 1, .max = 100})) {
     LogNormal& drawn = kinds.emplace_back();
@@ -103,7 +104,7 @@ std::vector<std::vector<int64_t>> DrawBatches(Fields fields, int64_t longest, in
 std::vector<std::vector<int64_t>> GivenBatches(Fields* adapter, int64_t longest,
                                                int64_t* sequences) {
   const auto batches = adapter->Int64Lists("batches", {.min = 1, .max = longest},
-                                           {.min = 1, .max = 10000}, {.min = 1, .max = 10000});
+                                           {.min = 1, .max = kBatchMax}, {.min = 1, .max = 10000});
   for (const auto& batch : batches) *sequences += static_cast<int64_t>(batch.size());
   return batches;
 }
@@ -153,7 +154,11 @@ PipelineInput Read(Fields& fields) {
     fields.Violate("padding", absl::StrCat("is ", input.pack.padding),
                    absl::StrCat("give at most the capacity, ", input.pack.capacity));
   }
-  input.level = fields.Bool("level", true);
+  const std::string packing =
+      fields.String("packing", {.choices = {"level", "packed", "merged"}, .fallback = "level"});
+  input.packing = packing == "level"    ? PipelinePacking::kLevel
+                  : packing == "packed" ? PipelinePacking::kPacked
+                                        : PipelinePacking::kMerged;
   input.step_ms = fields.Number("step_ms", {.max = kMsMax, .fallback = 0});
   {
     Fields transfer = fields.Object("transfer", false);

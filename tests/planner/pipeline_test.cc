@@ -46,19 +46,23 @@ TEST_CASE("LoRAFusion's setting: bubbles of at most 5 %") {
     CHECK(plan->simulation.bubble_ratio <= 0.05);
     CHECK(plan->simulation.idle_ratio <= 0.05);
 
-    input.level = false;
-    const auto unbalanced = PlanPipeline(input);
+    input.packing = PipelinePacking::kPacked;
+    const auto packed = PlanPipeline(input);
+    input.packing = PipelinePacking::kMerged;
+    const auto merged = PlanPipeline(input);
     PipelineInput alone = input;
-    alone.level = true;
+    alone.packing = PipelinePacking::kLevel;
     alone.adapters.resize(1);
     const auto single = PlanPipeline(alone);
-    REQUIRE(unbalanced.ok());
+    REQUIRE(packed.ok());
+    REQUIRE(merged.ok());
     REQUIRE(single.ok());
     printf(
-        "%s: bubble ratio %.2f %% (with filling and draining %.2f %%); unbalanced microbatches "
-        "%.2f %%; one adapter alone %.2f %%\n",
+        "%s: bubble ratio %.2f %% (with filling and draining %.2f %%); full microbatches %.2f %%, "
+        "merged %.2f %%; one adapter alone %.2f %%\n",
         name.c_str(), 100 * plan->simulation.bubble_ratio, 100 * plan->simulation.idle_ratio,
-        100 * unbalanced->simulation.bubble_ratio, 100 * single->simulation.bubble_ratio);
+        100 * packed->simulation.bubble_ratio, 100 * merged->simulation.bubble_ratio,
+        100 * single->simulation.bubble_ratio);
   }
 }
 
@@ -84,7 +88,7 @@ PipelineInput Random(std::mt19937& random) {
   input.stages = 1 + static_cast<int>(random() % 4);
   input.in_flight = static_cast<int>(random() % 6);
   input.pack = {40, 1 + static_cast<int64_t>(random() % 3)};
-  input.level = random() % 2 == 0;
+  input.packing = static_cast<PipelinePacking>(random() % 3);
   input.buffers = {1 + static_cast<int>(random() % 2), 1 + static_cast<int>(random() % 2)};
   input.step_ms = static_cast<double>(random() % 3);
   input.transfer_latency_ms = static_cast<double>(random() % 3);

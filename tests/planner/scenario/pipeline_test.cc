@@ -54,6 +54,8 @@ TEST_CASE("Each violation has its path") {
       {"/buffers", R"({"send": -1})", "$.buffers.send: is -1; give a whole number from 0 to 1024"},
       {"/measure", R"({"skipped_batches": 1, "batches": 2})",
        "$.measure: needs 3 global batches of each adapter; one has 2: skip or measure fewer"},
+      {"/packing", "\"full\"",
+       "$.packing: is \"full\"; give one of \"level\", \"packed\", \"merged\""},
       {"/model", "", "$.model: is missing; give an object"},
       {"/model/layers", "1025", "$.model.layers: is 1025; give a whole number from 1 to 1024"},
       {"/model/mlp/forward", "", "$.model.mlp.forward: is missing; give an object"},
@@ -64,7 +66,7 @@ TEST_CASE("Each violation has its path") {
       {"/adapters/0/batches/0/1", "101",
        "$.adapters[0].batches[0][1]: is 101; give a whole number from 1 to 100"},
       {"/adapters/0/batches/1", "[]",
-       "$.adapters[0].batches[1]: is a list of 0; give a list of 1 to 10000 entries, each a whole "
+       "$.adapters[0].batches[1]: is a list of 0; give a list of 1 to 4096 entries, each a whole "
        "number from 1 to 100"},
       {"/adapters/1/batches", "[[1]]", "$.adapters[1]: has both draw and batches; give one"},
       {"/adapters/1/draw/kinds/0/min", "101",
@@ -83,9 +85,9 @@ TEST_CASE("Each violation has its path") {
 TEST_CASE("Too many sequences") {
   json scenario = Good();
   scenario["adapters"][1]["draw"]["batches"] = 10000;
-  scenario["adapters"][1]["draw"]["global_batch"] = 10000;
+  scenario["adapters"][1]["draw"]["global_batch"] = 4096;
   CHECK(CheckPipeline(scenario).message() ==
-        "$.adapters: have 100000003 sequences; give at most 200000");
+        "$.adapters: have 40960003 sequences; give at most 100000");
 }
 
 TEST_CASE("A draw of one seed is the same everywhere") {

@@ -259,9 +259,11 @@ void Fields::Violate(const std::string& name, std::string what, std::string mend
   violations_->Add({PathOf(name), std::move(what), std::move(mend)});
 }
 
-void Fields::ViolateEntry(const std::string& name, size_t index, std::string what,
-                          std::string mend) {
-  violations_->Add({Entry(PathOf(name), index), std::move(what), std::move(mend)});
+void Fields::ViolateEntry(const std::string& name, const std::vector<size_t>& indices,
+                          std::string what, std::string mend) {
+  std::string path = PathOf(name);
+  for (const size_t index : indices) path = Entry(path, index);
+  violations_->Add({std::move(path), std::move(what), std::move(mend)});
 }
 
 // nullptr: not there, which is a violation where it is required.

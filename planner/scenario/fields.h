@@ -129,8 +129,12 @@ class Fields {
 
   // A violation that the reader found itself, of a field or (name empty) of the object.
   void Violate(const std::string& name, std::string what, std::string mend);
-  // Of an entry of a list.
-  void ViolateEntry(const std::string& name, size_t index, std::string what, std::string mend);
+  // Of an entry of the list `name`; several indices lead to it through the lists in it.
+  void ViolateEntry(const std::string& name, size_t index, std::string what, std::string mend) {
+    ViolateEntry(name, std::vector<size_t>{index}, std::move(what), std::move(mend));
+  }
+  void ViolateEntry(const std::string& name, const std::vector<size_t>& indices, std::string what,
+                    std::string mend);
 
  private:
   Fields(std::string path, Violations* violations);  // silent: absorbs what follows an error

@@ -1,8 +1,10 @@
 #include "planner/scenario/pack.h"
 
+#include <algorithm>
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "planner/pack_merge.h"
 #include "planner/scenario/fields.h"
 
 namespace lorad::planner::scenario {
@@ -12,33 +14,95 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr int64_t kTokensMax = int64_t{1} << 40;
+constexpr size_t kSamplesMax = 20000;  // of all global batches
+
+void ReadAdapter(Fields* fields, int64_t longest, std::set<std::string>* names,
+                 PackScenario* scenario) {
+  const std::string name = fields->String("name");
+  if (!names->insert(name).second) {
+    fields->Violate("name", "is another adapter's too", "give each its own name");
+  }
+  const Int64Rule length{.min = 1, .max = kTokensMax};
+  std::vector<std::vector<int64_t>> batches;
+  const bool given = fields->Has("batches");
+  if (given) {
+    batches = fields->Int64Lists("batches", length, {.max = kSamplesMax}, {.min = 1, .max = 10000});
+  } else {
+    batches.push_back(fields->Int64s("lengths", length, {.min = 1, .max = kSamplesMax}));
+  }
+  scenario->batches.resize(std::max(scenario->batches.size(), batches.size()));
+  for (size_t j = 0; j < batches.size(); ++j) {
+    for (size_t i = 0; i < batches[j].size(); ++i) {
+      if (batches[j][i] > longest) {
+        fields->ViolateEntry(given ? "batches" : "lengths",
+                             given ? std::vector<size_t>{j, i} : std::vector<size_t>{i},
+                             absl::StrCat("is ", batches[j][i]),
+                             absl::StrCat("a microbatch holds ", longest, " tokens of one ",
+                                          "adapter: cut the sequence or raise capacity"));
+      }
+      scenario->batches[j].push_back(Sample{name, {batches[j][i]}});
+    }
+  }
+}
 
 PackScenario Read(Fields& fields) {
   PackScenario scenario;
   scenario.options.capacity = fields.Int64("capacity", {.min = 1, .max = kTokensMax});
   scenario.options.padding =
       fields.Int64("padding", {.min = 1, .max = int64_t{1} << 20, .fallback = 1});
+  const std::string solver = fields.String(
+      "solver", {.choices = {"bin_completion", "highs"}, .fallback = "bin_completion"});
+  scenario.limits.solver = solver == "highs" ? PackSolver::kHighs : PackSolver::kBinCompletion;
+  scenario.limits.nodes = fields.Int64("nodes", {.max = 10'000'000, .fallback = 1'000'000});
+  scenario.limits.empty_last_bin = fields.Bool("empty_last_bin", false);
+  if (fields.Has("merge")) {
+    Fields merge = fields.Object("merge");
+    scenario.merge_stages = static_cast<int>(merge.Int64("stages", {.min = 1, .max = 1024}));
+    scenario.limits.empty_last_bin = true;
+  }
   const int64_t longest =
       scenario.options.capacity / scenario.options.padding * scenario.options.padding;
   std::set<std::string> names;
   for (Fields& adapter : fields.Objects("adapters", {.min = 1, .max = 4096})) {
-    const std::string name = adapter.String("name");
-    if (adapter.ok() && !names.insert(name).second) {
-      adapter.Violate("name", "is another adapter's too", "give each its own name");
-    }
-    const auto lengths =
-        adapter.Int64s("lengths", {.min = 1, .max = kTokensMax}, {.min = 1, .max = 100000});
-    for (size_t i = 0; i < lengths.size(); ++i) {
-      if (lengths[i] > longest) {
-        adapter.ViolateEntry(
-            "lengths", i, absl::StrCat("is ", lengths[i]),
-            absl::StrCat("a microbatch holds ", longest,
-                         " tokens of one adapter: ", "cut the sequence or raise capacity"));
-      }
-      scenario.samples.push_back(Sample{name, {lengths[i]}});
-    }
+    ReadAdapter(&adapter, longest, &names, &scenario);
+  }
+  size_t samples = 0;
+  for (const auto& batch : scenario.batches) samples += batch.size();
+  if (samples > kSamplesMax) {
+    fields.Violate("adapters", absl::StrCat("have ", samples, " sequences"),
+                   absl::StrCat("give at most ", kSamplesMax));
   }
   return scenario;
+}
+
+// One microbatch as text and JSON; its samples as (global batch, sample).
+void AddBin(const PackScenario& scenario, const std::vector<BatchSample>& bin, PlanResult* result) {
+  int64_t tokens = 0;
+  ordered_json samples = ordered_json::array();
+  std::string text;
+  for (const BatchSample& at : bin) {
+    const Sample& sample =
+        scenario.batches[static_cast<size_t>(at.batch)][static_cast<size_t>(at.sample)];
+    tokens += sample.lengths[0];
+    absl::StrAppend(&text, " ", sample.job, "/", at.batch, "[", sample.lengths[0], "]");
+    samples.push_back({{"adapter", sample.job},
+                       {"batch", at.batch},
+                       {"sample", at.sample},
+                       {"tokens", sample.lengths[0]}});
+  }
+  ordered_json& bins = result->json["bins"];
+  absl::StrAppend(&result->text, "microbatch ", bins.size(), ": ", tokens, " tokens:", text, "\n");
+  bins.push_back({{"tokens", tokens}, {"samples", std::move(samples)}});
+}
+
+absl::StatusOr<std::vector<PackResult>> PackAll(const PackScenario& scenario) {
+  std::vector<PackResult> packed;
+  for (const std::vector<Sample>& batch : scenario.batches) {
+    auto result = PackBatch(batch, scenario.options, scenario.limits);
+    if (!result.ok()) return result.status();
+    packed.push_back(*std::move(result));
+  }
+  return packed;
 }
 
 }  // namespace
@@ -50,29 +114,39 @@ absl::StatusOr<PackScenario> ReadPack(const json& scenario) {
 absl::Status CheckPack(const json& scenario) { return ReadPack(scenario).status(); }
 
 absl::StatusOr<PlanResult> RunPack(const json& json_scenario) {
-  auto scenario = ReadPack(json_scenario);
+  const auto scenario = ReadPack(json_scenario);
   if (!scenario.ok()) return scenario.status();
-  const auto packing = PackFirstFitDecreasing(scenario->samples, scenario->options);
-  if (!packing.ok()) return packing.status();
-  const int64_t bound = LowerBoundL2(scenario->samples, scenario->options);
+  const auto packed = PackAll(*scenario);
+  if (!packed.ok()) return packed.status();
   PlanResult result;
-  result.text = absl::StrCat(packing->size(), " microbatches of ", scenario->options.capacity,
-                             " tokens; no packing has fewer than ", bound, "\n");
-  ordered_json bins = ordered_json::array();
-  for (size_t b = 0; b < packing->size(); ++b) {
-    const std::vector<int>& bin = (*packing)[b];
-    const int64_t tokens = PaddedTokens(scenario->samples, bin, scenario->options);
-    absl::StrAppend(&result.text, "microbatch ", b, ": ", tokens, " tokens:");
-    ordered_json samples = ordered_json::array();
-    for (int i : bin) {
-      const Sample& sample = scenario->samples[static_cast<size_t>(i)];
-      absl::StrAppend(&result.text, " ", sample.job, "[", sample.lengths[0], "]");
-      samples.push_back({{"sample", i}, {"adapter", sample.job}, {"tokens", sample.lengths[0]}});
+  result.json = {{"batches", ordered_json::array()}, {"bins", ordered_json::array()}};
+  std::vector<std::vector<BatchSample>> bins;
+  for (size_t j = 0; j < packed->size(); ++j) {
+    const PackResult& batch = (*packed)[j];
+    absl::StrAppend(&result.text, "global batch ", j, ": ", batch.packing.size(),
+                    " microbatches (greedy ", batch.greedy_bins, ", no packing has fewer than ",
+                    batch.bound_bins, "), ", Name(batch.path), ", ", batch.nodes, " nodes\n");
+    result.json["batches"].push_back({{"bins", batch.packing.size()},
+                                      {"greedy_bins", batch.greedy_bins},
+                                      {"bound_bins", batch.bound_bins},
+                                      {"path", Name(batch.path)},
+                                      {"proved", batch.proved},
+                                      {"nodes", batch.nodes}});
+    for (const std::vector<int>& bin : batch.packing) {
+      std::vector<BatchSample>& samples = bins.emplace_back();
+      for (const int i : bin) samples.push_back({static_cast<int>(j), i});
     }
-    absl::StrAppend(&result.text, "\n");
-    bins.push_back({{"tokens", tokens}, {"samples", std::move(samples)}});
   }
-  result.json = {{"microbatches", packing->size()}, {"bound", bound}, {"bins", std::move(bins)}};
+  if (scenario->merge_stages > 0) {
+    const auto merged = MergeBatches(scenario->batches, *packed, scenario->merge_stages,
+                                     scenario->options, scenario->limits);
+    if (!merged.ok()) return merged.status();
+    absl::StrAppend(&result.text, "merged: ", merged->bins.size(), " microbatches instead of ",
+                    merged->bins_before, ", ", merged->moved, " samples moved\n");
+    result.json["merged"] = {{"bins_before", merged->bins_before}, {"moved", merged->moved}};
+    bins = merged->bins;
+  }
+  for (const auto& bin : bins) AddBin(*scenario, bin, &result);
   return result;
 }
 

@@ -1,4 +1,4 @@
-// lorad-plan pack: samples of several adapters into microbatches.
+// lorad-plan pack: global batches of several adapters into microbatches.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,17 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "planner/pack.h"
+#include "planner/pack_batch.h"
 #include "planner/scenario/subcommand.h"
 
 namespace lorad::planner::scenario {
 
-// {"capacity": 16, "padding": 1, "adapters": [{"name": "a", "lengths": [9, 5, 4]}]}
+// docs/planner.md describes the fields.
 struct PackScenario {
   PackOptions options;
-  std::vector<Sample> samples;
+  PackLimits limits;
+  int merge_stages = 0;                      // 0: no merge pass
+  std::vector<std::vector<Sample>> batches;  // samples of global batch j of all adapters
 };
 
 // Every sequence fits the capacity after padding, no adapter is named twice.

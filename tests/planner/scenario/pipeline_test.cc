@@ -104,6 +104,13 @@ TEST_CASE("pack: each violation has its path") {
       {R"({"capacity": 10, "adapters": [{"name": "a", "lengths": [1, 11]}]})",
        "$.adapters[0].lengths[1]: is 11; a microbatch holds 10 tokens of one adapter: cut the "
        "sequence or raise capacity"},
+      {R"({"capacity": 10, "adapters": [{"name": "a", "batches": [[1], [2, 12]]}]})",
+       "$.adapters[0].batches[1][1]: is 12; a microbatch holds 10 tokens of one adapter: cut the "
+       "sequence or raise capacity"},
+      {R"({"capacity": 10, "merge": {"stages": 0}, "adapters": [{"name": "a", "lengths": [1]}]})",
+       "$.merge.stages: is 0; give a whole number from 1 to 1024"},
+      {R"({"capacity": 10, "solver": "x", "adapters": [{"name": "a", "lengths": [1]}]})",
+       "$.solver: is \"x\"; give one of \"bin_completion\", \"highs\""},
       {R"({"capacity": 10, "padding": 4, "adapters": [{"name": "a", "lengths": [9]}]})",
        "$.adapters[0].lengths[0]: is 9; a microbatch holds 8 tokens of one adapter: cut the "
        "sequence or raise capacity"},

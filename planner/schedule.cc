@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <optional>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -78,6 +79,7 @@ class Scheduler {
   // A job that waits ahead and could run on the group's worker alone: the group is to drain for it.
   const QueuedJob* Ahead(const GroupState& group) const {
     for (const QueuedJob* job : waiting_) {
+      if (settled_.count(job) > 0) continue;
       if (Fits(AloneBytes(*job, group.shape.threads), group.budget_bytes)) return job;
     }
     return nullptr;
@@ -188,6 +190,7 @@ class Scheduler {
     if (!eviction) return false;
     GroupState& group = groups_[eviction->group];
     group.open = false;
+    settled_.insert(&job);
     for (const Eviction::Leaver& leaver : eviction->leavers) {
       Decision& decision = decisions_.emplace_back();
       decision.kind = leaver.to ? Decision::Kind::kReplace : Decision::Kind::kEvict;
@@ -262,6 +265,7 @@ class Scheduler {
   std::vector<GroupState> groups_;
   std::vector<const WorkerView*> idle_;  // largest budget first
   std::vector<const QueuedJob*> waiting_;
+  std::set<const QueuedJob*> settled_;  // of those, who have a group that makes room for them
   std::vector<Decision> decisions_;
 };
 

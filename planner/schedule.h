@@ -126,14 +126,14 @@ inline constexpr size_t kJobsPerGroupMax = 256;
 //   job that can be re-placed and had its minimum run time may be of any priority;
 // - else waits, and is told why.
 // A job that waits and could run alone on a group's worker keeps everyone behind it out of that
-// group, whatever their base models, so that the group drains for it: nobody starves behind his
-// equals. Against a stream of higher priorities that never ends nothing helps: that is what static
-// priorities mean.
-// Never thrash: who is evicted for a higher priority cannot evict it, and who is evicted for an
-// equal one begins to wait anew, behind, while the other has its minimum run time before it; so a
-// place changes hands between equals at most once in minimum_run_s.
-// One decision a queued job, in queue order; kFormGroup names several. kEvict and kReplace come
-// besides, before the kWait of the job they are for.
+// group, whatever their base models, so that the group drains for it (but for one that a group
+// makes room for: it needs no other): nobody starves behind his equals. Against a stream of higher
+// priorities that never ends nothing helps: that is what static priorities mean. Never thrash: who
+// is evicted for a higher priority cannot evict it, and who is evicted for an equal one begins to
+// wait anew, behind, while the other has its minimum run time before it; so a place changes hands
+// between equals at most once in minimum_run_s. One decision a queued job, in queue order;
+// kFormGroup names several. kEvict and kReplace come besides, before the kWait of the job they are
+// for.
 std::vector<Decision> Schedule(const ClusterView& view);
 
 // The queue in the order in which jobs are placed, as indexes.

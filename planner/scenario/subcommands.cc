@@ -3,6 +3,7 @@
 #include "planner/scenario/fit.h"
 #include "planner/scenario/pack.h"
 #include "planner/scenario/pipeline.h"
+#include "planner/scenario/schedule.h"
 #include "planner/scenario/subcommand.h"
 #include "planner/scenario/sweep.h"
 
@@ -15,6 +16,7 @@ const std::vector<Subcommand>& Subcommands() {
       {"deploy", "replicas of which layouts on the GPUs", CheckDeploy, RunDeploy},
       {"dispatch", "a step's sequences over deployed replicas", CheckDispatchScenario, RunDispatch},
       {"fit", "time and memory models from recorded runs", CheckFit, RunFit},
+      {"schedule", "who trains where, in a cluster as it stands", CheckSchedule, RunSchedule},
       {"sweep", "configurations of hyperparameters on shared GPUs", CheckSweep, RunSweep},
   };
   return subcommands;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "planner/order.h"
@@ -11,7 +12,8 @@ namespace lorad::planner {
 namespace {
 
 // Packs all units of one mode together and appends their microbatches.
-absl::Status PackUnits(const WindowInput& input, bool train, std::vector<Microbatch>* out) {
+absl::Status PackUnits(const WindowInput& input, bool train, std::vector<Microbatch>* out,
+                       std::vector<PackResult>* packings) {
   std::vector<Sample> samples;
   std::vector<Segment> segments;
   for (const Unit& unit : input.units) {
@@ -22,14 +24,16 @@ absl::Status PackUnits(const WindowInput& input, bool train, std::vector<Microba
           Segment{unit.job, unit.mode, unit.step, sequence.index, 0, sequence.tokens});
     }
   }
-  absl::StatusOr<Packing> packing =
-      PackFirstFitDecreasing(samples, {input.capacity_tokens, input.padding});
-  if (!packing.ok()) return packing.status();
-  for (const std::vector<int>& bin : *packing) {
+  if (samples.empty()) return absl::OkStatus();
+  absl::StatusOr<PackResult> packed =
+      PackBatch(samples, {input.capacity_tokens, input.padding}, input.pack);
+  if (!packed.ok()) return packed.status();
+  for (const std::vector<int>& bin : packed->packing) {
     Microbatch& microbatch = out->emplace_back();
     microbatch.number = input.first_microbatch + static_cast<int64_t>(out->size()) - 1;
     for (int sample : bin) microbatch.segments.push_back(segments[sample]);
   }
+  if (packings != nullptr) packings->push_back(*std::move(packed));
   return absl::OkStatus();
 }
 
@@ -49,7 +53,7 @@ absl::StatusOr<Batch> BatchOf(const Unit& unit) {
 
 }  // namespace
 
-absl::StatusOr<Window> PlanWindow(const WindowInput& input) {
+absl::StatusOr<Window> PlanWindow(const WindowInput& input, std::vector<PackResult>* packings) {
   Window window;
   std::set<std::string> jobs;
   OrderInput order{.stages = input.stages,
@@ -69,9 +73,8 @@ absl::StatusOr<Window> PlanWindow(const WindowInput& input) {
     order.ends.push_back(BatchEnd{unit.job, unit.step, unit.learning_rate, unit.save});
   }
   for (bool train : {true, false}) {
-    if (absl::Status status = PackUnits(input, train, &window.microbatches); !status.ok()) {
-      return status;
-    }
+    const absl::Status status = PackUnits(input, train, &window.microbatches, packings);
+    if (!status.ok()) return status;
   }
   order.microbatches = window.microbatches;
   auto stages = OrderOperations(order);

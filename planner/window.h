@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "planner/pack_batch.h"
 #include "planner/types.h"
 
 namespace lorad::planner {
@@ -35,11 +36,15 @@ struct WindowInput {
   std::vector<std::pair<std::string, int64_t>> loads;  // (job, step)
   std::vector<std::pair<std::string, int64_t>> saves;  // (job, step) stepped in an earlier window
   std::vector<Unit> units;
+  PackLimits pack = {};
 };
 
-// Train units are packed into microbatches of their own, evaluate units into others behind them.
-// Deterministic. INVALID_ARGUMENT where a sequence exceeds the capacity.
-absl::StatusOr<Window> PlanWindow(const WindowInput& input);
+// Train units are packed into microbatches of their own, evaluate units into others behind them,
+// both by PackBatch. Deterministic unless `pack.cancelled` cuts it short; what is packed with what
+// never changes a job's bits. INVALID_ARGUMENT where a sequence exceeds the capacity. `packings`,
+// if given, gets how the train units were packed and then the evaluate units, where there are any.
+absl::StatusOr<Window> PlanWindow(const WindowInput& input,
+                                  std::vector<PackResult>* packings = nullptr);
 
 struct WindowStatistics {
   int64_t microbatches = 0;

@@ -353,9 +353,24 @@ class DriverImpl : public Driver {
   }
 
   void Do(Plan& plan) {
-    planner_thread_.Add([this, plan = std::move(plan)] {
-      Post(Planned{plan.number, solver_->Plan(plan.input)}, /*may_wait=*/false);
+    auto hurry = std::make_shared<std::atomic<bool>>(plan.hurry);
+    std::erase_if(hurries_, [](const auto& entry) { return entry.second.expired(); });
+    hurries_[plan.number] = hurry;
+    planner_thread_.Add([this, hurry, plan = std::move(plan)] {
+      absl::StatusOr<SolvedPlan> solved =
+          solver_->Plan(plan.input, [&] { return hurry->load(std::memory_order_relaxed); });
+      if (!solved.ok()) {
+        return Post(Planned{plan.number, solved.status()}, /*may_wait=*/false);
+      }
+      Post(Planned{plan.number, std::move(solved->window), std::move(solved->packing)},
+           /*may_wait=*/false);
     });
+  }
+
+  void Do(Hurry& hurry) {
+    const auto found = hurries_.find(hurry.number);
+    if (found == hurries_.end()) return;
+    if (const auto flag = found->second.lock()) flag->store(true, std::memory_order_relaxed);
   }
 
   void Do(MoveUpload& move) {
@@ -403,6 +418,8 @@ class DriverImpl : public Driver {
   // The core's thread alone:
   std::unique_ptr<Core> core_;
   std::multimap<int64_t, uint64_t> timers_;  // by time_us
+  // By plan. Shared with the planning thread, which may drop a plan's when it ends.
+  std::map<uint64_t, std::weak_ptr<std::atomic<bool>>> hurries_;
 
   std::mutex random_mutex_;
   std::mt19937_64 random_;  // guarded by random_mutex_

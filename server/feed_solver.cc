@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "absl/strings/str_join.h"
 #include "server/feed/feed.h"
 #include "server/solver.h"
 #include "spdlog/spdlog.h"
@@ -15,16 +16,21 @@ class FeedSolver : public Solver {
     return feed_.CheckRows(source);
   }
 
-  absl::StatusOr<worker::v1::Window> Plan(const PlanInput& input) override {
-    absl::StatusOr<feed::FeedWindow> planned = feed_.Plan(input);
+  absl::StatusOr<SolvedPlan> Plan(const PlanInput& input,
+                                  const std::function<bool()>& hurry) override {
+    absl::StatusOr<feed::FeedWindow> planned = feed_.Plan(input, hurry);
     if (!planned.ok()) return planned.status();
     const planner::WindowStatistics& found = planned->statistics;
+    PackingReport report{found.microbatches, found.bound_microbatches, {}};
+    for (const planner::PackResult& packed : planned->packings) {
+      report.paths.push_back(planner::Name(packed.path));
+    }
     spdlog::debug(
         "epoch {}, window {}: {} microbatches (no packing has fewer than {}), {} tokens, {:.2f} "
-        "adapters a microbatch, {:.0f} % full",
+        "adapters a microbatch, {:.0f} % full ({})",
         input.epoch, input.window, found.microbatches, found.bound_microbatches, found.tokens,
-        found.adapters_per_microbatch, 100 * found.fill);
-    return std::move(planned->window);
+        found.adapters_per_microbatch, 100 * found.fill, absl::StrJoin(report.paths, ", "));
+    return SolvedPlan{std::move(planned->window), std::move(report)};
   }
 
   void Cancel() override { feed_.Cancel(); }

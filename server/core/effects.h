@@ -56,6 +56,13 @@ struct CheckRows {
 struct Plan {
   uint64_t number = 0;
   PlanInput input;
+  bool hurry = false;  // as if Hurry followed at once
+};
+
+// The worker of that plan has run out of windows, or nobody waits for it any more: what only makes
+// it better is left out. Ends in nothing of its own.
+struct Hurry {
+  uint64_t number = 0;
 };
 
 // Moves an upload (file or directory) to its place below the data directory, durably. ->
@@ -97,7 +104,7 @@ struct Note {
   std::string message;
 };
 
-using Effect = std::variant<Persist, Reply, Send, Disconnect, Announce, CheckRows, Plan, MoveUpload,
-                            WriteCheckpoint, RemovePath, SetTimer, Note>;
+using Effect = std::variant<Persist, Reply, Send, Disconnect, Announce, CheckRows, Plan, Hurry,
+                            MoveUpload, WriteCheckpoint, RemovePath, SetTimer, Note>;
 
 }  // namespace lorad::server

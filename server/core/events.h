@@ -20,6 +20,7 @@
 #include "lorad/v1/jobs.pb.h"
 #include "lorad/v1/models.pb.h"
 #include "lorad/worker/v1/worker.pb.h"
+#include "server/core/plan.h"
 #include "server/core/records.pb.h"
 
 namespace lorad::server {
@@ -136,6 +137,7 @@ struct RowsChecked {
 struct Planned {
   uint64_t number = 0;
   absl::StatusOr<worker::v1::Window> window;
+  PackingReport packing = {};
 };
 
 // Of MoveUpload.

@@ -152,7 +152,7 @@ void Core::State::BeginCut(GroupState& group, GroupState::Then then, const std::
     group.reform_why = why;
   }
   if (group.phase != Phase::kRunning) return;  // under way already, or nothing to cut yet
-  group.plan = 0;                              // what is being planned comes too late
+  DropPlan(group);                             // what is being planned comes too late
   if (group.windows.empty()) {
     group.phase = Phase::kDraining;
     return;

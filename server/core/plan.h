@@ -72,4 +72,12 @@ struct PlanInput {
   std::vector<EvaluateUnit> evaluates;
 };
 
+// How a window was packed, for the metrics.
+struct PackingReport {
+  int64_t microbatches = 0;
+  int64_t bound_microbatches = 0;  // no packing has fewer
+  // Of the sequences to train on and of those to evaluate: planner::Name(PackPath).
+  std::vector<std::string> paths;
+};
+
 }  // namespace lorad::server

@@ -315,6 +315,7 @@ void Core::State::OnWindowDone(GroupState& group, const worker::v1::WindowDone& 
   }
   group.windows.pop_front();
   group.windows_done++;
+  HurryPlan(group);
 }
 
 }  // namespace lorad::server

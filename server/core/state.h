@@ -108,6 +108,8 @@ struct GroupState {
   std::map<std::string, Member> members;
   std::deque<SentWindow> windows;  // sent, not done
   uint64_t plan = 0;               // number of the plan that is awaited; 0 = none
+  int64_t plan_order_us = 0;       // when it was asked for,
+  int64_t plan_needed_us = 0;      // and when the worker ran out of windows; 0 = not yet
   int64_t next_window = 1;
   int64_t next_microbatch = 1;
   int64_t cut = 0;  // the newest
@@ -120,6 +122,10 @@ struct GroupState {
   int64_t windows_done = 0;
   int64_t microbatches = 0;
   int64_t adapters_in_microbatches = 0;
+  int64_t planning_us = 0;         // from Plan to Planned,
+  int64_t planning_hidden_us = 0;  // and how much of it while the worker had a window to run
+  int64_t bound_microbatches = 0;
+  std::map<std::string, int64_t> packings;       // by path
   std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent microbatches
 };
 
@@ -246,6 +252,9 @@ class Core::State {
   void AddUnit(Member& member, const JobState& job, PlanInput* input) const;
   LoadUnit LoadOf(GroupState& group, JobState& job);
   void OnPlanned(const Planned& planned);
+  void HurryPlan(GroupState& group);
+  void DropPlan(GroupState& group);
+  void KeepPlanning(GroupState& group, const PackingReport& packing);
 
   // ---- reports.cc ----
   void OnReport(GroupState& group, const worker::v1::Report& report);

@@ -182,7 +182,29 @@ void Core::State::Order(GroupState& group, PlanInput input) {
   input.first_microbatch = group.next_microbatch;
   input.capacity_tokens = static_cast<int32_t>(group.shape.capacity_tokens);
   group.plan = next_number_++;
-  Do(Plan{group.plan, std::move(input)});
+  group.plan_order_us = now_us_;
+  group.plan_needed_us = group.windows.empty() ? now_us_ : 0;
+  Do(Plan{group.plan, std::move(input), /*hurry=*/group.windows.empty()});
+}
+
+void Core::State::HurryPlan(GroupState& group) {
+  if (group.plan == 0 || group.plan_needed_us != 0 || !group.windows.empty()) return;
+  group.plan_needed_us = now_us_;
+  Do(Hurry{group.plan});
+}
+
+void Core::State::DropPlan(GroupState& group) {
+  if (group.plan == 0) return;
+  Do(Hurry{group.plan});
+  group.plan = 0;
+}
+
+void Core::State::KeepPlanning(GroupState& group, const PackingReport& packing) {
+  const int64_t needed = group.plan_needed_us == 0 ? now_us_ : group.plan_needed_us;
+  group.planning_us += now_us_ - group.plan_order_us;
+  group.planning_hidden_us += needed - group.plan_order_us;
+  group.bound_microbatches += packing.bound_microbatches;
+  for (const std::string& path : packing.paths) group.packings[path]++;
 }
 
 void Core::State::OnPlanned(const Planned& planned) {
@@ -207,6 +229,7 @@ void Core::State::OnPlanned(const Planned& planned) {
   }
   const worker::v1::Window& window = *planned.window;
   assert(window.epoch() == group.epoch && window.number() == group.next_window);
+  KeepPlanning(group, planned.packing);
   SentWindow sent;
   sent.number = group.next_window++;
   sent.first_microbatch = group.next_microbatch;

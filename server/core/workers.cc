@@ -207,6 +207,10 @@ void Core::State::On(uint64_t request, const v1::GetClusterRequest&) {
     }
     view.set_tokens_per_second(Rate(group.pace));
     view.set_reserved_bytes(group.reserved_bytes);
+    view.set_bound_microbatches(group.bound_microbatches);
+    view.set_planning_seconds(static_cast<double>(group.planning_us) / 1e6);
+    view.set_planning_hidden_seconds(static_cast<double>(group.planning_hidden_us) / 1e6);
+    view.mutable_packings()->insert(group.packings.begin(), group.packings.end());
   }
   Answer(request, std::move(status));
 }

@@ -301,11 +301,12 @@ worker::v1::Window Feed::Fill(const PlanInput& input, const planner::Window& pla
   return window;
 }
 
-absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input) {
+absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input, const std::function<bool()>& hurry) {
   planner::WindowInput request;
   request.capacity_tokens = input.capacity_tokens;
   request.first_microbatch = input.first_microbatch;
   request.frees = input.frees;
+  request.pack.cancelled = hurry;
   for (const LoadUnit& load : input.loads) {
     request.loads.emplace_back(load.slot.job(), load.step);
   }
@@ -323,10 +324,12 @@ absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input) {
   for (const EvaluateUnit& unit : input.evaluates) {
     if (absl::Status status = add(OfUnit(unit)); !status.ok()) return status;
   }
-  absl::StatusOr<planner::Window> planned = planner::PlanWindow(request);
+  FeedWindow window;
+  absl::StatusOr<planner::Window> planned = planner::PlanWindow(request, &window.packings);
   if (!planned.ok()) return planned.status();
-  return FeedWindow{Fill(input, *planned, rows),
-                    planner::Describe(*planned, input.capacity_tokens)};
+  window.window = Fill(input, *planned, rows);
+  window.statistics = planner::Describe(*planned, input.capacity_tokens);
+  return window;
 }
 
 absl::StatusOr<int64_t> Feed::TotalTokens(const RowSource& source, bool shuffle, uint64_t seed,

@@ -3,10 +3,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "lorad/worker/v1/worker.pb.h"
@@ -28,6 +30,7 @@ struct FeedOptions {
 struct FeedWindow {
   worker::v1::Window window;
   planner::WindowStatistics statistics;
+  std::vector<planner::PackResult> packings;  // of what is trained on and of what is evaluated
 };
 
 // Thread-safe: solver threads call it side by side. A cache is built once even where several ask
@@ -43,7 +46,9 @@ class Feed {
 
   // Packs, orders and verifies the units, and fills their tokens in. INVALID_ARGUMENT where a unit
   // names a row that is not there or one longer than the capacity.
-  absl::StatusOr<FeedWindow> Plan(const PlanInput& input);
+  // Packing is given up for its quick part once `hurry` says true.
+  absl::StatusOr<FeedWindow> Plan(const PlanInput& input,
+                                  const std::function<bool()>& hurry = nullptr);
 
   // Tokenization, under way or to come, ends within a MiB of rows (CANCELLED). Any thread.
   void Cancel() { cancelled_ = true; }

@@ -175,6 +175,10 @@ void World::Carry(std::vector<Effect> effects) {
   }
 }
 
+void World::EndPlan(uint64_t number) {
+  if (auto end = unhurried_.extract(number)) end.mapped()();
+}
+
 void World::Do(Effect effect) {
   const int64_t life = life_;
   const auto post_later = [this, life](auto content) {
@@ -243,7 +247,17 @@ void World::Do(Effect effect) {
                    plans_.push_back(plan.input);
                    absl::StatusOr<worker::v1::Window> window = PlanWindow(plan.input);
                    if (!plan_failure_.ok()) window = plan_failure_;
-                   post_later(Planned{plan.number, std::move(window)});
+                   const std::string path = plan.hurry ? "cancelled" : "greedy met the bound";
+                   const Planned planned{plan.number, std::move(window), {1, 1, {path}}};
+                   if (plan.hurry || options_.plan_us == 0) return post_later(planned);
+                   unhurried_[plan.number] = [post_later, planned] { post_later(planned); };
+                   At(now_us_ + options_.plan_us, [this, life, number = plan.number] {
+                     if (life == life_) EndPlan(number);
+                   });
+                 },
+                 [&](Hurry& hurry) {
+                   hurries_++;
+                   EndPlan(hurry.number);
                  },
                  [&](MoveUpload& move) {
                    Later([this, life, move, post_later] {

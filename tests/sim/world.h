@@ -26,6 +26,7 @@ struct WorldOptions {
   // 0: everything happens at once, in the order it was caused.
   int64_t delay_us_max = 0;
   double repeat_share = 0;  // of workers' messages that arrive twice
+  int64_t plan_us = 0;      // that a window takes to plan well; in a hurry, no time
   server::CoreOptions core;
 };
 
@@ -98,6 +99,7 @@ class World {
   int64_t turns() const { return turns_; }
   const std::set<std::string>& disk() const { return disk_; }
   const std::vector<server::PlanInput>& plans() const { return plans_; }
+  int64_t hurries() const { return hurries_; }
   std::mt19937_64& random() { return random_; }
 
  private:
@@ -122,6 +124,7 @@ class World {
   void Post(decltype(server::Event::content) content);
   void Turn();
   void Carry(std::vector<server::Effect> effects);
+  void EndPlan(uint64_t number);
   void Do(server::Effect effect);
   void StartWorker(int i);
   void Heartbeat(int i, int64_t life);
@@ -161,6 +164,8 @@ class World {
   std::map<std::string, int32_t> longest_;
   std::vector<v1::WatchJobsResponse> announced_;
   std::vector<server::PlanInput> plans_;
+  std::map<uint64_t, std::function<void()>> unhurried_;  // plan -> its end
+  int64_t hurries_ = 0;
   int64_t crashes_ = 0;
   int64_t turns_ = 0;
 };

@@ -77,6 +77,43 @@ TEST_CASE("progress wipes the count of losses") {
   world->CheckInvariants();
 }
 
+TEST_CASE("the cluster says how windows were packed, and how much of planning was hidden") {
+  WorldOptions options;
+  options.delay_us_max = 2000;
+  options.plan_us = 200;
+  auto world = MakeWorld(options);
+  world->ConnectWorkers();
+  const std::string job = SubmitLong(*world);
+  world->RunUntil([&] { return world->Job(job).step() >= 20; });
+  const v1::Group group = Cluster(*world).groups(0);
+  CHECK(group.bound_microbatches() >= group.windows());
+  CHECK(group.packings().at("greedy met the bound") > 0);
+  CHECK(group.packings().at("cancelled") > 0);  // the first: the worker had nothing to do
+  CHECK(group.planning_seconds() > 0);
+  CHECK(group.planning_hidden_seconds() > 0);
+  CHECK(group.planning_hidden_seconds() <= group.planning_seconds());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a plan that takes longer than the window before it is hurried, and holds up nothing") {
+  WorldOptions options;
+  options.delay_us_max = 2000;
+  options.plan_us = 3'600'000'000;
+  auto world = MakeWorld(options);
+  world->ConnectWorkers();
+  const std::string job = SubmitLong(*world);
+  const int64_t start = world->now_us();
+  world->RunUntil([&] { return world->Job(job).step() >= 20; });
+  CHECK(world->hurries() > 0);
+  CHECK(world->now_us() - start < options.plan_us);
+  const v1::Group group = Cluster(*world).groups(0);
+  CHECK(group.planning_hidden_seconds() > 0);
+  CHECK(group.planning_hidden_seconds() < group.planning_seconds());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
 TEST_CASE("a job with longer rows has the group formed anew, nobody loses a saved step") {
   auto world = MakeWorld();
   world->SetLongest("long", 2000);

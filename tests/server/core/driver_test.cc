@@ -40,7 +40,7 @@ class FakeSolver : public Solver {
     rows.set_longest_tokens(10);
     return rows;
   }
-  absl::StatusOr<worker::v1::Window> Plan(const PlanInput&) override {
+  absl::StatusOr<SolvedPlan> Plan(const PlanInput&, const std::function<bool()>&) override {
     return absl::UnimplementedError("no rows here");
   }
 };

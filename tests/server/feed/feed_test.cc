@@ -100,6 +100,24 @@ TEST_CASE(
   CHECK(planned->statistics.microbatches == 3);
 }
 
+TEST_CASE("The program packs better than greedy; in a hurry greedy does, the batch is the same") {
+  FeedHouse house;
+  PlanInput input = Input(10);
+  input.trains = {house.Train("a", 1, house.AddTokens("a.jsonl", {4, 4, 3, 3, 3, 3}), 6)};
+  const auto best = house.feed.Plan(input, [] { return false; });
+  REQUIRE(best.ok());
+  REQUIRE(best->packings.size() == 1);
+  CHECK(best->packings[0].path == planner::PackPath::kProgramImproved);
+  CHECK(best->window.microbatches_size() == 2);
+  const auto hurried = house.feed.Plan(input, [] { return true; });
+  REQUIRE(hurried.ok());
+  CHECK(hurried->packings[0].path == planner::PackPath::kCancelled);
+  CHECK(hurried->window.microbatches_size() == 3);
+  CHECK(hurried->statistics.bound_microbatches == 2);
+  CHECK(hurried->window.batches(0).SerializeAsString() ==
+        best->window.batches(0).SerializeAsString());
+}
+
 TEST_CASE("Steps go through shuffled epochs; a new feed gives the same rows") {
   FeedHouse house;
   const std::string path = house.AddTokens("a.jsonl", std::vector<int64_t>(10, 2));

@@ -385,7 +385,28 @@ TEST_CASE("PLoRA's sweep") {
     CHECK(one / sets.makespan_s == Approx(c.sets).epsilon(0.01));
     CHECK(one / replacing.makespan_s == Approx(c.replace).epsilon(0.01));
     CHECK(one / problem.LowerBoundSeconds() == Approx(c.bound).epsilon(0.01));
+    // Where PLoRA's own rule comes to what PLoRA reports (6.3 to 7.5 times), ours is 8 times and
+    // more; and nowhere does its rule do better.
+    const double theirs = one / std::min(least.makespan_s, most.makespan_s);
+    if (theirs >= 6.3) CHECK(one / sets.makespan_s >= 8);
+    if (theirs >= 6.3) CHECK(replacing.approximation_ratio <= 1.05);
+    CHECK(one / sets.makespan_s >= theirs);
+    CHECK(replacing.makespan_s <= sets.makespan_s * (1 + 1e-9));
   }
+}
+
+// One GPU a set needs no assumption about tensor parallelism, but holds 10 adapters at most: 120
+// equal configurations then need two rounds.
+TEST_CASE("PLoRA's sweep with one GPU a set") {
+  const SweepProblem problem = Problem(PloraCosts(1), PloraGrid({1}, true), 8);
+  const double one = problem.OneEachSeconds();
+  const SweepPlan rule = PlanByThroughput(problem, SweepRule::kMostThroughput);
+  const SweepPlan plan = PlanSweep(problem);
+  std::cout << "one GPU a set: PLoRA's rule " << one / rule.makespan_s << " (AR "
+            << rule.approximation_ratio << "), ours " << one / plan.makespan_s << " (AR "
+            << plan.approximation_ratio << "), bound " << one / problem.LowerBoundSeconds() << "\n";
+  CHECK(one / rule.makespan_s == Approx(6.35).epsilon(0.01));
+  CHECK(one / plan.makespan_s == Approx(6.80).epsilon(0.01));
 }
 
 TEST_CASE("1,000 configurations on 64 GPUs are planned in less than 10 seconds") {

@@ -129,7 +129,21 @@ class Planner {
     std::stable_sort(sets_.begin(), sets_.end(), [](const LayoutSet& a, const LayoutSet& b) {
       return a.bound_ms < b.bound_ms;
     });
-    if (!sets_.empty()) least_bound_ms_ = sets_[0].bound_ms;
+    if (!sets_.empty()) least_bound_ms_ = std::max(sets_[0].bound_ms, SingleMs());
+  }
+
+  // Some replica trains a sequence of each bucket.
+  double SingleMs() const {
+    double longest = 0;
+    for (size_t j = 0; j < problem_.lengths.size(); ++j) {
+      double best = kInfinity;
+      for (const Layout& layout : problem_.candidates) {
+        if (layout.Fit(problem_.lengths[j]) == 0 || layout.gpus() > problem_.gpus) continue;
+        best = std::min(best, ReplicaMs(layout, {problem_.lengths[j]}, {1}));
+      }
+      if (costs_.sequences[j] > 0) longest = std::max(longest, best);
+    }
+    return longest;
   }
 
   void AddCut(LayoutSet* set, std::vector<double> weights) const {
@@ -316,6 +330,7 @@ class Planner {
     best_.bound_ms = stopped_ ? least_ms : std::max(least_ms, std::min(proof_ms, open_bound_ms_));
     best_.bound_ms = std::min(best_.bound_ms, best_.step_ms);
     best_.optimal = best_.bound_ms >= proof_ms * (1 - kRounding);
+    best_.linear_bound_ms = least_ms;
     best_.enumerated = enumerated_;
     best_.linear_programs = linear_programs_;
     best_.dispatched = dispatched_;
@@ -357,6 +372,11 @@ absl::Status Check(const DeployProblem& problem) {
   return CheckDispatch(DispatchOf(problem, std::vector<int64_t>(problem.candidates.size(), 1)));
 }
 
+void Spread(const DeployProblem& problem, Deployment* plan) {
+  const DispatchProblem dispatch = DispatchOf(problem, plan->replicas);
+  plan->spread_ms = SpreadMs(dispatch, SpreadOverReplicas(dispatch, plan->dispatch));
+}
+
 }  // namespace
 
 DispatchProblem DispatchOf(const DeployProblem& problem, const std::vector<int64_t>& replicas) {
@@ -384,7 +404,7 @@ absl::StatusOr<double> MeanStepMs(const DeployProblem& problem,
     step.sequences = sample.sequences;
     const auto plan = Dispatch(step, options);
     if (!plan.ok()) return plan.status();
-    sum += plan->step_ms;
+    sum += SpreadMs(step, SpreadOverReplicas(step, *plan));
   }
   return samples.empty() ? 0 : sum / static_cast<double>(samples.size());
 }
@@ -394,7 +414,9 @@ absl::StatusOr<Deployment> Deploy(const DeployProblem& problem, const DeployOpti
   if (absl::Status status = Check(problem); !status.ok()) return status;
   Planner planner(problem, options, !samples.empty());
   absl::StatusOr<Deployment> best = planner.Run();
-  if (!best.ok() || samples.empty()) return best;
+  if (!best.ok()) return best;
+  Spread(problem, &*best);
+  if (samples.empty()) return best;
   DispatchOptions dispatch;
   dispatch.gap = options.gap;
   dispatch.nodes = options.dispatch_nodes;
@@ -415,6 +437,7 @@ absl::StatusOr<Deployment> Deploy(const DeployProblem& problem, const DeployOpti
   best->step_ms = plan->step_ms;
   best->dispatch = *std::move(plan);
   best->optimal = false;  // of equation 2 it is not the best
+  Spread(problem, &*best);
   return best;
 }
 
@@ -428,6 +451,8 @@ std::string Deployment::ToText(const DeployProblem& problem) const {
   absl::StrAppendFormat(&text, ": %.3f s a step, %.1f GPU seconds; no plan below %.3f s%s",
                         step_ms / 1000, gpu_seconds(problem.gpus), bound_ms / 1000,
                         optimal ? "" : " (not proved the best)");
+  absl::StrAppendFormat(&text, "; spread over replicas %.3f s, none below %.3f s", spread_ms / 1000,
+                        linear_bound_ms / 1000);
   if (mean_step_ms > 0) {
     absl::StrAppendFormat(&text, "; mean of the samples %.3f s", mean_step_ms / 1000);
   }

@@ -53,15 +53,19 @@ struct Deployment {
   std::vector<int64_t> replicas;  // p_i of each candidate
   DispatchPlan dispatch;          // of the layouts with p_i > 0, in their order
   double step_ms = 0;
-  double bound_ms = 0;      // no deployment of the candidates is faster
-  bool optimal = false;     // proved to lie within the gap
-  double mean_step_ms = 0;  // over the samples; 0 without
+  double bound_ms = 0;   // no deployment of the candidates is faster
+  bool optimal = false;  // proved to lie within the gap
+  // With sequences that need not be equal among a layout's replicas (SpreadOverReplicas), which is
+  // how a step is run: the plan's own time, and a bound that no deployment comes below even so.
+  double spread_ms = 0;
+  double linear_bound_ms = 0;
+  double mean_step_ms = 0;  // over the samples, spread over replicas; 0 without
   int64_t enumerated = 0;   // partitions, whole or begun, that were looked at
   int64_t linear_programs = 0;
   int64_t dispatched = 0;
 
   double gpu_seconds(int64_t gpus) const { return step_ms / 1000 * static_cast<double>(gpus); }
-  // "TP1 PP1 x 6, TP8 PP1 x 1: 12.300 s a step, no plan below 12.250 s; ..."
+  // "TP1 PP1 x 6, TP8 PP1 x 1: 12.300 s a step, ...; no plan below 12.250 s; spread ..."
   std::string ToText(const DeployProblem& problem) const;
 };
 
@@ -75,7 +79,7 @@ struct Deployment {
 absl::StatusOr<Deployment> Deploy(const DeployProblem& problem, const DeployOptions& options = {},
                                   const std::vector<StepSample>& samples = {});
 
-// Mean step of a plan over samples, each dispatched by itself.
+// Mean step of a plan over samples, each dispatched by itself and spread over its replicas.
 absl::StatusOr<double> MeanStepMs(const DeployProblem& problem,
                                   const std::vector<int64_t>& replicas,
                                   const std::vector<StepSample>& samples,

@@ -12,6 +12,7 @@ namespace lorad::planner {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int kReplicasMax = 65'536;
 constexpr double kRounding = 1e-9;  // relative, of the bounds
 using Counts = std::vector<std::vector<int64_t>>;
 
@@ -28,7 +29,8 @@ class Search {
     DispatchPlan plan;
     best_ = RoundAndImprove(loads_, root);
     best_ms_ = StepMs(best_);
-    plan.bound_ms = root.bound_ms * (1 - kRounding);
+    plan.linear_bound_ms = std::max(root.bound_ms, loads_.SingleMs()) * (1 - kRounding);
+    plan.bound_ms = plan.linear_bound_ms;
     if (plan.bound_ms < Threshold()) {
       Branch(last, root);
       // All that was cut off has at least the threshold of that time, which only ever fell.
@@ -128,7 +130,7 @@ absl::Status CheckGroup(const ReplicaGroup& group, size_t index, size_t buckets)
     return absl::InvalidArgumentError(
         absl::StrCat("group ", index, ": sequences that take no time"));
   }
-  if (group.replicas < 1 || group.replicas > 1'000'000 || group.layout.tensor_parallel < 1 ||
+  if (group.replicas < 1 || group.replicas > kReplicasMax || group.layout.tensor_parallel < 1 ||
       group.layout.pipeline_stages < 1 || group.layout.capacity_tokens < 0) {
     return absl::InvalidArgumentError(absl::StrCat("group ", index, ": ", group.replicas,
                                                    " replicas of ", group.layout.Name(), ", ",

@@ -50,7 +50,8 @@ struct DispatchPlan {
   std::vector<double> group_ms;                   // T_i
   double step_ms = 0;                             // max_i T_i
   double bound_ms = 0;                            // no plan is faster
-  bool optimal = false;                           // proved to lie within the gap
+  double linear_bound_ms = 0;  // nor is any spread over single replicas faster than this
+  bool optimal = false;        // proved to lie within the gap
   int64_t nodes = 0;
 
   // A line for each group and a last one with time and bound.
@@ -65,8 +66,10 @@ absl::StatusOr<DispatchPlan> Dispatch(const DispatchProblem& problem,
 absl::Status CheckDispatch(const DispatchProblem& problem);
 
 // What each replica of each group gets, [group][replica][bucket], fixed ones not counted: as even
-// as whole sequences allow, what is left over to the replica that is then the least busy. No
-// replica takes longer than its group's T.
+// as whole sequences allow, what is left over to the replica that is then the least busy; then
+// sequences leave the slowest replica, moved or exchanged for one of another length, as long as
+// that helps. No replica takes longer than the plan's step, and the slowest is usually faster,
+// since the n_ij of a group's replicas need not be equal. linear_bound_ms holds for it too.
 std::vector<std::vector<std::vector<int64_t>>> SpreadOverReplicas(const DispatchProblem& problem,
                                                                   const DispatchPlan& plan);
 

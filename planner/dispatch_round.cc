@@ -154,6 +154,22 @@ double GroupLoads::Ms(size_t group, const std::vector<int64_t>& counts) const {
   return ReplicaMs(of.layout, problem_.lengths, all);
 }
 
+double GroupLoads::SingleMs() const {
+  double longest = 0;
+  std::vector<int64_t> one(buckets(), 0);
+  for (size_t j = 0; j < buckets(); ++j) {
+    if (sequences(j) == 0) continue;
+    one[j] = 1;
+    double best = kInfinity;
+    for (size_t i = 0; i < groups(); ++i) {
+      if (fits(i, j) > 0) best = std::min(best, Ms(i, one));
+    }
+    one[j] = 0;
+    longest = std::max(longest, best);
+  }
+  return longest;
+}
+
 BalanceProblem GroupLoads::Rest(const Counts& counts, int last) const {
   BalanceProblem rest;
   for (size_t i = 0; i < groups(); ++i) {

@@ -22,6 +22,8 @@ class GroupLoads {
 
   // T of one group with counts n_ij on top of the fixed ones.
   double Ms(size_t group, const std::vector<int64_t>& counts) const;
+  // Some replica trains a sequence of each bucket: the longest that takes at best.
+  double SingleMs() const;
   // The linear program of buckets 0..last with `counts` given out behind them.
   BalanceProblem Rest(const std::vector<std::vector<int64_t>>& counts, int last) const;
 

@@ -166,6 +166,8 @@ ordered_json PlanJson(const DeployProblem& problem, const Deployment& plan) {
   json["step_ms"] = plan.step_ms;
   json["bound_ms"] = plan.bound_ms;
   json["optimal"] = plan.optimal;
+  json["spread_ms"] = plan.spread_ms;
+  json["linear_bound_ms"] = plan.linear_bound_ms;
   json["gpu_seconds"] = plan.gpu_seconds(problem.gpus);
   if (plan.mean_step_ms > 0) json["mean_step_ms"] = plan.mean_step_ms;
   json["dispatch"] = ToJson(DispatchOf(problem, plan.replicas), plan.dispatch);
@@ -218,7 +220,9 @@ absl::Status AddMove(const DeployScenario& scenario, const DeployProblem& proble
         absl::StrCat("the current plan: ", current_ms.status().message()));
   }
   question.current_step_s = *current_ms / 1000;
-  question.new_step_s = (samples.empty() ? plan.step_ms : plan.mean_step_ms) / 1000;
+  const auto new_ms = MeanStepMs(problem, plan.replicas, steps);
+  if (!new_ms.ok()) return new_ms.status();
+  question.new_step_s = *new_ms / 1000;
   const auto decision = DecideMove(question);
   if (!decision.ok()) return decision.status();
   absl::StrAppend(&result->text, "\n", decision->ToText(), "\n");

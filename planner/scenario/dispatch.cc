@@ -18,7 +18,7 @@ DispatchScenario Read(Fields& fields) {
   std::vector<Layout> layouts;
   for (Fields& entry : fields.Objects("replicas", {.min = 1, .max = 64})) {
     layouts.push_back(ReadLayout(entry));
-    const int64_t count = entry.Int64("count", {.min = 1, .max = 100'000, .fallback = 1});
+    const int64_t count = entry.Int64("count", {.min = 1, .max = 65'536, .fallback = 1});
     scenario.groups.push_back({layouts.back(), static_cast<int>(count), {}});
   }
   scenario.lengths =

@@ -107,13 +107,18 @@ inline void CheckConsistent(const DispatchProblem& problem, const DispatchPlan& 
   }
   const auto spread = SpreadOverReplicas(problem, plan);
   CHECK(SpreadMs(problem, spread) <= plan.step_ms * (1 + 1e-9));
+  std::vector<int64_t> sum(problem.lengths.size(), 0);
   for (size_t i = 0; i < spread.size(); ++i) {
-    std::vector<int64_t> sum(problem.lengths.size(), 0);
+    CHECK(static_cast<int>(spread[i].size()) == problem.groups[i].replicas);
     for (const std::vector<int64_t>& counts : spread[i]) {
-      for (size_t j = 0; j < counts.size(); ++j) sum[j] += counts[j];
+      for (size_t j = 0; j < counts.size(); ++j) {
+        CHECK(counts[j] >= 0);
+        sum[j] += counts[j];
+      }
     }
-    CHECK(sum == plan.sequences[i]);
   }
+  CHECK(sum == problem.sequences);
+  CHECK(SpreadMs(problem, spread) >= plan.linear_bound_ms * (1 - 1e-9));
 }
 
 }  // namespace lorad::planner

@@ -54,6 +54,8 @@ TEST_CASE("Deployment is the best of all: 2,000 instances") {
       CHECK(plan->step_ms == Approx(best).epsilon(1e-9).margin(1e-9));
       CHECK(plan->bound_ms <= best * (1 + 1e-9));
       CHECK(plan->optimal);
+      CHECK(plan->spread_ms <= plan->step_ms * (1 + 1e-9));
+      CHECK(plan->spread_ms >= plan->linear_bound_ms * (1 - 1e-9));
       int64_t gpus = 0;
       for (size_t i = 0; i < plan->replicas.size(); ++i) {
         gpus += plan->replicas[i] * problem.candidates[i].gpus();

@@ -100,7 +100,7 @@ Mean MeanStep(const std::vector<Layout>& layouts, const std::vector<int64_t>& re
     const auto steps = static_cast<double>(batches.size());
     mean.step_s += plan->step_ms / 1000 / steps;
     mean.spread_s += SpreadMs(problem, SpreadOverReplicas(problem, *plan)) / 1000 / steps;
-    mean.bound_s += plan->bound_ms / 1000 / steps;
+    mean.bound_s += plan->linear_bound_ms / 1000 / steps;
   }
   return mean;
 }
@@ -184,9 +184,9 @@ TEST_CASE("7B, six tasks, 16 GPUs: against table 2") {
       {"all layouts", all, fine, 0.4503},
       {"table 3's six", Filtered(all), powers, 0},
       {"table 3's six", Filtered(all), paper, 0},
-      {"table 3's six", Filtered(all), fine, 0},
+      {"table 3's six", Filtered(all), fine, 0.4503},
       {"all layouts, each by its rows of table 9", Corrected(all, scale), paper, 0},
-      {"all layouts, each by its rows of table 9", Corrected(all, scale), fine, 0},
+      {"all layouts, each by its rows of table 9", Corrected(all, scale), fine, 0.4503},
       {"table 3's six, each by its rows of table 9", Filtered(Corrected(all, scale)), paper, 0},
   };
   for (const Case& c : cases) {
@@ -200,15 +200,18 @@ TEST_CASE("7B, six tasks, 16 GPUs: against table 2") {
     const Mean same = MeanStep(layouts, homogeneous, batches, c.setting, false);
     const Mean theirs = MeanStep(layouts, lobra, batches, c.setting, false);
     const Mean best = MeanStep(layouts, ours->replicas, batches, c.setting, false);
-    const double saved = 1 - best.step_s / baseline.step_s;
+    const double saved = 1 - best.spread_s / baseline.step_s;
     std::printf(
         "%s, %s: ours %s\n  GPU seconds a step, mean of 100: homogeneous plan with fixed buckets "
-        "%.1f, with these %.1f, LobRA's plan %.1f, ours %.1f (no dispatch below %.1f): %.2f %% "
-        "below the first, LobRA's %.2f %%; %.2f %% below the second\n",
+        "%.1f, with these %.1f; LobRA's plan %.1f, spread over replicas %.1f; ours %.1f, spread "
+        "%.1f (none below %.1f): %.2f %% below the first, LobRA's %.2f %%; %.2f %% below the "
+        "second\n",
         c.name.c_str(), c.setting.name.c_str(), ours->ToText(problem).c_str(), 16 * baseline.step_s,
-        16 * same.step_s, 16 * theirs.step_s, 16 * best.step_s, 16 * best.bound_s, 100 * saved,
-        100 * (1 - theirs.step_s / baseline.step_s), 100 * (1 - best.step_s / same.step_s));
-    CHECK(best.step_s <= theirs.step_s * (1 + 1e-9));
+        16 * same.spread_s, 16 * theirs.step_s, 16 * theirs.spread_s, 16 * best.step_s,
+        16 * best.spread_s, 16 * best.bound_s, 100 * saved,
+        100 * (1 - theirs.step_s / baseline.step_s), 100 * (1 - best.spread_s / same.spread_s));
+    CHECK(best.spread_s <= theirs.spread_s * (1 + 1e-9));
+    CHECK(best.spread_s <= theirs.step_s * (1 + 1e-9));
     CHECK(saved >= c.least_saved);
   }
 }
@@ -223,7 +226,8 @@ TEST_CASE("Planning for 64 and 256 GPUs: in time") {
       const double seconds = SecondsSince(begin);
       REQUIRE(plan.ok());
       std::printf("%d GPUs, %d tasks: planned in %.3f s: %s\n", static_cast<int>(gpus),
-                  static_cast<int>(datasets.size()), seconds, plan->ToText(problem).c_str());
+                  static_cast<int>(datasets.size()), seconds, spread_s,
+                  plan->ToText(problem).c_str());
       CHECK(seconds < limit);
     }
   }
@@ -232,7 +236,7 @@ TEST_CASE("Planning for 64 and 256 GPUs: in time") {
 TEST_CASE("Buckets and dispatch of 1,000 sequences: below 50 ms") {
   const std::vector<Layout> layouts = Layouts(1);
   std::mt19937_64 random(11);
-  double slowest_ms = 0, gap = 0;
+  double slowest_ms = 0, mean_step_ms = 0, mean_spread_ms = 0, mean_bound_ms = 0;
   for (int batch = 0; batch < 20; ++batch) {
     std::vector<int64_t> lengths = DrawLengths(SixTasks(), 2, &random);
     lengths.resize(1000);
@@ -246,16 +250,21 @@ TEST_CASE("Buckets and dispatch of 1,000 sequences: below 50 ms") {
         problem.groups.push_back({layouts[Find(layouts, tensor, stages)], count, {}});
       }
       const auto plan = Dispatch(problem, {.gap = 0.01, .nodes = 500});
-      best_ms = std::min(best_ms, 1000 * SecondsSince(begin));
       REQUIRE(plan.ok());
-      if (attempt == 0) gap += (1 - plan->bound_ms / plan->step_ms) / 20;
+      const double spread_ms = SpreadMs(problem, SpreadOverReplicas(problem, *plan));
+      best_ms = std::min(best_ms, 1000 * SecondsSince(begin));
+      if (attempt > 0) continue;
+      mean_step_ms += plan->step_ms / 20;
+      mean_spread_ms += spread_ms / 20;
+      mean_bound_ms += plan->linear_bound_ms / 20;
     }
     slowest_ms = std::max(slowest_ms, best_ms);
   }
   std::printf(
-      "1,000 sequences on 34 replicas of five layouts (64 GPUs), 20 batches: buckets and dispatch "
-      "in at most %.2f ms, on average %.2f %% above the lower bound\n",
-      slowest_ms, 100 * gap);
+      "1,000 sequences on 34 replicas of five layouts (64 GPUs), 20 batches: buckets, dispatch and "
+      "spread in at most %.2f ms; mean step %.3f s with LobRA's equal shares, %.3f s spread over "
+      "replicas, no dispatch below %.3f s\n",
+      slowest_ms, mean_step_ms / 1000, mean_spread_ms / 1000, mean_bound_ms / 1000);
   CHECK(slowest_ms < 50);
 }
 

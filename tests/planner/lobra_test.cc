@@ -226,8 +226,7 @@ TEST_CASE("Planning for 64 and 256 GPUs: in time") {
       const double seconds = SecondsSince(begin);
       REQUIRE(plan.ok());
       std::printf("%d GPUs, %d tasks: planned in %.3f s: %s\n", static_cast<int>(gpus),
-                  static_cast<int>(datasets.size()), seconds, spread_s,
-                  plan->ToText(problem).c_str());
+                  static_cast<int>(datasets.size()), seconds, plan->ToText(problem).c_str());
       CHECK(seconds < limit);
     }
   }

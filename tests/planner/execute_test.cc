@@ -96,6 +96,8 @@ TEST_CASE("Every order runs with a buffer on each side, and any number of microb
         REQUIRE(lists.ok());
         INFO(stages << " stages, " << microbatches << ", " << in_flight);
         CHECK(Error(*lists, {.receive = 1, .send = 1}) == "");
+        CHECK(Error(*lists, {.receive = 1, .send = 0}) == "");
+        CHECK(Error(*lists, {.receive = 0, .send = 1}) == "");
         // More buffers never hurt.
         CHECK(Error(*lists, {.receive = 3, .send = 2}) == "");
       }

@@ -64,6 +64,15 @@ said 'is no JSON'
 run 1 pack --trace "$work/trace.json" examples/plans/pack.json
 said 'no timeline'
 
+run 0 pipeline --trace "$work/trace.json" --svg "$work/picture.svg" --columns 40 examples/plans/pipeline.json
+said 'stage 1 compute |'
+grep -q '"traceEvents":\[' "$work/trace.json" || fail "no Chrome trace"
+grep -q '^<svg .*' "$work/picture.svg" && grep -q '</svg>' "$work/picture.svg" || fail "no picture"
+run 1 pipeline --trace "$work/missing/trace.json" examples/plans/pipeline.json
+said 'cannot be written'
+"$plan" pipeline - <examples/plans/pipeline.json >"$work/piped" && "$plan" pipeline examples/plans/pipeline.json |
+  cmp -s - "$work/piped" || fail "standard input gives another plan"
+
 cat >"$work/bad.json" <<'END'
 {"capacity": 0, "padding": 1.5, "adapters": [{"name": "a", "lengths": [-1, 3]}, {"lengths": []}], "more": 1}
 END

@@ -157,7 +157,7 @@ std::vector<Layout> Corrected(std::vector<Layout> layouts, double scale) {
 std::vector<StepSample> Samples(const Setting& setting) {
   std::vector<StepSample> samples;
   std::mt19937_64 random(10);
-  for (int step = 0; step < 100; ++step) {
+  for (int step = 0; step < 30; ++step) {
     const Bucketing buckets = Bucket(DrawLengths(SixTasks(), 1, &random), setting);
     samples.push_back({buckets.lengths, buckets.sequences});
   }

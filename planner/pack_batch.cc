@@ -151,6 +151,7 @@ class Batch {
   absl::Status OnHighs(Stage stage, Outcome* outcome) {
     SolveLimits limits;
     limits.nodes = limits_.nodes;
+    limits.iterations = limits_.iterations;
     limits.cancelled = limits_.cancelled;
     absl::StatusOr<PackProgramResult> found = stage(samples_, options_, best_, limits);
     if (!found.ok()) return found.status();

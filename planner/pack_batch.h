@@ -26,7 +26,8 @@ struct PackLimits {
   // kBinCompletion: of PackSearchLimits; kHighs: of the branch-and-bound tree. For each of the two
   // stages; 0: greedy alone. The default keeps 32 samples under 30 ms at worst.
   int64_t nodes = 1'000'000;
-  bool empty_last_bin = false;  // what changes results: stage 2, and the emptiest bin goes last
+  int64_t iterations = 200'000;  // kHighs: of the simplex method, for each of the two stages
+  bool empty_last_bin = false;   // what changes results: stage 2, and the emptiest bin goes last
   std::function<bool()> cancelled = nullptr;
 };
 

@@ -196,6 +196,7 @@ class Search {
     const std::vector<Item>& left = *left_;
     // With a padding multiple a sample may still fit into what rounding up has left.
     const bool has_room = padding_ > 1 || padded + left.back().length <= capacity_;
+    if (padding_ == 1) from = FirstThatFits(from, capacity_ - padded);
     for (size_t i = from; has_room && i < left.size(); ++i) {
       if (tokens + after_[i] < least_) return;  // even with all that follows
       const bool tried =
@@ -216,7 +217,20 @@ class Search {
     if (tokens >= least_ && Maximal(padded)) Keep(Fill{padded, tokens, places_});
   }
 
+  // Lengths fall.
+  size_t FirstThatFits(size_t from, int64_t room) const {
+    const auto first = std::partition_point(
+        left_->begin() + static_cast<std::ptrdiff_t>(std::min(from, left_->size())), left_->end(),
+        [&](const Item& item) { return item.length > room; });
+    return static_cast<size_t>(first - left_->begin());
+  }
+
   bool Maximal(int64_t padded) {
+    if (padding_ == 1) {  // what is not in the bin and shortest decides
+      size_t place = left_->size(), inside = places_.size();
+      while (inside > 0 && static_cast<size_t>(places_[inside - 1]) + 1 == place) --inside, --place;
+      return place == 0 || padded + (*left_)[place - 1].length > capacity_;
+    }
     nodes_ += static_cast<int64_t>(left_->size()) / 16;
     size_t next = 0;
     for (size_t i = 0; i < left_->size(); ++i) {

@@ -3,7 +3,7 @@
 import random
 
 from formats import token_rows, write_model
-from house import House, main, tell
+from house import LIVE_STATES, House, main, tell
 
 STEPS = 40
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -21,16 +21,19 @@ def test_hidden():
         house.add_dataset("rows", token_rows(generator, 200))
         names = [house.submit(job(i)) for i in range(4)]
         house.start_worker("--threads", 2)
-        house.wait(names, until=lambda job: job["step"] >= STEPS - 8)
-        (group,) = house.object("cluster")["groups"]
+        group, live = None, True
+        while live:
+            live = any(house.object("show", name)["state"] in LIVE_STATES for name in names)
+            groups = house.object("cluster")["groups"]
+            group = groups[0] if groups else group  # the last that was seen of it
         house.wait(names)
     packings = {path: int(count) for path, count in group["packings"].items()}
     hidden = group["planning_hidden_seconds"] / group["planning_seconds"]
-    tell(f"    {group['windows']} windows of 32 sequences: planned in {1000 * group['planning_seconds']:.1f} ms, {100 * hidden:.1f} % of it while the "
+    tell(f"    {group['windows']} windows, {STEPS} of them of 32 sequences: planned in {1000 * group['planning_seconds']:.1f} ms, {100 * hidden:.1f} % of it while the "
          f"worker had a window to run; packed: {packings}")
-    assert sum(packings.values()) >= int(group["windows"])
+    assert sum(packings.values()) >= STEPS, packings  # windows that only load, save or free pack nothing
     assert set(packings) <= {"greedy met the bound", "integer program improved", "greedy proved best", "node limit", "cancelled"}, packings
-    # The first windows load slots and have nothing to hide behind.
+    # The first window has nothing to hide behind.
     assert hidden > 0.5
     house.clear()
 

@@ -135,7 +135,8 @@ class Formulation {
 
   void AddMultiples() {
     first_multiple_ = static_cast<int>(program.variables.size());
-    const double most = static_cast<double>(options_.capacity / options_.padding);
+    const int64_t multiples = options_.capacity / options_.padding;
+    const double most = static_cast<double>(multiples);
     for (int i = 0; i < items_.adapter_count * bins_; ++i) {
       program.AddVariable({0, most, 0, true});
     }

@@ -84,8 +84,8 @@ struct ClusterView {
   std::vector<QueuedJob> queue;  // in any order
   int64_t microbatch_tokens = 1024;
   SchedulePolicy policy = {};
-  std::map<std::string, TimeCoefficients> times =
-      {};  // of base models: forward and backward together
+  // Of base models, forward and backward together.
+  std::map<std::string, TimeCoefficients> times = {};
 };
 
 struct Decision {

@@ -12,9 +12,8 @@ constexpr int64_t kFloat = 4;
 constexpr int64_t kRankMax = 512;
 constexpr int64_t kChunkTokens = 256;
 constexpr int64_t kAttentionRows = 64;
-constexpr int64_t kTileColumns = 384;
+constexpr int64_t kTileColumns = 768;
 constexpr int64_t kVocabularyTile = 512;
-constexpr int64_t kLossRows = 128;
 constexpr int64_t kLossLanes = 8;
 
 // One allocation of the arena.
@@ -73,7 +72,7 @@ int64_t WorkspaceBytes(const ModelShape& model, const GroupShape& group) {
   const int64_t tokens = group.capacity_tokens;
   const int64_t scratch =
       std::max({kChunkTokens * features, kChunkTokens * kTileColumns + kRankMax * kTileColumns,
-                kLossRows * (model.hidden + kVocabularyTile),
+                kChunkTokens * (model.hidden + kVocabularyTile),
                 2 * kAttentionRows * group.longest_sequence + kAttentionRows});
   return 2 * Floats(tokens * kRankMax * targets)           // S, dS
          + Taken(targets * tokens * ((features + 7) / 8))  // mask bits

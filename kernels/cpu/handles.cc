@@ -28,10 +28,9 @@ CpuBatch::CpuBatch(const BatchDescription& description)
         assert(loss == 0 || loss_rows[loss].row > loss_rows[loss - 1].row);
         ++loss;
       }
-      const int64_t end = static_cast<int64_t>(loss);
-      for (int64_t at = static_cast<int64_t>(first); at < end; at += kLossRows) {
-        loss_chunks.push_back({.first = at,
-                               .count = std::min(kLossRows, end - at),
+      if (loss > first) {
+        loss_chunks.push_back({.first = static_cast<int64_t>(first),
+                               .count = static_cast<int64_t>(loss - first),
                                .train = segment.mode == Mode::kTrain});
       }
     }

@@ -21,10 +21,7 @@ struct Chunk {
   int64_t rows = 0;
 };
 
-// At most so many loss rows are one item of the head's work.
-inline constexpr int64_t kLossRows = 128;
-
-// Loss rows of one chunk, at most kLossRows, counted from the chunk's first.
+// The loss rows that lie in one chunk.
 struct LossChunk {
   int64_t first = 0;  // index into loss_rows
   int64_t count = 0;

@@ -117,7 +117,7 @@ void LinearLoss(const Context& context, const CpuBatch& batch, const TensorView&
                               .max = workspace.loss_max + chunk.first,
                               .lanes = workspace.loss_lanes + chunk.first * kLossLanes};
     float* gathered = workspace.scratch[static_cast<size_t>(thread)];  // [count, H]
-    float* z = gathered + kLossRows * hidden;                          // [count, tile]
+    float* z = gathered + kChunkTokens * hidden;                       // [count, tile]
     GatherRows(batch, chunk, x, gathered);
     std::fill_n(state.max, chunk.count, -std::numeric_limits<float>::infinity());
     std::fill_n(state.lanes, chunk.count * kLossLanes, 0.0f);

@@ -288,14 +288,17 @@ void AddTiles(GradientItem item, int64_t columns, std::vector<GradientItem>& ite
 std::vector<GradientItem> PlanGradients(const CpuBatch& batch, CpuAdapterTable& table,
                                         int32_t group, int64_t features, bool input_gradient) {
   std::vector<GradientItem> items;
-  for (size_t chunk = 0; input_gradient && chunk < batch.chunks.size(); ++chunk) {
-    AddTiles({.kind = GradientItem::kInput,
-              .chunk = chunk,
-              .target = nullptr,
-              .slot = -1,
-              .first = 0,
-              .end = 0},
-             features, items);
+  const int64_t width = TileWidth(features);
+  // The chunks of a tile follow each other: its weights come from memory once.
+  for (int64_t first = 0; input_gradient && first < features; first += width) {
+    for (size_t chunk = 0; chunk < batch.chunks.size(); ++chunk) {
+      items.push_back({.kind = GradientItem::kInput,
+                       .chunk = chunk,
+                       .target = nullptr,
+                       .slot = -1,
+                       .first = first,
+                       .end = std::min(features, first + width)});
+    }
   }
   std::vector<bool> trains(static_cast<size_t>(table.slots), false);
   for (const Segment& segment : batch.segments) {
@@ -345,11 +348,12 @@ void LoraLinear(const Context& context, const CpuBatch& batch, const CpuLinear& 
                 context.workspace.scratch[static_cast<size_t>(thread)]);
   });
   const int64_t outputs = linear.weight.rows;
-  const int64_t tiles = Tiles(outputs);
+  const int64_t chunks = static_cast<int64_t>(batch.chunks.size());
   const int64_t width = TileWidth(outputs);
-  context.pool.Run(static_cast<int64_t>(batch.chunks.size()) * tiles, [&](int64_t index, int) {
-    const size_t chunk = static_cast<size_t>(index / tiles);
-    const int64_t first = index % tiles * width;
+  // The chunks of a tile follow each other: its weights come from memory once.
+  context.pool.Run(chunks * Tiles(outputs), [&](int64_t index, int) {
+    const size_t chunk = static_cast<size_t>(index % chunks);
+    const int64_t first = index / chunks * width;
     ForwardTile(batch.chunks[chunk], targets.Of(chunk), linear, x, residual, y, first,
                 std::min(outputs, first + width));
   });

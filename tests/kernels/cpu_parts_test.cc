@@ -125,13 +125,13 @@ TEST_CASE("Column tiles are a function of the width, equal but for the last, mul
     int64_t columns, width, tiles;
   };
   for (const Case& c : {Case{1, 16, 1},
-                        {384, 384, 1},
-                        {385, 208, 2},
-                        {576, 288, 2},
-                        {960, 320, 3},
-                        {3072, 384, 8},
-                        {1536, 384, 4},
-                        {14336, 384, 38}}) {
+                        {576, 576, 1},
+                        {768, 768, 1},
+                        {769, 400, 2},
+                        {960, 480, 2},
+                        {1536, 768, 2},
+                        {3072, 768, 4},
+                        {14336, 768, 19}}) {
     INFO(c.columns);
     CHECK(TileWidth(c.columns) == c.width);
     CHECK(Tiles(c.columns) == c.tiles);

@@ -22,7 +22,7 @@ TEST_CASE("Weights, activations and workspace of a model that can be followed by
   CHECK(bytes.activations == 2 * kept + 4 * 2048 + 128 + 2048 + 8192);
   // S and dS 32 x 3 * 512; mask bits 3 x 32 x 8; sums, maxima, eight lanes and scores
   // of the loss; scratch of two threads.
-  const int64_t scratch = 4 * (256 * 384 + 512 * 384);
+  const int64_t scratch = 4 * (256 * 768 + 512 * 768);
   CHECK(bytes.workspace ==
         2 * 4 * 32 * 1536 + 768 + 4 * 32 * 16 + 4 * 32 + 8 * 4 * 32 + 128 + 2 * scratch);
   CHECK(bytes.total() == bytes.weights + bytes.activations + bytes.workspace);

@@ -205,6 +205,10 @@ void WriteTrainRun(const OrderInput& input, const Run& run,
 std::vector<Operation> WriteStage(const OrderInput& input, const std::vector<Run>& runs,
                                   const std::map<JobStep, int>& last, int stage) {
   std::vector<Operation> operations;
+  size_t places = 0;
+  for (const Run& run : runs) places += run.places.size();
+  operations.reserve(6 * places + 4 * input.ends.size() + input.frees.size() + input.loads.size() +
+                     input.saves.size());
   StageWriter write(stage, input.stages, &operations);
   for (const std::string& job : input.frees) {
     write.Put({.kind = OperationKind::kFreeSlot, .job = job});
@@ -247,6 +251,7 @@ absl::StatusOr<std::vector<std::vector<Operation>>> OrderOperations(const OrderI
   absl::StatusOr<std::vector<Run>> runs = PlaceMicrobatches(input, *last);
   if (!runs.ok()) return runs.status();
   std::vector<std::vector<Operation>> stages;
+  stages.reserve(static_cast<size_t>(input.stages));
   for (int stage = 0; stage < input.stages; ++stage) {
     stages.push_back(WriteStage(input, *runs, *last, stage));
   }

@@ -93,9 +93,9 @@ TEST_CASE("L adapters: mLoRA's ratios within a point") {
   for (int stages = 2; stages <= 16; ++stages) {
     for (int adapters = 1; adapters <= 8; ++adapters) {
       for (int n = 1; n <= 8; ++n) {
+        const Window window = Adapters(stages, adapters, n, 22);
         for (const double backward_ms : {1.0, 2.0}) {
-          if (backward_ms > 1 && stages > 8) continue;  // for time's sake
-          const Window window = Adapters(stages, adapters, n, 22);
+          if (backward_ms > 1 && stages > 6) continue;  // for time's sake
           SimulateOptions options = Equal(window, 1, backward_ms);
           options.from = 1 * adapters * n;
           options.to = 21 * adapters * n;

@@ -11,8 +11,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kEpsilon = 1e-10;
-constexpr int kPivotsBeforeBland = 200;
-constexpr int kPivotsMax = 20000;
+constexpr int kPivotsBeforeBland = 10;  // a row
+constexpr int kPivotsMax = 20;          // a row
 
 // Columns: a share of bucket j in group i (0 to 1, so that all columns are of the same size), then
 // a slack for each group, then the right side. Rows: buckets, then groups. T is always basic; its
@@ -43,9 +43,10 @@ class Simplex {
       none.ms = none.bound_ms = kInfinity;
       return none;
     }
+    const int rows = static_cast<int>(table_.size());
     int pivots = 0;
-    while (pivots < kPivotsMax) {
-      const int column = Entering(pivots > kPivotsBeforeBland);
+    while (pivots < kPivotsMax * rows) {
+      const int column = Entering(pivots > kPivotsBeforeBland * rows);
       if (column < 0) break;
       const int row = Leaving(column);
       if (row < 0) break;

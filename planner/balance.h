@@ -25,9 +25,10 @@ struct Balance {
   double bound_ms = 0;                         // by the weights; equals ms up to rounding
 };
 
-// Primal simplex on a dense table from "every bucket in one group"; Bland's rule after 200 pivots,
-// so it ends. A bucket of B_j > 0 that fits nowhere: ms and bound are infinite, the rest empty.
-// O((groups + buckets)^2 groups) a pivot, tens of pivots.
+// Primal simplex on a dense table from "every bucket in one group"; Bland's rule after ten pivots a
+// row; after twenty a row it returns the solution so far, whose bound is as valid. A bucket of
+// B_j > 0 that fits nowhere: ms and bound are infinite, the rest empty.
+// O((groups + buckets) groups buckets) a pivot, tens of pivots.
 Balance BalanceLoads(const BalanceProblem& problem);
 
 // The bound above for any weights.

@@ -21,6 +21,10 @@ class Search {
   Search(const DispatchProblem& problem, const DispatchOptions& options)
       : options_(options), loads_(problem) {
     counts_.assign(loads_.groups(), std::vector<int64_t>(loads_.buckets(), 0));
+    const auto groups = static_cast<int64_t>(loads_.groups());
+    const auto buckets = static_cast<int64_t>(loads_.buckets());
+    const int64_t rows = groups + buckets;
+    program_nodes_ = groups * buckets * rows * rows / 100'000;
   }
 
   DispatchPlan Run() {
@@ -106,6 +110,7 @@ class Search {
 
   void Descend(int bucket) {
     if (bucket == 0) return Branch(-1, {});
+    nodes_ += program_nodes_;
     const Balance rest = BalanceLoads(loads_.Rest(counts_, bucket - 1));
     if (rest.bound_ms * (1 - kRounding) >= Threshold()) return;
     Branch(bucket - 1, rest);
@@ -116,6 +121,7 @@ class Search {
   Counts counts_, best_;
   double best_ms_ = kInfinity;
   int64_t nodes_ = 0;
+  int64_t program_nodes_ = 0;  // that a linear program counts as
   bool stopped_ = false;
 };
 
@@ -147,11 +153,11 @@ absl::Status CheckGroup(const ReplicaGroup& group, size_t index, size_t buckets)
 
 absl::Status CheckDispatch(const DispatchProblem& problem) {
   const size_t buckets = problem.lengths.size();
-  if (problem.groups.empty() || problem.groups.size() > 64 || buckets == 0 || buckets > 256 ||
-      problem.sequences.size() != buckets) {
+  if (problem.groups.empty() || problem.groups.size() > kGroupsMax || buckets == 0 ||
+      buckets > kBucketsMax || problem.sequences.size() != buckets) {
     return absl::InvalidArgumentError(absl::StrCat(
         problem.groups.size(), " groups, ", buckets, " lengths, ", problem.sequences.size(),
-        " counts; there have to be 1 to 64 groups and a count for each of 1 to 256 lengths"));
+        " counts; there have to be 1 to 32 groups and a count for each of 1 to 64 lengths"));
   }
   for (size_t i = 0; i < problem.groups.size(); ++i) {
     const absl::Status status = CheckGroup(problem.groups[i], i, buckets);

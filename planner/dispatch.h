@@ -24,6 +24,9 @@
 
 namespace lorad::planner {
 
+inline constexpr size_t kGroupsMax = 32;
+inline constexpr size_t kBucketsMax = 64;
+
 struct ReplicaGroup {
   Layout layout;
   int replicas = 1;
@@ -38,7 +41,8 @@ struct DispatchProblem {
 
 struct DispatchOptions {
   double gap = 0;          // share by which the plan may lie above the optimum
-  int64_t nodes = 20'000;  // of the search; beyond them the best plan so far, with its bound
+  int64_t nodes = 20'000;  // of the search, a large linear program counting as many; beyond them
+                           // the best plan so far, with its bound
   // Only plans faster than this are of interest: the search ends where it knows there is none.
   double cutoff_ms = std::numeric_limits<double>::infinity();
   std::function<bool()> cancelled = nullptr;
@@ -59,7 +63,7 @@ struct DispatchPlan {
 };
 
 // InvalidArgument: no groups or buckets, sizes that differ, negative numbers, lengths that do not
-// rise, coefficients that are negative or not finite, more than 64 groups or 256 buckets or 10^9
+// rise, coefficients that are negative or not finite, more than 32 groups, 64 buckets or 10^9
 // sequences; a sequence that fits no group (FailedPrecondition). Deterministic.
 absl::StatusOr<DispatchPlan> Dispatch(const DispatchProblem& problem,
                                       const DispatchOptions& options = {});

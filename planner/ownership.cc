@@ -153,6 +153,11 @@ class Search {
   // Shared; or one of the replicas that hold it, of those of a group that own nothing the first.
   std::vector<Owner> Owners(int a) const {
     std::vector<Owner> owners = {Owner{}};
+    size_t owning = 0;  // each a group of its own when dispatched
+    for (const std::vector<int>& group : owns_) {
+      owning += group.size() - std::count(group.begin(), group.end(), 0);
+    }
+    const bool room = problem_.groups.size() + owning < kGroupsMax;
     for (size_t g = 0; g < problem_.groups.size(); ++g) {
       bool holds = true;
       for (size_t j = 0; j < problem_.lengths.size(); ++j) {
@@ -161,7 +166,7 @@ class Search {
       }
       if (!holds) continue;
       for (size_t r = 0; r < owned_[g].size(); ++r) {
-        owners.push_back({static_cast<int>(g), static_cast<int>(r)});
+        if (owns_[g][r] > 0 || room) owners.push_back({static_cast<int>(g), static_cast<int>(r)});
         if (owns_[g][r] == 0) break;
       }
     }

@@ -8,7 +8,8 @@
 // and short of work, or the network is slow.
 //
 // Branch and bound over the adapters, those with the most work first; the bound is the linear
-// program with all undecided work divisible at no reduction.
+// program with all undecided work divisible at no reduction. At most 32 less the groups replicas
+// own adapters.
 #pragma once
 
 #include <cstdint>

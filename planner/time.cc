@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 namespace lorad::planner {
 namespace {
@@ -77,6 +78,12 @@ Prediction TimeModel::PredictTrainMs(double tokens, double squared_lengths) cons
 
 const char* TimeModel::basis() const {
   return forward_.observations() >= kMeasuredFrom ? kMeasuredBasis : kAssumedBasis;
+}
+
+std::string TimeModel::BasisOf(double tokens, double squared_lengths) const {
+  const double outside = forward_.Outside(tokens, squared_lengths);
+  if (forward_.observations() < kMeasuredFrom || outside <= 0.1) return basis();
+  return absl::StrFormat("%s, extrapolated by %.0f %%", basis(), 100 * outside);
 }
 
 std::string TimeModel::ToText() const {

@@ -34,6 +34,10 @@ class TimeFit {
   TimeCoefficients Fit(const TimeCoefficients& prior) const;
   // Of one microbatch, with its interval and how far outside the observed range it lies.
   Prediction Predict(double tokens, double squared_lengths, const TimeCoefficients& prior) const;
+  // Prediction::outside of it.
+  double Outside(double tokens, double squared_lengths) const {
+    return fit_.Outside({1, tokens, squared_lengths});
+  }
 
  private:
   NonNegativeFit fit_{kMemory};
@@ -74,6 +78,9 @@ class TimeModel {
   // independent; before anything was measured it is from 0 to infinity.
   Prediction PredictTrainMs(double tokens, double squared_lengths) const;
   const char* basis() const;  // measured from kMeasuredFrom observations on
+  // What an estimate for microbatches of this size rests on: basis(), and how far it extrapolates
+  // where that is more than a tenth: "measured on this base model, extrapolated by 50 %".
+  std::string BasisOf(double tokens, double squared_lengths) const;
   static constexpr int64_t kMeasuredFrom = 4;
   std::string ToText() const;
 

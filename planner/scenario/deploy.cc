@@ -19,7 +19,7 @@ constexpr int64_t kFilterMicrobatches = 32;  // of a replica, as in LobRA's own 
 
 void ReadExpected(Fields& fields, DeployScenario* scenario) {
   DeployProblem& problem = scenario->problem;
-  for (Fields& bucket : fields.Objects("expected", {.max = 256, .required = false})) {
+  for (Fields& bucket : fields.Objects("expected", {.max = kBucketsMax, .required = false})) {
     const int64_t length = bucket.Int64("length", {.min = 1, .max = kLengthMax});
     if (bucket.ok() && !problem.lengths.empty() && length <= problem.lengths.back()) {
       bucket.Violate("length", "is not above the one before", "let lengths rise");
@@ -71,7 +71,8 @@ void ReadAdapters(Fields& fields, DeployScenario* scenario) {
     if (entry.ok() && !names.insert(adapter.name).second) {
       entry.Violate("name", "is another adapter's too", "give each its own name");
     }
-    adapter.sequences = entry.Int64s("sequences", {.min = 0, .max = 1'000'000}, {.max = 256});
+    adapter.sequences =
+        entry.Int64s("sequences", {.min = 0, .max = 1'000'000}, {.max = kBucketsMax});
     adapter.reduction_ms = entry.Number("reduction_ms", {.min = 0, .max = 1e9, .fallback = 0});
     if (entry.ok() && adapter.sequences.size() != buckets) {
       entry.Violate("sequences", absl::StrCat("has ", adapter.sequences.size(), " entries"),

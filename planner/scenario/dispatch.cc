@@ -16,7 +16,7 @@ using nlohmann::ordered_json;
 DispatchScenario Read(Fields& fields) {
   DispatchScenario scenario;
   std::vector<Layout> layouts;
-  for (Fields& entry : fields.Objects("replicas", {.min = 1, .max = 64})) {
+  for (Fields& entry : fields.Objects("replicas", {.min = 1, .max = kGroupsMax})) {
     layouts.push_back(ReadLayout(entry));
     const int64_t count = entry.Int64("count", {.min = 1, .max = 65'536, .fallback = 1});
     scenario.groups.push_back({layouts.back(), static_cast<int>(count), {}});
@@ -25,8 +25,8 @@ DispatchScenario Read(Fields& fields) {
       fields.Int64s("lengths", {.min = 1, .max = kLengthMax}, {.min = 1, .max = kSequencesMax});
   CheckLengths(fields, "lengths", scenario.lengths, layouts);
   scenario.bucketing = ReadBucketing(fields, layouts);
-  scenario.boundaries =
-      fields.Int64s("boundaries", {.min = 1, .max = kLengthMax}, {.max = 256, .required = false});
+  scenario.boundaries = fields.Int64s("boundaries", {.min = 1, .max = kLengthMax},
+                                      {.max = kBucketsMax, .required = false});
   for (size_t i = 1; i < scenario.boundaries.size(); ++i) {
     if (scenario.boundaries[i] <= scenario.boundaries[i - 1]) {
       fields.ViolateEntry("boundaries", i, "is not above the one before", "let boundaries rise");

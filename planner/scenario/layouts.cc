@@ -31,8 +31,9 @@ BucketingOptions ReadBucketing(Fields& fields, const std::vector<Layout>& layout
   for (const Layout& layout : layouts) {
     options.longest = std::max(options.longest, layout.capacity_tokens);
   }
-  options.buckets = static_cast<int>(
-      fields.Int64("buckets", {.min = 1, .max = 256, .fallback = options.buckets}));
+  options.buckets = static_cast<int>(fields.Int64(
+      "buckets",
+      {.min = 1, .max = static_cast<int64_t>(kBucketsMax), .fallback = options.buckets}));
   options.granularity =
       fields.Int64("granularity", {.min = 1, .max = kLengthMax, .fallback = options.granularity});
   return options;

@@ -251,10 +251,11 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   const double of_step = static_cast<double>(complete.total_tokens()) /
                          static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
   const planner::TimeModel& times = TimesOf(job.base_model());
-  double ms =
-      times.TrainMs(static_cast<double>(complete.total_tokens()), rows.squared_lengths() * passes,
-                    static_cast<double>(complete.total_steps()) *
-                        std::ceil(of_step / static_cast<double>(capacity)));
+  const auto trained = static_cast<double>(complete.total_tokens());
+  const double squares = rows.squared_lengths() * passes;
+  const double microbatches = static_cast<double>(complete.total_steps()) *
+                              std::ceil(of_step / static_cast<double>(capacity));
+  double ms = times.TrainMs(trained, squares, microbatches);
   if (!job.validation_dataset().empty()) {
     const records::RowsSummary& validation = *FindRows(RowsKey(job, job.validation_dataset()));
     const int64_t every = job.training().eval_every_steps();
@@ -265,7 +266,8 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
                            std::ceil(tokens / static_cast<double>(capacity)));
   }
   estimate.set_seconds(ms / 1000);
-  estimate.set_seconds_basis(times.basis());
+  const double each = 1 / std::max(microbatches, 1.0);
+  estimate.set_seconds_basis(times.BasisOf(trained * each, squares * each));
   return estimate;
 }
 

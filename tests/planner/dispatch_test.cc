@@ -155,6 +155,24 @@ TEST_CASE("LobRA's figure 4: 16 GPUs, 4 buckets") {
   CHECK(plan->ToText(problem).find("TP8 PP1 x 1") != std::string::npos);
 }
 
+TEST_CASE("As large as it gets: it ends") {
+  std::mt19937 random(3);
+  DispatchProblem problem;
+  for (size_t j = 0; j < kBucketsMax; ++j) {
+    problem.lengths.push_back(static_cast<int64_t>(j) + 1);
+    problem.sequences.push_back(UpTo(&random, 1000));
+  }
+  for (size_t i = 0; i < kGroupsMax; ++i) {
+    Layout layout = RandomLayout(&random);
+    layout.capacity_tokens = static_cast<int64_t>(kBucketsMax) * UpTo(&random, 4);
+    problem.groups.push_back({layout, static_cast<int>(UpTo(&random, 9)), {}});
+  }
+  const auto plan = Dispatch(problem);
+  REQUIRE(plan.ok());
+  CheckConsistent(problem, *plan);
+  CHECK(plan->bound_ms <= plan->step_ms);
+}
+
 TEST_CASE("Limits and cancelling leave a plan with a true bound") {
   std::mt19937 random(7);
   for (int instance = 0; instance < 50; ++instance) {
@@ -182,7 +200,7 @@ TEST_CASE("Bad input is refused") {
   };
   const double nan = std::nan("");
   CHECK(refused([](DispatchProblem* p) { p->groups.clear(); }));
-  CHECK(refused([](DispatchProblem* p) { p->groups.assign(65, p->groups[0]); }));
+  CHECK(refused([](DispatchProblem* p) { p->groups.assign(kGroupsMax + 1, p->groups[0]); }));
   CHECK(refused([](DispatchProblem* p) { p->lengths = {10}; }));
   CHECK(refused([](DispatchProblem* p) { p->lengths = {10, 10}; }));
   CHECK(refused([](DispatchProblem* p) { p->lengths = {0, 10}; }));

@@ -122,6 +122,19 @@ TEST_CASE("A slow network makes adapters owned, a fast one shared") {
   CHECK(PlanOwnership(problem)->step_ms == Approx(400));
 }
 
+TEST_CASE("More replicas and adapters than groups of a dispatch") {
+  OwnershipProblem problem{
+      .groups = {{{1, 1, 100, {0, 1, 0}}, 100, {}}}, .lengths = {100}, .adapters = {}};
+  for (int a = 0; a < 90; ++a) {
+    problem.adapters.push_back({"a" + std::to_string(a), {1 + a % 3}, 1});
+  }
+  const auto plan = PlanOwnership(problem, {.nodes = 500});
+  REQUIRE(plan.ok());
+  CheckConsistent(plan->shared, plan->dispatch);
+  CHECK(plan->step_ms <= plan->all_shared_ms);
+  CHECK(plan->bound_ms <= plan->step_ms);
+}
+
 TEST_CASE("Bad input is refused") {
   const OwnershipProblem good{
       .groups = {{{1, 1, 100, {0, 1, 0}}, 2, {}}}, .lengths = {100}, .adapters = {{"a", {6}, 0}}};

@@ -109,6 +109,10 @@ TEST_CASE("Predictions of a microbatch have an interval, and say where they extr
   CHECK(beyond.outside > 0.9);
   CHECK(beyond.high - beyond.low > inside.high - inside.low);
   CHECK(beyond.ToText().find("outside the observed range") != std::string::npos);
+  CHECK(model.BasisOf(500, 62'500) == kMeasuredBasis);
+  CHECK(model.BasisOf(1050, 250'000) == kMeasuredBasis);
+  CHECK(model.BasisOf(2000, 250'000).find("measured on this base model, extrapolated by 1") == 0);
+  CHECK(TimeModel(PriorOf({1, 1, 1})).BasisOf(2000, 250'000) == kAssumedBasis);
 }
 
 }  // namespace

@@ -93,6 +93,20 @@ v1::Job NewJob() {
   return job;
 }
 
+// Waits until the job's rows were checked.
+void AwaitQueued(Driver& driver, const std::string& name) {
+  v1::GetJobRequest get;
+  get.set_name(name);
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  for (;;) {
+    const auto job = driver.Ask<v1::Job>(get);
+    REQUIRE(job.ok());
+    if (job->state() == v1::Job::QUEUED) return;
+    REQUIRE(absl::Now() < deadline);
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+}
+
 TEST_CASE("what was acknowledged is there after a new start, and left-overs are not") {
   TempDir dir;
   std::string job;
@@ -110,6 +124,7 @@ TEST_CASE("what was acknowledged is there after a new start, and left-overs are 
     REQUIRE(created.ok());
     job = created->name();
     revision = created->revision();
+    AwaitQueued(*driver, job);
     CHECK(driver->Stop(absl::Now() + absl::Seconds(5)).ok());
   }
   std::ofstream(dir.path() + "/uploads/left") << "x";

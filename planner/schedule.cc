@@ -269,27 +269,6 @@ class Scheduler {
   std::vector<Decision> decisions_;
 };
 
-const char* Name(Decision::Kind kind) {
-  switch (kind) {
-    case Decision::Kind::kAdmit:
-      return "admit";
-    case Decision::Kind::kFormGroup:
-      return "form";
-    case Decision::Kind::kReform:
-      return "reform";
-    case Decision::Kind::kDissolve:
-      return "dissolve";
-    case Decision::Kind::kEvict:
-      return "evict";
-    case Decision::Kind::kReplace:
-      return "replace";
-    case Decision::Kind::kWait:
-      return "wait";
-  }
-  assert(false);
-  return "";
-}
-
 }  // namespace
 
 int64_t SlotOf(const QueuedJob& job) { return BytesOfSlot(job.model, job.adapter).total(); }
@@ -315,8 +294,29 @@ int64_t CapacityFor(int64_t microbatch_tokens, int64_t longest_sequence) {
 
 // "form w1 base=m 1024/900: a b", "admit g1: a", "wait #1: a (no worker is connected)",
 // "evict g1: a for b", "replace g1 -> g2: a for b"
+const char* ToText(Decision::Kind kind) {
+  switch (kind) {
+    case Decision::Kind::kAdmit:
+      return "admit";
+    case Decision::Kind::kFormGroup:
+      return "form";
+    case Decision::Kind::kReform:
+      return "reform";
+    case Decision::Kind::kDissolve:
+      return "dissolve";
+    case Decision::Kind::kEvict:
+      return "evict";
+    case Decision::Kind::kReplace:
+      return "replace";
+    case Decision::Kind::kWait:
+      return "wait";
+  }
+  assert(false);
+  return "";
+}
+
 std::string ToText(const Decision& decision) {
-  std::string text = Name(decision.kind);
+  std::string text = ToText(decision.kind);
   if (decision.place > 0) absl::StrAppend(&text, " #", decision.place);
   if (!decision.worker.empty()) {
     absl::StrAppend(&text, " ", decision.worker, " base=", decision.base_model);

@@ -153,6 +153,8 @@ double GroupThroughput(const TimeCoefficients& times, int64_t step_tokens, int64
 // The capacity of a group: at least `microbatch_tokens`, and room for the longest sequence.
 int64_t CapacityFor(int64_t microbatch_tokens, int64_t longest_sequence);
 
+// "admit", "form", "reform", "dissolve", "evict", "replace", "wait".
+const char* ToText(Decision::Kind kind);
 std::string ToText(const Decision& decision);
 
 }  // namespace lorad::planner

@@ -215,28 +215,8 @@ class Reader {
   std::set<std::string> groups_, jobs_;
 };
 
-const char* KindOf(Decision::Kind kind) {
-  switch (kind) {
-    case Decision::Kind::kAdmit:
-      return "admit";
-    case Decision::Kind::kFormGroup:
-      return "form_group";
-    case Decision::Kind::kReform:
-      return "reform";
-    case Decision::Kind::kDissolve:
-      return "dissolve";
-    case Decision::Kind::kEvict:
-      return "evict";
-    case Decision::Kind::kReplace:
-      return "replace";
-    case Decision::Kind::kWait:
-      break;
-  }
-  return "wait";
-}
-
 ordered_json ToJson(const Decision& decision) {
-  ordered_json json = {{"kind", KindOf(decision.kind)}, {"jobs", decision.jobs}};
+  ordered_json json = {{"kind", ToText(decision.kind)}, {"jobs", decision.jobs}};
   const auto add = [&](const char* name, const std::string& value) {
     if (!value.empty()) json[name] = value;
   };

@@ -3,17 +3,16 @@
 //
 // Rules for every operation:
 // - Operations are enqueued in call order and take effect as if one after the other; results may be
-// read by the host
-//   after Synchronize(). The CPU's are done when the call returns. Opaque handles must outlive what
-//   was enqueued on them.
-// - Tensors are float32 row-major views in the backend's memory unless said otherwise. Outputs do
-// not overlap inputs
-//   unless "may alias" is said, and then only as exactly the same view. Nothing outside an output's
-//   view is written.
+//   read by the host after Synchronize(). The CPU's are done when the call returns. Opaque handles
+//   must outlive what was enqueued on them.
+// - Tensors are row-major views in the backend's memory. Activations and their gradients (x, y,
+//   residual, dx, dy, q, k, v, out, dout, gate_up, unit) are of activation_dtype(); everything else
+//   (lse, log_p, norm weights, rope tables, masters, moments) is float32, and so is every sum.
+// - Outputs do not overlap inputs unless "may alias" is said, and then only as exactly the same
+//   view. Nothing outside an output's view is written.
 // - Rows: the bits of a row do not depend on other sequences, on its place in the microbatch, on
-// how many rows there
-//   are, or on the number of threads. Masks are selects: a NaN stays in its own sequence (and its
-//   slot's gradients).
+//   how many rows there are, or on the number of threads. Masks are selects: a NaN stays in its own
+//   sequence (and its slot's gradients).
 // - One thread calls a backend. Breaking a REQUIRES is a bug of the caller and ends the process (a
 // CHECK).
 //
@@ -60,20 +59,25 @@ class Backend {
   // ---- the device ----
 
   virtual Device device() const = 0;
+  // Type of activations and their gradients; weights are rounded to it.
+  virtual DType activation_dtype() const = 0;
   // What decides bits: device type, library and its version, kernel variant. Equal ids give equal
   // bits.
   virtual std::string NumericsId() const = 0;
   // RESOURCE_EXHAUSTED where the system refuses. Pages are populated at once: resident memory is
   // what was planned.
   virtual absl::StatusOr<std::unique_ptr<Arena>> MakeArena(int64_t bytes) = 0;
+  // The same in the host's memory, such that CopyToHost into it is fast.
+  virtual absl::StatusOr<std::unique_ptr<Arena>> MakeHostArena(int64_t bytes) = 0;
   // Takes the operations' scratch memory from `arena` (counting: only adds it up); replaces the one
   // before it. The arena must outlive its use. REQUIRES: called with a real arena before any
   // operation below "operations".
   virtual void ReserveWorkspace(const Limits& limits, Arena& arena) = 0;
   // Waits for everything enqueued.
   virtual void Synchronize() = 0;
-  // Between host memory (dense, rows * columns values) and a tensor of this device, float32. Read
-  // before the call returns; written when it returns (CopyToHost waits for what is enqueued).
+  // Between host memory (dense, rows * columns float32 values) and a tensor of this device, rounded
+  // or widened where its type is another. Host memory is read before CopyToDevice returns, and
+  // written when CopyToHost returns (which waits for what is enqueued).
   virtual void CopyToDevice(const float* host, const TensorView& device) = 0;
   virtual void CopyToHost(const TensorView& device, float* host) = 0;
 
@@ -111,6 +115,10 @@ class Backend {
 
   // x = 0.  x: any matrix, out.
   virtual void Zero(const TensorView& x) = 0;
+
+  // to = from, rounded to the nearest (ties to even) of its type, in the rows and columns of from;
+  // zero in the rest of `to`.  from: float32; to: any type, at least as large, out.
+  virtual void Cast(const TensorView& from, const TensorView& to) = 0;
 
   // x[t] = W[ids[t]].  table: W [V, H]; x [T, H] out. REQUIRES: 0 <= ids < V.
   virtual void Embed(const Batch& batch, const Linear& table, const TensorView& x) = 0;
@@ -210,9 +218,10 @@ class Backend {
   virtual void SumOfSquares(std::span<const OptimizerTensor> tensors, std::span<double> sums) = 0;
   // One step of torch.optim.AdamW on every tensor (Loshchilov & Hutter 2019, arXiv 1711.05101,
   // algorithm 2):
-  //   g = clip_factor * gradient;  p *= 1 - lr wd;  m += (1 - beta1)(g - m);  v = beta2 v + (1 -
-  //   beta2) g^2; p -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps); gradient
-  //   = 0.
+  //   g = clip_factor * gradient;  p *= 1 - lr wd;  m += (1 - beta1)(g - m);
+  //   v = beta2 v + (1 - beta2) g^2;
+  //   p -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps);
+  //   copy = p rounded to its type, where there is a copy;  gradient = 0.
   virtual void AdamW(const AdamWOptions& options, std::span<const OptimizerTensor> tensors) = 0;
   // gradient = 0 without a step.
   virtual void DropGradients(std::span<const OptimizerTensor> tensors) = 0;

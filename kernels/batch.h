@@ -59,18 +59,31 @@ struct BatchDescription {
   std::span<const LossRow> loss_rows;  // [n]
 };
 
+// Ranks in copies are padded with zeros to a multiple of this, so that a slot's place among others
+// cannot change how products are summed.
+inline constexpr int64_t kRankAlignment = 16;
+
+constexpr int64_t PaddedRank(int64_t rank) {
+  return (rank + kRankAlignment - 1) / kRankAlignment * kRankAlignment;
+}
+
 // One LoRA target of a linear group: rows [first_output, first_output + outputs) of the group's
 // weight. The tensors belong to the caller and lie in device memory until the slot is cleared.
+// Masters are finite.
 struct LoraTarget {
   int64_t first_output = 0;
   int64_t outputs = 0;  // O
   int64_t rank = 0;     // R, at least 1
   float* a = nullptr;   // [R, K] master
   float* b = nullptr;   // [O, R] master
-  float scale = 0;      // s = alpha / R or alpha / sqrt(R)
-  float dropout = 0;    // p in [0, 1)
-  int32_t layer = 0;    // of the model, for the dropout counter; below kLayersMax
-  int32_t target = 0;   // of the layer, for the dropout counter; below kTargetsMax
+  // What products read where activations are not float32: the masters rounded to the activation
+  // type, dense, ranks padded (PaddedRank) with zeros. Empty where activations are float32.
+  TensorView a_copy = {};  // [PaddedRank(R), K]
+  TensorView b_copy = {};  // [O, PaddedRank(R)]
+  float scale = 0;         // s = alpha / R or alpha / sqrt(R)
+  float dropout = 0;       // p in [0, 1)
+  int32_t layer = 0;       // of the model, for the dropout counter; below kLayersMax
+  int32_t target = 0;      // of the layer, for the dropout counter; below kTargetsMax
   // Gradients in fixed point (kGradientQuantum), added to by every backward. Both null where
   // nothing trains.
   int64_t* da = nullptr;  // [R, K]
@@ -89,6 +102,8 @@ struct OptimizerTensor {
   float* exp_avg_sq = nullptr;
   int64_t* gradient = nullptr;  // fixed point; zero after the step
   int64_t elements = 0;
+  int64_t columns = 0;       // of the matrix; divides elements
+  TensorView copy = {};      // the step writes the rounded parameter here too; or empty
   double learning_rate = 0;  // of this step, factors applied
   double weight_decay = 0;   // decoupled, factors applied
 };

@@ -23,12 +23,17 @@ class CpuBackend final : public Backend {
   explicit CpuBackend(int threads) : pool_(threads), loops_(*SupportedLoops().back()) { WarmUp(); }
 
   Device device() const override { return Device::kCpu; }
+  DType activation_dtype() const override { return DType::kFloat32; }
 
   std::string NumericsId() const override {
     return absl::StrCat("cpu/", MatmulId(), "/", loops_.name, "/", kRevision);
   }
 
   absl::StatusOr<std::unique_ptr<Arena>> MakeArena(int64_t bytes) override {
+    return MakePagedArena(bytes);
+  }
+
+  absl::StatusOr<std::unique_ptr<Arena>> MakeHostArena(int64_t bytes) override {
     return MakePagedArena(bytes);
   }
 
@@ -107,6 +112,19 @@ class CpuBackend final : public Backend {
 
   void Zero(const TensorView& x) override {
     ForRows(context(), x.rows, [&](int64_t row) { std::memset(x.row(row), 0, RowBytes(x)); });
+  }
+
+  void Cast(const TensorView& from, const TensorView& to) override {
+    assert(to.rows >= from.rows && to.columns >= from.columns);
+    ForRows(context(), to.rows, [&](int64_t row) {
+      int64_t copied = 0;
+      if (row < from.rows) {
+        copied = from.columns;
+        std::memcpy(to.row(row), from.row(row), RowBytes(from));
+      }
+      std::memset(to.row(row) + copied, 0,
+                  static_cast<size_t>(to.columns - copied) * sizeof(float));
+    });
   }
 
   void Embed(const Batch& batch, const Linear& table, const TensorView& x) override {

@@ -89,6 +89,7 @@ void AdamW(const Context& context, const AdamWOptions& options,
   context.pool.Run(static_cast<int64_t>(blocks.size()), [&](int64_t index, int) {
     const Block& block = blocks[static_cast<size_t>(index)];
     const OptimizerTensor& tensor = tensors[block.tensor];
+    assert(tensor.copy.empty());
     const AdamWConstants constants = {
         .clip_factor = static_cast<float>(options.clip_factor),
         .decay = static_cast<float>(1 - tensor.learning_rate * tensor.weight_decay),

@@ -1,0 +1,161 @@
+// What every operation on one GPU shares: the device, its stream, the activation type, and small
+// tables that go to the device with a microbatch. Handles of CUDA objects own them.
+#ifndef LORAD_KERNELS_CUDA_CONTEXT_H_
+#define LORAD_KERNELS_CUDA_CONTEXT_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kernels/tensor.h"
+
+namespace lorad::kernels::cuda {
+
+// Destructors of handles ignore errors: at a process's end the driver may be gone before them.
+class Stream {
+ public:
+  Stream();  // does not wait for the default stream, nor it for this one
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// Without timing.
+class Event {
+ public:
+  Event();
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  void Record(cudaStream_t stream);
+  // True if everything before the last Record is done (or nothing was recorded).
+  bool Done() const;
+  void Wait() const;
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+class TablePool;
+
+// Pinned host memory and device memory of the same size.
+struct TableBlock {
+  explicit TableBlock(size_t class_index);
+  ~TableBlock();
+  TableBlock(const TableBlock&) = delete;
+  TableBlock& operator=(const TableBlock&) = delete;
+
+  const size_t size_class;
+  const int64_t bytes;
+  void* host = nullptr;
+  void* device = nullptr;
+  Event uploaded;
+};
+
+// A block of host memory and one of device memory of the same size: filled on the host, uploaded as
+// a whole in stream order. Goes back to its pool at the end; what was enqueued may still read it
+// then, for the next upload into it stands behind that in the stream.
+class DeviceTable {
+ public:
+  DeviceTable() = default;
+  ~DeviceTable();
+  DeviceTable(DeviceTable&& other) noexcept { Swap(other); }
+  DeviceTable& operator=(DeviceTable&& other) noexcept {
+    Swap(other);
+    return *this;
+  }
+
+  explicit operator bool() const { return block_ != nullptr; }
+  int64_t bytes() const { return block_->bytes; }
+  template <typename T>
+  T* Host(int64_t offset) const {
+    return reinterpret_cast<T*>(HostBytes() + offset);
+  }
+  template <typename T>
+  T* Device(int64_t offset) const {
+    return reinterpret_cast<T*>(DeviceBytes() + offset);
+  }
+  // The host's side of an array of the device's side.
+  template <typename T>
+  T* HostOf(const T* array) const {
+    return Host<T>(reinterpret_cast<const char*>(array) - DeviceBytes());
+  }
+  // Enqueues the copy of the first `bytes`. Until it is done the host's side must not change.
+  void Upload(int64_t bytes);
+
+ private:
+  friend class TablePool;
+
+  DeviceTable(TablePool* pool, std::unique_ptr<TableBlock> block)
+      : pool_(pool), block_(std::move(block)) {}
+  char* HostBytes() const { return static_cast<char*>(block_->host); }
+  char* DeviceBytes() const { return static_cast<char*>(block_->device); }
+  void Swap(DeviceTable& other) noexcept {
+    std::swap(pool_, other.pool_);
+    std::swap(block_, other.block_);
+  }
+
+  TablePool* pool_ = nullptr;
+  std::unique_ptr<TableBlock> block_;
+};
+
+// Hands blocks out again and again: nothing is allocated once as many are there as are in use at
+// one time. Outlives its tables. One thread.
+class TablePool {
+ public:
+  explicit TablePool(cudaStream_t stream) : stream_(stream) {}
+
+  // Contents are unspecified.
+  DeviceTable Take(int64_t bytes);
+  // Blocks ever allocated: constant in the steady state.
+  int64_t allocations() const { return allocations_; }
+
+ private:
+  friend class DeviceTable;
+
+  void Return(std::unique_ptr<TableBlock> block);
+
+  const cudaStream_t stream_;
+  std::vector<std::deque<std::unique_ptr<TableBlock>>>
+      free_;  // by size class, least recently used first
+  int64_t allocations_ = 0;
+};
+
+// Offsets of arrays in one block, each aligned to 16 bytes.
+class TableLayout {
+ public:
+  template <typename T>
+  int64_t Add(int64_t count) {
+    const int64_t offset = bytes_;
+    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + 15) / 16 * 16;
+    return offset;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t bytes_ = 0;
+};
+
+// One GPU as the operations see it. Constructing it makes the device current for the thread.
+struct Context {
+  Context(int device_index, DType activation_dtype);
+
+  const int device;
+  const DType activation;  // kBfloat16 or kFloat32
+  int multiprocessors = 0;
+  int capability = 0;  // 90 for sm_90
+  Stream stream;       // all operations, in call order
+  TablePool tables;
+};
+
+}  // namespace lorad::kernels::cuda
+
+#endif  // LORAD_KERNELS_CUDA_CONTEXT_H_

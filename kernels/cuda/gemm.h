@@ -1,0 +1,122 @@
+// Products with a frozen weight W [O, K] (row-major, one copy for both directions):
+//   kForward        y = residual + x W^T + bias + sum_t S_t B_t^T            x [M, K], y [M, O]
+//   kInputGradient  y = residual + x W          + sum_t D_t o (S_t A_t)      x [M, O], y [M, K]
+// where the sums run over low-rank terms t, one a (slot, target) pair (Hu et al. 2021, arXiv
+// 2106.09685, section 4.1, for many adapters at once): S [M, C] holds in a column range of its own,
+// for every term, the coefficients of the rows that the term belongs to, and exact zeros in all
+// other rows; B_t [O_t, R], A_t [R, K] are adapter matrices, D_t a dropout mask times its scale.
+//
+// Operands are bf16 (sums in fp32, rounded once, to nearest even), or all float32.
+//
+// What decides the order of sums: (operation, types, number of inner and outer features) and, for
+// the terms, their order in a row's list. Never M, a row's place or its company: x W first, in
+// ascending blocks of the inner feature, then the terms of the row's tile in list order, then bias
+// and residual. Strangers' terms add exact zeros (their coefficients are zero, factors finite). So
+// equal rows give equal bits. bf16 only: the float32 product promises no isolation.
+//
+// Two implementations: our own kernel for compute capability 9.0 (gemm_hopper.h), one launch for
+// everything; and cuBLASLt followed by a kernel for the terms, for other devices and float32.
+// Everything may be captured into a CUDA graph.
+#ifndef LORAD_KERNELS_CUDA_GEMM_H_
+#define LORAD_KERNELS_CUDA_GEMM_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "kernels/tensor.h"
+
+namespace lorad::kernels::cuda {
+
+enum class Product : uint8_t { kForward, kInputGradient };
+
+// Rows of a tile that share one list of terms.
+inline constexpr int64_t kTermTileRows = 256;
+// Columns of a mask row come in multiples of this (so that its words can be read 16 bytes at once).
+inline constexpr int64_t kMaskColumns = 256;
+
+// A dropout mask over outputs of the product, kept as bits: element (row, column) is kept where bit
+// column % 32 of words[row * row_words + column / 32] is set.
+struct DropMask {
+  const uint32_t* words = nullptr;  // device; [M, row_words], or null: no mask
+  int64_t row_words = 0;            // at least ceil(outputs / kMaskColumns) * kMaskColumns / 32
+  float scale = 1;                  // 1 / (1 - p)
+};
+
+// An entry of a device table: made on the host by Gemm::MakeTerm, copied to the device by the
+// caller.
+struct alignas(128) LowRankTerm {
+  unsigned char tensor_map[128] = {};  // of the factor, for the bulk tensor copy; bf16 only
+  const void* factor = nullptr;        // B_t [O_t, R] or A_t [R, K]
+  int64_t factor_stride = 0;           // elements between its rows
+  const uint32_t* mask_words = nullptr;
+  int64_t mask_row_words = 0;
+  float mask_scale = 1;
+  int32_t rank = 0;          // columns of S it reads
+  int32_t first_column = 0;  // of S
+  int32_t first_output = 0;  // columns of y it adds to
+  int32_t outputs = 0;
+};
+static_assert(sizeof(LowRankTerm) == 256);
+
+// The terms of a product, all in device memory. The rows of tile i, [i * kTermTileRows, (i + 1) *
+// kTermTileRows), see terms[list[first[i]]], ..., terms[list[first[i + 1] - 1]]: at least those
+// that belong to one of its rows, in an order in which a slot's own terms always stand alike.
+struct LowRankTable {
+  const LowRankTerm* terms = nullptr;  // [count], aligned to 128 bytes
+  const int32_t* first = nullptr;      // [ceil(M / kTermTileRows) + 1]
+  const int32_t* list = nullptr;
+  int32_t count = 0;  // upper bound where a captured graph is filled later
+
+  bool empty() const { return terms == nullptr; }
+};
+
+// All views: rows a multiple of 16 bytes apart, aligned to 16 bytes.
+struct GemmArguments {
+  Product product = Product::kForward;
+  TensorView x;
+  TensorView weight;          // [O, K], the type of x
+  TensorView bias = {};       // [1, columns of y], the type of y; or empty
+  TensorView residual = {};   // as y; or empty. May alias y.
+  TensorView y;               // out; the type of x, or float32
+  TensorView coefficients{};  // S [M, C], the type of x; read where there are terms
+  LowRankTable terms = {};
+};
+
+struct GemmOptions {
+  bool own_kernel = true;  // where the device has it; otherwise cuBLASLt. Changes bits.
+};
+
+class Gemm {
+ public:
+  // For the current device.
+  explicit Gemm(const GemmOptions& options);
+  ~Gemm();
+  Gemm(const Gemm&) = delete;
+  Gemm& operator=(const Gemm&) = delete;
+
+  // What decides bits: kernel, library and version.
+  std::string Id() const;
+  // Scratch memory for Run, aligned to 256 bytes; one Run at a time may use it.
+  static int64_t WorkspaceBytes();
+
+  // A term over columns [first_column, first_column + rank) of S. factor, of the type of x:
+  //   kForward        B_t [O_t, R], rank = R, adds to columns [first_output, first_output + O_t)
+  //   kInputGradient  A_t [R, K], rank = R, adds to all columns; first_output is 0
+  // REQUIRES (bf16): first_column and R are multiples of kRankAlignment; factor finite.
+  LowRankTerm MakeTerm(Product product, const TensorView& factor, int64_t first_column,
+                       int64_t first_output, const DropMask& mask) const;
+
+  // Enqueues the product. REQUIRES: as declared above; masks in kInputGradient only.
+  void Run(const GemmArguments& arguments, void* workspace, cudaStream_t stream);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lorad::kernels::cuda
+
+#endif  // LORAD_KERNELS_CUDA_GEMM_H_

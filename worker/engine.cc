@@ -163,8 +163,9 @@ absl::Status Engine::TryLoadSlot(const v1::Operation& operation, Resident* resid
   if (!tensors.ok()) return tensors.status();
   const int64_t budget =
       order_.budget_bytes() > 0 ? order_.budget_bytes() : environment_.options.memory_bytes;
-  absl::Status status = CheckFits(Slot::CountBytes(*tensors), group_bytes_ + slot_bytes_, budget,
-                                  absl::StrCat("the slot of job ", options.job).c_str());
+  absl::Status status =
+      CheckFits(Slot::BudgetBytes(*environment_.backend, *tensors), group_bytes_ + slot_bytes_,
+                budget, absl::StrCat("the slot of job ", options.job).c_str());
   if (!status.ok()) return status;
   const auto free = std::find(index_taken_.begin(), index_taken_.end(), false);
   if (free == index_taken_.end()) {

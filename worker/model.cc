@@ -111,20 +111,23 @@ void Model::LayWeights(kernels::Arena& arena) {
 void Model::LayActivations(kernels::Arena& arena) {
   const int64_t tokens = shape_.capacity_tokens;
   const int64_t hidden = description_.hidden;
+  const auto activation = [&](int64_t columns) {
+    return arena.Matrix(tokens, columns, backend_->activation_dtype());
+  };
   for (BlockState& state : blocks_) {
-    state.x = arena.Matrix(tokens, hidden);
-    state.mix = arena.Matrix(tokens, state.block->in.out_features());
+    state.x = activation(hidden);
+    state.mix = activation(state.block->in.out_features());
     if (!state.attention) continue;
-    state.y = arena.Matrix(tokens, state.block->out.in_features);
+    state.y = activation(state.block->out.in_features);
     state.lse = arena.Matrix(tokens, Attention(*state.block).heads);
   }
-  border_ = arena.Matrix(tokens, hidden);
-  h_ = arena.Matrix(tokens, hidden);
-  dh_ = arena.Matrix(tokens, hidden);
-  dx_ = arena.Matrix(tokens, hidden);
+  border_ = activation(hidden);
+  h_ = activation(hidden);
+  dh_ = activation(hidden);
+  dx_ = activation(hidden);
   if (range_.has_head(description_)) {
     log_p_ = arena.Matrix(1, tokens);
-    unit_ = arena.Matrix(tokens, hidden);
+    unit_ = activation(hidden);
   }
   // Blocks run one after the other, so their scratch overlaps in place; the workspace that follows
   // begins behind the largest.
@@ -132,11 +135,11 @@ void Model::LayActivations(kernels::Arena& arena) {
   int64_t scratch_bytes = 0;
   for (BlockState& state : blocks_) {
     if (state.attention) {
-      state.scratch_dmix = arena.Matrix(tokens, state.block->in.out_features());
+      state.scratch_dmix = activation(state.block->in.out_features());
     } else {
-      state.scratch_y = arena.Matrix(tokens, Ffn(*state.block));
+      state.scratch_y = activation(Ffn(*state.block));
     }
-    state.scratch_dy = arena.Matrix(tokens, state.block->out.in_features);
+    state.scratch_dy = activation(state.block->out.in_features);
     scratch_bytes = std::max(scratch_bytes, arena.used() - mark);
     arena.Rewind(mark);
   }

@@ -46,8 +46,9 @@ inline constexpr int64_t kRankMax = 512;
 // (N); MLP: gate and up (2F). Norms and the SwiGLU product are computed again in backward.
 //
 // Counting: constructed over a counting arena, a Model holds nothing and arena.bytes_max() is what
-// a real one takes. The rules, in 4-byte floats, every line rounded up to 64 bytes as one
-// allocation (kernels/arena.h), T = capacity_tokens, P = longest_sequence:
+// a real one takes. The rules, every line rounded up to 64 bytes as one allocation
+// (kernels/arena.h), T = capacity_tokens, P = longest_sequence; activations, border, scratch and
+// unit gradient are values of Backend::activation_dtype(), norms, rope, lse and log p are float32:
 //   weights      whatever Backend::MakeLinear takes for: embedding [V, H]; per block the groups in
 //                and out; head [V, H] unless tied (and on the same stage). Per norm H.
 //   rope         P D per distinct RopeSpec

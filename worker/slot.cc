@@ -87,10 +87,10 @@ absl::StatusOr<std::vector<SlotTensor>> ListLoraTensors(
   return tensors;
 }
 
-std::vector<Slot::Place> Slot::Lay(const std::vector<SlotTensor>& tensors, kernels::Arena& arena,
-                                   float** staging) {
+std::vector<Slot::Place> Slot::Lay(const kernels::Backend& backend,
+                                   const std::vector<SlotTensor>& tensors, kernels::Arena& arena) {
+  const kernels::DType dtype = backend.activation_dtype();
   std::vector<Place> places;
-  int64_t saved_elements = 0;
   for (const SlotTensor& tensor : tensors) {
     if (tensor.shared_with >= 0) {
       places.push_back(places[tensor.shared_with]);
@@ -98,39 +98,62 @@ std::vector<Slot::Place> Slot::Lay(const std::vector<SlotTensor>& tensors, kerne
     }
     Place place;
     place.master = arena.Matrix(tensor.rows, tensor.columns);
+    if (dtype != kernels::DType::kFloat32) {
+      const bool rank_rows = tensor.matrix == 'A';
+      place.copy =
+          arena.Matrix(rank_rows ? kernels::PaddedRank(tensor.rows) : tensor.rows,
+                       rank_rows ? tensor.columns : kernels::PaddedRank(tensor.columns), dtype);
+    }
     if (tensor.trainable) {
       place.exp_avg = arena.Matrix(tensor.rows, tensor.columns);
       place.exp_avg_sq = arena.Matrix(tensor.rows, tensor.columns);
       place.gradient = arena.Allocate<int64_t>(tensor.elements());
-      saved_elements += tensor.elements();
     }
     places.push_back(place);
   }
-  *staging = arena.Allocate<float>(3 * saved_elements);
   return places;
 }
 
-int64_t Slot::CountBytes(const std::vector<SlotTensor>& tensors) {
-  kernels::Arena counting(kernels::Device::kCpu);
-  float* staging = nullptr;
-  Lay(tensors, counting, &staging);
-  return counting.bytes_max();
+float* Slot::LayStaging(const std::vector<SlotTensor>& tensors, kernels::Arena& arena) {
+  int64_t elements = 0;
+  for (const SlotTensor& tensor : tensors) {
+    if (tensor.shared_with < 0 && tensor.trainable) elements += tensor.elements();
+  }
+  return arena.Allocate<float>(3 * elements);
+}
+
+SlotBytes Slot::CountBytes(const kernels::Backend& backend,
+                           const std::vector<SlotTensor>& tensors) {
+  kernels::Arena device(backend.device());
+  Lay(backend, tensors, device);
+  kernels::Arena host(kernels::Device::kCpu);
+  LayStaging(tensors, host);
+  return {.device = device.bytes_max(), .host = host.bytes_max()};
+}
+
+int64_t Slot::BudgetBytes(const kernels::Backend& backend, const std::vector<SlotTensor>& tensors) {
+  const SlotBytes bytes = CountBytes(backend, tensors);
+  return backend.device() == kernels::Device::kCpu ? bytes.device + bytes.host : bytes.device;
 }
 
 absl::StatusOr<std::unique_ptr<Slot>> Slot::Create(kernels::Backend* backend,
                                                    std::vector<SlotTensor> tensors,
                                                    SlotOptions options) {
   std::unique_ptr<Slot> slot(new Slot(backend, std::move(tensors), std::move(options)));
-  slot->bytes_ = CountBytes(slot->tensors_);
-  auto arena = backend->MakeArena(slot->bytes_);
+  slot->bytes_ = BudgetBytes(*backend, slot->tensors_);
+  const SlotBytes bytes = CountBytes(*backend, slot->tensors_);
+  auto arena = backend->MakeArena(bytes.device);
   if (!arena.ok()) return arena.status();
   slot->arena_ = *std::move(arena);
-  slot->places_ = Lay(slot->tensors_, *slot->arena_, &slot->staging_);
+  auto staging = backend->MakeHostArena(bytes.host);
+  if (!staging.ok()) return staging.status();
+  slot->staging_arena_ = *std::move(staging);
+  slot->places_ = Lay(*backend, slot->tensors_, *slot->arena_);
+  slot->staging_ = LayStaging(slot->tensors_, *slot->staging_arena_);
   for (const Place& place : slot->places_) {
-    backend->Zero(place.master);
-    if (place.gradient == nullptr) continue;
-    backend->Zero(place.exp_avg);
-    backend->Zero(place.exp_avg_sq);
+    for (const TensorView& view : {place.master, place.copy, place.exp_avg, place.exp_avg_sq}) {
+      if (!view.empty()) backend->Zero(view);
+    }
   }
   backend->DropGradients(slot->OptimizerTensors(0));
   return slot;
@@ -146,6 +169,14 @@ void Slot::Initialize() {
       backend_->Zero(places_[i].master);
     }
   }
+  RefreshCopies();
+}
+
+void Slot::RefreshCopies() {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (tensors_[i].shared_with >= 0 || places_[i].copy.empty()) continue;
+    backend_->Cast(places_[i].master, places_[i].copy);
+  }
 }
 
 void Slot::Bind(const Model& model, kernels::AdapterTable* table, int32_t index) const {
@@ -160,6 +191,8 @@ void Slot::Bind(const Model& model, kernels::AdapterTable* table, int32_t index)
                              .rank = options_.rank,
                              .a = places_[i].master.f32(),
                              .b = places_[i + 1].master.f32(),
+                             .a_copy = places_[i].copy,
+                             .b_copy = places_[i + 1].copy,
                              .scale = static_cast<float>(options_.scale),
                              .dropout = static_cast<float>(options_.dropout),
                              .layer = a.layer,
@@ -181,6 +214,8 @@ std::vector<kernels::OptimizerTensor> Slot::OptimizerTensors(double learning_rat
                       .exp_avg_sq = place.exp_avg_sq.f32(),
                       .gradient = place.gradient,
                       .elements = tensor.elements(),
+                      .columns = tensor.columns,
+                      .copy = place.copy,
                       .learning_rate = learning_rate * tensor.learning_rate_factor,
                       .weight_decay = options_.weight_decay * tensor.decay_factor});
   }

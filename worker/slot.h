@@ -66,19 +66,31 @@ struct SlotOptions {
 absl::StatusOr<std::vector<SlotTensor>> ListLoraTensors(
     const storage::ModelDescription& description, StageRange range, const SlotOptions& options);
 
-// The place of one adapter's trainable tensors on a worker, an arena of its own. Counting rules:
+// What a slot takes: in the device's memory, and in the host's where a save is staged.
+struct SlotBytes {
+  int64_t device = 0;
+  int64_t host = 0;
+};
+
+// The place of one adapter's trainable tensors on a worker, in arenas of its own. Counting rules:
 // every line one allocation rounded up to 64 bytes, e = elements of a tensor, in the list's order:
-//   per tensor that shares no other's memory   4 e (master)
+//   per tensor that shares no other's memory   4 e (master); where activations are not float32 also
+//                                              the copy that products read: 2 bytes an element, the
+//                                              rank rounded up to kernels::kRankAlignment
 //   and where it trains                        4 e (exp_avg), 4 e (exp_avg_sq), 8 e (gradient)
-//   last, once                                 12 bytes an element of those that train: staging of
+//   on the host, once                          12 bytes an element of those that train: staging of
 //                                              a save
 // Threads: the executor's; only what says so is also called from the uploader's.
 class Slot {
  public:
-  // What the arena of such a slot must hold.
-  static int64_t CountBytes(const std::vector<SlotTensor>& tensors);
+  // What the arenas of such a slot must hold.
+  static SlotBytes CountBytes(const kernels::Backend& backend,
+                              const std::vector<SlotTensor>& tensors);
+  // What of that counts against the worker's memory: on a device of its own memory not the host's.
+  static int64_t BudgetBytes(const kernels::Backend& backend,
+                             const std::vector<SlotTensor>& tensors);
 
-  // Lays the tensors out in an arena of its own (all zero). RESOURCE_EXHAUSTED from the system.
+  // Lays the tensors out in arenas of its own (all zero). RESOURCE_EXHAUSTED from the system.
   static absl::StatusOr<std::unique_ptr<Slot>> Create(kernels::Backend* backend,
                                                       std::vector<SlotTensor> tensors,
                                                       SlotOptions options);
@@ -91,9 +103,10 @@ class Slot {
   // Tells the backend where its targets lie. `model` numbers the groups.
   void Bind(const Model& model, kernels::AdapterTable* table, int32_t index) const;
 
-  // Host views of tensor i, float32, for reading content into and copying it out.
+  // Where tensor i lies in the device's memory, float32 but for the copy.
   struct Place {
     kernels::TensorView master;
+    kernels::TensorView copy;        // what products read; empty where that is the master
     kernels::TensorView exp_avg;     // empty where it does not train
     kernels::TensorView exp_avg_sq;  // likewise
     int64_t* gradient = nullptr;     // fixed point
@@ -101,7 +114,11 @@ class Slot {
   const std::vector<Place>& places() const { return places_; }
   const std::vector<SlotTensor>& tensors() const { return tensors_; }
   const SlotOptions& options() const { return options_; }
+  // BudgetBytes of it.
   int64_t bytes() const { return bytes_; }
+
+  // Brings the copies up to date after masters were written from outside the optimizer.
+  void RefreshCopies();
 
   // Steps done.
   int64_t step() const { return step_; }
@@ -129,13 +146,15 @@ class Slot {
  private:
   Slot(kernels::Backend* backend, std::vector<SlotTensor> tensors, SlotOptions options)
       : backend_(backend), tensors_(std::move(tensors)), options_(std::move(options)) {}
-  static std::vector<Place> Lay(const std::vector<SlotTensor>& tensors, kernels::Arena& arena,
-                                float** staging);
+  static std::vector<Place> Lay(const kernels::Backend& backend,
+                                const std::vector<SlotTensor>& tensors, kernels::Arena& arena);
+  static float* LayStaging(const std::vector<SlotTensor>& tensors, kernels::Arena& arena);
 
   kernels::Backend* const backend_;
   const std::vector<SlotTensor> tensors_;
   const SlotOptions options_;
   std::unique_ptr<kernels::Arena> arena_;
+  std::unique_ptr<kernels::Arena> staging_arena_;
   int64_t bytes_ = 0;
   std::vector<Place> places_;
   float* staging_ = nullptr;

@@ -154,6 +154,7 @@ absl::Status SlotContentReader::Finish() {
     return Invalid(slot_->options().job, "ended before its last tensor");
   }
   slot_->set_step(step_);
+  slot_->RefreshCopies();
   return absl::OkStatus();
 }
 

@@ -68,6 +68,7 @@ TEST_CASE("a slot takes what the planner says") {
       {"q_proj", "v_proj"},
       {"down_proj"},
       {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
+  const auto backend = kernels::MakeCpuBackend(1);
   for (const storage::ModelDescription& description : Models()) {
     const planner::ModelShape shape = server::ShapeOf(description);
     for (const int rank : {1, 4, 13, 64, 512}) {
@@ -79,7 +80,8 @@ TEST_CASE("a slot takes what the planner says") {
         options.target_modules = names;
         const auto tensors = ListLoraTensors(description, WholeModel(description), options);
         REQUIRE(tensors.ok());
-        CHECK(planner::BytesOfSlot(shape, {rank, names}).total() == Slot::CountBytes(*tensors));
+        CHECK(planner::BytesOfSlot(shape, {rank, names}).total() ==
+              Slot::BudgetBytes(*backend, *tensors));
         int64_t parameters = 0;
         for (const SlotTensor& tensor : *tensors) parameters += tensor.elements();
         CHECK(planner::AdapterParameters(shape, {rank, names}) == parameters);

@@ -41,19 +41,28 @@ void AddServe(CLI::App& app, Arguments& arguments) {
   serve.add_option("--listen", options.listen, "Loopback address; port 0 picks a free one")
       ->capture_default_str()
       ->type_name("HOST:PORT");
-  serve.add_option("--workers", arguments.workers, "Workers to start: auto, cpu:N or none")
+  serve
+      .add_option(
+          "--workers", arguments.workers,
+          "Workers to start: auto (one for each GPU, else one on the CPU), none, cpu:N, cuda or "
+          "cuda:I,J,..")
       ->capture_default_str();
   serve
-      .add_option("--worker-threads", options.worker_threads,
-                  "Threads of each worker (default: the machine's, shared out)")
+      .add_option("--worker-threads", options.workers.threads,
+                  "Threads of each worker on the CPU (default: the machine's, shared out)")
       ->check(CLI::Range(1, 1024));
   serve
       .add_option("--worker-memory", arguments.worker_memory,
                   "Memory of each worker, like 8GiB (default: four fifths of what is available, "
-                  "shared out)")
+                  "shared out; on a GPU what is free)")
       ->type_name("BYTES");
   serve
-      .add_option("--worker-binary", options.worker_binary,
+      .add_option("--worker-precision", options.workers.precision,
+                  "Arithmetic of workers on GPUs: bf16, or fp32 to compare with a reference "
+                  "(default: bf16)")
+      ->check(CLI::IsMember({"bf16", "fp32"}));
+  serve
+      .add_option("--worker-binary", options.workers.binary,
                   "lorad-worker (default: beside lorad, or in ../worker/)")
       ->type_name("PATH");
   serve
@@ -85,17 +94,17 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kWrongUsage;
   }
 
-  const absl::StatusOr<int> workers = ParseWorkers(arguments.workers);
+  const absl::StatusOr<WorkerChoice> workers = ParseWorkers(arguments.workers);
   if (!workers.ok()) return Fail(workers.status(), kWrongUsage);
-  arguments.serve.cpu_workers = *workers;
+  arguments.serve.workers.choice = *workers;
   if (!arguments.worker_memory.empty()) {
     const absl::StatusOr<int64_t> bytes = ParseBytes(arguments.worker_memory);
     if (!bytes.ok()) return Fail(bytes.status(), kWrongUsage);
-    arguments.serve.worker_memory_bytes = *bytes;
+    arguments.serve.workers.memory_bytes = *bytes;
   }
   // By link and by name: a runfiles tree has the worker beside the link.
   std::error_code ignored;
-  arguments.serve.worker_directories = {
+  arguments.serve.workers.directories = {
       std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path().string(),
       std::filesystem::absolute(argv[0], ignored).parent_path().string()};
   SetUpLog(arguments.log_format == "json" ? LogFormat::kJson : LogFormat::kText,

@@ -4,13 +4,9 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <fstream>
-#include <thread>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -26,40 +22,6 @@ namespace {
 constexpr absl::Duration kStopPatience = absl::Seconds(60);  // cutting and saving at SIGTERM
 constexpr absl::Duration kCallsGrace = absl::Seconds(1);     // calls under way when it stops
 constexpr absl::Duration kWorkerGrace = absl::Seconds(3);    // workers that were told to end
-constexpr int kCpuWorkersMax = 64;
-
-// Memory that can be had without swapping; 0 where the system does not say.
-int64_t AvailableBytes() {
-  std::ifstream file("/proc/meminfo");
-  std::string key, unit;
-  int64_t kib = 0;
-  while (file >> key >> kib) {
-    std::getline(file, unit);
-    if (key == "MemAvailable:") return kib * 1024;
-  }
-  return 0;
-}
-
-std::vector<WorkerCommand> WorkerCommands(const ServeOptions& options, const std::string& binary,
-                                          const ListenAddress& address) {
-  const int count = options.cpu_workers;
-  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const int threads =
-      options.worker_threads > 0 ? options.worker_threads : std::max(1, cores / count);
-  const int64_t memory = options.worker_memory_bytes > 0 ? options.worker_memory_bytes
-                                                         : AvailableBytes() / 5 * 4 / count;
-  std::vector<WorkerCommand> commands;
-  for (int i = 0; i < count; ++i) {
-    WorkerCommand command;
-    command.name = absl::StrCat("cpu-", i);
-    command.arguments = {binary, absl::StrCat("--coordinator=", address.ToText()), "--device=cpu",
-                         absl::StrCat("--name=", command.name),
-                         absl::StrCat("--threads=", threads)};
-    if (memory > 0) command.arguments.push_back(absl::StrCat("--memory=", memory));
-    commands.push_back(std::move(command));
-  }
-  return commands;
-}
 
 SupervisorSinks LogSinks() {
   return {[](const std::string& worker, const std::string& line) {
@@ -83,13 +45,8 @@ class LoradDaemon final : public Daemon {
       return Error(absl::StatusCode::kNotFound, "MODEL_ROOT_MISSING",
                    absl::StrCat("--model-root ", root, " is not a directory"));
     }
-    std::string binary;
-    if (options.cpu_workers > 0) {
-      absl::StatusOr<std::string> found =
-          FindWorkerBinary(options.worker_binary, options.worker_directories);
-      if (!found.ok()) return found.status();
-      binary = *std::move(found);
-    }
+    absl::StatusOr<std::vector<WorkerCommand>> workers = WorkerCommands(options.workers);
+    if (!workers.ok()) return workers.status();
 
     DriverOptions driver_options;
     driver_options.data_dir = options.data_dir;
@@ -105,10 +62,12 @@ class LoradDaemon final : public Daemon {
     if (!api.ok()) return api.status();
     api_ = *std::move(api);
 
-    if (options.cpu_workers > 0) {
-      supervisor_ = std::make_unique<Supervisor>(WorkerCommands(options, binary, api_->address()),
-                                                 SupervisorOptions{}, LogSinks());
+    if (workers->empty()) return absl::OkStatus();
+    for (WorkerCommand& worker : *workers) {
+      worker.arguments.push_back(absl::StrCat("--coordinator=", api_->address().ToText()));
     }
+    supervisor_ =
+        std::make_unique<Supervisor>(*std::move(workers), SupervisorOptions{}, LogSinks());
     return absl::OkStatus();
   }
 
@@ -136,19 +95,6 @@ class LoradDaemon final : public Daemon {
 };
 
 }  // namespace
-
-absl::StatusOr<int> ParseWorkers(const std::string& text) {
-  if (text == "auto") return 1;
-  if (text == "none") return 0;
-  int count = 0;
-  if (absl::StartsWith(text, "cpu:") && absl::SimpleAtoi(text.substr(4), &count) && count >= 1 &&
-      count <= kCpuWorkersMax) {
-    return count;
-  }
-  return Error(absl::StatusCode::kInvalidArgument, "INVALID_WORKERS",
-               absl::StrCat("--workers must be auto, cpu:N with N from 1 to ", kCpuWorkersMax,
-                            ", or none, got '", text, "'"));
-}
 
 absl::StatusOr<int64_t> ParseBytes(const std::string& text) {
   const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());

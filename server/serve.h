@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "server/core/core.h"
 #include "server/listen.h"
+#include "server/worker_commands.h"
 #include "storage/files.h"
 #include "storage/job_store.h"
 
@@ -22,16 +23,8 @@ struct ServeOptions {
   std::vector<std::string> model_roots = {"/"};
   CoreOptions core;
 
-  // Embedded workers.
-  int cpu_workers = 1;              // 0 = none: workers are started by others
-  int worker_threads = 0;           // of each; 0 = the machine's, shared out
-  int64_t worker_memory_bytes = 0;  // of each; 0 = four fifths of what is available, shared out
-  std::string worker_binary;        // empty = beside one of worker_directories, or in ../worker/
-  std::vector<std::string> worker_directories;
+  WorkerOptions workers;  // embedded ones
 };
-
-// "auto" (one on the CPU), "cpu:N" (N from 1 to 64), "none" -> ServeOptions.cpu_workers.
-absl::StatusOr<int> ParseWorkers(const std::string& text);
 
 // "1073741824", "512MiB", "8GiB".
 absl::StatusOr<int64_t> ParseBytes(const std::string& text);

@@ -4,18 +4,18 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cassert>
 #include <cerrno>
+#include <cstdio>
 #include <string>
 #include <thread>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "kernels/cpu/cpu_backend.h"
 #include "spdlog/sinks/stdout_color_sinks.h"
 #include "spdlog/spdlog.h"
 #include "worker/control.h"
+#include "worker/device.h"
 #include "worker/executor.h"
 #include "worker/grpc_bulk.h"
 #include "worker/process.h"
@@ -27,32 +27,48 @@ constexpr char kVersion[] = "0.1.0";
 
 struct Flags {
   std::string coordinator;
-  std::string device = "cpu";
+  DeviceOptions device;
   std::string name;
-  int threads = 0;
   int64_t memory_bytes = 0;
   bool die_with_parent = false;
+  bool list_devices = false;
 };
 
 // -1: go on; else the exit status.
 int ParseFlags(int argc, char** argv, Flags* flags) {
   CLI::App app{"lorad-worker: executes the training that a lorad coordinator plans"};
-  app.add_option("--coordinator", flags->coordinator, "Address of the coordinator, HOST:PORT")
-      ->required();
-  app.add_option("--device", flags->device, "Device to use")->check(CLI::IsMember({"cpu"}));
+  auto* list = app.add_flag("--list-devices", flags->list_devices,
+                            "Print the devices that it can use, a line each, and end");
+  auto* coordinator =
+      app.add_option("--coordinator", flags->coordinator, "Address of the coordinator, HOST:PORT");
+  list->excludes(coordinator);
+  app.add_option("--device", flags->device.name, "Device to use: cpu or cuda:I")
+      ->check([](const std::string& name) {
+        const bool known = name == "cpu" || CudaIndex(name) >= 0;
+        return known ? "" : absl::StrCat("must be cpu or cuda:I, got '", name, "'");
+      })
+      ->capture_default_str();
+  app.add_option("--precision", flags->device.precision,
+                 "Arithmetic on a GPU: bf16, or fp32 to compare with a reference")
+      ->check(CLI::IsMember({"bf16", "fp32"}))
+      ->capture_default_str();
   app.add_option("--name", flags->name,
                  "Name of this worker, unique in the cluster (default: host and process)");
-  app.add_option("--threads", flags->threads, "Threads for arithmetic (default: all cores)")
+  app.add_option("--threads", flags->device.threads,
+                 "Threads for arithmetic on the CPU (default: all cores)")
       ->check(CLI::Range(0, 256));
   app.add_option("--memory", flags->memory_bytes,
                  "Memory to use for model and adapters, like 8GiB (default: three quarters of the "
-                 "machine's)")
+                 "machine's; on a GPU what is free)")
       ->transform(CLI::AsSizeValue(false));
   app.add_flag("--die-with-parent", flags->die_with_parent,
                "End when the process that started this one ends");
   app.set_version_flag("--version", kVersion);
   try {
     app.parse(argc, argv);
+    if (!flags->list_devices && flags->coordinator.empty()) {
+      throw CLI::RequiredError("--coordinator");
+    }
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
@@ -102,15 +118,15 @@ std::string DefaultName() {
   return absl::StrCat(host, "-", getpid());
 }
 
-v1::Hello MakeHello(const Flags& flags, const std::string& numerics_id) {
+v1::Hello MakeHello(const Flags& flags, const OpenDevice& device, const std::string& numerics_id) {
   v1::Hello hello;
   hello.set_protocol_version(kProtocolVersion);
   hello.set_worker(flags.name);
   hello.set_version(kVersion);
-  hello.set_device(flags.device);
-  hello.set_device_name(absl::StrCat("CPU, ", flags.threads, " threads"));
+  hello.set_device(flags.device.name);
+  hello.set_device_name(device.description);
   hello.set_memory_bytes(flags.memory_bytes);
-  hello.set_threads(flags.threads);
+  hello.set_threads(device.threads);
   hello.set_pid(getpid());
   hello.set_numerics_id(numerics_id);
   return hello;
@@ -121,22 +137,26 @@ int Run(Flags flags) {
   // byte, and a thread of ours waits for it.
   SignalPipe pipe;
   signal(SIGPIPE, SIG_IGN);
-  if (flags.threads == 0) flags.threads = static_cast<int>(std::thread::hardware_concurrency());
-  flags.threads = std::clamp(flags.threads, 1, 256);
-  if (flags.memory_bytes == 0) flags.memory_bytes = MachineMemoryBytes() / 4 * 3;
+  absl::StatusOr<OpenDevice> device = Open(flags.device);
+  if (!device.ok()) {
+    spdlog::error("{}", std::string(device.status().message()));
+    return 1;
+  }
+  kernels::Backend* backend = device->backend.get();
+  if (flags.memory_bytes == 0) flags.memory_bytes = device->memory_bytes;
   if (flags.name.empty()) flags.name = DefaultName();
 
-  const auto backend = kernels::MakeCpuBackend(flags.threads);
   const std::string numerics_id = NumericsId(*backend);
-  spdlog::info("worker {}: {}, numerics {} ({})", flags.name, flags.device, numerics_id,
+  spdlog::info("worker {}: {}, numerics {} ({})", flags.name, device->description, numerics_id,
                backend->NumericsId());
   GrpcBulk bulk(flags.coordinator);
   ReportLog reports;
-  Executor executor(backend.get(), &bulk, &reports,
+  Executor executor(backend, &bulk, &reports,
                     {.memory_bytes = flags.memory_bytes, .numerics_id = numerics_id},
                     SteadyClock());
-  ControlStream control({.coordinator = flags.coordinator, .hello = MakeHello(flags, numerics_id)},
-                        &executor, &reports, SteadyClock());
+  ControlStream control(
+      {.coordinator = flags.coordinator, .hello = MakeHello(flags, *device, numerics_id)},
+      &executor, &reports, SteadyClock());
   std::thread waiter([&] {
     pipe.Wait();
     control.Stop();
@@ -159,6 +179,10 @@ int main(int argc, char** argv) {
   lorad::worker::Flags flags;
   const int exit_status = lorad::worker::ParseFlags(argc, argv, &flags);
   if (exit_status >= 0) return exit_status;
+  if (flags.list_devices) {
+    for (const std::string& line : lorad::worker::ListDevices()) std::puts(line.c_str());
+    return 0;
+  }
   spdlog::set_default_logger(spdlog::stderr_color_mt("lorad-worker"));
   if (flags.die_with_parent) {
     const absl::Status status = lorad::worker::DieWithParent();

@@ -133,8 +133,11 @@ int Main(int argc, char** argv) {
   server::ServeOptions options;
   options.listen = "127.0.0.1:0";
   options.data_dir = argv[2];
-  options.worker_binary = argv[3];
-  options.cpu_workers = std::atoi(argv[4]);
+  options.workers.binary = argv[3];
+  options.workers.choice = {.kind = server::WorkerChoice::Kind::kCpu, .count = std::atoi(argv[4])};
+  if (options.workers.choice.count == 0) {
+    options.workers.choice.kind = server::WorkerChoice::Kind::kNone;
+  }
   const auto pass = [&fuse] { fuse.Pass(); };
   const absl::Status status = server::RunServer(options, files, {pass, pass});
   if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());

@@ -57,7 +57,7 @@ struct DaemonFixture {
     ServeOptions options;
     options.data_dir = directory / "data";
     options.listen = "127.0.0.1:0";
-    options.cpu_workers = 0;
+    options.workers.choice.kind = WorkerChoice::Kind::kNone;
     absl::StatusOr<std::unique_ptr<Daemon>> started = Daemon::Start(options, storage::RealFiles());
     INFO(std::string(started.status().message()));
     REQUIRE(started.ok());
@@ -266,13 +266,7 @@ TEST_CASE_METHOD(DaemonFixture, "a clean stop with a job in the queue and a watc
   CHECK(ErrorInfoOf(watch->Finish()).reason() == "SHUTTING_DOWN");
 }
 
-TEST_CASE("what the command line says of workers and of sizes") {
-  CHECK(ParseWorkers("auto").value() == 1);
-  CHECK(ParseWorkers("none").value() == 0);
-  CHECK(ParseWorkers("cpu:3").value() == 3);
-  for (const char* wrong : {"", "cpu", "cpu:", "cpu:0", "cpu:65", "gpu:1", "3"}) {
-    CHECK(Reason(ParseWorkers(wrong).status()) == "INVALID_WORKERS");
-  }
+TEST_CASE("what the command line says of sizes") {
   CHECK(ParseBytes("1000").value() == 1000);
   CHECK(ParseBytes("2KiB").value() == 2048);
   CHECK(ParseBytes("8GiB").value() == int64_t{8} << 30);

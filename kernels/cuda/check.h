@@ -14,6 +14,28 @@
 
 namespace lorad::kernels::cuda {
 
+// What an operator can do about an error of the device, or "".
+inline const char* RemedyOf(cudaError_t error) {
+  switch (error) {
+    case cudaErrorInsufficientDriver:
+      return "install a newer NVIDIA driver";
+    case cudaErrorMemoryAllocation:
+      return "another process has taken GPU memory meanwhile (nvidia-smi lists them): end it, or "
+             "lower the worker's memory budget";
+    case cudaErrorECCUncorrectable:
+      return "the GPU's memory failed: reset or replace it before a worker uses it again";
+    case cudaErrorDevicesUnavailable:
+      return "another process has the GPU for itself (compute mode exclusive): end it";
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorAssert:
+      return "the context is lost: start the worker again; if it repeats, report the lines above";
+    default:
+      return "";
+  }
+}
+
 // Prints "FILE:LINE: CALL: NAME (WHAT)" to standard error and aborts. Libraries beside the runtime
 // (cuBLASLt, cuDNN) report through it as well.
 [[noreturn]] inline void Fail(const char* file, int line, const char* call, const char* name,
@@ -26,6 +48,8 @@ namespace lorad::kernels::cuda {
 inline void Check(cudaError_t error, const char* file, int line, const char* call) {
   if (error == cudaSuccess) [[likely]]
     return;
+  const char* remedy = RemedyOf(error);
+  if (*remedy != '\0') std::fprintf(stderr, "GPU error: %s\n", remedy);
   Fail(file, line, call, cudaGetErrorName(error), cudaGetErrorString(error));
 }
 

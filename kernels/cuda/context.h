@@ -129,13 +129,14 @@ class TablePool {
   int64_t allocations_ = 0;
 };
 
-// Offsets of arrays in one block, each aligned to 16 bytes.
+// Offsets of arrays in one block, each aligned to 16 bytes or to its type's alignment.
 class TableLayout {
  public:
   template <typename T>
   int64_t Add(int64_t count) {
-    const int64_t offset = bytes_;
-    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + 15) / 16 * 16;
+    constexpr int64_t kAlignment = alignof(T) > 16 ? alignof(T) : 16;
+    const int64_t offset = (bytes_ + kAlignment - 1) / kAlignment * kAlignment;
+    bytes_ = offset + count * static_cast<int64_t>(sizeof(T));
     return offset;
   }
   int64_t bytes() const { return bytes_; }

@@ -55,7 +55,7 @@ struct CudaLinear final : Linear {
   TensorView bias;    // [1, O] or empty
 
   // The open mapping: float32 on the host, and where its values go.
-  std::vector<float> mapped;
+  std::unique_ptr<float[]> mapped;
   TensorView mapped_to;
 
   mutable std::unique_ptr<Extension> product;  // of the product (tensor maps)

@@ -65,8 +65,8 @@ def cuda_library(name, srcs, hdrs = [], deps = [], copts = [], hopper_only = Fal
 
     Args:
       name: the library's name.
-      srcs: .cu files (one object each), and .cc and .h files compiled by the host's compiler as usual.
-      hdrs: headers, .cuh included.
+      srcs: .cu files (one object each), .cc files, which the host's compiler takes as usual, .h and .cuh files.
+      hdrs: headers.
       deps: cc_library targets; their headers are visible to the .cu files.
       copts: flags of nvcc.
       hopper_only: compile for sm_90a alone (wgmma, TMA).
@@ -89,8 +89,9 @@ def cuda_library(name, srcs, hdrs = [], deps = [], copts = [], hopper_only = Fal
         objects.append(":" + target)
     cc_library(
         name = name,
-        srcs = objects + [s for s in srcs if not s.endswith(".cu")],
+        srcs = objects + [s for s in srcs if s.endswith(".cc") or s.endswith(".h")],
         hdrs = hdrs,
+        textual_hdrs = [s for s in srcs if s.endswith(".cuh")],
         # One copy of the CUDA runtime in a program, so no shared libraries of ours with one each.
         linkstatic = True,
         deps = all_deps,

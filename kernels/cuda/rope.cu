@@ -1,0 +1,85 @@
+#include <algorithm>
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/rowwise.h"
+#include "kernels/cuda/vector.cuh"
+
+namespace lorad::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+__global__ void FillRopeKernel(const float* inverse_frequencies, float factor, float* table,
+                               int64_t stride, int64_t positions, int half) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (index >= positions * half) return;
+  const int64_t position = index / half;
+  const int i = static_cast<int>(index % half);
+  // The angle is a float32 product, as in transformers; a more exact one would be another model.
+  const float angle = static_cast<float>(position) * inverse_frequencies[i];
+  table[position * stride + i] = cosf(angle) * factor;
+  table[position * stride + half + i] = sinf(angle) * factor;
+}
+
+// One block a row. A thread turns a unit of a head's first half and its partner of the second.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    RopeKernel(const int32_t* positions, Rows<const float> table, float sign, Rows<T> x, int heads,
+               int half) {
+  const float* angles = table.row(positions[blockIdx.x]);
+  T* row = x.row(blockIdx.x);
+  const int units = (half + kUnit - 1) / kUnit;
+  for (int index = threadIdx.x; index < heads * units; index += blockDim.x) {
+    T* head = row + index / units * 2 * half;
+    const int first = index % units * kUnit;
+    const Unit a = LoadUnit(head, first, half, x.aligned);
+    const Unit b = LoadUnit(head + half, first, half, x.aligned);
+    const Unit c = LoadUnit(angles, first, half, table.aligned);
+    const Unit s = LoadUnit(angles + half, first, half, table.aligned);
+    Unit low;
+    Unit high;
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      const float turned = sign * s.value[i];
+      low.value[i] = a.value[i] * c.value[i] - b.value[i] * turned;
+      high.value[i] = b.value[i] * c.value[i] + a.value[i] * turned;
+    }
+    StoreUnit(low, head, first, half, x.aligned);
+    StoreUnit(high, head + half, first, half, x.aligned);
+  }
+}
+
+}  // namespace
+
+void FillRope(cudaStream_t stream, const float* inverse_frequencies, float factor,
+              const TensorView& table) {
+  assert(table.dtype == DType::kFloat32 && table.columns % 2 == 0);
+  const int64_t half = table.columns / 2;
+  const int64_t blocks = (table.rows * half + kThreads - 1) / kThreads;
+  if (blocks == 0) return;
+  FillRopeKernel<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(
+      inverse_frequencies, factor, table.f32(), table.row_stride, table.rows,
+      static_cast<int>(half));
+  LORAD_CUDA_LAUNCHED();
+}
+
+void Rope(cudaStream_t stream, const BatchTables& batch, const TensorView& table, float sign,
+          const TensorView& x) {
+  assert(x.rows == batch.tokens && x.columns % table.columns == 0);
+  if (x.elements() == 0) return;
+  const int half = static_cast<int>(table.columns / 2);
+  const int heads = static_cast<int>(x.columns / table.columns);
+  const int units = heads * ((half + kUnit - 1) / kUnit);
+  const int threads = std::min(kThreads, (units + 31) / 32 * 32);
+  ForType(x.dtype, [&]<typename T>(T) {
+    Rows<T> rows = RowsOf<T>(x);
+    rows.aligned = rows.aligned && half % kUnit == 0;
+    Rows<const float> angles = RowsOf<const float>(table);
+    angles.aligned = angles.aligned && half % kUnit == 0;
+    RopeKernel<<<static_cast<unsigned int>(x.rows), threads, 0, stream>>>(batch.positions, angles,
+                                                                          sign, rows, heads, half);
+  });
+  LORAD_CUDA_LAUNCHED();
+}
+
+}  // namespace lorad::kernels::cuda

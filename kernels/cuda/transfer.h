@@ -1,0 +1,48 @@
+// Memory of one GPU and copies between it and the host.
+#ifndef LORAD_KERNELS_CUDA_TRANSFER_H_
+#define LORAD_KERNELS_CUDA_TRANSFER_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "kernels/arena.h"
+#include "kernels/cuda/context.h"
+
+namespace lorad::kernels::cuda {
+
+// Device memory, zero. RESOURCE_EXHAUSTED where there is not enough.
+absl::StatusOr<std::unique_ptr<Arena>> MakeDeviceArena(const Context& context, int64_t bytes);
+// Pinned memory of the host.
+absl::StatusOr<std::unique_ptr<Arena>> MakePinnedArena(int64_t bytes);
+
+// Copies float32 values through two pinned buffers, rounding to the tensor's type on the way to the
+// device and widening on the way back. What is pinned already goes straight where types agree.
+class Transfer {
+ public:
+  explicit Transfer(Context& context);
+  ~Transfer();
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
+
+  // host: dense [rows, columns]; read when the call returns.
+  void ToDevice(const float* host, const TensorView& device);
+  // Written when the call returns, after everything that was enqueued.
+  void ToHost(const TensorView& device, float* host);
+
+ private:
+  // Rows of a view that fit a buffer; at least one.
+  int64_t RowsAtOnce(const TensorView& view) const;
+
+  static constexpr int kBuffers = 2;
+
+  Context& context_;
+  std::array<void*, kBuffers> buffers_ = {};
+  std::array<Event, kBuffers> copied_;
+  int next_ = 0;
+};
+
+}  // namespace lorad::kernels::cuda
+
+#endif  // LORAD_KERNELS_CUDA_TRANSFER_H_

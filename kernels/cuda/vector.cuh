@@ -1,0 +1,122 @@
+// Units of 8 consecutive elements: the grain of the row-wise kernels. A unit is moved as 16-byte
+// words where the rows allow it and element by element where not; values and the order of sums are
+// the same either way.
+#ifndef LORAD_KERNELS_CUDA_VECTOR_CUH_
+#define LORAD_KERNELS_CUDA_VECTOR_CUH_
+
+#include <cuda_bf16.h>
+
+#include <cassert>
+#include <cstdint>
+
+#include "kernels/tensor.h"
+
+namespace lorad::kernels::cuda {
+
+inline constexpr int kUnit = 8;
+
+// A matrix as a kernel sees it.
+template <typename T>
+struct Rows {
+  T* data;
+  int64_t stride;  // elements
+  bool aligned;    // every row starts at a multiple of 16 bytes, and columns are a multiple of 8
+
+  __device__ T* row(int64_t index) const { return data + index * stride; }
+};
+
+template <typename T>
+Rows<T> RowsOf(const TensorView& view) {
+  assert(BytesOf(view.dtype) == sizeof(T));
+  const bool aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0 &&
+                       view.row_stride * sizeof(T) % 16 == 0 && view.columns % kUnit == 0;
+  return {static_cast<T*>(view.data), view.row_stride, aligned};
+}
+
+struct Unit {
+  float value[kUnit];
+};
+
+__device__ inline float ToFloat(float value) { return value; }
+__device__ inline float ToFloat(__nv_bfloat16 value) { return __bfloat162float(value); }
+template <typename T>
+__device__ T FromFloat(float value);
+template <>
+__device__ inline float FromFloat<float>(float value) {
+  return value;
+}
+template <>
+__device__ inline __nv_bfloat16 FromFloat<__nv_bfloat16>(float value) {
+  return __float2bfloat16_rn(value);
+}
+
+__device__ inline void LoadWords(const float* from, Unit& to) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0];
+  const float4 high = reinterpret_cast<const float4*>(from)[1];
+  to = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+}
+
+__device__ inline void LoadWords(const __nv_bfloat16* from, Unit& to) {
+  const uint4 words = *reinterpret_cast<const uint4*>(from);
+  const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    to.value[2 * i] = __uint_as_float(word[i] << 16);
+    to.value[2 * i + 1] = __uint_as_float(word[i] & 0xFFFF0000u);
+  }
+}
+
+__device__ inline void StoreWords(const Unit& from, float* to) {
+  reinterpret_cast<float4*>(to)[0] =
+      make_float4(from.value[0], from.value[1], from.value[2], from.value[3]);
+  reinterpret_cast<float4*>(to)[1] =
+      make_float4(from.value[4], from.value[5], from.value[6], from.value[7]);
+}
+
+__device__ inline void StoreWords(const Unit& from, __nv_bfloat16* to) {
+  __nv_bfloat162 pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    pairs[i] = __floats2bfloat162_rn(from.value[2 * i], from.value[2 * i + 1]);
+  }
+  *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(pairs);
+}
+
+// Elements [first, first + 8) of a row of `columns`; zero beyond its end.
+template <typename T>
+__device__ Unit LoadUnit(const T* row, int64_t first, int64_t columns, bool aligned) {
+  Unit unit;
+  if (aligned) {
+    LoadWords(row + first, unit);
+    return unit;
+  }
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) {
+    unit.value[i] = first + i < columns ? ToFloat(row[first + i]) : 0.0f;
+  }
+  return unit;
+}
+
+template <typename T>
+__device__ void StoreUnit(const Unit& unit, T* row, int64_t first, int64_t columns, bool aligned) {
+  if (aligned) {
+    StoreWords(unit, row + first);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) {
+    if (first + i < columns) row[first + i] = FromFloat<T>(unit.value[i]);
+  }
+}
+
+// Calls launch(T{}) with the C++ type of `dtype`.
+template <typename Launch>
+void ForType(DType dtype, Launch&& launch) {
+  if (dtype == DType::kFloat32) return launch(float{});
+  assert(dtype == DType::kBfloat16);
+  launch(__nv_bfloat16{});
+}
+
+}  // namespace lorad::kernels::cuda
+
+#endif  // LORAD_KERNELS_CUDA_VECTOR_CUH_

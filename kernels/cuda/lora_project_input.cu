@@ -1,0 +1,325 @@
+// S = s (D o x) A^T, see lora_kernels.h.
+//
+// A block takes a chunk of 256 rows and up to 64 rank columns of one party and walks over the
+// features in steps of 64: x [256, 64] and A [ranks, 64] come through a ring in shared memory. Each
+// of 8 warps multiplies 32 rows. The inner index may be permuted if both operands are: a lane reads
+// whole 16-byte pieces, so that the 8 features of a piece, which are one Philox call, are in one
+// lane's registers.
+#include <algorithm>
+#include <cassert>
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/lora_device.cuh"
+#include "kernels/cuda/lora_kernels.h"
+
+namespace lorad::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kRows = 256;
+constexpr int kStepFeatures = 64;
+constexpr int kPieces = kStepFeatures / 8;  // of 16 bytes a row
+constexpr int kSliceSteps = kSliceFeatures / kStepFeatures;
+constexpr int kRowTiles = 2;  // m16 tiles a warp
+constexpr int kInputBytes = kRows * kStepFeatures * 2;
+
+struct Arguments {
+  LoraTables tables;
+  const __nv_bfloat16* x;
+  int64_t x_stride;
+  __nv_bfloat16* own;
+  int64_t own_stride;
+  __nv_bfloat16* shared;
+  int64_t shared_stride;
+  LoraScratch scratch;
+  int32_t slices;
+  int32_t parallel;  // 1: a block a slice
+};
+
+template <int kUnits>
+constexpr int StageBytes() {
+  return kInputBytes + kUnits * kUnitRanks * kStepFeatures * 2;
+}
+
+// Lanes 2i and 2i + 1 of g take rows whose places differ in the piece's high bit: no conflicts.
+__device__ int RowOf(int g) { return (g >> 1) + 4 * (g & 1); }
+
+// Copies of the steps of x and A into one stage of the ring. A thread copies the same piece of
+// every 32nd row.
+template <int kUnits>
+class Loader {
+ public:
+  __device__ Loader(const Arguments& arguments, const LoraInputItem& item)
+      : x_stride_(arguments.x_stride), inputs_(arguments.tables.inputs), rows_(item.rows.rows) {
+    row_ = static_cast<int>(threadIdx.x) / kPieces;
+    piece_ = static_cast<int>(threadIdx.x) % kPieces;
+    x_ = arguments.x + (int64_t{item.rows.first_row} + row_) * x_stride_ + 8 * piece_;
+#pragma unroll
+    for (int i = 0; i < kFactorCopies; ++i) {
+      const int rank = row_ + i * kRowsAtOnce;
+      const int unit = rank / kUnitRanks;
+      a_[i] = nullptr;
+      if (unit >= item.units || rank >= kUnits * kUnitRanks) continue;
+      const LoraUnit& u = arguments.tables.units[item.first_unit + unit];
+      const auto* a = static_cast<const __nv_bfloat16*>(arguments.tables.pairs[u.pair].a);
+      a_[i] = a + (int64_t{u.first_rank} + rank % kUnitRanks) * inputs_ + 8 * piece_;
+    }
+  }
+
+  __device__ void Load(int step, uint32_t stage) const {
+    const int feature = step * kStepFeatures;
+    const bool inside = feature + 8 * piece_ < inputs_;
+    const uint32_t to = stage + TileOffset<kPieces>(row_, piece_);
+#pragma unroll
+    for (int i = 0; i < kRows / kRowsAtOnce; ++i) {
+      const bool valid = inside && row_ + i * kRowsAtOnce < rows_;
+      CopyAsync(to + i * kRowsAtOnce * kPieces * 16,
+                valid ? x_ + i * kRowsAtOnce * x_stride_ + feature : x_, valid);
+    }
+#pragma unroll
+    for (int i = 0; i < kFactorCopies; ++i) {
+      if (a_[i] == nullptr) continue;
+      CopyAsync(to + kInputBytes + i * kRowsAtOnce * kPieces * 16, inside ? a_[i] + feature : a_[i],
+                inside);
+    }
+  }
+
+ private:
+  static constexpr int kRowsAtOnce = kThreads / kPieces;  // 32, a multiple of the swizzle's 8
+  static constexpr int kFactorCopies = (kUnits * kUnitRanks + kRowsAtOnce - 1) / kRowsAtOnce;
+  const __nv_bfloat16* x_;
+  const __nv_bfloat16* a_[kFactorCopies];
+  const int64_t x_stride_;
+  const int inputs_;
+  const int rows_;
+  int row_;
+  int piece_;
+};
+
+template <int kUnits>
+struct Sums {
+  float c[kRowTiles][2 * kUnits][4];
+};
+
+__device__ uint32_t Word(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+// One step of 64 features from a stage. words: word0 and threshold of each unit's pair.
+template <int kUnits, bool kDropout>
+__device__ void MultiplyStep(uint32_t stage, const LoraInputItem& item, const uint32_t* word0,
+                             const uint32_t* threshold, int feature, Sums<kUnits>& sums) {
+  const int lane = threadIdx.x % kWarpLanes;
+  const int first_row = static_cast<int>(threadIdx.x) / kWarpLanes * (16 * kRowTiles);
+  const int row = RowOf(lane / 4);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int piece = lane % 4 + 4 * half;
+    uint4 raw[kRowTiles][2];
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int high = 0; high < 2; ++high) {
+        const int at = first_row + 16 * tile + 8 * high + row;
+        raw[tile][high] = LoadShared(stage + TileOffset<kPieces>(at, piece));
+      }
+    }
+    uint4 v[kRowTiles][2];
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+      if (unit >= item.units) break;
+      if (unit == 0 || (kDropout && word0[unit] != word0[unit - 1])) {
+        const uint32_t twice = threshold[unit] * 0x10001u;
+#pragma unroll
+        for (int i = 0; i < 2 * kRowTiles; ++i) {
+          uint4 value = raw[i / 2][i % 2];
+          if (kDropout && twice != 0) {
+            const int at = first_row + 16 * (i / 2) + 8 * (i % 2) + row;
+            value =
+                Select(value, DropoutLanes(item.rows, word0[unit], at, feature + 8 * piece), twice);
+          }
+          v[i / 2][i % 2] = value;
+        }
+      }
+#pragma unroll
+      for (int n = 2 * unit; n < 2 * unit + 2; ++n) {
+        const uint4 a = LoadShared(stage + kInputBytes + TileOffset<kPieces>(8 * n + row, piece));
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+          for (int i = 0; i < 4; i += 2) {
+            Multiply(sums.c[tile][n], Word(v[tile][0], i), Word(v[tile][1], i),
+                     Word(v[tile][0], i + 1), Word(v[tile][1], i + 1), Word(a, i), Word(a, i + 1));
+          }
+        }
+      }
+    }
+  }
+}
+
+// The rows' zeros outside the party's columns.
+__device__ void WriteZeros(const Arguments& arguments, const LoraInputItem& item) {
+  if (item.zeros == 0 || arguments.shared == nullptr) return;
+  constexpr int kPieceColumns = 8;
+  const int pieces = arguments.tables.columns / kPieceColumns;
+  for (int i = threadIdx.x; i < item.rows.rows * pieces; i += kThreads) {
+    const int column = i % pieces * kPieceColumns;
+    if (column >= item.party_begin && column < item.party_end) continue;
+    const int64_t row = item.rows.first_row + i / pieces;
+    *reinterpret_cast<uint4*>(arguments.shared + row * arguments.shared_stride + column) =
+        make_uint4(0, 0, 0, 0);
+  }
+}
+
+template <int kUnits>
+__device__ void WriteSums(const Arguments& arguments, const LoraInputItem& item,
+                          const Sums<kUnits>& sums) {
+  const int lane = threadIdx.x % kWarpLanes;
+  const int first_row =
+      static_cast<int>(threadIdx.x) / kWarpLanes * (16 * kRowTiles) + RowOf(lane / 4);
+#pragma unroll
+  for (int n = 0; n < 2 * kUnits; ++n) {
+    if (n / 2 >= item.units) break;
+    const LoraPair& pair =
+        arguments.tables.pairs[arguments.tables.units[item.first_unit + n / 2].pair];
+    const bool drops = item.rows.train != 0 && pair.threshold != 0;
+    const float scale = drops ? pair.scale * pair.keep_scale : pair.scale;
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = first_row + 16 * tile + 8 * (i / 2);
+        if (row >= item.rows.rows) continue;
+        const int column = 8 * n + RowOf(2 * (lane % 4) + i % 2);
+        const __nv_bfloat16 value = __float2bfloat16_rn(scale * sums.c[tile][n][i]);
+        const int64_t at = int64_t{item.rows.first_row} + row;
+        if (arguments.own != nullptr) {
+          arguments.own[at * arguments.own_stride + item.own_column + column] = value;
+        }
+        if (arguments.shared != nullptr) {
+          arguments.shared[at * arguments.shared_stride + item.column + column] = value;
+        }
+      }
+    }
+  }
+}
+
+template <int kUnits, bool kDropout, int kStages>
+__global__ void __launch_bounds__(kThreads, kUnits == 1 && !kDropout ? 2 : 1)
+    ProjectInputKernel(const Arguments arguments) {
+  if (static_cast<int>(blockIdx.y) >= arguments.tables.input_count) return;
+  extern __shared__ __align__(128) unsigned char memory[];
+  const LoraInputItem item = arguments.tables.input_items[blockIdx.y];
+  const int slice = arguments.parallel != 0 ? static_cast<int>(blockIdx.x) : 0;
+  if (slice == 0) WriteZeros(arguments, item);
+  if (item.units == 0) return;
+  uint32_t word0[kUnits];
+  uint32_t threshold[kUnits];
+#pragma unroll
+  for (int unit = 0; unit < kUnits; ++unit) {
+    if (unit >= item.units) break;
+    const LoraPair& pair =
+        arguments.tables.pairs[arguments.tables.units[item.first_unit + unit].pair];
+    word0[unit] = pair.word0;
+    threshold[unit] = item.rows.train != 0 ? pair.threshold : 0;
+  }
+
+  const int steps = (arguments.tables.inputs + kStepFeatures - 1) / kStepFeatures;
+  const int begin = slice * kSliceSteps;
+  const int end = arguments.parallel != 0 ? min(steps, begin + kSliceSteps) : steps;
+  const uint32_t ring = SharedAddress(memory);
+  const Loader<kUnits> loader(arguments, item);
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) {
+    if (begin + i < end) loader.Load(begin + i, ring + i * StageBytes<kUnits>());
+    CommitCopies();
+  }
+  union Total {
+    Sums<kUnits> sums;
+    float values[kRowTiles * 2 * kUnits * 4];
+  };
+  Total total = {};
+  Sums<kUnits> sums = {};
+  int stage = 0;
+  for (int step = begin; step < end; ++step) {
+    WaitCopies<kStages - 2>();
+    __syncthreads();  // the stage is there, and the one before it is free
+    if (step + kStages - 1 < end) {
+      const int next = stage == 0 ? kStages - 1 : stage - 1;
+      loader.Load(step + kStages - 1, ring + next * StageBytes<kUnits>());
+    }
+    CommitCopies();
+    MultiplyStep<kUnits, kDropout>(ring + stage * StageBytes<kUnits>(), item, word0, threshold,
+                                   step * kStepFeatures, sums);
+    stage = stage == kStages - 1 ? 0 : stage + 1;
+    if ((step + 1) % kSliceSteps == 0 || step + 1 == end) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles * 2 * kUnits; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float& sum = sums.c[i / (2 * kUnits)][i % (2 * kUnits)][j];
+          total.values[4 * i + j] += sum;
+          sum = 0;
+        }
+      }
+    }
+  }
+  if (arguments.parallel != 0 && arguments.slices > 1) {
+    constexpr int kValues = kRowTiles * 2 * kUnits * 4;
+    float4* partial = arguments.scratch.partial +
+                      int64_t{blockIdx.y} * arguments.slices * (kValues / 4) * kThreads;
+    if (!FoldSlices<kThreads>(total.values, partial, arguments.scratch.counters + blockIdx.y, slice,
+                              arguments.slices)) {
+      return;
+    }
+  }
+  WriteSums(arguments, item, total.sums);
+}
+
+template <int kUnits, bool kDropout>
+void Launch(Arguments& arguments, cudaStream_t stream) {
+  // Two blocks a multiprocessor where 3 stages of each fit into its 227 KB, else one.
+  constexpr int kStages = kUnits == 1 && !kDropout ? 3 : 5;
+  constexpr int kBytes = kStages * StageBytes<kUnits>();
+  const auto kernel = ProjectInputKernel<kUnits, kDropout, kStages>;
+  LORAD_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  const int items = arguments.tables.input_count;
+  const int64_t partial_bytes = int64_t{items} * arguments.slices * kRowTiles * 2 * kUnits *
+                                int64_t{sizeof(float4)} * kThreads;
+  arguments.parallel =
+      items <= kLoraCounters && partial_bytes <= arguments.scratch.partial_bytes ? 1 : 0;
+  const dim3 grid(static_cast<unsigned>(arguments.parallel != 0 ? arguments.slices : 1),
+                  static_cast<unsigned>(items));
+  kernel<<<grid, kThreads, kBytes, stream>>>(arguments);
+  LORAD_CUDA_LAUNCHED();
+}
+
+template <bool kDropout>
+void LaunchUnits(Arguments& arguments, cudaStream_t stream) {
+  if (arguments.tables.block_units <= 1) return Launch<1, kDropout>(arguments, stream);
+  if (arguments.tables.block_units == 2) return Launch<2, kDropout>(arguments, stream);
+  Launch<4, kDropout>(arguments, stream);
+}
+
+}  // namespace
+
+void ProjectInput(const LoraTables& tables, const TensorView& x, const TensorView& own,
+                  const TensorView& shared, const LoraScratch& scratch, cudaStream_t stream) {
+  if (tables.input_count == 0) return;
+  assert(x.dtype == DType::kBfloat16 && x.columns == tables.inputs && x.row_stride % 8 == 0);
+  Arguments arguments = {.tables = tables,
+                         .x = static_cast<const __nv_bfloat16*>(x.data),
+                         .x_stride = x.row_stride,
+                         .own = static_cast<__nv_bfloat16*>(own.data),
+                         .own_stride = own.row_stride,
+                         .shared = static_cast<__nv_bfloat16*>(shared.data),
+                         .shared_stride = shared.row_stride,
+                         .scratch = scratch,
+                         .slices = (tables.inputs + kSliceFeatures - 1) / kSliceFeatures,
+                         .parallel = 0};
+  if (tables.any_dropout != 0) return LaunchUnits<true>(arguments, stream);
+  LaunchUnits<false>(arguments, stream);
+}
+
+}  // namespace lorad::kernels::cuda

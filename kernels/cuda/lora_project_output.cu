@@ -1,0 +1,367 @@
+// dS = s dy B and dB += dy^T S in one pass over dy, see lora_kernels.h.
+//
+// A block takes a chunk of 256 rows, up to 64 rank columns of one pair and a slice of its outputs,
+// in steps of 64 outputs: dy [256, 64] and B [64, ranks] come through a ring in shared memory, S
+// [256, ranks] stays there. Each of 8 warps multiplies 32 rows for dS, summed over all steps, and
+// then 16 outputs by half the ranks for dB, complete after 256 rows, so added at once.
+#include <cassert>
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/lora_device.cuh"
+#include "kernels/cuda/lora_kernels.h"
+
+namespace lorad::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kRows = 256;
+constexpr int kStepOutputs = 64;
+constexpr int kPieces = kStepOutputs / 8;
+constexpr int kSliceSteps = kSliceFeatures / kStepOutputs;
+constexpr int kRowTiles = 2;  // m16 tiles of dS a warp
+constexpr int kGradientBytes = kRows * kStepOutputs * 2;
+
+struct Arguments {
+  LoraTables tables;
+  const __nv_bfloat16* dy;
+  int64_t dy_stride;
+  const __nv_bfloat16* own;
+  int64_t own_stride;
+  __nv_bfloat16* ds;
+  int64_t ds_stride;
+  LoraScratch scratch;
+  int32_t slices;  // of the widest pair
+  int32_t parallel;
+};
+
+template <int kUnits>
+constexpr int FactorBytes() {
+  return kStepOutputs * kUnits * kUnitRanks * 2;
+}
+template <int kUnits>
+constexpr int StageBytes() {
+  return kGradientBytes + FactorBytes<kUnits>();
+}
+template <int kUnits>
+constexpr int CoefficientBytes() {
+  return kRows * kUnits * kUnitRanks * 2;
+}
+
+// Copies of steps of dy and B.
+template <int kUnits>
+class Loader {
+ public:
+  __device__ Loader(const Arguments& arguments, const LoraOutputItem& item, const LoraPair& pair)
+      : dy_stride_(arguments.dy_stride),
+        b_stride_(pair.b_stride),
+        outputs_(pair.outputs),
+        rows_(item.rows.rows),
+        pieces_(2 * item.units) {
+    const int thread = static_cast<int>(threadIdx.x);
+    row_ = thread / kPieces;
+    piece_ = thread % kPieces;
+    dy_ = arguments.dy + (int64_t{item.rows.first_row} + row_) * dy_stride_ + pair.first_output +
+          8 * piece_;
+    output_ = thread / kFactorPieces;
+    factor_piece_ = thread % kFactorPieces;
+    b_ = static_cast<const __nv_bfloat16*>(pair.b) + item.first_rank + 8 * factor_piece_;
+  }
+
+  __device__ void Load(int step, uint32_t stage) const {
+    const int first = step * kStepOutputs;
+    const bool inside = first + 8 * piece_ < outputs_;
+    const uint32_t to = stage + TileOffset<kPieces>(row_, piece_);
+#pragma unroll
+    for (int i = 0; i < kRows / kRowsAtOnce; ++i) {
+      const bool valid = inside && row_ + i * kRowsAtOnce < rows_;
+      CopyAsync(to + i * kRowsAtOnce * kPieces * 16,
+                valid ? dy_ + i * kRowsAtOnce * dy_stride_ + first : dy_, valid);
+    }
+#pragma unroll
+    for (int i = 0; i < kFactorCopies; ++i) {
+      const int output = output_ + i * kOutputsAtOnce;
+      if (output >= kStepOutputs || factor_piece_ >= pieces_) continue;
+      const bool valid = first + output < outputs_;
+      CopyAsync(stage + kGradientBytes + TileOffset<kFactorPieces>(output, factor_piece_),
+                valid ? b_ + (first + output) * b_stride_ : b_, valid);
+    }
+  }
+
+ private:
+  static constexpr int kRowsAtOnce = kThreads / kPieces;
+  static constexpr int kFactorPieces = 2 * kUnits;
+  static constexpr int kOutputsAtOnce = kThreads / kFactorPieces;
+  static constexpr int kFactorCopies = (kStepOutputs + kOutputsAtOnce - 1) / kOutputsAtOnce;
+  const __nv_bfloat16* dy_;
+  const __nv_bfloat16* b_;
+  const int64_t dy_stride_;
+  const int64_t b_stride_;
+  const int outputs_;
+  const int rows_;
+  const int pieces_;
+  int row_;
+  int piece_;
+  int output_;
+  int factor_piece_;
+};
+
+template <int kUnits>
+__device__ void LoadCoefficients(const Arguments& arguments, const LoraOutputItem& item,
+                                 const LoraPair& pair, uint32_t tile) {
+  constexpr int kTilePieces = 2 * kUnits;
+  const __nv_bfloat16* s = arguments.own + int64_t{item.rows.first_row} * arguments.own_stride +
+                           pair.own_column + item.first_rank;
+  for (int i = threadIdx.x; i < kRows * kTilePieces; i += kThreads) {
+    const int row = i / kTilePieces;
+    const int piece = i % kTilePieces;
+    const bool valid = row < item.rows.rows && piece < 2 * item.units;
+    CopyAsync(tile + TileOffset<kTilePieces>(row, piece),
+              valid ? s + row * arguments.own_stride + 8 * piece : s, valid);
+  }
+}
+
+template <int kUnits>
+struct Sums {
+  float c[kRowTiles][2 * kUnits][4];
+};
+
+// dS of the warp's 32 rows.
+template <int kUnits>
+__device__ void MultiplyRows(uint32_t stage, int units, Sums<kUnits>& sums) {
+  const int lane = threadIdx.x % kWarpLanes;
+  const int first_row = static_cast<int>(threadIdx.x) / kWarpLanes * (16 * kRowTiles);
+#pragma unroll
+  for (int k = 0; k < kStepOutputs / 16; ++k) {
+    uint32_t a[kRowTiles][4];
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      LoadMatrices(
+          stage + TileOffset<kPieces>(first_row + 16 * tile + lane % 16, 2 * k + lane / 16),
+          a[tile]);
+    }
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+      if (unit >= units) break;
+      uint32_t b[4];
+      LoadMatricesTransposed(
+          stage + kGradientBytes + TileOffset<2 * kUnits>(16 * k + lane % 16, 2 * unit + lane / 16),
+          b);
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        Multiply(sums.c[tile][2 * unit], a[tile][0], a[tile][1], a[tile][2], a[tile][3], b[0],
+                 b[1]);
+        Multiply(sums.c[tile][2 * unit + 1], a[tile][0], a[tile][1], a[tile][2], a[tile][3], b[2],
+                 b[3]);
+      }
+    }
+  }
+}
+
+// dB of 16 outputs of the step and half the ranks, over the chunk's rows.
+template <int kUnits>
+__device__ void MultiplyOutputs(uint32_t stage, uint32_t coefficients, int units, int row_steps,
+                                float (&c)[kUnits][4]) {
+  const int lane = threadIdx.x % kWarpLanes;
+  const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  const int first_piece = warp % 4 * 2;
+  const int first_tile = warp / 4 * kUnits;
+#pragma unroll 4
+  for (int k = 0; k < row_steps; ++k) {
+    uint32_t a[4];
+    LoadMatricesTransposed(
+        stage + TileOffset<kPieces>(16 * k + lane % 8 + lane / 16 * 8, first_piece + lane / 8 % 2),
+        a);
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      if ((first_tile + i) / 2 >= units) break;
+      uint32_t b[2];
+      LoadMatricesTransposed(
+          coefficients + TileOffset<2 * kUnits>(16 * k + lane % 16, first_tile + i), b);
+      Multiply(c[i], a[0], a[1], a[2], a[3], b[0], b[1]);
+    }
+  }
+}
+
+// Adds what MultiplyOutputs made. Lanes exchange values so that the four of a row add 32 bytes in a
+// piece.
+template <int kUnits>
+__device__ bool AddOutputs(const LoraOutputItem& item, const LoraPair& pair, int first_output,
+                           const float (&c)[kUnits][4]) {
+  const int lane = threadIdx.x % kWarpLanes;
+  const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  const int first_tile = warp / 4 * kUnits;
+  const int output = first_output + warp % 4 * 16 + lane / 4;
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < kUnits; ++i) {
+    if ((first_tile + i) / 2 >= item.units) break;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // ranks 0..3 and 4..7 of the tile
+      const int source = lane / 4 * 4 + half * 2 + lane % 4 / 2;
+      const int rank = item.first_rank + 8 * (first_tile + i) + 4 * half + lane % 4;
+#pragma unroll
+      for (int high = 0; high < 2; ++high) {
+        const float even = __shfl_sync(0xFFFFFFFF, c[i][2 * high], source);
+        const float odd = __shfl_sync(0xFFFFFFFF, c[i][2 * high + 1], source);
+        const int row = output + 8 * high;
+        if (row >= pair.outputs || rank >= pair.rank) continue;
+        finite &= AddFixed(pair.db + int64_t{row} * pair.rank + rank, lane % 2 == 0 ? even : odd);
+      }
+    }
+  }
+  return finite;
+}
+
+__device__ void WriteZeros(const Arguments& arguments, const LoraOutputItem& item) {
+  if (item.zeros == 0) return;
+  constexpr int kPieceColumns = 8;
+  const int pieces = arguments.tables.columns / kPieceColumns;
+  for (int i = threadIdx.x; i < item.rows.rows * pieces; i += kThreads) {
+    const int column = i % pieces * kPieceColumns;
+    if (column >= item.party_begin && column < item.party_end) continue;
+    const int64_t row = item.rows.first_row + i / pieces;
+    *reinterpret_cast<uint4*>(arguments.ds + row * arguments.ds_stride + column) =
+        make_uint4(0, 0, 0, 0);
+  }
+}
+
+template <int kUnits>
+__device__ void WriteSums(const Arguments& arguments, const LoraOutputItem& item,
+                          const LoraPair& pair, const Sums<kUnits>& sums) {
+  const int lane = threadIdx.x % kWarpLanes;
+  const int first_row = static_cast<int>(threadIdx.x) / kWarpLanes * (16 * kRowTiles) + lane / 4;
+#pragma unroll
+  for (int n = 0; n < 2 * kUnits; ++n) {
+    if (n / 2 >= item.units) break;
+    const int column = pair.column + item.first_rank + 8 * n + 2 * (lane % 4);
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int high = 0; high < 2; ++high) {
+        const int row = first_row + 16 * tile + 8 * high;
+        if (row >= item.rows.rows) continue;
+        const float* c = &sums.c[tile][n][2 * high];
+        *reinterpret_cast<__nv_bfloat162*>(
+            arguments.ds + (int64_t{item.rows.first_row} + row) * arguments.ds_stride + column) =
+            __floats2bfloat162_rn(pair.scale * c[0], pair.scale * c[1]);
+      }
+    }
+  }
+}
+
+template <int kUnits, int kStages>
+__global__ void __launch_bounds__(kThreads, kUnits == 1 ? 2 : 1)
+    ProjectOutputKernel(const Arguments arguments) {
+  if (static_cast<int>(blockIdx.y) >= arguments.tables.output_count) return;
+  extern __shared__ __align__(128) unsigned char memory[];
+  const LoraOutputItem item = arguments.tables.output_items[blockIdx.y];
+  const int slice = arguments.parallel != 0 ? static_cast<int>(blockIdx.x) : 0;
+  if (slice == 0) WriteZeros(arguments, item);
+  if (item.units == 0) return;
+  const LoraPair pair = arguments.tables.pairs[item.pair];
+  const int steps = (pair.outputs + kStepOutputs - 1) / kStepOutputs;
+  const int slices = (steps + kSliceSteps - 1) / kSliceSteps;
+  if (slice >= slices) return;
+  const int begin = slice * kSliceSteps;
+  const int end = arguments.parallel != 0 ? min(steps, begin + kSliceSteps) : steps;
+  const bool train = item.rows.train != 0;
+  const int row_steps = (item.rows.rows + 15) / 16;
+
+  const uint32_t coefficients = SharedAddress(memory);
+  const uint32_t ring = coefficients + CoefficientBytes<kUnits>();
+  const Loader<kUnits> loader(arguments, item, pair);
+  if (train) LoadCoefficients<kUnits>(arguments, item, pair, coefficients);
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) {
+    if (begin + i < end) loader.Load(begin + i, ring + i * StageBytes<kUnits>());
+    CommitCopies();
+  }
+  union Total {
+    Sums<kUnits> sums;
+    float values[kRowTiles * 2 * kUnits * 4];
+  };
+  Total total = {};
+  Sums<kUnits> sums = {};
+  bool finite = true;
+  int stage = 0;
+  for (int step = begin; step < end; ++step) {
+    WaitCopies<kStages - 2>();
+    __syncthreads();  // the stage is there, and the one before it is free
+    if (step + kStages - 1 < end) {
+      const int next = stage == 0 ? kStages - 1 : stage - 1;
+      loader.Load(step + kStages - 1, ring + next * StageBytes<kUnits>());
+    }
+    CommitCopies();
+    const uint32_t at = ring + stage * StageBytes<kUnits>();
+    MultiplyRows<kUnits>(at, item.units, sums);
+    if (train) {
+      float c[kUnits][4] = {};
+      MultiplyOutputs<kUnits>(at, coefficients, item.units, row_steps, c);
+      finite &= AddOutputs<kUnits>(item, pair, step * kStepOutputs, c);
+    }
+    stage = stage == kStages - 1 ? 0 : stage + 1;
+    if ((step + 1) % kSliceSteps == 0 || step + 1 == end) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles * 2 * kUnits; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float& sum = sums.c[i / (2 * kUnits)][i % (2 * kUnits)][j];
+          total.values[4 * i + j] += sum;
+          sum = 0;
+        }
+      }
+    }
+  }
+  if (!finite) *pair.overflow = 1;
+  if (arguments.parallel != 0 && slices > 1) {
+    constexpr int kValues = kRowTiles * 2 * kUnits * 4;
+    float4* partial = arguments.scratch.partial +
+                      int64_t{blockIdx.y} * arguments.slices * (kValues / 4) * kThreads;
+    if (!FoldSlices<kThreads>(total.values, partial, arguments.scratch.counters + blockIdx.y, slice,
+                              slices)) {
+      return;
+    }
+  }
+  WriteSums<kUnits>(arguments, item, pair, total.sums);
+}
+
+template <int kUnits>
+void Launch(Arguments& arguments, cudaStream_t stream) {
+  constexpr int kStages = kUnits == 1 ? 3 : 4;
+  constexpr int kBytes = CoefficientBytes<kUnits>() + kStages * StageBytes<kUnits>();
+  const auto kernel = ProjectOutputKernel<kUnits, kStages>;
+  LORAD_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  const int items = arguments.tables.output_count;
+  const int64_t partial_bytes = int64_t{items} * arguments.slices * kRowTiles * 2 * kUnits *
+                                int64_t{sizeof(float4)} * kThreads;
+  arguments.parallel =
+      items <= kLoraCounters && partial_bytes <= arguments.scratch.partial_bytes ? 1 : 0;
+  const dim3 grid(static_cast<unsigned>(arguments.parallel != 0 ? arguments.slices : 1),
+                  static_cast<unsigned>(items));
+  kernel<<<grid, kThreads, kBytes, stream>>>(arguments);
+  LORAD_CUDA_LAUNCHED();
+}
+
+}  // namespace
+
+void ProjectOutput(const LoraTables& tables, const TensorView& dy, const TensorView& own,
+                   const TensorView& ds, const LoraScratch& scratch, cudaStream_t stream) {
+  if (tables.output_count == 0) return;
+  assert(dy.dtype == DType::kBfloat16 && dy.row_stride % 8 == 0 && own.row_stride % 8 == 0);
+  Arguments arguments = {.tables = tables,
+                         .dy = static_cast<const __nv_bfloat16*>(dy.data),
+                         .dy_stride = dy.row_stride,
+                         .own = static_cast<const __nv_bfloat16*>(own.data),
+                         .own_stride = own.row_stride,
+                         .ds = static_cast<__nv_bfloat16*>(ds.data),
+                         .ds_stride = ds.row_stride,
+                         .scratch = scratch,
+                         .slices = (tables.outputs_max + kSliceFeatures - 1) / kSliceFeatures,
+                         .parallel = 0};
+  if (tables.block_units <= 1) return Launch<1>(arguments, stream);
+  if (tables.block_units == 2) return Launch<2>(arguments, stream);
+  Launch<4>(arguments, stream);
+}
+
+}  // namespace lorad::kernels::cuda

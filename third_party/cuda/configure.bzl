@@ -30,9 +30,10 @@ cc_library(
     deps = [":cudart"],
 )
 
+# cudnn-frontend's headers refer to NVRTC as well.
 cc_library(
     name = "cudnn",
-    linkopts = ["-L{lib}", "-Wl,-rpath,{lib}", "-lcudnn"],
+    linkopts = ["-L{lib}", "-Wl,-rpath,{lib}", "-lcudnn", "-lnvrtc"],
     deps = [":cudart"],
 )
 """

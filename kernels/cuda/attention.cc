@@ -1,0 +1,256 @@
+#include "kernels/cuda/attention.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "kernels/cuda/check.h"
+
+namespace lorad::kernels::cuda {
+namespace {
+
+// The device on which cuDNN's ragged attention was tested for isolation.
+constexpr int kTestedCapability = 90;
+
+struct AttentionTables final : Extension {
+  AttentionCalls plan;
+  DeviceTable memory;
+  const int32_t* first_rows = nullptr;  // device
+  const int32_t* rows = nullptr;        // device
+};
+
+const AttentionTables& TablesOf(Context& context, const CudaBatch& batch) {
+  if (batch.attention == nullptr) {
+    auto tables = std::make_unique<AttentionTables>();
+    tables->plan = PlanAttention(batch.segments);
+    const std::vector<int32_t>& first_rows = tables->plan.first_rows;
+    const std::vector<int32_t>& rows = tables->plan.rows;
+    TableLayout layout;
+    const int64_t first_rows_at = layout.Add<int32_t>(static_cast<int64_t>(first_rows.size()));
+    const int64_t rows_at = layout.Add<int32_t>(static_cast<int64_t>(rows.size()));
+    tables->memory = context.tables.Take(layout.bytes());
+    std::copy(first_rows.begin(), first_rows.end(), tables->memory.Host<int32_t>(first_rows_at));
+    std::copy(rows.begin(), rows.end(), tables->memory.Host<int32_t>(rows_at));
+    tables->first_rows = tables->memory.Device<int32_t>(first_rows_at);
+    tables->rows = tables->memory.Device<int32_t>(rows_at);
+    tables->memory.Upload(layout.bytes());
+    batch.attention = std::move(tables);
+  }
+  return static_cast<const AttentionTables&>(*batch.attention);
+}
+
+int64_t RaggedBytes(int64_t batch) {
+  return (kAttentionTensors * (batch + 1) * static_cast<int64_t>(sizeof(int32_t)) + 255) / 256 *
+         256;
+}
+
+// Bytes of probabilities of one key-value head's query heads.
+int64_t ScoreBytes(int64_t batch, int64_t rows, int64_t sharing) {
+  const int64_t keys = (rows + 127) / 128 * 128;
+  return 2 * batch * sharing * rows * keys;
+}
+
+// The largest divisor of `kv_heads` that is at most `most`, at least 1.
+int64_t DivisorAtMost(int64_t kv_heads, int64_t most) {
+  int64_t divisor = std::clamp(most, int64_t{1}, kv_heads);
+  while (kv_heads % divisor != 0) --divisor;
+  return divisor;
+}
+
+int64_t KvHeadsOfGroup(const AttentionOptions& options, int64_t batch, int64_t rows, int64_t heads,
+                       int64_t kv_heads) {
+  const int64_t bytes = ScoreBytes(batch, rows, heads / kv_heads);
+  return DivisorAtMost(kv_heads, options.score_bytes_max / bytes);
+}
+
+void CheckShape(const TensorView& view, int64_t rows, int64_t columns, int64_t stride_limit) {
+  assert(view.rows == rows && view.columns == columns);
+  assert(rows * view.row_stride < stride_limit);
+}
+
+// The arguments that all calls of a microbatch share.
+AttentionArguments Arguments(const CudaBatch& batch, const AttentionShape& shape,
+                             const TensorView& q, const TensorView& k, const TensorView& v,
+                             const TensorView& out, const TensorView& lse) {
+  assert(shape.heads % shape.kv_heads == 0 && shape.head_size <= kOwnHeadSizeMax);
+  constexpr int64_t kOffsets = int64_t{1} << 31;  // offsets are int32
+  const int64_t tokens = batch.tokens();
+  CheckShape(q, tokens, shape.heads * shape.head_size, kOffsets);
+  CheckShape(k, tokens, shape.kv_heads * shape.head_size, kOffsets);
+  CheckShape(v, tokens, shape.kv_heads * shape.head_size, kOffsets);
+  CheckShape(out, tokens, shape.heads * shape.head_size, kOffsets);
+  CheckShape(lse, tokens, shape.heads, kOffsets);
+  assert(q.dtype == k.dtype && q.dtype == v.dtype && q.dtype == out.dtype);
+  return {.heads = static_cast<int32_t>(shape.heads),
+          .kv_heads = static_cast<int32_t>(shape.kv_heads),
+          .head_size = static_cast<int32_t>(shape.head_size),
+          .scale = shape.scale,
+          .strides = {.q = q.row_stride,
+                      .k = k.row_stride,
+                      .v = v.row_stride,
+                      .out = out.row_stride,
+                      .lse = lse.row_stride},
+          .q = q.data,
+          .k = k.data,
+          .v = v.data,
+          .out = out.data,
+          .lse = lse.f32()};
+}
+
+void SetCall(const AttentionTables& tables, const AttentionCall& call, AttentionArguments& to) {
+  to.first_rows = tables.first_rows + call.first;
+  to.rows = tables.rows + call.first;
+  to.batch = call.batch;
+  to.longest = call.rows;
+}
+
+template <typename T>
+T* HeadAt(T* tensor, int64_t head, int64_t head_size, int64_t element_bytes) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+  return static_cast<Byte*>(tensor) + head * head_size * element_bytes;
+}
+
+// Key-value heads [first, first + count) and their query heads.
+AttentionArguments HeadsOf(const AttentionArguments& a, int32_t first, int32_t count) {
+  constexpr int64_t kBytes = 2;  // bf16
+  const int32_t sharing = a.heads / a.kv_heads;
+  const int64_t query_head = int64_t{first} * sharing;
+  AttentionArguments part = a;
+  part.heads = count * sharing;
+  part.kv_heads = count;
+  part.q = HeadAt(a.q, query_head, a.head_size, kBytes);
+  part.k = HeadAt(a.k, first, a.head_size, kBytes);
+  part.v = HeadAt(a.v, first, a.head_size, kBytes);
+  part.out = HeadAt(a.out, query_head, a.head_size, kBytes);
+  part.lse = a.lse + query_head;
+  part.dout = HeadAt(a.dout, query_head, a.head_size, kBytes);
+  part.dq = HeadAt(a.dq, query_head, a.head_size, kBytes);
+  part.dk = HeadAt(a.dk, first, a.head_size, kBytes);
+  part.dv = HeadAt(a.dv, first, a.head_size, kBytes);
+  return part;
+}
+
+}  // namespace
+
+AttentionOperation::AttentionOperation(Context& context, const AttentionOptions& options)
+    : context_(context), options_(options) {
+  const bool use = options.library && context.activation == DType::kBfloat16 &&
+                   context.capability == kTestedCapability && CudnnAttention::Problem().empty();
+  if (use) cudnn_ = std::make_unique<CudnnAttention>(context.stream.get());
+}
+
+std::string AttentionOperation::Problem() const {
+  const bool wanted =
+      context_.activation == DType::kBfloat16 && context_.capability == kTestedCapability;
+  return wanted ? CudnnAttention::Problem() : "";
+}
+
+std::string AttentionOperation::Id() const {
+  return cudnn_ == nullptr ? "attention own 1" : "attention " + CudnnAttention::Id();
+}
+
+int64_t AttentionOperation::WorkspaceBytes(const Limits& limits) const {
+  if (context_.activation == DType::kFloat32) return 0;
+  const int64_t sharing = limits.heads / limits.kv_heads;
+  int64_t most = 0;
+  const int64_t longest = LengthBucket(std::max<int64_t>(limits.longest_segment, 1));
+  for (int64_t rows = kLengthBucketMin; rows <= longest; rows = LengthBucket(rows + 1)) {
+    const int64_t batch = BatchBucketMax(rows);
+    const int64_t heads =
+        sharing * KvHeadsOfGroup(options_, batch, rows, limits.heads, limits.kv_heads);
+    // dk and dv of every query head before they are summed, and a float a query and head.
+    const int64_t head_gradients = 2 * 4 * batch * rows * heads * limits.head_size;
+    most = std::max(most, RaggedBytes(batch) + heads / sharing * ScoreBytes(batch, rows, sharing) +
+                              head_gradients + 4 * batch * rows * limits.heads);
+  }
+  return most + (int64_t{1} << 20);
+}
+
+void AttentionOperation::SetWorkspace(void* data, int64_t bytes) {
+  workspace_ = data;
+  workspace_bytes_ = bytes;
+}
+
+void* AttentionOperation::LibraryWorkspace(int64_t batch) const {
+  return static_cast<char*>(workspace_) + RaggedBytes(batch);
+}
+
+int64_t AttentionOperation::LibraryBytes(int64_t batch) const {
+  return workspace_bytes_ - RaggedBytes(batch);
+}
+
+void AttentionOperation::Prepare(const CudaBatch& batch) { TablesOf(context_, batch); }
+
+void AttentionOperation::Forward(const CudaBatch& batch, const AttentionShape& shape,
+                                 const TensorView& q, const TensorView& k, const TensorView& v,
+                                 const TensorView& out, const TensorView& lse) {
+  AttentionArguments arguments = Arguments(batch, shape, q, k, v, out, lse);
+  const AttentionTables& tables = TablesOf(context_, batch);
+  for (const AttentionCall& call : tables.plan.calls) {
+    SetCall(tables, call, arguments);
+    RunForward(arguments);
+  }
+}
+
+void AttentionOperation::RunForward(const AttentionArguments& call) {
+  const cudaStream_t stream = context_.stream.get();
+  if (cudnn_ == nullptr || !cudnn_->Supports(call)) {
+    LaunchAttention(call, context_.activation, stream);
+    return;
+  }
+  const int64_t bytes = cudnn_->WorkspaceBytes(call, false);
+  if (bytes > LibraryBytes(call.batch)) {
+    Fail(__FILE__, __LINE__, "attention", "workspace", "cuDNN wants more than was planned");
+  }
+  LaunchRaggedOffsets(call.first_rows, call.rows, call.batch, call.strides, Ragged(), stream);
+  cudnn_->Forward(call, Ragged(), LibraryWorkspace(call.batch));
+}
+
+void AttentionOperation::Backward(const CudaBatch& batch, const AttentionShape& shape,
+                                  const TensorView& q, const TensorView& k, const TensorView& v,
+                                  const TensorView& out, const TensorView& lse,
+                                  const TensorView& dout, const TensorView& dq,
+                                  const TensorView& dk, const TensorView& dv) {
+  AttentionArguments arguments = Arguments(batch, shape, q, k, v, out, lse);
+  Arguments(batch, shape, dq, dk, dv, dout, lse);  // the same shapes
+  arguments.strides.dout = dout.row_stride;
+  arguments.strides.dq = dq.row_stride;
+  arguments.strides.dk = dk.row_stride;
+  arguments.strides.dv = dv.row_stride;
+  arguments.dout = dout.data;
+  arguments.dq = dq.data;
+  arguments.dk = dk.data;
+  arguments.dv = dv.data;
+  const AttentionTables& tables = TablesOf(context_, batch);
+  for (const AttentionCall& call : tables.plan.calls) {
+    SetCall(tables, call, arguments);
+    RunBackward(arguments);
+  }
+}
+
+void AttentionOperation::RunBackward(const AttentionArguments& call) {
+  const cudaStream_t stream = context_.stream.get();
+  if (cudnn_ == nullptr || !cudnn_->Supports(call)) {
+    LaunchAttentionBackward(call, context_.activation, stream);
+    return;
+  }
+  LaunchRaggedOffsets(call.first_rows, call.rows, call.batch, call.strides, Ragged(), stream);
+  RunBackwardHeads(call);
+}
+
+void AttentionOperation::RunBackwardHeads(const AttentionArguments& call) {
+  const int64_t most =
+      KvHeadsOfGroup(options_, call.batch, call.longest, call.heads, call.kv_heads);
+  int32_t group = static_cast<int32_t>(most);
+  // Another cuDNN may want more than was planned for this one: then fewer heads at a time.
+  while (cudnn_->WorkspaceBytes(HeadsOf(call, 0, group), true) > LibraryBytes(call.batch)) {
+    if (group == 1) {
+      Fail(__FILE__, __LINE__, "attention", "workspace", "cuDNN wants more than was planned");
+    }
+    group = static_cast<int32_t>(DivisorAtMost(call.kv_heads, group - 1));
+  }
+  for (int32_t first = 0; first < call.kv_heads; first += group) {
+    cudnn_->Backward(HeadsOf(call, first, group), Ragged(), LibraryWorkspace(call.batch));
+  }
+}
+
+}  // namespace lorad::kernels::cuda

@@ -1,0 +1,76 @@
+// Attention of the CUDA backend (kernels/backend.h, Attention and AttentionBackward): cuDNN in bf16
+// on devices where it passes the tests of isolation, own kernels otherwise.
+//
+// A microbatch is cut into calls by PlanAttention (attention_calls.h). The backward of long
+// sequences runs in groups of key-value heads, for cuDNN's deterministic algorithm keeps
+// 2 * B * heads * S * S bytes; heads are independent, so groups change no bits.
+#ifndef LORAD_KERNELS_CUDA_ATTENTION_H_
+#define LORAD_KERNELS_CUDA_ATTENTION_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "kernels/batch.h"
+#include "kernels/cuda/attention_calls.h"
+#include "kernels/cuda/attention_cudnn.h"
+#include "kernels/cuda/context.h"
+#include "kernels/cuda/handles.h"
+#include "kernels/tensor.h"
+
+namespace lorad::kernels::cuda {
+
+struct AttentionOptions {
+  // What one backward call's probabilities may take, unless a single key-value head's take more.
+  // Changes speed and memory alone.
+  int64_t score_bytes_max = int64_t{512} << 20;
+  bool library = true;  // cuDNN where it passed the tests. Changes bits.
+};
+
+class AttentionOperation {
+ public:
+  // The context outlives this.
+  explicit AttentionOperation(Context& context, const AttentionOptions& options = {});
+
+  // "" or why attention cannot run here, with the remedy (a cuDNN too old).
+  std::string Problem() const;
+  // What decides bits.
+  std::string Id() const;
+
+  // Scratch that any batch within `limits` needs.
+  int64_t WorkspaceBytes(const Limits& limits) const;
+  // Device memory, aligned to 256, shared with other operations of the stream. Replaces the last.
+  void SetWorkspace(void* data, int64_t bytes);
+
+  // Makes the batch's tables, so that operations upload nothing. Done by the first one otherwise.
+  void Prepare(const CudaBatch& batch);
+  void Forward(const CudaBatch& batch, const AttentionShape& shape, const TensorView& q,
+               const TensorView& k, const TensorView& v, const TensorView& out,
+               const TensorView& lse);
+  void Backward(const CudaBatch& batch, const AttentionShape& shape, const TensorView& q,
+                const TensorView& k, const TensorView& v, const TensorView& out,
+                const TensorView& lse, const TensorView& dout, const TensorView& dq,
+                const TensorView& dk, const TensorView& dv);
+
+  // Plans made so far: constant in the steady state.
+  int64_t plans() const { return cudnn_ == nullptr ? 0 : cudnn_->plans(); }
+
+ private:
+  void RunForward(const AttentionArguments& call);
+  void RunBackward(const AttentionArguments& call);
+  void RunBackwardHeads(const AttentionArguments& call);
+  // A multiple of all alignments; the ragged offsets of a call lie in front of cuDNN's part.
+  int32_t* Ragged() const { return static_cast<int32_t*>(workspace_); }
+  void* LibraryWorkspace(int64_t batch) const;
+  int64_t LibraryBytes(int64_t batch) const;
+
+  Context& context_;
+  const AttentionOptions options_;
+  std::unique_ptr<CudnnAttention> cudnn_;  // null where it is not used
+  void* workspace_ = nullptr;
+  int64_t workspace_bytes_ = 0;
+};
+
+}  // namespace lorad::kernels::cuda
+
+#endif  // LORAD_KERNELS_CUDA_ATTENTION_H_

@@ -1,0 +1,91 @@
+// How sequences are shared out to attention calls.
+#include "kernels/cuda/attention_calls.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+
+namespace lorad::kernels::cuda {
+namespace {
+
+std::vector<Segment> Segments(const std::vector<int64_t>& rows) {
+  std::vector<Segment> segments;
+  int64_t first = 0;
+  for (const int64_t count : rows) {
+    segments.push_back({.first_row = first, .rows = count});
+    first += count;
+  }
+  return segments;
+}
+
+TEST_CASE("Buckets of attention calls") {
+  struct Case {
+    int64_t value, batch, length;
+  };
+  for (const Case& c : std::vector<Case>{{1, 1, 128},
+                                         {2, 2, 128},
+                                         {3, 3, 128},
+                                         {5, 6, 128},
+                                         {7, 8, 128},
+                                         {13, 16, 128},
+                                         {128, 128, 128},
+                                         {129, 192, 192},
+                                         {193, 256, 256},
+                                         {1000, 1024, 1024},
+                                         {1025, 1536, 1536}}) {
+    INFO(c.value);
+    CHECK(BatchBucket(c.value) == c.batch);
+    CHECK(LengthBucket(c.value) == c.length);
+  }
+  CHECK(BatchBucketMax(128) == 64);
+  CHECK(BatchBucketMax(192) == 32);  // 42 sequences would be 48
+  CHECK(BatchBucketMax(1024) == 8);
+  CHECK(BatchBucketMax(1536) == 3);
+  CHECK(BatchBucketMax(2048) == 2);
+  CHECK(BatchBucketMax(8192) == 1);
+}
+
+TEST_CASE("Every sequence is in one call that holds it") {
+  const std::vector<std::vector<int64_t>> batches = {
+      {1},
+      {1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024},
+      {17, 130, 900, 333, 512, 64, 1000, 77, 3000, 5000, 2},
+      std::vector<int64_t>(300, 5)};
+  for (const std::vector<int64_t>& rows : batches) {
+    const std::vector<Segment> segments = Segments(rows);
+    const AttentionCalls plan = PlanAttention(segments);
+    REQUIRE(plan.rows.size() == plan.first_rows.size());
+    std::vector<int64_t> seen;
+    int64_t next = 0;
+    for (const AttentionCall& call : plan.calls) {
+      CHECK(call.first == next);
+      next += call.batch;
+      CHECK((call.batch == 1 || call.batch * call.rows <= kCallRows));
+      CHECK((call.batch == 1 || call.batch * call.rows * call.rows <= kCallScores));
+      for (int64_t i = call.first; i < next; ++i) {
+        const int64_t count = plan.rows[static_cast<size_t>(i)];
+        CHECK((i < call.first + call.sequences) == (count > 0));
+        CHECK(count <= call.rows);
+        if (count > 0) seen.push_back(plan.first_rows[static_cast<size_t>(i)]);
+      }
+    }
+    CHECK(next == static_cast<int64_t>(plan.rows.size()));
+    std::sort(seen.begin(), seen.end());
+    std::vector<int64_t> want;
+    for (const Segment& segment : segments) want.push_back(segment.first_row);
+    CHECK(seen == want);
+  }
+}
+
+TEST_CASE("Sequences of like length share calls, the longest first") {
+  const AttentionCalls plan = PlanAttention(Segments({100, 1024, 100, 1024}));
+  REQUIRE(plan.calls.size() == 1);
+  CHECK(plan.calls[0] == AttentionCall{.first = 0, .sequences = 4, .batch = 4, .rows = 1024});
+  CHECK(plan.first_rows == std::vector<int32_t>{100, 1224, 0, 1124});
+  const AttentionCalls two = PlanAttention(Segments({100, 4000, 100}));
+  REQUIRE(two.calls.size() == 2);
+  CHECK(two.calls[0] == AttentionCall{.first = 0, .sequences = 1, .batch = 1, .rows = 4096});
+  CHECK(two.calls[1] == AttentionCall{.first = 1, .sequences = 2, .batch = 2, .rows = 128});
+}
+
+}  // namespace
+}  // namespace lorad::kernels::cuda

@@ -9,8 +9,8 @@ namespace {
 // The engine's own numbers (kernels/batch.h, kernels/cpu/workspace, worker/model.h).
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kFloat = 4;
-constexpr int64_t kRankMax = 512;
 constexpr int64_t kChunkTokens = 256;
+constexpr int64_t kRankAlignment = 16;
 constexpr int64_t kAttentionRows = 64;
 constexpr int64_t kTileColumns = 768;
 constexpr int64_t kVocabularyTile = 512;
@@ -21,6 +21,10 @@ constexpr int64_t Taken(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 constexpr int64_t Floats(int64_t count) { return Taken(kFloat * count); }
+// Weights, activations and their gradients.
+constexpr int64_t Values(int64_t count, DeviceKind device) {
+  return Taken((device == DeviceKind::kCpu ? 4 : 2) * count);
+}
 
 int64_t OutFeatures(const ModelShape::Group& group) {
   int64_t features = 0;
@@ -36,10 +40,10 @@ bool HasBias(const ModelShape::Group& group) {
 int64_t WeightBytes(const ModelShape& model, const GroupShape& group) {
   int64_t layer = 2 * Floats(model.hidden);  // norms
   for (const ModelShape::Group& linear : model.groups) {
-    layer += Floats(OutFeatures(linear) * linear.in_features);
-    if (HasBias(linear)) layer += Floats(OutFeatures(linear));
+    layer += Values(OutFeatures(linear) * linear.in_features, group.device.kind);
+    if (HasBias(linear)) layer += Values(OutFeatures(linear), group.device.kind);
   }
-  const int64_t vocabulary = Floats(model.vocabulary * model.hidden);
+  const int64_t vocabulary = Values(model.vocabulary * model.hidden, group.device.kind);
   const int64_t rope = Floats(group.longest_sequence * model.head_size);
   return model.layers * layer + Floats(model.hidden) + rope +
          (model.tied_head ? vocabulary : 2 * vocabulary);
@@ -50,16 +54,18 @@ struct Linears {
   const ModelShape::Group &qkv, &o, &gate_up, &down;
 };
 
-int64_t ActivationBytes(const ModelShape& model, const Linears& linears, int64_t tokens) {
-  const int64_t hidden = Floats(tokens * model.hidden);
-  const int64_t qkv = Floats(tokens * OutFeatures(linears.qkv));
-  const int64_t attended = Floats(tokens * linears.o.in_features);
-  const int64_t gate_up = Floats(tokens * OutFeatures(linears.gate_up));
+int64_t ActivationBytes(const ModelShape& model, const Linears& linears, const GroupShape& group) {
+  const int64_t tokens = group.capacity_tokens;
+  const auto values = [&](int64_t columns) { return Values(tokens * columns, group.device.kind); };
+  const int64_t hidden = values(model.hidden);
+  const int64_t qkv = values(OutFeatures(linears.qkv));
+  const int64_t attended = values(linears.o.in_features);
+  const int64_t gate_up = values(OutFeatures(linears.gate_up));
   const int64_t layer = hidden + qkv + attended + Floats(tokens * model.heads) + hidden + gate_up;
   const int64_t border_and_gradients = 4 * hidden;
   const int64_t loss = Floats(tokens) + hidden;
-  const int64_t scratch = std::max(
-      qkv + attended, Floats(tokens * model.ffn) + Floats(tokens * linears.down.in_features));
+  const int64_t scratch =
+      std::max(qkv + attended, values(model.ffn) + values(linears.down.in_features));
   return model.layers * layer + border_and_gradients + loss + scratch;
 }
 
@@ -70,17 +76,17 @@ int64_t WorkspaceBytes(const ModelShape& model, const GroupShape& group) {
     targets = std::max(targets, static_cast<int64_t>(linear.parts.size()));
   }
   const int64_t tokens = group.capacity_tokens;
-  const int64_t scratch =
-      std::max({kChunkTokens * features, kChunkTokens * kTileColumns + kRankMax * kTileColumns,
-                kChunkTokens * (model.hidden + kVocabularyTile),
-                2 * kAttentionRows * group.longest_sequence + kAttentionRows});
-  return 2 * Floats(tokens * kRankMax * targets)           // S, dS
+  const int64_t scratch = std::max({kChunkTokens * features,
+                                    kChunkTokens * kTileColumns + group.rank_max * kTileColumns,
+                                    kChunkTokens * (model.hidden + kVocabularyTile),
+                                    2 * kAttentionRows * group.longest_sequence + kAttentionRows});
+  return 2 * Floats(tokens * group.rank_max * targets)     // S, dS
          + Taken(targets * tokens * ((features + 7) / 8))  // mask bits
          + Floats(tokens * model.hidden)                   // sums of the loss,
          + Floats(tokens)                                  // its maxima,
          + Floats(kLossLanes * tokens)                     // and its norms
          + Floats(tokens)                                  // scores of the targets
-         + group.threads * Floats(scratch);
+         + group.device.threads * Floats(scratch);
 }
 
 // fn(elements of A, elements of B) for every target of one layer.
@@ -108,19 +114,35 @@ GroupBytes BytesOfGroup(const ModelShape& model, const GroupShape& group) {
   assert(group.stages == 1 && model.groups.size() == 4);
   const Linears linears{model.groups[0], model.groups[1], model.groups[2], model.groups[3]};
   return {.weights = WeightBytes(model, group),
-          .activations = ActivationBytes(model, linears, group.capacity_tokens),
+          .activations = ActivationBytes(model, linears, group),
           .workspace = WorkspaceBytes(model, group)};
 }
 
-SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter) {
+SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter, DeviceKind device) {
+  const int64_t padded_rank = (adapter.rank + kRankAlignment - 1) / kRankAlignment * kRankAlignment;
   SlotBytes bytes;
   ForEachTarget(model, adapter, [&](int64_t a, int64_t b) {
     bytes.adapters += model.layers * (Floats(a) + Floats(b));
     bytes.optimizer += model.layers * 2 * (Floats(a) + Floats(b));
     bytes.optimizer += model.layers * (Taken(8 * a) + Taken(8 * b));
+    if (device == DeviceKind::kCpu) return;
+    for (const int64_t elements : {a, b}) {
+      bytes.adapters += model.layers * Values(elements / adapter.rank * padded_rank, device);
+    }
   });
-  bytes.staging = Floats(3 * AdapterParameters(model, adapter));
+  if (device == DeviceKind::kCpu) {
+    bytes.staging = Floats(3 * AdapterParameters(model, adapter));
+  }
   return bytes;
+}
+
+GroupShape EmptyShape(const DeviceShape& device) {
+  GroupShape shape{.device = device};
+  if (device.kind == DeviceKind::kCuda) {
+    shape.rank_max = 64;
+    shape.slots_max = 32;
+  }
+  return shape;
 }
 
 bool Fits(int64_t bytes, int64_t budget_bytes) {

@@ -31,12 +31,32 @@ struct ModelShape {
   std::vector<Group> groups;  // qkv, o, gate_up, down
 };
 
+enum class DeviceKind {
+  kCpu,   // float32, in the host's memory
+  kCuda,  // bf16 activations and weights, float32 adapters, in the device's memory
+};
+
+struct DeviceShape {
+  DeviceKind kind = DeviceKind::kCpu;
+  int threads = 1;  // of a CPU
+
+  bool operator==(const DeviceShape&) const = default;
+};
+
+// What a group's memory is planned for, whoever will be in it.
 struct GroupShape {
   int64_t capacity_tokens = 0;
   int64_t longest_sequence = 0;
-  int threads = 1;
+  DeviceShape device = {};
   int stages = 1;
+  // The workspace has room for so many adapters of up to such a rank.
+  int64_t rank_max = 512;
+  int64_t slots_max = 256;
 };
+
+// No tokens yet. On a GPU the workspace is planned for 32 adapters of up to rank 64 at first, and a
+// group is formed for more where a job brings more.
+GroupShape EmptyShape(const DeviceShape& device);
 
 struct AdapterShape {
   int64_t rank = 0;
@@ -53,15 +73,16 @@ struct GroupBytes {
 
 // Of one slot.
 struct SlotBytes {
-  int64_t adapters = 0;   // master copies
+  int64_t adapters = 0;   // masters, and on a GPU the copies that products read
   int64_t optimizer = 0;  // moments and gradient accumulators
-  int64_t staging = 0;    // copy that Save sends up
+  int64_t staging = 0;    // what Save sends up; on a GPU not in its memory
   int64_t total() const { return adapters + optimizer + staging; }
 };
 
 int64_t AdapterParameters(const ModelShape& model, const AdapterShape& adapter);
 GroupBytes BytesOfGroup(const ModelShape& model, const GroupShape& group);
-SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter);
+SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
+                      DeviceKind device = DeviceKind::kCpu);
 
 // estimate * (1 + kMemoryMargin) <= budget.
 inline constexpr double kMemoryMargin = 0.02;

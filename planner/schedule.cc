@@ -27,7 +27,9 @@ class Scheduler {
       for (size_t i = 0; i < group.adapters.size(); ++i) {
         MemberState& member = state.members.emplace_back();
         member.job = group.jobs[i];
-        member.slot_bytes = BytesOfSlot(group.model, group.adapters[i]).total();
+        member.slot_bytes =
+            BytesOfSlot(group.model, group.adapters[i], group.shape.device.kind).total();
+        member.rank = group.adapters[i].rank;
         state.slot_bytes += member.slot_bytes;
         if (group.running.empty()) continue;
         member.running = &group.running[i];
@@ -71,32 +73,33 @@ class Scheduler {
     return planner::ShapeWith(shape, job, view_.microbatch_tokens);
   }
 
-  int64_t AloneBytes(const QueuedJob& job, int threads) const {
-    const GroupShape shape = ShapeWith({0, 0, threads, 1}, job);
-    return BytesOfGroup(job.model, shape).total() + SlotOf(job);
+  int64_t AloneBytes(const QueuedJob& job, const DeviceShape& device) const {
+    const GroupShape shape =
+        ShapeAlone(device, job.longest_sequence, job.adapter.rank, view_.microbatch_tokens);
+    return BytesOfGroup(job.model, shape).total() + SlotOf(job, device.kind);
   }
 
   // A job that waits ahead and could run on the group's worker alone: the group is to drain for it.
   const QueuedJob* Ahead(const GroupState& group) const {
     for (const QueuedJob* job : waiting_) {
       if (settled_.count(job) > 0) continue;
-      if (Fits(AloneBytes(*job, group.shape.threads), group.budget_bytes)) return job;
+      if (Fits(AloneBytes(*job, group.shape.device), group.budget_bytes)) return job;
     }
     return nullptr;
   }
 
   bool Join(const QueuedJob& job) {
     for (GroupState& group : groups_) {
-      if (!group.open || group.base_model != job.base_model || group.jobs >= kJobsPerGroupMax) {
+      if (!group.open || group.base_model != job.base_model || group.full()) {
         continue;
       }
       const GroupShape shape = group.fresh() ? ShapeWith(group.shape, job) : group.shape;
-      if (job.longest_sequence > shape.longest_sequence || !FitsIn(group, shape, job) ||
+      if (!Covers(shape, job.longest_sequence, job.adapter.rank) || !FitsIn(group, shape, job) ||
           Ahead(group) != nullptr || !Helps(group, shape, job)) {
         continue;
       }
       group.shape = shape;
-      group.slot_bytes += SlotOf(job);
+      group.slot_bytes += SlotOf(job, shape.device.kind);
       group.step_tokens += job.step_tokens;
       ++group.jobs;
       if (group.fresh()) {
@@ -128,16 +131,16 @@ class Scheduler {
 
   bool Form(const QueuedJob& job) {
     const auto worker = std::find_if(idle_.begin(), idle_.end(), [&](const WorkerView* idle) {
-      return Fits(AloneBytes(job, idle->threads), idle->budget_bytes);
+      return Fits(AloneBytes(job, idle->device), idle->budget_bytes);
     });
     if (worker == idle_.end()) return false;
     GroupState& group = groups_.emplace_back();
     group.base_model = job.base_model;
     group.model = &job.model;
-    group.shape = ShapeWith({0, 0, (*worker)->threads, 1}, job);
+    group.shape = ShapeWith(EmptyShape((*worker)->device), job);
     group.budget_bytes = (*worker)->budget_bytes;
     group.open = true;
-    group.slot_bytes = SlotOf(job);
+    group.slot_bytes = SlotOf(job, group.shape.device.kind);
     group.step_tokens = job.step_tokens;
     group.jobs = 1;
     group.decision = decisions_.size();
@@ -149,12 +152,13 @@ class Scheduler {
     return true;
   }
 
-  // Only for longer sequences: what does not fit beside the group's jobs waits for one to end.
+  // Only for longer sequences or a higher rank: what does not fit beside the group's jobs waits for
+  // one to end.
   bool Reform(const QueuedJob& job) {
     if (waiting_.size() > 1) return false;  // a job ahead decides what becomes of the groups
     for (GroupState& group : groups_) {
-      if (!group.open || group.fresh() || group.base_model != job.base_model ||
-          group.jobs >= kJobsPerGroupMax || job.longest_sequence <= group.shape.longest_sequence) {
+      if (!group.open || group.fresh() || group.base_model != job.base_model || group.full() ||
+          Covers(group.shape, job.longest_sequence, job.adapter.rank)) {
         continue;
       }
       const GroupShape shape = ShapeWith(group.shape, job);
@@ -171,7 +175,7 @@ class Scheduler {
   bool Dissolve(const QueuedJob& job) {
     for (GroupState& group : groups_) {
       if (!group.open || group.fresh() || group.jobs > 0 ||
-          !Fits(AloneBytes(job, group.shape.threads), group.budget_bytes)) {
+          !Fits(AloneBytes(job, group.shape.device), group.budget_bytes)) {
         continue;
       }
       group.open = false;
@@ -227,7 +231,7 @@ class Scheduler {
     for (const WorkerView& worker : view_.workers) {
       if (worker.budget_bytes < budget) continue;
       budget = worker.budget_bytes;
-      needed = AloneBytes(job, worker.threads);
+      needed = AloneBytes(job, worker.device);
     }
     if (!Fits(needed, budget)) {
       return absl::StrCat("needs ", needed, " bytes; the largest worker offers ", budget);
@@ -239,9 +243,9 @@ class Scheduler {
       if (const QueuedJob* ahead = Ahead(group); ahead != nullptr && ahead != &job) {
         return absl::StrCat("behind job ", ahead->job, ", for which ", name, " is draining");
       }
-      if (group.jobs >= kJobsPerGroupMax) return absl::StrCat(name, " is full");
+      if (group.full()) return absl::StrCat(name, " is full");
       const GroupShape shape = group.fresh() ? ShapeWith(group.shape, job) : group.shape;
-      if (job.longest_sequence <= shape.longest_sequence && FitsIn(group, shape, job) &&
+      if (Covers(shape, job.longest_sequence, job.adapter.rank) && FitsIn(group, shape, job) &&
           !Helps(group, shape, job)) {
         return absl::StrCat("the ", group.jobs, " jobs of ", name,
                             " use all its worker can do; waits until one of them ends");
@@ -269,21 +273,38 @@ class Scheduler {
   std::vector<Decision> decisions_;
 };
 
-}  // namespace
-
-int64_t SlotOf(const QueuedJob& job) { return BytesOfSlot(job.model, job.adapter).total(); }
-
-GroupShape ShapeWith(const GroupShape& shape, const QueuedJob& job, int64_t microbatch_tokens) {
+GroupShape Grown(const GroupShape& shape, int64_t longest_sequence, int64_t rank,
+                 int64_t microbatch_tokens) {
   GroupShape larger = shape;
-  larger.longest_sequence = std::max(shape.longest_sequence, job.longest_sequence);
+  larger.longest_sequence = std::max(shape.longest_sequence, longest_sequence);
   larger.capacity_tokens =
       std::max(shape.capacity_tokens, CapacityFor(microbatch_tokens, larger.longest_sequence));
+  while (larger.rank_max < rank) larger.rank_max *= 2;
   return larger;
 }
 
+}  // namespace
+
+int64_t SlotOf(const QueuedJob& job, DeviceKind device) {
+  return BytesOfSlot(job.model, job.adapter, device).total();
+}
+
+bool Covers(const GroupShape& shape, int64_t longest_sequence, int64_t rank) {
+  return longest_sequence <= shape.longest_sequence && rank <= shape.rank_max;
+}
+
+GroupShape ShapeWith(const GroupShape& shape, const QueuedJob& job, int64_t microbatch_tokens) {
+  return Grown(shape, job.longest_sequence, job.adapter.rank, microbatch_tokens);
+}
+
+GroupShape ShapeAlone(const DeviceShape& device, int64_t longest_sequence, int64_t rank,
+                      int64_t microbatch_tokens) {
+  return Grown(EmptyShape(device), longest_sequence, rank, microbatch_tokens);
+}
 bool FitsIn(const GroupState& group, const GroupShape& shape, const QueuedJob& job) {
-  return Fits(BytesOfGroup(*group.model, shape).total() + group.slot_bytes + SlotOf(job),
-              group.budget_bytes);
+  return Fits(
+      BytesOfGroup(*group.model, shape).total() + group.slot_bytes + SlotOf(job, shape.device.kind),
+      group.budget_bytes);
 }
 
 std::vector<Decision> Schedule(const ClusterView& view) { return Scheduler(view).Run(); }

@@ -16,7 +16,7 @@ namespace lorad::planner {
 struct WorkerView {
   std::string name;
   int64_t budget_bytes = 0;
-  int threads = 1;
+  DeviceShape device = {};
   bool idle = false;  // in no group, ready to form one
 };
 
@@ -152,6 +152,10 @@ double GroupThroughput(const TimeCoefficients& times, int64_t step_tokens, int64
 
 // The capacity of a group: at least `microbatch_tokens`, and room for the longest sequence.
 int64_t CapacityFor(int64_t microbatch_tokens, int64_t longest_sequence);
+
+// Of a group formed on a device for one job alone.
+GroupShape ShapeAlone(const DeviceShape& device, int64_t longest_sequence, int64_t rank,
+                      int64_t microbatch_tokens);
 
 // "admit", "form", "reform", "dissolve", "evict", "replace", "wait".
 const char* ToText(Decision::Kind kind);

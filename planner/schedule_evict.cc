@@ -81,13 +81,16 @@ class Chooser {
     GroupShape shape = group.shape;
     if (group.base_model != job_.base_model) {
       if (jobs > 0) return false;
-      shape = ShapeWith({0, 0, group.shape.threads, 1}, job_, view_.microbatch_tokens);
-      return Fits(BytesOfGroup(job_.model, shape).total() + SlotOf(job_), group.budget_bytes);
+      shape = ShapeAlone(group.shape.device, job_.longest_sequence, job_.adapter.rank,
+                         view_.microbatch_tokens);
+      return Fits(BytesOfGroup(job_.model, shape).total() + SlotOf(job_, shape.device.kind),
+                  group.budget_bytes);
     }
-    if (jobs >= kJobsPerGroupMax) return false;
+    if (jobs >= static_cast<size_t>(shape.slots_max)) return false;
     shape = ShapeWith(shape, job_, view_.microbatch_tokens);
-    return Fits(BytesOfGroup(*group.model, shape).total() + slot_bytes + SlotOf(job_),
-                group.budget_bytes);
+    return Fits(
+        BytesOfGroup(*group.model, shape).total() + slot_bytes + SlotOf(job_, shape.device.kind),
+        group.budget_bytes);
   }
 
   // Those who can be re-placed first, then the least important first.
@@ -121,8 +124,7 @@ class Chooser {
     for (size_t other = 0; other < groups_.size(); ++other) {
       const GroupState& group = groups_[other];
       if (other == g || !group.open || group.fresh() || group.base_model != groups_[g].base_model ||
-          group.jobs >= kJobsPerGroupMax ||
-          member.running->longest_sequence > group.shape.longest_sequence) {
+          group.full() || !Covers(group.shape, member.running->longest_sequence, member.rank)) {
         continue;
       }
       const int64_t bytes = group.slot_bytes + (taken.empty() ? 0 : taken[other]);

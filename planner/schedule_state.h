@@ -14,6 +14,7 @@ namespace lorad::planner {
 struct MemberState {
   std::string job;
   int64_t slot_bytes = 0;
+  int64_t rank = 0;
   const RunningJob* running = nullptr;  // nullptr: nothing is known, or admitted in this round
 };
 
@@ -30,13 +31,17 @@ struct GroupState {
   int64_t step_tokens = 0;
   std::vector<MemberState> members;  // those of the view
 
+  bool full() const { return jobs >= static_cast<size_t>(shape.slots_max); }
   bool fresh() const { return name.empty(); }
 };
 
-int64_t SlotOf(const QueuedJob& job);
+int64_t SlotOf(const QueuedJob& job, DeviceKind device);
 
-// The shape with room for the job's sequences.
+// The shape with room for the job's sequences and rank.
 GroupShape ShapeWith(const GroupShape& shape, const QueuedJob& job, int64_t microbatch_tokens);
+
+// Whether a group of that shape takes the job without being formed anew.
+bool Covers(const GroupShape& shape, int64_t longest_sequence, int64_t rank);
 
 bool FitsIn(const GroupState& group, const GroupShape& shape, const QueuedJob& job);
 

@@ -61,9 +61,10 @@ struct TimePrior {
 // backward = 1 x forward for frozen weights (input gradients alone), 2.5 x for attention.
 TimePrior PriorOf(const WorkModel& work);
 
-// Half of what a float32 product reaches on one AVX2 core. An assumption, and told as one
-// (kAssumedBasis).
+// Half of what a float32 product reaches on one AVX2 core, and a quarter of what a bf16 one does on
+// an H100. Assumptions, and told as such (kAssumedBasis).
 inline constexpr double kAssumedFlopsPerThread = 4e10;
+inline constexpr double kAssumedFlopsPerGpu = 2e14;
 inline constexpr const char* kMeasuredBasis = "measured on this base model";
 inline constexpr const char* kAssumedBasis = "assumed throughput";
 

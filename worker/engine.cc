@@ -58,7 +58,7 @@ std::string ReasonOf(const absl::Status& status, std::string_view otherwise) {
 }  // namespace
 
 Engine::Engine(const v1::FormGroup& order, const Environment& environment)
-    : environment_(environment), order_(order), index_taken_(kSlotsMax, false) {}
+    : environment_(environment), order_(order) {}
 
 Engine::~Engine() = default;
 
@@ -88,7 +88,15 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   engine->directory_.emplace(*std::move(directory));
   const storage::ModelDescription& description = engine->directory_->description();
   const StageRange range = WholeModel(description);
-  const ModelShape shape{order.capacity_tokens(), order.longest_sequence()};
+  const ModelShape shape{.capacity_tokens = order.capacity_tokens(),
+                         .longest_sequence = order.longest_sequence(),
+                         .rank_max = order.rank_max() > 0 ? order.rank_max() : kRankMax,
+                         .slots_max = order.slots_max() > 0 ? order.slots_max() : kSlotsMax};
+  if (shape.rank_max > kRankMax || shape.slots_max > kSlotsMax) {
+    return absl::InvalidArgumentError(absl::StrCat("a group of ", shape.slots_max,
+                                                   " slots of rank ", shape.rank_max, ": at most ",
+                                                   kSlotsMax, " and ", kRankMax));
+  }
   kernels::Backend* backend = environment.backend;
   engine->group_bytes_ = Model::CountBytes(backend, description, range, shape);
   const int64_t budget =
@@ -102,7 +110,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   engine->model_ = std::make_unique<Model>(backend, description, range, shape, *engine->arena_);
   status = engine->model_->Load(*engine->directory_);
   if (!status.ok()) return status;
-  engine->table_ = backend->MakeAdapterTable(kSlotsMax, engine->model_->groups());
+  engine->table_ =
+      backend->MakeAdapterTable(static_cast<int32_t>(shape.slots_max), engine->model_->groups());
+  engine->index_taken_.assign(static_cast<size_t>(shape.slots_max), false);
   engine->uploader_ = std::make_unique<Uploader>(environment.bulk, environment.reports,
                                                  order.epoch(), environment.options.numerics_id);
   v1::Report report;
@@ -159,6 +169,11 @@ absl::Status Engine::LoadSlot(const v1::Operation& operation) {
 
 absl::Status Engine::TryLoadSlot(const v1::Operation& operation, Resident* resident) {
   const SlotOptions options = OptionsOf(operation.slot());
+  if (options.rank > model_->shape().rank_max) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", options.rank, " of job ", options.job,
+                                                   "; this group was formed for ranks up to ",
+                                                   model_->shape().rank_max));
+  }
   auto tensors = ListLoraTensors(model_->description(), model_->range(), options);
   if (!tensors.ok()) return tensors.status();
   const int64_t budget =
@@ -169,8 +184,8 @@ absl::Status Engine::TryLoadSlot(const v1::Operation& operation, Resident* resid
   if (!status.ok()) return status;
   const auto free = std::find(index_taken_.begin(), index_taken_.end(), false);
   if (free == index_taken_.end()) {
-    return WithReason(absl::ResourceExhaustedError(
-                          absl::StrCat("all ", kSlotsMax, " slots of this worker are in use")),
+    return WithReason(absl::ResourceExhaustedError(absl::StrCat("all ", index_taken_.size(),
+                                                                " slots of this group are in use")),
                       "SLOTS");
   }
   auto slot = Slot::Create(environment_.backend, *std::move(tensors), options);

@@ -36,9 +36,6 @@ struct EngineOptions {
 // Threads: one (the executor's).
 class Engine {
  public:
-  // Slots that can be resident at once; tables are sized for it.
-  static constexpr int32_t kSlotsMax = 256;
-
   struct Environment {
     kernels::Backend* backend = nullptr;
     Bulk* bulk = nullptr;

@@ -151,7 +151,8 @@ kernels::Limits Model::BackendLimits() const {
                          .longest_segment = shape_.longest_sequence,
                          .hidden = description_.hidden,
                          .vocabulary = description_.vocabulary,
-                         .rank = kRankMax};
+                         .rank = shape_.rank_max,
+                         .slots = shape_.slots_max};
   for (const BlockState& state : blocks_) {
     for (const storage::LinearGroup* group : {&state.block->in, &state.block->out}) {
       limits.features = std::max({limits.features, group->in_features, group->out_features()});

@@ -31,14 +31,18 @@ struct StageRange {
 // All blocks on one stage.
 StageRange WholeModel(const storage::ModelDescription& description);
 
+// The largest rank that any slot may bring, and the most slots of any group.
+inline constexpr int64_t kRankMax = 512;
+inline constexpr int32_t kSlotsMax = 256;
+
 struct ModelShape {
   int64_t capacity_tokens = 0;   // of a microbatch
   int64_t longest_sequence = 0;  // at most capacity_tokens
+  // The workspace is planned for so many slots of up to such a rank, so that a group's memory does
+  // not depend on who is in it.
+  int64_t rank_max = kRankMax;
+  int64_t slots_max = kSlotsMax;
 };
-
-// The largest rank a slot may bring: the workspace is planned for it, so that a group's memory does
-// not depend on who will be in it.
-inline constexpr int64_t kRankMax = 512;
 
 // A stage of a base model with the memory for one microbatch in flight. Runs the table of a
 // ModelDescription and knows no family by name. Forward keeps, per block and row: x at the block's

@@ -80,7 +80,7 @@ class Reader {
     WorkerView& worker = view_.workers.emplace_back();
     worker.name = fields.String("name");
     worker.budget_bytes = fields.Int64("budget_bytes", {.min = 1, .max = kBytesMax});
-    worker.threads =
+    worker.device.threads =
         static_cast<int>(fields.Int64("threads", {.min = 1, .max = 1024, .fallback = 1}));
     worker.idle = true;  // until a group names it
     if (fields.ok() && !workers_.emplace(worker.name, view_.workers.size() - 1).second) {
@@ -132,7 +132,7 @@ class Reader {
       fields.Violate("worker", "has another group", "give each group its own worker");
     }
     entry.idle = false;
-    group.shape.threads = entry.threads;
+    group.shape.device = entry.device;
     group.budget_bytes = entry.budget_bytes;
     if (!groups_.insert(group.name).second) {
       fields.Violate("name", "is another group's too", "give each its own name");

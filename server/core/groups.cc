@@ -3,6 +3,7 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/model_shape.h"
 #include "server/core/state.h"
 
 namespace lorad::server {
@@ -34,8 +35,8 @@ planner::ClusterView Core::State::ClusterOf() const {
   view.microbatch_tokens = options_.microbatch_tokens;
   for (const auto& [name, worker] : workers_) {
     if (worker.connection == 0) continue;
-    view.workers.push_back({name, worker.hello.memory_bytes(), std::max(worker.hello.threads(), 1),
-                            worker.group.empty()});
+    view.workers.push_back(
+        {name, worker.hello.memory_bytes(), DeviceOf(worker.hello), worker.group.empty()});
   }
   for (const auto& [name, group] : groups_) {
     planner::GroupView& entry = view.groups.emplace_back();
@@ -122,6 +123,8 @@ void Core::State::FormGroup(const planner::Decision& decision) {
   order.set_capacity_tokens(static_cast<int32_t>(decision.shape.capacity_tokens));
   order.set_longest_sequence(static_cast<int32_t>(decision.shape.longest_sequence));
   order.set_budget_bytes(worker.hello.memory_bytes());
+  order.set_rank_max(static_cast<int32_t>(decision.shape.rank_max));
+  order.set_slots_max(static_cast<int32_t>(decision.shape.slots_max));
   SendTo(group, std::move(message));
   Do(Note{Note::Level::kInfo,
           absl::StrCat(name, ": forming for base model '", decision.base_model, "' on worker '",

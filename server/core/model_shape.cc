@@ -37,7 +37,7 @@ planner::ModelShape ShapeOf(const storage::ModelDescription& description) {
   return shape;
 }
 
-planner::WorkModel WorkOf(const planner::ModelShape& shape, int threads) {
+planner::WorkModel WorkOf(const planner::ModelShape& shape, const planner::DeviceShape& device) {
   double layer_parameters = 0;
   for (const planner::ModelShape::Group& group : shape.groups) {
     for (const planner::ModelShape::Part& part : group.parts) {
@@ -49,8 +49,15 @@ planner::WorkModel WorkOf(const planner::ModelShape& shape, int threads) {
   work.flops_per_token =
       2 * (layers * layer_parameters + static_cast<double>(shape.hidden) * shape.vocabulary);
   work.flops_per_squared = 2 * layers * shape.heads * shape.head_size;
-  work.flops_per_second = planner::kAssumedFlopsPerThread * threads;
+  work.flops_per_second = device.kind == planner::DeviceKind::kCuda
+                              ? planner::kAssumedFlopsPerGpu
+                              : planner::kAssumedFlopsPerThread * device.threads;
   return work;
+}
+
+planner::DeviceShape DeviceOf(const worker::v1::Hello& hello) {
+  return {.kind = hello.device() == "cpu" ? planner::DeviceKind::kCpu : planner::DeviceKind::kCuda,
+          .threads = std::max(hello.threads(), 1)};
 }
 
 }  // namespace lorad::server

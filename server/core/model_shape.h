@@ -1,6 +1,7 @@
 #pragma once
 
 #include "absl/status/statusor.h"
+#include "lorad/worker/v1/worker.pb.h"
 #include "planner/memory.h"
 #include "planner/time.h"
 #include "storage/model_description.h"
@@ -10,7 +11,10 @@ namespace lorad::server {
 // What planning needs to know of a base model.
 planner::ModelShape ShapeOf(const storage::ModelDescription& description);
 
-// Its arithmetic, for a guess at time before anything was measured. `threads` of the worker.
-planner::WorkModel WorkOf(const planner::ModelShape& shape, int threads);
+// Its arithmetic, for a guess at time before anything was measured on such a device.
+planner::WorkModel WorkOf(const planner::ModelShape& shape, const planner::DeviceShape& device);
+
+// What a worker trains on, by what it said of itself.
+planner::DeviceShape DeviceOf(const worker::v1::Hello& hello);
 
 }  // namespace lorad::server

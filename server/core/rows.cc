@@ -112,10 +112,12 @@ absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* e
   const WorkerState* worker = LargestWorker();
   if (!worker) return absl::OkStatus();
   const planner::ModelShape& shape = models_.at(job.base_model()).shape;
-  const int64_t capacity = planner::CapacityFor(options_.microbatch_tokens, longest);
+  const planner::DeviceShape device = DeviceOf(worker->hello);
+  const planner::GroupShape alone =
+      planner::ShapeAlone(device, longest, job.adapter().rank(), options_.microbatch_tokens);
   const int64_t bytes =
-      planner::BytesOfGroup(shape, {capacity, longest, worker->hello.threads(), 1}).total() +
-      planner::BytesOfSlot(shape, ShapeOfAdapter(job.adapter())).total();
+      planner::BytesOfGroup(shape, alone).total() +
+      planner::BytesOfSlot(shape, ShapeOfAdapter(job.adapter()), device.kind).total();
   if (planner::Fits(bytes, worker->hello.memory_bytes())) return absl::OkStatus();
   error->set_reason("MEMORY_NEVER_FITS");
   error->set_field("adapter");
@@ -198,8 +200,8 @@ planner::TimeModel& Core::State::TimesOf(const std::string& base_model) {
   const auto found = times_.find(base_model);
   if (found != times_.end()) return found->second;
   const WorkerState* worker = LargestWorker();
-  const int threads = worker ? std::max(worker->hello.threads(), 1) : 1;
-  const planner::TimePrior prior = planner::PriorOf(WorkOf(models_.at(base_model).shape, threads));
+  const planner::DeviceShape device = worker ? DeviceOf(worker->hello) : planner::DeviceShape{};
+  const planner::TimePrior prior = planner::PriorOf(WorkOf(models_.at(base_model).shape, device));
   return times_.emplace(base_model, planner::TimeModel(prior)).first->second;
 }
 
@@ -225,11 +227,12 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   }
   const planner::ModelShape& shape = models_.at(job.base_model()).shape;
   const WorkerState* worker = LargestWorker();
-  const int64_t capacity =
-      planner::CapacityFor(options_.microbatch_tokens, record.longest_tokens());
-  const planner::GroupBytes group = planner::BytesOfGroup(
-      shape, {capacity, record.longest_tokens(), worker ? worker->hello.threads() : 1, 1});
-  const planner::SlotBytes slot = planner::BytesOfSlot(shape, ShapeOfAdapter(job.adapter()));
+  const planner::DeviceShape device = worker ? DeviceOf(worker->hello) : planner::DeviceShape{};
+  const planner::GroupShape alone = planner::ShapeAlone(
+      device, record.longest_tokens(), job.adapter().rank(), options_.microbatch_tokens);
+  const planner::GroupBytes group = planner::BytesOfGroup(shape, alone);
+  const planner::SlotBytes slot =
+      planner::BytesOfSlot(shape, ShapeOfAdapter(job.adapter()), device.kind);
   v1::JobEstimate estimate;
   v1::MemoryEstimate& memory = *estimate.mutable_peak_memory_bytes();
   memory.set_weights(group.weights);
@@ -254,7 +257,7 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   const auto trained = static_cast<double>(complete.total_tokens());
   const double squares = rows.squared_lengths() * passes;
   const double microbatches = static_cast<double>(complete.total_steps()) *
-                              std::ceil(of_step / static_cast<double>(capacity));
+                              std::ceil(of_step / static_cast<double>(alone.capacity_tokens));
   double ms = times.TrainMs(trained, squares, microbatches);
   if (!job.validation_dataset().empty()) {
     const records::RowsSummary& validation = *FindRows(RowsKey(job, job.validation_dataset()));
@@ -263,7 +266,7 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
     const double tokens = static_cast<double>(validation.tokens());
     ms += static_cast<double>(between + 2) *
           times.EvaluateMs(tokens, validation.squared_lengths(),
-                           std::ceil(tokens / static_cast<double>(capacity)));
+                           std::ceil(tokens / static_cast<double>(alone.capacity_tokens)));
   }
   estimate.set_seconds(ms / 1000);
   const double each = 1 / std::max(microbatches, 1.0);

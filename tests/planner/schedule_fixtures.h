@@ -14,7 +14,8 @@ inline AdapterShape Rank(int64_t rank) { return {rank, {"q_proj", "v_proj"}}; }
 
 // Bytes that a group with these jobs needs, as the budget must be to just hold them.
 inline int64_t BudgetFor(int64_t longest, const std::vector<int64_t>& ranks) {
-  int64_t bytes = BytesOfGroup(SmolLm2(), {CapacityFor(1024, longest), longest, 2, 1}).total();
+  int64_t bytes =
+      BytesOfGroup(SmolLm2(), {CapacityFor(1024, longest), longest, {.threads = 2}}).total();
   for (int64_t rank : ranks) bytes += BytesOfSlot(SmolLm2(), Rank(rank)).total();
   return bytes + bytes * 2 / 100 + 1;
 }
@@ -31,7 +32,7 @@ struct Trains {
 
 inline GroupView Group(const std::string& name, const std::string& base, int64_t budget,
                        const std::vector<Trains>& jobs, int64_t longest = 500) {
-  GroupView group{name, base, SmolLm2(), {1024, longest, 2, 1}, budget, true, {}, {}};
+  GroupView group{name, base, SmolLm2(), {1024, longest, {.threads = 2}}, budget, true, {}, {}};
   for (const Trains& job : jobs) {
     group.jobs.push_back(job.job);
     group.adapters.push_back(Rank(job.rank));
@@ -70,7 +71,7 @@ inline std::string Text(const ClusterView& view) {
 inline ClusterView View(std::vector<GroupView> groups, std::vector<QueuedJob> queue) {
   ClusterView view;
   for (const GroupView& group : groups) {
-    view.workers.push_back({group.name + "-worker", group.budget_bytes, 2, false});
+    view.workers.push_back({group.name + "-worker", group.budget_bytes, {.threads = 2}, false});
   }
   view.groups = std::move(groups);
   view.queue = std::move(queue);

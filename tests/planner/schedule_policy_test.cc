@@ -90,7 +90,7 @@ TEST_CASE("Evictions") {
       {"what fits no worker drives nobody out, nor keeps others from it",
        View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 9, 0, "", 500), Job("y", 1)}),
        "wait #1: x (needs " +
-           std::to_string(BytesOfGroup(SmolLm2(), {1024, 100, 2, 1}).total() +
+           std::to_string(BytesOfGroup(SmolLm2(), {1024, 100, {.threads = 2}}).total() +
                           BytesOfSlot(SmolLm2(), Rank(500)).total()) +
            " bytes; the largest worker offers " + std::to_string(two) +
            ")\nevict g: b for y\nwait #2: y (group g makes room for it)\n"},
@@ -199,7 +199,7 @@ TEST_CASE("As many jobs as still help") {
   view.queue = {Job("x", 1)};  // a higher priority may slow the others down
   CHECK(Text(view) == "admit g: x\n");
   view.queue = {Job("x", 0)};
-  view.workers.push_back({"idle", big, 2, true});
+  view.workers.push_back({"idle", big, {.threads = 2}, true});
   CHECK(Text(view) == "form idle base=m 1024/100: x\n");
   view.workers.pop_back();
   view.policy.least_gain = 0;

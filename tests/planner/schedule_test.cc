@@ -18,12 +18,16 @@ QueuedJob Job(const std::string& name, const std::string& base, int64_t arrival,
   return {name, base, SmolLm2(), priority, arrival, longest, Rank(rank)};
 }
 
-WorkerView Idle(const std::string& name, int64_t budget = kBig) { return {name, budget, 2, true}; }
-WorkerView Busy(const std::string& name, int64_t budget = kBig) { return {name, budget, 2, false}; }
+WorkerView Idle(const std::string& name, int64_t budget = kBig) {
+  return {name, budget, {.threads = 2}, true};
+}
+WorkerView Busy(const std::string& name, int64_t budget = kBig) {
+  return {name, budget, {.threads = 2}, false};
+}
 
 GroupView Group(const std::string& name, const std::string& base, size_t jobs, bool open = true,
                 int64_t longest = 500, int64_t budget = kBig) {
-  GroupView group{name, base, SmolLm2(), {1024, longest, 2, 1}, budget, open, {}, {}};
+  GroupView group{name, base, SmolLm2(), {1024, longest, {.threads = 2}}, budget, open, {}, {}};
   for (size_t i = 0; i < jobs; ++i) {
     group.jobs.push_back(name + std::to_string(i));
     group.adapters.push_back(Rank(8));
@@ -39,7 +43,8 @@ std::string Text(const ClusterView& view) {
 
 // Bytes that a group with these jobs needs, as the budget must be to just hold them.
 int64_t BudgetFor(int64_t longest, const std::vector<int64_t>& ranks) {
-  int64_t bytes = BytesOfGroup(SmolLm2(), {CapacityFor(1024, longest), longest, 2, 1}).total();
+  int64_t bytes =
+      BytesOfGroup(SmolLm2(), {CapacityFor(1024, longest), longest, {.threads = 2}}).total();
   for (int64_t rank : ranks) bytes += BytesOfSlot(SmolLm2(), Rank(rank)).total();
   return bytes + bytes * 2 / 100 + 1;
 }
@@ -101,13 +106,13 @@ TEST_CASE("Decisions") {
       {"what fits no worker says by how much",
        {{Idle("w", 1000)}, {}, {Job("a", "m", 1)}},
        "wait #1: a (needs " +
-           std::to_string(BytesOfGroup(SmolLm2(), {1024, 100, 2, 1}).total() +
+           std::to_string(BytesOfGroup(SmolLm2(), {1024, 100, {.threads = 2}}).total() +
                           BytesOfSlot(SmolLm2(), Rank(8)).total()) +
            " bytes; the largest worker offers 1000)\n"},
       {"it keeps nobody else out",
        {{Idle("w", BudgetFor(100, {8}))}, {}, {Job("a", "m", 1, 9000), Job("b", "n", 2)}},
        "wait #1: a (needs " +
-           std::to_string(BytesOfGroup(SmolLm2(), {9000, 9000, 2, 1}).total() +
+           std::to_string(BytesOfGroup(SmolLm2(), {9000, 9000, {.threads = 2}}).total() +
                           BytesOfSlot(SmolLm2(), Rank(8)).total()) +
            " bytes; the largest worker offers " + std::to_string(BudgetFor(100, {8})) +
            ")\nform w base=n 1024/100: b\n"},

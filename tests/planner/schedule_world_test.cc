@@ -103,12 +103,12 @@ class World {
     ClusterView view;
     view.policy = policy_;
     for (const Worker& worker : workers_) {
-      view.workers.push_back({worker.name, worker.budget, 2, worker.group.empty()});
+      view.workers.push_back({worker.name, worker.budget, {.threads = 2}, worker.group.empty()});
       if (worker.group.empty()) continue;
       GroupView group{worker.group,
                       worker.base_model,
                       SmolLm2(),
-                      {1024, 500, 2, 1},
+                      {1024, 500, {.threads = 2}},
                       worker.budget,
                       true,
                       {},
@@ -205,7 +205,7 @@ class World {
   void CheckMemory() const {
     for (const Worker& worker : workers_) {
       if (worker.group.empty()) continue;
-      int64_t bytes = BytesOfGroup(SmolLm2(), {1024, 500, 2, 1}).total();
+      int64_t bytes = BytesOfGroup(SmolLm2(), {1024, 500, {.threads = 2}}).total();
       for (const std::string& name : worker.jobs) {
         bytes += BytesOfSlot(SmolLm2(), jobs_.at(name).content.adapter).total();
       }

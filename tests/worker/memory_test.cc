@@ -57,7 +57,7 @@ TEST_CASE("a group takes what the planner says") {
       const planner::GroupBytes planned =
           planner::BytesOfGroup(shape, {.capacity_tokens = c.capacity_tokens,
                                         .longest_sequence = c.longest_sequence,
-                                        .threads = c.threads});
+                                        .device = {.threads = c.threads}});
       CHECK(planned.total() == counted);
     }
   }

@@ -1,8 +1,11 @@
 #include "kernels/cuda/gemm.h"
 
 #include <cassert>
+#include <cstring>
 
 #include "kernels/batch.h"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/gemm_hopper_plan.h"
 #include "kernels/cuda/gemm_library.h"
 #include "kernels/cuda/gemm_terms.h"
 
@@ -37,13 +40,27 @@ void CheckArguments(const GemmArguments& arguments) {
 
 struct Gemm::Impl {
   LibraryGemm library;
+  bool hopper = false;
+  int clusters = 0;
 };
 
-Gemm::Gemm(const GemmOptions& options) : impl_(std::make_unique<Impl>()) { (void)options; }
+Gemm::Gemm(const GemmOptions& options) : impl_(std::make_unique<Impl>()) {
+  int device = 0;
+  int major = 0;
+  int multiprocessors = 0;
+  LORAD_CUDA_CHECK(cudaGetDevice(&device));
+  LORAD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  LORAD_CUDA_CHECK(
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  impl_->hopper = options.own_kernel && major == 9;
+  impl_->clusters = multiprocessors / 2;
+}
 
 Gemm::~Gemm() = default;
 
-std::string Gemm::Id() const { return LibraryGemm::Id(); }
+std::string Gemm::Id() const {
+  return impl_->hopper ? "wgmma-1/" + LibraryGemm::Id() : LibraryGemm::Id();
+}
 
 int64_t Gemm::WorkspaceBytes() { return LibraryGemm::kWorkspaceBytes; }
 
@@ -65,6 +82,10 @@ LowRankTerm Gemm::MakeTerm(Product product, const TensorView& factor, int64_t fi
   if (factor.dtype == DType::kBfloat16) {
     assert(first_column % kRankAlignment == 0 && term.rank % kRankAlignment == 0);
     assert(Fits(factor));
+    if (impl_->hopper) {
+      const TensorMap map = MapFactor(factor);
+      std::memcpy(term.tensor_map, &map, sizeof(map));
+    }
   }
   return term;
 }
@@ -72,6 +93,11 @@ LowRankTerm Gemm::MakeTerm(Product product, const TensorView& factor, int64_t fi
 void Gemm::Run(const GemmArguments& arguments, void* workspace, cudaStream_t stream) {
   CheckArguments(arguments);
   if (arguments.x.rows == 0) return;
+  if (impl_->hopper && arguments.y.dtype == DType::kBfloat16) {
+    const HopperTile tile = ChooseTile(arguments.y.rows, arguments.y.columns, impl_->clusters);
+    return LaunchHopper(arguments.product, tile, PlanHopper(arguments, tile), impl_->clusters,
+                        stream);
+  }
   impl_->library.Run(arguments, workspace, stream);
   if (!arguments.terms.empty()) AddTerms(arguments, stream);
 }

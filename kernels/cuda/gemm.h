@@ -70,7 +70,7 @@ struct LowRankTable {
   const int32_t* list = nullptr;
   int32_t count = 0;  // upper bound where a captured graph is filled later
 
-  bool empty() const { return terms == nullptr; }
+  constexpr bool empty() const { return terms == nullptr; }
 };
 
 // All views: rows a multiple of 16 bytes apart, aligned to 16 bytes.

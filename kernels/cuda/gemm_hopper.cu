@@ -1,0 +1,95 @@
+#include <algorithm>
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/gemm_hopper.cuh"
+#include "kernels/cuda/gemm_hopper.h"
+#include "kernels/cuda/gemm_hopper_consumer.cuh"
+#include "kernels/cuda/gemm_hopper_producer.cuh"
+
+namespace lorad::kernels::cuda {
+namespace {
+
+using Deep256 = TileShape<256, 4, 2, 1>;
+using Wide256 = TileShape<256, 3, 4, 4>;
+using Tile128 = TileShape<128, 6, 2, 2>;
+
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
+static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 65536 / kWarpgroup);
+
+template <typename Shape>
+__device__ void InitBarriers(SharedMemory<Shape>& shared) {
+  constexpr int kWarpsOfConsumers = 2 * 2 * kWarpgroup / 32;  // of both blocks
+  for (int i = 0; i < Shape::kStageCount; ++i) {
+    ptx::InitBarrier(ptx::SharedAddress(&shared.full[i]), 1);
+    ptx::InitBarrier(ptx::SharedAddress(&shared.empty[i]), kWarpsOfConsumers);
+  }
+  for (int group = 0; group < 2; ++group) {
+    for (int i = 0; i < Shape::kBufferCount; ++i) {
+      ptx::InitBarrier(ptx::SharedAddress(&shared.residual[group][i]), 1);
+    }
+  }
+  ptx::InitBarrier(ptx::SharedAddress(&shared.terms_ready), 32);
+  ptx::FenceBarrierInit();
+}
+
+template <Product kProduct, typename Shape>
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+    HopperKernel(const __grid_constant__ HopperArguments arguments) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<SharedMemory<Shape>*>(memory);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (threadIdx.x == 0) InitBarriers(shared);
+  ptx::ClusterSync();
+
+  if (warp < kWarpgroup / 32) {
+    ptx::GiveRegisters<kProducerRegisters>();
+    if (warp == 1) PrepareTerms(arguments, shared);
+    if (threadIdx.x == 0) Producer<kProduct, Shape>(arguments, shared).Run();
+    __syncwarp();
+  } else {
+    ptx::TakeRegisters<kConsumerRegisters>();
+    Consumer<kProduct, Shape>(arguments, shared, warp / (kWarpgroup / 32) - 1).Run();
+    __syncwarp();
+  }
+  // The other block may still arrive at barriers of this one, or send it a copy.
+  ptx::ClusterSync();
+}
+
+template <Product kProduct, typename Shape>
+void Launch(const HopperArguments& arguments, int clusters, cudaStream_t stream) {
+  constexpr int kBytes = static_cast<int>(sizeof(SharedMemory<Shape>));
+  static_assert(kBytes <= 227 * 1024);
+  const auto kernel = HopperKernel<kProduct, Shape>;
+  LORAD_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  const int blocks = 2 * std::min(clusters, arguments.row_tiles * arguments.column_tiles);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, kBytes, stream>>>(arguments);
+  LORAD_CUDA_LAUNCHED();
+}
+
+template <Product kProduct>
+void LaunchTile(HopperTile tile, const HopperArguments& arguments, int clusters,
+                cudaStream_t stream) {
+  switch (tile) {
+    case HopperTile::k256Deep:
+      return Launch<kProduct, Deep256>(arguments, clusters, stream);
+    case HopperTile::k256Wide:
+      return Launch<kProduct, Wide256>(arguments, clusters, stream);
+    case HopperTile::k128:
+      return Launch<kProduct, Tile128>(arguments, clusters, stream);
+  }
+}
+
+}  // namespace
+
+void LaunchHopper(Product product, HopperTile tile, const HopperArguments& arguments, int clusters,
+                  cudaStream_t stream) {
+  if (product == Product::kForward) {
+    LaunchTile<Product::kForward>(tile, arguments, clusters, stream);
+  } else {
+    LaunchTile<Product::kInputGradient>(tile, arguments, clusters, stream);
+  }
+}
+
+}  // namespace lorad::kernels::cuda

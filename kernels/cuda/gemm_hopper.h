@@ -1,0 +1,64 @@
+// The products of gemm.h for compute capability 9.0, in one launch, bf16 in and out.
+//
+// Roofline: 2 M O K operations at the matrix units' rate; every output tile of 256 x 256 reads
+// 2 * 256 * inner elements through the L2 cache.
+//
+// A cluster of two blocks owns a tile of 256 rows x 256 (or 128) columns, 128 rows a block. In each
+// block one thread keeps a ring of stages in shared memory filled by the bulk tensor copy, 64 inner
+// elements a stage: its own rows of x, and half of the columns of W, which the copy delivers to
+// both blocks (multicast). Two warpgroups of 64 rows each multiply (wgmma, sums in registers). The
+// terms of gemm.h are further stages of the same ring: 64 columns of S and of the term's factor,
+// zero where they end, of which only rank / 16 products are made. A masked term goes to registers
+// of its own, 64 columns at a time, and is added where its mask says. Results leave through shared
+// memory by the copy engine while the next tile is being multiplied. Blocks are persistent; tiles
+// are ordered in groups of rows so that those at work share their inputs in the L2 cache.
+#ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_H_
+#define LORAD_KERNELS_CUDA_GEMM_HOPPER_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/gemm.h"
+
+namespace lorad::kernels::cuda {
+
+// As the driver's CUtensorMap.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+// What the kernel is given: all sizes in elements.
+struct HopperArguments {
+  TensorMap x;             // boxes 128 rows x 64
+  TensorMap weight;        // 64 x 64 (kInputGradient), half the tile's columns x 64 (kForward)
+  TensorMap coefficients;  // 128 x 64
+  TensorMap residual;      // 64 x 64
+  TensorMap y;             // 64 x 64
+  LowRankTable terms;      // terms null: none
+  const void* bias;        // bf16 [columns], or null
+  int32_t has_residual;
+  int32_t rows;
+  int32_t columns;       // of y
+  int32_t inner_steps;   // of 64 inner elements
+  int32_t row_tiles;     // of 256 rows
+  int32_t column_tiles;  // of the tile's columns
+};
+
+inline constexpr int kHopperStepColumns = 64;  // inner elements a stage
+
+// Variants differ in speed alone: equal bits.
+enum class HopperTile : uint8_t {
+  k256Deep,  // 256 columns, 4 stages, results leave in quarters
+  k256Wide,  // 256 columns, 3 stages, results leave at once
+  k128,      // 128 columns, 6 stages
+};
+constexpr int ColumnsOf(HopperTile tile) { return tile == HopperTile::k128 ? 128 : 256; }
+
+// `clusters`: at most this many pairs of blocks.
+void LaunchHopper(Product product, HopperTile tile, const HopperArguments& arguments, int clusters,
+                  cudaStream_t stream);
+
+}  // namespace lorad::kernels::cuda
+
+#endif  // LORAD_KERNELS_CUDA_GEMM_HOPPER_H_

@@ -1,0 +1,94 @@
+#include "kernels/cuda/gemm_hopper_plan.h"
+
+#include <cuda.h>
+
+#include <array>
+#include <cassert>
+#include <cstring>
+#include <string>
+
+#include "kernels/cuda/check.h"
+
+namespace lorad::kernels::cuda {
+namespace {
+
+static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
+
+using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                            const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
+                            CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                            CUtensorMapFloatOOBfill);
+
+// The driver's function, asked of the runtime, so that we need not link the driver's library.
+Encode FindEncode() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  constexpr unsigned kVersion = 12000;  // the first that has it
+  LORAD_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kVersion,
+                                                    cudaEnableDefault, &found));
+  assert(found == cudaDriverEntryPointSuccess);
+  return reinterpret_cast<Encode>(function);
+}
+
+int32_t CeilDivide(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
+
+}  // namespace
+
+TensorMap MapBoxes(const TensorView& matrix, int box_rows) {
+  static const Encode encode = FindEncode();
+  assert(matrix.dtype == DType::kBfloat16);
+  const std::array<cuuint64_t, 2> sizes = {static_cast<cuuint64_t>(matrix.columns),
+                                           static_cast<cuuint64_t>(matrix.rows)};
+  const std::array<cuuint64_t, 1> strides = {
+      static_cast<cuuint64_t>(matrix.row_stride * BytesOf(matrix.dtype))};
+  const std::array<cuuint32_t, 2> box = {kHopperStepColumns, static_cast<cuuint32_t>(box_rows)};
+  const std::array<cuuint32_t, 2> steps = {1, 1};
+  CUtensorMap map;
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, matrix.data, sizes.data(), strides.data(),
+             box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    Fail(__FILE__, __LINE__, "cuTensorMapEncodeTiled", std::to_string(result).c_str(),
+         "a view that the copy engine cannot take");
+  }
+  TensorMap bytes;
+  std::memcpy(&bytes, &map, sizeof(bytes));
+  return bytes;
+}
+
+TensorMap MapFactor(const TensorView& factor) { return MapBoxes(factor, kHopperStepColumns); }
+
+HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile) {
+  const bool forward = arguments.product == Product::kForward;
+  const int tile_columns = ColumnsOf(tile);
+  HopperArguments plan = {};
+  plan.x = MapBoxes(arguments.x, 128);
+  plan.weight = MapBoxes(arguments.weight, forward ? tile_columns / 2 : kHopperStepColumns);
+  plan.y = MapBoxes(arguments.y, 64);
+  plan.terms = arguments.terms;
+  if (!arguments.terms.empty()) plan.coefficients = MapBoxes(arguments.coefficients, 128);
+  if (!arguments.residual.empty()) {
+    plan.has_residual = 1;
+    plan.residual = MapBoxes(arguments.residual, 64);
+  }
+  plan.bias = arguments.bias.data;
+  plan.rows = static_cast<int32_t>(arguments.y.rows);
+  plan.columns = static_cast<int32_t>(arguments.y.columns);
+  plan.inner_steps = CeilDivide(arguments.x.columns, kHopperStepColumns);
+  plan.row_tiles = CeilDivide(arguments.y.rows, kTermTileRows);
+  plan.column_tiles = CeilDivide(arguments.y.columns, tile_columns);
+  return plan;
+}
+
+HopperTile ChooseTile(int64_t rows, int64_t columns, int clusters) {
+  const int64_t row_tiles = CeilDivide(rows, kTermTileRows);
+  const auto waves = [&](int64_t tile_columns) {
+    return CeilDivide(row_tiles * CeilDivide(columns, tile_columns), clusters);
+  };
+  // A tile of half the columns takes more than half the time: it reads more for each product.
+  constexpr double kHalfTileTime = 0.58;
+  return waves(128) * kHalfTileTime < waves(256) ? HopperTile::k128 : HopperTile::k256Deep;
+}
+
+}  // namespace lorad::kernels::cuda

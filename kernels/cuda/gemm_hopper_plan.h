@@ -1,0 +1,23 @@
+// From the views of gemm.h to what the kernel of gemm_hopper.h is launched with.
+#ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_PLAN_H_
+#define LORAD_KERNELS_CUDA_GEMM_HOPPER_PLAN_H_
+
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/gemm_hopper.h"
+
+namespace lorad::kernels::cuda {
+
+// Describes boxes [rows, 64] of a bf16 matrix to the copy engine: 128-byte swizzle, zeros outside.
+TensorMap MapBoxes(const TensorView& matrix, int box_rows);
+// Boxes of a term's factor, in either direction.
+TensorMap MapFactor(const TensorView& factor);
+
+// REQUIRES: all views bf16.
+HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile);
+
+// The fastest tile for these sizes: full waves of wide tiles where they fill the device.
+HopperTile ChooseTile(int64_t rows, int64_t columns, int clusters);
+
+}  // namespace lorad::kernels::cuda
+
+#endif  // LORAD_KERNELS_CUDA_GEMM_HOPPER_PLAN_H_

@@ -1,0 +1,160 @@
+// The producer of the product kernel (gemm_hopper.h): one thread that fills the ring, and a warp
+// that prepares the terms.
+#ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_PRODUCER_CUH_
+#define LORAD_KERNELS_CUDA_GEMM_HOPPER_PRODUCER_CUH_
+
+#include "kernels/cuda/gemm_hopper.cuh"
+
+namespace lorad::kernels::cuda {
+
+__device__ inline TermNote NoteOf(const LowRankTerm& term) {
+  return {static_cast<int16_t>(term.rank), static_cast<int16_t>(term.mask_words != nullptr),
+          term.first_column, term.first_output, term.outputs};
+}
+
+// By one warp: the first terms' numbers into shared memory, and their tensor maps for use.
+template <typename Shape>
+__device__ void PrepareTerms(const HopperArguments& arguments, SharedMemory<Shape>& shared) {
+  const LowRankTable& table = arguments.terms;
+  if (table.empty()) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int i = lane; i < table.count; i += 32) {
+    if (i < kTermsCached) shared.terms[i] = NoteOf(table.terms[i]);
+    ptx::AcquireTensorMap(table.terms[i].tensor_map);
+  }
+  ptx::Arrive(ptx::SharedAddress(&shared.terms_ready));
+}
+
+inline constexpr uint16_t kBothBlocks = 3;
+
+template <Product kProduct, typename Shape>
+class Producer {
+ public:
+  __device__ Producer(const HopperArguments& arguments, SharedMemory<Shape>& shared)
+      : arguments_(arguments),
+        shared_(shared),
+        rank_(ptx::ClusterRank()),
+        has_terms_(!arguments.terms.empty()) {}
+
+  __device__ void Run() {
+    const int tiles = arguments_.row_tiles * arguments_.column_tiles;
+    if (has_terms_) ptx::Wait(ptx::SharedAddress(&shared_.terms_ready), 0);
+    for (int tile = FirstTile(); tile < tiles; tile += TileStride()) FillTile(tile);
+  }
+
+ private:
+  __device__ TermNote Term(int index) const {
+    return index < kTermsCached ? shared_.terms[index] : NoteOf(arguments_.terms.terms[index]);
+  }
+  __device__ static bool Touches(const TermNote& term, int column) {
+    return term.first_output < column + Shape::kColumns &&
+           column < term.first_output + term.outputs;
+  }
+
+  __device__ void FillTile(int tile) {
+    const TilePosition position = PositionOf(tile, arguments_);
+    const int row = position.row_tile * kClusterRows + static_cast<int>(rank_) * kBlockRows;
+    const int column = position.column_tile * Shape::kColumns;
+    const StageNote note = CountTerms(position.row_tile, column);
+    for (int step = 0; step < arguments_.inner_steps; ++step) {
+      Begin(note);
+      ptx::LoadBox(Stage(), &arguments_.x, step * kBox, row, Full());
+      LoadWeight(step * kBox, column);
+      ring_.Next();
+    }
+    if (note.term_steps > 0) FillTerms(position.row_tile, row, column, 0);
+    if (note.masked_steps > 0) FillTerms(position.row_tile, row, column, 1);
+  }
+
+  __device__ StageNote CountTerms(int row_tile, int column) const {
+    StageNote note = {.term_steps = 0, .masked_steps = 0, .products = 4, .term = 0};
+    if (!has_terms_) return note;
+    const LowRankTable& table = arguments_.terms;
+    const int end = table.first[row_tile + 1];
+    for (int i = table.first[row_tile]; i < end; ++i) {
+      const TermNote term = Term(table.list[i]);
+      if (!Touches(term, column)) continue;
+      const int steps = (term.rank + kBox - 1) / kBox;
+      note.term_steps = static_cast<int16_t>(note.term_steps + (term.masked != 0 ? 0 : steps));
+      note.masked_steps = static_cast<int16_t>(note.masked_steps + (term.masked != 0 ? steps : 0));
+    }
+    return note;
+  }
+
+  // Those terms whose `masked` is as given.
+  __device__ void FillTerms(int row_tile, int row, int column, int masked) {
+    const LowRankTable& table = arguments_.terms;
+    const int end = table.first[row_tile + 1];
+    for (int i = table.first[row_tile]; i < end; ++i) {
+      const int index = table.list[i];
+      const TermNote term = Term(index);
+      if (term.masked == masked && Touches(term, column)) FillTerm(index, term, row, column);
+    }
+  }
+
+  // Waits for a free stage.
+  __device__ void Begin(const StageNote& note) {
+    ptx::Wait(ptx::SharedAddress(&shared_.empty[ring_.stage]), ring_.parity ^ 1);
+    shared_.notes[ring_.stage] = note;
+    ptx::ArriveExpect(Full(), Shape::kStageBytes);
+  }
+  __device__ uint32_t Full() const { return ptx::SharedAddress(&shared_.full[ring_.stage]); }
+  __device__ uint32_t Stage() const { return ptx::SharedAddress(shared_.stages[ring_.stage]); }
+
+  // This block's half of the weight's columns, to both blocks.
+  __device__ void LoadWeight(int inner, int column) {
+    if constexpr (kProduct == Product::kForward) {
+      const int half = static_cast<int>(rank_) * (Shape::kColumns / 2);
+      ptx::LoadBoxToAll(Stage() + Shape::kXBytes + half * kBox * 2, &arguments_.weight, inner,
+                        column + half, Full(), kBothBlocks);
+    } else {
+      LoadHalf(&arguments_.weight, column, inner);
+    }
+  }
+
+  // Boxes of a matrix whose columns are the product's.
+  __device__ void LoadHalf(const void* map, int column, int inner) {
+#pragma unroll
+    for (int i = 0; i < Shape::kBoxes / 2; ++i) {
+      const int box = static_cast<int>(rank_) * (Shape::kBoxes / 2) + i;
+      ptx::LoadBoxToAll(Stage() + Shape::kXBytes + box * wgmma::kBoxBytes, map, column + box * kBox,
+                        inner, Full(), kBothBlocks);
+    }
+  }
+  // Boxes of a matrix whose rows are the product's columns.
+  __device__ void LoadHalfOfRows(const void* map, int column, int inner) {
+#pragma unroll
+    for (int i = 0; i < Shape::kBoxes / 2; ++i) {
+      const int box = static_cast<int>(rank_) * (Shape::kBoxes / 2) + i;
+      ptx::LoadBoxToAll(Stage() + Shape::kXBytes + box * wgmma::kBoxBytes, map, inner,
+                        column + box * kBox, Full(), kBothBlocks);
+    }
+  }
+
+  __device__ void FillTerm(int index, const TermNote& term, int row, int column) {
+    const void* map = arguments_.terms.terms[index].tensor_map;
+    for (int first = 0; first < term.rank; first += kBox) {
+      Begin({.term_steps = 0,
+             .masked_steps = 0,
+             .products = min(kBox, term.rank - first) / 16,
+             .term = index});
+      ptx::LoadBox(Stage(), &arguments_.coefficients, term.first_column + first, row, Full());
+      if constexpr (kProduct == Product::kForward) {
+        LoadHalfOfRows(map, column - term.first_output, first);
+      } else {
+        LoadHalf(map, column - term.first_output, first);
+      }
+      ring_.Next();
+    }
+  }
+
+  const HopperArguments& arguments_;
+  SharedMemory<Shape>& shared_;
+  const uint32_t rank_;
+  const bool has_terms_;
+  Ring<Shape> ring_;
+};
+
+}  // namespace lorad::kernels::cuda
+
+#endif  // LORAD_KERNELS_CUDA_GEMM_HOPPER_PRODUCER_CUH_

@@ -1,0 +1,359 @@
+// usage: gemm_benchmark [--small]
+// Speed of the products of kernels/cuda/gemm.h beside cuBLASLt's in the same run: its first
+// algorithm and the fastest of its first eight, random data, buffers that rotate so that no input
+// is in the cache, medians of interleaved rounds. Then what low-rank terms add. Needs a GPU.
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/gemm_hopper_plan.h"
+#include "tests/kernels/cuda/gemm_reference.h"
+
+namespace lorad::kernels::cuda {
+namespace {
+
+using Launch = std::function<void(int set)>;
+
+void CheckLibrary(cublasStatus_t status, int line) {
+  if (status != CUBLAS_STATUS_SUCCESS) {
+    Fail(__FILE__, line, "cublasLt", cublasLtGetStatusName(status), "");
+  }
+}
+
+struct Dense {
+  Dense(int64_t rows, int64_t columns)
+      : memory(rows * columns * 2),
+        view{.data = memory.data(),
+             .rows = rows,
+             .columns = columns,
+             .row_stride = columns,
+             .dtype = DType::kBfloat16,
+             .device = Device::kCuda} {}
+  DeviceMemory memory;
+  TensorView view;
+};
+
+// One product's matrices, several times over.
+class Matrices {
+ public:
+  Matrices(Product product, int64_t rows, int64_t outputs, int64_t inputs) : product_(product) {
+    const bool forward = product == Product::kForward;
+    const int64_t inner = forward ? inputs : outputs;
+    const int64_t outer = forward ? outputs : inputs;
+    const double bytes = 2.0 * static_cast<double>(rows * (inner + outer) + outputs * inputs);
+    const int sets = std::clamp(static_cast<int>(200e6 / bytes) + 1, 2, 8);
+    for (int i = 0; i < sets; ++i) {
+      x_.push_back(std::make_unique<Dense>(rows, inner));
+      weight_.push_back(std::make_unique<Dense>(outputs, inputs));
+      y_.push_back(std::make_unique<Dense>(rows, outer));
+      FillRandom(x_.back()->view, 1, static_cast<uint64_t>(3 * i + 1));
+      FillRandom(weight_.back()->view, 0.02f, static_cast<uint64_t>(3 * i + 2));
+    }
+  }
+  int sets() const { return static_cast<int>(x_.size()); }
+  GemmArguments Arguments(int set) const {
+    const auto i = static_cast<size_t>(set);
+    GemmArguments arguments;
+    arguments.product = product_;
+    arguments.x = x_[i]->view;
+    arguments.weight = weight_[i]->view;
+    arguments.y = y_[i]->view;
+    return arguments;
+  }
+
+ private:
+  const Product product_;
+  std::vector<std::unique_ptr<Dense>> x_, weight_, y_;
+};
+
+class Timer {
+ public:
+  Timer() {
+    LORAD_CUDA_CHECK(cudaEventCreate(&begin_));
+    LORAD_CUDA_CHECK(cudaEventCreate(&end_));
+  }
+  // Medians in microseconds of `rounds` interleaved rounds.
+  std::vector<double> Run(const std::vector<Launch>& launches, int sets, int rounds) {
+    std::vector<std::vector<double>> times(launches.size());
+    for (int round = -1; round < rounds; ++round) {
+      for (size_t i = 0; i < launches.size(); ++i) {
+        const int count = round < 0 ? 1 : counts_of(times[i]);
+        LORAD_CUDA_CHECK(cudaEventRecord(begin_));
+        for (int n = 0; n < count; ++n) launches[i](next_++ % sets);
+        LORAD_CUDA_CHECK(cudaEventRecord(end_));
+        LORAD_CUDA_CHECK(cudaEventSynchronize(end_));
+        float ms = 0;
+        LORAD_CUDA_CHECK(cudaEventElapsedTime(&ms, begin_, end_));
+        times[i].push_back(1000.0 * ms / count);
+      }
+    }
+    std::vector<double> medians;
+    for (auto& t : times) {
+      t.erase(t.begin());
+      std::sort(t.begin(), t.end());
+      medians.push_back(t[t.size() / 2]);
+    }
+    return medians;
+  }
+
+ private:
+  // So many that a round takes about 4 ms.
+  static int counts_of(const std::vector<double>& times) {
+    return std::clamp(static_cast<int>(4000 / times.front()), 1, 40);
+  }
+
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+  int next_ = 0;
+};
+
+// cuBLASLt with one of its algorithms.
+class Peer {
+ public:
+  Peer() : workspace_(kWorkspace) { CheckLibrary(cublasLtCreate(&handle_), __LINE__); }
+
+  std::vector<cublasLtMatmulAlgo_t> Algorithms(const GemmArguments& arguments) {
+    Describe(arguments);
+    cublasLtMatmulPreferenceOpaque_t preference;
+    CheckLibrary(cublasLtMatmulPreferenceInit(&preference), __LINE__);
+    const uint64_t bytes = kWorkspace;
+    CheckLibrary(cublasLtMatmulPreferenceSetAttribute(
+                     &preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof(bytes)),
+                 __LINE__);
+    cublasLtMatmulHeuristicResult_t results[8];
+    int count = 0;
+    CheckLibrary(cublasLtMatmulAlgoGetHeuristic(handle_, &operation_, &a_, &b_, &d_, &d_,
+                                                &preference, 8, results, &count),
+                 __LINE__);
+    std::vector<cublasLtMatmulAlgo_t> algorithms;
+    for (int i = 0; i < count; ++i) algorithms.push_back(results[i].algo);
+    return algorithms;
+  }
+
+  void Run(const GemmArguments& arguments, const cublasLtMatmulAlgo_t& algorithm) {
+    Describe(arguments);
+    const float one = 1;
+    const float zero = 0;
+    CheckLibrary(
+        cublasLtMatmul(handle_, &operation_, &one, arguments.weight.data, &a_, arguments.x.data,
+                       &b_, &zero, arguments.y.data, &d_, arguments.y.data, &d_, &algorithm,
+                       workspace_.data(), kWorkspace, nullptr),
+        __LINE__);
+  }
+
+ private:
+  static constexpr int64_t kWorkspace = int64_t{64} << 20;
+
+  static cublasLtMatrixLayoutOpaque_t Layout(const TensorView& view) {
+    cublasLtMatrixLayoutOpaque_t layout;
+    CheckLibrary(cublasLtMatrixLayoutInit(&layout, CUDA_R_16BF, static_cast<uint64_t>(view.columns),
+                                          static_cast<uint64_t>(view.rows), view.row_stride),
+                 __LINE__);
+    return layout;
+  }
+  void Describe(const GemmArguments& arguments) {
+    CheckLibrary(cublasLtMatmulDescInit(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F), __LINE__);
+    const cublasOperation_t transposed =
+        arguments.product == Product::kForward ? CUBLAS_OP_T : CUBLAS_OP_N;
+    CheckLibrary(cublasLtMatmulDescSetAttribute(&operation_, CUBLASLT_MATMUL_DESC_TRANSA,
+                                                &transposed, sizeof(transposed)),
+                 __LINE__);
+    a_ = Layout(arguments.weight);
+    b_ = Layout(arguments.x);
+    d_ = Layout(arguments.y);
+  }
+
+  DeviceMemory workspace_;
+  cublasLtHandle_t handle_ = nullptr;
+  cublasLtMatmulDescOpaque_t operation_;
+  cublasLtMatrixLayoutOpaque_t a_, b_, d_;
+};
+
+struct Shape {
+  int64_t outputs;
+  int64_t inputs;
+};
+
+const char* NameOf(Product product) {
+  return product == Product::kForward ? "forward" : "gradient";
+}
+
+void BenchProduct(Product product, int64_t rows, const Shape& shape, int clusters, Peer& peer,
+                  Timer& timer) {
+  const Matrices matrices(product, rows, shape.outputs, shape.inputs);
+  const auto own = [&](HopperTile tile) -> Launch {
+    return [&, tile](int set) {
+      LaunchHopper(product, tile, PlanHopper(matrices.Arguments(set), tile), clusters, nullptr);
+    };
+  };
+  const auto algorithms = peer.Algorithms(matrices.Arguments(0));
+  std::vector<Launch> all;
+  for (const auto& algorithm : algorithms) {
+    all.push_back([&](int set) { peer.Run(matrices.Arguments(set), algorithm); });
+  }
+  const std::vector<double> tried = timer.Run(all, matrices.sets(), 2);
+  const auto fastest =
+      static_cast<size_t>(std::min_element(tried.begin(), tried.end()) - tried.begin());
+  const std::vector<double> t = timer.Run({all[0], all[fastest], own(HopperTile::k256Deep),
+                                           own(HopperTile::k256Wide), own(HopperTile::k128)},
+                                          matrices.sets(), 7);
+  const double operations =
+      2e-6 * static_cast<double>(rows) * static_cast<double>(shape.outputs * shape.inputs);
+  const HopperTile chosen = ChooseTile(rows, matrices.Arguments(0).y.columns, clusters);
+  const double ours = t[2 + static_cast<size_t>(chosen)];
+  std::printf(
+      "%-8s M %5lld O %5lld K %5lld  TFLOP/s  lt %4.0f  lt best(%zu) %4.0f  "
+      "deep %4.0f  wide %4.0f  narrow %4.0f  chosen/best %.3f\n",
+      NameOf(product), static_cast<long long>(rows), static_cast<long long>(shape.outputs),
+      static_cast<long long>(shape.inputs), operations / t[0], fastest, operations / t[1],
+      operations / t[2], operations / t[3], operations / t[4], std::min(t[0], t[1]) / ours);
+  std::fflush(stdout);
+}
+
+// `adapters` of rank 16 over equal parts of the rows, `targets` side by side.
+class Terms {
+ public:
+  Terms(const Gemm& gemm, Product product, int64_t rows, const Shape& shape, int adapters,
+        int targets, bool masked) {
+    const bool forward = product == Product::kForward;
+    constexpr int64_t kRank = 16;
+    coefficients_ = std::make_unique<Dense>(rows, kRank * adapters * targets);
+    FillConstant(coefficients_->view, 0);
+    const int64_t outer = forward ? shape.outputs : shape.inputs;
+    const int64_t words = (outer + kMaskColumns - 1) / kMaskColumns * (kMaskColumns / 32);
+    std::vector<LowRankTerm> terms;
+    for (int target = 0; target < targets; ++target) {
+      DropMask mask;
+      if (masked) {
+        masks_.push_back(std::make_unique<DeviceMemory>(rows * words * 4));
+        auto* bits = static_cast<uint32_t*>(masks_.back()->data());
+        FillRandomBits(bits, rows * words, 7);
+        mask = {.words = bits, .row_words = words, .scale = 1.1f};
+      }
+      for (int adapter = 0; adapter < adapters; ++adapter) {
+        const int64_t outputs = shape.outputs / targets;
+        const int64_t column = kRank * (target * adapters + adapter);
+        factors_.push_back(
+            std::make_unique<Dense>(forward ? outputs : kRank, forward ? kRank : shape.inputs));
+        FillRandom(factors_.back()->view, 0.1f, 5);
+        FillRandom(coefficients_->view.Rows(rows / adapters * adapter, rows / adapters)
+                       .Columns(column, kRank),
+                   1, 9);
+        terms.push_back(gemm.MakeTerm(product, factors_.back()->view, column,
+                                      forward ? outputs * target : 0, mask));
+      }
+    }
+    std::vector<int32_t> first = {0};
+    std::vector<int32_t> list;
+    for (int64_t row = 0; row < rows; row += kTermTileRows) {
+      const int64_t per_adapter = rows / adapters;
+      const int64_t last = std::min(rows, row + kTermTileRows) - 1;
+      for (int64_t adapter = row / per_adapter; adapter <= last / per_adapter; ++adapter) {
+        for (int target = 0; target < targets; ++target) {
+          list.push_back(static_cast<int32_t>(target * adapters + adapter));
+        }
+      }
+      first.push_back(static_cast<int32_t>(list.size()));
+    }
+    terms_ = std::make_unique<DeviceArray<LowRankTerm>>(terms);
+    first_ = std::make_unique<DeviceArray<int32_t>>(first);
+    list_ = std::make_unique<DeviceArray<int32_t>>(list);
+    count_ = static_cast<int32_t>(terms.size());
+  }
+  void AddTo(GemmArguments& arguments) const {
+    arguments.coefficients = coefficients_->view;
+    arguments.terms = {
+        .terms = terms_->data(), .first = first_->data(), .list = list_->data(), .count = count_};
+  }
+
+ private:
+  std::unique_ptr<Dense> coefficients_;
+  std::vector<std::unique_ptr<Dense>> factors_;
+  std::vector<std::unique_ptr<DeviceMemory>> masks_;
+  std::unique_ptr<DeviceArray<LowRankTerm>> terms_;
+  std::unique_ptr<DeviceArray<int32_t>> first_, list_;
+  int32_t count_ = 0;
+};
+
+void BenchTerms(const Gemm& gemm, Product product, int64_t rows, const Shape& shape, int targets,
+                int clusters, Timer& timer) {
+  const Matrices matrices(product, rows, shape.outputs, shape.inputs);
+  std::vector<std::unique_ptr<Terms>> cases;
+  for (const int adapters : {1, 4, 16, 64}) {
+    cases.push_back(std::make_unique<Terms>(gemm, product, rows, shape, adapters, targets, false));
+  }
+  if (product == Product::kInputGradient) {
+    cases.push_back(std::make_unique<Terms>(gemm, product, rows, shape, 4, targets, true));
+  }
+  Dense residual(rows, matrices.Arguments(0).y.columns);
+  FillRandom(residual.view, 1, 11);
+  std::vector<Launch> launches;
+  const auto run = [&](const Terms* terms, bool with_residual) {
+    launches.push_back([&, terms, with_residual](int set) {
+      GemmArguments arguments = matrices.Arguments(set);
+      if (terms != nullptr) terms->AddTo(arguments);
+      if (with_residual) arguments.residual = residual.view;
+      const HopperTile tile = ChooseTile(rows, arguments.y.columns, clusters);
+      LaunchHopper(product, tile, PlanHopper(arguments, tile), clusters, nullptr);
+    });
+  };
+  run(nullptr, false);
+  run(nullptr, true);
+  for (const auto& terms : cases) run(terms.get(), false);
+  const std::vector<double> t = timer.Run(launches, matrices.sets(), 7);
+  std::printf(
+      "%-8s M %5lld O %5lld K %5lld targets %d  plain %7.1f us  residual %.3f  "
+      "adapters 1: %.3f  4: %.3f  16: %.3f  64: %.3f",
+      NameOf(product), static_cast<long long>(rows), static_cast<long long>(shape.outputs),
+      static_cast<long long>(shape.inputs), targets, t[0], t[1] / t[0], t[2] / t[0], t[3] / t[0],
+      t[4] / t[0], t[5] / t[0]);
+  if (t.size() > 6) std::printf("  4 with dropout: %.3f", t[6] / t[0]);
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+int Main(bool small) {
+  cudaDeviceProp device;
+  LORAD_CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
+  const int clusters = device.multiProcessorCount / 2;
+  std::printf("%s, cuBLASLt %zu\n", device.name, cublasLtGetVersion());
+  Peer peer;
+  Timer timer;
+  const Gemm gemm(GemmOptions{});
+  constexpr Shape kShapes[] = {{4096, 4096}, {14336, 4096}, {4096, 14336}, {28672, 4096},
+                               {6144, 4096}, {2048, 2048},  {2560, 2048},  {11264, 2048},
+                               {2048, 5632}, {22016, 2048}, {2048, 11008}};
+  for (const int64_t rows : {8192, 4096}) {
+    for (const Shape& shape : kShapes) {
+      for (const Product product : {Product::kForward, Product::kInputGradient}) {
+        BenchProduct(product, rows, shape, clusters, peer, timer);
+      }
+      if (small) return 0;
+    }
+  }
+  for (const Shape& shape : {kShapes[0], kShapes[1], kShapes[2]}) {
+    for (const Product product : {Product::kForward, Product::kInputGradient}) {
+      BenchTerms(gemm, product, 8192, shape, 1, clusters, timer);
+    }
+  }
+  for (const Product product : {Product::kForward, Product::kInputGradient}) {
+    BenchTerms(gemm, product, 8192, {6144, 4096}, 3, clusters, timer);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace lorad::kernels::cuda
+
+int main(int argc, char** argv) {
+  return lorad::kernels::cuda::Main(argc > 1 && std::strcmp(argv[1], "--small") == 0);
+}

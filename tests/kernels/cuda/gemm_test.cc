@@ -1,0 +1,196 @@
+// usage: gemm_test [SEED]
+// Products on the GPU against a float64 reference on random ragged microbatches, with poisoned
+// outputs inside sentinels; equal rows give equal bits: alone, among others, by every tile shape,
+// at every repeat. Exits 1 at a failure. Needs a GPU.
+#include "kernels/cuda/gemm.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/gemm_hopper_plan.h"
+#include "tests/kernels/cuda/gemm_problem.h"
+#include "tests/kernels/cuda/gemm_reference.h"
+
+namespace lorad::kernels::cuda {
+namespace {
+
+struct Shape {
+  const char* name;
+  int64_t outputs;
+  int64_t inputs;
+};
+// The linear groups of the models that we measure, and one that fits no tile.
+constexpr Shape kShapes[] = {
+    {"SmolLM2-135M qkv", 960, 576},
+    {"SmolLM2-135M o", 576, 576},
+    {"SmolLM2-135M gate,up", 3072, 576},
+    {"SmolLM2-135M down", 576, 1536},
+    {"TinyLlama qkv", 2560, 2048},
+    {"TinyLlama o", 2048, 2048},
+    {"TinyLlama gate,up", 11264, 2048},
+    {"TinyLlama down", 2048, 5632},
+    {"Qwen2.5-3B gate,up", 22016, 2048},
+    {"Qwen2.5-3B down", 2048, 11008},
+    {"Llama-3.1-8B qkv", 6144, 4096},
+    {"Llama-3.1-8B o", 4096, 4096},
+    {"Llama-3.1-8B gate,up", 28672, 4096},
+    {"Llama-3.1-8B down", 4096, 14336},
+    {"odd", 200, 328},
+};
+
+struct Verdict {
+  int cases = 0;
+  int64_t wrong = 0;  // samples
+  int64_t samples = 0;
+  int64_t broken = 0;   // sentinels, or elements never written
+  int64_t alone = 0;    // elements that differ alone from among others
+  int64_t variant = 0;  // between tile shapes
+  int64_t repeat = 0;   // between runs
+  double worst = 0;     // error over tolerance
+  double error = 0;     // sums of squares
+  double norm = 0;
+
+  bool Good() const {
+    return wrong == 0 && broken == 0 && alone == 0 && variant == 0 && repeat == 0;
+  }
+};
+
+// Rounding to the type of y, and sums in fp32 of exact products (relative to the sum of their
+// magnitudes: the matrix units truncate).
+double Tolerance(const Expected& expected, DType dtype, bool two_roundings) {
+  const double rounding = dtype == DType::kBfloat16 ? 0x1p-8 : 0x1p-22;
+  return 1e-6 + (two_roundings ? 2 : 1) * rounding * std::fabs(expected.value) +
+         (two_roundings ? rounding * 0.1 : 0) * expected.magnitude + 4e-6 * expected.magnitude;
+}
+
+class Tester {
+ public:
+  explicit Tester(const GemmOptions& options)
+      : own_(options.own_kernel), gemm_(options), workspace_(Gemm::WorkspaceBytes()) {}
+
+  Verdict RunShape(const Shape& shape, Product product, DType dtype, uint64_t seed) {
+    Verdict verdict;
+    std::mt19937_64 random(seed);
+    const auto draw = [&](int64_t low, int64_t high) {
+      return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
+    };
+    const int64_t rows[] = {1, draw(2, 127), draw(128, 512), draw(513, 2048), draw(2049, 8200)};
+    for (const int64_t m : rows) {
+      ProblemOptions options;
+      options.product = product;
+      options.dtype = dtype;
+      options.rows = m;
+      options.outputs = shape.outputs;
+      options.inputs = shape.inputs;
+      options.longest_segment = draw(0, 1) == 0 ? 64 : 1500;
+      options.terms = draw(0, 4) > 0;
+      RunCase(options, random(), verdict);
+    }
+    return verdict;
+  }
+
+ private:
+  void RunCase(const ProblemOptions& options, uint64_t seed, Verdict& verdict) {
+    Problem problem(gemm_, options, seed);
+    gemm_.Run(problem.Prepare(), workspace_.data(), nullptr);
+    LORAD_CUDA_CHECK(cudaDeviceSynchronize());
+    ++verdict.cases;
+    verdict.broken += problem.y().CountBroken();
+    CheckSamples(problem, options, verdict);
+    if (own_) {
+      CheckVariants(problem, options, verdict);
+      for (int i = 0; i < 2; ++i) {
+        const size_t index = (seed >> (8 * i)) % problem.segments().size();
+        if (!problem.segments()[index].finite) continue;
+        verdict.alone += problem.CountDifferentAlone(gemm_, workspace_.data(), index);
+      }
+    }
+  }
+
+  void CheckSamples(Problem& problem, const ProblemOptions& options, Verdict& verdict) {
+    const std::vector<Sample> samples = problem.Samples(300);
+    if (samples.empty()) return;
+    Fenced result(options.rows, problem.y().view().columns, options.dtype);
+    CopyMatrix(problem.y().view(), result.view());
+    GemmArguments arguments = problem.Prepare();
+    arguments.y = result.view();
+    for (const Expected& expected : Compare(arguments, problem.residual(), samples)) {
+      const double error = std::fabs(expected.got - expected.value);
+      const double over = error / Tolerance(expected, options.dtype, !own_);
+      ++verdict.samples;
+      if (!(over <= 1)) ++verdict.wrong;
+      verdict.worst = std::isnan(over) ? INFINITY : std::max(verdict.worst, over);
+      verdict.error += error * error;
+      verdict.norm += expected.value * expected.value;
+    }
+    CopyMatrix(result.view(), problem.y().view());
+  }
+
+  // y again by every tile shape, and twice by the first.
+  void CheckVariants(Problem& problem, const ProblemOptions& options, Verdict& verdict) {
+    Fenced first(options.rows, problem.y().view().columns, options.dtype);
+    CopyMatrix(problem.y().view(), first.view());
+    const HopperTile tiles[] = {HopperTile::k256Deep, HopperTile::k256Wide, HopperTile::k128,
+                                HopperTile::k256Deep};
+    for (int i = 0; i < 4; ++i) {
+      const GemmArguments arguments = problem.Prepare();
+      LaunchHopper(options.product, tiles[i], PlanHopper(arguments, tiles[i]), i == 3 ? 7 : 66,
+                   nullptr);
+      const int64_t different = CountDifferent(first.view(), problem.y().view());
+      (i == 3 ? verdict.repeat : verdict.variant) += different;
+      verdict.broken += problem.y().CountBroken();
+    }
+    LORAD_CUDA_CHECK(cudaDeviceSynchronize());
+  }
+
+  const bool own_;
+  Gemm gemm_;
+  DeviceMemory workspace_;
+};
+
+bool RunAll(const char* name, const GemmOptions& options, DType dtype, int shapes, uint64_t seed) {
+  Tester tester(options);
+  bool good = true;
+  for (int i = 0; i < shapes; ++i) {
+    const Shape& shape = kShapes[std::size(kShapes) - 1 - static_cast<size_t>(i)];
+    for (const Product product : {Product::kForward, Product::kInputGradient}) {
+      const Verdict v = tester.RunShape(shape, product, dtype, seed + static_cast<uint64_t>(i));
+      std::printf(
+          "%-8s %-20s %-8s cases %2d  samples %5lld wrong %lld worst %.2f rel.error %.1e  "
+          "broken %lld  alone %lld  tiles %lld  repeat %lld  %s\n",
+          name, shape.name, product == Product::kForward ? "forward" : "gradient", v.cases,
+          static_cast<long long>(v.samples), static_cast<long long>(v.wrong), v.worst,
+          std::sqrt(v.error / v.norm), static_cast<long long>(v.broken),
+          static_cast<long long>(v.alone), static_cast<long long>(v.variant),
+          static_cast<long long>(v.repeat), v.Good() ? "ok" : "FAILED");
+      std::fflush(stdout);
+      good = good && v.Good();
+    }
+  }
+  return good;
+}
+
+int Main(int argc, char** argv) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::printf("skipped: no GPU\n");
+    return 0;
+  }
+  const uint64_t seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  constexpr int kAll = static_cast<int>(std::size(kShapes));
+  bool good = RunAll("own", {.own_kernel = true}, DType::kBfloat16, kAll, seed);
+  good = RunAll("library", {.own_kernel = false}, DType::kBfloat16, 3, seed) && good;
+  good = RunAll("float32", {.own_kernel = false}, DType::kFloat32, 3, seed) && good;
+  std::printf("%s\n", good ? "passed" : "FAILED");
+  return good ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace lorad::kernels::cuda
+
+int main(int argc, char** argv) { return lorad::kernels::cuda::Main(argc, argv); }

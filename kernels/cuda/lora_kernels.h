@@ -71,6 +71,14 @@ void ProjectOutput(const LoraTables& tables, const TensorView& dy, const TensorV
 void GradientA(const LoraTables& tables, const TensorView& x, const TensorView& ds,
                int64_t mask_row_bytes, cudaStream_t stream);
 
+// dA by `blocks` blocks (even) that fill a multiprocessor each, to run beside a product that leaves
+// them free: the product is bound by its matrix units, this by memory. The same bits as GradientA.
+// Compute capability 9.0. REQUIRES: CanGradientABeside (no dropout, at most 32 rank columns a
+// slot).
+bool CanGradientABeside(const LoraTables& tables);
+void GradientABeside(const LoraTables& tables, const TensorView& x, const TensorView& ds,
+                     int blocks, cudaStream_t stream);
+
 // The same three by plain kernels, float32 or bf16, any shape.
 void PlainProjectInput(const LoraTables& tables, const TensorView& x, const TensorView& own,
                        const TensorView& shared, cudaStream_t stream);

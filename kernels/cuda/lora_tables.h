@@ -1,7 +1,7 @@
 // The LoRA linear of one microbatch and one linear group as its kernels see it: plain arrays in
 // device memory, made by lora_plan.h. Also for .cu files.
 //
-// A party is (slot, training or not) with rows in the microbatch and targets in the group. Its
+// A party is (slot, with dropout or not) with rows in the microbatch and targets in the group. Its
 // pairs, one a target, have consecutive ranges of columns, each padded to kRankAlignment, in two
 // buffers: its own columns (from 0: S as it is kept for the backward, whose other columns of a row
 // are not read), and shared columns (S and dS as the product reads them: parties with rows in the

@@ -1,0 +1,225 @@
+// dA += dS^T (D o x), what its two kernels share: the walk of a warp over the rows of a chunk, 64
+// features wide, and the addition of its results.
+//
+// Rows come 16 at a time through a ring of the warp's own: no barriers. A lane reads pieces of 8
+// features (one Philox call) of four rows and pairs the rows up in registers, as the matrix units
+// want them: feature f of piece g is column g of the f-th product.
+#ifndef LORAD_KERNELS_CUDA_LORA_GRADIENT_A_CUH_
+#define LORAD_KERNELS_CUDA_LORA_GRADIENT_A_CUH_
+
+#include "kernels/cuda/lora_device.cuh"
+
+namespace lorad::kernels::cuda::gradient_a {
+
+inline constexpr int kRows = 256;
+inline constexpr int kWarpFeatures = 64;
+inline constexpr int kPieces = kWarpFeatures / 8;
+inline constexpr int kStepRows = 16;
+inline constexpr int kStages = 6;
+inline constexpr int kStageBytes = kStepRows * kWarpFeatures * 2;
+inline constexpr int kWarpBytes = kStages * kStageBytes;
+inline constexpr int kTransposePitch = kWarpFeatures + 4;  // floats
+static_assert(kUnitRanks * kTransposePitch * 4 <= kWarpBytes);
+
+struct Arguments {
+  LoraTables tables;
+  const __nv_bfloat16* x;
+  int64_t x_stride;
+  const __nv_bfloat16* ds;
+  int64_t ds_stride;
+  int64_t mask_row_bytes;
+};
+
+template <int kUnits>
+constexpr int CoefficientBytes() {
+  return kRows * kUnits * kUnitRanks * 2;
+}
+
+// dS of the item's rows into `tile`, by kThreads threads of which this is number `thread`.
+template <int kUnits, int kThreads>
+__device__ void LoadCoefficients(const Arguments& arguments, const LoraInputItem& item,
+                                 uint32_t tile, int thread) {
+  constexpr int kTilePieces = 2 * kUnits;
+  const __nv_bfloat16* ds =
+      arguments.ds + int64_t{item.rows.first_row} * arguments.ds_stride + item.column;
+  for (int i = thread; i < kRows * kTilePieces; i += kThreads) {
+    const int row = i / kTilePieces;
+    const int piece = i % kTilePieces;
+    const bool valid = row < item.rows.rows && piece < 2 * item.units;
+    CopyAsync(tile + TileOffset<kTilePieces>(row, piece),
+              valid ? ds + row * arguments.ds_stride + 8 * piece : ds, valid);
+  }
+}
+
+// Rows [16 step, 16 step + 16) of the warp's features.
+__device__ inline void LoadRows(const Arguments& arguments, const LoraInputItem& item,
+                                int first_feature, int step, uint32_t stage) {
+  const int lane = threadIdx.x % kWarpLanes;
+  const int piece = lane % kPieces;
+  const int feature = first_feature + 8 * piece;
+#pragma unroll
+  for (int i = 0; i < kStepRows / 4; ++i) {
+    const int at = 4 * i + lane / kPieces;
+    const int row = kStepRows * step + at;
+    const bool valid = row < item.rows.rows && feature < arguments.tables.inputs;
+    const __nv_bfloat16* from =
+        arguments.x +
+        (valid ? (int64_t{item.rows.first_row} + row) * arguments.x_stride + feature : 0);
+    CopyAsync(stage + TileOffset<kPieces>(at, piece), from, valid);
+  }
+}
+
+struct Mask {
+  uint32_t word0;
+  uint32_t threshold;
+  uint8_t* bytes;  // null: nothing is dropped
+};
+
+// Draws the mask of the lane's four pieces, applies it and leaves its bits.
+__device__ inline void Drop(const Arguments& arguments, const LoraInputItem& item, const Mask& mask,
+                            int step, int feature, const uint4 (&raw)[4], uint4 (&v)[4]) {
+  const int lane = threadIdx.x % kWarpLanes;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = kStepRows * step + 2 * (lane % 4) + i % 2 + 8 * (i / 2);
+    const PhiloxCounter lanes = DropoutLanes(item.rows, mask.word0, row, feature);
+    v[i] = Select(raw[i], lanes, mask.threshold * 0x10001u);
+    if (row < item.rows.rows && feature < arguments.tables.inputs) {
+      mask.bytes[(int64_t{item.rows.first_row} + row) * arguments.mask_row_bytes + feature / 8] =
+          static_cast<uint8_t>(MaskByte(lanes, mask.threshold));
+    }
+  }
+}
+
+// b[f]: the pairs (row 2q, row 2q + 1) and (row 2q + 8, row 2q + 9) of feature f.
+__device__ inline void PairRows(const uint4 (&v)[4], uint32_t (&b)[8][2]) {
+#pragma unroll
+  for (int high = 0; high < 2; ++high) {
+    const uint4& even = v[2 * high];
+    const uint4& odd = v[2 * high + 1];
+    b[0][high] = __byte_perm(even.x, odd.x, 0x5410);
+    b[1][high] = __byte_perm(even.x, odd.x, 0x7632);
+    b[2][high] = __byte_perm(even.y, odd.y, 0x5410);
+    b[3][high] = __byte_perm(even.y, odd.y, 0x7632);
+    b[4][high] = __byte_perm(even.z, odd.z, 0x5410);
+    b[5][high] = __byte_perm(even.z, odd.z, 0x7632);
+    b[6][high] = __byte_perm(even.w, odd.w, 0x5410);
+    b[7][high] = __byte_perm(even.w, odd.w, 0x7632);
+  }
+}
+
+template <int kUnits, bool kDropout>
+__device__ void MultiplyStep(const Arguments& arguments, const LoraInputItem& item,
+                             const Mask (&masks)[kUnits], uint32_t stage, uint32_t coefficients,
+                             int step, int first_feature, float (&c)[kUnits][8][4]) {
+  const int lane = threadIdx.x % kWarpLanes;
+  const int piece = lane / 4;
+  uint4 raw[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = 2 * (lane % 4) + i % 2 + 8 * (i / 2);
+    raw[i] = LoadShared(stage + TileOffset<kPieces>(row, piece));
+  }
+  uint32_t b[8][2];
+#pragma unroll
+  for (int unit = 0; unit < kUnits; ++unit) {
+    if (unit >= item.units) break;
+    if (kDropout && masks[unit].bytes != nullptr) {
+      if (unit == 0 || masks[unit].word0 != masks[unit - 1].word0) {
+        uint4 v[4];
+        Drop(arguments, item, masks[unit], step, first_feature + 8 * piece, raw, v);
+        PairRows(v, b);
+      }
+    } else if (unit == 0 || kDropout) {
+      PairRows(raw, b);
+    }
+    uint32_t a[4];
+    LoadMatricesTransposed(
+        coefficients + TileOffset<2 * kUnits>(kStepRows * step + lane % 8 + lane / 16 * 8,
+                                              2 * unit + lane / 8 % 2),
+        a);
+#pragma unroll
+    for (int f = 0; f < 8; ++f) Multiply(c[unit][f], a[0], a[1], a[2], a[3], b[f][0], b[f][1]);
+  }
+}
+
+// Adds one unit's gradients: through shared memory, so that lanes add neighbours.
+__device__ inline bool AddUnit(const Arguments& arguments, const LoraUnit& unit, int first_feature,
+                               const float (&c)[8][4], float* tile) {
+  const int lane = threadIdx.x % kWarpLanes;
+  const LoraPair& pair = arguments.tables.pairs[unit.pair];
+  const int64_t inputs = arguments.tables.inputs;
+  float* to = tile + lane / 4 * kTransposePitch + lane % 4 * 16;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int f = 0; f < 8; ++f) to[i / 2 * 8 * kTransposePitch + i % 2 * 8 + f] = c[f][i];
+  }
+  __syncwarp();
+  bool finite = true;
+  for (int r = 0; r < kUnitRanks && unit.first_rank + r < pair.rank; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int f = lane + half * kWarpLanes;
+      if (first_feature + f >= inputs) continue;
+      finite &= AddFixed(pair.da + (int64_t{unit.first_rank} + r) * inputs + first_feature + f,
+                         pair.mask != nullptr ? pair.keep_scale * tile[r * kTransposePitch + f]
+                                              : tile[r * kTransposePitch + f]);
+    }
+  }
+  __syncwarp();
+  return finite;
+}
+
+// Sums of one warp: rows of `item`, features from first_feature; its ring at `ring`, dS at
+// `coefficients`, both by commits before this one or kStages - 1 commits of `Prefetch`.
+template <int kUnits, bool kDropout>
+__device__ void Walk(const Arguments& arguments, const LoraInputItem& item,
+                     const Mask (&masks)[kUnits], int first_feature, uint32_t ring,
+                     uint32_t coefficients, float (&c)[kUnits][8][4]) {
+  const int steps = (item.rows.rows + kStepRows - 1) / kStepRows;
+  int stage = 0;
+  for (int step = 0; step < steps; ++step) {
+    WaitCopies<kStages - 2>();
+    __syncwarp();
+    const int next = stage == 0 ? kStages - 1 : stage - 1;
+    if (step + kStages - 1 < steps) {
+      LoadRows(arguments, item, first_feature, step + kStages - 1, ring + next * kStageBytes);
+    }
+    CommitCopies();
+    MultiplyStep<kUnits, kDropout>(arguments, item, masks, ring + stage * kStageBytes, coefficients,
+                                   step, first_feature, c);
+    stage = stage == kStages - 1 ? 0 : stage + 1;
+  }
+  WaitCopies<0>();
+  __syncwarp();
+}
+
+// The first kStages - 1 steps, a commit each.
+__device__ inline void Prefetch(const Arguments& arguments, const LoraInputItem& item,
+                                int first_feature, uint32_t ring) {
+  const int steps = (item.rows.rows + kStepRows - 1) / kStepRows;
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) {
+    if (i < steps) LoadRows(arguments, item, first_feature, i, ring + i * kStageBytes);
+    CommitCopies();
+  }
+}
+
+// Adds the sums of all units, by way of the warp's ring, and marks slots that overflow.
+template <int kUnits>
+__device__ void AddUnits(const Arguments& arguments, const LoraInputItem& item, int first_feature,
+                         const float (&c)[kUnits][8][4], float* ring) {
+#pragma unroll
+  for (int unit = 0; unit < kUnits; ++unit) {
+    if (unit >= item.units) break;
+    const LoraUnit& u = arguments.tables.units[item.first_unit + unit];
+    if (!AddUnit(arguments, u, first_feature, c[unit], ring)) {
+      *arguments.tables.pairs[u.pair].overflow = 1;
+    }
+  }
+}
+
+}  // namespace lorad::kernels::cuda::gradient_a
+
+#endif  // LORAD_KERNELS_CUDA_LORA_GRADIENT_A_CUH_

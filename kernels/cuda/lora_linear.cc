@@ -1,0 +1,92 @@
+#include "kernels/cuda/lora_linear.h"
+
+#include <cassert>
+
+#include "kernels/cuda/lora_kernels.h"
+
+namespace lorad::kernels::cuda {
+namespace {
+
+TensorView View(void* data, int64_t rows, int64_t columns, DType dtype) {
+  return {.data = data,
+          .rows = rows,
+          .columns = columns,
+          .row_stride = columns,
+          .dtype = dtype,
+          .device = Device::kCuda};
+}
+
+// S and dS as the product reads them, dense.
+TensorView Shared(const LoraMemory& memory, const LoraPlan& plan, int64_t tokens) {
+  return View(memory.shared, tokens, plan.tables().columns, memory.dtype);
+}
+
+TensorView Own(const LoraMemory& memory, int64_t tokens) {
+  return View(memory.own, tokens, memory.own_columns, memory.dtype);
+}
+
+LoraScratch Scratch(const LoraMemory& memory) {
+  return {.partial = memory.partial,
+          .partial_bytes = memory.partial_bytes,
+          .counters = memory.counters};
+}
+
+void Project(const LoraContext& lora, const LoraPlan& plan, const TensorView& x,
+             const TensorView& own, const TensorView& shared) {
+  const cudaStream_t stream = lora.context.stream.get();
+  if (plan.fast()) {
+    ProjectInput(plan.tables(), x, own, shared, Scratch(lora.memory), stream);
+  } else {
+    PlainProjectInput(plan.tables(), x, own, shared, stream);
+  }
+}
+
+}  // namespace
+
+void LoraLinear(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
+                const CudaAdapterTable& table, int32_t group, const TensorView& x,
+                const TensorView& residual, const TensorView& y, const TensorView& saved) {
+  GemmArguments product = {.product = Product::kForward,
+                           .x = x,
+                           .weight = linear.weight,
+                           .bias = linear.bias,
+                           .residual = residual,
+                           .y = y};
+  const LoraPlan& plan =
+      PlanOf(lora.context, lora.memory, batch, table, group, linear.weight.columns);
+  if (!plan.empty()) {
+    product.coefficients = Shared(lora.memory, plan, batch.tokens());
+    product.terms = plan.forward();
+    Project(lora, plan, x, saved, product.coefficients);
+  }
+  lora.gemm.Run(product, lora.gemm_workspace, lora.context.stream.get());
+}
+
+void LoraLinearBackward(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
+                        CudaAdapterTable& table, int32_t group, const TensorView& x,
+                        const TensorView& dy, const TensorView& dx, const TensorView& saved) {
+  const cudaStream_t stream = lora.context.stream.get();
+  GemmArguments product = {
+      .product = Product::kInputGradient, .x = dy, .weight = linear.weight, .y = dx};
+  const LoraPlan& plan =
+      PlanOf(lora.context, lora.memory, batch, table, group, linear.weight.columns);
+  if (!plan.empty()) {
+    const bool train = plan.tables().any_train != 0;
+    const TensorView own = saved.empty() ? Own(lora.memory, batch.tokens()) : saved;
+    const TensorView ds = Shared(lora.memory, plan, batch.tokens());
+    const int64_t mask_row_bytes = MaskRowBytes(linear.weight.columns);
+    if (train && saved.empty()) Project(lora, plan, x, own, {});
+    if (plan.fast()) {
+      ProjectOutput(plan.tables(), dy, own, ds, Scratch(lora.memory), stream);
+      GradientA(plan.tables(), x, ds, mask_row_bytes, stream);
+    } else {
+      PlainProjectOutput(plan.tables(), dy, own, ds, stream);
+      PlainGradientA(plan.tables(), x, ds, mask_row_bytes, stream);
+    }
+    product.coefficients = ds;
+    product.terms = plan.backward();
+  }
+  if (!dx.empty()) lora.gemm.Run(product, lora.gemm_workspace, stream);
+}
+
+}  // namespace lorad::kernels::cuda

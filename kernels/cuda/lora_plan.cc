@@ -1,0 +1,383 @@
+#include "kernels/cuda/lora_plan.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/lora_kernels.h"
+#include "kernels/philox.h"
+
+namespace lorad::kernels::cuda {
+namespace {
+
+// Plans are told apart by the version of the table that they were made under.
+uint64_t NextVersion() {
+  static uint64_t version = 0;  // one thread calls a backend
+  return ++version;
+}
+
+LoraRows RowsOf(const Chunk& chunk, const Segment& segment) {
+  return {.first_row = chunk.first_row,
+          .rows = chunk.rows,
+          .first_position = chunk.first_position,
+          .train = segment.mode == Mode::kTrain ? 1 : 0,
+          .step = segment.dropout.step,
+          .sequence = segment.dropout.sequence,
+          .seed = segment.dropout.seed};
+}
+
+struct LoraPlans final : Extension {
+  std::map<std::pair<const CudaAdapterTable*, int32_t>, std::unique_ptr<LoraPlan>> of;
+};
+
+bool Drops(const std::vector<ResidentTarget>& targets) {
+  return std::any_of(targets.begin(), targets.end(), [](const ResidentTarget& resident) {
+    return DropoutThreshold(resident.target.dropout) > 0;
+  });
+}
+
+void CheckTarget(const LoraTarget& target, int64_t end) {
+  assert(target.first_output >= end && target.outputs > 0 && target.rank > 0);
+  assert(target.a != nullptr && target.b != nullptr);
+  assert(target.dropout >= 0 && target.dropout < 1);
+  assert(target.layer >= 0 && target.layer < kLayersMax);
+  assert(target.target >= 0 && target.target < kTargetsMax);
+  if (target.a_copy.empty()) return;
+  assert(target.a_copy.rows == PaddedRank(target.rank));
+  assert(target.b_copy.rows == target.outputs && target.b_copy.columns == PaddedRank(target.rank));
+  assert(target.a_copy.row_stride == target.a_copy.columns &&
+         target.b_copy.row_stride == target.b_copy.columns);
+}
+
+}  // namespace
+
+CudaAdapterTable::CudaAdapterTable(Context& context, const Gemm& gemm, int32_t slots,
+                                   int32_t groups)
+    : context_(context),
+      gemm_(gemm),
+      slots_(slots),
+      groups_(groups),
+      targets_(static_cast<size_t>(slots) * static_cast<size_t>(groups)),
+      version_(NextVersion()) {
+  const size_t bytes = static_cast<size_t>(slots) * sizeof(int32_t);
+  LORAD_CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&overflow_), bytes));
+  LORAD_CUDA_CHECK(cudaMemsetAsync(overflow_, 0, bytes, context.stream.get()));
+}
+
+CudaAdapterTable::~CudaAdapterTable() { static_cast<void>(cudaFree(overflow_)); }
+
+void CudaAdapterTable::SetTargets(int32_t slot, int32_t group,
+                                  std::span<const LoraTarget> targets) {
+  assert(slot >= 0 && slot < slots_ && group >= 0 && group < groups_);
+  auto& resident = targets_[static_cast<size_t>(slot * groups_ + group)];
+  resident.clear();
+  int64_t end = 0;
+  for (const LoraTarget& target : targets) {
+    CheckTarget(target, end);
+    end = target.first_output + target.outputs;
+    ResidentTarget& added = resident.emplace_back();
+    added.target = target;
+    if (target.a_copy.empty()) continue;
+    added.forward = gemm_.MakeTerm(Product::kForward, target.b_copy, 0, target.first_output, {});
+    added.backward = gemm_.MakeTerm(Product::kInputGradient, target.a_copy, 0, 0, {});
+  }
+  version_ = NextVersion();
+}
+
+void CudaAdapterTable::ClearSlot(int32_t slot) {
+  for (int32_t group = 0; group < groups_; ++group) SetTargets(slot, group, {});
+  TakeOverflow(slot);
+}
+
+bool CudaAdapterTable::TakeOverflow(int32_t slot) {
+  assert(slot >= 0 && slot < slots_);
+  const cudaStream_t stream = context_.stream.get();
+  int32_t mark = 0;
+  LORAD_CUDA_CHECK(
+      cudaMemcpyAsync(&mark, overflow_ + slot, sizeof(mark), cudaMemcpyDeviceToHost, stream));
+  LORAD_CUDA_CHECK(cudaMemsetAsync(overflow_ + slot, 0, sizeof(mark), stream));
+  LORAD_CUDA_CHECK(cudaStreamSynchronize(stream));
+  return mark != 0;
+}
+
+const std::vector<ResidentTarget>& CudaAdapterTable::Of(int32_t slot, int32_t group) const {
+  assert(slot >= 0 && slot < slots_ && group >= 0 && group < groups_);
+  return targets_[static_cast<size_t>(slot * groups_ + group)];
+}
+
+int64_t LoraOwnColumns(const Limits& limits) {
+  return limits.targets_in_group * PaddedRank(limits.rank);
+}
+
+LoraMemory TakeLoraMemory(const Limits& limits, DType dtype, Arena& arena) {
+  LoraMemory memory;
+  memory.tokens = limits.tokens;
+  memory.own_columns = LoraOwnColumns(limits);
+  memory.columns = std::max<int64_t>(limits.slots, 1) * memory.own_columns;
+  memory.masks = limits.targets_in_group;
+  memory.mask_row_bytes = MaskRowBytes(limits.features);
+  memory.dtype = dtype;
+  memory.shared = arena.Matrix(memory.tokens, memory.columns, dtype).data;
+  memory.own = arena.Matrix(memory.tokens, memory.own_columns, dtype).data;
+  memory.mask = arena.Allocate<uint8_t>(memory.masks * memory.tokens * memory.mask_row_bytes);
+  memory.partial_bytes = kLoraPartialBytes;
+  memory.partial = static_cast<float4*>(arena.Allocate(kLoraPartialBytes));
+  memory.counters = arena.Allocate<int32_t>(kLoraCounters);
+  return memory;
+}
+
+void ClearLoraMemory(const LoraMemory& memory, cudaStream_t stream) {
+  const auto clear = [stream](void* data, int64_t bytes) {
+    LORAD_CUDA_CHECK(cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), stream));
+  };
+  clear(memory.mask, memory.masks * memory.tokens * memory.mask_row_bytes);
+  clear(memory.counters, kLoraCounters * int64_t{sizeof(int32_t)});
+}
+
+LoraPlan::LoraPlan(Context& context, const LoraMemory& memory, const CudaBatch& batch,
+                   const CudaAdapterTable& table, int32_t group, int64_t inputs)
+    : version_(table.version()) {
+  assert(batch.tokens() <= memory.tokens);
+  const int64_t tiles = (batch.tokens() + kTermTileRows - 1) / kTermTileRows;
+  FindParties(batch, table, group);
+  if (parties_.empty()) return;
+  PlaceParties(tiles, memory.columns);
+  AddPairs(memory, table, group, inputs);
+  AddItems(batch);
+  AddLists(tiles);
+  Upload(context, inputs);
+}
+
+void LoraPlan::FindParties(const CudaBatch& batch, const CudaAdapterTable& table, int32_t group) {
+  std::map<std::pair<int32_t, bool>, int32_t> index_of;
+  for (const Segment& segment : batch.segments) {
+    const bool on = segment.slot >= 0 && segment.mode != Mode::kReference;
+    if (!on || table.Of(segment.slot, group).empty()) {
+      party_of_segment_.push_back(-1);
+      continue;
+    }
+    const bool drops = segment.mode == Mode::kTrain && Drops(table.Of(segment.slot, group));
+    const auto [found, inserted] =
+        index_of.try_emplace({segment.slot, drops}, static_cast<int32_t>(parties_.size()));
+    if (inserted) parties_.emplace_back();
+    Party& party = parties_[static_cast<size_t>(found->second)];
+    party.slot = segment.slot;
+    party.drops = drops;
+    if (segment.mode == Mode::kTrain) {
+      tables_.any_train = 1;
+      for (const ResidentTarget& resident : table.Of(segment.slot, group)) {
+        assert(resident.target.da != nullptr && resident.target.db != nullptr);
+      }
+    }
+    const int64_t last = (segment.first_row + segment.rows - 1) / kTermTileRows;
+    for (int64_t tile = segment.first_row / kTermTileRows; tile <= last; ++tile) {
+      if (party.tiles.empty() || party.tiles.back() < tile) party.tiles.push_back(tile);
+    }
+    party_of_segment_.push_back(found->second);
+  }
+  for (Party& party : parties_) {
+    for (const ResidentTarget& resident : table.Of(party.slot, group)) {
+      party.width += static_cast<int32_t>(PaddedRank(resident.target.rank));
+    }
+  }
+}
+
+// Each takes the first columns that are free in all of its tiles.
+void LoraPlan::PlaceParties(int64_t tiles, int64_t columns_max) {
+  struct Range {
+    int32_t begin;
+    int32_t end;
+  };
+  std::vector<std::vector<Range>> taken(static_cast<size_t>(tiles));
+  int32_t columns = 0;
+  for (Party& party : parties_) {
+    std::vector<Range> others;
+    for (const int64_t tile : party.tiles) {
+      const auto& in_tile = taken[static_cast<size_t>(tile)];
+      others.insert(others.end(), in_tile.begin(), in_tile.end());
+    }
+    std::sort(others.begin(), others.end(),
+              [](const Range& x, const Range& y) { return x.begin < y.begin; });
+    for (const Range& other : others) {
+      if (other.begin >= party.column + party.width) break;
+      party.column = std::max(party.column, other.end);
+    }
+    const Range mine = {party.column, party.column + party.width};
+    for (const int64_t tile : party.tiles) taken[static_cast<size_t>(tile)].push_back(mine);
+    columns = std::max(columns, mine.end);
+  }
+  assert(columns <= columns_max);
+  tables_.columns = columns;
+}
+
+void LoraPlan::AddPairs(const LoraMemory& memory, const CudaAdapterTable& table, int32_t group,
+                        int64_t inputs) {
+  const bool copies = memory.dtype != DType::kFloat32;
+  const int64_t mask_row_bytes = MaskRowBytes(inputs);
+  assert(mask_row_bytes <= memory.mask_row_bytes);
+  fast_ = copies && inputs % 8 == 0;
+  for (Party& party : parties_) {
+    party.first_pair = static_cast<int32_t>(pairs_.size());
+    party.first_unit = static_cast<int32_t>(units_.size());
+    int32_t own = 0;
+    for (const ResidentTarget& resident : table.Of(party.slot, group)) {
+      const LoraTarget& target = resident.target;
+      const int64_t index = static_cast<int64_t>(pairs_.size()) - party.first_pair;
+      const bool drops = party.drops && DropoutThreshold(target.dropout) > 0;
+      assert(copies != target.a_copy.empty() && index < memory.masks);
+      const int32_t padded = static_cast<int32_t>(PaddedRank(target.rank));
+      LoraPair& pair = pairs_.emplace_back();
+      pair = {.a = copies ? target.a_copy.data : target.a,
+              .b = copies ? target.b_copy.data : target.b,
+              .da = target.da,
+              .db = target.db,
+              .overflow = table.overflow(party.slot),
+              .mask = drops ? memory.mask + index * memory.tokens * memory.mask_row_bytes : nullptr,
+              .b_stride = copies ? padded : target.rank,
+              .scale = target.scale,
+              .keep_scale = drops ? 1.0f / (1.0f - target.dropout) : 1.0f,
+              .threshold = drops ? DropoutThreshold(target.dropout) : 0,
+              .word0 = DropoutWord(static_cast<uint32_t>(target.layer),
+                                   static_cast<uint32_t>(target.target), 0),
+              .rank = static_cast<int32_t>(target.rank),
+              .padded = padded,
+              .first_output = static_cast<int32_t>(target.first_output),
+              .outputs = static_cast<int32_t>(target.outputs),
+              .own_column = own,
+              .column = party.column + own};
+      own += padded;
+      fast_ = fast_ && pair.first_output % 8 == 0 && pair.outputs % 8 == 0;
+      for (int32_t rank = 0; rank < padded; rank += kUnitRanks) {
+        units_.push_back({static_cast<int32_t>(pairs_.size()) - 1, rank});
+      }
+      const DropMask mask = {.words = reinterpret_cast<const uint32_t*>(pair.mask),
+                             .row_words = mask_row_bytes / 4,
+                             .scale = pair.keep_scale};
+      LowRankTerm forward = resident.forward;
+      LowRankTerm backward = resident.backward;
+      if (!copies) {
+        const TensorView a = {target.a, target.rank,     inputs,
+                              inputs,   DType::kFloat32, Device::kCuda};
+        const TensorView b = {target.b,    target.outputs,  target.rank,
+                              target.rank, DType::kFloat32, Device::kCuda};
+        forward = table.gemm().MakeTerm(Product::kForward, b, 0, target.first_output, {});
+        backward = table.gemm().MakeTerm(Product::kInputGradient, a, 0, 0, {});
+      }
+      forward.first_column = pair.column;
+      backward.first_column = pair.column;
+      if (drops) {
+        backward.mask_words = mask.words;
+        backward.mask_row_words = mask.row_words;
+        backward.mask_scale = mask.scale;
+      }
+      forward_terms_.push_back(forward);
+      backward_terms_.push_back(backward);
+      tables_.outputs_max = std::max(tables_.outputs_max, pair.outputs);
+      tables_.rank_max = std::max(tables_.rank_max, pair.rank);
+      tables_.any_dropout |= drops ? 1 : 0;
+    }
+    party.pairs = static_cast<int32_t>(pairs_.size()) - party.first_pair;
+    party.units = static_cast<int32_t>(units_.size()) - party.first_unit;
+    assert(own <= memory.own_columns);
+  }
+}
+
+void LoraPlan::AddItems(const CudaBatch& batch) {
+  for (const Chunk& chunk : batch.chunks) {
+    const size_t segment = static_cast<size_t>(chunk.segment);
+    const LoraRows rows = RowsOf(chunk, batch.segments[segment]);
+    if (party_of_segment_[segment] < 0) {
+      input_items_.push_back({.rows = rows, .zeros = 1});
+      output_items_.push_back({.rows = rows, .zeros = 1});
+      continue;
+    }
+    const Party& party = parties_[static_cast<size_t>(party_of_segment_[segment])];
+    const int32_t party_end = party.column + party.width;
+    for (int32_t unit = 0; unit < party.units; unit += kBlockUnits) {
+      const int32_t units = std::min(kBlockUnits, party.units - unit);
+      tables_.block_units = std::max(tables_.block_units, units);
+      input_items_.push_back({.rows = rows,
+                              .first_unit = party.first_unit + unit,
+                              .units = units,
+                              .own_column = unit * kUnitRanks,
+                              .column = party.column + unit * kUnitRanks,
+                              .zeros = unit == 0 ? 1 : 0,
+                              .party_begin = party.column,
+                              .party_end = party_end});
+    }
+    for (int32_t index = 0; index < party.pairs; ++index) {
+      const int32_t padded = pairs_[static_cast<size_t>(party.first_pair + index)].padded;
+      for (int32_t rank = 0; rank < padded; rank += kBlockUnits * kUnitRanks) {
+        output_items_.push_back({.rows = rows,
+                                 .pair = party.first_pair + index,
+                                 .first_rank = rank,
+                                 .units = std::min(kBlockUnits, (padded - rank) / kUnitRanks),
+                                 .zeros = index == 0 && rank == 0 ? 1 : 0,
+                                 .party_begin = party.column,
+                                 .party_end = party_end});
+      }
+    }
+  }
+}
+
+void LoraPlan::AddLists(int64_t tiles) {
+  std::vector<std::vector<int32_t>> of_tile(static_cast<size_t>(tiles));
+  for (const Party& party : parties_) {
+    for (const int64_t tile : party.tiles) {
+      for (int32_t pair = 0; pair < party.pairs; ++pair) {
+        of_tile[static_cast<size_t>(tile)].push_back(party.first_pair + pair);
+      }
+    }
+  }
+  for (const auto& pairs : of_tile) {
+    first_.push_back(static_cast<int32_t>(list_.size()));
+    list_.insert(list_.end(), pairs.begin(), pairs.end());
+  }
+  first_.push_back(static_cast<int32_t>(list_.size()));
+}
+
+void LoraPlan::Upload(Context& context, int64_t inputs) {
+  TableLayout layout;
+  const auto add = [&layout]<typename T>(const std::vector<T>& values) {
+    return layout.Add<T>(static_cast<int64_t>(values.size()));
+  };
+  const int64_t forward = add(forward_terms_);  // first: aligned to their 128 bytes
+  const int64_t backward = add(backward_terms_);
+  const int64_t pairs = add(pairs_);
+  const int64_t units = add(units_);
+  const int64_t input_items = add(input_items_);
+  const int64_t output_items = add(output_items_);
+  const int64_t first = add(first_);
+  const int64_t list = add(list_);
+  memory_ = context.tables.Take(layout.bytes());
+  const auto fill = [this]<typename T>(const std::vector<T>& values, int64_t offset) {
+    std::copy(values.begin(), values.end(), memory_.Host<T>(offset));
+    return static_cast<const T*>(memory_.Device<T>(offset));
+  };
+  tables_.pairs = fill(pairs_, pairs);
+  tables_.units = fill(units_, units);
+  tables_.input_items = fill(input_items_, input_items);
+  tables_.output_items = fill(output_items_, output_items);
+  tables_.input_count = static_cast<int32_t>(input_items_.size());
+  tables_.output_count = static_cast<int32_t>(output_items_.size());
+  tables_.inputs = static_cast<int32_t>(inputs);
+  forward_ = {.terms = fill(forward_terms_, forward),
+              .first = fill(first_, first),
+              .list = fill(list_, list),
+              .count = static_cast<int32_t>(forward_terms_.size())};
+  backward_ = forward_;
+  backward_.terms = fill(backward_terms_, backward);
+  memory_.Upload(layout.bytes());
+}
+
+const LoraPlan& PlanOf(Context& context, const LoraMemory& memory, const CudaBatch& batch,
+                       const CudaAdapterTable& table, int32_t group, int64_t inputs) {
+  if (batch.lora == nullptr) batch.lora = std::make_unique<LoraPlans>();
+  std::unique_ptr<LoraPlan>& plan = static_cast<LoraPlans&>(*batch.lora).of[{&table, group}];
+  if (plan == nullptr || plan->version() != table.version()) {
+    plan = std::make_unique<LoraPlan>(context, memory, batch, table, group, inputs);
+  }
+  return *plan;
+}
+
+}  // namespace lorad::kernels::cuda

@@ -1,0 +1,247 @@
+// The operator table of docs/benchmarks.md: forward and backward of the multi-adapter LoRA linear
+// over forward and backward of the frozen linear alone (cuBLASLt, and our own product), in the same
+// run, as CUDA graphs; and each skinny kernel beside a copy of the bytes that it reads.
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/lora_kernels.h"
+#include "tests/kernels/cuda/lora_world.h"
+
+namespace lorad::kernels::cuda::testing {
+namespace {
+
+constexpr int64_t kTokens = 8192;
+constexpr int64_t kSequence = 512;
+constexpr int kRuns = 15;
+
+// Median microseconds of one replay of what `enqueue` puts into the stream.
+double Microseconds(cudaStream_t stream, const std::function<void()>& enqueue) {
+  enqueue();
+  LORAD_CUDA_CHECK(cudaStreamSynchronize(stream));
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  LORAD_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  enqueue();
+  LORAD_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+  LORAD_CUDA_CHECK(cudaGraphInstantiate(&replay, graph, 0));
+  cudaEvent_t begin = nullptr, end = nullptr;
+  LORAD_CUDA_CHECK(cudaEventCreate(&begin));
+  LORAD_CUDA_CHECK(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int run = 0; run < kRuns + 3; ++run) {
+    float ms = 0;
+    LORAD_CUDA_CHECK(cudaEventRecord(begin, stream));
+    LORAD_CUDA_CHECK(cudaGraphLaunch(replay, stream));
+    LORAD_CUDA_CHECK(cudaEventRecord(end, stream));
+    LORAD_CUDA_CHECK(cudaEventSynchronize(end));
+    LORAD_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+    if (run >= 3) times.push_back(ms);
+  }
+  LORAD_CUDA_CHECK(cudaEventDestroy(begin));
+  LORAD_CUDA_CHECK(cudaEventDestroy(end));
+  LORAD_CUDA_CHECK(cudaGraphExecDestroy(replay));
+  LORAD_CUDA_CHECK(cudaGraphDestroy(graph));
+  std::sort(times.begin(), times.end());
+  return 1000.0 * static_cast<double>(times[times.size() / 2]);
+}
+
+struct Setting {
+  const char* name;
+  int64_t inputs;
+  std::vector<int64_t> outputs;  // of each target
+  int32_t adapters;
+  std::vector<int64_t> ranks;  // adapter i has ranks[i % size]
+  float dropout;
+};
+
+std::vector<HostTarget> Targets(Generator& random, const Setting& setting, int64_t rank) {
+  std::vector<HostTarget> targets;
+  int64_t first = 0;
+  for (const int64_t outputs : setting.outputs) {
+    HostTarget target;
+    target.shape = {.first_output = first,
+                    .outputs = outputs,
+                    .rank = rank,
+                    .scale = 2,
+                    .dropout = setting.dropout,
+                    .layer = 3,
+                    .target = static_cast<int32_t>(targets.size())};
+    target.a = RandomValues(random, rank * setting.inputs, 0.02f);
+    target.b = RandomValues(random, outputs * rank, 0.02f);
+    targets.push_back(std::move(target));
+    first += outputs;
+  }
+  return targets;
+}
+
+// What one setting runs on; the large tensors are filled with random bf16 values.
+struct Bench {
+  explicit Bench(const Setting& setting)
+      : outputs(0),
+        dtype(DType::kBfloat16),
+        inputs(setting.inputs),
+        world(dtype, LimitsOf(setting), setting.inputs, SumOf(setting.outputs), setting.adapters),
+        x(kTokens, setting.inputs, dtype, 0),
+        dy(kTokens, SumOf(setting.outputs), dtype, 0),
+        y(kTokens, SumOf(setting.outputs), dtype, 0),
+        dx(kTokens, setting.inputs, dtype, 0),
+        saved(kTokens, RankOf(setting) * static_cast<int64_t>(setting.outputs.size()), dtype, 0) {
+    outputs = SumOf(setting.outputs);
+    Generator random(1);
+    Fill(random, world.weight(), 0.02f);
+    Fill(random, x, 1);
+    Fill(random, dy, 1);
+    for (int32_t slot = 0; slot < setting.adapters; ++slot) {
+      const int64_t rank = setting.ranks[static_cast<size_t>(slot) % setting.ranks.size()];
+      adapters.push_back(
+          std::make_unique<DeviceAdapter>(inputs, dtype, Targets(random, setting, rank)));
+      world.table().SetTargets(slot, 0, adapters.back()->targets());
+    }
+    BatchOf rows;
+    const int64_t sequences = kTokens / kSequence;
+    for (int64_t i = 0; i < sequences; ++i) {
+      rows.Append(kSequence, static_cast<int32_t>(i * setting.adapters / sequences), Mode::kTrain,
+                  {.seed = 1, .step = 1, .sequence = static_cast<uint32_t>(i)});
+    }
+    batch = std::make_unique<CudaBatch>(world.context(), rows.description());
+  }
+
+  static int64_t SumOf(const std::vector<int64_t>& values) {
+    int64_t sum = 0;
+    for (const int64_t value : values) sum += value;
+    return sum;
+  }
+  static int64_t RankOf(const Setting& setting) {
+    return PaddedRank(*std::max_element(setting.ranks.begin(), setting.ranks.end()));
+  }
+  static Limits LimitsOf(const Setting& setting) {
+    return {.tokens = kTokens,
+            .features = std::max(setting.inputs, SumOf(setting.outputs)),
+            .rank = RankOf(setting),
+            .slots = setting.adapters,
+            .targets_in_group = static_cast<int64_t>(setting.outputs.size())};
+  }
+  // Values of one random block again and again.
+  static void Fill(Generator& random, DeviceMatrix& matrix, float size) {
+    const int64_t count = std::min<int64_t>(matrix.view().elements(), (1 << 20) - 3);
+    const std::vector<float> values = RandomValues(random, count, size);
+    std::vector<uint16_t> halves(values.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      const float value = Rounded(values[i], DType::kBfloat16);
+      std::memcpy(&halves[i], reinterpret_cast<const char*>(&value) + 2, 2);
+    }
+    for (int64_t at = 0; at < matrix.view().elements(); at += count) {
+      const int64_t left = std::min(count, matrix.view().elements() - at);
+      LORAD_CUDA_CHECK(cudaMemcpy(static_cast<uint16_t*>(matrix.view().data) + at, halves.data(),
+                                  static_cast<size_t>(left) * 2, cudaMemcpyHostToDevice));
+    }
+  }
+
+  int64_t outputs;
+  const DType dtype;
+  const int64_t inputs;
+  LoraWorld world;
+  DeviceMatrix x, dy, y, dx, saved;
+  std::vector<std::unique_ptr<DeviceAdapter>> adapters;
+  std::unique_ptr<CudaBatch> batch;
+};
+
+double CopyMicroseconds(cudaStream_t stream, const DeviceMatrix& from, const DeviceMatrix& to) {
+  const size_t bytes = static_cast<size_t>(std::min(from.view().elements(), to.view().elements()) *
+                                           BytesOf(from.view().dtype));
+  const double us = Microseconds(stream, [&] {
+    LORAD_CUDA_CHECK(
+        cudaMemcpyAsync(to.view().data, from.view().data, bytes, cudaMemcpyDeviceToDevice, stream));
+  });
+  return us * static_cast<double>(from.view().elements() * 2) / static_cast<double>(bytes) / 2;
+}
+
+void Run(const Setting& setting) {
+  Bench bench(setting);
+  LoraWorld& world = bench.world;
+  const cudaStream_t stream = world.context().stream.get();
+  const LoraContext lora = world.lora();
+  const TensorView x = bench.x.view(), dy = bench.dy.view(), saved = bench.saved.view();
+  const LoraPlan& plan =
+      PlanOf(world.context(), world.memory(), *bench.batch, world.table(), 0, bench.inputs);
+  const TensorView shared = {world.memory().shared, kTokens,          plan.tables().columns,
+                             plan.tables().columns, DType::kBfloat16, Device::kCuda};
+  const LoraScratch scratch = {world.memory().partial, world.memory().partial_bytes,
+                               world.memory().counters};
+  const auto frozen = [&](Gemm& gemm) {
+    return Microseconds(stream, [&] {
+      gemm.Run({.product = Product::kForward,
+                .x = x,
+                .weight = world.weight().view(),
+                .y = bench.y.view()},
+               world.gemm_workspace(), stream);
+      gemm.Run({.product = Product::kInputGradient,
+                .x = dy,
+                .weight = world.weight().view(),
+                .y = bench.dx.view()},
+               world.gemm_workspace(), stream);
+    });
+  };
+  Gemm library(GemmOptions{.own_kernel = false});
+  const double frozen_library = frozen(library);
+  const double frozen_own = frozen(world.gemm());
+  const double whole = Microseconds(stream, [&] {
+    LoraLinear(lora, *bench.batch, world.linear(), world.table(), 0, x, {}, bench.y.view(), saved);
+    LoraLinearBackward(lora, *bench.batch, world.linear(), world.table(), 0, x, dy, bench.dx.view(),
+                       saved);
+  });
+  const double input =
+      Microseconds(stream, [&] { ProjectInput(plan.tables(), x, saved, shared, scratch, stream); });
+  const double output = Microseconds(
+      stream, [&] { ProjectOutput(plan.tables(), dy, saved, shared, scratch, stream); });
+  const double gradient = Microseconds(
+      stream, [&] { GradientA(plan.tables(), x, shared, MaskRowBytes(bench.inputs), stream); });
+  const double copy_x = CopyMicroseconds(stream, bench.x, bench.dx);
+  const double copy_dy = CopyMicroseconds(stream, bench.dy, bench.y);
+  const double products = whole - input - output - gradient;
+  std::printf("%-34s %8.0f %8.0f %8.0f | %6.3f %6.3f | %7.1f %7.1f /%6.1f %7.1f /%6.1f | %8.0f\n",
+              setting.name, frozen_library, frozen_own, whole, whole / frozen_library,
+              whole / frozen_own, input, gradient, copy_x, output, copy_dy, products);
+  std::fflush(stdout);
+}
+
+void RunAll() {
+  std::printf("%lld tokens, microseconds. floor: half of a copy's time, the reading.\n",
+              static_cast<long long>(kTokens));
+  std::printf("%-34s %8s %8s %8s | %6s %6s | %7s %7s /%6s %7s /%6s | %8s\n", "setting", "cuBLAS",
+              "own", "LoRA", "/cuBL", "/own", "S", "dA", "floor", "dS,dB", "floor", "products");
+  const std::vector<Setting> settings = {
+      {"4096x4096, 1", 4096, {4096}, 1, {16}, 0},
+      {"4096x4096, 4", 4096, {4096}, 4, {16}, 0},
+      {"4096x4096, 16", 4096, {4096}, 16, {16}, 0},
+      {"4096x4096, 4, dropout", 4096, {4096}, 4, {16}, 0.1f},
+      {"4096x14336, 1", 4096, {14336}, 1, {16}, 0},
+      {"4096x14336, 4", 4096, {14336}, 4, {16}, 0},
+      {"4096x14336, 16", 4096, {14336}, 16, {16}, 0},
+      {"4096x14336, 4, dropout", 4096, {14336}, 4, {16}, 0.1f},
+      {"14336x4096, 1", 14336, {4096}, 1, {16}, 0},
+      {"14336x4096, 4", 14336, {4096}, 4, {16}, 0},
+      {"14336x4096, 16", 14336, {4096}, 16, {16}, 0},
+      {"14336x4096, 4, dropout", 14336, {4096}, 4, {16}, 0.1f},
+      {"4096x4096, 4, ranks 8-64", 4096, {4096}, 4, {8, 16, 32, 64}, 0},
+      {"4096x4096, 4, ranks 8-64, dropout", 4096, {4096}, 4, {8, 16, 32, 64}, 0.1f},
+      {"4096x(4096,1024,1024), 4", 4096, {4096, 1024, 1024}, 4, {16}, 0},
+      {"4096x(4096,1024,1024), 4, dropout", 4096, {4096, 1024, 1024}, 4, {16}, 0.1f},
+      {"4096x(14336,14336), 4", 4096, {14336, 14336}, 4, {16}, 0},
+      {"2048x2048, 8", 2048, {2048}, 8, {16}, 0},
+  };
+  for (const Setting& setting : settings) Run(setting);
+}
+
+}  // namespace
+}  // namespace lorad::kernels::cuda::testing
+
+int main() {
+  if (!lorad::kernels::cuda::testing::HaveGpu()) {
+    std::printf("skipped: no GPU\n");
+    return 0;
+  }
+  lorad::kernels::cuda::testing::RunAll();
+}

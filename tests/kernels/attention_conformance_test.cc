@@ -19,22 +19,22 @@ void CheckCase(World& world, Random& random, const BatchData& data, const Attent
   const int64_t q_columns = shape.heads * shape.head_size;
   const int64_t kv_columns = shape.kv_heads * shape.head_size;
   // q, k and v side by side in one buffer, as the model has them.
-  const Matrix qkv = RandomMatrix(random, data.tokens(), q_columns + 2 * kv_columns, 2);
+  const Matrix qkv = world.RandomMatrix(random, data.tokens(), q_columns + 2 * kv_columns, 2);
   const Guarded device(world, qkv);
   const TensorView q = device.view().Columns(0, q_columns);
   const TensorView k = device.view().Columns(q_columns, kv_columns);
   const TensorView v = device.view().Columns(q_columns + kv_columns, kv_columns);
   Guarded out(world, data.tokens(), q_columns);
-  Guarded lse(world, data.tokens(), shape.heads);
+  Guarded lse(world, data.tokens(), shape.heads, Kind::kFloat32);
   backend.Attention(*batch, shape, q, k, v, out.view(), lse.view());
   Matrix want_lse(data.tokens(), shape.heads);
   const Matrix want = AttentionReference(data, shape, qkv, &want_lse);
-  CHECK(Compare(out.Read(), want, kAttention) == "");
-  CHECK(Compare(lse.Read(), want_lse, kAttention) == "");
+  CHECK(Compare(out.Read(), want, world.Within(kAttention)) == "");
+  CHECK(Compare(lse.Read(), want_lse, world.Within(kLogSumExp)) == "");
   CHECK(out.Intact());
   CHECK(lse.Intact());
 
-  const Matrix dout = RandomMatrix(random, data.tokens(), q_columns);
+  const Matrix dout = world.RandomMatrix(random, data.tokens(), q_columns);
   const Guarded device_dout(world, dout);
   Guarded gradient(world, data.tokens(), qkv.columns);
   backend.AttentionBackward(*batch, shape, q, k, v, out.view(), lse.view(), device_dout.view(),
@@ -44,7 +44,7 @@ void CheckCase(World& world, Random& random, const BatchData& data, const Attent
   const auto loss = [&](const Matrix& at) {
     return Inner(AttentionReference(data, shape, at, nullptr), dout);
   };
-  CHECK(CheckGradient(random, qkv, gradient.Read(), loss, kAttentionBackward) == "");
+  CHECK(CheckGradient(random, qkv, gradient.Read(), loss, world.Within(kAttentionBackward)) == "");
   CHECK(gradient.Intact());
 }
 
@@ -53,11 +53,11 @@ TEST_CASE("Attention, forward and backward") {
     for (const uint64_t seed : Seeds()) {
       INFO(backend.name << ", seed " << seed);
       Random random(seed);
-      World world(backend.make(), TestLimits());
+      World world(backend);
       const int64_t kv_heads = random.Integer(1, 3);
       const AttentionShape shape = {.heads = kv_heads * random.Integer(1, 2),
                                     .kv_heads = kv_heads,
-                                    .head_size = 2 * random.Integer(1, 8),
+                                    .head_size = world.Columns(2 * random.Integer(1, 8)),
                                     .scale = static_cast<float>(random.Uniform(0.1, 0.5))};
       // A length of one row, one below and above a block of queries, and a chance one.
       BatchData data;
@@ -70,21 +70,25 @@ TEST_CASE("Attention, forward and backward") {
 }
 
 TEST_CASE("Attention survives scores far apart") {
-  World world(Backends()[0].make(), TestLimits());
-  Random random(5);
-  BatchData data;
-  data.Append(random, 20, -1, Mode::kTrain, {}, 10);
-  const AttentionShape shape = {.heads = 1, .kv_heads = 1, .head_size = 4, .scale = 40};
-  const Matrix qkv = RandomMatrix(random, 20, 12, 8);
-  const Guarded device(world, qkv);
-  const auto batch = world.backend().PrepareBatch(data.description());
-  Guarded out(world, 20, 4);
-  Guarded lse(world, 20, 1);
-  world.backend().Attention(*batch, shape, device.view().Columns(0, 4), device.view().Columns(4, 4),
-                            device.view().Columns(8, 4), out.view(), lse.view());
-  const Matrix want = AttentionReference(data, shape, qkv, nullptr);
-  // Scores of thousands in float32 have errors of 1e-3, and so have the weights.
-  CHECK(Compare(out.Read(), want, {0, 1e-2}) == "");
+  for (const BackendCase& backend : Backends()) {
+    INFO(backend.name);
+    World world(backend);
+    Random random(5);
+    BatchData data;
+    data.Append(random, 20, -1, Mode::kTrain, {}, 10);
+    constexpr int64_t kSize = 8;
+    const AttentionShape shape = {.heads = 1, .kv_heads = 1, .head_size = kSize, .scale = 20};
+    const Matrix qkv = world.RandomMatrix(random, 20, 3 * kSize, 8);
+    const Guarded device(world, qkv);
+    const auto part = [&](int64_t index) { return device.view().Columns(index * kSize, kSize); };
+    const auto batch = world.backend().PrepareBatch(data.description());
+    Guarded out(world, 20, kSize);
+    Guarded lse(world, 20, 1, Kind::kFloat32);
+    world.backend().Attention(*batch, shape, part(0), part(1), part(2), out.view(), lse.view());
+    const Matrix want = AttentionReference(data, shape, qkv, nullptr);
+    // Scores of thousands in float32 have errors of 1e-3, and so have the weights.
+    CHECK(Compare(out.Read(), want, {0, 1e-2}) == "");
+  }
 }
 
 }  // namespace

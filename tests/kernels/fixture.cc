@@ -9,14 +9,19 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cpu/cpu_backend.h"
 
 namespace lorad::kernels::testing {
 namespace {
 
 constexpr uint64_t kFixedSeed = 20240607;
-constexpr int64_t kArenaBytes = int64_t{96} << 20;
-constexpr float kSentinel = -7.75e33f;
+constexpr float kSentinel = -0x1.8p112f;  // of any type, exactly
+
+// The nearest bfloat16, ties to even.
+float RoundToBfloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000;
+  return std::bit_cast<float>(rounded);
+}
 
 }  // namespace
 
@@ -53,17 +58,44 @@ Matrix RandomMatrix(Random& random, int64_t rows, int64_t columns, double size) 
   return matrix;
 }
 
-World::World(std::unique_ptr<Backend> backend, const Limits& limits)
-    : backend_(std::move(backend)) {
-  auto arena = backend_->MakeArena(kArenaBytes);
+World::World(const BackendCase& backend, const Limits& limits, int64_t arena_bytes)
+    : backend_(backend.make()) {
+  Arena workspace(backend_->device());
+  backend_->ReserveWorkspace(limits, workspace);
+  auto arena = backend_->MakeArena(workspace.bytes_max() + arena_bytes);
   REQUIRE(arena.ok());
   arena_ = *std::move(arena);
   backend_->ReserveWorkspace(limits, *arena_);
+  bfloat16_ = backend_->activation_dtype() == DType::kBfloat16;
+  if (backend_->device() == Device::kCuda) grain_ = 16 / BytesOf(backend_->activation_dtype());
 }
 
-std::vector<BackendCase> Backends() {
-  return {{"cpu, 1 thread", [] { return MakeCpuBackend(1); }},
-          {"cpu, 3 threads", [] { return MakeCpuBackend(3); }}};
+Matrix World::RandomMatrix(Random& random, int64_t rows, int64_t columns, double size) const {
+  Matrix matrix = testing::RandomMatrix(random, rows, columns, size);
+  for (double& value : matrix.values) value = Rounded(value);
+  return matrix;
+}
+
+double World::Rounded(double value) const {
+  const float narrow = static_cast<float>(value);
+  return static_cast<double>(bfloat16_ ? RoundToBfloat16(narrow) : narrow);
+}
+
+TensorView World::Words(const void* device, int64_t bytes) const {
+  const int64_t words = bytes / static_cast<int64_t>(sizeof(float));
+  return {.data = const_cast<void*>(device),
+          .rows = 1,
+          .columns = words,
+          .row_stride = words,
+          .device = backend_->device()};
+}
+
+void World::Write(const void* host, int64_t bytes, void* device) {
+  backend_->CopyToDevice(static_cast<const float*>(host), Words(device, bytes));
+}
+
+void World::Read(const void* device, int64_t bytes, void* host) {
+  backend_->CopyToHost(Words(device, bytes), static_cast<float*>(host));
 }
 
 Limits TestLimits() {
@@ -73,23 +105,26 @@ Limits TestLimits() {
           .hidden = 96,
           .vocabulary = 3000,
           .rank = 24,
+          .slots = 8,
           .targets_in_group = 3,
           .heads = 6,
           .kv_heads = 6,
           .head_size = 32};
 }
 
-Guarded::Guarded(World& world, int64_t rows, int64_t columns, int64_t spare_columns)
+Guarded::Guarded(World& world, int64_t rows, int64_t columns, Kind kind, int64_t spare_columns)
     : world_(world) {
-  whole_ = world.arena().Matrix(rows + 2, columns + spare_columns);
+  const DType dtype =
+      kind == Kind::kActivation ? world.backend().activation_dtype() : DType::kFloat32;
+  whole_ = world.arena().Matrix(rows + 2, world.Columns(columns + spare_columns), dtype);
   view_ = whole_.Rows(1, rows).Columns(0, columns);
   Matrix nothing(rows, columns);
   std::fill(nothing.values.begin(), nothing.values.end(), std::numeric_limits<double>::quiet_NaN());
   Write(nothing);
 }
 
-Guarded::Guarded(World& world, const Matrix& contents, int64_t spare_columns)
-    : Guarded(world, contents.rows, contents.columns, spare_columns) {
+Guarded::Guarded(World& world, const Matrix& contents, Kind kind, int64_t spare_columns)
+    : Guarded(world, contents.rows, contents.columns, kind, spare_columns) {
   Write(contents);
 }
 

@@ -47,36 +47,64 @@ struct Matrix {
   std::vector<double> values;
 };
 
-// Values that float32 holds exactly, in [-size, size].
+// Values in [-size, size] that float32 holds exactly.
 Matrix RandomMatrix(Random& random, int64_t rows, int64_t columns, double size = 1);
-
-// A backend of its own with memory and workspace, one per test case.
-class World {
- public:
-  World(std::unique_ptr<Backend> backend, const Limits& limits);
-
-  Backend& backend() { return *backend_; }
-  Arena& arena() { return *arena_; }
-
- private:
-  std::unique_ptr<Backend> backend_;
-  std::unique_ptr<Arena> arena_;
-};
 
 // Every backend this machine can run. The conformance tests go over all of them.
 struct BackendCase {
   std::string name;
   std::function<std::unique_ptr<Backend>()> make;
+  // Backends of one family promise each other the same bits; of an empty one, not even themselves.
+  std::string family = {};
+  bool large = false;  // fast enough for models of real size
 };
+// Says on standard output why there is none of a kind. Of backends.cc, or gpu_backends.cc.
 std::vector<BackendCase> Backends();
 Limits TestLimits();
+
+// A backend of its own with its workspace and `arena_bytes` beside it, one per test case.
+class World {
+ public:
+  World(const BackendCase& backend, const Limits& limits = TestLimits(),
+        int64_t arena_bytes = int64_t{96} << 20);
+
+  Backend& backend() { return *backend_; }
+  Arena& arena() { return *arena_; }
+
+  // `columns` raised to what the backend's products can take: whole words of 16 bytes, on a GPU.
+  int64_t Columns(int64_t columns) const { return (columns + grain_ - 1) / grain_ * grain_; }
+  // Values in [-size, size] that the activation type holds exactly.
+  Matrix RandomMatrix(Random& random, int64_t rows, int64_t columns, double size = 1) const;
+  // `value` rounded to the activation type.
+  double Rounded(double value) const;
+  Tolerance Within(const OperationTolerance& tolerance) const {
+    return bfloat16_ ? tolerance.bfloat16 : tolerance.float32;
+  }
+
+  // Plain copies of device memory. `bytes` is a multiple of 4.
+  void Write(const void* host, int64_t bytes, void* device);
+  void Read(const void* device, int64_t bytes, void* host);
+
+ private:
+  TensorView Words(const void* device, int64_t bytes) const;
+
+  int64_t grain_ = 1;
+  bool bfloat16_ = false;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Arena> arena_;
+};
+
+// What a matrix holds: of the backend's activation type, or float32 whatever that is.
+enum class Kind { kActivation, kFloat32 };
 
 // A matrix on the device with sentinels before, after and between its rows.
 class Guarded {
  public:
   // Contents NaN: an operation that reads its output before writing it shows.
-  Guarded(World& world, int64_t rows, int64_t columns, int64_t spare_columns = 3);
-  Guarded(World& world, const Matrix& contents, int64_t spare_columns = 3);
+  Guarded(World& world, int64_t rows, int64_t columns, Kind kind = Kind::kActivation,
+          int64_t spare_columns = 3);
+  Guarded(World& world, const Matrix& contents, Kind kind = Kind::kActivation,
+          int64_t spare_columns = 3);
 
   const TensorView& view() const { return view_; }
   void Write(const Matrix& contents);

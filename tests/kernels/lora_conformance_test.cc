@@ -21,23 +21,23 @@ void CheckCase(World& world, Random& random, const Case& options) {
   constexpr int32_t kSlots = 3;
   constexpr int32_t kGroup = 1;
   Backend& backend = world.backend();
-  const int64_t features = random.Integer(1, 50);
-  const int64_t outputs = random.Integer(1, 50);
+  const int64_t features = world.Columns(random.Integer(1, 50));
+  const int64_t outputs = world.Columns(random.Integer(1, 50));
   const BatchData data = RandomBatch(random, 3, 280, kSlots, 10);
   const auto batch = backend.PrepareBatch(data.description());
-  const Matrix weight = RandomMatrix(random, outputs, features);
-  const Matrix bias = options.bias ? RandomMatrix(random, 1, outputs) : Matrix();
+  const Matrix weight = world.RandomMatrix(random, outputs, features);
+  const Matrix bias = options.bias ? world.RandomMatrix(random, 1, outputs) : Matrix();
   const auto linear = DeviceLinear(world, weight, bias);
   const auto table = backend.MakeAdapterTable(kSlots, 2);
   std::vector<Adapter> adapters;
   std::vector<DeviceAdapter> on_device;
   for (int32_t slot = 0; slot < kSlots; ++slot) {
-    adapters.push_back(RandomAdapter(random, features, outputs, 24, options.dropout));
+    adapters.push_back(RandomAdapter(world, random, features, outputs, 24, options.dropout));
     on_device.emplace_back(world, *table, slot, kGroup, adapters.back());
   }
 
-  const Matrix x = RandomMatrix(random, data.tokens(), features);
-  const Matrix residual = RandomMatrix(random, data.tokens(), outputs);
+  const Matrix x = world.RandomMatrix(random, data.tokens(), features);
+  const Matrix residual = world.RandomMatrix(random, data.tokens(), outputs);
   const Guarded device_x(world, x);
   const Guarded device_residual(world, residual);
   Guarded y(world, data.tokens(), outputs);
@@ -47,10 +47,10 @@ void CheckCase(World& world, Random& random, const Case& options) {
   for (size_t i = 0; options.residual && i < want.values.size(); ++i) {
     want.values[i] += residual.values[i];
   }
-  CHECK(Compare(y.Read(), want, kLinear) == "");
+  CHECK(Compare(y.Read(), want, world.Within(kLinear)) == "");
   CHECK(y.Intact());
 
-  const Matrix dy = RandomMatrix(random, data.tokens(), outputs);
+  const Matrix dy = world.RandomMatrix(random, data.tokens(), outputs);
   const Guarded device_dy(world, dy);
   Guarded dx(world, data.tokens(), features);
   backend.LoraLinearBackward(*batch, *linear, *table, kGroup, device_x.view(), device_dy.view(),
@@ -59,7 +59,7 @@ void CheckCase(World& world, Random& random, const Case& options) {
   const auto loss_of_x = [&](const Matrix& at) {
     return Inner(LoraReference(data, at, weight, bias, adapters), dy);
   };
-  CHECK(CheckGradient(random, x, dx.Read(), loss_of_x, kLinear, 20) == "");
+  CHECK(CheckGradient(random, x, dx.Read(), loss_of_x, world.Within(kLinear), 20) == "");
   // A and B train on the rows of training segments alone.
   Matrix trained = dy;
   for (const Segment& segment : data.segments) {
@@ -79,9 +79,9 @@ void CheckCase(World& world, Random& random, const Case& options) {
         };
       };
       CHECK(CheckGradient(random, adapters[slot][target].a, on_device[slot].GradientA(target),
-                          loss_of(&Target::a), kLoraGradient, 8) == "");
+                          loss_of(&Target::a), world.Within(kLoraGradient), 8) == "");
       CHECK(CheckGradient(random, adapters[slot][target].b, on_device[slot].GradientB(target),
-                          loss_of(&Target::b), kLoraGradient, 8) == "");
+                          loss_of(&Target::b), world.Within(kLoraGradient), 8) == "");
     }
   }
 }
@@ -92,21 +92,20 @@ TEST_CASE("LoraLinear, forward and backward") {
       for (const Case& options : kCases) {
         INFO(backend.name << ", seed " << seed << ", dropout " << options.dropout);
         Random random(seed);
-        World world(backend.make(), TestLimits());
+        World world(backend);
         CheckCase(world, random, options);
       }
     }
   }
 }
 
-TEST_CASE("LoraLinear in tiles: wider than one, with the residual in place and no input gradient") {
+void CheckTiles(World& world) {
   Random random(11);
-  World world(Backends().back().make(), TestLimits());
   Backend& backend = world.backend();
   BatchData data;
   data.Append(random, 5, 0, Mode::kTrain, {}, 10);
   const auto batch = backend.PrepareBatch(data.description());
-  const Matrix weight = RandomMatrix(random, 1000, 600);
+  const Matrix weight = world.RandomMatrix(random, 1000, 600);
   const auto linear = DeviceLinear(world, weight, Matrix());
   const auto table = backend.MakeAdapterTable(1, 1);
   const Adapter adapter = {{.first_output = 100,
@@ -114,20 +113,20 @@ TEST_CASE("LoraLinear in tiles: wider than one, with the residual in place and n
                             .rank = 24,
                             .scale = 0.5,
                             .dropout = 0.25,
-                            .a = RandomMatrix(random, 24, 600),
-                            .b = RandomMatrix(random, 800, 24)}};
+                            .a = world.RandomMatrix(random, 24, 600),
+                            .b = world.RandomMatrix(random, 800, 24)}};
   DeviceAdapter on_device(world, *table, 0, 0, adapter);
-  const Matrix x = RandomMatrix(random, 5, 600);
-  const Matrix residual = RandomMatrix(random, 5, 1000);
+  const Matrix x = world.RandomMatrix(random, 5, 600);
+  const Matrix residual = world.RandomMatrix(random, 5, 1000);
   const Guarded device_x(world, x);
   Guarded y(world, residual);
   backend.LoraLinear(*batch, *linear, *table, 0, device_x.view(), y.view(), y.view());
   Matrix want = LoraReference(data, x, weight, Matrix(), {adapter});
   for (size_t i = 0; i < want.values.size(); ++i) want.values[i] += residual.values[i];
-  CHECK(Compare(y.Read(), want, kLinear) == "");
+  CHECK(Compare(y.Read(), want, world.Within(kLinear)) == "");
   CHECK(y.Intact());
 
-  const Matrix dy = RandomMatrix(random, 5, 1000);
+  const Matrix dy = world.RandomMatrix(random, 5, 1000);
   const Guarded device_dy(world, dy);
   Guarded dx(world, 5, 600);
   backend.LoraLinearBackward(*batch, *linear, *table, 0, device_x.view(), device_dy.view(), {});
@@ -139,37 +138,52 @@ TEST_CASE("LoraLinear in tiles: wider than one, with the residual in place and n
   const auto loss = [&](const Matrix& at) {
     return Inner(LoraReference(data, at, weight, Matrix(), {adapter}), dy);
   };
-  CHECK(CheckGradient(random, x, dx.Read(), loss, kLinear) == "");
+  CHECK(CheckGradient(random, x, dx.Read(), loss, world.Within(kLinear)) == "");
 }
 
-TEST_CASE("A gradient that is not finite or too large marks its slot alone") {
+TEST_CASE("LoraLinear in tiles: wider than one, with the residual in place and no input gradient") {
+  for (const BackendCase& backend : Backends()) {
+    INFO(backend.name);
+    World world(backend);
+    CheckTiles(world);
+  }
+}
+
+void CheckOverflow(World& world) {
   Random random(12);
-  World world(Backends().back().make(), TestLimits());
   Backend& backend = world.backend();
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), 1e38f, 0x1p19f}) {
     BatchData data;
     data.Append(random, 5, 0, Mode::kTrain, {}, 10);
     data.Append(random, 5, 1, Mode::kTrain, {}, 10);
     const auto batch = backend.PrepareBatch(data.description());
-    const auto linear = DeviceLinear(world, RandomMatrix(random, 8, 8), Matrix());
+    const auto linear = DeviceLinear(world, world.RandomMatrix(random, 8, 8), Matrix());
     const auto table = backend.MakeAdapterTable(2, 1);
     const Adapter adapter = {{.first_output = 0,
                               .outputs = 8,
                               .rank = 2,
                               .scale = 1,
-                              .a = RandomMatrix(random, 2, 8),
-                              .b = RandomMatrix(random, 8, 2)}};
+                              .a = world.RandomMatrix(random, 2, 8),
+                              .b = world.RandomMatrix(random, 8, 2)}};
     DeviceAdapter first(world, *table, 0, 0, adapter);
     DeviceAdapter second(world, *table, 1, 0, adapter);
-    Matrix dy = RandomMatrix(random, 10, 8);
+    Matrix dy = world.RandomMatrix(random, 10, 8);
     dy.at(2, 3) = static_cast<double>(bad);
-    const Guarded x(world, RandomMatrix(random, 10, 8));
+    const Guarded x(world, world.RandomMatrix(random, 10, 8));
     const Guarded device_dy(world, dy);
     Guarded dx(world, 10, 8);
     backend.LoraLinearBackward(*batch, *linear, *table, 0, x.view(), device_dy.view(), dx.view());
     CHECK(backend.TakeOverflow(*table, 0));
     CHECK_FALSE(backend.TakeOverflow(*table, 0));
     CHECK_FALSE(backend.TakeOverflow(*table, 1));
+  }
+}
+
+TEST_CASE("A gradient that is not finite or too large marks its slot alone") {
+  for (const BackendCase& backend : Backends()) {
+    INFO(backend.name);
+    World world(backend);
+    CheckOverflow(world);
   }
 }
 

@@ -11,12 +11,13 @@
 namespace lorad::kernels::testing {
 
 // A random adapter over outputs [0, outputs): up to three targets, each over a range of its own.
-Adapter RandomAdapter(Random& random, int64_t features, int64_t outputs, int64_t rank_max,
-                      double dropout);
+// Matrices are exact in the activation type.
+Adapter RandomAdapter(const World& world, Random& random, int64_t features, int64_t outputs,
+                      int64_t rank_max, double dropout);
 
 std::unique_ptr<Linear> DeviceLinear(World& world, const Matrix& weight, const Matrix& bias);
 
-// One slot's targets in device memory, with zeroed accumulators.
+// One slot's targets in device memory, with its copies and zeroed moments and accumulators.
 class DeviceAdapter {
  public:
   DeviceAdapter(World& world, AdapterTable& table, int32_t slot, int32_t group,
@@ -30,12 +31,19 @@ class DeviceAdapter {
   }
   // Raw accumulators of all targets.
   std::vector<int64_t> Accumulators() const;
+  // Masters and moments of all targets.
+  std::vector<float> State() const;
+  // All matrices as the optimizer sees them.
+  std::vector<OptimizerTensor> Tensors(double learning_rate, double weight_decay) const;
 
  private:
-  static Matrix Gradient(const int64_t* accumulator, const Matrix& like);
+  Matrix Gradient(const int64_t* accumulator, const Matrix& like) const;
+
+  World* world_;
 
   Adapter adapter_;
   std::vector<LoraTarget> targets_;
+  std::vector<OptimizerTensor> tensors_;  // A and B of every target
 };
 
 }  // namespace lorad::kernels::testing

@@ -9,7 +9,7 @@ namespace {
 
 void CheckCase(World& world, Random& random, int64_t vocabulary, double size) {
   Backend& backend = world.backend();
-  const int64_t hidden = random.Integer(1, 40);
+  const int64_t hidden = world.Columns(random.Integer(1, 40));
   BatchData data = RandomBatch(random, 4, 30, 2, vocabulary);
   data.Append(random, 8, 0, Mode::kTrain, {}, vocabulary);
   data.loss_rows.push_back({data.tokens(), 0});
@@ -19,18 +19,18 @@ void CheckCase(World& world, Random& random, int64_t vocabulary, double size) {
   }
   const int64_t rows = static_cast<int64_t>(data.loss_rows.size());
   const auto batch = backend.PrepareBatch(data.description());
-  const Matrix head = RandomMatrix(random, vocabulary, hidden, size);
-  const Matrix x = RandomMatrix(random, data.tokens(), hidden);
+  const Matrix head = world.RandomMatrix(random, vocabulary, hidden, size);
+  const Matrix x = world.RandomMatrix(random, data.tokens(), hidden);
   const auto linear = DeviceLinear(world, head, Matrix());
   const Guarded device_x(world, x);
-  Guarded log_p(world, 1, rows);
+  Guarded log_p(world, 1, rows, Kind::kFloat32);
   Guarded unit(world, rows, hidden);
   backend.LinearLoss(*batch, device_x.view(), *linear, log_p.view(), unit.view());
-  CHECK(Compare(log_p.Read(), LossReference(data, x, head), kLogP) == "");
+  CHECK(Compare(log_p.Read(), LossReference(data, x, head), world.Within(kLogP)) == "");
   CHECK(log_p.Intact());
   CHECK(unit.Intact());
 
-  Guarded log_p_alone(world, 1, rows);
+  Guarded log_p_alone(world, 1, rows, Kind::kFloat32);
   backend.LinearLoss(*batch, device_x.view(), *linear, log_p_alone.view(), {});
   CHECK(log_p_alone.Bits() == log_p.Bits());
 
@@ -50,7 +50,7 @@ void CheckCase(World& world, Random& random, int64_t vocabulary, double size) {
     }
   }
   const auto loss = [&](const Matrix& at) { return Inner(LossReference(data, at, head), trained); };
-  CHECK(CheckGradient(random, x, dx.Read(), loss, kLossGradient) == "");
+  CHECK(CheckGradient(random, x, dx.Read(), loss, world.Within(kLossGradient)) == "");
 }
 
 TEST_CASE("LinearLoss and LossBackward") {
@@ -61,7 +61,7 @@ TEST_CASE("LinearLoss and LossBackward") {
         for (const double size : {0.5, 6.0}) {
           INFO(backend.name << ", seed " << seed << ", vocabulary " << vocabulary);
           Random random(seed);
-          World world(backend.make(), TestLimits());
+          World world(backend);
           CheckCase(world, random, vocabulary, size);
         }
       }
@@ -70,16 +70,19 @@ TEST_CASE("LinearLoss and LossBackward") {
 }
 
 TEST_CASE("A microbatch without loss rows has no loss and a zero gradient") {
-  World world(Backends()[0].make(), TestLimits());
-  const std::vector<int32_t> ids = {1, 2};
-  const std::vector<Segment> segments = {{.first_row = 0, .rows = 2}};
-  const auto batch = world.backend().PrepareBatch({ids, segments, {}});
-  const auto linear = DeviceLinear(world, Matrix(4, 4), Matrix());
-  const Guarded x(world, Matrix(2, 4));
-  world.backend().LinearLoss(*batch, x.view(), *linear, {}, {});
-  Guarded dx(world, 2, 4);
-  world.backend().LossBackward(*batch, {}, {}, dx.view());
-  CHECK(Compare(dx.Read(), Matrix(2, 4), kExact) == "");
+  for (const BackendCase& backend : Backends()) {
+    INFO(backend.name);
+    World world(backend);
+    const std::vector<int32_t> ids = {1, 2};
+    const std::vector<Segment> segments = {{.first_row = 0, .rows = 2}};
+    const auto batch = world.backend().PrepareBatch({ids, segments, {}});
+    const auto linear = DeviceLinear(world, Matrix(8, 8), Matrix());
+    const Guarded x(world, Matrix(2, 8));
+    world.backend().LinearLoss(*batch, x.view(), *linear, {}, {});
+    Guarded dx(world, 2, 8);
+    world.backend().LossBackward(*batch, {}, {}, dx.view());
+    CHECK(Compare(dx.Read(), Matrix(2, 8), world.Within(kExact)) == "");
+  }
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // Initialization, norm and AdamW of every backend against float64.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <limits>
@@ -26,32 +27,56 @@ void AdamWReference(const AdamWOptions& options, double lr, double decay, State&
   }
 }
 
-// A tensor of the optimizer in device memory. On every backend so far that is host memory for plain
-// pointers.
+// A tensor of the optimizer in device memory: a matrix of `columns`, with a copy in the activation
+// type whose rows are longer.
 struct DeviceTensor {
-  DeviceTensor(World& world, const State& state) {
+  DeviceTensor(World& to, const State& state, int64_t columns) : world(&to) {
     const int64_t n = static_cast<int64_t>(state.p.size());
-    tensor = {.parameter = world.arena().Allocate<float>(n),
-              .exp_avg = world.arena().Allocate<float>(n),
-              .exp_avg_sq = world.arena().Allocate<float>(n),
-              .gradient = world.arena().Allocate<int64_t>(n),
-              .elements = n};
-    for (size_t i = 0; i < state.p.size(); ++i) {
-      tensor.parameter[i] = static_cast<float>(state.p[i]);
-      tensor.exp_avg[i] = static_cast<float>(state.m[i]);
-      tensor.exp_avg_sq[i] = static_cast<float>(state.v[i]);
-    }
+    tensor = {.parameter = world->arena().Allocate<float>(n),
+              .exp_avg = world->arena().Allocate<float>(n),
+              .exp_avg_sq = world->arena().Allocate<float>(n),
+              .gradient = world->arena().Allocate<int64_t>(n),
+              .elements = n,
+              .columns = columns};
+    Write(state.p, tensor.parameter);
+    Write(state.m, tensor.exp_avg);
+    Write(state.v, tensor.exp_avg_sq);
+    const DType dtype = world->backend().activation_dtype();
+    if (dtype == DType::kFloat32) return;
+    tensor.copy = world->arena().Matrix(n / columns, PaddedRank(columns), dtype);
+    world->backend().Zero(tensor.copy);
+  }
+  void Write(const std::vector<double>& values, float* to) {
+    const std::vector<float> narrow(values.begin(), values.end());
+    world->Write(narrow.data(), static_cast<int64_t>(narrow.size() * sizeof(float)), to);
   }
   void SetGradient(const State& state) {
-    for (size_t i = 0; i < state.g.size(); ++i) {
-      tensor.gradient[i] = std::llrint(state.g[i] / kGradientQuantum);
-    }
+    std::vector<int64_t> quanta;
+    for (const double g : state.g) quanta.push_back(std::llrint(g / kGradientQuantum));
+    world->Write(quanta.data(), static_cast<int64_t>(quanta.size() * sizeof(int64_t)),
+                 tensor.gradient);
   }
   Matrix Read(const float* values) const {
+    std::vector<float> host(static_cast<size_t>(tensor.elements));
+    world->Read(values, tensor.elements * static_cast<int64_t>(sizeof(float)), host.data());
     Matrix matrix(1, tensor.elements);
-    std::copy(values, values + tensor.elements, matrix.values.begin());
+    std::copy(host.begin(), host.end(), matrix.values.begin());
     return matrix;
   }
+  Matrix ReadCopy() const {
+    Matrix matrix(tensor.copy.rows, tensor.copy.columns);
+    std::vector<float> host(matrix.values.size());
+    world->backend().CopyToHost(tensor.copy, host.data());
+    std::copy(host.begin(), host.end(), matrix.values.begin());
+    return matrix;
+  }
+  bool GradientIsZero() const {
+    std::vector<int64_t> quanta(static_cast<size_t>(tensor.elements));
+    world->Read(tensor.gradient, static_cast<int64_t>(quanta.size() * sizeof(int64_t)),
+                quanta.data());
+    return std::all_of(quanta.begin(), quanta.end(), [](int64_t value) { return value == 0; });
+  }
+  World* world;
   OptimizerTensor tensor;
 };
 
@@ -61,22 +86,38 @@ Matrix RowOf(const std::vector<double>& values) {
   return matrix;
 }
 
+// The rounded parameter in the first columns of every row, zeros in the others.
+void CheckCopy(const DeviceTensor& device) {
+  if (device.tensor.copy.empty()) return;
+  const Matrix copy = device.ReadCopy();
+  const Matrix parameter = device.Read(device.tensor.parameter);
+  for (int64_t row = 0; row < copy.rows; ++row) {
+    for (int64_t column = 0; column < copy.columns; ++column) {
+      const bool inside = column < device.tensor.columns;
+      const double want =
+          inside ? device.world->Rounded(parameter.at(0, row * device.tensor.columns + column)) : 0;
+      REQUIRE(copy.at(row, column) == want);
+    }
+  }
+}
+
 TEST_CASE("AdamW over several tensors and steps") {
   for (const BackendCase& backend : Backends()) {
     for (const uint64_t seed : Seeds()) {
       INFO(backend.name << ", seed " << seed);
       Random random(seed);
-      World world(backend.make(), TestLimits());
+      World world(backend);
       std::vector<State> states;
       std::vector<DeviceTensor> device;
       const double decays[] = {0.0, 0.01, 0.1};
-      for (const int64_t n : {int64_t{1}, random.Integer(2, 100), random.Integer(4000, 20000)}) {
+      for (const int64_t columns : {int64_t{1}, random.Integer(2, 100), random.Integer(40, 200)}) {
+        const int64_t n = columns == 1 ? 1 : columns * random.Integer(1, 100);
         State state;
         state.p = RandomMatrix(random, 1, n).values;
         state.m.assign(state.p.size(), 0);
         state.v = state.m;
         state.g = state.m;
-        device.emplace_back(world, state);
+        device.emplace_back(world, state, columns);
         states.push_back(state);
       }
       AdamWOptions options = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
@@ -99,29 +140,35 @@ TEST_CASE("AdamW over several tensors and steps") {
           for (const double g : states[i].g) squares += g * g;
           CHECK(std::fabs(sums[i] - squares) <= squares * 2e-7);  // gradients rounded to float32
           AdamWReference(options, tensors[i].learning_rate, decays[i], states[i]);
-          CHECK(Compare(device[i].Read(tensors[i].parameter), RowOf(states[i].p), kAdamW) == "");
-          CHECK(Compare(device[i].Read(tensors[i].exp_avg), RowOf(states[i].m), kAdamW) == "");
-          CHECK(Compare(device[i].Read(tensors[i].exp_avg_sq), RowOf(states[i].v), kAdamW) == "");
-          for (int64_t j = 0; j < tensors[i].elements; ++j) REQUIRE(tensors[i].gradient[j] == 0);
+          CHECK(Compare(device[i].Read(tensors[i].parameter), RowOf(states[i].p),
+                        world.Within(kAdamW)) == "");
+          CHECK(Compare(device[i].Read(tensors[i].exp_avg), RowOf(states[i].m),
+                        world.Within(kAdamW)) == "");
+          CHECK(Compare(device[i].Read(tensors[i].exp_avg_sq), RowOf(states[i].v),
+                        world.Within(kAdamW)) == "");
+          REQUIRE(device[i].GradientIsZero());
+          CheckCopy(device[i]);
         }
       }
     }
   }
 }
 
-TEST_CASE("SumOfSquares is exact where it can be, and infinite outside the range") {
-  World world(Backends().back().make(), TestLimits());
+void CheckSums(World& world) {
   std::vector<OptimizerTensor> tensors;
   const int64_t sizes[] = {1, 15, 16, 17, 4096, 4097, 100000};
+  const auto set = [&](const std::vector<int64_t>& quanta, int64_t* to) {
+    world.Write(quanta.data(), static_cast<int64_t>(quanta.size() * sizeof(int64_t)), to);
+  };
   for (const int64_t n : sizes) {
     int64_t* gradient = world.arena().Allocate<int64_t>(n);
-    std::fill_n(gradient, n, static_cast<int64_t>(0x1p40));
+    set(std::vector<int64_t>(static_cast<size_t>(n), int64_t{1} << 40), gradient);
     tensors.push_back({.gradient = gradient, .elements = n});
   }
   std::vector<double> sums(tensors.size());
   world.backend().SumOfSquares(tensors, sums);
   for (size_t i = 0; i < sums.size(); ++i) CHECK(sums[i] == static_cast<double>(sizes[i]) * 0x1p-8);
-  tensors.back().gradient[77777] = -(int64_t{1} << 62);
+  set({-(int64_t{1} << 62)}, tensors.back().gradient + 77777);
   world.backend().SumOfSquares(tensors, sums);
   CHECK(sums.back() == std::numeric_limits<double>::infinity());
   CHECK(std::isfinite(sums[sums.size() - 2]));
@@ -130,16 +177,25 @@ TEST_CASE("SumOfSquares is exact where it can be, and infinite outside the range
   for (const double sum : sums) CHECK(sum == 0);
 }
 
-TEST_CASE("InitializeA is uniform in its bound and a function of seed, layer and target") {
-  World world(Backends().back().make(), TestLimits());
+TEST_CASE("SumOfSquares is exact where it can be, and infinite outside the range") {
+  for (const BackendCase& backend : Backends()) {
+    INFO(backend.name);
+    World world(backend);
+    CheckSums(world);
+  }
+}
+
+void CheckInitialization(World& world, std::vector<float>* bits) {
   const int64_t rank = 31;
-  const int64_t features = 577;
-  Guarded a(world, rank, features, 0);
-  Guarded b(world, rank, features, 0);
+  const int64_t features = 576;
+  Guarded a(world, rank, features, Kind::kFloat32, 0);
+  Guarded b(world, rank, features, Kind::kFloat32, 0);
   world.backend().InitializeA(7, 3, 2, a.view());
   world.backend().InitializeA(7, 3, 2, b.view());
   CHECK(a.Bits() == b.Bits());
   CHECK(a.Intact());
+  if (bits->empty()) *bits = a.Bits();
+  CHECK(a.Bits() == *bits);
   double mean = 0;
   double squares = 0;
   const double bound = 1 / std::sqrt(static_cast<double>(features));
@@ -154,6 +210,15 @@ TEST_CASE("InitializeA is uniform in its bound and a function of seed, layer and
   for (const auto& [seed, layer, target] : {std::tuple(8, 3, 2), {7, 4, 2}, {7, 3, 1}}) {
     world.backend().InitializeA(static_cast<uint64_t>(seed), layer, target, b.view());
     CHECK(a.Bits() != b.Bits());
+  }
+}
+
+TEST_CASE("InitializeA is uniform, a function of seed, layer and target, the same everywhere") {
+  std::vector<float> bits;
+  for (const BackendCase& backend : Backends()) {
+    INFO(backend.name);
+    World world(backend);
+    CheckInitialization(world, &bits);
   }
 }
 

@@ -1,0 +1,321 @@
+#include "kernels/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/context.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/handles.h"
+#include "kernels/cuda/linear_loss.h"
+#include "kernels/cuda/lora_linear.h"
+#include "kernels/cuda/lora_plan.h"
+#include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/optimizer_tables.h"
+#include "kernels/cuda/rowwise.h"
+#include "kernels/cuda/transfer.h"
+
+namespace lorad::kernels {
+namespace cuda {
+namespace {
+
+// Raised whenever an own operation's order of sums changes, for then bits do.
+constexpr int kRevision = 1;
+
+// Of the scratch memory that operations share.
+constexpr int64_t kWorkspaceAlignment = 256;
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(int device_index, DType activation)
+      : context_(device_index, activation),
+        transfer_(context_),
+        gemm_(GemmOptions()),
+        attention_(context_),
+        loss_(context_, gemm_) {}
+
+  // "", or why it cannot run, with the remedy.
+  std::string Problem() const { return attention_.Problem(); }
+
+  // What is enqueued may still read tables that the members own.
+  ~CudaBackend() override { static_cast<void>(cudaStreamSynchronize(context_.stream.get())); }
+
+  // ---- the device ----
+
+  Device device() const override { return Device::kCuda; }
+  DType activation_dtype() const override { return context_.activation; }
+
+  std::string NumericsId() const override {
+    const char* type = context_.activation == DType::kBfloat16 ? "bf16" : "fp32";
+    return absl::StrCat("cuda/sm_", context_.capability, "/", type, "/", gemm_.Id(), "/",
+                        attention_.Id(), "/", kRevision);
+  }
+
+  absl::StatusOr<std::unique_ptr<Arena>> MakeArena(int64_t bytes) override {
+    return MakeDeviceArena(context_, bytes);
+  }
+
+  absl::StatusOr<std::unique_ptr<Arena>> MakeHostArena(int64_t bytes) override {
+    return MakePinnedArena(bytes);
+  }
+
+  void ReserveWorkspace(const Limits& limits, Arena& arena) override {
+    assert(limits.features <= kDropoutFeaturesMax);
+    const LoraMemory lora = TakeLoraMemory(limits, context_.activation, arena);
+    // One after the other in the stream, the operations share what is scratch inside one call.
+    const int64_t bytes = std::max(
+        {attention_.WorkspaceBytes(limits), loss_.WorkspaceBytes(limits), Gemm::WorkspaceBytes()});
+    char* scratch = static_cast<char*>(arena.Allocate(bytes + kWorkspaceAlignment));
+    if (arena.counting()) return;
+    const uintptr_t address = reinterpret_cast<uintptr_t>(scratch);
+    scratch += (kWorkspaceAlignment - address % kWorkspaceAlignment) % kWorkspaceAlignment;
+    lora_memory_ = lora;
+    ClearLoraMemory(lora_memory_, stream());
+    gemm_workspace_ = scratch;
+    attention_.SetWorkspace(scratch, bytes);
+    loss_.SetWorkspace(scratch, bytes);
+  }
+
+  void Synchronize() override { LORAD_CUDA_CHECK(cudaStreamSynchronize(stream())); }
+
+  void CopyToDevice(const float* host, const TensorView& device) override {
+    transfer_.ToDevice(host, device);
+  }
+
+  void CopyToHost(const TensorView& device, float* host) override {
+    transfer_.ToHost(device, host);
+  }
+
+  // ---- handles ----
+
+  std::unique_ptr<Linear> MakeLinear(int64_t outputs, int64_t inputs, bool has_bias,
+                                     Arena& arena) override {
+    auto linear = std::make_unique<CudaLinear>();
+    linear->outputs = outputs;
+    linear->inputs = inputs;
+    linear->has_bias = has_bias;
+    linear->weight = arena.Matrix(outputs, inputs, context_.activation);
+    if (has_bias) linear->bias = arena.Matrix(1, outputs, context_.activation);
+    return linear;
+  }
+
+  float* MapRows(Linear& linear, int64_t first, int64_t count) override {
+    return Map(Of(linear), Of(linear).weight.Rows(first, count));
+  }
+
+  float* MapBias(Linear& linear, int64_t first, int64_t count) override {
+    assert(Of(linear).has_bias);
+    return Map(Of(linear), Of(linear).bias.Columns(first, count));
+  }
+
+  void Unmap(Linear& linear) override {
+    CudaLinear& mapped = Of(linear);
+    assert(mapped.mapped != nullptr);
+    transfer_.ToDevice(mapped.mapped.get(), mapped.mapped_to);
+    mapped.mapped.reset();
+    mapped.mapped_to = {};
+  }
+
+  std::unique_ptr<AdapterTable> MakeAdapterTable(int32_t slots, int32_t groups) override {
+    return std::make_unique<CudaAdapterTable>(context(), gemm_, slots, groups);
+  }
+
+  void SetTargets(AdapterTable& table, int32_t slot, int32_t group,
+                  std::span<const LoraTarget> targets) override {
+    context();
+    Of(table).SetTargets(slot, group, targets);
+  }
+
+  void ClearSlot(AdapterTable& table, int32_t slot) override {
+    context();
+    Of(table).ClearSlot(slot);
+  }
+
+  bool TakeOverflow(AdapterTable& table, int32_t slot) override {
+    context();
+    return Of(table).TakeOverflow(slot);
+  }
+
+  std::unique_ptr<Batch> PrepareBatch(const BatchDescription& description) override {
+    auto batch = std::make_unique<CudaBatch>(context(), description);
+    attention_.Prepare(*batch);
+    loss_.Prepare(*batch);
+    return batch;
+  }
+
+  // ---- operations ----
+
+  void Zero(const TensorView& x) override { cuda::Zero(stream(), x); }
+
+  void Cast(const TensorView& from, const TensorView& to) override {
+    cuda::Cast(stream(), from, to);
+  }
+
+  void Embed(const Batch& batch, const Linear& table, const TensorView& x) override {
+    cuda::Embed(stream(), Of(batch).tables, Of(table).weight, x);
+  }
+
+  void RmsNorm(const Batch& batch, const TensorView& x, const TensorView& weight, float eps,
+               const TensorView& y) override {
+    assert(x.rows == Of(batch).tokens());
+    cuda::RmsNorm(stream(), x, weight, eps, y);
+  }
+
+  void RmsNormBackward(const Batch& batch, const TensorView& x, const TensorView& weight, float eps,
+                       const TensorView& dy, const TensorView& dx) override {
+    assert(x.rows == Of(batch).tokens());
+    cuda::RmsNormBackward(stream(), x, weight, eps, dy, dx);
+  }
+
+  void FillRope(std::span<const float> inverse_frequencies, float factor,
+                const TensorView& table) override {
+    assert(table.columns == 2 * static_cast<int64_t>(inverse_frequencies.size()));
+    cuda::FillRope(stream(), Uploaded(inverse_frequencies), factor, table);
+  }
+
+  void Rope(const Batch& batch, const TensorView& table, const TensorView& x) override {
+    cuda::Rope(stream(), Of(batch).tables, table, 1.0f, x);
+  }
+
+  void RopeBackward(const Batch& batch, const TensorView& table, const TensorView& dx) override {
+    cuda::Rope(stream(), Of(batch).tables, table, -1.0f, dx);
+  }
+
+  void Attention(const Batch& batch, const AttentionShape& shape, const TensorView& q,
+                 const TensorView& k, const TensorView& v, const TensorView& out,
+                 const TensorView& lse) override {
+    context();
+    attention_.Forward(Of(batch), shape, q, k, v, out, lse);
+  }
+
+  void AttentionBackward(const Batch& batch, const AttentionShape& shape, const TensorView& q,
+                         const TensorView& k, const TensorView& v, const TensorView& out,
+                         const TensorView& lse, const TensorView& dout, const TensorView& dq,
+                         const TensorView& dk, const TensorView& dv) override {
+    context();
+    attention_.Backward(Of(batch), shape, q, k, v, out, lse, dout, dq, dk, dv);
+  }
+
+  void SwiGlu(const Batch& batch, const TensorView& gate_up, const TensorView& y) override {
+    assert(y.rows == Of(batch).tokens());
+    cuda::SwiGlu(stream(), gate_up, y);
+  }
+
+  void SwiGluBackward(const Batch& batch, const TensorView& gate_up, const TensorView& dy,
+                      const TensorView& dgate_up) override {
+    assert(dy.rows == Of(batch).tokens());
+    cuda::SwiGluBackward(stream(), gate_up, dy, dgate_up);
+  }
+
+  void LoraLinear(const Batch& batch, const Linear& linear, const AdapterTable& table,
+                  int32_t group, const TensorView& x, const TensorView& residual,
+                  const TensorView& y) override {
+    cuda::LoraLinear(lora(), Of(batch), Of(linear), Of(table), group, x, residual, y);
+  }
+
+  void LoraLinearBackward(const Batch& batch, const Linear& linear, AdapterTable& table,
+                          int32_t group, const TensorView& x, const TensorView& dy,
+                          const TensorView& dx) override {
+    cuda::LoraLinearBackward(lora(), Of(batch), Of(linear), Of(table), group, x, dy, dx);
+  }
+
+  void LinearLoss(const Batch& batch, const TensorView& x, const Linear& head,
+                  const TensorView& log_p, const TensorView& unit) override {
+    context();
+    loss_.Run(Of(batch), x, Of(head), log_p, unit);
+  }
+
+  void LossBackward(const Batch& batch, std::span<const float> weights, const TensorView& unit,
+                    const TensorView& dx) override {
+    assert(weights.size() == Of(batch).loss_rows.size());
+    cuda::LossBackward(stream(), Of(batch).tables, Uploaded(weights), unit, dx);
+  }
+
+  // ---- slots and the optimizer ----
+
+  void InitializeA(uint64_t seed, int32_t layer, int32_t target, const TensorView& a) override {
+    cuda::InitializeA(stream(), seed, layer, target, a);
+  }
+
+  void SumOfSquares(std::span<const OptimizerTensor> tensors, std::span<double> sums) override {
+    assert(sums.size() == tensors.size());
+    if (tensors.empty()) return;
+    const OptimizerTables tables(context().tables, tensors, {}, true);
+    cuda::SumOfSquares(stream(), tables.table, tables.partials, tables.sums);
+    const size_t bytes = sums.size() * sizeof(double);
+    double* host = tables.memory.HostOf(tables.sums);
+    LORAD_CUDA_CHECK(cudaMemcpyAsync(host, tables.sums, bytes, cudaMemcpyDeviceToHost, stream()));
+    Synchronize();
+    std::copy_n(host, sums.size(), sums.begin());
+  }
+
+  void AdamW(const AdamWOptions& options, std::span<const OptimizerTensor> tensors) override {
+    const OptimizerTables tables(context().tables, tensors, options, false);
+    cuda::AdamW(stream(), tables.table, StepOf(options));
+  }
+
+  void DropGradients(std::span<const OptimizerTensor> tensors) override {
+    const OptimizerTables tables(context().tables, tensors, {}, false);
+    cuda::DropGradients(stream(), tables.table);
+  }
+
+ private:
+  // The thread that calls may be another than the one that made the backend.
+  Context& context() {
+    LORAD_CUDA_CHECK(cudaSetDevice(context_.device));
+    return context_;
+  }
+  cudaStream_t stream() { return context().stream.get(); }
+  LoraContext lora() { return {context(), gemm_, gemm_workspace_, lora_memory_}; }
+
+  static const CudaAdapterTable& Of(const AdapterTable& table) {
+    return static_cast<const CudaAdapterTable&>(table);
+  }
+  static CudaAdapterTable& Of(AdapterTable& table) { return static_cast<CudaAdapterTable&>(table); }
+  static const CudaBatch& Of(const Batch& batch) { return cuda::Of(batch); }
+  static const CudaLinear& Of(const Linear& linear) { return cuda::Of(linear); }
+  static CudaLinear& Of(Linear& linear) { return cuda::Of(linear); }
+
+  static float* Map(CudaLinear& linear, const TensorView& to) {
+    assert(linear.mapped == nullptr);
+    linear.mapped_to = to;
+    linear.mapped = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(to.elements()));
+    return linear.mapped.get();
+  }
+
+  const float* Uploaded(std::span<const float> values) {
+    const int64_t bytes = static_cast<int64_t>(values.size_bytes());
+    DeviceTable table = context().tables.Take(bytes);
+    std::copy(values.begin(), values.end(), table.Host<float>(0));
+    table.Upload(bytes);
+    return table.Device<float>(0);
+  }
+
+  Context context_;
+  Transfer transfer_;
+  Gemm gemm_;
+  AttentionOperation attention_;
+  LinearLossOperation loss_;
+  LoraMemory lora_memory_;
+  void* gemm_workspace_ = nullptr;
+};
+
+}  // namespace
+}  // namespace cuda
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int device_index, DType activation) {
+  const absl::StatusOr<DeviceFacts> facts = ProbeCudaDevice(device_index);
+  if (!facts.ok()) return facts.status();
+  auto backend = std::make_unique<cuda::CudaBackend>(device_index, activation);
+  if (const std::string problem = backend->Problem(); !problem.empty()) {
+    return absl::FailedPreconditionError(problem);
+  }
+  return backend;
+}
+
+}  // namespace lorad::kernels

@@ -1,0 +1,361 @@
+// Where a training step goes on a GPU: the time of every operation of a model's layer on one
+// microbatch, beside its own limit in the same run: products at the speed of a large product by
+// cuBLASLt, everything else at the speed of a device copy. The sum over the layers is the step that
+// is left when nothing but operations takes time.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/device.h"
+#include "tests/bench/gpu_ceilings.h"
+
+namespace lorad::bench {
+namespace {
+
+using namespace kernels;
+
+struct ModelShape {
+  const char* name;
+  int64_t layers, hidden, feed_forward, heads, kv_heads, head_size, vocabulary;
+};
+
+constexpr ModelShape kShapes[] = {
+    {"tinyllama-1.1b", 22, 2048, 5632, 32, 4, 64, 32000},
+    {"qwen2.5-3b", 36, 2048, 11008, 16, 2, 128, 151936},
+    {"llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, 128256},
+};
+
+struct Options {
+  std::string shape = "llama-3.1-8b";
+  int device = 0;
+  int64_t tokens = 4096;
+  int64_t sequence = 1024;
+  int32_t adapters = 4;
+  int64_t rank = 16;
+  double dropout = 0;
+};
+
+// One target of a group: its place in the weight's rows.
+struct Part {
+  int64_t first;
+  int64_t outputs;
+};
+
+class Bench {
+ public:
+  Bench(const Options& options, const ModelShape& shape, std::unique_ptr<Backend> backend)
+      : options_(options), shape_(shape), backend_(std::move(backend)) {
+    const Limits limits = {.tokens = options.tokens,
+                           .longest_segment = options.sequence,
+                           .features = 2 * shape.feed_forward,
+                           .hidden = shape.hidden,
+                           .vocabulary = shape.vocabulary,
+                           .rank = options.rank,
+                           .slots = options.adapters,
+                           .targets_in_group = 3,
+                           .heads = shape.heads,
+                           .kv_heads = shape.kv_heads,
+                           .head_size = shape.head_size};
+    Arena counting(Device::kCuda);
+    backend_->ReserveWorkspace(limits, counting);
+    std::printf("workspace %.2f GiB\n", static_cast<double>(counting.bytes_max()) / 0x1p30);
+    arena_ = *backend_->MakeArena(counting.bytes_max() + (int64_t{14} << 30));
+    backend_->ReserveWorkspace(limits, *arena_);
+    std::vector<int32_t> ids;
+    std::vector<Segment> segments;
+    std::vector<LossRow> loss_rows;
+    for (int64_t row = 0; row < options.tokens; ++row) {
+      ids.push_back(static_cast<int32_t>(row * 7919 % shape.vocabulary));
+      loss_rows.push_back({row, static_cast<int32_t>(row * 104729 % shape.vocabulary)});
+    }
+    for (int64_t row = 0; row < options.tokens; row += options.sequence) {
+      const int64_t index = row / options.sequence;
+      segments.push_back({.first_row = row,
+                          .rows = std::min(options.sequence, options.tokens - row),
+                          .slot = static_cast<int32_t>(index * options.adapters /
+                                                       (options.tokens / options.sequence)),
+                          .dropout = {.seed = 1, .sequence = static_cast<uint32_t>(index)}});
+    }
+    batch_ = backend_->PrepareBatch({ids, segments, loss_rows});
+    table_ = backend_->MakeAdapterTable(options.adapters, 4);
+  }
+
+  void Run() {
+    const int64_t h = shape_.hidden;
+    const int64_t f = shape_.feed_forward;
+    const int64_t q = shape_.heads * shape_.head_size;
+    const int64_t kv = shape_.kv_heads * shape_.head_size;
+    const int64_t layers = shape_.layers;
+    std::printf("%-22s %6s %9s %9s %9s %7s\n", "operation", "a step", "ms", "ms a step", "limit ms",
+                "of it");
+    LoraGroup("qkv", 0, h, {{0, q}, {q, kv}, {q + kv, kv}}, false);
+    LoraGroup("o", 1, q, {{0, h}}, true);
+    LoraGroup("gate_up", 2, h, {{0, f}, {f, f}}, false);
+    LoraGroup("down", 3, f, {{0, h}}, true);
+    Attention(q, kv);
+    Rowwise(layers);
+    Head();
+    Optimizer();
+    const double seconds = total_ms_ * 1e-3;
+    std::printf("step %.2f ms = %.0f tok/s; limits %.2f ms = %.0f tok/s; ratio %.3f\n", total_ms_,
+                static_cast<double>(options_.tokens) / seconds, limit_ms_,
+                static_cast<double>(options_.tokens) / (limit_ms_ * 1e-3), total_ms_ / limit_ms_);
+  }
+
+ private:
+  TensorView Activation(int64_t columns) {
+    return Filled(options_.tokens, columns, backend_->activation_dtype());
+  }
+
+  // Uniform in [-0.5, 0.5) or so: timing on zeros would flatter.
+  TensorView Filled(int64_t rows, int64_t columns, DType dtype) {
+    const TensorView view = arena_->Matrix(rows, columns, dtype);
+    const int64_t mark = arena_->used();
+    const TensorView random = arena_->Matrix(rows, columns);
+    backend_->InitializeA(++seed_, 0, 0, random);
+    backend_->Cast(random, view);
+    arena_->Rewind(mark);
+    return view;
+  }
+
+  std::unique_ptr<Linear> Weight(int64_t outputs, int64_t inputs) {
+    auto linear = backend_->MakeLinear(outputs, inputs, false, *arena_);
+    float* rows = backend_->MapRows(*linear, 0, outputs);
+    uint32_t state = static_cast<uint32_t>(++seed_);
+    for (int64_t i = 0; i < outputs * inputs; ++i) {
+      state = state * 1664525 + 1013904223;
+      rows[i] = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-36f;
+    }
+    backend_->Unmap(*linear);
+    return linear;
+  }
+
+  // Times `run`, `count` times a step. The limit: FLOPs at the product's speed plus bytes at the
+  // copy's.
+  void Time(const std::string& name, int64_t count, double flops, double bytes,
+            const std::function<void()>& run) {
+    const double ms = MedianMs(*backend_, run);
+    const double limit = flops / ceilings_.product_flops * 1e3 + bytes / ceilings_.copy_bytes * 1e3;
+    total_ms_ += ms * static_cast<double>(count);
+    limit_ms_ += limit * static_cast<double>(count);
+    std::printf("%-22s %6ld %9.4f %9.3f %9.3f %7.3f\n", name.c_str(), static_cast<long>(count), ms,
+                ms * static_cast<double>(count), limit * static_cast<double>(count), limit / ms);
+  }
+
+  void LoraGroup(const std::string& name, int32_t group, int64_t inputs,
+                 const std::vector<Part>& parts, bool with_residual) {
+    const int64_t mark = arena_->used();
+    const int64_t outputs = parts.back().first + parts.back().outputs;
+    const auto linear = Weight(outputs, inputs);
+    for (int32_t slot = 0; slot < options_.adapters; ++slot) {
+      backend_->SetTargets(*table_, slot, group, Targets(inputs, parts));
+    }
+    const TensorView x = Activation(inputs);
+    const TensorView y = Activation(outputs);
+    const TensorView dx = Activation(inputs);
+    const TensorView residual = with_residual ? Activation(outputs) : TensorView();
+    const double flops = 2.0 * static_cast<double>(options_.tokens * inputs * outputs);
+    Time(name, shape_.layers, flops, 0,
+         [&] { backend_->LoraLinear(*batch_, *linear, *table_, group, x, residual, y); });
+    Time(name + " backward", shape_.layers, flops, 0,
+         [&] { backend_->LoraLinearBackward(*batch_, *linear, *table_, group, x, y, dx); });
+    for (int32_t slot = 0; slot < options_.adapters; ++slot) {
+      backend_->SetTargets(*table_, slot, group, {});
+    }
+    arena_->Rewind(mark);
+  }
+
+  std::vector<LoraTarget> Targets(int64_t inputs, const std::vector<Part>& parts) {
+    std::vector<LoraTarget> targets;
+    const DType dtype = backend_->activation_dtype();
+    for (const Part& part : parts) {
+      const TensorView a = Filled(options_.rank, inputs, DType::kFloat32);
+      const TensorView b = Filled(part.outputs, options_.rank, DType::kFloat32);
+      LoraTarget target = {.first_output = part.first,
+                           .outputs = part.outputs,
+                           .rank = options_.rank,
+                           .a = a.f32(),
+                           .b = b.f32(),
+                           .scale = 2,
+                           .dropout = static_cast<float>(options_.dropout),
+                           .target = static_cast<int32_t>(targets.size()),
+                           .da = arena_->Allocate<int64_t>(a.elements()),
+                           .db = arena_->Allocate<int64_t>(b.elements())};
+      if (dtype != DType::kFloat32) {
+        target.a_copy = arena_->Matrix(PaddedRank(options_.rank), inputs, dtype);
+        target.b_copy = arena_->Matrix(part.outputs, PaddedRank(options_.rank), dtype);
+        backend_->Cast(a, target.a_copy);
+        backend_->Cast(b, target.b_copy);
+      }
+      targets.push_back(target);
+    }
+    return targets;
+  }
+
+  void Attention(int64_t q, int64_t kv) {
+    const int64_t mark = arena_->used();
+    const AttentionShape shape = {.heads = shape_.heads,
+                                  .kv_heads = shape_.kv_heads,
+                                  .head_size = shape_.head_size,
+                                  .scale = 0.125f};
+    const TensorView qkv = Activation(q + 2 * kv);
+    const TensorView dqkv = Activation(q + 2 * kv);
+    const TensorView out = Activation(q);
+    const TensorView dout = Activation(q);
+    const TensorView lse = arena_->Matrix(options_.tokens, shape_.heads);
+    const auto part = [&](const TensorView& view, int i) {
+      return view.Columns(i == 0 ? 0 : q + (i - 1) * kv, i == 0 ? q : kv);
+    };
+    // Half of the scores: causal.
+    const double flops = 2.0 * static_cast<double>(options_.tokens * options_.sequence * q);
+    const auto forward = [&] {
+      backend_->Attention(*batch_, shape, part(qkv, 0), part(qkv, 1), part(qkv, 2), out, lse);
+    };
+    Time("attention", shape_.layers, flops, 0, forward);
+    Time("attention backward", shape_.layers, 2.5 * flops, 0, [&] {
+      backend_->AttentionBackward(*batch_, shape, part(qkv, 0), part(qkv, 1), part(qkv, 2), out,
+                                  lse, dout, part(dqkv, 0), part(dqkv, 1), part(dqkv, 2));
+    });
+    const TensorView rope = arena_->Matrix(options_.sequence, shape_.head_size);
+    const std::vector<float> frequencies(static_cast<size_t>(shape_.head_size / 2), 0.1f);
+    backend_->FillRope(frequencies, 1, rope);
+    const TensorView rotated = qkv.Columns(0, q + kv);
+    const double bytes = 2 * Bytes(rotated);
+    Time("rope", 2 * shape_.layers, 0, bytes, [&] { backend_->Rope(*batch_, rope, rotated); });
+    arena_->Rewind(mark);
+  }
+
+  static double Bytes(const TensorView& view) {
+    return static_cast<double>(view.elements() * BytesOf(view.dtype));
+  }
+
+  void Rowwise(int64_t layers) {
+    const int64_t mark = arena_->used();
+    const TensorView x = Activation(shape_.hidden);
+    const TensorView y = Activation(shape_.hidden);
+    const TensorView dy = Activation(shape_.hidden);
+    const TensorView weight = Filled(1, shape_.hidden, DType::kFloat32);
+    // Twice forward, once each again in the backward; and the last.
+    Time("rms_norm", 4 * layers + 2, 0, 2 * Bytes(x),
+         [&] { backend_->RmsNorm(*batch_, x, weight, 1e-5f, y); });
+    Time("rms_norm backward", 2 * layers + 1, 0, 4 * Bytes(x),
+         [&] { backend_->RmsNormBackward(*batch_, x, weight, 1e-5f, dy, y); });
+    const TensorView gate_up = Activation(2 * shape_.feed_forward);
+    const TensorView gated = Activation(shape_.feed_forward);
+    Time("swiglu", 2 * layers, 0, 3 * Bytes(gated),
+         [&] { backend_->SwiGlu(*batch_, gate_up, gated); });
+    const TensorView dgate_up = Activation(2 * shape_.feed_forward);
+    Time("swiglu backward", layers, 0, 5 * Bytes(gated),
+         [&] { backend_->SwiGluBackward(*batch_, gate_up, gated, dgate_up); });
+    arena_->Rewind(mark);
+  }
+
+  void Head() {
+    const int64_t mark = arena_->used();
+    const TensorView x = Activation(shape_.hidden);
+    const TensorView dx = Activation(shape_.hidden);
+    const TensorView unit = Activation(shape_.hidden);
+    const TensorView log_p = arena_->Matrix(1, options_.tokens);
+    const auto head = Weight(shape_.vocabulary, shape_.hidden);
+    Time("embed", 1, 0, 2 * Bytes(x), [&] { backend_->Embed(*batch_, *head, x); });
+    const double flops =
+        2.0 * static_cast<double>(options_.tokens * shape_.vocabulary * shape_.hidden);
+    Time("head and loss", 1, 2 * flops, 0,
+         [&] { backend_->LinearLoss(*batch_, x, *head, log_p, unit); });
+    const std::vector<float> weights(static_cast<size_t>(options_.tokens), -1e-3f);
+    Time("loss backward", 1, 0, 2 * Bytes(x),
+         [&] { backend_->LossBackward(*batch_, weights, unit, dx); });
+    arena_->Rewind(mark);
+  }
+
+  // Of every adapter once a step: the case of one microbatch a step.
+  void Optimizer() {
+    const int64_t mark = arena_->used();
+    const int64_t h = shape_.hidden;
+    const int64_t f = shape_.feed_forward;
+    const int64_t q = shape_.heads * shape_.head_size;
+    const int64_t kv = shape_.kv_heads * shape_.head_size;
+    std::vector<OptimizerTensor> tensors;
+    const auto add = [&](int64_t rows, int64_t columns) {
+      OptimizerTensor tensor = {.elements = rows * columns, .columns = columns};
+      tensor.parameter = Filled(rows, columns, DType::kFloat32).f32();
+      tensor.exp_avg = Filled(rows, columns, DType::kFloat32).f32();
+      tensor.exp_avg_sq = Filled(rows, columns, DType::kFloat32).f32();
+      tensor.gradient = arena_->Allocate<int64_t>(rows * columns);
+      if (backend_->activation_dtype() != DType::kFloat32) {
+        tensor.copy = arena_->Matrix(rows, columns, backend_->activation_dtype());
+      }
+      tensor.learning_rate = 1e-4;
+      tensors.push_back(tensor);
+    };
+    for (int64_t layer = 0; layer < shape_.layers; ++layer) {
+      for (const auto& [inputs, outputs] :
+           {std::pair(h, q), {h, kv}, {h, kv}, {q, h}, {h, f}, {h, f}, {f, h}}) {
+        add(options_.rank, inputs);
+        add(outputs, options_.rank);
+      }
+    }
+    backend_->DropGradients(tensors);
+    double elements = 0;
+    for (const OptimizerTensor& tensor : tensors) elements += static_cast<double>(tensor.elements);
+    std::vector<double> sums(tensors.size());
+    Time("sum of squares", options_.adapters, 0, 8 * elements,
+         [&] { backend_->SumOfSquares(tensors, sums); });
+    Time("adamw", options_.adapters, 0, 42 * elements, [&] { backend_->AdamW({}, tensors); });
+    arena_->Rewind(mark);
+  }
+
+  const Options options_;
+  const ModelShape shape_;
+  const Ceilings ceilings_ = MeasureCeilings();
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Arena> arena_;
+  std::unique_ptr<Batch> batch_;
+  std::unique_ptr<AdapterTable> table_;
+  uint64_t seed_ = 0;
+  double total_ms_ = 0;
+  double limit_ms_ = 0;
+};
+
+int Main(int argc, char** argv) {
+  CLI::App app("Times of a step's operations on a GPU, beside their limits");
+  Options options;
+  app.add_option("--shape", options.shape, "tinyllama-1.1b, qwen2.5-3b or llama-3.1-8b")
+      ->capture_default_str();
+  app.add_option("--device", options.device, "Index of the GPU")->capture_default_str();
+  app.add_option("--tokens", options.tokens, "Of the microbatch")->capture_default_str();
+  app.add_option("--sequence", options.sequence, "Tokens of a sequence")->capture_default_str();
+  app.add_option("--adapters", options.adapters, "Each with an equal share of the sequences")
+      ->capture_default_str();
+  app.add_option("--rank", options.rank, "Of all seven linears")->capture_default_str();
+  app.add_option("--dropout", options.dropout, "Of all adapters")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  const auto shape = std::find_if(std::begin(kShapes), std::end(kShapes),
+                                  [&](const auto& known) { return options.shape == known.name; });
+  if (shape == std::end(kShapes)) {
+    std::fprintf(stderr, "no shape %s\n", options.shape.c_str());
+    return 2;
+  }
+  const auto facts = ProbeCudaDevice(options.device);
+  auto backend = MakeCudaBackend(options.device);
+  if (!facts.ok() || !backend.ok()) {
+    std::printf("skipped: no GPU (%s)\n", backend.status().ToString().c_str());
+    return 0;
+  }
+  std::printf("%s\n%s\n%s, %ld tokens in sequences of %ld, %d adapters of rank %ld, dropout %g\n",
+              Describe(*facts).c_str(), (*backend)->NumericsId().c_str(), shape->name,
+              static_cast<long>(options.tokens), static_cast<long>(options.sequence),
+              options.adapters, static_cast<long>(options.rank), options.dropout);
+  Bench(options, *shape, *std::move(backend)).Run();
+  return 0;
+}
+
+}  // namespace
+}  // namespace lorad::bench
+
+int main(int argc, char** argv) { return lorad::bench::Main(argc, argv); }

@@ -75,6 +75,12 @@ class Backend {
   virtual void ReserveWorkspace(const Limits& limits, Arena& arena) = 0;
   // Waits for everything enqueued.
   virtual void Synchronize() = 0;
+  // Remembers, under a number in 0..kMarks - 1, the moment at which everything enqueued so far is
+  // done.
+  static constexpr int kMarks = 8;
+  virtual void Mark(int mark) = 0;
+  // Milliseconds from one mark to another; waits for both.
+  virtual double MsBetween(int from, int to) = 0;
   // Between host memory (dense, rows * columns float32 values) and a tensor of this device, rounded
   // or widened where its type is another. Host memory is read before CopyToDevice returns, and
   // written when CopyToHost returns (which waits for what is enqueued).

@@ -110,7 +110,6 @@ class Engine {
     std::vector<kernels::LossRow> loss_rows;
     std::vector<LossSpan> spans;
     std::unique_ptr<kernels::Batch> batch;
-    double forward_ms = 0;
   };
 
   Engine(const v1::FormGroup& order, const Environment& environment);
@@ -120,8 +119,9 @@ class Engine {
   absl::StatusOr<Flight> Prepare(const v1::Microbatch& microbatch, bool evaluate);
   absl::Status AddSegment(const v1::Segment& segment, Resident* resident, Flight* flight);
   absl::Status OpenBatchFor(const v1::Segment& segment, Resident* resident);
-  // Runs the forward pass; one loss per span.
-  std::vector<SequenceLoss> RunForward(Flight* flight, bool gradient);
+  void EnqueueForward(const Flight& flight, bool gradient);
+  // Of the last forward, one per span.
+  std::vector<SequenceLoss> ReadLosses(const Flight& flight);
 
   absl::Status Forward(int64_t microbatch);
   absl::Status Backward(int64_t microbatch);
@@ -140,7 +140,7 @@ class Engine {
                const std::vector<int64_t>& sequences, const std::string& what);
   void DropBatch(Resident* resident);
   void ReportEvaluations(const Flight& flight, const std::vector<SequenceLoss>& losses);
-  void ReportMicrobatch(const Flight& flight, double backward_ms);
+  void ReportMicrobatch(const Flight& flight, bool backward);
   void Report(v1::Report report);
 
   const Environment environment_;

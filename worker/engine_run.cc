@@ -12,6 +12,9 @@ namespace {
 
 constexpr int32_t kNotTrained = -100;
 
+// Of the backend's marks.
+enum { kForwardBegins, kForwardEnds, kBackwardEnds };
+
 kernels::Mode ModeOf(v1::Segment::Mode mode) {
   switch (mode) {
     case v1::Segment::TRAIN:
@@ -203,18 +206,23 @@ absl::StatusOr<Engine::Flight> Engine::Prepare(const v1::Microbatch& microbatch,
   return flight;
 }
 
-std::vector<Engine::SequenceLoss> Engine::RunForward(Flight* flight, bool gradient) {
-  std::vector<SequenceLoss> losses(flight->spans.size());
-  if (flight->rows == 0) return losses;
-  const double started_ms = environment_.clock();
-  model_->Forward(*flight->batch, flight->rows, static_cast<int64_t>(flight->loss_rows.size()),
+void Engine::EnqueueForward(const Flight& flight, bool gradient) {
+  if (flight.rows == 0) return;
+  environment_.backend->Mark(kForwardBegins);
+  model_->Forward(*flight.batch, flight.rows, static_cast<int64_t>(flight.loss_rows.size()),
                   *table_, gradient);
-  std::vector<float> log_p(flight->loss_rows.size());
+  environment_.backend->Mark(kForwardEnds);
+}
+
+// Waits for the device, so that it can work on while the host prepares what follows a forward.
+std::vector<Engine::SequenceLoss> Engine::ReadLosses(const Flight& flight) {
+  std::vector<SequenceLoss> losses(flight.spans.size());
+  if (flight.rows == 0) return losses;
+  std::vector<float> log_p(flight.loss_rows.size());
   model_->ReadLogP(log_p);
   environment_.backend->Synchronize();
-  flight->forward_ms = environment_.clock() - started_ms;
-  for (size_t i = 0; i < flight->spans.size(); ++i) {
-    const LossSpan& span = flight->spans[i];
+  for (size_t i = 0; i < flight.spans.size(); ++i) {
+    const LossSpan& span = flight.spans[i];
     losses[i].trained_tokens = span.count;
     for (int64_t row = span.first; row < span.first + span.count; ++row) {
       losses[i].sum -= static_cast<double>(log_p[row]);
@@ -234,13 +242,7 @@ absl::Status Engine::Forward(int64_t microbatch) {
   auto flight = Prepare(**found, false);
   if (!flight.ok()) return flight.status();
   flight_ = *std::move(flight);
-  const std::vector<SequenceLoss> losses = RunForward(&*flight_, true);
-  for (size_t i = 0; i < losses.size(); ++i) {
-    const LossSpan& span = flight_->spans[i];
-    if (span.segment->mode() != v1::Segment::TRAIN) continue;
-    span.resident->batch->losses[span.segment->sequence()] = losses[i];
-  }
-  ReportEvaluations(*flight_, losses);
+  EnqueueForward(*flight_, true);
   return absl::OkStatus();
 }
 
@@ -249,7 +251,6 @@ absl::Status Engine::Backward(int64_t microbatch) {
     return absl::InvalidArgumentError(
         absl::StrCat("Backward of microbatch ", microbatch, " without its Forward"));
   }
-  const double started_ms = environment_.clock();
   if (flight_->rows > 0) {
     std::vector<float> weights(flight_->loss_rows.size());
     for (const LossSpan& span : flight_->spans) {
@@ -258,9 +259,16 @@ absl::Status Engine::Backward(int64_t microbatch) {
       std::fill_n(weights.begin() + span.first, span.count, static_cast<float>(-1.0 / trained));
     }
     model_->Backward(*flight_->batch, flight_->rows, *table_, weights);
-    environment_.backend->Synchronize();
+    environment_.backend->Mark(kBackwardEnds);
   }
-  ReportMicrobatch(*flight_, environment_.clock() - started_ms);
+  const std::vector<SequenceLoss> losses = ReadLosses(*flight_);
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const LossSpan& span = flight_->spans[i];
+    if (span.segment->mode() != v1::Segment::TRAIN) continue;
+    span.resident->batch->losses[span.segment->sequence()] = losses[i];
+  }
+  ReportEvaluations(*flight_, losses);
+  ReportMicrobatch(*flight_, true);
   flight_.reset();
   return absl::OkStatus();
 }
@@ -275,10 +283,10 @@ absl::Status Engine::Evaluate(int64_t microbatch) {
   if (!found.ok()) return found.status();
   auto prepared = Prepare(**found, true);
   if (!prepared.ok()) return prepared.status();
-  Flight flight = *std::move(prepared);
-  const std::vector<SequenceLoss> losses = RunForward(&flight, false);
-  ReportEvaluations(flight, losses);
-  ReportMicrobatch(flight, 0);
+  const Flight flight = *std::move(prepared);
+  EnqueueForward(flight, false);
+  ReportEvaluations(flight, ReadLosses(flight));
+  ReportMicrobatch(flight, false);
   return absl::OkStatus();
 }
 
@@ -307,7 +315,7 @@ void Engine::ReportEvaluations(const Flight& flight, const std::vector<SequenceL
   }
 }
 
-void Engine::ReportMicrobatch(const Flight& flight, double backward_ms) {
+void Engine::ReportMicrobatch(const Flight& flight, bool backward) {
   std::set<std::string> jobs;
   for (const LossSpan& span : flight.spans) jobs.insert(span.segment->job());
   v1::Report report;
@@ -315,8 +323,11 @@ void Engine::ReportMicrobatch(const Flight& flight, double backward_ms) {
   done.set_microbatch(flight.microbatch->number());
   done.set_tokens(flight.rows);
   done.set_squared_lengths(flight.squared_lengths);
-  done.set_forward_ms(flight.forward_ms);
-  done.set_backward_ms(backward_ms);
+  if (flight.rows > 0) {
+    kernels::Backend& backend = *environment_.backend;
+    done.set_forward_ms(backend.MsBetween(kForwardBegins, kForwardEnds));
+    if (backward) done.set_backward_ms(backend.MsBetween(kForwardEnds, kBackwardEnds));
+  }
   done.set_adapters(static_cast<int32_t>(jobs.size()));
   Report(std::move(report));
 }

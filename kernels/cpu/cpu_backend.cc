@@ -1,6 +1,8 @@
 #include "kernels/cpu/cpu_backend.h"
 
+#include <array>
 #include <cassert>
+#include <chrono>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -44,6 +46,11 @@ class CpuBackend final : public Backend {
   }
 
   void Synchronize() override {}
+
+  void Mark(int mark) override { marks_.at(mark) = std::chrono::steady_clock::now(); }
+  double MsBetween(int from, int to) override {
+    return std::chrono::duration<double, std::milli>(marks_.at(to) - marks_.at(from)).count();
+  }
 
   void CopyToDevice(const float* host, const TensorView& device) override {
     for (int64_t row = 0; row < device.rows; ++row) {
@@ -238,6 +245,7 @@ class CpuBackend final : public Backend {
   ThreadPool pool_;
   const Loops& loops_;
   Workspace workspace_;
+  std::array<std::chrono::steady_clock::time_point, kMarks> marks_;
 };
 
 }  // namespace

@@ -154,7 +154,7 @@ int64_t AttentionOperation::WorkspaceBytes(const Limits& limits) const {
   int64_t most = 0;
   const int64_t longest = LengthBucket(std::max<int64_t>(limits.longest_segment, 1));
   for (int64_t rows = kLengthBucketMin; rows <= longest; rows = LengthBucket(rows + 1)) {
-    const int64_t batch = BatchBucketMax(rows);
+    const int64_t batch = BatchBucketMax(rows, std::max<int64_t>(limits.tokens, 1));
     const int64_t heads =
         sharing * KvHeadsOfGroup(options_, batch, rows, limits.heads, limits.kv_heads);
     // dk and dv of every query head before they are summed, and a float a query and head.
@@ -198,6 +198,7 @@ void AttentionOperation::RunForward(const AttentionArguments& call) {
     return;
   }
   const int64_t bytes = cudnn_->WorkspaceBytes(call, false);
+  library_bytes_max_ = std::max(library_bytes_max_, bytes);
   if (bytes > LibraryBytes(call.batch)) {
     Fail(__FILE__, __LINE__, "attention", "workspace", "cuDNN wants more than was planned");
   }
@@ -248,6 +249,8 @@ void AttentionOperation::RunBackwardHeads(const AttentionArguments& call) {
     }
     group = static_cast<int32_t>(DivisorAtMost(call.kv_heads, group - 1));
   }
+  library_bytes_max_ =
+      std::max(library_bytes_max_, cudnn_->WorkspaceBytes(HeadsOf(call, 0, group), true));
   for (int32_t first = 0; first < call.kv_heads; first += group) {
     cudnn_->Backward(HeadsOf(call, first, group), Ragged(), LibraryWorkspace(call.batch));
   }

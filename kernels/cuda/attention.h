@@ -54,6 +54,8 @@ class AttentionOperation {
 
   // Plans made so far: constant in the steady state.
   int64_t plans() const { return cudnn_ == nullptr ? 0 : cudnn_->plans(); }
+  // The most that cuDNN has wanted so far: what WorkspaceBytes must cover.
+  int64_t library_bytes_max() const { return library_bytes_max_; }
 
  private:
   void RunForward(const AttentionArguments& call);
@@ -69,6 +71,7 @@ class AttentionOperation {
   std::unique_ptr<CudnnAttention> cudnn_;  // null where it is not used
   void* workspace_ = nullptr;
   int64_t workspace_bytes_ = 0;
+  int64_t library_bytes_max_ = 0;
 };
 
 }  // namespace lorad::kernels::cuda

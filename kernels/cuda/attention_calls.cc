@@ -21,16 +21,12 @@ int64_t LengthBucket(int64_t rows) {
   return BatchBucket((rows + kUnit - 1) / kUnit) * kUnit;
 }
 
-int64_t BatchBucketMax(int64_t length_bucket) {
-  const int64_t count =
-      std::min(kCallRows / length_bucket, kCallScores / (length_bucket * length_bucket));
+int64_t BatchBucketMax(int64_t length_bucket, int64_t tokens) {
+  const int64_t rows = std::min(kCallRows, LengthBucket(tokens));
+  int64_t count = std::min(rows / length_bucket, kCallScores / (length_bucket * length_bucket));
   if (count <= 1) return 1;
-  const int64_t bucket = BatchBucket(count);
-  if (bucket == count) return count;
-  // The bucket below: 3 is next after 2, and 4 after 3.
-  int64_t below = count;
-  while (BatchBucket(below) > count) --below;
-  return below;
+  while (BatchBucket(count) != count) --count;
+  return count;
 }
 
 AttentionCalls PlanAttention(std::span<const Segment> segments) {
@@ -38,12 +34,13 @@ AttentionCalls PlanAttention(std::span<const Segment> segments) {
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return segments[a].rows > segments[b].rows; });
+  const int64_t tokens = segments.empty() ? 0 : segments.back().first_row + segments.back().rows;
   AttentionCalls plan;
   for (size_t next = 0; next < order.size();) {
     AttentionCall call = {.first = static_cast<int64_t>(plan.rows.size()),
                           .rows = LengthBucket(segments[order[next]].rows)};
     const int64_t left = static_cast<int64_t>(order.size() - next);
-    call.sequences = std::min(left, BatchBucketMax(call.rows));
+    call.sequences = std::min(left, BatchBucketMax(call.rows, tokens));
     call.batch = BatchBucket(call.sequences);
     for (int64_t i = 0; i < call.sequences; ++i, ++next) {
       plan.first_rows.push_back(static_cast<int32_t>(segments[order[next]].first_row));

@@ -17,7 +17,7 @@
 namespace lorad::kernels::cuda {
 
 // Limits of one call, where a single sequence does not exceed them by itself.
-inline constexpr int64_t kCallRows = 8192;                // B * S
+inline constexpr int64_t kCallRows = 8192;                // B * S; no more than the microbatch has
 inline constexpr int64_t kCallScores = int64_t{8} << 20;  // B * S * S of one head
 inline constexpr int64_t kLengthBucketMin = 128;
 
@@ -25,8 +25,9 @@ inline constexpr int64_t kLengthBucketMin = 128;
 int64_t BatchBucket(int64_t count);
 // The same for rows: 128, 192, 256, 384, 512, 768, ...
 int64_t LengthBucket(int64_t rows);
-// The largest batch bucket of a call of sequences of `length_bucket` rows.
-int64_t BatchBucketMax(int64_t length_bucket);
+// The largest batch bucket of a call of sequences of `length_bucket` rows in a microbatch of
+// `tokens` rows.
+int64_t BatchBucketMax(int64_t length_bucket, int64_t tokens);
 
 struct AttentionCall {
   int64_t first = 0;      // its entries in the table: [first, first + batch)

@@ -39,6 +39,20 @@ bool Event::Done() const {
 
 void Event::Wait() const { LORAD_CUDA_CHECK(cudaEventSynchronize(event_)); }
 
+TimedEvent::TimedEvent() { LORAD_CUDA_CHECK(cudaEventCreate(&event_)); }
+
+TimedEvent::~TimedEvent() { static_cast<void>(cudaEventDestroy(event_)); }
+
+void TimedEvent::Record(cudaStream_t stream) { LORAD_CUDA_CHECK(cudaEventRecord(event_, stream)); }
+
+double TimedEvent::MsSince(const TimedEvent& earlier) const {
+  LORAD_CUDA_CHECK(cudaEventSynchronize(earlier.event_));
+  LORAD_CUDA_CHECK(cudaEventSynchronize(event_));
+  float ms = 0;
+  LORAD_CUDA_CHECK(cudaEventElapsedTime(&ms, earlier.event_, event_));
+  return static_cast<double>(ms);
+}
+
 TableBlock::TableBlock(size_t class_index)
     : size_class(class_index), bytes(kBlockBytesMin << class_index) {
   LORAD_CUDA_CHECK(cudaMallocHost(&host, static_cast<size_t>(bytes)));

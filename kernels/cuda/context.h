@@ -44,6 +44,21 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
+// With timing.
+class TimedEvent {
+ public:
+  TimedEvent();
+  ~TimedEvent();
+  TimedEvent(const TimedEvent&) = delete;
+  TimedEvent& operator=(const TimedEvent&) = delete;
+  void Record(cudaStream_t stream);
+  // Waits for both.
+  double MsSince(const TimedEvent& earlier) const;
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
 class TablePool;
 
 // Pinned host memory and device memory of the same size.

@@ -1,6 +1,7 @@
 #include "kernels/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <utility>
 #include <vector>
@@ -82,6 +83,11 @@ class CudaBackend final : public Backend {
   }
 
   void Synchronize() override { LORAD_CUDA_CHECK(cudaStreamSynchronize(stream())); }
+
+  void Mark(int mark) override { marks_.at(static_cast<size_t>(mark)).Record(stream()); }
+  double MsBetween(int from, int to) override {
+    return marks_.at(static_cast<size_t>(to)).MsSince(marks_.at(static_cast<size_t>(from)));
+  }
 
   void CopyToDevice(const float* host, const TensorView& device) override {
     transfer_.ToDevice(host, device);
@@ -303,6 +309,7 @@ class CudaBackend final : public Backend {
   LinearLossOperation loss_;
   LoraMemory lora_memory_;
   void* gemm_workspace_ = nullptr;
+  std::array<TimedEvent, kMarks> marks_;
 };
 
 }  // namespace

@@ -36,12 +36,15 @@ TEST_CASE("Buckets of attention calls") {
     CHECK(BatchBucket(c.value) == c.batch);
     CHECK(LengthBucket(c.value) == c.length);
   }
-  CHECK(BatchBucketMax(128) == 64);
-  CHECK(BatchBucketMax(192) == 32);  // 42 sequences would be 48
-  CHECK(BatchBucketMax(1024) == 8);
-  CHECK(BatchBucketMax(1536) == 3);
-  CHECK(BatchBucketMax(2048) == 2);
-  CHECK(BatchBucketMax(8192) == 1);
+  CHECK(BatchBucketMax(128, 8192) == 64);
+  CHECK(BatchBucketMax(192, 8192) == 32);  // 42 sequences would be 48
+  CHECK(BatchBucketMax(1024, 8192) == 8);
+  CHECK(BatchBucketMax(1536, 8192) == 3);
+  CHECK(BatchBucketMax(2048, 8192) == 2);
+  CHECK(BatchBucketMax(8192, 8192) == 1);
+  CHECK(BatchBucketMax(1024, 4096) == 4);
+  CHECK(BatchBucketMax(1024, 100) == 1);
+  CHECK(BatchBucketMax(128, 1 << 20) == 64);
 }
 
 TEST_CASE("Every sequence is in one call that holds it") {
@@ -77,9 +80,11 @@ TEST_CASE("Every sequence is in one call that holds it") {
 }
 
 TEST_CASE("Sequences of like length share calls, the longest first") {
+  // 2,248 rows: room for three sequences of up to 1,024.
   const AttentionCalls plan = PlanAttention(Segments({100, 1024, 100, 1024}));
-  REQUIRE(plan.calls.size() == 1);
-  CHECK(plan.calls[0] == AttentionCall{.first = 0, .sequences = 4, .batch = 4, .rows = 1024});
+  REQUIRE(plan.calls.size() == 2);
+  CHECK(plan.calls[0] == AttentionCall{.first = 0, .sequences = 3, .batch = 3, .rows = 1024});
+  CHECK(plan.calls[1] == AttentionCall{.first = 3, .sequences = 1, .batch = 1, .rows = 128});
   CHECK(plan.first_rows == std::vector<int32_t>{100, 1224, 0, 1124});
   const AttentionCalls two = PlanAttention(Segments({100, 4000, 100}));
   REQUIRE(two.calls.size() == 2);

@@ -262,6 +262,30 @@ int AttentionRig::DifferentRepeats(const std::vector<Sequence>& sequences,
   return different;
 }
 
+bool AttentionRig::SameWhenCaptured(const std::vector<Sequence>& sequences,
+                                    const AttentionShape& shape) {
+  const std::unique_ptr<Packed> called = Pack(sequences, shape);
+  Forward(*called);
+  Backward(*called);
+  const std::unique_ptr<Packed> captured = Pack(sequences, shape);
+  operation_->Prepare(captured->batch);
+  const cudaStream_t stream = context_.stream.get();
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t instance = nullptr;
+  LORAD_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  Forward(*captured);
+  Backward(*captured);
+  LORAD_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+  LORAD_CUDA_CHECK(cudaGraphInstantiate(&instance, graph, 0));
+  for (int replay = 0; replay < 2; ++replay) LORAD_CUDA_CHECK(cudaGraphLaunch(instance, stream));
+  LORAD_CUDA_CHECK(cudaStreamSynchronize(stream));
+  LORAD_CUDA_CHECK(cudaGraphExecDestroy(instance));
+  LORAD_CUDA_CHECK(cudaGraphDestroy(graph));
+  return SameBits(called->out.Read(), captured->out.Read()) &&
+         SameBits(called->lse.Read(), captured->lse.Read()) &&
+         SameBits(called->gradient.Read(), captured->gradient.Read());
+}
+
 AttentionRig::Times AttentionRig::Measure(const std::vector<Sequence>& sequences,
                                           const AttentionShape& shape) {
   constexpr int kRounds = 5;

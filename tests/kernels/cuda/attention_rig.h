@@ -49,6 +49,9 @@ class AttentionRig {
   // How many of `count` more runs over the same inputs gave other bits than the first.
   int DifferentRepeats(const std::vector<Sequence>& sequences, const AttentionShape& shape,
                        int count);
+  // True if forward and backward, captured into a CUDA graph and replayed, give the bits that they
+  // give when called.
+  bool SameWhenCaptured(const std::vector<Sequence>& sequences, const AttentionShape& shape);
   bool damaged() const { return damaged_; }
   // Median milliseconds of one call.
   struct Times {

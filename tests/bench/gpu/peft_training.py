@@ -1,0 +1,72 @@
+"""PEFT on torch on a GPU, for training.py beside it: one setting from the command line -> one line of JSON.
+
+SETTING (JSON): {"model": DIR with config.json, "adapters": N, "sequences": per adapter and step, "length": tokens, "rank",
+"dropout", "steps"}. bf16 weights from torch's own initialization, float32 adapters (PEFT's default), all seven targets,
+every token trained, clipping, fused AdamW, torch's scaled-dot-product attention. Several adapters train one after the
+other on one copy of the base model, as PEFT has it.
+"""
+
+import json
+import sys
+import time
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def make_model(setting):
+    config = AutoConfig.from_pretrained(setting["model"])
+    torch.manual_seed(1)
+    with torch.device("cuda"):
+        base = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    base.config.use_cache = False
+    rank = setting["rank"]
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=setting["dropout"], target_modules=TARGETS, task_type="CAUSAL_LM")
+    model = get_peft_model(base, lora, adapter_name="a0")
+    for i in range(1, setting["adapters"]):
+        model.add_adapter(f"a{i}", lora)
+    model.train()
+    return model
+
+
+def main():
+    setting = json.loads(sys.argv[1])
+    model = make_model(setting)
+    adapters = [f"a{i}" for i in range(setting["adapters"])]
+    parameters = {a: [p for name, p in model.named_parameters() if f".{a}." in name] for a in adapters}
+    for of_adapter in parameters.values():
+        for p in of_adapter:
+            p.requires_grad_(True)
+    optimizers = {a: torch.optim.AdamW(parameters[a], lr=1e-4, weight_decay=0.0, fused=True) for a in adapters}
+    shape = (setting["sequences"], setting["length"])
+    ids = {a: torch.randint(0, model.config.vocab_size, shape, device="cuda") for a in adapters}
+
+    def step():
+        for a in adapters:
+            model.set_adapter(a)
+            model(input_ids=ids[a], labels=ids[a]).loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters[a], 1.0)
+            optimizers[a].step()
+            optimizers[a].zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+
+    for _ in range(3):
+        step()
+    times = []
+    for _ in range(setting["steps"]):
+        begin = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - begin)
+    tokens = setting["adapters"] * setting["sequences"] * setting["length"]
+    print(json.dumps({
+        "tokens_per_second": tokens / sorted(times)[len(times) // 2],
+        "peak_bytes": torch.cuda.max_memory_reserved(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(),
+    }))
+
+
+main()

@@ -1,0 +1,170 @@
+"""Tokens a second on one GPU through the running daemon, beside PEFT on torch in the same run.
+
+usage: training.py [--setting NAME ...] [--steps N] [--no-peft] [--json FILE]     (--list names the settings)
+
+Starts `lorad serve --workers cuda:0`, registers models of published shapes with random weights (tools/make-model), adds
+datasets of token ids in which every token is trained, submits the jobs of a setting, and measures from the step at which
+all of them have been running for a while to the last one: wall time, evaluations and checkpoints apart. Memory is what
+the device reports as used beyond what was used before.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tests/e2e"))
+
+from house import House, tell  # noqa: E402
+
+WARM_UP_STEPS = 5
+POLL_SECONDS = 0.02
+
+# tokens/s wanted on one H100, and how the tokens of a step come together.
+SETTINGS = {
+    "tinyllama-8x1024": dict(model="tinyllama-1.1b", adapters=8, sequences=1, length=1024, bar=105000),
+    "tinyllama-one-8x512": dict(model="tinyllama-1.1b", adapters=1, sequences=8, length=512, bar=105000),
+    "qwen-8x1024": dict(model="qwen2.5-3b", adapters=8, sequences=1, length=1024, bar=42000),
+    "llama-4x1024": dict(model="llama-3.1-8b", adapters=4, sequences=1, length=1024, bar=20000),
+    "llama-mixed-dropout": dict(model="llama-3.1-8b", adapters=4, sequences=4, length=0, dropout=0.1, bar=18000),
+}
+
+
+def used_bytes():
+    """Of GPU 0, as the driver counts them."""
+    out = subprocess.run(["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+                         capture_output=True, text=True, check=True).stdout
+    return int(out.strip()) << 20
+
+
+def lengths_of(setting, rng, count):
+    """Of `count` sequences; mixed ones like those of summarization: most short, some long, log-normal around 300."""
+    if setting["length"]:
+        return [setting["length"]] * count
+    return [max(32, min(2048, round(rng.lognormvariate(5.8, 0.8)))) for _ in range(count)]
+
+
+def add_rows(house, name, setting, vocabulary, seed):
+    rng = random.Random(seed)
+    rows = []
+    for length in lengths_of(setting, rng, 16 * setting["sequences"]):
+        ids = [rng.randrange(vocabulary) for _ in range(length)]
+        rows.append({"input_ids": ids, "labels": ids})
+    house.add_dataset(name, rows)
+
+
+def submit(house, setting, vocabulary, steps):
+    jobs = []
+    for i in range(setting["adapters"]):
+        add_rows(house, f"rows-{i}", setting, vocabulary, i)
+        jobs.append({
+            "base_model": "model", "training_dataset": f"rows-{i}",
+            "adapter": {"rank": setting["rank"], "alpha": 2 * setting["rank"], "dropout": setting["dropout"], "seed": i,
+                        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]},
+            "training": {"max_steps": steps, "batch_size": setting["sequences"], "max_length": setting["length"] or 2048,
+                         "learning_rate": 1e-4, "schedule": "CONSTANT", "seed": i, "checkpoint_every_steps": steps},
+        })
+    estimate = house.folder / "estimate.json"
+    estimate.write_text(json.dumps(jobs[0]))
+    return house.object("estimate", "-f", estimate), [house.submit(job) for job in jobs]
+
+
+def tokens_done(house, names):
+    """(tokens of all jobs so far, the step of the one that is least far)."""
+    found = {job["name"]: job for job in house.objects("ls")}
+    jobs = [found[name] for name in names]
+    for job in jobs:
+        if job["state"] in ("FAILED", "CANCELLED"):
+            raise SystemExit(f"{job['name']} {job['state']}: {job['error']}")
+    return sum(job["tokens"] for job in jobs), min(job["step"] for job in jobs), any(job["step"] >= job["total_steps"] for job in jobs)
+
+
+def measure(house, names):
+    """Tokens a second between two moments at which all jobs are running."""
+    first = last = None
+    peak = 0
+    while True:
+        tokens, step, ended = tokens_done(house, names)
+        now = time.perf_counter()
+        if ended:
+            break
+        if step >= WARM_UP_STEPS and first is None:
+            first = (now, tokens)
+            peak = used_bytes()
+        if first and tokens > first[1]:
+            last = (now, tokens)
+        time.sleep(POLL_SECONDS)
+    if not first or not last:
+        raise SystemExit("too few steps to measure: raise --steps")
+    return (last[1] - first[1]) / (last[0] - first[0]), peak
+
+
+def run_lorad(setting, steps):
+    before = used_bytes()
+    house = House(None, "--workers", "cuda:0", "--microbatch-tokens", setting["microbatch"])
+    model = house.folder / "model"
+    subprocess.run([ROOT / "tools/make-model", setting["model"], model], check=True, stdout=subprocess.DEVNULL)
+    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+    with house:
+        house.wait_for_worker()
+        house.lora("model", "add", "model", "--path", model)
+        estimate, names = submit(house, setting, vocabulary, steps)
+        speed, peak = measure(house, names)
+        jobs = house.wait(names)
+        packed = sum(job["adapters_per_microbatch"] for job in jobs) / len(jobs)
+    house.clear()
+    return {"tokens_per_second": speed, "peak_bytes": peak - before, "adapters_per_microbatch": packed,
+            "estimated_bytes": estimate["peak_memory_bytes"]["total"], "step_ms": 1000 * setting["tokens"] / speed}
+
+
+def run_peft(setting, steps):
+    folder = pathlib.Path("/tmp") / f"shape-{setting['model']}"
+    subprocess.run([ROOT / "tools/make-model", setting["model"], folder], check=True, stdout=subprocess.DEVNULL)
+    request = {k: setting[k] for k in ("adapters", "sequences", "rank", "dropout")}
+    request |= {"model": str(folder), "length": setting["length"] or 400, "steps": steps}
+    done = subprocess.run([sys.executable, pathlib.Path(__file__).with_name("peft_training.py"), json.dumps(request)],
+                          capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"PEFT's run failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def complete(setting):
+    setting = {"rank": 16, "dropout": 0.0} | setting
+    length = setting["length"] or 400
+    setting["tokens"] = setting["adapters"] * setting["sequences"] * length
+    setting["microbatch"] = setting["tokens"] if setting["length"] else 4096
+    return setting
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--setting", action="append", choices=sorted(SETTINGS))
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--no-peft", action="store_true")
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    if options.list:
+        tell("\n".join(SETTINGS))
+        return
+    results = {}
+    for name in options.setting or SETTINGS:
+        setting = complete(SETTINGS[name])
+        ours = run_lorad(setting, options.steps)
+        peft = None if options.no_peft else run_peft(setting, 8)
+        results[name] = {"lorad": ours, "peft": peft, "bar": setting["bar"]}
+        tell(f"{name}: {ours['tokens_per_second']:,.0f} tokens/s (bar {setting['bar']:,}), {ours['adapters_per_microbatch']:.2f} "
+             f"adapters a microbatch, {ours['peak_bytes'] / 2**30:.2f} GiB used, estimated for one job {ours['estimated_bytes'] / 2**30:.2f} GiB")
+        if peft:
+            tell(f"    PEFT: {peft['tokens_per_second']:,.0f} tokens/s, {peft['peak_bytes'] / 2**30:.2f} GiB; "
+                 f"ratio {ours['tokens_per_second'] / peft['tokens_per_second']:.2f}")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+main()

@@ -10,20 +10,20 @@ struct Tolerance {
   double relative;
 };
 
-// bfloat16 keeps 8 bits: rounding a result once costs 2^-9 = 0.002 of it. Inputs of the tests are
-// exact in the type, sums are float32.
+// bfloat16 keeps 8 bits: rounding a result once costs up to 2^-8 = 0.0039 of it. Inputs of the
+// tests are exact in the type, sums are float32.
 struct OperationTolerance {
   Tolerance float32;
   Tolerance bfloat16;
 };
 
 inline constexpr OperationTolerance kExact = {{0, 0}, {0, 0}};
-inline constexpr OperationTolerance kRmsNorm = {{0, 1e-6}, {0, 2e-3}};
+inline constexpr OperationTolerance kRmsNorm = {{0, 1e-6}, {0, 4e-3}};
 // Differences of the residual's gradient before and after, which is rounded as a whole.
-inline constexpr OperationTolerance kRmsNormBackward = {{2e-6, 1e-5}, {8e-3, 2e-3}};
-inline constexpr OperationTolerance kRope = {{0, 2e-6}, {0, 2e-3}};
-inline constexpr OperationTolerance kRopeBack = {{0, 2e-6}, {0, 5e-3}};  // of what was rounded once
-inline constexpr OperationTolerance kSwiGlu = {{0, 1e-6}, {0, 2e-3}};
+inline constexpr OperationTolerance kRmsNormBackward = {{2e-6, 1e-5}, {1.6e-2, 4e-3}};
+inline constexpr OperationTolerance kRope = {{0, 2e-6}, {0, 4e-3}};
+inline constexpr OperationTolerance kRopeBack = {{0, 2e-6}, {0, 1e-2}};  // of what was rounded once
+inline constexpr OperationTolerance kSwiGlu = {{0, 1e-6}, {0, 4e-3}};
 inline constexpr OperationTolerance kAttention = {{0, 4e-6}, {0, 6e-3}};  // p is rounded as well
 inline constexpr OperationTolerance kLogSumExp = {{0, 4e-6}, {0, 4e-6}};
 // Differences of p * ds cancel; in bfloat16 p, ds and out are rounded.
@@ -34,7 +34,6 @@ inline constexpr OperationTolerance kLoraGradient = {{1e-12, 1e-5}, {1e-12, 6e-3
 inline constexpr OperationTolerance kLogP = {{2e-6, 2e-6}, {2e-6, 2e-6}};
 inline constexpr OperationTolerance kLossGradient = {{0, 1e-5}, {0, 8e-3}};  // p is rounded as well
 inline constexpr OperationTolerance kAdamW = {{1e-9, 2e-6}, {1e-9, 2e-6}};
-inline constexpr OperationTolerance kCopy = {{1e-9, 2e-6}, {1e-9, 2e-3}};
 
 }  // namespace lorad::kernels::testing
 

@@ -27,9 +27,9 @@ class Transfer {
   Transfer& operator=(const Transfer&) = delete;
 
   // host: dense [rows, columns]; read when the call returns.
-  void ToDevice(const float* host, const TensorView& device);
+  void ToDevice(const float* host, const TensorView& view);
   // Written when the call returns, after everything that was enqueued.
-  void ToHost(const TensorView& device, float* host);
+  void ToHost(const TensorView& view, float* host);
 
  private:
   // Rows of a view that fit a buffer; at least one.

@@ -2,7 +2,9 @@
 
 #include <cuda_runtime.h>
 #include <dlfcn.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -88,7 +90,11 @@ class Management {
     using GetProcesses = int (*)(void*, unsigned int*, Process*);
     const auto get_processes = Find<GetProcesses>("nvmlDeviceGetComputeRunningProcesses_v3");
     if (get_processes != nullptr && get_processes(device, &count, processes) == 0) {
-      facts->other_processes = static_cast<int>(count);
+      const auto own = static_cast<unsigned int>(getpid());
+      facts->other_processes =
+          static_cast<int>(std::count_if(processes, processes + count, [&](const Process& process) {
+            return process.pid != own;
+          }));
     }
   }
 

@@ -1,68 +1,15 @@
 """The reference runs of tests/golden through the command line: the losses and matrices that PEFT got, whether the jobs
 are packed or run one at a time."""
 
-import json
+from golden import RUNS, differences, job_of, prepare
+from house import House, main, tell
 
-from formats import frobenius_difference, read_safetensors
-from house import GOLDEN, House, main, tell
-
-LOSS_RELATIVE_MAX = 1e-5
-MATRIX_RELATIVE_MAX = 1e-4
-NORM_RELATIVE_MAX = 1e-4
-
-RUNS = {"llama-gqa-untied": ["r8_all", "r4_qv_rslora"], "qwen2-bias-tied": ["r16_attn", "r8_mlp"]}
-
-
-def folder_of(model, run=""):
-    return GOLDEN / model.replace("-", "_") / run
-
-
-def job_of(model, run):
-    hyper = json.loads((folder_of(model, run) / "expected.json").read_text())["hyper"]
-    config = json.loads((folder_of(model, run) / "init/adapter_config.json").read_text())
-    name = name_of(model, run)
-    return {
-        "display_name": name, "base_model": model, "training_dataset": name,
-        "adapter": {"rank": config["r"], "alpha": config["lora_alpha"], "dropout": config["lora_dropout"],
-                    "target_modules": config["target_modules"], "use_rslora": config["use_rslora"], "init_from": name},
-        "training": {"epochs": hyper["epochs"], "batch_size": hyper["batch_size"], "max_length": 256,
-                     "learning_rate": hyper["learning_rate"], "schedule": hyper["schedule"].upper(),
-                     "warmup_steps": hyper["warmup_steps"], "weight_decay": hyper["weight_decay"], "beta1": hyper["beta1"],
-                     "beta2": hyper["beta2"], "eps": hyper["eps"], "max_grad_norm": hyper["max_grad_norm"],
-                     "shuffle": hyper["shuffle"]},
-    }
-
-
-def name_of(model, run):
-    return f"{model}-{run}".replace("_", "-")
-
-
-def prepare(house):
-    for model, runs in RUNS.items():
-        house.lora("model", "add", model, "--path", folder_of(model) / "model")
-        for run in runs:
-            house.lora("dataset", "add", name_of(model, run), folder_of(model, run) / "train.jsonl")
-            house.lora("adapter", "import", name_of(model, run), "--path", folder_of(model, run) / "init")
-
-
-def relative(a, b):
-    return abs(a - b) / max(abs(b), 1e-30)
+MOST = {"loss": 1e-5, "matrix": 1e-4, "norm": 1e-4}
 
 
 def check(house, job, model, run):
-    expected = json.loads((folder_of(model, run) / "expected.json").read_text())
-    steps = house.objects("metrics", job)
-    assert [s["step"] for s in steps] == list(range(1, len(expected["loss"]) + 1)), steps
-    loss = max(relative(s["loss"], e) for s, e in zip(steps, expected["loss"]))
-    norm = max(relative(s["grad_norm"], e) for s, e in zip(steps, expected["grad_norm"]))
-    assert all(relative(s["learning_rate"], e) < 1e-12 or s["learning_rate"] == e for s, e in zip(steps, expected["lr"]))
-    got = read_safetensors(house.adapter(job) / "adapter_model.safetensors")
-    want = read_safetensors(folder_of(model, run) / "final/adapter_model.safetensors")
-    assert sorted(got) == sorted(want)
-    assert all(got[name][0] == want[name][0] for name in want)
-    matrix = max(frobenius_difference(got[name][1], want[name][1]) for name in want)
-    tell(f"    {name_of(model, run)}: loss {loss:.1e}, gradient norm {norm:.1e}, matrices {matrix:.1e}")
-    assert loss < LOSS_RELATIVE_MAX and norm < NORM_RELATIVE_MAX and matrix < MATRIX_RELATIVE_MAX
+    found = differences(house, job, model, run)
+    assert all(found[what] < most for what, most in MOST.items())
 
 
 def test_packed():

@@ -13,10 +13,10 @@ import tempfile
 import threading
 import time
 
-# Below `bazel test` the working directory is the root of the test's data; elsewhere the checkout's.
+# Below `bazel test` programs lie beside the test's data, and so they do in a bundle of tools/gpu; in a checkout in bazel-bin.
 RUNFILES = os.environ.get("TEST_SRCDIR")
 ROOT = pathlib.Path(RUNFILES) / "lorad" if RUNFILES else pathlib.Path(__file__).resolve().parents[2]
-BINARIES = ROOT if RUNFILES else ROOT / "bazel-bin"
+BINARIES = ROOT if (ROOT / "server/lorad").exists() else ROOT / "bazel-bin"
 LORAD = BINARIES / "server/lorad"
 WORKER = BINARIES / "worker/lorad-worker"
 LORA = BINARIES / "client/lora"

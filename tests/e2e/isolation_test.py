@@ -1,7 +1,7 @@
 """The same adapter file, bit for bit, whoever shared the machine: alone, packed, on one thread or two, with microbatches of
 other sizes, with company that comes and goes, and killed again and again.
 
-usage: isolation_test.py SEED|random STEPS
+usage: isolation_test.py SEED|random STEPS [DEVICE]     DEVICE: cpu (default) or cuda:I
 """
 
 import hashlib
@@ -16,6 +16,8 @@ from house import House, tell
 
 SEED = random.SystemRandom().randrange(2**31) if sys.argv[1] == "random" else int(sys.argv[1])
 STEPS = int(sys.argv[2])
+DEVICE = sys.argv[3] if len(sys.argv) > 3 else "cpu"
+ONE_WORKER = "cpu:1" if DEVICE == "cpu" else DEVICE
 
 KILLS_OF_EACH = 4  # fewer than the attempts without progress that fail a job
 
@@ -79,7 +81,7 @@ def compare(what, got, want):
 
 
 def alone():
-    with House(None, "--workers", "cpu:1", "--worker-threads", 1, "--microbatch-tokens", 1024) as house:
+    with House(None, "--workers", ONE_WORKER, "--worker-threads", 1, "--microbatch-tokens", 1024) as house:
         prepare(house)
         names = []
         for job in subjects():
@@ -96,7 +98,7 @@ def packed():
     with House(None, "--workers", "none", "--microbatch-tokens", 4096) as house:
         prepare(house)
         names = [house.submit(job) for job in subjects()]
-        house.start_worker("--threads", 2)
+        house.start_worker("--device", DEVICE, "--threads", 2)
         assert packing(house.wait(names)) >= 2, "four jobs must share microbatches"
         found = outcome(house, names)
     house.clear()
@@ -109,7 +111,7 @@ def with_company():
         prepare(house)
         early = house.submit(stranger(STEPS // 4, 16))
         names = [house.submit(job) for job in subjects()]
-        house.start_worker("--threads", 2)
+        house.start_worker("--device", DEVICE, "--threads", 2)
         house.wait(names[:1], until=lambda job: job["step"] >= STEPS // 3 or job["state"] == "SUCCEEDED")
         late = house.submit(stranger(10 * STEPS, 32))
         house.wait(names[:1], until=lambda job: job["step"] >= 2 * STEPS // 3 or job["state"] == "SUCCEEDED")
@@ -128,7 +130,7 @@ def killed(undisturbed_seconds):
     generator = random.Random(SEED + 1)
     order = ["worker", "coordinator"] * KILLS_OF_EACH
     generator.shuffle(order)
-    with House(None, "--workers", "cpu:1", "--worker-threads", 2, "--microbatch-tokens", 2000) as house:
+    with House(None, "--workers", ONE_WORKER, "--worker-threads", 2, "--microbatch-tokens", 2000) as house:
         prepare(house)
         names = [house.submit(job) for job in subjects()]
         for number, victim in enumerate(order):

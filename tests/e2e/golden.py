@@ -1,0 +1,63 @@
+"""The reference runs of tests/golden as jobs of the service, and how far what came out lies from what PEFT got."""
+
+import json
+
+from formats import frobenius_difference, read_safetensors
+from house import GOLDEN, tell
+
+RUNS = {"llama-gqa-untied": ["r8_all", "r4_qv_rslora"], "qwen2-bias-tied": ["r16_attn", "r8_mlp"]}
+
+
+def folder_of(model, run=""):
+    return GOLDEN / model.replace("-", "_") / run
+
+
+def job_of(model, run):
+    hyper = json.loads((folder_of(model, run) / "expected.json").read_text())["hyper"]
+    config = json.loads((folder_of(model, run) / "init/adapter_config.json").read_text())
+    name = name_of(model, run)
+    return {
+        "display_name": name, "base_model": model, "training_dataset": name,
+        "adapter": {"rank": config["r"], "alpha": config["lora_alpha"], "dropout": config["lora_dropout"],
+                    "target_modules": config["target_modules"], "use_rslora": config["use_rslora"], "init_from": name},
+        "training": {"epochs": hyper["epochs"], "batch_size": hyper["batch_size"], "max_length": 256,
+                     "learning_rate": hyper["learning_rate"], "schedule": hyper["schedule"].upper(),
+                     "warmup_steps": hyper["warmup_steps"], "weight_decay": hyper["weight_decay"], "beta1": hyper["beta1"],
+                     "beta2": hyper["beta2"], "eps": hyper["eps"], "max_grad_norm": hyper["max_grad_norm"],
+                     "shuffle": hyper["shuffle"]},
+    }
+
+
+def name_of(model, run):
+    return f"{model}-{run}".replace("_", "-")
+
+
+def prepare(house):
+    for model, runs in RUNS.items():
+        house.lora("model", "add", model, "--path", folder_of(model) / "model")
+        for run in runs:
+            house.lora("dataset", "add", name_of(model, run), folder_of(model, run) / "train.jsonl")
+            house.lora("adapter", "import", name_of(model, run), "--path", folder_of(model, run) / "init")
+
+
+def relative(a, b):
+    return abs(a - b) / max(abs(b), 1e-30)
+
+
+def differences(house, job, model, run):
+    """{"loss", "norm", "matrix"}: the largest relative difference of a job that has ended from its reference run."""
+    expected = json.loads((folder_of(model, run) / "expected.json").read_text())
+    steps = house.objects("metrics", job)
+    assert [s["step"] for s in steps] == list(range(1, len(expected["loss"]) + 1)), steps
+    assert all(relative(s["learning_rate"], e) < 1e-12 or s["learning_rate"] == e for s, e in zip(steps, expected["lr"]))
+    got = read_safetensors(house.adapter(job) / "adapter_model.safetensors")
+    want = read_safetensors(folder_of(model, run) / "final/adapter_model.safetensors")
+    assert sorted(got) == sorted(want)
+    assert all(got[name][0] == want[name][0] for name in want)
+    found = {
+        "loss": max(relative(s["loss"], e) for s, e in zip(steps, expected["loss"])),
+        "norm": max(relative(s["grad_norm"], e) for s, e in zip(steps, expected["grad_norm"])),
+        "matrix": max(frobenius_difference(got[name][1], want[name][1]) for name in want),
+    }
+    tell(f"    {name_of(model, run)}: " + ", ".join(f"{what} {value:.1e}" for what, value in found.items()))
+    return found

@@ -87,7 +87,7 @@ DeviceTable TablePool::Take(int64_t bytes) {
   }
   std::unique_ptr<TableBlock> block = std::move(blocks.front());
   blocks.pop_front();
-  block->uploaded.Wait();
+  if (!ready) block->uploaded.Wait();
   return DeviceTable(this, std::move(block));
 }
 

@@ -148,7 +148,7 @@ TEST_CASE("Rope rotates by the position, and its backward turns back") {
     world.backend().RopeBackward(*batch, table.view(), device_x.view());
     Matrix scaled = x;
     for (double& value : scaled.values) value *= factor * factor;
-    CHECK(Compare(device_x.Read(), scaled, world.Within(kRope)) == "");
+    CHECK(Compare(device_x.Read(), scaled, world.Within(kRopeBack)) == "");
     CHECK(device_x.Intact());
     CHECK(table.Intact());
   });

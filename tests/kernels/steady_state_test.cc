@@ -34,8 +34,8 @@ class Watch {
   }
   ~Watch() {
     if (library_ == nullptr) return;
+    // The library stays: the driver may still call into it.
     Find<decltype(&cuptiUnsubscribe)>("cuptiUnsubscribe")(subscriber_);
-    dlclose(library_);
   }
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;

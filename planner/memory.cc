@@ -61,11 +61,14 @@ int64_t ActivationBytes(const ModelShape& model, const Linears& linears, const G
   const int64_t qkv = values(OutFeatures(linears.qkv));
   const int64_t attended = values(linears.o.in_features);
   const int64_t gate_up = values(OutFeatures(linears.gate_up));
-  const int64_t layer = hidden + qkv + attended + Floats(tokens * model.heads) + hidden + gate_up;
+  const int64_t gated = values(linears.down.in_features);
+  int64_t layer = hidden + qkv + attended + Floats(tokens * model.heads) + hidden + gate_up;
+  // On a GPU outputs of norms and the SwiGLU product are kept.
+  const bool kept = group.device.kind == DeviceKind::kCuda;
+  if (kept) layer += 2 * hidden + gated;
   const int64_t border_and_gradients = 4 * hidden;
   const int64_t loss = Floats(tokens) + hidden;
-  const int64_t scratch =
-      std::max(qkv + attended, values(model.ffn) + values(linears.down.in_features));
+  const int64_t scratch = std::max(qkv + attended, (kept ? 0 : values(model.ffn)) + gated);
   return model.layers * layer + border_and_gradients + loss + scratch;
 }
 

@@ -53,7 +53,11 @@ StageRange WholeModel(const storage::ModelDescription& description) {
 
 Model::Model(kernels::Backend* backend, const storage::ModelDescription& description,
              StageRange range, ModelShape shape, kernels::Arena& arena)
-    : backend_(backend), description_(description), range_(range), shape_(shape) {
+    : backend_(backend),
+      description_(description),
+      range_(range),
+      shape_(shape),
+      keeps_products_(backend->device() == kernels::Device::kCuda) {
   assert(range.first_block >= 0 && range.first_block < range.end_block);
   assert(range.end_block <= static_cast<int32_t>(description_.blocks.size()));
   assert(shape.longest_sequence >= 1 && shape.longest_sequence <= shape.capacity_tokens);
@@ -117,12 +121,16 @@ void Model::LayActivations(kernels::Arena& arena) {
   for (BlockState& state : blocks_) {
     state.x = activation(hidden);
     state.mix = activation(state.block->in.out_features());
+    if (keeps_products_) state.h = activation(hidden);
+    if (keeps_products_ || state.attention) state.y = activation(state.block->out.in_features);
     if (!state.attention) continue;
-    state.y = activation(state.block->out.in_features);
     state.lse = arena.Matrix(tokens, Attention(*state.block).heads);
   }
   border_ = activation(hidden);
   h_ = activation(hidden);
+  if (!keeps_products_) {
+    for (BlockState& state : blocks_) state.h = h_;
+  }
   dh_ = activation(hidden);
   dx_ = activation(hidden);
   if (range_.has_head(description_)) {
@@ -136,8 +144,8 @@ void Model::LayActivations(kernels::Arena& arena) {
   for (BlockState& state : blocks_) {
     if (state.attention) {
       state.scratch_dmix = activation(state.block->in.out_features());
-    } else {
-      state.scratch_y = activation(Ffn(*state.block));
+    } else if (!keeps_products_) {
+      state.y = activation(Ffn(*state.block));
     }
     state.scratch_dy = activation(state.block->out.in_features);
     scratch_bytes = std::max(scratch_bytes, arena.used() - mark);
@@ -255,20 +263,18 @@ void Model::ForwardAttention(const kernels::Batch& batch, int64_t rows, const Bl
 void Model::Forward(const kernels::Batch& batch, int64_t rows, int64_t loss_rows,
                     const kernels::AdapterTable& table, bool gradient) {
   assert(rows >= 1 && rows <= shape_.capacity_tokens && loss_rows <= rows);
-  const TensorView h = h_.Rows(0, rows);
   if (embedding_ != nullptr) backend_->Embed(batch, *embedding_, blocks_[0].x.Rows(0, rows));
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const BlockState& state = blocks_[i];
     const TensorView x = state.x.Rows(0, rows);
     const TensorView mix = state.mix.Rows(0, rows);
+    const TensorView h = state.h.Rows(0, rows);
+    const TensorView y = state.y.Rows(0, rows);
     backend_->RmsNorm(batch, x, state.norm, static_cast<float>(state.block->norm.eps), h);
     backend_->LoraLinear(batch, *state.in, table, InGroup(state.index), h, TensorView{}, mix);
-    TensorView y;
     if (state.attention) {
       ForwardAttention(batch, rows, state);
-      y = state.y.Rows(0, rows);
     } else {
-      y = state.scratch_y.Rows(0, rows);
       backend_->SwiGlu(batch, mix, y);
     }
     backend_->LoraLinear(batch, *state.out, table, OutGroup(state.index), y, x,
@@ -276,6 +282,7 @@ void Model::Forward(const kernels::Batch& batch, int64_t rows, int64_t loss_rows
   }
   loss_rows_ = loss_rows;
   if (head_ == nullptr || loss_rows == 0) return;
+  const TensorView h = h_.Rows(0, rows);
   backend_->RmsNorm(batch, border_.Rows(0, rows), final_norm_,
                     static_cast<float>(description_.final_norm.eps), h);
   backend_->LinearLoss(batch, h, *head_, log_p_.Columns(0, loss_rows),
@@ -305,9 +312,9 @@ void Model::BackwardAttention(const kernels::Batch& batch, int64_t rows, const B
 void Model::BackwardMlp(const kernels::Batch& batch, int64_t rows, const BlockState& state,
                         kernels::AdapterTable& table) {
   const TensorView mix = state.mix.Rows(0, rows);
-  const TensorView y = state.scratch_y.Rows(0, rows);
+  const TensorView y = state.y.Rows(0, rows);
   const TensorView dy = state.scratch_dy.Rows(0, rows);
-  backend_->SwiGlu(batch, mix, y);
+  if (!keeps_products_) backend_->SwiGlu(batch, mix, y);
   backend_->LoraLinearBackward(batch, *state.out, table, OutGroup(state.index), y,
                                dx_.Rows(0, rows), dy);
   backend_->SwiGluBackward(batch, mix, dy, mix);
@@ -317,7 +324,6 @@ void Model::Backward(const kernels::Batch& batch, int64_t rows, kernels::Adapter
                      std::span<const float> weights) {
   assert(head_ != nullptr && static_cast<int64_t>(weights.size()) == loss_rows_);
   if (loss_rows_ == 0) return;
-  const TensorView h = h_.Rows(0, rows);
   const TensorView dh = dh_.Rows(0, rows);
   const TensorView dx = dx_.Rows(0, rows);
   backend_->LossBackward(batch, weights, unit_.Rows(0, loss_rows_), dh);
@@ -333,7 +339,8 @@ void Model::Backward(const kernels::Batch& batch, int64_t rows, kernels::Adapter
     } else {
       BackwardMlp(batch, rows, state, table);
     }
-    backend_->RmsNorm(batch, x, state.norm, eps, h);
+    const TensorView h = state.h.Rows(0, rows);
+    if (!keeps_products_) backend_->RmsNorm(batch, x, state.norm, eps, h);
     // Below block 0 there is nothing that trains.
     const bool last = state.index == 0;
     backend_->LoraLinearBackward(

@@ -47,7 +47,9 @@ struct ModelShape {
 // A stage of a base model with the memory for one microbatch in flight. Runs the table of a
 // ModelDescription and knows no family by name. Forward keeps, per block and row: x at the block's
 // entry (H); attention: q, k, v after the rotary embedding ((N + 2G) D), its output (N D) and lse
-// (N); MLP: gate and up (2F). Norms and the SwiGLU product are computed again in backward.
+// (N); MLP: gate and up (2F). Norms and the SwiGLU product are computed again in backward on a CPU,
+// where that costs little of a step and memory is short; on a GPU they are kept as well (H a block,
+// F an MLP), which is 2 to 3 % of a step.
 //
 // Counting: constructed over a counting arena, a Model holds nothing and arena.bytes_max() is what
 // a real one takes. The rules, every line rounded up to 64 bytes as one allocation
@@ -56,10 +58,11 @@ struct ModelShape {
 //   weights      whatever Backend::MakeLinear takes for: embedding [V, H]; per block the groups in
 //                and out; head [V, H] unless tied (and on the same stage). Per norm H.
 //   rope         P D per distinct RopeSpec
-//   activations  per block: T H; attention T (N + 2G) D, T N D, T N; MLP 2 T F
+//   activations  per block: T H; attention T (N + 2G) D, T N D, T N; MLP 2 T F; where they are
+//                kept, T H more, and T F of an MLP
 //   border       T H (x behind the last block)
 //   scratch      three times T H (h, dh, dx), and the larger of: attention T (N + 2G) D + T N D,
-//                MLP 2 T F (the products dq, dk, dv and dout; y and dy)
+//                MLP 2 T F (the products dq, dk, dv and dout; y, unless it is kept, and dy)
 //   loss         T (log p), T H (unit gradient)
 //   workspace    whatever Backend::ReserveWorkspace takes
 // Threads: one.
@@ -112,10 +115,11 @@ class Model {
     // Kept by forward.
     kernels::TensorView x;    // [T, H]
     kernels::TensorView mix;  // attention: [T, (N + 2G) D]; MLP: [T, 2F]
-    kernels::TensorView y;    // [T, N D]; attention
+    kernels::TensorView h;    // [T, H]: the norm's output; not kept: shared by all blocks
+    kernels::TensorView y;    // [T, N D] or [T, F]: what the mixer gives to `out`; an MLP's, if it
+                              // is not kept, is scratch
     kernels::TensorView lse;  // [T, N]; attention
-    // Scratch shared by all blocks: what the mixer gives to `out`, and the gradients.
-    kernels::TensorView scratch_y;     // [T, F]; MLP
+    // Scratch shared by all blocks: gradients.
     kernels::TensorView scratch_dy;    // [T, N D] or [T, F]
     kernels::TensorView scratch_dmix;  // [T, (N + 2G) D]; attention (the MLP's overwrites mix)
   };
@@ -141,6 +145,7 @@ class Model {
   const storage::ModelDescription description_;
   const StageRange range_;
   const ModelShape shape_;
+  const bool keeps_products_;
 
   struct RopeState {
     const storage::RopeSpec* rope;
@@ -153,7 +158,7 @@ class Model {
   kernels::TensorView final_norm_;  // [1, H]
   std::vector<BlockState> blocks_;
   kernels::TensorView border_;  // [T, H]: x behind the last block
-  kernels::TensorView h_;       // [T, H]: a norm's output
+  kernels::TensorView h_;       // [T, H]: the last norm's output, and those that are not kept
   kernels::TensorView dh_;      // [T, H]
   kernels::TensorView dx_;      // [T, H]: the residual's gradient
   kernels::TensorView log_p_;   // [1, T]

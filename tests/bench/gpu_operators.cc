@@ -240,14 +240,13 @@ class Bench {
     const TensorView y = Activation(shape_.hidden);
     const TensorView dy = Activation(shape_.hidden);
     const TensorView weight = Filled(1, shape_.hidden, DType::kFloat32);
-    // Twice forward, once each again in the backward; and the last.
-    Time("rms_norm", 4 * layers + 2, 0, 2 * Bytes(x),
+    Time("rms_norm", 2 * layers + 1, 0, 2 * Bytes(x),
          [&] { backend_->RmsNorm(*batch_, x, weight, 1e-5f, y); });
     Time("rms_norm backward", 2 * layers + 1, 0, 4 * Bytes(x),
          [&] { backend_->RmsNormBackward(*batch_, x, weight, 1e-5f, dy, y); });
     const TensorView gate_up = Activation(2 * shape_.feed_forward);
     const TensorView gated = Activation(shape_.feed_forward);
-    Time("swiglu", 2 * layers, 0, 3 * Bytes(gated),
+    Time("swiglu", layers, 0, 3 * Bytes(gated),
          [&] { backend_->SwiGlu(*batch_, gate_up, gated); });
     const TensorView dgate_up = Activation(2 * shape_.feed_forward);
     Time("swiglu backward", layers, 0, 5 * Bytes(gated),

@@ -111,20 +111,17 @@ class CudaBackend final : public Backend {
   }
 
   float* MapRows(Linear& linear, int64_t first, int64_t count) override {
-    return Map(Of(linear), Of(linear).weight.Rows(first, count));
+    return mapping_.Open(Of(linear).weight.Rows(first, count));
   }
 
   float* MapBias(Linear& linear, int64_t first, int64_t count) override {
     assert(Of(linear).has_bias);
-    return Map(Of(linear), Of(linear).bias.Columns(first, count));
+    return mapping_.Open(Of(linear).bias.Columns(first, count));
   }
 
-  void Unmap(Linear& linear) override {
-    CudaLinear& mapped = Of(linear);
-    assert(mapped.mapped != nullptr);
-    transfer_.ToDevice(mapped.mapped.get(), mapped.mapped_to);
-    mapped.mapped.reset();
-    mapped.mapped_to = {};
+  void Unmap(Linear&) override {
+    context();
+    mapping_.Close(transfer_);
   }
 
   std::unique_ptr<AdapterTable> MakeAdapterTable(int32_t slots, int32_t groups) override {
@@ -148,6 +145,7 @@ class CudaBackend final : public Backend {
   }
 
   std::unique_ptr<Batch> PrepareBatch(const BatchDescription& description) override {
+    mapping_.Release();  // the model is loaded
     auto batch = std::make_unique<CudaBatch>(context(), description);
     attention_.Prepare(*batch);
     loss_.Prepare(*batch);
@@ -285,14 +283,6 @@ class CudaBackend final : public Backend {
   static CudaAdapterTable& Of(AdapterTable& table) { return static_cast<CudaAdapterTable&>(table); }
   static const CudaBatch& Of(const Batch& batch) { return cuda::Of(batch); }
   static const CudaLinear& Of(const Linear& linear) { return cuda::Of(linear); }
-  static CudaLinear& Of(Linear& linear) { return cuda::Of(linear); }
-
-  static float* Map(CudaLinear& linear, const TensorView& to) {
-    assert(linear.mapped == nullptr);
-    linear.mapped_to = to;
-    linear.mapped = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(to.elements()));
-    return linear.mapped.get();
-  }
 
   const float* Uploaded(std::span<const float> values) {
     const int64_t bytes = static_cast<int64_t>(values.size_bytes());
@@ -304,6 +294,7 @@ class CudaBackend final : public Backend {
 
   Context context_;
   Transfer transfer_;
+  Mapping mapping_;
   Gemm gemm_;
   AttentionOperation attention_;
   LinearLossOperation loss_;

@@ -54,10 +54,6 @@ struct CudaLinear final : Linear {
   TensorView weight;  // [O, K], dense
   TensorView bias;    // [1, O] or empty
 
-  // The open mapping: float32 on the host, and where its values go.
-  std::unique_ptr<float[]> mapped;
-  TensorView mapped_to;
-
   mutable std::unique_ptr<Extension> product;  // of the product (tensor maps)
 };
 

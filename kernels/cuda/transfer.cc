@@ -1,10 +1,15 @@
 #include "kernels/cuda/transfer.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <bit>
 #include <cassert>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -15,6 +20,9 @@ namespace {
 
 // One buffer: long enough to hide the start of a copy, and for a row of any tensor of a model.
 constexpr int64_t kBufferBytes = int64_t{8} << 20;
+
+// Of the host's memory, where it has them.
+constexpr int64_t kLargePage = int64_t{2} << 20;
 
 double Gibibytes(uint64_t bytes) { return static_cast<double>(bytes) / 0x1p30; }
 
@@ -192,6 +200,32 @@ void Transfer::ToHost(const TensorView& view, float* host) {
     LORAD_CUDA_CHECK(cudaStreamSynchronize(stream));
     Widen(buffers_[0], rows * device.columns, device.dtype, host + first * device.columns);
   }
+}
+
+float* Mapping::Open(const TensorView& to) {
+  assert(to_.empty() && !to.empty());
+  to_ = to;
+  if (to.elements() <= capacity_) return values_;
+  const int64_t bytes = to.elements() * static_cast<int64_t>(sizeof(float));
+  const int64_t size = (bytes + kLargePage - 1) / kLargePage * kLargePage;
+  std::free(values_);
+  values_ = static_cast<float*>(std::aligned_alloc(kLargePage, static_cast<size_t>(size)));
+  if (values_ == nullptr) throw std::bad_alloc();
+  static_cast<void>(madvise(values_, static_cast<size_t>(size), MADV_HUGEPAGE));  // only faster
+  capacity_ = size / static_cast<int64_t>(sizeof(float));
+  return values_;
+}
+
+void Mapping::Close(Transfer& transfer) {
+  assert(!to_.empty());
+  transfer.ToDevice(values_, to_);
+  to_ = {};
+}
+
+void Mapping::Release() {
+  assert(to_.empty());
+  std::free(std::exchange(values_, nullptr));
+  capacity_ = 0;
 }
 
 }  // namespace lorad::kernels::cuda

@@ -43,6 +43,28 @@ class Transfer {
   int next_ = 0;
 };
 
+// The open mapping of a weight: float32 values in the host's memory, and where they go. The memory
+// serves one mapping after another, for a model brings gigabytes of them and the system clears
+// every page it gives; Release lets it go.
+class Mapping {
+ public:
+  Mapping() = default;
+  ~Mapping() { Release(); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  // Contents are unspecified. REQUIRES: none is open.
+  float* Open(const TensorView& to);
+  void Close(Transfer& transfer);
+  // REQUIRES: none is open.
+  void Release();
+
+ private:
+  float* values_ = nullptr;
+  int64_t capacity_ = 0;
+  TensorView to_ = {};
+};
+
 }  // namespace lorad::kernels::cuda
 
 #endif  // LORAD_KERNELS_CUDA_TRANSFER_H_

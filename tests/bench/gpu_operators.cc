@@ -246,8 +246,7 @@ class Bench {
          [&] { backend_->RmsNormBackward(*batch_, x, weight, 1e-5f, dy, y); });
     const TensorView gate_up = Activation(2 * shape_.feed_forward);
     const TensorView gated = Activation(shape_.feed_forward);
-    Time("swiglu", layers, 0, 3 * Bytes(gated),
-         [&] { backend_->SwiGlu(*batch_, gate_up, gated); });
+    Time("swiglu", layers, 0, 3 * Bytes(gated), [&] { backend_->SwiGlu(*batch_, gate_up, gated); });
     const TensorView dgate_up = Activation(2 * shape_.feed_forward);
     Time("swiglu backward", layers, 0, 5 * Bytes(gated),
          [&] { backend_->SwiGluBackward(*batch_, gate_up, gated, dgate_up); });

@@ -18,10 +18,11 @@ struct AttentionTables final : Extension {
   const int32_t* rows = nullptr;        // device
 };
 
-const AttentionTables& TablesOf(Context& context, const CudaBatch& batch) {
+const AttentionTables& TablesOf(Context& context, const CudaBatch& batch, int64_t tokens_max) {
+  assert(batch.tokens() <= tokens_max);
   if (batch.attention == nullptr) {
     auto tables = std::make_unique<AttentionTables>();
-    tables->plan = PlanAttention(batch.segments);
+    tables->plan = PlanAttention(batch.segments, tokens_max);
     const std::vector<int32_t>& first_rows = tables->plan.first_rows;
     const std::vector<int32_t>& rows = tables->plan.rows;
     TableLayout layout;
@@ -154,18 +155,20 @@ int64_t AttentionOperation::WorkspaceBytes(const Limits& limits) const {
   int64_t most = 0;
   const int64_t longest = LengthBucket(std::max<int64_t>(limits.longest_segment, 1));
   for (int64_t rows = kLengthBucketMin; rows <= longest; rows = LengthBucket(rows + 1)) {
-    const int64_t batch = BatchBucketMax(rows, std::max<int64_t>(limits.tokens, 1));
+    const int64_t batch = CallSequences(rows, std::max<int64_t>(limits.tokens, 1));
     const int64_t heads =
         sharing * KvHeadsOfGroup(options_, batch, rows, limits.heads, limits.kv_heads);
     // dk and dv of every query head before they are summed, and a float a query and head.
-    const int64_t head_gradients = 2 * 4 * batch * rows * heads * limits.head_size;
+    const int64_t head_gradients = 2 * 2 * batch * rows * heads * limits.head_size;
     most = std::max(most, RaggedBytes(batch) + heads / sharing * ScoreBytes(batch, rows, sharing) +
                               head_gradients + 4 * batch * rows * limits.heads);
   }
   return most + (int64_t{1} << 20);
 }
 
-void AttentionOperation::SetWorkspace(void* data, int64_t bytes) {
+void AttentionOperation::SetWorkspace(void* data, int64_t bytes, const Limits& limits) {
+  assert(bytes >= WorkspaceBytes(limits));
+  tokens_max_ = std::max<int64_t>(limits.tokens, 1);
   workspace_ = data;
   workspace_bytes_ = bytes;
 }
@@ -178,13 +181,15 @@ int64_t AttentionOperation::LibraryBytes(int64_t batch) const {
   return workspace_bytes_ - RaggedBytes(batch);
 }
 
-void AttentionOperation::Prepare(const CudaBatch& batch) { TablesOf(context_, batch); }
+void AttentionOperation::Prepare(const CudaBatch& batch) {
+  if (workspace_bytes_ > 0) TablesOf(context_, batch, tokens_max_);
+}
 
 void AttentionOperation::Forward(const CudaBatch& batch, const AttentionShape& shape,
                                  const TensorView& q, const TensorView& k, const TensorView& v,
                                  const TensorView& out, const TensorView& lse) {
   AttentionArguments arguments = Arguments(batch, shape, q, k, v, out, lse);
-  const AttentionTables& tables = TablesOf(context_, batch);
+  const AttentionTables& tables = TablesOf(context_, batch, tokens_max_);
   for (const AttentionCall& call : tables.plan.calls) {
     SetCall(tables, call, arguments);
     RunForward(arguments);
@@ -221,7 +226,7 @@ void AttentionOperation::Backward(const CudaBatch& batch, const AttentionShape& 
   arguments.dq = dq.data;
   arguments.dk = dk.data;
   arguments.dv = dv.data;
-  const AttentionTables& tables = TablesOf(context_, batch);
+  const AttentionTables& tables = TablesOf(context_, batch, tokens_max_);
   for (const AttentionCall& call : tables.plan.calls) {
     SetCall(tables, call, arguments);
     RunBackward(arguments);

@@ -39,8 +39,9 @@ class AttentionOperation {
 
   // Scratch that any batch within `limits` needs.
   int64_t WorkspaceBytes(const Limits& limits) const;
-  // Device memory, aligned to 256, shared with other operations of the stream. Replaces the last.
-  void SetWorkspace(void* data, int64_t bytes);
+  // Device memory, aligned to 256, WorkspaceBytes(limits) at least, shared with other operations of
+  // the stream. Replaces the last; batches prepared before keep their calls.
+  void SetWorkspace(void* data, int64_t bytes, const Limits& limits);
 
   // Makes the batch's tables, so that operations upload nothing. Done by the first one otherwise.
   void Prepare(const CudaBatch& batch);
@@ -52,8 +53,9 @@ class AttentionOperation {
                 const TensorView& lse, const TensorView& dout, const TensorView& dq,
                 const TensorView& dk, const TensorView& dv);
 
-  // Plans made so far: constant in the steady state.
+  // Plans made so far, and the host's time for them: constant in the steady state.
   int64_t plans() const { return cudnn_ == nullptr ? 0 : cudnn_->plans(); }
+  double plans_ms() const { return cudnn_ == nullptr ? 0 : cudnn_->plans_ms(); }
   // The most that cuDNN has wanted so far: what WorkspaceBytes must cover.
   int64_t library_bytes_max() const { return library_bytes_max_; }
 
@@ -71,6 +73,7 @@ class AttentionOperation {
   std::unique_ptr<CudnnAttention> cudnn_;  // null where it is not used
   void* workspace_ = nullptr;
   int64_t workspace_bytes_ = 0;
+  int64_t tokens_max_ = 1;
   int64_t library_bytes_max_ = 0;
 };
 

@@ -1,7 +1,8 @@
-// How the sequences of a microbatch are shared out to attention calls. A call has a shape of its
-// own, B sequences of at most S rows (both from a short list of bucket sizes, so that plans are few
-// and can be kept), and costs what its longest sequence says: cuDNN's deterministic backward keeps
-// the probabilities of the whole [B, heads, S, S] box. So sequences of like length share a call.
+// How the sequences of a microbatch are shared out to attention calls. A call has room for B
+// sequences of at most S rows. S comes from a short list and decides B, so that plans are few and
+// can be kept (a plan takes cuDNN 50 to 400 ms); entries without a sequence cost nothing but room.
+// cuDNN's deterministic backward keeps the probabilities of the whole [B, heads, S, S] box, so
+// sequences of like length share a call.
 //
 // Which call a sequence is in, and where, never changes its bits: every row is a function of its
 // own sequence alone (tests/kernels/cuda/attention_isolation).
@@ -17,17 +18,15 @@
 namespace lorad::kernels::cuda {
 
 // Limits of one call, where a single sequence does not exceed them by itself.
-inline constexpr int64_t kCallRows = 8192;                // B * S; no more than the microbatch has
+inline constexpr int64_t kCallRows = 8192;                // B * S
 inline constexpr int64_t kCallScores = int64_t{8} << 20;  // B * S * S of one head
 inline constexpr int64_t kLengthBucketMin = 128;
 
-// The smallest of 1, 2, 3, 4, 6, 8, 12, 16, ... that is at least `count`. REQUIRES: count >= 1.
-int64_t BatchBucket(int64_t count);
-// The same for rows: 128, 192, 256, 384, 512, 768, ...
+// S for a longest sequence of `rows`: the smallest of 128, 192, 256, 384, 512, 768, ... that holds
+// it. REQUIRES: rows >= 1.
 int64_t LengthBucket(int64_t rows);
-// The largest batch bucket of a call of sequences of `length_bucket` rows in a microbatch of
-// `tokens` rows.
-int64_t BatchBucketMax(int64_t length_bucket, int64_t tokens);
+// B of a call of S rows, where no microbatch has more than `tokens_max` rows.
+int64_t CallSequences(int64_t length_bucket, int64_t tokens_max);
 
 struct AttentionCall {
   int64_t first = 0;      // its entries in the table: [first, first + batch)
@@ -44,7 +43,7 @@ struct AttentionCalls {
   std::vector<int32_t> rows;         // of every entry; of empty ones 0
 };
 
-AttentionCalls PlanAttention(std::span<const Segment> segments);
+AttentionCalls PlanAttention(std::span<const Segment> segments, int64_t tokens_max);
 
 }  // namespace lorad::kernels::cuda
 

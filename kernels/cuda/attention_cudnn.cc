@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cassert>
+#include <chrono>
 #include <map>
 #include <unordered_map>
 #include <utility>
@@ -187,7 +188,11 @@ struct CudnnAttention::Impl {
   const Plan& PlanOf(const AttentionArguments& arguments, bool backward) {
     const PlanKey key = KeyOf(arguments, backward);
     auto found = plans.find(key);
-    if (found == plans.end()) found = plans.emplace(key, Builder(key).Build(handle)).first;
+    if (found != plans.end()) return found->second;
+    const auto begin = std::chrono::steady_clock::now();
+    found = plans.emplace(key, Builder(key).Build(handle)).first;
+    plans_ms +=
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
     return found->second;
   }
 
@@ -212,6 +217,7 @@ struct CudnnAttention::Impl {
 
   cudnnHandle_t handle = nullptr;
   std::map<PlanKey, Plan> plans;
+  double plans_ms = 0;
 };
 
 CudnnAttention::CudnnAttention(cudaStream_t stream) : impl_(std::make_unique<Impl>()) {
@@ -278,5 +284,7 @@ void CudnnAttention::Backward(const AttentionArguments& arguments, const int32_t
 }
 
 int64_t CudnnAttention::plans() const { return static_cast<int64_t>(impl_->plans.size()); }
+
+double CudnnAttention::plans_ms() const { return impl_->plans_ms; }
 
 }  // namespace lorad::kernels::cuda

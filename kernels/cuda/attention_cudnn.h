@@ -41,8 +41,9 @@ class CudnnAttention {
   void Forward(const AttentionArguments& arguments, const int32_t* ragged, void* workspace);
   void Backward(const AttentionArguments& arguments, const int32_t* ragged, void* workspace);
 
-  // Plans made so far: constant in the steady state.
+  // Plans made so far, and the host's time for them: constant in the steady state.
   int64_t plans() const;
+  double plans_ms() const;
 
  private:
   struct Impl;

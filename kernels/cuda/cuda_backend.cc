@@ -78,7 +78,7 @@ class CudaBackend final : public Backend {
     lora_memory_ = lora;
     ClearLoraMemory(lora_memory_, stream());
     gemm_workspace_ = scratch;
-    attention_.SetWorkspace(scratch, bytes);
+    attention_.SetWorkspace(scratch, bytes, limits);
     loss_.SetWorkspace(scratch, bytes);
   }
 

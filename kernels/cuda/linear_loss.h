@@ -4,10 +4,13 @@
 // in chunks of rows, so that neither logits nor G of a whole microbatch exist. Rows whose segment
 // trains come first, the rest go through the first half alone.
 //
-// Chunks: G's is as many rows as fill the device in the second product (whose inner dimension is
-// the vocabulary and whose output is narrow); the logits' is at most kLogitRows, for they are read
-// again from the L2 cache. Neither changes bits: products give equal bits for equal rows (gemm.h).
-// bf16: logits float32 (a bf16 logit of 16 is off by up to 1/16, and log_p with it), G bf16.
+// A chunk is as many rows as fill the device in the second product (whose inner dimension is the
+// vocabulary and whose output is narrow). That changes no bits: products give equal bits for equal
+// rows (gemm.h). G takes the place of the logits where both have the same type.
+//
+// bf16: logits in float32 and G in bf16, so that log_p is right to 1e-5 and unit to 2e-3. Logits
+// in bf16, as transformers rounds them, are off by up to 1/16 where they are 16, and so is log_p;
+// unit is then right to 8e-3. They are an option: faster, in half the memory.
 // x, W [V, H], unit: activation type; log_p float32.
 #ifndef LORAD_KERNELS_CUDA_LINEAR_LOSS_H_
 #define LORAD_KERNELS_CUDA_LINEAR_LOSS_H_
@@ -24,11 +27,11 @@
 namespace lorad::kernels::cuda {
 
 struct LinearLossOptions {
-  // Changes bits. kBfloat16 halves what the softmax reads.
-  DType logits = DType::kFloat32;
+  DType logits = DType::kFloat32;  // kBfloat16: where activations are. Changes bits.
+  bool cluster = true;             // SoftmaxOptions; where the device can. Changes bits.
   // 0: chosen by the shape (multiples of 128). Change speed and memory alone.
   int64_t gradient_rows = 0;
-  int64_t logit_rows = 0;
+  int64_t logit_rows = 0;    // where G does not take the logits' place
   int64_t rows_at_once = 0;  // SoftmaxOptions
 };
 
@@ -53,7 +56,8 @@ class LinearLossOperation {
   struct Plan {
     int64_t gradient_rows = 0;
     int64_t logit_rows = 0;
-    int64_t columns = 0;  // of a row of logits or G: V rounded up to 64
+    bool in_place = false;  // G takes the place of the logits
+    int64_t columns = 0;    // of a row of logits or G: V rounded up to 64
     int64_t gathered_at = 0;
     int64_t logits_at = 0;
     int64_t gradient_at = 0;
@@ -61,6 +65,7 @@ class LinearLossOperation {
     int64_t gemm_at = 0;
     int64_t bytes = 0;
   };
+  DType LogitsType() const;
   Plan PlanOf(int64_t rows, int64_t vocabulary, int64_t hidden) const;
   TensorView Scratch(int64_t at, int64_t rows, int64_t columns, int64_t row_stride,
                      DType dtype) const;

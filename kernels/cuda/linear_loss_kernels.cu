@@ -1,7 +1,9 @@
+#include <cooperative_groups.h>
 #include <cuda_bf16.h>
 
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/linear_loss_kernels.h"
@@ -131,6 +133,18 @@ __device__ void StoreOne(float value, __nv_bfloat16* at) { *at = __float2bfloat1
 __device__ float LoadOne(const float* at) { return *at; }
 __device__ float LoadOne(const __nv_bfloat16* at) { return __bfloat162float(*at); }
 
+// part += the exponentials of a vector.
+template <bool kAccurate>
+__device__ void AddVector(const float* values, Partial& part) {
+  float max = part.max;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) max = fmaxf(max, values[i]);
+  float sum = part.sum == 0 ? 0 : part.sum * Exp<kAccurate>(part.max - max);
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) sum += Exp<kAccurate>(values[i] - max);
+  part = {max, sum};
+}
+
 // Maximum and sum of exponentials of one row, the same in every thread.
 template <bool kAccurate, typename Z>
 __device__ Partial RowPartial(const Z* z, int64_t vocabulary, Partial* shared) {
@@ -139,29 +153,20 @@ __device__ Partial RowPartial(const Z* z, int64_t vocabulary, Partial* shared) {
   for (int64_t at = int64_t{threadIdx.x} * kVector; at < whole; at += kThreads * kVector) {
     float values[kVector];
     LoadVector(z + at, values);
-    float max = part.max;
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) max = fmaxf(max, values[i]);
-    float sum = part.sum == 0 ? 0 : part.sum * Exp<kAccurate>(part.max - max);
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) sum += Exp<kAccurate>(values[i] - max);
-    part = {max, sum};
+    AddVector<kAccurate>(values, part);
   }
   if (whole + threadIdx.x < vocabulary) {
-    const float value = LoadOne(z + whole + threadIdx.x);
-    const float max = fmaxf(part.max, value);
-    const float sum = part.sum == 0 ? 0 : part.sum * Exp<kAccurate>(part.max - max);
-    part = {max, sum + Exp<kAccurate>(value - max)};
+    part = Merge<kAccurate>(part, {LoadOne(z + whole + threadIdx.x), 1});
   }
   return BlockMerge<kAccurate>(part, shared);
 }
 
 // gradient = -exp(z - lse), but where w is the target 1 - exp(log_p).
-template <bool kAccurate, typename Z, typename G>
+template <bool kAccurate, int kBlockThreads, typename Z, typename G>
 __device__ void WriteGradient(const Z* z, int64_t vocabulary, float lse, int64_t target,
                               float at_target, G* gradient) {
   const int64_t whole = vocabulary / kVector * kVector;
-  for (int64_t at = int64_t{threadIdx.x} * kVector; at < whole; at += kThreads * kVector) {
+  for (int64_t at = int64_t{threadIdx.x} * kVector; at < whole; at += kBlockThreads * kVector) {
     float values[kVector];
     LoadVector(z + at, values);
 #pragma unroll
@@ -193,9 +198,145 @@ __global__ void __launch_bounds__(kThreads)
     const float row_log_p = (at_target - part.max) - log_sum;
     if (threadIdx.x == 0) log_p[loss_row] = row_log_p;
     if (gradient == nullptr) continue;
-    WriteGradient<kAccurate>(z, vocabulary, part.max + log_sum, target, -expm1f(row_log_p),
-                             gradient + place * gradient_stride);
+    WriteGradient<kAccurate, kThreads>(z, vocabulary, part.max + log_sum, target,
+                                       -expm1f(row_log_p), gradient + place * gradient_stride);
   }
+}
+
+// The same with a row's logits shared out to a cluster of blocks, each of which keeps its part in
+// shared memory: they are read once.
+constexpr int kPartThreads = 512;
+constexpr int64_t kPartBytes = 80 << 10;  // of shared memory, so that two or more blocks share it
+constexpr int64_t kPartBytesMax = 200 << 10;
+constexpr int64_t kPartsMax = 8;  // blocks of a cluster
+
+struct RowParts {
+  int64_t columns = 0;  // of a part: a multiple of a vector, so that every part begins aligned
+  int64_t count = 0;
+
+  int64_t bytes() const { return columns * static_cast<int64_t>(sizeof(float)); }
+};
+
+RowParts PartsOf(int64_t vocabulary) {
+  RowParts parts;
+  for (parts.count = 1;; parts.count *= 2) {
+    parts.columns =
+        ((vocabulary + parts.count - 1) / parts.count + kVector - 1) / kVector * kVector;
+    if (parts.bytes() <= kPartBytes || parts.count == kPartsMax) return parts;
+  }
+}
+
+template <bool kAccurate>
+__device__ Partial PartBlockMerge(Partial value, Partial* shared) {
+  for (int step = 16; step > 0; step /= 2) {
+    const Partial other = {__shfl_xor_sync(kAllLanes, value.max, step),
+                           __shfl_xor_sync(kAllLanes, value.sum, step)};
+    value = Merge<kAccurate>(value, other);
+  }
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = shared[0];
+  for (int warp = 1; warp < kPartThreads / 32; ++warp) {
+    value = Merge<kAccurate>(value, shared[warp]);
+  }
+  return value;
+}
+
+// Copies `count` logits to shared memory (where `keep`) on the way to their maximum and sum of
+// exponentials.
+template <bool kAccurate>
+__device__ Partial LoadPart(const float* z, int count, bool keep, float* kept) {
+  Partial part = {-INFINITY, 0};
+  const int whole = count / kVector * kVector;
+  constexpr int kStep = kPartThreads * kVector;
+  int at = static_cast<int>(threadIdx.x) * kVector;
+  for (; at + kStep < whole; at += 2 * kStep) {
+    float values[2][kVector];  // both on their way at once
+    LoadVector(z + at, values[0]);
+    LoadVector(z + at + kStep, values[1]);
+    if (keep) {
+      StoreVector(values[0], kept + at);
+      StoreVector(values[1], kept + at + kStep);
+    }
+    AddVector<kAccurate>(values[0], part);
+    AddVector<kAccurate>(values[1], part);
+  }
+  if (at < whole) {
+    float values[kVector];
+    LoadVector(z + at, values);
+    if (keep) StoreVector(values, kept + at);
+    AddVector<kAccurate>(values, part);
+  }
+  if (whole + static_cast<int>(threadIdx.x) < count) {
+    const float value = z[whole + threadIdx.x];
+    if (keep) kept[whole + threadIdx.x] = value;
+    part = Merge<kAccurate>(part, {value, 1});
+  }
+  return part;
+}
+
+// Grid: a cluster a row, a block a part.
+template <bool kAccurate, typename G>
+__global__ void __launch_bounds__(kPartThreads)
+    ClusterSoftmaxKernel(LossRange range, const float* logits, int64_t logits_stride,
+                         int64_t vocabulary, RowParts parts, float* log_p, G* gradient,
+                         int64_t gradient_stride) {
+#if __CUDA_ARCH__ >= 900
+  namespace cg = cooperative_groups;
+  extern __shared__ __align__(16) float kept[];  // [parts.columns], or nothing
+  __shared__ Partial warps[kPartThreads / 32];
+  __shared__ Partial mine;
+  const cg::cluster_group cluster = cg::this_cluster();
+  const auto blocks = static_cast<unsigned>(parts.count);
+  const int64_t place = blockIdx.x / blocks;
+  const int64_t begin = int64_t{blockIdx.x % blocks} * parts.columns;
+  const int64_t count = max(int64_t{0}, min(parts.columns, vocabulary - begin));
+  const float* z = logits + place * logits_stride;
+  const int64_t loss_row = LossRowOf(range, place);
+  const int64_t target = range.targets[loss_row];
+  const float at_target = z[target];
+  const Partial part = PartBlockMerge<kAccurate>(
+      LoadPart<kAccurate>(z + begin, static_cast<int>(count), gradient != nullptr, kept), warps);
+  if (threadIdx.x == 0) mine = part;
+  cluster.sync();
+  Partial all = *cluster.map_shared_rank(&mine, 0);
+  for (unsigned other = 1; other < blocks; ++other) {
+    all = Merge<kAccurate>(all, *cluster.map_shared_rank(&mine, other));
+  }
+  auto token = cluster.barrier_arrive();  // read; `mine` must stay until all others have
+  const float log_sum = logf(all.sum);
+  const float row_log_p = (at_target - all.max) - log_sum;
+  if (begin == 0 && threadIdx.x == 0) log_p[loss_row] = row_log_p;
+  if (gradient != nullptr) {
+    WriteGradient<kAccurate, kPartThreads>(kept, count, all.max + log_sum, target - begin,
+                                           -expm1f(row_log_p),
+                                           gradient + place * gradient_stride + begin);
+  }
+  cluster.barrier_wait(std::move(token));
+#endif
+}
+
+template <bool kAccurate, typename G>
+void LaunchClusterSoftmax(const LossRange& range, const TensorView& logits, const TensorView& log_p,
+                          const TensorView& gradient, cudaStream_t stream) {
+  const RowParts parts = PartsOf(logits.columns);
+  const auto kernel = ClusterSoftmaxKernel<kAccurate, G>;
+  LORAD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(parts.bytes())));
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(parts.count), 1, 1};
+  cudaLaunchConfig_t launch = {};
+  launch.gridDim = dim3(static_cast<unsigned>(range.count * parts.count));
+  launch.blockDim = dim3(kPartThreads);
+  launch.dynamicSmemBytes = gradient.empty() ? 0 : static_cast<size_t>(parts.bytes());
+  launch.stream = stream;
+  launch.attrs = &cluster;
+  launch.numAttrs = 1;
+  LORAD_CUDA_CHECK(cudaLaunchKernelEx(
+      &launch, kernel, range, static_cast<const float*>(logits.data), logits.row_stride,
+      logits.columns, parts, log_p.f32(), static_cast<G*>(gradient.data), gradient.row_stride));
+  LORAD_CUDA_LAUNCHED();
 }
 
 template <bool kAccurate, typename Z, typename G>
@@ -228,7 +369,14 @@ void LaunchSoftmaxGradient(const LossRange& range, const TensorView& logits,
       static_cast<unsigned>(std::clamp(options.rows_at_once, int64_t{1}, range.count));
   const bool f32_logits = logits.dtype == DType::kFloat32;
   const bool f32_gradient = !gradient.empty() && gradient.dtype == DType::kFloat32;
-  if (f32_logits && options.accurate) {
+  const bool cluster =
+      f32_logits && options.cluster && PartsOf(logits.columns).bytes() <= kPartBytesMax;
+  if (cluster && options.accurate) {
+    LaunchClusterSoftmax<true, float>(range, logits, log_p, gradient, stream);
+  } else if (cluster) {
+    assert(!f32_gradient);
+    LaunchClusterSoftmax<false, __nv_bfloat16>(range, logits, log_p, gradient, stream);
+  } else if (f32_logits && options.accurate) {
     assert(gradient.empty() || f32_gradient);
     LaunchSoftmax<true, float, float>(range, logits, log_p, gradient, blocks, stream);
   } else if (f32_logits) {

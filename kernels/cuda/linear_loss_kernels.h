@@ -32,13 +32,17 @@ void LaunchScatterRows(const LossRange& range, const TensorView& from, const Ten
 // For the j-th of the range, i, with z = logits[j]:
 //   log_p[i] = z[t_i] - log sum exp(z);  gradient[j] = onehot(t_i) - softmax(z).
 // logits [count, V]; log_p [1, n]; gradient [count, V] out, or empty. gradient may alias logits.
-// Sums: word w in a thread of its own vector (w / vector mod 1024), ascending; then a fixed tree.
+// Sums: each thread adds vectors of 8 words, ascending, a block's width apart; then a fixed tree
+// over threads, and over the blocks of a row where there are several. V decides, nothing else.
 struct SoftmaxOptions {
   // Exponentials to float32's last digits; otherwise the device's fast ones (2 ulp near 0, what
   // bf16 logits or gradients hide anyway).
   bool accurate = true;
-  // Rows in work at the same time. Their logits are read twice, so they should fit the L2 cache.
-  // Changes no bits.
+  // float32 logits: a cluster of blocks keeps a row in shared memory and reads it once. Needs
+  // compute capability 9.0. Changes bits.
+  bool cluster = false;
+  // Otherwise: rows in work at the same time. Their logits are read twice, so they should fit the
+  // L2 cache. Changes no bits.
   int64_t rows_at_once = 256;
 };
 void LaunchSoftmaxGradient(const LossRange& range, const TensorView& logits,

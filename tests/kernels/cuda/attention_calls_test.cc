@@ -17,34 +17,26 @@ std::vector<Segment> Segments(const std::vector<int64_t>& rows) {
   return segments;
 }
 
-TEST_CASE("Buckets of attention calls") {
+TEST_CASE("Shapes of attention calls") {
   struct Case {
-    int64_t value, batch, length;
+    int64_t rows, tokens_max, length, sequences;
   };
-  for (const Case& c : std::vector<Case>{{1, 1, 128},
-                                         {2, 2, 128},
-                                         {3, 3, 128},
-                                         {5, 6, 128},
-                                         {7, 8, 128},
-                                         {13, 16, 128},
-                                         {128, 128, 128},
-                                         {129, 192, 192},
-                                         {193, 256, 256},
-                                         {1000, 1024, 1024},
-                                         {1025, 1536, 1536}}) {
-    INFO(c.value);
-    CHECK(BatchBucket(c.value) == c.batch);
-    CHECK(LengthBucket(c.value) == c.length);
+  for (const Case& c : std::vector<Case>{{1, 8192, 128, 64},
+                                         {128, 8192, 128, 64},
+                                         {129, 8192, 192, 42},
+                                         {193, 8192, 256, 32},
+                                         {1000, 8192, 1024, 8},
+                                         {1000, 4096, 1024, 4},
+                                         {1000, 1 << 20, 1024, 8},
+                                         {1025, 8192, 1536, 3},
+                                         {1600, 8192, 2048, 2},
+                                         {8192, 8192, 8192, 1},
+                                         {9000, 20000, 12288, 1},
+                                         {100, 100, 128, 1}}) {
+    INFO(c.rows << " of " << c.tokens_max);
+    CHECK(LengthBucket(c.rows) == c.length);
+    CHECK(CallSequences(c.length, c.tokens_max) == c.sequences);
   }
-  CHECK(BatchBucketMax(128, 8192) == 64);
-  CHECK(BatchBucketMax(192, 8192) == 32);  // 42 sequences would be 48
-  CHECK(BatchBucketMax(1024, 8192) == 8);
-  CHECK(BatchBucketMax(1536, 8192) == 3);
-  CHECK(BatchBucketMax(2048, 8192) == 2);
-  CHECK(BatchBucketMax(8192, 8192) == 1);
-  CHECK(BatchBucketMax(1024, 4096) == 4);
-  CHECK(BatchBucketMax(1024, 100) == 1);
-  CHECK(BatchBucketMax(128, 1 << 20) == 64);
 }
 
 TEST_CASE("Every sequence is in one call that holds it") {
@@ -55,7 +47,7 @@ TEST_CASE("Every sequence is in one call that holds it") {
       std::vector<int64_t>(300, 5)};
   for (const std::vector<int64_t>& rows : batches) {
     const std::vector<Segment> segments = Segments(rows);
-    const AttentionCalls plan = PlanAttention(segments);
+    const AttentionCalls plan = PlanAttention(segments, 10000);
     REQUIRE(plan.rows.size() == plan.first_rows.size());
     std::vector<int64_t> seen;
     int64_t next = 0;
@@ -80,16 +72,14 @@ TEST_CASE("Every sequence is in one call that holds it") {
 }
 
 TEST_CASE("Sequences of like length share calls, the longest first") {
-  // 2,248 rows: room for three sequences of up to 1,024.
-  const AttentionCalls plan = PlanAttention(Segments({100, 1024, 100, 1024}));
-  REQUIRE(plan.calls.size() == 2);
-  CHECK(plan.calls[0] == AttentionCall{.first = 0, .sequences = 3, .batch = 3, .rows = 1024});
-  CHECK(plan.calls[1] == AttentionCall{.first = 3, .sequences = 1, .batch = 1, .rows = 128});
+  const AttentionCalls plan = PlanAttention(Segments({100, 1024, 100, 1024}), 4096);
+  REQUIRE(plan.calls.size() == 1);
+  CHECK(plan.calls[0] == AttentionCall{.first = 0, .sequences = 4, .batch = 4, .rows = 1024});
   CHECK(plan.first_rows == std::vector<int32_t>{100, 1224, 0, 1124});
-  const AttentionCalls two = PlanAttention(Segments({100, 4000, 100}));
+  const AttentionCalls two = PlanAttention(Segments({100, 4000, 100}), 8192);
   REQUIRE(two.calls.size() == 2);
   CHECK(two.calls[0] == AttentionCall{.first = 0, .sequences = 1, .batch = 1, .rows = 4096});
-  CHECK(two.calls[1] == AttentionCall{.first = 1, .sequences = 2, .batch = 2, .rows = 128});
+  CHECK(two.calls[1] == AttentionCall{.first = 1, .sequences = 2, .batch = 64, .rows = 128});
 }
 
 }  // namespace

@@ -159,7 +159,7 @@ struct AttentionRig::Packed {
 AttentionRig::AttentionRig(DType dtype, const AttentionOptions& options, const Limits& limits)
     : context_(0, dtype), operation_(std::make_unique<AttentionOperation>(context_, options)) {
   workspace_ = std::make_unique<DeviceBytes>(operation_->WorkspaceBytes(limits));
-  operation_->SetWorkspace(workspace_->data(), workspace_->bytes());
+  operation_->SetWorkspace(workspace_->data(), workspace_->bytes(), limits);
 }
 
 std::unique_ptr<AttentionRig::Packed> AttentionRig::Pack(const std::vector<Sequence>& sequences,

@@ -32,6 +32,7 @@ absl::Status List(Session& session, const Options& options) {
                "LEFT", "CREATED"});
   lorad::v1::ListJobsRequest request;
   request.set_filter(options.filter);
+  if (!session.json) request.set_view(lorad::v1::ListJobsRequest::SUMMARY);
   const auto status = ForEachPage(
       session, &Jobs::Stub::ListJobs, request, [&](const lorad::v1::ListJobsResponse& page) {
         for (const Job& job : page.jobs()) {

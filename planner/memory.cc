@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cassert>
 
+#include "planner/memory_cuda.h"
+
 namespace lorad::planner {
 namespace {
 
@@ -22,8 +24,8 @@ constexpr int64_t Taken(int64_t bytes) {
 }
 constexpr int64_t Floats(int64_t count) { return Taken(kFloat * count); }
 // Weights, activations and their gradients.
-constexpr int64_t Values(int64_t count, DeviceKind device) {
-  return Taken((device == DeviceKind::kCpu ? 4 : 2) * count);
+constexpr int64_t Values(int64_t count, const DeviceShape& device) {
+  return Taken(device.value_bytes * count);
 }
 
 int64_t OutFeatures(const ModelShape::Group& group) {
@@ -40,10 +42,10 @@ bool HasBias(const ModelShape::Group& group) {
 int64_t WeightBytes(const ModelShape& model, const GroupShape& group) {
   int64_t layer = 2 * Floats(model.hidden);  // norms
   for (const ModelShape::Group& linear : model.groups) {
-    layer += Values(OutFeatures(linear) * linear.in_features, group.device.kind);
-    if (HasBias(linear)) layer += Values(OutFeatures(linear), group.device.kind);
+    layer += Values(OutFeatures(linear) * linear.in_features, group.device);
+    if (HasBias(linear)) layer += Values(OutFeatures(linear), group.device);
   }
-  const int64_t vocabulary = Values(model.vocabulary * model.hidden, group.device.kind);
+  const int64_t vocabulary = Values(model.vocabulary * model.hidden, group.device);
   const int64_t rope = Floats(group.longest_sequence * model.head_size);
   return model.layers * layer + Floats(model.hidden) + rope +
          (model.tied_head ? vocabulary : 2 * vocabulary);
@@ -56,7 +58,7 @@ struct Linears {
 
 int64_t ActivationBytes(const ModelShape& model, const Linears& linears, const GroupShape& group) {
   const int64_t tokens = group.capacity_tokens;
-  const auto values = [&](int64_t columns) { return Values(tokens * columns, group.device.kind); };
+  const auto values = [&](int64_t columns) { return Values(tokens * columns, group.device); };
   const int64_t hidden = values(model.hidden);
   const int64_t qkv = values(OutFeatures(linears.qkv));
   const int64_t attended = values(linears.o.in_features);
@@ -72,12 +74,23 @@ int64_t ActivationBytes(const ModelShape& model, const Linears& linears, const G
   return model.layers * layer + border_and_gradients + loss + scratch;
 }
 
-int64_t WorkspaceBytes(const ModelShape& model, const GroupShape& group) {
-  int64_t features = 0, targets = 0;
+// Of the linear groups but the head.
+struct LinearLimits {
+  int64_t features = 0;
+  int64_t targets = 0;
+};
+
+LinearLimits LimitsOf(const ModelShape& model) {
+  LinearLimits limits;
   for (const ModelShape::Group& linear : model.groups) {
-    features = std::max({features, linear.in_features, OutFeatures(linear)});
-    targets = std::max(targets, static_cast<int64_t>(linear.parts.size()));
+    limits.features = std::max({limits.features, linear.in_features, OutFeatures(linear)});
+    limits.targets = std::max(limits.targets, static_cast<int64_t>(linear.parts.size()));
   }
+  return limits;
+}
+
+int64_t CpuWorkspaceBytes(const ModelShape& model, const GroupShape& group) {
+  const auto [features, targets] = LimitsOf(model);
   const int64_t tokens = group.capacity_tokens;
   const int64_t scratch = std::max({kChunkTokens * features,
                                     kChunkTokens * kTileColumns + group.rank_max * kTileColumns,
@@ -118,22 +131,24 @@ GroupBytes BytesOfGroup(const ModelShape& model, const GroupShape& group) {
   const Linears linears{model.groups[0], model.groups[1], model.groups[2], model.groups[3]};
   return {.weights = WeightBytes(model, group),
           .activations = ActivationBytes(model, linears, group),
-          .workspace = WorkspaceBytes(model, group)};
+          .workspace = group.device.kind == DeviceKind::kCpu ? CpuWorkspaceBytes(model, group)
+                                                             : CudaWorkspaceBytes(model, group)};
 }
 
-SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter, DeviceKind device) {
+SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
+                      const DeviceShape& device) {
   const int64_t padded_rank = (adapter.rank + kRankAlignment - 1) / kRankAlignment * kRankAlignment;
   SlotBytes bytes;
   ForEachTarget(model, adapter, [&](int64_t a, int64_t b) {
     bytes.adapters += model.layers * (Floats(a) + Floats(b));
     bytes.optimizer += model.layers * 2 * (Floats(a) + Floats(b));
     bytes.optimizer += model.layers * (Taken(8 * a) + Taken(8 * b));
-    if (device == DeviceKind::kCpu) return;
+    if (device.value_bytes == kFloat) return;  // products read the masters
     for (const int64_t elements : {a, b}) {
       bytes.adapters += model.layers * Values(elements / adapter.rank * padded_rank, device);
     }
   });
-  if (device == DeviceKind::kCpu) {
+  if (device.kind == DeviceKind::kCpu) {
     bytes.staging = Floats(3 * AdapterParameters(model, adapter));
   }
   return bytes;

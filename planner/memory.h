@@ -32,13 +32,16 @@ struct ModelShape {
 };
 
 enum class DeviceKind {
-  kCpu,   // float32, in the host's memory
-  kCuda,  // bf16 activations and weights, float32 adapters, in the device's memory
+  kCpu,   // in the host's memory
+  kCuda,  // in the device's memory; saves are staged in the host's
 };
 
+// What of a device memory depends on.
 struct DeviceShape {
   DeviceKind kind = DeviceKind::kCpu;
-  int threads = 1;  // of a CPU
+  int threads = 1;          // of a CPU
+  int multiprocessors = 0;  // of a GPU
+  int value_bytes = 4;      // of a weight, an activation and its gradient; adapters are float32
 
   bool operator==(const DeviceShape&) const = default;
 };
@@ -82,7 +85,7 @@ struct SlotBytes {
 int64_t AdapterParameters(const ModelShape& model, const AdapterShape& adapter);
 GroupBytes BytesOfGroup(const ModelShape& model, const GroupShape& group);
 SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
-                      DeviceKind device = DeviceKind::kCpu);
+                      const DeviceShape& device = {});
 
 // estimate * (1 + kMemoryMargin) <= budget.
 inline constexpr double kMemoryMargin = 0.02;

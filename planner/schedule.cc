@@ -27,8 +27,7 @@ class Scheduler {
       for (size_t i = 0; i < group.adapters.size(); ++i) {
         MemberState& member = state.members.emplace_back();
         member.job = group.jobs[i];
-        member.slot_bytes =
-            BytesOfSlot(group.model, group.adapters[i], group.shape.device.kind).total();
+        member.slot_bytes = BytesOfSlot(group.model, group.adapters[i], group.shape.device).total();
         member.rank = group.adapters[i].rank;
         state.slot_bytes += member.slot_bytes;
         if (group.running.empty()) continue;
@@ -76,7 +75,7 @@ class Scheduler {
   int64_t AloneBytes(const QueuedJob& job, const DeviceShape& device) const {
     const GroupShape shape =
         ShapeAlone(device, job.longest_sequence, job.adapter.rank, view_.microbatch_tokens);
-    return BytesOfGroup(job.model, shape).total() + SlotOf(job, device.kind);
+    return BytesOfGroup(job.model, shape).total() + SlotOf(job, device);
   }
 
   // A job that waits ahead and could run on the group's worker alone: the group is to drain for it.
@@ -99,7 +98,7 @@ class Scheduler {
         continue;
       }
       group.shape = shape;
-      group.slot_bytes += SlotOf(job, shape.device.kind);
+      group.slot_bytes += SlotOf(job, shape.device);
       group.step_tokens += job.step_tokens;
       ++group.jobs;
       if (group.fresh()) {
@@ -140,7 +139,7 @@ class Scheduler {
     group.shape = ShapeWith(EmptyShape((*worker)->device), job);
     group.budget_bytes = (*worker)->budget_bytes;
     group.open = true;
-    group.slot_bytes = SlotOf(job, group.shape.device.kind);
+    group.slot_bytes = SlotOf(job, group.shape.device);
     group.step_tokens = job.step_tokens;
     group.jobs = 1;
     group.decision = decisions_.size();
@@ -285,7 +284,7 @@ GroupShape Grown(const GroupShape& shape, int64_t longest_sequence, int64_t rank
 
 }  // namespace
 
-int64_t SlotOf(const QueuedJob& job, DeviceKind device) {
+int64_t SlotOf(const QueuedJob& job, const DeviceShape& device) {
   return BytesOfSlot(job.model, job.adapter, device).total();
 }
 
@@ -303,7 +302,7 @@ GroupShape ShapeAlone(const DeviceShape& device, int64_t longest_sequence, int64
 }
 bool FitsIn(const GroupState& group, const GroupShape& shape, const QueuedJob& job) {
   return Fits(
-      BytesOfGroup(*group.model, shape).total() + group.slot_bytes + SlotOf(job, shape.device.kind),
+      BytesOfGroup(*group.model, shape).total() + group.slot_bytes + SlotOf(job, shape.device),
       group.budget_bytes);
 }
 

@@ -83,14 +83,13 @@ class Chooser {
       if (jobs > 0) return false;
       shape = ShapeAlone(group.shape.device, job_.longest_sequence, job_.adapter.rank,
                          view_.microbatch_tokens);
-      return Fits(BytesOfGroup(job_.model, shape).total() + SlotOf(job_, shape.device.kind),
+      return Fits(BytesOfGroup(job_.model, shape).total() + SlotOf(job_, shape.device),
                   group.budget_bytes);
     }
     if (jobs >= static_cast<size_t>(shape.slots_max)) return false;
     shape = ShapeWith(shape, job_, view_.microbatch_tokens);
-    return Fits(
-        BytesOfGroup(*group.model, shape).total() + slot_bytes + SlotOf(job_, shape.device.kind),
-        group.budget_bytes);
+    return Fits(BytesOfGroup(*group.model, shape).total() + slot_bytes + SlotOf(job_, shape.device),
+                group.budget_bytes);
   }
 
   // Those who can be re-placed first, then the least important first.

@@ -35,7 +35,7 @@ struct GroupState {
   bool fresh() const { return name.empty(); }
 };
 
-int64_t SlotOf(const QueuedJob& job, DeviceKind device);
+int64_t SlotOf(const QueuedJob& job, const DeviceShape& device);
 
 // The shape with room for the job's sequences and rank.
 GroupShape ShapeWith(const GroupShape& shape, const QueuedJob& job, int64_t microbatch_tokens);

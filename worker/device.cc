@@ -43,7 +43,8 @@ absl::StatusOr<OpenDevice> OpenCuda(int index, const DeviceOptions& options) {
   return OpenDevice{.backend = *std::move(backend),
                     .description = absl::StrCat(kernels::Describe(*facts), ", ", options.precision),
                     .memory_bytes = std::max<int64_t>(facts->free_bytes - kLibraryBytes, 1),
-                    .threads = 1};
+                    .threads = 1,
+                    .multiprocessors = facts->multiprocessors};
 }
 
 }  // namespace

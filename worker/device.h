@@ -27,6 +27,7 @@ struct OpenDevice {
   int64_t memory_bytes = 0;  // what it offers by default: on the CPU three quarters of the
                              // machine's memory, on a GPU what is free
   int threads = 1;
+  int multiprocessors = 0;
 };
 
 // INVALID_ARGUMENT for another name; errors of the device say what is wrong and the remedy.

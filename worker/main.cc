@@ -129,6 +129,8 @@ v1::Hello MakeHello(const Flags& flags, const OpenDevice& device, const std::str
   hello.set_threads(device.threads);
   hello.set_pid(getpid());
   hello.set_numerics_id(numerics_id);
+  hello.set_multiprocessors(device.multiprocessors);
+  hello.set_value_bytes(static_cast<int32_t>(kernels::BytesOf(device.backend->activation_dtype())));
   return hello;
 }
 

@@ -57,7 +57,9 @@ planner::WorkModel WorkOf(const planner::ModelShape& shape, const planner::Devic
 
 planner::DeviceShape DeviceOf(const worker::v1::Hello& hello) {
   return {.kind = hello.device() == "cpu" ? planner::DeviceKind::kCpu : planner::DeviceKind::kCuda,
-          .threads = std::max(hello.threads(), 1)};
+          .threads = std::max(hello.threads(), 1),
+          .multiprocessors = hello.multiprocessors(),
+          .value_bytes = hello.value_bytes() > 0 ? hello.value_bytes() : 4};
 }
 
 }  // namespace lorad::server

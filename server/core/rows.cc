@@ -115,9 +115,8 @@ absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* e
   const planner::DeviceShape device = DeviceOf(worker->hello);
   const planner::GroupShape alone =
       planner::ShapeAlone(device, longest, job.adapter().rank(), options_.microbatch_tokens);
-  const int64_t bytes =
-      planner::BytesOfGroup(shape, alone).total() +
-      planner::BytesOfSlot(shape, ShapeOfAdapter(job.adapter()), device.kind).total();
+  const int64_t bytes = planner::BytesOfGroup(shape, alone).total() +
+                        planner::BytesOfSlot(shape, ShapeOfAdapter(job.adapter()), device).total();
   if (planner::Fits(bytes, worker->hello.memory_bytes())) return absl::OkStatus();
   error->set_reason("MEMORY_NEVER_FITS");
   error->set_field("adapter");
@@ -232,7 +231,7 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
       device, record.longest_tokens(), job.adapter().rank(), options_.microbatch_tokens);
   const planner::GroupBytes group = planner::BytesOfGroup(shape, alone);
   const planner::SlotBytes slot =
-      planner::BytesOfSlot(shape, ShapeOfAdapter(job.adapter()), device.kind);
+      planner::BytesOfSlot(shape, ShapeOfAdapter(job.adapter()), device);
   v1::JobEstimate estimate;
   v1::MemoryEstimate& memory = *estimate.mutable_peak_memory_bytes();
   memory.set_weights(group.weights);

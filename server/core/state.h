@@ -197,6 +197,8 @@ class Core::State {
   void StoreJob(uint64_t request, const CreateJob& content);
   absl::Status CheckReferences(const v1::Job& job) const;
   v1::Job View(const JobState& job) const;
+  // What ListJobsRequest::SUMMARY keeps of it.
+  static v1::Job Summary(const JobState& job);
   void RenumberQueue() const;
 
   // ---- rows.cc ----

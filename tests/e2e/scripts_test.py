@@ -1,6 +1,7 @@
 """What scripts may rely on: streams, exit statuses, keys, ids, times."""
 
 import json
+import os
 import random
 import re
 import signal
@@ -25,6 +26,14 @@ def a_job(**training):
             "training": {"max_steps": 6, "batch_size": 3, "max_length": 512, "checkpoint_every_steps": 2, "eval_every_steps": 3, **training}}
 
 
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_daemon():
     """One line on stdout, and a clean stop by either signal."""
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -38,7 +47,7 @@ def test_daemon():
         for line in house.log().splitlines():
             json.loads(line)
         for pid in pids:
-            assert subprocess.run(["kill", "-0", str(pid)], capture_output=True).returncode != 0, "a worker outlived its daemon"
+            assert not is_running(pid), "a worker outlived its daemon"
         house.clear()
     for program, arguments in ((LORAD, []), (LORAD, ["serve"]), (LORAD, ["serve", "--data-dir", "/tmp/x", "--frobnicate"]), (WORKER, ["--frobnicate"])):
         done = subprocess.run([program, *arguments], capture_output=True, text=True)

@@ -1,0 +1,124 @@
+#include "planner/memory_cuda.h"
+
+#include <algorithm>
+
+namespace lorad::planner {
+namespace {
+
+// The engine's own numbers (kernels/cuda: lora_plan, attention, attention_calls, linear_loss,
+// gemm).
+constexpr int64_t kArenaAlignment = 64;
+constexpr int64_t kScratchAlignment = 256;
+constexpr int64_t kRankAlignment = 16;
+constexpr int64_t kMaskColumns = 256;
+constexpr int64_t kLoraPartialBytes = int64_t{32} << 20;
+constexpr int64_t kLoraCounterBytes = 4 * 2048;
+constexpr int64_t kProductBytes = int64_t{32} << 20;
+constexpr int64_t kCallRows = 8192;
+constexpr int64_t kCallScores = int64_t{8} << 20;
+constexpr int64_t kLengthBucketMin = 128;
+constexpr int64_t kScoreBytesMax = int64_t{512} << 20;
+constexpr int64_t kAttentionTensors = 9;
+constexpr int64_t kAttentionSpareBytes = int64_t{1} << 20;
+constexpr int64_t kGradientBytesMax = int64_t{768} << 20;
+constexpr int64_t kLogitRows = 512;
+constexpr int64_t kTileRows = 128;
+constexpr int64_t kTileColumns = 256;
+
+constexpr int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+constexpr int64_t Taken(int64_t bytes) { return RoundUp(bytes, kArenaAlignment); }
+
+// ---- adapters ----
+
+int64_t LoraBytes(const ModelShape& model, const GroupShape& group) {
+  int64_t features = 0, targets = 0;
+  for (const ModelShape::Group& linear : model.groups) {
+    int64_t outputs = 0;
+    for (const ModelShape::Part& part : linear.parts) outputs += part.out_features;
+    features = std::max({features, linear.in_features, outputs});
+    targets = std::max(targets, static_cast<int64_t>(linear.parts.size()));
+  }
+  const int64_t tokens = group.capacity_tokens;
+  const int64_t own_columns = targets * RoundUp(group.rank_max, kRankAlignment);
+  const int64_t value = group.device.value_bytes;
+  return Taken(tokens * group.slots_max * own_columns * value) +
+         Taken(tokens * own_columns * value) +
+         Taken(targets * tokens * RoundUp(features, kMaskColumns) / 8) + Taken(kLoraPartialBytes) +
+         Taken(kLoraCounterBytes);
+}
+
+// ---- attention ----
+
+// 1, 2, 3, 4, 6, 8, 12, 16, ...
+int64_t BatchBucket(int64_t count) {
+  int64_t power = 1;
+  while (power * 2 <= count) power *= 2;
+  if (count == power) return power;
+  return power >= 2 && count <= power / 2 * 3 ? power / 2 * 3 : power * 2;
+}
+
+int64_t LengthBucket(int64_t rows) {
+  constexpr int64_t kUnit = kLengthBucketMin / 2;
+  return rows <= kLengthBucketMin ? kLengthBucketMin
+                                  : BatchBucket((rows + kUnit - 1) / kUnit) * kUnit;
+}
+
+int64_t BatchBucketMax(int64_t length_bucket, int64_t tokens) {
+  const int64_t rows = std::min(kCallRows, LengthBucket(tokens));
+  int64_t count = std::min(rows / length_bucket, kCallScores / (length_bucket * length_bucket));
+  if (count <= 1) return 1;
+  while (BatchBucket(count) != count) --count;
+  return count;
+}
+
+// Key-value heads whose backward runs at once: a divisor, within kScoreBytesMax if it can be.
+int64_t HeadsAtOnce(int64_t kv_heads, int64_t score_bytes) {
+  int64_t divisor = std::clamp(kScoreBytesMax / score_bytes, int64_t{1}, kv_heads);
+  while (kv_heads % divisor != 0) --divisor;
+  return divisor;
+}
+
+int64_t AttentionBytes(const ModelShape& model, const GroupShape& group) {
+  if (group.device.value_bytes == 4) return 0;  // kernels of our own
+  const int64_t sharing = model.heads / model.kv_heads;
+  const int64_t longest = LengthBucket(std::max<int64_t>(group.longest_sequence, 1));
+  int64_t most = 0;
+  for (int64_t rows = kLengthBucketMin; rows <= longest; rows = LengthBucket(rows + 1)) {
+    const int64_t batch = BatchBucketMax(rows, std::max<int64_t>(group.capacity_tokens, 1));
+    const int64_t scores = 2 * batch * sharing * rows * RoundUp(rows, 128);
+    const int64_t kv_heads = HeadsAtOnce(model.kv_heads, scores);
+    const int64_t ragged = RoundUp(kAttentionTensors * (batch + 1) * 4, 256);
+    const int64_t head_gradients = 2 * 4 * batch * rows * sharing * kv_heads * model.head_size;
+    most = std::max(most,
+                    ragged + kv_heads * scores + head_gradients + 4 * batch * rows * model.heads);
+  }
+  return most + kAttentionSpareBytes;
+}
+
+// ---- head and loss ----
+
+int64_t LossBytes(const ModelShape& model, const GroupShape& group) {
+  const int64_t value = group.device.value_bytes;
+  const int64_t columns = RoundUp(model.vocabulary, 64);
+  const int64_t hidden = RoundUp(model.hidden, 64);
+  const int64_t column_tiles = RoundUp(model.hidden, kTileColumns) / kTileColumns;
+  const int64_t filling =
+      std::max<int64_t>(group.device.multiprocessors / column_tiles, 1) * kTileRows;
+  const int64_t affordable =
+      std::max(kGradientBytesMax / (columns * value) / kTileRows * kTileRows, kTileRows);
+  const int64_t tokens = std::max<int64_t>(group.capacity_tokens, 1);
+  const int64_t rows = std::min({RoundUp(tokens, kTileRows), filling, affordable});
+  const auto taken = [](int64_t bytes) { return RoundUp(bytes, kScratchAlignment); };
+  return 2 * taken(rows * hidden * value) + taken(std::min(rows, kLogitRows) * columns * 4) +
+         taken(rows * columns * value) + taken(kProductBytes);
+}
+
+}  // namespace
+
+int64_t CudaWorkspaceBytes(const ModelShape& model, const GroupShape& group) {
+  const int64_t scratch =
+      std::max({AttentionBytes(model, group), LossBytes(model, group), kProductBytes});
+  return LoraBytes(model, group) + Taken(scratch + kScratchAlignment);
+}
+
+}  // namespace lorad::planner

@@ -96,6 +96,21 @@ TEST_CASE("jobs are listed newest first, in pages, filtered") {
   v1::ListJobsRequest filtered;
   filtered.set_filter("display_name = fifth");
   CHECK(world->Get<v1::ListJobsResponse>(filtered).jobs_size() == 5);
+  filtered.set_view(v1::ListJobsRequest::SUMMARY);
+  const auto summaries = world->Get<v1::ListJobsResponse>(filtered);
+  REQUIRE(summaries.jobs_size() == 5);
+  for (const Job& summary : summaries.jobs()) {
+    v1::GetJobRequest get;
+    get.set_name(summary.name());
+    const Job whole = world->Get<Job>(get);
+    CHECK(summary.state() == whole.state());
+    CHECK(summary.adapter().rank() == whole.adapter().rank());
+    CHECK(summary.create_time().seconds() == whole.create_time().seconds());
+    CHECK(summary.total_steps() == whole.total_steps());
+    CHECK(whole.has_training());
+    CHECK(!summary.has_training());
+    CHECK(summary.adapter().target_modules().empty());
+  }
   filtered.set_page_token(request.page_token());
   CHECK(absl::IsInvalidArgument(world->Call(filtered).status()));
 }

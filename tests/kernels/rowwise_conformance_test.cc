@@ -1,4 +1,5 @@
 // Embedding, RMSNorm, rotary embedding and SwiGLU of every backend against float64.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 
@@ -203,6 +204,56 @@ TEST_CASE("Cast rounds, and fills with zeros") {
     CHECK(Compare(to.Read(), want, world.Within(kExact)) == "");
     CHECK(to.Intact());
   });
+}
+
+TEST_CASE("Copies round on the way in, widen on the way back, and reach pinned memory") {
+  Random random(8);
+  // More than a staging buffer holds; dense, and as columns of a wider matrix.
+  const int64_t rows = 1030;
+  const int64_t columns = 2048;
+  const Matrix values = RandomMatrix(random, rows, columns, 3);
+  const std::vector<float> host(values.values.begin(), values.values.end());
+  for (const BackendCase& backend_case : Backends()) {
+    INFO(backend_case.name);
+    World world(backend_case);
+    Backend& backend = world.backend();
+    auto pinned = backend.MakeHostArena(rows * columns * 4);
+    REQUIRE(pinned.ok());
+    float* copy = (*pinned)->Allocate<float>(rows * columns);
+    for (const int64_t spare : {0, 64}) {
+      for (const bool activation : {false, true}) {
+        const DType dtype = activation ? backend.activation_dtype() : DType::kFloat32;
+        const int64_t mark = world.arena().used();
+        const TensorView view =
+            world.arena().Matrix(rows, columns + spare, dtype).Columns(0, columns);
+        backend.CopyToDevice(host.data(), view);
+        std::vector<float> back(host.size());
+        backend.CopyToHost(view, back.data());
+        backend.CopyToHost(view, copy);
+        CHECK(std::equal(back.begin(), back.end(), copy));
+        bool equal = true;
+        for (size_t i = 0; i < back.size(); ++i) {
+          const double want = static_cast<double>(host[i]);
+          equal &= static_cast<double>(back[i]) == (activation ? world.Rounded(want) : want);
+        }
+        CHECK(equal);
+        world.arena().Rewind(mark);
+      }
+    }
+  }
+}
+
+TEST_CASE("Marks measure what lies between them") {
+  for (const BackendCase& backend : Backends()) {
+    INFO(backend.name);
+    World world(backend);
+    const TensorView large = world.arena().Matrix(2000, 2000);
+    world.backend().Mark(0);
+    world.backend().Zero(large);
+    world.backend().Mark(Backend::kMarks - 1);
+    const double ms = world.backend().MsBetween(0, Backend::kMarks - 1);
+    CHECK((ms > 0 && ms < 10000));
+  }
 }
 
 }  // namespace

@@ -88,13 +88,14 @@ void Paste(const std::vector<float>& part, int64_t columns, std::vector<float>& 
   }
 }
 
+// True if what surrounds the first `rows` x `columns` is as it was.
 bool IsUntouched(const std::vector<float>& values, int64_t stride, int64_t rows, int64_t columns) {
-  for (size_t i = 0; i < values.size(); ++i) {
-    const auto row = static_cast<int64_t>(i) / stride;
-    const auto column = static_cast<int64_t>(i) % stride;
-    if ((row >= rows || column >= columns) && values[i] != -77.0f) return false;
+  const auto as_it_was = [](float value) { return value == -77.0f; };
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto spare = values.begin() + row * stride + columns;
+    if (!std::all_of(spare, spare + (stride - columns), as_it_was)) return false;
   }
-  return true;
+  return std::all_of(values.begin() + rows * stride, values.end(), as_it_was);
 }
 
 }  // namespace
@@ -288,33 +289,12 @@ bool AttentionRig::SameWhenCaptured(const std::vector<Sequence>& sequences,
 
 AttentionRig::Times AttentionRig::Measure(const std::vector<Sequence>& sequences,
                                           const AttentionShape& shape) {
-  constexpr int kRounds = 5;
   constexpr int kCalls = 10;
   const std::unique_ptr<Packed> packed = Pack(sequences, shape);
-  cudaEvent_t begin = nullptr;
-  cudaEvent_t end = nullptr;
-  LORAD_CUDA_CHECK(cudaEventCreate(&begin));
-  LORAD_CUDA_CHECK(cudaEventCreate(&end));
-  const auto median = [&](const auto& call) {
-    for (int i = 0; i < 3; ++i) call();
-    std::vector<double> times;
-    for (int round = 0; round < kRounds; ++round) {
-      LORAD_CUDA_CHECK(cudaEventRecord(begin, context_.stream.get()));
-      for (int i = 0; i < kCalls; ++i) call();
-      LORAD_CUDA_CHECK(cudaEventRecord(end, context_.stream.get()));
-      LORAD_CUDA_CHECK(cudaEventSynchronize(end));
-      float ms = 0;
-      LORAD_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-      times.push_back(static_cast<double>(ms) / kCalls);
-    }
-    std::sort(times.begin(), times.end());
-    return times[kRounds / 2];
-  };
+  const cudaStream_t stream = context_.stream.get();
   Times times;
-  times.forward_ms = median([&] { Forward(*packed); });
-  times.backward_ms = median([&] { Backward(*packed); });
-  LORAD_CUDA_CHECK(cudaEventDestroy(begin));
-  LORAD_CUDA_CHECK(cudaEventDestroy(end));
+  times.forward_ms = MedianMs(stream, kCalls, [&] { Forward(*packed); });
+  times.backward_ms = MedianMs(stream, kCalls, [&] { Backward(*packed); });
   return times;
 }
 

@@ -117,8 +117,8 @@ TEST_CASE("A sequence has the same bits alone and in any company") {
   for (const AttentionShape& shape :
        {Shape(16, 4, 128), Shape(4, 1, 128), Shape(8, 2, 64), Shape(9, 3, 64), Shape(4, 2, 96),
         Shape(2, 2, 80), Shape(2, 1, 256), Shape(4, 2, 32), Shape(4, 2, 16)}) {
+    AttentionRig rig(DType::kBfloat16, {}, LimitsOf(shape, 4096));
     for (const int64_t rows : {int64_t{1}, int64_t{100}, int64_t{900}, int64_t{2000}}) {
-      AttentionRig rig(DType::kBfloat16, {}, LimitsOf(shape, 4096));
       const Sequence watched = {.seed = 3, .rows = rows};
       const SequenceResults alone = rig.Run({watched}, shape)[0];
       const std::vector<Company> companies = {

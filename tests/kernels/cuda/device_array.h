@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -120,6 +121,31 @@ class DeviceBytes {
   void* data_ = nullptr;
   int64_t bytes_;
 };
+
+// Milliseconds of `call` on `stream`: the median of 5 rounds of `calls` calls, after a warm-up.
+template <typename Call>
+double MedianMs(cudaStream_t stream, int calls, const Call& call) {
+  constexpr int kRounds = 5;
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  LORAD_CUDA_CHECK(cudaEventCreate(&begin));
+  LORAD_CUDA_CHECK(cudaEventCreate(&end));
+  for (int i = 0; i < 2; ++i) call();
+  std::vector<double> times;
+  for (int round = 0; round < kRounds; ++round) {
+    LORAD_CUDA_CHECK(cudaEventRecord(begin, stream));
+    for (int i = 0; i < calls; ++i) call();
+    LORAD_CUDA_CHECK(cudaEventRecord(end, stream));
+    LORAD_CUDA_CHECK(cudaEventSynchronize(end));
+    float ms = 0;
+    LORAD_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+    times.push_back(static_cast<double>(ms) / calls);
+  }
+  LORAD_CUDA_CHECK(cudaEventDestroy(begin));
+  LORAD_CUDA_CHECK(cudaEventDestroy(end));
+  std::sort(times.begin(), times.end());
+  return times[kRounds / 2];
+}
 
 // |got - want| / |want|, Frobenius; NaN counts as infinite.
 inline double RelativeError(const std::vector<double>& want, const std::vector<float>& got) {

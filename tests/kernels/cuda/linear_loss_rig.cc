@@ -172,27 +172,7 @@ LinearLossRig::Times LinearLossRig::Measure(int64_t rows) {
   DeviceMatrix logits(product_rows, columns, DType::kFloat32);
   DeviceBytes scratch(Gemm::WorkspaceBytes());
   const cudaStream_t stream = context_.stream.get();
-  cudaEvent_t begin = nullptr;
-  cudaEvent_t end = nullptr;
-  LORAD_CUDA_CHECK(cudaEventCreate(&begin));
-  LORAD_CUDA_CHECK(cudaEventCreate(&end));
   LORAD_CUDA_CHECK(cudaDeviceSynchronize());
-  const auto median = [&](const auto& call) {
-    constexpr int kRounds = 5;
-    call();
-    std::vector<double> times;
-    for (int round = 0; round < kRounds; ++round) {
-      LORAD_CUDA_CHECK(cudaEventRecord(begin, stream));
-      call();
-      LORAD_CUDA_CHECK(cudaEventRecord(end, stream));
-      LORAD_CUDA_CHECK(cudaEventSynchronize(end));
-      float ms = 0;
-      LORAD_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-      times.push_back(static_cast<double>(ms));
-    }
-    std::sort(times.begin(), times.end());
-    return times[kRounds / 2];
-  };
   const auto forward_products = [&] {
     for (int64_t first = 0; first < rows; first += product_rows) {
       const int64_t count = std::min(product_rows, rows - first);
@@ -214,13 +194,12 @@ LinearLossRig::Times LinearLossRig::Measure(int64_t rows) {
     }
   };
   Times times;
-  times.all_ms =
-      median([&] { operation_.Run(batch, x.view(), linear_, log_p.view(), unit.view()); });
-  times.forward_ms = median([&] { operation_.Run(batch, x.view(), linear_, log_p.view(), {}); });
-  times.forward_product_ms = median(forward_products);
-  times.products_ms = times.forward_product_ms + median(backward_products);
-  LORAD_CUDA_CHECK(cudaEventDestroy(begin));
-  LORAD_CUDA_CHECK(cudaEventDestroy(end));
+  times.all_ms = MedianMs(
+      stream, 1, [&] { operation_.Run(batch, x.view(), linear_, log_p.view(), unit.view()); });
+  times.forward_ms =
+      MedianMs(stream, 1, [&] { operation_.Run(batch, x.view(), linear_, log_p.view(), {}); });
+  times.forward_product_ms = MedianMs(stream, 1, forward_products);
+  times.products_ms = times.forward_product_ms + MedianMs(stream, 1, backward_products);
   return times;
 }
 

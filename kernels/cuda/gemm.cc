@@ -64,6 +64,8 @@ std::string Gemm::Id() const {
 
 int64_t Gemm::WorkspaceBytes() { return LibraryGemm::kWorkspaceBytes; }
 
+bool Gemm::own() const { return impl_->hopper; }
+
 LowRankTerm Gemm::MakeTerm(Product product, const TensorView& factor, int64_t first_column,
                            int64_t first_output, const DropMask& mask) const {
   const bool forward = product == Product::kForward;
@@ -98,6 +100,7 @@ void Gemm::Run(const GemmArguments& arguments, void* workspace, cudaStream_t str
     return LaunchHopper(arguments.product, tile, PlanHopper(arguments, tile), impl_->clusters,
                         stream);
   }
+  assert(!arguments.early);
   impl_->library.Run(arguments, workspace, stream);
   if (!arguments.terms.empty()) AddTerms(arguments, stream);
 }

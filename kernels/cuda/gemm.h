@@ -83,6 +83,9 @@ struct GemmArguments {
   TensorView y;               // out; the type of x, or float32
   TensorView coefficients{};  // S [M, C], the type of x; read where there are terms
   LowRankTable terms = {};
+  // The kernel before the product in the stream makes coefficients or masks, and allows it to start
+  // early: it does, and awaits that kernel's end where it first needs them. Where own() is true.
+  bool early = false;
 };
 
 struct GemmOptions {
@@ -101,6 +104,9 @@ class Gemm {
   std::string Id() const;
   // Scratch memory for Run, aligned to 256 bytes; one Run at a time may use it.
   static int64_t WorkspaceBytes();
+
+  // Whether bf16 products run by our own kernel.
+  bool own() const;
 
   // A term over columns [first_column, first_column + rank) of S. factor, of the type of x:
   //   kForward        B_t [O_t, R], rank = R, adds to columns [first_output, first_output + O_t)

@@ -64,8 +64,17 @@ void Launch(const HopperArguments& arguments, int clusters, cudaStream_t stream)
   LORAD_CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const int blocks = 2 * std::min(clusters, arguments.row_tiles * arguments.column_tiles);
-  kernel<<<static_cast<unsigned>(blocks), kThreads, kBytes, stream>>>(arguments);
-  LORAD_CUDA_LAUNCHED();
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = arguments.early != 0 ? 1 : 0;
+  LORAD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments));
 }
 
 template <Product kProduct>

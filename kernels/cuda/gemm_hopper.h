@@ -38,6 +38,7 @@ struct HopperArguments {
   LowRankTable terms;      // terms null: none
   const void* bias;        // bf16 [columns], or null
   int32_t has_residual;
+  int32_t early;  // 1: the kernel before this one makes the coefficients and may still run
   int32_t rows;
   int32_t columns;       // of y
   int32_t inner_steps;   // of 64 inner elements

@@ -72,6 +72,7 @@ HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile) {
     plan.has_residual = 1;
     plan.residual = MapBoxes(arguments.residual, 64);
   }
+  plan.early = arguments.early ? 1 : 0;
   plan.bias = arguments.bias.data;
   plan.rows = static_cast<int32_t>(arguments.y.rows);
   plan.columns = static_cast<int32_t>(arguments.y.columns);

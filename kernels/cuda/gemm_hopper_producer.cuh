@@ -62,6 +62,7 @@ class Producer {
       LoadWeight(step * kBox, column);
       ring_.Next();
     }
+    if (arguments_.early != 0) ptx::AwaitPreviousKernel();
     if (note.term_steps > 0) FillTerms(position.row_tile, row, column, 0);
     if (note.masked_steps > 0) FillTerms(position.row_tile, row, column, 1);
   }

@@ -26,6 +26,11 @@ __device__ inline void ClusterSync() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// ---- kernels one after the other ----
+
+// Returns when the kernel before this one in the stream has ended, and what it wrote can be read.
+__device__ inline void AwaitPreviousKernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // ---- mbarriers ----
 
 __device__ inline void InitBarrier(uint32_t barrier, uint32_t arrivals) {

@@ -125,6 +125,21 @@ __device__ inline bool AddFixed(int64_t* sum, float value) {
   return true;
 }
 
+// Lets the next kernel of the stream start, if it was launched early, as soon as all blocks of this
+// one have said so or ended, and multiprocessors become free.
+__device__ inline void AllowNextLaunch() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Returns when the kernel before this one has ended, if this one was launched early.
+__device__ inline void AwaitPreviousKernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Sums over the inner feature are formed per slice and the slices folded in ascending order from
 // zero, whoever forms them: one block all, or one block each. In the second case every thread
 // leaves its kValues sums of slice `slice` in `partial` ([slices][kValues / 4][threads] float4) and

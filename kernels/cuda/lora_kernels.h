@@ -23,7 +23,7 @@
 // 80 instructions a 16 bytes of x: 11 us a mask at K = 4,096, hidden under the 22 us of the bytes
 // for one target, not for three (q, k, v).
 //
-// What decides the order of sums: a sum over features is formed in slices of kSliceFeatures, a
+// What decides the order of sums: a sum over features is formed in slices (below), a
 // slice in ascending steps of 16 features in a permutation fixed by the kernel, and slices are
 // added in ascending order; a sum over tokens inside a chunk runs in ascending steps of 16 tokens,
 // then fixed point. So a row's bits depend on K alone, a gradient's on its sequence alone (the
@@ -44,7 +44,8 @@
 
 namespace lorad::kernels::cuda {
 
-inline constexpr int kSliceFeatures = 1024;
+constexpr int InputSliceFeatures(int inputs) { return inputs <= 2048 ? 512 : 1024; }
+constexpr int OutputSliceFeatures(int outputs) { return outputs <= 8192 ? 512 : 1024; }
 
 // Of one launch after the other. Counters are zero between launches.
 struct LoraScratch {
@@ -67,17 +68,11 @@ void ProjectInput(const LoraTables& tables, const TensorView& x, const TensorVie
 void ProjectOutput(const LoraTables& tables, const TensorView& dy, const TensorView& own,
                    const TensorView& ds, const LoraScratch& scratch, cudaStream_t stream);
 
-// dA of training rows and the bits of their masks, mask_row_bytes a row of a pair's mask.
+// dA of training rows and the bits of their masks, mask_row_bytes a row of a pair's mask. `early`:
+// starts while the last blocks of ProjectOutput, just before it in the stream, still run, and
+// awaits their end before it reads dS (compute capability 9.0).
 void GradientA(const LoraTables& tables, const TensorView& x, const TensorView& ds,
-               int64_t mask_row_bytes, cudaStream_t stream);
-
-// dA by `blocks` blocks (even) that fill a multiprocessor each, to run beside a product that leaves
-// them free: the product is bound by its matrix units, this by memory. The same bits as GradientA.
-// Compute capability 9.0. REQUIRES: CanGradientABeside (no dropout, at most 32 rank columns a
-// slot).
-bool CanGradientABeside(const LoraTables& tables);
-void GradientABeside(const LoraTables& tables, const TensorView& x, const TensorView& ds,
-                     int blocks, cudaStream_t stream);
+               int64_t mask_row_bytes, bool early, cudaStream_t stream);
 
 // The same three by plain kernels, float32 or bf16, any shape.
 void PlainProjectInput(const LoraTables& tables, const TensorView& x, const TensorView& own,

@@ -31,6 +31,11 @@ LoraScratch Scratch(const LoraMemory& memory) {
           .counters = memory.counters};
 }
 
+// Whether the launch after a skinny product may overlap with that one's last blocks.
+bool Early(const LoraContext& lora, const LoraPlan& plan) {
+  return lora.memory.early && plan.fast() && lora.gemm.own();
+}
+
 void Project(const LoraContext& lora, const LoraPlan& plan, const TensorView& x,
              const TensorView& own, const TensorView& shared) {
   const cudaStream_t stream = lora.context.stream.get();
@@ -58,6 +63,7 @@ void LoraLinear(const LoraContext& lora, const CudaBatch& batch, const CudaLinea
     product.coefficients = Shared(lora.memory, plan, batch.tokens());
     product.terms = plan.forward();
     Project(lora, plan, x, saved, product.coefficients);
+    product.early = Early(lora, plan);
   }
   lora.gemm.Run(product, lora.gemm_workspace, lora.context.stream.get());
 }
@@ -78,7 +84,8 @@ void LoraLinearBackward(const LoraContext& lora, const CudaBatch& batch, const C
     if (train && saved.empty()) Project(lora, plan, x, own, {});
     if (plan.fast()) {
       ProjectOutput(plan.tables(), dy, own, ds, Scratch(lora.memory), stream);
-      GradientA(plan.tables(), x, ds, mask_row_bytes, stream);
+      GradientA(plan.tables(), x, ds, mask_row_bytes, Early(lora, plan), stream);
+      product.early = Early(lora, plan);
     } else {
       PlainProjectOutput(plan.tables(), dy, own, ds, stream);
       PlainGradientA(plan.tables(), x, ds, mask_row_bytes, stream);

@@ -273,6 +273,8 @@ void LoraPlan::AddPairs(const LoraMemory& memory, const CudaAdapterTable& table,
       forward_terms_.push_back(forward);
       backward_terms_.push_back(backward);
       tables_.outputs_max = std::max(tables_.outputs_max, pair.outputs);
+      const int32_t slice = OutputSliceFeatures(pair.outputs);
+      tables_.output_slices = std::max(tables_.output_slices, (pair.outputs + slice - 1) / slice);
       tables_.rank_max = std::max(tables_.rank_max, pair.rank);
       tables_.any_dropout |= drops ? 1 : 0;
     }
@@ -295,7 +297,7 @@ void LoraPlan::AddItems(const CudaBatch& batch) {
     const int32_t party_end = party.column + party.width;
     for (int32_t unit = 0; unit < party.units; unit += kBlockUnits) {
       const int32_t units = std::min(kBlockUnits, party.units - unit);
-      tables_.block_units = std::max(tables_.block_units, units);
+      tables_.input_units = std::max(tables_.input_units, units);
       input_items_.push_back({.rows = rows,
                               .first_unit = party.first_unit + unit,
                               .units = units,
@@ -308,10 +310,12 @@ void LoraPlan::AddItems(const CudaBatch& batch) {
     for (int32_t index = 0; index < party.pairs; ++index) {
       const int32_t padded = pairs_[static_cast<size_t>(party.first_pair + index)].padded;
       for (int32_t rank = 0; rank < padded; rank += kBlockUnits * kUnitRanks) {
+        const int32_t units = std::min(kBlockUnits, (padded - rank) / kUnitRanks);
+        tables_.output_units = std::max(tables_.output_units, units);
         output_items_.push_back({.rows = rows,
                                  .pair = party.first_pair + index,
                                  .first_rank = rank,
-                                 .units = std::min(kBlockUnits, (padded - rank) / kUnitRanks),
+                                 .units = units,
                                  .zeros = index == 0 && rank == 0 ? 1 : 0,
                                  .party_begin = party.column,
                                  .party_end = party_end});

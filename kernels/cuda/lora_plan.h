@@ -68,6 +68,7 @@ struct LoraMemory {
   float4* partial = nullptr;  // LoraScratch
   int64_t partial_bytes = 0;
   int32_t* counters = nullptr;
+  bool early = true;  // launches overlap; speed alone
 };
 
 // Columns of S as kept from forward to backward, at most, for any group under these limits.

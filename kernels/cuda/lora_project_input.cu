@@ -11,6 +11,7 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/lora_device.cuh"
 #include "kernels/cuda/lora_kernels.h"
+#include "kernels/cuda/lora_launch.h"
 
 namespace lorad::kernels::cuda {
 namespace {
@@ -19,8 +20,7 @@ constexpr int kThreads = 256;
 constexpr int kRows = 256;
 constexpr int kStepFeatures = 64;
 constexpr int kPieces = kStepFeatures / 8;  // of 16 bytes a row
-constexpr int kSliceSteps = kSliceFeatures / kStepFeatures;
-constexpr int kRowTiles = 2;  // m16 tiles a warp
+constexpr int kRowTiles = 2;                // m16 tiles a warp
 constexpr int kInputBytes = kRows * kStepFeatures * 2;
 
 struct Arguments {
@@ -207,6 +207,7 @@ __device__ void WriteSums(const Arguments& arguments, const LoraInputItem& item,
 template <int kUnits, bool kDropout, int kStages>
 __global__ void __launch_bounds__(kThreads, kUnits == 1 && !kDropout ? 2 : 1)
     ProjectInputKernel(const Arguments arguments) {
+  AllowNextLaunch();
   if (static_cast<int>(blockIdx.y) >= arguments.tables.input_count) return;
   extern __shared__ __align__(128) unsigned char memory[];
   const LoraInputItem item = arguments.tables.input_items[blockIdx.y];
@@ -225,8 +226,9 @@ __global__ void __launch_bounds__(kThreads, kUnits == 1 && !kDropout ? 2 : 1)
   }
 
   const int steps = (arguments.tables.inputs + kStepFeatures - 1) / kStepFeatures;
-  const int begin = slice * kSliceSteps;
-  const int end = arguments.parallel != 0 ? min(steps, begin + kSliceSteps) : steps;
+  const int slice_steps = InputSliceFeatures(arguments.tables.inputs) / kStepFeatures;
+  const int begin = slice * slice_steps;
+  const int end = arguments.parallel != 0 ? min(steps, begin + slice_steps) : steps;
   const uint32_t ring = SharedAddress(memory);
   const Loader<kUnits> loader(arguments, item);
 #pragma unroll
@@ -252,7 +254,7 @@ __global__ void __launch_bounds__(kThreads, kUnits == 1 && !kDropout ? 2 : 1)
     MultiplyStep<kUnits, kDropout>(ring + stage * StageBytes<kUnits>(), item, word0, threshold,
                                    step * kStepFeatures, sums);
     stage = stage == kStages - 1 ? 0 : stage + 1;
-    if ((step + 1) % kSliceSteps == 0 || step + 1 == end) {
+    if ((step + 1) % slice_steps == 0 || step + 1 == end) {
 #pragma unroll
       for (int i = 0; i < kRowTiles * 2 * kUnits; ++i) {
 #pragma unroll
@@ -281,9 +283,6 @@ void Launch(Arguments& arguments, cudaStream_t stream) {
   // Two blocks a multiprocessor where 3 stages of each fit into its 227 KB, else one.
   constexpr int kStages = kUnits == 1 && !kDropout ? 3 : 5;
   constexpr int kBytes = kStages * StageBytes<kUnits>();
-  const auto kernel = ProjectInputKernel<kUnits, kDropout, kStages>;
-  LORAD_CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const int items = arguments.tables.input_count;
   const int64_t partial_bytes = int64_t{items} * arguments.slices * kRowTiles * 2 * kUnits *
                                 int64_t{sizeof(float4)} * kThreads;
@@ -291,14 +290,14 @@ void Launch(Arguments& arguments, cudaStream_t stream) {
       items <= kLoraCounters && partial_bytes <= arguments.scratch.partial_bytes ? 1 : 0;
   const dim3 grid(static_cast<unsigned>(arguments.parallel != 0 ? arguments.slices : 1),
                   static_cast<unsigned>(items));
-  kernel<<<grid, kThreads, kBytes, stream>>>(arguments);
-  LORAD_CUDA_LAUNCHED();
+  LaunchKernel(ProjectInputKernel<kUnits, kDropout, kStages>,
+               {.grid = grid, .threads = kThreads, .shared_bytes = kBytes}, arguments, stream);
 }
 
 template <bool kDropout>
 void LaunchUnits(Arguments& arguments, cudaStream_t stream) {
-  if (arguments.tables.block_units <= 1) return Launch<1, kDropout>(arguments, stream);
-  if (arguments.tables.block_units == 2) return Launch<2, kDropout>(arguments, stream);
+  if (arguments.tables.input_units <= 1) return Launch<1, kDropout>(arguments, stream);
+  if (arguments.tables.input_units == 2) return Launch<2, kDropout>(arguments, stream);
   Launch<4, kDropout>(arguments, stream);
 }
 
@@ -308,6 +307,7 @@ void ProjectInput(const LoraTables& tables, const TensorView& x, const TensorVie
                   const TensorView& shared, const LoraScratch& scratch, cudaStream_t stream) {
   if (tables.input_count == 0) return;
   assert(x.dtype == DType::kBfloat16 && x.columns == tables.inputs && x.row_stride % 8 == 0);
+  const int slice = InputSliceFeatures(tables.inputs);
   Arguments arguments = {.tables = tables,
                          .x = static_cast<const __nv_bfloat16*>(x.data),
                          .x_stride = x.row_stride,
@@ -316,7 +316,7 @@ void ProjectInput(const LoraTables& tables, const TensorView& x, const TensorVie
                          .shared = static_cast<__nv_bfloat16*>(shared.data),
                          .shared_stride = shared.row_stride,
                          .scratch = scratch,
-                         .slices = (tables.inputs + kSliceFeatures - 1) / kSliceFeatures,
+                         .slices = (tables.inputs + slice - 1) / slice,
                          .parallel = 0};
   if (tables.any_dropout != 0) return LaunchUnits<true>(arguments, stream);
   LaunchUnits<false>(arguments, stream);

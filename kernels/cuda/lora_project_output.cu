@@ -9,6 +9,7 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/lora_device.cuh"
 #include "kernels/cuda/lora_kernels.h"
+#include "kernels/cuda/lora_launch.h"
 
 namespace lorad::kernels::cuda {
 namespace {
@@ -17,7 +18,6 @@ constexpr int kThreads = 256;
 constexpr int kRows = 256;
 constexpr int kStepOutputs = 64;
 constexpr int kPieces = kStepOutputs / 8;
-constexpr int kSliceSteps = kSliceFeatures / kStepOutputs;
 constexpr int kRowTiles = 2;  // m16 tiles of dS a warp
 constexpr int kGradientBytes = kRows * kStepOutputs * 2;
 
@@ -252,6 +252,7 @@ __device__ void WriteSums(const Arguments& arguments, const LoraOutputItem& item
 template <int kUnits, int kStages>
 __global__ void __launch_bounds__(kThreads, kUnits == 1 ? 2 : 1)
     ProjectOutputKernel(const Arguments arguments) {
+  AllowNextLaunch();
   if (static_cast<int>(blockIdx.y) >= arguments.tables.output_count) return;
   extern __shared__ __align__(128) unsigned char memory[];
   const LoraOutputItem item = arguments.tables.output_items[blockIdx.y];
@@ -260,10 +261,11 @@ __global__ void __launch_bounds__(kThreads, kUnits == 1 ? 2 : 1)
   if (item.units == 0) return;
   const LoraPair pair = arguments.tables.pairs[item.pair];
   const int steps = (pair.outputs + kStepOutputs - 1) / kStepOutputs;
-  const int slices = (steps + kSliceSteps - 1) / kSliceSteps;
+  const int slice_steps = OutputSliceFeatures(pair.outputs) / kStepOutputs;
+  const int slices = (steps + slice_steps - 1) / slice_steps;
   if (slice >= slices) return;
-  const int begin = slice * kSliceSteps;
-  const int end = arguments.parallel != 0 ? min(steps, begin + kSliceSteps) : steps;
+  const int begin = slice * slice_steps;
+  const int end = arguments.parallel != 0 ? min(steps, begin + slice_steps) : steps;
   const bool train = item.rows.train != 0;
   const int row_steps = (item.rows.rows + 15) / 16;
 
@@ -300,7 +302,7 @@ __global__ void __launch_bounds__(kThreads, kUnits == 1 ? 2 : 1)
       finite &= AddOutputs<kUnits>(item, pair, step * kStepOutputs, c);
     }
     stage = stage == kStages - 1 ? 0 : stage + 1;
-    if ((step + 1) % kSliceSteps == 0 || step + 1 == end) {
+    if ((step + 1) % slice_steps == 0 || step + 1 == end) {
 #pragma unroll
       for (int i = 0; i < kRowTiles * 2 * kUnits; ++i) {
 #pragma unroll
@@ -329,9 +331,6 @@ template <int kUnits>
 void Launch(Arguments& arguments, cudaStream_t stream) {
   constexpr int kStages = kUnits == 1 ? 3 : 4;
   constexpr int kBytes = CoefficientBytes<kUnits>() + kStages * StageBytes<kUnits>();
-  const auto kernel = ProjectOutputKernel<kUnits, kStages>;
-  LORAD_CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const int items = arguments.tables.output_count;
   const int64_t partial_bytes = int64_t{items} * arguments.slices * kRowTiles * 2 * kUnits *
                                 int64_t{sizeof(float4)} * kThreads;
@@ -339,8 +338,8 @@ void Launch(Arguments& arguments, cudaStream_t stream) {
       items <= kLoraCounters && partial_bytes <= arguments.scratch.partial_bytes ? 1 : 0;
   const dim3 grid(static_cast<unsigned>(arguments.parallel != 0 ? arguments.slices : 1),
                   static_cast<unsigned>(items));
-  kernel<<<grid, kThreads, kBytes, stream>>>(arguments);
-  LORAD_CUDA_LAUNCHED();
+  LaunchKernel(ProjectOutputKernel<kUnits, kStages>,
+               {.grid = grid, .threads = kThreads, .shared_bytes = kBytes}, arguments, stream);
 }
 
 }  // namespace
@@ -357,10 +356,10 @@ void ProjectOutput(const LoraTables& tables, const TensorView& dy, const TensorV
                          .ds = static_cast<__nv_bfloat16*>(ds.data),
                          .ds_stride = ds.row_stride,
                          .scratch = scratch,
-                         .slices = (tables.outputs_max + kSliceFeatures - 1) / kSliceFeatures,
+                         .slices = tables.output_slices,
                          .parallel = 0};
-  if (tables.block_units <= 1) return Launch<1>(arguments, stream);
-  if (tables.block_units == 2) return Launch<2>(arguments, stream);
+  if (tables.output_units <= 1) return Launch<1>(arguments, stream);
+  if (tables.output_units == 2) return Launch<2>(arguments, stream);
   Launch<4>(arguments, stream);
 }
 

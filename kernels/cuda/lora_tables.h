@@ -87,11 +87,13 @@ struct LoraTables {
   int32_t input_count = 0;
   int32_t output_count = 0;
   int32_t columns = 0;      // of S and dS as the product reads them
-  int32_t block_units = 0;  // the most units of an item
+  int32_t input_units = 0;  // the most of an item
+  int32_t output_units = 0;
   int32_t any_dropout = 0;  // 1: some training pair has dropout
   int32_t any_train = 0;
-  int32_t inputs = 0;       // K
-  int32_t outputs_max = 0;  // of a pair
+  int32_t inputs = 0;         // K
+  int32_t outputs_max = 0;    // of a pair
+  int32_t output_slices = 0;  // likewise
   int32_t rank_max = 0;
 };
 

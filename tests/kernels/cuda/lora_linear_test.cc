@@ -420,6 +420,9 @@ TEST_CASE("the same bits in any company, at any place, cut in any way, again and
     first.world().memory().partial_bytes = 0;
     first.Run();
     CHECK(BitsOf(first, 0, kRows, 1) == want);
+    first.world().memory().early = false;
+    first.Run();
+    CHECK(BitsOf(first, 0, kRows, 1) == want);
 
     for (const bool strangers_nan : {false, true}) {
       copy(first.x(), second.x(), strangers_nan);

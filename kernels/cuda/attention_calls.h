@@ -1,11 +1,11 @@
 // How the sequences of a microbatch are shared out to attention calls. A call has room for B
 // sequences of at most S rows. S comes from a short list and decides B, so that plans are few and
-// can be kept (a plan takes cuDNN 50 to 400 ms); entries without a sequence cost nothing but room.
+// can be kept (a plan takes cuDNN 50 to 400 ms); entries without a sequence cost little but room.
 // cuDNN's deterministic backward keeps the probabilities of the whole [B, heads, S, S] box, so
 // sequences of like length share a call.
 //
 // Which call a sequence is in, and where, never changes its bits: every row is a function of its
-// own sequence alone (tests/kernels/cuda/attention_isolation).
+// own sequence alone (tests/kernels/cuda/attention_test.cc).
 #ifndef LORAD_KERNELS_CUDA_ATTENTION_CALLS_H_
 #define LORAD_KERNELS_CUDA_ATTENTION_CALLS_H_
 

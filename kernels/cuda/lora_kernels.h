@@ -6,32 +6,34 @@
 //              GradientA         dA += dS^T (D o x), D left as bits             reads x once
 //
 // S and dS go into the frozen products as low-rank terms (gemm.h): y = x W^T + S B^T,
-// dx = dy W + D o (dS A). S is kept from forward (2 R bytes a token and target beside the 2 K bytes
-// of x); where it was not, the backward runs ProjectInput again. D is drawn once a direction, in
+// dx = dy W + D o (dS A). S may be kept from forward (2 R bytes a token and target beside the 2 K
+// bytes of x), else the backward runs ProjectInput again. D is drawn once a direction, in
 // registers, on the way of x to the matrix units; GradientA leaves it as bits, an eighth of a byte
 // a feature, for dx. Masks are selects: 0 where dropped, whatever x is.
 //
 // Roofline. All three move bytes: 4 R operations (ProjectOutput: 8 R) for the 2 bytes of an
 // element, R = 16: 32 to 64 a byte, where the matrix units want 250. So the floor is T K 2 bytes
-// over the memory's rate. At 3.0 TB/s and T = 8,192, microseconds:
-//   feature count             4,096   14,336      operator (forward + backward)   frozen   + floor
-//   ProjectInput, GradientA   22.4    78.3        4096 -> 4096                     710    67  1.09
-//   ProjectOutput             22.4    78.3        4096 -> 14336                   2490   123  1.05
-//                                                 14336 -> 4096                   2490   179  1.07
-// Beside it: dA and dB are added as 8-byte integers in the L2, R (K + O) a chunk of 256 tokens
-// (T = 8,192, 4096 -> 4096, R = 16: 4.2 million additions, 34 MB of L2 traffic). Philox costs about
-// 80 instructions a 16 bytes of x: 11 us a mask at K = 4,096, hidden under the 22 us of the bytes
-// for one target, not for three (q, k, v).
+// over the memory's rate. At 3.0 TB/s and T = 8,192, microseconds (measured on an H100):
+//   feature count         4,096        14,336     operator (forward + backward)   frozen   + floor
+//   ProjectInput          22.4 (34)    78 (105)   4096 -> 4096                     710    67  1.09
+//   ProjectOutput         22.4 (49)    78 (158)   4096 -> 14336                   2490   123  1.05
+//   GradientA             22.4 (39)    78 (123)   14336 -> 4096                   2490   179  1.07
+// What is above the floor: about 6 us to start and end a launch (hidden in part, below); dA and dB,
+// added as 8-byte integers in the L2 cache, which takes 180 a nanosecond (measured), R (K + O) of
+// them a chunk of 256 tokens; Philox, about 80 instructions a 16 bytes of x.
 //
-// What decides the order of sums: a sum over features is formed in slices (below), a
-// slice in ascending steps of 16 features in a permutation fixed by the kernel, and slices are
-// added in ascending order; a sum over tokens inside a chunk runs in ascending steps of 16 tokens,
-// then fixed point. So a row's bits depend on K alone, a gradient's on its sequence alone (the
+// Launches overlap: a product starts on multiprocessors that the last blocks of ProjectInput or
+// GradientA have left, and awaits them before it first reads S, dS or masks.
+//
+// What decides the order of sums: a sum over features is formed in slices (below), a slice in
+// ascending steps of 16 features in a permutation fixed by the kernel, and slices are added in
+// ascending order; a sum over the tokens of a chunk runs in ascending steps of 16, then fixed
+// point. So a row's bits depend on K (dS: O) alone, a gradient's on its sequence alone (the
 // isolation rules of docs/determinism.md).
 //
-// bf16 kernels: T, K, O multiples of 8, rows of 16-byte multiples (LoraFast). Everything else and
-// float32: plain kernels (lora_plain.cu), right and not fast.
-// Mixed operands and products per Hu et al. 2021 (arXiv 2106.09685), section 4.1.
+// For bf16, K, O and the targets' ranges multiples of 8, rows of 16-byte multiples. For everything
+// else and float32: plain kernels (lora_plain.cu), right and not fast.
+// Hu et al. 2021 (arXiv 2106.09685), section 4.1.
 #ifndef LORAD_KERNELS_CUDA_LORA_KERNELS_H_
 #define LORAD_KERNELS_CUDA_LORA_KERNELS_H_
 

@@ -196,8 +196,9 @@ void Run(const Setting& setting) {
       Microseconds(stream, [&] { ProjectInput(plan.tables(), x, saved, shared, scratch, stream); });
   const double output = Microseconds(
       stream, [&] { ProjectOutput(plan.tables(), dy, saved, shared, scratch, stream); });
-  const double gradient = Microseconds(
-      stream, [&] { GradientA(plan.tables(), x, shared, MaskRowBytes(bench.inputs), false, stream); });
+  const double gradient = Microseconds(stream, [&] {
+    GradientA(plan.tables(), x, shared, MaskRowBytes(bench.inputs), false, stream);
+  });
   const double copy_x = CopyMicroseconds(stream, bench.x, bench.dx);
   const double copy_dy = CopyMicroseconds(stream, bench.dy, bench.y);
   const double products = whole - input - output - gradient;

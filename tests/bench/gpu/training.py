@@ -5,7 +5,8 @@ usage: training.py [--setting NAME ...] [--steps N] [--no-peft] [--json FILE]   
 Starts `lorad serve --workers cuda:0`, registers models of published shapes with random weights (tools/make-model), adds
 datasets of token ids in which every token is trained, submits the jobs of a setting, and measures from the step at which
 all of them have been running for a while to the last one: wall time, evaluations and checkpoints apart. Memory is what
-the device reports as used beyond what was used before.
+the device reports as used beyond what the worker used before it held a model; the estimate is the service's own, asked for
+before the jobs are created.
 """
 
 import argparse
@@ -68,9 +69,12 @@ def submit(house, setting, vocabulary, steps):
             "training": {"max_steps": steps, "batch_size": setting["sequences"], "max_length": setting["length"] or 2048,
                          "learning_rate": 1e-4, "schedule": "CONSTANT", "seed": i, "checkpoint_every_steps": steps},
         })
-    estimate = house.folder / "estimate.json"
-    estimate.write_text(json.dumps(jobs[0]))
-    return house.object("estimate", "-f", estimate), [house.submit(job) for job in jobs]
+    asked = house.folder / "estimate.json"
+    asked.write_text(json.dumps(jobs[0]))
+    memory = house.object("estimate", "-f", asked)["peak_memory_bytes"]
+    # Of a group with the first job alone, and what each further one brings.
+    expected = memory["total"] + (len(jobs) - 1) * (memory["adapters"] + memory["optimizer"])
+    return expected, [house.submit(job) for job in jobs]
 
 
 def tokens_done(house, names):
@@ -104,21 +108,21 @@ def measure(house, names):
 
 
 def run_lorad(setting, steps):
-    before = used_bytes()
     house = House(None, "--workers", "cuda:0", "--microbatch-tokens", setting["microbatch"])
     model = house.folder / "model"
     subprocess.run([ROOT / "tools/make-model", setting["model"], model], check=True, stdout=subprocess.DEVNULL)
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
     with house:
         house.wait_for_worker()
+        before = used_bytes()
         house.lora("model", "add", "model", "--path", model)
-        estimate, names = submit(house, setting, vocabulary, steps)
+        estimated, names = submit(house, setting, vocabulary, steps)
         speed, peak = measure(house, names)
         jobs = house.wait(names)
         packed = sum(job["adapters_per_microbatch"] for job in jobs) / len(jobs)
     house.clear()
     return {"tokens_per_second": speed, "peak_bytes": peak - before, "adapters_per_microbatch": packed,
-            "estimated_bytes": estimate["peak_memory_bytes"]["total"], "step_ms": 1000 * setting["tokens"] / speed}
+            "estimated_bytes": estimated, "step_ms": 1000 * setting["tokens"] / speed}
 
 
 def run_peft(setting, steps):
@@ -159,7 +163,7 @@ def main():
         peft = None if options.no_peft else run_peft(setting, 8)
         results[name] = {"lorad": ours, "peft": peft, "bar": setting["bar"]}
         tell(f"{name}: {ours['tokens_per_second']:,.0f} tokens/s (bar {setting['bar']:,}), {ours['adapters_per_microbatch']:.2f} "
-             f"adapters a microbatch, {ours['peak_bytes'] / 2**30:.2f} GiB used, estimated for one job {ours['estimated_bytes'] / 2**30:.2f} GiB")
+             f"adapters a microbatch, {ours['peak_bytes'] / 2**30:.3f} GiB used, {ours['estimated_bytes'] / 2**30:.3f} GiB estimated")
         if peft:
             tell(f"    PEFT: {peft['tokens_per_second']:,.0f} tokens/s, {peft['peak_bytes'] / 2**30:.2f} GiB; "
                  f"ratio {ours['tokens_per_second'] / peft['tokens_per_second']:.2f}")

@@ -21,7 +21,8 @@ constexpr int64_t kScoreBytesMax = int64_t{512} << 20;
 constexpr int64_t kAttentionTensors = 9;
 constexpr int64_t kAttentionSpareBytes = int64_t{1} << 20;
 constexpr int64_t kGradientBytesMax = int64_t{768} << 20;
-constexpr int64_t kLogitRows = 512;
+constexpr int64_t kLogitBytesMax = int64_t{320} << 20;
+constexpr int64_t kLogitBytes = 4;
 constexpr int64_t kTileRows = 128;
 constexpr int64_t kTileColumns = 256;
 
@@ -49,26 +50,18 @@ int64_t LoraBytes(const ModelShape& model, const GroupShape& group) {
 
 // ---- attention ----
 
-// 1, 2, 3, 4, 6, 8, 12, 16, ...
-int64_t BatchBucket(int64_t count) {
-  int64_t power = 1;
-  while (power * 2 <= count) power *= 2;
-  if (count == power) return power;
-  return power >= 2 && count <= power / 2 * 3 ? power / 2 * 3 : power * 2;
-}
-
+// 128, 192, 256, 384, 512, 768, ...
 int64_t LengthBucket(int64_t rows) {
-  constexpr int64_t kUnit = kLengthBucketMin / 2;
-  return rows <= kLengthBucketMin ? kLengthBucketMin
-                                  : BatchBucket((rows + kUnit - 1) / kUnit) * kUnit;
+  int64_t bucket = kLengthBucketMin;
+  while (bucket < rows) bucket *= 2;
+  const int64_t between = bucket / 4 * 3;
+  return rows <= between && between > kLengthBucketMin ? between : bucket;
 }
 
-int64_t BatchBucketMax(int64_t length_bucket, int64_t tokens) {
-  const int64_t rows = std::min(kCallRows, LengthBucket(tokens));
-  int64_t count = std::min(rows / length_bucket, kCallScores / (length_bucket * length_bucket));
-  if (count <= 1) return 1;
-  while (BatchBucket(count) != count) --count;
-  return count;
+int64_t CallSequences(int64_t length_bucket, int64_t tokens_max) {
+  const int64_t rows = std::min(kCallRows, LengthBucket(tokens_max));
+  const int64_t squared = length_bucket * length_bucket;
+  return std::max<int64_t>(std::min(rows / length_bucket, kCallScores / squared), 1);
 }
 
 // Key-value heads whose backward runs at once: a divisor, within kScoreBytesMax if it can be.
@@ -84,11 +77,11 @@ int64_t AttentionBytes(const ModelShape& model, const GroupShape& group) {
   const int64_t longest = LengthBucket(std::max<int64_t>(group.longest_sequence, 1));
   int64_t most = 0;
   for (int64_t rows = kLengthBucketMin; rows <= longest; rows = LengthBucket(rows + 1)) {
-    const int64_t batch = BatchBucketMax(rows, std::max<int64_t>(group.capacity_tokens, 1));
+    const int64_t batch = CallSequences(rows, std::max<int64_t>(group.capacity_tokens, 1));
     const int64_t scores = 2 * batch * sharing * rows * RoundUp(rows, 128);
     const int64_t kv_heads = HeadsAtOnce(model.kv_heads, scores);
     const int64_t ragged = RoundUp(kAttentionTensors * (batch + 1) * 4, 256);
-    const int64_t head_gradients = 2 * 4 * batch * rows * sharing * kv_heads * model.head_size;
+    const int64_t head_gradients = 2 * 2 * batch * rows * sharing * kv_heads * model.head_size;
     most = std::max(most,
                     ragged + kv_heads * scores + head_gradients + 4 * batch * rows * model.heads);
   }
@@ -106,10 +99,17 @@ int64_t LossBytes(const ModelShape& model, const GroupShape& group) {
       std::max<int64_t>(group.device.multiprocessors / column_tiles, 1) * kTileRows;
   const int64_t affordable =
       std::max(kGradientBytesMax / (columns * value) / kTileRows * kTileRows, kTileRows);
+  const int64_t wanted = std::min(filling, affordable);
   const int64_t tokens = std::max<int64_t>(group.capacity_tokens, 1);
-  const int64_t rows = std::min({RoundUp(tokens, kTileRows), filling, affordable});
+  const int64_t rows = std::min(RoundUp(tokens, kTileRows), wanted);
+  // Float32 logits beside a bf16 gradient; a float32 one takes their place.
+  int64_t logit_rows = 0;
+  if (value != kLogitBytes) {
+    const int64_t parts = RoundUp(wanted * columns * kLogitBytes, kLogitBytesMax) / kLogitBytesMax;
+    logit_rows = std::min(rows, RoundUp(RoundUp(wanted, parts) / parts, kTileRows));
+  }
   const auto taken = [](int64_t bytes) { return RoundUp(bytes, kScratchAlignment); };
-  return 2 * taken(rows * hidden * value) + taken(std::min(rows, kLogitRows) * columns * 4) +
+  return 2 * taken(rows * hidden * value) + taken(logit_rows * columns * kLogitBytes) +
          taken(rows * columns * value) + taken(kProductBytes);
 }
 

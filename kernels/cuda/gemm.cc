@@ -41,6 +41,7 @@ void CheckArguments(const GemmArguments& arguments) {
 struct Gemm::Impl {
   LibraryGemm library;
   bool hopper = false;
+  bool turns = false;
   int clusters = 0;
 };
 
@@ -53,6 +54,7 @@ Gemm::Gemm(const GemmOptions& options) : impl_(std::make_unique<Impl>()) {
   LORAD_CUDA_CHECK(
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   impl_->hopper = options.own_kernel && major == 9;
+  impl_->turns = options.turns;
   impl_->clusters = multiprocessors / 2;
 }
 
@@ -96,7 +98,8 @@ void Gemm::Run(const GemmArguments& arguments, void* workspace, cudaStream_t str
   CheckArguments(arguments);
   if (arguments.x.rows == 0) return;
   if (impl_->hopper && arguments.y.dtype == DType::kBfloat16) {
-    const HopperTile tile = ChooseTile(arguments.y.rows, arguments.y.columns, impl_->clusters);
+    const HopperTile tile = ChooseTile(arguments.y.rows, arguments.y.columns, arguments.x.columns,
+                                       impl_->clusters, impl_->turns);
     return LaunchHopper(arguments.product, tile, PlanHopper(arguments, tile), impl_->clusters,
                         stream);
   }

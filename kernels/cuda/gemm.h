@@ -10,9 +10,10 @@
 //
 // What decides the order of sums: (operation, types, number of inner and outer features) and, for
 // the terms, their order in a row's list. Never M, a row's place or its company: x W first, in
-// ascending blocks of the inner feature, then the terms of the row's tile in list order, then bias
-// and residual. Strangers' terms add exact zeros (their coefficients are zero, factors finite). So
-// equal rows give equal bits. bf16 only: the float32 product promises no isolation.
+// ascending blocks of the inner feature, then the terms of the row's tile in list order (those with
+// a mask after those without), then bias and residual. Strangers' terms add exact zeros (their
+// coefficients are zero, factors finite). So equal rows give equal bits. bf16 only: the float32
+// product promises no isolation.
 //
 // Two implementations: our own kernel for compute capability 9.0 (gemm_hopper.h), one launch for
 // everything; and cuBLASLt followed by a kernel for the terms, for other devices and float32.
@@ -90,6 +91,8 @@ struct GemmArguments {
 
 struct GemmOptions {
   bool own_kernel = true;  // where the device has it; otherwise cuBLASLt. Changes bits.
+  // Tiles for which the kernel's two warpgroups take turns, where they are faster. Changes no bit.
+  bool turns = false;
 };
 
 class Gemm {

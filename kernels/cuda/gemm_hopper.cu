@@ -9,9 +9,10 @@
 namespace lorad::kernels::cuda {
 namespace {
 
-using Deep256 = TileShape<256, 4, 2, 1>;
-using Wide256 = TileShape<256, 3, 4, 4>;
-using Tile128 = TileShape<128, 6, 2, 2>;
+using Together256 = TileShape<Roles::kTogether, 256, 4, 2>;
+using Together128 = TileShape<Roles::kTogether, 128, 6, 1>;
+using InTurns192 = TileShape<Roles::kInTurns, 192, 5, 1>;
+using InTurns128 = TileShape<Roles::kInTurns, 128, 6, 2>;
 
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
@@ -19,7 +20,7 @@ static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 65536 / kWarpgroup)
 
 template <typename Shape>
 __device__ void InitBarriers(SharedMemory<Shape>& shared) {
-  constexpr int kWarpsOfConsumers = 2 * 2 * kWarpgroup / 32;  // of both blocks
+  constexpr int kWarpsOfConsumers = 2 * Shape::kConsumers * kWarpgroup / 32;  // of both blocks
   for (int i = 0; i < Shape::kStageCount; ++i) {
     ptx::InitBarrier(ptx::SharedAddress(&shared.full[i]), 1);
     ptx::InitBarrier(ptx::SharedAddress(&shared.empty[i]), kWarpsOfConsumers);
@@ -38,7 +39,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     HopperKernel(const __grid_constant__ HopperArguments arguments) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<SharedMemory<Shape>*>(memory);
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  // The same in all lanes, and the compiler shall know it.
+  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) InitBarriers(shared);
   ptx::ClusterSync();
 
@@ -81,12 +83,14 @@ template <Product kProduct>
 void LaunchTile(HopperTile tile, const HopperArguments& arguments, int clusters,
                 cudaStream_t stream) {
   switch (tile) {
-    case HopperTile::k256Deep:
-      return Launch<kProduct, Deep256>(arguments, clusters, stream);
-    case HopperTile::k256Wide:
-      return Launch<kProduct, Wide256>(arguments, clusters, stream);
-    case HopperTile::k128:
-      return Launch<kProduct, Tile128>(arguments, clusters, stream);
+    case HopperTile::kTogether256:
+      return Launch<kProduct, Together256>(arguments, clusters, stream);
+    case HopperTile::kTogether128:
+      return Launch<kProduct, Together128>(arguments, clusters, stream);
+    case HopperTile::kInTurns192:
+      return Launch<kProduct, InTurns192>(arguments, clusters, stream);
+    case HopperTile::kInTurns128:
+      return Launch<kProduct, InTurns128>(arguments, clusters, stream);
   }
 }
 

@@ -11,27 +11,39 @@
 
 namespace lorad::kernels::cuda {
 
-inline constexpr int kBlockRows = 128;  // of a tile, a block; 64 a warpgroup
+inline constexpr int kBlockRows = 128;  // of a tile, a block
 inline constexpr int kClusterRows = 2 * kBlockRows;
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kThreads = 3 * kWarpgroup;
 inline constexpr int kBox = 64;  // columns of a box
-inline constexpr int kTermsCached = 96;
-inline constexpr int kRowTilesOfGroup = 8;
+inline constexpr int kTermsCached = 64;
 static_assert(kClusterRows == kTermTileRows);
 
-// kN columns; kStages of 64 inner elements; kBuffers boxes of results a warpgroup, of which kRound
-// are filled and sent off together.
-template <int kN, int kStages, int kBuffers, int kRound>
+// Who multiplies what.
+enum class Roles {
+  kTogether,  // both warpgroups on one tile, 64 rows each
+  kInTurns,   // a tile each: one multiplies while the other sends off its results
+};
+
+// kN columns; kStages of 64 inner elements; kBuffers boxes of results a warpgroup.
+template <Roles kR, int kN, int kStages, int kBuffers>
 struct TileShape {
+  static constexpr Roles kRoles = kR;
   static constexpr int kColumns = kN;
   static constexpr int kBoxes = kN / kBox;
+  static constexpr int kRowBlocks = kR == Roles::kTogether ? 1 : 2;  // of 64 rows, a warpgroup
+  static constexpr int kResults = kRowBlocks * kBoxes;               // boxes a warpgroup
   static constexpr int kStageCount = kStages;
   static constexpr int kBufferCount = kBuffers;
-  static constexpr int kRoundBoxes = kRound;
+  static constexpr int kConsumers = kR == Roles::kTogether ? 2 : 1;  // warpgroups a stage
   static constexpr uint32_t kXBytes = kBlockRows * kBox * 2;
   static constexpr uint32_t kStageBytes = kXBytes + kN * kBox * 2;
-  static_assert(kBoxes % kBuffers == 0 && kBuffers % kRound == 0 && kBoxes % 2 == 0);
+  static_assert(kResults % kBuffers == 0);
+};
+
+struct RingPosition {
+  int stage;
+  uint32_t parity;
 };
 
 // What the consumers must know of a stage.
@@ -39,17 +51,25 @@ struct StageNote {
   int16_t term_steps;    // in stages over x: stages over terms without a mask in this tile,
   int16_t masked_steps;  // and then over terms with one
   int32_t products;      // of 16 inner elements
-  int32_t term;          // index of the term, in stages over terms
+  int32_t term;          // index of the stage's term; in stages over x of the first with a mask
 };
 
-// A term as the producer needs it.
+// A term as the two roles need it.
 struct TermNote {
-  int16_t rank;
-  int16_t masked;
+  int32_t rank;
   int32_t first_column;
   int32_t first_output;
   int32_t outputs;
+  const uint32_t* mask_words;
+  int32_t mask_row_words;
+  float mask_scale;
 };
+
+__device__ inline TermNote NoteOf(const LowRankTerm& term) {
+  return {term.rank,      term.first_column, term.first_output,
+          term.outputs,   term.mask_words,   static_cast<int32_t>(term.mask_row_words),
+          term.mask_scale};
+}
 
 template <typename Shape>
 struct SharedMemory {
@@ -61,19 +81,21 @@ struct SharedMemory {
   uint64_t empty[Shape::kStageCount];
   uint64_t residual[2][Shape::kBufferCount];
   uint64_t terms_ready;
+  RingPosition turns[2];  // where a warpgroup's tile ends, for the other
 };
 
-// Position in the ring.
+template <typename Shape>
+__device__ TermNote TermAt(const HopperArguments& arguments, const SharedMemory<Shape>& shared,
+                           int index) {
+  return index < kTermsCached ? shared.terms[index] : NoteOf(arguments.terms.terms[index]);
+}
+
 template <typename Shape>
 struct Ring {
-  int stage = 0;
-  uint32_t parity = 0;
+  RingPosition at = {0, 0};
 
   __device__ void Next() {
-    if (++stage == Shape::kStageCount) {
-      stage = 0;
-      parity ^= 1;
-    }
+    if (++at.stage == Shape::kStageCount) at = {0, at.parity ^ 1};
   }
 };
 
@@ -82,13 +104,23 @@ struct TilePosition {
   int column_tile;
 };
 
-// Groups of kRowTilesOfGroup row tiles, in each group column by column.
+// Groups of row tiles, in each of them column by column.
 __device__ inline TilePosition PositionOf(int tile, const HopperArguments& arguments) {
-  const int group_tiles = kRowTilesOfGroup * arguments.column_tiles;
-  const int first = tile / group_tiles * kRowTilesOfGroup;
-  const int rows = min(kRowTilesOfGroup, arguments.row_tiles - first);
+  int group = arguments.group_tiles;
+  int along = arguments.column_tiles;
+  int across = arguments.row_tiles;
+  const bool swapped = group < 0;
+  if (swapped) {
+    group = -group;
+    along = arguments.row_tiles;
+    across = arguments.column_tiles;
+  }
+  const int group_tiles = group * along;
+  const int first = tile / group_tiles * group;
+  const int size = min(group, across - first);
   const int rest = tile % group_tiles;
-  return {first + rest % rows, rest / rows};
+  if (swapped) return {rest / size, first + rest % size};
+  return {first + rest % size, rest / size};
 }
 
 __device__ inline int FirstTile() { return static_cast<int>(blockIdx.x) / 2; }

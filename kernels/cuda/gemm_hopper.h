@@ -3,15 +3,16 @@
 // Roofline: 2 M O K operations at the matrix units' rate; every output tile of 256 x 256 reads
 // 2 * 256 * inner elements through the L2 cache.
 //
-// A cluster of two blocks owns a tile of 256 rows x 256 (or 128) columns, 128 rows a block. In each
+// A cluster of two blocks owns a tile of 256 rows x 128 to 256 columns, 128 rows a block. In each
 // block one thread keeps a ring of stages in shared memory filled by the bulk tensor copy, 64 inner
 // elements a stage: its own rows of x, and half of the columns of W, which the copy delivers to
-// both blocks (multicast). Two warpgroups of 64 rows each multiply (wgmma, sums in registers). The
-// terms of gemm.h are further stages of the same ring: 64 columns of S and of the term's factor,
-// zero where they end, of which only rank / 16 products are made. A masked term goes to registers
-// of its own, 64 columns at a time, and is added where its mask says. Results leave through shared
-// memory by the copy engine while the next tile is being multiplied. Blocks are persistent; tiles
-// are ordered in groups of rows so that those at work share their inputs in the L2 cache.
+// both blocks (multicast). Two warpgroups multiply (wgmma, sums in registers): together, 64 rows of
+// a tile each; or in turns, a tile each, so that one multiplies while the other adds its terms and
+// sends off its results. The terms of gemm.h are further stages of the same ring: 64 columns of S
+// and of the term's factor, zero where they end, of which only rank / 16 products are made. A term
+// with a mask is multiplied by single warps, 16 columns at a time, and added where its mask says.
+// Results leave through shared memory by the copy engine. Blocks are persistent; tiles are ordered
+// in groups of rows so that those at work share their inputs in the L2 cache.
 #ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_H_
 #define LORAD_KERNELS_CUDA_GEMM_HOPPER_H_
 
@@ -44,17 +45,25 @@ struct HopperArguments {
   int32_t inner_steps;   // of 64 inner elements
   int32_t row_tiles;     // of 256 rows
   int32_t column_tiles;  // of the tile's columns
+  int32_t group_tiles;   // tiles are ordered in groups of so many rows of tiles
 };
 
 inline constexpr int kHopperStepColumns = 64;  // inner elements a stage
 
 // Variants differ in speed alone: equal bits.
 enum class HopperTile : uint8_t {
-  k256Deep,  // 256 columns, 4 stages, results leave in quarters
-  k256Wide,  // 256 columns, 3 stages, results leave at once
-  k128,      // 128 columns, 6 stages
+  kTogether256,  // both warpgroups on one tile of 256 columns
+  kTogether128,
+  kInTurns192,  // a tile each, 192 columns
+  kInTurns128,
 };
-constexpr int ColumnsOf(HopperTile tile) { return tile == HopperTile::k128 ? 128 : 256; }
+inline constexpr HopperTile kHopperTiles[] = {HopperTile::kTogether256, HopperTile::kTogether128,
+                                              HopperTile::kInTurns192, HopperTile::kInTurns128};
+constexpr int ColumnsOf(HopperTile tile) {
+  constexpr int kColumns[] = {256, 128, 192, 128};
+  return kColumns[static_cast<int>(tile)];
+}
+constexpr bool InTurns(HopperTile tile) { return tile >= HopperTile::kInTurns192; }
 
 // `clusters`: at most this many pairs of blocks.
 void LaunchHopper(Product product, HopperTile tile, const HopperArguments& arguments, int clusters,

@@ -30,6 +30,9 @@ Encode FindEncode() {
   return reinterpret_cast<Encode>(function);
 }
 
+// Tiles at work at one time then form about a square.
+constexpr int kGroupTiles = 8;
+
 int32_t CeilDivide(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
 
 }  // namespace
@@ -79,17 +82,30 @@ HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile) {
   plan.inner_steps = CeilDivide(arguments.x.columns, kHopperStepColumns);
   plan.row_tiles = CeilDivide(arguments.y.rows, kTermTileRows);
   plan.column_tiles = CeilDivide(arguments.y.columns, tile_columns);
+  plan.group_tiles = kGroupTiles;
   return plan;
 }
 
-HopperTile ChooseTile(int64_t rows, int64_t columns, int clusters) {
+HopperTile ChooseTile(int64_t rows, int64_t columns, int64_t inner, int clusters, bool turns) {
+  const double steps = CeilDivide(inner, kHopperStepColumns);
   const int64_t row_tiles = CeilDivide(rows, kTermTileRows);
-  const auto waves = [&](int64_t tile_columns) {
-    return CeilDivide(row_tiles * CeilDivide(columns, tile_columns), clusters);
-  };
-  // A tile of half the columns takes more than half the time: it reads more for each product.
-  constexpr double kHalfTileTime = 0.58;
-  return waves(128) * kHalfTileTime < waves(256) ? HopperTile::k128 : HopperTile::k256Deep;
+  // What a tile's results cost beside its products, in steps; in turns, only the last tile's show.
+  constexpr double kFinishSteps = 2.3;
+  // Narrow tiles wait for the L2 cache: they read more for each product.
+  constexpr double kSlowness[] = {1, 1.15, 1, 1.12};
+  HopperTile best = HopperTile::kTogether256;
+  double best_time = 0;
+  for (const HopperTile tile : kHopperTiles) {
+    const double width = ColumnsOf(tile) * kSlowness[static_cast<int>(tile)];
+    const double waves = CeilDivide(row_tiles * CeilDivide(columns, ColumnsOf(tile)), clusters);
+    if (InTurns(tile) && !turns) continue;
+    const double time = width * (waves * steps + (InTurns(tile) ? 1 : waves) * kFinishSteps);
+    if (best_time == 0 || time < best_time) {
+      best = tile;
+      best_time = time;
+    }
+  }
+  return best;
 }
 
 }  // namespace lorad::kernels::cuda

@@ -15,8 +15,9 @@ TensorMap MapFactor(const TensorView& factor);
 // REQUIRES: all views bf16.
 HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile);
 
-// The fastest tile for these sizes: full waves of wide tiles where they fill the device.
-HopperTile ChooseTile(int64_t rows, int64_t columns, int clusters);
+// The fastest tile for a product [rows, columns] over `inner` features, by a model of its time.
+// turns: among those in turns too.
+HopperTile ChooseTile(int64_t rows, int64_t columns, int64_t inner, int clusters, bool turns);
 
 }  // namespace lorad::kernels::cuda
 

@@ -7,11 +7,6 @@
 
 namespace lorad::kernels::cuda {
 
-__device__ inline TermNote NoteOf(const LowRankTerm& term) {
-  return {static_cast<int16_t>(term.rank), static_cast<int16_t>(term.mask_words != nullptr),
-          term.first_column, term.first_output, term.outputs};
-}
-
 // By one warp: the first terms' numbers into shared memory, and their tensor maps for use.
 template <typename Shape>
 __device__ void PrepareTerms(const HopperArguments& arguments, SharedMemory<Shape>& shared) {
@@ -43,9 +38,8 @@ class Producer {
   }
 
  private:
-  __device__ TermNote Term(int index) const {
-    return index < kTermsCached ? shared_.terms[index] : NoteOf(arguments_.terms.terms[index]);
-  }
+  __device__ TermNote Term(int index) const { return TermAt(arguments_, shared_, index); }
+  __device__ static bool Masked(const TermNote& term) { return term.mask_words != nullptr; }
   __device__ static bool Touches(const TermNote& term, int column) {
     return term.first_output < column + Shape::kColumns &&
            column < term.first_output + term.outputs;
@@ -63,44 +57,49 @@ class Producer {
       ring_.Next();
     }
     if (arguments_.early != 0) ptx::AwaitPreviousKernel();
-    if (note.term_steps > 0) FillTerms(position.row_tile, row, column, 0);
-    if (note.masked_steps > 0) FillTerms(position.row_tile, row, column, 1);
+    if (note.term_steps > 0) FillTerms(position.row_tile, row, column, false);
+    if (note.masked_steps > 0) FillTerms(position.row_tile, row, column, true);
   }
 
   __device__ StageNote CountTerms(int row_tile, int column) const {
     StageNote note = {.term_steps = 0, .masked_steps = 0, .products = 4, .term = 0};
     if (!has_terms_) return note;
     const LowRankTable& table = arguments_.terms;
-    const int end = table.first[row_tile + 1];
-    for (int i = table.first[row_tile]; i < end; ++i) {
-      const TermNote term = Term(table.list[i]);
+    int steps = 0;
+    int masked_steps = 0;
+    // Backwards, so that what is left in note.term is the first.
+    const int begin = table.first[row_tile];
+    for (int i = table.first[row_tile + 1] - 1; i >= begin; --i) {
+      const int index = table.list[i];
+      const TermNote term = Term(index);
       if (!Touches(term, column)) continue;
-      const int steps = (term.rank + kBox - 1) / kBox;
-      note.term_steps = static_cast<int16_t>(note.term_steps + (term.masked != 0 ? 0 : steps));
-      note.masked_steps = static_cast<int16_t>(note.masked_steps + (term.masked != 0 ? steps : 0));
+      (Masked(term) ? masked_steps : steps) += (term.rank + kBox - 1) / kBox;
+      if (Masked(term)) note.term = index;
     }
+    note.term_steps = static_cast<int16_t>(steps);
+    note.masked_steps = static_cast<int16_t>(masked_steps);
     return note;
   }
 
-  // Those terms whose `masked` is as given.
-  __device__ void FillTerms(int row_tile, int row, int column, int masked) {
+  // Those terms with, or those without a mask.
+  __device__ void FillTerms(int row_tile, int row, int column, bool masked) {
     const LowRankTable& table = arguments_.terms;
     const int end = table.first[row_tile + 1];
     for (int i = table.first[row_tile]; i < end; ++i) {
       const int index = table.list[i];
       const TermNote term = Term(index);
-      if (term.masked == masked && Touches(term, column)) FillTerm(index, term, row, column);
+      if (Masked(term) == masked && Touches(term, column)) FillTerm(index, term, row, column);
     }
   }
 
   // Waits for a free stage.
   __device__ void Begin(const StageNote& note) {
-    ptx::Wait(ptx::SharedAddress(&shared_.empty[ring_.stage]), ring_.parity ^ 1);
-    shared_.notes[ring_.stage] = note;
+    ptx::Wait(ptx::SharedAddress(&shared_.empty[ring_.at.stage]), ring_.at.parity ^ 1);
+    shared_.notes[ring_.at.stage] = note;
     ptx::ArriveExpect(Full(), Shape::kStageBytes);
   }
-  __device__ uint32_t Full() const { return ptx::SharedAddress(&shared_.full[ring_.stage]); }
-  __device__ uint32_t Stage() const { return ptx::SharedAddress(shared_.stages[ring_.stage]); }
+  __device__ uint32_t Full() const { return ptx::SharedAddress(&shared_.full[ring_.at.stage]); }
+  __device__ uint32_t Stage() const { return ptx::SharedAddress(shared_.stages[ring_.at.stage]); }
 
   // This block's half of the weight's columns, to both blocks.
   __device__ void LoadWeight(int inner, int column) {
@@ -113,20 +112,20 @@ class Producer {
     }
   }
 
-  // Boxes of a matrix whose columns are the product's.
+  // Half of the boxes of a matrix whose columns are the product's.
   __device__ void LoadHalf(const void* map, int column, int inner) {
 #pragma unroll
-    for (int i = 0; i < Shape::kBoxes / 2; ++i) {
-      const int box = static_cast<int>(rank_) * (Shape::kBoxes / 2) + i;
+    for (int box = 0; box < Shape::kBoxes; ++box) {
+      if (box % 2 != static_cast<int>(rank_)) continue;
       ptx::LoadBoxToAll(Stage() + Shape::kXBytes + box * wgmma::kBoxBytes, map, column + box * kBox,
                         inner, Full(), kBothBlocks);
     }
   }
-  // Boxes of a matrix whose rows are the product's columns.
+  // Half of the boxes of a matrix whose rows are the product's columns.
   __device__ void LoadHalfOfRows(const void* map, int column, int inner) {
 #pragma unroll
-    for (int i = 0; i < Shape::kBoxes / 2; ++i) {
-      const int box = static_cast<int>(rank_) * (Shape::kBoxes / 2) + i;
+    for (int box = 0; box < Shape::kBoxes; ++box) {
+      if (box % 2 != static_cast<int>(rank_)) continue;
       ptx::LoadBoxToAll(Stage() + Shape::kXBytes + box * wgmma::kBoxBytes, map, inner,
                         column + box * kBox, Full(), kBothBlocks);
     }

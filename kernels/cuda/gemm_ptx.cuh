@@ -85,6 +85,11 @@ __device__ inline void SyncThreads(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Counts as one of them without waiting.
+__device__ inline void ArriveThreads(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // ---- the bulk tensor copy ----
 
 // Shared memory written by ordinary stores may be read by the copy engine after this and a barrier.

@@ -63,10 +63,12 @@ __device__ inline void Pin(float (&d)[kCount]) {
   LORAD_WGMMA_REGISTERS_32 ", " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define LORAD_WGMMA_REGISTERS_128 \
+#define LORAD_WGMMA_REGISTERS_96 \
   LORAD_WGMMA_REGISTERS_64 ", " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define LORAD_WGMMA_REGISTERS_128 \
+  LORAD_WGMMA_REGISTERS_96 ", " \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define LORAD_WGMMA_SUMS_8(f, i) \
@@ -75,6 +77,7 @@ __device__ inline void Pin(float (&d)[kCount]) {
 #define LORAD_WGMMA_SUMS_16(f, i) LORAD_WGMMA_SUMS_8(f, i), LORAD_WGMMA_SUMS_8(f, i + 8)
 #define LORAD_WGMMA_SUMS_32(f, i) LORAD_WGMMA_SUMS_16(f, i), LORAD_WGMMA_SUMS_16(f, i + 16)
 #define LORAD_WGMMA_SUMS_64(f, i) LORAD_WGMMA_SUMS_32(f, i), LORAD_WGMMA_SUMS_32(f, i + 32)
+#define LORAD_WGMMA_SUMS_96(f, i) LORAD_WGMMA_SUMS_64(f, i), LORAD_WGMMA_SUMS_32(f, i + 64)
 #define LORAD_WGMMA_SUMS_128(f, i) LORAD_WGMMA_SUMS_64(f, i), LORAD_WGMMA_SUMS_64(f, i + 64)
 // clang-format on
 
@@ -91,6 +94,20 @@ __device__ inline void Add(float (&d)[64], uint64_t a, uint64_t b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LORAD_WGMMA_REGISTERS_64
                "}, %64, %65, 1, 1, 1, 0, %66;"
                : LORAD_WGMMA_SUMS_64("+f", 0)
+               : "l"(a), "l"(b), "n"(static_cast<int>(kB)));
+}
+template <Contiguous kB>
+__device__ inline void Start(float (&d)[96], uint64_t a, uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" LORAD_WGMMA_REGISTERS_96
+               "}, %96, %97, 0, 1, 1, 0, %98;"
+               : LORAD_WGMMA_SUMS_96("=f", 0)
+               : "l"(a), "l"(b), "n"(static_cast<int>(kB)));
+}
+template <Contiguous kB>
+__device__ inline void Add(float (&d)[96], uint64_t a, uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" LORAD_WGMMA_REGISTERS_96
+               "}, %96, %97, 1, 1, 1, 0, %98;"
+               : LORAD_WGMMA_SUMS_96("+f", 0)
                : "l"(a), "l"(b), "n"(static_cast<int>(kB)));
 }
 template <Contiguous kB>

@@ -1,7 +1,7 @@
 // usage: gemm_benchmark [--small]
 // Speed of the products of kernels/cuda/gemm.h beside cuBLASLt's in the same run: its first
 // algorithm and the fastest of its first eight, random data, buffers that rotate so that no input
-// is in the cache, medians of interleaved rounds. Then what low-rank terms add. Needs a GPU.
+// is in the cache. Then what low-rank terms add. Needs a GPU.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -75,45 +76,42 @@ class Matrices {
   std::vector<std::unique_ptr<Dense>> x_, weight_, y_;
 };
 
+// Times single launches, in random order without pauses: the device's clock follows its power with
+// a delay, so that what is compared must run under the same clock.
 class Timer {
  public:
-  Timer() {
-    LORAD_CUDA_CHECK(cudaEventCreate(&begin_));
-    LORAD_CUDA_CHECK(cudaEventCreate(&end_));
-  }
-  // Medians in microseconds of `rounds` interleaved rounds.
-  std::vector<double> Run(const std::vector<Launch>& launches, int sets, int rounds) {
-    std::vector<std::vector<double>> times(launches.size());
-    for (int round = -1; round < rounds; ++round) {
-      for (size_t i = 0; i < launches.size(); ++i) {
-        const int count = round < 0 ? 1 : counts_of(times[i]);
-        LORAD_CUDA_CHECK(cudaEventRecord(begin_));
-        for (int n = 0; n < count; ++n) launches[i](next_++ % sets);
-        LORAD_CUDA_CHECK(cudaEventRecord(end_));
-        LORAD_CUDA_CHECK(cudaEventSynchronize(end_));
-        float ms = 0;
-        LORAD_CUDA_CHECK(cudaEventElapsedTime(&ms, begin_, end_));
-        times[i].push_back(1000.0 * ms / count);
-      }
+  // Median microseconds of `each` launches.
+  static std::vector<double> Run(const std::vector<Launch>& launches, int sets, size_t each) {
+    std::vector<size_t> order;
+    for (size_t i = 0; i < each * launches.size(); ++i) order.push_back(i % launches.size());
+    std::mt19937_64 random(1);
+    std::shuffle(order.begin(), order.end(), random);
+    std::vector<cudaEvent_t> events(order.size() + 1);
+    for (cudaEvent_t& event : events) LORAD_CUDA_CHECK(cudaEventCreate(&event));
+    int next = 0;
+    const auto launch = [&](size_t i) { launches[i](next++ % sets); };
+    for (size_t i = 0; i < launches.size(); ++i) launch(i);
+    for (const size_t i : order) launch(i);
+    LORAD_CUDA_CHECK(cudaEventRecord(events[0]));
+    for (size_t i = 0; i < order.size(); ++i) {
+      launch(order[i]);
+      LORAD_CUDA_CHECK(cudaEventRecord(events[i + 1]));
     }
+    LORAD_CUDA_CHECK(cudaDeviceSynchronize());
+    std::vector<std::vector<double>> times(launches.size());
+    for (size_t i = 0; i < order.size(); ++i) {
+      float ms = 0;
+      LORAD_CUDA_CHECK(cudaEventElapsedTime(&ms, events[i], events[i + 1]));
+      times[order[i]].push_back(1000.0 * ms);
+    }
+    for (const cudaEvent_t event : events) LORAD_CUDA_CHECK(cudaEventDestroy(event));
     std::vector<double> medians;
     for (auto& t : times) {
-      t.erase(t.begin());
       std::sort(t.begin(), t.end());
       medians.push_back(t[t.size() / 2]);
     }
     return medians;
   }
-
- private:
-  // So many that a round takes about 4 ms.
-  static int counts_of(const std::vector<double>& times) {
-    return std::clamp(static_cast<int>(4000 / times.front()), 1, 40);
-  }
-
-  cudaEvent_t begin_ = nullptr;
-  cudaEvent_t end_ = nullptr;
-  int next_ = 0;
 };
 
 // cuBLASLt with one of its algorithms.
@@ -187,8 +185,7 @@ const char* NameOf(Product product) {
   return product == Product::kForward ? "forward" : "gradient";
 }
 
-void BenchProduct(Product product, int64_t rows, const Shape& shape, int clusters, Peer& peer,
-                  Timer& timer) {
+void BenchProduct(Product product, int64_t rows, const Shape& shape, int clusters, Peer& peer) {
   const Matrices matrices(product, rows, shape.outputs, shape.inputs);
   const auto own = [&](HopperTile tile) -> Launch {
     return [&, tile](int set) {
@@ -200,22 +197,31 @@ void BenchProduct(Product product, int64_t rows, const Shape& shape, int cluster
   for (const auto& algorithm : algorithms) {
     all.push_back([&](int set) { peer.Run(matrices.Arguments(set), algorithm); });
   }
-  const std::vector<double> tried = timer.Run(all, matrices.sets(), 2);
+  const std::vector<double> tried = Timer::Run(all, matrices.sets(), 5);
   const auto fastest =
       static_cast<size_t>(std::min_element(tried.begin(), tried.end()) - tried.begin());
-  const std::vector<double> t = timer.Run({all[0], all[fastest], own(HopperTile::k256Deep),
-                                           own(HopperTile::k256Wide), own(HopperTile::k128)},
-                                          matrices.sets(), 7);
+  const std::vector<double> t =
+      Timer::Run({all[0], all[fastest], own(kHopperTiles[0]), own(kHopperTiles[1]),
+                  own(kHopperTiles[2]), own(kHopperTiles[3])},
+                 matrices.sets(), 25);
   const double operations =
       2e-6 * static_cast<double>(rows) * static_cast<double>(shape.outputs * shape.inputs);
-  const HopperTile chosen = ChooseTile(rows, matrices.Arguments(0).y.columns, clusters);
-  const double ours = t[2 + static_cast<size_t>(chosen)];
-  std::printf(
-      "%-8s M %5lld O %5lld K %5lld  TFLOP/s  lt %4.0f  lt best(%zu) %4.0f  "
-      "deep %4.0f  wide %4.0f  narrow %4.0f  chosen/best %.3f\n",
-      NameOf(product), static_cast<long long>(rows), static_cast<long long>(shape.outputs),
-      static_cast<long long>(shape.inputs), operations / t[0], fastest, operations / t[1],
-      operations / t[2], operations / t[3], operations / t[4], std::min(t[0], t[1]) / ours);
+  const GemmArguments& arguments = matrices.Arguments(0);
+  std::printf("%-8s M %5lld O %5lld K %5lld  TFLOP/s: library %4.0f  its best %4.0f  tiles:",
+              NameOf(product), static_cast<long long>(rows), static_cast<long long>(shape.outputs),
+              static_cast<long long>(shape.inputs), operations / t[0], operations / t[1]);
+  for (const HopperTile tile : kHopperTiles) {
+    std::printf(" %s%d %4.0f", InTurns(tile) ? "turns " : "", ColumnsOf(tile),
+                operations / t[2 + static_cast<size_t>(tile)]);
+  }
+  for (const bool turns : {false, true}) {
+    const HopperTile chosen =
+        ChooseTile(rows, arguments.y.columns, arguments.x.columns, clusters, turns);
+    const double ours = t[2 + static_cast<size_t>(chosen)];
+    std::printf("  %s (%d): over library %.3f, its best %.3f", turns ? "with turns" : "chosen",
+                ColumnsOf(chosen), t[0] / ours, std::min(t[0], t[1]) / ours);
+  }
+  std::printf("\n");
   std::fflush(stdout);
 }
 
@@ -285,7 +291,7 @@ class Terms {
 };
 
 void BenchTerms(const Gemm& gemm, Product product, int64_t rows, const Shape& shape, int targets,
-                int clusters, Timer& timer) {
+                int clusters) {
   const Matrices matrices(product, rows, shape.outputs, shape.inputs);
   std::vector<std::unique_ptr<Terms>> cases;
   for (const int adapters : {1, 4, 16, 64}) {
@@ -302,14 +308,15 @@ void BenchTerms(const Gemm& gemm, Product product, int64_t rows, const Shape& sh
       GemmArguments arguments = matrices.Arguments(set);
       if (terms != nullptr) terms->AddTo(arguments);
       if (with_residual) arguments.residual = residual.view;
-      const HopperTile tile = ChooseTile(rows, arguments.y.columns, clusters);
+      const HopperTile tile =
+          ChooseTile(rows, arguments.y.columns, arguments.x.columns, clusters, false);
       LaunchHopper(product, tile, PlanHopper(arguments, tile), clusters, nullptr);
     });
   };
   run(nullptr, false);
   run(nullptr, true);
   for (const auto& terms : cases) run(terms.get(), false);
-  const std::vector<double> t = timer.Run(launches, matrices.sets(), 7);
+  const std::vector<double> t = Timer::Run(launches, matrices.sets(), 25);
   std::printf(
       "%-8s M %5lld O %5lld K %5lld targets %d  plain %7.1f us  residual %.3f  "
       "adapters 1: %.3f  4: %.3f  16: %.3f  64: %.3f",
@@ -327,7 +334,6 @@ int Main(bool small) {
   const int clusters = device.multiProcessorCount / 2;
   std::printf("%s, cuBLASLt %zu\n", device.name, cublasLtGetVersion());
   Peer peer;
-  Timer timer;
   const Gemm gemm(GemmOptions{});
   constexpr Shape kShapes[] = {{4096, 4096}, {14336, 4096}, {4096, 14336}, {28672, 4096},
                                {6144, 4096}, {2048, 2048},  {2560, 2048},  {11264, 2048},
@@ -335,18 +341,18 @@ int Main(bool small) {
   for (const int64_t rows : {8192, 4096}) {
     for (const Shape& shape : kShapes) {
       for (const Product product : {Product::kForward, Product::kInputGradient}) {
-        BenchProduct(product, rows, shape, clusters, peer, timer);
+        BenchProduct(product, rows, shape, clusters, peer);
       }
       if (small) return 0;
     }
   }
   for (const Shape& shape : {kShapes[0], kShapes[1], kShapes[2]}) {
     for (const Product product : {Product::kForward, Product::kInputGradient}) {
-      BenchTerms(gemm, product, 8192, shape, 1, clusters, timer);
+      BenchTerms(gemm, product, 8192, shape, 1, clusters);
     }
   }
   for (const Product product : {Product::kForward, Product::kInputGradient}) {
-    BenchTerms(gemm, product, 8192, {6144, 4096}, 3, clusters, timer);
+    BenchTerms(gemm, product, 8192, {6144, 4096}, 3, clusters);
   }
   return 0;
 }

@@ -1,9 +1,10 @@
-// usage: gemm_test [SEED]
+// usage: gemm_test [SEED [SHAPES]]
 // Products on the GPU against a float64 reference on random ragged microbatches, with poisoned
 // outputs inside sentinels; equal rows give equal bits: alone, among others, by every tile shape,
 // at every repeat. Exits 1 at a failure. Needs a GPU.
 #include "kernels/cuda/gemm.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -46,25 +47,26 @@ struct Verdict {
   int cases = 0;
   int64_t wrong = 0;  // samples
   int64_t samples = 0;
-  int64_t broken = 0;   // sentinels, or elements never written
-  int64_t alone = 0;    // elements that differ alone from among others
-  int64_t variant = 0;  // between tile shapes
-  int64_t repeat = 0;   // between runs
-  double worst = 0;     // error over tolerance
-  double error = 0;     // sums of squares
+  int64_t broken = 0;    // sentinels, or elements never written
+  int64_t alone = 0;     // elements that differ alone from among others
+  int64_t together = 0;  // between tile shapes
+  int64_t turns = 0;     // of those in turns
+  double worst = 0;      // error over tolerance
+  double error = 0;      // sums of squares
   double norm = 0;
 
   bool Good() const {
-    return wrong == 0 && broken == 0 && alone == 0 && variant == 0 && repeat == 0;
+    return wrong == 0 && broken == 0 && alone == 0 && together == 0 && turns == 0;
   }
 };
 
-// Rounding to the type of y, and sums in fp32 of exact products (relative to the sum of their
-// magnitudes: the matrix units truncate).
+// Rounding to the type of y (the library's before the terms too, where the sum may be larger), and
+// sums in fp32 of exact products (relative to the sum of their magnitudes: the matrix units
+// truncate).
 double Tolerance(const Expected& expected, DType dtype, bool two_roundings) {
   const double rounding = dtype == DType::kBfloat16 ? 0x1p-8 : 0x1p-22;
   return 1e-6 + (two_roundings ? 2 : 1) * rounding * std::fabs(expected.value) +
-         (two_roundings ? rounding * 0.1 : 0) * expected.magnitude + 4e-6 * expected.magnitude;
+         (two_roundings ? rounding * 0.3 : 0) * expected.magnitude + 4e-6 * expected.magnitude;
 }
 
 class Tester {
@@ -130,18 +132,17 @@ class Tester {
     CopyMatrix(result.view(), problem.y().view());
   }
 
-  // y again by every tile shape, and twice by the first.
+  // y again by every tile shape.
   void CheckVariants(Problem& problem, const ProblemOptions& options, Verdict& verdict) {
     Fenced first(options.rows, problem.y().view().columns, options.dtype);
     CopyMatrix(problem.y().view(), first.view());
-    const HopperTile tiles[] = {HopperTile::k256Deep, HopperTile::k256Wide, HopperTile::k128,
-                                HopperTile::k256Deep};
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 5; ++i) {
       const GemmArguments arguments = problem.Prepare();
-      LaunchHopper(options.product, tiles[i], PlanHopper(arguments, tiles[i]), i == 3 ? 7 : 66,
-                   nullptr);
+      const HopperTile tile = kHopperTiles[i % 4];
+      // The last time on a part of the device, so that tiles are shared out otherwise.
+      LaunchHopper(options.product, tile, PlanHopper(arguments, tile), i < 4 ? 66 : 7, nullptr);
       const int64_t different = CountDifferent(first.view(), problem.y().view());
-      (i == 3 ? verdict.repeat : verdict.variant) += different;
+      (InTurns(tile) ? verdict.turns : verdict.together) += different;
       verdict.broken += problem.y().CountBroken();
     }
     LORAD_CUDA_CHECK(cudaDeviceSynchronize());
@@ -161,12 +162,12 @@ bool RunAll(const char* name, const GemmOptions& options, DType dtype, int shape
       const Verdict v = tester.RunShape(shape, product, dtype, seed + static_cast<uint64_t>(i));
       std::printf(
           "%-8s %-20s %-8s cases %2d  samples %5lld wrong %lld worst %.2f rel.error %.1e  "
-          "broken %lld  alone %lld  tiles %lld  repeat %lld  %s\n",
+          "broken %lld  alone %lld  tiles %lld  turns %lld  %s\n",
           name, shape.name, product == Product::kForward ? "forward" : "gradient", v.cases,
           static_cast<long long>(v.samples), static_cast<long long>(v.wrong), v.worst,
           std::sqrt(v.error / v.norm), static_cast<long long>(v.broken),
-          static_cast<long long>(v.alone), static_cast<long long>(v.variant),
-          static_cast<long long>(v.repeat), v.Good() ? "ok" : "FAILED");
+          static_cast<long long>(v.alone), static_cast<long long>(v.together),
+          static_cast<long long>(v.turns), v.Good() ? "ok" : "FAILED");
       std::fflush(stdout);
       good = good && v.Good();
     }
@@ -183,9 +184,11 @@ int Main(int argc, char** argv) {
   const uint64_t seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   constexpr int kAll = static_cast<int>(std::size(kShapes));
-  bool good = RunAll("own", {.own_kernel = true}, DType::kBfloat16, kAll, seed);
-  good = RunAll("library", {.own_kernel = false}, DType::kBfloat16, 3, seed) && good;
-  good = RunAll("float32", {.own_kernel = false}, DType::kFloat32, 3, seed) && good;
+  const int shapes = argc > 2 ? std::clamp(std::atoi(argv[2]), 1, kAll) : kAll;
+  const int few = std::min(shapes, 3);
+  bool good = RunAll("own", {.own_kernel = true}, DType::kBfloat16, shapes, seed);
+  good = RunAll("library", {.own_kernel = false}, DType::kBfloat16, few, seed) && good;
+  good = RunAll("float32", {.own_kernel = false}, DType::kFloat32, few, seed) && good;
   std::printf("%s\n", good ? "passed" : "FAILED");
   return good ? 0 : 1;
 }

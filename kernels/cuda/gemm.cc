@@ -41,7 +41,7 @@ void CheckArguments(const GemmArguments& arguments) {
 struct Gemm::Impl {
   LibraryGemm library;
   bool hopper = false;
-  bool turns = false;
+  bool all_tiles = false;
   int clusters = 0;
 };
 
@@ -54,7 +54,7 @@ Gemm::Gemm(const GemmOptions& options) : impl_(std::make_unique<Impl>()) {
   LORAD_CUDA_CHECK(
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   impl_->hopper = options.own_kernel && major == 9;
-  impl_->turns = options.turns;
+  impl_->all_tiles = options.all_tiles;
   impl_->clusters = multiprocessors / 2;
 }
 
@@ -99,7 +99,7 @@ void Gemm::Run(const GemmArguments& arguments, void* workspace, cudaStream_t str
   if (arguments.x.rows == 0) return;
   if (impl_->hopper && arguments.y.dtype == DType::kBfloat16) {
     const HopperTile tile = ChooseTile(arguments.y.rows, arguments.y.columns, arguments.x.columns,
-                                       impl_->clusters, impl_->turns);
+                                       impl_->clusters, impl_->all_tiles);
     return LaunchHopper(arguments.product, tile, PlanHopper(arguments, tile), impl_->clusters,
                         stream);
   }

@@ -91,8 +91,9 @@ struct GemmArguments {
 
 struct GemmOptions {
   bool own_kernel = true;  // where the device has it; otherwise cuBLASLt. Changes bits.
-  // Tiles for which the kernel's two warpgroups take turns, where they are faster. Changes no bit.
-  bool turns = false;
+  // Not tiles of 256 columns alone, but narrower ones and such as the kernel's two warpgroups take
+  // in turns, where they are faster. Changes no bit.
+  bool all_tiles = false;
 };
 
 class Gemm {

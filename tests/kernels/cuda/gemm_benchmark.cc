@@ -214,11 +214,11 @@ void BenchProduct(Product product, int64_t rows, const Shape& shape, int cluster
     std::printf(" %s%d %4.0f", InTurns(tile) ? "turns " : "", ColumnsOf(tile),
                 operations / t[2 + static_cast<size_t>(tile)]);
   }
-  for (const bool turns : {false, true}) {
+  for (const bool all : {false, true}) {
     const HopperTile chosen =
-        ChooseTile(rows, arguments.y.columns, arguments.x.columns, clusters, turns);
+        ChooseTile(rows, arguments.y.columns, arguments.x.columns, clusters, all);
     const double ours = t[2 + static_cast<size_t>(chosen)];
-    std::printf("  %s (%d): over library %.3f, its best %.3f", turns ? "with turns" : "chosen",
+    std::printf("  %s (%d): over library %.3f, its best %.3f", all ? "of all" : "chosen",
                 ColumnsOf(chosen), t[0] / ours, std::min(t[0], t[1]) / ours);
   }
   std::printf("\n");

@@ -1,9 +1,10 @@
 """PEFT on torch on a GPU, for training.py beside it: one setting from the command line -> one line of JSON.
 
 SETTING (JSON): {"model": DIR with config.json, "adapters": N, "sequences": per adapter and step, "length": tokens, "rank",
-"dropout", "steps"}. bf16 weights from torch's own initialization, float32 adapters (PEFT's default), all seven targets,
+"dropout", "steps", "tokens": of a microbatch}. bf16 weights from torch's own initialization, float32 adapters (PEFT's default), all seven targets,
 every token trained, clipping, fused AdamW, torch's scaled-dot-product attention. Several adapters train one after the
-other on one copy of the base model, as PEFT has it.
+other on one copy of the base model, as PEFT has it. Memory is measured on steps of one adapter with as many tokens in
+flight as lorad has.
 """
 
 import json
@@ -44,16 +45,19 @@ def main():
     shape = (setting["sequences"], setting["length"])
     ids = {a: torch.randint(0, model.config.vocab_size, shape, device="cuda") for a in adapters}
 
+    def train(a, batch):
+        model.set_adapter(a)
+        model(input_ids=batch, labels=batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters[a], 1.0)
+        optimizers[a].step()
+        optimizers[a].zero_grad(set_to_none=True)
+
     def step():
         for a in adapters:
-            model.set_adapter(a)
-            model(input_ids=ids[a], labels=ids[a]).loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters[a], 1.0)
-            optimizers[a].step()
-            optimizers[a].zero_grad(set_to_none=True)
+            train(a, ids[a])
         torch.cuda.synchronize()
 
-    for _ in range(3):
+    for _ in range(2):
         step()
     times = []
     for _ in range(setting["steps"]):
@@ -61,6 +65,11 @@ def main():
         step()
         times.append(time.perf_counter() - begin)
     tokens = setting["adapters"] * setting["sequences"] * setting["length"]
+    in_flight = (max(setting["tokens"] // setting["length"], 1), setting["length"])
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(2):
+        train(adapters[0], torch.randint(0, model.config.vocab_size, in_flight, device="cuda"))
     print(json.dumps({
         "tokens_per_second": tokens / sorted(times)[len(times) // 2],
         "peak_bytes": torch.cuda.max_memory_reserved(),

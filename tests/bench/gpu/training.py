@@ -129,7 +129,7 @@ def run_peft(setting, steps):
     folder = pathlib.Path("/tmp") / f"shape-{setting['model']}"
     subprocess.run([ROOT / "tools/make-model", setting["model"], folder], check=True, stdout=subprocess.DEVNULL)
     request = {k: setting[k] for k in ("adapters", "sequences", "rank", "dropout")}
-    request |= {"model": str(folder), "length": setting["length"] or 400, "steps": steps}
+    request |= {"model": str(folder), "length": setting["length"] or 400, "steps": steps, "tokens": setting["microbatch"]}
     done = subprocess.run([sys.executable, pathlib.Path(__file__).with_name("peft_training.py"), json.dumps(request)],
                           capture_output=True, text=True)
     if done.returncode != 0:
@@ -160,12 +160,12 @@ def main():
     for name in options.setting or SETTINGS:
         setting = complete(SETTINGS[name])
         ours = run_lorad(setting, options.steps)
-        peft = None if options.no_peft else run_peft(setting, 8)
+        peft = None if options.no_peft else run_peft(setting, 5)
         results[name] = {"lorad": ours, "peft": peft, "bar": setting["bar"]}
         tell(f"{name}: {ours['tokens_per_second']:,.0f} tokens/s (bar {setting['bar']:,}), {ours['adapters_per_microbatch']:.2f} "
              f"adapters a microbatch, {ours['peak_bytes'] / 2**30:.3f} GiB used, {ours['estimated_bytes'] / 2**30:.3f} GiB estimated")
         if peft:
-            tell(f"    PEFT: {peft['tokens_per_second']:,.0f} tokens/s, {peft['peak_bytes'] / 2**30:.2f} GiB; "
+            tell(f"    PEFT: {peft['tokens_per_second']:,.0f} tokens/s, {peft['peak_bytes'] / 2**30:.2f} GiB for as many tokens in flight; "
                  f"ratio {ours['tokens_per_second'] / peft['tokens_per_second']:.2f}")
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")

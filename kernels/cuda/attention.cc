@@ -134,7 +134,7 @@ AttentionArguments HeadsOf(const AttentionArguments& a, int32_t first, int32_t c
 
 AttentionOperation::AttentionOperation(Context& context, const AttentionOptions& options)
     : context_(context), options_(options) {
-  const bool use = options.library && context.activation == DType::kBfloat16 &&
+  const bool use = options.cudnn && context.activation == DType::kBfloat16 &&
                    context.capability == kTestedCapability && CudnnAttention::Problem().empty();
   if (use) cudnn_ = std::make_unique<CudnnAttention>(context.stream.get());
 }
@@ -203,7 +203,7 @@ void AttentionOperation::RunForward(const AttentionArguments& call) {
     return;
   }
   const int64_t bytes = cudnn_->WorkspaceBytes(call, false);
-  library_bytes_max_ = std::max(library_bytes_max_, bytes);
+  cudnn_bytes_max_ = std::max(cudnn_bytes_max_, bytes);
   if (bytes > LibraryBytes(call.batch)) {
     Fail(__FILE__, __LINE__, "attention", "workspace", "cuDNN wants more than was planned");
   }
@@ -254,8 +254,8 @@ void AttentionOperation::RunBackwardHeads(const AttentionArguments& call) {
     }
     group = static_cast<int32_t>(DivisorAtMost(call.kv_heads, group - 1));
   }
-  library_bytes_max_ =
-      std::max(library_bytes_max_, cudnn_->WorkspaceBytes(HeadsOf(call, 0, group), true));
+  cudnn_bytes_max_ =
+      std::max(cudnn_bytes_max_, cudnn_->WorkspaceBytes(HeadsOf(call, 0, group), true));
   for (int32_t first = 0; first < call.kv_heads; first += group) {
     cudnn_->Backward(HeadsOf(call, first, group), Ragged(), LibraryWorkspace(call.batch));
   }

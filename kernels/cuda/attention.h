@@ -24,7 +24,7 @@ struct AttentionOptions {
   // What one backward call's probabilities may take, unless a single key-value head's take more.
   // Changes speed and memory alone.
   int64_t score_bytes_max = int64_t{512} << 20;
-  bool library = true;  // cuDNN where it passed the tests. Changes bits.
+  bool cudnn = true;  // cuDNN where it passed the tests. Changes bits.
 };
 
 class AttentionOperation {
@@ -57,7 +57,7 @@ class AttentionOperation {
   int64_t plans() const { return cudnn_ == nullptr ? 0 : cudnn_->plans(); }
   double plans_ms() const { return cudnn_ == nullptr ? 0 : cudnn_->plans_ms(); }
   // The most that cuDNN has wanted so far: what WorkspaceBytes must cover.
-  int64_t library_bytes_max() const { return library_bytes_max_; }
+  int64_t cudnn_bytes_max() const { return cudnn_bytes_max_; }
 
  private:
   void RunForward(const AttentionArguments& call);
@@ -74,7 +74,7 @@ class AttentionOperation {
   void* workspace_ = nullptr;
   int64_t workspace_bytes_ = 0;
   int64_t tokens_max_ = 1;
-  int64_t library_bytes_max_ = 0;
+  int64_t cudnn_bytes_max_ = 0;
 };
 
 }  // namespace lorad::kernels::cuda

@@ -46,7 +46,7 @@ void Table(const AttentionShape& shape, const AttentionOptions& options,
                 TeraflopPerSecond(shape, c.sequences, c.rows, times.forward_ms, 2),
                 TeraflopPerSecond(shape, c.sequences, c.rows, times.backward_ms, 5),
                 static_cast<double>(rig.workspace_bytes()) / (1 << 20),
-                static_cast<double>(rig.operation().library_bytes_max()) / (1 << 20),
+                static_cast<double>(rig.operation().cudnn_bytes_max()) / (1 << 20),
                 rig.operation().plans_ms() / static_cast<double>(rig.operation().plans()));
     std::fflush(stdout);
   }
@@ -63,7 +63,7 @@ void Run() {
   Table(llama, {.score_bytes_max = int64_t{2} << 30}, {{4, 2048, 1.33}, {1, 8192, 4.44}});
   Table(tiny, {}, {{64, 128, 0}, {16, 512, 0}, {8, 1024, 0.63}, {8, 512, 0}});
   Table(qwen, {}, {{8, 1024, 0}});
-  Table(tiny, {.library = false}, {{8, 512, 0}});
+  Table(tiny, {.cudnn = false}, {{8, 512, 0}});
 }
 
 }  // namespace

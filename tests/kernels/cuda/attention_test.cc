@@ -87,7 +87,7 @@ TEST_CASE("Attention against float64") {
     INFO("N " << shape.heads << " G " << shape.kv_heads << " D " << shape.head_size);
     CheckAgainstReference(DType::kBfloat16, shape, kBfloat16Limits, {});
   }
-  CheckAgainstReference(DType::kBfloat16, Shape(4, 2, 64), kBfloat16Limits, {.library = false});
+  CheckAgainstReference(DType::kBfloat16, Shape(4, 2, 64), kBfloat16Limits, {.cudnn = false});
   for (const AttentionShape& shape : {Shape(9, 3, 64), Shape(4, 1, 128), Shape(2, 1, 6)}) {
     CheckAgainstReference(DType::kFloat32, shape, kFloat32Limits, {});
   }
@@ -178,7 +178,7 @@ TEST_CASE("Own kernels: the same bits in any company, strangers' NaN included") 
   if (NoDevice()) return;
   for (const DType dtype : {DType::kFloat32, DType::kBfloat16}) {
     const AttentionShape shape = Shape(6, 2, 48);
-    AttentionRig rig(dtype, {.library = false}, LimitsOf(shape, 1024));
+    AttentionRig rig(dtype, {.cudnn = false}, LimitsOf(shape, 1024));
     const Sequence watched = {.seed = 3, .rows = 150};
     const SequenceResults alone = rig.Run({watched}, shape)[0];
     const SequenceResults among = rig.Run({{.seed = 9, .rows = 77, .poisoned = true},

@@ -12,17 +12,23 @@ namespace {
 constexpr int kThreadsMax = 256;
 constexpr int kUnitsMax = 4;  // of a thread in registers
 
-// The sum over the block's threads, in all of them: by warps, then the warps in order.
-__device__ float BlockSum(float value) {
-  __shared__ float warps[kThreadsMax / 32];
+// The sums of both values over the block's threads, in all of them: by warps, then the warps in
+// order.
+__device__ float2 BlockSums(float2 value) {
+  __shared__ float2 warps[kThreadsMax / 32];
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xFFFFFFFFu, value, step);
+  for (int step = 16; step > 0; step /= 2) {
+    value.x += __shfl_xor_sync(0xFFFFFFFFu, value.x, step);
+    value.y += __shfl_xor_sync(0xFFFFFFFFu, value.y, step);
+  }
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
   __syncthreads();
-  float sum = 0;
-  for (unsigned int warp = 0; warp < blockDim.x / 32; ++warp) sum += warps[warp];
-  __syncthreads();
-  return sum;
+  float2 sums = {0, 0};
+  for (unsigned int warp = 0; warp < blockDim.x / 32; ++warp) {
+    sums.x += warps[warp].x;
+    sums.y += warps[warp].y;
+  }
+  return sums;
 }
 
 // kUnits of a thread in registers, or 0: read again.
@@ -32,7 +38,7 @@ __global__ void __launch_bounds__(kThreadsMax)
   const T* from = x.row(blockIdx.x);
   T* to = y.row(blockIdx.x);
   const int step = blockDim.x * kUnit;
-  Unit kept[kUnits > 0 ? kUnits : 1];
+  Packed<T> kept[kUnits > 0 ? kUnits : 1];
   float squares = 0;
   const auto add = [&](const Unit& unit) {
 #pragma unroll
@@ -49,21 +55,23 @@ __global__ void __launch_bounds__(kThreadsMax)
 #pragma unroll
     for (int k = 0; k < kUnits; ++k) {
       const int first = threadIdx.x * kUnit + k * step;
-      kept[k] = first < columns ? LoadUnit(from, first, columns, x.aligned) : Unit{};
+      if (first < columns) kept[k] = LoadPacked(from, first, columns, x.aligned);
     }
 #pragma unroll
-    for (int k = 0; k < kUnits; ++k) add(kept[k]);
+    for (int k = 0; k < kUnits; ++k) {
+      if (threadIdx.x * kUnit + k * step < columns) add(Unpack(kept[k]));
+    }
   } else {
     for (int first = threadIdx.x * kUnit; first < columns; first += step) {
       add(LoadUnit(from, first, columns, x.aligned));
     }
   }
-  const float r = rsqrtf(BlockSum(squares) / static_cast<float>(columns) + eps);
+  const float r = rsqrtf(BlockSums({squares, 0}).x / static_cast<float>(columns) + eps);
   if constexpr (kUnits > 0) {
 #pragma unroll
     for (int k = 0; k < kUnits; ++k) {
       const int first = threadIdx.x * kUnit + k * step;
-      if (first < columns) finish(kept[k], first, r);
+      if (first < columns) finish(Unpack(kept[k]), first, r);
     }
   } else {
     for (int first = threadIdx.x * kUnit; first < columns; first += step) {
@@ -71,6 +79,14 @@ __global__ void __launch_bounds__(kThreadsMax)
     }
   }
 }
+
+// What a thread keeps of a unit of a row: everything it reads, so that no load waits for the sums.
+template <typename T>
+struct KeptUnit {
+  Packed<T> x;
+  Packed<T> dy;
+  Packed<T> dx;
+};
 
 template <typename T, int kUnits>
 __global__ void __launch_bounds__(kThreadsMax)
@@ -80,57 +96,61 @@ __global__ void __launch_bounds__(kThreadsMax)
   const T* output_gradient = dy.row(blockIdx.x);
   T* gradient = dx.row(blockIdx.x);
   const int step = blockDim.x * kUnit;
-  Unit kept_x[kUnits > 0 ? kUnits : 1];
-  Unit kept_g[kUnits > 0 ? kUnits : 1];  // w dy
-  float squares = 0;
-  float products = 0;
-  const auto weighted = [&](int first) {
-    Unit g = LoadUnit(output_gradient, first, columns, dy.aligned);
+  KeptUnit<T> kept[kUnits > 0 ? kUnits : 1];
+  float2 sums = {0, 0};  // of x^2 and of w dy x
+  const auto load = [&](int first) {
+    return KeptUnit<T>{LoadPacked(input, first, columns, x.aligned),
+                       LoadPacked(output_gradient, first, columns, dy.aligned),
+                       LoadPacked<T>(gradient, first, columns, dx.aligned)};
+  };
+  const auto add = [&](const KeptUnit<T>& unit, int first) {
+    const Unit value = Unpack(unit.x);
+    const Unit g = Unpack(unit.dy);
     const Unit w = LoadUnit(weight.data, first, columns, weight.aligned);
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) g.value[i] *= w.value[i];
-    return g;
-  };
-  const auto add = [&](const Unit& value, const Unit& g) {
-#pragma unroll
     for (int i = 0; i < kUnit; ++i) {
-      squares += value.value[i] * value.value[i];
-      products += g.value[i] * value.value[i];
+      sums.x += value.value[i] * value.value[i];
+      sums.y += g.value[i] * w.value[i] * value.value[i];
     }
   };
-  const auto finish = [&](const Unit& value, const Unit& g, int first, float r, float c) {
-    Unit result = LoadUnit(gradient, first, columns, dx.aligned);
+  const auto finish = [&](const KeptUnit<T>& unit, int first, float r, float c) {
+    const Unit value = Unpack(unit.x);
+    const Unit g = Unpack(unit.dy);
+    const Unit w = LoadUnit(weight.data, first, columns, weight.aligned);
+    Unit result = Unpack(unit.dx);
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) result.value[i] += r * (g.value[i] - value.value[i] * c);
+    for (int i = 0; i < kUnit; ++i) {
+      result.value[i] += r * (g.value[i] * w.value[i] - value.value[i] * c);
+    }
     StoreUnit(result, gradient, first, columns, dx.aligned);
   };
   if constexpr (kUnits > 0) {
 #pragma unroll
     for (int k = 0; k < kUnits; ++k) {
       const int first = threadIdx.x * kUnit + k * step;
-      const bool inside = first < columns;
-      kept_x[k] = inside ? LoadUnit(input, first, columns, x.aligned) : Unit{};
-      kept_g[k] = inside ? weighted(first) : Unit{};
+      if (first < columns) kept[k] = load(first);
     }
 #pragma unroll
-    for (int k = 0; k < kUnits; ++k) add(kept_x[k], kept_g[k]);
-  } else {
-    for (int first = threadIdx.x * kUnit; first < columns; first += step) {
-      add(LoadUnit(input, first, columns, x.aligned), weighted(first));
+    for (int k = 0; k < kUnits; ++k) {
+      const int first = threadIdx.x * kUnit + k * step;
+      if (first < columns) add(kept[k], first);
     }
+  } else {
+    for (int first = threadIdx.x * kUnit; first < columns; first += step) add(load(first), first);
   }
   const float size = static_cast<float>(columns);
-  const float r = rsqrtf(BlockSum(squares) / size + eps);
-  const float c = BlockSum(products) / size * r * r;
+  const float2 total = BlockSums(sums);
+  const float r = rsqrtf(total.x / size + eps);
+  const float c = total.y / size * r * r;
   if constexpr (kUnits > 0) {
 #pragma unroll
     for (int k = 0; k < kUnits; ++k) {
       const int first = threadIdx.x * kUnit + k * step;
-      if (first < columns) finish(kept_x[k], kept_g[k], first, r, c);
+      if (first < columns) finish(kept[k], first, r, c);
     }
   } else {
     for (int first = threadIdx.x * kUnit; first < columns; first += step) {
-      finish(LoadUnit(input, first, columns, x.aligned), weighted(first), first, r, c);
+      finish(load(first), first, r, c);
     }
   }
 }

@@ -21,21 +21,21 @@ __global__ void FillRopeKernel(const float* inverse_frequencies, float factor, f
   table[position * stride + half + i] = sinf(angle) * factor;
 }
 
-// One block a row. A thread turns a unit of a head's first half and its partner of the second.
+// One block a row. A thread turns the same unit of several heads' first halves, and its partners of
+// the second.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     RopeKernel(const int32_t* positions, Rows<const float> table, float sign, Rows<T> x, int heads,
                int half) {
+  const int units = (half + kUnit - 1) / kUnit;  // divides the number of threads
+  const int first = threadIdx.x % units * kUnit;
   const float* angles = table.row(positions[blockIdx.x]);
-  T* row = x.row(blockIdx.x);
-  const int units = (half + kUnit - 1) / kUnit;
-  for (int index = threadIdx.x; index < heads * units; index += blockDim.x) {
-    T* head = row + index / units * 2 * half;
-    const int first = index % units * kUnit;
-    const Unit a = LoadUnit(head, first, half, x.aligned);
-    const Unit b = LoadUnit(head + half, first, half, x.aligned);
-    const Unit c = LoadUnit(angles, first, half, table.aligned);
-    const Unit s = LoadUnit(angles + half, first, half, table.aligned);
+  const Unit c = LoadUnit(angles, first, half, table.aligned);
+  const Unit s = LoadUnit(angles + half, first, half, table.aligned);
+  for (int head = threadIdx.x / units; head < heads; head += blockDim.x / units) {
+    T* low_half = x.row(blockIdx.x) + head * 2 * half;
+    const Unit a = LoadUnit(low_half, first, half, x.aligned);
+    const Unit b = LoadUnit(low_half + half, first, half, x.aligned);
     Unit low;
     Unit high;
 #pragma unroll
@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(kThreads)
       low.value[i] = a.value[i] * c.value[i] - b.value[i] * turned;
       high.value[i] = b.value[i] * c.value[i] + a.value[i] * turned;
     }
-    StoreUnit(low, head, first, half, x.aligned);
-    StoreUnit(high, head + half, first, half, x.aligned);
+    StoreUnit(low, low_half, first, half, x.aligned);
+    StoreUnit(high, low_half + half, first, half, x.aligned);
   }
 }
 
@@ -69,8 +69,11 @@ void Rope(cudaStream_t stream, const BatchTables& batch, const TensorView& table
   if (x.elements() == 0) return;
   const int half = static_cast<int>(table.columns / 2);
   const int heads = static_cast<int>(x.columns / table.columns);
-  const int units = heads * ((half + kUnit - 1) / kUnit);
-  const int threads = std::min(kThreads, (units + 31) / 32 * 32);
+  const int units = (half + kUnit - 1) / kUnit;
+  assert(units <= kThreads);
+  // Heads at once, so that all rounds have about as many.
+  const int rounds = (heads * units + kThreads - 1) / kThreads;
+  const int threads = std::min((heads + rounds - 1) / rounds, kThreads / units) * units;
   ForType(x.dtype, [&]<typename T>(T) {
     Rows<T> rows = RowsOf<T>(x);
     rows.aligned = rows.aligned && half % kUnit == 0;

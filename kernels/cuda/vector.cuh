@@ -50,20 +50,29 @@ __device__ inline __nv_bfloat16 FromFloat<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
 
-__device__ inline void LoadWords(const float* from, Unit& to) {
-  const float4 low = reinterpret_cast<const float4*>(from)[0];
-  const float4 high = reinterpret_cast<const float4*>(from)[1];
-  to = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+// A unit as it lies in memory: half the registers of a Unit where T is bfloat16.
+template <typename T>
+struct alignas(16) Packed {
+  T value[kUnit];
+};
+
+__device__ inline Unit Unpack(const Packed<float>& packed) {
+  Unit unit;
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) unit.value[i] = packed.value[i];
+  return unit;
 }
 
-__device__ inline void LoadWords(const __nv_bfloat16* from, Unit& to) {
-  const uint4 words = *reinterpret_cast<const uint4*>(from);
+__device__ inline Unit Unpack(const Packed<__nv_bfloat16>& packed) {
+  const uint4 words = *reinterpret_cast<const uint4*>(packed.value);
   const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+  Unit unit;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    to.value[2 * i] = __uint_as_float(word[i] << 16);
-    to.value[2 * i + 1] = __uint_as_float(word[i] & 0xFFFF0000u);
+    unit.value[2 * i] = __uint_as_float(word[i] << 16);
+    unit.value[2 * i + 1] = __uint_as_float(word[i] & 0xFFFF0000u);
   }
+  return unit;
 }
 
 __device__ inline void StoreWords(const Unit& from, float* to) {
@@ -84,17 +93,25 @@ __device__ inline void StoreWords(const Unit& from, __nv_bfloat16* to) {
 
 // Elements [first, first + 8) of a row of `columns`; zero beyond its end.
 template <typename T>
-__device__ Unit LoadUnit(const T* row, int64_t first, int64_t columns, bool aligned) {
-  Unit unit;
+__device__ Packed<T> LoadPacked(const T* row, int64_t first, int64_t columns, bool aligned) {
+  Packed<T> packed;
   if (aligned) {
-    LoadWords(row + first, unit);
-    return unit;
+    constexpr int kWords = sizeof(packed) / sizeof(uint4);
+    uint4* words = reinterpret_cast<uint4*>(packed.value);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = reinterpret_cast<const uint4*>(row + first)[i];
+    return packed;
   }
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) {
-    unit.value[i] = first + i < columns ? ToFloat(row[first + i]) : 0.0f;
+    packed.value[i] = first + i < columns ? row[first + i] : FromFloat<T>(0.0f);
   }
-  return unit;
+  return packed;
+}
+
+template <typename T>
+__device__ Unit LoadUnit(const T* row, int64_t first, int64_t columns, bool aligned) {
+  return Unpack(LoadPacked(row, first, columns, aligned));
 }
 
 template <typename T>

@@ -41,7 +41,6 @@ void CheckArguments(const GemmArguments& arguments) {
 struct Gemm::Impl {
   LibraryGemm library;
   bool hopper = false;
-  bool all_tiles = false;
   int clusters = 0;
 };
 
@@ -54,7 +53,6 @@ Gemm::Gemm(const GemmOptions& options) : impl_(std::make_unique<Impl>()) {
   LORAD_CUDA_CHECK(
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   impl_->hopper = options.own_kernel && major == 9;
-  impl_->all_tiles = options.all_tiles;
   impl_->clusters = multiprocessors / 2;
 }
 
@@ -98,8 +96,10 @@ void Gemm::Run(const GemmArguments& arguments, void* workspace, cudaStream_t str
   CheckArguments(arguments);
   if (arguments.x.rows == 0) return;
   if (impl_->hopper && arguments.y.dtype == DType::kBfloat16) {
+    // Masked terms in turns take longer than what turns save.
+    const bool turns = arguments.product == Product::kForward || arguments.terms.empty();
     const HopperTile tile = ChooseTile(arguments.y.rows, arguments.y.columns, arguments.x.columns,
-                                       impl_->clusters, impl_->all_tiles);
+                                       impl_->clusters, turns);
     return LaunchHopper(arguments.product, tile, PlanHopper(arguments, tile), impl_->clusters,
                         stream);
   }

@@ -91,9 +91,6 @@ struct GemmArguments {
 
 struct GemmOptions {
   bool own_kernel = true;  // where the device has it; otherwise cuBLASLt. Changes bits.
-  // Not tiles of 256 columns alone, but narrower ones and such as the kernel's two warpgroups take
-  // in turns, where they are faster. Changes no bit.
-  bool all_tiles = false;
 };
 
 class Gemm {

@@ -86,7 +86,7 @@ HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile) {
   return plan;
 }
 
-HopperTile ChooseTile(int64_t rows, int64_t columns, int64_t inner, int clusters, bool all_tiles) {
+HopperTile ChooseTile(int64_t rows, int64_t columns, int64_t inner, int clusters, bool turns) {
   const double steps = CeilDivide(inner, kHopperStepColumns);
   const int64_t row_tiles = CeilDivide(rows, kTermTileRows);
   // What a tile's results cost beside its products, in steps; in turns, only the last tile's show.
@@ -98,7 +98,7 @@ HopperTile ChooseTile(int64_t rows, int64_t columns, int64_t inner, int clusters
   for (const HopperTile tile : kHopperTiles) {
     const double width = ColumnsOf(tile) * kSlowness[static_cast<int>(tile)];
     const double waves = CeilDivide(row_tiles * CeilDivide(columns, ColumnsOf(tile)), clusters);
-    if (tile != HopperTile::kTogether256 && !all_tiles) continue;
+    if (InTurns(tile) && !turns) continue;
     const double time = width * (waves * steps + (InTurns(tile) ? 1 : waves) * kFinishSteps);
     if (best_time == 0 || time < best_time) {
       best = tile;

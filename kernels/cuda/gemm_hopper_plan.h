@@ -16,8 +16,8 @@ TensorMap MapFactor(const TensorView& factor);
 HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile);
 
 // The fastest tile for a product [rows, columns] over `inner` features, by a model of its time.
-// all_tiles: among all of them, otherwise kTogether256.
-HopperTile ChooseTile(int64_t rows, int64_t columns, int64_t inner, int clusters, bool all_tiles);
+// turns: among those in turns too.
+HopperTile ChooseTile(int64_t rows, int64_t columns, int64_t inner, int clusters, bool turns);
 
 }  // namespace lorad::kernels::cuda
 

@@ -214,11 +214,11 @@ void BenchProduct(Product product, int64_t rows, const Shape& shape, int cluster
     std::printf(" %s%d %4.0f", InTurns(tile) ? "turns " : "", ColumnsOf(tile),
                 operations / t[2 + static_cast<size_t>(tile)]);
   }
-  for (const bool all : {false, true}) {
+  for (const bool turns : {false, true}) {
     const HopperTile chosen =
-        ChooseTile(rows, arguments.y.columns, arguments.x.columns, clusters, all);
+        ChooseTile(rows, arguments.y.columns, arguments.x.columns, clusters, turns);
     const double ours = t[2 + static_cast<size_t>(chosen)];
-    std::printf("  %s (%d): over library %.3f, its best %.3f", all ? "of all" : "chosen",
+    std::printf("  %s (%d): over library %.3f, its best %.3f", turns ? "in turns" : "together",
                 ColumnsOf(chosen), t[0] / ours, std::min(t[0], t[1]) / ours);
   }
   std::printf("\n");
@@ -308,8 +308,8 @@ void BenchTerms(const Gemm& gemm, Product product, int64_t rows, const Shape& sh
       GemmArguments arguments = matrices.Arguments(set);
       if (terms != nullptr) terms->AddTo(arguments);
       if (with_residual) arguments.residual = residual.view;
-      const HopperTile tile =
-          ChooseTile(rows, arguments.y.columns, arguments.x.columns, clusters, false);
+      const HopperTile tile = ChooseTile(rows, arguments.y.columns, arguments.x.columns, clusters,
+                                         product == Product::kForward);
       LaunchHopper(product, tile, PlanHopper(arguments, tile), clusters, nullptr);
     });
   };

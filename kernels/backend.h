@@ -184,19 +184,21 @@ class Backend {
   // training), per target of outputs o:
   //   S = s (D * x) A^T,   y = residual + x W^T + bias,   y[:, o] += S B^T.
   // x [T, K]; y [T, O] out; residual [T, O] or empty (then absent), may alias y.
+  // saved [T, LoraSavedColumns] of the activation type, or empty: room for S, for the backward.
   // Hu et al. 2021 (arXiv 2106.09685), section 4.1; many adapters at once: ENGINE.md.
   virtual void LoraLinear(const Batch& batch, const Linear& linear, const AdapterTable& table,
                           int32_t group, const TensorView& x, const TensorView& residual,
-                          const TensorView& y) = 0;
+                          const TensorView& y, const TensorView& saved) = 0;
   // Input gradient, and the gradients of A and B of every training segment:
   //   dS = s dy[:, o] B,  dx = dy W + D * (dS A),  db += dy[:, o]^T S,  da += dS^T (D * x).
   // x [T, K] (read for training segments with targets), dy [T, O]; dx [T, K] written, or empty
-  // where nobody needs it. S and D are computed again. da and db: fp32 inside a chunk, then added
+  // where nobody needs it. saved: as the forward of this microbatch had it; empty: S is computed
+  // again, as D always is. da and db: fp32 inside a chunk, then added
   // in fixed point (batch.h); a chunk's value that is not finite or too large marks the slot
   // (TakeOverflow) and adds an unspecified amount.
   virtual void LoraLinearBackward(const Batch& batch, const Linear& linear, AdapterTable& table,
                                   int32_t group, const TensorView& x, const TensorView& dy,
-                                  const TensorView& dx) = 0;
+                                  const TensorView& dx, const TensorView& saved) = 0;
 
   // Head and loss over the loss rows i (row r_i, target t_i) alone, in one pass over tiles of the
   // vocabulary:

@@ -67,6 +67,11 @@ constexpr int64_t PaddedRank(int64_t rank) {
   return (rank + kRankAlignment - 1) / kRankAlignment * kRankAlignment;
 }
 
+// Columns of what a linear group's forward leaves for its backward, at most.
+constexpr int64_t LoraSavedColumns(int64_t targets, int64_t rank_max) {
+  return targets * PaddedRank(rank_max);
+}
+
 // One LoRA target of a linear group: rows [first_output, first_output + outputs) of the group's
 // weight. The tensors belong to the caller and lie in device memory until the slot is cleared.
 // Masters are finite.

@@ -65,9 +65,17 @@ int64_t ActivationBytes(const ModelShape& model, const Linears& linears, const G
   const int64_t gate_up = values(OutFeatures(linears.gate_up));
   const int64_t gated = values(linears.down.in_features);
   int64_t layer = hidden + qkv + attended + Floats(tokens * model.heads) + hidden + gate_up;
-  // On a GPU outputs of norms and the SwiGLU product are kept.
+  // On a GPU outputs of norms, the SwiGLU product and what LoRA linears leave are kept.
   const bool kept = group.device.kind == DeviceKind::kCuda;
-  if (kept) layer += 2 * hidden + gated;
+  if (kept) {
+    const int64_t rank_columns =
+        (group.rank_max + kRankAlignment - 1) / kRankAlignment * kRankAlignment;
+    layer += 2 * hidden + gated;
+    for (const ModelShape::Group* linear :
+         {&linears.qkv, &linears.o, &linears.gate_up, &linears.down}) {
+      layer += values(static_cast<int64_t>(linear->parts.size()) * rank_columns);
+    }
+  }
   const int64_t border_and_gradients = 4 * hidden;
   const int64_t loss = Floats(tokens) + hidden;
   const int64_t scratch = std::max(qkv + attended, (kept ? 0 : values(model.ffn)) + gated);

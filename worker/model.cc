@@ -118,10 +118,18 @@ void Model::LayActivations(kernels::Arena& arena) {
   const auto activation = [&](int64_t columns) {
     return arena.Matrix(tokens, columns, backend_->activation_dtype());
   };
+  const auto saved = [&](const storage::LinearGroup& group) {
+    return activation(
+        kernels::LoraSavedColumns(static_cast<int64_t>(group.parts.size()), shape_.rank_max));
+  };
   for (BlockState& state : blocks_) {
     state.x = activation(hidden);
     state.mix = activation(state.block->in.out_features());
-    if (keeps_products_) state.h = activation(hidden);
+    if (keeps_products_) {
+      state.h = activation(hidden);
+      state.in_saved = saved(state.block->in);
+      state.out_saved = saved(state.block->out);
+    }
     if (keeps_products_ || state.attention) state.y = activation(state.block->out.in_features);
     if (!state.attention) continue;
     state.lse = arena.Matrix(tokens, Attention(*state.block).heads);
@@ -248,6 +256,10 @@ absl::Status Model::Load(const storage::ModelDirectory& directory) {
 
 // ---- running ----
 
+TensorView Model::RowsOf(const TensorView& saved, int64_t rows) const {
+  return keeps_products_ ? saved.Rows(0, rows) : TensorView{};
+}
+
 const TensorView& Model::BorderAfter(size_t i) const {
   return i + 1 < blocks_.size() ? blocks_[i + 1].x : border_;
 }
@@ -271,14 +283,15 @@ void Model::Forward(const kernels::Batch& batch, int64_t rows, int64_t loss_rows
     const TensorView h = state.h.Rows(0, rows);
     const TensorView y = state.y.Rows(0, rows);
     backend_->RmsNorm(batch, x, state.norm, static_cast<float>(state.block->norm.eps), h);
-    backend_->LoraLinear(batch, *state.in, table, InGroup(state.index), h, TensorView{}, mix);
+    backend_->LoraLinear(batch, *state.in, table, InGroup(state.index), h, TensorView{}, mix,
+                         RowsOf(state.in_saved, rows));
     if (state.attention) {
       ForwardAttention(batch, rows, state);
     } else {
       backend_->SwiGlu(batch, mix, y);
     }
     backend_->LoraLinear(batch, *state.out, table, OutGroup(state.index), y, x,
-                         BorderAfter(i).Rows(0, rows));
+                         BorderAfter(i).Rows(0, rows), RowsOf(state.out_saved, rows));
   }
   loss_rows_ = loss_rows;
   if (head_ == nullptr || loss_rows == 0) return;
@@ -303,7 +316,8 @@ void Model::BackwardAttention(const kernels::Batch& batch, int64_t rows, const B
   const TensorView dmix = state.scratch_dmix.Rows(0, rows);
   const Qkv mix = SplitQkv(state.mix.Rows(0, rows), spec);
   const Qkv dqkv = SplitQkv(dmix, spec);
-  backend_->LoraLinearBackward(batch, *state.out, table, OutGroup(state.index), y, dx, dy);
+  backend_->LoraLinearBackward(batch, *state.out, table, OutGroup(state.index), y, dx, dy,
+                               RowsOf(state.out_saved, rows));
   backend_->AttentionBackward(batch, KernelShape(spec), mix.q, mix.k, mix.v, y,
                               state.lse.Rows(0, rows), dy, dqkv.q, dqkv.k, dqkv.v);
   backend_->RopeBackward(batch, state.rope, dqkv.qk);
@@ -316,7 +330,7 @@ void Model::BackwardMlp(const kernels::Batch& batch, int64_t rows, const BlockSt
   const TensorView dy = state.scratch_dy.Rows(0, rows);
   if (!keeps_products_) backend_->SwiGlu(batch, mix, y);
   backend_->LoraLinearBackward(batch, *state.out, table, OutGroup(state.index), y,
-                               dx_.Rows(0, rows), dy);
+                               dx_.Rows(0, rows), dy, RowsOf(state.out_saved, rows));
   backend_->SwiGluBackward(batch, mix, dy, mix);
 }
 
@@ -346,7 +360,7 @@ void Model::Backward(const kernels::Batch& batch, int64_t rows, kernels::Adapter
     backend_->LoraLinearBackward(
         batch, *state.in, table, InGroup(state.index), h,
         state.attention ? state.scratch_dmix.Rows(0, rows) : state.mix.Rows(0, rows),
-        last ? TensorView{} : dh);
+        last ? TensorView{} : dh, RowsOf(state.in_saved, rows));
     if (!last) backend_->RmsNormBackward(batch, x, state.norm, eps, dh, dx);
   }
 }

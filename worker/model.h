@@ -119,6 +119,9 @@ class Model {
     kernels::TensorView y;    // [T, N D] or [T, F]: what the mixer gives to `out`; an MLP's, if it
                               // is not kept, is scratch
     kernels::TensorView lse;  // [T, N]; attention
+    // Of the LoRA linears, [T, LoraSavedColumns]; empty: made again.
+    kernels::TensorView in_saved;
+    kernels::TensorView out_saved;
     // Scratch shared by all blocks: gradients.
     kernels::TensorView scratch_dy;    // [T, N D] or [T, F]
     kernels::TensorView scratch_dmix;  // [T, (N + 2G) D]; attention (the MLP's overwrites mix)
@@ -140,6 +143,8 @@ class Model {
   void BackwardMlp(const kernels::Batch& batch, int64_t rows, const BlockState& state,
                    kernels::AdapterTable& table);
   const kernels::TensorView& BorderAfter(size_t i) const;
+  // Empty where nothing is kept.
+  kernels::TensorView RowsOf(const kernels::TensorView& saved, int64_t rows) const;
 
   kernels::Backend* const backend_;
   const storage::ModelDescription description_;

@@ -185,13 +185,13 @@ class CpuBackend final : public Backend {
 
   void LoraLinear(const Batch& batch, const Linear& linear, const AdapterTable& table,
                   int32_t group, const TensorView& x, const TensorView& residual,
-                  const TensorView& y) override {
+                  const TensorView& y, const TensorView& /*saved*/) override {
     cpu::LoraLinear(context(), Of(batch), Of(linear), Of(table), group, x, residual, y);
   }
 
   void LoraLinearBackward(const Batch& batch, const Linear& linear, AdapterTable& table,
                           int32_t group, const TensorView& x, const TensorView& dy,
-                          const TensorView& dx) override {
+                          const TensorView& dx, const TensorView& /*saved*/) override {
     cpu::LoraLinearBackward(context(), Of(batch), Of(linear), Of(table), group, x, dy, dx);
   }
 

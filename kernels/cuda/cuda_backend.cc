@@ -218,14 +218,14 @@ class CudaBackend final : public Backend {
 
   void LoraLinear(const Batch& batch, const Linear& linear, const AdapterTable& table,
                   int32_t group, const TensorView& x, const TensorView& residual,
-                  const TensorView& y) override {
-    cuda::LoraLinear(lora(), Of(batch), Of(linear), Of(table), group, x, residual, y);
+                  const TensorView& y, const TensorView& saved) override {
+    cuda::LoraLinear(lora(), Of(batch), Of(linear), Of(table), group, x, residual, y, saved);
   }
 
   void LoraLinearBackward(const Batch& batch, const Linear& linear, AdapterTable& table,
                           int32_t group, const TensorView& x, const TensorView& dy,
-                          const TensorView& dx) override {
-    cuda::LoraLinearBackward(lora(), Of(batch), Of(linear), Of(table), group, x, dy, dx);
+                          const TensorView& dx, const TensorView& saved) override {
+    cuda::LoraLinearBackward(lora(), Of(batch), Of(linear), Of(table), group, x, dy, dx, saved);
   }
 
   void LinearLoss(const Batch& batch, const TensorView& x, const Linear& head,

@@ -145,10 +145,11 @@ class Bench {
     const double flops = 2.0 * static_cast<double>(kTokens * inputs * total);
     const bool residual = outputs.size() == 1;
     Time(name, shape_.layers, flops, [&] {
-      backend_->LoraLinear(*batch_, *linear, *table_, group, x, residual ? y : TensorView(), y);
+      backend_->LoraLinear(*batch_, *linear, *table_, group, x, residual ? y : TensorView(), y,
+                           TensorView());
     });
     Time(name + " backward", shape_.layers, flops,
-         [&] { backend_->LoraLinearBackward(*batch_, *linear, *table_, group, x, y, dx); });
+         [&] { backend_->LoraLinearBackward(*batch_, *linear, *table_, group, x, y, dx, {}); });
     arena_->Rewind(mark);
   }
 

@@ -158,12 +158,14 @@ class Bench {
     const TensorView x = Activation(inputs);
     const TensorView y = Activation(outputs);
     const TensorView dx = Activation(inputs);
+    const TensorView saved =
+        Activation(LoraSavedColumns(static_cast<int64_t>(parts.size()), options_.rank));
     const TensorView residual = with_residual ? Activation(outputs) : TensorView();
     const double flops = 2.0 * static_cast<double>(options_.tokens * inputs * outputs);
     Time(name, shape_.layers, flops, 0,
-         [&] { backend_->LoraLinear(*batch_, *linear, *table_, group, x, residual, y); });
+         [&] { backend_->LoraLinear(*batch_, *linear, *table_, group, x, residual, y, saved); });
     Time(name + " backward", shape_.layers, flops, 0,
-         [&] { backend_->LoraLinearBackward(*batch_, *linear, *table_, group, x, y, dx); });
+         [&] { backend_->LoraLinearBackward(*batch_, *linear, *table_, group, x, y, dx, saved); });
     for (int32_t slot = 0; slot < options_.adapters; ++slot) {
       backend_->SetTargets(*table_, slot, group, {});
     }

@@ -185,12 +185,12 @@ void BlockModel::Backward(const Batch& batch, const Buffers& b, int64_t loss_row
 
 void BlockModel::Linear(const Batch& batch, Group group, const TensorView& x,
                         const TensorView& residual, const TensorView& y) {
-  backend_.LoraLinear(batch, *linears_[group], *table_, group, x, residual, y);
+  backend_.LoraLinear(batch, *linears_[group], *table_, group, x, residual, y, {});
 }
 
 void BlockModel::LinearBackward(const Batch& batch, Group group, const TensorView& x,
                                 const TensorView& dy, const TensorView& dx) {
-  backend_.LoraLinearBackward(batch, *linears_[group], *table_, group, x, dy, dx);
+  backend_.LoraLinearBackward(batch, *linears_[group], *table_, group, x, dy, dx, {});
 }
 
 std::vector<DeviceAdapter*> BlockModel::AdaptersOf(int job) {

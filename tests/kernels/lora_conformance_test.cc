@@ -12,10 +12,13 @@ struct Case {
   double dropout;
   bool bias;
   bool residual;
+  bool saved;
 };
 
-constexpr Case kCases[] = {
-    {0, false, false}, {0, true, true}, {0.3, false, true}, {0.1, true, false}};
+constexpr Case kCases[] = {{0, false, false, true},
+                           {0, true, true, false},
+                           {0.3, false, true, true},
+                           {0.1, true, false, false}};
 
 void CheckCase(World& world, Random& random, const Case& options) {
   constexpr int32_t kSlots = 3;
@@ -41,8 +44,12 @@ void CheckCase(World& world, Random& random, const Case& options) {
   const Guarded device_x(world, x);
   const Guarded device_residual(world, residual);
   Guarded y(world, data.tokens(), outputs);
+  const TensorView saved =
+      options.saved
+          ? world.arena().Matrix(data.tokens(), LoraSavedColumns(3, 24), backend.activation_dtype())
+          : TensorView();
   backend.LoraLinear(*batch, *linear, *table, kGroup, device_x.view(),
-                     options.residual ? device_residual.view() : TensorView(), y.view());
+                     options.residual ? device_residual.view() : TensorView(), y.view(), saved);
   Matrix want = LoraReference(data, x, weight, bias, adapters);
   for (size_t i = 0; options.residual && i < want.values.size(); ++i) {
     want.values[i] += residual.values[i];
@@ -54,7 +61,7 @@ void CheckCase(World& world, Random& random, const Case& options) {
   const Guarded device_dy(world, dy);
   Guarded dx(world, data.tokens(), features);
   backend.LoraLinearBackward(*batch, *linear, *table, kGroup, device_x.view(), device_dy.view(),
-                             dx.view());
+                             dx.view(), saved);
   CHECK(dx.Intact());
   const auto loss_of_x = [&](const Matrix& at) {
     return Inner(LoraReference(data, at, weight, bias, adapters), dy);
@@ -120,7 +127,7 @@ void CheckTiles(World& world) {
   const Matrix residual = world.RandomMatrix(random, 5, 1000);
   const Guarded device_x(world, x);
   Guarded y(world, residual);
-  backend.LoraLinear(*batch, *linear, *table, 0, device_x.view(), y.view(), y.view());
+  backend.LoraLinear(*batch, *linear, *table, 0, device_x.view(), y.view(), y.view(), {});
   Matrix want = LoraReference(data, x, weight, Matrix(), {adapter});
   for (size_t i = 0; i < want.values.size(); ++i) want.values[i] += residual.values[i];
   CHECK(Compare(y.Read(), want, world.Within(kLinear)) == "");
@@ -129,10 +136,10 @@ void CheckTiles(World& world) {
   const Matrix dy = world.RandomMatrix(random, 5, 1000);
   const Guarded device_dy(world, dy);
   Guarded dx(world, 5, 600);
-  backend.LoraLinearBackward(*batch, *linear, *table, 0, device_x.view(), device_dy.view(), {});
+  backend.LoraLinearBackward(*batch, *linear, *table, 0, device_x.view(), device_dy.view(), {}, {});
   const std::vector<int64_t> once = on_device.Accumulators();
   backend.LoraLinearBackward(*batch, *linear, *table, 0, device_x.view(), device_dy.view(),
-                             dx.view());
+                             dx.view(), {});
   const std::vector<int64_t> twice = on_device.Accumulators();
   for (size_t i = 0; i < once.size(); ++i) REQUIRE(twice[i] == 2 * once[i]);
   const auto loss = [&](const Matrix& at) {
@@ -172,7 +179,8 @@ void CheckOverflow(World& world) {
     const Guarded x(world, world.RandomMatrix(random, 10, 8));
     const Guarded device_dy(world, dy);
     Guarded dx(world, 10, 8);
-    backend.LoraLinearBackward(*batch, *linear, *table, 0, x.view(), device_dy.view(), dx.view());
+    backend.LoraLinearBackward(*batch, *linear, *table, 0, x.view(), device_dy.view(), dx.view(),
+                               {});
     CHECK(backend.TakeOverflow(*table, 0));
     CHECK_FALSE(backend.TakeOverflow(*table, 0));
     CHECK_FALSE(backend.TakeOverflow(*table, 1));

@@ -136,7 +136,7 @@ struct Limits {
   int64_t hidden = 0;            // H
   int64_t vocabulary = 0;        // V
   int64_t rank = 0;              // R of any target
-  int64_t slots = 0;             // resident at once
+  int64_t slots = 0;             // parties: a slot that trains and is evaluated counts as two
   int64_t targets_in_group = 0;  // LoRA targets of one linear group, 3 for q,k,v
   int64_t heads = 0;             // N
   int64_t kv_heads = 0;          // G

@@ -42,7 +42,7 @@ int64_t LoraBytes(const ModelShape& model, const GroupShape& group) {
   const int64_t tokens = group.capacity_tokens;
   const int64_t own_columns = targets * RoundUp(group.rank_max, kRankAlignment);
   const int64_t value = group.device.value_bytes;
-  return Taken(tokens * group.slots_max * own_columns * value) +
+  return Taken(tokens * 2 * group.slots_max * own_columns * value) +
          Taken(tokens * own_columns * value) +
          Taken(targets * tokens * RoundUp(features, kMaskColumns) / 8) + Taken(kLoraPartialBytes) +
          Taken(kLoraCounterBytes);

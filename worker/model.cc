@@ -168,7 +168,7 @@ kernels::Limits Model::BackendLimits() const {
                          .hidden = description_.hidden,
                          .vocabulary = description_.vocabulary,
                          .rank = shape_.rank_max,
-                         .slots = shape_.slots_max};
+                         .slots = 2 * shape_.slots_max};
   for (const BlockState& state : blocks_) {
     for (const storage::LinearGroup* group : {&state.block->in, &state.block->out}) {
       limits.features = std::max({limits.features, group->in_features, group->out_features()});

@@ -27,25 +27,31 @@ MemoryFit::Peak Draw(std::mt19937* random, double noise) {
 }
 
 TEST_CASE("Synthetic runs with 0.2 % noise are predicted to 0.25 %") {
+  constexpr int kFits = 10, kPeaks = 400;
   for (uint32_t seed : Seeds()) {
     std::mt19937 random(seed);
     INFO("seed " << seed);
-    MemoryFit fit;
-    CHECK(std::isnan(fit.mean_error()));
-    for (int i = 0; i < 400; ++i) fit.Observe(Draw(&random, 0.002));
-    // The mean of |N(0, 0.2 %)| is 0.16 %: nobody can do better than that.
-    std::cout << "memory fit, noise 0.2 %: mean error " << 100 * fit.mean_error() << " %\n";
-    CHECK(fit.mean_error() <= 0.0025);
     int inside = 0;
-    for (int i = 0; i < 400; ++i) {
-      const MemoryFit::Peak peak = Draw(&random, 0.002);
-      const Prediction prediction =
-          fit.Predict(peak.counted_bytes, peak.tokens, peak.squared_lengths);
-      const auto measured = static_cast<double>(peak.peak_bytes);
-      inside += measured >= prediction.low && measured <= prediction.high;
+    for (int repetition = 0; repetition < kFits; ++repetition) {
+      MemoryFit fit;
+      CHECK(std::isnan(fit.mean_error()));
+      for (int i = 0; i < kPeaks; ++i) fit.Observe(Draw(&random, 0.002));
+      // The mean of |N(0, 0.2 %)| is 0.16 %: nobody can do better than that.
+      std::cout << "memory fit, noise 0.2 %: mean error " << 100 * fit.mean_error() << " %\n";
+      CHECK(fit.mean_error() <= 0.0025);
+      for (int i = 0; i < kPeaks; ++i) {
+        const MemoryFit::Peak peak = Draw(&random, 0.002);
+        const Prediction prediction =
+            fit.Predict(peak.counted_bytes, peak.tokens, peak.squared_lengths);
+        const auto measured = static_cast<double>(peak.peak_bytes);
+        inside += measured >= prediction.low && measured <= prediction.high;
+      }
     }
-    CHECK(inside >= 364);  // 95 % of 400 are 380; four standard deviations less
-    CHECK(inside <= 397);
+    std::cout << "intervals of 95 %: " << 100.0 * inside / (kFits * kPeaks) << " % inside\n";
+    // 95 % of 4,000 are 3,800. One deviation of a fit's count is 4.4 by the draws and 3.2 by the
+    // width, which it has from 400 peaks itself: 17 of ten fits. Four of them either way.
+    CHECK(inside >= 3732);
+    CHECK(inside <= 3868);
   }
 }
 

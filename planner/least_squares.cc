@@ -1,6 +1,7 @@
 #include "planner/least_squares.h"
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <cmath>
 #include <limits>
@@ -102,9 +103,10 @@ double StudentQuantile(double degrees) {
 
 std::string Prediction::ToText() const {
   std::string text = absl::StrCat(value, " (", low, " to ", high, ")");
-  if (std::isinf(outside)) return absl::StrCat(text, ", nothing observed");
-  if (outside > 0)
+  if (std::isinf(outside)) return absl::StrCat(text, ", nothing like it was observed");
+  if (outside > 0) {
     absl::StrAppendFormat(&text, ", %.0f %% outside the observed range", 100 * outside);
+  }
   return text;
 }
 
@@ -164,6 +166,21 @@ double NonNegativeFit::Outside(const Terms& terms) const {
   return outside;
 }
 
+// With a ridge of r on products of size 1, r v^T (A + r)^-1 v is the squared length of what of v
+// lies in directions without any observation, and next to nothing of the others.
+bool NonNegativeFit::Observed(const Terms& terms, unsigned subset) const {
+  constexpr double kRidge = 1e-9, kShareMax = 0.01;
+  Scaled scaled = Scale({0, 0, 0}, 0);
+  Terms at = {0, 0, 0}, solved = {0, 0, 0};
+  for (int i = 0; i < kTerms; ++i) {
+    if (terms[i] > 0 && largest_[i] == 0) return false;
+    scaled.products[i][i] += kRidge;
+    if (subset & (1u << i)) at[i] = terms[i] / scaled.scale[i];
+  }
+  if (!Solve(Restrict(scaled.products, subset), at, &solved)) return false;
+  return kRidge * Dot(at, solved) <= kShareMax * Dot(at, at);
+}
+
 Prediction NonNegativeFit::Predict(const Terms& terms, const Terms& prior, double prior_weight,
                                    double weight) const {
   Prediction prediction;
@@ -172,16 +189,10 @@ Prediction NonNegativeFit::Predict(const Terms& terms, const Terms& prior, doubl
   prediction.outside = Outside(terms);
   prediction.high = kInfinity;
   unsigned subset = 0;
-  int positive = 0;
-  for (int i = 0; i < kTerms; ++i) {
-    if (x[i] > 0) {
-      subset |= 1u << i;
-      ++positive;
-    }
-  }
+  for (int i = 0; i < kTerms; ++i) subset |= x[i] > 0 ? 1u << i : 0;
   const double effective = count_squares_ > 0 ? count_ * count_ / count_squares_ : 0;
-  const double degrees = effective - positive;
-  if (degrees < 1 || positive == 0) return prediction;
+  const double degrees = effective - std::popcount(subset);
+  if (degrees < 1 || !Observed(terms, subset)) return prediction;
 
   // Variance of an observation of weight 1, then of a new one and of the fit itself at its terms.
   const double squares = std::max(0.0, squared_ + Error(products_, responses_, x));

@@ -17,11 +17,14 @@ using Terms = std::array<double, 3>;
 struct Prediction {
   double value = 0;
   // A new observation lies inside with 95 %, were the errors normal and independent (conditional on
-  // which coefficients are zero). From 0 to infinity where too little was observed to say.
+  // which coefficients are zero). From 0 to infinity where too little was observed to say: hardly
+  // more observations than coefficients, or terms in a proportion that is not of those observed
+  // (all microbatches alike leave open how their time splits).
   double low = 0;
   double high = 0;
   // 0 inside the observed range of every term; 0.5: a term half as large again as the largest
-  // observed, or the smallest observed half as large again as it. Infinite before any observation.
+  // observed, or the smallest observed half as large again as it. Infinite before any observation,
+  // and where a term is zero that never was, or the other way round.
   double outside = 0;
 
   // "812 (790 to 834)", with ", 50 % outside the observed range" where that is so.
@@ -58,6 +61,8 @@ class NonNegativeFit {
     Terms scale;
   };
   Scaled Scale(const Terms& prior, double prior_weight) const;
+  // Whether the terms of `subset` (bits) are a combination of observed ones.
+  bool Observed(const Terms& terms, unsigned subset) const;
 
   double memory_;
   Matrix products_{};         // sum of w f f^T

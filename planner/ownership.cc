@@ -226,9 +226,6 @@ absl::Status Check(const OwnershipProblem& problem) {
   }
   for (const ReplicaGroup& group : problem.groups) {
     if (!group.fixed.empty()) return absl::InvalidArgumentError("groups with fixed sequences");
-    if (group.replicas > 4096) {
-      return absl::InvalidArgumentError(absl::StrCat(group.replicas, " replicas; at most 4096"));
-    }
   }
   return CheckDispatch(all);
 }

@@ -1,8 +1,11 @@
 #include "planner/pack.h"
 
 #include <algorithm>
+#include <bit>
+#include <cassert>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,10 +21,6 @@ constexpr int64_t kCapacityMax = int64_t{1} << 40;
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
-}
-
-int64_t LengthOf(const Sample& sample) {
-  return std::accumulate(sample.lengths.begin(), sample.lengths.end(), int64_t{0});
 }
 
 absl::Status Check(const std::vector<Sample>& samples, const PackOptions& options) {
@@ -50,51 +49,105 @@ absl::Status Check(const std::vector<Sample>& samples, const PackOptions& option
   return absl::OkStatus();
 }
 
-// Microbatches being filled; with P = 1 whose the tokens are is moot.
-class Bins {
+// The room of each bin, as a tree of maxima. All bins there may ever be are there from the start:
+// those without a sample stand behind the others, so the first one with room opens when it has to.
+class Rooms {
  public:
-  Bins(const PackOptions& options, size_t jobs)
-      : options_(options), jobs_(options.padding == 1 ? 0 : jobs) {}
+  Rooms(size_t bins, int64_t tokens)
+      : leaves_(std::bit_ceil(std::max<size_t>(1, bins))), most_(2 * leaves_, tokens) {}
 
-  // Into the first bin that still has room.
-  void Add(int sample, size_t job, int64_t length) {
-    size_t bin = 0;
-    while (bin < packing_.size() && PaddedWith(bin, job, length) > options_.capacity) ++bin;
-    if (bin == packing_.size()) {
-      packing_.emplace_back();
-      padded_.push_back(0);
-      tokens_.resize(tokens_.size() + jobs_, 0);
+  // The first bin from `from` on with so much. REQUIRES: there is one.
+  size_t First(size_t from, int64_t tokens) const {
+    size_t node = leaves_ + from;
+    while (most_[node] < tokens) {
+      while (node % 2 == 1) node /= 2;  // a right child: what is next lies right of the parent
+      ++node;
+      assert(node > 1);
     }
-    padded_[bin] = PaddedWith(bin, job, length);
-    if (jobs_ > 0) tokens_[bin * jobs_ + job] += length;
-    packing_[bin].push_back(sample);
+    while (node < leaves_) node = most_[2 * node] >= tokens ? 2 * node : 2 * node + 1;
+    return node - leaves_;
   }
 
-  Packing Take() {
-    for (std::vector<int>& bin : packing_) std::sort(bin.begin(), bin.end());
-    return std::move(packing_);
+  void Set(size_t bin, int64_t tokens) {
+    most_[leaves_ + bin] = tokens;
+    for (size_t node = (leaves_ + bin) / 2; node > 0; node /= 2) {
+      most_[node] = std::max(most_[2 * node], most_[2 * node + 1]);
+    }
   }
 
  private:
-  int64_t PaddedWith(size_t bin, size_t job, int64_t length) const {
-    if (jobs_ == 0) return padded_[bin] + length;
-    const int64_t before = tokens_[bin * jobs_ + job];
-    return padded_[bin] - RoundUp(before, options_.padding) +
-           RoundUp(before + length, options_.padding);
+  const size_t leaves_;
+  std::vector<int64_t> most_;  // of the leaves below each node; 1 is the root
+};
+
+// Microbatches being filled; with P = 1 whose the tokens are is moot.
+class Bins {
+ public:
+  Bins(const PackOptions& options, size_t samples)
+      : padding_(options.padding),
+        capacity_(options.capacity / options.padding * options.padding),
+        rooms_(samples, capacity_) {}
+
+  // Into the first bin that still has room.
+  void Add(int sample, size_t job, int64_t length) {
+    size_t at = rooms_.First(0, length);
+    while (at < bins_.size() && PaddedWith(bins_[at], job, length) > capacity_) {
+      at = rooms_.First(at + 1, length);
+    }
+    if (at == bins_.size()) bins_.emplace_back();
+    Bin& bin = bins_[at];
+    bin.padded = PaddedWith(bin, job, length);
+    bin.samples.push_back(sample);
+    if (padding_ > 1) Count(job, length, &bin);
+    rooms_.Set(at, capacity_ - bin.padded + (bin.rests.empty() ? 0 : *bin.rests.rbegin()));
   }
 
-  const PackOptions& options_;
-  const size_t jobs_;
-  Packing packing_;
-  std::vector<int64_t> padded_;
-  std::vector<int64_t> tokens_;  // (bin, job)
+  Packing Take() {
+    Packing packing;
+    for (Bin& bin : bins_) {
+      std::sort(bin.samples.begin(), bin.samples.end());
+      packing.push_back(std::move(bin.samples));
+    }
+    return packing;
+  }
+
+ private:
+  struct Bin {
+    std::vector<int> samples;
+    int64_t padded = 0;
+    // With P > 1, of each job: its tokens, and what rounding up leaves for more of them.
+    std::map<size_t, int64_t> tokens = {};
+    std::multiset<int64_t> rests = {};
+  };
+
+  int64_t Rest(int64_t tokens) const { return RoundUp(tokens, padding_) - tokens; }
+
+  void Count(size_t job, int64_t length, Bin* bin) const {
+    int64_t& tokens = bin->tokens[job];
+    if (tokens > 0) bin->rests.erase(bin->rests.find(Rest(tokens)));
+    tokens += length;
+    bin->rests.insert(Rest(tokens));
+  }
+
+  int64_t PaddedWith(const Bin& bin, size_t job, int64_t length) const {
+    if (padding_ == 1) return bin.padded + length;
+    const auto found = bin.tokens.find(job);
+    const int64_t before = found == bin.tokens.end() ? 0 : found->second;
+    return bin.padded - RoundUp(before, padding_) + RoundUp(before + length, padding_);
+  }
+
+  const int64_t padding_;
+  const int64_t capacity_;
+  Rooms rooms_;
+  std::vector<Bin> bins_;
 };
 
 // The place of each sample's job among all jobs' names in order.
-std::vector<size_t> JobOrder(const std::vector<Sample>& samples, size_t* jobs) {
+std::vector<size_t> JobOrder(const std::vector<Sample>& samples) {
   std::map<std::string_view, size_t> places;
   for (const Sample& sample : samples) places.emplace(sample.job, 0);
-  for (auto& [name, place] : places) place = (*jobs)++;
+  size_t next = 0;
+  for (auto& [name, place] : places) place = next++;
   std::vector<size_t> order;
   for (const Sample& sample : samples) order.push_back(places.at(sample.job));
   return order;
@@ -102,20 +155,24 @@ std::vector<size_t> JobOrder(const std::vector<Sample>& samples, size_t* jobs) {
 
 }  // namespace
 
+int64_t Tokens(const Sample& sample) {
+  return std::accumulate(sample.lengths.begin(), sample.lengths.end(), int64_t{0});
+}
+
 absl::StatusOr<Packing> PackFirstFitDecreasing(const std::vector<Sample>& samples,
                                                const PackOptions& options) {
   if (absl::Status status = Check(samples, options); !status.ok()) return status;
   std::vector<int64_t> lengths(samples.size());
-  std::transform(samples.begin(), samples.end(), lengths.begin(), LengthOf);
-  size_t job_count = 0;
-  const std::vector<size_t> jobs = JobOrder(samples, &job_count);
+  std::transform(samples.begin(), samples.end(), lengths.begin(),
+                 [](const Sample& sample) { return Tokens(sample); });
+  const std::vector<size_t> jobs = JobOrder(samples);
   std::vector<int> order(samples.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](int a, int b) {
     if (lengths[a] != lengths[b]) return lengths[a] > lengths[b];
     return jobs[a] != jobs[b] ? jobs[a] < jobs[b] : a < b;
   });
-  Bins bins(options, job_count);
+  Bins bins(options, samples.size());
   for (int i : order) bins.Add(i, jobs[i], lengths[i]);
   return bins.Take();
 }
@@ -126,7 +183,8 @@ int64_t LowerBoundL2(const std::vector<Sample>& samples, const PackOptions& opti
   const int64_t capacity = options.capacity / options.padding * options.padding;
   if (samples.empty() || capacity <= 0) return 0;
   std::vector<int64_t> lengths(samples.size());
-  std::transform(samples.begin(), samples.end(), lengths.begin(), LengthOf);
+  std::transform(samples.begin(), samples.end(), lengths.begin(),
+                 [](const Sample& sample) { return Tokens(sample); });
   std::sort(lengths.begin(), lengths.end());
   std::vector<int64_t> sums(lengths.size() + 1, 0);
   std::partial_sum(lengths.begin(), lengths.end(), sums.begin() + 1);
@@ -160,7 +218,7 @@ int64_t PaddedTokens(const std::vector<Sample>& samples, const PackOptions& opti
 int64_t PaddedTokens(const std::vector<Sample>& samples, const std::vector<int>& bin,
                      const PackOptions& options) {
   std::map<std::string_view, int64_t> tokens;
-  for (int i : bin) tokens[samples[i].job] += LengthOf(samples[i]);
+  for (int i : bin) tokens[samples[i].job] += Tokens(samples[i]);
   int64_t padded = 0;
   for (const auto& [job, of_job] : tokens) padded += RoundUp(of_job, options.padding);
   return padded;

@@ -17,6 +17,8 @@ struct Sample {
   std::vector<int64_t> lengths;  // tokens of each sequence, each > 0
 };
 
+int64_t Tokens(const Sample& sample);
+
 struct PackOptions {
   int64_t capacity = 0;  // tokens of a microbatch
   int64_t padding = 1;   // P: the tokens of one adapter in a microbatch count as a multiple of P
@@ -26,8 +28,8 @@ struct PackOptions {
 using Packing = std::vector<std::vector<int>>;
 
 // Samples in order of falling length (ties: job, then index), each into the first bin that still
-// has room. Deterministic; O(n bins). INVALID_ARGUMENT where a sample cannot fit any bin, a length
-// or an option is not positive.
+// has room. Deterministic; O(n log n) but for bins that have room for another job alone (P > 1).
+// INVALID_ARGUMENT where a sample cannot fit any bin, a length or an option is not positive.
 absl::StatusOr<Packing> PackFirstFitDecreasing(const std::vector<Sample>& samples,
                                                const PackOptions& options);
 

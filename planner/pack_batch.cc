@@ -11,6 +11,9 @@
 namespace lorad::planner {
 namespace {
 
+// PackLimits::iterations are of programs of so many samples times bins.
+constexpr int64_t kPlacesOfIterations = 1000;
+
 enum class Outcome { kProved, kLimit, kCancelled };
 
 class Batch {
@@ -151,7 +154,10 @@ class Batch {
   absl::Status OnHighs(Stage stage, Outcome* outcome) {
     SolveLimits limits;
     limits.nodes = limits_.nodes;
-    limits.iterations = limits_.iterations;
+    // An iteration takes as much longer as there are more places.
+    const auto places = static_cast<int64_t>(samples_.size() * best_.size());
+    limits.iterations =
+        limits_.iterations * kPlacesOfIterations / std::max(places, kPlacesOfIterations);
     limits.cancelled = limits_.cancelled;
     absl::StatusOr<PackProgramResult> found = stage(samples_, options_, best_, limits);
     if (!found.ok()) return found.status();

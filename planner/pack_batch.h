@@ -26,8 +26,10 @@ struct PackLimits {
   // kBinCompletion: of PackSearchLimits; kHighs: of the branch-and-bound tree. For each of the two
   // stages; 0: greedy alone. The default keeps 32 samples under 30 ms at worst.
   int64_t nodes = 1'000'000;
-  int64_t iterations = 200'000;  // kHighs: of the simplex method, for each of the two stages
-  bool empty_last_bin = false;   // what changes results: stage 2, and the emptiest bin goes last
+  // kHighs: of the simplex method, for each of the two stages; beyond 1,000 samples times bins
+  // fewer in proportion, since each takes longer.
+  int64_t iterations = 200'000;
+  bool empty_last_bin = false;  // what changes results: stage 2, and the emptiest bin goes last
   std::function<bool()> cancelled = nullptr;
 };
 

@@ -6,10 +6,6 @@
 namespace lorad::planner {
 namespace {
 
-int64_t LengthOf(const Sample& sample) {
-  return std::accumulate(sample.lengths.begin(), sample.lengths.end(), int64_t{0});
-}
-
 std::vector<int64_t> Filled(const std::vector<Sample>& samples, const Packing& packing,
                             const PackOptions& options) {
   std::vector<int64_t> tokens;
@@ -37,7 +33,7 @@ Packing LevelBins(const std::vector<Sample>& samples, const Packing& packing,
   for (const auto& bin : packing) order.insert(order.end(), bin.begin(), bin.end());
   std::sort(order.begin(), order.end());
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    return LengthOf(samples[static_cast<size_t>(a)]) > LengthOf(samples[static_cast<size_t>(b)]);
+    return Tokens(samples[static_cast<size_t>(a)]) > Tokens(samples[static_cast<size_t>(b)]);
   });
   Packing balanced(packing.size());
   std::vector<int64_t> tokens(packing.size(), 0);
@@ -45,7 +41,7 @@ Packing LevelBins(const std::vector<Sample>& samples, const Packing& packing,
     const size_t bin =
         static_cast<size_t>(std::min_element(tokens.begin(), tokens.end()) - tokens.begin());
     balanced[bin].push_back(i);
-    tokens[bin] += LengthOf(samples[static_cast<size_t>(i)]);
+    tokens[bin] += Tokens(samples[static_cast<size_t>(i)]);
   }
   for (auto& bin : balanced) std::sort(bin.begin(), bin.end());
   const std::vector<int64_t> before = Filled(samples, packing, options);

@@ -12,10 +12,6 @@
 namespace lorad::planner {
 namespace {
 
-int64_t LengthOf(const Sample& sample) {
-  return std::accumulate(sample.lengths.begin(), sample.lengths.end(), int64_t{0});
-}
-
 class Merge {
  public:
   Merge(const std::vector<std::vector<Sample>>& batches, const std::vector<PackResult>& packed,
@@ -67,6 +63,10 @@ class Merge {
     return PaddedTokens(batches_[b], bin, options_);
   }
 
+  int64_t RoundUp(int64_t tokens) const {
+    return (tokens + options_.padding - 1) / options_.padding * options_.padding;
+  }
+
   void Append(int batch, const std::vector<int>& samples) {
     std::vector<BatchSample>& bin = result_.bins.emplace_back();
     for (int sample : samples) Add(batch, sample, &bin);
@@ -90,20 +90,30 @@ class Merge {
   void FillLast(int batch) {
     std::vector<BatchSample>& bin = result_.bins.back();
     const auto place = static_cast<int64_t>(result_.bins.size()) - 1;
-    std::vector<Sample> inside;
-    for (const BatchSample& of : bin) inside.push_back(batches_[of.batch][of.sample]);
+    std::map<std::string, int64_t> inside;  // tokens of each job
+    int64_t padded = 0;
+    const auto padded_with = [&](const std::string& job, int64_t length) {
+      const auto found = inside.find(job);
+      const int64_t before = found == inside.end() ? 0 : found->second;
+      return padded - RoundUp(before) + RoundUp(before + length);
+    };
+    const auto put = [&](const Sample& sample) {
+      padded = padded_with(sample.job, Tokens(sample));
+      inside[sample.job] += Tokens(sample);
+    };
+    for (const BatchSample& of : bin) put(batches_[of.batch][of.sample]);
     const std::vector<Sample>& samples = batches_[batch];
     std::vector<int> order(samples.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
-                     [&](int a, int b) { return LengthOf(samples[a]) > LengthOf(samples[b]); });
+                     [&](int a, int b) { return Tokens(samples[a]) > Tokens(samples[b]); });
     for (int sample : order) {
-      if (!May(samples[sample].job, batch, place)) continue;
-      inside.push_back(samples[sample]);
-      if (PaddedTokens(inside, options_) > options_.capacity) {
-        inside.pop_back();
+      const std::string& job = samples[sample].job;
+      if (padded_with(job, Tokens(samples[sample])) > options_.capacity ||
+          !May(job, batch, place)) {
         continue;
       }
+      put(samples[sample]);
       Add(batch, sample, &bin);
       moved_.insert(sample);
       ++result_.moved;

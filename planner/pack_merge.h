@@ -35,7 +35,7 @@ struct MergedPacking {
 // What is free in the last bin is filled with the longest samples of the next batch that fit and
 // may; what is left of that batch is packed anew (under `limits`) where something moved out of it,
 // and stays as it was where that has no fewer bins and no emptier last one. Deterministic;
-// O(samples * bins) and the packing. INVALID_ARGUMENT: lists of different length, stages < 1;
+// O(samples log samples) and the packing. INVALID_ARGUMENT: lists of different length, stages < 1;
 // errors of PackBatch.
 absl::StatusOr<MergedPacking> MergeBatches(const std::vector<std::vector<Sample>>& batches,
                                            const std::vector<PackResult>& packed, int stages,

@@ -23,7 +23,7 @@ struct Items {
     std::vector<int64_t> tokens;
     for (const Sample& sample : all) {
       if (numbers.emplace(sample.job, adapter_count).second) ++adapter_count;
-      tokens.push_back(std::accumulate(sample.lengths.begin(), sample.lengths.end(), int64_t{0}));
+      tokens.push_back(Tokens(sample));
     }
     std::iota(samples.begin(), samples.end(), 0);
     std::stable_sort(samples.begin(), samples.end(),
@@ -178,6 +178,7 @@ absl::StatusOr<PackProgramResult> Solve(const Formulation& formulation, const So
 absl::StatusOr<PackProgramResult> SolveFewestBins(const std::vector<Sample>& samples,
                                                   const PackOptions& options, const Packing& start,
                                                   const SolveLimits& limits) {
+  if (samples.size() * start.size() > kPlacesMax) return PackProgramResult{};
   const Items items(samples);
   const int bins = static_cast<int>(start.size());
   const int64_t bound = LowerBoundL2(samples, options);
@@ -202,6 +203,7 @@ absl::StatusOr<PackProgramResult> SolveEmptiestLast(const std::vector<Sample>& s
                                                     const Packing& start,
                                                     const SolveLimits& limits) {
   if (start.empty()) return PackProgramResult{IntegerSolution::Status::kOptimal, {}, 0};
+  if (samples.size() * start.size() > kPlacesMax) return PackProgramResult{};
   const Items items(samples);
   const int bins = static_cast<int>(start.size());
   Formulation formulation(items, options, bins, /*last_is_special=*/true);

@@ -6,9 +6,11 @@
 // With P = 1 the k_ab go away. Equal solutions are cut off: sample i (in order of falling length)
 // goes into one of the first i + 1 bins, samples longer than C/2 have their bin, and bins up to the
 // lower bound are used.
-// It is the plain form, which tests hold the faster one (pack_search.h) against.
+// It is the plain form, which tests hold the faster one (pack_search.h) against. Programs of more
+// than kPlacesMax x_ib are not begun (kLimit).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -17,6 +19,8 @@
 #include "planner/pack.h"
 
 namespace lorad::planner {
+
+inline constexpr size_t kPlacesMax = 20'000;  // samples * bins
 
 struct PackProgramResult {
   IntegerSolution::Status status = IntegerSolution::Status::kLimit;

@@ -62,9 +62,7 @@ class Search {
     for (auto& [name, id] : jobs) id = padding_ > 1 ? jobs_++ : 0;
     jobs_ = std::max(1, jobs_);
     for (size_t i = 0; i < samples.size(); ++i) {
-      const std::vector<int64_t>& lengths = samples[i].lengths;
-      items_.push_back({std::accumulate(lengths.begin(), lengths.end(), int64_t{0}),
-                        jobs.at(samples[i].job), static_cast<int>(i)});
+      items_.push_back({Tokens(samples[i]), jobs.at(samples[i].job), static_cast<int>(i)});
     }
     std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) {
       return a.length != b.length ? a.length > b.length : a.job < b.job;

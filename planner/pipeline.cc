@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -284,24 +285,49 @@ absl::StatusOr<PipelinePlan> PlanGroups(const PipelineInput& input, int groups, 
   return plan;
 }
 
+bool Faster(const PipelinePlan& a, const PipelinePlan& b) {
+  return a.simulation.makespan_ms < b.simulation.makespan_ms;
+}
+
+// Beyond one group more than stages there is nothing left to keep apart.
+std::vector<int> GroupsTried(const PipelineInput& input) {
+  if (input.groups > 0) return {input.groups};
+  const int adapters = static_cast<int>(input.adapters.size());
+  std::vector<int> groups(
+      static_cast<size_t>(std::min({adapters, input.stages + 1, kGroupsTried})));
+  std::iota(groups.begin(), groups.end(), 1);
+  return groups;
+}
+
+// Microbatches in flight: more than stages absorb unequal lengths, but keep the batches of a job
+// further apart, which may cost Noops.
+std::vector<int> DepthsTried(const PipelineInput& input) {
+  std::vector<int> depths;
+  for (int depth = input.stages; depth < input.in_flight; depth *= 2) depths.push_back(depth);
+  depths.push_back(input.in_flight);
+  return depths;
+}
+
 }  // namespace
 
 absl::StatusOr<PipelinePlan> PlanPipeline(const PipelineInput& input) {
   if (absl::Status status = Check(input); !status.ok()) return status;
-  // Beyond one group more than stages there is nothing left to keep apart.
-  const int adapters = static_cast<int>(input.adapters.size());
-  const int tried = input.groups > 0 ? 1 : std::min({adapters, input.stages + 1, kGroupsTried});
-  size_t rounds = 0;
-  for (const PipelineAdapter& adapter : input.adapters) rounds += adapter.batches.size();
-  const int64_t nodes = input.pack_nodes / (static_cast<int64_t>(rounds) * tried);
-  if (input.groups > 0) return PlanGroups(input, input.groups, nodes);
-  absl::StatusOr<PipelinePlan> best = PlanGroups(input, 1, nodes);
-  for (int groups = 2; best.ok() && groups <= tried; ++groups) {
-    auto plan = PlanGroups(input, groups, nodes);
-    if (!plan.ok()) return plan.status();
-    if (plan->simulation.makespan_ms < best->simulation.makespan_ms) best = std::move(plan);
+  const std::vector<int> groups = GroupsTried(input), depths = DepthsTried(input);
+  size_t batches = 0;
+  for (const PipelineAdapter& adapter : input.adapters) batches += adapter.batches.size();
+  const int64_t nodes =
+      input.pack_nodes / static_cast<int64_t>(batches * groups.size() * depths.size());
+  std::optional<absl::StatusOr<PipelinePlan>> best;
+  PipelineInput tried = input;
+  for (const int depth : depths) {
+    tried.in_flight = depth;
+    for (const int count : groups) {
+      auto plan = PlanGroups(tried, count, nodes);
+      if (absl::IsInvalidArgument(plan.status())) return plan;
+      if (!best || (plan.ok() && (!best->ok() || Faster(*plan, **best)))) best = std::move(plan);
+    }
   }
-  return best;
+  return *std::move(best);
 }
 
 std::string ToText(const PipelinePlan& plan) {

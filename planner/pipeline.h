@@ -44,9 +44,10 @@ inline constexpr int64_t kPipelinePlacesMax = 400000;  // microbatches * stages 
 
 struct PipelineInput {
   int stages = 1;
-  int in_flight = 0;  // OrderInput::in_flight
-  int groups = 0;     // 0: as many (up to kGroupsTried) as make the makespan least, the fewest of
-                      // equals
+  // OrderInput::in_flight; where it is above `stages`, what simulates best between the two.
+  int in_flight = 0;
+  int groups = 0;  // 0: as many (up to kGroupsTried) as make the makespan least, the fewest of
+                   // equals
   PackOptions pack;
   PipelinePacking packing = PipelinePacking::kLevel;
   int64_t pack_nodes = 20'000'000;  // of PackLimits, shared by all batches and groupings

@@ -1,6 +1,7 @@
 // lorad-plan: reads a scenario, prints the plan (docs/planner.md).
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -90,9 +91,21 @@ int Run(const scenario::Subcommand& command, const Options& options) {
   return std::cout.flush().good() ? 0 : 1;
 }
 
+// Its first word is no subcommand: CLI11 would say that one is required.
+bool IsUnknown(int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return false;
+  const auto& subcommands = scenario::Subcommands();
+  return std::none_of(subcommands.begin(), subcommands.end(),
+                      [&](const scenario::Subcommand& command) { return command.name == argv[1]; });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (IsUnknown(argc, argv)) {
+    std::cerr << "error: " << argv[1] << " is no subcommand; see `lorad-plan --help`\n";
+    return 2;
+  }
   CLI::App app(
       "lorad-plan: what the planner would do, from a scenario.\n"
       "stdout is the plan, stderr is talk. Exit status: 0 done, 1 no such plan, 2 wrong scenario "

@@ -21,6 +21,7 @@ class Scheduler {
       state.base_model = group.base_model;
       state.model = &group.model;
       state.shape = group.shape;
+      state.bytes = BytesOfGroup(group.model, group.shape).total();
       state.budget_bytes = group.budget_bytes;
       state.open = group.open;
       state.jobs = group.jobs.size();
@@ -80,9 +81,11 @@ class Scheduler {
 
   // A job that waits ahead and could run on the group's worker alone: the group is to drain for it.
   const QueuedJob* Ahead(const GroupState& group) const {
-    for (const QueuedJob* job : waiting_) {
-      if (settled_.count(job) > 0) continue;
-      if (Fits(AloneBytes(*job, group.shape.device), group.budget_bytes)) return job;
+    for (size_t& i = group.not_ahead; i < waiting_.size(); ++i) {
+      if (settled_.count(waiting_[i]) > 0) continue;
+      if (Fits(AloneBytes(*waiting_[i], group.shape.device), group.budget_bytes)) {
+        return waiting_[i];
+      }
     }
     return nullptr;
   }
@@ -244,13 +247,15 @@ class Scheduler {
       }
       if (group.full()) return absl::StrCat(name, " is full");
       const GroupShape shape = group.fresh() ? ShapeWith(group.shape, job) : group.shape;
+      const bool one = group.jobs == 1;
+      const std::string jobs = absl::StrCat(
+          one ? "the one job" : absl::StrCat("the ", group.jobs, " jobs"), " of ", name);
+      const char* until = one ? "; waits until it ends" : "; waits until one of them ends";
       if (Covers(shape, job.longest_sequence, job.adapter.rank) && FitsIn(group, shape, job) &&
           !Helps(group, shape, job)) {
-        return absl::StrCat("the ", group.jobs, " jobs of ", name,
-                            " use all its worker can do; waits until one of them ends");
+        return absl::StrCat(jobs, one ? " uses" : " use", " all its worker can do", until);
       }
-      return absl::StrCat("does not fit beside the ", group.jobs, " jobs of ", name,
-                          " in its worker's memory; waits until one of them ends");
+      return absl::StrCat("does not fit beside ", jobs, " in its worker's memory", until);
     }
     return absl::StrCat("all workers train other base models (", BaseModels(),
                         "); waits until one is free");

@@ -116,18 +116,24 @@ class Chooser {
     return candidates;
   }
 
-  // Another open group of the base model with room for the member, beside those in `taken` (bytes
-  // of each group).
-  std::optional<size_t> OtherGroup(size_t g, size_t m, const std::vector<int64_t>& taken) const {
+  // What those who are re-placed take of a group.
+  struct Taken {
+    int64_t bytes = 0;
+    size_t jobs = 0;
+  };
+
+  // Another open group of the base model with room for the member, beside what is taken of each.
+  std::optional<size_t> OtherGroup(size_t g, size_t m, const std::vector<Taken>& taken) const {
     const MemberState& member = groups_[g].members[m];
     for (size_t other = 0; other < groups_.size(); ++other) {
       const GroupState& group = groups_[other];
       if (other == g || !group.open || group.fresh() || group.base_model != groups_[g].base_model ||
-          group.full() || !Covers(group.shape, member.running->longest_sequence, member.rank)) {
+          !Covers(group.shape, member.running->longest_sequence, member.rank)) {
         continue;
       }
-      const int64_t bytes = group.slot_bytes + (taken.empty() ? 0 : taken[other]);
-      if (Fits(BytesOfGroup(*group.model, group.shape).total() + bytes + member.slot_bytes,
+      const Taken before = taken.empty() ? Taken{} : taken[other];
+      if (group.jobs + before.jobs < static_cast<size_t>(group.shape.slots_max) &&
+          Fits(group.bytes + group.slot_bytes + before.bytes + member.slot_bytes,
                group.budget_bytes)) {
         return other;
       }
@@ -139,12 +145,15 @@ class Chooser {
   std::optional<Eviction> Settle(size_t g, const std::vector<Candidate>& chosen) const {
     Eviction eviction;
     eviction.group = g;
-    std::vector<int64_t> taken(groups_.size(), 0);
+    std::vector<Taken> taken(groups_.size());
     for (const Candidate& candidate : chosen) {
       Eviction::Leaver leaver{candidate.member, std::nullopt};
       if (candidate.to) leaver.to = OtherGroup(g, candidate.member, taken);
       if (!leaver.to && !candidate.evictable) return std::nullopt;
-      if (leaver.to) taken[*leaver.to] += groups_[g].members[candidate.member].slot_bytes;
+      if (leaver.to) {
+        taken[*leaver.to].bytes += groups_[g].members[candidate.member].slot_bytes;
+        ++taken[*leaver.to].jobs;
+      }
       eviction.leavers.push_back(leaver);
     }
     return eviction;

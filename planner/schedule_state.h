@@ -25,8 +25,11 @@ struct GroupState {
   GroupShape shape;
   int64_t budget_bytes = 0;
   bool open = false;
+  int64_t bytes = 0;  // without slots, of `shape`; not kept for a fresh group, whose shape grows
   int64_t slot_bytes = 0;
   size_t jobs = 0;
+  // So many of the jobs that wait are known not to be ahead of others here, and never will be.
+  mutable size_t not_ahead = 0;
   size_t decision = 0;  // of a group formed in this round
   int64_t step_tokens = 0;
   std::vector<MemberState> members;  // those of the view

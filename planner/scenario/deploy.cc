@@ -1,6 +1,7 @@
 #include "planner/scenario/deploy.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -17,43 +18,35 @@ using nlohmann::ordered_json;
 
 constexpr int64_t kFilterMicrobatches = 32;  // of a replica, as in LobRA's own measurements
 
-void ReadExpected(Fields& fields, DeployScenario* scenario) {
-  DeployProblem& problem = scenario->problem;
+// `longest`: sequence that a layout holds.
+void ReadExpected(Fields& fields, int64_t longest, DeployProblem* problem) {
   for (Fields& bucket : fields.Objects("expected", {.max = kBucketsMax, .required = false})) {
+    const size_t before = bucket.violations();
     const int64_t length = bucket.Int64("length", {.min = 1, .max = kLengthMax});
-    if (bucket.ok() && !problem.lengths.empty() && length <= problem.lengths.back()) {
+    const bool known = bucket.violations() == before;
+    if (known && !problem->lengths.empty() && length <= problem->lengths.back()) {
       bucket.Violate("length", "is not above the one before", "let lengths rise");
     }
-    problem.lengths.push_back(length);
-    problem.sequences.push_back(bucket.Number("sequences", {.min = 0, .max = 1e9}));
-    int64_t longest = 0;
-    for (const Layout& layout : problem.candidates) {
-      longest = std::max(longest, layout.capacity_tokens);
+    const double sequences = bucket.Number("sequences", {.min = 0, .max = 1e9});
+    if (known && length > longest) {
+      bucket.Violate("length", absl::StrCat("is ", length), TooLong(longest));
     }
-    if (bucket.ok() && length > longest) {
-      bucket.Violate("length", absl::StrCat("is ", length),
-                     absl::StrCat("no layout holds more than ", longest,
-                                  " tokens: cut sequences or add a layout"));
-    }
+    problem->lengths.push_back(length);
+    problem->sequences.push_back(sequences);
   }
 }
 
-void ReadSteps(Fields& fields, DeployScenario* scenario) {
+void ReadSteps(Fields& fields, int64_t longest, DeployScenario* scenario) {
   scenario->steps =
       fields.Int64Lists("steps", {.min = 1, .max = kLengthMax}, {.min = 1, .max = kSequencesMax},
                         {.max = 10'000, .required = false});
-  int64_t longest = 0;
-  for (const Layout& layout : scenario->problem.candidates) {
-    longest = std::max(longest, layout.capacity_tokens);
-  }
   size_t sequences = 0;
   for (size_t i = 0; i < scenario->steps.size(); ++i) {
-    sequences += scenario->steps[i].size();
-    const int64_t most = *std::max_element(scenario->steps[i].begin(), scenario->steps[i].end());
-    if (most > longest) {
-      fields.ViolateEntry("steps", i, absl::StrCat("has a sequence of ", most, " tokens"),
-                          absl::StrCat("no layout holds more than ", longest,
-                                       " tokens: cut sequences or add a layout"));
+    const std::vector<int64_t>& step = scenario->steps[i];
+    sequences += step.size();
+    for (size_t k = 0; k < step.size(); ++k) {
+      if (step[k] <= longest) continue;
+      fields.ViolateEntry("steps", {i, k}, absl::StrCat("is ", step[k]), TooLong(longest));
     }
   }
   if (sequences > kSequencesMax) {
@@ -62,65 +55,108 @@ void ReadSteps(Fields& fields, DeployScenario* scenario) {
   }
 }
 
-void ReadAdapters(Fields& fields, DeployScenario* scenario) {
-  const size_t buckets = scenario->problem.lengths.size();
+// `buckets`: of expected; nullopt where they are wrong.
+void ReadAdapters(Fields& fields, std::optional<size_t> buckets, DeployScenario* scenario) {
   std::set<std::string> names;
   for (Fields& entry : fields.Objects("adapters", {.max = 1000, .required = false})) {
     AdapterWork adapter;
-    adapter.name = entry.String("name");
-    if (entry.ok() && !names.insert(adapter.name).second) {
-      entry.Violate("name", "is another adapter's too", "give each its own name");
-    }
+    adapter.name = entry.OwnName("adapter", &names);
+    adapter.reduction_ms = entry.Number("reduction_ms", {.min = 0, .max = 1e9, .fallback = 0});
+    const size_t before = entry.violations();
     adapter.sequences =
         entry.Int64s("sequences", {.min = 0, .max = 1'000'000}, {.max = kBucketsMax});
-    adapter.reduction_ms = entry.Number("reduction_ms", {.min = 0, .max = 1e9, .fallback = 0});
-    if (entry.ok() && adapter.sequences.size() != buckets) {
+    if (entry.violations() == before && buckets && adapter.sequences.size() != *buckets) {
       entry.Violate("sequences", absl::StrCat("has ", adapter.sequences.size(), " entries"),
-                    absl::StrCat("give one for each of the ", buckets, " buckets of expected"));
+                    absl::StrCat("give one for each of the ", *buckets, " buckets of expected"));
     }
     scenario->adapters.push_back(std::move(adapter));
   }
 }
 
-void ReadCurrent(Fields& fields, DeployScenario* scenario) {
+// Replicas of a plan that runs: of each layout, and no more than there are GPUs for.
+void CheckCurrent(Fields& entry, const DeployProblem& problem,
+                  const std::vector<int64_t>& replicas) {
+  const size_t layouts = problem.candidates.size();
+  if (replicas.size() != layouts) {
+    entry.Violate("replicas", absl::StrCat("has ", replicas.size(), " entries"),
+                  absl::StrCat("give one for each of the ", layouts, " layouts"));
+    return;
+  }
+  int64_t gpus = 0;
+  for (size_t i = 0; i < layouts; ++i) gpus += replicas[i] * problem.candidates[i].gpus();
+  if (gpus == 0) {
+    entry.Violate("replicas", "are none", "name what is deployed, or leave current out");
+  } else if (gpus > problem.gpus) {
+    entry.Violate("replicas", absl::StrCat("need ", gpus, " GPUs"),
+                  absl::StrCat("give a plan for the ", problem.gpus, " there are"));
+  }
+}
+
+// `known`: the GPUs and layouts are right.
+void ReadCurrent(Fields& fields, bool known, DeployScenario* scenario) {
   if (!fields.Has("current")) return (void)fields.Object("current", false);
   Fields entry = fields.Object("current");
   DeployScenario::Current current;
-  current.replicas = entry.Int64s("replicas", {.min = 0, .max = 65'536}, {.max = 16});
   MoveQuestion& question = current.question;
   question.remaining_steps = entry.Number("remaining_steps", {.min = 0, .max = 1e15});
   question.checkpoint_s = entry.Number("checkpoint_s", {.min = 0, .max = 1e9, .fallback = 0});
   question.reload_s = entry.Number("reload_s", {.min = 0, .max = 1e9, .fallback = 0});
   question.least_share =
       entry.Number("least_share", {.min = 0, .max = 1, .fallback = question.least_share});
-  if (entry.ok() && current.replicas.size() != scenario->problem.candidates.size()) {
-    entry.Violate(
-        "replicas", absl::StrCat("has ", current.replicas.size(), " entries"),
-        absl::StrCat("give one for each of the ", scenario->problem.candidates.size(), " layouts"));
+  const size_t before = entry.violations();
+  current.replicas = entry.Int64s("replicas", {.min = 0, .max = 65'536}, {.max = 16});
+  if (known && entry.violations() == before) {
+    CheckCurrent(entry, scenario->problem, current.replicas);
   }
   scenario->current = std::move(current);
 }
 
 DeployScenario Read(Fields& fields) {
   DeployScenario scenario;
-  scenario.problem.gpus = fields.Int64("gpus", {.min = 1, .max = 65'536});
+  DeployProblem& problem = scenario.problem;
+  const size_t before_layouts = fields.violations();
+  problem.gpus = fields.Int64("gpus", {.min = 1, .max = 65'536});
   for (Fields& entry : fields.Objects("layouts", {.min = 1, .max = 16})) {
-    scenario.problem.candidates.push_back(ReadLayout(entry));
+    problem.candidates.push_back(ReadLayout(entry));
   }
-  ReadExpected(fields, &scenario);
-  ReadSteps(fields, &scenario);
-  if (fields.ok() && scenario.problem.lengths.empty() == scenario.steps.empty()) {
+  const bool layouts_known = fields.violations() == before_layouts;
+  const int64_t longest = LongestOf(problem.candidates);
+  const size_t before_lengths = fields.violations();
+  ReadExpected(fields, longest, &problem);
+  ReadSteps(fields, longest, &scenario);
+  const bool lengths_known = fields.violations() == before_lengths;
+  if (lengths_known && problem.lengths.empty() == scenario.steps.empty()) {
     fields.Violate("", "has neither or both of expected and steps", "give one of them");
   }
-  scenario.bucketing = ReadBucketing(fields, scenario.problem.candidates);
+  scenario.bucketing = ReadBucketing(fields, longest);
   scenario.filter = fields.Bool("filter", true);
   scenario.options.gap = fields.Number("gap", {.min = 0, .max = 0.9, .fallback = 0.005});
-  ReadAdapters(fields, &scenario);
-  if (fields.ok() && !scenario.adapters.empty() && !scenario.steps.empty()) {
+  const bool in_steps = !scenario.steps.empty();
+  ReadAdapters(fields,
+               lengths_known && !in_steps ? std::optional(problem.lengths.size()) : std::nullopt,
+               &scenario);
+  if (!scenario.adapters.empty() && in_steps) {
     fields.Violate("adapters", "need the buckets of expected", "give expected instead of steps");
   }
-  ReadCurrent(fields, &scenario);
+  ReadCurrent(fields, layouts_known, &scenario);
   return scenario;
+}
+
+// Whether some layout holds the longest sequence on the GPUs that there are.
+absl::Status CheckHolds(const DeployProblem& problem) {
+  int64_t longest = 0;
+  for (size_t j = 0; j < problem.lengths.size(); ++j) {
+    if (problem.sequences[j] > 0) longest = problem.lengths[j];
+  }
+  const Layout* smallest = nullptr;
+  for (const Layout& layout : problem.candidates) {
+    if (layout.Fit(std::max<int64_t>(1, longest)) == 0) continue;
+    if (smallest == nullptr || layout.gpus() < smallest->gpus()) smallest = &layout;
+  }
+  if (smallest == nullptr || smallest->gpus() <= problem.gpus) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "no layout on ", problem.gpus, " GPUs holds a sequence of ", longest,
+      " tokens; the smallest that does is ", smallest->Name(), ", which needs ", smallest->gpus()));
 }
 
 // Buckets of all steps together, and of each by itself.
@@ -220,6 +256,9 @@ absl::Status AddMove(const DeployScenario& scenario, const DeployProblem& proble
     return absl::FailedPreconditionError(
         absl::StrCat("the current plan: ", current_ms.status().message()));
   }
+  if (*current_ms <= 0) {
+    return absl::FailedPreconditionError("no sequence is expected: moving cannot pay");
+  }
   question.current_step_s = *current_ms / 1000;
   const auto new_ms = MeanStepMs(problem, plan.replicas, steps);
   if (!new_ms.ok()) return new_ms.status();
@@ -248,6 +287,7 @@ absl::StatusOr<PlanResult> RunDeploy(const json& json_scenario) {
   DeployProblem problem = scenario->problem;
   const auto samples = FillFromSteps(*scenario, &problem);
   if (!samples.ok()) return samples.status();
+  if (absl::Status status = CheckHolds(problem); !status.ok()) return status;
   PlanResult result;
   ordered_json names = ordered_json::array();
   if (scenario->filter) {

@@ -13,6 +13,34 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
+// Fixed boundaries rise, hold every sequence, and lie no higher than a layout where they are used.
+void CheckBoundaries(Fields& fields, const DispatchScenario& scenario, int64_t longest) {
+  const std::vector<int64_t>& boundaries = scenario.boundaries;
+  const size_t before = fields.violations();
+  for (size_t j = 1; j < boundaries.size(); ++j) {
+    if (boundaries[j] > boundaries[j - 1]) continue;
+    fields.ViolateEntry("boundaries", j, "is not above the one before", "let boundaries rise");
+  }
+  const bool rising = fields.violations() == before;
+  std::vector<bool> used(boundaries.size(), false);
+  for (size_t i = 0; i < scenario.lengths.size(); ++i) {
+    const int64_t length = scenario.lengths[i];
+    if (length > boundaries.back()) {
+      fields.ViolateEntry("lengths", i, "is longer than the last boundary",
+                          "cut it or raise the boundary");
+    } else if (rising && length <= longest) {
+      const auto bucket = std::lower_bound(boundaries.begin(), boundaries.end(), length);
+      used[static_cast<size_t>(bucket - boundaries.begin())] = true;
+    }
+  }
+  for (size_t j = 0; j < boundaries.size(); ++j) {
+    if (!used[j] || boundaries[j] <= longest) continue;
+    fields.ViolateEntry("boundaries", j, absl::StrCat("is ", boundaries[j]),
+                        absl::StrCat("sequences are padded to it, and no layout holds more than ",
+                                     longest, " tokens: lower it"));
+  }
+}
+
 DispatchScenario Read(Fields& fields) {
   DispatchScenario scenario;
   std::vector<Layout> layouts;
@@ -21,24 +49,16 @@ DispatchScenario Read(Fields& fields) {
     const int64_t count = entry.Int64("count", {.min = 1, .max = 65'536, .fallback = 1});
     scenario.groups.push_back({layouts.back(), static_cast<int>(count), {}});
   }
+  const int64_t longest = LongestOf(layouts);
   scenario.lengths =
       fields.Int64s("lengths", {.min = 1, .max = kLengthMax}, {.min = 1, .max = kSequencesMax});
-  CheckLengths(fields, "lengths", scenario.lengths, layouts);
-  scenario.bucketing = ReadBucketing(fields, layouts);
+  CheckLengths(fields, "lengths", scenario.lengths, longest);
+  scenario.bucketing = ReadBucketing(fields, longest);
+  const size_t before = fields.violations();
   scenario.boundaries = fields.Int64s("boundaries", {.min = 1, .max = kLengthMax},
                                       {.max = kBucketsMax, .required = false});
-  for (size_t i = 1; i < scenario.boundaries.size(); ++i) {
-    if (scenario.boundaries[i] <= scenario.boundaries[i - 1]) {
-      fields.ViolateEntry("boundaries", i, "is not above the one before", "let boundaries rise");
-    }
-  }
-  if (!scenario.boundaries.empty()) {
-    for (size_t i = 0; i < scenario.lengths.size(); ++i) {
-      if (scenario.lengths[i] > scenario.boundaries.back()) {
-        fields.ViolateEntry("lengths", i, "is longer than the last boundary",
-                            "cut it or raise the boundary");
-      }
-    }
+  if (fields.violations() == before && !scenario.boundaries.empty()) {
+    CheckBoundaries(fields, scenario, longest);
   }
   scenario.options.gap = fields.Number("gap", {.min = 0, .max = 0.9, .fallback = 0.005});
   scenario.options.nodes =

@@ -256,11 +256,13 @@ void Fields::About() {
 }
 
 void Fields::Violate(const std::string& name, std::string what, std::string mend) {
+  if (value_ == nullptr) return;
   violations_->Add({PathOf(name), std::move(what), std::move(mend)});
 }
 
 void Fields::ViolateEntry(const std::string& name, const std::vector<size_t>& indices,
                           std::string what, std::string mend) {
+  if (value_ == nullptr) return;
   std::string path = PathOf(name);
   for (const size_t index : indices) path = Entry(path, index);
   violations_->Add({std::move(path), std::move(what), std::move(mend)});
@@ -310,6 +312,16 @@ std::string Fields::String(const std::string& name, const StringRule& rule) {
     Violate(name, "is " + Shown(*found), "give " + Expected(rule));
   }
   return value;
+}
+
+std::string Fields::OwnName(const std::string& kind, std::set<std::string>* names) {
+  const size_t before = violations();
+  std::string name = String("name");
+  if (value_ == nullptr || violations() > before) return name;
+  if (!names->insert(name).second) {
+    Violate("name", absl::StrCat("is another ", kind, "'s too"), "give each its own name");
+  }
+  return name;
 }
 
 const json* Fields::FindList(const std::string& name, const ListRule& list,

@@ -6,10 +6,11 @@
 //     return ReadScenario<Sweep>(scenario, [](Fields& fields) {
 //       Sweep sweep;
 //       sweep.gpus = fields.Int64("gpus", {.min = 1, .max = 4096});
-//       for (Fields& job : fields.Objects("jobs", {.min = 1, .max = 10000})) {
+//       sweep.least = fields.Int64("least", {.min = 1, .max = 4096});
+//       if (fields.ok() && sweep.least > sweep.gpus) fields.Violate("least", "is above gpus",
+//       ".."); for (Fields& job : fields.Objects("jobs", {.min = 1, .max = 10000})) {
 //         sweep.ranks.push_back(job.Int64("rank", {.min = 1, .max = 512, .fallback = 16}));
 //       }
-//       if (fields.ok() && sweep.gpus < 2) fields.Violate("gpus", "is 1", "give 2 or more");
 //       return sweep;
 //     });
 //   }
@@ -52,6 +53,7 @@ class Violations {
  public:
   void Add(Violation violation);
   bool empty() const { return count_ == 0; }
+  size_t count() const { return count_; }
   const std::vector<Violation>& shown() const { return shown_; }
   // OK, or INVALID_ARGUMENT: one line for each.
   absl::Status ToStatus() const;
@@ -98,6 +100,10 @@ class Fields {
 
   bool Has(const std::string& name) const;          // asking so does not count as reading
   bool ok() const { return violations_->empty(); }  // of the whole scenario, so far
+  // Likewise: how many. A reader that compares values with one another asks whether there are more
+  // than before it read these; what is wrong elsewhere must not hide what it finds.
+  size_t violations() const { return violations_->count(); }
+  bool is_object() const { return value_ != nullptr; }  // else nothing is known of its fields
   const std::string& path() const { return path_; }
   std::string PathOf(const std::string& name) const;
 
@@ -105,6 +111,8 @@ class Fields {
   double Number(const std::string& name, const NumberRule& rule = {});
   bool Bool(const std::string& name, std::optional<bool> fallback = std::nullopt);
   std::string String(const std::string& name, const StringRule& rule = {});
+  // The field "name", which no other of its kind ("adapter") may have; `names` collects them.
+  std::string OwnName(const std::string& kind, std::set<std::string>* names);
 
   // Lists; `rule` is of each entry (its fallback is not used).
   std::vector<int64_t> Int64s(const std::string& name, const Int64Rule& rule = {},
@@ -127,7 +135,8 @@ class Fields {
   // Passes over the lines of "about".
   void About();
 
-  // A violation that the reader found itself, of a field or (name empty) of the object.
+  // A violation that the reader found itself, of a field or (name empty) of the object. Of what is
+  // no object nothing more is said.
   void Violate(const std::string& name, std::string what, std::string mend);
   // Of an entry of the list `name`; several indices lead to it through the lists in it.
   void ViolateEntry(const std::string& name, size_t index, std::string what, std::string mend) {

@@ -47,12 +47,20 @@ std::vector<MemoryFit::Peak> ReadPeaks(Fields& fields, const std::string& name, 
 
 FitScenario Read(Fields& fields) {
   FitScenario scenario;
+  const size_t before = fields.violations();
   scenario.microbatches = ReadMicrobatches(fields, "microbatches", true);
-  scenario.microbatches_to_come = ReadMicrobatches(fields, "microbatches_to_come", false);
   scenario.peaks = ReadPeaks(fields, "peaks", true);
-  scenario.peaks_to_come = ReadPeaks(fields, "peaks_to_come", false);
-  if (fields.ok() && scenario.microbatches.empty() && scenario.peaks.empty()) {
+  const bool known = fields.violations() == before;
+  if (known && scenario.microbatches.empty() && scenario.peaks.empty()) {
     fields.Violate("", "has neither microbatches nor peaks", "give what was measured");
+  }
+  scenario.microbatches_to_come = ReadMicrobatches(fields, "microbatches_to_come", false);
+  scenario.peaks_to_come = ReadPeaks(fields, "peaks_to_come", false);
+  if (known && scenario.microbatches.empty() && !scenario.microbatches_to_come.empty()) {
+    fields.Violate("microbatches_to_come", "stands without microbatches", "give measured ones");
+  }
+  if (known && scenario.peaks.empty() && !scenario.peaks_to_come.empty()) {
+    fields.Violate("peaks_to_come", "stands without peaks", "give measured ones");
   }
   return scenario;
 }

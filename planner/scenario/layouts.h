@@ -19,14 +19,17 @@ inline constexpr size_t kSequencesMax = 1'000'000;  // of a step, or of all samp
 //  "token_ms": 0.09, "squared_ms": 2e-6}: times of one microbatch on one stage.
 Layout ReadLayout(Fields& fields);
 
-// "buckets" and "granularity", both optional; no boundary lies above what the layouts hold.
-BucketingOptions ReadBucketing(Fields& fields, const std::vector<Layout>& layouts);
+// The longest sequence that a layout holds, as far as that is known.
+int64_t LongestOf(const std::vector<Layout>& layouts);
 
-// Sequences that no layout holds become violations of list `name`.
+// What to do about a sequence that is longer.
+std::string TooLong(int64_t longest);
 void CheckLengths(Fields& fields, const std::string& name, const std::vector<int64_t>& lengths,
-                  const std::vector<Layout>& layouts);
+                  int64_t longest);
 
-// Groups with the sequences that each bucket gives them, and the step's time and bound.
+// "buckets" and "granularity", both optional; no boundary lies above what the layouts hold.
+BucketingOptions ReadBucketing(Fields& fields, int64_t longest);
+
 nlohmann::ordered_json ToJson(const DispatchProblem& problem, const DispatchPlan& plan);
 
 }  // namespace lorad::planner::scenario

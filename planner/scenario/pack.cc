@@ -14,42 +14,60 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr int64_t kTokensMax = int64_t{1} << 40;
-constexpr size_t kSamplesMax = 20000;  // of all global batches
+constexpr size_t kSamplesMax = 200'000;  // of all global batches
 
+// "lengths" as one global batch, or "batches".
+std::vector<std::vector<int64_t>> ReadBatches(Fields* fields) {
+  const Int64Rule length{.min = 1, .max = kTokensMax};
+  if (!fields->Has("batches")) {
+    return {fields->Int64s("lengths", length, {.min = 1, .max = kSamplesMax})};
+  }
+  if (fields->Has("lengths")) {
+    fields->Int64s("lengths", length, {.max = kSamplesMax});
+    fields->Violate("lengths", "stands beside batches", "give one of them");
+  }
+  return fields->Int64Lists("batches", length, {.max = kSamplesMax}, {.min = 1, .max = 10000});
+}
+
+// `longest`: tokens of one adapter that a microbatch holds.
 void ReadAdapter(Fields* fields, int64_t longest, std::set<std::string>* names,
                  PackScenario* scenario) {
-  const std::string name = fields->String("name");
-  if (!names->insert(name).second) {
-    fields->Violate("name", "is another adapter's too", "give each its own name");
-  }
-  const Int64Rule length{.min = 1, .max = kTokensMax};
-  std::vector<std::vector<int64_t>> batches;
-  const bool given = fields->Has("batches");
-  if (given) {
-    batches = fields->Int64Lists("batches", length, {.max = kSamplesMax}, {.min = 1, .max = 10000});
-  } else {
-    batches.push_back(fields->Int64s("lengths", length, {.min = 1, .max = kSamplesMax}));
-  }
+  const std::string name = fields->OwnName("adapter", names);
+  const bool in_batches = fields->Has("batches");
+  const std::vector<std::vector<int64_t>> batches = ReadBatches(fields);
   scenario->batches.resize(std::max(scenario->batches.size(), batches.size()));
+  scenario->places.resize(scenario->batches.size());
   for (size_t j = 0; j < batches.size(); ++j) {
     for (size_t i = 0; i < batches[j].size(); ++i) {
       if (batches[j][i] > longest) {
-        fields->ViolateEntry(given ? "batches" : "lengths",
-                             given ? std::vector<size_t>{j, i} : std::vector<size_t>{i},
+        fields->ViolateEntry(in_batches ? "batches" : "lengths",
+                             in_batches ? std::vector<size_t>{j, i} : std::vector<size_t>{i},
                              absl::StrCat("is ", batches[j][i]),
                              absl::StrCat("a microbatch holds ", longest, " tokens of one ",
                                           "adapter: cut the sequence or raise capacity"));
       }
       scenario->batches[j].push_back(Sample{name, {batches[j][i]}});
+      scenario->places[j].push_back(static_cast<int64_t>(i));
     }
   }
 }
 
+// What a microbatch holds of one adapter; without a limit where capacity or padding is wrong.
+int64_t ReadOptions(Fields* fields, PackOptions* options) {
+  const size_t before = fields->violations();
+  options->capacity = fields->Int64("capacity", {.min = 1, .max = kTokensMax});
+  options->padding = fields->Int64("padding", {.min = 1, .max = int64_t{1} << 20, .fallback = 1});
+  if (fields->violations() == before && options->padding > options->capacity) {
+    fields->Violate("padding", absl::StrCat("is ", options->padding),
+                    absl::StrCat("give at most the capacity, ", options->capacity));
+  }
+  return fields->violations() == before ? options->capacity / options->padding * options->padding
+                                        : kTokensMax;
+}
+
 PackScenario Read(Fields& fields) {
   PackScenario scenario;
-  scenario.options.capacity = fields.Int64("capacity", {.min = 1, .max = kTokensMax});
-  scenario.options.padding =
-      fields.Int64("padding", {.min = 1, .max = int64_t{1} << 20, .fallback = 1});
+  const int64_t longest = ReadOptions(&fields, &scenario.options);
   const std::string solver = fields.String(
       "solver", {.choices = {"bin_completion", "highs"}, .fallback = "bin_completion"});
   scenario.limits.solver = solver == "highs" ? PackSolver::kHighs : PackSolver::kBinCompletion;
@@ -60,8 +78,6 @@ PackScenario Read(Fields& fields) {
     scenario.merge_stages = static_cast<int>(merge.Int64("stages", {.min = 1, .max = 1024}));
     scenario.limits.empty_last_bin = true;
   }
-  const int64_t longest =
-      scenario.options.capacity / scenario.options.padding * scenario.options.padding;
   std::set<std::string> names;
   for (Fields& adapter : fields.Objects("adapters", {.min = 1, .max = 4096})) {
     ReadAdapter(&adapter, longest, &names, &scenario);
@@ -75,19 +91,19 @@ PackScenario Read(Fields& fields) {
   return scenario;
 }
 
-// One microbatch as text and JSON; its samples as (global batch, sample).
+// One microbatch as text and JSON.
 void AddBin(const PackScenario& scenario, const std::vector<BatchSample>& bin, PlanResult* result) {
   int64_t tokens = 0;
   ordered_json samples = ordered_json::array();
   std::string text;
   for (const BatchSample& at : bin) {
-    const Sample& sample =
-        scenario.batches[static_cast<size_t>(at.batch)][static_cast<size_t>(at.sample)];
+    const size_t batch = static_cast<size_t>(at.batch), place = static_cast<size_t>(at.sample);
+    const Sample& sample = scenario.batches[batch][place];
     tokens += sample.lengths[0];
     absl::StrAppend(&text, " ", sample.job, "/", at.batch, "[", sample.lengths[0], "]");
     samples.push_back({{"adapter", sample.job},
                        {"batch", at.batch},
-                       {"sample", at.sample},
+                       {"sample", scenario.places[batch][place]},
                        {"tokens", sample.lengths[0]}});
   }
   ordered_json& bins = result->json["bins"];

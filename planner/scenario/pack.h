@@ -18,7 +18,8 @@ struct PackScenario {
   PackOptions options;
   PackLimits limits;
   int merge_stages = 0;                      // 0: no merge pass
-  std::vector<std::vector<Sample>> batches;  // samples of global batch j of all adapters
+  std::vector<std::vector<Sample>> batches;  // samples of global batch j of all adapters,
+  std::vector<std::vector<int64_t>> places;  // and the place of each in its adapter's own list
 };
 
 // Every sequence fits the capacity after padding, no adapter is named twice.

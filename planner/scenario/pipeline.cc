@@ -76,6 +76,7 @@ std::vector<PipelineBlock> ReadModel(Fields fields) {
 
 // "draw": {"seed": 1, "batches": 24, "global_batch": 32, "kinds": [{"median": .., "sigma": ..}]}
 std::vector<std::vector<int64_t>> DrawBatches(Fields fields, int64_t longest, int64_t* sequences) {
+  const size_t faults = fields.violations();
   const int64_t seed = fields.Int64("seed");
   const int64_t batches = fields.Int64("batches", {.min = 1, .max = 10000});
   const int64_t size = fields.Int64("global_batch", {.min = 1, .max = kBatchMax});
@@ -84,15 +85,16 @@ std::vector<std::vector<int64_t>> DrawBatches(Fields fields, int64_t longest, in
     LogNormal& drawn = kinds.emplace_back();
     drawn.median = kind.Number("median", {.min = 1, .max = static_cast<double>(kTokensMax)});
     drawn.sigma = kind.Number("sigma", {.min = 0, .max = 10});
+    const size_t before = kind.violations();
     drawn.min = kind.Int64("min", {.min = 1, .max = longest, .fallback = 1});
     drawn.max = kind.Int64("max", {.min = 1, .max = longest, .fallback = longest});
-    if (kind.ok() && drawn.min > drawn.max) {
+    if (kind.violations() == before && drawn.min > drawn.max) {
       kind.Violate("min", absl::StrCat("is ", drawn.min),
                    absl::StrCat("give at most max, which is ", drawn.max));
     }
   }
   *sequences += batches * size;
-  if (!fields.ok() || *sequences > kSequencesMax) return {};
+  if (fields.violations() > faults || kinds.empty() || *sequences > kSequencesMax) return {};
   Draw draw(static_cast<uint64_t>(seed));
   std::vector<std::vector<int64_t>> drawn(static_cast<size_t>(batches));
   for (auto& batch : drawn) {
@@ -109,51 +111,100 @@ std::vector<std::vector<int64_t>> GivenBatches(Fields* adapter, int64_t longest,
   return batches;
 }
 
-void ReadAdapters(Fields* fields, PipelineInput* input) {
-  const int64_t longest =
-      std::max<int64_t>(1, input->pack.capacity / input->pack.padding * input->pack.padding);
+// The most tokens that a microbatch holds of one adapter; as many as there may be where capacity or
+// padding is wrong.
+int64_t ReadPack(Fields* fields, PackOptions* pack) {
+  const size_t before = fields->violations();
+  pack->capacity = fields->Int64("capacity", {.min = 1, .max = kTokensMax});
+  pack->padding = fields->Int64("padding", {.min = 1, .max = 65536, .fallback = 1});
+  if (fields->violations() == before && pack->padding > pack->capacity) {
+    fields->Violate("padding", absl::StrCat("is ", pack->padding),
+                    absl::StrCat("give at most the capacity, ", pack->capacity));
+  }
+  return fields->violations() == before ? pack->capacity / pack->padding * pack->padding
+                                        : kTokensMax;
+}
+
+void ReadAdapters(Fields* fields, int64_t longest, PipelineInput* input) {
   std::set<std::string> names;
   int64_t sequences = 0;
+  const size_t before = fields->violations();
   size_t fewest = static_cast<size_t>(kSequencesMax);
   for (Fields& adapter : fields->Objects("adapters", {.min = 1, .max = 256})) {
     PipelineAdapter& read = input->adapters.emplace_back();
-    read.name = adapter.String("name");
-    if (!names.insert(read.name).second) {
-      adapter.Violate("name", "is another adapter's too", "give each its own name");
-    }
+    read.name = adapter.OwnName("adapter", &names);
     read.trained_share = adapter.Number("trained_share", {.min = 0, .max = 1, .fallback = 1});
-    if (adapter.Has("draw") && adapter.Has("batches")) {
-      adapter.Violate("", "has both draw and batches", "give one");
+    if (!adapter.Has("draw")) {
+      read.batches = GivenBatches(&adapter, longest, &sequences);
+    } else {
+      read.batches = DrawBatches(adapter.Object("draw"), longest, &sequences);
+      if (adapter.Has("batches")) {
+        GivenBatches(&adapter, longest, &sequences);
+        adapter.Violate("batches", "stands beside draw", "give one of them");
+      }
     }
-    read.batches = adapter.Has("draw") ? DrawBatches(adapter.Object("draw"), longest, &sequences)
-                                       : GivenBatches(&adapter, longest, &sequences);
     fewest = std::min(fewest, read.batches.size());
   }
   if (sequences > kSequencesMax) {
     fields->Violate("adapters", absl::StrCat("have ", sequences, " sequences"),
                     absl::StrCat("give at most ", kSequencesMax));
   }
-  const int64_t last = static_cast<int64_t>(fewest);
-  if (fields->ok() && input->skipped + input->measured > last) {
+  if (fields->violations() > before) return;
+  if (input->skipped + input->measured > static_cast<int64_t>(fewest)) {
     fields->Violate(
         "measure",
         absl::StrCat("needs ", input->skipped + input->measured, " global batches of each adapter"),
-        absl::StrCat("one has ", last, ": skip or measure fewer"));
+        absl::StrCat("one has ", fewest, ": skip or measure fewer"));
+  }
+  if (static_cast<size_t>(input->groups) > input->adapters.size()) {
+    fields->Violate(
+        "groups", absl::StrCat("is ", input->groups),
+        absl::StrCat("give at most one for each of ", input->adapters.size(), " adapters, or 0"));
+  }
+}
+
+// Rising from 0, one of each stage; `blocks` and `stages` are known to be right.
+void CheckFirstBlocks(Fields* fields, const PipelineInput& input) {
+  const std::vector<int>& first = input.first_blocks;
+  if (first.size() != static_cast<size_t>(input.stages)) {
+    fields->Violate("first_blocks", absl::StrCat("has ", first.size(), " entries"),
+                    absl::StrCat("give one for each of the ", input.stages, " stages"));
+    return;
+  }
+  for (size_t s = 0; s < first.size(); ++s) {
+    const int64_t least = s == 0 ? 0 : first[s - 1] + 1;
+    const int64_t most = s == 0 ? 0 : static_cast<int64_t>(input.blocks.size()) - 1;
+    if (first[s] >= least && first[s] <= most) continue;
+    fields->ViolateEntry("first_blocks", s, absl::StrCat("is ", first[s]),
+                         absl::StrCat("let the first blocks of the stages rise from 0 to at most ",
+                                      input.blocks.size() - 1));
+  }
+}
+
+void ReadStages(Fields* fields, PipelineInput* input) {
+  const size_t before = fields->violations();
+  input->stages = static_cast<int>(fields->Int64("stages", {.min = 1, .max = 64}));
+  input->blocks = ReadModel(fields->Object("model"));
+  for (const int64_t first :
+       fields->Int64s("first_blocks", {.max = 4096}, {.min = 1, .max = 64, .required = false})) {
+    input->first_blocks.push_back(static_cast<int>(first));
+  }
+  if (fields->violations() > before) return;
+  if (input->blocks.size() < static_cast<size_t>(input->stages)) {
+    fields->Violate("stages", absl::StrCat("is ", input->stages),
+                    absl::StrCat("the model has ", input->blocks.size(), " parts to cut between"));
+  } else if (!input->first_blocks.empty()) {
+    CheckFirstBlocks(fields, *input);
   }
 }
 
 PipelineInput Read(Fields& fields) {
   PipelineInput input;
-  input.stages = static_cast<int>(fields.Int64("stages", {.min = 1, .max = 64}));
+  ReadStages(&fields, &input);
   input.in_flight =
       static_cast<int>(fields.Int64("in_flight", {.min = 0, .max = 1024, .fallback = 0}));
   input.groups = static_cast<int>(fields.Int64("groups", {.min = 0, .max = 256, .fallback = 0}));
-  input.pack.capacity = fields.Int64("capacity", {.min = 1, .max = kTokensMax});
-  input.pack.padding = fields.Int64("padding", {.min = 1, .max = 65536, .fallback = 1});
-  if (fields.ok() && input.pack.padding > input.pack.capacity) {
-    fields.Violate("padding", absl::StrCat("is ", input.pack.padding),
-                   absl::StrCat("give at most the capacity, ", input.pack.capacity));
-  }
+  const int64_t longest = ReadPack(&fields, &input.pack);
   const std::string packing =
       fields.String("packing", {.choices = {"level", "packed", "merged"}, .fallback = "level"});
   input.packing = packing == "level"    ? PipelinePacking::kLevel
@@ -173,21 +224,7 @@ PipelineInput Read(Fields& fields) {
     input.skipped = measure.Int64("skipped_batches", {.max = 10000, .fallback = 0});
     input.measured = measure.Int64("batches", {.max = 10000, .fallback = 0});
   }
-  input.blocks = ReadModel(fields.Object("model"));
-  if (fields.ok() && input.blocks.size() < static_cast<size_t>(input.stages)) {
-    fields.Violate("stages", absl::StrCat("is ", input.stages),
-                   absl::StrCat("the model has ", input.blocks.size(), " parts to cut between"));
-  }
-  for (const int64_t first :
-       fields.Int64s("first_blocks", {.max = 2048}, {.min = 1, .max = 64, .required = false})) {
-    input.first_blocks.push_back(static_cast<int>(first));
-  }
-  ReadAdapters(&fields, &input);
-  if (fields.ok() && static_cast<size_t>(input.groups) > input.adapters.size()) {
-    fields.Violate(
-        "groups", absl::StrCat("is ", input.groups),
-        absl::StrCat("give at most one for each of ", input.adapters.size(), " adapters, or 0"));
-  }
+  ReadAdapters(&fields, longest, &input);
   return input;
 }
 

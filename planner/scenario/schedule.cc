@@ -46,7 +46,7 @@ class Reader {
  private:
   // Layers of the Llama family.
   void ReadModel(Fields& fields) {
-    const std::string name = fields.String("name");
+    const std::string name = fields.OwnName("model", &model_names_);
     ModelShape model;
     model.layers = fields.Int64("layers", {.min = 1, .max = 512});
     model.hidden = fields.Int64("hidden", {.min = 1, .max = 1 << 16});
@@ -71,29 +71,28 @@ class Reader {
       entry.token_ms = times.Number("token_ms", {.max = 1e9, .fallback = 0.0});
       entry.squared_ms = times.Number("squared_ms", {.max = 1e9, .fallback = 0.0});
     }
-    if (fields.ok() && !models_.emplace(name, model).second) {
-      fields.Violate("name", "is another model's too", "give each its own name");
-    }
+    models_.emplace(name, model);
   }
 
   void ReadWorker(Fields& fields) {
     WorkerView& worker = view_.workers.emplace_back();
-    worker.name = fields.String("name");
+    worker.name = fields.OwnName("worker", &worker_names_);
     worker.budget_bytes = fields.Int64("budget_bytes", {.min = 1, .max = kBytesMax});
     worker.device.threads =
         static_cast<int>(fields.Int64("threads", {.min = 1, .max = 1024, .fallback = 1}));
     worker.idle = true;  // until a group names it
-    if (fields.ok() && !workers_.emplace(worker.name, view_.workers.size() - 1).second) {
-      fields.Violate("name", "is another worker's too", "give each its own name");
-    }
+    workers_.emplace(worker.name, view_.workers.size() - 1);
   }
 
   void ReadGroup(Fields& fields) {
     GroupView group;
-    group.name = fields.String("name");
-    group.base_model = fields.String("base_model");
-    const std::string worker = fields.String("worker");
+    group.name = fields.OwnName("group", &group_names_);
+    const ModelShape* model = FindModel(fields, &group.base_model);
+    WorkerView* worker = TakeWorker(fields);
+    const size_t before = fields.violations();
     group.shape.longest_sequence = fields.Int64("longest_sequence", {.min = 1, .max = kTokensMax});
+    const int64_t longest =
+        fields.violations() == before ? group.shape.longest_sequence : kTokensMax;
     group.shape.capacity_tokens =
         fields.Int64("capacity_tokens",
                      {.min = group.shape.longest_sequence,
@@ -103,47 +102,48 @@ class Reader {
     group.open = fields.Bool("open", true);
     for (Fields& job : fields.Objects("jobs", {.max = kJobsPerGroupMax, .required = false})) {
       RunningJob running;
-      group.jobs.push_back(ReadName(job));
+      group.jobs.push_back(job.OwnName("job", &job_names_));
       group.adapters.push_back(ReadAdapter(job));
       running.priority = ReadPriority(job);
       running.arrival = job.Int64("arrival", {.min = -kSecondsMax, .max = kSecondsMax});
       running.running_s = job.Int64("running_s", {.max = kSecondsMax, .fallback = 0});
       running.longest_sequence =
-          job.Int64("longest_sequence", {.min = 1,
-                                         .max = group.shape.longest_sequence,
-                                         .fallback = group.shape.longest_sequence});
+          job.Int64("longest_sequence", {.min = 1, .max = longest, .fallback = longest});
       running.step_tokens = ReadStepTokens(job);
       running.label_group = ReadLabelGroup(job);
       running.leaving = job.Bool("leaving", false);
       group.running.push_back(running);
     }
-    if (!fields.ok()) return;
-    const auto model = FindModel(fields, group.base_model);
-    if (model == nullptr) return;
+    if (model == nullptr || worker == nullptr) return;  // which is a violation
     group.model = *model;
-    const auto found = workers_.find(worker);
+    group.shape.device = worker->device;
+    group.budget_bytes = worker->budget_bytes;
+    view_.groups.push_back(std::move(group));
+  }
+
+  // The worker of a group, now not idle any more.
+  WorkerView* TakeWorker(Fields& fields) {
+    const size_t before = fields.violations();
+    const std::string name = fields.String("worker");
+    if (fields.violations() > before) return nullptr;
+    const auto found = workers_.find(name);
     if (found == workers_.end()) {
-      fields.Violate("worker", absl::StrCat("is ", worker, ", which is no worker"),
+      fields.Violate("worker", absl::StrCat("is ", name, ", which is no worker"),
                      "name one of workers");
-      return;
+      return nullptr;
     }
-    WorkerView& entry = view_.workers[found->second];
-    if (!entry.idle) {
+    WorkerView& worker = view_.workers[found->second];
+    if (!worker.idle) {
       fields.Violate("worker", "has another group", "give each group its own worker");
     }
-    entry.idle = false;
-    group.shape.device = entry.device;
-    group.budget_bytes = entry.budget_bytes;
-    if (!groups_.insert(group.name).second) {
-      fields.Violate("name", "is another group's too", "give each its own name");
-    }
-    view_.groups.push_back(std::move(group));
+    worker.idle = false;
+    return &worker;
   }
 
   void ReadQueued(Fields& fields) {
     QueuedJob job;
-    job.job = ReadName(fields);
-    job.base_model = fields.String("base_model");
+    job.job = fields.OwnName("job", &job_names_);
+    const ModelShape* model = FindModel(fields, &job.base_model);
     job.adapter = ReadAdapter(fields);
     job.priority = ReadPriority(fields);
     job.arrival = fields.Int64("arrival", {.min = -kSecondsMax, .max = kSecondsMax});
@@ -151,19 +151,9 @@ class Reader {
     job.waited_s = fields.Int64("waited_s", {.max = kSecondsMax, .fallback = 0});
     job.step_tokens = ReadStepTokens(fields);
     job.label_group = ReadLabelGroup(fields);
-    if (!fields.ok()) return;
-    const auto model = FindModel(fields, job.base_model);
     if (model == nullptr) return;
     job.model = *model;
     view_.queue.push_back(std::move(job));
-  }
-
-  std::string ReadName(Fields& fields) {
-    const std::string name = fields.String("name");
-    if (fields.ok() && !jobs_.insert(name).second) {
-      fields.Violate("name", "is another job's too", "give each its own name");
-    }
-    return name;
   }
 
   static AdapterShape ReadAdapter(Fields& fields) {
@@ -187,10 +177,15 @@ class Reader {
     return fields.Has("label_group") ? fields.String("label_group") : "";
   }
 
-  const ModelShape* FindModel(Fields& fields, const std::string& name) const {
-    const auto found = models_.find(name);
+  // Reads the name; nullptr: a violation.
+  const ModelShape* FindModel(Fields& fields, std::string* name) const {
+    const size_t before = fields.violations();
+    *name = fields.String("base_model");
+    if (fields.violations() > before) return nullptr;
+    const auto found = models_.find(*name);
     if (found != models_.end()) return &found->second;
-    fields.Violate("base_model", absl::StrCat("is ", name, ", which is no model"),
+    if (models_.empty()) return nullptr;  // that is one itself
+    fields.Violate("base_model", absl::StrCat("is ", *name, ", which is no model"),
                    "name one of models");
     return nullptr;
   }
@@ -212,7 +207,7 @@ class Reader {
   ClusterView view_;
   std::map<std::string, ModelShape> models_;
   std::map<std::string, size_t> workers_;  // indexes
-  std::set<std::string> groups_, jobs_;
+  std::set<std::string> model_names_, worker_names_, group_names_, job_names_;
 };
 
 ordered_json ToJson(const Decision& decision) {

@@ -85,6 +85,53 @@ TEST_CASE("95 % of new observations lie in the interval") {
   }
 }
 
+TEST_CASE("Where nothing is known an interval says nothing") {
+  struct Case {
+    std::string what;
+    std::vector<Terms> observed;
+    Terms terms;
+    bool bounded;
+  };
+  const std::vector<Terms> line = {{1, 10, 100}, {1, 20, 200}, {1, 30, 300}, {1, 50, 500},
+                                   {1, 20, 200}, {1, 60, 600}, {1, 70, 700}, {1, 80, 800}};
+  const std::vector<Terms> plane = {{1, 10, 100}, {1, 20, 100}, {1, 30, 700}, {1, 50, 500},
+                                    {1, 20, 400}, {1, 60, 200}, {1, 70, 900}, {1, 80, 100}};
+  const Case cases[] = {
+      {"all alike, and so the next", std::vector<Terms>(8, {1, 10, 100}), {1, 10, 100}, true},
+      {"all alike, the next larger", std::vector<Terms>(8, {1, 10, 100}), {1, 20, 200}, false},
+      {"in proportion", line, {1, 40, 400}, true},
+      {"in proportion, far away", line, {1, 400, 4000}, true},
+      {"out of proportion", line, {1, 40, 100}, false},
+      {"of every kind", plane, {1, 400, 300}, true},
+      {"a term that was always zero", {8, {1, 10, 0}}, {1, 10, 3}, false},
+  };
+  for (const Case& c : cases) {
+    INFO(c.what);
+    for (const double noise : {0.0, 0.5}) {
+      NonNegativeFit fit;
+      for (size_t i = 0; i < c.observed.size(); ++i) {
+        const Terms& terms = c.observed[i];
+        fit.Observe(terms, 3 + 2 * terms[1] + 0.5 * terms[2] + (i % 2 == 0 ? noise : -noise));
+      }
+      const Prediction prediction = fit.Predict(c.terms);
+      CHECK(std::isfinite(prediction.high) == c.bounded);
+      if (!c.bounded) CHECK(prediction.low == 0);
+      if (!c.bounded || noise > 0) continue;
+      const double truth = 3 + 2 * c.terms[1] + 0.5 * c.terms[2];
+      CHECK(prediction.value == Approx(truth).epsilon(1e-3));
+    }
+  }
+}
+
+TEST_CASE("Without a positive coefficient the interval is of the observations themselves") {
+  NonNegativeFit fit;
+  for (int i = 0; i < 9; ++i) fit.Observe({1, 10.0 + i, 100}, -1);
+  const Prediction prediction = fit.Predict({1, 12, 100});
+  CHECK(prediction.value == 0);
+  CHECK(prediction.low == 0);
+  CHECK(prediction.high == Approx(StudentQuantile(9)));
+}
+
 TEST_CASE("Student's quantiles are those of the tables") {
   CHECK(StudentQuantile(1) == Approx(12.706));
   CHECK(StudentQuantile(5) == Approx(2.5706));

@@ -149,7 +149,7 @@ TEST_CASE("Bad input is refused") {
   CHECK(refused([](OwnershipProblem* p) { p->adapters[0].sequences = {-1}; }));
   CHECK(refused([](OwnershipProblem* p) { p->adapters[0].reduction_ms = std::nan(""); }));
   CHECK(refused([](OwnershipProblem* p) { p->groups[0].fixed = {1}; }));
-  CHECK(refused([](OwnershipProblem* p) { p->groups[0].replicas = 5000; }));
+  CHECK(refused([](OwnershipProblem* p) { p->groups[0].replicas = 70000; }));
   CHECK(refused([](OwnershipProblem* p) { p->lengths = {101}; }));
 }
 

@@ -284,6 +284,17 @@ TEST_CASE("The program in assignment variables on HiGHS finds no more, and takes
             << ", " << 1e6 * seconds / (32 * asked / 15) << " us a sample\n";
 }
 
+TEST_CASE("Programs too large for HiGHS are left to greedy") {
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < 300; ++i) lengths.push_back(301 + i * 37 % 100);  // two a bin; L2 sees it
+  lengths.insert(lengths.end(), 100, 350);
+  const auto result = PackBatch(SamplesOf(lengths), {1000, 1}, With(PackSolver::kHighs));
+  REQUIRE(result.ok());
+  CHECK(result->greedy_bins > result->bound_bins);
+  CHECK(result->path == PackPath::kNodeLimit);
+  CHECK_FALSE(result->proved);
+}
+
 struct Totals {
   int64_t batches = 0, needed = 0, bins = 0, greedy_bins = 0, bound = 0, samples = 0, open = 0;
   double seconds = 0, greedy_seconds = 0;

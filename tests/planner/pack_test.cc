@@ -104,6 +104,48 @@ TEST_CASE("L2") {
   for (const Case& c : cases) CHECK(LowerBoundL2(Of(c.lengths), {c.capacity, 1}) == c.bound);
 }
 
+// First-fit decreasing by its definition: every bin is asked, from the first on.
+Packing FirstFit(const std::vector<Sample>& samples, const PackOptions& options) {
+  std::vector<int> order(samples.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    const int64_t x = samples[a].lengths[0], y = samples[b].lengths[0];
+    return x != y ? x > y : samples[a].job < samples[b].job;
+  });
+  Packing packing;
+  for (const int sample : order) {
+    const auto room = [&](std::vector<int> bin) {
+      bin.push_back(sample);
+      return PaddedTokens(samples, bin, options) <= options.capacity;
+    };
+    auto bin = std::find_if(packing.begin(), packing.end(), room);
+    if (bin == packing.end()) bin = packing.insert(bin, std::vector<int>());
+    bin->push_back(sample);
+  }
+  for (std::vector<int>& bin : packing) std::sort(bin.begin(), bin.end());
+  return packing;
+}
+
+TEST_CASE("The first bin with room is found, as by asking all of them") {
+  for (const uint32_t seed : Seeds()) {
+    std::mt19937 random(seed);
+    INFO("seed " << seed);
+    for (int instance = 0; instance < 300; ++instance) {
+      const int64_t padding = 1 + static_cast<int64_t>(random() % 2 * (random() % 12));
+      const PackOptions options{padding * 3 + static_cast<int64_t>(random() % 100), padding};
+      const auto longest = static_cast<uint32_t>(options.capacity / padding * padding);
+      std::vector<Sample> samples;
+      for (size_t i = 0, count = random() % 60; i < count; ++i) {
+        samples.push_back({std::string(1, static_cast<char>('a' + random() % 4)),
+                           {1 + static_cast<int64_t>(random() % longest)}});
+      }
+      const auto packing = PackFirstFitDecreasing(samples, options);
+      REQUIRE(packing.ok());
+      REQUIRE(ToText(*packing) == ToText(FirstFit(samples, options)));
+    }
+  }
+}
+
 TEST_CASE("On small random instances: every sample once, no bin too full, bound <= best <= FFD") {
   for (uint32_t seed : Seeds()) {
     std::mt19937 random(seed);

@@ -149,6 +149,26 @@ TEST_CASE("Random plans hold every sequence once, verify, and take the best numb
   }
 }
 
+TEST_CASE("More microbatches in flight than stages are allowed, not ordered") {
+  for (const uint32_t seed : Seeds()) {
+    std::mt19937 random(seed);
+    INFO("seed " << seed);
+    for (int i = 0; i < 100; ++i) {
+      PipelineInput input = Random(random);
+      input.in_flight = 0;
+      const auto plain = PlanPipeline(input);
+      input.in_flight = input.stages + 1 + static_cast<int>(random() % 40);
+      const auto more = PlanPipeline(input);
+      REQUIRE(plain.ok());
+      REQUIRE(more.ok());
+      REQUIRE(more->simulation.makespan_ms <= plain->simulation.makespan_ms);
+      for (const StageSimulation& stage : more->simulation.stages) {
+        REQUIRE(stage.in_flight <= input.in_flight);
+      }
+    }
+  }
+}
+
 TEST_CASE("What cannot be planned") {
   std::mt19937 random(1);
   const PipelineInput good = Random(random);

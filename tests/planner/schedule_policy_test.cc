@@ -99,6 +99,13 @@ TEST_CASE("Evictions") {
     INFO(c.what);
     CHECK(Text(c.view) == c.expected);
   }
+  // Re-placed no more than there are slots for.
+  ClusterView slots = View(
+      {Group("g", "m", BudgetFor(3000, {64}), {{"a"}, {"b"}}), Group("h", "m", three, {{"c"}})},
+      {Long(Job("x", 1), 3000)});
+  CHECK(Text(slots) == "replace g -> h: b for x\nreplace g -> h: a for x\n" + makes_room);
+  slots.groups[1].shape.slots_max = 2;
+  CHECK(Text(slots) == "replace g -> h: b for x\nevict g: a for x\n" + makes_room);
   // By default nobody is evicted.
   ClusterView view = View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 1)});
   view.policy = {};

@@ -99,7 +99,20 @@ TEST_CASE("Every violation of a deployment has its path") {
          s->erase("expected");
          (*s)["steps"] = {{1, 2}, {3, 400}};
        },
-       {"$.steps[1]"}},
+       {"$.steps[1][1]"}},
+      {[](json* s) {
+         s->erase("expected");
+         (*s)["steps"] = {json::array(), {1, 0}, "x"};
+       },
+       {"$.steps[0]", "$.steps[1][1]", "$.steps[2]"}},
+      {[](json* s) {
+         (*s)["current"] = {{"replicas", {0, 0}}, {"remaining_steps", 1}};
+       },
+       {"$.current.replicas"}},
+      {[](json* s) {
+         (*s)["current"] = {{"replicas", {1, 2}}, {"remaining_steps", 1}};
+       },
+       {"$.current.replicas"}},
       {[](json* s) {
          (*s)["adapters"] = {{{"name", "a"}, {"sequences", {1}}},
                              {{"name", "b"}, {"sequences", {1, -1}}}};
@@ -117,11 +130,43 @@ TEST_CASE("Every violation of a deployment has its path") {
   CHECK(CheckDeploy(Deployable()).ok());
 }
 
+TEST_CASE("What is wrong in one place of a deployment hides nothing in another") {
+  json scenario = Deployable();
+  scenario["gpus"] = "4";
+  scenario["layouts"][0]["token_ms"] = 0;
+  scenario["expected"] = {{{"length", 301}, {"sequences", -1}},
+                          {{"length", 300}, {"sequences", 1}}};
+  scenario["adapters"] = {{{"name", "a"}, {"sequences", {1, 1}}},
+                          {{"name", "a"}, {"sequences", {1, 2}}}};
+  scenario["current"] = {{"replicas", {1}}};
+  CHECK(Paths(CheckDeploy(scenario)) ==
+        std::vector<std::string>{"$.gpus", "$.layouts[0].token_ms", "$.expected[0].sequences",
+                                 "$.expected[0].length", "$.expected[1].length",
+                                 "$.adapters[1].name", "$.current.remaining_steps"});
+  scenario = Deployable();
+  scenario["more"] = 1;
+  scenario["adapters"] = {{{"name", "a"}, {"sequences", {1}}}};
+  scenario["current"] = {{"replicas", {1}}, {"remaining_steps", 1}};
+  CHECK(Paths(CheckDeploy(scenario)) ==
+        std::vector<std::string>{"$.adapters[0].sequences", "$.current.replicas", "$.more"});
+  // What is not known is not compared.
+  scenario = Deployable();
+  scenario["layouts"][1]["capacity_tokens"] = 0;
+  CHECK(Paths(CheckDeploy(scenario)) == std::vector<std::string>{"$.layouts[1].capacity_tokens"});
+}
+
 TEST_CASE("No deployment: another error than a wrong scenario") {
   json scenario = Deployable();
   scenario["gpus"] = 1;
   CHECK(CheckDeploy(scenario).ok());
-  CHECK(RunDeploy(scenario).status().code() == absl::StatusCode::kFailedPrecondition);
+  for (const bool filter : {true, false}) {
+    scenario["filter"] = filter;
+    const absl::Status status = RunDeploy(scenario).status();
+    CHECK(status.code() == absl::StatusCode::kFailedPrecondition);
+    CHECK(status.message() ==
+          "no layout on 1 GPUs holds a sequence of 300 tokens; the smallest that does is TP2 PP1, "
+          "which needs 2");
+  }
   scenario["gpus"] = 4;
   scenario["current"] = {{"replicas", {4, 0}}, {"remaining_steps", 1}};
   CHECK(RunDeploy(scenario).status().code() == absl::StatusCode::kFailedPrecondition);
@@ -143,6 +188,13 @@ TEST_CASE("Dispatch") {
   CHECK(Paths(CheckDispatchScenario(scenario)) ==
         std::vector<std::string>{"$.replicas[0].count", "$.lengths[1]", "$.lengths[2]",
                                  "$.boundaries[1]", "$.lengths[2]"});
+
+  scenario["lengths"] = {90, 250};
+  scenario["boundaries"] = {100, 301, 400};  // nothing is padded to 400
+  scenario["replicas"] = json::parse(kLayouts);
+  CHECK(Paths(CheckDispatchScenario(scenario)) == std::vector<std::string>{"$.boundaries[1]"});
+  scenario["boundaries"] = {100, 300, 400};
+  CHECK(RunDispatch(scenario).ok());
 }
 
 TEST_CASE("Fit") {
@@ -175,6 +227,39 @@ TEST_CASE("Fit") {
   const auto few = RunFit({{"microbatches", {{{"tokens", 1}, {"squared_lengths", 1}, {"ms", 1}}}}});
   REQUIRE(few.ok());
   CHECK(few->json["time"]["mean_error"].is_null());
+  CHECK(Paths(CheckFit({{"microbatches", scenario["microbatches_to_come"]},
+                        {"peaks_to_come", scenario["peaks_to_come"]},
+                        {"more", 1}})) ==
+        std::vector<std::string>{"$.microbatches[0].ms", "$.more"});
+  scenario.erase("peaks");
+  scenario["microbatches"][1]["ms"] = 1;
+  CHECK(Paths(CheckFit(scenario)) == std::vector<std::string>{"$.peaks_to_come"});
+}
+
+TEST_CASE("Fits to measurements that are all alike leave open what they do not say") {
+  json scenario;
+  for (int i = 0; i < 10; ++i) {
+    scenario["microbatches"].push_back({{"tokens", 100}, {"squared_lengths", 1000}, {"ms", 5}});
+    scenario["peaks"].push_back({{"counted_bytes", 1'000'000},
+                                 {"tokens", 100},
+                                 {"squared_lengths", 1000},
+                                 {"peak_bytes", 1'000'000}});
+  }
+  scenario["microbatches_to_come"] = {{{"tokens", 100}, {"squared_lengths", 1000}},
+                                      {{"tokens", 200}, {"squared_lengths", 4000}},
+                                      {{"tokens", 100}, {"squared_lengths", 0}}};
+  scenario["peaks_to_come"] = {
+      {{"counted_bytes", 1'000'000}, {"tokens", 100}, {"squared_lengths", 1000}}};
+  const auto result = RunFit(scenario);
+  REQUIRE(result.ok());
+  const json& times = result->json["time"]["predictions"];
+  CHECK(times[0]["value"].get<double>() == Approx(5));
+  CHECK(times[0]["high"].get<double>() == Approx(5));
+  CHECK(times[1]["high"].is_null());  // 10, if all is a token's time, and 5, if nothing is
+  CHECK(times[1]["outside"] == 3.0);
+  CHECK(times[2]["outside"].is_null());
+  CHECK(result->text.find("nothing like it was observed") != std::string::npos);
+  CHECK(result->json["memory"]["predictions"][0]["high"] == 1'000'000.0);
 }
 
 }  // namespace

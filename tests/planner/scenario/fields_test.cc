@@ -135,6 +135,30 @@ TEST_CASE("All violations at once, in the order of reading") {
         "names, rule, shared, times");
 }
 
+TEST_CASE("Names of one kind, and what is said of what is no object") {
+  const json scenario =
+      json::parse(R"({"jobs": [{"name": "a"}, {"name": "a"}, {"name": ""}, {"name": ""}, 3, 4]})");
+  size_t after_first = 0, in_all = 0;
+  const auto read = [&](Fields& fields) {
+    std::set<std::string> names;
+    for (Fields& job : fields.Objects("jobs", {.max = 10})) {
+      job.OwnName("job", &names);
+      if (!job.is_object()) job.Violate("name", "is never said", "nothing");
+      if (after_first == 0) after_first = job.violations();
+    }
+    in_all = fields.violations();
+    return 0;
+  };
+  CHECK(ReadScenario<int>(scenario, read).status().message() ==
+        "$.jobs[4]: is 3; give an object\n"
+        "$.jobs[5]: is 4; give an object\n"
+        "$.jobs[1].name: is another job's too; give each its own name\n"
+        "$.jobs[2].name: is \"\"; give a text of 1 to 200 bytes\n"
+        "$.jobs[3].name: is \"\"; give a text of 1 to 200 bytes");
+  CHECK(after_first == 2);
+  CHECK(in_all == 5);
+}
+
 TEST_CASE("Hundreds of violations are counted") {
   json scenario = {{"gpus", 1}, {"names", json::array()}};
   for (int i = 0; i < 250; ++i) scenario["names"].push_back("");

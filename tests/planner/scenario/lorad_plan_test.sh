@@ -54,6 +54,7 @@ done
 
 run 2
 run 2 nothing
+said 'nothing is no subcommand'
 run 0 --help
 run 1 pack "$work/missing.json"
 said 'cannot be read'

@@ -115,6 +115,27 @@ TEST_CASE("Bad schedules") {
              CheckSchedule);
 }
 
+TEST_CASE("What is wrong in one place of a schedule hides nothing in another") {
+  json scenario = Schedule();
+  scenario["models"].push_back(scenario["models"][0]);
+  scenario["workers"].push_back(scenario["workers"][0]);
+  scenario["workers"][1]["threads"] = 0;
+  scenario["groups"].push_back({{"name", "g"}, {"worker", "v"}, {"longest_sequence", 8}});
+  scenario["queue"].push_back(scenario["queue"][0]);
+  scenario["queue"][1]["base_model"] = "n";
+  scenario["queue"][1]["rank"] = 0;
+  CHECK(CheckSchedule(scenario).message() ==
+        "$.models[1].name: is another model's too; give each its own name\n"
+        "$.workers[1].name: is another worker's too; give each its own name\n"
+        "$.workers[1].threads: is 0; give a whole number from 1 to 1024\n"
+        "$.groups[1].name: is another group's too; give each its own name\n"
+        "$.groups[1].base_model: is missing; give a text of 1 to 200 bytes\n"
+        "$.groups[1].worker: is v, which is no worker; name one of workers\n"
+        "$.queue[1].name: is another job's too; give each its own name\n"
+        "$.queue[1].base_model: is n, which is no model; name one of models\n"
+        "$.queue[1].rank: is 0; give a whole number from 1 to 512");
+}
+
 TEST_CASE("A schedule's decisions") {
   const auto result = RunSchedule(Schedule());
   REQUIRE(result.ok());

@@ -1,9 +1,8 @@
-#include <cuda_bf16.h>
-
 #include <cassert>
 
 #include "kernels/cuda/attention_kernels.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/element.cuh"
 
 namespace lorad::kernels::cuda {
 namespace {
@@ -12,20 +11,10 @@ constexpr int kTile = 32;  // queries, and keys, of a tile
 constexpr int kThreads = 256;
 constexpr int kRowsPerWarp = kTile / (kThreads / 32);
 constexpr int kColumnsPerLane = static_cast<int>(kOwnHeadSizeMax) / 32;
-constexpr unsigned kAllLanes = 0xffffffff;
 
-__device__ float Load(const float* at) { return *at; }
-__device__ float Load(const __nv_bfloat16* at) { return __bfloat162float(*at); }
-__device__ void Store(float value, float* at) { *at = value; }
-__device__ void Store(float value, __nv_bfloat16* at) { *at = __float2bfloat16_rn(value); }
-
-__device__ float WarpSum(float value) {
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
-  return value;
-}
 __device__ float WarpMax(float value) {
   for (int step = 16; step > 0; step /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
+    value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, step));
   }
   return value;
 }
@@ -46,7 +35,8 @@ template <typename T>
 __device__ void LoadTile(const HeadRows<const T>& from, int first, int rows, int d, float* to) {
   for (int row = threadIdx.x / 32; row < kTile; row += kThreads / 32) {
     for (int column = threadIdx.x % 32; column < d; column += 32) {
-      to[row * (d + 1) + column] = first + row < rows ? Load(from.row(first + row) + column) : 0.0f;
+      to[row * (d + 1) + column] =
+          first + row < rows ? ToFloat(from.row(first + row)[column]) : 0.0f;
     }
   }
 }
@@ -75,7 +65,7 @@ __device__ void StoreRow(const float* acc, float factor, int d, T* to) {
 #pragma unroll
   for (int j = 0; j < kColumnsPerLane; ++j) {
     const int column = static_cast<int>(threadIdx.x % 32) + 32 * j;
-    if (column < d) Store(acc[j] * factor, to + column);
+    if (column < d) to[column] = FromFloat<T>(acc[j] * factor);
   }
 }
 
@@ -146,7 +136,7 @@ template <typename T>
 __device__ float Delta(const T* dout, const T* out, int d) {
   float sum = 0;
   for (int i = static_cast<int>(threadIdx.x) % 32; i < d; i += 32) {
-    sum = fmaf(Load(dout + i), Load(out + i), sum);
+    sum = fmaf(ToFloat(dout[i]), ToFloat(out[i]), sum);
   }
   return WarpSum(sum);
 }

@@ -88,8 +88,6 @@ class DeviceTable {
     return *this;
   }
 
-  explicit operator bool() const { return block_ != nullptr; }
-  int64_t bytes() const { return block_->bytes; }
   template <typename T>
   T* Host(int64_t offset) const {
     return reinterpret_cast<T*>(HostBytes() + offset);

@@ -102,8 +102,6 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Linear> MakeLinear(int64_t outputs, int64_t inputs, bool has_bias,
                                      Arena& arena) override {
     auto linear = std::make_unique<CudaLinear>();
-    linear->outputs = outputs;
-    linear->inputs = inputs;
     linear->has_bias = has_bias;
     linear->weight = arena.Matrix(outputs, inputs, context_.activation);
     if (has_bias) linear->bias = arena.Matrix(1, outputs, context_.activation);

@@ -1,10 +1,10 @@
 #include <algorithm>
 
-#include "kernels/cuda/check.h"
 #include "kernels/cuda/gemm_hopper.cuh"
 #include "kernels/cuda/gemm_hopper.h"
 #include "kernels/cuda/gemm_hopper_consumer.cuh"
 #include "kernels/cuda/gemm_hopper_producer.cuh"
+#include "kernels/cuda/launch.h"
 
 namespace lorad::kernels::cuda {
 namespace {
@@ -62,21 +62,13 @@ template <Product kProduct, typename Shape>
 void Launch(const HopperArguments& arguments, int clusters, cudaStream_t stream) {
   constexpr int kBytes = static_cast<int>(sizeof(SharedMemory<Shape>));
   static_assert(kBytes <= 227 * 1024);
-  const auto kernel = HopperKernel<kProduct, Shape>;
-  LORAD_CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const int blocks = 2 * std::min(clusters, arguments.row_tiles * arguments.column_tiles);
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = arguments.early != 0 ? 1 : 0;
-  LORAD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments));
+  LaunchKernel(HopperKernel<kProduct, Shape>,
+               {.grid = dim3(static_cast<unsigned>(blocks)),
+                .threads = kThreads,
+                .shared_bytes = kBytes,
+                .early = arguments.early != 0},
+               arguments, stream);
 }
 
 template <Product kProduct>

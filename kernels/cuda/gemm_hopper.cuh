@@ -19,6 +19,11 @@ inline constexpr int kBox = 64;  // columns of a box
 inline constexpr int kTermsCached = 64;
 static_assert(kClusterRows == kTermTileRows);
 
+// How W, and the factors of terms, lie in a stage.
+template <Product kProduct>
+inline constexpr wgmma::Contiguous kContiguousOf =
+    kProduct == Product::kForward ? wgmma::Contiguous::kInner : wgmma::Contiguous::kOuter;
+
 // Who multiplies what.
 enum class Roles {
   kTogether,  // both warpgroups on one tile, 64 rows each

@@ -52,8 +52,7 @@ class Consumer {
  private:
   // Of 64 rows each.
   using Sums = float[Shape::kRowBlocks][Shape::kColumns / 2];
-  static constexpr auto kB =
-      kProduct == Product::kForward ? wgmma::Contiguous::kInner : wgmma::Contiguous::kOuter;
+  static constexpr auto kB = kContiguousOf<kProduct>;
   static constexpr bool kTurns = Shape::kRoles == Roles::kInTurns;
   static constexpr bool kMasks = kProduct == Product::kInputGradient;
   // Named barriers: of a warpgroup, and of taking turns.
@@ -271,8 +270,8 @@ class Consumer {
         uint32_t a[4];
         ptx::LoadMatrices(s_row + (((2 * k + lane_ / 16) ^ (lane_ % 8)) * 16), s);
         ptx::LoadMatricesTransposed(place + k * 16 * kBox * 2, a);
-        ptx::MultiplyOfWarp(part[0], s, a[0], a[1]);
-        ptx::MultiplyOfWarp(part[1], s, a[2], a[3]);
+        ptx::Multiply(part[0], s, a[0], a[1]);
+        ptx::Multiply(part[1], s, a[2], a[3]);
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) {

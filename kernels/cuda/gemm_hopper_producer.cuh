@@ -38,6 +38,8 @@ class Producer {
   }
 
  private:
+  static constexpr auto kB = kContiguousOf<kProduct>;
+
   __device__ TermNote Term(int index) const { return TermAt(arguments_, shared_, index); }
   __device__ static bool Masked(const TermNote& term) { return term.mask_words != nullptr; }
   __device__ static bool Touches(const TermNote& term, int column) {
@@ -112,22 +114,16 @@ class Producer {
     }
   }
 
-  // Half of the boxes of a matrix whose columns are the product's.
+  // Half of the boxes of a matrix that has the product's columns as its columns (kOuter) or its
+  // rows.
   __device__ void LoadHalf(const void* map, int column, int inner) {
 #pragma unroll
     for (int box = 0; box < Shape::kBoxes; ++box) {
       if (box % 2 != static_cast<int>(rank_)) continue;
-      ptx::LoadBoxToAll(Stage() + Shape::kXBytes + box * wgmma::kBoxBytes, map, column + box * kBox,
-                        inner, Full(), kBothBlocks);
-    }
-  }
-  // Half of the boxes of a matrix whose rows are the product's columns.
-  __device__ void LoadHalfOfRows(const void* map, int column, int inner) {
-#pragma unroll
-    for (int box = 0; box < Shape::kBoxes; ++box) {
-      if (box % 2 != static_cast<int>(rank_)) continue;
-      ptx::LoadBoxToAll(Stage() + Shape::kXBytes + box * wgmma::kBoxBytes, map, inner,
-                        column + box * kBox, Full(), kBothBlocks);
+      constexpr bool kOuter = kB == wgmma::Contiguous::kOuter;
+      const int outer = column + box * kBox;
+      ptx::LoadBoxToAll(Stage() + Shape::kXBytes + box * wgmma::kBoxBytes, map,
+                        kOuter ? outer : inner, kOuter ? inner : outer, Full(), kBothBlocks);
     }
   }
 
@@ -139,11 +135,7 @@ class Producer {
              .products = min(kBox, term.rank - first) / 16,
              .term = index});
       ptx::LoadBox(Stage(), &arguments_.coefficients, term.first_column + first, row, Full());
-      if constexpr (kProduct == Product::kForward) {
-        LoadHalfOfRows(map, column - term.first_output, first);
-      } else {
-        LoadHalf(map, column - term.first_output, first);
-      }
+      LoadHalf(map, column - term.first_output, first);
       ring_.Next();
     }
   }

@@ -1,17 +1,16 @@
-// Hopper's instructions that the product kernel uses, one thin function each: barriers in shared
-// memory (mbarrier), the bulk tensor copy, and matrix products of a warpgroup (wgmma).
-// Source: the PTX instruction set's manual, sections "mbarrier", "cp.async.bulk.tensor", "wgmma".
+// Hopper's instructions that the product kernel uses beside those of ptx.cuh, one thin function
+// each: clusters, barriers in shared memory (mbarrier), the bulk tensor copy. Matrix products of a
+// warpgroup are in gemm_wgmma.cuh.
+// Source: the PTX instruction set's manual, sections "mbarrier", "cp.async.bulk.tensor",
+// "setmaxnreg".
 #ifndef LORAD_KERNELS_CUDA_GEMM_PTX_CUH_
 #define LORAD_KERNELS_CUDA_GEMM_PTX_CUH_
 
 #include <cstdint>
 
-namespace lorad::kernels::cuda::ptx {
+#include "kernels/cuda/ptx.cuh"
 
-// An address inside shared memory, as instructions take it.
-__device__ inline uint32_t SharedAddress(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace lorad::kernels::cuda::ptx {
 
 // ---- clusters ----
 
@@ -25,11 +24,6 @@ __device__ inline void ClusterSync() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-
-// ---- kernels one after the other ----
-
-// Returns when the kernel before this one in the stream has ended, and what it wrote can be read.
-__device__ inline void AwaitPreviousKernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // ---- mbarriers ----
 
@@ -141,40 +135,12 @@ __device__ inline void WaitStoresRead() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kGroups) : "memory");
 }
 
-// ---- matrices of 8x8 bf16 between registers and shared memory ----
-
-__device__ inline void LoadMatrices(uint32_t address, uint32_t (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-
-// Each 8x8 matrix transposed.
-__device__ inline void LoadMatricesTransposed(uint32_t address, uint32_t (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
+// ---- matrices of 8x8 bf16 to shared memory, as LoadMatrices takes them ----
 
 __device__ inline void StoreMatrices(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
-}
-
-// C [16, 8] += A [16, 16] B [16, 8] of one warp, bf16 and fp32. a: as LoadMatrices gives the 8x8
-// parts of A in the order (upper, left), (lower, left), (upper, right), (lower, right); b: as
-// LoadMatricesTransposed gives the upper and the lower part of B; c: elements (lane / 4 + 8 i,
-// 2 (lane % 4) + j) in c[2 i + j].
-__device__ inline void MultiplyOfWarp(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                      uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // ---- registers of a warpgroup ----

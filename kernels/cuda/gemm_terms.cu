@@ -1,8 +1,7 @@
-#include <cuda_bf16.h>
-
 #include <cassert>
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/element.cuh"
 #include "kernels/cuda/gemm_terms.h"
 
 namespace lorad::kernels::cuda {
@@ -13,11 +12,6 @@ constexpr int kRows = 16;     // of y a block, kRowsAtOnce at a time
 constexpr int kRowsAtOnce = 4;
 static_assert(kTermTileRows % kRows == 0);
 
-__device__ float Load(const float* p) { return *p; }
-__device__ float Load(const __nv_bfloat16* p) { return __bfloat162float(*p); }
-__device__ void Store(float* p, float value) { *p = value; }
-__device__ void Store(__nv_bfloat16* p, float value) { *p = __float2bfloat16_rn(value); }
-
 // s: one row of S at the term's columns. [rank] times column `output` of the term.
 template <typename T>
 __device__ float Dot(Product product, const LowRankTerm& term, const T* s, int64_t output) {
@@ -26,7 +20,7 @@ __device__ float Dot(Product product, const LowRankTerm& term, const T* s, int64
   const int64_t step = forward ? 1 : term.factor_stride;
   factor += forward ? output * term.factor_stride : output;
   float sum = 0;
-  for (int r = 0; r < term.rank; ++r) sum += Load(s + r) * Load(factor + r * step);
+  for (int r = 0; r < term.rank; ++r) sum += ToFloat(s[r]) * ToFloat(factor[r * step]);
   return sum;
 }
 
@@ -57,7 +51,7 @@ __global__ void AddTermsKernel(Product product, LowRankTable table, const T* s, 
       sum += Kept(term, row, column) ? term.mask_scale * dot : 0.0f;
     }
     Y* element = y + row * y_stride + column;
-    Store(element, Load(element) + sum);
+    *element = FromFloat<Y>(ToFloat(*element) + sum);
   }
 }
 

@@ -12,32 +12,19 @@ CudaBatch::CudaBatch(Context& context, const BatchDescription& description)
   TableLayout layout;
   const int64_t t = tokens();
   const int64_t n = static_cast<int64_t>(loss_rows.size());
-  const int64_t b = static_cast<int64_t>(segments.size());
   const int64_t ids = layout.Add<int32_t>(t);
   const int64_t row_positions = layout.Add<int32_t>(t);
-  const int64_t row_segment = layout.Add<int32_t>(t);
   const int64_t loss_of_row = layout.Add<int32_t>(t);
-  const int64_t packed = layout.Add<DeviceSegment>(b);
-  const int64_t offsets = layout.Add<int32_t>(b + 1);
-  const int64_t chunk_table = layout.Add<Chunk>(static_cast<int64_t>(chunks.size()));
   const int64_t rows = layout.Add<int32_t>(n);
   const int64_t targets = layout.Add<int32_t>(n);
-  const int64_t trained = layout.Add<int32_t>(n);
   memory_ = context.tables.Take(layout.bytes());
   tables = {.tokens = static_cast<int32_t>(t),
-            .sequences = static_cast<int32_t>(b),
-            .chunk_count = static_cast<int32_t>(chunks.size()),
             .loss_count = static_cast<int32_t>(n),
             .ids = memory_.Device<int32_t>(ids),
             .positions = memory_.Device<int32_t>(row_positions),
-            .row_segment = memory_.Device<int32_t>(row_segment),
             .loss_of_row = memory_.Device<int32_t>(loss_of_row),
-            .segments = memory_.Device<DeviceSegment>(packed),
-            .sequence_offsets = memory_.Device<int32_t>(offsets),
-            .chunks = memory_.Device<Chunk>(chunk_table),
             .loss_rows = memory_.Device<int32_t>(rows),
-            .loss_targets = memory_.Device<int32_t>(targets),
-            .loss_trained = memory_.Device<int32_t>(trained)};
+            .loss_targets = memory_.Device<int32_t>(targets)};
   FillTables(description);
   memory_.Upload(layout.bytes());
 }
@@ -48,7 +35,6 @@ void CudaBatch::Describe(const BatchDescription& description) {
     const Segment& segment = segments[index];
     assert(segment.first_row == tokens() && segment.rows > 0);
     assert(segment.first_position >= 0 && segment.first_position % kChunkTokens == 0);
-    longest_segment = std::max(longest_segment, segment.rows);
     for (int64_t row = 0; row < segment.rows; ++row) {
       positions.push_back(static_cast<int32_t>(segment.first_position + row));
     }
@@ -70,30 +56,11 @@ void CudaBatch::Describe(const BatchDescription& description) {
 void CudaBatch::FillTables(const BatchDescription& description) {
   std::copy(description.ids.begin(), description.ids.end(), memory_.HostOf(tables.ids));
   std::copy(positions.begin(), positions.end(), memory_.HostOf(tables.positions));
-  std::copy(chunks.begin(), chunks.end(), memory_.HostOf(tables.chunks));
-  int32_t* row_segment = memory_.HostOf(tables.row_segment);
-  int32_t* offsets = memory_.HostOf(tables.sequence_offsets);
-  DeviceSegment* packed = memory_.HostOf(tables.segments);
-  for (size_t index = 0; index < segments.size(); ++index) {
-    const Segment& segment = segments[index];
-    offsets[index] = static_cast<int32_t>(segment.first_row);
-    std::fill_n(row_segment + segment.first_row, segment.rows, static_cast<int32_t>(index));
-    packed[index] = {.first_row = static_cast<int32_t>(segment.first_row),
-                     .rows = static_cast<int32_t>(segment.rows),
-                     .first_position = static_cast<int32_t>(segment.first_position),
-                     .slot = segment.mode == Mode::kReference ? -1 : segment.slot,
-                     .train = segment.mode == Mode::kTrain ? 1 : 0,
-                     .step = segment.dropout.step,
-                     .sequence = segment.dropout.sequence,
-                     .seed = segment.dropout.seed};
-  }
-  offsets[segments.size()] = static_cast<int32_t>(tokens());
   int32_t* loss_of_row = memory_.HostOf(tables.loss_of_row);
   std::fill_n(loss_of_row, tokens(), -1);
   for (size_t i = 0; i < loss_rows.size(); ++i) {
     memory_.HostOf(tables.loss_rows)[i] = static_cast<int32_t>(loss_rows[i].row);
     memory_.HostOf(tables.loss_targets)[i] = loss_rows[i].target;
-    memory_.HostOf(tables.loss_trained)[i] = loss_trained[i];
     if (loss_trained[i] != 0) loss_of_row[loss_rows[i].row] = static_cast<int32_t>(i);
   }
 }

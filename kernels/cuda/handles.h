@@ -13,9 +13,18 @@
 
 namespace lorad::kernels::cuda {
 
-// What a part of the backend keeps with a handle, made when it first needs it.
+// What a part of the backend keeps with a microbatch, made when it first needs it.
 struct Extension {
   virtual ~Extension() = default;
+};
+
+// At most kChunkTokens rows of one segment, counted from its sequence's first token: the unit of
+// sums over tokens.
+struct Chunk {
+  int32_t segment = 0;
+  int32_t first_row = 0;
+  int32_t rows = 0;
+  int32_t first_position = 0;
 };
 
 struct CudaBatch final : Batch {
@@ -30,7 +39,6 @@ struct CudaBatch final : Batch {
   std::vector<int32_t> positions;     // [T]
   std::vector<Chunk> chunks;          // [C], in row order
   std::vector<uint8_t> loss_trained;  // [n]: its segment is kTrain
-  int64_t longest_segment = 0;        // rows
   // The device's.
   BatchTables tables;
 
@@ -48,13 +56,9 @@ struct CudaBatch final : Batch {
 
 // W [O, K] row-major of the activation type, used by both products without a second layout.
 struct CudaLinear final : Linear {
-  int64_t outputs = 0;  // O
-  int64_t inputs = 0;   // K
   bool has_bias = false;
   TensorView weight;  // [O, K], dense
   TensorView bias;    // [1, O] or empty
-
-  mutable std::unique_ptr<Extension> product;  // of the product (tensor maps)
 };
 
 inline const CudaBatch& Of(const Batch& batch) { return static_cast<const CudaBatch&>(batch); }

@@ -1,11 +1,11 @@
 #include <cooperative_groups.h>
-#include <cuda_bf16.h>
 
 #include <algorithm>
 #include <cassert>
 #include <utility>
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/element.cuh"
 #include "kernels/cuda/linear_loss_kernels.h"
 
 namespace lorad::kernels::cuda {
@@ -78,22 +78,24 @@ __device__ Partial Merge(Partial a, Partial b) {
   return {max, left + right};
 }
 
+// Over the warp's lanes, the same in all of them.
 template <bool kAccurate>
-__device__ Partial BlockMerge(Partial value, Partial* shared) {
+__device__ Partial WarpMerge(Partial value) {
   for (int step = 16; step > 0; step /= 2) {
     const Partial other = {__shfl_xor_sync(kAllLanes, value.max, step),
                            __shfl_xor_sync(kAllLanes, value.sum, step)};
     value = Merge<kAccurate>(value, other);
   }
+  return value;
+}
+
+template <bool kAccurate>
+__device__ Partial BlockMerge(Partial value, Partial* shared) {
+  value = WarpMerge<kAccurate>(value);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
   static_assert(kWarps == 32);
-  value = shared[threadIdx.x % 32];
-  for (int step = 16; step > 0; step /= 2) {
-    const Partial other = {__shfl_xor_sync(kAllLanes, value.max, step),
-                           __shfl_xor_sync(kAllLanes, value.sum, step)};
-    value = Merge<kAccurate>(value, other);
-  }
+  value = WarpMerge<kAccurate>(shared[threadIdx.x % 32]);
   __syncthreads();
   return value;
 }
@@ -128,11 +130,6 @@ __device__ void StoreVector(const float* values, __nv_bfloat16* at) {
   }
   *reinterpret_cast<uint4*>(at) = *reinterpret_cast<const uint4*>(pairs);
 }
-__device__ void StoreOne(float value, float* at) { *at = value; }
-__device__ void StoreOne(float value, __nv_bfloat16* at) { *at = __float2bfloat16_rn(value); }
-__device__ float LoadOne(const float* at) { return *at; }
-__device__ float LoadOne(const __nv_bfloat16* at) { return __bfloat162float(*at); }
-
 // part += the exponentials of a vector.
 template <bool kAccurate>
 __device__ void AddVector(const float* values, Partial& part) {
@@ -156,7 +153,7 @@ __device__ Partial RowPartial(const Z* z, int64_t vocabulary, Partial* shared) {
     AddVector<kAccurate>(values, part);
   }
   if (whole + threadIdx.x < vocabulary) {
-    part = Merge<kAccurate>(part, {LoadOne(z + whole + threadIdx.x), 1});
+    part = Merge<kAccurate>(part, {ToFloat(z[whole + threadIdx.x]), 1});
   }
   return BlockMerge<kAccurate>(part, shared);
 }
@@ -178,8 +175,8 @@ __device__ void WriteGradient(const Z* z, int64_t vocabulary, float lse, int64_t
   }
   const int64_t rest = whole + threadIdx.x;
   if (rest < vocabulary) {
-    const float p = Exp<kAccurate>(LoadOne(z + rest) - lse);
-    StoreOne(rest == target ? at_target : -p, gradient + rest);
+    const float p = Exp<kAccurate>(ToFloat(z[rest]) - lse);
+    gradient[rest] = FromFloat<G>(rest == target ? at_target : -p);
   }
 }
 
@@ -192,7 +189,7 @@ __global__ void __launch_bounds__(kThreads)
     const Z* z = logits + place * logits_stride;
     const int64_t loss_row = LossRowOf(range, place);
     const int64_t target = range.targets[loss_row];
-    const float at_target = LoadOne(z + target);
+    const float at_target = ToFloat(z[target]);
     const Partial part = RowPartial<kAccurate>(z, vocabulary, shared);
     const float log_sum = logf(part.sum);
     const float row_log_p = (at_target - part.max) - log_sum;
@@ -228,11 +225,7 @@ RowParts PartsOf(int64_t vocabulary) {
 
 template <bool kAccurate>
 __device__ Partial PartBlockMerge(Partial value, Partial* shared) {
-  for (int step = 16; step > 0; step /= 2) {
-    const Partial other = {__shfl_xor_sync(kAllLanes, value.max, step),
-                           __shfl_xor_sync(kAllLanes, value.sum, step)};
-    value = Merge<kAccurate>(value, other);
-  }
+  value = WarpMerge<kAccurate>(value);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
   value = shared[0];

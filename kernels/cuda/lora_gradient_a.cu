@@ -5,9 +5,9 @@
 #include <cassert>
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/lora_gradient_a.cuh"
 #include "kernels/cuda/lora_kernels.h"
-#include "kernels/cuda/lora_launch.h"
 
 namespace lorad::kernels::cuda {
 namespace gradient_a {
@@ -26,15 +26,15 @@ __global__ void __launch_bounds__(kThreads, kUnits == 1 ? 2 : 1)
   if (item.units == 0 || item.rows.train == 0) return;
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
   const int first_feature = static_cast<int>(blockIdx.x) * kBlockFeatures + warp * kWarpFeatures;
-  const uint32_t coefficients = SharedAddress(memory);
+  const uint32_t coefficients = ptx::SharedAddress(memory);
   unsigned char* ring_memory = memory + CoefficientBytes<kUnits>() + warp * kWarpBytes;
-  const uint32_t ring = SharedAddress(ring_memory);
+  const uint32_t ring = ptx::SharedAddress(ring_memory);
 
   Prefetch(arguments, item, first_feature, ring);
-  AwaitPreviousKernel();  // of all that is read, only dS is of the kernel before this one
-  AllowNextLaunch();
+  ptx::AwaitPreviousKernel();  // of all that is read, only dS is of the kernel before this one
+  ptx::AllowNextLaunch();
   LoadCoefficients<kUnits, kThreads>(arguments, item, coefficients, static_cast<int>(threadIdx.x));
-  CommitCopies();
+  ptx::CommitCopies();
   Mask masks[kUnits];
 #pragma unroll
   for (int unit = 0; unit < kUnits; ++unit) {
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads, kUnits == 1 ? 2 : 1)
         arguments.tables.pairs[arguments.tables.units[item.first_unit + unit].pair];
     masks[unit] = {pair.word0, pair.threshold, pair.mask};
   }
-  WaitCopies<0>();
+  ptx::WaitCopies<0>();
   __syncthreads();  // dS is there
   if (first_feature >= arguments.tables.inputs) return;
   float c[kUnits][8][4] = {};

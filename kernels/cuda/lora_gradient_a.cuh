@@ -1,5 +1,5 @@
-// dA += dS^T (D o x), what its two kernels share: the walk of a warp over the rows of a chunk, 64
-// features wide, and the addition of its results.
+// dA += dS^T (D o x), a warp's part: its walk over the rows of a chunk, 64 features wide, and the
+// addition of its results.
 //
 // Rows come 16 at a time through a ring of the warp's own: no barriers. A lane reads pieces of 8
 // features (one Philox call) of four rows and pairs the rows up in registers, as the matrix units
@@ -46,8 +46,8 @@ __device__ void LoadCoefficients(const Arguments& arguments, const LoraInputItem
     const int row = i / kTilePieces;
     const int piece = i % kTilePieces;
     const bool valid = row < item.rows.rows && piece < 2 * item.units;
-    CopyAsync(tile + TileOffset<kTilePieces>(row, piece),
-              valid ? ds + row * arguments.ds_stride + 8 * piece : ds, valid);
+    ptx::CopyAsync(tile + TileOffset<kTilePieces>(row, piece),
+                   valid ? ds + row * arguments.ds_stride + 8 * piece : ds, valid);
   }
 }
 
@@ -65,7 +65,7 @@ __device__ inline void LoadRows(const Arguments& arguments, const LoraInputItem&
     const __nv_bfloat16* from =
         arguments.x +
         (valid ? (int64_t{item.rows.first_row} + row) * arguments.x_stride + feature : 0);
-    CopyAsync(stage + TileOffset<kPieces>(at, piece), from, valid);
+    ptx::CopyAsync(stage + TileOffset<kPieces>(at, piece), from, valid);
   }
 }
 
@@ -118,7 +118,7 @@ __device__ void MultiplyStep(const Arguments& arguments, const LoraInputItem& it
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = 2 * (lane % 4) + i % 2 + 8 * (i / 2);
-    raw[i] = LoadShared(stage + TileOffset<kPieces>(row, piece));
+    raw[i] = ptx::LoadShared(stage + TileOffset<kPieces>(row, piece));
   }
   uint32_t b[8][2];
 #pragma unroll
@@ -134,12 +134,12 @@ __device__ void MultiplyStep(const Arguments& arguments, const LoraInputItem& it
       PairRows(raw, b);
     }
     uint32_t a[4];
-    LoadMatricesTransposed(
+    ptx::LoadMatricesTransposed(
         coefficients + TileOffset<2 * kUnits>(kStepRows * step + lane % 8 + lane / 16 * 8,
                                               2 * unit + lane / 8 % 2),
         a);
 #pragma unroll
-    for (int f = 0; f < 8; ++f) Multiply(c[unit][f], a[0], a[1], a[2], a[3], b[f][0], b[f][1]);
+    for (int f = 0; f < 8; ++f) ptx::Multiply(c[unit][f], a[0], a[1], a[2], a[3], b[f][0], b[f][1]);
   }
 }
 
@@ -180,18 +180,18 @@ __device__ void Walk(const Arguments& arguments, const LoraInputItem& item,
   const int steps = (item.rows.rows + kStepRows - 1) / kStepRows;
   int stage = 0;
   for (int step = 0; step < steps; ++step) {
-    WaitCopies<kStages - 2>();
+    ptx::WaitCopies<kStages - 2>();
     __syncwarp();
     const int next = stage == 0 ? kStages - 1 : stage - 1;
     if (step + kStages - 1 < steps) {
       LoadRows(arguments, item, first_feature, step + kStages - 1, ring + next * kStageBytes);
     }
-    CommitCopies();
+    ptx::CommitCopies();
     MultiplyStep<kUnits, kDropout>(arguments, item, masks, ring + stage * kStageBytes, coefficients,
                                    step, first_feature, c);
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }
-  WaitCopies<0>();
+  ptx::WaitCopies<0>();
   __syncwarp();
 }
 
@@ -202,7 +202,7 @@ __device__ inline void Prefetch(const Arguments& arguments, const LoraInputItem&
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) {
     if (i < steps) LoadRows(arguments, item, first_feature, i, ring + i * kStageBytes);
-    CommitCopies();
+    ptx::CommitCopies();
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cassert>
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/element.cuh"
 #include "kernels/cuda/lora_device.cuh"
 #include "kernels/cuda/lora_kernels.h"
 
@@ -22,29 +23,16 @@ struct Matrix {
   __device__ T* At(int64_t row, int64_t column) const { return data + row * stride + column; }
 };
 
-__device__ float Load(const float* p) { return *p; }
-__device__ float Load(const __nv_bfloat16* p) { return __bfloat162float(*p); }
-__device__ void Store(float* p, float value) { *p = value; }
-__device__ void Store(__nv_bfloat16* p, float value) { *p = __float2bfloat16_rn(value); }
-
 __device__ bool Kept(const PhiloxCounter& lanes, int feature, uint32_t threshold) {
   const uint32_t word = lanes.word[feature % 8 / 2];
   return (feature % 2 == 0 ? word & 0xFFFF : word >> 16) >= threshold;
-}
-
-// The sum over the warp's lanes, in all of them.
-__device__ float WarpSum(float value) {
-  for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(0xFFFFFFFF, value, distance);
-  }
-  return value;
 }
 
 // Zeros in [0, columns) of a row but [begin, end).
 template <typename T>
 __device__ void ZeroOthers(T* row, int columns, int begin, int end) {
   for (int c = threadIdx.x % kWarpLanes; c < columns; c += kWarpLanes) {
-    if (c < begin || c >= end) Store(row + c, 0.0f);
+    if (c < begin || c >= end) row[c] = FromFloat<T>(0.0f);
   }
 }
 
@@ -60,10 +48,10 @@ __device__ void DotInput(const LoraInputItem& item, const LoraPair& pair, int fi
         threshold != 0 ? DropoutLanes(item.rows, pair.word0, row, begin) : PhiloxCounter{};
     for (int feature = begin; feature < min(begin + 8, inputs); ++feature) {
       if (threshold != 0 && !Kept(lanes, feature, threshold)) continue;
-      const float value = Load(x + feature);
+      const float value = ToFloat(x[feature]);
 #pragma unroll
       for (int r = 0; r < kUnitRanks; ++r) {
-        if (r < ranks) sum[r] += value * Load(a + int64_t{r} * inputs + feature);
+        if (r < ranks) sum[r] += value * ToFloat(a[int64_t{r} * inputs + feature]);
       }
     }
   }
@@ -92,8 +80,8 @@ __global__ void __launch_bounds__(kThreads)
       const float total = scale * WarpSum(sum[r]);
       if (threadIdx.x % kWarpLanes != 0) continue;
       const int column = unit * kUnitRanks + r;
-      if (own.data != nullptr) Store(own.At(at, item.own_column + column), total);
-      if (shared.data != nullptr) Store(shared.At(at, item.column + column), total);
+      if (own.data != nullptr) *own.At(at, item.own_column + column) = FromFloat<T>(total);
+      if (shared.data != nullptr) *shared.At(at, item.column + column) = FromFloat<T>(total);
     }
   }
 }
@@ -118,16 +106,16 @@ __global__ void __launch_bounds__(kThreads)
     const int ranks = min(kUnitRanks, pair.rank - first);
     float sum[kUnitRanks] = {};
     for (int output = threadIdx.x % kWarpLanes; output < pair.outputs; output += kWarpLanes) {
-      const float value = Load(gradient + output);
+      const float value = ToFloat(gradient[output]);
 #pragma unroll
       for (int r = 0; r < kUnitRanks; ++r) {
-        if (r < ranks) sum[r] += value * Load(b + output * pair.b_stride + first + r);
+        if (r < ranks) sum[r] += value * ToFloat(b[output * pair.b_stride + first + r]);
       }
     }
 #pragma unroll
     for (int r = 0; r < kUnitRanks; ++r) {
       const float total = pair.scale * WarpSum(sum[r]);
-      if (threadIdx.x % kWarpLanes == 0) Store(ds.At(at, pair.column + first + r), total);
+      if (threadIdx.x % kWarpLanes == 0) *ds.At(at, pair.column + first + r) = FromFloat<T>(total);
     }
   }
 }
@@ -148,10 +136,10 @@ __global__ void __launch_bounds__(kThreads)
     float sum[kUnitRanks] = {};
     for (int row = 0; row < item.rows.rows; ++row) {
       const int64_t at = item.rows.first_row + row;
-      const float value = Load(dy.At(at, pair.first_output + output));
+      const float value = ToFloat(*dy.At(at, pair.first_output + output));
       const T* s = own.At(at, pair.own_column + first);
 #pragma unroll
-      for (int r = 0; r < kUnitRanks; ++r) sum[r] += value * Load(s + r);
+      for (int r = 0; r < kUnitRanks; ++r) sum[r] += value * ToFloat(s[r]);
     }
 #pragma unroll
     for (int r = 0; r < kUnitRanks; ++r) {
@@ -186,10 +174,10 @@ __global__ void __launch_bounds__(kThreads)
         }
         if (!Kept(lanes, feature, pair.threshold)) continue;
       }
-      const float value = Load(x.At(at, feature));
+      const float value = ToFloat(*x.At(at, feature));
       const T* d = ds.At(at, item.column + unit * kUnitRanks);
 #pragma unroll
-      for (int r = 0; r < kUnitRanks; ++r) sum[r] += value * Load(d + r);
+      for (int r = 0; r < kUnitRanks; ++r) sum[r] += value * ToFloat(d[r]);
     }
     const float scale = pair.mask != nullptr ? pair.keep_scale : 1.0f;
     bool finite = true;
@@ -207,19 +195,12 @@ dim3 Grid(int64_t x, int x_a_block, int y) {
   return {static_cast<unsigned>((x + x_a_block - 1) / x_a_block), static_cast<unsigned>(y)};
 }
 
-// fn(T()) for the type of the tensors.
-template <typename Function>
-void WithType(DType dtype, const Function& fn) {
-  if (dtype == DType::kFloat32) return fn(float());
-  fn(__nv_bfloat16());
-}
-
 }  // namespace
 
 void PlainProjectInput(const LoraTables& tables, const TensorView& x, const TensorView& own,
                        const TensorView& shared, cudaStream_t stream) {
   if (tables.input_count == 0) return;
-  WithType(x.dtype, [&]<typename T>(T) {
+  ForType(x.dtype, [&]<typename T>(T) {
     InputKernel<T><<<Grid(kChunkTokens, kWarps, tables.input_count), kThreads, 0, stream>>>(
         tables, Matrix<const T>(x), Matrix<T>(own), Matrix<T>(shared));
   });
@@ -229,7 +210,7 @@ void PlainProjectInput(const LoraTables& tables, const TensorView& x, const Tens
 void PlainProjectOutput(const LoraTables& tables, const TensorView& dy, const TensorView& own,
                         const TensorView& ds, cudaStream_t stream) {
   if (tables.output_count == 0) return;
-  WithType(dy.dtype, [&]<typename T>(T) {
+  ForType(dy.dtype, [&]<typename T>(T) {
     OutputKernel<T><<<Grid(kChunkTokens, kWarps, tables.output_count), kThreads, 0, stream>>>(
         tables, Matrix<const T>(dy), Matrix<T>(ds));
     LORAD_CUDA_LAUNCHED();
@@ -244,7 +225,7 @@ void PlainProjectOutput(const LoraTables& tables, const TensorView& dy, const Te
 void PlainGradientA(const LoraTables& tables, const TensorView& x, const TensorView& ds,
                     int64_t mask_row_bytes, cudaStream_t stream) {
   if (tables.input_count == 0 || tables.any_train == 0) return;
-  WithType(x.dtype, [&]<typename T>(T) {
+  ForType(x.dtype, [&]<typename T>(T) {
     GradientAKernel<T><<<Grid(tables.inputs, kThreads, tables.input_count), kThreads, 0, stream>>>(
         tables, Matrix<const T>(x), Matrix<const T>(ds), mask_row_bytes);
   });

@@ -36,6 +36,26 @@ bool Drops(const std::vector<ResidentTarget>& targets) {
   });
 }
 
+// All but where its columns and its mask lie, and the slot's mark.
+LoraPair PairOf(const LoraTarget& target, bool drops) {
+  const bool copies = !target.a_copy.empty();
+  const int32_t padded = static_cast<int32_t>(PaddedRank(target.rank));
+  return {.a = copies ? target.a_copy.data : target.a,
+          .b = copies ? target.b_copy.data : target.b,
+          .da = target.da,
+          .db = target.db,
+          .b_stride = copies ? padded : target.rank,
+          .scale = target.scale,
+          .keep_scale = drops ? 1.0f / (1.0f - target.dropout) : 1.0f,
+          .threshold = drops ? DropoutThreshold(target.dropout) : 0,
+          .word0 = DropoutWord(static_cast<uint32_t>(target.layer),
+                               static_cast<uint32_t>(target.target), 0),
+          .rank = static_cast<int32_t>(target.rank),
+          .padded = padded,
+          .first_output = static_cast<int32_t>(target.first_output),
+          .outputs = static_cast<int32_t>(target.outputs)};
+}
+
 void CheckTarget(const LoraTarget& target, int64_t end) {
   assert(target.first_output >= end && target.outputs > 0 && target.rank > 0);
   assert(target.a != nullptr && target.b != nullptr);
@@ -213,8 +233,7 @@ void LoraPlan::PlaceParties(int64_t tiles, int64_t columns_max) {
 void LoraPlan::AddPairs(const LoraMemory& memory, const CudaAdapterTable& table, int32_t group,
                         int64_t inputs) {
   const bool copies = memory.dtype != DType::kFloat32;
-  const int64_t mask_row_bytes = MaskRowBytes(inputs);
-  assert(mask_row_bytes <= memory.mask_row_bytes);
+  assert(MaskRowBytes(inputs) <= memory.mask_row_bytes);
   fast_ = copies && inputs % 8 == 0;
   for (Party& party : parties_) {
     party.first_pair = static_cast<int32_t>(pairs_.size());
@@ -223,65 +242,57 @@ void LoraPlan::AddPairs(const LoraMemory& memory, const CudaAdapterTable& table,
     for (const ResidentTarget& resident : table.Of(party.slot, group)) {
       const LoraTarget& target = resident.target;
       const int64_t index = static_cast<int64_t>(pairs_.size()) - party.first_pair;
-      const bool drops = party.drops && DropoutThreshold(target.dropout) > 0;
       assert(copies != target.a_copy.empty() && index < memory.masks);
-      const int32_t padded = static_cast<int32_t>(PaddedRank(target.rank));
-      LoraPair& pair = pairs_.emplace_back();
-      pair = {.a = copies ? target.a_copy.data : target.a,
-              .b = copies ? target.b_copy.data : target.b,
-              .da = target.da,
-              .db = target.db,
-              .overflow = table.overflow(party.slot),
-              .mask = drops ? memory.mask + index * memory.tokens * memory.mask_row_bytes : nullptr,
-              .b_stride = copies ? padded : target.rank,
-              .scale = target.scale,
-              .keep_scale = drops ? 1.0f / (1.0f - target.dropout) : 1.0f,
-              .threshold = drops ? DropoutThreshold(target.dropout) : 0,
-              .word0 = DropoutWord(static_cast<uint32_t>(target.layer),
-                                   static_cast<uint32_t>(target.target), 0),
-              .rank = static_cast<int32_t>(target.rank),
-              .padded = padded,
-              .first_output = static_cast<int32_t>(target.first_output),
-              .outputs = static_cast<int32_t>(target.outputs),
-              .own_column = own,
-              .column = party.column + own};
-      own += padded;
-      fast_ = fast_ && pair.first_output % 8 == 0 && pair.outputs % 8 == 0;
-      for (int32_t rank = 0; rank < padded; rank += kUnitRanks) {
-        units_.push_back({static_cast<int32_t>(pairs_.size()) - 1, rank});
-      }
-      const DropMask mask = {.words = reinterpret_cast<const uint32_t*>(pair.mask),
-                             .row_words = mask_row_bytes / 4,
-                             .scale = pair.keep_scale};
-      LowRankTerm forward = resident.forward;
-      LowRankTerm backward = resident.backward;
-      if (!copies) {
-        const TensorView a = {target.a, target.rank,     inputs,
-                              inputs,   DType::kFloat32, Device::kCuda};
-        const TensorView b = {target.b,    target.outputs,  target.rank,
-                              target.rank, DType::kFloat32, Device::kCuda};
-        forward = table.gemm().MakeTerm(Product::kForward, b, 0, target.first_output, {});
-        backward = table.gemm().MakeTerm(Product::kInputGradient, a, 0, 0, {});
-      }
-      forward.first_column = pair.column;
-      backward.first_column = pair.column;
-      if (drops) {
-        backward.mask_words = mask.words;
-        backward.mask_row_words = mask.row_words;
-        backward.mask_scale = mask.scale;
-      }
-      forward_terms_.push_back(forward);
-      backward_terms_.push_back(backward);
-      tables_.outputs_max = std::max(tables_.outputs_max, pair.outputs);
-      const int32_t slice = OutputSliceFeatures(pair.outputs);
-      tables_.output_slices = std::max(tables_.output_slices, (pair.outputs + slice - 1) / slice);
-      tables_.rank_max = std::max(tables_.rank_max, pair.rank);
-      tables_.any_dropout |= drops ? 1 : 0;
+      const bool drops = party.drops && DropoutThreshold(target.dropout) > 0;
+      LoraPair pair = PairOf(target, drops);
+      pair.overflow = table.overflow(party.slot);
+      if (drops) pair.mask = memory.mask + index * memory.tokens * memory.mask_row_bytes;
+      pair.own_column = own;
+      pair.column = party.column + own;
+      own += pair.padded;
+      AddPair(pair);
+      AddTerms(table.gemm(), resident, pair, inputs);
     }
     party.pairs = static_cast<int32_t>(pairs_.size()) - party.first_pair;
     party.units = static_cast<int32_t>(units_.size()) - party.first_unit;
     assert(own <= memory.own_columns);
   }
+}
+
+void LoraPlan::AddPair(const LoraPair& pair) {
+  for (int32_t rank = 0; rank < pair.padded; rank += kUnitRanks) {
+    units_.push_back({static_cast<int32_t>(pairs_.size()), rank});
+  }
+  pairs_.push_back(pair);
+  fast_ = fast_ && pair.first_output % 8 == 0 && pair.outputs % 8 == 0;
+  const int32_t slice = OutputSliceFeatures(pair.outputs);
+  tables_.output_slices = std::max(tables_.output_slices, (pair.outputs + slice - 1) / slice);
+  tables_.outputs_max = std::max(tables_.outputs_max, pair.outputs);
+  tables_.rank_max = std::max(tables_.rank_max, pair.rank);
+  tables_.any_dropout |= pair.mask != nullptr ? 1 : 0;
+}
+
+void LoraPlan::AddTerms(const Gemm& gemm, const ResidentTarget& resident, const LoraPair& pair,
+                        int64_t inputs) {
+  const LoraTarget& target = resident.target;
+  LowRankTerm forward = resident.forward;
+  LowRankTerm backward = resident.backward;
+  if (target.a_copy.empty()) {
+    const TensorView a = {target.a, target.rank, inputs, inputs, DType::kFloat32, Device::kCuda};
+    const TensorView b = {target.b,    target.outputs,  target.rank,
+                          target.rank, DType::kFloat32, Device::kCuda};
+    forward = gemm.MakeTerm(Product::kForward, b, 0, target.first_output, {});
+    backward = gemm.MakeTerm(Product::kInputGradient, a, 0, 0, {});
+  }
+  forward.first_column = pair.column;
+  backward.first_column = pair.column;
+  if (pair.mask != nullptr) {
+    backward.mask_words = reinterpret_cast<const uint32_t*>(pair.mask);
+    backward.mask_row_words = MaskRowBytes(inputs) / 4;
+    backward.mask_scale = pair.keep_scale;
+  }
+  forward_terms_.push_back(forward);
+  backward_terms_.push_back(backward);
 }
 
 void LoraPlan::AddItems(const CudaBatch& batch) {

@@ -114,6 +114,9 @@ class LoraPlan {
   void PlaceParties(int64_t tiles, int64_t columns_max);
   void AddPairs(const LoraMemory& memory, const CudaAdapterTable& table, int32_t group,
                 int64_t inputs);
+  void AddPair(const LoraPair& pair);
+  void AddTerms(const Gemm& gemm, const ResidentTarget& resident, const LoraPair& pair,
+                int64_t inputs);
   void AddItems(const CudaBatch& batch);
   void AddLists(int64_t tiles);
   void Upload(Context& context, int64_t inputs);

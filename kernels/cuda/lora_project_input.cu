@@ -9,19 +9,11 @@
 #include <cassert>
 
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/lora_device.cuh"
-#include "kernels/cuda/lora_kernels.h"
-#include "kernels/cuda/lora_launch.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/lora_slices.cuh"
 
 namespace lorad::kernels::cuda {
 namespace {
-
-constexpr int kThreads = 256;
-constexpr int kRows = 256;
-constexpr int kStepFeatures = 64;
-constexpr int kPieces = kStepFeatures / 8;  // of 16 bytes a row
-constexpr int kRowTiles = 2;                // m16 tiles a warp
-constexpr int kInputBytes = kRows * kStepFeatures * 2;
 
 struct Arguments {
   LoraTables tables;
@@ -38,7 +30,7 @@ struct Arguments {
 
 template <int kUnits>
 constexpr int StageBytes() {
-  return kInputBytes + kUnits * kUnitRanks * kStepFeatures * 2;
+  return kRowBytes + kUnits * kUnitRanks * kStepFeatures * 2;
 }
 
 // Lanes 2i and 2i + 1 of g take rows whose places differ in the piece's high bit: no conflicts.
@@ -51,8 +43,8 @@ class Loader {
  public:
   __device__ Loader(const Arguments& arguments, const LoraInputItem& item)
       : x_stride_(arguments.x_stride), inputs_(arguments.tables.inputs), rows_(item.rows.rows) {
-    row_ = static_cast<int>(threadIdx.x) / kPieces;
-    piece_ = static_cast<int>(threadIdx.x) % kPieces;
+    row_ = static_cast<int>(threadIdx.x) / kStepPieces;
+    piece_ = static_cast<int>(threadIdx.x) % kStepPieces;
     x_ = arguments.x + (int64_t{item.rows.first_row} + row_) * x_stride_ + 8 * piece_;
 #pragma unroll
     for (int i = 0; i < kFactorCopies; ++i) {
@@ -69,23 +61,24 @@ class Loader {
   __device__ void Load(int step, uint32_t stage) const {
     const int feature = step * kStepFeatures;
     const bool inside = feature + 8 * piece_ < inputs_;
-    const uint32_t to = stage + TileOffset<kPieces>(row_, piece_);
+    const uint32_t to = stage + TileOffset<kStepPieces>(row_, piece_);
 #pragma unroll
-    for (int i = 0; i < kRows / kRowsAtOnce; ++i) {
+    for (int i = 0; i < kChunkRows / kRowsAtOnce; ++i) {
       const bool valid = inside && row_ + i * kRowsAtOnce < rows_;
-      CopyAsync(to + i * kRowsAtOnce * kPieces * 16,
-                valid ? x_ + i * kRowsAtOnce * x_stride_ + feature : x_, valid);
+      ptx::CopyAsync(to + i * kRowsAtOnce * kStepPieces * 16,
+                     valid ? x_ + i * kRowsAtOnce * x_stride_ + feature : x_, valid);
     }
 #pragma unroll
     for (int i = 0; i < kFactorCopies; ++i) {
       if (a_[i] == nullptr) continue;
-      CopyAsync(to + kInputBytes + i * kRowsAtOnce * kPieces * 16, inside ? a_[i] + feature : a_[i],
-                inside);
+      ptx::CopyAsync(to + kRowBytes + i * kRowsAtOnce * kStepPieces * 16,
+                     inside ? a_[i] + feature : a_[i], inside);
     }
   }
 
  private:
-  static constexpr int kRowsAtOnce = kThreads / kPieces;  // 32, a multiple of the swizzle's 8
+  static constexpr int kRowsAtOnce =
+      kChunkThreads / kStepPieces;  // 32, a multiple of the swizzle's 8
   static constexpr int kFactorCopies = (kUnits * kUnitRanks + kRowsAtOnce - 1) / kRowsAtOnce;
   const __nv_bfloat16* x_;
   const __nv_bfloat16* a_[kFactorCopies];
@@ -94,11 +87,6 @@ class Loader {
   const int rows_;
   int row_;
   int piece_;
-};
-
-template <int kUnits>
-struct Sums {
-  float c[kRowTiles][2 * kUnits][4];
 };
 
 __device__ uint32_t Word(const uint4& v, int i) {
@@ -121,7 +109,7 @@ __device__ void MultiplyStep(uint32_t stage, const LoraInputItem& item, const ui
 #pragma unroll
       for (int high = 0; high < 2; ++high) {
         const int at = first_row + 16 * tile + 8 * high + row;
-        raw[tile][high] = LoadShared(stage + TileOffset<kPieces>(at, piece));
+        raw[tile][high] = ptx::LoadShared(stage + TileOffset<kStepPieces>(at, piece));
       }
     }
     uint4 v[kRowTiles][2];
@@ -143,31 +131,19 @@ __device__ void MultiplyStep(uint32_t stage, const LoraInputItem& item, const ui
       }
 #pragma unroll
       for (int n = 2 * unit; n < 2 * unit + 2; ++n) {
-        const uint4 a = LoadShared(stage + kInputBytes + TileOffset<kPieces>(8 * n + row, piece));
+        const uint4 a =
+            ptx::LoadShared(stage + kRowBytes + TileOffset<kStepPieces>(8 * n + row, piece));
 #pragma unroll
         for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
           for (int i = 0; i < 4; i += 2) {
-            Multiply(sums.c[tile][n], Word(v[tile][0], i), Word(v[tile][1], i),
-                     Word(v[tile][0], i + 1), Word(v[tile][1], i + 1), Word(a, i), Word(a, i + 1));
+            ptx::Multiply(sums.c[tile][n], Word(v[tile][0], i), Word(v[tile][1], i),
+                          Word(v[tile][0], i + 1), Word(v[tile][1], i + 1), Word(a, i),
+                          Word(a, i + 1));
           }
         }
       }
     }
-  }
-}
-
-// The rows' zeros outside the party's columns.
-__device__ void WriteZeros(const Arguments& arguments, const LoraInputItem& item) {
-  if (item.zeros == 0 || arguments.shared == nullptr) return;
-  constexpr int kPieceColumns = 8;
-  const int pieces = arguments.tables.columns / kPieceColumns;
-  for (int i = threadIdx.x; i < item.rows.rows * pieces; i += kThreads) {
-    const int column = i % pieces * kPieceColumns;
-    if (column >= item.party_begin && column < item.party_end) continue;
-    const int64_t row = item.rows.first_row + i / pieces;
-    *reinterpret_cast<uint4*>(arguments.shared + row * arguments.shared_stride + column) =
-        make_uint4(0, 0, 0, 0);
   }
 }
 
@@ -205,14 +181,17 @@ __device__ void WriteSums(const Arguments& arguments, const LoraInputItem& item,
 }
 
 template <int kUnits, bool kDropout, int kStages>
-__global__ void __launch_bounds__(kThreads, kUnits == 1 && !kDropout ? 2 : 1)
+__global__ void __launch_bounds__(kChunkThreads, kUnits == 1 && !kDropout ? 2 : 1)
     ProjectInputKernel(const Arguments arguments) {
-  AllowNextLaunch();
+  ptx::AllowNextLaunch();
   if (static_cast<int>(blockIdx.y) >= arguments.tables.input_count) return;
   extern __shared__ __align__(128) unsigned char memory[];
   const LoraInputItem item = arguments.tables.input_items[blockIdx.y];
   const int slice = arguments.parallel != 0 ? static_cast<int>(blockIdx.x) : 0;
-  if (slice == 0) WriteZeros(arguments, item);
+  if (slice == 0) {
+    WriteZeros(item, arguments.shared != nullptr, arguments.shared, arguments.shared_stride,
+               arguments.tables.columns);
+  }
   if (item.units == 0) return;
   uint32_t word0[kUnits];
   uint32_t threshold[kUnits];
@@ -229,51 +208,19 @@ __global__ void __launch_bounds__(kThreads, kUnits == 1 && !kDropout ? 2 : 1)
   const int slice_steps = InputSliceFeatures(arguments.tables.inputs) / kStepFeatures;
   const int begin = slice * slice_steps;
   const int end = arguments.parallel != 0 ? min(steps, begin + slice_steps) : steps;
-  const uint32_t ring = SharedAddress(memory);
   const Loader<kUnits> loader(arguments, item);
-#pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) {
-    if (begin + i < end) loader.Load(begin + i, ring + i * StageBytes<kUnits>());
-    CommitCopies();
-  }
-  union Total {
-    Sums<kUnits> sums;
-    float values[kRowTiles * 2 * kUnits * 4];
-  };
-  Total total = {};
+  Total<kUnits> total = {};
   Sums<kUnits> sums = {};
-  int stage = 0;
-  for (int step = begin; step < end; ++step) {
-    WaitCopies<kStages - 2>();
-    __syncthreads();  // the stage is there, and the one before it is free
-    if (step + kStages - 1 < end) {
-      const int next = stage == 0 ? kStages - 1 : stage - 1;
-      loader.Load(step + kStages - 1, ring + next * StageBytes<kUnits>());
-    }
-    CommitCopies();
-    MultiplyStep<kUnits, kDropout>(ring + stage * StageBytes<kUnits>(), item, word0, threshold,
-                                   step * kStepFeatures, sums);
-    stage = stage == kStages - 1 ? 0 : stage + 1;
-    if ((step + 1) % slice_steps == 0 || step + 1 == end) {
-#pragma unroll
-      for (int i = 0; i < kRowTiles * 2 * kUnits; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          float& sum = sums.c[i / (2 * kUnits)][i % (2 * kUnits)][j];
-          total.values[4 * i + j] += sum;
-          sum = 0;
-        }
-      }
-    }
-  }
-  if (arguments.parallel != 0 && arguments.slices > 1) {
-    constexpr int kValues = kRowTiles * 2 * kUnits * 4;
-    float4* partial = arguments.scratch.partial +
-                      int64_t{blockIdx.y} * arguments.slices * (kValues / 4) * kThreads;
-    if (!FoldSlices<kThreads>(total.values, partial, arguments.scratch.counters + blockIdx.y, slice,
-                              arguments.slices)) {
-      return;
-    }
+  Walk<kStages, StageBytes<kUnits>()>(
+      begin, end, ptx::SharedAddress(memory),
+      [&](int step, uint32_t stage) { loader.Load(step, stage); },
+      [&](int step, uint32_t stage) {
+        MultiplyStep<kUnits, kDropout>(stage, item, word0, threshold, step * kStepFeatures, sums);
+        if ((step + 1) % slice_steps == 0 || step + 1 == end) AddSlice(sums, total);
+      });
+  const bool fold = arguments.parallel != 0 && arguments.slices > 1;
+  if (fold && !FoldSlices(total, arguments.scratch, slice, arguments.slices, arguments.slices)) {
+    return;
   }
   WriteSums(arguments, item, total.sums);
 }
@@ -284,14 +231,12 @@ void Launch(Arguments& arguments, cudaStream_t stream) {
   constexpr int kStages = kUnits == 1 && !kDropout ? 3 : 5;
   constexpr int kBytes = kStages * StageBytes<kUnits>();
   const int items = arguments.tables.input_count;
-  const int64_t partial_bytes = int64_t{items} * arguments.slices * kRowTiles * 2 * kUnits *
-                                int64_t{sizeof(float4)} * kThreads;
   arguments.parallel =
-      items <= kLoraCounters && partial_bytes <= arguments.scratch.partial_bytes ? 1 : 0;
+      HaveRoomForSlices<kUnits>(arguments.scratch, items, arguments.slices) ? 1 : 0;
   const dim3 grid(static_cast<unsigned>(arguments.parallel != 0 ? arguments.slices : 1),
                   static_cast<unsigned>(items));
   LaunchKernel(ProjectInputKernel<kUnits, kDropout, kStages>,
-               {.grid = grid, .threads = kThreads, .shared_bytes = kBytes}, arguments, stream);
+               {.grid = grid, .threads = kChunkThreads, .shared_bytes = kBytes}, arguments, stream);
 }
 
 template <bool kDropout>

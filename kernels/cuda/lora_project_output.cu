@@ -7,19 +7,11 @@
 #include <cassert>
 
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/lora_device.cuh"
-#include "kernels/cuda/lora_kernels.h"
-#include "kernels/cuda/lora_launch.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/lora_slices.cuh"
 
 namespace lorad::kernels::cuda {
 namespace {
-
-constexpr int kThreads = 256;
-constexpr int kRows = 256;
-constexpr int kStepOutputs = 64;
-constexpr int kPieces = kStepOutputs / 8;
-constexpr int kRowTiles = 2;  // m16 tiles of dS a warp
-constexpr int kGradientBytes = kRows * kStepOutputs * 2;
 
 struct Arguments {
   LoraTables tables;
@@ -36,15 +28,15 @@ struct Arguments {
 
 template <int kUnits>
 constexpr int FactorBytes() {
-  return kStepOutputs * kUnits * kUnitRanks * 2;
+  return kStepFeatures * kUnits * kUnitRanks * 2;
 }
 template <int kUnits>
 constexpr int StageBytes() {
-  return kGradientBytes + FactorBytes<kUnits>();
+  return kRowBytes + FactorBytes<kUnits>();
 }
 template <int kUnits>
 constexpr int CoefficientBytes() {
-  return kRows * kUnits * kUnitRanks * 2;
+  return kChunkRows * kUnits * kUnitRanks * 2;
 }
 
 // Copies of steps of dy and B.
@@ -58,8 +50,8 @@ class Loader {
         rows_(item.rows.rows),
         pieces_(2 * item.units) {
     const int thread = static_cast<int>(threadIdx.x);
-    row_ = thread / kPieces;
-    piece_ = thread % kPieces;
+    row_ = thread / kStepPieces;
+    piece_ = thread % kStepPieces;
     dy_ = arguments.dy + (int64_t{item.rows.first_row} + row_) * dy_stride_ + pair.first_output +
           8 * piece_;
     output_ = thread / kFactorPieces;
@@ -68,30 +60,30 @@ class Loader {
   }
 
   __device__ void Load(int step, uint32_t stage) const {
-    const int first = step * kStepOutputs;
+    const int first = step * kStepFeatures;
     const bool inside = first + 8 * piece_ < outputs_;
-    const uint32_t to = stage + TileOffset<kPieces>(row_, piece_);
+    const uint32_t to = stage + TileOffset<kStepPieces>(row_, piece_);
 #pragma unroll
-    for (int i = 0; i < kRows / kRowsAtOnce; ++i) {
+    for (int i = 0; i < kChunkRows / kRowsAtOnce; ++i) {
       const bool valid = inside && row_ + i * kRowsAtOnce < rows_;
-      CopyAsync(to + i * kRowsAtOnce * kPieces * 16,
-                valid ? dy_ + i * kRowsAtOnce * dy_stride_ + first : dy_, valid);
+      ptx::CopyAsync(to + i * kRowsAtOnce * kStepPieces * 16,
+                     valid ? dy_ + i * kRowsAtOnce * dy_stride_ + first : dy_, valid);
     }
 #pragma unroll
     for (int i = 0; i < kFactorCopies; ++i) {
       const int output = output_ + i * kOutputsAtOnce;
-      if (output >= kStepOutputs || factor_piece_ >= pieces_) continue;
+      if (output >= kStepFeatures || factor_piece_ >= pieces_) continue;
       const bool valid = first + output < outputs_;
-      CopyAsync(stage + kGradientBytes + TileOffset<kFactorPieces>(output, factor_piece_),
-                valid ? b_ + (first + output) * b_stride_ : b_, valid);
+      ptx::CopyAsync(stage + kRowBytes + TileOffset<kFactorPieces>(output, factor_piece_),
+                     valid ? b_ + (first + output) * b_stride_ : b_, valid);
     }
   }
 
  private:
-  static constexpr int kRowsAtOnce = kThreads / kPieces;
+  static constexpr int kRowsAtOnce = kChunkThreads / kStepPieces;
   static constexpr int kFactorPieces = 2 * kUnits;
-  static constexpr int kOutputsAtOnce = kThreads / kFactorPieces;
-  static constexpr int kFactorCopies = (kStepOutputs + kOutputsAtOnce - 1) / kOutputsAtOnce;
+  static constexpr int kOutputsAtOnce = kChunkThreads / kFactorPieces;
+  static constexpr int kFactorCopies = (kStepFeatures + kOutputsAtOnce - 1) / kOutputsAtOnce;
   const __nv_bfloat16* dy_;
   const __nv_bfloat16* b_;
   const int64_t dy_stride_;
@@ -111,19 +103,14 @@ __device__ void LoadCoefficients(const Arguments& arguments, const LoraOutputIte
   constexpr int kTilePieces = 2 * kUnits;
   const __nv_bfloat16* s = arguments.own + int64_t{item.rows.first_row} * arguments.own_stride +
                            pair.own_column + item.first_rank;
-  for (int i = threadIdx.x; i < kRows * kTilePieces; i += kThreads) {
+  for (int i = threadIdx.x; i < kChunkRows * kTilePieces; i += kChunkThreads) {
     const int row = i / kTilePieces;
     const int piece = i % kTilePieces;
     const bool valid = row < item.rows.rows && piece < 2 * item.units;
-    CopyAsync(tile + TileOffset<kTilePieces>(row, piece),
-              valid ? s + row * arguments.own_stride + 8 * piece : s, valid);
+    ptx::CopyAsync(tile + TileOffset<kTilePieces>(row, piece),
+                   valid ? s + row * arguments.own_stride + 8 * piece : s, valid);
   }
 }
-
-template <int kUnits>
-struct Sums {
-  float c[kRowTiles][2 * kUnits][4];
-};
 
 // dS of the warp's 32 rows.
 template <int kUnits>
@@ -131,27 +118,26 @@ __device__ void MultiplyRows(uint32_t stage, int units, Sums<kUnits>& sums) {
   const int lane = threadIdx.x % kWarpLanes;
   const int first_row = static_cast<int>(threadIdx.x) / kWarpLanes * (16 * kRowTiles);
 #pragma unroll
-  for (int k = 0; k < kStepOutputs / 16; ++k) {
+  for (int k = 0; k < kStepFeatures / 16; ++k) {
     uint32_t a[kRowTiles][4];
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
-      LoadMatrices(
-          stage + TileOffset<kPieces>(first_row + 16 * tile + lane % 16, 2 * k + lane / 16),
+      ptx::LoadMatrices(
+          stage + TileOffset<kStepPieces>(first_row + 16 * tile + lane % 16, 2 * k + lane / 16),
           a[tile]);
     }
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
       if (unit >= units) break;
       uint32_t b[4];
-      LoadMatricesTransposed(
-          stage + kGradientBytes + TileOffset<2 * kUnits>(16 * k + lane % 16, 2 * unit + lane / 16),
-          b);
+      ptx::LoadMatricesTransposed(
+          stage + kRowBytes + TileOffset<2 * kUnits>(16 * k + lane % 16, 2 * unit + lane / 16), b);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        Multiply(sums.c[tile][2 * unit], a[tile][0], a[tile][1], a[tile][2], a[tile][3], b[0],
-                 b[1]);
-        Multiply(sums.c[tile][2 * unit + 1], a[tile][0], a[tile][1], a[tile][2], a[tile][3], b[2],
-                 b[3]);
+        ptx::Multiply(sums.c[tile][2 * unit], a[tile][0], a[tile][1], a[tile][2], a[tile][3], b[0],
+                      b[1]);
+        ptx::Multiply(sums.c[tile][2 * unit + 1], a[tile][0], a[tile][1], a[tile][2], a[tile][3],
+                      b[2], b[3]);
       }
     }
   }
@@ -168,16 +154,16 @@ __device__ void MultiplyOutputs(uint32_t stage, uint32_t coefficients, int units
 #pragma unroll 4
   for (int k = 0; k < row_steps; ++k) {
     uint32_t a[4];
-    LoadMatricesTransposed(
-        stage + TileOffset<kPieces>(16 * k + lane % 8 + lane / 16 * 8, first_piece + lane / 8 % 2),
-        a);
+    ptx::LoadMatricesTransposed(stage + TileOffset<kStepPieces>(16 * k + lane % 8 + lane / 16 * 8,
+                                                                first_piece + lane / 8 % 2),
+                                a);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       if ((first_tile + i) / 2 >= units) break;
       uint32_t b[2];
-      LoadMatricesTransposed(
+      ptx::LoadMatricesTransposed(
           coefficients + TileOffset<2 * kUnits>(16 * k + lane % 16, first_tile + i), b);
-      Multiply(c[i], a[0], a[1], a[2], a[3], b[0], b[1]);
+      ptx::Multiply(c[i], a[0], a[1], a[2], a[3], b[0], b[1]);
     }
   }
 }
@@ -212,19 +198,6 @@ __device__ bool AddOutputs(const LoraOutputItem& item, const LoraPair& pair, int
   return finite;
 }
 
-__device__ void WriteZeros(const Arguments& arguments, const LoraOutputItem& item) {
-  if (item.zeros == 0) return;
-  constexpr int kPieceColumns = 8;
-  const int pieces = arguments.tables.columns / kPieceColumns;
-  for (int i = threadIdx.x; i < item.rows.rows * pieces; i += kThreads) {
-    const int column = i % pieces * kPieceColumns;
-    if (column >= item.party_begin && column < item.party_end) continue;
-    const int64_t row = item.rows.first_row + i / pieces;
-    *reinterpret_cast<uint4*>(arguments.ds + row * arguments.ds_stride + column) =
-        make_uint4(0, 0, 0, 0);
-  }
-}
-
 template <int kUnits>
 __device__ void WriteSums(const Arguments& arguments, const LoraOutputItem& item,
                           const LoraPair& pair, const Sums<kUnits>& sums) {
@@ -250,18 +223,20 @@ __device__ void WriteSums(const Arguments& arguments, const LoraOutputItem& item
 }
 
 template <int kUnits, int kStages>
-__global__ void __launch_bounds__(kThreads, kUnits == 1 ? 2 : 1)
+__global__ void __launch_bounds__(kChunkThreads, kUnits == 1 ? 2 : 1)
     ProjectOutputKernel(const Arguments arguments) {
-  AllowNextLaunch();
+  ptx::AllowNextLaunch();
   if (static_cast<int>(blockIdx.y) >= arguments.tables.output_count) return;
   extern __shared__ __align__(128) unsigned char memory[];
   const LoraOutputItem item = arguments.tables.output_items[blockIdx.y];
   const int slice = arguments.parallel != 0 ? static_cast<int>(blockIdx.x) : 0;
-  if (slice == 0) WriteZeros(arguments, item);
+  if (slice == 0) {
+    WriteZeros(item, true, arguments.ds, arguments.ds_stride, arguments.tables.columns);
+  }
   if (item.units == 0) return;
   const LoraPair pair = arguments.tables.pairs[item.pair];
-  const int steps = (pair.outputs + kStepOutputs - 1) / kStepOutputs;
-  const int slice_steps = OutputSliceFeatures(pair.outputs) / kStepOutputs;
+  const int steps = (pair.outputs + kStepFeatures - 1) / kStepFeatures;
+  const int slice_steps = OutputSliceFeatures(pair.outputs) / kStepFeatures;
   const int slices = (steps + slice_steps - 1) / slice_steps;
   if (slice >= slices) return;
   const int begin = slice * slice_steps;
@@ -269,61 +244,27 @@ __global__ void __launch_bounds__(kThreads, kUnits == 1 ? 2 : 1)
   const bool train = item.rows.train != 0;
   const int row_steps = (item.rows.rows + 15) / 16;
 
-  const uint32_t coefficients = SharedAddress(memory);
+  const uint32_t coefficients = ptx::SharedAddress(memory);
   const uint32_t ring = coefficients + CoefficientBytes<kUnits>();
   const Loader<kUnits> loader(arguments, item, pair);
   if (train) LoadCoefficients<kUnits>(arguments, item, pair, coefficients);
-#pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) {
-    if (begin + i < end) loader.Load(begin + i, ring + i * StageBytes<kUnits>());
-    CommitCopies();
-  }
-  union Total {
-    Sums<kUnits> sums;
-    float values[kRowTiles * 2 * kUnits * 4];
-  };
-  Total total = {};
+  Total<kUnits> total = {};
   Sums<kUnits> sums = {};
   bool finite = true;
-  int stage = 0;
-  for (int step = begin; step < end; ++step) {
-    WaitCopies<kStages - 2>();
-    __syncthreads();  // the stage is there, and the one before it is free
-    if (step + kStages - 1 < end) {
-      const int next = stage == 0 ? kStages - 1 : stage - 1;
-      loader.Load(step + kStages - 1, ring + next * StageBytes<kUnits>());
-    }
-    CommitCopies();
-    const uint32_t at = ring + stage * StageBytes<kUnits>();
-    MultiplyRows<kUnits>(at, item.units, sums);
-    if (train) {
-      float c[kUnits][4] = {};
-      MultiplyOutputs<kUnits>(at, coefficients, item.units, row_steps, c);
-      finite &= AddOutputs<kUnits>(item, pair, step * kStepOutputs, c);
-    }
-    stage = stage == kStages - 1 ? 0 : stage + 1;
-    if ((step + 1) % slice_steps == 0 || step + 1 == end) {
-#pragma unroll
-      for (int i = 0; i < kRowTiles * 2 * kUnits; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          float& sum = sums.c[i / (2 * kUnits)][i % (2 * kUnits)][j];
-          total.values[4 * i + j] += sum;
-          sum = 0;
+  Walk<kStages, StageBytes<kUnits>()>(
+      begin, end, ring, [&](int step, uint32_t stage) { loader.Load(step, stage); },
+      [&](int step, uint32_t stage) {
+        MultiplyRows<kUnits>(stage, item.units, sums);
+        if (train) {
+          float c[kUnits][4] = {};
+          MultiplyOutputs<kUnits>(stage, coefficients, item.units, row_steps, c);
+          finite &= AddOutputs<kUnits>(item, pair, step * kStepFeatures, c);
         }
-      }
-    }
-  }
+        if ((step + 1) % slice_steps == 0 || step + 1 == end) AddSlice(sums, total);
+      });
   if (!finite) *pair.overflow = 1;
-  if (arguments.parallel != 0 && slices > 1) {
-    constexpr int kValues = kRowTiles * 2 * kUnits * 4;
-    float4* partial = arguments.scratch.partial +
-                      int64_t{blockIdx.y} * arguments.slices * (kValues / 4) * kThreads;
-    if (!FoldSlices<kThreads>(total.values, partial, arguments.scratch.counters + blockIdx.y, slice,
-                              slices)) {
-      return;
-    }
-  }
+  const bool fold = arguments.parallel != 0 && slices > 1;
+  if (fold && !FoldSlices(total, arguments.scratch, slice, slices, arguments.slices)) return;
   WriteSums<kUnits>(arguments, item, pair, total.sums);
 }
 
@@ -332,14 +273,12 @@ void Launch(Arguments& arguments, cudaStream_t stream) {
   constexpr int kStages = kUnits == 1 ? 3 : 4;
   constexpr int kBytes = CoefficientBytes<kUnits>() + kStages * StageBytes<kUnits>();
   const int items = arguments.tables.output_count;
-  const int64_t partial_bytes = int64_t{items} * arguments.slices * kRowTiles * 2 * kUnits *
-                                int64_t{sizeof(float4)} * kThreads;
   arguments.parallel =
-      items <= kLoraCounters && partial_bytes <= arguments.scratch.partial_bytes ? 1 : 0;
+      HaveRoomForSlices<kUnits>(arguments.scratch, items, arguments.slices) ? 1 : 0;
   const dim3 grid(static_cast<unsigned>(arguments.parallel != 0 ? arguments.slices : 1),
                   static_cast<unsigned>(items));
   LaunchKernel(ProjectOutputKernel<kUnits, kStages>,
-               {.grid = grid, .threads = kThreads, .shared_bytes = kBytes}, arguments, stream);
+               {.grid = grid, .threads = kChunkThreads, .shared_bytes = kBytes}, arguments, stream);
 }
 
 }  // namespace

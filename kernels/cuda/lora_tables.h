@@ -62,7 +62,7 @@ struct LoraInputItem {
   int32_t units = 0;       // 0: no adapter, zeros are written
   int32_t own_column = 0;  // of the first unit
   int32_t column = 0;
-  // The first item of a chunk writes zeros in all columns but [zero_end, zero_begin) of its rows.
+  // The first item of a chunk writes zeros in all columns of its rows but the party's.
   int32_t zeros = 0;
   int32_t party_begin = 0;  // columns of the party
   int32_t party_end = 0;

@@ -9,6 +9,7 @@
 #include <cassert>
 #include <cstdint>
 
+#include "kernels/cuda/element.cuh"
 #include "kernels/tensor.h"
 
 namespace lorad::kernels::cuda {
@@ -36,19 +37,6 @@ Rows<T> RowsOf(const TensorView& view) {
 struct Unit {
   float value[kUnit];
 };
-
-__device__ inline float ToFloat(float value) { return value; }
-__device__ inline float ToFloat(__nv_bfloat16 value) { return __bfloat162float(value); }
-template <typename T>
-__device__ T FromFloat(float value);
-template <>
-__device__ inline float FromFloat<float>(float value) {
-  return value;
-}
-template <>
-__device__ inline __nv_bfloat16 FromFloat<__nv_bfloat16>(float value) {
-  return __float2bfloat16_rn(value);
-}
 
 // A unit as it lies in memory: half the registers of a Unit where T is bfloat16.
 template <typename T>
@@ -124,14 +112,6 @@ __device__ void StoreUnit(const Unit& unit, T* row, int64_t first, int64_t colum
   for (int i = 0; i < kUnit; ++i) {
     if (first + i < columns) row[first + i] = FromFloat<T>(unit.value[i]);
   }
-}
-
-// Calls launch(T{}) with the C++ type of `dtype`.
-template <typename Launch>
-void ForType(DType dtype, Launch&& launch) {
-  if (dtype == DType::kFloat32) return launch(float{});
-  assert(dtype == DType::kBfloat16);
-  launch(__nv_bfloat16{});
 }
 
 }  // namespace lorad::kernels::cuda

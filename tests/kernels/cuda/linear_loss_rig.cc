@@ -48,8 +48,6 @@ LinearLossRig::LinearLossRig(DType dtype, int64_t vocabulary, int64_t hidden, in
   } else {
     FillRepeating(weight_->view(), deviation);
   }
-  linear_.outputs = vocabulary;
-  linear_.inputs = hidden;
   linear_.weight = weight_->view();
   workspace_ = std::make_unique<DeviceBytes>(operation_.WorkspaceBytes(
       {.tokens = tokens_max, .hidden = hidden, .vocabulary = vocabulary}));

@@ -172,8 +172,6 @@ LoraWorld::LoraWorld(DType dtype, const Limits& limits, int64_t inputs, int64_t 
       gemm_(options),
       table_(context_, gemm_, slots, 1),
       weight_(outputs, inputs, dtype, 0) {
-  linear_.outputs = outputs;
-  linear_.inputs = inputs;
   linear_.weight = weight_.view();
   Arena counting(Device::kCuda);
   TakeLoraMemory(limits, dtype, counting);

@@ -1,6 +1,6 @@
-// Launches of the kernels of the LoRA linear: with much shared memory, and early.
-#ifndef LORAD_KERNELS_CUDA_LORA_LAUNCH_H_
-#define LORAD_KERNELS_CUDA_LORA_LAUNCH_H_
+// Launches with much shared memory, and early.
+#ifndef LORAD_KERNELS_CUDA_LAUNCH_H_
+#define LORAD_KERNELS_CUDA_LAUNCH_H_
 
 #include <cuda_runtime.h>
 
@@ -35,4 +35,4 @@ void LaunchKernel(void (*kernel)(Arguments), const LaunchShape& shape, const Arg
 
 }  // namespace lorad::kernels::cuda
 
-#endif  // LORAD_KERNELS_CUDA_LORA_LAUNCH_H_
+#endif  // LORAD_KERNELS_CUDA_LAUNCH_H_

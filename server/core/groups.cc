@@ -110,6 +110,7 @@ void Core::State::FormGroup(const planner::Decision& decision) {
   group.base_model = decision.base_model;
   group.worker = decision.worker;
   group.shape = decision.shape;
+  group.peak_before_bytes = worker.peak_bytes;
   worker.group = name;
   const v1::Model& model = models_.at(decision.base_model).record.model();
   worker::v1::CoordinatorMessage message;
@@ -247,6 +248,7 @@ void Core::State::Advance(GroupState& group) {
 }
 
 void Core::State::Dissolve(GroupState& group, std::string why) {
+  KeepPeak(group);
   worker::v1::CoordinatorMessage message;
   message.mutable_dissolve_group()->set_epoch(group.epoch);
   SendTo(group, std::move(message));

@@ -117,6 +117,7 @@ void Core::State::OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& 
   const auto found = group.members.find(loaded.job());
   if (found == group.members.end()) return;
   found->second.slot = Member::Slot::kLoaded;
+  CountBytes(group);
   JobState* job = FindJob(loaded.job());
   if (!job || job->state() != v1::Job::PREPARING) return;
   if (job->job().step() >= job->job().total_steps()) {

@@ -94,6 +94,7 @@ void Core::State::On(uint64_t request, const v1::UnregisterModelRequest& content
   }
   Put(storage::DeleteRecord(kModelKind, content.name()));
   times_.erase(content.name());
+  memory_.erase(content.name());
   models_.erase(found);
   Answer(request, std::monostate());
 }

@@ -4,6 +4,7 @@
 //   jobs.cc         jobs as clients see them: create, read, list, cancel, delete
 //   rows.cc         row checks and what waits for them; estimates
 //   workers.cc      control streams, time-outs, cluster view
+//   memory.cc       what workers take beyond the counted bytes
 //   groups.cc       scheduling, forming, cutting and dissolving groups
 //   windows.cc      what goes into the next window
 //   reports.cc      what workers report
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "planner/memory.h"
+#include "planner/memory_fit.h"
 #include "planner/schedule.h"
 #include "planner/time.h"
 #include "server/core/core.h"
@@ -64,6 +66,7 @@ struct WorkerState {
   int64_t connect_us = 0;
   int64_t heard_us = 0;
   int restarts = 0;
+  int64_t peak_bytes = 0;  // of its process, by its heartbeats
   std::string group;
 };
 
@@ -119,6 +122,8 @@ struct GroupState {
   // lost for ever.
   std::vector<std::pair<uint64_t, ShardUploaded>> early_shards;
   int64_t reserved_bytes = 0;
+  int64_t counted_bytes = 0;      // the most that it and its slots have taken
+  int64_t peak_before_bytes = 0;  // WorkerState::peak_bytes when it was formed
   int64_t windows_done = 0;
   int64_t microbatches = 0;
   int64_t adapters_in_microbatches = 0;
@@ -230,6 +235,12 @@ class Core::State {
   WorkerState* FindConnection(uint64_t connection);
   void FinishStop();
 
+  // ---- memory.cc ----
+  void OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& heartbeat);
+  void CountBytes(GroupState& group);
+  // The group ends: the peak of its worker goes into the fit.
+  void KeepPeak(const GroupState& group);
+
   // ---- groups.cc ----
   void Schedule();
   planner::ClusterView ClusterOf() const;
@@ -317,7 +328,8 @@ class Core::State {
 
   std::map<std::string, WorkerState> workers_;
   std::map<std::string, GroupState> groups_;
-  std::map<std::string, planner::TimeModel> times_;
+  std::map<std::string, planner::TimeModel> times_;   // by base model,
+  std::map<std::string, planner::MemoryFit> memory_;  // likewise
 
   std::map<uint64_t, PendingMove> moves_;
   std::map<uint64_t, PendingCommit> commits_;

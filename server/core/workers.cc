@@ -64,6 +64,7 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
   worker.connection = connected.connection;
   worker.hello = hello;
   worker.connect_us = worker.heard_us = now_us_;
+  worker.peak_bytes = 0;
   worker.group.clear();
   worker::v1::CoordinatorMessage message;
   worker::v1::Welcome& welcome = *message.mutable_welcome();
@@ -95,6 +96,7 @@ void Core::State::OnSaid(const WorkerSaid& said) {
       }
       break;
     case worker::v1::WorkerMessage::kHeartbeat:
+      OnHeartbeat(*worker, said.message.heartbeat());
       break;
     default:
       CloseWorker(*worker, "it said what only the first message may say, or nothing known");

@@ -172,7 +172,7 @@ void World::Do(Effect effect) {
   };
   std::visit(Overloaded{
                  [](Persist&) {},
-                 [](Note&) {},
+                 [&](Note& note) { notes_.push_back(std::move(note.message)); },
                  [&](Reply& reply) {
                    auto node = replies_.extract(reply.request);
                    if (node.empty()) return;

@@ -82,6 +82,8 @@ class World {
   void FailSaves(absl::Status status) { save_failure_ = std::move(status); }
   // The step of the job whose loss is not finite.
   void Poison(const std::string& job, int64_t step) { bad_steps_[job] = step; }
+  // The peak that every worker's heartbeats tell from now on.
+  void SetPeak(int64_t bytes) { peak_bytes_ = bytes; }
   // Rows of this dataset are bad from this line on.
   void SpoilRows(const std::string& dataset, int64_t line) { bad_lines_[dataset] = line; }
   void SetLongest(const std::string& dataset, int32_t tokens) { longest_[dataset] = tokens; }
@@ -100,6 +102,7 @@ class World {
   const std::set<std::string>& disk() const { return disk_; }
   const std::vector<server::PlanInput>& plans() const { return plans_; }
   int64_t hurries() const { return hurries_; }
+  const std::vector<std::string>& notes() const { return notes_; }  // of all starts
   std::mt19937_64& random() { return random_; }
 
  private:
@@ -166,6 +169,8 @@ class World {
   std::vector<server::PlanInput> plans_;
   std::map<uint64_t, std::function<void()>> unhurried_;  // plan -> its end
   int64_t hurries_ = 0;
+  int64_t peak_bytes_ = 0;
+  std::vector<std::string> notes_;
   int64_t crashes_ = 0;
   int64_t turns_ = 0;
 };

@@ -62,6 +62,7 @@ void World::Heartbeat(int i, int64_t life) {
     if (workers_[i].life != life || workers_[i].connection == 0) return;
     worker::v1::WorkerMessage message;
     message.mutable_heartbeat()->set_epoch(1);
+    message.mutable_heartbeat()->set_peak_resident_bytes(peak_bytes_);
     Say(i, std::move(message));
     Heartbeat(i, life);
   });

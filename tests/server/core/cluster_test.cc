@@ -1,4 +1,6 @@
 // Groups and workers, as stories.
+#include <algorithm>
+
 #include "tests/server/core/scenario.h"
 
 namespace lorad::server {
@@ -93,6 +95,32 @@ TEST_CASE("the cluster says how windows were packed, and how much of planning wa
   CHECK(group.planning_hidden_seconds() > 0);
   CHECK(group.planning_hidden_seconds() <= group.planning_seconds());
   world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("peaks that heartbeats tell of are fitted, one a group") {
+  WorldOptions options;
+  options.core.group_idle_ms = 3 * options.core.heartbeat_ms;
+  auto world = MakeWorld(options);
+  world->ConnectWorkers();
+  const auto peaks = [&] {
+    return std::ranges::count_if(world->notes(), [](const std::string& note) {
+      return note.find(": its worker's peak was ") != std::string::npos;
+    });
+  };
+  for (int64_t i = 1; i <= 6; ++i) {
+    const std::string job = SubmitLong(*world);
+    world->RunUntilState(job, Job::RUNNING);
+    if (i <= 5) world->SetPeak(50'000'000 + 1000 * i);
+    world->RunUntilState(job, Job::SUCCEEDED);
+    world->RunUntil([&] { return Cluster(*world).groups_size() == 0; });
+    CHECK(peaks() == std::min<int64_t>(i, 5));  // the sixth group raised no peak
+  }
+  const auto last = std::ranges::find_if(world->notes(), [](const std::string& note) {
+    return note.find("memory of 'm': counted + ") != std::string::npos &&
+           note.find("(5 peaks, mean error of predictions 0.00") != std::string::npos;
+  });
+  CHECK(last != world->notes().end());
   world->CheckInvariants();
 }
 

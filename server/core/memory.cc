@@ -1,0 +1,46 @@
+// What workers take beyond the counted bytes: their peaks, from their heartbeats, into the fit of
+// planner/memory_fit.h. It is told of in the log; what is admitted, and allocated, is what is
+// counted.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/model_shape.h"
+#include "server/core/state.h"
+
+namespace lorad::server {
+
+void Core::State::OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& heartbeat) {
+  worker.peak_bytes = std::max(worker.peak_bytes, heartbeat.peak_resident_bytes());
+}
+
+void Core::State::CountBytes(GroupState& group) {
+  const planner::ModelShape& shape = models_.at(group.base_model).shape;
+  int64_t bytes = group.reserved_bytes;
+  for (const auto& [name, member] : group.members) {
+    if (member.slot != Member::Slot::kLoaded) continue;
+    bytes += planner::BytesOfSlot(shape, member.adapter, group.shape.device).total();
+  }
+  group.counted_bytes = std::max(group.counted_bytes, bytes);
+}
+
+void Core::State::KeepPeak(const GroupState& group) {
+  const WorkerState& worker = workers_.at(group.worker);
+  // A GPU's memory is not in its process's resident set. And a peak is this group's only where it
+  // is above what the process had before.
+  if (group.shape.device.kind != planner::DeviceKind::kCpu || group.windows_done == 0 ||
+      group.counted_bytes == 0 || worker.peak_bytes <= group.peak_before_bytes) {
+    return;
+  }
+  const int64_t tokens = group.shape.capacity_tokens;
+  planner::MemoryFit& fit = memory_[group.base_model];
+  fit.Observe({.counted_bytes = group.counted_bytes,
+               .tokens = tokens,
+               .squared_lengths = tokens * group.shape.longest_sequence,
+               .peak_bytes = worker.peak_bytes});
+  Do(Note{Note::Level::kInfo,
+          absl::StrCat(group.name, ": its worker's peak was ", worker.peak_bytes, " bytes, ",
+                       group.counted_bytes, " counted; memory of '", group.base_model,
+                       "': ", fit.ToText())});
+}
+
+}  // namespace lorad::server

@@ -98,14 +98,15 @@ absl::Status Append(const fs::path& path, const RemoteFile& file, const Fetch& f
 
 absl::Status DownloadFile(const fs::path& path, const RemoteFile& file, const Fetch& fetch) {
   absl::Status status = absl::OkStatus();
+  std::error_code ignored;  // what stays in the way is found by its size or its hash
   for (int attempt = 0; attempt < kAttemptsMax; ++attempt) {
-    if (SizeOf(path) > file.size_bytes) fs::remove(path);
+    if (SizeOf(path) > file.size_bytes) fs::remove(path, ignored);
     if (SizeOf(path) < file.size_bytes || file.size_bytes == 0) status = Append(path, file, fetch);
     if (status.code() == absl::StatusCode::kUnavailable) continue;
     if (!status.ok()) return status;
     if (SizeOf(path) == file.size_bytes && Sha256OfFile(path) == file.sha256) return Sync(path);
     // Left over from another checkpoint, or damaged on the way: once more from the first byte.
-    fs::remove(path);
+    fs::remove(path, ignored);
   }
   if (!status.ok()) return status;
   return Error("CHECKSUM_MISMATCH",
@@ -124,7 +125,8 @@ absl::Status DownloadDirectory(const fs::path& directory, const std::vector<Remo
         absl::StrCat(directory.string(),
                      ": is there already and not empty; name another with -o, or remove it"));
   }
-  fs::path partial = fs::absolute(directory).lexically_normal();
+  fs::path partial = fs::absolute(directory, error).lexically_normal();
+  if (error) return Unwritable(directory, error.value());
   if (!partial.has_filename()) partial = partial.parent_path();
   const fs::path whole = partial;
   partial += ".partial";

@@ -71,13 +71,17 @@ class KeyLines : public nlohmann::json_sax<json> {
   bool number_float(number_float_t, const string_t&) override { return true; }
   bool string(string_t&) override { return true; }
   bool binary(binary_t&) override { return true; }
-  bool start_array(std::size_t) override { return true; }
-  bool end_array() override { return true; }
-  bool start_object(std::size_t) override {
-    path_.emplace_back();
+  bool start_array(std::size_t) override { return Deeper(); }
+  bool end_array() override {
+    --depth_;
     return true;
   }
+  bool start_object(std::size_t) override {
+    path_.emplace_back();
+    return Deeper();
+  }
   bool end_object() override {
+    --depth_;
     path_.pop_back();
     return true;
   }
@@ -90,7 +94,8 @@ class KeyLines : public nlohmann::json_sax<json> {
   bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& e) override {
     const absl::string_view what(e.what());
     const std::size_t tag = what.find("] ");
-    complaint = std::string(what.substr(tag == absl::string_view::npos ? 0 : tag + 2));
+    complaint =
+        absl::StrCat("not JSON: ", what.substr(tag == absl::string_view::npos ? 0 : tag + 2));
     return false;
   }
 
@@ -99,7 +104,17 @@ class KeyLines : public nlohmann::json_sax<json> {
   std::string complaint;
 
  private:
+  // A job nests 3 deep. What comes after walks the tree by recursion.
+  static constexpr int kDepthMax = 16;
+
+  bool Deeper() {
+    if (++depth_ <= kDepthMax) return true;
+    complaint = absl::StrCat("line ", line_, ": nested deeper than ", kDepthMax, " levels");
+    return false;
+  }
+
   const int& line_;
+  int depth_ = 0;
   std::vector<std::string> path_;
 };
 
@@ -288,7 +303,7 @@ absl::StatusOr<lorad::v1::Job> ParseJob(absl::string_view text, absl::string_vie
   const LineCounter begin{text.data(), &line};
   const LineCounter end{text.data() + text.size(), &line};
   if (!json::sax_parse(begin, end, &keys)) {
-    return Error("BAD_JOB_FILE", absl::StrCat(file_name, ": not JSON: ", keys.complaint));
+    return Error("BAD_JOB_FILE", absl::StrCat(file_name, ": ", keys.complaint));
   }
   const json root = json::parse(text.begin(), text.end());
   if (!root.is_object()) {

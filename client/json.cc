@@ -23,9 +23,32 @@ using google::protobuf::Reflection;
 
 void AppendMessage(const Message& message, std::string& out);
 
+// The control characters beyond ASCII (U+0080 to U+009F) and the separators of lines and paragraphs
+// (U+2028, U+2029), escaped, and how many bytes they took; 0 if none stands there. JSON does not
+// ask for it, but Python's splitlines() takes some of them for the end of a line.
+std::size_t AppendWideControl(std::string_view text, std::string& out) {
+  const auto byte = [text](std::size_t i) {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
+  };
+  if (byte(0) == 0xc2 && byte(1) >= 0x80 && byte(1) < 0xa0) {
+    absl::StrAppendFormat(&out, "\\u%04x", byte(1));
+    return 2;
+  }
+  if (byte(0) == 0xe2 && byte(1) == 0x80 && (byte(2) == 0xa8 || byte(2) == 0xa9)) {
+    out += byte(2) == 0xa8 ? "\\u2028" : "\\u2029";
+    return 3;
+  }
+  return 0;
+}
+
 void AppendString(std::string_view text, std::string& out) {
   out += '"';
-  for (const char c : text) {
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    if (const std::size_t wide = AppendWideControl(text.substr(at), out); wide > 0) {
+      at += wide - 1;
+      continue;
+    }
+    const char c = text[at];
     switch (c) {
       case '"':
         out += "\\\"";

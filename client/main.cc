@@ -6,6 +6,12 @@
 #include "client/error.h"
 #include "client/session.h"
 
+namespace {
+
+constexpr char kVersion[] = "0.1.0";
+
+}  // namespace
+
 int main(int argc, char** argv) {
   namespace client = lorad::client;
   client::Session session;
@@ -17,6 +23,7 @@ int main(int argc, char** argv) {
       ->envname("LORAD_SERVER")
       ->capture_default_str();
   app.add_flag("--json", session.json, "Print proto3 JSON, one object a line");
+  app.set_version_flag("--version", kVersion, "Print the version and exit");
   app.require_subcommand(0, 1);  // an unknown word is then named as such
   app.fallthrough();
   client::AddSubmitCommands(app, session);
@@ -41,8 +48,11 @@ int main(int argc, char** argv) {
     return 2;
   }
   const absl::Status status = session.action();
-  if (status.ok()) return 0;
   std::cout.flush();
-  client::PrintError(status, std::cerr);
+  if (status.ok() && std::cout.good()) return 0;
+  client::PrintError(
+      status.ok() ? client::Error("OUTPUT_LOST", "stdout cannot be written; is its disk full?")
+                  : status,
+      std::cerr);
   return 1;
 }

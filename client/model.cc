@@ -49,8 +49,10 @@ void Print(const Model& model, const Session& session) {
 absl::Status Add(Session& session, const Options& options) {
   lorad::v1::RegisterModelRequest request;
   request.set_name(options.name);
-  // The daemon has a working directory of its own.
-  request.set_path(std::filesystem::absolute(options.path).lexically_normal().string());
+  // The daemon has a working directory of its own. What has no absolute path is for it to refuse.
+  std::error_code error;
+  const auto path = std::filesystem::absolute(options.path, error);
+  request.set_path(error ? options.path : path.lexically_normal().string());
   request.set_request_id(options.request_id);
   Model model;
   const auto status = Call(session, &Models::Stub::RegisterModel, request, model, kWorkSeconds);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/config_reader.h"
 #include "storage/errors.h"
+#include "storage/json.h"
 #include "storage/rope.h"
 
 namespace lorad::storage {
@@ -228,11 +229,10 @@ int64_t LinearGroup::out_features() const {
 }
 
 absl::StatusOr<ModelDescription> DescribeModel(std::string_view config_json) {
-  const nlohmann::json json = nlohmann::json::parse(config_json, nullptr, false);
-  if (json.is_discarded() || !json.is_object()) {
-    return Refuse(kInvalid, "the config is not a JSON object");
-  }
-  ConfigReader config(json, "");
+  const absl::StatusOr<nlohmann::json> json = ParseJson(config_json, kInvalid);
+  if (!json.ok()) return json.status();
+  if (!json->is_object()) return Refuse(kInvalid, "the config must be a JSON object, {...}");
+  ConfigReader config(*json, "");
   const absl::StatusOr<const Family*> family = FindFamily(config);
   if (!family.ok()) return family.status();
 

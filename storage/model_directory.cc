@@ -14,6 +14,7 @@
 #include "storage/config_reader.h"
 #include "storage/errors.h"
 #include "storage/files.h"
+#include "storage/json.h"
 #include "storage/random_weights.h"
 #include "storage/sha256.h"
 
@@ -44,9 +45,10 @@ bool IsHarmlessSurplus(std::string_view name, const ModelDescription& descriptio
 // File names of the shards that an index names, sorted.
 absl::StatusOr<std::vector<std::string>> ReadIndex(std::string_view text,
                                                    std::map<std::string, std::string>* weight_map) {
-  const nlohmann::json index = nlohmann::json::parse(text, nullptr, false);
-  const auto map = index.is_object() ? index.find("weight_map") : index.end();
-  if (!index.is_object() || map == index.end() || !map->is_object() || map->empty()) {
+  const absl::StatusOr<nlohmann::json> index = ParseJson(text, kInvalid);
+  if (!index.ok()) return index.status();
+  const auto map = index->is_object() ? index->find("weight_map") : index->end();
+  if (map == index->end() || !map->is_object() || map->empty()) {
     return Refuse(kInvalid, "no weight_map {tensor: file} in it");
   }
   std::set<std::string> files;
@@ -71,12 +73,13 @@ absl::StatusOr<std::vector<std::string>> ReadIndex(std::string_view text,
 }
 
 absl::StatusOr<uint64_t> ReadSeed(std::string_view text) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object() || json.size() != 1 || !json.contains("seed") ||
-      !json["seed"].is_number_unsigned()) {
+  const absl::StatusOr<nlohmann::json> json = ParseJson(text, kInvalid);
+  if (!json.ok()) return json.status();
+  if (!json->is_object() || json->size() != 1 || !json->contains("seed") ||
+      !(*json)["seed"].is_number_unsigned()) {
     return Refuse(kInvalid, "it must be {\"seed\": N}");
   }
-  return json["seed"].get<uint64_t>();
+  return (*json)["seed"].get<uint64_t>();
 }
 
 // Adds a file's identity to the fingerprint: cheap for weights (size, time, header), content
@@ -109,7 +112,7 @@ absl::StatusOr<ModelDirectory> ModelDirectory::Open(const std::string& path) {
     return NotFound(
         absl::StrCat(path, ": no config.json in it; is it a Hugging Face model directory?"));
   }
-  if (!config.ok()) return config.status();
+  if (!config.ok()) return Refuse(kInvalid, std::string(config.status().message()));
   absl::StatusOr<ModelDescription> description = DescribeModel(*config);
   if (!description.ok()) return At(JoinPath(path, kConfigFile), description.status());
   directory.description_ = *std::move(description);
@@ -156,6 +159,10 @@ absl::Status ModelDirectory::OpenWeights() {
 
   files_.reserve(names.size());
   for (const std::string& name : names) {
+    if (!weight_map.empty() && !RealFiles().Exists(JoinPath(path_, name))) {
+      return Refuse(kInvalid, absl::StrCat(JoinPath(path_, kIndexFile), ": it names ", Quoted(name),
+                                           ", which is not there: was all of the model fetched?"));
+    }
     absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(JoinPath(path_, name));
     if (!file.ok()) return file.status();
     weight_bytes_ += file->file_bytes();

@@ -14,6 +14,7 @@
 #include "storage/config_reader.h"
 #include "storage/errors.h"
 #include "storage/files.h"
+#include "storage/json.h"
 
 namespace lorad::storage {
 namespace {
@@ -122,11 +123,10 @@ double PeftConfig::scale() const {
 }
 
 absl::StatusOr<PeftConfig> ParsePeftConfig(std::string_view adapter_config_json) {
-  const nlohmann::json json = nlohmann::json::parse(adapter_config_json, nullptr, false);
-  if (json.is_discarded() || !json.is_object()) {
-    return Refuse(kInvalid, "the adapter config is not a JSON object");
-  }
-  ConfigReader config(json, "");
+  const absl::StatusOr<nlohmann::json> json = ParseJson(adapter_config_json, kInvalid);
+  if (!json.ok()) return json.status();
+  if (!json->is_object()) return Refuse(kInvalid, "the config must be a JSON object, {...}");
+  ConfigReader config(*json, "");
   PeftConfig out;
   const std::string type = config.String("peft_type", "");
   if (type != "LORA") {
@@ -325,7 +325,7 @@ absl::StatusOr<PeftAdapter> PeftAdapter::Open(const std::string& directory) {
 
 absl::Status PeftAdapter::CheckFits(const ModelDescription& description) const {
   const absl::StatusOr<std::vector<std::string>> targets = ResolveTargets(config_, description);
-  if (!targets.ok()) return At(file_.path(), targets.status());
+  if (!targets.ok()) return targets.status();
   Problems problems;
   std::set<std::string> known;
   for (const NamedShape& expected : PeftTensors(description, config_.rank, *targets)) {
@@ -344,7 +344,7 @@ absl::Status PeftAdapter::CheckFits(const ModelDescription& description) const {
       problems.Add(absl::StrCat("surplus tensor ", Quoted(tensor.name)));
     }
   }
-  return At(file_.path(), problems.Result(kInvalid));
+  return problems.Result(kInvalid);
 }
 
 absl::Status PeftAdapter::CheckFinite() const {

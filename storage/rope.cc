@@ -72,11 +72,12 @@ RopeSpec ReadRope(ConfigReader& config, int head_size) {
   const nlohmann::json* table = parameters != nullptr ? parameters : scaling;
   Llama3Scaling llama3;
   if (table != nullptr) {
-    const std::string where = parameters != nullptr ? "rope_parameters." : "rope_scaling.";
+    const std::string name = parameters != nullptr ? "rope_parameters" : "rope_scaling";
     if (!table->is_object()) {
-      config.Problem(absl::StrCat(where, " must be an object"));
+      config.Problem(absl::StrCat(name, " must be an object"));
       return rope;
     }
+    const std::string where = name + ".";
     ConfigReader fields(*table, where);
     // "type" is the older spelling; some configs carry both.
     const std::string older = fields.String("type", "default");

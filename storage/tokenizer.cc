@@ -6,6 +6,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "storage/errors.h"
+#include "storage/json.h"
 #include "storage/tokenization/added_tokens.h"
 #include "storage/tokenization/aligned_text.h"
 #include "storage/tokenization/bpe.h"
@@ -99,7 +100,7 @@ absl::StatusOr<std::unique_ptr<const Bpe>> ReadModel(const Json& json, bool byte
 
 class BpeTokenizer : public Tokenizer {
  public:
-  absl::Status Read(const Json& json);
+  absl::Status Read(const Json& json, const std::vector<std::string>& special_tokens);
 
   absl::StatusOr<Encoding> Encode(std::string_view text, bool add_special_tokens) const override;
   absl::StatusOr<std::string> Decode(const std::vector<int32_t>& ids,
@@ -141,8 +142,8 @@ class BpeTokenizer : public Tokenizer {
   int32_t vocabulary_size_ = 0;
 };
 
-absl::Status BpeTokenizer::Read(const Json& json) {
-  Fields fields("the file", json);
+absl::Status BpeTokenizer::Read(const Json& json, const std::vector<std::string>& special_tokens) {
+  Fields fields("", json);
   fields.Ignore("version");
   fields.Ignore("truncation");  // what an Encode call of the library would do by default;
   fields.Ignore("padding");     // transformers sets both for itself on every call
@@ -172,6 +173,14 @@ absl::Status BpeTokenizer::Read(const Json& json) {
   auto bpe = ReadModel(*model, pre_tokenizers_.byte_level);
   if (!bpe.ok()) return bpe.status();
   model_ = *std::move(bpe);
+  for (const std::string& text : special_tokens) {
+    const bool listed = std::any_of(added_tokens_.begin(), added_tokens_.end(),
+                                    [&](const AddedToken& token) { return token.content == text; });
+    const std::optional<int32_t> id = model_->TokenToId(text);
+    if (!listed && id.has_value()) {
+      added_tokens_.push_back({.id = *id, .content = text, .pattern = text, .special = true});
+    }
+  }
   return IndexTokens();
 }
 
@@ -360,19 +369,15 @@ std::optional<int32_t> BpeTokenizer::TokenToId(std::string_view token) const {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(std::string_view tokenizer_json) {
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
+    std::string_view tokenizer_json, const std::vector<std::string>& special_tokens) {
   if (tokenizer_json.size() > kMaxTokenizerBytes) {
-    return InvalidTokenizer("the file", "is longer than 256 MiB");
+    return Refuse("TOKENIZER_INVALID", "longer than 256 MiB");
   }
-  std::string error;
-  Json json;
-  try {
-    json = Json::parse(tokenizer_json);
-  } catch (const Json::exception& exception) {
-    return InvalidTokenizer("the file", absl::StrCat("is not JSON: ", exception.what()));
-  }
+  const absl::StatusOr<Json> json = ParseJson(tokenizer_json, "TOKENIZER_INVALID");
+  if (!json.ok()) return json.status();
   auto tokenizer = std::make_unique<BpeTokenizer>();
-  const absl::Status status = tokenizer->Read(json);
+  const absl::Status status = tokenizer->Read(*json, special_tokens);
   if (!status.ok()) return status;
   return tokenizer;
 }

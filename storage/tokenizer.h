@@ -37,9 +37,12 @@ struct Encoding {
 // Immutable: every const member may be called from any number of threads at once.
 class Tokenizer {
  public:
-  // Parses the text of a tokenizer.json. InvalidArgument (reason TOKENIZER_INVALID or
-  // TOKENIZER_UNSUPPORTED) names the component, the option or the token at fault.
-  static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(std::string_view tokenizer_json);
+  // Parses the text of a tokenizer.json. `special_tokens` are found whole in a text as added tokens
+  // are, where the vocabulary has them (TokenizerConfig::special_tokens). InvalidArgument (reason
+  // TOKENIZER_INVALID or TOKENIZER_UNSUPPORTED) names the component, the option or the token at
+  // fault.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(
+      std::string_view tokenizer_json, const std::vector<std::string>& special_tokens = {});
 
   virtual ~Tokenizer() = default;
 

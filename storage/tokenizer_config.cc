@@ -1,16 +1,18 @@
 #include "storage/tokenizer_config.h"
 
-#include "nlohmann/json.hpp"
+#include <algorithm>
+
 #include "storage/errors.h"
+#include "storage/json.h"
 
 namespace lorad::storage {
 namespace {
 
 using Json = nlohmann::json;
 
-absl::Status Invalid(const std::string& what) {
-  return Refuse("TOKENIZER_CONFIG_INVALID", "tokenizer_config.json: " + what);
-}
+constexpr char kReason[] = "TOKENIZER_CONFIG_INVALID";
+
+absl::Status Invalid(const std::string& what) { return Refuse(kReason, what); }
 
 // A token is its text, or an object that has it as "content".
 absl::Status ReadToken(const Json& config, const char* name, std::optional<std::string>* out) {
@@ -25,6 +27,29 @@ absl::Status ReadToken(const Json& config, const char* name, std::optional<std::
   if (!text->is_string()) return Invalid(std::string(name) + " must be a string");
   *out = text->get<std::string>();
   return absl::OkStatus();
+}
+
+// The token that `json` is, if it is one.
+void AddSpecialToken(const Json& json, std::vector<std::string>* out) {
+  const Json* text = &json;
+  if (json.is_object() && json.contains("content")) text = &json["content"];
+  if (!text->is_string() || text->get_ref<const std::string&>().empty()) return;
+  const std::string& token = text->get_ref<const std::string&>();
+  if (std::find(out->begin(), out->end(), token) == out->end()) out->push_back(token);
+}
+
+std::vector<std::string> SpecialTokens(const Json& config) {
+  std::vector<std::string> tokens;
+  for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
+                           "cls_token", "mask_token"}) {
+    if (config.contains(name)) AddSpecialToken(config[name], &tokens);
+  }
+  for (const char* name : {"additional_special_tokens", "extra_special_tokens"}) {
+    const auto found = config.find(name);
+    if (found == config.end() || !found->is_structured()) continue;
+    for (const Json& token : *found) AddSpecialToken(token, &tokens);
+  }
+  return tokens;
 }
 
 // One template, or a list of named ones.
@@ -59,9 +84,10 @@ ChatTemplateTokens TokenizerConfig::template_tokens() const {
 
 absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(
     std::string_view tokenizer_config_json, std::optional<std::string_view> chat_template_jinja) {
-  const Json config = Json::parse(tokenizer_config_json, nullptr, /*allow_exceptions=*/false);
-  if (config.is_discarded()) return Invalid("is not JSON");
-  if (!config.is_object()) return Invalid("must be an object");
+  const absl::StatusOr<Json> parsed = ParseJson(tokenizer_config_json, kReason);
+  if (!parsed.ok()) return parsed.status();
+  const Json& config = *parsed;
+  if (!config.is_object()) return Invalid("must be a JSON object, {...}");
   TokenizerConfig out;
   absl::Status status = ReadToken(config, "bos_token", &out.bos_token);
   if (status.ok()) status = ReadToken(config, "eos_token", &out.eos_token);
@@ -71,6 +97,7 @@ absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(
     status = ReadTemplate(config, &out.chat_template);
   }
   if (!status.ok()) return status;
+  out.special_tokens = SpecialTokens(config);
   if (chat_template_jinja.has_value()) out.chat_template = *chat_template_jinja;
   return out;
 }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "storage/chat_template.h"
@@ -18,6 +19,9 @@ struct TokenizerConfig {
   std::optional<std::string> eos_token;
   std::optional<std::string> unk_token;
   std::optional<std::string> pad_token;
+  // The texts of these and of all other special tokens that the file names. transformers finds each
+  // of them whole in a text, also where tokenizer.json does not list it among its added tokens.
+  std::vector<std::string> special_tokens;
   // The chat template's text (of a list of templates, the one named "default"); empty if the model
   // has none.
   std::string chat_template;

@@ -161,7 +161,8 @@ def tokenizer_config(field):
         "eos_token": texts[field("tokenizer.ggml.eos_token_id")],
         "model_max_length": field("llama.context_length"),
         "pad_token": texts[field("tokenizer.ggml.padding_token_id")],
-        "tokenizer_class": "GPT2Tokenizer",
+        # Read tokenizer.json as it is: transformers 5 makes a GPT2Tokenizer of vocabulary and merges alone, without Digits.
+        "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": texts[field("tokenizer.ggml.unknown_token_id")],
     }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "lorad/v1/adapters.grpc.pb.h"
 #include "server/services/backend.h"
 #include "server/services/call.h"
@@ -100,6 +101,14 @@ class AdapterUpload {
   int64_t model_bytes_ = 0;
 };
 
+// Where an upload lies says nothing to its client: the two files go by their names.
+absl::Status WithoutDirectory(const absl::Status& status, const std::string& directory) {
+  absl::Status out(status.code(), absl::StrReplaceAll(status.message(), {{directory + "/", ""}}));
+  status.ForEachPayload(
+      [&out](absl::string_view url, const absl::Cord& payload) { out.SetPayload(url, payload); });
+  return out;
+}
+
 class AdaptersService final : public v1::Adapters::Service {
  public:
   explicit AdaptersService(Backend& backend) : backend_(backend) {}
@@ -153,7 +162,7 @@ class AdaptersService final : public v1::Adapters::Service {
     status = (*upload)->Finish();
     if (!status.ok()) return status;
     absl::StatusOr<server::ImportAdapter> import = Describe(config, **upload);
-    if (!import.ok()) return import.status();
+    if (!import.ok()) return WithoutDirectory(import.status(), (*upload)->directory());
     if (context.IsCancelled()) return absl::CancelledError("the client left in mid-upload");
     import->upload = (*upload)->Release();
     return backend_.driver.Ask<v1::Adapter>(*std::move(import), DeadlineOf(context));

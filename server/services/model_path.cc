@@ -19,7 +19,8 @@ bool Beneath(const fs::path& path, const fs::path& root) {
 
 absl::Status CannotRead(const std::string& path, const std::error_code& error) {
   return Error(absl::StatusCode::kNotFound, "MODEL_NOT_FOUND",
-               absl::StrCat("the model's directory ", path, " cannot be read: ", error.message()));
+               absl::StrCat(path, " cannot be read: ", error.message(),
+                            " (a model's path is that of its directory on the daemon's machine)"));
 }
 
 }  // namespace

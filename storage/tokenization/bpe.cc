@@ -23,7 +23,7 @@ uint64_t PairKey(int32_t left, int32_t right) {
 }
 
 absl::Status Invalid(const std::string& message) {
-  return Refuse("TOKENIZER_INVALID", "tokenizer.json: model: " + message);
+  return Refuse("TOKENIZER_INVALID", "model: " + message);
 }
 
 // The bytes that a token of a byte-level vocabulary spells, if all its characters are bytes.

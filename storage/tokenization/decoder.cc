@@ -96,7 +96,7 @@ absl::StatusOr<DecoderStep> ReadReplace(Fields* fields) {
   if (!fields->ok()) return fields->Finish();
   absl::StatusOr<Regex> compiled =
       pattern.regex ? Regex::Compile(pattern.text) : Regex::Literal(pattern.text);
-  if (!compiled.ok()) return At("tokenizer.json: " + fields->where(), compiled.status());
+  if (!compiled.ok()) return At(fields->where(), compiled.status());
   // std::function copies; a compiled pattern cannot be.
   const auto regex = std::make_shared<const Regex>(*std::move(compiled));
   return [regex, content = std::move(content)](Tokens* tokens) {

@@ -7,12 +7,12 @@ namespace lorad::storage::tokenization {
 
 absl::Status InvalidTokenizer(std::string_view where, std::string_view what) {
   return Refuse("TOKENIZER_INVALID",
-                absl::StrCat("tokenizer.json: ", Absl(where), ": ", Absl(what)));
+                absl::StrCat(Absl(where), where.empty() ? "" : ": ", Absl(what)));
 }
 
 absl::Status UnsupportedTokenizer(std::string_view where, std::string_view what) {
   return Refuse("TOKENIZER_UNSUPPORTED",
-                absl::StrCat("tokenizer.json: ", Absl(where), ": ", Absl(what)));
+                absl::StrCat(Absl(where), where.empty() ? "" : ": ", Absl(what)));
 }
 
 Fields::Fields(std::string where, const Json& json) : where_(std::move(where)), json_(json) {

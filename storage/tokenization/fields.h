@@ -15,14 +15,15 @@ namespace lorad::storage::tokenization {
 
 using Json = nlohmann::json;
 
-// INVALID_ARGUMENT with reason TOKENIZER_INVALID, or TOKENIZER_UNSUPPORTED.
+// INVALID_ARGUMENT with reason TOKENIZER_INVALID, or TOKENIZER_UNSUPPORTED. `where` is the place in
+// the file, empty for the file itself.
 absl::Status InvalidTokenizer(std::string_view where, std::string_view what);
 absl::Status UnsupportedTokenizer(std::string_view where, std::string_view what);
 
 // The first error sticks; the getters then give their defaults. `json` must outlive this object.
 class Fields {
  public:
-  // `where` names the object in errors, as "normalizer".
+  // `where` names the object in errors, as "normalizer"; empty: the file.
   Fields(std::string where, const Json& json);
 
   bool Bool(const char* name, std::optional<bool> standard = std::nullopt);

@@ -228,7 +228,7 @@ absl::Status ReadNormalizer(const Json& json, std::string_view where, int depth,
     if (!fields.ok()) return fields.Finish();
     absl::StatusOr<Regex> regex =
         pattern.regex ? Regex::Compile(pattern.text) : Regex::Literal(pattern.text);
-    if (!regex.ok()) return At("tokenizer.json: " + std::string(where), regex.status());
+    if (!regex.ok()) return At(where, regex.status());
     out->push_back(std::make_unique<ReplaceNormalizer>(*std::move(regex), std::move(content)));
   } else if (type == "Lowercase") {
     out->push_back(std::make_unique<LowercaseNormalizer>());

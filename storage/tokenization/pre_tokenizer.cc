@@ -204,7 +204,7 @@ absl::Status ReadSplit(Fields* fields, PreTokenizers* out) {
   }
   absl::StatusOr<Regex> regex =
       pattern.regex ? Regex::Compile(pattern.text) : Regex::Literal(pattern.text);
-  if (!regex.ok()) return At("tokenizer.json: " + fields->where(), regex.status());
+  if (!regex.ok()) return At(fields->where(), regex.status());
   out->steps.push_back(std::make_unique<RegexSplit>(*std::move(regex), found->second, invert));
   return fields->Finish();
 }

@@ -86,6 +86,9 @@ TEST_CASE("what is not JSON is placed by line and column") {
   CHECK(ErrorOf("").find("not JSON") != std::string::npos);
   CHECK(ErrorOf("[1]").find("must hold one JSON object") != std::string::npos);
   CHECK(ErrorOf("{\"base_model\": \"\xff\"}").find("not JSON") != std::string::npos);
+  const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
+  CHECK(ErrorOf("{\n\"priority\": " + deep + "}") ==
+        "error: BAD_JOB_FILE: job.json: line 2: nested deeper than 16 levels\n");
 }
 
 }  // namespace

@@ -38,6 +38,15 @@ TEST_CASE("timestamps, enums, lists, and what is not set") {
   CHECK(ToJson(adapter).find(R"("target_modules": ["q_proj", "v_proj"])") != std::string::npos);
 }
 
+TEST_CASE("nothing within an object looks like the end of a line") {
+  v1::Event event;
+  event.set_message("a\u0085b\u2028c\u2029d\x7f\u009f");
+  CHECK(ToJson(event).find(R"("message": "a\u0085b\u2028c\u2029d\u007f\u009f")") !=
+        std::string::npos);
+  event.set_message("\u00a0\u2027\u202a\xc2");
+  CHECK(ToJson(event).find("\"message\": \"\u00a0\u2027\u202a\xc2\"") != std::string::npos);
+}
+
 TEST_CASE("maps are sorted by key") {
   v1::ClusterStatus cluster;
   for (const char* state : {"SUCCEEDED", "FAILED", "QUEUED"}) {

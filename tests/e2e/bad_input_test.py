@@ -73,6 +73,13 @@ def text(file, old, new):
     return change
 
 
+def index(weight_map):
+    def change(directory):
+        (directory / "model.safetensors").unlink()
+        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return change
+
+
 def template(jinja):
     def change(directory):
         path = directory / "tokenizer_config.json"
@@ -138,7 +145,11 @@ BAD_MODELS = [
     ("duplicate key", "twice|duplicate", header(lambda t: t.replace('{"', '{"' + NORM + '": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "', 1))),
     ("no weights", "safetensors", lambda d: (d / "model.safetensors").unlink()),
     ("no config", "config.json", lambda d: (d / "config.json").unlink()),
-    ("config that is not JSON", "config.json", text("config.json", "{", "[")),
+    ("config that is not JSON", "config.json: not JSON: parse error at line 2, column", text("config.json", "{", "[")),
+    ("config that nests too deep", "config.json: nested deeper", text("config.json", '"silu"', "[" * 200000 + "]" * 200000)),
+    ("tokenizer that nests too deep", "tokenizer.json: nested deeper", text("tokenizer.json", '"merges"', '"deep": ' + "[" * 200000 + "]" * 200000 + ', "merges"')),
+    ("an index that names a missing file", "model-1.safetensors.*not there", index({"model.norm.weight": "model-1.safetensors"})),
+    ("config is a directory", "MODEL_INVALID.*config.json", lambda d: ((d / "config.json").unlink(), (d / "config.json").mkdir())),
     ("unknown architecture", "MambaForCausalLM", config(architectures=["MambaForCausalLM"], model_type="mamba")),
     ("unknown rope", "yarn", config(rope_scaling={"rope_type": "yarn", "factor": 4.0})),
     ("unknown activation", "gelu", config(hidden_act="gelu")),
@@ -148,6 +159,8 @@ BAD_MODELS = [
     ("tokenizer: unknown model", "WordPiece", text("tokenizer.json", '"type": "BPE"', '"type": "WordPiece"')),
     ("tokenizer: unknown pre-tokenizer", "Metaspaces|BertPre", text("tokenizer.json", '"type": "Digits"', '"type": "BertPreTokenizer"')),
     ("tokenizer: not JSON", "tokenizer.json", text("tokenizer.json", '"version"', 'version')),
+    ("tokenizer: an end-of-text token that is not there", "tokenizer_config.json: eos_token \"<nope>\"",
+     text("tokenizer_config.json", '"eos_token": "<|im_end|>"', '"eos_token": "<nope>"')),
     ("template: unknown construct", "macro", template("{% macro f() %}x{% endmacro %}{{ messages }}")),
     ("template: unknown filter", "frobnicate", template("{{ messages | frobnicate }}")),
     ("template: not closed", "chat.template|endfor|template", template("{% for m in messages %}{{ m }}")),
@@ -162,6 +175,7 @@ def test_models():
         cases = [(f"model: {what}", wanted, "model", "add", "bad", "--path", a_model(house, f"m{i}", change))
                  for i, (what, wanted, change) in enumerate(BAD_MODELS)]
         cases += [("model: no such directory", "nowhere", "model", "add", "bad", "--path", house.folder / "nowhere"),
+                  ("model: an empty path", "path: must be given", "model", "add", "bad", "--path", ""),
                   ("model: bad name", "name", "model", "add", "Bad Name!", "--path", house.folder / "model"),
                   ("model: the name is taken", "good", "model", "add", "good", "--path", a_model(house, "other", lambda d: None)),
                   ("model: unknown", "nobody", "model", "show", "nobody"), ("model: rm unknown", "nobody", "model", "rm", "nobody")]
@@ -276,7 +290,9 @@ def test_jobs():
         cases.append(("job: all violations at once", r"(?s)(?=.*\n  adapter\.rank: )(?=.*\n  training\.epochs: )(?=.*\n  base_model: )", "submit", "-f", both))
         unread = house.folder / "unread.json"
         unread.write_text("{")
-        cases += [("job: not JSON", "line 1, column", "submit", "-f", unread), ("job: no such file", "nowhere", "submit", "-f", "nowhere"),
+        deep = house.folder / "deep.json"
+        deep.write_text('{"labels": ' + "[" * 200000 + "]" * 200000 + "}")
+        cases += [("job: not JSON", "line 1, column", "submit", "-f", unread), ("job: nests too deep", "line 1: nested deeper", "submit", "-f", deep), ("job: no such file", "nowhere", "submit", "-f", "nowhere"),
                   ("job: unknown", "job-nobody", "show", "job-nobody"), ("job: cancel unknown", "job-nobody", "cancel", "job-nobody"),
                   ("job: metrics of unknown", "job-nobody", "metrics", "job-nobody"), ("job: events of unknown", "job-nobody", "events", "job-nobody"),
                   ("job: watch unknown", "job-nobody", "watch", "job-nobody", "--until-done"), ("job: bad filter", "filter", "ls", "--filter", "colour = RED"),
@@ -324,8 +340,13 @@ def test_jobs_found_bad_later():
         shutil.copytree(adapter, dora)
         config_path = dora / "adapter_config.json"
         config_path.write_text(json.dumps({**json.loads(config_path.read_text()), "use_dora": True}))
+        deep = house.folder / "deep"
+        shutil.copytree(adapter, deep)
+        deep_config = (deep / "adapter_config.json").read_text()
+        (deep / "adapter_config.json").write_text('{"deep": ' + "[" * 200000 + "]" * 200000 + ", " + deep_config.lstrip()[1:])
         all_of(house, [("adapter: cut off", "adapter_model.safetensors", "adapter", "import", "b", "--path", broken),
-                       ("adapter: an option that is not there", "use_dora", "adapter", "import", "d", "--path", dora),
+                       ("adapter: nests too deep", ": adapter_config.json: nested deeper", "adapter", "import", "x", "--path", deep),
+                       ("adapter: an option that is not there", ": adapter_config.json: use_dora", "adapter", "import", "d", "--path", dora),
                        ("adapter: no such directory", "adapter_config.json", "adapter", "import", "n", "--path", house.folder / "nowhere"),
                        ("adapter: the name is taken", "start", "adapter", "import", "start", "--path", adapter)])
     house.clear()

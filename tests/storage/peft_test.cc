@@ -151,8 +151,8 @@ TEST_CASE("options that change results are refused by name", "[peft]") {
     INFO(each.patch);
     CHECK_THAT(Message(Patched(each.patch)), Contains(each.message));
   }
-  CHECK_THAT(Message("nonsense"), Contains("not a JSON object"));
-  CHECK_THAT(Message("[]"), Contains("not a JSON object"));
+  CHECK_THAT(Message("nonsense"), Contains("not JSON: parse error at line 1, column 2"));
+  CHECK_THAT(Message("[]"), Contains("must be a JSON object"));
 }
 
 std::vector<TensorEntry> Entries(const std::vector<NamedShape>& tensors) {

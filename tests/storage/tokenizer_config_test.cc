@@ -21,6 +21,16 @@ TEST_CASE("tokens are texts or objects, or not there") {
   CHECK(config->template_tokens().pad_token.empty());
 }
 
+TEST_CASE("special tokens are collected from wherever they are named") {
+  const auto config = ParseTokenizerConfig(
+      R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": "</s>", "mask_token": "",
+          "additional_special_tokens": ["<a>", {"content": "<b>"}, 3],
+          "extra_special_tokens": {"image_token": "<c>"}, "added_tokens_decoder": {}})",
+      std::nullopt);
+  REQUIRE(config.ok());
+  CHECK(config->special_tokens == std::vector<std::string>{"<s>", "</s>", "<a>", "<b>", "<c>"});
+}
+
 TEST_CASE("the template is the default one of a list, or the file beside") {
   const std::string list = R"({"chat_template": [{"name": "tool_use", "template": "t"},
                                                  {"name": "default", "template": "d"}]})";
@@ -34,8 +44,9 @@ TEST_CASE("a wrong field is named") {
     std::string json, says;
   };
   const std::vector<Case> table = {
-      {"", "is not JSON"},
-      {"[]", "must be an object"},
+      {"", "not JSON: parse error at line 1, column 1"},
+      {"[]", "must be a JSON object"},
+      {"{\"a\": " + std::string(100'000, '[') + "}", "nested deeper than"},
       {R"({"bos_token": 1})", "bos_token must be a string"},
       {R"({"eos_token": {}})", "eos_token has no content"},
       {R"({"eos_token": {"content": 2}})", "eos_token must be a string"},

@@ -163,6 +163,22 @@ TEST_CASE("what is not understood is refused by name") {
   }
 }
 
+// A vocabulary that has "</s>" without its standing among the added tokens: transformers finds it
+// whole all the same, because tokenizer_config.json names it.
+TEST_CASE("special tokens that only the config names are found whole") {
+  const std::string listed = Published("llama2");
+  Json unlisted = Json::parse(listed);
+  unlisted["added_tokens"] = Json::array();
+  const std::string text = "one</s> two <s>three<nobody>";
+  const std::vector<int32_t> expected = Load(listed)->Encode(text, false)->ids;
+  CHECK(Load(unlisted.dump())->Encode(text, false)->ids != expected);
+  for (const std::string& json : {listed, unlisted.dump()}) {
+    const auto tokenizer = Tokenizer::FromJson(json, {"<unk>", "<s>", "</s>", "<nobody>"});
+    REQUIRE(tokenizer.ok());
+    CHECK((*tokenizer)->Encode(text, false)->ids == expected);
+  }
+}
+
 TEST_CASE("a file cut anywhere is refused, not crashed on") {
   const std::string published = Published("smollm2");
   for (size_t bytes = 0; bytes < published.size() - 2; bytes += 97) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <limits>
 #include <map>
 #include <tuple>
 
@@ -37,7 +38,7 @@ int64_t LayOutSets(const SweepProblem& problem, const SweepProblem::Degree& degr
   return iterations;
 }
 
-// List scheduling: whenever memory is freed, what fits starts, in the members' order.
+// List scheduling: whenever memory is freed, what fits starts, in the list's order.
 int64_t LayOutReplacing(const SweepProblem& problem, const SweepProblem::Degree& degree,
                         const SweepMembers& members, std::vector<SweepRun>* runs) {
   struct Running {
@@ -48,23 +49,29 @@ int64_t LayOutReplacing(const SweepProblem& problem, const SweepProblem::Degree&
   SweepMembers pending = members;
   std::vector<Running> running;  // heap, the first to end in front
   int64_t now = 0, room = degree.capacity_bytes, iterations = 0;
-  while (!pending.empty()) {
+  for (;;) {
+    int64_t least = std::numeric_limits<int64_t>::max();  // bytes of any that waits
     for (auto& [kind, count] : pending) {
       const SweepProblem::Kind& shape = problem.kinds()[kind];
-      while (count > 0 && shape.bytes <= room) {
-        --count;
-        room -= shape.bytes;
-        running.push_back({now + shape.steps, shape.bytes});
+      const auto starting = static_cast<int32_t>(
+          shape.bytes == 0 ? count : std::min<int64_t>(count, room / shape.bytes));
+      if (starting > 0) {
+        count -= starting;
+        room -= starting * shape.bytes;
+        running.push_back({now + shape.steps, starting * shape.bytes});
         std::push_heap(running.begin(), running.end(), later);
         iterations = std::max(iterations, now + shape.steps);
-        if (runs != nullptr) runs->push_back({kind, 0, now, now + shape.steps});
+        if (runs != nullptr) {
+          runs->insert(runs->end(), starting, {kind, 0, now, now + shape.steps});
+        }
       }
+      if (count > 0) least = std::min(least, shape.bytes);
     }
     std::erase_if(pending, [](const auto& entry) { return entry.second == 0; });
     if (pending.empty()) break;
-    assert(!running.empty());
-    now = running.front().end;
-    while (!running.empty() && running.front().end == now) {
+    while (room < least || (!running.empty() && running.front().end == now)) {
+      assert(!running.empty());
+      now = running.front().end;
       room += running.front().bytes;
       std::pop_heap(running.begin(), running.end(), later);
       running.pop_back();
@@ -76,9 +83,23 @@ int64_t LayOutReplacing(const SweepProblem& problem, const SweepProblem::Degree&
 }  // namespace
 
 int64_t LayOut(const SweepProblem& problem, const SweepProblem::Degree& degree,
-               const SweepMembers& members, bool replace, std::vector<SweepRun>* runs) {
-  return replace ? LayOutReplacing(problem, degree, members, runs)
-                 : LayOutSets(problem, degree, members, runs);
+               const SweepMembers& members, bool replace, bool both, std::vector<SweepRun>* runs) {
+  if (!replace) return LayOutSets(problem, degree, members, runs);
+  const int64_t longest_first = LayOutReplacing(problem, degree, members, runs);
+  if (!both || members.empty() || longest_first == problem.kinds()[members[0].first].steps) {
+    return longest_first;  // nobody waits
+  }
+  SweepMembers largest = members;
+  std::stable_sort(largest.begin(), largest.end(), [&](const auto& a, const auto& b) {
+    return problem.kinds()[a.first].bytes > problem.kinds()[b.first].bytes;
+  });
+  const int64_t largest_first = LayOutReplacing(problem, degree, largest, nullptr);
+  if (largest_first >= longest_first) return longest_first;
+  if (runs != nullptr) {
+    runs->clear();
+    LayOutReplacing(problem, degree, largest, runs);
+  }
+  return largest_first;
 }
 
 std::vector<SweepJob> JobsOf(const SweepProblem& problem, const SweepProblem::Degree& degree,

@@ -24,9 +24,12 @@ struct SweepRun {
 };
 
 // Iterations that the group runs; every kind must fit the degree. With `runs` also where each is.
-// O(kinds * starts).
+// Sets are shelves of first-fit decreasing (by steps). With `replace` it is list scheduling, the
+// longest first; where somebody then waits and `both` is asked for, also the largest first, and the
+// better of the two. O(kinds * starts).
 int64_t LayOut(const SweepProblem& problem, const SweepProblem::Degree& degree,
-               const SweepMembers& members, bool replace, std::vector<SweepRun>* runs = nullptr);
+               const SweepMembers& members, bool replace, bool both,
+               std::vector<SweepRun>* runs = nullptr);
 
 // Runs of one group as a job (replace) or as one job a set, in seconds from `start_s`; takes the
 // configurations' indexes from `free_indexes` (of each kind, the last first).

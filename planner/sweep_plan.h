@@ -84,15 +84,18 @@ struct SweepOptions {
   int64_t evaluations_max = 150000;
 };
 
-// Makespan itself as the aim. For each way to cut the GPUs into groups of allowed degrees (all of
-// them while there are few, else those of one degree and of two):
-//   1. configurations, longest first, go to the group that ends first with them; or to the first
-//      group that ends within a target, which is bisected;
-//   2. while the group that ends last can end earlier by giving one configuration to another group
-//      or by exchanging one with it, and the other does not end as late, that is done, the best
-//      such change first.
+// Makespan itself as the aim. The GPUs are nested groups: those of the largest degree work first,
+// then the smaller ones that they fall apart into, each on its own (sweep_groups.h); any of them
+// may be empty. For each of some ways to start (groups of one degree, or of two, side by side):
+//   1. configurations, longest first, go to the group where they end first; or to the first group
+//      that ends within a target, which is bisected; what fits none of them goes to larger groups;
+//   2. while the group that ends last can end earlier by giving one configuration to any other
+//      group or by exchanging one with it, and the other does not end as late, that is done, the
+//      best such change first.
+// The best plan is shaken: some random moves, then step 2 again, kept where it ends earlier.
 // Within a group: sets as shelves of first-fit decreasing (by steps), or, with `replace`, list
-// scheduling: the first configuration of the list that fits starts as soon as memory is free.
+// scheduling: the first configuration of the list that fits starts as soon as memory is free, the
+// longest or the largest being first in it, whichever ends earlier.
 // Deterministic. PlanByThroughput's two rules are tried as well where RulesAffordable, and the best
 // plan is kept.
 SweepPlan PlanSweep(const SweepProblem& problem, const SweepOptions& options = {});

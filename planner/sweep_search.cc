@@ -1,107 +1,72 @@
-// Makespan by local search over groups of GPUs.
+// Makespan by local search over nested groups of GPUs.
 #include <algorithm>
 #include <cassert>
-#include <limits>
-#include <memory>
-#include <numeric>
+#include <iterator>
 #include <optional>
+#include <random>
+#include <set>
 #include <utility>
 
-#include "planner/sweep_layout.h"
+#include "planner/sweep_groups.h"
 #include "planner/sweep_plan.h"
 
 namespace lorad::planner {
 namespace {
 
-// Ways to cut the GPUs into groups; all of them up to this many.
-constexpr size_t kCutsMax = 48;
-// Ways that are filled anew by bisection, and starts that are searched to the end.
-constexpr size_t kCutsRefilled = 10;
-constexpr size_t kCutsKept = 4;
+// Starts that are filled anew by bisection, and those that are searched to the end.
+constexpr size_t kStartsRefilled = 10;
+constexpr size_t kStartsKept = 4;
 // Steps in which a group is filled.
 constexpr size_t kChunks = 32;
 // Larger groups count as several evaluations.
 constexpr int64_t kMembersAnEvaluation = 16;
 // Of the target of one fill: a thousandth of the range.
 constexpr int kBisections = 10;
-// Groups times configurations, summed over the cuts.
-constexpr size_t kFillWorkMax = 2'000'000;
+// Groups times configurations, summed over the starts.
+constexpr size_t kFillWorkMax = 1'000'000;
+// The search ends after this many shakes in a row without gain, each of so many moves.
+constexpr int kShakesMax = 60;
+constexpr int kShakeMoves = 3;
 // Less is rounding.
 constexpr double kGain = 1e-9;
 
-using Cut = std::vector<const SweepProblem::Degree*>;  // most GPUs first
-
-struct GroupPlan {
-  const SweepProblem::Degree* degree = nullptr;
-  SweepMembers members;
-  // Sums for a lower bound of its seconds that needs no layout.
-  double byte_steps = 0;
-  double work_s = 0;
-  double seconds = 0;
-};
-
-void Add(SweepMembers* members, int32_t kind, int32_t count) {
-  const auto at = std::lower_bound(
-      members->begin(), members->end(), kind,
-      [](const std::pair<int32_t, int32_t>& entry, int32_t k) { return entry.first < k; });
-  if (at != members->end() && at->first == kind) {
-    at->second += count;
-    assert(at->second >= 0);
-    if (at->second == 0) members->erase(at);
-  } else {
-    assert(count > 0);
-    members->insert(at, {kind, count});
-  }
-}
+// Groups side by side that hold all GPUs but a rest: those to be filled first.
+using Start = std::vector<int>;
 
 class Search {
  public:
-  Search(const SweepProblem& problem, const SweepOptions& options, const Cut& cut)
-      : problem_(problem), options_(options) {
-    for (const SweepProblem::Degree* degree : cut) groups_.push_back({degree, {}, 0, 0, 0});
-  }
+  Search(const SweepProblem& problem, bool replace, Start start)
+      : problem_(&problem), groups_(problem, replace), start_(std::move(start)) {}
 
-  // Longest first, each to the group that ends first with it.
+  const Start& start() const { return start_; }
+  double makespan() const { return groups_.Makespan(); }
+  SweepPlan Plan() const { return groups_.Plan(); }
+
+  // Longest first, each to the group where it ends first.
   void Fill() {
     for (const std::vector<int32_t>& chunk : Chunks()) {
-      GroupPlan* best = nullptr;
-      GroupPlan best_with;
-      for (GroupPlan& group : groups_) {
-        if (!Fits(group, chunk)) continue;
-        if (best != nullptr && Bound(group, -1, chunk[0]) >= best_with.seconds) continue;
-        GroupPlan with = With(group, chunk);
-        if (best == nullptr || with.seconds < best_with.seconds) {
-          best = &group;
-          best_with = std::move(with);
-        }
+      int best = -1;
+      double best_end = 0;
+      SweepGroup best_with;
+      for (int group : GroupsFor(chunk)) {
+        const double bound = groups_.BoundSeconds(group, -1, chunk[0]);
+        if (best >= 0 && groups_.EndWith(group, bound) >= best_end) continue;
+        SweepGroup with = groups_.With(group, chunk);
+        const double end = groups_.EndWith(group, with.seconds);
+        if (best >= 0 && end >= best_end) continue;
+        best = group;
+        best_end = end;
+        best_with = std::move(with);
       }
-      assert(best != nullptr);
-      *best = std::move(best_with);
+      assert(best >= 0);
+      groups_.Set(best, std::move(best_with));
     }
   }
 
-  // Longest first, each to the first group that ends within `target_s` with it; false where one
-  // finds none. Short configurations so gather in groups of their own, which long ones would make
-  // run idle iterations.
-  bool FillWithin(double target_s) {
-    for (GroupPlan& group : groups_) group = {group.degree, {}, 0, 0, 0};
-    for (const std::vector<int32_t>& chunk : Chunks()) {
-      const bool placed = std::any_of(groups_.begin(), groups_.end(), [&](GroupPlan& group) {
-        if (!Fits(group, chunk) || Bound(group, -1, chunk[0]) > target_s) return false;
-        GroupPlan with = With(group, chunk);
-        if (with.seconds > target_s) return false;
-        group = std::move(with);
-        return true;
-      });
-      if (!placed) return false;
-    }
-    return true;
-  }
-
-  // The least target that FillWithin meets between `low` and what the groups take now; they keep
-  // what they had if it meets none.
+  // The least target that FillWithin meets between `low` and what there is now; nothing changes if
+  // it meets none.
   void Refill(double low) {
-    std::vector<GroupPlan> best = groups_;
+    SweepGroups best = groups_;
     double high = makespan();
     for (int i = 0; i < kBisections && high > low * (1 + kGain); ++i) {
       const double target = (low + high) / 2;
@@ -118,71 +83,43 @@ class Search {
   // Until no change helps, `evaluations` are spent, or the makespan meets `enough`.
   void Improve(int64_t evaluations, double enough) {
     evaluations_left_ = evaluations;
-    while (evaluations_left_ > 0 && makespan() > enough) {
-      GroupPlan& last = *Last();
-      std::optional<Change> change = BestChange(last, /*exchange=*/false);
-      if (!change) change = BestChange(last, /*exchange=*/true);
-      if (!change) return;
-      last = std::move(change->from);
-      *change->to = std::move(change->with);
-    }
+    for (int i = 0; i < std::ssize(groups_.list()); ++i) groups_.Set(i, groups_.Changed(i, -1, -1));
+    Descend(enough);
   }
 
-  Cut cut() const {
-    Cut cut;
-    for (const GroupPlan& group : groups_) cut.push_back(group.degree);
-    return cut;
-  }
-
-  double makespan() const {
-    double seconds = 0;
-    for (const GroupPlan& group : groups_) seconds = std::max(seconds, group.seconds);
-    return seconds;
-  }
-
-  SweepPlan Plan() const {
-    SweepPlan plan;
-    plan.by = options_.replace ? "search with replacement" : "search";
-    std::vector<std::vector<int>> indexes = FreeIndexes(problem_);
-    int gpu = 0;
-    for (const GroupPlan& group : groups_) {
-      std::vector<int> gpus(group.degree->gpus);
-      std::iota(gpus.begin(), gpus.end(), gpu);
-      gpu += group.degree->gpus;
-      if (group.members.empty()) continue;
-      std::vector<SweepRun> runs;
-      LayOut(problem_, *group.degree, group.members, options_.replace, &runs);
-      for (SweepJob& job : JobsOf(problem_, *group.degree, runs, gpus, 0, &indexes)) {
-        plan.jobs.push_back(std::move(job));
+  // Goes on from there with shakes: some random moves and another descent, kept where it ends
+  // earlier.
+  void ImproveAndShake(int64_t evaluations, double enough) {
+    Improve(evaluations, enough);
+    std::mt19937 random(1);
+    SweepGroups best = groups_;
+    for (int i = 0; i < kShakesMax && evaluations_left_ > 0 && makespan() > enough; ++i) {
+      Shake(random);
+      Descend(enough);
+      if (makespan() < best.Makespan() * (1 - kGain)) {
+        best = groups_;
+        i = -1;
+      } else {
+        groups_ = best;
       }
     }
-    FinishPlan(problem_, &plan);
-    return plan;
+    groups_ = std::move(best);
   }
 
  private:
   struct Change {
-    GroupPlan from;  // the group that ends last, afterwards
-    GroupPlan* to;
-    GroupPlan with;  // the other, afterwards
-    double worse;    // the later end of the two
+    int from, to;
+    SweepGroup from_with, to_with;
   };
-
-  bool Fits(const GroupPlan& group, int32_t kind) const {
-    return problem_.kinds()[kind].bytes <= group.degree->capacity_bytes;
-  }
-  bool Fits(const GroupPlan& group, const std::vector<int32_t>& chunk) const {
-    return std::all_of(chunk.begin(), chunk.end(), [&](int32_t kind) { return Fits(group, kind); });
-  }
 
   // Configurations in their order, as many at a time as leave each group kChunks of them: few
   // groups with many members each are filled in few steps.
   std::vector<std::vector<int32_t>> Chunks() const {
     std::vector<int32_t> list;
-    for (size_t k = 0; k < problem_.kinds().size(); ++k) {
-      list.insert(list.end(), problem_.kinds()[k].configurations.size(), static_cast<int32_t>(k));
+    for (size_t k = 0; k < problem_->kinds().size(); ++k) {
+      list.insert(list.end(), problem_->kinds()[k].configurations.size(), static_cast<int32_t>(k));
     }
-    const size_t size = std::max<size_t>(1, list.size() / (groups_.size() * kChunks));
+    const size_t size = std::max<size_t>(1, list.size() / (start_.size() * kChunks));
     std::vector<std::vector<int32_t>> chunks;
     for (size_t i = 0; i < list.size(); i += size) {
       chunks.emplace_back(list.begin() + static_cast<ptrdiff_t>(i),
@@ -191,192 +128,242 @@ class Search {
     return chunks;
   }
 
-  double ByteSteps(int32_t kind) const {
-    return static_cast<double>(problem_.kinds()[kind].bytes) *
-           static_cast<double>(problem_.kinds()[kind].steps);
+  // Those of the start that hold the chunk; where none does, the smallest that do.
+  std::vector<int> GroupsFor(const std::vector<int32_t>& chunk) const {
+    const auto holds = [&](int group) {
+      return std::all_of(chunk.begin(), chunk.end(),
+                         [&](int32_t kind) { return groups_.Fits(group, kind); });
+    };
+    std::vector<int> found;
+    std::copy_if(start_.begin(), start_.end(), std::back_inserter(found), holds);
+    if (!found.empty()) return found;
+    int gpus = 0;
+    for (int i = 0; i < std::ssize(groups_.list()); ++i) {
+      if (!holds(i)) continue;
+      const int its = groups_.list()[i].degree->gpus;
+      if (found.empty() || its < gpus) found.clear(), gpus = its;
+      if (its == gpus) found.push_back(i);
+    }
+    return found;
   }
 
-  // Seconds of the group without one `out` and with one `in` (-1: none) are no less than this.
-  double Bound(const GroupPlan& group, int32_t out, int32_t in) const {
-    double byte_steps = group.byte_steps, work_s = group.work_s;
-    if (out >= 0) byte_steps -= ByteSteps(out), work_s -= group.degree->work_s[out];
-    if (in >= 0) byte_steps += ByteSteps(in), work_s += group.degree->work_s[in];
-    const double shared = group.degree->capacity_bytes > 0
-                              ? byte_steps / static_cast<double>(group.degree->capacity_bytes)
-                              : 0;
-    const double longest = in >= 0 ? static_cast<double>(problem_.kinds()[in].steps) : 0;
-    return group.degree->fixed_s * std::max(shared, longest) + work_s;
+  // Longest first, each to the first group that ends within `target_s` with it; false where one
+  // finds none. Short configurations so gather in groups of their own, which long ones would make
+  // run idle iterations.
+  bool FillWithin(double target_s) {
+    groups_.Clear();
+    for (const std::vector<int32_t>& chunk : Chunks()) {
+      const std::vector<int> open = GroupsFor(chunk);
+      const bool placed = std::any_of(open.begin(), open.end(), [&](int group) {
+        if (groups_.EndWith(group, groups_.BoundSeconds(group, -1, chunk[0])) > target_s) {
+          return false;
+        }
+        SweepGroup with = groups_.With(group, chunk);
+        if (groups_.EndWith(group, with.seconds) > target_s) return false;
+        groups_.Set(group, std::move(with));
+        return true;
+      });
+      if (!placed) return false;
+    }
+    return true;
   }
 
-  void Count(GroupPlan* group, int32_t kind, int32_t count) const {
-    Add(&group->members, kind, count);
-    group->byte_steps += count * ByteSteps(kind);
-    group->work_s += count * group->degree->work_s[kind];
+  void Descend(double enough) {
+    while (evaluations_left_ > 0 && makespan() > enough) {
+      std::optional<Change> change = BestChange(/*exchange=*/false);
+      if (!change) change = BestChange(/*exchange=*/true);
+      if (!change) return;
+      groups_.Set(change->from, std::move(change->from_with));
+      groups_.Set(change->to, std::move(change->to_with));
+    }
   }
 
-  void Measure(GroupPlan* group) const {
-    const int64_t iterations = LayOut(problem_, *group->degree, group->members, options_.replace);
-    group->seconds = group->degree->fixed_s * static_cast<double>(iterations) + group->work_s;
+  void Shake(std::mt19937& random) {
+    const auto one_of = [&](size_t count) { return static_cast<size_t>(random() % count); };
+    for (int i = 0; i < kShakeMoves; ++i) {
+      std::vector<int> busy;
+      for (int g = 0; g < std::ssize(groups_.list()); ++g) {
+        if (!groups_.list()[g].members.empty()) busy.push_back(g);
+      }
+      const int from = busy[one_of(busy.size())];
+      const SweepMembers& members = groups_.list()[from].members;
+      const int32_t kind = members[one_of(members.size())].first;
+      const int to = i % 2 == 0 ? busy[one_of(busy.size())] : start_[one_of(start_.size())];
+      if (to == from || !groups_.Fits(to, kind)) continue;
+      groups_.Set(from, Evaluate(from, kind, -1));
+      groups_.Set(to, Evaluate(to, -1, kind));
+    }
   }
 
-  GroupPlan With(const GroupPlan& group, const std::vector<int32_t>& kinds) const {
-    GroupPlan with = group;
-    for (int32_t kind : kinds) Count(&with, kind, 1);
-    Measure(&with);
-    return with;
+  SweepGroup Evaluate(int group, int32_t out, int32_t in) {
+    evaluations_left_ -= 1 + std::ssize(groups_.list()[group].members) / kMembersAnEvaluation;
+    return groups_.Changed(group, out, in);
   }
 
-  GroupPlan Changed(const GroupPlan& group, int32_t out, int32_t in) {
-    evaluations_left_ -= 1 + static_cast<int64_t>(group.members.size()) / kMembersAnEvaluation;
-    GroupPlan changed = group;
-    if (out >= 0) Count(&changed, out, -1);
-    if (in >= 0) Count(&changed, in, 1);
-    Measure(&changed);
-    return changed;
-  }
-
-  GroupPlan* Last() {
-    return &*std::max_element(
-        groups_.begin(), groups_.end(),
-        [](const GroupPlan& a, const GroupPlan& b) { return a.seconds < b.seconds; });
-  }
-
-  std::optional<Change> BestChange(GroupPlan& last, bool exchange) {
-    std::optional<Change> best;
-    double worst = last.seconds * (1 - kGain);
-    for (GroupPlan& other : groups_) {
-      if (&other == &last) continue;
-      // Groups alike give the same changes; the first of them will do.
-      if (std::any_of(groups_.begin(), groups_.end(), [&](const GroupPlan& before) {
-            return &before < &other && &before != &last && before.degree == other.degree &&
-                   before.members == other.members;
-          })) {
+  // Groups one within the other that end last, the outermost first.
+  std::vector<int> Critical() const {
+    const auto& list = groups_.list();
+    const double end = makespan() * (1 - kGain);
+    std::vector<int> path;
+    for (int at = 0, stop = static_cast<int>(std::ssize(list)); at < stop;) {
+      if (groups_.EndWith(at, list[at].seconds) < end) {
+        at += list[at].groups;
         continue;
       }
-      for (const auto& [out, count] : last.members) {
-        if (!Fits(other, out)) continue;
-        const size_t choices = exchange ? other.members.size() : 1;
-        for (size_t i = 0; i < choices; ++i) {
-          const int32_t in = exchange ? other.members[i].first : -1;
-          if (in == out || (in >= 0 && !Fits(last, in))) continue;
-          if (Bound(other, in, out) >= worst || Bound(last, out, in) >= worst) continue;
-          if (evaluations_left_ <= 0) return best;
-          GroupPlan with = Changed(other, in, out);
-          if (with.seconds >= worst) continue;
-          GroupPlan from = Changed(last, out, in);
-          if (from.seconds >= worst) continue;
-          worst = std::max(with.seconds, from.seconds);
-          best = Change{std::move(from), &other, std::move(with), worst};
+      path.push_back(at);
+      stop = at + list[at].groups;
+      ++at;
+    }
+    return path;
+  }
+
+  bool Nested(int a, int b) const {
+    const auto& list = groups_.list();
+    return a < b ? b < a + list[a].groups : a < b + list[b].groups;
+  }
+
+  // Whether changes between `from` and either of the two come to the same.
+  bool Alike(int from, int a, int b) const {
+    const SweepGroup& one = groups_.list()[a];
+    const SweepGroup& other = groups_.list()[b];
+    return one.seconds == other.seconds && one.degree == other.degree &&
+           one.begin_s == other.begin_s && one.rest_s == other.rest_s &&
+           one.members == other.members &&
+           (one.parent == other.parent || (!Nested(from, a) && !Nested(from, b)));
+  }
+
+  // One configuration of a group that ends last goes to another group, or is exchanged for one of
+  // it: where all that follows on either ends earlier than the sweep does now, and of these changes
+  // the one after which it ends first.
+  std::optional<Change> BestChange(bool exchange) {
+    std::optional<Change> best;
+    double worst = makespan() * (1 - kGain);
+    for (int from : Critical()) {
+      std::vector<int> seen;
+      for (int to = 0; to < std::ssize(groups_.list()); ++to) {
+        if (to == from || groups_.list()[from].members.empty() ||
+            (exchange && groups_.list()[to].members.empty()) ||
+            std::any_of(seen.begin(), seen.end(), [&](int s) { return Alike(from, s, to); })) {
+          continue;
         }
+        seen.push_back(to);
+        BestChangeBetween(from, to, exchange, &worst, &best);
       }
     }
     return best;
   }
 
-  const SweepProblem& problem_;
-  const SweepOptions options_;
-  std::vector<GroupPlan> groups_;
-  int64_t evaluations_left_ = std::numeric_limits<int64_t>::max();
-};
-
-// Falling sequences of degrees that leave no room for a further group.
-void AllCuts(const SweepProblem& problem, int left, size_t most, Cut* cut, std::vector<Cut>* cuts) {
-  if (cuts->size() > kCutsMax) return;
-  bool any = false;
-  for (size_t d = most; d-- > 0;) {
-    const SweepProblem::Degree& degree = problem.degrees()[d];
-    if (degree.gpus > left || degree.capacity_bytes < 0) continue;
-    any = true;
-    cut->push_back(&degree);
-    AllCuts(problem, left - degree.gpus, d + 1, cut, cuts);
-    cut->pop_back();
-  }
-  if (!any && !cut->empty()) cuts->push_back(*cut);
-}
-
-// One degree, or two: 0, 1, 2, 4, .. groups of the larger, the rest of the smaller.
-std::vector<Cut> FewCuts(const SweepProblem& problem) {
-  std::vector<Cut> cuts;
-  const auto& degrees = problem.degrees();
-  for (size_t small = 0; small < degrees.size(); ++small) {
-    for (size_t large = small; large < degrees.size(); ++large) {
-      for (int groups = 1; groups * degrees[large].gpus <= problem.gpus(); groups *= 2) {
-        const int rest = problem.gpus() - groups * degrees[large].gpus;
-        Cut cut(groups, &degrees[large]);
-        cut.insert(cut.end(), rest / degrees[small].gpus, &degrees[small]);
-        cuts.push_back(std::move(cut));
+  void BestChangeBetween(int from, int to, bool exchange, double* worst,
+                         std::optional<Change>* best) {
+    static const SweepMembers kNone = {{-1, 1}};
+    for (const auto& [out, out_count] : groups_.list()[from].members) {
+      if (!groups_.Fits(to, out)) continue;
+      for (const auto& [in, in_count] : exchange ? groups_.list()[to].members : kNone) {
+        if (in == out || (in >= 0 && !groups_.Fits(from, in))) continue;
+        const double from_bound = groups_.BoundSeconds(from, out, in);
+        const double to_bound = groups_.BoundSeconds(to, in, out);
+        if (groups_.EndWith(from, from_bound, to, to_bound) >= *worst) continue;
+        if (evaluations_left_ <= 0) return;
+        SweepGroup to_with = Evaluate(to, in, out);
+        if (groups_.EndWith(from, from_bound, to, to_with.seconds) >= *worst) continue;
+        SweepGroup from_with = Evaluate(from, out, in);
+        const double end = groups_.EndWith(from, from_with.seconds, to, to_with.seconds);
+        if (end >= *worst) continue;
+        *worst = end;
+        *best = Change{from, to, std::move(from_with), std::move(to_with)};
       }
     }
   }
-  std::sort(cuts.begin(), cuts.end());
-  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-  // Those of one degree first, then those of few groups, as far as filling them is affordable.
-  std::stable_sort(cuts.begin(), cuts.end(), [](const Cut& a, const Cut& b) {
-    return std::make_pair(a.front() != a.back(), a.size()) <
-           std::make_pair(b.front() != b.back(), b.size());
-  });
+
+  const SweepProblem* problem_;
+  SweepGroups groups_;
+  Start start_;
+  int64_t evaluations_left_ = 0;
+};
+
+// The groups of at most `large` GPUs that begin before `boundary`, of at most `small` from there.
+Start StartOf(const std::vector<SweepGroup>& list, int large, int small, int boundary) {
+  Start start;
+  for (int i = 0; i < std::ssize(list);) {
+    if (list[i].degree->gpus > (list[i].first_gpu < boundary ? large : small)) {
+      ++i;
+    } else {
+      start.push_back(i);
+      i += list[i].groups;
+    }
+  }
+  return start;
+}
+
+// One degree; or two, with 1, 2, 3, 4, 6, .. groups of the larger.
+std::vector<Start> StartsOf(const SweepProblem& problem) {
+  const SweepGroups groups(problem, false);
+  std::set<Start> seen;
+  std::vector<Start> starts;
+  const auto add = [&](int large, int small, int boundary) {
+    Start start = StartOf(groups.list(), large, small, boundary);
+    if (seen.insert(start).second) starts.push_back(std::move(start));
+  };
+  std::vector<int> degrees;
+  for (const SweepProblem::Degree& degree : problem.degrees()) {
+    if (degree.capacity_bytes >= 0) degrees.push_back(degree.gpus);
+  }
+  for (int degree : degrees) add(degree, degree, 0);
+  const size_t uniform = starts.size();
+  for (int small : degrees) {
+    for (int large : degrees) {
+      if (large <= small) continue;
+      for (int count = 1; count * large < problem.gpus(); count += 1 + count / 4) {
+        add(large, small, count * large);
+      }
+    }
+  }
+  // Those of few groups first, as far as filling them is affordable.
+  std::stable_sort(starts.begin() + static_cast<ptrdiff_t>(uniform), starts.end(),
+                   [](const Start& a, const Start& b) { return a.size() < b.size(); });
   size_t configurations = 0;
   for (int32_t count : problem.All()) configurations += static_cast<size_t>(count);
   size_t work = 0, kept = 0;
-  while (kept < cuts.size() &&
-         (kept < degrees.size() || work + cuts[kept].size() * configurations <= kFillWorkMax)) {
-    work += cuts[kept++].size() * configurations;
+  while (kept < starts.size() &&
+         (kept < uniform || work + starts[kept].size() * configurations <= kFillWorkMax)) {
+    work += starts[kept++].size() * configurations;
   }
-  cuts.resize(kept);
-  return cuts;
-}
-
-std::vector<Cut> CutsOf(const SweepProblem& problem) {
-  std::vector<Cut> cuts;
-  Cut cut;
-  AllCuts(problem, problem.gpus(), problem.degrees().size(), &cut, &cuts);
-  if (cuts.size() > kCutsMax) cuts = FewCuts(problem);
-  // Every kind needs a group that holds it.
-  const int64_t needed =
-      std::max_element(problem.kinds().begin(), problem.kinds().end(),
-                       [](const auto& a, const auto& b) { return a.bytes < b.bytes; })
-          ->bytes;
-  std::erase_if(cuts, [&](const Cut& entry) {
-    return entry.front()->capacity_bytes < needed;  // most GPUs, most memory, are in front
-  });
-  return cuts;
+  starts.resize(kept);
+  return starts;
 }
 
 }  // namespace
 
 SweepPlan PlanSweep(const SweepProblem& problem, const SweepOptions& options) {
   const double enough = problem.LowerBoundSeconds() * (1 + kGain);
-  std::vector<std::unique_ptr<Search>> searches;
+  std::vector<Search> searches;
   const auto best_first = [&searches](size_t kept) {
     std::stable_sort(searches.begin(), searches.end(),
-                     [](const auto& a, const auto& b) { return a->makespan() < b->makespan(); });
-    searches.resize(std::min(searches.size(), kept));
+                     [](const Search& a, const Search& b) { return a.makespan() < b.makespan(); });
+    if (searches.size() <= kept) return;
+    searches.erase(searches.begin() + static_cast<ptrdiff_t>(kept), searches.end());
   };
-  for (const Cut& cut : CutsOf(problem)) {
-    searches.push_back(std::make_unique<Search>(problem, options, cut));
-    searches.back()->Fill();
+  for (Start& start : StartsOf(problem)) {
+    searches.emplace_back(problem, options.replace, std::move(start)).Fill();
   }
-  assert(!searches.empty());  // the largest degree holds every configuration
-  best_first(kCutsRefilled);
+  best_first(kStartsRefilled);
   for (size_t i = 0, filled = searches.size(); i < filled; ++i) {
-    // The longest configurations first into the largest groups, and first into the smallest.
-    const Cut cut = searches[i]->cut();
-    for (const Cut& order : {cut, Cut(cut.rbegin(), cut.rend())}) {
-      searches.push_back(std::make_unique<Search>(problem, options, order));
-      searches.back()->Fill();
-      searches.back()->Refill(problem.LowerBoundSeconds());
+    // The longest configurations first into the first groups, and first into the last.
+    Start order = searches[i].start();
+    for (int turn = 0; turn < 2; ++turn) {
+      Search& search = searches.emplace_back(problem, options.replace, order);
+      search.Fill();
+      search.Refill(problem.LowerBoundSeconds());
+      std::reverse(order.begin(), order.end());
     }
   }
-  const int64_t half = options.evaluations_max / 2;
-  for (auto& search : searches) {
-    search->Improve(half / static_cast<int64_t>(searches.size()), enough);
-  }
-  best_first(kCutsKept);
-  for (auto& search : searches) {
-    search->Improve(half / static_cast<int64_t>(searches.size()), enough);
-  }
+  const int64_t third = options.evaluations_max / 3;
+  for (Search& search : searches) search.Improve(third / std::ssize(searches), enough);
+  best_first(kStartsKept);
+  for (Search& search : searches) search.Improve(third / std::ssize(searches), enough);
   best_first(1);
-  SweepPlan best = searches.front()->Plan();
+  searches.front().ImproveAndShake(third, enough);
+  SweepPlan best = searches.front().Plan();
   if (!RulesAffordable(problem)) return best;
   for (SweepRule rule : {SweepRule::kMostThroughput, SweepRule::kLeastMakespan}) {
     SweepPlan plan = PlanByThroughput(problem, rule, kDtmNodesMax / 10);

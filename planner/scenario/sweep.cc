@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "planner/scenario/fields.h"
+#include "planner/sweep_bound.h"
 
 namespace lorad::planner::scenario {
 namespace {
@@ -295,6 +296,14 @@ absl::StatusOr<PlanResult> RunSweep(const json& json_scenario) {
                         ToText(plan, scenario->configurations));
   result.json = {{"one_each_s", one_each_s},
                  {"plan", ToJson(plan, scenario->configurations, true)}};
+  if (SweepBoundAffordable(*problem)) {
+    const auto bound = SweepBoundSeconds(*problem);
+    if (!bound.ok()) return bound.status();
+    absl::StrAppendFormat(&result.text,
+                          "no plan ends before %.4g s, this one takes at most %.3f of the best\n",
+                          *bound, plan.makespan_s / *bound);
+    result.json["no_plan_before_s"] = *bound;
+  }
   ordered_json& rules = result.json["rules"] = ordered_json::array();
   for (SweepRule rule : {SweepRule::kLeastMakespan, SweepRule::kMostThroughput}) {
     if (!RulesAffordable(*problem)) break;

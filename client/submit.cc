@@ -65,6 +65,19 @@ absl::Status Submit(Session& session, const Options& options) {
   return absl::OkStatus();
 }
 
+const char* RecomputationText(lorad::v1::Recomputation recomputation) {
+  switch (recomputation) {
+    case lorad::v1::RECOMPUTE_NOTHING:
+      return "nothing";
+    case lorad::v1::RECOMPUTE_PRODUCTS:
+      return "norms and products";
+    case lorad::v1::RECOMPUTE_BLOCKS:
+      return "whole blocks: a third more time";
+    default:
+      return "";
+  }
+}
+
 absl::Status Estimate(Session& session, const Options& options) {
   const absl::StatusOr<Job> job = ReadJob(options.file);
   if (!job.ok()) return job.status();
@@ -90,6 +103,7 @@ absl::Status Estimate(Session& session, const Options& options) {
   table.Add({"memory: activations", BytesText(memory.activations())});
   table.Add({"memory: workspace", BytesText(memory.workspace())});
   table.Add({"memory: total", BytesText(memory.total())});
+  table.Add({"computed again", RecomputationText(estimate.recomputation())});
   table.Add({"largest worker", BytesText(estimate.budget_bytes())});
   table.Add({"fits", estimate.fits() ? "yes" : "no"});
   table.Print(std::cout);

@@ -64,10 +64,17 @@ int64_t ActivationBytes(const ModelShape& model, const Linears& linears, const G
   const int64_t attended = values(linears.o.in_features);
   const int64_t gate_up = values(OutFeatures(linears.gate_up));
   const int64_t gated = values(linears.down.in_features);
-  int64_t layer = hidden + qkv + attended + Floats(tokens * model.heads) + hidden + gate_up;
-  // On a GPU outputs of norms, the SwiGLU product and what LoRA linears leave are kept.
-  const bool kept = group.device.kind == DeviceKind::kCuda;
-  if (kept) {
+  const int64_t attention = qkv + attended + Floats(tokens * model.heads);
+  int64_t layer = 2 * hidden;                  // the blocks' inputs
+  int64_t attention_scratch = qkv + attended;  // gradients
+  int64_t mlp_scratch = gated;                 // likewise; those of gate and up overwrite them
+  if (group.recomputation == Recomputation::kBlocks) {
+    attention_scratch += attention;
+    mlp_scratch += gate_up;
+  } else {
+    layer += attention + gate_up;
+  }
+  if (group.recomputation == Recomputation::kNothing) {
     const int64_t rank_columns =
         (group.rank_max + kRankAlignment - 1) / kRankAlignment * kRankAlignment;
     layer += 2 * hidden + gated;
@@ -75,11 +82,13 @@ int64_t ActivationBytes(const ModelShape& model, const Linears& linears, const G
          {&linears.qkv, &linears.o, &linears.gate_up, &linears.down}) {
       layer += values(static_cast<int64_t>(linear->parts.size()) * rank_columns);
     }
+  } else {
+    mlp_scratch += gated;
   }
   const int64_t border_and_gradients = 4 * hidden;
   const int64_t loss = Floats(tokens) + hidden;
-  const int64_t scratch = std::max(qkv + attended, (kept ? 0 : values(model.ffn)) + gated);
-  return model.layers * layer + border_and_gradients + loss + scratch;
+  return model.layers * layer + border_and_gradients + loss +
+         std::max(attention_scratch, mlp_scratch);
 }
 
 // Of the linear groups but the head.
@@ -165,10 +174,24 @@ SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
 GroupShape EmptyShape(const DeviceShape& device) {
   GroupShape shape{.device = device};
   if (device.kind == DeviceKind::kCuda) {
+    shape.recomputation = Recomputation::kNothing;
     shape.rank_max = 64;
     shape.slots_max = 32;
   }
   return shape;
+}
+
+const char* ToText(Recomputation recomputation) {
+  switch (recomputation) {
+    case Recomputation::kNothing:
+      return "nothing";
+    case Recomputation::kProducts:
+      return "products";
+    case Recomputation::kBlocks:
+      return "blocks";
+  }
+  assert(false);
+  return "";
 }
 
 bool Fits(int64_t bytes, int64_t budget_bytes) {

@@ -46,19 +46,29 @@ struct DeviceShape {
   bool operator==(const DeviceShape&) const = default;
 };
 
+// What the backward pass computes again instead of keeping it from the forward pass, from the least
+// on. No bit of a result depends on it.
+enum class Recomputation {
+  kNothing,   // everything is kept, S of the LoRA linears included
+  kProducts,  // outputs of norms, the SwiGLU product and S: 2 to 3 % of a step
+  kBlocks,    // blocks (attention or MLP) from their input on: about a third of a step
+};
+
 // What a group's memory is planned for, whoever will be in it.
 struct GroupShape {
   int64_t capacity_tokens = 0;
   int64_t longest_sequence = 0;
   DeviceShape device = {};
   int stages = 1;
+  Recomputation recomputation = Recomputation::kProducts;
   // The workspace has room for so many adapters of up to such a rank.
   int64_t rank_max = 512;
   int64_t slots_max = 256;
 };
 
-// No tokens yet. On a GPU the workspace is planned for 32 adapters of up to rank 64 at first, and a
-// group is formed for more where a job brings more.
+// No tokens yet. On a CPU products are computed again, on a GPU nothing is at first. On a GPU the
+// workspace is planned for 32 adapters of up to rank 64, and a group is formed for more where a job
+// brings more.
 GroupShape EmptyShape(const DeviceShape& device);
 
 struct AdapterShape {
@@ -81,6 +91,9 @@ struct SlotBytes {
   int64_t staging = 0;    // what Save sends up; on a GPU not in its memory
   int64_t total() const { return adapters + optimizer + staging; }
 };
+
+// "nothing", "products", "blocks".
+const char* ToText(Recomputation recomputation);
 
 int64_t AdapterParameters(const ModelShape& model, const AdapterShape& adapter);
 GroupBytes BytesOfGroup(const ModelShape& model, const GroupShape& group);

@@ -69,23 +69,24 @@ class Scheduler {
     return decision;
   }
 
-  GroupShape ShapeWith(const GroupShape& shape, const QueuedJob& job) const {
-    return planner::ShapeWith(shape, job, view_.microbatch_tokens);
+  GroupShape ShapeWith(const GroupState& group, const QueuedJob& job) const {
+    return planner::ShapeWith(group.shape, job, group.budget_bytes, view_.microbatch_tokens);
   }
 
-  int64_t AloneBytes(const QueuedJob& job, const DeviceShape& device) const {
-    const GroupShape shape =
-        ShapeAlone(device, job.longest_sequence, job.adapter.rank, view_.microbatch_tokens);
-    return BytesOfGroup(job.model, shape).total() + SlotOf(job, device);
+  int64_t AloneOn(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes) const {
+    return AloneBytes(job, ShapeAlone(job, device, budget_bytes, view_.microbatch_tokens));
+  }
+
+  bool FitsAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes) const {
+    return Fits(AloneOn(job, device, budget_bytes), budget_bytes);
   }
 
   // A job that waits ahead and could run on the group's worker alone: the group is to drain for it.
   const QueuedJob* Ahead(const GroupState& group) const {
     for (size_t& i = group.not_ahead; i < waiting_.size(); ++i) {
-      if (settled_.count(waiting_[i]) > 0) continue;
-      if (Fits(AloneBytes(*waiting_[i], group.shape.device), group.budget_bytes)) {
-        return waiting_[i];
-      }
+      const QueuedJob* job = waiting_[i];
+      if (settled_.count(job) > 0) continue;
+      if (FitsAlone(*job, group.shape.device, group.budget_bytes)) return job;
     }
     return nullptr;
   }
@@ -95,7 +96,7 @@ class Scheduler {
       if (!group.open || group.base_model != job.base_model || group.full()) {
         continue;
       }
-      const GroupShape shape = group.fresh() ? ShapeWith(group.shape, job) : group.shape;
+      const GroupShape shape = group.fresh() ? ShapeWith(group, job) : group.shape;
       if (!Covers(shape, job.longest_sequence, job.adapter.rank) || !FitsIn(group, shape, job) ||
           Ahead(group) != nullptr || !Helps(group, shape, job)) {
         continue;
@@ -133,14 +134,14 @@ class Scheduler {
 
   bool Form(const QueuedJob& job) {
     const auto worker = std::find_if(idle_.begin(), idle_.end(), [&](const WorkerView* idle) {
-      return Fits(AloneBytes(job, idle->device), idle->budget_bytes);
+      return FitsAlone(job, idle->device, idle->budget_bytes);
     });
     if (worker == idle_.end()) return false;
     GroupState& group = groups_.emplace_back();
     group.base_model = job.base_model;
     group.model = &job.model;
-    group.shape = ShapeWith(EmptyShape((*worker)->device), job);
     group.budget_bytes = (*worker)->budget_bytes;
+    group.shape = ShapeAlone(job, (*worker)->device, group.budget_bytes, view_.microbatch_tokens);
     group.open = true;
     group.slot_bytes = SlotOf(job, group.shape.device);
     group.step_tokens = job.step_tokens;
@@ -163,7 +164,7 @@ class Scheduler {
           Covers(group.shape, job.longest_sequence, job.adapter.rank)) {
         continue;
       }
-      const GroupShape shape = ShapeWith(group.shape, job);
+      const GroupShape shape = ShapeWith(group, job);
       if (!FitsIn(group, shape, job)) continue;
       group.open = false;
       Decision& decision = Decide(Decision::Kind::kReform, job);
@@ -177,7 +178,7 @@ class Scheduler {
   bool Dissolve(const QueuedJob& job) {
     for (GroupState& group : groups_) {
       if (!group.open || group.fresh() || group.jobs > 0 ||
-          !Fits(AloneBytes(job, group.shape.device), group.budget_bytes)) {
+          !FitsAlone(job, group.shape.device, group.budget_bytes)) {
         continue;
       }
       group.open = false;
@@ -233,7 +234,7 @@ class Scheduler {
     for (const WorkerView& worker : view_.workers) {
       if (worker.budget_bytes < budget) continue;
       budget = worker.budget_bytes;
-      needed = AloneBytes(job, worker.device);
+      needed = AloneOn(job, worker.device, budget);
     }
     if (!Fits(needed, budget)) {
       return absl::StrCat("needs ", needed, " bytes; the largest worker offers ", budget);
@@ -246,7 +247,7 @@ class Scheduler {
         return absl::StrCat("behind job ", ahead->job, ", for which ", name, " is draining");
       }
       if (group.full()) return absl::StrCat(name, " is full");
-      const GroupShape shape = group.fresh() ? ShapeWith(group.shape, job) : group.shape;
+      const GroupShape shape = group.fresh() ? ShapeWith(group, job) : group.shape;
       const bool one = group.jobs == 1;
       const std::string jobs = absl::StrCat(
           one ? "the one job" : absl::StrCat("the ", group.jobs, " jobs"), " of ", name);
@@ -277,13 +278,12 @@ class Scheduler {
   std::vector<Decision> decisions_;
 };
 
-GroupShape Grown(const GroupShape& shape, int64_t longest_sequence, int64_t rank,
-                 int64_t microbatch_tokens) {
+GroupShape Grown(const GroupShape& shape, const QueuedJob& job, int64_t microbatch_tokens) {
   GroupShape larger = shape;
-  larger.longest_sequence = std::max(shape.longest_sequence, longest_sequence);
+  larger.longest_sequence = std::max(shape.longest_sequence, job.longest_sequence);
   larger.capacity_tokens =
       std::max(shape.capacity_tokens, CapacityFor(microbatch_tokens, larger.longest_sequence));
-  while (larger.rank_max < rank) larger.rank_max *= 2;
+  while (larger.rank_max < job.adapter.rank) larger.rank_max *= 2;
   return larger;
 }
 
@@ -297,14 +297,28 @@ bool Covers(const GroupShape& shape, int64_t longest_sequence, int64_t rank) {
   return longest_sequence <= shape.longest_sequence && rank <= shape.rank_max;
 }
 
-GroupShape ShapeWith(const GroupShape& shape, const QueuedJob& job, int64_t microbatch_tokens) {
-  return Grown(shape, job.longest_sequence, job.adapter.rank, microbatch_tokens);
+int64_t AloneBytes(const QueuedJob& job, const GroupShape& shape) {
+  return BytesOfGroup(job.model, shape).total() + SlotOf(job, shape.device);
 }
 
-GroupShape ShapeAlone(const DeviceShape& device, int64_t longest_sequence, int64_t rank,
+GroupShape ShapeAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
                       int64_t microbatch_tokens) {
-  return Grown(EmptyShape(device), longest_sequence, rank, microbatch_tokens);
+  GroupShape shape = Grown(EmptyShape(device), job, microbatch_tokens);
+  for (const Recomputation more : {Recomputation::kProducts, Recomputation::kBlocks}) {
+    if (Fits(AloneBytes(job, shape), budget_bytes)) break;
+    shape.recomputation = std::max(shape.recomputation, more);
+  }
+  return shape;
 }
+
+GroupShape ShapeWith(const GroupShape& shape, const QueuedJob& job, int64_t budget_bytes,
+                     int64_t microbatch_tokens) {
+  GroupShape larger = Grown(shape, job, microbatch_tokens);
+  const GroupShape alone = ShapeAlone(job, shape.device, budget_bytes, microbatch_tokens);
+  larger.recomputation = std::max(shape.recomputation, alone.recomputation);
+  return larger;
+}
+
 bool FitsIn(const GroupState& group, const GroupShape& shape, const QueuedJob& job) {
   return Fits(
       BytesOfGroup(*group.model, shape).total() + group.slot_bytes + SlotOf(job, shape.device),
@@ -351,6 +365,9 @@ std::string ToText(const Decision& decision) {
   if (decision.shape.capacity_tokens > 0) {
     absl::StrAppend(&text, " ", decision.shape.capacity_tokens, "/",
                     decision.shape.longest_sequence);
+    if (decision.shape.recomputation == Recomputation::kBlocks) {
+      absl::StrAppend(&text, " recomputing blocks");
+    }
   }
   absl::StrAppend(&text, ": ", absl::StrJoin(decision.jobs, " "));
   if (!decision.why_job.empty()) absl::StrAppend(&text, " for ", decision.why_job);

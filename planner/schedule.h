@@ -117,7 +117,8 @@ inline constexpr size_t kJobsPerGroupMax = 256;
 // - joins the first open group of its base model that it fits: its sequences within the group's
 //   longest, its slot within the budget (Fits);
 // - else has a group formed for it on the idle worker with the largest budget (jobs behind it may
-//   join that one too, and make it longer);
+//   join that one too, and make it longer); recomputed is only what some job would not fit without
+//   even alone;
 // - else, where its sequences alone are in the way, has a group of its base model formed anew;
 // - else has a group without jobs dissolved;
 // - else, with `evict`, has jobs evicted: of one group, as few and as unimportant ones as make room
@@ -153,8 +154,10 @@ double GroupThroughput(const TimeCoefficients& times, int64_t step_tokens, int64
 // The capacity of a group: at least `microbatch_tokens`, and room for the longest sequence.
 int64_t CapacityFor(int64_t microbatch_tokens, int64_t longest_sequence);
 
-// Of a group formed on a device for one job alone.
-GroupShape ShapeAlone(const DeviceShape& device, int64_t longest_sequence, int64_t rank,
+// Of a group formed on a device for one job alone: with the least recomputation with which it fits
+// the budget, and with the most where it fits with none. Of the job only model, longest_sequence
+// and adapter count.
+GroupShape ShapeAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
                       int64_t microbatch_tokens);
 
 // "admit", "form", "reform", "dissolve", "evict", "replace", "wait".

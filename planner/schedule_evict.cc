@@ -78,16 +78,15 @@ class Chooser {
   // Room in the group as it would stand: beside its jobs, or as the only one where the base model
   // is another.
   bool HasRoom(const GroupState& group, int64_t slot_bytes, size_t jobs) const {
-    GroupShape shape = group.shape;
     if (group.base_model != job_.base_model) {
       if (jobs > 0) return false;
-      shape = ShapeAlone(group.shape.device, job_.longest_sequence, job_.adapter.rank,
-                         view_.microbatch_tokens);
-      return Fits(BytesOfGroup(job_.model, shape).total() + SlotOf(job_, shape.device),
-                  group.budget_bytes);
+      const GroupShape alone =
+          ShapeAlone(job_, group.shape.device, group.budget_bytes, view_.microbatch_tokens);
+      return Fits(AloneBytes(job_, alone), group.budget_bytes);
     }
-    if (jobs >= static_cast<size_t>(shape.slots_max)) return false;
-    shape = ShapeWith(shape, job_, view_.microbatch_tokens);
+    if (jobs >= static_cast<size_t>(group.shape.slots_max)) return false;
+    const GroupShape shape =
+        ShapeWith(group.shape, job_, group.budget_bytes, view_.microbatch_tokens);
     return Fits(BytesOfGroup(*group.model, shape).total() + slot_bytes + SlotOf(job_, shape.device),
                 group.budget_bytes);
   }

@@ -40,8 +40,12 @@ struct GroupState {
 
 int64_t SlotOf(const QueuedJob& job, const DeviceShape& device);
 
-// The shape with room for the job's sequences and rank.
-GroupShape ShapeWith(const GroupShape& shape, const QueuedJob& job, int64_t microbatch_tokens);
+// The shape with room for the job's sequences and rank, on a worker of that budget.
+GroupShape ShapeWith(const GroupShape& shape, const QueuedJob& job, int64_t budget_bytes,
+                     int64_t microbatch_tokens);
+
+// Of a group of that shape with the job alone.
+int64_t AloneBytes(const QueuedJob& job, const GroupShape& shape);
 
 // Whether a group of that shape takes the job without being formed anew.
 bool Covers(const GroupShape& shape, int64_t longest_sequence, int64_t rank);

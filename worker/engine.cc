@@ -55,6 +55,17 @@ std::string ReasonOf(const absl::Status& status, std::string_view otherwise) {
   return payload.has_value() ? std::string(*payload) : std::string(otherwise);
 }
 
+Recomputation RecomputationOf(const v1::FormGroup& order) {
+  switch (order.recomputation()) {
+    case v1::FormGroup::NOTHING:
+      return Recomputation::kNothing;
+    case v1::FormGroup::BLOCKS:
+      return Recomputation::kBlocks;
+    default:
+      return Recomputation::kProducts;
+  }
+}
+
 }  // namespace
 
 Engine::Engine(const v1::FormGroup& order, const Environment& environment)
@@ -90,6 +101,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   const StageRange range = WholeModel(description);
   const ModelShape shape{.capacity_tokens = order.capacity_tokens(),
                          .longest_sequence = order.longest_sequence(),
+                         .recomputation = RecomputationOf(order),
                          .rank_max = order.rank_max() > 0 ? order.rank_max() : kRankMax,
                          .slots_max = order.slots_max() > 0 ? order.slots_max() : kSlotsMax};
   if (shape.rank_max > kRankMax || shape.slots_max > kSlotsMax) {

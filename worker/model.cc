@@ -53,11 +53,7 @@ StageRange WholeModel(const storage::ModelDescription& description) {
 
 Model::Model(kernels::Backend* backend, const storage::ModelDescription& description,
              StageRange range, ModelShape shape, kernels::Arena& arena)
-    : backend_(backend),
-      description_(description),
-      range_(range),
-      shape_(shape),
-      keeps_products_(backend->device() == kernels::Device::kCuda) {
+    : backend_(backend), description_(description), range_(range), shape_(shape) {
   assert(range.first_block >= 0 && range.first_block < range.end_block);
   assert(range.end_block <= static_cast<int32_t>(description_.blocks.size()));
   assert(shape.longest_sequence >= 1 && shape.longest_sequence <= shape.capacity_tokens);
@@ -122,22 +118,24 @@ void Model::LayActivations(kernels::Arena& arena) {
     return activation(
         kernels::LoraSavedColumns(static_cast<int64_t>(group.parts.size()), shape_.rank_max));
   };
-  for (BlockState& state : blocks_) {
-    state.x = activation(hidden);
+  const bool keeps_blocks = shape_.recomputation != Recomputation::kBlocks;
+  const bool keeps_all = shape_.recomputation == Recomputation::kNothing;
+  const auto lay_block = [&](BlockState& state) {
     state.mix = activation(state.block->in.out_features());
-    if (keeps_products_) {
-      state.h = activation(hidden);
-      state.in_saved = saved(state.block->in);
-      state.out_saved = saved(state.block->out);
-    }
-    if (keeps_products_ || state.attention) state.y = activation(state.block->out.in_features);
-    if (!state.attention) continue;
+    if (!state.attention) return;
+    state.y = activation(state.block->out.in_features);
     state.lse = arena.Matrix(tokens, Attention(*state.block).heads);
-  }
+  };
   border_ = activation(hidden);
   h_ = activation(hidden);
-  if (!keeps_products_) {
-    for (BlockState& state : blocks_) state.h = h_;
+  for (BlockState& state : blocks_) {
+    state.x = activation(hidden);
+    state.h = keeps_all ? activation(hidden) : h_;
+    if (keeps_blocks) lay_block(state);
+    if (!keeps_all) continue;
+    if (!state.attention) state.y = activation(Ffn(*state.block));
+    state.in_saved = saved(state.block->in);
+    state.out_saved = saved(state.block->out);
   }
   dh_ = activation(hidden);
   dx_ = activation(hidden);
@@ -150,9 +148,10 @@ void Model::LayActivations(kernels::Arena& arena) {
   const int64_t mark = arena.used();
   int64_t scratch_bytes = 0;
   for (BlockState& state : blocks_) {
+    if (!keeps_blocks) lay_block(state);
     if (state.attention) {
       state.scratch_dmix = activation(state.block->in.out_features());
-    } else if (!keeps_products_) {
+    } else if (!keeps_all) {
       state.y = activation(Ffn(*state.block));
     }
     state.scratch_dy = activation(state.block->out.in_features);
@@ -257,19 +256,36 @@ absl::Status Model::Load(const storage::ModelDirectory& directory) {
 // ---- running ----
 
 TensorView Model::RowsOf(const TensorView& saved, int64_t rows) const {
-  return keeps_products_ ? saved.Rows(0, rows) : TensorView{};
+  return shape_.recomputation == Recomputation::kNothing ? saved.Rows(0, rows) : TensorView{};
 }
 
 const TensorView& Model::BorderAfter(size_t i) const {
   return i + 1 < blocks_.size() ? blocks_[i + 1].x : border_;
 }
 
-void Model::ForwardAttention(const kernels::Batch& batch, int64_t rows, const BlockState& state) {
+void Model::Mix(const kernels::Batch& batch, int64_t rows, const BlockState& state,
+                const kernels::AdapterTable& table) {
+  const TensorView h = state.h.Rows(0, rows);
+  const TensorView mix = state.mix.Rows(0, rows);
+  const TensorView y = state.y.Rows(0, rows);
+  backend_->RmsNorm(batch, state.x.Rows(0, rows), state.norm,
+                    static_cast<float>(state.block->norm.eps), h);
+  backend_->LoraLinear(batch, *state.in, table, InGroup(state.index), h, TensorView{}, mix,
+                       RowsOf(state.in_saved, rows));
+  if (!state.attention) return backend_->SwiGlu(batch, mix, y);
   const AttentionSpec& spec = Attention(*state.block);
-  const Qkv mix = SplitQkv(state.mix.Rows(0, rows), spec);
-  backend_->Rope(batch, state.rope, mix.qk);
-  backend_->Attention(batch, KernelShape(spec), mix.q, mix.k, mix.v, state.y.Rows(0, rows),
-                      state.lse.Rows(0, rows));
+  const Qkv qkv = SplitQkv(mix, spec);
+  backend_->Rope(batch, state.rope, qkv.qk);
+  backend_->Attention(batch, KernelShape(spec), qkv.q, qkv.k, qkv.v, y, state.lse.Rows(0, rows));
+}
+
+void Model::Restore(const kernels::Batch& batch, int64_t rows, const BlockState& state,
+                    const kernels::AdapterTable& table) {
+  if (shape_.recomputation == Recomputation::kNothing) return;
+  if (shape_.recomputation == Recomputation::kBlocks) return Mix(batch, rows, state, table);
+  backend_->RmsNorm(batch, state.x.Rows(0, rows), state.norm,
+                    static_cast<float>(state.block->norm.eps), state.h.Rows(0, rows));
+  if (!state.attention) backend_->SwiGlu(batch, state.mix.Rows(0, rows), state.y.Rows(0, rows));
 }
 
 void Model::Forward(const kernels::Batch& batch, int64_t rows, int64_t loss_rows,
@@ -278,20 +294,10 @@ void Model::Forward(const kernels::Batch& batch, int64_t rows, int64_t loss_rows
   if (embedding_ != nullptr) backend_->Embed(batch, *embedding_, blocks_[0].x.Rows(0, rows));
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const BlockState& state = blocks_[i];
-    const TensorView x = state.x.Rows(0, rows);
-    const TensorView mix = state.mix.Rows(0, rows);
-    const TensorView h = state.h.Rows(0, rows);
-    const TensorView y = state.y.Rows(0, rows);
-    backend_->RmsNorm(batch, x, state.norm, static_cast<float>(state.block->norm.eps), h);
-    backend_->LoraLinear(batch, *state.in, table, InGroup(state.index), h, TensorView{}, mix,
-                         RowsOf(state.in_saved, rows));
-    if (state.attention) {
-      ForwardAttention(batch, rows, state);
-    } else {
-      backend_->SwiGlu(batch, mix, y);
-    }
-    backend_->LoraLinear(batch, *state.out, table, OutGroup(state.index), y, x,
-                         BorderAfter(i).Rows(0, rows), RowsOf(state.out_saved, rows));
+    Mix(batch, rows, state, table);
+    backend_->LoraLinear(batch, *state.out, table, OutGroup(state.index), state.y.Rows(0, rows),
+                         state.x.Rows(0, rows), BorderAfter(i).Rows(0, rows),
+                         RowsOf(state.out_saved, rows));
   }
   loss_rows_ = loss_rows;
   if (head_ == nullptr || loss_rows == 0) return;
@@ -328,7 +334,6 @@ void Model::BackwardMlp(const kernels::Batch& batch, int64_t rows, const BlockSt
   const TensorView mix = state.mix.Rows(0, rows);
   const TensorView y = state.y.Rows(0, rows);
   const TensorView dy = state.scratch_dy.Rows(0, rows);
-  if (!keeps_products_) backend_->SwiGlu(batch, mix, y);
   backend_->LoraLinearBackward(batch, *state.out, table, OutGroup(state.index), y,
                                dx_.Rows(0, rows), dy, RowsOf(state.out_saved, rows));
   backend_->SwiGluBackward(batch, mix, dy, mix);
@@ -348,13 +353,13 @@ void Model::Backward(const kernels::Batch& batch, int64_t rows, kernels::Adapter
     const BlockState& state = blocks_[i];
     const TensorView x = state.x.Rows(0, rows);
     const auto eps = static_cast<float>(state.block->norm.eps);
+    Restore(batch, rows, state, table);
     if (state.attention) {
       BackwardAttention(batch, rows, state, table);
     } else {
       BackwardMlp(batch, rows, state, table);
     }
     const TensorView h = state.h.Rows(0, rows);
-    if (!keeps_products_) backend_->RmsNorm(batch, x, state.norm, eps, h);
     // Below block 0 there is nothing that trains.
     const bool last = state.index == 0;
     backend_->LoraLinearBackward(

@@ -35,9 +35,18 @@ StageRange WholeModel(const storage::ModelDescription& description);
 inline constexpr int64_t kRankMax = 512;
 inline constexpr int32_t kSlotsMax = 256;
 
+// What backward computes again instead of keeping it from forward. Backends are exact, so no bit of
+// a result depends on it.
+enum class Recomputation {
+  kNothing,   // everything is kept
+  kProducts,  // outputs of norms, the SwiGLU product and S of the LoRA linears
+  kBlocks,    // blocks from x on
+};
+
 struct ModelShape {
   int64_t capacity_tokens = 0;   // of a microbatch
   int64_t longest_sequence = 0;  // at most capacity_tokens
+  Recomputation recomputation = Recomputation::kProducts;
   // The workspace is planned for so many slots of up to such a rank, so that a group's memory does
   // not depend on who is in it.
   int64_t rank_max = kRankMax;
@@ -45,11 +54,10 @@ struct ModelShape {
 };
 
 // A stage of a base model with the memory for one microbatch in flight. Runs the table of a
-// ModelDescription and knows no family by name. Forward keeps, per block and row: x at the block's
-// entry (H); attention: q, k, v after the rotary embedding ((N + 2G) D), its output (N D) and lse
-// (N); MLP: gate and up (2F). Norms and the SwiGLU product are computed again in backward on a CPU,
-// where that costs little of a step and memory is short; on a GPU they are kept as well (H a block,
-// F an MLP), which is 2 to 3 % of a step.
+// ModelDescription and knows no family by name. Forward keeps, per block and row, x at the block's
+// entry (H); unless blocks are computed again, of attention: q, k, v after the rotary embedding
+// ((N + 2G) D), its output (N D) and lse (N), of an MLP: gate and up (2F); if nothing is computed
+// again, the norm's output as well (H a block), the SwiGLU product (F an MLP) and S.
 //
 // Counting: constructed over a counting arena, a Model holds nothing and arena.bytes_max() is what
 // a real one takes. The rules, every line rounded up to 64 bytes as one allocation
@@ -58,11 +66,14 @@ struct ModelShape {
 //   weights      whatever Backend::MakeLinear takes for: embedding [V, H]; per block the groups in
 //                and out; head [V, H] unless tied (and on the same stage). Per norm H.
 //   rope         P D per distinct RopeSpec
-//   activations  per block: T H; attention T (N + 2G) D, T N D, T N; MLP 2 T F; where they are
-//                kept, T H more, and T F of an MLP
+//   activations  per block: T H; unless blocks are computed again attention T (N + 2G) D, T N D,
+//                T N; MLP 2 T F; if nothing is, T H more, T F of an MLP, and per linear
+//                T LoraSavedColumns
 //   border       T H (x behind the last block)
-//   scratch      three times T H (h, dh, dx), and the larger of: attention T (N + 2G) D + T N D,
-//                MLP 2 T F (the products dq, dk, dv and dout; y, unless it is kept, and dy)
+//   scratch      three times T H (h, dh, dx), and the larger of: attention T (N + 2G) D + T N D
+//   (dq,
+//                dk, dv and dout), MLP 2 T F (dy; y, unless it is kept), with what the block's own
+//                forward leaves where blocks are computed again
 //   loss         T (log p), T H (unit gradient)
 //   workspace    whatever Backend::ReserveWorkspace takes
 // Threads: one.
@@ -112,14 +123,13 @@ class Model {
     std::unique_ptr<kernels::Linear> in;
     std::unique_ptr<kernels::Linear> out;
     kernels::TensorView rope;  // [P, D]; attention
-    // Kept by forward.
-    kernels::TensorView x;    // [T, H]
+    kernels::TensorView x;     // [T, H]; kept
+    // Kept, or where it is computed again shared by the blocks.
     kernels::TensorView mix;  // attention: [T, (N + 2G) D]; MLP: [T, 2F]
-    kernels::TensorView h;    // [T, H]: the norm's output; not kept: shared by all blocks
-    kernels::TensorView y;    // [T, N D] or [T, F]: what the mixer gives to `out`; an MLP's, if it
-                              // is not kept, is scratch
+    kernels::TensorView h;    // [T, H]: the norm's output
+    kernels::TensorView y;    // [T, N D] or [T, F]: what the mixer gives to `out`
     kernels::TensorView lse;  // [T, N]; attention
-    // Of the LoRA linears, [T, LoraSavedColumns]; empty: made again.
+    // Of the LoRA linears, [T, LoraSavedColumns]; empty: computed again.
     kernels::TensorView in_saved;
     kernels::TensorView out_saved;
     // Scratch shared by all blocks: gradients.
@@ -137,7 +147,12 @@ class Model {
   absl::Status LoadNorm(const storage::ModelDirectory& directory, const storage::NormSpec& norm,
                         const kernels::TensorView& view);
 
-  void ForwardAttention(const kernels::Batch& batch, int64_t rows, const BlockState& state);
+  // From x to y.
+  void Mix(const kernels::Batch& batch, int64_t rows, const BlockState& state,
+           const kernels::AdapterTable& table);
+  // What backward reads of the block and forward did not keep.
+  void Restore(const kernels::Batch& batch, int64_t rows, const BlockState& state,
+               const kernels::AdapterTable& table);
   void BackwardAttention(const kernels::Batch& batch, int64_t rows, const BlockState& state,
                          kernels::AdapterTable& table);
   void BackwardMlp(const kernels::Batch& batch, int64_t rows, const BlockState& state,
@@ -150,7 +165,6 @@ class Model {
   const storage::ModelDescription description_;
   const StageRange range_;
   const ModelShape shape_;
-  const bool keeps_products_;
 
   struct RopeState {
     const storage::RopeSpec* rope;

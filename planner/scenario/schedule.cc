@@ -223,6 +223,7 @@ ordered_json ToJson(const Decision& decision) {
   if (decision.shape.capacity_tokens > 0) {
     json["capacity_tokens"] = decision.shape.capacity_tokens;
     json["longest_sequence"] = decision.shape.longest_sequence;
+    json["recomputation"] = ToText(decision.shape.recomputation);
   }
   if (decision.place > 0) json["place"] = decision.place;
   add("why", decision.why);

@@ -12,8 +12,16 @@ namespace {
 // More at once would only make a decision dearer: those behind wait in any case.
 constexpr size_t kQueueViewMax = 256;
 
-planner::AdapterShape ShapeOfAdapter(const v1::AdapterConfig& adapter) {
-  return {adapter.rank(), {adapter.target_modules().begin(), adapter.target_modules().end()}};
+worker::v1::FormGroup::Recomputation OrderOf(planner::Recomputation recomputation) {
+  switch (recomputation) {
+    case planner::Recomputation::kNothing:
+      return worker::v1::FormGroup::NOTHING;
+    case planner::Recomputation::kBlocks:
+      return worker::v1::FormGroup::BLOCKS;
+    case planner::Recomputation::kProducts:
+      break;
+  }
+  return worker::v1::FormGroup::PRODUCTS;
 }
 
 }  // namespace
@@ -126,10 +134,12 @@ void Core::State::FormGroup(const planner::Decision& decision) {
   order.set_budget_bytes(worker.hello.memory_bytes());
   order.set_rank_max(static_cast<int32_t>(decision.shape.rank_max));
   order.set_slots_max(static_cast<int32_t>(decision.shape.slots_max));
+  order.set_recomputation(OrderOf(decision.shape.recomputation));
   SendTo(group, std::move(message));
   Do(Note{Note::Level::kInfo,
           absl::StrCat(name, ": forming for base model '", decision.base_model, "' on worker '",
-                       decision.worker, "', ", decision.shape.capacity_tokens, " tokens")});
+                       decision.worker, "', ", decision.shape.capacity_tokens,
+                       " tokens, recomputing ", planner::ToText(decision.shape.recomputation))});
   for (const std::string& job : decision.jobs) Join(group, *FindJob(job));
 }
 

@@ -37,6 +37,10 @@ planner::ModelShape ShapeOf(const storage::ModelDescription& description) {
   return shape;
 }
 
+planner::AdapterShape ShapeOfAdapter(const v1::AdapterConfig& adapter) {
+  return {adapter.rank(), {adapter.target_modules().begin(), adapter.target_modules().end()}};
+}
+
 planner::WorkModel WorkOf(const planner::ModelShape& shape, const planner::DeviceShape& device) {
   double layer_parameters = 0;
   for (const planner::ModelShape::Group& group : shape.groups) {
@@ -60,6 +64,18 @@ planner::DeviceShape DeviceOf(const worker::v1::Hello& hello) {
           .threads = std::max(hello.threads(), 1),
           .multiprocessors = hello.multiprocessors(),
           .value_bytes = hello.value_bytes() > 0 ? hello.value_bytes() : 4};
+}
+
+v1::Recomputation ToProto(planner::Recomputation recomputation) {
+  switch (recomputation) {
+    case planner::Recomputation::kNothing:
+      return v1::RECOMPUTE_NOTHING;
+    case planner::Recomputation::kProducts:
+      return v1::RECOMPUTE_PRODUCTS;
+    case planner::Recomputation::kBlocks:
+      return v1::RECOMPUTE_BLOCKS;
+  }
+  return v1::RECOMPUTATION_UNSPECIFIED;
 }
 
 }  // namespace lorad::server

@@ -290,8 +290,12 @@ void Core::State::OnMicrobatchDone(GroupState& group, const worker::v1::Microbat
   group.microbatches++;
   group.adapters_in_microbatches += done.adapters();
   Keep(group.pace, now_us_, done.tokens(), kPaceMicrobatches);
+  // The model is of passes that compute no block again: such a backward holds a forward.
+  const bool recomputes = group.shape.recomputation == planner::Recomputation::kBlocks;
+  const double backward_ms =
+      std::max(done.backward_ms() - (recomputes ? done.forward_ms() : 0), 0.0);
   TimesOf(group.base_model)
-      .Observe(done.tokens(), done.squared_lengths(), done.forward_ms(), done.backward_ms());
+      .Observe(done.tokens(), done.squared_lengths(), done.forward_ms(), backward_ms);
   for (const SentWindow& window : group.windows) {
     const int64_t index = done.microbatch() - window.first_microbatch;
     if (index < 0 || index >= static_cast<int64_t>(window.microbatch_jobs.size())) continue;

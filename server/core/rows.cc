@@ -1,6 +1,7 @@
 // Row checks, what waits for them, and what a job will cost.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/model_shape.h"
@@ -28,10 +29,6 @@ int64_t TotalTokens(const v1::Job& job, const records::RowsSummary& rows) {
   return steps / of_epoch * rows.tokens() +
          static_cast<int64_t>(std::llround(static_cast<double>(rows.tokens()) * rest /
                                            std::max<int64_t>(rows.rows(), 1)));
-}
-
-planner::AdapterShape ShapeOfAdapter(const v1::AdapterConfig& adapter) {
-  return {adapter.rank(), {adapter.target_modules().begin(), adapter.target_modules().end()}};
 }
 
 }  // namespace
@@ -109,24 +106,18 @@ absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* e
   job.set_total_steps(TotalSteps(job, rows.rows()));
   job.set_total_tokens(TotalTokens(job, rows));
 
-  const WorkerState* worker = LargestWorker();
-  if (!worker) return absl::OkStatus();
-  const planner::ModelShape& shape = models_.at(job.base_model()).shape;
-  const planner::DeviceShape device = DeviceOf(worker->hello);
-  const planner::GroupShape alone =
-      planner::ShapeAlone(device, longest, job.adapter().rank(), options_.microbatch_tokens);
-  const int64_t bytes = planner::BytesOfGroup(shape, alone).total() +
-                        planner::BytesOfSlot(shape, ShapeOfAdapter(job.adapter()), device).total();
-  if (planner::Fits(bytes, worker->hello.memory_bytes())) return absl::OkStatus();
+  if (LargestWorker() == nullptr) return absl::OkStatus();
+  const LoneGroup alone = GroupAlone(job, longest);
+  if (planner::Fits(alone.total(), alone.budget_bytes)) return absl::OkStatus();
   error->set_reason("MEMORY_NEVER_FITS");
   error->set_field("adapter");
   error->set_message(
-      absl::StrCat("alone on the largest worker the job needs ", bytes,
-                   " bytes, and the worker has ", worker->hello.memory_bytes(),
+      absl::StrCat("alone on the largest worker, and with blocks computed again, the job needs ",
+                   alone.total(), " bytes, and the worker has ", alone.budget_bytes,
                    ": lower adapter.rank or training.max_length, or give a worker more memory"));
-  return Error(absl::StatusCode::kInvalidArgument, error->reason(), error->message(),
-               {{"bytes", absl::StrCat(bytes)},
-                {"budget_bytes", absl::StrCat(worker->hello.memory_bytes())}});
+  return Error(
+      absl::StatusCode::kInvalidArgument, error->reason(), error->message(),
+      {{"bytes", absl::StrCat(alone.total())}, {"budget_bytes", absl::StrCat(alone.budget_bytes)}});
 }
 
 void Core::State::SettleJob(JobState& job) {
@@ -195,6 +186,24 @@ const WorkerState* Core::State::LargestWorker() const {
   return largest;
 }
 
+Core::State::LoneGroup Core::State::GroupAlone(const v1::Job& job, int64_t longest_tokens) const {
+  const WorkerState* worker = LargestWorker();
+  const planner::QueuedJob queued{.model = models_.at(job.base_model()).shape,
+                                  .longest_sequence = longest_tokens,
+                                  .adapter = ShapeOfAdapter(job.adapter())};
+  LoneGroup alone;
+  if (worker) {
+    alone.device = DeviceOf(worker->hello);
+    alone.budget_bytes = worker->hello.memory_bytes();
+  }
+  alone.shape = planner::ShapeAlone(
+      queued, alone.device, worker ? alone.budget_bytes : std::numeric_limits<int64_t>::max(),
+      options_.microbatch_tokens);
+  alone.group = planner::BytesOfGroup(queued.model, alone.shape);
+  alone.slot = planner::BytesOfSlot(queued.model, queued.adapter, alone.device);
+  return alone;
+}
+
 planner::TimeModel& Core::State::TimesOf(const std::string& base_model) {
   const auto found = times_.find(base_model);
   if (found != times_.end()) return found->second;
@@ -224,24 +233,18 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
       !status.ok() && error.reason() != "MEMORY_NEVER_FITS") {
     return status;
   }
-  const planner::ModelShape& shape = models_.at(job.base_model()).shape;
-  const WorkerState* worker = LargestWorker();
-  const planner::DeviceShape device = worker ? DeviceOf(worker->hello) : planner::DeviceShape{};
-  const planner::GroupShape alone = planner::ShapeAlone(
-      device, record.longest_tokens(), job.adapter().rank(), options_.microbatch_tokens);
-  const planner::GroupBytes group = planner::BytesOfGroup(shape, alone);
-  const planner::SlotBytes slot =
-      planner::BytesOfSlot(shape, ShapeOfAdapter(job.adapter()), device);
+  const LoneGroup alone = GroupAlone(job, record.longest_tokens());
   v1::JobEstimate estimate;
   v1::MemoryEstimate& memory = *estimate.mutable_peak_memory_bytes();
-  memory.set_weights(group.weights);
-  memory.set_adapters(slot.adapters);
-  memory.set_optimizer(slot.optimizer);
-  memory.set_activations(group.activations);
-  memory.set_workspace(group.workspace + slot.staging);
-  memory.set_total(group.total() + slot.total());
-  estimate.set_budget_bytes(worker ? worker->hello.memory_bytes() : 0);
-  estimate.set_fits(worker && planner::Fits(memory.total(), estimate.budget_bytes()));
+  memory.set_weights(alone.group.weights);
+  memory.set_adapters(alone.slot.adapters);
+  memory.set_optimizer(alone.slot.optimizer);
+  memory.set_activations(alone.group.activations);
+  memory.set_workspace(alone.group.workspace + alone.slot.staging);
+  memory.set_total(alone.total());
+  estimate.set_budget_bytes(alone.budget_bytes);
+  estimate.set_fits(planner::Fits(memory.total(), estimate.budget_bytes()));
+  estimate.set_recomputation(ToProto(alone.shape.recomputation));
 
   const v1::Job& complete = record.job();
   estimate.set_total_steps(complete.total_steps());
@@ -256,8 +259,11 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   const auto trained = static_cast<double>(complete.total_tokens());
   const double squares = rows.squared_lengths() * passes;
   const double microbatches = static_cast<double>(complete.total_steps()) *
-                              std::ceil(of_step / static_cast<double>(alone.capacity_tokens));
+                              std::ceil(of_step / static_cast<double>(alone.shape.capacity_tokens));
   double ms = times.TrainMs(trained, squares, microbatches);
+  if (alone.shape.recomputation == planner::Recomputation::kBlocks) {
+    ms += times.EvaluateMs(trained, squares, microbatches);  // forward twice
+  }
   if (!job.validation_dataset().empty()) {
     const records::RowsSummary& validation = *FindRows(RowsKey(job, job.validation_dataset()));
     const int64_t every = job.training().eval_every_steps();
@@ -265,7 +271,7 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
     const double tokens = static_cast<double>(validation.tokens());
     ms += static_cast<double>(between + 2) *
           times.EvaluateMs(tokens, validation.squared_lengths(),
-                           std::ceil(tokens / static_cast<double>(alone.capacity_tokens)));
+                           std::ceil(tokens / static_cast<double>(alone.shape.capacity_tokens)));
   }
   estimate.set_seconds(ms / 1000);
   const double each = 1 / std::max(microbatches, 1.0);

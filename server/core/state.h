@@ -220,6 +220,16 @@ class Core::State {
   absl::StatusOr<v1::JobEstimate> Estimate(const v1::Job& job);
   planner::TimeModel& TimesOf(const std::string& base_model);
   const WorkerState* LargestWorker() const;
+  // A group for a job alone, on the largest worker or, while there is none, on some CPU.
+  struct LoneGroup {
+    planner::DeviceShape device;
+    planner::GroupShape shape;
+    planner::GroupBytes group;
+    planner::SlotBytes slot;
+    int64_t budget_bytes = 0;
+    int64_t total() const { return group.total() + slot.total(); }
+  };
+  LoneGroup GroupAlone(const v1::Job& job, int64_t longest_tokens) const;
 
   // ---- workers.cc ----
   void On(uint64_t request, const v1::GetClusterRequest& content);

@@ -3,6 +3,7 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/model_shape.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
@@ -201,6 +202,7 @@ void Core::State::On(uint64_t request, const v1::GetClusterRequest&) {
       if (!member.leaving) view.add_jobs(job);
     }
     view.set_capacity_tokens(static_cast<int32_t>(group.shape.capacity_tokens));
+    view.set_recomputation(ToProto(group.shape.recomputation));
     view.set_windows(group.windows_done);
     view.set_microbatches(group.microbatches);
     if (group.microbatches > 0) {

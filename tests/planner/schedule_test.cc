@@ -49,6 +49,13 @@ int64_t BudgetFor(int64_t longest, const std::vector<int64_t>& ranks) {
   return bytes + bytes * 2 / 100 + 1;
 }
 
+// Of a group that computes blocks again.
+int64_t BlocksAgain(int64_t capacity, int64_t longest) {
+  GroupShape shape{capacity, longest, {.threads = 2}};
+  shape.recomputation = Recomputation::kBlocks;
+  return BytesOfGroup(SmolLm2(), shape).total();
+}
+
 TEST_CASE("Decisions") {
   struct Case {
     std::string what;
@@ -106,16 +113,26 @@ TEST_CASE("Decisions") {
       {"what fits no worker says by how much",
        {{Idle("w", 1000)}, {}, {Job("a", "m", 1)}},
        "wait #1: a (needs " +
-           std::to_string(BytesOfGroup(SmolLm2(), {1024, 100, {.threads = 2}}).total() +
-                          BytesOfSlot(SmolLm2(), Rank(8)).total()) +
+           std::to_string(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(8)).total()) +
            " bytes; the largest worker offers 1000)\n"},
       {"it keeps nobody else out",
        {{Idle("w", BudgetFor(100, {8}))}, {}, {Job("a", "m", 1, 9000), Job("b", "n", 2)}},
        "wait #1: a (needs " +
-           std::to_string(BytesOfGroup(SmolLm2(), {9000, 9000, {.threads = 2}}).total() +
-                          BytesOfSlot(SmolLm2(), Rank(8)).total()) +
+           std::to_string(BlocksAgain(9000, 9000) + BytesOfSlot(SmolLm2(), Rank(8)).total()) +
            " bytes; the largest worker offers " + std::to_string(BudgetFor(100, {8})) +
            ")\nform w base=n 1024/100: b\n"},
+      {"a group computes blocks again for a job that does not fit otherwise, even alone",
+       {{Idle("w", BudgetFor(100, {64}) - 1)}, {}, {Job("a", "m", 1, 100, 64)}},
+       "form w base=m 1024/100 recomputing blocks: a\n"},
+      {"not to take in another",
+       {{Idle("w", BudgetFor(100, {64}))}, {}, {Job("a", "m", 1, 100, 64), Job("b", "m", 2)}},
+       "form w base=m 1024/100: a\nwait #1: b (does not fit beside the 1 jobs of the group being "
+       "formed in its worker's memory; waits until one of them ends)\n"},
+      {"and is formed anew to do so for longer rows",
+       {{Busy("w")},
+        {Group("g", "m", 1, true, 500, BudgetFor(2000, {8, 8}) - BudgetFor(2000, {8}) / 4)},
+        {Job("a", "m", 1, 2000)}},
+       "reform #1 g 2000/2000 recomputing blocks: a\n"},
       {"memory for two: the third waits, and the small one behind it does not slip past",
        {{Idle("w", BudgetFor(100, {64, 64}))},
         {},

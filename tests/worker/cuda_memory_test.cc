@@ -65,6 +65,7 @@ TEST_CASE("a group and a slot on a GPU take what the planner says") {
       for (const int64_t tokens : {1024, 4096, 8192}) {
         for (const int64_t longest : {200, 1024}) {
           planner::GroupShape shape = planner::EmptyShape(device);
+          REQUIRE(shape.recomputation == planner::Recomputation::kNothing);
           shape.capacity_tokens = tokens;
           shape.longest_sequence = longest;
           INFO("hidden " << description.hidden << ", " << tokens << " tokens, longest " << longest
@@ -73,6 +74,7 @@ TEST_CASE("a group and a slot on a GPU take what the planner says") {
                 Model::CountBytes(backend->get(), description, WholeModel(description),
                                   {.capacity_tokens = tokens,
                                    .longest_sequence = longest,
+                                   .recomputation = Recomputation::kNothing,
                                    .rank_max = shape.rank_max,
                                    .slots_max = shape.slots_max}));
         }

@@ -142,6 +142,7 @@ void Harness::Form() {
   order.set_model_path(options_.model_path);
   order.set_stages(1);
   order.set_capacity_tokens(options_.capacity_tokens);
+  order.set_recomputation(options_.recomputation);
   order.set_longest_sequence(options_.longest_sequence);
   executor->FormGroup(order);
   executor->WaitIdle();

@@ -71,6 +71,7 @@ class Harness {
     int32_t capacity_tokens = 1024;
     int32_t longest_sequence = 256;
     int64_t memory_bytes = 0;
+    v1::FormGroup::Recomputation recomputation = v1::FormGroup::PRODUCTS;
   };
   explicit Harness(Options options);
 

@@ -46,11 +46,13 @@ void Collect(Harness* harness, const TestJob& job, Result* result) {
   }
 }
 
-Result Alone(const Setting& setting, int threads, int32_t capacity, std::mt19937_64* random) {
+Result Alone(const Setting& setting, int threads, int32_t capacity, std::mt19937_64* random,
+             v1::FormGroup::Recomputation recomputation = v1::FormGroup::PRODUCTS) {
   Harness harness({.model_path = setting.model_path,
                    .threads = threads,
                    .capacity_tokens = capacity,
-                   .longest_sequence = static_cast<int32_t>(kLongest)});
+                   .longest_sequence = static_cast<int32_t>(kLongest),
+                   .recomputation = recomputation});
   harness.Form();
   TestJob job = Subject();
   harness.Load(job);
@@ -153,6 +155,14 @@ void RunWithSeed(uint64_t seed, const Setting& setting) {
 }
 
 TEST_CASE("equal bits in any company, fixed seed") { RunWithSeed(kFixedSeed, Small(60)); }
+
+TEST_CASE("equal bits whatever is computed again") {
+  const Setting setting = Small(10);
+  const Result reference = Alone(setting, 1, 900, nullptr);
+  std::mt19937_64 random(kFixedSeed);
+  CheckEqual(Alone(setting, 2, 1500, &random, v1::FormGroup::NOTHING), reference);
+  CheckEqual(Alone(setting, 2, 1500, &random, v1::FormGroup::BLOCKS), reference);
+}
 
 TEST_CASE("equal bits in any company, random seed") {
   RunWithSeed(std::random_device()(), Small(20));

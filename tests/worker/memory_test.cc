@@ -2,6 +2,8 @@
 #include "planner/memory.h"
 
 #include <catch2/catch.hpp>
+#include <limits>
+#include <utility>
 
 #include "kernels/cpu/cpu_backend.h"
 #include "server/core/model_shape.h"
@@ -38,6 +40,12 @@ std::vector<storage::ModelDescription> Models() {
   };
 }
 
+constexpr std::pair<Recomputation, planner::Recomputation> kRecomputations[] = {
+    {Recomputation::kNothing, planner::Recomputation::kNothing},
+    {Recomputation::kProducts, planner::Recomputation::kProducts},
+    {Recomputation::kBlocks, planner::Recomputation::kBlocks},
+};
+
 TEST_CASE("a group takes what the planner says") {
   struct Case {
     int64_t capacity_tokens;
@@ -52,13 +60,23 @@ TEST_CASE("a group takes what the planner says") {
                                     << " tokens, longest " << c.longest_sequence << ", "
                                     << c.threads << " threads");
       const auto backend = kernels::MakeCpuBackend(c.threads);
-      const int64_t counted = Model::CountBytes(backend.get(), description, WholeModel(description),
-                                                {c.capacity_tokens, c.longest_sequence});
-      const planner::GroupBytes planned =
-          planner::BytesOfGroup(shape, {.capacity_tokens = c.capacity_tokens,
-                                        .longest_sequence = c.longest_sequence,
-                                        .device = {.threads = c.threads}});
-      CHECK(planned.total() == counted);
+      int64_t before = std::numeric_limits<int64_t>::max();
+      for (const auto& [engine, plan] : kRecomputations) {
+        INFO("computing " << planner::ToText(plan) << " again");
+        const int64_t counted =
+            Model::CountBytes(backend.get(), description, WholeModel(description),
+                              {.capacity_tokens = c.capacity_tokens,
+                               .longest_sequence = c.longest_sequence,
+                               .recomputation = engine});
+        const planner::GroupBytes planned =
+            planner::BytesOfGroup(shape, {.capacity_tokens = c.capacity_tokens,
+                                          .longest_sequence = c.longest_sequence,
+                                          .device = {.threads = c.threads},
+                                          .recomputation = plan});
+        CHECK(planned.total() == counted);
+        CHECK(counted < before);
+        before = counted;
+      }
     }
   }
 }

@@ -188,9 +188,10 @@ const WorkerState* Core::State::LargestWorker() const {
 
 Core::State::LoneGroup Core::State::GroupAlone(const v1::Job& job, int64_t longest_tokens) const {
   const WorkerState* worker = LargestWorker();
-  const planner::QueuedJob queued{.model = models_.at(job.base_model()).shape,
-                                  .longest_sequence = longest_tokens,
-                                  .adapter = ShapeOfAdapter(job.adapter())};
+  planner::QueuedJob queued;
+  queued.model = models_.at(job.base_model()).shape;
+  queued.longest_sequence = longest_tokens;
+  queued.adapter = ShapeOfAdapter(job.adapter());
   LoneGroup alone;
   if (worker) {
     alone.device = DeviceOf(worker->hello);

@@ -57,4 +57,11 @@ inline ModelShape Tiny() {
   return model;
 }
 
+// Bytes of a group on a CPU with two threads that computes blocks of SmolLM2 again.
+inline int64_t BlocksAgain(int64_t capacity, int64_t longest) {
+  GroupShape shape{capacity, longest, {.threads = 2}};
+  shape.recomputation = Recomputation::kBlocks;
+  return BytesOfGroup(SmolLm2(), shape).total();
+}
+
 }  // namespace lorad::planner

@@ -90,8 +90,7 @@ TEST_CASE("Evictions") {
       {"what fits no worker drives nobody out, nor keeps others from it",
        View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 9, 0, "", 500), Job("y", 1)}),
        "wait #1: x (needs " +
-           std::to_string(BytesOfGroup(SmolLm2(), {1024, 100, {.threads = 2}}).total() +
-                          BytesOfSlot(SmolLm2(), Rank(500)).total()) +
+           std::to_string(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(500)).total()) +
            " bytes; the largest worker offers " + std::to_string(two) +
            ")\nevict g: b for y\nwait #2: y (group g makes room for it)\n"},
   };

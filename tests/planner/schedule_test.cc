@@ -49,13 +49,6 @@ int64_t BudgetFor(int64_t longest, const std::vector<int64_t>& ranks) {
   return bytes + bytes * 2 / 100 + 1;
 }
 
-// Of a group that computes blocks again.
-int64_t BlocksAgain(int64_t capacity, int64_t longest) {
-  GroupShape shape{capacity, longest, {.threads = 2}};
-  shape.recomputation = Recomputation::kBlocks;
-  return BytesOfGroup(SmolLm2(), shape).total();
-}
-
 TEST_CASE("Decisions") {
   struct Case {
     std::string what;

@@ -100,8 +100,8 @@ TEST_CASE("Evictions") {
   }
   // Re-placed no more than there are slots for.
   ClusterView slots = View(
-      {Group("g", "m", BudgetFor(3000, {64}), {{"a"}, {"b"}}), Group("h", "m", three, {{"c"}})},
-      {Long(Job("x", 1), 3000)});
+      {Group("g", "m", BudgetFor(9000, {64}), {{"a"}, {"b"}}), Group("h", "m", three, {{"c"}})},
+      {Long(Job("x", 1), 9000)});
   CHECK(Text(slots) == "replace g -> h: b for x\nreplace g -> h: a for x\n" + makes_room);
   slots.groups[1].shape.slots_max = 2;
   CHECK(Text(slots) == "replace g -> h: b for x\nevict g: a for x\n" + makes_room);

@@ -119,8 +119,8 @@ TEST_CASE("Decisions") {
        "form w base=m 1024/100 recomputing blocks: a\n"},
       {"not to take in another",
        {{Idle("w", BudgetFor(100, {64}))}, {}, {Job("a", "m", 1, 100, 64), Job("b", "m", 2)}},
-       "form w base=m 1024/100: a\nwait #1: b (does not fit beside the 1 jobs of the group being "
-       "formed in its worker's memory; waits until one of them ends)\n"},
+       "form w base=m 1024/100: a\nwait #1: b (does not fit beside the one job of the group being "
+       "formed in its worker's memory; waits until it ends)\n"},
       {"and is formed anew to do so for longer rows",
        {{Busy("w")},
         {Group("g", "m", 1, true, 500, BudgetFor(2000, {8, 8}) - BudgetFor(2000, {8}) / 4)},

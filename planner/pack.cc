@@ -104,6 +104,7 @@ class Bins {
 
   Packing Take() {
     Packing packing;
+    packing.reserve(bins_.size());
     for (Bin& bin : bins_) {
       std::sort(bin.samples.begin(), bin.samples.end());
       packing.push_back(std::move(bin.samples));

@@ -251,6 +251,13 @@ ordered_json StagesOf(const PipelinePlan& plan) {
   return stages;
 }
 
+// Transfers that block on both sides are what one forward, one backward deadlocks with.
+absl::Status Advised(const absl::Status& status, const Buffers& buffers) {
+  if (!absl::IsInternal(status) || buffers.receive > 0 || buffers.send > 0) return status;
+  return absl::FailedPreconditionError(
+      absl::StrCat(status.message(), "; give buffers.receive or buffers.send 1"));
+}
+
 }  // namespace
 
 absl::StatusOr<PipelineInput> ReadPipeline(const json& scenario) {
@@ -293,9 +300,16 @@ absl::StatusOr<PlanResult> RunPipeline(const json& scenario) {
   const auto input = ReadPipeline(scenario);
   if (!input.ok()) return input.status();
   const auto plan = PlanPipeline(*input);
-  if (!plan.ok()) return plan.status();
+  if (!plan.ok()) return Advised(plan.status(), input->buffers);
   PlanResult result;
-  result.text = ToText(*plan);
+  for (size_t g = 0; g < plan->groups.size(); ++g) {
+    absl::StrAppend(&result.text, "group ", g, ":");
+    for (const int a : plan->groups[g]) {
+      absl::StrAppend(&result.text, " ", input->adapters[static_cast<size_t>(a)].name);
+    }
+    absl::StrAppend(&result.text, "\n");
+  }
+  absl::StrAppend(&result.text, ToText(*plan));
   result.json = ToJson(*plan, *input);
   result.timeline = TimelineOf(plan->window, plan->simulation.execution,
                                absl::StrCat("pipeline of ", input->stages, " stages, ",

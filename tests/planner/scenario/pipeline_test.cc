@@ -38,6 +38,16 @@ TEST_CASE("Sound") {
   CHECK(result->timeline.has_value());
   CHECK(result->json["stages"].size() == 2);
   CHECK(result->json["microbatches"].size() > 2);
+  CHECK(result->text.find("group 0: a") == 0);
+}
+
+TEST_CASE("Transfers that block on both sides") {
+  json scenario = Good();
+  scenario["buffers"] = {{"receive", 0}, {"send", 0}};
+  const absl::Status status = RunPipeline(scenario).status();
+  CHECK(status.code() == absl::StatusCode::kFailedPrecondition);
+  CHECK(status.message().find("the lists wait for ever: stage 0 at ") == 0);
+  CHECK(status.message().find("; give buffers.receive or buffers.send 1") != std::string::npos);
 }
 
 TEST_CASE("Each violation has its path") {

@@ -88,7 +88,8 @@ int Run(const scenario::Subcommand& command, const Options& options) {
       std::cout << "\n" << ToText(*result->timeline, options.columns);
     }
   }
-  return std::cout.flush().good() ? 0 : 1;
+  if (std::cout.flush().good()) return 0;
+  return Fail(absl::UnavailableError("standard output cannot be written"));
 }
 
 // Its first word is no subcommand: CLI11 would say that one is required.

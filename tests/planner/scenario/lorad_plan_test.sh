@@ -71,6 +71,13 @@ grep -q '"traceEvents":\[' "$work/trace.json" || fail "no Chrome trace"
 grep -q '^<svg .*' "$work/picture.svg" && grep -q '</svg>' "$work/picture.svg" || fail "no picture"
 run 1 pipeline --trace "$work/missing/trace.json" examples/plans/pipeline.json
 said 'cannot be written'
+if [ -w /dev/full ]; then
+  status=0
+  "$plan" pack examples/plans/pack.json >/dev/full 2>"$work/err" || status=$?
+  [ "$status" = 1 ] || fail "a full disk: exit status $status"
+  : >"$work/out"
+  said 'standard output cannot be written'
+fi
 "$plan" pipeline - <examples/plans/pipeline.json >"$work/piped" && "$plan" pipeline examples/plans/pipeline.json |
   cmp -s - "$work/piped" || fail "standard input gives another plan"
 

@@ -33,6 +33,12 @@ class StageVerifier {
       if (IsTrain(*microbatch) && !backward_.contains(number)) {
         return Wrong("F", number, " has no Backward");
       }
+      if (HasNext() && !sent_.contains({number, false})) {
+        return Wrong("what F", number, " makes is not sent on");
+      }
+      if (HasPrevious() && IsTrain(*microbatch) && !sent_.contains({number, true})) {
+        return Wrong("what B", number, " makes is not sent on");
+      }
     }
     for (const auto& [batch, numbers] : left_) {
       if (!stepped_.contains(batch)) {
@@ -44,6 +50,9 @@ class StageVerifier {
 
  private:
   const std::vector<Operation>& operations() const { return window_.stages[stage_]; }
+
+  bool HasPrevious() const { return stage_ > 0; }
+  bool HasNext() const { return stage_ + 1 < window_.stages.size(); }
 
   static bool IsTrain(const Microbatch& microbatch) {
     return microbatch.segments.empty() ||
@@ -81,8 +90,12 @@ class StageVerifier {
         if (!freed_.insert(operation.job).second) return Wrong("the job is freed already");
         used_.erase(operation.job);
         return absl::OkStatus();
-      case OperationKind::kRecv:
+      case OperationKind::kRecv:  // Execute sees that they meet
+        received_.insert({operation.microbatch, operation.gradient});
+        return absl::OkStatus();
       case OperationKind::kSend:
+        sent_.insert({operation.microbatch, operation.gradient});
+        return absl::OkStatus();
       case OperationKind::kNoop:
         return absl::OkStatus();
     }
@@ -95,6 +108,9 @@ class StageVerifier {
     const bool train = operation.kind == OperationKind::kForward;
     if (train != IsTrain(*found->second)) return Wrong("the microbatch is of the other kind");
     if (!forward_.insert(operation.microbatch).second) return Wrong("run twice");
+    if (HasPrevious() && !received_.contains({operation.microbatch, false})) {
+      return Wrong("its activations are not received");
+    }
     for (const Segment& segment : found->second->segments) {
       if (freed_.contains(segment.job)) return Wrong("job ", segment.job, " has no slot");
       used_.insert(segment.job);
@@ -118,6 +134,9 @@ class StageVerifier {
     if (!backward_.insert(operation.microbatch).second) return Wrong("run twice");
     const Microbatch& microbatch = *by_number_.at(operation.microbatch);
     if (!IsTrain(microbatch)) return Wrong("of a microbatch to evaluate");
+    if (HasNext() && !received_.contains({operation.microbatch, true})) {
+      return Wrong("its gradient is not received");
+    }
     for (const Segment& segment : microbatch.segments) {
       if (segment.mode == SegmentMode::kTrain) {
         left_[{segment.job, segment.step}].erase(operation.microbatch);
@@ -169,6 +188,7 @@ class StageVerifier {
   std::map<std::string, std::set<int64_t>> pending_;  // steps of a job yet to come
   std::map<std::string, int64_t> newest_step_;        // the last done, of each job
   std::set<int64_t> forward_, backward_;
+  std::set<std::pair<int64_t, bool>> received_, sent_;  // (microbatch, gradient)
   std::set<JobStep> normed_, clipped_, stepped_;
   std::set<std::string> freed_, used_;
 };

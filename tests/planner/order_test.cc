@@ -155,6 +155,32 @@ TEST_CASE("The verifier finds every operation that is missing or twice") {
   }
 }
 
+TEST_CASE("The verifier finds every transfer that is missing on both sides") {
+  OrderInput input =
+      Input(3, {{Train("a", 1)}, {Train("b", 4)}}, {{"a", 1, 1, false}, {"b", 4, 1, false}});
+  input.microbatches.push_back({2, {Evaluate("a", 1)}});
+  const auto stages = OrderOperations(input);
+  REQUIRE(stages.ok());
+  const Window good{input.microbatches, {}, *stages};
+  REQUIRE(VerifyWindow(good).ok());
+  int dropped = 0;
+  for (size_t stage = 0; stage < good.stages.size(); ++stage) {
+    for (const Operation& send : good.stages[stage]) {
+      if (send.kind != OperationKind::kSend) continue;
+      INFO("stage " << stage << ", " << ToText(send));
+      Window bad = good;
+      Operation receive = send;
+      receive.kind = OperationKind::kRecv;
+      receive.peer = static_cast<int>(stage);
+      std::erase(bad.stages[stage], send);
+      REQUIRE(std::erase(bad.stages[static_cast<size_t>(send.peer)], receive) == 1);
+      CHECK_FALSE(VerifyWindow(bad).ok());
+      ++dropped;
+    }
+  }
+  CHECK(dropped == 10);  // two borders, two trained both ways, one evaluated
+}
+
 TEST_CASE("The verifier names what is wrong") {
   const Operation f0{.kind = OperationKind::kForward, .microbatch = 0};
   const Operation b0{.kind = OperationKind::kBackward, .microbatch = 0};

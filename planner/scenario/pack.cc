@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "planner/pack_merge.h"
-#include "planner/scenario/fields.h"
 
 namespace lorad::planner::scenario {
 namespace {
@@ -14,6 +13,7 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr int64_t kTokensMax = int64_t{1} << 40;
+constexpr int64_t kPaddingMax = int64_t{1} << 20;
 constexpr size_t kSamplesMax = 200'000;  // of all global batches
 
 // "lengths" as one global batch, or "batches".
@@ -52,22 +52,9 @@ void ReadAdapter(Fields* fields, int64_t longest, std::set<std::string>* names,
   }
 }
 
-// What a microbatch holds of one adapter; without a limit where capacity or padding is wrong.
-int64_t ReadOptions(Fields* fields, PackOptions* options) {
-  const size_t before = fields->violations();
-  options->capacity = fields->Int64("capacity", {.min = 1, .max = kTokensMax});
-  options->padding = fields->Int64("padding", {.min = 1, .max = int64_t{1} << 20, .fallback = 1});
-  if (fields->violations() == before && options->padding > options->capacity) {
-    fields->Violate("padding", absl::StrCat("is ", options->padding),
-                    absl::StrCat("give at most the capacity, ", options->capacity));
-  }
-  return fields->violations() == before ? options->capacity / options->padding * options->padding
-                                        : kTokensMax;
-}
-
 PackScenario Read(Fields& fields) {
   PackScenario scenario;
-  const int64_t longest = ReadOptions(&fields, &scenario.options);
+  const int64_t longest = ReadPackOptions(&fields, kTokensMax, &scenario.options);
   const std::string solver = fields.String(
       "solver", {.choices = {"bin_completion", "highs"}, .fallback = "bin_completion"});
   scenario.limits.solver = solver == "highs" ? PackSolver::kHighs : PackSolver::kBinCompletion;
@@ -122,6 +109,18 @@ absl::StatusOr<std::vector<PackResult>> PackAll(const PackScenario& scenario) {
 }
 
 }  // namespace
+
+int64_t ReadPackOptions(Fields* fields, int64_t tokens_max, PackOptions* options) {
+  const size_t before = fields->violations();
+  options->capacity = fields->Int64("capacity", {.min = 1, .max = tokens_max});
+  options->padding = fields->Int64("padding", {.min = 1, .max = kPaddingMax, .fallback = 1});
+  if (fields->violations() == before && options->padding > options->capacity) {
+    fields->Violate("padding", absl::StrCat("is ", options->padding),
+                    absl::StrCat("give at most the capacity, ", options->capacity));
+  }
+  return fields->violations() == before ? options->capacity / options->padding * options->padding
+                                        : tokens_max;
+}
 
 absl::StatusOr<PackScenario> ReadPack(const json& scenario) {
   return ReadScenario<PackScenario>(scenario, Read);

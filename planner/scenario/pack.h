@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "planner/pack.h"
 #include "planner/pack_batch.h"
+#include "planner/scenario/fields.h"
 #include "planner/scenario/subcommand.h"
 
 namespace lorad::planner::scenario {
@@ -21,6 +22,10 @@ struct PackScenario {
   std::vector<std::vector<Sample>> batches;  // samples of global batch j of all adapters,
   std::vector<std::vector<int64_t>> places;  // and the place of each in its adapter's own list
 };
+
+// "capacity" (up to `tokens_max`) and "padding": what a microbatch holds of one adapter, or
+// `tokens_max` where they are wrong.
+int64_t ReadPackOptions(Fields* fields, int64_t tokens_max, PackOptions* options);
 
 // Every sequence fits the capacity after padding, no adapter is named twice.
 absl::StatusOr<PackScenario> ReadPack(const nlohmann::json& scenario);

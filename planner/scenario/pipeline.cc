@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "planner/draw.h"
 #include "planner/scenario/fields.h"
+#include "planner/scenario/pack.h"
 
 namespace lorad::planner::scenario {
 namespace {
@@ -111,20 +112,6 @@ std::vector<std::vector<int64_t>> GivenBatches(Fields* adapter, int64_t longest,
   return batches;
 }
 
-// The most tokens that a microbatch holds of one adapter; as many as there may be where capacity or
-// padding is wrong.
-int64_t ReadPack(Fields* fields, PackOptions* pack) {
-  const size_t before = fields->violations();
-  pack->capacity = fields->Int64("capacity", {.min = 1, .max = kTokensMax});
-  pack->padding = fields->Int64("padding", {.min = 1, .max = 65536, .fallback = 1});
-  if (fields->violations() == before && pack->padding > pack->capacity) {
-    fields->Violate("padding", absl::StrCat("is ", pack->padding),
-                    absl::StrCat("give at most the capacity, ", pack->capacity));
-  }
-  return fields->violations() == before ? pack->capacity / pack->padding * pack->padding
-                                        : kTokensMax;
-}
-
 void ReadAdapters(Fields* fields, int64_t longest, PipelineInput* input) {
   std::set<std::string> names;
   int64_t sequences = 0;
@@ -204,7 +191,7 @@ PipelineInput Read(Fields& fields) {
   input.in_flight =
       static_cast<int>(fields.Int64("in_flight", {.min = 0, .max = 1024, .fallback = 0}));
   input.groups = static_cast<int>(fields.Int64("groups", {.min = 0, .max = 256, .fallback = 0}));
-  const int64_t longest = ReadPack(&fields, &input.pack);
+  const int64_t longest = ReadPackOptions(&fields, kTokensMax, &input.pack);
   const std::string packing =
       fields.String("packing", {.choices = {"level", "packed", "merged"}, .fallback = "level"});
   input.packing = packing == "level"    ? PipelinePacking::kLevel

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 
 namespace lorad::planner {
 namespace {
@@ -41,7 +42,8 @@ class Row {
 
   void Draw(const Bar& bar) {
     if (column_ms_ <= 0) return;
-    const char letter = bar.name.empty() ? '#' : bar.name.front();
+    const bool plain = !bar.name.empty() && bar.name.front() > ' ' && bar.name.front() <= '~';
+    const char letter = plain ? bar.name.front() : '#';  // no piece of a longer character
     for (size_t i = static_cast<size_t>(bar.start_ms / column_ms_); i < shares_.size(); ++i) {
       const double start = static_cast<double>(i) * column_ms_;
       if (start >= bar.end_ms) break;
@@ -89,7 +91,7 @@ std::string Escaped(const std::string& text) {
         out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
     }
   }
-  return out;
+  return absl::StrReplaceAll(out, {{"\uFFFE", "?"}, {"\uFFFF", "?"}});  // no characters of XML
 }
 
 // Colour-blind safe (Okabe and Ito), then again from the start.

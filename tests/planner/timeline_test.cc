@@ -28,6 +28,11 @@ TEST_CASE("As text") {
         "stage 1 compute 5.000 9.000 F0\n");
 }
 
+TEST_CASE("Names of any characters") {
+  CHECK(ToText(Timeline{"t", {{"a", ""}}, {{0, 0, 5, "é", "k"}, {0, 5, 10, "", "k"}}}, 10) ==
+        "t: 10 ms, a column is 1 ms\na |##########|\n");
+}
+
 TEST_CASE("Nothing at all") {
   CHECK(ToText(Timeline{"empty", {{"a", ""}}, {}}, 10) ==
         "empty: 0 ms, a column is 0 ms\na |..........|\n");
@@ -60,6 +65,9 @@ TEST_CASE("As a picture") {
   CHECK(svg.find("<svg xmlns=\"http://www.w3.org/2000/svg\"") == 0);
   CHECK(svg.find("<title>s&lt;0: 4 to 5 ms</title>") != std::string::npos);
   CHECK(svg.find("s<0") == std::string::npos);
+  const std::string odd = ToSvg({"\x01 & \uFFFF", {{"a", ""}}, {{0, 0, 1, "\"é\uFFFE\"", "k"}}});
+  CHECK(odd.find("  &amp; ?") != std::string::npos);
+  CHECK(odd.find("<title>&quot;é?&quot;: 0 to 1 ms</title>") != std::string::npos);
 }
 
 }  // namespace

@@ -111,7 +111,9 @@ absl::Status DownloadFile(const fs::path& path, const RemoteFile& file, const Fe
   if (!status.ok()) return status;
   return Error("CHECKSUM_MISMATCH",
                absl::StrCat(path.string(), ": the bytes that came do not have the sha256 ",
-                            file.sha256, " and the size ", file.size_bytes));
+                            file.sha256, " and the size ", file.size_bytes,
+                            ": what the daemon has of this checkpoint is damaged, take another "
+                            "step's (lora checkpoint ls)"));
 }
 
 }  // namespace
@@ -119,6 +121,9 @@ absl::Status DownloadFile(const fs::path& path, const RemoteFile& file, const Fe
 absl::Status DownloadDirectory(const fs::path& directory, const std::vector<RemoteFile>& files,
                                const Fetch& fetch) {
   std::error_code error;
+  if (directory.empty()) {
+    return Error("FILE_UNWRITABLE", "the directory to make has no name: give one with -o");
+  }
   if (fs::exists(directory, error) && !fs::is_empty(directory, error)) {
     return Error(
         "DIRECTORY_EXISTS",

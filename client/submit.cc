@@ -104,7 +104,8 @@ absl::Status Estimate(Session& session, const Options& options) {
   table.Add({"memory: workspace", BytesText(memory.workspace())});
   table.Add({"memory: total", BytesText(memory.total())});
   table.Add({"computed again", RecomputationText(estimate.recomputation())});
-  table.Add({"largest worker", BytesText(estimate.budget_bytes())});
+  table.Add({"largest worker", estimate.budget_bytes() == 0 ? "none is connected"
+                                                            : BytesText(estimate.budget_bytes())});
   table.Add({"fits", estimate.fits() ? "yes" : "no"});
   table.Print(std::cout);
   return absl::OkStatus();

@@ -76,6 +76,7 @@ class DriverImpl : public Driver {
     absl::StatusOr<storage::DirectoryLock> lock = storage::DirectoryLock::Take(data_dir_.root());
     if (!lock.ok()) return lock.status();
     lock_ = *std::move(lock);
+    if (absl::Status status = CheckStoreIsThere(data_dir_, files_); !status.ok()) return status;
     auto store = storage::JobStore::Open(data_dir_.root(), std::move(hooks));
     if (!store.ok()) return store.status();
     store_ = *std::move(store);

@@ -22,7 +22,7 @@ absl::Status NotAnAddress(const std::string& text) {
                    "'"));
 }
 
-absl::Status CheckLoopback(const std::string& host) {
+absl::Status CheckLoopback(const std::string& host, const std::string& text) {
   in_addr v4;
   in6_addr v6;
   bool loopback = false;
@@ -31,7 +31,7 @@ absl::Status CheckLoopback(const std::string& host) {
   } else if (inet_pton(AF_INET6, host.c_str(), &v6) == 1) {
     loopback = IN6_IS_ADDR_LOOPBACK(&v6);
   } else {
-    return NotAnAddress(host);
+    return NotAnAddress(text);
   }
   if (loopback) return absl::OkStatus();
   return Error(
@@ -63,7 +63,7 @@ absl::StatusOr<ListenAddress> ParseListen(const std::string& text) {
   } else if (address.host.find(':') != std::string::npos) {
     return NotAnAddress(text);
   }
-  if (absl::Status status = CheckLoopback(address.host); !status.ok()) return status;
+  if (absl::Status status = CheckLoopback(address.host, text); !status.ok()) return status;
   return address;
 }
 

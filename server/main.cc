@@ -90,8 +90,11 @@ int Main(int argc, char** argv) {
   AddServe(app, arguments);
   try {
     app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kWrongUsage;
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& wrong) {
+    fmt::print(stderr, "error: USAGE: {}; see `lorad serve --help`\n", wrong.what());
+    return kWrongUsage;
   }
 
   const absl::StatusOr<WorkerChoice> workers = ParseWorkers(arguments.workers);

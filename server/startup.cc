@@ -18,9 +18,9 @@ constexpr const char* kFolders[] = {"uploads", "datasets", "adapters", "checkpoi
 constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
 absl::Status Corrupt(std::string_view kind, std::string_view key) {
-  return Error(
-      absl::StatusCode::kDataLoss, "STORE_CORRUPT",
-      absl::StrCat("the stored ", std::string(kind), " '", std::string(key), "' cannot be read"));
+  return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
+               absl::StrCat("the stored ", std::string(kind), " '", std::string(key),
+                            "' cannot be read; put a copy of the data directory in its place"));
 }
 
 absl::Status ReadKind(storage::JobStore& store, const char* kind,
@@ -50,13 +50,41 @@ absl::Status ReadLiveMetrics(storage::JobStore& store, StoredState* state) {
 }  // namespace
 
 absl::Status MakeFolders(const DataDir& data_dir, storage::Files& files) {
-  if (absl::Status status = files.MakeDirectory(data_dir.root()); !status.ok()) return status;
+  if (data_dir.root().empty()) {
+    return Error(absl::StatusCode::kInvalidArgument, "DATA_DIR_INVALID",
+                 "--data-dir must name a directory");
+  }
+  const absl::Status root = files.MakeDirectory(data_dir.root());
+  if (absl::IsNotFound(root) || absl::IsAlreadyExists(root) || absl::IsPermissionDenied(root)) {
+    return Error(root.code(), "DATA_DIR_INVALID",
+                 absl::StrCat(std::string(root.message()),
+                              "; --data-dir must name a directory, or where one may be made"));
+  }
+  if (!root.ok()) return root;
   for (const char* folder : kFolders) {
     if (absl::Status status = files.MakeDirectory(data_dir.Full(folder)); !status.ok()) {
       return status;
     }
   }
   return files.SyncDirectory(data_dir.root());
+}
+
+absl::Status CheckStoreIsThere(const DataDir& data_dir, storage::Files& files) {
+  for (const char* file : {"lorad.sqlite", "lorad.sqlite-wal"}) {
+    const absl::StatusOr<uint64_t> bytes = files.Size(data_dir.Full(file));
+    if (bytes.ok() && *bytes > 0) return absl::OkStatus();
+    if (!bytes.ok() && !absl::IsNotFound(bytes.status())) return bytes.status();
+  }
+  for (const char* folder : {"datasets", "adapters", "checkpoints"}) {
+    const auto names = files.List(data_dir.Full(folder));
+    if (!names.ok()) return names.status();
+    if (names->empty()) continue;
+    return Error(absl::StatusCode::kDataLoss, "STORE_MISSING",
+                 absl::StrCat(data_dir.Full("lorad.sqlite"), " is missing or empty, but ", folder,
+                              "/ beside it is not: put the store back, or begin with another "
+                              "--data-dir (nothing was removed)"));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StoredState> ReadStore(storage::JobStore& store,

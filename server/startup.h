@@ -14,8 +14,12 @@
 
 namespace lorad::server {
 
-// Makes the folders of a data directory.
+// Makes the folders of a data directory. DATA_DIR_INVALID if it cannot be one.
 absl::Status MakeFolders(const DataDir& data_dir, storage::Files& files);
+
+// STORE_MISSING if what was stored lies there without its store: beginning with an empty one, every
+// file would look like a crash's leftover.
+absl::Status CheckStoreIsThere(const DataDir& data_dir, storage::Files& files);
 
 // Reads what the core begins with, and what watchers may resume from.
 absl::StatusOr<StoredState> ReadStore(storage::JobStore& store,

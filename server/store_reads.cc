@@ -126,6 +126,11 @@ absl::StatusOr<v1::Checkpoint> ReadCheckpoint(storage::JobStore& store,
   if (step == 0 && !job->checkpoint_steps().empty()) {
     step = job->checkpoint_steps(job->checkpoint_steps_size() - 1);
   }
+  if (step == 0) {
+    return Error(absl::StatusCode::kNotFound, "CHECKPOINT_NOT_FOUND",
+                 absl::StrCat("job '", request.job(), "' has no checkpoint yet"),
+                 {{"checkpoint", request.job()}});
+  }
   v1::ListCheckpointsResponse response;
   absl::StatusOr<bool> more = ReadPage(store, kCheckpointSeries, request.job(), step - 1, 1,
                                        [&] { return response.add_checkpoints(); });

@@ -228,9 +228,12 @@ class SqliteJobStore : public JobStore {
     if (!version.ok()) return version.status();
     absl::StatusOr<int64_t> application = Pragma("PRAGMA application_id");
     if (!application.ok()) return application.status();
-    if (*version != 0 && *application != kApplicationId) {
-      return WithReason(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
-                        absl::StrCat(path_, " is a database, but not lorad's"));
+    absl::StatusOr<int64_t> tables = Pragma("SELECT count(*) FROM sqlite_master");
+    if (!tables.ok()) return tables.status();
+    if ((*version != 0 || *tables != 0) && *application != kApplicationId) {
+      return WithReason(
+          absl::StatusCode::kDataLoss, "STORE_CORRUPT",
+          absl::StrCat(path_, " is a database, but not lorad's; name another --data-dir"));
     }
     const int64_t ours = kMigrations.size();
     if (*version > ours) {

@@ -69,8 +69,11 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
     if (!flags->list_devices && flags->coordinator.empty()) {
       throw CLI::RequiredError("--coordinator");
     }
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& wrong) {
+    std::fprintf(stderr, "error: USAGE: %s; see `lorad-worker --help`\n", wrong.what());
+    return 2;
   }
   return -1;
 }

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -310,7 +311,11 @@ absl::StatusOr<std::string> FindWorkerBinary(const std::string& given,
     }
   }
   for (const std::string& place : places) {
-    if (access(place.c_str(), X_OK) == 0) return place;
+    struct stat status;
+    if (stat(place.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
+        access(place.c_str(), X_OK) == 0) {
+      return place;
+    }
   }
   return Error(absl::StatusCode::kNotFound, "WORKER_BINARY_MISSING",
                absl::StrCat("lorad-worker is not at ", absl::StrJoin(places, ", nor at "),

@@ -418,6 +418,31 @@ def test_second_daemon_and_taken_port():
         assert open_bind.returncode == 1 and ERROR.search(open_bind.stderr), open_bind
         tell(f"    a bind beyond loopback: {open_bind.stderr.strip()[-170:]}")
         assert len(house.objects("dataset", "ls")) == 1
+
+        no_folder = start("--data-dir", str(house.log_path), "--listen", "127.0.0.1:0")
+        assert no_folder.returncode == 1 and "error: DATA_DIR_INVALID: " in no_folder.stderr, no_folder
+        wrong = start("--data-dir", str(house.folder / "other"), "--microbatch-tokens", "1")
+        assert wrong.returncode == 2 and ERROR.fullmatch(wrong.stderr) and "USAGE" in wrong.stderr, wrong
+    house.clear()
+
+
+def test_store_that_is_gone():
+    """Begun anew, an empty store would make leftovers of all datasets and checkpoints, and remove them."""
+    with House(None, "--workers", "none") as house:
+        house.add_dataset("rows", [{"text": "one"}])
+        house.stop()
+        store = house.data_dir / "lorad.sqlite"
+        for lose in (lambda: store.rename(house.folder / "kept"), lambda: store.write_bytes(b"")):
+            lose()
+            for log in house.data_dir.glob("lorad.sqlite-*"):
+                log.unlink()
+            started = subprocess.run(list(map(str, house.command())), capture_output=True, text=True, timeout=60)
+            assert started.returncode == 1 and re.search("error: STORE_MISSING: .*lorad.sqlite", started.stderr), started
+            assert len(list((house.data_dir / "datasets").iterdir())) == 1
+        tell(f"    {started.stderr.strip()[-250:]}")
+        (house.folder / "kept").rename(store)
+        house.start()
+        assert len(house.objects("dataset", "ls")) == 1
     house.clear()
 
 
@@ -464,4 +489,4 @@ def test_full_disk_in_mid_upload():
 
 if __name__ == "__main__":
     main([test_models, test_datasets, test_templates_that_misbehave, test_jobs, test_jobs_found_bad_later, test_what_is_in_use_stays,
-          test_the_same_request_twice, test_second_daemon_and_taken_port, test_client_gone_in_mid_stream, test_full_disk_in_mid_upload])
+          test_the_same_request_twice, test_second_daemon_and_taken_port, test_store_that_is_gone, test_client_gone_in_mid_stream, test_full_disk_in_mid_upload])

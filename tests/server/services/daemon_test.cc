@@ -325,7 +325,7 @@ TEST_CASE("the program says in one line why it cannot serve") {
   directory.Write("file", "");
   const std::string data = directory / "data";
   const std::tuple<std::vector<std::string>, int, std::string> cases[] = {
-      {{"serve"}, 2, "--data-dir is required"},
+      {{"serve"}, 2, "error: USAGE: --data-dir is required; see `lorad serve --help`\n"},
       {{"serve", "--data-dir", data, "--workers", "x"}, 2, "error: INVALID_WORKERS: "},
       {{"serve", "--data-dir", data, "--worker-memory", "1GB"}, 2, "error: INVALID_BYTES: "},
       {{"serve", "--data-dir", data, "--listen", "0.0.0.0:0"}, 1, "error: NOT_LOOPBACK: "},
@@ -337,7 +337,7 @@ TEST_CASE("the program says in one line why it cannot serve") {
        "error: WORKER_BINARY_MISSING: "},
       {{"serve", "--data-dir", directory / "file", "--listen", "127.0.0.1:0", "--workers", "none"},
        1,
-       "error: "},
+       "error: DATA_DIR_INVALID: "},
   };
   for (const auto& [arguments, exit_code, begins] : cases) {
     Program program(directory, arguments);

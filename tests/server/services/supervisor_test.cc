@@ -187,6 +187,7 @@ TEST_CASE("the worker's binary is found, or every place is named") {
         "at /else/lorad-worker, nor at /else/../worker/lorad-worker: build //worker:lorad-worker, "
         "name it with --worker-binary, or start without embedded workers (--workers none)");
   CHECK(!FindWorkerBinary("/no/such", {"/usr/bin"}).ok());
+  CHECK(!FindWorkerBinary("/usr/bin", {}).ok());  // a directory
 }
 
 }  // namespace

@@ -162,6 +162,10 @@ TEST_CASE(
     CHECK(absl::IsDataLoss(store.status()));
     CHECK(Reason(store.status()) == "STORE_CORRUPT");
   }
+  SECTION("another program's database that has no version") {
+    ExecuteSql(path, "CREATE TABLE records (x)");
+    CHECK(Reason(JobStore::Open(dir.path()).status()) == "STORE_CORRUPT");
+  }
   SECTION("no database at all") {
     std::ofstream(path) << std::string(10000, 'x');
     auto store = JobStore::Open(dir.path());

@@ -13,6 +13,8 @@ namespace {
 constexpr int kThresholdsMax = 4;
 // Ranges of l: each alone up to this many, then an eighth of them together.
 constexpr int64_t kEighth = 8;
+// Of the simplex method; hundreds to thousands do where numbers are of like size.
+constexpr int64_t kIterationsMax = 50'000;
 // What the solver may be off.
 constexpr double kSolver = 1e-6;
 
@@ -45,10 +47,10 @@ class BoundProgram {
     program_.AddRow(-IntegerProgram::kInfinity, 0, member_seconds_);
   }
 
-  absl::StatusOr<double> Solve() const {
-    const auto solution = Minimize(program_, {});
-    if (!solution.ok()) return solution.status();
-    if (solution->status != IntegerSolution::Status::kOptimal) return 0.0;
+  // 0 where the solver gives up, as it may on numbers of very different sizes.
+  double Solve() const {
+    const auto solution = Minimize(program_, {.iterations = kIterationsMax});
+    if (!solution.ok() || solution->status != IntegerSolution::Status::kOptimal) return 0;
     return solution->objective * unit_s_ * (1 - kSolver);
   }
 
@@ -127,9 +129,10 @@ bool RoundsFit(double seconds, int gpus, double tau_s, double rounds, double wor
     const auto work = [&](double r) { return std::min(seconds - r * tau_s, r * round_work_s); };
     return (gpus - more) * work(few) + more * work(few + 1) >= work_s;
   };
+  if (fits(rounds)) return true;  // as they do in any time that is long enough
   const double best = gpus * std::floor(seconds / (tau_s + round_work_s));
-  for (double total = std::max(rounds, best); total <= std::max(rounds, best + gpus); ++total) {
-    if (fits(total)) return true;
+  for (int more = 0; more <= gpus; ++more) {
+    if (fits(std::max(rounds, best + more))) return true;
   }
   return false;
 }
@@ -162,6 +165,7 @@ double RoundsBound(const SweepProblem& problem, int64_t steps, double low) {
     densest = std::max(densest, least / held);
   }
   rounds = std::ceil(rounds * (1 - kSolver));
+  if (rounds == 0) return low;
   const auto fit = [&](double seconds) {
     return RoundsFit(seconds, problem.gpus(), tau_s, rounds, work_s * (1 - kSolver), densest);
   };
@@ -180,7 +184,7 @@ bool SweepBoundAffordable(const SweepProblem& problem) {
   return problem.kinds().size() * problem.degrees().size() <= kSweepBoundMax;
 }
 
-absl::StatusOr<double> SweepBoundSeconds(const SweepProblem& problem) {
+double SweepBoundSeconds(const SweepProblem& problem) {
   const double simple = problem.LowerBoundSeconds();
   double bound = simple;
   int thresholds = 0;
@@ -189,9 +193,7 @@ absl::StatusOr<double> SweepBoundSeconds(const SweepProblem& problem) {
     if (end < kinds.size() && kinds[end].steps == kinds[end - 1].steps) continue;
     bound = RoundsBound(problem, kinds[end - 1].steps, bound);
     if (++thresholds > kThresholdsMax) continue;
-    const auto seconds = BoundProgram(problem, end, simple).Solve();
-    if (!seconds.ok()) return seconds.status();
-    bound = std::max(bound, *seconds);
+    bound = std::max(bound, BoundProgram(problem, end, simple).Solve());
   }
   return bound;
 }

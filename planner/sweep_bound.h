@@ -31,7 +31,6 @@
 // paused nor moved, as all are that PlanSweep plans.
 #pragma once
 
-#include "absl/status/statusor.h"
 #include "planner/sweep_costs.h"
 
 namespace lorad::planner {
@@ -41,7 +40,8 @@ inline constexpr size_t kSweepBoundMax = 256;
 bool SweepBoundAffordable(const SweepProblem& problem);
 
 // The larger of both, and no less than LowerBoundSeconds. The program is solved for up to four
-// numbers of steps, the largest first; rounds are counted for all. Errors are the solver's.
-absl::StatusOr<double> SweepBoundSeconds(const SweepProblem& problem);
+// numbers of steps, the largest first, and left out where the solver gives up on it; rounds are
+// counted for all.
+double SweepBoundSeconds(const SweepProblem& problem);
 
 }  // namespace lorad::planner

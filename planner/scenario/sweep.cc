@@ -297,12 +297,11 @@ absl::StatusOr<PlanResult> RunSweep(const json& json_scenario) {
   result.json = {{"one_each_s", one_each_s},
                  {"plan", ToJson(plan, scenario->configurations, true)}};
   if (SweepBoundAffordable(*problem)) {
-    const auto bound = SweepBoundSeconds(*problem);
-    if (!bound.ok()) return bound.status();
+    const double bound = SweepBoundSeconds(*problem);
     absl::StrAppendFormat(&result.text,
                           "no plan ends before %.4g s, this one takes at most %.3f of the best\n",
-                          *bound, plan.makespan_s / *bound);
-    result.json["no_plan_before_s"] = *bound;
+                          bound, plan.makespan_s / bound);
+    result.json["no_plan_before_s"] = bound;
   }
   ordered_json& rules = result.json["rules"] = ordered_json::array();
   for (SweepRule rule : {SweepRule::kLeastMakespan, SweepRule::kMostThroughput}) {

@@ -58,7 +58,7 @@ class LoradDaemon final : public Daemon {
     driver_ = *std::move(driver);
 
     absl::StatusOr<std::unique_ptr<ApiServer>> api =
-        ApiServer::Start({*listen, options.model_roots}, *driver_);
+        ApiServer::Start({*listen, options.model_roots, !workers->empty()}, *driver_);
     if (!api.ok()) return api.status();
     api_ = *std::move(api);
 

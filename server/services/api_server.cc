@@ -21,7 +21,7 @@ namespace {
 class GrpcApiServer final : public ApiServer {
  public:
   GrpcApiServer(const ApiServerOptions& options, Driver& driver)
-      : address_(options.listen), backend_(driver, options.model_roots) {
+      : address_(options.listen), backend_(driver, options.model_roots, options.own_workers) {
     services_.push_back(MakeJobsService(backend_));
     services_.push_back(MakeDatasetsService(backend_));
     services_.push_back(MakeModelsService(backend_));

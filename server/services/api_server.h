@@ -15,6 +15,7 @@ namespace lorad::server {
 struct ApiServerOptions {
   ListenAddress listen;
   std::vector<std::string> model_roots = {"/"};
+  bool own_workers = false;  // the daemon starts workers itself: one will connect
 };
 
 class ApiServer {

@@ -14,9 +14,10 @@ absl::StatusOr<Gate::Pass> Gate::Enter() {
                                     " are served at once: end one, or try again later"));
 }
 
-Backend::Backend(Driver& driver_in, std::vector<std::string> model_roots_in)
+Backend::Backend(Driver& driver_in, std::vector<std::string> model_roots_in, bool own_workers_in)
     : driver(driver_in),
       model_roots(std::move(model_roots_in)),
+      own_workers(own_workers_in),
       watches("watches", kWatchesMax),
       uploads("uploads", kUploadsMax),
       workers("workers", kWorkersMax) {}

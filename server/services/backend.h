@@ -42,10 +42,11 @@ class Gate {
 };
 
 struct Backend {
-  explicit Backend(Driver& driver, std::vector<std::string> model_roots);
+  Backend(Driver& driver, std::vector<std::string> model_roots, bool own_workers);
 
   Driver& driver;
   const std::vector<std::string> model_roots;  // models lie beneath one of them
+  const bool own_workers;                      // of the daemon's: one will connect
   Gate watches;
   Gate uploads;
   Gate workers;

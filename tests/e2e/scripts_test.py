@@ -59,7 +59,6 @@ def test_a_job_in_json():
         prepare(house)
         path = house.folder / "job.json"
         path.write_text(json.dumps(a_job()))
-        house.wait_for_worker()  # "fits" is about the workers that are there
         estimate = house.object("estimate", "-f", path)
         assert estimate["total_steps"] == 6 and estimate["total_tokens"] > 0 and estimate["fits"] is True and estimate["seconds"] > 0
         memory = estimate["peak_memory_bytes"]

@@ -1,8 +1,10 @@
 """The coordinator killed at every one of its effects on the disk in turn: what was acknowledged is there whole, what was not
 is there whole or not at all, and everything goes on."""
 
+import concurrent.futures
 import hashlib
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -38,39 +40,49 @@ class CrashingHouse(House):
 
 def run_scene(name, prepare, act, check, workers=0):
     """For point = 1, 2, ...: a copy of the prepared data directory, a daemon that dies there, `act`, a sound daemon, `check`.
-    `act` returns what was acknowledged; `check` gets it. Ends with the first point that is never reached."""
+    `act` returns what was acknowledged; `check` gets it. Ends with the first point that is never reached. Points share
+    nothing, so as many run at a time as there are cores."""
     template = House(None, "--workers", "none")
     with template:
         prepare(template)
-    for point in range(1, POINTS_MAX):
-        folder = template.folder / f"point-{point}"
-        folder.mkdir()
-        shutil.copytree(template.data_dir, folder / "data")
-        house = CrashingHouse(folder, point, workers)
-        acknowledged = None
-        try:
-            house.start()
-        except Failure:
-            pass  # it died on its way up
-        else:
-            acknowledged = act(house)
-        survived = not house.died() and house.stop() == 0
-        if house.process is not None:
-            house.kill()
-        restarted = time.time()
-        with House(folder, "--workers", f"cpu:{workers}" if workers else "none") as sound:
-            try:
-                check_nothing_left(sound, restarted)
-                check(sound, acknowledged)
-            except Exception:
-                tell(f"    {name}: killed at point {point}, acknowledged: {acknowledged}")
-                raise
-        shutil.rmtree(folder)
-        if survived:
-            tell(f"    {name}: killed at {point - 1} points")
-            template.clear()
-            return
+    cores = os.cpu_count() or 1
+    with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+        for first in range(1, POINTS_MAX, cores):
+            points = range(first, first + cores)
+            survived = list(pool.map(lambda point: run_point(name, template, point, act, check, workers), points))
+            if any(survived):
+                tell(f"    {name}: killed at {points[survived.index(True)] - 1} points")
+                template.clear()
+                return
     raise Failure(f"{name}: more than {POINTS_MAX} points")
+
+
+def run_point(name, template, point, act, check, workers):
+    """Whether the daemon never came to that point."""
+    folder = template.folder / f"point-{point}"
+    folder.mkdir()
+    shutil.copytree(template.data_dir, folder / "data")
+    house = CrashingHouse(folder, point, workers)
+    acknowledged = None
+    try:
+        house.start()
+    except Failure:
+        pass  # it died on its way up
+    else:
+        acknowledged = act(house)
+    survived = not house.died() and house.stop() == 0
+    if house.process is not None:
+        house.kill()
+    restarted = time.time()
+    with House(folder, "--workers", f"cpu:{workers}" if workers else "none") as sound:
+        try:
+            check_nothing_left(sound, restarted)
+            check(sound, acknowledged)
+        except Exception:
+            tell(f"    {name}: killed at point {point}, acknowledged: {acknowledged}")
+            raise
+    shutil.rmtree(folder)
+    return survived
 
 
 def check_nothing_left(house, restarted):

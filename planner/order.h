@@ -60,8 +60,7 @@ absl::StatusOr<std::vector<std::vector<Operation>>> OrderOperations(const OrderI
 //   directly after its Step (or before the job's first Forward);
 // - a job's operations lie behind its LoadSlot, none after its FreeSlot until it is loaded again;
 // - every Forward but the first stage's has its activations received and every Backward but the
-// last
-//   one's its gradient, and what they make is sent on;
+//   last one's its gradient, and what they make is sent on;
 // - every Recv has its Send, in the same order, and the lists run to their end under rendezvous
 //   sends with these buffers, whatever anything takes (execute.h).
 absl::Status VerifyWindow(const Window& window, const Buffers& buffers = {});

@@ -1,6 +1,7 @@
 // Control streams, their time-outs, and what the cluster looks like.
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/model_shape.h"
@@ -203,6 +204,11 @@ void Core::State::On(uint64_t request, const v1::GetClusterRequest&) {
     }
     view.set_capacity_tokens(static_cast<int32_t>(group.shape.capacity_tokens));
     view.set_recomputation(ToProto(group.shape.recomputation));
+    if (const auto fit = memory_.find(group.base_model); fit != memory_.end()) {
+      const double error = fit->second.mean_error();
+      view.set_memory_peaks(fit->second.observations());
+      view.set_memory_prediction_error(std::isnan(error) ? 0 : error);
+    }
     view.set_windows(group.windows_done);
     view.set_microbatches(group.microbatches);
     if (group.microbatches > 0) {

@@ -112,6 +112,11 @@ TEST_CASE("peaks that heartbeats tell of are fitted, one a group") {
     const std::string job = SubmitLong(*world);
     world->RunUntilState(job, Job::RUNNING);
     if (i <= 5) world->SetPeak(50'000'000 + 1000 * i);
+    const v1::Group group = Cluster(*world).groups(0);
+    CHECK(group.memory_peaks() == i - 1);
+    CHECK(group.memory_prediction_error() >= 0);
+    CHECK(group.memory_prediction_error() < 1e-3);
+    if (i == 6) CHECK(group.memory_prediction_error() > 0);
     world->RunUntilState(job, Job::SUCCEEDED);
     world->RunUntil([&] { return Cluster(*world).groups_size() == 0; });
     CHECK(peaks() == std::min<int64_t>(i, 5));  // the sixth group raised no peak

@@ -56,7 +56,7 @@ struct StageNote {
   int16_t term_steps;    // in stages over x: stages over terms without a mask in this tile,
   int16_t masked_steps;  // and then over terms with one
   int32_t products;      // of 16 inner elements
-  int32_t term;          // index of the stage's term; in stages over x of the first with a mask
+  int32_t term;          // index of the stage's term, in stages over one
 };
 
 // A term as the two roles need it.
@@ -111,20 +111,10 @@ struct TilePosition {
 
 // Groups of row tiles, in each of them column by column.
 __device__ inline TilePosition PositionOf(int tile, const HopperArguments& arguments) {
-  int group = arguments.group_tiles;
-  int along = arguments.column_tiles;
-  int across = arguments.row_tiles;
-  const bool swapped = group < 0;
-  if (swapped) {
-    group = -group;
-    along = arguments.row_tiles;
-    across = arguments.column_tiles;
-  }
-  const int group_tiles = group * along;
-  const int first = tile / group_tiles * group;
-  const int size = min(group, across - first);
+  const int group_tiles = arguments.group_tiles * arguments.column_tiles;
+  const int first = tile / group_tiles * arguments.group_tiles;
+  const int size = min(arguments.group_tiles, arguments.row_tiles - first);
   const int rest = tile % group_tiles;
-  if (swapped) return {rest / size, first + rest % size};
   return {first + rest % size, rest / size};
 }
 

@@ -69,14 +69,11 @@ class Producer {
     const LowRankTable& table = arguments_.terms;
     int steps = 0;
     int masked_steps = 0;
-    // Backwards, so that what is left in note.term is the first.
-    const int begin = table.first[row_tile];
-    for (int i = table.first[row_tile + 1] - 1; i >= begin; --i) {
-      const int index = table.list[i];
-      const TermNote term = Term(index);
+    const int end = table.first[row_tile + 1];
+    for (int i = table.first[row_tile]; i < end; ++i) {
+      const TermNote term = Term(table.list[i]);
       if (!Touches(term, column)) continue;
       (Masked(term) ? masked_steps : steps) += (term.rank + kBox - 1) / kBox;
-      if (Masked(term)) note.term = index;
     }
     note.term_steps = static_cast<int16_t>(steps);
     note.masked_steps = static_cast<int16_t>(masked_steps);

@@ -11,37 +11,56 @@ namespace {
 // The device on which cuDNN's ragged attention was tested for isolation.
 constexpr int kTestedCapability = 90;
 
+// The ragged offsets that cuDNN reads, of all calls of a microbatch: the same in every layer, so
+// made once for each direction, whose tensors have strides of their own.
+struct RaggedTables {
+  int32_t* offsets = nullptr;  // device
+  AttentionStrides strides;
+  bool made = false;
+};
+
 struct AttentionTables final : Extension {
   AttentionCalls plan;
   DeviceTable memory;
   const int32_t* first_rows = nullptr;  // device
   const int32_t* rows = nullptr;        // device
+  RaggedTables forward;
+  RaggedTables backward;
+
+  // Of call `index`, in one direction's tables.
+  int64_t RaggedAt(size_t index) const {
+    return kAttentionTensors * (plan.calls[index].first + static_cast<int64_t>(index));
+  }
 };
 
-const AttentionTables& TablesOf(Context& context, const CudaBatch& batch, int64_t tokens_max) {
+AttentionTables& TablesOf(Context& context, const CudaBatch& batch, int64_t tokens_max) {
   assert(batch.tokens() <= tokens_max);
   if (batch.attention == nullptr) {
     auto tables = std::make_unique<AttentionTables>();
     tables->plan = PlanAttention(batch.segments, tokens_max);
     const std::vector<int32_t>& first_rows = tables->plan.first_rows;
     const std::vector<int32_t>& rows = tables->plan.rows;
+    const int64_t entries = static_cast<int64_t>(rows.size());
+    // A call's table ends with one entry more than it has sequences.
+    const int64_t ragged =
+        kAttentionTensors * (entries + static_cast<int64_t>(tables->plan.calls.size()));
     TableLayout layout;
-    const int64_t first_rows_at = layout.Add<int32_t>(static_cast<int64_t>(first_rows.size()));
-    const int64_t rows_at = layout.Add<int32_t>(static_cast<int64_t>(rows.size()));
+    const int64_t first_rows_at = layout.Add<int32_t>(entries);
+    const int64_t rows_at = layout.Add<int32_t>(entries);
+    const int64_t uploaded = layout.bytes();
+    const int64_t forward_at = layout.Add<int32_t>(ragged);
+    const int64_t backward_at = layout.Add<int32_t>(ragged);
     tables->memory = context.tables.Take(layout.bytes());
     std::copy(first_rows.begin(), first_rows.end(), tables->memory.Host<int32_t>(first_rows_at));
     std::copy(rows.begin(), rows.end(), tables->memory.Host<int32_t>(rows_at));
     tables->first_rows = tables->memory.Device<int32_t>(first_rows_at);
     tables->rows = tables->memory.Device<int32_t>(rows_at);
-    tables->memory.Upload(layout.bytes());
+    tables->forward.offsets = tables->memory.Device<int32_t>(forward_at);
+    tables->backward.offsets = tables->memory.Device<int32_t>(backward_at);
+    tables->memory.Upload(uploaded);
     batch.attention = std::move(tables);
   }
-  return static_cast<const AttentionTables&>(*batch.attention);
-}
-
-int64_t RaggedBytes(int64_t batch) {
-  return (kAttentionTensors * (batch + 1) * static_cast<int64_t>(sizeof(int32_t)) + 255) / 256 *
-         256;
+  return static_cast<AttentionTables&>(*batch.attention);
 }
 
 // Bytes of probabilities of one key-value head's query heads.
@@ -95,6 +114,20 @@ AttentionArguments Arguments(const CudaBatch& batch, const AttentionShape& shape
           .v = v.data,
           .out = out.data,
           .lse = lse.f32()};
+}
+
+// The direction's ragged offsets for these strides.
+const int32_t* RaggedOf(const AttentionTables& tables, const AttentionStrides& strides,
+                        RaggedTables& ragged, cudaStream_t stream) {
+  if (ragged.made && ragged.strides == strides) return ragged.offsets;
+  for (size_t i = 0; i < tables.plan.calls.size(); ++i) {
+    const AttentionCall& call = tables.plan.calls[i];
+    LaunchRaggedOffsets(tables.first_rows + call.first, tables.rows + call.first, call.batch,
+                        strides, ragged.offsets + tables.RaggedAt(i), stream);
+  }
+  ragged.strides = strides;
+  ragged.made = true;
+  return ragged.offsets;
 }
 
 void SetCall(const AttentionTables& tables, const AttentionCall& call, AttentionArguments& to) {
@@ -160,8 +193,8 @@ int64_t AttentionOperation::WorkspaceBytes(const Limits& limits) const {
         sharing * KvHeadsOfGroup(options_, batch, rows, limits.heads, limits.kv_heads);
     // dk and dv of every query head before they are summed, and a float a query and head.
     const int64_t head_gradients = 2 * 2 * batch * rows * heads * limits.head_size;
-    most = std::max(most, RaggedBytes(batch) + heads / sharing * ScoreBytes(batch, rows, sharing) +
-                              head_gradients + 4 * batch * rows * limits.heads);
+    most = std::max(most, heads / sharing * ScoreBytes(batch, rows, sharing) + head_gradients +
+                              4 * batch * rows * limits.heads);
   }
   return most + (int64_t{1} << 20);
 }
@@ -173,14 +206,6 @@ void AttentionOperation::SetWorkspace(void* data, int64_t bytes, const Limits& l
   workspace_bytes_ = bytes;
 }
 
-void* AttentionOperation::LibraryWorkspace(int64_t batch) const {
-  return static_cast<char*>(workspace_) + RaggedBytes(batch);
-}
-
-int64_t AttentionOperation::LibraryBytes(int64_t batch) const {
-  return workspace_bytes_ - RaggedBytes(batch);
-}
-
 void AttentionOperation::Prepare(const CudaBatch& batch) {
   if (workspace_bytes_ > 0) TablesOf(context_, batch, tokens_max_);
 }
@@ -189,26 +214,28 @@ void AttentionOperation::Forward(const CudaBatch& batch, const AttentionShape& s
                                  const TensorView& q, const TensorView& k, const TensorView& v,
                                  const TensorView& out, const TensorView& lse) {
   AttentionArguments arguments = Arguments(batch, shape, q, k, v, out, lse);
-  const AttentionTables& tables = TablesOf(context_, batch, tokens_max_);
-  for (const AttentionCall& call : tables.plan.calls) {
-    SetCall(tables, call, arguments);
-    RunForward(arguments);
+  AttentionTables& tables = TablesOf(context_, batch, tokens_max_);
+  const cudaStream_t stream = context_.stream.get();
+  const bool library = cudnn_ != nullptr && cudnn_->Supports(arguments);
+  const int32_t* ragged =
+      library ? RaggedOf(tables, arguments.strides, tables.forward, stream) : nullptr;
+  for (size_t i = 0; i < tables.plan.calls.size(); ++i) {
+    SetCall(tables, tables.plan.calls[i], arguments);
+    if (library) {
+      RunForward(arguments, ragged + tables.RaggedAt(i));
+    } else {
+      LaunchAttention(arguments, context_.activation, stream);
+    }
   }
 }
 
-void AttentionOperation::RunForward(const AttentionArguments& call) {
-  const cudaStream_t stream = context_.stream.get();
-  if (cudnn_ == nullptr || !cudnn_->Supports(call)) {
-    LaunchAttention(call, context_.activation, stream);
-    return;
-  }
+void AttentionOperation::RunForward(const AttentionArguments& call, const int32_t* ragged) {
   const int64_t bytes = cudnn_->WorkspaceBytes(call, false);
   cudnn_bytes_max_ = std::max(cudnn_bytes_max_, bytes);
-  if (bytes > LibraryBytes(call.batch)) {
+  if (bytes > workspace_bytes_) {
     Fail(__FILE__, __LINE__, "attention", "workspace", "cuDNN wants more than was planned");
   }
-  LaunchRaggedOffsets(call.first_rows, call.rows, call.batch, call.strides, Ragged(), stream);
-  cudnn_->Forward(call, Ragged(), LibraryWorkspace(call.batch));
+  cudnn_->Forward(call, ragged, workspace_);
 }
 
 void AttentionOperation::Backward(const CudaBatch& batch, const AttentionShape& shape,
@@ -226,29 +253,27 @@ void AttentionOperation::Backward(const CudaBatch& batch, const AttentionShape& 
   arguments.dq = dq.data;
   arguments.dk = dk.data;
   arguments.dv = dv.data;
-  const AttentionTables& tables = TablesOf(context_, batch, tokens_max_);
-  for (const AttentionCall& call : tables.plan.calls) {
-    SetCall(tables, call, arguments);
-    RunBackward(arguments);
-  }
-}
-
-void AttentionOperation::RunBackward(const AttentionArguments& call) {
+  AttentionTables& tables = TablesOf(context_, batch, tokens_max_);
   const cudaStream_t stream = context_.stream.get();
-  if (cudnn_ == nullptr || !cudnn_->Supports(call)) {
-    LaunchAttentionBackward(call, context_.activation, stream);
-    return;
+  const bool library = cudnn_ != nullptr && cudnn_->Supports(arguments);
+  const int32_t* ragged =
+      library ? RaggedOf(tables, arguments.strides, tables.backward, stream) : nullptr;
+  for (size_t i = 0; i < tables.plan.calls.size(); ++i) {
+    SetCall(tables, tables.plan.calls[i], arguments);
+    if (library) {
+      RunBackward(arguments, ragged + tables.RaggedAt(i));
+    } else {
+      LaunchAttentionBackward(arguments, context_.activation, stream);
+    }
   }
-  LaunchRaggedOffsets(call.first_rows, call.rows, call.batch, call.strides, Ragged(), stream);
-  RunBackwardHeads(call);
 }
 
-void AttentionOperation::RunBackwardHeads(const AttentionArguments& call) {
+void AttentionOperation::RunBackward(const AttentionArguments& call, const int32_t* ragged) {
   const int64_t most =
       KvHeadsOfGroup(options_, call.batch, call.longest, call.heads, call.kv_heads);
   int32_t group = static_cast<int32_t>(most);
   // Another cuDNN may want more than was planned for this one: then fewer heads at a time.
-  while (cudnn_->WorkspaceBytes(HeadsOf(call, 0, group), true) > LibraryBytes(call.batch)) {
+  while (cudnn_->WorkspaceBytes(HeadsOf(call, 0, group), true) > workspace_bytes_) {
     if (group == 1) {
       Fail(__FILE__, __LINE__, "attention", "workspace", "cuDNN wants more than was planned");
     }
@@ -257,7 +282,7 @@ void AttentionOperation::RunBackwardHeads(const AttentionArguments& call) {
   cudnn_bytes_max_ =
       std::max(cudnn_bytes_max_, cudnn_->WorkspaceBytes(HeadsOf(call, 0, group), true));
   for (int32_t first = 0; first < call.kv_heads; first += group) {
-    cudnn_->Backward(HeadsOf(call, first, group), Ragged(), LibraryWorkspace(call.batch));
+    cudnn_->Backward(HeadsOf(call, first, group), ragged, workspace_);
   }
 }
 

@@ -60,13 +60,9 @@ class AttentionOperation {
   int64_t cudnn_bytes_max() const { return cudnn_bytes_max_; }
 
  private:
-  void RunForward(const AttentionArguments& call);
-  void RunBackward(const AttentionArguments& call);
-  void RunBackwardHeads(const AttentionArguments& call);
-  // A multiple of all alignments; the ragged offsets of a call lie in front of cuDNN's part.
-  int32_t* Ragged() const { return static_cast<int32_t*>(workspace_); }
-  void* LibraryWorkspace(int64_t batch) const;
-  int64_t LibraryBytes(int64_t batch) const;
+  // By cuDNN; ragged: the call's offsets.
+  void RunForward(const AttentionArguments& call, const int32_t* ragged);
+  void RunBackward(const AttentionArguments& call, const int32_t* ragged);
 
   Context& context_;
   const AttentionOptions options_;

@@ -74,12 +74,7 @@ __device__ inline void Wait(uint32_t barrier, uint32_t parity) {
   }
 }
 
-// A barrier among `threads` threads of the block.
-__device__ inline void SyncThreads(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// Counts as one of them without waiting.
+// Counts as one of the threads of SyncThreads without waiting.
 __device__ inline void ArriveThreads(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

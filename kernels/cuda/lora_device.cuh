@@ -54,13 +54,24 @@ __device__ inline uint32_t MaskByte(const PhiloxCounter& lanes, uint32_t thresho
   return byte;
 }
 
-// *sum += value in fixed point (kGradientQuantum); false, and nothing added, where it is not finite
-// or too large.
-__device__ inline bool AddFixed(int64_t* sum, float value) {
+// quanta += value in fixed point (kGradientQuantum); false, and nothing added, where it is not
+// finite or too large.
+__device__ inline bool AddFixed(long long& quanta, float value) {
   constexpr float kScale = static_cast<float>(1.0 / kGradientQuantum);
   if (!(fabsf(value) < static_cast<float>(kGradientLimit))) return false;
-  const long long quanta = __float2ll_rn(value * kScale);  // the product is exact
+  quanta += __float2ll_rn(value * kScale);  // the product is exact
+  return true;
+}
+
+__device__ inline void AddQuanta(int64_t* sum, long long quanta) {
   atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(quanta));
+}
+
+// The same for *sum.
+__device__ inline bool AddFixed(int64_t* sum, float value) {
+  long long quanta = 0;
+  if (!AddFixed(quanta, value)) return false;
+  AddQuanta(sum, quanta);
   return true;
 }
 

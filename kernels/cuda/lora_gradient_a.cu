@@ -1,7 +1,9 @@
 // dA += dS^T (D o x), see lora_kernels.h.
 //
-// A block takes a chunk of 256 rows, up to 64 ranks of one party and 512 features, dS [256, ranks]
-// in shared memory; a warp 64 features.
+// A warp takes a chunk of 256 rows, up to 64 ranks of one party and 64 features; the 8 warps of a
+// block 512 features of one chunk, 256 of two or 128 of four. Chunks of one party are added up, in
+// fixed point, before they go to memory: a quarter of the 8-byte additions in the L2 cache where
+// there are four. dS [256, ranks] of each chunk is in shared memory.
 #include <cassert>
 
 #include "kernels/cuda/check.h"
@@ -15,25 +17,35 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpLanes;
-constexpr int kBlockFeatures = kWarps * kWarpFeatures;
+// By a block that takes as many chunks.
+__host__ __device__ constexpr int BlockFeatures(int chunks) {
+  return kWarps / chunks * kWarpFeatures;
+}
 
 template <int kUnits, bool kDropout>
 __global__ void __launch_bounds__(kThreads, kUnits == 1 ? 2 : 1)
     GradientAKernel(const Arguments arguments) {
-  if (static_cast<int>(blockIdx.y) >= arguments.tables.input_count) return;
   extern __shared__ __align__(128) unsigned char memory[];
-  const LoraInputItem item = arguments.tables.input_items[blockIdx.y];
-  if (item.units == 0 || item.rows.train == 0) return;
+  const LoraGradientItem& group = arguments.tables.gradient_items[blockIdx.y];
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
-  const int first_feature = static_cast<int>(blockIdx.x) * kBlockFeatures + warp * kWarpFeatures;
-  const uint32_t coefficients = ptx::SharedAddress(memory);
-  unsigned char* ring_memory = memory + CoefficientBytes<kUnits>() + warp * kWarpBytes;
+  const int chunks = group.chunks;
+  const Place place = {.chunks = chunks, .chunk = warp % chunks, .column = warp / chunks};
+  const int block_feature = static_cast<int>(blockIdx.x) * BlockFeatures(chunks);
+  if (block_feature >= arguments.tables.inputs) return;
+  const int first_feature = block_feature + place.column * kWarpFeatures;
+  const LoraInputItem item = arguments.tables.input_items[group.items[place.chunk]];
+  // In shared memory: the warps' rings, then dS of each chunk.
+  unsigned char* ring_memory = memory + warp * kWarpBytes<kUnits, kDropout>;
   const uint32_t ring = ptx::SharedAddress(ring_memory);
+  const uint32_t coefficients = ptx::SharedAddress(memory) + kWarps * kWarpBytes<kUnits, kDropout> +
+                                place.chunk * CoefficientBytes<kUnits>();
 
-  Prefetch(arguments, item, first_feature, ring);
+  Prefetch<kUnits, kDropout>(arguments, item, first_feature, ring);
   ptx::AwaitPreviousKernel();  // of all that is read, only dS is of the kernel before this one
   ptx::AllowNextLaunch();
-  LoadCoefficients<kUnits, kThreads>(arguments, item, coefficients, static_cast<int>(threadIdx.x));
+  LoadCoefficients<kUnits>(arguments, item, coefficients,
+                           place.column * kWarpLanes + static_cast<int>(threadIdx.x) % kWarpLanes,
+                           kThreads / chunks);
   ptx::CommitCopies();
   Mask masks[kUnits];
 #pragma unroll
@@ -44,21 +56,26 @@ __global__ void __launch_bounds__(kThreads, kUnits == 1 ? 2 : 1)
     masks[unit] = {pair.word0, pair.threshold, pair.mask};
   }
   ptx::WaitCopies<0>();
-  __syncthreads();  // dS is there
-  if (first_feature >= arguments.tables.inputs) return;
+  __syncthreads();                                       // dS is there
+  if (first_feature >= arguments.tables.inputs) return;  // with all warps of the column
   float c[kUnits][8][4] = {};
   Walk<kUnits, kDropout>(arguments, item, masks, first_feature, ring, coefficients, c);
-  AddUnits<kUnits>(arguments, item, first_feature, c, reinterpret_cast<float*>(ring_memory));
+  AddUnits<kUnits, kDropout>(arguments, item, place, first_feature, c,
+                             ring_memory - place.chunk * kWarpBytes<kUnits, kDropout>);
 }
 
 template <int kUnits, bool kDropout>
 void Launch(const Arguments& arguments, bool early, cudaStream_t stream) {
-  constexpr int kBytes = CoefficientBytes<kUnits>() + kWarps * kWarpBytes;
+  const int chunks = arguments.tables.gradient_chunks;
+  const int bytes = kWarps * kWarpBytes<kUnits, kDropout> + chunks * CoefficientBytes<kUnits>();
+  static_assert(kWarps * kWarpBytes<kUnits, kDropout> + kGroupChunks * CoefficientBytes<kUnits>() <=
+                227 * 1024);
+  const int block_features = BlockFeatures(chunks);
   const dim3 grid(
-      static_cast<unsigned>((arguments.tables.inputs + kBlockFeatures - 1) / kBlockFeatures),
-      static_cast<unsigned>(arguments.tables.input_count));
+      static_cast<unsigned>((arguments.tables.inputs + block_features - 1) / block_features),
+      static_cast<unsigned>(arguments.tables.gradient_count));
   LaunchKernel(GradientAKernel<kUnits, kDropout>,
-               {.grid = grid, .threads = kThreads, .shared_bytes = kBytes, .early = early},
+               {.grid = grid, .threads = kThreads, .shared_bytes = bytes, .early = early},
                arguments, stream);
 }
 
@@ -85,7 +102,7 @@ Arguments ArgumentsOf(const LoraTables& tables, const TensorView& x, const Tenso
 
 void GradientA(const LoraTables& tables, const TensorView& x, const TensorView& ds,
                int64_t mask_row_bytes, bool early, cudaStream_t stream) {
-  if (tables.input_count == 0 || tables.any_train == 0) return;
+  if (tables.gradient_count == 0) return;
   const auto arguments = gradient_a::ArgumentsOf(tables, x, ds, mask_row_bytes);
   if (tables.any_dropout != 0) return gradient_a::LaunchUnits<true>(arguments, early, stream);
   gradient_a::LaunchUnits<false>(arguments, early, stream);

@@ -1,5 +1,5 @@
 // dA += dS^T (D o x), a warp's part: its walk over the rows of a chunk, 64 features wide, and the
-// addition of its results.
+// addition of its results to those of other chunks.
 //
 // Rows come 16 at a time through a ring of the warp's own: no barriers. A lane reads pieces of 8
 // features (one Philox call) of four rows and pairs the rows up in registers, as the matrix units
@@ -15,11 +15,16 @@ inline constexpr int kRows = 256;
 inline constexpr int kWarpFeatures = 64;
 inline constexpr int kPieces = kWarpFeatures / 8;
 inline constexpr int kStepRows = 16;
-inline constexpr int kStages = 6;
+// As many as leave room for a second block on a multiprocessor where its registers do.
+template <int kUnits, bool kDropout>
+inline constexpr int kStages = kUnits == 1                ? 5
+                               : kUnits == 2 && !kDropout ? 3
+                                                          : 6;
 inline constexpr int kStageBytes = kStepRows * kWarpFeatures * 2;
-inline constexpr int kWarpBytes = kStages * kStageBytes;
+template <int kUnits, bool kDropout>
+inline constexpr int kWarpBytes = kStages<kUnits, kDropout>* kStageBytes;
 inline constexpr int kTransposePitch = kWarpFeatures + 4;  // floats
-static_assert(kUnitRanks * kTransposePitch * 4 <= kWarpBytes);
+static_assert(kUnitRanks * kTransposePitch * 4 <= kWarpBytes<2, false>);
 
 struct Arguments {
   LoraTables tables;
@@ -35,14 +40,14 @@ constexpr int CoefficientBytes() {
   return kRows * kUnits * kUnitRanks * 2;
 }
 
-// dS of the item's rows into `tile`, by kThreads threads of which this is number `thread`.
-template <int kUnits, int kThreads>
+// dS of the item's rows into `tile`, by `threads` threads of which this is number `thread`.
+template <int kUnits>
 __device__ void LoadCoefficients(const Arguments& arguments, const LoraInputItem& item,
-                                 uint32_t tile, int thread) {
+                                 uint32_t tile, int thread, int threads) {
   constexpr int kTilePieces = 2 * kUnits;
   const __nv_bfloat16* ds =
       arguments.ds + int64_t{item.rows.first_row} * arguments.ds_stride + item.column;
-  for (int i = thread; i < kRows * kTilePieces; i += kThreads) {
+  for (int i = thread; i < kRows * kTilePieces; i += threads) {
     const int row = i / kTilePieces;
     const int piece = i % kTilePieces;
     const bool valid = row < item.rows.rows && piece < 2 * item.units;
@@ -143,36 +148,69 @@ __device__ void MultiplyStep(const Arguments& arguments, const LoraInputItem& it
   }
 }
 
-// Adds one unit's gradients: through shared memory, so that lanes add neighbours.
-__device__ inline bool AddUnit(const Arguments& arguments, const LoraUnit& unit, int first_feature,
-                               const float (&c)[8][4], float* tile) {
+// A warp's place in its block: warp `chunk` of the `chunks` that share `column`, 64 features.
+struct Place {
+  int chunks;
+  int chunk;
+  int column;
+};
+
+__device__ inline void SyncColumn(const Place& place) {
+  __syncwarp();
+  if (place.chunks == 1) return;
+  const int threads = place.chunks * kWarpLanes;
+  switch (place.column) {  // of 8 warps by two or more
+    case 0:
+      return ptx::SyncThreads<1>(threads);
+    case 1:
+      return ptx::SyncThreads<2>(threads);
+    case 2:
+      return ptx::SyncThreads<3>(threads);
+    default:
+      return ptx::SyncThreads<4>(threads);
+  }
+}
+
+// One unit's sums into the warp's tile [16, kTransposePitch] in shared memory.
+__device__ inline void WriteTile(const float (&c)[8][4], float* tile) {
   const int lane = threadIdx.x % kWarpLanes;
-  const LoraPair& pair = arguments.tables.pairs[unit.pair];
-  const int64_t inputs = arguments.tables.inputs;
   float* to = tile + lane / 4 * kTransposePitch + lane % 4 * 16;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
     for (int f = 0; f < 8; ++f) to[i / 2 * 8 * kTransposePitch + i % 2 * 8 + f] = c[f][i];
   }
-  __syncwarp();
+}
+
+// Adds one unit's gradients over all chunks of the column, whose tiles lie `tile_floats` apart from
+// `tiles`; the warp those of every chunks-th rank, lanes neighbours.
+__device__ inline bool AddTiles(const Arguments& arguments, const LoraUnit& unit,
+                                const Place& place, int first_feature, const float* tiles,
+                                int tile_floats) {
+  const int lane = threadIdx.x % kWarpLanes;
+  const LoraPair& pair = arguments.tables.pairs[unit.pair];
+  const int64_t inputs = arguments.tables.inputs;
+  const float scale = pair.mask != nullptr ? pair.keep_scale : 1.0f;
+  const int ranks = min(kUnitRanks, pair.rank - unit.first_rank);
   bool finite = true;
-  for (int r = 0; r < kUnitRanks && unit.first_rank + r < pair.rank; ++r) {
+  for (int r = place.chunk; r < ranks; r += place.chunks) {
+    int64_t* da = pair.da + (int64_t{unit.first_rank} + r) * inputs + first_feature;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int f = lane + half * kWarpLanes;
       if (first_feature + f >= inputs) continue;
-      finite &= AddFixed(pair.da + (int64_t{unit.first_rank} + r) * inputs + first_feature + f,
-                         pair.mask != nullptr ? pair.keep_scale * tile[r * kTransposePitch + f]
-                                              : tile[r * kTransposePitch + f]);
+      long long quanta = 0;
+      for (int chunk = 0; chunk < place.chunks; ++chunk) {
+        finite &= AddFixed(quanta, scale * tiles[chunk * tile_floats + r * kTransposePitch + f]);
+      }
+      AddQuanta(da + f, quanta);
     }
   }
-  __syncwarp();
   return finite;
 }
 
-// Sums of one warp: rows of `item`, features from first_feature; its ring at `ring`, dS at
-// `coefficients`, both by commits before this one or kStages - 1 commits of `Prefetch`.
+// Sums of one warp: rows of `item`, features from first_feature; its ring at `ring`, begun by
+// Prefetch; dS, complete, at `coefficients`.
 template <int kUnits, bool kDropout>
 __device__ void Walk(const Arguments& arguments, const LoraInputItem& item,
                      const Mask (&masks)[kUnits], int first_feature, uint32_t ring,
@@ -180,41 +218,48 @@ __device__ void Walk(const Arguments& arguments, const LoraInputItem& item,
   const int steps = (item.rows.rows + kStepRows - 1) / kStepRows;
   int stage = 0;
   for (int step = 0; step < steps; ++step) {
-    ptx::WaitCopies<kStages - 2>();
+    ptx::WaitCopies<kStages<kUnits, kDropout> - 2>();
     __syncwarp();
-    const int next = stage == 0 ? kStages - 1 : stage - 1;
-    if (step + kStages - 1 < steps) {
-      LoadRows(arguments, item, first_feature, step + kStages - 1, ring + next * kStageBytes);
-    }
+    const int next = stage == 0 ? kStages<kUnits, kDropout> - 1 : stage - 1;
+    const int ahead = step + kStages<kUnits, kDropout> - 1;
+    if (ahead < steps) LoadRows(arguments, item, first_feature, ahead, ring + next * kStageBytes);
     ptx::CommitCopies();
     MultiplyStep<kUnits, kDropout>(arguments, item, masks, ring + stage * kStageBytes, coefficients,
                                    step, first_feature, c);
-    stage = stage == kStages - 1 ? 0 : stage + 1;
+    stage = stage == kStages<kUnits, kDropout> - 1 ? 0 : stage + 1;
   }
   ptx::WaitCopies<0>();
   __syncwarp();
 }
 
 // The first kStages - 1 steps, a commit each.
-__device__ inline void Prefetch(const Arguments& arguments, const LoraInputItem& item,
-                                int first_feature, uint32_t ring) {
+template <int kUnits, bool kDropout>
+__device__ void Prefetch(const Arguments& arguments, const LoraInputItem& item, int first_feature,
+                         uint32_t ring) {
   const int steps = (item.rows.rows + kStepRows - 1) / kStepRows;
 #pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) {
+  for (int i = 0; i < kStages<kUnits, kDropout> - 1; ++i) {
     if (i < steps) LoadRows(arguments, item, first_feature, i, ring + i * kStageBytes);
     ptx::CommitCopies();
   }
 }
 
-// Adds the sums of all units, by way of the warp's ring, and marks slots that overflow.
-template <int kUnits>
-__device__ void AddUnits(const Arguments& arguments, const LoraInputItem& item, int first_feature,
-                         const float (&c)[kUnits][8][4], float* ring) {
+// Adds the sums of all units, by way of the rings of the column's warps, of which the first is
+// `rings`; marks slots that overflow.
+template <int kUnits, bool kDropout>
+__device__ void AddUnits(const Arguments& arguments, const LoraInputItem& item, const Place& place,
+                         int first_feature, const float (&c)[kUnits][8][4], unsigned char* rings) {
+  constexpr int kTileFloats = kWarpBytes<kUnits, kDropout> / static_cast<int>(sizeof(float));
+  float* tiles = reinterpret_cast<float*>(rings);
 #pragma unroll
   for (int unit = 0; unit < kUnits; ++unit) {
     if (unit >= item.units) break;
+    // The column's warps have read the tiles of the unit before this one.
+    if (unit > 0) SyncColumn(place);
+    WriteTile(c[unit], tiles + place.chunk * kTileFloats);
+    SyncColumn(place);
     const LoraUnit& u = arguments.tables.units[item.first_unit + unit];
-    if (!AddUnit(arguments, u, first_feature, c[unit], ring)) {
+    if (!AddTiles(arguments, u, place, first_feature, tiles, kTileFloats)) {
       *arguments.tables.pairs[u.pair].overflow = 1;
     }
   }

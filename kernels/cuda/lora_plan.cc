@@ -164,6 +164,8 @@ LoraPlan::LoraPlan(Context& context, const LoraMemory& memory, const CudaBatch& 
   PlaceParties(tiles, memory.columns);
   AddPairs(memory, table, group, inputs);
   AddItems(batch);
+  AddGradientItems(memory.chunks_together);
+  AddOutputPairs(memory.chunks_together);
   AddLists(tiles);
   Upload(context, inputs);
 }
@@ -268,7 +270,6 @@ void LoraPlan::AddPair(const LoraPair& pair) {
   const int32_t slice = OutputSliceFeatures(pair.outputs);
   tables_.output_slices = std::max(tables_.output_slices, (pair.outputs + slice - 1) / slice);
   tables_.outputs_max = std::max(tables_.outputs_max, pair.outputs);
-  tables_.rank_max = std::max(tables_.rank_max, pair.rank);
   tables_.any_dropout |= pair.mask != nullptr ? 1 : 0;
 }
 
@@ -335,6 +336,68 @@ void LoraPlan::AddItems(const CudaBatch& batch) {
   }
 }
 
+void LoraPlan::AddGradientItems(int32_t chunks_together) {
+  std::map<int32_t, std::vector<int32_t>> alike;  // by first unit
+  for (size_t i = 0; i < input_items_.size(); ++i) {
+    const LoraInputItem& item = input_items_[i];
+    if (item.units > 0 && item.rows.train != 0) {
+      alike[item.first_unit].push_back(static_cast<int32_t>(i));
+    }
+  }
+  const auto rows = [this](int32_t item) {
+    return input_items_[static_cast<size_t>(item)].rows.rows;
+  };
+  for (auto& [unit, items] : alike) {
+    // Warps of one block wait for each other at the end: chunks of about as many rows.
+    std::stable_sort(items.begin(), items.end(),
+                     [&](int32_t x, int32_t y) { return rows(x) > rows(y); });
+    for (size_t first = 0; first < items.size();) {
+      LoraGradientItem& group = gradient_items_.emplace_back();
+      group.chunks = chunks_together;
+      while (first + static_cast<size_t>(group.chunks) > items.size()) group.chunks /= 2;
+      for (int32_t& item : std::span(group.items).first(static_cast<size_t>(group.chunks))) {
+        item = items[first++];
+      }
+      tables_.gradient_chunks = std::max(tables_.gradient_chunks, group.chunks);
+    }
+  }
+}
+
+void LoraPlan::AddOutputPairs(int32_t chunks_together) {
+  // By pair and first rank those that train, then what is left by number of outputs; -1: items
+  // without an adapter.
+  std::map<std::pair<int32_t, int32_t>, std::vector<int32_t>> alike;
+  std::map<int32_t, std::vector<int32_t>> left;
+  const auto pair_up = [this](const std::vector<int32_t>& items, int32_t together) {
+    size_t i = 0;
+    for (; i + 2 <= items.size(); i += 2) {
+      output_pairs_.push_back({.items = {items[i], items[i + 1]}, .together = together});
+    }
+    return std::span(items).subspan(i);
+  };
+  const auto outputs = [this](const LoraOutputItem& item) {
+    return item.units == 0 ? -1 : pairs_[static_cast<size_t>(item.pair)].outputs;
+  };
+  for (size_t i = 0; i < output_items_.size(); ++i) {
+    const LoraOutputItem& item = output_items_[i];
+    const bool sums = item.units > 0 && item.rows.train != 0 && chunks_together > 1;
+    auto& items = sums ? alike[{item.pair, item.first_rank}] : left[outputs(item)];
+    items.push_back(static_cast<int32_t>(i));
+  }
+  for (const auto& [key, items] : alike) {
+    for (const int32_t item : pair_up(items, 1)) {
+      left[outputs(output_items_[static_cast<size_t>(item)])].push_back(item);
+    }
+  }
+  for (const auto& [key, items] : left) {
+    for (const int32_t item : pair_up(items, 0)) output_pairs_.push_back({.items = {item, -1}});
+  }
+  // In the order of their rows: blocks at work at one time read neighbours.
+  std::sort(
+      output_pairs_.begin(), output_pairs_.end(),
+      [](const LoraOutputPair& x, const LoraOutputPair& y) { return x.items[0] < y.items[0]; });
+}
+
 void LoraPlan::AddLists(int64_t tiles) {
   std::vector<std::vector<int32_t>> of_tile(static_cast<size_t>(tiles));
   for (const Party& party : parties_) {
@@ -362,6 +425,8 @@ void LoraPlan::Upload(Context& context, int64_t inputs) {
   const int64_t units = add(units_);
   const int64_t input_items = add(input_items_);
   const int64_t output_items = add(output_items_);
+  const int64_t gradient_items = add(gradient_items_);
+  const int64_t output_pairs = add(output_pairs_);
   const int64_t first = add(first_);
   const int64_t list = add(list_);
   memory_ = context.tables.Take(layout.bytes());
@@ -373,8 +438,12 @@ void LoraPlan::Upload(Context& context, int64_t inputs) {
   tables_.units = fill(units_, units);
   tables_.input_items = fill(input_items_, input_items);
   tables_.output_items = fill(output_items_, output_items);
+  tables_.gradient_items = fill(gradient_items_, gradient_items);
+  tables_.output_pairs = fill(output_pairs_, output_pairs);
   tables_.input_count = static_cast<int32_t>(input_items_.size());
   tables_.output_count = static_cast<int32_t>(output_items_.size());
+  tables_.gradient_count = static_cast<int32_t>(gradient_items_.size());
+  tables_.output_pair_count = static_cast<int32_t>(output_pairs_.size());
   tables_.inputs = static_cast<int32_t>(inputs);
   forward_ = {.terms = fill(forward_terms_, forward),
               .first = fill(first_, first),

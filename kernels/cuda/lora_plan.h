@@ -68,7 +68,10 @@ struct LoraMemory {
   float4* partial = nullptr;  // LoraScratch
   int64_t partial_bytes = 0;
   int32_t* counters = nullptr;
-  bool early = true;  // launches overlap; speed alone
+  // Speed alone: launches overlap; so many chunks' dA and dB are added up at most before they go to
+  // memory (1, 2 or kGroupChunks).
+  bool early = true;
+  int32_t chunks_together = kGroupChunks;
 };
 
 // Columns of S as kept from forward to backward, at most, for any group under these limits.
@@ -118,6 +121,8 @@ class LoraPlan {
   void AddTerms(const Gemm& gemm, const ResidentTarget& resident, const LoraPair& pair,
                 int64_t inputs);
   void AddItems(const CudaBatch& batch);
+  void AddGradientItems(int32_t chunks_together);
+  void AddOutputPairs(int32_t chunks_together);
   void AddLists(int64_t tiles);
   void Upload(Context& context, int64_t inputs);
 
@@ -129,6 +134,8 @@ class LoraPlan {
   std::vector<LoraUnit> units_;
   std::vector<LoraInputItem> input_items_;
   std::vector<LoraOutputItem> output_items_;
+  std::vector<LoraGradientItem> gradient_items_;
+  std::vector<LoraOutputPair> output_pairs_;
   std::vector<LowRankTerm> forward_terms_;  // one a pair
   std::vector<LowRankTerm> backward_terms_;
   std::vector<int32_t> first_;  // [tiles + 1]

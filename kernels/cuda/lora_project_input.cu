@@ -219,7 +219,8 @@ __global__ void __launch_bounds__(kChunkThreads, kUnits == 1 && !kDropout ? 2 : 
         if ((step + 1) % slice_steps == 0 || step + 1 == end) AddSlice(sums, total);
       });
   const bool fold = arguments.parallel != 0 && arguments.slices > 1;
-  if (fold && !FoldSlices(total, arguments.scratch, slice, arguments.slices, arguments.slices)) {
+  if (fold && !FoldSlices(total, arguments.scratch, static_cast<int>(blockIdx.y), slice,
+                          arguments.slices, arguments.slices)) {
     return;
   }
   WriteSums(arguments, item, total.sums);

@@ -1,9 +1,11 @@
 // dS = s dy B and dB += dy^T S in one pass over dy, see lora_kernels.h.
 //
-// A block takes a chunk of 256 rows, up to 64 rank columns of one pair and a slice of its outputs,
-// in steps of 64 outputs: dy [256, 64] and B [64, ranks] come through a ring in shared memory, S
-// [256, ranks] stays there. Each of 8 warps multiplies 32 rows for dS, summed over all steps, and
-// then 16 outputs by half the ranks for dB, complete after 256 rows, so added at once.
+// A team of 8 warps takes a chunk of 256 rows, up to 64 rank columns of one pair and a slice of its
+// outputs, in steps of 64 outputs: dy [256, 64] and B [64, ranks] come through a ring in shared
+// memory, S [256, ranks] stays there. Each warp multiplies 32 rows for dS, summed over all steps,
+// and then 16 outputs by half the ranks for dB, complete after 256 rows, so added at once. Up to 16
+// ranks a block is two teams. Where their chunks are of one pair, they add up their dB first, each
+// for half of the outputs: half as many 8-byte additions in the L2 cache.
 #include <cassert>
 
 #include "kernels/cuda/check.h"
@@ -39,6 +41,13 @@ constexpr int CoefficientBytes() {
   return kChunkRows * kUnits * kUnitRanks * 2;
 }
 
+template <int kUnits, int kStages>
+constexpr int TeamBytes() {
+  return CoefficientBytes<kUnits>() + kStages * StageBytes<kUnits>();
+}
+// What the teams of a block tell each other: two values a thread.
+constexpr int kExchangeBytes = kTeamsMax * kChunkThreads * static_cast<int>(sizeof(float2));
+
 // Copies of steps of dy and B.
 template <int kUnits>
 class Loader {
@@ -49,7 +58,7 @@ class Loader {
         outputs_(pair.outputs),
         rows_(item.rows.rows),
         pieces_(2 * item.units) {
-    const int thread = static_cast<int>(threadIdx.x);
+    const int thread = TeamThread();
     row_ = thread / kStepPieces;
     piece_ = thread % kStepPieces;
     dy_ = arguments.dy + (int64_t{item.rows.first_row} + row_) * dy_stride_ + pair.first_output +
@@ -103,7 +112,7 @@ __device__ void LoadCoefficients(const Arguments& arguments, const LoraOutputIte
   constexpr int kTilePieces = 2 * kUnits;
   const __nv_bfloat16* s = arguments.own + int64_t{item.rows.first_row} * arguments.own_stride +
                            pair.own_column + item.first_rank;
-  for (int i = threadIdx.x; i < kChunkRows * kTilePieces; i += kChunkThreads) {
+  for (int i = TeamThread(); i < kChunkRows * kTilePieces; i += kChunkThreads) {
     const int row = i / kTilePieces;
     const int piece = i % kTilePieces;
     const bool valid = row < item.rows.rows && piece < 2 * item.units;
@@ -116,7 +125,7 @@ __device__ void LoadCoefficients(const Arguments& arguments, const LoraOutputIte
 template <int kUnits>
 __device__ void MultiplyRows(uint32_t stage, int units, Sums<kUnits>& sums) {
   const int lane = threadIdx.x % kWarpLanes;
-  const int first_row = static_cast<int>(threadIdx.x) / kWarpLanes * (16 * kRowTiles);
+  const int first_row = TeamWarp() * (16 * kRowTiles);
 #pragma unroll
   for (int k = 0; k < kStepFeatures / 16; ++k) {
     uint32_t a[kRowTiles][4];
@@ -148,7 +157,7 @@ template <int kUnits>
 __device__ void MultiplyOutputs(uint32_t stage, uint32_t coefficients, int units, int row_steps,
                                 float (&c)[kUnits][4]) {
   const int lane = threadIdx.x % kWarpLanes;
-  const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  const int warp = TeamWarp();
   const int first_piece = warp % 4 * 2;
   const int first_tile = warp / 4 * kUnits;
 #pragma unroll 4
@@ -168,32 +177,78 @@ __device__ void MultiplyOutputs(uint32_t stage, uint32_t coefficients, int units
   }
 }
 
-// Adds what MultiplyOutputs made. Lanes exchange values so that the four of a row add 32 bytes in a
-// piece.
+// Values of a tile of 16 outputs and 8 ranks: of ranks lane % 4 and 4 + lane % 4, and of outputs
+// lane / 4 and 8 + lane / 4.
+struct TileValues {
+  float of[2][2];
+};
+
+// Lanes exchange values so that the four of a row have 32 bytes in a piece to add.
+__device__ TileValues InRows(const float (&c)[4]) {
+  const int lane = threadIdx.x % kWarpLanes;
+  TileValues values;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int source = lane / 4 * 4 + half * 2 + lane % 4 / 2;
+#pragma unroll
+    for (int high = 0; high < 2; ++high) {
+      const float even = __shfl_sync(0xFFFFFFFF, c[2 * high], source);
+      const float odd = __shfl_sync(0xFFFFFFFF, c[2 * high + 1], source);
+      values.of[half][high] = lane % 2 == 0 ? even : odd;
+    }
+  }
+  return values;
+}
+
+// Adds what MultiplyOutputs made.
 template <int kUnits>
 __device__ bool AddOutputs(const LoraOutputItem& item, const LoraPair& pair, int first_output,
                            const float (&c)[kUnits][4]) {
   const int lane = threadIdx.x % kWarpLanes;
-  const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  const int warp = TeamWarp();
   const int first_tile = warp / 4 * kUnits;
   const int output = first_output + warp % 4 * 16 + lane / 4;
   bool finite = true;
 #pragma unroll
   for (int i = 0; i < kUnits; ++i) {
     if ((first_tile + i) / 2 >= item.units) break;
+    const TileValues values = InRows(c[i]);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {  // ranks 0..3 and 4..7 of the tile
-      const int source = lane / 4 * 4 + half * 2 + lane % 4 / 2;
+    for (int half = 0; half < 2; ++half) {
       const int rank = item.first_rank + 8 * (first_tile + i) + 4 * half + lane % 4;
 #pragma unroll
       for (int high = 0; high < 2; ++high) {
-        const float even = __shfl_sync(0xFFFFFFFF, c[i][2 * high], source);
-        const float odd = __shfl_sync(0xFFFFFFFF, c[i][2 * high + 1], source);
         const int row = output + 8 * high;
         if (row >= pair.outputs || rank >= pair.rank) continue;
-        finite &= AddFixed(pair.db + int64_t{row} * pair.rank + rank, lane % 2 == 0 ? even : odd);
+        finite &= AddFixed(pair.db + int64_t{row} * pair.rank + rank, values.of[half][high]);
       }
     }
+  }
+  return finite;
+}
+
+// The same for both teams' chunks, each team for 8 of the 16 outputs of a warp. `exchange`: not
+// written again before the next barrier of the block.
+__device__ bool AddOutputsTogether(const LoraOutputItem& item, const LoraPair& pair,
+                                   int first_output, const float (&c)[1][4], float2* exchange) {
+  const int lane = threadIdx.x % kWarpLanes;
+  const int warp = TeamWarp();
+  const bool high = Team() != 0;
+  const TileValues values = InRows(c[0]);
+  exchange[threadIdx.x] = high ? make_float2(values.of[0][0], values.of[1][0])
+                               : make_float2(values.of[0][1], values.of[1][1]);
+  ptx::SyncThreads(1 + warp, kTeamsMax * kWarpLanes);  // with the same warp of the other team
+  const float2 theirs = exchange[threadIdx.x ^ kChunkThreads];
+  const int row = first_output + warp % 4 * 16 + lane / 4 + (high ? 8 : 0);
+  bool finite = true;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int rank = item.first_rank + 8 * (warp / 4) + 4 * half + lane % 4;
+    if (row >= pair.outputs || rank >= pair.rank) continue;
+    long long quanta = 0;
+    finite &= AddFixed(quanta, high ? values.of[half][1] : values.of[half][0]);
+    finite &= AddFixed(quanta, half == 0 ? theirs.x : theirs.y);
+    AddQuanta(pair.db + int64_t{row} * pair.rank + rank, quanta);
   }
   return finite;
 }
@@ -202,7 +257,7 @@ template <int kUnits>
 __device__ void WriteSums(const Arguments& arguments, const LoraOutputItem& item,
                           const LoraPair& pair, const Sums<kUnits>& sums) {
   const int lane = threadIdx.x % kWarpLanes;
-  const int first_row = static_cast<int>(threadIdx.x) / kWarpLanes * (16 * kRowTiles) + lane / 4;
+  const int first_row = TeamWarp() * (16 * kRowTiles) + lane / 4;
 #pragma unroll
   for (int n = 0; n < 2 * kUnits; ++n) {
     if (n / 2 >= item.units) break;
@@ -222,13 +277,33 @@ __device__ void WriteSums(const Arguments& arguments, const LoraOutputItem& item
   }
 }
 
-template <int kUnits, int kStages>
-__global__ void __launch_bounds__(kChunkThreads, kUnits == 1 ? 2 : 1)
+// A team's work.
+struct Work {
+  int index;  // of the item; -1: none, the rows of `item` are none
+  bool together;
+  LoraOutputItem item;
+};
+
+template <int kTeams>
+__device__ Work WorkOf(const LoraTables& tables) {
+  if (kTeams == 1) {
+    const int index = static_cast<int>(blockIdx.y);
+    return {index, false, tables.output_items[index]};
+  }
+  const LoraOutputPair both = tables.output_pairs[blockIdx.y];
+  const int index = Team() == 0 ? both.items[0] : both.items[1];
+  Work work = {index, both.together != 0, tables.output_items[index < 0 ? both.items[0] : index]};
+  if (index < 0) work.item.rows.rows = work.item.rows.train = work.item.zeros = 0;
+  return work;
+}
+
+template <int kUnits, int kStages, int kTeams>
+__global__ void __launch_bounds__(kTeams* kChunkThreads, 1)
     ProjectOutputKernel(const Arguments arguments) {
   ptx::AllowNextLaunch();
-  if (static_cast<int>(blockIdx.y) >= arguments.tables.output_count) return;
   extern __shared__ __align__(128) unsigned char memory[];
-  const LoraOutputItem item = arguments.tables.output_items[blockIdx.y];
+  const Work work = WorkOf<kTeams>(arguments.tables);
+  const LoraOutputItem& item = work.item;
   const int slice = arguments.parallel != 0 ? static_cast<int>(blockIdx.x) : 0;
   if (slice == 0) {
     WriteZeros(item, true, arguments.ds, arguments.ds_stride, arguments.tables.columns);
@@ -244,13 +319,22 @@ __global__ void __launch_bounds__(kChunkThreads, kUnits == 1 ? 2 : 1)
   const bool train = item.rows.train != 0;
   const int row_steps = (item.rows.rows + 15) / 16;
 
-  const uint32_t coefficients = ptx::SharedAddress(memory);
+  const uint32_t coefficients = ptx::SharedAddress(memory) + Team() * TeamBytes<kUnits, kStages>();
   const uint32_t ring = coefficients + CoefficientBytes<kUnits>();
+  float2* exchange = reinterpret_cast<float2*>(memory + kTeams * TeamBytes<kUnits, kStages>());
   const Loader<kUnits> loader(arguments, item, pair);
   if (train) LoadCoefficients<kUnits>(arguments, item, pair, coefficients);
   Total<kUnits> total = {};
   Sums<kUnits> sums = {};
   bool finite = true;
+  const auto add_outputs = [&](int step, const float(&c)[kUnits][4]) {
+    if constexpr (kTeams == 2) {
+      if (work.together) {
+        return AddOutputsTogether(item, pair, step * kStepFeatures, c, exchange);
+      }
+    }
+    return AddOutputs<kUnits>(item, pair, step * kStepFeatures, c);
+  };
   Walk<kStages, StageBytes<kUnits>()>(
       begin, end, ring, [&](int step, uint32_t stage) { loader.Load(step, stage); },
       [&](int step, uint32_t stage) {
@@ -258,27 +342,33 @@ __global__ void __launch_bounds__(kChunkThreads, kUnits == 1 ? 2 : 1)
         if (train) {
           float c[kUnits][4] = {};
           MultiplyOutputs<kUnits>(stage, coefficients, item.units, row_steps, c);
-          finite &= AddOutputs<kUnits>(item, pair, step * kStepFeatures, c);
+          finite &= add_outputs(step, c);
         }
         if ((step + 1) % slice_steps == 0 || step + 1 == end) AddSlice(sums, total);
       });
   if (!finite) *pair.overflow = 1;
   const bool fold = arguments.parallel != 0 && slices > 1;
-  if (fold && !FoldSlices(total, arguments.scratch, slice, slices, arguments.slices)) return;
+  if (fold && !FoldSlices(total, arguments.scratch, work.index, slice, slices, arguments.slices)) {
+    return;
+  }
   WriteSums<kUnits>(arguments, item, pair, total.sums);
 }
 
 template <int kUnits>
 void Launch(Arguments& arguments, cudaStream_t stream) {
+  constexpr int kTeams = kUnits == 1 ? 2 : 1;
   constexpr int kStages = kUnits == 1 ? 3 : 4;
-  constexpr int kBytes = CoefficientBytes<kUnits>() + kStages * StageBytes<kUnits>();
-  const int items = arguments.tables.output_count;
+  constexpr int kBytes = kTeams * TeamBytes<kUnits, kStages>() + (kTeams == 2 ? kExchangeBytes : 0);
+  static_assert(kBytes <= 227 * 1024);
+  const LoraTables& tables = arguments.tables;
   arguments.parallel =
-      HaveRoomForSlices<kUnits>(arguments.scratch, items, arguments.slices) ? 1 : 0;
+      HaveRoomForSlices<kUnits>(arguments.scratch, tables.output_count, arguments.slices) ? 1 : 0;
+  const int work = kTeams == 2 ? tables.output_pair_count : tables.output_count;
   const dim3 grid(static_cast<unsigned>(arguments.parallel != 0 ? arguments.slices : 1),
-                  static_cast<unsigned>(items));
-  LaunchKernel(ProjectOutputKernel<kUnits, kStages>,
-               {.grid = grid, .threads = kChunkThreads, .shared_bytes = kBytes}, arguments, stream);
+                  static_cast<unsigned>(work));
+  LaunchKernel(ProjectOutputKernel<kUnits, kStages, kTeams>,
+               {.grid = grid, .threads = kTeams * kChunkThreads, .shared_bytes = kBytes}, arguments,
+               stream);
 }
 
 }  // namespace

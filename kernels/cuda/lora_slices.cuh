@@ -1,5 +1,6 @@
-// What ProjectInput and ProjectOutput share: a block of 8 warps that multiplies the 256 rows of a
-// chunk, 32 a warp, by up to 64 ranks, steps of 64 features at a time, slice after slice.
+// What ProjectInput and ProjectOutput share: 8 warps, a team, multiply the 256 rows of a chunk, 32
+// a warp, by up to 64 ranks, steps of 64 features at a time, slice after slice. A block is one
+// team, or two that take the same steps.
 #ifndef LORAD_KERNELS_CUDA_LORA_SLICES_CUH_
 #define LORAD_KERNELS_CUDA_LORA_SLICES_CUH_
 
@@ -15,6 +16,12 @@ inline constexpr int kStepPieces = kStepFeatures / 8;  // of 16 bytes a row
 inline constexpr int kRowTiles = 2;                    // m16 tiles of a warp
 inline constexpr int kRowBytes = kChunkRows * kStepFeatures * 2;
 static_assert(kRowTiles * 16 * (kChunkThreads / kWarpLanes) == kChunkRows);
+
+inline constexpr int kTeamsMax = 2;
+
+__device__ inline int Team() { return static_cast<int>(threadIdx.x) / kChunkThreads; }
+__device__ inline int TeamThread() { return static_cast<int>(threadIdx.x) % kChunkThreads; }
+__device__ inline int TeamWarp() { return TeamThread() / kWarpLanes; }
 
 // A thread's part of [256 rows, kUnits * 16 ranks].
 template <int kUnits>
@@ -67,36 +74,40 @@ __device__ void Walk(int begin, int end, uint32_t ring, const Load& load,
 }
 
 // Sums over the inner feature are formed per slice and the slices folded in ascending order from
-// zero, whoever forms them: one block all, or one block each. In the second case every thread
-// leaves its sums of slice `slice` of the block's item (of at most slices_max) in scratch memory
-// ([items][slices_max][values / 4][threads] float4) and the block that comes last adds them up.
-// True in the thread's block if it holds the total.
+// zero, whoever forms them: one team all, or one team each. In the second case every thread leaves
+// its sums of slice `slice` of the team's item (of at most slices_max) in scratch memory
+// ([items][slices_max][values / 4][threads] float4) and the team that comes last adds them up. True
+// in the threads of a team that holds the total. By all threads of the block, with as many slices;
+// item -1: a team without work.
 template <int kUnits>
-__device__ bool FoldSlices(Total<kUnits>& total, const LoraScratch& scratch, int slice, int slices,
-                           int slices_max) {
+__device__ bool FoldSlices(Total<kUnits>& total, const LoraScratch& scratch, int item, int slice,
+                           int slices, int slices_max) {
   constexpr int kVectors = kRowTiles * 2 * kUnits;
-  float4* partial = scratch.partial + int64_t{blockIdx.y} * slices_max * kVectors * kChunkThreads;
-  int32_t* counter = scratch.counters + blockIdx.y;
-  float4* mine = partial + int64_t{slice} * kVectors * kChunkThreads + threadIdx.x;
+  float4* partial =
+      scratch.partial + int64_t{item} * slices_max * kVectors * kChunkThreads + TeamThread();
+  if (item >= 0) {
+    float4* mine = partial + int64_t{slice} * kVectors * kChunkThreads;
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const float* v = total.values + 4 * i;
-    __stcg(mine + i * kChunkThreads, make_float4(v[0], v[1], v[2], v[3]));
+    for (int i = 0; i < kVectors; ++i) {
+      const float* v = total.values + 4 * i;
+      __stcg(mine + i * kChunkThreads, make_float4(v[0], v[1], v[2], v[3]));
+    }
   }
   __threadfence();
-  __shared__ bool last;
+  __shared__ bool last[kTeamsMax];
   __syncthreads();
-  if (threadIdx.x == 0) {
-    last = atomicAdd(counter, 1) == slices - 1;
-    if (last) *counter = 0;  // for the next launch
+  if (TeamThread() == 0) {
+    int32_t* counter = scratch.counters + item;
+    last[Team()] = item >= 0 && atomicAdd(counter, 1) == slices - 1;
+    if (last[Team()]) *counter = 0;  // for the next launch
   }
   __syncthreads();
-  if (!last) return false;
+  if (!last[Team()]) return false;
   __threadfence();
 #pragma unroll
   for (int i = 0; i < 4 * kVectors; ++i) total.values[i] = 0;
   for (int s = 0; s < slices; ++s) {
-    const float4* theirs = partial + int64_t{s} * kVectors * kChunkThreads + threadIdx.x;
+    const float4* theirs = partial + int64_t{s} * kVectors * kChunkThreads;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const float4 v = __ldcg(theirs + i * kChunkThreads);
@@ -125,7 +136,7 @@ __device__ void WriteZeros(const Item& item, bool exists, __nv_bfloat16* to, int
   if (item.zeros == 0 || !exists) return;
   constexpr int kPieceColumns = 8;
   const int pieces = columns / kPieceColumns;
-  for (int i = threadIdx.x; i < item.rows.rows * pieces; i += kChunkThreads) {
+  for (int i = TeamThread(); i < item.rows.rows * pieces; i += kChunkThreads) {
     const int column = i % pieces * kPieceColumns;
     if (column >= item.party_begin && column < item.party_end) continue;
     const int64_t row = item.rows.first_row + i / pieces;

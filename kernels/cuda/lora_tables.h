@@ -79,22 +79,41 @@ struct LoraOutputItem {
   int32_t party_end = 0;
 };
 
+// Chunks of one party whose dA a block forms side by side and adds up before it goes to memory:
+// input items that train, of the same units.
+inline constexpr int kGroupChunks = 4;
+struct LoraGradientItem {
+  int32_t items[kGroupChunks] = {};
+  int32_t chunks = 0;  // 1, 2 or 4
+};
+
+// Output items of as many outputs that a block works on side by side; items[1] may be -1.
+struct LoraOutputPair {
+  int32_t items[2] = {-1, -1};
+  int32_t together =
+      0;  // 1: both train, of the same ranks of a pair, so their dB is added up first
+};
+
 struct LoraTables {
   const LoraPair* pairs = nullptr;
   const LoraUnit* units = nullptr;
   const LoraInputItem* input_items = nullptr;
   const LoraOutputItem* output_items = nullptr;
+  const LoraGradientItem* gradient_items = nullptr;
+  const LoraOutputPair* output_pairs = nullptr;
   int32_t input_count = 0;
   int32_t output_count = 0;
+  int32_t gradient_count = 0;
+  int32_t output_pair_count = 0;
   int32_t columns = 0;      // of S and dS as the product reads them
   int32_t input_units = 0;  // the most of an item
   int32_t output_units = 0;
-  int32_t any_dropout = 0;  // 1: some training pair has dropout
+  int32_t gradient_chunks = 0;  // likewise
+  int32_t any_dropout = 0;      // 1: some training pair has dropout
   int32_t any_train = 0;
   int32_t inputs = 0;         // K
   int32_t outputs_max = 0;    // of a pair
   int32_t output_slices = 0;  // likewise
-  int32_t rank_max = 0;
 };
 
 }  // namespace lorad::kernels::cuda

@@ -28,6 +28,17 @@ __device__ inline uint4 LoadShared(uint32_t address) {
   return v;
 }
 
+// A barrier among `threads` threads of the block, whole warps; id 0 is __syncthreads.
+__device__ inline void SyncThreads(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// The same for an id that is known now: a kernel reserves barriers up to the largest, not all.
+template <int kId>
+__device__ inline void SyncThreads(int threads) {
+  asm volatile("bar.sync %0, %1;" ::"n"(kId), "r"(threads) : "memory");
+}
+
 // ---- asynchronous copies ----
 
 // 16 bytes to shared memory, or zeros where !valid (the source is not read then).

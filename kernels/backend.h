@@ -200,6 +200,27 @@ class Backend {
                                   int32_t group, const TensorView& x, const TensorView& dy,
                                   const TensorView& dx, const TensorView& saved) = 0;
 
+  // LoraLinear where y is gate beside up, and SwiGlu of it: the same bits as by those two, where a
+  // backend can without reading y again.
+  // x [T, K]; y [T, 2F] out; gated [T, F] out.
+  virtual void LoraLinearSwiGlu(const Batch& batch, const Linear& linear, const AdapterTable& table,
+                                int32_t group, const TensorView& x, const TensorView& y,
+                                const TensorView& gated, const TensorView& saved) {
+    LoraLinear(batch, linear, table, group, x, {}, y, saved);
+    SwiGlu(batch, y, gated);
+  }
+  // LoraLinearBackward where the linear's input was y = SwiGlu(gate_up), then SwiGluBackward with
+  // its dx: the same bits as by those two, where a backend can without a pass over dx. y [T, F];
+  // gate_up [T, 2F]; dgate_up [T, 2F] out, may alias gate_up; dx [T, F] scratch: written or not.
+  virtual void LoraLinearSwiGluBackward(const Batch& batch, const Linear& linear,
+                                        AdapterTable& table, int32_t group,
+                                        const TensorView& gate_up, const TensorView& y,
+                                        const TensorView& dy, const TensorView& dx,
+                                        const TensorView& dgate_up, const TensorView& saved) {
+    LoraLinearBackward(batch, linear, table, group, y, dy, dx, saved);
+    SwiGluBackward(batch, gate_up, dx, dgate_up);
+  }
+
   // Head and loss over the loss rows i (row r_i, target t_i) alone, in one pass over tiles of the
   // vocabulary:
   //   log_p[i] = z[t_i] - log sum exp(z),  z = W x[r_i];   unit[i] = d log_p[i] / dx[r_i] = W[t_i]

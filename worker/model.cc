@@ -270,9 +270,12 @@ void Model::Mix(const kernels::Batch& batch, int64_t rows, const BlockState& sta
   const TensorView y = state.y.Rows(0, rows);
   backend_->RmsNorm(batch, state.x.Rows(0, rows), state.norm,
                     static_cast<float>(state.block->norm.eps), h);
-  backend_->LoraLinear(batch, *state.in, table, InGroup(state.index), h, TensorView{}, mix,
-                       RowsOf(state.in_saved, rows));
-  if (!state.attention) return backend_->SwiGlu(batch, mix, y);
+  const TensorView saved = RowsOf(state.in_saved, rows);
+  if (!state.attention) {
+    return backend_->LoraLinearSwiGlu(batch, *state.in, table, InGroup(state.index), h, mix, y,
+                                      saved);
+  }
+  backend_->LoraLinear(batch, *state.in, table, InGroup(state.index), h, TensorView{}, mix, saved);
   const AttentionSpec& spec = Attention(*state.block);
   const Qkv qkv = SplitQkv(mix, spec);
   backend_->Rope(batch, state.rope, qkv.qk);
@@ -334,9 +337,8 @@ void Model::BackwardMlp(const kernels::Batch& batch, int64_t rows, const BlockSt
   const TensorView mix = state.mix.Rows(0, rows);
   const TensorView y = state.y.Rows(0, rows);
   const TensorView dy = state.scratch_dy.Rows(0, rows);
-  backend_->LoraLinearBackward(batch, *state.out, table, OutGroup(state.index), y,
-                               dx_.Rows(0, rows), dy, RowsOf(state.out_saved, rows));
-  backend_->SwiGluBackward(batch, mix, dy, mix);
+  backend_->LoraLinearSwiGluBackward(batch, *state.out, table, OutGroup(state.index), mix, y,
+                                     dx_.Rows(0, rows), dy, mix, RowsOf(state.out_saved, rows));
 }
 
 void Model::Backward(const kernels::Batch& batch, int64_t rows, kernels::AdapterTable& table,

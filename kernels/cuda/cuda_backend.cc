@@ -226,6 +226,28 @@ class CudaBackend final : public Backend {
     cuda::LoraLinearBackward(lora(), Of(batch), Of(linear), Of(table), group, x, dy, dx, saved);
   }
 
+  void LoraLinearSwiGlu(const Batch& batch, const Linear& linear, const AdapterTable& table,
+                        int32_t group, const TensorView& x, const TensorView& y,
+                        const TensorView& gated, const TensorView& saved) override {
+    if (!FusesSwiGlu(lora(), Of(linear))) {
+      return Backend::LoraLinearSwiGlu(batch, linear, table, group, x, y, gated, saved);
+    }
+    cuda::LoraLinear(lora(), Of(batch), Of(linear), Of(table), group, x, {}, y, saved, gated);
+  }
+
+  void LoraLinearSwiGluBackward(const Batch& batch, const Linear& linear, AdapterTable& table,
+                                int32_t group, const TensorView& gate_up, const TensorView& y,
+                                const TensorView& dy, const TensorView& dx,
+                                const TensorView& dgate_up, const TensorView& saved) override {
+    assert(gate_up.columns == 2 * y.columns && dgate_up.columns == gate_up.columns);
+    if (!FusesSwiGluBackward(lora(), Of(batch), Of(linear), Of(table), group)) {
+      return Backend::LoraLinearSwiGluBackward(batch, linear, table, group, gate_up, y, dy, dx,
+                                               dgate_up, saved);
+    }
+    cuda::LoraLinearBackward(lora(), Of(batch), Of(linear), Of(table), group, y, dy, dgate_up,
+                             saved, gate_up);
+  }
+
   void LinearLoss(const Batch& batch, const TensorView& x, const Linear& head,
                   const TensorView& log_p, const TensorView& unit) override {
     context();

@@ -23,7 +23,8 @@ void CheckArguments(const GemmArguments& arguments) {
   const TensorView& y = arguments.y;
   const TensorView& weight = arguments.weight;
   assert(x.columns == (forward ? weight.columns : weight.rows));
-  assert(y.columns == (forward ? weight.rows : weight.columns));
+  const TensorView& gate_up = arguments.gate_up;
+  assert(y.columns == (forward ? weight.rows : weight.columns) * (gate_up.empty() ? 1 : 2));
   assert(x.rows == y.rows && weight.dtype == x.dtype);
   assert(y.dtype == x.dtype || y.dtype == DType::kFloat32);
   assert(Fits(x) && Fits(y) && Fits(weight));
@@ -32,8 +33,23 @@ void CheckArguments(const GemmArguments& arguments) {
   const TensorView& residual = arguments.residual;
   assert(residual.empty() || (residual.rows == y.rows && residual.columns == y.columns &&
                               residual.dtype == y.dtype && Fits(residual)));
+  assert(gate_up.empty() || (!forward && gate_up.rows == y.rows && gate_up.columns == y.columns &&
+                             gate_up.dtype == y.dtype && Fits(gate_up) && residual.empty()));
+  assert(gate_up.empty() || y.columns / 2 * BytesOf(y.dtype) % 16 == 0);
+  const TensorView& gated = arguments.gated;
+  assert(gated.empty() || (forward && gated.rows == y.rows && 2 * gated.columns == y.columns &&
+                           gated.dtype == y.dtype && Fits(gated) && bias.empty() &&
+                           residual.empty() && gated.columns * BytesOf(y.dtype) % 16 == 0));
   const TensorView& s = arguments.coefficients;
   assert(arguments.terms.empty() || (s.rows == x.rows && s.dtype == x.dtype && Fits(s)));
+}
+
+HopperTile TileFor(const GemmArguments& arguments, int clusters) {
+  if (!arguments.gated.empty()) return HopperTile::kSwiGlu192;
+  if (!arguments.gate_up.empty()) return HopperTile::kSwiGluBackward192;
+  // Masked terms in turns take longer than what turns save.
+  const bool turns = arguments.product == Product::kForward || arguments.terms.empty();
+  return ChooseTile(arguments.y.rows, arguments.y.columns, arguments.x.columns, clusters, turns);
 }
 
 }  // namespace
@@ -85,7 +101,7 @@ LowRankTerm Gemm::MakeTerm(Product product, const TensorView& factor, int64_t fi
     assert(first_column % kRankAlignment == 0 && term.rank % kRankAlignment == 0);
     assert(Fits(factor));
     if (impl_->hopper) {
-      const TensorMap map = MapFactor(factor);
+      const TensorMap map = MapFactor(product, factor);
       std::memcpy(term.tensor_map, &map, sizeof(map));
     }
   }
@@ -96,14 +112,11 @@ void Gemm::Run(const GemmArguments& arguments, void* workspace, cudaStream_t str
   CheckArguments(arguments);
   if (arguments.x.rows == 0) return;
   if (impl_->hopper && arguments.y.dtype == DType::kBfloat16) {
-    // Masked terms in turns take longer than what turns save.
-    const bool turns = arguments.product == Product::kForward || arguments.terms.empty();
-    const HopperTile tile = ChooseTile(arguments.y.rows, arguments.y.columns, arguments.x.columns,
-                                       impl_->clusters, turns);
+    const HopperTile tile = TileFor(arguments, impl_->clusters);
     return LaunchHopper(arguments.product, tile, PlanHopper(arguments, tile), impl_->clusters,
                         stream);
   }
-  assert(!arguments.early);
+  assert(!arguments.early && arguments.gate_up.empty() && arguments.gated.empty());
   impl_->library.Run(arguments, workspace, stream);
   if (!arguments.terms.empty()) AddTerms(arguments, stream);
 }

@@ -84,6 +84,13 @@ struct GemmArguments {
   TensorView y;               // out; the type of x, or float32
   TensorView coefficients{};  // S [M, C], the type of x; read where there are terms
   LowRankTable terms = {};
+  // kForward where own(), without bias and residual: y is gate beside up, and SwiGlu (backend.h) of
+  // it is written here as well [M, O / 2]: the bits of an operation of its own.
+  TensorView gated = {};
+  // kInputGradient where own(), without masks, bias and residual: the linear's input was SwiGlu of
+  // gate_up [M, 2K], and y [M, 2K] is SwiGluBackward (backend.h) of what y is otherwise, rounded as
+  // it is otherwise: the same bits. y may alias gate_up.
+  TensorView gate_up = {};
   // The kernel before the product in the stream makes coefficients or masks, and allows it to start
   // early: it does, and awaits that kernel's end where it first needs them. Where own() is true.
   bool early = false;

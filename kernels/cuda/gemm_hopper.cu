@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cassert>
 
 #include "kernels/cuda/gemm_hopper.cuh"
 #include "kernels/cuda/gemm_hopper.h"
@@ -13,6 +14,8 @@ using Together256 = TileShape<Roles::kTogether, 256, 4, 2>;
 using Together128 = TileShape<Roles::kTogether, 128, 6, 1>;
 using InTurns192 = TileShape<Roles::kInTurns, 192, 5, 1>;
 using InTurns128 = TileShape<Roles::kInTurns, 128, 6, 2>;
+using SwiGlu192 = TileShape<Roles::kInTurns, 192, 5, 1, Finish::kSwiGlu>;
+using SwiGluBackward192 = TileShape<Roles::kInTurns, 192, 4, 2, Finish::kSwiGluBackward>;
 
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
@@ -83,6 +86,17 @@ void LaunchTile(HopperTile tile, const HopperArguments& arguments, int clusters,
       return Launch<kProduct, InTurns192>(arguments, clusters, stream);
     case HopperTile::kInTurns128:
       return Launch<kProduct, InTurns128>(arguments, clusters, stream);
+    case HopperTile::kSwiGlu192:
+      if constexpr (kProduct == Product::kForward) {
+        return Launch<kProduct, SwiGlu192>(arguments, clusters, stream);
+      }
+      assert(false);
+      return;
+    case HopperTile::kSwiGluBackward192:
+      if constexpr (kProduct == Product::kInputGradient) {
+        return Launch<kProduct, SwiGluBackward192>(arguments, clusters, stream);
+      }
+      assert(false);
   }
 }
 

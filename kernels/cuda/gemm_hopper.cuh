@@ -30,14 +30,27 @@ enum class Roles {
   kInTurns,   // a tile each: one multiplies while the other sends off its results
 };
 
-// kN columns; kStages of 64 inner elements; kBuffers boxes of results a warpgroup.
-template <Roles kR, int kN, int kStages, int kBuffers>
+// What becomes of a tile's sums.
+enum class Finish {
+  kResult,          // y
+  kSwiGlu,          // y is gate beside up, half of a tile's columns each; silu(gate) * up as well
+  kSwiGluBackward,  // y is the gradient of SwiGLU's output; those of gate and up are formed of it
+};
+
+// kN columns; kStages of 64 inner elements; kBuffers for boxes of results a warpgroup.
+template <Roles kR, int kN, int kStages, int kBuffers, Finish kF = Finish::kResult>
 struct TileShape {
   static constexpr Roles kRoles = kR;
+  static constexpr Finish kFinish = kF;
   static constexpr int kColumns = kN;
-  static constexpr int kBoxes = kN / kBox;
   static constexpr int kRowBlocks = kR == Roles::kTogether ? 1 : 2;  // of 64 rows, a warpgroup
-  static constexpr int kResults = kRowBlocks * kBoxes;               // boxes a warpgroup
+  static constexpr int kOuts = kF == Finish::kSwiGlu ? kN / 2 : kN;  // columns of results
+  static constexpr int kOutBox = kF == Finish::kSwiGlu ? 32 : kBox;  // of a box of them
+  static constexpr int kOutBoxes = kOuts / kOutBox;
+  static constexpr int kResults = kRowBlocks * kOutBoxes;  // places of boxes a warpgroup
+  // Boxes made at a place: of y; gate, up and what they make; or two gradients.
+  static constexpr int kParts = kF == Finish::kResult ? 1 : kF == Finish::kSwiGlu ? 3 : 2;
+  static constexpr uint32_t kOutBytes = 64 * kOutBox * 2;
   static constexpr int kStageCount = kStages;
   static constexpr int kBufferCount = kBuffers;
   static constexpr int kConsumers = kR == Roles::kTogether ? 2 : 1;  // warpgroups a stage
@@ -79,7 +92,7 @@ __device__ inline TermNote NoteOf(const LowRankTerm& term) {
 template <typename Shape>
 struct SharedMemory {
   unsigned char stages[Shape::kStageCount][Shape::kStageBytes];
-  unsigned char results[2][Shape::kBufferCount][wgmma::kBoxBytes];
+  unsigned char results[2][Shape::kBufferCount][Shape::kParts][Shape::kOutBytes];
   StageNote notes[Shape::kStageCount];
   TermNote terms[kTermsCached];
   uint64_t full[Shape::kStageCount];

@@ -36,8 +36,12 @@ struct HopperArguments {
   TensorMap coefficients;  // 128 x 64
   TensorMap residual;      // 64 x 64
   TensorMap y;             // 64 x 64
-  LowRankTable terms;      // terms null: none
-  const void* bias;        // bf16 [columns], or null
+  // HopperTile::kSwiGlu192: written, as y is where silu(gate) * up goes, 64 x 32.
+  // kSwiGluBackward192: read, 64 x 64, and their gradients written.
+  TensorMap gate, up;
+  TensorMap dgate, dup;
+  LowRankTable terms;  // terms null: none
+  const void* bias;    // bf16 [columns], or null
   int32_t has_residual;
   int32_t early;  // 1: the kernel before this one makes the coefficients and may still run
   int32_t rows;
@@ -49,6 +53,8 @@ struct HopperArguments {
 };
 
 inline constexpr int kHopperStepColumns = 64;  // inner elements a stage
+// Of the factor of a term of kForward: tiles whose columns are not in one piece have pieces of it.
+inline constexpr int kFactorBoxRows = 32;
 
 // Variants differ in speed alone: equal bits.
 enum class HopperTile : uint8_t {
@@ -56,11 +62,16 @@ enum class HopperTile : uint8_t {
   kTogether128,
   kInTurns192,  // a tile each, 192 columns
   kInTurns128,
+  // The same for GemmArguments::gated and ::gate_up, and for those alone. A tile's last step moves
+  // more than y and takes exponentials, so it must pass under the products of another tile.
+  kSwiGlu192,  // 96 columns of gate and 96 of up
+  kSwiGluBackward192,
 };
+// Those that make y.
 inline constexpr HopperTile kHopperTiles[] = {HopperTile::kTogether256, HopperTile::kTogether128,
                                               HopperTile::kInTurns192, HopperTile::kInTurns128};
 constexpr int ColumnsOf(HopperTile tile) {
-  constexpr int kColumns[] = {256, 128, 192, 128};
+  constexpr int kColumns[] = {256, 128, 192, 128, 192, 192};
   return kColumns[static_cast<int>(tile)];
 }
 constexpr bool InTurns(HopperTile tile) { return tile >= HopperTile::kInTurns192; }

@@ -37,19 +37,23 @@ int32_t CeilDivide(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 
 
 }  // namespace
 
-TensorMap MapBoxes(const TensorView& matrix, int box_rows) {
+TensorMap MapBoxes(const TensorView& matrix, int box_rows, int box_columns) {
   static const Encode encode = FindEncode();
   assert(matrix.dtype == DType::kBfloat16);
   const std::array<cuuint64_t, 2> sizes = {static_cast<cuuint64_t>(matrix.columns),
                                            static_cast<cuuint64_t>(matrix.rows)};
   const std::array<cuuint64_t, 1> strides = {
       static_cast<cuuint64_t>(matrix.row_stride * BytesOf(matrix.dtype))};
-  const std::array<cuuint32_t, 2> box = {kHopperStepColumns, static_cast<cuuint32_t>(box_rows)};
+  assert(box_columns == 64 || box_columns == 32);
+  const CUtensorMapSwizzle swizzle =
+      box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  const std::array<cuuint32_t, 2> box = {static_cast<cuuint32_t>(box_columns),
+                                         static_cast<cuuint32_t>(box_rows)};
   const std::array<cuuint32_t, 2> steps = {1, 1};
   CUtensorMap map;
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, matrix.data, sizes.data(), strides.data(),
-             box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     Fail(__FILE__, __LINE__, "cuTensorMapEncodeTiled", std::to_string(result).c_str(),
@@ -60,15 +64,31 @@ TensorMap MapBoxes(const TensorView& matrix, int box_rows) {
   return bytes;
 }
 
-TensorMap MapFactor(const TensorView& factor) { return MapBoxes(factor, kHopperStepColumns); }
+TensorMap MapFactor(Product product, const TensorView& factor) {
+  return MapBoxes(factor, product == Product::kForward ? kFactorBoxRows : kHopperStepColumns);
+}
 
 HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile) {
   const bool forward = arguments.product == Product::kForward;
+  const int64_t columns = forward ? arguments.weight.rows : arguments.weight.columns;
   const int tile_columns = ColumnsOf(tile);
   HopperArguments plan = {};
   plan.x = MapBoxes(arguments.x, 128);
   plan.weight = MapBoxes(arguments.weight, forward ? tile_columns / 2 : kHopperStepColumns);
-  plan.y = MapBoxes(arguments.y, 64);
+  if (tile == HopperTile::kSwiGlu192) {
+    const int64_t size = arguments.gated.columns;
+    plan.gate = MapBoxes(arguments.y.Columns(0, size), 64, 32);
+    plan.up = MapBoxes(arguments.y.Columns(size, size), 64, 32);
+    plan.y = MapBoxes(arguments.gated, 64, 32);
+  } else if (tile == HopperTile::kSwiGluBackward192) {
+    const int64_t size = arguments.y.columns / 2;
+    plan.gate = MapBoxes(arguments.gate_up.Columns(0, size), 64);
+    plan.up = MapBoxes(arguments.gate_up.Columns(size, size), 64);
+    plan.dgate = MapBoxes(arguments.y.Columns(0, size), 64);
+    plan.dup = MapBoxes(arguments.y.Columns(size, size), 64);
+  } else {
+    plan.y = MapBoxes(arguments.y, 64);
+  }
   plan.terms = arguments.terms;
   if (!arguments.terms.empty()) plan.coefficients = MapBoxes(arguments.coefficients, 128);
   if (!arguments.residual.empty()) {
@@ -78,10 +98,10 @@ HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile) {
   plan.early = arguments.early ? 1 : 0;
   plan.bias = arguments.bias.data;
   plan.rows = static_cast<int32_t>(arguments.y.rows);
-  plan.columns = static_cast<int32_t>(arguments.y.columns);
+  plan.columns = static_cast<int32_t>(columns);
   plan.inner_steps = CeilDivide(arguments.x.columns, kHopperStepColumns);
   plan.row_tiles = CeilDivide(arguments.y.rows, kTermTileRows);
-  plan.column_tiles = CeilDivide(arguments.y.columns, tile_columns);
+  plan.column_tiles = CeilDivide(columns, tile_columns);
   plan.group_tiles = kGroupTiles;
   return plan;
 }

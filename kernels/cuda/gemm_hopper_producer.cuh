@@ -39,18 +39,24 @@ class Producer {
 
  private:
   static constexpr auto kB = kContiguousOf<kProduct>;
+  static constexpr bool kSwiGlu = Shape::kFinish == Finish::kSwiGlu;
 
   __device__ TermNote Term(int index) const { return TermAt(arguments_, shared_, index); }
   __device__ static bool Masked(const TermNote& term) { return term.mask_words != nullptr; }
-  __device__ static bool Touches(const TermNote& term, int column) {
-    return term.first_output < column + Shape::kColumns &&
-           column < term.first_output + term.outputs;
+  __device__ static bool Touches(const TermNote& term, int column, int columns) {
+    return term.first_output < column + columns && column < term.first_output + term.outputs;
+  }
+  // Whether any of the tile's columns, of which `column` is the first, is the term's.
+  __device__ bool Touches(const TermNote& term, int column) const {
+    if (!kSwiGlu) return Touches(term, column, Shape::kColumns);
+    return Touches(term, column, Shape::kOuts) ||
+           Touches(term, arguments_.columns / 2 + column, Shape::kOuts);
   }
 
   __device__ void FillTile(int tile) {
     const TilePosition position = PositionOf(tile, arguments_);
     const int row = position.row_tile * kClusterRows + static_cast<int>(rank_) * kBlockRows;
-    const int column = position.column_tile * Shape::kColumns;
+    const int column = position.column_tile * Shape::kOuts;
     const StageNote note = CountTerms(position.row_tile, column);
     for (int step = 0; step < arguments_.inner_steps; ++step) {
       Begin(note);
@@ -105,21 +111,28 @@ class Producer {
     if constexpr (kProduct == Product::kForward) {
       const int half = static_cast<int>(rank_) * (Shape::kColumns / 2);
       ptx::LoadBoxToAll(Stage() + Shape::kXBytes + half * kBox * 2, &arguments_.weight, inner,
-                        column + half, Full(), kBothBlocks);
+                        ColumnOf(column, half), Full(), kBothBlocks);
     } else {
-      LoadHalf(&arguments_.weight, column, inner);
+      LoadBoxes<kBox>(&arguments_.weight, column, inner, 0);
     }
   }
 
-  // Half of the boxes of a matrix that has the product's columns as its columns (kOuter) or its
-  // rows.
-  __device__ void LoadHalf(const void* map, int column, int inner) {
+  // The product's column that is column `at` of the tile from `column`.
+  __device__ int ColumnOf(int column, int at) const {
+    return kSwiGlu && at >= Shape::kOuts ? arguments_.columns / 2 + column + at - Shape::kOuts
+                                         : column + at;
+  }
+
+  // Every other box, the other block the rest, of kWide of the tile's columns, which are rows or
+  // columns (kOuter) of a matrix from the product's column first_output.
+  template <int kWide>
+  __device__ void LoadBoxes(const void* map, int column, int inner, int first_output) {
+    constexpr bool kOuter = kB == wgmma::Contiguous::kOuter;
 #pragma unroll
-    for (int box = 0; box < Shape::kBoxes; ++box) {
+    for (int box = 0; box < Shape::kColumns / kWide; ++box) {
       if (box % 2 != static_cast<int>(rank_)) continue;
-      constexpr bool kOuter = kB == wgmma::Contiguous::kOuter;
-      const int outer = column + box * kBox;
-      ptx::LoadBoxToAll(Stage() + Shape::kXBytes + box * wgmma::kBoxBytes, map,
+      const int outer = ColumnOf(column, box * kWide) - first_output;
+      ptx::LoadBoxToAll(Stage() + Shape::kXBytes + box * kWide * kBox * 2, map,
                         kOuter ? outer : inner, kOuter ? inner : outer, Full(), kBothBlocks);
     }
   }
@@ -132,7 +145,8 @@ class Producer {
              .products = min(kBox, term.rank - first) / 16,
              .term = index});
       ptx::LoadBox(Stage(), &arguments_.coefficients, term.first_column + first, row, Full());
-      LoadHalf(map, column - term.first_output, first);
+      constexpr int kRows = kProduct == Product::kForward ? kFactorBoxRows : kBox;
+      LoadBoxes<kRows>(map, column, first, term.first_output);
       ring_.Next();
     }
   }

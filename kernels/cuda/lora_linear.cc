@@ -50,13 +50,16 @@ void Project(const LoraContext& lora, const LoraPlan& plan, const TensorView& x,
 
 void LoraLinear(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
                 const CudaAdapterTable& table, int32_t group, const TensorView& x,
-                const TensorView& residual, const TensorView& y, const TensorView& saved) {
+                const TensorView& residual, const TensorView& y, const TensorView& saved,
+                const TensorView& gated) {
+  assert(gated.empty() || FusesSwiGlu(lora, linear));
   GemmArguments product = {.product = Product::kForward,
                            .x = x,
                            .weight = linear.weight,
                            .bias = linear.bias,
                            .residual = residual,
-                           .y = y};
+                           .y = y,
+                           .gated = gated};
   const LoraPlan& plan =
       PlanOf(lora.context, lora.memory, batch, table, group, linear.weight.columns);
   if (!plan.empty()) {
@@ -70,10 +73,15 @@ void LoraLinear(const LoraContext& lora, const CudaBatch& batch, const CudaLinea
 
 void LoraLinearBackward(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
                         CudaAdapterTable& table, int32_t group, const TensorView& x,
-                        const TensorView& dy, const TensorView& dx, const TensorView& saved) {
+                        const TensorView& dy, const TensorView& dx, const TensorView& saved,
+                        const TensorView& gate_up) {
+  assert(gate_up.empty() || FusesSwiGluBackward(lora, batch, linear, table, group));
   const cudaStream_t stream = lora.context.stream.get();
-  GemmArguments product = {
-      .product = Product::kInputGradient, .x = dy, .weight = linear.weight, .y = dx};
+  GemmArguments product = {.product = Product::kInputGradient,
+                           .x = dy,
+                           .weight = linear.weight,
+                           .y = dx,
+                           .gate_up = gate_up};
   const LoraPlan& plan =
       PlanOf(lora.context, lora.memory, batch, table, group, linear.weight.columns);
   if (!plan.empty()) {
@@ -94,6 +102,19 @@ void LoraLinearBackward(const LoraContext& lora, const CudaBatch& batch, const C
     product.terms = plan.backward();
   }
   if (!dx.empty()) lora.gemm.Run(product, lora.gemm_workspace, stream);
+}
+
+bool FusesSwiGlu(const LoraContext& lora, const CudaLinear& linear) {
+  return lora.gemm.own() && linear.weight.dtype == DType::kBfloat16 && !linear.has_bias &&
+         linear.weight.rows % 16 == 0;
+}
+
+bool FusesSwiGluBackward(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
+                         const CudaAdapterTable& table, int32_t group) {
+  const int64_t inputs = linear.weight.columns;
+  if (!lora.gemm.own() || linear.weight.dtype != DType::kBfloat16 || inputs % 8 != 0) return false;
+  const LoraPlan& plan = PlanOf(lora.context, lora.memory, batch, table, group, inputs);
+  return plan.tables().any_dropout == 0;
 }
 
 }  // namespace lorad::kernels::cuda

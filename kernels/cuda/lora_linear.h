@@ -19,15 +19,26 @@ struct LoraContext {
 };
 
 // `saved` [T, C], C at least the padded ranks of any slot's targets in the group, or empty: S,
-// written for the backward.
+// written for the backward. `gated` [T, O / 2], where FusesSwiGlu: y is gate beside up, and
+// SwiGlu(y) is written as well.
 void LoraLinear(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
                 const CudaAdapterTable& table, int32_t group, const TensorView& x,
-                const TensorView& residual, const TensorView& y, const TensorView& saved = {});
+                const TensorView& residual, const TensorView& y, const TensorView& saved = {},
+                const TensorView& gated = {});
 
-// `saved`: as the forward left it; empty: S is computed again, one more pass over x.
+// `saved`: as the forward left it; empty: S is computed again, one more pass over x. `gate_up`,
+// where FusesSwiGluBackward: x was SwiGlu(gate_up), and dx [T, 2K] is the gradient of gate_up,
+// which it may alias.
 void LoraLinearBackward(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
                         CudaAdapterTable& table, int32_t group, const TensorView& x,
-                        const TensorView& dy, const TensorView& dx, const TensorView& saved = {});
+                        const TensorView& dy, const TensorView& dx, const TensorView& saved = {},
+                        const TensorView& gate_up = {});
+
+// Whether SwiGLU can be the last step of the linear's product: of its output, by our own kernel,
+// without a bias; its backward of the input's gradient, where no target drops.
+bool FusesSwiGlu(const LoraContext& lora, const CudaLinear& linear);
+bool FusesSwiGluBackward(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
+                         const CudaAdapterTable& table, int32_t group);
 
 }  // namespace lorad::kernels::cuda
 

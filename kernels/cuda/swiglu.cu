@@ -1,13 +1,12 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/rowwise.h"
+#include "kernels/cuda/swiglu.cuh"
 #include "kernels/cuda/vector.cuh"
 
 namespace lorad::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-__device__ float Sigmoid(float g) { return 1.0f / (1.0f + expf(-g)); }
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
@@ -20,7 +19,7 @@ __global__ void __launch_bounds__(kThreads)
   Unit result;
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) {
-    result.value[i] = g.value[i] * Sigmoid(g.value[i]) * u.value[i];
+    result.value[i] = SwiGluOf(g.value[i], u.value[i]);
   }
   StoreUnit(result, y.row(blockIdx.y), first, size, y.aligned);
 }
@@ -39,10 +38,9 @@ __global__ void __launch_bounds__(kThreads)
   Unit du;
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) {
-    const float sigmoid = Sigmoid(g.value[i]);
-    const float silu = g.value[i] * sigmoid;
-    du.value[i] = d.value[i] * silu;
-    dg.value[i] = d.value[i] * u.value[i] * (sigmoid + silu * (1.0f - sigmoid));
+    const SwiGluGradients gradients = SwiGluGradientsOf(g.value[i], u.value[i], d.value[i]);
+    dg.value[i] = gradients.gate;
+    du.value[i] = gradients.up;
   }
   T* gradient = dgate_up.row(blockIdx.y);
   StoreUnit(dg, gradient, first, size, dgate_up.aligned);

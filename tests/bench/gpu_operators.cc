@@ -91,12 +91,12 @@ class Bench {
     const int64_t q = shape_.heads * shape_.head_size;
     const int64_t kv = shape_.kv_heads * shape_.head_size;
     const int64_t layers = shape_.layers;
-    std::printf("%-22s %6s %9s %9s %9s %7s\n", "operation", "a step", "ms", "ms a step", "limit ms",
+    std::printf("%-24s %6s %9s %9s %9s %7s\n", "operation", "a step", "ms", "ms a step", "limit ms",
                 "of it");
-    LoraGroup("qkv", 0, h, {{0, q}, {q, kv}, {q + kv, kv}}, false);
-    LoraGroup("o", 1, q, {{0, h}}, true);
-    LoraGroup("gate_up", 2, h, {{0, f}, {f, f}}, false);
-    LoraGroup("down", 3, f, {{0, h}}, true);
+    LoraGroup("qkv", 0, h, {{0, q}, {q, kv}, {q + kv, kv}}, Kind::kPlain);
+    LoraGroup("o", 1, q, {{0, h}}, Kind::kResidual);
+    LoraGroup("gate_up", 2, h, {{0, f}, {f, f}}, Kind::kGateUp);
+    LoraGroup("down", 3, f, {{0, h}}, Kind::kDown);
     Attention(q, kv);
     Rowwise(layers);
     Head();
@@ -143,12 +143,15 @@ class Bench {
     const double limit = flops / ceilings_.product_flops * 1e3 + bytes / ceilings_.copy_bytes * 1e3;
     total_ms_ += ms * static_cast<double>(count);
     limit_ms_ += limit * static_cast<double>(count);
-    std::printf("%-22s %6ld %9.4f %9.3f %9.3f %7.3f\n", name.c_str(), static_cast<long>(count), ms,
+    std::printf("%-24s %6ld %9.4f %9.3f %9.3f %7.3f\n", name.c_str(), static_cast<long>(count), ms,
                 ms * static_cast<double>(count), limit * static_cast<double>(count), limit / ms);
   }
 
+  // What a linear is followed by, or follows.
+  enum class Kind { kPlain, kResidual, kGateUp, kDown };
+
   void LoraGroup(const std::string& name, int32_t group, int64_t inputs,
-                 const std::vector<Part>& parts, bool with_residual) {
+                 const std::vector<Part>& parts, Kind kind) {
     const int64_t mark = arena_->used();
     const int64_t outputs = parts.back().first + parts.back().outputs;
     const auto linear = Weight(outputs, inputs);
@@ -160,12 +163,30 @@ class Bench {
     const TensorView dx = Activation(inputs);
     const TensorView saved =
         Activation(LoraSavedColumns(static_cast<int64_t>(parts.size()), options_.rank));
-    const TensorView residual = with_residual ? Activation(outputs) : TensorView();
     const double flops = 2.0 * static_cast<double>(options_.tokens * inputs * outputs);
-    Time(name, shape_.layers, flops, 0,
-         [&] { backend_->LoraLinear(*batch_, *linear, *table_, group, x, residual, y, saved); });
-    Time(name + " backward", shape_.layers, flops, 0,
-         [&] { backend_->LoraLinearBackward(*batch_, *linear, *table_, group, x, y, dx, saved); });
+    if (kind == Kind::kGateUp) {
+      const TensorView gated = Activation(outputs / 2);
+      Time(name + ", swiglu", shape_.layers, flops, 0, [&] {
+        backend_->LoraLinearSwiGlu(*batch_, *linear, *table_, group, x, y, gated, saved);
+      });
+    } else {
+      const bool adds = kind == Kind::kResidual || kind == Kind::kDown;
+      const TensorView residual = adds ? Activation(outputs) : TensorView();
+      Time(name, shape_.layers, flops, 0,
+           [&] { backend_->LoraLinear(*batch_, *linear, *table_, group, x, residual, y, saved); });
+    }
+    if (kind == Kind::kDown) {
+      const TensorView gate_up = Activation(2 * inputs);
+      const TensorView dgate_up = Activation(2 * inputs);
+      Time(name + ", swiglu backward", shape_.layers, flops, 0, [&] {
+        backend_->LoraLinearSwiGluBackward(*batch_, *linear, *table_, group, gate_up, x, y, dx,
+                                           dgate_up, saved);
+      });
+    } else {
+      Time(name + " backward", shape_.layers, flops, 0, [&] {
+        backend_->LoraLinearBackward(*batch_, *linear, *table_, group, x, y, dx, saved);
+      });
+    }
     for (int32_t slot = 0; slot < options_.adapters; ++slot) {
       backend_->SetTargets(*table_, slot, group, {});
     }
@@ -246,12 +267,6 @@ class Bench {
          [&] { backend_->RmsNorm(*batch_, x, weight, 1e-5f, y); });
     Time("rms_norm backward", 2 * layers + 1, 0, 4 * Bytes(x),
          [&] { backend_->RmsNormBackward(*batch_, x, weight, 1e-5f, dy, y); });
-    const TensorView gate_up = Activation(2 * shape_.feed_forward);
-    const TensorView gated = Activation(shape_.feed_forward);
-    Time("swiglu", layers, 0, 3 * Bytes(gated), [&] { backend_->SwiGlu(*batch_, gate_up, gated); });
-    const TensorView dgate_up = Activation(2 * shape_.feed_forward);
-    Time("swiglu backward", layers, 0, 5 * Bytes(gated),
-         [&] { backend_->SwiGluBackward(*batch_, gate_up, gated, dgate_up); });
     arena_->Rewind(mark);
   }
 

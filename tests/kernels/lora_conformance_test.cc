@@ -156,6 +156,71 @@ TEST_CASE("LoraLinear in tiles: wider than one, with the residual in place and n
   }
 }
 
+void CheckSwiGlu(World& world, Random& random, double dropout) {
+  Backend& backend = world.backend();
+  const int64_t features = world.Columns(random.Integer(1, 50));
+  const int64_t outputs = 2 * world.Columns(random.Integer(1, 300));
+  const BatchData data = RandomBatch(random, 3, 280, 2, 10);
+  const auto batch = backend.PrepareBatch(data.description());
+  const auto linear = DeviceLinear(world, world.RandomMatrix(random, outputs, features), Matrix());
+  const auto table = backend.MakeAdapterTable(2, 1);
+  const Adapter adapter = RandomAdapter(world, random, features, outputs, 24, dropout);
+  const DeviceAdapter on_device(world, *table, 1, 0, adapter);
+  const Guarded x(world, world.RandomMatrix(random, data.tokens(), features));
+  const Guarded want_y(world, data.tokens(), outputs);
+  const Guarded want(world, data.tokens(), outputs / 2);
+  backend.LoraLinear(*batch, *linear, *table, 0, x.view(), {}, want_y.view(), {});
+  backend.SwiGlu(*batch, want_y.view(), want.view());
+  const Guarded y(world, data.tokens(), outputs);
+  const Guarded gated(world, data.tokens(), outputs / 2);
+  backend.LoraLinearSwiGlu(*batch, *linear, *table, 0, x.view(), y.view(), gated.view(), {});
+  CHECK(y.Bits() == want_y.Bits());
+  CHECK(gated.Bits() == want.Bits());
+  CHECK((y.Intact() && gated.Intact()));
+}
+
+// The gradient of gate_up by two operations, then by one in place.
+void CheckSwiGluBackward(World& world, Random& random, double dropout) {
+  Backend& backend = world.backend();
+  const int64_t features = world.Columns(random.Integer(1, 300));
+  const int64_t outputs = world.Columns(random.Integer(1, 50));
+  const BatchData data = RandomBatch(random, 3, 280, 2, 10);
+  const auto batch = backend.PrepareBatch(data.description());
+  const auto linear = DeviceLinear(world, world.RandomMatrix(random, outputs, features), Matrix());
+  const auto table = backend.MakeAdapterTable(2, 1);
+  const Adapter adapter = RandomAdapter(world, random, features, outputs, 24, dropout);
+  const DeviceAdapter on_device(world, *table, 1, 0, adapter);
+  const Guarded gate_up(world, world.RandomMatrix(random, data.tokens(), 2 * features));
+  Guarded y(world, data.tokens(), features);
+  backend.SwiGlu(*batch, gate_up.view(), y.view());
+  const Guarded dy(world, world.RandomMatrix(random, data.tokens(), outputs));
+  Guarded dx(world, data.tokens(), features);
+  Guarded want(world, data.tokens(), 2 * features);
+  backend.LoraLinearBackward(*batch, *linear, *table, 0, y.view(), dy.view(), dx.view(), {});
+  backend.SwiGluBackward(*batch, gate_up.view(), dx.view(), want.view());
+  const std::vector<int64_t> once = on_device.Accumulators();
+  backend.LoraLinearSwiGluBackward(*batch, *linear, *table, 0, gate_up.view(), y.view(), dy.view(),
+                                   dx.view(), gate_up.view(), {});
+  const std::vector<int64_t> twice = on_device.Accumulators();
+  CHECK(gate_up.Bits() == want.Bits());
+  CHECK(gate_up.Intact());
+  for (size_t i = 0; i < once.size(); ++i) REQUIRE(twice[i] == 2 * once[i]);
+}
+
+TEST_CASE("A LoRA linear with SwiGLU gives the bits of the two operations that it stands for") {
+  for (const BackendCase& backend : Backends()) {
+    for (const uint64_t seed : Seeds()) {
+      for (const double dropout : {0.0, 0.1}) {
+        INFO(backend.name << ", seed " << seed << ", dropout " << dropout);
+        Random random(seed);
+        World world(backend);
+        CheckSwiGlu(world, random, dropout);
+        CheckSwiGluBackward(world, random, dropout);
+      }
+    }
+  }
+}
+
 void CheckOverflow(World& world) {
   Random random(12);
   Backend& backend = world.backend();

@@ -1,12 +1,15 @@
+// usage: lora_linear_benchmark [lora|swiglu]
 // The operator table of docs/benchmarks.md: forward and backward of the multi-adapter LoRA linear
 // over forward and backward of the frozen linear alone (cuBLASLt, and our own product), in the same
 // run, as CUDA graphs; and each skinny kernel beside a copy of the bytes that it reads.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <string_view>
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/lora_kernels.h"
+#include "kernels/cuda/rowwise.h"
 #include "tests/kernels/cuda/lora_world.h"
 
 namespace lorad::kernels::cuda::testing {
@@ -148,6 +151,36 @@ struct Bench {
   std::unique_ptr<CudaBatch> batch;
 };
 
+// FNV-1a.
+uint64_t Hash(uint64_t hash, const void* data, size_t bytes) {
+  const auto* at = static_cast<const unsigned char*>(data);
+  for (size_t i = 0; i < bytes; ++i) hash = (hash ^ at[i]) * 0x100000001B3;
+  return hash;
+}
+
+// Of every gradient of one forward and backward, and of some rows of y and dx.
+uint32_t BitsOf(Bench& bench, const std::function<void()>& run) {
+  for (const auto& adapter : bench.adapters) adapter->ClearGradients();
+  run();
+  uint64_t hash = 0xCBF29CE484222325;
+  for (const auto& adapter : bench.adapters) {
+    for (size_t target = 0; target < adapter->host().size(); ++target) {
+      for (const DeviceSums* sums : {&adapter->da(target), &adapter->db(target)}) {
+        const std::vector<int64_t> values = sums->Read();
+        hash = Hash(hash, values.data(), values.size() * sizeof(int64_t));
+      }
+    }
+  }
+  for (const DeviceMatrix* matrix : {&bench.y, &bench.dx}) {
+    const TensorView rows = matrix->view().Rows(kTokens - 64, 64);
+    std::vector<uint16_t> values(static_cast<size_t>(rows.elements()));
+    LORAD_CUDA_CHECK(
+        cudaMemcpy(values.data(), rows.data, values.size() * 2, cudaMemcpyDeviceToHost));
+    hash = Hash(hash, values.data(), values.size() * 2);
+  }
+  return static_cast<uint32_t>(hash ^ (hash >> 32));
+}
+
 double CopyMicroseconds(cudaStream_t stream, const DeviceMatrix& from, const DeviceMatrix& to) {
   const size_t bytes = static_cast<size_t>(std::min(from.view().elements(), to.view().elements()) *
                                            BytesOf(from.view().dtype));
@@ -187,11 +220,13 @@ void Run(const Setting& setting) {
   Gemm library(GemmOptions{.own_kernel = false});
   const double frozen_library = frozen(library);
   const double frozen_own = frozen(world.gemm());
-  const double whole = Microseconds(stream, [&] {
+  const auto run = [&] {
     LoraLinear(lora, *bench.batch, world.linear(), world.table(), 0, x, {}, bench.y.view(), saved);
     LoraLinearBackward(lora, *bench.batch, world.linear(), world.table(), 0, x, dy, bench.dx.view(),
                        saved);
-  });
+  };
+  const uint32_t bits = BitsOf(bench, run);
+  const double whole = Microseconds(stream, run);
   const double input =
       Microseconds(stream, [&] { ProjectInput(plan.tables(), x, saved, shared, scratch, stream); });
   const double output = Microseconds(
@@ -202,17 +237,21 @@ void Run(const Setting& setting) {
   const double copy_x = CopyMicroseconds(stream, bench.x, bench.dx);
   const double copy_dy = CopyMicroseconds(stream, bench.dy, bench.y);
   const double products = whole - input - output - gradient;
-  std::printf("%-34s %8.0f %8.0f %8.0f | %6.3f %6.3f | %7.1f %7.1f /%6.1f %7.1f /%6.1f | %8.0f\n",
-              setting.name, frozen_library, frozen_own, whole, whole / frozen_library,
-              whole / frozen_own, input, gradient, copy_x, output, copy_dy, products);
+  std::printf(
+      "%-34s %8.0f %8.0f %8.0f | %6.3f %6.3f | %7.1f %7.1f /%6.1f %7.1f /%6.1f | %8.0f | %08x\n",
+      setting.name, frozen_library, frozen_own, whole, whole / frozen_library, whole / frozen_own,
+      input, gradient, copy_x, output, copy_dy, products, bits);
   std::fflush(stdout);
 }
 
 void RunAll() {
-  std::printf("%lld tokens, microseconds. floor: half of a copy's time, the reading.\n",
-              static_cast<long long>(kTokens));
-  std::printf("%-34s %8s %8s %8s | %6s %6s | %7s %7s /%6s %7s /%6s | %8s\n", "setting", "cuBLAS",
-              "own", "LoRA", "/cuBL", "/own", "S", "dA", "floor", "dS,dB", "floor", "products");
+  std::printf(
+      "%lld tokens, microseconds. floor: half of a copy's time, the reading. bits: of what "
+      "was computed.\n",
+      static_cast<long long>(kTokens));
+  std::printf("%-34s %8s %8s %8s | %6s %6s | %7s %7s /%6s %7s /%6s | %8s | %8s\n", "setting",
+              "cuBLAS", "own", "LoRA", "/cuBL", "/own", "S", "dA", "floor", "dS,dB", "floor",
+              "products", "bits");
   const std::vector<Setting> settings = {
       {"4096x4096, 1", 4096, {4096}, 1, {16}, 0},
       {"4096x4096, 4", 4096, {4096}, 4, {16}, 0},
@@ -236,13 +275,109 @@ void RunAll() {
   for (const Setting& setting : settings) Run(setting);
 }
 
+// Of some rows of a matrix, after `run` into it.
+uint64_t BitsOf(DeviceMatrix& matrix, const std::function<void()>& run) {
+  matrix.Poison();
+  run();
+  const std::vector<uint16_t> rows = matrix.RawRows(kTokens - 512, 512);
+  return Hash(0xCBF29CE484222325, rows.data(), rows.size() * 2);
+}
+
+// SwiGLU by a pass of its own, and as the product's last step; without: the product alone.
+void CompareSwiGlu(const char* name, cudaStream_t stream, DeviceMatrix& out,
+                   const std::function<void()>& without, const std::function<void()>& pass,
+                   const std::function<void()>& fused) {
+  const bool equal = BitsOf(out, pass) == BitsOf(out, fused);
+  // In turns, so that all run at the clock that the power allows.
+  constexpr int kRounds = 3;
+  double us[3] = {};
+  for (int round = 0; round < kRounds; ++round) {
+    us[0] += Microseconds(stream, without) / kRounds;
+    us[1] += Microseconds(stream, pass) / kRounds;
+    us[2] += Microseconds(stream, fused) / kRounds;
+  }
+  std::printf("%-34s %8.0f %8.0f %8.0f | %6.3f | %s\n", name, us[0], us[1], us[2], us[2] / us[1],
+              equal ? "equal" : "DIFFERENT");
+  std::fflush(stdout);
+}
+
+// gate,up forward.
+void RunSwiGlu(const Setting& setting) {
+  Bench bench(setting);
+  LoraWorld& world = bench.world;
+  const cudaStream_t stream = world.context().stream.get();
+  const LoraContext lora = world.lora();
+  if (!FusesSwiGlu(lora, world.linear())) return;
+  DeviceMatrix gated(kTokens, bench.outputs / 2, bench.dtype, 0);
+  const auto run = [&](const TensorView& to) {
+    LoraLinear(lora, *bench.batch, world.linear(), world.table(), 0, bench.x.view(), {},
+               bench.y.view(), bench.saved.view(), to);
+  };
+  CompareSwiGlu(
+      setting.name, stream, gated, [&] { run({}); },
+      [&] {
+        run({});
+        SwiGlu(stream, bench.y.view(), gated.view());
+      },
+      [&] { run(gated.view()); });
+}
+
+// The backward of `down`.
+void RunSwiGluBackward(const Setting& setting) {
+  Bench bench(setting);
+  LoraWorld& world = bench.world;
+  const cudaStream_t stream = world.context().stream.get();
+  const LoraContext lora = world.lora();
+  const TensorView saved = bench.saved.view();
+  if (!FusesSwiGluBackward(lora, *bench.batch, world.linear(), world.table(), 0)) return;
+  DeviceMatrix gate_up(kTokens, 2 * bench.inputs, bench.dtype, 0);
+  DeviceMatrix dgate_up(kTokens, 2 * bench.inputs, bench.dtype, 0);
+  Generator random(2);
+  Bench::Fill(random, gate_up, 2);
+  LoraLinear(lora, *bench.batch, world.linear(), world.table(), 0, bench.x.view(), {},
+             bench.y.view(), saved);
+  const auto run = [&](const TensorView& dx, const TensorView& of) {
+    LoraLinearBackward(lora, *bench.batch, world.linear(), world.table(), 0, bench.x.view(),
+                       bench.dy.view(), dx, saved, of);
+  };
+  CompareSwiGlu(
+      setting.name, stream, dgate_up, [&] { run(bench.dx.view(), {}); },
+      [&] {
+        run(bench.dx.view(), {});
+        SwiGluBackward(stream, gate_up.view(), bench.dx.view(), dgate_up.view());
+      },
+      [&] { run(dgate_up.view(), gate_up.view()); });
+}
+
+void RunAllSwiGlu() {
+  std::printf("%-34s %8s %8s %8s | %6s | %s\n", "SwiGLU, setting", "without", "a pass", "fused",
+              "/pass", "bits");
+  for (const Setting& setting : std::vector<Setting>{
+           {"gate,up of Llama-3.1-8B, 4", 4096, {14336, 14336}, 4, {16}, 0},
+           {"gate,up of Qwen2.5-3B, 8", 2048, {11008, 11008}, 8, {16}, 0},
+           {"gate,up of TinyLlama, 8", 2048, {5632, 5632}, 8, {16}, 0},
+       }) {
+    RunSwiGlu(setting);
+  }
+  for (const Setting& setting : std::vector<Setting>{
+           {"down of Llama-3.1-8B, 4, backward", 14336, {4096}, 4, {16}, 0},
+           {"down of Qwen2.5-3B, 8, backward", 11008, {2048}, 8, {16}, 0},
+           {"down of TinyLlama, 8, backward", 5632, {2048}, 8, {16}, 0},
+       }) {
+    RunSwiGluBackward(setting);
+  }
+}
+
 }  // namespace
 }  // namespace lorad::kernels::cuda::testing
 
-int main() {
-  if (!lorad::kernels::cuda::testing::HaveGpu()) {
+int main(int argc, char** argv) {
+  namespace testing = lorad::kernels::cuda::testing;
+  if (!testing::HaveGpu()) {
     std::printf("skipped: no GPU\n");
     return 0;
   }
-  lorad::kernels::cuda::testing::RunAll();
+  const std::string_view part = argc > 1 ? argv[1] : "";
+  if (part.empty() || part == "lora") testing::RunAll();
+  if (part.empty() || part == "swiglu") testing::RunAllSwiGlu();
 }

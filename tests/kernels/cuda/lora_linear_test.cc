@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/rowwise.h"
 #include "kernels/philox.h"
 #include "tests/kernels/cuda/lora_world.h"
 
@@ -438,6 +439,126 @@ TEST_CASE("the same bits in any company, at any place, cut in any way, again and
             (strangers_nan && !second.adapter(0).host().empty()));
       CHECK_FALSE(second.world().table().TakeOverflow(1));
       CHECK_FALSE(second.world().table().TakeOverflow(0));
+    }
+  }
+}
+
+TEST_CASE("chunks that are added up in one block give the bits that they give one by one") {
+  if (Skipped()) return;
+  constexpr int32_t kSlots = 4;
+  for (const int64_t rank_max : {16, 64}) {
+    for (const float dropout : {0.0f, 0.1f}) {
+      for (const uint64_t seed : {uint64_t{1}, static_cast<uint64_t>(std::random_device()())}) {
+        Generator random(seed);
+        // From a single chunk to more of one slot than a block takes, trained or not.
+        const int64_t segments = RandomInteger(random, 1, 5);
+        const BatchOf batch = RandomBatch(random, segments, 1300, kSlots);
+        const Options options = {DType::kBfloat16, 712, 1128, rank_max, 8, dropout, false, true};
+        INFO("seed " << seed << " rank at most " << rank_max << " tokens " << batch.tokens());
+        Case test(random, options, batch, kSlots);
+        std::vector<Bits> want;
+        for (const int32_t together : {1, 2, kGroupChunks}) {
+          test.world().memory().chunks_together = together;
+          test.Run();
+          for (int32_t slot = 0; slot < kSlots; ++slot) {
+            const auto index = static_cast<size_t>(slot);
+            const Bits bits = BitsOf(test, 0, batch.tokens(), index);
+            if (together == 1) want.push_back(bits);
+            CHECK(bits == want[index]);
+            CHECK_FALSE(test.world().table().TakeOverflow(slot));
+          }
+        }
+      }
+    }
+  }
+}
+
+// y is gate beside up; SwiGlu(y) by an operation of its own, and by the product's.
+void CheckSwiGlu(Generator& random, const Options& options, const BatchOf& batch) {
+  Case test(random, options, batch, 2);
+  LoraWorld& world = test.world();
+  const LoraContext lora = world.lora();
+  const CudaBatch on_device(world.context(), batch.description());
+  if (!FusesSwiGlu(lora, world.linear())) return;
+  const int64_t tokens = batch.tokens();
+  DeviceMatrix want(tokens, options.outputs / 2, options.dtype);
+  const auto run = [&](const TensorView& gated) {
+    test.y().Poison();
+    LoraLinear(lora, on_device, world.linear(), world.table(), kGroup, test.x().view(), {},
+               test.y().view(), test.saved().view(), gated);
+  };
+  run({});
+  SwiGlu(world.context().stream.get(), test.y().view(), want.view());
+  const std::vector<uint16_t> y = test.y().RawRows(0, tokens);
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    DeviceMatrix gated(tokens, options.outputs / 2, options.dtype);
+    run(gated.view());
+    CHECK(test.y().RawRows(0, tokens) == y);
+    CHECK(gated.RawRows(0, tokens) == want.RawRows(0, tokens));
+    CHECK((test.y().Intact() && gated.Intact()));
+  }
+}
+
+TEST_CASE("SwiGLU as a product's last step: the bits of a pass of its own") {
+  if (Skipped()) return;
+  for (const uint64_t seed : {uint64_t{1}, static_cast<uint64_t>(std::random_device()())}) {
+    Generator random(seed);
+    for (const int64_t outputs : {16, 192, 400, 3072, 5632}) {
+      for (const int64_t inputs : {64, 576, 1032}) {
+        const BatchOf batch = RandomBatch(random, 3, RandomInteger(random, 1, 300), 2);
+        INFO("seed " << seed << " " << inputs << " x " << outputs << ", " << batch.tokens());
+        CheckSwiGlu(random, {DType::kBfloat16, inputs, outputs, 100, 8, 0.1f, false, true}, batch);
+      }
+    }
+  }
+}
+
+// x = SwiGlu(gate_up), and the gradient of gate_up by two operations and by one.
+void CheckSwiGluBackward(Generator& random, const Options& options, const BatchOf& batch) {
+  constexpr int32_t kSlots = 2;
+  Case test(random, options, batch, kSlots);
+  LoraWorld& world = test.world();
+  const cudaStream_t stream = world.context().stream.get();
+  const LoraContext lora = world.lora();
+  const CudaBatch on_device(world.context(), batch.description());
+  if (!FusesSwiGluBackward(lora, on_device, world.linear(), world.table(), kGroup)) return;
+  const int64_t tokens = batch.tokens();
+  DeviceMatrix gate_up(tokens, 2 * options.inputs, options.dtype);
+  DeviceMatrix want(tokens, 2 * options.inputs, options.dtype);
+  gate_up.Write(RandomValues(random, tokens * 2 * options.inputs, 4));
+  SwiGlu(stream, gate_up.view(), test.x().view());
+  const TensorView saved = test.saved().view();
+  LoraLinear(lora, on_device, world.linear(), world.table(), kGroup, test.x().view(), {},
+             test.y().view(), saved);
+  LoraLinearBackward(lora, on_device, world.linear(), world.table(), kGroup, test.x().view(),
+                     test.dy().view(), test.dx().view(), saved);
+  SwiGluBackward(stream, gate_up.view(), test.dx().view(), want.view());
+  const Bits once = BitsOf(test, 0, tokens, 0);
+  for (int run = 0; run < 3; ++run) {
+    // To a buffer of its own, then in place, which leaves nothing to repeat it from.
+    DeviceMatrix got(tokens, 2 * options.inputs, options.dtype);
+    const TensorView to = run < 2 ? got.view() : gate_up.view();
+    for (size_t slot = 0; slot < kSlots; ++slot) test.adapter(slot).ClearGradients();
+    LoraLinearBackward(lora, on_device, world.linear(), world.table(), kGroup, test.x().view(),
+                       test.dy().view(), to, saved, gate_up.view());
+    const DeviceMatrix& result = run < 2 ? got : gate_up;
+    CHECK(result.RawRows(0, tokens) == want.RawRows(0, tokens));
+    if (run < 2) CHECK(got.Intact());
+    CHECK(BitsOf(test, 0, tokens, 0).sums == once.sums);
+  }
+}
+
+TEST_CASE("SwiGLU's gradient as a product's last step: the bits of a pass of its own") {
+  if (Skipped()) return;
+  for (const uint64_t seed : {uint64_t{1}, static_cast<uint64_t>(std::random_device()())}) {
+    Generator random(seed);
+    for (const int64_t inputs : {8, 200, 576, 1544, 2816}) {
+      for (const int64_t outputs : {64, 576, 1032}) {
+        const BatchOf batch = RandomBatch(random, 3, RandomInteger(random, 1, 300), 2);
+        INFO("seed " << seed << " " << inputs << " x " << outputs << ", " << batch.tokens());
+        CheckSwiGluBackward(random, {DType::kBfloat16, inputs, outputs, 40, 8, 0, false, true},
+                            batch);
+      }
     }
   }
 }

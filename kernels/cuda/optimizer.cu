@@ -162,6 +162,13 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
+// As the host would add them: one thread, in order.
+__global__ void TotalKernel(const double* sums, int32_t count, double* total) {
+  double sum = 0;
+  for (int32_t i = 0; i < count; ++i) sum += sums[i];
+  *total = sum;
+}
+
 __global__ void __launch_bounds__(kThreads)
     InitializeAKernel(uint64_t seed, uint32_t layer, uint32_t target, float bound, float* a,
                       int64_t elements) {
@@ -196,13 +203,15 @@ void DropGradients(cudaStream_t stream, const OptimizerTable& table) {
   LORAD_CUDA_LAUNCHED();
 }
 
-void SumOfSquares(cudaStream_t stream, const OptimizerTable& table, double* partials,
-                  double* sums) {
+void SumOfSquares(cudaStream_t stream, const OptimizerTable& table, double* partials, double* sums,
+                  double* total) {
   if (table.count == 0) return;
   if (table.blocks > 0) SquaresKernel<<<Blocks(table), kThreads, 0, stream>>>(table, partials);
   LORAD_CUDA_LAUNCHED();
   FoldKernel<<<static_cast<unsigned int>(table.count), kThreads, 0, stream>>>(table, partials,
                                                                               sums);
+  LORAD_CUDA_LAUNCHED();
+  TotalKernel<<<1, 1, 0, stream>>>(sums, table.count, total);
   LORAD_CUDA_LAUNCHED();
 }
 

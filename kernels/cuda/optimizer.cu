@@ -162,11 +162,12 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
-// As the host would add them: one thread, in order.
-__global__ void TotalKernel(const double* sums, int32_t count, double* total) {
+__global__ void __launch_bounds__(kThreads)
+    TotalKernel(const double* sums, int32_t count, double* total) {
   double sum = 0;
-  for (int32_t i = 0; i < count; ++i) sum += sums[i];
-  *total = sum;
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < count; i += kThreads) sum += sums[i];
+  const double of_all = TreeSum(sum);
+  if (threadIdx.x == 0) *total = of_all;
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -211,7 +212,7 @@ void SumOfSquares(cudaStream_t stream, const OptimizerTable& table, double* part
   FoldKernel<<<static_cast<unsigned int>(table.count), kThreads, 0, stream>>>(table, partials,
                                                                               sums);
   LORAD_CUDA_LAUNCHED();
-  TotalKernel<<<1, 1, 0, stream>>>(sums, table.count, total);
+  TotalKernel<<<1, kThreads, 0, stream>>>(sums, table.count, total);
   LORAD_CUDA_LAUNCHED();
 }
 

@@ -79,6 +79,8 @@ class Backend {
   // done.
   static constexpr int kMarks = 8;
   virtual void Mark(int mark) = 0;
+  // Waits for the moment of a mark; at once if it was never set.
+  virtual void WaitFor(int mark) = 0;
   // Milliseconds from one mark to another; waits for both.
   virtual double MsBetween(int from, int to) = 0;
   // Between host memory (dense, rows * columns float32 values) and a tensor of this device, rounded
@@ -86,6 +88,13 @@ class Backend {
   // written when CopyToHost returns (which waits for what is enqueued).
   virtual void CopyToDevice(const float* host, const TensorView& device) = 0;
   virtual void CopyToHost(const TensorView& device, float* host) = 0;
+
+  // What is read back without a wait (ReadBack, SumOfSquares, TakeOverflow) lands in memory of
+  // MakeHostArena that stays as it is meanwhile, and is there once a mark has passed that was set
+  // after the call.
+
+  // The dense values of `device`, float32.
+  virtual void ReadBack(const TensorView& device, float* host) = 0;
 
   // ---- handles ----
 
@@ -110,9 +119,10 @@ class Backend {
                           std::span<const LoraTarget> targets) = 0;
   // All groups of the slot empty, its overflow mark cleared.
   virtual void ClearSlot(AdapterTable& table, int32_t slot) = 0;
-  // True if since the last call a chunk's gradient of this slot was not finite or reached
-  // kGradientLimit; clears the mark. Waits for what is enqueued.
-  virtual bool TakeOverflow(AdapterTable& table, int32_t slot) = 0;
+  // *marked = 1 if since the last call a chunk's gradient of this slot was not finite or reached
+  // kGradientLimit, else 0; clears the slot's mark. marked: read back without a wait (see
+  // ReadBack).
+  virtual void TakeOverflow(AdapterTable& table, int32_t slot, int32_t* marked) = 0;
 
   // Copies the description. REQUIRES: its invariants (batch.h).
   virtual std::unique_ptr<Batch> PrepareBatch(const BatchDescription& description) = 0;
@@ -241,10 +251,10 @@ class Backend {
   // New A of PEFT: uniform in [-1/sqrt(K), 1/sqrt(K)) (Kaiming, a = sqrt 5), a function of (seed,
   // layer, target, element). a [R, K] dense, out.
   virtual void InitializeA(uint64_t seed, int32_t layer, int32_t target, const TensorView& a) = 0;
-  // sums[i] = sum over the elements of tensors[i] of gradient^2, in fp64 in a tree fixed by the
-  // length; infinity where an accumulator lies outside +-kGradientLimit. sums: host, valid on
-  // return.
-  virtual void SumOfSquares(std::span<const OptimizerTensor> tensors, std::span<double> sums) = 0;
+  // *sum = sum of gradient^2 over the elements of all tensors, in fp64 in an order that their lengths
+  // and number fix; infinity where an accumulator lies outside +-kGradientLimit. sum: read back
+  // without a wait (see ReadBack).
+  virtual void SumOfSquares(std::span<const OptimizerTensor> tensors, double* sum) = 0;
   // One step of torch.optim.AdamW on every tensor (Loshchilov & Hutter 2019, arXiv 1711.05101,
   // algorithm 2):
   //   g = clip_factor * gradient;  p *= 1 - lr wd;  m += (1 - beta1)(g - m);

@@ -71,7 +71,9 @@ Recomputation RecomputationOf(const v1::FormGroup& order) {
 Engine::Engine(const v1::FormGroup& order, const Environment& environment)
     : environment_(environment), order_(order) {}
 
-Engine::~Engine() = default;
+Engine::~Engine() {
+  if (model_ != nullptr) environment_.backend->Synchronize();  // before memory goes
+}
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
                                                      const Environment& environment) {
@@ -124,6 +126,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   if (!status.ok()) return status;
   engine->table_ =
       backend->MakeAdapterTable(static_cast<int32_t>(shape.slots_max), engine->model_->groups());
+  status = engine->MakeReadings(shape);
+  if (!status.ok()) return WithReason(status, "MEMORY");
   engine->index_taken_.assign(static_cast<size_t>(shape.slots_max), false);
   engine->uploader_ = std::make_unique<Uploader>(environment.bulk, environment.reports,
                                                  order.epoch(), environment.options.numerics_id);
@@ -134,6 +138,20 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   formed.set_load_seconds((environment.clock() - started_ms) / 1000);
   engine->Report(std::move(report));
   return engine;
+}
+
+absl::Status Engine::MakeReadings(const ModelShape& shape) {
+  const auto lay = [&](kernels::Arena& arena) {
+    for (float*& log_p : log_p_) log_p = arena.Allocate<float>(shape.capacity_tokens);
+    norms_ = arena.Allocate<NormReading>(shape.slots_max);
+  };
+  kernels::Arena counting(kernels::Device::kCpu);
+  lay(counting);
+  auto arena = environment_.backend->MakeHostArena(counting.bytes_max());
+  if (!arena.ok()) return arena.status();
+  host_arena_ = *std::move(arena);
+  lay(*host_arena_);
+  return absl::OkStatus();
 }
 
 void Engine::Report(v1::Report report) {
@@ -244,6 +262,8 @@ absl::Status Engine::Save(Resident* resident, const v1::Operation& operation) {
 absl::Status Engine::FreeSlot(const std::string& job) {
   auto resident = Find(job);
   if (!resident.ok()) return resident.status();
+  ReadLanded();
+  environment_.backend->Synchronize();  // before memory goes
   std::unique_ptr<Slot> slot = std::move((*resident)->slot);
   if (slot == nullptr) {
     v1::Report report;

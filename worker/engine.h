@@ -33,6 +33,10 @@ struct EngineOptions {
 // A formed group at work: the model's stage, the slots, and the batches that are under way. Does
 // one operation at a time, in the order it is told; what is to be told of it goes into the
 // ReportLog. Memory is one arena for the model (worker/model.h) and one a slot (worker/slot.h).
+//
+// Operations are enqueued on the device and the host goes on: what a microbatch gave is read when
+// the next one is enqueued, when a batch's norm decides its step, or when the window ends. So the
+// device always has work but for the one wait for the norms of a window's batches.
 // Threads: one (the executor's).
 class Engine {
  public:
@@ -79,18 +83,23 @@ class Engine {
     int64_t tokens = 0;
     double started_ms = 0;
   };
-  // What stage 0 decides at NormUp and ClipDown brings to all.
+  // What NormUp has the device read back, one of a slot.
+  struct NormReading {
+    double sum_of_squares = 0;
+    int32_t overflow = 0;
+  };
+  // What stage 0 decides on all norms and ClipDown brings to all.
   struct Verdict {
     int64_t step = 0;
     double norm = 0;
     double clip_factor = 1;
-    bool clip_down = false;
   };
   struct Resident {
     std::unique_ptr<Slot> slot;  // null if it could not be loaded
     int32_t index = -1;          // in the adapter table
     bool failed = false;         // not finite, or not loaded: nothing of it is done any more
     std::optional<OpenBatch> batch;
+    std::optional<int64_t> normed_step;  // of the batch whose norm is being read
     std::optional<Verdict> verdict;
   };
   // Consecutive loss rows of one segment.
@@ -100,9 +109,19 @@ class Engine {
     int64_t first = 0;
     int64_t count = 0;
   };
-  // A microbatch between Forward and Backward.
+  // A microbatch is read while the next one is under way, so there are two of everything that one
+  // has of its own: marks, and memory for log p. One mark more is behind the newest norms.
+  static constexpr int kLanes = 2;
+  enum Moment { kForwardBegins, kForwardEnds, kBackwardEnds, kMoments };
+  static constexpr int kNormsRead = kLanes * kMoments;
+  static_assert(kNormsRead < kernels::Backend::kMarks);
+  static int MarkOf(int lane, Moment moment) { return lane * kMoments + moment; }
+
+  // A microbatch between Forward or Evaluate and the reading of what it gave.
   struct Flight {
     const v1::Microbatch* microbatch = nullptr;
+    int lane = 0;
+    bool backward = false;
     int64_t rows = 0;
     int64_t squared_lengths = 0;
     std::vector<int32_t> ids;
@@ -114,14 +133,21 @@ class Engine {
 
   Engine(const v1::FormGroup& order, const Environment& environment);
 
+  // Memory for what is read back.
+  absl::Status MakeReadings(const ModelShape& shape);
+
   absl::StatusOr<Resident*> Find(const std::string& job);
   absl::StatusOr<const v1::Microbatch*> FindMicrobatch(int64_t number) const;
   absl::StatusOr<Flight> Prepare(const v1::Microbatch& microbatch, bool evaluate);
   absl::Status AddSegment(const v1::Segment& segment, Resident* resident, Flight* flight);
   absl::Status OpenBatchFor(const v1::Segment& segment, Resident* resident);
   void EnqueueForward(const Flight& flight, bool gradient);
-  // Of the last forward, one per span.
-  std::vector<SequenceLoss> ReadLosses(const Flight& flight);
+  // What is enqueued whole but not read yet is `flight` from now on; what was before is read.
+  void Land(Flight flight);
+  // Waits for the unread microbatch, if there is one, and takes what it gave.
+  void ReadLanded();
+  // One per span.
+  std::vector<SequenceLoss> LossesOf(const Flight& flight) const;
 
   absl::Status Forward(int64_t microbatch);
   absl::Status Backward(int64_t microbatch);
@@ -140,7 +166,7 @@ class Engine {
                const std::vector<int64_t>& sequences, const std::string& what);
   void DropBatch(Resident* resident);
   void ReportEvaluations(const Flight& flight, const std::vector<SequenceLoss>& losses);
-  void ReportMicrobatch(const Flight& flight, bool backward);
+  void ReportMicrobatch(const Flight& flight);
   void Report(v1::Report report);
 
   const Environment environment_;
@@ -153,7 +179,12 @@ class Engine {
   std::unique_ptr<kernels::AdapterTable> table_;
   std::vector<bool> index_taken_;
   std::map<std::string, Resident> residents_;
-  std::optional<Flight> flight_;
+  std::unique_ptr<kernels::Arena> host_arena_;  // what is read back
+  float* log_p_[kLanes] = {};                   // [capacity]
+  NormReading* norms_ = nullptr;                // [slots]
+  std::optional<Flight> flight_;                // between Forward and Backward
+  std::optional<Flight> landed_;                // unread
+  int next_lane_ = 0;
   const v1::Window* window_ = nullptr;
   std::map<int64_t, const v1::Microbatch*> microbatches_;  // of window_
   std::unique_ptr<Uploader> uploader_;                     // last: ends before the slots do

@@ -1,4 +1,4 @@
-// Microbatches, batches and steps: the arithmetic of a window.
+// Windows and their microbatches: forward, backward, and what they gave.
 #include <algorithm>
 #include <cassert>
 #include <cmath>
@@ -11,9 +11,6 @@ namespace lorad::worker {
 namespace {
 
 constexpr int32_t kNotTrained = -100;
-
-// Of the backend's marks.
-enum { kForwardBegins, kForwardEnds, kBackwardEnds };
 
 kernels::Mode ModeOf(v1::Segment::Mode mode) {
   switch (mode) {
@@ -32,11 +29,6 @@ absl::Status Malformed(const v1::Segment& segment, const std::string& what) {
                                                  what));
 }
 
-// The factor of torch.nn.utils.clip_grad_norm_.
-double ClipFactor(double max_norm, double norm) {
-  return max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
-}
-
 }  // namespace
 
 absl::Status Engine::BeginWindow(const v1::Window& window) {
@@ -52,6 +44,8 @@ absl::Status Engine::BeginWindow(const v1::Window& window) {
 }
 
 void Engine::EndWindow() {
+  ReadLanded();
+  if (flight_.has_value()) environment_.backend->Synchronize();  // before its batch goes
   window_ = nullptr;
   microbatches_.clear();
   flight_.reset();
@@ -174,6 +168,9 @@ absl::Status Engine::AddSegment(const v1::Segment& segment, Resident* resident, 
     flight->loss_rows.push_back({entry.first_row + t, label});
     ++span.count;
   }
+  if (entry.mode == kernels::Mode::kTrain) {
+    resident->batch->losses[segment.sequence()].trained_tokens = span.count;
+  }
   flight->spans.push_back(span);
   flight->rows += rows;
   flight->squared_lengths += rows * rows;
@@ -183,6 +180,7 @@ absl::Status Engine::AddSegment(const v1::Segment& segment, Resident* resident, 
 absl::StatusOr<Engine::Flight> Engine::Prepare(const v1::Microbatch& microbatch, bool evaluate) {
   Flight flight;
   flight.microbatch = &microbatch;
+  flight.lane = next_lane_;
   for (const v1::Segment& segment : microbatch.segments()) {
     auto resident = Find(segment.job());
     if (!resident.ok()) return resident.status();
@@ -207,28 +205,49 @@ absl::StatusOr<Engine::Flight> Engine::Prepare(const v1::Microbatch& microbatch,
 }
 
 void Engine::EnqueueForward(const Flight& flight, bool gradient) {
+  next_lane_ = (flight.lane + 1) % kLanes;
   if (flight.rows == 0) return;
-  environment_.backend->Mark(kForwardBegins);
+  kernels::Backend& backend = *environment_.backend;
+  backend.Mark(MarkOf(flight.lane, kForwardBegins));
   model_->Forward(*flight.batch, flight.rows, static_cast<int64_t>(flight.loss_rows.size()),
                   *table_, gradient);
-  environment_.backend->Mark(kForwardEnds);
+  model_->ReadBackLogP(log_p_[flight.lane]);
+  backend.Mark(MarkOf(flight.lane, kForwardEnds));
 }
 
-// Waits for the device, so that it can work on while the host prepares what follows a forward.
-std::vector<Engine::SequenceLoss> Engine::ReadLosses(const Flight& flight) {
+void Engine::Land(Flight flight) {
+  ReadLanded();
+  landed_ = std::move(flight);
+}
+
+std::vector<Engine::SequenceLoss> Engine::LossesOf(const Flight& flight) const {
   std::vector<SequenceLoss> losses(flight.spans.size());
-  if (flight.rows == 0) return losses;
-  std::vector<float> log_p(flight.loss_rows.size());
-  model_->ReadLogP(log_p);
-  environment_.backend->Synchronize();
   for (size_t i = 0; i < flight.spans.size(); ++i) {
     const LossSpan& span = flight.spans[i];
     losses[i].trained_tokens = span.count;
     for (int64_t row = span.first; row < span.first + span.count; ++row) {
-      losses[i].sum -= static_cast<double>(log_p[row]);
+      losses[i].sum -= static_cast<double>(log_p_[flight.lane][row]);
     }
   }
   return losses;
+}
+
+void Engine::ReadLanded() {
+  if (!landed_.has_value()) return;
+  const Flight flight = *std::move(landed_);
+  landed_.reset();
+  if (flight.rows > 0) {
+    environment_.backend->WaitFor(
+        MarkOf(flight.lane, flight.backward ? kBackwardEnds : kForwardEnds));
+  }
+  const std::vector<SequenceLoss> losses = LossesOf(flight);
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const LossSpan& span = flight.spans[i];
+    if (span.segment->mode() != v1::Segment::TRAIN || !span.resident->batch.has_value()) continue;
+    span.resident->batch->losses[span.segment->sequence()] = losses[i];
+  }
+  ReportEvaluations(flight, losses);
+  ReportMicrobatch(flight);
 }
 
 absl::Status Engine::Forward(int64_t microbatch) {
@@ -259,17 +278,10 @@ absl::Status Engine::Backward(int64_t microbatch) {
       std::fill_n(weights.begin() + span.first, span.count, static_cast<float>(-1.0 / trained));
     }
     model_->Backward(*flight_->batch, flight_->rows, *table_, weights);
-    environment_.backend->Mark(kBackwardEnds);
+    environment_.backend->Mark(MarkOf(flight_->lane, kBackwardEnds));
   }
-  const std::vector<SequenceLoss> losses = ReadLosses(*flight_);
-  for (size_t i = 0; i < losses.size(); ++i) {
-    const LossSpan& span = flight_->spans[i];
-    if (span.segment->mode() != v1::Segment::TRAIN) continue;
-    span.resident->batch->losses[span.segment->sequence()] = losses[i];
-  }
-  ReportEvaluations(*flight_, losses);
-  ReportMicrobatch(*flight_, true);
-  flight_.reset();
+  flight_->backward = true;
+  Land(*std::exchange(flight_, std::nullopt));
   return absl::OkStatus();
 }
 
@@ -281,12 +293,10 @@ absl::Status Engine::Evaluate(int64_t microbatch) {
   }
   auto found = FindMicrobatch(microbatch);
   if (!found.ok()) return found.status();
-  auto prepared = Prepare(**found, true);
-  if (!prepared.ok()) return prepared.status();
-  const Flight flight = *std::move(prepared);
-  EnqueueForward(flight, false);
-  ReportEvaluations(flight, ReadLosses(flight));
-  ReportMicrobatch(flight, false);
+  auto flight = Prepare(**found, true);
+  if (!flight.ok()) return flight.status();
+  EnqueueForward(*flight, false);
+  Land(*std::move(flight));
   return absl::OkStatus();
 }
 
@@ -315,7 +325,7 @@ void Engine::ReportEvaluations(const Flight& flight, const std::vector<SequenceL
   }
 }
 
-void Engine::ReportMicrobatch(const Flight& flight, bool backward) {
+void Engine::ReportMicrobatch(const Flight& flight) {
   std::set<std::string> jobs;
   for (const LossSpan& span : flight.spans) jobs.insert(span.segment->job());
   v1::Report report;
@@ -324,128 +334,14 @@ void Engine::ReportMicrobatch(const Flight& flight, bool backward) {
   done.set_tokens(flight.rows);
   done.set_squared_lengths(flight.squared_lengths);
   if (flight.rows > 0) {
-    kernels::Backend& backend = *environment_.backend;
-    done.set_forward_ms(backend.MsBetween(kForwardBegins, kForwardEnds));
-    if (backward) done.set_backward_ms(backend.MsBetween(kForwardEnds, kBackwardEnds));
+    const auto ms = [&](Moment from, Moment to) {
+      return environment_.backend->MsBetween(MarkOf(flight.lane, from), MarkOf(flight.lane, to));
+    };
+    done.set_forward_ms(ms(kForwardBegins, kForwardEnds));
+    if (flight.backward) done.set_backward_ms(ms(kForwardEnds, kBackwardEnds));
   }
   done.set_adapters(static_cast<int32_t>(jobs.size()));
   Report(std::move(report));
-}
-
-// ---- steps ----
-
-absl::Status Engine::CheckComplete(const std::string& job, const OpenBatch& batch) const {
-  int64_t trained_tokens = 0;
-  for (const auto& [sequence, loss] : batch.losses) trained_tokens += loss.trained_tokens;
-  const auto sequences = static_cast<int64_t>(batch.losses.size());
-  if (sequences == batch.told.sequences() && trained_tokens == batch.told.trained_tokens() &&
-      batch.tokens == batch.told.tokens()) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the batch of job ", job, ", step ", batch.told.step(), " has ", sequences, " sequences, ",
-      batch.tokens, " tokens, ", trained_tokens, " of them trained; told were ",
-      batch.told.sequences(), ", ", batch.told.tokens(), ", ", batch.told.trained_tokens()));
-}
-
-void Engine::DropBatch(Resident* resident) {
-  resident->batch.reset();
-  resident->verdict.reset();
-  if (resident->slot == nullptr) return;
-  environment_.backend->DropGradients(resident->slot->OptimizerTensors(0));
-  environment_.backend->TakeOverflow(*table_, resident->index);
-}
-
-void Engine::DropBatches(const std::set<std::string>& jobs) {
-  for (auto& [job, resident] : residents_) {
-    if (resident.batch.has_value() && jobs.count(job) != 0) DropBatch(&resident);
-  }
-}
-
-void Engine::FailJob(const std::string& job, Resident* resident, int64_t step,
-                     const std::vector<int64_t>& sequences, const std::string& what) {
-  v1::Report report;
-  v1::NotFinite& not_finite = *report.mutable_not_finite();
-  not_finite.set_job(job);
-  not_finite.set_step(step);
-  not_finite.mutable_sequences()->Add(sequences.begin(), sequences.end());
-  not_finite.set_what(what);
-  Report(std::move(report));
-  DropBatch(resident);
-  resident->failed = true;
-}
-
-absl::Status Engine::NormUp(Resident* resident, const v1::Operation& operation) {
-  if (!resident->batch.has_value() || resident->batch->told.step() != operation.step()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "job ", operation.job(), " has no batch of step ", operation.step(), " under way"));
-  }
-  const absl::Status status = CheckComplete(operation.job(), *resident->batch);
-  if (!status.ok()) return status;
-  std::vector<int64_t> not_finite;
-  for (const auto& [sequence, loss] : resident->batch->losses) {
-    if (!std::isfinite(loss.sum)) not_finite.push_back(sequence);
-  }
-  const std::vector<kernels::OptimizerTensor> tensors = resident->slot->OptimizerTensors(0);
-  std::vector<double> sums(tensors.size());
-  environment_.backend->SumOfSquares(tensors, sums);
-  double sum = 0;
-  for (const double of_matrix : sums) sum += of_matrix;
-  const bool overflow = environment_.backend->TakeOverflow(*table_, resident->index);
-  if (!not_finite.empty() || overflow || !std::isfinite(sum)) {
-    FailJob(operation.job(), resident, operation.step(), not_finite,
-            not_finite.empty() ? "gradient norm" : "loss");
-    return absl::OkStatus();
-  }
-  Verdict verdict;
-  verdict.step = operation.step();
-  verdict.norm = std::sqrt(sum);
-  verdict.clip_factor = ClipFactor(resident->slot->options().max_grad_norm, verdict.norm);
-  resident->verdict = verdict;
-  return absl::OkStatus();
-}
-
-absl::Status Engine::ClipDown(Resident* resident, const v1::Operation& operation) {
-  if (!resident->verdict.has_value() || resident->verdict->step != operation.step()) {
-    return absl::InvalidArgumentError(absl::StrCat("ClipDown of job ", operation.job(), ", step ",
-                                                   operation.step(), " without its NormUp"));
-  }
-  resident->verdict->clip_down = true;
-  return absl::OkStatus();
-}
-
-absl::Status Engine::Step(Resident* resident, const v1::Operation& operation) {
-  if (!resident->verdict.has_value() || !resident->verdict->clip_down ||
-      resident->verdict->step != operation.step()) {
-    return absl::InvalidArgumentError(absl::StrCat("Step ", operation.step(), " of job ",
-                                                   operation.job(), " without its ClipDown"));
-  }
-  const SlotOptions& options = resident->slot->options();
-  environment_.backend->AdamW({.beta1 = options.beta1,
-                               .beta2 = options.beta2,
-                               .eps = options.eps,
-                               .step = operation.step(),
-                               .clip_factor = resident->verdict->clip_factor},
-                              resident->slot->OptimizerTensors(operation.learning_rate()));
-  resident->slot->set_step(operation.step());
-  environment_.backend->Synchronize();
-  const OpenBatch& batch = *resident->batch;
-  double loss_sum = 0;
-  for (const auto& [sequence, loss] : batch.losses) loss_sum += loss.sum;
-  v1::Report report;
-  v1::StepDone& done = *report.mutable_step_done();
-  done.set_job(operation.job());
-  done.set_step(operation.step());
-  done.set_loss(loss_sum / static_cast<double>(batch.told.trained_tokens()));
-  done.set_grad_norm(resident->verdict->norm);
-  done.set_learning_rate(operation.learning_rate());
-  done.set_trained_tokens(batch.told.trained_tokens());
-  done.set_tokens(batch.told.tokens());
-  done.set_step_time_ms(environment_.clock() - batch.started_ms);
-  Report(std::move(report));
-  resident->batch.reset();
-  resident->verdict.reset();
-  return absl::OkStatus();
 }
 
 }  // namespace lorad::worker

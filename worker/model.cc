@@ -311,9 +311,8 @@ void Model::Forward(const kernels::Batch& batch, int64_t rows, int64_t loss_rows
                        gradient ? unit_.Rows(0, loss_rows) : TensorView{});
 }
 
-void Model::ReadLogP(std::span<float> log_p) {
-  assert(static_cast<int64_t>(log_p.size()) == loss_rows_);
-  if (loss_rows_ > 0) backend_->CopyToHost(log_p_.Columns(0, loss_rows_), log_p.data());
+void Model::ReadBackLogP(float* log_p) {
+  if (loss_rows_ > 0) backend_->ReadBack(log_p_.Columns(0, loss_rows_), log_p);
 }
 
 void Model::BackwardAttention(const kernels::Batch& batch, int64_t rows, const BlockState& state,

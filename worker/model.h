@@ -97,8 +97,8 @@ class Model {
   // unit gradients, for a Backward on the same batch and table directly after it.
   void Forward(const kernels::Batch& batch, int64_t rows, int64_t loss_rows,
                const kernels::AdapterTable& table, bool gradient);
-  // log p of the loss rows of the last Forward, copied to the host.
-  void ReadLogP(std::span<float> log_p);
+  // log p of the loss rows of the last Forward, read back without a wait (Backend::ReadBack).
+  void ReadBackLogP(float* log_p);
   // Gradients of sum_i weights[i] * log_p[i], added into the slots' accumulators. Uses up what
   // Forward kept.
   void Backward(const kernels::Batch& batch, int64_t rows, kernels::AdapterTable& table,

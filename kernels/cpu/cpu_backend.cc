@@ -48,6 +48,7 @@ class CpuBackend final : public Backend {
   void Synchronize() override {}
 
   void Mark(int mark) override { marks_.at(mark) = std::chrono::steady_clock::now(); }
+  void WaitFor(int /*mark*/) override {}
   double MsBetween(int from, int to) override {
     return std::chrono::duration<double, std::milli>(marks_.at(to) - marks_.at(from)).count();
   }
@@ -63,6 +64,7 @@ class CpuBackend final : public Backend {
       std::memcpy(host + row * device.columns, device.row(row), RowBytes(device));
     }
   }
+  void ReadBack(const TensorView& device, float* host) override { CopyToHost(device, host); }
 
   std::unique_ptr<Linear> MakeLinear(int64_t outputs, int64_t inputs, bool has_bias,
                                      Arena& arena) override {
@@ -105,12 +107,12 @@ class CpuBackend final : public Backend {
   void ClearSlot(AdapterTable& table, int32_t slot) override {
     CpuAdapterTable& cpu_table = Of(table);
     for (int32_t group = 0; group < cpu_table.groups; ++group) cpu_table.at(slot, group).clear();
-    TakeOverflow(table, slot);
+    cpu_table.overflow[static_cast<size_t>(slot)] = false;
   }
 
-  bool TakeOverflow(AdapterTable& table, int32_t slot) override {
+  void TakeOverflow(AdapterTable& table, int32_t slot, int32_t* marked) override {
     assert(slot >= 0 && slot < Of(table).slots);
-    return Of(table).overflow[static_cast<size_t>(slot)].exchange(false);
+    *marked = Of(table).overflow[static_cast<size_t>(slot)].exchange(false);
   }
 
   std::unique_ptr<Batch> PrepareBatch(const BatchDescription& description) override {
@@ -209,8 +211,8 @@ class CpuBackend final : public Backend {
     cpu::InitializeA(context(), seed, layer, target, a);
   }
 
-  void SumOfSquares(std::span<const OptimizerTensor> tensors, std::span<double> sums) override {
-    cpu::SumOfSquares(context(), tensors, sums);
+  void SumOfSquares(std::span<const OptimizerTensor> tensors, double* sum) override {
+    *sum = cpu::SumOfSquares(context(), tensors);
   }
 
   void AdamW(const AdamWOptions& options, std::span<const OptimizerTensor> tensors) override {

@@ -58,9 +58,7 @@ void InitializeA(const Context& context, uint64_t seed, int32_t layer, int32_t t
   });
 }
 
-void SumOfSquares(const Context& context, std::span<const OptimizerTensor> tensors,
-                  std::span<double> sums) {
-  assert(sums.size() == tensors.size());
+double SumOfSquares(const Context& context, std::span<const OptimizerTensor> tensors) {
   const std::vector<Block> blocks = Blocks(tensors);
   std::vector<double> partial(blocks.size());
   context.pool.Run(static_cast<int64_t>(blocks.size()), [&](int64_t index, int) {
@@ -70,13 +68,15 @@ void SumOfSquares(const Context& context, std::span<const OptimizerTensor> tenso
                                                     block.count, &finite);
     partial[static_cast<size_t>(index)] = finite ? sum : std::numeric_limits<double>::infinity();
   });
+  double total = 0;
   size_t begin = 0;
   for (size_t tensor = 0; tensor < tensors.size(); ++tensor) {
     size_t end = begin;
     while (end < blocks.size() && blocks[end].tensor == tensor) ++end;
-    sums[tensor] = TreeSum(std::span(partial).subspan(begin, end - begin));
+    total += TreeSum(std::span(partial).subspan(begin, end - begin));
     begin = end;
   }
+  return total;
 }
 
 void AdamW(const Context& context, const AdamWOptions& options,

@@ -45,9 +45,11 @@ TimedEvent::~TimedEvent() { static_cast<void>(cudaEventDestroy(event_)); }
 
 void TimedEvent::Record(cudaStream_t stream) { LORAD_CUDA_CHECK(cudaEventRecord(event_, stream)); }
 
+void TimedEvent::Wait() const { LORAD_CUDA_CHECK(cudaEventSynchronize(event_)); }
+
 double TimedEvent::MsSince(const TimedEvent& earlier) const {
-  LORAD_CUDA_CHECK(cudaEventSynchronize(earlier.event_));
-  LORAD_CUDA_CHECK(cudaEventSynchronize(event_));
+  earlier.Wait();
+  Wait();
   float ms = 0;
   LORAD_CUDA_CHECK(cudaEventElapsedTime(&ms, earlier.event_, event_));
   return static_cast<double>(ms);

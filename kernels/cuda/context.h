@@ -52,6 +52,7 @@ class TimedEvent {
   TimedEvent(const TimedEvent&) = delete;
   TimedEvent& operator=(const TimedEvent&) = delete;
   void Record(cudaStream_t stream);
+  void Wait() const;
   // Waits for both.
   double MsSince(const TimedEvent& earlier) const;
 

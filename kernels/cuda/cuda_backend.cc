@@ -26,7 +26,7 @@ namespace cuda {
 namespace {
 
 // Raised whenever an own operation's order of sums changes, for then bits do.
-constexpr int kRevision = 1;
+constexpr int kRevision = 2;
 
 // Of the scratch memory that operations share.
 constexpr int64_t kWorkspaceAlignment = 256;
@@ -85,6 +85,7 @@ class CudaBackend final : public Backend {
   void Synchronize() override { LORAD_CUDA_CHECK(cudaStreamSynchronize(stream())); }
 
   void Mark(int mark) override { marks_.at(static_cast<size_t>(mark)).Record(stream()); }
+  void WaitFor(int mark) override { marks_.at(static_cast<size_t>(mark)).Wait(); }
   double MsBetween(int from, int to) override {
     return marks_.at(static_cast<size_t>(to)).MsSince(marks_.at(static_cast<size_t>(from)));
   }
@@ -95,6 +96,10 @@ class CudaBackend final : public Backend {
 
   void CopyToHost(const TensorView& device, float* host) override {
     transfer_.ToHost(device, host);
+  }
+
+  void ReadBack(const TensorView& device, float* host) override {
+    transfer_.ReadBack(device, host);
   }
 
   // ---- handles ----
@@ -137,9 +142,9 @@ class CudaBackend final : public Backend {
     Of(table).ClearSlot(slot);
   }
 
-  bool TakeOverflow(AdapterTable& table, int32_t slot) override {
+  void TakeOverflow(AdapterTable& table, int32_t slot, int32_t* marked) override {
     context();
-    return Of(table).TakeOverflow(slot);
+    Of(table).TakeOverflow(slot, marked);
   }
 
   std::unique_ptr<Batch> PrepareBatch(const BatchDescription& description) override {
@@ -266,16 +271,12 @@ class CudaBackend final : public Backend {
     cuda::InitializeA(stream(), seed, layer, target, a);
   }
 
-  void SumOfSquares(std::span<const OptimizerTensor> tensors, std::span<double> sums) override {
-    assert(sums.size() == tensors.size());
-    if (tensors.empty()) return;
+  void SumOfSquares(std::span<const OptimizerTensor> tensors, double* sum) override {
+    assert(!tensors.empty());
     const OptimizerTables tables(context().tables, tensors, {}, true);
-    cuda::SumOfSquares(stream(), tables.table, tables.partials, tables.sums);
-    const size_t bytes = sums.size() * sizeof(double);
-    double* host = tables.memory.HostOf(tables.sums);
-    LORAD_CUDA_CHECK(cudaMemcpyAsync(host, tables.sums, bytes, cudaMemcpyDeviceToHost, stream()));
-    Synchronize();
-    std::copy_n(host, sums.size(), sums.begin());
+    cuda::SumOfSquares(stream(), tables.table, tables.partials, tables.sums, tables.total);
+    LORAD_CUDA_CHECK(
+        cudaMemcpyAsync(sum, tables.total, sizeof(*sum), cudaMemcpyDeviceToHost, stream()));
   }
 
   void AdamW(const AdamWOptions& options, std::span<const OptimizerTensor> tensors) override {

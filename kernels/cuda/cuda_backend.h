@@ -4,8 +4,7 @@
 // or, with float32 activations, everything is float32: that mode is for comparing with references
 // and promises no isolation (rows may depend on how many there are).
 //
-// Everything is enqueued on one stream. No operation allocates or waits, but CopyToHost,
-// SumOfSquares and TakeOverflow, which wait for their result.
+// Everything is enqueued on one stream. No operation allocates or waits but CopyToHost.
 #ifndef LORAD_KERNELS_CUDA_CUDA_BACKEND_H_
 #define LORAD_KERNELS_CUDA_CUDA_BACKEND_H_
 

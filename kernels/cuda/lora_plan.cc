@@ -106,18 +106,15 @@ void CudaAdapterTable::SetTargets(int32_t slot, int32_t group,
 
 void CudaAdapterTable::ClearSlot(int32_t slot) {
   for (int32_t group = 0; group < groups_; ++group) SetTargets(slot, group, {});
-  TakeOverflow(slot);
+  LORAD_CUDA_CHECK(cudaMemsetAsync(overflow_ + slot, 0, sizeof(*overflow_), context_.stream.get()));
 }
 
-bool CudaAdapterTable::TakeOverflow(int32_t slot) {
+void CudaAdapterTable::TakeOverflow(int32_t slot, int32_t* marked) {
   assert(slot >= 0 && slot < slots_);
   const cudaStream_t stream = context_.stream.get();
-  int32_t mark = 0;
   LORAD_CUDA_CHECK(
-      cudaMemcpyAsync(&mark, overflow_ + slot, sizeof(mark), cudaMemcpyDeviceToHost, stream));
-  LORAD_CUDA_CHECK(cudaMemsetAsync(overflow_ + slot, 0, sizeof(mark), stream));
-  LORAD_CUDA_CHECK(cudaStreamSynchronize(stream));
-  return mark != 0;
+      cudaMemcpyAsync(marked, overflow_ + slot, sizeof(*marked), cudaMemcpyDeviceToHost, stream));
+  LORAD_CUDA_CHECK(cudaMemsetAsync(overflow_ + slot, 0, sizeof(*marked), stream));
 }
 
 const std::vector<ResidentTarget>& CudaAdapterTable::Of(int32_t slot, int32_t group) const {

@@ -35,7 +35,7 @@ class CudaAdapterTable final : public AdapterTable {
   // See Backend.
   void SetTargets(int32_t slot, int32_t group, std::span<const LoraTarget> targets);
   void ClearSlot(int32_t slot);
-  bool TakeOverflow(int32_t slot);
+  void TakeOverflow(int32_t slot, int32_t* marked);
 
   const std::vector<ResidentTarget>& Of(int32_t slot, int32_t group) const;
   int32_t* overflow(int32_t slot) const { return overflow_ + slot; }

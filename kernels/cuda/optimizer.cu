@@ -163,6 +163,14 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
+    TotalKernel(const double* sums, int32_t count, double* total) {
+  double sum = 0;
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < count; i += kThreads) sum += sums[i];
+  const double of_all = TreeSum(sum);
+  if (threadIdx.x == 0) *total = of_all;
+}
+
+__global__ void __launch_bounds__(kThreads)
     InitializeAKernel(uint64_t seed, uint32_t layer, uint32_t target, float bound, float* a,
                       int64_t elements) {
   constexpr int kWords = 4;
@@ -196,13 +204,15 @@ void DropGradients(cudaStream_t stream, const OptimizerTable& table) {
   LORAD_CUDA_LAUNCHED();
 }
 
-void SumOfSquares(cudaStream_t stream, const OptimizerTable& table, double* partials,
-                  double* sums) {
+void SumOfSquares(cudaStream_t stream, const OptimizerTable& table, double* partials, double* sums,
+                  double* total) {
   if (table.count == 0) return;
   if (table.blocks > 0) SquaresKernel<<<Blocks(table), kThreads, 0, stream>>>(table, partials);
   LORAD_CUDA_LAUNCHED();
   FoldKernel<<<static_cast<unsigned int>(table.count), kThreads, 0, stream>>>(table, partials,
                                                                               sums);
+  LORAD_CUDA_LAUNCHED();
+  TotalKernel<<<1, kThreads, 0, stream>>>(sums, table.count, total);
   LORAD_CUDA_LAUNCHED();
 }
 

@@ -53,10 +53,11 @@ struct AdamWStep {
 
 void AdamW(cudaStream_t stream, const OptimizerTable& table, const AdamWStep& step);
 void DropGradients(cudaStream_t stream, const OptimizerTable& table);
-// sums[i] of tensor i. A block: each thread its 16 elements in order, then a tree over the threads;
-// a tensor: each of 256 threads its blocks in order, then a tree. partials [blocks], sums [count]:
-// fp64, device.
-void SumOfSquares(cudaStream_t stream, const OptimizerTable& table, double* partials, double* sums);
+// *total = the sum over all tensors. A block: each thread its 16 elements in order, then a tree over
+// the threads; a tensor: each of 256 threads its blocks in order, then a tree; all tensors likewise.
+// partials [blocks], sums [count], total: fp64, device.
+void SumOfSquares(cudaStream_t stream, const OptimizerTable& table, double* partials, double* sums,
+                  double* total);
 
 // a [R, K] dense; the same values as the CPU's, bit for bit.
 void InitializeA(cudaStream_t stream, uint64_t seed, int32_t layer, int32_t target,

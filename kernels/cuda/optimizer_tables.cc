@@ -51,7 +51,7 @@ OptimizerTables::OptimizerTables(TablePool& pool, std::span<const OptimizerTenso
   TableLayout layout;
   const int64_t entries_at = layout.Add<OptimizerEntry>(count);
   const int64_t uploaded = layout.bytes();
-  const int64_t sums_at = layout.Add<double>(with_sums ? count : 0);
+  const int64_t sums_at = layout.Add<double>(with_sums ? count + 1 : 0);
   const int64_t partials_at = layout.Add<double>(with_sums ? table.blocks : 0);
   memory = pool.Take(layout.bytes());
   OptimizerEntry* entries = memory.Host<OptimizerEntry>(entries_at);
@@ -65,6 +65,7 @@ OptimizerTables::OptimizerTables(TablePool& pool, std::span<const OptimizerTenso
   table.entries = memory.Device<OptimizerEntry>(entries_at);
   table.count = static_cast<int32_t>(count);
   sums = memory.Device<double>(sums_at);
+  total = sums + count;
   partials = memory.Device<double>(partials_at);
 }
 

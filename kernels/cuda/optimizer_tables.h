@@ -23,6 +23,7 @@ struct OptimizerTables {
   // With sums; device.
   double* partials = nullptr;  // [blocks]
   double* sums = nullptr;      // [tensors]
+  double* total = nullptr;     // their sum
 };
 
 }  // namespace lorad::kernels::cuda

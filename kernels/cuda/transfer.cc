@@ -180,6 +180,15 @@ void Transfer::ToDevice(const float* host, const TensorView& view) {
   }
 }
 
+void Transfer::ReadBack(const TensorView& view, float* host) {
+  const TensorView device = Flat(view);
+  if (device.elements() == 0) return;
+  assert(device.dtype == DType::kFloat32);
+  const int64_t row_bytes = device.columns * BytesOf(device.dtype);
+  CopyRows(host, row_bytes, device.data, device.row_stride * BytesOf(device.dtype), row_bytes,
+           device.rows, cudaMemcpyDeviceToHost, context_.stream.get());
+}
+
 void Transfer::ToHost(const TensorView& view, float* host) {
   const TensorView device = Flat(view);
   if (device.elements() == 0) return;

@@ -28,6 +28,8 @@ class Transfer {
 
   // host: dense [rows, columns]; read when the call returns.
   void ToDevice(const float* host, const TensorView& view);
+  // Enqueued; host: pinned. Of a float32 view.
+  void ReadBack(const TensorView& view, float* host);
   // Written when the call returns, after everything that was enqueued.
   void ToHost(const TensorView& view, float* host);
 

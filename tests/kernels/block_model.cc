@@ -1,6 +1,7 @@
 #include "tests/kernels/block_model.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 
 namespace lorad::kernels::testing {
@@ -9,6 +10,7 @@ namespace {
 constexpr float kEps = 1e-5f;
 constexpr double kHuge = 0x1p126;  // of any type, exactly
 constexpr int64_t kPositions = 2048;
+constexpr int64_t kLossRowsMax = 32768;  // of a microbatch
 
 // Large models draw one part and repeat it: the numbers need not be good, but there.
 Matrix Weight(const World& world, Random& random, int64_t rows, int64_t columns, double size) {
@@ -29,6 +31,7 @@ struct BlockModel::Buffers {
   TensorView x0, normed, qkv, mixed, x1, gate_up, gated, x2;
   TensorView dx, dgated, dgate_up, dnormed, dmixed, dqkv;
   TensorView lse, log_p, unit;
+  TensorView saved[kGroups];  // of half of the linears; S of the others is computed again
 };
 
 Limits BlockModel::LimitsOf(const BlockShape& shape, int64_t tokens, int64_t longest) {
@@ -40,7 +43,7 @@ Limits BlockModel::LimitsOf(const BlockShape& shape, int64_t tokens, int64_t lon
           .vocabulary = shape.vocabulary,
           .rank = std::max<int64_t>(shape.rank, 4 * kJobs),
           .slots = 8,
-          .targets_in_group = 3,
+          .targets_in_group = kTargetsOfGroup,
           .heads = shape.heads,
           .kv_heads = shape.kv_heads,
           .head_size = shape.head_size};
@@ -91,6 +94,21 @@ BlockModel::BlockModel(World& world, const BlockShape& shape, uint64_t seed, std
     frequencies.push_back(std::pow(0.3f, static_cast<float>(i)));
   }
   backend_.FillRope(frequencies, 1, rope_->view());
+  MakeReadings();
+}
+
+void BlockModel::MakeReadings() {
+  const auto lay = [this](Arena& arena) {
+    readings_ = {.log_p = arena.Allocate<float>(kLossRowsMax),
+                 .sum = arena.Allocate<double>(1),
+                 .overflow = arena.Allocate<int32_t>(1)};
+  };
+  Arena counting(Device::kCpu);
+  lay(counting);
+  auto arena = backend_.MakeHostArena(counting.bytes_max());
+  assert(arena.ok());
+  host_arena_ = *std::move(arena);
+  lay(*host_arena_);
 }
 
 BatchData BlockModel::Describe(const Microbatch& microbatch) const {
@@ -139,9 +157,12 @@ void BlockModel::Run(const Microbatch& microbatch, BlockBits* bits) {
                            .dqkv = take(t, qkv_columns_),
                            .lse = world_.arena().Matrix(t, shape_.heads),
                            .log_p = world_.arena().Matrix(1, n),
-                           .unit = take(n, h)};
+                           .unit = take(n, h),
+                           .saved = {take(t, SavedColumns()), {}, take(t, SavedColumns()), {}}};
   Forward(*batch, buffers);
   Backward(*batch, buffers, n);
+  assert(n <= kLossRowsMax);
+  backend_.ReadBack(buffers.log_p, readings_.log_p);
   if (bits != nullptr) Collect(microbatch, data, buffers, bits);
   world_.arena().Rewind(mark);
 }
@@ -151,15 +172,15 @@ void BlockModel::Forward(const Batch& batch, const Buffers& b) {
   const int64_t g = shape_.kv_heads;
   backend_.Embed(batch, *embedding_, b.x0);
   backend_.RmsNorm(batch, b.x0, norm_->view(), kEps, b.normed);
-  Linear(batch, kQkv, b.normed, {}, b.qkv);
+  Linear(batch, kQkv, b.normed, {}, b.qkv, b.saved[kQkv]);
   backend_.Rope(batch, rope_->view(), Heads(b.qkv, 0, n + g));
   backend_.Attention(batch, attention_, Heads(b.qkv, 0, n), Heads(b.qkv, n, g),
                      Heads(b.qkv, n + g, g), b.mixed, b.lse);
-  Linear(batch, kOut, b.mixed, b.x0, b.x1);
+  Linear(batch, kOut, b.mixed, b.x0, b.x1, b.saved[kOut]);
   backend_.RmsNorm(batch, b.x1, norm_->view(), kEps, b.normed);
   backend_.LoraLinearSwiGlu(batch, *linears_[kGateUp], *table_, kGateUp, b.normed, b.gate_up,
-                            b.gated, {});
-  Linear(batch, kDown, b.gated, b.x1, b.x2);
+                            b.gated, b.saved[kGateUp]);
+  Linear(batch, kDown, b.gated, b.x1, b.x2, b.saved[kDown]);
   backend_.LinearLoss(batch, b.x2, *head_, b.log_p, b.unit);
 }
 
@@ -170,27 +191,28 @@ void BlockModel::Backward(const Batch& batch, const Buffers& b, int64_t loss_row
   backend_.LossBackward(batch, std::vector<float>(static_cast<size_t>(loss_rows), -0.01f), b.unit,
                         b.dx);
   backend_.LoraLinearSwiGluBackward(batch, *linears_[kDown], *table_, kDown, b.gate_up, b.gated,
-                                    b.dx, b.dgated, b.dgate_up, {});
-  LinearBackward(batch, kGateUp, b.normed, b.dgate_up, b.dnormed);
+                                    b.dx, b.dgated, b.dgate_up, b.saved[kDown]);
+  LinearBackward(batch, kGateUp, b.normed, b.dgate_up, b.dnormed, b.saved[kGateUp]);
   backend_.RmsNormBackward(batch, b.x1, weight, kEps, b.dnormed, b.dx);
-  LinearBackward(batch, kOut, b.mixed, b.dx, b.dmixed);
+  LinearBackward(batch, kOut, b.mixed, b.dx, b.dmixed, b.saved[kOut]);
   backend_.AttentionBackward(batch, attention_, Heads(b.qkv, 0, n), Heads(b.qkv, n, g),
                              Heads(b.qkv, n + g, g), b.mixed, b.lse, b.dmixed, Heads(b.dqkv, 0, n),
                              Heads(b.dqkv, n, g), Heads(b.dqkv, n + g, g));
   backend_.RopeBackward(batch, rope_->view(), Heads(b.dqkv, 0, n + g));
   backend_.RmsNorm(batch, b.x0, weight, kEps, b.normed);
-  LinearBackward(batch, kQkv, b.normed, b.dqkv, b.dnormed);
+  LinearBackward(batch, kQkv, b.normed, b.dqkv, b.dnormed, b.saved[kQkv]);
   backend_.RmsNormBackward(batch, b.x0, weight, kEps, b.dnormed, b.dx);
 }
 
 void BlockModel::Linear(const Batch& batch, Group group, const TensorView& x,
-                        const TensorView& residual, const TensorView& y) {
-  backend_.LoraLinear(batch, *linears_[group], *table_, group, x, residual, y, {});
+                        const TensorView& residual, const TensorView& y, const TensorView& saved) {
+  backend_.LoraLinear(batch, *linears_[group], *table_, group, x, residual, y, saved);
 }
 
 void BlockModel::LinearBackward(const Batch& batch, Group group, const TensorView& x,
-                                const TensorView& dy, const TensorView& dx) {
-  backend_.LoraLinearBackward(batch, *linears_[group], *table_, group, x, dy, dx, {});
+                                const TensorView& dy, const TensorView& dx,
+                                const TensorView& saved) {
+  backend_.LoraLinearBackward(batch, *linears_[group], *table_, group, x, dy, dx, saved);
 }
 
 std::vector<DeviceAdapter*> BlockModel::AdaptersOf(int job) {
@@ -203,13 +225,16 @@ std::vector<DeviceAdapter*> BlockModel::AdaptersOf(int job) {
 
 void BlockModel::Step() {
   ++steps_;
-  for (const int job : jobs_) {
+  for (int32_t slot = 0; slot < static_cast<int32_t>(jobs_.size()); ++slot) {
+    const int job = jobs_[static_cast<size_t>(slot)];
     std::vector<OptimizerTensor> tensors;
     for (DeviceAdapter* adapter : AdaptersOf(job)) {
       const std::vector<OptimizerTensor> part = adapter->Tensors(1e-3, 0.01);
       tensors.insert(tensors.end(), part.begin(), part.end());
     }
     if (tensors.empty()) continue;
+    backend_.SumOfSquares(tensors, readings_.sum);
+    backend_.TakeOverflow(*table_, slot, readings_.overflow);
     if (job == kWatchedJob) {
       backend_.AdamW({.step = steps_, .clip_factor = 0.5}, tensors);
     } else {

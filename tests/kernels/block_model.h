@@ -3,6 +3,7 @@
 #ifndef LORAD_TESTS_KERNELS_BLOCK_MODEL_H_
 #define LORAD_TESTS_KERNELS_BLOCK_MODEL_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -61,15 +62,20 @@ class BlockModel {
 
  private:
   enum Group : int32_t { kQkv, kOut, kGateUp, kDown, kGroups };
+  static constexpr int64_t kTargetsOfGroup = 3;
   struct Buffers;
 
+  void MakeReadings();
+  int64_t SavedColumns() const {
+    return LoraSavedColumns(kTargetsOfGroup, std::max<int64_t>(shape_.rank, 4 * kJobs));
+  }
   BatchData Describe(const Microbatch& microbatch) const;
   void Forward(const Batch& batch, const Buffers& buffers);
   void Backward(const Batch& batch, const Buffers& buffers, int64_t loss_rows);
   void Linear(const Batch& batch, Group group, const TensorView& x, const TensorView& residual,
-              const TensorView& y);
+              const TensorView& y, const TensorView& saved);
   void LinearBackward(const Batch& batch, Group group, const TensorView& x, const TensorView& dy,
-                      const TensorView& dx);
+                      const TensorView& dx, const TensorView& saved);
   void Collect(const Microbatch& microbatch, const BatchData& data, const Buffers& buffers,
                BlockBits* bits);
   TensorView Heads(const TensorView& qkv, int64_t first, int64_t count) const {
@@ -89,6 +95,14 @@ class BlockModel {
   std::unique_ptr<Guarded> rope_;
   std::vector<std::unique_ptr<kernels::Linear>> linears_;
   std::unique_ptr<AdapterTable> table_;
+  // What is read back without a wait, as the engine does; nobody looks.
+  struct Readings {
+    float* log_p = nullptr;
+    double* sum = nullptr;
+    int32_t* overflow = nullptr;
+  };
+  std::unique_ptr<Arena> host_arena_;
+  Readings readings_;
   std::vector<DeviceAdapter> adapters_;  // [group * slots + slot]
   int64_t steps_ = 0;
 };

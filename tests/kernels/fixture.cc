@@ -98,6 +98,20 @@ void World::Read(const void* device, int64_t bytes, void* host) {
   backend_->CopyToHost(Words(device, bytes), static_cast<float*>(host));
 }
 
+double World::SumOfSquares(std::span<const OptimizerTensor> tensors) {
+  double sum = 0;
+  backend_->SumOfSquares(tensors, &sum);
+  backend_->Synchronize();
+  return sum;
+}
+
+bool World::TakeOverflow(AdapterTable& table, int32_t slot) {
+  int32_t marked = 0;
+  backend_->TakeOverflow(table, slot, &marked);
+  backend_->Synchronize();
+  return marked != 0;
+}
+
 Limits TestLimits() {
   return {.tokens = 1024,
           .longest_segment = 700,

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -84,6 +85,9 @@ class World {
   // Plain copies of device memory. `bytes` is a multiple of 4.
   void Write(const void* host, int64_t bytes, void* device);
   void Read(const void* device, int64_t bytes, void* host);
+  // What the backend reads back without a wait, waited for.
+  double SumOfSquares(std::span<const OptimizerTensor> tensors);
+  bool TakeOverflow(AdapterTable& table, int32_t slot);
 
  private:
   TensorView Words(const void* device, int64_t bytes) const;

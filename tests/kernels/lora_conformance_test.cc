@@ -76,7 +76,7 @@ void CheckCase(World& world, Random& random, const Case& options) {
     }
   }
   for (size_t slot = 0; slot < adapters.size(); ++slot) {
-    CHECK_FALSE(backend.TakeOverflow(*table, static_cast<int32_t>(slot)));
+    CHECK_FALSE(world.TakeOverflow(*table, static_cast<int32_t>(slot)));
     for (size_t target = 0; target < adapters[slot].size(); ++target) {
       const auto loss_of = [&](Matrix Target::*matrix) {
         return [&, matrix](const Matrix& at) {
@@ -246,9 +246,9 @@ void CheckOverflow(World& world) {
     Guarded dx(world, 10, 8);
     backend.LoraLinearBackward(*batch, *linear, *table, 0, x.view(), device_dy.view(), dx.view(),
                                {});
-    CHECK(backend.TakeOverflow(*table, 0));
-    CHECK_FALSE(backend.TakeOverflow(*table, 0));
-    CHECK_FALSE(backend.TakeOverflow(*table, 1));
+    CHECK(world.TakeOverflow(*table, 0));
+    CHECK_FALSE(world.TakeOverflow(*table, 0));
+    CHECK_FALSE(world.TakeOverflow(*table, 1));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "tests/worker/late_backend.h"
 #include "worker/process.h"
 
 namespace lorad::worker {
@@ -129,6 +130,7 @@ std::vector<v1::Microbatch> Pack(const std::vector<v1::Segment>& segments, int64
 
 Harness::Harness(Options options) : options_(std::move(options)) {
   backend = kernels::MakeCpuBackend(options_.threads);
+  if (options_.late) backend = MakeLateBackend(std::move(backend));
   executor = std::make_unique<Executor>(
       backend.get(), &bulk, &reports,
       EngineOptions{.memory_bytes = options_.memory_bytes, .numerics_id = NumericsId(*backend)},

@@ -72,6 +72,7 @@ class Harness {
     int32_t longest_sequence = 256;
     int64_t memory_bytes = 0;
     v1::FormGroup::Recomputation recomputation = v1::FormGroup::PRODUCTS;
+    bool late = false;  // the device does everything as late as it may
   };
   explicit Harness(Options options);
 

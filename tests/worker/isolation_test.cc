@@ -47,12 +47,14 @@ void Collect(Harness* harness, const TestJob& job, Result* result) {
 }
 
 Result Alone(const Setting& setting, int threads, int32_t capacity, std::mt19937_64* random,
-             v1::FormGroup::Recomputation recomputation = v1::FormGroup::PRODUCTS) {
+             v1::FormGroup::Recomputation recomputation = v1::FormGroup::PRODUCTS,
+             bool late = false) {
   Harness harness({.model_path = setting.model_path,
                    .threads = threads,
                    .capacity_tokens = capacity,
                    .longest_sequence = static_cast<int32_t>(kLongest),
-                   .recomputation = recomputation});
+                   .recomputation = recomputation,
+                   .late = late});
   harness.Form();
   TestJob job = Subject();
   harness.Load(job);
@@ -64,11 +66,12 @@ Result Alone(const Setting& setting, int threads, int32_t capacity, std::mt19937
 }
 
 // Strangers of other ranks and targets join and leave at random steps.
-Result InCompany(const Setting& setting, std::mt19937_64* random) {
+Result InCompany(const Setting& setting, std::mt19937_64* random, bool late = false) {
   Harness harness({.model_path = setting.model_path,
                    .threads = 2,
                    .capacity_tokens = 1500,
-                   .longest_sequence = static_cast<int32_t>(kLongest)});
+                   .longest_sequence = static_cast<int32_t>(kLongest),
+                   .late = late});
   harness.Form();
   TestJob job = Subject();
   harness.Load(job);
@@ -162,6 +165,14 @@ TEST_CASE("equal bits whatever is computed again") {
   std::mt19937_64 random(kFixedSeed);
   CheckEqual(Alone(setting, 2, 1500, &random, v1::FormGroup::NOTHING), reference);
   CheckEqual(Alone(setting, 2, 1500, &random, v1::FormGroup::BLOCKS), reference);
+}
+
+TEST_CASE("equal bits on a device that does everything as late as it may") {
+  const Setting setting = Small(20);
+  const Result reference = Alone(setting, 1, 900, nullptr);
+  std::mt19937_64 random(kFixedSeed);
+  CheckEqual(Alone(setting, 2, 1500, &random, v1::FormGroup::NOTHING, true), reference);
+  CheckEqual(InCompany(setting, &random, true), reference);
 }
 
 TEST_CASE("equal bits in any company, random seed") {

@@ -298,7 +298,7 @@ void Case::CheckGradients() {
       CHECK(adapters_[slot]->da(index).Intact());
       CHECK(adapters_[slot]->db(index).Intact());
     }
-    CHECK_FALSE(world_.table().TakeOverflow(static_cast<int32_t>(slot)));
+    CHECK_FALSE(world_.TakeOverflow(static_cast<int32_t>(slot)));
   }
 }
 
@@ -435,10 +435,9 @@ TEST_CASE("the same bits in any company, at any place, cut in any way, again and
       // By cuBLASLt on other devices these two hold from 256 rows up only.
       CHECK(got.dx == want.dx);
       CHECK(got.y == want.y);
-      CHECK(second.world().table().TakeOverflow(0) ==
-            (strangers_nan && !second.adapter(0).host().empty()));
-      CHECK_FALSE(second.world().table().TakeOverflow(1));
-      CHECK_FALSE(second.world().table().TakeOverflow(0));
+      CHECK(second.world().TakeOverflow(0) == (strangers_nan && !second.adapter(0).host().empty()));
+      CHECK_FALSE(second.world().TakeOverflow(1));
+      CHECK_FALSE(second.world().TakeOverflow(0));
     }
   }
 }

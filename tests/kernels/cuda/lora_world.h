@@ -105,6 +105,12 @@ class LoraWorld {
   // NaN in all scratch memory that is written before it is read.
   void PoisonScratch();
   void Synchronize();
+  bool TakeOverflow(int32_t slot) {
+    int32_t marked = 0;
+    table_.TakeOverflow(slot, &marked);
+    Synchronize();
+    return marked != 0;
+  }
 
  private:
   Context context_;

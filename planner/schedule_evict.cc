@@ -46,6 +46,7 @@ class Chooser {
   // The fewest leavers after whom the job has its room in the group, if there are such.
   std::optional<Eviction> Clear(size_t g) const {
     const GroupState& group = groups_[g];
+    const Need need = NeedOf(group);
     int64_t slot_bytes = group.slot_bytes;
     size_t jobs = group.jobs;
     for (const MemberState& member : group.members) {
@@ -54,20 +55,20 @@ class Chooser {
       --jobs;
     }
     // It waits for something else than room.
-    if (jobs == group.jobs && HasRoom(group, slot_bytes, jobs)) return std::nullopt;
+    if (jobs == group.jobs && HasRoom(group, need, slot_bytes, jobs)) return std::nullopt;
     std::vector<Candidate> candidates = CandidatesOf(g);
     std::vector<Candidate> chosen;
     for (const Candidate& candidate : candidates) {
-      if (HasRoom(group, slot_bytes, jobs)) break;
+      if (HasRoom(group, need, slot_bytes, jobs)) break;
       slot_bytes -= group.members[candidate.member].slot_bytes;
       --jobs;
       chosen.push_back(candidate);
     }
-    if (!HasRoom(group, slot_bytes, jobs)) return std::nullopt;
+    if (!HasRoom(group, need, slot_bytes, jobs)) return std::nullopt;
     // A large one may have made those before it unnecessary; the most important stay first.
     for (size_t i = chosen.size(); i-- > 0;) {
       const int64_t bytes = group.members[chosen[i].member].slot_bytes;
-      if (!HasRoom(group, slot_bytes + bytes, jobs + 1)) continue;
+      if (!HasRoom(group, need, slot_bytes + bytes, jobs + 1)) continue;
       slot_bytes += bytes;
       ++jobs;
       chosen.erase(chosen.begin() + static_cast<ptrdiff_t>(i));
@@ -75,20 +76,25 @@ class Chooser {
     return Settle(g, chosen);
   }
 
-  // Room in the group as it would stand: beside its jobs, or as the only one where the base model
-  // is another.
-  bool HasRoom(const GroupState& group, int64_t slot_bytes, size_t jobs) const {
+  // What the job needs of the group's worker, the slots of its other jobs apart.
+  struct Need {
+    int64_t bytes = 0;
+    bool alone = false;  // the group's base model is another
+  };
+  Need NeedOf(const GroupState& group) const {
     if (group.base_model != job_.base_model) {
-      if (jobs > 0) return false;
       const GroupShape alone =
           ShapeAlone(job_, group.shape.device, group.budget_bytes, view_.microbatch_tokens);
-      return Fits(AloneBytes(job_, alone), group.budget_bytes);
+      return {.bytes = AloneBytes(job_, alone), .alone = true};
     }
-    if (jobs >= static_cast<size_t>(group.shape.slots_max)) return false;
     const GroupShape shape =
         ShapeWith(group.shape, job_, group.budget_bytes, view_.microbatch_tokens);
-    return Fits(BytesOfGroup(*group.model, shape).total() + slot_bytes + SlotOf(job_, shape.device),
-                group.budget_bytes);
+    return {.bytes = AloneBytes(job_, shape)};
+  }
+
+  static bool HasRoom(const GroupState& group, const Need& need, int64_t slot_bytes, size_t jobs) {
+    const size_t others_max = need.alone ? 0 : static_cast<size_t>(group.shape.slots_max) - 1;
+    return jobs <= others_max && Fits(need.bytes + slot_bytes, group.budget_bytes);
   }
 
   // Those who can be re-placed first, then the least important first.

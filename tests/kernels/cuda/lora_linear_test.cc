@@ -464,7 +464,7 @@ TEST_CASE("chunks that are added up in one block give the bits that they give on
             const Bits bits = BitsOf(test, 0, batch.tokens(), index);
             if (together == 1) want.push_back(bits);
             CHECK(bits == want[index]);
-            CHECK_FALSE(test.world().table().TakeOverflow(slot));
+            CHECK_FALSE(test.world().TakeOverflow(slot));
           }
         }
       }

@@ -251,9 +251,9 @@ class Backend {
   // New A of PEFT: uniform in [-1/sqrt(K), 1/sqrt(K)) (Kaiming, a = sqrt 5), a function of (seed,
   // layer, target, element). a [R, K] dense, out.
   virtual void InitializeA(uint64_t seed, int32_t layer, int32_t target, const TensorView& a) = 0;
-  // *sum = sum of gradient^2 over the elements of all tensors, in fp64 in an order that their lengths
-  // and number fix; infinity where an accumulator lies outside +-kGradientLimit. sum: read back
-  // without a wait (see ReadBack).
+  // *sum = sum of gradient^2 over the elements of all tensors, in fp64 in an order that their
+  // lengths and number fix; infinity where an accumulator lies outside +-kGradientLimit. sum: read
+  // back without a wait (see ReadBack).
   virtual void SumOfSquares(std::span<const OptimizerTensor> tensors, double* sum) = 0;
   // One step of torch.optim.AdamW on every tensor (Loshchilov & Hutter 2019, arXiv 1711.05101,
   // algorithm 2):

@@ -91,8 +91,9 @@ struct GemmArguments {
   // gate_up [M, 2K], and y [M, 2K] is SwiGluBackward (backend.h) of what y is otherwise, rounded as
   // it is otherwise: the same bits. y may alias gate_up.
   TensorView gate_up = {};
-  // The kernel before the product in the stream makes coefficients or masks, and allows it to start
-  // early: it does, and awaits that kernel's end where it first needs them. Where own() is true.
+  // Of all that the product reads, the kernel before it in the stream makes coefficients and masks
+  // alone: it awaits that kernel's end where it first needs them, not at its start. Where own() is
+  // true.
   bool early = false;
 };
 

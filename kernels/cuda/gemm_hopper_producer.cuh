@@ -35,6 +35,7 @@ class Producer {
     const int tiles = arguments_.row_tiles * arguments_.column_tiles;
     if (has_terms_) ptx::Wait(ptx::SharedAddress(&shared_.terms_ready), 0);
     for (int tile = FirstTile(); tile < tiles; tile += TileStride()) FillTile(tile);
+    ptx::AllowNextLaunch();
   }
 
  private:

@@ -1,8 +1,15 @@
-// Launches with much shared memory, and early.
+// Launches with much shared memory, and early: before the kernel before them in the stream has
+// ended, so that a launch's beginning passes under the end of another.
+//
+// Whoever is launched early calls ptx::AwaitPreviousKernel before it touches anything that the
+// kernel before it reads or writes, and in every block ptx::AllowNextLaunch no sooner than that:
+// then all that lies further back has ended, too, when a kernel starts.
 #ifndef LORAD_KERNELS_CUDA_LAUNCH_H_
 #define LORAD_KERNELS_CUDA_LAUNCH_H_
 
 #include <cuda_runtime.h>
+
+#include <type_traits>
 
 #include "kernels/cuda/check.h"
 
@@ -12,14 +19,28 @@ struct LaunchShape {
   dim3 grid;
   int threads = 0;
   int shared_bytes = 0;
-  bool early = false;  // may start before the kernel before it has ended, when that allows it
+  bool early = false;  // where the device can, and the kernel before it allows it
 };
 
-template <typename Arguments>
-void LaunchKernel(void (*kernel)(Arguments), const LaunchShape& shape, const Arguments& arguments,
-                  cudaStream_t stream) {
-  LORAD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        shape.shared_bytes));
+// Whether the current device knows early launches. All devices of a process are alike in this.
+inline bool CanLaunchEarly() {
+  static const bool can = [] {
+    int device = 0;
+    int major = 0;
+    LORAD_CUDA_CHECK(cudaGetDevice(&device));
+    LORAD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    return major >= 9;
+  }();
+  return can;
+}
+
+template <typename... Parameters>
+void LaunchKernel(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
+                  const std::type_identity_t<Parameters>&... arguments) {
+  if (shape.shared_bytes > 0) {
+    LORAD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          shape.shared_bytes));
+  }
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -29,8 +50,8 @@ void LaunchKernel(void (*kernel)(Arguments), const LaunchShape& shape, const Arg
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = shape.early ? 1 : 0;
-  LORAD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments));
+  config.numAttrs = shape.early && CanLaunchEarly() ? 1 : 0;
+  LORAD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
 }  // namespace lorad::kernels::cuda

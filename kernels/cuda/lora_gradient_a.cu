@@ -75,8 +75,8 @@ void Launch(const Arguments& arguments, bool early, cudaStream_t stream) {
       static_cast<unsigned>((arguments.tables.inputs + block_features - 1) / block_features),
       static_cast<unsigned>(arguments.tables.gradient_count));
   LaunchKernel(GradientAKernel<kUnits, kDropout>,
-               {.grid = grid, .threads = kThreads, .shared_bytes = bytes, .early = early},
-               arguments, stream);
+               {.grid = grid, .threads = kThreads, .shared_bytes = bytes, .early = early}, stream,
+               arguments);
 }
 
 template <bool kDropout>

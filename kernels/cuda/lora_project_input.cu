@@ -183,7 +183,7 @@ __device__ void WriteSums(const Arguments& arguments, const LoraInputItem& item,
 template <int kUnits, bool kDropout, int kStages>
 __global__ void __launch_bounds__(kChunkThreads, kUnits == 1 && !kDropout ? 2 : 1)
     ProjectInputKernel(const Arguments arguments) {
-  ptx::AllowNextLaunch();
+  ptx::TakeTurn();
   if (static_cast<int>(blockIdx.y) >= arguments.tables.input_count) return;
   extern __shared__ __align__(128) unsigned char memory[];
   const LoraInputItem item = arguments.tables.input_items[blockIdx.y];
@@ -237,7 +237,8 @@ void Launch(Arguments& arguments, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(arguments.parallel != 0 ? arguments.slices : 1),
                   static_cast<unsigned>(items));
   LaunchKernel(ProjectInputKernel<kUnits, kDropout, kStages>,
-               {.grid = grid, .threads = kChunkThreads, .shared_bytes = kBytes}, arguments, stream);
+               {.grid = grid, .threads = kChunkThreads, .shared_bytes = kBytes, .early = true},
+               stream, arguments);
 }
 
 template <bool kDropout>

@@ -300,7 +300,7 @@ __device__ Work WorkOf(const LoraTables& tables) {
 template <int kUnits, int kStages, int kTeams>
 __global__ void __launch_bounds__(kTeams* kChunkThreads, 1)
     ProjectOutputKernel(const Arguments arguments) {
-  ptx::AllowNextLaunch();
+  ptx::TakeTurn();
   extern __shared__ __align__(128) unsigned char memory[];
   const Work work = WorkOf<kTeams>(arguments.tables);
   const LoraOutputItem& item = work.item;
@@ -366,9 +366,10 @@ void Launch(Arguments& arguments, cudaStream_t stream) {
   const int work = kTeams == 2 ? tables.output_pair_count : tables.output_count;
   const dim3 grid(static_cast<unsigned>(arguments.parallel != 0 ? arguments.slices : 1),
                   static_cast<unsigned>(work));
-  LaunchKernel(ProjectOutputKernel<kUnits, kStages, kTeams>,
-               {.grid = grid, .threads = kTeams * kChunkThreads, .shared_bytes = kBytes}, arguments,
-               stream);
+  LaunchKernel(
+      ProjectOutputKernel<kUnits, kStages, kTeams>,
+      {.grid = grid, .threads = kTeams * kChunkThreads, .shared_bytes = kBytes, .early = true},
+      stream, arguments);
 }
 
 }  // namespace

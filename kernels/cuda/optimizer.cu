@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/philox.h"
 
 namespace lorad::kernels::cuda {
@@ -98,6 +100,7 @@ __device__ void StepQuad(const AdamWStep& step, const OptimizerEntry& entry, int
 }
 
 __global__ void __launch_bounds__(kThreads) AdamWKernel(OptimizerTable table, AdamWStep step) {
+  ptx::TakeTurn();
   const OptimizerEntry entry = EntryOf(table, blockIdx.x);
   const int64_t begin = (blockIdx.x - entry.first_block) * kOptimizerBlock;
   for (int64_t i = 0; i < kOptimizerBlock; i += kThreads * kQuad) {
@@ -119,6 +122,7 @@ __global__ void __launch_bounds__(kThreads) AdamWKernel(OptimizerTable table, Ad
 }
 
 __global__ void __launch_bounds__(kThreads) DropGradientsKernel(OptimizerTable table) {
+  ptx::TakeTurn();
   const OptimizerEntry& entry = EntryOf(table, blockIdx.x);
   int64_t* gradient = entry.gradient;
   ForElements(entry, [&](int64_t i) { gradient[i] = 0; });
@@ -137,6 +141,7 @@ __device__ double TreeSum(double value) {
 }
 
 __global__ void __launch_bounds__(kThreads) SquaresKernel(OptimizerTable table, double* partials) {
+  ptx::TakeTurn();
   constexpr int64_t kLimit = static_cast<int64_t>(kGradientLimit / kGradientQuantum);
   const OptimizerEntry& entry = EntryOf(table, blockIdx.x);
   double sum = 0;
@@ -154,6 +159,7 @@ __global__ void __launch_bounds__(kThreads) SquaresKernel(OptimizerTable table, 
 
 __global__ void __launch_bounds__(kThreads)
     FoldKernel(OptimizerTable table, const double* partials, double* sums) {
+  ptx::TakeTurn();
   const OptimizerEntry& entry = table.entries[blockIdx.x];
   const int64_t blocks = (entry.elements + kOptimizerBlock - 1) / kOptimizerBlock;
   double sum = 0;
@@ -164,6 +170,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     TotalKernel(const double* sums, int32_t count, double* total) {
+  ptx::TakeTurn();
   double sum = 0;
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < count; i += kThreads) sum += sums[i];
   const double of_all = TreeSum(sum);
@@ -194,26 +201,27 @@ unsigned int Blocks(const OptimizerTable& table) {
 
 void AdamW(cudaStream_t stream, const OptimizerTable& table, const AdamWStep& step) {
   if (table.blocks == 0) return;
-  AdamWKernel<<<Blocks(table), kThreads, 0, stream>>>(table, step);
-  LORAD_CUDA_LAUNCHED();
+  LaunchKernel(AdamWKernel, {.grid = Blocks(table), .threads = kThreads, .early = true}, stream,
+               table, step);
 }
 
 void DropGradients(cudaStream_t stream, const OptimizerTable& table) {
   if (table.blocks == 0) return;
-  DropGradientsKernel<<<Blocks(table), kThreads, 0, stream>>>(table);
-  LORAD_CUDA_LAUNCHED();
+  LaunchKernel(DropGradientsKernel, {.grid = Blocks(table), .threads = kThreads, .early = true},
+               stream, table);
 }
 
 void SumOfSquares(cudaStream_t stream, const OptimizerTable& table, double* partials, double* sums,
                   double* total) {
   if (table.count == 0) return;
-  if (table.blocks > 0) SquaresKernel<<<Blocks(table), kThreads, 0, stream>>>(table, partials);
-  LORAD_CUDA_LAUNCHED();
-  FoldKernel<<<static_cast<unsigned int>(table.count), kThreads, 0, stream>>>(table, partials,
-                                                                              sums);
-  LORAD_CUDA_LAUNCHED();
-  TotalKernel<<<1, kThreads, 0, stream>>>(sums, table.count, total);
-  LORAD_CUDA_LAUNCHED();
+  if (table.blocks > 0)
+    LaunchKernel(SquaresKernel, {.grid = Blocks(table), .threads = kThreads, .early = true}, stream,
+                 table, partials);
+  LaunchKernel(FoldKernel,
+               {.grid = static_cast<unsigned int>(table.count), .threads = kThreads, .early = true},
+               stream, table, partials, sums);
+  LaunchKernel(TotalKernel, {.grid = 1, .threads = kThreads, .early = true}, stream, sums,
+               table.count, total);
 }
 
 void InitializeA(cudaStream_t stream, uint64_t seed, int32_t layer, int32_t target,
@@ -223,10 +231,9 @@ void InitializeA(cudaStream_t stream, uint64_t seed, int32_t layer, int32_t targ
   if (a.elements() == 0) return;
   const float bound = 1.0f / std::sqrt(static_cast<float>(a.columns));
   const int64_t blocks = (a.elements() + 4 * kThreads - 1) / (4 * kThreads);
-  InitializeAKernel<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(
-      seed, static_cast<uint32_t>(layer), static_cast<uint32_t>(target), bound, a.f32(),
-      a.elements());
-  LORAD_CUDA_LAUNCHED();
+  LaunchKernel(InitializeAKernel, {.grid = static_cast<unsigned int>(blocks), .threads = kThreads},
+               stream, seed, static_cast<uint32_t>(layer), static_cast<uint32_t>(target), bound,
+               a.f32(), a.elements());
 }
 
 }  // namespace lorad::kernels::cuda

@@ -53,9 +53,9 @@ struct AdamWStep {
 
 void AdamW(cudaStream_t stream, const OptimizerTable& table, const AdamWStep& step);
 void DropGradients(cudaStream_t stream, const OptimizerTable& table);
-// *total = the sum over all tensors. A block: each thread its 16 elements in order, then a tree over
-// the threads; a tensor: each of 256 threads its blocks in order, then a tree; all tensors likewise.
-// partials [blocks], sums [count], total: fp64, device.
+// *total = the sum over all tensors. A block: each thread its 16 elements in order, then a tree
+// over the threads; a tensor: each of 256 threads its blocks in order, then a tree; all tensors
+// likewise. partials [blocks], sums [count], total: fp64, device.
 void SumOfSquares(cudaStream_t stream, const OptimizerTable& table, double* partials, double* sums,
                   double* total);
 

@@ -113,6 +113,12 @@ __device__ inline void AwaitPreviousKernel() {
 #endif
 }
 
+// First of all in a kernel that is launched early and reads what the one before it wrote.
+__device__ inline void TakeTurn() {
+  AwaitPreviousKernel();
+  AllowNextLaunch();
+}
+
 }  // namespace lorad::kernels::cuda::ptx
 
 #endif  // LORAD_KERNELS_CUDA_PTX_CUH_

@@ -1,6 +1,8 @@
 #include <algorithm>
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/rowwise.h"
 #include "kernels/cuda/vector.cuh"
 
@@ -35,6 +37,7 @@ __device__ float2 BlockSums(float2 value) {
 template <typename T, int kUnits>
 __global__ void __launch_bounds__(kThreadsMax)
     RmsNormKernel(Rows<const T> x, Rows<const float> weight, float eps, Rows<T> y, int columns) {
+  ptx::TakeTurn();
   const T* from = x.row(blockIdx.x);
   T* to = y.row(blockIdx.x);
   const int step = blockDim.x * kUnit;
@@ -92,6 +95,7 @@ template <typename T, int kUnits>
 __global__ void __launch_bounds__(kThreadsMax)
     RmsNormBackwardKernel(Rows<const T> x, Rows<const float> weight, float eps, Rows<const T> dy,
                           Rows<T> dx, int columns) {
+  ptx::TakeTurn();
   const T* input = x.row(blockIdx.x);
   const T* output_gradient = dy.row(blockIdx.x);
   T* gradient = dx.row(blockIdx.x);
@@ -195,12 +199,12 @@ void RmsNorm(cudaStream_t stream, const TensorView& x, const TensorView& weight,
   const auto rows = static_cast<unsigned int>(x.rows);
   ForType(x.dtype, [&]<typename T>(T) {
     ForUnits(cut.units, [&](auto units) {
-      RmsNormKernel<T, units.value>
-          <<<rows, cut.threads, 0, stream>>>(RowsOf<const T>(x), RowsOf<const float>(weight), eps,
-                                             RowsOf<T>(y), static_cast<int>(x.columns));
+      LaunchKernel(RmsNormKernel<T, units.value>,
+                   {.grid = rows, .threads = cut.threads, .early = true}, stream,
+                   RowsOf<const T>(x), RowsOf<const float>(weight), eps, RowsOf<T>(y),
+                   static_cast<int>(x.columns));
     });
   });
-  LORAD_CUDA_LAUNCHED();
 }
 
 void RmsNormBackward(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,
@@ -213,12 +217,12 @@ void RmsNormBackward(cudaStream_t stream, const TensorView& x, const TensorView&
   const auto rows = static_cast<unsigned int>(x.rows);
   ForType(x.dtype, [&]<typename T>(T) {
     ForUnits(cut.units, [&](auto units) {
-      RmsNormBackwardKernel<T, units.value><<<rows, cut.threads, 0, stream>>>(
-          RowsOf<const T>(x), RowsOf<const float>(weight), eps, RowsOf<const T>(dy), RowsOf<T>(dx),
-          static_cast<int>(x.columns));
+      LaunchKernel(RmsNormBackwardKernel<T, units.value>,
+                   {.grid = rows, .threads = cut.threads, .early = true}, stream,
+                   RowsOf<const T>(x), RowsOf<const float>(weight), eps, RowsOf<const T>(dy),
+                   RowsOf<T>(dx), static_cast<int>(x.columns));
     });
   });
-  LORAD_CUDA_LAUNCHED();
 }
 
 }  // namespace lorad::kernels::cuda

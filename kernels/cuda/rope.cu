@@ -1,6 +1,8 @@
 #include <algorithm>
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/rowwise.h"
 #include "kernels/cuda/vector.cuh"
 
@@ -27,6 +29,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads)
     RopeKernel(const int32_t* positions, Rows<const float> table, float sign, Rows<T> x, int heads,
                int half) {
+  ptx::TakeTurn();
   const int units = (half + kUnit - 1) / kUnit;  // divides the number of threads
   const int first = threadIdx.x % units * kUnit;
   const float* angles = table.row(positions[blockIdx.x]);
@@ -57,10 +60,9 @@ void FillRope(cudaStream_t stream, const float* inverse_frequencies, float facto
   const int64_t half = table.columns / 2;
   const int64_t blocks = (table.rows * half + kThreads - 1) / kThreads;
   if (blocks == 0) return;
-  FillRopeKernel<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(
-      inverse_frequencies, factor, table.f32(), table.row_stride, table.rows,
-      static_cast<int>(half));
-  LORAD_CUDA_LAUNCHED();
+  LaunchKernel(FillRopeKernel, {.grid = static_cast<unsigned int>(blocks), .threads = kThreads},
+               stream, inverse_frequencies, factor, table.f32(), table.row_stride, table.rows,
+               static_cast<int>(half));
 }
 
 void Rope(cudaStream_t stream, const BatchTables& batch, const TensorView& table, float sign,
@@ -79,10 +81,10 @@ void Rope(cudaStream_t stream, const BatchTables& batch, const TensorView& table
     rows.aligned = rows.aligned && half % kUnit == 0;
     Rows<const float> angles = RowsOf<const float>(table);
     angles.aligned = angles.aligned && half % kUnit == 0;
-    RopeKernel<<<static_cast<unsigned int>(x.rows), threads, 0, stream>>>(batch.positions, angles,
-                                                                          sign, rows, heads, half);
+    LaunchKernel(RopeKernel<T>,
+                 {.grid = static_cast<unsigned int>(x.rows), .threads = threads, .early = true},
+                 stream, batch.positions, angles, sign, rows, heads, half);
   });
-  LORAD_CUDA_LAUNCHED();
 }
 
 }  // namespace lorad::kernels::cuda

@@ -1,4 +1,6 @@
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/rowwise.h"
 #include "kernels/cuda/vector.cuh"
 
@@ -20,6 +22,7 @@ __device__ int FirstColumn() { return (blockIdx.y * kThreads + threadIdx.x) * kU
 template <typename From, typename To>
 __global__ void __launch_bounds__(kThreads) CastKernel(Rows<const From> from, int64_t from_rows,
                                                        int from_columns, Rows<To> to, int columns) {
+  ptx::TakeTurn();
   const int first = FirstColumn();
   if (first >= columns) return;
   Unit unit = {};
@@ -32,6 +35,7 @@ __global__ void __launch_bounds__(kThreads) CastKernel(Rows<const From> from, in
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     EmbedKernel(const int32_t* ids, Rows<const T> weight, Rows<T> x, int columns) {
+  ptx::TakeTurn();
   const int first = FirstColumn();
   if (first >= columns) return;
   const Unit unit = LoadUnit(weight.row(ids[blockIdx.x]), first, columns, weight.aligned);
@@ -42,6 +46,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads)
     LossBackwardKernel(const int32_t* loss_of_row, const float* weights, Rows<const T> unit_rows,
                        Rows<T> dx, int columns) {
+  ptx::TakeTurn();
   const int first = FirstColumn();
   if (first >= columns) return;
   const int loss = loss_of_row[blockIdx.x];
@@ -70,12 +75,12 @@ void Cast(cudaStream_t stream, const TensorView& from, const TensorView& to) {
   if (to.elements() == 0) return;
   ForType(from.dtype, [&]<typename From>(From) {
     ForType(to.dtype, [&]<typename To>(To) {
-      CastKernel<From, To><<<Grid(to.rows, to.columns), kThreads, 0, stream>>>(
-          RowsOf<const From>(from), from.rows, static_cast<int>(from.columns), RowsOf<To>(to),
-          static_cast<int>(to.columns));
+      LaunchKernel(CastKernel<From, To>,
+                   {.grid = Grid(to.rows, to.columns), .threads = kThreads, .early = true}, stream,
+                   RowsOf<const From>(from), from.rows, static_cast<int>(from.columns),
+                   RowsOf<To>(to), static_cast<int>(to.columns));
     });
   });
-  LORAD_CUDA_LAUNCHED();
 }
 
 void Embed(cudaStream_t stream, const BatchTables& batch, const TensorView& weight,
@@ -83,10 +88,10 @@ void Embed(cudaStream_t stream, const BatchTables& batch, const TensorView& weig
   assert(x.rows == batch.tokens && x.columns == weight.columns && x.dtype == weight.dtype);
   if (x.elements() == 0) return;
   ForType(x.dtype, [&]<typename T>(T) {
-    EmbedKernel<T><<<Grid(x.rows, x.columns), kThreads, 0, stream>>>(
-        batch.ids, RowsOf<const T>(weight), RowsOf<T>(x), static_cast<int>(x.columns));
+    LaunchKernel(EmbedKernel<T>,
+                 {.grid = Grid(x.rows, x.columns), .threads = kThreads, .early = true}, stream,
+                 batch.ids, RowsOf<const T>(weight), RowsOf<T>(x), static_cast<int>(x.columns));
   });
-  LORAD_CUDA_LAUNCHED();
 }
 
 void LossBackward(cudaStream_t stream, const BatchTables& batch, const float* weights,
@@ -97,11 +102,11 @@ void LossBackward(cudaStream_t stream, const BatchTables& batch, const float* we
   TensorView rows = unit;
   if (batch.loss_count == 0) rows.dtype = dx.dtype;  // of no rows, and none is read
   ForType(dx.dtype, [&]<typename T>(T) {
-    LossBackwardKernel<T><<<Grid(dx.rows, dx.columns), kThreads, 0, stream>>>(
-        batch.loss_of_row, weights, RowsOf<const T>(rows), RowsOf<T>(dx),
-        static_cast<int>(dx.columns));
+    LaunchKernel(LossBackwardKernel<T>,
+                 {.grid = Grid(dx.rows, dx.columns), .threads = kThreads, .early = true}, stream,
+                 batch.loss_of_row, weights, RowsOf<const T>(rows), RowsOf<T>(dx),
+                 static_cast<int>(dx.columns));
   });
-  LORAD_CUDA_LAUNCHED();
 }
 
 }  // namespace lorad::kernels::cuda

@@ -1,4 +1,6 @@
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/rowwise.h"
 #include "kernels/cuda/swiglu.cuh"
 #include "kernels/cuda/vector.cuh"
@@ -11,6 +13,7 @@ constexpr int kThreads = 256;
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     SwiGluKernel(Rows<const T> gate_up, Rows<T> y, int size) {
+  ptx::TakeTurn();
   const int first = (blockIdx.x * kThreads + threadIdx.x) * kUnit;
   if (first >= size) return;
   const T* row = gate_up.row(blockIdx.y);
@@ -28,6 +31,7 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     SwiGluBackwardKernel(Rows<const T> gate_up, Rows<const T> dy, Rows<T> dgate_up, int size) {
+  ptx::TakeTurn();
   const int first = (blockIdx.x * kThreads + threadIdx.x) * kUnit;
   if (first >= size) return;
   const T* row = gate_up.row(blockIdx.y);
@@ -68,10 +72,10 @@ void SwiGlu(cudaStream_t stream, const TensorView& gate_up, const TensorView& y)
   assert(gate_up.dtype == y.dtype && gate_up.rows == y.rows && gate_up.columns == 2 * y.columns);
   if (y.elements() == 0) return;
   ForType(y.dtype, [&]<typename T>(T) {
-    SwiGluKernel<T><<<Grid(y.rows, y.columns), kThreads, 0, stream>>>(
-        HalvesOf<const T>(gate_up), RowsOf<T>(y), static_cast<int>(y.columns));
+    LaunchKernel(SwiGluKernel<T>,
+                 {.grid = Grid(y.rows, y.columns), .threads = kThreads, .early = true}, stream,
+                 HalvesOf<const T>(gate_up), RowsOf<T>(y), static_cast<int>(y.columns));
   });
-  LORAD_CUDA_LAUNCHED();
 }
 
 void SwiGluBackward(cudaStream_t stream, const TensorView& gate_up, const TensorView& dy,
@@ -81,11 +85,11 @@ void SwiGluBackward(cudaStream_t stream, const TensorView& gate_up, const Tensor
   assert(gate_up.rows == dgate_up.rows && gate_up.columns == dgate_up.columns);
   if (dy.elements() == 0) return;
   ForType(dy.dtype, [&]<typename T>(T) {
-    SwiGluBackwardKernel<T><<<Grid(dy.rows, dy.columns), kThreads, 0, stream>>>(
-        HalvesOf<const T>(gate_up), RowsOf<const T>(dy), HalvesOf<T>(dgate_up),
-        static_cast<int>(dy.columns));
+    LaunchKernel(SwiGluBackwardKernel<T>,
+                 {.grid = Grid(dy.rows, dy.columns), .threads = kThreads, .early = true}, stream,
+                 HalvesOf<const T>(gate_up), RowsOf<const T>(dy), HalvesOf<T>(dgate_up),
+                 static_cast<int>(dy.columns));
   });
-  LORAD_CUDA_LAUNCHED();
 }
 
 }  // namespace lorad::kernels::cuda

@@ -1,6 +1,6 @@
 """Tokens a second on one GPU through the running daemon, beside PEFT on torch in the same run.
 
-usage: training.py [--setting NAME ...] [--steps N] [--no-peft] [--json FILE]     (--list names the settings)
+usage: training.py [--setting NAME ...] [--steps N] [--no-peft] [--json FILE] [--trace FOLDER]     (--list names the settings)
 
 Starts `lorad serve --workers cuda:0`, registers models of published shapes with random weights (tools/make-model), adds
 datasets of token ids in which every token is trained, submits the jobs of a setting, and measures from the step at which
@@ -11,6 +11,7 @@ before the jobs are created.
 
 import argparse
 import json
+import os
 import pathlib
 import random
 import subprocess
@@ -20,7 +21,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests/e2e"))
 
-from house import House, tell  # noqa: E402
+from house import BINARIES, House, tell  # noqa: E402
 
 WARM_UP_STEPS = 5
 POLL_SECONDS = 0.02
@@ -107,6 +108,20 @@ def measure(house, names):
     return (last[1] - first[1]) / (last[0] - first[0]), peak
 
 
+def start_trace(folder, name):
+    """Processes started from now on write their kernels there."""
+    os.environ["KERNEL_TRACE"] = str(folder / name)
+    os.environ["CUDA_INJECTION64_PATH"] = str(BINARIES / "tests/bench/libkernel_trace.so")
+
+
+def print_trace(folder, name, setting):
+    """Of the process with the most kernels, the worker; those started from now on write none."""
+    del os.environ["CUDA_INJECTION64_PATH"]
+    trace = max(folder.glob(f"{name}.*"), key=lambda file: file.stat().st_size)
+    subprocess.run([sys.executable, pathlib.Path(__file__).with_name("kernel_table.py"), trace, "--steps-by", "AdamWKernel",
+                    "--per-step", str(setting["adapters"])], check=True)
+
+
 def run_lorad(setting, steps):
     house = House(None, "--workers", "cuda:0", "--microbatch-tokens", setting["microbatch"])
     model = house.folder / "model"
@@ -151,6 +166,7 @@ def main():
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--no-peft", action="store_true")
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--trace", type=pathlib.Path)
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
     if options.list:
@@ -159,11 +175,15 @@ def main():
     results = {}
     for name in options.setting or SETTINGS:
         setting = complete(SETTINGS[name])
+        if options.trace:
+            start_trace(options.trace, name)
         ours = run_lorad(setting, options.steps)
         peft = None if options.no_peft else run_peft(setting, 5)
         results[name] = {"lorad": ours, "peft": peft, "bar": setting["bar"]}
         tell(f"{name}: {ours['tokens_per_second']:,.0f} tokens/s (bar {setting['bar']:,}), {ours['adapters_per_microbatch']:.2f} "
              f"adapters a microbatch, {ours['peak_bytes'] / 2**30:.3f} GiB used, {ours['estimated_bytes'] / 2**30:.3f} GiB estimated")
+        if options.trace:
+            print_trace(options.trace, name, setting)
         if peft:
             tell(f"    PEFT: {peft['tokens_per_second']:,.0f} tokens/s, {peft['peak_bytes'] / 2**30:.2f} GiB for as many tokens in flight; "
                  f"ratio {ours['tokens_per_second'] / peft['tokens_per_second']:.2f}")

@@ -18,7 +18,6 @@ constexpr int64_t kCallRows = 8192;
 constexpr int64_t kCallScores = int64_t{8} << 20;
 constexpr int64_t kLengthBucketMin = 128;
 constexpr int64_t kScoreBytesMax = int64_t{512} << 20;
-constexpr int64_t kAttentionTensors = 9;
 constexpr int64_t kAttentionSpareBytes = int64_t{1} << 20;
 constexpr int64_t kGradientBytesMax = int64_t{768} << 20;
 constexpr int64_t kLogitBytesMax = int64_t{320} << 20;
@@ -80,10 +79,8 @@ int64_t AttentionBytes(const ModelShape& model, const GroupShape& group) {
     const int64_t batch = CallSequences(rows, std::max<int64_t>(group.capacity_tokens, 1));
     const int64_t scores = 2 * batch * sharing * rows * RoundUp(rows, 128);
     const int64_t kv_heads = HeadsAtOnce(model.kv_heads, scores);
-    const int64_t ragged = RoundUp(kAttentionTensors * (batch + 1) * 4, 256);
     const int64_t head_gradients = 2 * 2 * batch * rows * sharing * kv_heads * model.head_size;
-    most = std::max(most,
-                    ragged + kv_heads * scores + head_gradients + 4 * batch * rows * model.heads);
+    most = std::max(most, kv_heads * scores + head_gradients + 4 * batch * rows * model.heads);
   }
   return most + kAttentionSpareBytes;
 }

@@ -3,8 +3,8 @@
 usage: kernel_table.py TRACE --steps-by NAME [--per-step COUNT]
 
 A step is COUNT launches of kernels whose name has NAME in it (AdamWKernel: one a job). The first 40 % of the trace is
-left out. A kernel's time is what it adds to the end of the last: kernels that overlap are not counted twice; `idle` is
-the time in which none ran.
+left out. A kernel's time is what it adds to the end of the last: kernels that overlap are not counted twice; `before` is
+the time a step in which no kernel ran until one of this name did.
 """
 
 import argparse
@@ -54,18 +54,19 @@ def main():
     rows = rows[marks[0]:marks[-1]]
     took = collections.Counter()
     count = collections.Counter()
-    idle = 0
+    before = collections.Counter()
     until = rows[0][0]
     for begin, end, name in rows:
-        idle += max(0, begin - until)
+        before[short(name)] += max(0, begin - until)
         took[short(name)] += max(0, end - max(begin, until))
         count[short(name)] += 1
         until = max(until, end)
-    print(f"{'kernel':40s} {'a step':>8s} {'us each':>9s} {'ms a step':>10s}")
+    print(f"{'kernel':60s} {'a step':>8s} {'us each':>9s} {'ms a step':>10s} {'before, ms':>11s}")
     for name, ns in took.most_common():
-        print(f"{name:40s} {count[name] / steps:8.1f} {ns / count[name] / 1e3:9.1f} {ns / steps / 1e6:10.3f}")
-    print(f"{'idle':40s} {'':8s} {'':9s} {idle / steps / 1e6:10.3f}")
-    print(f"{'all':40s} {len(rows) / steps:8.1f} {'':9s} {(until - rows[0][0]) / steps / 1e6:10.3f} ({steps} steps)")
+        print(f"{name:60s} {count[name] / steps:8.1f} {ns / count[name] / 1e3:9.1f} {ns / steps / 1e6:10.3f} "
+              f"{before[name] / steps / 1e6:11.3f}")
+    print(f"{'all':60s} {len(rows) / steps:8.1f} {'':9s} {(until - rows[0][0]) / steps / 1e6:10.3f} "
+          f"{before.total() / steps / 1e6:11.3f} ({steps} steps)")
 
 
 main()

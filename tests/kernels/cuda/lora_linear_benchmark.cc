@@ -244,7 +244,8 @@ void Run(const Setting& setting) {
   std::fflush(stdout);
 }
 
-void RunAll() {
+// Those whose name has `wanted` in it.
+void RunAll(std::string_view wanted) {
   std::printf(
       "%lld tokens, microseconds. floor: half of a copy's time, the reading. bits: of what "
       "was computed.\n",
@@ -272,7 +273,9 @@ void RunAll() {
       {"4096x(14336,14336), 4", 4096, {14336, 14336}, 4, {16}, 0},
       {"2048x2048, 8", 2048, {2048}, 8, {16}, 0},
   };
-  for (const Setting& setting : settings) Run(setting);
+  for (const Setting& setting : settings) {
+    if (std::string_view(setting.name).find(wanted) != std::string_view::npos) Run(setting);
+  }
 }
 
 // Of some rows of a matrix, after `run` into it.
@@ -378,6 +381,6 @@ int main(int argc, char** argv) {
     return 0;
   }
   const std::string_view part = argc > 1 ? argv[1] : "";
-  if (part.empty() || part == "lora") testing::RunAll();
+  if (part.empty() || part == "lora") testing::RunAll(argc > 2 ? argv[2] : "");
   if (part.empty() || part == "swiglu") testing::RunAllSwiGlu();
 }

@@ -45,13 +45,20 @@ template <Product kProduct, typename Shape>
 __device__ void Consumer<kProduct, Shape>::TakeTargets(float (&sums)[Shape::kColumns / 2],
                                                        const LossRows& rows, int block) const {
   const int end = arguments_.columns - column_ - 2 * (lane_ % 4);
+  float logits[2] = {};
+  bool found[2] = {};
 #pragma unroll
   for (int at = 0; at < Shape::kColumns / 2; ++at) {
     const int i = at / 2 % 2;
     const int column = at / 4 * 8 + at % 2;
     const bool target = column == rows.target[i];
-    if (target) arguments_.exponentials.target_logits[LossRow(block, i)] = sums[at];
+    if (target) logits[i] = sums[at];
+    found[i] |= target;
     if (target || column >= end) sums[at] = -INFINITY;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (found[i]) arguments_.exponentials.target_logits[LossRow(block, i)] = logits[i];
   }
 }
 
@@ -119,6 +126,7 @@ __device__ void Consumer<kProduct, Shape>::FinishExponentials(Sums& sums) {
       }
     }
     for (int i = 0; i < 2; ++i) WritePart(parts[i], LossRow(block, i));
+    __syncwarp();
   }
 }
 

@@ -4,6 +4,7 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/linear_loss_kernels.h"
+#include "kernels/cuda/vector.cuh"
 
 namespace lorad::kernels::cuda {
 namespace {
@@ -92,36 +93,15 @@ __device__ Partial BlockMerge(Partial value, Partial* shared) {
   return value;
 }
 
-// 8 values at a time: 16 bytes of bf16, 32 of float32.
-constexpr int kVector = 8;
-
-__device__ void LoadVector(const float* at, float* values) {
-  const float4 low = *reinterpret_cast<const float4*>(at);
-  const float4 high = *reinterpret_cast<const float4*>(at + 4);
-  values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
-  values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
-}
-__device__ void StoreVector(const float* values, float* at) {
-  *reinterpret_cast<float4*>(at) = make_float4(values[0], values[1], values[2], values[3]);
-  *reinterpret_cast<float4*>(at + 4) = make_float4(values[4], values[5], values[6], values[7]);
-}
-__device__ void StoreVector(const float* values, __nv_bfloat16* at) {
-  __nv_bfloat162 pairs[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    pairs[i] = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
-  }
-  *reinterpret_cast<uint4*>(at) = *reinterpret_cast<const uint4*>(pairs);
-}
-// part += the exponentials of a vector.
+// part += the exponentials of a unit.
 template <bool kAccurate>
-__device__ void AddVector(const float* values, Partial& part) {
+__device__ void AddUnit(const Unit& unit, Partial& part) {
   float max = part.max;
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) max = fmaxf(max, values[i]);
+  for (int i = 0; i < kUnit; ++i) max = fmaxf(max, unit.value[i]);
   float sum = part.sum == 0 ? 0 : part.sum * Exp<kAccurate>(part.max - max);
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) sum += Exp<kAccurate>(values[i] - max);
+  for (int i = 0; i < kUnit; ++i) sum += Exp<kAccurate>(unit.value[i] - max);
   part = {max, sum};
 }
 
@@ -129,11 +109,9 @@ __device__ void AddVector(const float* values, Partial& part) {
 template <bool kAccurate>
 __device__ Partial RowPartial(const float* z, int64_t vocabulary, Partial* shared) {
   Partial part = {-INFINITY, 0};
-  const int64_t whole = vocabulary / kVector * kVector;
-  for (int64_t at = int64_t{threadIdx.x} * kVector; at < whole; at += kThreads * kVector) {
-    float values[kVector];
-    LoadVector(z + at, values);
-    AddVector<kAccurate>(values, part);
+  const int64_t whole = vocabulary / kUnit * kUnit;
+  for (int64_t at = int64_t{threadIdx.x} * kUnit; at < whole; at += kThreads * kUnit) {
+    AddUnit<kAccurate>(LoadUnit(z, at, vocabulary, true), part);
   }
   if (whole + threadIdx.x < vocabulary) {
     part = Merge<kAccurate>(part, {z[whole + threadIdx.x], 1});
@@ -145,16 +123,15 @@ __device__ Partial RowPartial(const float* z, int64_t vocabulary, Partial* share
 template <bool kAccurate, typename G>
 __device__ void WriteGradient(const float* z, int64_t vocabulary, float lse, int64_t target,
                               float at_target, G* gradient) {
-  const int64_t whole = vocabulary / kVector * kVector;
-  for (int64_t at = int64_t{threadIdx.x} * kVector; at < whole; at += kThreads * kVector) {
-    float values[kVector];
-    LoadVector(z + at, values);
+  const int64_t whole = vocabulary / kUnit * kUnit;
+  for (int64_t at = int64_t{threadIdx.x} * kUnit; at < whole; at += kThreads * kUnit) {
+    Unit unit = LoadUnit(z, at, vocabulary, true);
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float p = Exp<kAccurate>(values[i] - lse);
-      values[i] = at + i == target ? at_target : -p;
+    for (int i = 0; i < kUnit; ++i) {
+      const float p = Exp<kAccurate>(unit.value[i] - lse);
+      unit.value[i] = at + i == target ? at_target : -p;
     }
-    StoreVector(values, gradient + at);
+    StoreUnit(unit, gradient, at, vocabulary, true);
   }
   const int64_t rest = whole + threadIdx.x;
   if (rest < vocabulary) {
@@ -214,7 +191,7 @@ void LaunchScatterRows(const LossRange& range, const TensorView& from, const Ten
 void LaunchSoftmaxGradient(const LossRange& range, const TensorView& logits,
                            const TensorView& log_p, const TensorView& gradient, bool accurate,
                            cudaStream_t stream) {
-  assert(logits.row_stride % kVector == 0 && gradient.row_stride % kVector == 0);
+  assert(logits.row_stride % kUnit == 0 && gradient.row_stride % kUnit == 0);
   if (range.count == 0) return;
   if (accurate) {
     LaunchSoftmax<true, float>(range, logits, log_p, gradient, stream);

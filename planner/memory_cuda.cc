@@ -19,13 +19,13 @@ constexpr int64_t kCallScores = int64_t{8} << 20;
 constexpr int64_t kLengthBucketMin = 128;
 constexpr int64_t kScoreBytesMax = int64_t{512} << 20;
 constexpr int64_t kAttentionSpareBytes = int64_t{1} << 20;
-constexpr int64_t kGradientBytesMax = int64_t{768} << 20;
-constexpr int64_t kLogitBytesMax = int64_t{320} << 20;
-constexpr int64_t kLogitBytes = 4;
-constexpr int64_t kTileRows = 128;
+constexpr int64_t kWordBytesMax = int64_t{704} << 20;
+constexpr int64_t kTileRows = 256;
 constexpr int64_t kTileColumns = 256;
+constexpr int64_t kPartColumns = 192;
 
-constexpr int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+constexpr int64_t CeilDivide(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
+constexpr int64_t RoundUp(int64_t value, int64_t unit) { return CeilDivide(value, unit) * unit; }
 constexpr int64_t Taken(int64_t bytes) { return RoundUp(bytes, kArenaAlignment); }
 
 // ---- adapters ----
@@ -87,27 +87,33 @@ int64_t AttentionBytes(const ModelShape& model, const GroupShape& group) {
 
 // ---- head and loss ----
 
+// Rows of tiles in a chunk: the most that the device makes in a turn of all its multiprocessors;
+// the larger of equals.
+int64_t LossRowTiles(int64_t wanted, int64_t row_bytes, int64_t column_tiles,
+                     int64_t multiprocessors) {
+  const int64_t at_once = std::max<int64_t>(multiprocessors / 2, 1);
+  const int64_t affordable =
+      std::clamp(kWordBytesMax / (row_bytes * kTileRows), int64_t{1}, wanted);
+  const auto turns = [&](int64_t tiles) { return CeilDivide(tiles * column_tiles, at_once); };
+  int64_t best = 1;
+  for (int64_t tiles = 2; tiles <= affordable; ++tiles) {
+    if (tiles * turns(best) >= best * turns(tiles)) best = tiles;
+  }
+  return best;
+}
+
 int64_t LossBytes(const ModelShape& model, const GroupShape& group) {
   const int64_t value = group.device.value_bytes;
   const int64_t columns = RoundUp(model.vocabulary, 64);
-  const int64_t hidden = RoundUp(model.hidden, 64);
-  const int64_t column_tiles = RoundUp(model.hidden, kTileColumns) / kTileColumns;
-  const int64_t filling =
-      std::max<int64_t>(group.device.multiprocessors / column_tiles, 1) * kTileRows;
-  const int64_t affordable =
-      std::max(kGradientBytesMax / (columns * value) / kTileRows * kTileRows, kTileRows);
-  const int64_t wanted = std::min(filling, affordable);
   const int64_t tokens = std::max<int64_t>(group.capacity_tokens, 1);
-  const int64_t rows = std::min(RoundUp(tokens, kTileRows), wanted);
-  // Float32 logits beside a bf16 gradient; a float32 one takes their place.
-  int64_t logit_rows = 0;
-  if (value != kLogitBytes) {
-    const int64_t parts = RoundUp(wanted * columns * kLogitBytes, kLogitBytesMax) / kLogitBytesMax;
-    logit_rows = std::min(rows, RoundUp(RoundUp(wanted, parts) / parts, kTileRows));
-  }
-  const auto taken = [](int64_t bytes) { return RoundUp(bytes, kScratchAlignment); };
-  return 2 * taken(rows * hidden * value) + taken(logit_rows * columns * kLogitBytes) +
-         taken(rows * columns * value) + taken(kProductBytes);
+  const int64_t rows = kTileRows * LossRowTiles(CeilDivide(tokens, kTileRows), columns * value,
+                                                CeilDivide(model.hidden, kTileColumns),
+                                                group.device.multiprocessors);
+  // Rows of x and of the gradient, as wide as the vocabulary, of three numbers and a pair, and a
+  // pair for every part of the vocabulary; a mark.
+  const int64_t row_bytes = 2 * RoundUp(model.hidden, 64) * value + columns * value + 4 * 3 + 8 +
+                            8 * CeilDivide(model.vocabulary, kPartColumns);
+  return rows * row_bytes + kScratchAlignment + kProductBytes;
 }
 
 }  // namespace

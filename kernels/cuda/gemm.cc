@@ -40,6 +40,9 @@ void CheckArguments(const GemmArguments& arguments) {
   assert(gated.empty() || (forward && gated.rows == y.rows && 2 * gated.columns == y.columns &&
                            gated.dtype == y.dtype && Fits(gated) && bias.empty() &&
                            residual.empty() && gated.columns * BytesOf(y.dtype) % 16 == 0));
+  const bool loss = !arguments.exponentials.empty() || !arguments.target_rows.empty();
+  assert(!loss || (arguments.terms.empty() && bias.empty() && residual.empty() && gated.empty() &&
+                   gate_up.empty() && forward == arguments.target_rows.empty()));
   const TensorView& s = arguments.coefficients;
   assert(arguments.terms.empty() || (s.rows == x.rows && s.dtype == x.dtype && Fits(s)));
 }
@@ -47,8 +50,11 @@ void CheckArguments(const GemmArguments& arguments) {
 HopperTile TileFor(const GemmArguments& arguments, int clusters) {
   if (!arguments.gated.empty()) return HopperTile::kSwiGlu192;
   if (!arguments.gate_up.empty()) return HopperTile::kSwiGluBackward192;
-  // Masked terms in turns take longer than what turns save.
-  const bool turns = arguments.product == Product::kForward || arguments.terms.empty();
+  if (!arguments.exponentials.empty()) return HopperTile::kExponentials192;
+  // Masked terms in turns take longer than what turns save; and the loss's gradient, a few tiles of
+  // very many steps, gains nothing.
+  const bool turns = arguments.product == Product::kForward ||
+                     (arguments.terms.empty() && arguments.target_rows.empty());
   return ChooseTile(arguments.y.rows, arguments.y.columns, arguments.x.columns, clusters, turns);
 }
 
@@ -117,6 +123,7 @@ void Gemm::Run(const GemmArguments& arguments, void* workspace, cudaStream_t str
                         stream);
   }
   assert(!arguments.early && arguments.gate_up.empty() && arguments.gated.empty());
+  assert(arguments.exponentials.empty() && arguments.target_rows.empty());
   impl_->library.Run(arguments, workspace, stream);
   if (!arguments.terms.empty()) AddTerms(arguments, stream);
 }

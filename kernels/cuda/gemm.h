@@ -74,6 +74,38 @@ struct LowRankTable {
   constexpr bool empty() const { return terms == nullptr; }
 };
 
+// Head and loss (linear_loss.h). What becomes of z = x W^T, with the target's word apart:
+//   y[i, j] = exp(z[i, j] - references[i]),  0 where j = targets[i];
+//   target_logits[i] = z[i, targets[i]];
+//   parts[c, i]: of the words j of the c-th kPartColumns columns but the target, the sum of y[i, j]
+//   before it is rounded, and the maximum of z[i, j] - references[i].
+// All arrays in device memory.
+inline constexpr int64_t kPartColumns = 192;
+struct LossPart {
+  float sum;
+  float max;  // -infinity where there is no word
+};
+struct ExponentialTables {
+  const float* references = nullptr;  // [M]
+  const int32_t* targets = nullptr;   // [M]
+  float* target_logits = nullptr;     // [M] out
+  LossPart* parts = nullptr;          // [ceil(O / kPartColumns), M] out
+  const int32_t* needed = nullptr;    // or null; where it holds 0, the product is not made
+
+  constexpr bool empty() const { return references == nullptr; }
+};
+// And what becomes of s = x W:  y[i] = factors[i].target * W[targets[i]] - factors[i].rest * s[i].
+struct LossFactors {
+  float target;
+  float rest;
+};
+struct TargetTables {
+  const int32_t* targets = nullptr;      // [M]
+  const LossFactors* factors = nullptr;  // [M]
+
+  constexpr bool empty() const { return targets == nullptr; }
+};
+
 // All views: rows a multiple of 16 bytes apart, aligned to 16 bytes.
 struct GemmArguments {
   Product product = Product::kForward;
@@ -91,6 +123,9 @@ struct GemmArguments {
   // gate_up [M, 2K], and y [M, 2K] is SwiGluBackward (backend.h) of what y is otherwise, rounded as
   // it is otherwise: the same bits. y may alias gate_up.
   TensorView gate_up = {};
+  // kForward, and kInputGradient, where own(), without terms, bias and residual.
+  ExponentialTables exponentials = {};
+  TargetTables target_rows = {};
   // Of all that the product reads, the kernel before it in the stream makes coefficients and masks
   // alone: it awaits that kernel's end where it first needs them, not at its start. Where own() is
   // true.

@@ -4,7 +4,9 @@
 #include "kernels/cuda/gemm_hopper.cuh"
 #include "kernels/cuda/gemm_hopper.h"
 #include "kernels/cuda/gemm_hopper_consumer.cuh"
+#include "kernels/cuda/gemm_hopper_loss.cuh"
 #include "kernels/cuda/gemm_hopper_producer.cuh"
+#include "kernels/cuda/gemm_hopper_swiglu.cuh"
 #include "kernels/cuda/launch.h"
 
 namespace lorad::kernels::cuda {
@@ -16,6 +18,7 @@ using InTurns192 = TileShape<Roles::kInTurns, 192, 5, 1>;
 using InTurns128 = TileShape<Roles::kInTurns, 128, 6, 2>;
 using SwiGlu192 = TileShape<Roles::kInTurns, 192, 5, 1, Finish::kSwiGlu>;
 using SwiGluBackward192 = TileShape<Roles::kInTurns, 192, 4, 2, Finish::kSwiGluBackward>;
+using Exponentials192 = TileShape<Roles::kInTurns, 192, 5, 1, Finish::kExponentials>;
 
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
@@ -40,6 +43,13 @@ __device__ void InitBarriers(SharedMemory<Shape>& shared) {
 template <Product kProduct, typename Shape>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     HopperKernel(const __grid_constant__ HopperArguments arguments) {
+  if constexpr (Shape::kFinish == Finish::kExponentials) {
+    const int32_t* needed = arguments.exponentials.needed;
+    if (needed != nullptr) {
+      ptx::AwaitPreviousKernel();
+      if (*needed == 0) return;
+    }
+  }
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<SharedMemory<Shape>*>(memory);
   // The same in all lanes, and the compiler shall know it.
@@ -96,6 +106,12 @@ void LaunchTile(HopperTile tile, const HopperArguments& arguments, int clusters,
     case HopperTile::kSwiGluBackward192:
       if constexpr (kProduct == Product::kInputGradient) {
         return Launch<kProduct, SwiGluBackward192>(arguments, clusters, stream);
+      }
+      assert(false);
+      return;
+    case HopperTile::kExponentials192:
+      if constexpr (kProduct == Product::kForward) {
+        return Launch<kProduct, Exponentials192>(arguments, clusters, stream);
       }
       assert(false);
   }

@@ -35,6 +35,7 @@ enum class Finish {
   kResult,          // y
   kSwiGlu,          // y is gate beside up, half of a tile's columns each; silu(gate) * up as well
   kSwiGluBackward,  // y is the gradient of SwiGLU's output; those of gate and up are formed of it
+  kExponentials,    // y is exp(z - reference), with sums and maxima of the tile's columns
 };
 
 // kN columns; kStages of 64 inner elements; kBuffers for boxes of results a warpgroup.
@@ -49,7 +50,7 @@ struct TileShape {
   static constexpr int kOutBoxes = kOuts / kOutBox;
   static constexpr int kResults = kRowBlocks * kOutBoxes;  // places of boxes a warpgroup
   // Boxes made at a place: of y; gate, up and what they make; or two gradients.
-  static constexpr int kParts = kF == Finish::kResult ? 1 : kF == Finish::kSwiGlu ? 3 : 2;
+  static constexpr int kParts = kF == Finish::kSwiGlu ? 3 : kF == Finish::kSwiGluBackward ? 2 : 1;
   static constexpr uint32_t kOutBytes = 64 * kOutBox * 2;
   static constexpr int kStageCount = kStages;
   static constexpr int kBufferCount = kBuffers;

@@ -41,7 +41,11 @@ struct HopperArguments {
   TensorMap gate, up;
   TensorMap dgate, dup;
   LowRankTable terms;  // terms null: none
-  const void* bias;    // bf16 [columns], or null
+  ExponentialTables exponentials;
+  TargetTables target_rows;
+  const void* weight_rows;  // where there are target_rows: W, bf16
+  int64_t weight_stride;
+  const void* bias;  // bf16 [columns], or null
   int32_t has_residual;
   int32_t early;  // 1: the kernel before this one makes the coefficients and may still run
   int32_t rows;
@@ -66,12 +70,14 @@ enum class HopperTile : uint8_t {
   // more than y and takes exponentials, so it must pass under the products of another tile.
   kSwiGlu192,  // 96 columns of gate and 96 of up
   kSwiGluBackward192,
+  kExponentials192,  // for GemmArguments::exponentials alone: a tile is a part
 };
+static_assert(kPartColumns == 192);
 // Those that make y.
 inline constexpr HopperTile kHopperTiles[] = {HopperTile::kTogether256, HopperTile::kTogether128,
                                               HopperTile::kInTurns192, HopperTile::kInTurns128};
 constexpr int ColumnsOf(HopperTile tile) {
-  constexpr int kColumns[] = {256, 128, 192, 128, 192, 192};
+  constexpr int kColumns[] = {256, 128, 192, 128, 192, 192, 192};
   return kColumns[static_cast<int>(tile)];
 }
 constexpr bool InTurns(HopperTile tile) { return tile >= HopperTile::kInTurns192; }

@@ -95,6 +95,12 @@ HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile) {
     plan.has_residual = 1;
     plan.residual = MapBoxes(arguments.residual, 64);
   }
+  plan.exponentials = arguments.exponentials;
+  plan.target_rows = arguments.target_rows;
+  if (!arguments.target_rows.empty()) {
+    plan.weight_rows = arguments.weight.data;
+    plan.weight_stride = arguments.weight.row_stride;
+  }
   plan.early = arguments.early ? 1 : 0;
   plan.bias = arguments.bias.data;
   plan.rows = static_cast<int32_t>(arguments.y.rows);

@@ -10,18 +10,14 @@
 namespace lorad::kernels::cuda {
 namespace {
 
-// What a chunk's G may take, where the device is not filled before.
-constexpr int64_t kGradientBytesMax = int64_t{768} << 20;
-// What logits may take that are not of the type of G. (512 rows at a time instead of 1,024 cost the
-// product 5 % at a hidden size of 2,048 and nothing at 4,096.)
-constexpr int64_t kLogitBytesMax = int64_t{320} << 20;
-// The product's tile, for counting how many fill the device.
-constexpr int64_t kTileRows = 128;
+// What a chunk's exponentials may take.
+constexpr int64_t kWordBytesMax = int64_t{704} << 20;
+// The product's tile, for counting how many fill the device, where two blocks share one.
+constexpr int64_t kTileRows = 256;
 constexpr int64_t kTileColumns = 256;
-// Logits in work at the same time: most of an H100's 50 MB of L2 cache.
-constexpr int64_t kCachedBytes = int64_t{40} << 20;
 
-int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+int64_t CeilDivide(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
+int64_t RoundUp(int64_t value, int64_t unit) { return CeilDivide(value, unit) * unit; }
 
 struct LossTables final : Extension {
   int64_t trained = 0;  // loss rows that train: these come first
@@ -52,6 +48,20 @@ const LossTables& TablesOf(Context& context, const CudaBatch& batch) {
   return static_cast<const LossTables&>(*batch.loss);
 }
 
+// Rows of tiles in a chunk: the most that the device makes in a turn of all its multiprocessors;
+// the larger of equals. Fewer rows never need more.
+int64_t RowTiles(int64_t wanted, int64_t row_bytes, int64_t column_tiles, int64_t multiprocessors) {
+  const int64_t at_once = std::max<int64_t>(multiprocessors / 2, 1);
+  const int64_t affordable =
+      std::clamp(kWordBytesMax / (row_bytes * kTileRows), int64_t{1}, wanted);
+  const auto turns = [&](int64_t tiles) { return CeilDivide(tiles * column_tiles, at_once); };
+  int64_t best = 1;
+  for (int64_t tiles = 2; tiles <= affordable; ++tiles) {
+    if (tiles * turns(best) >= best * turns(tiles)) best = tiles;
+  }
+  return best;
+}
+
 // Whether the product may write there (gemm.h).
 bool IsProductOutput(const TensorView& view) {
   return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 &&
@@ -64,8 +74,8 @@ LinearLossOperation::LinearLossOperation(Context& context, Gemm& gemm,
                                          const LinearLossOptions& options)
     : context_(context), gemm_(gemm), options_(options) {}
 
-DType LinearLossOperation::LogitsType() const {
-  return context_.activation == DType::kFloat32 ? DType::kFloat32 : options_.logits;
+bool LinearLossOperation::Fused() const {
+  return context_.activation == DType::kBfloat16 && gemm_.own();
 }
 
 LinearLossOperation::Plan LinearLossOperation::PlanOf(int64_t rows, int64_t vocabulary,
@@ -73,35 +83,31 @@ LinearLossOperation::Plan LinearLossOperation::PlanOf(int64_t rows, int64_t voca
   const int64_t activation = BytesOf(context_.activation);
   Plan plan;
   plan.columns = RoundUp(vocabulary, 64);
-  const int64_t column_tiles = (hidden + kTileColumns - 1) / kTileColumns;
-  const int64_t filling = std::max<int64_t>(context_.multiprocessors / column_tiles, 1) * kTileRows;
-  const int64_t affordable =
-      std::max(kGradientBytesMax / (plan.columns * activation) / kTileRows * kTileRows, kTileRows);
-  const int64_t wanted =
-      options_.gradient_rows > 0 ? options_.gradient_rows : std::min(filling, affordable);
-  plan.gradient_rows = std::min(RoundUp(rows, kTileRows), wanted);
-  plan.in_place = LogitsType() == context_.activation;
-  plan.logit_rows = plan.gradient_rows;
-  if (!plan.in_place) {
-    // By the shape alone, so that fewer rows never need more memory.
-    const int64_t bytes = wanted * plan.columns * BytesOf(LogitsType());
-    const int64_t parts = (bytes + kLogitBytesMax - 1) / kLogitBytesMax;
-    const int64_t equal = RoundUp((wanted + parts - 1) / parts, kTileRows);
-    plan.logit_rows =
-        std::min(plan.gradient_rows, options_.logit_rows > 0 ? options_.logit_rows : equal);
+  plan.rows = std::min(RoundUp(rows, kTileRows), options_.rows);
+  if (options_.rows == 0) {
+    plan.rows = kTileRows * RowTiles(CeilDivide(rows, kTileRows), plan.columns * activation,
+                                     CeilDivide(hidden, kTileColumns), context_.multiprocessors);
   }
   const auto take = [&plan](int64_t bytes) {
     return std::exchange(plan.bytes, plan.bytes + RoundUp(bytes, 256));
   };
-  plan.gathered_at = take(plan.gradient_rows * RoundUp(hidden, 64) * activation);
-  plan.gradient_at = take(plan.gradient_rows * plan.columns * activation);
-  plan.logits_at = plan.gradient_at;
-  if (!plan.in_place) {
-    plan.logits_at = take(plan.logit_rows * plan.columns * BytesOf(LogitsType()));
-  }
-  plan.unit_at = take(plan.gradient_rows * RoundUp(hidden, 64) * activation);
+  const auto take_rows = [&](int64_t row_bytes) { return take(plan.rows * row_bytes); };
+  plan.gathered_at = take_rows(RoundUp(hidden, 64) * activation);
+  plan.words_at = take_rows(plan.columns * activation);
+  plan.unit_at = take_rows(RoundUp(hidden, 64) * activation);
+  plan.targets_at = take_rows(sizeof(int32_t));
+  plan.references_at = take_rows(sizeof(float));
+  plan.target_logits_at = take_rows(sizeof(float));
+  plan.factors_at = take_rows(sizeof(LossFactors));
+  plan.parts_at = take_rows(CeilDivide(vocabulary, kPartColumns) * int64_t{sizeof(LossPart)});
+  plan.again_at = take(sizeof(int32_t));
   plan.gemm_at = take(Gemm::WorkspaceBytes());
   return plan;
+}
+
+int64_t LinearLossOperation::PlainRows(const Plan& plan) const {
+  // Two bytes of a gradient and four of a logit in the place of three exponentials.
+  return context_.activation == DType::kFloat32 ? plan.rows : plan.rows / 3;
 }
 
 int64_t LinearLossOperation::WorkspaceBytes(const Limits& limits) const {
@@ -142,61 +148,90 @@ void LinearLossOperation::Run(const CudaBatch& batch, const TensorView& x, const
   LossRange range = {
       .order = tables.order, .rows = batch.tables.loss_rows, .targets = batch.tables.loss_targets};
   const int64_t with_gradient = unit.empty() ? 0 : tables.trained;
+  const int64_t chunk_rows = Fused() ? plan.rows : PlainRows(plan);
   while (range.first < rows) {
     const bool gradient = range.first < with_gradient;
     const int64_t end = gradient ? with_gradient : rows;
-    range.count = std::min(plan.gradient_rows, end - range.first);
-    TensorView g;
-    if (gradient) {
-      g = Scratch(plan.gradient_at, range.count, vocabulary, plan.columns, context_.activation);
-    }
-    RunForward(plan, range, x, weight, log_p, g);
-    if (gradient) RunBackward(plan, range, g, weight, unit);
+    range.count = std::min(chunk_rows, end - range.first);
+    const TensorView wanted = gradient ? unit : TensorView();
+    Fused() ? RunFused(plan, range, x, weight, log_p, wanted)
+            : RunPlain(plan, range, x, weight, log_p, wanted);
     range.first += range.count;
   }
 }
 
-void LinearLossOperation::RunForward(const Plan& plan, const LossRange& range, const TensorView& x,
-                                     const TensorView& weight, const TensorView& log_p,
-                                     const TensorView& gradient) {
-  const cudaStream_t stream = context_.stream.get();
-  const bool accurate = context_.activation == DType::kFloat32;
-  const int64_t row_bytes = plan.columns * BytesOf(LogitsType());
-  const SoftmaxOptions softmax = {
-      .accurate = accurate,
-      .cluster = options_.cluster && context_.capability >= 90,
-      .rows_at_once = options_.rows_at_once > 0
-                          ? options_.rows_at_once
-                          : std::clamp(kCachedBytes / row_bytes, int64_t{64}, int64_t{1024})};
-  const TensorView gathered =
-      Scratch(plan.gathered_at, range.count, x.columns, RoundUp(x.columns, 64), x.dtype);
-  LaunchGatherRows(range, x, gathered, stream);
-  for (int64_t first = 0; first < range.count; first += plan.logit_rows) {
-    LossRange part = range;
-    part.first += first;
-    part.count = std::min(plan.logit_rows, range.count - first);
-    const TensorView logits =
-        Scratch(plan.logits_at, part.count, weight.rows, plan.columns, LogitsType());
-    gemm_.Run({.product = Product::kForward,
-               .x = gathered.Rows(first, part.count),
-               .weight = weight,
-               .y = logits},
-              workspace_ + plan.gemm_at, stream);
-    LaunchSoftmaxGradient(part, logits, log_p,
-                          gradient.empty() ? gradient : gradient.Rows(first, part.count), softmax,
-                          stream);
-  }
+LossChunk LinearLossOperation::ChunkOf(const Plan& plan) const {
+  return {.targets = reinterpret_cast<int32_t*>(workspace_ + plan.targets_at),
+          .references = reinterpret_cast<float*>(workspace_ + plan.references_at),
+          .target_logits = reinterpret_cast<float*>(workspace_ + plan.target_logits_at),
+          .factors = reinterpret_cast<LossFactors*>(workspace_ + plan.factors_at),
+          .parts = reinterpret_cast<LossPart*>(workspace_ + plan.parts_at),
+          .again = reinterpret_cast<int32_t*>(workspace_ + plan.again_at)};
 }
 
-void LinearLossOperation::RunBackward(const Plan& plan, const LossRange& range,
-                                      const TensorView& gradient, const TensorView& weight,
-                                      const TensorView& unit) {
+void LinearLossOperation::RunFused(const Plan& plan, const LossRange& range, const TensorView& x,
+                                   const TensorView& weight, const TensorView& log_p,
+                                   const TensorView& unit) {
+  const cudaStream_t stream = context_.stream.get();
+  const TensorView gathered =
+      Scratch(plan.gathered_at, range.count, x.columns, RoundUp(x.columns, 64), x.dtype);
+  const TensorView words =
+      Scratch(plan.words_at, range.count, weight.rows, plan.columns, DType::kBfloat16);
+  const LossChunk chunk = ChunkOf(plan);
+  LaunchGatherTargets(range, x, weight, gathered, chunk, stream);
+  for (const bool again : {false, true}) {
+    gemm_.Run({.product = Product::kForward,
+               .x = gathered,
+               .weight = weight,
+               .y = words,
+               .exponentials = {.references = chunk.references,
+                                .targets = chunk.targets,
+                                .target_logits = chunk.target_logits,
+                                .parts = chunk.parts,
+                                .needed = again ? chunk.again : nullptr}},
+              workspace_ + plan.gemm_at, stream);
+    LaunchFoldParts(range, weight.rows, chunk, again, log_p, stream);
+  }
+  if (unit.empty()) return;
+  RunGradient(plan, range, words, weight, {.targets = chunk.targets, .factors = chunk.factors},
+              unit);
+}
+
+void LinearLossOperation::RunPlain(const Plan& plan, const LossRange& range, const TensorView& x,
+                                   const TensorView& weight, const TensorView& log_p,
+                                   const TensorView& unit) {
+  const cudaStream_t stream = context_.stream.get();
+  const bool float32 = context_.activation == DType::kFloat32;
+  const TensorView gathered =
+      Scratch(plan.gathered_at, range.count, x.columns, RoundUp(x.columns, 64), x.dtype);
+  const auto wide = [&](int64_t at, DType dtype) {
+    return Scratch(at, range.count, weight.rows, plan.columns, dtype);
+  };
+  const int64_t gradient_bytes =
+      float32 ? 0 : PlainRows(plan) * plan.columns * BytesOf(context_.activation);
+  const TensorView logits = wide(plan.words_at + gradient_bytes, DType::kFloat32);
+  const TensorView gradient =
+      unit.empty() ? TensorView() : wide(plan.words_at, context_.activation);
+  LaunchGatherRows(range, x, gathered, stream);
+  gemm_.Run({.product = Product::kForward, .x = gathered, .weight = weight, .y = logits},
+            workspace_ + plan.gemm_at, stream);
+  LaunchSoftmaxGradient(range, logits, log_p, gradient, float32, stream);
+  if (!unit.empty()) RunGradient(plan, range, gradient, weight, {}, unit);
+}
+
+void LinearLossOperation::RunGradient(const Plan& plan, const LossRange& range,
+                                      const TensorView& words, const TensorView& weight,
+                                      const TargetTables& targets, const TensorView& unit) {
   const cudaStream_t stream = context_.stream.get();
   const bool direct = range.order == nullptr && IsProductOutput(unit);
   const TensorView y = direct ? unit.Rows(range.first, range.count)
                               : Scratch(plan.unit_at, range.count, weight.columns,
                                         RoundUp(weight.columns, 64), unit.dtype);
-  gemm_.Run({.product = Product::kInputGradient, .x = gradient, .weight = weight, .y = y},
+  gemm_.Run({.product = Product::kInputGradient,
+             .x = words,
+             .weight = weight,
+             .y = y,
+             .target_rows = targets},
             workspace_ + plan.gemm_at, stream);
   if (!direct) LaunchScatterRows(range, y, unit, stream);
 }

@@ -1,16 +1,20 @@
 // Head and loss of the CUDA backend (kernels/backend.h, LinearLoss): with the loss rows x_i =
 // x[r_i] gathered,
-//   z = x W^T,   log_p = z[t] - log sum exp(z),   G = onehot(t) - softmax(z),   unit = G W,
-// in chunks of rows, so that neither logits nor G of a whole microbatch exist. Rows whose segment
-// trains come first, the rest go through the first half alone.
+//   z = x W^T,   log_p = z[t] - log sum exp(z),   unit = W[t] - softmax(z) W,
+// in chunks of rows, so that nothing as wide as the vocabulary exists for a whole microbatch. Rows
+// whose segment trains come first, the rest go through the first half alone.
+//
+// bf16 where Gemm::own(): logits are never in memory. The first product leaves exp(z - r) in bf16,
+// r about z[t], with sums of them before rounding, and the second one's results are scaled and
+// added to W[t] as they leave (linear_loss_sums.h): 2 bytes a logit, and no pass over them.
+// Elsewhere: float32 logits, a softmax that leaves onehot(t) - softmax(z) in the activation type,
+// and its product with W.
+// Either way log_p is right to 1e-5 and unit to 2e-3 (bf16: p rounded, unit too). Logits in bf16,
+// as transformers rounds them, would be off by up to 1/16 where they are 16, and so would log_p.
 //
 // A chunk is as many rows as fill the device in the second product (whose inner dimension is the
-// vocabulary and whose output is narrow). That changes no bits: products give equal bits for equal
-// rows (gemm.h). G takes the place of the logits where both have the same type.
-//
-// bf16: logits in float32 and G in bf16, so that log_p is right to 1e-5 and unit to 2e-3. Logits
-// in bf16, as transformers rounds them, are off by up to 1/16 where they are 16, and so is log_p;
-// unit is then right to 8e-3. They are an option: faster, in half the memory.
+// vocabulary and whose output is narrow) and fit in memory. That changes no bits: products give
+// equal bits for equal rows (gemm.h).
 // x, W [V, H], unit: activation type; log_p float32.
 #ifndef LORAD_KERNELS_CUDA_LINEAR_LOSS_H_
 #define LORAD_KERNELS_CUDA_LINEAR_LOSS_H_
@@ -22,17 +26,14 @@
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/handles.h"
 #include "kernels/cuda/linear_loss_kernels.h"
+#include "kernels/cuda/linear_loss_sums.h"
 #include "kernels/tensor.h"
 
 namespace lorad::kernels::cuda {
 
 struct LinearLossOptions {
-  DType logits = DType::kFloat32;  // kBfloat16: where activations are. Changes bits.
-  bool cluster = true;             // SoftmaxOptions; where the device can. Changes bits.
-  // 0: chosen by the shape (multiples of 128). Change speed and memory alone.
-  int64_t gradient_rows = 0;
-  int64_t logit_rows = 0;    // where G does not take the logits' place
-  int64_t rows_at_once = 0;  // SoftmaxOptions
+  // Rows of a chunk, a multiple of 256; 0: chosen by the shape. Changes speed and memory alone.
+  int64_t rows = 0;
 };
 
 class LinearLossOperation {
@@ -54,26 +55,35 @@ class LinearLossOperation {
  private:
   // Where everything lies in the workspace, for chunks of a shape.
   struct Plan {
-    int64_t gradient_rows = 0;
-    int64_t logit_rows = 0;
-    bool in_place = false;  // G takes the place of the logits
-    int64_t columns = 0;    // of a row of logits or G: V rounded up to 64
+    int64_t rows = 0;
+    int64_t columns = 0;  // of a row as wide as the vocabulary: V rounded up to 64
     int64_t gathered_at = 0;
-    int64_t logits_at = 0;
-    int64_t gradient_at = 0;
+    int64_t words_at = 0;  // exponentials; or logits and what softmax makes of them
     int64_t unit_at = 0;
+    int64_t targets_at = 0;  // LossChunk
+    int64_t references_at = 0;
+    int64_t target_logits_at = 0;
+    int64_t factors_at = 0;
+    int64_t parts_at = 0;
+    int64_t again_at = 0;
     int64_t gemm_at = 0;
     int64_t bytes = 0;
   };
-  DType LogitsType() const;
+  bool Fused() const;
   Plan PlanOf(int64_t rows, int64_t vocabulary, int64_t hidden) const;
+  // Rows of a chunk whose logits are kept beside what softmax makes of them.
+  int64_t PlainRows(const Plan& plan) const;
   TensorView Scratch(int64_t at, int64_t rows, int64_t columns, int64_t row_stride,
                      DType dtype) const;
-  // Gathered rows, logits, log_p of the range and, unless `gradient` is empty, G.
-  void RunForward(const Plan& plan, const LossRange& range, const TensorView& x,
-                  const TensorView& weight, const TensorView& log_p, const TensorView& gradient);
-  void RunBackward(const Plan& plan, const LossRange& range, const TensorView& gradient,
-                   const TensorView& weight, const TensorView& unit);
+  LossChunk ChunkOf(const Plan& plan) const;
+  // log_p of the range and, unless `unit` is empty, its rows of that.
+  void RunFused(const Plan& plan, const LossRange& range, const TensorView& x,
+                const TensorView& weight, const TensorView& log_p, const TensorView& unit);
+  void RunPlain(const Plan& plan, const LossRange& range, const TensorView& x,
+                const TensorView& weight, const TensorView& log_p, const TensorView& unit);
+  // unit = words W, or what `targets` make of it.
+  void RunGradient(const Plan& plan, const LossRange& range, const TensorView& words,
+                   const TensorView& weight, const TargetTables& targets, const TensorView& unit);
 
   Context& context_;
   Gemm& gemm_;

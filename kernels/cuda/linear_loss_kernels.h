@@ -1,4 +1,5 @@
-// The kernels of head and loss around its two products (linear_loss.h).
+// The kernels of head and loss around its two products (linear_loss.h), where those are the
+// library's; linear_loss_sums.h has the rest.
 //
 // `order` maps a place in the order of processing to its loss row; null: they are the same.
 #ifndef LORAD_KERNELS_CUDA_LINEAR_LOSS_KERNELS_H_
@@ -19,6 +20,11 @@ struct LossRange {
   const int32_t* targets = nullptr;  // [n]: t_i, device
   int64_t first = 0;
   int64_t count = 0;
+
+  // The loss row at a place of the range.
+  __host__ __device__ int64_t RowAt(int64_t place) const {
+    return order == nullptr ? first + place : order[first + place];
+  }
 };
 
 // to[j] = x[r_i], i the j-th of the range.  x [T, H], to [count, H] out.
@@ -31,23 +37,13 @@ void LaunchScatterRows(const LossRange& range, const TensorView& from, const Ten
 
 // For the j-th of the range, i, with z = logits[j]:
 //   log_p[i] = z[t_i] - log sum exp(z);  gradient[j] = onehot(t_i) - softmax(z).
-// logits [count, V]; log_p [1, n]; gradient [count, V] out, or empty. gradient may alias logits.
-// Sums: each thread adds vectors of 8 words, ascending, a block's width apart; then a fixed tree
-// over threads, and over the blocks of a row where there are several. V decides, nothing else.
-struct SoftmaxOptions {
-  // Exponentials to float32's last digits; otherwise the device's fast ones (2 ulp near 0, what
-  // bf16 logits or gradients hide anyway).
-  bool accurate = true;
-  // float32 logits: a cluster of blocks keeps a row in shared memory and reads it once. Needs
-  // compute capability 9.0. Changes bits.
-  bool cluster = false;
-  // Otherwise: rows in work at the same time. Their logits are read twice, so they should fit the
-  // L2 cache. Changes no bits.
-  int64_t rows_at_once = 256;
-};
+// logits [count, V] float32; log_p [1, n]; gradient [count, V] out, or empty; may alias logits
+// where it is float32. Exponentials are then those of float32's last digits, otherwise the device's
+// fast ones (2 ulp near 0, what a bf16 gradient hides anyway). Sums: each thread adds vectors of 8
+// words, ascending, a block's width apart; then a fixed tree over threads. V decides, nothing else.
 void LaunchSoftmaxGradient(const LossRange& range, const TensorView& logits,
-                           const TensorView& log_p, const TensorView& gradient,
-                           const SoftmaxOptions& options, cudaStream_t stream);
+                           const TensorView& log_p, const TensorView& gradient, bool accurate,
+                           cudaStream_t stream);
 
 }  // namespace lorad::kernels::cuda
 

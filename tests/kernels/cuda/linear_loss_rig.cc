@@ -58,7 +58,7 @@ std::vector<float> LinearLossRig::HiddenOf(const LossSequence& sequence) const {
   Source source(sequence.seed);
   std::vector<float> values(static_cast<size_t>(sequence.rows * hidden_));
   for (float& value : values) {
-    value = sequence.poisoned ? NAN : Rounded(source.Normal(), context_.activation);
+    value = sequence.scale * Rounded(source.Normal(), context_.activation);
   }
   return values;
 }
@@ -162,12 +162,12 @@ LinearLossRig::Times LinearLossRig::Measure(int64_t rows) {
   DeviceMatrix log_p(1, rows, DType::kFloat32);
   DeviceMatrix unit(rows, hidden_, context_.activation);
   // A whole G of random numbers for the products alone, as many rows as a chunk has.
-  constexpr int64_t kProductRows = 1024;
+  constexpr int64_t kProductRows = 2048;
   const int64_t product_rows = std::min(rows, kProductRows);
   const int64_t columns = (vocabulary_ + 63) / 64 * 64;
   DeviceMatrix g(product_rows, columns, context_.activation);
   FillRepeating(g.view(), 0.01f);
-  DeviceMatrix logits(product_rows, columns, DType::kFloat32);
+  DeviceMatrix logits(product_rows, columns, context_.activation);
   DeviceBytes scratch(Gemm::WorkspaceBytes());
   const cudaStream_t stream = context_.stream.get();
   LORAD_CUDA_CHECK(cudaDeviceSynchronize());
@@ -197,7 +197,7 @@ LinearLossRig::Times LinearLossRig::Measure(int64_t rows) {
   times.forward_ms =
       MedianMs(stream, 1, [&] { operation_.Run(batch, x.view(), linear_, log_p.view(), {}); });
   times.forward_product_ms = MedianMs(stream, 1, forward_products);
-  times.products_ms = times.forward_product_ms + MedianMs(stream, 1, backward_products);
+  times.gradient_product_ms = MedianMs(stream, 1, backward_products);
   return times;
 }
 

@@ -18,7 +18,7 @@ struct LossSequence {
   int64_t rows = 0;
   Mode mode = Mode::kTrain;
   bool every_row = true;  // counts in the loss; otherwise two of three
-  bool poisoned = false;  // hidden states are NaN
+  float scale = 1;        // of hidden states; NaN and infinity too
 };
 
 struct LossResults {
@@ -44,8 +44,8 @@ class LinearLossRig {
   struct Times {
     double all_ms = 0;
     double forward_ms = 0;  // without a gradient
-    double products_ms = 0;
     double forward_product_ms = 0;
+    double gradient_product_ms = 0;
   };
   Times Measure(int64_t rows);
   int64_t workspace_bytes() const { return workspace_->bytes(); }

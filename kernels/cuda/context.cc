@@ -39,6 +39,10 @@ bool Event::Done() const {
 
 void Event::Wait() const { LORAD_CUDA_CHECK(cudaEventSynchronize(event_)); }
 
+void Event::Await(cudaStream_t stream) const {
+  LORAD_CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0));
+}
+
 TimedEvent::TimedEvent() { LORAD_CUDA_CHECK(cudaEventCreate(&event_)); }
 
 TimedEvent::~TimedEvent() { static_cast<void>(cudaEventDestroy(event_)); }
@@ -73,9 +77,12 @@ DeviceTable::~DeviceTable() {
 void DeviceTable::Upload(int64_t bytes) {
   assert(bytes >= 0 && bytes <= block_->bytes);
   if (bytes == 0) return;
+  const cudaStream_t uploads = pool_->uploads_.get();
+  block_->read.Await(uploads);
   LORAD_CUDA_CHECK(cudaMemcpyAsync(block_->device, block_->host, static_cast<size_t>(bytes),
-                                   cudaMemcpyHostToDevice, pool_->stream_));
-  block_->uploaded.Record(pool_->stream_);
+                                   cudaMemcpyHostToDevice, uploads));
+  block_->uploaded.Record(uploads);
+  block_->uploaded.Await(pool_->stream_);
 }
 
 DeviceTable TablePool::Take(int64_t bytes) {
@@ -94,6 +101,7 @@ DeviceTable TablePool::Take(int64_t bytes) {
 }
 
 void TablePool::Return(std::unique_ptr<TableBlock> block) {
+  block->read.Record(stream_);
   free_[block->size_class].push_back(std::move(block));
 }
 

@@ -39,6 +39,8 @@ class Event {
   // True if everything before the last Record is done (or nothing was recorded).
   bool Done() const;
   void Wait() const;
+  // What is enqueued on the stream from now on waits for the last Record.
+  void Await(cudaStream_t stream) const;
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -74,11 +76,12 @@ struct TableBlock {
   void* host = nullptr;
   void* device = nullptr;
   Event uploaded;
+  Event read;  // all that the operations read of it
 };
 
 // A block of host memory and one of device memory of the same size: filled on the host, uploaded as
-// a whole in stream order. Goes back to its pool at the end; what was enqueued may still read it
-// then, for the next upload into it stands behind that in the stream.
+// a whole before whatever is enqueued next. Goes back to its pool at the end; what was enqueued may
+// still read it then, for the next upload into it awaits that.
 class DeviceTable {
  public:
   DeviceTable() = default;
@@ -102,7 +105,8 @@ class DeviceTable {
   T* HostOf(const T* array) const {
     return Host<T>(reinterpret_cast<const char*>(array) - DeviceBytes());
   }
-  // Enqueues the copy of the first `bytes`. Until it is done the host's side must not change.
+  // Enqueues the copy of the first `bytes`, on a stream of its own: it passes beside the operations
+  // before it. Until it is done the host's side must not change.
   void Upload(int64_t bytes);
 
  private:
@@ -125,6 +129,7 @@ class DeviceTable {
 // one time. Outlives its tables. One thread.
 class TablePool {
  public:
+  // stream: of the operations.
   explicit TablePool(cudaStream_t stream) : stream_(stream) {}
 
   // Contents are unspecified.
@@ -138,6 +143,7 @@ class TablePool {
   void Return(std::unique_ptr<TableBlock> block);
 
   const cudaStream_t stream_;
+  const Stream uploads_;
   std::vector<std::deque<std::unique_ptr<TableBlock>>>
       free_;  // by size class, least recently used first
   int64_t allocations_ = 0;

@@ -4,7 +4,7 @@ usage: kernel_table.py TRACE --steps-by NAME [--per-step COUNT]
 
 A step is COUNT launches of kernels whose name has NAME in it (AdamWKernel: one a job). The first 40 % of the trace is
 left out. A kernel's time is what it adds to the end of the last: kernels that overlap are not counted twice; `before` is
-the time a step in which no kernel ran until one of this name did.
+the time a step in which nothing ran until one of this name did, `longest` the longest such time at once.
 """
 
 import argparse
@@ -55,16 +55,19 @@ def main():
     took = collections.Counter()
     count = collections.Counter()
     before = collections.Counter()
+    longest = collections.Counter()
     until = rows[0][0]
     for begin, end, name in rows:
-        before[short(name)] += max(0, begin - until)
+        gap = max(0, begin - until)
+        before[short(name)] += gap
+        longest[short(name)] = max(longest[short(name)], gap)
         took[short(name)] += max(0, end - max(begin, until))
         count[short(name)] += 1
         until = max(until, end)
-    print(f"{'kernel':60s} {'a step':>8s} {'us each':>9s} {'ms a step':>10s} {'before, ms':>11s}")
+    print(f"{'kernel':60s} {'a step':>8s} {'us each':>9s} {'ms a step':>10s} {'before, ms':>11s} {'longest, us':>12s}")
     for name, ns in took.most_common():
         print(f"{name:60s} {count[name] / steps:8.1f} {ns / count[name] / 1e3:9.1f} {ns / steps / 1e6:10.3f} "
-              f"{before[name] / steps / 1e6:11.3f}")
+              f"{before[name] / steps / 1e6:11.3f} {longest[name] / 1e3:12.1f}")
     print(f"{'all':60s} {len(rows) / steps:8.1f} {'':9s} {(until - rows[0][0]) / steps / 1e6:10.3f} "
           f"{before.total() / steps / 1e6:11.3f} ({steps} steps)")
 

@@ -1,9 +1,9 @@
-// Every kernel that a program runs on its GPU, with its beginning and end, by CUPTI: what a step
-// spends its time on, the gaps between kernels included. Loaded into a program by the driver:
+// Every kernel, copy and fill that a program runs on its GPU, with its beginning and end, by CUPTI:
+// what a step spends its time on, the gaps included. Loaded into a program by the driver:
 //
 //   CUDA_INJECTION64_PATH=.../libkernel_trace.so KERNEL_TRACE=FILE program
 //
-// FILE.<process> gets a line a kernel, "begin end name": nanoseconds and the demangled name.
+// FILE.<process> gets a line for each, "begin end name": nanoseconds and the demangled name.
 // kernel_table.py reads it. Lines come in blocks, the last when the program ends.
 #include <cupti.h>
 #include <cxxabi.h>
@@ -43,7 +43,9 @@ class Trace {
       return false;
     }
     return register_callbacks(OfferBuffer, TakeBuffer) == CUPTI_SUCCESS &&
-           enable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) == CUPTI_SUCCESS;
+           enable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) == CUPTI_SUCCESS &&
+           enable(CUPTI_ACTIVITY_KIND_MEMCPY) == CUPTI_SUCCESS &&
+           enable(CUPTI_ACTIVITY_KIND_MEMSET) == CUPTI_SUCCESS;
   }
 
   void Finish() {
@@ -69,12 +71,25 @@ class Trace {
     const std::lock_guard<std::mutex> lock(mutex_);
     CUpti_Activity* record = nullptr;
     while (next_(buffer, valid, &record) == CUPTI_SUCCESS) {
-      if (record->kind != CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) continue;
-      const auto& kernel = *reinterpret_cast<const CUpti_ActivityKernel9*>(record);
-      std::fprintf(file_, "%llu %llu %s\n", static_cast<unsigned long long>(kernel.start),
-                   static_cast<unsigned long long>(kernel.end), NameOf(kernel.name).c_str());
+      if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
+        const auto& kernel = *reinterpret_cast<const CUpti_ActivityKernel9*>(record);
+        WriteLine(kernel, NameOf(kernel.name).c_str());
+      } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
+        const auto& copy = *reinterpret_cast<const CUpti_ActivityMemcpy6*>(record);
+        WriteLine(copy, copy.copyKind == CUPTI_ACTIVITY_MEMCPY_KIND_HTOD   ? "copy to the device"
+                        : copy.copyKind == CUPTI_ACTIVITY_MEMCPY_KIND_DTOH ? "copy to the host"
+                                                                           : "copy");
+      } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMSET) {
+        WriteLine(*reinterpret_cast<const CUpti_ActivityMemset4*>(record), "fill");
+      }
     }
     std::fflush(file_);
+  }
+
+  template <typename Activity>
+  void WriteLine(const Activity& activity, const char* name) {
+    std::fprintf(file_, "%llu %llu %s\n", static_cast<unsigned long long>(activity.start),
+                 static_cast<unsigned long long>(activity.end), name);
   }
 
   const std::string& NameOf(const char* mangled) {

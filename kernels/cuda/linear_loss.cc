@@ -105,9 +105,15 @@ LinearLossOperation::Plan LinearLossOperation::PlanOf(int64_t rows, int64_t voca
   return plan;
 }
 
-int64_t LinearLossOperation::PlainRows(const Plan& plan) const {
-  // Two bytes of a gradient and four of a logit in the place of three exponentials.
-  return context_.activation == DType::kFloat32 ? plan.rows : plan.rows / 3;
+LinearLossOperation::PlainPlan LinearLossOperation::PlainPlanOf(const Plan& plan) const {
+  if (context_.activation == DType::kFloat32) {
+    return {.rows = plan.rows, .logit_rows = plan.rows, .logits_at = plan.words_at};
+  }
+  // Of 2 bytes a row and word, two thirds for the gradient, and the rest for 4 bytes a logit.
+  const int64_t rows = plan.rows * 2 / 3;
+  return {.rows = rows,
+          .logit_rows = plan.rows / 6,
+          .logits_at = plan.words_at + rows * plan.columns * BytesOf(DType::kBfloat16)};
 }
 
 int64_t LinearLossOperation::WorkspaceBytes(const Limits& limits) const {
@@ -148,7 +154,7 @@ void LinearLossOperation::Run(const CudaBatch& batch, const TensorView& x, const
   LossRange range = {
       .order = tables.order, .rows = batch.tables.loss_rows, .targets = batch.tables.loss_targets};
   const int64_t with_gradient = unit.empty() ? 0 : tables.trained;
-  const int64_t chunk_rows = Fused() ? plan.rows : PlainRows(plan);
+  const int64_t chunk_rows = Fused() ? plan.rows : PlainPlanOf(plan).rows;
   while (range.first < rows) {
     const bool gradient = range.first < with_gradient;
     const int64_t end = gradient ? with_gradient : rows;
@@ -201,21 +207,28 @@ void LinearLossOperation::RunPlain(const Plan& plan, const LossRange& range, con
                                    const TensorView& weight, const TensorView& log_p,
                                    const TensorView& unit) {
   const cudaStream_t stream = context_.stream.get();
-  const bool float32 = context_.activation == DType::kFloat32;
+  const PlainPlan plain = PlainPlanOf(plan);
   const TensorView gathered =
       Scratch(plan.gathered_at, range.count, x.columns, RoundUp(x.columns, 64), x.dtype);
-  const auto wide = [&](int64_t at, DType dtype) {
-    return Scratch(at, range.count, weight.rows, plan.columns, dtype);
-  };
-  const int64_t gradient_bytes =
-      float32 ? 0 : PlainRows(plan) * plan.columns * BytesOf(context_.activation);
-  const TensorView logits = wide(plan.words_at + gradient_bytes, DType::kFloat32);
-  const TensorView gradient =
-      unit.empty() ? TensorView() : wide(plan.words_at, context_.activation);
+  const TensorView gradient = unit.empty() ? TensorView()
+                                           : Scratch(plan.words_at, range.count, weight.rows,
+                                                     plan.columns, context_.activation);
   LaunchGatherRows(range, x, gathered, stream);
-  gemm_.Run({.product = Product::kForward, .x = gathered, .weight = weight, .y = logits},
-            workspace_ + plan.gemm_at, stream);
-  LaunchSoftmaxGradient(range, logits, log_p, gradient, float32, stream);
+  for (int64_t first = 0; first < range.count; first += plain.logit_rows) {
+    LossRange part = range;
+    part.first += first;
+    part.count = std::min(plain.logit_rows, range.count - first);
+    const TensorView logits =
+        Scratch(plain.logits_at, part.count, weight.rows, plan.columns, DType::kFloat32);
+    gemm_.Run({.product = Product::kForward,
+               .x = gathered.Rows(first, part.count),
+               .weight = weight,
+               .y = logits},
+              workspace_ + plan.gemm_at, stream);
+    LaunchSoftmaxGradient(part, logits, log_p,
+                          unit.empty() ? unit : gradient.Rows(first, part.count),
+                          context_.activation == DType::kFloat32, stream);
+  }
   if (!unit.empty()) RunGradient(plan, range, gradient, weight, {}, unit);
 }
 

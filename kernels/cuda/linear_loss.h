@@ -9,8 +9,9 @@
 // added to W[t] as they leave (linear_loss_sums.h): 2 bytes a logit, and no pass over them.
 // Elsewhere: float32 logits, a softmax that leaves onehot(t) - softmax(z) in the activation type,
 // and its product with W.
-// Either way log_p is right to 1e-5 and unit to 2e-3 (bf16: p rounded, unit too). Logits in bf16,
-// as transformers rounds them, would be off by up to 1/16 where they are 16, and so would log_p.
+// Either way unit is right to 2e-3 (bf16: p rounded, unit too), and log_p to 1e-5 at H = 256, where
+// logits are 16; at 4,096 to 1e-4, for matrix units truncate. Logits in bf16, as transformers
+// rounds them, would be off by up to 1/16, and so would log_p.
 //
 // A chunk is as many rows as fill the device in the second product (whose inner dimension is the
 // vocabulary and whose output is narrow) and fit in memory. That changes no bits: products give
@@ -71,8 +72,14 @@ class LinearLossOperation {
   };
   bool Fused() const;
   Plan PlanOf(int64_t rows, int64_t vocabulary, int64_t hidden) const;
-  // Rows of a chunk whose logits are kept beside what softmax makes of them.
-  int64_t PlainRows(const Plan& plan) const;
+  // The same room shared out without the fused products: rows of what softmax makes of logits (from
+  // words_at on), and rows of float32 logits at a time (from logits_at on, bytes).
+  struct PlainPlan {
+    int64_t rows = 0;
+    int64_t logit_rows = 0;
+    int64_t logits_at = 0;
+  };
+  PlainPlan PlainPlanOf(const Plan& plan) const;
   TensorView Scratch(int64_t at, int64_t rows, int64_t columns, int64_t row_stride,
                      DType dtype) const;
   LossChunk ChunkOf(const Plan& plan) const;

@@ -14,8 +14,9 @@ float Rounded(float value, DType dtype) {
   return dtype == DType::kBfloat16 ? FromBfloat16(ToBfloat16(value)) : value;
 }
 
-void FillRepeating(const TensorView& view, float size) {
-  Source source(4711);
+// Tensors that meet in a product have seeds of their own: a row of x must be no row of W.
+void FillRepeating(const TensorView& view, float size, uint64_t seed) {
+  Source source(seed);
   const int64_t drawn = std::min(kDrawn, view.elements());
   std::vector<uint16_t> values(static_cast<size_t>(drawn));
   for (uint16_t& value : values) value = ToBfloat16(size * source.Normal());
@@ -46,7 +47,7 @@ LinearLossRig::LinearLossRig(DType dtype, int64_t vocabulary, int64_t hidden, in
     }
     weight_->Write(head_);
   } else {
-    FillRepeating(weight_->view(), deviation);
+    FillRepeating(weight_->view(), deviation, 4711);
   }
   linear_.weight = weight_->view();
   workspace_ = std::make_unique<DeviceBytes>(operation_.WorkspaceBytes(
@@ -158,7 +159,7 @@ LinearLossRig::Times LinearLossRig::Measure(int64_t rows) {
   const std::vector<int32_t> ids(static_cast<size_t>(rows));
   const CudaBatch batch(context_, {ids, segments, loss_rows});
   DeviceMatrix x(rows, hidden_, context_.activation);
-  FillRepeating(x.view(), 1);
+  FillRepeating(x.view(), 1, 1);
   DeviceMatrix log_p(1, rows, DType::kFloat32);
   DeviceMatrix unit(rows, hidden_, context_.activation);
   // A whole G of random numbers for the products alone, as many rows as a chunk has.
@@ -166,7 +167,7 @@ LinearLossRig::Times LinearLossRig::Measure(int64_t rows) {
   const int64_t product_rows = std::min(rows, kProductRows);
   const int64_t columns = (vocabulary_ + 63) / 64 * 64;
   DeviceMatrix g(product_rows, columns, context_.activation);
-  FillRepeating(g.view(), 0.01f);
+  FillRepeating(g.view(), 0.01f, 2);
   DeviceMatrix logits(product_rows, columns, context_.activation);
   DeviceBytes scratch(Gemm::WorkspaceBytes());
   const cudaStream_t stream = context_.stream.get();

@@ -27,14 +27,15 @@ struct LossCase {
   DType dtype;
   bool own_kernel;
   LossLimits limits;
+  double long_log_p;  // limit of log_p where H is 4,096
 };
 const LossCase kLossCases[] = {
     // G or exponentials rounded to bf16, the gradient too; logits from bf16 operands are exact in
-    // float32.
-    {"bf16", DType::kBfloat16, true, {5e-5, 5e-3}},
-    {"bf16, library", DType::kBfloat16, false, {5e-5, 5e-3}},
+    // float32. Long sums are less so: matrix units truncate, 16 products at a time.
+    {"bf16", DType::kBfloat16, true, {5e-5, 5e-3}, 2e-4},
+    {"bf16, library", DType::kBfloat16, false, {5e-5, 5e-3}, 2e-4},
     // A logit of 16 times 2^-23, summed over H in another order.
-    {"fp32", DType::kFloat32, false, {2e-5, 1e-5}},
+    {"fp32", DType::kFloat32, false, {2e-5, 1e-5}, 1e-4},
 };
 
 // Largest errors of log_p and of units.
@@ -82,13 +83,13 @@ TEST_CASE("Head and loss against float64") {
       {.seed = 3, .rows = 1},
       {.seed = 4, .rows = 333, .every_row = false},
       {.seed = 5, .rows = 5, .mode = Mode::kReference}};
-  for (const LossCase& test : kLossCases) {
+  for (LossCase test : kLossCases) {
     // Parts of 192 words: less than one, one and a word, many and a ragged end.
     for (const auto& [vocabulary, hidden] :
          {std::pair<int64_t, int64_t>{8, 8}, {193, 64}, {1000, 64}, {2999, 48}, {4096, 256}}) {
       CheckAgainstReference(test, vocabulary, hidden, 4, sequences);
     }
-    // Long sums.
+    test.limits.log_p = test.long_log_p;
     CheckAgainstReference(test, 3000, 4096, 4, {{.seed = 6, .rows = 24}});
   }
 }

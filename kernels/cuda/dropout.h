@@ -50,8 +50,7 @@ LORAD_HOST_DEVICE inline DropoutKeys DropoutKeysOf(uint64_t seed) {
 
 LORAD_HOST_DEVICE inline DropoutRow DropoutRowOf(uint64_t seed, uint32_t sequence,
                                                  uint32_t position) {
-  const uint32_t first =
-      Product(kPhiloxMultiplier1, sequence).high ^ position ^ KeyOf(seed, 0, 0);
+  const uint32_t first = Product(kPhiloxMultiplier1, sequence).high ^ position ^ KeyOf(seed, 0, 0);
   const Halves second = Product(kPhiloxMultiplier0, first);
   return {second.high ^ KeyOf(seed, 1, 1), second.low};
 }
@@ -62,8 +61,7 @@ LORAD_HOST_DEVICE inline DropoutColumn DropoutColumnOf(uint64_t seed, uint32_t s
   const Halves first = Product(kPhiloxMultiplier0, word0);
   const Halves second = Product(kPhiloxMultiplier1, first.high ^ step ^ KeyOf(seed, 1, 0));
   const uint32_t sequence_low = Product(kPhiloxMultiplier1, sequence).low;
-  const Halves third =
-      Product(kPhiloxMultiplier0, second.high ^ sequence_low ^ KeyOf(seed, 0, 1));
+  const Halves third = Product(kPhiloxMultiplier0, second.high ^ sequence_low ^ KeyOf(seed, 0, 1));
   return {first.low, third.high ^ KeyOf(seed, 1, 2), third.low, second.low ^ KeyOf(seed, 0, 2)};
 }
 
@@ -71,8 +69,8 @@ LORAD_HOST_DEVICE inline DropoutColumn DropoutColumnOf(uint64_t seed, uint32_t s
 LORAD_HOST_DEVICE inline PhiloxCounter DropoutLanes(const DropoutKeys& keys, const DropoutRow& row,
                                                     const DropoutColumn& column) {
   const Halves third = Product(kPhiloxMultiplier1, row.high ^ column.second);
-  PhiloxCounter at = {{third.high ^ column.third_other, third.low, column.third_high ^ row.low,
-                       column.third_low}};
+  PhiloxCounter at = {
+      {third.high ^ column.third_other, third.low, column.third_high ^ row.low, column.third_low}};
   for (const auto& key : keys.word) at = PhiloxRound(at, key[0], key[1]);
   return at;
 }

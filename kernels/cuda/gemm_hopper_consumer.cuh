@@ -154,8 +154,7 @@ class Consumer {
     int unreleased = ring_.at.stage;
     ring_.Next();
     Mask masks[Shape::kRowBlocks];
-    const int mask_step =
-        note.masked_steps == 0 ? 0 : max(1, arguments_.inner_steps - kMaskAhead);
+    const int mask_step = note.masked_steps == 0 ? 0 : max(1, arguments_.inner_steps - kMaskAhead);
     if (kMasks && mask_step >= arguments_.inner_steps) LoadFirstMasks(note.term, masks);
     for (int step = 1; step < arguments_.inner_steps; ++step) {
       if (kMasks && step == mask_step) LoadFirstMasks(note.term, masks);
@@ -219,8 +218,7 @@ class Consumer {
       const int column = column_ + (word - high * kRowWords) * 32;
       mask.words[i] = 0;
       if (row < arguments_.rows && column < arguments_.columns) {
-        mask.words[i] =
-            __ldg(term.mask_words + int64_t{row} * term.mask_row_words + column / 32);
+        mask.words[i] = __ldg(term.mask_words + int64_t{row} * term.mask_row_words + column / 32);
       }
     }
   }
@@ -279,14 +277,14 @@ class Consumer {
     const uint32_t address = ptx::SharedAddress(shared_.stages[stage]);
     const uint32_t s_row = address + (first_row + half) * kBox * 2;
     const uint32_t a_row = address + Shape::kXBytes + half * kBox * 2;
-    const auto load_s = [&](int k, uint32_t (&s)[4]) {
+    const auto load_s = [&](int k, uint32_t(&s)[4]) {
       ptx::LoadMatrices(s_row + (((2 * k + lane_ / 16) ^ (lane_ % 8)) * 16), s);
     };
-    const auto load_a = [&](int first, int k, uint32_t (&a)[kPart / 4]) {
+    const auto load_a = [&](int first, int k, uint32_t(&a)[kPart / 4]) {
       const int piece = first % kBox / 8 + (kPart == 16 ? lane_ / 16 : 0);
-      ptx::LoadMatricesTransposed(a_row + first / kBox * wgmma::kBoxBytes +
-                                      (piece ^ (lane_ % 8)) * 16 + k * 16 * kBox * 2,
-                                  a);
+      ptx::LoadMatricesTransposed(
+          a_row + first / kBox * wgmma::kBoxBytes + (piece ^ (lane_ % 8)) * 16 + k * 16 * kBox * 2,
+          a);
     };
     const auto multiply = [&](const uint32_t(&s)[4], const uint32_t(&a)[kPart / 4],
                               float(&part)[kPart / 8][4]) {

@@ -54,8 +54,8 @@ __device__ inline DropoutKeys KeptKeys(uint64_t seed) {
 
 // How 16-bit lanes are compared with a threshold t, two at once: min(lane + rotation, limit) +
 // addend has its highest bit set where the lane is kept (inverted: dropped), without a carry from
-// one lane to the other. Up to t = 2^15, min(lane, t) + 2^15 - t is 2^15 where lane >= t, else less.
-// Beyond, lanes are rotated by 2^16 - t, so that dropped ones are the upper end.
+// one lane to the other. Up to t = 2^15, min(lane, t) + 2^15 - t is 2^15 where lane >= t, else
+// less. Beyond, lanes are rotated by 2^16 - t, so that dropped ones are the upper end.
 struct DropoutTest {
   uint32_t limit;     // of both lanes
   uint32_t inverted;  // all bits or none

@@ -366,10 +366,9 @@ void LoraPlan::AddGradientItems(int32_t chunks_together) {
   const auto units = [this](const LoraGradientItem& group) {
     return input_items_[static_cast<size_t>(group.items[0])].units;
   };
-  std::stable_sort(gradient_items_.begin(), gradient_items_.end(),
-                   [&](const LoraGradientItem& x, const LoraGradientItem& y) {
-                     return units(x) > units(y);
-                   });
+  std::stable_sort(
+      gradient_items_.begin(), gradient_items_.end(),
+      [&](const LoraGradientItem& x, const LoraGradientItem& y) { return units(x) > units(y); });
 }
 
 void LoraPlan::AddOutputPairs(int32_t chunks_together) {

@@ -1,10 +1,11 @@
 // S = s (D o x) A^T, see lora_kernels.h.
 //
-// A block takes 128 or 256 rows of a chunk and up to 64 rank columns of one party and walks over the
-// features in steps of 64: x [rows, 64] and A [ranks, 64] come through a ring in shared memory. A
-// warp multiplies 16 rows. The inner index may be permuted if both operands are: a lane reads whole
-// 16-byte pieces, so that the 8 features of a piece, which are one Philox call, are in one lane's
-// registers. What of a call is its features' alone (dropout.h) comes through the ring as well.
+// A block takes 128 or 256 rows of a chunk and up to 64 rank columns of one party and walks over
+// the features in steps of 64: x [rows, 64] and A [ranks, 64] come through a ring in shared memory.
+// A warp multiplies 16 rows. The inner index may be permuted if both operands are: a lane reads
+// whole 16-byte pieces, so that the 8 features of a piece, which are one Philox call, are in one
+// lane's registers. What of a call is its features' alone (dropout.h) comes through the ring as
+// well.
 #include <algorithm>
 #include <cassert>
 
@@ -69,8 +70,8 @@ class Loader {
     features_left_ = inputs - feature;
     rows_left_ = part.rows - row;
     place_ = TileOffset<kStepPieces>(row, piece);
-    x_ = arguments.x +
-         (int64_t{part.item.rows.first_row} + part.first + row) * arguments.x_stride + feature;
+    x_ = arguments.x + (int64_t{part.item.rows.first_row} + part.first + row) * arguments.x_stride +
+         feature;
 #pragma unroll
     for (int i = 0; i < kFactorCopies; ++i) {
       const int rank = row + i * kRowsAtOnce;
@@ -106,8 +107,7 @@ class Loader {
  private:
   // A multiple of the swizzle's 8.
   static constexpr int kRowsAtOnce = Shape::kThreads / kStepPieces;
-  static constexpr int kFactorCopies =
-      (Shape::kUnits * kUnitRanks + kRowsAtOnce - 1) / kRowsAtOnce;
+  static constexpr int kFactorCopies = (Shape::kUnits * kUnitRanks + kRowsAtOnce - 1) / kRowsAtOnce;
   const __nv_bfloat16* x_;
   const __nv_bfloat16* a_[kFactorCopies];
   bool copies_factor_[kFactorCopies];
@@ -157,8 +157,9 @@ __device__ void MakeColumns(const Part& part, const Masks& masks, int step, uint
   const DropoutColumn column =
       DropoutColumnOf(part.item.rows.seed, part.item.rows.sequence, part.item.rows.step,
                       masks.word0 + static_cast<uint32_t>(step * kStepPieces));
-  ptx::StoreShared(stage + Shape::kColumnsAt + lane * 16,
-                   make_uint4(column.second, column.third_high, column.third_low, column.third_other));
+  ptx::StoreShared(
+      stage + Shape::kColumnsAt + lane * 16,
+      make_uint4(column.second, column.third_high, column.third_low, column.third_other));
 }
 
 __device__ uint32_t Word(const uint4& v, int i) {

@@ -374,11 +374,10 @@ void Launch(Arguments& arguments, cudaStream_t stream) {
   constexpr int kBytes = kTeams * TeamBytes<kUnits, kStages>() + (kTeams == 2 ? kExchangeBytes : 0);
   static_assert(kBytes <= 227 * 1024);
   const LoraTables& tables = arguments.tables;
-  arguments.parallel =
-      HaveRoomForSlices<kUnits>(arguments.scratch, tables.output_count, kChunkRows,
-                                arguments.slices)
-          ? 1
-          : 0;
+  arguments.parallel = HaveRoomForSlices<kUnits>(arguments.scratch, tables.output_count, kChunkRows,
+                                                 arguments.slices)
+                           ? 1
+                           : 0;
   const int work = kTeams == 2 ? tables.output_pair_count : tables.output_count;
   const dim3 grid(static_cast<unsigned>(arguments.parallel != 0 ? arguments.slices : 1),
                   static_cast<unsigned>(work));

@@ -1,5 +1,5 @@
-// What ProjectInput and ProjectOutput share: warps multiply the rows of a chunk, 16 or 32 a warp, by
-// up to 64 ranks, steps of 64 features at a time, slice after slice.
+// What ProjectInput and ProjectOutput share: warps multiply the rows of a chunk, 16 or 32 a warp,
+// by up to 64 ranks, steps of 64 features at a time, slice after slice.
 #ifndef LORAD_KERNELS_CUDA_LORA_SLICES_CUH_
 #define LORAD_KERNELS_CUDA_LORA_SLICES_CUH_
 
@@ -62,11 +62,11 @@ __device__ void Walk(int begin, int end, uint32_t ring, Load&& load, Multiply&& 
 }
 
 // Sums over the inner feature are formed per slice and the slices folded in ascending order from
-// zero, whoever forms them: one team all, or one team each; a team is kThreads threads of the block,
-// of at most two. In the second case every thread leaves its sums of slice `slice` of the team's
-// item (of at most slices_max) in scratch memory ([items][slices_max][values / 4][threads] float4)
-// and the team that comes last adds them up. True in the threads of a team that holds the total. By
-// all threads of the block, with as many slices; item -1: a team without work.
+// zero, whoever forms them: one team all, or one team each; a team is kThreads threads of the
+// block, of at most two. In the second case every thread leaves its sums of slice `slice` of the
+// team's item (of at most slices_max) in scratch memory ([items][slices_max][values / 4][threads]
+// float4) and the team that comes last adds them up. True in the threads of a team that holds the
+// total. By all threads of the block, with as many slices; item -1: a team without work.
 template <int kThreads, int kUnits, int kTiles>
 __device__ bool FoldSlices(Total<kUnits, kTiles>& total, const LoraScratch& scratch, int item,
                            int slice, int slices, int slices_max) {
@@ -112,12 +112,14 @@ __device__ bool FoldSlices(Total<kUnits, kTiles>& total, const LoraScratch& scra
 // Whether that many items of that many rows and slices can be formed by a team a slice.
 template <int kUnits>
 bool HaveRoomForSlices(const LoraScratch& scratch, int items, int rows, int slices) {
-  const int64_t bytes = int64_t{items} * slices * rows * kUnits * kUnitRanks * int64_t{sizeof(float)};
+  const int64_t bytes =
+      int64_t{items} * slices * rows * kUnits * kUnitRanks * int64_t{sizeof(float)};
   return items <= kLoraCounters && bytes <= scratch.partial_bytes;
 }
 
-// Zeros in the item's rows [begin, end) of S or dS [T, columns] outside its party's columns, if they
-// are its to write and there is such a tensor. By `threads` threads, of which this is `thread`.
+// Zeros in the item's rows [begin, end) of S or dS [T, columns] outside its party's columns, if
+// they are its to write and there is such a tensor. By `threads` threads, of which this is
+// `thread`.
 template <typename Item>
 __device__ void WriteZeros(const Item& item, int begin, int end, int thread, int threads,
                            bool exists, __nv_bfloat16* to, int64_t stride, int columns) {

@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/gemm_hopper.cuh"
+#include "kernels/cuda/gemm_hopper_masks.cuh"
 #include "kernels/cuda/swiglu.cuh"
 
 namespace lorad::kernels::cuda {
@@ -53,6 +54,7 @@ class Consumer {
  private:
   // Of 64 rows each.
   using Sums = float[Shape::kRowBlocks][Shape::kColumns / 2];
+  using Masks = Mask<Shape>[Shape::kRowBlocks];
   static constexpr auto kB = kContiguousOf<kProduct>;
   static constexpr bool kTurns = Shape::kRoles == Roles::kInTurns;
   static constexpr bool kSwiGlu = Shape::kFinish == Finish::kSwiGlu;
@@ -153,7 +155,7 @@ class Consumer {
     RequestResiduals();
     int unreleased = ring_.at.stage;
     ring_.Next();
-    Mask masks[Shape::kRowBlocks];
+    Masks masks;
     const int mask_step = note.masked_steps == 0 ? 0 : max(1, arguments_.inner_steps - kMaskAhead);
     if (kMasks && mask_step >= arguments_.inner_steps) LoadFirstMasks(note.term, masks);
     for (int step = 1; step < arguments_.inner_steps; ++step) {
@@ -202,41 +204,27 @@ class Consumer {
     }
   }
 
-  // A mask's bits in two rows of a block of the tile, those of this thread. The four threads of a
-  // quad have the same rows, and keep every fourth of their words.
-  static constexpr int kRowWords = Shape::kColumns / 32;
-  struct Mask {
-    uint32_t words[kRowWords / 2];
-  };
-  __device__ void LoadMask(int index, int block, Mask& mask) const {
-    const TermNote term = TermAt(arguments_, shared_, index);
-#pragma unroll
-    for (int i = 0; i < kRowWords / 2; ++i) {
-      const int word = 4 * i + lane_ % 4;
-      const int high = word < kRowWords ? 0 : 1;
-      const int row = row_ + block * 64 + thread_ / 32 * 16 + lane_ / 4 + 8 * high;
-      const int column = column_ + (word - high * kRowWords) * 32;
-      mask.words[i] = 0;
-      if (row < arguments_.rows && column < arguments_.columns) {
-        mask.words[i] = __ldg(term.mask_words + int64_t{row} * term.mask_row_words + column / 32);
-      }
-    }
-  }
-  // Word `word` of row lane / 4 (high: + 8), this thread's first column lowest. By whole warps.
-  __device__ uint32_t MaskWord(const Mask& mask, int high, int word) const {
-    const int at = high * kRowWords + word;
-    return __shfl_sync(0xffffffff, mask.words[at / 4], at % 4, 4) >> (2 * (lane_ % 4));
+  // The warp's first row of a block.
+  __device__ int WarpRow(int block) const { return block * 64 + thread_ / 32 * 16; }
+  __device__ void LoadMask(int index, int block, Mask<Shape>& mask) const {
+    mask.Load(arguments_, TermAt(arguments_, shared_, index), row_ + WarpRow(block), column_);
   }
   // While products over x run. What the kernel before this one wrote must be there.
-  __device__ void LoadFirstMasks(int term, Mask (&masks)[Shape::kRowBlocks]) const {
+  __device__ void LoadFirstMasks(int term, Masks& masks) const {
     if (arguments_.early != 0) ptx::AwaitPreviousKernel();
 #pragma unroll
     for (int block = 0; block < Shape::kRowBlocks; ++block) LoadMask(term, block, masks[block]);
   }
+  __device__ void MultiplyMasked(float (&sums)[Shape::kColumns / 2], int stage, int block,
+                                 const Mask<Shape>& mask) const {
+    const StageNote note = shared_.notes[stage];
+    cuda::MultiplyMasked<Shape>(sums, ptx::SharedAddress(shared_.stages[stage]),
+                                WarpRow(kTurns ? block : group_), note.products,
+                                TermAt(arguments_, shared_, note.term).mask_scale, mask);
+  }
 
   // In turns: the other warpgroup's products hide that later masks must be waited for.
-  __device__ void MultiplyMaskedTerm(Sums& sums, Mask (&masks)[Shape::kRowBlocks],
-                                     bool first) const {
+  __device__ void MultiplyMaskedTerm(Sums& sums, Masks& masks, bool first) const {
     const int stage = ring_.at.stage;
 #pragma unroll
     for (int block = 0; block < Shape::kRowBlocks; ++block) {
@@ -245,13 +233,14 @@ class Consumer {
     }
   }
   // Together: the next mask is on its way while a term is multiplied.
-  __device__ void MultiplyMaskedTerms(float (&sums)[Shape::kColumns / 2], int steps, Mask& mask) {
+  __device__ void MultiplyMaskedTerms(float (&sums)[Shape::kColumns / 2], int steps,
+                                      Mask<Shape>& mask) {
     if (steps == 0) return;
     AwaitStage();
     for (int step = 0; step < steps; ++step) {
       const int stage = ring_.at.stage;
       ring_.Next();
-      Mask next = mask;
+      Mask<Shape> next = mask;
       if (step + 1 < steps) {
         AwaitStage();
         LoadMask(shared_.notes[ring_.at.stage].term, 0, next);
@@ -259,71 +248,6 @@ class Consumer {
       MultiplyMasked(sums, stage, 0, mask);
       Release(stage);
       mask = next;
-    }
-  }
-
-  // Columns of a masked term at a time. In turns fewer registers are left.
-  static constexpr int kPart = kTurns ? 8 : 16;
-
-  // sums += mask o (S_t A_t) for the stage's term, by products of single warps: their results take
-  // few registers and lie as the warpgroup's do. A part is added while the next is multiplied.
-  __device__ void MultiplyMasked(float (&sums)[Shape::kColumns / 2], int stage, int block,
-                                 const Mask& mask) const {
-    const int products = shared_.notes[stage].products;
-    const float scale = TermAt(arguments_, shared_, shared_.notes[stage].term).mask_scale;
-    // Lane l names row l % 8 of matrix l / 8.
-    const int half = lane_ / 8 % 2 * 8 + lane_ % 8;
-    const int first_row = (kTurns ? block : group_) * 64 + thread_ / 32 * 16;
-    const uint32_t address = ptx::SharedAddress(shared_.stages[stage]);
-    const uint32_t s_row = address + (first_row + half) * kBox * 2;
-    const uint32_t a_row = address + Shape::kXBytes + half * kBox * 2;
-    const auto load_s = [&](int k, uint32_t(&s)[4]) {
-      ptx::LoadMatrices(s_row + (((2 * k + lane_ / 16) ^ (lane_ % 8)) * 16), s);
-    };
-    const auto load_a = [&](int first, int k, uint32_t(&a)[kPart / 4]) {
-      const int piece = first % kBox / 8 + (kPart == 16 ? lane_ / 16 : 0);
-      ptx::LoadMatricesTransposed(
-          a_row + first / kBox * wgmma::kBoxBytes + (piece ^ (lane_ % 8)) * 16 + k * 16 * kBox * 2,
-          a);
-    };
-    const auto multiply = [&](const uint32_t(&s)[4], const uint32_t(&a)[kPart / 4],
-                              float(&part)[kPart / 8][4]) {
-#pragma unroll
-      for (int i = 0; i < kPart / 8; ++i) ptx::Multiply(part[i], s, a[2 * i], a[2 * i + 1]);
-    };
-
-    float part[kPart / 8][4];
-#pragma unroll
-    for (int first = 0; first < Shape::kColumns; first += kPart) {
-      uint32_t s[4];
-      uint32_t a[kPart / 4];
-      load_s(0, s);
-      load_a(first, 0, a);
-      if (first > 0) AddMasked(sums, first - kPart, part, scale, mask);
-#pragma unroll
-      for (int i = 0; i < kPart / 2; ++i) part[i / 4][i % 4] = 0;
-      multiply(s, a, part);
-#pragma unroll 1
-      for (int k = 1; k < products; ++k) {  // of ranks above 16
-        load_s(k, s);
-        load_a(first, k, a);
-        multiply(s, a, part);
-      }
-    }
-    AddMasked(sums, Shape::kColumns - kPart, part, scale, mask);
-    __syncwarp();
-  }
-  // Where the mask says, of columns from `first`.
-  __device__ void AddMasked(float (&sums)[Shape::kColumns / 2], int first,
-                            const float (&part)[kPart / 8][4], float scale,
-                            const Mask& mask) const {
-    uint32_t kept[2];
-#pragma unroll
-    for (int high = 0; high < 2; ++high) kept[high] = MaskWord(mask, high, first / 32);
-#pragma unroll
-    for (int i = 0; i < kPart / 2; ++i) {
-      const int bit = first % 32 + i / 4 * 8 + i % 2;
-      if ((kept[i / 2 % 2] >> bit) & 1) sums[first / 2 + i] += scale * part[i / 4][i % 4];
     }
   }
 

@@ -31,14 +31,19 @@ inline constexpr int kDropoutLanes = 8;
 // In the step's word: marks counters of the initialization, which no step reaches.
 inline constexpr uint32_t kInitializationStep = 0xFFFFFFFF;
 
+LORAD_HOST_DEVICE inline PhiloxCounter PhiloxRound(const PhiloxCounter& counter, uint32_t k0,
+                                                   uint32_t k1) {
+  const uint64_t p0 = static_cast<uint64_t>(kPhiloxMultiplier0) * counter.word[0];
+  const uint64_t p1 = static_cast<uint64_t>(kPhiloxMultiplier1) * counter.word[2];
+  return {{static_cast<uint32_t>(p1 >> 32) ^ counter.word[1] ^ k0, static_cast<uint32_t>(p1),
+           static_cast<uint32_t>(p0 >> 32) ^ counter.word[3] ^ k1, static_cast<uint32_t>(p0)}};
+}
+
 LORAD_HOST_DEVICE inline PhiloxCounter Philox(uint64_t key, PhiloxCounter counter) {
   uint32_t k0 = static_cast<uint32_t>(key);
   uint32_t k1 = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    const uint64_t p0 = static_cast<uint64_t>(kPhiloxMultiplier0) * counter.word[0];
-    const uint64_t p1 = static_cast<uint64_t>(kPhiloxMultiplier1) * counter.word[2];
-    counter = {{static_cast<uint32_t>(p1 >> 32) ^ counter.word[1] ^ k0, static_cast<uint32_t>(p1),
-                static_cast<uint32_t>(p0 >> 32) ^ counter.word[3] ^ k1, static_cast<uint32_t>(p0)}};
+    counter = PhiloxRound(counter, k0, k1);
     k0 += kPhiloxWeyl0;
     k1 += kPhiloxWeyl1;
   }

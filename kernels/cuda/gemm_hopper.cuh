@@ -70,7 +70,7 @@ struct StageNote {
   int16_t term_steps;    // in stages over x: stages over terms without a mask in this tile,
   int16_t masked_steps;  // and then over terms with one
   int32_t products;      // of 16 inner elements
-  int32_t term;          // index of the stage's term, in stages over one
+  int32_t term;          // index of the stage's term; in stages over x, of the first with a mask
 };
 
 // A term as the two roles need it.

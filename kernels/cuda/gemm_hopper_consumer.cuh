@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/gemm_hopper.cuh"
+#include "kernels/cuda/gemm_hopper_masks.cuh"
 
 namespace lorad::kernels::cuda {
 
@@ -52,6 +53,7 @@ class Consumer {
  private:
   // Of 64 rows each.
   using Sums = float[Shape::kRowBlocks][Shape::kColumns / 2];
+  using Masks = Mask<Shape>[Shape::kRowBlocks];
   static constexpr auto kB = kContiguousOf<kProduct>;
   static constexpr bool kTurns = Shape::kRoles == Roles::kInTurns;
   static constexpr bool kSwiGlu = Shape::kFinish == Finish::kSwiGlu;
@@ -60,7 +62,9 @@ class Consumer {
   // Results that may be the gradient of head and loss.
   static constexpr bool kTargetRows =
       kProduct == Product::kInputGradient && Shape::kFinish == Finish::kResult && !kTurns;
-  static constexpr bool kMasks = kProduct == Product::kInputGradient && !kSwiGluBackward;
+  static constexpr bool kMasks = kProduct == Product::kInputGradient;
+  // The first mask is asked for so many stages before its term: they hide its way.
+  static constexpr int kMaskAhead = 6;
   // Named barriers: of a warpgroup, and of taking turns.
   static constexpr int kGroupBarrier = 1;
   static constexpr int kTurnBarrier = 3;
@@ -154,7 +158,11 @@ class Consumer {
     RequestResiduals();
     int unreleased = ring_.at.stage;
     ring_.Next();
+    Masks masks;
+    const int mask_step = note.masked_steps == 0 ? 0 : max(1, arguments_.inner_steps - kMaskAhead);
+    if (kMasks && mask_step >= arguments_.inner_steps) LoadFirstMasks(note.term, masks);
     for (int step = 1; step < arguments_.inner_steps; ++step) {
+      if (kMasks && step == mask_step) LoadFirstMasks(note.term, masks);
       AwaitStage();
       MultiplyStage<false>(sums);
       // The stage before this one is no longer read.
@@ -191,102 +199,59 @@ class Consumer {
     if constexpr (kMasks && kTurns) {
       for (int step = 0; step < note.masked_steps; ++step) {
         AwaitStage();
-        MultiplyMaskedTerm(sums);
+        MultiplyMaskedTerm(sums, masks, step == 0);
         next();
       }
     } else if constexpr (kMasks) {
-      MultiplyMaskedTerms(sums[0], note.masked_steps);
+      MultiplyMaskedTerms(sums[0], note.masked_steps, masks[0]);
     }
   }
 
-  // A mask's bits in this thread's two rows of a block of the tile, this thread's first column
-  // lowest.
-  struct Mask {
-    uint32_t words[2][Shape::kColumns / 32];
-    float scale;
-  };
-  __device__ void LoadMask(int index, int block, Mask& mask) const {
-    const TermNote term = TermAt(arguments_, shared_, index);
-    mask.scale = term.mask_scale;
+  // The warp's first row of a block.
+  __device__ int WarpRow(int block) const { return block * 64 + thread_ / 32 * 16; }
+  __device__ void LoadMask(int index, int block, Mask<Shape>& mask) const {
+    mask.Load(arguments_, TermAt(arguments_, shared_, index), row_ + WarpRow(block), column_);
+  }
+  // While products over x run. What the kernel before this one wrote must be there.
+  __device__ void LoadFirstMasks(int term, Masks& masks) const {
+    if (arguments_.early != 0) ptx::AwaitPreviousKernel();
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = row_ + block * 64 + thread_ / 32 * 16 + lane_ / 4 + 8 * i;
-      const int64_t first = int64_t{row} * term.mask_row_words + column_ / 32;
-#pragma unroll
-      for (int j = 0; j < Shape::kColumns / 32; j += 2) {
-        uint2 two = {0, 0};
-        if (row < arguments_.rows && column_ + j * 32 < arguments_.columns) {
-          two = __ldg(reinterpret_cast<const uint2*>(term.mask_words + first + j));
-        }
-        mask.words[i][j] = two.x;
-        mask.words[i][j + 1] = two.y;
-      }
-    }
+    for (int block = 0; block < Shape::kRowBlocks; ++block) LoadMask(term, block, masks[block]);
+  }
+  __device__ void MultiplyMasked(float (&sums)[Shape::kColumns / 2], int stage, int block,
+                                 const Mask<Shape>& mask) const {
+    const StageNote note = shared_.notes[stage];
+    cuda::MultiplyMasked<Shape>(sums, ptx::SharedAddress(shared_.stages[stage]),
+                                WarpRow(kTurns ? block : group_), note.products,
+                                TermAt(arguments_, shared_, note.term).mask_scale, mask);
   }
 
-  // In turns: the other warpgroup's products hide that masks must be waited for.
-  __device__ void MultiplyMaskedTerm(Sums& sums) const {
-    const StageNote note = shared_.notes[ring_.at.stage];
+  // In turns: the other warpgroup's products hide that later masks must be waited for.
+  __device__ void MultiplyMaskedTerm(Sums& sums, Masks& masks, bool first) const {
+    const int stage = ring_.at.stage;
 #pragma unroll
     for (int block = 0; block < Shape::kRowBlocks; ++block) {
-      Mask mask;
-      LoadMask(note.term, block, mask);
-      MultiplyMasked(sums[block], ring_.at.stage, block, note.products, mask);
+      if (!first) LoadMask(shared_.notes[stage].term, block, masks[block]);
+      MultiplyMasked(sums[block], stage, block, masks[block]);
     }
   }
   // Together: the next mask is on its way while a term is multiplied.
-  __device__ void MultiplyMaskedTerms(float (&sums)[Shape::kColumns / 2], int steps) {
+  __device__ void MultiplyMaskedTerms(float (&sums)[Shape::kColumns / 2], int steps,
+                                      Mask<Shape>& mask) {
     if (steps == 0) return;
-    Mask mask;
     AwaitStage();
-    LoadMask(shared_.notes[ring_.at.stage].term, 0, mask);
     for (int step = 0; step < steps; ++step) {
       const int stage = ring_.at.stage;
       ring_.Next();
-      Mask next = mask;
+      Mask<Shape> next = mask;
       if (step + 1 < steps) {
         AwaitStage();
         LoadMask(shared_.notes[ring_.at.stage].term, 0, next);
       }
-      MultiplyMasked(sums, stage, 0, shared_.notes[stage].products, mask);
+      MultiplyMasked(sums, stage, 0, mask);
       Release(stage);
       mask = next;
     }
-  }
-
-  // sums += mask o (S_t A_t), 16 columns at a time by products of single warps: their results take
-  // few registers and lie as the warpgroup's do.
-  __device__ void MultiplyMasked(float (&sums)[Shape::kColumns / 2], int stage, int block,
-                                 int products, const Mask& mask) const {
-    // Lane l names row l % 8 of matrix l / 8.
-    const int half = lane_ / 8 % 2 * 8 + lane_ % 8;
-    const int first_row = (kTurns ? block : group_) * 64 + thread_ / 32 * 16;
-    const uint32_t address = ptx::SharedAddress(shared_.stages[stage]);
-    const uint32_t s_row = address + (first_row + half) * kBox * 2;
-    const uint32_t a_row = address + Shape::kXBytes + half * kBox * 2;
-#pragma unroll
-    for (int first = 0; first < Shape::kColumns; first += 16) {
-      const uint32_t place = a_row + first / kBox * wgmma::kBoxBytes +
-                             (((first % kBox / 8 + lane_ / 16) ^ (lane_ % 8)) * 16);
-      float part[2][4] = {};
-#pragma unroll
-      for (int k = 0; k < kBox / 16; ++k) {
-        if (k >= products) break;
-        uint32_t s[4];
-        uint32_t a[4];
-        ptx::LoadMatrices(s_row + (((2 * k + lane_ / 16) ^ (lane_ % 8)) * 16), s);
-        ptx::LoadMatricesTransposed(place + k * 16 * kBox * 2, a);
-        ptx::Multiply(part[0], s, a[0], a[1]);
-        ptx::Multiply(part[1], s, a[2], a[3]);
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int bit = first % 32 + i / 4 * 8 + i % 2;
-        const uint32_t word = mask.words[i / 2 % 2][first / 32] >> (2 * (lane_ % 4));
-        if ((word >> bit) & 1) sums[first / 2 + i] += mask.scale * part[i / 4][i % 4];
-      }
-    }
-    __syncwarp();
   }
 
   // Results are made and sent off in boxes of 64 rows and columns, block by block of rows.

@@ -80,6 +80,7 @@ class Producer {
     for (int i = table.first[row_tile]; i < end; ++i) {
       const TermNote term = Term(table.list[i]);
       if (!Touches(term, column)) continue;
+      if (Masked(term) && masked_steps == 0) note.term = table.list[i];
       (Masked(term) ? masked_steps : steps) += (term.rank + kBox - 1) / kBox;
     }
     note.term_steps = static_cast<int16_t>(steps);

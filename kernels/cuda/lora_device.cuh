@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "kernels/batch.h"
+#include "kernels/cuda/dropout.h"
 #include "kernels/cuda/lora_tables.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/philox.h"
@@ -35,13 +36,65 @@ __device__ inline PhiloxCounter DropoutLanes(const LoraRows& rows, uint32_t word
                   static_cast<uint32_t>(rows.first_position + row), rows.sequence, rows.step}});
 }
 
-// 8 features as they are where kept, zero elsewhere.
-__device__ inline uint4 Select(uint4 v, const PhiloxCounter& lanes, uint32_t threshold_twice) {
-  v.x &= __vcmpgeu2(lanes.word[0], threshold_twice);
-  v.y &= __vcmpgeu2(lanes.word[1], threshold_twice);
-  v.z &= __vcmpgeu2(lanes.word[2], threshold_twice);
-  v.w &= __vcmpgeu2(lanes.word[3], threshold_twice);
-  return v;
+__device__ inline DropoutRow DropoutRowAt(const LoraRows& rows, int row) {
+  return DropoutRowOf(rows.seed, rows.sequence, static_cast<uint32_t>(rows.first_position + row));
+}
+
+// By all threads of a warp: keys that stay in registers. The compiler would rather add them up
+// again in every call, 14 instructions of about 65.
+__device__ inline DropoutKeys KeptKeys(uint64_t seed) {
+  DropoutKeys keys = DropoutKeysOf(seed);
+#pragma unroll
+  for (auto& pair : keys.word) {
+    pair[0] = __shfl_sync(0xFFFFFFFF, pair[0], 0);
+    pair[1] = __shfl_sync(0xFFFFFFFF, pair[1], 0);
+  }
+  return keys;
+}
+
+// How 16-bit lanes are compared with a threshold t, two at once: min(lane + rotation, limit) +
+// addend has its highest bit set where the lane is kept (inverted: dropped), without a carry from
+// one lane to the other. Up to t = 2^15, min(lane, t) + 2^15 - t is 2^15 where lane >= t, else
+// less. Beyond, lanes are rotated by 2^16 - t, so that dropped ones are the upper end.
+struct DropoutTest {
+  uint32_t limit;     // of both lanes
+  uint32_t inverted;  // all bits or none
+};
+__device__ inline DropoutTest TestOf(uint32_t threshold) {
+  const bool inverted = threshold > 0x8000;
+  return {(inverted ? 0x10000 - threshold : threshold) * 0x10001, inverted ? 0xFFFFFFFF : 0};
+}
+
+// Bits 15 and 31: see above.
+__device__ inline uint32_t TestLanes(uint32_t lanes, const DropoutTest& test) {
+  return __viaddmin_u16x2(lanes, test.limit & test.inverted, test.limit) +
+         (0x80008000 - test.limit);
+}
+
+// Two features as they are where kept, zero elsewhere.
+__device__ inline uint32_t Select(uint32_t v, uint32_t tested, const DropoutTest& test) {
+  uint32_t mask;
+  asm("prmt.b32 %0, %1, 0, 0xBB99;" : "=r"(mask) : "r"(tested));  // signs of bytes 1 and 3
+  return v & (mask ^ test.inverted);
+}
+__device__ inline uint4 Select(uint4 v, const PhiloxCounter& tested, const DropoutTest& test) {
+  return make_uint4(Select(v.x, tested.word[0], test), Select(v.y, tested.word[1], test),
+                    Select(v.z, tested.word[2], test), Select(v.w, tested.word[3], test));
+}
+__device__ inline PhiloxCounter TestLanes(const PhiloxCounter& lanes, const DropoutTest& test) {
+  return {{TestLanes(lanes.word[0], test), TestLanes(lanes.word[1], test),
+           TestLanes(lanes.word[2], test), TestLanes(lanes.word[3], test)}};
+}
+
+// Bits 24 to 31: features 0 to 7 are kept (inverted: dropped); the others are anything.
+__device__ inline uint32_t MaskBits(const PhiloxCounter& tested) {
+  constexpr uint32_t kHighBits = 0x80808080;
+  // The highest bits of four bytes are four features.
+  const uint32_t low = __byte_perm(tested.word[0], tested.word[1], 0x7531) & kHighBits;
+  const uint32_t high = __byte_perm(tested.word[2], tested.word[3], 0x7531) & kHighBits;
+  // Bit 8i + 3 is feature i and bit 8i + 7 feature 4 + i; the product brings them to 24 + i and
+  // 28 + i, and nothing else there.
+  return ((low >> 4) | high) * 0x00204081;
 }
 
 // Bit f: feature f of the 8 is kept.

@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(kThreads, kUnits == 1 ? 2 : 1)
   const uint32_t coefficients = ptx::SharedAddress(memory) + kWarps * kWarpBytes<kUnits, kDropout> +
                                 place.chunk * CoefficientBytes<kUnits>();
 
-  Prefetch<kUnits, kDropout>(arguments, item, first_feature, ring);
+  Loader loader(arguments, item, first_feature);
+  Prefetch<kUnits, kDropout>(loader, ring);
   ptx::AwaitPreviousKernel();  // of all that is read, only dS is of the kernel before this one
   ptx::AllowNextLaunch();
   LoadCoefficients<kUnits>(arguments, item, coefficients,
@@ -48,18 +49,12 @@ __global__ void __launch_bounds__(kThreads, kUnits == 1 ? 2 : 1)
                            kThreads / chunks);
   ptx::CommitCopies();
   Mask masks[kUnits];
-#pragma unroll
-  for (int unit = 0; unit < kUnits; ++unit) {
-    if (unit >= item.units) break;
-    const LoraPair& pair =
-        arguments.tables.pairs[arguments.tables.units[item.first_unit + unit].pair];
-    masks[unit] = {pair.word0, pair.threshold, pair.mask};
-  }
+  if (kDropout) FindMasks(arguments, item, first_feature, masks);
   ptx::WaitCopies<0>();
   __syncthreads();                                       // dS is there
   if (first_feature >= arguments.tables.inputs) return;  // with all warps of the column
   float c[kUnits][8][4] = {};
-  Walk<kUnits, kDropout>(arguments, item, masks, first_feature, ring, coefficients, c);
+  Walk<kUnits, kDropout>(arguments, item, masks, first_feature, loader, ring, coefficients, c);
   AddUnits<kUnits, kDropout>(arguments, item, place, first_feature, c,
                              ring_memory - place.chunk * kWarpBytes<kUnits, kDropout>);
 }

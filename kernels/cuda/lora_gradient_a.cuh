@@ -56,44 +56,113 @@ __device__ void LoadCoefficients(const Arguments& arguments, const LoraInputItem
   }
 }
 
-// Rows [16 step, 16 step + 16) of the warp's features.
-__device__ inline void LoadRows(const Arguments& arguments, const LoraInputItem& item,
-                                int first_feature, int step, uint32_t stage) {
-  const int lane = threadIdx.x % kWarpLanes;
-  const int piece = lane % kPieces;
-  const int feature = first_feature + 8 * piece;
+// Copies of 16 rows of the warp's features after the other. A lane copies a piece of every fourth
+// row.
+class Loader {
+ public:
+  __device__ Loader(const Arguments& arguments, const LoraInputItem& item, int first_feature)
+      : four_rows_(4 * arguments.x_stride) {
+    const int lane = threadIdx.x % kWarpLanes;
+    const int row = lane / kPieces;
+    const int feature = first_feature + 8 * (lane % kPieces);
+    from_ = arguments.x + (int64_t{item.rows.first_row} + row) * arguments.x_stride + feature;
+    rows_left_ = feature < arguments.tables.inputs ? item.rows.rows - row : 0;
+    place_ = TileOffset<kPieces>(row, lane % kPieces);
+  }
+
+  __device__ void LoadNext(uint32_t stage) {
 #pragma unroll
-  for (int i = 0; i < kStepRows / 4; ++i) {
-    const int at = 4 * i + lane / kPieces;
-    const int row = kStepRows * step + at;
-    const bool valid = row < item.rows.rows && feature < arguments.tables.inputs;
-    const __nv_bfloat16* from =
-        arguments.x +
-        (valid ? (int64_t{item.rows.first_row} + row) * arguments.x_stride + feature : 0);
-    ptx::CopyAsync(stage + TileOffset<kPieces>(at, piece), from, valid);
+    for (int i = 0; i < kStepRows / 4; ++i) {
+      // Row 4i of the lane lies at its number xor 4 (i % 2).
+      ptx::CopyAsync(((stage + place_) ^ (i % 2 * 64)) + 4 * i * kPieces * 16,
+                     from_ + i * four_rows_, 4 * i < rows_left_);
+    }
+    from_ += kStepRows / 4 * four_rows_;
+    rows_left_ -= kStepRows;
+  }
+
+ private:
+  const __nv_bfloat16* from_;  // not read where no row is left
+  const int64_t four_rows_;
+  int rows_left_;
+  uint32_t place_;
+};
+
+// The rows of a lane in a step: the piece lane / 4 of each is its own.
+inline constexpr int kLaneRows = 4;
+__device__ inline int RowOf(int i) {
+  return 2 * (static_cast<int>(threadIdx.x) % 4) + i % 2 + 8 * (i / 2);
+}
+
+// Of a unit's pair and the lane's piece.
+struct Mask {
+  DropoutColumn column;
+  DropoutTest test;
+  uint8_t* bytes;  // where the lane leaves bits of the first step; null: nothing is dropped
+  bool shared;     // it is that of the unit before this one: they are of one pair
+};
+
+template <int kUnits>
+__device__ void FindMasks(const Arguments& arguments, const LoraInputItem& item, int first_feature,
+                          Mask (&masks)[kUnits]) {
+  const LoraRows& rows = item.rows;
+  const int piece = static_cast<int>(threadIdx.x) % kWarpLanes / 4;
+  const int block = first_feature / kDropoutLanes;
+  uint32_t before = 0;
+#pragma unroll
+  for (int unit = 0; unit < kUnits; ++unit) {
+    if (unit >= item.units) break;
+    const LoraPair& pair =
+        arguments.tables.pairs[arguments.tables.units[item.first_unit + unit].pair];
+    Mask& mask = masks[unit];
+    mask.column = DropoutColumnOf(rows.seed, rows.sequence, rows.step,
+                                  pair.word0 + static_cast<uint32_t>(block + piece));
+    mask.test = TestOf(pair.threshold);
+    mask.bytes = nullptr;
+    if (pair.mask != nullptr) {
+      mask.bytes = pair.mask +
+                   (int64_t{rows.first_row} + RowOf(piece % 4)) * arguments.mask_row_bytes + block +
+                   piece / 4 * 4;
+    }
+    mask.shared = unit > 0 && pair.word0 == before;
+    before = pair.word0;
   }
 }
 
-struct Mask {
-  uint32_t word0;
-  uint32_t threshold;
-  uint8_t* bytes;  // null: nothing is dropped
+// What the masks of all units share in a step.
+struct DropoutStep {
+  DropoutKeys keys;
+  DropoutRow rows[kLaneRows];
+  bool stores;       // the lane leaves bits,
+  int64_t at_bytes;  // as far from those of the first step
 };
 
+// Four lanes, 4 apart, have a byte of each of their four rows: lane i of them gets row i's, in the
+// order of lanes.
+__device__ inline uint32_t Transposed(uint32_t bytes) {
+  const bool upper = (threadIdx.x & 8) != 0;
+  const bool odd = (threadIdx.x & 4) != 0;
+  uint32_t other = __shfl_xor_sync(0xFFFFFFFF, bytes, 8);
+  bytes = __byte_perm(bytes, other, upper ? 0x3276 : 0x5410);
+  other = __shfl_xor_sync(0xFFFFFFFF, bytes, 4);
+  return __byte_perm(bytes, other, odd ? 0x3715 : 0x6240);
+}
+
 // Draws the mask of the lane's four pieces, applies it and leaves its bits.
-__device__ inline void Drop(const Arguments& arguments, const LoraInputItem& item, const Mask& mask,
-                            int step, int feature, const uint4 (&raw)[4], uint4 (&v)[4]) {
-  const int lane = threadIdx.x % kWarpLanes;
+__device__ inline void Drop(const Mask& mask, const DropoutStep& step,
+                            const uint4 (&raw)[kLaneRows], uint4 (&v)[kLaneRows]) {
+  uint32_t bits[kLaneRows];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = kStepRows * step + 2 * (lane % 4) + i % 2 + 8 * (i / 2);
-    const PhiloxCounter lanes = DropoutLanes(item.rows, mask.word0, row, feature);
-    v[i] = Select(raw[i], lanes, mask.threshold * 0x10001u);
-    if (row < item.rows.rows && feature < arguments.tables.inputs) {
-      mask.bytes[(int64_t{item.rows.first_row} + row) * arguments.mask_row_bytes + feature / 8] =
-          static_cast<uint8_t>(MaskByte(lanes, mask.threshold));
-    }
+  for (int i = 0; i < kLaneRows; ++i) {
+    const PhiloxCounter tested =
+        TestLanes(DropoutLanes(step.keys, step.rows[i], mask.column), mask.test);
+    v[i] = Select(raw[i], tested, mask.test);
+    bits[i] = MaskBits(tested);
   }
+  const uint32_t bytes = __byte_perm(__byte_perm(bits[0], bits[1], 0x0073),
+                                     __byte_perm(bits[2], bits[3], 0x0073), 0x5410);
+  const uint32_t word = Transposed(bytes ^ mask.test.inverted);
+  if (step.stores) *reinterpret_cast<uint32_t*>(mask.bytes + step.at_bytes) = word;
 }
 
 // b[f]: the pairs (row 2q, row 2q + 1) and (row 2q + 8, row 2q + 9) of feature f.
@@ -114,35 +183,35 @@ __device__ inline void PairRows(const uint4 (&v)[4], uint32_t (&b)[8][2]) {
 }
 
 template <int kUnits, bool kDropout>
-__device__ void MultiplyStep(const Arguments& arguments, const LoraInputItem& item,
-                             const Mask (&masks)[kUnits], uint32_t stage, uint32_t coefficients,
-                             int step, int first_feature, float (&c)[kUnits][8][4]) {
+__device__ void MultiplyStep(const LoraInputItem& item, const Mask (&masks)[kUnits],
+                             const DropoutStep& dropout, uint32_t stage, uint32_t coefficients,
+                             int step, float (&c)[kUnits][8][4]) {
   const int lane = threadIdx.x % kWarpLanes;
-  const int piece = lane / 4;
-  uint4 raw[4];
+  uint4 raw[kLaneRows];
+  const uint32_t even = stage + TileOffset<kPieces>(RowOf(0), lane / 4);
+  const uint32_t odd = (even ^ 16) + kPieces * 16;  // RowOf(1) is RowOf(0) + 1
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = 2 * (lane % 4) + i % 2 + 8 * (i / 2);
-    raw[i] = ptx::LoadShared(stage + TileOffset<kPieces>(row, piece));
+  for (int i = 0; i < kLaneRows; ++i) {
+    raw[i] = ptx::LoadShared((i % 2 == 0 ? even : odd) + i / 2 * 8 * kPieces * 16);
   }
+  // Of the step's dS; 16 rows on, places are the same.
+  const uint32_t place = coefficients + step * kStepRows * kUnits * kUnitRanks * 2 +
+                         TileOffset<2 * kUnits>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
   uint32_t b[8][2];
 #pragma unroll
   for (int unit = 0; unit < kUnits; ++unit) {
     if (unit >= item.units) break;
     if (kDropout && masks[unit].bytes != nullptr) {
-      if (unit == 0 || masks[unit].word0 != masks[unit - 1].word0) {
-        uint4 v[4];
-        Drop(arguments, item, masks[unit], step, first_feature + 8 * piece, raw, v);
+      if (!masks[unit].shared) {
+        uint4 v[kLaneRows];
+        Drop(masks[unit], dropout, raw, v);
         PairRows(v, b);
       }
     } else if (unit == 0 || kDropout) {
       PairRows(raw, b);
     }
     uint32_t a[4];
-    ptx::LoadMatricesTransposed(
-        coefficients + TileOffset<2 * kUnits>(kStepRows * step + lane % 8 + lane / 16 * 8,
-                                              2 * unit + lane / 8 % 2),
-        a);
+    ptx::LoadMatricesTransposed(place ^ (unit * kUnitRanks * 2), a);
 #pragma unroll
     for (int f = 0; f < 8; ++f) ptx::Multiply(c[unit][f], a[0], a[1], a[2], a[3], b[f][0], b[f][1]);
   }
@@ -209,23 +278,39 @@ __device__ inline bool AddTiles(const Arguments& arguments, const LoraUnit& unit
   return finite;
 }
 
+// Of a step, for masks of the lane's rows, and where it leaves bits.
+__device__ inline void BeginStep(const Arguments& arguments, const LoraInputItem& item,
+                                 int first_feature, int step, DropoutStep& dropout) {
+  const int first_row = kStepRows * step;
+#pragma unroll
+  for (int i = 0; i < kLaneRows; ++i) {
+    dropout.rows[i] = DropoutRowAt(item.rows, first_row + RowOf(i));
+  }
+  const int piece = static_cast<int>(threadIdx.x) % kWarpLanes / 4;
+  dropout.stores = first_row + RowOf(piece % 4) < item.rows.rows &&
+                   first_feature + piece / 4 * 32 < arguments.tables.inputs;
+  dropout.at_bytes = first_row * arguments.mask_row_bytes;
+}
+
 // Sums of one warp: rows of `item`, features from first_feature; its ring at `ring`, begun by
 // Prefetch; dS, complete, at `coefficients`.
 template <int kUnits, bool kDropout>
 __device__ void Walk(const Arguments& arguments, const LoraInputItem& item,
-                     const Mask (&masks)[kUnits], int first_feature, uint32_t ring,
+                     const Mask (&masks)[kUnits], int first_feature, Loader& loader, uint32_t ring,
                      uint32_t coefficients, float (&c)[kUnits][8][4]) {
   const int steps = (item.rows.rows + kStepRows - 1) / kStepRows;
+  DropoutStep dropout;
+  if (kDropout) dropout.keys = KeptKeys(item.rows.seed);
   int stage = 0;
   for (int step = 0; step < steps; ++step) {
+    if (kDropout) BeginStep(arguments, item, first_feature, step, dropout);
     ptx::WaitCopies<kStages<kUnits, kDropout> - 2>();
     __syncwarp();
     const int next = stage == 0 ? kStages<kUnits, kDropout> - 1 : stage - 1;
-    const int ahead = step + kStages<kUnits, kDropout> - 1;
-    if (ahead < steps) LoadRows(arguments, item, first_feature, ahead, ring + next * kStageBytes);
+    loader.LoadNext(ring + next * kStageBytes);
     ptx::CommitCopies();
-    MultiplyStep<kUnits, kDropout>(arguments, item, masks, ring + stage * kStageBytes, coefficients,
-                                   step, first_feature, c);
+    MultiplyStep<kUnits, kDropout>(item, masks, dropout, ring + stage * kStageBytes, coefficients,
+                                   step, c);
     stage = stage == kStages<kUnits, kDropout> - 1 ? 0 : stage + 1;
   }
   ptx::WaitCopies<0>();
@@ -234,12 +319,10 @@ __device__ void Walk(const Arguments& arguments, const LoraInputItem& item,
 
 // The first kStages - 1 steps, a commit each.
 template <int kUnits, bool kDropout>
-__device__ void Prefetch(const Arguments& arguments, const LoraInputItem& item, int first_feature,
-                         uint32_t ring) {
-  const int steps = (item.rows.rows + kStepRows - 1) / kStepRows;
+__device__ void Prefetch(Loader& loader, uint32_t ring) {
 #pragma unroll
   for (int i = 0; i < kStages<kUnits, kDropout> - 1; ++i) {
-    if (i < steps) LoadRows(arguments, item, first_feature, i, ring + i * kStageBytes);
+    loader.LoadNext(ring + i * kStageBytes);
     ptx::CommitCopies();
   }
 }

@@ -331,6 +331,11 @@ void LoraPlan::AddItems(const CudaBatch& batch) {
       }
     }
   }
+  // What takes long first: blocks start in this order, and the last ones should be short. Else by
+  // rows, so that blocks at work at one time read neighbours.
+  const auto longer = [](const auto& x, const auto& y) { return x.units > y.units; };
+  std::stable_sort(input_items_.begin(), input_items_.end(), longer);
+  std::stable_sort(output_items_.begin(), output_items_.end(), longer);
 }
 
 void LoraPlan::AddGradientItems(int32_t chunks_together) {
@@ -358,6 +363,12 @@ void LoraPlan::AddGradientItems(int32_t chunks_together) {
       tables_.gradient_chunks = std::max(tables_.gradient_chunks, group.chunks);
     }
   }
+  const auto units = [this](const LoraGradientItem& group) {
+    return input_items_[static_cast<size_t>(group.items[0])].units;
+  };
+  std::stable_sort(
+      gradient_items_.begin(), gradient_items_.end(),
+      [&](const LoraGradientItem& x, const LoraGradientItem& y) { return units(x) > units(y); });
 }
 
 void LoraPlan::AddOutputPairs(int32_t chunks_together) {

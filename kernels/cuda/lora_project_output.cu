@@ -15,6 +15,17 @@
 namespace lorad::kernels::cuda {
 namespace {
 
+constexpr int kChunkThreads = 256;
+constexpr int kRowTiles = 2;  // m16 tiles of a warp
+constexpr int kRowBytes = kChunkRows * kStepRowBytes;
+static_assert(kRowTiles * 16 * (kChunkThreads / kWarpLanes) == kChunkRows);
+
+constexpr int kTeamsMax = 2;
+
+__device__ int Team() { return static_cast<int>(threadIdx.x) / kChunkThreads; }
+__device__ int TeamThread() { return static_cast<int>(threadIdx.x) % kChunkThreads; }
+__device__ int TeamWarp() { return TeamThread() / kWarpLanes; }
+
 struct Arguments {
   LoraTables tables;
   const __nv_bfloat16* dy;
@@ -123,7 +134,7 @@ __device__ void LoadCoefficients(const Arguments& arguments, const LoraOutputIte
 
 // dS of the warp's 32 rows.
 template <int kUnits>
-__device__ void MultiplyRows(uint32_t stage, int units, Sums<kUnits>& sums) {
+__device__ void MultiplyRows(uint32_t stage, int units, Sums<kUnits, kRowTiles>& sums) {
   const int lane = threadIdx.x % kWarpLanes;
   const int first_row = TeamWarp() * (16 * kRowTiles);
 #pragma unroll
@@ -255,7 +266,7 @@ __device__ bool AddOutputsTogether(const LoraOutputItem& item, const LoraPair& p
 
 template <int kUnits>
 __device__ void WriteSums(const Arguments& arguments, const LoraOutputItem& item,
-                          const LoraPair& pair, const Sums<kUnits>& sums) {
+                          const LoraPair& pair, const Sums<kUnits, kRowTiles>& sums) {
   const int lane = threadIdx.x % kWarpLanes;
   const int first_row = TeamWarp() * (16 * kRowTiles) + lane / 4;
 #pragma unroll
@@ -306,7 +317,8 @@ __global__ void __launch_bounds__(kTeams* kChunkThreads, 1)
   const LoraOutputItem& item = work.item;
   const int slice = arguments.parallel != 0 ? static_cast<int>(blockIdx.x) : 0;
   if (slice == 0) {
-    WriteZeros(item, true, arguments.ds, arguments.ds_stride, arguments.tables.columns);
+    WriteZeros(item, 0, item.rows.rows, TeamThread(), kChunkThreads, true, arguments.ds,
+               arguments.ds_stride, arguments.tables.columns);
   }
   if (item.units == 0) return;
   const LoraPair pair = arguments.tables.pairs[item.pair];
@@ -324,8 +336,8 @@ __global__ void __launch_bounds__(kTeams* kChunkThreads, 1)
   float2* exchange = reinterpret_cast<float2*>(memory + kTeams * TeamBytes<kUnits, kStages>());
   const Loader<kUnits> loader(arguments, item, pair);
   if (train) LoadCoefficients<kUnits>(arguments, item, pair, coefficients);
-  Total<kUnits> total = {};
-  Sums<kUnits> sums = {};
+  Total<kUnits, kRowTiles> total = {};
+  Sums<kUnits, kRowTiles> sums = {};
   bool finite = true;
   const auto add_outputs = [&](int step, const float(&c)[kUnits][4]) {
     if constexpr (kTeams == 2) {
@@ -348,7 +360,8 @@ __global__ void __launch_bounds__(kTeams* kChunkThreads, 1)
       });
   if (!finite) *pair.overflow = 1;
   const bool fold = arguments.parallel != 0 && slices > 1;
-  if (fold && !FoldSlices(total, arguments.scratch, work.index, slice, slices, arguments.slices)) {
+  if (fold && !FoldSlices<kChunkThreads>(total, arguments.scratch, work.index, slice, slices,
+                                         arguments.slices)) {
     return;
   }
   WriteSums<kUnits>(arguments, item, pair, total.sums);
@@ -361,8 +374,10 @@ void Launch(Arguments& arguments, cudaStream_t stream) {
   constexpr int kBytes = kTeams * TeamBytes<kUnits, kStages>() + (kTeams == 2 ? kExchangeBytes : 0);
   static_assert(kBytes <= 227 * 1024);
   const LoraTables& tables = arguments.tables;
-  arguments.parallel =
-      HaveRoomForSlices<kUnits>(arguments.scratch, tables.output_count, arguments.slices) ? 1 : 0;
+  arguments.parallel = HaveRoomForSlices<kUnits>(arguments.scratch, tables.output_count, kChunkRows,
+                                                 arguments.slices)
+                           ? 1
+                           : 0;
   const int work = kTeams == 2 ? tables.output_pair_count : tables.output_count;
   const dim3 grid(static_cast<unsigned>(arguments.parallel != 0 ? arguments.slices : 1),
                   static_cast<unsigned>(work));

@@ -28,6 +28,12 @@ __device__ inline uint4 LoadShared(uint32_t address) {
   return v;
 }
 
+__device__ inline void StoreShared(uint32_t address, const uint4& v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
 // A barrier among `threads` threads of the block, whole warps; id 0 is __syncthreads.
 __device__ inline void SyncThreads(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

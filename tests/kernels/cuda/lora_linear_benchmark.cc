@@ -271,7 +271,9 @@ void RunAll(std::string_view wanted) {
       {"4096x(4096,1024,1024), 4", 4096, {4096, 1024, 1024}, 4, {16}, 0},
       {"4096x(4096,1024,1024), 4, dropout", 4096, {4096, 1024, 1024}, 4, {16}, 0.1f},
       {"4096x(14336,14336), 4", 4096, {14336, 14336}, 4, {16}, 0},
+      {"4096x(14336,14336), 4, dropout", 4096, {14336, 14336}, 4, {16}, 0.1f},
       {"2048x2048, 8", 2048, {2048}, 8, {16}, 0},
+      {"2048x2048, 8, dropout", 2048, {2048}, 8, {16}, 0.1f},
   };
   for (const Setting& setting : settings) {
     if (std::string_view(setting.name).find(wanted) != std::string_view::npos) Run(setting);
@@ -332,7 +334,7 @@ void RunSwiGluBackward(const Setting& setting) {
   const cudaStream_t stream = world.context().stream.get();
   const LoraContext lora = world.lora();
   const TensorView saved = bench.saved.view();
-  if (!FusesSwiGluBackward(lora, *bench.batch, world.linear(), world.table(), 0)) return;
+  if (!FusesSwiGluBackward(lora, world.linear())) return;
   DeviceMatrix gate_up(kTokens, 2 * bench.inputs, bench.dtype, 0);
   DeviceMatrix dgate_up(kTokens, 2 * bench.inputs, bench.dtype, 0);
   Generator random(2);
@@ -366,6 +368,10 @@ void RunAllSwiGlu() {
            {"down of Llama-3.1-8B, 4, backward", 14336, {4096}, 4, {16}, 0},
            {"down of Qwen2.5-3B, 8, backward", 11008, {2048}, 8, {16}, 0},
            {"down of TinyLlama, 8, backward", 5632, {2048}, 8, {16}, 0},
+           {"down of Llama-3.1-8B, dropout", 14336, {4096}, 4, {16}, 0.1f},
+           {"down of Qwen2.5-3B, dropout", 11008, {2048}, 8, {16}, 0.1f},
+           {"down of TinyLlama, dropout", 5632, {2048}, 8, {16}, 0.1f},
+           {"down of Llama-3.1-8B, rank 64, drop", 14336, {4096}, 4, {64}, 0.1f},
        }) {
     RunSwiGluBackward(setting);
   }

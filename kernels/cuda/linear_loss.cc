@@ -109,10 +109,11 @@ LinearLossOperation::PlainPlan LinearLossOperation::PlainPlanOf(const Plan& plan
   if (context_.activation == DType::kFloat32) {
     return {.rows = plan.rows, .logit_rows = plan.rows, .logits_at = plan.words_at};
   }
-  // Of 2 bytes a row and word, two thirds for the gradient, and the rest for 4 bytes a logit.
-  const int64_t rows = plan.rows * 2 / 3;
+  // Of 2 bytes a row and word, three quarters for the gradient, the rest for 4 bytes a logit: whole
+  // tiles of 128 rows where a chunk has a thousand.
+  const int64_t rows = plan.rows / 4 * 3;
   return {.rows = rows,
-          .logit_rows = plan.rows / 6,
+          .logit_rows = plan.rows / 8,
           .logits_at = plan.words_at + rows * plan.columns * BytesOf(DType::kBfloat16)};
 }
 

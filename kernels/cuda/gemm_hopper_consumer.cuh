@@ -54,13 +54,13 @@ class Consumer {
  private:
   // Of 64 rows each.
   using Sums = float[Shape::kRowBlocks][Shape::kColumns / 2];
-  using Masks = Mask<Shape>[Shape::kRowBlocks];
   static constexpr auto kB = kContiguousOf<kProduct>;
   static constexpr bool kTurns = Shape::kRoles == Roles::kInTurns;
   static constexpr bool kSwiGlu = Shape::kFinish == Finish::kSwiGlu;
   static constexpr bool kSwiGluBackward = Shape::kFinish == Finish::kSwiGluBackward;
   static constexpr bool kMasks = kProduct == Product::kInputGradient;
-  // The first mask is asked for so many stages before its term: they hide its way.
+  // Together, the first mask is asked for so many stages before its term: they hide its way.
+  static constexpr bool kMaskEarly = kMasks && !kTurns;
   static constexpr int kMaskAhead = 6;
   // Named barriers: of a warpgroup, and of taking turns.
   static constexpr int kGroupBarrier = 1;
@@ -152,14 +152,14 @@ class Consumer {
     AwaitStage();
     const StageNote note = shared_.notes[ring_.at.stage];
     MultiplyStage<true>(sums);
-    RequestResiduals();
+    RequestResiduals(kSwiGluBackward && note.masked_steps > 0 ? 1 : Shape::kBufferCount);
     int unreleased = ring_.at.stage;
     ring_.Next();
-    Masks masks;
+    Mask<Shape> mask;
     const int mask_step = note.masked_steps == 0 ? 0 : max(1, arguments_.inner_steps - kMaskAhead);
-    if (kMasks && mask_step >= arguments_.inner_steps) LoadFirstMasks(note.term, masks);
+    if (kMaskEarly && mask_step >= arguments_.inner_steps) LoadFirstMask(note.term, mask);
     for (int step = 1; step < arguments_.inner_steps; ++step) {
-      if (kMasks && step == mask_step) LoadFirstMasks(note.term, masks);
+      if (kMaskEarly && step == mask_step) LoadFirstMask(note.term, mask);
       AwaitStage();
       MultiplyStage<false>(sums);
       // The stage before this one is no longer read.
@@ -194,13 +194,9 @@ class Consumer {
       for (int block = 0; block < Shape::kRowBlocks; ++block) wgmma::Pin(sums[block]);
     }
     if constexpr (kMasks && kTurns) {
-      for (int step = 0; step < note.masked_steps; ++step) {
-        AwaitStage();
-        MultiplyMaskedTerm(sums, masks, step == 0);
-        next();
-      }
+      MultiplyMaskedInTurns(sums, note.masked_steps, next);
     } else if constexpr (kMasks) {
-      MultiplyMaskedTerms(sums[0], note.masked_steps, masks[0]);
+      MultiplyMaskedTerms(sums[0], note.masked_steps, mask);
     }
   }
 
@@ -210,27 +206,49 @@ class Consumer {
     mask.Load(arguments_, TermAt(arguments_, shared_, index), row_ + WarpRow(block), column_);
   }
   // While products over x run. What the kernel before this one wrote must be there.
-  __device__ void LoadFirstMasks(int term, Masks& masks) const {
+  __device__ void LoadFirstMask(int term, Mask<Shape>& mask) const {
     if (arguments_.early != 0) ptx::AwaitPreviousKernel();
-#pragma unroll
-    for (int block = 0; block < Shape::kRowBlocks; ++block) LoadMask(term, block, masks[block]);
+    LoadMask(term, 0, mask);
   }
-  __device__ void MultiplyMasked(float (&sums)[Shape::kColumns / 2], int stage, int block,
-                                 const Mask<Shape>& mask) const {
-    const StageNote note = shared_.notes[stage];
-    cuda::MultiplyMasked<Shape>(sums, ptx::SharedAddress(shared_.stages[stage]),
-                                WarpRow(kTurns ? block : group_), note.products,
+  __device__ void MultiplyMasked(float (&sums)[Shape::kColumns / 2], const StageNote& note,
+                                 const MaskedTerm& term, const Mask<Shape>& mask) const {
+    cuda::MultiplyMasked<Shape>(sums, term, note.products,
                                 TermAt(arguments_, shared_, note.term).mask_scale, mask);
   }
 
-  // In turns: the other warpgroup's products hide that later masks must be waited for.
-  __device__ void MultiplyMaskedTerm(Sums& sums, Masks& masks, bool first) const {
-    const int stage = ring_.at.stage;
+  // In turns: the other warpgroup's products hide all this, unless they wait for the stage that the
+  // term holds. So a term of 16 ranks leaves it for the buffer of the second result, which asks for
+  // its gate and up afterwards. next: releases the stage.
+  template <typename Next>
+  __device__ void MultiplyMaskedInTurns(Sums& sums, int steps, const Next& next) {
+    for (int step = 0; step < steps; ++step) {
+      AwaitStage();
+      const int stage = ring_.at.stage;
+      const uint32_t address = ptx::SharedAddress(shared_.stages[stage]);
+      const StageNote note = shared_.notes[stage];
+      const bool moves = kSwiGluBackward && note.products == 1;
+      if (moves) {
+        Sync();  // what was there has been read
+        MoveTerm<Shape>(address, Buffer(1));
+        __syncwarp();
+        next();
+        Sync();
+      }
 #pragma unroll
-    for (int block = 0; block < Shape::kRowBlocks; ++block) {
-      if (!first) LoadMask(shared_.notes[stage].term, block, masks[block]);
-      MultiplyMasked(sums[block], stage, block, masks[block]);
+      for (int block = 0; block < Shape::kRowBlocks; ++block) {
+        Mask<Shape> mask;
+        LoadMask(note.term, block, mask);
+        const MaskedTerm term = moves ? MovedTerm(Buffer(1), WarpRow(block))
+                                      : TermInStage<Shape>(address, WarpRow(block));
+        MultiplyMasked(sums[block], note, term, mask);
+      }
+      if (!moves) next();
     }
+    if (!kSwiGluBackward || steps == 0) return;
+    ptx::FenceSharedWrites();
+    Sync();
+    if (Elected()) RequestResidual(1);
+    __syncwarp();
   }
   // Together: the next mask is on its way while a term is multiplied.
   __device__ void MultiplyMaskedTerms(float (&sums)[Shape::kColumns / 2], int steps,
@@ -245,7 +263,9 @@ class Consumer {
         AwaitStage();
         LoadMask(shared_.notes[ring_.at.stage].term, 0, next);
       }
-      MultiplyMasked(sums, stage, 0, mask);
+      const uint32_t address = ptx::SharedAddress(shared_.stages[stage]);
+      MultiplyMasked(sums, shared_.notes[stage], TermInStage<Shape>(address, WarpRow(group_)),
+                     mask);
       Release(stage);
       mask = next;
     }
@@ -274,11 +294,11 @@ class Consumer {
       ptx::LoadBox(Buffer(result), &arguments_.residual, column, row, barrier);
     }
   }
-  __device__ void RequestResiduals() const {
+  __device__ void RequestResiduals(int count) const {
     if (!kSwiGluBackward && arguments_.has_residual == 0) return;
     if (Elected()) {
       ptx::WaitStoresRead<0>();
-      for (int result = 0; result < Shape::kBufferCount; ++result) RequestResidual(result);
+      for (int result = 0; result < count; ++result) RequestResidual(result);
     }
     __syncwarp();
   }
@@ -399,6 +419,7 @@ class Consumer {
   // The gradients of gate and up, each where it was.
   __device__ void FinishSwiGluBackward(const Sums& sums) {
     static_assert(Shape::kBufferCount == 2);
+    static_assert(kMovedBytes<Shape> <= Shape::kParts * Shape::kOutBytes);
 #pragma unroll
     for (int result = 0; result < Shape::kResults; ++result) {
       // The first two are there or on their way. From then on the other buffer is filled for the

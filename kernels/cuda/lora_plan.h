@@ -99,6 +99,8 @@ class LoraPlan {
   uint64_t version() const { return version_; }
   // Whether the kernels for bf16 can do it.
   bool fast() const { return fast_; }
+  // Of the pairs with dropout, padded; 0: none.
+  int32_t masked_rank_max() const { return masked_rank_max_; }
 
  private:
   struct Party {
@@ -120,6 +122,7 @@ class LoraPlan {
   void AddPair(const LoraPair& pair);
   void AddTerms(const Gemm& gemm, const ResidentTarget& resident, const LoraPair& pair,
                 int64_t inputs);
+  int32_t InputUnitsMax(int32_t unit) const;
   void AddItems(const CudaBatch& batch);
   void AddGradientItems(int32_t chunks_together);
   void AddOutputPairs(int32_t chunks_together);
@@ -128,6 +131,7 @@ class LoraPlan {
 
   uint64_t version_;
   bool fast_ = true;
+  int32_t masked_rank_max_ = 0;
   std::vector<Party> parties_;
   std::vector<int32_t> party_of_segment_;  // -1: none
   std::vector<LoraPair> pairs_;

@@ -54,13 +54,13 @@ class Consumer {
  private:
   // Of 64 rows each.
   using Sums = float[Shape::kRowBlocks][Shape::kColumns / 2];
+  using Masks = Mask<Shape>[Shape::kRowBlocks];
   static constexpr auto kB = kContiguousOf<kProduct>;
   static constexpr bool kTurns = Shape::kRoles == Roles::kInTurns;
   static constexpr bool kSwiGlu = Shape::kFinish == Finish::kSwiGlu;
   static constexpr bool kSwiGluBackward = Shape::kFinish == Finish::kSwiGluBackward;
   static constexpr bool kMasks = kProduct == Product::kInputGradient;
-  // Together, the first mask is asked for so many stages before its term: they hide its way.
-  static constexpr bool kMaskEarly = kMasks && !kTurns;
+  // The first mask is asked for so many stages before its term: they hide its way.
   static constexpr int kMaskAhead = 6;
   // Named barriers: of a warpgroup, and of taking turns.
   static constexpr int kGroupBarrier = 1;
@@ -152,14 +152,14 @@ class Consumer {
     AwaitStage();
     const StageNote note = shared_.notes[ring_.at.stage];
     MultiplyStage<true>(sums);
-    RequestResiduals(kSwiGluBackward && note.masked_steps > 0 ? 1 : Shape::kBufferCount);
+    RequestResiduals();
     int unreleased = ring_.at.stage;
     ring_.Next();
-    Mask<Shape> mask;
+    Masks masks;
     const int mask_step = note.masked_steps == 0 ? 0 : max(1, arguments_.inner_steps - kMaskAhead);
-    if (kMaskEarly && mask_step >= arguments_.inner_steps) LoadFirstMask(note.term, mask);
+    if (kMasks && mask_step >= arguments_.inner_steps) LoadFirstMasks(note.term, masks);
     for (int step = 1; step < arguments_.inner_steps; ++step) {
-      if (kMaskEarly && step == mask_step) LoadFirstMask(note.term, mask);
+      if (kMasks && step == mask_step) LoadFirstMasks(note.term, masks);
       AwaitStage();
       MultiplyStage<false>(sums);
       // The stage before this one is no longer read.
@@ -170,8 +170,11 @@ class Consumer {
     }
     int left = note.term_steps + note.masked_steps;
     bool given = !kTurns || !more;
+    // Products of single warps would wait for the other warpgroup's, each for many: masked terms
+    // are multiplied before it begins.
+    const int left_at_most = note.masked_steps > 0 ? 0 : Shape::kStageCount - 1;
     const auto give_turn = [&] {
-      if (given || left >= Shape::kStageCount) return;
+      if (given || left > left_at_most) return;
       GiveTurn(left);
       given = true;
     };
@@ -194,9 +197,13 @@ class Consumer {
       for (int block = 0; block < Shape::kRowBlocks; ++block) wgmma::Pin(sums[block]);
     }
     if constexpr (kMasks && kTurns) {
-      MultiplyMaskedInTurns(sums, note.masked_steps, next);
+      for (int step = 0; step < note.masked_steps; ++step) {
+        AwaitStage();
+        MultiplyMaskedTerm(sums, masks, step == 0);
+        next();
+      }
     } else if constexpr (kMasks) {
-      MultiplyMaskedTerms(sums[0], note.masked_steps, mask);
+      MultiplyMaskedTerms(sums[0], note.masked_steps, masks[0]);
     }
   }
 
@@ -206,49 +213,27 @@ class Consumer {
     mask.Load(arguments_, TermAt(arguments_, shared_, index), row_ + WarpRow(block), column_);
   }
   // While products over x run. What the kernel before this one wrote must be there.
-  __device__ void LoadFirstMask(int term, Mask<Shape>& mask) const {
+  __device__ void LoadFirstMasks(int term, Masks& masks) const {
     if (arguments_.early != 0) ptx::AwaitPreviousKernel();
-    LoadMask(term, 0, mask);
+#pragma unroll
+    for (int block = 0; block < Shape::kRowBlocks; ++block) LoadMask(term, block, masks[block]);
   }
-  __device__ void MultiplyMasked(float (&sums)[Shape::kColumns / 2], const StageNote& note,
-                                 const MaskedTerm& term, const Mask<Shape>& mask) const {
-    cuda::MultiplyMasked<Shape>(sums, term, note.products,
+  __device__ void MultiplyMasked(float (&sums)[Shape::kColumns / 2], int stage, int block,
+                                 const Mask<Shape>& mask) const {
+    const StageNote note = shared_.notes[stage];
+    cuda::MultiplyMasked<Shape>(sums, ptx::SharedAddress(shared_.stages[stage]),
+                                WarpRow(kTurns ? block : group_), note.products,
                                 TermAt(arguments_, shared_, note.term).mask_scale, mask);
   }
 
-  // In turns: the other warpgroup's products hide all this, unless they wait for the stage that the
-  // term holds. So a term of 16 ranks leaves it for the buffer of the second result, which asks for
-  // its gate and up afterwards. next: releases the stage.
-  template <typename Next>
-  __device__ void MultiplyMaskedInTurns(Sums& sums, int steps, const Next& next) {
-    for (int step = 0; step < steps; ++step) {
-      AwaitStage();
-      const int stage = ring_.at.stage;
-      const uint32_t address = ptx::SharedAddress(shared_.stages[stage]);
-      const StageNote note = shared_.notes[stage];
-      const bool moves = kSwiGluBackward && note.products == 1;
-      if (moves) {
-        Sync();  // what was there has been read
-        MoveTerm<Shape>(address, Buffer(1));
-        __syncwarp();
-        next();
-        Sync();
-      }
+  // In turns: masks of later terms are waited for.
+  __device__ void MultiplyMaskedTerm(Sums& sums, Masks& masks, bool first) const {
+    const int stage = ring_.at.stage;
 #pragma unroll
-      for (int block = 0; block < Shape::kRowBlocks; ++block) {
-        Mask<Shape> mask;
-        LoadMask(note.term, block, mask);
-        const MaskedTerm term = moves ? MovedTerm(Buffer(1), WarpRow(block))
-                                      : TermInStage<Shape>(address, WarpRow(block));
-        MultiplyMasked(sums[block], note, term, mask);
-      }
-      if (!moves) next();
+    for (int block = 0; block < Shape::kRowBlocks; ++block) {
+      if (!first) LoadMask(shared_.notes[stage].term, block, masks[block]);
+      MultiplyMasked(sums[block], stage, block, masks[block]);
     }
-    if (!kSwiGluBackward || steps == 0) return;
-    ptx::FenceSharedWrites();
-    Sync();
-    if (Elected()) RequestResidual(1);
-    __syncwarp();
   }
   // Together: the next mask is on its way while a term is multiplied.
   __device__ void MultiplyMaskedTerms(float (&sums)[Shape::kColumns / 2], int steps,
@@ -263,9 +248,7 @@ class Consumer {
         AwaitStage();
         LoadMask(shared_.notes[ring_.at.stage].term, 0, next);
       }
-      const uint32_t address = ptx::SharedAddress(shared_.stages[stage]);
-      MultiplyMasked(sums, shared_.notes[stage], TermInStage<Shape>(address, WarpRow(group_)),
-                     mask);
+      MultiplyMasked(sums, stage, 0, mask);
       Release(stage);
       mask = next;
     }
@@ -294,11 +277,11 @@ class Consumer {
       ptx::LoadBox(Buffer(result), &arguments_.residual, column, row, barrier);
     }
   }
-  __device__ void RequestResiduals(int count) const {
+  __device__ void RequestResiduals() const {
     if (!kSwiGluBackward && arguments_.has_residual == 0) return;
     if (Elected()) {
       ptx::WaitStoresRead<0>();
-      for (int result = 0; result < count; ++result) RequestResidual(result);
+      for (int result = 0; result < Shape::kBufferCount; ++result) RequestResidual(result);
     }
     __syncwarp();
   }
@@ -419,7 +402,6 @@ class Consumer {
   // The gradients of gate and up, each where it was.
   __device__ void FinishSwiGluBackward(const Sums& sums) {
     static_assert(Shape::kBufferCount == 2);
-    static_assert(kMovedBytes<Shape> <= Shape::kParts * Shape::kOutBytes);
 #pragma unroll
     for (int result = 0; result < Shape::kResults; ++result) {
       // The first two are there or on their way. From then on the other buffer is filled for the

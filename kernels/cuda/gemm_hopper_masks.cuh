@@ -55,66 +55,25 @@ __device__ void AddMasked(float (&sums)[Shape::kColumns / 2], int first,
   }
 }
 
-// Where a warp's lanes find S and A of a term: places of its first 16 ranks, for ldmatrix.
-struct MaskedTerm {
-  uint32_t s;  // of the warp's 16 rows
-  uint32_t a;  // of the first box of columns; 16 bytes of 8 columns at their number xor l % 8
-  uint32_t box_bytes;  // from box to box
-};
-
-// In a stage at `address`. Lane l names row l % 8 of matrix l / 8.
+// sums += mask o (S_t A_t) for the term in a stage at `address` and the warp's rows there, by
+// products of single warps: their results take few registers and lie as the warpgroup's do. A part
+// is added while the next is multiplied.
 template <typename Shape>
-__device__ MaskedTerm TermInStage(uint32_t address, int warp_row) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int row = lane / 8 % 2 * 8 + lane % 8;
-  return {.s = address + (warp_row + row) * kBox * 2 + ((lane / 16) ^ (lane % 8)) * 16,
-          .a = address + Shape::kXBytes + row * kBox * 2,
-          .box_bytes = wgmma::kBoxBytes};
-}
-
-// A term of 16 ranks by itself: S in rows of 32 bytes, then 16 rows of each of A's boxes.
-inline constexpr uint32_t kMovedSBytes = kBlockRows * 32;
-inline constexpr uint32_t kMovedBoxBytes = 16 * kBox * 2;
-template <typename Shape>
-inline constexpr uint32_t kMovedBytes = kMovedSBytes + Shape::kColumns / kBox* kMovedBoxBytes;
-
-// Out of a stage, by the threads of a warpgroup.
-template <typename Shape>
-__device__ void MoveTerm(uint32_t stage, uint32_t to) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-#pragma unroll
-  for (int piece = 0; piece < 2; ++piece) {
-    ptx::StoreShared(to + thread * 32 + (piece ^ (thread / 4 % 2)) * 16,
-                     ptx::LoadShared(stage + thread * kBox * 2 + (piece ^ (thread % 8)) * 16));
-  }
-#pragma unroll
-  for (int box = 0; box < Shape::kColumns / kBox; ++box) {
-    ptx::StoreShared(
-        to + kMovedSBytes + box * kMovedBoxBytes + thread * 16,
-        ptx::LoadShared(stage + Shape::kXBytes + box * wgmma::kBoxBytes + thread * 16));
-  }
-}
-__device__ inline MaskedTerm MovedTerm(uint32_t address, int warp_row) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int row = lane / 8 % 2 * 8 + lane % 8;
-  return {.s = address + (warp_row + row) * 32 + ((lane / 16) ^ (row / 4 % 2)) * 16,
-          .a = address + kMovedSBytes + row * kBox * 2,
-          .box_bytes = kMovedBoxBytes};
-}
-
-// sums += mask o (S_t A_t), by products of single warps: their results take few registers and lie
-// as the warpgroup's do. A part is added while the next is multiplied. More than one product of 16
-// ranks: of a term in a stage.
-template <typename Shape>
-__device__ void MultiplyMasked(float (&sums)[Shape::kColumns / 2], const MaskedTerm& term,
+__device__ void MultiplyMasked(float (&sums)[Shape::kColumns / 2], uint32_t address, int warp_row,
                                int products, float scale, const Mask<Shape>& mask) {
   constexpr int kPart = kMaskedPart<Shape>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const auto load_s = [&](int k, uint32_t(&s)[4]) { ptx::LoadMatrices(term.s ^ (k * 32), s); };
+  // Lane l names row l % 8 of matrix l / 8.
+  const int half = lane / 8 % 2 * 8 + lane % 8;
+  const uint32_t s_row = address + (warp_row + half) * kBox * 2;
+  const uint32_t a_row = address + Shape::kXBytes + half * kBox * 2;
+  const auto load_s = [&](int k, uint32_t(&s)[4]) {
+    ptx::LoadMatrices(s_row + (((2 * k + lane / 16) ^ (lane % 8)) * 16), s);
+  };
   const auto load_a = [&](int first, int k, uint32_t(&a)[kPart / 4]) {
     const int piece = first % kBox / 8 + (kPart == 16 ? lane / 16 : 0);
     ptx::LoadMatricesTransposed(
-        term.a + first / kBox * term.box_bytes + (piece ^ (lane % 8)) * 16 + k * 16 * kBox * 2, a);
+        a_row + first / kBox * wgmma::kBoxBytes + (piece ^ (lane % 8)) * 16 + k * 16 * kBox * 2, a);
   };
   const auto multiply = [&](const uint32_t(&s)[4], const uint32_t(&a)[kPart / 4],
                             float(&part)[kPart / 8][4]) {

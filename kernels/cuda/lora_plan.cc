@@ -295,15 +295,6 @@ void LoraPlan::AddTerms(const Gemm& gemm, const ResidentTarget& resident, const 
   backward_terms_.push_back(backward);
 }
 
-// Of an input item that begins with a unit. Where masks are drawn that is the work: pairs are
-// apart, in kernels of fewer registers and more warps, and x comes from the L2 cache.
-int32_t LoraPlan::InputUnitsMax(int32_t unit) const {
-  if (tables_.any_dropout == 0) return kBlockUnits;
-  const LoraUnit& first = units_[static_cast<size_t>(unit)];
-  const int32_t left = pairs_[static_cast<size_t>(first.pair)].padded - first.first_rank;
-  return std::min(kBlockUnits, left / kUnitRanks);
-}
-
 void LoraPlan::AddItems(const CudaBatch& batch) {
   for (const Chunk& chunk : batch.chunks) {
     const size_t segment = static_cast<size_t>(chunk.segment);
@@ -315,8 +306,8 @@ void LoraPlan::AddItems(const CudaBatch& batch) {
     }
     const Party& party = parties_[static_cast<size_t>(party_of_segment_[segment])];
     const int32_t party_end = party.column + party.width;
-    for (int32_t unit = 0, units = 0; unit < party.units; unit += units) {
-      units = std::min(InputUnitsMax(party.first_unit + unit), party.units - unit);
+    for (int32_t unit = 0; unit < party.units; unit += kBlockUnits) {
+      const int32_t units = std::min(kBlockUnits, party.units - unit);
       tables_.input_units = std::max(tables_.input_units, units);
       input_items_.push_back({.rows = rows,
                               .first_unit = party.first_unit + unit,

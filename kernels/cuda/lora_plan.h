@@ -122,7 +122,6 @@ class LoraPlan {
   void AddPair(const LoraPair& pair);
   void AddTerms(const Gemm& gemm, const ResidentTarget& resident, const LoraPair& pair,
                 int64_t inputs);
-  int32_t InputUnitsMax(int32_t unit) const;
   void AddItems(const CudaBatch& batch);
   void AddGradientItems(int32_t chunks_together);
   void AddOutputPairs(int32_t chunks_together);

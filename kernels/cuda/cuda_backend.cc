@@ -245,7 +245,7 @@ class CudaBackend final : public Backend {
                                 const TensorView& dy, const TensorView& dx,
                                 const TensorView& dgate_up, const TensorView& saved) override {
     assert(gate_up.columns == 2 * y.columns && dgate_up.columns == gate_up.columns);
-    if (!FusesSwiGluBackward(lora(), Of(linear))) {
+    if (!FusesSwiGluBackward(lora(), Of(batch), Of(linear), Of(table), group)) {
       return Backend::LoraLinearSwiGluBackward(batch, linear, table, group, gate_up, y, dy, dx,
                                                dgate_up, saved);
     }

@@ -119,7 +119,7 @@ struct GemmArguments {
   // kForward where own(), without bias and residual: y is gate beside up, and SwiGlu (backend.h) of
   // it is written here as well [M, O / 2]: the bits of an operation of its own.
   TensorView gated = {};
-  // kInputGradient where own(), without masks, bias and residual: the linear's input was SwiGlu of
+  // kInputGradient where own(), without bias and residual: the linear's input was SwiGlu of
   // gate_up [M, 2K], and y [M, 2K] is SwiGluBackward (backend.h) of what y is otherwise, rounded as
   // it is otherwise: the same bits. y may alias gate_up.
   TensorView gate_up = {};

@@ -173,8 +173,11 @@ class Consumer {
     }
     int left = note.term_steps + note.masked_steps;
     bool given = !kTurns || !more;
+    // Products of single warps would wait for the other warpgroup's, each for many: masked terms
+    // are multiplied before it begins.
+    const int left_at_most = note.masked_steps > 0 ? 0 : Shape::kStageCount - 1;
     const auto give_turn = [&] {
-      if (given || left >= Shape::kStageCount) return;
+      if (given || left > left_at_most) return;
       GiveTurn(left);
       given = true;
     };
@@ -226,7 +229,7 @@ class Consumer {
                                 TermAt(arguments_, shared_, note.term).mask_scale, mask);
   }
 
-  // In turns: the other warpgroup's products hide that later masks must be waited for.
+  // In turns: masks of later terms are waited for.
   __device__ void MultiplyMaskedTerm(Sums& sums, Masks& masks, bool first) const {
     const int stage = ring_.at.stage;
 #pragma unroll

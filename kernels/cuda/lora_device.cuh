@@ -111,21 +111,24 @@ __device__ inline uint32_t MaskByte(const PhiloxCounter& lanes, uint32_t thresho
 // finite or too large.
 __device__ inline bool AddFixed(long long& quanta, float value) {
   constexpr float kScale = static_cast<float>(1.0 / kGradientQuantum);
-  if (!(fabsf(value) < static_cast<float>(kGradientLimit))) return false;
-  quanta += __float2ll_rn(value * kScale);  // the product is exact
-  return true;
+  const bool fits = fabsf(value) < static_cast<float>(kGradientLimit);
+  const long long more = __float2ll_rn(value * kScale);  // the product is exact
+  quanta += fits ? more : 0;
+  return fits;
 }
 
-__device__ inline void AddQuanta(int64_t* sum, long long quanta) {
-  atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(quanta));
+// Of memory that every block adds to. (atomicAdd of a pointer out of a table would first ask
+// whether it is of shared memory: 20 instructions.)
+__device__ inline void AddQuanta(int64_t* sum, long long quanta, bool wanted = true) {
+  ptx::AddGlobal(sum, quanta, wanted);
 }
 
-// The same for *sum.
-__device__ inline bool AddFixed(int64_t* sum, float value) {
+// The same for *sum, if wanted; true as well where it is not.
+__device__ inline bool AddFixed(int64_t* sum, float value, bool wanted = true) {
   long long quanta = 0;
-  if (!AddFixed(quanta, value)) return false;
-  AddQuanta(sum, quanta);
-  return true;
+  const bool fits = AddFixed(quanta, value);
+  AddQuanta(sum, quanta, wanted && fits);
+  return fits || !wanted;
 }
 
 }  // namespace lorad::kernels::cuda

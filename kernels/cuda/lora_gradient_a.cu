@@ -42,14 +42,14 @@ __global__ void __launch_bounds__(kThreads, kUnits == 1 ? 2 : 1)
 
   Loader loader(arguments, item, first_feature);
   Prefetch<kUnits, kDropout>(loader, ring);
+  Mask masks[kUnits];
+  if (kDropout) FindMasks(arguments, item, first_feature, masks);
   ptx::AwaitPreviousKernel();  // of all that is read, only dS is of the kernel before this one
   ptx::AllowNextLaunch();
   LoadCoefficients<kUnits>(arguments, item, coefficients,
                            place.column * kWarpLanes + static_cast<int>(threadIdx.x) % kWarpLanes,
                            kThreads / chunks);
   ptx::CommitCopies();
-  Mask masks[kUnits];
-  if (kDropout) FindMasks(arguments, item, first_feature, masks);
   ptx::WaitCopies<0>();
   __syncthreads();                                       // dS is there
   if (first_feature >= arguments.tables.inputs) return;  // with all warps of the column

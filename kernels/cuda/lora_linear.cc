@@ -75,7 +75,7 @@ void LoraLinearBackward(const LoraContext& lora, const CudaBatch& batch, const C
                         CudaAdapterTable& table, int32_t group, const TensorView& x,
                         const TensorView& dy, const TensorView& dx, const TensorView& saved,
                         const TensorView& gate_up) {
-  assert(gate_up.empty() || FusesSwiGluBackward(lora, linear));
+  assert(gate_up.empty() || FusesSwiGluBackward(lora, batch, linear, table, group));
   const cudaStream_t stream = lora.context.stream.get();
   GemmArguments product = {.product = Product::kInputGradient,
                            .x = dy,
@@ -109,9 +109,12 @@ bool FusesSwiGlu(const LoraContext& lora, const CudaLinear& linear) {
          linear.weight.rows % 16 == 0;
 }
 
-bool FusesSwiGluBackward(const LoraContext& lora, const CudaLinear& linear) {
-  return lora.gemm.own() && linear.weight.dtype == DType::kBfloat16 &&
-         linear.weight.columns % 8 == 0;
+bool FusesSwiGluBackward(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
+                         const CudaAdapterTable& table, int32_t group) {
+  const int64_t inputs = linear.weight.columns;
+  if (!lora.gemm.own() || linear.weight.dtype != DType::kBfloat16 || inputs % 8 != 0) return false;
+  const LoraPlan& plan = PlanOf(lora.context, lora.memory, batch, table, group, inputs);
+  return plan.masked_rank_max() <= kUnitRanks;
 }
 
 }  // namespace lorad::kernels::cuda

@@ -267,7 +267,9 @@ void LoraPlan::AddPair(const LoraPair& pair) {
   const int32_t slice = OutputSliceFeatures(pair.outputs);
   tables_.output_slices = std::max(tables_.output_slices, (pair.outputs + slice - 1) / slice);
   tables_.outputs_max = std::max(tables_.outputs_max, pair.outputs);
-  tables_.any_dropout |= pair.mask != nullptr ? 1 : 0;
+  if (pair.mask == nullptr) return;
+  tables_.any_dropout = 1;
+  masked_rank_max_ = std::max(masked_rank_max_, pair.padded);
 }
 
 void LoraPlan::AddTerms(const Gemm& gemm, const ResidentTarget& resident, const LoraPair& pair,

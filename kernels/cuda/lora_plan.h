@@ -99,6 +99,8 @@ class LoraPlan {
   uint64_t version() const { return version_; }
   // Whether the kernels for bf16 can do it.
   bool fast() const { return fast_; }
+  // Of the pairs with dropout, padded; 0: none.
+  int32_t masked_rank_max() const { return masked_rank_max_; }
 
  private:
   struct Party {
@@ -128,6 +130,7 @@ class LoraPlan {
 
   uint64_t version_;
   bool fast_ = true;
+  int32_t masked_rank_max_ = 0;
   std::vector<Party> parties_;
   std::vector<int32_t> party_of_segment_;  // -1: none
   std::vector<LoraPair> pairs_;

@@ -230,8 +230,8 @@ __device__ bool AddOutputs(const LoraOutputItem& item, const LoraPair& pair, int
 #pragma unroll
       for (int high = 0; high < 2; ++high) {
         const int row = output + 8 * high;
-        if (row >= pair.outputs || rank >= pair.rank) continue;
-        finite &= AddFixed(pair.db + int64_t{row} * pair.rank + rank, values.of[half][high]);
+        finite &= AddFixed(pair.db + int64_t{row} * pair.rank + rank, values.of[half][high],
+                           row < pair.outputs && rank < pair.rank);
       }
     }
   }
@@ -255,11 +255,12 @@ __device__ bool AddOutputsTogether(const LoraOutputItem& item, const LoraPair& p
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int rank = item.first_rank + 8 * (warp / 4) + 4 * half + lane % 4;
-    if (row >= pair.outputs || rank >= pair.rank) continue;
+    const bool wanted = row < pair.outputs && rank < pair.rank;
     long long quanta = 0;
-    finite &= AddFixed(quanta, high ? values.of[half][1] : values.of[half][0]);
-    finite &= AddFixed(quanta, half == 0 ? theirs.x : theirs.y);
-    AddQuanta(pair.db + int64_t{row} * pair.rank + rank, quanta);
+    bool fits = AddFixed(quanta, high ? values.of[half][1] : values.of[half][0]);
+    fits &= AddFixed(quanta, half == 0 ? theirs.x : theirs.y);
+    AddQuanta(pair.db + int64_t{row} * pair.rank + rank, quanta, wanted);
+    finite &= fits || !wanted;
   }
   return finite;
 }
@@ -339,6 +340,7 @@ __global__ void __launch_bounds__(kTeams* kChunkThreads, 1)
   Total<kUnits, kRowTiles> total = {};
   Sums<kUnits, kRowTiles> sums = {};
   bool finite = true;
+  int slice_end = begin + slice_steps;
   const auto add_outputs = [&](int step, const float(&c)[kUnits][4]) {
     if constexpr (kTeams == 2) {
       if (work.together) {
@@ -356,7 +358,9 @@ __global__ void __launch_bounds__(kTeams* kChunkThreads, 1)
           MultiplyOutputs<kUnits>(stage, coefficients, item.units, row_steps, c);
           finite &= add_outputs(step, c);
         }
-        if ((step + 1) % slice_steps == 0 || step + 1 == end) AddSlice(sums, total);
+        if (step + 1 != slice_end && step + 1 != end) return;
+        AddSlice(sums, total);
+        slice_end += slice_steps;
       });
   if (!finite) *pair.overflow = 1;
   const bool fold = arguments.parallel != 0 && slices > 1;

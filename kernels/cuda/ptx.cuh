@@ -1,7 +1,7 @@
 // Instructions that several kernels use, one thin function each: matrix fragments and products of a
 // warp, asynchronous copies to shared memory, launches that overlap. Compute capability 8.0 and
 // newer; what is Hopper's alone is in gemm_ptx.cuh.
-// Source: the PTX instruction set's manual, sections "ldmatrix", "mma", "cp.async",
+// Source: the PTX instruction set's manual, sections "ldmatrix", "mma", "cp.async", "red",
 // "griddepcontrol".
 //
 // Fragments are those of mma.sync.m16n8k16 (there: "Matrix fragments for mma.m16n8k16"): with
@@ -59,6 +59,18 @@ __device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;" ::
 template <int kPending>
 __device__ inline void WaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// *to += value, at once, if wanted; `to` is in global memory.
+__device__ inline void AddGlobal(int64_t* to, int64_t value, bool wanted = true) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.s32 wanted, %2, 0;\n"
+      "@wanted red.global.add.u64 [%0], %1;\n"
+      "}" ::"l"(__cvta_generic_to_global(to)),
+      "l"(value), "r"(wanted ? 1 : 0)
+      : "memory");
 }
 
 // ---- matrices of 8x8 bf16 from shared memory; lane l names row l % 8 of matrix l / 8 ----

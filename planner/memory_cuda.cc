@@ -5,8 +5,8 @@
 namespace lorad::planner {
 namespace {
 
-// The engine's own numbers (kernels/cuda: lora_plan, attention, attention_calls, linear_loss,
-// gemm).
+// The engine's own numbers (kernels/cuda: lora_plan, attention, attention_backward,
+// attention_calls, linear_loss, gemm).
 constexpr int64_t kArenaAlignment = 64;
 constexpr int64_t kScratchAlignment = 256;
 constexpr int64_t kRankAlignment = 16;
@@ -19,6 +19,8 @@ constexpr int64_t kCallScores = int64_t{8} << 20;
 constexpr int64_t kLengthBucketMin = 128;
 constexpr int64_t kScoreBytesMax = int64_t{512} << 20;
 constexpr int64_t kAttentionSpareBytes = int64_t{1} << 20;
+constexpr int64_t kBackwardBox = 64;
+constexpr int64_t kBackwardTakenFloats = 4;
 constexpr int64_t kWordBytesMax = int64_t{704} << 20;
 constexpr int64_t kTileRows = 256;
 constexpr int64_t kTileColumns = 256;
@@ -70,8 +72,18 @@ int64_t HeadsAtOnce(int64_t kv_heads, int64_t score_bytes) {
   return divisor;
 }
 
+// Two floats a query and head, rows of a sequence from a multiple of four on.
+int64_t OwnBackwardBytes(const ModelShape& model, const GroupShape& group) {
+  const int64_t tokens = std::max<int64_t>(group.capacity_tokens, 1);
+  const int64_t stride = RoundUp(4 * tokens + kBackwardBox, 4);
+  return 4 * (kBackwardTakenFloats + 2 * model.heads * stride);
+}
+
 int64_t AttentionBytes(const ModelShape& model, const GroupShape& group) {
   if (group.device.value_bytes == 4) return 0;  // kernels of our own
+  if (model.head_size == 64 || model.head_size == 128) {
+    return OwnBackwardBytes(model, group) + kAttentionSpareBytes;
+  }
   const int64_t sharing = model.heads / model.kv_heads;
   const int64_t longest = LengthBucket(std::max<int64_t>(group.longest_sequence, 1));
   int64_t most = 0;

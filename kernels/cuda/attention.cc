@@ -8,8 +8,10 @@
 namespace lorad::kernels::cuda {
 namespace {
 
-// The device on which cuDNN's ragged attention was tested for isolation.
-constexpr int kTestedCapability = 90;
+// Where our backward runs, and where cuDNN's ragged attention was tested for isolation.
+bool IsHopper(const Context& context) {
+  return context.activation == DType::kBfloat16 && context.capability == 90;
+}
 
 // The ragged offsets that cuDNN reads, of all calls of a microbatch: the same in every layer, so
 // made once for each direction, whose tensors have strides of their own.
@@ -26,6 +28,10 @@ struct AttentionTables final : Extension {
   const int32_t* rows = nullptr;        // device
   RaggedTables forward;
   RaggedTables backward;
+  // Of our own backward.
+  AttentionUnits units;
+  const AttentionUnit* key_units = nullptr;    // device
+  const AttentionUnit* query_units = nullptr;  // device
 
   // Of call `index`, in one direction's tables.
   int64_t RaggedAt(size_t index) const {
@@ -47,12 +53,23 @@ AttentionTables& TablesOf(Context& context, const CudaBatch& batch, int64_t toke
     TableLayout layout;
     const int64_t first_rows_at = layout.Add<int32_t>(entries);
     const int64_t rows_at = layout.Add<int32_t>(entries);
+    tables->units = PlanUnits(batch.segments, kBackwardRows);
+    const AttentionUnits& units = tables->units;
+    const int64_t unit_count = static_cast<int64_t>(units.as_keys.size());
+    const int64_t key_units_at = layout.Add<AttentionUnit>(unit_count);
+    const int64_t query_units_at = layout.Add<AttentionUnit>(unit_count);
     const int64_t uploaded = layout.bytes();
     const int64_t forward_at = layout.Add<int32_t>(ragged);
     const int64_t backward_at = layout.Add<int32_t>(ragged);
     tables->memory = context.tables.Take(layout.bytes());
     std::copy(first_rows.begin(), first_rows.end(), tables->memory.Host<int32_t>(first_rows_at));
     std::copy(rows.begin(), rows.end(), tables->memory.Host<int32_t>(rows_at));
+    std::copy(units.as_keys.begin(), units.as_keys.end(),
+              tables->memory.Host<AttentionUnit>(key_units_at));
+    std::copy(units.as_queries.begin(), units.as_queries.end(),
+              tables->memory.Host<AttentionUnit>(query_units_at));
+    tables->key_units = tables->memory.Device<AttentionUnit>(key_units_at);
+    tables->query_units = tables->memory.Device<AttentionUnit>(query_units_at);
     tables->first_rows = tables->memory.Device<int32_t>(first_rows_at);
     tables->rows = tables->memory.Device<int32_t>(rows_at);
     tables->forward.offsets = tables->memory.Device<int32_t>(forward_at);
@@ -130,6 +147,9 @@ const int32_t* RaggedOf(const AttentionTables& tables, const AttentionStrides& s
   return ragged.offsets;
 }
 
+// Of vectors over tokens: a tile's queries are read as a whole, and as 16 bytes.
+int64_t ScratchStride(int64_t rows) { return (rows + kBackwardBox + 3) / 4 * 4; }
+
 void SetCall(const AttentionTables& tables, const AttentionCall& call, AttentionArguments& to) {
   to.first_rows = tables.first_rows + call.first;
   to.rows = tables.rows + call.first;
@@ -166,24 +186,33 @@ AttentionArguments HeadsOf(const AttentionArguments& a, int32_t first, int32_t c
 }  // namespace
 
 AttentionOperation::AttentionOperation(Context& context, const AttentionOptions& options)
-    : context_(context), options_(options) {
-  const bool use = options.cudnn && context.activation == DType::kBfloat16 &&
-                   context.capability == kTestedCapability && CudnnAttention::Problem().empty();
+    : context_(context),
+      options_(options),
+      own_backward_(options.own_backward && IsHopper(context)) {
+  const bool use = options.cudnn && IsHopper(context) && CudnnAttention::Problem().empty();
   if (use) cudnn_ = std::make_unique<CudnnAttention>(context.stream.get());
 }
 
 std::string AttentionOperation::Problem() const {
-  const bool wanted =
-      context_.activation == DType::kBfloat16 && context_.capability == kTestedCapability;
-  return wanted ? CudnnAttention::Problem() : "";
+  return IsHopper(context_) ? CudnnAttention::Problem() : "";
 }
 
 std::string AttentionOperation::Id() const {
-  return cudnn_ == nullptr ? "attention own 1" : "attention " + CudnnAttention::Id();
+  return (cudnn_ == nullptr ? "attention own 1" : "attention " + CudnnAttention::Id()) +
+         (own_backward_ ? " own backward 1" : "");
 }
 
 int64_t AttentionOperation::WorkspaceBytes(const Limits& limits) const {
   if (context_.activation == DType::kFloat32) return 0;
+  constexpr int64_t kForward = int64_t{1} << 20;
+  const int64_t tokens = std::max<int64_t>(limits.tokens, 1);
+  // The same on every device, so that a plan need not know which.
+  const bool own = options_.own_backward && HopperBackwardTakes(limits.head_size);
+  if (!own) return kForward + CudnnBackwardBytes(limits);
+  return kForward + 4 * BackwardScratchFloats(limits.heads, ScratchStride(ScratchRowsMax(tokens)));
+}
+
+int64_t AttentionOperation::CudnnBackwardBytes(const Limits& limits) const {
   const int64_t sharing = limits.heads / limits.kv_heads;
   int64_t most = 0;
   const int64_t longest = LengthBucket(std::max<int64_t>(limits.longest_segment, 1));
@@ -196,7 +225,7 @@ int64_t AttentionOperation::WorkspaceBytes(const Limits& limits) const {
     most = std::max(most, heads / sharing * ScoreBytes(batch, rows, sharing) + head_gradients +
                               4 * batch * rows * limits.heads);
   }
-  return most + (int64_t{1} << 20);
+  return most;
 }
 
 void AttentionOperation::SetWorkspace(void* data, int64_t bytes, const Limits& limits) {
@@ -216,7 +245,7 @@ void AttentionOperation::Forward(const CudaBatch& batch, const AttentionShape& s
   AttentionArguments arguments = Arguments(batch, shape, q, k, v, out, lse);
   AttentionTables& tables = TablesOf(context_, batch, tokens_max_);
   const cudaStream_t stream = context_.stream.get();
-  const bool library = cudnn_ != nullptr && cudnn_->Supports(arguments);
+  const bool library = cudnn_ != nullptr && cudnn_->Supports(arguments, false);
   const int32_t* ragged =
       library ? RaggedOf(tables, arguments.strides, tables.forward, stream) : nullptr;
   for (size_t i = 0; i < tables.plan.calls.size(); ++i) {
@@ -255,7 +284,21 @@ void AttentionOperation::Backward(const CudaBatch& batch, const AttentionShape& 
   arguments.dv = dv.data;
   AttentionTables& tables = TablesOf(context_, batch, tokens_max_);
   const cudaStream_t stream = context_.stream.get();
-  const bool library = cudnn_ != nullptr && cudnn_->Supports(arguments);
+  if (own_backward_ && HopperBackwardTakes(arguments)) {
+    const int64_t stride = ScratchStride(tables.units.scratch_rows);
+    assert(4 * BackwardScratchFloats(shape.heads, stride) <= workspace_bytes_);
+    LaunchAttentionBackwardHopper({.arguments = arguments,
+                                   .tokens = batch.tokens(),
+                                   .key_units = tables.key_units,
+                                   .query_units = tables.query_units,
+                                   .unit_count = static_cast<int64_t>(tables.units.as_keys.size()),
+                                   .scratch = static_cast<float*>(workspace_),
+                                   .scratch_stride = stride,
+                                   .multiprocessors = context_.multiprocessors},
+                                  stream);
+    return;
+  }
+  const bool library = cudnn_ != nullptr && cudnn_->Supports(arguments, true);
   const int32_t* ragged =
       library ? RaggedOf(tables, arguments.strides, tables.backward, stream) : nullptr;
   for (size_t i = 0; i < tables.plan.calls.size(); ++i) {

@@ -1,9 +1,11 @@
-// Attention of the CUDA backend (kernels/backend.h, Attention and AttentionBackward): cuDNN in bf16
-// on devices where it passes the tests of isolation, own kernels otherwise.
+// Attention of the CUDA backend (kernels/backend.h, Attention and AttentionBackward): in bf16 on
+// Hopper cuDNN forward and a kernel of our own backward (attention_backward.h); cuDNN backward too
+// for the head sizes that ours does not take; plain kernels of our own otherwise.
 //
-// A microbatch is cut into calls by PlanAttention (attention_calls.h). The backward of long
-// sequences runs in groups of key-value heads, for cuDNN's deterministic algorithm keeps
-// 2 * B * heads * S * S bytes; heads are independent, so groups change no bits.
+// A microbatch is cut into calls of cuDNN by PlanAttention (attention_calls.h); our backward takes
+// it in one. cuDNN's backward of long sequences runs in groups of key-value heads, for its
+// deterministic algorithm keeps 2 * B * heads * S * S bytes; heads are independent, so groups
+// change no bits.
 #ifndef LORAD_KERNELS_CUDA_ATTENTION_H_
 #define LORAD_KERNELS_CUDA_ATTENTION_H_
 
@@ -12,6 +14,7 @@
 #include <string>
 
 #include "kernels/batch.h"
+#include "kernels/cuda/attention_backward.h"
 #include "kernels/cuda/attention_calls.h"
 #include "kernels/cuda/attention_cudnn.h"
 #include "kernels/cuda/context.h"
@@ -21,10 +24,11 @@
 namespace lorad::kernels::cuda {
 
 struct AttentionOptions {
-  // What one backward call's probabilities may take, unless a single key-value head's take more.
-  // Changes speed and memory alone.
+  // What the probabilities of one call of cuDNN's backward may take, unless a single key-value
+  // head's take more. Changes speed and memory alone.
   int64_t score_bytes_max = int64_t{512} << 20;
-  bool cudnn = true;  // cuDNN where it passed the tests. Changes bits.
+  bool cudnn = true;         // cuDNN where it passed the tests. Changes bits.
+  bool own_backward = true;  // attention_backward.h where it can be used. Changes bits.
 };
 
 class AttentionOperation {
@@ -63,9 +67,12 @@ class AttentionOperation {
   // By cuDNN; ragged: the call's offsets.
   void RunForward(const AttentionArguments& call, const int32_t* ragged);
   void RunBackward(const AttentionArguments& call, const int32_t* ragged);
+  // Bytes of cuDNN's backward beside what the forward takes.
+  int64_t CudnnBackwardBytes(const Limits& limits) const;
 
   Context& context_;
   const AttentionOptions options_;
+  const bool own_backward_;
   std::unique_ptr<CudnnAttention> cudnn_;  // null where it is not used
   void* workspace_ = nullptr;
   int64_t workspace_bytes_ = 0;

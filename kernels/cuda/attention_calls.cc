@@ -43,4 +43,34 @@ AttentionCalls PlanAttention(std::span<const Segment> segments, int64_t tokens_m
   return plan;
 }
 
+namespace {
+constexpr int64_t kScratchAlignment = 4;
+}  // namespace
+
+AttentionUnits PlanUnits(std::span<const Segment> segments, int64_t unit_rows) {
+  AttentionUnits plan;
+  for (const Segment& segment : segments) {
+    for (int64_t start = 0; start < segment.rows; start += unit_rows) {
+      plan.as_keys.push_back({.first_row = static_cast<int32_t>(segment.first_row),
+                              .rows = static_cast<int32_t>(segment.rows),
+                              .start = static_cast<int32_t>(start),
+                              .scratch_row = static_cast<int32_t>(plan.scratch_rows)});
+    }
+    plan.scratch_rows +=
+        (segment.rows + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+  }
+  plan.as_queries = plan.as_keys;
+  const auto after = [](const AttentionUnit& unit) { return unit.rows - unit.start; };
+  std::stable_sort(plan.as_keys.begin(), plan.as_keys.end(),
+                   [&](const auto& a, const auto& b) { return after(a) > after(b); });
+  const auto last = [&](const AttentionUnit& unit) {
+    return std::min<int64_t>(unit.rows, unit.start + unit_rows);
+  };
+  std::stable_sort(plan.as_queries.begin(), plan.as_queries.end(),
+                   [&](const auto& a, const auto& b) { return last(a) > last(b); });
+  return plan;
+}
+
+int64_t ScratchRowsMax(int64_t tokens) { return kScratchAlignment * tokens; }
+
 }  // namespace lorad::kernels::cuda

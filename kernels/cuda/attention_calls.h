@@ -45,6 +45,29 @@ struct AttentionCalls {
 
 AttentionCalls PlanAttention(std::span<const Segment> segments, int64_t tokens_max);
 
+// Our own kernels take a microbatch in one call, in units of some rows of a sequence, counted from
+// its own first one.
+struct AttentionUnit {
+  int32_t first_row = 0;    // of the sequence, in the microbatch
+  int32_t rows = 0;         // of the sequence
+  int32_t start = 0;        // of the unit, in the sequence
+  int32_t scratch_row = 0;  // of the sequence's first row in vectors over tokens: a multiple of 4
+
+  bool operator==(const AttentionUnit&) const = default;
+};
+
+struct AttentionUnits {
+  // The same units in two orders, the heaviest first. A key is seen by the queries after it,
+  std::vector<AttentionUnit> as_keys;
+  // a query sees the keys before it.
+  std::vector<AttentionUnit> as_queries;
+  int64_t scratch_rows = 0;  // of all sequences
+};
+
+AttentionUnits PlanUnits(std::span<const Segment> segments, int64_t unit_rows);
+// No microbatch of so many rows has more scratch_rows.
+int64_t ScratchRowsMax(int64_t tokens);
+
 }  // namespace lorad::kernels::cuda
 
 #endif  // LORAD_KERNELS_CUDA_ATTENTION_CALLS_H_

@@ -180,8 +180,6 @@ class Builder {
   TensorPointer rows_;
 };
 
-bool IsAligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
-
 }  // namespace
 
 struct CudnnAttention::Impl {
@@ -240,17 +238,9 @@ std::string CudnnAttention::Id() {
          "." + std::to_string(version % 100);
 }
 
-bool CudnnAttention::Supports(const AttentionArguments& arguments) {
+bool CudnnAttention::Supports(const AttentionArguments& arguments, bool backward) {
+  if (!RowsAreAligned(arguments)) return false;
   const AttentionArguments& a = arguments;
-  for (const void* data :
-       {a.q, a.k, a.v, static_cast<const void*>(a.out), a.dout, static_cast<const void*>(a.dq),
-        static_cast<const void*>(a.dk), static_cast<const void*>(a.dv)}) {
-    if (!IsAligned(data)) return false;
-  }
-  for (const int64_t stride : {a.strides.q, a.strides.k, a.strides.v, a.strides.out, a.strides.dout,
-                               a.strides.dq, a.strides.dk, a.strides.dv}) {
-    if (stride % 8 != 0) return false;
-  }
   // Of the smallest call, with strides as if dense where backward's are not known yet.
   AttentionArguments probe = a;
   const int64_t q_columns = int64_t{a.heads} * a.head_size;
@@ -266,7 +256,8 @@ bool CudnnAttention::Supports(const AttentionArguments& arguments) {
                    .dq = q_columns,
                    .dk = kv_columns,
                    .dv = kv_columns};
-  return impl_->PlanOf(probe, false).problem.empty() && impl_->PlanOf(probe, true).problem.empty();
+  return impl_->PlanOf(probe, false).problem.empty() &&
+         (!backward || impl_->PlanOf(probe, true).problem.empty());
 }
 
 int64_t CudnnAttention::WorkspaceBytes(const AttentionArguments& arguments, bool backward) {

@@ -30,9 +30,9 @@ class CudnnAttention {
   // "cudnn 9.19.0".
   static std::string Id();
 
-  // True if there are plans, forward and backward, for arguments like these: head size, numbers of
-  // heads, strides (which must be multiples of 16 bytes, as must the pointers).
-  bool Supports(const AttentionArguments& arguments);
+  // True if there are plans, forward and, if asked for, backward, for arguments like these: head
+  // size, numbers of heads, strides (which must be multiples of 16 bytes, as must the pointers).
+  bool Supports(const AttentionArguments& arguments, bool backward);
 
   // Bytes of workspace of the call's plan. `arguments.longest` is the call's S.
   int64_t WorkspaceBytes(const AttentionArguments& arguments, bool backward);

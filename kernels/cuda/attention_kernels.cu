@@ -327,6 +327,17 @@ void Launch(void (*kernel)(AttentionArguments), const AttentionArguments& argume
 
 }  // namespace
 
+bool RowsAreAligned(const AttentionArguments& arguments) {
+  const AttentionArguments& a = arguments;
+  const AttentionStrides& s = a.strides;
+  const auto aligned = [](const void* data, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
+  };
+  return aligned(a.q, s.q) && aligned(a.k, s.k) && aligned(a.v, s.v) && aligned(a.out, s.out) &&
+         aligned(a.dout, s.dout) && aligned(a.dq, s.dq) && aligned(a.dk, s.dk) &&
+         aligned(a.dv, s.dv);
+}
+
 void LaunchAttention(const AttentionArguments& arguments, DType dtype, cudaStream_t stream) {
   assert(arguments.head_size <= kOwnHeadSizeMax);
   const auto kernel =

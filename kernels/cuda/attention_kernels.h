@@ -62,6 +62,9 @@ struct AttentionArguments {
   void* dv = nullptr;
 };
 
+// True if every row of bf16 begins at a multiple of 16 bytes; tensors that are not given do.
+bool RowsAreAligned(const AttentionArguments& arguments);
+
 void LaunchAttention(const AttentionArguments& arguments, DType dtype, cudaStream_t stream);
 void LaunchAttentionBackward(const AttentionArguments& arguments, DType dtype, cudaStream_t stream);
 

@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 
 #include <cassert>
+#include <cstdint>
 
 #include "kernels/tensor.h"
 
@@ -21,6 +22,15 @@ __device__ inline float FromFloat<float>(float value) {
 template <>
 __device__ inline __nv_bfloat16 FromFloat<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
+}
+
+// Two bf16 in a word, the first in its lower half.
+__device__ inline uint32_t Pack(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ inline float2 Unpack(uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
 }
 
 // The sum over the warp's lanes, in all of them.

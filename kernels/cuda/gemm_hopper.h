@@ -21,13 +21,9 @@
 #include <cstdint>
 
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/tensor_map.h"
 
 namespace lorad::kernels::cuda {
-
-// As the driver's CUtensorMap.
-struct alignas(64) TensorMap {
-  unsigned char bytes[128];
-};
 
 // What the kernel is given: all sizes in elements.
 struct HopperArguments {

@@ -3,20 +3,11 @@
 #ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_CONSUMER_CUH_
 #define LORAD_KERNELS_CUDA_GEMM_HOPPER_CONSUMER_CUH_
 
-#include <cuda_bf16.h>
-
+#include "kernels/cuda/element.cuh"
 #include "kernels/cuda/gemm_hopper.cuh"
 #include "kernels/cuda/gemm_hopper_masks.cuh"
 
 namespace lorad::kernels::cuda {
-
-__device__ inline uint32_t Pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-__device__ inline float2 Unpack(uint32_t pair) {
-  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
-}
 
 template <Product kProduct, typename Shape>
 class Consumer {

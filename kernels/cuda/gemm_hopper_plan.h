@@ -7,9 +7,6 @@
 
 namespace lorad::kernels::cuda {
 
-// Describes boxes [rows, 64 or 32] of a bf16 matrix to the copy engine: a swizzle as wide as a
-// box's row, zeros outside.
-TensorMap MapBoxes(const TensorView& matrix, int box_rows, int box_columns = kHopperStepColumns);
 // Boxes of a term's factor.
 TensorMap MapFactor(Product product, const TensorView& factor);
 

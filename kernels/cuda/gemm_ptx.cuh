@@ -1,4 +1,4 @@
-// Hopper's instructions that the product kernel uses beside those of ptx.cuh, one thin function
+// Hopper's instructions that products and attention use beside those of ptx.cuh, one thin function
 // each: clusters, barriers in shared memory (mbarrier), the bulk tensor copy. Matrix products of a
 // warpgroup are in gemm_wgmma.cuh.
 // Source: the PTX instruction set's manual, sections "mbarrier", "cp.async.bulk.tensor",
@@ -112,6 +112,15 @@ __device__ inline void LoadBoxToAll(uint32_t to, const void* map, int column, in
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
       "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+
+// `bytes` to shared memory, counted by `barrier`; all of them, and both addresses, multiples of 16.
+__device__ inline void CopyBulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
 

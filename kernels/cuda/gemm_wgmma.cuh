@@ -1,11 +1,12 @@
-// Matrix products of a warpgroup (wgmma): C [64, N] += A [64, 16] B [16, N], bf16 in shared memory,
-// sums in fp32 registers.
+// Matrix products of a warpgroup (wgmma): C [64, N] += A [64, 16] B [16, N], bf16 in shared memory
+// (A also in registers), sums in fp32 registers.
 //
 // Operands lie in shared memory as the bulk tensor copy leaves boxes 64 elements (128 bytes) wide
 // with its 128-byte swizzle, and are named by descriptors. Thread t of the warpgroup holds of C,
 // for j < N / 8, i < 2 and c < 2, element (16 (t / 32) + (t % 32) / 4 + 8 i, 8 j + 2 (t % 4) + c)
-// in d[4 j + 2 i + c]. Source: the PTX instruction set's manual, "Asynchronous warpgroup level
-// matrix instructions".
+// in d[4 j + 2 i + c]. So columns 16 s to 16 s + 15 of C, rounded and packed in pairs, d[8 s]
+// first, are the four registers of an A [64, 16]. Source: the PTX instruction set's manual,
+// "Asynchronous warpgroup level matrix instructions".
 #ifndef LORAD_KERNELS_CUDA_GEMM_WGMMA_CUH_
 #define LORAD_KERNELS_CUDA_GEMM_WGMMA_CUH_
 
@@ -22,12 +23,12 @@ enum class Contiguous : int { kInner = 0, kOuter = 1 };
 inline constexpr uint32_t kBoxBytes = 8192;
 
 // Descriptor of an operand at `address`. Eight rows of 128 bytes are 1024 apart; chunks of 64
-// columns of a kOuter operand are a box apart.
-template <Contiguous kContiguous>
+// columns of a kOuter operand are kChunkBytes apart.
+template <Contiguous kContiguous, uint32_t kChunkBytes = kBoxBytes>
 __device__ inline uint64_t Descriptor(uint32_t address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
-  constexpr uint64_t kChunk = uint64_t{kContiguous == Contiguous::kOuter ? kBoxBytes >> 4 : 1}
+  constexpr uint64_t kChunk = uint64_t{kContiguous == Contiguous::kOuter ? kChunkBytes >> 4 : 1}
                               << 16;
   return kSwizzle128 | kEightRows | kChunk | ((address & 0x3ffff) >> 4);
 }
@@ -51,6 +52,11 @@ template <int kCount>
 __device__ inline void Pin(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int kSteps>
+__device__ inline void Pin(uint32_t (&a)[kSteps][4]) {
+#pragma unroll
+  for (int i = 0; i < 4 * kSteps; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
 
 // clang-format off
@@ -82,6 +88,20 @@ __device__ inline void Pin(float (&d)[kCount]) {
 // clang-format on
 
 // Start: C = A B.  Add: C += A B.  d: the 64 x N sums of the warpgroup.
+template <Contiguous kB>
+__device__ inline void Start(float (&d)[32], uint64_t a, uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LORAD_WGMMA_REGISTERS_32
+               "}, %32, %33, 0, 1, 1, 0, %34;"
+               : LORAD_WGMMA_SUMS_32("=f", 0)
+               : "l"(a), "l"(b), "n"(static_cast<int>(kB)));
+}
+template <Contiguous kB>
+__device__ inline void Add(float (&d)[32], uint64_t a, uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LORAD_WGMMA_REGISTERS_32
+               "}, %32, %33, 1, 1, 1, 0, %34;"
+               : LORAD_WGMMA_SUMS_32("+f", 0)
+               : "l"(a), "l"(b), "n"(static_cast<int>(kB)));
+}
 template <Contiguous kB>
 __device__ inline void Start(float (&d)[64], uint64_t a, uint64_t b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LORAD_WGMMA_REGISTERS_64
@@ -123,6 +143,22 @@ __device__ inline void Add(float (&d)[128], uint64_t a, uint64_t b) {
                "}, %128, %129, 1, 1, 1, 0, %130;"
                : LORAD_WGMMA_SUMS_128("+f", 0)
                : "l"(a), "l"(b), "n"(static_cast<int>(kB)));
+}
+
+// A in registers, which must stay as they are until the product is done.
+template <Contiguous kB>
+__device__ inline void Add(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LORAD_WGMMA_REGISTERS_32
+               "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
+               : LORAD_WGMMA_SUMS_32("+f", 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(kB)));
+}
+template <Contiguous kB>
+__device__ inline void Add(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LORAD_WGMMA_REGISTERS_64
+               "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
+               : LORAD_WGMMA_SUMS_64("+f", 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(kB)));
 }
 
 }  // namespace lorad::kernels::cuda::wgmma

@@ -82,5 +82,16 @@ TEST_CASE("Sequences of like length share calls, the longest first") {
   CHECK(two.calls[1] == AttentionCall{.first = 1, .sequences = 2, .batch = 64, .rows = 128});
 }
 
+TEST_CASE("Units of sequences: every row once, the heaviest first") {
+  const AttentionUnits plan = PlanUnits(Segments({130, 0, 3, 256}), 128);
+  // first row, rows, start, scratch row
+  const AttentionUnit a0 = {0, 130, 0, 0}, a1 = {0, 130, 128, 0}, b = {130, 3, 0, 132};
+  const AttentionUnit c0 = {133, 256, 0, 136}, c1 = {133, 256, 128, 136};
+  CHECK(plan.as_keys == std::vector<AttentionUnit>{c0, a0, c1, b, a1});
+  CHECK(plan.as_queries == std::vector<AttentionUnit>{c1, a1, a0, c0, b});
+  CHECK(plan.scratch_rows == 392);
+  CHECK(PlanUnits(Segments(std::vector<int64_t>(50, 1)), 128).scratch_rows == ScratchRowsMax(50));
+}
+
 }  // namespace
 }  // namespace lorad::kernels::cuda

@@ -176,8 +176,11 @@ std::unique_ptr<AttentionRig::Packed> AttentionRig::Pack(const std::vector<Seque
   const Packed& p = *packed;
   std::vector<float> qkv(static_cast<size_t>(p.rows * p.stride), NAN);
   std::vector<float> dout(static_cast<size_t>(p.rows * (p.q_columns + kSpareColumns)), NAN);
+  SequenceInputs inputs;
   for (size_t i = 0; i < sequences.size(); ++i) {
-    const SequenceInputs inputs = InputsOf(sequences[i], shape, context_.activation);
+    if (i == 0 || !(sequences[i] == sequences[i - 1])) {
+      inputs = InputsOf(sequences[i], shape, context_.activation);
+    }
     const int64_t first = segments[i].first_row;
     Paste(inputs.q, p.q_columns, qkv, p.stride, first, 0);
     Paste(inputs.k, p.kv_columns, qkv, p.stride, first, p.q_columns);

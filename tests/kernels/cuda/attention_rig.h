@@ -17,6 +17,8 @@ struct Sequence {
   uint64_t seed = 0;
   int64_t rows = 0;
   bool poisoned = false;  // every input is NaN
+
+  bool operator==(const Sequence&) const = default;
 };
 
 // Inputs of one sequence, rounded to the activation type: q, dout [rows, N*D], k, v [rows, G*D].

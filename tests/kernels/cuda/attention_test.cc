@@ -2,7 +2,9 @@
 // runs give equal bits, and a sequence has the same bits alone and in any company.
 #include "kernels/cuda/attention.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 
@@ -19,6 +21,9 @@ struct ErrorLimits {
 constexpr ErrorLimits kFloat32Limits = {1e-6, 3e-6};
 // Outputs rounded to 8 bits (2^-9 = 0.002, uniform: 0.0012), and so are p and ds on their way.
 constexpr ErrorLimits kBfloat16Limits = {4e-3, 8e-3};
+
+constexpr AttentionOptions kPlain = {.cudnn = false, .own_backward = false};
+constexpr AttentionOptions kCudnnAlone = {.own_backward = false};
 
 bool NoDevice() {
   if (DeviceCount() > 0) return false;
@@ -87,7 +92,8 @@ TEST_CASE("Attention against float64") {
     INFO("N " << shape.heads << " G " << shape.kv_heads << " D " << shape.head_size);
     CheckAgainstReference(DType::kBfloat16, shape, kBfloat16Limits, {});
   }
-  CheckAgainstReference(DType::kBfloat16, Shape(4, 2, 64), kBfloat16Limits, {.cudnn = false});
+  CheckAgainstReference(DType::kBfloat16, Shape(4, 2, 64), kBfloat16Limits, kPlain);
+  CheckAgainstReference(DType::kBfloat16, Shape(4, 2, 128), kBfloat16Limits, kCudnnAlone);
   for (const AttentionShape& shape : {Shape(9, 3, 64), Shape(4, 1, 128), Shape(2, 1, 6)}) {
     CheckAgainstReference(DType::kFloat32, shape, kFloat32Limits, {});
   }
@@ -104,6 +110,82 @@ TEST_CASE("Equal runs give equal bits") {
     std::printf("repeats N=%ld D=%ld: %d of 20 differ\n", shape.heads, shape.head_size, different);
     CHECK(different == 0);
   }
+}
+
+// The first element of `got` that is off by more than `limit` of the largest of its sequence.
+void PrintWrong(const char* tensor, const std::vector<float>& want, const std::vector<float>& got,
+                int64_t rows, int64_t head_size, double limit) {
+  double largest = 0;
+  for (const float value : want) largest = std::max<double>(largest, std::abs(value));
+  const auto heads = static_cast<int64_t>(want.size()) / rows / head_size;
+  int64_t first = -1;
+  int64_t count = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (std::abs(want[i] - got[i]) <= limit * largest) continue;
+    if (first < 0) first = static_cast<int64_t>(i);
+    ++count;
+  }
+  if (first < 0) return;
+  std::printf("  %s: %ld of %zu wrong, first row %ld head %ld column %ld: got %g want %g\n", tensor,
+              count, want.size(), first / heads / head_size, first / head_size % heads,
+              first % head_size, static_cast<double>(got[static_cast<size_t>(first)]),
+              static_cast<double>(want[static_cast<size_t>(first)]));
+}
+
+// Of both, bits apart: plain kernels sum in another order and round p and ds nowhere.
+void CheckBackwardAgainstPlain(const AttentionShape& shape, const std::vector<int64_t>& rows) {
+  int64_t tokens = 0;
+  for (const int64_t count : rows) tokens += count;
+  Limits limits = LimitsOf(shape, *std::max_element(rows.begin(), rows.end()));
+  limits.tokens = std::max(limits.tokens, tokens);
+  AttentionRig own(DType::kBfloat16, {.cudnn = false}, limits);
+  AttentionRig plain(DType::kBfloat16, kPlain, limits);
+  const std::vector<Sequence> sequences = Sequences(123, rows);
+  const std::vector<SequenceResults> got = own.Run(sequences, shape);
+  const std::vector<SequenceResults> want = plain.Run(sequences, shape);
+  double worst[3] = {};
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    CHECK(SameBits(got[i].out, want[i].out));
+    const struct {
+      const char* name;
+      const std::vector<float>& want;
+      const std::vector<float>& got;
+    } tensors[] = {{"dq", want[i].dq, got[i].dq},
+                   {"dk", want[i].dk, got[i].dk},
+                   {"dv", want[i].dv, got[i].dv}};
+    for (int t = 0; t < 3; ++t) {
+      // One row alone: dq and dk are nothing but rounding.
+      if (rows[i] == 1 && t < 2) continue;
+      const std::vector<double> exact(tensors[t].want.begin(), tensors[t].want.end());
+      const double error = RelativeError(exact, tensors[t].got);
+      worst[t] = std::max(worst[t], error);
+      if (error < kBfloat16Limits.backward) continue;
+      worst[t] = std::max(worst[t], 1.0);
+      std::printf("N=%ld G=%ld D=%ld rows %ld: %s off by %.1e\n", shape.heads, shape.kv_heads,
+                  shape.head_size, rows[i], tensors[t].name, error);
+      PrintWrong(tensors[t].name, tensors[t].want, tensors[t].got, rows[i], shape.head_size, 0.05);
+    }
+  }
+  std::printf("backward N=%ld G=%ld D=%ld: dq %.1e dk %.1e dv %.1e from the plain kernels'\n",
+              shape.heads, shape.kv_heads, shape.head_size, worst[0], worst[1], worst[2]);
+  std::fflush(stdout);
+  for (const double error : worst) CHECK(error < kBfloat16Limits.backward);
+  CHECK_FALSE(own.damaged());
+}
+
+TEST_CASE("Own backward against the plain kernels") {
+  if (NoDevice()) return;
+  for (const AttentionShape& shape : {Shape(1, 1, 64), Shape(1, 1, 128), Shape(4, 2, 64),
+                                      Shape(8, 1, 128), Shape(6, 2, 128), Shape(9, 3, 64)}) {
+    CheckBackwardAgainstPlain(shape, {64});
+    CheckBackwardAgainstPlain(shape, {128});
+    CheckBackwardAgainstPlain(shape, {1,   2,   63,  64,  65,  100, 127, 128, 129, 191,
+                                      192, 193, 255, 256, 257, 300, 511, 513, 17,  1024});
+  }
+  CheckBackwardAgainstPlain(Shape(4, 2, 64), {2047, 5, 2048, 1000});
+  CheckBackwardAgainstPlain(Shape(4, 2, 128), {2047, 5, 2048, 1000});
+  CheckBackwardAgainstPlain(Shape(2, 1, 64), {8192});
+  CheckBackwardAgainstPlain(Shape(2, 1, 128), {8192});
 }
 
 // Companies in which a sequence of 900 rows is looked at; the first of each.
@@ -158,8 +240,9 @@ TEST_CASE("A sequence has the same bits alone and in any company") {
 TEST_CASE("Groups of heads change no bits") {
   if (NoDevice()) return;
   const AttentionShape shape = Shape(32, 8, 128);
-  AttentionRig whole(DType::kBfloat16, {}, LimitsOf(shape, 1024));
-  AttentionRig parts(DType::kBfloat16, {.score_bytes_max = int64_t{64} << 20},
+  AttentionRig whole(DType::kBfloat16, kCudnnAlone, LimitsOf(shape, 1024));
+  AttentionRig parts(DType::kBfloat16,
+                     {.score_bytes_max = int64_t{64} << 20, .own_backward = false},
                      LimitsOf(shape, 1024));
   const std::vector<Sequence> sequences = Sequences(5, {900, 1024, 130});
   const std::vector<SequenceResults> a = whole.Run(sequences, shape);

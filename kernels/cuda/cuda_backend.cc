@@ -182,7 +182,8 @@ class CudaBackend final : public Backend {
   void FillRope(std::span<const float> inverse_frequencies, float factor,
                 const TensorView& table) override {
     assert(table.columns == 2 * static_cast<int64_t>(inverse_frequencies.size()));
-    cuda::FillRope(stream(), Uploaded(inverse_frequencies), factor, table);
+    const DeviceTable frequencies = Uploaded(inverse_frequencies);
+    cuda::FillRope(stream(), frequencies.Device<float>(0), factor, table);
   }
 
   void Rope(const Batch& batch, const TensorView& table, const TensorView& x) override {
@@ -262,7 +263,8 @@ class CudaBackend final : public Backend {
   void LossBackward(const Batch& batch, std::span<const float> weights, const TensorView& unit,
                     const TensorView& dx) override {
     assert(weights.size() == Of(batch).loss_rows.size());
-    cuda::LossBackward(stream(), Of(batch).tables, Uploaded(weights), unit, dx);
+    const DeviceTable table = Uploaded(weights);
+    cuda::LossBackward(stream(), Of(batch).tables, table.Device<float>(0), unit, dx);
   }
 
   // ---- slots and the optimizer ----
@@ -305,12 +307,13 @@ class CudaBackend final : public Backend {
   static const CudaBatch& Of(const Batch& batch) { return cuda::Of(batch); }
   static const CudaLinear& Of(const Linear& linear) { return cuda::Of(linear); }
 
-  const float* Uploaded(std::span<const float> values) {
+  // To be kept until what reads it is enqueued.
+  DeviceTable Uploaded(std::span<const float> values) {
     const int64_t bytes = static_cast<int64_t>(values.size_bytes());
     DeviceTable table = context().tables.Take(bytes);
     std::copy(values.begin(), values.end(), table.Host<float>(0));
     table.Upload(bytes);
-    return table.Device<float>(0);
+    return table;
   }
 
   Context context_;

@@ -25,7 +25,8 @@ struct Mask {
       const int at_column = column + (word - high * kRowWords) * 32;
       words[i] = 0;
       if (at_row < arguments.rows && at_column < arguments.columns) {
-        words[i] = __ldg(term.mask_words + int64_t{at_row} * term.mask_row_words + at_column / 32);
+        words[i] = ptx::LoadGlobal(term.mask_words + int64_t{at_row} * term.mask_row_words +
+                                   at_column / 32);
       }
     }
   }

@@ -35,7 +35,8 @@ void LoraLinearBackward(const LoraContext& lora, const CudaBatch& batch, const C
                         const TensorView& gate_up = {});
 
 // Whether SwiGLU can be the last step of the linear's product: of its output, by our own kernel,
-// without a bias; its backward of the input's gradient, where no target of more than 16 ranks drops.
+// without a bias; its backward of the input's gradient, where no target of more than 16 ranks
+// drops.
 bool FusesSwiGlu(const LoraContext& lora, const CudaLinear& linear);
 bool FusesSwiGluBackward(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
                          const CudaAdapterTable& table, int32_t group);

@@ -68,6 +68,17 @@ __device__ inline void WaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Of what a kernel that may still run at this one's start wrote, once it is awaited: never read
+// sooner, nor out of the cache for what does not change.
+__device__ inline uint32_t LoadGlobal(const uint32_t* from) {
+  uint32_t value;
+  asm volatile("ld.global.u32 %0, [%1];"
+               : "=r"(value)
+               : "l"(__cvta_generic_to_global(from))
+               : "memory");
+  return value;
+}
+
 // *to += value, at once, if wanted; `to` is in global memory.
 __device__ inline void AddGlobal(int64_t* to, int64_t value, bool wanted = true) {
   asm volatile(

@@ -265,9 +265,9 @@ BlockBits BlockModel::Train(const std::vector<Microbatch>& microbatches, int ste
 
 void BlockModel::Collect(const Microbatch& microbatch, const BatchData& data, const Buffers& b,
                          BlockBits* bits) {
-  const TensorView results[] = {b.x0,       b.normed,  b.qkv,    b.mixed, b.x1,
-                                b.gate_up,  b.gated,   b.x2,     b.dx,    b.dgated,
-                                b.dgate_up, b.dnormed, b.dmixed, b.dqkv,  b.lse};
+  // Not dgated: it may be passed by (LoraLinearSwiGluBackward).
+  const TensorView results[] = {b.x0, b.normed, b.qkv,      b.mixed,   b.x1,     b.gate_up, b.gated,
+                                b.x2, b.dx,     b.dgate_up, b.dnormed, b.dmixed, b.dqkv,    b.lse};
   for (size_t index = 0; index < microbatch.size(); ++index) {
     if (microbatch[index].job != kWatchedJob) continue;
     const Segment& segment = data.segments[index];

@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(kDeltaThreads) DeltaKernel(const DeltaArgument
     for (int i = 0; i < kDeltaRows; ++i) {
       if (!mine || row + i >= end) continue;
       const int64_t at = unit.x + row + i;
-      out[i] = __ldg(reinterpret_cast<const uint4*>(a.out + at * a.out_stride + column));
-      dout[i] = __ldg(reinterpret_cast<const uint4*>(a.dout + at * a.dout_stride + column));
+      out[i] = *reinterpret_cast<const uint4*>(a.out + at * a.out_stride + column);
+      dout[i] = *reinterpret_cast<const uint4*>(a.dout + at * a.dout_stride + column);
     }
 #pragma unroll
     for (int i = 0; i < kDeltaRows; ++i) {

@@ -5,6 +5,7 @@
 #include "kernels/cuda/gemm_hopper.h"
 #include "kernels/cuda/gemm_hopper_consumer.cuh"
 #include "kernels/cuda/gemm_hopper_producer.cuh"
+#include "kernels/cuda/gemm_hopper_swiglu.cuh"
 #include "kernels/cuda/launch.h"
 
 namespace lorad::kernels::cuda {

@@ -11,19 +11,15 @@
 #include <string>
 
 #include "tests/kernels/block_model.h"
+#include "tests/kernels/cupti.h"
 
 namespace lorad::kernels::testing {
 namespace {
 
-// Calls that allocate, free or wait, by name. CUPTI comes with the toolkit and is looked up when
-// the program runs.
+// Calls that allocate, free or wait, by name.
 class Watch {
  public:
   Watch() {
-    for (const char* name : {"libcupti.so.13", "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13",
-                             "/usr/local/cuda/lib64/libcupti.so.13"}) {
-      if (library_ == nullptr) library_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    }
     if (library_ == nullptr) return;
     const auto subscribe = Find<decltype(&cuptiSubscribe)>("cuptiSubscribe");
     const auto enable = Find<decltype(&cuptiEnableDomain)>("cuptiEnableDomain");
@@ -34,7 +30,6 @@ class Watch {
   }
   ~Watch() {
     if (library_ == nullptr) return;
-    // The library stays: the driver may still call into it.
     Find<decltype(&cuptiUnsubscribe)>("cuptiUnsubscribe")(subscriber_);
   }
   Watch(const Watch&) = delete;
@@ -73,7 +68,7 @@ class Watch {
     if (IsForbidden(name)) ++watch.forbidden_[name];
   }
 
-  void* library_ = nullptr;
+  void* const library_ = OpenCupti();
   CUpti_SubscriberHandle subscriber_ = {};
   bool counting_ = false;
   int calls_ = 0;

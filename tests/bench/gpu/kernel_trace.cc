@@ -16,19 +16,16 @@
 #include <mutex>
 #include <string>
 
+#include "tests/kernels/cupti.h"
+
 namespace {
 
 constexpr size_t kBufferBytes = size_t{4} << 20;
 
-// CUPTI comes with the toolkit and is looked up when the program runs.
 class Trace {
  public:
   bool Start() {
     const char* path = std::getenv("KERNEL_TRACE");
-    for (const char* name : {"libcupti.so.13", "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13",
-                             "/usr/local/cuda/lib64/libcupti.so.13"}) {
-      if (library_ == nullptr) library_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    }
     if (path == nullptr || library_ == nullptr) return false;
     file_ = std::fopen((std::string(path) + "." + std::to_string(getpid())).c_str(), "w");
     if (file_ == nullptr) return false;
@@ -103,7 +100,7 @@ class Trace {
     return entry->second;
   }
 
-  void* library_ = nullptr;
+  void* const library_ = lorad::kernels::testing::OpenCupti();
   std::FILE* file_ = nullptr;
   decltype(&cuptiActivityGetNextRecord) next_ = nullptr;
   decltype(&cuptiActivityFlushAll) flush_ = nullptr;

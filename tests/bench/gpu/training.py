@@ -10,6 +10,7 @@ before the jobs are created.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -108,15 +109,19 @@ def measure(house, names):
     return (last[1] - first[1]) / (last[0] - first[0]), peak
 
 
-def start_trace(folder, name):
-    """Processes started from now on write their kernels there."""
-    os.environ["KERNEL_TRACE"] = str(folder / name)
-    os.environ["CUDA_INJECTION64_PATH"] = str(BINARIES / "tests/bench/libkernel_trace.so")
+@contextlib.contextmanager
+def traced(folder, name):
+    """Processes started inside write their kernels to files of that name, if there is a folder for them."""
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ["KERNEL_TRACE"] = str(folder / name)
+        os.environ["CUDA_INJECTION64_PATH"] = str(BINARIES / "tests/bench/libkernel_trace.so")
+    yield
+    os.environ.pop("CUDA_INJECTION64_PATH", None)
 
 
 def print_trace(folder, name, setting):
-    """Of the process with the most kernels, the worker; those started from now on write none."""
-    del os.environ["CUDA_INJECTION64_PATH"]
+    """Of the process with the most kernels: the worker."""
     trace = max(folder.glob(f"{name}.*"), key=lambda file: file.stat().st_size)
     subprocess.run([sys.executable, pathlib.Path(__file__).with_name("kernel_table.py"), trace, "--steps-by", "AdamWKernel",
                     "--per-step", str(setting["adapters"])], check=True)
@@ -175,9 +180,8 @@ def main():
     results = {}
     for name in options.setting or SETTINGS:
         setting = complete(SETTINGS[name])
-        if options.trace:
-            start_trace(options.trace, name)
-        ours = run_lorad(setting, options.steps)
+        with traced(options.trace, name):
+            ours = run_lorad(setting, options.steps)
         peft = None if options.no_peft else run_peft(setting, 5)
         results[name] = {"lorad": ours, "peft": peft, "bar": setting["bar"]}
         tell(f"{name}: {ours['tokens_per_second']:,.0f} tokens/s (bar {setting['bar']:,}), {ours['adapters_per_microbatch']:.2f} "

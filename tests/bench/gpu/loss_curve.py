@@ -3,7 +3,7 @@ the same order, same first adapter, both in bf16.
 
 usage: loss_curve.py MODEL_DIR ROWS.jsonl [--steps N] [--device cuda:0|cpu] [--svg FILE] [--json FILE]
 
-The daemon tokenizes ROWS (any format of docs/formats/datasets.md) with the model's own template; PEFT gets the ids and
+The daemon tokenizes ROWS (any format of docs/formats/dataset.md) with the model's own template; PEFT gets the ids and
 labels that came out.
 """
 

@@ -5,11 +5,12 @@ usage: gpu_faults_test.py [TEST ...]
 """
 
 import contextlib
+import json
 import random
 import subprocess
 import sys
 
-from formats import token_rows, write_model
+from formats import token_rows, write_model, write_safetensors
 from gpu_test import DEVICE, has_gpu
 from house import ROOT, WORKER, House, main, tell
 
@@ -58,10 +59,10 @@ def adapter_bytes(house, job):
 
 
 def test_an_index_that_is_not_there():
-    done = subprocess.run([WORKER, "--coordinator", "127.0.0.1:1", "--device", "cuda:99"], capture_output=True, text=True)
+    done = subprocess.run([WORKER, "--coordinator", "127.0.0.1:1", "--device", "cuda:63"], capture_output=True, text=True)
     assert done.returncode == 1, done
-    assert "there is no GPU 99: this machine has " in done.stdout + done.stderr, done
-    house = House(None, "--workers", "cuda:99")
+    assert "there is no GPU 63: this machine has " in done.stdout + done.stderr, done
+    house = House(None, "--workers", "cuda:63")
     served = subprocess.run(list(map(str, house.command())), capture_output=True, text=True)
     assert served.returncode != 0 and "NO_SUCH_DEVICE" in served.stderr and "there are cuda:0" in served.stderr, served
     house.clear()
@@ -127,6 +128,18 @@ def test_two_workers_on_one_gpu():
     house.clear()
 
 
+def write_wild_adapter(directory):
+    """Of rank 8 on q_proj of prepare's model: finite itself, but what it computes is not."""
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text(json.dumps(
+        {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"]}))
+    values = [1e30] * (8 * 32)
+    name = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
+    write_safetensors(directory / "adapter_model.safetensors",
+                      {name.format(i, m): ([8, 32] if m == "A" else [32, 8], values) for i in range(2) for m in "AB"})
+    return directory
+
+
 def test_a_loss_that_is_not_finite_leaves_its_neighbours_their_bits():
     with House(None, "--workers", DEVICE) as house:
         prepare(house)
@@ -134,10 +147,11 @@ def test_a_loss_that_is_not_finite_leaves_its_neighbours_their_bits():
         house.wait([alone])
         want = adapter_bytes(house, alone)
     house.clear()
-    with House(None, "--workers", "none") as house:
+    with House(None, "--workers", "none", "--microbatch-tokens", 8192) as house:
         prepare(house)
         packed = house.submit(small_job())
-        wild = house.submit(small_job(learning_rate=1e30))
+        house.lora("adapter", "import", "wild", "--path", write_wild_adapter(house.folder / "wild"))
+        wild = house.submit(small_job() | {"adapter": {"rank": 8, "alpha": 8, "target_modules": ["q_proj"], "init_from": "wild"}})
         house.start_worker("--device", DEVICE)
         (failed,) = house.wait([wild], state="FAILED")
         assert failed["error"]["reason"] == "NOT_FINITE", failed["error"]

@@ -27,11 +27,12 @@ namespace lorad::kernels::cuda {
 
 // What the kernel is given: all sizes in elements.
 struct HopperArguments {
-  TensorMap x;             // boxes 128 rows x 64
-  TensorMap weight;        // 64 x 64 (kInputGradient), half the tile's columns x 64 (kForward)
+  TensorMap x;  // boxes 128 rows x 64
+  // 64 x 64 (kInputGradient); kForward: 32 x 64 (kRope192), or half the tile's columns x 64
+  TensorMap weight;
   TensorMap coefficients;  // 128 x 64
   TensorMap residual;      // 64 x 64
-  TensorMap y;             // 64 x 64
+  TensorMap y;             // 64 x 64; kRope192: 64 x 32
   // HopperTile::kSwiGlu192: written, as y is where silu(gate) * up goes, 64 x 32.
   // kSwiGluBackward192: read, 64 x 64, and their gradients written.
   TensorMap gate, up;
@@ -39,6 +40,7 @@ struct HopperArguments {
   LowRankTable terms;  // terms null: none
   ExponentialTables exponentials;
   TargetTables target_rows;
+  RopeTables rope;
   const void* weight_rows;  // where there are target_rows: W, bf16
   int64_t weight_stride;
   const void* bias;  // bf16 [columns], or null
@@ -54,6 +56,7 @@ struct HopperArguments {
 
 inline constexpr int kHopperStepColumns = 64;  // inner elements a stage
 // Of the factor of a term of kForward: tiles whose columns are not in one piece have pieces of it.
+// Of W for kRope192.
 inline constexpr int kFactorBoxRows = 32;
 
 // Variants differ in speed alone: equal bits.
@@ -67,13 +70,14 @@ enum class HopperTile : uint8_t {
   kSwiGlu192,  // 96 columns of gate and 96 of up
   kSwiGluBackward192,
   kExponentials192,  // for GemmArguments::exponentials alone: a tile is a part
+  kRope192,          // for GemmArguments::rope alone: 96 columns of lower and 96 of upper halves
 };
 static_assert(kPartColumns == 192);
 // Those that make y.
 inline constexpr HopperTile kHopperTiles[] = {HopperTile::kTogether256, HopperTile::kTogether128,
                                               HopperTile::kInTurns192, HopperTile::kInTurns128};
 constexpr int ColumnsOf(HopperTile tile) {
-  constexpr int kColumns[] = {256, 128, 192, 128, 192, 192, 192};
+  constexpr int kColumns[] = {256, 128, 192, 128, 192, 192, 192, 192};
   return kColumns[static_cast<int>(tile)];
 }
 constexpr bool InTurns(HopperTile tile) { return tile >= HopperTile::kInTurns192; }

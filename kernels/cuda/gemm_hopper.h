@@ -40,7 +40,6 @@ struct HopperArguments {
   LowRankTable terms;  // terms null: none
   ExponentialTables exponentials;
   TargetTables target_rows;
-  RopeTables rope;
   const void* weight_rows;  // where there are target_rows: W, bf16
   int64_t weight_stride;
   const void* bias;  // bf16 [columns], or null
@@ -52,6 +51,7 @@ struct HopperArguments {
   int32_t row_tiles;     // of 256 rows
   int32_t column_tiles;  // of the tile's columns
   int32_t group_tiles;   // tiles are ordered in groups of so many rows of tiles
+  RopeTables rope;
 };
 
 inline constexpr int kHopperStepColumns = 64;  // inner elements a stage

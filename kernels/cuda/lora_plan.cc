@@ -5,6 +5,8 @@
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/lora_kernels.h"
+#include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/transfer.h"
 #include "kernels/philox.h"
 
 namespace lorad::kernels::cuda {
@@ -111,10 +113,7 @@ void CudaAdapterTable::ClearSlot(int32_t slot) {
 
 void CudaAdapterTable::TakeOverflow(int32_t slot, int32_t* marked) {
   assert(slot >= 0 && slot < slots_);
-  const cudaStream_t stream = context_.stream.get();
-  LORAD_CUDA_CHECK(
-      cudaMemcpyAsync(marked, overflow_ + slot, sizeof(*marked), cudaMemcpyDeviceToHost, stream));
-  LORAD_CUDA_CHECK(cudaMemsetAsync(overflow_ + slot, 0, sizeof(*marked), stream));
+  TakeMark(context_.stream.get(), overflow_ + slot, DeviceAddress(marked));
 }
 
 const std::vector<ResidentTarget>& CudaAdapterTable::Of(int32_t slot, int32_t group) const {

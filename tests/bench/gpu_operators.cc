@@ -288,9 +288,28 @@ class Bench {
     arena_->Rewind(mark);
   }
 
-  // Of every adapter once a step: the case of one microbatch a step.
+  // Of all adapters once a step: the case of one microbatch a step.
   void Optimizer() {
     const int64_t mark = arena_->used();
+    std::vector<std::unique_ptr<kernels::Optimizer>> optimizers;
+    std::vector<NormRequest> norms;
+    std::vector<StepRequest> steps;
+    const auto readings = *backend_->MakeHostArena(kArenaAlignment * options_.adapters);
+    int64_t elements = 0;
+    for (int32_t adapter = 0; adapter < options_.adapters; ++adapter) {
+      const std::vector<OptimizerTensor> tensors = AdapterTensors();
+      for (const OptimizerTensor& tensor : tensors) elements += tensor.elements;
+      optimizers.push_back(backend_->MakeOptimizer(tensors));
+      norms.push_back({optimizers.back().get(), readings->Allocate<double>(1)});
+      steps.push_back({optimizers.back().get(), {.learning_rate = 1e-4}});
+    }
+    const double all = static_cast<double>(elements);
+    Time("sum of squares", 1, 0, 8 * all, [&] { backend_->SumOfSquares(norms); });
+    Time("adamw", 1, 0, 42 * all, [&] { backend_->AdamW(steps); });
+    arena_->Rewind(mark);
+  }
+
+  std::vector<OptimizerTensor> AdapterTensors() {
     const int64_t h = shape_.hidden;
     const int64_t f = shape_.feed_forward;
     const int64_t q = shape_.heads * shape_.head_size;
@@ -300,12 +319,14 @@ class Bench {
       OptimizerTensor tensor = {.elements = rows * columns, .columns = columns};
       tensor.parameter = Filled(rows, columns, DType::kFloat32).f32();
       tensor.exp_avg = Filled(rows, columns, DType::kFloat32).f32();
-      tensor.exp_avg_sq = Filled(rows, columns, DType::kFloat32).f32();
-      tensor.gradient = arena_->Allocate<int64_t>(rows * columns);
+      const TensorView exp_avg_sq = arena_->Matrix(rows, columns);
+      backend_->Zero(exp_avg_sq);
+      tensor.exp_avg_sq = exp_avg_sq.f32();
+      // Two random floats are a random accumulator below the limit.
+      tensor.gradient = static_cast<int64_t*>(Filled(rows, 2 * columns, DType::kFloat32).data);
       if (backend_->activation_dtype() != DType::kFloat32) {
         tensor.copy = arena_->Matrix(rows, columns, backend_->activation_dtype());
       }
-      tensor.learning_rate = 1e-4;
       tensors.push_back(tensor);
     };
     for (int64_t layer = 0; layer < shape_.layers; ++layer) {
@@ -315,14 +336,7 @@ class Bench {
         add(outputs, options_.rank);
       }
     }
-    backend_->DropGradients(tensors);
-    double elements = 0;
-    for (const OptimizerTensor& tensor : tensors) elements += static_cast<double>(tensor.elements);
-    double sum = 0;
-    Time("sum of squares", options_.adapters, 0, 8 * elements,
-         [&] { backend_->SumOfSquares(tensors, &sum); });
-    Time("adamw", options_.adapters, 0, 42 * elements, [&] { backend_->AdamW({}, tensors); });
-    arena_->Rewind(mark);
+    return tensors;
   }
 
   const Options options_;

@@ -191,6 +191,7 @@ class Engine {
   // come one after the other, and their small kernels run as one.
   std::vector<Resident*> norms_due_;
   std::vector<kernels::StepRequest> steps_due_;
+  std::vector<v1::Report> step_reports_due_;
   std::optional<Flight> flight_;  // between Forward and Backward
   std::optional<Flight> landed_;  // unread
   int next_lane_ = 0;

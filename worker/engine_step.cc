@@ -137,7 +137,7 @@ absl::Status Engine::Step(Resident* resident, const v1::Operation& operation) {
   done.set_trained_tokens(batch.told.trained_tokens());
   done.set_tokens(batch.told.tokens());
   done.set_step_time_ms(environment_.clock() - batch.started_ms);
-  Report(std::move(report));
+  step_reports_due_.push_back(std::move(report));
   resident->batch.reset();
   resident->normed_step.reset();
   resident->verdict.reset();
@@ -148,6 +148,9 @@ void Engine::EnqueueSteps() {
   if (steps_due_.empty()) return;
   environment_.backend->AdamW(steps_due_);
   steps_due_.clear();
+  // Only now: the device waits for the steps.
+  for (v1::Report& report : step_reports_due_) Report(std::move(report));
+  step_reports_due_.clear();
 }
 
 }  // namespace lorad::worker

@@ -74,22 +74,19 @@ class Bench {
     std::printf("workspace %.2f GiB\n", static_cast<double>(counting.bytes_max()) / 0x1p30);
     arena_ = *backend_->MakeArena(counting.bytes_max() + (int64_t{14} << 30));
     backend_->ReserveWorkspace(limits, *arena_);
-    std::vector<int32_t> ids;
-    std::vector<Segment> segments;
-    std::vector<LossRow> loss_rows;
     for (int64_t row = 0; row < options.tokens; ++row) {
-      ids.push_back(static_cast<int32_t>(row * 7919 % shape.vocabulary));
-      loss_rows.push_back({row, static_cast<int32_t>(row * 104729 % shape.vocabulary)});
+      ids_.push_back(static_cast<int32_t>(row * 7919 % shape.vocabulary));
+      loss_rows_.push_back({row, static_cast<int32_t>(row * 104729 % shape.vocabulary)});
     }
     for (int64_t row = 0; row < options.tokens; row += options.sequence) {
       const int64_t index = row / options.sequence;
-      segments.push_back({.first_row = row,
-                          .rows = std::min(options.sequence, options.tokens - row),
-                          .slot = static_cast<int32_t>(index * options.adapters /
-                                                       (options.tokens / options.sequence)),
-                          .dropout = {.seed = 1, .sequence = static_cast<uint32_t>(index)}});
+      segments_.push_back({.first_row = row,
+                           .rows = std::min(options.sequence, options.tokens - row),
+                           .slot = static_cast<int32_t>(index * options.adapters /
+                                                        (options.tokens / options.sequence)),
+                           .dropout = {.seed = 1, .sequence = static_cast<uint32_t>(index)}});
     }
-    batch_ = backend_->PrepareBatch({ids, segments, loss_rows});
+    NextBatch();
     table_ = backend_->MakeAdapterTable(options.adapters, 4);
   }
 
@@ -132,7 +129,7 @@ class Bench {
                                                "rms_norm backward",     "o backward",
                                                "attention backward",    "rope",
                                                "qkv backward",          "rms_norm backward"};
-    std::vector<std::function<void()>> step;
+    std::vector<std::function<void()>> step = {[this] { NextBatch(); }};
     const auto add = [&](const std::vector<std::string>& names, int64_t times) {
       for (int64_t i = 0; i < times; ++i) {
         for (const std::string& name : names) step.push_back(recorded_.at(name));
@@ -153,6 +150,12 @@ class Bench {
          .of_layer = {{q + 2 * shape_.kv_heads * shape_.head_size, h}, {h, q}, {2 * f, h}, {h, f}},
          .head = {shape_.vocabulary, h}},
         options_.sustained_seconds);
+  }
+
+  // The same microbatch anew, with tables of its own. The one before it may still be under way.
+  void NextBatch() {
+    batch_before_ = std::move(batch_);
+    batch_ = backend_->PrepareBatch({ids_, segments_, loss_rows_});
   }
 
   TensorView Activation(int64_t columns) {
@@ -403,7 +406,11 @@ class Bench {
   Ceilings ceilings_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Arena> arena_;
+  std::vector<int32_t> ids_;
+  std::vector<Segment> segments_;
+  std::vector<LossRow> loss_rows_;
   std::unique_ptr<Batch> batch_;
+  std::unique_ptr<Batch> batch_before_;
   std::unique_ptr<AdapterTable> table_;
   std::vector<std::unique_ptr<Linear>> linears_;
   std::vector<std::unique_ptr<kernels::Optimizer>> optimizers_;

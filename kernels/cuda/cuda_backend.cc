@@ -281,7 +281,6 @@ class CudaBackend final : public Backend {
   }
 
   std::unique_ptr<Optimizer> MakeOptimizer(std::span<const OptimizerTensor> tensors) override {
-    assert(!tensors.empty());
     return std::make_unique<CudaOptimizer>(context().tables, tensors);
   }
 

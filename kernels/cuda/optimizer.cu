@@ -18,7 +18,7 @@ constexpr int kQuad = 4;  // elements that a thread takes at once: 16 bytes of f
 constexpr int kRound = kThreads * kQuad;
 constexpr int kRounds = kOptimizerBlock / kRound;
 static_assert(kOptimizerBlock % kRound == 0);
-constexpr int kStepBlocks = 4;  // of AdamW on a multiprocessor
+constexpr int kStepBlocks = 3;  // of AdamW on a multiprocessor: with four, registers spill
 
 // Jobs of one launch: their parameters are the kernel's, and those have 4 KB.
 constexpr int kJobsOfLaunch = 32;

@@ -53,6 +53,22 @@ class AdapterTable {
   virtual ~AdapterTable() = default;
 };
 
+// The optimizer of one slot: the matrices that its steps change, described once.
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+};
+
+struct NormRequest {
+  const Optimizer* optimizer = nullptr;
+  double* sum = nullptr;
+};
+
+struct StepRequest {
+  const Optimizer* optimizer = nullptr;
+  AdamWOptions options;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -276,19 +292,24 @@ class Backend {
   // New A of PEFT: uniform in [-1/sqrt(K), 1/sqrt(K)) (Kaiming, a = sqrt 5), a function of (seed,
   // layer, target, element). a [R, K] dense, out.
   virtual void InitializeA(uint64_t seed, int32_t layer, int32_t target, const TensorView& a) = 0;
+  // Keeps where the tensors lie. May end as soon as what uses it is enqueued; before the backend.
+  virtual std::unique_ptr<Optimizer> MakeOptimizer(std::span<const OptimizerTensor> tensors) = 0;
+  // Slots that end a batch together come in one call, each once. A slot's bits do not depend on the
+  // others.
+  //
   // *sum = sum of gradient^2 over the elements of all tensors, in fp64 in an order that their
   // lengths and number fix; infinity where an accumulator lies outside +-kGradientLimit. sum: read
   // back without a wait (see ReadBack).
-  virtual void SumOfSquares(std::span<const OptimizerTensor> tensors, double* sum) = 0;
+  virtual void SumOfSquares(std::span<const NormRequest> requests) = 0;
   // One step of torch.optim.AdamW on every tensor (Loshchilov & Hutter 2019, arXiv 1711.05101,
-  // algorithm 2):
+  // algorithm 2), lr the learning rate times the tensor's factor:
   //   g = clip_factor * gradient;  p *= 1 - lr wd;  m += (1 - beta1)(g - m);
   //   v = beta2 v + (1 - beta2) g^2;
   //   p -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps);
   //   copy = p rounded to its type, where there is a copy;  gradient = 0.
-  virtual void AdamW(const AdamWOptions& options, std::span<const OptimizerTensor> tensors) = 0;
+  virtual void AdamW(std::span<const StepRequest> requests) = 0;
   // gradient = 0 without a step.
-  virtual void DropGradients(std::span<const OptimizerTensor> tensors) = 0;
+  virtual void DropGradients(const Optimizer& optimizer) = 0;
 };
 
 }  // namespace lorad::kernels

@@ -107,13 +107,14 @@ struct OptimizerTensor {
   float* exp_avg_sq = nullptr;
   int64_t* gradient = nullptr;  // fixed point; zero after the step
   int64_t elements = 0;
-  int64_t columns = 0;       // of the matrix; divides elements
-  TensorView copy = {};      // the step writes the rounded parameter here too; or empty
-  double learning_rate = 0;  // of this step, factors applied
-  double weight_decay = 0;   // decoupled, factors applied
+  int64_t columns = 0;              // of the matrix; divides elements
+  TensorView copy = {};             // the step writes the rounded parameter here too; or empty
+  double learning_rate_factor = 1;  // of a step's learning rate
+  double weight_decay = 0;          // decoupled, factors applied
 };
 
 struct AdamWOptions {
+  double learning_rate = 0;
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;

@@ -96,9 +96,10 @@ class Engine {
     double clip_factor = 1;
   };
   struct Resident {
-    std::unique_ptr<Slot> slot;  // null if it could not be loaded
-    int32_t index = -1;          // in the adapter table
-    bool failed = false;         // not finite, or not loaded: nothing of it is done any more
+    std::unique_ptr<Slot> slot;                     // null if it could not be loaded
+    std::unique_ptr<kernels::Optimizer> optimizer;  // of its tensors
+    int32_t index = -1;                             // in the adapter table
+    bool failed = false;  // not finite, or not loaded: nothing of it is done any more
     std::optional<OpenBatch> batch;
     std::optional<int64_t> normed_step;  // of the batch whose norm is being read
     std::optional<Verdict> verdict;
@@ -162,6 +163,10 @@ class Engine {
   absl::Status FetchContent(const v1::Operation& operation, Slot* slot);
   absl::Status FreeSlot(const std::string& job);
 
+  // Enqueue what NormUp, and what Step left to be done together with that of other jobs.
+  void EnqueueNorms();
+  void EnqueueSteps();
+
   absl::Status CheckComplete(const std::string& job, const OpenBatch& batch) const;
   void FailJob(const std::string& job, Resident* resident, int64_t step,
                const std::vector<int64_t>& sequences, const std::string& what);
@@ -183,8 +188,13 @@ class Engine {
   std::unique_ptr<kernels::Arena> host_arena_;  // what is read back
   float* log_p_[kLanes] = {};                   // [capacity]
   NormReading* norms_ = nullptr;                // [slots]
-  std::optional<Flight> flight_;                // between Forward and Backward
-  std::optional<Flight> landed_;                // unread
+  // Jobs whose norms, and whose steps are told but not enqueued: those that end a batch together
+  // come one after the other, and their small kernels run as one.
+  std::vector<Resident*> norms_due_;
+  std::vector<kernels::StepRequest> steps_due_;
+  std::vector<v1::Report> step_reports_due_;
+  std::optional<Flight> flight_;  // between Forward and Backward
+  std::optional<Flight> landed_;  // unread
   int next_lane_ = 0;
   const v1::Window* window_ = nullptr;
   std::map<int64_t, const v1::Microbatch*> microbatches_;  // of window_

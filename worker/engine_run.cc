@@ -44,6 +44,8 @@ absl::Status Engine::BeginWindow(const v1::Window& window) {
 }
 
 void Engine::EndWindow() {
+  EnqueueNorms();
+  EnqueueSteps();
   ReadLanded();
   if (flight_.has_value()) environment_.backend->Synchronize();  // before its batch goes
   window_ = nullptr;
@@ -56,6 +58,10 @@ absl::StatusOr<bool> Engine::Execute(const v1::Operation& operation) {
     if (!status.ok()) return status;
     return true;
   };
+  const bool steps =
+      operation.kind() == v1::Operation::CLIP_DOWN || operation.kind() == v1::Operation::STEP;
+  if (operation.kind() != v1::Operation::NORM_UP) EnqueueNorms();
+  if (!steps) EnqueueSteps();
   switch (operation.kind()) {
     case v1::Operation::NOOP:
       return true;

@@ -34,7 +34,9 @@ void Engine::DropBatch(Resident* resident) {
   resident->normed_step.reset();
   resident->verdict.reset();
   if (resident->slot == nullptr) return;
-  environment_.backend->DropGradients(resident->slot->OptimizerTensors(0));
+  EnqueueNorms();
+  EnqueueSteps();
+  environment_.backend->DropGradients(*resident->optimizer);
   environment_.backend->TakeOverflow(*table_, resident->index, &norms_[resident->index].overflow);
 }
 
@@ -64,13 +66,24 @@ absl::Status Engine::NormUp(Resident* resident, const v1::Operation& operation) 
   }
   const absl::Status status = CheckComplete(operation.job(), *resident->batch);
   if (!status.ok()) return status;
-  NormReading& reading = norms_[resident->index];
-  kernels::Backend& backend = *environment_.backend;
-  backend.SumOfSquares(resident->slot->OptimizerTensors(0), &reading.sum_of_squares);
-  backend.TakeOverflow(*table_, resident->index, &reading.overflow);
-  backend.Mark(kNormsRead);
   resident->normed_step = operation.step();
+  norms_due_.push_back(resident);
   return absl::OkStatus();
+}
+
+void Engine::EnqueueNorms() {
+  if (norms_due_.empty()) return;
+  kernels::Backend& backend = *environment_.backend;
+  std::vector<kernels::NormRequest> requests;
+  for (const Resident* resident : norms_due_) {
+    requests.push_back({resident->optimizer.get(), &norms_[resident->index].sum_of_squares});
+  }
+  backend.SumOfSquares(requests);
+  for (const Resident* resident : norms_due_) {
+    backend.TakeOverflow(*table_, resident->index, &norms_[resident->index].overflow);
+  }
+  backend.Mark(kNormsRead);
+  norms_due_.clear();
 }
 
 absl::Status Engine::ClipDown(Resident* resident, const v1::Operation& operation) {
@@ -103,12 +116,13 @@ absl::Status Engine::Step(Resident* resident, const v1::Operation& operation) {
                                                    operation.job(), " without its ClipDown"));
   }
   const SlotOptions& options = resident->slot->options();
-  environment_.backend->AdamW({.beta1 = options.beta1,
-                               .beta2 = options.beta2,
-                               .eps = options.eps,
-                               .step = operation.step(),
-                               .clip_factor = resident->verdict->clip_factor},
-                              resident->slot->OptimizerTensors(operation.learning_rate()));
+  steps_due_.push_back({resident->optimizer.get(),
+                        {.learning_rate = operation.learning_rate(),
+                         .beta1 = options.beta1,
+                         .beta2 = options.beta2,
+                         .eps = options.eps,
+                         .step = operation.step(),
+                         .clip_factor = resident->verdict->clip_factor}});
   resident->slot->set_step(operation.step());
   const OpenBatch& batch = *resident->batch;
   double loss_sum = 0;
@@ -123,11 +137,20 @@ absl::Status Engine::Step(Resident* resident, const v1::Operation& operation) {
   done.set_trained_tokens(batch.told.trained_tokens());
   done.set_tokens(batch.told.tokens());
   done.set_step_time_ms(environment_.clock() - batch.started_ms);
-  Report(std::move(report));
+  step_reports_due_.push_back(std::move(report));
   resident->batch.reset();
   resident->normed_step.reset();
   resident->verdict.reset();
   return absl::OkStatus();
+}
+
+void Engine::EnqueueSteps() {
+  if (steps_due_.empty()) return;
+  environment_.backend->AdamW(steps_due_);
+  steps_due_.clear();
+  // Only now: the device waits for the steps.
+  for (v1::Report& report : step_reports_due_) Report(std::move(report));
+  step_reports_due_.clear();
 }
 
 }  // namespace lorad::worker

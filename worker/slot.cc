@@ -155,7 +155,7 @@ absl::StatusOr<std::unique_ptr<Slot>> Slot::Create(kernels::Backend* backend,
       if (!view.empty()) backend->Zero(view);
     }
   }
-  backend->DropGradients(slot->OptimizerTensors(0));
+  backend->DropGradients(*slot->MakeOptimizer());
   return slot;
 }
 
@@ -203,23 +203,23 @@ void Slot::Bind(const Model& model, kernels::AdapterTable* table, int32_t index)
   for (const auto& [group, targets] : groups) backend_->SetTargets(*table, index, group, targets);
 }
 
-std::vector<kernels::OptimizerTensor> Slot::OptimizerTensors(double learning_rate) const {
-  std::vector<kernels::OptimizerTensor> result;
+std::unique_ptr<kernels::Optimizer> Slot::MakeOptimizer() const {
+  std::vector<kernels::OptimizerTensor> trained;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const SlotTensor& tensor = tensors_[i];
     if (tensor.shared_with >= 0 || !tensor.trainable) continue;
     const Place& place = places_[i];
-    result.push_back({.parameter = place.master.f32(),
-                      .exp_avg = place.exp_avg.f32(),
-                      .exp_avg_sq = place.exp_avg_sq.f32(),
-                      .gradient = place.gradient,
-                      .elements = tensor.elements(),
-                      .columns = tensor.columns,
-                      .copy = place.copy,
-                      .learning_rate = learning_rate * tensor.learning_rate_factor,
-                      .weight_decay = options_.weight_decay * tensor.decay_factor});
+    trained.push_back({.parameter = place.master.f32(),
+                       .exp_avg = place.exp_avg.f32(),
+                       .exp_avg_sq = place.exp_avg_sq.f32(),
+                       .gradient = place.gradient,
+                       .elements = tensor.elements(),
+                       .columns = tensor.columns,
+                       .copy = place.copy,
+                       .learning_rate_factor = tensor.learning_rate_factor,
+                       .weight_decay = options_.weight_decay * tensor.decay_factor});
   }
-  return result;
+  return backend_->MakeOptimizer(trained);
 }
 
 Slot::Shard Slot::Stage(const std::string& numerics_id) {

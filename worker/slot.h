@@ -124,8 +124,9 @@ class Slot {
   int64_t step() const { return step_; }
   void set_step(int64_t step) { step_ = step; }
 
-  // What the optimizer iterates over; learning rate and decay with each tensor's factors.
-  std::vector<kernels::OptimizerTensor> OptimizerTensors(double learning_rate) const;
+  // Of its tensors, learning rate and decay with each tensor's factors. Used and ended by the
+  // backend's thread.
+  std::unique_ptr<kernels::Optimizer> MakeOptimizer() const;
 
   // ---- saving ----
 

@@ -211,16 +211,26 @@ class CpuBackend final : public Backend {
     cpu::InitializeA(context(), seed, layer, target, a);
   }
 
-  void SumOfSquares(std::span<const OptimizerTensor> tensors, double* sum) override {
-    *sum = cpu::SumOfSquares(context(), tensors);
+  std::unique_ptr<Optimizer> MakeOptimizer(std::span<const OptimizerTensor> tensors) override {
+    auto optimizer = std::make_unique<CpuOptimizer>();
+    optimizer->tensors.assign(tensors.begin(), tensors.end());
+    return optimizer;
   }
 
-  void AdamW(const AdamWOptions& options, std::span<const OptimizerTensor> tensors) override {
-    cpu::AdamW(context(), options, tensors);
+  void SumOfSquares(std::span<const NormRequest> requests) override {
+    for (const NormRequest& request : requests) {
+      *request.sum = cpu::SumOfSquares(context(), Of(*request.optimizer).tensors);
+    }
   }
 
-  void DropGradients(std::span<const OptimizerTensor> tensors) override {
-    cpu::DropGradients(context(), tensors);
+  void AdamW(std::span<const StepRequest> requests) override {
+    for (const StepRequest& request : requests) {
+      cpu::AdamW(context(), request.options, Of(*request.optimizer).tensors);
+    }
+  }
+
+  void DropGradients(const Optimizer& optimizer) override {
+    cpu::DropGradients(context(), Of(optimizer).tensors);
   }
 
  private:

@@ -72,6 +72,10 @@ struct CpuAdapterTable final : AdapterTable {
   std::unique_ptr<std::atomic<bool>[]> overflow;  // [slots], set by any thread
 };
 
+struct CpuOptimizer final : Optimizer {
+  std::vector<OptimizerTensor> tensors;
+};
+
 inline const CpuBatch& Of(const Batch& batch) { return static_cast<const CpuBatch&>(batch); }
 inline const CpuLinear& Of(const Linear& linear) { return static_cast<const CpuLinear&>(linear); }
 inline CpuLinear& Of(Linear& linear) { return static_cast<CpuLinear&>(linear); }
@@ -79,6 +83,9 @@ inline const CpuAdapterTable& Of(const AdapterTable& table) {
   return static_cast<const CpuAdapterTable&>(table);
 }
 inline CpuAdapterTable& Of(AdapterTable& table) { return static_cast<CpuAdapterTable&>(table); }
+inline const CpuOptimizer& Of(const Optimizer& optimizer) {
+  return static_cast<const CpuOptimizer&>(optimizer);
+}
 
 }  // namespace lorad::kernels::cpu
 

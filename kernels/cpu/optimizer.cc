@@ -90,15 +90,16 @@ void AdamW(const Context& context, const AdamWOptions& options,
     const Block& block = blocks[static_cast<size_t>(index)];
     const OptimizerTensor& tensor = tensors[block.tensor];
     assert(tensor.copy.empty());
+    const double learning_rate = options.learning_rate * tensor.learning_rate_factor;
     const AdamWConstants constants = {
         .clip_factor = static_cast<float>(options.clip_factor),
-        .decay = static_cast<float>(1 - tensor.learning_rate * tensor.weight_decay),
+        .decay = static_cast<float>(1 - learning_rate * tensor.weight_decay),
         .one_minus_beta1 = static_cast<float>(1 - options.beta1),
         .beta2 = static_cast<float>(options.beta2),
         .one_minus_beta2 = static_cast<float>(1 - options.beta2),
         .sqrt_bias2 = static_cast<float>(std::sqrt(bias2)),
         .eps = static_cast<float>(options.eps),
-        .step_size = static_cast<float>(tensor.learning_rate / bias1)};
+        .step_size = static_cast<float>(learning_rate / bias1)};
     context.loops.adamw(constants, tensor.parameter + block.first, tensor.exp_avg + block.first,
                         tensor.exp_avg_sq + block.first, tensor.gradient + block.first,
                         block.count);

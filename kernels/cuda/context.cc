@@ -75,6 +75,11 @@ DeviceTable::~DeviceTable() {
 }
 
 void DeviceTable::Upload(int64_t bytes) {
+  StartUpload(bytes);
+  AwaitUpload();
+}
+
+void DeviceTable::StartUpload(int64_t bytes) {
   assert(bytes >= 0 && bytes <= block_->bytes);
   if (bytes == 0) return;
   const cudaStream_t uploads = pool_->uploads_.get();
@@ -82,7 +87,10 @@ void DeviceTable::Upload(int64_t bytes) {
   LORAD_CUDA_CHECK(cudaMemcpyAsync(block_->device, block_->host, static_cast<size_t>(bytes),
                                    cudaMemcpyHostToDevice, uploads));
   block_->uploaded.Record(uploads);
-  block_->uploaded.Await(pool_->stream_);
+}
+
+void DeviceTable::AwaitUpload() const {
+  if (!block_->uploaded.Done()) block_->uploaded.Await(pool_->stream_);
 }
 
 DeviceTable TablePool::Take(int64_t bytes) {

@@ -106,8 +106,13 @@ class DeviceTable {
     return Host<T>(reinterpret_cast<const char*>(array) - DeviceBytes());
   }
   // Enqueues the copy of the first `bytes`, on a stream of its own: it passes beside the operations
-  // before it. Until it is done the host's side must not change.
+  // before it, and what is enqueued next awaits it. Until it is done the host's side must not
+  // change.
   void Upload(int64_t bytes);
+  // The same in two parts. Where some time lies between them nothing is left to be awaited, and the
+  // next kernel may be launched early, which it may not behind a wait in its stream.
+  void StartUpload(int64_t bytes);
+  void AwaitUpload() const;
 
  private:
   friend class TablePool;

@@ -31,6 +31,13 @@ constexpr int kRevision = 3;
 // Of the scratch memory that operations share.
 constexpr int64_t kWorkspaceAlignment = 256;
 
+struct CudaOptimizer final : Optimizer {
+  CudaOptimizer(TablePool& pool, std::span<const OptimizerTensor> tensors)
+      : memory(pool, tensors) {}
+
+  const OptimizerMemory memory;
+};
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(int device_index, DType activation)
@@ -283,22 +290,28 @@ class CudaBackend final : public Backend {
     cuda::InitializeA(stream(), seed, layer, target, a);
   }
 
-  void SumOfSquares(std::span<const OptimizerTensor> tensors, double* sum) override {
-    assert(!tensors.empty());
-    const OptimizerTables tables(context().tables, tensors, {}, true);
-    cuda::SumOfSquares(stream(), tables.table, tables.partials, tables.sums, tables.total);
-    LORAD_CUDA_CHECK(
-        cudaMemcpyAsync(sum, tables.total, sizeof(*sum), cudaMemcpyDeviceToHost, stream()));
+  std::unique_ptr<Optimizer> MakeOptimizer(std::span<const OptimizerTensor> tensors) override {
+    return std::make_unique<CudaOptimizer>(context().tables, tensors);
   }
 
-  void AdamW(const AdamWOptions& options, std::span<const OptimizerTensor> tensors) override {
-    const OptimizerTables tables(context().tables, tensors, options, false);
-    cuda::AdamW(stream(), tables.table, StepOf(options));
+  void SumOfSquares(std::span<const NormRequest> requests) override {
+    std::vector<SquaresJob> jobs;
+    for (const NormRequest& request : requests) {
+      jobs.push_back({Of(*request.optimizer).memory.table, DeviceAddress(request.sum)});
+    }
+    cuda::SumOfSquares(stream(), jobs);
   }
 
-  void DropGradients(std::span<const OptimizerTensor> tensors) override {
-    const OptimizerTables tables(context().tables, tensors, {}, false);
-    cuda::DropGradients(stream(), tables.table);
+  void AdamW(std::span<const StepRequest> requests) override {
+    std::vector<AdamWJob> jobs;
+    for (const StepRequest& request : requests) {
+      jobs.push_back(JobOf(Of(*request.optimizer).memory.table, request.options));
+    }
+    cuda::AdamW(stream(), jobs);
+  }
+
+  void DropGradients(const Optimizer& optimizer) override {
+    cuda::DropGradients(stream(), Of(optimizer).memory.table);
   }
 
  private:
@@ -316,6 +329,9 @@ class CudaBackend final : public Backend {
   static CudaAdapterTable& Of(AdapterTable& table) { return static_cast<CudaAdapterTable&>(table); }
   static const CudaBatch& Of(const Batch& batch) { return cuda::Of(batch); }
   static const CudaLinear& Of(const Linear& linear) { return cuda::Of(linear); }
+  static const CudaOptimizer& Of(const Optimizer& optimizer) {
+    return static_cast<const CudaOptimizer&>(optimizer);
+  }
 
   // To be kept until what reads it is enqueued.
   DeviceTable Uploaded(std::span<const float> values) {

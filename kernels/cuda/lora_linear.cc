@@ -71,6 +71,7 @@ void LoraLinear(const LoraContext& lora, const CudaBatch& batch, const CudaLinea
     product.early = Early(lora, plan);
   }
   lora.gemm.Run(product, lora.gemm_workspace, lora.context.stream.get());
+  PlanAhead(lora.context, lora.memory, batch, table, group + 1);
 }
 
 void LoraLinearBackward(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,

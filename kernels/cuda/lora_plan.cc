@@ -5,6 +5,8 @@
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/lora_kernels.h"
+#include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/transfer.h"
 #include "kernels/philox.h"
 
 namespace lorad::kernels::cuda {
@@ -111,10 +113,7 @@ void CudaAdapterTable::ClearSlot(int32_t slot) {
 
 void CudaAdapterTable::TakeOverflow(int32_t slot, int32_t* marked) {
   assert(slot >= 0 && slot < slots_);
-  const cudaStream_t stream = context_.stream.get();
-  LORAD_CUDA_CHECK(
-      cudaMemcpyAsync(marked, overflow_ + slot, sizeof(*marked), cudaMemcpyDeviceToHost, stream));
-  LORAD_CUDA_CHECK(cudaMemsetAsync(overflow_ + slot, 0, sizeof(*marked), stream));
+  TakeMark(context_.stream.get(), overflow_ + slot, DeviceAddress(marked));
 }
 
 const std::vector<ResidentTarget>& CudaAdapterTable::Of(int32_t slot, int32_t group) const {
@@ -461,17 +460,52 @@ void LoraPlan::Upload(Context& context, int64_t inputs) {
               .count = static_cast<int32_t>(forward_terms_.size())};
   backward_ = forward_;
   backward_.terms = fill(backward_terms_, backward);
-  memory_.Upload(layout.bytes());
+  memory_.StartUpload(layout.bytes());
 }
 
-const LoraPlan& PlanOf(Context& context, const LoraMemory& memory, const CudaBatch& batch,
-                       const CudaAdapterTable& table, int32_t group, int64_t inputs) {
+void LoraPlan::AwaitUpload() {
+  if (!uploaded_ && !empty()) memory_.AwaitUpload();
+  uploaded_ = true;
+}
+
+namespace {
+
+LoraPlan& MadePlan(Context& context, const LoraMemory& memory, const CudaBatch& batch,
+                   const CudaAdapterTable& table, int32_t group, int64_t inputs) {
   if (batch.lora == nullptr) batch.lora = std::make_unique<LoraPlans>();
   std::unique_ptr<LoraPlan>& plan = static_cast<LoraPlans&>(*batch.lora).of[{&table, group}];
   if (plan == nullptr || plan->version() != table.version()) {
     plan = std::make_unique<LoraPlan>(context, memory, batch, table, group, inputs);
   }
   return *plan;
+}
+
+// Inputs of a group as its adapters' copies tell them; 0: none does.
+int64_t InputsOf(const CudaBatch& batch, const CudaAdapterTable& table, int32_t group) {
+  for (const Segment& segment : batch.segments) {
+    if (segment.slot < 0) continue;
+    for (const ResidentTarget& resident : table.Of(segment.slot, group)) {
+      if (!resident.target.a_copy.empty()) return resident.target.a_copy.columns;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+const LoraPlan& PlanOf(Context& context, const LoraMemory& memory, const CudaBatch& batch,
+                       const CudaAdapterTable& table, int32_t group, int64_t inputs) {
+  LoraPlan& plan = MadePlan(context, memory, batch, table, group, inputs);
+  assert(plan.empty() || plan.tables().inputs == inputs);
+  plan.AwaitUpload();
+  return plan;
+}
+
+void PlanAhead(Context& context, const LoraMemory& memory, const CudaBatch& batch,
+               const CudaAdapterTable& table, int32_t group) {
+  if (group >= table.groups()) return;
+  const int64_t inputs = InputsOf(batch, table, group);
+  if (inputs > 0) MadePlan(context, memory, batch, table, group, inputs);
 }
 
 }  // namespace lorad::kernels::cuda

@@ -40,6 +40,7 @@ class CudaAdapterTable final : public AdapterTable {
   const std::vector<ResidentTarget>& Of(int32_t slot, int32_t group) const;
   int32_t* overflow(int32_t slot) const { return overflow_ + slot; }
   int32_t slots() const { return slots_; }
+  int32_t groups() const { return groups_; }
   const Gemm& gemm() const { return gemm_; }
   // Of the table in its present state: a plan made under another is stale.
   uint64_t version() const { return version_; }
@@ -85,12 +86,14 @@ constexpr int64_t MaskRowBytes(int64_t features) {
   return (features + kMaskColumns - 1) / kMaskColumns * kMaskColumns / 8;
 }
 
-// The tables of one microbatch and one group, uploaded when made.
+// The tables of one microbatch and one group. Their upload starts when they are made.
 class LoraPlan {
  public:
   LoraPlan(Context& context, const LoraMemory& memory, const CudaBatch& batch,
            const CudaAdapterTable& table, int32_t group, int64_t inputs);
 
+  // Before the first kernel that reads the tables.
+  void AwaitUpload();
   // No row has an adapter: the plain product.
   bool empty() const { return pairs_.empty(); }
   const LoraTables& tables() const { return tables_; }
@@ -147,11 +150,16 @@ class LoraPlan {
   LowRankTable forward_;
   LowRankTable backward_;
   DeviceTable memory_;
+  bool uploaded_ = false;
 };
 
 // The plan of a group in this microbatch, made at first use and kept with the batch.
 const LoraPlan& PlanOf(Context& context, const LoraMemory& memory, const CudaBatch& batch,
                        const CudaAdapterTable& table, int32_t group, int64_t inputs);
+// Makes the plan of the group that will be used next, where there is one, so that its upload is
+// over by then.
+void PlanAhead(Context& context, const LoraMemory& memory, const CudaBatch& batch,
+               const CudaAdapterTable& table, int32_t group);
 
 }  // namespace lorad::kernels::cuda
 

@@ -1,5 +1,6 @@
 #include <cuda_bf16.h>
 
+#include <algorithm>
 #include <cassert>
 #include <cmath>
 
@@ -14,40 +15,53 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kQuad = 4;  // elements that a thread takes at once: 16 bytes of float32
-static_assert(kOptimizerBlock % (kThreads * kQuad) == 0);
+constexpr int kRound = kThreads * kQuad;
+constexpr int kRounds = kOptimizerBlock / kRound;
+static_assert(kOptimizerBlock % kRound == 0);
+constexpr int kStepBlocks = 3;  // of AdamW on a multiprocessor: with four, registers spill
 
-// The entry of a thread block: the last whose first block is not after it.
-__device__ const OptimizerEntry& EntryOf(const OptimizerTable& table, int64_t block) {
-  int low = 0;
-  int high = table.count - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (table.entries[middle].first_block <= block) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return table.entries[low];
+// Jobs of one launch: their parameters are the kernel's, and those have 4 KB.
+constexpr int kJobsOfLaunch = 32;
+
+template <typename Job>
+struct Launch {
+  int32_t first[kJobsOfLaunch + 1];  // thread blocks before each job
+  Job jobs[kJobsOfLaunch];
+};
+static_assert(sizeof(Launch<AdamWJob>) <= 4096 && sizeof(Launch<SquaresJob>) <= 4096);
+
+// The job of this thread block, and its index there.
+template <typename Job>
+__device__ const Job& JobOf(const Launch<Job>& launch, int& block) {
+  int job = 0;
+  while (static_cast<int>(blockIdx.x) >= launch.first[job + 1]) ++job;
+  block = static_cast<int>(blockIdx.x) - launch.first[job];
+  return launch.jobs[job];
+}
+
+// Elements of a matrix that a thread block has.
+struct Range {
+  int32_t first;
+  int32_t count;
+};
+
+__device__ Range RangeOf(const OptimizerEntry& entry, int block) {
+  const int32_t first = (block - entry.first_block) * static_cast<int32_t>(kOptimizerBlock);
+  return {first, min(static_cast<int32_t>(kOptimizerBlock), entry.elements - first)};
+}
+
+// A pointer out of a table, which the compiler cannot know to be no other kind of memory's.
+template <typename T>
+__device__ T* InGlobal(T* pointer) {
+  __builtin_assume(__isGlobal(pointer));
+  return pointer;
 }
 
 __device__ float GradientOf(int64_t quanta) {
   return static_cast<float>(static_cast<double>(quanta) * kGradientQuantum);
 }
 
-// Calls element(i) on every element of this thread in the entry's block, ascending.
-template <typename Element>
-__device__ void ForElements(const OptimizerEntry& entry, Element&& element) {
-  const int64_t begin = (blockIdx.x - entry.first_block) * kOptimizerBlock;
-#pragma unroll
-  for (int64_t i = 0; i < kOptimizerBlock; i += kThreads * kQuad) {
-    const int64_t first = begin + i + threadIdx.x * kQuad;
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      if (first + j < entry.elements) element(first + j);
-    }
-  }
-}
+// ---- AdamW ----
 
 struct Element {
   float p;
@@ -55,18 +69,34 @@ struct Element {
   float v;
 };
 
-__device__ void Step(const AdamWStep& step, const OptimizerEntry& entry, int64_t quanta,
-                     Element& e) {
-  const float g = GradientOf(quanta) * step.clip_factor;
-  e.m = e.m + step.one_minus_beta1 * (g - e.m);
-  e.v = e.v * step.beta2 + step.one_minus_beta2 * g * g;
-  const float denominator = sqrtf(e.v) / step.sqrt_bias2 + step.eps;
-  e.p = e.p * entry.decay - entry.step_size * (e.m / denominator);
+struct Rates {
+  float decay;      // 1 - learning_rate * weight_decay
+  float step_size;  // learning_rate / (1 - beta1^step)
+};
+
+// As the host would round them: no multiplication joins an addition.
+__device__ Rates RatesOf(const AdamWJob& job, const OptimizerEntry& entry) {
+  const double rate = __dmul_rn(job.learning_rate, entry.learning_rate_factor);
+  return {static_cast<float>(__dsub_rn(1, __dmul_rn(rate, entry.weight_decay))),
+          static_cast<float>(__ddiv_rn(rate, job.bias1))};
 }
 
-__device__ void StoreCopy(const OptimizerEntry& entry, int64_t index, float p) {
+__device__ void Step(const AdamWJob& job, const Rates& rates, int64_t quanta, Element& e) {
+  const float g = GradientOf(quanta) * job.clip_factor;
+  e.m = e.m + job.one_minus_beta1 * (g - e.m);
+  e.v = e.v * job.beta2 + job.one_minus_beta2 * g * g;
+  const float denominator = sqrtf(e.v) / job.sqrt_bias2 + job.eps;
+  e.p = e.p * rates.decay - rates.step_size * (e.m / denominator);
+}
+
+__device__ int64_t CopyIndex(const OptimizerEntry& entry, int32_t index) {
+  const int32_t row = index / entry.columns;
+  return static_cast<int64_t>(row) * entry.copy_stride + (index - row * entry.columns);
+}
+
+__device__ void StoreCopy(const OptimizerEntry& entry, int32_t index, float p) {
   if (entry.copy == nullptr) return;
-  const int64_t at = index / entry.columns * entry.copy_stride + index % entry.columns;
+  const int64_t at = CopyIndex(entry, index);
   if (entry.copy_is_bfloat16) {
     static_cast<__nv_bfloat16*>(entry.copy)[at] = __float2bfloat16_rn(p);
   } else {
@@ -74,108 +104,208 @@ __device__ void StoreCopy(const OptimizerEntry& entry, int64_t index, float p) {
   }
 }
 
-// Four elements at a time: an arena aligns every tensor, and blocks start at multiples of 4096.
-__device__ void StepQuad(const AdamWStep& step, const OptimizerEntry& entry, int64_t first) {
-  float4* p_at = reinterpret_cast<float4*>(entry.parameter + first);
-  float4* m_at = reinterpret_cast<float4*>(entry.exp_avg + first);
-  float4* v_at = reinterpret_cast<float4*>(entry.exp_avg_sq + first);
-  longlong2* g_at = reinterpret_cast<longlong2*>(entry.gradient + first);
-  const float4 p = *p_at;
-  const float4 m = *m_at;
-  const float4 v = *v_at;
-  const longlong2 low = g_at[0];
-  const longlong2 high = g_at[1];
+__device__ void StoreCopies(const OptimizerEntry& entry, int32_t first, const Element (&e)[kQuad]) {
+  if (!entry.copy_in_words) {
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) StoreCopy(entry, first + j, e[j].p);
+    return;
+  }
+  const int64_t at = entry.copy_stride == entry.columns ? first : CopyIndex(entry, first);
+  __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(e[0].p, e[1].p),
+                             __floats2bfloat162_rn(e[2].p, e[3].p)};
+  *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(InGlobal(entry.copy)) + at) =
+      *reinterpret_cast<uint2*>(pairs);
+}
+
+// What a step reads of four elements: an arena aligns every tensor, and blocks start at multiples
+// of 4096.
+struct Quad {
+  float4 p;
+  float4 m;
+  float4 v;
+  longlong2 low;
+  longlong2 high;
+};
+
+__device__ Quad LoadQuad(const OptimizerEntry& entry, int32_t first) {
+  const longlong2* g = reinterpret_cast<const longlong2*>(InGlobal(entry.gradient) + first);
+  return {*reinterpret_cast<const float4*>(InGlobal(entry.parameter) + first),
+          *reinterpret_cast<const float4*>(InGlobal(entry.exp_avg) + first),
+          *reinterpret_cast<const float4*>(InGlobal(entry.exp_avg_sq) + first), g[0], g[1]};
+}
+
+__device__ void StepQuad(const AdamWJob& job, const Rates& rates, const OptimizerEntry& entry,
+                         int32_t first, const Quad& quad) {
+  const auto& [p, m, v, low, high] = quad;
   Element e[kQuad] = {{p.x, m.x, v.x}, {p.y, m.y, v.y}, {p.z, m.z, v.z}, {p.w, m.w, v.w}};
   const int64_t quanta[kQuad] = {low.x, low.y, high.x, high.y};
 #pragma unroll
-  for (int j = 0; j < kQuad; ++j) {
-    Step(step, entry, quanta[j], e[j]);
-    StoreCopy(entry, first + j, e[j].p);
-  }
-  *p_at = make_float4(e[0].p, e[1].p, e[2].p, e[3].p);
-  *m_at = make_float4(e[0].m, e[1].m, e[2].m, e[3].m);
-  *v_at = make_float4(e[0].v, e[1].v, e[2].v, e[3].v);
-  g_at[0] = make_longlong2(0, 0);
-  g_at[1] = make_longlong2(0, 0);
+  for (int j = 0; j < kQuad; ++j) Step(job, rates, quanta[j], e[j]);
+  StoreCopies(entry, first, e);
+  const auto store = [&](float* to, const float4& values) {
+    *reinterpret_cast<float4*>(InGlobal(to) + first) = values;
+  };
+  store(entry.parameter, make_float4(e[0].p, e[1].p, e[2].p, e[3].p));
+  store(entry.exp_avg, make_float4(e[0].m, e[1].m, e[2].m, e[3].m));
+  store(entry.exp_avg_sq, make_float4(e[0].v, e[1].v, e[2].v, e[3].v));
+  longlong2* gradient = reinterpret_cast<longlong2*>(InGlobal(entry.gradient) + first);
+  gradient[0] = make_longlong2(0, 0);
+  gradient[1] = make_longlong2(0, 0);
 }
 
-__global__ void __launch_bounds__(kThreads) AdamWKernel(OptimizerTable table, AdamWStep step) {
+__device__ void StepOne(const AdamWJob& job, const Rates& rates, const OptimizerEntry& entry,
+                        int32_t at) {
+  Element e = {entry.parameter[at], entry.exp_avg[at], entry.exp_avg_sq[at]};
+  Step(job, rates, entry.gradient[at], e);
+  entry.parameter[at] = e.p;
+  entry.exp_avg[at] = e.m;
+  entry.exp_avg_sq[at] = e.v;
+  entry.gradient[at] = 0;
+  StoreCopy(entry, at, e.p);
+}
+
+__global__ void __launch_bounds__(kThreads, kStepBlocks)
+    AdamWKernel(const __grid_constant__ Launch<AdamWJob> launch) {
+  __shared__ Rates shared_rates;
   ptx::TakeTurn();
-  const OptimizerEntry entry = EntryOf(table, blockIdx.x);
-  const int64_t begin = (blockIdx.x - entry.first_block) * kOptimizerBlock;
-  for (int64_t i = 0; i < kOptimizerBlock; i += kThreads * kQuad) {
-    const int64_t first = begin + i + threadIdx.x * kQuad;
-    if (first + kQuad <= entry.elements) {
-      StepQuad(step, entry, first);
-      continue;
-    }
-    for (int64_t at = first; at < entry.elements; ++at) {
-      Element e = {entry.parameter[at], entry.exp_avg[at], entry.exp_avg_sq[at]};
-      Step(step, entry, entry.gradient[at], e);
-      entry.parameter[at] = e.p;
-      entry.exp_avg[at] = e.m;
-      entry.exp_avg_sq[at] = e.v;
-      entry.gradient[at] = 0;
-      StoreCopy(entry, at, e.p);
-    }
+  int block;
+  const AdamWJob& job = JobOf(launch, block);
+  const OptimizerEntry entry = job.table.entries[job.table.entry_of_block[block]];
+  if (threadIdx.x == 0) shared_rates = RatesOf(job, entry);
+  __syncthreads();
+  const Rates rates = shared_rates;
+  const Range range = RangeOf(entry, block);
+  const int32_t end = range.first + range.count;
+  int32_t first = range.first + static_cast<int32_t>(threadIdx.x) * kQuad;
+  for (; first + kQuad <= end; first += kRound) {
+    StepQuad(job, rates, entry, first, LoadQuad(entry, first));
   }
+  for (; first < end; ++first) StepOne(job, rates, entry, first);
 }
 
 __global__ void __launch_bounds__(kThreads) DropGradientsKernel(OptimizerTable table) {
   ptx::TakeTurn();
-  const OptimizerEntry& entry = EntryOf(table, blockIdx.x);
-  int64_t* gradient = entry.gradient;
-  ForElements(entry, [&](int64_t i) { gradient[i] = 0; });
+  const int block = static_cast<int>(blockIdx.x);
+  const OptimizerEntry entry = table.entries[table.entry_of_block[block]];
+  const Range range = RangeOf(entry, block);
+  for (int32_t i = threadIdx.x; i < range.count; i += kThreads) entry.gradient[range.first + i] = 0;
 }
 
-// The sum over 256 threads by halves, valid in thread 0.
+// ---- sums of squares ----
+
+// The sum over 256 threads by halves, valid in thread 0: the first halves by the first warp, whose
+// lane l has the threads l, l + 32, ...
 __device__ double TreeSum(double value) {
+  constexpr int kWarp = 32;
+  constexpr int kWarps = kThreads / kWarp;
   __shared__ double values[kThreads];
   values[threadIdx.x] = value;
   __syncthreads();
-  for (int width = kThreads / 2; width > 0; width /= 2) {
-    if (threadIdx.x < width) values[threadIdx.x] += values[threadIdx.x + width];
-    __syncthreads();
+  if (threadIdx.x >= kWarp) return 0;
+  double part[kWarps];
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) part[i] = values[threadIdx.x + i * kWarp];
+#pragma unroll
+  for (int width = kWarps / 2; width > 0; width /= 2) {
+#pragma unroll
+    for (int i = 0; i < width; ++i) part[i] += part[i + width];
   }
-  return values[0];
+#pragma unroll
+  for (int width = kWarp / 2; width > 0; width /= 2) {
+    part[0] += __shfl_down_sync(0xFFFFFFFFu, part[0], width);
+  }
+  return part[0];
 }
 
-__global__ void __launch_bounds__(kThreads) SquaresKernel(OptimizerTable table, double* partials) {
-  ptx::TakeTurn();
+// All that a thread has of a range, zeros behind its end: they change no sum.
+struct Gradients {
+  longlong2 low[kRounds];
+  longlong2 high[kRounds];
+};
+
+// kWhole: there is no end.
+template <bool kWhole>
+__device__ Gradients LoadGradients(const int64_t* gradient, int32_t count) {
+  Gradients g;
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    const int32_t i = round * kRound + static_cast<int32_t>(threadIdx.x) * kQuad;
+    if (kWhole || i + kQuad <= count) {
+      const longlong2* from = reinterpret_cast<const longlong2*>(gradient + i);
+      g.low[round] = from[0];
+      g.high[round] = from[1];
+      continue;
+    }
+    g.low[round].x = i < count ? gradient[i] : 0;
+    g.low[round].y = i + 1 < count ? gradient[i + 1] : 0;
+    g.high[round] = make_longlong2(i + 2 < count ? gradient[i + 2] : 0, 0);
+  }
+  return g;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    SquaresKernel(const __grid_constant__ Launch<SquaresJob> launch) {
   constexpr int64_t kLimit = static_cast<int64_t>(kGradientLimit / kGradientQuantum);
-  const OptimizerEntry& entry = EntryOf(table, blockIdx.x);
+  ptx::TakeTurn();
+  int block;
+  const OptimizerTable& table = JobOf(launch, block).table;
+  const OptimizerEntry& entry = table.entries[table.entry_of_block[block]];
+  const Range range = RangeOf(entry, block);
+  const int64_t* gradient = InGlobal(entry.gradient) + range.first;
+  const Gradients g = range.count == kOptimizerBlock ? LoadGradients<true>(gradient, range.count)
+                                                     : LoadGradients<false>(gradient, range.count);
   double sum = 0;
   bool outside = false;
-  ForElements(entry, [&](int64_t i) {
-    const int64_t quanta = entry.gradient[i];
+  const auto add = [&](int64_t quanta) {
     outside |= quanta >= kLimit || quanta <= -kLimit;
     const double value = GradientOf(quanta);
     sum += value * value;
-  });
-  const double total = TreeSum(sum);
-  const bool any = __syncthreads_or(outside);
-  if (threadIdx.x == 0) partials[blockIdx.x] = any ? INFINITY : total;
+  };
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    add(g.low[round].x);
+    add(g.low[round].y);
+    add(g.high[round].x);
+    add(g.high[round].y);
+  }
+  const double total = TreeSum(outside ? INFINITY : sum);
+  if (threadIdx.x == 0) table.partials[block] = total;
 }
 
+// A thread block a matrix.
 __global__ void __launch_bounds__(kThreads)
-    FoldKernel(OptimizerTable table, const double* partials, double* sums) {
+    FoldKernel(const __grid_constant__ Launch<SquaresJob> launch) {
   ptx::TakeTurn();
-  const OptimizerEntry& entry = table.entries[blockIdx.x];
-  const int64_t blocks = (entry.elements + kOptimizerBlock - 1) / kOptimizerBlock;
+  int index;
+  const OptimizerTable& table = JobOf(launch, index).table;
+  const OptimizerEntry& entry = table.entries[index];
+  const int32_t blocks = static_cast<int32_t>(OptimizerBlocks(entry.elements));
   double sum = 0;
-  for (int64_t i = threadIdx.x; i < blocks; i += kThreads) sum += partials[entry.first_block + i];
+  for (int32_t i = threadIdx.x; i < blocks; i += kThreads) {
+    sum += table.partials[entry.first_block + i];
+  }
   const double total = TreeSum(sum);
-  if (threadIdx.x == 0) sums[blockIdx.x] = total;
+  if (threadIdx.x == 0) table.sums[index] = total;
 }
 
+// A thread block a job.
 __global__ void __launch_bounds__(kThreads)
-    TotalKernel(const double* sums, int32_t count, double* total) {
+    TotalKernel(const __grid_constant__ Launch<SquaresJob> launch) {
   ptx::TakeTurn();
+  const SquaresJob& job = launch.jobs[blockIdx.x];
   double sum = 0;
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < count; i += kThreads) sum += sums[i];
-  const double of_all = TreeSum(sum);
-  if (threadIdx.x == 0) *total = of_all;
+  for (int32_t i = threadIdx.x; i < job.table.count; i += kThreads) sum += job.table.sums[i];
+  const double total = TreeSum(sum);
+  if (threadIdx.x == 0) *job.total = total;
 }
+
+__global__ void TakeMarkKernel(int32_t* mark, int32_t* to) {
+  ptx::TakeTurn();
+  *to = *mark;
+  *mark = 0;
+}
+
+// ---- initialization ----
 
 __global__ void __launch_bounds__(kThreads)
     InitializeAKernel(uint64_t seed, uint32_t layer, uint32_t target, float bound, float* a,
@@ -192,36 +322,73 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-unsigned int Blocks(const OptimizerTable& table) {
-  assert(table.blocks < int64_t{1} << 31);
-  return static_cast<unsigned int>(table.blocks);
+// ---- launches ----
+
+// size(job): its thread blocks. Returns those of all jobs.
+template <typename Job, typename Size>
+unsigned int Cut(Launch<Job>& launch, int count, Size&& size) {
+  int64_t blocks = 0;
+  for (int i = 0; i < kJobsOfLaunch + 1; ++i) {
+    launch.first[i] = static_cast<int32_t>(blocks);
+    if (i < count) blocks += size(launch.jobs[i]);
+  }
+  assert(blocks < int64_t{1} << 31);
+  return static_cast<unsigned int>(blocks);
+}
+
+// part(launch, count) for all jobs, as many at a time as a launch takes.
+template <typename Job, typename Part>
+void ForLaunches(std::span<const Job> jobs, Part&& part) {
+  for (size_t done = 0; done < jobs.size(); done += kJobsOfLaunch) {
+    const std::span<const Job> some =
+        jobs.subspan(done, std::min<size_t>(kJobsOfLaunch, jobs.size() - done));
+    Launch<Job> launch;
+    std::copy(some.begin(), some.end(), launch.jobs);
+    part(launch, static_cast<int>(some.size()));
+  }
 }
 
 }  // namespace
 
-void AdamW(cudaStream_t stream, const OptimizerTable& table, const AdamWStep& step) {
-  if (table.blocks == 0) return;
-  LaunchKernel(AdamWKernel, {.grid = Blocks(table), .threads = kThreads, .early = true}, stream,
-               table, step);
+void AdamW(cudaStream_t stream, std::span<const AdamWJob> jobs) {
+  ForLaunches(jobs, [&](Launch<AdamWJob>& launch, int count) {
+    const unsigned int blocks =
+        Cut(launch, count, [](const AdamWJob& job) { return job.table.blocks; });
+    if (blocks == 0) return;
+    LaunchKernel(AdamWKernel, {.grid = blocks, .threads = kThreads, .early = true}, stream, launch);
+  });
 }
 
 void DropGradients(cudaStream_t stream, const OptimizerTable& table) {
   if (table.blocks == 0) return;
-  LaunchKernel(DropGradientsKernel, {.grid = Blocks(table), .threads = kThreads, .early = true},
-               stream, table);
+  LaunchKernel(
+      DropGradientsKernel,
+      {.grid = static_cast<unsigned int>(table.blocks), .threads = kThreads, .early = true}, stream,
+      table);
 }
 
-void SumOfSquares(cudaStream_t stream, const OptimizerTable& table, double* partials, double* sums,
-                  double* total) {
-  if (table.count == 0) return;
-  if (table.blocks > 0)
-    LaunchKernel(SquaresKernel, {.grid = Blocks(table), .threads = kThreads, .early = true}, stream,
-                 table, partials);
-  LaunchKernel(FoldKernel,
-               {.grid = static_cast<unsigned int>(table.count), .threads = kThreads, .early = true},
-               stream, table, partials, sums);
-  LaunchKernel(TotalKernel, {.grid = 1, .threads = kThreads, .early = true}, stream, sums,
-               table.count, total);
+void SumOfSquares(cudaStream_t stream, std::span<const SquaresJob> jobs) {
+  ForLaunches(jobs, [&](Launch<SquaresJob>& launch, int count) {
+    const unsigned int blocks =
+        Cut(launch, count, [](const SquaresJob& job) { return job.table.blocks; });
+    if (blocks > 0) {
+      LaunchKernel(SquaresKernel, {.grid = blocks, .threads = kThreads, .early = true}, stream,
+                   launch);
+    }
+    const unsigned int matrices =
+        Cut(launch, count, [](const SquaresJob& job) { return job.table.count; });
+    if (matrices > 0) {
+      LaunchKernel(FoldKernel, {.grid = matrices, .threads = kThreads, .early = true}, stream,
+                   launch);
+    }
+    LaunchKernel(TotalKernel,
+                 {.grid = static_cast<unsigned int>(count), .threads = kThreads, .early = true},
+                 stream, launch);
+  });
+}
+
+void TakeMark(cudaStream_t stream, int32_t* mark, int32_t* to) {
+  LaunchKernel(TakeMarkKernel, {.grid = 1, .threads = 1, .early = true}, stream, mark, to);
 }
 
 void InitializeA(cudaStream_t stream, uint64_t seed, int32_t layer, int32_t target,

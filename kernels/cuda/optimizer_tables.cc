@@ -1,26 +1,36 @@
 #include "kernels/cuda/optimizer_tables.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <limits>
 
 namespace lorad::kernels::cuda {
 namespace {
+
+constexpr int64_t kWordElements = 4;  // bfloat16 of a word of 8 bytes
 
 double BiasCorrection(double beta, int64_t step) {
   return 1 - std::pow(beta, static_cast<double>(step));
 }
 
-OptimizerEntry EntryOf(const OptimizerTensor& tensor, double bias1, int64_t first_block) {
-  OptimizerEntry entry = {
-      .parameter = tensor.parameter,
-      .exp_avg = tensor.exp_avg,
-      .exp_avg_sq = tensor.exp_avg_sq,
-      .gradient = tensor.gradient,
-      .elements = tensor.elements,
-      .first_block = first_block,
-      .columns = static_cast<int32_t>(tensor.columns),
-      .decay = static_cast<float>(1 - tensor.learning_rate * tensor.weight_decay),
-      .step_size = static_cast<float>(tensor.learning_rate / bias1)};
+bool InWords(const OptimizerTensor& tensor) {
+  return tensor.copy.dtype == DType::kBfloat16 && tensor.columns % kWordElements == 0 &&
+         tensor.copy.row_stride % kWordElements == 0 &&
+         reinterpret_cast<uintptr_t>(tensor.copy.data) % 8 == 0;
+}
+
+OptimizerEntry EntryOf(const OptimizerTensor& tensor, int64_t first_block) {
+  assert(tensor.elements <= std::numeric_limits<int32_t>::max());
+  OptimizerEntry entry = {.parameter = tensor.parameter,
+                          .exp_avg = tensor.exp_avg,
+                          .exp_avg_sq = tensor.exp_avg_sq,
+                          .gradient = tensor.gradient,
+                          .learning_rate_factor = tensor.learning_rate_factor,
+                          .weight_decay = tensor.weight_decay,
+                          .elements = static_cast<int32_t>(tensor.elements),
+                          .first_block = static_cast<int32_t>(first_block),
+                          .columns = static_cast<int32_t>(tensor.columns)};
   if (!tensor.copy.empty()) {
     assert(tensor.columns > 0 && tensor.elements % tensor.columns == 0);
     assert(tensor.copy.rows * tensor.columns >= tensor.elements);
@@ -28,15 +38,19 @@ OptimizerEntry EntryOf(const OptimizerTensor& tensor, double bias1, int64_t firs
     entry.copy = tensor.copy.data;
     entry.copy_stride = static_cast<int32_t>(tensor.copy.row_stride);
     entry.copy_is_bfloat16 = tensor.copy.dtype == DType::kBfloat16 ? 1 : 0;
+    entry.copy_in_words = InWords(tensor) ? 1 : 0;
   }
   return entry;
 }
 
 }  // namespace
 
-AdamWStep StepOf(const AdamWOptions& options) {
+AdamWJob JobOf(const OptimizerTable& table, const AdamWOptions& options) {
   assert(options.step >= 1);
-  return {.clip_factor = static_cast<float>(options.clip_factor),
+  return {.table = table,
+          .learning_rate = options.learning_rate,
+          .bias1 = BiasCorrection(options.beta1, options.step),
+          .clip_factor = static_cast<float>(options.clip_factor),
           .one_minus_beta1 = static_cast<float>(1 - options.beta1),
           .beta2 = static_cast<float>(options.beta2),
           .one_minus_beta2 = static_cast<float>(1 - options.beta2),
@@ -44,29 +58,35 @@ AdamWStep StepOf(const AdamWOptions& options) {
           .eps = static_cast<float>(options.eps)};
 }
 
-OptimizerTables::OptimizerTables(TablePool& pool, std::span<const OptimizerTensor> tensors,
-                                 const AdamWOptions& options, bool with_sums) {
+OptimizerMemory::OptimizerMemory(TablePool& pool, std::span<const OptimizerTensor> tensors) {
   const int64_t count = static_cast<int64_t>(tensors.size());
-  for (const OptimizerTensor& tensor : tensors) table.blocks += OptimizerBlocks(tensor.elements);
+  int64_t blocks = 0;
+  for (const OptimizerTensor& tensor : tensors) blocks += OptimizerBlocks(tensor.elements);
+  assert(blocks <= std::numeric_limits<int32_t>::max());
   TableLayout layout;
   const int64_t entries_at = layout.Add<OptimizerEntry>(count);
+  const int64_t entry_of_block_at = layout.Add<int32_t>(blocks);
   const int64_t uploaded = layout.bytes();
-  const int64_t sums_at = layout.Add<double>(with_sums ? count + 1 : 0);
-  const int64_t partials_at = layout.Add<double>(with_sums ? table.blocks : 0);
+  const int64_t sums_at = layout.Add<double>(count);
+  const int64_t partials_at = layout.Add<double>(blocks);
   memory = pool.Take(layout.bytes());
   OptimizerEntry* entries = memory.Host<OptimizerEntry>(entries_at);
-  const double bias1 = BiasCorrection(options.beta1, options.step);
+  int32_t* entry_of_block = memory.Host<int32_t>(entry_of_block_at);
   int64_t first_block = 0;
-  for (const OptimizerTensor& tensor : tensors) {
-    *entries++ = EntryOf(tensor, bias1, first_block);
-    first_block += OptimizerBlocks(tensor.elements);
+  for (int64_t i = 0; i < count; ++i) {
+    const OptimizerTensor& tensor = tensors[static_cast<size_t>(i)];
+    entries[i] = EntryOf(tensor, first_block);
+    const int64_t end = first_block + OptimizerBlocks(tensor.elements);
+    std::fill(entry_of_block + first_block, entry_of_block + end, static_cast<int32_t>(i));
+    first_block = end;
   }
   memory.Upload(uploaded);
-  table.entries = memory.Device<OptimizerEntry>(entries_at);
-  table.count = static_cast<int32_t>(count);
-  sums = memory.Device<double>(sums_at);
-  total = sums + count;
-  partials = memory.Device<double>(partials_at);
+  table = {.entries = memory.Device<OptimizerEntry>(entries_at),
+           .entry_of_block = memory.Device<int32_t>(entry_of_block_at),
+           .partials = memory.Device<double>(partials_at),
+           .sums = memory.Device<double>(sums_at),
+           .count = static_cast<int32_t>(count),
+           .blocks = static_cast<int32_t>(blocks)};
 }
 
 }  // namespace lorad::kernels::cuda

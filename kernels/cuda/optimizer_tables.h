@@ -1,8 +1,7 @@
-// What the host makes of the optimizer's tensors for one call: their table in device memory.
+// What the host makes of an optimizer's matrices: their table in device memory.
 #ifndef LORAD_KERNELS_CUDA_OPTIMIZER_TABLES_H_
 #define LORAD_KERNELS_CUDA_OPTIMIZER_TABLES_H_
 
-#include <cstdint>
 #include <span>
 
 #include "kernels/batch.h"
@@ -11,19 +10,14 @@
 
 namespace lorad::kernels::cuda {
 
-AdamWStep StepOf(const AdamWOptions& options);
+AdamWJob JobOf(const OptimizerTable& table, const AdamWOptions& options);
 
-// Uploaded when made. May end as soon as the call is enqueued (see DeviceTable).
-struct OptimizerTables {
-  OptimizerTables(TablePool& pool, std::span<const OptimizerTensor> tensors,
-                  const AdamWOptions& options, bool with_sums);
+// Uploaded when made. May end as soon as what uses it is enqueued (see DeviceTable).
+struct OptimizerMemory {
+  OptimizerMemory(TablePool& pool, std::span<const OptimizerTensor> tensors);
 
   DeviceTable memory;
   OptimizerTable table;
-  // With sums; device.
-  double* partials = nullptr;  // [blocks]
-  double* sums = nullptr;      // [tensors]
-  double* total = nullptr;     // their sum
 };
 
 }  // namespace lorad::kernels::cuda

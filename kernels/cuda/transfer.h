@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/arena.h"
+#include "kernels/cuda/check.h"
 #include "kernels/cuda/context.h"
 
 namespace lorad::kernels::cuda {
@@ -16,6 +17,13 @@ namespace lorad::kernels::cuda {
 absl::StatusOr<std::unique_ptr<Arena>> MakeDeviceArena(const Context& context, int64_t bytes);
 // Pinned memory of the host.
 absl::StatusOr<std::unique_ptr<Arena>> MakePinnedArena(int64_t bytes);
+// Where kernels write what the host reads: the device's address of pinned memory.
+template <typename T>
+T* DeviceAddress(T* pinned) {
+  void* address = nullptr;
+  LORAD_CUDA_CHECK(cudaHostGetDevicePointer(&address, pinned, 0));
+  return static_cast<T*>(address);
+}
 
 // Copies float32 values through two pinned buffers, rounding to the tensor's type on the way to the
 // device and widening on the way back. What is pinned already goes straight where types agree.

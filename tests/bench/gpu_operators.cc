@@ -1,18 +1,23 @@
 // Where a training step goes on a GPU: the time of every operation of a model's layer on one
 // microbatch, beside its own limit in the same run: products at the speed of a large product by
 // cuBLASLt, everything else at the speed of a device copy. The sum over the layers is the step that
-// is left when nothing but operations takes time.
+// is left when nothing but operations takes time. With --sustained SECONDS instead: whole steps
+// without a pause for so long (gpu_sustained.h).
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/device.h"
 #include "tests/bench/gpu_ceilings.h"
+#include "tests/bench/gpu_sustained.h"
+#include "tests/kernels/cuda/gemm_reference.h"
 
 namespace lorad::bench {
 namespace {
@@ -30,6 +35,8 @@ constexpr ModelShape kShapes[] = {
     {"llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, 128256},
 };
 
+constexpr float kWeightSize = 0.02f;  // standard deviation of weights and adapters
+
 struct Options {
   std::string shape = "llama-3.1-8b";
   int device = 0;
@@ -38,6 +45,7 @@ struct Options {
   int32_t adapters = 4;
   int64_t rank = 16;
   double dropout = 0;
+  double sustained_seconds = 0;  // 0: operation by operation
 };
 
 // One target of a group: its place in the weight's rows.
@@ -66,33 +74,43 @@ class Bench {
     std::printf("workspace %.2f GiB\n", static_cast<double>(counting.bytes_max()) / 0x1p30);
     arena_ = *backend_->MakeArena(counting.bytes_max() + (int64_t{14} << 30));
     backend_->ReserveWorkspace(limits, *arena_);
-    std::vector<int32_t> ids;
-    std::vector<Segment> segments;
-    std::vector<LossRow> loss_rows;
     for (int64_t row = 0; row < options.tokens; ++row) {
-      ids.push_back(static_cast<int32_t>(row * 7919 % shape.vocabulary));
-      loss_rows.push_back({row, static_cast<int32_t>(row * 104729 % shape.vocabulary)});
+      ids_.push_back(static_cast<int32_t>(row * 7919 % shape.vocabulary));
+      loss_rows_.push_back({row, static_cast<int32_t>(row * 104729 % shape.vocabulary)});
     }
     for (int64_t row = 0; row < options.tokens; row += options.sequence) {
       const int64_t index = row / options.sequence;
-      segments.push_back({.first_row = row,
-                          .rows = std::min(options.sequence, options.tokens - row),
-                          .slot = static_cast<int32_t>(index * options.adapters /
-                                                       (options.tokens / options.sequence)),
-                          .dropout = {.seed = 1, .sequence = static_cast<uint32_t>(index)}});
+      segments_.push_back({.first_row = row,
+                           .rows = std::min(options.sequence, options.tokens - row),
+                           .slot = static_cast<int32_t>(index * options.adapters /
+                                                        (options.tokens / options.sequence)),
+                           .dropout = {.seed = 1, .sequence = static_cast<uint32_t>(index)}});
     }
-    batch_ = backend_->PrepareBatch({ids, segments, loss_rows});
+    NextBatch();
     table_ = backend_->MakeAdapterTable(options.adapters, 4);
   }
 
   void Run() {
+    if (options_.sustained_seconds == 0) {
+      ceilings_ = MeasureCeilings();
+      std::printf("%-24s %6s %9s %9s %9s %7s\n", "operation", "a step", "ms", "ms a step",
+                  "limit ms", "of it");
+    }
+    Operations();
+    if (options_.sustained_seconds > 0) return Sustain();
+    const double seconds = total_ms_ * 1e-3;
+    std::printf("step %.2f ms = %.0f tok/s; limits %.2f ms = %.0f tok/s; ratio %.3f\n", total_ms_,
+                static_cast<double>(options_.tokens) / seconds, limit_ms_,
+                static_cast<double>(options_.tokens) / (limit_ms_ * 1e-3), total_ms_ / limit_ms_);
+  }
+
+ private:
+  void Operations() {
     const int64_t h = shape_.hidden;
     const int64_t f = shape_.feed_forward;
     const int64_t q = shape_.heads * shape_.head_size;
     const int64_t kv = shape_.kv_heads * shape_.head_size;
     const int64_t layers = shape_.layers;
-    std::printf("%-24s %6s %9s %9s %9s %7s\n", "operation", "a step", "ms", "ms a step", "limit ms",
-                "of it");
     LoraGroup("qkv", 0, h, {{0, q}, {q, kv}, {q + kv, kv}}, Kind::kRope);
     LoraGroup("o", 1, q, {{0, h}}, Kind::kResidual);
     LoraGroup("gate_up", 2, h, {{0, f}, {f, f}}, Kind::kGateUp);
@@ -101,44 +119,89 @@ class Bench {
     Rowwise(layers);
     Head();
     Optimizer();
-    const double seconds = total_ms_ * 1e-3;
-    std::printf("step %.2f ms = %.0f tok/s; limits %.2f ms = %.0f tok/s; ratio %.3f\n", total_ms_,
-                static_cast<double>(options_.tokens) / seconds, limit_ms_,
-                static_cast<double>(options_.tokens) / (limit_ms_ * 1e-3), total_ms_ / limit_ms_);
   }
 
- private:
+  // The operations in the order of a step, beside the products with frozen weights alone.
+  void Sustain() {
+    const std::vector<std::string> forward = {
+        "rms_norm", "qkv", "rope", "attention", "o", "rms_norm", "gate_up, swiglu", "down"};
+    const std::vector<std::string> backward = {"down, swiglu backward", "gate_up backward",
+                                               "rms_norm backward",     "o backward",
+                                               "attention backward",    "rope",
+                                               "qkv backward",          "rms_norm backward"};
+    std::vector<std::function<void()>> step = {[this] { NextBatch(); }};
+    const auto add = [&](const std::vector<std::string>& names, int64_t times) {
+      for (int64_t i = 0; i < times; ++i) {
+        for (const std::string& name : names) step.push_back(recorded_.at(name));
+      }
+    };
+    add({"embed"}, 1);
+    add(forward, shape_.layers);
+    add({"rms_norm", "head and loss", "loss backward", "rms_norm backward"}, 1);
+    add(backward, shape_.layers);
+    add({"sum of squares", "adamw"}, 1);
+    const int64_t h = shape_.hidden;
+    const int64_t f = shape_.feed_forward;
+    const int64_t q = shape_.heads * shape_.head_size;
+    RunSustained(
+        *backend_, step,
+        {.tokens = options_.tokens,
+         .layers = shape_.layers,
+         .of_layer = {{q + 2 * shape_.kv_heads * shape_.head_size, h}, {h, q}, {2 * f, h}, {h, f}},
+         .head = {shape_.vocabulary, h}},
+        options_.sustained_seconds);
+  }
+
+  // The same microbatch anew, with tables of its own. The one before it may still be under way.
+  void NextBatch() {
+    batch_before_ = std::move(batch_);
+    batch_ = backend_->PrepareBatch({ids_, segments_, loss_rows_});
+  }
+
   TensorView Activation(int64_t columns) {
-    return Filled(options_.tokens, columns, backend_->activation_dtype());
+    return Filled(options_.tokens, columns, backend_->activation_dtype(), 1);
   }
 
-  // Uniform in [-0.5, 0.5) or so: timing on zeros would flatter.
-  TensorView Filled(int64_t rows, int64_t columns, DType dtype) {
+  // Random, of that standard deviation: timing on zeros would flatter.
+  TensorView Filled(int64_t rows, int64_t columns, DType dtype, float size) {
     const TensorView view = arena_->Matrix(rows, columns, dtype);
-    const int64_t mark = arena_->used();
-    const TensorView random = arena_->Matrix(rows, columns);
-    backend_->InitializeA(++seed_, 0, 0, random);
-    backend_->Cast(random, view);
-    arena_->Rewind(mark);
+    cuda::FillRandom(view, size, ++seed_);
+    LORAD_CUDA_CHECK(cudaDeviceSynchronize());  // the backend's stream does not wait
     return view;
   }
 
-  std::unique_ptr<Linear> Weight(int64_t outputs, int64_t inputs) {
-    auto linear = backend_->MakeLinear(outputs, inputs, false, *arena_);
-    float* rows = backend_->MapRows(*linear, 0, outputs);
-    uint32_t state = static_cast<uint32_t>(++seed_);
+  // Kept as long as what is recorded.
+  Linear& Weight(int64_t outputs, int64_t inputs) {
+    Linear& linear = *linears_.emplace_back(backend_->MakeLinear(outputs, inputs, false, *arena_));
+    float* rows = backend_->MapRows(linear, 0, outputs);
+    uint64_t state = ++seed_;
     for (int64_t i = 0; i < outputs * inputs; ++i) {
-      state = state * 1664525 + 1013904223;
-      rows[i] = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-36f;
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      int32_t sum = 0;  // of four uniforms
+      for (int part = 0; part < 4; ++part) sum += static_cast<int16_t>(state >> 16 * part);
+      rows[i] = kWeightSize * 0x1p-15f * 0.8660254f * static_cast<float>(sum);
     }
-    backend_->Unmap(*linear);
+    backend_->Unmap(linear);
     return linear;
   }
 
-  // Times `run`, `count` times a step. The limit: FLOPs at the product's speed plus bytes at the
-  // copy's.
+  // Gives memory and targets of an operation's benchmark to the next one.
+  void Release(int64_t mark, int32_t group = -1) {
+    if (options_.sustained_seconds > 0) return;
+    for (int32_t slot = 0; group >= 0 && slot < options_.adapters; ++slot) {
+      backend_->SetTargets(*table_, slot, group, {});
+    }
+    arena_->Rewind(mark);
+  }
+
+  // Times `run`, `count` times a step, or records it. The limit: FLOPs at the product's speed plus
+  // bytes at the copy's.
   void Time(const std::string& name, int64_t count, double flops, double bytes,
             const std::function<void()>& run) {
+    if (options_.sustained_seconds > 0) {
+      recorded_[name] = run;
+      return;
+    }
     const double ms = MedianMs(*backend_, run);
     const double limit = flops / ceilings_.product_flops * 1e3 + bytes / ceilings_.copy_bytes * 1e3;
     total_ms_ += ms * static_cast<double>(count);
@@ -161,7 +224,7 @@ class Bench {
                  const std::vector<Part>& parts, Kind kind) {
     const int64_t mark = arena_->used();
     const int64_t outputs = parts.back().first + parts.back().outputs;
-    const auto linear = Weight(outputs, inputs);
+    const Linear& linear = Weight(outputs, inputs);
     for (int32_t slot = 0; slot < options_.adapters; ++slot) {
       backend_->SetTargets(*table_, slot, group, Targets(inputs, parts));
     }
@@ -173,44 +236,42 @@ class Bench {
     const double flops = 2.0 * static_cast<double>(options_.tokens * inputs * outputs);
     if (kind == Kind::kGateUp) {
       const TensorView gated = Activation(outputs / 2);
-      Time(name + ", swiglu", shape_.layers, flops, 0, [&] {
-        backend_->LoraLinearSwiGlu(*batch_, *linear, *table_, group, x, y, gated, saved);
+      Time(name + ", swiglu", shape_.layers, flops, 0, [=, this, &linear] {
+        backend_->LoraLinearSwiGlu(*batch_, linear, *table_, group, x, y, gated, saved);
       });
     } else if (kind == Kind::kRope) {
       const TensorView angles = Angles();
-      Time(name + ", rope", shape_.layers, flops, 0, [&] {
-        backend_->LoraLinearRope(*batch_, *linear, *table_, group, x, angles, parts.back().first, y,
-                                 saved);
+      const int64_t rotated = parts.back().first;
+      Time(name + ", rope", shape_.layers, flops, 0, [=, this, &linear] {
+        backend_->LoraLinearRope(*batch_, linear, *table_, group, x, angles, rotated, y, saved);
       });
     } else {
       const TensorView residual = Activation(outputs);
-      Time(name, shape_.layers, flops, 0,
-           [&] { backend_->LoraLinear(*batch_, *linear, *table_, group, x, residual, y, saved); });
+      Time(name, shape_.layers, flops, 0, [=, this, &linear] {
+        backend_->LoraLinear(*batch_, linear, *table_, group, x, residual, y, saved);
+      });
     }
     if (kind == Kind::kDown) {
       const TensorView gate_up = Activation(2 * inputs);
       const TensorView dgate_up = Activation(2 * inputs);
-      Time(name + ", swiglu backward", shape_.layers, flops, 0, [&] {
-        backend_->LoraLinearSwiGluBackward(*batch_, *linear, *table_, group, gate_up, x, y, dx,
+      Time(name + ", swiglu backward", shape_.layers, flops, 0, [=, this, &linear] {
+        backend_->LoraLinearSwiGluBackward(*batch_, linear, *table_, group, gate_up, x, y, dx,
                                            dgate_up, saved);
       });
     } else {
-      Time(name + " backward", shape_.layers, flops, 0, [&] {
-        backend_->LoraLinearBackward(*batch_, *linear, *table_, group, x, y, dx, saved);
+      Time(name + " backward", shape_.layers, flops, 0, [=, this, &linear] {
+        backend_->LoraLinearBackward(*batch_, linear, *table_, group, x, y, dx, saved);
       });
     }
-    for (int32_t slot = 0; slot < options_.adapters; ++slot) {
-      backend_->SetTargets(*table_, slot, group, {});
-    }
-    arena_->Rewind(mark);
+    Release(mark, group);
   }
 
   std::vector<LoraTarget> Targets(int64_t inputs, const std::vector<Part>& parts) {
     std::vector<LoraTarget> targets;
     const DType dtype = backend_->activation_dtype();
     for (const Part& part : parts) {
-      const TensorView a = Filled(options_.rank, inputs, DType::kFloat32);
-      const TensorView b = Filled(part.outputs, options_.rank, DType::kFloat32);
+      const TensorView a = Filled(options_.rank, inputs, DType::kFloat32, kWeightSize);
+      const TensorView b = Filled(part.outputs, options_.rank, DType::kFloat32, kWeightSize);
       LoraTarget target = {.first_output = part.first,
                            .outputs = part.outputs,
                            .rank = options_.rank,
@@ -243,22 +304,22 @@ class Bench {
     const TensorView out = Activation(q);
     const TensorView dout = Activation(q);
     const TensorView lse = arena_->Matrix(options_.tokens, shape_.heads);
-    const auto part = [&](const TensorView& view, int i) {
+    const auto part = [=](const TensorView& view, int i) {
       return view.Columns(i == 0 ? 0 : q + (i - 1) * kv, i == 0 ? q : kv);
     };
     // Half of the scores: causal.
     const double flops = 2.0 * static_cast<double>(options_.tokens * options_.sequence * q);
-    const auto forward = [&] {
+    const auto forward = [=, this] {
       backend_->Attention(*batch_, shape, part(qkv, 0), part(qkv, 1), part(qkv, 2), out, lse);
     };
     Time("attention", shape_.layers, flops, 0, forward);
     const TensorView angles = Angles();
-    Time("attention, rope backward", shape_.layers, 2.5 * flops, 0, [&] {
+    Time("attention, rope backward", shape_.layers, 2.5 * flops, 0, [=, this] {
       backend_->AttentionRopeBackward(*batch_, shape, angles, part(qkv, 0), part(qkv, 1),
                                       part(qkv, 2), out, lse, dout, part(dqkv, 0), part(dqkv, 1),
                                       part(dqkv, 2));
     });
-    arena_->Rewind(mark);
+    Release(mark);
   }
 
   static double Bytes(const TensorView& view) {
@@ -270,12 +331,12 @@ class Bench {
     const TensorView x = Activation(shape_.hidden);
     const TensorView y = Activation(shape_.hidden);
     const TensorView dy = Activation(shape_.hidden);
-    const TensorView weight = Filled(1, shape_.hidden, DType::kFloat32);
+    const TensorView weight = Filled(1, shape_.hidden, DType::kFloat32, 1);
     Time("rms_norm", 2 * layers + 1, 0, 2 * Bytes(x),
-         [&] { backend_->RmsNorm(*batch_, x, weight, 1e-5f, y); });
+         [=, this] { backend_->RmsNorm(*batch_, x, weight, 1e-5f, y); });
     Time("rms_norm backward", 2 * layers + 1, 0, 4 * Bytes(x),
-         [&] { backend_->RmsNormBackward(*batch_, x, weight, 1e-5f, dy, y); });
-    arena_->Rewind(mark);
+         [=, this] { backend_->RmsNormBackward(*batch_, x, weight, 1e-5f, dy, y); });
+    Release(mark);
   }
 
   void Head() {
@@ -284,21 +345,39 @@ class Bench {
     const TensorView dx = Activation(shape_.hidden);
     const TensorView unit = Activation(shape_.hidden);
     const TensorView log_p = arena_->Matrix(1, options_.tokens);
-    const auto head = Weight(shape_.vocabulary, shape_.hidden);
-    Time("embed", 1, 0, 2 * Bytes(x), [&] { backend_->Embed(*batch_, *head, x); });
+    const Linear& head = Weight(shape_.vocabulary, shape_.hidden);
+    Time("embed", 1, 0, 2 * Bytes(x), [=, this, &head] { backend_->Embed(*batch_, head, x); });
     const double flops =
         2.0 * static_cast<double>(options_.tokens * shape_.vocabulary * shape_.hidden);
     Time("head and loss", 1, 2 * flops, 0,
-         [&] { backend_->LinearLoss(*batch_, x, *head, log_p, unit); });
+         [=, this, &head] { backend_->LinearLoss(*batch_, x, head, log_p, unit); });
     const std::vector<float> weights(static_cast<size_t>(options_.tokens), -1e-3f);
     Time("loss backward", 1, 0, 2 * Bytes(x),
-         [&] { backend_->LossBackward(*batch_, weights, unit, dx); });
-    arena_->Rewind(mark);
+         [=, this] { backend_->LossBackward(*batch_, weights, unit, dx); });
+    Release(mark);
   }
 
-  // Of every adapter once a step: the case of one microbatch a step.
+  // Of all adapters once a step: the case of one microbatch a step.
   void Optimizer() {
     const int64_t mark = arena_->used();
+    std::vector<NormRequest> norms;
+    std::vector<StepRequest> steps;
+    readings_ = *backend_->MakeHostArena(kArenaAlignment * options_.adapters);
+    int64_t elements = 0;
+    for (int32_t adapter = 0; adapter < options_.adapters; ++adapter) {
+      const std::vector<OptimizerTensor> tensors = AdapterTensors();
+      for (const OptimizerTensor& tensor : tensors) elements += tensor.elements;
+      optimizers_.push_back(backend_->MakeOptimizer(tensors));
+      norms.push_back({optimizers_.back().get(), readings_->Allocate<double>(1)});
+      steps.push_back({optimizers_.back().get(), {.learning_rate = 1e-4}});
+    }
+    const double all = static_cast<double>(elements);
+    Time("sum of squares", 1, 0, 8 * all, [=, this] { backend_->SumOfSquares(norms); });
+    Time("adamw", 1, 0, 42 * all, [=, this] { backend_->AdamW(steps); });
+    Release(mark);
+  }
+
+  std::vector<OptimizerTensor> AdapterTensors() {
     const int64_t h = shape_.hidden;
     const int64_t f = shape_.feed_forward;
     const int64_t q = shape_.heads * shape_.head_size;
@@ -306,14 +385,17 @@ class Bench {
     std::vector<OptimizerTensor> tensors;
     const auto add = [&](int64_t rows, int64_t columns) {
       OptimizerTensor tensor = {.elements = rows * columns, .columns = columns};
-      tensor.parameter = Filled(rows, columns, DType::kFloat32).f32();
-      tensor.exp_avg = Filled(rows, columns, DType::kFloat32).f32();
-      tensor.exp_avg_sq = Filled(rows, columns, DType::kFloat32).f32();
-      tensor.gradient = arena_->Allocate<int64_t>(rows * columns);
+      tensor.parameter = Filled(rows, columns, DType::kFloat32, kWeightSize).f32();
+      tensor.exp_avg = Filled(rows, columns, DType::kFloat32, 1e-3f).f32();
+      const TensorView exp_avg_sq = arena_->Matrix(rows, columns);
+      backend_->Zero(exp_avg_sq);
+      tensor.exp_avg_sq = exp_avg_sq.f32();
+      // Two random floats are a random accumulator below the limit.
+      tensor.gradient =
+          static_cast<int64_t*>(Filled(rows, 2 * columns, DType::kFloat32, kWeightSize).data);
       if (backend_->activation_dtype() != DType::kFloat32) {
         tensor.copy = arena_->Matrix(rows, columns, backend_->activation_dtype());
       }
-      tensor.learning_rate = 1e-4;
       tensors.push_back(tensor);
     };
     for (int64_t layer = 0; layer < shape_.layers; ++layer) {
@@ -323,23 +405,24 @@ class Bench {
         add(outputs, options_.rank);
       }
     }
-    backend_->DropGradients(tensors);
-    double elements = 0;
-    for (const OptimizerTensor& tensor : tensors) elements += static_cast<double>(tensor.elements);
-    double sum = 0;
-    Time("sum of squares", options_.adapters, 0, 8 * elements,
-         [&] { backend_->SumOfSquares(tensors, &sum); });
-    Time("adamw", options_.adapters, 0, 42 * elements, [&] { backend_->AdamW({}, tensors); });
-    arena_->Rewind(mark);
+    return tensors;
   }
 
   const Options options_;
   const ModelShape shape_;
-  const Ceilings ceilings_ = MeasureCeilings();
+  Ceilings ceilings_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Arena> arena_;
+  std::vector<int32_t> ids_;
+  std::vector<Segment> segments_;
+  std::vector<LossRow> loss_rows_;
   std::unique_ptr<Batch> batch_;
+  std::unique_ptr<Batch> batch_before_;
   std::unique_ptr<AdapterTable> table_;
+  std::vector<std::unique_ptr<Linear>> linears_;
+  std::vector<std::unique_ptr<kernels::Optimizer>> optimizers_;
+  std::unique_ptr<Arena> readings_;
+  std::map<std::string, std::function<void()>> recorded_;
   uint64_t seed_ = 0;
   double total_ms_ = 0;
   double limit_ms_ = 0;
@@ -357,6 +440,8 @@ int Main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--rank", options.rank, "Of all seven linears")->capture_default_str();
   app.add_option("--dropout", options.dropout, "Of all adapters")->capture_default_str();
+  app.add_option("--sustained", options.sustained_seconds,
+                 "Run whole steps for so many seconds, and their frozen products alone as long");
   CLI11_PARSE(app, argc, argv);
   const auto shape = std::find_if(std::begin(kShapes), std::end(kShapes),
                                   [&](const auto& known) { return options.shape == known.name; });

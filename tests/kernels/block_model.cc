@@ -94,14 +94,15 @@ BlockModel::BlockModel(World& world, const BlockShape& shape, uint64_t seed, std
     frequencies.push_back(std::pow(0.3f, static_cast<float>(i)));
   }
   backend_.FillRope(frequencies, 1, rope_->view());
+  for (const int job : jobs_) optimizers_.push_back(OptimizerOf(job));
   MakeReadings();
 }
 
 void BlockModel::MakeReadings() {
   const auto lay = [this](Arena& arena) {
     readings_ = {.log_p = arena.Allocate<float>(kLossRowsMax),
-                 .sum = arena.Allocate<double>(1),
-                 .overflow = arena.Allocate<int32_t>(1)};
+                 .sums = arena.Allocate<double>(static_cast<int64_t>(jobs_.size())),
+                 .overflows = arena.Allocate<int32_t>(static_cast<int64_t>(jobs_.size()))};
   };
   Arena counting(Device::kCpu);
   lay(counting);
@@ -223,24 +224,35 @@ std::vector<DeviceAdapter*> BlockModel::AdaptersOf(int job) {
   return adapters;
 }
 
+std::unique_ptr<Optimizer> BlockModel::OptimizerOf(int job) {
+  std::vector<OptimizerTensor> tensors;
+  for (DeviceAdapter* adapter : AdaptersOf(job)) {
+    const std::vector<OptimizerTensor> part = adapter->Tensors(0.01);
+    tensors.insert(tensors.end(), part.begin(), part.end());
+  }
+  return tensors.empty() ? nullptr : backend_.MakeOptimizer(tensors);
+}
+
 void BlockModel::Step() {
   ++steps_;
-  for (int32_t slot = 0; slot < static_cast<int32_t>(jobs_.size()); ++slot) {
-    const int job = jobs_[static_cast<size_t>(slot)];
-    std::vector<OptimizerTensor> tensors;
-    for (DeviceAdapter* adapter : AdaptersOf(job)) {
-      const std::vector<OptimizerTensor> part = adapter->Tensors(1e-3, 0.01);
-      tensors.insert(tensors.end(), part.begin(), part.end());
-    }
-    if (tensors.empty()) continue;
-    backend_.SumOfSquares(tensors, readings_.sum);
-    backend_.TakeOverflow(*table_, slot, readings_.overflow);
-    if (job == kWatchedJob) {
-      backend_.AdamW({.step = steps_, .clip_factor = 0.5}, tensors);
-    } else {
-      backend_.DropGradients(tensors);
-    }
+  std::vector<NormRequest> norms;
+  std::vector<StepRequest> steps;
+  for (size_t slot = 0; slot < jobs_.size(); ++slot) {
+    const Optimizer* optimizer = optimizers_[slot].get();
+    if (optimizer == nullptr) continue;
+    norms.push_back({optimizer, readings_.sums + slot});
+    if (jobs_[slot] == kDivergedJob) continue;
+    const double learning_rate = jobs_[slot] == kWatchedJob ? 1e-3 : 0;
+    steps.push_back(
+        {optimizer, {.learning_rate = learning_rate, .step = steps_, .clip_factor = 0.5}});
   }
+  backend_.SumOfSquares(norms);
+  for (size_t slot = 0; slot < jobs_.size(); ++slot) {
+    if (optimizers_[slot] == nullptr) continue;
+    backend_.TakeOverflow(*table_, static_cast<int32_t>(slot), readings_.overflows + slot);
+    if (jobs_[slot] == kDivergedJob) backend_.DropGradients(*optimizers_[slot]);
+  }
+  backend_.AdamW(steps);
 }
 
 BlockBits BlockModel::Train(const std::vector<Microbatch>& microbatches, int steps) {

@@ -55,7 +55,8 @@ class BlockModel {
 
   // Forward and backward of one microbatch; only enqueues unless `bits` asks for results.
   void Run(const Microbatch& microbatch, BlockBits* bits);
-  // One step of the watched job; what strangers gathered is dropped.
+  // One step of the watched job; strangers' rate is zero, and what the diverged one gathered is
+  // dropped.
   void Step();
   // Every microbatch, then a step; so many times.
   BlockBits Train(const std::vector<Microbatch>& microbatches, int steps = 1);
@@ -82,6 +83,7 @@ class BlockModel {
     return qkv.Columns(first * shape_.head_size, count * shape_.head_size);
   }
   std::vector<DeviceAdapter*> AdaptersOf(int job);
+  std::unique_ptr<Optimizer> OptimizerOf(int job);
 
   World& world_;
   Backend& backend_;
@@ -98,12 +100,13 @@ class BlockModel {
   // What is read back without a wait, as the engine does; nobody looks.
   struct Readings {
     float* log_p = nullptr;
-    double* sum = nullptr;
-    int32_t* overflow = nullptr;
+    double* sums = nullptr;        // [slots]
+    int32_t* overflows = nullptr;  // [slots]
   };
   std::unique_ptr<Arena> host_arena_;
   Readings readings_;
-  std::vector<DeviceAdapter> adapters_;  // [group * slots + slot]
+  std::vector<DeviceAdapter> adapters_;                 // [group * slots + slot]
+  std::vector<std::unique_ptr<Optimizer>> optimizers_;  // [slots]; null where nothing trains
   int64_t steps_ = 0;
 };
 

@@ -65,6 +65,9 @@ World::World(const BackendCase& backend, const Limits& limits, int64_t arena_byt
   auto arena = backend_->MakeArena(workspace.bytes_max() + arena_bytes);
   REQUIRE(arena.ok());
   arena_ = *std::move(arena);
+  auto readings = backend_->MakeHostArena(kReadingBytes);
+  REQUIRE(readings.ok());
+  readings_ = *std::move(readings);
   backend_->ReserveWorkspace(limits, *arena_);
   bfloat16_ = backend_->activation_dtype() == DType::kBfloat16;
   if (backend_->device() == Device::kCuda) grain_ = 16 / BytesOf(backend_->activation_dtype());
@@ -99,17 +102,37 @@ void World::Read(const void* device, int64_t bytes, void* host) {
 }
 
 double World::SumOfSquares(std::span<const OptimizerTensor> tensors) {
-  double sum = 0;
-  backend_->SumOfSquares(tensors, &sum);
+  const std::unique_ptr<Optimizer> optimizer = backend_->MakeOptimizer(tensors);
+  const Optimizer* one = optimizer.get();
+  return SumsOfSquares({&one, 1}).front();
+}
+
+std::vector<double> World::SumsOfSquares(std::span<const Optimizer* const> optimizers) {
+  double* sums = readings_->Allocate<double>(static_cast<int64_t>(optimizers.size()));
+  std::vector<NormRequest> requests;
+  for (size_t i = 0; i < optimizers.size(); ++i) requests.push_back({optimizers[i], sums + i});
+  backend_->SumOfSquares(requests);
   backend_->Synchronize();
-  return sum;
+  readings_->Rewind(0);
+  return {sums, sums + optimizers.size()};
+}
+
+void World::Step(const AdamWOptions& options, std::span<const OptimizerTensor> tensors) {
+  const std::unique_ptr<Optimizer> optimizer = backend_->MakeOptimizer(tensors);
+  const StepRequest request = {optimizer.get(), options};
+  backend_->AdamW({&request, 1});
+}
+
+void World::DropGradients(std::span<const OptimizerTensor> tensors) {
+  backend_->DropGradients(*backend_->MakeOptimizer(tensors));
 }
 
 bool World::TakeOverflow(AdapterTable& table, int32_t slot) {
-  int32_t marked = 0;
-  backend_->TakeOverflow(table, slot, &marked);
+  int32_t* marked = readings_->Allocate<int32_t>(1);
+  backend_->TakeOverflow(table, slot, marked);
   backend_->Synchronize();
-  return marked != 0;
+  readings_->Rewind(0);
+  return *marked != 0;
 }
 
 Limits TestLimits() {

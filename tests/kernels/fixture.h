@@ -87,15 +87,22 @@ class World {
   void Read(const void* device, int64_t bytes, void* host);
   // What the backend reads back without a wait, waited for.
   double SumOfSquares(std::span<const OptimizerTensor> tensors);
+  std::vector<double> SumsOfSquares(std::span<const Optimizer* const> optimizers);  // in one call
   bool TakeOverflow(AdapterTable& table, int32_t slot);
+  // With an optimizer of this call's own.
+  void Step(const AdamWOptions& options, std::span<const OptimizerTensor> tensors);
+  void DropGradients(std::span<const OptimizerTensor> tensors);
 
  private:
   TensorView Words(const void* device, int64_t bytes) const;
+
+  static constexpr int64_t kReadingBytes = 4096;
 
   int64_t grain_ = 1;
   bool bfloat16_ = false;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Arena> arena_;
+  std::unique_ptr<Arena> readings_;  // in the host's memory
 };
 
 // What a matrix holds: of the backend's activation type, or float32 whatever that is.

@@ -91,7 +91,7 @@ DeviceAdapter::DeviceAdapter(World& world, AdapterTable& table, int32_t slot, in
                         .da = da,
                         .db = db});
   }
-  world.backend().DropGradients(tensors_);
+  world.DropGradients(tensors_);
   world.backend().SetTargets(table, slot, group, targets_);
 }
 
@@ -131,13 +131,9 @@ std::vector<float> DeviceAdapter::State() const {
   return all;
 }
 
-std::vector<OptimizerTensor> DeviceAdapter::Tensors(double learning_rate,
-                                                    double weight_decay) const {
+std::vector<OptimizerTensor> DeviceAdapter::Tensors(double weight_decay) const {
   std::vector<OptimizerTensor> tensors = tensors_;
-  for (OptimizerTensor& tensor : tensors) {
-    tensor.learning_rate = learning_rate;
-    tensor.weight_decay = weight_decay;
-  }
+  for (OptimizerTensor& tensor : tensors) tensor.weight_decay = weight_decay;
   return tensors;
 }
 

@@ -34,7 +34,7 @@ class DeviceAdapter {
   // Masters and moments of all targets.
   std::vector<float> State() const;
   // All matrices as the optimizer sees them.
-  std::vector<OptimizerTensor> Tensors(double learning_rate, double weight_decay) const;
+  std::vector<OptimizerTensor> Tensors(double weight_decay) const;
 
  private:
   Matrix Gradient(const int64_t* accumulator, const Matrix& like) const;

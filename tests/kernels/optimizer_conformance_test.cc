@@ -120,7 +120,7 @@ TEST_CASE("AdamW over several tensors and steps") {
         device.emplace_back(world, state, columns);
         states.push_back(state);
       }
-      AdamWOptions options = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+      AdamWOptions options = {.learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
       for (options.step = 1; options.step <= 5; ++options.step) {
         options.clip_factor = random.Uniform(0.1, 1);
         std::vector<OptimizerTensor> tensors;
@@ -128,7 +128,7 @@ TEST_CASE("AdamW over several tensors and steps") {
           states[i].g =
               RandomMatrix(random, 1, static_cast<int64_t>(states[i].p.size()), 1e-2).values;
           device[i].SetGradient(states[i]);
-          device[i].tensor.learning_rate = 1e-3 * static_cast<double>(i + 1);
+          device[i].tensor.learning_rate_factor = static_cast<double>(i + 1);
           device[i].tensor.weight_decay = decays[i];
           tensors.push_back(device[i].tensor);
         }
@@ -139,12 +139,12 @@ TEST_CASE("AdamW over several tensors and steps") {
           total += sums.back();
         }
         CHECK(std::fabs(world.SumOfSquares(tensors) - total) <= total * 1e-14);
-        world.backend().AdamW(options, tensors);
+        world.Step(options, tensors);
         for (size_t i = 0; i < states.size(); ++i) {
           double squares = 0;
           for (const double g : states[i].g) squares += g * g;
           CHECK(std::fabs(sums[i] - squares) <= squares * 2e-7);  // gradients rounded to float32
-          AdamWReference(options, tensors[i].learning_rate, decays[i], states[i]);
+          AdamWReference(options, 1e-3 * tensors[i].learning_rate_factor, decays[i], states[i]);
           CHECK(Compare(device[i].Read(tensors[i].parameter), RowOf(states[i].p),
                         world.Within(kAdamW)) == "");
           CHECK(Compare(device[i].Read(tensors[i].exp_avg), RowOf(states[i].m),
@@ -180,8 +180,87 @@ void CheckSums(World& world) {
   set({-(int64_t{1} << 62)}, tensors.back().gradient + 77777);
   CHECK(world.SumOfSquares(tensors) == std::numeric_limits<double>::infinity());
   CHECK(std::isfinite(world.SumOfSquares(std::span(tensors).first(tensors.size() - 1))));
-  world.backend().DropGradients(tensors);
+  world.DropGradients(tensors);
   CHECK(world.SumOfSquares(tensors) == 0);
+}
+
+// The state of a slot's tensors after a step.
+std::vector<Matrix> StateOf(const std::vector<DeviceTensor>& tensors) {
+  std::vector<Matrix> state;
+  for (const DeviceTensor& device : tensors) {
+    for (const float* part :
+         {device.tensor.parameter, device.tensor.exp_avg, device.tensor.exp_avg_sq}) {
+      state.push_back(device.Read(part));
+    }
+    if (!device.tensor.copy.empty()) state.push_back(device.ReadCopy());
+  }
+  return state;
+}
+
+// Slots with matrices, rates and steps of their own: more than one launch takes.
+struct Slots {
+  static constexpr int kSlots = 40;
+
+  Slots(World& to, uint64_t seed) : world(to) {
+    Random random(seed);
+    for (int slot = 0; slot < kSlots; ++slot) {
+      std::vector<DeviceTensor>& mine = tensors.emplace_back();
+      std::vector<OptimizerTensor> described;
+      const int64_t matrices = random.Integer(1, 3);
+      for (int64_t i = 0; i < matrices; ++i) {
+        const int64_t columns = random.Integer(1, 40) * (slot % 2 == 0 ? 4 : 1);
+        const int64_t n = columns * random.Integer(1, 300);
+        State state;
+        for (std::vector<double>* values : {&state.p, &state.m, &state.v, &state.g}) {
+          *values = RandomMatrix(random, 1, n, 1e-2).values;
+        }
+        for (double& value : state.v) value *= value;
+        mine.emplace_back(world, state, columns);
+        mine.back().SetGradient(state);
+        mine.back().tensor.weight_decay = 0.01 * static_cast<double>(i);
+        described.push_back(mine.back().tensor);
+      }
+      optimizers.push_back(world.backend().MakeOptimizer(described));
+      options.push_back({.learning_rate = random.Uniform(1e-4, 1e-2),
+                         .beta1 = random.Uniform(0.8, 0.95),
+                         .beta2 = random.Uniform(0.9, 0.999),
+                         .step = random.Integer(1, 100),
+                         .clip_factor = random.Uniform(0.1, 1)});
+    }
+  }
+
+  World& world;
+  std::vector<std::vector<DeviceTensor>> tensors;
+  std::vector<std::unique_ptr<Optimizer>> optimizers;
+  std::vector<AdamWOptions> options;
+};
+
+TEST_CASE("Slots that step in one call get the bits that each gets alone") {
+  for (const BackendCase& backend : Backends()) {
+    INFO(backend.name);
+    World world(backend);
+    const uint64_t seed = Seeds().front();
+    const Slots together(world, seed);
+    const Slots alone(world, seed);
+    std::vector<const Optimizer*> all;
+    std::vector<StepRequest> requests;
+    for (size_t slot = 0; slot < Slots::kSlots; ++slot) {
+      all.push_back(together.optimizers[slot].get());
+      requests.push_back({all.back(), together.options[slot]});
+    }
+    const std::vector<double> sums = world.SumsOfSquares(all);
+    world.backend().AdamW(requests);
+    for (size_t slot = 0; slot < Slots::kSlots; ++slot) {
+      const Optimizer* one = alone.optimizers[slot].get();
+      const StepRequest request = {one, alone.options[slot]};
+      CHECK(world.SumsOfSquares({&one, 1}).front() == sums[slot]);
+      world.backend().AdamW({&request, 1});
+      const std::vector<Matrix> want = StateOf(alone.tensors[slot]);
+      const std::vector<Matrix> got = StateOf(together.tensors[slot]);
+      for (size_t i = 0; i < want.size(); ++i) CHECK(got[i].values == want[i].values);
+      for (const DeviceTensor& device : together.tensors[slot]) CHECK(device.GradientIsZero());
+    }
+  }
 }
 
 TEST_CASE("SumOfSquares is exact where it can be, and infinite outside the range") {

@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -18,13 +19,21 @@ using kernels::Arena;
 using kernels::Backend;
 using kernels::Batch;
 using kernels::Linear;
+using kernels::NormRequest;
+using kernels::Optimizer;
 using kernels::OptimizerTensor;
+using kernels::StepRequest;
 using kernels::TensorView;
 
 template <class T>
 std::vector<T> Copied(std::span<const T> values) {
   return {values.begin(), values.end()};
 }
+
+// Shared with the operations that are still to come, for a handle may end before them.
+struct LateOptimizer final : Optimizer {
+  std::shared_ptr<Optimizer> of_backend;
+};
 
 class LateBackend final : public Backend {
  public:
@@ -193,19 +202,37 @@ class LateBackend final : public Backend {
   void InitializeA(uint64_t seed, int32_t layer, int32_t target, const TensorView& a) override {
     Later([=, this] { backend_->InitializeA(seed, layer, target, a); });
   }
-  void SumOfSquares(std::span<const OptimizerTensor> tensors, double* sum) override {
-    *sum = std::numeric_limits<double>::quiet_NaN();
-    Later([=, this, tensors = Copied(tensors)] { backend_->SumOfSquares(tensors, sum); });
+  std::unique_ptr<Optimizer> MakeOptimizer(std::span<const OptimizerTensor> tensors) override {
+    auto optimizer = std::make_unique<LateOptimizer>();
+    optimizer->of_backend = backend_->MakeOptimizer(tensors);
+    return optimizer;
   }
-  void AdamW(const kernels::AdamWOptions& options,
-             std::span<const OptimizerTensor> tensors) override {
-    Later([=, this, tensors = Copied(tensors)] { backend_->AdamW(options, tensors); });
+  void SumOfSquares(std::span<const NormRequest> requests) override {
+    for (const NormRequest& request : requests) {
+      *request.sum = std::numeric_limits<double>::quiet_NaN();
+      Later([this, sum = request.sum, optimizer = Of(*request.optimizer)] {
+        const NormRequest of_backend = {optimizer.get(), sum};
+        backend_->SumOfSquares({&of_backend, 1});
+      });
+    }
   }
-  void DropGradients(std::span<const OptimizerTensor> tensors) override {
-    Later([=, this, tensors = Copied(tensors)] { backend_->DropGradients(tensors); });
+  void AdamW(std::span<const StepRequest> requests) override {
+    for (const StepRequest& request : requests) {
+      Later([this, options = request.options, optimizer = Of(*request.optimizer)] {
+        const StepRequest of_backend = {optimizer.get(), options};
+        backend_->AdamW({&of_backend, 1});
+      });
+    }
+  }
+  void DropGradients(const Optimizer& optimizer) override {
+    Later([this, optimizer = Of(optimizer)] { backend_->DropGradients(*optimizer); });
   }
 
  private:
+  static std::shared_ptr<Optimizer> Of(const Optimizer& optimizer) {
+    return static_cast<const LateOptimizer&>(optimizer).of_backend;
+  }
+
   void Later(std::function<void()> operation) { operations_.push_back(std::move(operation)); }
 
   template <class Done>

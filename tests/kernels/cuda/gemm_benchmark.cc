@@ -17,18 +17,13 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemm_hopper_plan.h"
+#include "tests/kernels/cuda/gemm_peer.h"
 #include "tests/kernels/cuda/gemm_reference.h"
 
 namespace lorad::kernels::cuda {
 namespace {
 
 using Launch = std::function<void(int set)>;
-
-void CheckLibrary(cublasStatus_t status, int line) {
-  if (status != CUBLAS_STATUS_SUCCESS) {
-    Fail(__FILE__, line, "cublasLt", cublasLtGetStatusName(status), "");
-  }
-}
 
 struct Dense {
   Dense(int64_t rows, int64_t columns)
@@ -114,68 +109,6 @@ class Timer {
   }
 };
 
-// cuBLASLt with one of its algorithms.
-class Peer {
- public:
-  Peer() : workspace_(kWorkspace) { CheckLibrary(cublasLtCreate(&handle_), __LINE__); }
-
-  std::vector<cublasLtMatmulAlgo_t> Algorithms(const GemmArguments& arguments) {
-    Describe(arguments);
-    cublasLtMatmulPreferenceOpaque_t preference;
-    CheckLibrary(cublasLtMatmulPreferenceInit(&preference), __LINE__);
-    const uint64_t bytes = kWorkspace;
-    CheckLibrary(cublasLtMatmulPreferenceSetAttribute(
-                     &preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof(bytes)),
-                 __LINE__);
-    cublasLtMatmulHeuristicResult_t results[8];
-    int count = 0;
-    CheckLibrary(cublasLtMatmulAlgoGetHeuristic(handle_, &operation_, &a_, &b_, &d_, &d_,
-                                                &preference, 8, results, &count),
-                 __LINE__);
-    std::vector<cublasLtMatmulAlgo_t> algorithms;
-    for (int i = 0; i < count; ++i) algorithms.push_back(results[i].algo);
-    return algorithms;
-  }
-
-  void Run(const GemmArguments& arguments, const cublasLtMatmulAlgo_t& algorithm) {
-    Describe(arguments);
-    const float one = 1;
-    const float zero = 0;
-    CheckLibrary(
-        cublasLtMatmul(handle_, &operation_, &one, arguments.weight.data, &a_, arguments.x.data,
-                       &b_, &zero, arguments.y.data, &d_, arguments.y.data, &d_, &algorithm,
-                       workspace_.data(), kWorkspace, nullptr),
-        __LINE__);
-  }
-
- private:
-  static constexpr int64_t kWorkspace = int64_t{64} << 20;
-
-  static cublasLtMatrixLayoutOpaque_t Layout(const TensorView& view) {
-    cublasLtMatrixLayoutOpaque_t layout;
-    CheckLibrary(cublasLtMatrixLayoutInit(&layout, CUDA_R_16BF, static_cast<uint64_t>(view.columns),
-                                          static_cast<uint64_t>(view.rows), view.row_stride),
-                 __LINE__);
-    return layout;
-  }
-  void Describe(const GemmArguments& arguments) {
-    CheckLibrary(cublasLtMatmulDescInit(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F), __LINE__);
-    const cublasOperation_t transposed =
-        arguments.product == Product::kForward ? CUBLAS_OP_T : CUBLAS_OP_N;
-    CheckLibrary(cublasLtMatmulDescSetAttribute(&operation_, CUBLASLT_MATMUL_DESC_TRANSA,
-                                                &transposed, sizeof(transposed)),
-                 __LINE__);
-    a_ = Layout(arguments.weight);
-    b_ = Layout(arguments.x);
-    d_ = Layout(arguments.y);
-  }
-
-  DeviceMemory workspace_;
-  cublasLtHandle_t handle_ = nullptr;
-  cublasLtMatmulDescOpaque_t operation_;
-  cublasLtMatrixLayoutOpaque_t a_, b_, d_;
-};
-
 struct Shape {
   int64_t outputs;
   int64_t inputs;
@@ -185,7 +118,8 @@ const char* NameOf(Product product) {
   return product == Product::kForward ? "forward" : "gradient";
 }
 
-void BenchProduct(Product product, int64_t rows, const Shape& shape, int clusters, Peer& peer) {
+void BenchProduct(Product product, int64_t rows, const Shape& shape, int clusters,
+                  LibraryPeer& peer) {
   const Matrices matrices(product, rows, shape.outputs, shape.inputs);
   const auto own = [&](HopperTile tile) -> Launch {
     return [&, tile](int set) {
@@ -333,7 +267,7 @@ int Main(bool small) {
   LORAD_CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
   const int clusters = device.multiProcessorCount / 2;
   std::printf("%s, cuBLASLt %zu\n", device.name, cublasLtGetVersion());
-  Peer peer;
+  LibraryPeer peer;
   const Gemm gemm(GemmOptions{});
   constexpr Shape kShapes[] = {{4096, 4096}, {14336, 4096}, {4096, 14336}, {28672, 4096},
                                {6144, 4096}, {2048, 2048},  {2560, 2048},  {11264, 2048},

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/cuda/lora_linear.h"
+#include "kernels/cuda/transfer.h"
 
 namespace lorad::kernels::cuda::testing {
 
@@ -106,10 +107,11 @@ class LoraWorld {
   void PoisonScratch();
   void Synchronize();
   bool TakeOverflow(int32_t slot) {
-    int32_t marked = 0;
-    table_.TakeOverflow(slot, &marked);
+    auto* marked = static_cast<int32_t*>(readings_->Allocate(sizeof(int32_t)));
+    table_.TakeOverflow(slot, marked);
     Synchronize();
-    return marked != 0;
+    readings_->Rewind(0);
+    return *marked != 0;
   }
 
  private:
@@ -121,6 +123,7 @@ class LoraWorld {
   std::unique_ptr<DeviceMatrix> scratch_;
   std::unique_ptr<DeviceMatrix> gemm_workspace_;
   LoraMemory memory_;
+  const std::unique_ptr<Arena> readings_ = *MakePinnedArena(kArenaAlignment);
 };
 
 // False where there is no GPU.

@@ -1,0 +1,177 @@
+#include "tests/bench/gpu_sustained.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+
+#include "kernels/cuda/check.h"
+#include "tests/bench/gpu_power.h"
+#include "tests/kernels/cuda/gemm_peer.h"
+#include "tests/kernels/cuda/gemm_reference.h"
+
+namespace lorad::bench {
+namespace {
+
+using namespace kernels;
+using cuda::GemmArguments;
+using cuda::Product;
+
+constexpr float kWeightSize = 0.02f;
+
+double SecondsNow() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// How steps are enqueued and waited for; two are under way at a time, told apart by their mark.
+struct Steps {
+  std::function<void()> enqueue;
+  std::function<void(int mark)> mark;
+  std::function<void(int mark)> wait;
+};
+
+// Milliseconds a step in the second half of `seconds`.
+double Sustain(const Steps& steps, double seconds, PowerMeter& meter) {
+  const double begin = SecondsNow();
+  double half = 0;
+  int64_t before_half = 0;
+  for (int64_t done = 0;; ++done) {
+    steps.enqueue();
+    steps.mark(static_cast<int>(done % 2));
+    if (done > 0) steps.wait(static_cast<int>((done - 1) % 2));
+    const double now = SecondsNow();
+    if (half == 0 && now - begin >= seconds / 2) {
+      half = now;
+      before_half = done;
+      meter.Restart();
+    } else if (half > 0 && now - begin >= seconds) {
+      steps.wait(static_cast<int>(done % 2));
+      return 1e3 * (now - half) / static_cast<double>(done - before_half);
+    }
+  }
+}
+
+void Print(const char* name, double ms, double flops, int64_t tokens, const PowerReading& power) {
+  std::printf("%-28s %9.2f ms a step %9.0f tok/s", name, ms,
+              1e3 * static_cast<double>(tokens) / ms);
+  if (flops > 0) std::printf("  %4.0f TFLOP/s", flops / ms * 1e-9);
+  if (power.samples > 0) std::printf("  %4.0f W  %5.0f MHz", power.watts, power.sm_mhz);
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+// A matrix of bfloat16, random.
+struct Dense {
+  Dense(int64_t rows, int64_t columns, float size)
+      : memory(rows * columns * BytesOf(DType::kBfloat16)),
+        view{.data = memory.data(),
+             .rows = rows,
+             .columns = columns,
+             .row_stride = columns,
+             .dtype = DType::kBfloat16,
+             .device = Device::kCuda} {
+    cuda::FillRandom(view, size, static_cast<uint64_t>(rows * 31 + columns));
+  }
+  cuda::DeviceMemory memory;
+  TensorView view;
+};
+
+// Forward and input gradient of one weight, dy being what forward left in y.
+class FrozenPair {
+ public:
+  FrozenPair(cuda::LibraryPeer& peer, int64_t tokens, const FrozenShape& shape)
+      : peer_(peer),
+        x_(tokens, shape.inputs, 1),
+        dx_(tokens, shape.inputs, 1),
+        y_(tokens, shape.outputs, 1),
+        weight_(shape.outputs, shape.inputs, kWeightSize),
+        forward_{.product = Product::kForward, .x = x_.view, .weight = weight_.view, .y = y_.view},
+        backward_{.product = Product::kInputGradient,
+                  .x = y_.view,
+                  .weight = weight_.view,
+                  .y = dx_.view},
+        forward_algorithm_(Fastest(forward_)),
+        backward_algorithm_(Fastest(backward_)),
+        flops_(4.0 * static_cast<double>(tokens * shape.outputs * shape.inputs)) {}
+
+  void Forward() { peer_.Run(forward_, forward_algorithm_); }
+  void Backward() { peer_.Run(backward_, backward_algorithm_); }
+  double flops() const { return flops_; }
+
+ private:
+  cublasLtMatmulAlgo_t Fastest(const GemmArguments& arguments) {
+    constexpr int kRepeats = 5;
+    cublasLtMatmulAlgo_t fastest = {};
+    double fastest_seconds = 0;
+    for (const cublasLtMatmulAlgo_t& algorithm : peer_.Algorithms(arguments)) {
+      peer_.Run(arguments, algorithm);
+      LORAD_CUDA_CHECK(cudaDeviceSynchronize());
+      const double begin = SecondsNow();
+      for (int i = 0; i < kRepeats; ++i) peer_.Run(arguments, algorithm);
+      LORAD_CUDA_CHECK(cudaDeviceSynchronize());
+      const double seconds = SecondsNow() - begin;
+      if (fastest_seconds > 0 && seconds >= fastest_seconds) continue;
+      fastest = algorithm;
+      fastest_seconds = seconds;
+    }
+    return fastest;
+  }
+
+  cuda::LibraryPeer& peer_;
+  const Dense x_, dx_, y_, weight_;
+  const GemmArguments forward_, backward_;
+  const cublasLtMatmulAlgo_t forward_algorithm_, backward_algorithm_;
+  const double flops_;
+};
+
+void SustainProducts(const FrozenProducts& products, double seconds, PowerMeter& meter) {
+  cuda::LibraryPeer peer;
+  std::vector<std::unique_ptr<FrozenPair>> layer;
+  for (const FrozenShape& shape : products.of_layer) {
+    layer.push_back(std::make_unique<FrozenPair>(peer, products.tokens, shape));
+  }
+  FrozenPair head(peer, products.tokens, products.head);
+  double flops = head.flops();
+  for (const auto& pair : layer) flops += static_cast<double>(products.layers) * pair->flops();
+  cudaEvent_t events[2];
+  for (cudaEvent_t& event : events) {
+    LORAD_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  }
+  const Steps steps = {
+      .enqueue =
+          [&] {
+            for (int64_t i = 0; i < products.layers; ++i) {
+              for (const auto& pair : layer) pair->Forward();
+            }
+            head.Forward();
+            head.Backward();
+            for (int64_t i = 0; i < products.layers; ++i) {
+              for (size_t k = layer.size(); k-- > 0;) layer[k]->Backward();
+            }
+          },
+      .mark = [&](int mark) { LORAD_CUDA_CHECK(cudaEventRecord(events[mark])); },
+      .wait = [&](int mark) { LORAD_CUDA_CHECK(cudaEventSynchronize(events[mark])); }};
+  const double ms = Sustain(steps, seconds, meter);
+  Print("frozen products, cuBLASLt", ms, flops, products.tokens, meter.Read());
+  for (const cudaEvent_t event : events) LORAD_CUDA_CHECK(cudaEventDestroy(event));
+}
+
+}  // namespace
+
+void RunSustained(Backend& backend, const std::vector<std::function<void()>>& step,
+                  const FrozenProducts& products, double seconds) {
+  PowerMeter meter;
+  SustainProducts(products, seconds, meter);
+  const Steps steps = {.enqueue =
+                           [&] {
+                             for (const std::function<void()>& operation : step) operation();
+                           },
+                       .mark = [&](int mark) { backend.Mark(mark); },
+                       .wait = [&](int mark) { backend.WaitFor(mark); }};
+  const double ms = Sustain(steps, seconds, meter);
+  Print("whole step", ms, 0, products.tokens, meter.Read());
+}
+
+}  // namespace lorad::bench

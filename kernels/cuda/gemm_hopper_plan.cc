@@ -59,6 +59,11 @@ HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile) {
   plan.inner_steps = CeilDivide(arguments.x.columns, kHopperStepColumns);
   plan.row_tiles = CeilDivide(arguments.y.rows, kTermTileRows);
   plan.column_tiles = CeilDivide(columns, tile_columns);
+  if (tile == HopperTile::kRope192) {
+    // Three heads a row of tiles.
+    const int64_t head_size = arguments.rope.head_size;
+    plan.column_tiles = CeilDivide(columns, 3 * head_size) * static_cast<int32_t>(head_size / 64);
+  }
   plan.group_tiles = kGroupTiles;
   return plan;
 }

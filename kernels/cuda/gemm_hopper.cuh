@@ -137,11 +137,7 @@ __device__ inline TilePosition PositionOf(int tile, const HopperArguments& argum
   return {first + rest % size, rest / size};
 }
 
-// kRope: pair d of a head of D elements is its elements d and d + D/2. A tile is of the same pairs
-// of some heads, turned by the same angles: the lower elements of all its heads, then the upper.
-inline constexpr int kRopePairs = 32;
-
-// Of y, the tile's first; kSwiGlu: of its gate.
+// Of y, the tile's first.
 template <typename Shape>
 __device__ int FirstColumn(int column_tile, const HopperArguments& arguments) {
   if constexpr (Shape::kFinish == Finish::kRope) {

@@ -52,8 +52,7 @@ class Producer {
   __device__ bool Touches(const TermNote& term, int column) const {
     if (kRope) {
       // And what lies between them, of which the factor's are zeros.
-      const int first = ColumnOf(column, 0);
-      return Touches(term, first, ColumnOf(column, Shape::kColumns - 1) + 1 - first);
+      return Touches(term, column, ColumnOf(column, Shape::kColumns - 1) + 1 - column);
     }
     if (!kSwiGlu) return Touches(term, column, Shape::kColumns);
     return Touches(term, column, Shape::kOuts) ||

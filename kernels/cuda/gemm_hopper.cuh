@@ -36,7 +36,7 @@ enum class Finish {
   kSwiGlu,          // y is gate beside up, half of a tile's columns each; silu(gate) * up as well
   kSwiGluBackward,  // y is the gradient of SwiGLU's output; those of gate and up are formed of it
   kExponentials,    // y is exp(z - reference), with sums and maxima of the tile's columns
-  kRope,            // y's heads are turned; lower halves of heads, then as many of the upper
+  kRope,            // y's heads are turned
 };
 
 // kN columns; kStages of 64 inner elements; kBuffers for boxes of results a warpgroup.
@@ -137,18 +137,16 @@ __device__ inline TilePosition PositionOf(int tile, const HopperArguments& argum
   return {first + rest % size, rest / size};
 }
 
-// Where 32 pairs of a head's elements lie: pair d of a head is its elements d and d + D/2.
-struct PairBox {
-  int low;  // column of y
-  int high;
-  int first;  // pair of the head
-};
-// `pair`: a multiple of 32, pairs being counted over all heads. head_size: a power of two.
-__device__ inline PairBox PairsFrom(int pair, int head_size) {
-  const int half = head_size / 2;
-  const int first = pair & (half - 1);
-  const int low = 2 * (pair - first) + first;
-  return {low, low + half, first};
+// Of y, the tile's first.
+template <typename Shape>
+__device__ int FirstColumn(int column_tile, const HopperArguments& arguments) {
+  if constexpr (Shape::kFinish == Finish::kRope) {
+    const int head_size = arguments.rope.head_size;
+    const int parts = head_size / 2 / kRopePairs;  // of a head, a tile each
+    return column_tile / parts * (Shape::kOuts / kRopePairs) * head_size +
+           column_tile % parts * kRopePairs;
+  }
+  return column_tile * Shape::kOuts;
 }
 
 __device__ inline int FirstTile() { return static_cast<int>(blockIdx.x) / 2; }

@@ -82,6 +82,10 @@ constexpr int ColumnsOf(HopperTile tile) {
 }
 constexpr bool InTurns(HopperTile tile) { return tile >= HopperTile::kInTurns192; }
 
+// kRope192: pair d of a head of D elements is its elements d and d + D/2. A tile is of the same
+// pairs of three heads, turned by the same angles: the lower elements of all three, then the upper.
+inline constexpr int kRopePairs = 32;
+
 // `clusters`: at most this many pairs of blocks.
 void LaunchHopper(Product product, HopperTile tile, const HopperArguments& arguments, int clusters,
                   cudaStream_t stream);

@@ -32,7 +32,7 @@ class Consumer {
     for (int tile = first; tile < tiles; tile += stride) {
       const TilePosition position = PositionOf(tile, arguments_);
       row_ = position.row_tile * kClusterRows + block_row_;
-      column_ = position.column_tile * Shape::kOuts;
+      column_ = FirstColumn<Shape>(position.column_tile, arguments_);
       if (kTurns && tile != FirstTile()) AwaitTurn();
       Sums sums;
       Accumulate(sums, tile + TileStride() < tiles);
@@ -371,18 +371,20 @@ class Consumer {
   // Both halves of heads, turned (gemm_hopper_rope.cuh).
   struct Positions;
   struct Angles;
-  using Packed = uint32_t[Shape::kRowBlocks][Shape::kColumns / 4];
+  using Packed = uint32_t[Shape::kColumns / 4];  // of a block
   template <bool kBias>
   __device__ void FinishRope(const Sums& sums);
-  __device__ PairBox PairsAt(int box) const {  // of the tile
-    return PairsFrom(column_ + box * 32, arguments_.rope.head_size);
-  }
   __device__ Positions LoadPositions(int block) const;
-  __device__ Angles LoadAngles(const Positions& positions, int first) const;
+  __device__ void LoadAngles(const Positions& positions, Angles (&angles)[kRopePairs / 8]) const;
+  // Of the tile's columns.
+  __device__ int LowColumn(int head) const { return column_ + head * arguments_.rope.head_size; }
+  __device__ int HighColumn(int head) const {
+    return LowColumn(head) + arguments_.rope.head_size / 2;
+  }
   template <bool kBias>
-  __device__ void PackSums(const Sums& sums, Packed& packed) const;
-  __device__ void FinishPairs(const uint32_t (&packed)[Shape::kColumns / 4], int result, int part,
-                              bool turned, const Angles& angles) const;
+  __device__ void PackSums(const Sums& sums, int first, Packed (&packed)[Shape::kRowBlocks]) const;
+  __device__ void FinishPairs(const Packed& packed, int result, int part, bool turned,
+                              const Angles& angles) const;
 
   // What head and loss make of their products (gemm_hopper_loss.cuh).
   struct LossRows;

@@ -52,8 +52,7 @@ class Producer {
   __device__ bool Touches(const TermNote& term, int column) const {
     if (kRope) {
       // And what lies between them, of which the factor's are zeros.
-      const int first = ColumnOf(column, 0);
-      return Touches(term, first, ColumnOf(column, Shape::kColumns - 1) + 1 - first);
+      return Touches(term, column, ColumnOf(column, Shape::kColumns - 1) + 1 - column);
     }
     if (!kSwiGlu) return Touches(term, column, Shape::kColumns);
     return Touches(term, column, Shape::kOuts) ||
@@ -63,7 +62,7 @@ class Producer {
   __device__ void FillTile(int tile) {
     const TilePosition position = PositionOf(tile, arguments_);
     const int row = position.row_tile * kClusterRows + static_cast<int>(rank_) * kBlockRows;
-    const int column = position.column_tile * Shape::kOuts;
+    const int column = FirstColumn<Shape>(position.column_tile, arguments_);
     const StageNote note = CountTerms(position.row_tile, column);
     for (int step = 0; step < arguments_.inner_steps; ++step) {
       Begin(note);
@@ -130,9 +129,9 @@ class Producer {
   // The product's column that is column `at` of the tile from `column`.
   __device__ int ColumnOf(int column, int at) const {
     if constexpr (kRope) {
-      const int pair = column + at % Shape::kOuts;
-      const PairBox box = PairsFrom(pair / 32 * 32, arguments_.rope.head_size);
-      return (at < Shape::kOuts ? box.low : box.high) + pair % 32;
+      const int pair = at % Shape::kOuts;
+      return column + pair / kRopePairs * arguments_.rope.head_size + pair % kRopePairs +
+             at / Shape::kOuts * (arguments_.rope.head_size / 2);
     }
     return kSwiGlu && at >= Shape::kOuts ? arguments_.columns / 2 + column + at - Shape::kOuts
                                          : column + at;

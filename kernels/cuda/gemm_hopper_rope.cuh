@@ -1,6 +1,6 @@
 // How the product kernel (gemm_hopper.h) finishes tiles whose heads are turned (gemm.h:
-// RopeTables). A tile is of 96 pairs of a head's elements, counted over all heads: whatever the
-// size of heads, both of a pair are sums of one thread.
+// RopeTables). A tile is of the same 32 pairs of three heads: whatever the size of heads, both of a
+// pair are sums of one thread, and its angles are read once for the three.
 #ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_ROPE_CUH_
 #define LORAD_KERNELS_CUDA_GEMM_HOPPER_ROPE_CUH_
 
@@ -33,52 +33,58 @@ __device__ auto Consumer<kProduct, Shape>::LoadPositions(int block) const -> Pos
   return positions;
 }
 
-// `first`: pair of the head, a multiple of 8.
+// Of the tile's pairs.
 template <Product kProduct, typename Shape>
-__device__ auto Consumer<kProduct, Shape>::LoadAngles(const Positions& positions, int first) const
-    -> Angles {
+__device__ void Consumer<kProduct, Shape>::LoadAngles(const Positions& positions,
+                                                      Angles (&angles)[kRopePairs / 8]) const {
   const RopeTables& rope = arguments_.rope;
-  Angles angles;
+  const int first = (column_ & (rope.head_size - 1)) + 2 * (lane_ % 4);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float* from =
-        rope.angles + int64_t{positions.of[i]} * rope.angle_stride + first + 2 * (lane_ % 4);
-    angles.cosine[i] = __ldg(reinterpret_cast<const float2*>(from));
-    angles.sine[i] = __ldg(reinterpret_cast<const float2*>(from + rope.head_size / 2));
+    const float* from = rope.angles + int64_t{positions.of[i]} * rope.angle_stride + first;
+#pragma unroll
+    for (int part = 0; part < kRopePairs / 8; ++part) {
+      angles[part].cosine[i] = ptx::LoadPair(from + part * 8);
+      angles[part].sine[i] = ptx::LoadPair(from + rope.head_size / 2 + part * 8);
+    }
   }
-  return angles;
 }
 
-// Sums and bias, rounded as they would be in memory: half the registers.
+// Sums and bias of columns [first, first + kOuts), rounded as they would be in memory: half the
+// registers.
 template <Product kProduct, typename Shape>
 template <bool kBias>
-__device__ void Consumer<kProduct, Shape>::PackSums(const Sums& sums, Packed& packed) const {
+__device__ void Consumer<kProduct, Shape>::PackSums(const Sums& sums, int first,
+                                                    Packed (&packed)[Shape::kRowBlocks]) const {
+  uint32_t bias[Shape::kOuts / 8] = {};
 #pragma unroll
-  for (int column = 0; column < Shape::kColumns; column += 8) {
-    float2 bias = {};
-    if (kBias) {
-      const PairBox box = PairsAt(column % Shape::kOuts / 32);
-      bias = Bias((column < Shape::kOuts ? box.low : box.high) + column % 32);
+  for (int i = 0; kBias && i < Shape::kOuts / 8; ++i) {
+    const int head = i * 8 / kRopePairs;
+    const int column = (first == 0 ? LowColumn(head) : HighColumn(head)) + i * 8 % kRopePairs;
+    const auto* from = static_cast<const __nv_bfloat16*>(arguments_.bias) + 2 * (lane_ % 4);
+    if (column < arguments_.columns) {  // as are the seven after it
+      bias[i] = __ldg(reinterpret_cast<const uint32_t*>(from + column));
     }
+  }
+#pragma unroll
+  for (int at = first / 8; at < (first + Shape::kOuts) / 8; ++at) {
+    const float2 add = Unpack(bias[at - first / 8]);
 #pragma unroll
     for (int block = 0; block < Shape::kRowBlocks; ++block) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float2 value = {sums[block][column / 2 + 2 * i], sums[block][column / 2 + 2 * i + 1]};
-        if (kBias) value = {value.x + bias.x, value.y + bias.y};
-        packed[block][column / 4 + i] = Pack(value.x, value.y);
+        float2 value = {sums[block][at * 4 + 2 * i], sums[block][at * 4 + 2 * i + 1]};
+        if (kBias) value = {value.x + add.x, value.y + add.y};
+        packed[block][at * 2 + i] = Pack(value.x, value.y);
       }
     }
   }
-#pragma unroll
-  for (int block = 0; block < Shape::kRowBlocks; ++block) wgmma::Pin(packed[block]);
 }
 
-// The `part`-th eight pairs of a box.
+// The `part`-th eight pairs of a head.
 template <Product kProduct, typename Shape>
-__device__ void Consumer<kProduct, Shape>::FinishPairs(
-    const uint32_t (&packed)[Shape::kColumns / 4], int result, int part, bool turned,
-    const Angles& angles) const {
+__device__ void Consumer<kProduct, Shape>::FinishPairs(const Packed& packed, int result, int part,
+                                                       bool turned, const Angles& angles) const {
   // Lane l names row l % 8 of matrix l / 8: two of rows of the lower halves, two of the upper. Of
   // the 64 bytes of a row, 16 lie at their number xor the row pair's.
   const int row = thread_ / 32 * 16 + lane_ / 8 % 2 * 8 + lane_ % 8;
@@ -105,40 +111,39 @@ __device__ void Consumer<kProduct, Shape>::FinishPairs(
 template <Product kProduct, typename Shape>
 template <bool kBias>
 __device__ void Consumer<kProduct, Shape>::FinishRope(const Sums& sums) {
-  static_assert(Shape::kBufferCount == 1 && Shape::kOutBox == 32);
-  constexpr int kParts = Shape::kOutBox / 8;  // of a result
-  constexpr int kAll = Shape::kResults * kParts;
-  constexpr int kAhead = 6;  // parts whose angles are on their way while one is turned
+  static_assert(Shape::kBufferCount == 1 && Shape::kOutBox == kRopePairs);
+  constexpr int kParts = kRopePairs / 8;
+  Packed packed[Shape::kRowBlocks];
+  PackSums<kBias>(sums, 0, packed);
+  PackSums<kBias>(sums, Shape::kOuts, packed);
+#pragma unroll
+  for (int block = 0; block < Shape::kRowBlocks; ++block) wgmma::Pin(packed[block]);
   Positions positions[Shape::kRowBlocks];
 #pragma unroll
   for (int block = 0; block < Shape::kRowBlocks; ++block) positions[block] = LoadPositions(block);
-  Packed packed;
-  PackSums<kBias>(sums, packed);
-  Angles angles[kAll];
-  const auto load = [&](int at) {
-    angles[at] = LoadAngles(positions[at / kParts / Shape::kOutBoxes],
-                            PairsAt(at / kParts % Shape::kOutBoxes).first + at % kParts * 8);
-  };
-#pragma unroll
-  for (int at = 0; at < kAhead; ++at) load(at);
+  Angles angles[Shape::kRowBlocks][kParts];
 #pragma unroll
   for (int result = 0; result < Shape::kResults; ++result) {
-    const PairBox box = PairsAt(result % Shape::kOutBoxes);
-    const bool turned = box.low < arguments_.rope.columns;
+    const int block = result / Shape::kOutBoxes;
+    const int head = result % Shape::kOutBoxes;
+    const bool turned = LowColumn(head) < arguments_.rope.columns;
     if (Elected()) ptx::WaitStoresRead<0>();
     Sync();
+    // The first block's when sums have left their registers, another's while one before it is made.
+    if (result == 0) LoadAngles(positions[0], angles[0]);
+    if (head == 1 && block + 1 < Shape::kRowBlocks) {
+      LoadAngles(positions[block + 1], angles[block + 1]);
+    }
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      const int at = result * kParts + part;
-      if (at + kAhead < kAll) load(at + kAhead);
-      FinishPairs(packed[result / Shape::kOutBoxes], result, part, turned, angles[at]);
+      FinishPairs(packed[block], result, part, turned, angles[block][part]);
     }
     ptx::FenceSharedWrites();
     Sync();
     if (Elected()) {
       const int row = row_ + RowOf(result);
-      ptx::StoreBox(&arguments_.y, box.low, row, Buffer(result, 0));
-      ptx::StoreBox(&arguments_.y, box.high, row, Buffer(result, 1));
+      ptx::StoreBox(&arguments_.y, LowColumn(head), row, Buffer(result, 0));
+      ptx::StoreBox(&arguments_.y, HighColumn(head), row, Buffer(result, 1));
       ptx::CommitStores();
     }
   }

@@ -25,6 +25,17 @@ __device__ inline void ClusterSync() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// Two floats, never read before a barrier that stands before this: until then the registers may be
+// another's.
+__device__ inline float2 LoadPair(const float* from) {
+  float2 value;
+  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value.x), "=f"(value.y)
+               : "l"(__cvta_generic_to_global(from))
+               : "memory");
+  return value;
+}
+
 // ---- mbarriers ----
 
 __device__ inline void InitBarrier(uint32_t barrier, uint32_t arrivals) {

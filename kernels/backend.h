@@ -21,6 +21,7 @@
 #ifndef LORAD_KERNELS_BACKEND_H_
 #define LORAD_KERNELS_BACKEND_H_
 
+#include <cassert>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -225,6 +226,30 @@ class Backend {
   virtual void LoraLinearBackward(const Batch& batch, const Linear& linear, AdapterTable& table,
                                   int32_t group, const TensorView& x, const TensorView& dy,
                                   const TensorView& dx, const TensorView& saved) = 0;
+
+  // LoraLinear without a residual, then Rope of the first `rotated` columns of y, whole heads: the
+  // same bits as by those two, where a backend can without a pass over y.
+  // x [T, K]; y [T, O] out; angles: the table of Rope.
+  virtual void LoraLinearRope(const Batch& batch, const Linear& linear, const AdapterTable& table,
+                              int32_t group, const TensorView& x, const TensorView& angles,
+                              int64_t rotated, const TensorView& y, const TensorView& saved) {
+    LoraLinear(batch, linear, table, group, x, {}, y, saved);
+    Rope(batch, angles, y.Columns(0, rotated));
+  }
+  // AttentionBackward, then RopeBackward of dq and dk: the same bits as by those two, where a
+  // backend can without a pass over them. dk begins where dq's columns end, in the same buffer.
+  virtual void AttentionRopeBackward(const Batch& batch, const AttentionShape& shape,
+                                     const TensorView& angles, const TensorView& q,
+                                     const TensorView& k, const TensorView& v,
+                                     const TensorView& out, const TensorView& lse,
+                                     const TensorView& dout, const TensorView& dq,
+                                     const TensorView& dk, const TensorView& dv) {
+    AttentionBackward(batch, shape, q, k, v, out, lse, dout, dq, dk, dv);
+    TensorView dqk = dq;
+    dqk.columns += dk.columns;
+    assert(dk.data == dqk.Columns(dq.columns, dk.columns).data);
+    RopeBackward(batch, angles, dqk);
+  }
 
   // LoraLinear where y is gate beside up, and SwiGlu of it: the same bits as by those two, where a
   // backend can without reading y again.

@@ -124,7 +124,8 @@ absl::StatusOr<WorkerChoice> ParseWorkers(const std::string& text) {
   }
   return Error(absl::StatusCode::kInvalidArgument, "INVALID_WORKERS",
                absl::StrCat("--workers must be auto, none, cpu:N with N from 1 to ", kCpuWorkersMax,
-                            ", cuda, or cuda:I,J,.. with different I, J, got '", text, "'"));
+                            ", cuda, or cuda:I,J,.. with different I, J from 0 to ", kGpusMax - 1,
+                            ", got '", text, "'"));
 }
 
 absl::StatusOr<std::vector<WorkerCommand>> WorkerCommands(const WorkerOptions& options) {

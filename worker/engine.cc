@@ -119,7 +119,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   if (!status.ok()) return status;
   const int64_t baseline_bytes = ResidentBytes();
   auto arena = backend->MakeArena(engine->group_bytes_);
-  if (!arena.ok()) return WithReason(arena.status(), "MEMORY");
+  if (!arena.ok()) return WithReason(arena.status(), "MEMORY_TAKEN");
   engine->arena_ = *std::move(arena);
   engine->model_ = std::make_unique<Model>(backend, description, range, shape, *engine->arena_);
   status = engine->model_->Load(*engine->directory_);
@@ -127,7 +127,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   engine->table_ =
       backend->MakeAdapterTable(static_cast<int32_t>(shape.slots_max), engine->model_->groups());
   status = engine->MakeReadings(shape);
-  if (!status.ok()) return WithReason(status, "MEMORY");
+  if (!status.ok()) return WithReason(status, "MEMORY_TAKEN");
   engine->index_taken_.assign(static_cast<size_t>(shape.slots_max), false);
   engine->uploader_ = std::make_unique<Uploader>(environment.bulk, environment.reports,
                                                  order.epoch(), environment.options.numerics_id);
@@ -219,7 +219,7 @@ absl::Status Engine::TryLoadSlot(const v1::Operation& operation, Resident* resid
                       "SLOTS");
   }
   auto slot = Slot::Create(environment_.backend, *std::move(tensors), options);
-  if (!slot.ok()) return WithReason(slot.status(), "MEMORY");
+  if (!slot.ok()) return WithReason(slot.status(), "MEMORY_TAKEN");
   if (operation.content().empty()) {
     (*slot)->Initialize();
   } else {

@@ -49,8 +49,9 @@ class Engine {
   };
 
   // Opens the model, checks that it is the one meant and that it fits, and loads it. Reports
-  // GroupFormed. Errors carry a reason for GroupFailed: MEMORY, MODEL_CHANGED, STAGES_UNSUPPORTED,
-  // or what storage gave.
+  // GroupFormed. Errors carry a reason for GroupFailed: MEMORY (more than the worker may use),
+  // MEMORY_TAKEN (it may, but others of the machine have it), MODEL_CHANGED, STAGES_UNSUPPORTED, or
+  // what storage gave.
   static absl::StatusOr<std::unique_ptr<Engine>> Form(const v1::FormGroup& order,
                                                       const Environment& environment);
   ~Engine();

@@ -32,13 +32,13 @@ kernels::AttentionShape KernelShape(const AttentionSpec& spec) {
 
 // Columns of a [T, (N + 2G) D] buffer.
 struct Qkv {
-  TensorView q, k, v, qk;
+  TensorView q, k, v;  // side by side
 };
 
 Qkv SplitQkv(const TensorView& mix, const AttentionSpec& spec) {
   const int64_t q = int64_t{spec.heads} * spec.head_size;
   const int64_t kv = int64_t{spec.kv_heads} * spec.head_size;
-  return {mix.Columns(0, q), mix.Columns(q, kv), mix.Columns(q + kv, kv), mix.Columns(0, q + kv)};
+  return {mix.Columns(0, q), mix.Columns(q, kv), mix.Columns(q + kv, kv)};
 }
 
 bool SameRope(const storage::RopeSpec& a, const storage::RopeSpec& b) {
@@ -275,10 +275,10 @@ void Model::Mix(const kernels::Batch& batch, int64_t rows, const BlockState& sta
     return backend_->LoraLinearSwiGlu(batch, *state.in, table, InGroup(state.index), h, mix, y,
                                       saved);
   }
-  backend_->LoraLinear(batch, *state.in, table, InGroup(state.index), h, TensorView{}, mix, saved);
   const AttentionSpec& spec = Attention(*state.block);
   const Qkv qkv = SplitQkv(mix, spec);
-  backend_->Rope(batch, state.rope, qkv.qk);
+  backend_->LoraLinearRope(batch, *state.in, table, InGroup(state.index), h, state.rope,
+                           qkv.q.columns + qkv.k.columns, mix, saved);
   backend_->Attention(batch, KernelShape(spec), qkv.q, qkv.k, qkv.v, y, state.lse.Rows(0, rows));
 }
 
@@ -326,9 +326,8 @@ void Model::BackwardAttention(const kernels::Batch& batch, int64_t rows, const B
   const Qkv dqkv = SplitQkv(dmix, spec);
   backend_->LoraLinearBackward(batch, *state.out, table, OutGroup(state.index), y, dx, dy,
                                RowsOf(state.out_saved, rows));
-  backend_->AttentionBackward(batch, KernelShape(spec), mix.q, mix.k, mix.v, y,
-                              state.lse.Rows(0, rows), dy, dqkv.q, dqkv.k, dqkv.v);
-  backend_->RopeBackward(batch, state.rope, dqkv.qk);
+  backend_->AttentionRopeBackward(batch, KernelShape(spec), state.rope, mix.q, mix.k, mix.v, y,
+                                  state.lse.Rows(0, rows), dy, dqkv.q, dqkv.k, dqkv.v);
 }
 
 void Model::BackwardMlp(const kernels::Batch& batch, int64_t rows, const BlockState& state,

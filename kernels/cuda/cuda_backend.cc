@@ -248,6 +248,16 @@ class CudaBackend final : public Backend {
     cuda::LoraLinear(lora(), Of(batch), Of(linear), Of(table), group, x, {}, y, saved, gated);
   }
 
+  void LoraLinearRope(const Batch& batch, const Linear& linear, const AdapterTable& table,
+                      int32_t group, const TensorView& x, const TensorView& angles, int64_t rotated,
+                      const TensorView& y, const TensorView& saved) override {
+    const RopeTables rope = RopeOf(Of(batch), angles, rotated);
+    if (!FusesRope(lora(), Of(linear), rope)) {
+      return Backend::LoraLinearRope(batch, linear, table, group, x, angles, rotated, y, saved);
+    }
+    cuda::LoraLinear(lora(), Of(batch), Of(linear), Of(table), group, x, {}, y, saved, {}, rope);
+  }
+
   void LoraLinearSwiGluBackward(const Batch& batch, const Linear& linear, AdapterTable& table,
                                 int32_t group, const TensorView& gate_up, const TensorView& y,
                                 const TensorView& dy, const TensorView& dx,

@@ -1,5 +1,6 @@
 #include "kernels/cuda/gemm.h"
 
+#include <bit>
 #include <cassert>
 #include <cstring>
 
@@ -40,9 +41,12 @@ void CheckArguments(const GemmArguments& arguments) {
   assert(gated.empty() || (forward && gated.rows == y.rows && 2 * gated.columns == y.columns &&
                            gated.dtype == y.dtype && Fits(gated) && bias.empty() &&
                            residual.empty() && gated.columns * BytesOf(y.dtype) % 16 == 0));
+  const RopeTables& rope = arguments.rope;
+  assert(rope.empty() || (forward && y.dtype == DType::kBfloat16 && residual.empty() &&
+                          gated.empty() && FitsRope(rope, y.columns)));
   const bool loss = !arguments.exponentials.empty() || !arguments.target_rows.empty();
   assert(!loss || (arguments.terms.empty() && bias.empty() && residual.empty() && gated.empty() &&
-                   gate_up.empty() && forward == arguments.target_rows.empty()));
+                   gate_up.empty() && rope.empty() && forward == arguments.target_rows.empty()));
   const TensorView& s = arguments.coefficients;
   assert(arguments.terms.empty() || (s.rows == x.rows && s.dtype == x.dtype && Fits(s)));
 }
@@ -50,6 +54,7 @@ void CheckArguments(const GemmArguments& arguments) {
 HopperTile TileFor(const GemmArguments& arguments, int clusters) {
   if (!arguments.gated.empty()) return HopperTile::kSwiGlu192;
   if (!arguments.gate_up.empty()) return HopperTile::kSwiGluBackward192;
+  if (!arguments.rope.empty()) return HopperTile::kRope192;
   if (!arguments.exponentials.empty()) return HopperTile::kExponentials192;
   // Masked terms in turns take longer than what turns save; and the loss's gradient, a few tiles of
   // very many steps, gains nothing.
@@ -59,6 +64,13 @@ HopperTile TileFor(const GemmArguments& arguments, int clusters) {
 }
 
 }  // namespace
+
+bool FitsRope(const RopeTables& rope, int64_t columns) {
+  return rope.head_size >= kRopeHeadMin && std::has_single_bit(uint32_t(rope.head_size)) &&
+         columns % rope.head_size == 0 && rope.columns % rope.head_size == 0 &&
+         rope.columns <= columns && rope.angle_stride % 2 == 0 &&
+         reinterpret_cast<uintptr_t>(rope.angles) % 8 == 0;
+}
 
 struct Gemm::Impl {
   LibraryGemm library;
@@ -123,6 +135,7 @@ void Gemm::Run(const GemmArguments& arguments, void* workspace, cudaStream_t str
                         stream);
   }
   assert(!arguments.early && arguments.gate_up.empty() && arguments.gated.empty());
+  assert(arguments.rope.empty());
   assert(arguments.exponentials.empty() && arguments.target_rows.empty());
   impl_->library.Run(arguments, workspace, stream);
   if (!arguments.terms.empty()) AddTerms(arguments, stream);

@@ -106,6 +106,21 @@ struct TargetTables {
   constexpr bool empty() const { return targets == nullptr; }
 };
 
+// Rope (backend.h) of y's first columns, whole heads. All arrays in device memory.
+inline constexpr int64_t kRopeHeadMin = 64;
+struct RopeTables {
+  const int32_t* positions = nullptr;  // [M]
+  const float* angles = nullptr;       // [P, D]: cosines, then sines
+  int32_t angle_stride = 0;            // elements between its rows, even
+  int32_t head_size = 0;  // D: a power of two from kRopeHeadMin on; divides y's columns
+  int32_t columns = 0;    // of y that are turned: a multiple of D
+
+  constexpr bool empty() const { return positions == nullptr; }
+};
+
+// Whether a product of so many columns can be turned so.
+bool FitsRope(const RopeTables& rope, int64_t columns);
+
 // All views: rows a multiple of 16 bytes apart, aligned to 16 bytes.
 struct GemmArguments {
   Product product = Product::kForward;
@@ -123,6 +138,9 @@ struct GemmArguments {
   // gate_up [M, 2K], and y [M, 2K] is SwiGluBackward (backend.h) of what y is otherwise, rounded as
   // it is otherwise: the same bits. y may alias gate_up.
   TensorView gate_up = {};
+  // kForward where own(), without residual: y is turned as by an operation of its own, the same
+  // bits.
+  RopeTables rope = {};
   // kForward, and kInputGradient, where own(), without terms, bias and residual.
   ExponentialTables exponentials = {};
   TargetTables target_rows = {};

@@ -6,6 +6,7 @@
 #include "kernels/cuda/gemm_hopper_consumer.cuh"
 #include "kernels/cuda/gemm_hopper_loss.cuh"
 #include "kernels/cuda/gemm_hopper_producer.cuh"
+#include "kernels/cuda/gemm_hopper_rope.cuh"
 #include "kernels/cuda/gemm_hopper_swiglu.cuh"
 #include "kernels/cuda/launch.h"
 
@@ -19,6 +20,7 @@ using InTurns128 = TileShape<Roles::kInTurns, 128, 6, 2>;
 using SwiGlu192 = TileShape<Roles::kInTurns, 192, 5, 1, Finish::kSwiGlu>;
 using SwiGluBackward192 = TileShape<Roles::kInTurns, 192, 4, 2, Finish::kSwiGluBackward>;
 using Exponentials192 = TileShape<Roles::kInTurns, 192, 5, 1, Finish::kExponentials>;
+using Rope192 = TileShape<Roles::kInTurns, 192, 5, 1, Finish::kRope>;
 
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
@@ -112,6 +114,12 @@ void LaunchTile(HopperTile tile, const HopperArguments& arguments, int clusters,
     case HopperTile::kExponentials192:
       if constexpr (kProduct == Product::kForward) {
         return Launch<kProduct, Exponentials192>(arguments, clusters, stream);
+      }
+      assert(false);
+      return;
+    case HopperTile::kRope192:
+      if constexpr (kProduct == Product::kForward) {
+        return Launch<kProduct, Rope192>(arguments, clusters, stream);
       }
       assert(false);
   }

@@ -36,6 +36,7 @@ enum class Finish {
   kSwiGlu,          // y is gate beside up, half of a tile's columns each; silu(gate) * up as well
   kSwiGluBackward,  // y is the gradient of SwiGLU's output; those of gate and up are formed of it
   kExponentials,    // y is exp(z - reference), with sums and maxima of the tile's columns
+  kRope,            // y's heads are turned; lower halves of heads, then as many of the upper
 };
 
 // kN columns; kStages of 64 inner elements; kBuffers for boxes of results a warpgroup.
@@ -45,12 +46,16 @@ struct TileShape {
   static constexpr Finish kFinish = kF;
   static constexpr int kColumns = kN;
   static constexpr int kRowBlocks = kR == Roles::kTogether ? 1 : 2;  // of 64 rows, a warpgroup
-  static constexpr int kOuts = kF == Finish::kSwiGlu ? kN / 2 : kN;  // columns of results
-  static constexpr int kOutBox = kF == Finish::kSwiGlu ? 32 : kBox;  // of a box of them
+  // A tile's columns come from two places of the product's, half of them each.
+  static constexpr bool kPaired = kF == Finish::kSwiGlu || kF == Finish::kRope;
+  static constexpr int kOuts = kPaired ? kN / 2 : kN;  // columns of results
+  static constexpr int kOutBox = kPaired ? 32 : kBox;  // of a box of them
   static constexpr int kOutBoxes = kOuts / kOutBox;
   static constexpr int kResults = kRowBlocks * kOutBoxes;  // places of boxes a warpgroup
-  // Boxes made at a place: of y; gate, up and what they make; or two gradients.
-  static constexpr int kParts = kF == Finish::kSwiGlu ? 3 : kF == Finish::kSwiGluBackward ? 2 : 1;
+  // Boxes made at a place: of y; gate, up and what they make; two gradients; or two halves.
+  static constexpr int kParts = kF == Finish::kSwiGlu                                  ? 3
+                                : kF == Finish::kSwiGluBackward || kF == Finish::kRope ? 2
+                                                                                       : 1;
   static constexpr uint32_t kOutBytes = 64 * kOutBox * 2;
   static constexpr int kStageCount = kStages;
   static constexpr int kBufferCount = kBuffers;
@@ -130,6 +135,20 @@ __device__ inline TilePosition PositionOf(int tile, const HopperArguments& argum
   const int size = min(arguments.group_tiles, arguments.row_tiles - first);
   const int rest = tile % group_tiles;
   return {first + rest % size, rest / size};
+}
+
+// Where 32 pairs of a head's elements lie: pair d of a head is its elements d and d + D/2.
+struct PairBox {
+  int low;  // column of y
+  int high;
+  int first;  // pair of the head
+};
+// `pair`: a multiple of 32, pairs being counted over all heads. head_size: a power of two.
+__device__ inline PairBox PairsFrom(int pair, int head_size) {
+  const int half = head_size / 2;
+  const int first = pair & (half - 1);
+  const int low = 2 * (pair - first) + first;
+  return {low, low + half, first};
 }
 
 __device__ inline int FirstTile() { return static_cast<int>(blockIdx.x) / 2; }

@@ -27,11 +27,12 @@ namespace lorad::kernels::cuda {
 
 // What the kernel is given: all sizes in elements.
 struct HopperArguments {
-  TensorMap x;             // boxes 128 rows x 64
-  TensorMap weight;        // 64 x 64 (kInputGradient), half the tile's columns x 64 (kForward)
+  TensorMap x;  // boxes 128 rows x 64
+  // 64 x 64 (kInputGradient); kForward: 32 x 64 (kRope192), or half the tile's columns x 64
+  TensorMap weight;
   TensorMap coefficients;  // 128 x 64
   TensorMap residual;      // 64 x 64
-  TensorMap y;             // 64 x 64
+  TensorMap y;             // 64 x 64; kRope192: 64 x 32
   // HopperTile::kSwiGlu192: written, as y is where silu(gate) * up goes, 64 x 32.
   // kSwiGluBackward192: read, 64 x 64, and their gradients written.
   TensorMap gate, up;
@@ -50,10 +51,12 @@ struct HopperArguments {
   int32_t row_tiles;     // of 256 rows
   int32_t column_tiles;  // of the tile's columns
   int32_t group_tiles;   // tiles are ordered in groups of so many rows of tiles
+  RopeTables rope;
 };
 
 inline constexpr int kHopperStepColumns = 64;  // inner elements a stage
 // Of the factor of a term of kForward: tiles whose columns are not in one piece have pieces of it.
+// Of W for kRope192.
 inline constexpr int kFactorBoxRows = 32;
 
 // Variants differ in speed alone: equal bits.
@@ -67,13 +70,14 @@ enum class HopperTile : uint8_t {
   kSwiGlu192,  // 96 columns of gate and 96 of up
   kSwiGluBackward192,
   kExponentials192,  // for GemmArguments::exponentials alone: a tile is a part
+  kRope192,          // for GemmArguments::rope alone: 96 columns of lower and 96 of upper halves
 };
 static_assert(kPartColumns == 192);
 // Those that make y.
 inline constexpr HopperTile kHopperTiles[] = {HopperTile::kTogether256, HopperTile::kTogether128,
                                               HopperTile::kInTurns192, HopperTile::kInTurns128};
 constexpr int ColumnsOf(HopperTile tile) {
-  constexpr int kColumns[] = {256, 128, 192, 128, 192, 192, 192};
+  constexpr int kColumns[] = {256, 128, 192, 128, 192, 192, 192, 192};
   return kColumns[static_cast<int>(tile)];
 }
 constexpr bool InTurns(HopperTile tile) { return tile >= HopperTile::kInTurns192; }

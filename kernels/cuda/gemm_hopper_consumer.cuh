@@ -50,6 +50,7 @@ class Consumer {
   static constexpr bool kSwiGlu = Shape::kFinish == Finish::kSwiGlu;
   static constexpr bool kSwiGluBackward = Shape::kFinish == Finish::kSwiGluBackward;
   static constexpr bool kExponentials = Shape::kFinish == Finish::kExponentials;
+  static constexpr bool kRope = Shape::kFinish == Finish::kRope;
   // Results that may be the gradient of head and loss.
   static constexpr bool kTargetRows =
       kProduct == Product::kInputGradient && Shape::kFinish == Finish::kResult && !kTurns;
@@ -186,7 +187,7 @@ class Consumer {
       MultiplyTerm(sums);
       next();
     }
-    if constexpr (kMasks || kSwiGlu || kSwiGluBackward || kExponentials) {
+    if constexpr (kMasks || kSwiGlu || kSwiGluBackward || kExponentials || kRope) {
 #pragma unroll
       for (int block = 0; block < Shape::kRowBlocks; ++block) wgmma::Pin(sums[block]);
     }
@@ -248,6 +249,11 @@ class Consumer {
     }
   }
 
+  // This thread's first or second row of a block.
+  __device__ int ThreadRow(int block, int half) const {
+    return row_ + block * 64 + thread_ / 32 * 16 + lane_ / 4 + 8 * half;
+  }
+
   // Results are made and sent off in boxes of 64 rows and columns, block by block of rows.
   __device__ static int RowOf(int result) { return result / Shape::kOutBoxes * 64; }
   __device__ static int ColumnOf(int result) { return result % Shape::kOutBoxes * Shape::kOutBox; }
@@ -284,6 +290,9 @@ class Consumer {
     if constexpr (kSwiGlu) return FinishSwiGlu(sums);
     if constexpr (kSwiGluBackward) return FinishSwiGluBackward(sums);
     if constexpr (kExponentials) return FinishExponentials(sums);
+    if constexpr (kRope) {
+      return arguments_.bias != nullptr ? FinishRope<true>(sums) : FinishRope<false>(sums);
+    }
     if constexpr (kTargetRows) {
       if (!arguments_.target_rows.empty()) return FinishTargetRows(sums);
     }
@@ -359,11 +368,23 @@ class Consumer {
   __device__ void FinishSwiGluBackwardBox(const float (&sums)[Shape::kColumns / 2],
                                           int result) const;
 
-  // What head and loss make of their products (gemm_hopper_loss.cuh).
-  // This thread's first or second row of a block.
-  __device__ int LossRow(int block, int half) const {
-    return row_ + block * 64 + thread_ / 32 * 16 + lane_ / 4 + 8 * half;
+  // Both halves of heads, turned (gemm_hopper_rope.cuh).
+  struct Positions;
+  struct Angles;
+  using Packed = uint32_t[Shape::kRowBlocks][Shape::kColumns / 4];
+  template <bool kBias>
+  __device__ void FinishRope(const Sums& sums);
+  __device__ PairBox PairsAt(int box) const {  // of the tile
+    return PairsFrom(column_ + box * 32, arguments_.rope.head_size);
   }
+  __device__ Positions LoadPositions(int block) const;
+  __device__ Angles LoadAngles(const Positions& positions, int first) const;
+  template <bool kBias>
+  __device__ void PackSums(const Sums& sums, Packed& packed) const;
+  __device__ void FinishPairs(const uint32_t (&packed)[Shape::kColumns / 4], int result, int part,
+                              bool turned, const Angles& angles) const;
+
+  // What head and loss make of their products (gemm_hopper_loss.cuh).
   struct LossRows;
   __device__ void FinishExponentials(Sums& sums);
   __device__ LossRows LoadLossRows(int block) const;

@@ -32,7 +32,7 @@ __device__ auto Consumer<kProduct, Shape>::LoadLossRows(int block) const -> Loss
   LossRows rows;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int row = LossRow(block, i);
+    const int row = ThreadRow(block, i);
     const bool inside = row < arguments_.rows;
     rows.target[i] = (inside ? tables.targets[row] : -1) - column_ - 2 * (lane_ % 4);
     rows.reference[i] = inside ? tables.references[row] : 0;
@@ -58,7 +58,7 @@ __device__ void Consumer<kProduct, Shape>::TakeTargets(float (&sums)[Shape::kCol
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    if (found[i]) arguments_.exponentials.target_logits[LossRow(block, i)] = logits[i];
+    if (found[i]) arguments_.exponentials.target_logits[ThreadRow(block, i)] = logits[i];
   }
 }
 
@@ -125,7 +125,7 @@ __device__ void Consumer<kProduct, Shape>::FinishExponentials(Sums& sums) {
         ptx::CommitStores();
       }
     }
-    for (int i = 0; i < 2; ++i) WritePart(parts[i], LossRow(block, i));
+    for (int i = 0; i < 2; ++i) WritePart(parts[i], ThreadRow(block, i));
     __syncwarp();
   }
 }
@@ -145,7 +145,7 @@ __device__ auto Consumer<kProduct, Shape>::LoadTargetWords(int result) const -> 
   TargetWords words;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int row = LossRow(result / Shape::kOutBoxes, i);
+    const int row = ThreadRow(result / Shape::kOutBoxes, i);
     const bool inside = row < arguments_.rows;
     words.factors[i] = inside ? arguments_.target_rows.factors[row] : LossFactors{0, 0};
     const int64_t target = inside ? arguments_.target_rows.targets[row] : 0;

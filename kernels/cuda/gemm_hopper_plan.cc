@@ -20,7 +20,9 @@ HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile) {
   const int tile_columns = ColumnsOf(tile);
   HopperArguments plan = {};
   plan.x = MapBoxes(arguments.x, 128);
-  plan.weight = MapBoxes(arguments.weight, forward ? tile_columns / 2 : kHopperStepColumns);
+  plan.weight = MapBoxes(arguments.weight, tile == HopperTile::kRope192 ? kFactorBoxRows
+                                           : forward                    ? tile_columns / 2
+                                                                        : kHopperStepColumns);
   if (tile == HopperTile::kSwiGlu192) {
     const int64_t size = arguments.gated.columns;
     plan.gate = MapBoxes(arguments.y.Columns(0, size), 64, 32);
@@ -32,6 +34,8 @@ HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile) {
     plan.up = MapBoxes(arguments.gate_up.Columns(size, size), 64);
     plan.dgate = MapBoxes(arguments.y.Columns(0, size), 64);
     plan.dup = MapBoxes(arguments.y.Columns(size, size), 64);
+  } else if (tile == HopperTile::kRope192) {
+    plan.y = MapBoxes(arguments.y, 64, 32);
   } else {
     plan.y = MapBoxes(arguments.y, 64);
   }
@@ -43,6 +47,7 @@ HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile) {
   }
   plan.exponentials = arguments.exponentials;
   plan.target_rows = arguments.target_rows;
+  plan.rope = arguments.rope;
   if (!arguments.target_rows.empty()) {
     plan.weight_rows = arguments.weight.data;
     plan.weight_stride = arguments.weight.row_stride;

@@ -41,6 +41,7 @@ class Producer {
  private:
   static constexpr auto kB = kContiguousOf<kProduct>;
   static constexpr bool kSwiGlu = Shape::kFinish == Finish::kSwiGlu;
+  static constexpr bool kRope = Shape::kFinish == Finish::kRope;
 
   __device__ TermNote Term(int index) const { return TermAt(arguments_, shared_, index); }
   __device__ static bool Masked(const TermNote& term) { return term.mask_words != nullptr; }
@@ -49,6 +50,11 @@ class Producer {
   }
   // Whether any of the tile's columns, of which `column` is the first, is the term's.
   __device__ bool Touches(const TermNote& term, int column) const {
+    if (kRope) {
+      // And what lies between them, of which the factor's are zeros.
+      const int first = ColumnOf(column, 0);
+      return Touches(term, first, ColumnOf(column, Shape::kColumns - 1) + 1 - first);
+    }
     if (!kSwiGlu) return Touches(term, column, Shape::kColumns);
     return Touches(term, column, Shape::kOuts) ||
            Touches(term, arguments_.columns / 2 + column, Shape::kOuts);
@@ -110,7 +116,9 @@ class Producer {
 
   // This block's half of the weight's columns, to both blocks.
   __device__ void LoadWeight(int inner, int column) {
-    if constexpr (kProduct == Product::kForward) {
+    if constexpr (kRope) {
+      LoadBoxes<kFactorBoxRows>(&arguments_.weight, column, inner, 0);
+    } else if constexpr (kProduct == Product::kForward) {
       const int half = static_cast<int>(rank_) * (Shape::kColumns / 2);
       ptx::LoadBoxToAll(Stage() + Shape::kXBytes + half * kBox * 2, &arguments_.weight, inner,
                         ColumnOf(column, half), Full(), kBothBlocks);
@@ -121,6 +129,11 @@ class Producer {
 
   // The product's column that is column `at` of the tile from `column`.
   __device__ int ColumnOf(int column, int at) const {
+    if constexpr (kRope) {
+      const int pair = column + at % Shape::kOuts;
+      const PairBox box = PairsFrom(pair / 32 * 32, arguments_.rope.head_size);
+      return (at < Shape::kOuts ? box.low : box.high) + pair % 32;
+    }
     return kSwiGlu && at >= Shape::kOuts ? arguments_.columns / 2 + column + at - Shape::kOuts
                                          : column + at;
   }

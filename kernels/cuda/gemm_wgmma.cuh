@@ -53,6 +53,11 @@ __device__ inline void Pin(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+template <int kCount>
+__device__ inline void Pin(uint32_t (&packed)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(packed[i])::"memory");
+}
 template <int kSteps>
 __device__ inline void Pin(uint32_t (&a)[kSteps][4]) {
 #pragma unroll

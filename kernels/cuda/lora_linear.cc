@@ -51,15 +51,17 @@ void Project(const LoraContext& lora, const LoraPlan& plan, const TensorView& x,
 void LoraLinear(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
                 const CudaAdapterTable& table, int32_t group, const TensorView& x,
                 const TensorView& residual, const TensorView& y, const TensorView& saved,
-                const TensorView& gated) {
+                const TensorView& gated, const RopeTables& rope) {
   assert(gated.empty() || FusesSwiGlu(lora, linear));
+  assert(rope.empty() || FusesRope(lora, linear, rope));
   GemmArguments product = {.product = Product::kForward,
                            .x = x,
                            .weight = linear.weight,
                            .bias = linear.bias,
                            .residual = residual,
                            .y = y,
-                           .gated = gated};
+                           .gated = gated,
+                           .rope = rope};
   const LoraPlan& plan =
       PlanOf(lora.context, lora.memory, batch, table, group, linear.weight.columns);
   if (!plan.empty()) {
@@ -103,6 +105,19 @@ void LoraLinearBackward(const LoraContext& lora, const CudaBatch& batch, const C
     product.terms = plan.backward();
   }
   if (!dx.empty()) lora.gemm.Run(product, lora.gemm_workspace, stream);
+}
+
+RopeTables RopeOf(const CudaBatch& batch, const TensorView& angles, int64_t rotated) {
+  return {.positions = batch.tables.positions,
+          .angles = angles.f32(),
+          .angle_stride = static_cast<int32_t>(angles.row_stride),
+          .head_size = static_cast<int32_t>(angles.columns),
+          .columns = static_cast<int32_t>(rotated)};
+}
+
+bool FusesRope(const LoraContext& lora, const CudaLinear& linear, const RopeTables& rope) {
+  return lora.gemm.own() && linear.weight.dtype == DType::kBfloat16 &&
+         FitsRope(rope, linear.weight.rows);
 }
 
 bool FusesSwiGlu(const LoraContext& lora, const CudaLinear& linear) {

@@ -3,6 +3,7 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/rope.cuh"
 #include "kernels/cuda/rowwise.h"
 #include "kernels/cuda/vector.cuh"
 
@@ -43,9 +44,9 @@ __global__ void __launch_bounds__(kThreads)
     Unit high;
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
-      const float turned = sign * s.value[i];
-      low.value[i] = a.value[i] * c.value[i] - b.value[i] * turned;
-      high.value[i] = b.value[i] * c.value[i] + a.value[i] * turned;
+      const RopePair turned = Rotated({a.value[i], b.value[i]}, c.value[i], sign * s.value[i]);
+      low.value[i] = turned.low;
+      high.value[i] = turned.high;
     }
     StoreUnit(low, low_half, first, half, x.aligned);
     StoreUnit(high, low_half + half, first, half, x.aligned);

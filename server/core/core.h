@@ -24,6 +24,10 @@ struct CoreOptions {
   int64_t group_idle_ms = 300'000;  // a group without jobs is dissolved after this
   int64_t evaluate_sequences = 16;  // of one job in one window
   int32_t losses_without_progress_max = 5;
+  // A worker whose device's memory others have taken rests before it is asked again: the first
+  // time for so long, then for twice as long each time.
+  int64_t rest_ms = 5000;
+  int64_t rest_max_ms = 60'000;
   int64_t watch_revisions_max = 4096;  // kept for watchers who come back
   int64_t request_ids_days = 7;        // an older request_id is forgotten at start
   std::string version;

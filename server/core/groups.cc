@@ -43,8 +43,8 @@ planner::ClusterView Core::State::ClusterOf() const {
   view.microbatch_tokens = options_.microbatch_tokens;
   for (const auto& [name, worker] : workers_) {
     if (worker.connection == 0) continue;
-    view.workers.push_back(
-        {name, worker.hello.memory_bytes(), DeviceOf(worker.hello), worker.group.empty()});
+    view.workers.push_back({name, worker.hello.memory_bytes(), DeviceOf(worker.hello),
+                            worker.group.empty() && !Rests(worker)});
   }
   for (const auto& [name, group] : groups_) {
     planner::GroupView& entry = view.groups.emplace_back();
@@ -52,8 +52,9 @@ planner::ClusterView Core::State::ClusterOf() const {
     entry.base_model = group.base_model;
     entry.model = models_.at(group.base_model).shape;
     entry.shape = group.shape;
-    entry.budget_bytes = workers_.at(group.worker).hello.memory_bytes();
-    entry.open = group.phase == GroupState::Phase::kRunning;
+    const WorkerState& worker = workers_.at(group.worker);
+    entry.budget_bytes = worker.hello.memory_bytes();
+    entry.open = group.phase == GroupState::Phase::kRunning && !Rests(worker);
     for (const auto& [job, member] : group.members) {
       entry.jobs.push_back(job);
       entry.adapters.push_back(member.adapter);
@@ -100,9 +101,12 @@ void Core::State::Carry(const planner::Decision& decision) {
     case Kind::kReplace:
       assert(false);  // ClusterOf does not allow them
       break;
-    case Kind::kWait:
-      for (const std::string& job : decision.jobs) FindJob(job)->why = decision.why;
+    case Kind::kWait: {
+      const std::string rest = WhyRest();
+      for (const std::string& job : decision.jobs)
+        FindJob(job)->why = rest.empty() ? decision.why : rest;
       break;
+    }
   }
 }
 

@@ -11,6 +11,9 @@
 namespace lorad::server {
 namespace {
 
+// A worker's reason: what it offered is not there, for other processes of its machine have it.
+constexpr char kMemoryTaken[] = "MEMORY_TAKEN";
+
 constexpr size_t kPaceSteps = 20;
 constexpr size_t kPaceMicrobatches = 64;
 
@@ -101,6 +104,10 @@ void Core::State::OnGroupFormed(GroupState& group, const worker::v1::GroupFormed
 }
 
 void Core::State::OnGroupFailed(GroupState& group, const worker::v1::GroupFailed& failed) {
+  if (failed.reason() == kMemoryTaken) {
+    Rest(workers_.at(group.worker), failed.message());
+    return Dissolve(group, failed.message());
+  }
   Warn(absl::StrCat(group.name, ": ", failed.reason(), ": ", failed.message()));
   std::vector<std::string> names;
   for (const auto& [name, member] : group.members) names.push_back(name);
@@ -119,6 +126,7 @@ void Core::State::OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& 
   found->second.slot = Member::Slot::kLoaded;
   CountBytes(group);
   JobState* job = FindJob(loaded.job());
+  workers_.at(group.worker).rests = 0;
   if (!job || job->state() != v1::Job::PREPARING) return;
   if (job->job().step() >= job->job().total_steps()) {
     Transition(*job, v1::Job::FINALIZING, "its steps are done; what is left is evaluated");
@@ -132,7 +140,12 @@ void Core::State::OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& 
 void Core::State::OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& failed) {
   if (!group.members.contains(failed.job())) return;
   JobState* job = FindJob(failed.job());
-  if (job && IsPlaced(job->state())) {
+  if (failed.reason() == kMemoryTaken) {
+    Rest(workers_.at(group.worker), failed.message());
+    if (job && job->state() == v1::Job::PREPARING) {
+      Transition(*job, v1::Job::QUEUED, failed.message());
+    }
+  } else if (job && IsPlaced(job->state())) {
     FailJob(*job, v1::JobError::SERVER, failed.reason(), failed.message());
   }
   EndMember(group, failed.job());

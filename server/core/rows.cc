@@ -111,10 +111,12 @@ absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* e
   if (planner::Fits(alone.total(), alone.budget_bytes)) return absl::OkStatus();
   error->set_reason("MEMORY_NEVER_FITS");
   error->set_field("adapter");
-  error->set_message(
-      absl::StrCat("alone on the largest worker, and with blocks computed again, the job needs ",
-                   alone.total(), " bytes, and the worker has ", alone.budget_bytes,
-                   ": lower adapter.rank or training.max_length, or give a worker more memory"));
+  error->set_message(absl::StrCat(
+      "alone on the largest worker, and with blocks computed again, the job needs ", alone.total(),
+      " bytes (weights ", alone.group.weights, ", activations ", alone.group.activations,
+      ", workspace ", alone.group.workspace + alone.slot.staging, ", adapter ", alone.slot.adapters,
+      ", optimizer ", alone.slot.optimizer, "), and the worker has ", alone.budget_bytes,
+      ": lower adapter.rank or training.max_length, or give a worker more memory"));
   return Error(
       absl::StatusCode::kInvalidArgument, error->reason(), error->message(),
       {{"bytes", absl::StrCat(alone.total())}, {"budget_bytes", absl::StrCat(alone.budget_bytes)}});

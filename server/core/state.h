@@ -68,6 +68,10 @@ struct WorkerState {
   int restarts = 0;
   int64_t peak_bytes = 0;  // of its process, by its heartbeats
   std::string group;
+  // While others have taken the memory that it offered, it gets nothing new.
+  int64_t rests_until_us = 0;
+  int rests = 0;  // in a row
+  std::string rest_why;
 };
 
 // A job in a group.
@@ -242,6 +246,10 @@ class Core::State {
   void SetTick();
   void LoseWorker(WorkerState& worker, const std::string& why);
   void CloseWorker(WorkerState& worker, const std::string& why);
+  void Rest(WorkerState& worker, const std::string& why);
+  bool Rests(const WorkerState& worker) const { return worker.rests_until_us > now_us_; }
+  // What a waiting job is told of workers that rest; empty where none does.
+  std::string WhyRest() const;
   WorkerState* FindConnection(uint64_t connection);
   void FinishStop();
 

@@ -118,9 +118,32 @@ void Core::State::LoseWorker(WorkerState& worker, const std::string& why) {
   Do(Note{stopping_ ? Note::Level::kInfo : Note::Level::kWarning,
           absl::StrCat("worker '", worker.hello.worker(), "' is gone: ", why)});
   worker.connection = 0;
+  worker.rests_until_us = 0;  // another process finds out anew what is free
+  worker.rests = 0;
   if (GroupState* group = FindGroup(worker.group)) LoseGroup(*group, why);
   worker.group.clear();
   schedule_ = true;
+}
+
+// ---- memory that others have taken ----
+
+void Core::State::Rest(WorkerState& worker, const std::string& why) {
+  const int64_t pause_ms =
+      std::min(options_.rest_ms << std::min(worker.rests, 20), options_.rest_max_ms);
+  ++worker.rests;
+  worker.rests_until_us = now_us_ + pause_ms * kMillisecond;
+  worker.rest_why = why;
+  Warn(absl::StrCat("worker '", worker.hello.worker(), "' rests for ", pause_ms, " ms: ", why));
+}
+
+std::string Core::State::WhyRest() const {
+  std::string text;
+  for (const auto& [name, worker] : workers_) {
+    if (worker.connection == 0 || !Rests(worker)) continue;
+    absl::StrAppend(&text, text.empty() ? "" : "; ", "worker '", name,
+                    "' lacks memory that it offered and tries again: ", worker.rest_why);
+  }
+  return text;
 }
 
 // ---- time ----
@@ -141,6 +164,10 @@ void Core::State::OnTimer(const TimerFired& fired) {
       CloseWorker(worker, absl::StrCat("it was silent for ", options_.lease_ms / 1000, " s"));
     } else {
       any = true;
+    }
+    if (worker.rests_until_us > 0 && !Rests(worker)) {
+      worker.rests_until_us = 0;
+      schedule_ = true;
     }
   }
   std::vector<std::string> idle;

@@ -111,7 +111,7 @@ class Bench {
     const int64_t q = shape_.heads * shape_.head_size;
     const int64_t kv = shape_.kv_heads * shape_.head_size;
     const int64_t layers = shape_.layers;
-    LoraGroup("qkv", 0, h, {{0, q}, {q, kv}, {q + kv, kv}}, Kind::kPlain);
+    LoraGroup("qkv", 0, h, {{0, q}, {q, kv}, {q + kv, kv}}, Kind::kRope);
     LoraGroup("o", 1, q, {{0, h}}, Kind::kResidual);
     LoraGroup("gate_up", 2, h, {{0, f}, {f, f}}, Kind::kGateUp);
     LoraGroup("down", 3, f, {{0, h}}, Kind::kDown);
@@ -211,7 +211,14 @@ class Bench {
   }
 
   // What a linear is followed by, or follows.
-  enum class Kind { kPlain, kResidual, kGateUp, kDown };
+  enum class Kind { kRope, kResidual, kGateUp, kDown };
+
+  TensorView Angles() {
+    const TensorView angles = arena_->Matrix(options_.sequence, shape_.head_size);
+    const std::vector<float> frequencies(static_cast<size_t>(shape_.head_size / 2), 0.1f);
+    backend_->FillRope(frequencies, 1, angles);
+    return angles;
+  }
 
   void LoraGroup(const std::string& name, int32_t group, int64_t inputs,
                  const std::vector<Part>& parts, Kind kind) {
@@ -232,9 +239,14 @@ class Bench {
       Time(name + ", swiglu", shape_.layers, flops, 0, [=, this, &linear] {
         backend_->LoraLinearSwiGlu(*batch_, linear, *table_, group, x, y, gated, saved);
       });
+    } else if (kind == Kind::kRope) {
+      const TensorView angles = Angles();
+      const int64_t rotated = parts.back().first;
+      Time(name + ", rope", shape_.layers, flops, 0, [=, this, &linear] {
+        backend_->LoraLinearRope(*batch_, linear, *table_, group, x, angles, rotated, y, saved);
+      });
     } else {
-      const bool adds = kind == Kind::kResidual || kind == Kind::kDown;
-      const TensorView residual = adds ? Activation(outputs) : TensorView();
+      const TensorView residual = Activation(outputs);
       Time(name, shape_.layers, flops, 0, [=, this, &linear] {
         backend_->LoraLinear(*batch_, linear, *table_, group, x, residual, y, saved);
       });
@@ -301,17 +313,12 @@ class Bench {
       backend_->Attention(*batch_, shape, part(qkv, 0), part(qkv, 1), part(qkv, 2), out, lse);
     };
     Time("attention", shape_.layers, flops, 0, forward);
-    Time("attention backward", shape_.layers, 2.5 * flops, 0, [=, this] {
-      backend_->AttentionBackward(*batch_, shape, part(qkv, 0), part(qkv, 1), part(qkv, 2), out,
-                                  lse, dout, part(dqkv, 0), part(dqkv, 1), part(dqkv, 2));
+    const TensorView angles = Angles();
+    Time("attention, rope backward", shape_.layers, 2.5 * flops, 0, [=, this] {
+      backend_->AttentionRopeBackward(*batch_, shape, angles, part(qkv, 0), part(qkv, 1),
+                                      part(qkv, 2), out, lse, dout, part(dqkv, 0), part(dqkv, 1),
+                                      part(dqkv, 2));
     });
-    const TensorView rope = arena_->Matrix(options_.sequence, shape_.head_size);
-    const std::vector<float> frequencies(static_cast<size_t>(shape_.head_size / 2), 0.1f);
-    backend_->FillRope(frequencies, 1, rope);
-    const TensorView rotated = qkv.Columns(0, q + kv);
-    const double bytes = 2 * Bytes(rotated);
-    Time("rope", 2 * shape_.layers, 0, bytes,
-         [=, this] { backend_->Rope(*batch_, rope, rotated); });
     Release(mark);
   }
 

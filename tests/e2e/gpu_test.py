@@ -1,5 +1,5 @@
-"""The service on a GPU: the reference runs in fp32 and in bf16, and a job's bits whatever happens around it. Skips where
-there is no GPU.
+"""The service on a GPU: the reference runs in fp32 and in bf16, and a job's bits whatever happens around it and
+however much of it is computed again. Skips where there is no GPU.
 
 usage: gpu_test.py [TEST ...]
 """
@@ -66,8 +66,12 @@ def test_isolation():
     subprocess.run([sys.executable, script, "20260101", "100", DEVICE], check=True)
 
 
+def test_recomputation():
+    subprocess.run([sys.executable, pathlib.Path(__file__).with_name("recomputation_test.py"), DEVICE], check=True)
+
+
 if __name__ == "__main__":
     if not has_gpu():
         tell("skipped: no GPU")
         sys.exit(0)
-    main([test_golden_fp32, test_golden_bf16, test_isolation])
+    main([test_golden_fp32, test_golden_bf16, test_isolation, test_recomputation])

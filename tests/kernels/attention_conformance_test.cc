@@ -69,6 +69,53 @@ TEST_CASE("Attention, forward and backward") {
   }
 }
 
+// dq, dk and dv, those of q and k turned back by an operation of its own, then by attention's.
+void CheckRopeBackward(World& world, Random& random, int64_t head_size) {
+  Backend& backend = world.backend();
+  const int64_t kv_heads = random.Integer(1, 3);
+  const AttentionShape shape = {.heads = kv_heads * random.Integer(1, 3),
+                                .kv_heads = kv_heads,
+                                .head_size = head_size,
+                                .scale = 0.125f};
+  const int64_t q = shape.heads * head_size;
+  const int64_t kv = kv_heads * head_size;
+  const BatchData data = RandomBatch(random, 3, 280, 1, 10);
+  const auto batch = backend.PrepareBatch(data.description());
+  const auto part = [&](const Guarded& of, int index) {
+    return of.view().Columns(index == 0 ? 0 : q + (index - 1) * kv, index == 0 ? q : kv);
+  };
+  const Guarded qkv(world, world.RandomMatrix(random, data.tokens(), q + 2 * kv));
+  const Guarded out(world, data.tokens(), q);
+  const Guarded lse(world, data.tokens(), shape.heads, Kind::kFloat32);
+  backend.Attention(*batch, shape, part(qkv, 0), part(qkv, 1), part(qkv, 2), out.view(),
+                    lse.view());
+  const Guarded angles(world, world.RandomMatrix(random, 280, head_size), Kind::kFloat32);
+  const Guarded dout(world, world.RandomMatrix(random, data.tokens(), q));
+  const Guarded want(world, data.tokens(), q + 2 * kv);
+  backend.AttentionBackward(*batch, shape, part(qkv, 0), part(qkv, 1), part(qkv, 2), out.view(),
+                            lse.view(), dout.view(), part(want, 0), part(want, 1), part(want, 2));
+  backend.RopeBackward(*batch, angles.view(), want.view().Columns(0, q + kv));
+  const Guarded got(world, data.tokens(), q + 2 * kv);
+  backend.AttentionRopeBackward(*batch, shape, angles.view(), part(qkv, 0), part(qkv, 1),
+                                part(qkv, 2), out.view(), lse.view(), dout.view(), part(got, 0),
+                                part(got, 1), part(got, 2));
+  CHECK(got.Bits() == want.Bits());
+  CHECK(got.Intact());
+}
+
+TEST_CASE("Attention's backward with rope's gives the bits of the two operations") {
+  for (const BackendCase& backend : Backends()) {
+    for (const uint64_t seed : Seeds()) {
+      Random random(seed);
+      for (const int64_t head_size : {random.Integer(1, 6) * 16, int64_t{64}, int64_t{128}}) {
+        INFO(backend.name << ", seed " << seed << ", heads of " << head_size);
+        World world(backend);
+        CheckRopeBackward(world, random, head_size);
+      }
+    }
+  }
+}
+
 TEST_CASE("Attention survives scores far apart") {
   for (const BackendCase& backend : Backends()) {
     INFO(backend.name);

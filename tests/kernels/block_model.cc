@@ -173,8 +173,8 @@ void BlockModel::Forward(const Batch& batch, const Buffers& b) {
   const int64_t g = shape_.kv_heads;
   backend_.Embed(batch, *embedding_, b.x0);
   backend_.RmsNorm(batch, b.x0, norm_->view(), kEps, b.normed);
-  Linear(batch, kQkv, b.normed, {}, b.qkv, b.saved[kQkv]);
-  backend_.Rope(batch, rope_->view(), Heads(b.qkv, 0, n + g));
+  backend_.LoraLinearRope(batch, *linears_[kQkv], *table_, kQkv, b.normed, rope_->view(),
+                          Heads(b.qkv, 0, n + g).columns, b.qkv, b.saved[kQkv]);
   backend_.Attention(batch, attention_, Heads(b.qkv, 0, n), Heads(b.qkv, n, g),
                      Heads(b.qkv, n + g, g), b.mixed, b.lse);
   Linear(batch, kOut, b.mixed, b.x0, b.x1, b.saved[kOut]);
@@ -196,10 +196,10 @@ void BlockModel::Backward(const Batch& batch, const Buffers& b, int64_t loss_row
   LinearBackward(batch, kGateUp, b.normed, b.dgate_up, b.dnormed, b.saved[kGateUp]);
   backend_.RmsNormBackward(batch, b.x1, weight, kEps, b.dnormed, b.dx);
   LinearBackward(batch, kOut, b.mixed, b.dx, b.dmixed, b.saved[kOut]);
-  backend_.AttentionBackward(batch, attention_, Heads(b.qkv, 0, n), Heads(b.qkv, n, g),
-                             Heads(b.qkv, n + g, g), b.mixed, b.lse, b.dmixed, Heads(b.dqkv, 0, n),
-                             Heads(b.dqkv, n, g), Heads(b.dqkv, n + g, g));
-  backend_.RopeBackward(batch, rope_->view(), Heads(b.dqkv, 0, n + g));
+  backend_.AttentionRopeBackward(batch, attention_, rope_->view(), Heads(b.qkv, 0, n),
+                                 Heads(b.qkv, n, g), Heads(b.qkv, n + g, g), b.mixed, b.lse,
+                                 b.dmixed, Heads(b.dqkv, 0, n), Heads(b.dqkv, n, g),
+                                 Heads(b.dqkv, n + g, g));
   backend_.RmsNorm(batch, b.x0, weight, kEps, b.normed);
   LinearBackward(batch, kQkv, b.normed, b.dqkv, b.dnormed, b.saved[kQkv]);
   backend_.RmsNormBackward(batch, b.x0, weight, kEps, b.dnormed, b.dx);

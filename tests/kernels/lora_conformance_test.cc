@@ -221,6 +221,47 @@ TEST_CASE("A LoRA linear with SwiGLU gives the bits of the two operations that i
   }
 }
 
+// q and k beside v: turned by an operation of their own, then by the linear's.
+void CheckRope(World& world, Random& random, int64_t head_size, bool has_bias) {
+  Backend& backend = world.backend();
+  const int64_t features = world.Columns(random.Integer(1, 50));
+  const int64_t kv_heads = random.Integer(1, 3);
+  const int64_t rotated = (kv_heads * random.Integer(1, 3) + kv_heads) * head_size;
+  const int64_t outputs = rotated + kv_heads * head_size;
+  const BatchData data = RandomBatch(random, 3, 280, 2, 10);
+  const auto batch = backend.PrepareBatch(data.description());
+  const auto linear = DeviceLinear(world, world.RandomMatrix(random, outputs, features),
+                                   has_bias ? world.RandomMatrix(random, 1, outputs) : Matrix());
+  const auto table = backend.MakeAdapterTable(2, 1);
+  const Adapter adapter = RandomAdapter(world, random, features, outputs, 24, 0);
+  const DeviceAdapter on_device(world, *table, 1, 0, adapter);
+  const Guarded angles(world, world.RandomMatrix(random, 280, head_size), Kind::kFloat32);
+  const Guarded x(world, world.RandomMatrix(random, data.tokens(), features));
+  const Guarded want(world, data.tokens(), outputs);
+  backend.LoraLinear(*batch, *linear, *table, 0, x.view(), {}, want.view(), {});
+  backend.Rope(*batch, angles.view(), want.view().Columns(0, rotated));
+  const Guarded y(world, data.tokens(), outputs);
+  backend.LoraLinearRope(*batch, *linear, *table, 0, x.view(), angles.view(), rotated, y.view(),
+                         {});
+  CHECK(y.Bits() == want.Bits());
+  CHECK(y.Intact());
+}
+
+TEST_CASE("A LoRA linear with rope gives the bits of the two operations that it stands for") {
+  for (const BackendCase& backend : Backends()) {
+    for (const uint64_t seed : Seeds()) {
+      Random random(seed);
+      for (const int64_t head_size : {random.Integer(1, 6) * 16, int64_t{64}, int64_t{128}}) {
+        for (const bool has_bias : {false, true}) {
+          INFO(backend.name << ", seed " << seed << ", heads of " << head_size);
+          World world(backend);
+          CheckRope(world, random, head_size, has_bias);
+        }
+      }
+    }
+  }
+}
+
 void CheckOverflow(World& world) {
   Random random(12);
   Backend& backend = world.backend();

@@ -83,7 +83,7 @@ void RunHistory(uint64_t seed) {
       clients.back()->Ask();
     }
     const int worker = static_cast<int>(random() % options.workers);
-    switch (random() % 8) {
+    switch (random() % 9) {
       case 0:
       case 1:
         world.CrashCoordinator();
@@ -104,10 +104,14 @@ void RunHistory(uint64_t seed) {
         cancelled.insert(client.acknowledged());
         break;
       }
+      case 6:
+        world.TakeMemory(random() % 2 == 0);
+        break;
       default:
         break;
     }
   }
+  world.TakeMemory(false);
   world.RunUntil(
       [&] {
         for (const auto& client : clients) {

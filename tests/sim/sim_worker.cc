@@ -149,7 +149,12 @@ bool SimWorker::Dropped(const worker::v1::Window& window, const Operation& opera
 bool SimWorker::Step() {
   if (forming_) {
     worker::v1::Report report;
-    report.mutable_group_formed()->set_reserved_bytes(1000);
+    if (hooks_.memory_taken()) {
+      report.mutable_group_failed()->set_reason("MEMORY_TAKEN");
+      report.mutable_group_failed()->set_message("no memory is left");
+    } else {
+      report.mutable_group_formed()->set_reserved_bytes(1000);
+    }
     forming_.reset();
     Report(std::move(report));
     return true;
@@ -194,6 +199,13 @@ void SimWorker::Execute(const worker::v1::Window& window, const Operation& opera
     case Operation::LOAD_SLOT: {
       const std::string& job = operation.slot().job();
       REQUIRE_FALSE(slots_.contains(job));
+      if (hooks_.memory_taken()) {
+        worker::v1::Report report;
+        report.mutable_slot_failed()->set_job(job);
+        report.mutable_slot_failed()->set_reason("MEMORY_TAKEN");
+        report.mutable_slot_failed()->set_message("no memory is left");
+        return Report(std::move(report));
+      }
       Slot slot;
       slot.step = hooks_.fetch(operation.content());
       REQUIRE(slot.step == operation.step());

@@ -31,6 +31,8 @@ class SimWorker {
     std::function<int64_t(const std::string& content)> fetch;
     // Steps whose loss is not finite.
     std::function<bool(const std::string& job, int64_t step)> is_bad;
+    // Whether other processes have taken the memory of its machine.
+    std::function<bool()> memory_taken;
   };
 
   SimWorker(std::string name, Hooks hooks) : name_(std::move(name)), hooks_(std::move(hooks)) {}

@@ -82,6 +82,8 @@ class World {
   void FailSaves(absl::Status status) { save_failure_ = std::move(status); }
   // The step of the job whose loss is not finite.
   void Poison(const std::string& job, int64_t step) { bad_steps_[job] = step; }
+  // Others take the memory of every worker's machine, or give it back.
+  void TakeMemory(bool taken) { memory_taken_ = taken; }
   // The peak that every worker's heartbeats tell from now on.
   void SetPeak(int64_t bytes) { peak_bytes_ = bytes; }
   // Rows of this dataset are bad from this line on.
@@ -162,6 +164,7 @@ class World {
   int timers_ = 0;  // entries of the agenda that are only timers
 
   absl::Status plan_failure_, save_failure_;
+  bool memory_taken_ = false;
   std::map<std::string, int64_t> bad_steps_;
   std::map<std::string, int64_t> bad_lines_;
   std::map<std::string, int32_t> longest_;

@@ -37,6 +37,7 @@ void World::StartWorker(int i) {
   hooks.upload = [this, i](worker::v1::UploadShardRequest::Header header) {
     Upload(i, std::move(header));
   };
+  hooks.memory_taken = [this] { return memory_taken_; };
   hooks.fetch = [this](const std::string& text) -> int64_t {
     if (text.empty()) return 0;
     absl::StatusOr<SlotContent> content = ParseSlotContent(text);

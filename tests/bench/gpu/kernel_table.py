@@ -14,6 +14,7 @@ import re
 # What kernels are called in the table, by the first pattern found in their name.
 NAMES = (
     (r"HopperKernel.*Product\)0.*Finish\)1", "product forward, SwiGLU"),
+    (r"HopperKernel.*Product\)0.*Finish\)4", "product forward, rope"),
     (r"HopperKernel.*Product\)1.*Finish\)2", "product dx, SwiGLU backward"),
     (r"HopperKernel.*Product\)0", "product forward"),
     (r"HopperKernel.*Product\)1", "product dx"),

@@ -1,7 +1,7 @@
 """PEFT on torch on the rows that loss_curve.py chose: their losses, step by step, as one line of JSON.
 
 SETTING (JSON): {"model": DIR, "rows": FILE of {"input_ids", "labels"} a line, "steps", "batch_size", "learning_rate",
-"rank", "device": "cuda" or "cpu", "dtype": of the base model, "init": DIR to write the adapter to before the first step}.
+"rank", "device": "cuda" or "cpu", "dtype": of the base model, "init": DIR of the adapter before the first step: read, or written where it is missing}.
 Rows in their order, from the first again behind the last; loss over the trained tokens of a batch; clipping at 1, AdamW
 without decay, constant learning rate.
 """
@@ -11,7 +11,7 @@ import pathlib
 import sys
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -35,8 +35,11 @@ def main():
     base = AutoModelForCausalLM.from_pretrained(setting["model"], dtype=getattr(torch, setting["dtype"])).to(device)
     base.config.use_cache = False
     rank = setting["rank"]
-    model = get_peft_model(base, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS, task_type="CAUSAL_LM"))
-    model.save_pretrained(setting["init"])
+    if pathlib.Path(setting["init"]).exists():
+        model = PeftModel.from_pretrained(base, setting["init"], is_trainable=True)
+    else:
+        model = get_peft_model(base, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS, task_type="CAUSAL_LM"))
+        model.save_pretrained(setting["init"])
     model.train()
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=setting["learning_rate"], weight_decay=0.0)

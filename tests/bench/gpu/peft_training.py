@@ -4,7 +4,7 @@ SETTING (JSON): {"model": DIR with config.json, "adapters": N, "sequences": per 
 "dropout", "steps", "tokens": of a microbatch}. bf16 weights from torch's own initialization, float32 adapters (PEFT's default), all seven targets,
 every token trained, clipping, fused AdamW, torch's scaled-dot-product attention. Several adapters train one after the
 other on one copy of the base model, as PEFT has it. Memory is measured on steps of one adapter with as many tokens in
-flight as lorad has.
+flight as lorad has; null where the device is too small for them.
 """
 
 import json
@@ -68,11 +68,15 @@ def main():
     in_flight = (max(setting["tokens"] // setting["length"], 1), setting["length"])
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    for _ in range(2):
-        train(adapters[0], torch.randint(0, model.config.vocab_size, in_flight, device="cuda"))
+    try:
+        for _ in range(2):
+            train(adapters[0], torch.randint(0, model.config.vocab_size, in_flight, device="cuda"))
+        peak = torch.cuda.max_memory_reserved()
+    except torch.OutOfMemoryError:
+        peak = None
     print(json.dumps({
         "tokens_per_second": tokens / sorted(times)[len(times) // 2],
-        "peak_bytes": torch.cuda.max_memory_reserved(),
+        "peak_bytes": peak,
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(),
     }))

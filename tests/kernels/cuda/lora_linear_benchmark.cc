@@ -1,4 +1,4 @@
-// usage: lora_linear_benchmark [lora|swiglu]
+// usage: lora_linear_benchmark [lora|swiglu|rope]
 // The operator table of docs/benchmarks.md: forward and backward of the multi-adapter LoRA linear
 // over forward and backward of the frozen linear alone (cuBLASLt, and our own product), in the same
 // run, as CUDA graphs; and each skinny kernel beside a copy of the bytes that it reads.
@@ -288,8 +288,8 @@ uint64_t BitsOf(DeviceMatrix& matrix, const std::function<void()>& run) {
   return Hash(0xCBF29CE484222325, rows.data(), rows.size() * 2);
 }
 
-// SwiGLU by a pass of its own, and as the product's last step; without: the product alone.
-void CompareSwiGlu(const char* name, cudaStream_t stream, DeviceMatrix& out,
+// An operation by a pass of its own, and as the product's last step; without: the product alone.
+void ComparePasses(const char* name, cudaStream_t stream, DeviceMatrix& out,
                    const std::function<void()>& without, const std::function<void()>& pass,
                    const std::function<void()>& fused) {
   const bool equal = BitsOf(out, pass) == BitsOf(out, fused);
@@ -318,7 +318,7 @@ void RunSwiGlu(const Setting& setting) {
     LoraLinear(lora, *bench.batch, world.linear(), world.table(), 0, bench.x.view(), {},
                bench.y.view(), bench.saved.view(), to);
   };
-  CompareSwiGlu(
+  ComparePasses(
       setting.name, stream, gated, [&] { run({}); },
       [&] {
         run({});
@@ -345,7 +345,7 @@ void RunSwiGluBackward(const Setting& setting) {
     LoraLinearBackward(lora, *bench.batch, world.linear(), world.table(), 0, bench.x.view(),
                        bench.dy.view(), dx, saved, of);
   };
-  CompareSwiGlu(
+  ComparePasses(
       setting.name, stream, dgate_up, [&] { run(bench.dx.view(), {}); },
       [&] {
         run(bench.dx.view(), {});
@@ -376,6 +376,42 @@ void RunAllSwiGlu() {
   }
 }
 
+// q, k, v forward, of which the last part is not turned.
+void RunRope(const Setting& setting, int64_t head_size, bool has_bias) {
+  Bench bench(setting);
+  LoraWorld& world = bench.world;
+  const cudaStream_t stream = world.context().stream.get();
+  Generator random(2);
+  DeviceMatrix bias(1, bench.outputs, bench.dtype, 0);
+  Bench::Fill(random, bias, 1);
+  world.linear().has_bias = has_bias;
+  if (has_bias) world.linear().bias = bias.view();
+  DeviceMatrix angles(kSequence, head_size, DType::kFloat32, 0);
+  angles.Write(RandomValues(random, angles.view().elements(), 1));
+  const int64_t rotated = bench.outputs - setting.outputs.back();
+  const RopeTables rope = RopeOf(*bench.batch, angles.view(), rotated);
+  if (!FusesRope(world.lora(), world.linear(), rope)) return;
+  const auto run = [&](const RopeTables& with) {
+    LoraLinear(world.lora(), *bench.batch, world.linear(), world.table(), 0, bench.x.view(), {},
+               bench.y.view(), bench.saved.view(), {}, with);
+  };
+  ComparePasses(
+      setting.name, stream, bench.y, [&] { run({}); },
+      [&] {
+        run({});
+        Rope(stream, bench.batch->tables, angles.view(), 1, bench.y.view().Columns(0, rotated));
+      },
+      [&] { run(rope); });
+}
+
+void RunAllRope() {
+  std::printf("%-34s %8s %8s %8s | %6s | %s\n", "rope, setting", "without", "a pass", "fused",
+              "/pass", "bits");
+  RunRope({"q,k,v of Llama-3.1-8B, 4", 4096, {4096, 1024, 1024}, 4, {16}, 0}, 128, false);
+  RunRope({"q,k,v of Qwen2.5-3B, 8", 2048, {2048, 256, 256}, 8, {16}, 0}, 128, true);
+  RunRope({"q,k,v of TinyLlama, 8", 2048, {2048, 256, 256}, 8, {16}, 0}, 64, false);
+}
+
 }  // namespace
 }  // namespace lorad::kernels::cuda::testing
 
@@ -388,4 +424,5 @@ int main(int argc, char** argv) {
   const std::string_view part = argc > 1 ? argv[1] : "";
   if (part.empty() || part == "lora") testing::RunAll(argc > 2 ? argv[2] : "");
   if (part.empty() || part == "swiglu") testing::RunAllSwiGlu();
+  if (part.empty() || part == "rope") testing::RunAllRope();
 }

@@ -1,6 +1,7 @@
 // The LoRA linear on a GPU against float64, part by part; its isolation rules.
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <utility>
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/rowwise.h"
@@ -188,6 +189,66 @@ TEST_CASE("SwiGLU as a product's last step: the bits of a pass of its own") {
         const BatchOf batch = RandomBatch(random, 3, RandomInteger(random, 1, 300), 2);
         INFO("seed " << seed << " " << inputs << " x " << outputs << ", " << batch.tokens());
         CheckSwiGlu(random, {DType::kBfloat16, inputs, outputs, 100, 8, 0.1f, false, true}, batch);
+      }
+    }
+  }
+}
+
+// Heads of y turned by an operation of its own, and by the product's. angles [P, D].
+void CheckRope(Generator& random, const Options& options, const BatchOf& batch, int64_t head_size,
+               bool has_bias) {
+  Case test(random, options, batch, 2);
+  LoraWorld& world = test.world();
+  const cudaStream_t stream = world.context().stream.get();
+  const CudaBatch on_device(world.context(), batch.description());
+  const int64_t tokens = batch.tokens();
+  DeviceMatrix bias(1, options.outputs, options.dtype);
+  bias.Write(RandomValues(random, options.outputs, 1));
+  world.linear().has_bias = has_bias;
+  if (has_bias) world.linear().bias = bias.view();
+  const int64_t positions = tokens + 2 * kChunkTokens;
+  DeviceMatrix angles(positions, head_size, DType::kFloat32);
+  angles.Write(RandomValues(random, positions * head_size, 1));
+  const int64_t heads = options.outputs / head_size;
+  const int64_t rotated = RandomInteger(random, 0, heads) * head_size;
+  const RopeTables rope = RopeOf(on_device, angles.view(), rotated);
+  if (!FusesRope(world.lora(), world.linear(), rope)) return;
+  const auto run = [&](const RopeTables& with) {
+    test.y().Poison();
+    LoraLinear(world.lora(), on_device, world.linear(), world.table(), kGroup, test.x().view(), {},
+               test.y().view(), test.saved().view(), {}, with);
+  };
+  run({});
+  Rope(stream, on_device.tables, angles.view(), 1, test.y().view().Columns(0, rotated));
+  const std::vector<uint16_t> want = test.y().RawRows(0, tokens);
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    run(rope);
+    const std::vector<uint16_t> got = test.y().RawRows(0, tokens);
+    const size_t first = static_cast<size_t>(
+        std::mismatch(got.begin(), got.end(), want.begin()).first - got.begin());
+    const auto columns = static_cast<size_t>(options.outputs);
+    INFO("turned " << rotated << ", repeat " << repeat << ", first different in row "
+                   << first / columns << " column " << first % columns);
+    CHECK(first == got.size());
+    CHECK(test.y().Intact());
+  }
+}
+
+TEST_CASE("rope as a product's last step: the bits of a pass of its own") {
+  if (Skipped()) return;
+  // Heads of 64, 128 and 256: fewer than a tile has room for, a tile's, and several tiles'.
+  constexpr std::pair<int64_t, int64_t> kHeads[] = {{1, 64},  {3, 64},   {40, 64}, {1, 128},
+                                                    {5, 128}, {20, 128}, {1, 256}, {4, 256}};
+  for (const uint64_t seed : {uint64_t{1}, static_cast<uint64_t>(std::random_device()())}) {
+    Generator random(seed);
+    for (const auto& [heads, head_size] : kHeads) {
+      for (const bool has_bias : {false, true}) {
+        const int64_t inputs = 8 * RandomInteger(random, 1, 80);
+        const BatchOf batch = RandomBatch(random, 3, RandomInteger(random, 1, 300), 2);
+        INFO("seed " << seed << ", " << inputs << " to " << heads << " heads of " << head_size
+                     << (has_bias ? ", bias, " : ", ") << batch.tokens() << " rows");
+        CheckRope(random, {DType::kBfloat16, inputs, heads * head_size, 100, 8, 0.1f, false, true},
+                  batch, head_size, has_bias);
       }
     }
   }

@@ -283,6 +283,51 @@ TEST_CASE("a window that cannot be planned fails the jobs of its group, and the 
   world->RunUntilState(next, Job::SUCCEEDED);
 }
 
+TEST_CASE("memory that others have taken: the jobs wait, are told, and go on when it is back") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  world->TakeMemory(true);
+  const std::string job = world->Submit(World::NewJob());
+  world->RunUntilState(job, Job::PREPARING);
+  world->RunUntilState(job, Job::QUEUED);
+  world->Settle();
+  CHECK(world->Job(job).queue().why() ==
+        "worker 'worker-0' lacks memory that it offered and tries again: no memory is left");
+  // Each try comes after a longer pause, so ten minutes are not many.
+  const int64_t until = world->now_us() + 600'000'000;
+  while (world->now_us() < until) {
+    world->Sleep(1'000'000);
+    world->Settle();
+  }
+  CHECK(world->Job(job).attempts() > 5);
+  CHECK(world->Job(job).attempts() < 20);
+  CHECK(world->StateOf(job) == Job::QUEUED);
+  world->TakeMemory(false);
+  world->RunUntilState(job, Job::SUCCEEDED);
+  CHECK_FALSE(world->Job(job).has_error());
+  world->CheckInvariants();
+}
+
+TEST_CASE("a slot that finds its memory taken: its job waits, its neighbours go on") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  const std::string first = SubmitLong(*world);
+  world->RunUntil([&] { return world->Job(first).step() >= 3; });
+  world->TakeMemory(true);
+  const std::string second = world->Submit(World::NewJob());
+  world->RunUntilState(second, Job::PREPARING);
+  world->RunUntilState(second, Job::QUEUED);
+  const int64_t step = world->Job(first).step();
+  world->RunUntil([&] { return world->Job(first).step() >= step + 3; });
+  CHECK(world->StateOf(first) == Job::RUNNING);
+  CHECK(world->StateOf(second) == Job::QUEUED);
+  world->TakeMemory(false);
+  world->RunUntilState(second, Job::SUCCEEDED);
+  world->RunUntilState(first, Job::SUCCEEDED);
+  CHECK(world->Job(first).attempts() == 1);
+  world->CheckInvariants();
+}
+
 TEST_CASE("a group without jobs is dissolved after a while") {
   WorldOptions options;
   options.core.group_idle_ms = 60'000;

@@ -123,12 +123,11 @@ class Bench {
 
   // The operations in the order of a step, beside the products with frozen weights alone.
   void Sustain() {
-    const std::vector<std::string> forward = {
-        "rms_norm", "qkv", "rope", "attention", "o", "rms_norm", "gate_up, swiglu", "down"};
-    const std::vector<std::string> backward = {"down, swiglu backward", "gate_up backward",
-                                               "rms_norm backward",     "o backward",
-                                               "attention backward",    "rope",
-                                               "qkv backward",          "rms_norm backward"};
+    const std::vector<std::string> forward = {"rms_norm", "qkv, rope",       "attention", "o",
+                                              "rms_norm", "gate_up, swiglu", "down"};
+    const std::vector<std::string> backward = {
+        "down, swiglu backward",    "gate_up backward", "rms_norm backward", "o backward",
+        "attention, rope backward", "qkv backward",     "rms_norm backward"};
     std::vector<std::function<void()>> step = {[this] { NextBatch(); }};
     const auto add = [&](const std::vector<std::string>& names, int64_t times) {
       for (int64_t i = 0; i < times; ++i) {

@@ -15,22 +15,23 @@
 // element, R = 16: 32 to 64 a byte, where the matrix units want 250. So the floor is T K 2 bytes
 // over the memory's rate. At 3.0 TB/s and T = 8,192, microseconds (measured on an H100):
 //   feature count         4,096        14,336     operator (forward + backward)   frozen   + floor
-//   ProjectInput          22.4 (34)    78 (105)   4096 -> 4096                     710    67  1.09
-//   ProjectOutput         22.4 (49)    78 (158)   4096 -> 14336                   2490   123  1.05
-//   GradientA             22.4 (39)    78 (123)   14336 -> 4096                   2490   179  1.07
-// What is above the floor: about 6 us to start and end a launch (hidden in part, below); dA and dB,
-// added as 8-byte integers in the L2 cache, which takes 180 a nanosecond (measured): R K of them
-// for up to four chunks of 256 tokens, R O for up to two (R <= 16; else for one); Philox, about 55
-// instructions a 16 bytes of x and target (dropout.h).
+//   ProjectInput          22.4 (34)    78 (93)    4096 -> 4096                     710    67  1.09
+//   ProjectOutput         22.4 (40)    78 (105)   4096 -> 14336                   2490   123  1.05
+//   GradientA             22.4 (32)    78 (95)    14336 -> 4096                   2490   179  1.07
+// What is above the floor: about 6 us to start and end a launch (hidden in part, below), 3 to add
+// up slices; dA and dB, added as 8-byte integers in the L2 cache, which takes 170 to 340 a
+// nanosecond (measured, docs/kernels.md): R K and R O of them for up to four chunks of 256 tokens;
+// Philox, about 55 instructions a 16 bytes of x and target (dropout.h).
 //
 // Launches overlap: a product starts on multiprocessors that the last blocks of ProjectInput or
 // GradientA have left, and awaits them before it first reads S, dS or masks.
 //
-// What decides the order of sums: a sum over features is formed in slices (below), a slice in
-// ascending steps of 16 features in a permutation fixed by the kernel, and slices are added in
-// ascending order; a sum over the tokens of a chunk runs in ascending steps of 16, then fixed
-// point. So a row's bits depend on K (dS: O) alone, a gradient's on its sequence alone (the
-// isolation rules of docs/determinism.md).
+// What decides the order of sums: a sum over features is formed in slices (below; on Hopper
+// lora_tables.h), a slice in ascending steps of 16 features in a permutation fixed by the kernel,
+// and slices are added in ascending order; which kernel it is depends on the device, and on
+// Hopper for S on whether the row's adapter drops; a sum over the tokens of a chunk runs in
+// ascending steps of 16, then fixed point. So a row's bits depend on K (dS: O) alone, a gradient's
+// on its sequence alone (the isolation rules of docs/determinism.md).
 //
 // For bf16, K, O and the targets' ranges multiples of 8, rows of 16-byte multiples. For everything
 // else and float32: plain kernels (lora_plain.cu), right and not fast.
@@ -58,7 +59,7 @@ struct LoraScratch {
 };
 inline constexpr int kLoraCounters = 2048;
 // Enough for 32 chunks, 64 rank columns and 16,384 features to be formed slice by slice in
-// parallel; more is formed in sequence, with the same bits.
+// parallel; more is formed in sequence or by several launches, with the same bits.
 inline constexpr int64_t kLoraPartialBytes = int64_t{32} << 20;
 
 // S of every row: own (kept) and shared (for the product; zeros outside the row's party).
@@ -76,6 +77,13 @@ void ProjectOutput(const LoraTables& tables, const TensorView& dy, const TensorV
 // awaits their end before it reads dS (compute capability 9.0).
 void GradientA(const LoraTables& tables, const TensorView& x, const TensorView& ds,
                int64_t mask_row_bytes, bool early, cudaStream_t stream);
+
+// What of the first two is in the tables' groups, on devices of compute capability 9.0: all of dy,
+// and of x what has no masks. The two above call them.
+void ProjectInputHopper(const LoraTables& tables, const TensorView& x, const TensorView& own,
+                        const TensorView& shared, const LoraScratch& scratch, cudaStream_t stream);
+void ProjectOutputHopper(const LoraTables& tables, const TensorView& dy, const TensorView& own,
+                         const TensorView& ds, const LoraScratch& scratch, cudaStream_t stream);
 
 // The same three by plain kernels, float32 or bf16, any shape.
 void PlainProjectInput(const LoraTables& tables, const TensorView& x, const TensorView& own,

@@ -5,18 +5,11 @@
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/lora_kernels.h"
-#include "kernels/cuda/optimizer.h"
-#include "kernels/cuda/transfer.h"
+#include "kernels/cuda/lora_tile_groups.h"
 #include "kernels/philox.h"
 
 namespace lorad::kernels::cuda {
 namespace {
-
-// Plans are told apart by the version of the table that they were made under.
-uint64_t NextVersion() {
-  static uint64_t version = 0;  // one thread calls a backend
-  return ++version;
-}
 
 LoraRows RowsOf(const Chunk& chunk, const Segment& segment) {
   return {.first_row = chunk.first_row,
@@ -58,68 +51,7 @@ LoraPair PairOf(const LoraTarget& target, bool drops) {
           .outputs = static_cast<int32_t>(target.outputs)};
 }
 
-void CheckTarget(const LoraTarget& target, int64_t end) {
-  assert(target.first_output >= end && target.outputs > 0 && target.rank > 0);
-  assert(target.a != nullptr && target.b != nullptr);
-  assert(target.dropout >= 0 && target.dropout < 1);
-  assert(target.layer >= 0 && target.layer < kLayersMax);
-  assert(target.target >= 0 && target.target < kTargetsMax);
-  if (target.a_copy.empty()) return;
-  assert(target.a_copy.rows == PaddedRank(target.rank));
-  assert(target.b_copy.rows == target.outputs && target.b_copy.columns == PaddedRank(target.rank));
-  assert(target.a_copy.row_stride == target.a_copy.columns &&
-         target.b_copy.row_stride == target.b_copy.columns);
-}
-
 }  // namespace
-
-CudaAdapterTable::CudaAdapterTable(Context& context, const Gemm& gemm, int32_t slots,
-                                   int32_t groups)
-    : context_(context),
-      gemm_(gemm),
-      slots_(slots),
-      groups_(groups),
-      targets_(static_cast<size_t>(slots) * static_cast<size_t>(groups)),
-      version_(NextVersion()) {
-  const size_t bytes = static_cast<size_t>(slots) * sizeof(int32_t);
-  LORAD_CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&overflow_), bytes));
-  LORAD_CUDA_CHECK(cudaMemsetAsync(overflow_, 0, bytes, context.stream.get()));
-}
-
-CudaAdapterTable::~CudaAdapterTable() { static_cast<void>(cudaFree(overflow_)); }
-
-void CudaAdapterTable::SetTargets(int32_t slot, int32_t group,
-                                  std::span<const LoraTarget> targets) {
-  assert(slot >= 0 && slot < slots_ && group >= 0 && group < groups_);
-  auto& resident = targets_[static_cast<size_t>(slot * groups_ + group)];
-  resident.clear();
-  int64_t end = 0;
-  for (const LoraTarget& target : targets) {
-    CheckTarget(target, end);
-    end = target.first_output + target.outputs;
-    ResidentTarget& added = resident.emplace_back();
-    added.target = target;
-    if (target.a_copy.empty()) continue;
-    added.forward = gemm_.MakeTerm(Product::kForward, target.b_copy, 0, target.first_output, {});
-    added.backward = gemm_.MakeTerm(Product::kInputGradient, target.a_copy, 0, 0, {});
-  }
-  version_ = NextVersion();
-}
-
-void CudaAdapterTable::ClearSlot(int32_t slot) {
-  for (int32_t group = 0; group < groups_; ++group) SetTargets(slot, group, {});
-  LORAD_CUDA_CHECK(cudaMemsetAsync(overflow_ + slot, 0, sizeof(*overflow_), context_.stream.get()));
-}
-
-void CudaAdapterTable::TakeOverflow(int32_t slot, int32_t* marked) {
-  assert(slot >= 0 && slot < slots_);
-  TakeMark(context_.stream.get(), overflow_ + slot, DeviceAddress(marked));
-}
-
-const std::vector<ResidentTarget>& CudaAdapterTable::Of(int32_t slot, int32_t group) const {
-  assert(slot >= 0 && slot < slots_ && group >= 0 && group < groups_);
-  return targets_[static_cast<size_t>(slot * groups_ + group)];
-}
 
 int64_t LoraOwnColumns(const Limits& limits) {
   return limits.targets_in_group * PaddedRank(limits.rank);
@@ -155,15 +87,18 @@ LoraPlan::LoraPlan(Context& context, const LoraMemory& memory, const CudaBatch& 
     : version_(table.version()) {
   assert(batch.tokens() <= memory.tokens);
   const int64_t tiles = (batch.tokens() + kTermTileRows - 1) / kTermTileRows;
+  tables_.inputs = static_cast<int32_t>(inputs);
   FindParties(batch, table, group);
   if (parties_.empty()) return;
   PlaceParties(tiles, memory.columns);
   AddPairs(memory, table, group, inputs);
   AddItems(batch);
+  tables_.input_count = static_cast<int32_t>(input_items_.size());
+  if (context.capability == 90 && fast_) TakeTileGroups(context, memory);
   AddGradientItems(memory.chunks_together);
   AddOutputPairs(memory.chunks_together);
   AddLists(tiles);
-  Upload(context, inputs);
+  Upload(context);
 }
 
 void LoraPlan::FindParties(const CudaBatch& batch, const CudaAdapterTable& table, int32_t group) {
@@ -262,7 +197,9 @@ void LoraPlan::AddPair(const LoraPair& pair) {
     units_.push_back({static_cast<int32_t>(pairs_.size()), rank});
   }
   pairs_.push_back(pair);
-  fast_ = fast_ && pair.first_output % 8 == 0 && pair.outputs % 8 == 0;
+  fast_ = fast_ && pair.first_output % 8 == 0 && pair.outputs % 8 == 0 &&
+          reinterpret_cast<uintptr_t>(pair.da) % 16 == 0 &&
+          reinterpret_cast<uintptr_t>(pair.db) % 16 == 0;
   const int32_t slice = OutputSliceFeatures(pair.outputs);
   tables_.output_slices = std::max(tables_.output_slices, (pair.outputs + slice - 1) / slice);
   tables_.outputs_max = std::max(tables_.outputs_max, pair.outputs);
@@ -315,7 +252,8 @@ void LoraPlan::AddItems(const CudaBatch& batch) {
                               .column = party.column + unit * kUnitRanks,
                               .zeros = unit == 0 ? 1 : 0,
                               .party_begin = party.column,
-                              .party_end = party_end});
+                              .party_end = party_end,
+                              .drops = party.drops ? 1 : 0});
     }
     for (int32_t index = 0; index < party.pairs; ++index) {
       const int32_t padded = pairs_[static_cast<size_t>(party.first_pair + index)].padded;
@@ -337,6 +275,29 @@ void LoraPlan::AddItems(const CudaBatch& batch) {
   const auto longer = [](const auto& x, const auto& y) { return x.units > y.units; };
   std::stable_sort(input_items_.begin(), input_items_.end(), longer);
   std::stable_sort(output_items_.begin(), output_items_.end(), longer);
+}
+
+// Hopper's kernels take all of dy, and of x what has no masks.
+void LoraPlan::TakeTileGroups(const Context& context, const LoraMemory& memory) {
+  const int32_t multiprocessors =
+      memory.multiprocessors > 0 ? memory.multiprocessors : context.multiprocessors;
+  const int32_t together = memory.chunks_together;
+  LoraTileGroups outputs = OutputTileGroups(output_items_, pairs_, together, multiprocessors);
+  LoraTileGroups inputs = InputTileGroups(input_items_, tables_.inputs, together, multiprocessors);
+  output_items_.clear();
+  // dA needs all of them.
+  std::stable_sort(
+      input_items_.begin(), input_items_.end(),
+      [](const LoraInputItem& x, const LoraInputItem& y) { return x.drops > y.drops; });
+  tables_.input_count = static_cast<int32_t>(
+      std::count_if(input_items_.begin(), input_items_.end(),
+                    [](const LoraInputItem& item) { return item.drops != 0; }));
+  output_groups_ = std::move(outputs.groups);
+  tables_.output_group_units = outputs.units;
+  tables_.output_group_chunks = outputs.chunks;
+  input_groups_ = std::move(inputs.groups);
+  tables_.input_group_units = inputs.units;
+  tables_.input_group_chunks = inputs.chunks;
 }
 
 void LoraPlan::AddGradientItems(int32_t chunks_together) {
@@ -423,7 +384,7 @@ void LoraPlan::AddLists(int64_t tiles) {
   first_.push_back(static_cast<int32_t>(list_.size()));
 }
 
-void LoraPlan::Upload(Context& context, int64_t inputs) {
+void LoraPlan::Upload(Context& context) {
   TableLayout layout;
   const auto add = [&layout]<typename T>(const std::vector<T>& values) {
     return layout.Add<T>(static_cast<int64_t>(values.size()));
@@ -436,6 +397,8 @@ void LoraPlan::Upload(Context& context, int64_t inputs) {
   const int64_t output_items = add(output_items_);
   const int64_t gradient_items = add(gradient_items_);
   const int64_t output_pairs = add(output_pairs_);
+  const int64_t input_groups = add(input_groups_);
+  const int64_t output_groups = add(output_groups_);
   const int64_t first = add(first_);
   const int64_t list = add(list_);
   memory_ = context.tables.Take(layout.bytes());
@@ -449,11 +412,13 @@ void LoraPlan::Upload(Context& context, int64_t inputs) {
   tables_.output_items = fill(output_items_, output_items);
   tables_.gradient_items = fill(gradient_items_, gradient_items);
   tables_.output_pairs = fill(output_pairs_, output_pairs);
-  tables_.input_count = static_cast<int32_t>(input_items_.size());
+  tables_.input_groups = fill(input_groups_, input_groups);
+  tables_.output_groups = fill(output_groups_, output_groups);
   tables_.output_count = static_cast<int32_t>(output_items_.size());
   tables_.gradient_count = static_cast<int32_t>(gradient_items_.size());
   tables_.output_pair_count = static_cast<int32_t>(output_pairs_.size());
-  tables_.inputs = static_cast<int32_t>(inputs);
+  tables_.input_group_count = static_cast<int32_t>(input_groups_.size());
+  tables_.output_group_count = static_cast<int32_t>(output_groups_.size());
   forward_ = {.terms = fill(forward_terms_, forward),
               .first = fill(first_, first),
               .list = fill(list_, list),

@@ -73,6 +73,7 @@ struct LoraMemory {
   // memory (1, 2 or kGroupChunks).
   bool early = true;
   int32_t chunks_together = kGroupChunks;
+  int32_t multiprocessors = 0;  // that launches should fill; 0: the device's
 };
 
 // Columns of S as kept from forward to backward, at most, for any group under these limits.
@@ -126,10 +127,11 @@ class LoraPlan {
   void AddTerms(const Gemm& gemm, const ResidentTarget& resident, const LoraPair& pair,
                 int64_t inputs);
   void AddItems(const CudaBatch& batch);
+  void TakeTileGroups(const Context& context, const LoraMemory& memory);
   void AddGradientItems(int32_t chunks_together);
   void AddOutputPairs(int32_t chunks_together);
   void AddLists(int64_t tiles);
-  void Upload(Context& context, int64_t inputs);
+  void Upload(Context& context);
 
   uint64_t version_;
   bool fast_ = true;
@@ -142,6 +144,8 @@ class LoraPlan {
   std::vector<LoraOutputItem> output_items_;
   std::vector<LoraGradientItem> gradient_items_;
   std::vector<LoraOutputPair> output_pairs_;
+  std::vector<LoraTileGroup> input_groups_;
+  std::vector<LoraTileGroup> output_groups_;
   std::vector<LowRankTerm> forward_terms_;  // one a pair
   std::vector<LowRankTerm> backward_terms_;
   std::vector<int32_t> first_;  // [tiles + 1]

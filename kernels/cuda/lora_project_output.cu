@@ -395,8 +395,11 @@ void Launch(Arguments& arguments, cudaStream_t stream) {
 
 void ProjectOutput(const LoraTables& tables, const TensorView& dy, const TensorView& own,
                    const TensorView& ds, const LoraScratch& scratch, cudaStream_t stream) {
-  if (tables.output_count == 0) return;
   assert(dy.dtype == DType::kBfloat16 && dy.row_stride % 8 == 0 && own.row_stride % 8 == 0);
+  if (tables.output_group_count > 0) {
+    ProjectOutputHopper(tables, dy, own, ds, scratch, stream);
+  }
+  if (tables.output_count == 0) return;
   Arguments arguments = {.tables = tables,
                          .dy = static_cast<const __nv_bfloat16*>(dy.data),
                          .dy_stride = dy.row_stride,

@@ -66,6 +66,7 @@ struct LoraInputItem {
   int32_t zeros = 0;
   int32_t party_begin = 0;  // columns of the party
   int32_t party_end = 0;
+  int32_t drops = 0;  // 1: some pair of the party has a mask
 };
 
 // Work over dy: a chunk, a pair, and up to kBlockUnits * 16 of its ranks.
@@ -94,6 +95,41 @@ struct LoraOutputPair {
       0;  // 1: both train, of the same ranks of a pair, so their dB is added up first
 };
 
+// How the kernels for Hopper form sums over columns, of x or of a pair's part of dy: slice i has
+// pieces i, i + slices, i + 2 slices... of 128 columns, so that blocks at work at one time read
+// neighbours.
+inline constexpr int kSlicePieceColumns = 128;
+constexpr int TilePieces(int columns) {
+  return (columns + kSlicePieceColumns - 1) / kSlicePieceColumns;
+}
+constexpr int TileSlices(int columns) {
+  const int most = columns <= 8192 ? 8 : 16;
+  return TilePieces(columns) < most ? TilePieces(columns) : most;
+}
+
+// What a block of the kernels for Hopper works on: chunks of one party in turns, with up to
+// kBlockUnits units. Over x: consecutive units of the party; over dy: of one pair.
+inline constexpr int kTileChunks = 4;
+constexpr int TileChunks(int units) { return units <= 2 ? kTileChunks : 2; }
+struct LoraTileGroup {
+  int32_t units = 0;       // 0: no adapter, zeros are written
+  int32_t first_unit = 0;  // over x
+  int32_t pair = 0;        // over dy
+  int32_t first_rank = 0;  // over dy, of the pair
+  int32_t own_column = 0;  // of the first unit
+  int32_t column = 0;
+  int32_t zeros = 0;  // of these three see LoraInputItem
+  int32_t party_begin = 0;
+  int32_t party_end = 0;
+  int32_t chunks = 0;
+  struct Chunk {
+    int32_t first_row = 0;
+    int32_t rows = 0;
+    int32_t train = 0;
+  };
+  Chunk chunk[kTileChunks] = {};
+};
+
 struct LoraTables {
   const LoraPair* pairs = nullptr;
   const LoraUnit* units = nullptr;
@@ -101,13 +137,21 @@ struct LoraTables {
   const LoraOutputItem* output_items = nullptr;
   const LoraGradientItem* gradient_items = nullptr;
   const LoraOutputPair* output_pairs = nullptr;
-  int32_t input_count = 0;
+  const LoraTileGroup* input_groups = nullptr;
+  const LoraTileGroup* output_groups = nullptr;
+  int32_t input_count = 0;  // that S is made of by items: the first ones
   int32_t output_count = 0;
   int32_t gradient_count = 0;
   int32_t output_pair_count = 0;
+  int32_t input_group_count = 0;  // the others
+  int32_t output_group_count = 0;
   int32_t columns = 0;      // of S and dS as the product reads them
   int32_t input_units = 0;  // the most of an item
   int32_t output_units = 0;
+  int32_t input_group_units = 0;
+  int32_t output_group_units = 0;
+  int32_t input_group_chunks = 0;
+  int32_t output_group_chunks = 0;
   int32_t gradient_chunks = 0;  // likewise
   int32_t any_dropout = 0;      // 1: some training pair has dropout
   int32_t any_train = 0;

@@ -99,8 +99,8 @@ TEST_CASE("the same bits in any company, at any place, cut in any way, again and
       first.Run();
       REQUIRE(BitsOf(first, 0, kRows, 1) == want);
     }
-    // All slices of a sum by one block.
-    first.world().memory().partial_bytes = 0;
+    // All slices of a sum by one block, or by blocks in several launches.
+    first.world().memory().partial_bytes = int64_t{1} << 20;
     first.Run();
     CHECK(BitsOf(first, 0, kRows, 1) == want);
     first.world().memory().early = false;
@@ -140,6 +140,7 @@ TEST_CASE("chunks that are added up in one block give the bits that they give on
         std::vector<Bits> want;
         for (const int32_t together : {1, 2, kGroupChunks}) {
           test.world().memory().chunks_together = together;
+          test.world().memory().multiprocessors = 1;  // as if blocks were too many
           test.Run();
           for (int32_t slot = 0; slot < kSlots; ++slot) {
             const auto index = static_cast<size_t>(slot);

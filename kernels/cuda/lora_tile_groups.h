@@ -1,0 +1,32 @@
+// Which chunks a block of the LoRA linear's kernels for Hopper works on (lora_tables.h).
+#ifndef LORAD_KERNELS_CUDA_LORA_TILE_GROUPS_H_
+#define LORAD_KERNELS_CUDA_LORA_TILE_GROUPS_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/cuda/lora_tables.h"
+
+namespace lorad::kernels::cuda {
+
+struct LoraTileGroups {
+  std::vector<LoraTileGroup> groups;
+  int32_t units = 0;   // of a group at most
+  int32_t chunks = 0;  // likewise
+};
+
+// Every item is in one group; those that take long come first, those without an adapter last. More
+// chunks a group are fewer additions to memory and fewer blocks: as many, and chunks_most at most,
+// as let so many multiprocessors end soonest. Speed alone.
+//
+// Of items over x those without masks.
+LoraTileGroups InputTileGroups(std::span<const LoraInputItem> items, int32_t inputs,
+                               int32_t chunks_most, int32_t multiprocessors);
+LoraTileGroups OutputTileGroups(std::span<const LoraOutputItem> items,
+                                std::span<const LoraPair> pairs, int32_t chunks_most,
+                                int32_t multiprocessors);
+
+}  // namespace lorad::kernels::cuda
+
+#endif  // LORAD_KERNELS_CUDA_LORA_TILE_GROUPS_H_

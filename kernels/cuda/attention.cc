@@ -4,6 +4,7 @@
 #include <cassert>
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/rowwise.h"
 
 namespace lorad::kernels::cuda {
 namespace {
@@ -147,6 +148,14 @@ const int32_t* RaggedOf(const AttentionTables& tables, const AttentionStrides& s
   return ragged.offsets;
 }
 
+AttentionRope RopeOf(const CudaBatch& batch, const TensorView& angles) {
+  if (angles.empty()) return {};
+  assert(angles.dtype == DType::kFloat32 && angles.row_stride % 2 == 0);
+  return {.positions = batch.tables.positions,
+          .angles = angles.f32(),
+          .angle_stride = angles.row_stride};
+}
+
 // Of vectors over tokens: a tile's queries are read as a whole, and as 16 bytes.
 int64_t ScratchStride(int64_t rows) { return (rows + kBackwardBox + 3) / 4 * 4; }
 
@@ -271,7 +280,8 @@ void AttentionOperation::Backward(const CudaBatch& batch, const AttentionShape& 
                                   const TensorView& q, const TensorView& k, const TensorView& v,
                                   const TensorView& out, const TensorView& lse,
                                   const TensorView& dout, const TensorView& dq,
-                                  const TensorView& dk, const TensorView& dv) {
+                                  const TensorView& dk, const TensorView& dv,
+                                  const TensorView& angles) {
   AttentionArguments arguments = Arguments(batch, shape, q, k, v, out, lse);
   Arguments(batch, shape, dq, dk, dv, dout, lse);  // the same shapes
   arguments.strides.dout = dout.row_stride;
@@ -294,10 +304,20 @@ void AttentionOperation::Backward(const CudaBatch& batch, const AttentionShape& 
                                    .unit_count = static_cast<int64_t>(tables.units.as_keys.size()),
                                    .scratch = static_cast<float*>(workspace_),
                                    .scratch_stride = stride,
-                                   .multiprocessors = context_.multiprocessors},
+                                   .multiprocessors = context_.multiprocessors,
+                                   .rope = RopeOf(batch, angles)},
                                   stream);
     return;
   }
+  RunBackwards(batch, arguments);
+  if (angles.empty()) return;
+  Rope(stream, batch.tables, angles, -1.0f, dq);
+  Rope(stream, batch.tables, angles, -1.0f, dk);
+}
+
+void AttentionOperation::RunBackwards(const CudaBatch& batch, AttentionArguments arguments) {
+  AttentionTables& tables = TablesOf(context_, batch, tokens_max_);
+  const cudaStream_t stream = context_.stream.get();
   const bool library = cudnn_ != nullptr && cudnn_->Supports(arguments, true);
   const int32_t* ragged =
       library ? RaggedOf(tables, arguments.strides, tables.backward, stream) : nullptr;

@@ -52,10 +52,12 @@ class AttentionOperation {
   void Forward(const CudaBatch& batch, const AttentionShape& shape, const TensorView& q,
                const TensorView& k, const TensorView& v, const TensorView& out,
                const TensorView& lse);
+  // angles: the table of Backend::Rope, if dq and dk are to be turned back (RopeBackward); the same
+  // bits as by a pass of its own, which is made where the backward is not ours.
   void Backward(const CudaBatch& batch, const AttentionShape& shape, const TensorView& q,
                 const TensorView& k, const TensorView& v, const TensorView& out,
                 const TensorView& lse, const TensorView& dout, const TensorView& dq,
-                const TensorView& dk, const TensorView& dv);
+                const TensorView& dk, const TensorView& dv, const TensorView& angles = {});
 
   // Plans made so far, and the host's time for them: constant in the steady state.
   int64_t plans() const { return cudnn_ == nullptr ? 0 : cudnn_->plans(); }
@@ -64,6 +66,8 @@ class AttentionOperation {
   int64_t cudnn_bytes_max() const { return cudnn_bytes_max_; }
 
  private:
+  // In calls, of cuDNN or of plain kernels.
+  void RunBackwards(const CudaBatch& batch, AttentionArguments arguments);
   // By cuDNN; ragged: the call's offsets.
   void RunForward(const AttentionArguments& call, const int32_t* ragged);
   void RunBackward(const AttentionArguments& call, const int32_t* ragged);

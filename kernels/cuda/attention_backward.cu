@@ -3,7 +3,8 @@
 
 #include "kernels/cuda/attention_backward.cuh"
 #include "kernels/cuda/attention_backward.h"
-#include "kernels/cuda/attention_backward_consumer.cuh"
+#include "kernels/cuda/attention_backward_keys.cuh"
+#include "kernels/cuda/attention_backward_queries.cuh"
 #include "kernels/cuda/launch.h"
 
 namespace lorad::kernels::cuda {
@@ -16,10 +17,7 @@ constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 static_assert(kProducerRegisters + kGroups * kConsumerRegisters <= 65536 / kWarpgroup);
 
-float* LseOf(const AttentionBackwardCall& call) { return call.scratch + kTakenFloats; }
-float* DeltaOf(const AttentionBackwardCall& call) {
-  return LseOf(call) + call.arguments.heads * call.scratch_stride;
-}
+float* PairsOf(const AttentionBackwardCall& call) { return call.scratch + kTakenFloats; }
 
 // ---- delta and lse ----
 
@@ -29,9 +27,8 @@ struct DeltaArguments {
   const __nv_bfloat16* dout;
   const float* lse;
   int64_t out_stride, dout_stride, lse_stride;
-  int32_t* taken;     // [2], to zero
-  float* scaled_lse;  // [heads, scratch_stride]
-  float* delta;
+  int32_t* taken;  // [2], to zero
+  float* pairs;    // AttentionBackwardArguments
   int64_t scratch_stride;
   int32_t heads;
 };
@@ -86,9 +83,10 @@ __global__ void __launch_bounds__(kDeltaThreads) DeltaKernel(const DeltaArgument
         sum += __shfl_xor_sync(0xffffffff, sum, step);
       }
       if (!mine || row + i >= end || lane % kLanes != 0) continue;
-      const int64_t to = head * a.scratch_stride + unit.w + row + i;
-      a.delta[to] = sum;
-      a.scaled_lse[to] = kLog2E * a.lse[(unit.x + row + i) * a.lse_stride + head];
+      const int64_t at = head * a.scratch_stride + unit.w + row + i;
+      float* to = a.pairs + at / 2 * kPairFloats + at % 2;
+      to[0] = kLog2E * a.lse[(unit.x + row + i) * a.lse_stride + head];
+      to[2] = sum;
     }
   }
 }
@@ -104,8 +102,7 @@ void LaunchDelta(const AttentionBackwardCall& call, cudaStream_t stream) {
                                     .dout_stride = from.strides.dout,
                                     .lse_stride = from.strides.lse,
                                     .taken = reinterpret_cast<int32_t*>(call.scratch),
-                                    .scaled_lse = LseOf(call),
-                                    .delta = DeltaOf(call),
+                                    .pairs = PairsOf(call),
                                     .scratch_stride = call.scratch_stride,
                                     .heads = from.heads};
   const int columns = from.heads * kD;
@@ -135,7 +132,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (kPart == Part::kQueries) ptx::AwaitPreviousKernel();
   } else {
     ptx::TakeRegisters<kConsumerRegisters>();
-    Consumer<kPart, S>(arguments, shared, warp / (kWarpgroup / 32) - 1).Run();
+    const int group = warp / (kWarpgroup / 32) - 1;
+    if constexpr (kPart == Part::kKeys) {
+      KeyConsumer<S>(arguments, shared, group).Run();
+    } else {
+      QueryConsumer<S>(arguments, shared, group).Run();
+    }
   }
 }
 
@@ -156,12 +158,12 @@ void LaunchPart(AttentionBackwardArguments arguments, const AttentionBackwardCal
                stream, arguments);
 }
 
-template <typename S>
+template <typename Keys, typename Queries>
 void Launch(const AttentionBackwardArguments& arguments, const AttentionBackwardCall& call,
             cudaStream_t stream) {
-  LaunchDelta<S::kD>(call, stream);
-  LaunchPart<Part::kKeys, S>(arguments, call, stream);
-  LaunchPart<Part::kQueries, S>(arguments, call, stream);
+  LaunchDelta<Keys::kD>(call, stream);
+  LaunchPart<Part::kKeys, Keys>(arguments, call, stream);
+  LaunchPart<Part::kQueries, Queries>(arguments, call, stream);
 }
 
 }  // namespace
@@ -193,8 +195,7 @@ AttentionBackwardArguments Plan(const AttentionBackwardCall& call) {
           .dout = MapRows(from.dout, call.tokens, q_columns, from.strides.dout),
           .units = nullptr,
           .taken = reinterpret_cast<int32_t*>(call.scratch),
-          .lse = backward::LseOf(call),
-          .delta = backward::DeltaOf(call),
+          .pairs = backward::PairsOf(call),
           .scratch_stride = call.scratch_stride,
           .dq = from.dq,
           .dk = from.dk,
@@ -205,7 +206,8 @@ AttentionBackwardArguments Plan(const AttentionBackwardCall& call) {
           .unit_count = static_cast<int32_t>(call.unit_count),
           .heads = from.heads,
           .kv_heads = from.kv_heads,
-          .scale = from.scale};
+          .scale = from.scale,
+          .rope = call.rope};
 }
 
 }  // namespace
@@ -217,9 +219,11 @@ bool HopperBackwardTakes(const AttentionArguments& arguments) {
 void LaunchAttentionBackwardHopper(const AttentionBackwardCall& call, cudaStream_t stream) {
   assert(HopperBackwardTakes(call.arguments));
   if (call.arguments.head_size == 64) {
-    backward::Launch<backward::Shape<64, 64, 6, 2, false>>(Plan(call), call, stream);
+    backward::Launch<backward::Shape<64, 64, 6, 2>, backward::Shape<64, 64, 8, 1>>(Plan(call), call,
+                                                                                   stream);
   } else {
-    backward::Launch<backward::Shape<128, 64, 3, 2, true>>(Plan(call), call, stream);
+    backward::Launch<backward::Shape<128, 64, 3, 2>, backward::Shape<128, 64, 5, 1>>(Plan(call),
+                                                                                     call, stream);
   }
 }
 

@@ -21,12 +21,15 @@ inline constexpr int kGroups = kBackwardRows / 64;  // warpgroups that multiply
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kThreads = (kGroups + 1) * kWarpgroup;
 inline constexpr uint32_t kBoxRowBytes = 2 * kBackwardBox;
+inline constexpr int kBoxPairFloats = kBackwardBox / 2 * kPairFloats;
 
-// kStep rows that pass by at a time, in a ring of kRing; room for the rows of kHold items. kEarly:
-// dv is added to before dp is there, which takes fewer registers.
-template <int kHeadSize, int kStep, int kRing, int kHold, bool kEarly>
+// kStep rows that pass by at a time, in a ring of kRing; room for the rows of kHold items.
+template <int kHeadSize, int kStep, int kRing, int kHold>
 struct Shape {
-  static constexpr bool kValuesEarly = kEarly;
+  // dv is added to before dp is there, which takes fewer registers.
+  static constexpr bool kValuesEarly = kHeadSize > 64;
+  // What an item leaves is written while the next one's first scores are made, which takes more.
+  static constexpr bool kOverlap = kHeadSize <= 64;
   static constexpr int kD = kHeadSize;
   static constexpr int kRows = kStep;
   static constexpr int kStages = kRing;
@@ -39,18 +42,36 @@ struct Shape {
   static constexpr uint32_t kStageBytes = kBoxes * kStageColumn;
 };
 
+struct Item {
+  AttentionUnit unit;
+  int head;  // of keys and values (kKeys) or of queries; -1: no item
+
+  // Tiles of kStep rows that pass by, for each head that does: [first, end).
+  template <Part kPart, int kStep>
+  __device__ int FirstTile() const {
+    return kPart == Part::kKeys ? unit.start / kStep : 0;
+  }
+  template <Part kPart, int kStep>
+  __device__ int EndTile() const {
+    const int rows = kPart == Part::kKeys ? unit.rows : min(unit.rows, unit.start + kBackwardRows);
+    return (rows + kStep - 1) / kStep;
+  }
+};
+
 template <typename S>
 struct Memory {
   unsigned char held[S::kHolds][2][S::kHeldBytes];
   unsigned char stages[S::kStages][2][S::kStageBytes];
-  float lse[S::kStages][S::kRows];  // of the queries that pass by
-  float delta[S::kStages][S::kRows];
+  // AttentionBackwardArguments::pairs of the stages' queries, or of those that are held, two boxes
+  // an item.
+  float pairs[S::kStages > 2 * S::kHolds ? S::kStages : 2 * S::kHolds][kBoxPairFloats];
   uint64_t full[S::kStages];
   uint64_t empty[S::kStages];
   uint64_t held_full[S::kHolds];
   uint64_t held_empty[S::kHolds];
-  int items[S::kHolds];  // whose rows are held; -1: no more
-  uint64_t partial;      // a stage whose last rows are to be cleared
+  uint64_t partial;        // a stage whose last rows are to be cleared
+  Item items[S::kHolds];   // whose rows are held; head -1: no more
+  int indices[S::kHolds];  // of the items; -1: no more
 };
 
 template <typename S>
@@ -84,22 +105,6 @@ struct Ring {
 
 // The same in all lanes, and the compiler shall know it.
 __device__ inline int Uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
-
-struct Item {
-  AttentionUnit unit;
-  int head;  // of keys and values (kKeys) or of queries
-
-  // Tiles of kStep rows that pass by, for each head that does: [first, end).
-  template <Part kPart, int kStep>
-  __device__ int FirstTile() const {
-    return kPart == Part::kKeys ? unit.start / kStep : 0;
-  }
-  template <Part kPart, int kStep>
-  __device__ int EndTile() const {
-    const int rows = kPart == Part::kKeys ? unit.rows : min(unit.rows, unit.start + kBackwardRows);
-    return (rows + kStep - 1) / kStep;
-  }
-};
 
 template <Part kPart>
 __device__ int HeadsOf(const AttentionBackwardArguments& a) {
@@ -144,7 +149,8 @@ class Producer {
       }
     }
     if (lane_ == 0) {
-      shared_.items[hold_.at] = -1;
+      shared_.items[hold_.at].head = -1;
+      shared_.indices[hold_.at] = -1;
       ptx::Arrive(ptx::SharedAddress(&shared_.held_full[hold_.at]));
     }
   }
@@ -170,12 +176,30 @@ class Producer {
     }
   }
 
+  // lse and delta of a head's queries [row, row + kBackwardBox) of a sequence.
+  static constexpr uint32_t kPairBytes = kBoxPairFloats * sizeof(float);
+  __device__ void LoadPairs(float* to, const AttentionUnit& unit, int head, int row,
+                            uint32_t barrier) const {
+    const int64_t from = (head * a_.scratch_stride + unit.scratch_row + row) / 2 * kPairFloats;
+    ptx::CopyBulk(ptx::SharedAddress(to), a_.pairs + from, kPairBytes, barrier);
+  }
+
   __device__ void Hold(const Item& item, int index) {
     if (lane_ == 0) {
-      shared_.items[hold_.at] = index;
+      shared_.items[hold_.at] = item;
+      shared_.indices[hold_.at] = index;
       const uint32_t barrier = ptx::SharedAddress(&shared_.held_full[hold_.at]);
       const int row = item.unit.first_row + item.unit.start;
-      ptx::ArriveExpect(barrier, 2 * S::kHeldBytes);
+      // Vectors have room for rows after a sequence's end up to a box's: no more are read.
+      const int boxes = item.unit.start + kBackwardBox < item.unit.rows ? 2 : 1;
+      ptx::ArriveExpect(barrier,
+                        2 * S::kHeldBytes + (kPart == Part::kQueries ? boxes * kPairBytes : 0));
+      if (kPart == Part::kQueries) {
+        for (int i = 0; i < boxes; ++i) {
+          LoadPairs(shared_.pairs[2 * hold_.at + i], item.unit, item.head,
+                    item.unit.start + i * kBackwardBox, barrier);
+        }
+      }
       Load<kBackwardRows>(ptx::SharedAddress(shared_.held[hold_.at][0]),
                           kPart == Part::kKeys ? a_.k : a_.q, item.head, row, barrier);
       Load<kBackwardRows>(ptx::SharedAddress(shared_.held[hold_.at][1]),
@@ -192,20 +216,15 @@ class Producer {
     const uint32_t full = ptx::SharedAddress(&shared_.full[ring_.at]);
     const uint32_t barrier = left >= S::kRows ? full : ptx::SharedAddress(&shared_.partial);
     if (lane_ == 0) {
-      constexpr uint32_t kVectorBytes = 4 * S::kRows;
-      ptx::ArriveExpect(barrier,
-                        2 * S::kStageBytes + (kPart == Part::kKeys ? 2 * kVectorBytes : 0));
+      ptx::ArriveExpect(barrier, 2 * S::kStageBytes + (kPart == Part::kKeys ? kPairBytes : 0));
       const int at = unit.first_row + row;
       Load<S::kRows>(ptx::SharedAddress(shared_.stages[ring_.at][0]),
                      kPart == Part::kKeys ? a_.q : a_.k, head, at, barrier);
       Load<S::kRows>(ptx::SharedAddress(shared_.stages[ring_.at][1]),
                      kPart == Part::kKeys ? a_.dout : a_.v, head, at, barrier);
       if (kPart == Part::kKeys) {
-        const int64_t from = head * a_.scratch_stride + unit.scratch_row + row;
-        ptx::CopyBulk(ptx::SharedAddress(shared_.lse[ring_.at]), a_.lse + from, kVectorBytes,
-                      barrier);
-        ptx::CopyBulk(ptx::SharedAddress(shared_.delta[ring_.at]), a_.delta + from, kVectorBytes,
-                      barrier);
+        static_assert(S::kRows == kBackwardBox);
+        LoadPairs(shared_.pairs[ring_.at], unit, head, row, barrier);
       }
     }
     __syncwarp();

@@ -5,7 +5,8 @@
 //   ds_mn   = p_mn (dout_m v_n - delta_m)
 //   dv_n = sum over m of p_mn dout_m,  dk_n = scale sum over m of ds_mn q_m,
 //   dq_m = scale sum over n of ds_mn k_n
-// with p and ds rounded to bf16 where they are multiplied, sums in fp32.
+// with p and ds rounded to bf16 where they are multiplied, sums in fp32. dq and dk are turned back
+// (RopeBackward) where they are written, if that is wanted.
 //
 // Three launches. The first makes delta and log2(e) lse. The second makes dk and dv, the third dq:
 // p and ds are made in both, seven products where five would do, but nothing of size S^2 is kept
@@ -20,7 +21,8 @@
 // Blocks stay and take items, the heaviest first, as they become free; which block has an item
 // changes no bit. A warp fills a ring of tiles in shared memory ahead, over the borders of items.
 // The warpgroups start products in turns, so that one multiplies while the other takes
-// exponentials.
+// exponentials. Queries that are held are copied to registers, with their gradients: an operand A
+// of 64 rows in shared memory takes as long to read as the product itself.
 //
 // Order of sums: dv, dk: query heads in order, in each the queries ascending; dq: keys ascending;
 // steps of 64 in which the matrix units sum 16 at a time. A function of the row's place in its
@@ -43,12 +45,22 @@ namespace lorad::kernels::cuda {
 inline constexpr int kBackwardRows = 128;  // of an item
 inline constexpr int kBackwardBox = 64;    // rows and columns of what the copy engine brings
 
+inline constexpr int kPairFloats = 4;
+
+// Where dq and dk are to be turned back: RopeBackward (kernels/backend.h) of bf16.
+struct AttentionRope {
+  const int32_t* positions = nullptr;  // [T], device; null: they are not turned
+  const float* angles = nullptr;       // [P, D], device: cosines, then sines; aligned to 8 bytes
+  int64_t angle_stride = 0;            // elements between its rows: even
+};
+
 struct AttentionBackwardArguments {
   TensorMap q, k, v, dout;     // boxes 64 x 64
   const AttentionUnit* units;  // [unit_count], device
   int32_t* taken;              // items that blocks have taken; zero before
-  const float* lse;            // [heads, scratch_stride]: log2(e) lse of row r of a sequence at its
-  const float* delta;          // unit's scratch_row + r
+  // [heads, scratch_stride / 2, kPairFloats]: of two rows of a sequence, r and r + 1 with r even,
+  // log2(e) lse of both, then delta of both, at place (scratch_row of its units + r) / 2.
+  const float* pairs;
   int64_t scratch_stride;
   void* dq;
   void* dk;
@@ -57,6 +69,7 @@ struct AttentionBackwardArguments {
   int32_t unit_count;
   int32_t heads, kv_heads;
   float scale;
+  AttentionRope rope;
 };
 
 // scratch_stride: a multiple of 4, at least kBackwardBox more than AttentionUnits::scratch_rows.
@@ -71,6 +84,7 @@ struct AttentionBackwardCall {
   float* scratch = nullptr;  // [BackwardScratchFloats], aligned to 16 bytes
   int64_t scratch_stride = 0;
   int multiprocessors = 0;
+  AttentionRope rope;
 };
 
 // What LaunchAttentionBackwardHopper takes: head sizes, and rows that begin at multiples of 16

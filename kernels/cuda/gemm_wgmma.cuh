@@ -152,6 +152,13 @@ __device__ inline void Add(float (&d)[128], uint64_t a, uint64_t b) {
 
 // A in registers, which must stay as they are until the product is done.
 template <Contiguous kB>
+__device__ inline void Start(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LORAD_WGMMA_REGISTERS_32
+               "}, {%32, %33, %34, %35}, %36, 0, 1, 1, %37;"
+               : LORAD_WGMMA_SUMS_32("=f", 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(kB)));
+}
+template <Contiguous kB>
 __device__ inline void Add(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LORAD_WGMMA_REGISTERS_32
                "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"

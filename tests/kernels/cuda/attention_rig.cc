@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cuda/rowwise.h"
+
 namespace lorad::kernels::cuda::testing {
 namespace {
 
@@ -210,13 +212,33 @@ void AttentionRig::Forward(const Packed& p) {
                       p.Part(p.out, 0, p.q_columns), p.Part(p.lse, 0, p.shape.heads));
 }
 
+void AttentionRig::SetTurn(Turn turn, int64_t positions, int64_t head_size) {
+  turn_ = turn;
+  const int64_t half = head_size / 2;
+  std::vector<float> angles(static_cast<size_t>(positions * head_size));
+  Source source(99);
+  for (int64_t i = 0; i < positions * half; ++i) {
+    const float angle = 2 * source.Normal();
+    const auto at = static_cast<size_t>(i / half * head_size + i % half);
+    angles[at] = std::cos(angle);
+    angles[at + static_cast<size_t>(half)] = std::sin(angle);
+  }
+  angles_ = std::make_unique<DeviceMatrix>(positions, head_size, DType::kFloat32);
+  angles_->Write(angles);
+}
+
 void AttentionRig::Backward(const Packed& p) {
   operation_->Backward(
       p.batch, p.shape, p.Part(p.qkv, 0, p.q_columns), p.Part(p.qkv, p.q_columns, p.kv_columns),
       p.Part(p.qkv, p.q_columns + p.kv_columns, p.kv_columns), p.Part(p.out, 0, p.q_columns),
       p.Part(p.lse, 0, p.shape.heads), p.Part(p.dout, 0, p.q_columns),
       p.Part(p.gradient, 0, p.q_columns), p.Part(p.gradient, p.q_columns, p.kv_columns),
-      p.Part(p.gradient, p.q_columns + p.kv_columns, p.kv_columns));
+      p.Part(p.gradient, p.q_columns + p.kv_columns, p.kv_columns),
+      turn_ == Turn::kWithin ? angles_->view() : TensorView{});
+  if (turn_ == Turn::kAfter) {
+    Rope(context_.stream.get(), p.batch.tables, angles_->view(), -1.0f,
+         p.Part(p.gradient, 0, p.q_columns + p.kv_columns));
+  }
 }
 
 std::vector<SequenceResults> AttentionRig::Run(const std::vector<Sequence>& sequences,

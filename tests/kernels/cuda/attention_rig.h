@@ -40,9 +40,19 @@ struct SequenceReference {
 SequenceReference ReferenceOf(const SequenceInputs& inputs, int64_t rows,
                               const AttentionShape& shape);
 
+// What becomes of dq and dk.
+enum class Turn {
+  kNone,
+  kWithin,  // the backward turns them back
+  kAfter,   // Rope does, after the backward
+};
+
 class AttentionRig {
  public:
   AttentionRig(DType dtype, const AttentionOptions& options, const Limits& limits);
+
+  // From now on, by a table of `positions` rows of cosines and sines of angles at random.
+  void SetTurn(Turn turn, int64_t positions, int64_t head_size);
 
   // Packs the sequences in the order given and runs forward and backward. Outputs are NaN before.
   // "damaged" is set if anything outside the outputs was written.
@@ -74,6 +84,8 @@ class AttentionRig {
   Context context_;
   std::unique_ptr<AttentionOperation> operation_;
   std::unique_ptr<DeviceBytes> workspace_;
+  Turn turn_ = Turn::kNone;
+  std::unique_ptr<DeviceMatrix> angles_;  // null: kNone
   bool damaged_ = false;
 };
 

@@ -188,6 +188,33 @@ TEST_CASE("Own backward against the plain kernels") {
   CheckBackwardAgainstPlain(Shape(2, 1, 128), {8192});
 }
 
+TEST_CASE("Gradients turned by the backward are those that rope turns after it") {
+  if (NoDevice()) return;
+  const std::vector<int64_t> rows = {1, 130, 63, 300, 7, 128, 129, 33, 1024};
+  for (const AttentionShape& shape : {Shape(9, 3, 64), Shape(8, 1, 64), Shape(6, 2, 128),
+                                      Shape(4, 4, 128), Shape(4, 2, 96), Shape(2, 1, 32)}) {
+    AttentionRig rig(DType::kBfloat16, {}, LimitsOf(shape, 1024));
+    const std::vector<Sequence> sequences = Sequences(55, rows);
+    const std::vector<SequenceResults> straight = rig.Run(sequences, shape);
+    rig.SetTurn(Turn::kAfter, 1024, shape.head_size);
+    const std::vector<SequenceResults> after = rig.Run(sequences, shape);
+    rig.SetTurn(Turn::kWithin, 1024, shape.head_size);
+    const std::vector<SequenceResults> within = rig.Run(sequences, shape);
+    INFO("N " << shape.heads << " G " << shape.kv_heads << " D " << shape.head_size);
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      INFO("rows " << rows[i]);
+      CHECK(SameBits(after[i], within[i]));
+      CHECK(SameBits(straight[i].dv, within[i].dv));
+      CHECK((rows[i] == 1 || !SameBits(straight[i].dq, within[i].dq)));
+      for (const auto& [want, got] :
+           {std::pair{&after[i].dq, &within[i].dq}, std::pair{&after[i].dk, &within[i].dk}}) {
+        PrintWrong("turned", *want, *got, rows[i], shape.head_size, 0);
+      }
+    }
+    CHECK_FALSE(rig.damaged());
+  }
+}
+
 // Companies in which a sequence of 900 rows is looked at; the first of each.
 struct Company {
   const char* name;

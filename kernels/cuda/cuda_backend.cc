@@ -208,6 +208,14 @@ class CudaBackend final : public Backend {
     context();
     attention_.Backward(Of(batch), shape, q, k, v, out, lse, dout, dq, dk, dv);
   }
+  void AttentionRopeBackward(const Batch& batch, const AttentionShape& shape,
+                             const TensorView& angles, const TensorView& q, const TensorView& k,
+                             const TensorView& v, const TensorView& out, const TensorView& lse,
+                             const TensorView& dout, const TensorView& dq, const TensorView& dk,
+                             const TensorView& dv) override {
+    context();
+    attention_.Backward(Of(batch), shape, q, k, v, out, lse, dout, dq, dk, dv, angles);
+  }
 
   void SwiGlu(const Batch& batch, const TensorView& gate_up, const TensorView& y) override {
     assert(y.rows == Of(batch).tokens());

@@ -9,10 +9,13 @@
 #ifndef LORAD_KERNELS_CUDA_LORA_HOPPER_CUH_
 #define LORAD_KERNELS_CUDA_LORA_HOPPER_CUH_
 
+#include <algorithm>
+#include <cassert>
 #include <cstdint>
 
 #include "kernels/cuda/gemm_ptx.cuh"
 #include "kernels/cuda/gemm_wgmma.cuh"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/lora_slices.cuh"
 
 namespace lorad::kernels::cuda::wgmma {
@@ -451,6 +454,28 @@ __device__ inline int ColumnOf(int i) {
 }
 __device__ inline int RankOf(int i) {
   return i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
+}
+
+// Runs kProducts for as many groups at a time as scratch memory has room for, and kFolds behind it,
+// which adds up their slices.
+template <typename Shape, auto kProducts, auto kFolds, typename Arguments>
+void LaunchGroups(Arguments& arguments, int groups, int64_t partial_bytes, cudaStream_t stream) {
+  const Partial& partial = arguments.partial;
+  const int64_t group_bytes = int64_t{partial.chunks} * partial.slices * Shape::kVectors *
+                              kRowThreads * int64_t{sizeof(float4)};
+  assert(partial_bytes >= group_bytes);
+  const int most = static_cast<int>(std::min<int64_t>(partial_bytes / group_bytes, groups));
+  for (int first = 0; first < groups; first += most) {
+    arguments.first_group = first;
+    const int count = std::min(most, groups - first);
+    const dim3 blocks(static_cast<unsigned>(partial.slices), static_cast<unsigned>(count));
+    LaunchKernel(
+        kProducts,
+        {.grid = blocks, .threads = Shape::kThreads, .shared_bytes = Shape::kBytes, .early = true},
+        stream, arguments);
+    const dim3 folds(Shape::kVectors, static_cast<unsigned>(count * partial.chunks));
+    LaunchKernel(kFolds, {.grid = folds, .threads = kRowThreads, .early = true}, stream, arguments);
+  }
 }
 
 }  // namespace lorad::kernels::cuda::tiles

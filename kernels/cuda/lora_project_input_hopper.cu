@@ -3,10 +3,7 @@
 // A block takes up to four chunks of one party, up to 64 rank columns and a slice of the features,
 // in steps of 64, chunk after chunk in each: x [256, 64] and A [ranks, 64] come through the ring.
 // Sums stay in registers until the slice is done; FoldKernel adds up the slices.
-#include <algorithm>
-#include <cassert>
 
-#include "kernels/cuda/launch.h"
 #include "kernels/cuda/lora_hopper.cuh"
 #include "kernels/cuda/lora_kernels.h"
 
@@ -125,27 +122,10 @@ __global__ void __launch_bounds__(kRowThreads) FoldKernel(const InputArguments a
   write(place.Row() + 8, sum.z, sum.w);
 }
 
-// As many groups at a time as scratch memory has room for.
 template <typename Shape>
 void Launch(InputArguments& arguments, int64_t partial_bytes, cudaStream_t stream) {
-  const Partial& partial = arguments.partial;
-  const int64_t group_bytes = int64_t{partial.chunks} * partial.slices * Shape::kVectors *
-                              kRowThreads * int64_t{sizeof(float4)};
-  assert(partial_bytes >= group_bytes);
-  const int groups = arguments.tables.input_group_count;
-  const int most = static_cast<int>(std::min<int64_t>(partial_bytes / group_bytes, groups));
-  for (int first = 0; first < groups; first += most) {
-    arguments.first_group = first;
-    const int count = std::min(most, groups - first);
-    const dim3 blocks(static_cast<unsigned>(partial.slices), static_cast<unsigned>(count));
-    LaunchKernel(
-        ProjectInputKernel<Shape>,
-        {.grid = blocks, .threads = Shape::kThreads, .shared_bytes = Shape::kBytes, .early = true},
-        stream, arguments);
-    const dim3 folds(Shape::kVectors, static_cast<unsigned>(count * partial.chunks));
-    LaunchKernel(FoldKernel<Shape>, {.grid = folds, .threads = kRowThreads, .early = true}, stream,
-                 arguments);
-  }
+  LaunchGroups<Shape, ProjectInputKernel<Shape>, FoldKernel<Shape>>(
+      arguments, arguments.tables.input_group_count, partial_bytes, stream);
 }
 
 }  // namespace

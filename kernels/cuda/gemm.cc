@@ -134,7 +134,7 @@ void Gemm::Run(const GemmArguments& arguments, void* workspace, cudaStream_t str
     return LaunchHopper(arguments.product, tile, PlanHopper(arguments, tile), impl_->clusters,
                         stream);
   }
-  assert(!arguments.early && arguments.gate_up.empty() && arguments.gated.empty());
+  assert(!arguments.awaits_late && arguments.gate_up.empty() && arguments.gated.empty());
   assert(arguments.rope.empty());
   assert(arguments.exponentials.empty() && arguments.target_rows.empty());
   impl_->library.Run(arguments, workspace, stream);

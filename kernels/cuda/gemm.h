@@ -147,7 +147,7 @@ struct GemmArguments {
   // Of all that the product reads, the kernel before it in the stream makes coefficients and masks
   // alone: it awaits that kernel's end where it first needs them, not at its start. Where own() is
   // true.
-  bool early = false;
+  bool awaits_late = false;
 };
 
 struct GemmOptions {

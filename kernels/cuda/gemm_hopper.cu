@@ -58,7 +58,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) InitBarriers(shared);
   ptx::ClusterSync();
-  if (arguments.early == 0) ptx::AwaitPreviousKernel();
+  if (arguments.awaits_late == 0) ptx::AwaitPreviousKernel();
 
   if (warp < kWarpgroup / 32) {
     ptx::GiveRegisters<kProducerRegisters>();

@@ -44,7 +44,7 @@ struct HopperArguments {
   int64_t weight_stride;
   const void* bias;  // bf16 [columns], or null
   int32_t has_residual;
-  int32_t early;  // 1: the kernel before this one makes the coefficients and may still run
+  int32_t awaits_late;  // 1: the kernel before this one makes the coefficients and may still run
   int32_t rows;
   int32_t columns;       // of y
   int32_t inner_steps;   // of 64 inner elements

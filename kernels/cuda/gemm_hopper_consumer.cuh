@@ -209,7 +209,7 @@ class Consumer {
   }
   // While products over x run. What the kernel before this one wrote must be there.
   __device__ void LoadFirstMasks(int term, Masks& masks) const {
-    if (arguments_.early != 0) ptx::AwaitPreviousKernel();
+    if (arguments_.awaits_late != 0) ptx::AwaitPreviousKernel();
 #pragma unroll
     for (int block = 0; block < Shape::kRowBlocks; ++block) LoadMask(term, block, masks[block]);
   }

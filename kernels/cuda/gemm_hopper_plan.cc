@@ -52,7 +52,7 @@ HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile) {
     plan.weight_rows = arguments.weight.data;
     plan.weight_stride = arguments.weight.row_stride;
   }
-  plan.early = arguments.early ? 1 : 0;
+  plan.awaits_late = arguments.awaits_late ? 1 : 0;
   plan.bias = arguments.bias.data;
   plan.rows = static_cast<int32_t>(arguments.y.rows);
   plan.columns = static_cast<int32_t>(columns);

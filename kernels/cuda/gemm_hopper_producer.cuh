@@ -70,7 +70,7 @@ class Producer {
       LoadWeight(step * kBox, column);
       ring_.Next();
     }
-    if (arguments_.early != 0) ptx::AwaitPreviousKernel();
+    if (arguments_.awaits_late != 0) ptx::AwaitPreviousKernel();
     if (note.term_steps > 0) FillTerms(position.row_tile, row, column, false);
     if (note.masked_steps > 0) FillTerms(position.row_tile, row, column, true);
   }

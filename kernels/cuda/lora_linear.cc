@@ -32,8 +32,8 @@ LoraScratch Scratch(const LoraMemory& memory) {
 }
 
 // Whether the launch after a skinny product may overlap with that one's last blocks.
-bool Early(const LoraContext& lora, const LoraPlan& plan) {
-  return lora.memory.early && plan.fast() && lora.gemm.own();
+bool MayOverlap(const LoraContext& lora, const LoraPlan& plan) {
+  return lora.memory.overlaps && plan.fast() && lora.gemm.own();
 }
 
 void Project(const LoraContext& lora, const LoraPlan& plan, const TensorView& x,
@@ -68,7 +68,7 @@ void LoraLinear(const LoraContext& lora, const CudaBatch& batch, const CudaLinea
     product.coefficients = Shared(lora.memory, plan, batch.tokens());
     product.terms = plan.forward();
     Project(lora, plan, x, saved, product.coefficients);
-    product.early = Early(lora, plan);
+    product.awaits_late = MayOverlap(lora, plan);
   }
   lora.gemm.Run(product, lora.gemm_workspace, lora.context.stream.get());
   PlanAhead(lora.context, lora.memory, batch, table, group + 1);
@@ -95,8 +95,8 @@ void LoraLinearBackward(const LoraContext& lora, const CudaBatch& batch, const C
     if (train && saved.empty()) Project(lora, plan, x, own, {});
     if (plan.fast()) {
       ProjectOutput(plan.tables(), dy, own, ds, Scratch(lora.memory), stream);
-      GradientA(plan.tables(), x, ds, mask_row_bytes, Early(lora, plan), stream);
-      product.early = Early(lora, plan);
+      GradientA(plan.tables(), x, ds, mask_row_bytes, MayOverlap(lora, plan), stream);
+      product.awaits_late = MayOverlap(lora, plan);
     } else {
       PlainProjectOutput(plan.tables(), dy, own, ds, stream);
       PlainGradientA(plan.tables(), x, ds, mask_row_bytes, stream);

@@ -71,7 +71,7 @@ struct LoraMemory {
   int32_t* counters = nullptr;
   // Speed alone: launches overlap; so many chunks' dA and dB are added up at most before they go to
   // memory (1, 2 or kGroupChunks).
-  bool early = true;
+  bool overlaps = true;
   int32_t chunks_together = kGroupChunks;
   int32_t multiprocessors = 0;  // that launches should fill; 0: the device's
 };

@@ -103,7 +103,7 @@ TEST_CASE("the same bits in any company, at any place, cut in any way, again and
     first.world().memory().partial_bytes = int64_t{1} << 20;
     first.Run();
     CHECK(BitsOf(first, 0, kRows, 1) == want);
-    first.world().memory().early = false;
+    first.world().memory().overlaps = false;
     first.Run();
     CHECK(BitsOf(first, 0, kRows, 1) == want);
 

@@ -167,8 +167,12 @@ absl::StatusOr<Engine::Resident*> Engine::Find(const std::string& job) {
 }
 
 absl::Status Engine::LoadSlot(const v1::Operation& operation) {
-  if (residents_.count(operation.job()) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("job ", operation.job(), " has a slot already"));
+  if (const auto known = residents_.find(operation.job()); known != residents_.end()) {
+    if (known->second.slot != nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("job ", operation.job(), " has a slot already"));
+    }
+    residents_.erase(known);  // it could not be loaded; another try
   }
   if (operation.slot().job() != operation.job()) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -92,6 +92,7 @@ absl::Status Engine::ClipDown(Resident* resident, const v1::Operation& operation
                                                    operation.step(), " without its NormUp"));
   }
   ReadLanded();
+  if (resident->failed) return absl::OkStatus();
   environment_.backend->WaitFor(kNormsRead);
   const NormReading& reading = norms_[resident->index];
   std::vector<int64_t> not_finite;

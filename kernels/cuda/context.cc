@@ -134,6 +134,7 @@ Context::Context(int device_index, DType activation_dtype)
       multiprocessors(Attribute(cudaDevAttrMultiProcessorCount, device_index)),
       capability(10 * Attribute(cudaDevAttrComputeCapabilityMajor, device_index) +
                  Attribute(cudaDevAttrComputeCapabilityMinor, device_index)),
+      shared_bytes(Attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device_index)),
       tables(stream.get()) {}
 
 }  // namespace lorad::kernels::cuda

@@ -177,8 +177,9 @@ struct Context {
   const int device;
   const DType activation;  // kBfloat16 or kFloat32
   int multiprocessors = 0;
-  int capability = 0;  // 90 for sm_90
-  Stream stream;       // all operations, in call order
+  int capability = 0;    // 90 for sm_90
+  int shared_bytes = 0;  // that a block may have
+  Stream stream;         // all operations, in call order
   TablePool tables;
 };
 

@@ -11,6 +11,10 @@
 namespace lorad::kernels::cuda {
 namespace {
 
+// Shared memory of a block that the fast kernels are made for: Hopper's. Devices with less take the
+// plain ones.
+constexpr int kFastSharedBytes = 227 * 1024;
+
 LoraRows RowsOf(const Chunk& chunk, const Segment& segment) {
   return {.first_row = chunk.first_row,
           .rows = chunk.rows,
@@ -92,6 +96,7 @@ LoraPlan::LoraPlan(Context& context, const LoraMemory& memory, const CudaBatch& 
   if (parties_.empty()) return;
   PlaceParties(tiles, memory.columns);
   AddPairs(memory, table, group, inputs);
+  fast_ = fast_ && context.shared_bytes >= kFastSharedBytes;
   AddItems(batch);
   tables_.input_count = static_cast<int32_t>(input_items_.size());
   if (context.capability == 90 && fast_) TakeTileGroups(context, memory);

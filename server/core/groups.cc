@@ -76,6 +76,13 @@ void Core::State::Schedule() {
   for (const planner::Decision& decision : planner::Schedule(ClusterOf())) Carry(decision);
 }
 
+std::string Core::State::WhyWait(const planner::Decision& decision) const {
+  const std::string rest = WhyRest();
+  if (rest.empty()) return decision.why;
+  // Without a group it is workers that are wanting, and those that rest are told of.
+  return groups_.empty() ? rest : absl::StrCat(decision.why, "; ", rest);
+}
+
 void Core::State::Carry(const planner::Decision& decision) {
   using Kind = planner::Decision::Kind;
   switch (decision.kind) {
@@ -101,12 +108,9 @@ void Core::State::Carry(const planner::Decision& decision) {
     case Kind::kReplace:
       assert(false);  // ClusterOf does not allow them
       break;
-    case Kind::kWait: {
-      const std::string rest = WhyRest();
-      for (const std::string& job : decision.jobs)
-        FindJob(job)->why = rest.empty() ? decision.why : rest;
+    case Kind::kWait:
+      for (const std::string& job : decision.jobs) FindJob(job)->why = WhyWait(decision);
       break;
-    }
   }
 }
 

@@ -263,6 +263,7 @@ class Core::State {
   void Schedule();
   planner::ClusterView ClusterOf() const;
   void Carry(const planner::Decision& decision);
+  std::string WhyWait(const planner::Decision& decision) const;
   void FormGroup(const planner::Decision& decision);
   void Join(GroupState& group, JobState& job);
   void BeginCut(GroupState& group, GroupState::Then then, const std::string& why);

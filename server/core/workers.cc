@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kProtocolVersion = 1;
 constexpr uint64_t kTick = 1;
+constexpr uint64_t kRestEnds = 2;
 constexpr int64_t kMillisecond = 1000;  // in microseconds
 
 double Rate(const std::deque<std::pair<int64_t, int64_t>>& pace) {
@@ -128,11 +129,13 @@ void Core::State::LoseWorker(WorkerState& worker, const std::string& why) {
 // ---- memory that others have taken ----
 
 void Core::State::Rest(WorkerState& worker, const std::string& why) {
+  if (Rests(worker)) return;  // several slots of a window fail at once
   const int64_t pause_ms =
       std::min(options_.rest_ms << std::min(worker.rests, 20), options_.rest_max_ms);
   ++worker.rests;
   worker.rests_until_us = now_us_ + pause_ms * kMillisecond;
   worker.rest_why = why;
+  Do(SetTimer{kRestEnds, worker.rests_until_us});
   Warn(absl::StrCat("worker '", worker.hello.worker(), "' rests for ", pause_ms, " ms: ", why));
 }
 
@@ -155,6 +158,10 @@ void Core::State::SetTick() {
 }
 
 void Core::State::OnTimer(const TimerFired& fired) {
+  if (fired.timer == kRestEnds) {
+    schedule_ = true;
+    return;
+  }
   if (fired.timer != kTick) return;
   tick_set_ = false;
   bool any = false;
@@ -164,10 +171,6 @@ void Core::State::OnTimer(const TimerFired& fired) {
       CloseWorker(worker, absl::StrCat("it was silent for ", options_.lease_ms / 1000, " s"));
     } else {
       any = true;
-    }
-    if (worker.rests_until_us > 0 && !Rests(worker)) {
-      worker.rests_until_us = 0;
-      schedule_ = true;
     }
   }
   std::vector<std::string> idle;

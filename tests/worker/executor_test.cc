@@ -219,6 +219,22 @@ TEST_CASE("a slot that cannot be loaded fails with its reason, and nothing of it
   }
 }
 
+TEST_CASE("a slot that could not be loaded is loaded by another try") {
+  Harness harness(SmallGroup());
+  harness.Form();
+  TestJob job = JobA();
+  job.content = "nowhere";
+  harness.Load(job);
+  REQUIRE(harness.slot_failed().size() == 1);
+  job.content = "";
+  harness.Load(job);
+  REQUIRE(harness.slot_failed().size() == 1);
+  harness.Step({&job}, true);
+  harness.executor->WaitIdle();
+  CHECK(harness.steps("a").size() == 1);
+  CHECK(harness.bulk.Shard("a", 1) == ShardAlone(JobA(), 1));
+}
+
 v1::GroupFailed FormFails(Harness::Options options,
                           const std::function<void(v1::FormGroup*)>& change = nullptr) {
   Harness harness(options);

@@ -235,7 +235,6 @@ absl::Status Engine::TryLoadSlot(const v1::Operation& operation, Resident* resid
   *free = true;
   slot_bytes_ += resident->slot->bytes();
   resident->slot->Bind(*model_, table_.get(), resident->index);
-  resident->optimizer = resident->slot->MakeOptimizer();
   return absl::OkStatus();
 }
 

@@ -96,10 +96,9 @@ class Engine {
     double clip_factor = 1;
   };
   struct Resident {
-    std::unique_ptr<Slot> slot;                     // null if it could not be loaded
-    std::unique_ptr<kernels::Optimizer> optimizer;  // of its tensors
-    int32_t index = -1;                             // in the adapter table
-    bool failed = false;  // not finite, or not loaded: nothing of it is done any more
+    std::unique_ptr<Slot> slot;  // null if it could not be loaded
+    int32_t index = -1;          // in the adapter table
+    bool failed = false;         // not finite, or not loaded: nothing of it is done any more
     std::optional<OpenBatch> batch;
     std::optional<int64_t> normed_step;  // of the batch whose norm is being read
     std::optional<Verdict> verdict;

@@ -36,7 +36,7 @@ void Engine::DropBatch(Resident* resident) {
   if (resident->slot == nullptr) return;
   EnqueueNorms();
   EnqueueSteps();
-  environment_.backend->DropGradients(*resident->optimizer);
+  environment_.backend->DropGradients(resident->slot->optimizer());
   environment_.backend->TakeOverflow(*table_, resident->index, &norms_[resident->index].overflow);
 }
 
@@ -64,6 +64,10 @@ absl::Status Engine::NormUp(Resident* resident, const v1::Operation& operation) 
     return absl::InvalidArgumentError(absl::StrCat(
         "job ", operation.job(), " has no batch of step ", operation.step(), " under way"));
   }
+  if (resident->normed_step == operation.step()) {
+    return absl::InvalidArgumentError(absl::StrCat("NormUp of job ", operation.job(), ", step ",
+                                                   operation.step(), " comes twice"));
+  }
   const absl::Status status = CheckComplete(operation.job(), *resident->batch);
   if (!status.ok()) return status;
   resident->normed_step = operation.step();
@@ -76,7 +80,7 @@ void Engine::EnqueueNorms() {
   kernels::Backend& backend = *environment_.backend;
   std::vector<kernels::NormRequest> requests;
   for (const Resident* resident : norms_due_) {
-    requests.push_back({resident->optimizer.get(), &norms_[resident->index].sum_of_squares});
+    requests.push_back({&resident->slot->optimizer(), &norms_[resident->index].sum_of_squares});
   }
   backend.SumOfSquares(requests);
   for (const Resident* resident : norms_due_) {
@@ -117,7 +121,7 @@ absl::Status Engine::Step(Resident* resident, const v1::Operation& operation) {
                                                    operation.job(), " without its ClipDown"));
   }
   const SlotOptions& options = resident->slot->options();
-  steps_due_.push_back({resident->optimizer.get(),
+  steps_due_.push_back({&resident->slot->optimizer(),
                         {.learning_rate = operation.learning_rate(),
                          .beta1 = options.beta1,
                          .beta2 = options.beta2,

@@ -155,7 +155,8 @@ absl::StatusOr<std::unique_ptr<Slot>> Slot::Create(kernels::Backend* backend,
       if (!view.empty()) backend->Zero(view);
     }
   }
-  backend->DropGradients(*slot->MakeOptimizer());
+  slot->optimizer_ = slot->MakeOptimizer();
+  backend->DropGradients(*slot->optimizer_);
   return slot;
 }
 

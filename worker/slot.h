@@ -124,9 +124,8 @@ class Slot {
   int64_t step() const { return step_; }
   void set_step(int64_t step) { step_ = step; }
 
-  // Of its tensors, learning rate and decay with each tensor's factors. Used and ended by the
-  // backend's thread.
-  std::unique_ptr<kernels::Optimizer> MakeOptimizer() const;
+  // Of its tensors, learning rate and decay with each tensor's factors.
+  const kernels::Optimizer& optimizer() const { return *optimizer_; }
 
   // ---- saving ----
 
@@ -145,6 +144,7 @@ class Slot {
   void ReleaseStaging();
 
  private:
+  std::unique_ptr<kernels::Optimizer> MakeOptimizer() const;
   Slot(kernels::Backend* backend, std::vector<SlotTensor> tensors, SlotOptions options)
       : backend_(backend), tensors_(std::move(tensors)), options_(std::move(options)) {}
   static std::vector<Place> Lay(const kernels::Backend& backend,
@@ -158,6 +158,7 @@ class Slot {
   std::unique_ptr<kernels::Arena> staging_arena_;
   int64_t bytes_ = 0;
   std::vector<Place> places_;
+  std::unique_ptr<kernels::Optimizer> optimizer_;
   float* staging_ = nullptr;
   int64_t step_ = 0;
 

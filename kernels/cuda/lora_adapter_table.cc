@@ -1,7 +1,8 @@
+#include "kernels/cuda/lora_adapter_table.h"
+
 #include <cassert>
 
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/lora_plan.h"
 #include "kernels/cuda/optimizer.h"
 #include "kernels/cuda/transfer.h"
 #include "kernels/philox.h"

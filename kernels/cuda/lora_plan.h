@@ -1,5 +1,5 @@
-// What the host knows of the LoRA linear: the adapters resident on the device, and for each
-// microbatch and linear group the tables that its kernels read (lora_tables.h, gemm.h).
+// What the host makes of the LoRA linear for each microbatch and linear group: the tables that its
+// kernels read (lora_tables.h, gemm.h).
 #ifndef LORAD_KERNELS_CUDA_LORA_PLAN_H_
 #define LORAD_KERNELS_CUDA_LORA_PLAN_H_
 
@@ -15,45 +15,10 @@
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/handles.h"
+#include "kernels/cuda/lora_adapter_table.h"
 #include "kernels/cuda/lora_tables.h"
 
 namespace lorad::kernels::cuda {
-
-// A LoRA target and, where it has copies, its terms of the two products but for columns and masks.
-struct ResidentTarget {
-  LoraTarget target;
-  LowRankTerm forward;
-  LowRankTerm backward;
-};
-
-class CudaAdapterTable final : public AdapterTable {
- public:
-  // Allocates a mark a slot. The product makes terms; it and the context outlive the table.
-  CudaAdapterTable(Context& context, const Gemm& gemm, int32_t slots, int32_t groups);
-  ~CudaAdapterTable() override;
-
-  // See Backend.
-  void SetTargets(int32_t slot, int32_t group, std::span<const LoraTarget> targets);
-  void ClearSlot(int32_t slot);
-  void TakeOverflow(int32_t slot, int32_t* marked);
-
-  const std::vector<ResidentTarget>& Of(int32_t slot, int32_t group) const;
-  int32_t* overflow(int32_t slot) const { return overflow_ + slot; }
-  int32_t slots() const { return slots_; }
-  int32_t groups() const { return groups_; }
-  const Gemm& gemm() const { return gemm_; }
-  // Of the table in its present state: a plan made under another is stale.
-  uint64_t version() const { return version_; }
-
- private:
-  Context& context_;
-  const Gemm& gemm_;
-  const int32_t slots_;
-  const int32_t groups_;
-  std::vector<std::vector<ResidentTarget>> targets_;  // [slots * groups]
-  int32_t* overflow_ = nullptr;                       // device, [slots]
-  uint64_t version_ = 0;  // changes with every call, unique among tables
-};
 
 // Scratch memory of the LoRA linear, shared by all groups.
 struct LoraMemory {

@@ -294,6 +294,13 @@ TEST_CASE("a window that cannot be executed ends the group with a report") {
        [](v1::Window* w) { *w->add_operations() = Op(Kind::FORWARD, int64_t{77}); },
        "not in the window"},
       {"no slot", [](v1::Window* w) { *w->add_operations() = Op(Kind::STEP, "c", 1); }, "no slot"},
+      {"norm twice",
+       [](v1::Window* w) {
+         for (v1::Operation& operation : *w->mutable_operations()) {
+           if (operation.kind() == Kind::CLIP_DOWN) operation.set_kind(Kind::NORM_UP);
+         }
+       },
+       "comes twice"},
       {"step twice", [](v1::Window* w) { *w->add_operations() = Op(Kind::STEP, "a", 2); },
        "without its ClipDown"},
       {"save of another step", [](v1::Window* w) { *w->add_operations() = Op(Kind::SAVE, "a", 5); },

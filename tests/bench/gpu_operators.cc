@@ -2,13 +2,13 @@
 // microbatch, beside its own limit in the same run: products at the speed of a large product by
 // cuBLASLt, everything else at the speed of a device copy. The sum over the layers is the step that
 // is left when nothing but operations takes time. With --sustained SECONDS instead: whole steps
-// without a pause for so long (gpu_sustained.h).
+// without a pause for so long; with --energy SECONDS: the power and energy of each operation
+// (gpu_sustained.h).
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -45,7 +45,11 @@ struct Options {
   int32_t adapters = 4;
   int64_t rank = 16;
   double dropout = 0;
-  double sustained_seconds = 0;  // 0: operation by operation
+  // Both 0: operation by operation.
+  double sustained_seconds = 0;
+  double energy_seconds = 0;
+
+  bool Recorded() const { return sustained_seconds > 0 || energy_seconds > 0; }
 };
 
 // One target of a group: its place in the weight's rows.
@@ -91,13 +95,13 @@ class Bench {
   }
 
   void Run() {
-    if (options_.sustained_seconds == 0) {
+    if (!options_.Recorded()) {
       ceilings_ = MeasureCeilings();
       std::printf("%-24s %6s %9s %9s %9s %7s\n", "operation", "a step", "ms", "ms a step",
                   "limit ms", "of it");
     }
     Operations();
-    if (options_.sustained_seconds > 0) return Sustain();
+    if (options_.Recorded()) return RunRecorded();
     const double seconds = total_ms_ * 1e-3;
     std::printf("step %.2f ms = %.0f tok/s; limits %.2f ms = %.0f tok/s; ratio %.3f\n", total_ms_,
                 static_cast<double>(options_.tokens) / seconds, limit_ms_,
@@ -121,34 +125,45 @@ class Bench {
     Optimizer();
   }
 
-  // The operations in the order of a step, beside the products with frozen weights alone.
-  void Sustain() {
-    const std::vector<std::string> forward = {"rms_norm", "qkv, rope",       "attention", "o",
-                                              "rms_norm", "gate_up, swiglu", "down"};
-    const std::vector<std::string> backward = {
-        "down, swiglu backward",    "gate_up backward", "rms_norm backward", "o backward",
-        "attention, rope backward", "qkv backward",     "rms_norm backward"};
-    std::vector<std::function<void()>> step = {[this] { NextBatch(); }};
-    const auto add = [&](const std::vector<std::string>& names, int64_t times) {
-      for (int64_t i = 0; i < times; ++i) {
-        for (const std::string& name : names) step.push_back(recorded_.at(name));
-      }
-    };
-    add({"embed"}, 1);
-    add(forward, shape_.layers);
-    add({"rms_norm", "head and loss", "loss backward", "rms_norm backward"}, 1);
-    add(backward, shape_.layers);
-    add({"sum of squares", "adamw"}, 1);
+  void RunRecorded() {
     const int64_t h = shape_.hidden;
     const int64_t f = shape_.feed_forward;
     const int64_t q = shape_.heads * shape_.head_size;
-    RunSustained(
-        *backend_, step,
-        {.tokens = options_.tokens,
-         .layers = shape_.layers,
-         .of_layer = {{q + 2 * shape_.kv_heads * shape_.head_size, h}, {h, q}, {2 * f, h}, {h, f}},
-         .head = {shape_.vocabulary, h}},
-        options_.sustained_seconds);
+    const int64_t kv = shape_.kv_heads * shape_.head_size;
+    const FrozenProducts products = {.tokens = options_.tokens,
+                                     .layers = shape_.layers,
+                                     .of_layer = {{q + 2 * kv, h}, {h, q}, {2 * f, h}, {h, f}},
+                                     .head = {shape_.vocabulary, h}};
+    if (options_.sustained_seconds > 0) {
+      RunSustained(*backend_, Step(), products, options_.sustained_seconds);
+    }
+    if (options_.energy_seconds > 0) {
+      RunEnergy(*backend_, recorded_, products, options_.energy_seconds);
+    }
+  }
+
+  // The operations in the order of a step.
+  std::vector<std::function<void()>> Step() {
+    std::vector<std::function<void()>> step = {[this] { NextBatch(); }};
+    const auto add = [&](const std::vector<std::string>& names, int64_t times) {
+      for (int64_t i = 0; i < times; ++i) {
+        for (const std::string& name : names) {
+          step.push_back(
+              std::find_if(recorded_.begin(), recorded_.end(), [&](const auto& recorded) {
+                return recorded.name == name;
+              })->run);
+        }
+      }
+    };
+    add({"embed"}, 1);
+    add({"rms_norm", "qkv, rope", "attention", "o", "rms_norm", "gate_up, swiglu", "down"},
+        shape_.layers);
+    add({"rms_norm", "head and loss", "loss backward", "rms_norm backward"}, 1);
+    add({"down, swiglu backward", "gate_up backward", "rms_norm backward", "o backward",
+         "attention, rope backward", "qkv backward", "rms_norm backward"},
+        shape_.layers);
+    add({"sum of squares", "adamw"}, 1);
+    return step;
   }
 
   // The same microbatch anew, with tables of its own. The one before it may still be under way.
@@ -186,7 +201,7 @@ class Bench {
 
   // Gives memory and targets of an operation's benchmark to the next one.
   void Release(int64_t mark, int32_t group = -1) {
-    if (options_.sustained_seconds > 0) return;
+    if (options_.Recorded()) return;
     for (int32_t slot = 0; group >= 0 && slot < options_.adapters; ++slot) {
       backend_->SetTargets(*table_, slot, group, {});
     }
@@ -197,8 +212,8 @@ class Bench {
   // bytes at the copy's.
   void Time(const std::string& name, int64_t count, double flops, double bytes,
             const std::function<void()>& run) {
-    if (options_.sustained_seconds > 0) {
-      recorded_[name] = run;
+    if (options_.Recorded()) {
+      recorded_.push_back({name, count, run});
       return;
     }
     const double ms = MedianMs(*backend_, run);
@@ -421,7 +436,7 @@ class Bench {
   std::vector<std::unique_ptr<Linear>> linears_;
   std::vector<std::unique_ptr<kernels::Optimizer>> optimizers_;
   std::unique_ptr<Arena> readings_;
-  std::map<std::string, std::function<void()>> recorded_;
+  std::vector<SustainedOperation> recorded_;
   uint64_t seed_ = 0;
   double total_ms_ = 0;
   double limit_ms_ = 0;
@@ -441,6 +456,9 @@ int Main(int argc, char** argv) {
   app.add_option("--dropout", options.dropout, "Of all adapters")->capture_default_str();
   app.add_option("--sustained", options.sustained_seconds,
                  "Run whole steps for so many seconds, and their frozen products alone as long");
+  app.add_option("--energy", options.energy_seconds,
+                 "Run every operation, and every frozen product by cuBLASLt and by our own kernel, "
+                 "alone for so many seconds, and print its power and energy");
   CLI11_PARSE(app, argc, argv);
   const auto shape = std::find_if(std::begin(kShapes), std::end(kShapes),
                                   [&](const auto& known) { return options.shape == known.name; });

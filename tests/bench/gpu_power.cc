@@ -11,7 +11,7 @@
 namespace lorad::bench {
 namespace {
 
-constexpr std::chrono::milliseconds kInterval{20};
+constexpr std::chrono::milliseconds kInterval{2};
 // Of NVML's interface (nvml.h).
 constexpr int kSuccess = 0;
 constexpr int kClockSm = 1;
@@ -48,7 +48,7 @@ std::string PowerMeter::Open() {
   int (*by_bus)(const char* bus, void** device) = nullptr;
   if (!Find(library_, "nvmlInit_v2", init) ||
       !Find(library_, "nvmlDeviceGetHandleByPciBusId_v2", by_bus) ||
-      !Find(library_, "nvmlDeviceGetPowerUsage", power_) ||
+      !Find(library_, "nvmlDeviceGetTotalEnergyConsumption", energy_) ||
       !Find(library_, "nvmlDeviceGetClockInfo", clock_)) {
     return "libnvidia-ml.so.1 lacks a function";
   }
@@ -64,13 +64,18 @@ std::string PowerMeter::Open() {
 
 void PowerMeter::Sample(const std::stop_token& stop) {
   while (!stop.stop_requested()) {
-    unsigned int milliwatts = 0;
+    unsigned long long millijoules = 0;
     unsigned int mhz = 0;
-    if (power_(device_, &milliwatts) == kSuccess && clock_(device_, kClockSm, &mhz) == kSuccess) {
+    if (energy_(device_, &millijoules) == kSuccess && clock_(device_, kClockSm, &mhz) == kSuccess) {
+      const std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
       const std::lock_guard lock(mutex_);
-      sums_.watts += milliwatts * 1e-3;
-      sums_.sm_mhz += mhz;
-      ++sums_.samples;
+      mhz_sum_ += mhz;
+      ++samples_;
+      if (millijoules != latest_millijoules_) {
+        latest_millijoules_ = millijoules;
+        last_ = {now.count(), millijoules};
+        if (changes_++ == 0) first_ = last_;
+      }
     }
     std::this_thread::sleep_for(kInterval);
   }
@@ -78,13 +83,16 @@ void PowerMeter::Sample(const std::stop_token& stop) {
 
 void PowerMeter::Restart() {
   const std::lock_guard lock(mutex_);
-  sums_ = {};
+  mhz_sum_ = 0;
+  samples_ = 0;
+  changes_ = 0;
 }
 
 PowerReading PowerMeter::Read() const {
   const std::lock_guard lock(mutex_);
-  if (sums_.samples == 0) return {};
-  return {sums_.watts / sums_.samples, sums_.sm_mhz / sums_.samples, sums_.samples};
+  if (changes_ < 2) return {};
+  const double joules = 1e-3 * static_cast<double>(last_.millijoules - first_.millijoules);
+  return {joules / (last_.seconds - first_.seconds), mhz_sum_ / samples_, samples_};
 }
 
 }  // namespace lorad::bench

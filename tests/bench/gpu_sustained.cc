@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/gemm.h"
 #include "tests/bench/gpu_power.h"
 #include "tests/kernels/cuda/gemm_peer.h"
 #include "tests/kernels/cuda/gemm_reference.h"
@@ -98,6 +99,8 @@ class FrozenPair {
 
   void Forward() { peer_.Run(forward_, forward_algorithm_); }
   void Backward() { peer_.Run(backward_, backward_algorithm_); }
+  const GemmArguments& forward() const { return forward_; }
+  const GemmArguments& backward() const { return backward_; }
   double flops() const { return flops_; }
 
  private:
@@ -126,6 +129,36 @@ class FrozenPair {
   const double flops_;
 };
 
+// Steps of kernels on the default stream.
+class StreamSteps {
+ public:
+  StreamSteps() {
+    for (cudaEvent_t& event : events_) {
+      LORAD_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    }
+  }
+  ~StreamSteps() {
+    for (const cudaEvent_t event : events_) LORAD_CUDA_CHECK(cudaEventDestroy(event));
+  }
+  StreamSteps(const StreamSteps&) = delete;
+  StreamSteps& operator=(const StreamSteps&) = delete;
+
+  Steps Of(std::function<void()> enqueue) const {
+    return {.enqueue = std::move(enqueue),
+            .mark = [this](int mark) { LORAD_CUDA_CHECK(cudaEventRecord(events_[mark])); },
+            .wait = [this](int mark) { LORAD_CUDA_CHECK(cudaEventSynchronize(events_[mark])); }};
+  }
+
+ private:
+  cudaEvent_t events_[2];
+};
+
+Steps StepsOf(Backend& backend, std::function<void()> enqueue) {
+  return {.enqueue = std::move(enqueue),
+          .mark = [&](int mark) { backend.Mark(mark); },
+          .wait = [&](int mark) { backend.WaitFor(mark); }};
+}
+
 void SustainProducts(const FrozenProducts& products, double seconds, PowerMeter& meter) {
   cuda::LibraryPeer peer;
   std::vector<std::unique_ptr<FrozenPair>> layer;
@@ -135,27 +168,66 @@ void SustainProducts(const FrozenProducts& products, double seconds, PowerMeter&
   FrozenPair head(peer, products.tokens, products.head);
   double flops = head.flops();
   for (const auto& pair : layer) flops += static_cast<double>(products.layers) * pair->flops();
-  cudaEvent_t events[2];
-  for (cudaEvent_t& event : events) {
-    LORAD_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-  }
-  const Steps steps = {
-      .enqueue =
-          [&] {
-            for (int64_t i = 0; i < products.layers; ++i) {
-              for (const auto& pair : layer) pair->Forward();
-            }
-            head.Forward();
-            head.Backward();
-            for (int64_t i = 0; i < products.layers; ++i) {
-              for (size_t k = layer.size(); k-- > 0;) layer[k]->Backward();
-            }
-          },
-      .mark = [&](int mark) { LORAD_CUDA_CHECK(cudaEventRecord(events[mark])); },
-      .wait = [&](int mark) { LORAD_CUDA_CHECK(cudaEventSynchronize(events[mark])); }};
+  const StreamSteps stream;
+  const Steps steps = stream.Of([&] {
+    for (int64_t i = 0; i < products.layers; ++i) {
+      for (const auto& pair : layer) pair->Forward();
+    }
+    head.Forward();
+    head.Backward();
+    for (int64_t i = 0; i < products.layers; ++i) {
+      for (size_t k = layer.size(); k-- > 0;) layer[k]->Backward();
+    }
+  });
   const double ms = Sustain(steps, seconds, meter);
   Print("frozen products, cuBLASLt", ms, flops, products.tokens, meter.Read());
-  for (const cudaEvent_t event : events) LORAD_CUDA_CHECK(cudaEventDestroy(event));
+}
+
+// Calls that one mark stands for: few enough that two such groups are short beside a measurement.
+constexpr int kGroup = 16;
+
+struct Spent {
+  double ms = 0;      // a step
+  double joules = 0;  // a step
+};
+
+Spent PrintEnergy(const std::string& name, int64_t times, double group_ms,
+                  const PowerReading& power) {
+  const double ms = group_ms / kGroup;
+  const double millijoules = ms * power.watts;
+  const Spent spent = {ms * static_cast<double>(times),
+                       1e-3 * millijoules * static_cast<double>(times)};
+  std::printf("%-36s %6ld %9.4f %7.0f %7.0f %9.2f %9.2f %9.2f\n", name.c_str(),
+              static_cast<long>(times), ms, power.watts, power.sm_mhz, millijoules, spent.ms,
+              spent.joules);
+  std::fflush(stdout);
+  return spent;
+}
+
+std::function<void()> GroupOf(std::function<void()> run) {
+  return [run = std::move(run)] {
+    for (int i = 0; i < kGroup; ++i) run();
+  };
+}
+
+// One shape's products by the library and by our own kernel.
+void SpendOnProducts(const FrozenShape& shape, int64_t tokens, int64_t times, double seconds,
+                     PowerMeter& meter) {
+  cuda::LibraryPeer peer;
+  cuda::Gemm own({});
+  const cuda::DeviceMemory workspace(cuda::Gemm::WorkspaceBytes());
+  FrozenPair pair(peer, tokens, shape);
+  const StreamSteps stream;
+  const auto spend = [&](const char* who, std::function<void()> run) {
+    const std::string name =
+        std::to_string(shape.inputs) + " x " + std::to_string(shape.outputs) + " " + who;
+    const double ms = Sustain(stream.Of(GroupOf(std::move(run))), seconds, meter);
+    PrintEnergy(name, times, ms, meter.Read());
+  };
+  spend("forward, cuBLASLt", [&] { pair.Forward(); });
+  spend("forward, ours", [&] { own.Run(pair.forward(), workspace.data(), nullptr); });
+  spend("dx, cuBLASLt", [&] { pair.Backward(); });
+  spend("dx, ours", [&] { own.Run(pair.backward(), workspace.data(), nullptr); });
 }
 
 }  // namespace
@@ -164,14 +236,30 @@ void RunSustained(Backend& backend, const std::vector<std::function<void()>>& st
                   const FrozenProducts& products, double seconds) {
   PowerMeter meter;
   SustainProducts(products, seconds, meter);
-  const Steps steps = {.enqueue =
-                           [&] {
-                             for (const std::function<void()>& operation : step) operation();
-                           },
-                       .mark = [&](int mark) { backend.Mark(mark); },
-                       .wait = [&](int mark) { backend.WaitFor(mark); }};
+  const Steps steps = StepsOf(backend, [&] {
+    for (const std::function<void()>& operation : step) operation();
+  });
   const double ms = Sustain(steps, seconds, meter);
   Print("whole step", ms, 0, products.tokens, meter.Read());
+}
+
+void RunEnergy(Backend& backend, const std::vector<SustainedOperation>& operations,
+               const FrozenProducts& products, double seconds) {
+  PowerMeter meter;
+  std::printf("%-36s %6s %9s %7s %7s %9s %9s %9s\n", "alone", "a step", "ms", "W", "MHz", "mJ",
+              "ms a step", "J a step");
+  Spent all;
+  for (const SustainedOperation& operation : operations) {
+    const double ms = Sustain(StepsOf(backend, GroupOf(operation.run)), seconds, meter);
+    const Spent spent = PrintEnergy(operation.name, operation.times, ms, meter.Read());
+    all.ms += spent.ms;
+    all.joules += spent.joules;
+  }
+  std::printf("%-36s %60.2f %9.2f\n", "sum", all.ms, all.joules);
+  for (const FrozenShape& shape : products.of_layer) {
+    SpendOnProducts(shape, products.tokens, products.layers, seconds, meter);
+  }
+  SpendOnProducts(products.head, products.tokens, 1, seconds, meter);
 }
 
 }  // namespace lorad::bench

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -27,11 +28,24 @@ struct FrozenProducts {
   FrozenShape head;
 };
 
+// An operation of the backend, `times` of which are in a step.
+struct SustainedOperation {
+  std::string name;
+  int64_t times = 0;
+  std::function<void()> run;
+};
+
 // Runs the frozen products, each by the fastest of cuBLASLt's first eight algorithms, and then
 // `step`, each again and again for `seconds`. Prints milliseconds a step, power and clock of the
 // second half of each.
 void RunSustained(kernels::Backend& backend, const std::vector<std::function<void()>>& step,
                   const FrozenProducts& products, double seconds);
+
+// The energy of a step: each operation, and each frozen product by cuBLASLt and by our own kernel,
+// alone for `seconds`: milliseconds, power, joules a step. At the power limit a step takes at least
+// its energy over the limit.
+void RunEnergy(kernels::Backend& backend, const std::vector<SustainedOperation>& operations,
+               const FrozenProducts& products, double seconds);
 
 }  // namespace lorad::bench
 

@@ -267,6 +267,7 @@ absl::Status Engine::FreeSlot(const std::string& job) {
   auto resident = Find(job);
   if (!resident.ok()) return resident.status();
   ReadLanded();
+  TellRead();
   environment_.backend->Synchronize();  // before memory goes
   std::unique_ptr<Slot> slot = std::move((*resident)->slot);
   if (slot == nullptr) {

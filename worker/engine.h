@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -145,8 +146,10 @@ class Engine {
   void EnqueueForward(const Flight& flight, bool gradient);
   // What is enqueued whole but not read yet is `flight` from now on; what was before is read.
   void Land(Flight flight);
-  // Waits for the unread microbatch, if there is one, and takes what it gave.
+  // Waits for the unread microbatch, if there is one, and takes the losses that it gave.
   void ReadLanded();
+  // Reports what was read; apart, so that the device's next work can be enqueued first.
+  void TellRead();
   // One per span.
   std::vector<SequenceLoss> LossesOf(const Flight& flight) const;
 
@@ -194,6 +197,7 @@ class Engine {
   std::vector<v1::Report> step_reports_due_;
   std::optional<Flight> flight_;  // between Forward and Backward
   std::optional<Flight> landed_;  // unread
+  std::optional<std::pair<Flight, std::vector<SequenceLoss>>> read_;  // not reported yet
   int next_lane_ = 0;
   const v1::Window* window_ = nullptr;
   std::map<int64_t, const v1::Microbatch*> microbatches_;  // of window_

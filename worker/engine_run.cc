@@ -47,6 +47,7 @@ void Engine::EndWindow() {
   EnqueueNorms();
   EnqueueSteps();
   ReadLanded();
+  TellRead();
   if (flight_.has_value()) environment_.backend->Synchronize();  // before its batch goes
   window_ = nullptr;
   microbatches_.clear();
@@ -61,7 +62,10 @@ absl::StatusOr<bool> Engine::Execute(const v1::Operation& operation) {
   const bool steps =
       operation.kind() == v1::Operation::CLIP_DOWN || operation.kind() == v1::Operation::STEP;
   if (operation.kind() != v1::Operation::NORM_UP) EnqueueNorms();
-  if (!steps) EnqueueSteps();
+  if (!steps) {
+    EnqueueSteps();
+    TellRead();
+  }
   switch (operation.kind()) {
     case v1::Operation::NOOP:
       return true;
@@ -240,18 +244,24 @@ std::vector<Engine::SequenceLoss> Engine::LossesOf(const Flight& flight) const {
 
 void Engine::ReadLanded() {
   if (!landed_.has_value()) return;
-  const Flight flight = *std::move(landed_);
-  landed_.reset();
+  TellRead();
+  Flight flight = *std::exchange(landed_, std::nullopt);
   if (flight.rows > 0) {
     environment_.backend->WaitFor(
         MarkOf(flight.lane, flight.backward ? kBackwardEnds : kForwardEnds));
   }
-  const std::vector<SequenceLoss> losses = LossesOf(flight);
+  std::vector<SequenceLoss> losses = LossesOf(flight);
   for (size_t i = 0; i < losses.size(); ++i) {
     const LossSpan& span = flight.spans[i];
     if (span.segment->mode() != v1::Segment::TRAIN || !span.resident->batch.has_value()) continue;
     span.resident->batch->losses[span.segment->sequence()] = losses[i];
   }
+  read_.emplace(std::move(flight), std::move(losses));
+}
+
+void Engine::TellRead() {
+  if (!read_.has_value()) return;
+  const auto [flight, losses] = *std::exchange(read_, std::nullopt);
   ReportEvaluations(flight, losses);
   ReportMicrobatch(flight);
 }

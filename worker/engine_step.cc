@@ -154,6 +154,7 @@ void Engine::EnqueueSteps() {
   environment_.backend->AdamW(steps_due_);
   steps_due_.clear();
   // Only now: the device waits for the steps.
+  TellRead();
   for (v1::Report& report : step_reports_due_) Report(std::move(report));
   step_reports_due_.clear();
 }

@@ -2,8 +2,8 @@
 
 usage: kernel_table.py TRACE --steps-by NAME [--per-step COUNT]
 
-A step is COUNT launches of kernels whose name has NAME in it (AdamWKernel: one a job). The first 40 % of the trace is
-left out. A kernel's time is what it adds to the end of the last: kernels that overlap are not counted twice; `before` is
+A step is COUNT launches of kernels whose name has NAME in it (AdamWKernel: one for all jobs whose batches end together).
+The first 40 % and the last 20 % of the steps are left out: models load there, jobs come and go. A kernel's time is what it adds to the end of the last: kernels that overlap are not counted twice; `before` is
 the time a step in which nothing ran until one of this name did, `longest` the longest such time at once.
 """
 
@@ -18,6 +18,8 @@ NAMES = (
     (r"HopperKernel.*Product\)1.*Finish\)2", "product dx, SwiGLU backward"),
     (r"HopperKernel.*Product\)0", "product forward"),
     (r"HopperKernel.*Product\)1", "product dx"),
+    (r"backward::.*Kernel<.*Part\)0", "attention backward, keys"),
+    (r"backward::.*Kernel<.*Part\)1", "attention backward, queries"),
     (r"::(\w+?)(Kernel)?[<(]", None),
 )
 
@@ -48,7 +50,7 @@ def main():
     options = parser.parse_args()
     rows = read(options.trace)
     marks = [i for i, row in enumerate(rows) if options.steps_by in row[2]][:: options.per_step]
-    marks = marks[len(marks) * 2 // 5:]
+    marks = marks[len(marks) * 2 // 5:len(marks) * 4 // 5]
     if len(marks) < 2:
         raise SystemExit(f"{options.trace}: fewer than two steps after the warm-up")
     steps = len(marks) - 1

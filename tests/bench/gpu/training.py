@@ -121,11 +121,11 @@ def traced(folder, name):
     os.environ.pop("CUDA_INJECTION64_PATH", None)
 
 
-def print_trace(folder, name, setting):
+def print_trace(folder, name):
     """Of the process with the most kernels: the worker."""
     trace = max(folder.glob(f"{name}.*"), key=lambda file: file.stat().st_size)
-    subprocess.run([sys.executable, pathlib.Path(__file__).with_name("kernel_table.py"), trace, "--steps-by", "AdamWKernel",
-                    "--per-step", str(setting["adapters"])], check=True)
+    subprocess.run([sys.executable, pathlib.Path(__file__).with_name("kernel_table.py"), trace, "--steps-by", "AdamWKernel"],
+                   check=True)
 
 
 def run_lorad(setting, steps):
@@ -190,7 +190,7 @@ def main():
         tell(f"{name}: {ours['tokens_per_second']:,.0f} tokens/s (bar {setting['bar']:,}), {ours['adapters_per_microbatch']:.2f} "
              f"adapters a microbatch, {ours['peak_bytes'] / 2**30:.3f} GiB used, {ours['estimated_bytes'] / 2**30:.3f} GiB estimated")
         if options.trace:
-            print_trace(options.trace, name, setting)
+            print_trace(options.trace, name)
         if peft:
             memory = f"{peft['peak_bytes'] / 2**30:.2f} GiB" if peft["peak_bytes"] else "more memory than there is"
             tell(f"    PEFT: {peft['tokens_per_second']:,.0f} tokens/s, {memory} for as many tokens in flight; "

@@ -81,7 +81,7 @@ struct SchedulePolicy {
 struct ClusterView {
   std::vector<WorkerView> workers;
   std::vector<GroupView> groups;
-  std::vector<QueuedJob> queue;  // in any order
+  std::vector<QueuedJob> queue;   // in any order
   int64_t microbatch_tokens = 0;  // 0: as suits the device (ShapeAlone)
   SchedulePolicy policy = {};
   // Of base models, forward and backward together.

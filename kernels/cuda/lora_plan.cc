@@ -294,11 +294,10 @@ void LoraPlan::TakeTileGroups(const Context& context, const LoraMemory& memory) 
   output_items_.clear();
   // dA needs all of them. Of chunks that end with their sequence the short ones last: their blocks
   // are short, and fill what the others leave.
-  std::stable_sort(input_items_.begin(), input_items_.end(),
-                   [](const LoraInputItem& x, const LoraInputItem& y) {
-                     return std::tie(x.drops, x.units, x.rows.rows) >
-                            std::tie(y.drops, y.units, y.rows.rows);
-                   });
+  std::stable_sort(
+      input_items_.begin(), input_items_.end(), [](const LoraInputItem& x, const LoraInputItem& y) {
+        return std::tie(x.drops, x.units, x.rows.rows) > std::tie(y.drops, y.units, y.rows.rows);
+      });
   tables_.input_count = static_cast<int32_t>(
       std::count_if(input_items_.begin(), input_items_.end(),
                     [](const LoraInputItem& item) { return item.drops != 0; }));

@@ -2,10 +2,10 @@
 //
 // A block takes 128 or 256 rows of a chunk and up to 64 rank columns of one party and walks over
 // the features in steps of 64: x [rows, 64] and A [ranks, 64] come through a ring in shared memory.
-// A warp multiplies 16 rows, if there are any. The inner index may be permuted if both operands are: a lane reads
-// whole 16-byte pieces, so that the 8 features of a piece, which are one Philox call, are in one
-// lane's registers. What of a call is its features' alone (dropout.h) comes through the ring as
-// well.
+// A warp multiplies 16 rows, if there are any. The inner index may be permuted if both operands
+// are: a lane reads whole 16-byte pieces, so that the 8 features of a piece, which are one Philox
+// call, are in one lane's registers. What of a call is its features' alone (dropout.h) comes
+// through the ring as well.
 #include <algorithm>
 #include <cassert>
 

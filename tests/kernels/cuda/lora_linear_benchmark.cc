@@ -19,8 +19,8 @@ namespace {
 constexpr int64_t kTokens = 8192;
 constexpr int64_t kSequence = 512;
 // As many tokens: four sequences of each of four adapters, log-normal around 300.
-constexpr int64_t kMixedLengths[] = {432, 1023, 1046, 319, 327, 162, 563, 151,
-                                     1344, 125, 308, 81, 160, 960, 336, 855};
+constexpr int64_t kMixedLengths[] = {432,  1023, 1046, 319, 327, 162, 563, 151,
+                                     1344, 125,  308,  81,  160, 960, 336, 855};
 constexpr int kRuns = 15;
 
 // Median microseconds of one replay of what `enqueue` puts into the stream.

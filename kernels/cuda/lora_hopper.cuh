@@ -111,6 +111,12 @@ struct Shape {
   static_assert(kW == 1 || kW == 2);
 };
 
+// Of a chunk with so many rows: parts that have any.
+template <typename Shape>
+__device__ int Parts(int rows) {
+  return Shape::kBoxes == 1 || rows > Shape::kPartRows ? Shape::kBoxes : 1;
+}
+
 // What all threads of a block know.
 struct Work {
   int units;
@@ -201,7 +207,7 @@ class RowLoader {
       ptx::CopyAsync(to + i * kRowsAtOnce * kStepRowBytes, from + i * kRowsAtOnce * stride_,
                      row_ + i * kRowsAtOnce < rows);
     }
-    if (++part_ < Shape::kBoxes) return;
+    if (++part_ < Parts<Shape>(chunk.rows)) return;
     part_ = 0;
     if (++chunk_ < work_.chunks) return;
     chunk_ = 0;
@@ -269,8 +275,10 @@ __device__ void SumColumns(const Work& work, RowLoader<Shape>& rows, LoadFactor&
 #pragma unroll
     for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
       if (chunk >= work.chunks) break;
+      const int parts = Parts<Shape>(work.chunk[chunk].rows);
 #pragma unroll
       for (int part = 0; part < Shape::kBoxes; ++part) {
+        if (part >= parts) break;
         ptx::WaitCopies<Shape::kStages - 2>();
         ptx::FenceSharedWrites();
         // The stage is there, and the one before it free.
@@ -401,9 +409,11 @@ __device__ bool SumRows(const Work& work, Add&& add) {
     for (int chunk = 0; chunk < work.chunks; ++chunk) {
       const bool train = work.chunk[chunk].train != 0;
       any |= train;
+      const int parts = Parts<Shape>(work.chunk[chunk].rows);
       float c[kBoxes][kSums] = {};
 #pragma unroll
       for (int part = 0; part < kBoxes; ++part) {
+        if (part >= parts) break;
         ptx::SyncThreads<kBarrierAll>(Shape::kThreads);
         const uint64_t b =
             wgmma::SkinnyDescriptor<Shape::kUnits>(work.memory + chunk * Shape::kCoefficientBytes +

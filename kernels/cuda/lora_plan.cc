@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cassert>
+#include <tuple>
+#include <utility>
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/lora_kernels.h"
@@ -290,10 +292,12 @@ void LoraPlan::TakeTileGroups(const Context& context, const LoraMemory& memory) 
   LoraTileGroups outputs = OutputTileGroups(output_items_, pairs_, together, multiprocessors);
   LoraTileGroups inputs = InputTileGroups(input_items_, tables_.inputs, together, multiprocessors);
   output_items_.clear();
-  // dA needs all of them.
+  // dA needs all of them. Of chunks that end with their sequence the short ones last: their blocks
+  // are short, and fill what the others leave.
   std::stable_sort(
-      input_items_.begin(), input_items_.end(),
-      [](const LoraInputItem& x, const LoraInputItem& y) { return x.drops > y.drops; });
+      input_items_.begin(), input_items_.end(), [](const LoraInputItem& x, const LoraInputItem& y) {
+        return std::tie(x.drops, x.units, x.rows.rows) > std::tie(y.drops, y.units, y.rows.rows);
+      });
   tables_.input_count = static_cast<int32_t>(
       std::count_if(input_items_.begin(), input_items_.end(),
                     [](const LoraInputItem& item) { return item.drops != 0; }));
@@ -330,12 +334,14 @@ void LoraPlan::AddGradientItems(int32_t chunks_together) {
       tables_.gradient_chunks = std::max(tables_.gradient_chunks, group.chunks);
     }
   }
-  const auto units = [this](const LoraGradientItem& group) {
-    return input_items_[static_cast<size_t>(group.items[0])].units;
+  // Likewise; a group's first chunk has the most rows.
+  const auto length = [this](const LoraGradientItem& group) {
+    const LoraInputItem& item = input_items_[static_cast<size_t>(group.items[0])];
+    return std::pair(item.units, item.rows.rows);
   };
   std::stable_sort(
       gradient_items_.begin(), gradient_items_.end(),
-      [&](const LoraGradientItem& x, const LoraGradientItem& y) { return units(x) > units(y); });
+      [&](const LoraGradientItem& x, const LoraGradientItem& y) { return length(x) > length(y); });
 }
 
 void LoraPlan::AddOutputPairs(int32_t chunks_together) {

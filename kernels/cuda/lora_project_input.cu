@@ -2,10 +2,10 @@
 //
 // A block takes 128 or 256 rows of a chunk and up to 64 rank columns of one party and walks over
 // the features in steps of 64: x [rows, 64] and A [ranks, 64] come through a ring in shared memory.
-// A warp multiplies 16 rows. The inner index may be permuted if both operands are: a lane reads
-// whole 16-byte pieces, so that the 8 features of a piece, which are one Philox call, are in one
-// lane's registers. What of a call is its features' alone (dropout.h) comes through the ring as
-// well.
+// A warp multiplies 16 rows, if there are any. The inner index may be permuted if both operands
+// are: a lane reads whole 16-byte pieces, so that the 8 features of a piece, which are one Philox
+// call, are in one lane's registers. What of a call is its features' alone (dropout.h) comes
+// through the ring as well.
 #include <algorithm>
 #include <cassert>
 
@@ -69,6 +69,7 @@ class Loader {
     const int feature = first_step * kStepFeatures + 8 * piece;
     features_left_ = inputs - feature;
     rows_left_ = part.rows - row;
+    warp_rows_left_ = (part.rows + kWarpRows - 1) / kWarpRows * kWarpRows - row;
     place_ = TileOffset<kStepPieces>(row, piece);
     x_ = arguments.x + (int64_t{part.item.rows.first_row} + part.first + row) * arguments.x_stride +
          feature;
@@ -86,11 +87,12 @@ class Loader {
   }
 
   __device__ void LoadNext(uint32_t stage) {
-    // What is not valid is not read.
+    // What is not valid is not read, and what no warp multiplies not filled.
     const bool inside = features_left_ > 0;
     const uint32_t to = stage + place_;
 #pragma unroll
     for (int i = 0; i < Shape::kRows / kRowsAtOnce; ++i) {
+      if (i * kRowsAtOnce >= warp_rows_left_) break;
       ptx::CopyAsync(to + i * kRowsAtOnce * kStepRowBytes, x_ + i * next_rows_,
                      inside && i * kRowsAtOnce < rows_left_);
     }
@@ -114,6 +116,7 @@ class Loader {
   const int64_t next_rows_;
   int features_left_;
   int rows_left_;
+  int warp_rows_left_;  // with those that fill up a warp's 16
   uint32_t place_;
 };
 
@@ -292,6 +295,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   Total<kUnits, 1> total = {};
   Sums<kUnits, 1> sums = {};
   int slice_end = begin + slice_steps;
+  const bool has_rows = static_cast<int>(threadIdx.x) / kWarpLanes * kWarpRows < part.rows;
   Walk<Shape::kStages, Shape::kStageBytes>(
       begin, end, ptx::SharedAddress(memory),
       [&](int step, uint32_t stage) {
@@ -303,14 +307,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
         }
       },
       [&](int step, uint32_t stage) {
-        MultiplyStep<Shape>(stage, part.item.units, masks, tests, sums);
+        if (has_rows) MultiplyStep<Shape>(stage, part.item.units, masks, tests, sums);
         if (step + 1 != slice_end && step + 1 != end) return;
         AddSlice(sums, total);
         slice_end += slice_steps;
       });
   const bool fold = arguments.parallel != 0 && arguments.slices > 1;
   if (fold && !FoldSlices<Shape::kThreads>(total, arguments.scratch, static_cast<int>(blockIdx.y),
-                                           slice, arguments.slices, arguments.slices)) {
+                                           slice, arguments.slices, arguments.slices, has_rows)) {
     return;
   }
   WriteSums(arguments, part, total.sums);

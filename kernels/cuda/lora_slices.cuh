@@ -66,15 +66,16 @@ __device__ void Walk(int begin, int end, uint32_t ring, Load&& load, Multiply&& 
 // block, of at most two. In the second case every thread leaves its sums of slice `slice` of the
 // team's item (of at most slices_max) in scratch memory ([items][slices_max][values / 4][threads]
 // float4) and the team that comes last adds them up. True in the threads of a team that holds the
-// total. By all threads of the block, with as many slices; item -1: a team without work.
+// total. By all threads of the block, with as many slices; item -1: a team without work; `holds`:
+// the thread's sums are of use, in every slice alike.
 template <int kThreads, int kUnits, int kTiles>
 __device__ bool FoldSlices(Total<kUnits, kTiles>& total, const LoraScratch& scratch, int item,
-                           int slice, int slices, int slices_max) {
+                           int slice, int slices, int slices_max, bool holds = true) {
   constexpr int kVectors = kTiles * 2 * kUnits;
   const int team = static_cast<int>(threadIdx.x) / kThreads;
   const int thread = static_cast<int>(threadIdx.x) % kThreads;
   float4* partial = scratch.partial + int64_t{item} * slices_max * kVectors * kThreads + thread;
-  if (item >= 0) {
+  if (item >= 0 && holds) {
     float4* mine = partial + int64_t{slice} * kVectors * kThreads;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -91,7 +92,7 @@ __device__ bool FoldSlices(Total<kUnits, kTiles>& total, const LoraScratch& scra
     if (last[team]) *counter = 0;  // for the next launch
   }
   __syncthreads();
-  if (!last[team]) return false;
+  if (!last[team] || !holds) return false;
   __threadfence();
 #pragma unroll
   for (int i = 0; i < 4 * kVectors; ++i) total.values[i] = 0;

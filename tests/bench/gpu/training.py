@@ -23,6 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests/e2e"))
 
 from house import BINARIES, House, tell  # noqa: E402
+from pace import Pace  # noqa: E402
 
 WARM_UP_STEPS = 5
 POLL_SECONDS = 0.02
@@ -92,22 +93,20 @@ def tokens_done(house, names):
 
 def measure(house, names):
     """Tokens a second between two moments at which all jobs are running."""
-    first = last = None
+    pace = Pace(WARM_UP_STEPS)
     peak = 0
     while True:
         tokens, step, ended = tokens_done(house, names)
         now = time.perf_counter()
         if ended:
             break
-        if step >= WARM_UP_STEPS and first is None:
-            first = (now, tokens)
+        if pace.see(now, tokens, step):
             peak = used_bytes()
-        if first and tokens > first[1]:
-            last = (now, tokens)
         time.sleep(POLL_SECONDS)
-    if not first or not last:
+    speed = pace.tokens_per_second()
+    if speed is None:
         raise SystemExit("too few steps to measure: raise --steps")
-    return (last[1] - first[1]) / (last[0] - first[0]), peak
+    return speed, peak
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
-// usage: lora_linear_benchmark [lora|swiglu|rope]
+// usage: lora_linear_benchmark [lora [NAME]|swiglu|rope]
 // The operator table of docs/benchmarks.md: forward and backward of the multi-adapter LoRA linear
 // over forward and backward of the frozen linear alone (cuBLASLt, and our own product), in the same
 // run, as CUDA graphs; and each skinny kernel beside a copy of the bytes that it reads.
 #include <algorithm>
+#include <cassert>
 #include <cstdio>
 #include <functional>
 #include <string_view>
@@ -17,6 +18,9 @@ namespace {
 
 constexpr int64_t kTokens = 8192;
 constexpr int64_t kSequence = 512;
+// As many tokens: four sequences of each of four adapters, log-normal around 300.
+constexpr int64_t kMixedLengths[] = {432,  1023, 1046, 319, 327, 162, 563, 151,
+                                     1344, 125,  308,  81,  160, 960, 336, 855};
 constexpr int kRuns = 15;
 
 // Median microseconds of one replay of what `enqueue` puts into the stream.
@@ -57,6 +61,7 @@ struct Setting {
   int32_t adapters;
   std::vector<int64_t> ranks;  // adapter i has ranks[i % size]
   float dropout;
+  bool mixed = false;  // kMixedLengths instead of equal ones
 };
 
 std::vector<HostTarget> Targets(Generator& random, const Setting& setting, int64_t rank) {
@@ -103,11 +108,14 @@ struct Bench {
       world.table().SetTargets(slot, 0, adapters.back()->targets());
     }
     BatchOf rows;
-    const int64_t sequences = kTokens / kSequence;
-    for (int64_t i = 0; i < sequences; ++i) {
-      rows.Append(kSequence, static_cast<int32_t>(i * setting.adapters / sequences), Mode::kTrain,
+    constexpr int64_t kSequences = kTokens / kSequence;
+    static_assert(kSequences == std::size(kMixedLengths));
+    for (int64_t i = 0; i < kSequences; ++i) {
+      rows.Append(setting.mixed ? kMixedLengths[i] : kSequence,
+                  static_cast<int32_t>(i * setting.adapters / kSequences), Mode::kTrain,
                   {.seed = 1, .step = 1, .sequence = static_cast<uint32_t>(i)});
     }
+    assert(rows.tokens() == kTokens);
     batch = std::make_unique<CudaBatch>(world.context(), rows.description());
   }
 
@@ -272,6 +280,14 @@ void RunAll(std::string_view wanted) {
       {"4096x(4096,1024,1024), 4, dropout", 4096, {4096, 1024, 1024}, 4, {16}, 0.1f},
       {"4096x(14336,14336), 4", 4096, {14336, 14336}, 4, {16}, 0},
       {"4096x(14336,14336), 4, dropout", 4096, {14336, 14336}, 4, {16}, 0.1f},
+      {"4096x4096, mixed lengths", 4096, {4096}, 4, {16}, 0, true},
+      {"14336x4096, mixed lengths", 14336, {4096}, 4, {16}, 0, true},
+      {"4096x(4096,1024,1024), mixed", 4096, {4096, 1024, 1024}, 4, {16}, 0, true},
+      {"4096x(14336,14336), mixed", 4096, {14336, 14336}, 4, {16}, 0, true},
+      {"4096x4096, mixed, dropout", 4096, {4096}, 4, {16}, 0.1f, true},
+      {"14336x4096, mixed, dropout", 14336, {4096}, 4, {16}, 0.1f, true},
+      {"4096x(4096,1024,1024), mixed, drop", 4096, {4096, 1024, 1024}, 4, {16}, 0.1f, true},
+      {"4096x(14336,14336), mixed, dropout", 4096, {14336, 14336}, 4, {16}, 0.1f, true},
       {"2048x2048, 8", 2048, {2048}, 8, {16}, 0},
       {"2048x2048, 8, dropout", 2048, {2048}, 8, {16}, 0.1f},
   };

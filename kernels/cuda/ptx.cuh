@@ -26,6 +26,13 @@ __device__ inline float Exp2(float x) {
   return y;
 }
 
+// 1 / x to 1 bit of its last place; subnormal results are 0.
+__device__ inline float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 __device__ inline uint4 LoadShared(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -1,17 +1,16 @@
-// usage: gemm_benchmark [--small]
+// usage: gemm_benchmark [--small|swiglu]
 // Speed of the products of kernels/cuda/gemm.h beside cuBLASLt's in the same run: its first
 // algorithm and the fastest of its first eight, random data, buffers that rotate so that no input
-// is in the cache. Then what low-rank terms add. Needs a GPU.
+// is in the cache. Then what low-rank terms add, and SwiGLU as a product's last step. Needs a GPU.
 #include <cublasLt.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/cuda/check.h"
@@ -262,11 +261,58 @@ void BenchTerms(const Gemm& gemm, Product product, int64_t rows, const Shape& sh
   std::fflush(stdout);
 }
 
-int Main(bool small) {
+// Products of a model's feed-forward with SwiGLU, or its gradient, as their last step, beside the
+// same products alone, also in turns.
+void BenchSwiGlu(int64_t rows, int64_t hidden, int64_t size, int clusters) {
+  constexpr size_t kLaunches = 600;  // of each: seconds at the power limit
+  const Matrices gate_up(Product::kForward, rows, 2 * size, hidden);
+  const Matrices down(Product::kInputGradient, rows, hidden, size);
+  const Dense gated(rows, size), old(rows, 2 * size), gradient(rows, 2 * size);
+  FillRandom(old.view, 2, 11);
+  const auto run = [&](const GemmArguments& arguments, HopperTile tile) {
+    LaunchHopper(arguments.product, tile, PlanHopper(arguments, tile), clusters, nullptr);
+  };
+  const std::vector<double> forward =
+      Timer::Run({[&](int set) { run(gate_up.Arguments(set), HopperTile::kInTurns192); },
+                  [&](int set) {
+                    GemmArguments arguments = gate_up.Arguments(set);
+                    arguments.gated = gated.view;
+                    run(arguments, HopperTile::kSwiGlu192);
+                  }},
+                 gate_up.sets(), kLaunches);
+  const std::vector<double> backward =
+      Timer::Run({[&](int set) { run(down.Arguments(set), HopperTile::kInTurns192); },
+                  [&](int set) {
+                    GemmArguments arguments = down.Arguments(set);
+                    arguments.gate_up = old.view;
+                    arguments.y = gradient.view;
+                    run(arguments, HopperTile::kSwiGluBackward192);
+                  }},
+                 down.sets(), kLaunches);
+  std::printf(
+      "M %5lld hidden %5lld F %5lld, us  gate,up %7.1f  with SwiGLU %7.1f (%.3f)  dx of down "
+      "%7.1f  with SwiGLU's gradient %7.1f (%.3f)\n",
+      static_cast<long long>(rows), static_cast<long long>(hidden), static_cast<long long>(size),
+      forward[0], forward[1], forward[1] / forward[0], backward[0], backward[1],
+      backward[1] / backward[0]);
+  std::fflush(stdout);
+}
+
+void BenchAllSwiGlu(int clusters) {
+  BenchSwiGlu(4096, 4096, 14336, clusters);  // Llama-3.1-8B
+  BenchSwiGlu(8192, 2048, 11008, clusters);  // Qwen2.5-3B
+  BenchSwiGlu(8192, 2048, 5632, clusters);   // TinyLlama
+}
+
+int Main(std::string_view part) {
   cudaDeviceProp device;
   LORAD_CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
   const int clusters = device.multiProcessorCount / 2;
   std::printf("%s, cuBLASLt %zu\n", device.name, cublasLtGetVersion());
+  if (part == "swiglu") {
+    BenchAllSwiGlu(clusters);
+    return 0;
+  }
   LibraryPeer peer;
   const Gemm gemm(GemmOptions{});
   constexpr Shape kShapes[] = {{4096, 4096}, {14336, 4096}, {4096, 14336}, {28672, 4096},
@@ -277,7 +323,7 @@ int Main(bool small) {
       for (const Product product : {Product::kForward, Product::kInputGradient}) {
         BenchProduct(product, rows, shape, clusters, peer);
       }
-      if (small) return 0;
+      if (part == "--small") return 0;
     }
   }
   for (const Shape& shape : {kShapes[0], kShapes[1], kShapes[2]}) {
@@ -288,12 +334,11 @@ int Main(bool small) {
   for (const Product product : {Product::kForward, Product::kInputGradient}) {
     BenchTerms(gemm, product, 8192, {6144, 4096}, 3, clusters);
   }
+  BenchAllSwiGlu(clusters);
   return 0;
 }
 
 }  // namespace
 }  // namespace lorad::kernels::cuda
 
-int main(int argc, char** argv) {
-  return lorad::kernels::cuda::Main(argc > 1 && std::strcmp(argv[1], "--small") == 0);
-}
+int main(int argc, char** argv) { return lorad::kernels::cuda::Main(argc > 1 ? argv[1] : ""); }

@@ -35,7 +35,7 @@ SETTINGS = {
     "qwen-8x1024": dict(model="qwen2.5-3b", adapters=8, sequences=1, length=1024, bar=42000),
     "llama-4x1024": dict(model="llama-3.1-8b", adapters=4, sequences=1, length=1024, bar=20000),
     "llama-mixed-dropout": dict(model="llama-3.1-8b", adapters=4, sequences=4, length=0, dropout=0.1,
-                                microbatch=8192, bar=18000),
+                                microbatch=10240, bar=18000),
 }
 
 

@@ -67,6 +67,7 @@ TEST_CASE("Chunks a group: few additions, but enough blocks") {
                                          {"q,k,v of it", 16, 4, {4096, 1024, 1024}, 4, 2},
                                          {"gate,up of it", 16, 4, {14336, 14336}, 4, 4},
                                          {"o of TinyLlama", 32, 8, {2048}, 4, 2},
+                                         {"q,k,v of it", 32, 8, {2048, 256, 256}, 4, 4},
                                          {"gate,up of it", 32, 8, {5632, 5632}, 4, 4},
                                          {"no more than wanted", 32, 8, {5632, 5632}, 2, 2},
                                          {"no more than a sequence has", 32, 32, {11008}, 4, 1}}) {
@@ -101,21 +102,19 @@ TEST_CASE("Every chunk is in one group of its own adapter; what takes long comes
   }
 }
 
-TEST_CASE("Over x: what has masks is left out, what has no adapter comes last") {
+TEST_CASE("Over x: a chunk each, what has masks is left out") {
   Batch batch = BatchOf(6, 2, {64, 64});
   batch.inputs[0].drops = 1;
   batch.inputs[2].units = 0;
-  const LoraTileGroups groups = InputTileGroups(batch.inputs, 4096, 4, 1);
+  const LoraTileGroups groups = InputTileGroups(batch.inputs);
   CHECK(groups.units == 2);
-  CHECK(groups.chunks == 3);
-  REQUIRE(groups.groups.size() == 3);
-  CHECK(groups.groups[0].chunk[0].first_row == 256);
-  CHECK(groups.groups[0].chunks == 1);
-  CHECK(groups.groups[1].chunk[0].first_row == 768);
-  CHECK(groups.groups[1].chunks == 3);
-  CHECK(groups.groups[2].units == 0);
-  CHECK(groups.groups[2].chunk[0].first_row == 512);
-  CHECK(InputTileGroups({}, 4096, 4, kMultiprocessors).groups.empty());
+  REQUIRE(groups.groups.size() == 5);
+  for (size_t i = 0; i < 5; ++i) {
+    CHECK(groups.groups[i].chunks == 1);
+    CHECK(groups.groups[i].chunk[0].first_row == 256 * (static_cast<int32_t>(i) + 1));
+    CHECK(groups.groups[i].units == (i == 1 ? 0 : 2));
+  }
+  CHECK(InputTileGroups({}).groups.empty());
 }
 
 }  // namespace

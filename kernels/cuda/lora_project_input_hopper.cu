@@ -30,25 +30,25 @@ struct InputArguments {
 constexpr int kChunkParts = kChunkRows / kTileRows;
 constexpr int kWarpgroups = 2;
 
-// Up to kSlices slices, by clusters of kB blocks, through rings of kS stages.
-template <int kU, int kSlices, int kB, int kS>
+// Up to kSlices slices, by clusters of kB blocks.
+template <int kU, int kSlices, int kB>
 struct InputShape {
   static constexpr int kUnits = kU;
   static constexpr int kSlicesMost = kSlices;
   static constexpr int kBlocks = kB;
-  static constexpr int kStages = kS;
   static constexpr int kPeriod = kWarpgroups * kB;  // warpgroups that take pieces in turns
   static constexpr int kSlots = kSlices / kPeriod;  // slices of one
   static constexpr int kSums = 8 * kU;              // of a thread and slice
   static constexpr int kVectors = 2 * kU;           // likewise, in shared memory
   static constexpr int kXBytes = kTileRows * kStepRowBytes;
   static constexpr int kStageBytes = kXBytes + kU * kUnitRanks * kStepRowBytes;
-  static constexpr int kRingBytes = kS * kStageBytes;  // in the end the sums lie there
+  // Blocks that a multiprocessor has room for, by their registers.
+  static constexpr int kResident = kSlots * kSums <= 64 ? 2 : 1;
+  static constexpr int kStages = 226 * 1024 / (kResident * kWarpgroups * kStageBytes);
+  static constexpr int kRingBytes = kStages * kStageBytes;  // in the end the sums lie there
   static constexpr int kBytes = kWarpgroups * kRingBytes;
   static_assert(kSlices % kPeriod == 0);
   static_assert(kSlots * kVectors * kGroupThreads * 16 <= kRingBytes);
-  // So that a multiprocessor has room for two blocks.
-  static_assert(kSlots * kSums <= 64 && kBytes <= 113 * 1024);
 };
 
 // Rows of a chunk: what a block works on.
@@ -274,8 +274,9 @@ __device__ void WriteZeros(const InputArguments& arguments, const LoraTileGroup&
 
 // Grid: the blocks of a cluster; parts of groups.
 template <typename Shape>
-__global__ void __cluster_dims__(Shape::kBlocks, 1, 1) __launch_bounds__(kRowThreads, 2)
-    ProjectInputKernel(const InputArguments arguments) {
+__global__ void __cluster_dims__(Shape::kBlocks, 1, 1)
+    __launch_bounds__(kRowThreads, Shape::kResident)
+        ProjectInputKernel(const InputArguments arguments) {
   extern __shared__ __align__(1024) unsigned char memory[];
   // Tables are older than the kernel before this one, which every block awaits: who awaits this
   // kernel relies on it.
@@ -303,36 +304,31 @@ __global__ void __cluster_dims__(Shape::kBlocks, 1, 1) __launch_bounds__(kRowThr
   if constexpr (Shape::kBlocks > 1) ptx::ClusterSync();
 }
 
-template <int kU, int kSlices, int kB, int kS>
+template <int kU, int kSlices, int kB>
 void Launch(const InputArguments& arguments, cudaStream_t stream) {
-  using Shape = InputShape<kU, kSlices, kB, kS>;
+  using Shape = InputShape<kU, kSlices, kB>;
   const dim3 grid(kB, static_cast<unsigned>(arguments.tables.input_group_count * kChunkParts));
   LaunchKernel(ProjectInputKernel<Shape>,
                {.grid = grid, .threads = kRowThreads, .shared_bytes = Shape::kBytes, .early = true},
                stream, arguments);
 }
 
-// As few blocks a cluster as give most multiprocessors something to do: two take 1.5 us longer than
-// one for as many bytes each (H100).
-template <int kU, int kSlices, int kS>
+template <int kU, int kSlices>
 void LaunchBlocks(const InputArguments& arguments, cudaStream_t stream) {
-  constexpr int kLeast = std::max(kU * kSlices / 16, 1);  // by its registers
-  const LoraTables& tables = arguments.tables;
-  const int wanted = tables.multiprocessors * 3 / 4;
-  const int parts = tables.input_group_count * kChunkParts;
+  constexpr int kLeast = std::max(kU * kSlices / 32, 1);  // by its registers
+  const int multiprocessors = arguments.tables.multiprocessors;
+  const int parts = arguments.tables.input_group_count * kChunkParts;
   if constexpr (kLeast == 1) {
-    if (parts >= wanted) return Launch<kU, kSlices, 1, kS>(arguments, stream);
+    if (4 * parts >= 3 * multiprocessors) return Launch<kU, kSlices, 1>(arguments, stream);
   }
-  if constexpr (kLeast <= 2) {
-    if (2 * parts >= wanted) return Launch<kU, kSlices, 2, kS>(arguments, stream);
-  }
-  Launch<kU, kSlices, 4, kS>(arguments, stream);
+  if (5 * parts >= multiprocessors) return Launch<kU, kSlices, 2>(arguments, stream);
+  Launch<kU, kSlices, 4>(arguments, stream);
 }
 
-template <int kU, int kS>
+template <int kU>
 void LaunchSlices(const InputArguments& arguments, cudaStream_t stream) {
-  if (TileSlices(arguments.tables.inputs) <= 8) return LaunchBlocks<kU, 8, kS>(arguments, stream);
-  LaunchBlocks<kU, 16, kS>(arguments, stream);
+  if (TileSlices(arguments.tables.inputs) <= 8) return LaunchBlocks<kU, 8>(arguments, stream);
+  LaunchBlocks<kU, 16>(arguments, stream);
 }
 
 }  // namespace
@@ -350,9 +346,9 @@ void ProjectInputHopper(const LoraTables& tables, const TensorView& x, const Ten
                                     .own_stride = own.row_stride,
                                     .shared = static_cast<__nv_bfloat16*>(shared.data),
                                     .shared_stride = shared.row_stride};
-  if (tables.input_group_units <= 1) return LaunchSlices<1, 5>(arguments, stream);
-  if (tables.input_group_units == 2) return LaunchSlices<2, 4>(arguments, stream);
-  LaunchSlices<4, 3>(arguments, stream);
+  if (tables.input_group_units <= 1) return LaunchSlices<1>(arguments, stream);
+  if (tables.input_group_units == 2) return LaunchSlices<2>(arguments, stream);
+  LaunchSlices<4>(arguments, stream);
 }
 
 }  // namespace lorad::kernels::cuda

@@ -31,49 +31,25 @@ double TilesOf(int32_t columns) {
   return 2.0 * ((TilePieces(columns) + slices - 1) / slices);
 }
 
-// Blocks that start in the order in which they are added, each on the multiprocessor that is free
-// first.
-class Schedule {
- public:
-  explicit Schedule(int32_t multiprocessors) { free_[0] = multiprocessors; }
-
-  void Add(int64_t blocks, double time) {
-    while (blocks > 0) {
-      const auto first = free_.begin();
-      const int64_t count = std::min(blocks, first->second);
-      free_[first->first + time] += count;
-      first->second -= count;
-      if (first->second == 0) free_.erase(first);
-      blocks -= count;
-    }
-  }
-  // Of the last block.
-  double End() const { return free_.rbegin()->first; }
-
- private:
-  std::map<double, int64_t> free_;  // multiprocessors by when they are free
-};
-
 // When the last block ends, in the time in which a multiprocessor gets a tile from memory while all
 // of them read. Measured on an H100.
 double EndOf(const std::vector<const Alike*>& all, int32_t together, int32_t multiprocessors) {
   constexpr double kBlock = 4;   // a block's beginning and end
   constexpr double kTile = 0.5;  // a tile, while few multiprocessors read
   constexpr double kAdd = 0.6;   // 64 columns of 16 ranks, added to memory
-  Schedule schedule(multiprocessors);
-  double bytes = 0, additions = 0;
+  double bytes = 0, work = 0, longest = 0, additions = 0;
   for (const Alike* alike : all) {
-    const auto chunks = static_cast<int32_t>(alike->chunks.size());
-    const int32_t slices = TileSlices(alike->columns);
+    const double chunks = static_cast<double>(alike->chunks.size());
+    const double groups = static_cast<double>((alike->chunks.size() + together - 1) / together);
+    const double slices = TileSlices(alike->columns);
     const double tiles = TilesOf(alike->columns);
-    const int32_t full = chunks / together;
-    const int32_t rest = chunks % together;
-    schedule.Add(int64_t{full} * slices, kBlock + kTile * tiles * together);
-    if (rest > 0) schedule.Add(slices, kBlock + kTile * tiles * rest);
     bytes += chunks * slices * tiles;
-    additions += (full + (rest > 0 ? 1 : 0)) * slices * tiles * kAdd * alike->chunks.front().units;
+    work += slices * (groups * kBlock + chunks * tiles * kTile);
+    longest = std::max(longest, kBlock + kTile * tiles * std::min<double>(together, chunks));
+    additions += groups * slices * tiles * kAdd * alike->chunks.front().units;
   }
-  return std::max(bytes / multiprocessors, schedule.End()) + additions / multiprocessors;
+  return std::max({bytes / multiprocessors, work / multiprocessors, longest}) +
+         additions / multiprocessors;
 }
 
 // Of chunks [first, first + count).

@@ -25,6 +25,21 @@ __device__ inline void ClusterSync() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// 16 bytes at the same address of the shared memory of block `rank` of the cluster.
+__device__ inline uint4 LoadSharedAt(uint32_t address, uint32_t rank) {
+  uint4 v;
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %4, %5;\n"
+      "ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [remote];\n"
+      "}"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "r"(address), "r"(rank)
+      : "memory");
+  return v;
+}
+
 // Two floats, never read before a barrier that stands before this: until then the registers may be
 // another's.
 __device__ inline float2 LoadPair(const float* from) {

@@ -1,8 +1,8 @@
-// What the kernels of the LoRA linear for Hopper share: blocks walk over tiles of 32 KB of x or dy,
-// 256 rows (a chunk) of 64 columns or 128 rows of 128, which come through a ring in shared memory,
-// and multiply them by warpgroup products of 16 to 64 columns. Memory is faster the more of a row
-// is read at once, and the nearer to it others read: 256 bytes here, and the next 256 by the block
-// of the next slice.
+// What the kernels of the LoRA linear for Hopper share: warpgroup products of 16 to 64 columns,
+// whose operands come through rings in shared memory. And the walk over dy: blocks take tiles of 32
+// KB, 256 rows (a chunk) of 64 columns or 128 rows of 128. Memory is faster the more of a row is
+// read at once, and the nearer to it others read: 256 bytes here, and the next 256 by the block of
+// the next slice.
 //
 // Tiles are those of lora_device.cuh, whose places are those of the hardware's swizzles of 128, 64
 // and 32 bytes; each lies at a multiple of 1,024 bytes.
@@ -82,11 +82,10 @@ inline constexpr int kBarrierAll = 0;
 inline constexpr int kBarrierAdd = 1;
 
 // kThreads a block; up to kC chunks in turns. A tile is kW boxes of 64 columns beside each other,
-// and one of kW parts of a chunk's rows. In shared memory: coefficients [256, ranks] of all chunks
-// (if any), the ring of tiles, the ring of factors (if any) of a step's columns by the ranks, what
-// is added to memory (if anything), the group's chunks.
-template <int kU, int kC, int kS, int kW, int kT, bool kHasCoefficients, bool kHasFactor,
-          int kAddBytes>
+// and one of kW parts of a chunk's rows. In shared memory: coefficients [256, ranks] of all chunks,
+// the ring of tiles, the ring of factors of a step's columns by the ranks, what is added to memory,
+// the group's chunks.
+template <int kU, int kC, int kS, int kW, int kT, int kAddBytes>
 struct Shape {
   static constexpr int kUnits = kU;
   static constexpr int kChunks = kC;
@@ -100,8 +99,8 @@ struct Shape {
   static constexpr int kVectors = 4 * kU;  // of a thread and chunk, in memory
   static constexpr int kRankBytes = kU * kUnitRanks * 2;
   static constexpr int kFactorBoxBytes = kStepFeatures * kRankBytes;
-  static constexpr int kFactorBytes = kHasFactor ? kW * kFactorBoxBytes : 0;
-  static constexpr int kCoefficientBytes = kHasCoefficients ? kChunkRows * kRankBytes : 0;
+  static constexpr int kFactorBytes = kW * kFactorBoxBytes;
+  static constexpr int kCoefficientBytes = kChunkRows * kRankBytes;
   static constexpr int kRingAt = kC * kCoefficientBytes;
   static constexpr int kFactorsAt = kRingAt + kS * kTileBytes;
   static constexpr int kAddAt = kFactorsAt + kS * kFactorBytes;
@@ -247,12 +246,9 @@ __device__ void LoadCoefficients(const __nv_bfloat16* from, int64_t stride, cons
 // Sums over the columns of the block's slice, of two warpgroups: thread group g of them has rows
 // 64 (2 i + g) of a chunk in sums[chunk][i]. load_factor(step, place): starts the copies of a
 // step's factor.
-template <typename Shape, wgmma::Contiguous kFactor, typename LoadFactor>
+template <typename Shape, typename LoadFactor>
 __device__ void SumColumns(const Work& work, RowLoader<Shape>& rows, LoadFactor&& load_factor,
                            float (&sums)[Shape::kChunks][2][Shape::kSums]) {
-  constexpr bool kOuter = kFactor == wgmma::Contiguous::kOuter;
-  constexpr uint64_t kFactorStep =
-      kOuter ? wgmma::kSkinnyStep<Shape::kUnits> : wgmma::Step(wgmma::Contiguous::kInner);
   const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
   TileRing<Shape> next(work.memory + Shape::kRingAt);
   FactorRing<Shape> next_factor(work.memory + Shape::kFactorsAt);
@@ -292,14 +288,13 @@ __device__ void SumColumns(const Work& work, RowLoader<Shape>& rows, LoadFactor&
           for (int box = 0; box < Shape::kBoxes; ++box) {
             const uint64_t a =
                 wgmma::Descriptor<wgmma::Contiguous::kInner>(at + box * Shape::kBoxBytes);
-            const uint32_t b_at = factor.at + box * Shape::kFactorBoxBytes;
-            const uint64_t b = kOuter ? wgmma::SkinnyDescriptor<Shape::kUnits>(b_at)
-                                      : wgmma::Descriptor<wgmma::Contiguous::kInner>(b_at);
+            const uint64_t b =
+                wgmma::SkinnyDescriptor<Shape::kUnits>(factor.at + box * Shape::kFactorBoxBytes);
 #pragma unroll
             for (int k = 0; k < kStepFeatures / 16; ++k) {
-              wgmma::AddSkinny<wgmma::Contiguous::kInner, kFactor>(
+              wgmma::AddSkinny<wgmma::Contiguous::kInner, wgmma::Contiguous::kOuter>(
                   sums[chunk][i + part], a + k * wgmma::Step(wgmma::Contiguous::kInner),
-                  b + k * kFactorStep);
+                  b + k * wgmma::kSkinnyStep<Shape::kUnits>);
             }
           }
         }

@@ -290,7 +290,7 @@ void LoraPlan::TakeTileGroups(const Context& context, const LoraMemory& memory) 
       memory.multiprocessors > 0 ? memory.multiprocessors : context.multiprocessors;
   const int32_t together = memory.chunks_together;
   LoraTileGroups outputs = OutputTileGroups(output_items_, pairs_, together, multiprocessors);
-  LoraTileGroups inputs = InputTileGroups(input_items_, tables_.inputs, together, multiprocessors);
+  LoraTileGroups inputs = InputTileGroups(input_items_);
   output_items_.clear();
   // dA needs all of them. Of chunks that end with their sequence the short ones last: their blocks
   // are short, and fill what the others leave.
@@ -306,7 +306,7 @@ void LoraPlan::TakeTileGroups(const Context& context, const LoraMemory& memory) 
   tables_.output_group_chunks = outputs.chunks;
   input_groups_ = std::move(inputs.groups);
   tables_.input_group_units = inputs.units;
-  tables_.input_group_chunks = inputs.chunks;
+  tables_.multiprocessors = multiprocessors;
 }
 
 void LoraPlan::AddGradientItems(int32_t chunks_together) {

@@ -27,8 +27,8 @@ struct OutputArguments {
 };
 
 template <int kU, int kC, int kS, int kW>
-struct OutputShape : Shape<kU, kC, kS, kW, kRowThreads + kGroupThreads, true, true,
-                           kW * kStepFeatures * kU * kUnitRanks * 8> {
+struct OutputShape
+    : Shape<kU, kC, kS, kW, kRowThreads + kGroupThreads, kW * kStepFeatures * kU * kUnitRanks * 8> {
   // Of 168 registers a thread at entry those that sum over columns take more; else other kernels'
   // blocks find room beside.
   static constexpr bool kSharesRegisters = kU > 1;
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     LoadCoefficients<Shape>(arguments.own + pair.own_column + group.first_rank,
                             arguments.own_stride, work);
     float sums[Shape::kChunks][2][Shape::kSums] = {};
-    SumColumns<Shape, wgmma::Contiguous::kOuter>(
+    SumColumns<Shape>(
         work, rows, [&](int step, uint32_t place) { factor.Load(step, place); }, sums);
     WritePartial<Shape>(arguments.partial, work, sums);
   } else {

@@ -107,8 +107,9 @@ constexpr int TileSlices(int columns) {
   return TilePieces(columns) < most ? TilePieces(columns) : most;
 }
 
-// What a block of the kernels for Hopper works on: chunks of one party in turns, with up to
-// kBlockUnits units. Over x: consecutive units of the party; over dy: of one pair.
+// What blocks of the kernels for Hopper work on, with up to kBlockUnits units. Over x: a chunk,
+// with consecutive units of its party; over dy: chunks of one party in turns, with units of one
+// pair.
 inline constexpr int kTileChunks = 4;
 constexpr int TileChunks(int units) { return units <= 2 ? kTileChunks : 2; }
 struct LoraTileGroup {
@@ -150,14 +151,14 @@ struct LoraTables {
   int32_t output_units = 0;
   int32_t input_group_units = 0;
   int32_t output_group_units = 0;
-  int32_t input_group_chunks = 0;
   int32_t output_group_chunks = 0;
   int32_t gradient_chunks = 0;  // likewise
   int32_t any_dropout = 0;      // 1: some training pair has dropout
   int32_t any_train = 0;
-  int32_t inputs = 0;         // K
-  int32_t outputs_max = 0;    // of a pair
-  int32_t output_slices = 0;  // likewise
+  int32_t multiprocessors = 0;  // that launches should fill
+  int32_t inputs = 0;           // K
+  int32_t outputs_max = 0;      // of a pair
+  int32_t output_slices = 0;    // likewise
 };
 
 }  // namespace lorad::kernels::cuda

@@ -12,7 +12,7 @@ struct Alike {
   std::vector<LoraTileGroup> chunks;  // one each
   int32_t columns = 0;
 };
-// By what they have in common.
+// By pair and first rank.
 using AllAlike = std::map<std::pair<int32_t, int32_t>, Alike>;
 
 template <typename Item>
@@ -33,11 +33,10 @@ double TilesOf(int32_t columns) {
 
 // When the last block ends, in the time in which a multiprocessor gets a tile from memory while all
 // of them read. Measured on an H100.
-double EndOf(const std::vector<const Alike*>& all, int32_t together, bool adds,
-             int32_t multiprocessors) {
-  constexpr double kBlock = 4;          // a block's beginning and end
-  constexpr double kTile = 0.5;         // a tile, while few multiprocessors read
-  const double add = adds ? 0.6 : 0.0;  // 64 columns of 16 ranks, added to memory
+double EndOf(const std::vector<const Alike*>& all, int32_t together, int32_t multiprocessors) {
+  constexpr double kBlock = 4;   // a block's beginning and end
+  constexpr double kTile = 0.5;  // a tile, while few multiprocessors read
+  constexpr double kAdd = 0.6;   // 64 columns of 16 ranks, added to memory
   double bytes = 0, work = 0, longest = 0, additions = 0;
   for (const Alike* alike : all) {
     const double chunks = static_cast<double>(alike->chunks.size());
@@ -47,7 +46,7 @@ double EndOf(const std::vector<const Alike*>& all, int32_t together, bool adds,
     bytes += chunks * slices * tiles;
     work += slices * (groups * kBlock + chunks * tiles * kTile);
     longest = std::max(longest, kBlock + kTile * tiles * std::min<double>(together, chunks));
-    additions += groups * slices * tiles * add * alike->chunks.front().units;
+    additions += groups * slices * tiles * kAdd * alike->chunks.front().units;
   }
   return std::max({bytes / multiprocessors, work / multiprocessors, longest}) +
          additions / multiprocessors;
@@ -61,11 +60,11 @@ LoraTileGroup Together(const Alike& alike, size_t first, size_t count) {
   return group;
 }
 
-LoraTileGroups GroupsOf(const AllAlike& by_key, const std::vector<LoraTileGroup>& empty, bool adds,
+LoraTileGroups GroupsOf(const AllAlike& by_ranks, const std::vector<LoraTileGroup>& empty,
                         int32_t chunks_most, int32_t multiprocessors) {
   LoraTileGroups result;
   std::vector<const Alike*> all;
-  for (const auto& [key, alike] : by_key) {
+  for (const auto& [ranks, alike] : by_ranks) {
     all.push_back(&alike);
     result.units = std::max(result.units, alike.chunks.front().units);
   }
@@ -73,9 +72,9 @@ LoraTileGroups GroupsOf(const AllAlike& by_key, const std::vector<LoraTileGroup>
     return TilesOf(x->columns) > TilesOf(y->columns);
   });
   int32_t together = 1;
-  double end = EndOf(all, 1, adds, multiprocessors);
+  double end = EndOf(all, 1, multiprocessors);
   for (int32_t more = 2; more <= std::min(chunks_most, TileChunks(result.units)); more *= 2) {
-    const double later = EndOf(all, more, adds, multiprocessors);
+    const double later = EndOf(all, more, multiprocessors);
     if (later > end) continue;
     together = more;
     end = later;
@@ -95,25 +94,18 @@ LoraTileGroups GroupsOf(const AllAlike& by_key, const std::vector<LoraTileGroup>
 
 }  // namespace
 
-LoraTileGroups InputTileGroups(std::span<const LoraInputItem> items, int32_t inputs,
-                               int32_t chunks_most, int32_t multiprocessors) {
-  AllAlike by_unit;
-  std::vector<LoraTileGroup> empty;
+LoraTileGroups InputTileGroups(std::span<const LoraInputItem> items) {
+  LoraTileGroups result;
   for (const LoraInputItem& item : items) {
     if (item.drops != 0) continue;
-    LoraTileGroup chunk = ChunkOf(item);
+    LoraTileGroup& chunk = result.groups.emplace_back(ChunkOf(item));
     chunk.first_unit = item.first_unit;
     chunk.own_column = item.own_column;
     chunk.column = item.column;
-    if (item.units == 0) {
-      empty.push_back(chunk);
-      continue;
-    }
-    Alike& alike = by_unit[{item.first_unit, 0}];
-    alike.chunks.push_back(chunk);
-    alike.columns = inputs;
+    result.units = std::max(result.units, item.units);
+    result.chunks = 1;
   }
-  return GroupsOf(by_unit, empty, false, chunks_most, multiprocessors);
+  return result;
 }
 
 LoraTileGroups OutputTileGroups(std::span<const LoraOutputItem> items,
@@ -135,7 +127,7 @@ LoraTileGroups OutputTileGroups(std::span<const LoraOutputItem> items,
     alike.chunks.push_back(chunk);
     alike.columns = pair.outputs;
   }
-  return GroupsOf(by_ranks, empty, true, chunks_most, multiprocessors);
+  return GroupsOf(by_ranks, empty, chunks_most, multiprocessors);
 }
 
 }  // namespace lorad::kernels::cuda

@@ -16,13 +16,11 @@ struct LoraTileGroups {
   int32_t chunks = 0;  // likewise
 };
 
+// A group each of those items that have no masks, in their order.
+LoraTileGroups InputTileGroups(std::span<const LoraInputItem> items);
 // Every item is in one group; those that take long come first, those without an adapter last. More
 // chunks a group are fewer additions to memory and fewer blocks: as many, and chunks_most at most,
 // as let so many multiprocessors end soonest. Speed alone.
-//
-// Of items over x those without masks.
-LoraTileGroups InputTileGroups(std::span<const LoraInputItem> items, int32_t inputs,
-                               int32_t chunks_most, int32_t multiprocessors);
 LoraTileGroups OutputTileGroups(std::span<const LoraOutputItem> items,
                                 std::span<const LoraPair> pairs, int32_t chunks_most,
                                 int32_t multiprocessors);

@@ -22,6 +22,9 @@ constexpr Options kCases[] = {
     {DType::kBfloat16, 88, 2312, 30, 8, 0.1f, false, false},
     {DType::kBfloat16, 96, 40, 512, 8, 0, false, true},
     {DType::kBfloat16, 56, 104, 24, 1, 0.3f, true, true},  // plain kernels
+    {DType::kBfloat16, 8712, 72, 60, 8, 0, false, true},   // 16 slices
+    {DType::kBfloat16, 72, 8328, 30, 8, 0, false, true},
+    {DType::kBfloat16, 8200, 64, 12, 8, 0, false, true},
 };
 
 TEST_CASE("the LoRA linear of a GPU against float64") {

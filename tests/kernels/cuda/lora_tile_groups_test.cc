@@ -101,21 +101,20 @@ TEST_CASE("Every chunk is in one group of its own adapter; what takes long comes
   }
 }
 
-TEST_CASE("Over x: what has masks is left out, what has no adapter comes last") {
+TEST_CASE("Over x: a chunk each, what has masks is left out") {
   Batch batch = BatchOf(6, 2, {64, 64});
   batch.inputs[0].drops = 1;
   batch.inputs[2].units = 0;
-  const LoraTileGroups groups = InputTileGroups(batch.inputs, 4096, 4, 1);
+  const LoraTileGroups groups = InputTileGroups(batch.inputs);
   CHECK(groups.units == 2);
-  CHECK(groups.chunks == 3);
-  REQUIRE(groups.groups.size() == 3);
-  CHECK(groups.groups[0].chunk[0].first_row == 256);
-  CHECK(groups.groups[0].chunks == 1);
-  CHECK(groups.groups[1].chunk[0].first_row == 768);
-  CHECK(groups.groups[1].chunks == 3);
-  CHECK(groups.groups[2].units == 0);
-  CHECK(groups.groups[2].chunk[0].first_row == 512);
-  CHECK(InputTileGroups({}, 4096, 4, kMultiprocessors).groups.empty());
+  REQUIRE(groups.groups.size() == 5);
+  for (int32_t i = 0; i < 5; ++i) {
+    const LoraTileGroup& group = groups.groups[static_cast<size_t>(i)];
+    CHECK(group.chunks == 1);
+    CHECK(group.chunk[0].first_row == 256 * (i + 1));
+    CHECK(group.units == (i == 1 ? 0 : 2));
+  }
+  CHECK(InputTileGroups({}).groups.empty());
 }
 
 }  // namespace

@@ -25,8 +25,8 @@ namespace lorad::kernels {
 namespace cuda {
 namespace {
 
-// Raised whenever an own operation's order of sums changes, for then bits do.
-constexpr int kRevision = 4;
+// Raised whenever an own operation's order of sums or formula changes, for then bits do.
+constexpr int kRevision = 5;
 
 // Of the scratch memory that operations share.
 constexpr int64_t kWorkspaceAlignment = 256;

@@ -12,6 +12,8 @@ __device__ void Consumer<kProduct, Shape>::FinishSwiGlu(const Sums& sums) {
   static_assert(Shape::kBufferCount == 1);
 #pragma unroll
   for (int result = 0; result < Shape::kResults; ++result) {
+    // Without a branch the compiler makes all of a tile before the first is sent off, and spills.
+    if (row_ + RowOf(result) >= arguments_.rows) break;
     if (Elected()) ptx::WaitStoresRead<0>();
     Sync();
     FinishSwiGluBox(sums[result / Shape::kOutBoxes], result);

@@ -18,8 +18,8 @@
 //   ProjectInput          22.4 (34)    78 (93)    4096 -> 4096                     710    67  1.09
 //   ProjectOutput         22.4 (40)    78 (105)   4096 -> 14336                   2490   123  1.05
 //   GradientA             22.4 (32)    78 (95)    14336 -> 4096                   2490   179  1.07
-// What is above the floor: about 6 us to start and end a launch (hidden in part, below), 3 to add
-// up slices; dA and dB, added as 8-byte integers in the L2 cache, which takes 170 to 340 a
+// What is above the floor: about 6 us to start and end a launch (hidden in part, below), for dS 3
+// to add up slices; dA and dB, added as 8-byte integers in the L2 cache, which takes 170 to 340 a
 // nanosecond (measured, docs/kernels.md): R K and R O of them for up to four chunks of 256 tokens;
 // Philox, about 55 instructions a 16 bytes of x and target (dropout.h).
 //

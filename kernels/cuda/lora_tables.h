@@ -96,8 +96,8 @@ struct LoraOutputPair {
 };
 
 // How the kernels for Hopper form sums over columns, of x or of a pair's part of dy: slice i has
-// pieces i, i + slices, i + 2 slices... of 128 columns, so that blocks at work at one time read
-// neighbours.
+// pieces i, i + slices, i + 2 slices... of 128 columns, so that those at work at one time
+// read neighbours.
 inline constexpr int kSlicePieceColumns = 128;
 constexpr int TilePieces(int columns) {
   return (columns + kSlicePieceColumns - 1) / kSlicePieceColumns;

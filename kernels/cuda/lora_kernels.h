@@ -81,7 +81,7 @@ void GradientA(const LoraTables& tables, const TensorView& x, const TensorView& 
 // What of the first two is in the tables' groups, on devices of compute capability 9.0: all of dy,
 // and of x what has no masks. The two above call them.
 void ProjectInputHopper(const LoraTables& tables, const TensorView& x, const TensorView& own,
-                        const TensorView& shared, const LoraScratch& scratch, cudaStream_t stream);
+                        const TensorView& shared, cudaStream_t stream);
 void ProjectOutputHopper(const LoraTables& tables, const TensorView& dy, const TensorView& own,
                          const TensorView& ds, const LoraScratch& scratch, cudaStream_t stream);
 

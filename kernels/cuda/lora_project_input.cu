@@ -353,7 +353,7 @@ void LaunchUnits(Arguments& arguments, cudaStream_t stream) {
 void ProjectInput(const LoraTables& tables, const TensorView& x, const TensorView& own,
                   const TensorView& shared, const LoraScratch& scratch, cudaStream_t stream) {
   assert(x.dtype == DType::kBfloat16 && x.columns == tables.inputs && x.row_stride % 8 == 0);
-  if (tables.input_group_count > 0) ProjectInputHopper(tables, x, own, shared, scratch, stream);
+  if (tables.input_group_count > 0) ProjectInputHopper(tables, x, own, shared, stream);
   if (tables.input_count == 0) return;
   const int slice = InputSliceFeatures(tables.inputs);
   Arguments arguments = {.tables = tables,

@@ -300,6 +300,7 @@ __global__ void __cluster_dims__(Shape::kBlocks, 1, 1)
   LeaveSums<Shape>(ring, sums);
   SyncBlocks<Shape>();
   WriteRows<Shape>(arguments, group, part, begin);
+  __syncwarp();
   // Others may still read this block's sums.
   if constexpr (Shape::kBlocks > 1) ptx::ClusterSync();
 }

@@ -303,14 +303,6 @@ int64_t AloneBytes(const QueuedJob& job, const GroupShape& shape) {
 
 GroupShape ShapeAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
                       int64_t microbatch_tokens) {
-  if (microbatch_tokens == 0 && device.kind == DeviceKind::kCuda) {
-    const int64_t others_bytes = (kAdaptersOfGpu - 1) * SlotOf(job, device);
-    for (int64_t most = kMicrobatchTokensOfGpu; most > kMicrobatchTokens; most /= 2) {
-      const GroupShape shape = Grown(EmptyShape(device), job, most);
-      if (Fits(AloneBytes(job, shape) + others_bytes, budget_bytes)) return shape;
-    }
-  }
-  if (microbatch_tokens == 0) microbatch_tokens = kMicrobatchTokens;
   GroupShape shape = Grown(EmptyShape(device), job, microbatch_tokens);
   for (const Recomputation more : {Recomputation::kProducts, Recomputation::kBlocks}) {
     if (Fits(AloneBytes(job, shape), budget_bytes)) break;

@@ -81,8 +81,8 @@ struct SchedulePolicy {
 struct ClusterView {
   std::vector<WorkerView> workers;
   std::vector<GroupView> groups;
-  std::vector<QueuedJob> queue;   // in any order
-  int64_t microbatch_tokens = 0;  // 0: as suits the device (ShapeAlone)
+  std::vector<QueuedJob> queue;  // in any order
+  int64_t microbatch_tokens = 1024;
   SchedulePolicy policy = {};
   // Of base models, forward and backward together.
   std::map<std::string, TimeCoefficients> times = {};
@@ -154,17 +154,9 @@ double GroupThroughput(const TimeCoefficients& times, int64_t step_tokens, int64
 // The capacity of a group: at least `microbatch_tokens`, and room for the longest sequence.
 int64_t CapacityFor(int64_t microbatch_tokens, int64_t longest_sequence);
 
-// Tokens of a microbatch where nobody says how many. A CPU multiplies 1,024 as fast as more. A GPU
-// wants more, for every microbatch reads all weights, and launches end with idle multiprocessors:
-// as many as there is room for with nothing computed again and so many of the job's adapters, since
-// company is worth more than long microbatches.
-inline constexpr int64_t kMicrobatchTokens = 1024;
-inline constexpr int64_t kMicrobatchTokensOfGpu = 8192;  // or half of it, .. kMicrobatchTokens
-inline constexpr int64_t kAdaptersOfGpu = 8;
-
 // Of a group formed on a device for one job alone: with the least recomputation with which it fits
-// the budget, and with the most where it fits with none; `microbatch_tokens` as in ClusterView. Of
-// the job only model, longest_sequence and adapter count.
+// the budget, and with the most where it fits with none. Of the job only model, longest_sequence
+// and adapter count.
 GroupShape ShapeAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
                       int64_t microbatch_tokens);
 

@@ -256,7 +256,11 @@ void Engine::ReadLanded() {
     if (span.segment->mode() != v1::Segment::TRAIN || !span.resident->batch.has_value()) continue;
     span.resident->batch->losses[span.segment->sequence()] = losses[i];
   }
+  const bool evaluates =
+      std::any_of(flight.spans.begin(), flight.spans.end(),
+                  [](const LossSpan& span) { return span.segment->mode() != v1::Segment::TRAIN; });
   read_.emplace(std::move(flight), std::move(losses));
+  if (evaluates) TellRead();  // it may fail jobs
 }
 
 void Engine::TellRead() {

@@ -48,6 +48,7 @@ void Engine::DropBatches(const std::set<std::string>& jobs) {
 
 void Engine::FailJob(const std::string& job, Resident* resident, int64_t step,
                      const std::vector<int64_t>& sequences, const std::string& what) {
+  TellRead();  // of the microbatch that this is about
   v1::Report report;
   v1::NotFinite& not_finite = *report.mutable_not_finite();
   not_finite.set_job(job);

@@ -15,9 +15,9 @@
 // element, R = 16: 32 to 64 a byte, where the matrix units want 250. So the floor is T K 2 bytes
 // over the memory's rate. At 3.0 TB/s and T = 8,192, microseconds (measured on an H100):
 //   feature count         4,096        14,336     operator (forward + backward)   frozen   + floor
-//   ProjectInput          22.4 (34)    78 (93)    4096 -> 4096                     710    67  1.09
-//   ProjectOutput         22.4 (40)    78 (105)   4096 -> 14336                   2490   123  1.05
-//   GradientA             22.4 (32)    78 (95)    14336 -> 4096                   2490   179  1.07
+//   ProjectInput          22.4 (30)    78 (88)    4096 -> 4096                     710    67  1.09
+//   ProjectOutput         22.4 (39)    78 (107)   4096 -> 14336                   2490   123  1.05
+//   GradientA             22.4 (32)    78 (96)    14336 -> 4096                   2490   179  1.07
 // What is above the floor: about 6 us to start and end a launch (hidden in part, below), for dS 3
 // to add up slices; dA and dB, added as 8-byte integers in the L2 cache, which takes 170 to 340 a
 // nanosecond (measured, docs/kernels.md): R K and R O of them for up to four chunks of 256 tokens;

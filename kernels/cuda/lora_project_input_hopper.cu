@@ -308,10 +308,18 @@ __global__ void __cluster_dims__(Shape::kBlocks, 1, 1)
 template <int kU, int kSlices, int kB>
 void Launch(const InputArguments& arguments, cudaStream_t stream) {
   using Shape = InputShape<kU, kSlices, kB>;
-  const dim3 grid(kB, static_cast<unsigned>(arguments.tables.input_group_count * kChunkParts));
-  LaunchKernel(ProjectInputKernel<Shape>,
-               {.grid = grid, .threads = kRowThreads, .shared_bytes = Shape::kBytes, .early = true},
-               stream, arguments);
+  constexpr int kGroupsMost = 65535 / kChunkParts;  // of a grid
+  for (int first = 0; first < arguments.tables.input_group_count; first += kGroupsMost) {
+    InputArguments some = arguments;
+    some.tables.input_groups += first;
+    some.tables.input_group_count =
+        std::min(arguments.tables.input_group_count - first, kGroupsMost);
+    const dim3 grid(kB, static_cast<unsigned>(some.tables.input_group_count * kChunkParts));
+    LaunchKernel(
+        ProjectInputKernel<Shape>,
+        {.grid = grid, .threads = kRowThreads, .shared_bytes = Shape::kBytes, .early = true},
+        stream, some);
+  }
 }
 
 // As few blocks a cluster as leave few multiprocessors without one: for the same bytes each, two

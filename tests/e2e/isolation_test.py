@@ -137,7 +137,8 @@ def killed(undisturbed_seconds):
             if number % 2 == 0:
                 seen = house.object("show", names[0])["step"]
                 house.wait(names[:1], until=lambda job: job["step"] > seen or job["state"] == "SUCCEEDED")
-            time.sleep(generator.uniform(0, undisturbed_seconds / 10))
+            # Short enough that all kills come before the jobs end, also where starts take long.
+            time.sleep(generator.uniform(0, undisturbed_seconds / 20))
             if victim == "coordinator":
                 house.kill()
                 house.start()

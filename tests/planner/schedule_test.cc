@@ -1,6 +1,5 @@
 #include "planner/schedule.h"
 
-#include <algorithm>
 #include <catch2/catch.hpp>
 #include <map>
 #include <set>
@@ -141,52 +140,6 @@ TEST_CASE("Decisions") {
     INFO(c.what);
     CHECK(Text(c.view) == c.expected);
   }
-}
-
-TEST_CASE("Tokens of a microbatch where nobody says how many") {
-  const DeviceShape cpu = {.threads = 2};
-  const DeviceShape gpu = {
-      .kind = DeviceKind::kCuda, .threads = 1, .multiprocessors = 132, .value_bytes = 2};
-  const QueuedJob small = Job("a", "m", 1);
-  const QueuedJob smollm_long = Job("a", "m", 1, 3000);
-  QueuedJob llama = Job("a", "m", 1, 2048, 16);
-  llama.model = Llama8B();
-  const auto gib = [](int64_t count) { return count << 30; };
-  struct Case {
-    std::string what;
-    const QueuedJob& job;
-    DeviceShape device;
-    int64_t budget;
-    int64_t said;
-    int64_t capacity;
-    Recomputation recomputation;
-  };
-  const Case cases[] = {
-      {"a CPU", small, cpu, kBig, 0, 1024, Recomputation::kProducts},
-      {"a CPU, long", smollm_long, cpu, kBig, 0, 3000, Recomputation::kProducts},
-      {"a CPU, said", small, cpu, kBig, 64, 100, Recomputation::kProducts},
-      {"a GPU", small, gpu, gib(70), 0, 8192, Recomputation::kNothing},
-      {"a GPU, long", smollm_long, gpu, gib(70), 0, 8192, Recomputation::kNothing},
-      {"a GPU, said", small, gpu, gib(70), 512, 512, Recomputation::kNothing},
-      {"a large model", llama, gpu, gib(78), 0, 8192, Recomputation::kNothing},
-      {"room for half", llama, gpu, gib(46), 0, 4096, Recomputation::kNothing},
-      {"room for a quarter", llama, gpu, gib(30), 0, 2048, Recomputation::kNothing},
-      {"recomputed only with the fewest", llama, gpu, gib(24), 0, 2048, Recomputation::kProducts},
-      {"nowhere", llama, gpu, gib(8), 0, 2048, Recomputation::kBlocks},
-      {"said, though there is no room", llama, gpu, gib(30), 8192, 8192, Recomputation::kBlocks},
-  };
-  for (const Case& c : cases) {
-    INFO(c.what);
-    const GroupShape shape = ShapeAlone(c.job, c.device, c.budget, c.said);
-    CHECK(shape.capacity_tokens == c.capacity);
-    CHECK(shape.recomputation == c.recomputation);
-    if (c.said > 0 || c.capacity <= std::max(kMicrobatchTokens, c.job.longest_sequence)) continue;
-    const int64_t slot = BytesOfSlot(c.job.model, c.job.adapter, c.device).total();
-    CHECK(Fits(BytesOfGroup(c.job.model, shape).total() + kAdaptersOfGpu * slot, c.budget));
-  }
-  // Who joins does not change it.
-  CHECK(Text({{{"w", gib(70), gpu, true}}, {}, {small, Job("b", "m", 2, 700)}}) ==
-        "form w base=m 8192/700: a b\n");
 }
 
 TEST_CASE("Random clusters: budgets hold, groups are of one base model, all jobs are answered") {

@@ -103,7 +103,6 @@ LoraTileGroups InputTileGroups(std::span<const LoraInputItem> items) {
     chunk.own_column = item.own_column;
     chunk.column = item.column;
     result.units = std::max(result.units, item.units);
-    result.chunks = 1;
   }
   return result;
 }

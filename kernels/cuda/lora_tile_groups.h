@@ -13,7 +13,7 @@ namespace lorad::kernels::cuda {
 struct LoraTileGroups {
   std::vector<LoraTileGroup> groups;
   int32_t units = 0;   // of a group at most
-  int32_t chunks = 0;  // likewise
+  int32_t chunks = 0;  // likewise, of outputs: a group of inputs has one
 };
 
 // A group each of those items that have no masks, in their order.

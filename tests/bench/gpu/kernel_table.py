@@ -1,10 +1,11 @@
 """Where the time of a step goes on the GPU, kernel by kernel, from a trace of kernel_trace.cc.
 
-usage: kernel_table.py TRACE --steps-by NAME [--per-step COUNT]
+usage: kernel_table.py TRACE --steps-by NAME
 
-A step is COUNT launches of kernels whose name has NAME in it (AdamWKernel: one for all jobs whose batches end together).
-The first 40 % and the last 20 % of the steps are left out: models load there, jobs come and go. A kernel's time is what it adds to the end of the last: kernels that overlap are not counted twice; `before` is
-the time a step in which nothing ran until one of this name did, `longest` the longest such time at once.
+A step ends with a launch of a kernel whose name has NAME in it (AdamWKernel: one for all jobs whose batches end together).
+The first 40 % and the last 20 % of the steps are left out: models load there, jobs come and go. A kernel's time is what
+it adds to the end of the last: kernels that overlap are not counted twice; `before` is the time a step in which nothing
+ran until one of this name did, `longest` the longest such time at once.
 """
 
 import argparse
@@ -46,10 +47,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace")
     parser.add_argument("--steps-by", required=True)
-    parser.add_argument("--per-step", type=int, default=1)
     options = parser.parse_args()
     rows = read(options.trace)
-    marks = [i for i, row in enumerate(rows) if options.steps_by in row[2]][:: options.per_step]
+    marks = [i for i, row in enumerate(rows) if options.steps_by in row[2]]
     marks = marks[len(marks) * 2 // 5:len(marks) * 4 // 5]
     if len(marks) < 2:
         raise SystemExit(f"{options.trace}: fewer than two steps after the warm-up")

@@ -70,7 +70,7 @@ class Scheduler {
   }
 
   GroupShape ShapeWith(const GroupState& group, const QueuedJob& job) const {
-    return planner::ShapeWith(group.shape, job, group.budget_bytes, view_.microbatch_tokens);
+    return planner::ShapeWith(group, job, view_.microbatch_tokens);
   }
 
   int64_t AloneOn(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes) const {
@@ -155,17 +155,17 @@ class Scheduler {
     return true;
   }
 
-  // Only for longer sequences or a higher rank: what does not fit beside the group's jobs waits for
-  // one to end.
+  // What does not fit beside the group's jobs in any shape waits for one to end.
   bool Reform(const QueuedJob& job) {
     if (waiting_.size() > 1) return false;  // a job ahead decides what becomes of the groups
     for (GroupState& group : groups_) {
-      if (!group.open || group.fresh() || group.base_model != job.base_model || group.full() ||
-          Covers(group.shape, job.longest_sequence, job.adapter.rank)) {
+      if (!group.open || group.fresh() || group.base_model != job.base_model || group.full()) {
         continue;
       }
       const GroupShape shape = ShapeWith(group, job);
-      if (!FitsIn(group, shape, job)) continue;
+      const bool shorter = shape.capacity_tokens < group.shape.capacity_tokens;
+      if (!shorter && Covers(group.shape, job.longest_sequence, job.adapter.rank)) continue;
+      if (!FitsIn(group, shape, job) || !Helps(group, shape, job)) continue;
       group.open = false;
       Decision& decision = Decide(Decision::Kind::kReform, job);
       decision.group = group.name;
@@ -278,6 +278,17 @@ class Scheduler {
   std::vector<Decision> decisions_;
 };
 
+// Of a microbatch, whose sequences may want more.
+struct TokenRange {
+  int64_t least = 0;
+  int64_t most = 0;
+};
+TokenRange TokensOf(const DeviceShape& device, int64_t microbatch_tokens) {
+  if (microbatch_tokens > 0) return {microbatch_tokens, microbatch_tokens};
+  return {kMicrobatchTokens,
+          device.kind == DeviceKind::kCuda ? kMicrobatchTokensOfGpu : kMicrobatchTokens};
+}
+
 GroupShape Grown(const GroupShape& shape, const QueuedJob& job, int64_t microbatch_tokens) {
   GroupShape larger = shape;
   larger.longest_sequence = std::max(shape.longest_sequence, job.longest_sequence);
@@ -303,7 +314,13 @@ int64_t AloneBytes(const QueuedJob& job, const GroupShape& shape) {
 
 GroupShape ShapeAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
                       int64_t microbatch_tokens) {
-  GroupShape shape = Grown(EmptyShape(device), job, microbatch_tokens);
+  const TokenRange tokens = TokensOf(device, microbatch_tokens);
+  const int64_t others_bytes = (kAdaptersOfGpu - 1) * SlotOf(job, device);
+  for (int64_t many = tokens.most; many > tokens.least; many /= 2) {
+    const GroupShape shape = Grown(EmptyShape(device), job, many);
+    if (Fits(AloneBytes(job, shape) + others_bytes, budget_bytes)) return shape;
+  }
+  GroupShape shape = Grown(EmptyShape(device), job, tokens.least);
   for (const Recomputation more : {Recomputation::kProducts, Recomputation::kBlocks}) {
     if (Fits(AloneBytes(job, shape), budget_bytes)) break;
     shape.recomputation = std::max(shape.recomputation, more);
@@ -311,12 +328,16 @@ GroupShape ShapeAlone(const QueuedJob& job, const DeviceShape& device, int64_t b
   return shape;
 }
 
-GroupShape ShapeWith(const GroupShape& shape, const QueuedJob& job, int64_t budget_bytes,
-                     int64_t microbatch_tokens) {
-  GroupShape larger = Grown(shape, job, microbatch_tokens);
-  const GroupShape alone = ShapeAlone(job, shape.device, budget_bytes, microbatch_tokens);
-  larger.recomputation = std::max(shape.recomputation, alone.recomputation);
-  return larger;
+GroupShape ShapeWith(const GroupState& group, const QueuedJob& job, int64_t microbatch_tokens) {
+  const int64_t least = TokensOf(group.shape.device, microbatch_tokens).least;
+  GroupShape shape = Grown(group.shape, job, least);
+  const GroupShape alone = ShapeAlone(job, shape.device, group.budget_bytes, microbatch_tokens);
+  shape.recomputation = std::max(shape.recomputation, alone.recomputation);
+  const int64_t shortest = CapacityFor(least, shape.longest_sequence);
+  while (shape.capacity_tokens > shortest && !FitsIn(group, shape, job)) {
+    shape.capacity_tokens = std::max(shortest, shape.capacity_tokens / 2);
+  }
+  return shape;
 }
 
 bool FitsIn(const GroupState& group, const GroupShape& shape, const QueuedJob& job) {

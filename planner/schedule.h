@@ -81,8 +81,8 @@ struct SchedulePolicy {
 struct ClusterView {
   std::vector<WorkerView> workers;
   std::vector<GroupView> groups;
-  std::vector<QueuedJob> queue;  // in any order
-  int64_t microbatch_tokens = 1024;
+  std::vector<QueuedJob> queue;   // in any order
+  int64_t microbatch_tokens = 0;  // 0: as suits device and memory (ShapeAlone)
   SchedulePolicy policy = {};
   // Of base models, forward and backward together.
   std::map<std::string, TimeCoefficients> times = {};
@@ -92,7 +92,8 @@ struct Decision {
   enum class Kind {
     kAdmit,      // job joins a running group at its next window border
     kFormGroup,  // a new group on an idle worker, for the jobs
-    kReform,     // an open group is cut, saved and formed anew with room for the longer sequence
+    kReform,     // an open group is cut, saved and formed anew with room for the job: for longer
+                 // sequences, a higher rank, or with shorter microbatches
     kDissolve,   // an empty group makes room for another base model
     kEvict,      // the jobs leave the group for the one named in `why_job`, and are queued again
     kReplace,    // likewise, but they go on in the group `to`
@@ -119,7 +120,9 @@ inline constexpr size_t kJobsPerGroupMax = 256;
 // - else has a group formed for it on the idle worker with the largest budget (jobs behind it may
 //   join that one too, and make it longer); recomputed is only what some job would not fit without
 //   even alone;
-// - else, where its sequences alone are in the way, has a group of its base model formed anew;
+// - else, where longer sequences, a higher rank or shorter microbatches would let it in, has a
+// group
+//   of its base model formed anew;
 // - else has a group without jobs dissolved;
 // - else, with `evict`, has jobs evicted: of one group, as few and as unimportant ones as make room
 //   (lowest priority first, then latest arrival), all of them where the group's base model is
@@ -154,9 +157,18 @@ double GroupThroughput(const TimeCoefficients& times, int64_t step_tokens, int64
 // The capacity of a group: at least `microbatch_tokens`, and room for the longest sequence.
 int64_t CapacityFor(int64_t microbatch_tokens, int64_t longest_sequence);
 
+// Tokens of a microbatch where nobody says how many. A CPU multiplies 1,024 as fast as more. A GPU
+// wants more, for every microbatch reads all weights, and launches end with idle multiprocessors:
+// the most of 8,192, half of that, .. with which nothing need be computed again and so many of the
+// job's adapters fit. Company is worth more than long microbatches, so a group that has no room for
+// a job is formed anew with shorter ones, down to kMicrobatchTokens.
+inline constexpr int64_t kMicrobatchTokens = 1024;
+inline constexpr int64_t kMicrobatchTokensOfGpu = 8192;
+inline constexpr int64_t kAdaptersOfGpu = 8;
+
 // Of a group formed on a device for one job alone: with the least recomputation with which it fits
-// the budget, and with the most where it fits with none. Of the job only model, longest_sequence
-// and adapter count.
+// the budget, and with the most where it fits with none; `microbatch_tokens` as in ClusterView. Of
+// the job only model, longest_sequence and adapter count.
 GroupShape ShapeAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
                       int64_t microbatch_tokens);
 

@@ -87,9 +87,7 @@ class Chooser {
           ShapeAlone(job_, group.shape.device, group.budget_bytes, view_.microbatch_tokens);
       return {.bytes = AloneBytes(job_, alone), .alone = true};
     }
-    const GroupShape shape =
-        ShapeWith(group.shape, job_, group.budget_bytes, view_.microbatch_tokens);
-    return {.bytes = AloneBytes(job_, shape)};
+    return {.bytes = AloneBytes(job_, ShapeWith(group, job_, view_.microbatch_tokens))};
   }
 
   static bool HasRoom(const GroupState& group, const Need& need, int64_t slot_bytes, size_t jobs) {

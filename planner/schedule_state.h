@@ -40,9 +40,9 @@ struct GroupState {
 
 int64_t SlotOf(const QueuedJob& job, const DeviceShape& device);
 
-// The shape with room for the job's sequences and rank, on a worker of that budget.
-GroupShape ShapeWith(const GroupShape& shape, const QueuedJob& job, int64_t budget_bytes,
-                     int64_t microbatch_tokens);
+// The group's shape with room for the job's sequences and rank; its microbatches as long as leave
+// room for the job, or where none do, as short as they get.
+GroupShape ShapeWith(const GroupState& group, const QueuedJob& job, int64_t microbatch_tokens);
 
 // Of a group of that shape with the job alone.
 int64_t AloneBytes(const QueuedJob& job, const GroupShape& shape);

@@ -71,8 +71,8 @@ void AddServe(CLI::App& app, Arguments& arguments) {
       ->type_name("DIR");
   serve
       .add_option("--microbatch-tokens", options.core.microbatch_tokens,
-                  "Tokens that are packed into one microbatch")
-      ->capture_default_str()
+                  "Tokens that are packed into one microbatch (default: 1024 on a CPU; on a GPU "
+                  "8192, or less where memory is short)")
       ->check(CLI::Range(16, 1 << 20));
   serve.add_option("--log-format", arguments.log_format, "text or json, on stderr")
       ->capture_default_str()

@@ -18,7 +18,7 @@ namespace lorad::server {
 
 struct CoreOptions {
   // Change what is computed: nothing here does. Change speed and patience:
-  int32_t microbatch_tokens = 1024;
+  int32_t microbatch_tokens = 0;  // 0: as suits the device (planner/schedule.h)
   int64_t heartbeat_ms = 1000;
   int64_t lease_ms = 30'000;        // a worker silent for so long is lost
   int64_t group_idle_ms = 300'000;  // a group without jobs is dissolved after this

@@ -92,15 +92,20 @@ void Core::State::Carry(const planner::Decision& decision) {
     case Kind::kFormGroup:
       FormGroup(decision);
       break;
-    case Kind::kReform:
+    case Kind::kReform: {
+      GroupState& group = *FindGroup(decision.group);
+      const bool shorter = decision.shape.capacity_tokens < group.shape.capacity_tokens;
+      const std::string how =
+          shorter ? absl::StrCat("formed anew with microbatches of ",
+                                 decision.shape.capacity_tokens, " tokens to make room")
+                  : absl::StrCat("formed anew with room for ", decision.shape.longest_sequence,
+                                 " tokens a row and rank ", decision.shape.rank_max);
       for (const std::string& job : decision.jobs) {
-        FindJob(job)->why =
-            absl::StrCat("group ", decision.group, " is formed anew with room for its longer rows");
+        FindJob(job)->why = absl::StrCat("group ", decision.group, " is ", how, " for it");
       }
-      BeginCut(*FindGroup(decision.group), GroupState::Then::kReform,
-               absl::StrCat("formed anew with room for ", decision.shape.longest_sequence,
-                            " tokens a row"));
+      BeginCut(group, GroupState::Then::kReform, how);
       break;
+    }
     case Kind::kDissolve:
       Dissolve(*FindGroup(decision.group), "it makes room for another base model");
       break;

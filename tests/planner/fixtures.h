@@ -37,6 +37,26 @@ inline ModelShape SmolLm2() {
   return model;
 }
 
+// Llama-3.1-8B.
+inline ModelShape Llama8B() {
+  ModelShape model;
+  model.layers = 32;
+  model.hidden = 4096;
+  model.ffn = 14336;
+  model.heads = 32;
+  model.kv_heads = 8;
+  model.head_size = 128;
+  model.vocabulary = 128256;
+  model.tied_head = false;
+  model.groups = {
+      {4096, {{"q_proj", 4096, false}, {"k_proj", 1024, false}, {"v_proj", 1024, false}}},
+      {4096, {{"o_proj", 4096, false}}},
+      {4096, {{"gate_proj", 14336, false}, {"up_proj", 14336, false}}},
+      {14336, {{"down_proj", 4096, false}}},
+  };
+  return model;
+}
+
 // A model whose bytes can be followed by hand.
 inline ModelShape Tiny() {
   ModelShape model;

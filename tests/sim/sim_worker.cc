@@ -41,8 +41,15 @@ worker::v1::Hello SimWorker::Hello() const {
   worker::v1::Hello hello;
   hello.set_protocol_version(1);
   hello.set_worker(name_);
-  hello.set_device("cpu");
-  hello.set_memory_bytes(int64_t{8} << 30);
+  if (gpu_memory_bytes_ > 0) {
+    hello.set_device("cuda:0");
+    hello.set_memory_bytes(gpu_memory_bytes_);
+    hello.set_multiprocessors(132);
+    hello.set_value_bytes(2);
+  } else {
+    hello.set_device("cpu");
+    hello.set_memory_bytes(int64_t{8} << 30);
+  }
   hello.set_threads(2);
   hello.set_numerics_id("sim");
   return hello;

@@ -35,7 +35,9 @@ class SimWorker {
     std::function<bool()> memory_taken;
   };
 
-  SimWorker(std::string name, Hooks hooks) : name_(std::move(name)), hooks_(std::move(hooks)) {}
+  // gpu_memory_bytes: 0: a CPU.
+  SimWorker(std::string name, int64_t gpu_memory_bytes, Hooks hooks)
+      : name_(std::move(name)), gpu_memory_bytes_(gpu_memory_bytes), hooks_(std::move(hooks)) {}
 
   worker::v1::Hello Hello() const;
   void Hear(const worker::v1::CoordinatorMessage& message);
@@ -68,6 +70,7 @@ class SimWorker {
   bool Dropped(const worker::v1::Window& window, const worker::v1::Operation& operation) const;
 
   const std::string name_;
+  const int64_t gpu_memory_bytes_;
   const Hooks hooks_;
   int64_t epoch_ = 0;
   int64_t reports_ = 0;

@@ -23,6 +23,7 @@ namespace lorad::sim {
 struct WorldOptions {
   uint64_t seed = 1;
   int workers = 1;
+  int64_t gpu_memory_bytes = 0;  // of each worker's GPU; 0: they are CPUs
   // 0: everything happens at once, in the order it was caused.
   int64_t delay_us_max = 0;
   double repeat_share = 0;  // of workers' messages that arrive twice

@@ -51,7 +51,8 @@ void World::StartWorker(int i) {
     const auto bad = bad_steps_.find(job);
     return bad != bad_steps_.end() && bad->second == step;
   };
-  slot.worker = std::make_unique<SimWorker>(absl::StrCat("worker-", i), std::move(hooks));
+  slot.worker = std::make_unique<SimWorker>(absl::StrCat("worker-", i), options_.gpu_memory_bytes,
+                                            std::move(hooks));
   Post(WorkerConnected{slot.connection, slot.worker->Hello()});
   Heartbeat(i, slot.life);
 }

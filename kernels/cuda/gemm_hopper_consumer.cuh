@@ -147,7 +147,7 @@ class Consumer {
     AwaitStage();
     const StageNote note = shared_.notes[ring_.at.stage];
     MultiplyStage<true>(sums);
-    RequestResiduals();
+    if (!kSwiGluBackward) RequestResiduals();
     int unreleased = ring_.at.stage;
     ring_.Next();
     Masks masks;
@@ -163,6 +163,8 @@ class Consumer {
       unreleased = ring_.at.stage;
       ring_.Next();
     }
+    // Earlier they would hold up the ring's copies, of which the products need every one.
+    if (kSwiGluBackward) RequestResiduals();
     int left = note.term_steps + note.masked_steps;
     bool given = !kTurns || !more;
     // Products of single warps would wait for the other warpgroup's, each for many: masked terms

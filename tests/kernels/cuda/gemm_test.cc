@@ -1,18 +1,18 @@
-// usage: gemm_test [SEED [SHAPES]]
 // Products on the GPU against a float64 reference on random ragged microbatches, with poisoned
 // outputs inside sentinels; equal rows give equal bits: alone, among others, by every tile shape,
-// at every repeat. Exits 1 at a failure. Needs a GPU.
+// at every repeat. `--rng-seed N` draws other microbatches. Needs a GPU.
 #include "kernels/cuda/gemm.h"
 
 #include <algorithm>
+#include <catch2/catch.hpp>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
+#include <string>
 #include <vector>
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gemm_hopper_plan.h"
+#include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/gemm_problem.h"
 #include "tests/kernels/cuda/gemm_reference.h"
 
@@ -20,28 +20,27 @@ namespace lorad::kernels::cuda {
 namespace {
 
 struct Shape {
-  const char* name;
+  const char* group;
   int64_t outputs;
   int64_t inputs;
 };
 // The linear groups of the models that we measure, and one that fits no tile.
-constexpr Shape kShapes[] = {
-    {"SmolLM2-135M qkv", 960, 576},
-    {"SmolLM2-135M o", 576, 576},
-    {"SmolLM2-135M gate,up", 3072, 576},
-    {"SmolLM2-135M down", 576, 1536},
-    {"TinyLlama qkv", 2560, 2048},
-    {"TinyLlama o", 2048, 2048},
-    {"TinyLlama gate,up", 11264, 2048},
-    {"TinyLlama down", 2048, 5632},
-    {"Qwen2.5-3B gate,up", 22016, 2048},
-    {"Qwen2.5-3B down", 2048, 11008},
-    {"Llama-3.1-8B qkv", 6144, 4096},
-    {"Llama-3.1-8B o", 4096, 4096},
-    {"Llama-3.1-8B gate,up", 28672, 4096},
-    {"Llama-3.1-8B down", 4096, 14336},
-    {"odd", 200, 328},
+struct Model {
+  const char* name;
+  std::vector<Shape> shapes;
 };
+const Model kSmolLm2 = {
+    "SmolLM2-135M",
+    {{"q,k,v", 960, 576}, {"o", 576, 576}, {"gate,up", 3072, 576}, {"down", 576, 1536}}};
+const Model kTinyLlama = {
+    "TinyLlama",
+    {{"q,k,v", 2560, 2048}, {"o", 2048, 2048}, {"gate,up", 11264, 2048}, {"down", 2048, 5632}}};
+const Model kQwen3B = {"Qwen2.5-3B", {{"gate,up", 22016, 2048}, {"down", 2048, 11008}}};
+const Model kLlama8B = {
+    "Llama-3.1-8B",
+    {{"q,k,v", 6144, 4096}, {"o", 4096, 4096}, {"gate,up", 28672, 4096}, {"down", 4096, 14336}}};
+const Model kOdd = {"odd", {{"of no tile", 200, 328}}};
+const Model kFew = {"few", {kLlama8B.shapes[2], kLlama8B.shapes[3], kOdd.shapes[0]}};
 
 struct Verdict {
   int cases = 0;
@@ -54,10 +53,6 @@ struct Verdict {
   double worst = 0;      // error over tolerance
   double error = 0;      // sums of squares
   double norm = 0;
-
-  bool Good() const {
-    return wrong == 0 && broken == 0 && alone == 0 && together == 0 && turns == 0;
-  }
 };
 
 // Rounding to the type of y (the library's before the terms too, where the sum may be larger), and
@@ -153,47 +148,44 @@ class Tester {
   DeviceMemory workspace_;
 };
 
-bool RunAll(const char* name, const GemmOptions& options, DType dtype, int shapes, uint64_t seed) {
+void CheckModel(const Model& model, const GemmOptions& options, DType dtype) {
+  if (testing::DeviceCount() == 0) {
+    WARN("skipped: no GPU");
+    return;
+  }
   Tester tester(options);
-  bool good = true;
-  for (int i = 0; i < shapes; ++i) {
-    const Shape& shape = kShapes[std::size(kShapes) - 1 - static_cast<size_t>(i)];
+  uint64_t seed = 1 + Catch::rngSeed();
+  for (const Shape& shape : model.shapes) {
     for (const Product product : {Product::kForward, Product::kInputGradient}) {
-      const Verdict v = tester.RunShape(shape, product, dtype, seed + static_cast<uint64_t>(i));
-      std::printf(
-          "%-8s %-20s %-8s cases %2d  samples %5lld wrong %lld worst %.2f rel.error %.1e  "
-          "broken %lld  alone %lld  tiles %lld  turns %lld  %s\n",
-          name, shape.name, product == Product::kForward ? "forward" : "gradient", v.cases,
-          static_cast<long long>(v.samples), static_cast<long long>(v.wrong), v.worst,
-          std::sqrt(v.error / v.norm), static_cast<long long>(v.broken),
-          static_cast<long long>(v.alone), static_cast<long long>(v.together),
-          static_cast<long long>(v.turns), v.Good() ? "ok" : "FAILED");
+      const bool forward = product == Product::kForward;
+      const Verdict v = tester.RunShape(shape, product, dtype, seed++);
+      std::printf("%-14s %-10s %-8s cases %2d  samples %5lld  worst %.2f  rel.error %.1e\n",
+                  model.name, shape.group, forward ? "forward" : "gradient", v.cases,
+                  static_cast<long long>(v.samples), v.worst, std::sqrt(v.error / v.norm));
       std::fflush(stdout);
-      good = good && v.Good();
+      INFO(model.name << " " << shape.group << (forward ? ", forward" : ", gradient"));
+      CHECK(v.samples > 0);
+      CHECK(v.wrong == 0);
+      CHECK(v.broken == 0);
+      CHECK(v.alone == 0);
+      CHECK(v.together == 0);
+      CHECK(v.turns == 0);
     }
   }
-  return good;
 }
 
-int Main(int argc, char** argv) {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("skipped: no GPU\n");
-    return 0;
-  }
-  const uint64_t seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
-  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
-  constexpr int kAll = static_cast<int>(std::size(kShapes));
-  const int shapes = argc > 2 ? std::clamp(std::atoi(argv[2]), 1, kAll) : kAll;
-  const int few = std::min(shapes, 3);
-  bool good = RunAll("own", {.own_kernel = true}, DType::kBfloat16, shapes, seed);
-  good = RunAll("library", {.own_kernel = false}, DType::kBfloat16, few, seed) && good;
-  good = RunAll("float32", {.own_kernel = false}, DType::kFloat32, few, seed) && good;
-  std::printf("%s\n", good ? "passed" : "FAILED");
-  return good ? 0 : 1;
+constexpr GemmOptions kOwn = {.own_kernel = true};
+constexpr GemmOptions kLibrary = {.own_kernel = false};
+
+TEST_CASE("Products of a shape that fits no tile") {
+  CheckModel(kOdd, kOwn, DType::kBfloat16);
 }
+TEST_CASE("Products of SmolLM2-135M") { CheckModel(kSmolLm2, kOwn, DType::kBfloat16); }
+TEST_CASE("Products of TinyLlama-1.1B") { CheckModel(kTinyLlama, kOwn, DType::kBfloat16); }
+TEST_CASE("Products of Qwen2.5-3B") { CheckModel(kQwen3B, kOwn, DType::kBfloat16); }
+TEST_CASE("Products of Llama-3.1-8B") { CheckModel(kLlama8B, kOwn, DType::kBfloat16); }
+TEST_CASE("Products by the library") { CheckModel(kFew, kLibrary, DType::kBfloat16); }
+TEST_CASE("Products in float32") { CheckModel(kFew, kLibrary, DType::kFloat32); }
 
 }  // namespace
 }  // namespace lorad::kernels::cuda
-
-int main(int argc, char** argv) { return lorad::kernels::cuda::Main(argc, argv); }

@@ -177,9 +177,7 @@ void CheckModel(const Model& model, const GemmOptions& options, DType dtype) {
 constexpr GemmOptions kOwn = {.own_kernel = true};
 constexpr GemmOptions kLibrary = {.own_kernel = false};
 
-TEST_CASE("Products of a shape that fits no tile") {
-  CheckModel(kOdd, kOwn, DType::kBfloat16);
-}
+TEST_CASE("Products of a shape that fits no tile") { CheckModel(kOdd, kOwn, DType::kBfloat16); }
 TEST_CASE("Products of SmolLM2-135M") { CheckModel(kSmolLm2, kOwn, DType::kBfloat16); }
 TEST_CASE("Products of TinyLlama-1.1B") { CheckModel(kTinyLlama, kOwn, DType::kBfloat16); }
 TEST_CASE("Products of Qwen2.5-3B") { CheckModel(kQwen3B, kOwn, DType::kBfloat16); }

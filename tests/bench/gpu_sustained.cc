@@ -12,6 +12,7 @@
 #include "tests/bench/gpu_power.h"
 #include "tests/kernels/cuda/gemm_peer.h"
 #include "tests/kernels/cuda/gemm_reference.h"
+#include "tests/kernels/cuda/matrix_units.h"
 
 namespace lorad::bench {
 namespace {
@@ -230,6 +231,30 @@ void SpendOnProducts(const FrozenShape& shape, int64_t tokens, int64_t times, do
   spend("dx, ours", [&] { own.Run(pair.backward(), workspace.data(), nullptr); });
 }
 
+// As many operations as all the frozen products of a step, on numbers like theirs and on zeros.
+void SpendOnMatrixUnits(const FrozenProducts& products, double seconds, PowerMeter& meter) {
+  if (!cuda::HasMatrixUnits()) return;
+  constexpr int64_t kParts = 64;  // of a step, a launch each
+  double weights = static_cast<double>(products.head.outputs * products.head.inputs);
+  for (const FrozenShape& shape : products.of_layer) {
+    weights += static_cast<double>(products.layers * shape.outputs * shape.inputs);
+  }
+  const double operations = 4 * static_cast<double>(products.tokens) * weights / kParts;
+  const Dense operands(cuda::kMatrixUnitsBytes / 128, 64, 1);
+  const cuda::DeviceMemory sink(sizeof(float));
+  const StreamSteps stream;
+  const auto spend = [&](const char* name) {
+    const auto run = [&] {
+      cuda::RunMatrixUnits(operands.view.data, operations, static_cast<float*>(sink.data()),
+                           nullptr);
+    };
+    PrintEnergy(name, kParts, Sustain(stream.Of(GroupOf(run)), seconds, meter), meter.Read());
+  };
+  spend("matrix units alone, as many FLOPs");
+  LORAD_CUDA_CHECK(cudaMemset(operands.view.data, 0, cuda::kMatrixUnitsBytes));
+  spend("the same on zeros");
+}
+
 }  // namespace
 
 void RunSustained(Backend& backend, const std::vector<std::function<void()>>& step,
@@ -262,6 +287,7 @@ void RunEnergy(Backend& backend, const std::vector<SustainedOperation>& operatio
     SpendOnProducts(shape, products.tokens, products.layers, seconds, meter);
   }
   SpendOnProducts(products.head, products.tokens, 1, seconds, meter);
+  SpendOnMatrixUnits(products, seconds, meter);
 }
 
 }  // namespace lorad::bench

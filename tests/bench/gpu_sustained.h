@@ -43,7 +43,8 @@ void RunSustained(kernels::Backend& backend, const std::vector<std::function<voi
 
 // The energy of a step: each operation, and each frozen product by cuBLASLt and by our own kernel,
 // alone for `seconds`: milliseconds, power, joules a step. At the power limit a step takes at least
-// its energy over the limit.
+// its energy over the limit. Last what the matrix units alone spend on all frozen products'
+// operations (matrix_units.h).
 void RunEnergy(kernels::Backend& backend, const std::vector<SustainedOperation>& operations,
                const FrozenProducts& products, double seconds);
 

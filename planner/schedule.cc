@@ -23,13 +23,14 @@ class Scheduler {
       state.shape = group.shape;
       state.bytes = BytesOfGroup(group.model, group.shape).total();
       state.budget_bytes = group.budget_bytes;
+      state.microbatch_tokens = view.microbatch_tokens;
       state.open = group.open;
       state.jobs = group.jobs.size();
       for (size_t i = 0; i < group.adapters.size(); ++i) {
         MemberState& member = state.members.emplace_back();
         member.job = group.jobs[i];
         member.slot_bytes = BytesOfSlot(group.model, group.adapters[i], group.shape.device).total();
-        member.rank = group.adapters[i].rank;
+        member.adapter = &group.adapters[i];
         state.slot_bytes += member.slot_bytes;
         if (group.running.empty()) continue;
         member.running = &group.running[i];
@@ -53,7 +54,7 @@ class Scheduler {
   void Place(const QueuedJob& job) {
     if (Join(job) || Form(job)) return;
     waiting_.push_back(&job);
-    if (Reform(job) || Dissolve(job)) return;
+    if (Dissolve(job) || Reform(job)) return;
     if (view_.policy.evict && Evict(job)) return;
     Decision& decision = Decide(Decision::Kind::kWait, job);
     decision.why = WhyWait(job);
@@ -69,16 +70,17 @@ class Scheduler {
     return decision;
   }
 
-  GroupShape ShapeWith(const GroupState& group, const QueuedJob& job) const {
-    return planner::ShapeWith(group, job, view_.microbatch_tokens);
+  int64_t TokensOn(const WorkerView& worker) const {
+    return worker.microbatch_tokens > 0 ? worker.microbatch_tokens : view_.microbatch_tokens;
   }
 
-  int64_t AloneOn(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes) const {
-    return AloneBytes(job, ShapeAlone(job, device, budget_bytes, view_.microbatch_tokens));
+  static bool FitsAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
+                        int64_t microbatch_tokens) {
+    return Fits(AloneBytes(job, ShapeAlone(job, device, budget_bytes, microbatch_tokens)),
+                budget_bytes);
   }
-
-  bool FitsAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes) const {
-    return Fits(AloneOn(job, device, budget_bytes), budget_bytes);
+  static bool FitsAlone(const QueuedJob& job, const GroupState& group) {
+    return FitsAlone(job, group.shape.device, group.budget_bytes, group.microbatch_tokens);
   }
 
   // A job that waits ahead and could run on the group's worker alone: the group is to drain for it.
@@ -86,7 +88,7 @@ class Scheduler {
     for (size_t& i = group.not_ahead; i < waiting_.size(); ++i) {
       const QueuedJob* job = waiting_[i];
       if (settled_.count(job) > 0) continue;
-      if (FitsAlone(*job, group.shape.device, group.budget_bytes)) return job;
+      if (FitsAlone(*job, group)) return job;
     }
     return nullptr;
   }
@@ -101,10 +103,7 @@ class Scheduler {
           Ahead(group) != nullptr || !Helps(group, shape, job)) {
         continue;
       }
-      group.shape = shape;
-      group.slot_bytes += SlotOf(job, shape.device);
-      group.step_tokens += job.step_tokens;
-      ++group.jobs;
+      Add(group, job, shape);
       if (group.fresh()) {
         decisions_[group.decision].jobs.push_back(job.job);
         decisions_[group.decision].shape = shape;
@@ -134,18 +133,16 @@ class Scheduler {
 
   bool Form(const QueuedJob& job) {
     const auto worker = std::find_if(idle_.begin(), idle_.end(), [&](const WorkerView* idle) {
-      return FitsAlone(job, idle->device, idle->budget_bytes);
+      return FitsAlone(job, idle->device, idle->budget_bytes, TokensOn(*idle));
     });
     if (worker == idle_.end()) return false;
     GroupState& group = groups_.emplace_back();
     group.base_model = job.base_model;
     group.model = &job.model;
     group.budget_bytes = (*worker)->budget_bytes;
-    group.shape = ShapeAlone(job, (*worker)->device, group.budget_bytes, view_.microbatch_tokens);
+    group.microbatch_tokens = TokensOn(**worker);
     group.open = true;
-    group.slot_bytes = SlotOf(job, group.shape.device);
-    group.step_tokens = job.step_tokens;
-    group.jobs = 1;
+    Begin(group, job, (*worker)->device);
     group.decision = decisions_.size();
     Decision& decision = Decide(Decision::Kind::kFormGroup, job);
     decision.worker = (*worker)->name;
@@ -155,30 +152,78 @@ class Scheduler {
     return true;
   }
 
+  // The first job of a group that is being formed.
+  static void Begin(GroupState& group, const QueuedJob& job, const DeviceShape& device) {
+    group.shape = ShapeAlone(job, device, group.budget_bytes, group.microbatch_tokens);
+    Add(group, job, group.shape);
+  }
+
+  static void Add(GroupState& group, const QueuedJob& job, const GroupShape& shape) {
+    group.shape = shape;
+    group.slot_bytes += SlotOf(job, shape.device);
+    group.step_tokens += job.step_tokens;
+    ++group.jobs;
+  }
+
   // What does not fit beside the group's jobs in any shape waits for one to end.
   bool Reform(const QueuedJob& job) {
-    if (waiting_.size() > 1) return false;  // a job ahead decides what becomes of the groups
     for (GroupState& group : groups_) {
-      if (!group.open || group.fresh() || group.base_model != job.base_model || group.full()) {
+      // A job ahead decides what becomes of the group.
+      if (!group.open || group.fresh() || group.base_model != job.base_model ||
+          Ahead(group) != &job) {
         continue;
       }
-      const GroupShape shape = ShapeWith(group, job);
-      const bool shorter = shape.capacity_tokens < group.shape.capacity_tokens;
-      if (!shorter && Covers(group.shape, job.longest_sequence, job.adapter.rank)) continue;
-      if (!FitsIn(group, shape, job) || !Helps(group, shape, job)) continue;
+      const GroupState anew = FormedAnew(group, job);
+      if (anew.jobs != group.jobs + 1 || !Helps(group, anew.shape, job)) continue;
       group.open = false;
       Decision& decision = Decide(Decision::Kind::kReform, job);
       decision.group = group.name;
-      decision.shape = shape;
+      decision.shape = anew.shape;
       return true;
     }
     return false;
   }
 
+  // The group as it would be formed anew, its jobs first (QueuedJob::resumes): with fewer of them
+  // where not all would fit.
+  static GroupState FormedAnew(const GroupState& group, const QueuedJob& job) {
+    std::vector<QueuedJob> jobs;
+    for (const MemberState& member : group.members) {
+      QueuedJob& entry = jobs.emplace_back();
+      entry.model = *group.model;
+      entry.adapter = *member.adapter;
+      entry.longest_sequence = group.shape.longest_sequence;
+      if (member.running == nullptr) continue;
+      entry.longest_sequence = member.running->longest_sequence;
+      entry.priority = member.running->priority;
+      entry.arrival = member.running->arrival;
+    }
+    std::stable_sort(jobs.begin(), jobs.end(), [](const QueuedJob& a, const QueuedJob& b) {
+      return std::make_pair(-int64_t{a.priority}, a.arrival) <
+             std::make_pair(-int64_t{b.priority}, b.arrival);
+    });
+    jobs.push_back(job);
+    GroupState anew;
+    anew.base_model = group.base_model;
+    anew.model = group.model;
+    anew.budget_bytes = group.budget_bytes;
+    anew.microbatch_tokens = group.microbatch_tokens;
+    for (const QueuedJob& next : jobs) {
+      if (anew.jobs == 0) {
+        if (!FitsAlone(next, group)) return anew;
+        Begin(anew, next, group.shape.device);
+        continue;
+      }
+      const GroupShape shape = ShapeWith(anew, next);
+      if (anew.full() || !FitsIn(anew, shape, next)) return anew;
+      Add(anew, next, shape);
+    }
+    return anew;
+  }
+
   bool Dissolve(const QueuedJob& job) {
     for (GroupState& group : groups_) {
-      if (!group.open || group.fresh() || group.jobs > 0 ||
-          !FitsAlone(job, group.shape.device, group.budget_bytes)) {
+      if (!group.open || group.fresh() || group.jobs > 0 || !FitsAlone(job, group)) {
         continue;
       }
       group.open = false;
@@ -234,7 +279,7 @@ class Scheduler {
     for (const WorkerView& worker : view_.workers) {
       if (worker.budget_bytes < budget) continue;
       budget = worker.budget_bytes;
-      needed = AloneOn(job, worker.device, budget);
+      needed = AloneBytes(job, ShapeAlone(job, worker.device, budget, TokensOn(worker)));
     }
     if (!Fits(needed, budget)) {
       return absl::StrCat("needs ", needed, " bytes; the largest worker offers ", budget);
@@ -328,10 +373,11 @@ GroupShape ShapeAlone(const QueuedJob& job, const DeviceShape& device, int64_t b
   return shape;
 }
 
-GroupShape ShapeWith(const GroupState& group, const QueuedJob& job, int64_t microbatch_tokens) {
-  const int64_t least = TokensOf(group.shape.device, microbatch_tokens).least;
+GroupShape ShapeWith(const GroupState& group, const QueuedJob& job) {
+  const int64_t least = TokensOf(group.shape.device, group.microbatch_tokens).least;
   GroupShape shape = Grown(group.shape, job, least);
-  const GroupShape alone = ShapeAlone(job, shape.device, group.budget_bytes, microbatch_tokens);
+  const GroupShape alone =
+      ShapeAlone(job, shape.device, group.budget_bytes, group.microbatch_tokens);
   shape.recomputation = std::max(shape.recomputation, alone.recomputation);
   const int64_t shortest = CapacityFor(least, shape.longest_sequence);
   while (shape.capacity_tokens > shortest && !FitsIn(group, shape, job)) {

@@ -17,7 +17,8 @@ struct WorkerView {
   std::string name;
   int64_t budget_bytes = 0;
   DeviceShape device = {};
-  bool idle = false;  // in no group, ready to form one
+  bool idle = false;              // in no group, ready to form one
+  int64_t microbatch_tokens = 0;  // of a group formed on it; 0: ClusterView's
 };
 
 // What the policy weighs of a job that trains.
@@ -54,6 +55,7 @@ struct QueuedJob {
   int64_t waited_s = 0;          // since it was queued last
   int64_t step_tokens = 0;       // of one of its steps
   std::string label_group = {};  // jobs of one user, project, ..
+  bool resumes = false;          // from a group that is formed anew: it goes before all others
 };
 
 // What changes decisions beyond priority, arrival and memory. The defaults change nothing.
@@ -114,16 +116,17 @@ struct Decision {
 // The engine's slots.
 inline constexpr size_t kJobsPerGroupMax = 256;
 
-// Priority first, then points, then arrival; one pass over the queue. A job
+// Those of a group that is formed anew first, then by priority, points and arrival; one pass over
+// the queue. A job
 // - joins the first open group of its base model that it fits: its sequences within the group's
 //   longest, its slot within the budget (Fits);
 // - else has a group formed for it on the idle worker with the largest budget (jobs behind it may
 //   join that one too, and make it longer); recomputed is only what some job would not fit without
 //   even alone;
-// - else, where longer sequences, a higher rank or shorter microbatches would let it in, has a
-// group
-//   of its base model formed anew;
 // - else has a group without jobs dissolved;
+// - else has a group of its base model formed anew, if that has room for all of its jobs and this
+//   one then: for longer sequences or a higher rank, with shorter microbatches, or without what
+//   jobs asked for that have left;
 // - else, with `evict`, has jobs evicted: of one group, as few and as unimportant ones as make room
 //   (lowest priority first, then latest arrival), all of them where the group's base model is
 //   another; those that fit another open group of their base model are re-placed instead, and a
@@ -164,7 +167,7 @@ int64_t CapacityFor(int64_t microbatch_tokens, int64_t longest_sequence);
 // a job is formed anew with shorter ones, down to kMicrobatchTokens.
 inline constexpr int64_t kMicrobatchTokens = 1024;
 inline constexpr int64_t kMicrobatchTokensOfGpu = 8192;
-inline constexpr int64_t kAdaptersOfGpu = 8;
+inline constexpr int64_t kAdaptersOfGpu = 2;  // so that the next one need not wait for that
 
 // Of a group formed on a device for one job alone: with the least recomputation with which it fits
 // the budget, and with the most where it fits with none; `microbatch_tokens` as in ClusterView. Of

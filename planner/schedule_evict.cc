@@ -84,10 +84,10 @@ class Chooser {
   Need NeedOf(const GroupState& group) const {
     if (group.base_model != job_.base_model) {
       const GroupShape alone =
-          ShapeAlone(job_, group.shape.device, group.budget_bytes, view_.microbatch_tokens);
+          ShapeAlone(job_, group.shape.device, group.budget_bytes, group.microbatch_tokens);
       return {.bytes = AloneBytes(job_, alone), .alone = true};
     }
-    return {.bytes = AloneBytes(job_, ShapeWith(group, job_, view_.microbatch_tokens))};
+    return {.bytes = AloneBytes(job_, ShapeWith(group, job_))};
   }
 
   static bool HasRoom(const GroupState& group, const Need& need, int64_t slot_bytes, size_t jobs) {
@@ -131,7 +131,7 @@ class Chooser {
     for (size_t other = 0; other < groups_.size(); ++other) {
       const GroupState& group = groups_[other];
       if (other == g || !group.open || group.fresh() || group.base_model != groups_[g].base_model ||
-          !Covers(group.shape, member.running->longest_sequence, member.rank)) {
+          !Covers(group.shape, member.running->longest_sequence, member.adapter->rank)) {
         continue;
       }
       const Taken before = taken.empty() ? Taken{} : taken[other];

@@ -18,7 +18,7 @@ std::vector<size_t> QueueOrder(const ClusterView& view) {
   std::iota(order.begin(), order.end(), size_t{0});
   const auto key = [&](size_t i, double points) {
     const QueuedJob& job = view.queue[i];
-    return std::make_tuple(-int64_t{job.priority}, -points, job.arrival, i);
+    return std::make_tuple(!job.resumes, -int64_t{job.priority}, -points, job.arrival, i);
   };
   const auto points = [&](size_t i) { return PointsOf(view.policy, view.queue[i].waited_s); };
   std::sort(order.begin(), order.end(),
@@ -33,9 +33,10 @@ std::vector<size_t> QueueOrder(const ClusterView& view) {
   std::vector<size_t> fair;
   auto begin = order.begin();
   while (begin != order.end()) {
-    const int32_t priority = view.queue[*begin].priority;
-    const auto end = std::find_if(begin, order.end(),
-                                  [&](size_t i) { return view.queue[i].priority != priority; });
+    const QueuedJob& first = view.queue[*begin];
+    const auto end = std::find_if(begin, order.end(), [&](size_t i) {
+      return view.queue[i].priority != first.priority || view.queue[i].resumes != first.resumes;
+    });
     std::map<std::string, std::vector<size_t>> queues;  // last first
     for (auto i = end; i != begin;) queues[view.queue[*--i].label_group].push_back(*i);
     while (!queues.empty()) {

@@ -13,9 +13,9 @@ namespace lorad::planner {
 
 struct MemberState {
   std::string job;
+  const AdapterShape* adapter = nullptr;
   int64_t slot_bytes = 0;
-  int64_t rank = 0;
-  const RunningJob* running = nullptr;  // nullptr: nothing is known, or admitted in this round
+  const RunningJob* running = nullptr;  // nullptr: nothing is known
 };
 
 struct GroupState {
@@ -24,6 +24,7 @@ struct GroupState {
   const ModelShape* model = nullptr;
   GroupShape shape;
   int64_t budget_bytes = 0;
+  int64_t microbatch_tokens = 0;  // as in ClusterView
   bool open = false;
   int64_t bytes = 0;  // without slots, of `shape`; not kept for a fresh group, whose shape grows
   int64_t slot_bytes = 0;
@@ -42,7 +43,7 @@ int64_t SlotOf(const QueuedJob& job, const DeviceShape& device);
 
 // The group's shape with room for the job's sequences and rank; its microbatches as long as leave
 // room for the job, or where none do, as short as they get.
-GroupShape ShapeWith(const GroupState& group, const QueuedJob& job, int64_t microbatch_tokens);
+GroupShape ShapeWith(const GroupState& group, const QueuedJob& job);
 
 // Of a group of that shape with the job alone.
 int64_t AloneBytes(const QueuedJob& job, const GroupShape& shape);

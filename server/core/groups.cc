@@ -43,8 +43,15 @@ planner::ClusterView Core::State::ClusterOf() const {
   view.microbatch_tokens = options_.microbatch_tokens;
   for (const auto& [name, worker] : workers_) {
     if (worker.connection == 0) continue;
-    view.workers.push_back({name, worker.hello.memory_bytes(), DeviceOf(worker.hello),
-                            worker.group.empty() && !Rests(worker)});
+    planner::WorkerView& entry = view.workers.emplace_back();
+    entry.name = name;
+    entry.budget_bytes = worker.hello.memory_bytes();
+    entry.device = DeviceOf(worker.hello);
+    entry.idle = worker.group.empty() && !Rests(worker);
+    // What others have taken of its memory is not known: the less is asked for, the better.
+    if (worker.rests > 0 && view.microbatch_tokens == 0) {
+      entry.microbatch_tokens = planner::kMicrobatchTokens;
+    }
   }
   for (const auto& [name, group] : groups_) {
     planner::GroupView& entry = view.groups.emplace_back();
@@ -58,15 +65,26 @@ planner::ClusterView Core::State::ClusterOf() const {
     for (const auto& [job, member] : group.members) {
       entry.jobs.push_back(job);
       entry.adapters.push_back(member.adapter);
+      const records::JobRecord& record = FindJob(job)->record;
+      planner::RunningJob& running = entry.running.emplace_back();
+      running.priority = record.job().priority();
+      running.arrival = record.order();
+      running.longest_sequence = record.longest_tokens();
     }
   }
   for (const auto& [key, job] : queue_) {
     if (view.queue.size() == kQueueViewMax) break;
     if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
     const v1::Job& content = job->job();
-    view.queue.push_back({job->name(), content.base_model(), models_.at(content.base_model()).shape,
-                          content.priority(), job->record.order(), job->record.longest_tokens(),
-                          ShapeOfAdapter(content.adapter())});
+    planner::QueuedJob& entry = view.queue.emplace_back();
+    entry.job = job->name();
+    entry.base_model = content.base_model();
+    entry.model = models_.at(content.base_model()).shape;
+    entry.priority = content.priority();
+    entry.arrival = job->record.order();
+    entry.longest_sequence = job->record.longest_tokens();
+    entry.adapter = ShapeOfAdapter(content.adapter());
+    entry.resumes = job->resumes;
   }
   return view;
 }
@@ -95,11 +113,9 @@ void Core::State::Carry(const planner::Decision& decision) {
     case Kind::kReform: {
       GroupState& group = *FindGroup(decision.group);
       const bool shorter = decision.shape.capacity_tokens < group.shape.capacity_tokens;
-      const std::string how =
-          shorter ? absl::StrCat("formed anew with microbatches of ",
-                                 decision.shape.capacity_tokens, " tokens to make room")
-                  : absl::StrCat("formed anew with room for ", decision.shape.longest_sequence,
-                                 " tokens a row and rank ", decision.shape.rank_max);
+      const std::string how = absl::StrCat(
+          "formed anew with ", shorter ? "shorter microbatches" : "longer rows or a higher rank",
+          " to make room");
       for (const std::string& job : decision.jobs) {
         FindJob(job)->why = absl::StrCat("group ", decision.group, " is ", how, " for it");
       }
@@ -157,6 +173,7 @@ void Core::State::FormGroup(const planner::Decision& decision) {
 }
 
 void Core::State::Join(GroupState& group, JobState& job) {
+  job.resumes = false;
   job.job().set_group(group.name);
   job.job().set_attempts(job.job().attempts() + 1);
   Member& member = group.members[job.name()];
@@ -279,6 +296,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
   workers_.at(group.worker).group.clear();
   for (const auto& [request, shard] : group.early_shards) RefuseShard(request, shard);
   const std::map<std::string, Member> members = std::move(group.members);
+  const bool anew = group.then == GroupState::Then::kReform;
   groups_.erase(group.name);
   for (const auto& [name, member] : members) {
     JobState* job = FindJob(name);
@@ -287,6 +305,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
       Transition(*job, v1::Job::CANCELLED, why);
     } else if (IsPlaced(job->state())) {
       FallBack(*job);
+      job->resumes = anew;
       Transition(*job, v1::Job::QUEUED, why);
     }
   }

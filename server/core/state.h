@@ -52,6 +52,7 @@ struct JobState {
   std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent steps
   int commits = 0;                               // checkpoints that are being written
   int place = 0;                                 // in the queue, from 1
+  bool resumes = false;                          // its group is being formed anew
   std::string why;
 
   const v1::Job& job() const { return record.job(); }

@@ -1,7 +1,7 @@
 // How long microbatches are where nobody says: planner/schedule.h, kMicrobatchTokens.
 #include <algorithm>
 #include <catch2/catch.hpp>
-#include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -15,15 +15,20 @@ const DeviceShape kTwoThreads = {.threads = 2};
 const DeviceShape kGpu = {
     .kind = DeviceKind::kCuda, .threads = 1, .multiprocessors = 132, .value_bytes = 2};
 
-const std::vector<std::string> kAllTargets = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
-                                              "gate_proj", "up_proj", "down_proj"};
-
 int64_t GiB(double count) { return static_cast<int64_t>(count * (int64_t{1} << 30)); }
 
 QueuedJob LlamaJob(const std::string& name, int64_t arrival, int64_t longest = 1024,
                    int64_t rank = 16) {
   QueuedJob job{name, "m", Llama8B(), 0, arrival, longest, {rank, {"q_proj", "v_proj"}}};
   job.step_tokens = 4096;
+  return job;
+}
+
+// On all seven linears.
+QueuedJob LargeJob(const std::string& name, int64_t arrival, int64_t rank) {
+  QueuedJob job = LlamaJob(name, arrival, 1024, rank);
+  job.adapter.targets = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
+                         "gate_proj", "up_proj", "down_proj"};
   return job;
 }
 
@@ -72,7 +77,7 @@ TEST_CASE("A group formed for one job has as long microbatches as leave room for
   const QueuedJob llama = LlamaJob("a", 1, 2048);
   struct Case {
     std::string what;
-    const QueuedJob& job;
+    QueuedJob job;
     DeviceShape device;
     int64_t budget;
     int64_t said;
@@ -89,6 +94,10 @@ TEST_CASE("A group formed for one job has as long microbatches as leave room for
       {"a large model", llama, kGpu, GiB(78), 0, 8192, Recomputation::kNothing},
       {"room for half", llama, kGpu, GiB(44), 0, 4096, Recomputation::kNothing},
       {"room for a quarter", llama, kGpu, GiB(30), 0, 2048, Recomputation::kNothing},
+      {"room for one large adapter and one more", LargeJob("a", 1, 128), kGpu, GiB(78), 0, 8192,
+       Recomputation::kNothing},
+      {"but not for the one more", LargeJob("a", 1, 256), kGpu, GiB(78), 0, 4096,
+       Recomputation::kNothing},
       {"recomputed only with the shortest", llama, kGpu, GiB(24), 0, 2048,
        Recomputation::kProducts},
       {"nowhere", llama, kGpu, GiB(8), 0, 2048, Recomputation::kBlocks},
@@ -137,13 +146,35 @@ TEST_CASE("Microbatches become shorter where that lets a job in, and not otherwi
   gain.times["m"] = {.constant_ms = 10, .token_ms = 1};
   CHECK(TextOf(gain) == full);
   // A group that is being formed has the room that its jobs need together.
-  QueuedJob large = LlamaJob("x", 3, 1024, 64);
-  large.adapter.targets = kAllTargets;
-  const std::vector<QueuedJob> eight(8, two[0]);
-  ClusterView fresh{{{"w", BudgetOf(longest, eight), kGpu, true}}, {}, two};
+  ClusterView fresh{{{"w", BudgetOf(longest, three), kGpu, true}}, {}, two};
   CHECK(TextOf(fresh) == "form w base=m 8192/1024: a b\n");
-  fresh.queue.push_back(large);
+  fresh.queue.push_back(LargeJob("x", 3, 64));
   CHECK(TextOf(fresh) == "form w base=m 4096/1024: a b x\n");
+  // Nor where an empty group can make way, or for one that may not have the group.
+  ClusterView empty = view(longest, BudgetOf(longest, two), {next});
+  empty.groups.push_back(LlamaGroup(longest, BudgetOf(longest, three), {}));
+  empty.groups[1].name = "h";
+  empty.groups[1].base_model = "n";
+  CHECK(TextOf(empty) == "dissolve #1 h: x\n");
+  QueuedJob other = LlamaJob("y", 3);
+  other.base_model = "n";
+  CHECK(TextOf(view(longest, BudgetOf(longest, two), {other, LlamaJob("x", 4)})) ==
+        "wait #1: y (all workers train other base models (m); waits until one is free)\n"
+        "wait #2: x (behind job y, for which group g is draining)\n");
+  // One that fits no worker may not have it.
+  CHECK(TextOf(view(longest, BudgetOf(longest, two), {LlamaJob("y", 3, 900000), LlamaJob("x", 4)}))
+            .ends_with("reform #2 g 4096/1024: x\n"));
+  // What jobs asked for that have left goes first.
+  CHECK(TextOf(view(GpuShape(8192, 8192), BudgetOf(GpuShape(8192, 8192), two), {next})) ==
+        "reform #1 g 4096/1024: x\n");
+  const std::vector<QueuedJob> many(static_cast<size_t>(longest.slots_max), two[0]);
+  const int64_t for_many = BudgetOf(longest, many);
+  const ClusterView slots{
+      {{"w", for_many, kGpu, false}}, {LlamaGroup(longest, for_many, many)}, {next}};
+  CHECK(TextOf(slots) == "wait #1: x (group g is full)\n");
+  // On a worker that may have less.
+  ClusterView rests{{{"w", GiB(78), kGpu, true, 1024}}, {}, {next, LlamaJob("y", 4, 1500)}};
+  CHECK(TextOf(rests) == "form w base=m 1500/1500: x y\n");
   // Who may evict does so only where the shortest do not do.
   QueuedJob important = next;
   important.priority = 1;
@@ -160,10 +191,11 @@ class World {
  public:
   World(std::mt19937& random, int64_t budget) : random_(random), budget_(budget) {
     for (int i = 0; i < 40; ++i) {
+      const std::string name = "j" + std::to_string(i);
       const auto rank = int64_t{8} << random_() % 4;
-      const auto longest = static_cast<int64_t>(200 + random_() % 3000);
-      QueuedJob job = LlamaJob("j" + std::to_string(i), i, longest, rank);
-      if (random_() % 3 > 0) job.adapter.targets = kAllTargets;
+      QueuedJob job = random_() % 3 > 0 ? LargeJob(name, i, rank) : LlamaJob(name, i, 0, rank);
+      job.longest_sequence = static_cast<int64_t>(200 + random_() % 3000);
+      job.priority = static_cast<int32_t>(random_() % 3);
       coming_.push_back(std::move(job));
     }
   }
@@ -207,9 +239,11 @@ class World {
       if (decision.kind == Decision::Kind::kReform) {
         ++reforms_;
         shorter_ += decision.shape.capacity_tokens < shape_.capacity_tokens;
+        for (QueuedJob& job : members_) job.resumes = true;
         queue_.insert(queue_.end(), members_.begin(), members_.end());
         members_.clear();
         formed_ = false;
+        promised_ = decision;
         return true;
       }
       if (decision.kind == Decision::Kind::kDissolve) {
@@ -225,6 +259,13 @@ class World {
       }
       for (const std::string& name : decision.jobs) Join(name);
     }
+    // As it was said: nobody who trained is put out, and the job for which it was done is in.
+    if (promised_) {
+      CHECK(std::ranges::none_of(queue_, [](const QueuedJob& job) { return job.resumes; }));
+      CHECK(std::ranges::any_of(
+          members_, [&](const QueuedJob& job) { return job.job == promised_->jobs.at(0); }));
+      promised_.reset();
+    }
     most_jobs_ = std::max<int64_t>(most_jobs_, std::ssize(members_));
     return changed;
   }
@@ -235,6 +276,7 @@ class World {
     REQUIRE(found != queue_.end());
     REQUIRE(found->longest_sequence <= shape_.capacity_tokens);
     members_.push_back(*found);
+    members_.back().resumes = false;
     queue_.erase(found);
     int64_t bytes = BytesOfGroup(Llama8B(), shape_).total();
     for (const QueuedJob& job : members_) bytes += SlotBytes(job);
@@ -246,6 +288,7 @@ class World {
   std::vector<QueuedJob> coming_, queue_, members_;
   GroupShape shape_;
   bool formed_ = false;
+  std::optional<Decision> promised_;
   int64_t reforms_ = 0;
   int64_t shorter_ = 0;
   int64_t most_jobs_ = 0;

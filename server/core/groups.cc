@@ -65,8 +65,11 @@ planner::ClusterView Core::State::ClusterOf() const {
     for (const auto& [job, member] : group.members) {
       entry.jobs.push_back(job);
       entry.adapters.push_back(member.adapter);
-      const records::JobRecord& record = FindJob(job)->record;
       planner::RunningJob& running = entry.running.emplace_back();
+      running.longest_sequence = group.shape.longest_sequence;
+      const auto found = jobs_.find(job);
+      if (found == jobs_.end()) continue;  // deleted, and about to leave
+      const records::JobRecord& record = found->second->record;
       running.priority = record.job().priority();
       running.arrival = record.order();
       running.longest_sequence = record.longest_tokens();

@@ -36,7 +36,7 @@ class Client {
   std::string acknowledged_;
 };
 
-v1::Job RandomJob(std::mt19937_64& random) {
+v1::Job RandomJob(std::mt19937_64& random, int64_t rank_most) {
   v1::Job job = World::NewJob();
   if (random() % 4 == 0) job.set_base_model("m2");
   if (random() % 2) job.set_validation_dataset("valid");
@@ -46,10 +46,12 @@ v1::Job RandomJob(std::mt19937_64& random) {
   job.mutable_training()->set_checkpoint_every_steps(random() % 4);
   job.mutable_training()->set_eval_every_steps(random() % 4);
   job.set_priority(static_cast<int>(random() % 3));
+  job.mutable_adapter()->set_rank(static_cast<int>(rank_most >> random() % 5));
   return job;
 }
 
-void RunHistory(uint64_t seed) {
+// How often a group was formed anew with shorter microbatches.
+int64_t RunHistory(uint64_t seed) {
   std::cout << "sim_test: seed " << seed << std::endl;
   INFO("seed " << seed);
   std::mt19937_64 random(seed);
@@ -58,7 +60,10 @@ void RunHistory(uint64_t seed) {
   options.workers = 1 + static_cast<int>(seed % 3);
   options.delay_us_max = seed % 2 ? 3000 : 30'000;
   options.repeat_share = 0.05;
-  options.core.microbatch_tokens = 64;
+  // On GPUs with so little memory that groups are formed anew with shorter microbatches.
+  const bool gpu = seed % 3 == 0;
+  if (gpu) options.gpu_memory_bytes = (250 + static_cast<int64_t>(random() % 9) * 40) << 20;
+  options.core.microbatch_tokens = gpu ? 0 : 64;
   options.core.evaluate_sequences = 2;
   options.core.losses_without_progress_max = 1'000'000;
   options.core.lease_ms = 5000;
@@ -67,7 +72,7 @@ void RunHistory(uint64_t seed) {
   world.AddModel("m2");
   world.AddDataset("train", 13);
   world.AddDataset("valid", 5);
-  world.SetLongest("long", 100);
+  world.SetLongest("long", gpu ? 2500 : 100);
   world.AddDataset("long", 9);
   world.ConnectWorkers();
 
@@ -78,8 +83,8 @@ void RunHistory(uint64_t seed) {
   for (int i = 0; i < jobs + calamities; ++i) {
     world.Sleep(static_cast<int64_t>(random() % 200'000));
     if (i % 3 == 0 && static_cast<int>(clients.size()) < jobs) {
-      clients.push_back(
-          std::make_unique<Client>(world, RandomJob(random), absl::StrCat("request-", i)));
+      clients.push_back(std::make_unique<Client>(world, RandomJob(random, gpu ? 128 : 16),
+                                                 absl::StrCat("request-", i)));
       clients.back()->Ask();
     }
     const int worker = static_cast<int>(random() % options.workers);
@@ -134,10 +139,15 @@ void RunHistory(uint64_t seed) {
   world.CheckInvariants();
   world.CrashCoordinator();
   world.CheckInvariants();
+  return std::ranges::count_if(world.notes(), [](const std::string& note) {
+    return note.find("formed anew with shorter microbatches") != std::string::npos;
+  });
 }
 
 TEST_CASE("histories with deaths, delays, repetitions and cancellations end as they should") {
-  for (uint64_t seed = 1; seed <= 40; ++seed) RunHistory(seed);
+  int64_t shorter = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) shorter += RunHistory(seed);
+  CHECK(shorter > 0);
 }
 
 TEST_CASE("a history of a random seed") { RunHistory(std::random_device{}()); }

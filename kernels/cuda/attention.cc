@@ -148,14 +148,6 @@ const int32_t* RaggedOf(const AttentionTables& tables, const AttentionStrides& s
   return ragged.offsets;
 }
 
-AttentionRope RopeOf(const CudaBatch& batch, const TensorView& angles) {
-  if (angles.empty()) return {};
-  assert(angles.dtype == DType::kFloat32 && angles.row_stride % 2 == 0);
-  return {.positions = batch.tables.positions,
-          .angles = angles.f32(),
-          .angle_stride = angles.row_stride};
-}
-
 // Of vectors over tokens: a tile's queries are read as a whole, and as 16 bytes.
 int64_t ScratchStride(int64_t rows) { return (rows + kBackwardBox + 3) / 4 * 4; }
 
@@ -305,7 +297,7 @@ void AttentionOperation::Backward(const CudaBatch& batch, const AttentionShape& 
                                    .scratch = static_cast<float*>(workspace_),
                                    .scratch_stride = stride,
                                    .multiprocessors = context_.multiprocessors,
-                                   .rope = RopeOf(batch, angles)},
+                                   .rope = RopeOf(batch.tables, angles)},
                                   stream);
     return;
   }

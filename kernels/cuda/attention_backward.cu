@@ -207,7 +207,9 @@ AttentionBackwardArguments Plan(const AttentionBackwardCall& call) {
           .heads = from.heads,
           .kv_heads = from.kv_heads,
           .scale = from.scale,
-          .rope = call.rope};
+          .positions = call.rope.positions,
+          .angles = call.rope.angles,
+          .angle_stride = call.rope.angle_stride};
 }
 
 }  // namespace
@@ -218,6 +220,8 @@ bool HopperBackwardTakes(const AttentionArguments& arguments) {
 
 void LaunchAttentionBackwardHopper(const AttentionBackwardCall& call, cudaStream_t stream) {
   assert(HopperBackwardTakes(call.arguments));
+  assert(call.rope.empty() ||
+         (call.rope.head_size == call.arguments.head_size && call.rope.angle_stride % 2 == 0));
   if (call.arguments.head_size == 64) {
     backward::Launch<backward::Shape<64, 64, 6, 2>, backward::Shape<64, 64, 8, 1>>(Plan(call), call,
                                                                                    stream);

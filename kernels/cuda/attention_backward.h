@@ -38,6 +38,7 @@
 
 #include "kernels/cuda/attention_calls.h"
 #include "kernels/cuda/attention_kernels.h"
+#include "kernels/cuda/rope.h"
 #include "kernels/cuda/tensor_map.h"
 
 namespace lorad::kernels::cuda {
@@ -46,13 +47,6 @@ inline constexpr int kBackwardRows = 128;  // of an item
 inline constexpr int kBackwardBox = 64;    // rows and columns of what the copy engine brings
 
 inline constexpr int kPairFloats = 4;
-
-// Where dq and dk are to be turned back: RopeBackward (kernels/backend.h) of bf16.
-struct AttentionRope {
-  const int32_t* positions = nullptr;  // [T], device; null: they are not turned
-  const float* angles = nullptr;       // [P, D], device: cosines, then sines; aligned to 8 bytes
-  int64_t angle_stride = 0;            // elements between its rows: even
-};
 
 struct AttentionBackwardArguments {
   TensorMap q, k, v, dout;     // boxes 64 x 64
@@ -69,7 +63,10 @@ struct AttentionBackwardArguments {
   int32_t unit_count;
   int32_t heads, kv_heads;
   float scale;
-  AttentionRope rope;
+  // Of RopeTables; all strides here are of 64 bits.
+  const int32_t* positions;
+  const float* angles;
+  int64_t angle_stride;
 };
 
 // scratch_stride: a multiple of 4, at least kBackwardBox more than AttentionUnits::scratch_rows.
@@ -84,7 +81,9 @@ struct AttentionBackwardCall {
   float* scratch = nullptr;  // [BackwardScratchFloats], aligned to 16 bytes
   int64_t scratch_stride = 0;
   int multiprocessors = 0;
-  AttentionRope rope;
+  // By which dq and dk are turned back, if it is not empty. Rows of angles begin at multiples of 8
+  // bytes.
+  RopeTables rope;
 };
 
 // What LaunchAttentionBackwardHopper takes: head sizes, and rows that begin at multiples of 16

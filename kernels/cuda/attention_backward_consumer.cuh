@@ -100,9 +100,9 @@ class Consumer {
     return {item.unit.first_row + start, item.unit.rows - start, item.head};
   }
   using Angles = backward::Angles<S::kD>;
-  __device__ bool Turned() const { return a_.rope.positions != nullptr; }
+  __device__ bool Turned() const { return a_.positions != nullptr; }
   __device__ Angles AnglesOf(const Place& place) const {
-    return LoadAngles<S::kD>(a_.rope, place.first_row, place.rows);
+    return LoadAngles<S::kD>(a_, place.first_row, place.rows);
   }
   __device__ void Write(const typename P::Results& results, float factor, const Place& place,
                         void* to, int64_t stride) const {

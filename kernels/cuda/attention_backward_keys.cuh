@@ -162,8 +162,8 @@ class KeyConsumer : Consumer<Part::kKeys, S> {
     auto* dk = static_cast<__nv_bfloat16*>(a_.dk) + row * a_.dk_stride + column;
     auto* dv = static_cast<__nv_bfloat16*>(a_.dv) + row * a_.dv_stride + column;
     const int rows_left = done.unit.rows - first_key;
-    if (a_.rope.positions != nullptr) {
-      const Angles<S::kD> angles = LoadAngles<S::kD>(a_.rope, static_cast<int>(row), rows_left);
+    if (this->Turned()) {
+      const Angles<S::kD> angles = LoadAngles<S::kD>(a_, static_cast<int>(row), rows_left);
       StoreTurned<S::kD>(sums.dk, a_.scale, angles, dk, a_.dk_stride, rows_left);
     } else {
       Store<S::kD>(sums.dk, a_.scale, dk, a_.dk_stride, rows_left);

@@ -142,13 +142,13 @@ __device__ inline int FirstRow() {
 
 // Of a warpgroup's rows, `rows` from token `first` on.
 template <int kD>
-__device__ Angles<kD> LoadAngles(const AttentionRope& rope, int first, int rows) {
+__device__ Angles<kD> LoadAngles(const AttentionBackwardArguments& a, int first, int rows) {
   const float* from[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = FirstRow() + 8 * i;
-    const int position = row < rows ? __ldg(rope.positions + first + row) : 0;
-    from[i] = rope.angles + position * rope.angle_stride + 2 * (threadIdx.x % 4);
+    const int position = row < rows ? __ldg(a.positions + first + row) : 0;
+    from[i] = a.angles + position * a.angle_stride + 2 * (threadIdx.x % 4);
   }
   Angles<kD> angles;
 #pragma unroll

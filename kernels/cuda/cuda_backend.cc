@@ -260,7 +260,7 @@ class CudaBackend final : public Backend {
   void LoraLinearRope(const Batch& batch, const Linear& linear, const AdapterTable& table,
                       int32_t group, const TensorView& x, const TensorView& angles, int64_t rotated,
                       const TensorView& y, const TensorView& saved) override {
-    const RopeTables rope = RopeOf(Of(batch), angles, rotated);
+    const GemmRope rope = RopeOf(Of(batch), angles, rotated);
     if (!FusesRope(lora(), Of(linear), rope)) {
       return Backend::LoraLinearRope(batch, linear, table, group, x, angles, rotated, y, saved);
     }

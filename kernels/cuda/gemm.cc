@@ -41,7 +41,7 @@ void CheckArguments(const GemmArguments& arguments) {
   assert(gated.empty() || (forward && gated.rows == y.rows && 2 * gated.columns == y.columns &&
                            gated.dtype == y.dtype && Fits(gated) && bias.empty() &&
                            residual.empty() && gated.columns * BytesOf(y.dtype) % 16 == 0));
-  const RopeTables& rope = arguments.rope;
+  const GemmRope& rope = arguments.rope;
   assert(rope.empty() || (forward && y.dtype == DType::kBfloat16 && residual.empty() &&
                           gated.empty() && FitsRope(rope, y.columns)));
   const bool loss = !arguments.exponentials.empty() || !arguments.target_rows.empty();
@@ -65,11 +65,12 @@ HopperTile TileFor(const GemmArguments& arguments, int clusters) {
 
 }  // namespace
 
-bool FitsRope(const RopeTables& rope, int64_t columns) {
-  return rope.head_size >= kRopeHeadMin && std::has_single_bit(uint32_t(rope.head_size)) &&
-         columns % rope.head_size == 0 && rope.columns % rope.head_size == 0 &&
-         rope.columns <= columns && rope.angle_stride % 2 == 0 &&
-         reinterpret_cast<uintptr_t>(rope.angles) % 8 == 0;
+bool FitsRope(const GemmRope& rope, int64_t columns) {
+  const RopeTables& tables = rope.tables;
+  return tables.head_size >= kRopeHeadMin && std::has_single_bit(uint32_t(tables.head_size)) &&
+         columns % tables.head_size == 0 && rope.columns % tables.head_size == 0 &&
+         rope.columns <= columns && tables.angle_stride % 2 == 0 &&
+         reinterpret_cast<uintptr_t>(tables.angles) % 8 == 0;
 }
 
 struct Gemm::Impl {

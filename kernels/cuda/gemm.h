@@ -27,6 +27,7 @@
 #include <memory>
 #include <string>
 
+#include "kernels/cuda/rope.h"
 #include "kernels/tensor.h"
 
 namespace lorad::kernels::cuda {
@@ -106,20 +107,18 @@ struct TargetTables {
   constexpr bool empty() const { return targets == nullptr; }
 };
 
-// Rope (backend.h) of y's first columns, whole heads. All arrays in device memory.
+// Rope (backend.h) of y's first columns. The heads' size D is a power of two from kRopeHeadMin on
+// and divides y's columns; rows of angles begin at multiples of 8 bytes.
 inline constexpr int64_t kRopeHeadMin = 64;
-struct RopeTables {
-  const int32_t* positions = nullptr;  // [M]
-  const float* angles = nullptr;       // [P, D]: cosines, then sines
-  int32_t angle_stride = 0;            // elements between its rows, even
-  int32_t head_size = 0;  // D: a power of two from kRopeHeadMin on; divides y's columns
-  int32_t columns = 0;    // of y that are turned: a multiple of D
+struct GemmRope {
+  RopeTables tables;
+  int32_t columns = 0;  // of y that are turned: a multiple of D
 
-  constexpr bool empty() const { return positions == nullptr; }
+  constexpr bool empty() const { return tables.empty(); }
 };
 
 // Whether a product of so many columns can be turned so.
-bool FitsRope(const RopeTables& rope, int64_t columns);
+bool FitsRope(const GemmRope& rope, int64_t columns);
 
 // All views: rows a multiple of 16 bytes apart, aligned to 16 bytes.
 struct GemmArguments {
@@ -140,7 +139,7 @@ struct GemmArguments {
   TensorView gate_up = {};
   // kForward where own(), without residual: y is turned as by an operation of its own, the same
   // bits.
-  RopeTables rope = {};
+  GemmRope rope = {};
   // kForward, and kInputGradient, where own(), without terms, bias and residual.
   ExponentialTables exponentials = {};
   TargetTables target_rows = {};

@@ -141,7 +141,7 @@ __device__ inline TilePosition PositionOf(int tile, const HopperArguments& argum
 template <typename Shape>
 __device__ int FirstColumn(int column_tile, const HopperArguments& arguments) {
   if constexpr (Shape::kFinish == Finish::kRope) {
-    const int head_size = arguments.rope.head_size;
+    const int head_size = arguments.rope.tables.head_size;
     const int parts = head_size / 2 / kRopePairs;  // of a head, a tile each
     return column_tile / parts * (Shape::kOuts / kRopePairs) * head_size +
            column_tile % parts * kRopePairs;

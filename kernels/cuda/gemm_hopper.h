@@ -51,7 +51,7 @@ struct HopperArguments {
   int32_t row_tiles;     // of 256 rows
   int32_t column_tiles;  // of the tile's columns
   int32_t group_tiles;   // tiles are ordered in groups of so many rows of tiles
-  RopeTables rope;
+  GemmRope rope;
 };
 
 inline constexpr int kHopperStepColumns = 64;  // inner elements a stage

@@ -379,9 +379,11 @@ class Consumer {
   __device__ Positions LoadPositions(int block) const;
   __device__ void LoadAngles(const Positions& positions, Angles (&angles)[kRopePairs / 8]) const;
   // Of the tile's columns.
-  __device__ int LowColumn(int head) const { return column_ + head * arguments_.rope.head_size; }
+  __device__ int LowColumn(int head) const {
+    return column_ + head * arguments_.rope.tables.head_size;
+  }
   __device__ int HighColumn(int head) const {
-    return LowColumn(head) + arguments_.rope.head_size / 2;
+    return LowColumn(head) + arguments_.rope.tables.head_size / 2;
   }
   template <bool kBias>
   __device__ void PackSums(const Sums& sums, int first, Packed (&packed)[Shape::kRowBlocks]) const;

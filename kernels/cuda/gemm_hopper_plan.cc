@@ -60,7 +60,7 @@ HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile) {
   plan.row_tiles = CeilDivide(arguments.y.rows, kTermTileRows);
   plan.column_tiles = CeilDivide(columns, tile_columns);
   if (tile == HopperTile::kRope192) {
-    const int64_t head_size = arguments.rope.head_size;
+    const int64_t head_size = arguments.rope.tables.head_size;
     const int64_t heads = tile_columns / (2 * kRopePairs);
     plan.column_tiles =
         CeilDivide(columns, heads * head_size) * static_cast<int32_t>(head_size / (2 * kRopePairs));

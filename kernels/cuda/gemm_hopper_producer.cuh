@@ -130,8 +130,8 @@ class Producer {
   __device__ int ColumnOf(int column, int at) const {
     if constexpr (kRope) {
       const int pair = at % Shape::kOuts;
-      return column + pair / kRopePairs * arguments_.rope.head_size + pair % kRopePairs +
-             at / Shape::kOuts * (arguments_.rope.head_size / 2);
+      return column + pair / kRopePairs * arguments_.rope.tables.head_size + pair % kRopePairs +
+             at / Shape::kOuts * (arguments_.rope.tables.head_size / 2);
     }
     return kSwiGlu && at >= Shape::kOuts ? arguments_.columns / 2 + column + at - Shape::kOuts
                                          : column + at;

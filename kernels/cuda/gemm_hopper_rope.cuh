@@ -1,5 +1,5 @@
 // How the product kernel (gemm_hopper.h) finishes tiles whose heads are turned (gemm.h:
-// RopeTables). A tile is of the same 32 pairs of three heads: whatever the size of heads, both of a
+// GemmRope). A tile is of the same 32 pairs of three heads: whatever the size of heads, both of a
 // pair are sums of one thread, and its angles are read once for the three.
 #ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_ROPE_CUH_
 #define LORAD_KERNELS_CUDA_GEMM_HOPPER_ROPE_CUH_
@@ -28,7 +28,7 @@ __device__ auto Consumer<kProduct, Shape>::LoadPositions(int block) const -> Pos
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = ThreadRow(block, i);
-    positions.of[i] = row < arguments_.rows ? __ldg(arguments_.rope.positions + row) : 0;
+    positions.of[i] = row < arguments_.rows ? __ldg(arguments_.rope.tables.positions + row) : 0;
   }
   return positions;
 }
@@ -37,7 +37,7 @@ __device__ auto Consumer<kProduct, Shape>::LoadPositions(int block) const -> Pos
 template <Product kProduct, typename Shape>
 __device__ void Consumer<kProduct, Shape>::LoadAngles(const Positions& positions,
                                                       Angles (&angles)[kRopePairs / 8]) const {
-  const RopeTables& rope = arguments_.rope;
+  const RopeTables& rope = arguments_.rope.tables;
   const int first = (column_ & (rope.head_size - 1)) + 2 * (lane_ % 4);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

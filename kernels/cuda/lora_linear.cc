@@ -51,7 +51,7 @@ void Project(const LoraContext& lora, const LoraPlan& plan, const TensorView& x,
 void LoraLinear(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
                 const CudaAdapterTable& table, int32_t group, const TensorView& x,
                 const TensorView& residual, const TensorView& y, const TensorView& saved,
-                const TensorView& gated, const RopeTables& rope) {
+                const TensorView& gated, const GemmRope& rope) {
   assert(gated.empty() || FusesSwiGlu(lora, linear));
   assert(rope.empty() || FusesRope(lora, linear, rope));
   GemmArguments product = {.product = Product::kForward,
@@ -107,15 +107,11 @@ void LoraLinearBackward(const LoraContext& lora, const CudaBatch& batch, const C
   if (!dx.empty()) lora.gemm.Run(product, lora.gemm_workspace, stream);
 }
 
-RopeTables RopeOf(const CudaBatch& batch, const TensorView& angles, int64_t rotated) {
-  return {.positions = batch.tables.positions,
-          .angles = angles.f32(),
-          .angle_stride = static_cast<int32_t>(angles.row_stride),
-          .head_size = static_cast<int32_t>(angles.columns),
-          .columns = static_cast<int32_t>(rotated)};
+GemmRope RopeOf(const CudaBatch& batch, const TensorView& angles, int64_t rotated) {
+  return {.tables = RopeOf(batch.tables, angles), .columns = static_cast<int32_t>(rotated)};
 }
 
-bool FusesRope(const LoraContext& lora, const CudaLinear& linear, const RopeTables& rope) {
+bool FusesRope(const LoraContext& lora, const CudaLinear& linear, const GemmRope& rope) {
   return lora.gemm.own() && linear.weight.dtype == DType::kBfloat16 &&
          FitsRope(rope, linear.weight.rows);
 }

@@ -24,7 +24,7 @@ struct LoraContext {
 void LoraLinear(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
                 const CudaAdapterTable& table, int32_t group, const TensorView& x,
                 const TensorView& residual, const TensorView& y, const TensorView& saved = {},
-                const TensorView& gated = {}, const RopeTables& rope = {});
+                const TensorView& gated = {}, const GemmRope& rope = {});
 
 // `saved`: as the forward left it; empty: S is computed again, one more pass over x. `gate_up`,
 // where FusesSwiGluBackward: x was SwiGlu(gate_up), and dx [T, 2K] is the gradient of gate_up,
@@ -36,10 +36,10 @@ void LoraLinearBackward(const LoraContext& lora, const CudaBatch& batch, const C
 
 // Rope of the first `rotated` columns of a linear's output, as its product takes it. angles: the
 // table of Rope (backend.h).
-RopeTables RopeOf(const CudaBatch& batch, const TensorView& angles, int64_t rotated);
+GemmRope RopeOf(const CudaBatch& batch, const TensorView& angles, int64_t rotated);
 // Whether it can be the last step of the product: by our own kernel, where all outputs are heads
 // of 64, 128, ... elements.
-bool FusesRope(const LoraContext& lora, const CudaLinear& linear, const RopeTables& rope);
+bool FusesRope(const LoraContext& lora, const CudaLinear& linear, const GemmRope& rope);
 
 // Whether SwiGLU can be the last step of the linear's product: of its output, by our own kernel,
 // without a bias; its backward of the input's gradient, where no target of more than 16 ranks

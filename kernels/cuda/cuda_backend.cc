@@ -7,19 +7,19 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/attention.h"
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/context.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/gemm.h"
-#include "kernels/cuda/handles.h"
-#include "kernels/cuda/linear_loss.h"
-#include "kernels/cuda/lora_linear.h"
-#include "kernels/cuda/lora_plan.h"
-#include "kernels/cuda/optimizer.h"
-#include "kernels/cuda/optimizer_tables.h"
-#include "kernels/cuda/rowwise.h"
-#include "kernels/cuda/transfer.h"
+#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/device/check.h"
+#include "kernels/cuda/device/context.h"
+#include "kernels/cuda/device/device.h"
+#include "kernels/cuda/device/transfer.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/handles/handles.h"
+#include "kernels/cuda/lora/lora_linear.h"
+#include "kernels/cuda/lora/plan.h"
+#include "kernels/cuda/loss/linear_loss.h"
+#include "kernels/cuda/optimizer/optimizer.h"
+#include "kernels/cuda/optimizer/tables.h"
+#include "kernels/cuda/rowwise/rowwise.h"
 
 namespace lorad::kernels {
 namespace cuda {

@@ -2,7 +2,7 @@
 // Products on the GPU against a float64 reference on random ragged microbatches, with poisoned
 // outputs inside sentinels; equal rows give equal bits: alone, among others, by every tile shape,
 // at every repeat. Exits 1 at a failure. Needs a GPU.
-#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/gemm/gemm.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,8 +11,8 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/gemm_hopper_plan.h"
+#include "kernels/cuda/device/check.h"
+#include "kernels/cuda/gemm/hopper_plan.h"
 #include "tests/kernels/cuda/gemm_problem.h"
 #include "tests/kernels/cuda/gemm_reference.h"
 

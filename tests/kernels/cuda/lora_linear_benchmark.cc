@@ -8,9 +8,9 @@
 #include <functional>
 #include <string_view>
 
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/lora_kernels.h"
-#include "kernels/cuda/rowwise.h"
+#include "kernels/cuda/device/check.h"
+#include "kernels/cuda/lora/kernels.h"
+#include "kernels/cuda/rowwise/rowwise.h"
 #include "tests/kernels/cuda/lora_world.h"
 
 namespace lorad::kernels::cuda::testing {

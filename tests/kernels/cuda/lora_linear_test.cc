@@ -3,8 +3,8 @@
 #include <catch2/catch.hpp>
 #include <utility>
 
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/rowwise.h"
+#include "kernels/cuda/device/check.h"
+#include "kernels/cuda/rowwise/rowwise.h"
 #include "tests/kernels/cuda/lora_case.h"
 
 namespace lorad::kernels::cuda::testing {

@@ -5,8 +5,8 @@
 namespace lorad::planner {
 namespace {
 
-// The engine's own numbers (kernels/cuda: lora_plan, attention, attention_backward,
-// attention_calls, linear_loss, gemm).
+// The engine's own numbers (kernels/cuda: lora/plan, attention/{attention,backward,calls},
+// loss/linear_loss, gemm/gemm).
 constexpr int64_t kArenaAlignment = 64;
 constexpr int64_t kScratchAlignment = 256;
 constexpr int64_t kRankAlignment = 16;

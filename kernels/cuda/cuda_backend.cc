@@ -7,19 +7,19 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/attention.h"
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/context.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/gemm.h"
-#include "kernels/cuda/handles.h"
-#include "kernels/cuda/linear_loss.h"
-#include "kernels/cuda/lora_linear.h"
-#include "kernels/cuda/lora_plan.h"
-#include "kernels/cuda/optimizer.h"
-#include "kernels/cuda/optimizer_tables.h"
-#include "kernels/cuda/rowwise.h"
-#include "kernels/cuda/transfer.h"
+#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/device/check.h"
+#include "kernels/cuda/device/context.h"
+#include "kernels/cuda/device/device.h"
+#include "kernels/cuda/device/transfer.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/handles/handles.h"
+#include "kernels/cuda/lora/lora_linear.h"
+#include "kernels/cuda/lora/plan.h"
+#include "kernels/cuda/loss/linear_loss.h"
+#include "kernels/cuda/optimizer/optimizer.h"
+#include "kernels/cuda/optimizer/tables.h"
+#include "kernels/cuda/rowwise/rowwise.h"
 
 namespace lorad::kernels {
 namespace cuda {
@@ -260,7 +260,7 @@ class CudaBackend final : public Backend {
   void LoraLinearRope(const Batch& batch, const Linear& linear, const AdapterTable& table,
                       int32_t group, const TensorView& x, const TensorView& angles, int64_t rotated,
                       const TensorView& y, const TensorView& saved) override {
-    const RopeTables rope = RopeOf(Of(batch), angles, rotated);
+    const GemmRope rope = RopeOf(Of(batch), angles, rotated);
     if (!FusesRope(lora(), Of(linear), rope)) {
       return Backend::LoraLinearRope(batch, linear, table, group, x, angles, rotated, y, saved);
     }

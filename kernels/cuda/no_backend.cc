@@ -1,6 +1,6 @@
 // cuda_backend.h in a build without CUDA.
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/device/device.h"
 
 namespace lorad::kernels {
 

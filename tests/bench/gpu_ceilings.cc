@@ -7,11 +7,11 @@
 #include <cstdio>
 #include <vector>
 
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/context.h"
-#include "kernels/cuda/gemm.h"
-#include "kernels/cuda/optimizer.h"
-#include "kernels/cuda/rowwise.h"
+#include "kernels/cuda/device/check.h"
+#include "kernels/cuda/device/context.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/optimizer/optimizer.h"
+#include "kernels/cuda/rowwise/rowwise.h"
 
 namespace lorad::bench {
 namespace {

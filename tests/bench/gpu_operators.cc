@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/device/device.h"
 #include "tests/bench/gpu_ceilings.h"
 #include "tests/bench/gpu_sustained.h"
 #include "tests/kernels/cuda/gemm_reference.h"

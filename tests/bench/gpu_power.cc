@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/device/check.h"
 
 namespace lorad::bench {
 namespace {

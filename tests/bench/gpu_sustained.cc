@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <memory>
 
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/device/check.h"
+#include "kernels/cuda/gemm/gemm.h"
 #include "tests/bench/gpu_power.h"
 #include "tests/kernels/cuda/gemm_peer.h"
 #include "tests/kernels/cuda/gemm_reference.h"

@@ -1,6 +1,6 @@
 // The GPUs of this machine: what is refused, and with which remedy. Where there is none, that
 // alone.
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/device/device.h"
 
 #include <catch2/catch.hpp>
 #include <string>

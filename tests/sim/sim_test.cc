@@ -61,8 +61,8 @@ int64_t RunHistory(uint64_t seed) {
   options.delay_us_max = seed % 2 ? 3000 : 30'000;
   options.repeat_share = 0.05;
   // On GPUs with so little memory that groups are formed anew with shorter microbatches.
-  const bool gpu = seed % 3 == 0;
-  if (gpu) options.gpu_memory_bytes = (250 + static_cast<int64_t>(random() % 9) * 40) << 20;
+  const bool gpu = seed % 5 < 2;
+  if (gpu) options.gpu_memory_bytes = (350 + static_cast<int64_t>(random() % 8) * 10) << 20;
   options.core.microbatch_tokens = gpu ? 0 : 64;
   options.core.evaluate_sequences = 2;
   options.core.losses_without_progress_max = 1'000'000;
@@ -147,7 +147,7 @@ int64_t RunHistory(uint64_t seed) {
 TEST_CASE("histories with deaths, delays, repetitions and cancellations end as they should") {
   int64_t shorter = 0;
   for (uint64_t seed = 1; seed <= 40; ++seed) shorter += RunHistory(seed);
-  CHECK(shorter > 0);
+  CHECK(shorter > 2);
 }
 
 TEST_CASE("a history of a random seed") { RunHistory(std::random_device{}()); }

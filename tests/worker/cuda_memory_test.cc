@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/device/device.h"
 #include "planner/memory.h"
 #include "server/core/model_shape.h"
 #include "storage/model_description.h"

@@ -1,8 +1,8 @@
 // How sequences are shared out to attention calls.
-#include "kernels/cuda/attention_calls.h"
-
 #include <algorithm>
 #include <catch2/catch.hpp>
+
+#include "kernels/cuda/attention/calls.h"
 
 namespace lorad::kernels::cuda {
 namespace {

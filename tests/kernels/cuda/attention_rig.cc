@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/cuda/rowwise.h"
+#include "kernels/cuda/rowwise/rowwise.h"
 
 namespace lorad::kernels::cuda::testing {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention/attention.h"
 #include "tests/kernels/cuda/device_array.h"
 
 namespace lorad::kernels::cuda::testing {

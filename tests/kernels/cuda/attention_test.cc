@@ -1,6 +1,6 @@
 // Attention on the GPU: against float64, and the two tests by which its kernels are chosen: equal
 // runs give equal bits, and a sequence has the same bits alone and in any company.
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention/attention.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

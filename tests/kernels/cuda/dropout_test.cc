@@ -1,5 +1,5 @@
 // Philox taken apart is Philox.
-#include "kernels/cuda/dropout.h"
+#include "kernels/cuda/lora/dropout.h"
 
 #include <catch2/catch.hpp>
 #include <random>

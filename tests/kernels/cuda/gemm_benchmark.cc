@@ -1,5 +1,5 @@
 // usage: gemm_benchmark [--small|swiglu]
-// Speed of the products of kernels/cuda/gemm.h beside cuBLASLt's in the same run: its first
+// Speed of the products of kernels/cuda/gemm/gemm.h beside cuBLASLt's in the same run: its first
 // algorithm and the fastest of its first eight, random data, buffers that rotate so that no input
 // is in the cache. Then what low-rank terms add, and SwiGLU as a product's last step. Needs a GPU.
 #include <cublasLt.h>
@@ -13,9 +13,9 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/gemm.h"
-#include "kernels/cuda/gemm_hopper_plan.h"
+#include "kernels/cuda/device/check.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/gemm/hopper_plan.h"
 #include "tests/kernels/cuda/gemm_peer.h"
 #include "tests/kernels/cuda/gemm_reference.h"
 

@@ -1,6 +1,6 @@
 #include "tests/kernels/cuda/gemm_peer.h"
 
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/device/check.h"
 
 namespace lorad::kernels::cuda {
 namespace {

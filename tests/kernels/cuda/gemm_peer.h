@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/gemm/gemm.h"
 #include "tests/kernels/cuda/gemm_reference.h"
 
 namespace lorad::kernels::cuda {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/device/check.h"
 
 namespace lorad::kernels::cuda {
 namespace {

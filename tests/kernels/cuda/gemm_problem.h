@@ -1,4 +1,4 @@
-// A product of kernels/cuda/gemm.h with everything that it reads, drawn at random from a seed:
+// A product of kernels/cuda/gemm/gemm.h with everything that it reads, drawn at random from a seed:
 // segments of several adapters with targets, ranks and masks of their own in ragged rows.
 #ifndef LORAD_TESTS_KERNELS_CUDA_GEMM_PROBLEM_H_
 #define LORAD_TESTS_KERNELS_CUDA_GEMM_PROBLEM_H_
@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/gemm/gemm.h"
 #include "tests/kernels/cuda/gemm_reference.h"
 
 namespace lorad::kernels::cuda {

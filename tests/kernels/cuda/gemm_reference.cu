@@ -1,6 +1,6 @@
 #include <cuda_bf16.h>
 
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/device/check.h"
 #include "tests/kernels/cuda/gemm_reference.h"
 
 namespace lorad::kernels::cuda {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/device/check.h"
+#include "kernels/cuda/gemm/gemm.h"
 
 namespace lorad::kernels::cuda {
 

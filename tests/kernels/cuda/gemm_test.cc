@@ -1,7 +1,7 @@
 // Products on the GPU against a float64 reference on random ragged microbatches, with poisoned
 // outputs inside sentinels; equal rows give equal bits: alone, among others, by every tile shape,
 // at every repeat. `--rng-seed N` draws other microbatches. Needs a GPU.
-#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/gemm/gemm.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/gemm_hopper_plan.h"
+#include "kernels/cuda/device/check.h"
+#include "kernels/cuda/gemm/hopper_plan.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/gemm_problem.h"
 #include "tests/kernels/cuda/gemm_reference.h"

@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/gemm.h"
-#include "kernels/cuda/linear_loss.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/loss/linear_loss.h"
 #include "tests/kernels/cuda/device_array.h"
 
 namespace lorad::kernels::cuda::testing {

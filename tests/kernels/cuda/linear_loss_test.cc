@@ -1,5 +1,5 @@
 // Head and loss on the GPU: against float64, and row by row the same bits in any company.
-#include "kernels/cuda/linear_loss.h"
+#include "kernels/cuda/loss/linear_loss.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

@@ -8,9 +8,9 @@
 #include <functional>
 #include <string_view>
 
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/lora_kernels.h"
-#include "kernels/cuda/rowwise.h"
+#include "kernels/cuda/device/check.h"
+#include "kernels/cuda/lora/kernels.h"
+#include "kernels/cuda/rowwise/rowwise.h"
 #include "tests/kernels/cuda/lora_world.h"
 
 namespace lorad::kernels::cuda::testing {
@@ -408,9 +408,9 @@ void RunRope(const Setting& setting, int64_t head_size, bool has_bias) {
   DeviceMatrix angles(kSequence, head_size, DType::kFloat32, 0);
   angles.Write(RandomValues(random, angles.view().elements(), 1));
   const int64_t rotated = bench.outputs - setting.outputs.back();
-  const RopeTables rope = RopeOf(*bench.batch, angles.view(), rotated);
+  const GemmRope rope = RopeOf(*bench.batch, angles.view(), rotated);
   if (!FusesRope(world.lora(), world.linear(), rope)) return;
-  const auto run = [&](const RopeTables& with) {
+  const auto run = [&](const GemmRope& with) {
     LoraLinear(world.lora(), *bench.batch, world.linear(), world.table(), 0, bench.x.view(), {},
                bench.y.view(), bench.saved.view(), {}, with);
   };

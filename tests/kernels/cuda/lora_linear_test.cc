@@ -3,8 +3,8 @@
 #include <catch2/catch.hpp>
 #include <utility>
 
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/rowwise.h"
+#include "kernels/cuda/device/check.h"
+#include "kernels/cuda/rowwise/rowwise.h"
 #include "tests/kernels/cuda/lora_case.h"
 
 namespace lorad::kernels::cuda::testing {
@@ -215,9 +215,9 @@ void CheckRope(Generator& random, const Options& options, const BatchOf& batch, 
   angles.Write(RandomValues(random, positions * head_size, 1));
   const int64_t heads = options.outputs / head_size;
   const int64_t rotated = RandomInteger(random, 0, heads) * head_size;
-  const RopeTables rope = RopeOf(on_device, angles.view(), rotated);
+  const GemmRope rope = RopeOf(on_device, angles.view(), rotated);
   if (!FusesRope(world.lora(), world.linear(), rope)) return;
-  const auto run = [&](const RopeTables& with) {
+  const auto run = [&](const GemmRope& with) {
     test.y().Poison();
     LoraLinear(world.lora(), on_device, world.linear(), world.table(), kGroup, test.x().view(), {},
                test.y().view(), test.saved().view(), {}, with);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cassert>
 
-#include "kernels/cuda/check.h"
+#include "kernels/cuda/device/check.h"
 
 namespace lorad::kernels::cuda::testing {
 namespace {

@@ -10,8 +10,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/lora_linear.h"
-#include "kernels/cuda/transfer.h"
+#include "kernels/cuda/device/transfer.h"
+#include "kernels/cuda/lora/lora_linear.h"
 
 namespace lorad::kernels::cuda::testing {
 

@@ -1,8 +1,8 @@
 #include <cmath>
 
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/gemm_ptx.cuh"
-#include "kernels/cuda/gemm_wgmma.cuh"
+#include "kernels/cuda/device/check.h"
+#include "kernels/cuda/device/ptx_hopper.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
 #include "tests/kernels/cuda/matrix_units.h"
 
 namespace lorad::kernels::cuda {
@@ -19,7 +19,7 @@ constexpr uint32_t kXBytes = kGroups * kRows * kInner * 2;
 constexpr uint32_t kStageBytes = kXBytes + kColumns * kInner * 2;
 static_assert(kStages * kStageBytes == kMatrixUnitsBytes);
 
-// As the product kernel's inner loop (gemm_hopper_consumer.cuh) without its ring.
+// As the product kernel's inner loop (gemm/hopper_consumer.cuh) without its ring.
 __global__ void __launch_bounds__(kThreads, 1)
     MatrixUnitsKernel(const uint4* operands, int64_t steps, float* sink) {
   extern __shared__ __align__(1024) unsigned char stages[];

@@ -271,8 +271,9 @@ void RunSustained(Backend& backend, const std::vector<std::function<void()>>& st
 void RunEnergy(Backend& backend, const std::vector<SustainedOperation>& operations,
                const FrozenProducts& products, double seconds) {
   PowerMeter meter;
-  // The counter moves some ten times a second: a shorter measurement would know no power.
-  seconds = std::max(seconds, 1.0);
+  // The counter moves some ten times a second, on some cards half a second late: a shorter
+  // measurement would know the power of the one before.
+  seconds = std::max(seconds, 2.0);
   std::printf("%-36s %6s %9s %7s %7s %9s %9s %9s\n", "alone", "a step", "ms", "W", "MHz", "mJ",
               "ms a step", "J a step");
   Spent all;

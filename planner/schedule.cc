@@ -23,8 +23,10 @@ class Scheduler {
       state.shape = group.shape;
       state.bytes = BytesOfGroup(group.model, group.shape).total();
       state.budget_bytes = group.budget_bytes;
-      state.microbatch_tokens = view.microbatch_tokens;
+      state.microbatch_tokens =
+          group.microbatch_tokens > 0 ? group.microbatch_tokens : view.microbatch_tokens;
       state.open = group.open;
+      state.changes = group.changes;
       state.jobs = group.jobs.size();
       for (size_t i = 0; i < group.adapters.size(); ++i) {
         MemberState& member = state.members.emplace_back();
@@ -35,6 +37,7 @@ class Scheduler {
         if (group.running.empty()) continue;
         member.running = &group.running[i];
         state.step_tokens += member.running->step_tokens;
+        state.lowest_priority = std::min(state.lowest_priority, member.running->priority);
       }
     }
     for (const WorkerView& worker : view.workers) {
@@ -54,10 +57,22 @@ class Scheduler {
   void Place(const QueuedJob& job) {
     if (Join(job) || Form(job)) return;
     waiting_.push_back(&job);
+    if (AwaitsChange(job)) return;
     if (Dissolve(job) || Reform(job)) return;
     if (view_.policy.evict && Evict(job)) return;
     Decision& decision = Decide(Decision::Kind::kWait, job);
     decision.why = WhyWait(job);
+  }
+
+  // Until it is known what becomes of that group, no other is changed for the job.
+  bool AwaitsChange(const QueuedJob& job) {
+    for (const GroupState& group : groups_) {
+      if (!group.changes || group.base_model != job.base_model || !FitsAlone(job, group)) continue;
+      Decide(Decision::Kind::kWait, job).why =
+          absl::StrCat("group ", group.name, " is being formed or changed");
+      return true;
+    }
+    return false;
   }
 
   Decision& Decide(Decision::Kind kind, const QueuedJob& job) {
@@ -103,6 +118,8 @@ class Scheduler {
           Ahead(group) != nullptr || !Helps(group, shape, job)) {
         continue;
       }
+      const bool shorter = shape.capacity_tokens < group.shape.capacity_tokens;
+      if (shorter && IdleFor(job, shape.device.kind) != idle_.end()) continue;
       Add(group, job, shape);
       if (group.fresh()) {
         decisions_[group.decision].jobs.push_back(job.job);
@@ -117,24 +134,27 @@ class Scheduler {
 
   // Tokens a second rise by least_gain, or someone of less priority is to be slowed down.
   bool Helps(const GroupState& group, const GroupShape& shape, const QueuedJob& job) const {
-    if (view_.policy.least_gain <= 0 || group.jobs == 0) return true;
+    if (view_.policy.least_gain <= 0 || group.jobs == 0 || job.resumes) return true;
     const auto times = view_.times.find(group.base_model);
     if (times == view_.times.end() || group.step_tokens == 0 || job.step_tokens == 0) return true;
-    if (std::any_of(group.members.begin(), group.members.end(), [&](const MemberState& member) {
-          return member.running != nullptr && member.running->priority < job.priority;
-        })) {
-      return true;
-    }
+    if (group.lowest_priority < job.priority) return true;
     const double now = GroupThroughput(times->second, group.step_tokens, shape.capacity_tokens);
     const double then =
         GroupThroughput(times->second, group.step_tokens + job.step_tokens, shape.capacity_tokens);
     return then >= now * (1 + view_.policy.least_gain);
   }
 
-  bool Form(const QueuedJob& job) {
-    const auto worker = std::find_if(idle_.begin(), idle_.end(), [&](const WorkerView* idle) {
-      return FitsAlone(job, idle->device, idle->budget_bytes, TokensOn(*idle));
+  // The first idle worker, of that kind, that would take the job alone.
+  std::vector<const WorkerView*>::const_iterator IdleFor(const QueuedJob& job,
+                                                         std::optional<DeviceKind> kind) const {
+    return std::find_if(idle_.begin(), idle_.end(), [&](const WorkerView* idle) {
+      return (!kind || idle->device.kind == *kind) &&
+             FitsAlone(job, idle->device, idle->budget_bytes, TokensOn(*idle));
     });
+  }
+
+  bool Form(const QueuedJob& job) {
+    const auto worker = IdleFor(job, std::nullopt);
     if (worker == idle_.end()) return false;
     GroupState& group = groups_.emplace_back();
     group.base_model = job.base_model;
@@ -162,6 +182,7 @@ class Scheduler {
     group.shape = shape;
     group.slot_bytes += SlotOf(job, shape.device);
     group.step_tokens += job.step_tokens;
+    group.lowest_priority = std::min(group.lowest_priority, job.priority);
     ++group.jobs;
   }
 
@@ -176,6 +197,7 @@ class Scheduler {
       const GroupState anew = FormedAnew(group, job);
       if (anew.jobs != group.jobs + 1 || !Helps(group, anew.shape, job)) continue;
       group.open = false;
+      group.changes = true;
       Decision& decision = Decide(Decision::Kind::kReform, job);
       decision.group = group.name;
       decision.shape = anew.shape;
@@ -382,6 +404,11 @@ GroupShape ShapeWith(const GroupState& group, const QueuedJob& job) {
   const int64_t shortest = CapacityFor(least, shape.longest_sequence);
   while (shape.capacity_tokens > shortest && !FitsIn(group, shape, job)) {
     shape.capacity_tokens = std::max(shortest, shape.capacity_tokens / 2);
+  }
+  // One of its jobs may have ended since it was decided to form the group anew: nobody is put out.
+  for (const Recomputation more : {Recomputation::kProducts, Recomputation::kBlocks}) {
+    if (!job.resumes || FitsIn(group, shape, job)) break;
+    shape.recomputation = std::max(shape.recomputation, more);
   }
   return shape;
 }

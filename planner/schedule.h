@@ -42,6 +42,8 @@ struct GroupView {
   std::vector<std::string> jobs;
   std::vector<AdapterShape> adapters;    // of the jobs, in the same order
   std::vector<RunningJob> running = {};  // likewise; empty: none of them is evicted or re-placed
+  int64_t microbatch_tokens = 0;         // once it is formed anew; 0: ClusterView's
+  bool changes = false;  // is being formed, cut or dissolved: whom it would fit waits for that
 };
 
 struct QueuedJob {
@@ -121,8 +123,10 @@ inline constexpr size_t kJobsPerGroupMax = 256;
 // - joins the first open group of its base model that it fits: its sequences within the group's
 //   longest, its slot within the budget (Fits);
 // - else has a group formed for it on the idle worker with the largest budget (jobs behind it may
-//   join that one too, and make it longer); recomputed is only what some job would not fit without
-//   even alone;
+//   join that one too, and make it longer, or its microbatches shorter where no worker is left);
+//   recomputed is only what some job would not fit without even alone;
+// - else waits for a group of its base model that is being formed or changed and that it would fit
+//   alone;
 // - else has a group without jobs dissolved;
 // - else has a group of its base model formed anew, if that has room for all of its jobs and this
 //   one then: for longer sequences or a higher rank, with shorter microbatches, or without what

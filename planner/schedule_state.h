@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@ struct GroupState {
   int64_t budget_bytes = 0;
   int64_t microbatch_tokens = 0;  // as in ClusterView
   bool open = false;
+  bool changes = false;
   int64_t bytes = 0;  // without slots, of `shape`; not kept for a fresh group, whose shape grows
   int64_t slot_bytes = 0;
   size_t jobs = 0;
@@ -33,7 +35,8 @@ struct GroupState {
   mutable size_t not_ahead = 0;
   size_t decision = 0;  // of a group formed in this round
   int64_t step_tokens = 0;
-  std::vector<MemberState> members;  // those of the view
+  int32_t lowest_priority = std::numeric_limits<int32_t>::max();  // of jobs that are known
+  std::vector<MemberState> members;                               // those of the view
 
   bool full() const { return jobs >= static_cast<size_t>(shape.slots_max); }
   bool fresh() const { return name.empty(); }

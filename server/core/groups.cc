@@ -38,6 +38,26 @@ void Core::State::SendTo(const GroupState& group, worker::v1::CoordinatorMessage
 
 // ---- scheduling ----
 
+int64_t Core::State::TokensOf(const WorkerState& worker) const {
+  // What others have taken of its memory is not known: the less is asked for, the better.
+  if (worker.memory_was_taken && options_.microbatch_tokens == 0) return planner::kMicrobatchTokens;
+  return options_.microbatch_tokens;
+}
+
+planner::QueuedJob Core::State::Queued(const JobState& job) const {
+  const v1::Job& content = job.job();
+  planner::QueuedJob queued;
+  queued.job = job.name();
+  queued.base_model = content.base_model();
+  queued.model = models_.at(content.base_model()).shape;
+  queued.priority = content.priority();
+  queued.arrival = job.record.order();
+  queued.longest_sequence = job.record.longest_tokens();
+  queued.adapter = ShapeOfAdapter(content.adapter());
+  queued.resumes = job.resumes;
+  return queued;
+}
+
 planner::ClusterView Core::State::ClusterOf() const {
   planner::ClusterView view;
   view.microbatch_tokens = options_.microbatch_tokens;
@@ -48,10 +68,7 @@ planner::ClusterView Core::State::ClusterOf() const {
     entry.budget_bytes = worker.hello.memory_bytes();
     entry.device = DeviceOf(worker.hello);
     entry.idle = worker.group.empty() && !Rests(worker);
-    // What others have taken of its memory is not known: the less is asked for, the better.
-    if (worker.rests > 0 && view.microbatch_tokens == 0) {
-      entry.microbatch_tokens = planner::kMicrobatchTokens;
-    }
+    entry.microbatch_tokens = TokensOf(worker);
   }
   for (const auto& [name, group] : groups_) {
     planner::GroupView& entry = view.groups.emplace_back();
@@ -62,6 +79,8 @@ planner::ClusterView Core::State::ClusterOf() const {
     const WorkerState& worker = workers_.at(group.worker);
     entry.budget_bytes = worker.hello.memory_bytes();
     entry.open = group.phase == GroupState::Phase::kRunning && !Rests(worker);
+    entry.changes = group.phase != GroupState::Phase::kRunning;
+    entry.microbatch_tokens = TokensOf(worker);
     for (const auto& [job, member] : group.members) {
       entry.jobs.push_back(job);
       entry.adapters.push_back(member.adapter);
@@ -75,19 +94,13 @@ planner::ClusterView Core::State::ClusterOf() const {
       running.longest_sequence = record.longest_tokens();
     }
   }
-  for (const auto& [key, job] : queue_) {
-    if (view.queue.size() == kQueueViewMax) break;
-    if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
-    const v1::Job& content = job->job();
-    planner::QueuedJob& entry = view.queue.emplace_back();
-    entry.job = job->name();
-    entry.base_model = content.base_model();
-    entry.model = models_.at(content.base_model()).shape;
-    entry.priority = content.priority();
-    entry.arrival = job->record.order();
-    entry.longest_sequence = job->record.longest_tokens();
-    entry.adapter = ShapeOfAdapter(content.adapter());
-    entry.resumes = job->resumes;
+  // Those whose group is formed anew have been placed before: the limit is not for them.
+  for (const bool resumes : {true, false}) {
+    for (const auto& [key, job] : queue_) {
+      if (!resumes && view.queue.size() >= kQueueViewMax) break;
+      if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
+      if (job->resumes == resumes) view.queue.push_back(Queued(*job));
+    }
   }
   return view;
 }
@@ -116,9 +129,9 @@ void Core::State::Carry(const planner::Decision& decision) {
     case Kind::kReform: {
       GroupState& group = *FindGroup(decision.group);
       const bool shorter = decision.shape.capacity_tokens < group.shape.capacity_tokens;
-      const std::string how = absl::StrCat(
-          "formed anew with ", shorter ? "shorter microbatches" : "longer rows or a higher rank",
-          " to make room");
+      const std::string how =
+          absl::StrCat("formed anew ", shorter ? "with shorter microbatches" : "in another shape",
+                       " to make room");
       for (const std::string& job : decision.jobs) {
         FindJob(job)->why = absl::StrCat("group ", decision.group, " is ", how, " for it");
       }
@@ -299,7 +312,8 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
   workers_.at(group.worker).group.clear();
   for (const auto& [request, shard] : group.early_shards) RefuseShard(request, shard);
   const std::map<std::string, Member> members = std::move(group.members);
-  const bool anew = group.then == GroupState::Then::kReform;
+  const bool anew = group.then == GroupState::Then::kReform ||
+                    group.phase == GroupState::Phase::kForming;  // which has failed
   groups_.erase(group.name);
   for (const auto& [name, member] : members) {
     JobState* job = FindJob(name);

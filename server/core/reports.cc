@@ -149,6 +149,11 @@ void Core::State::OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& 
     FailJob(*job, v1::JobError::SERVER, failed.reason(), failed.message());
   }
   EndMember(group, failed.job());
+  // A group without jobs may have its memory for shorter microbatches.
+  if (failed.reason() == kMemoryTaken && group.members.empty() && options_.microbatch_tokens == 0 &&
+      group.shape.capacity_tokens > planner::kMicrobatchTokens) {
+    BeginCut(group, GroupState::Then::kReform, failed.message());
+  }
 }
 
 void Core::State::OnSlotFreed(GroupState& group, const worker::v1::SlotFreed& freed) {

@@ -73,6 +73,7 @@ struct WorkerState {
   int64_t rests_until_us = 0;
   int rests = 0;  // in a row
   std::string rest_why;
+  bool memory_was_taken = false;  // once, since its process started
 };
 
 // A job in a group.
@@ -262,6 +263,9 @@ class Core::State {
 
   // ---- groups.cc ----
   void Schedule();
+  // Tokens of a microbatch of groups on it, as in planner::ClusterView.
+  int64_t TokensOf(const WorkerState& worker) const;
+  planner::QueuedJob Queued(const JobState& job) const;
   planner::ClusterView ClusterOf() const;
   void Carry(const planner::Decision& decision);
   std::string WhyWait(const planner::Decision& decision) const;

@@ -121,6 +121,7 @@ void Core::State::LoseWorker(WorkerState& worker, const std::string& why) {
   worker.connection = 0;
   worker.rests_until_us = 0;  // another process finds out anew what is free
   worker.rests = 0;
+  worker.memory_was_taken = false;
   if (GroupState* group = FindGroup(worker.group)) LoseGroup(*group, why);
   worker.group.clear();
   schedule_ = true;
@@ -133,6 +134,7 @@ void Core::State::Rest(WorkerState& worker, const std::string& why) {
   const int64_t pause_ms =
       std::min(options_.rest_ms << std::min(worker.rests, 20), options_.rest_max_ms);
   ++worker.rests;
+  worker.memory_was_taken = true;
   worker.rests_until_us = now_us_ + pause_ms * kMillisecond;
   worker.rest_why = why;
   Do(SetTimer{kRestEnds, worker.rests_until_us});

@@ -172,6 +172,19 @@ TEST_CASE("Microbatches become shorter where that lets a job in, and not otherwi
   const ClusterView slots{
       {{"w", for_many, kGpu, false}}, {LlamaGroup(longest, for_many, many)}, {next}};
   CHECK(TextOf(slots) == "wait #1: x (group g is full)\n");
+  // One group for one job: what becomes of it is waited for.
+  ClusterView changing = view(longest, BudgetOf(longest, two), {next});
+  changing.groups.push_back(changing.groups[0]);
+  changing.groups[1].name = "h";
+  changing.groups[1].open = false;
+  changing.groups[1].changes = true;
+  CHECK(TextOf(changing) == "wait #1: x (group h is being formed or changed)\n");
+  // A group that is being formed has no shorter ones while a worker is idle.
+  const int64_t half_a_gpu = GiB(44);
+  ClusterView idle{{{"w1", half_a_gpu, kGpu, true}, {"w2", half_a_gpu, kGpu, true}},
+                   {},
+                   {LlamaJob("a", 1), LargeJob("b", 2, 128), LargeJob("c", 3, 128)}};
+  CHECK(TextOf(idle) == "form w1 base=m 4096/1024: a b\nform w2 base=m 2048/1024: c\n");
   // On a worker that may have less.
   ClusterView rests{{{"w", GiB(78), kGpu, true, 1024}}, {}, {next, LlamaJob("y", 4, 1500)}};
   CHECK(TextOf(rests) == "form w base=m 1500/1500: x y\n");
@@ -293,6 +306,22 @@ class World {
   int64_t shorter_ = 0;
   int64_t most_jobs_ = 0;
 };
+
+TEST_CASE("Jobs of a group that is formed anew come first, fair share or not") {
+  ClusterView view;
+  for (const bool fair_share : {false, true}) {
+    view.policy.fair_share = fair_share;
+    QueuedJob urgent = LlamaJob("x", 1);
+    urgent.priority = 5;
+    QueuedJob resumes = LlamaJob("y", 2);
+    resumes.resumes = true;
+    QueuedJob urgent_and_resumes = urgent;
+    urgent_and_resumes.resumes = true;
+    QueuedJob equal = LlamaJob("z", 0);
+    view.queue = {urgent, resumes, urgent_and_resumes, equal};
+    CHECK(QueueOrder(view) == std::vector<size_t>{2, 1, 0, 3});
+  }
+}
 
 TEST_CASE("Jobs come and go on a GPU: memory holds, all end, groups settle") {
   int64_t shorter = 0, most_jobs = 0;

@@ -68,6 +68,7 @@ void SimWorker::Hear(const worker::v1::CoordinatorMessage& message) {
   switch (message.content_case()) {
     case Message::kFormGroup:
       epoch_ = message.form_group().epoch();
+      capacity_tokens_ = message.form_group().capacity_tokens();
       reports_ = 0;
       slots_.clear();
       windows_.clear();
@@ -156,7 +157,7 @@ bool SimWorker::Dropped(const worker::v1::Window& window, const Operation& opera
 bool SimWorker::Step() {
   if (forming_) {
     worker::v1::Report report;
-    if (hooks_.memory_taken()) {
+    if (hooks_.memory_taken(capacity_tokens_, false)) {
       report.mutable_group_failed()->set_reason("MEMORY_TAKEN");
       report.mutable_group_failed()->set_message("no memory is left");
     } else {
@@ -206,7 +207,7 @@ void SimWorker::Execute(const worker::v1::Window& window, const Operation& opera
     case Operation::LOAD_SLOT: {
       const std::string& job = operation.slot().job();
       REQUIRE_FALSE(slots_.contains(job));
-      if (hooks_.memory_taken()) {
+      if (hooks_.memory_taken(capacity_tokens_, true)) {
         worker::v1::Report report;
         report.mutable_slot_failed()->set_job(job);
         report.mutable_slot_failed()->set_reason("MEMORY_TAKEN");

@@ -31,8 +31,9 @@ class SimWorker {
     std::function<int64_t(const std::string& content)> fetch;
     // Steps whose loss is not finite.
     std::function<bool(const std::string& job, int64_t step)> is_bad;
-    // Whether other processes have taken the memory of its machine.
-    std::function<bool()> memory_taken;
+    // Whether other processes have taken the memory that a group of such microbatches, or a slot
+    // beside it, would need.
+    std::function<bool(int64_t capacity_tokens, bool slot)> memory_taken;
   };
 
   // gpu_memory_bytes: 0: a CPU.
@@ -73,6 +74,7 @@ class SimWorker {
   const int64_t gpu_memory_bytes_;
   const Hooks hooks_;
   int64_t epoch_ = 0;
+  int64_t capacity_tokens_ = 0;
   int64_t reports_ = 0;
   std::optional<worker::v1::FormGroup> forming_;
   std::map<std::string, Slot> slots_;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <random>
@@ -85,6 +86,9 @@ class World {
   void Poison(const std::string& job, int64_t step) { bad_steps_[job] = step; }
   // Others take the memory of every worker's machine, or give it back.
   void TakeMemory(bool taken) { memory_taken_ = taken; }
+  // Others take so much that only groups of such microbatches, or slots beside them, find memory.
+  void TakeGroupMemory(int64_t tokens_most) { group_tokens_most_ = tokens_most; }
+  void TakeSlotMemory(int64_t tokens_most) { slot_tokens_most_ = tokens_most; }
   // The peak that every worker's heartbeats tell from now on.
   void SetPeak(int64_t bytes) { peak_bytes_ = bytes; }
   // Rows of this dataset are bad from this line on.
@@ -166,6 +170,8 @@ class World {
 
   absl::Status plan_failure_, save_failure_;
   bool memory_taken_ = false;
+  int64_t group_tokens_most_ = std::numeric_limits<int64_t>::max();
+  int64_t slot_tokens_most_ = std::numeric_limits<int64_t>::max();
   std::map<std::string, int64_t> bad_steps_;
   std::map<std::string, int64_t> bad_lines_;
   std::map<std::string, int32_t> longest_;

@@ -37,7 +37,9 @@ void World::StartWorker(int i) {
   hooks.upload = [this, i](worker::v1::UploadShardRequest::Header header) {
     Upload(i, std::move(header));
   };
-  hooks.memory_taken = [this] { return memory_taken_; };
+  hooks.memory_taken = [this](int64_t capacity_tokens, bool slot) {
+    return memory_taken_ || capacity_tokens > (slot ? slot_tokens_most_ : group_tokens_most_);
+  };
   hooks.fetch = [this](const std::string& text) -> int64_t {
     if (text.empty()) return 0;
     absl::StatusOr<SlotContent> content = ParseSlotContent(text);

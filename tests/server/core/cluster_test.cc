@@ -174,40 +174,6 @@ TEST_CASE("a job with longer rows has the group formed anew, nobody loses a save
   world->CheckInvariants();
 }
 
-TEST_CASE("on a GPU a group without room for a job is formed anew with shorter microbatches") {
-  const auto estimate = [](int64_t memory_bytes, const Job& job) {
-    WorldOptions options;
-    options.gpu_memory_bytes = memory_bytes;
-    auto world = MakeWorld(options);
-    world->ConnectWorkers();
-    return world->Get<v1::JobEstimate>(EstimateJob{.job = job}).peak_memory_bytes();
-  };
-  const Job small = World::NewJob();
-  Job large = small;
-  large.mutable_adapter()->set_rank(128);
-  // Room for the longest microbatches and two jobs like the first.
-  const v1::MemoryEstimate most = estimate(int64_t{8} << 30, small);
-  WorldOptions options;
-  options.gpu_memory_bytes = (most.total() + most.adapters() + most.optimizer()) * 103 / 100;
-  CHECK(estimate(options.gpu_memory_bytes, small).total() == most.total());
-  auto world = MakeWorld(options);
-  world->ConnectWorkers();
-  const std::string first = SubmitLong(*world);
-  world->RunUntil([&] { return world->Job(first).step() >= 5; });
-  const std::string second = world->Submit(large);
-  world->RunUntilState(second, Job::RUNNING);
-  CHECK(world->StateOf(first) == Job::RUNNING);
-  CHECK(world->Job(first).attempts() == 2);
-  CHECK(std::ranges::any_of(world->notes(), [](const std::string& note) {
-    return note.find("formed anew with shorter microbatches to make room") != std::string::npos;
-  }));
-  CHECK(world->plans().back().capacity_tokens == 4096);
-  world->RunUntilState(second, Job::SUCCEEDED);
-  world->RunUntilState(first, Job::SUCCEEDED);
-  CHECK(world->Job(first).attempts() == 2);
-  world->CheckInvariants();
-}
-
 TEST_CASE("another base model waits until the group has drained, and newcomers behind it wait") {
   auto world = MakeWorld();
   world->ConnectWorkers();

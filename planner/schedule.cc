@@ -118,6 +118,7 @@ class Scheduler {
           Ahead(group) != nullptr || !Helps(group, shape, job)) {
         continue;
       }
+      // An idle worker like it is better than shorter microbatches.
       const bool shorter = shape.capacity_tokens < group.shape.capacity_tokens;
       if (shorter && IdleFor(job, shape.device.kind) != idle_.end()) continue;
       Add(group, job, shape);

@@ -57,22 +57,16 @@ class Scheduler {
   void Place(const QueuedJob& job) {
     if (Join(job) || Form(job)) return;
     waiting_.push_back(&job);
-    if (AwaitsChange(job)) return;
-    if (Dissolve(job) || Reform(job)) return;
-    if (view_.policy.evict && Evict(job)) return;
-    Decision& decision = Decide(Decision::Kind::kWait, job);
-    decision.why = WhyWait(job);
+    if (Awaited(job) == nullptr && (Dissolve(job) || Reform(job) || Evict(job))) return;
+    Decide(Decision::Kind::kWait, job).why = WhyWait(job);
   }
 
   // Until it is known what becomes of that group, no other is changed for the job.
-  bool AwaitsChange(const QueuedJob& job) {
-    for (const GroupState& group : groups_) {
-      if (!group.changes || group.base_model != job.base_model || !FitsAlone(job, group)) continue;
-      Decide(Decision::Kind::kWait, job).why =
-          absl::StrCat("group ", group.name, " is being formed or changed");
-      return true;
-    }
-    return false;
+  const GroupState* Awaited(const QueuedJob& job) const {
+    const auto found = std::find_if(groups_.begin(), groups_.end(), [&](const GroupState& group) {
+      return group.changes && group.base_model == job.base_model && FitsAlone(job, group);
+    });
+    return found == groups_.end() ? nullptr : &*found;
   }
 
   Decision& Decide(Decision::Kind kind, const QueuedJob& job) {
@@ -258,6 +252,7 @@ class Scheduler {
 
   // Of groups that do not drain for a job ahead of it.
   bool Evict(const QueuedJob& job) {
+    if (!view_.policy.evict) return false;
     std::vector<bool> allowed;
     for (const GroupState& group : groups_) allowed.push_back(Ahead(group) == &job);
     const double points = PointsOf(view_.policy, job.waited_s) - ShareOf(job);
@@ -307,10 +302,14 @@ class Scheduler {
     if (!Fits(needed, budget)) {
       return absl::StrCat("needs ", needed, " bytes; the largest worker offers ", budget);
     }
+    const auto changes = [](const std::string& name) {
+      return absl::StrCat(name, " is being formed or changed");
+    };
+    if (const GroupState* group = Awaited(job)) return changes("group " + group->name);
     for (const GroupState& group : groups_) {
       if (group.base_model != job.base_model) continue;
       const std::string name = group.fresh() ? "the group being formed" : "group " + group.name;
-      if (!group.open) return absl::StrCat(name, " is being formed or changed");
+      if (!group.open) return changes(name);
       if (const QueuedJob* ahead = Ahead(group); ahead != nullptr && ahead != &job) {
         return absl::StrCat("behind job ", ahead->job, ", for which ", name, " is draining");
       }

@@ -201,7 +201,7 @@ Core::State::LoneGroup Core::State::GroupAlone(const v1::Job& job, int64_t longe
   }
   alone.shape = planner::ShapeAlone(
       queued, alone.device, worker ? alone.budget_bytes : std::numeric_limits<int64_t>::max(),
-      options_.microbatch_tokens);
+      worker ? TokensOf(*worker) : options_.microbatch_tokens);
   alone.group = planner::BytesOfGroup(queued.model, alone.shape);
   alone.slot = planner::BytesOfSlot(queued.model, queued.adapter, alone.device);
   return alone;

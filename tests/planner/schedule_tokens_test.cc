@@ -185,7 +185,11 @@ TEST_CASE("Microbatches become shorter where that lets a job in, and not otherwi
                    {},
                    {LlamaJob("a", 1), LargeJob("b", 2, 128), LargeJob("c", 3, 128)}};
   CHECK(TextOf(idle) == "form w1 base=m 4096/1024: a b\nform w2 base=m 2048/1024: c\n");
-  // On a worker that may have less.
+  // On a worker that may have less, now and when its group is formed anew.
+  ClusterView less = view(least, GiB(78), {LargeJob("x", 3, 128)});
+  CHECK(TextOf(less) == "reform #1 g 8192/1024: x\n");
+  less.groups[0].microbatch_tokens = 1024;
+  CHECK(TextOf(less) == "reform #1 g 1024/1024: x\n");
   ClusterView rests{{{"w", GiB(78), kGpu, true, 1024}}, {}, {next, LlamaJob("y", 4, 1500)}};
   CHECK(TextOf(rests) == "form w base=m 1500/1500: x y\n");
   // Who may evict does so only where the shortest do not do.

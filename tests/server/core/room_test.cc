@@ -98,6 +98,14 @@ TEST_CASE("however many wait, those who trained are in the group that is formed 
   world->RunUntilState(first, Job::RUNNING);
   CHECK(std::ranges::any_of(
       others, [&](const std::string& job) { return world->StateOf(job) == Job::RUNNING; }));
+  // Once they are in, they are jobs like others.
+  world->KillWorker(0);
+  world->RunUntilState(first, Job::QUEUED);
+  world->RunUntil([&] {
+    return std::ranges::any_of(
+        others, [&](const std::string& job) { return world->Job(job).attempts() >= 2; });
+  });
+  CHECK(world->StateOf(first) == Job::QUEUED);
 }
 
 TEST_CASE("where others have taken memory groups are formed with short microbatches") {
@@ -105,6 +113,12 @@ TEST_CASE("where others have taken memory groups are formed with short microbatc
   options.gpu_memory_bytes = int64_t{8} << 30;
   auto world = MakeWorld(options);
   world->ConnectWorkers();
+  const auto activations = [&] {
+    return world->Get<v1::JobEstimate>(EstimateJob{.job = LongJob()})
+        .peak_memory_bytes()
+        .activations();
+  };
+  const int64_t long_ones = activations();
   SECTION("that of groups") {
     world->TakeGroupMemory(1024);
     const std::string first = world->Submit(LongJob());
@@ -125,6 +139,7 @@ TEST_CASE("where others have taken memory groups are formed with short microbatc
     CHECK(CountNotes(*world, "rests for") == 1);
   }
   CHECK(world->plans().back().capacity_tokens == 1024);
+  CHECK(activations() < long_ones / 4);
   world->CheckInvariants();
 }
 

@@ -94,13 +94,10 @@ planner::ClusterView Core::State::ClusterOf() const {
       running.longest_sequence = record.longest_tokens();
     }
   }
-  // Those whose group is formed anew have been placed before: the limit is not for them.
-  for (const bool resumes : {true, false}) {
-    for (const auto& [key, job] : queue_) {
-      if (!resumes && view.queue.size() >= kQueueViewMax) break;
-      if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
-      if (job->resumes == resumes) view.queue.push_back(Queued(*job));
-    }
+  for (const auto& [key, job] : queue_) {
+    if (view.queue.size() == kQueueViewMax) break;
+    if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
+    view.queue.push_back(Queued(*job));
   }
   return view;
 }
@@ -189,7 +186,6 @@ void Core::State::FormGroup(const planner::Decision& decision) {
 }
 
 void Core::State::Join(GroupState& group, JobState& job) {
-  job.resumes = false;
   job.job().set_group(group.name);
   job.job().set_attempts(job.job().attempts() + 1);
   Member& member = group.members[job.name()];

@@ -269,14 +269,19 @@ void Core::State::FailJob(JobState& job, v1::JobError::Category category, const 
   Transition(job, v1::Job::FAILED, absl::StrCat(reason, ": ", message));
 }
 
+Core::State::QueueKey Core::State::KeyOf(const JobState& job) {
+  return {!job.resumes, -job.job().priority(), job.record.order()};
+}
+
 void Core::State::EnterQueue(JobState& job) {
-  queue_[{-job.job().priority(), job.record.order()}] = &job;
+  queue_[KeyOf(job)] = &job;
   places_known_ = false;
   schedule_ = true;
 }
 
 void Core::State::LeaveQueue(JobState& job) {
-  queue_.erase({-job.job().priority(), job.record.order()});
+  queue_.erase(KeyOf(job));
+  job.resumes = false;
   places_known_ = false;
   job.why.clear();
 }

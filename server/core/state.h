@@ -18,6 +18,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -52,7 +53,7 @@ struct JobState {
   std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent steps
   int commits = 0;                               // checkpoints that are being written
   int place = 0;                                 // in the queue, from 1
-  bool resumes = false;                          // its group is being formed anew
+  bool resumes = false;                          // queued, for its group is formed anew
   std::string why;
 
   const v1::Job& job() const { return record.job(); }
@@ -167,6 +168,9 @@ class Core::State {
   void FailJob(JobState& job, v1::JobError::Category category, const std::string& reason,
                const std::string& message, const std::string& field = "", int64_t line = 0);
   void SetTime(google::protobuf::Timestamp* time) const;
+  // The order of the queue: who resumes, then by priority, then by arrival.
+  using QueueKey = std::tuple<bool, int32_t, int64_t>;
+  static QueueKey KeyOf(const JobState& job);
   void EnterQueue(JobState& job);
   void LeaveQueue(JobState& job);
   // The job goes on from its newest checkpoint: what came after it is not done any more.
@@ -347,7 +351,7 @@ class Core::State {
   std::map<std::string, records::RequestRecord> requests_;       // key: "job/ID"
   std::set<std::pair<std::string, std::string>> names_pending_;  // (kind, name) being made
 
-  std::map<std::pair<int32_t, int64_t>, JobState*> queue_;  // by (-priority, order)
+  std::map<QueueKey, JobState*> queue_;
   mutable bool places_known_ = true;
 
   std::map<std::string, WorkerState> workers_;

@@ -33,8 +33,6 @@ constexpr auto kCommitRetry = std::chrono::seconds(1);
 
 using Content = decltype(Event::content);
 
-int64_t NowUs() { return absl::ToUnixMicros(absl::Now()); }
-
 template <class... Handlers>
 struct Overloaded : Handlers... {
   using Handlers::operator()...;
@@ -47,6 +45,7 @@ class DriverImpl : public Driver {
   DriverImpl(const DriverOptions& options, storage::Files& files, std::unique_ptr<Solver> solver)
       : options_(options),
         files_(files),
+        clock_(*options.clock),
         data_dir_(options.data_dir),
         solver_(std::move(solver)),
         revisions_(options.core.watch_revisions_max),
@@ -65,10 +64,13 @@ class DriverImpl : public Driver {
     planner_thread_.Stop();
     if (solvers_) solvers_->Stop();
     revisions_.Shutdown();
-    std::lock_guard lock(waiters_mutex_);
-    waiters_closed_ = true;
-    for (auto& [request, waiter] : waiters_) waiter->Set(ShuttingDown());
-    waiters_.clear();
+    std::map<uint64_t, OnReply> replies;
+    {
+      std::lock_guard lock(replies_mutex_);
+      replies_closed_ = true;
+      replies.swap(replies_);
+    }
+    for (auto& [request, on_reply] : replies) on_reply(ShuttingDown());
   }
 
   absl::Status Init(storage::StoreHooks hooks) {
@@ -87,7 +89,7 @@ class DriverImpl : public Driver {
     const int64_t gone = kept.empty() ? newest : kept.front().revision - 1;
     revisions_.Start(gone, newest, std::move(kept));
     std::vector<Effect> effects;
-    auto core = Core::Create(options_.core, *stored, NowUs(), &effects);
+    auto core = Core::Create(options_.core, *stored, clock_.Now(), &effects);
     if (!core.ok()) return core.status();
     core_ = *std::move(core);
     if (absl::Status status = RemoveLeftovers(data_dir_, files_, core_->PathsInUse());
@@ -105,26 +107,20 @@ class DriverImpl : public Driver {
   // ---- requests ----
 
   absl::StatusOr<ReplyValue> Call(Request request, absl::Time deadline) override {
-    if (auto* create = std::get_if<CreateJob>(&request)) {
-      std::lock_guard lock(random_mutex_);
-      create->random = random_();
-    }
     // Shared with the thread that replies: either may be the last to look at it.
     auto waiter = std::make_shared<Waiter>();
-    uint64_t number;
-    {
-      std::lock_guard lock(waiters_mutex_);
-      if (waiters_closed_) return ShuttingDown();
-      number = next_request_++;
-      waiters_[number] = waiter;
-    }
-    Post(Requested{number, std::move(request)}, /*may_wait=*/true);
+    const uint64_t number =
+        PostRequest(std::move(request), [waiter](auto value) { waiter->Set(std::move(value)); });
     std::optional<absl::StatusOr<ReplyValue>> value = waiter->Wait(deadline);
     if (value) return *std::move(value);
-    std::lock_guard lock(waiters_mutex_);
-    waiters_.erase(number);
+    std::lock_guard lock(replies_mutex_);
+    replies_.erase(number);
     return Error(absl::StatusCode::kDeadlineExceeded, "DEADLINE_EXCEEDED",
                  "the answer did not come in time; what was asked for may still happen");
+  }
+
+  void Call(Request request, OnReply on_reply) override {
+    PostRequest(std::move(request), std::move(on_reply));
   }
 
   uint64_t ConnectWorker(worker::v1::Hello hello, std::shared_ptr<WorkerSender> sender) override {
@@ -219,6 +215,26 @@ class DriverImpl : public Driver {
     return Unavailable("SHUTTING_DOWN", "the coordinator is being stopped", 5000);
   }
 
+  uint64_t PostRequest(Request request, OnReply on_reply) {
+    if (auto* create = std::get_if<CreateJob>(&request)) {
+      std::lock_guard lock(random_mutex_);
+      create->random = random_();
+    }
+    uint64_t number;
+    {
+      std::unique_lock lock(replies_mutex_);
+      if (replies_closed_) {
+        lock.unlock();
+        on_reply(ShuttingDown());
+        return 0;
+      }
+      number = next_request_++;
+      replies_[number] = std::move(on_reply);
+    }
+    Post(Requested{number, std::move(request)}, /*may_wait=*/true);
+    return number;
+  }
+
   // The ends of effects never wait: the core's thread may be what they would wait for.
   void Post(Content content, bool may_wait) {
     {
@@ -242,7 +258,7 @@ class DriverImpl : public Driver {
       if (turn.empty()) return;
       std::vector<Effect> effects;
       for (Content& content : turn) {
-        for (Effect& effect : core_->Apply(Event{NowUs(), std::move(content)})) {
+        for (Effect& effect : core_->Apply(Event{clock_.Now(), std::move(content)})) {
           effects.push_back(std::move(effect));
         }
       }
@@ -256,7 +272,7 @@ class DriverImpl : public Driver {
     for (;;) {
       if (stop_) return {};
       std::vector<Content> turn;
-      while (!timers_.empty() && timers_.begin()->first <= NowUs()) {
+      while (!timers_.empty() && timers_.begin()->first <= clock_.Now().steady_us) {
         turn.push_back(TimerFired{timers_.begin()->second});
         timers_.erase(timers_.begin());
       }
@@ -272,7 +288,7 @@ class DriverImpl : public Driver {
       if (timers_.empty()) {
         queue_wake_.wait(lock);
       } else {
-        const int64_t us = std::max<int64_t>(timers_.begin()->first - NowUs(), 0);
+        const int64_t us = std::max<int64_t>(timers_.begin()->first - clock_.Now().steady_us, 0);
         queue_wake_.wait_for(lock, std::chrono::microseconds(us));
       }
     }
@@ -315,17 +331,17 @@ class DriverImpl : public Driver {
   void Do(Persist&) {}
 
   void Do(Reply& reply) {
-    std::shared_ptr<Waiter> waiter;
+    OnReply on_reply;
     {
-      std::lock_guard lock(waiters_mutex_);
-      auto node = waiters_.extract(reply.request);
+      std::lock_guard lock(replies_mutex_);
+      auto node = replies_.extract(reply.request);
       if (node.empty()) return;  // its deadline has passed
-      waiter = std::move(node.mapped());
+      on_reply = std::move(node.mapped());
     }
     if (reply.status.ok()) {
-      waiter->Set(std::move(reply.value));
+      on_reply(std::move(reply.value));
     } else {
-      waiter->Set(std::move(reply.status));
+      on_reply(std::move(reply.status));
     }
   }
 
@@ -410,6 +426,7 @@ class DriverImpl : public Driver {
   // Constant after Init:
   const DriverOptions options_;
   storage::Files& files_;
+  Clock& clock_;
   const DataDir data_dir_;
   const std::unique_ptr<Solver> solver_;
   std::optional<storage::DirectoryLock> lock_;
@@ -418,7 +435,7 @@ class DriverImpl : public Driver {
 
   // The core's thread alone:
   std::unique_ptr<Core> core_;
-  std::multimap<int64_t, uint64_t> timers_;  // by time_us
+  std::multimap<int64_t, uint64_t> timers_;  // by Moment::steady_us
   // By plan. Shared with the planning thread, which may drop a plan's when it ends.
   std::map<uint64_t, std::weak_ptr<std::atomic<bool>>> hurries_;
 
@@ -432,11 +449,11 @@ class DriverImpl : public Driver {
   std::deque<Content> queue_;
   bool stop_ = false;
 
-  std::mutex waiters_mutex_;
-  // Guarded by waiters_mutex_:
-  std::map<uint64_t, std::shared_ptr<Waiter>> waiters_;
+  std::mutex replies_mutex_;
+  // Guarded by replies_mutex_:
+  std::map<uint64_t, OnReply> replies_;
   uint64_t next_request_ = 1;
-  bool waiters_closed_ = false;
+  bool replies_closed_ = false;
 
   std::mutex senders_mutex_;
   // Guarded by senders_mutex_:

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,6 +24,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/clock.h"
 #include "server/core/core.h"
 #include "server/data_dir.h"
 #include "server/revision_log.h"
@@ -47,6 +49,7 @@ class WorkerSender {
 struct DriverOptions {
   std::string data_dir;
   CoreOptions core;
+  Clock* clock = &RealClock();      // must outlive the driver
   int solver_threads = 2;           // row checks; planning has a thread of its own
   int64_t queue_events_max = 4096;  // a poster waits while so many are queued
 };
@@ -70,7 +73,12 @@ class Driver {
   virtual absl::StatusOr<ReplyValue> Call(Request request,
                                           absl::Time deadline = absl::InfiniteFuture()) = 0;
 
-  // The same, where the kind of reply is known. T as events.h says for the request.
+  // The same without a thread that waits: `on_reply` is called once, on the driver's thread or on
+  // the caller's own, and must neither block nor call the driver.
+  using OnReply = std::function<void(absl::StatusOr<ReplyValue>)>;
+  virtual void Call(Request request, OnReply on_reply) = 0;
+
+  // The first, where the kind of reply is known. T as events.h says for the request.
   template <class T>
   absl::StatusOr<T> Ask(Request request, absl::Time deadline = absl::InfiniteFuture()) {
     absl::StatusOr<ReplyValue> value = Call(std::move(request), deadline);

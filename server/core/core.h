@@ -49,7 +49,7 @@ class Core {
   // checkpoint. The effects are carried out before any event is applied. DATA_LOSS where a record
   // cannot be read.
   static absl::StatusOr<std::unique_ptr<Core>> Create(const CoreOptions& options,
-                                                      const StoredState& stored, int64_t now_us,
+                                                      const StoredState& stored, Moment now,
                                                       std::vector<Effect>* effects);
   ~Core();
 

@@ -94,7 +94,7 @@ struct RemovePath {
 // -> TimerFired at that time or later.
 struct SetTimer {
   uint64_t timer = 0;
-  int64_t at_us = 0;
+  int64_t at_us = 0;  // Moment::steady_us
 };
 
 // For the log.

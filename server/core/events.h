@@ -20,6 +20,7 @@
 #include "lorad/v1/jobs.pb.h"
 #include "lorad/v1/models.pb.h"
 #include "lorad/worker/v1/worker.pb.h"
+#include "server/core/moment.h"
 #include "server/core/plan.h"
 #include "server/core/records.pb.h"
 
@@ -162,7 +163,7 @@ struct Requested {
 };
 
 struct Event {
-  int64_t time_us = 0;  // since 1970 UTC; never less than the event before it
+  Moment time;
   std::variant<Requested, WorkerConnected, WorkerSaid, WorkerGone, RowsChecked, Planned,
                UploadMoved, CheckpointWritten, TimerFired>
       content;

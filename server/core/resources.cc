@@ -132,7 +132,7 @@ void Core::State::MoveIntoPlace(uint64_t request, const char* kind, const std::s
 void Core::State::On(uint64_t request, const CreateDataset& content) {
   const std::string& name = content.dataset.name();
   MoveIntoPlace(request, kDatasetKind, name, datasets_.contains(name), content,
-                absl::StrCat("datasets/", name, "-", now_us_, "-", next_number_, ".jsonl"));
+                absl::StrCat("datasets/", name, "-", wall_us_, "-", next_number_, ".jsonl"));
 }
 
 void Core::State::On(uint64_t request, const v1::GetDatasetRequest& content) {
@@ -170,7 +170,7 @@ void Core::State::On(uint64_t request, const v1::DeleteDatasetRequest& content) 
 void Core::State::On(uint64_t request, const ImportAdapter& content) {
   const std::string& name = content.adapter.name();
   MoveIntoPlace(request, kAdapterKind, name, adapters_.contains(name), content,
-                absl::StrCat("adapters/", name, "-", now_us_, "-", next_number_));
+                absl::StrCat("adapters/", name, "-", wall_us_, "-", next_number_));
 }
 
 void Core::State::On(uint64_t request, const v1::GetAdapterRequest& content) {

@@ -101,9 +101,10 @@ absl::Status Core::State::Load(const StoredState& stored) {
   return absl::OkStatus();
 }
 
-std::vector<Effect> Core::State::Recover(int64_t now_us) {
-  now_us_ = start_us_ = now_us;
-  const int64_t oldest_us = now_us - options_.request_ids_days * 24 * 3600 * int64_t{1'000'000};
+std::vector<Effect> Core::State::Recover(Moment now) {
+  now_us_ = now.steady_us;
+  wall_us_ = start_wall_us_ = now.wall_us;
+  const int64_t oldest_us = wall_us_ - options_.request_ids_days * 24 * 3600 * int64_t{1'000'000};
   std::erase_if(requests_, [&](const auto& entry) {
     if (entry.second.time_us() >= oldest_us) return false;
     Put(storage::DeleteRecord(kRequestKind, entry.first));
@@ -144,7 +145,8 @@ std::vector<std::string> Core::State::PathsInUse() const {
 // ---- turns ----
 
 std::vector<Effect> Core::State::Apply(const Event& event) {
-  now_us_ = std::max(now_us_, event.time_us);
+  now_us_ = std::max(now_us_, event.time.steady_us);
+  wall_us_ = event.time.wall_us;
   std::visit(Overloaded{
                  [&](const Requested& requested) {
                    std::visit([&](const auto& content) { On(requested.request, content); },
@@ -203,8 +205,8 @@ void Core::State::Answer(uint64_t request, ReplyValue value) {
 void Core::State::Warn(std::string message) { Do(Note{Note::Level::kWarning, std::move(message)}); }
 
 void Core::State::SetTime(google::protobuf::Timestamp* time) const {
-  time->set_seconds(now_us_ / 1'000'000);
-  time->set_nanos(static_cast<int32_t>(now_us_ % 1'000'000) * 1000);
+  time->set_seconds(wall_us_ / 1'000'000);
+  time->set_nanos(static_cast<int32_t>(wall_us_ % 1'000'000) * 1000);
 }
 
 void Core::State::Publish(JobState& job) {
@@ -328,7 +330,7 @@ void Core::State::KeepRequest(const char* kind, const RequestId& id, const std::
   records::RequestRecord& record = requests_[key];
   record.set_content(id.content);
   record.set_name(name);
-  record.set_time_us(now_us_);
+  record.set_time_us(wall_us_);
   Put(storage::PutRecord(kRequestKind, key, record.SerializeAsString()));
 }
 

@@ -65,7 +65,7 @@ struct JobState {
 struct WorkerState {
   uint64_t connection = 0;  // 0 = lost
   worker::v1::Hello hello;
-  int64_t connect_us = 0;
+  int64_t connect_wall_us = 0;
   int64_t heard_us = 0;
   int restarts = 0;
   int64_t peak_bytes = 0;  // of its process, by its heartbeats
@@ -146,7 +146,7 @@ class Core::State {
   explicit State(const CoreOptions& options) : options_(options) {}
 
   absl::Status Load(const StoredState& stored);
-  std::vector<Effect> Recover(int64_t now_us);
+  std::vector<Effect> Recover(Moment now);
   std::vector<Effect> Apply(const Event& event);
   std::vector<std::string> PathsInUse() const;
 
@@ -337,8 +337,10 @@ class Core::State {
   };
 
   const CoreOptions options_;
+  // Of the event that is being applied (events.h, Moment).
   int64_t now_us_ = 0;
-  int64_t start_us_ = 0;
+  int64_t wall_us_ = 0;
+  int64_t start_wall_us_ = 0;
 
   std::map<std::string, ModelState> models_;
   std::map<std::string, records::DatasetRecord> datasets_;

@@ -58,7 +58,7 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
     workers_.erase(lost);
   }
   WorkerState& worker = workers_[hello.worker()];
-  if (worker.connect_us != 0) {
+  if (worker.connect_wall_us != 0) {
     if (worker.connection != 0) {
       CloseWorker(worker, "a worker of the same name has connected");
     }
@@ -66,7 +66,8 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
   }
   worker.connection = connected.connection;
   worker.hello = hello;
-  worker.connect_us = worker.heard_us = now_us_;
+  worker.connect_wall_us = wall_us_;
+  worker.heard_us = now_us_;
   worker.peak_bytes = 0;
   worker.group.clear();
   worker::v1::CoordinatorMessage message;
@@ -215,8 +216,8 @@ void Core::State::FinishStop() {
 void Core::State::On(uint64_t request, const v1::GetClusterRequest&) {
   v1::ClusterStatus status;
   status.set_version(options_.version);
-  status.mutable_start_time()->set_seconds(start_us_ / 1'000'000);
-  status.mutable_start_time()->set_nanos(static_cast<int32_t>(start_us_ % 1'000'000) * 1000);
+  status.mutable_start_time()->set_seconds(start_wall_us_ / 1'000'000);
+  status.mutable_start_time()->set_nanos(static_cast<int32_t>(start_wall_us_ % 1'000'000) * 1000);
   int workers = 0;
   for (const auto& [name, worker] : workers_) workers += worker.connection != 0;
   status.set_workers(workers);
@@ -276,9 +277,9 @@ void Core::State::On(uint64_t request, const v1::ListWorkersRequest&) {
     view.set_pid(worker.hello.pid());
     view.set_version(worker.hello.version());
     view.set_numerics_id(worker.hello.numerics_id());
-    view.mutable_connect_time()->set_seconds(worker.connect_us / 1'000'000);
-    view.mutable_connect_time()->set_nanos(static_cast<int32_t>(worker.connect_us % 1'000'000) *
-                                           1000);
+    view.mutable_connect_time()->set_seconds(worker.connect_wall_us / 1'000'000);
+    view.mutable_connect_time()->set_nanos(
+        static_cast<int32_t>(worker.connect_wall_us % 1'000'000) * 1000);
     view.set_restarts(worker.restarts);
   }
   Answer(request, std::move(response));

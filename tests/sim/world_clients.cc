@@ -43,7 +43,7 @@ absl::StatusOr<ReplyValue> World::Call(Request request) {
 ReplyValue World::Look(Request request) {
   std::optional<ReplyValue> value;
   std::vector<Effect> others;
-  for (Effect& effect : core_->Apply(Event{now_us_, Requested{0, std::move(request)}})) {
+  for (Effect& effect : core_->Apply(Event{{now_us_, now_us_}, Requested{0, std::move(request)}})) {
     if (auto* reply = std::get_if<Reply>(&effect); reply && reply->request == 0) {
       RequireOk(reply->status);
       value = std::move(reply->value);

@@ -37,6 +37,9 @@ class FakeDriver final : public Driver {
     requests_.push_back(std::move(request));
     return reply;
   }
+  void Call(Request request, OnReply on_reply) override {
+    on_reply(Call(std::move(request), absl::InfiniteFuture()));
+  }
 
   uint64_t ConnectWorker(worker::v1::Hello hello, std::shared_ptr<WorkerSender> sender) override {
     std::lock_guard lock(mutex_);

@@ -164,9 +164,7 @@ def test_a_loss_that_is_not_finite_leaves_its_neighbours_their_bits():
 
 
 if __name__ == "__main__":
-    if not has_gpu():
-        tell("skipped: no GPU")
-        sys.exit(0)
     main([test_an_index_that_is_not_there, test_a_model_larger_than_the_gpu_is_refused_with_the_estimate,
           test_memory_that_others_had_before_the_worker_came, test_memory_that_others_take_from_a_running_worker,
-          test_two_workers_on_one_gpu, test_a_loss_that_is_not_finite_leaves_its_neighbours_their_bits])
+          test_two_workers_on_one_gpu, test_a_loss_that_is_not_finite_leaves_its_neighbours_their_bits],
+         lacking=None if has_gpu() else "no GPU")

@@ -208,7 +208,7 @@ def tell(*parts):
 def main(tests, lacking=None):
     """Runs the test functions, names those that fail, and ends the process. `lacking` says why none of them can run here.
     tools/test reads how many ran, and counts the others as skipped."""
-    wanted = sys.argv[1:]
+    wanted = [word for word in sys.argv[1:] if "=" not in word]  # seed=N is for the tests themselves
     tests = [test for test in tests if not wanted or test.__name__ in wanted]
     failures, skipped = [], 0
     for test in tests:

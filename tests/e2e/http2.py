@@ -1,0 +1,77 @@
+"""As much of HTTP/2 as it takes to be a bad client of a gRPC server: connections that say nothing, calls that never go on."""
+
+import socket
+import struct
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, SETTINGS, GOAWAY = 0, 1, 4, 7
+END_STREAM, END_HEADERS = 1, 4
+FRAME_HEADER = 9
+
+
+def frame(kind, flags, stream, payload=b""):
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def literal(name, value):
+    """A header field, never indexed, not compressed (RFC 7541, 6.2.2)."""
+    def text(string):
+        assert len(string) < 127
+        return bytes([len(string)]) + string.encode()
+    return b"\0" + text(name) + text(value)
+
+
+def call_headers(method, authority="localhost"):
+    """Of a gRPC call of /package.Service/Method."""
+    fields = [(":method", "POST"), (":scheme", "http"), (":path", method), (":authority", authority), ("te", "trailers"),
+              ("content-type", "application/grpc")]
+    return b"".join(literal(name, value) for name, value in fields)
+
+
+class Connection:
+    """A connection that has said hello and no more."""
+
+    def __init__(self, address, timeout=10):
+        host, port = address.rsplit(":", 1)
+        self.socket = socket.create_connection((host, int(port)), timeout=timeout)
+        self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
+        self.next_stream = 1
+
+    def open_call(self, method, message=None, ended=False):
+        """Begins a call, with a first message if one is given; returns its stream."""
+        stream, self.next_stream = self.next_stream, self.next_stream + 2
+        frames = frame(HEADERS, END_HEADERS | (END_STREAM if ended and message is None else 0), stream, call_headers(method))
+        if message is not None:
+            frames += frame(DATA, END_STREAM if ended else 0, stream, b"\0" + struct.pack(">I", len(message)) + message)
+        self.socket.sendall(frames)
+        return stream
+
+    def frames(self):
+        """What comes, as (kind, flags, stream, payload), until the connection ends or its time-out."""
+        buffer = b""
+        while True:
+            try:
+                data = self.socket.recv(1 << 16)
+            except OSError:
+                return
+            if not data:
+                return
+            buffer += data
+            while len(buffer) >= FRAME_HEADER:
+                length = int.from_bytes(buffer[:3], "big")
+                if len(buffer) < FRAME_HEADER + length:
+                    break
+                yield buffer[3], buffer[4], int.from_bytes(buffer[5:9], "big") & 0x7FFFFFFF, buffer[FRAME_HEADER:FRAME_HEADER + length]
+                buffer = buffer[FRAME_HEADER + length:]
+
+    def is_answered(self, stream):
+        """Whether a message comes back; not so if the call or the connection is ended without one."""
+        for kind, flags, of, _ in self.frames():
+            if of == stream and kind == DATA:
+                return True
+            if kind == GOAWAY or of == stream and flags & END_STREAM:
+                return False
+        return False
+
+    def close(self):
+        self.socket.close()

@@ -37,6 +37,9 @@ struct CoreOptions {
   // time for so long, then for twice as long each time.
   int64_t rest_ms = 5000;
   int64_t rest_max_ms = 60'000;
+  // A job that met a failure that passes is tried again after so long, then after twice as long.
+  int64_t postpone_ms = 1000;
+  int64_t postpone_max_ms = 60'000;
   int64_t watch_revisions_max = 4096;  // kept for watchers who come back
   // A request_id is forgotten after so long, or when so many came after it; what it was answered,
   // where what it made is gone, when so many did.

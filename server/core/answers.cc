@@ -36,7 +36,7 @@ bool Core::State::AnsweredBefore(uint64_t request, const char* kind, const Reque
     return true;
   }
   // A job has gone on meanwhile. Nothing else changes, but another may have taken its name.
-  const bool is_job_there = kind == std::string_view(kJobKind) && HasJob(kept->name);
+  const bool is_job_there = kind == std::string_view(kJobKind) && FindEntry(kept->name);
   absl::StatusOr<ReplyValue> value = kept->answer.empty() || is_job_there
                                          ? Find(kind, kept->name)
                                          : ParseResource(kind, kept->answer);

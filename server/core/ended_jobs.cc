@@ -15,6 +15,14 @@ const records::JobRecord& Core::State::RecordOf(const JobEntry& entry, records::
   return *space;
 }
 
+const JobEntry* Core::State::FindEntry(const std::string& name) const {
+  if (const auto ended = ended_.find(name); ended != ended_.end()) {
+    return &by_order_.at(ended->second);
+  }
+  const auto found = jobs_.find(name);
+  return found == jobs_.end() ? nullptr : &by_order_.at(found->second->record.order());
+}
+
 void Core::State::PutEndedAway() {
   std::erase_if(put_away_, [&](const std::string& name) {
     JobState& job = *jobs_.at(name);
@@ -49,6 +57,7 @@ void Core::State::Forget(const JobState& job) {
   const std::string name = job.name();
   jobs_by_state_[job.state()]--;
   by_order_.erase(job.record.order());
+  by_revision_.erase(job.job().revision());
   touched_.erase(name);
   put_away_.erase(name);
   jobs_.erase(name);

@@ -98,7 +98,7 @@ void Core::State::On(uint64_t request, const CreateJob& content) {
 void Core::State::StoreJob(uint64_t request, const CreateJob& content) {
   uint64_t random = content.random;
   std::string name = IdOf(random);
-  while (HasJob(name)) name = IdOf(++random);
+  while (FindEntry(name)) name = IdOf(++random);
   auto owned = std::make_unique<JobState>();
   JobState& job = *owned;
   job.job() = content.job;
@@ -187,10 +187,7 @@ v1::Job Core::State::View(const JobEntry& entry) const {
 }
 
 void Core::State::On(uint64_t request, const v1::GetJobRequest& content) {
-  if (const auto ended = ended_.find(content.name()); ended != ended_.end()) {
-    return Answer(request, View(by_order_.at(ended->second)));
-  }
-  const JobState* job = FindJob(content.name());
+  const JobEntry* job = FindEntry(content.name());
   job ? Answer(request, View(*job)) : Fail(request, NotFound(kJobKind, content.name()));
 }
 
@@ -226,14 +223,19 @@ void Core::State::On(uint64_t request, const v1::ListJobsRequest& content) {
 }
 
 void Core::State::On(uint64_t request, const SnapshotJobs& content) {
-  JobSnapshot snapshot;
-  if (content.names.empty()) {
-    for (const auto& [order, entry] : by_order_) snapshot.jobs.push_back(View(entry));
-  }
+  std::map<int64_t, int64_t> named;  // revision -> order
   for (const std::string& name : content.names) {
-    const JobState* job = FindJob(name);
-    if (!job) return Fail(request, NotFound(kJobKind, name));
-    snapshot.jobs.push_back(View(*job));
+    const JobEntry* entry = FindEntry(name);
+    if (!entry) return Fail(request, NotFound(kJobKind, name));
+    records::JobRecord space;
+    const records::JobRecord& record = RecordOf(*entry, &space);
+    named[record.job().revision()] = record.order();
+  }
+  const std::map<int64_t, int64_t>& among = content.names.empty() ? by_revision_ : named;
+  JobSnapshot snapshot;
+  for (auto entry = among.upper_bound(content.after); entry != among.end(); ++entry) {
+    if (content.limit > 0 && static_cast<int64_t>(snapshot.jobs.size()) == content.limit) break;
+    snapshot.jobs.push_back(View(by_order_.at(entry->second)));
   }
   snapshot.revision = revision_;
   Answer(request, std::move(snapshot));

@@ -104,6 +104,7 @@ absl::Status Core::State::LoadJobs(StoredState& stored) {
                    absl::StrCat("the stored job '", entry.first, "' stands where another does"));
     }
     JobEntry& place = place_of->second;
+    by_revision_[record.job().revision()] = record.order();
     if (!IsLive(state)) {
       ended_[entry.first] = record.order();
       place.ended_state = state;
@@ -256,7 +257,9 @@ void Core::State::SetTime(google::protobuf::Timestamp* time) const {
 
 void Core::State::Publish(JobState& job) {
   touched_.erase(job.name());
+  by_revision_.erase(job.job().revision());
   job.job().set_revision(++revision_);
+  by_revision_[revision_] = job.record.order();
   job.job().set_etag(absl::StrCat(revision_));
   v1::WatchJobsResponse message;
   *message.mutable_job() = View(job);

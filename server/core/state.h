@@ -227,9 +227,8 @@ class Core::State {
   JobState* FindJob(const std::string& name);
 
   // ---- ended_jobs.cc ----
-  bool HasJob(const std::string& name) const {
-    return jobs_.contains(name) || ended_.contains(name);
-  }
+  // Null where there is none. To look at it; FindJob is for those who change it.
+  const JobEntry* FindEntry(const std::string& name) const;
   // Keeps of jobs that have ended, and on which nobody works any more, the record alone.
   void PutEndedAway();
   static const records::JobRecord& RecordOf(const JobEntry& entry, records::JobRecord* space);
@@ -430,6 +429,7 @@ class Core::State {
   std::map<std::string, records::AdapterRecord> adapters_;
   std::map<std::string, std::unique_ptr<JobState>> jobs_;  // but for those in ended_
   std::map<int64_t, JobEntry> by_order_;                   // all
+  std::map<int64_t, int64_t> by_revision_;  // the newest of each -> order; watches begin here
   std::unordered_map<std::string, int64_t> ended_;  // name -> order: the record alone is kept
   std::set<std::string> put_away_;                  // names: may be, or soon
   std::set<std::string> live_;                      // names

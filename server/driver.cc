@@ -89,7 +89,7 @@ class DriverImpl : public Driver {
     const int64_t gone = kept.empty() ? newest : kept.front().revision - 1;
     revisions_.Start(gone, newest, std::move(kept));
     std::vector<Effect> effects;
-    auto core = Core::Create(options_.core, *stored, clock_.Now(), &effects);
+    auto core = Core::Create(options_.core, *std::move(stored), clock_.Now(), &effects);
     if (!core.ok()) return core.status();
     core_ = *std::move(core);
     if (absl::Status status = RemoveLeftovers(data_dir_, files_, core_->PathsInUse());

@@ -1,12 +1,15 @@
 #include "server/startup.h"
 
+#include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "server/core/job_progress.h"
 #include "server/core/job_states.h"
 #include "server/core/store_kinds.h"
 #include "server/errors/errors.h"
@@ -32,17 +35,54 @@ absl::Status ReadKind(storage::JobStore& store, const char* kind,
 }
 
 absl::Status ReadLiveMetrics(storage::JobStore& store, StoredState* state) {
+  records::JobRecord record;  // one for all: its strings keep their room
   for (const auto& [name, bytes] : state->jobs) {
-    records::JobRecord record;
     if (!record.ParseFromString(bytes)) return Corrupt(kJobKind, name);
     if (!IsLive(record.job().state())) continue;
-    auto rows = store.ReadSeries(kMetricsSeries, name, record.job().last_checkpoint_step(), kAll);
+    int64_t after = record.job().last_checkpoint_step();
+    if (record.has_checkpoint_tokens()) {
+      after = std::max(after, record.furthest_step() - kMetricRowsKept);
+    }
+    auto rows = store.ReadSeries(kMetricsSeries, name, after, kAll);
     if (!rows.ok()) return rows.status();
     for (const storage::Entry& entry : *rows) {
       v1::StepMetrics row;
       if (!row.ParseFromString(entry.value)) return Corrupt(kMetricsSeries, name);
       state->metrics.emplace_back(name, std::move(row));
     }
+  }
+  return absl::OkStatus();
+}
+
+// Every revision whole, as watchers get it. Where a job was not kept whole before its progress, the
+// revision and all before it are gone.
+absl::Status ReadRevisions(storage::JobStore& store, StoredState* state,
+                           std::vector<RevisionLog::Revision>* revisions) {
+  auto entries = store.ReadSeries(kRevisionSeries, "", 0, kAll);
+  if (!entries.ok()) return entries.status();
+  if (entries->empty()) return absl::OkStatus();
+  state->oldest_revision = entries->front().number;
+  state->last_revision = entries->back().number;
+  std::map<std::string, v1::Job> jobs;
+  for (storage::Entry& entry : *entries) {
+    records::RevisionRecord record;
+    if (!record.ParseFromString(entry.value)) return Corrupt(kRevisionSeries, "");
+    const std::string name = record.job().name();
+    if (!record.progress_only()) {
+      jobs[name] = std::move(*record.mutable_job());
+      revisions->push_back({entry.number, name, std::move(entry.value)});
+      continue;
+    }
+    const auto job = jobs.find(name);
+    if (job == jobs.end()) {
+      revisions->clear();
+      continue;
+    }
+    SetProgress(std::move(*record.mutable_job()), &job->second);
+    v1::WatchJobsResponse message;
+    *message.mutable_job() = job->second;
+    message.set_revision(entry.number);
+    revisions->push_back({entry.number, name, message.SerializeAsString()});
   }
   return absl::OkStatus();
 }
@@ -103,17 +143,7 @@ absl::StatusOr<StoredState> ReadStore(storage::JobStore& store,
   if (*epoch && !absl::SimpleAtoi(**epoch, &state.last_epoch)) {
     return Corrupt(kMetaKind, kEpochKey);
   }
-  auto entries = store.ReadSeries(kRevisionSeries, "", 0, kAll);
-  if (!entries.ok()) return entries.status();
-  for (storage::Entry& entry : *entries) {
-    v1::WatchJobsResponse message;
-    if (!message.ParseFromString(entry.value)) return Corrupt(kRevisionSeries, "");
-    revisions->push_back({entry.number, message.job().name(), std::move(entry.value)});
-  }
-  if (!revisions->empty()) {
-    state.oldest_revision = revisions->front().revision;
-    state.last_revision = revisions->back().revision;
-  }
+  if (absl::Status status = ReadRevisions(store, &state, revisions); !status.ok()) return status;
   return state;
 }
 

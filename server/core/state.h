@@ -2,9 +2,12 @@
 //   state.cc        turns: what is persisted, replied, announced; transitions; recovery at start
 //   resources.cc    models, datasets, adapters
 //   jobs.cc         jobs as clients see them: create, read, list, cancel, delete
+//   answers.cc      answers kept by their request_id
+//   ended_jobs.cc   jobs that have ended, kept as their records' bytes
 //   rows.cc         row checks and what waits for them; estimates
 //   workers.cc      control streams, time-outs, cluster view
 //   memory.cc       what workers take beyond the counted bytes
+//   passing.cc      jobs that wait because of a failure that passes
 //   groups.cc       scheduling, forming, cutting and dissolving groups
 //   windows.cc      what goes into the next window
 //   reports.cc      what workers report
@@ -19,6 +22,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -29,9 +33,14 @@
 #include "planner/time.h"
 #include "server/core/core.h"
 #include "server/core/job_states.h"
+#include "server/core/request_ids.h"
 #include "server/core/store_kinds.h"
 
 namespace lorad::server {
+
+// With '?' for what is not UTF-8: a proto's string that is not cannot be read again, and what a row
+// or a file name holds may be anything.
+std::string Utf8(const std::string& text);
 
 struct ModelState {
   records::ModelRecord record;
@@ -43,10 +52,24 @@ struct SequenceLoss {
   int64_t trained_tokens = 0;
 };
 
+// A failure that passes, as a job has met it since its last progress.
+struct Passing {
+  int tries = 0;  // in a row
+  int64_t until_us = 0;
+  v1::Event event;               // the one that counts it
+  std::vector<int64_t> changes;  // events of the job's state since then
+};
+
 struct JobState {
   records::JobRecord record;
-  // Metric rows after the newest checkpoint, also those of steps that will be executed again.
+  // More than its progress has changed since the record was stored, or nobody knows.
+  bool record_changed = true;
+  int64_t stored_revision = 0;  // when it was
+  // The newest metric rows after the newest checkpoint (kMetricRowsKept), also those of steps that
+  // will be executed again.
   std::map<int64_t, v1::StepMetrics> metrics;
+  // job().tokens at steps whose save was asked for and is not committed yet.
+  std::map<int64_t, int64_t> saved_tokens;
   // The evaluation that is under way: by sequence, so that it is folded in their order.
   int64_t evaluation_step = -1;
   std::map<int64_t, SequenceLoss> evaluation;
@@ -55,12 +78,26 @@ struct JobState {
   int place = 0;                                 // in the queue, from 1
   bool resumes = false;                          // queued, for its group is formed anew
   std::string why;
+  std::unique_ptr<Passing> passing;  // null: none since its last progress
 
   const v1::Job& job() const { return record.job(); }
   v1::Job& job() { return *record.mutable_job(); }
   const std::string& name() const { return record.job().name(); }
   v1::Job::State state() const { return record.job().state(); }
 };
+
+// A job in the order of arrival. Of one that has ended, and on which nobody works any more, the
+// record's bytes alone are kept: there may be 100,000 of them.
+struct JobEntry {
+  JobState* job = nullptr;  // null: its record alone is kept
+  v1::Job::State ended_state = v1::Job::STATE_UNSPECIFIED;
+  std::string record;  // records::JobRecord
+
+  v1::Job::State state() const { return job ? job->state() : ended_state; }
+};
+
+// Whether a step's end, as the job was configured, is to be saved.
+bool SaveDue(const v1::Job& job, int64_t step);
 
 struct WorkerState {
   uint64_t connection = 0;  // 0 = lost
@@ -143,14 +180,18 @@ struct GroupState {
 
 class Core::State {
  public:
-  explicit State(const CoreOptions& options) : options_(options) {}
+  explicit State(const CoreOptions& options);
 
-  absl::Status Load(const StoredState& stored);
+  absl::Status Load(StoredState stored);
   std::vector<Effect> Recover(Moment now);
   std::vector<Effect> Apply(const Event& event);
   std::vector<std::string> PathsInUse() const;
 
  private:
+  // ---- start (state.cc) ----
+  absl::Status LoadJobs(StoredState& stored);
+  void LoadMetrics(const StoredState& stored);
+
   // ---- turns (state.cc) ----
   std::vector<Effect> EndTurn();
   void Put(storage::Mutation mutation) { mutations_.push_back(std::move(mutation)); }
@@ -159,11 +200,17 @@ class Core::State {
   void Answer(uint64_t request, ReplyValue value);
   void Warn(std::string message);
   // The job is persisted under a new revision and announced at the end of the turn, or at once.
-  void Touch(JobState& job) { touched_.insert(job.name()); }
+  void Touch(JobState& job) {
+    job.record_changed = true;
+    touched_.insert(job.name());
+  }
+  // The same where nothing but its progress (job_progress.h) and furthest_step have changed: far
+  // fewer bytes are written.
+  void TouchProgress(const JobState& job) { touched_.insert(job.name()); }
   void Publish(JobState& job);
-  void AddEvent(JobState& job, const std::string& reason, const std::string& message,
-                v1::Job::State from = v1::Job::STATE_UNSPECIFIED,
-                v1::Job::State to = v1::Job::STATE_UNSPECIFIED);
+  v1::Event AddEvent(JobState& job, const std::string& reason, const std::string& message,
+                     v1::Job::State from = v1::Job::STATE_UNSPECIFIED,
+                     v1::Job::State to = v1::Job::STATE_UNSPECIFIED);
   void Transition(JobState& job, v1::Job::State to, const std::string& message);
   void FailJob(JobState& job, v1::JobError::Category category, const std::string& reason,
                const std::string& message, const std::string& field = "", int64_t line = 0);
@@ -175,13 +222,28 @@ class Core::State {
   void LeaveQueue(JobState& job);
   // The job goes on from its newest checkpoint: what came after it is not done any more.
   void FallBack(JobState& job);
+  // Null where there is none. A job whose record alone was kept is made a JobState again, until the
+  // end of the turn.
   JobState* FindJob(const std::string& name);
 
+  // ---- ended_jobs.cc ----
+  // Null where there is none. To look at it; FindJob is for those who change it.
+  const JobEntry* FindEntry(const std::string& name) const;
+  // Keeps of jobs that have ended, and on which nobody works any more, the record alone.
+  void PutEndedAway();
+  static const records::JobRecord& RecordOf(const JobEntry& entry, records::JobRecord* space);
+  JobState* TakeUp(const std::string& name);
+  void Forget(const JobState& job);
+
+  // ---- answers.cc ----
   // The request came before: it is answered (or refused) here and true is returned.
   bool AnsweredBefore(uint64_t request, const char* kind, const RequestId& id);
   // What the name stands for, as Get would answer.
   absl::StatusOr<ReplyValue> Find(const std::string& kind, const std::string& name);
-  void KeepRequest(const char* kind, const RequestId& id, const std::string& name);
+  // `made`: the resource, as the first answer has it.
+  void KeepRequest(const char* kind, const RequestId& id, const std::string& name,
+                   const google::protobuf::Message& made);
+  void PruneRequests();
 
   // ---- resources.cc ----
   void On(uint64_t request, const RegisterModel& content);
@@ -210,10 +272,11 @@ class Core::State {
   void On(uint64_t request, const v1::CancelJobRequest& content);
   void On(uint64_t request, const SnapshotJobs& content);
   void StoreJob(uint64_t request, const CreateJob& content);
-  absl::Status CheckReferences(const v1::Job& job) const;
+  absl::Status CheckReferences(const v1::Job& job);
   v1::Job View(const JobState& job) const;
+  v1::Job View(const JobEntry& entry) const;
   // What ListJobsRequest::SUMMARY keeps of it.
-  static v1::Job Summary(const JobState& job);
+  static v1::Job Summary(const v1::Job& job);
   void RenumberQueue() const;
 
   // ---- rows.cc ----
@@ -264,6 +327,19 @@ class Core::State {
   void CountBytes(GroupState& group);
   // The group ends: the peak of its worker goes into the fit.
   void KeepPeak(const GroupState& group);
+
+  // ---- passing.cc ----
+  // The job has met this failure: it is postponed where that passes, else FAILED by its kind
+  // (failures.h). REQUIRES, here and below: it is live and not CANCELLING.
+  void TakeFailure(JobState& job, const std::string& reason, const std::string& message);
+  // The job waits, in the queue or for its rows, and is not tried before its back-off has passed: a
+  // second, then twice as long each time until it makes progress. Of a job in a group the caller
+  // sees to it that its member leaves.
+  void Postpone(JobState& job, const std::string& reason, const std::string& message);
+  void CountFailure(JobState& job, const std::string& reason, const std::string& message);
+  bool IsPostponed(const JobState& job) const;
+  void SetPostponedTimer();
+  void TryPostponed();
 
   // ---- groups.cc ----
   void Schedule();
@@ -328,6 +404,7 @@ class Core::State {
     std::vector<uint64_t> requests;
     std::string job;
     int64_t step = 0;
+    int64_t tokens = 0;  // of the job, at that step
     std::string path;
     std::string numerics_id;
   };
@@ -335,6 +412,11 @@ class Core::State {
     std::vector<std::pair<uint64_t, CreateJob>> validations;
     std::vector<std::pair<uint64_t, EstimateJob>> estimates;
   };
+
+  // What TimerFired names.
+  static constexpr uint64_t kTick = 1;
+  static constexpr uint64_t kRestEnds = 2;
+  static constexpr uint64_t kPostponedEnds = 3;
 
   const CoreOptions options_;
   // Of the event that is being applied (events.h, Moment).
@@ -345,16 +427,21 @@ class Core::State {
   std::map<std::string, ModelState> models_;
   std::map<std::string, records::DatasetRecord> datasets_;
   std::map<std::string, records::AdapterRecord> adapters_;
-  std::map<std::string, std::unique_ptr<JobState>> jobs_;
-  std::map<int64_t, JobState*> by_order_;
-  std::set<std::string> live_;  // names
+  std::map<std::string, std::unique_ptr<JobState>> jobs_;  // but for those in ended_
+  std::map<int64_t, JobEntry> by_order_;                   // all
+  std::map<int64_t, int64_t> by_revision_;  // the newest of each -> order; watches begin here
+  std::unordered_map<std::string, int64_t> ended_;  // name -> order: the record alone is kept
+  std::set<std::string> put_away_;                  // names: may be, or soon
+  std::set<std::string> live_;                      // names
   std::map<int, int64_t> jobs_by_state_;
   std::map<std::string, records::RowsSummary> rows_;
-  std::map<std::string, records::RequestRecord> requests_;       // key: "job/ID"
+  RequestIds requests_;                                          // key: "job/ID"
   std::set<std::pair<std::string, std::string>> names_pending_;  // (kind, name) being made
 
   std::map<QueueKey, JobState*> queue_;
   mutable bool places_known_ = true;
+  std::set<std::pair<int64_t, std::string>> postponed_;  // (until_us, job)
+  int64_t postponed_timer_us_ = 0;                       // the earliest that is set; 0 = none
 
   std::map<std::string, WorkerState> workers_;
   std::map<std::string, GroupState> groups_;

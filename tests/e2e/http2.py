@@ -36,6 +36,7 @@ class Connection:
         self.socket = socket.create_connection((host, int(port)), timeout=timeout)
         self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
         self.next_stream = 1
+        self.buffer = b""
 
     def open_call(self, method, message=None, ended=False):
         """Begins a call, with a first message if one is given; returns its stream."""
@@ -48,21 +49,30 @@ class Connection:
 
     def frames(self):
         """What comes, as (kind, flags, stream, payload), until the connection ends or its time-out."""
-        buffer = b""
         while True:
+            while len(self.buffer) >= FRAME_HEADER:
+                head, length = self.buffer[:FRAME_HEADER], FRAME_HEADER + int.from_bytes(self.buffer[:3], "big")
+                if len(self.buffer) < length:
+                    break
+                payload, self.buffer = self.buffer[FRAME_HEADER:length], self.buffer[length:]
+                yield head[3], head[4], int.from_bytes(head[5:], "big") & 0x7FFFFFFF, payload
             try:
                 data = self.socket.recv(1 << 16)
             except OSError:
                 return
             if not data:
                 return
-            buffer += data
-            while len(buffer) >= FRAME_HEADER:
-                length = int.from_bytes(buffer[:3], "big")
-                if len(buffer) < FRAME_HEADER + length:
-                    break
-                yield buffer[3], buffer[4], int.from_bytes(buffer[5:9], "big") & 0x7FFFFFFF, buffer[FRAME_HEADER:FRAME_HEADER + length]
-                buffer = buffer[FRAME_HEADER + length:]
+            self.buffer += data
+
+    def hear(self, count):
+        """The streams on which a message comes, until there are so many of them."""
+        heard = set()
+        for kind, _, stream, _ in self.frames():
+            if kind == DATA:
+                heard.add(stream)
+            if len(heard) == count:
+                break
+        return heard
 
     def is_answered(self, stream):
         """Whether a message comes back; not so if the call or the connection is ended without one."""

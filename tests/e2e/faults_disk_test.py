@@ -116,10 +116,11 @@ def strace(pid, *options):
 def read_only(house):
     """The data directory as on a file system that has met an error: nothing can be opened for writing, and what the store had
     open cannot be written either."""
-    with mounted(house.data_dir, "--bind", house.data_dir):
-        subprocess.run(["mount", "-o", "remount,ro,bind", house.data_dir], check=True)
+    # Made read-only aside: where the daemon may have a file open it would be busy.
+    with mounted(house.folder / "read-only", "--bind", house.data_dir) as aside:
+        subprocess.run(["mount", "-o", "remount,ro,bind", aside], check=True)
         calls = "pwrite64,ftruncate"
-        with strace(house.process.pid, "-e", f"trace={calls}", "-e", f"inject={calls}:error=EROFS"):
+        with mounted(house.data_dir, "--bind", aside), strace(house.process.pid, "-e", f"trace={calls}", "-e", f"inject={calls}:error=EROFS"):
             yield
 
 

@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 
-from faults import add_rows, add_small_model, channel_to, check_no_job_failed, check_stops, grpc, seeded, small_job, until
+from faults import add_rows, add_small_model, channel_to, check_stops, grpc, seeded, small_job
 from house import Failure, House, main, tell
 from lorad.worker.v1 import worker_pb2 as wire
 from lorad.worker.v1 import worker_pb2_grpc

@@ -71,9 +71,8 @@ def test_a_dataset_that_is_gone_is_the_trouble_of_its_job_alone():
         house.start()
         house.start_worker("--threads", 1)
         house.wait([neighbour], seconds=60)
-        lost = house.object("show", victim)
+        (lost,) = house.wait([victim], until=lambda job: job["state"] in ("FAILED", "QUEUED"), seconds=30)
         tell(f"    the other is {lost['state']}: {(lost['error'] or {}).get('message') or (lost['queue'] or {}).get('why')}")
-        assert lost["state"] in ("FAILED", "QUEUED"), lost
         said = str(lost["error"]) + str(lost["queue"])
         assert "gone" in said or file.name in said, f"what it says does not name the dataset: {said}"
     house.clear()

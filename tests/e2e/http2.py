@@ -4,8 +4,8 @@ import socket
 import struct
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, SETTINGS, GOAWAY = 0, 1, 4, 7
-END_STREAM, END_HEADERS = 1, 4
+DATA, HEADERS, SETTINGS, PING, GOAWAY = 0, 1, 4, 6, 7
+END_STREAM, END_HEADERS, ACK = 1, 4, 1
 FRAME_HEADER = 9
 
 
@@ -47,14 +47,20 @@ class Connection:
         self.socket.sendall(frames)
         return stream
 
+    def calls(self):
+        """How many were begun."""
+        return self.next_stream // 2
+
     def frames(self):
-        """What comes, as (kind, flags, stream, payload), until the connection ends or its time-out."""
+        """What comes, as (kind, flags, stream, payload), until the connection ends or its time-out. Pings are answered."""
         while True:
             while len(self.buffer) >= FRAME_HEADER:
                 head, length = self.buffer[:FRAME_HEADER], FRAME_HEADER + int.from_bytes(self.buffer[:3], "big")
                 if len(self.buffer) < length:
                     break
                 payload, self.buffer = self.buffer[FRAME_HEADER:length], self.buffer[length:]
+                if head[3] == PING and not head[4] & ACK:
+                    self.socket.sendall(frame(PING, ACK, 0, payload))
                 yield head[3], head[4], int.from_bytes(head[5:], "big") & 0x7FFFFFFF, payload
             try:
                 data = self.socket.recv(1 << 16)

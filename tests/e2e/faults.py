@@ -13,7 +13,7 @@ import time
 
 import stubs
 from formats import token_rows, write_model
-from house import Failure, House, LIVE_STATES, Skipped, tell
+from house import Failure, LIVE_STATES, Skipped, tell
 
 stubs.load()
 

@@ -16,13 +16,15 @@ from faults import Pace, add_rows, add_small_model, check_no_job_failed, raise_d
 from formats import write_model
 from house import Failure, House, Skipped, main, tell
 from http2 import Connection
-from lorad.v1 import datasets_pb2
+from lorad.v1 import datasets_pb2, jobs_pb2
 from lorad.worker.v1 import worker_pb2
 
 # What a login shell gives a daemon.
 USUAL_DESCRIPTORS = 1024
 UPLOAD_SECONDS = 45  # idle uploads end after 30
 UPLOAD = "/lorad.v1.Datasets/CreateDataset"
+WATCHES, WATCHES_EACH = 1000, 100
+THREADS_MAX = 32
 NOBODY = 65534
 
 
@@ -81,9 +83,11 @@ def test_uploads_that_send_a_config_and_then_nothing():
 def open_silent_streams(address, connections, streams_each):
     opened = []
     for _ in range(connections):
-        opened.append(Connection(address))
-        for _ in range(streams_each):
-            opened[-1].open_call(UPLOAD)
+        with contextlib.suppress(OSError):  # it may be refused, or ended
+            opened.append(Connection(address))
+            for _ in range(streams_each):
+                opened[-1].open_call(UPLOAD)
+    tell(f"    {sum(connection.calls() for connection in opened)} calls begun on {len(opened)} connections")
     return opened
 
 
@@ -130,6 +134,36 @@ def test_1100_idle_connections():
 
 def test_2000_idle_connections():
     idle_connections(2000)
+
+
+def threads_of(pid):
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def test_1000_watches_take_few_threads():
+    """And each of them hears of a change."""
+    with House(None, "--workers", "none") as house:
+        add_small_model(house)
+        add_rows(house, "rows")
+        job = house.submit(small_job())
+        request = jobs_pb2.WatchJobsRequest(names=[job]).SerializeToString()
+        opened = [Connection(house.address) for _ in range(WATCHES // WATCHES_EACH)]
+        with Pace(house, job):
+            for connection in opened:
+                for _ in range(WATCHES_EACH):
+                    connection.open_call("/lorad.v1.Jobs/WatchJobs", request, ended=True)
+            for connection in opened:
+                heard = connection.hear(WATCHES_EACH)
+                assert len(heard) == WATCHES_EACH, f"{len(heard)} of {WATCHES_EACH} watches of a connection got the present state"
+            threads = threads_of(house.process.pid)
+            house.lora("cancel", job)
+            for connection in opened:
+                assert len(connection.hear(WATCHES_EACH)) == WATCHES_EACH, "a watch did not hear of the cancellation"
+        tell(f"    {threads} threads")
+        assert threads <= THREADS_MAX, f"{WATCHES} watches take {threads} threads"
+        for connection in opened:
+            connection.close()
+    house.clear()
 
 
 # ---- other users ----
@@ -208,5 +242,6 @@ def test_a_model_through_a_link_to_a_name_that_is_not_utf8():
 
 if __name__ == "__main__":
     main([test_uploads_that_send_a_config_and_then_nothing, test_400_streams_that_send_nothing, test_10_000_half_open_streams,
-          test_1100_idle_connections, test_2000_idle_connections, test_other_users_of_the_machine_may_not_speak,
+          test_1100_idle_connections, test_2000_idle_connections,
+          test_1000_watches_take_few_threads, test_other_users_of_the_machine_may_not_speak,
           test_others_may_not_read_the_data_directory, test_a_model_through_a_link_to_a_name_that_is_not_utf8])

@@ -4,18 +4,20 @@ its worker. And what passes fails none: models that are away for a while, worker
 usage: faults_jobs_test.py [TEST ...]
 """
 
-import random
+import json
 import signal
-import subprocess
 import threading
 import time
 
-from faults import Proxy, add_rows, add_small_model, check_no_job_failed, check_stops, is_live, seeded, small_job, step_of, until, workers_of
+from faults import Proxy, add_rows, add_small_model, channel_to, check_no_job_failed, check_stops, seeded, small_job, step_of, until, workers_of
 from formats import write_model
-from house import Failure, House, main, tell
+from house import House, main, tell
+from lorad.v1 import jobs_pb2, jobs_pb2_grpc
 
 MODELS_AWAY_SECONDS = 20
 CANCELLED_DATASET_BYTES = 60 << 20
+LARGE_JOBS = 256
+SMALL_WORKER_BYTES = 60 << 20
 
 
 def cancel_in_mid_upload(word):
@@ -69,9 +71,8 @@ def test_a_dataset_that_is_gone_is_the_trouble_of_its_job_alone():
         house.start()
         house.start_worker("--threads", 1)
         house.wait([neighbour], seconds=60)
-        lost = house.object("show", victim)
+        (lost,) = house.wait([victim], until=lambda job: job["state"] in ("FAILED", "QUEUED"), seconds=30)
         tell(f"    the other is {lost['state']}: {(lost['error'] or {}).get('message') or (lost['queue'] or {}).get('why')}")
-        assert lost["state"] in ("FAILED", "QUEUED"), lost
         said = str(lost["error"]) + str(lost["queue"])
         assert "gone" in said or file.name in said, f"what it says does not name the dataset: {said}"
     house.clear()
@@ -201,8 +202,49 @@ def test_large_datasets_of_cancelled_jobs_hold_up_nobody():
     house.clear()
 
 
+def test_jobs_that_fit_no_worker_hold_up_nobody():
+    """Behind as many as the scheduler might look at, one that fits the worker that is idle."""
+    with House(None, "--workers", "none") as house:
+        add_small_model(house)
+        add_small_model(house, "large", hidden=256, layers=16, ffn=1024)
+        add_rows(house, "rows")
+        stub = jobs_pb2_grpc.JobsStub(channel_to(house.address))
+        for i in range(LARGE_JOBS):
+            stub.CreateJob(jobs_pb2.CreateJobRequest(job=jobs_pb2.Job(
+                base_model="large", training_dataset="rows", adapter={"rank": 8}, training={"max_steps": 5, "max_length": 512})))
+        until(lambda: house.object("cluster")["jobs_by_state"].get("QUEUED") == LARGE_JOBS, 30, "all jobs wait")
+        house.start_worker("--threads", 1, "--memory", SMALL_WORKER_BYTES)
+        house.wait([house.submit(small_job())], seconds=30)
+        check_no_job_failed(house)
+    house.clear()
+
+
+def seconds_of_estimate(house):
+    path = house.folder / "job.json"
+    path.write_text(json.dumps(small_job(max_steps=500)))
+    estimate = house.run("estimate", "-f", path, "--json")
+    return estimate.objects()[0]["seconds"] if estimate.status == 0 else None
+
+
+def test_an_estimate_asked_for_before_a_worker_came():
+    """It says no less of the worker that comes than one that is first asked for then."""
+    found = []
+    for asked_before in (False, True):
+        with House(None, "--workers", "none") as house:
+            add_small_model(house)
+            add_rows(house, "rows")
+            before = seconds_of_estimate(house) if asked_before else None
+            house.start_worker("--threads", 2)
+            house.wait_for_worker()
+            found.append(seconds_of_estimate(house))
+            tell(f"    before: {before} s; with a worker of two threads: {found[-1]} s")
+        house.clear()
+    assert abs(found[0] - found[1]) < 0.01 * found[0], f"{found[1]} s, and asked for with the worker there at first {found[0]} s"
+
+
 if __name__ == "__main__":
     main([test_cancelled_while_its_steps_are_not_told_yet, test_cancelled_while_its_checkpoint_is_on_its_way_up,
           test_a_dataset_that_is_gone_is_the_trouble_of_its_job_alone, test_models_that_are_not_mounted_yet,
           test_a_worker_that_stands_still_while_it_forms_its_group, test_a_job_that_kills_its_worker_fails_alone,
-          test_large_datasets_of_cancelled_jobs_hold_up_nobody])
+          test_large_datasets_of_cancelled_jobs_hold_up_nobody, test_jobs_that_fit_no_worker_hold_up_nobody,
+          test_an_estimate_asked_for_before_a_worker_came])

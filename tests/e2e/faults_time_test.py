@@ -12,6 +12,7 @@ from house import House, Skipped, main
 
 STILL_SECONDS = 60
 GOES_ON_SECONDS = 15
+LEASE_SECONDS = 30
 
 # The wall clock of a program, moved by as many seconds as the file named in CLOCK_OFFSET_FILE says. Waits that end at a time
 # of the wall clock are told the real one, as the kernel counts by it.
@@ -136,6 +137,13 @@ def test_a_clock_that_jumps():
             assert workers_of(house) == before, f"a jump to {offset} s: workers (pid, restarts) {before} became {workers_of(house)}"
         assert "WORKER_LOST" not in house.lora("events", job).out, "the job lost its worker"
         check_no_job_failed(house)
+        # Silence is counted by time that runs, whatever the clock says.
+        house.jump(-100_000)
+        ((pid, _),) = before.values()
+        with stopped(pid):
+            until(lambda: not workers_of(house), LEASE_SECONDS + GOES_ON_SECONDS, "a silent worker is lost")
+        step = step_of(house, job)
+        until(lambda: step_of(house, job) > step + 5, 2 * GOES_ON_SECONDS, "steps after the worker is there again")
         house.lora("cancel", job)
         house.wait([job], state="CANCELLED", seconds=GOES_ON_SECONDS)
         check_stops(house, 60)

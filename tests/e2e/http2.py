@@ -4,8 +4,8 @@ import socket
 import struct
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, SETTINGS, GOAWAY = 0, 1, 4, 7
-END_STREAM, END_HEADERS = 1, 4
+DATA, HEADERS, SETTINGS, PING, GOAWAY = 0, 1, 4, 6, 7
+END_STREAM, END_HEADERS, ACK = 1, 4, 1
 FRAME_HEADER = 9
 
 
@@ -36,6 +36,7 @@ class Connection:
         self.socket = socket.create_connection((host, int(port)), timeout=timeout)
         self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
         self.next_stream = 1
+        self.buffer = b""
 
     def open_call(self, method, message=None, ended=False):
         """Begins a call, with a first message if one is given; returns its stream."""
@@ -46,23 +47,38 @@ class Connection:
         self.socket.sendall(frames)
         return stream
 
+    def calls(self):
+        """How many were begun."""
+        return self.next_stream // 2
+
     def frames(self):
-        """What comes, as (kind, flags, stream, payload), until the connection ends or its time-out."""
-        buffer = b""
+        """What comes, as (kind, flags, stream, payload), until the connection ends or its time-out. Pings are answered."""
         while True:
+            while len(self.buffer) >= FRAME_HEADER:
+                head, length = self.buffer[:FRAME_HEADER], FRAME_HEADER + int.from_bytes(self.buffer[:3], "big")
+                if len(self.buffer) < length:
+                    break
+                payload, self.buffer = self.buffer[FRAME_HEADER:length], self.buffer[length:]
+                if head[3] == PING and not head[4] & ACK:
+                    self.socket.sendall(frame(PING, ACK, 0, payload))
+                yield head[3], head[4], int.from_bytes(head[5:], "big") & 0x7FFFFFFF, payload
             try:
                 data = self.socket.recv(1 << 16)
             except OSError:
                 return
             if not data:
                 return
-            buffer += data
-            while len(buffer) >= FRAME_HEADER:
-                length = int.from_bytes(buffer[:3], "big")
-                if len(buffer) < FRAME_HEADER + length:
-                    break
-                yield buffer[3], buffer[4], int.from_bytes(buffer[5:9], "big") & 0x7FFFFFFF, buffer[FRAME_HEADER:FRAME_HEADER + length]
-                buffer = buffer[FRAME_HEADER + length:]
+            self.buffer += data
+
+    def hear(self, count):
+        """The streams on which a message comes, until there are so many of them."""
+        heard = set()
+        for kind, _, stream, _ in self.frames():
+            if kind == DATA:
+                heard.add(stream)
+            if len(heard) == count:
+                break
+        return heard
 
     def is_answered(self, stream):
         """Whether a message comes back; not so if the call or the connection is ended without one."""

@@ -6,8 +6,6 @@ import subprocess
 import sys
 import tempfile
 
-from house import ROOT
-
 # The checkout itself: the wheels are not among a test's data.
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -51,6 +51,7 @@ class Verdict {
     const bool met = value <= bar;
     std::printf("%-56s %10.2f %-3s bar %g%s\n", what.c_str(), value, unit, bar,
                 met ? "" : "  MISSED");
+    std::fflush(stdout);
     if (bars_ && !met) failed_ = true;
   }
   // What must hold on every machine.

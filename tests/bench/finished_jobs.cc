@@ -112,7 +112,7 @@ void AddSeries(const v1::Job& job, std::vector<storage::Mutation>* turn) {
   put(kCheckpointSeries, kSteps, checkpoint);
 }
 
-void AddJob(int64_t i, int64_t now_us, std::vector<storage::Mutation>* turn) {
+void AddJob(int64_t i, int64_t now_us, bool has_answer, std::vector<storage::Mutation>* turn) {
   const records::JobRecord record = RecordOf(i);
   const v1::Job& job = record.job();
   turn->push_back(storage::PutRecord(kJobKind, job.name(), record.SerializeAsString()));
@@ -121,7 +121,7 @@ void AddJob(int64_t i, int64_t now_us, std::vector<storage::Mutation>* turn) {
   request.set_name(job.name());
   request.set_time_us(now_us + i);
   request.set_content_sha256(std::string(32, static_cast<char>(i)));
-  request.set_answer(job.SerializeAsString());
+  if (has_answer) request.set_answer(job.SerializeAsString());
   turn->push_back(storage::PutRecord(kRequestKind, absl::StrCat("job/", record.request_id()),
                                      request.SerializeAsString()));
 }
@@ -147,7 +147,7 @@ absl::Status StoreFinishedJobs(storage::JobStore& store, int64_t jobs, int64_t n
     turn.push_back(storage::PutRecord(kDatasetKind, name, bytes));
   }
   for (int64_t i = 0; i < jobs; ++i) {
-    AddJob(i, now_us, &turn);
+    AddJob(i, now_us, jobs - i <= CoreOptions().request_answers_max, &turn);
     if (i + kRevisionsOfJob > jobs) {
       v1::WatchJobsResponse revision;
       *revision.mutable_job() = RecordOf(i).job();

@@ -1,5 +1,6 @@
 #include "server/driver.h"
 
+#include <malloc.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -96,6 +97,7 @@ class DriverImpl : public Driver {
         !status.ok()) {
       return status;
     }
+    malloc_trim(0);  // what was read to begin with goes back to the system
     solvers_ = std::make_unique<TaskPool>(options_.solver_threads);
     thread_ = std::thread([this, effects = std::move(effects)]() mutable {
       Carry(std::move(effects));

@@ -49,9 +49,10 @@ void Core::State::KeepRequest(const char* kind, const RequestId& id, const std::
   const std::string key = RequestKey(kind, id.id);
   // Of two uploads under one id, the one that was there first counts.
   if (id.id.empty() || requests_.Find(key)) return;
-  const records::RequestRecord record =
-      requests_.Keep(key, id.content, name, made.SerializeAsString(), wall_us_);
-  Put(storage::PutRecord(kRequestKind, key, record.SerializeAsString()));
+  for (const auto& [changed, record] :
+       requests_.Keep(key, id.content, name, made.SerializeAsString(), wall_us_)) {
+    Put(storage::PutRecord(kRequestKind, changed, record.SerializeAsString()));
+  }
   PruneRequests();
 }
 

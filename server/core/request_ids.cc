@@ -19,13 +19,22 @@ std::array<char, 32> Digest(std::string_view content) {
   return digest;
 }
 
+records::RequestRecord ToRecord(const RequestIds::Kept& kept) {
+  records::RequestRecord record;
+  record.set_content_sha256(kept.content_sha256.data(), kept.content_sha256.size());
+  record.set_time_us(kept.time_us);
+  record.set_name(kept.name);
+  record.set_answer(kept.answer);
+  return record;
+}
+
 }  // namespace
 
 bool RequestIds::Kept::IsOf(std::string_view content) const {
   return Digest(content) == content_sha256;
 }
 
-absl::Status RequestIds::Load(const std::vector<std::pair<std::string, std::string>>& stored) {
+absl::Status RequestIds::Load(std::vector<std::pair<std::string, std::string>> stored) {
   kept_.reserve(stored.size());
   records::RequestRecord record;
   for (const auto& [key, bytes] : stored) {
@@ -54,10 +63,12 @@ absl::Status RequestIds::Load(const std::vector<std::pair<std::string, std::stri
   return absl::OkStatus();
 }
 
-void RequestIds::Add(Map::iterator entry) {
+RequestIds::Map::value_type* RequestIds::Add(Map::iterator entry) {
   by_age_.push_back(&*entry);
   const int64_t without = static_cast<int64_t>(by_age_.size()) - 1 - limits_.answers_max;
-  if (without >= 0) by_age_[without]->second.answer = std::string();
+  if (without < 0 || by_age_[without]->second.answer.empty()) return nullptr;
+  by_age_[without]->second.answer = std::string();
+  return by_age_[without];
 }
 
 const RequestIds::Kept* RequestIds::Find(const std::string& key) const {
@@ -65,8 +76,9 @@ const RequestIds::Kept* RequestIds::Find(const std::string& key) const {
   return found == kept_.end() ? nullptr : &found->second;
 }
 
-records::RequestRecord RequestIds::Keep(const std::string& key, std::string_view content,
-                                        std::string name, std::string answer, int64_t time_us) {
+std::vector<std::pair<std::string, records::RequestRecord>> RequestIds::Keep(
+    const std::string& key, std::string_view content, std::string name, std::string answer,
+    int64_t time_us) {
   const auto [entry, is_new] = kept_.try_emplace(key);
   assert(is_new);
   Kept& kept = entry->second;
@@ -74,13 +86,11 @@ records::RequestRecord RequestIds::Keep(const std::string& key, std::string_view
   kept.time_us = time_us;
   kept.name = std::move(name);
   kept.answer = std::move(answer);
-  records::RequestRecord record;
-  record.set_content_sha256(kept.content_sha256.data(), kept.content_sha256.size());
-  record.set_time_us(time_us);
-  record.set_name(kept.name);
-  record.set_answer(kept.answer);
-  Add(entry);
-  return record;
+  std::vector<std::pair<std::string, records::RequestRecord>> changed = {{key, ToRecord(kept)}};
+  if (const auto* without = Add(entry)) {
+    changed.emplace_back(without->first, ToRecord(without->second));
+  }
+  return changed;
 }
 
 std::vector<std::string> RequestIds::Prune(int64_t now_us) {

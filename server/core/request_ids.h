@@ -40,14 +40,18 @@ class RequestIds {
 
   // Takes up what was stored, in any order: (key, records::RequestRecord). DATA_LOSS
   // (STORE_CORRUPT) where one cannot be read.
-  absl::Status Load(const std::vector<std::pair<std::string, std::string>>& stored);
+  absl::Status Load(std::vector<std::pair<std::string, std::string>> stored);
 
   // Null where the key is not kept. `key` is KIND/REQUEST_ID.
   const Kept* Find(const std::string& key) const;
 
-  // A key that is not kept yet. Returns the record that must be stored under it.
-  records::RequestRecord Keep(const std::string& key, std::string_view content, std::string name,
-                              std::string answer, int64_t time_us);
+  // A key that is not kept yet. Returns what must be stored, by key: the new record, and one that
+  // its answer leaves.
+  std::vector<std::pair<std::string, records::RequestRecord>> Keep(const std::string& key,
+                                                                   std::string_view content,
+                                                                   std::string name,
+                                                                   std::string answer,
+                                                                   int64_t time_us);
 
   // Forgets what is too old or too many, and returns their keys.
   std::vector<std::string> Prune(int64_t now_us);
@@ -56,7 +60,8 @@ class RequestIds {
 
  private:
   using Map = std::unordered_map<std::string, Kept>;
-  void Add(Map::iterator entry);
+  // The newest. Returns the one whose answer is not kept any more, or null.
+  Map::value_type* Add(Map::iterator entry);
 
   const Limits limits_;
   Map kept_;

@@ -81,7 +81,7 @@ absl::Status Core::State::Load(StoredState stored) {
   for (const auto& entry : stored.rows) {
     if (auto status = Parse(kRowsKind, entry, &rows_[entry.first]); !status.ok()) return status;
   }
-  if (absl::Status status = requests_.Load(stored.requests); !status.ok()) return status;
+  if (absl::Status status = requests_.Load(std::move(stored.requests)); !status.ok()) return status;
   if (absl::Status status = LoadJobs(stored); !status.ok()) return status;
   LoadMetrics(stored);
   revision_ = stored.last_revision;

@@ -103,6 +103,14 @@ using Request =
                  v1::ListAdaptersRequest, v1::DeleteAdapterRequest, v1::DeleteCheckpointRequest,
                  v1::GetClusterRequest, v1::ListWorkersRequest, ShardUploaded, StopRequested>;
 
+// The upload that a request brings along; null where it brings none.
+inline const std::string* UploadOf(const Request& request) {
+  if (const auto* dataset = std::get_if<CreateDataset>(&request)) return &dataset->upload;
+  if (const auto* adapter = std::get_if<ImportAdapter>(&request)) return &adapter->upload;
+  const auto* shard = std::get_if<ShardUploaded>(&request);
+  return shard ? &shard->upload : nullptr;
+}
+
 // Get -> the resource; List -> its response; Delete and Unregister -> std::monostate; Cancel ->
 // v1::Job; GetCluster -> v1::ClusterStatus; ListWorkers -> v1::ListWorkersResponse.
 using ReplyValue =

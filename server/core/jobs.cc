@@ -129,6 +129,8 @@ v1::Job Core::State::View(const JobState& state) const {
     RenumberQueue();
     job.mutable_queue()->set_place(state.place);
     job.mutable_queue()->set_why(state.why.empty() ? "waits to be scheduled" : state.why);
+  } else if (job.state() == v1::Job::VALIDATING && !state.why.empty()) {
+    job.mutable_queue()->set_why(state.why);
   }
   const auto group = groups_.find(job.group());
   if (group != groups_.end() && IsPlaced(job.state())) {

@@ -86,6 +86,7 @@ absl::Status Core::State::Load(const StoredState& stored) {
     if (auto status = Parse(kJobKind, entry, &job->record); !status.ok()) return status;
     next_order_ = std::max(next_order_, job->record.order() + 1);
     by_order_[job->record.order()] = job.get();
+    by_revision_[job->job().revision()] = job.get();
     jobs_by_state_[job->state()]++;
     if (IsLive(job->state())) live_.insert(entry.first);
     jobs_[entry.first] = std::move(job);
@@ -209,7 +210,9 @@ void Core::State::SetTime(google::protobuf::Timestamp* time) const {
 
 void Core::State::Publish(JobState& job) {
   touched_.erase(job.name());
+  by_revision_.erase(job.job().revision());
   job.job().set_revision(++revision_);
+  by_revision_[revision_] = &job;
   job.job().set_etag(absl::StrCat(revision_));
   Put(storage::PutRecord(kJobKind, job.name(), job.record.SerializeAsString()));
   v1::WatchJobsResponse message;

@@ -1,6 +1,5 @@
-// Runs the core: one thread applies events from a bounded queue, commits what they persist in one
-// transaction a turn, then lets their replies, orders and announcements go. Files are written and
-// windows planned on threads of its own.
+// Runs the core: the loop (turns.h) on a thread of its own, its mail, and threads on which files
+// are written, windows planned and rows checked.
 //
 // How a service asks:
 //   StatusOr<v1::Job> job = driver.Ask<v1::Job>(v1::GetJobRequest(...), deadline);
@@ -27,6 +26,7 @@
 #include "server/clock.h"
 #include "server/core/core.h"
 #include "server/data_dir.h"
+#include "server/mailbox.h"
 #include "server/revision_log.h"
 #include "server/solver.h"
 #include "storage/job_store.h"
@@ -49,9 +49,9 @@ class WorkerSender {
 struct DriverOptions {
   std::string data_dir;
   CoreOptions core;
-  Clock* clock = &RealClock();      // must outlive the driver
-  int solver_threads = 2;           // row checks; planning has a thread of its own
-  int64_t queue_events_max = 4096;  // a poster waits while so many are queued
+  Clock* clock = &RealClock();  // must outlive the driver
+  int solver_threads = 2;       // row checks; planning has a thread of its own
+  MailboxOptions mailbox;       // what finds no place there is answered UNAVAILABLE (BUSY)
 };
 
 class Driver {
@@ -68,8 +68,8 @@ class Driver {
   virtual ~Driver() = default;
 
   // Posts a request and waits for its reply; DEADLINE_EXCEEDED when it does not come in time (the
-  // request still takes its course), UNAVAILABLE (SHUTTING_DOWN) when the driver ends first. Any
-  // thread.
+  // request still takes its course), UNAVAILABLE (SHUTTING_DOWN) when the driver ends first, (BUSY)
+  // at once when too many wait already. Any thread.
   virtual absl::StatusOr<ReplyValue> Call(Request request,
                                           absl::Time deadline = absl::InfiniteFuture()) = 0;
 

@@ -28,6 +28,9 @@ struct CoreOptions {
   // time for so long, then for twice as long each time.
   int64_t rest_ms = 5000;
   int64_t rest_max_ms = 60'000;
+  // A job that met a failure that passes is tried again after so long, then after twice as long.
+  int64_t postpone_ms = 1000;
+  int64_t postpone_max_ms = 60'000;
   int64_t watch_revisions_max = 4096;  // kept for watchers who come back
   int64_t request_ids_days = 7;        // an older request_id is forgotten at start
   std::string version;

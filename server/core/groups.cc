@@ -70,6 +70,7 @@ planner::ClusterView Core::State::ClusterOf() const {
     entry.idle = worker.group.empty() && !Rests(worker);
     entry.microbatch_tokens = TokensOf(worker);
   }
+  std::set<std::string_view> members;
   for (const auto& [name, group] : groups_) {
     planner::GroupView& entry = view.groups.emplace_back();
     entry.name = name;
@@ -82,6 +83,7 @@ planner::ClusterView Core::State::ClusterOf() const {
     entry.changes = group.phase != GroupState::Phase::kRunning;
     entry.microbatch_tokens = TokensOf(worker);
     for (const auto& [job, member] : group.members) {
+      members.insert(job);
       entry.jobs.push_back(job);
       entry.adapters.push_back(member.adapter);
       planner::RunningJob& running = entry.running.emplace_back();
@@ -97,6 +99,7 @@ planner::ClusterView Core::State::ClusterOf() const {
   for (const auto& [key, job] : queue_) {
     if (view.queue.size() == kQueueViewMax) break;
     if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
+    if (IsPostponed(*job) || members.contains(job->name())) continue;  // or it is about to leave
     view.queue.push_back(Queued(*job));
   }
   return view;

@@ -129,6 +129,8 @@ v1::Job Core::State::View(const JobState& state) const {
     RenumberQueue();
     job.mutable_queue()->set_place(state.place);
     job.mutable_queue()->set_why(state.why.empty() ? "waits to be scheduled" : state.why);
+  } else if (job.state() == v1::Job::VALIDATING && !state.why.empty()) {
+    job.mutable_queue()->set_why(state.why);
   }
   const auto group = groups_.find(job.group());
   if (group != groups_.end() && IsPlaced(job.state())) {
@@ -204,14 +206,17 @@ void Core::State::On(uint64_t request, const v1::ListJobsRequest& content) {
 }
 
 void Core::State::On(uint64_t request, const SnapshotJobs& content) {
-  JobSnapshot snapshot;
-  if (content.names.empty()) {
-    for (const auto& [order, job] : by_order_) snapshot.jobs.push_back(View(*job));
-  }
+  std::map<int64_t, JobState*> named;  // by revision
   for (const std::string& name : content.names) {
-    const JobState* job = FindJob(name);
+    JobState* job = FindJob(name);
     if (!job) return Fail(request, NotFound(kJobKind, name));
-    snapshot.jobs.push_back(View(*job));
+    named[job->job().revision()] = job;
+  }
+  const std::map<int64_t, JobState*>& among = content.names.empty() ? by_revision_ : named;
+  JobSnapshot snapshot;
+  for (auto entry = among.upper_bound(content.after); entry != among.end(); ++entry) {
+    if (content.limit > 0 && static_cast<int64_t>(snapshot.jobs.size()) == content.limit) break;
+    snapshot.jobs.push_back(View(*entry->second));
   }
   snapshot.revision = revision_;
   Answer(request, std::move(snapshot));
@@ -268,6 +273,7 @@ void Core::State::On(uint64_t request, const v1::DeleteJobRequest& content) {
   Do(RemovePath{absl::StrCat("checkpoints/", name)});
   jobs_by_state_[job->state()]--;
   by_order_.erase(job->record.order());
+  by_revision_.erase(job->job().revision());
   touched_.erase(name);
   jobs_.erase(name);
   Answer(request, std::monostate());

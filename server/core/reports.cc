@@ -222,6 +222,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   if (done.step() > job->record.furthest_step()) {
     job->record.set_furthest_step(done.step());
     job->record.set_losses_without_progress(0);
+    job->passing.reset();
   }
   if (done.step() == view.total_steps()) {
     view.set_seconds_left(0);

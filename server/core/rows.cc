@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/failures.h"
 #include "server/core/model_shape.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
@@ -128,6 +129,8 @@ void Core::State::SettleJob(JobState& job) {
     return FailJob(job, error.category(), error.reason(), error.message(), error.field(),
                    error.line());
   }
+  job.passing.reset();
+  job.why.clear();
   Transition(job, v1::Job::QUEUED, "its rows are good");
 }
 
@@ -152,8 +155,8 @@ void Core::State::OnRows(const RowsChecked& checked) {
     JobState& job = *FindJob(name);
     if (job.state() != v1::Job::VALIDATING || !concerns(job.job())) continue;
     if (!checked.summary.ok()) {
-      FailJob(job, v1::JobError::SERVER, "ROWS_NOT_CHECKED",
-              std::string(checked.summary.status().message()));
+      TakeFailure(job, ReasonOf(checked.summary.status(), "ROWS_NOT_CHECKED"),
+                  std::string(checked.summary.status().message()));
     } else if (EnsureRows(job.job())) {
       SettleJob(job);
     }

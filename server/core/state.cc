@@ -29,8 +29,10 @@ absl::Status Parse(const char* kind, const std::pair<std::string, std::string>& 
                absl::StrCat("the stored ", kind, " '", stored.first, "' cannot be read"));
 }
 
-// A proto's string that is not UTF-8 cannot be read again; what a row or a file name holds may be
-// anything.
+std::string RequestKey(const std::string& kind, const std::string& id) { return kind + "/" + id; }
+
+}  // namespace
+
 std::string Utf8(const std::string& text) {
   std::string clean;
   for (size_t i = 0; i < text.size();) {
@@ -49,10 +51,6 @@ std::string Utf8(const std::string& text) {
   }
   return clean;
 }
-
-std::string RequestKey(const std::string& kind, const std::string& id) { return kind + "/" + id; }
-
-}  // namespace
 
 // ---- start ----
 
@@ -88,6 +86,7 @@ absl::Status Core::State::Load(const StoredState& stored) {
     if (auto status = Parse(kJobKind, entry, &job->record); !status.ok()) return status;
     next_order_ = std::max(next_order_, job->record.order() + 1);
     by_order_[job->record.order()] = job.get();
+    by_revision_[job->job().revision()] = job.get();
     jobs_by_state_[job->state()]++;
     if (IsLive(job->state())) live_.insert(entry.first);
     jobs_[entry.first] = std::move(job);
@@ -211,7 +210,9 @@ void Core::State::SetTime(google::protobuf::Timestamp* time) const {
 
 void Core::State::Publish(JobState& job) {
   touched_.erase(job.name());
+  by_revision_.erase(job.job().revision());
   job.job().set_revision(++revision_);
+  by_revision_[revision_] = &job;
   job.job().set_etag(absl::StrCat(revision_));
   Put(storage::PutRecord(kJobKind, job.name(), job.record.SerializeAsString()));
   v1::WatchJobsResponse message;
@@ -222,8 +223,9 @@ void Core::State::Publish(JobState& job) {
   Do(Announce{revision_, job.name(), std::move(bytes)});
 }
 
-void Core::State::AddEvent(JobState& job, const std::string& reason, const std::string& message,
-                           v1::Job::State from, v1::Job::State to) {
+v1::Event Core::State::AddEvent(JobState& job, const std::string& reason,
+                                const std::string& message, v1::Job::State from,
+                                v1::Job::State to) {
   v1::Event event;
   event.set_revision(++revision_);
   SetTime(event.mutable_time());
@@ -234,6 +236,7 @@ void Core::State::AddEvent(JobState& job, const std::string& reason, const std::
   event.set_to_state(to);
   Put(storage::PutEntry(kEventSeries, job.name(), event.revision(), event.SerializeAsString()));
   Touch(job);
+  return event;
 }
 
 void Core::State::Transition(JobState& job, v1::Job::State to, const std::string& message) {
@@ -254,10 +257,12 @@ void Core::State::Transition(JobState& job, v1::Job::State to, const std::string
     job.metrics.clear();
     job.evaluation.clear();
     job.pace.clear();
+    job.passing.reset();
   }
   if (to == v1::Job::QUEUED || !IsLive(to)) job.job().clear_group();
   schedule_ = true;
-  AddEvent(job, "STATE_CHANGED", message, from, to);
+  const v1::Event event = AddEvent(job, "STATE_CHANGED", message, from, to);
+  if (job.passing) job.passing->changes.push_back(event.revision());
 }
 
 void Core::State::FailJob(JobState& job, v1::JobError::Category category, const std::string& reason,

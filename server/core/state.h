@@ -5,6 +5,7 @@
 //   rows.cc         row checks and what waits for them; estimates
 //   workers.cc      control streams, time-outs, cluster view
 //   memory.cc       what workers take beyond the counted bytes
+//   passing.cc      jobs that wait because of a failure that passes
 //   groups.cc       scheduling, forming, cutting and dissolving groups
 //   windows.cc      what goes into the next window
 //   reports.cc      what workers report
@@ -33,6 +34,10 @@
 
 namespace lorad::server {
 
+// With '?' for what is not UTF-8: a proto's string that is not cannot be read again, and what a row
+// or a file name holds may be anything.
+std::string Utf8(const std::string& text);
+
 struct ModelState {
   records::ModelRecord record;
   planner::ModelShape shape;
@@ -41,6 +46,14 @@ struct ModelState {
 struct SequenceLoss {
   double loss_sum = 0;
   int64_t trained_tokens = 0;
+};
+
+// A failure that passes, as a job has met it since its last progress.
+struct Passing {
+  int tries = 0;  // in a row
+  int64_t until_us = 0;
+  v1::Event event;               // the one that counts it
+  std::vector<int64_t> changes;  // events of the job's state since then
 };
 
 struct JobState {
@@ -55,6 +68,7 @@ struct JobState {
   int place = 0;                                 // in the queue, from 1
   bool resumes = false;                          // queued, for its group is formed anew
   std::string why;
+  std::unique_ptr<Passing> passing;  // null: none since its last progress
 
   const v1::Job& job() const { return record.job(); }
   v1::Job& job() { return *record.mutable_job(); }
@@ -161,9 +175,9 @@ class Core::State {
   // The job is persisted under a new revision and announced at the end of the turn, or at once.
   void Touch(JobState& job) { touched_.insert(job.name()); }
   void Publish(JobState& job);
-  void AddEvent(JobState& job, const std::string& reason, const std::string& message,
-                v1::Job::State from = v1::Job::STATE_UNSPECIFIED,
-                v1::Job::State to = v1::Job::STATE_UNSPECIFIED);
+  v1::Event AddEvent(JobState& job, const std::string& reason, const std::string& message,
+                     v1::Job::State from = v1::Job::STATE_UNSPECIFIED,
+                     v1::Job::State to = v1::Job::STATE_UNSPECIFIED);
   void Transition(JobState& job, v1::Job::State to, const std::string& message);
   void FailJob(JobState& job, v1::JobError::Category category, const std::string& reason,
                const std::string& message, const std::string& field = "", int64_t line = 0);
@@ -265,6 +279,19 @@ class Core::State {
   // The group ends: the peak of its worker goes into the fit.
   void KeepPeak(const GroupState& group);
 
+  // ---- passing.cc ----
+  // The job has met this failure: it is postponed where that passes, else FAILED by its kind
+  // (failures.h). REQUIRES, here and below: it is live and not CANCELLING.
+  void TakeFailure(JobState& job, const std::string& reason, const std::string& message);
+  // The job waits, in the queue or for its rows, and is not tried before its back-off has passed: a
+  // second, then twice as long each time until it makes progress. Of a job in a group the caller
+  // sees to it that its member leaves.
+  void Postpone(JobState& job, const std::string& reason, const std::string& message);
+  void CountFailure(JobState& job, const std::string& reason, const std::string& message);
+  bool IsPostponed(const JobState& job) const;
+  void SetPostponedTimer();
+  void TryPostponed();
+
   // ---- groups.cc ----
   void Schedule();
   // Tokens of a microbatch of groups on it, as in planner::ClusterView.
@@ -336,6 +363,11 @@ class Core::State {
     std::vector<std::pair<uint64_t, EstimateJob>> estimates;
   };
 
+  // What TimerFired names.
+  static constexpr uint64_t kTick = 1;
+  static constexpr uint64_t kRestEnds = 2;
+  static constexpr uint64_t kPostponedEnds = 3;
+
   const CoreOptions options_;
   // Of the event that is being applied (events.h, Moment).
   int64_t now_us_ = 0;
@@ -347,6 +379,7 @@ class Core::State {
   std::map<std::string, records::AdapterRecord> adapters_;
   std::map<std::string, std::unique_ptr<JobState>> jobs_;
   std::map<int64_t, JobState*> by_order_;
+  std::map<int64_t, JobState*> by_revision_;  // the newest of each: where watches begin
   std::set<std::string> live_;  // names
   std::map<int, int64_t> jobs_by_state_;
   std::map<std::string, records::RowsSummary> rows_;
@@ -355,6 +388,8 @@ class Core::State {
 
   std::map<QueueKey, JobState*> queue_;
   mutable bool places_known_ = true;
+  std::set<std::pair<int64_t, std::string>> postponed_;  // (until_us, job)
+  int64_t postponed_timer_us_ = 0;                       // the earliest that is set; 0 = none
 
   std::map<std::string, WorkerState> workers_;
   std::map<std::string, GroupState> groups_;

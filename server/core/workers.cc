@@ -13,8 +13,6 @@ namespace lorad::server {
 namespace {
 
 constexpr int kProtocolVersion = 1;
-constexpr uint64_t kTick = 1;
-constexpr uint64_t kRestEnds = 2;
 constexpr int64_t kMillisecond = 1000;  // in microseconds
 
 double Rate(const std::deque<std::pair<int64_t, int64_t>>& pace) {
@@ -165,6 +163,7 @@ void Core::State::OnTimer(const TimerFired& fired) {
     schedule_ = true;
     return;
   }
+  if (fired.timer == kPostponedEnds) return TryPostponed();
   if (fired.timer != kTick) return;
   tick_set_ = false;
   bool any = false;

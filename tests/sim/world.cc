@@ -214,18 +214,7 @@ void World::Do(Effect effect) {
                    announced_.push_back(std::move(message));
                  },
                  [&](CheckRows& check) {
-                   records::RowsSummary rows;
-                   rows.set_rows(check.source.rows);
-                   rows.set_tokens(check.source.rows * 20);
-                   rows.set_trained_tokens(check.source.rows * kTrainedTokens);
-                   const auto longest = longest_.find(check.source.dataset);
-                   rows.set_longest_tokens(longest == longest_.end() ? 40 : longest->second);
-                   if (auto bad = bad_lines_.find(check.source.dataset); bad != bad_lines_.end()) {
-                     rows.set_error_count(1);
-                     rows.set_error_line(bad->second);
-                     rows.set_error_reason("no trained token");
-                   }
-                   post_later(RowsChecked{check.key, rows});
+                   post_later(RowsChecked{check.key, SumRows(check.source)});
                  },
                  [&](Plan& plan) {
                    plans_.push_back(plan.input);

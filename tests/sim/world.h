@@ -81,6 +81,10 @@ class World {
   // die with it.
   void CrashCoordinator();
   void FailPlans(absl::Status status) { plan_failure_ = std::move(status); }
+  // Checks of a dataset's rows; OK: they are made again.
+  void FailChecks(const std::string& dataset, absl::Status status) {
+    check_failures_[dataset] = std::move(status);
+  }
   void FailSaves(absl::Status status) { save_failure_ = std::move(status); }
   // The step of the job whose loss is not finite.
   void Poison(const std::string& job, int64_t step) { bad_steps_[job] = step; }
@@ -143,6 +147,7 @@ class World {
   void Say(int i, worker::v1::WorkerMessage message);
   void Upload(int i, worker::v1::UploadShardRequest::Header header);
   absl::StatusOr<worker::v1::Window> PlanWindow(const server::PlanInput& input);
+  absl::StatusOr<server::records::RowsSummary> SumRows(const server::RowSource& source) const;
   int64_t RowLength(const std::string& dataset, int64_t row) const;
 
   const WorldOptions options_;
@@ -169,6 +174,7 @@ class World {
   int timers_ = 0;  // entries of the agenda that are only timers
 
   absl::Status plan_failure_, save_failure_;
+  std::map<std::string, absl::Status> check_failures_;  // by dataset
   bool memory_taken_ = false;
   int64_t group_tokens_most_ = std::numeric_limits<int64_t>::max();
   int64_t slot_tokens_most_ = std::numeric_limits<int64_t>::max();

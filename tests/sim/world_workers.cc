@@ -133,6 +133,23 @@ int64_t World::RowLength(const std::string& dataset, int64_t row) const {
   return 1 + row * 7 % (longest == longest_.end() ? 40 : longest->second);
 }
 
+absl::StatusOr<records::RowsSummary> World::SumRows(const RowSource& source) const {
+  const auto failure = check_failures_.find(source.dataset);
+  if (failure != check_failures_.end() && !failure->second.ok()) return failure->second;
+  records::RowsSummary rows;
+  rows.set_rows(source.rows);
+  rows.set_tokens(source.rows * 20);
+  rows.set_trained_tokens(source.rows * kTrainedTokens);
+  const auto longest = longest_.find(source.dataset);
+  rows.set_longest_tokens(longest == longest_.end() ? 40 : longest->second);
+  if (const auto bad = bad_lines_.find(source.dataset); bad != bad_lines_.end()) {
+    rows.set_error_count(1);
+    rows.set_error_line(bad->second);
+    rows.set_error_reason("no trained token");
+  }
+  return rows;
+}
+
 absl::StatusOr<worker::v1::Window> World::PlanWindow(const PlanInput& input) {
   using worker::v1::Operation;
   worker::v1::Window window;

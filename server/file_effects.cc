@@ -41,11 +41,10 @@ absl::StatusOr<v1::Checkpoint> Execute(const WriteCheckpoint& effect, const Data
   const std::string directory = data_dir.Full(effect.path);
   const std::string parent = storage::ParentPath(directory);
   const auto write = [&]() -> absl::StatusOr<storage::Checkpoint> {
-    if (!files.Exists(parent)) {
-      if (absl::Status status = files.MakeDirectory(parent); !status.ok()) return status;
-      if (absl::Status status = files.SyncDirectory(storage::ParentPath(parent)); !status.ok()) {
-        return status;
-      }
+    if (absl::Status status = files.MakeDirectory(parent); !status.ok()) return status;
+    // Also where it is there already: an earlier attempt may have ended before this.
+    if (absl::Status status = files.SyncDirectory(storage::ParentPath(parent)); !status.ok()) {
+      return status;
     }
     // Written before and not recorded: no one has been told of it.
     if (files.Exists(directory)) {

@@ -54,7 +54,7 @@ absl::Status MakeFolders(const DataDir& data_dir, storage::Files& files) {
     return Error(absl::StatusCode::kInvalidArgument, "DATA_DIR_INVALID",
                  "--data-dir must name a directory");
   }
-  const absl::Status root = files.MakeDirectory(data_dir.root());
+  const absl::Status root = storage::MakeDirectoryDurably(files, data_dir.root());
   if (absl::IsNotFound(root) || absl::IsAlreadyExists(root) || absl::IsPermissionDenied(root)) {
     return Error(root.code(), "DATA_DIR_INVALID",
                  absl::StrCat(std::string(root.message()),

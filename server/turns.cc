@@ -20,6 +20,10 @@ constexpr int64_t kCommitRetryUs = 1'000'000;
 
 absl::StatusOr<std::unique_ptr<Turns>> Turns::Start(const CoreOptions& options,
                                                     const Surroundings& around) {
+  // The store's files may be new. SQLite syncs their directory, but tells nobody where that fails.
+  if (absl::Status status = around.files.SyncDirectory(around.data_dir.root()); !status.ok()) {
+    return status;
+  }
   std::vector<RevisionLog::Revision> kept;
   absl::StatusOr<StoredState> stored = ReadStore(around.store, &kept);
   if (!stored.ok()) return stored.status();

@@ -290,18 +290,16 @@ absl::Status AtomicWrite(Files& files, const std::string& path, std::string_view
 }
 
 absl::Status MakeDirectoryDurably(Files& files, const std::string& path) {
-  // The missing ones, and the lowest that is there: whoever made it may have ended before its sync.
-  std::vector<std::string> made = {path};
-  while (!files.IsDirectory(made.back()) && ParentPath(made.back()) != made.back()) {
-    made.push_back(ParentPath(made.back()));
+  const std::string parent = ParentPath(path);
+  const bool there = files.IsDirectory(path);
+  if (!there && parent != path) {
+    // From above, so that where this is cut short only the lowest one may lack its sync.
+    if (absl::Status status = MakeDirectoryDurably(files, parent); !status.ok()) return status;
+    if (absl::Status status = files.MakeDirectory(path); !status.ok()) return status;
   }
-  if (absl::Status status = files.MakeDirectory(path); !status.ok()) return status;
-  for (; !made.empty(); made.pop_back()) {
-    if (absl::Status status = files.SyncDirectory(ParentPath(made.back())); !status.ok()) {
-      return status;
-    }
-  }
-  return absl::OkStatus();
+  const absl::Status synced = files.SyncDirectory(parent);
+  // What lies in a directory that we may not read was made by someone else.
+  return there && absl::IsPermissionDenied(synced) ? absl::OkStatus() : synced;
 }
 
 absl::Status RemoveTree(Files& files, const std::string& path) {

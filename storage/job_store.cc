@@ -50,6 +50,19 @@ absl::Status WithReason(absl::StatusCode code, std::string_view reason,
   return status;
 }
 
+// The errno of the newest write that failed, of the log or else of the database: SQLite itself
+// tells ENOSPC alone from other failures.
+int WriteError(sqlite3* database) {
+  int error = 0;
+  sqlite3_file* log = nullptr;
+  sqlite3_file_control(database, "main", SQLITE_FCNTL_JOURNAL_POINTER, &log);
+  if (log != nullptr && log->pMethods != nullptr) {
+    log->pMethods->xFileControl(log, SQLITE_FCNTL_LAST_ERRNO, &error);
+  }
+  if (error == 0) sqlite3_file_control(database, "main", SQLITE_FCNTL_LAST_ERRNO, &error);
+  return error;
+}
+
 absl::Status FromSqlite(sqlite3* database, int code, const std::string& path) {
   const std::string text =
       absl::StrCat(path, ": ", database ? sqlite3_errmsg(database) : sqlite3_errstr(code));
@@ -77,20 +90,15 @@ absl::Status FromSqlite(sqlite3* database, int code, const std::string& path) {
     case SQLITE_BUSY:
       return WithReason(absl::StatusCode::kFailedPrecondition, "STORE_LOCKED",
                         absl::StrCat(text, "; another program holds it open"));
-    case SQLITE_IOERR:
-      // SQLite knows ENOSPC alone as a full disk.
-      switch (database ? sqlite3_system_errno(database) : 0) {
-        case EDQUOT:
-        case EFBIG:
-        case ENOSPC:
-          return full();
-        case EROFS:
-          return read_only();
-      }
-      return absl::InternalError(text);
     default:
-      return absl::InternalError(text);
+      break;
   }
+  if (code == SQLITE_IOERR_WRITE) {
+    const int error = WriteError(database);
+    if (error == EDQUOT || error == EFBIG) return full();
+    if (error == EROFS) return read_only();
+  }
+  return absl::InternalError(text);
 }
 
 // Whether nothing was changed and the same may be tried again.

@@ -276,8 +276,9 @@ void SimDisk::Commit(std::list<Change>::iterator change) {
   }
 }
 
-// Of this directory, or (null) of all.
-void SimDisk::KeepSomeEntries(const Node* directory, double share) {
+// Of this directory, or (null) of all. The rest is forgotten or stays to be
+// synced.
+void SimDisk::KeepSomeEntries(const Node* directory, double share, bool forget) {
   for (auto change = changes_.begin(); change != changes_.end();) {
     const bool is_of =
         directory == nullptr || std::ranges::any_of(*change, [directory](const EntryChange& each) {
@@ -287,8 +288,9 @@ void SimDisk::KeepSomeEntries(const Node* directory, double share) {
       ++change;
       continue;
     }
-    if (share == 1 || Chance(share)) Commit(change);
-    change = changes_.erase(change);
+    const bool kept = share == 1 || Chance(share);
+    if (kept) Commit(change);
+    change = kept || forget ? changes_.erase(change) : std::next(change);
   }
 }
 
@@ -301,7 +303,7 @@ int SimDisk::SyncDirectory(const std::string& path) {
   const int error = Begin(Call::kSyncDirectory, path, nullptr, true);
   if (error == 0 && SkipsSync(path)) return 0;
   if (error != 0 && (!begun || stopped_)) return error;
-  KeepSomeEntries(node.get(), error == 0 ? 1 : RandomShare());
+  KeepSomeEntries(node.get(), error == 0 ? 1 : RandomShare(), false);
   return error;
 }
 
@@ -386,7 +388,7 @@ void SimDisk::PowerLoss() {
   std::lock_guard lock(mutex_);
   const double of_bytes = RandomShare();
   for (auto& [number, node] : std::exchange(dirty_, {})) KeepSome(*node, of_bytes);
-  KeepSomeEntries(nullptr, RandomShare());
+  KeepSomeEntries(nullptr, RandomShare(), true);
   used_bytes_ = 0;
   ForgetUnsynced(*root_);
 }
@@ -394,7 +396,7 @@ void SimDisk::PowerLoss() {
 void SimDisk::SyncAll() {
   std::lock_guard lock(mutex_);
   for (auto& [number, node] : std::exchange(dirty_, {})) KeepSome(*node, 1);
-  KeepSomeEntries(nullptr, 1);
+  KeepSomeEntries(nullptr, 1, true);
 }
 
 void SimDisk::ForgetUnsynced(Node& node) {

@@ -88,8 +88,9 @@ class SimDisk {
   // The same, but of what was not synced any part may be gone.
   void PowerLoss();
 
-  // What a call is to fail with (0: nothing). A write, or a sync, that fails is done in part; what
-  // a failed sync left out is never written, unless it is written again.
+  // What a call is to fail with (0: nothing). A write, or a sync, that fails is done in part. What
+  // the failed sync of a file left out is never written, unless it is written again; of a
+  // directory the next sync writes the rest (file systems that cannot keep their journal give up).
   using Fault = std::function<int(Call, const std::string& path)>;
   void set_fault(Fault fault) { fault_ = std::move(fault); }
   // Syncs (counted from 1) that report success and do nothing: a mutation of who calls them.
@@ -122,7 +123,7 @@ class SimDisk {
   void Make(Change change);
   void Commit(std::list<Change>::iterator change);
   void KeepSome(Node& file, double share);
-  void KeepSomeEntries(const Node* directory, double share);
+  void KeepSomeEntries(const Node* directory, double share, bool forget);
   void ForgetUnsynced(Node& node);
   bool Chance(double share);
   double RandomShare();

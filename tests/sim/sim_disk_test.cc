@@ -96,7 +96,7 @@ TEST_CASE("a rename is done or not, also from one directory to another") {
   CHECK(found.size() == 2);
 }
 
-TEST_CASE("what a failed sync left out is not written by the next one") {
+TEST_CASE("what a failed sync of a file left out is not written by the next one") {
   int lost = 0;
   for (uint64_t seed = 1; seed <= 50; ++seed) {
     SimDisk disk(seed);

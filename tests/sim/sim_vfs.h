@@ -22,11 +22,8 @@ class SimVfs {
 
   const std::string& name() const { return name_; }
 
-  struct Context;  // what SQLite hands back at each call
-
  private:
   std::string name_;
-  const std::unique_ptr<Context> context_;
   std::unique_ptr<sqlite3_vfs> vfs_;
 };
 

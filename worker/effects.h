@@ -43,7 +43,8 @@ struct FormGroup {
 struct LeaveGroup {};
 
 struct BeginWindow {
-  std::shared_ptr<const v1::Window> window;  // shared with the core; good until EndWindow is done
+  // Shared with the core; the engine keeps it until EndWindow or LeaveGroup is done.
+  std::shared_ptr<const v1::Window> window;
 };
 
 // A LoadSlot fetches the slot's content, once, and waits for it a bounded time. A Save copies into
@@ -67,11 +68,9 @@ struct Upload {
   int64_t timeout_ms = 0;
 };
 
-// Uploads and fetches for this epoch and for all before it end with CANCELLED, those under way and
-// those that have not begun.
-struct CancelCalls {
-  int64_t epoch = 0;
-};
+// Uploads, and the fetch of a LoadSlot, that were ordered before this and have not ended do so
+// soon, with CANCELLED.
+struct CancelCalls {};
 
 // ---- the process ----
 

@@ -1,6 +1,7 @@
 #include "server/driver.h"
 
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,13 +13,17 @@
 #include <optional>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/access.h"
+#include "server/bell.h"
+#include "server/disk.h"
 #include "server/errors/errors.h"
 #include "server/startup.h"
 #include "server/store_reads.h"
-#include "server/task_pool.h"
+#include "server/thread_tasks.h"
 #include "server/turns.h"
 #include "storage/directory_lock.h"
 #include "storage/files.h"
@@ -29,56 +34,6 @@ namespace {
 // A call that finds no place is told to come again after so long.
 constexpr int64_t kBusyRetryMs = 500;
 
-// Threads for the loop's work; what has not begun when they stop is dropped.
-class ThreadTasks final : public Tasks {
- public:
-  explicit ThreadTasks(int rows_threads) : rows_(rows_threads) {}
-
-  void Add(Queue queue, int64_t, std::function<void()> task) override {
-    PoolOf(queue).Add(std::move(task));
-  }
-  void Stop() {
-    for (const Queue queue : {Queue::kFiles, Queue::kPlanner, Queue::kRows}) PoolOf(queue).Stop();
-  }
-
- private:
-  TaskPool& PoolOf(Queue queue) {
-    return queue == Queue::kFiles ? files_ : queue == Queue::kPlanner ? planner_ : rows_;
-  }
-
-  TaskPool files_{1};
-  TaskPool planner_{1};  // a check of many rows holds up no window
-  TaskPool rows_;
-};
-
-// What the loop's thread sleeps by.
-class Bell {
- public:
-  void Ring() {
-    {
-      std::lock_guard lock(mutex_);
-      rung_ = true;
-    }
-    wake_.notify_one();
-  }
-  // Until it rings, or did since the last wait.
-  void Wait() {
-    std::unique_lock lock(mutex_);
-    wake_.wait(lock, [this] { return rung_; });
-    rung_ = false;
-  }
-  void WaitFor(std::chrono::microseconds patience) {
-    std::unique_lock lock(mutex_);
-    wake_.wait_for(lock, patience, [this] { return rung_; });
-    rung_ = false;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool rung_ = false;  // guarded by mutex_
-};
-
 class DriverImpl final : public Driver, private Sinks {
  public:
   DriverImpl(const DriverOptions& options, storage::Files& files, std::unique_ptr<Solver> solver)
@@ -87,6 +42,7 @@ class DriverImpl final : public Driver, private Sinks {
         clock_(*options.clock),
         data_dir_(options.data_dir),
         solver_(std::move(solver)),
+        disk_(RealDisk(options.data_dir)),
         revisions_(options.core.watch_revisions_max),
         mailbox_(clock_, options.mailbox, [this] { bell_.Ring(); }),
         random_(std::random_device{}()),
@@ -97,29 +53,34 @@ class DriverImpl final : public Driver, private Sinks {
     bell_.Ring();
     if (thread_.joinable()) thread_.join();
     mailbox_.Close();
+    turns_.reset();  // hurries the plans that are under way
     solver_->Cancel();
     tasks_.Stop();
     revisions_.Shutdown();
-    std::map<uint64_t, OnReply> replies;
-    {
-      std::lock_guard lock(replies_mutex_);
-      replies_closed_ = true;
-      replies.swap(replies_);
-    }
-    for (auto& [request, on_reply] : replies) on_reply(ShuttingDown());
+    EndCalls();
   }
 
   absl::Status Init(storage::StoreHooks hooks) {
+    if (absl::Status status = CheckOwner(data_dir_.root(), geteuid()); !status.ok()) return status;
     if (absl::Status status = MakeFolders(data_dir_, files_); !status.ok()) return status;
+    absl::StatusOr<std::vector<std::string>> opened = MakePrivate(data_dir_.root());
+    if (!opened.ok()) return opened.status();
+    for (const std::string& path : *opened) {
+      spdlog::warn("others could look into {}: it is its owner's alone from here on", path);
+    }
     absl::StatusOr<storage::DirectoryLock> lock = storage::DirectoryLock::Take(data_dir_.root());
     if (!lock.ok()) return lock.status();
     lock_ = *std::move(lock);
     if (absl::Status status = CheckStoreIsThere(data_dir_, files_); !status.ok()) return status;
-    auto store = storage::JobStore::Open(data_dir_.root(), std::move(hooks));
+    auto store = storage::JobStore::Open(data_dir_.root(), hooks);
+    if (absl::IsResourceExhausted(store.status()) && disk_->DropBallast().ok()) {
+      store = storage::JobStore::Open(data_dir_.root(), hooks);
+    }
     if (!store.ok()) return store.status();
     store_ = *std::move(store);
-    auto turns = Turns::Start(options_.core, {clock_, data_dir_, files_, *store_, tasks_, *solver_,
-                                              mailbox_, revisions_, *this});
+    auto turns = Turns::Start({options_.core, options_.reserve_bytes},
+                              {clock_, data_dir_, files_, *store_, *disk_, tasks_, *solver_,
+                               mailbox_, revisions_, *this});
     if (!turns.ok()) return turns.status();
     turns_ = *std::move(turns);
     thread_ = std::thread([this] { Run(); });
@@ -143,6 +104,12 @@ class DriverImpl final : public Driver, private Sinks {
 
   void Call(Request request, OnReply on_reply) override {
     PostRequest(std::move(request), std::move(on_reply));
+  }
+
+  absl::Status Stop(absl::Time deadline) override {
+    const absl::Status status = Driver::Stop(deadline);
+    EndCalls();
+    return status;
   }
 
   uint64_t ConnectWorker(worker::v1::Hello hello, std::shared_ptr<WorkerSender> sender) override {
@@ -201,6 +168,11 @@ class DriverImpl final : public Driver, private Sinks {
     absl::StatusOr<records::AdapterRecord> record = ReadAdapter(*store_, name);
     if (!record.ok()) return record.status();
     return data_dir_.Full(record->path());
+  }
+
+  absl::Status Writable() override {
+    std::lock_guard lock(writable_mutex_);
+    return writable_;
   }
 
   RevisionLog& revisions() override { return revisions_; }
@@ -269,6 +241,17 @@ class DriverImpl final : public Driver, private Sinks {
     return number;
   }
 
+  // Whoever waits would hold up the end: a shard, say, that no report follows any more.
+  void EndCalls() {
+    std::map<uint64_t, OnReply> replies;
+    {
+      std::lock_guard lock(replies_mutex_);
+      replies_closed_ = true;
+      replies.swap(replies_);
+    }
+    for (auto& [request, on_reply] : replies) on_reply(ShuttingDown());
+  }
+
   void Refuse(const Requested& requested) {
     if (const std::string* upload = UploadOf(requested.content)) {
       tasks_.Add(Tasks::Queue::kFiles, 0,
@@ -326,6 +309,14 @@ class DriverImpl final : public Driver, private Sinks {
     if (auto sender = SenderOf(connection)) sender->Close(reason);
   }
 
+  void Writable(const absl::Status& status) override {
+    {
+      std::lock_guard lock(writable_mutex_);
+      writable_ = status;
+    }
+    if (options_.on_writable) options_.on_writable(status);
+  }
+
   void Log(Note::Level level, const std::string& message) override {
     switch (level) {
       case Note::Level::kInfo:
@@ -343,6 +334,7 @@ class DriverImpl final : public Driver, private Sinks {
   Clock& clock_;
   const DataDir data_dir_;
   const std::unique_ptr<Solver> solver_;
+  const std::unique_ptr<Disk> disk_;
   std::optional<storage::DirectoryLock> lock_;
   std::unique_ptr<storage::JobStore> store_;
   RevisionLog revisions_;
@@ -359,6 +351,9 @@ class DriverImpl final : public Driver, private Sinks {
   std::map<uint64_t, OnReply> replies_;
   uint64_t next_request_ = 1;
   bool replies_closed_ = false;
+
+  std::mutex writable_mutex_;
+  absl::Status writable_;  // guarded by writable_mutex_
 
   std::mutex senders_mutex_;
   // Guarded by senders_mutex_:

@@ -49,6 +49,9 @@ class WorkerSender {
 struct DriverOptions {
   std::string data_dir;
   CoreOptions core;
+  int64_t reserve_bytes = 0;  // of room on the disk (disk.h); 0: none, and it is not watched
+  // Told whenever Writable() changes, on the driver's thread; must not block, nor call the driver.
+  std::function<void(const absl::Status&)> on_writable;
   Clock* clock = &RealClock();  // must outlive the driver
   int solver_threads = 2;       // row checks; planning has a thread of its own
   MailboxOptions mailbox;       // what finds no place there is answered UNAVAILABLE (BUSY)
@@ -104,6 +107,10 @@ class Driver {
   virtual absl::StatusOr<std::string> DatasetPath(const std::string& name) = 0;
   virtual absl::StatusOr<std::string> AdapterPath(const std::string& name) = 0;
 
+  // OK, or what clients' writes are answered now, because there is no room on the disk: who brings
+  // much may ask before. Any thread.
+  virtual absl::Status Writable() { return absl::OkStatus(); }
+
   virtual RevisionLog& revisions() = 0;
   virtual const DataDir& data_dir() const = 0;
   virtual storage::Files& files() = 0;
@@ -111,7 +118,11 @@ class Driver {
   // Clean stop: nothing new is admitted, running groups are cut and saved, workers told to shut
   // down. DEADLINE_EXCEEDED leaves what was not saved to the next start, which goes on from the
   // checkpoints before.
-  absl::Status Stop(absl::Time deadline) { return Call(StopRequested{}, deadline).status(); }
+  // Whatever comes of it, calls that are still waiting, and all to come, are answered UNAVAILABLE
+  // (SHUTTING_DOWN) then.
+  virtual absl::Status Stop(absl::Time deadline) {
+    return Call(StopRequested{}, deadline).status();
+  }
 };
 
 }  // namespace lorad::server

@@ -7,6 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/committed_reads.h"
+#include "server/core/room.h"
+#include "server/errors/errors.h"
 #include "server/file_effects.h"
 #include "server/startup.h"
 
@@ -15,10 +18,17 @@ namespace {
 
 constexpr size_t kTurnEventsMax = 256;
 constexpr int64_t kCommitRetryUs = 1'000'000;
+constexpr int64_t kLookUs = 1'000'000;  // at the room on the disk
+constexpr int64_t kRetryHintMs = 1000;
+
+// Nothing was changed by a commit that failed so, and it may be tried again.
+bool Passes(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
+}
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Turns>> Turns::Start(const CoreOptions& options,
+absl::StatusOr<std::unique_ptr<Turns>> Turns::Start(const TurnsOptions& options,
                                                     const Surroundings& around) {
   // The store's files may be new. SQLite syncs their directory, but tells nobody where that fails.
   if (absl::Status status = around.files.SyncDirectory(around.data_dir.root()); !status.ok()) {
@@ -30,19 +40,24 @@ absl::StatusOr<std::unique_ptr<Turns>> Turns::Start(const CoreOptions& options,
   const int64_t newest = stored->last_revision;
   const int64_t gone = kept.empty() ? newest : kept.front().revision - 1;
   around.revisions.Start(gone, newest, std::move(kept));
-  std::unique_ptr<Turns> turns(new Turns(around));
+  std::unique_ptr<Turns> turns(new Turns(options, around));
+  turns->newest_revision_ = newest;
   turns->last_ = around.clock.Now();
   std::vector<Effect> effects;
-  auto core = Core::Create(options, *stored, turns->last_, &effects);
+  auto core = Core::Create(options.core, *stored, turns->last_, &effects);
   if (!core.ok()) return core.status();
   turns->core_ = *std::move(core);
-  if (absl::Status status =
-          RemoveLeftovers(around.data_dir, around.files, turns->core_->PathsInUse());
-      !status.ok()) {
-    return status;
-  }
+  auto notes = ClearLeftovers(around.data_dir, around.files, turns->core_->PathsInUse());
+  if (!notes.ok()) return notes.status();
+  for (const std::string& note : *notes) around.sinks.Log(Note::Level::kWarning, note);
   turns->BeginTurn(std::move(effects));
   return turns;
+}
+
+Turns::~Turns() {
+  for (const auto& [number, hurry] : hurries_) {
+    if (const auto flag = hurry.lock()) flag->store(true, std::memory_order_relaxed);
+  }
 }
 
 absl::StatusOr<bool> Turns::Step() {
@@ -73,7 +88,8 @@ absl::StatusOr<bool> Turns::RunTurn() {
 
 int64_t Turns::wake_us() const {
   if (phase_ == Phase::kCommit) return retry_us_;
-  return timers_.empty() ? kNever : timers_.begin()->first;
+  const int64_t timer_us = timers_.empty() ? kNever : timers_.begin()->first;
+  return room_.watches() ? std::min(timer_us, look_us_) : timer_us;
 }
 
 // ---- apply ----
@@ -97,8 +113,12 @@ bool Turns::Apply() {
   }
   std::vector<Mailbox::Mail> mail = around_.mailbox.Take(kTurnEventsMax);
   const std::vector<uint64_t> due = DueTimers();
-  if (mail.empty() && due.empty()) return false;
+  // Who is refused for want of room is told what there is now.
+  const bool look =
+      room_.watches() && (look_us_ <= now.steady_us || (!mail.empty() && !room_status_.ok()));
+  if (mail.empty() && due.empty() && !look) return false;
   std::vector<Effect> effects;
+  if (look) LookAtRoom(now, &effects);
   for (Mailbox::Mail& one : mail) ApplyOne(one.posted, std::move(one.content), &effects);
   for (const uint64_t timer : due) ApplyOne(fence_->seen, TimerFired{timer}, &effects);
   if (!due.empty()) fence_.reset();
@@ -110,6 +130,15 @@ void Turns::ApplyOne(Moment time, Mailbox::Content content, std::vector<Effect>*
   last_ = {std::max(last_.steady_us, time.steady_us), time.wall_us};
   std::vector<Effect> more = core_->Apply(Event{last_, std::move(content)});
   std::move(more.begin(), more.end(), std::back_inserter(*effects));
+}
+
+void Turns::LookAtRoom(Moment now, std::vector<Effect>* effects) {
+  look_us_ = now.steady_us + kLookUs;
+  std::optional<RoomChanged> room = room_.Look();
+  if (!room) return;
+  room_status_ = CheckRoom(*room);
+  around_.sinks.Writable(room_status_);
+  ApplyOne(now, *std::move(room), effects);
 }
 
 void Turns::BeginTurn(std::vector<Effect> effects) {
@@ -128,23 +157,58 @@ void Turns::BeginTurn(std::vector<Effect> effects) {
 
 // ---- commit ----
 
-// The core is ahead of the store until this is done, so nothing else may be: it waits for room on
-// the disk.
+// The core is ahead of the store until this is done, so nothing else may be.
 absl::StatusOr<bool> Turns::Commit() {
   const int64_t now_us = around_.clock.Now().steady_us;
-  if (now_us < retry_us_) return false;
+  if (now_us < retry_us_) return AnswerMeanwhile();
   const absl::Status status = around_.store.Apply(mutations_);
-  if (status.ok()) {
-    mutations_.clear();
-    phase_ = Phase::kCarry;
+  if (!status.ok() && !Passes(status)) return status;
+  if (!status.ok()) {
+    Stall(status, now_us);
     return true;
   }
-  if (!absl::IsResourceExhausted(status)) return status;
-  around_.sinks.Log(Note::Level::kError,
-                    absl::StrCat("nothing is acknowledged until the store can be written: ",
-                                 std::string(status.message())));
-  retry_us_ = now_us + kCommitRetryUs;
+  if (!stalled_.ok()) {
+    stalled_ = absl::OkStatus();
+    around_.sinks.Log(Note::Level::kInfo, "the store can be written again: all goes on");
+    around_.sinks.Writable(room_status_);
+  }
+  mutations_.clear();
+  phase_ = Phase::kCarry;
   return true;
+}
+
+void Turns::Stall(const absl::Status& status, int64_t now_us) {
+  look_us_ = 0;  // the core is told as soon as it can be
+  if (absl::IsResourceExhausted(status) && room_.GiveUpBallast()) {
+    return around_.sinks.Log(Note::Level::kWarning,
+                             "the disk is full: the store goes on in the room of the ballast");
+  }
+  retry_us_ = now_us + kCommitRetryUs;
+  if (!stalled_.ok()) return;
+  const std::string why = absl::StrCat(
+      "the store cannot be written, so nothing is taken on until "
+      "it can be: ",
+      std::string(status.message()));
+  stalled_ = Unavailable(Reason(status), why, kRetryHintMs);
+  around_.sinks.Log(Note::Level::kError, why);
+  around_.sinks.Writable(stalled_);
+}
+
+// Workers' messages, shards and the ends of effects stay where they are, with the time at which
+// they came.
+bool Turns::AnswerMeanwhile() {
+  const std::vector<Mailbox::Mail> mail = around_.mailbox.TakeRequests();
+  for (const Mailbox::Mail& one : mail) {
+    const Requested& requested = std::get<Requested>(one.content);
+    std::optional<absl::StatusOr<ReplyValue>> value = ReadCommitted(
+        around_.store, requested.content, newest_revision_, std::string(stalled_.message()));
+    if (const std::string* upload = UploadOf(requested.content)) {
+      RemovePath remove{*upload};
+      Do(remove);
+    }
+    around_.sinks.Answer(requested.request, value ? *std::move(value) : stalled_);
+  }
+  return !mail.empty();
 }
 
 // ---- carry out ----
@@ -164,6 +228,7 @@ void Turns::Do(Disconnect& disconnect) {
 }
 
 void Turns::Do(Announce& announce) {
+  newest_revision_ = announce.revision;
   around_.revisions.Append(
       {announce.revision, std::move(announce.job), std::move(announce.message)});
 }

@@ -21,6 +21,7 @@
 #include "server/clock.h"
 #include "server/core/core.h"
 #include "server/data_dir.h"
+#include "server/disk.h"
 #include "server/mailbox.h"
 #include "server/revision_log.h"
 #include "server/solver.h"
@@ -40,6 +41,8 @@ class Sinks {
   // Dropped if the connection is gone.
   virtual void Send(uint64_t connection, worker::v1::CoordinatorMessage message) = 0;
   virtual void Close(uint64_t connection, const absl::Status& reason) = 0;
+  // Whether clients' writes are taken from here on: OK, or what they are answered.
+  virtual void Writable(const absl::Status& status) = 0;
   virtual void Log(Note::Level level, const std::string& message) = 0;
 };
 
@@ -49,6 +52,7 @@ struct Surroundings {
   const DataDir& data_dir;
   storage::Files& files;
   storage::JobStore& store;
+  Disk& disk;
   Tasks& tasks;
   Solver& solver;
   Mailbox& mailbox;
@@ -56,16 +60,26 @@ struct Surroundings {
   Sinks& sinks;
 };
 
+struct TurnsOptions {
+  CoreOptions core;
+  int64_t reserve_bytes = 0;  // of room on the disk (disk.h)
+};
+
 class Turns {
  public:
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
-  // Reads the store, takes every live job up again and removes left-overs. REQUIRES: MakeFolders
+  // Reads the store, takes every live job up again and puts left-overs away. REQUIRES: MakeFolders
   // and CheckStoreIsThere (startup.h). Errors: of the store and of the disk.
-  static absl::StatusOr<std::unique_ptr<Turns>> Start(const CoreOptions& options,
+  static absl::StatusOr<std::unique_ptr<Turns>> Start(const TurnsOptions& options,
                                                       const Surroundings& around);
 
-  // The next of these: apply the mail that is there, commit, carry out one effect. False: nothing
+  // Hurries the plans that are under way: nobody waits for them any more.
+  ~Turns();
+
+  // The next of these: apply the mail that is there, commit, carry out one effect. While the store
+  // has no room the commit is tried again every second; reads are answered from what is committed
+  // meanwhile, and other requests of clients are refused. False: nothing
   // can be done before mail comes or wake_us(). An error: the store failed, and what it holds is
   // not known any more; the process must end, and the next start reads it.
   absl::StatusOr<bool> Step();
@@ -78,12 +92,16 @@ class Turns {
  private:
   enum class Phase { kApply, kCommit, kCarry };
 
-  explicit Turns(const Surroundings& around) : around_(around) {}
+  Turns(const TurnsOptions& options, const Surroundings& around)
+      : around_(around), room_(around.disk, options.reserve_bytes) {}
   void BeginTurn(std::vector<Effect> effects);
   bool Apply();
   void ApplyOne(Moment time, Mailbox::Content content, std::vector<Effect>* effects);
   std::vector<uint64_t> DueTimers();
+  void LookAtRoom(Moment now, std::vector<Effect>* effects);
   absl::StatusOr<bool> Commit();
+  void Stall(const absl::Status& status, int64_t now_us);
+  bool AnswerMeanwhile();
 
   void Do(Persist&) {}
   void Do(Reply& reply);
@@ -115,7 +133,14 @@ class Turns {
   Phase phase_ = Phase::kApply;
   std::vector<storage::Mutation> mutations_;  // of the turn, not committed
   std::deque<Effect> effects_;                // of the turn, not carried out
-  int64_t retry_us_ = 0;                      // of a commit that failed
+  int64_t newest_revision_ = 0;               // that watchers were told
+
+  RoomWatch room_;
+  int64_t look_us_ = 0;       // when to look at the room again
+  absl::Status room_status_;  // as the core was told
+  // While a commit waits for the store, what clients' writes are answered:
+  absl::Status stalled_;
+  int64_t retry_us_ = 0;
 };
 
 }  // namespace lorad::server

@@ -2,6 +2,7 @@
 // lives with its coordinator.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cassert>
@@ -181,6 +182,7 @@ int Run(Flags flags) {
 }  // namespace lorad::worker
 
 int main(int argc, char** argv) {
+  umask(077);  // what it writes is its user's alone
   lorad::worker::Flags flags;
   const int exit_status = lorad::worker::ParseFlags(argc, argv, &flags);
   if (exit_status >= 0) return exit_status;

@@ -167,6 +167,14 @@ struct CheckpointWritten {
   absl::StatusOr<v1::Checkpoint> checkpoint;
 };
 
+// How much room is left on the disk of the data directory. While it is low, nothing new is begun.
+struct RoomChanged {
+  std::string path;
+  int64_t free_bytes = 0;
+  int64_t wanted_bytes = 0;
+  bool low() const { return free_bytes < wanted_bytes; }
+};
+
 struct TimerFired {
   uint64_t timer = 0;
 };
@@ -179,7 +187,7 @@ struct Requested {
 struct Event {
   Moment time;
   std::variant<Requested, WorkerConnected, WorkerSaid, WorkerGone, RowsChecked, Planned,
-               UploadMoved, CheckpointWritten, TimerFired>
+               UploadMoved, CheckpointWritten, RoomChanged, TimerFired>
       content;
 };
 

@@ -5,6 +5,7 @@
 //   rows.cc         row checks and what waits for them; estimates
 //   workers.cc      control streams, time-outs, cluster view
 //   memory.cc       what workers take beyond the counted bytes
+//   room.cc         a disk without room
 //   passing.cc      jobs that wait because of a failure that passes
 //   groups.cc       scheduling, forming, cutting and dissolving groups
 //   windows.cc      what goes into the next window
@@ -279,6 +280,9 @@ class Core::State {
   // The group ends: the peak of its worker goes into the fit.
   void KeepPeak(const GroupState& group);
 
+  // ---- room.cc ----
+  void OnRoom(const RoomChanged& room);
+
   // ---- passing.cc ----
   // The job has met this failure: it is postponed where that passes, else FAILED by its kind
   // (failures.h). REQUIRES, here and below: it is live and not CANCELLING.
@@ -380,7 +384,7 @@ class Core::State {
   std::map<std::string, std::unique_ptr<JobState>> jobs_;
   std::map<int64_t, JobState*> by_order_;
   std::map<int64_t, JobState*> by_revision_;  // the newest of each: where watches begin
-  std::set<std::string> live_;  // names
+  std::set<std::string> live_;                // names
   std::map<int, int64_t> jobs_by_state_;
   std::map<std::string, records::RowsSummary> rows_;
   std::map<std::string, records::RequestRecord> requests_;       // key: "job/ID"
@@ -400,6 +404,7 @@ class Core::State {
   std::map<uint64_t, PendingCommit> commits_;
   std::set<std::string> checks_;  // keys of row checks under way
   PendingRows waiting_;
+  absl::Status room_;  // on the disk: OK, or what who asks for more is told
   std::vector<uint64_t> stops_;
   bool stopping_ = false;
   bool tick_set_ = false;

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -20,6 +22,7 @@ namespace lorad::server {
 namespace {
 
 constexpr absl::Duration kStopPatience = absl::Seconds(60);  // cutting and saving at SIGTERM
+constexpr absl::Duration kEndPatience = absl::Seconds(75);   // all of it
 constexpr absl::Duration kCallsGrace = absl::Seconds(1);     // calls under way when it stops
 constexpr absl::Duration kWorkerGrace = absl::Seconds(3);    // workers that were told to end
 
@@ -32,8 +35,23 @@ SupervisorSinks LogSinks() {
           }};
 }
 
+// A disk or a library that hangs must not keep the daemon: what was acknowledged is stored.
+void EndProcessAfter(absl::Duration patience) {
+  std::thread([patience] {
+    std::this_thread::sleep_for(absl::ToChronoMilliseconds(patience));
+    spdlog::critical("still not stopped after {}: the process ends as it is",
+                     absl::FormatDuration(patience));
+    _exit(1);
+  }).detach();
+}
+
 class LoradDaemon final : public Daemon {
  public:
+  ~LoradDaemon() override {
+    std::lock_guard lock(health_mutex_);
+    health_ = nullptr;
+  }
+
   absl::Status Start(const ServeOptions& options, storage::Files& files,
                      storage::StoreHooks hooks) {
     absl::StatusOr<ListenAddress> listen = ParseListen(options.listen);
@@ -52,6 +70,12 @@ class LoradDaemon final : public Daemon {
     driver_options.data_dir = options.data_dir;
     driver_options.core = options.core;
     driver_options.core.version = kVersion;
+    driver_options.reserve_bytes = options.reserve_bytes;
+    driver_options.on_writable = [this](const absl::Status& status) {
+      std::lock_guard lock(health_mutex_);
+      writable_ = status.ok();
+      if (health_ != nullptr) health_->SetWritable(writable_);
+    };
     absl::StatusOr<std::unique_ptr<Driver>> driver =
         Driver::Start(driver_options, files, std::move(hooks));
     if (!driver.ok()) return driver.status();
@@ -61,6 +85,11 @@ class LoradDaemon final : public Daemon {
         ApiServer::Start({*listen, options.model_roots, !workers->empty()}, *driver_);
     if (!api.ok()) return api.status();
     api_ = *std::move(api);
+    {
+      std::lock_guard lock(health_mutex_);
+      health_ = api_.get();
+      health_->SetWritable(writable_);
+    }
 
     if (workers->empty()) return absl::OkStatus();
     for (WorkerCommand& worker : *workers) {
@@ -88,6 +117,11 @@ class LoradDaemon final : public Daemon {
   }
 
  private:
+  std::mutex health_mutex_;
+  // Guarded by health_mutex_:
+  ApiServer* health_ = nullptr;  // while there is one
+  bool writable_ = true;
+
   // In the order in which they stand on each other.
   std::unique_ptr<Driver> driver_;
   std::unique_ptr<ApiServer> api_;
@@ -148,7 +182,9 @@ absl::Status RunServer(const ServeOptions& options, storage::Files& files,
   spdlog::info("{}: stopping; a second one ends the daemon at once",
                received == SIGTERM ? "SIGTERM" : "SIGINT");
   pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);  // their default action ends the process
+  EndProcessAfter(kEndPatience);
   (*daemon)->Stop(absl::Now() + kStopPatience);
+  daemon->reset();
   spdlog::info("stopped");
   return absl::OkStatus();
 }

@@ -260,7 +260,7 @@ absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files, const std::string& sha
                                             const CheckpointState& expected,
                                             const PeftConfig& config,
                                             const std::string& directory) {
-  const absl::StatusOr<SafetensorsFile> shard = SafetensorsFile::Open(shard_path);
+  const absl::StatusOr<SafetensorsFile> shard = SafetensorsFile::Open(shard_path, files);
   if (!shard.ok()) return shard.status();
   if (absl::Status status = CheckShard(shard->header(), expected, config); !status.ok()) {
     return At(shard_path, status);

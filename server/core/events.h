@@ -109,6 +109,14 @@ using Request =
                  v1::ListAdaptersRequest, v1::DeleteAdapterRequest, v1::DeleteCheckpointRequest,
                  v1::GetClusterRequest, v1::ListWorkersRequest, ShardUploaded, StopRequested>;
 
+// The upload that a request brings along; null where it brings none.
+inline const std::string* UploadOf(const Request& request) {
+  if (const auto* dataset = std::get_if<CreateDataset>(&request)) return &dataset->upload;
+  if (const auto* adapter = std::get_if<ImportAdapter>(&request)) return &adapter->upload;
+  const auto* shard = std::get_if<ShardUploaded>(&request);
+  return shard ? &shard->upload : nullptr;
+}
+
 // Get -> the resource; List -> its response; Delete and Unregister -> std::monostate; Cancel ->
 // v1::Job; GetCluster -> v1::ClusterStatus; ListWorkers -> v1::ListWorkersResponse.
 using ReplyValue =
@@ -159,6 +167,14 @@ struct CheckpointWritten {
   absl::StatusOr<v1::Checkpoint> checkpoint;
 };
 
+// How much room is left on the disk of the data directory. While it is low, nothing new is begun.
+struct RoomChanged {
+  std::string path;
+  int64_t free_bytes = 0;
+  int64_t wanted_bytes = 0;
+  bool low() const { return free_bytes < wanted_bytes; }
+};
+
 struct TimerFired {
   uint64_t timer = 0;
 };
@@ -171,7 +187,7 @@ struct Requested {
 struct Event {
   Moment time;
   std::variant<Requested, WorkerConnected, WorkerSaid, WorkerGone, RowsChecked, Planned,
-               UploadMoved, CheckpointWritten, TimerFired>
+               UploadMoved, CheckpointWritten, RoomChanged, TimerFired>
       content;
 };
 

@@ -68,6 +68,7 @@ absl::Status Core::State::CheckReferences(const v1::Job& job) {
 
 void Core::State::On(uint64_t request, const CreateJob& content) {
   if (!content.validate_only && AnsweredBefore(request, kJobKind, content.request_id)) return;
+  if (!content.validate_only && !room_.ok()) return Fail(request, room_);
   if (absl::Status status = CheckReferences(content.job); !status.ok()) {
     return Fail(request, status);
   }
@@ -134,7 +135,9 @@ v1::Job Core::State::View(const JobState& state) const {
   if (job.state() == v1::Job::QUEUED) {
     RenumberQueue();
     job.mutable_queue()->set_place(state.place);
-    job.mutable_queue()->set_why(state.why.empty() ? "waits to be scheduled" : state.why);
+    job.mutable_queue()->set_why(!room_.ok()         ? std::string(room_.message())
+                                 : state.why.empty() ? "waits to be scheduled"
+                                                     : state.why);
   } else if (job.state() == v1::Job::VALIDATING && !state.why.empty()) {
     job.mutable_queue()->set_why(state.why);
   }

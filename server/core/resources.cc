@@ -52,6 +52,7 @@ absl::Status Core::State::RefuseUse(const std::string& kind, const std::string& 
 
 void Core::State::On(uint64_t request, const RegisterModel& content) {
   if (AnsweredBefore(request, kModelKind, content.request_id)) return;
+  if (!room_.ok()) return Fail(request, room_);
   const std::string& name = content.model.name();
   if (models_.contains(name)) return Fail(request, AlreadyExists(kModelKind, name));
   auto description = storage::DescribeModel(content.config_json);
@@ -117,6 +118,10 @@ void Core::State::MoveIntoPlace(uint64_t request, const char* kind, const std::s
       move.requests.push_back(request);
       return;
     }
+  }
+  if (!room_.ok()) {
+    Do(RemovePath{content.upload});
+    return Fail(request, room_);
   }
   if (exists || !names_pending_.insert({kind, name}).second) {
     Do(RemovePath{content.upload});

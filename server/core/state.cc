@@ -202,6 +202,7 @@ std::vector<Effect> Core::State::Apply(const Event& event) {
                  [&](const Planned& content) { OnPlanned(content); },
                  [&](const UploadMoved& content) { OnMoved(content); },
                  [&](const CheckpointWritten& content) { OnWritten(content); },
+                 [&](const RoomChanged& content) { OnRoom(content); },
                  [&](const TimerFired& content) { OnTimer(content); },
              },
              event.content);

@@ -7,6 +7,7 @@
 //   rows.cc         row checks and what waits for them; estimates
 //   workers.cc      control streams, time-outs, cluster view
 //   memory.cc       what workers take beyond the counted bytes
+//   room.cc         a disk without room
 //   passing.cc      jobs that wait because of a failure that passes
 //   groups.cc       scheduling, forming, cutting and dissolving groups
 //   windows.cc      what goes into the next window
@@ -328,6 +329,9 @@ class Core::State {
   // The group ends: the peak of its worker goes into the fit.
   void KeepPeak(const GroupState& group);
 
+  // ---- room.cc ----
+  void OnRoom(const RoomChanged& room);
+
   // ---- passing.cc ----
   // The job has met this failure: it is postponed where that passes, else FAILED by its kind
   // (failures.h). REQUIRES, here and below: it is live and not CANCELLING.
@@ -452,6 +456,7 @@ class Core::State {
   std::map<uint64_t, PendingCommit> commits_;
   std::set<std::string> checks_;  // keys of row checks under way
   PendingRows waiting_;
+  absl::Status room_;  // on the disk: OK, or what who asks for more is told
   std::vector<uint64_t> stops_;
   bool stopping_ = false;
   bool tick_set_ = false;

@@ -133,6 +133,8 @@ void Core::State::PlanNext(GroupState& group) {
       if (member.slot != Member::Slot::kLoaded) continue;
       member.slot = Member::Slot::kFreeing;
       input.frees.push_back(name);
+    } else if (!room_.ok()) {
+      continue;  // its checkpoints and caches would find no place
     } else if (member.slot == Member::Slot::kUnloaded) {
       member.slot = Member::Slot::kLoading;
       input.loads.push_back(LoadOf(group, *FindJob(name)));

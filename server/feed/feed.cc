@@ -160,7 +160,7 @@ absl::StatusOr<std::shared_ptr<Feed::Entry>> Feed::Open(const RowSource& source)
   const TokenCacheKey key{*hash, directory->fingerprint(), source.max_length,
                           source.refuse_overflow};
   const std::string path = storage::JoinPath(options_.cache_dir, key.FileName());
-  auto cache = TokenCache::Open(path, key);
+  auto cache = TokenCache::Open(path, key, files_);
   if (!cache.ok()) {  // absent, or damaged: made anew
     absl::StatusOr<storage::TextModel> model = storage::LoadTextModel(*directory);
     if (!model.ok()) return At(source.model_path, model.status());
@@ -171,7 +171,7 @@ absl::StatusOr<std::shared_ptr<Feed::Entry>> Feed::Open(const RowSource& source)
       entry->bad = *std::move(report);
       return entry;
     }
-    cache = TokenCache::Open(path, key);
+    cache = TokenCache::Open(path, key, files_);
     if (!cache.ok()) return cache.status();
   }
   entry->cache = *std::move(cache);

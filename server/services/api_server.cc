@@ -75,6 +75,14 @@ class GrpcApiServer final : public ApiServer {
 
   const ListenAddress& address() const override { return address_; }
 
+  void SetWritable(bool writable) override {
+    if (backend_.stopping) return;
+    for (const char* service : {"Jobs", "Datasets", "Adapters", "Models"}) {
+      server_->GetHealthCheckService()->SetServingStatus(std::string("lorad.v1.") + service,
+                                                         writable);
+    }
+  }
+
   void BeginStop() override {
     server_->GetHealthCheckService()->SetServingStatus(false);
     backend_.stopping = true;

@@ -1,0 +1,23 @@
+// Work that the coordinator's loop has done elsewhere: on files, on windows, on rows. Each ends in
+// mail. The real one has threads (task_pool.h), the simulator its agenda.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace lorad::server {
+
+class Tasks {
+ public:
+  virtual ~Tasks() = default;
+  enum class Queue {
+    kFiles,    // one after the other, in their order
+    kPlanner,  // likewise
+    kRows,     // several at once, in any order
+  };
+  // `size`: how much there is to do, so that little need not wait for much; 0 where nothing is
+  // known. Must not block, nor run the task before it returns.
+  virtual void Add(Queue queue, int64_t size, std::function<void()> task) = 0;
+};
+
+}  // namespace lorad::server

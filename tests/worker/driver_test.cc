@@ -1,5 +1,7 @@
 // A worker with its threads and its stream against a coordinator that does as it is told: orders,
 // reports, broken streams, bulk transfers, ends.
+#include "worker/driver.h"
+
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <thread>
@@ -8,7 +10,6 @@
 #include "tests/worker/fake_coordinator.h"
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"
-#include "worker/driver.h"
 #include "worker/engine.h"
 #include "worker/grpc_bulk.h"
 #include "worker/grpc_link.h"
@@ -184,6 +185,72 @@ TEST_CASE("a worker that is refused ends with the reason") {
   coordinator.Refuse({grpc::StatusCode::FAILED_PRECONDITION, "protocol version 2 is wanted"});
   Worker worker(coordinator.address());
   CHECK(worker.driver.AwaitEnd().message() == "protocol version 2 is wanted");
+}
+
+TEST_CASE("a name that is taken is asked for again until it is free") {
+  for (const grpc::StatusCode code :
+       {grpc::StatusCode::UNAVAILABLE, grpc::StatusCode::ALREADY_EXISTS}) {
+    FakeCoordinator coordinator;
+    coordinator.Refuse({code, "WORKER_NAME_TAKEN"});
+    Worker worker(coordinator.address());
+    std::this_thread::sleep_for(100ms);
+    coordinator.Refuse(grpc::Status::OK);
+    CHECK(coordinator.AwaitHello().worker() == "w");
+  }
+}
+
+TEST_CASE("calls that nobody answers do not keep a group, nor the worker") {
+  for (const char* unanswered : {"upload", "shard"}) {
+    INFO(unanswered);
+    const auto begun = std::chrono::steady_clock::now();
+    {
+      FakeCoordinator coordinator;
+      coordinator.unanswered = unanswered;
+      Worker worker(coordinator.address());
+      coordinator.AwaitHello();
+      for (int64_t epoch = 1; epoch <= 2; ++epoch) {
+        coordinator.Send(FormOrder(epoch));
+        CHECK(coordinator.AwaitReport(v1::Report::kGroupFormed).epoch() == epoch);
+        v1::CoordinatorMessage order =
+            LoadAndSave(Job(), unanswered == std::string("shard") ? "shard" : "", 0, 1);
+        order.mutable_window()->set_epoch(epoch);
+        const int calls = coordinator.calls;
+        coordinator.Send(order);
+        for (int i = 0; i < 1000 && coordinator.calls == calls; ++i) {
+          std::this_thread::sleep_for(10ms);
+        }
+        REQUIRE(coordinator.calls > calls);
+      }
+    }
+    CHECK(std::chrono::steady_clock::now() - begun < 8s);
+  }
+}
+
+TEST_CASE("what a slot cannot start from has its reason") {
+  struct Case {
+    grpc::StatusCode code;
+    const char* reason;
+  };
+  const Case cases[] = {
+      {grpc::StatusCode::DATA_LOSS, "CHECKPOINT_CORRUPT"},
+      {grpc::StatusCode::NOT_FOUND, "SLOT_LOAD"},
+      {grpc::StatusCode::RESOURCE_EXHAUSTED, "CONTENT_UNAVAILABLE"},
+  };
+  FakeCoordinator coordinator;
+  Worker worker(coordinator.address());
+  coordinator.AwaitHello();
+  coordinator.Send(FormOrder(1));
+  coordinator.AwaitReport(v1::Report::kGroupFormed);
+  int64_t window = 0;
+  for (const Case& c : cases) {
+    INFO(c.reason);
+    coordinator.fetch_answer = {c.code, "why"};
+    coordinator.Send(LoadAndSave(Job(), "shard", 0, ++window));
+    const v1::SlotFailed failed = coordinator.AwaitReport(v1::Report::kSlotFailed).slot_failed();
+    CHECK(failed.reason() == c.reason);
+    CHECK_THAT(failed.message(), Catch::Contains("why"));
+    coordinator.AwaitReport(v1::Report::kWindowDone);
+  }
 }
 
 TEST_CASE("stop ends a worker whose coordinator is not there") {

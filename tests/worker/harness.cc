@@ -41,7 +41,8 @@ absl::Status MemoryBulk::Upload(int64_t call, const v1::UploadShardRequest::Head
                                 absl::Span<const std::string_view> parts, int64_t) {
   std::string bytes;
   for (const std::string_view part : parts) bytes.append(part);
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  uploaded_.wait(lock, [&] { return header.job() != unanswered_ || call <= cancelled_; });
   if (call <= cancelled_) return absl::CancelledError("cancelled");
   if (away_) return absl::UnavailableError("away");
   shards_[{header.job(), header.step()}] = std::move(bytes);
@@ -52,6 +53,7 @@ absl::Status MemoryBulk::Upload(int64_t call, const v1::UploadShardRequest::Head
 void MemoryBulk::Cancel(int64_t call) {
   std::lock_guard lock(mutex_);
   cancelled_ = std::max(cancelled_, call);
+  uploaded_.notify_all();
 }
 
 void MemoryBulk::SetContent(const std::string& name, std::string bytes) {
@@ -62,6 +64,12 @@ void MemoryBulk::SetContent(const std::string& name, std::string bytes) {
 void MemoryBulk::SetAway(bool away) {
   std::lock_guard lock(mutex_);
   away_ = away;
+}
+
+void MemoryBulk::SetUnanswered(const std::string& job) {
+  std::lock_guard lock(mutex_);
+  unanswered_ = job;
+  uploaded_.notify_all();
 }
 
 std::string MemoryBulk::Shard(const std::string& job, int64_t step) {

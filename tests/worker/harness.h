@@ -34,14 +34,17 @@ class MemoryBulk : public Bulk {
   std::string Shard(const std::string& job, int64_t step);
   // While true, uploads answer kUnavailable.
   void SetAway(bool away);
+  // Uploads of this job are not answered until they are cancelled or another job is named.
+  void SetUnanswered(const std::string& job);
 
  private:
   std::mutex mutex_;
-  std::condition_variable uploaded_;
+  std::condition_variable uploaded_;  // or anything else has changed
   std::map<std::string, std::string> contents_;
   std::map<std::pair<std::string, int64_t>, std::string> shards_;
   int64_t cancelled_ = 0;
   bool away_ = false;
+  std::string unanswered_;
 };
 
 // A stream whose other end is the test.

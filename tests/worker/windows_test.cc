@@ -163,6 +163,28 @@ TEST_CASE("saves wait for a coordinator that is away, training goes on") {
   CHECK(harness.bulk.Shard("a", 1) == ShardAlone(JobA(), 1));
 }
 
+TEST_CASE("a coordinator that never answers a shard holds up no training, and no end") {
+  Harness harness(SmallGroup());
+  harness.Form();
+  TestJob a = JobA();
+  TestJob b = JobB();
+  harness.Load(a);
+  harness.Load(b);
+  harness.bulk.SetUnanswered("a");
+  harness.Step({&a, &b}, true);
+  harness.Step({&a, &b});
+  // a's next save finds its staging memory in use; b's goes up.
+  harness.Step({&a, &b}, true);
+  CHECK(harness.steps("a").size() == 3);
+  CHECK(harness.Shard(b) == ShardAlone(JobB(), 3));
+  harness.Step({&b}, true);
+  CHECK(harness.Shard(b) == ShardAlone(JobB(), 4));
+  harness.bulk.SetUnanswered("");
+  CHECK(harness.Shard(a) == ShardAlone(JobA(), 3));
+  harness.bulk.SetUnanswered("b");
+  harness.Step({&b}, true);
+}
+
 TEST_CASE("a slot that cannot be loaded fails with its reason, and nothing of it runs") {
   Harness harness(SmallGroup());
   harness.Form();
@@ -293,6 +315,20 @@ TEST_CASE("a window that cannot be executed ends the group with a report") {
        "at step"},
       {"two in flight", [](v1::Window* w) { w->mutable_operations()->SwapElements(1, 2); },
        "memory for one"},
+      {"norm in flight",
+       [](v1::Window* w) {
+         w->mutable_operations()->SwapElements(w->operations_size() - 4, w->operations_size() - 3);
+       },
+       "before Backward"},
+      {"free in flight",
+       [](v1::Window* w) { *w->mutable_operations(1) = Op(Kind::FREE_SLOT, "a", 0); },
+       "before Backward"},
+      {"microbatches that go back",
+       [](v1::Window* w) {
+         w->mutable_operations()->SwapElements(0, 2);
+         w->mutable_operations()->SwapElements(1, 3);
+       },
+       " came after "},
       {"token count", [](v1::Window* w) { w->mutable_batches(0)->set_trained_tokens(3); },
        "told were"},
       {"an id",

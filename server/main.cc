@@ -78,6 +78,10 @@ void AddServe(CLI::App& app, Arguments& arguments) {
                   "Models are registered from beneath it alone; may be given again (default: /)")
       ->type_name("DIR");
   serve
+      .add_option("--allow-user", options.allow_users,
+                  "User who may talk to it besides its own and root; may be given again")
+      ->type_name("NAME|UID");
+  serve
       .add_option("--microbatch-tokens", options.core.microbatch_tokens,
                   "Tokens that are packed into one microbatch (default: 1024 on a CPU; on a GPU "
                   "8192, or less where memory is short)")

@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -25,6 +26,15 @@ constexpr absl::Duration kStopPatience = absl::Seconds(60);  // cutting and savi
 constexpr absl::Duration kEndPatience = absl::Seconds(75);   // all of it
 constexpr absl::Duration kCallsGrace = absl::Seconds(1);     // calls under way when it stops
 constexpr absl::Duration kWorkerGrace = absl::Seconds(3);    // workers that were told to end
+
+// Connections and files take descriptors, and the usual soft limit is for programs that call
+// select(2).
+void RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
 
 SupervisorSinks LogSinks() {
   return {[](const std::string& worker, const std::string& line) {
@@ -66,6 +76,16 @@ class LoradDaemon final : public Daemon {
     absl::StatusOr<std::vector<WorkerCommand>> workers = WorkerCommands(options.workers);
     if (!workers.ok()) return workers.status();
 
+    ApiServerOptions api_options;
+    api_options.listen = *listen;
+    api_options.model_roots = options.model_roots;
+    api_options.own_workers = !workers->empty();
+    for (const std::string& user : options.allow_users) {
+      const absl::StatusOr<uid_t> uid = ParseUser(user);
+      if (!uid.ok()) return uid.status();
+      api_options.allowed_users.push_back(*uid);
+    }
+
     DriverOptions driver_options;
     driver_options.data_dir = options.data_dir;
     driver_options.core = options.core;
@@ -81,8 +101,7 @@ class LoradDaemon final : public Daemon {
     if (!driver.ok()) return driver.status();
     driver_ = *std::move(driver);
 
-    absl::StatusOr<std::unique_ptr<ApiServer>> api =
-        ApiServer::Start({*listen, options.model_roots, !workers->empty()}, *driver_);
+    absl::StatusOr<std::unique_ptr<ApiServer>> api = ApiServer::Start(api_options, *driver_);
     if (!api.ok()) return api.status();
     api_ = *std::move(api);
     {
@@ -169,6 +188,7 @@ absl::Status RunServer(const ServeOptions& options, storage::Files& files,
   sigaddset(&stop_signals, SIGINT);
   // Blocked in every thread to come: sigwait below is the only one to see them.
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
+  RaiseDescriptorLimit();
 
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, files, std::move(hooks));
   if (!daemon.ok()) return daemon.status();

@@ -1,6 +1,8 @@
 // The gRPC server with all services, health and reflection on it.
 #pragma once
 
+#include <sys/types.h>
+
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,12 +17,18 @@ namespace lorad::server {
 struct ApiServerOptions {
   ListenAddress listen;
   std::vector<std::string> model_roots = {"/"};
-  bool own_workers = false;  // the daemon starts workers itself: one will connect
+  bool own_workers = false;          // the daemon starts workers itself: one will connect
+  std::vector<uid_t> allowed_users;  // may speak besides root and the daemon's own user
+  // Of a stream: until its first message; while an upload sends nothing or a download is not read.
+  absl::Duration first_message_wait = absl::Seconds(5);
+  absl::Duration idle_wait = absl::Seconds(30);
+  int connections_max = 0;  // 0: what the process's file descriptors allow
 };
 
 class ApiServer {
  public:
-  // Serves at once. `driver` must outlive it. UNAVAILABLE (PORT_IN_USE, CANNOT_LISTEN).
+  // Serves at once. `driver` must outlive it. UNAVAILABLE (PORT_IN_USE, CANNOT_LISTEN,
+  // PEER_CHECK_UNAVAILABLE).
   static absl::StatusOr<std::unique_ptr<ApiServer>> Start(const ApiServerOptions& options,
                                                           Driver& driver);
   virtual ~ApiServer() = default;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/check_queue.h"
 #include "server/errors/errors.h"
 #include "server/file_effects.h"
 #include "server/startup.h"
@@ -60,7 +61,7 @@ class DriverImpl : public Driver {
     queue_room_.notify_all();
     if (thread_.joinable()) thread_.join();
     file_thread_.Stop();
-    solver_->Cancel();
+    checks_.CancelAll();
     planner_thread_.Stop();
     if (solvers_) solvers_->Stop();
     revisions_.Shutdown();
@@ -96,7 +97,7 @@ class DriverImpl : public Driver {
         !status.ok()) {
       return status;
     }
-    solvers_ = std::make_unique<TaskPool>(options_.solver_threads);
+    solvers_ = std::make_unique<TaskPool>(options_.solver_threads + 1);  // one for small checks
     thread_ = std::thread([this, effects = std::move(effects)]() mutable {
       Carry(std::move(effects));
       Run();
@@ -364,9 +365,21 @@ class DriverImpl : public Driver {
   }
 
   void Do(CheckRows& check) {
-    solvers_->Add([this, check = std::move(check)] {
-      Post(RowsChecked{check.key, solver_->CheckRows(check.source)}, /*may_wait=*/false);
-    });
+    checks_.Add(std::move(check));
+    solvers_->Add([this] { MakeChecks(); });
+  }
+
+  void Do(CancelRows& cancel) { checks_.Cancel(cancel.key); }
+
+  void MakeChecks() {
+    while (const std::optional<CheckQueue::Check> check = checks_.Take()) {
+      absl::StatusOr<records::RowsSummary> summary = absl::CancelledError("nobody waits for it");
+      if (!*check->cancelled) {
+        summary = solver_->CheckRows(check->order.source, *check->cancelled);
+      }
+      checks_.Done(*check);
+      Post(RowsChecked{check->order.key, std::move(summary)}, /*may_wait=*/false);
+    }
   }
 
   void Do(Plan& plan) {
@@ -379,7 +392,8 @@ class DriverImpl : public Driver {
       if (!solved.ok()) {
         return Post(Planned{plan.number, solved.status()}, /*may_wait=*/false);
       }
-      Post(Planned{plan.number, std::move(solved->window), std::move(solved->packing)},
+      Post(Planned{plan.number, std::move(solved->window), std::move(solved->packing),
+                   std::move(solved->failures)},
            /*may_wait=*/false);
     });
   }
@@ -460,6 +474,7 @@ class DriverImpl : public Driver {
   std::map<uint64_t, std::shared_ptr<WorkerSender>> senders_;
   uint64_t next_connection_ = 1;
 
+  CheckQueue checks_{options_.solver_threads};
   TaskPool file_thread_{1};
   TaskPool planner_thread_{1};  // a check of many rows holds up no window
   std::unique_ptr<TaskPool> solvers_;

@@ -33,7 +33,8 @@ class TempDir {
 
 class FakeSolver : public Solver {
  public:
-  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source) override {
+  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source,
+                                                 const std::atomic<bool>&) override {
     records::RowsSummary rows;
     rows.set_rows(source.rows);
     rows.set_tokens(source.rows * 10);

@@ -47,15 +47,14 @@ class DriverImpl final : public Driver, private Sinks {
         revisions_(options.core.watch_revisions_max),
         mailbox_(clock_, options.mailbox, [this] { bell_.Ring(); }),
         random_(std::random_device{}()),
-        tasks_(options.solver_threads) {}
+        tasks_(options.solver_threads + 1) {}
 
   ~DriverImpl() override {
     stop_ = true;
     bell_.Ring();
     if (thread_.joinable()) thread_.join();
     mailbox_.Close();
-    turns_.reset();  // hurries the plans that are under way
-    solver_->Cancel();
+    turns_.reset();  // hurries the plans and cancels the checks that are under way
     tasks_.Stop();
     revisions_.Shutdown();
     EndCalls();
@@ -79,7 +78,7 @@ class DriverImpl final : public Driver, private Sinks {
     }
     if (!store.ok()) return store.status();
     store_ = *std::move(store);
-    auto turns = Turns::Start({options_.core, options_.reserve_bytes},
+    auto turns = Turns::Start({options_.core, options_.reserve_bytes, options_.solver_threads},
                               {clock_, data_dir_, files_, *store_, *disk_, tasks_, *solver_,
                                mailbox_, revisions_, *this});
     if (!turns.ok()) return turns.status();

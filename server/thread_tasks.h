@@ -12,14 +12,9 @@ namespace lorad::server {
 
 class ThreadTasks final : public Tasks {
  public:
-  // Of the threads that check rows, one more takes small checks alone: they wait for no large ones.
-  static constexpr int64_t kSmallRows = 10'000;
+  explicit ThreadTasks(int rows_threads) : rows_(rows_threads) {}
 
-  explicit ThreadTasks(int rows_threads) : rows_(rows_threads, kSmallRows) {}
-
-  void Add(Queue queue, int64_t size, std::function<void()> task) override {
-    PoolOf(queue).Add(std::move(task), size);
-  }
+  void Add(Queue queue, std::function<void()> task) override { PoolOf(queue).Add(std::move(task)); }
   // What has not begun is dropped; what is under way is waited for.
   void Stop() {
     for (const Queue queue : {Queue::kFiles, Queue::kPlanner, Queue::kRows}) PoolOf(queue).Stop();

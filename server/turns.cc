@@ -55,6 +55,7 @@ absl::StatusOr<std::unique_ptr<Turns>> Turns::Start(const TurnsOptions& options,
 }
 
 Turns::~Turns() {
+  checks_->CancelAll();
   for (const auto& [number, hurry] : hurries_) {
     if (const auto flag = hurry.lock()) flag->store(true, std::memory_order_relaxed);
   }
@@ -234,25 +235,34 @@ void Turns::Do(Announce& announce) {
 }
 
 void Turns::Do(CheckRows& check) {
-  const int64_t rows = check.source.rows;
-  around_.tasks.Add(Tasks::Queue::kRows, rows, [around = around_, check = std::move(check)] {
-    around.mailbox.Post(RowsChecked{check.key, around.solver.CheckRows(check.source)});
+  checks_->Add(std::move(check));
+  around_.tasks.Add(Tasks::Queue::kRows, [around = around_, checks = checks_] {
+    while (const std::optional<CheckQueue::Check> check = checks->Take()) {
+      absl::StatusOr<records::RowsSummary> summary = absl::CancelledError("nobody waits for it");
+      if (!*check->cancelled) {
+        summary = around.solver.CheckRows(check->order.source, *check->cancelled);
+      }
+      checks->Done(*check);
+      around.mailbox.Post(RowsChecked{check->order.key, std::move(summary)});
+    }
   });
 }
+
+void Turns::Do(CancelRows& cancel) { checks_->Cancel(cancel.key); }
 
 void Turns::Do(Plan& plan) {
   auto hurry = std::make_shared<std::atomic<bool>>(plan.hurry);
   std::erase_if(hurries_, [](const auto& entry) { return entry.second.expired(); });
   hurries_[plan.number] = hurry;
-  around_.tasks.Add(Tasks::Queue::kPlanner, 0, [around = around_, hurry, plan = std::move(plan)] {
+  around_.tasks.Add(Tasks::Queue::kPlanner, [around = around_, hurry, plan = std::move(plan)] {
     absl::StatusOr<SolvedPlan> solved =
         around.solver.Plan(plan.input, [&] { return hurry->load(std::memory_order_relaxed); });
     if (!solved.ok()) {
       around.mailbox.Post(Planned{plan.number, solved.status()});
       return;
     }
-    around.mailbox.Post(
-        Planned{plan.number, std::move(solved->window), std::move(solved->packing)});
+    around.mailbox.Post(Planned{plan.number, std::move(solved->window), std::move(solved->packing),
+                                std::move(solved->failures)});
   });
 }
 
@@ -263,20 +273,20 @@ void Turns::Do(Hurry& hurry) {
 }
 
 void Turns::Do(MoveUpload& move) {
-  around_.tasks.Add(Tasks::Queue::kFiles, 0, [around = around_, move = std::move(move)] {
+  around_.tasks.Add(Tasks::Queue::kFiles, [around = around_, move = std::move(move)] {
     around.mailbox.Post(UploadMoved{move.number, Execute(move, around.data_dir, around.files)});
   });
 }
 
 void Turns::Do(WriteCheckpoint& write) {
-  around_.tasks.Add(Tasks::Queue::kFiles, 0, [around = around_, write = std::move(write)] {
+  around_.tasks.Add(Tasks::Queue::kFiles, [around = around_, write = std::move(write)] {
     around.mailbox.Post(
         CheckpointWritten{write.number, Execute(write, around.data_dir, around.files)});
   });
 }
 
 void Turns::Do(RemovePath& remove) {
-  around_.tasks.Add(Tasks::Queue::kFiles, 0, [around = around_, remove = std::move(remove)] {
+  around_.tasks.Add(Tasks::Queue::kFiles, [around = around_, remove = std::move(remove)] {
     const absl::Status status = Execute(remove, around.data_dir, around.files);
     if (status.ok()) return;
     // Only room is lost, and the next start gets it back.

@@ -75,7 +75,8 @@ double Seconds(const std::function<void()>& what) {
 
 class NoSolver : public Solver {
  public:
-  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource&) override {
+  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource&,
+                                                 const std::atomic<bool>&) override {
     return absl::UnimplementedError("no rows here");
   }
   absl::StatusOr<SolvedPlan> Plan(const PlanInput&, const std::function<bool()>&) override {

@@ -8,27 +8,14 @@ namespace {
 
 using Queue = Tasks::Queue;
 
-TEST_CASE("a small check of rows waits for no large ones") {
-  ThreadTasks tasks(2);
-  std::promise<void> go_on;
-  const std::shared_future<void> large(go_on.get_future());
-  for (int i = 0; i < 5; ++i) {
-    tasks.Add(Queue::kRows, ThreadTasks::kSmallRows + 1, [large] { large.wait(); });
-  }
-  std::promise<void> small;
-  tasks.Add(Queue::kRows, 1, [&] { small.set_value(); });
-  CHECK(small.get_future().wait_for(std::chrono::seconds(20)) == std::future_status::ready);
-  go_on.set_value();
-}
-
 TEST_CASE("files are worked on one after the other, in their order") {
   std::vector<int> order;
   std::promise<void> done;
   ThreadTasks tasks(2);
   for (int i = 0; i < 100; ++i) {
-    tasks.Add(Queue::kFiles, 100 - i, [&order, i] { order.push_back(i); });
+    tasks.Add(Queue::kFiles, [&order, i] { order.push_back(i); });
   }
-  tasks.Add(Queue::kFiles, 0, [&] { done.set_value(); });
+  tasks.Add(Queue::kFiles, [&] { done.set_value(); });
   done.get_future().wait();
   CHECK(order.size() == 100);
   CHECK(std::ranges::is_sorted(order));
@@ -38,17 +25,17 @@ TEST_CASE("what has not begun when the threads stop is dropped") {
   ThreadTasks tasks(1);
   std::promise<void> begun;
   std::promise<void> go_on;
-  tasks.Add(Queue::kPlanner, 0, [&] {
+  tasks.Add(Queue::kPlanner, [&] {
     begun.set_value();
     go_on.get_future().wait();
   });
   begun.get_future().wait();
   bool ran = false;
-  tasks.Add(Queue::kPlanner, 0, [&] { ran = true; });
+  tasks.Add(Queue::kPlanner, [&] { ran = true; });
   std::thread stop([&] { tasks.Stop(); });
   go_on.set_value();
   stop.join();
-  tasks.Add(Queue::kPlanner, 0, [&] { ran = true; });
+  tasks.Add(Queue::kPlanner, [&] { ran = true; });
   CHECK_FALSE(ran);
 }
 

@@ -61,15 +61,14 @@ class HandDisk final : public Disk {
 
 class HandTasks final : public Tasks {
  public:
-  void Add(Queue, int64_t, std::function<void()> task) override {
-    tasks.push_back(std::move(task));
-  }
+  void Add(Queue, std::function<void()> task) override { tasks.push_back(std::move(task)); }
   std::deque<std::function<void()>> tasks;
 };
 
 class OneTokenRows final : public Solver {
  public:
-  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source) override {
+  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source,
+                                                 const std::atomic<bool>&) override {
     records::RowsSummary rows;
     rows.set_rows(source.rows);
     rows.set_tokens(source.rows);

@@ -170,11 +170,6 @@ class DriverImpl final : public Driver, private Sinks {
     return data_dir_.Full(record->path());
   }
 
-  absl::Status Writable() override {
-    std::lock_guard lock(writable_mutex_);
-    return writable_;
-  }
-
   RevisionLog& revisions() override { return revisions_; }
   const DataDir& data_dir() const override { return data_dir_; }
   storage::Files& files() override { return files_; }
@@ -310,10 +305,6 @@ class DriverImpl final : public Driver, private Sinks {
   }
 
   void Writable(const absl::Status& status) override {
-    {
-      std::lock_guard lock(writable_mutex_);
-      writable_ = status;
-    }
     if (options_.on_writable) options_.on_writable(status);
   }
 
@@ -351,9 +342,6 @@ class DriverImpl final : public Driver, private Sinks {
   std::map<uint64_t, OnReply> replies_;
   uint64_t next_request_ = 1;
   bool replies_closed_ = false;
-
-  std::mutex writable_mutex_;
-  absl::Status writable_;  // guarded by writable_mutex_
 
   std::mutex senders_mutex_;
   // Guarded by senders_mutex_:

@@ -50,7 +50,8 @@ struct DriverOptions {
   std::string data_dir;
   CoreOptions core;
   int64_t reserve_bytes = 0;  // of room on the disk (disk.h); 0: none, and it is not watched
-  // Told whenever Writable() changes, on the driver's thread; must not block, nor call the driver.
+  // Told whether clients' writes are taken from here on: OK, or why not. At first they are. On the
+  // driver's thread; must not block, nor call the driver.
   std::function<void(const absl::Status&)> on_writable;
   Clock* clock = &RealClock();  // must outlive the driver
   int solver_threads = 2;       // row checks; planning has a thread of its own
@@ -76,8 +77,8 @@ class Driver {
   virtual absl::StatusOr<ReplyValue> Call(Request request,
                                           absl::Time deadline = absl::InfiniteFuture()) = 0;
 
-  // The same without a thread that waits: `on_reply` is called once, on the driver's thread or on
-  // the caller's own, and must neither block nor call the driver.
+  // The same without a thread that waits: `on_reply` is called once, on the driver's thread, the
+  // caller's own or Stop's, and must neither block nor call the driver.
   using OnReply = std::function<void(absl::StatusOr<ReplyValue>)>;
   virtual void Call(Request request, OnReply on_reply) = 0;
 
@@ -106,10 +107,6 @@ class Driver {
   // A dataset's file, an imported adapter's directory (whole paths).
   virtual absl::StatusOr<std::string> DatasetPath(const std::string& name) = 0;
   virtual absl::StatusOr<std::string> AdapterPath(const std::string& name) = 0;
-
-  // OK, or what clients' writes are answered now, because there is no room on the disk: who brings
-  // much may ask before. Any thread.
-  virtual absl::Status Writable() { return absl::OkStatus(); }
 
   virtual RevisionLog& revisions() = 0;
   virtual const DataDir& data_dir() const = 0;

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <string>
 
-#include "server/access.h"
 #include "server/errors/errors.h"
 #include "server/log.h"
 #include "server/serve.h"
@@ -78,6 +77,10 @@ void AddServe(CLI::App& app, Arguments& arguments) {
                   "Models are registered from beneath it alone; may be given again (default: /)")
       ->type_name("DIR");
   serve
+      .add_option("--allow-user", options.allow_users,
+                  "User who may talk to it besides its own and root; may be given again")
+      ->type_name("NAME|UID");
+  serve
       .add_option("--microbatch-tokens", options.core.microbatch_tokens,
                   "Tokens that are packed into one microbatch (default: 1024 on a CPU; on a GPU "
                   "8192, or less where memory is short)")
@@ -126,7 +129,6 @@ int Main(int argc, char** argv) {
       std::filesystem::absolute(argv[0], ignored).parent_path().string()};
   SetUpLog(arguments.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
            arguments.log_level);
-  SetUpProcess();
   const absl::Status status = RunServer(arguments.serve, storage::RealFiles());
   return status.ok() ? 0 : Fail(status, kFailed);
 }

@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/access.h"
 #include "server/driver.h"
 #include "server/errors/errors.h"
 #include "server/services/api_server.h"
@@ -66,6 +67,16 @@ class LoradDaemon final : public Daemon {
     absl::StatusOr<std::vector<WorkerCommand>> workers = WorkerCommands(options.workers);
     if (!workers.ok()) return workers.status();
 
+    ApiServerOptions api_options;
+    api_options.listen = *listen;
+    api_options.model_roots = options.model_roots;
+    api_options.own_workers = !workers->empty();
+    for (const std::string& user : options.allow_users) {
+      const absl::StatusOr<uid_t> uid = ParseUser(user);
+      if (!uid.ok()) return uid.status();
+      api_options.allowed_users.push_back(*uid);
+    }
+
     DriverOptions driver_options;
     driver_options.data_dir = options.data_dir;
     driver_options.core = options.core;
@@ -73,22 +84,21 @@ class LoradDaemon final : public Daemon {
     driver_options.reserve_bytes = options.reserve_bytes;
     driver_options.on_writable = [this](const absl::Status& status) {
       std::lock_guard lock(health_mutex_);
-      writable_ = status.ok();
-      if (health_ != nullptr) health_->SetWritable(writable_);
+      writable_ = status;
+      if (health_ != nullptr) health_->SetWritable(status.ok(), std::string(status.message()));
     };
     absl::StatusOr<std::unique_ptr<Driver>> driver =
         Driver::Start(driver_options, files, std::move(hooks));
     if (!driver.ok()) return driver.status();
     driver_ = *std::move(driver);
 
-    absl::StatusOr<std::unique_ptr<ApiServer>> api =
-        ApiServer::Start({*listen, options.model_roots, !workers->empty()}, *driver_);
+    absl::StatusOr<std::unique_ptr<ApiServer>> api = ApiServer::Start(api_options, *driver_);
     if (!api.ok()) return api.status();
     api_ = *std::move(api);
     {
       std::lock_guard lock(health_mutex_);
       health_ = api_.get();
-      health_->SetWritable(writable_);
+      health_->SetWritable(writable_.ok(), std::string(writable_.message()));
     }
 
     if (workers->empty()) return absl::OkStatus();
@@ -120,7 +130,7 @@ class LoradDaemon final : public Daemon {
   std::mutex health_mutex_;
   // Guarded by health_mutex_:
   ApiServer* health_ = nullptr;  // while there is one
-  bool writable_ = true;
+  absl::Status writable_;        // as the driver told it
 
   // In the order in which they stand on each other.
   std::unique_ptr<Driver> driver_;
@@ -162,6 +172,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServeOptions& option
 
 absl::Status RunServer(const ServeOptions& options, storage::Files& files,
                        storage::StoreHooks hooks) {
+  SetUpProcess();
   signal(SIGPIPE, SIG_IGN);
   sigset_t stop_signals;
   sigemptyset(&stop_signals);

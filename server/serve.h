@@ -21,6 +21,8 @@ struct ServeOptions {
   std::string data_dir;
   std::string listen = "127.0.0.1:7070";
   std::vector<std::string> model_roots = {"/"};
+  std::vector<std::string>
+      allow_users;  // names or numbers: may speak besides the daemon's and root
   CoreOptions core;
   int64_t reserve_bytes = int64_t{64} << 20;  // of room on the disk (disk.h)
 

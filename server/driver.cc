@@ -53,8 +53,7 @@ class DriverImpl final : public Driver, private Sinks {
     bell_.Ring();
     if (thread_.joinable()) thread_.join();
     mailbox_.Close();
-    turns_.reset();  // hurries the plans that are under way
-    solver_->Cancel();
+    turns_.reset();  // tells the tasks that are under way to end
     tasks_.Stop();
     revisions_.Shutdown();
     EndCalls();
@@ -78,7 +77,7 @@ class DriverImpl final : public Driver, private Sinks {
     }
     if (!store.ok()) return store.status();
     store_ = *std::move(store);
-    auto turns = Turns::Start({options_.core, options_.reserve_bytes},
+    auto turns = Turns::Start({options_.core, options_.reserve_bytes, options_.solver_threads},
                               {clock_, data_dir_, files_, *store_, *disk_, tasks_, *solver_,
                                mailbox_, revisions_, *this});
     if (!turns.ok()) return turns.status();

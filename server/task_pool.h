@@ -1,15 +1,11 @@
-// Threads that run tasks in the order they came (with one thread, one after the other). Any thread.
+// Threads that run tasks in the order they came (with one thread, one after the other).
 #pragma once
 
-#include <algorithm>
 #include <condition_variable>
-#include <cstdint>
+#include <deque>
 #include <functional>
-#include <limits>
-#include <list>
 #include <mutex>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace lorad::server {
@@ -17,11 +13,7 @@ namespace lorad::server {
 class TaskPool {
  public:
   explicit TaskPool(int threads) {
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(kAnySize); });
-  }
-  // One thread more takes tasks up to `small_max` alone.
-  TaskPool(int threads, int64_t small_max) : TaskPool(threads) {
-    threads_.emplace_back([this, small_max] { Run(small_max); });
+    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
   }
   // Tasks that have not begun are dropped; the one under way is waited for.
   ~TaskPool() { Stop(); }
@@ -38,34 +30,23 @@ class TaskPool {
     }
   }
 
-  void Add(std::function<void()> task, int64_t size = 0) {
+  void Add(std::function<void()> task) {
     {
       std::lock_guard lock(mutex_);
       if (stop_) return;
-      tasks_.push_back({size, std::move(task)});
+      tasks_.push_back(std::move(task));
     }
-    wake_.notify_all();  // not each thread takes each task
+    wake_.notify_one();
   }
 
  private:
-  static constexpr int64_t kAnySize = std::numeric_limits<int64_t>::max();
-  struct Task {
-    int64_t size = 0;
-    std::function<void()> run;
-  };
-
-  void Run(int64_t size_max) {
+  void Run() {
     std::unique_lock lock(mutex_);
     for (;;) {
-      auto next = tasks_.end();
-      wake_.wait(lock, [&] {
-        next = std::ranges::find_if(tasks_,
-                                    [size_max](const Task& task) { return task.size <= size_max; });
-        return stop_ || next != tasks_.end();
-      });
+      wake_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
       if (stop_) return;
-      std::function<void()> task = std::move(next->run);
-      tasks_.erase(next);
+      std::function<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
       lock.unlock();
       task();
       task = nullptr;
@@ -76,7 +57,7 @@ class TaskPool {
   std::mutex mutex_;
   std::condition_variable wake_;
   // Guarded by mutex_:
-  std::list<Task> tasks_;
+  std::deque<std::function<void()>> tasks_;
   bool stop_ = false;
   std::vector<std::thread> threads_;  // last: they use all of the above
 };

@@ -15,8 +15,7 @@ class Tasks {
     kPlanner,  // likewise
     kRows,     // several at once, in any order
   };
-  // `size`: how much there is to do, so that little need not wait for much; 0 where nothing is
-  // known. Must not block, nor run the task before it returns.
+  // `size`: about how much there is to do, a hint; 0 where nothing is known. Must not block, nor run the task before it returns.
   virtual void Add(Queue queue, int64_t size, std::function<void()> task) = 0;
 };
 

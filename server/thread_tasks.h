@@ -12,13 +12,11 @@ namespace lorad::server {
 
 class ThreadTasks final : public Tasks {
  public:
-  // Of the threads that check rows, one more takes small checks alone: they wait for no large ones.
-  static constexpr int64_t kSmallRows = 10'000;
+  // Checks of rows have one thread more, for small ones (check_queue.h).
+  explicit ThreadTasks(int large_checks_max) : rows_(large_checks_max + 1) {}
 
-  explicit ThreadTasks(int rows_threads) : rows_(rows_threads, kSmallRows) {}
-
-  void Add(Queue queue, int64_t size, std::function<void()> task) override {
-    PoolOf(queue).Add(std::move(task), size);
+  void Add(Queue queue, int64_t, std::function<void()> task) override {
+    PoolOf(queue).Add(std::move(task));
   }
   // What has not begun is dropped; what is under way is waited for.
   void Stop() {

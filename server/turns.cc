@@ -52,6 +52,7 @@ absl::StatusOr<std::unique_ptr<Turns>> Turns::Start(const TurnsOptions& options,
 }
 
 Turns::~Turns() {
+  checks_->CancelAll();
   for (const auto& [number, hurry] : hurries_) {
     if (const auto flag = hurry.lock()) flag->store(true, std::memory_order_relaxed);
   }
@@ -230,10 +231,20 @@ void Turns::Do(Announce& announce) {
 
 void Turns::Do(CheckRows& check) {
   const int64_t rows = check.source.rows;
-  around_.tasks.Add(Tasks::Queue::kRows, rows, [around = around_, check = std::move(check)] {
-    around.mailbox.Post(RowsChecked{check.key, around.solver.CheckRows(check.source)});
+  checks_->Add(std::move(check));
+  around_.tasks.Add(Tasks::Queue::kRows, rows, [around = around_, checks = checks_] {
+    while (const std::optional<CheckQueue::Check> next = checks->Take()) {
+      absl::StatusOr<records::RowsSummary> summary = absl::CancelledError("nobody waits for it");
+      if (!*next->cancelled) {
+        summary = around.solver.CheckRows(next->order.source, *next->cancelled);
+      }
+      checks->Done(*next);
+      around.mailbox.Post(RowsChecked{next->order.key, std::move(summary)});
+    }
   });
 }
+
+void Turns::Do(CancelRows& cancel) { checks_->Cancel(cancel.key); }
 
 void Turns::Do(Plan& plan) {
   auto hurry = std::make_shared<std::atomic<bool>>(plan.hurry);
@@ -246,8 +257,8 @@ void Turns::Do(Plan& plan) {
       around.mailbox.Post(Planned{plan.number, solved.status()});
       return;
     }
-    around.mailbox.Post(
-        Planned{plan.number, std::move(solved->window), std::move(solved->packing)});
+    around.mailbox.Post(Planned{plan.number, std::move(solved->window), std::move(solved->packing),
+                                std::move(solved->failures)});
   });
 }
 

@@ -18,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/check_queue.h"
 #include "server/clock.h"
 #include "server/core/core.h"
 #include "server/data_dir.h"
@@ -63,6 +64,7 @@ struct Surroundings {
 struct TurnsOptions {
   CoreOptions core;
   int64_t reserve_bytes = 0;  // of room on the disk (disk.h)
+  int large_checks_max = 2;   // of rows, at a time (check_queue.h)
 };
 
 class Turns {
@@ -74,7 +76,7 @@ class Turns {
   static absl::StatusOr<std::unique_ptr<Turns>> Start(const TurnsOptions& options,
                                                       const Surroundings& around);
 
-  // Hurries the plans that are under way: nobody waits for them any more.
+  // Cancels checks and hurries plans that are under way: nobody waits for them any more.
   ~Turns();
 
   // The next of these: apply the mail that is there, commit, carry out one effect. While the store
@@ -93,7 +95,9 @@ class Turns {
   enum class Phase { kApply, kCommit, kCarry };
 
   Turns(const TurnsOptions& options, const Surroundings& around)
-      : around_(around), room_(around.disk, options.reserve_bytes) {}
+      : around_(around),
+        checks_(std::make_shared<CheckQueue>(options.large_checks_max)),
+        room_(around.disk, options.reserve_bytes) {}
   void BeginTurn(std::vector<Effect> effects);
   bool Apply();
   void ApplyOne(Moment time, Mailbox::Content content, std::vector<Effect>* effects);
@@ -109,6 +113,7 @@ class Turns {
   void Do(Disconnect& disconnect);
   void Do(Announce& announce);
   void Do(CheckRows& check);
+  void Do(CancelRows& cancel);
   void Do(Plan& plan);
   void Do(Hurry& hurry);
   void Do(MoveUpload& move);
@@ -127,6 +132,7 @@ class Turns {
     Moment seen;
   };
   std::optional<Fence> fence_;
+  const std::shared_ptr<CheckQueue> checks_;  // shared with its tasks
   // By plan. Shared with the planning thread, which may drop a plan's when it ends.
   std::map<uint64_t, std::weak_ptr<std::atomic<bool>>> hurries_;
 

@@ -146,13 +146,15 @@ struct WorkerGone {
 
 struct RowsChecked {
   std::string key;
-  absl::StatusOr<records::RowsSummary> summary;  // an error: the check itself could not be made
+  // An error: the check itself could not be made; CANCELLED after CancelRows.
+  absl::StatusOr<records::RowsSummary> summary;
 };
 
 struct Planned {
   uint64_t number = 0;
-  absl::StatusOr<worker::v1::Window> window;
+  absl::StatusOr<worker::v1::Window> window;  // of the units whose rows are there; may be empty
   PackingReport packing = {};
+  std::vector<UnitFailure> failures = {};
 };
 
 // Of MoveUpload.

@@ -24,8 +24,8 @@ constexpr std::array kFailures = {
     Entry{"MODEL_NOT_FOUND", FailureKind::kPassing},  // its share is not mounted yet
     Entry{"MODEL_UNREADABLE", FailureKind::kPassing},
     Entry{"MODEL_INVALID", FailureKind::kPassing},  // it was good once: its files are being copied
-    Entry{"SAFETENSORS_INVALID", FailureKind::kPassing},
-    Entry{"ROWS_NOT_CHECKED", FailureKind::kPassing},
+    Entry{"SAFETENSORS_INVALID", FailureKind::kPassing}, Entry{kRowsNotRead, FailureKind::kPassing},
+    Entry{kRowsNotReady, FailureKind::kPassing},
     Entry{"GROUP_FORM", FailureKind::kPassing},  // what a worker met while it formed a group,
     Entry{"SLOT_LOAD", FailureKind::kPassing},   // or loaded a slot
     Entry{"MEMORY_TAKEN", FailureKind::kPassing}, Entry{"WORKER_LOST", FailureKind::kPassing},

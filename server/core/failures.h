@@ -15,6 +15,10 @@ enum class FailureKind {
   kServer,   // surely ours. FAILED, SERVER
 };
 
+// Reasons of what the feed could not read: rows, and tokens that are made again (Feed::Plan).
+inline constexpr char kRowsNotRead[] = "ROWS_NOT_READ";
+inline constexpr char kRowsNotReady[] = "ROWS_NOT_READY";
+
 // By a table in code. A reason that is not in it passes: nobody is sure of it.
 FailureKind KindOf(std::string_view reason);
 

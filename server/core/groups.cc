@@ -99,7 +99,8 @@ planner::ClusterView Core::State::ClusterOf() const {
   for (const auto& [key, job] : queue_) {
     if (view.queue.size() == kQueueViewMax) break;
     if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
-    if (IsPostponed(*job) || members.contains(job->name())) continue;  // or it is about to leave
+    if (IsPostponed(*job) || job->reads_rows) continue;
+    if (members.contains(job->name())) continue;  // about to leave
     view.queue.push_back(Queued(*job));
   }
   return view;

@@ -85,6 +85,7 @@ void Core::State::TryPostponed() {
     JobState* job = FindJob(postponed_.begin()->second);
     postponed_.erase(postponed_.begin());
     if (!job) continue;
+    if (job->reads_rows) ReadRowsAgain(*job);
     if (job->state() == v1::Job::QUEUED) schedule_ = true;
     if (job->state() == v1::Job::VALIDATING && EnsureRows(job->job())) SettleJob(*job);
   }

@@ -1,5 +1,6 @@
 // Row checks, what waits for them, and what a job will cost.
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <limits>
 
@@ -39,10 +40,14 @@ RowSource Core::State::SourceOf(const v1::Job& job, const std::string& dataset) 
   RowSource source;
   source.dataset = dataset;
   source.dataset_path = record.path();
-  source.model_path = models_.at(job.base_model()).record.model().path();
+  source.dataset_sha256 = record.dataset().sha256();
+  const v1::Model& model = models_.at(job.base_model()).record.model();
+  source.model_path = model.path();
+  source.model_fingerprint = model.fingerprint();
   source.max_length = job.training().max_length();
   source.refuse_overflow = job.training().overflow() == v1::TrainingConfig::ERROR;
   source.rows = record.dataset().rows();
+  source.bytes = record.dataset().size_bytes();
   return source;
 }
 
@@ -58,6 +63,21 @@ const records::RowsSummary* Core::State::FindRows(const std::string& key) const 
   return found == rows_.end() ? nullptr : &found->second;
 }
 
+std::vector<std::string> Core::State::RowsKeys(const v1::Job& job) const {
+  std::vector<std::string> keys;
+  for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
+    if (!dataset->empty()) keys.push_back(RowsKey(job, *dataset));
+  }
+  return keys;
+}
+
+// A job that is not stored yet, or never will be, has no name.
+void Core::State::Check(const std::string& key, const v1::Job& job, const std::string& dataset) {
+  const auto [check, is_new] = checks_.try_emplace(key);
+  if (!job.name().empty()) check->second.insert(job.name());
+  if (is_new) Do(CheckRows{key, SourceOf(job, dataset)});
+}
+
 bool Core::State::EnsureRows(const v1::Job& job) {
   bool all = true;
   for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
@@ -65,9 +85,32 @@ bool Core::State::EnsureRows(const v1::Job& job) {
     const std::string key = RowsKey(job, *dataset);
     if (FindRows(key)) continue;
     all = false;
-    if (checks_.insert(key).second) Do(CheckRows{key, SourceOf(job, *dataset)});
+    Check(key, job, *dataset);
   }
   return all;
+}
+
+void Core::State::ReadRowsAgain(JobState& job) {
+  if (job.state() != v1::Job::QUEUED) return;
+  job.reads_rows = true;
+  for (const std::string* dataset :
+       {&job.job().training_dataset(), &job.job().validation_dataset()}) {
+    if (!dataset->empty()) Check(RowsKey(job.job(), *dataset), job.job(), *dataset);
+  }
+}
+
+void Core::State::LeaveChecks(const v1::Job& job) {
+  if (checks_.empty()) return;
+  for (const std::string& key : RowsKeys(job)) {
+    const auto check = checks_.find(key);
+    if (check == checks_.end() || check->second.erase(job.name()) == 0) continue;
+    if (!check->second.empty()) continue;
+    const auto waits = [&](const auto& waiting) {
+      return std::ranges::any_of(
+          waiting, [&](const auto& entry) { return Concerns(entry.second.job, key); });
+    };
+    if (!waits(waiting_.validations) && !waits(waiting_.estimates)) Do(CancelRows{key});
+  }
 }
 
 absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* error) const {
@@ -134,49 +177,60 @@ void Core::State::SettleJob(JobState& job) {
   Transition(job, v1::Job::QUEUED, "its rows are good");
 }
 
+void Core::State::TakeRows(JobState& job, const absl::Status& status) {
+  if (absl::IsCancelled(status)) {  // it came when the check had been given up already
+    job.reads_rows ? ReadRowsAgain(job) : static_cast<void>(EnsureRows(job.job()));
+  } else if (!status.ok()) {
+    TakeFailure(job, ReasonOf(status, kRowsNotRead), std::string(status.message()));
+  } else if (job.state() == v1::Job::VALIDATING) {
+    if (EnsureRows(job.job())) SettleJob(job);
+  } else {
+    job.reads_rows = std::ranges::any_of(
+        RowsKeys(job.job()), [&](const std::string& key) { return checks_.contains(key); });
+    schedule_ = true;
+  }
+}
+
 void Core::State::OnRows(const RowsChecked& checked) {
-  checks_.erase(checked.key);
+  auto check = checks_.extract(checked.key);
+  assert(!check.empty());
   if (checked.summary.ok()) {
     rows_[checked.key] = *checked.summary;
     Put(storage::PutRecord(kRowsKind, checked.key, checked.summary->SerializeAsString()));
   }
-  const auto concerns = [&](const v1::Job& job) {
-    if (!models_.contains(job.base_model())) return false;
-    for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
-      if (!dataset->empty() && datasets_.contains(*dataset) &&
-          RowsKey(job, *dataset) == checked.key) {
-        return true;
-      }
+  for (const std::string& name : check.mapped()) {
+    JobState* job = FindJob(name);
+    if (job && (job->state() == v1::Job::VALIDATING || job->reads_rows)) {
+      TakeRows(*job, checked.summary.status());
     }
-    return false;
+  }
+  AskAgain(checked.key, checked.summary.status());
+}
+
+bool Core::State::Concerns(const v1::Job& job, const std::string& key) const {
+  if (!models_.contains(job.base_model())) return false;
+  for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
+    if (datasets_.contains(*dataset) && RowsKey(job, *dataset) == key) return true;
+  }
+  return false;
+}
+
+// Requests are asked again as if they had just come: what they name may have gone meanwhile.
+void Core::State::AskAgain(const std::string& key, const absl::Status& status) {
+  const auto ask = [&](uint64_t request, const auto& content) {
+    if (status.ok() || absl::IsCancelled(status) || !Concerns(content.job, key)) {
+      return On(request, content);
+    }
+    const std::string reason = ReasonOf(status, kRowsNotRead);
+    const std::string message(status.message());
+    Fail(request, KindOf(reason) == FailureKind::kPassing
+                      ? Unavailable(reason, message, options_.postpone_ms)
+                      : PreconditionFailed(reason, absl::StrCat("model ", content.job.base_model()),
+                                           message));
   };
-  const std::set<std::string> live = live_;
-  for (const std::string& name : live) {
-    JobState& job = *FindJob(name);
-    if (job.state() != v1::Job::VALIDATING || !concerns(job.job())) continue;
-    if (!checked.summary.ok()) {
-      TakeFailure(job, ReasonOf(checked.summary.status(), "ROWS_NOT_CHECKED"),
-                  std::string(checked.summary.status().message()));
-    } else if (EnsureRows(job.job())) {
-      SettleJob(job);
-    }
-  }
-  // Requests are asked again as if they had just come: what they name may have gone meanwhile.
   const PendingRows waiting = std::exchange(waiting_, {});
-  for (const auto& [request, content] : waiting.validations) {
-    if (!checked.summary.ok() && concerns(content.job)) {
-      Fail(request, checked.summary.status());
-    } else {
-      On(request, content);
-    }
-  }
-  for (const auto& [request, content] : waiting.estimates) {
-    if (!checked.summary.ok() && concerns(content.job)) {
-      Fail(request, checked.summary.status());
-    } else {
-      On(request, content);
-    }
-  }
+  for (const auto& [request, content] : waiting.validations) ask(request, content);
+  for (const auto& [request, content] : waiting.estimates) ask(request, content);
 }
 
 // ---- estimates ----

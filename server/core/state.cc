@@ -244,6 +244,7 @@ void Core::State::Transition(JobState& job, v1::Job::State to, const std::string
   const v1::Job::State from = job.state();
   assert(IsLegal(from, to));
   if (from == v1::Job::QUEUED) LeaveQueue(job);
+  if (from == v1::Job::VALIDATING || std::exchange(job.reads_rows, false)) LeaveChecks(job.job());
   jobs_by_state_[from]--;
   jobs_by_state_[to]++;
   job.job().set_state(to);

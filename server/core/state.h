@@ -68,6 +68,7 @@ struct JobState {
   int commits = 0;                               // checkpoints that are being written
   int place = 0;                                 // in the queue, from 1
   bool resumes = false;                          // queued, for its group is formed anew
+  bool reads_rows = false;                       // queued, while its tokens are made again
   std::string why;
   std::unique_ptr<Passing> passing;  // null: none since its last progress
 
@@ -239,6 +240,18 @@ class Core::State {
   const records::RowsSummary* FindRows(const std::string& key) const;
   // Orders the checks that are not made yet; true where all are there.
   bool EnsureRows(const v1::Job& job);
+  // The tokens of a job whose rows are known are gone: they are checked again, and it waits in the
+  // queue until they are there.
+  void ReadRowsAgain(JobState& job);
+  void Check(const std::string& key, const v1::Job& job, const std::string& dataset);
+  // What OnRows does of one that waits for them.
+  void TakeRows(JobState& job, const absl::Status& status);
+  // It waits for no rows any more; checks that nobody waits for end.
+  void LeaveChecks(const v1::Job& job);
+  // Keys of the rows of its datasets.
+  std::vector<std::string> RowsKeys(const v1::Job& job) const;
+  bool Concerns(const v1::Job& job, const std::string& key) const;
+  void AskAgain(const std::string& key, const absl::Status& status);
   // The rows are good and the job can ever fit; fills in what follows from them.
   absl::Status AcceptRows(records::JobRecord& record, v1::JobError* error) const;
   void SettleJob(JobState& job);
@@ -324,6 +337,7 @@ class Core::State {
   void AddUnit(Member& member, const JobState& job, PlanInput* input) const;
   LoadUnit LoadOf(GroupState& group, JobState& job);
   void OnPlanned(const Planned& planned);
+  void LoseRows(GroupState& group, const UnitFailure& failure);
   void HurryPlan(GroupState& group);
   void DropPlan(GroupState& group);
   void KeepPlanning(GroupState& group, const PackingReport& packing);
@@ -402,7 +416,7 @@ class Core::State {
 
   std::map<uint64_t, PendingMove> moves_;
   std::map<uint64_t, PendingCommit> commits_;
-  std::set<std::string> checks_;  // keys of row checks under way
+  std::map<std::string, std::set<std::string>> checks_;  // under way: key -> jobs that wait for it
   PendingRows waiting_;
   absl::Status room_;  // on the disk: OK, or what who asks for more is told
   std::vector<uint64_t> stops_;

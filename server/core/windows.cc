@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "planner/learning_rate.h"
+#include "server/core/failures.h"
 #include "server/core/state.h"
 #include "server/data_dir.h"
 
@@ -209,6 +210,18 @@ void Core::State::KeepPlanning(GroupState& group, const PackingReport& packing) 
   for (const std::string& path : packing.paths) group.packings[path]++;
 }
 
+// The job leaves the group, and its neighbours go on.
+void Core::State::LoseRows(GroupState& group, const UnitFailure& failure) {
+  const auto member = group.members.find(failure.job);
+  if (member == group.members.end()) return;
+  member->second.leaving = true;
+  JobState* job = FindJob(failure.job);
+  if (!job || !IsPlaced(job->state())) return;
+  const std::string reason = ReasonOf(failure.status, kRowsNotRead);
+  TakeFailure(*job, reason, std::string(failure.status.message()));
+  if (reason == kRowsNotReady) ReadRowsAgain(*job);
+}
+
 void Core::State::OnPlanned(const Planned& planned) {
   const auto found = std::ranges::find_if(
       groups_, [&](const auto& entry) { return entry.second.plan == planned.number; });
@@ -216,19 +229,19 @@ void Core::State::OnPlanned(const Planned& planned) {
   GroupState& group = found->second;
   group.plan = 0;
   if (!planned.window.ok()) {
-    // The feed cannot say whose rows are to blame; none of the group's jobs can go on without its
-    // windows.
+    // Rows that are not to be had are told of one by one: this is the planner's own, and none of
+    // the group's jobs can go on without its windows.
     const std::string why(planned.window.status().message());
     std::vector<std::string> names;
     for (const auto& [name, member] : group.members) names.push_back(name);
     for (const std::string& name : names) {
       JobState* job = FindJob(name);
-      if (job && IsPlaced(job->state())) {
-        FailJob(*job, v1::JobError::SERVER, "WINDOW_NOT_PLANNED", why);
-      }
+      if (job && IsPlaced(job->state())) TakeFailure(*job, "WINDOW_NOT_PLANNED", why);
     }
     return Dissolve(group, why);
   }
+  for (const UnitFailure& failure : planned.failures) LoseRows(group, failure);
+  if (planned.window->operations().empty()) return;  // no unit is left
   const worker::v1::Window& window = *planned.window;
   assert(window.epoch() == group.epoch && window.number() == group.next_window);
   KeepPlanning(group, planned.packing);

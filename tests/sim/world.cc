@@ -89,6 +89,7 @@ void World::RunUntilState(const std::string& job, v1::Job::State state) {
 void World::Start() {
   life_++;
   inbox_.clear();
+  checks_.clear();
   turn_due_ = false;
   std::vector<RevisionLog::Revision> revisions;
   absl::StatusOr<StoredState> stored = ReadStore(store_, &revisions);
@@ -213,15 +214,16 @@ void World::Do(Effect effect) {
                    REQUIRE(message.revision() == announce.revision);
                    announced_.push_back(std::move(message));
                  },
-                 [&](CheckRows& check) {
-                   post_later(RowsChecked{check.key, SumRows(check.source)});
-                 },
+                 [&](CheckRows& check) { CheckRowsLater(check); },
+                 [&](CancelRows& cancel) { CancelCheck(cancel.key); },
                  [&](Plan& plan) {
                    plans_.push_back(plan.input);
+                   std::vector<UnitFailure> failures = DropUnits(plan.input);
                    absl::StatusOr<worker::v1::Window> window = PlanWindow(plan.input);
                    if (!plan_failure_.ok()) window = plan_failure_;
                    const std::string path = plan.hurry ? "cancelled" : "greedy met the bound";
-                   const Planned planned{plan.number, std::move(window), {1, 1, {path}}};
+                   const Planned planned{
+                       plan.number, std::move(window), {1, 1, {path}}, std::move(failures)};
                    if (plan.hurry || options_.plan_us == 0) return post_later(planned);
                    unhurried_[plan.number] = [post_later, planned] { post_later(planned); };
                    At(now_us_ + options_.plan_us, [this, life, number = plan.number] {

@@ -81,6 +81,13 @@ class World {
   // die with it.
   void CrashCoordinator();
   void FailPlans(absl::Status status) { plan_failure_ = std::move(status); }
+  // Its rows cannot be read while windows are planned; OK: they can.
+  void FailRows(const std::string& dataset, absl::Status status) {
+    row_failures_[dataset] = std::move(status);
+  }
+  // How long a check of its rows takes.
+  void SlowChecks(const std::string& dataset, int64_t us) { check_us_[dataset] = us; }
+  int64_t cancelled_checks() const { return cancelled_checks_; }
   // Checks of a dataset's rows; OK: they are made again.
   void FailChecks(const std::string& dataset, absl::Status status) {
     check_failures_[dataset] = std::move(status);
@@ -151,6 +158,10 @@ class World {
   void Say(int i, worker::v1::WorkerMessage message);
   void Upload(int i, worker::v1::UploadShardRequest::Header header);
   absl::StatusOr<worker::v1::Window> PlanWindow(const server::PlanInput& input);
+  // Takes out the units whose rows are not to be had.
+  std::vector<server::UnitFailure> DropUnits(server::PlanInput& input) const;
+  void CheckRowsLater(const server::CheckRows& check);
+  void CancelCheck(const std::string& key);
   absl::StatusOr<server::records::RowsSummary> SumRows(const server::RowSource& source) const;
   int64_t RowLength(const std::string& dataset, int64_t row) const;
 
@@ -178,7 +189,11 @@ class World {
   int timers_ = 0;  // entries of the agenda that are only timers
 
   absl::Status plan_failure_, save_failure_;
-  std::map<std::string, absl::Status> check_failures_;  // by dataset
+  std::map<std::string, absl::Status> check_failures_, row_failures_;  // by dataset
+  std::map<std::string, int64_t> check_us_;                            // likewise
+  std::map<std::string, int64_t> checks_;                              // under way: key -> number
+  int64_t next_check_ = 1;
+  int64_t cancelled_checks_ = 0;
   bool memory_taken_ = false;
   int64_t group_tokens_most_ = std::numeric_limits<int64_t>::max();
   int64_t slot_tokens_most_ = std::numeric_limits<int64_t>::max();

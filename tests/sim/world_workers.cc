@@ -150,6 +150,40 @@ absl::StatusOr<records::RowsSummary> World::SumRows(const RowSource& source) con
   return rows;
 }
 
+void World::CheckRowsLater(const CheckRows& check) {
+  const int64_t number = next_check_++;
+  REQUIRE(checks_.try_emplace(check.key, number).second);
+  const auto slow = check_us_.find(check.source.dataset);
+  const int64_t us = slow == check_us_.end() ? 0 : slow->second;
+  At(now_us_ + us + Delay(), [this, check, number, life = life_] {
+    const auto under_way = checks_.find(check.key);
+    if (life != life_ || under_way == checks_.end() || under_way->second != number) return;
+    checks_.erase(under_way);
+    Post(RowsChecked{check.key, SumRows(check.source)});
+  });
+}
+
+void World::CancelCheck(const std::string& key) {
+  if (checks_.erase(key) == 0) return;  // it has just ended
+  cancelled_checks_++;
+  Later([this, key, life = life_] {
+    if (life == life_) Post(RowsChecked{key, absl::CancelledError("nobody waits for it")});
+  });
+}
+
+std::vector<UnitFailure> World::DropUnits(PlanInput& input) const {
+  std::vector<UnitFailure> failures;
+  const auto drop = [&](const auto& unit) {
+    const auto failure = row_failures_.find(unit.source.dataset);
+    if (failure == row_failures_.end() || failure->second.ok()) return false;
+    failures.push_back({unit.job, failure->second});
+    return true;
+  };
+  std::erase_if(input.trains, drop);
+  std::erase_if(input.evaluates, drop);
+  return failures;
+}
+
 absl::StatusOr<worker::v1::Window> World::PlanWindow(const PlanInput& input) {
   using worker::v1::Operation;
   worker::v1::Window window;

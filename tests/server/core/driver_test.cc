@@ -35,9 +35,10 @@ class TempDir {
 // Checks of dataset "held" take until they are cancelled.
 class FakeSolver : public Solver {
  public:
-  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source) override {
+  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source,
+                                                 const std::atomic<bool>& cancelled) override {
     if (source.dataset == "held") {
-      cancelled_.get_future().wait();
+      while (!cancelled) absl::SleepFor(absl::Milliseconds(1));
       return absl::CancelledError("cancelled");
     }
     records::RowsSummary rows;
@@ -49,10 +50,6 @@ class FakeSolver : public Solver {
   absl::StatusOr<SolvedPlan> Plan(const PlanInput&, const std::function<bool()>&) override {
     return absl::UnimplementedError("no rows here");
   }
-  void Cancel() override { cancelled_.set_value(); }
-
- private:
-  std::promise<void> cancelled_;
 };
 
 std::unique_ptr<Driver> StartOk(const std::string& directory, storage::StoreHooks hooks = {}) {

@@ -1,25 +1,14 @@
 #include "server/thread_tasks.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <future>
+#include <vector>
 
 namespace lorad::server {
 namespace {
 
 using Queue = Tasks::Queue;
-
-TEST_CASE("a small check of rows waits for no large ones") {
-  ThreadTasks tasks(2);
-  std::promise<void> go_on;
-  const std::shared_future<void> large(go_on.get_future());
-  for (int i = 0; i < 5; ++i) {
-    tasks.Add(Queue::kRows, ThreadTasks::kSmallRows + 1, [large] { large.wait(); });
-  }
-  std::promise<void> small;
-  tasks.Add(Queue::kRows, 1, [&] { small.set_value(); });
-  CHECK(small.get_future().wait_for(std::chrono::seconds(20)) == std::future_status::ready);
-  go_on.set_value();
-}
 
 TEST_CASE("files are worked on one after the other, in their order") {
   std::vector<int> order;

@@ -69,7 +69,8 @@ class HandTasks final : public Tasks {
 
 class OneTokenRows final : public Solver {
  public:
-  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source) override {
+  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source,
+                                                 const std::atomic<bool>&) override {
     records::RowsSummary rows;
     rows.set_rows(source.rows);
     rows.set_tokens(source.rows);

@@ -1,5 +1,6 @@
 #include "server/driver.h"
 
+#include <malloc.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
@@ -82,6 +83,7 @@ class DriverImpl final : public Driver, private Sinks {
                                mailbox_, revisions_, *this});
     if (!turns.ok()) return turns.status();
     turns_ = *std::move(turns);
+    malloc_trim(0);  // what was read to begin with goes back to the system
     thread_ = std::thread([this] { Run(); });
     return absl::OkStatus();
   }

@@ -11,6 +11,7 @@
 #include "server/core/room.h"
 #include "server/errors/errors.h"
 #include "server/file_effects.h"
+#include "server/leftovers.h"
 #include "server/startup.h"
 
 namespace lorad::server {
@@ -41,7 +42,7 @@ absl::StatusOr<std::unique_ptr<Turns>> Turns::Start(const TurnsOptions& options,
   turns->newest_revision_ = newest;
   turns->last_ = around.clock.Now();
   std::vector<Effect> effects;
-  auto core = Core::Create(options.core, *stored, turns->last_, &effects);
+  auto core = Core::Create(options.core, *std::move(stored), turns->last_, &effects);
   if (!core.ok()) return core.status();
   turns->core_ = *std::move(core);
   auto notes = ClearLeftovers(around.data_dir, around.files, turns->core_->PathsInUse());

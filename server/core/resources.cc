@@ -63,7 +63,7 @@ void Core::State::On(uint64_t request, const RegisterModel& content) {
   SetTime(model.record.mutable_model()->mutable_create_time());
   model.shape = ShapeOf(*description);
   Put(storage::PutRecord(kModelKind, name, model.record.SerializeAsString()));
-  KeepRequest(kModelKind, content.request_id, name);
+  KeepRequest(kModelKind, content.request_id, name, model.record.model());
   Answer(request, model.record.model());
 }
 
@@ -221,7 +221,7 @@ void Core::State::OnMoved(const UploadMoved& moved) {
     record.set_path(move.path);
     SetTime(record.mutable_dataset()->mutable_create_time());
     Put(storage::PutRecord(kind, name, record.SerializeAsString()));
-    KeepRequest(kind, dataset->request_id, name);
+    KeepRequest(kind, dataset->request_id, name, record.dataset());
     for (const uint64_t request : move.requests) Answer(request, record.dataset());
   } else {
     records::AdapterRecord& record = adapters_[name];
@@ -229,7 +229,7 @@ void Core::State::OnMoved(const UploadMoved& moved) {
     record.set_path(move.path);
     SetTime(record.mutable_adapter()->mutable_create_time());
     Put(storage::PutRecord(kind, name, record.SerializeAsString()));
-    KeepRequest(kind, adapter->request_id, name);
+    KeepRequest(kind, adapter->request_id, name, record.adapter());
     for (const uint64_t request : move.requests) Answer(request, record.adapter());
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "server/core/job_progress.h"
 #include "server/core/store_kinds.h"
 #include "server/errors/errors.h"
 #include "server/validation/job_filter.h"
@@ -37,6 +39,7 @@ class Reader {
   Answer operator()(const v1::GetJobRequest& request) {
     absl::StatusOr<records::JobRecord> record = Get<records::JobRecord>(kJobKind, request.name());
     if (!record.ok()) return record.status();
+    if (absl::Status status = ReadProgress(); !status.ok()) return status;
     return ReplyValue(View(*record));
   }
   Answer operator()(const v1::GetModelRequest& request) {
@@ -115,12 +118,14 @@ class Reader {
   }
 
   absl::StatusOr<std::vector<records::JobRecord>> AllJobs() {
+    if (absl::Status status = ReadProgress(); !status.ok()) return status;
     std::vector<records::JobRecord> jobs;
     absl::Status status = store_.ScanRecords(
         kJobKind, [&](std::string_view key, std::string_view value) -> absl::Status {
           absl::StatusOr<records::JobRecord> record =
               Parse<records::JobRecord>(kJobKind, key, value);
           if (!record.ok()) return record.status();
+          *record->mutable_job() = View(*record);
           jobs.push_back(*std::move(record));
           return absl::OkStatus();
         });
@@ -128,8 +133,28 @@ class Reader {
     return jobs;
   }
 
+  // A step's revision is stored as its job's progress alone, beside the record of before.
+  absl::Status ReadProgress() {
+    absl::StatusOr<std::vector<storage::Entry>> revisions =
+        store_.ReadSeries(kRevisionSeries, "", 0, std::numeric_limits<int64_t>::max());
+    if (!revisions.ok()) return revisions.status();
+    for (const storage::Entry& entry : *revisions) {
+      absl::StatusOr<records::RevisionRecord> revision =
+          Parse<records::RevisionRecord>(kRevisionSeries, "", entry.value);
+      if (!revision.ok()) return revision.status();
+      if (!revision->progress_only()) continue;
+      const std::string name = revision->job().name();
+      progress_[name] = std::move(*revision->mutable_job());
+    }
+    return absl::OkStatus();
+  }
+
   v1::Job View(const records::JobRecord& record) const {
     v1::Job job = record.job();
+    const auto progress = progress_.find(job.name());
+    if (progress != progress_.end() && progress->second.revision() > job.revision()) {
+      SetProgress(progress->second, &job);
+    }
     if (job.state() == v1::Job::QUEUED) job.mutable_queue()->set_why(why_);
     return job;
   }
@@ -137,6 +162,7 @@ class Reader {
   storage::JobStore& store_;
   const int64_t newest_revision_;
   const std::string& why_;
+  std::map<std::string, v1::Job> progress_;  // the newest of each, by name
 };
 
 Reader::Answer Reader::operator()(const v1::ListJobsRequest& request) {
@@ -161,7 +187,7 @@ Reader::Answer Reader::operator()(const v1::ListJobsRequest& request) {
       page.set_next_page_token(MakePageToken(scope, absl::StrCat(last)));
       break;
     }
-    *page.add_jobs() = View(record);
+    *page.add_jobs() = record.job();
     last = record.order();
   }
   return ReplyValue(std::move(page));
@@ -175,7 +201,7 @@ Reader::Answer Reader::operator()(const SnapshotJobs& request) {
   snapshot.revision = newest_revision_;
   for (const records::JobRecord& record : *jobs) {
     const bool wanted = request.names.empty() || missing.erase(record.job().name()) > 0;
-    if (wanted && record.job().revision() > request.after) snapshot.jobs.push_back(View(record));
+    if (wanted && record.job().revision() > request.after) snapshot.jobs.push_back(record.job());
   }
   if (!missing.empty()) return NotFound(kJobKind, *missing.begin());
   std::ranges::sort(snapshot.jobs, {}, &v1::Job::revision);

@@ -54,7 +54,7 @@ class DriverImpl final : public Driver, private Sinks {
     bell_.Ring();
     if (thread_.joinable()) thread_.join();
     mailbox_.Close();
-    turns_.reset();  // hurries the plans and cancels the checks that are under way
+    turns_.reset();  // tells the tasks that are under way to end
     tasks_.Stop();
     revisions_.Shutdown();
     EndCalls();

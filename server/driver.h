@@ -76,8 +76,8 @@ class Driver {
   virtual absl::StatusOr<ReplyValue> Call(Request request,
                                           absl::Time deadline = absl::InfiniteFuture()) = 0;
 
-  // The same without a thread that waits: `on_reply` is called once, on the driver's thread or on
-  // the caller's own, and must neither block nor call the driver.
+  // The same without a thread that waits: `on_reply` is called once, on the driver's thread, the
+  // caller's own or Stop's, and must neither block nor call the driver.
   using OnReply = std::function<void(absl::StatusOr<ReplyValue>)>;
   virtual void Call(Request request, OnReply on_reply) = 0;
 

@@ -40,7 +40,12 @@ bool Mailbox::Post(Content&& content) {
     const WorkerSaid* heartbeat = HeartbeatIn(content);
     if (heartbeat) {
       const auto before = heartbeats_.find(heartbeat->connection);
-      if (before != heartbeats_.end()) Unlink(before->second, nullptr);
+      if (before != heartbeats_.end()) {
+        // In its place: timers that wait for what lay there must not miss it.
+        before->second->posted = clock_.Now();
+        before->second->content = std::move(content);
+        return true;
+      }
     }
     if (int64_t* count = CountOf(content)) {
       if (*count >= LimitOf(content)) return false;

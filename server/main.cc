@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <string>
 
-#include "server/access.h"
 #include "server/errors/errors.h"
 #include "server/log.h"
 #include "server/serve.h"
@@ -130,7 +129,6 @@ int Main(int argc, char** argv) {
       std::filesystem::absolute(argv[0], ignored).parent_path().string()};
   SetUpLog(arguments.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
            arguments.log_level);
-  SetUpProcess();
   const absl::Status status = RunServer(arguments.serve, storage::RealFiles());
   return status.ok() ? 0 : Fail(status, kFailed);
 }

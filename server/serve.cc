@@ -2,7 +2,6 @@
 
 #include <signal.h>
 #include <spdlog/spdlog.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -13,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/access.h"
 #include "server/driver.h"
 #include "server/errors/errors.h"
 #include "server/services/api_server.h"
@@ -26,15 +26,6 @@ constexpr absl::Duration kStopPatience = absl::Seconds(60);  // cutting and savi
 constexpr absl::Duration kEndPatience = absl::Seconds(75);   // all of it
 constexpr absl::Duration kCallsGrace = absl::Seconds(1);     // calls under way when it stops
 constexpr absl::Duration kWorkerGrace = absl::Seconds(3);    // workers that were told to end
-
-// Connections and files take descriptors, and the usual soft limit is for programs that call
-// select(2).
-void RaiseDescriptorLimit() {
-  rlimit limit = {};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
 
 SupervisorSinks LogSinks() {
   return {[](const std::string& worker, const std::string& line) {
@@ -181,6 +172,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServeOptions& option
 
 absl::Status RunServer(const ServeOptions& options, storage::Files& files,
                        storage::StoreHooks hooks) {
+  SetUpProcess();
   signal(SIGPIPE, SIG_IGN);
   sigset_t stop_signals;
   sigemptyset(&stop_signals);
@@ -188,7 +180,6 @@ absl::Status RunServer(const ServeOptions& options, storage::Files& files,
   sigaddset(&stop_signals, SIGINT);
   // Blocked in every thread to come: sigwait below is the only one to see them.
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
-  RaiseDescriptorLimit();
 
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, files, std::move(hooks));
   if (!daemon.ok()) return daemon.status();

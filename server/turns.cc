@@ -11,6 +11,7 @@
 #include "server/core/room.h"
 #include "server/errors/errors.h"
 #include "server/file_effects.h"
+#include "server/leftovers.h"
 #include "server/startup.h"
 
 namespace lorad::server {
@@ -18,7 +19,8 @@ namespace {
 
 constexpr size_t kTurnEventsMax = 256;
 constexpr int64_t kCommitRetryUs = 1'000'000;
-constexpr int64_t kLookUs = 1'000'000;  // at the room on the disk
+constexpr int64_t kLookUs = 1'000'000;   // at the room on the disk,
+constexpr int64_t kLookLowUs = 100'000;  // and while it is low: who makes room need not wait
 constexpr int64_t kRetryHintMs = 1000;
 
 // Nothing was changed by a commit that failed so, and it may be tried again.
@@ -114,9 +116,7 @@ bool Turns::Apply() {
   }
   std::vector<Mailbox::Mail> mail = around_.mailbox.Take(kTurnEventsMax);
   const std::vector<uint64_t> due = DueTimers();
-  // Who is refused for want of room is told what there is now.
-  const bool look =
-      room_.watches() && (look_us_ <= now.steady_us || (!mail.empty() && !room_status_.ok()));
+  const bool look = room_.watches() && look_us_ <= now.steady_us;
   if (mail.empty() && due.empty() && !look) return false;
   std::vector<Effect> effects;
   if (look) LookAtRoom(now, &effects);
@@ -134,10 +134,10 @@ void Turns::ApplyOne(Moment time, Mailbox::Content content, std::vector<Effect>*
 }
 
 void Turns::LookAtRoom(Moment now, std::vector<Effect>* effects) {
-  look_us_ = now.steady_us + kLookUs;
   std::optional<RoomChanged> room = room_.Look();
+  if (room) room_status_ = CheckRoom(*room);
+  look_us_ = now.steady_us + (room_status_.ok() ? kLookUs : kLookLowUs);
   if (!room) return;
-  room_status_ = CheckRoom(*room);
   around_.sinks.Writable(room_status_);
   ApplyOne(now, *std::move(room), effects);
 }

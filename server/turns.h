@@ -76,7 +76,7 @@ class Turns {
   static absl::StatusOr<std::unique_ptr<Turns>> Start(const TurnsOptions& options,
                                                       const Surroundings& around);
 
-  // Hurries the plans that are under way: nobody waits for them any more.
+  // Cancels checks and hurries plans that are under way: nobody waits for them any more.
   ~Turns();
 
   // The next of these: apply the mail that is there, commit, carry out one effect. While the store

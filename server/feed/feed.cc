@@ -270,7 +270,7 @@ absl::StatusOr<Feed::Rows> Feed::OpenRows(const RowSource& source) {
   rows.cache = rows.entry->Cache();
   if (rows.cache != nullptr) return rows;
   const TokenCacheKey key = KeyOf(source);
-  auto cache = TokenCache::Open(storage::JoinPath(options_.cache_dir, key.FileName()), key);
+  auto cache = TokenCache::Open(storage::JoinPath(options_.cache_dir, key.FileName()), key, files_);
   if (!cache.ok()) {
     return Because("ROWS_NOT_READY", absl::UnavailableError(absl::StrCat(
                                          "the tokens of dataset '", source.dataset,

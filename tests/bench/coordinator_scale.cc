@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -178,14 +179,18 @@ void MeasureJobs(const std::string& directory, int64_t jobs, Verdict& verdict) {
   DriverOptions options;
   options.data_dir = directory;
   absl::StatusOr<std::unique_ptr<Driver>> driver;
+  const std::clock_t cpu_before = std::clock();
   const double seconds = Seconds([&] {
     driver = Driver::Start(options, storage::RealFiles(), {}, std::make_unique<NoSolver>());
   });
   if (!driver.ok()) return verdict.Require(false, driver.status().ToString());
+  const double cpu_seconds =
+      static_cast<double>(std::clock() - cpu_before) / static_cast<double>(CLOCKS_PER_SEC);
   const double after_mb = static_cast<double>(worker::ResidentBytes()) / kMB;
   std::printf("%lld finished jobs; %.0f MB resident before\n", static_cast<long long>(jobs),
               before_mb);
   verdict.Figure("start", seconds, 2, "s");
+  std::printf("  of which this process computed %.2f s\n", cpu_seconds);
   verdict.Figure("resident", after_mb, 150, "MB");
   MeasureLists(**driver, jobs, verdict);
   const double read_mb = static_cast<double>(worker::ResidentBytes()) / kMB;

@@ -59,9 +59,9 @@ TEST_CASE("a worker's newest heartbeat stands for all, with the time at which it
   CHECK(mailbox.Post(Heartbeat(8, 3)));
   const std::vector<Mailbox::Mail> mail = mailbox.Take(100);
   REQUIRE(mail.size() == 3);
-  CHECK(mail[0].posted.steady_us == 1);
-  CHECK(std::get<WorkerSaid>(mail[1].content).message.heartbeat().peak_resident_bytes() == 10'000);
-  CHECK(mail[1].posted.steady_us == 5);
+  CHECK(std::get<WorkerSaid>(mail[0].content).message.heartbeat().peak_resident_bytes() == 10'000);
+  CHECK(mail[0].posted.steady_us == 5);
+  CHECK(mail[1].posted.steady_us == 1);
   CHECK(mailbox.Post(Heartbeat(7, 11)));
   CHECK(mailbox.Take(100).size() == 1);
 }

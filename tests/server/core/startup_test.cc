@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "server/leftovers.h"
 #include "storage/files.h"
 
 namespace lorad::server {

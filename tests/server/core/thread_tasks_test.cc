@@ -1,7 +1,9 @@
 #include "server/thread_tasks.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <future>
+#include <vector>
 
 namespace lorad::server {
 namespace {

@@ -104,6 +104,10 @@ class Driver {
   virtual absl::StatusOr<std::string> DatasetPath(const std::string& name) = 0;
   virtual absl::StatusOr<std::string> AdapterPath(const std::string& name) = 0;
 
+  // OK, or what clients' writes are answered now, because there is no room on the disk: who brings
+  // much may ask before. Any thread.
+  virtual absl::Status Writable() { return absl::OkStatus(); }
+
   virtual RevisionLog& revisions() = 0;
   virtual const DataDir& data_dir() const = 0;
   virtual storage::Files& files() = 0;

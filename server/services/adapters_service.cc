@@ -159,7 +159,7 @@ class AdapterIntake final : public Intake<v1::ImportAdapterRequest> {
                               .Field("config.name", CheckName(config_->name()))
                               .Field("config.request_id", CheckRequestId(config_->request_id()))
                               .status();
-    return status.ok() ? backend_.CheckWritable() : status;
+    return status.ok() ? backend_.driver.Writable() : status;
   }
 
   // A place is taken when there is something to keep.

@@ -24,7 +24,6 @@ namespace {
 constexpr int kKeepaliveMs = 20'000;        // a connection that says nothing is asked
 constexpr int kKeepaliveWaitMs = 10'000;    // and ends without an answer
 constexpr int kConnectionIdleMs = 300'000;  // without a call
-constexpr char kWritesHealth[] = "writes";
 
 using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
 using Builder = grpc::ServerBuilder;
@@ -93,7 +92,6 @@ class GrpcApiServer final : public ApiServer {
       return Error(absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
                    "cannot serve on " + address_.ToText());
     }
-    server_->GetHealthCheckService()->SetServingStatus(kWritesHealth, true);
     poller_ = std::thread([this] {
       void* tag;
       bool ok;
@@ -111,10 +109,12 @@ class GrpcApiServer final : public ApiServer {
 
   const ListenAddress& address() const override { return address_; }
 
-  void SetWritable(bool writable, std::string why) override {
-    backend_.SetWritable(writable, std::move(why));
-    server_->GetHealthCheckService()->SetServingStatus(kWritesHealth,
-                                                       writable && !backend_.stopping);
+  void SetWritable(bool writable) override {
+    if (backend_.stopping) return;
+    for (const char* service : {"Jobs", "Datasets", "Adapters", "Models"}) {
+      server_->GetHealthCheckService()->SetServingStatus(std::string("lorad.v1.") + service,
+                                                         writable);
+    }
   }
 
   void BeginStop() override {

@@ -36,10 +36,9 @@ class ApiServer {
   // With the port that was chosen where 0 was asked for.
   virtual const ListenAddress& address() const = 0;
 
-  // Where there is no room to write: creates are refused with DISK_FULL and `why`, and
-  // grpc.health.v1 says NOT_SERVING of the service "writes". Any thread.
-  virtual void SetWritable(bool writable, std::string why) = 0;
-
+  // What grpc.health.v1 says of the services whose creates need room on the disk (lorad.v1.Jobs,
+  // Datasets, Adapters, Models); of the whole ("") it still says SERVING. Any thread.
+  virtual void SetWritable(bool writable) = 0;
   // grpc.health.v1 says NOT_SERVING from here on, and watches end.
   virtual void BeginStop() = 0;
   // Takes no more calls; those under way may end until `deadline`, then they are cancelled. Returns

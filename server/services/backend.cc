@@ -43,16 +43,4 @@ Backend::Backend(Driver& driver_in, std::vector<std::string> model_roots_in, boo
       workers("workers", kWorkersMax),
       watch_hub(driver.revisions()) {}
 
-absl::Status Backend::CheckWritable() {
-  std::lock_guard lock(writable_mutex_);
-  if (writable_) return absl::OkStatus();
-  return LimitExceeded("DISK_FULL", "disk", absl::StrCat("nothing new is taken: ", why_not_));
-}
-
-void Backend::SetWritable(bool writable, std::string why) {
-  std::lock_guard lock(writable_mutex_);
-  writable_ = writable;
-  why_not_ = std::move(why);
-}
-
 }  // namespace lorad::server

@@ -80,10 +80,6 @@ struct Backend {
   Backend(Driver& driver, std::vector<std::string> model_roots, bool own_workers, StreamWaits waits,
           ConnectionLimits connection_limits);
 
-  // OK, or RESOURCE_EXHAUSTED (DISK_FULL): creates are refused for now.
-  absl::Status CheckWritable();
-  void SetWritable(bool writable, std::string why);
-
   Driver& driver;
   const std::vector<std::string> model_roots;  // models lie beneath one of them
   const bool own_workers;                      // of the daemon's: one will connect
@@ -106,11 +102,6 @@ struct Backend {
   TaskPool fetches{4};       // slot contents, as long as one lasts
   WatchHub watch_hub;
   Patience patience{absl::Milliseconds(100)};
-
- private:
-  std::mutex writable_mutex_;
-  bool writable_ = true;  // guarded by writable_mutex_
-  std::string why_not_;   // likewise
 };
 
 }  // namespace lorad::server

@@ -79,7 +79,7 @@ class DatasetIntake final : public Intake<v1::CreateDatasetRequest> {
                                                     ", got ", config_->size_bytes()));
     }
     if (absl::Status status = check.status(); !status.ok()) return status;
-    if (absl::Status status = backend_.CheckWritable(); !status.ok()) return status;
+    if (absl::Status status = backend_.driver.Writable(); !status.ok()) return status;
     // Says before the upload what would be said after it; with a request_id it may be a repetition.
     const bool taken =
         config_->request_id().empty() && backend_.driver.DatasetPath(config_->name()).ok();

@@ -105,6 +105,15 @@ class FakeDriver final : public Driver {
     return adapter_path ? adapter_path(name) : absl::NotFoundError("no adapter");
   }
 
+  absl::Status Writable() override {
+    std::lock_guard lock(mutex_);
+    return writable_;
+  }
+  void SetWritable(const absl::Status& writable) {
+    std::lock_guard lock(mutex_);
+    writable_ = writable;
+  }
+
   RevisionLog& revisions() override { return revisions_; }
   const DataDir& data_dir() const override { return data_dir_; }
   storage::Files& files() override { return files_; }
@@ -136,6 +145,7 @@ class FakeDriver final : public Driver {
   // Guarded by mutex_:
   std::vector<Request> requests_;
   std::vector<OnReply> held_;
+  absl::Status writable_;
   std::vector<std::string> worker_log_;
   std::vector<std::shared_ptr<WorkerSender>> senders_;
 };

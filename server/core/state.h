@@ -347,7 +347,8 @@ class Core::State {
   std::map<std::string, records::AdapterRecord> adapters_;
   std::map<std::string, std::unique_ptr<JobState>> jobs_;
   std::map<int64_t, JobState*> by_order_;
-  std::map<int64_t, JobState*> by_revision_;  // the newest of each: where watches begin
+  // By the newest revision of each: where watches begin.
+  std::map<int64_t, JobState*> by_revision_;
   std::set<std::string> live_;  // names
   std::map<int, int64_t> jobs_by_state_;
   std::map<std::string, records::RowsSummary> rows_;

@@ -6,8 +6,8 @@
 // How a create with a file asks: write driver.data_dir().NewUpload() through Files, Sync it, then
 //   driver.Ask<v1::Dataset>(CreateDataset{...});  the upload is the driver's from then on.
 // How a watch runs:
-//   snapshot = driver.Ask<JobSnapshot>(SnapshotJobs{names});
-//   driver.revisions().Wait(revision, ...) again and again, from snapshot.revision on.
+//   SnapshotJobs{names, after, limit} page by page, then driver.revisions().Read(revision, ...)
+//   again and again, from the last page's revision on, after each change that Listen() tells of.
 // How a worker's stream runs:
 //   connection = driver.ConnectWorker(hello, sender);
 //   driver.WorkerSaid(connection, message) for each message;

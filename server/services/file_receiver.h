@@ -70,6 +70,7 @@ class FileReceiver final : public grpc::ServerReadReactor<Message> {
   }
   void OnCancel() override { question_.GiveUp(); }
   void OnDone() override {
+    timer_.Close();
     strand_.Post([this] { delete this; });
   }
 

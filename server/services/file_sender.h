@@ -49,6 +49,7 @@ class FileSender final : public grpc::ServerWriteReactor<Message> {
     });
   }
   void OnDone() override {
+    timer_.Close();
     strand_.Post([this] { delete this; });
   }
 

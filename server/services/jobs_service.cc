@@ -35,7 +35,6 @@ class JobsService final : public Base {
     auto* call = new UnaryCall(backend_, context);
     absl::Status status =
         RequestCheck().Field("request_id", CheckRequestId(request->request_id())).status();
-    if (status.ok() && !request->validate_only()) status = backend_.driver.Writable();
     if (!status.ok()) return call->End(status);
     server::CreateJob create;
     create.job = request->job();

@@ -72,7 +72,6 @@ class ModelsService final : public v1::Models::CallbackService {
                               .Field("path", CheckPath(request->path()))
                               .Field("request_id", CheckRequestId(request->request_id()))
                               .status();
-    if (status.ok()) status = backend_.driver.Writable();
     if (!status.ok()) return call->End(status);
     return call->OnReads([this, call, request, response] {
       absl::StatusOr<server::RegisterModel> registration = Describe(*request);

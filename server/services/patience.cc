@@ -68,6 +68,10 @@ Patience::Timer::~Timer() {
     std::lock_guard lock(patience_.mutex_);
     patience_.entries_.erase(entry_);
   }
+  Close();
+}
+
+void Patience::Timer::Close() {
   std::lock_guard held(entry_->mutex);
   entry_->on_due = nullptr;
 }

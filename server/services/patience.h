@@ -35,6 +35,8 @@ class Patience {
     // Any thread. Due once, unless it is started again or stopped before.
     void Start(absl::Duration wait);
     void Stop();
+    // on_due is not called after it returns, for good: to be called before what on_due uses goes.
+    void Close();
     // It was found due and was neither started again nor stopped since: what on_due handed on to
     // another thread may be stale.
     bool due() const;

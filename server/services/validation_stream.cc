@@ -55,6 +55,7 @@ void ValidationStream::OnWriteDone(bool ok) {
 }
 
 void ValidationStream::OnDone() {
+  timer_.Close();
   strand_.Post([this] { delete this; });
 }
 
@@ -129,6 +130,7 @@ void ValidationStream::GoOn() {
 }
 
 void ValidationStream::ReadStored() {
+  if (ended_) return;
   if (context_->IsCancelled()) return End(Left());
   const absl::StatusOr<std::string> bytes =
       backend_.driver.files().ReadRange(stored_path_, stored_offset_, kChunkBytesMax);

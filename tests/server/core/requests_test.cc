@@ -135,6 +135,45 @@ TEST_CASE("revisions: ordered, each once, the snapshot tells from where to go on
   CHECK(absl::IsNotFound(world->Call(SnapshotJobs{{"none"}}).status()));
 }
 
+TEST_CASE("pages of a snapshot: by revision, each state once, also of jobs that change meanwhile") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  std::vector<std::string> names;
+  for (int i = 0; i < 7; ++i) names.push_back(world->Submit(World::NewJob()));
+  const auto page = [&](int64_t after, const std::vector<std::string>& among = {}) {
+    return world->Get<JobSnapshot>(SnapshotJobs{among, after, 3});
+  };
+  std::set<std::string> told;
+  JobSnapshot snapshot = page(0);
+  REQUIRE(snapshot.jobs.size() == 3);
+  v1::CancelJobRequest cancel;
+  cancel.set_name(snapshot.jobs[0].name());  // told already: it comes again, as it is then
+  world->Get<Job>(cancel);
+  int64_t revision = 0;
+  bool told_again = false;
+  while (!snapshot.jobs.empty()) {
+    for (const Job& job : snapshot.jobs) {
+      CHECK(job.revision() > revision);
+      revision = job.revision();
+      told.insert(job.name());
+      told_again |= job.name() == cancel.name() && job.state() == Job::CANCELLED;
+    }
+    snapshot = page(revision);
+  }
+  CHECK(told.size() == 7);
+  CHECK(told_again);
+  CHECK(snapshot.revision >= revision);
+
+  CHECK(page(0, {names[5], names[2]}).jobs.size() == 2);
+  CHECK(page(snapshot.revision, {names[5]}).jobs.empty());
+  world->CrashCoordinator();
+  CHECK(page(0).jobs.size() == 3);
+  v1::DeleteJobRequest remove;
+  remove.set_name(cancel.name());
+  REQUIRE(world->Call(remove).ok());
+  CHECK(world->Get<JobSnapshot>(SnapshotJobs{}).jobs.size() == 6);
+}
+
 TEST_CASE("an estimate knows steps, tokens and memory") {
   auto world = MakeWorld();
   EstimateJob request;

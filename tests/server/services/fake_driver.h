@@ -109,9 +109,9 @@ class FakeDriver final : public Driver {
     std::lock_guard lock(mutex_);
     return writable_;
   }
-  void SetWritable(absl::Status status) {
+  void SetWritable(const absl::Status& writable) {
     std::lock_guard lock(mutex_);
-    writable_ = std::move(status);
+    writable_ = writable;
   }
 
   RevisionLog& revisions() override { return revisions_; }
@@ -143,9 +143,9 @@ class FakeDriver final : public Driver {
   RevisionLog revisions_{100};
   mutable std::mutex mutex_;
   // Guarded by mutex_:
-  absl::Status writable_;
   std::vector<Request> requests_;
   std::vector<OnReply> held_;
+  absl::Status writable_;
   std::vector<std::string> worker_log_;
   std::vector<std::shared_ptr<WorkerSender>> senders_;
 };

@@ -343,16 +343,19 @@ TEST_CASE_METHOD(UploadFixture, "a link to a path that is not UTF-8 is refused, 
   CHECK(driver.Requests<RegisterModel>().empty());
 }
 
-TEST_CASE_METHOD(UploadFixture, "where there is no room, creates are refused and reads go on") {
-  driver.SetWritable(LimitExceeded(
-      "DISK_FULL", "disk", "1 GiB is left on the disk of the data directory, 2 GiB are kept"));
+TEST_CASE_METHOD(UploadFixture, "where there is no room, uploads are refused before they come") {
+  driver.SetWritable(LimitExceeded("DISK_FULL", "disk", "1 GiB is left, 2 GiB are kept"));
+  Context context;
   v1::Dataset dataset;
-  const grpc::Status status = Create(Named("d"), {kRows}, &dataset);
+  auto writer = datasets->CreateDataset(&context, &dataset);
+  v1::CreateDatasetRequest message;
+  *message.mutable_config() = Named("d");
+  REQUIRE(writer->Write(message));
+  const grpc::Status status = writer->Finish();  // the stream is still open
   CHECK(Summary(status) == "DISK_FULL");
-  CHECK_THAT(status.error_message(), Catch::Contains("1 GiB is left"));
+  CHECK(status.error_message() == "1 GiB is left, 2 GiB are kept");
   v1::Adapter adapter;
   CHECK(Summary(Import(*this, "a", AdapterFiles(1), &adapter)) == "DISK_FULL");
-  CHECK(Summary(Register(*this, "m", directory.path())) == "DISK_FULL");
   CHECK(Uploads().empty());
   driver.SetWritable(absl::OkStatus());
   CHECK(Create(Named("d"), {kRows}, &dataset).ok());

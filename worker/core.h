@@ -24,7 +24,7 @@ struct CoreOptions {
 // Every decision of a worker, in one single-threaded function Apply(event) -> effects: how it lives
 // with its coordinator, which operation the engine does next, what is cut, when a shard is sent
 // again, what is reported. No clock, thread, file or network: the same code runs under the driver
-// (driver.h) and under the seeded simulator (tests/sim). See docs/engine.md.
+// (driver.h) and in a simulator. See docs/engine.md.
 //
 // The stream: when it breaks, the engine goes on with the windows it has. A new one is tried with
 // growing pauses, and a coordinator that still wants the group gets every report that it has not

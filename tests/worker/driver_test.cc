@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "tests/worker/dead_line.h"
 #include "tests/worker/fake_coordinator.h"
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"
@@ -176,6 +177,22 @@ TEST_CASE("a group is kept for one lease without a coordinator") {
   CHECK(worker.driver.held().epoch == 1);
   for (int i = 0; i < 500 && worker.driver.held().epoch != 0; ++i) {
     std::this_thread::sleep_for(10ms);
+  }
+  CHECK(worker.driver.held().epoch == 0);
+}
+
+TEST_CASE("a coordinator behind a dead line is noticed") {
+  FakeCoordinator coordinator;
+  coordinator.lease_ms = 200;
+  DeadLine line(coordinator.port());
+  Worker worker(line.address());
+  coordinator.AwaitHello();
+  coordinator.Send(FormOrder(1));
+  coordinator.AwaitReport(v1::Report::kGroupFormed);
+  line.Die();
+  // The question after 10 s, the end 10 s later; much more time for a loaded machine.
+  for (int i = 0; i < 600 && worker.driver.held().epoch != 0; ++i) {
+    std::this_thread::sleep_for(100ms);
   }
   CHECK(worker.driver.held().epoch == 0);
 }

@@ -31,6 +31,8 @@ class FakeCoordinator : public v1::Coordinator::Service {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:" + std::to_string(port), grpc::InsecureServerCredentials(),
                              &port_);
+    // As the real one: workers ask whether their coordinator still lives.
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
     builder.RegisterService(this);
     {
       std::lock_guard lock(mutex_);

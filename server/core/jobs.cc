@@ -215,9 +215,13 @@ void Core::State::On(uint64_t request, const v1::ListJobsRequest& content) {
     const v1::Job* job = may_match ? &RecordOf(entry->second, &space).job() : nullptr;
     if (job && filter->Matches(*job)) {
       if (response.jobs_size() == page_size) break;
-      *response.add_jobs() = content.view() == v1::ListJobsRequest::SUMMARY ? Summary(*job)
-                             : entry->second.job ? View(*entry->second.job)
-                                                 : *job;
+      if (content.view() == v1::ListJobsRequest::SUMMARY) {
+        *response.add_jobs() = Summary(*job);
+      } else if (entry->second.job) {
+        *response.add_jobs() = View(*entry->second.job);
+      } else {
+        response.add_jobs()->Swap(space.mutable_job());
+      }
     }
     last = entry->first;
   }

@@ -15,7 +15,8 @@ constexpr char kConfig[] = R"({
   "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
   "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_hidden_layers": 30,
   "num_key_value_heads": 3, "max_position_embeddings": 8192, "rms_norm_eps": 1e-05,
-  "rope_theta": 100000.0, "tie_word_embeddings": true, "vocab_size": 49152, "torch_dtype": "bfloat16"
+  "rope_theta": 100000.0, "tie_word_embeddings": true, "vocab_size": 49152,
+  "torch_dtype": "bfloat16"
 })";
 
 template <class... Handlers>

@@ -87,9 +87,9 @@ void WorkerCore::State::OnOrder(v1::CoordinatorMessage& message) {
 
 void WorkerCore::State::On(const StreamBroke& event) {
   if (event.stream != stream_ || link_ == LinkState::kDown) return;
-  if (Final(event.status)) return EndWith(event.status);
   if (link_ == LinkState::kStands) away_since_ms_ = now_ms_;
   link_ = LinkState::kDown;
+  if (Final(event.status)) return EndWith(event.status);
   welcome_by_ms_ = kNever;
   dial_at_ms_ = now_ms_ + pause_ms_;
   Log(Note::Level::kWarning, absl::StrCat("no coordinator: ", event.status.ToString(),

@@ -17,10 +17,6 @@ constexpr double kLoadMs = 10'000;
 constexpr double kLoadPauseMs = 200;
 constexpr char kBadWindow[] = "BAD_WINDOW";
 
-bool BeginsMicrobatch(const v1::Operation& operation) {
-  return operation.kind() == v1::Operation::FORWARD || operation.kind() == v1::Operation::EVALUATE;
-}
-
 }  // namespace
 
 // ---- orders ----

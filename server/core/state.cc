@@ -252,7 +252,7 @@ void Core::State::Transition(JobState& job, v1::Job::State to, const std::string
     live_.erase(job.name());
     job.job().clear_seconds_left();
     job.metrics.clear();
-    job.evaluation.clear();
+    job.evaluation = {};
     job.pace.clear();
     job.passing.reset();
   }
@@ -274,7 +274,7 @@ void Core::State::FailJob(JobState& job, v1::JobError::Category category, const 
 }
 
 Core::State::QueueKey Core::State::KeyOf(const JobState& job) {
-  return {!job.resumes, -job.job().priority(), job.record.order()};
+  return {!Resumes(job), -job.job().priority(), job.record.order()};
 }
 
 void Core::State::EnterQueue(JobState& job) {
@@ -300,8 +300,7 @@ void Core::State::FallBack(JobState& job) {
   job.job().set_step(step);
   job.job().clear_tokens_per_second();
   job.job().clear_seconds_left();
-  job.evaluation_step = -1;
-  job.evaluation.clear();
+  job.evaluation = {};
   job.pace.clear();
   Touch(job);
 }

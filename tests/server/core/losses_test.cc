@@ -158,15 +158,13 @@ TEST_CASE("suspicion outlives the coordinator") {
   CHECK(Losses(*world) <= 10);
 }
 
-TEST_CASE("workers that die again and again by chance fail no job that has company or goes on") {
-  WorldOptions options;
-  options.core.losses_without_progress_max = 3;
-  auto world = MakeWorld(options);
+TEST_CASE("workers that die four times by chance fail nobody") {
+  auto world = MakeWorld();
   std::vector<std::string> jobs;
   for (int i = 0; i < 6; ++i) jobs.push_back(world->Submit(LongJob()));
   world->Settle();
   world->ConnectWorkers();
-  for (int i = 0; i < 5; ++i) {
+  for (int i = 0; i < 4; ++i) {
     world->RunUntil([&] {
       return std::ranges::any_of(
           jobs, [&](const std::string& job) { return world->StateOf(job) == Job::PREPARING; });

@@ -35,8 +35,10 @@ Two MakeTwo(uint64_t seed = 1, int64_t delay_us_max = 0) {
   content.set_validation_dataset("valid");
   content.mutable_training()->set_eval_every_steps(3);
   two.job = two.world->Submit(content);
+  two.world->RunUntilState(two.job, Job::PREPARING);
   content.set_base_model("m2");
   two.stranger = two.world->Submit(content);
+  two.world->RunUntilState(two.stranger, Job::PREPARING);
   return two;
 }
 

@@ -29,6 +29,7 @@ struct Arguments {
   std::string workers = "auto";
   std::string worker_memory;
   std::string reserve = "64MiB";
+  int64_t patience_floor_s = 600;
   std::string log_format = "text";
   std::string log_level = "info";
 };
@@ -85,6 +86,19 @@ void AddServe(CLI::App& app, Arguments& arguments) {
                   "Tokens that are packed into one microbatch (default: 1024 on a CPU; on a GPU "
                   "8192, or less where memory is short)")
       ->check(CLI::Range(16, 1 << 20));
+  serve
+      .add_option("--patience", options.core.patience,
+                  "A worker that is alive but says nothing of a group that it forms, or of its "
+                  "window, is given up after so many times what that should take")
+      ->capture_default_str()
+      ->check(CLI::Range(1.0, 1e6))
+      ->type_name("FACTOR");
+  serve
+      .add_option("--patience-floor", arguments.patience_floor_s,
+                  "But never before so many seconds")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 30 * 24 * 3600))
+      ->type_name("SECONDS");
   serve.add_option("--log-format", arguments.log_format, "text or json, on stderr")
       ->capture_default_str()
       ->check(CLI::IsMember({"text", "json"}));
@@ -122,6 +136,7 @@ int Main(int argc, char** argv) {
     if (!bytes.ok()) return Fail(bytes.status(), kWrongUsage);
     arguments.serve.reserve_bytes = *bytes;
   }
+  arguments.serve.core.patience_floor_ms = arguments.patience_floor_s * 1000;
   // By link and by name: a runfiles tree has the worker beside the link.
   std::error_code ignored;
   arguments.serve.workers.directories = {

@@ -29,10 +29,14 @@ struct CoreOptions {
   // Change what is computed: nothing here does. Change speed and patience:
   int32_t microbatch_tokens = 0;  // 0: as suits the device (planner/schedule.h)
   int64_t heartbeat_ms = 1000;
-  int64_t lease_ms = 30'000;        // a worker silent for so long is lost
-  int64_t group_idle_ms = 300'000;  // a group without jobs is dissolved after this
-  int64_t evaluate_sequences = 16;  // of one job in one window
-  int32_t losses_without_progress_max = 5;
+  int64_t lease_ms = 30'000;  // a worker silent for so long is lost
+  // A worker that is alive and says nothing of what it was asked is lost after so many times what
+  // that should take, but not before the floor.
+  double patience = 10;
+  int64_t patience_floor_ms = 600'000;
+  int64_t group_idle_ms = 300'000;          // a group without jobs is dissolved after this
+  int64_t evaluate_sequences = 16;          // of one job in one window
+  int32_t losses_without_progress_max = 5;  // of a job that was alone, then it fails (losses.h)
   // A worker whose device's memory others have taken rests before it is asked again: the first
   // time for so long, then for twice as long each time.
   int64_t rest_ms = 5000;

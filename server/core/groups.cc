@@ -3,6 +3,7 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/losses.h"
 #include "server/core/model_shape.h"
 #include "server/core/state.h"
 
@@ -32,7 +33,7 @@ GroupState* Core::State::FindGroup(const std::string& name) {
 }
 
 void Core::State::SendTo(const GroupState& group, worker::v1::CoordinatorMessage message) {
-  const WorkerState& worker = workers_.at(group.worker);
+  const WorkerState& worker = WorkerOf(group);
   if (worker.connection != 0) Do(Send{worker.connection, std::move(message)});
 }
 
@@ -54,7 +55,9 @@ planner::QueuedJob Core::State::Queued(const JobState& job) const {
   queued.arrival = job.record.order();
   queued.longest_sequence = job.record.longest_tokens();
   queued.adapter = ShapeOfAdapter(content.adapter());
-  queued.resumes = job.resumes;
+  queued.resumes = Resumes(job);
+  queued.company_max = job.record.company_max();
+  queued.alone = job.record.alone();
   return queued;
 }
 
@@ -77,7 +80,7 @@ planner::ClusterView Core::State::ClusterOf() const {
     entry.base_model = group.base_model;
     entry.model = models_.at(group.base_model).shape;
     entry.shape = group.shape;
-    const WorkerState& worker = workers_.at(group.worker);
+    const WorkerState& worker = WorkerOf(group);
     entry.budget_bytes = worker.hello.memory_bytes();
     entry.open = group.phase == GroupState::Phase::kRunning && !Rests(worker);
     entry.changes = group.phase != GroupState::Phase::kRunning;
@@ -94,6 +97,8 @@ planner::ClusterView Core::State::ClusterOf() const {
       running.priority = record.job().priority();
       running.arrival = record.order();
       running.longest_sequence = record.longest_tokens();
+      running.company_max = record.company_max();
+      running.alone = record.alone();
     }
   }
   for (const auto& [key, job] : queue_) {
@@ -164,6 +169,7 @@ void Core::State::FormGroup(const planner::Decision& decision) {
   group.base_model = decision.base_model;
   group.worker = decision.worker;
   group.shape = decision.shape;
+  group.heard_us = now_us_;
   group.peak_before_bytes = worker.peak_bytes;
   worker.group = name;
   const v1::Model& model = models_.at(decision.base_model).record.model();
@@ -225,7 +231,11 @@ void Core::State::BeginCut(GroupState& group, GroupState::Then then, const std::
 }
 
 void Core::State::OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& answer) {
-  if (group.phase != GroupState::Phase::kCutting || answer.cut() != group.cut) return;
+  group.heard_us = now_us_;
+  for (const std::string& job : GiveUpFrom(group.windows, answer.first_not_enqueued())) {
+    const auto member = group.members.find(job);
+    if (member != group.members.end()) member->second.slot = Member::Slot::kLoaded;
+  }
   // With one stage its answer is the group's.
   worker::v1::CoordinatorMessage message;
   message.mutable_cut_at()->set_epoch(group.epoch);
@@ -236,18 +246,18 @@ void Core::State::OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& an
 }
 
 void Core::State::Resync(GroupState& group) {
+  // A slot that a window freed is told of once its checkpoints are up, which may be later.
+  for (const std::string& job : std::exchange(group.plan_frees, {})) {
+    const auto member = group.members.find(job);
+    if (member != group.members.end()) member->second.slot = Member::Slot::kLoaded;
+  }
   for (auto& [name, member] : group.members) {
     if (member.slot == Member::Slot::kLoading) member.slot = Member::Slot::kUnloaded;
-    if (member.slot == Member::Slot::kFreeing) member.slot = Member::Slot::kLoaded;
     member.planned_step = member.done_step;
     const JobState* job = FindJob(name);
     if (!job) continue;
-    member.evaluation_step = job->evaluation_step;
-    member.evaluation_planned = 0;
-    for (const auto& [sequence, loss] : job->evaluation) {
-      if (sequence != member.evaluation_planned) break;
-      member.evaluation_planned++;
-    }
+    member.evaluation_step = job->evaluation.step;
+    member.evaluation_planned = job->evaluation.next;
   }
 }
 
@@ -260,10 +270,17 @@ void Core::State::EndMember(GroupState& group, const std::string& name) {
   schedule_ = true;
 }
 
+void Core::State::Leave(GroupState* group, const std::string& job) {
+  if (!group) return;
+  const auto member = group->members.find(job);
+  if (member != group->members.end()) member->second.leaving = true;
+}
+
 // Takes a group as far as it can go without hearing of the world.
 void Core::State::Advance(GroupState& group) {
   using Phase = GroupState::Phase;
   using Then = GroupState::Then;
+  AnswerEarlyShards(group);
   if (group.phase == Phase::kForming) {
     if (group.then == Then::kStop) return Dissolve(group, group.reform_why);
     // A job that was cancelled meanwhile has nothing on the worker.
@@ -309,8 +326,8 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
   message.mutable_dissolve_group()->set_epoch(group.epoch);
   SendTo(group, std::move(message));
   Do(Note{Note::Level::kInfo, absl::StrCat(group.name, ": dissolved: ", why)});
-  workers_.at(group.worker).group.clear();
-  for (const auto& [request, shard] : group.early_shards) RefuseShard(request, shard);
+  WorkerOf(group).group.clear();
+  for (const auto& [job, early] : group.early_shards) RefuseShard(early.request, early.content);
   const std::map<std::string, Member> members = std::move(group.members);
   const bool anew = group.then == GroupState::Then::kReform ||
                     group.phase == GroupState::Phase::kForming;  // which has failed
@@ -331,27 +348,35 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
 
 void Core::State::LoseGroup(GroupState& group, std::string why) {
   const std::string name = group.name;
-  for (const auto& [request, shard] : group.early_shards) RefuseShard(request, shard);
+  for (const auto& [job, early] : group.early_shards) RefuseShard(early.request, early.content);
   const std::map<std::string, Member> members = std::move(group.members);
   groups_.erase(name);
+  std::vector<JobState*> lost;
   for (const auto& [member_name, member] : members) {
     JobState* job = FindJob(member_name);
-    if (!job) continue;
-    if (job->state() == v1::Job::CANCELLING) {
+    if (job && job->state() == v1::Job::CANCELLING) {
       Transition(*job, v1::Job::CANCELLED, "its worker is gone");
-      continue;
+    } else if (job && IsPlaced(job->state())) {
+      lost.push_back(job);
+      job->record.set_losses_without_progress(job->record.losses_without_progress() + 1);
     }
-    if (!IsPlaced(job->state())) continue;
-    const int losses = job->record.losses_without_progress() + 1;
-    job->record.set_losses_without_progress(losses);
+  }
+  const auto suspects = std::ranges::count_if(
+      lost, [](const JobState* job) { return IsSuspect(job->record.losses_without_progress()); });
+  for (JobState* job : lost) {
+    const int losses = job->record.losses_without_progress();
+    job->record.set_company_max(CompanyAfterLoss(losses, job->record.company_max(), suspects));
+    job->record.set_alone(AloneAfterLoss(losses, static_cast<int32_t>(suspects)));
     FallBack(*job);
     AddEvent(*job, "WORKER_LOST",
              absl::StrCat(name, " has lost its worker (", why, "); the job goes on from step ",
                           job->job().step()));
-    if (losses >= options_.losses_without_progress_max) {
+    if (IsToBlame(losses, options_.losses_without_progress_max, std::ssize(members))) {
       FailJob(*job, v1::JobError::SERVER, "WORKER_LOST",
               absl::StrCat("its workers were lost ", losses,
-                           " times in a row without a step of progress, the last time: ", why));
+                           " times in a row without a step of progress, the last time while it "
+                           "was alone: ",
+                           why));
     } else {
       Transition(*job, v1::Job::QUEUED, absl::StrCat("its worker is gone: ", why));
     }

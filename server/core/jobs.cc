@@ -262,7 +262,7 @@ void Core::State::On(uint64_t request, const v1::CancelJobRequest& content) {
     if (!group) {
       Transition(*job, v1::Job::CANCELLED, "it was not running");
     } else {
-      group->members.at(job->name()).leaving = true;
+      Leave(group, job->name());
       BeginCut(*group, GroupState::Then::kGoOn, "");
     }
     Publish(*job);

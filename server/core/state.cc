@@ -315,7 +315,7 @@ void Core::State::Transition(JobState& job, v1::Job::State to, const std::string
     put_away_.insert(job.name());
     job.job().clear_seconds_left();
     job.metrics.clear();
-    job.evaluation.clear();
+    job.evaluation = {};
     job.pace.clear();
     job.passing.reset();
   }
@@ -337,7 +337,7 @@ void Core::State::FailJob(JobState& job, v1::JobError::Category category, const 
 }
 
 Core::State::QueueKey Core::State::KeyOf(const JobState& job) {
-  return {!job.resumes, -job.job().priority(), job.record.order()};
+  return {!Resumes(job), -job.job().priority(), job.record.order()};
 }
 
 void Core::State::EnterQueue(JobState& job) {
@@ -358,8 +358,7 @@ void Core::State::FallBack(JobState& job) {
   job.job().set_step(job.job().last_checkpoint_step());
   job.job().clear_tokens_per_second();
   job.job().clear_seconds_left();
-  job.evaluation_step = -1;
-  job.evaluation.clear();
+  job.evaluation = {};
   job.pace.clear();
   Touch(job);
 }

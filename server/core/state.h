@@ -34,6 +34,7 @@
 #include "planner/time.h"
 #include "server/core/core.h"
 #include "server/core/job_states.h"
+#include "server/core/orders.h"
 #include "server/core/request_ids.h"
 #include "server/core/store_kinds.h"
 
@@ -51,6 +52,15 @@ struct ModelState {
 struct SequenceLoss {
   double loss_sum = 0;
   int64_t trained_tokens = 0;
+};
+
+// The evaluation of a job that is under way. Sums are folded in the order of sequences, so that
+// their bits do not depend on how they came.
+struct Evaluation {
+  int64_t step = -1;
+  SequenceLoss sum = {};  // of the sequences before `next`
+  int64_t next = 0;
+  std::map<int64_t, SequenceLoss> ahead = {};  // told of before one that comes first
 };
 
 // A failure that passes, as a job has met it since its last progress.
@@ -71,9 +81,7 @@ struct JobState {
   std::map<int64_t, v1::StepMetrics> metrics;
   // job().tokens at steps whose save was asked for and is not committed yet.
   std::map<int64_t, int64_t> saved_tokens;
-  // The evaluation that is under way: by sequence, so that it is folded in their order.
-  int64_t evaluation_step = -1;
-  std::map<int64_t, SequenceLoss> evaluation;
+  Evaluation evaluation;
   std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent steps
   int commits = 0;                               // checkpoints that are being written
   int place = 0;                                 // in the queue, from 1
@@ -128,12 +136,15 @@ struct Member {
   int64_t evaluation_planned = 0;  // sequences of it
   int64_t save_ordered = -1;       // step of a save before the group is dissolved
   int64_t save_us = 0;             // when its newest step, or a save beside one, was asked for
+  std::set<int64_t> saves;         // steps whose shard was asked for and is not recorded
 };
 
-struct SentWindow {
-  int64_t number = 0;
-  int64_t first_microbatch = 0;
-  std::vector<std::vector<std::string>> microbatch_jobs;
+// A shard that overtook the report of its Step: it is kept back until that is there, lest its
+// metrics be lost for ever, or until it is clear that it will not come (AnswerEarlyShards).
+struct EarlyShard {
+  uint64_t request = 0;
+  ShardUploaded content;
+  int64_t until_us = 0;  // then it is to be sent again
 };
 
 struct GroupState {
@@ -155,18 +166,20 @@ struct GroupState {
   Then then = Then::kGoOn;
   std::string reform_why;
   std::map<std::string, Member> members;
-  std::deque<SentWindow> windows;  // sent, not done
-  uint64_t plan = 0;               // number of the plan that is awaited; 0 = none
-  int64_t plan_order_us = 0;       // when it was asked for,
-  int64_t plan_needed_us = 0;      // and when the worker ran out of windows; 0 = not yet
+  SentWindows windows;                  // not done
+  uint64_t plan = 0;                    // number of the plan that is awaited; 0 = none
+  std::vector<std::string> plan_frees;  // whose slots it frees
+  int64_t plan_order_us = 0;            // when it was asked for,
+  int64_t plan_needed_us = 0;           // and when the worker ran out of windows; 0 = not yet
   int64_t next_window = 1;
   int64_t next_microbatch = 1;
   int64_t cut = 0;  // the newest
   int64_t last_report = 0;
   int64_t idle_since_us = 0;  // 0 = it has members
-  // Shards that overtook the report of their Step: kept back until it is there, lest its metrics be
-  // lost for ever.
-  std::vector<std::pair<uint64_t, ShardUploaded>> early_shards;
+  // When it last said something of what it was asked, or was asked anything with nothing at hand:
+  // its patience runs from there (patience.h).
+  int64_t heard_us = 0;
+  std::map<std::string, EarlyShard> early_shards;  // by job
   int64_t reserved_bytes = 0;
   int64_t counted_bytes = 0;      // the most that it and its slots have taken
   int64_t peak_before_bytes = 0;  // WorkerState::peak_bytes when it was formed
@@ -220,6 +233,8 @@ class Core::State {
   // The order of the queue: who resumes, then by priority, then by arrival.
   using QueueKey = std::tuple<bool, int32_t, int64_t>;
   static QueueKey KeyOf(const JobState& job);
+  // Who is tried alone goes before all others too: they wait for what comes of it (losses.h).
+  static bool Resumes(const JobState& job) { return job.resumes || job.record.alone(); }
   void EnterQueue(JobState& job);
   void LeaveQueue(JobState& job);
   // The job goes on from its newest checkpoint: what came after it is not done any more.
@@ -327,6 +342,13 @@ class Core::State {
   void OnGone(const WorkerGone& gone);
   void OnTimer(const TimerFired& fired);
   void SetTick();
+  void Tick();
+  // Connected, and heard of just now.
+  bool IsAlive(const WorkerState& worker) const;
+  // Who stood still himself cannot say who was silent meanwhile: all have their time anew.
+  void RenewLeases(int64_t late_us);
+  // Why the group's worker counts as lost though it is alive; empty: it does not.
+  std::string WhyImpatient(const GroupState& group) const;
   void LoseWorker(WorkerState& worker, const std::string& why);
   void CloseWorker(WorkerState& worker, const std::string& why);
   void Rest(WorkerState& worker, const std::string& why);
@@ -334,6 +356,9 @@ class Core::State {
   // What a waiting job is told of workers that rest; empty where none does.
   std::string WhyRest() const;
   WorkerState* FindConnection(uint64_t connection);
+  // Never forgotten before its group is gone.
+  WorkerState& WorkerOf(const GroupState& group) { return workers_.at(group.worker); }
+  const WorkerState& WorkerOf(const GroupState& group) const { return workers_.at(group.worker); }
   void FinishStop();
 
   // ---- memory.cc ----
@@ -373,6 +398,8 @@ class Core::State {
   void Advance(GroupState& group);
   void Resync(GroupState& group);
   void EndMember(GroupState& group, const std::string& job);
+  // The job gets no more units where it is a member.
+  void Leave(GroupState* group, const std::string& job);
   void Dissolve(GroupState& group, std::string why);
   void LoseGroup(GroupState& group, std::string why);
   void SendTo(const GroupState& group, worker::v1::CoordinatorMessage message);
@@ -411,7 +438,11 @@ class Core::State {
   void On(uint64_t request, const ShardUploaded& content);
   void On(uint64_t request, const v1::DeleteCheckpointRequest& content);
   void OnWritten(const CheckpointWritten& written);
+  // Takes, refuses or sends back what was kept back, as soon as it is clear which.
+  void AnswerEarlyShards(GroupState& group);
+  bool StepMayCome(const GroupState& group, const ShardUploaded& shard);
   void RefuseShard(uint64_t request, const ShardUploaded& content);
+  void SendAgain(uint64_t request, const ShardUploaded& content);
 
   struct PendingMove {
     std::vector<uint64_t> requests;
@@ -435,6 +466,7 @@ class Core::State {
   static constexpr uint64_t kTick = 1;
   static constexpr uint64_t kRestEnds = 2;
   static constexpr uint64_t kPostponedEnds = 3;
+  static constexpr uint64_t kShardsWait = 4;
 
   const CoreOptions options_;
   // Of the event that is being applied (events.h, Moment).
@@ -473,7 +505,7 @@ class Core::State {
   absl::Status room_;  // on the disk: OK, or what who asks for more is told
   std::vector<uint64_t> stops_;
   bool stopping_ = false;
-  bool tick_set_ = false;
+  int64_t tick_us_ = 0;  // when the next is due; 0 = none is set
 
   int64_t revision_ = 0;
   int64_t trimmed_revision_ = 0;

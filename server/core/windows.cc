@@ -109,7 +109,7 @@ LoadUnit Core::State::LoadOf(GroupState& group, JobState& state) {
     load.content =
         ToText({SlotContent::Kind::kCheckpoint,
                 absl::StrCat("checkpoints/", job.name(), "/", job.last_checkpoint_step())});
-    const std::string& numerics_id = workers_.at(group.worker).hello.numerics_id();
+    const std::string& numerics_id = WorkerOf(group).hello.numerics_id();
     if (state.record.numerics_id() != numerics_id) {
       AddEvent(state, "NUMERICS_CHANGED",
                absl::StrCat("goes on from step ", job.step(), " under numerics ", numerics_id,
@@ -182,6 +182,7 @@ void Core::State::Order(GroupState& group, PlanInput input) {
   input.first_microbatch = group.next_microbatch;
   input.capacity_tokens = static_cast<int32_t>(group.shape.capacity_tokens);
   group.plan = next_number_++;
+  group.plan_frees = input.frees;
   group.plan_order_us = now_us_;
   group.plan_needed_us = group.windows.empty() ? now_us_ : 0;
   Do(Plan{group.plan, std::move(input), /*hurry=*/group.windows.empty()});
@@ -242,19 +243,16 @@ void Core::State::OnPlanned(const Planned& planned) {
   const worker::v1::Window& window = *planned.window;
   assert(window.epoch() == group.epoch && window.number() == group.next_window);
   KeepPlanning(group, planned.packing);
-  SentWindow sent;
-  sent.number = group.next_window++;
-  sent.first_microbatch = group.next_microbatch;
-  for (const worker::v1::Microbatch& microbatch : window.microbatches()) {
-    assert(microbatch.number() == group.next_microbatch);
-    group.next_microbatch++;
-    std::vector<std::string> jobs;
-    for (const worker::v1::Segment& segment : microbatch.segments()) jobs.push_back(segment.job());
-    std::ranges::sort(jobs);
-    jobs.erase(std::ranges::unique(jobs).begin(), jobs.end());
-    sent.microbatch_jobs.push_back(std::move(jobs));
+  if (group.windows.empty()) group.heard_us = now_us_;
+  group.windows.push_back(OrdersOf(window, group.next_microbatch));
+  for (const auto& [job, step] : group.windows.back().saves) {
+    if (auto member = group.members.find(job); member != group.members.end()) {
+      member->second.saves.insert(step);
+    }
   }
-  group.windows.push_back(std::move(sent));
+  group.plan_frees.clear();
+  group.next_window++;
+  group.next_microbatch += window.microbatches_size();
   worker::v1::CoordinatorMessage message;
   *message.mutable_window() = window;
   SendTo(group, std::move(message));

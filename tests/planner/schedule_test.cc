@@ -35,6 +35,25 @@ GroupView Group(const std::string& name, const std::string& base, size_t jobs, b
   return group;
 }
 
+// A suspect of ending its workers, and a group whose jobs are such.
+QueuedJob Suspect(const std::string& name, int64_t arrival, int32_t company_max,
+                  bool alone = false) {
+  QueuedJob job = Job(name, "m", arrival);
+  job.company_max = company_max;
+  job.alone = alone;
+  return job;
+}
+GroupView GroupOfSuspects(const std::string& name, const std::vector<int32_t>& company_max,
+                          bool alone = false) {
+  GroupView group = Group(name, "m", company_max.size());
+  for (const int32_t most : company_max) {
+    RunningJob& running = group.running.emplace_back();
+    running.company_max = most;
+    running.alone = alone;
+  }
+  return group;
+}
+
 std::string Text(const ClusterView& view) {
   std::string text;
   for (const Decision& decision : Schedule(view)) text += ToText(decision) + "\n";
@@ -47,6 +66,67 @@ int64_t BudgetFor(int64_t longest, const std::vector<int64_t>& ranks) {
       BytesOfGroup(SmolLm2(), {CapacityFor(1024, longest), longest, {.threads = 2}}).total();
   for (int64_t rank : ranks) bytes += BytesOfSlot(SmolLm2(), Rank(rank)).total();
   return bytes + bytes * 2 / 100 + 1;
+}
+
+TEST_CASE("Suspects are kept apart, and hold up nobody") {
+  const std::string kept_out =
+      "workers were lost, and it is being found out whose jobs end them; until then it is kept "
+      "out of ";
+  struct Case {
+    std::string what;
+    ClusterView view;
+    std::string expected;
+  };
+  const Case cases[] = {
+      {"half of them form a group, others besides",
+       {{Idle("w")},
+        {},
+        {Suspect("a", 1, 2), Suspect("b", 2, 2), Suspect("c", 3, 2), Job("x", "m", 4)}},
+       "form w base=m 1024/100: a b x\nwait #1: c (" + kept_out + "the group being formed)\n"},
+      {"each has a worker of its own while there are some",
+       {{Idle("w1"), Idle("w2")}, {}, {Suspect("a", 1, 2), Suspect("b", 2, 2), Suspect("c", 3, 2)}},
+       "form w1 base=m 1024/100: a c\nform w2 base=m 1024/100: b\n"},
+      {"a worker that is idle is better than company",
+       {{Busy("w1"), Idle("w2")}, {Group("g", "m", 2)}, {Suspect("a", 1, 4)}},
+       "form w2 base=m 1024/100: a\n"},
+      {"those who are cleared are company",
+       {{Busy("w")}, {Group("g", "m", 4)}, {Suspect("a", 1, 2), Suspect("b", 2, 2)}},
+       "admit g: a\nadmit g: b\n"},
+      {"the least of a group's counts",
+       {{Busy("w")}, {GroupOfSuspects("g", {4, 2, 0})}, {Suspect("a", 1, 4), Job("x", "m", 2)}},
+       "wait #1: a (" + kept_out + "group g)\nadmit g: x\n"},
+      {"who is to be alone has its group to itself",
+       {{Idle("w")}, {}, {Suspect("a", 1, 1, true), Job("x", "m", 2)}},
+       "form w base=m 1024/100: a\nwait #1: x (" + kept_out + "the group being formed)\n"},
+      {"also once it runs",
+       {{Busy("w")}, {GroupOfSuspects("g", {1}, true)}, {Job("x", "m", 2)}},
+       "wait #1: x (" + kept_out + "group g)\n"},
+      {"the only suspect may have others with it",
+       {{Busy("w")}, {Group("g", "m", 2)}, {Suspect("a", 1, 1), Job("x", "m", 2)}},
+       "admit g: a\nadmit g: x\n"},
+      {"who is to be alone waits for a worker, and newcomers wait behind it",
+       {{Busy("w")}, {Group("g", "m", 2)}, {Suspect("a", 1, 1, true), Job("x", "m", 2)}},
+       "wait #1: a (" + kept_out +
+           "group g)\n"
+           "wait #2: x (behind job a, for which group g is draining)\n"},
+      {"an empty group is as good as none",
+       {{Busy("w")}, {Group("g", "m", 0)}, {Suspect("a", 1, 1, true)}},
+       "admit g: a\n"},
+      {"who waits for what comes of it drains no other group",
+       {{Busy("w1"), Busy("w2")},
+        {GroupOfSuspects("g", {1}, true), Group("h", "n", 1)},
+        {Job("x", "m", 1), Job("y", "n", 2)}},
+       "wait #1: x (" + kept_out + "group g)\nadmit h: y\n"},
+      {"nor leaves a worker idle that has a group without jobs",
+       {{Busy("w1"), Busy("w2")},
+        {GroupOfSuspects("g", {1}, true), Group("h", "n", 0)},
+        {Job("x", "m", 1)}},
+       "dissolve #1 h: x\n"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.what);
+    CHECK(Text(c.view) == c.expected);
+  }
 }
 
 TEST_CASE("Decisions") {

@@ -202,6 +202,7 @@ void World::Do(Effect effect) {
                    }
                  },
                  [&](Disconnect& disconnect) {
+                   closed_[disconnect.connection] = disconnect.reason;
                    for (size_t i = 0; i < workers_.size(); ++i) {
                      if (workers_[i].connection == disconnect.connection) {
                        KillWorker(static_cast<int>(i));

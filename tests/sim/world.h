@@ -77,6 +77,23 @@ class World {
   void ConnectWorkers();
   void KillWorker(int worker, bool restart = true);
   void SilenceWorker(int worker);
+  // It sends heartbeats, but does nothing, or goes on.
+  void HangWorker(int worker, bool hung);
+  // Says this up its control stream, a report under its next number.
+  void Lie(int worker, worker::v1::WorkerMessage message);
+  // A process that says nothing but this; the number of its stream.
+  uint64_t Connect(const worker::v1::Hello& hello);
+  bool IsConnected(uint64_t connection) const { return !closed_.contains(connection); }
+  // Why the coordinator ended a stream.
+  const absl::Status& closed(uint64_t connection) const { return closed_.at(connection); }
+  // A shard whose bytes have come, from whomever.
+  void UploadShard(worker::v1::UploadShardRequest::Header header, OnReply on_reply);
+  // Every worker that executes a step of this job dies of it.
+  void MakeDeadly(const std::string& job) { deadly_.insert(job); }
+  // Workers that free slots tell of it only once they are let: checkpoints go up first.
+  void HoldFreed(bool held);
+  // The coordinator's process is stopped for so long; what is due meanwhile comes at once after it.
+  void StandStill(int64_t us) { now_us_ += us; }
   // SIGKILL: what was not committed is gone, what was committed may not have been told; its workers
   // die with it.
   void CrashCoordinator();
@@ -133,6 +150,7 @@ class World {
     uint64_t connection = 0;  // 0 = dead
     int64_t life = 0;
     bool silent = false;
+    bool hung = false;
     bool stepping = false;   // its next operation is on the agenda
     int64_t up_free_us = 0;  // a stream keeps its order
     int64_t down_free_us = 0;
@@ -199,6 +217,9 @@ class World {
   int64_t slot_tokens_most_ = std::numeric_limits<int64_t>::max();
   std::map<std::string, int64_t> bad_steps_;
   std::map<std::string, int64_t> bad_lines_;
+  std::set<std::string> deadly_;
+  bool freed_held_ = false;
+  std::map<uint64_t, absl::Status> closed_;  // by connection
   std::map<std::string, int32_t> longest_;
   std::vector<v1::WatchJobsResponse> announced_;
   std::vector<server::PlanInput> plans_;

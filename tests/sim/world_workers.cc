@@ -28,7 +28,7 @@ void World::ConnectWorkers() {
 void World::StartWorker(int i) {
   WorkerSlot& slot = workers_[i];
   slot.life++;
-  slot.silent = false;
+  slot.silent = slot.hung = false;
   slot.stepping = false;
   slot.connection = next_connection_++;
   slot.up_free_us = slot.down_free_us = now_us_;
@@ -40,6 +40,7 @@ void World::StartWorker(int i) {
   hooks.memory_taken = [this](int64_t capacity_tokens, bool slot) {
     return memory_taken_ || capacity_tokens > (slot ? slot_tokens_most_ : group_tokens_most_);
   };
+  hooks.freed_held = [this] { return freed_held_; };
   hooks.fetch = [this](const std::string& text) -> int64_t {
     if (text.empty()) return 0;
     absl::StatusOr<SlotContent> content = ParseSlotContent(text);
@@ -49,7 +50,11 @@ void World::StartWorker(int i) {
     if (content->kind != SlotContent::Kind::kCheckpoint) return 0;
     return std::stoll(content->path.substr(content->path.rfind('/') + 1));
   };
-  hooks.is_bad = [this](const std::string& job, int64_t step) {
+  hooks.is_bad = [this, i](const std::string& job, int64_t step) {
+    if (deadly_.contains(job)) {
+      KillWorker(i);
+      return true;  // nobody hears of it
+    }
     const auto bad = bad_steps_.find(job);
     return bad != bad_steps_.end() && bad->second == step;
   };
@@ -88,6 +93,28 @@ void World::KillWorker(int i, bool restart) {
 
 void World::SilenceWorker(int i) { workers_[i].silent = true; }
 
+void World::HangWorker(int i, bool hung) {
+  workers_[i].hung = hung;
+  if (!hung) WakeWorker(i);
+}
+
+void World::HoldFreed(bool held) {
+  freed_held_ = held;
+  for (WorkerSlot& slot : workers_) {
+    if (slot.connection != 0) slot.worker->TellFreed();
+  }
+}
+
+void World::Lie(int i, worker::v1::WorkerMessage message) {
+  if (workers_[i].connection != 0) workers_[i].worker->Say(std::move(message));
+}
+
+uint64_t World::Connect(const worker::v1::Hello& hello) {
+  const uint64_t connection = next_connection_++;
+  Post(WorkerConnected{connection, hello});
+  return connection;
+}
+
 void World::WakeWorker(int i) {
   WorkerSlot& slot = workers_[i];
   if (std::exchange(slot.stepping, true)) return;
@@ -98,12 +125,12 @@ void World::WorkerStep(int i, int64_t life) {
   WorkerSlot& slot = workers_[i];
   if (slot.life != life || slot.connection == 0) return;
   slot.stepping = false;
-  if (slot.worker->Step()) WakeWorker(i);
+  if (!slot.hung && slot.worker->Step()) WakeWorker(i);
 }
 
 void World::Say(int i, worker::v1::WorkerMessage message) {
   WorkerSlot& slot = workers_[i];
-  if (slot.silent) return;
+  if (slot.silent || slot.connection == 0) return;
   const bool repeat = message.has_report() && Chance(options_.repeat_share);
   slot.up_free_us = std::max(slot.up_free_us, now_us_ + Delay());
   const auto deliver = [this, i, connection = slot.connection, message, life = life_] {
@@ -120,10 +147,14 @@ void World::Upload(int i, worker::v1::UploadShardRequest::Header header) {
   Later([this, i, header, worker_life = workers_[i].life, life = life_] {
     if (life != life_) return;
     if (workers_[i].life != worker_life && Chance(0.5)) return;
-    const std::string upload = absl::StrCat("upload-", next_upload_++);
-    uploads_.insert(upload);
-    Ask(ShardUploaded{header, upload}, [](absl::StatusOr<ReplyValue>) {});
+    UploadShard(header, [](absl::StatusOr<ReplyValue>) {});
   });
+}
+
+void World::UploadShard(worker::v1::UploadShardRequest::Header header, OnReply on_reply) {
+  const std::string upload = absl::StrCat("upload-", next_upload_++);
+  uploads_.insert(upload);
+  Ask(ShardUploaded{std::move(header), upload}, std::move(on_reply));
 }
 
 // ---- planning, in small ----

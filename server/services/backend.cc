@@ -1,5 +1,8 @@
 #include "server/services/backend.h"
 
+#include <algorithm>
+#include <thread>
+
 #include "absl/strings/str_cat.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
@@ -41,6 +44,7 @@ Backend::Backend(Driver& driver_in, std::vector<std::string> model_roots_in, boo
       uploads("uploads", kUploadsMax),
       downloads("downloads", kDownloadsMax),
       workers("workers", kWorkersMax),
+      files(std::clamp<int>(std::thread::hardware_concurrency(), 2, 4)),
       watch_hub(driver.revisions()) {}
 
 }  // namespace lorad::server

@@ -95,11 +95,11 @@ struct Backend {
 
   // Threads, each kind for what must not wait for the others. All calls must have left before they
   // go.
-  TaskPool answers{2};       // hand on what the driver said
+  TaskPool answers{1};       // hands on what the driver said
   TaskPool reads{2};         // the store, small files
-  TaskPool files{4};         // what clients send and are sent: hashed, tokenized, synced
+  TaskPool files;            // what clients send and are sent: hashed, tokenized, synced
   TaskPool worker_files{2};  // checkpoints' shards
-  TaskPool fetches{4};       // slot contents, as long as one lasts
+  TaskPool fetches{2};       // slot contents, as long as one lasts
   WatchHub watch_hub;
   Patience patience{absl::Milliseconds(100)};
 };

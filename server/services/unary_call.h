@@ -26,7 +26,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   // The last step.
   UnaryCall* End(const absl::Status& status);
 
-  // Asks the driver. `then` is called on one of backend.answers' threads.
+  // Asks the driver. `then` is called on backend.answers' thread.
   UnaryCall* Ask(Request request, std::function<void(Question::Answer)> then);
   UnaryCall* AskAll(std::vector<Request> requests,
                     std::function<void(std::vector<Question::Answer>)> then);

@@ -87,7 +87,7 @@ struct TestJob {
 };
 
 // What should not happen is thrown as std::runtime_error, so that tests and benchmarks can use it.
-// Plays the coordinator for one executor: forms a group, packs jobs' steps into windows, collects
+// Plays the coordinator for one worker: forms a group, packs jobs' steps into windows, collects
 // reports. Packing is first-fit in the order of the sequences, shuffled when a generator is given.
 class Harness {
  public:

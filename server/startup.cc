@@ -103,6 +103,11 @@ absl::StatusOr<StoredState> ReadStore(storage::JobStore& store,
   if (*epoch && !absl::SimpleAtoi(**epoch, &state.last_epoch)) {
     return Corrupt(kMetaKind, kEpochKey);
   }
+  auto starts = store.GetRecord(kMetaKind, kStartsKey);
+  if (!starts.ok()) return starts.status();
+  if (*starts && !absl::SimpleAtoi(**starts, &state.starts)) {
+    return Corrupt(kMetaKind, kStartsKey);
+  }
   auto entries = store.ReadSeries(kRevisionSeries, "", 0, kAll);
   if (!entries.ok()) return entries.status();
   for (storage::Entry& entry : *entries) {

@@ -33,6 +33,7 @@ struct CoreOptions {
   int64_t postpone_max_ms = 60'000;
   int64_t watch_revisions_max = 4096;  // kept for watchers who come back
   int64_t request_ids_days = 7;        // an older request_id is forgotten at start
+  int64_t rows_max = 20'000;           // summaries of checked rows
   std::string version;
 };
 
@@ -42,6 +43,7 @@ struct StoredState {
   int64_t last_revision = 0;
   int64_t oldest_revision = 0;  // still kept
   int64_t last_epoch = 0;
+  int64_t starts = 0;  // of the coordinator on this store
   // Of live jobs: metric rows after their newest checkpoint.
   std::vector<std::pair<std::string, v1::StepMetrics>> metrics;
 };

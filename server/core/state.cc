@@ -4,6 +4,7 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/core/model_shape.h"
 #include "server/errors/errors.h"
 #include "storage/model_description.h"
@@ -81,6 +82,7 @@ absl::Status Core::State::Load(const StoredState& stored) {
       return status;
     }
   }
+  starts_ = stored.starts + 1;
   for (const auto& entry : stored.jobs) {
     auto job = std::make_unique<JobState>();
     if (auto status = Parse(kJobKind, entry, &job->record); !status.ok()) return status;
@@ -102,6 +104,7 @@ absl::Status Core::State::Load(const StoredState& stored) {
 std::vector<Effect> Core::State::Recover(Moment now) {
   now_us_ = now.steady_us;
   wall_us_ = start_wall_us_ = now.wall_us;
+  Put(storage::PutRecord(kMetaKind, kStartsKey, absl::StrCat(starts_)));
   const int64_t oldest_us = wall_us_ - options_.request_ids_days * 24 * 3600 * int64_t{1'000'000};
   std::erase_if(requests_, [&](const auto& entry) {
     if (entry.second.time_us() >= oldest_us) return false;
@@ -175,6 +178,7 @@ std::vector<Effect> Core::State::EndTurn() {
     }
   } while (schedule_);
   FinishStop();
+  AnswerEstimates();
   const std::set<std::string> touched = touched_;
   for (const std::string& name : touched) {
     if (JobState* job = FindJob(name)) Publish(*job);
@@ -278,14 +282,36 @@ Core::State::QueueKey Core::State::KeyOf(const JobState& job) {
   return {!job.resumes, -job.job().priority(), job.record.order()};
 }
 
+std::string Core::State::QueueShape(const JobState& job) {
+  const v1::Job& content = job.job();
+  return absl::StrCat(job.resumes, "/", content.priority(), "/", job.record.longest_tokens(), "/",
+                      content.adapter().rank(), "/",
+                      absl::StrJoin(content.adapter().target_modules(), ","), "/",
+                      content.base_model());
+}
+
+void Core::State::EnterShapes(JobState& job) {
+  shapes_[QueueShape(job)][KeyOf(job)] = &job;
+  schedule_ = true;
+}
+
+void Core::State::LeaveShapes(JobState& job) {
+  const auto shape = shapes_.find(QueueShape(job));
+  if (shape == shapes_.end()) return;
+  shape->second.erase(KeyOf(job));
+  if (shape->second.empty()) shapes_.erase(shape);
+}
+
 void Core::State::EnterQueue(JobState& job) {
   queue_[KeyOf(job)] = &job;
+  EnterShapes(job);
   places_known_ = false;
   schedule_ = true;
 }
 
 void Core::State::LeaveQueue(JobState& job) {
   queue_.erase(KeyOf(job));
+  LeaveShapes(job);
   job.resumes = false;
   places_known_ = false;
   job.why.clear();

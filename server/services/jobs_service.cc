@@ -20,7 +20,6 @@ namespace {
 constexpr int kRevisionsPerWait = 256;
 constexpr absl::Duration kWatchWait = absl::Seconds(1);  // how late a client that left is noticed
 constexpr absl::Duration kWorkerPatience = absl::Seconds(5);  // until an own worker has connected
-constexpr absl::Duration kWorkerPoll = absl::Milliseconds(50);
 constexpr size_t kPageBytesMax = 3 << 20;  // clients take messages of 4 MiB by default
 
 class JobsService final : public v1::Jobs::Service {
@@ -105,16 +104,9 @@ class JobsService final : public v1::Jobs::Service {
     if (!status.ok()) return ToGrpc(status);
     // Right after the start the daemon's own workers are about to connect, and whether a job fits
     // is about them.
-    const absl::Time patience = absl::Now() + kWorkerPatience;
-    for (;;) {
-      absl::StatusOr<v1::JobEstimate> answer =
-          backend_.driver.Ask<v1::JobEstimate>(estimate, DeadlineOf(*context));
-      if (!answer.ok() || answer->budget_bytes() > 0 || !backend_.own_workers ||
-          backend_.stopping || context->IsCancelled() || absl::Now() > patience) {
-        return Answer(std::move(answer), response);
-      }
-      absl::SleepFor(kWorkerPoll);
-    }
+    if (backend_.own_workers) estimate.wait_us = absl::ToInt64Microseconds(kWorkerPatience);
+    return Answer(backend_.driver.Ask<v1::JobEstimate>(std::move(estimate), DeadlineOf(*context)),
+                  response);
   }
 
  private:

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <string>
 
+#include "server/access.h"
 #include "server/errors/errors.h"
 #include "server/log.h"
 #include "server/serve.h"
@@ -28,6 +29,7 @@ struct Arguments {
   ServeOptions serve;
   std::string workers = "auto";
   std::string worker_memory;
+  std::string reserve = "64MiB";
   std::string log_format = "text";
   std::string log_level = "info";
 };
@@ -41,6 +43,12 @@ void AddServe(CLI::App& app, Arguments& arguments) {
   serve.add_option("--listen", options.listen, "Loopback address; port 0 picks a free one")
       ->capture_default_str()
       ->type_name("HOST:PORT");
+  serve
+      .add_option("--reserve", arguments.reserve,
+                  "Room on the disk of the data directory that is kept for the store; creates are "
+                  "refused while as much is not free beside it (0: none)")
+      ->capture_default_str()
+      ->type_name("BYTES");
   serve
       .add_option(
           "--workers", arguments.workers,
@@ -69,6 +77,10 @@ void AddServe(CLI::App& app, Arguments& arguments) {
       .add_option("--model-root", options.model_roots,
                   "Models are registered from beneath it alone; may be given again (default: /)")
       ->type_name("DIR");
+  serve
+      .add_option("--allow-user", options.allow_users,
+                  "User who may talk to it besides its own and root; may be given again")
+      ->type_name("NAME|UID");
   serve
       .add_option("--microbatch-tokens", options.core.microbatch_tokens,
                   "Tokens that are packed into one microbatch (default: 1024 on a CPU; on a GPU "
@@ -105,6 +117,12 @@ int Main(int argc, char** argv) {
     if (!bytes.ok()) return Fail(bytes.status(), kWrongUsage);
     arguments.serve.workers.memory_bytes = *bytes;
   }
+  arguments.serve.reserve_bytes = 0;
+  if (arguments.reserve != "0") {
+    const absl::StatusOr<int64_t> bytes = ParseBytes(arguments.reserve);
+    if (!bytes.ok()) return Fail(bytes.status(), kWrongUsage);
+    arguments.serve.reserve_bytes = *bytes;
+  }
   // By link and by name: a runfiles tree has the worker beside the link.
   std::error_code ignored;
   arguments.serve.workers.directories = {
@@ -112,6 +130,7 @@ int Main(int argc, char** argv) {
       std::filesystem::absolute(argv[0], ignored).parent_path().string()};
   SetUpLog(arguments.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
            arguments.log_level);
+  SetUpProcess();
   const absl::Status status = RunServer(arguments.serve, storage::RealFiles());
   return status.ok() ? 0 : Fail(status, kFailed);
 }

@@ -2,9 +2,12 @@
 
 #include <signal.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -20,8 +23,18 @@ namespace lorad::server {
 namespace {
 
 constexpr absl::Duration kStopPatience = absl::Seconds(60);  // cutting and saving at SIGTERM
+constexpr absl::Duration kEndPatience = absl::Seconds(75);   // all of it
 constexpr absl::Duration kCallsGrace = absl::Seconds(1);     // calls under way when it stops
 constexpr absl::Duration kWorkerGrace = absl::Seconds(3);    // workers that were told to end
+
+// Connections and files take descriptors, and the usual soft limit is for programs that call
+// select(2).
+void RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
 
 SupervisorSinks LogSinks() {
   return {[](const std::string& worker, const std::string& line) {
@@ -32,8 +45,23 @@ SupervisorSinks LogSinks() {
           }};
 }
 
+// A disk or a library that hangs must not keep the daemon: what was acknowledged is stored.
+void EndProcessAfter(absl::Duration patience) {
+  std::thread([patience] {
+    std::this_thread::sleep_for(absl::ToChronoMilliseconds(patience));
+    spdlog::critical("still not stopped after {}: the process ends as it is",
+                     absl::FormatDuration(patience));
+    _exit(1);
+  }).detach();
+}
+
 class LoradDaemon final : public Daemon {
  public:
+  ~LoradDaemon() override {
+    std::lock_guard lock(health_mutex_);
+    health_ = nullptr;
+  }
+
   absl::Status Start(const ServeOptions& options, storage::Files& files,
                      storage::StoreHooks hooks) {
     absl::StatusOr<ListenAddress> listen = ParseListen(options.listen);
@@ -48,19 +76,39 @@ class LoradDaemon final : public Daemon {
     absl::StatusOr<std::vector<WorkerCommand>> workers = WorkerCommands(options.workers);
     if (!workers.ok()) return workers.status();
 
+    ApiServerOptions api_options;
+    api_options.listen = *listen;
+    api_options.model_roots = options.model_roots;
+    api_options.own_workers = !workers->empty();
+    for (const std::string& user : options.allow_users) {
+      const absl::StatusOr<uid_t> uid = ParseUser(user);
+      if (!uid.ok()) return uid.status();
+      api_options.allowed_users.push_back(*uid);
+    }
+
     DriverOptions driver_options;
     driver_options.data_dir = options.data_dir;
     driver_options.core = options.core;
     driver_options.core.version = kVersion;
+    driver_options.reserve_bytes = options.reserve_bytes;
+    driver_options.on_writable = [this](const absl::Status& status) {
+      std::lock_guard lock(health_mutex_);
+      writable_ = status.ok();
+      if (health_ != nullptr) health_->SetWritable(writable_);
+    };
     absl::StatusOr<std::unique_ptr<Driver>> driver =
         Driver::Start(driver_options, files, std::move(hooks));
     if (!driver.ok()) return driver.status();
     driver_ = *std::move(driver);
 
-    absl::StatusOr<std::unique_ptr<ApiServer>> api =
-        ApiServer::Start({*listen, options.model_roots, !workers->empty()}, *driver_);
+    absl::StatusOr<std::unique_ptr<ApiServer>> api = ApiServer::Start(api_options, *driver_);
     if (!api.ok()) return api.status();
     api_ = *std::move(api);
+    {
+      std::lock_guard lock(health_mutex_);
+      health_ = api_.get();
+      health_->SetWritable(writable_);
+    }
 
     if (workers->empty()) return absl::OkStatus();
     for (WorkerCommand& worker : *workers) {
@@ -88,6 +136,11 @@ class LoradDaemon final : public Daemon {
   }
 
  private:
+  std::mutex health_mutex_;
+  // Guarded by health_mutex_:
+  ApiServer* health_ = nullptr;  // while there is one
+  bool writable_ = true;
+
   // In the order in which they stand on each other.
   std::unique_ptr<Driver> driver_;
   std::unique_ptr<ApiServer> api_;
@@ -135,6 +188,7 @@ absl::Status RunServer(const ServeOptions& options, storage::Files& files,
   sigaddset(&stop_signals, SIGINT);
   // Blocked in every thread to come: sigwait below is the only one to see them.
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
+  RaiseDescriptorLimit();
 
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, files, std::move(hooks));
   if (!daemon.ok()) return daemon.status();
@@ -148,7 +202,9 @@ absl::Status RunServer(const ServeOptions& options, storage::Files& files,
   spdlog::info("{}: stopping; a second one ends the daemon at once",
                received == SIGTERM ? "SIGTERM" : "SIGINT");
   pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);  // their default action ends the process
+  EndProcessAfter(kEndPatience);
   (*daemon)->Stop(absl::Now() + kStopPatience);
+  daemon->reset();
   spdlog::info("stopped");
   return absl::OkStatus();
 }

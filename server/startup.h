@@ -25,9 +25,11 @@ absl::Status CheckStoreIsThere(const DataDir& data_dir, storage::Files& files);
 absl::StatusOr<StoredState> ReadStore(storage::JobStore& store,
                                       std::vector<RevisionLog::Revision>* revisions);
 
-// Removes what no record names: uploads, and what was moved or written but not recorded before a
-// crash. `in_use`: paths below the data directory.
-absl::Status RemoveLeftovers(const DataDir& data_dir, storage::Files& files,
-                             const std::vector<std::string>& in_use);
+// Puts away what no record names: what was on its way in, being written or being removed before a
+// crash is removed; what is whole moves to lost/, for a record may have named it in a store that is
+// newer than this one. `in_use`: paths below the data directory. Returns lines for the log.
+absl::StatusOr<std::vector<std::string>> ClearLeftovers(const DataDir& data_dir,
+                                                        storage::Files& files,
+                                                        const std::vector<std::string>& in_use);
 
 }  // namespace lorad::server

@@ -39,11 +39,14 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
       return;
     }
   }
+  const auto tokens = job->saved_tokens.find(header.step());
+  if (tokens == job->saved_tokens.end()) return RefuseShard(request, content);  // never asked for
   const uint64_t number = next_number_++;
   PendingCommit& commit = commits_[number];
   commit.requests.push_back(request);
   commit.job = header.job();
   commit.step = header.step();
+  commit.tokens = tokens->second;
   commit.path = absl::StrCat("checkpoints/", header.job(), "/", header.step());
   commit.numerics_id = header.numerics_id();
   job->commits++;
@@ -106,16 +109,14 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
     std::ranges::sort(steps);
     Put(storage::PutEntry(kCheckpointSeries, commit.job, commit.step,
                           checkpoint.SerializeAsString()));
+    job->saved_tokens.erase(commit.step);
     if (commit.step > job->job().last_checkpoint_step()) {
       job->job().set_last_checkpoint_step(commit.step);
+      job->record.set_checkpoint_tokens(commit.tokens);
       job->record.set_numerics_id(commit.numerics_id);
       // A job that has fallen back meanwhile goes on from here after all.
       if (job->state() == v1::Job::QUEUED) {
-        int64_t tokens = job->job().tokens();
-        for (const auto& [step, row] : job->metrics) {
-          if (step > job->job().step() && step <= commit.step) tokens += row.tokens();
-        }
-        job->job().set_tokens(tokens);
+        job->job().set_tokens(commit.tokens);
         job->job().set_step(commit.step);
       }
       job->metrics.erase(job->metrics.begin(), job->metrics.upper_bound(commit.step));

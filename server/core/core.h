@@ -16,6 +16,15 @@
 
 namespace lorad::server {
 
+// Of a live job, so many metric rows after its newest checkpoint are kept in memory, to be compared
+// with those of steps that are executed again. A difference of an older step shows in these too:
+// what it trained is another adapter.
+inline constexpr int64_t kMetricRowsKept = 1024;
+
+// A live job's record and revision are stored whole at least every so many revisions; in between,
+// its progress alone.
+inline constexpr int64_t kWholeEvery = 1024;
+
 struct CoreOptions {
   // Change what is computed: nothing here does. Change speed and patience:
   int32_t microbatch_tokens = 0;  // 0: as suits the device (planner/schedule.h)
@@ -32,8 +41,12 @@ struct CoreOptions {
   int64_t postpone_ms = 1000;
   int64_t postpone_max_ms = 60'000;
   int64_t watch_revisions_max = 4096;  // kept for watchers who come back
-  int64_t request_ids_days = 7;        // an older request_id is forgotten at start
-  int64_t rows_max = 20'000;           // summaries of checked rows
+  // A request_id is forgotten after so long, or when so many came after it; what it was answered,
+  // where what it made is gone, when so many did.
+  int64_t request_ids_days = 7;
+  int64_t request_ids_max = 100'000;
+  int64_t request_answers_max = 10'000;
+  int64_t rows_max = 20'000;  // summaries of checked rows
   std::string version;
 };
 
@@ -41,10 +54,11 @@ struct CoreOptions {
 struct StoredState {
   std::vector<std::pair<std::string, std::string>> models, datasets, adapters, jobs, rows, requests;
   int64_t last_revision = 0;
-  int64_t oldest_revision = 0;  // still kept
+  int64_t oldest_revision = 0;  // still stored
   int64_t last_epoch = 0;
   int64_t starts = 0;  // of the coordinator on this store
-  // Of live jobs: metric rows after their newest checkpoint.
+  // Of live jobs, ascending: metric rows after their newest checkpoint, at least the newest
+  // kMetricRowsKept; all, where the record has no checkpoint_tokens.
   std::vector<std::pair<std::string, v1::StepMetrics>> metrics;
 };
 
@@ -54,7 +68,7 @@ class Core {
   // checkpoint. The effects are carried out before any event is applied. DATA_LOSS where a record
   // cannot be read.
   static absl::StatusOr<std::unique_ptr<Core>> Create(const CoreOptions& options,
-                                                      const StoredState& stored, Moment now,
+                                                      StoredState stored, Moment now,
                                                       std::vector<Effect>* effects);
   ~Core();
 

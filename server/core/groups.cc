@@ -127,7 +127,7 @@ planner::ClusterView Core::State::ClusterOf() const {
 }
 
 void Core::State::Schedule() {
-  if (stopping_ || queue_.empty()) return;
+  if (stopping_ || queue_.empty() || !room_.ok()) return;
   for (const planner::Decision& decision : planner::Schedule(ClusterOf())) Carry(decision);
 }
 

@@ -171,12 +171,14 @@ void Core::State::KeepMetrics(JobState& job, const worker::v1::StepDone& done) {
   row.set_trained_tokens(done.trained_tokens());
   row.set_tokens(done.tokens());
   row.set_step_time_ms(done.step_time_ms());
-  const auto before = job.metrics.find(done.step());
-  if (before == job.metrics.end()) {
-    job.metrics[done.step()] = row;
+  if (done.step() > job.record.furthest_step()) {
     Put(storage::PutEntry(kMetricsSeries, job.name(), done.step(), row.SerializeAsString()));
+    job.metrics[done.step()] = std::move(row);
+    if (job.metrics.size() > kMetricRowsKept) job.metrics.erase(job.metrics.begin());
     return;
   }
+  const auto before = job.metrics.find(done.step());
+  if (before == job.metrics.end()) return;  // of long ago (kMetricRowsKept)
   const v1::StepMetrics& first = before->second;
   if (SameBits(first.loss(), row.loss()) && SameBits(first.grad_norm(), row.grad_norm()) &&
       SameBits(first.learning_rate(), row.learning_rate()) &&
@@ -206,6 +208,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   v1::Job& view = job->job();
   view.set_step(done.step());
   view.set_tokens(view.tokens() + done.tokens());
+  if (SaveDue(view, done.step())) job->saved_tokens[done.step()] = view.tokens();
   view.set_loss(done.loss());
   view.set_grad_norm(done.grad_norm());
   view.set_learning_rate(done.learning_rate());
@@ -228,7 +231,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
     view.set_seconds_left(0);
     Transition(*job, v1::Job::FINALIZING, "its last step is done");
   }
-  Touch(*job);
+  TouchProgress(*job);
   const auto early = std::ranges::find_if(group.early_shards, [&](const auto& entry) {
     return entry.second.header.job() == done.job() && entry.second.header.step() == done.step();
   });
@@ -242,7 +245,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
 void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDone& done) {
   JobState* job = FindJob(done.job());
   if (!group.members.contains(done.job()) || !job || !IsPlaced(job->state())) return;
-  if (std::ranges::binary_search(job->record.evaluated_steps(), done.step())) return;
+  if (done.step() < job->record.evaluated_end()) return;
   if (job->evaluation_step != done.step()) {
     job->evaluation_step = done.step();
     job->evaluation.clear();
@@ -264,9 +267,7 @@ void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDo
   row.set_validation_loss(sum.loss_sum /
                           static_cast<double>(std::max<int64_t>(sum.trained_tokens, 1)));
   Put(storage::PutEntry(kEvaluationSeries, job->name(), done.step(), row.SerializeAsString()));
-  auto& steps = *job->record.mutable_evaluated_steps();
-  steps.Add(done.step());
-  std::ranges::sort(steps);
+  job->record.set_evaluated_end(done.step() + 1);
   job->job().set_validation_loss(row.validation_loss());
   if (done.step() == 0) job->job().set_initial_validation_loss(row.validation_loss());
   Touch(*job);
@@ -277,8 +278,7 @@ void Core::State::MaybeFinish(JobState& job) {
   const v1::Job& view = job.job();
   if (job.state() != v1::Job::FINALIZING) return;
   if (view.last_checkpoint_step() != view.total_steps()) return;
-  if (!view.validation_dataset().empty() &&
-      !std::ranges::binary_search(job.record.evaluated_steps(), view.total_steps())) {
+  if (!view.validation_dataset().empty() && job.record.evaluated_end() <= view.total_steps()) {
     return;
   }
   GroupState* group = GroupOf(job);

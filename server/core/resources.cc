@@ -52,6 +52,7 @@ absl::Status Core::State::RefuseUse(const std::string& kind, const std::string& 
 
 void Core::State::On(uint64_t request, const RegisterModel& content) {
   if (AnsweredBefore(request, kModelKind, content.request_id)) return;
+  if (!room_.ok()) return Fail(request, room_);
   const std::string& name = content.model.name();
   if (models_.contains(name)) return Fail(request, AlreadyExists(kModelKind, name));
   auto description = storage::DescribeModel(content.config_json);
@@ -62,7 +63,7 @@ void Core::State::On(uint64_t request, const RegisterModel& content) {
   SetTime(model.record.mutable_model()->mutable_create_time());
   model.shape = ShapeOf(*description);
   Put(storage::PutRecord(kModelKind, name, model.record.SerializeAsString()));
-  KeepRequest(kModelKind, content.request_id, name);
+  KeepRequest(kModelKind, content.request_id, name, model.record.model());
   Answer(request, model.record.model());
 }
 
@@ -118,6 +119,10 @@ void Core::State::MoveIntoPlace(uint64_t request, const char* kind, const std::s
       move.requests.push_back(request);
       return;
     }
+  }
+  if (!room_.ok()) {
+    Do(RemovePath{content.upload});
+    return Fail(request, room_);
   }
   if (exists || !names_pending_.insert({kind, name}).second) {
     Do(RemovePath{content.upload});
@@ -217,7 +222,7 @@ void Core::State::OnMoved(const UploadMoved& moved) {
     record.set_path(move.path);
     SetTime(record.mutable_dataset()->mutable_create_time());
     Put(storage::PutRecord(kind, name, record.SerializeAsString()));
-    KeepRequest(kind, dataset->request_id, name);
+    KeepRequest(kind, dataset->request_id, name, record.dataset());
     for (const uint64_t request : move.requests) Answer(request, record.dataset());
   } else {
     records::AdapterRecord& record = adapters_[name];
@@ -225,7 +230,7 @@ void Core::State::OnMoved(const UploadMoved& moved) {
     record.set_path(move.path);
     SetTime(record.mutable_adapter()->mutable_create_time());
     Put(storage::PutRecord(kind, name, record.SerializeAsString()));
-    KeepRequest(kind, adapter->request_id, name);
+    KeepRequest(kind, adapter->request_id, name, record.adapter());
     for (const uint64_t request : move.requests) Answer(request, record.adapter());
   }
 }

@@ -2,10 +2,13 @@
 //   state.cc        turns: what is persisted, replied, announced; transitions; recovery at start
 //   resources.cc    models, datasets, adapters
 //   jobs.cc         jobs as clients see them: create, read, list, cancel, delete
+//   answers.cc      answers kept by their request_id
+//   ended_jobs.cc   jobs that have ended, kept as their records' bytes
 //   rows.cc         row checks and what waits for them
 //   estimates.cc    what a job will cost
 //   workers.cc      control streams, time-outs, cluster view
 //   memory.cc       what workers take beyond the counted bytes
+//   room.cc         a disk without room
 //   passing.cc      jobs that wait because of a failure that passes
 //   groups.cc       scheduling, forming, cutting and dissolving groups
 //   windows.cc      what goes into the next window
@@ -21,6 +24,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -31,6 +35,7 @@
 #include "planner/time.h"
 #include "server/core/core.h"
 #include "server/core/job_states.h"
+#include "server/core/request_ids.h"
 #include "server/core/store_kinds.h"
 
 namespace lorad::server {
@@ -59,8 +64,14 @@ struct Passing {
 
 struct JobState {
   records::JobRecord record;
-  // Metric rows after the newest checkpoint, also those of steps that will be executed again.
+  // More than its progress has changed since the record was stored, or nobody knows.
+  bool record_changed = true;
+  int64_t stored_revision = 0;  // when it was
+  // The newest metric rows after the newest checkpoint (kMetricRowsKept), also those of steps that
+  // will be executed again.
   std::map<int64_t, v1::StepMetrics> metrics;
+  // job().tokens at steps whose save was asked for and is not committed yet.
+  std::map<int64_t, int64_t> saved_tokens;
   // The evaluation that is under way: by sequence, so that it is folded in their order.
   int64_t evaluation_step = -1;
   std::map<int64_t, SequenceLoss> evaluation;
@@ -77,6 +88,19 @@ struct JobState {
   const std::string& name() const { return record.job().name(); }
   v1::Job::State state() const { return record.job().state(); }
 };
+
+// A job in the order of arrival. Of one that has ended, and on which nobody works any more, the
+// record's bytes alone are kept: there may be 100,000 of them.
+struct JobEntry {
+  JobState* job = nullptr;  // null: its record alone is kept
+  v1::Job::State ended_state = v1::Job::STATE_UNSPECIFIED;
+  std::string record;  // records::JobRecord
+
+  v1::Job::State state() const { return job ? job->state() : ended_state; }
+};
+
+// Whether a step's end, as the job was configured, is to be saved.
+bool SaveDue(const v1::Job& job, int64_t step);
 
 struct WorkerState {
   uint64_t connection = 0;  // 0 = lost
@@ -159,14 +183,18 @@ struct GroupState {
 
 class Core::State {
  public:
-  explicit State(const CoreOptions& options) : options_(options) {}
+  explicit State(const CoreOptions& options);
 
-  absl::Status Load(const StoredState& stored);
+  absl::Status Load(StoredState stored);
   std::vector<Effect> Recover(Moment now);
   std::vector<Effect> Apply(const Event& event);
   std::vector<std::string> PathsInUse() const;
 
  private:
+  // ---- start (state.cc) ----
+  absl::Status LoadJobs(StoredState& stored);
+  void LoadMetrics(const StoredState& stored);
+
   // ---- turns (state.cc) ----
   std::vector<Effect> EndTurn();
   void Put(storage::Mutation mutation) { mutations_.push_back(std::move(mutation)); }
@@ -175,7 +203,13 @@ class Core::State {
   void Answer(uint64_t request, ReplyValue value);
   void Warn(std::string message);
   // The job is persisted under a new revision and announced at the end of the turn, or at once.
-  void Touch(JobState& job) { touched_.insert(job.name()); }
+  void Touch(JobState& job) {
+    job.record_changed = true;
+    touched_.insert(job.name());
+  }
+  // The same where nothing but its progress (job_progress.h) and furthest_step have changed: far
+  // fewer bytes are written.
+  void TouchProgress(const JobState& job) { touched_.insert(job.name()); }
   void Publish(JobState& job);
   v1::Event AddEvent(JobState& job, const std::string& reason, const std::string& message,
                      v1::Job::State from = v1::Job::STATE_UNSPECIFIED,
@@ -195,13 +229,28 @@ class Core::State {
   void LeaveQueue(JobState& job);
   // The job goes on from its newest checkpoint: what came after it is not done any more.
   void FallBack(JobState& job);
+  // Null where there is none. A job whose record alone was kept is made a JobState again, until the
+  // end of the turn.
   JobState* FindJob(const std::string& name);
 
+  // ---- ended_jobs.cc ----
+  // Null where there is none. To look at it; FindJob is for those who change it.
+  const JobEntry* FindEntry(const std::string& name) const;
+  // Keeps of jobs that have ended, and on which nobody works any more, the record alone.
+  void PutEndedAway();
+  static const records::JobRecord& RecordOf(const JobEntry& entry, records::JobRecord* space);
+  JobState* TakeUp(const std::string& name);
+  void Forget(const JobState& job);
+
+  // ---- answers.cc ----
   // The request came before: it is answered (or refused) here and true is returned.
   bool AnsweredBefore(uint64_t request, const char* kind, const RequestId& id);
   // What the name stands for, as Get would answer.
   absl::StatusOr<ReplyValue> Find(const std::string& kind, const std::string& name);
-  void KeepRequest(const char* kind, const RequestId& id, const std::string& name);
+  // `made`: the resource, as the first answer has it.
+  void KeepRequest(const char* kind, const RequestId& id, const std::string& name,
+                   const google::protobuf::Message& made);
+  void PruneRequests();
 
   // ---- resources.cc ----
   void On(uint64_t request, const RegisterModel& content);
@@ -230,10 +279,11 @@ class Core::State {
   void On(uint64_t request, const v1::CancelJobRequest& content);
   void On(uint64_t request, const SnapshotJobs& content);
   void StoreJob(uint64_t request, const CreateJob& content);
-  absl::Status CheckReferences(const v1::Job& job) const;
+  absl::Status CheckReferences(const v1::Job& job);
   v1::Job View(const JobState& job) const;
+  v1::Job View(const JobEntry& entry) const;
   // What ListJobsRequest::SUMMARY keeps of it.
-  static v1::Job Summary(const JobState& job);
+  static v1::Job Summary(const v1::Job& job);
   void RenumberQueue() const;
 
   // ---- rows.cc ----
@@ -307,6 +357,9 @@ class Core::State {
   void CountBytes(GroupState& group);
   // The group ends: the peak of its worker goes into the fit.
   void KeepPeak(const GroupState& group);
+
+  // ---- room.cc ----
+  void OnRoom(const RoomChanged& room);
 
   // ---- passing.cc ----
   // The job has met this failure: it is postponed where that passes, else FAILED by its kind
@@ -385,6 +438,7 @@ class Core::State {
     std::vector<uint64_t> requests;
     std::string job;
     int64_t step = 0;
+    int64_t tokens = 0;  // of the job, at that step
     std::string path;
     std::string numerics_id;
   };
@@ -413,12 +467,15 @@ class Core::State {
   std::map<std::string, ModelState> models_;
   std::map<std::string, records::DatasetRecord> datasets_;
   std::map<std::string, records::AdapterRecord> adapters_;
-  std::map<std::string, std::unique_ptr<JobState>> jobs_;
-  std::map<int64_t, JobState*> by_order_;
-  std::set<std::string> live_;  // names
+  std::map<std::string, std::unique_ptr<JobState>> jobs_;  // but for those in ended_
+  std::map<int64_t, JobEntry> by_order_;                   // all
+  std::map<int64_t, int64_t> by_revision_;  // the newest of each -> order; watches begin here
+  std::unordered_map<std::string, int64_t> ended_;  // name -> order: the record alone is kept
+  std::set<std::string> put_away_;                  // names: may be, or soon
+  std::set<std::string> live_;                      // names
   std::map<int, int64_t> jobs_by_state_;
   std::map<std::string, records::RowsSummary> rows_;
-  std::map<std::string, records::RequestRecord> requests_;       // key: "job/ID"
+  RequestIds requests_;                                          // key: "job/ID"
   std::set<std::pair<std::string, std::string>> names_pending_;  // (kind, name) being made
 
   std::map<QueueKey, JobState*> queue_;
@@ -438,6 +495,7 @@ class Core::State {
   std::map<std::string, std::set<std::string>> checks_;  // under way: key -> jobs that wait for it
   PendingRows waiting_;
   std::vector<HeldEstimate> held_estimates_;
+  absl::Status room_;  // on the disk: OK, or what who asks for more is told
   std::vector<uint64_t> stops_;
   bool stopping_ = false;
   bool tick_set_ = false;

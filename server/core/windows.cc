@@ -24,15 +24,6 @@ bool EvaluationDue(const v1::Job& job, int64_t step) {
   return step == 0 || step == job.total_steps() || (every > 0 && step % every == 0);
 }
 
-bool SaveDue(const v1::Job& job, int64_t step) {
-  const int64_t every = job.training().checkpoint_every_steps();
-  return step == job.total_steps() || (every > 0 && step % every == 0);
-}
-
-bool Evaluated(const records::JobRecord& record, int64_t step) {
-  return std::ranges::binary_search(record.evaluated_steps(), step);
-}
-
 double LearningRateOf(const v1::Job& job, int64_t step) {
   planner::LearningRateOptions options;
   switch (job.training().schedule()) {
@@ -53,12 +44,17 @@ double LearningRateOf(const v1::Job& job, int64_t step) {
 
 }  // namespace
 
+bool SaveDue(const v1::Job& job, int64_t step) {
+  const int64_t every = job.training().checkpoint_every_steps();
+  return step == job.total_steps() || (every > 0 && step % every == 0);
+}
+
 // The sequence of a job's units: [evaluate 0] step 1 [evaluate 1] step 2 ..., each evaluation in
 // parts.
 void Core::State::AddUnit(Member& member, const JobState& state, PlanInput* input) const {
   const v1::Job& job = state.job();
   const int64_t step = member.planned_step;
-  if (EvaluationDue(job, step) && !Evaluated(state.record, step)) {
+  if (EvaluationDue(job, step) && step >= state.record.evaluated_end()) {
     if (member.evaluation_step != step) {
       member.evaluation_step = step;
       member.evaluation_planned = 0;
@@ -138,6 +134,8 @@ void Core::State::PlanNext(GroupState& group) {
       if (member.slot != Member::Slot::kLoaded) continue;
       member.slot = Member::Slot::kFreeing;
       input.frees.push_back(name);
+    } else if (!room_.ok()) {
+      continue;  // its checkpoints and caches would find no place
     } else if (member.slot == Member::Slot::kUnloaded) {
       member.slot = Member::Slot::kLoading;
       input.loads.push_back(LoadOf(group, *FindJob(name)));
@@ -159,7 +157,7 @@ void Core::State::PlanSaves(GroupState& group) {
   if (group.plan != 0 || !group.windows.empty()) return;
   PlanInput input;
   for (auto& [name, member] : group.members) {
-    const JobState* job = FindJob(name);
+    JobState* job = FindJob(name);
     if (!job || !IsPlaced(job->state()) || member.slot != Member::Slot::kLoaded) continue;
     if (job->job().last_checkpoint_step() >= member.done_step) continue;
     // One that was asked for, here or behind its Step, may still be on its way.
@@ -168,6 +166,7 @@ void Core::State::PlanSaves(GroupState& group) {
     if (asked && now_us_ - member.save_us <= kSaveAgainUs) continue;
     member.save_us = now_us_;
     member.save_ordered = member.done_step;
+    job->saved_tokens[member.done_step] = job->job().tokens();
     input.saves.push_back({name, member.done_step});
   }
   Order(group, std::move(input));

@@ -210,7 +210,7 @@ absl::StatusOr<std::shared_ptr<Feed::Entry>> Feed::Make(const RowSource& source,
   if (entry->Cache() != nullptr) return entry;
   const TokenCacheKey key = KeyOf(source);
   const std::string path = storage::JoinPath(options_.cache_dir, key.FileName());
-  auto cache = TokenCache::Open(path, key);
+  auto cache = TokenCache::Open(path, key, files_);
   if (!cache.ok()) {  // absent, or damaged: made anew
     absl::StatusOr<storage::DatasetReport> report = Tokenize(source, path, key, cancelled);
     if (!report.ok()) return report.status();
@@ -219,7 +219,7 @@ absl::StatusOr<std::shared_ptr<Feed::Entry>> Feed::Make(const RowSource& source,
       entry->bad = *std::move(report);
       return entry;
     }
-    cache = TokenCache::Open(path, key);
+    cache = TokenCache::Open(path, key, files_);
     if (!cache.ok()) return Because("ROWS_NOT_READ", cache.status());
   }
   std::lock_guard lock(entry->mutex);

@@ -14,12 +14,33 @@ absl::StatusOr<Gate::Pass> Gate::Enter() {
                                     " are served at once: end one, or try again later"));
 }
 
-Backend::Backend(Driver& driver_in, std::vector<std::string> model_roots_in, bool own_workers_in)
+Attendance::Token::Token(Attendance& attendance) : attendance_(attendance) {
+  std::lock_guard lock(attendance_.mutex_);
+  attendance_.present_ += 1;
+}
+
+Attendance::Token::~Token() {
+  std::lock_guard lock(attendance_.mutex_);
+  attendance_.present_ -= 1;
+  attendance_.left_.notify_all();
+}
+
+void Attendance::WaitUntilEmpty() {
+  std::unique_lock lock(mutex_);
+  left_.wait(lock, [this] { return present_ == 0; });
+}
+
+Backend::Backend(Driver& driver_in, std::vector<std::string> model_roots_in, bool own_workers_in,
+                 StreamWaits waits_in, ConnectionLimits connection_limits)
     : driver(driver_in),
       model_roots(std::move(model_roots_in)),
       own_workers(own_workers_in),
+      waits(waits_in),
+      connections(std::move(connection_limits)),
       watches("watches", kWatchesMax),
       uploads("uploads", kUploadsMax),
-      workers("workers", kWorkersMax) {}
+      downloads("downloads", kDownloadsMax),
+      workers("workers", kWorkersMax),
+      watch_hub(driver.revisions()) {}
 
 }  // namespace lorad::server

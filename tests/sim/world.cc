@@ -95,7 +95,7 @@ void World::Start() {
   absl::StatusOr<StoredState> stored = ReadStore(store_, &revisions);
   RequireOk(stored.status());
   std::vector<Effect> effects;
-  auto core = Core::Create(options_.core, *stored, Now(), &effects);
+  auto core = Core::Create(options_.core, *std::move(stored), Now(), &effects);
   RequireOk(core.status());
   core_ = *std::move(core);
   // What no record names is removed, as the driver does.

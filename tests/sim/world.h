@@ -94,6 +94,10 @@ class World {
   void FailChecks(const std::string& dataset, absl::Status status) {
     check_failures_[dataset] = std::move(status);
   }
+  // What the coordinator is told of the disk's room; low where less is free than wanted.
+  void SetRoom(int64_t free_bytes, int64_t wanted_bytes) {
+    Post(server::RoomChanged{"/data", free_bytes, wanted_bytes});
+  }
   void FailSaves(absl::Status status) { save_failure_ = std::move(status); }
   // The step of the job whose loss is not finite.
   void Poison(const std::string& job, int64_t step) { bad_steps_[job] = step; }

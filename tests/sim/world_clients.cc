@@ -89,6 +89,7 @@ std::vector<v1::Event> World::Events(const std::string& name) {
 std::vector<v1::StepMetrics> World::Metrics(const std::string& name) {
   v1::GetMetricsRequest request;
   request.set_job(name);
+  request.set_page_size(10'000);
   auto response = ReadMetrics(store_, request);
   RequireOk(response.status());
   return {response->steps().begin(), response->steps().end()};

@@ -1,7 +1,5 @@
 // Windows as the coordinator may send them: cut, malformed, with jobs that fail, with a coordinator
 // that is away.
-#include "worker/executor.h"
-
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <filesystem>
@@ -16,7 +14,7 @@ namespace {
 using Kind = v1::Operation;
 
 Harness::Options SmallGroup() {
-  return {.model_path = MakeRandomModel(std::filesystem::temp_directory_path() / "executor_model"),
+  return {.model_path = MakeRandomModel(std::filesystem::temp_directory_path() / "windows_model"),
           .threads = 2,
           .capacity_tokens = 128,
           .longest_sequence = 100};
@@ -47,10 +45,7 @@ TEST_CASE("a job that is cut in mid-batch trains that batch again with the same 
   harness.Load(b);
   harness.Step({&a, &b});
   // Cut before the window comes: it is held at its first Forward, so what runs is ours to say.
-  v1::Cut cut;
-  cut.set_epoch(1);
-  cut.set_cut(5);
-  const v1::CutAnswer answer = harness.executor->Cut(cut);
+  const v1::CutAnswer answer = harness.Cut(5);
   CHECK(answer.cut() == 5);
   v1::Window window = harness.NewWindow();
   harness.AddSteps({&a}, false, nullptr, &window);
@@ -62,13 +57,9 @@ TEST_CASE("a job that is cut in mid-batch trains that batch again with the same 
     }
     return int64_t{-1};
   }();
-  harness.executor->Submit(window);
-  v1::CutAt at;
-  at.set_epoch(1);
-  at.set_cut(5);
-  at.set_first_dropped(first_of_b + 1);
-  harness.executor->CutAt(at);
-  harness.executor->WaitIdle();
+  harness.Submit(window);
+  harness.CutAt(5, first_of_b + 1);
+  harness.driver->WaitIdle();
   const std::vector<v1::Report> reports = harness.TakeReports();
   REQUIRE(Count(reports, v1::Report::kStepDone) == 1);  // a's; b lost its batch
   REQUIRE(reports.back().window_done().dropped_operations() > 0);
@@ -83,19 +74,14 @@ TEST_CASE("a cut drops every window at hand and none that comes later") {
   harness.Form();
   TestJob a = JobA();
   harness.Load(a);
-  v1::Cut cut;
-  cut.set_epoch(1);
-  const int64_t first = harness.executor->Cut(cut).first_not_enqueued();
+  const int64_t first = harness.Cut(0).first_not_enqueued();
   for (int i = 0; i < 2; ++i) {
     v1::Window window = harness.NewWindow();
     harness.AddSteps({&a}, true, nullptr, &window);
-    harness.executor->Submit(window);
+    harness.Submit(window);
   }
-  v1::CutAt at;
-  at.set_epoch(1);
-  at.set_first_dropped(first);
-  harness.executor->CutAt(at);
-  harness.executor->WaitIdle();
+  harness.CutAt(0, first);
+  harness.driver->WaitIdle();
   const std::vector<v1::Report> reports = harness.TakeReports();
   CHECK(Count(reports, v1::Report::kWindowDone) == 2);
   CHECK(Count(reports, v1::Report::kMicrobatchDone) == 0);
@@ -170,11 +156,33 @@ TEST_CASE("saves wait for a coordinator that is away, training goes on") {
   // The next save needs the staging memory, so it waits.
   v1::Window window = harness.NewWindow();
   harness.AddSteps({&a}, true, nullptr, &window);
-  harness.executor->Submit(window);
+  harness.Submit(window);
   harness.bulk.SetAway(false);
-  harness.executor->WaitIdle();
+  harness.driver->WaitIdle();
   CHECK(harness.Shard(a) == ShardAlone(JobA(), 3));
   CHECK(harness.bulk.Shard("a", 1) == ShardAlone(JobA(), 1));
+}
+
+TEST_CASE("a coordinator that never answers a shard holds up no training, and no end") {
+  Harness harness(SmallGroup());
+  harness.Form();
+  TestJob a = JobA();
+  TestJob b = JobB();
+  harness.Load(a);
+  harness.Load(b);
+  harness.bulk.SetUnanswered("a");
+  harness.Step({&a, &b}, true);
+  harness.Step({&a, &b});
+  // a's next save finds its staging memory in use; b's goes up.
+  harness.Step({&a, &b}, true);
+  CHECK(harness.steps("a").size() == 3);
+  CHECK(harness.Shard(b) == ShardAlone(JobB(), 3));
+  harness.Step({&b}, true);
+  CHECK(harness.Shard(b) == ShardAlone(JobB(), 4));
+  harness.bulk.SetUnanswered("");
+  CHECK(harness.Shard(a) == ShardAlone(JobA(), 3));
+  harness.bulk.SetUnanswered("b");
+  harness.Step({&b}, true);
 }
 
 TEST_CASE("a slot that cannot be loaded fails with its reason, and nothing of it runs") {
@@ -230,7 +238,7 @@ TEST_CASE("a slot that could not be loaded is loaded by another try") {
   harness.Load(job);
   REQUIRE(harness.slot_failed().size() == 1);
   harness.Step({&job}, true);
-  harness.executor->WaitIdle();
+  harness.driver->WaitIdle();
   CHECK(harness.steps("a").size() == 1);
   CHECK(harness.bulk.Shard("a", 1) == ShardAlone(JobA(), 1));
 }
@@ -245,9 +253,9 @@ v1::GroupFailed FormFails(Harness::Options options,
   order.set_capacity_tokens(options.capacity_tokens);
   order.set_longest_sequence(options.longest_sequence);
   if (change) change(&order);
-  harness.executor->FormGroup(order);
-  harness.executor->WaitIdle();
-  const std::vector<v1::Report> reports = harness.reports.Resume(nullptr);
+  harness.Order(order);
+  harness.driver->WaitIdle();
+  const std::vector<v1::Report> reports = harness.link.TakeReports();
   REQUIRE(reports.size() == 1);
   REQUIRE(reports[0].has_group_failed());
   return reports[0].group_failed();
@@ -307,6 +315,20 @@ TEST_CASE("a window that cannot be executed ends the group with a report") {
        "at step"},
       {"two in flight", [](v1::Window* w) { w->mutable_operations()->SwapElements(1, 2); },
        "memory for one"},
+      {"norm in flight",
+       [](v1::Window* w) {
+         w->mutable_operations()->SwapElements(w->operations_size() - 4, w->operations_size() - 3);
+       },
+       "before Backward"},
+      {"free in flight",
+       [](v1::Window* w) { *w->mutable_operations(1) = Op(Kind::FREE_SLOT, "a", 0); },
+       "before Backward"},
+      {"microbatches that go back",
+       [](v1::Window* w) {
+         w->mutable_operations()->SwapElements(0, 2);
+         w->mutable_operations()->SwapElements(1, 3);
+       },
+       " came after "},
       {"token count", [](v1::Window* w) { w->mutable_batches(0)->set_trained_tokens(3); },
        "told were"},
       {"an id",
@@ -334,16 +356,16 @@ TEST_CASE("a window that cannot be executed ends the group with a report") {
     harness.AddSteps({&a}, false, nullptr, &window);
     REQUIRE(window.microbatches_size() >= 2);
     c.change(&window);
-    harness.executor->Submit(window);
-    harness.executor->WaitIdle();
+    harness.Submit(window);
+    harness.driver->WaitIdle();
     const std::vector<v1::Report> reports = harness.TakeReports();
     REQUIRE_FALSE(reports.empty());
     REQUIRE(reports.back().has_group_failed());
     CHECK(reports.back().group_failed().reason() == "BAD_WINDOW");
     CHECK_THAT(reports.back().group_failed().message(), Catch::Contains(c.message));
     // It is over: nothing of the epoch runs any more.
-    harness.executor->Submit(harness.NewWindow());
-    harness.executor->WaitIdle();
+    harness.Submit(harness.NewWindow());
+    harness.driver->WaitIdle();
     CHECK(harness.TakeReports().empty());
   }
 }
@@ -353,15 +375,13 @@ TEST_CASE("a group dissolved in mid-window is gone, and another can be formed") 
   harness.Form();
   TestJob a = JobA();
   harness.Load(a);
-  v1::Cut cut;
-  cut.set_epoch(1);
-  harness.executor->Cut(cut);  // holds the window
+  harness.Cut(0);  // holds the window
   v1::Window window = harness.NewWindow();
   harness.AddSteps({&a}, false, nullptr, &window);
-  harness.executor->Submit(window);
-  harness.executor->Dissolve(1);
-  harness.executor->WaitIdle();
-  CHECK(harness.executor->held().epoch == 0);
+  harness.Submit(window);
+  harness.Dissolve(1);
+  harness.driver->WaitIdle();
+  CHECK(harness.driver->held().epoch == 0);
   harness.Form();
   a.step = 0;
   harness.Load(a);

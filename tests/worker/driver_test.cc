@@ -1,6 +1,6 @@
-// The worker's end of the control stream against a coordinator that does as it is told: orders,
+// A worker with its threads and its stream against a coordinator that does as it is told: orders,
 // reports, broken streams, bulk transfers, ends.
-#include "worker/control.h"
+#include "worker/driver.h"
 
 #include <catch2/catch.hpp>
 #include <filesystem>
@@ -10,7 +10,9 @@
 #include "tests/worker/fake_coordinator.h"
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"
+#include "worker/engine.h"
 #include "worker/grpc_bulk.h"
+#include "worker/grpc_link.h"
 #include "worker/process.h"
 
 namespace lorad::worker {
@@ -21,32 +23,22 @@ struct Worker {
   explicit Worker(const std::string& coordinator)
       : backend(kernels::MakeCpuBackend(1)),
         bulk(coordinator),
-        executor(backend.get(), &bulk, &reports, {.numerics_id = NumericsId(*backend)},
-                 SteadyClock()),
-        control({.coordinator = coordinator,
-                 .hello = Hello(),
-                 .pause_first_ms = 10,
-                 .pause_last_ms = 50},
-                &executor, &reports, SteadyClock()),
-        thread([this] { status = control.Run(); }) {}
-  ~Worker() {
-    control.Stop();
-    if (thread.joinable()) thread.join();
-  }
-  static v1::Hello Hello() {
+        link(coordinator),
+        driver({.hello = Hello(*backend), .pause_first_ms = 10, .pause_last_ms = 50},
+               MakeFormEngine(backend.get(), {.numerics_id = NumericsId(*backend)}, SteadyClock()),
+               &link, &bulk, SteadyClock()) {}
+  static v1::Hello Hello(const kernels::Backend& backend) {
     v1::Hello hello;
     hello.set_protocol_version(kProtocolVersion);
     hello.set_worker("w");
+    hello.set_numerics_id(NumericsId(backend));
     return hello;
   }
 
   std::unique_ptr<kernels::Backend> backend;
   GrpcBulk bulk;
-  ReportLog reports;
-  Executor executor;
-  ControlStream control;
-  absl::Status status;
-  std::thread thread;
+  GrpcLink link;
+  Driver driver;
 };
 
 v1::CoordinatorMessage FormOrder(int64_t epoch) {
@@ -54,7 +46,7 @@ v1::CoordinatorMessage FormOrder(int64_t epoch) {
   v1::FormGroup& order = *message.mutable_form_group();
   order.set_group("g");
   order.set_epoch(epoch);
-  order.set_model_path(MakeRandomModel(std::filesystem::temp_directory_path() / "control_model"));
+  order.set_model_path(MakeRandomModel(std::filesystem::temp_directory_path() / "driver_model"));
   order.set_stages(1);
   order.set_capacity_tokens(128);
   order.set_longest_sequence(100);
@@ -117,8 +109,7 @@ TEST_CASE("orders go down, reports and heartbeats come up, bulk goes on calls of
   v1::CoordinatorMessage shutdown;
   shutdown.mutable_shutdown()->set_reason("the test is over");
   coordinator.Send(shutdown);
-  worker.thread.join();
-  CHECK(worker.status.ok());
+  CHECK(worker.driver.AwaitEnd().ok());
 }
 
 TEST_CASE("a window may be larger than gRPC's default of 4 MB") {
@@ -155,8 +146,9 @@ TEST_CASE("a broken stream loses no report") {
   acknowledge.mutable_acknowledge()->set_epoch(1);
   acknowledge.mutable_acknowledge()->set_number(1);
   coordinator.Send(acknowledge);
-  for (int i = 0; i < 500 && worker.reports.kept() > 0; ++i) std::this_thread::sleep_for(10ms);
-  CHECK(worker.reports.kept() == 0);
+  for (int i = 0; i < 500 && worker.driver.reports_kept() > 0; ++i)
+    std::this_thread::sleep_for(10ms);
+  CHECK(worker.driver.reports_kept() == 0);
 }
 
 TEST_CASE("what a new coordinator does not want is given up") {
@@ -181,27 +173,91 @@ TEST_CASE("a group is kept for one lease without a coordinator") {
   coordinator.Send(FormOrder(1));
   coordinator.AwaitReport(v1::Report::kGroupFormed);
   coordinator.StopServer();
-  CHECK(worker.executor.held().epoch == 1);
-  for (int i = 0; i < 500 && worker.executor.held().epoch != 0; ++i) {
+  CHECK(worker.driver.held().epoch == 1);
+  for (int i = 0; i < 500 && worker.driver.held().epoch != 0; ++i) {
     std::this_thread::sleep_for(10ms);
   }
-  CHECK(worker.executor.held().epoch == 0);
+  CHECK(worker.driver.held().epoch == 0);
 }
 
 TEST_CASE("a worker that is refused ends with the reason") {
   FakeCoordinator coordinator;
   coordinator.Refuse({grpc::StatusCode::FAILED_PRECONDITION, "protocol version 2 is wanted"});
   Worker worker(coordinator.address());
-  worker.thread.join();
-  CHECK(worker.status.message() == "protocol version 2 is wanted");
+  CHECK(worker.driver.AwaitEnd().message() == "protocol version 2 is wanted");
+}
+
+TEST_CASE("a name that is taken is asked for again until it is free") {
+  for (const grpc::StatusCode code :
+       {grpc::StatusCode::UNAVAILABLE, grpc::StatusCode::ALREADY_EXISTS}) {
+    FakeCoordinator coordinator;
+    coordinator.Refuse({code, "WORKER_NAME_TAKEN"});
+    Worker worker(coordinator.address());
+    std::this_thread::sleep_for(100ms);
+    coordinator.Refuse(grpc::Status::OK);
+    CHECK(coordinator.AwaitHello().worker() == "w");
+  }
+}
+
+TEST_CASE("calls that nobody answers do not keep a group, nor the worker") {
+  for (const char* unanswered : {"upload", "shard"}) {
+    INFO(unanswered);
+    const auto begun = std::chrono::steady_clock::now();
+    {
+      FakeCoordinator coordinator;
+      coordinator.unanswered = unanswered;
+      Worker worker(coordinator.address());
+      coordinator.AwaitHello();
+      for (int64_t epoch = 1; epoch <= 2; ++epoch) {
+        coordinator.Send(FormOrder(epoch));
+        CHECK(coordinator.AwaitReport(v1::Report::kGroupFormed).epoch() == epoch);
+        v1::CoordinatorMessage order =
+            LoadAndSave(Job(), unanswered == std::string("shard") ? "shard" : "", 0, 1);
+        order.mutable_window()->set_epoch(epoch);
+        const int calls = coordinator.calls;
+        coordinator.Send(order);
+        for (int i = 0; i < 1000 && coordinator.calls == calls; ++i) {
+          std::this_thread::sleep_for(10ms);
+        }
+        REQUIRE(coordinator.calls > calls);
+      }
+    }
+    CHECK(std::chrono::steady_clock::now() - begun < 8s);
+  }
+}
+
+TEST_CASE("what a slot cannot start from has its reason") {
+  struct Case {
+    grpc::StatusCode code;
+    const char* reason;
+  };
+  const Case cases[] = {
+      {grpc::StatusCode::DATA_LOSS, "CHECKPOINT_CORRUPT"},
+      {grpc::StatusCode::NOT_FOUND, "SLOT_LOAD"},
+      {grpc::StatusCode::RESOURCE_EXHAUSTED, "CONTENT_UNAVAILABLE"},
+  };
+  FakeCoordinator coordinator;
+  Worker worker(coordinator.address());
+  coordinator.AwaitHello();
+  coordinator.Send(FormOrder(1));
+  coordinator.AwaitReport(v1::Report::kGroupFormed);
+  int64_t window = 0;
+  for (const Case& c : cases) {
+    INFO(c.reason);
+    coordinator.fetch_answer = {c.code, "why"};
+    coordinator.Send(LoadAndSave(Job(), "shard", 0, ++window));
+    const v1::SlotFailed failed = coordinator.AwaitReport(v1::Report::kSlotFailed).slot_failed();
+    CHECK(failed.reason() == c.reason);
+    CHECK_THAT(failed.message(), Catch::Contains("why"));
+    coordinator.AwaitReport(v1::Report::kWindowDone);
+  }
 }
 
 TEST_CASE("stop ends a worker whose coordinator is not there") {
   Worker worker("127.0.0.1:1");
   std::this_thread::sleep_for(50ms);
-  worker.control.Stop();
-  worker.thread.join();
-  CHECK(worker.status.ok());
+  worker.driver.Stop();
+  CHECK(worker.driver.AwaitEnd().ok());
 }
 
 }  // namespace

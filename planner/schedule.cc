@@ -44,9 +44,11 @@ class Scheduler {
     for (const WorkerView& worker : view.workers) {
       if (worker.idle) idle_.push_back(&worker);
     }
-    std::stable_sort(idle_.begin(), idle_.end(), [](const WorkerView* a, const WorkerView* b) {
-      return a->budget_bytes > b->budget_bytes;
-    });
+    const auto order = [](const WorkerView* worker) {
+      return std::make_pair(worker->device.kind != DeviceKind::kCuda, -worker->budget_bytes);
+    };
+    std::stable_sort(idle_.begin(), idle_.end(),
+                     [&](const WorkerView* a, const WorkerView* b) { return order(a) < order(b); });
   }
 
   std::vector<Decision> Run() {
@@ -371,7 +373,7 @@ class Scheduler {
 
   const ClusterView& view_;
   std::vector<GroupState> groups_;
-  std::vector<const WorkerView*> idle_;  // largest budget first
+  std::vector<const WorkerView*> idle_;  // GPUs first, then by largest budget
   std::vector<const QueuedJob*> waiting_;
   std::set<const QueuedJob*> settled_;  // of those, who have a group that makes room for them
   std::vector<Decision> decisions_;

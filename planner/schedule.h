@@ -129,9 +129,10 @@ inline constexpr size_t kJobsPerGroupMax = 256;
 // - joins the first open group of its base model that it fits: its sequences within the group's
 //   longest, its slot within the budget (Fits), and no suspicion parts them (company_max; a suspect
 //   has a group formed first, and whom only that keeps out waits without holding up others);
-// - else has a group formed for it on the idle worker with the largest budget (jobs behind it may
-//   join that one too, and make it longer, or its microbatches shorter where no worker is left);
-//   recomputed is only what some job would not fit without even alone;
+// - else has a group formed for it on an idle worker, on a GPU before a CPU and then on the one
+//   with the largest budget (jobs behind it may join that one too, and make it longer, or its
+//   microbatches shorter where no worker is left); recomputed is only what some job would not fit
+//   without even alone;
 // - else waits for a group of its base model that is being formed or changed and that it would fit
 //   alone;
 // - else has a group without jobs dissolved;

@@ -144,6 +144,11 @@ absl::StatusOr<StoredState> ReadStore(storage::JobStore& store,
   if (*epoch && !absl::SimpleAtoi(**epoch, &state.last_epoch)) {
     return Corrupt(kMetaKind, kEpochKey);
   }
+  auto starts = store.GetRecord(kMetaKind, kStartsKey);
+  if (!starts.ok()) return starts.status();
+  if (*starts && !absl::SimpleAtoi(**starts, &state.starts)) {
+    return Corrupt(kMetaKind, kStartsKey);
+  }
   if (absl::Status status = ReadRevisions(store, &state, revisions); !status.ok()) return status;
   return state;
 }

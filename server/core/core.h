@@ -50,6 +50,7 @@ struct CoreOptions {
   int64_t request_ids_days = 7;
   int64_t request_ids_max = 100'000;
   int64_t request_answers_max = 10'000;
+  int64_t rows_max = 20'000;  // summaries of checked rows
   std::string version;
 };
 
@@ -59,6 +60,7 @@ struct StoredState {
   int64_t last_revision = 0;
   int64_t oldest_revision = 0;  // still stored
   int64_t last_epoch = 0;
+  int64_t starts = 0;  // of the coordinator on this store
   // Of live jobs, ascending: metric rows after their newest checkpoint, at least the newest
   // kMetricRowsKept; all, where the record has no checkpoint_tokens.
   std::vector<std::pair<std::string, v1::StepMetrics>> metrics;

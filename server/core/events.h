@@ -68,9 +68,11 @@ struct CreateJob {
   uint64_t random = 0;  // the id is made of it; the driver fills it in
 };
 
-// -> v1::JobEstimate, once the rows are checked. Defaults filled in.
+// -> v1::JobEstimate, once the rows are checked and a worker has connected, or the wait for one is
+// over. Defaults filled in.
 struct EstimateJob {
   v1::Job job;
+  int64_t wait_us = 0;  // for a first worker: about to connect, right after the start
 };
 
 // -> JobSnapshot: where a watch begins. Pages: the jobs among `names` (empty = all) that changed

@@ -10,8 +10,9 @@
 namespace lorad::server {
 namespace {
 
-// More at once would only make a decision dearer: those behind wait in any case.
-constexpr size_t kQueueViewMax = 256;
+// What a decision looks at: so many jobs in all, and so many of one shape.
+constexpr size_t kQueueViewMax = 1024;
+constexpr size_t kOfShapeMax = 256;
 
 worker::v1::FormGroup::Recomputation OrderOf(planner::Recomputation recomputation) {
   switch (recomputation) {
@@ -61,6 +62,31 @@ planner::QueuedJob Core::State::Queued(const JobState& job) const {
   return queued;
 }
 
+// The first of each shape, so that no crowd of jobs that have to wait hides one that does not; of
+// few shapes more each, for they may be placed together. Those behind have their turn when these
+// are placed.
+std::vector<const JobState*> Core::State::QueueView(
+    const std::set<std::string_view>& members) const {
+  const size_t each =
+      std::clamp<size_t>(kQueueViewMax / std::max<size_t>(shapes_.size(), 1), 1, kOfShapeMax);
+  std::vector<std::pair<QueueKey, const JobState*>> view;
+  for (const auto& [shape, jobs] : shapes_) {
+    size_t taken = 0;
+    for (const auto& [key, job] : jobs) {
+      if (taken == each) break;
+      if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
+      if (members.contains(job->name())) continue;  // about to leave its group
+      view.emplace_back(key, job);
+      taken++;
+    }
+  }
+  std::ranges::sort(view);
+  if (view.size() > kQueueViewMax) view.resize(kQueueViewMax);
+  std::vector<const JobState*> queue;
+  for (const auto& [key, job] : view) queue.push_back(job);
+  return queue;
+}
+
 planner::ClusterView Core::State::ClusterOf() const {
   planner::ClusterView view;
   view.microbatch_tokens = options_.microbatch_tokens;
@@ -101,13 +127,7 @@ planner::ClusterView Core::State::ClusterOf() const {
       running.alone = record.alone();
     }
   }
-  for (const auto& [key, job] : queue_) {
-    if (view.queue.size() == kQueueViewMax) break;
-    if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
-    if (IsPostponed(*job) || job->reads_rows) continue;
-    if (members.contains(job->name())) continue;  // about to leave
-    view.queue.push_back(Queued(*job));
-  }
+  for (const JobState* job : QueueView(members)) view.queue.push_back(Queued(*job));
   return view;
 }
 

@@ -35,6 +35,7 @@ void Core::State::Postpone(JobState& job, const std::string& reason, const std::
     FallBack(job);
     Transition(job, v1::Job::QUEUED, absl::StrCat(reason, ": ", message));
   }
+  if (job.state() == v1::Job::QUEUED) LeaveShapes(job);
   CountFailure(job, reason, message);
   const int times = std::max(passing.event.count(), 1);
   const absl::Time again = absl::FromUnixMicros(wall_us_ + pause_us);
@@ -67,10 +68,6 @@ void Core::State::CountFailure(JobState& job, const std::string& reason,
   Touch(job);
 }
 
-bool Core::State::IsPostponed(const JobState& job) const {
-  return job.passing && job.passing->until_us > now_us_;
-}
-
 void Core::State::SetPostponedTimer() {
   if (postponed_.empty()) return;
   const int64_t first_us = postponed_.begin()->first;
@@ -85,8 +82,8 @@ void Core::State::TryPostponed() {
     JobState* job = FindJob(postponed_.begin()->second);
     postponed_.erase(postponed_.begin());
     if (!job) continue;
+    if (job->state() == v1::Job::QUEUED && !job->reads_rows) EnterShapes(*job);
     if (job->reads_rows) ReadRowsAgain(*job);
-    if (job->state() == v1::Job::QUEUED) schedule_ = true;
     if (job->state() == v1::Job::VALIDATING && EnsureRows(job->job())) SettleJob(*job);
   }
   SetPostponedTimer();

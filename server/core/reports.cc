@@ -324,7 +324,7 @@ void Core::State::OnMicrobatchDone(GroupState& group, const worker::v1::Microbat
   const bool recomputes = group.shape.recomputation == planner::Recomputation::kBlocks;
   const double backward_ms =
       std::max(done.backward_ms() - (recomputes ? done.forward_ms() : 0), 0.0);
-  TimesOf(group.base_model)
+  TimesOf(group.base_model, &workers_.at(group.worker))
       .Observe(done.tokens(), done.squared_lengths(), done.forward_ms(), backward_ms);
   for (const std::string& name : jobs) {
     JobState* job = FindJob(name);

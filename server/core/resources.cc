@@ -94,7 +94,7 @@ void Core::State::On(uint64_t request, const v1::UnregisterModelRequest& content
     Dissolve(*FindGroup(name), "its base model was unregistered");
   }
   Put(storage::DeleteRecord(kModelKind, content.name()));
-  times_.erase(content.name());
+  std::erase_if(times_, [&](const auto& entry) { return entry.first.first == content.name(); });
   memory_.erase(content.name());
   models_.erase(found);
   Answer(request, std::monostate());
@@ -102,7 +102,8 @@ void Core::State::On(uint64_t request, const v1::UnregisterModelRequest& content
 
 // ---- uploads ----
 
-// A path is never used twice: a removal that is still under way cannot hit what came after it.
+// A path is never used twice, also where the wall's clock goes back: a removal that is still under
+// way cannot hit what came after it.
 template <class Content>
 void Core::State::MoveIntoPlace(uint64_t request, const char* kind, const std::string& name,
                                 bool exists, const Content& content, const std::string& path) {
@@ -137,7 +138,7 @@ void Core::State::MoveIntoPlace(uint64_t request, const char* kind, const std::s
 void Core::State::On(uint64_t request, const CreateDataset& content) {
   const std::string& name = content.dataset.name();
   MoveIntoPlace(request, kDatasetKind, name, datasets_.contains(name), content,
-                absl::StrCat("datasets/", name, "-", wall_us_, "-", next_number_, ".jsonl"));
+                absl::StrCat("datasets/", name, "-", starts_, "-", next_number_, ".jsonl"));
 }
 
 void Core::State::On(uint64_t request, const v1::GetDatasetRequest& content) {
@@ -175,7 +176,7 @@ void Core::State::On(uint64_t request, const v1::DeleteDatasetRequest& content) 
 void Core::State::On(uint64_t request, const ImportAdapter& content) {
   const std::string& name = content.adapter.name();
   MoveIntoPlace(request, kAdapterKind, name, adapters_.contains(name), content,
-                absl::StrCat("adapters/", name, "-", wall_us_, "-", next_number_));
+                absl::StrCat("adapters/", name, "-", starts_, "-", next_number_));
 }
 
 void Core::State::On(uint64_t request, const v1::GetAdapterRequest& content) {

@@ -4,6 +4,7 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/core/job_progress.h"
 #include "server/core/model_shape.h"
 #include "server/errors/errors.h"
@@ -81,6 +82,7 @@ absl::Status Core::State::Load(StoredState stored) {
   for (const auto& entry : stored.rows) {
     if (auto status = Parse(kRowsKind, entry, &rows_[entry.first]); !status.ok()) return status;
   }
+  starts_ = stored.starts + 1;
   if (absl::Status status = requests_.Load(std::move(stored.requests)); !status.ok()) return status;
   if (absl::Status status = LoadJobs(stored); !status.ok()) return status;
   LoadMetrics(stored);
@@ -150,6 +152,7 @@ void Core::State::LoadMetrics(const StoredState& stored) {
 std::vector<Effect> Core::State::Recover(Moment now) {
   now_us_ = now.steady_us;
   wall_us_ = start_wall_us_ = now.wall_us;
+  Put(storage::PutRecord(kMetaKind, kStartsKey, absl::StrCat(starts_)));
   PruneRequests();
   const std::set<std::string> live = live_;
   for (const std::string& name : live) {
@@ -221,6 +224,7 @@ std::vector<Effect> Core::State::EndTurn() {
     }
   } while (schedule_);
   FinishStop();
+  AnswerEstimates();
   const std::set<std::string> touched = touched_;
   for (const std::string& name : touched) {
     if (JobState* job = FindJob(name)) Publish(*job);
@@ -340,14 +344,36 @@ Core::State::QueueKey Core::State::KeyOf(const JobState& job) {
   return {!Resumes(job), -job.job().priority(), job.record.order()};
 }
 
+std::string Core::State::QueueShape(const JobState& job) {
+  const v1::Job& content = job.job();
+  return absl::StrCat(Resumes(job), "/", job.record.company_max(), "/", content.priority(), "/",
+                      job.record.longest_tokens(), "/", content.adapter().rank(), "/",
+                      absl::StrJoin(content.adapter().target_modules(), ","), "/",
+                      content.base_model());
+}
+
+void Core::State::EnterShapes(JobState& job) {
+  shapes_[QueueShape(job)][KeyOf(job)] = &job;
+  schedule_ = true;
+}
+
+void Core::State::LeaveShapes(JobState& job) {
+  const auto shape = shapes_.find(QueueShape(job));
+  if (shape == shapes_.end()) return;
+  shape->second.erase(KeyOf(job));
+  if (shape->second.empty()) shapes_.erase(shape);
+}
+
 void Core::State::EnterQueue(JobState& job) {
   queue_[KeyOf(job)] = &job;
+  EnterShapes(job);
   places_known_ = false;
   schedule_ = true;
 }
 
 void Core::State::LeaveQueue(JobState& job) {
   queue_.erase(KeyOf(job));
+  LeaveShapes(job);
   job.resumes = false;
   places_known_ = false;
   job.why.clear();

@@ -4,7 +4,8 @@
 //   jobs.cc         jobs as clients see them: create, read, list, cancel, delete
 //   answers.cc      answers kept by their request_id
 //   ended_jobs.cc   jobs that have ended, kept as their records' bytes
-//   rows.cc         row checks and what waits for them; estimates
+//   rows.cc         row checks and what waits for them
+//   estimates.cc    what a job will cost
 //   workers.cc      control streams, time-outs, cluster view
 //   memory.cc       what workers take beyond the counted bytes
 //   room.cc         a disk without room
@@ -235,7 +236,11 @@ class Core::State {
   static QueueKey KeyOf(const JobState& job);
   // Who is tried alone goes before all others too: they wait for what comes of it (losses.h).
   static bool Resumes(const JobState& job) { return job.resumes || job.record.alone(); }
+  static std::string QueueShape(const JobState& job);
   void EnterQueue(JobState& job);
+  // It may be placed (again), or may not for a while.
+  void EnterShapes(JobState& job);
+  void LeaveShapes(JobState& job);
   void LeaveQueue(JobState& job);
   // The job goes on from its newest checkpoint: what came after it is not done any more.
   void FallBack(JobState& job);
@@ -309,6 +314,8 @@ class Core::State {
   void ReadRowsAgain(JobState& job);
   void Check(const std::string& key, const v1::Job& job, const std::string& dataset);
   // What OnRows does of one that waits for them.
+  // Keeps what waiting jobs need, once there are too many; others are summed up again when asked.
+  void PruneRows();
   void TakeRows(JobState& job, const absl::Status& status);
   // It waits for no rows any more; checks that nobody waits for end.
   void LeaveChecks(const v1::Job& job);
@@ -316,11 +323,20 @@ class Core::State {
   std::vector<std::string> RowsKeys(const v1::Job& job) const;
   bool Concerns(const v1::Job& job, const std::string& key) const;
   void AskAgain(const std::string& key, const absl::Status& status);
-  // The rows are good and the job can ever fit; fills in what follows from them.
+  // The rows are good; fills in what follows from them.
+  absl::Status SumUpRows(records::JobRecord& record, v1::JobError* error) const;
+  // Likewise, and the job can ever fit.
   absl::Status AcceptRows(records::JobRecord& record, v1::JobError* error) const;
   void SettleJob(JobState& job);
+  // One that read them again goes on waiting for its place.
+  void GoOnWithRows(JobState& job);
+  void FailRows(JobState& job, const v1::JobError& error);
   absl::StatusOr<v1::JobEstimate> Estimate(const v1::Job& job);
-  planner::TimeModel& TimesOf(const std::string& base_model);
+  // Of a base model on a worker's device, or (no worker) on some CPU: what is learned of one device
+  // says nothing of another.
+  planner::TimeModel& TimesOf(const std::string& base_model, const WorkerState* worker);
+  // Estimates that waited for a worker: one has connected, or they have waited long enough.
+  void AnswerEstimates();
   const WorkerState* LargestWorker() const;
   // A group for a job alone, on the largest worker or, while there is none, on some CPU.
   struct LoneGroup {
@@ -379,7 +395,6 @@ class Core::State {
   // sees to it that its member leaves.
   void Postpone(JobState& job, const std::string& reason, const std::string& message);
   void CountFailure(JobState& job, const std::string& reason, const std::string& message);
-  bool IsPostponed(const JobState& job) const;
   void SetPostponedTimer();
   void TryPostponed();
 
@@ -389,6 +404,7 @@ class Core::State {
   int64_t TokensOf(const WorkerState& worker) const;
   planner::QueuedJob Queued(const JobState& job) const;
   planner::ClusterView ClusterOf() const;
+  std::vector<const JobState*> QueueView(const std::set<std::string_view>& members) const;
   void Carry(const planner::Decision& decision);
   std::string WhyWait(const planner::Decision& decision) const;
   void FormGroup(const planner::Decision& decision);
@@ -461,12 +477,18 @@ class Core::State {
     std::vector<std::pair<uint64_t, CreateJob>> validations;
     std::vector<std::pair<uint64_t, EstimateJob>> estimates;
   };
+  struct HeldEstimate {
+    uint64_t request = 0;
+    EstimateJob content;
+    int64_t until_us = 0;
+  };
 
   // What TimerFired names.
   static constexpr uint64_t kTick = 1;
   static constexpr uint64_t kRestEnds = 2;
   static constexpr uint64_t kPostponedEnds = 3;
   static constexpr uint64_t kShardsWait = 4;
+  static constexpr uint64_t kEstimateEnds = 5;
 
   const CoreOptions options_;
   // Of the event that is being applied (events.h, Moment).
@@ -490,18 +512,21 @@ class Core::State {
 
   std::map<QueueKey, JobState*> queue_;
   mutable bool places_known_ = true;
+  // Those of the queue that may be placed now, by their shape: jobs of one shape fare alike.
+  std::map<std::string, std::map<QueueKey, JobState*>> shapes_;
   std::set<std::pair<int64_t, std::string>> postponed_;  // (until_us, job)
   int64_t postponed_timer_us_ = 0;                       // the earliest that is set; 0 = none
 
   std::map<std::string, WorkerState> workers_;
   std::map<std::string, GroupState> groups_;
-  std::map<std::string, planner::TimeModel> times_;   // by base model,
-  std::map<std::string, planner::MemoryFit> memory_;  // likewise
+  std::map<std::pair<std::string, std::string>, planner::TimeModel> times_;  // base model, device
+  std::map<std::string, planner::MemoryFit> memory_;                         // by base model
 
   std::map<uint64_t, PendingMove> moves_;
   std::map<uint64_t, PendingCommit> commits_;
   std::map<std::string, std::set<std::string>> checks_;  // under way: key -> jobs that wait for it
   PendingRows waiting_;
+  std::vector<HeldEstimate> held_estimates_;
   absl::Status room_;  // on the disk: OK, or what who asks for more is told
   std::vector<uint64_t> stops_;
   bool stopping_ = false;
@@ -512,6 +537,7 @@ class Core::State {
   int64_t next_order_ = 1;
   int64_t next_epoch_ = 1;
   uint64_t next_number_ = 1;  // of plans, moves, commits
+  int64_t starts_ = 1;        // of the coordinator on this store, this one included
 
   // Of the turn:
   std::vector<storage::Mutation> mutations_;

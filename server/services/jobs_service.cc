@@ -20,7 +20,6 @@ namespace lorad::server {
 namespace {
 
 constexpr absl::Duration kWorkerPatience = absl::Seconds(5);  // until an own worker has connected
-constexpr absl::Duration kWorkerPoll = absl::Milliseconds(50);
 constexpr size_t kPageBytesMax = 3 << 20;  // clients take messages of 4 MiB by default
 
 using Context = grpc::CallbackServerContext;
@@ -103,11 +102,12 @@ class JobsService final : public Base {
     auto* call = new UnaryCall(backend_, context);
     server::EstimateJob estimate;
     estimate.job = request->job();
-    const absl::Time until = absl::Now() + kWorkerPatience;
-    return Complete(call, std::move(estimate),
-                    [this, call, response, until](server::EstimateJob complete) {
-                      Estimate(call, std::move(complete), until, response);
-                    });
+    // Right after the start the daemon's own workers are about to connect, and whether a job fits
+    // is about them.
+    if (backend_.own_workers) estimate.wait_us = absl::ToInt64Microseconds(kWorkerPatience);
+    return Complete(call, std::move(estimate), [call, response](server::EstimateJob complete) {
+      call->Relay(std::move(complete), response);
+    });
   }
 
  private:
@@ -136,25 +136,6 @@ class JobsService final : public Base {
       }
       *response = std::move(jobs);
       call->End(absl::OkStatus());
-    });
-  }
-
-  // Right after the start the daemon's own workers are about to connect, and whether a job fits is
-  // about them.
-  void Estimate(UnaryCall* call, server::EstimateJob estimate, absl::Time until,
-                v1::JobEstimate* response) {
-    call->Ask(estimate, [this, call, estimate, until, response](Question::Answer answer) {
-      if (!answer.ok()) return (void)call->End(answer.status());
-      auto& known = std::get<v1::JobEstimate>(*answer);
-      if (known.budget_bytes() > 0 || !backend_.own_workers || backend_.stopping ||
-          absl::Now() > until) {
-        *response = std::move(known);
-        return (void)call->End(absl::OkStatus());
-      }
-      call->OnReads([this, call, estimate, until, response] {
-        absl::SleepFor(kWorkerPoll);
-        Estimate(call, estimate, until, response);
-      });
     });
   }
 

@@ -21,6 +21,10 @@ QueuedJob Job(const std::string& name, const std::string& base, int64_t arrival,
 WorkerView Idle(const std::string& name, int64_t budget = kBig) {
   return {name, budget, {.threads = 2}, true};
 }
+WorkerView IdleGpu(const std::string& name, int64_t budget = kBig) {
+  return {
+      name, budget, {.kind = DeviceKind::kCuda, .multiprocessors = 132, .value_bytes = 2}, true};
+}
 WorkerView Busy(const std::string& name, int64_t budget = kBig) {
   return {name, budget, {.threads = 2}, false};
 }
@@ -137,6 +141,15 @@ TEST_CASE("Decisions") {
   };
   const Case cases[] = {
       {"nothing to do", {{Idle("w")}, {}, {}}, ""},
+      {"a GPU goes before a CPU, whatever their memory, and the larger GPU before the other",
+       {{Idle("cpu", 8 * kBig), IdleGpu("gpu"), IdleGpu("large", 2 * kBig)},
+        {},
+        {Job("a", "m", 1), Job("b", "n", 2), Job("c", "o", 3)}},
+       "form large base=m 8192/100: a\nform gpu base=n 8192/100: b\n"
+       "form cpu base=o 1024/100: c\n"},
+      {"what fits no GPU goes to the CPU",
+       {{IdleGpu("gpu", 1 << 20), Idle("cpu")}, {}, {Job("a", "m", 1)}},
+       "form cpu base=m 1024/100: a\n"},
       {"no worker", {{}, {}, {Job("a", "m", 1)}}, "wait #1: a (no worker is connected)\n"},
       {"jobs of one base model form one group, long enough for the longest",
        {{Idle("w")}, {}, {Job("a", "m", 1, 100), Job("b", "m", 2, 300), Job("c", "m", 3, 2000)}},

@@ -95,7 +95,7 @@ void World::Start() {
   absl::StatusOr<StoredState> stored = ReadStore(store_, &revisions);
   RequireOk(stored.status());
   std::vector<Effect> effects;
-  auto core = Core::Create(options_.core, *std::move(stored), {now_us_, now_us_}, &effects);
+  auto core = Core::Create(options_.core, *std::move(stored), Now(), &effects);
   RequireOk(core.status());
   core_ = *std::move(core);
   // What no record names is removed, as the driver does.
@@ -138,7 +138,7 @@ void World::Turn() {
   turns_++;
   std::vector<Effect> effects;
   for (auto& content : std::exchange(inbox_, {})) {
-    for (Effect& effect : core_->Apply(Event{{now_us_, now_us_}, std::move(content)})) {
+    for (Effect& effect : core_->Apply(Event{Now(), std::move(content)})) {
       effects.push_back(std::move(effect));
     }
   }

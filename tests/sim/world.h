@@ -73,6 +73,8 @@ class World {
   void RunUntilState(const std::string& job, v1::Job::State state);
   int64_t now_us() const { return now_us_; }
   void Sleep(int64_t us);
+  // The wall's clock, which else goes with the other.
+  void SetWallClock(int64_t us) { wall_ahead_us_ = us - now_us_; }
 
   void ConnectWorkers();
   void KillWorker(int worker, bool restart = true);
@@ -138,6 +140,9 @@ class World {
   const SimWorker& worker(int i) const { return *workers_[i].worker; }
   int64_t crashes() const { return crashes_; }
   int64_t turns() const { return turns_; }
+  storage::JobStore& store() { return store_; }
+  // A file that a client has sent.
+  std::string NewUpload();
   const std::set<std::string>& disk() const { return disk_; }
   const std::vector<server::PlanInput>& plans() const { return plans_; }
   int64_t hurries() const { return hurries_; }
@@ -156,6 +161,7 @@ class World {
     int64_t down_free_us = 0;
   };
 
+  server::Moment Now() const { return {now_us_, now_us_ + wall_ahead_us_}; }
   server::ReplyValue Look(server::Request request);
   static void RequireOk(const absl::Status& status);
   void Start();
@@ -186,6 +192,7 @@ class World {
   const WorldOptions options_;
   std::mt19937_64 random_;
   int64_t now_us_ = 1'000'000'000;
+  int64_t wall_ahead_us_ = 0;
   std::multimap<int64_t, std::function<void()>> agenda_;
 
   // Durable:

@@ -255,7 +255,7 @@ class DriverImpl final : public Driver, private Sinks {
 
   void Refuse(const Requested& requested) {
     if (const std::string* upload = UploadOf(requested.content)) {
-      tasks_.Add(Tasks::Queue::kFiles, 0,
+      tasks_.Add(Tasks::Queue::kFiles,
                  [this, upload = *upload] { storage::RemoveTree(files_, upload).IgnoreError(); });
     }
     Answer(requested.request, Busy());

@@ -364,7 +364,7 @@ class Core::State {
   // Who stood still himself cannot say who was silent meanwhile: all have their time anew.
   void RenewLeases(int64_t late_us);
   // Why the group's worker counts as lost though it is alive; empty: it does not.
-  std::string WhyImpatient(const GroupState& group) const;
+  std::string WhyImpatient(const GroupState& group);
   void LoseWorker(WorkerState& worker, const std::string& why);
   void CloseWorker(WorkerState& worker, const std::string& why);
   void Rest(WorkerState& worker, const std::string& why);

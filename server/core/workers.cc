@@ -192,7 +192,7 @@ void Core::State::RenewLeases(int64_t late_us) {
   for (auto& [name, group] : groups_) group.heard_us = now_us_;
 }
 
-std::string Core::State::WhyImpatient(const GroupState& group) const {
+std::string Core::State::WhyImpatient(const GroupState& group) {
   using Phase = GroupState::Phase;
   Patience patience;
   std::string what;
@@ -204,9 +204,7 @@ std::string Core::State::WhyImpatient(const GroupState& group) const {
     const WindowWork work = group.windows.empty() ? WindowWork() : group.windows.front().work;
     const planner::TimeModel assumed(
         planner::PriorOf(WorkOf(models_.at(group.base_model).shape, group.shape.device)));
-    const auto measured = times_.find(group.base_model);
-    patience =
-        PatienceFor(options_, work, measured == times_.end() ? assumed : measured->second, assumed);
+    patience = PatienceFor(options_, work, TimesOf(group.base_model, &WorkerOf(group)), assumed);
     what = group.windows.empty() ? absl::StrCat("it does not answer a cut of ", group.name)
                                  : absl::StrCat("it reports nothing of window ",
                                                 group.windows.front().number, " of ", group.name);

@@ -13,9 +13,10 @@ TEST_CASE("without room creates are refused with the numbers; reads, cancels and
   const std::string kept = world->Submit(World::NewJob(), "id-1");
   world->SetRoom(3 * kMiB, 80 * kMiB);
   world->Settle();
-  for (const Request& request :
-       {Request(CreateJob{World::NewJob(), {}, false, 0}), Request(RegisterModel{}),
-        Request(CreateDataset{}), Request(ImportAdapter{})}) {
+  CreateJob create;
+  create.job = World::NewJob();
+  for (const Request& request : {Request(create), Request(RegisterModel{}),
+                                 Request(CreateDataset{}), Request(ImportAdapter{})}) {
     const absl::Status refused = world->Call(request).status();
     CAPTURE(request.index(), refused.ToString());
     CHECK(absl::IsResourceExhausted(refused));

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <future>
+#include <memory>
+#include <thread>
 #include <vector>
 
 namespace lorad::server {
@@ -25,18 +28,16 @@ TEST_CASE("files are worked on one after the other, in their order") {
 
 TEST_CASE("what has not begun when the threads stop is dropped") {
   ThreadTasks tasks(1);
+  auto waiting = std::make_shared<int>();  // held by the task that waits
   std::promise<void> begun;
-  std::promise<void> go_on;
-  tasks.Add(Queue::kPlanner, [&] {
+  tasks.Add(Queue::kPlanner, [&begun, dropped = std::weak_ptr<int>(waiting)] {
     begun.set_value();
-    go_on.get_future().wait();
+    while (!dropped.expired()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
   begun.get_future().wait();
   bool ran = false;
-  tasks.Add(Queue::kPlanner, [&] { ran = true; });
-  std::thread stop([&] { tasks.Stop(); });
-  go_on.set_value();
-  stop.join();
+  tasks.Add(Queue::kPlanner, [&ran, waiting = std::move(waiting)] { ran = true; });
+  tasks.Stop();
   tasks.Add(Queue::kPlanner, [&] { ran = true; });
   CHECK_FALSE(ran);
 }

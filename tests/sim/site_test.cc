@@ -17,7 +17,7 @@ namespace {
 using server::Request;
 
 uint64_t first_seed = 1;
-uint64_t seeds = 150;
+uint64_t seeds = 2000;
 
 // What goes wrong in a history. Each kind can be switched off, to see which ones a failure needs.
 struct Calamities {

@@ -14,7 +14,7 @@ TEST_CASE("without room creates are refused with the numbers; reads, cancels and
   world->SetRoom(3 * kMiB, 80 * kMiB);
   world->Settle();
   for (const Request& request :
-       {Request(CreateJob{.job = World::NewJob()}), Request(RegisterModel{}),
+       {Request(CreateJob{World::NewJob(), {}, false, 0}), Request(RegisterModel{}),
         Request(CreateDataset{}), Request(ImportAdapter{})}) {
     const absl::Status refused = world->Call(request).status();
     CAPTURE(request.index(), refused.ToString());

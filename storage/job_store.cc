@@ -2,7 +2,9 @@
 
 #include <sqlite3.h>
 
+#include <algorithm>
 #include <array>
+#include <cassert>
 #include <cerrno>
 #include <mutex>
 #include <utility>
@@ -54,6 +56,7 @@ absl::Status WithReason(absl::StatusCode code, std::string_view reason,
 // tells ENOSPC alone from other failures.
 int WriteError(sqlite3* database) {
   int error = 0;
+  if (database == nullptr) return error;
   sqlite3_file* log = nullptr;
   sqlite3_file_control(database, "main", SQLITE_FCNTL_JOURNAL_POINTER, &log);
   if (log != nullptr && log->pMethods != nullptr) {
@@ -104,6 +107,39 @@ absl::Status FromSqlite(sqlite3* database, int code, const std::string& path) {
 // Whether nothing was changed and the same may be tried again.
 bool MayPass(const absl::Status& status) {
   return absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
+}
+
+// Writes the log at `path`, where there is one, in place once more and syncs it. A process that
+// ended because it could not sync it has left turns that may lie in the kernel's memory alone: read
+// from there, they would be taken for durable, and all that is appended behind them would go with
+// them.
+int RewriteLog(sqlite3_vfs* vfs, const std::string& path) {
+  int there = 0;
+  if (int code = vfs->xAccess(vfs, path.c_str(), SQLITE_ACCESS_EXISTS, &there); code != SQLITE_OK) {
+    return code;
+  }
+  if (there == 0) return SQLITE_OK;
+  const auto memory = std::make_unique<char[]>(static_cast<size_t>(vfs->szOsFile));
+  sqlite3_file* const file = reinterpret_cast<sqlite3_file*>(memory.get());
+  constexpr int kFlags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_WAL;
+  int opened = kFlags;
+  int code = vfs->xOpen(vfs, path.c_str(), file, kFlags, &opened);
+  // Where it may not be written, the database will say so.
+  if (code == SQLITE_OK && (opened & SQLITE_OPEN_READONLY) == 0) {
+    constexpr sqlite3_int64 kPieceBytes = 64 << 10;  // SQLite writes less than 128 KiB at once
+    sqlite3_int64 bytes = 0;
+    code = file->pMethods->xFileSize(file, &bytes);
+    std::string piece;
+    for (sqlite3_int64 at = 0; code == SQLITE_OK && at < bytes; at += piece.size()) {
+      piece.resize(static_cast<size_t>(std::min<sqlite3_int64>(bytes - at, kPieceBytes)));
+      const int length = static_cast<int>(piece.size());
+      code = file->pMethods->xRead(file, piece.data(), length, at);
+      if (code == SQLITE_OK) code = file->pMethods->xWrite(file, piece.data(), length, at);
+    }
+    if (code == SQLITE_OK) code = file->pMethods->xSync(file, SQLITE_SYNC_NORMAL);
+  }
+  if (file->pMethods != nullptr) file->pMethods->xClose(file);
+  return code;
 }
 
 // A prepared statement, reset after each use.
@@ -164,7 +200,12 @@ class SqliteJobStore : public JobStore {
   }
 
   absl::Status Init() {
-    int code = sqlite3_open_v2(
+    sqlite3_vfs* const vfs = sqlite3_vfs_find(vfs_.empty() ? nullptr : vfs_.c_str());
+    assert(vfs != nullptr);
+    const std::string log = absl::StrCat(path_, "-wal");
+    int code = RewriteLog(vfs, log);
+    if (code != SQLITE_OK) return FromSqlite(nullptr, code, log);
+    code = sqlite3_open_v2(
         path_.c_str(), &database_,
         SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE,
         vfs_.empty() ? nullptr : vfs_.c_str());

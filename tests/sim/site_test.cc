@@ -17,7 +17,7 @@ namespace {
 using server::Request;
 
 uint64_t first_seed = 1;
-uint64_t seeds = 150;
+uint64_t seeds = 2000;
 
 // What goes wrong in a history. Each kind can be switched off, to see which ones a failure needs.
 struct Calamities {
@@ -59,7 +59,7 @@ class Client {
   const std::string& acknowledged() const { return acknowledged_; }
   bool cancelled() const { return cancelled_; }
   const v1::Job& job() const { return seen_; }
-  bool ended() const { return !acknowledged_.empty() && !server::IsLive(seen_.state()); }
+  bool ended() const { return !seen_.name().empty() && !server::IsLive(seen_.state()); }
 
  private:
   // Asks again and again until the job has ended.
@@ -82,7 +82,7 @@ class Client {
   const std::string request_id_;
   std::string acknowledged_;
   bool cancelled_ = false;
-  v1::Job seen_;
+  v1::Job seen_;  // without a name: not yet
 };
 
 v1::Job RandomJob(std::mt19937_64& random) {

@@ -112,6 +112,33 @@ TEST_CASE("after a sync that failed the store takes nothing more") {
   CHECK(Newest(**store) >= 1);
 }
 
+TEST_CASE("turns behind one whose sync failed are durable after a new start") {
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    House house(seed);
+    auto store = house.Open();
+    REQUIRE(store.ok());
+    REQUIRE((*store)->Apply(Turn(1)).ok());
+    house.Fail(Call::kSync, "-wal", EIO);
+    REQUIRE_FALSE((*store)->Apply(Turn(2)).ok());
+    // The process ends; what it failed to sync still lies in the kernel's memory.
+    house.disk.StopAfter(0);
+    store->reset();
+    house.disk.Restart();
+    house.disk.set_fault(nullptr);
+    store = house.Open();
+    REQUIRE(store.ok());
+    const int64_t next = Newest(**store) + 1;
+    REQUIRE((*store)->Apply(Turn(static_cast<int>(next))).ok());
+    house.disk.StopAfter(0);
+    store->reset();
+    house.disk.PowerLoss();
+    store = house.Open();
+    INFO("seed " << seed);
+    REQUIRE(store.ok());
+    CHECK(Newest(**store) == next);
+  }
+}
+
 TEST_CASE("a sync that fails while the log is emptied into the database is told") {
   House house;
   auto store = house.Open();

@@ -18,6 +18,7 @@ constexpr int kProtocolVersion = 1;
 constexpr int64_t kMillisecond = 1000;  // in microseconds
 // A worker that has missed so many may be dead: another one may take its name.
 constexpr int64_t kHeartbeatsMissed = 5;
+constexpr int64_t kWorkerRetryMs = 5000;
 
 double Rate(const std::deque<std::pair<int64_t, int64_t>>& pace) {
   if (pace.size() < 2) return 0;
@@ -39,9 +40,13 @@ WorkerState* Core::State::FindConnection(uint64_t connection) {
 
 void Core::State::OnConnected(const WorkerConnected& connected) {
   const worker::v1::Hello& hello = connected.hello;
+  // For good; and for now: it is to try again.
   const auto refuse = [&](const std::string& reason, const std::string& message) {
     Do(Disconnect{connected.connection,
                   Error(absl::StatusCode::kFailedPrecondition, reason, message)});
+  };
+  const auto put_off = [&](const std::string& reason, const std::string& message) {
+    Do(Disconnect{connected.connection, Unavailable(reason, message, kWorkerRetryMs)});
   };
   if (const std::string wrong = WhatIsWrong(hello); !wrong.empty()) {
     return refuse("HELLO_INVALID", wrong);
@@ -52,7 +57,7 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
                                hello.protocol_version(), " of the protocol, this lorad ",
                                kProtocolVersion, ": install the same version of both"));
   }
-  if (stopping_) return refuse("SHUTTING_DOWN", "the coordinator is being stopped");
+  if (stopping_) return put_off("SHUTTING_DOWN", "the coordinator is being stopped");
   const auto known = workers_.find(hello.worker());
   if (known != workers_.end() && IsAlive(known->second)) {
     // It may be the same one, whose broken stream has not been heard of yet: it is to try again.
@@ -69,7 +74,7 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
     const auto lost = std::ranges::find_if(
         workers_, [](const auto& entry) { return entry.second.connection == 0; });
     if (lost == workers_.end()) {
-      return refuse("TOO_MANY_WORKERS", absl::StrCat("there are ", kWorkersMax, " workers"));
+      return put_off("TOO_MANY_WORKERS", absl::StrCat("there are ", kWorkersMax, " workers"));
     }
     workers_.erase(lost);
   }

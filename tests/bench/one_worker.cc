@@ -11,6 +11,8 @@ using namespace server;  // NOLINT: the core is the server's
 
 constexpr int64_t kEventUs = 1000;
 constexpr int64_t kBatchTokens = 4096;
+constexpr int64_t kTrainedTokens = 2000;
+constexpr int64_t kMicrobatchTokens = 1024;  // one of its batch is told of
 constexpr char kConfig[] = R"({
   "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
   "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_hidden_layers": 30,
@@ -184,6 +186,25 @@ void OneWorker::Plan(const server::Plan& plan) {
   worker::v1::Window window;
   window.set_epoch(plan.input.epoch);
   window.set_number(plan.input.window);
+  for (const LoadUnit& load : plan.input.loads) {
+    worker::v1::Operation& operation = *window.add_operations();
+    operation.set_kind(worker::v1::Operation::LOAD_SLOT);
+    operation.set_job(load.slot.job());
+    operation.set_step(load.step);
+  }
+  for (const TrainUnit& unit : plan.input.trains) {
+    worker::v1::Batch& batch = *window.add_batches();
+    batch.set_job(unit.job);
+    batch.set_step(unit.step);
+    batch.set_sequences(unit.batch_size);
+    batch.set_trained_tokens(kTrainedTokens);
+    batch.set_tokens(kBatchTokens);
+    worker::v1::Operation& operation = *window.add_operations();
+    operation.set_kind(worker::v1::Operation::STEP);
+    operation.set_job(unit.job);
+    operation.set_step(unit.step);
+    operation.set_learning_rate(unit.learning_rate);
+  }
   if (!plan.input.trains.empty()) {
     worker::v1::Microbatch& microbatch = *window.add_microbatches();
     microbatch.set_number(plan.input.first_microbatch);
@@ -198,14 +219,15 @@ void OneWorker::Execute(const worker::v1::Window& window) {
   for (const LoadUnit& load : plan.loads) {
     worker::v1::Report loaded;
     loaded.mutable_slot_loaded()->set_job(load.slot.job());
+    loaded.mutable_slot_loaded()->set_step(load.step);
     Report(std::move(loaded));
   }
   for (const TrainUnit& unit : plan.trains) {
     worker::v1::Report microbatch;
     microbatch.mutable_microbatch_done()->set_microbatch(plan.first_microbatch);
-    microbatch.mutable_microbatch_done()->set_tokens(kBatchTokens);
+    microbatch.mutable_microbatch_done()->set_tokens(kMicrobatchTokens);
     microbatch.mutable_microbatch_done()->set_adapters(1);
-    microbatch.mutable_microbatch_done()->set_squared_lengths(kBatchTokens * 512.0);
+    microbatch.mutable_microbatch_done()->set_squared_lengths(kMicrobatchTokens * 512);
     microbatch.mutable_microbatch_done()->set_forward_ms(20);
     microbatch.mutable_microbatch_done()->set_backward_ms(40);
     Report(std::move(microbatch));
@@ -216,7 +238,7 @@ void OneWorker::Execute(const worker::v1::Window& window) {
     done.set_loss(loss_offset_ + 1.5 + 1.0 / static_cast<double>(unit.step + 1));
     done.set_grad_norm(0.7 + 1.0 / static_cast<double>(unit.step + 3));
     done.set_learning_rate(unit.learning_rate);
-    done.set_trained_tokens(2000);
+    done.set_trained_tokens(kTrainedTokens);
     done.set_tokens(kBatchTokens);
     done.set_step_time_ms(60.25);
     Report(std::move(report));

@@ -83,7 +83,7 @@ class AgendaTasks final : public Tasks {
   using Schedule = std::function<int64_t(int64_t earliest_us, std::function<void()>)>;
   explicit AgendaTasks(Schedule schedule) : schedule_(std::move(schedule)) {}
 
-  void Add(Queue queue, int64_t, std::function<void()> task) override {
+  void Add(Queue queue, std::function<void()> task) override {
     const int64_t at = schedule_(free_us_[queue], std::move(task));
     if (queue != Queue::kRows) free_us_[queue] = at;  // in their order
   }

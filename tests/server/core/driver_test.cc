@@ -244,6 +244,7 @@ TEST_CASE("who finds the coordinator busy is told so at once, and what it brough
                                .after_commit = {}},
                               std::make_unique<FakeSolver>())
                     .value();
+  REQUIRE(driver->Call(v1::GetClusterRequest()).ok());  // its first commit is done
   hold = true;
   std::atomic<int> answers = 0;
   const auto count = [&](const absl::StatusOr<ReplyValue>& value) { answers += value.ok(); };

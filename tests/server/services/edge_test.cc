@@ -27,6 +27,16 @@ namespace {
 namespace wire = worker::v1;
 
 constexpr uid_t kNobody = 65534;
+
+// Of this thread and for files alone, which is what the kernel says of its connections.
+bool CanBeNobody() {
+  bool can = false;
+  std::thread([&can] {
+    setfsuid(kNobody);
+    can = setfsuid(kNobody) == static_cast<int>(kNobody);
+  }).join();
+  return can;
+}
 constexpr absl::Duration kShort = absl::Milliseconds(300);
 constexpr absl::Duration kLong = absl::Minutes(1);
 
@@ -313,8 +323,8 @@ TEST_CASE("where all connections have calls, a share is kept for workers") {
 }
 
 TEST_CASE("another user of the machine may not speak, be it as a client or as a worker") {
-  if (geteuid() != 0) {
-    WARN("skipped: only root can connect as another user");
+  if (!CanBeNobody()) {
+    WARN("skipped: only root, outside of a sandbox, can connect as another user");
     return;
   }
   EdgeFixture api;
@@ -340,8 +350,8 @@ TEST_CASE("another user of the machine may not speak, be it as a client or as a 
 }
 
 TEST_CASE("a user who is allowed may speak") {
-  if (geteuid() != 0) {
-    WARN("skipped: only root can connect as another user");
+  if (!CanBeNobody()) {
+    WARN("skipped: only root, outside of a sandbox, can connect as another user");
     return;
   }
   ApiServerOptions options;
@@ -352,8 +362,8 @@ TEST_CASE("a user who is allowed may speak") {
 }
 
 TEST_CASE("strangers' connections take the place of nobody") {
-  if (geteuid() != 0) {
-    WARN("skipped: only root can connect as another user");
+  if (!CanBeNobody()) {
+    WARN("skipped: only root, outside of a sandbox, can connect as another user");
     return;
   }
   EdgeFixture api;

@@ -97,7 +97,9 @@ absl::Status Show(Session& session, const Options& options) {
     if (job.error().line() > 0) table.Add({"line", absl::StrCat(job.error().line())});
   }
   if (job.has_queue()) {
-    table.Add({"queue", absl::StrCat("place ", job.queue().place(), ": ", job.queue().why())});
+    const int place = job.queue().place();
+    table.Add({"queue", absl::StrCat(place > 0 ? absl::StrCat("place ", place, ": ") : "",
+                                     job.queue().why())});
   }
   table.Add({"base model", job.base_model()});
   table.Add({"training dataset", job.training_dataset()});
@@ -123,7 +125,9 @@ absl::Status Events(Session& session, const Options& options) {
       session, &Jobs::Stub::ListEvents, request, [&](const lorad::v1::ListEventsResponse& page) {
         for (const lorad::v1::Event& event : page.events()) {
           if (session.json) std::cout << ToJson(event) << "\n";
-          table.Add({TimeText(event.time()), event.reason(), event.message()});
+          const std::string times =
+              event.count() > 1 ? absl::StrCat(" (", event.count(), " times)") : "";
+          table.Add({TimeText(event.time()), event.reason() + times, event.message()});
         }
       });
   if (status.ok() && !session.json) table.Print(std::cout);

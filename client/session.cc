@@ -17,6 +17,10 @@ const std::shared_ptr<grpc::Channel>& Session::channel() {
   // A page of a list goes out at once instead of waiting for windows of 64 KiB.
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // A daemon that is there but answers nothing is noticed in a call that would wait for ever.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   channel_ = grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
   return channel_;
 }

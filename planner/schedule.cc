@@ -37,15 +37,18 @@ class Scheduler {
         if (group.running.empty()) continue;
         member.running = &group.running[i];
         state.step_tokens += member.running->step_tokens;
+        state.Suspect(member.running->company_max, member.running->alone);
         state.lowest_priority = std::min(state.lowest_priority, member.running->priority);
       }
     }
     for (const WorkerView& worker : view.workers) {
       if (worker.idle) idle_.push_back(&worker);
     }
-    std::stable_sort(idle_.begin(), idle_.end(), [](const WorkerView* a, const WorkerView* b) {
-      return a->budget_bytes > b->budget_bytes;
-    });
+    const auto order = [](const WorkerView* worker) {
+      return std::make_pair(worker->device.kind != DeviceKind::kCuda, -worker->budget_bytes);
+    };
+    std::stable_sort(idle_.begin(), idle_.end(),
+                     [&](const WorkerView* a, const WorkerView* b) { return order(a) < order(b); });
   }
 
   std::vector<Decision> Run() {
@@ -55,9 +58,19 @@ class Scheduler {
 
  private:
   void Place(const QueuedJob& job) {
-    if (Join(job) || Form(job)) return;
+    // A suspect had better not be where others already are.
+    if (job.company_max > 0 ? Form(job) || Join(job) : Join(job) || Form(job)) return;
     waiting_.push_back(&job);
-    if (Awaited(job) == nullptr && (Dissolve(job) || Reform(job) || Evict(job))) return;
+    if (Awaited(job) == nullptr && Dissolve(job)) return;
+    if (const GroupState* group = PartedFrom(job)) {
+      if (!job.alone) settled_.insert(&job);
+      Decide(Decision::Kind::kWait, job).why = absl::StrCat(
+          "workers were lost, and it is being found out whose jobs end them; until "
+          "then it is kept out of ",
+          NameOf(*group));
+      return;
+    }
+    if (Awaited(job) == nullptr && (Reform(job) || Evict(job))) return;
     Decide(Decision::Kind::kWait, job).why = WhyWait(job);
   }
 
@@ -67,6 +80,26 @@ class Scheduler {
       return group.changes && group.base_model == job.base_model && FitsAlone(job, group);
     });
     return found == groups_.end() ? nullptr : &*found;
+  }
+
+  // Whether suspicion lets the job into the group.
+  static bool Mix(const GroupState& group, const QueuedJob& job) {
+    if (group.jobs == 0) return true;
+    if (job.alone || group.alone) return false;
+    return job.company_max == 0 || group.suspects < std::min(group.company_max, job.company_max);
+  }
+
+  // A group of its base model that takes newcomers, but not this one, for suspicion alone.
+  const GroupState* PartedFrom(const QueuedJob& job) const {
+    const auto found = std::find_if(groups_.begin(), groups_.end(), [&](const GroupState& group) {
+      return group.open && group.base_model == job.base_model && !Mix(group, job) &&
+             FitsAlone(job, group);
+    });
+    return found == groups_.end() ? nullptr : &*found;
+  }
+
+  static std::string NameOf(const GroupState& group) {
+    return group.fresh() ? "the group being formed" : "group " + group.name;
   }
 
   Decision& Decide(Decision::Kind kind, const QueuedJob& job) {
@@ -104,7 +137,7 @@ class Scheduler {
 
   bool Join(const QueuedJob& job) {
     for (GroupState& group : groups_) {
-      if (!group.open || group.base_model != job.base_model || group.full()) {
+      if (!group.open || group.base_model != job.base_model || group.full() || !Mix(group, job)) {
         continue;
       }
       const GroupShape shape = group.fresh() ? ShapeWith(group, job) : group.shape;
@@ -178,6 +211,7 @@ class Scheduler {
     group.slot_bytes += SlotOf(job, shape.device);
     group.step_tokens += job.step_tokens;
     group.lowest_priority = std::min(group.lowest_priority, job.priority);
+    group.Suspect(job.company_max, job.alone);
     ++group.jobs;
   }
 
@@ -308,7 +342,7 @@ class Scheduler {
     if (const GroupState* group = Awaited(job)) return changes("group " + group->name);
     for (const GroupState& group : groups_) {
       if (group.base_model != job.base_model) continue;
-      const std::string name = group.fresh() ? "the group being formed" : "group " + group.name;
+      const std::string name = NameOf(group);
       if (!group.open) return changes(name);
       if (const QueuedJob* ahead = Ahead(group); ahead != nullptr && ahead != &job) {
         return absl::StrCat("behind job ", ahead->job, ", for which ", name, " is draining");
@@ -339,7 +373,7 @@ class Scheduler {
 
   const ClusterView& view_;
   std::vector<GroupState> groups_;
-  std::vector<const WorkerView*> idle_;  // largest budget first
+  std::vector<const WorkerView*> idle_;  // GPUs first, then by largest budget
   std::vector<const QueuedJob*> waiting_;
   std::set<const QueuedJob*> settled_;  // of those, who have a group that makes room for them
   std::vector<Decision> decisions_;

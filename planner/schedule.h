@@ -29,7 +29,9 @@ struct RunningJob {
   int64_t longest_sequence = 0;
   int64_t step_tokens = 0;  // of one of its steps
   std::string label_group = {};
-  bool leaving = false;  // is being evicted or re-placed already
+  bool leaving = false;     // is being evicted or re-placed already
+  int32_t company_max = 0;  // as in QueuedJob,
+  bool alone = false;       // likewise
 };
 
 struct GroupView {
@@ -58,6 +60,10 @@ struct QueuedJob {
   int64_t step_tokens = 0;       // of one of its steps
   std::string label_group = {};  // jobs of one user, project, ..
   bool resumes = false;          // from a group that is formed anew: it goes before all others
+  // Of a suspect of ending its workers: so many suspects share its group at most, itself among them
+  // (0: it is none).
+  int32_t company_max = 0;
+  bool alone = false;  // it shares a group with nobody
 };
 
 // What changes decisions beyond priority, arrival and memory. The defaults change nothing.
@@ -121,10 +127,12 @@ inline constexpr size_t kJobsPerGroupMax = 256;
 // Those of a group that is formed anew first, then by priority, points and arrival; one pass over
 // the queue. A job
 // - joins the first open group of its base model that it fits: its sequences within the group's
-//   longest, its slot within the budget (Fits);
-// - else has a group formed for it on the idle worker with the largest budget (jobs behind it may
-//   join that one too, and make it longer, or its microbatches shorter where no worker is left);
-//   recomputed is only what some job would not fit without even alone;
+//   longest, its slot within the budget (Fits), and no suspicion parts them (company_max; a suspect
+//   has a group formed first, and whom only that keeps out waits without holding up others);
+// - else has a group formed for it on an idle worker, on a GPU before a CPU and then on the one
+//   with the largest budget (jobs behind it may join that one too, and make it longer, or its
+//   microbatches shorter where no worker is left); recomputed is only what some job would not fit
+//   without even alone;
 // - else waits for a group of its base model that is being formed or changed and that it would fit
 //   alone;
 // - else has a group without jobs dissolved;

@@ -2,6 +2,7 @@
 // out. Within the planner only; schedule.h says what it is for.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -37,6 +38,17 @@ struct GroupState {
   int64_t step_tokens = 0;
   int32_t lowest_priority = std::numeric_limits<int32_t>::max();  // of jobs that are known
   std::vector<MemberState> members;                               // those of the view
+  // QueuedJob::company_max of its jobs: how many are suspects, and the least of theirs.
+  int32_t suspects = 0;
+  int32_t company_max = std::numeric_limits<int32_t>::max();
+  bool alone = false;  // the one that it has is
+
+  void Suspect(int32_t of_job, bool is_alone) {
+    alone = alone || is_alone;
+    if (of_job == 0) return;
+    ++suspects;
+    company_max = std::min(company_max, of_job);
+  }
 
   bool full() const { return jobs >= static_cast<size_t>(shape.slots_max); }
   bool fresh() const { return name.empty(); }

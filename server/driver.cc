@@ -1,14 +1,14 @@
 #include "server/driver.h"
 
+#include <malloc.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cassert>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -17,114 +17,100 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/access.h"
+#include "server/bell.h"
+#include "server/disk.h"
 #include "server/errors/errors.h"
-#include "server/file_effects.h"
 #include "server/startup.h"
 #include "server/store_reads.h"
-#include "server/task_pool.h"
+#include "server/thread_tasks.h"
+#include "server/turns.h"
 #include "storage/directory_lock.h"
 #include "storage/files.h"
 
 namespace lorad::server {
 namespace {
 
-constexpr size_t kTurnEventsMax = 256;
-constexpr auto kCommitRetry = std::chrono::seconds(1);
+// A call that finds no place is told to come again after so long.
+constexpr int64_t kBusyRetryMs = 500;
 
-using Content = decltype(Event::content);
-
-int64_t NowUs() { return absl::ToUnixMicros(absl::Now()); }
-
-template <class... Handlers>
-struct Overloaded : Handlers... {
-  using Handlers::operator()...;
-};
-template <class... Handlers>
-Overloaded(Handlers...) -> Overloaded<Handlers...>;
-
-class DriverImpl : public Driver {
+class DriverImpl final : public Driver, private Sinks {
  public:
   DriverImpl(const DriverOptions& options, storage::Files& files, std::unique_ptr<Solver> solver)
       : options_(options),
         files_(files),
+        clock_(*options.clock),
         data_dir_(options.data_dir),
         solver_(std::move(solver)),
+        disk_(RealDisk(options.data_dir)),
         revisions_(options.core.watch_revisions_max),
-        random_(std::random_device{}()) {}
+        mailbox_(clock_, options.mailbox, [this] { bell_.Ring(); }),
+        random_(std::random_device{}()),
+        tasks_(options.solver_threads + 1) {}
 
   ~DriverImpl() override {
-    {
-      std::lock_guard lock(queue_mutex_);
-      stop_ = true;
-    }
-    queue_wake_.notify_all();
-    queue_room_.notify_all();
+    stop_ = true;
+    bell_.Ring();
     if (thread_.joinable()) thread_.join();
-    file_thread_.Stop();
-    solver_->Cancel();
-    planner_thread_.Stop();
-    if (solvers_) solvers_->Stop();
+    mailbox_.Close();
+    turns_.reset();  // tells the tasks that are under way to end
+    tasks_.Stop();
     revisions_.Shutdown();
-    std::lock_guard lock(waiters_mutex_);
-    waiters_closed_ = true;
-    for (auto& [request, waiter] : waiters_) waiter->Set(ShuttingDown());
-    waiters_.clear();
+    EndCalls();
   }
 
   absl::Status Init(storage::StoreHooks hooks) {
+    if (absl::Status status = CheckOwner(data_dir_.root(), geteuid()); !status.ok()) return status;
     if (absl::Status status = MakeFolders(data_dir_, files_); !status.ok()) return status;
+    absl::StatusOr<std::vector<std::string>> opened = MakePrivate(data_dir_.root());
+    if (!opened.ok()) return opened.status();
+    for (const std::string& path : *opened) {
+      spdlog::warn("others could look into {}: it is its owner's alone from here on", path);
+    }
     absl::StatusOr<storage::DirectoryLock> lock = storage::DirectoryLock::Take(data_dir_.root());
     if (!lock.ok()) return lock.status();
     lock_ = *std::move(lock);
     if (absl::Status status = CheckStoreIsThere(data_dir_, files_); !status.ok()) return status;
-    auto store = storage::JobStore::Open(data_dir_.root(), std::move(hooks));
+    auto store = storage::JobStore::Open(data_dir_.root(), hooks);
+    if (absl::IsResourceExhausted(store.status()) && disk_->DropBallast().ok()) {
+      store = storage::JobStore::Open(data_dir_.root(), hooks);
+    }
     if (!store.ok()) return store.status();
     store_ = *std::move(store);
-    std::vector<RevisionLog::Revision> kept;
-    absl::StatusOr<StoredState> stored = ReadStore(*store_, &kept);
-    if (!stored.ok()) return stored.status();
-    const int64_t newest = stored->last_revision;
-    const int64_t gone = kept.empty() ? newest : kept.front().revision - 1;
-    revisions_.Start(gone, newest, std::move(kept));
-    std::vector<Effect> effects;
-    auto core = Core::Create(options_.core, *stored, NowUs(), &effects);
-    if (!core.ok()) return core.status();
-    core_ = *std::move(core);
-    if (absl::Status status = RemoveLeftovers(data_dir_, files_, core_->PathsInUse());
-        !status.ok()) {
-      return status;
-    }
-    solvers_ = std::make_unique<TaskPool>(options_.solver_threads);
-    thread_ = std::thread([this, effects = std::move(effects)]() mutable {
-      Carry(std::move(effects));
-      Run();
-    });
+    auto turns = Turns::Start({options_.core, options_.reserve_bytes, options_.solver_threads},
+                              {clock_, data_dir_, files_, *store_, *disk_, tasks_, *solver_,
+                               mailbox_, revisions_, *this});
+    if (!turns.ok()) return turns.status();
+    turns_ = *std::move(turns);
+    malloc_trim(0);  // what was read to begin with goes back to the system
+    thread_ = std::thread([this] { Run(); });
     return absl::OkStatus();
   }
 
   // ---- requests ----
 
   absl::StatusOr<ReplyValue> Call(Request request, absl::Time deadline) override {
-    if (auto* create = std::get_if<CreateJob>(&request)) {
-      std::lock_guard lock(random_mutex_);
-      create->random = random_();
-    }
     // Shared with the thread that replies: either may be the last to look at it.
     auto waiter = std::make_shared<Waiter>();
-    uint64_t number;
-    {
-      std::lock_guard lock(waiters_mutex_);
-      if (waiters_closed_) return ShuttingDown();
-      number = next_request_++;
-      waiters_[number] = waiter;
-    }
-    Post(Requested{number, std::move(request)}, /*may_wait=*/true);
-    std::optional<absl::StatusOr<ReplyValue>> value = waiter->Wait(deadline);
+    const uint64_t number =
+        PostRequest(std::move(request), [waiter](auto value) { waiter->Set(std::move(value)); });
+    std::optional<absl::StatusOr<ReplyValue>> value = waiter->Wait(deadline - absl::Now());
     if (value) return *std::move(value);
-    std::lock_guard lock(waiters_mutex_);
-    waiters_.erase(number);
+    std::lock_guard lock(replies_mutex_);
+    replies_.erase(number);
     return Error(absl::StatusCode::kDeadlineExceeded, "DEADLINE_EXCEEDED",
                  "the answer did not come in time; what was asked for may still happen");
+  }
+
+  void Call(Request request, OnReply on_reply) override {
+    PostRequest(std::move(request), std::move(on_reply));
+  }
+
+  absl::Status Stop(absl::Time deadline) override {
+    const absl::Status status = Driver::Stop(deadline);
+    EndCalls();
+    return status;
   }
 
   uint64_t ConnectWorker(worker::v1::Hello hello, std::shared_ptr<WorkerSender> sender) override {
@@ -134,20 +120,23 @@ class DriverImpl : public Driver {
       connection = next_connection_++;
       senders_[connection] = std::move(sender);
     }
-    Post(WorkerConnected{connection, std::move(hello)}, /*may_wait=*/true);
+    mailbox_.Post(WorkerConnected{connection, std::move(hello)});
     return connection;
   }
 
   void WorkerSaid(uint64_t connection, worker::v1::WorkerMessage message) override {
-    Post(server::WorkerSaid{connection, std::move(message)}, /*may_wait=*/true);
+    if (mailbox_.Post(server::WorkerSaid{connection, std::move(message)})) return;
+    // Reports have an order, so none may be left out: it connects again, and begins anew.
+    Close(connection, Busy());
+    WorkerGone(connection, "it said more than the coordinator could hear");
   }
 
   void WorkerGone(uint64_t connection, std::string reason) override {
     {
       std::lock_guard lock(senders_mutex_);
-      senders_.erase(connection);
+      if (senders_.erase(connection) == 0) return;
     }
-    Post(server::WorkerGone{connection, std::move(reason)}, /*may_wait=*/true);
+    mailbox_.Post(server::WorkerGone{connection, std::move(reason)});
   }
 
   // ---- reads ----
@@ -182,6 +171,11 @@ class DriverImpl : public Driver {
     return data_dir_.Full(record->path());
   }
 
+  absl::Status Writable() override {
+    std::lock_guard lock(writable_mutex_);
+    return writable_;
+  }
+
   RevisionLog& revisions() override { return revisions_; }
   const DataDir& data_dir() const override { return data_dir_; }
   storage::Files& files() override { return files_; }
@@ -190,6 +184,9 @@ class DriverImpl : public Driver {
   // Where a caller waits for its reply.
   class Waiter {
    public:
+    // More would overflow the clock's arithmetic.
+    static constexpr absl::Duration kWaitMax = absl::Hours(24 * 365);
+
     void Set(absl::StatusOr<ReplyValue> value) {
       {
         std::lock_guard lock(mutex_);
@@ -197,14 +194,15 @@ class DriverImpl : public Driver {
       }
       changed_.notify_all();
     }
-    std::optional<absl::StatusOr<ReplyValue>> Wait(absl::Time deadline) {
+    // By the monotonic clock, whatever happens to the wall's meanwhile.
+    std::optional<absl::StatusOr<ReplyValue>> Wait(absl::Duration patience) {
       std::unique_lock lock(mutex_);
       const auto set = [this] { return value_.has_value(); };
-      if (deadline == absl::InfiniteFuture()) {
+      if (patience > kWaitMax) {
         changed_.wait(lock, set);
       } else {
-        // The far past would overflow the clock's arithmetic.
-        changed_.wait_until(lock, absl::ToChronoTime(std::max(deadline, absl::UnixEpoch())), set);
+        changed_.wait_for(
+            lock, absl::ToChronoMicroseconds(std::max(patience, absl::ZeroDuration())), set);
       }
       return std::move(value_);
     }
@@ -218,115 +216,84 @@ class DriverImpl : public Driver {
   static absl::Status ShuttingDown() {
     return Unavailable("SHUTTING_DOWN", "the coordinator is being stopped", 5000);
   }
-
-  // The ends of effects never wait: the core's thread may be what they would wait for.
-  void Post(Content content, bool may_wait) {
-    {
-      std::unique_lock lock(queue_mutex_);
-      if (may_wait) {
-        queue_room_.wait(lock, [this] {
-          return stop_ || static_cast<int64_t>(queue_.size()) < options_.queue_events_max;
-        });
-      }
-      if (stop_) return;
-      queue_.push_back(std::move(content));
-    }
-    queue_wake_.notify_one();
+  static absl::Status Busy() {
+    return Unavailable("BUSY", "the coordinator has more to do than it can take on: come again",
+                       kBusyRetryMs);
   }
 
-  // ---- the core's thread ----
+  uint64_t PostRequest(Request request, OnReply on_reply) {
+    if (auto* create = std::get_if<CreateJob>(&request)) {
+      std::lock_guard lock(random_mutex_);
+      create->random = random_();
+    }
+    uint64_t number;
+    {
+      std::unique_lock lock(replies_mutex_);
+      if (replies_closed_) {
+        lock.unlock();
+        on_reply(ShuttingDown());
+        return 0;
+      }
+      number = next_request_++;
+      replies_[number] = std::move(on_reply);
+    }
+    Mailbox::Content content = Requested{number, std::move(request)};
+    if (!mailbox_.Post(std::move(content))) Refuse(std::get<Requested>(content));
+    return number;
+  }
+
+  // Whoever waits would hold up the end: a shard, say, that no report follows any more.
+  void EndCalls() {
+    std::map<uint64_t, OnReply> replies;
+    {
+      std::lock_guard lock(replies_mutex_);
+      replies_closed_ = true;
+      replies.swap(replies_);
+    }
+    for (auto& [request, on_reply] : replies) on_reply(ShuttingDown());
+  }
+
+  void Refuse(const Requested& requested) {
+    if (const std::string* upload = UploadOf(requested.content)) {
+      tasks_.Add(Tasks::Queue::kFiles,
+                 [this, upload = *upload] { storage::RemoveTree(files_, upload).IgnoreError(); });
+    }
+    Answer(requested.request, Busy());
+  }
+
+  // ---- the loop's thread ----
 
   void Run() {
-    for (;;) {
-      std::vector<Content> turn = NextTurn();
-      if (turn.empty()) return;
-      std::vector<Effect> effects;
-      for (Content& content : turn) {
-        for (Effect& effect : core_->Apply(Event{NowUs(), std::move(content)})) {
-          effects.push_back(std::move(effect));
-        }
-      }
-      if (!Carry(std::move(effects))) return;
-    }
-  }
-
-  // All that is there, or the timers that are due; waits for one. Empty: stop.
-  std::vector<Content> NextTurn() {
-    std::unique_lock lock(queue_mutex_);
-    for (;;) {
-      if (stop_) return {};
-      std::vector<Content> turn;
-      while (!timers_.empty() && timers_.begin()->first <= NowUs()) {
-        turn.push_back(TimerFired{timers_.begin()->second});
-        timers_.erase(timers_.begin());
-      }
-      while (!queue_.empty() && turn.size() < kTurnEventsMax) {
-        turn.push_back(std::move(queue_.front()));
-        queue_.pop_front();
-      }
-      if (!turn.empty()) {
-        lock.unlock();
-        queue_room_.notify_all();
-        return turn;
-      }
-      if (timers_.empty()) {
-        queue_wake_.wait(lock);
-      } else {
-        const int64_t us = std::max<int64_t>(timers_.begin()->first - NowUs(), 0);
-        queue_wake_.wait_for(lock, std::chrono::microseconds(us));
-      }
-    }
-  }
-
-  // One transaction for the turn, then everything that depends on it. False: stopped.
-  bool Carry(std::vector<Effect> effects) {
-    std::vector<storage::Mutation> mutations;
-    for (Effect& effect : effects) {
-      if (auto* persist = std::get_if<Persist>(&effect)) {
-        std::move(persist->mutations.begin(), persist->mutations.end(),
-                  std::back_inserter(mutations));
-      }
-    }
-    if (!Commit(mutations)) return false;
-    for (Effect& effect : effects) {
-      std::visit([this](auto& content) { Do(content); }, effect);
-    }
-    return true;
-  }
-
-  // The core is ahead of the store until this is done, so nothing else may be: it waits for room on
-  // the disk.
-  bool Commit(const std::vector<storage::Mutation>& mutations) {
-    for (;;) {
-      const absl::Status status = store_->Apply(mutations);
-      if (status.ok()) return true;
-      if (!absl::IsResourceExhausted(status)) {
+    while (!stop_) {
+      const absl::StatusOr<bool> went_on = turns_->Step();
+      if (!went_on.ok()) {
         // What the store holds is not known any more; the next start reads it.
-        spdlog::critical("the store cannot be written: {}", status.ToString());
+        spdlog::critical("the store cannot be written or read, so the daemon ends: {}",
+                         went_on.status().ToString());
         std::abort();
       }
-      spdlog::error("nothing is acknowledged until the store can be written: {}",
-                    status.ToString());
-      std::unique_lock lock(queue_mutex_);
-      if (queue_wake_.wait_for(lock, kCommitRetry, [this] { return stop_; })) return false;
+      if (*went_on) continue;
+      const int64_t wake_us = turns_->wake_us();
+      if (wake_us == Turns::kNever) {
+        bell_.Wait();
+      } else {
+        const int64_t us = std::max<int64_t>(wake_us - clock_.Now().steady_us, 0);
+        bell_.WaitFor(std::chrono::microseconds(us));
+      }
     }
   }
 
-  void Do(Persist&) {}
+  // ---- where the loop's answers and orders go ----
 
-  void Do(Reply& reply) {
-    std::shared_ptr<Waiter> waiter;
+  void Answer(uint64_t request, absl::StatusOr<ReplyValue> value) override {
+    OnReply on_reply;
     {
-      std::lock_guard lock(waiters_mutex_);
-      auto node = waiters_.extract(reply.request);
+      std::lock_guard lock(replies_mutex_);
+      auto node = replies_.extract(request);
       if (node.empty()) return;  // its deadline has passed
-      waiter = std::move(node.mapped());
+      on_reply = std::move(node.mapped());
     }
-    if (reply.status.ok()) {
-      waiter->Set(std::move(reply.value));
-    } else {
-      waiter->Set(std::move(reply.status));
-    }
+    on_reply(std::move(value));
   }
 
   std::shared_ptr<WorkerSender> SenderOf(uint64_t connection) {
@@ -335,117 +302,66 @@ class DriverImpl : public Driver {
     return found == senders_.end() ? nullptr : found->second;
   }
 
-  void Do(Send& send) {
-    if (auto sender = SenderOf(send.connection)) sender->Send(std::move(send.message));
+  void Send(uint64_t connection, worker::v1::CoordinatorMessage message) override {
+    if (auto sender = SenderOf(connection)) sender->Send(std::move(message));
   }
 
-  void Do(Disconnect& disconnect) {
-    if (auto sender = SenderOf(disconnect.connection)) sender->Close(disconnect.reason);
+  void Close(uint64_t connection, const absl::Status& reason) override {
+    if (auto sender = SenderOf(connection)) sender->Close(reason);
   }
 
-  void Do(Announce& announce) {
-    revisions_.Append({announce.revision, std::move(announce.job), std::move(announce.message)});
+  void Writable(const absl::Status& status) override {
+    {
+      std::lock_guard lock(writable_mutex_);
+      writable_ = status;
+    }
+    if (options_.on_writable) options_.on_writable(status);
   }
 
-  void Do(CheckRows& check) {
-    solvers_->Add([this, check = std::move(check)] {
-      Post(RowsChecked{check.key, solver_->CheckRows(check.source)}, /*may_wait=*/false);
-    });
-  }
-
-  void Do(Plan& plan) {
-    auto hurry = std::make_shared<std::atomic<bool>>(plan.hurry);
-    std::erase_if(hurries_, [](const auto& entry) { return entry.second.expired(); });
-    hurries_[plan.number] = hurry;
-    planner_thread_.Add([this, hurry, plan = std::move(plan)] {
-      absl::StatusOr<SolvedPlan> solved =
-          solver_->Plan(plan.input, [&] { return hurry->load(std::memory_order_relaxed); });
-      if (!solved.ok()) {
-        return Post(Planned{plan.number, solved.status()}, /*may_wait=*/false);
-      }
-      Post(Planned{plan.number, std::move(solved->window), std::move(solved->packing)},
-           /*may_wait=*/false);
-    });
-  }
-
-  void Do(Hurry& hurry) {
-    const auto found = hurries_.find(hurry.number);
-    if (found == hurries_.end()) return;
-    if (const auto flag = found->second.lock()) flag->store(true, std::memory_order_relaxed);
-  }
-
-  void Do(MoveUpload& move) {
-    file_thread_.Add([this, move = std::move(move)] {
-      Post(UploadMoved{move.number, Execute(move, data_dir_, files_)}, /*may_wait=*/false);
-    });
-  }
-
-  void Do(WriteCheckpoint& write) {
-    file_thread_.Add([this, write = std::move(write)] {
-      Post(CheckpointWritten{write.number, Execute(write, data_dir_, files_)}, /*may_wait=*/false);
-    });
-  }
-
-  void Do(RemovePath& remove) {
-    file_thread_.Add([this, remove = std::move(remove)] {
-      const absl::Status status = Execute(remove, data_dir_, files_);
-      // Only room is lost, and the next start gets it back.
-      if (!status.ok()) spdlog::warn("cannot remove {}: {}", remove.path, status.ToString());
-    });
-  }
-
-  void Do(SetTimer& timer) { timers_.emplace(timer.at_us, timer.timer); }
-
-  void Do(Note& note) {
-    switch (note.level) {
+  void Log(Note::Level level, const std::string& message) override {
+    switch (level) {
       case Note::Level::kInfo:
-        return spdlog::info(note.message);
+        return spdlog::info(message);
       case Note::Level::kWarning:
-        return spdlog::warn(note.message);
+        return spdlog::warn(message);
       case Note::Level::kError:
-        return spdlog::error(note.message);
+        return spdlog::error(message);
     }
   }
 
   // Constant after Init:
   const DriverOptions options_;
   storage::Files& files_;
+  Clock& clock_;
   const DataDir data_dir_;
   const std::unique_ptr<Solver> solver_;
+  const std::unique_ptr<Disk> disk_;
   std::optional<storage::DirectoryLock> lock_;
   std::unique_ptr<storage::JobStore> store_;
   RevisionLog revisions_;
-
-  // The core's thread alone:
-  std::unique_ptr<Core> core_;
-  std::multimap<int64_t, uint64_t> timers_;  // by time_us
-  // By plan. Shared with the planning thread, which may drop a plan's when it ends.
-  std::map<uint64_t, std::weak_ptr<std::atomic<bool>>> hurries_;
+  Bell bell_;
+  Mailbox mailbox_;
+  std::unique_ptr<Turns> turns_;  // Init, then the loop's thread alone
+  std::atomic<bool> stop_ = false;
 
   std::mutex random_mutex_;
   std::mt19937_64 random_;  // guarded by random_mutex_
 
-  std::mutex queue_mutex_;
-  std::condition_variable queue_wake_;
-  std::condition_variable queue_room_;
-  // Guarded by queue_mutex_:
-  std::deque<Content> queue_;
-  bool stop_ = false;
-
-  std::mutex waiters_mutex_;
-  // Guarded by waiters_mutex_:
-  std::map<uint64_t, std::shared_ptr<Waiter>> waiters_;
+  std::mutex replies_mutex_;
+  // Guarded by replies_mutex_:
+  std::map<uint64_t, OnReply> replies_;
   uint64_t next_request_ = 1;
-  bool waiters_closed_ = false;
+  bool replies_closed_ = false;
+
+  std::mutex writable_mutex_;
+  absl::Status writable_;  // guarded by writable_mutex_
 
   std::mutex senders_mutex_;
   // Guarded by senders_mutex_:
   std::map<uint64_t, std::shared_ptr<WorkerSender>> senders_;
   uint64_t next_connection_ = 1;
 
-  TaskPool file_thread_{1};
-  TaskPool planner_thread_{1};  // a check of many rows holds up no window
-  std::unique_ptr<TaskPool> solvers_;
+  ThreadTasks tasks_;
   std::thread thread_;
 };
 

@@ -1,14 +1,13 @@
-// Runs the core: one thread applies events from a bounded queue, commits what they persist in one
-// transaction a turn, then lets their replies, orders and announcements go. Files are written and
-// windows planned on threads of its own.
+// Runs the core: the loop (turns.h) on a thread of its own, its mail, and threads on which files
+// are written, windows planned and rows checked.
 //
 // How a service asks:
 //   StatusOr<v1::Job> job = driver.Ask<v1::Job>(v1::GetJobRequest(...), deadline);
 // How a create with a file asks: write driver.data_dir().NewUpload() through Files, Sync it, then
 //   driver.Ask<v1::Dataset>(CreateDataset{...});  the upload is the driver's from then on.
 // How a watch runs:
-//   snapshot = driver.Ask<JobSnapshot>(SnapshotJobs{names});
-//   driver.revisions().Wait(revision, ...) again and again, from snapshot.revision on.
+//   SnapshotJobs{names, after, limit} page by page, then driver.revisions().Read(revision, ...)
+//   again and again, from the last page's revision on, after each change that Listen() tells of.
 // How a worker's stream runs:
 //   connection = driver.ConnectWorker(hello, sender);
 //   driver.WorkerSaid(connection, message) for each message;
@@ -16,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,8 +23,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/clock.h"
 #include "server/core/core.h"
 #include "server/data_dir.h"
+#include "server/mailbox.h"
 #include "server/revision_log.h"
 #include "server/solver.h"
 #include "storage/job_store.h"
@@ -47,8 +49,12 @@ class WorkerSender {
 struct DriverOptions {
   std::string data_dir;
   CoreOptions core;
-  int solver_threads = 2;           // row checks; planning has a thread of its own
-  int64_t queue_events_max = 4096;  // a poster waits while so many are queued
+  int64_t reserve_bytes = 0;  // of room on the disk (disk.h); 0: none, and it is not watched
+  // Told whenever Writable() changes, on the driver's thread; must not block, nor call the driver.
+  std::function<void(const absl::Status&)> on_writable;
+  Clock* clock = &RealClock();  // must outlive the driver
+  int solver_threads = 2;       // row checks; planning has a thread of its own
+  MailboxOptions mailbox;       // what finds no place there is answered UNAVAILABLE (BUSY)
 };
 
 class Driver {
@@ -65,12 +71,17 @@ class Driver {
   virtual ~Driver() = default;
 
   // Posts a request and waits for its reply; DEADLINE_EXCEEDED when it does not come in time (the
-  // request still takes its course), UNAVAILABLE (SHUTTING_DOWN) when the driver ends first. Any
-  // thread.
+  // request still takes its course), UNAVAILABLE (SHUTTING_DOWN) when the driver ends first, (BUSY)
+  // at once when too many wait already. Any thread.
   virtual absl::StatusOr<ReplyValue> Call(Request request,
                                           absl::Time deadline = absl::InfiniteFuture()) = 0;
 
-  // The same, where the kind of reply is known. T as events.h says for the request.
+  // The same without a thread that waits: `on_reply` is called once, on the driver's thread, the
+  // caller's own or Stop's, and must neither block nor call the driver.
+  using OnReply = std::function<void(absl::StatusOr<ReplyValue>)>;
+  virtual void Call(Request request, OnReply on_reply) = 0;
+
+  // The first, where the kind of reply is known. T as events.h says for the request.
   template <class T>
   absl::StatusOr<T> Ask(Request request, absl::Time deadline = absl::InfiniteFuture()) {
     absl::StatusOr<ReplyValue> value = Call(std::move(request), deadline);
@@ -96,6 +107,10 @@ class Driver {
   virtual absl::StatusOr<std::string> DatasetPath(const std::string& name) = 0;
   virtual absl::StatusOr<std::string> AdapterPath(const std::string& name) = 0;
 
+  // OK, or what clients' writes are answered now, because there is no room on the disk: who brings
+  // much may ask before. Any thread.
+  virtual absl::Status Writable() { return absl::OkStatus(); }
+
   virtual RevisionLog& revisions() = 0;
   virtual const DataDir& data_dir() const = 0;
   virtual storage::Files& files() = 0;
@@ -103,7 +118,11 @@ class Driver {
   // Clean stop: nothing new is admitted, running groups are cut and saved, workers told to shut
   // down. DEADLINE_EXCEEDED leaves what was not saved to the next start, which goes on from the
   // checkpoints before.
-  absl::Status Stop(absl::Time deadline) { return Call(StopRequested{}, deadline).status(); }
+  // Whatever comes of it, calls that are still waiting, and all to come, are answered UNAVAILABLE
+  // (SHUTTING_DOWN) then.
+  virtual absl::Status Stop(absl::Time deadline) {
+    return Call(StopRequested{}, deadline).status();
+  }
 };
 
 }  // namespace lorad::server

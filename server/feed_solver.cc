@@ -12,8 +12,9 @@ class FeedSolver : public Solver {
  public:
   FeedSolver(const feed::FeedOptions& options, storage::Files& files) : feed_(options, files) {}
 
-  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source) override {
-    return feed_.CheckRows(source);
+  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source,
+                                                 const std::atomic<bool>& cancelled) override {
+    return feed_.CheckRows(source, &cancelled);
   }
 
   absl::StatusOr<SolvedPlan> Plan(const PlanInput& input,
@@ -30,10 +31,8 @@ class FeedSolver : public Solver {
         "adapters a microbatch, {:.0f} % full ({})",
         input.epoch, input.window, found.microbatches, found.bound_microbatches, found.tokens,
         found.adapters_per_microbatch, 100 * found.fill, absl::StrJoin(report.paths, ", "));
-    return SolvedPlan{std::move(planned->window), std::move(report)};
+    return SolvedPlan{std::move(planned->window), std::move(report), std::move(planned->failures)};
   }
-
-  void Cancel() override { feed_.Cancel(); }
 
  private:
   feed::Feed feed_;

@@ -41,19 +41,24 @@ absl::StatusOr<v1::Checkpoint> Execute(const WriteCheckpoint& effect, const Data
   const std::string directory = data_dir.Full(effect.path);
   const std::string parent = storage::ParentPath(directory);
   const auto write = [&]() -> absl::StatusOr<storage::Checkpoint> {
-    if (!files.Exists(parent)) {
-      if (absl::Status status = files.MakeDirectory(parent); !status.ok()) return status;
-      if (absl::Status status = files.SyncDirectory(storage::ParentPath(parent)); !status.ok()) {
-        return status;
-      }
+    if (absl::Status status = files.MakeDirectory(parent); !status.ok()) return status;
+    // Also where it is there already: an earlier attempt may have ended before this.
+    if (absl::Status status = files.SyncDirectory(storage::ParentPath(parent)); !status.ok()) {
+      return status;
     }
-    // Written before and not recorded: no one has been told of it.
+    const storage::CheckpointState expected{effect.job, effect.step, effect.numerics_id};
+    // Written before and not recorded. Whole, it has the bits of the shard: a step has them once
+    // and for all. If not, no one has been told of it.
     if (files.Exists(directory)) {
+      auto there = storage::OpenCheckpoint(files, directory, /*verify=*/true);
+      if (there.ok() && there->state == expected) {
+        absl::Status status = files.SyncDirectory(parent);
+        if (!status.ok()) return status;
+        return there;
+      }
       if (absl::Status status = storage::RemoveTree(files, directory); !status.ok()) return status;
     }
-    return storage::CommitCheckpoint(files, effect.upload,
-                                     {effect.job, effect.step, effect.numerics_id},
-                                     ConfigOf(effect), directory);
+    return storage::CommitCheckpoint(files, effect.upload, expected, ConfigOf(effect), directory);
   };
   absl::StatusOr<storage::Checkpoint> written = write();
   storage::RemoveTree(files, effect.upload).IgnoreError();

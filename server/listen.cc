@@ -2,11 +2,13 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <pwd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -67,39 +69,61 @@ absl::StatusOr<ListenAddress> ParseListen(const std::string& text) {
   return address;
 }
 
-absl::Status CheckPortFree(const ListenAddress& address) {
+absl::StatusOr<uid_t> ParseUser(const std::string& text) {
+  uid_t uid;
+  if (absl::SimpleAtoi(text, &uid)) return uid;
+  passwd entry;
+  passwd* found = nullptr;
+  std::vector<char> buffer(1 << 16);
+  getpwnam_r(text.c_str(), &entry, buffer.data(), buffer.size(), &found);
+  if (found != nullptr) return found->pw_uid;
+  return Error(
+      absl::StatusCode::kInvalidArgument, "NO_SUCH_USER",
+      absl::StrCat("--allow-user must be a user of this machine or a number, got '", text, "'"));
+}
+
+absl::StatusOr<int> OpenListeningSocket(ListenAddress* address) {
   sockaddr_storage storage = {};
   socklen_t length;
-  if (address.host.find(':') == std::string::npos) {
-    auto* v4 = reinterpret_cast<sockaddr_in*>(&storage);
+  auto* v4 = reinterpret_cast<sockaddr_in*>(&storage);
+  auto* v6 = reinterpret_cast<sockaddr_in6*>(&storage);
+  if (address->host.find(':') == std::string::npos) {
     v4->sin_family = AF_INET;
-    v4->sin_port = htons(static_cast<uint16_t>(address.port));
-    inet_pton(AF_INET, address.host.c_str(), &v4->sin_addr);
+    v4->sin_port = htons(static_cast<uint16_t>(address->port));
+    inet_pton(AF_INET, address->host.c_str(), &v4->sin_addr);
     length = sizeof(*v4);
   } else {
-    auto* v6 = reinterpret_cast<sockaddr_in6*>(&storage);
     v6->sin6_family = AF_INET6;
-    v6->sin6_port = htons(static_cast<uint16_t>(address.port));
-    inet_pton(AF_INET6, address.host.c_str(), &v6->sin6_addr);
+    v6->sin6_port = htons(static_cast<uint16_t>(address->port));
+    inet_pton(AF_INET6, address->host.c_str(), &v6->sin6_addr);
     length = sizeof(*v6);
   }
-  const int probe = socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int yes = 1;  // as gRPC does: connections that linger do not count
-  if (probe >= 0) setsockopt(probe, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-  const bool is_free = probe >= 0 &&
-                       bind(probe, reinterpret_cast<sockaddr*>(&storage), length) == 0 &&
-                       listen(probe, 1) == 0;
+  const int fd = socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int yes = 1;  // connections of a daemon before that linger do not count
+  if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  auto* const name = reinterpret_cast<sockaddr*>(&storage);
+  if (fd >= 0 && bind(fd, name, length) == 0 && listen(fd, SOMAXCONN) == 0 &&
+      getsockname(fd, name, &length) == 0) {
+    address->port = ntohs(storage.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
+    return fd;
+  }
   const int cause = errno;
-  if (probe >= 0) close(probe);
-  if (is_free) return absl::OkStatus();
+  if (fd >= 0) close(fd);
   if (cause == EADDRINUSE) {
     return Error(absl::StatusCode::kUnavailable, "PORT_IN_USE",
-                 absl::StrCat("port ", address.port, " on ", address.host,
+                 absl::StrCat("port ", address->port, " on ", address->host,
                               " is in use: is a daemon running already? Choose another with "
                               "--listen (port 0 = a free one)"));
   }
   return Error(absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
-               absl::StrCat("cannot listen on ", address.ToText(), ": ", strerror(cause)));
+               absl::StrCat("cannot listen on ", address->ToText(), ": ", strerror(cause)));
+}
+
+absl::Status CheckPortFree(const ListenAddress& address) {
+  ListenAddress probe = address;
+  const absl::StatusOr<int> fd = OpenListeningSocket(&probe);
+  if (fd.ok()) close(*fd);
+  return fd.status();
 }
 
 }  // namespace lorad::server

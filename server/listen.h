@@ -1,6 +1,8 @@
 // Where the daemon listens.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 
@@ -20,6 +22,13 @@ struct ListenAddress {
 // (INVALID_LISTEN) for other text; FAILED_PRECONDITION (NOT_LOOPBACK) for a host that others can
 // reach: there is no TLS to protect it.
 absl::StatusOr<ListenAddress> ParseListen(const std::string& text);
+
+// The user of --allow-user: a name of this machine's, or a number. INVALID_ARGUMENT (NO_SUCH_USER).
+absl::StatusOr<uid_t> ParseUser(const std::string& text);
+
+// A socket that listens there, not blocking; a port that was 0 is filled in. The caller closes it.
+// UNAVAILABLE (PORT_IN_USE, CANNOT_LISTEN).
+absl::StatusOr<int> OpenListeningSocket(ListenAddress* address);
 
 // UNAVAILABLE (PORT_IN_USE) when somebody listens there already, and other errors of bind(2).
 absl::Status CheckPortFree(const ListenAddress& address);

@@ -28,6 +28,8 @@ struct Arguments {
   ServeOptions serve;
   std::string workers = "auto";
   std::string worker_memory;
+  std::string reserve = "64MiB";
+  int64_t patience_floor_s = 600;
   std::string log_format = "text";
   std::string log_level = "info";
 };
@@ -41,6 +43,12 @@ void AddServe(CLI::App& app, Arguments& arguments) {
   serve.add_option("--listen", options.listen, "Loopback address; port 0 picks a free one")
       ->capture_default_str()
       ->type_name("HOST:PORT");
+  serve
+      .add_option("--reserve", arguments.reserve,
+                  "Room on the disk of the data directory that is kept for the store; creates are "
+                  "refused while as much is not free beside it (0: none)")
+      ->capture_default_str()
+      ->type_name("BYTES");
   serve
       .add_option(
           "--workers", arguments.workers,
@@ -70,10 +78,27 @@ void AddServe(CLI::App& app, Arguments& arguments) {
                   "Models are registered from beneath it alone; may be given again (default: /)")
       ->type_name("DIR");
   serve
+      .add_option("--allow-user", options.allow_users,
+                  "User who may talk to it besides its own and root; may be given again")
+      ->type_name("NAME|UID");
+  serve
       .add_option("--microbatch-tokens", options.core.microbatch_tokens,
                   "Tokens that are packed into one microbatch (default: 1024 on a CPU; on a GPU "
                   "8192, or less where memory is short)")
       ->check(CLI::Range(16, 1 << 20));
+  serve
+      .add_option("--patience", options.core.patience,
+                  "A worker that is alive but says nothing of a group that it forms, or of its "
+                  "window, is given up after so many times what that should take")
+      ->capture_default_str()
+      ->check(CLI::Range(1.0, 1e6))
+      ->type_name("FACTOR");
+  serve
+      .add_option("--patience-floor", arguments.patience_floor_s,
+                  "But never before so many seconds")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 30 * 24 * 3600))
+      ->type_name("SECONDS");
   serve.add_option("--log-format", arguments.log_format, "text or json, on stderr")
       ->capture_default_str()
       ->check(CLI::IsMember({"text", "json"}));
@@ -105,6 +130,13 @@ int Main(int argc, char** argv) {
     if (!bytes.ok()) return Fail(bytes.status(), kWrongUsage);
     arguments.serve.workers.memory_bytes = *bytes;
   }
+  arguments.serve.reserve_bytes = 0;
+  if (arguments.reserve != "0") {
+    const absl::StatusOr<int64_t> bytes = ParseBytes(arguments.reserve);
+    if (!bytes.ok()) return Fail(bytes.status(), kWrongUsage);
+    arguments.serve.reserve_bytes = *bytes;
+  }
+  arguments.serve.core.patience_floor_ms = arguments.patience_floor_s * 1000;
   // By link and by name: a runfiles tree has the worker beside the link.
   std::error_code ignored;
   arguments.serve.workers.directories = {

@@ -9,19 +9,30 @@
 
 namespace lorad::server {
 
-absl::StatusOr<std::vector<std::shared_ptr<const RevisionLog::Revision>>> RevisionLog::Wait(
-    int64_t after, int64_t limit, absl::Time deadline) {
+bool RevisionLog::Ready(int64_t after) const {
+  return shutdown_ || after < gone_ || after > newest_ ||
+         (!kept_.empty() && kept_.back()->revision > after);
+}
+
+absl::StatusOr<RevisionLog::Revisions> RevisionLog::Wait(int64_t after, int64_t limit,
+                                                         absl::Time deadline) {
   std::unique_lock lock(mutex_);
-  const auto ready = [&] {
-    return shutdown_ || after < gone_ || after > newest_ ||
-           (!kept_.empty() && kept_.back()->revision > after);
-  };
+  const auto ready = [&] { return Ready(after); };
   if (deadline == absl::InfiniteFuture()) {
     changed_.wait(lock, ready);
   } else {
     // The far past would overflow the clock's arithmetic.
     changed_.wait_until(lock, absl::ToChronoTime(std::max(deadline, absl::UnixEpoch())), ready);
   }
+  return Following(after, limit);
+}
+
+absl::StatusOr<RevisionLog::Revisions> RevisionLog::Read(int64_t after, int64_t limit) {
+  std::lock_guard lock(mutex_);
+  return Following(after, limit);
+}
+
+absl::StatusOr<RevisionLog::Revisions> RevisionLog::Following(int64_t after, int64_t limit) const {
   if (shutdown_) {
     return Error(absl::StatusCode::kCancelled, "SHUTTING_DOWN", "the coordinator is being stopped");
   }
@@ -37,7 +48,7 @@ absl::StatusOr<std::vector<std::shared_ptr<const RevisionLog::Revision>>> Revisi
                  absl::StrCat("revision ", after, " is yet to come (the newest is ", newest_,
                               "): watch from 0"));
   }
-  std::vector<std::shared_ptr<const Revision>> revisions;
+  Revisions revisions;
   auto next = std::ranges::upper_bound(
       kept_, after, {}, [](const std::shared_ptr<const Revision>& kept) { return kept->revision; });
   for (; next != kept_.end() && static_cast<int64_t>(revisions.size()) < limit; ++next) {
@@ -56,25 +67,32 @@ void RevisionLog::Start(int64_t gone, int64_t newest, std::vector<Revision> kept
 }
 
 void RevisionLog::Append(Revision revision) {
-  {
-    std::lock_guard lock(mutex_);
-    assert(revision.revision > newest_);
-    newest_ = revision.revision;
-    kept_.push_back(std::make_shared<const Revision>(std::move(revision)));
-    while (static_cast<int64_t>(kept_.size()) > revisions_max_) {
-      gone_ = kept_.front()->revision;
-      kept_.pop_front();
-    }
+  std::lock_guard lock(mutex_);
+  assert(revision.revision > newest_);
+  newest_ = revision.revision;
+  kept_.push_back(std::make_shared<const Revision>(std::move(revision)));
+  while (static_cast<int64_t>(kept_.size()) > revisions_max_) {
+    gone_ = kept_.front()->revision;
+    kept_.pop_front();
   }
-  changed_.notify_all();
+  Tell();
 }
 
 void RevisionLog::Shutdown() {
-  {
-    std::lock_guard lock(mutex_);
-    shutdown_ = true;
-  }
+  std::lock_guard lock(mutex_);
+  shutdown_ = true;
+  Tell();
+}
+
+void RevisionLog::Listen(std::function<void()> on_change) {
+  std::lock_guard lock(mutex_);
+  on_change_ = std::move(on_change);
+}
+
+// Under the lock, so that nobody is told after Listen(nullptr) returned.
+void RevisionLog::Tell() {
   changed_.notify_all();
+  if (on_change_) on_change_();
 }
 
 }  // namespace lorad::server

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -28,8 +29,15 @@ class RevisionLog {
   // empty then. OUT_OF_RANGE (REVISION_GONE) where something after `after` is no longer kept, or
   // `after` is yet to come. CANCELLED (SHUTTING_DOWN) after Shutdown(). The revisions are shared
   // with the log, which may drop them while a slow watcher still holds them.
-  absl::StatusOr<std::vector<std::shared_ptr<const Revision>>> Wait(int64_t after, int64_t limit,
-                                                                    absl::Time deadline);
+  using Revisions = std::vector<std::shared_ptr<const Revision>>;
+  absl::StatusOr<Revisions> Wait(int64_t after, int64_t limit, absl::Time deadline);
+  // The same, but empty at once where there is nothing yet.
+  absl::StatusOr<Revisions> Read(int64_t after, int64_t limit);
+
+  // `on_change` is called after every Append and Shutdown, on their thread: it must not block, nor
+  // call the log. Null: nobody listens; after that it is not called any more. For the one that
+  // serves all watchers who have no thread to wait on.
+  void Listen(std::function<void()> on_change);
 
   // The driver's side. `gone`: revisions up to this one are no longer kept; `newest` of all.
   void Start(int64_t gone, int64_t newest, std::vector<Revision> kept);
@@ -37,6 +45,11 @@ class RevisionLog {
   void Shutdown();
 
  private:
+  // REQUIRES: mutex_ is held.
+  bool Ready(int64_t after) const;
+  absl::StatusOr<Revisions> Following(int64_t after, int64_t limit) const;
+  void Tell();
+
   const int64_t revisions_max_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -45,6 +58,7 @@ class RevisionLog {
   int64_t gone_ = 0;
   int64_t newest_ = 0;
   bool shutdown_ = false;
+  std::function<void()> on_change_;
 };
 
 }  // namespace lorad::server

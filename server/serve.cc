@@ -5,11 +5,14 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/access.h"
 #include "server/driver.h"
 #include "server/errors/errors.h"
 #include "server/services/api_server.h"
@@ -20,6 +23,7 @@ namespace lorad::server {
 namespace {
 
 constexpr absl::Duration kStopPatience = absl::Seconds(60);  // cutting and saving at SIGTERM
+constexpr absl::Duration kEndPatience = absl::Seconds(75);   // all of it
 constexpr absl::Duration kCallsGrace = absl::Seconds(1);     // calls under way when it stops
 constexpr absl::Duration kWorkerGrace = absl::Seconds(3);    // workers that were told to end
 
@@ -32,8 +36,23 @@ SupervisorSinks LogSinks() {
           }};
 }
 
+// A disk or a library that hangs must not keep the daemon: what was acknowledged is stored.
+void EndProcessAfter(absl::Duration patience) {
+  std::thread([patience] {
+    std::this_thread::sleep_for(absl::ToChronoMilliseconds(patience));
+    spdlog::critical("still not stopped after {}: the process ends as it is",
+                     absl::FormatDuration(patience));
+    _exit(1);
+  }).detach();
+}
+
 class LoradDaemon final : public Daemon {
  public:
+  ~LoradDaemon() override {
+    std::lock_guard lock(health_mutex_);
+    health_ = nullptr;
+  }
+
   absl::Status Start(const ServeOptions& options, storage::Files& files,
                      storage::StoreHooks hooks) {
     absl::StatusOr<ListenAddress> listen = ParseListen(options.listen);
@@ -48,19 +67,39 @@ class LoradDaemon final : public Daemon {
     absl::StatusOr<std::vector<WorkerCommand>> workers = WorkerCommands(options.workers);
     if (!workers.ok()) return workers.status();
 
+    ApiServerOptions api_options;
+    api_options.listen = *listen;
+    api_options.model_roots = options.model_roots;
+    api_options.own_workers = !workers->empty();
+    for (const std::string& user : options.allow_users) {
+      const absl::StatusOr<uid_t> uid = ParseUser(user);
+      if (!uid.ok()) return uid.status();
+      api_options.allowed_users.push_back(*uid);
+    }
+
     DriverOptions driver_options;
     driver_options.data_dir = options.data_dir;
     driver_options.core = options.core;
     driver_options.core.version = kVersion;
+    driver_options.reserve_bytes = options.reserve_bytes;
+    driver_options.on_writable = [this](const absl::Status& status) {
+      std::lock_guard lock(health_mutex_);
+      writable_ = status.ok();
+      if (health_ != nullptr) health_->SetWritable(writable_);
+    };
     absl::StatusOr<std::unique_ptr<Driver>> driver =
         Driver::Start(driver_options, files, std::move(hooks));
     if (!driver.ok()) return driver.status();
     driver_ = *std::move(driver);
 
-    absl::StatusOr<std::unique_ptr<ApiServer>> api =
-        ApiServer::Start({*listen, options.model_roots, !workers->empty()}, *driver_);
+    absl::StatusOr<std::unique_ptr<ApiServer>> api = ApiServer::Start(api_options, *driver_);
     if (!api.ok()) return api.status();
     api_ = *std::move(api);
+    {
+      std::lock_guard lock(health_mutex_);
+      health_ = api_.get();
+      health_->SetWritable(writable_);
+    }
 
     if (workers->empty()) return absl::OkStatus();
     for (WorkerCommand& worker : *workers) {
@@ -88,6 +127,11 @@ class LoradDaemon final : public Daemon {
   }
 
  private:
+  std::mutex health_mutex_;
+  // Guarded by health_mutex_:
+  ApiServer* health_ = nullptr;  // while there is one
+  bool writable_ = true;
+
   // In the order in which they stand on each other.
   std::unique_ptr<Driver> driver_;
   std::unique_ptr<ApiServer> api_;
@@ -128,6 +172,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServeOptions& option
 
 absl::Status RunServer(const ServeOptions& options, storage::Files& files,
                        storage::StoreHooks hooks) {
+  SetUpProcess();
   signal(SIGPIPE, SIG_IGN);
   sigset_t stop_signals;
   sigemptyset(&stop_signals);
@@ -148,7 +193,9 @@ absl::Status RunServer(const ServeOptions& options, storage::Files& files,
   spdlog::info("{}: stopping; a second one ends the daemon at once",
                received == SIGTERM ? "SIGTERM" : "SIGINT");
   pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);  // their default action ends the process
+  EndProcessAfter(kEndPatience);
   (*daemon)->Stop(absl::Now() + kStopPatience);
+  daemon->reset();
   spdlog::info("stopped");
   return absl::OkStatus();
 }

@@ -21,7 +21,10 @@ struct ServeOptions {
   std::string data_dir;
   std::string listen = "127.0.0.1:7070";
   std::vector<std::string> model_roots = {"/"};
+  std::vector<std::string>
+      allow_users;  // names or numbers: may speak besides the daemon's and root
   CoreOptions core;
+  int64_t reserve_bytes = int64_t{64} << 20;  // of room on the disk (disk.h)
 
   WorkerOptions workers;  // embedded ones
 };
@@ -48,7 +51,8 @@ class Daemon {
 };
 
 // Starts the daemon, prints "lorad listening on HOST:PORT" on stdout, waits for SIGTERM or SIGINT,
-// and stops it cleanly. A second signal ends the process at once. Call on the main thread, before
+// and stops it cleanly; what does not end in a minute and a quarter is left, and the process ends.
+// A second signal ends it at once. Call on the main thread, before
 // any other thread is started.
 absl::Status RunServer(const ServeOptions& options, storage::Files& files,
                        storage::StoreHooks hooks = {});

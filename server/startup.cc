@@ -1,12 +1,15 @@
 #include "server/startup.h"
 
+#include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "server/core/job_progress.h"
 #include "server/core/job_states.h"
 #include "server/core/store_kinds.h"
 #include "server/errors/errors.h"
@@ -14,7 +17,8 @@
 namespace lorad::server {
 namespace {
 
-constexpr const char* kFolders[] = {"uploads", "datasets", "adapters", "checkpoints", "cache"};
+constexpr const char* kFolders[] = {"uploads",     "datasets", "adapters",
+                                    "checkpoints", "cache",    "lost"};
 constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
 absl::Status Corrupt(std::string_view kind, std::string_view key) {
@@ -32,17 +36,54 @@ absl::Status ReadKind(storage::JobStore& store, const char* kind,
 }
 
 absl::Status ReadLiveMetrics(storage::JobStore& store, StoredState* state) {
+  records::JobRecord record;  // one for all: its strings keep their room
   for (const auto& [name, bytes] : state->jobs) {
-    records::JobRecord record;
     if (!record.ParseFromString(bytes)) return Corrupt(kJobKind, name);
     if (!IsLive(record.job().state())) continue;
-    auto rows = store.ReadSeries(kMetricsSeries, name, record.job().last_checkpoint_step(), kAll);
+    int64_t after = record.job().last_checkpoint_step();
+    if (record.has_checkpoint_tokens()) {
+      after = std::max(after, record.furthest_step() - kMetricRowsKept);
+    }
+    auto rows = store.ReadSeries(kMetricsSeries, name, after, kAll);
     if (!rows.ok()) return rows.status();
     for (const storage::Entry& entry : *rows) {
       v1::StepMetrics row;
       if (!row.ParseFromString(entry.value)) return Corrupt(kMetricsSeries, name);
       state->metrics.emplace_back(name, std::move(row));
     }
+  }
+  return absl::OkStatus();
+}
+
+// Every revision whole, as watchers get it. Where a job was not kept whole before its progress, the
+// revision and all before it are gone.
+absl::Status ReadRevisions(storage::JobStore& store, StoredState* state,
+                           std::vector<RevisionLog::Revision>* revisions) {
+  auto entries = store.ReadSeries(kRevisionSeries, "", 0, kAll);
+  if (!entries.ok()) return entries.status();
+  if (entries->empty()) return absl::OkStatus();
+  state->oldest_revision = entries->front().number;
+  state->last_revision = entries->back().number;
+  std::map<std::string, v1::Job> jobs;
+  for (storage::Entry& entry : *entries) {
+    records::RevisionRecord record;
+    if (!record.ParseFromString(entry.value)) return Corrupt(kRevisionSeries, "");
+    const std::string name = record.job().name();
+    if (!record.progress_only()) {
+      jobs[name] = std::move(*record.mutable_job());
+      revisions->push_back({entry.number, name, std::move(entry.value)});
+      continue;
+    }
+    const auto job = jobs.find(name);
+    if (job == jobs.end()) {
+      revisions->clear();
+      continue;
+    }
+    SetProgress(std::move(*record.mutable_job()), &job->second);
+    v1::WatchJobsResponse message;
+    *message.mutable_job() = job->second;
+    message.set_revision(entry.number);
+    revisions->push_back({entry.number, name, message.SerializeAsString()});
   }
   return absl::OkStatus();
 }
@@ -54,7 +95,7 @@ absl::Status MakeFolders(const DataDir& data_dir, storage::Files& files) {
     return Error(absl::StatusCode::kInvalidArgument, "DATA_DIR_INVALID",
                  "--data-dir must name a directory");
   }
-  const absl::Status root = files.MakeDirectory(data_dir.root());
+  const absl::Status root = storage::MakeDirectoryDurably(files, data_dir.root());
   if (absl::IsNotFound(root) || absl::IsAlreadyExists(root) || absl::IsPermissionDenied(root)) {
     return Error(root.code(), "DATA_DIR_INVALID",
                  absl::StrCat(std::string(root.message()),
@@ -103,58 +144,13 @@ absl::StatusOr<StoredState> ReadStore(storage::JobStore& store,
   if (*epoch && !absl::SimpleAtoi(**epoch, &state.last_epoch)) {
     return Corrupt(kMetaKind, kEpochKey);
   }
-  auto entries = store.ReadSeries(kRevisionSeries, "", 0, kAll);
-  if (!entries.ok()) return entries.status();
-  for (storage::Entry& entry : *entries) {
-    v1::WatchJobsResponse message;
-    if (!message.ParseFromString(entry.value)) return Corrupt(kRevisionSeries, "");
-    revisions->push_back({entry.number, message.job().name(), std::move(entry.value)});
+  auto starts = store.GetRecord(kMetaKind, kStartsKey);
+  if (!starts.ok()) return starts.status();
+  if (*starts && !absl::SimpleAtoi(**starts, &state.starts)) {
+    return Corrupt(kMetaKind, kStartsKey);
   }
-  if (!revisions->empty()) {
-    state.oldest_revision = revisions->front().revision;
-    state.last_revision = revisions->back().revision;
-  }
+  if (absl::Status status = ReadRevisions(store, &state, revisions); !status.ok()) return status;
   return state;
-}
-
-absl::Status RemoveLeftovers(const DataDir& data_dir, storage::Files& files,
-                             const std::vector<std::string>& in_use) {
-  std::set<std::string> keep;
-  for (const std::string& path : in_use) {
-    keep.insert(path);
-    keep.insert(storage::ParentPath(path));  // of a checkpoint: its job's folder
-  }
-  const auto sweep = [&](const std::string& folder) -> absl::Status {
-    auto names = files.List(data_dir.Full(folder));
-    if (!names.ok()) return names.status();
-    for (const std::string& name : *names) {
-      const std::string path = storage::JoinPath(folder, name);
-      if (keep.contains(path)) continue;
-      if (absl::Status status = storage::RemoveTree(files, data_dir.Full(path)); !status.ok()) {
-        return status;
-      }
-    }
-    return absl::OkStatus();
-  };
-  for (const char* folder : {"uploads", "datasets", "adapters", "checkpoints"}) {
-    if (absl::Status status = sweep(folder); !status.ok()) return status;
-  }
-  // Whole token caches are used again.
-  auto caches = files.List(data_dir.Full("cache"));
-  if (!caches.ok()) return caches.status();
-  for (const std::string& name : *caches) {
-    if (!name.ends_with(".tmp")) continue;
-    const std::string path = storage::JoinPath(data_dir.Full("cache"), name);
-    if (absl::Status status = files.Remove(path); !status.ok()) return status;
-  }
-  auto jobs = files.List(data_dir.Full("checkpoints"));
-  if (!jobs.ok()) return jobs.status();
-  for (const std::string& job : *jobs) {
-    if (absl::Status status = sweep(storage::JoinPath("checkpoints", job)); !status.ok()) {
-      return status;
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace lorad::server

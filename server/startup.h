@@ -25,9 +25,4 @@ absl::Status CheckStoreIsThere(const DataDir& data_dir, storage::Files& files);
 absl::StatusOr<StoredState> ReadStore(storage::JobStore& store,
                                       std::vector<RevisionLog::Revision>* revisions);
 
-// Removes what no record names: uploads, and what was moved or written but not recorded before a
-// crash. `in_use`: paths below the data directory.
-absl::Status RemoveLeftovers(const DataDir& data_dir, storage::Files& files,
-                             const std::vector<std::string>& in_use);
-
 }  // namespace lorad::server

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "storage/errors.h"
 #include "storage/sha256.h"
@@ -14,11 +15,19 @@ namespace lorad::storage {
 namespace {
 
 constexpr char kReason[] = "CHECKPOINT_INVALID";
+constexpr char kCorruptReason[] = "CHECKPOINT_CORRUPT";
 constexpr int kFormatVersion = 1;
 constexpr uint64_t kTextLimit = uint64_t{1} << 20;
 constexpr size_t kChunkBytes = size_t{1} << 20;
 
 absl::Status Invalid(std::string_view message) { return Refuse(kReason, message); }
+
+// What was committed whole and is not any more.
+absl::Status Corrupt(std::string_view message) {
+  absl::Status status = absl::DataLossError(Absl(message));
+  status.SetPayload(Absl(kReasonPayload), absl::Cord(kCorruptReason));
+  return status;
+}
 
 bool IsMoment(std::string_view name) {
   const auto ends_with = [name](std::string_view suffix) {
@@ -188,6 +197,49 @@ absl::StatusOr<std::string> HashOf(Files& files, const std::string& path, uint64
   return sha.HexDigest();
 }
 
+// A file of a checkpoint whose tensors are read in the order in which they lie in it, hashed on the
+// way.
+class VerifiedTensors {
+ public:
+  static absl::StatusOr<VerifiedTensors> Open(const Checkpoint& checkpoint,
+                                              const std::string& name) {
+    const std::string path = JoinPath(checkpoint.directory, name);
+    absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(path);
+    if (!file.ok()) return file.status();
+    VerifiedTensors tensors(*std::move(file));
+    const absl::StatusOr<std::string> prefix =
+        RealFiles().ReadRange(path, 0, tensors.file_.header().data_begin);
+    if (!prefix.ok()) return prefix.status();
+    tensors.sha_.Update(*prefix);
+    for (const CheckpointFile& listed : checkpoint.files) {
+      if (listed.name == name) tensors.sha256_ = listed.sha256;
+    }
+    return tensors;
+  }
+
+  const SafetensorsFile& file() const { return file_; }
+
+  absl::Status Stream(const TensorInfo& tensor, SafetensorsWriter& writer) {
+    return file_.Stream(tensor, [&](std::string_view bytes) {
+      sha_.Update(bytes);
+      return writer.Append(bytes);
+    });
+  }
+
+  // All tensors have been streamed.
+  absl::Status Finish() {
+    if (sha_.HexDigest() == sha256_) return absl::OkStatus();
+    return Corrupt(absl::StrCat(file_.path(), ": its sha256 is not the manifest's"));
+  }
+
+ private:
+  explicit VerifiedTensors(SafetensorsFile file) : file_(std::move(file)) {}
+
+  SafetensorsFile file_;
+  Sha256 sha_;
+  std::string sha256_;
+};
+
 // `sink` in pieces of at most kChunkBytes.
 ByteSink InChunks(const ByteSink& sink) {
   return [&sink](std::string_view bytes) {
@@ -260,13 +312,13 @@ absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files, const std::string& sha
                                             const CheckpointState& expected,
                                             const PeftConfig& config,
                                             const std::string& directory) {
-  const absl::StatusOr<SafetensorsFile> shard = SafetensorsFile::Open(shard_path);
+  const absl::StatusOr<SafetensorsFile> shard = SafetensorsFile::Open(shard_path, files);
   if (!shard.ok()) return shard.status();
   if (absl::Status status = CheckShard(shard->header(), expected, config); !status.ok()) {
     return At(shard_path, status);
   }
   if (files.Exists(directory)) {
-    absl::StatusOr<Checkpoint> there = OpenCheckpoint(files, directory, false);
+    absl::StatusOr<Checkpoint> there = OpenCheckpoint(files, directory, true);
     if (there.ok() && there->state == expected) return there;
     return absl::AlreadyExistsError(absl::StrCat(directory, ": another checkpoint is there"));
   }
@@ -311,39 +363,66 @@ absl::StatusOr<Checkpoint> OpenCheckpoint(Files& files, const std::string& direc
   return Checkpoint{directory, *std::move(state), *std::move(listed)};
 }
 
-absl::Status StreamCheckpoint(const std::string& directory, const ByteSink& sink) {
-  const absl::StatusOr<Checkpoint> checkpoint = OpenCheckpoint(RealFiles(), directory, false);
-  if (!checkpoint.ok()) return checkpoint.status();
-  const absl::StatusOr<SafetensorsFile> masters =
-      SafetensorsFile::Open(JoinPath(directory, kAdapterModelFile));
-  if (!masters.ok()) return masters.status();
-  const absl::StatusOr<SafetensorsFile> moments =
-      SafetensorsFile::Open(JoinPath(directory, kOptimizerFile));
-  if (!moments.ok()) return moments.status();
+namespace {
 
+absl::Status StreamTensors(const Checkpoint& checkpoint, const ByteSink& sink) {
+  absl::StatusOr<VerifiedTensors> masters = VerifiedTensors::Open(checkpoint, kAdapterModelFile);
+  if (!masters.ok()) return masters.status();
+  absl::StatusOr<VerifiedTensors> moments = VerifiedTensors::Open(checkpoint, kOptimizerFile);
+  if (!moments.ok()) return moments.status();
   std::vector<TensorEntry> entries;
-  for (const SafetensorsFile* file : {&*masters, &*moments}) {
-    for (const TensorInfo& tensor : file->tensors()) {
-      if ((file == &*moments) != IsMoment(tensor.name)) {
-        return Invalid(
-            absl::StrCat(file->path(), ": tensor ", Quoted(tensor.name), " does not belong there"));
+  for (const VerifiedTensors* half : {&*masters, &*moments}) {
+    for (const TensorInfo& tensor : half->file().tensors()) {
+      if ((half == &*moments) != IsMoment(tensor.name)) {
+        return Invalid(absl::StrCat(half->file().path(), ": tensor ", Quoted(tensor.name),
+                                    " does not belong there"));
       }
       entries.push_back({tensor.name, tensor.type, tensor.shape});
     }
   }
-  const SafetensorsLayout layout(std::move(entries), ShardMetadata(checkpoint->state));
+  const SafetensorsLayout layout(std::move(entries), ShardMetadata(checkpoint.state));
   const ByteSink chunks = InChunks(sink);
   SafetensorsWriter writer(layout, chunks);
   if (absl::Status status = writer.Start(); !status.ok()) return status;
   for (const TensorInfo& tensor : layout.tensors()) {
-    const SafetensorsFile& file = IsMoment(tensor.name) ? *moments : *masters;
-    const absl::Status status =
-        file.Stream(*file.Find(tensor.name),
-                    [&writer](std::string_view bytes) { return writer.Append(bytes); });
+    VerifiedTensors& half = IsMoment(tensor.name) ? *moments : *masters;
+    const absl::Status status = half.Stream(*half.file().Find(tensor.name), writer);
     if (!status.ok()) return status;
   }
   writer.Finish();
+  if (absl::Status status = masters->Finish(); !status.ok()) return status;
+  return moments->Finish();
+}
+
+// The text files, which are small; the others are hashed on their way.
+absl::Status VerifyTexts(const Checkpoint& checkpoint) {
+  for (const CheckpointFile& file : checkpoint.files) {
+    if (file.name != kStateFile && file.name != kAdapterConfigFile) continue;
+    const std::string path = JoinPath(checkpoint.directory, file.name);
+    const absl::StatusOr<std::string> sha256 = HashOf(RealFiles(), path, file.size_bytes);
+    if (!sha256.ok()) return sha256.status();
+    if (*sha256 != file.sha256) {
+      return Corrupt(absl::StrCat(path, ": its sha256 is not the manifest's"));
+    }
+  }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status StreamCheckpoint(const std::string& directory, const ByteSink& sink) {
+  absl::Status unsent;  // the sink's own word passes as it is
+  const ByteSink watched = [&](std::string_view bytes) {
+    unsent = sink(bytes);
+    return unsent;
+  };
+  const absl::StatusOr<Checkpoint> checkpoint = OpenCheckpoint(RealFiles(), directory, false);
+  absl::Status status = checkpoint.status();
+  if (status.ok()) status = VerifyTexts(*checkpoint);
+  if (status.ok()) status = StreamTensors(*checkpoint, watched);
+  // It was whole when it was committed.
+  return unsent.ok() && absl::IsInvalidArgument(status) ? Corrupt(std::string(status.message()))
+                                                        : status;
 }
 
 absl::Status StreamAdapter(const std::string& directory, const std::string& job,

@@ -60,9 +60,10 @@ absl::StatusOr<CheckpointState> ShardState(const SafetensorsHeader& header);
 // Makes `directory` from the shard at `shard_path`, atomically through `files`: all is written and
 // synced under directory + ".tmp" (what a crash left there is removed first), the manifest last,
 // then renamed, then the parent synced. The shard is read through a mapping and left where it is.
-// Where the same checkpoint is there already it is returned: a commit may be tried again. REQUIRES:
-// the parent exists, durably. Refused: a state other than `expected`, tensors other than float32,
-// missing moments, matrices that do not fit `config`. Errors of the disk pass through.
+// Where the same checkpoint is there already, whole, it is returned and nothing is written: a
+// commit may be tried again. REQUIRES: the parent exists, durably. Refused: a state other than
+// `expected`, tensors other than float32, missing moments, matrices that do not fit `config`.
+// Errors of the disk pass through.
 absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files, const std::string& shard_path,
                                             const CheckpointState& expected,
                                             const PeftConfig& config, const std::string& directory);
@@ -73,7 +74,9 @@ absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files, const std::string& sha
 absl::StatusOr<Checkpoint> OpenCheckpoint(Files& files, const std::string& directory, bool verify);
 
 // A checkpoint as a shard, through `sink` in pieces of at most 1 MiB. The state is the
-// checkpoint's.
+// checkpoint's. What is not as it was committed (another size, another sha256 than the manifest's)
+// is DATA_LOSS with the file's path, reason CHECKPOINT_CORRUPT: known for certain only behind the
+// last byte, so nothing of it may be used before OK.
 absl::Status StreamCheckpoint(const std::string& directory, const ByteSink& sink);
 
 // An adapter in PEFT's layout as a shard without moments (step 0): how init_from starts. Also good

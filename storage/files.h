@@ -23,10 +23,21 @@ class WritableFile {
   virtual absl::Status Close() = 0;
 };
 
+// The bytes of a file as they were when it was mapped, for as long as this lives. The file must not
+// be shortened meanwhile (a reader of the lost part gets SIGBUS). Const methods are thread-safe.
+class MappedFile {
+ public:
+  virtual ~MappedFile() = default;
+  virtual std::string_view bytes() const = 0;
+  // Hints about a part of bytes(): it is read next; it is not needed now and costs no memory.
+  virtual void WillNeed(std::string_view) const {}
+  virtual void LetGo(std::string_view) const {}
+};
+
 // The seam between lorad and its disk. Every durable write of the coordinator goes through it, so
-// that a test can stop the process before or after each effect. Thread-safe. Errors name path and
-// cause: NOT_FOUND, ALREADY_EXISTS, PERMISSION_DENIED, RESOURCE_EXHAUSTED (no space), else
-// INTERNAL.
+// that a test can stop the process before or after each effect, or take the power away. What it
+// makes is for its user alone (files 0600, directories 0700). Thread-safe. Errors name path and
+// cause, see FileError.
 class Files {
  public:
   virtual ~Files() = default;
@@ -52,6 +63,8 @@ class Files {
   // At most `length` bytes from `offset`; fewer only at the end of the file.
   virtual absl::StatusOr<std::string> ReadRange(const std::string& path, uint64_t offset,
                                                 uint64_t length) = 0;
+  // A regular file, else INVALID_ARGUMENT. Here: read into memory.
+  virtual absl::StatusOr<std::unique_ptr<MappedFile>> Map(const std::string& path);
   virtual absl::StatusOr<uint64_t> Size(const std::string& path) = 0;
   virtual bool Exists(const std::string& path) = 0;
   virtual bool IsDirectory(const std::string& path) = 0;
@@ -59,6 +72,11 @@ class Files {
 
 // The operating system's. Never freed.
 Files& RealFiles();
+
+// What an errno of `what` ("write") at `path` means: NOT_FOUND, ALREADY_EXISTS, PERMISSION_DENIED,
+// RESOURCE_EXHAUSTED (no space), UNAVAILABLE (read-only, no descriptors, no memory, the share is
+// gone: it may pass without anyone changing the path), else INTERNAL.
+absl::Status FileError(std::string_view what, const std::string& path, int error);
 
 inline constexpr uint64_t kReadAllLimit = uint64_t{64} << 20;
 
@@ -69,6 +87,10 @@ absl::Status AtomicWrite(Files& files, const std::string& path, std::string_view
 // Writes and fsyncs, without the atomicity: for files in a directory that is itself renamed into
 // place.
 absl::Status WriteSynced(Files& files, const std::string& path, std::string_view bytes);
+
+// Makes `path` with all its parents so that it survives a power loss, also where an earlier attempt
+// was cut short.
+absl::Status MakeDirectoryDurably(Files& files, const std::string& path);
 
 // A file or a whole directory; absent is no error. Not atomic.
 absl::Status RemoveTree(Files& files, const std::string& path);

@@ -2,7 +2,10 @@
 
 #include <sqlite3.h>
 
+#include <algorithm>
 #include <array>
+#include <cassert>
+#include <cerrno>
 #include <mutex>
 #include <utility>
 
@@ -15,6 +18,7 @@ namespace {
 
 constexpr char kFile[] = "lorad.sqlite";
 constexpr int kApplicationId = 0x4c6f5244;  // "LoRD"
+constexpr int kCheckpointFrames = 1000;     // SQLite's own default
 
 // Step i brings a file of version i to version i + 1. Never change one that was released.
 constexpr std::array<const char*, 1> kMigrations = {
@@ -48,13 +52,40 @@ absl::Status WithReason(absl::StatusCode code, std::string_view reason,
   return status;
 }
 
+// The errno of the newest write that failed, of the log or else of the database: SQLite itself
+// tells ENOSPC alone from other failures.
+int WriteError(sqlite3* database) {
+  int error = 0;
+  if (database == nullptr) return error;
+  sqlite3_file* log = nullptr;
+  sqlite3_file_control(database, "main", SQLITE_FCNTL_JOURNAL_POINTER, &log);
+  if (log != nullptr && log->pMethods != nullptr) {
+    log->pMethods->xFileControl(log, SQLITE_FCNTL_LAST_ERRNO, &error);
+  }
+  if (error == 0) sqlite3_file_control(database, "main", SQLITE_FCNTL_LAST_ERRNO, &error);
+  return error;
+}
+
 absl::Status FromSqlite(sqlite3* database, int code, const std::string& path) {
   const std::string text =
       absl::StrCat(path, ": ", database ? sqlite3_errmsg(database) : sqlite3_errstr(code));
+  const auto full = [&text] {
+    return WithReason(absl::StatusCode::kResourceExhausted, "DISK_FULL",
+                      absl::StrCat(text, "; make room on its disk"));
+  };
+  const auto read_only = [&text] {
+    return WithReason(absl::StatusCode::kUnavailable, "STORE_READ_ONLY",
+                      absl::StrCat(text, "; make its file system writable again"));
+  };
+  if (code == SQLITE_IOERR_FSYNC || code == SQLITE_IOERR_DIR_FSYNC) {
+    return WithReason(absl::StatusCode::kInternal, "STORE_SYNC_FAILED",
+                      absl::StrCat(text, " (fsync failed): look at its disk"));
+  }
   switch (code & 0xff) {
     case SQLITE_FULL:
-      return WithReason(absl::StatusCode::kResourceExhausted, "DISK_FULL",
-                        absl::StrCat(text, "; make room on its disk"));
+      return full();
+    case SQLITE_READONLY:
+      return read_only();
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
       return WithReason(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
@@ -63,8 +94,52 @@ absl::Status FromSqlite(sqlite3* database, int code, const std::string& path) {
       return WithReason(absl::StatusCode::kFailedPrecondition, "STORE_LOCKED",
                         absl::StrCat(text, "; another program holds it open"));
     default:
-      return absl::InternalError(text);
+      break;
   }
+  if (code == SQLITE_IOERR_WRITE) {
+    const int error = WriteError(database);
+    if (error == EDQUOT || error == EFBIG) return full();
+    if (error == EROFS) return read_only();
+  }
+  return absl::InternalError(text);
+}
+
+// Whether nothing was changed and the same may be tried again.
+bool MayPass(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
+}
+
+// Writes the log at `path`, where there is one, in place once more and syncs it. A process that
+// ended because it could not sync it has left turns that may lie in the kernel's memory alone: read
+// from there, they would be taken for durable, and all that is appended behind them would go with
+// them.
+int RewriteLog(sqlite3_vfs* vfs, const std::string& path) {
+  int there = 0;
+  if (int code = vfs->xAccess(vfs, path.c_str(), SQLITE_ACCESS_EXISTS, &there); code != SQLITE_OK) {
+    return code;
+  }
+  if (there == 0) return SQLITE_OK;
+  const auto memory = std::make_unique<char[]>(static_cast<size_t>(vfs->szOsFile));
+  sqlite3_file* const file = reinterpret_cast<sqlite3_file*>(memory.get());
+  constexpr int kFlags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_WAL;
+  int opened = kFlags;
+  int code = vfs->xOpen(vfs, path.c_str(), file, kFlags, &opened);
+  // Where it may not be written, the database will say so.
+  if (code == SQLITE_OK && (opened & SQLITE_OPEN_READONLY) == 0) {
+    constexpr sqlite3_int64 kPieceBytes = 64 << 10;  // SQLite writes less than 128 KiB at once
+    sqlite3_int64 bytes = 0;
+    code = file->pMethods->xFileSize(file, &bytes);
+    std::string piece;
+    for (sqlite3_int64 at = 0; code == SQLITE_OK && at < bytes; at += piece.size()) {
+      piece.resize(static_cast<size_t>(std::min<sqlite3_int64>(bytes - at, kPieceBytes)));
+      const int length = static_cast<int>(piece.size());
+      code = file->pMethods->xRead(file, piece.data(), length, at);
+      if (code == SQLITE_OK) code = file->pMethods->xWrite(file, piece.data(), length, at);
+    }
+    if (code == SQLITE_OK) code = file->pMethods->xSync(file, SQLITE_SYNC_NORMAL);
+  }
+  if (file->pMethods != nullptr) file->pMethods->xClose(file);
+  return code;
 }
 
 // A prepared statement, reset after each use.
@@ -115,8 +190,8 @@ class Use {
 
 class SqliteJobStore : public JobStore {
  public:
-  SqliteJobStore(std::string path, StoreHooks hooks)
-      : path_(std::move(path)), hooks_(std::move(hooks)) {}
+  SqliteJobStore(std::string path, StoreHooks hooks, std::string vfs)
+      : path_(std::move(path)), hooks_(std::move(hooks)), vfs_(std::move(vfs)) {}
 
   ~SqliteJobStore() override {
     // Statements first: a connection with live statements does not close.
@@ -125,17 +200,27 @@ class SqliteJobStore : public JobStore {
   }
 
   absl::Status Init() {
-    int code = sqlite3_open_v2(
+    sqlite3_vfs* const vfs = sqlite3_vfs_find(vfs_.empty() ? nullptr : vfs_.c_str());
+    assert(vfs != nullptr);
+    const std::string log = absl::StrCat(path_, "-wal");
+    int code = RewriteLog(vfs, log);
+    if (code != SQLITE_OK) return FromSqlite(nullptr, code, log);
+    code = sqlite3_open_v2(
         path_.c_str(), &database_,
         SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE,
-        nullptr);
+        vfs_.empty() ? nullptr : vfs_.c_str());
     if (code != SQLITE_OK) return Error(code);
-    // Exclusive before WAL: then the index of the log lives in our memory and no second process can
-    // come in.
-    for (const char* pragma : {"PRAGMA locking_mode=EXCLUSIVE", "PRAGMA mmap_size=0",
-                               "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL"}) {
+    // Where it may not write, SQLite opens to read.
+    if (sqlite3_db_readonly(database_, "main") == 1) return Error(SQLITE_READONLY);
+    // Small pages, in a file that is made now: a turn writes every page that it touches, and most
+    // change some 100 bytes of two. Exclusive before WAL: then the index of the log lives in our
+    // memory and no second process can come in.
+    for (const char* pragma :
+         {"PRAGMA page_size=1024", "PRAGMA locking_mode=EXCLUSIVE", "PRAGMA mmap_size=0",
+          "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL"}) {
       if (absl::Status status = Run(pragma); !status.ok()) return status;
     }
+    sqlite3_wal_hook(database_, CountFrames, this);  // in place of SQLite's own checkpoints
     if (absl::Status status = Migrate(); !status.ok()) return status;
     return Prepare();
   }
@@ -143,17 +228,15 @@ class SqliteJobStore : public JobStore {
   absl::Status Apply(const std::vector<Mutation>& mutations) override {
     if (mutations.empty()) return absl::OkStatus();
     std::lock_guard lock(mutex_);
-    if (absl::Status status = Run("BEGIN IMMEDIATE"); !status.ok()) return status;
-    absl::Status status = RunAll(mutations);
-    if (status.ok() && hooks_.before_commit) hooks_.before_commit();
-    if (status.ok()) status = Run("COMMIT");
-    if (!status.ok()) {
-      // Some errors have rolled back already; then this one fails and nothing is lost by it.
-      sqlite3_exec(database_, "ROLLBACK", nullptr, nullptr, nullptr);
-      return status;
+    if (!broken_.ok()) return broken_;
+    absl::Status status = Commit(mutations);
+    if (status.ok() && frames_ >= kCheckpointFrames) {
+      status = Checkpoint();
+      // The turn is durable, and the next one tries again to empty the log.
+      if (MayPass(status)) status = absl::OkStatus();
     }
-    if (hooks_.after_commit) hooks_.after_commit();
-    return absl::OkStatus();
+    if (!status.ok() && !MayPass(status)) broken_ = status;
+    return status;
   }
 
   absl::StatusOr<std::optional<std::string>> GetRecord(std::string_view kind,
@@ -208,6 +291,34 @@ class SqliteJobStore : public JobStore {
     std::array<Statement, kActions.size()> actions;
     Statement get, scan, read;
   };
+
+  // One transaction.
+  absl::Status Commit(const std::vector<Mutation>& mutations) {
+    if (absl::Status status = Run("BEGIN IMMEDIATE"); !status.ok()) return status;
+    absl::Status status = RunAll(mutations);
+    if (status.ok() && hooks_.before_commit) hooks_.before_commit();
+    if (status.ok()) status = Run("COMMIT");
+    if (!status.ok()) {
+      // Some errors have rolled back already; then this one fails and nothing is lost by it.
+      sqlite3_exec(database_, "ROLLBACK", nullptr, nullptr, nullptr);
+      return status;
+    }
+    if (hooks_.after_commit) hooks_.after_commit();
+    return absl::OkStatus();
+  }
+
+  // Moves the log into the database's file. SQLite would do so by itself, but tell nobody of a
+  // failed fsync.
+  absl::Status Checkpoint() {
+    const int code =
+        sqlite3_wal_checkpoint_v2(database_, nullptr, SQLITE_CHECKPOINT_PASSIVE, nullptr, nullptr);
+    return code == SQLITE_OK ? absl::OkStatus() : Error(code);
+  }
+
+  static int CountFrames(void* store, sqlite3*, const char*, int frames) {
+    static_cast<SqliteJobStore*>(store)->frames_ = frames;
+    return SQLITE_OK;
+  }
 
   absl::Status Error(int code) { return FromSqlite(database_, code, path_); }
 
@@ -284,9 +395,12 @@ class SqliteJobStore : public JobStore {
 
   const std::string path_;
   const StoreHooks hooks_;
+  const std::string vfs_;
   std::mutex mutex_;
   // Guarded by mutex_ once Init is done:
   sqlite3* database_ = nullptr;
+  int frames_ = 0;       // in the log, at the newest commit
+  absl::Status broken_;  // the first error after which nothing is written any more
   std::unique_ptr<Statements> statements_;
 };
 
@@ -313,9 +427,9 @@ Mutation TrimSeries(std::string_view kind, std::string_view key, int64_t number)
 }
 
 absl::StatusOr<std::unique_ptr<JobStore>> JobStore::Open(const std::string& directory,
-                                                         StoreHooks hooks) {
+                                                         StoreHooks hooks, const std::string& vfs) {
   auto store =
-      std::make_unique<SqliteJobStore>(absl::StrCat(directory, "/", kFile), std::move(hooks));
+      std::make_unique<SqliteJobStore>(absl::StrCat(directory, "/", kFile), std::move(hooks), vfs);
   if (absl::Status status = store->Init(); !status.ok()) return status;
   return std::unique_ptr<JobStore>(std::move(store));
 }

@@ -66,14 +66,20 @@ struct StoreHooks {
 class JobStore {
  public:
   // Opens or makes DIRECTORY/lorad.sqlite and brings its schema up to date. The caller holds the
-  // directory's lock. Errors: FAILED_PRECONDITION (STORE_TOO_NEW) for a file of a later version;
-  // DATA_LOSS (STORE_CORRUPT); RESOURCE_EXHAUSTED (DISK_FULL); else what the system says.
+  // directory's lock. `vfs`: the name of a registered sqlite3_vfs; empty = the operating system's.
+  // Errors: FAILED_PRECONDITION (STORE_TOO_NEW) for a file of a later version; DATA_LOSS
+  // (STORE_CORRUPT); RESOURCE_EXHAUSTED (DISK_FULL); UNAVAILABLE (STORE_READ_ONLY); else what the
+  // system says.
   static absl::StatusOr<std::unique_ptr<JobStore>> Open(const std::string& directory,
-                                                        StoreHooks hooks = {});
+                                                        StoreHooks hooks = {},
+                                                        const std::string& vfs = "");
   virtual ~JobStore() = default;
 
-  // All or nothing, and on the disk when it returns OK. RESOURCE_EXHAUSTED (DISK_FULL): nothing was
-  // changed, and it may be tried again.
+  // All or nothing, and on the disk when it returns OK. RESOURCE_EXHAUSTED (DISK_FULL) and
+  // UNAVAILABLE (STORE_READ_ONLY): nothing was changed, and it may be tried again. After any other
+  // error (INTERNAL, STORE_SYNC_FAILED, for a failed fsync: the kernel may have dropped what it
+  // could not write) what the disk holds is not known: every later call returns it again, and only
+  // a new start tells.
   virtual absl::Status Apply(const std::vector<Mutation>& mutations) = 0;
 
   virtual absl::StatusOr<std::optional<std::string>> GetRecord(std::string_view kind,

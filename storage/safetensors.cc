@@ -1,15 +1,9 @@
 #include "storage/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cassert>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -89,34 +83,6 @@ void ConvertHalves(Convert convert, const char* in, int64_t count, float* out) {
   }
 }
 
-uintptr_t PageBytes() {
-  static const uintptr_t bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  return bytes;
-}
-
-// The pages of a read-only file mapping that hold `bytes` leave the resident set; they stay in the
-// page cache and come back when touched, so a neighbour's bytes on a border page lose nothing.
-void LetGo(std::string_view bytes) {
-  const uintptr_t first = reinterpret_cast<uintptr_t>(bytes.data()) / PageBytes() * PageBytes();
-  const uintptr_t last = reinterpret_cast<uintptr_t>(bytes.data()) + bytes.size();
-  madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
-}
-
-// Lets the disk work on `bytes` while the piece before them is converted.
-void ReadAhead(std::string_view bytes) {
-  if (bytes.empty()) return;
-  const uintptr_t first = reinterpret_cast<uintptr_t>(bytes.data()) / PageBytes() * PageBytes();
-  const uintptr_t last = reinterpret_cast<uintptr_t>(bytes.data()) + bytes.size();
-  madvise(reinterpret_cast<void*>(first), last - first, MADV_WILLNEED);
-}
-
-absl::Status OpenError(const std::string& path, const char* what, int error) {
-  const absl::StatusCode code = error == ENOENT || error == ENOTDIR ? absl::StatusCode::kNotFound
-                                : error == EACCES ? absl::StatusCode::kPermissionDenied
-                                                  : absl::StatusCode::kInternal;
-  return absl::Status(code, absl::StrCat(path, ": cannot ", what, ": ", strerror(error)));
-}
-
 }  // namespace
 
 std::string_view TensorTypeName(TensorType type) { return RowOf(type).name; }
@@ -148,67 +114,36 @@ const TensorInfo* SafetensorsHeader::Find(std::string_view name) const {
   return found != tensors.end() && found->name == name ? &*found : nullptr;
 }
 
-SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      map_(std::exchange(other.map_, nullptr)),
-      file_bytes_(std::exchange(other.file_bytes_, 0)),
-      header_(std::move(other.header_)) {}
-
-SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(map_, other.map_);
-  std::swap(file_bytes_, other.file_bytes_);
-  std::swap(header_, other.header_);
-  return *this;
-}
-
-SafetensorsFile::~SafetensorsFile() {
-  if (map_ != nullptr) munmap(const_cast<char*>(map_), file_bytes_);
-}
-
-absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) return OpenError(path, "open", errno);
-  struct stat status;
-  void* map = MAP_FAILED;
-  int error = 0;
-  const bool stated = fstat(descriptor, &status) == 0;
-  if (!stated) error = errno;
-  if (stated && S_ISREG(status.st_mode) && status.st_size > 0) {
-    map = mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_SHARED, descriptor, 0);
-    if (map == MAP_FAILED) error = errno;
-  }
-  close(descriptor);
-  if (!stated) return OpenError(path, "stat", error);
-  if (!S_ISREG(status.st_mode)) {
-    return Refuse(kReason, absl::StrCat(path, ": not a regular file"));
-  }
-  if (error != 0) return OpenError(path, "map", error);
+absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path, Files& files) {
+  absl::StatusOr<std::unique_ptr<MappedFile>> map = files.Map(path);
+  if (absl::IsInvalidArgument(map.status()))
+    return Refuse(kReason, std::string(map.status().message()));
+  if (!map.ok()) return map.status();
 
   SafetensorsFile file;
   file.path_ = path;
-  file.file_bytes_ = static_cast<uint64_t>(status.st_size);
-  file.map_ = map == MAP_FAILED ? nullptr : static_cast<const char*>(map);
+  file.map_ = *std::move(map);
   absl::StatusOr<SafetensorsHeader> header =
-      ParseSafetensorsHeader({file.map_, file.file_bytes_}, file.file_bytes_);
+      ParseSafetensorsHeader(file.map_->bytes(), file.file_bytes());
   if (!header.ok()) return At(path, header.status());
   file.header_ = *std::move(header);
-  LetGo({file.map_, file.header_.data_begin});
+  file.map_->LetGo(file.map_->bytes().substr(0, file.header_.data_begin));
   return file;
 }
 
 std::string_view SafetensorsFile::view(const TensorInfo& tensor) const {
-  assert(header_.data_begin + tensor.end <= file_bytes_);
-  return {map_ + header_.data_begin + tensor.begin, tensor.bytes()};
+  assert(header_.data_begin + tensor.end <= file_bytes());
+  return map_->bytes().substr(header_.data_begin + tensor.begin, tensor.bytes());
 }
 
 absl::Status SafetensorsFile::Stream(const TensorInfo& tensor, const ByteSink& sink) const {
   std::string_view rest = view(tensor);
   while (!rest.empty()) {
     const std::string_view piece = rest.substr(0, kPieceBytes);
-    ReadAhead(rest.substr(piece.size(), kPieceBytes));
+    // The disk works on the next piece while this one is converted.
+    map_->WillNeed(rest.substr(piece.size(), kPieceBytes));
     const absl::Status status = sink(piece);
-    LetGo(piece);
+    map_->LetGo(piece);
     if (!status.ok()) return status;
     rest.remove_prefix(piece.size());
   }

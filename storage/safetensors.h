@@ -3,12 +3,14 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "storage/files.h"
 
 namespace lorad::storage {
 
@@ -79,16 +81,13 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view prefix
                                                          uint64_t file_bytes);
 
 // A safetensors file, memory-mapped read-only. Movable; const methods are thread-safe. The file
-// must not be shortened while it is open (a reader of the lost part gets SIGBUS).
+// must not be shortened while it is open (files.h, MappedFile).
 class SafetensorsFile {
  public:
-  static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
-  SafetensorsFile(SafetensorsFile&& other) noexcept;
-  SafetensorsFile& operator=(SafetensorsFile&& other) noexcept;
-  ~SafetensorsFile();
+  static absl::StatusOr<SafetensorsFile> Open(const std::string& path, Files& files = RealFiles());
 
   const std::string& path() const { return path_; }
-  uint64_t file_bytes() const { return file_bytes_; }
+  uint64_t file_bytes() const { return map_->bytes().size(); }
   const SafetensorsHeader& header() const { return header_; }
   const std::vector<TensorInfo>& tensors() const { return header_.tensors; }
   const TensorInfo* Find(std::string_view name) const { return header_.Find(name); }
@@ -105,8 +104,7 @@ class SafetensorsFile {
  private:
   SafetensorsFile() = default;
   std::string path_;
-  const char* map_ = nullptr;
-  uint64_t file_bytes_ = 0;
+  std::unique_ptr<MappedFile> map_;
   SafetensorsHeader header_;
 };
 

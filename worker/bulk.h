@@ -11,8 +11,9 @@
 
 namespace lorad::worker {
 
-// What is too big for the control stream: slot contents in, checkpoint shards out.
-// Threads: Fetch is called by the executor's thread while Upload runs on the uploader's.
+// What is too big for the control stream: slot contents in, checkpoint shards out. Every call has a
+// number, which its caller counts up, and ends within its time: kDeadlineExceeded.
+// Threads: any; several calls at once.
 class Bulk {
  public:
   using Sink = std::function<absl::Status(std::string_view piece)>;
@@ -20,17 +21,17 @@ class Bulk {
   virtual ~Bulk() = default;
 
   // Hands the content (one safetensors file) to `sink` piece by piece, in order. An error of the
-  // sink ends the transfer and is returned. kUnavailable: the coordinator cannot be reached now;
-  // any other error is final.
-  virtual absl::Status Fetch(const v1::FetchSlotContentRequest& request, const Sink& sink) = 0;
+  // sink ends the transfer and is returned.
+  virtual absl::Status Fetch(int64_t call, const v1::FetchSlotContentRequest& request,
+                             int64_t timeout_ms, const Sink& sink) = 0;
 
   // Sends the parts, one after the other, as one shard. OK once it is on the coordinator's disk.
-  virtual absl::Status Upload(const v1::UploadShardRequest::Header& header,
-                              absl::Span<const std::string_view> parts) = 0;
+  virtual absl::Status Upload(int64_t call, const v1::UploadShardRequest::Header& header,
+                              absl::Span<const std::string_view> parts, int64_t timeout_ms) = 0;
 
-  // Calls for this epoch or an older one end with kCancelled, those under way and all later ones.
-  // Threads: any.
-  virtual void Cancel(int64_t epoch) = 0;
+  // This call and all of lower numbers end with kCancelled, those under way and those that are yet
+  // to begin.
+  virtual void Cancel(int64_t call) = 0;
 };
 
 }  // namespace lorad::worker

@@ -2,8 +2,7 @@
 #include "worker/engine.h"
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
+#include <cassert>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -16,8 +15,16 @@
 namespace lorad::worker {
 namespace {
 
-// Before another try to reach a coordinator that is away; Bulk::Cancel ends the tries.
-constexpr std::chrono::milliseconds kFetchPause{200};
+// What a slot starts from comes within this, or not: for the first byte, and for each after it.
+constexpr int64_t kFetchMs = 10'000;
+constexpr int64_t kFetchBytesPerMs = 4096;
+
+// Whether what a slot starts from may be had by another try.
+bool Passes(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+         absl::IsResourceExhausted(status) || absl::IsAborted(status) ||
+         absl::IsCancelled(status) || absl::IsInternal(status) || absl::IsUnknown(status);
+}
 
 absl::Status WithReason(absl::Status status, std::string_view reason) {
   status.SetPayload(storage::Absl(storage::kReasonPayload), absl::Cord(storage::Absl(reason)));
@@ -129,8 +136,6 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   status = engine->MakeReadings(shape);
   if (!status.ok()) return WithReason(status, "MEMORY_TAKEN");
   engine->index_taken_.assign(static_cast<size_t>(shape.slots_max), false);
-  engine->uploader_ = std::make_unique<Uploader>(environment.bulk, environment.reports,
-                                                 order.epoch(), environment.options.numerics_id);
   v1::Report report;
   v1::GroupFormed& formed = *report.mutable_group_formed();
   formed.set_reserved_bytes(engine->group_bytes_);
@@ -154,9 +159,7 @@ absl::Status Engine::MakeReadings(const ModelShape& shape) {
   return absl::OkStatus();
 }
 
-void Engine::Report(v1::Report report) {
-  environment_.reports->Add(order_.epoch(), std::move(report));
-}
+void Engine::Report(v1::Report report) { environment_.context.report(std::move(report)); }
 
 absl::StatusOr<Engine::Resident*> Engine::Find(const std::string& job) {
   const auto found = residents_.find(job);
@@ -186,11 +189,10 @@ absl::Status Engine::LoadSlot(const v1::Operation& operation) {
     loaded.set_job(operation.job());
     loaded.set_step(resident.slot->step());
     loaded.set_bytes(resident.slot->bytes());
-  } else if (absl::IsCancelled(status)) {
-    return status;  // the group is being left
   } else {
     resident.slot.reset();
     resident.failed = true;
+    if (absl::IsUnavailable(status)) return status;  // whether it is tried again is not ours to say
     spdlog::error("job {}: its slot was not loaded: {}", operation.job(), status.ToString());
     v1::SlotFailed& failed = *report.mutable_slot_failed();
     failed.set_job(operation.job());
@@ -243,14 +245,18 @@ absl::Status Engine::FetchContent(const v1::Operation& operation, Slot* slot) {
   request.set_epoch(order_.epoch());
   request.set_job(operation.job());
   request.set_content(operation.content());
-  // A stream that broke begins again from its first byte, and so does the reader.
-  while (true) {
-    SlotContentReader reader(environment_.backend, slot, true);
-    absl::Status status = environment_.bulk->Fetch(
-        request, [&](std::string_view piece) { return reader.Append(piece); });
-    if (!absl::IsUnavailable(status)) return status.ok() ? reader.Finish() : status;
-    std::this_thread::sleep_for(kFetchPause);
-  }
+  SlotContentReader reader(environment_.backend, slot, true);
+  const int64_t timeout_ms = kFetchMs + slot->bytes() / kFetchBytesPerMs;
+  absl::Status unreadable;  // kept apart: what the reader refuses no other try mends
+  const absl::Status status =
+      environment_.context.fetch(request, timeout_ms, [&](std::string_view piece) {
+        unreadable = reader.Append(piece);
+        return unreadable;
+      });
+  if (!unreadable.ok()) return unreadable;
+  if (status.ok()) return reader.Finish();
+  if (absl::IsDataLoss(status)) return WithReason(status, "CHECKPOINT_CORRUPT");
+  return Passes(status) ? absl::UnavailableError(status.message()) : status;
 }
 
 absl::Status Engine::Save(Resident* resident, const v1::Operation& operation) {
@@ -259,9 +265,11 @@ absl::Status Engine::Save(Resident* resident, const v1::Operation& operation) {
                                                    operation.step(), ", but its slot is at step ",
                                                    resident->slot->step()));
   }
-  uploader_->Save(resident->slot.get(), resident->slot->Stage(environment_.options.numerics_id));
+  resident->slot->Stage(environment_.options.numerics_id);
   return absl::OkStatus();
 }
+
+Shard Engine::Staged(const std::string& job) const { return residents_.at(job).slot->staged(); }
 
 absl::Status Engine::FreeSlot(const std::string& job) {
   auto resident = Find(job);
@@ -269,19 +277,23 @@ absl::Status Engine::FreeSlot(const std::string& job) {
   ReadLanded();
   TellRead();
   environment_.backend->Synchronize();  // before memory goes
-  std::unique_ptr<Slot> slot = std::move((*resident)->slot);
-  if (slot == nullptr) {
-    v1::Report report;
-    report.mutable_slot_freed()->set_job(job);
-    Report(std::move(report));
-  } else {
+  if ((*resident)->slot != nullptr) {
     environment_.backend->ClearSlot(*table_, (*resident)->index);
     index_taken_[(*resident)->index] = false;
-    const int64_t bytes = slot->bytes();
-    uploader_->Release(std::move(slot), [this, bytes] { slot_bytes_ -= bytes; });
+    slot_bytes_ -= (*resident)->slot->bytes();
   }
   residents_.erase(job);
+  v1::Report report;
+  report.mutable_slot_freed()->set_job(job);
+  Report(std::move(report));
   return absl::OkStatus();
+}
+
+FormEngine MakeFormEngine(kernels::Backend* backend, EngineOptions options, Clock clock) {
+  return [=](const v1::FormGroup& order,
+             const EngineContext& context) -> absl::StatusOr<std::unique_ptr<GroupEngine>> {
+    return Engine::Form(order, {backend, context, options, clock});
+  };
 }
 
 }  // namespace lorad::worker

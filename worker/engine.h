@@ -1,7 +1,6 @@
 #ifndef LORAD_WORKER_ENGINE_H_
 #define LORAD_WORKER_ENGINE_H_
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -17,12 +16,10 @@
 #include "kernels/backend.h"
 #include "lorad/worker/v1/worker.pb.h"
 #include "storage/model_directory.h"
-#include "worker/bulk.h"
 #include "worker/clock.h"
+#include "worker/group_engine.h"
 #include "worker/model.h"
-#include "worker/reports.h"
 #include "worker/slot.h"
-#include "worker/uploader.h"
 
 namespace lorad::worker {
 
@@ -31,20 +28,17 @@ struct EngineOptions {
   std::string numerics_id;
 };
 
-// A formed group at work: the model's stage, the slots, and the batches that are under way. Does
-// one operation at a time, in the order it is told; what is to be told of it goes into the
-// ReportLog. Memory is one arena for the model (worker/model.h) and one a slot (worker/slot.h).
+// A formed group at work: the model's stage, the slots, and the batches that are under way. Memory
+// is one arena for the model (worker/model.h) and one a slot (worker/slot.h).
 //
 // Operations are enqueued on the device and the host goes on: what a microbatch gave is read when
 // the next one is enqueued, when a batch's norm decides its step, or when the window ends. So the
 // device always has work but for the one wait for the norms of a window's batches.
-// Threads: one (the executor's).
-class Engine {
+class Engine : public GroupEngine {
  public:
   struct Environment {
     kernels::Backend* backend = nullptr;
-    Bulk* bulk = nullptr;
-    ReportLog* reports = nullptr;
+    EngineContext context;
     EngineOptions options;
     Clock clock;
   };
@@ -55,23 +49,15 @@ class Engine {
   // what storage gave.
   static absl::StatusOr<std::unique_ptr<Engine>> Form(const v1::FormGroup& order,
                                                       const Environment& environment);
-  ~Engine();
+  ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // `window` must stay alive until EndWindow.
-  absl::Status BeginWindow(const v1::Window& window);
-  void EndWindow();
-
-  // False: dropped, because its job has failed. An error is a window that cannot be executed.
-  absl::StatusOr<bool> Execute(const v1::Operation& operation);
-
-  // These jobs lose what their open batches have accumulated.
-  void DropBatches(const std::set<std::string>& jobs);
-
-  // Bytes of the model's arena, and of all slots.
-  int64_t group_bytes() const { return group_bytes_; }
-  int64_t slot_bytes() const { return slot_bytes_; }
+  absl::Status BeginWindow(const v1::Window& window) override;
+  void EndWindow() override;
+  absl::StatusOr<bool> Execute(const v1::Operation& operation) override;
+  void DropBatches(const std::set<std::string>& jobs) override;
+  Shard Staged(const std::string& job) const override;
 
  private:
   struct SequenceLoss {
@@ -180,8 +166,8 @@ class Engine {
   const Environment environment_;
   const v1::FormGroup order_;
   std::optional<storage::ModelDirectory> directory_;
-  int64_t group_bytes_ = 0;
-  std::atomic<int64_t> slot_bytes_ = 0;  // the uploader takes off what it frees
+  int64_t group_bytes_ = 0;  // of the model's arena
+  int64_t slot_bytes_ = 0;   // of all slots
   std::unique_ptr<kernels::Arena> arena_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<kernels::AdapterTable> table_;
@@ -201,8 +187,10 @@ class Engine {
   int next_lane_ = 0;
   const v1::Window* window_ = nullptr;
   std::map<int64_t, const v1::Microbatch*> microbatches_;  // of window_
-  std::unique_ptr<Uploader> uploader_;                     // last: ends before the slots do
 };
+
+// Forms engines on this backend, which must outlive them.
+FormEngine MakeFormEngine(kernels::Backend* backend, EngineOptions options, Clock clock);
 
 }  // namespace lorad::worker
 

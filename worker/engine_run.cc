@@ -59,6 +59,13 @@ absl::StatusOr<bool> Engine::Execute(const v1::Operation& operation) {
     if (!status.ok()) return status;
     return true;
   };
+  const bool ends =
+      operation.kind() == v1::Operation::NORM_UP || operation.kind() == v1::Operation::FREE_SLOT;
+  if (flight_.has_value() && ends) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(v1::Operation::Kind_Name(operation.kind()), " of job ", operation.job(),
+                     " before Backward of microbatch ", flight_->microbatch->number()));
+  }
   const bool steps =
       operation.kind() == v1::Operation::CLIP_DOWN || operation.kind() == v1::Operation::STEP;
   if (operation.kind() != v1::Operation::NORM_UP) EnqueueNorms();

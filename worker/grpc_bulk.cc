@@ -3,9 +3,10 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <chrono>
 
-#include "absl/strings/str_cat.h"
 #include "lorad/worker/v1/worker.grpc.pb.h"
+#include "worker/channel.h"
 #include "worker/rpc_status.h"
 
 namespace lorad::worker {
@@ -22,9 +23,10 @@ struct GrpcBulk::Stub {
 // A call that Cancel can find while it runs.
 class GrpcBulk::Call {
  public:
-  Call(GrpcBulk* bulk, int64_t epoch) : bulk_(bulk), epoch_(epoch) {
+  Call(GrpcBulk* bulk, int64_t number, int64_t timeout_ms) : bulk_(bulk), number_(number) {
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(timeout_ms));
     std::lock_guard lock(bulk_->mutex_);
-    cancelled_ = epoch <= bulk_->cancelled_epoch_;
+    cancelled_ = number <= bulk_->cancelled_;
     if (!cancelled_) bulk_->calls_.insert(this);
   }
   ~Call() {
@@ -36,27 +38,25 @@ class GrpcBulk::Call {
 
   // Before the call begins.
   bool cancelled() const { return cancelled_; }
-  int64_t epoch() const { return epoch_; }
+  int64_t number() const { return number_; }
   grpc::ClientContext& context() { return context_; }
 
  private:
   GrpcBulk* const bulk_;
-  const int64_t epoch_;
+  const int64_t number_;
   bool cancelled_ = false;
   grpc::ClientContext context_;
 };
 
 GrpcBulk::GrpcBulk(const std::string& coordinator) : stub_(std::make_unique<Stub>()) {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  stub_->coordinator = v1::Coordinator::NewStub(
-      grpc::CreateCustomChannel(coordinator, grpc::InsecureChannelCredentials(), arguments));
+  stub_->coordinator = v1::Coordinator::NewStub(MakeChannel(coordinator));
 }
 
 GrpcBulk::~GrpcBulk() = default;
 
-absl::Status GrpcBulk::Fetch(const v1::FetchSlotContentRequest& request, const Sink& sink) {
-  Call call(this, request.epoch());
+absl::Status GrpcBulk::Fetch(int64_t number, const v1::FetchSlotContentRequest& request,
+                             int64_t timeout_ms, const Sink& sink) {
+  Call call(this, number, timeout_ms);
   if (call.cancelled()) return absl::CancelledError("the group is being left");
   auto reader = stub_->coordinator->FetchSlotContent(&call.context(), request);
   v1::Chunk chunk;
@@ -67,9 +67,9 @@ absl::Status GrpcBulk::Fetch(const v1::FetchSlotContentRequest& request, const S
   return sunk.ok() ? FromRpc(status) : sunk;
 }
 
-absl::Status GrpcBulk::Upload(const v1::UploadShardRequest::Header& header,
-                              absl::Span<const std::string_view> parts) {
-  Call call(this, header.epoch());
+absl::Status GrpcBulk::Upload(int64_t number, const v1::UploadShardRequest::Header& header,
+                              absl::Span<const std::string_view> parts, int64_t timeout_ms) {
+  Call call(this, number, timeout_ms);
   if (call.cancelled()) return absl::CancelledError("the group is being left");
   v1::UploadShardResponse response;
   auto writer = stub_->coordinator->UploadShard(&call.context(), &response);
@@ -88,11 +88,11 @@ absl::Status GrpcBulk::Upload(const v1::UploadShardRequest::Header& header,
   return FromRpc(writer->Finish());
 }
 
-void GrpcBulk::Cancel(int64_t epoch) {
+void GrpcBulk::Cancel(int64_t number) {
   std::lock_guard lock(mutex_);
-  cancelled_epoch_ = std::max(cancelled_epoch_, epoch);
+  cancelled_ = std::max(cancelled_, number);
   for (Call* call : calls_) {
-    if (call->epoch() <= epoch) call->context().TryCancel();
+    if (call->number() <= number) call->context().TryCancel();
   }
 }
 

@@ -9,23 +9,19 @@
 
 #include "worker/bulk.h"
 
-namespace grpc {
-class ClientContext;
-}
-
 namespace lorad::worker {
 
 // Bulk over gRPC, on a connection of its own: the control stream's flow control never waits for it.
-// A transfer that stands still ends with its connection (TCP) or with Cancel.
 class GrpcBulk : public Bulk {
  public:
   explicit GrpcBulk(const std::string& coordinator);
   ~GrpcBulk() override;
 
-  absl::Status Fetch(const v1::FetchSlotContentRequest& request, const Sink& sink) override;
-  absl::Status Upload(const v1::UploadShardRequest::Header& header,
-                      absl::Span<const std::string_view> parts) override;
-  void Cancel(int64_t epoch) override;
+  absl::Status Fetch(int64_t call, const v1::FetchSlotContentRequest& request, int64_t timeout_ms,
+                     const Sink& sink) override;
+  absl::Status Upload(int64_t call, const v1::UploadShardRequest::Header& header,
+                      absl::Span<const std::string_view> parts, int64_t timeout_ms) override;
+  void Cancel(int64_t call) override;
 
  private:
   struct Stub;
@@ -34,7 +30,7 @@ class GrpcBulk : public Bulk {
   const std::unique_ptr<Stub> stub_;
   std::mutex mutex_;
   // GUARDED_BY(mutex_)
-  int64_t cancelled_epoch_ = 0;  // and all before it
+  int64_t cancelled_ = 0;  // and all before it
   std::set<Call*> calls_;
 };
 

@@ -1,7 +1,8 @@
-// lorad-worker: one device, one group at a time. Holds nothing durable; see control.h for how it
+// lorad-worker: one device, one group at a time. Holds nothing durable; see core.h for how it
 // lives with its coordinator.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cassert>
@@ -14,10 +15,11 @@
 #include "absl/strings/str_cat.h"
 #include "spdlog/sinks/stdout_color_sinks.h"
 #include "spdlog/spdlog.h"
-#include "worker/control.h"
 #include "worker/device.h"
-#include "worker/executor.h"
+#include "worker/driver.h"
+#include "worker/engine.h"
 #include "worker/grpc_bulk.h"
+#include "worker/grpc_link.h"
 #include "worker/process.h"
 
 namespace lorad::worker {
@@ -155,18 +157,17 @@ int Run(Flags flags) {
   spdlog::info("worker {}: {}, numerics {} ({})", flags.name, device->description, numerics_id,
                backend->NumericsId());
   GrpcBulk bulk(flags.coordinator);
-  ReportLog reports;
-  Executor executor(backend, &bulk, &reports,
-                    {.memory_bytes = flags.memory_bytes, .numerics_id = numerics_id},
-                    SteadyClock());
-  ControlStream control(
-      {.coordinator = flags.coordinator, .hello = MakeHello(flags, *device, numerics_id)},
-      &executor, &reports, SteadyClock());
+  GrpcLink link(flags.coordinator);
+  Driver driver(
+      {.hello = MakeHello(flags, *device, numerics_id)},
+      MakeFormEngine(backend, {.memory_bytes = flags.memory_bytes, .numerics_id = numerics_id},
+                     SteadyClock()),
+      &link, &bulk, SteadyClock());
   std::thread waiter([&] {
     pipe.Wait();
-    control.Stop();
+    driver.Stop();
   });
-  const absl::Status status = control.Run();
+  const absl::Status status = driver.AwaitEnd();
   pipe.Wake();
   waiter.join();
   if (!status.ok()) {
@@ -181,6 +182,7 @@ int Run(Flags flags) {
 }  // namespace lorad::worker
 
 int main(int argc, char** argv) {
+  umask(077);  // what it writes is its user's alone
   lorad::worker::Flags flags;
   const int exit_status = lorad::worker::ParseFlags(argc, argv, &flags);
   if (exit_status >= 0) return exit_status;

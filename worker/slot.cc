@@ -223,12 +223,7 @@ std::unique_ptr<kernels::Optimizer> Slot::MakeOptimizer() const {
   return backend_->MakeOptimizer(trained);
 }
 
-Slot::Shard Slot::Stage(const std::string& numerics_id) {
-  {
-    std::unique_lock lock(mutex_);
-    released_.wait(lock, [&] { return !staging_busy_; });
-    staging_busy_ = true;
-  }
+void Slot::Stage(const std::string& numerics_id) {
   std::vector<storage::TensorEntry> entries;
   std::map<std::string, TensorView> sources;
   const auto add = [&](const std::string& name, const SlotTensor& tensor, const TensorView& view) {
@@ -248,20 +243,10 @@ Slot::Shard Slot::Stage(const std::string& numerics_id) {
   for (const storage::TensorInfo& info : layout.tensors()) {
     backend_->CopyToHost(sources.at(info.name), staging_ + info.begin / sizeof(float));
   }
-  Shard shard;
-  shard.prefix = layout.prefix();
-  shard.data = {reinterpret_cast<const char*>(staging_),
-                static_cast<size_t>(layout.file_bytes() - shard.prefix.size())};
-  shard.step = step_;
-  return shard;
-}
-
-void Slot::ReleaseStaging() {
-  {
-    std::lock_guard lock(mutex_);
-    staging_busy_ = false;
-  }
-  released_.notify_all();
+  staged_.prefix = layout.prefix();
+  staged_.data = {reinterpret_cast<const char*>(staging_),
+                  static_cast<size_t>(layout.file_bytes() - staged_.prefix.size())};
+  staged_.step = step_;
 }
 
 }  // namespace lorad::worker

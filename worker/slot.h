@@ -1,10 +1,8 @@
 #ifndef LORAD_WORKER_SLOT_H_
 #define LORAD_WORKER_SLOT_H_
 
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,6 +13,7 @@
 #include "kernels/arena.h"
 #include "kernels/backend.h"
 #include "storage/model_description.h"
+#include "worker/group_engine.h"
 #include "worker/model.h"
 
 namespace lorad::worker {
@@ -80,7 +79,7 @@ struct SlotBytes {
 //   and where it trains                        4 e (exp_avg), 4 e (exp_avg_sq), 8 e (gradient)
 //   on the host, once                          12 bytes an element of those that train: staging of
 //                                              a save
-// Threads: the executor's; only what says so is also called from the uploader's.
+// Threads: one; what a save has staged may be read on others.
 class Slot {
  public:
   // What the arenas of such a slot must hold.
@@ -129,19 +128,10 @@ class Slot {
 
   // ---- saving ----
 
-  // A shard as it will be sent: prefix (header) and data. The data lie in the slot's staging memory
-  // until ReleaseStaging.
-  struct Shard {
-    std::string prefix;
-    std::string_view data;
-    int64_t step = 0;
-    int64_t bytes() const { return static_cast<int64_t>(prefix.size() + data.size()); }
-  };
-  // Copies master and moments into staging; waits until the one before is released (the uploader
-  // always does, in the end).
-  Shard Stage(const std::string& numerics_id);
-  // Threads: uploader.
-  void ReleaseStaging();
+  // Copies master and moments into staging. REQUIRES: nobody reads what was staged before.
+  void Stage(const std::string& numerics_id);
+  // Good until the next Stage.
+  const Shard& staged() const { return staged_; }
 
  private:
   std::unique_ptr<kernels::Optimizer> MakeOptimizer() const;
@@ -161,10 +151,7 @@ class Slot {
   std::unique_ptr<kernels::Optimizer> optimizer_;
   float* staging_ = nullptr;
   int64_t step_ = 0;
-
-  std::mutex mutex_;
-  std::condition_variable released_;
-  bool staging_busy_ = false;  // GUARDED_BY(mutex_)
+  Shard staged_;
 };
 
 }  // namespace lorad::worker

@@ -3,23 +3,25 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/report_checks.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
+#include "server/validation/limits.h"
 
 namespace lorad::server {
 namespace {
 
 constexpr int64_t kRetryMs = 1000;
+// The report of a Step is behind its shard by the time of a message, as a rule. No call waits for
+// longer: the worker has others to save.
+constexpr int64_t kEarlyShardUs = 10'000'000;
 
 }  // namespace
 
 void Core::State::On(uint64_t request, const ShardUploaded& content) {
   const auto& header = content.header;
   JobState* job = FindJob(header.job());
-  const auto has = [&](int64_t step) {
-    return std::ranges::binary_search(job->record.checkpoint_steps(), step);
-  };
-  if (job && has(header.step())) {
+  if (job && std::ranges::binary_search(job->record.checkpoint_steps(), header.step())) {
     Do(RemovePath{content.upload});
     return Answer(request, std::monostate());
   }
@@ -28,9 +30,20 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
     return entry.second.epoch == header.epoch() && entry.second.members.contains(header.job());
   });
   if (!job || found == groups_.end()) return RefuseShard(request, content);
-  if (found->second.members.at(header.job()).done_step < header.step()) {
-    found->second.early_shards.emplace_back(request, content);
-    return;
+  GroupState& group = found->second;
+  const Member& member = group.members.at(header.job());
+  if (const std::string wrong = WhatIsWrong(header, member, WorkerOf(group).hello.numerics_id());
+      !wrong.empty()) {
+    Do(RemovePath{content.upload});
+    return Fail(request, InvalidFields("header", {{"header", wrong}}));
+  }
+  group.heard_us = now_us_;
+  if (member.done_step < header.step()) {
+    if (!StepMayCome(group, content)) return RefuseShard(request, content);
+    EarlyShard& early = group.early_shards[header.job()];
+    if (early.request != 0) SendAgain(early.request, early.content);
+    early = {request, content, now_us_ + kEarlyShardUs};
+    return Do(SetTimer{kShardsWait, early.until_us});
   }
   for (auto& [number, commit] : commits_) {
     if (commit.job == header.job() && commit.step == header.step()) {
@@ -39,11 +52,14 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
       return;
     }
   }
+  const auto tokens = job->saved_tokens.find(header.step());
+  if (tokens == job->saved_tokens.end()) return RefuseShard(request, content);  // never asked for
   const uint64_t number = next_number_++;
   PendingCommit& commit = commits_[number];
   commit.requests.push_back(request);
   commit.job = header.job();
   commit.step = header.step();
+  commit.tokens = tokens->second;
   commit.path = absl::StrCat("checkpoints/", header.job(), "/", header.step());
   commit.numerics_id = header.numerics_id();
   job->commits++;
@@ -59,13 +75,53 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
   Do(std::move(write));
 }
 
+bool Core::State::StepMayCome(const GroupState& group, const ShardUploaded& shard) {
+  const JobState* job = FindJob(shard.header.job());
+  const auto member = group.members.find(shard.header.job());
+  if (!job || !IsPlaced(job->state()) || member == group.members.end() || member->second.leaving) {
+    return false;
+  }
+  return std::ranges::any_of(group.windows, [&](const SentWindow& window) {
+    const auto found = window.jobs.find(shard.header.job());
+    return found != window.jobs.end() && !found->second.given_up && found->second.batch &&
+           found->second.batch->step() == shard.header.step();
+  });
+}
+
+void Core::State::AnswerEarlyShards(GroupState& group) {
+  std::vector<EarlyShard> settled;
+  std::erase_if(group.early_shards, [&](const auto& entry) {
+    const EarlyShard& early = entry.second;
+    if (StepMayCome(group, early.content) && early.until_us > now_us_) return false;
+    settled.push_back(early);
+    return true;
+  });
+  for (const EarlyShard& early : settled) {
+    if (StepMayCome(group, early.content)) {
+      SendAgain(early.request, early.content);
+    } else {
+      On(early.request, early.content);  // takes it where its Step was reported, else refuses it
+    }
+  }
+}
+
+void Core::State::SendAgain(uint64_t request, const ShardUploaded& content) {
+  Do(RemovePath{content.upload});
+  Fail(request, Unavailable("STEP_NOT_REPORTED",
+                            absl::StrCat("step ", content.header.step(), " of job '",
+                                         Quotable(content.header.job(), kNameBytesMax),
+                                         "' is not reported yet: send its checkpoint again"),
+                            kRetryMs));
+}
+
 void Core::State::RefuseShard(uint64_t request, const ShardUploaded& content) {
   const auto& header = content.header;
   Do(RemovePath{content.upload});
-  Fail(request, PreconditionFailed("STALE_EPOCH", absl::StrCat("job ", header.job()),
-                                   absl::StrCat("the checkpoint of job '", header.job(),
-                                                "' at step ", header.step(), " of epoch ",
-                                                header.epoch(), " is not wanted any more")));
+  const std::string job = Quotable(header.job(), kNameBytesMax);
+  Fail(request,
+       PreconditionFailed("STALE_EPOCH", absl::StrCat("job ", job),
+                          absl::StrCat("the checkpoint of job '", job, "' at step ", header.step(),
+                                       " of epoch ", header.epoch(), " is not wanted any more")));
 }
 
 void Core::State::OnWritten(const CheckpointWritten& written) {
@@ -91,7 +147,7 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
     if (hopeless && job && IsPlaced(job->state())) {
       GroupState* group = GroupOf(*job);
       FailJob(*job, v1::JobError::SERVER, "CHECKPOINT_INVALID", std::string(status.message()));
-      if (group) group->members.at(commit.job).leaving = true;
+      Leave(group, commit.job);
     }
     return;
   }
@@ -106,22 +162,26 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
     std::ranges::sort(steps);
     Put(storage::PutEntry(kCheckpointSeries, commit.job, commit.step,
                           checkpoint.SerializeAsString()));
+    job->saved_tokens.erase(commit.step);
     if (commit.step > job->job().last_checkpoint_step()) {
       job->job().set_last_checkpoint_step(commit.step);
+      job->record.set_checkpoint_tokens(commit.tokens);
       job->record.set_numerics_id(commit.numerics_id);
       // A job that has fallen back meanwhile goes on from here after all.
       if (job->state() == v1::Job::QUEUED) {
-        int64_t tokens = job->job().tokens();
-        for (const auto& [step, row] : job->metrics) {
-          if (step > job->job().step() && step <= commit.step) tokens += row.tokens();
-        }
-        job->job().set_tokens(tokens);
+        job->job().set_tokens(commit.tokens);
         job->job().set_step(commit.step);
       }
       job->metrics.erase(job->metrics.begin(), job->metrics.upper_bound(commit.step));
     }
     AddEvent(*job, "CHECKPOINT_COMMITTED",
              absl::StrCat("the checkpoint of step ", commit.step, " is on the disk"));
+    if (GroupState* group = GroupOf(*job)) {
+      if (auto member = group->members.find(commit.job); member != group->members.end()) {
+        auto& saves = member->second.saves;
+        saves.erase(saves.begin(), saves.upper_bound(commit.step));
+      }
+    }
     MaybeFinish(*job);
   }
   for (const uint64_t request : commit.requests) Answer(request, std::monostate());

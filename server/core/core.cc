@@ -9,12 +9,11 @@ namespace lorad::server {
 Core::Core(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Core::~Core() = default;
 
-absl::StatusOr<std::unique_ptr<Core>> Core::Create(const CoreOptions& options,
-                                                   const StoredState& stored, int64_t now_us,
-                                                   std::vector<Effect>* effects) {
+absl::StatusOr<std::unique_ptr<Core>> Core::Create(const CoreOptions& options, StoredState stored,
+                                                   Moment now, std::vector<Effect>* effects) {
   auto state = std::make_unique<State>(options);
-  if (absl::Status status = state->Load(stored); !status.ok()) return status;
-  *effects = state->Recover(now_us);
+  if (absl::Status status = state->Load(std::move(stored)); !status.ok()) return status;
+  *effects = state->Recover(now);
   return std::unique_ptr<Core>(new Core(std::move(state)));
 }
 

@@ -52,6 +52,11 @@ struct CheckRows {
   RowSource source;
 };
 
+// Nobody waits for that check any more: it ends soon, whatever it finds.
+struct CancelRows {
+  std::string key;
+};
+
 // -> Planned.
 struct Plan {
   uint64_t number = 0;
@@ -94,7 +99,7 @@ struct RemovePath {
 // -> TimerFired at that time or later.
 struct SetTimer {
   uint64_t timer = 0;
-  int64_t at_us = 0;
+  int64_t at_us = 0;  // Moment::steady_us
 };
 
 // For the log.
@@ -104,7 +109,7 @@ struct Note {
   std::string message;
 };
 
-using Effect = std::variant<Persist, Reply, Send, Disconnect, Announce, CheckRows, Plan, Hurry,
-                            MoveUpload, WriteCheckpoint, RemovePath, SetTimer, Note>;
+using Effect = std::variant<Persist, Reply, Send, Disconnect, Announce, CheckRows, CancelRows, Plan,
+                            Hurry, MoveUpload, WriteCheckpoint, RemovePath, SetTimer, Note>;
 
 }  // namespace lorad::server

@@ -20,6 +20,7 @@
 #include "lorad/v1/jobs.pb.h"
 #include "lorad/v1/models.pb.h"
 #include "lorad/worker/v1/worker.pb.h"
+#include "server/core/moment.h"
 #include "server/core/plan.h"
 #include "server/core/records.pb.h"
 
@@ -67,19 +68,27 @@ struct CreateJob {
   uint64_t random = 0;  // the id is made of it; the driver fills it in
 };
 
-// -> v1::JobEstimate, once the rows are checked. Defaults filled in.
+// -> v1::JobEstimate, once the rows are checked and a worker has connected, or the wait for one is
+// over. Defaults filled in.
 struct EstimateJob {
   v1::Job job;
+  int64_t wait_us = 0;  // for a first worker: about to connect, right after the start
 };
 
-// -> JobSnapshot: where a watch begins. Empty = all jobs. NOT_FOUND where one is unknown.
+// -> JobSnapshot: where a watch begins. Pages: the jobs among `names` (empty = all) that changed
+// after revision `after`, in the order of their newest revisions. The watcher asks again with
+// `after` = the last job's revision, until a page is not full; a job that changes meanwhile moves
+// to the end, so each is told once for each state seen, and revisions only grow. NOT_FOUND where a
+// name is unknown.
 struct SnapshotJobs {
   std::vector<std::string> names;
+  int64_t after = 0;
+  int64_t limit = 0;  // jobs; 0 = all
 };
 
 struct JobSnapshot {
-  std::vector<v1::Job> jobs;  // oldest first
-  int64_t revision = 0;       // of the whole; RevisionLog goes on from here
+  std::vector<v1::Job> jobs;  // by ascending revision
+  int64_t revision = 0;       // of the whole; after the last page RevisionLog goes on from here
 };
 
 // -> std::monostate once the checkpoint that the shard completes is committed (or was before).
@@ -101,6 +110,14 @@ using Request =
                  v1::DeleteDatasetRequest, ImportAdapter, v1::GetAdapterRequest,
                  v1::ListAdaptersRequest, v1::DeleteAdapterRequest, v1::DeleteCheckpointRequest,
                  v1::GetClusterRequest, v1::ListWorkersRequest, ShardUploaded, StopRequested>;
+
+// The upload that a request brings along; null where it brings none.
+inline const std::string* UploadOf(const Request& request) {
+  if (const auto* dataset = std::get_if<CreateDataset>(&request)) return &dataset->upload;
+  if (const auto* adapter = std::get_if<ImportAdapter>(&request)) return &adapter->upload;
+  const auto* shard = std::get_if<ShardUploaded>(&request);
+  return shard ? &shard->upload : nullptr;
+}
 
 // Get -> the resource; List -> its response; Delete and Unregister -> std::monostate; Cancel ->
 // v1::Job; GetCluster -> v1::ClusterStatus; ListWorkers -> v1::ListWorkersResponse.
@@ -131,13 +148,15 @@ struct WorkerGone {
 
 struct RowsChecked {
   std::string key;
-  absl::StatusOr<records::RowsSummary> summary;  // an error: the check itself could not be made
+  // An error: the check itself could not be made; CANCELLED after CancelRows.
+  absl::StatusOr<records::RowsSummary> summary;
 };
 
 struct Planned {
   uint64_t number = 0;
-  absl::StatusOr<worker::v1::Window> window;
+  absl::StatusOr<worker::v1::Window> window;  // of the units whose rows are there; may be empty
   PackingReport packing = {};
+  std::vector<UnitFailure> failures = {};
 };
 
 // Of MoveUpload.
@@ -152,6 +171,14 @@ struct CheckpointWritten {
   absl::StatusOr<v1::Checkpoint> checkpoint;
 };
 
+// How much room is left on the disk of the data directory. While it is low, nothing new is begun.
+struct RoomChanged {
+  std::string path;
+  int64_t free_bytes = 0;
+  int64_t wanted_bytes = 0;
+  bool low() const { return free_bytes < wanted_bytes; }
+};
+
 struct TimerFired {
   uint64_t timer = 0;
 };
@@ -162,9 +189,9 @@ struct Requested {
 };
 
 struct Event {
-  int64_t time_us = 0;  // since 1970 UTC; never less than the event before it
+  Moment time;
   std::variant<Requested, WorkerConnected, WorkerSaid, WorkerGone, RowsChecked, Planned,
-               UploadMoved, CheckpointWritten, TimerFired>
+               UploadMoved, CheckpointWritten, RoomChanged, TimerFired>
       content;
 };
 

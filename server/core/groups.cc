@@ -3,14 +3,16 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/losses.h"
 #include "server/core/model_shape.h"
 #include "server/core/state.h"
 
 namespace lorad::server {
 namespace {
 
-// More at once would only make a decision dearer: those behind wait in any case.
-constexpr size_t kQueueViewMax = 256;
+// What a decision looks at: so many jobs in all, and so many of one shape.
+constexpr size_t kQueueViewMax = 1024;
+constexpr size_t kOfShapeMax = 256;
 
 worker::v1::FormGroup::Recomputation OrderOf(planner::Recomputation recomputation) {
   switch (recomputation) {
@@ -32,7 +34,7 @@ GroupState* Core::State::FindGroup(const std::string& name) {
 }
 
 void Core::State::SendTo(const GroupState& group, worker::v1::CoordinatorMessage message) {
-  const WorkerState& worker = workers_.at(group.worker);
+  const WorkerState& worker = WorkerOf(group);
   if (worker.connection != 0) Do(Send{worker.connection, std::move(message)});
 }
 
@@ -54,8 +56,35 @@ planner::QueuedJob Core::State::Queued(const JobState& job) const {
   queued.arrival = job.record.order();
   queued.longest_sequence = job.record.longest_tokens();
   queued.adapter = ShapeOfAdapter(content.adapter());
-  queued.resumes = job.resumes;
+  queued.resumes = Resumes(job);
+  queued.company_max = job.record.company_max();
+  queued.alone = job.record.alone();
   return queued;
+}
+
+// The first of each shape, so that no crowd of jobs that have to wait hides one that does not; of
+// few shapes more each, for they may be placed together. Those behind have their turn when these
+// are placed.
+std::vector<const JobState*> Core::State::QueueView(
+    const std::set<std::string_view>& members) const {
+  const size_t each =
+      std::clamp<size_t>(kQueueViewMax / std::max<size_t>(shapes_.size(), 1), 1, kOfShapeMax);
+  std::vector<std::pair<QueueKey, const JobState*>> view;
+  for (const auto& [shape, jobs] : shapes_) {
+    size_t taken = 0;
+    for (const auto& [key, job] : jobs) {
+      if (taken == each) break;
+      if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
+      if (members.contains(job->name())) continue;  // about to leave its group
+      view.emplace_back(key, job);
+      taken++;
+    }
+  }
+  std::ranges::sort(view);
+  if (view.size() > kQueueViewMax) view.resize(kQueueViewMax);
+  std::vector<const JobState*> queue;
+  for (const auto& [key, job] : view) queue.push_back(job);
+  return queue;
 }
 
 planner::ClusterView Core::State::ClusterOf() const {
@@ -70,18 +99,20 @@ planner::ClusterView Core::State::ClusterOf() const {
     entry.idle = worker.group.empty() && !Rests(worker);
     entry.microbatch_tokens = TokensOf(worker);
   }
+  std::set<std::string_view> members;
   for (const auto& [name, group] : groups_) {
     planner::GroupView& entry = view.groups.emplace_back();
     entry.name = name;
     entry.base_model = group.base_model;
     entry.model = models_.at(group.base_model).shape;
     entry.shape = group.shape;
-    const WorkerState& worker = workers_.at(group.worker);
+    const WorkerState& worker = WorkerOf(group);
     entry.budget_bytes = worker.hello.memory_bytes();
     entry.open = group.phase == GroupState::Phase::kRunning && !Rests(worker);
     entry.changes = group.phase != GroupState::Phase::kRunning;
     entry.microbatch_tokens = TokensOf(worker);
     for (const auto& [job, member] : group.members) {
+      members.insert(job);
       entry.jobs.push_back(job);
       entry.adapters.push_back(member.adapter);
       planner::RunningJob& running = entry.running.emplace_back();
@@ -92,18 +123,16 @@ planner::ClusterView Core::State::ClusterOf() const {
       running.priority = record.job().priority();
       running.arrival = record.order();
       running.longest_sequence = record.longest_tokens();
+      running.company_max = record.company_max();
+      running.alone = record.alone();
     }
   }
-  for (const auto& [key, job] : queue_) {
-    if (view.queue.size() == kQueueViewMax) break;
-    if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
-    view.queue.push_back(Queued(*job));
-  }
+  for (const JobState* job : QueueView(members)) view.queue.push_back(Queued(*job));
   return view;
 }
 
 void Core::State::Schedule() {
-  if (stopping_ || queue_.empty()) return;
+  if (stopping_ || queue_.empty() || !room_.ok()) return;
   for (const planner::Decision& decision : planner::Schedule(ClusterOf())) Carry(decision);
 }
 
@@ -160,6 +189,7 @@ void Core::State::FormGroup(const planner::Decision& decision) {
   group.base_model = decision.base_model;
   group.worker = decision.worker;
   group.shape = decision.shape;
+  group.heard_us = now_us_;
   group.peak_before_bytes = worker.peak_bytes;
   worker.group = name;
   const v1::Model& model = models_.at(decision.base_model).record.model();
@@ -221,7 +251,11 @@ void Core::State::BeginCut(GroupState& group, GroupState::Then then, const std::
 }
 
 void Core::State::OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& answer) {
-  if (group.phase != GroupState::Phase::kCutting || answer.cut() != group.cut) return;
+  group.heard_us = now_us_;
+  for (const std::string& job : GiveUpFrom(group.windows, answer.first_not_enqueued())) {
+    const auto member = group.members.find(job);
+    if (member != group.members.end()) member->second.slot = Member::Slot::kLoaded;
+  }
   // With one stage its answer is the group's.
   worker::v1::CoordinatorMessage message;
   message.mutable_cut_at()->set_epoch(group.epoch);
@@ -232,18 +266,18 @@ void Core::State::OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& an
 }
 
 void Core::State::Resync(GroupState& group) {
+  // A slot that a window freed is told of once its checkpoints are up, which may be later.
+  for (const std::string& job : std::exchange(group.plan_frees, {})) {
+    const auto member = group.members.find(job);
+    if (member != group.members.end()) member->second.slot = Member::Slot::kLoaded;
+  }
   for (auto& [name, member] : group.members) {
     if (member.slot == Member::Slot::kLoading) member.slot = Member::Slot::kUnloaded;
-    if (member.slot == Member::Slot::kFreeing) member.slot = Member::Slot::kLoaded;
     member.planned_step = member.done_step;
     const JobState* job = FindJob(name);
     if (!job) continue;
-    member.evaluation_step = job->evaluation_step;
-    member.evaluation_planned = 0;
-    for (const auto& [sequence, loss] : job->evaluation) {
-      if (sequence != member.evaluation_planned) break;
-      member.evaluation_planned++;
-    }
+    member.evaluation_step = job->evaluation.step;
+    member.evaluation_planned = job->evaluation.next;
   }
 }
 
@@ -256,10 +290,17 @@ void Core::State::EndMember(GroupState& group, const std::string& name) {
   schedule_ = true;
 }
 
+void Core::State::Leave(GroupState* group, const std::string& job) {
+  if (!group) return;
+  const auto member = group->members.find(job);
+  if (member != group->members.end()) member->second.leaving = true;
+}
+
 // Takes a group as far as it can go without hearing of the world.
 void Core::State::Advance(GroupState& group) {
   using Phase = GroupState::Phase;
   using Then = GroupState::Then;
+  AnswerEarlyShards(group);
   if (group.phase == Phase::kForming) {
     if (group.then == Then::kStop) return Dissolve(group, group.reform_why);
     // A job that was cancelled meanwhile has nothing on the worker.
@@ -305,8 +346,8 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
   message.mutable_dissolve_group()->set_epoch(group.epoch);
   SendTo(group, std::move(message));
   Do(Note{Note::Level::kInfo, absl::StrCat(group.name, ": dissolved: ", why)});
-  workers_.at(group.worker).group.clear();
-  for (const auto& [request, shard] : group.early_shards) RefuseShard(request, shard);
+  WorkerOf(group).group.clear();
+  for (const auto& [job, early] : group.early_shards) RefuseShard(early.request, early.content);
   const std::map<std::string, Member> members = std::move(group.members);
   const bool anew = group.then == GroupState::Then::kReform ||
                     group.phase == GroupState::Phase::kForming;  // which has failed
@@ -327,27 +368,35 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
 
 void Core::State::LoseGroup(GroupState& group, std::string why) {
   const std::string name = group.name;
-  for (const auto& [request, shard] : group.early_shards) RefuseShard(request, shard);
+  for (const auto& [job, early] : group.early_shards) RefuseShard(early.request, early.content);
   const std::map<std::string, Member> members = std::move(group.members);
   groups_.erase(name);
+  std::vector<JobState*> lost;
   for (const auto& [member_name, member] : members) {
     JobState* job = FindJob(member_name);
-    if (!job) continue;
-    if (job->state() == v1::Job::CANCELLING) {
+    if (job && job->state() == v1::Job::CANCELLING) {
       Transition(*job, v1::Job::CANCELLED, "its worker is gone");
-      continue;
+    } else if (job && IsPlaced(job->state())) {
+      lost.push_back(job);
+      job->record.set_losses_without_progress(job->record.losses_without_progress() + 1);
     }
-    if (!IsPlaced(job->state())) continue;
-    const int losses = job->record.losses_without_progress() + 1;
-    job->record.set_losses_without_progress(losses);
+  }
+  const auto suspects = std::ranges::count_if(
+      lost, [](const JobState* job) { return IsSuspect(job->record.losses_without_progress()); });
+  for (JobState* job : lost) {
+    const int losses = job->record.losses_without_progress();
+    job->record.set_company_max(CompanyAfterLoss(losses, job->record.company_max(), suspects));
+    job->record.set_alone(AloneAfterLoss(losses, static_cast<int32_t>(suspects)));
     FallBack(*job);
     AddEvent(*job, "WORKER_LOST",
              absl::StrCat(name, " has lost its worker (", why, "); the job goes on from step ",
                           job->job().step()));
-    if (losses >= options_.losses_without_progress_max) {
+    if (IsToBlame(losses, options_.losses_without_progress_max, std::ssize(members))) {
       FailJob(*job, v1::JobError::SERVER, "WORKER_LOST",
               absl::StrCat("its workers were lost ", losses,
-                           " times in a row without a step of progress, the last time: ", why));
+                           " times in a row without a step of progress, the last time while it "
+                           "was alone: ",
+                           why));
     } else {
       Transition(*job, v1::Job::QUEUED, absl::StrCat("its worker is gone: ", why));
     }

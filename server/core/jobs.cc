@@ -15,6 +15,10 @@ namespace {
 
 constexpr int64_t kLiveJobsMax = 100'000;
 constexpr int kIdCharacters = 8;
+// A turn that lists jobs looks at so many at the most, lest others wait for it: some 1,000 whose
+// record must be read, or 16,000 whose state says that they do not match. A few milliseconds.
+constexpr int64_t kListWorkMax = 16'000;
+constexpr int64_t kReadWork = 16;
 
 // "job-" and 8 of 32 letters and digits that are not easily mistaken for each other.
 std::string IdOf(uint64_t random) {
@@ -31,7 +35,7 @@ std::string IdOf(uint64_t random) {
 
 // ---- create ----
 
-absl::Status Core::State::CheckReferences(const v1::Job& job) const {
+absl::Status Core::State::CheckReferences(const v1::Job& job) {
   std::vector<FieldViolation> violations;
   if (!models_.contains(job.base_model())) {
     violations.push_back(
@@ -47,10 +51,10 @@ absl::Status Core::State::CheckReferences(const v1::Job& job) const {
   }
   const std::string& source = job.adapter().init_from();
   if (const size_t slash = source.find('/'); slash != std::string::npos) {
-    const auto found = jobs_.find(source.substr(0, slash));
+    const JobState* from = FindJob(source.substr(0, slash));
     int64_t step = 0;
-    const bool known = found != jobs_.end() && absl::SimpleAtoi(source.substr(slash + 1), &step) &&
-                       std::ranges::count(found->second->record.checkpoint_steps(), step) > 0;
+    const bool known = from && absl::SimpleAtoi(source.substr(slash + 1), &step) &&
+                       std::ranges::count(from->record.checkpoint_steps(), step) > 0;
     if (!known) {
       violations.push_back(
           {"adapter.init_from", absl::StrCat("there is no checkpoint '", source, "'")});
@@ -64,6 +68,7 @@ absl::Status Core::State::CheckReferences(const v1::Job& job) const {
 
 void Core::State::On(uint64_t request, const CreateJob& content) {
   if (!content.validate_only && AnsweredBefore(request, kJobKind, content.request_id)) return;
+  if (!content.validate_only && !room_.ok()) return Fail(request, room_);
   if (absl::Status status = CheckReferences(content.job); !status.ok()) {
     return Fail(request, status);
   }
@@ -94,7 +99,7 @@ void Core::State::On(uint64_t request, const CreateJob& content) {
 void Core::State::StoreJob(uint64_t request, const CreateJob& content) {
   uint64_t random = content.random;
   std::string name = IdOf(random);
-  while (jobs_.contains(name)) name = IdOf(++random);
+  while (FindEntry(name)) name = IdOf(++random);
   auto owned = std::make_unique<JobState>();
   JobState& job = *owned;
   job.job() = content.job;
@@ -103,15 +108,17 @@ void Core::State::StoreJob(uint64_t request, const CreateJob& content) {
   SetTime(job.job().mutable_create_time());
   job.record.set_order(next_order_++);
   job.record.set_request_id(content.request_id.id);
-  by_order_[job.record.order()] = &job;
+  job.record.set_checkpoint_tokens(0);
+  by_order_[job.record.order()].job = &job;
   live_.insert(name);
   jobs_by_state_[v1::Job::VALIDATING]++;
   jobs_[name] = std::move(owned);
   AddEvent(job, "CREATED", "the job was created", v1::Job::STATE_UNSPECIFIED, v1::Job::VALIDATING);
-  KeepRequest(kJobKind, content.request_id, name);
   if (EnsureRows(job.job())) SettleJob(job);
   Publish(job);
-  Answer(request, View(job));
+  v1::Job made = View(job);
+  KeepRequest(kJobKind, content.request_id, name, made);
+  Answer(request, std::move(made));
 }
 
 // ---- read ----
@@ -128,7 +135,11 @@ v1::Job Core::State::View(const JobState& state) const {
   if (job.state() == v1::Job::QUEUED) {
     RenumberQueue();
     job.mutable_queue()->set_place(state.place);
-    job.mutable_queue()->set_why(state.why.empty() ? "waits to be scheduled" : state.why);
+    job.mutable_queue()->set_why(!room_.ok()         ? std::string(room_.message())
+                                 : state.why.empty() ? "waits to be scheduled"
+                                                     : state.why);
+  } else if (job.state() == v1::Job::VALIDATING && !state.why.empty()) {
+    job.mutable_queue()->set_why(state.why);
   }
   const auto group = groups_.find(job.group());
   if (group != groups_.end() && IsPlaced(job.state())) {
@@ -139,8 +150,7 @@ v1::Job Core::State::View(const JobState& state) const {
   return job;
 }
 
-v1::Job Core::State::Summary(const JobState& state) {
-  const v1::Job& job = state.job();
+v1::Job Core::State::Summary(const v1::Job& job) {
   v1::Job summary;
   summary.set_name(job.name());
   summary.set_display_name(job.display_name());
@@ -172,8 +182,15 @@ v1::Job Core::State::Summary(const JobState& state) {
   return summary;
 }
 
+v1::Job Core::State::View(const JobEntry& entry) const {
+  if (entry.job) return View(*entry.job);
+  records::JobRecord record;
+  RecordOf(entry, &record);
+  return std::move(*record.mutable_job());
+}
+
 void Core::State::On(uint64_t request, const v1::GetJobRequest& content) {
-  const JobState* job = FindJob(content.name());
+  const JobEntry* job = FindEntry(content.name());
   job ? Answer(request, View(*job)) : Fail(request, NotFound(kJobKind, content.name()));
 }
 
@@ -190,28 +207,44 @@ void Core::State::On(uint64_t request, const v1::ListJobsRequest& content) {
   const int page_size = content.page_size() > 0 ? content.page_size() : kPageSizeDefault;
   v1::ListJobsResponse response;
   int64_t last = 0;
+  int64_t work = 0;
+  records::JobRecord space;  // one for all: its strings keep their room
   for (auto entry = std::make_reverse_iterator(end); entry != by_order_.rend(); ++entry) {
-    if (!filter->Matches(entry->second->job())) continue;
-    if (response.jobs_size() == page_size) {
-      response.set_next_page_token(MakePageToken(scope, absl::StrCat(last)));
-      break;
+    const bool may_match = filter->MayMatch(entry->second.state());
+    if ((work += may_match ? kReadWork : 1) > kListWorkMax) break;
+    const v1::Job* job = may_match ? &RecordOf(entry->second, &space).job() : nullptr;
+    if (job && filter->Matches(*job)) {
+      if (response.jobs_size() == page_size) break;
+      if (content.view() == v1::ListJobsRequest::SUMMARY) {
+        *response.add_jobs() = Summary(*job);
+      } else if (entry->second.job) {
+        *response.add_jobs() = View(*entry->second.job);
+      } else {
+        response.add_jobs()->Swap(space.mutable_job());
+      }
     }
-    *response.add_jobs() = content.view() == v1::ListJobsRequest::SUMMARY ? Summary(*entry->second)
-                                                                          : View(*entry->second);
     last = entry->first;
+  }
+  if (!by_order_.empty() && last > by_order_.begin()->first) {
+    response.set_next_page_token(MakePageToken(scope, absl::StrCat(last)));
   }
   Answer(request, std::move(response));
 }
 
 void Core::State::On(uint64_t request, const SnapshotJobs& content) {
-  JobSnapshot snapshot;
-  if (content.names.empty()) {
-    for (const auto& [order, job] : by_order_) snapshot.jobs.push_back(View(*job));
-  }
+  std::map<int64_t, int64_t> named;  // revision -> order
   for (const std::string& name : content.names) {
-    const JobState* job = FindJob(name);
-    if (!job) return Fail(request, NotFound(kJobKind, name));
-    snapshot.jobs.push_back(View(*job));
+    const JobEntry* entry = FindEntry(name);
+    if (!entry) return Fail(request, NotFound(kJobKind, name));
+    records::JobRecord space;
+    const records::JobRecord& record = RecordOf(*entry, &space);
+    named[record.job().revision()] = record.order();
+  }
+  const std::map<int64_t, int64_t>& among = content.names.empty() ? by_revision_ : named;
+  JobSnapshot snapshot;
+  for (auto entry = among.upper_bound(content.after); entry != among.end(); ++entry) {
+    if (content.limit > 0 && static_cast<int64_t>(snapshot.jobs.size()) == content.limit) break;
+    snapshot.jobs.push_back(View(by_order_.at(entry->second)));
   }
   snapshot.revision = revision_;
   Answer(request, std::move(snapshot));
@@ -229,7 +262,7 @@ void Core::State::On(uint64_t request, const v1::CancelJobRequest& content) {
     if (!group) {
       Transition(*job, v1::Job::CANCELLED, "it was not running");
     } else {
-      group->members.at(job->name()).leaving = true;
+      Leave(group, job->name());
       BeginCut(*group, GroupState::Then::kGoOn, "");
     }
     Publish(*job);
@@ -266,10 +299,7 @@ void Core::State::On(uint64_t request, const v1::DeleteJobRequest& content) {
     Put(storage::DeleteSeries(series, name));
   }
   Do(RemovePath{absl::StrCat("checkpoints/", name)});
-  jobs_by_state_[job->state()]--;
-  by_order_.erase(job->record.order());
-  touched_.erase(name);
-  jobs_.erase(name);
+  Forget(*job);
   Answer(request, std::monostate());
 }
 

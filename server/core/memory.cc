@@ -24,7 +24,7 @@ void Core::State::CountBytes(GroupState& group) {
 }
 
 void Core::State::KeepPeak(const GroupState& group) {
-  const WorkerState& worker = workers_.at(group.worker);
+  const WorkerState& worker = WorkerOf(group);
   // A GPU's memory is not in its process's resident set. And a peak is this group's only where it
   // is above what the process had before.
   if (group.shape.device.kind != planner::DeviceKind::kCpu || group.windows_done == 0 ||

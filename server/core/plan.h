@@ -5,18 +5,23 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "lorad/worker/v1/worker.pb.h"
 
 namespace lorad::server {
 
-// Where a job's rows come from and in which order: all that decides its batches.
+// Where a job's rows come from: all that decides their tokens. The hash and the fingerprint are
+// those of the records: files that are others now are not what was acknowledged.
 struct RowSource {
   std::string dataset;       // name
   std::string dataset_path;  // below the data directory
-  std::string model_path;    // of the base model's directory (tokenizer, template)
+  std::string dataset_sha256;
+  std::string model_path;  // of the base model's directory (tokenizer, template)
+  std::string model_fingerprint;
   int32_t max_length = 1024;
   bool refuse_overflow = false;
   int64_t rows = 0;
+  int64_t bytes = 0;
 
   bool operator==(const RowSource&) const = default;
 };
@@ -70,6 +75,13 @@ struct PlanInput {
   std::vector<SaveUnit> saves;
   std::vector<TrainUnit> trains;
   std::vector<EvaluateUnit> evaluates;
+};
+
+// A job whose rows were not to be had: its unit is left out of the window. The status carries a
+// reason (failures.h).
+struct UnitFailure {
+  std::string job;
+  absl::Status status;
 };
 
 // How a window was packed, for the metrics.

@@ -1,18 +1,24 @@
-// What workers report. A report counts once, in its order; it is acknowledged once what it says is
-// persisted.
+// What workers report. A report counts once, in its order, and only where it fits what was asked
+// (report_checks.h); it is acknowledged once what it says is persisted.
 #include <algorithm>
 #include <bit>
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/core/report_checks.h"
 #include "server/core/state.h"
+#include "server/errors/errors.h"
 
 namespace lorad::server {
 namespace {
 
 // A worker's reason: what it offered is not there, for other processes of its machine have it.
 constexpr char kMemoryTaken[] = "MEMORY_TAKEN";
+
+// What is kept of a worker's text, in events and errors of jobs.
+constexpr size_t kMessageTextMax = 2000;
+constexpr int kSequencesNamedMax = 20;
 
 constexpr size_t kPaceSteps = 20;
 constexpr size_t kPaceMicrobatches = 64;
@@ -38,20 +44,25 @@ double Rate(const std::deque<std::pair<int64_t, int64_t>>& pace) {
 }  // namespace
 
 void Core::State::OnReport(GroupState& group, const worker::v1::Report& report) {
-  const auto acknowledge = [&, epoch = group.epoch, worker = group.worker](int64_t number) {
-    const WorkerState& state = workers_.at(worker);
-    if (state.connection == 0) return;
+  WorkerState& worker = WorkerOf(group);
+  // The group may be gone by then.
+  const auto acknowledge = [this, &worker, epoch = group.epoch](int64_t number) {
+    if (worker.connection == 0) return;
     worker::v1::CoordinatorMessage message;
     message.mutable_acknowledge()->set_epoch(epoch);
     message.mutable_acknowledge()->set_number(number);
-    Do(Send{state.connection, std::move(message)});
+    Do(Send{worker.connection, std::move(message)});
   };
   if (report.number() <= group.last_report) return acknowledge(group.last_report);
   if (report.number() != group.last_report + 1) {
-    return CloseWorker(workers_.at(group.worker),
+    return CloseWorker(worker,
                        absl::StrCat("report ", report.number(), " came after ", group.last_report));
   }
+  if (const std::string wrong = WhatIsWrong(report, group); !wrong.empty()) {
+    return CloseWorker(worker, absl::StrCat("it said what does not fit: ", wrong));
+  }
   group.last_report = report.number();
+  group.heard_us = now_us_;
   using Report = worker::v1::Report;
   switch (report.content_case()) {
     case Report::kGroupFormed:
@@ -94,7 +105,6 @@ void Core::State::OnReport(GroupState& group, const worker::v1::Report& report) 
 // ---- group and slots ----
 
 void Core::State::OnGroupFormed(GroupState& group, const worker::v1::GroupFormed& formed) {
-  if (group.phase != GroupState::Phase::kForming) return;
   group.phase = GroupState::Phase::kRunning;
   group.reserved_bytes = formed.reserved_bytes();
   if (group.members.empty()) group.idle_since_us = now_us_;
@@ -104,29 +114,29 @@ void Core::State::OnGroupFormed(GroupState& group, const worker::v1::GroupFormed
 }
 
 void Core::State::OnGroupFailed(GroupState& group, const worker::v1::GroupFailed& failed) {
+  const std::string message = Quotable(failed.message(), kMessageTextMax);
   if (failed.reason() == kMemoryTaken) {
-    Rest(workers_.at(group.worker), failed.message());
-    return Dissolve(group, failed.message());
+    Rest(WorkerOf(group), message);
+    return Dissolve(group, message);
   }
-  Warn(absl::StrCat(group.name, ": ", failed.reason(), ": ", failed.message()));
+  Warn(absl::StrCat(group.name, ": ", failed.reason(), ": ", message));
   std::vector<std::string> names;
   for (const auto& [name, member] : group.members) names.push_back(name);
   for (const std::string& name : names) {
     JobState* job = FindJob(name);
-    if (job && IsPlaced(job->state())) {
-      FailJob(*job, v1::JobError::SERVER, failed.reason(), failed.message());
-    }
+    if (job && IsPlaced(job->state())) TakeFailure(*job, failed.reason(), message);
   }
-  Dissolve(group, failed.message());
+  Dissolve(group, message);
 }
 
 void Core::State::OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& loaded) {
+  TakeLoad(group.windows, loaded.job());
   const auto found = group.members.find(loaded.job());
   if (found == group.members.end()) return;
   found->second.slot = Member::Slot::kLoaded;
   CountBytes(group);
   JobState* job = FindJob(loaded.job());
-  workers_.at(group.worker).rests = 0;
+  WorkerOf(group).rests = 0;
   if (!job || job->state() != v1::Job::PREPARING) return;
   if (job->job().step() >= job->job().total_steps()) {
     Transition(*job, v1::Job::FINALIZING, "its steps are done; what is left is evaluated");
@@ -138,26 +148,26 @@ void Core::State::OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& 
 }
 
 void Core::State::OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& failed) {
+  TakeLoad(group.windows, failed.job());
   if (!group.members.contains(failed.job())) return;
+  const std::string message = Quotable(failed.message(), kMessageTextMax);
   JobState* job = FindJob(failed.job());
   if (failed.reason() == kMemoryTaken) {
-    Rest(workers_.at(group.worker), failed.message());
-    if (job && job->state() == v1::Job::PREPARING) {
-      Transition(*job, v1::Job::QUEUED, failed.message());
-    }
+    Rest(WorkerOf(group), message);
+    if (job && job->state() == v1::Job::PREPARING) Transition(*job, v1::Job::QUEUED, message);
   } else if (job && IsPlaced(job->state())) {
-    FailJob(*job, v1::JobError::SERVER, failed.reason(), failed.message());
+    TakeFailure(*job, failed.reason(), message);
   }
   EndMember(group, failed.job());
   // A group without jobs may have its memory for shorter microbatches.
   if (failed.reason() == kMemoryTaken && group.members.empty() && options_.microbatch_tokens == 0 &&
       group.shape.capacity_tokens > planner::kMicrobatchTokens) {
-    BeginCut(group, GroupState::Then::kReform, failed.message());
+    BeginCut(group, GroupState::Then::kReform, message);
   }
 }
 
 void Core::State::OnSlotFreed(GroupState& group, const worker::v1::SlotFreed& freed) {
-  if (group.members.contains(freed.job())) EndMember(group, freed.job());
+  EndMember(group, freed.job());
 }
 
 // ---- training ----
@@ -171,12 +181,14 @@ void Core::State::KeepMetrics(JobState& job, const worker::v1::StepDone& done) {
   row.set_trained_tokens(done.trained_tokens());
   row.set_tokens(done.tokens());
   row.set_step_time_ms(done.step_time_ms());
-  const auto before = job.metrics.find(done.step());
-  if (before == job.metrics.end()) {
-    job.metrics[done.step()] = row;
+  if (done.step() > job.record.furthest_step()) {
     Put(storage::PutEntry(kMetricsSeries, job.name(), done.step(), row.SerializeAsString()));
+    job.metrics[done.step()] = std::move(row);
+    if (job.metrics.size() > kMetricRowsKept) job.metrics.erase(job.metrics.begin());
     return;
   }
+  const auto before = job.metrics.find(done.step());
+  if (before == job.metrics.end()) return;  // of long ago (kMetricRowsKept)
   const v1::StepMetrics& first = before->second;
   if (SameBits(first.loss(), row.loss()) && SameBits(first.grad_norm(), row.grad_norm()) &&
       SameBits(first.learning_rate(), row.learning_rate()) &&
@@ -192,20 +204,18 @@ void Core::State::KeepMetrics(JobState& job, const worker::v1::StepDone& done) {
 }
 
 void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done) {
+  TakeStep(group.windows, done.job());
   const auto found = group.members.find(done.job());
   JobState* job = FindJob(done.job());
+  // What an ended job did besides is not told of.
   if (found == group.members.end() || !job || !IsPlaced(job->state())) return;
-  if (done.step() != found->second.done_step + 1) {
-    return CloseWorker(workers_.at(group.worker),
-                       absl::StrCat("it reported step ", done.step(), " of job '", done.job(),
-                                    "' after step ", found->second.done_step));
-  }
   found->second.done_step = done.step();
   found->second.save_us = now_us_;
   KeepMetrics(*job, done);
   v1::Job& view = job->job();
   view.set_step(done.step());
   view.set_tokens(view.tokens() + done.tokens());
+  if (SaveDue(view, done.step())) job->saved_tokens[done.step()] = view.tokens();
   view.set_loss(done.loss());
   view.set_grad_norm(done.grad_norm());
   view.set_learning_rate(done.learning_rate());
@@ -222,50 +232,51 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   if (done.step() > job->record.furthest_step()) {
     job->record.set_furthest_step(done.step());
     job->record.set_losses_without_progress(0);
+    if (job->record.company_max() > 0) {
+      job->record.set_company_max(0);
+      job->record.set_alone(false);
+      Touch(*job);
+      schedule_ = true;  // others may join it again
+    }
+    job->passing.reset();
   }
   if (done.step() == view.total_steps()) {
     view.set_seconds_left(0);
     Transition(*job, v1::Job::FINALIZING, "its last step is done");
   }
-  Touch(*job);
-  const auto early = std::ranges::find_if(group.early_shards, [&](const auto& entry) {
-    return entry.second.header.job() == done.job() && entry.second.header.step() == done.step();
-  });
-  if (early != group.early_shards.end()) {
-    const auto [request, shard] = std::move(*early);
-    group.early_shards.erase(early);
-    On(request, shard);
-  }
+  TouchProgress(*job);
 }
 
 void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDone& done) {
+  for (const int64_t sequence : done.sequence()) {
+    TakeSequence(group.windows, done.job(), done.step(), sequence);
+  }
   JobState* job = FindJob(done.job());
   if (!group.members.contains(done.job()) || !job || !IsPlaced(job->state())) return;
-  if (std::ranges::binary_search(job->record.evaluated_steps(), done.step())) return;
-  if (job->evaluation_step != done.step()) {
-    job->evaluation_step = done.step();
-    job->evaluation.clear();
-  }
+  if (done.step() < job->record.evaluated_end()) return;
+  Evaluation& evaluation = job->evaluation;
+  if (evaluation.step != done.step()) evaluation = {.step = done.step()};
   for (int i = 0; i < done.sequence_size(); ++i) {
-    job->evaluation[done.sequence(i)] = {done.loss_sum(i), done.trained_tokens(i)};
+    if (done.sequence(i) < evaluation.next) continue;  // told of before a cut, and again after it
+    evaluation.ahead[done.sequence(i)] = {done.loss_sum(i), done.trained_tokens(i)};
   }
-  if (static_cast<int64_t>(job->evaluation.size()) < job->record.validation_rows()) return;
-  SequenceLoss sum;
-  for (const auto& [sequence, loss] : job->evaluation) {
-    sum.loss_sum += loss.loss_sum;
-    sum.trained_tokens += loss.trained_tokens;
+  SequenceLoss& sum = evaluation.sum;
+  for (auto first = evaluation.ahead.begin();
+       first != evaluation.ahead.end() && first->first == evaluation.next;
+       first = evaluation.ahead.erase(first)) {
+    sum.loss_sum += first->second.loss_sum;
+    sum.trained_tokens += first->second.trained_tokens;
+    evaluation.next++;
   }
-  job->evaluation_step = -1;
-  job->evaluation.clear();
+  if (evaluation.next < job->record.validation_rows()) return;
   v1::EvaluationMetrics row;
   row.set_step(done.step());
   row.set_trained_tokens(sum.trained_tokens);
   row.set_validation_loss(sum.loss_sum /
                           static_cast<double>(std::max<int64_t>(sum.trained_tokens, 1)));
+  evaluation = {};
   Put(storage::PutEntry(kEvaluationSeries, job->name(), done.step(), row.SerializeAsString()));
-  auto& steps = *job->record.mutable_evaluated_steps();
-  steps.Add(done.step());
-  std::ranges::sort(steps);
+  job->record.set_evaluated_end(done.step() + 1);
   job->job().set_validation_loss(row.validation_loss());
   if (done.step() == 0) job->job().set_initial_validation_loss(row.validation_loss());
   Touch(*job);
@@ -276,27 +287,27 @@ void Core::State::MaybeFinish(JobState& job) {
   const v1::Job& view = job.job();
   if (job.state() != v1::Job::FINALIZING) return;
   if (view.last_checkpoint_step() != view.total_steps()) return;
-  if (!view.validation_dataset().empty() &&
-      !std::ranges::binary_search(job.record.evaluated_steps(), view.total_steps())) {
+  if (!view.validation_dataset().empty() && job.record.evaluated_end() <= view.total_steps()) {
     return;
   }
   GroupState* group = GroupOf(job);
   Transition(job, v1::Job::SUCCEEDED,
              absl::StrCat("its adapter is the checkpoint of step ", view.total_steps()));
-  if (group) group->members.at(job.name()).leaving = true;
+  Leave(group, job.name());
 }
 
 void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& report) {
-  const auto found = group.members.find(report.job());
+  GiveUp(group.windows, report.job());
+  Leave(&group, report.job());
   JobState* job = FindJob(report.job());
-  if (found == group.members.end() || !job) return;
-  found->second.leaving = true;
-  if (!IsPlaced(job->state())) return;
+  if (!group.members.contains(report.job()) || !job || !IsPlaced(job->state())) return;
+  const int named = std::min(report.sequences_size(), kSequencesNamedMax);
   const std::string rows =
-      report.sequences().empty()
-          ? ""
-          : absl::StrCat(", in sequences ", absl::StrJoin(report.sequences(), ", "),
-                         " of its batch");
+      named == 0 ? ""
+                 : absl::StrCat(", in sequences ",
+                                absl::StrJoin(report.sequences().begin(),
+                                              report.sequences().begin() + named, ", "),
+                                named < report.sequences_size() ? ", .." : "", " of its batch");
   FailJob(*job, v1::JobError::USER, "NOT_FINITE",
           absl::StrCat("the ", report.what(), " of step ", report.step(), " is not finite", rows,
                        ": lower training.learning_rate, or look at those rows"));
@@ -305,6 +316,7 @@ void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& re
 // ---- pace ----
 
 void Core::State::OnMicrobatchDone(GroupState& group, const worker::v1::MicrobatchDone& done) {
+  const std::vector<std::string> jobs = TakeMicrobatch(group.windows, done.microbatch());
   group.microbatches++;
   group.adapters_in_microbatches += done.adapters();
   Keep(group.pace, now_us_, done.tokens(), kPaceMicrobatches);
@@ -312,30 +324,22 @@ void Core::State::OnMicrobatchDone(GroupState& group, const worker::v1::Microbat
   const bool recomputes = group.shape.recomputation == planner::Recomputation::kBlocks;
   const double backward_ms =
       std::max(done.backward_ms() - (recomputes ? done.forward_ms() : 0), 0.0);
-  TimesOf(group.base_model)
+  TimesOf(group.base_model, &workers_.at(group.worker))
       .Observe(done.tokens(), done.squared_lengths(), done.forward_ms(), backward_ms);
-  for (const SentWindow& window : group.windows) {
-    const int64_t index = done.microbatch() - window.first_microbatch;
-    if (index < 0 || index >= static_cast<int64_t>(window.microbatch_jobs.size())) continue;
-    for (const std::string& name : window.microbatch_jobs[index]) {
-      JobState* job = FindJob(name);
-      if (!job || !IsLive(job->state())) continue;
-      job->record.set_microbatches(job->record.microbatches() + 1);
-      job->record.set_adapters_in_microbatches(job->record.adapters_in_microbatches() +
-                                               done.adapters());
-      // Persisted with the job's next step.
-      job->job().set_adapters_per_microbatch(
-          static_cast<double>(job->record.adapters_in_microbatches()) /
-          static_cast<double>(job->record.microbatches()));
-    }
+  for (const std::string& name : jobs) {
+    JobState* job = FindJob(name);
+    if (!job || !IsLive(job->state())) continue;
+    job->record.set_microbatches(job->record.microbatches() + 1);
+    job->record.set_adapters_in_microbatches(job->record.adapters_in_microbatches() +
+                                             done.adapters());
+    // Persisted with the job's next step.
+    job->job().set_adapters_per_microbatch(
+        static_cast<double>(job->record.adapters_in_microbatches()) /
+        static_cast<double>(job->record.microbatches()));
   }
 }
 
-void Core::State::OnWindowDone(GroupState& group, const worker::v1::WindowDone& done) {
-  if (group.windows.empty() || group.windows.front().number != done.window()) {
-    return CloseWorker(workers_.at(group.worker),
-                       absl::StrCat("it reported window ", done.window(), " out of turn"));
-  }
+void Core::State::OnWindowDone(GroupState& group, const worker::v1::WindowDone&) {
   group.windows.pop_front();
   group.windows_done++;
   HurryPlan(group);

@@ -52,6 +52,7 @@ absl::Status Core::State::RefuseUse(const std::string& kind, const std::string& 
 
 void Core::State::On(uint64_t request, const RegisterModel& content) {
   if (AnsweredBefore(request, kModelKind, content.request_id)) return;
+  if (!room_.ok()) return Fail(request, room_);
   const std::string& name = content.model.name();
   if (models_.contains(name)) return Fail(request, AlreadyExists(kModelKind, name));
   auto description = storage::DescribeModel(content.config_json);
@@ -62,7 +63,7 @@ void Core::State::On(uint64_t request, const RegisterModel& content) {
   SetTime(model.record.mutable_model()->mutable_create_time());
   model.shape = ShapeOf(*description);
   Put(storage::PutRecord(kModelKind, name, model.record.SerializeAsString()));
-  KeepRequest(kModelKind, content.request_id, name);
+  KeepRequest(kModelKind, content.request_id, name, model.record.model());
   Answer(request, model.record.model());
 }
 
@@ -93,7 +94,7 @@ void Core::State::On(uint64_t request, const v1::UnregisterModelRequest& content
     Dissolve(*FindGroup(name), "its base model was unregistered");
   }
   Put(storage::DeleteRecord(kModelKind, content.name()));
-  times_.erase(content.name());
+  std::erase_if(times_, [&](const auto& entry) { return entry.first.first == content.name(); });
   memory_.erase(content.name());
   models_.erase(found);
   Answer(request, std::monostate());
@@ -101,7 +102,8 @@ void Core::State::On(uint64_t request, const v1::UnregisterModelRequest& content
 
 // ---- uploads ----
 
-// A path is never used twice: a removal that is still under way cannot hit what came after it.
+// A path is never used twice, also where the wall's clock goes back: a removal that is still under
+// way cannot hit what came after it.
 template <class Content>
 void Core::State::MoveIntoPlace(uint64_t request, const char* kind, const std::string& name,
                                 bool exists, const Content& content, const std::string& path) {
@@ -118,6 +120,10 @@ void Core::State::MoveIntoPlace(uint64_t request, const char* kind, const std::s
       return;
     }
   }
+  if (!room_.ok()) {
+    Do(RemovePath{content.upload});
+    return Fail(request, room_);
+  }
   if (exists || !names_pending_.insert({kind, name}).second) {
     Do(RemovePath{content.upload});
     return Fail(request, AlreadyExists(kind, name));
@@ -132,7 +138,7 @@ void Core::State::MoveIntoPlace(uint64_t request, const char* kind, const std::s
 void Core::State::On(uint64_t request, const CreateDataset& content) {
   const std::string& name = content.dataset.name();
   MoveIntoPlace(request, kDatasetKind, name, datasets_.contains(name), content,
-                absl::StrCat("datasets/", name, "-", now_us_, "-", next_number_, ".jsonl"));
+                absl::StrCat("datasets/", name, "-", starts_, "-", next_number_, ".jsonl"));
 }
 
 void Core::State::On(uint64_t request, const v1::GetDatasetRequest& content) {
@@ -170,7 +176,7 @@ void Core::State::On(uint64_t request, const v1::DeleteDatasetRequest& content) 
 void Core::State::On(uint64_t request, const ImportAdapter& content) {
   const std::string& name = content.adapter.name();
   MoveIntoPlace(request, kAdapterKind, name, adapters_.contains(name), content,
-                absl::StrCat("adapters/", name, "-", now_us_, "-", next_number_));
+                absl::StrCat("adapters/", name, "-", starts_, "-", next_number_));
 }
 
 void Core::State::On(uint64_t request, const v1::GetAdapterRequest& content) {
@@ -216,7 +222,7 @@ void Core::State::OnMoved(const UploadMoved& moved) {
     record.set_path(move.path);
     SetTime(record.mutable_dataset()->mutable_create_time());
     Put(storage::PutRecord(kind, name, record.SerializeAsString()));
-    KeepRequest(kind, dataset->request_id, name);
+    KeepRequest(kind, dataset->request_id, name, record.dataset());
     for (const uint64_t request : move.requests) Answer(request, record.dataset());
   } else {
     records::AdapterRecord& record = adapters_[name];
@@ -224,7 +230,7 @@ void Core::State::OnMoved(const UploadMoved& moved) {
     record.set_path(move.path);
     SetTime(record.mutable_adapter()->mutable_create_time());
     Put(storage::PutRecord(kind, name, record.SerializeAsString()));
-    KeepRequest(kind, adapter->request_id, name);
+    KeepRequest(kind, adapter->request_id, name, record.adapter());
     for (const uint64_t request : move.requests) Answer(request, record.adapter());
   }
 }

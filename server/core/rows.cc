@@ -1,10 +1,10 @@
-// Row checks, what waits for them, and what a job will cost.
+// Row checks, and what waits for them.
 #include <algorithm>
+#include <cassert>
 #include <cmath>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/model_shape.h"
+#include "server/core/failures.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 
@@ -38,10 +38,14 @@ RowSource Core::State::SourceOf(const v1::Job& job, const std::string& dataset) 
   RowSource source;
   source.dataset = dataset;
   source.dataset_path = record.path();
-  source.model_path = models_.at(job.base_model()).record.model().path();
+  source.dataset_sha256 = record.dataset().sha256();
+  const v1::Model& model = models_.at(job.base_model()).record.model();
+  source.model_path = model.path();
+  source.model_fingerprint = model.fingerprint();
   source.max_length = job.training().max_length();
   source.refuse_overflow = job.training().overflow() == v1::TrainingConfig::ERROR;
   source.rows = record.dataset().rows();
+  source.bytes = record.dataset().size_bytes();
   return source;
 }
 
@@ -57,6 +61,21 @@ const records::RowsSummary* Core::State::FindRows(const std::string& key) const 
   return found == rows_.end() ? nullptr : &found->second;
 }
 
+std::vector<std::string> Core::State::RowsKeys(const v1::Job& job) const {
+  std::vector<std::string> keys;
+  for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
+    if (!dataset->empty()) keys.push_back(RowsKey(job, *dataset));
+  }
+  return keys;
+}
+
+// A job that is not stored yet, or never will be, has no name.
+void Core::State::Check(const std::string& key, const v1::Job& job, const std::string& dataset) {
+  const auto [check, is_new] = checks_.try_emplace(key);
+  if (!job.name().empty()) check->second.insert(job.name());
+  if (is_new) Do(CheckRows{key, SourceOf(job, dataset)});
+}
+
 bool Core::State::EnsureRows(const v1::Job& job) {
   bool all = true;
   for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
@@ -64,12 +83,35 @@ bool Core::State::EnsureRows(const v1::Job& job) {
     const std::string key = RowsKey(job, *dataset);
     if (FindRows(key)) continue;
     all = false;
-    if (checks_.insert(key).second) Do(CheckRows{key, SourceOf(job, *dataset)});
+    Check(key, job, *dataset);
   }
   return all;
 }
 
-absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* error) const {
+void Core::State::ReadRowsAgain(JobState& job) {
+  if (job.state() != v1::Job::QUEUED) return;
+  job.reads_rows = true;
+  for (const std::string* dataset :
+       {&job.job().training_dataset(), &job.job().validation_dataset()}) {
+    if (!dataset->empty()) Check(RowsKey(job.job(), *dataset), job.job(), *dataset);
+  }
+}
+
+void Core::State::LeaveChecks(const v1::Job& job) {
+  if (checks_.empty()) return;
+  for (const std::string& key : RowsKeys(job)) {
+    const auto check = checks_.find(key);
+    if (check == checks_.end() || check->second.erase(job.name()) == 0) continue;
+    if (!check->second.empty()) continue;
+    const auto waits = [&](const auto& waiting) {
+      return std::ranges::any_of(
+          waiting, [&](const auto& entry) { return Concerns(entry.second.job, key); });
+    };
+    if (!waits(waiting_.validations) && !waits(waiting_.estimates)) Do(CancelRows{key});
+  }
+}
+
+absl::Status Core::State::SumUpRows(records::JobRecord& record, v1::JobError* error) const {
   v1::Job& job = *record.mutable_job();
   error->set_category(v1::JobError::USER);
   int64_t longest = 0;
@@ -105,9 +147,13 @@ absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* e
   job.set_truncated_rows(truncated);
   job.set_total_steps(TotalSteps(job, rows.rows()));
   job.set_total_tokens(TotalTokens(job, rows));
+  return absl::OkStatus();
+}
 
+absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* error) const {
+  if (absl::Status status = SumUpRows(record, error); !status.ok()) return status;
   if (LargestWorker() == nullptr) return absl::OkStatus();
-  const LoneGroup alone = GroupAlone(job, longest);
+  const LoneGroup alone = GroupAlone(record.job(), record.longest_tokens());
   if (planner::Fits(alone.total(), alone.budget_bytes)) return absl::OkStatus();
   error->set_reason("MEMORY_NEVER_FITS");
   error->set_field("adapter");
@@ -122,164 +168,104 @@ absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* e
       {{"bytes", absl::StrCat(alone.total())}, {"budget_bytes", absl::StrCat(alone.budget_bytes)}});
 }
 
+void Core::State::FailRows(JobState& job, const v1::JobError& error) {
+  FailJob(job, error.category(), error.reason(), error.message(), error.field(), error.line());
+}
+
 void Core::State::SettleJob(JobState& job) {
   v1::JobError error;
   if (absl::Status status = AcceptRows(job.record, &error); !status.ok()) {
-    return FailJob(job, error.category(), error.reason(), error.message(), error.field(),
-                   error.line());
+    return FailRows(job, error);
   }
+  job.passing.reset();
+  job.why.clear();
   Transition(job, v1::Job::QUEUED, "its rows are good");
 }
 
+void Core::State::TakeRows(JobState& job, const absl::Status& status) {
+  if (absl::IsCancelled(status)) {  // it came when the check had been given up already
+    job.reads_rows ? ReadRowsAgain(job) : static_cast<void>(EnsureRows(job.job()));
+  } else if (!status.ok()) {
+    TakeFailure(job, ReasonOf(status, kRowsNotRead), std::string(status.message()));
+  } else if (EnsureRows(job.job())) {
+    job.reads_rows ? GoOnWithRows(job) : SettleJob(job);
+  }
+}
+
+void Core::State::GoOnWithRows(JobState& job) {
+  const bool more = std::ranges::any_of(
+      RowsKeys(job.job()), [&](const std::string& key) { return checks_.contains(key); });
+  if (more) return;
+  records::JobRecord record = job.record;
+  v1::JobError error;
+  if (!SumUpRows(record, &error).ok()) return FailRows(job, error);
+  job.reads_rows = false;
+  if (job.passing->until_us <= now_us_) EnterShapes(job);
+}
+
+void Core::State::PruneRows() {
+  if (static_cast<int64_t>(rows_.size()) <= options_.rows_max) return;
+  std::set<std::string> needed;
+  const auto need = [&](const v1::Job& job) {
+    if (!models_.contains(job.base_model())) return;
+    for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
+      if (datasets_.contains(*dataset)) needed.insert(RowsKey(job, *dataset));
+    }
+  };
+  for (const std::string& name : live_) {
+    const JobState& job = *jobs_.at(name);
+    if (job.state() == v1::Job::VALIDATING || job.reads_rows) need(job.job());
+  }
+  for (const auto& [request, content] : waiting_.validations) need(content.job);
+  for (const auto& [request, content] : waiting_.estimates) need(content.job);
+  std::erase_if(rows_, [&](const auto& entry) {
+    if (needed.contains(entry.first)) return false;
+    Put(storage::DeleteRecord(kRowsKind, entry.first));
+    return true;
+  });
+}
+
 void Core::State::OnRows(const RowsChecked& checked) {
-  checks_.erase(checked.key);
+  auto check = checks_.extract(checked.key);
+  assert(!check.empty());
   if (checked.summary.ok()) {
     rows_[checked.key] = *checked.summary;
     Put(storage::PutRecord(kRowsKind, checked.key, checked.summary->SerializeAsString()));
+    PruneRows();
   }
-  const auto concerns = [&](const v1::Job& job) {
-    if (!models_.contains(job.base_model())) return false;
-    for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
-      if (!dataset->empty() && datasets_.contains(*dataset) &&
-          RowsKey(job, *dataset) == checked.key) {
-        return true;
-      }
+  for (const std::string& name : check.mapped()) {
+    JobState* job = FindJob(name);
+    if (job && (job->state() == v1::Job::VALIDATING || job->reads_rows)) {
+      TakeRows(*job, checked.summary.status());
     }
-    return false;
+  }
+  AskAgain(checked.key, checked.summary.status());
+}
+
+bool Core::State::Concerns(const v1::Job& job, const std::string& key) const {
+  if (!models_.contains(job.base_model())) return false;
+  for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
+    if (datasets_.contains(*dataset) && RowsKey(job, *dataset) == key) return true;
+  }
+  return false;
+}
+
+// Requests are asked again as if they had just come: what they name may have gone meanwhile.
+void Core::State::AskAgain(const std::string& key, const absl::Status& status) {
+  const auto ask = [&](uint64_t request, const auto& content) {
+    if (status.ok() || absl::IsCancelled(status) || !Concerns(content.job, key)) {
+      return On(request, content);
+    }
+    const std::string reason = ReasonOf(status, kRowsNotRead);
+    const std::string message(status.message());
+    Fail(request, KindOf(reason) == FailureKind::kPassing
+                      ? Unavailable(reason, message, options_.postpone_ms)
+                      : PreconditionFailed(reason, absl::StrCat("model ", content.job.base_model()),
+                                           message));
   };
-  const std::set<std::string> live = live_;
-  for (const std::string& name : live) {
-    JobState& job = *FindJob(name);
-    if (job.state() != v1::Job::VALIDATING || !concerns(job.job())) continue;
-    if (!checked.summary.ok()) {
-      FailJob(job, v1::JobError::SERVER, "ROWS_NOT_CHECKED",
-              std::string(checked.summary.status().message()));
-    } else if (EnsureRows(job.job())) {
-      SettleJob(job);
-    }
-  }
-  // Requests are asked again as if they had just come: what they name may have gone meanwhile.
   const PendingRows waiting = std::exchange(waiting_, {});
-  for (const auto& [request, content] : waiting.validations) {
-    if (!checked.summary.ok() && concerns(content.job)) {
-      Fail(request, checked.summary.status());
-    } else {
-      On(request, content);
-    }
-  }
-  for (const auto& [request, content] : waiting.estimates) {
-    if (!checked.summary.ok() && concerns(content.job)) {
-      Fail(request, checked.summary.status());
-    } else {
-      On(request, content);
-    }
-  }
-}
-
-// ---- estimates ----
-
-const WorkerState* Core::State::LargestWorker() const {
-  const WorkerState* largest = nullptr;
-  for (const auto& [name, worker] : workers_) {
-    if (!largest || worker.hello.memory_bytes() > largest->hello.memory_bytes()) {
-      largest = &worker;
-    }
-  }
-  return largest;
-}
-
-Core::State::LoneGroup Core::State::GroupAlone(const v1::Job& job, int64_t longest_tokens) const {
-  const WorkerState* worker = LargestWorker();
-  planner::QueuedJob queued;
-  queued.model = models_.at(job.base_model()).shape;
-  queued.longest_sequence = longest_tokens;
-  queued.adapter = ShapeOfAdapter(job.adapter());
-  LoneGroup alone;
-  if (worker) {
-    alone.device = DeviceOf(worker->hello);
-    alone.budget_bytes = worker->hello.memory_bytes();
-  }
-  alone.shape = planner::ShapeAlone(
-      queued, alone.device, worker ? alone.budget_bytes : std::numeric_limits<int64_t>::max(),
-      worker ? TokensOf(*worker) : options_.microbatch_tokens);
-  alone.group = planner::BytesOfGroup(queued.model, alone.shape);
-  alone.slot = planner::BytesOfSlot(queued.model, queued.adapter, alone.device);
-  return alone;
-}
-
-planner::TimeModel& Core::State::TimesOf(const std::string& base_model) {
-  const auto found = times_.find(base_model);
-  if (found != times_.end()) return found->second;
-  const WorkerState* worker = LargestWorker();
-  const planner::DeviceShape device = worker ? DeviceOf(worker->hello) : planner::DeviceShape{};
-  const planner::TimePrior prior = planner::PriorOf(WorkOf(models_.at(base_model).shape, device));
-  return times_.emplace(base_model, planner::TimeModel(prior)).first->second;
-}
-
-void Core::State::On(uint64_t request, const EstimateJob& content) {
-  if (absl::Status status = CheckReferences(content.job); !status.ok()) {
-    return Fail(request, status);
-  }
-  if (!EnsureRows(content.job)) {
-    waiting_.estimates.push_back({request, content});
-    return;
-  }
-  absl::StatusOr<v1::JobEstimate> estimate = Estimate(content.job);
-  estimate.ok() ? Answer(request, *std::move(estimate)) : Fail(request, estimate.status());
-}
-
-absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
-  records::JobRecord record;
-  *record.mutable_job() = job;
-  v1::JobError error;
-  if (absl::Status status = AcceptRows(record, &error);
-      !status.ok() && error.reason() != "MEMORY_NEVER_FITS") {
-    return status;
-  }
-  const LoneGroup alone = GroupAlone(job, record.longest_tokens());
-  v1::JobEstimate estimate;
-  v1::MemoryEstimate& memory = *estimate.mutable_peak_memory_bytes();
-  memory.set_weights(alone.group.weights);
-  memory.set_adapters(alone.slot.adapters);
-  memory.set_optimizer(alone.slot.optimizer);
-  memory.set_activations(alone.group.activations);
-  memory.set_workspace(alone.group.workspace + alone.slot.staging);
-  memory.set_total(alone.total());
-  estimate.set_budget_bytes(alone.budget_bytes);
-  estimate.set_fits(planner::Fits(memory.total(), estimate.budget_bytes()));
-  estimate.set_recomputation(ToProto(alone.shape.recomputation));
-
-  const v1::Job& complete = record.job();
-  estimate.set_total_steps(complete.total_steps());
-  estimate.set_total_tokens(complete.total_tokens());
-  estimate.set_truncated_rows(complete.truncated_rows());
-  const records::RowsSummary& rows = *FindRows(RowsKey(job, job.training_dataset()));
-  const double passes = static_cast<double>(complete.total_tokens()) /
-                        static_cast<double>(std::max<int64_t>(rows.tokens(), 1));
-  const double of_step = static_cast<double>(complete.total_tokens()) /
-                         static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
-  const planner::TimeModel& times = TimesOf(job.base_model());
-  const auto trained = static_cast<double>(complete.total_tokens());
-  const double squares = rows.squared_lengths() * passes;
-  const double microbatches = static_cast<double>(complete.total_steps()) *
-                              std::ceil(of_step / static_cast<double>(alone.shape.capacity_tokens));
-  double ms = times.TrainMs(trained, squares, microbatches);
-  if (alone.shape.recomputation == planner::Recomputation::kBlocks) {
-    ms += times.EvaluateMs(trained, squares, microbatches);  // forward twice
-  }
-  if (!job.validation_dataset().empty()) {
-    const records::RowsSummary& validation = *FindRows(RowsKey(job, job.validation_dataset()));
-    const int64_t every = job.training().eval_every_steps();
-    const int64_t between = every > 0 ? (complete.total_steps() - 1) / every : 0;
-    const double tokens = static_cast<double>(validation.tokens());
-    ms += static_cast<double>(between + 2) *
-          times.EvaluateMs(tokens, validation.squared_lengths(),
-                           std::ceil(tokens / static_cast<double>(alone.shape.capacity_tokens)));
-  }
-  estimate.set_seconds(ms / 1000);
-  const double each = 1 / std::max(microbatches, 1.0);
-  estimate.set_seconds_basis(times.BasisOf(trained * each, squares * each));
-  return estimate;
+  for (const auto& [request, content] : waiting.validations) ask(request, content);
+  for (const auto& [request, content] : waiting.estimates) ask(request, content);
 }
 
 }  // namespace lorad::server

@@ -4,6 +4,8 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/core/job_progress.h"
 #include "server/core/model_shape.h"
 #include "server/errors/errors.h"
 #include "storage/model_description.h"
@@ -13,6 +15,7 @@ namespace {
 
 // Deleting every revision by itself would double the work of a turn.
 constexpr int64_t kTrimEvery = 256;
+constexpr int64_t kDayUs = int64_t{24} * 3600 * 1'000'000;
 
 template <class... Handlers>
 struct Overloaded : Handlers... {
@@ -29,8 +32,8 @@ absl::Status Parse(const char* kind, const std::pair<std::string, std::string>& 
                absl::StrCat("the stored ", kind, " '", stored.first, "' cannot be read"));
 }
 
-// A proto's string that is not UTF-8 cannot be read again; what a row or a file name holds may be
-// anything.
+}  // namespace
+
 std::string Utf8(const std::string& text) {
   std::string clean;
   for (size_t i = 0; i < text.size();) {
@@ -50,13 +53,14 @@ std::string Utf8(const std::string& text) {
   return clean;
 }
 
-std::string RequestKey(const std::string& kind, const std::string& id) { return kind + "/" + id; }
-
-}  // namespace
-
 // ---- start ----
 
-absl::Status Core::State::Load(const StoredState& stored) {
+Core::State::State(const CoreOptions& options)
+    : options_(options),
+      requests_({options.request_ids_days * kDayUs, options.request_ids_max,
+                 options.request_answers_max}) {}
+
+absl::Status Core::State::Load(StoredState stored) {
   for (const auto& entry : stored.models) {
     ModelState model;
     if (auto status = Parse(kModelKind, entry, &model.record); !status.ok()) return status;
@@ -78,37 +82,78 @@ absl::Status Core::State::Load(const StoredState& stored) {
   for (const auto& entry : stored.rows) {
     if (auto status = Parse(kRowsKind, entry, &rows_[entry.first]); !status.ok()) return status;
   }
-  for (const auto& entry : stored.requests) {
-    if (auto status = Parse(kRequestKind, entry, &requests_[entry.first]); !status.ok()) {
-      return status;
-    }
-  }
-  for (const auto& entry : stored.jobs) {
-    auto job = std::make_unique<JobState>();
-    if (auto status = Parse(kJobKind, entry, &job->record); !status.ok()) return status;
-    next_order_ = std::max(next_order_, job->record.order() + 1);
-    by_order_[job->record.order()] = job.get();
-    jobs_by_state_[job->state()]++;
-    if (IsLive(job->state())) live_.insert(entry.first);
-    jobs_[entry.first] = std::move(job);
-  }
-  for (const auto& [name, row] : stored.metrics) {
-    if (JobState* job = FindJob(name)) job->metrics[row.step()] = row;
-  }
+  starts_ = stored.starts + 1;
+  if (absl::Status status = requests_.Load(std::move(stored.requests)); !status.ok()) return status;
+  if (absl::Status status = LoadJobs(stored); !status.ok()) return status;
+  LoadMetrics(stored);
   revision_ = stored.last_revision;
   trimmed_revision_ = stored.oldest_revision - 1;
   next_epoch_ = stored.last_epoch + 1;
   return absl::OkStatus();
 }
 
-std::vector<Effect> Core::State::Recover(int64_t now_us) {
-  now_us_ = start_us_ = now_us;
-  const int64_t oldest_us = now_us - options_.request_ids_days * 24 * 3600 * int64_t{1'000'000};
-  std::erase_if(requests_, [&](const auto& entry) {
-    if (entry.second.time_us() >= oldest_us) return false;
-    Put(storage::DeleteRecord(kRequestKind, entry.first));
-    return true;
-  });
+absl::Status Core::State::LoadJobs(StoredState& stored) {
+  ended_.reserve(stored.jobs.size());
+  records::JobRecord record;  // one for all: its strings keep their room
+  for (auto& entry : stored.jobs) {
+    if (auto status = Parse(kJobKind, entry, &record); !status.ok()) return status;
+    next_order_ = std::max(next_order_, record.order() + 1);
+    const v1::Job::State state = record.job().state();
+    jobs_by_state_[state]++;
+    const auto [place_of, is_new] = by_order_.try_emplace(record.order());
+    if (!is_new) {
+      return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
+                   absl::StrCat("the stored job '", entry.first, "' stands where another does"));
+    }
+    JobEntry& place = place_of->second;
+    by_revision_[record.job().revision()] = record.order();
+    if (!IsLive(state)) {
+      ended_[entry.first] = record.order();
+      place.ended_state = state;
+      place.record = std::move(entry.second);
+      continue;
+    }
+    auto job = std::make_unique<JobState>();
+    job->record = record;
+    if (const auto& evaluated = record.evaluated_steps(); !evaluated.empty()) {
+      job->record.set_evaluated_end(*evaluated.rbegin() + 1);
+      job->record.clear_evaluated_steps();
+    }
+    place.job = job.get();
+    live_.insert(entry.first);
+    jobs_[entry.first] = std::move(job);
+  }
+  return absl::OkStatus();
+}
+
+void Core::State::LoadMetrics(const StoredState& stored) {
+  std::map<JobState*, int64_t>
+      redone;  // tokens after the newest checkpoint, that are in the record
+  for (const auto& [name, row] : stored.metrics) {
+    JobState& job = *jobs_.at(name);
+    if (row.step() <= job.job().step()) redone[&job] += row.tokens();
+    job.metrics[row.step()] = row;
+    if (job.metrics.size() > kMetricRowsKept) job.metrics.erase(job.metrics.begin());
+    // The record may be older than the row.
+    if (row.step() <= job.record.furthest_step()) continue;
+    job.record.set_furthest_step(row.step());
+    job.record.set_losses_without_progress(0);
+    job.job().set_loss(row.loss());
+    job.job().set_grad_norm(row.grad_norm());
+    job.job().set_learning_rate(row.learning_rate());
+  }
+  for (const std::string& name : live_) {
+    JobState& job = *jobs_.at(name);
+    if (job.record.has_checkpoint_tokens()) continue;
+    job.record.set_checkpoint_tokens(job.job().tokens() - redone[&job]);
+  }
+}
+
+std::vector<Effect> Core::State::Recover(Moment now) {
+  now_us_ = now.steady_us;
+  wall_us_ = start_wall_us_ = now.wall_us;
+  Put(storage::PutRecord(kMetaKind, kStartsKey, absl::StrCat(starts_)));
+  PruneRequests();
   const std::set<std::string> live = live_;
   for (const std::string& name : live) {
     JobState& job = *FindJob(name);
@@ -133,9 +178,11 @@ std::vector<std::string> Core::State::PathsInUse() const {
   std::vector<std::string> paths;
   for (const auto& [name, dataset] : datasets_) paths.push_back(dataset.path());
   for (const auto& [name, adapter] : adapters_) paths.push_back(adapter.path());
-  for (const auto& [name, job] : jobs_) {
-    for (const int64_t step : job->record.checkpoint_steps()) {
-      paths.push_back(absl::StrCat("checkpoints/", name, "/", step));
+  records::JobRecord space;
+  for (const auto& [order, entry] : by_order_) {
+    const records::JobRecord& record = RecordOf(entry, &space);
+    for (const int64_t step : record.checkpoint_steps()) {
+      paths.push_back(absl::StrCat("checkpoints/", record.job().name(), "/", step));
     }
   }
   return paths;
@@ -144,7 +191,8 @@ std::vector<std::string> Core::State::PathsInUse() const {
 // ---- turns ----
 
 std::vector<Effect> Core::State::Apply(const Event& event) {
-  now_us_ = std::max(now_us_, event.time_us);
+  now_us_ = std::max(now_us_, event.time.steady_us);
+  wall_us_ = event.time.wall_us;
   std::visit(Overloaded{
                  [&](const Requested& requested) {
                    std::visit([&](const auto& content) { On(requested.request, content); },
@@ -157,6 +205,7 @@ std::vector<Effect> Core::State::Apply(const Event& event) {
                  [&](const Planned& content) { OnPlanned(content); },
                  [&](const UploadMoved& content) { OnMoved(content); },
                  [&](const CheckpointWritten& content) { OnWritten(content); },
+                 [&](const RoomChanged& content) { OnRoom(content); },
                  [&](const TimerFired& content) { OnTimer(content); },
              },
              event.content);
@@ -175,13 +224,17 @@ std::vector<Effect> Core::State::EndTurn() {
     }
   } while (schedule_);
   FinishStop();
+  AnswerEstimates();
   const std::set<std::string> touched = touched_;
   for (const std::string& name : touched) {
     if (JobState* job = FindJob(name)) Publish(*job);
   }
   touched_.clear();
-  if (revision_ - options_.watch_revisions_max >= trimmed_revision_ + kTrimEvery) {
-    trimmed_revision_ = revision_ - options_.watch_revisions_max;
+  PutEndedAway();
+  // Each revision that is kept for watchers has one before it that holds its job whole.
+  const int64_t kept = options_.watch_revisions_max + kWholeEvery;
+  if (revision_ - kept >= trimmed_revision_ + kTrimEvery) {
+    trimmed_revision_ = revision_ - kept;
     Put(storage::TrimSeries(kRevisionSeries, "", trimmed_revision_));
   }
   std::vector<Effect> effects;
@@ -203,25 +256,38 @@ void Core::State::Answer(uint64_t request, ReplyValue value) {
 void Core::State::Warn(std::string message) { Do(Note{Note::Level::kWarning, std::move(message)}); }
 
 void Core::State::SetTime(google::protobuf::Timestamp* time) const {
-  time->set_seconds(now_us_ / 1'000'000);
-  time->set_nanos(static_cast<int32_t>(now_us_ % 1'000'000) * 1000);
+  time->set_seconds(wall_us_ / 1'000'000);
+  time->set_nanos(static_cast<int32_t>(wall_us_ % 1'000'000) * 1000);
 }
 
 void Core::State::Publish(JobState& job) {
   touched_.erase(job.name());
+  by_revision_.erase(job.job().revision());
   job.job().set_revision(++revision_);
+  by_revision_[revision_] = job.record.order();
   job.job().set_etag(absl::StrCat(revision_));
-  Put(storage::PutRecord(kJobKind, job.name(), job.record.SerializeAsString()));
   v1::WatchJobsResponse message;
   *message.mutable_job() = View(job);
   message.set_revision(revision_);
   std::string bytes = message.SerializeAsString();
-  Put(storage::PutEntry(kRevisionSeries, "", revision_, bytes));
+  if (job.record_changed || revision_ - job.stored_revision >= kWholeEvery) {
+    job.record_changed = false;
+    job.stored_revision = revision_;
+    Put(storage::PutRecord(kJobKind, job.name(), job.record.SerializeAsString()));
+    Put(storage::PutEntry(kRevisionSeries, "", revision_, bytes));
+  } else {
+    records::RevisionRecord kept;
+    *kept.mutable_job() = ProgressOf(message.job());
+    kept.set_revision(revision_);
+    kept.set_progress_only(true);
+    Put(storage::PutEntry(kRevisionSeries, "", revision_, kept.SerializeAsString()));
+  }
   Do(Announce{revision_, job.name(), std::move(bytes)});
 }
 
-void Core::State::AddEvent(JobState& job, const std::string& reason, const std::string& message,
-                           v1::Job::State from, v1::Job::State to) {
+v1::Event Core::State::AddEvent(JobState& job, const std::string& reason,
+                                const std::string& message, v1::Job::State from,
+                                v1::Job::State to) {
   v1::Event event;
   event.set_revision(++revision_);
   SetTime(event.mutable_time());
@@ -232,12 +298,14 @@ void Core::State::AddEvent(JobState& job, const std::string& reason, const std::
   event.set_to_state(to);
   Put(storage::PutEntry(kEventSeries, job.name(), event.revision(), event.SerializeAsString()));
   Touch(job);
+  return event;
 }
 
 void Core::State::Transition(JobState& job, v1::Job::State to, const std::string& message) {
   const v1::Job::State from = job.state();
   assert(IsLegal(from, to));
   if (from == v1::Job::QUEUED) LeaveQueue(job);
+  if (from == v1::Job::VALIDATING || std::exchange(job.reads_rows, false)) LeaveChecks(job.job());
   jobs_by_state_[from]--;
   jobs_by_state_[to]++;
   job.job().set_state(to);
@@ -248,14 +316,17 @@ void Core::State::Transition(JobState& job, v1::Job::State to, const std::string
   if (!IsLive(to)) {
     SetTime(job.job().mutable_end_time());
     live_.erase(job.name());
+    put_away_.insert(job.name());
     job.job().clear_seconds_left();
     job.metrics.clear();
-    job.evaluation.clear();
+    job.evaluation = {};
     job.pace.clear();
+    job.passing.reset();
   }
   if (to == v1::Job::QUEUED || !IsLive(to)) job.job().clear_group();
   schedule_ = true;
-  AddEvent(job, "STATE_CHANGED", message, from, to);
+  const v1::Event event = AddEvent(job, "STATE_CHANGED", message, from, to);
+  if (job.passing) job.passing->changes.push_back(event.revision());
 }
 
 void Core::State::FailJob(JobState& job, v1::JobError::Category category, const std::string& reason,
@@ -270,88 +341,57 @@ void Core::State::FailJob(JobState& job, v1::JobError::Category category, const 
 }
 
 Core::State::QueueKey Core::State::KeyOf(const JobState& job) {
-  return {!job.resumes, -job.job().priority(), job.record.order()};
+  return {!Resumes(job), -job.job().priority(), job.record.order()};
+}
+
+std::string Core::State::QueueShape(const JobState& job) {
+  const v1::Job& content = job.job();
+  return absl::StrCat(Resumes(job), "/", job.record.company_max(), "/", content.priority(), "/",
+                      job.record.longest_tokens(), "/", content.adapter().rank(), "/",
+                      absl::StrJoin(content.adapter().target_modules(), ","), "/",
+                      content.base_model());
+}
+
+void Core::State::EnterShapes(JobState& job) {
+  shapes_[QueueShape(job)][KeyOf(job)] = &job;
+  schedule_ = true;
+}
+
+void Core::State::LeaveShapes(JobState& job) {
+  const auto shape = shapes_.find(QueueShape(job));
+  if (shape == shapes_.end()) return;
+  shape->second.erase(KeyOf(job));
+  if (shape->second.empty()) shapes_.erase(shape);
 }
 
 void Core::State::EnterQueue(JobState& job) {
   queue_[KeyOf(job)] = &job;
+  EnterShapes(job);
   places_known_ = false;
   schedule_ = true;
 }
 
 void Core::State::LeaveQueue(JobState& job) {
   queue_.erase(KeyOf(job));
+  LeaveShapes(job);
   job.resumes = false;
   places_known_ = false;
   job.why.clear();
 }
 
 void Core::State::FallBack(JobState& job) {
-  const int64_t step = job.job().last_checkpoint_step();
-  int64_t tokens = job.job().tokens();
-  for (const auto& [done, row] : job.metrics) {
-    if (done > step && done <= job.job().step()) tokens -= row.tokens();
-  }
-  job.job().set_tokens(tokens);
-  job.job().set_step(step);
+  job.job().set_tokens(job.record.checkpoint_tokens());
+  job.job().set_step(job.job().last_checkpoint_step());
   job.job().clear_tokens_per_second();
   job.job().clear_seconds_left();
-  job.evaluation_step = -1;
-  job.evaluation.clear();
+  job.evaluation = {};
   job.pace.clear();
   Touch(job);
 }
 
 JobState* Core::State::FindJob(const std::string& name) {
   const auto found = jobs_.find(name);
-  return found == jobs_.end() ? nullptr : found->second.get();
-}
-
-// ---- request ids ----
-
-bool Core::State::AnsweredBefore(uint64_t request, const char* kind, const RequestId& id) {
-  if (id.id.empty()) return false;
-  const auto found = requests_.find(RequestKey(kind, id.id));
-  if (found == requests_.end()) return false;
-  if (found->second.content() != id.content) {
-    Fail(request, RequestIdReused(id.id));
-    return true;
-  }
-  absl::StatusOr<ReplyValue> value = Find(kind, found->second.name());
-  value.ok() ? Answer(request, *std::move(value)) : Fail(request, value.status());
-  return true;
-}
-
-void Core::State::KeepRequest(const char* kind, const RequestId& id, const std::string& name) {
-  if (id.id.empty()) return;
-  const std::string key = RequestKey(kind, id.id);
-  records::RequestRecord& record = requests_[key];
-  record.set_content(id.content);
-  record.set_name(name);
-  record.set_time_us(now_us_);
-  Put(storage::PutRecord(kRequestKind, key, record.SerializeAsString()));
-}
-
-absl::StatusOr<ReplyValue> Core::State::Find(const std::string& kind, const std::string& name) {
-  if (kind == kJobKind) {
-    if (JobState* job = FindJob(name)) {
-      if (touched_.contains(name)) Publish(*job);
-      return ReplyValue(View(*job));
-    }
-  } else if (kind == kModelKind) {
-    if (auto found = models_.find(name); found != models_.end()) {
-      return ReplyValue(found->second.record.model());
-    }
-  } else if (kind == kDatasetKind) {
-    if (auto found = datasets_.find(name); found != datasets_.end()) {
-      return ReplyValue(found->second.dataset());
-    }
-  } else if (kind == kAdapterKind) {
-    if (auto found = adapters_.find(name); found != adapters_.end()) {
-      return ReplyValue(found->second.adapter());
-    }
-  }
-  return NotFound(kind, name);
+  return found == jobs_.end() ? TakeUp(name) : found->second.get();
 }
 
 }  // namespace lorad::server

@@ -2,9 +2,14 @@
 //   state.cc        turns: what is persisted, replied, announced; transitions; recovery at start
 //   resources.cc    models, datasets, adapters
 //   jobs.cc         jobs as clients see them: create, read, list, cancel, delete
-//   rows.cc         row checks and what waits for them; estimates
+//   answers.cc      answers kept by their request_id
+//   ended_jobs.cc   jobs that have ended, kept as their records' bytes
+//   rows.cc         row checks and what waits for them
+//   estimates.cc    what a job will cost
 //   workers.cc      control streams, time-outs, cluster view
 //   memory.cc       what workers take beyond the counted bytes
+//   room.cc         a disk without room
+//   passing.cc      jobs that wait because of a failure that passes
 //   groups.cc       scheduling, forming, cutting and dissolving groups
 //   windows.cc      what goes into the next window
 //   reports.cc      what workers report
@@ -19,6 +24,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -29,9 +35,15 @@
 #include "planner/time.h"
 #include "server/core/core.h"
 #include "server/core/job_states.h"
+#include "server/core/orders.h"
+#include "server/core/request_ids.h"
 #include "server/core/store_kinds.h"
 
 namespace lorad::server {
+
+// With '?' for what is not UTF-8: a proto's string that is not cannot be read again, and what a row
+// or a file name holds may be anything.
+std::string Utf8(const std::string& text);
 
 struct ModelState {
   records::ModelRecord record;
@@ -43,18 +55,41 @@ struct SequenceLoss {
   int64_t trained_tokens = 0;
 };
 
+// The evaluation of a job that is under way. Sums are folded in the order of sequences, so that
+// their bits do not depend on how they came.
+struct Evaluation {
+  int64_t step = -1;
+  SequenceLoss sum = {};  // of the sequences before `next`
+  int64_t next = 0;
+  std::map<int64_t, SequenceLoss> ahead = {};  // told of before one that comes first
+};
+
+// A failure that passes, as a job has met it since its last progress.
+struct Passing {
+  int tries = 0;  // in a row
+  int64_t until_us = 0;
+  v1::Event event;               // the one that counts it
+  std::vector<int64_t> changes;  // events of the job's state since then
+};
+
 struct JobState {
   records::JobRecord record;
-  // Metric rows after the newest checkpoint, also those of steps that will be executed again.
+  // More than its progress has changed since the record was stored, or nobody knows.
+  bool record_changed = true;
+  int64_t stored_revision = 0;  // when it was
+  // The newest metric rows after the newest checkpoint (kMetricRowsKept), also those of steps that
+  // will be executed again.
   std::map<int64_t, v1::StepMetrics> metrics;
-  // The evaluation that is under way: by sequence, so that it is folded in their order.
-  int64_t evaluation_step = -1;
-  std::map<int64_t, SequenceLoss> evaluation;
+  // job().tokens at steps whose save was asked for and is not committed yet.
+  std::map<int64_t, int64_t> saved_tokens;
+  Evaluation evaluation;
   std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent steps
   int commits = 0;                               // checkpoints that are being written
   int place = 0;                                 // in the queue, from 1
   bool resumes = false;                          // queued, for its group is formed anew
+  bool reads_rows = false;                       // queued, while its tokens are made again
   std::string why;
+  std::unique_ptr<Passing> passing;  // null: none since its last progress
 
   const v1::Job& job() const { return record.job(); }
   v1::Job& job() { return *record.mutable_job(); }
@@ -62,10 +97,23 @@ struct JobState {
   v1::Job::State state() const { return record.job().state(); }
 };
 
+// A job in the order of arrival. Of one that has ended, and on which nobody works any more, the
+// record's bytes alone are kept: there may be 100,000 of them.
+struct JobEntry {
+  JobState* job = nullptr;  // null: its record alone is kept
+  v1::Job::State ended_state = v1::Job::STATE_UNSPECIFIED;
+  std::string record;  // records::JobRecord
+
+  v1::Job::State state() const { return job ? job->state() : ended_state; }
+};
+
+// Whether a step's end, as the job was configured, is to be saved.
+bool SaveDue(const v1::Job& job, int64_t step);
+
 struct WorkerState {
   uint64_t connection = 0;  // 0 = lost
   worker::v1::Hello hello;
-  int64_t connect_us = 0;
+  int64_t connect_wall_us = 0;
   int64_t heard_us = 0;
   int restarts = 0;
   int64_t peak_bytes = 0;  // of its process, by its heartbeats
@@ -89,12 +137,15 @@ struct Member {
   int64_t evaluation_planned = 0;  // sequences of it
   int64_t save_ordered = -1;       // step of a save before the group is dissolved
   int64_t save_us = 0;             // when its newest step, or a save beside one, was asked for
+  std::set<int64_t> saves;         // steps whose shard was asked for and is not recorded
 };
 
-struct SentWindow {
-  int64_t number = 0;
-  int64_t first_microbatch = 0;
-  std::vector<std::vector<std::string>> microbatch_jobs;
+// A shard that overtook the report of its Step: it is kept back until that is there, lest its
+// metrics be lost for ever, or until it is clear that it will not come (AnswerEarlyShards).
+struct EarlyShard {
+  uint64_t request = 0;
+  ShardUploaded content;
+  int64_t until_us = 0;  // then it is to be sent again
 };
 
 struct GroupState {
@@ -116,18 +167,20 @@ struct GroupState {
   Then then = Then::kGoOn;
   std::string reform_why;
   std::map<std::string, Member> members;
-  std::deque<SentWindow> windows;  // sent, not done
-  uint64_t plan = 0;               // number of the plan that is awaited; 0 = none
-  int64_t plan_order_us = 0;       // when it was asked for,
-  int64_t plan_needed_us = 0;      // and when the worker ran out of windows; 0 = not yet
+  SentWindows windows;                  // not done
+  uint64_t plan = 0;                    // number of the plan that is awaited; 0 = none
+  std::vector<std::string> plan_frees;  // whose slots it frees
+  int64_t plan_order_us = 0;            // when it was asked for,
+  int64_t plan_needed_us = 0;           // and when the worker ran out of windows; 0 = not yet
   int64_t next_window = 1;
   int64_t next_microbatch = 1;
   int64_t cut = 0;  // the newest
   int64_t last_report = 0;
   int64_t idle_since_us = 0;  // 0 = it has members
-  // Shards that overtook the report of their Step: kept back until it is there, lest its metrics be
-  // lost for ever.
-  std::vector<std::pair<uint64_t, ShardUploaded>> early_shards;
+  // When it last said something of what it was asked, or was asked anything with nothing at hand:
+  // its patience runs from there (patience.h).
+  int64_t heard_us = 0;
+  std::map<std::string, EarlyShard> early_shards;  // by job
   int64_t reserved_bytes = 0;
   int64_t counted_bytes = 0;      // the most that it and its slots have taken
   int64_t peak_before_bytes = 0;  // WorkerState::peak_bytes when it was formed
@@ -143,14 +196,18 @@ struct GroupState {
 
 class Core::State {
  public:
-  explicit State(const CoreOptions& options) : options_(options) {}
+  explicit State(const CoreOptions& options);
 
-  absl::Status Load(const StoredState& stored);
-  std::vector<Effect> Recover(int64_t now_us);
+  absl::Status Load(StoredState stored);
+  std::vector<Effect> Recover(Moment now);
   std::vector<Effect> Apply(const Event& event);
   std::vector<std::string> PathsInUse() const;
 
  private:
+  // ---- start (state.cc) ----
+  absl::Status LoadJobs(StoredState& stored);
+  void LoadMetrics(const StoredState& stored);
+
   // ---- turns (state.cc) ----
   std::vector<Effect> EndTurn();
   void Put(storage::Mutation mutation) { mutations_.push_back(std::move(mutation)); }
@@ -159,11 +216,17 @@ class Core::State {
   void Answer(uint64_t request, ReplyValue value);
   void Warn(std::string message);
   // The job is persisted under a new revision and announced at the end of the turn, or at once.
-  void Touch(JobState& job) { touched_.insert(job.name()); }
+  void Touch(JobState& job) {
+    job.record_changed = true;
+    touched_.insert(job.name());
+  }
+  // The same where nothing but its progress (job_progress.h) and furthest_step have changed: far
+  // fewer bytes are written.
+  void TouchProgress(const JobState& job) { touched_.insert(job.name()); }
   void Publish(JobState& job);
-  void AddEvent(JobState& job, const std::string& reason, const std::string& message,
-                v1::Job::State from = v1::Job::STATE_UNSPECIFIED,
-                v1::Job::State to = v1::Job::STATE_UNSPECIFIED);
+  v1::Event AddEvent(JobState& job, const std::string& reason, const std::string& message,
+                     v1::Job::State from = v1::Job::STATE_UNSPECIFIED,
+                     v1::Job::State to = v1::Job::STATE_UNSPECIFIED);
   void Transition(JobState& job, v1::Job::State to, const std::string& message);
   void FailJob(JobState& job, v1::JobError::Category category, const std::string& reason,
                const std::string& message, const std::string& field = "", int64_t line = 0);
@@ -171,17 +234,38 @@ class Core::State {
   // The order of the queue: who resumes, then by priority, then by arrival.
   using QueueKey = std::tuple<bool, int32_t, int64_t>;
   static QueueKey KeyOf(const JobState& job);
+  // Who is tried alone goes before all others too: they wait for what comes of it (losses.h).
+  static bool Resumes(const JobState& job) { return job.resumes || job.record.alone(); }
+  static std::string QueueShape(const JobState& job);
   void EnterQueue(JobState& job);
+  // It may be placed (again), or may not for a while.
+  void EnterShapes(JobState& job);
+  void LeaveShapes(JobState& job);
   void LeaveQueue(JobState& job);
   // The job goes on from its newest checkpoint: what came after it is not done any more.
   void FallBack(JobState& job);
+  // Null where there is none. A job whose record alone was kept is made a JobState again, until the
+  // end of the turn.
   JobState* FindJob(const std::string& name);
 
+  // ---- ended_jobs.cc ----
+  // Null where there is none. To look at it; FindJob is for those who change it.
+  const JobEntry* FindEntry(const std::string& name) const;
+  // Keeps of jobs that have ended, and on which nobody works any more, the record alone.
+  void PutEndedAway();
+  static const records::JobRecord& RecordOf(const JobEntry& entry, records::JobRecord* space);
+  JobState* TakeUp(const std::string& name);
+  void Forget(const JobState& job);
+
+  // ---- answers.cc ----
   // The request came before: it is answered (or refused) here and true is returned.
   bool AnsweredBefore(uint64_t request, const char* kind, const RequestId& id);
   // What the name stands for, as Get would answer.
   absl::StatusOr<ReplyValue> Find(const std::string& kind, const std::string& name);
-  void KeepRequest(const char* kind, const RequestId& id, const std::string& name);
+  // `made`: the resource, as the first answer has it.
+  void KeepRequest(const char* kind, const RequestId& id, const std::string& name,
+                   const google::protobuf::Message& made);
+  void PruneRequests();
 
   // ---- resources.cc ----
   void On(uint64_t request, const RegisterModel& content);
@@ -210,10 +294,11 @@ class Core::State {
   void On(uint64_t request, const v1::CancelJobRequest& content);
   void On(uint64_t request, const SnapshotJobs& content);
   void StoreJob(uint64_t request, const CreateJob& content);
-  absl::Status CheckReferences(const v1::Job& job) const;
+  absl::Status CheckReferences(const v1::Job& job);
   v1::Job View(const JobState& job) const;
+  v1::Job View(const JobEntry& entry) const;
   // What ListJobsRequest::SUMMARY keeps of it.
-  static v1::Job Summary(const JobState& job);
+  static v1::Job Summary(const v1::Job& job);
   void RenumberQueue() const;
 
   // ---- rows.cc ----
@@ -224,11 +309,34 @@ class Core::State {
   const records::RowsSummary* FindRows(const std::string& key) const;
   // Orders the checks that are not made yet; true where all are there.
   bool EnsureRows(const v1::Job& job);
-  // The rows are good and the job can ever fit; fills in what follows from them.
+  // The tokens of a job whose rows are known are gone: they are checked again, and it waits in the
+  // queue until they are there.
+  void ReadRowsAgain(JobState& job);
+  void Check(const std::string& key, const v1::Job& job, const std::string& dataset);
+  // What OnRows does of one that waits for them.
+  // Keeps what waiting jobs need, once there are too many; others are summed up again when asked.
+  void PruneRows();
+  void TakeRows(JobState& job, const absl::Status& status);
+  // It waits for no rows any more; checks that nobody waits for end.
+  void LeaveChecks(const v1::Job& job);
+  // Keys of the rows of its datasets.
+  std::vector<std::string> RowsKeys(const v1::Job& job) const;
+  bool Concerns(const v1::Job& job, const std::string& key) const;
+  void AskAgain(const std::string& key, const absl::Status& status);
+  // The rows are good; fills in what follows from them.
+  absl::Status SumUpRows(records::JobRecord& record, v1::JobError* error) const;
+  // Likewise, and the job can ever fit.
   absl::Status AcceptRows(records::JobRecord& record, v1::JobError* error) const;
   void SettleJob(JobState& job);
+  // One that read them again goes on waiting for its place.
+  void GoOnWithRows(JobState& job);
+  void FailRows(JobState& job, const v1::JobError& error);
   absl::StatusOr<v1::JobEstimate> Estimate(const v1::Job& job);
-  planner::TimeModel& TimesOf(const std::string& base_model);
+  // Of a base model on a worker's device, or (no worker) on some CPU: what is learned of one device
+  // says nothing of another.
+  planner::TimeModel& TimesOf(const std::string& base_model, const WorkerState* worker);
+  // Estimates that waited for a worker: one has connected, or they have waited long enough.
+  void AnswerEstimates();
   const WorkerState* LargestWorker() const;
   // A group for a job alone, on the largest worker or, while there is none, on some CPU.
   struct LoneGroup {
@@ -250,6 +358,13 @@ class Core::State {
   void OnGone(const WorkerGone& gone);
   void OnTimer(const TimerFired& fired);
   void SetTick();
+  void Tick();
+  // Connected, and heard of just now.
+  bool IsAlive(const WorkerState& worker) const;
+  // Who stood still himself cannot say who was silent meanwhile: all have their time anew.
+  void RenewLeases(int64_t late_us);
+  // Why the group's worker counts as lost though it is alive; empty: it does not.
+  std::string WhyImpatient(const GroupState& group);
   void LoseWorker(WorkerState& worker, const std::string& why);
   void CloseWorker(WorkerState& worker, const std::string& why);
   void Rest(WorkerState& worker, const std::string& why);
@@ -257,6 +372,9 @@ class Core::State {
   // What a waiting job is told of workers that rest; empty where none does.
   std::string WhyRest() const;
   WorkerState* FindConnection(uint64_t connection);
+  // Never forgotten before its group is gone.
+  WorkerState& WorkerOf(const GroupState& group) { return workers_.at(group.worker); }
+  const WorkerState& WorkerOf(const GroupState& group) const { return workers_.at(group.worker); }
   void FinishStop();
 
   // ---- memory.cc ----
@@ -265,12 +383,28 @@ class Core::State {
   // The group ends: the peak of its worker goes into the fit.
   void KeepPeak(const GroupState& group);
 
+  // ---- room.cc ----
+  void OnRoom(const RoomChanged& room);
+
+  // ---- passing.cc ----
+  // The job has met this failure: it is postponed where that passes, else FAILED by its kind
+  // (failures.h). REQUIRES, here and below: it is live and not CANCELLING.
+  void TakeFailure(JobState& job, const std::string& reason, const std::string& message);
+  // The job waits, in the queue or for its rows, and is not tried before its back-off has passed: a
+  // second, then twice as long each time until it makes progress. Of a job in a group the caller
+  // sees to it that its member leaves.
+  void Postpone(JobState& job, const std::string& reason, const std::string& message);
+  void CountFailure(JobState& job, const std::string& reason, const std::string& message);
+  void SetPostponedTimer();
+  void TryPostponed();
+
   // ---- groups.cc ----
   void Schedule();
   // Tokens of a microbatch of groups on it, as in planner::ClusterView.
   int64_t TokensOf(const WorkerState& worker) const;
   planner::QueuedJob Queued(const JobState& job) const;
   planner::ClusterView ClusterOf() const;
+  std::vector<const JobState*> QueueView(const std::set<std::string_view>& members) const;
   void Carry(const planner::Decision& decision);
   std::string WhyWait(const planner::Decision& decision) const;
   void FormGroup(const planner::Decision& decision);
@@ -280,6 +414,8 @@ class Core::State {
   void Advance(GroupState& group);
   void Resync(GroupState& group);
   void EndMember(GroupState& group, const std::string& job);
+  // The job gets no more units where it is a member.
+  void Leave(GroupState* group, const std::string& job);
   void Dissolve(GroupState& group, std::string why);
   void LoseGroup(GroupState& group, std::string why);
   void SendTo(const GroupState& group, worker::v1::CoordinatorMessage message);
@@ -293,6 +429,7 @@ class Core::State {
   void AddUnit(Member& member, const JobState& job, PlanInput* input) const;
   LoadUnit LoadOf(GroupState& group, JobState& job);
   void OnPlanned(const Planned& planned);
+  void LoseRows(GroupState& group, const UnitFailure& failure);
   void HurryPlan(GroupState& group);
   void DropPlan(GroupState& group);
   void KeepPlanning(GroupState& group, const PackingReport& packing);
@@ -317,7 +454,11 @@ class Core::State {
   void On(uint64_t request, const ShardUploaded& content);
   void On(uint64_t request, const v1::DeleteCheckpointRequest& content);
   void OnWritten(const CheckpointWritten& written);
+  // Takes, refuses or sends back what was kept back, as soon as it is clear which.
+  void AnswerEarlyShards(GroupState& group);
+  bool StepMayCome(const GroupState& group, const ShardUploaded& shard);
   void RefuseShard(uint64_t request, const ShardUploaded& content);
+  void SendAgain(uint64_t request, const ShardUploaded& content);
 
   struct PendingMove {
     std::vector<uint64_t> requests;
@@ -328,6 +469,7 @@ class Core::State {
     std::vector<uint64_t> requests;
     std::string job;
     int64_t step = 0;
+    int64_t tokens = 0;  // of the job, at that step
     std::string path;
     std::string numerics_id;
   };
@@ -335,43 +477,67 @@ class Core::State {
     std::vector<std::pair<uint64_t, CreateJob>> validations;
     std::vector<std::pair<uint64_t, EstimateJob>> estimates;
   };
+  struct HeldEstimate {
+    uint64_t request = 0;
+    EstimateJob content;
+    int64_t until_us = 0;
+  };
+
+  // What TimerFired names.
+  static constexpr uint64_t kTick = 1;
+  static constexpr uint64_t kRestEnds = 2;
+  static constexpr uint64_t kPostponedEnds = 3;
+  static constexpr uint64_t kShardsWait = 4;
+  static constexpr uint64_t kEstimateEnds = 5;
 
   const CoreOptions options_;
+  // Of the event that is being applied (events.h, Moment).
   int64_t now_us_ = 0;
-  int64_t start_us_ = 0;
+  int64_t wall_us_ = 0;
+  int64_t start_wall_us_ = 0;
 
   std::map<std::string, ModelState> models_;
   std::map<std::string, records::DatasetRecord> datasets_;
   std::map<std::string, records::AdapterRecord> adapters_;
-  std::map<std::string, std::unique_ptr<JobState>> jobs_;
-  std::map<int64_t, JobState*> by_order_;
-  std::set<std::string> live_;  // names
+  std::map<std::string, std::unique_ptr<JobState>> jobs_;  // but for those in ended_
+  std::map<int64_t, JobEntry> by_order_;                   // all
+  std::map<int64_t, int64_t> by_revision_;  // the newest of each -> order; watches begin here
+  std::unordered_map<std::string, int64_t> ended_;  // name -> order: the record alone is kept
+  std::set<std::string> put_away_;                  // names: may be, or soon
+  std::set<std::string> live_;                      // names
   std::map<int, int64_t> jobs_by_state_;
   std::map<std::string, records::RowsSummary> rows_;
-  std::map<std::string, records::RequestRecord> requests_;       // key: "job/ID"
+  RequestIds requests_;                                          // key: "job/ID"
   std::set<std::pair<std::string, std::string>> names_pending_;  // (kind, name) being made
 
   std::map<QueueKey, JobState*> queue_;
   mutable bool places_known_ = true;
+  // Those of the queue that may be placed now, by their shape: jobs of one shape fare alike.
+  std::map<std::string, std::map<QueueKey, JobState*>> shapes_;
+  std::set<std::pair<int64_t, std::string>> postponed_;  // (until_us, job)
+  int64_t postponed_timer_us_ = 0;                       // the earliest that is set; 0 = none
 
   std::map<std::string, WorkerState> workers_;
   std::map<std::string, GroupState> groups_;
-  std::map<std::string, planner::TimeModel> times_;   // by base model,
-  std::map<std::string, planner::MemoryFit> memory_;  // likewise
+  std::map<std::pair<std::string, std::string>, planner::TimeModel> times_;  // base model, device
+  std::map<std::string, planner::MemoryFit> memory_;                         // by base model
 
   std::map<uint64_t, PendingMove> moves_;
   std::map<uint64_t, PendingCommit> commits_;
-  std::set<std::string> checks_;  // keys of row checks under way
+  std::map<std::string, std::set<std::string>> checks_;  // under way: key -> jobs that wait for it
   PendingRows waiting_;
+  std::vector<HeldEstimate> held_estimates_;
+  absl::Status room_;  // on the disk: OK, or what who asks for more is told
   std::vector<uint64_t> stops_;
   bool stopping_ = false;
-  bool tick_set_ = false;
+  int64_t tick_us_ = 0;  // when the next is due; 0 = none is set
 
   int64_t revision_ = 0;
   int64_t trimmed_revision_ = 0;
   int64_t next_order_ = 1;
   int64_t next_epoch_ = 1;
   uint64_t next_number_ = 1;  // of plans, moves, commits
+  int64_t starts_ = 1;        // of the coordinator on this store, this one included
 
   // Of the turn:
   std::vector<storage::Mutation> mutations_;

@@ -10,7 +10,8 @@ inline constexpr char kJobKind[] = "job";          // key: name; records::JobRec
 inline constexpr char kRowsKind[] = "rows";        // key: what was checked; records::RowsSummary
 inline constexpr char kRequestKind[] = "request";  // key: KIND/REQUEST_ID; records::RequestRecord
 inline constexpr char kMetaKind[] = "meta";
-inline constexpr char kEpochKey[] = "epoch";  // decimal text: the newest
+inline constexpr char kEpochKey[] = "epoch";    // decimal text: the newest
+inline constexpr char kStartsKey[] = "starts";  // decimal text: starts so far
 
 inline constexpr char kEventSeries[] = "event";            // job, revision: v1::Event
 inline constexpr char kMetricsSeries[] = "metrics";        // job, step: v1::StepMetrics

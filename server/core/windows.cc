@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "planner/learning_rate.h"
+#include "server/core/failures.h"
 #include "server/core/state.h"
 #include "server/data_dir.h"
 
@@ -21,15 +22,6 @@ bool EvaluationDue(const v1::Job& job, int64_t step) {
   if (job.validation_dataset().empty()) return false;
   const int64_t every = job.training().eval_every_steps();
   return step == 0 || step == job.total_steps() || (every > 0 && step % every == 0);
-}
-
-bool SaveDue(const v1::Job& job, int64_t step) {
-  const int64_t every = job.training().checkpoint_every_steps();
-  return step == job.total_steps() || (every > 0 && step % every == 0);
-}
-
-bool Evaluated(const records::JobRecord& record, int64_t step) {
-  return std::ranges::binary_search(record.evaluated_steps(), step);
 }
 
 double LearningRateOf(const v1::Job& job, int64_t step) {
@@ -52,12 +44,17 @@ double LearningRateOf(const v1::Job& job, int64_t step) {
 
 }  // namespace
 
+bool SaveDue(const v1::Job& job, int64_t step) {
+  const int64_t every = job.training().checkpoint_every_steps();
+  return step == job.total_steps() || (every > 0 && step % every == 0);
+}
+
 // The sequence of a job's units: [evaluate 0] step 1 [evaluate 1] step 2 ..., each evaluation in
 // parts.
 void Core::State::AddUnit(Member& member, const JobState& state, PlanInput* input) const {
   const v1::Job& job = state.job();
   const int64_t step = member.planned_step;
-  if (EvaluationDue(job, step) && !Evaluated(state.record, step)) {
+  if (EvaluationDue(job, step) && step >= state.record.evaluated_end()) {
     if (member.evaluation_step != step) {
       member.evaluation_step = step;
       member.evaluation_planned = 0;
@@ -112,7 +109,7 @@ LoadUnit Core::State::LoadOf(GroupState& group, JobState& state) {
     load.content =
         ToText({SlotContent::Kind::kCheckpoint,
                 absl::StrCat("checkpoints/", job.name(), "/", job.last_checkpoint_step())});
-    const std::string& numerics_id = workers_.at(group.worker).hello.numerics_id();
+    const std::string& numerics_id = WorkerOf(group).hello.numerics_id();
     if (state.record.numerics_id() != numerics_id) {
       AddEvent(state, "NUMERICS_CHANGED",
                absl::StrCat("goes on from step ", job.step(), " under numerics ", numerics_id,
@@ -137,6 +134,8 @@ void Core::State::PlanNext(GroupState& group) {
       if (member.slot != Member::Slot::kLoaded) continue;
       member.slot = Member::Slot::kFreeing;
       input.frees.push_back(name);
+    } else if (!room_.ok()) {
+      continue;  // its checkpoints and caches would find no place
     } else if (member.slot == Member::Slot::kUnloaded) {
       member.slot = Member::Slot::kLoading;
       input.loads.push_back(LoadOf(group, *FindJob(name)));
@@ -158,7 +157,7 @@ void Core::State::PlanSaves(GroupState& group) {
   if (group.plan != 0 || !group.windows.empty()) return;
   PlanInput input;
   for (auto& [name, member] : group.members) {
-    const JobState* job = FindJob(name);
+    JobState* job = FindJob(name);
     if (!job || !IsPlaced(job->state()) || member.slot != Member::Slot::kLoaded) continue;
     if (job->job().last_checkpoint_step() >= member.done_step) continue;
     // One that was asked for, here or behind its Step, may still be on its way.
@@ -167,6 +166,7 @@ void Core::State::PlanSaves(GroupState& group) {
     if (asked && now_us_ - member.save_us <= kSaveAgainUs) continue;
     member.save_us = now_us_;
     member.save_ordered = member.done_step;
+    job->saved_tokens[member.done_step] = job->job().tokens();
     input.saves.push_back({name, member.done_step});
   }
   Order(group, std::move(input));
@@ -182,6 +182,7 @@ void Core::State::Order(GroupState& group, PlanInput input) {
   input.first_microbatch = group.next_microbatch;
   input.capacity_tokens = static_cast<int32_t>(group.shape.capacity_tokens);
   group.plan = next_number_++;
+  group.plan_frees = input.frees;
   group.plan_order_us = now_us_;
   group.plan_needed_us = group.windows.empty() ? now_us_ : 0;
   Do(Plan{group.plan, std::move(input), /*hurry=*/group.windows.empty()});
@@ -207,6 +208,18 @@ void Core::State::KeepPlanning(GroupState& group, const PackingReport& packing) 
   for (const std::string& path : packing.paths) group.packings[path]++;
 }
 
+// The job leaves the group, and its neighbours go on.
+void Core::State::LoseRows(GroupState& group, const UnitFailure& failure) {
+  const auto member = group.members.find(failure.job);
+  if (member == group.members.end()) return;
+  member->second.leaving = true;
+  JobState* job = FindJob(failure.job);
+  if (!job || !IsPlaced(job->state())) return;
+  const std::string reason = ReasonOf(failure.status, kRowsNotRead);
+  TakeFailure(*job, reason, std::string(failure.status.message()));
+  if (reason == kRowsNotReady) ReadRowsAgain(*job);
+}
+
 void Core::State::OnPlanned(const Planned& planned) {
   const auto found = std::ranges::find_if(
       groups_, [&](const auto& entry) { return entry.second.plan == planned.number; });
@@ -214,35 +227,32 @@ void Core::State::OnPlanned(const Planned& planned) {
   GroupState& group = found->second;
   group.plan = 0;
   if (!planned.window.ok()) {
-    // The feed cannot say whose rows are to blame; none of the group's jobs can go on without its
-    // windows.
+    // Rows that are not to be had are told of one by one: this is the planner's own, and none of
+    // the group's jobs can go on without its windows.
     const std::string why(planned.window.status().message());
     std::vector<std::string> names;
     for (const auto& [name, member] : group.members) names.push_back(name);
     for (const std::string& name : names) {
       JobState* job = FindJob(name);
-      if (job && IsPlaced(job->state())) {
-        FailJob(*job, v1::JobError::SERVER, "WINDOW_NOT_PLANNED", why);
-      }
+      if (job && IsPlaced(job->state())) TakeFailure(*job, "WINDOW_NOT_PLANNED", why);
     }
     return Dissolve(group, why);
   }
+  for (const UnitFailure& failure : planned.failures) LoseRows(group, failure);
+  if (planned.window->operations().empty()) return;  // no unit is left
   const worker::v1::Window& window = *planned.window;
   assert(window.epoch() == group.epoch && window.number() == group.next_window);
   KeepPlanning(group, planned.packing);
-  SentWindow sent;
-  sent.number = group.next_window++;
-  sent.first_microbatch = group.next_microbatch;
-  for (const worker::v1::Microbatch& microbatch : window.microbatches()) {
-    assert(microbatch.number() == group.next_microbatch);
-    group.next_microbatch++;
-    std::vector<std::string> jobs;
-    for (const worker::v1::Segment& segment : microbatch.segments()) jobs.push_back(segment.job());
-    std::ranges::sort(jobs);
-    jobs.erase(std::ranges::unique(jobs).begin(), jobs.end());
-    sent.microbatch_jobs.push_back(std::move(jobs));
+  if (group.windows.empty()) group.heard_us = now_us_;
+  group.windows.push_back(OrdersOf(window, group.next_microbatch));
+  for (const auto& [job, step] : group.windows.back().saves) {
+    if (auto member = group.members.find(job); member != group.members.end()) {
+      member->second.saves.insert(step);
+    }
   }
-  group.windows.push_back(std::move(sent));
+  group.plan_frees.clear();
+  group.next_window++;
+  group.next_microbatch += window.microbatches_size();
   worker::v1::CoordinatorMessage message;
   *message.mutable_window() = window;
   SendTo(group, std::move(message));

@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/model_shape.h"
+#include "server/core/patience.h"
+#include "server/core/report_checks.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
@@ -13,9 +15,10 @@ namespace lorad::server {
 namespace {
 
 constexpr int kProtocolVersion = 1;
-constexpr uint64_t kTick = 1;
-constexpr uint64_t kRestEnds = 2;
 constexpr int64_t kMillisecond = 1000;  // in microseconds
+// A worker that has missed so many may be dead: another one may take its name.
+constexpr int64_t kHeartbeatsMissed = 5;
+constexpr int64_t kWorkerRetryMs = 5000;
 
 double Rate(const std::deque<std::pair<int64_t, int64_t>>& pace) {
   if (pace.size() < 2) return 0;
@@ -28,6 +31,7 @@ double Rate(const std::deque<std::pair<int64_t, int64_t>>& pace) {
 }  // namespace
 
 WorkerState* Core::State::FindConnection(uint64_t connection) {
+  if (connection == 0) return nullptr;  // as those have who are lost
   for (auto& [name, worker] : workers_) {
     if (worker.connection == connection) return &worker;
   }
@@ -36,37 +40,55 @@ WorkerState* Core::State::FindConnection(uint64_t connection) {
 
 void Core::State::OnConnected(const WorkerConnected& connected) {
   const worker::v1::Hello& hello = connected.hello;
+  // For good; and for now: it is to try again.
   const auto refuse = [&](const std::string& reason, const std::string& message) {
     Do(Disconnect{connected.connection,
                   Error(absl::StatusCode::kFailedPrecondition, reason, message)});
   };
+  const auto put_off = [&](const std::string& reason, const std::string& message) {
+    Do(Disconnect{connected.connection, Unavailable(reason, message, kWorkerRetryMs)});
+  };
+  if (const std::string wrong = WhatIsWrong(hello); !wrong.empty()) {
+    return refuse("HELLO_INVALID", wrong);
+  }
   if (hello.protocol_version() != kProtocolVersion) {
     return refuse("PROTOCOL_VERSION",
                   absl::StrCat("worker '", hello.worker(), "' speaks version ",
                                hello.protocol_version(), " of the protocol, this lorad ",
                                kProtocolVersion, ": install the same version of both"));
   }
-  if (stopping_) return refuse("SHUTTING_DOWN", "the coordinator is being stopped");
+  if (stopping_) return put_off("SHUTTING_DOWN", "the coordinator is being stopped");
   const auto known = workers_.find(hello.worker());
+  if (known != workers_.end() && IsAlive(known->second)) {
+    // It may be the same one, whose broken stream has not been heard of yet: it is to try again.
+    Do(Disconnect{connected.connection,
+                  Unavailable("WORKER_NAME_TAKEN",
+                              absl::StrCat("a worker named '", hello.worker(),
+                                           "' is connected and alive: give this one another "
+                                           "name (--name)"),
+                              options_.heartbeat_ms)});
+    return;
+  }
   if (known == workers_.end() && workers_.size() >= static_cast<size_t>(kWorkersMax)) {
     // Lost workers are remembered for those who look; they make room.
     const auto lost = std::ranges::find_if(
         workers_, [](const auto& entry) { return entry.second.connection == 0; });
     if (lost == workers_.end()) {
-      return refuse("TOO_MANY_WORKERS", absl::StrCat("there are ", kWorkersMax, " workers"));
+      return put_off("TOO_MANY_WORKERS", absl::StrCat("there are ", kWorkersMax, " workers"));
     }
     workers_.erase(lost);
   }
   WorkerState& worker = workers_[hello.worker()];
-  if (worker.connect_us != 0) {
+  if (worker.connect_wall_us != 0) {
     if (worker.connection != 0) {
-      CloseWorker(worker, "a worker of the same name has connected");
+      CloseWorker(worker, "another worker of its name has connected while it was silent");
     }
     worker.restarts++;
   }
   worker.connection = connected.connection;
   worker.hello = hello;
-  worker.connect_us = worker.heard_us = now_us_;
+  worker.connect_wall_us = wall_us_;
+  worker.heard_us = now_us_;
   worker.peak_bytes = 0;
   worker.group.clear();
   worker::v1::CoordinatorMessage message;
@@ -82,11 +104,17 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
   schedule_ = true;
 }
 
+bool Core::State::IsAlive(const WorkerState& worker) const {
+  return worker.connection != 0 &&
+         now_us_ - worker.heard_us <= kHeartbeatsMissed * options_.heartbeat_ms * kMillisecond;
+}
+
 void Core::State::OnSaid(const WorkerSaid& said) {
   WorkerState* worker = FindConnection(said.connection);
   if (!worker) return;  // it was closed; what it said before does not count
   worker->heard_us = now_us_;
   GroupState* group = FindGroup(worker->group);
+  std::string wrong;
   switch (said.message.content_case()) {
     case worker::v1::WorkerMessage::kReport:
       if (group && said.message.report().epoch() == group->epoch) {
@@ -95,15 +123,18 @@ void Core::State::OnSaid(const WorkerSaid& said) {
       break;
     case worker::v1::WorkerMessage::kCutAnswer:
       if (group && said.message.cut_answer().epoch() == group->epoch) {
-        OnCutAnswer(*group, said.message.cut_answer());
+        wrong = WhatIsWrong(said.message.cut_answer(), *group);
+        if (wrong.empty()) OnCutAnswer(*group, said.message.cut_answer());
       }
       break;
     case worker::v1::WorkerMessage::kHeartbeat:
-      OnHeartbeat(*worker, said.message.heartbeat());
+      wrong = WhatIsWrong(said.message.heartbeat());
+      if (wrong.empty()) OnHeartbeat(*worker, said.message.heartbeat());
       break;
     default:
-      CloseWorker(*worker, "it said what only the first message may say, or nothing known");
+      wrong = "what only the first message may be, or nothing known";
   }
+  if (!wrong.empty()) CloseWorker(*worker, absl::StrCat("it said what does not fit: ", wrong));
 }
 
 void Core::State::OnGone(const WorkerGone& gone) {
@@ -154,25 +185,64 @@ std::string Core::State::WhyRest() const {
 // ---- time ----
 
 void Core::State::SetTick() {
-  if (tick_set_) return;
-  tick_set_ = true;
-  Do(SetTimer{kTick, now_us_ + std::max<int64_t>(options_.lease_ms / 4, 1) * kMillisecond});
+  if (tick_us_ != 0) return;
+  tick_us_ = now_us_ + std::max<int64_t>(options_.lease_ms / 4, 1) * kMillisecond;
+  Do(SetTimer{kTick, tick_us_});
+}
+
+void Core::State::RenewLeases(int64_t late_us) {
+  Warn(absl::StrCat("the coordinator stood still for ", late_us / 1'000'000,
+                    " s: leases of workers begin anew"));
+  for (auto& [name, worker] : workers_) worker.heard_us = now_us_;
+  for (auto& [name, group] : groups_) group.heard_us = now_us_;
+}
+
+std::string Core::State::WhyImpatient(const GroupState& group) {
+  using Phase = GroupState::Phase;
+  Patience patience;
+  std::string what;
+  if (group.phase == Phase::kForming) {
+    const planner::ModelShape& shape = models_.at(group.base_model).shape;
+    patience = PatienceToForm(options_, planner::BytesOfGroup(shape, group.shape).weights);
+    what = absl::StrCat("it does not form ", group.name);
+  } else if (!group.windows.empty() || group.phase == Phase::kCutting) {
+    const WindowWork work = group.windows.empty() ? WindowWork() : group.windows.front().work;
+    const planner::TimeModel assumed(
+        planner::PriorOf(WorkOf(models_.at(group.base_model).shape, group.shape.device)));
+    patience = PatienceFor(options_, work, TimesOf(group.base_model, &WorkerOf(group)), assumed);
+    what = group.windows.empty() ? absl::StrCat("it does not answer a cut of ", group.name)
+                                 : absl::StrCat("it reports nothing of window ",
+                                                group.windows.front().number, " of ", group.name);
+  } else {
+    return "";
+  }
+  const int64_t quiet_us = now_us_ - group.heard_us;
+  if (quiet_us <= patience.limit_us) return "";
+  return absl::StrCat(what, " for ", quiet_us / 1'000'000, " s; expected were ",
+                      std::ceil(patience.expected_s), " s (--patience, --patience-floor)");
 }
 
 void Core::State::OnTimer(const TimerFired& fired) {
-  if (fired.timer == kRestEnds) {
-    schedule_ = true;
-    return;
-  }
-  if (fired.timer != kTick) return;
-  tick_set_ = false;
+  if (fired.timer == kRestEnds) schedule_ = true;
+  if (fired.timer == kPostponedEnds) TryPostponed();
+  if (fired.timer == kTick) Tick();
+}
+
+void Core::State::Tick() {
+  const int64_t late_us = now_us_ - std::exchange(tick_us_, 0);
+  if (late_us > options_.lease_ms / 4 * kMillisecond) RenewLeases(late_us);
   bool any = false;
   for (auto& [name, worker] : workers_) {
     if (worker.connection == 0) continue;
+    const GroupState* group = FindGroup(worker.group);
+    std::string why = group ? WhyImpatient(*group) : "";
     if (now_us_ - worker.heard_us > options_.lease_ms * kMillisecond) {
-      CloseWorker(worker, absl::StrCat("it was silent for ", options_.lease_ms / 1000, " s"));
-    } else {
+      why = absl::StrCat("it was silent for ", options_.lease_ms / 1000, " s");
+    }
+    if (why.empty()) {
       any = true;
+    } else {
+      CloseWorker(worker, why);
     }
   }
   std::vector<std::string> idle;
@@ -215,8 +285,8 @@ void Core::State::FinishStop() {
 void Core::State::On(uint64_t request, const v1::GetClusterRequest&) {
   v1::ClusterStatus status;
   status.set_version(options_.version);
-  status.mutable_start_time()->set_seconds(start_us_ / 1'000'000);
-  status.mutable_start_time()->set_nanos(static_cast<int32_t>(start_us_ % 1'000'000) * 1000);
+  status.mutable_start_time()->set_seconds(start_wall_us_ / 1'000'000);
+  status.mutable_start_time()->set_nanos(static_cast<int32_t>(start_wall_us_ % 1'000'000) * 1000);
   int workers = 0;
   for (const auto& [name, worker] : workers_) workers += worker.connection != 0;
   status.set_workers(workers);
@@ -276,9 +346,9 @@ void Core::State::On(uint64_t request, const v1::ListWorkersRequest&) {
     view.set_pid(worker.hello.pid());
     view.set_version(worker.hello.version());
     view.set_numerics_id(worker.hello.numerics_id());
-    view.mutable_connect_time()->set_seconds(worker.connect_us / 1'000'000);
-    view.mutable_connect_time()->set_nanos(static_cast<int32_t>(worker.connect_us % 1'000'000) *
-                                           1000);
+    view.mutable_connect_time()->set_seconds(worker.connect_wall_us / 1'000'000);
+    view.mutable_connect_time()->set_nanos(
+        static_cast<int32_t>(worker.connect_wall_us % 1'000'000) * 1000);
     view.set_restarts(worker.restarts);
   }
   Answer(request, std::move(response));

@@ -19,10 +19,11 @@ constexpr char kPreconditionFailure[] = "type.googleapis.com/google.rpc.Precondi
 constexpr char kQuotaFailure[] = "type.googleapis.com/google.rpc.QuotaFailure";
 constexpr char kRetryInfo[] = "type.googleapis.com/google.rpc.RetryInfo";
 
-// Bytes of the UTF-8 character at `at`, 0 if there is none. Surrogates and overlong forms of three
-// and four bytes pass: what reads them takes them for a bad character, not for a bad message.
+// Bytes of the UTF-8 character at `at`, 0 if there is none. As protobuf reads it: no surrogates, no
+// overlong forms, nothing past U+10FFFF.
 size_t CharacterBytes(const std::string& text, size_t at) {
-  const unsigned char first = static_cast<unsigned char>(text[at]);
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[at + i]); };
+  const unsigned char first = byte(0);
   const size_t bytes = first < 0x80                    ? 1
                        : first >= 0xc2 && first < 0xe0 ? 2
                        : first >= 0xe0 && first < 0xf0 ? 3
@@ -30,9 +31,12 @@ size_t CharacterBytes(const std::string& text, size_t at) {
                                                        : 0;
   if (at + bytes > text.size()) return 0;
   for (size_t i = 1; i < bytes; ++i) {
-    if ((static_cast<unsigned char>(text[at + i]) & 0xc0) != 0x80) return 0;
+    if ((byte(i) & 0xc0) != 0x80) return 0;
   }
-  return bytes;
+  const bool overlong = (first == 0xe0 && byte(1) < 0xa0) || (first == 0xf0 && byte(1) < 0x90);
+  const bool surrogate = first == 0xed && byte(1) >= 0xa0;
+  const bool past_the_end = first == 0xf4 && byte(1) >= 0x90;
+  return overlong || surrogate || past_the_end ? 0 : bytes;
 }
 
 template <typename Detail>
@@ -150,6 +154,15 @@ absl::Status WithMessage(const absl::Status& status, const std::string& message)
 absl::Status WithReason(absl::Status status, const std::string& reason) {
   if (!status.ok() && !status.GetPayload(kReason)) status.SetPayload(kReason, absl::Cord(reason));
   return status;
+}
+
+bool IsUtf8(const std::string& text) {
+  for (size_t at = 0; at < text.size();) {
+    const size_t bytes = CharacterBytes(text, at);
+    if (bytes == 0) return false;
+    at += bytes;
+  }
+  return true;
 }
 
 std::string Quotable(const std::string& text, size_t bytes_max) {

@@ -70,6 +70,9 @@ absl::Status WithMessage(const absl::Status& status, const std::string& message)
 // went wrong but not to whom.
 absl::Status WithReason(absl::Status status, const std::string& reason);
 
+// Text that protobuf reads back.
+bool IsUtf8(const std::string& text);
+
 // `text` as valid UTF-8 of at most `bytes_max` bytes, cut with "..." where it is longer. Errors
 // quote what clients and files hold, and travel in headers, which are limited (8 KiB).
 std::string Quotable(const std::string& text, size_t bytes_max);

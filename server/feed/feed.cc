@@ -21,9 +21,23 @@ constexpr uint64_t kHashChunkBytes = 1 << 20;
 // Orders kept of one dataset: one for each job that trains on it, and some that left.
 constexpr size_t kOrdersMax = 64;
 
+TokenCacheKey KeyOf(const RowSource& source) {
+  return {source.dataset_sha256, source.model_fingerprint, source.max_length,
+          source.refuse_overflow};
+}
+
 std::string EntryName(const RowSource& source) {
-  return absl::StrCat(source.dataset_path, "\n", source.model_path, "\n", source.max_length, "\n",
-                      source.refuse_overflow ? 1 : 0);
+  return absl::StrCat(source.dataset_path, "\n", KeyOf(source).ToText());
+}
+
+// The reason why, where the status does not say one itself. A full disk is one, whoever met it.
+absl::Status Because(std::string_view reason, absl::Status status) {
+  if (absl::IsCancelled(status) || status.GetPayload(storage::Absl(storage::kReasonPayload))) {
+    return status;
+  }
+  if (absl::IsResourceExhausted(status)) reason = "DISK_FULL";
+  status.SetPayload(storage::Absl(storage::kReasonPayload), absl::Cord(storage::Absl(reason)));
+  return status;
 }
 
 absl::StatusOr<std::string> HashOfFile(storage::Files& files, const std::string& path) {
@@ -50,6 +64,11 @@ records::RowsSummary Summarize(const storage::DatasetReport& report) {
     summary.set_error_reason(report.errors.front().reason);
   }
   return summary;
+}
+
+// A unit that asks for what is not there.
+absl::Status NotPlanned(const std::string& message) {
+  return Because("WINDOW_NOT_PLANNED", absl::InvalidArgumentError(message));
 }
 
 worker::v1::Operation::Kind ToProto(planner::OperationKind kind) {
@@ -98,6 +117,7 @@ worker::v1::Segment::Mode ToProto(planner::SegmentMode mode) {
 
 // A source's tokens, and the orders its rows were last drawn in.
 struct Feed::Entry {
+  std::mutex making;  // held while rows are tokenized, which takes long; before `mutex`
   std::mutex mutex;
   // Guarded by mutex:
   std::shared_ptr<const TokenCache> cache;  // null until built; shared with plans in flight
@@ -107,12 +127,18 @@ struct Feed::Entry {
   // Guarded by the feed's mutex:
   uint64_t last_use = 0;
 
-  std::shared_ptr<std::vector<int64_t>> Order(bool shuffle, uint64_t seed, int64_t epoch) {
+  std::shared_ptr<const TokenCache> Cache() {
+    std::lock_guard lock(mutex);
+    return cache;
+  }
+
+  std::shared_ptr<std::vector<int64_t>> Order(const TokenCache& rows, bool shuffle, uint64_t seed,
+                                              int64_t epoch) {
     std::lock_guard lock(mutex);
     if (orders.size() > kOrdersMax) orders.clear();
     auto& [kept_epoch, order] = orders[{shuffle, seed}];
     if (order == nullptr || kept_epoch != epoch) {
-      order = std::make_shared<std::vector<int64_t>>(RowOrder(cache->rows(), shuffle, seed, epoch));
+      order = std::make_shared<std::vector<int64_t>>(RowOrder(rows.rows(), shuffle, seed, epoch));
       kept_epoch = epoch;
     }
     return order;
@@ -126,54 +152,77 @@ struct Feed::Rows {
   std::shared_ptr<const TokenCache> cache;
   std::map<int64_t, int64_t> row_of;  // sequence -> row
 
-  void Add(int64_t sequence, int64_t row) {
-    unit.sequences.push_back({sequence, cache->tokens(row), cache->row(row).trained_tokens});
-    row_of[sequence] = row;
-  }
+  absl::Status Add(int64_t sequence, int64_t row, int64_t capacity_tokens);
 };
 
 Feed::Feed(const FeedOptions& options, storage::Files& files) : options_(options), files_(files) {}
 Feed::~Feed() = default;
 
-absl::StatusOr<std::shared_ptr<Feed::Entry>> Feed::Open(const RowSource& source) {
-  std::shared_ptr<Entry> entry;
-  {
-    std::lock_guard lock(mutex_);
-    std::shared_ptr<Entry>& place = entries_[EntryName(source)];
-    if (place == nullptr) place = std::make_shared<Entry>();
-    place->last_use = ++uses_;
-    entry = place;
-    if (entries_.size() > options_.caches_open_max) {
-      entries_.erase(std::min_element(
-          entries_.begin(), entries_.end(),
-          [](const auto& a, const auto& b) { return a.second->last_use < b.second->last_use; }));
-    }
+std::shared_ptr<Feed::Entry> Feed::EntryOf(const RowSource& source) {
+  std::lock_guard lock(mutex_);
+  std::shared_ptr<Entry>& place = entries_[EntryName(source)];
+  if (place == nullptr) place = std::make_shared<Entry>();
+  place->last_use = ++uses_;
+  const std::shared_ptr<Entry> entry = place;
+  if (entries_.size() > options_.caches_open_max) {
+    entries_.erase(std::min_element(
+        entries_.begin(), entries_.end(),
+        [](const auto& a, const auto& b) { return a.second->last_use < b.second->last_use; }));
   }
-  std::lock_guard lock(entry->mutex);
-  if (entry->cache != nullptr) return entry;
+  return entry;
+}
+
+absl::StatusOr<storage::DatasetReport> Feed::Tokenize(const RowSource& source,
+                                                      const std::string& cache_path,
+                                                      const TokenCacheKey& key,
+                                                      const std::atomic<bool>* cancelled) {
   absl::StatusOr<storage::ModelDirectory> directory =
       storage::ModelDirectory::Open(source.model_path);
-  if (!directory.ok()) return directory.status();
-  const std::string dataset_path = storage::JoinPath(options_.data_dir, source.dataset_path);
-  absl::StatusOr<std::string> hash = HashOfFile(files_, dataset_path);
-  if (!hash.ok()) return hash.status();
-  const TokenCacheKey key{*hash, directory->fingerprint(), source.max_length,
-                          source.refuse_overflow};
+  if (!directory.ok()) return Because("MODEL_UNREADABLE", directory.status());
+  if (directory->fingerprint() != source.model_fingerprint) {
+    return Because("MODEL_CHANGED", absl::FailedPreconditionError(absl::StrCat(
+                                        "the files of ", source.model_path,
+                                        " are not those that were registered; register the model "
+                                        "again")));
+  }
+  const std::string path = storage::JoinPath(options_.data_dir, source.dataset_path);
+  const absl::StatusOr<std::string> hash = HashOfFile(files_, path);
+  if (!hash.ok()) return Because("DATASET_UNREADABLE", hash.status());
+  if (*hash != source.dataset_sha256) {
+    return Because("DATASET_CHANGED",
+                   absl::DataLossError(absl::StrCat(
+                       path, ": the file of dataset '", source.dataset,
+                       "' is not what was uploaded any more; delete the dataset and upload it "
+                       "again, or put the file back from a backup and submit the job again")));
+  }
+  absl::StatusOr<storage::TextModel> model = storage::LoadTextModel(*directory);
+  if (!model.ok()) return Because("MODEL_UNREADABLE", At(source.model_path, model.status()));
+  if (absl::Status status = MakeRoom(); !status.ok()) return Because("ROWS_NOT_READ", status);
+  auto report = WriteTokenCache(files_, path, *model, key, cache_path, cancelled);
+  if (report.ok()) return report;
+  return Because("ROWS_NOT_READ", At(absl::StrCat("dataset ", source.dataset), report.status()));
+}
+
+absl::StatusOr<std::shared_ptr<Feed::Entry>> Feed::Make(const RowSource& source,
+                                                        const std::atomic<bool>* cancelled) {
+  const std::shared_ptr<Entry> entry = EntryOf(source);
+  std::lock_guard one(entry->making);
+  if (entry->Cache() != nullptr) return entry;
+  const TokenCacheKey key = KeyOf(source);
   const std::string path = storage::JoinPath(options_.cache_dir, key.FileName());
-  auto cache = TokenCache::Open(path, key);
+  auto cache = TokenCache::Open(path, key, files_);
   if (!cache.ok()) {  // absent, or damaged: made anew
-    absl::StatusOr<storage::TextModel> model = storage::LoadTextModel(*directory);
-    if (!model.ok()) return At(source.model_path, model.status());
-    if (absl::Status status = MakeRoom(); !status.ok()) return status;
-    auto report = WriteTokenCache(files_, dataset_path, *model, key, path, &cancelled_);
-    if (!report.ok()) return At(absl::StrCat("dataset ", source.dataset), report.status());
+    absl::StatusOr<storage::DatasetReport> report = Tokenize(source, path, key, cancelled);
+    if (!report.ok()) return report.status();
     if (report->error_count > 0) {
+      std::lock_guard lock(entry->mutex);
       entry->bad = *std::move(report);
       return entry;
     }
-    cache = TokenCache::Open(path, key);
-    if (!cache.ok()) return cache.status();
+    cache = TokenCache::Open(path, key, files_);
+    if (!cache.ok()) return Because("ROWS_NOT_READ", cache.status());
   }
+  std::lock_guard lock(entry->mutex);
   entry->cache = *std::move(cache);
   return entry;
 }
@@ -196,12 +245,15 @@ absl::Status Feed::MakeRoom() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<records::RowsSummary> Feed::CheckRows(const RowSource& source) {
-  absl::StatusOr<std::shared_ptr<Entry>> entry = Open(source);
+absl::StatusOr<records::RowsSummary> Feed::CheckRows(const RowSource& source,
+                                                     const std::atomic<bool>* cancelled) {
+  const absl::StatusOr<std::shared_ptr<Entry>> entry = Make(source, cancelled);
   if (!entry.ok()) return entry.status();
-  std::lock_guard lock((*entry)->mutex);
-  const TokenCache* cache = (*entry)->cache.get();
-  if (cache == nullptr) return Summarize((*entry)->bad);
+  const std::shared_ptr<const TokenCache> cache = (*entry)->Cache();
+  if (cache == nullptr) {
+    std::lock_guard lock((*entry)->mutex);
+    return Summarize((*entry)->bad);
+  }
   records::RowsSummary summary = Summarize(cache->report());
   double squares = 0;
   for (int64_t row = 0; row < cache->rows(); ++row) {
@@ -213,46 +265,69 @@ absl::StatusOr<records::RowsSummary> Feed::CheckRows(const RowSource& source) {
 }
 
 absl::StatusOr<Feed::Rows> Feed::OpenRows(const RowSource& source) {
-  absl::StatusOr<std::shared_ptr<Entry>> entry = Open(source);
-  if (!entry.ok()) return entry.status();
   Rows rows;
-  rows.entry = *entry;
-  std::lock_guard lock(rows.entry->mutex);
-  rows.cache = rows.entry->cache;
+  rows.entry = EntryOf(source);
+  rows.cache = rows.entry->Cache();
   if (rows.cache != nullptr) return rows;
-  return At(absl::StrCat("dataset ", source.dataset), storage::ToStatus(rows.entry->bad));
+  const TokenCacheKey key = KeyOf(source);
+  auto cache = TokenCache::Open(storage::JoinPath(options_.cache_dir, key.FileName()), key, files_);
+  if (!cache.ok()) {
+    return Because("ROWS_NOT_READY", absl::UnavailableError(absl::StrCat(
+                                         "the tokens of dataset '", source.dataset,
+                                         "' are made again: ", cache.status().message())));
+  }
+  std::lock_guard lock(rows.entry->mutex);
+  if (rows.entry->cache == nullptr) rows.entry->cache = *std::move(cache);
+  rows.cache = rows.entry->cache;
+  return rows;
 }
 
-absl::StatusOr<Feed::Rows> Feed::OfUnit(const TrainUnit& unit) {
+absl::Status Feed::Rows::Add(int64_t sequence, int64_t row, int64_t capacity_tokens) {
+  if (cache->tokens(row) > capacity_tokens) {
+    return NotPlanned(absl::StrCat("job ", unit.job, ": row ", row, " has ", cache->tokens(row),
+                                   " tokens; a microbatch holds ", capacity_tokens));
+  }
+  unit.sequences.push_back({sequence, cache->tokens(row), cache->row(row).trained_tokens});
+  row_of[sequence] = row;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Feed::Rows> Feed::OfUnit(const TrainUnit& unit, int64_t capacity_tokens) {
   absl::StatusOr<Rows> rows = OpenRows(unit.source);
   if (!rows.ok()) return rows.status();
   if (unit.step < 1 || unit.batch_size < 1) {
-    return absl::InvalidArgumentError(
+    return NotPlanned(
         absl::StrCat("job ", unit.job, ": step ", unit.step, " of batches of ", unit.batch_size));
   }
-  const BatchPlace place = PlaceOfStep(rows->cache->rows(), unit.batch_size, unit.step);
-  const auto order = rows->entry->Order(unit.shuffle, unit.seed, place.epoch);
-  for (int64_t i = place.begin; i < place.end; ++i) rows->Add(i - place.begin, (*order)[i]);
   rows->unit.job = unit.job;
   rows->unit.mode = planner::SegmentMode::kTrain;
   rows->unit.step = unit.step;
   rows->unit.learning_rate = unit.learning_rate;
   rows->unit.save = unit.save;
+  const BatchPlace place = PlaceOfStep(rows->cache->rows(), unit.batch_size, unit.step);
+  const auto order = rows->entry->Order(*rows->cache, unit.shuffle, unit.seed, place.epoch);
+  for (int64_t i = place.begin; i < place.end; ++i) {
+    absl::Status status = rows->Add(i - place.begin, (*order)[i], capacity_tokens);
+    if (!status.ok()) return status;
+  }
   return rows;
 }
 
-absl::StatusOr<Feed::Rows> Feed::OfUnit(const EvaluateUnit& unit) {
+absl::StatusOr<Feed::Rows> Feed::OfUnit(const EvaluateUnit& unit, int64_t capacity_tokens) {
   absl::StatusOr<Rows> rows = OpenRows(unit.source);
   if (!rows.ok()) return rows.status();
   const int64_t end = unit.first_sequence + unit.sequences;
   if (unit.first_sequence < 0 || unit.sequences < 1 || end > rows->cache->rows()) {
-    return absl::InvalidArgumentError(absl::StrCat("job ", unit.job, ": rows ", unit.first_sequence,
-                                                   " to ", end, " of ", rows->cache->rows()));
+    return NotPlanned(absl::StrCat("job ", unit.job, ": rows ", unit.first_sequence, " to ", end,
+                                   " of ", rows->cache->rows()));
   }
-  for (int64_t row = unit.first_sequence; row < end; ++row) rows->Add(row, row);
   rows->unit.job = unit.job;
   rows->unit.mode = planner::SegmentMode::kEvaluate;
   rows->unit.step = unit.step;
+  for (int64_t row = unit.first_sequence; row < end; ++row) {
+    absl::Status status = rows->Add(row, row, capacity_tokens);
+    if (!status.ok()) return status;
+  }
   return rows;
 }
 
@@ -312,19 +387,19 @@ absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input, const std::functio
   }
   for (const SaveUnit& save : input.saves) request.saves.emplace_back(save.job, save.step);
   std::map<std::string, Rows> rows;
-  const auto add = [&](absl::StatusOr<Rows> of_unit) {
-    if (!of_unit.ok()) return of_unit.status();
-    request.units.push_back(of_unit->unit);
-    rows[of_unit->unit.job] = *std::move(of_unit);
-    return absl::OkStatus();
-  };
-  for (const TrainUnit& unit : input.trains) {
-    if (absl::Status status = add(OfUnit(unit)); !status.ok()) return status;
-  }
-  for (const EvaluateUnit& unit : input.evaluates) {
-    if (absl::Status status = add(OfUnit(unit)); !status.ok()) return status;
-  }
   FeedWindow window;
+  const auto add = [&](const std::string& job, absl::StatusOr<Rows> of_unit) {
+    if (!of_unit.ok()) {
+      window.failures.push_back({job, of_unit.status()});
+      return;
+    }
+    request.units.push_back(of_unit->unit);
+    rows[job] = *std::move(of_unit);
+  };
+  for (const TrainUnit& unit : input.trains) add(unit.job, OfUnit(unit, input.capacity_tokens));
+  for (const EvaluateUnit& unit : input.evaluates) {
+    add(unit.job, OfUnit(unit, input.capacity_tokens));
+  }
   absl::StatusOr<planner::Window> planned = planner::PlanWindow(request, &window.packings);
   if (!planned.ok()) return planned.status();
   window.window = Fill(input, *planned, rows);
@@ -334,13 +409,13 @@ absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input, const std::functio
 
 absl::StatusOr<int64_t> Feed::TotalTokens(const RowSource& source, bool shuffle, uint64_t seed,
                                           int32_t batch_size, int64_t total_steps) {
-  absl::StatusOr<Rows> rows = OpenRows(source);
+  const absl::StatusOr<Rows> rows = OpenRows(source);
   if (!rows.ok()) return rows.status();
   if (total_steps <= 0 || batch_size <= 0) return 0;
   // Whole epochs, and the part of the last one that is not whole.
   const BatchPlace last = PlaceOfStep(rows->cache->rows(), batch_size, total_steps);
   int64_t tokens = last.epoch * rows->cache->report().tokens;
-  const auto order = rows->entry->Order(shuffle, seed, last.epoch);
+  const auto order = rows->entry->Order(*rows->cache, shuffle, seed, last.epoch);
   for (int64_t i = 0; i < last.end; ++i) tokens += rows->cache->tokens((*order)[i]);
   return tokens;
 }

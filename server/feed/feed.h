@@ -31,6 +31,7 @@ struct FeedWindow {
   worker::v1::Window window;
   planner::WindowStatistics statistics;
   std::vector<planner::PackResult> packings;  // of what is trained on and of what is evaluated
+  std::vector<UnitFailure> failures;          // units that the window is without
 };
 
 // Thread-safe: solver threads call it side by side. A cache is built once even where several ask
@@ -41,17 +42,19 @@ class Feed {
   ~Feed();
 
   // Tokenizes the rows of a source (or finds the cache) and sums them up. Bad rows are no error:
-  // the summary says the first one. An error: dataset or model cannot be read.
-  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source);
+  // the summary says the first one. An error: dataset or model cannot be read (or are not those of
+  // the source: DATASET_CHANGED, MODEL_CHANGED), or the cache cannot be written. Once `cancelled`
+  // is set it ends within a MiB of rows (CANCELLED).
+  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source,
+                                                 const std::atomic<bool>* cancelled = nullptr);
 
-  // Packs, orders and verifies the units, and fills their tokens in. INVALID_ARGUMENT where a unit
-  // names a row that is not there or one longer than the capacity.
+  // Packs, orders and verifies the units, and fills their tokens in. It tokenizes nothing, so that
+  // no job waits for the rows of another: a unit whose cache is not there is left out and told of
+  // (ROWS_NOT_READY: CheckRows makes it), and so is one that names a row that is not there or that
+  // is longer than the capacity (WINDOW_NOT_PLANNED). An error: our own.
   // Packing is given up for its quick part once `hurry` says true.
   absl::StatusOr<FeedWindow> Plan(const PlanInput& input,
                                   const std::function<bool()>& hurry = nullptr);
-
-  // Tokenization, under way or to come, ends within a MiB of rows (CANCELLED). Any thread.
-  void Cancel() { cancelled_ = true; }
 
   // Tokens over all steps of a job, prompts included: what its total_tokens says.
   absl::StatusOr<int64_t> TotalTokens(const RowSource& source, bool shuffle, uint64_t seed,
@@ -60,17 +63,23 @@ class Feed {
  private:
   struct Entry;
   struct Rows;
-  absl::StatusOr<std::shared_ptr<Entry>> Open(const RowSource& source);
+  std::shared_ptr<Entry> EntryOf(const RowSource& source);
+  // The entry with its cache, made where it is not there (or with what is bad about its rows).
+  absl::StatusOr<std::shared_ptr<Entry>> Make(const RowSource& source,
+                                              const std::atomic<bool>* cancelled);
+  absl::StatusOr<storage::DatasetReport> Tokenize(const RowSource& source,
+                                                  const std::string& cache_path,
+                                                  const TokenCacheKey& key,
+                                                  const std::atomic<bool>* cancelled);
   absl::Status MakeRoom();
   absl::StatusOr<Rows> OpenRows(const RowSource& source);
-  absl::StatusOr<Rows> OfUnit(const TrainUnit& unit);
-  absl::StatusOr<Rows> OfUnit(const EvaluateUnit& unit);
+  absl::StatusOr<Rows> OfUnit(const TrainUnit& unit, int64_t capacity_tokens);
+  absl::StatusOr<Rows> OfUnit(const EvaluateUnit& unit, int64_t capacity_tokens);
   static worker::v1::Window Fill(const PlanInput& input, const planner::Window& planned,
                                  const std::map<std::string, Rows>& rows);
 
   const FeedOptions options_;
   storage::Files& files_;
-  std::atomic<bool> cancelled_{false};
   std::mutex mutex_;
   // Guarded by mutex_. shared_ptr: an entry is used outside of the lock while it may be dropped.
   std::map<std::string, std::shared_ptr<Entry>> entries_;

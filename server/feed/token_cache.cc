@@ -1,14 +1,8 @@
 #include "server/feed/token_cache.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <bit>
 #include <cassert>
-#include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -168,40 +162,28 @@ absl::StatusOr<storage::DatasetReport> WriteTokenCache(
 }
 
 absl::StatusOr<std::unique_ptr<const TokenCache>> TokenCache::Open(const std::string& path,
-                                                                   const TokenCacheKey& key) {
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) {
-    const std::string message = absl::StrCat(path, ": ", strerror(errno));
-    return errno == ENOENT ? absl::NotFoundError(message) : absl::InternalError(message);
-  }
-  struct stat stat;
+                                                                   const TokenCacheKey& key,
+                                                                   Files& files) {
+  absl::StatusOr<std::unique_ptr<storage::MappedFile>> mapping = files.Map(path);
+  if (!mapping.ok()) return mapping.status();
   std::unique_ptr<TokenCache> cache(new TokenCache());
-  if (fstat(descriptor, &stat) == 0 && stat.st_size > 0) {
-    cache->mapping_bytes_ = static_cast<size_t>(stat.st_size);
-    void* mapping = mmap(nullptr, cache->mapping_bytes_, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    if (mapping != MAP_FAILED) cache->mapping_ = mapping;
-  }
-  close(descriptor);
-  if (cache->mapping_ == nullptr) return Damaged("cannot be mapped, or is empty: " + path);
+  cache->mapping_ = *std::move(mapping);
   if (absl::Status status = cache->Check(key); !status.ok()) return status;
   return std::unique_ptr<const TokenCache>(std::move(cache));
 }
 
-TokenCache::~TokenCache() {
-  if (mapping_ != nullptr) munmap(mapping_, mapping_bytes_);
-}
-
 // Sizes first (each bound before it is used), then the hash over everything.
 absl::Status TokenCache::Check(const TokenCacheKey& key) {
-  const char* const begin = static_cast<const char*>(mapping_);
+  const char* const begin = mapping_->bytes().data();
+  const size_t bytes = mapping_->bytes().size();
   Footer footer;
-  if (mapping_bytes_ < kMagic.size() + sizeof(footer) + kHashBytes ||
+  if (bytes < kMagic.size() + sizeof(footer) + kHashBytes ||
       std::string_view(begin, kMagic.size()) != kMagic) {
     return Damaged("not one, or cut short");
   }
-  const size_t footer_at = mapping_bytes_ - kHashBytes - sizeof(footer);
+  const size_t footer_at = bytes - kHashBytes - sizeof(footer);
   memcpy(&footer, begin + footer_at, sizeof(footer));
-  const uint64_t most = mapping_bytes_;
+  const uint64_t most = bytes;
   if (footer.rows > most || footer.tokens > most || footer.metadata_bytes > most) {
     return Damaged("its footer is not one");
   }
@@ -211,7 +193,7 @@ absl::Status TokenCache::Check(const TokenCacheKey& key) {
   const uint64_t trained_at = index_at + (footer.rows + 1) * sizeof(uint64_t);
   const uint64_t metadata_at = up8(trained_at + footer.rows * sizeof(uint32_t));
   if (up8(metadata_at + footer.metadata_bytes) != footer_at) return Damaged("its size is wrong");
-  const std::string_view hashed(begin, mapping_bytes_ - kHashBytes);
+  const std::string_view hashed(begin, bytes - kHashBytes);
   if (Sha256::Of(hashed) != std::string_view(begin + hashed.size(), kHashBytes)) {
     return Damaged("its hash is wrong");
   }

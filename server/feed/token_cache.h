@@ -37,11 +37,9 @@ class TokenCache {
  public:
   // Maps and checks the whole file. NOT_FOUND if there is none; DATA_LOSS where it is damaged or of
   // another key.
-  static absl::StatusOr<std::unique_ptr<const TokenCache>> Open(const std::string& path,
-                                                                const TokenCacheKey& key);
-  ~TokenCache();
-  TokenCache(const TokenCache&) = delete;
-  TokenCache& operator=(const TokenCache&) = delete;
+  static absl::StatusOr<std::unique_ptr<const TokenCache>> Open(
+      const std::string& path, const TokenCacheKey& key,
+      storage::Files& files = storage::RealFiles());
 
   int64_t rows() const { return rows_; }
   CachedRow row(int64_t row) const;  // REQUIRES: 0 <= row < rows()
@@ -52,8 +50,7 @@ class TokenCache {
   TokenCache() = default;
   absl::Status Check(const TokenCacheKey& key);
 
-  void* mapping_ = nullptr;
-  size_t mapping_bytes_ = 0;
+  std::unique_ptr<storage::MappedFile> mapping_;
   int64_t rows_ = 0;
   const uint64_t* index_ = nullptr;    // {rows + 1} first token of each row
   const uint32_t* trained_ = nullptr;  // {rows}

@@ -11,16 +11,19 @@
 #include "lorad/v1/adapters.grpc.pb.h"
 #include "server/services/backend.h"
 #include "server/services/call.h"
+#include "server/services/file_receiver.h"
 #include "server/services/services.h"
+#include "server/services/unary_call.h"
 #include "server/services/upload.h"
 #include "server/validation/limits.h"
+#include "server/validation/utf8.h"
 #include "storage/files.h"
 #include "storage/peft.h"
 
 namespace lorad::server {
 namespace {
 
-using ImportReader = grpc::ServerReader<v1::ImportAdapterRequest>;
+using Context = grpc::CallbackServerContext;
 
 constexpr int64_t kConfigBytesMax = 1 << 20;
 
@@ -109,98 +112,125 @@ absl::Status WithoutDirectory(const absl::Status& status, const std::string& dir
   return out;
 }
 
-class AdaptersService final : public v1::Adapters::Service {
+// ImportAdapter: config, then each file's name and its chunks.
+class AdapterIntake final : public Intake<v1::ImportAdapterRequest> {
  public:
-  explicit AdaptersService(Backend& backend) : backend_(backend) {}
+  explicit AdapterIntake(Backend& backend) : backend_(backend) {}
 
-  grpc::Status ImportAdapter(grpc::ServerContext* context, ImportReader* reader,
-                             v1::Adapter* response) override {
-    return Answer(Import(*context, *reader), response);
-  }
-
-  grpc::Status GetAdapter(grpc::ServerContext* context, const v1::GetAdapterRequest* request,
-                          v1::Adapter* response) override {
-    return Answer(backend_.driver.Ask<v1::Adapter>(*request, DeadlineOf(*context)), response);
-  }
-
-  grpc::Status ListAdapters(grpc::ServerContext* context, const v1::ListAdaptersRequest* request,
-                            v1::ListAdaptersResponse* response) override {
-    v1::ListAdaptersRequest page = *request;
-    absl::Status status = CompletePage(page, kPageSizeMax, kPageSizeDefault);
-    if (!status.ok()) return ToGrpc(status);
-    return Answer(backend_.driver.Ask<v1::ListAdaptersResponse>(page, DeadlineOf(*context)),
-                  response);
-  }
-
-  grpc::Status DeleteAdapter(grpc::ServerContext* context, const v1::DeleteAdapterRequest* request,
-                             google::protobuf::Empty*) override {
-    return ToGrpc(backend_.driver.Call(*request, DeadlineOf(*context)).status());
-  }
-
- private:
-  absl::StatusOr<v1::Adapter> Import(grpc::ServerContext& context, ImportReader& reader) {
-    v1::ImportAdapterRequest message;
-    if (!reader.Read(&message) || !message.has_config()) {
-      return InvalidFields("request", {{"config", "the first message must be the config"}});
+  absl::Status Take(const v1::ImportAdapterRequest& message) override {
+    if (!config_) return TakeConfig(message);
+    if (!upload_) {
+      if (absl::Status status = Open(); !status.ok()) return status;
     }
-    const v1::ImportAdapterRequest::Config config = message.config();
-    absl::Status status = RequestCheck()
-                              .Field("config.name", CheckName(config.name()))
-                              .Field("config.request_id", CheckRequestId(config.request_id()))
-                              .status();
-    if (!status.ok()) return status;
-    absl::StatusOr<Gate::Pass> pass = backend_.uploads.Enter();
-    if (!pass.ok()) return pass.status();
-    absl::StatusOr<std::unique_ptr<AdapterUpload>> upload =
-        AdapterUpload::Create(backend_.driver.files(), backend_.driver.data_dir().NewUpload());
-    if (!upload.ok()) return upload.status();
-    while (reader.Read(&message)) {
-      status = Take(message, **upload);
-      if (!status.ok()) return status;
-    }
-    if (context.IsCancelled()) return absl::CancelledError("the client left in mid-upload");
-    status = (*upload)->Finish();
-    if (!status.ok()) return status;
-    absl::StatusOr<server::ImportAdapter> import = Describe(config, **upload);
-    if (!import.ok()) return WithoutDirectory(import.status(), (*upload)->directory());
-    if (context.IsCancelled()) return absl::CancelledError("the client left in mid-upload");
-    import->upload = (*upload)->Release();
-    return backend_.driver.Ask<v1::Adapter>(*std::move(import), DeadlineOf(context));
-  }
-
-  static absl::Status Take(const v1::ImportAdapterRequest& message, AdapterUpload& upload) {
     switch (message.content_case()) {
       case v1::ImportAdapterRequest::kFile:
-        return upload.BeginFile(message.file());
+        return upload_->BeginFile(message.file());
       case v1::ImportAdapterRequest::kChunk:
-        return upload.Append(message.chunk());
+        return upload_->Append(message.chunk());
       default:
         return InvalidFields("request", {{"config", "must come once, in the first message"}});
     }
   }
 
-  static absl::StatusOr<server::ImportAdapter> Describe(
-      const v1::ImportAdapterRequest::Config& config, const AdapterUpload& upload) {
-    absl::StatusOr<storage::PeftAdapter> adapter = storage::PeftAdapter::Open(upload.directory());
-    if (!adapter.ok()) return adapter.status();
-    if (absl::Status status = adapter->CheckFinite(); !status.ok()) return status;
-    const std::string& sha256 = upload.sha256(storage::kAdapterModelFile);
-    server::ImportAdapter import;
-    import.request_id = {config.request_id(),
-                         absl::StrCat("adapter ", config.name(), " ", sha256, " ",
-                                      upload.sha256(storage::kAdapterConfigFile))};
-    import.adapter.set_name(config.name());
-    import.adapter.set_rank(adapter->config().rank);
-    import.adapter.set_alpha(adapter->config().alpha);
-    import.adapter.set_use_rslora(adapter->config().rslora);
-    for (const std::string& module : adapter->modules()) {
-      import.adapter.add_target_modules(module);
+  absl::Status Complete() override {
+    if (!config_) return NoConfig();
+    if (!upload_) {
+      if (absl::Status status = Open(); !status.ok()) return status;
     }
-    import.adapter.set_size_bytes(upload.model_bytes());
-    import.adapter.set_sha256(sha256);
-    return import;
+    if (absl::Status status = upload_->Finish(); !status.ok()) return status;
+    absl::Status status = Describe();
+    return status.ok() ? status : WithoutDirectory(status, upload_->directory());
   }
 
+  Request Release() override {
+    import_.upload = upload_->Release();
+    return std::move(import_);
+  }
+
+ private:
+  static absl::Status NoConfig() {
+    return InvalidFields("request", {{"config", "the first message must be the config"}});
+  }
+
+  absl::Status TakeConfig(const v1::ImportAdapterRequest& message) {
+    if (!message.has_config()) return NoConfig();
+    config_ = message.config();
+    absl::Status status = RequestCheck()
+                              .Field("config.name", CheckName(config_->name()))
+                              .Field("config.request_id", CheckRequestId(config_->request_id()))
+                              .status();
+    return status.ok() ? backend_.driver.Writable() : status;
+  }
+
+  // A place is taken when there is something to keep.
+  absl::Status Open() {
+    absl::StatusOr<Gate::Pass> pass = backend_.uploads.Enter();
+    if (!pass.ok()) return pass.status();
+    pass_.emplace(*std::move(pass));
+    absl::StatusOr<std::unique_ptr<AdapterUpload>> upload =
+        AdapterUpload::Create(backend_.driver.files(), backend_.driver.data_dir().NewUpload());
+    if (!upload.ok()) return upload.status();
+    upload_ = *std::move(upload);
+    return absl::OkStatus();
+  }
+
+  absl::Status Describe() {
+    absl::StatusOr<storage::PeftAdapter> adapter = storage::PeftAdapter::Open(upload_->directory());
+    if (!adapter.ok()) return adapter.status();
+    if (absl::Status status = adapter->CheckFinite(); !status.ok()) return status;
+    const std::string& sha256 = upload_->sha256(storage::kAdapterModelFile);
+    import_.request_id = {config_->request_id(),
+                          absl::StrCat("adapter ", config_->name(), " ", sha256, " ",
+                                       upload_->sha256(storage::kAdapterConfigFile))};
+    import_.adapter.set_name(config_->name());
+    import_.adapter.set_rank(adapter->config().rank);
+    import_.adapter.set_alpha(adapter->config().alpha);
+    import_.adapter.set_use_rslora(adapter->config().rslora);
+    for (const std::string& module : adapter->modules()) {
+      import_.adapter.add_target_modules(module);
+    }
+    import_.adapter.set_size_bytes(upload_->model_bytes());
+    import_.adapter.set_sha256(sha256);
+    return CheckUtf8("adapter", import_.adapter);
+  }
+
+  Backend& backend_;
+  std::optional<v1::ImportAdapterRequest::Config> config_;
+  std::optional<Gate::Pass> pass_;
+  std::unique_ptr<AdapterUpload> upload_;
+  server::ImportAdapter import_;
+};
+
+class AdaptersService final : public v1::Adapters::CallbackService {
+ public:
+  explicit AdaptersService(Backend& backend) : backend_(backend) {}
+
+  grpc::ServerReadReactor<v1::ImportAdapterRequest>* ImportAdapter(Context* context,
+                                                                   v1::Adapter* response) override {
+    return new FileReceiver<v1::ImportAdapterRequest, v1::Adapter>(
+        backend_, context, Connections::Who::kClient, std::make_unique<AdapterIntake>(backend_),
+        response);
+  }
+
+  grpc::ServerUnaryReactor* GetAdapter(Context* context, const v1::GetAdapterRequest* request,
+                                       v1::Adapter* response) override {
+    return (new UnaryCall(backend_, context))->Relay(*request, response);
+  }
+
+  grpc::ServerUnaryReactor* ListAdapters(Context* context, const v1::ListAdaptersRequest* request,
+                                         v1::ListAdaptersResponse* response) override {
+    auto* call = new UnaryCall(backend_, context);
+    v1::ListAdaptersRequest page = *request;
+    absl::Status status = CompletePage(page, kPageSizeMax, kPageSizeDefault);
+    return status.ok() ? call->Relay(std::move(page), response) : call->End(status);
+  }
+
+  grpc::ServerUnaryReactor* DeleteAdapter(Context* context, const v1::DeleteAdapterRequest* request,
+                                          google::protobuf::Empty*) override {
+    return (new UnaryCall(backend_, context))->Relay(*request);
+  }
+
+ private:
   Backend& backend_;
 };
 

@@ -5,23 +5,59 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/impl/service_type.h>
 #include <grpcpp/resource_quota.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
 #include "absl/time/clock.h"
 #include "server/errors/errors.h"
 #include "server/services/backend.h"
+#include "server/services/listener.h"
 #include "server/services/services.h"
 #include "server/validation/limits.h"
 
 namespace lorad::server {
 namespace {
 
+constexpr int kKeepaliveMs = 20'000;        // a connection that says nothing is asked
+constexpr int kKeepaliveWaitMs = 10'000;    // and ends without an answer
+constexpr int kConnectionIdleMs = 300'000;  // without a call
+
+using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
+using Builder = grpc::ServerBuilder;
+
+ConnectionLimits LimitsOf(const ApiServerOptions& options) {
+  ConnectionLimits limits;
+  limits.total = options.connections_max > 0 ? options.connections_max : ConnectionsMax();
+  limits.for_workers = std::min(kWorkerConnectionsMax, limits.total / 4);
+  limits.allowed = {0, geteuid()};
+  limits.allowed.insert(options.allowed_users.begin(), options.allowed_users.end());
+  return limits;
+}
+
+void SetChannel(Builder& builder) {
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsMax);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveWaitMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kConnectionIdleMs);
+  // Workers ask every few seconds whether their coordinator still lives.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
+  builder.SetMaxReceiveMessageSize(kMessageBytesMax);
+  builder.SetMaxSendMessageSize(-1);  // windows are as large as they are
+  // Reflection alone takes a thread for each of its calls.
+  builder.SetResourceQuota(grpc::ResourceQuota("lorad").SetMaxThreads(kReflectionThreadsMax));
+}
+
 class GrpcApiServer final : public ApiServer {
  public:
   GrpcApiServer(const ApiServerOptions& options, Driver& driver)
-      : address_(options.listen), backend_(driver, options.model_roots, options.own_workers) {
+      : address_(options.listen),
+        backend_(driver, options.model_roots, options.own_workers,
+                 {options.first_message_wait, options.idle_wait}, LimitsOf(options)) {
     services_.push_back(MakeJobsService(backend_));
     services_.push_back(MakeDatasetsService(backend_));
     services_.push_back(MakeModelsService(backend_));
@@ -38,52 +74,60 @@ class GrpcApiServer final : public ApiServer {
   }
 
   absl::Status Serve() {
-    if (absl::Status status = CheckPortFree(address_); !status.ok()) return status;
+    absl::StatusOr<std::unique_ptr<Listener>> listener =
+        Listener::Open(&address_, backend_.connections);
+    if (!listener.ok()) return listener.status();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-    grpc::ServerBuilder builder;
-    // A second daemon must not get every other connection.
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsMax);
-    // Workers ask every few seconds whether their coordinator still lives.
-    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-    builder.SetMaxReceiveMessageSize(kMessageBytesMax);
-    builder.SetMaxSendMessageSize(-1);  // windows are as large as they are
-    builder.SetResourceQuota(grpc::ResourceQuota("lorad").SetMaxThreads(kThreadsMax));
-    int port = 0;
-    builder.AddListeningPort(address_.ToText(), grpc::InsecureServerCredentials(), &port);
+    Builder builder;
+    SetChannel(builder);
+    acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
+        Builder::experimental_type::ExternalConnectionType::FROM_FD,
+        grpc::InsecureServerCredentials());
     for (const auto& service : services_) builder.RegisterService(service.get());
     polled_ = builder.AddCompletionQueue();
     server_ = builder.BuildAndStart();
-    if (server_ == nullptr || port == 0) {
-      server_ = nullptr;
+    if (server_ == nullptr) {
       polled_->Shutdown();
-      if (absl::Status status = CheckPortFree(address_); !status.ok()) return status;
       return Error(absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
-                   "cannot listen on " + address_.ToText());
+                   "cannot serve on " + address_.ToText());
     }
-    address_.port = port;
     poller_ = std::thread([this] {
       void* tag;
       bool ok;
       while (polled_->Next(&tag, &ok)) {
       }
     });
+    listener_ = *std::move(listener);
+    listener_->Start([this](int fd) {
+      Acceptor::NewConnectionParameters connection;
+      connection.fd = fd;
+      acceptor_->HandleNewConnection(&connection);
+    });
     return absl::OkStatus();
   }
 
   const ListenAddress& address() const override { return address_; }
 
+  void SetWritable(bool writable) override {
+    if (backend_.stopping) return;
+    for (const char* service : {"Jobs", "Datasets", "Adapters", "Models"}) {
+      server_->GetHealthCheckService()->SetServingStatus(std::string("lorad.v1.") + service,
+                                                         writable);
+    }
+  }
+
   void BeginStop() override {
-    server_->GetHealthCheckService()->SetServingStatus(false);
     backend_.stopping = true;
+    server_->GetHealthCheckService()->SetServingStatus(false);
     backend_.driver.revisions().Shutdown();
   }
 
   void Stop(absl::Time deadline) override {
+    listener_.reset();
     server_->Shutdown(absl::ToChronoTime(deadline));
     server_->Wait();
+    backend_.calls.WaitUntilEmpty();
     if (!poller_.joinable()) return;
     polled_->Shutdown();
     poller_.join();
@@ -94,11 +138,13 @@ class GrpcApiServer final : public ApiServer {
   Backend backend_;
   std::vector<std::unique_ptr<grpc::Service>> services_;
   // A queue that nothing is put into, so that there is always a thread that waits for the sockets.
-  // With a callback service (health, the workers' stream) gRPC 1.51 leaves that to threads of its
-  // own, which sleep 100 ms of every idle 1100.
+  // With callback services gRPC 1.51 leaves that to threads of its own, which sleep 100 ms of every
+  // idle 1100.
   std::unique_ptr<grpc::ServerCompletionQueue> polled_;
   std::thread poller_;
+  std::unique_ptr<Acceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;  // before the services go
+  std::unique_ptr<Listener> listener_;    // before the server goes
 };
 
 }  // namespace

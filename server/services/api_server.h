@@ -1,6 +1,8 @@
 // The gRPC server with all services, health and reflection on it.
 #pragma once
 
+#include <sys/types.h>
+
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,12 +17,18 @@ namespace lorad::server {
 struct ApiServerOptions {
   ListenAddress listen;
   std::vector<std::string> model_roots = {"/"};
-  bool own_workers = false;  // the daemon starts workers itself: one will connect
+  bool own_workers = false;          // the daemon starts workers itself: one will connect
+  std::vector<uid_t> allowed_users;  // may speak besides root and the daemon's own user
+  // Of a stream: until its first message; while an upload sends nothing or a download is not read.
+  absl::Duration first_message_wait = absl::Seconds(5);
+  absl::Duration idle_wait = absl::Seconds(30);
+  int connections_max = 0;  // 0: what the process's file descriptors allow
 };
 
 class ApiServer {
  public:
-  // Serves at once. `driver` must outlive it. UNAVAILABLE (PORT_IN_USE, CANNOT_LISTEN).
+  // Serves at once. `driver` must outlive it. UNAVAILABLE (PORT_IN_USE, CANNOT_LISTEN,
+  // PEER_CHECK_UNAVAILABLE).
   static absl::StatusOr<std::unique_ptr<ApiServer>> Start(const ApiServerOptions& options,
                                                           Driver& driver);
   virtual ~ApiServer() = default;
@@ -28,6 +36,9 @@ class ApiServer {
   // With the port that was chosen where 0 was asked for.
   virtual const ListenAddress& address() const = 0;
 
+  // What grpc.health.v1 says of the services whose creates need room on the disk (lorad.v1.Jobs,
+  // Datasets, Adapters, Models); of the whole ("") it still says SERVING. Any thread.
+  virtual void SetWritable(bool writable) = 0;
   // grpc.health.v1 says NOT_SERVING from here on, and watches end.
   virtual void BeginStop() = 0;
   // Takes no more calls; those under way may end until `deadline`, then they are cancelled. Returns

@@ -1,14 +1,22 @@
-// What the services stand on: the driver, and counters that keep long calls from taking all
-// threads.
+// What the services stand on: the driver, threads for what would hold up gRPC's own, and limits
+// that keep a share of everything for workers.
 #pragma once
 
 #include <atomic>
-#include <optional>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "server/driver.h"
+#include "server/services/connections.h"
+#include "server/services/patience.h"
+#include "server/services/watch_hub.h"
+#include "server/services/worker_epochs.h"
+#include "server/task_pool.h"
 
 namespace lorad::server {
 
@@ -41,16 +49,59 @@ class Gate {
   std::atomic<int> inside_{0};
 };
 
+// The calls that are not quite gone yet: gRPC is done with one before its last task has run.
+class Attendance {
+ public:
+  class Token {
+   public:
+    explicit Token(Attendance& attendance);
+    Token(const Token&) = delete;
+    Token& operator=(const Token&) = delete;
+    ~Token();
+
+   private:
+    Attendance& attendance_;
+  };
+  void WaitUntilEmpty();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable left_;
+  int present_ = 0;  // guarded by mutex_
+};
+
+// How long a stream is waited for.
+struct StreamWaits {
+  absl::Duration first_message = absl::Seconds(5);
+  absl::Duration idle = absl::Seconds(30);  // an upload that sends nothing, a download not read
+};
+
 struct Backend {
-  Backend(Driver& driver, std::vector<std::string> model_roots, bool own_workers);
+  Backend(Driver& driver, std::vector<std::string> model_roots, bool own_workers, StreamWaits waits,
+          ConnectionLimits connection_limits);
 
   Driver& driver;
   const std::vector<std::string> model_roots;  // models lie beneath one of them
   const bool own_workers;                      // of the daemon's: one will connect
+  const StreamWaits waits;
+  Connections connections;
   Gate watches;
   Gate uploads;
+  Gate downloads;
   Gate workers;
+  WorkerEpochs epochs;
   std::atomic<bool> stopping{false};  // long calls end when they see it
+  Attendance calls;
+
+  // Threads, each kind for what must not wait for the others. All calls must have left before they
+  // go.
+  TaskPool answers{1};       // hands on what the driver said
+  TaskPool reads{2};         // the store, small files
+  TaskPool files;            // what clients send and are sent: hashed, tokenized, synced
+  TaskPool worker_files{2};  // checkpoints' shards
+  TaskPool fetches{2};       // slot contents, as long as one lasts
+  WatchHub watch_hub;
+  Patience patience{absl::Milliseconds(100)};
 };
 
 }  // namespace lorad::server

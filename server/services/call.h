@@ -1,34 +1,18 @@
-// Small things that every service does with a gRPC call. Only for the services' own .cc files.
+// Small things that every service does with a request. Only for the services' own .cc files.
 #pragma once
 
-#include <grpcpp/server_context.h>
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
-#include "absl/time/time.h"
+#include "absl/status/status.h"
 #include "server/errors/errors.h"
-#include "server/errors/grpc_status.h"
 #include "server/validation/names.h"
 
 namespace lorad::server {
-
-// The client's deadline; InfiniteFuture where it gave none.
-inline absl::Time DeadlineOf(const grpc::ServerContext& context) {
-  const auto deadline = context.deadline();
-  if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
-  return absl::FromChrono(deadline);
-}
-
-// What a unary call answers.
-template <typename Message>
-grpc::Status Answer(absl::StatusOr<Message> result, Message* response) {
-  if (!result.ok()) return ToGrpc(result.status());
-  *response = *std::move(result);
-  return grpc::Status::OK;
-}
 
 // Collects what is wrong with a request's fields.
 class RequestCheck {

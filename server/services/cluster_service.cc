@@ -2,25 +2,26 @@
 
 #include "lorad/v1/cluster.grpc.pb.h"
 #include "server/services/backend.h"
-#include "server/services/call.h"
 #include "server/services/services.h"
+#include "server/services/unary_call.h"
 
 namespace lorad::server {
 namespace {
 
-class ClusterService final : public v1::Cluster::Service {
+using Context = grpc::CallbackServerContext;
+
+class ClusterService final : public v1::Cluster::CallbackService {
  public:
   explicit ClusterService(Backend& backend) : backend_(backend) {}
 
-  grpc::Status GetCluster(grpc::ServerContext* context, const v1::GetClusterRequest* request,
-                          v1::ClusterStatus* response) override {
-    return Answer(backend_.driver.Ask<v1::ClusterStatus>(*request, DeadlineOf(*context)), response);
+  grpc::ServerUnaryReactor* GetCluster(Context* context, const v1::GetClusterRequest* request,
+                                       v1::ClusterStatus* response) override {
+    return (new UnaryCall(backend_, context))->Relay(*request, response);
   }
 
-  grpc::Status ListWorkers(grpc::ServerContext* context, const v1::ListWorkersRequest* request,
-                           v1::ListWorkersResponse* response) override {
-    return Answer(backend_.driver.Ask<v1::ListWorkersResponse>(*request, DeadlineOf(*context)),
-                  response);
+  grpc::ServerUnaryReactor* ListWorkers(Context* context, const v1::ListWorkersRequest* request,
+                                        v1::ListWorkersResponse* response) override {
+    return (new UnaryCall(backend_, context))->Relay(*request, response);
   }
 
  private:

@@ -22,21 +22,11 @@ absl::StatusOr<std::optional<T>> Known(absl::StatusOr<T> found) {
   return found.status();
 }
 
-absl::StatusOr<std::optional<v1::Model>> FindModel(Driver& driver, const std::string& name) {
-  if (name.empty()) return std::optional<v1::Model>();
-  v1::GetModelRequest request;
-  request.set_name(name);
-  return Known(driver.Ask<v1::Model>(std::move(request)));
-}
-
-absl::StatusOr<bool> HasDataset(Driver& driver, const std::string& name) {
-  if (name.empty()) return false;
-  v1::GetDatasetRequest request;
-  request.set_name(name);
-  absl::StatusOr<std::optional<v1::Dataset>> dataset =
-      Known(driver.Ask<v1::Dataset>(std::move(request)));
-  if (!dataset.ok()) return dataset.status();
-  return dataset->has_value();
+// The same of an answer of the driver's.
+template <typename T>
+absl::StatusOr<std::optional<T>> KnownAs(const absl::StatusOr<ReplyValue>& answer) {
+  if (!answer.ok()) return Known(absl::StatusOr<T>(answer.status()));
+  return std::optional<T>(std::get<T>(*answer));
 }
 
 // The directory of what init_from names: "ADAPTER" or "JOB/STEP".
@@ -79,17 +69,27 @@ absl::StatusOr<std::string> Misfit(Driver& driver, const storage::PeftAdapter& a
 
 }  // namespace
 
-absl::Status CompleteAgainst(Driver& driver, v1::Job& job) {
-  absl::StatusOr<std::optional<v1::Model>> model = FindModel(driver, job.base_model());
+std::vector<Request> ReferencesOf(const v1::Job& job) {
+  v1::GetModelRequest model;
+  model.set_name(job.base_model());
+  v1::GetDatasetRequest training, validation;
+  training.set_name(job.training_dataset());
+  validation.set_name(job.validation_dataset());
+  return {model, training, validation};
+}
+
+absl::Status CompleteAgainst(Driver& driver, const std::vector<absl::StatusOr<ReplyValue>>& answers,
+                             v1::Job& job) {
+  const auto model = KnownAs<v1::Model>(answers.at(0));
   if (!model.ok()) return model.status();
-  absl::StatusOr<bool> has_training = HasDataset(driver, job.training_dataset());
-  if (!has_training.ok()) return has_training.status();
-  absl::StatusOr<bool> has_validation = HasDataset(driver, job.validation_dataset());
-  if (!has_validation.ok()) return has_validation.status();
+  const auto training = KnownAs<v1::Dataset>(answers.at(1));
+  if (!training.ok()) return training.status();
+  const auto validation = KnownAs<v1::Dataset>(answers.at(2));
+  if (!validation.ok()) return validation.status();
 
   JobReferences references;
-  references.training_dataset_known = *has_training;
-  references.validation_dataset_known = *has_validation;
+  references.training_dataset_known = training->has_value();
+  references.validation_dataset_known = validation->has_value();
   if (model->has_value()) {
     references.model_known = true;
     references.model.target_modules.assign((*model)->target_modules().begin(),

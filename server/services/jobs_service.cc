@@ -1,7 +1,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
-#include <set>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -11,173 +11,132 @@
 #include "server/services/call.h"
 #include "server/services/job_references.h"
 #include "server/services/services.h"
+#include "server/services/unary_call.h"
+#include "server/services/watch_stream.h"
 #include "server/validation/job_filter.h"
 #include "server/validation/limits.h"
 
 namespace lorad::server {
 namespace {
 
-constexpr int kRevisionsPerWait = 256;
-constexpr absl::Duration kWatchWait = absl::Seconds(1);  // how late a client that left is noticed
 constexpr absl::Duration kWorkerPatience = absl::Seconds(5);  // until an own worker has connected
-constexpr absl::Duration kWorkerPoll = absl::Milliseconds(50);
 constexpr size_t kPageBytesMax = 3 << 20;  // clients take messages of 4 MiB by default
 
-class JobsService final : public v1::Jobs::Service {
+using Context = grpc::CallbackServerContext;
+using Base = v1::Jobs::WithRawCallbackMethod_WatchJobs<v1::Jobs::CallbackService>;
+
+class JobsService final : public Base {
  public:
   explicit JobsService(Backend& backend) : backend_(backend) {}
 
-  grpc::Status CreateJob(grpc::ServerContext* context, const v1::CreateJobRequest* request,
-                         v1::Job* response) override {
+  grpc::ServerUnaryReactor* CreateJob(Context* context, const v1::CreateJobRequest* request,
+                                      v1::Job* response) override {
+    auto* call = new UnaryCall(backend_, context);
     absl::Status status =
         RequestCheck().Field("request_id", CheckRequestId(request->request_id())).status();
-    if (!status.ok()) return ToGrpc(status);
+    if (!status.ok()) return call->End(status);
     server::CreateJob create;
     create.job = request->job();
     create.validate_only = request->validate_only();
     create.request_id = {request->request_id(), DeterministicBytes(request->job())};
-    status = CompleteAgainst(backend_.driver, create.job);
-    if (!status.ok()) return ToGrpc(status);
-    return Answer(backend_.driver.Ask<v1::Job>(std::move(create), DeadlineOf(*context)), response);
+    return Complete(call, std::move(create), [call, response](server::CreateJob complete) {
+      call->Relay(std::move(complete), response);
+    });
   }
 
-  grpc::Status GetJob(grpc::ServerContext* context, const v1::GetJobRequest* request,
-                      v1::Job* response) override {
-    return Answer(backend_.driver.Ask<v1::Job>(*request, DeadlineOf(*context)), response);
+  grpc::ServerUnaryReactor* GetJob(Context* context, const v1::GetJobRequest* request,
+                                   v1::Job* response) override {
+    return (new UnaryCall(backend_, context))->Relay(*request, response);
   }
 
-  grpc::Status ListJobs(grpc::ServerContext* context, const v1::ListJobsRequest* request,
-                        v1::ListJobsResponse* response) override {
+  grpc::ServerUnaryReactor* ListJobs(Context* context, const v1::ListJobsRequest* request,
+                                     v1::ListJobsResponse* response) override {
+    auto* call = new UnaryCall(backend_, context);
     v1::ListJobsRequest page = *request;
     absl::Status status = CompletePage(page, kPageSizeMax, kPageSizeDefault);
-    if (!status.ok()) return ToGrpc(status);
-    if (absl::StatusOr<JobFilter> filter = JobFilter::Parse(page.filter()); !filter.ok()) {
-      return ToGrpc(filter.status());
-    }
-    while (true) {
-      absl::StatusOr<v1::ListJobsResponse> jobs =
-          backend_.driver.Ask<v1::ListJobsResponse>(page, DeadlineOf(*context));
-      const bool fits = !jobs.ok() || jobs->ByteSizeLong() <= kPageBytesMax;
-      if (fits || page.page_size() == 1) return Answer(std::move(jobs), response);
-      page.set_page_size(std::max(1, page.page_size() / 4));  // jobs with many labels
-    }
+    if (status.ok()) status = JobFilter::Parse(page.filter()).status();
+    if (!status.ok()) return call->End(status);
+    return ListPage(call, std::move(page), response);
   }
 
-  grpc::Status DeleteJob(grpc::ServerContext* context, const v1::DeleteJobRequest* request,
-                         google::protobuf::Empty*) override {
-    return ToGrpc(backend_.driver.Call(*request, DeadlineOf(*context)).status());
+  grpc::ServerUnaryReactor* DeleteJob(Context* context, const v1::DeleteJobRequest* request,
+                                      google::protobuf::Empty*) override {
+    return (new UnaryCall(backend_, context))->Relay(*request);
   }
 
-  grpc::Status CancelJob(grpc::ServerContext* context, const v1::CancelJobRequest* request,
-                         v1::Job* response) override {
-    return Answer(backend_.driver.Ask<v1::Job>(*request, DeadlineOf(*context)), response);
+  grpc::ServerUnaryReactor* CancelJob(Context* context, const v1::CancelJobRequest* request,
+                                      v1::Job* response) override {
+    return (new UnaryCall(backend_, context))->Relay(*request, response);
   }
 
-  grpc::Status WatchJobs(grpc::ServerContext* context, const v1::WatchJobsRequest* request,
-                         grpc::ServerWriter<v1::WatchJobsResponse>* writer) override {
-    return ToGrpc(Watch(*context, *request, *writer));
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* WatchJobs(Context* context,
+                                                        const grpc::ByteBuffer* request) override {
+    return new WatchStream(backend_, context, *request);
   }
 
-  grpc::Status ListEvents(grpc::ServerContext*, const v1::ListEventsRequest* request,
-                          v1::ListEventsResponse* response) override {
+  grpc::ServerUnaryReactor* ListEvents(Context* context, const v1::ListEventsRequest* request,
+                                       v1::ListEventsResponse* response) override {
+    auto* call = new UnaryCall(backend_, context);
     v1::ListEventsRequest page = *request;
     absl::Status status = CompletePage(page, kPageSizeMax, kPageSizeDefault);
-    if (!status.ok()) return ToGrpc(status);
-    return Answer(backend_.driver.ListEvents(page), response);
+    if (!status.ok()) return call->End(status);
+    return call->Read<v1::ListEventsResponse>(
+        response, [this, page] { return backend_.driver.ListEvents(page); });
   }
 
-  grpc::Status GetMetrics(grpc::ServerContext*, const v1::GetMetricsRequest* request,
-                          v1::GetMetricsResponse* response) override {
+  grpc::ServerUnaryReactor* GetMetrics(Context* context, const v1::GetMetricsRequest* request,
+                                       v1::GetMetricsResponse* response) override {
+    auto* call = new UnaryCall(backend_, context);
     v1::GetMetricsRequest page = *request;
     absl::Status status = CompletePage(page, kMetricsPageSizeMax, kMetricsPageSizeDefault);
-    if (!status.ok()) return ToGrpc(status);
-    if (!v1::GetMetricsRequest::Series_IsValid(page.series())) {
-      return ToGrpc(InvalidFields("request", {{"series", "must be TRAINING or EVALUATION"}}));
+    if (status.ok() && !v1::GetMetricsRequest::Series_IsValid(page.series())) {
+      status = InvalidFields("request", {{"series", "must be TRAINING or EVALUATION"}});
     }
-    return Answer(backend_.driver.GetMetrics(page), response);
+    if (!status.ok()) return call->End(status);
+    return call->Read<v1::GetMetricsResponse>(
+        response, [this, page] { return backend_.driver.GetMetrics(page); });
   }
 
-  grpc::Status EstimateJob(grpc::ServerContext* context, const v1::EstimateJobRequest* request,
-                           v1::JobEstimate* response) override {
+  grpc::ServerUnaryReactor* EstimateJob(Context* context, const v1::EstimateJobRequest* request,
+                                        v1::JobEstimate* response) override {
+    auto* call = new UnaryCall(backend_, context);
     server::EstimateJob estimate;
     estimate.job = request->job();
-    absl::Status status = CompleteAgainst(backend_.driver, estimate.job);
-    if (!status.ok()) return ToGrpc(status);
     // Right after the start the daemon's own workers are about to connect, and whether a job fits
     // is about them.
-    const absl::Time patience = absl::Now() + kWorkerPatience;
-    for (;;) {
-      absl::StatusOr<v1::JobEstimate> answer =
-          backend_.driver.Ask<v1::JobEstimate>(estimate, DeadlineOf(*context));
-      if (!answer.ok() || answer->budget_bytes() > 0 || !backend_.own_workers ||
-          backend_.stopping || context->IsCancelled() || absl::Now() > patience) {
-        return Answer(std::move(answer), response);
-      }
-      absl::SleepFor(kWorkerPoll);
-    }
+    if (backend_.own_workers) estimate.wait_us = absl::ToInt64Microseconds(kWorkerPatience);
+    return Complete(call, std::move(estimate), [call, response](server::EstimateJob complete) {
+      call->Relay(std::move(complete), response);
+    });
   }
 
  private:
-  absl::Status Watch(grpc::ServerContext& context, const v1::WatchJobsRequest& request,
-                     grpc::ServerWriter<v1::WatchJobsResponse>& writer) {
-    if (request.names_size() > kWatchNamesMax) {
-      return InvalidFields("request", {{"names", absl::StrCat("must be at most ", kWatchNamesMax,
-                                                              ", got ", request.names_size())}});
-    }
-    if (request.resume_from_revision() < 0) {
-      return InvalidFields("request", {{"resume_from_revision", "must not be negative"}});
-    }
-    absl::StatusOr<Gate::Pass> pass = backend_.watches.Enter();
-    if (!pass.ok()) return pass.status();
-    const std::set<std::string> names(request.names().begin(), request.names().end());
-    absl::StatusOr<JobSnapshot> snapshot = backend_.driver.Ask<JobSnapshot>(
-        SnapshotJobs{{names.begin(), names.end()}}, DeadlineOf(context));
-    if (!snapshot.ok()) return snapshot.status();
-    writer.SendInitialMetadata();  // the client knows that it is heard, also where nothing happens
-    int64_t revision = request.resume_from_revision();
-    if (revision == 0) {
-      revision = snapshot->revision;
-      if (!WriteSnapshot(*std::move(snapshot), writer)) return absl::OkStatus();
-    }
-    return Follow(context, names, revision, writer);
+  // Looks up what the job's names stand for, completes it with that, and goes on with `then`.
+  template <class Content, class Then>
+  UnaryCall* Complete(UnaryCall* call, Content content, Then then) {
+    std::vector<Request> references = ReferencesOf(content.job);
+    return call->AskAll(
+        std::move(references), [this, call, content, then](std::vector<Question::Answer> answers) {
+          call->OnReads([this, call, content, then, answers = std::move(answers)]() mutable {
+            absl::Status status = CompleteAgainst(backend_.driver, answers, content.job);
+            if (!status.ok()) return (void)call->End(status);
+            then(std::move(content));
+          });
+        });
   }
 
-  // In the order of the jobs' newest revisions, each under its own: a client that lost the stream
-  // in mid-snapshot resumes from the last that it saw, and gets the rest as changes. False when the
-  // client has gone.
-  static bool WriteSnapshot(JobSnapshot snapshot,
-                            grpc::ServerWriter<v1::WatchJobsResponse>& writer) {
-    std::sort(snapshot.jobs.begin(), snapshot.jobs.end(),
-              [](const v1::Job& a, const v1::Job& b) { return a.revision() < b.revision(); });
-    for (v1::Job& job : snapshot.jobs) {
-      v1::WatchJobsResponse response;
-      response.set_revision(job.revision());
-      *response.mutable_job() = std::move(job);
-      if (!writer.Write(response)) return false;
-    }
-    return true;
-  }
-
-  absl::Status Follow(grpc::ServerContext& context, const std::set<std::string>& names,
-                      int64_t revision, grpc::ServerWriter<v1::WatchJobsResponse>& writer) {
-    while (!context.IsCancelled()) {
-      auto changes =
-          backend_.driver.revisions().Wait(revision, kRevisionsPerWait, absl::Now() + kWatchWait);
-      if (backend_.stopping) {
-        return Unavailable("SHUTTING_DOWN", "the daemon stops: watch again in a while", 2000);
+  // As many jobs of the page as fit into a message.
+  UnaryCall* ListPage(UnaryCall* call, v1::ListJobsRequest page, v1::ListJobsResponse* response) {
+    return call->Ask(page, [this, call, page, response](Question::Answer answer) mutable {
+      if (!answer.ok()) return (void)call->End(answer.status());
+      auto& jobs = std::get<v1::ListJobsResponse>(*answer);
+      if (jobs.ByteSizeLong() > kPageBytesMax && page.page_size() > 1) {
+        page.set_page_size(std::max(1, page.page_size() / 4));  // jobs with many labels
+        return (void)ListPage(call, std::move(page), response);
       }
-      if (!changes.ok()) return changes.status();
-      for (const auto& change : *changes) {
-        revision = change->revision;
-        if (!names.empty() && names.count(change->job) == 0) continue;
-        v1::WatchJobsResponse response;
-        const bool parsed = response.ParseFromString(change->message);
-        assert(parsed);
-        (void)parsed;
-        if (!writer.Write(response)) return absl::OkStatus();
-      }
-    }
-    return absl::CancelledError("the client ended the watch");
+      *response = std::move(jobs);
+      call->End(absl::OkStatus());
+    });
   }
 
   Backend& backend_;

@@ -10,12 +10,16 @@
 #include "server/services/call.h"
 #include "server/services/model_path.h"
 #include "server/services/services.h"
+#include "server/services/unary_call.h"
 #include "server/validation/limits.h"
+#include "server/validation/utf8.h"
 #include "storage/dataset_encode.h"
 #include "storage/model_directory.h"
 
 namespace lorad::server {
 namespace {
+
+using Context = grpc::CallbackServerContext;
 
 std::string CheckPath(const std::string& path) {
   if (path.empty()) return "must be given";
@@ -25,7 +29,8 @@ std::string CheckPath(const std::string& path) {
 }
 
 // Everything about a model that its directory says.
-absl::StatusOr<server::RegisterModel> Describe(const std::string& name, const std::string& path) {
+absl::StatusOr<server::RegisterModel> DescribeDirectory(const std::string& name,
+                                                        const std::string& path) {
   absl::StatusOr<storage::ModelDirectory> directory = storage::ModelDirectory::Open(path);
   if (!directory.ok()) return directory.status();
   absl::StatusOr<storage::TextModel> text = storage::LoadTextModel(*directory);
@@ -55,49 +60,60 @@ absl::StatusOr<server::RegisterModel> Describe(const std::string& name, const st
   return registration;
 }
 
-class ModelsService final : public v1::Models::Service {
+class ModelsService final : public v1::Models::CallbackService {
  public:
   explicit ModelsService(Backend& backend) : backend_(backend) {}
 
-  grpc::Status RegisterModel(grpc::ServerContext* context, const v1::RegisterModelRequest* request,
-                             v1::Model* response) override {
+  grpc::ServerUnaryReactor* RegisterModel(Context* context, const v1::RegisterModelRequest* request,
+                                          v1::Model* response) override {
+    auto* call = new UnaryCall(backend_, context);
     absl::Status status = RequestCheck()
                               .Field("name", CheckName(request->name()))
                               .Field("path", CheckPath(request->path()))
                               .Field("request_id", CheckRequestId(request->request_id()))
                               .status();
-    if (!status.ok()) return ToGrpc(status);
-    absl::StatusOr<std::string> path = ResolveModelPath(request->path(), backend_.model_roots);
-    if (!path.ok()) return ToGrpc(path.status());
-    absl::StatusOr<server::RegisterModel> registration = Describe(request->name(), *path);
-    if (!registration.ok()) return ToGrpc(registration.status());
-    registration->request_id = {request->request_id(),
-                                absl::StrCat("model ", request->name(), " ", *path)};
-    return Answer(backend_.driver.Ask<v1::Model>(*std::move(registration), DeadlineOf(*context)),
-                  response);
+    if (!status.ok()) return call->End(status);
+    return call->OnReads([this, call, request, response] {
+      absl::StatusOr<server::RegisterModel> registration = Describe(*request);
+      if (!registration.ok()) return (void)call->End(registration.status());
+      call->Relay(*std::move(registration), response);
+    });
   }
 
-  grpc::Status GetModel(grpc::ServerContext* context, const v1::GetModelRequest* request,
-                        v1::Model* response) override {
-    return Answer(backend_.driver.Ask<v1::Model>(*request, DeadlineOf(*context)), response);
+  grpc::ServerUnaryReactor* GetModel(Context* context, const v1::GetModelRequest* request,
+                                     v1::Model* response) override {
+    return (new UnaryCall(backend_, context))->Relay(*request, response);
   }
 
-  grpc::Status ListModels(grpc::ServerContext* context, const v1::ListModelsRequest* request,
-                          v1::ListModelsResponse* response) override {
+  grpc::ServerUnaryReactor* ListModels(Context* context, const v1::ListModelsRequest* request,
+                                       v1::ListModelsResponse* response) override {
+    auto* call = new UnaryCall(backend_, context);
     v1::ListModelsRequest page = *request;
     absl::Status status = CompletePage(page, kPageSizeMax, kPageSizeDefault);
-    if (!status.ok()) return ToGrpc(status);
-    return Answer(backend_.driver.Ask<v1::ListModelsResponse>(page, DeadlineOf(*context)),
-                  response);
+    return status.ok() ? call->Relay(std::move(page), response) : call->End(status);
   }
 
-  grpc::Status UnregisterModel(grpc::ServerContext* context,
-                               const v1::UnregisterModelRequest* request,
-                               google::protobuf::Empty*) override {
-    return ToGrpc(backend_.driver.Call(*request, DeadlineOf(*context)).status());
+  grpc::ServerUnaryReactor* UnregisterModel(Context* context,
+                                            const v1::UnregisterModelRequest* request,
+                                            google::protobuf::Empty*) override {
+    return (new UnaryCall(backend_, context))->Relay(*request);
   }
 
  private:
+  absl::StatusOr<server::RegisterModel> Describe(const v1::RegisterModelRequest& request) {
+    const absl::StatusOr<std::string> path = ResolveModelPath(request.path(), backend_.model_roots);
+    if (!path.ok()) return path.status();
+    absl::StatusOr<server::RegisterModel> registration = DescribeDirectory(request.name(), *path);
+    if (!registration.ok()) return registration.status();
+    registration->request_id = {request.request_id(),
+                                absl::StrCat("model ", request.name(), " ", *path)};
+    if (!IsUtf8(registration->config_json)) {
+      return InvalidFields("model", {{"config.json", "must be valid UTF-8"}});
+    }
+    if (absl::Status status = CheckUtf8("model", registration->model); !status.ok()) return status;
+    return registration;
+  }
+
   Backend& backend_;
 };
 

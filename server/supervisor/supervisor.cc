@@ -11,15 +11,16 @@
 #include <algorithm>
 #include <cassert>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "server/errors/errors.h"
 
 namespace lorad::server {
@@ -27,6 +28,9 @@ namespace {
 
 // The longest the loop sleeps: a child whose grandchild keeps its pipe open is noticed this late.
 constexpr int kPollMs = 200;
+
+using SteadyClock = std::chrono::steady_clock;
+using Time = SteadyClock::time_point;
 
 struct Pipe {
   int read_end = -1;
@@ -124,8 +128,8 @@ class Supervisor::Loop {
     pid_t pid = 0;  // 0 = not running
     int output = -1;
     std::string line;  // the part of a line that has come
-    absl::Time started = absl::InfinitePast();
-    absl::Time next_start = absl::InfinitePast();
+    Time started;
+    Time next_start;  // at first: at once
     absl::Duration backoff;
     bool started_before = false;
   };
@@ -135,26 +139,28 @@ class Supervisor::Loop {
   };
 
   void Run() {
-    absl::Time stopping_since = absl::InfiniteFuture();
+    std::optional<Time> stopping_since;
     absl::Duration grace;
     int signals_sent = 0;
     while (true) {
-      const absl::Time now = absl::Now();
-      if (stopping_since == absl::InfiniteFuture()) {
+      const Time now = SteadyClock::now();
+      if (!stopping_since) {
         std::lock_guard lock(mutex_);
         if (stop_) {
           stopping_since = now;
           grace = grace_;
         }
       }
-      const bool stopping = stopping_since != absl::InfiniteFuture();
+      const bool stopping = stopping_since.has_value();
+      const absl::Duration since =
+          stopping ? absl::FromChrono(now - *stopping_since) : absl::ZeroDuration();
       if (!stopping) StartDue(now);
       if (stopping && !AnyRuns()) return;
-      if (stopping && signals_sent == 0 && now >= stopping_since + grace) {
+      if (stopping && signals_sent == 0 && since >= grace) {
         SignalAll(SIGTERM);
         signals_sent = 1;
       }
-      if (stopping && signals_sent == 1 && now >= stopping_since + 2 * grace) {
+      if (stopping && signals_sent == 1 && since >= 2 * grace) {
         SignalAll(SIGKILL);
         signals_sent = 2;
       }
@@ -174,13 +180,13 @@ class Supervisor::Loop {
     }
   }
 
-  void StartDue(absl::Time now) {
+  void StartDue(Time now) {
     for (size_t i = 0; i < children_.size(); ++i) {
       if (children_[i].pid == 0 && now >= children_[i].next_start) Start(i, now);
     }
   }
 
-  void Start(size_t index, absl::Time now) {
+  void Start(size_t index, Time now) {
     Child& child = children_[index];
     std::vector<char*> arguments;
     for (std::string& argument : child.command.arguments) arguments.push_back(argument.data());
@@ -194,7 +200,7 @@ class Supervisor::Loop {
     if (pid < 0) {
       close(pipe.read_end);
       sinks_.note(child.command.name, absl::StrCat("cannot be started: ", strerror(fork_errno)));
-      child.next_start = now + options_.backoff_max;
+      child.next_start = now + absl::ToChronoNanoseconds(options_.backoff_max);
       return;
     }
     fcntl(pipe.read_end, F_SETFL, O_NONBLOCK);
@@ -211,13 +217,13 @@ class Supervisor::Loop {
   }
 
   // Until output, a wake-up, the next start or kPollMs; forwards what came.
-  void Wait(absl::Time now) {
+  void Wait(Time now) {
     std::vector<pollfd> waits = {{wake_.read_end, POLLIN, 0}};
     int timeout_ms = kPollMs;
     for (const Child& child : children_) {
       if (child.output >= 0) waits.push_back({child.output, POLLIN, 0});
       if (child.pid == 0) {
-        const int64_t ms = absl::ToInt64Milliseconds(child.next_start - now) + 1;
+        const int64_t ms = absl::ToInt64Milliseconds(absl::FromChrono(child.next_start - now)) + 1;
         timeout_ms = static_cast<int>(std::clamp<int64_t>(ms, 1, timeout_ms));
       }
     }
@@ -254,9 +260,10 @@ class Supervisor::Loop {
     if (child.output >= 0) close(std::exchange(child.output, -1));
     if (!child.line.empty()) sinks_.line(child.command.name, std::exchange(child.line, ""));
     child.pid = 0;
-    const absl::Time now = absl::Now();
-    if (now - child.started >= options_.backoff_reset) child.backoff = options_.backoff_first;
-    child.next_start = now + child.backoff;
+    const Time now = SteadyClock::now();
+    if (absl::FromChrono(now - child.started) >= options_.backoff_reset)
+      child.backoff = options_.backoff_first;
+    child.next_start = now + absl::ToChronoNanoseconds(child.backoff);
     std::string what = EndText(wait_status);
     bool stop;
     {

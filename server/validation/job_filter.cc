@@ -149,6 +149,12 @@ absl::StatusOr<JobFilter> JobFilter::Parse(const std::string& text) {
   return filter;
 }
 
+bool JobFilter::MayMatch(v1::Job::State state) const {
+  return std::all_of(terms_.begin(), terms_.end(), [&](const Term& term) {
+    return term.field != "state" || (v1::Job::State_Name(state) == term.value) == term.equal;
+  });
+}
+
 bool JobFilter::Matches(const v1::Job& job) const {
   return std::all_of(terms_.begin(), terms_.end(), [&](const Term& term) {
     return (Value(job, term.field) == term.value) == term.equal;

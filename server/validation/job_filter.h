@@ -27,6 +27,9 @@ class JobFilter {
   // (INVALID_FIELDS, field "filter") says the column, and what may stand there.
   static absl::StatusOr<JobFilter> Parse(const std::string& text);
 
+  // False where the terms about the state alone say that no job in this state matches.
+  bool MayMatch(v1::Job::State state) const;
+
   // A job without the label KEY has the value "" for it.
   bool Matches(const v1::Job& job) const;
 

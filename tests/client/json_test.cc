@@ -27,7 +27,7 @@ TEST_CASE("timestamps, enums, lists, and what is not set") {
   CHECK(
       ToJson(event) ==
       R"({"revision": 0, "time": "1970-01-01T00:00:05.250Z", "job": "", "reason": "", )"
-      R"("message": "a \"b\"\n\u0001é", "from_state": "STATE_UNSPECIFIED", "to_state": "RUNNING"})");
+      R"("message": "a \"b\"\n\u0001é", "from_state": "STATE_UNSPECIFIED", "to_state": "RUNNING", "count": 0})");
   const std::string job = ToJson(v1::Job());
   CHECK(job.find(R"("loss": null)") != std::string::npos);
   CHECK(job.find(R"("error": null)") != std::string::npos);

@@ -12,7 +12,7 @@ import sys
 
 from formats import token_rows, write_model
 from golden import RUNS, differences, job_of, prepare
-from house import GOLDEN, ROOT, WORKER, House, main, tell
+from house import GOLDEN, ROOT, WORKER, House, Skipped, main, tell
 
 DEVICE = "cuda:0"
 # Losses of the fp32 mode against float32 on a CPU.
@@ -46,8 +46,7 @@ def test_golden_fp32():
 
 def test_golden_bf16():
     if subprocess.run([sys.executable, "-c", "import peft, torch, transformers"], capture_output=True).returncode != 0:
-        tell("    skipped: needs torch, transformers and peft")
-        return
+        raise Skipped("needs torch, transformers and peft")
     script = ROOT / "tests/golden/peft_bf16.py"
     peer = subprocess.run([sys.executable, script, GOLDEN], capture_output=True, text=True)
     if peer.returncode != 0:
@@ -110,8 +109,5 @@ def test_shorter_microbatches_make_room():
 
 
 if __name__ == "__main__":
-    if not has_gpu():
-        tell("skipped: no GPU")
-        sys.exit(0)
     main([test_golden_fp32, test_golden_bf16, test_isolation, test_recomputation,
-          test_shorter_microbatches_make_room])
+          test_shorter_microbatches_make_room], lacking=None if has_gpu() else "no GPU")

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 
 # Below `bazel test` programs lie beside the test's data, and so they do in a bundle of tools/gpu; in a checkout in bazel-bin.
 RUNFILES = os.environ.get("TEST_SRCDIR")
@@ -27,6 +28,10 @@ LIVE_STATES = {"VALIDATING", "QUEUED", "PREPARING", "RUNNING", "FINALIZING", "CA
 
 class Failure(AssertionError):
     """A command that had to succeed did not."""
+
+
+class Skipped(Exception):
+    """Raised by a test that cannot run on this machine; says why."""
 
 
 class Result:
@@ -68,7 +73,7 @@ class House:
             for worker in self.workers:
                 worker.kill()
                 worker.wait()
-        if kind is not None:
+        if kind not in (None, Skipped):
             sys.stderr.write(f"--- the end of {self.log_path}\n{self.log()[-6000:]}\n---\n")
 
     def command(self, *options):
@@ -200,22 +205,27 @@ def tell(*parts):
     print(*parts, flush=True)
 
 
-def main(tests):
-    """Runs the test functions, names those that fail, and ends the process."""
-    wanted = sys.argv[1:]
-    failures = []
+def main(tests, lacking=None):
+    """Runs the test functions, names those that fail, and ends the process. `lacking` says why none of them can run here.
+    tools/test reads how many ran, and counts the others as skipped."""
+    wanted = [word for word in sys.argv[1:] if "=" not in word]  # seed=N is for the tests themselves
+    tests = [test for test in tests if not wanted or test.__name__ in wanted]
+    failures, skipped = [], 0
     for test in tests:
-        if wanted and test.__name__ not in wanted:
-            continue
         began = time.monotonic()
         tell(f"--- {test.__name__}")
         try:
+            if lacking:
+                raise Skipped(lacking)
             test()
             tell(f"    passed in {time.monotonic() - began:.1f} s")
+        except Skipped as why:
+            skipped += 1
+            tell(f"    skipped: {why}")
         except Exception as error:  # every test gets its turn
-            import traceback
             traceback.print_exc()
             tell(f"    FAILED: {error}")
             failures.append(test.__name__)
+    tell(f"cases: {len(tests) - skipped} ran, {skipped} skipped")
     tell(f"{len(failures)} failed" + (": " + ", ".join(failures) if failures else ""))
     sys.exit(1 if failures else 0)

@@ -17,17 +17,15 @@ std::unique_ptr<Backend> Make(DType activation) {
   return *std::move(backend);
 }
 
+// Tells it of every test case that goes over the backends.
 bool HasGpu() {
-  static const bool has = [] {
-    const auto facts = ProbeCudaDevice(0);
-    if (facts.ok()) {
-      std::printf("%s\n", Describe(*facts).c_str());
-    } else {
-      std::printf("cuda: skipped: no GPU (%s)\n", std::string(facts.status().message()).c_str());
-    }
-    return facts.ok();
+  static const auto facts = [] {
+    auto found = ProbeCudaDevice(0);
+    if (found.ok()) std::printf("%s\n", Describe(*found).c_str());
+    return found;
   }();
-  return has;
+  if (!facts.ok()) WARN("skipped: no GPU (" << std::string(facts.status().message()) << ")");
+  return facts.ok();
 }
 
 }  // namespace

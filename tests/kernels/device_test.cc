@@ -14,6 +14,12 @@ bool Has(const absl::Status& status, const std::string& part) {
   return std::string(status.message()).find(part) != std::string::npos;
 }
 
+bool Skipped() {
+  if (CudaDeviceCount() > 0) return false;
+  WARN("skipped: no GPU");
+  return true;
+}
+
 TEST_CASE("An index that does not exist is refused") {
   const int count = CudaDeviceCount();
   for (const int index : {-1, count, count + 63}) {
@@ -27,6 +33,7 @@ TEST_CASE("An index that does not exist is refused") {
 }
 
 TEST_CASE("The facts of every GPU") {
+  if (Skipped()) return;
   for (int index = 0; index < CudaDeviceCount(); ++index) {
     const auto facts = ProbeCudaDevice(index);
     REQUIRE(facts.ok());
@@ -44,7 +51,7 @@ TEST_CASE("The facts of every GPU") {
 }
 
 TEST_CASE("Memory that a GPU does not have is refused, and the backend works on") {
-  if (CudaDeviceCount() == 0) return;
+  if (Skipped()) return;
   auto backend = MakeCudaBackend(0);
   REQUIRE(backend.ok());
   const absl::Status status = (*backend)->MakeArena(int64_t{1} << 50).status();

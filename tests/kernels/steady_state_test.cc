@@ -94,7 +94,7 @@ TEST_CASE("A job's steady state allocates nothing and waits for nothing") {
     BlockModel model(world, kShape, 3, {0, 1});
     Watch watch;
     if (!watch.found()) {
-      std::printf("skipped: no CUPTI (libcupti.so.13 of the CUDA toolkit)\n");
+      WARN("skipped: no CUPTI (libcupti.so.13 of the CUDA toolkit)");
       return;
     }
     constexpr int kWarmUp = 3;

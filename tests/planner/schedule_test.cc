@@ -21,6 +21,10 @@ QueuedJob Job(const std::string& name, const std::string& base, int64_t arrival,
 WorkerView Idle(const std::string& name, int64_t budget = kBig) {
   return {name, budget, {.threads = 2}, true};
 }
+WorkerView IdleGpu(const std::string& name, int64_t budget = kBig) {
+  return {
+      name, budget, {.kind = DeviceKind::kCuda, .multiprocessors = 132, .value_bytes = 2}, true};
+}
 WorkerView Busy(const std::string& name, int64_t budget = kBig) {
   return {name, budget, {.threads = 2}, false};
 }
@@ -31,6 +35,25 @@ GroupView Group(const std::string& name, const std::string& base, size_t jobs, b
   for (size_t i = 0; i < jobs; ++i) {
     group.jobs.push_back(name + std::to_string(i));
     group.adapters.push_back(Rank(8));
+  }
+  return group;
+}
+
+// A suspect of ending its workers, and a group whose jobs are such.
+QueuedJob Suspect(const std::string& name, int64_t arrival, int32_t company_max,
+                  bool alone = false) {
+  QueuedJob job = Job(name, "m", arrival);
+  job.company_max = company_max;
+  job.alone = alone;
+  return job;
+}
+GroupView GroupOfSuspects(const std::string& name, const std::vector<int32_t>& company_max,
+                          bool alone = false) {
+  GroupView group = Group(name, "m", company_max.size());
+  for (const int32_t most : company_max) {
+    RunningJob& running = group.running.emplace_back();
+    running.company_max = most;
+    running.alone = alone;
   }
   return group;
 }
@@ -49,6 +72,67 @@ int64_t BudgetFor(int64_t longest, const std::vector<int64_t>& ranks) {
   return bytes + bytes * 2 / 100 + 1;
 }
 
+TEST_CASE("Suspects are kept apart, and hold up nobody") {
+  const std::string kept_out =
+      "workers were lost, and it is being found out whose jobs end them; until then it is kept "
+      "out of ";
+  struct Case {
+    std::string what;
+    ClusterView view;
+    std::string expected;
+  };
+  const Case cases[] = {
+      {"half of them form a group, others besides",
+       {{Idle("w")},
+        {},
+        {Suspect("a", 1, 2), Suspect("b", 2, 2), Suspect("c", 3, 2), Job("x", "m", 4)}},
+       "form w base=m 1024/100: a b x\nwait #1: c (" + kept_out + "the group being formed)\n"},
+      {"each has a worker of its own while there are some",
+       {{Idle("w1"), Idle("w2")}, {}, {Suspect("a", 1, 2), Suspect("b", 2, 2), Suspect("c", 3, 2)}},
+       "form w1 base=m 1024/100: a c\nform w2 base=m 1024/100: b\n"},
+      {"a worker that is idle is better than company",
+       {{Busy("w1"), Idle("w2")}, {Group("g", "m", 2)}, {Suspect("a", 1, 4)}},
+       "form w2 base=m 1024/100: a\n"},
+      {"those who are cleared are company",
+       {{Busy("w")}, {Group("g", "m", 4)}, {Suspect("a", 1, 2), Suspect("b", 2, 2)}},
+       "admit g: a\nadmit g: b\n"},
+      {"the least of a group's counts",
+       {{Busy("w")}, {GroupOfSuspects("g", {4, 2, 0})}, {Suspect("a", 1, 4), Job("x", "m", 2)}},
+       "wait #1: a (" + kept_out + "group g)\nadmit g: x\n"},
+      {"who is to be alone has its group to itself",
+       {{Idle("w")}, {}, {Suspect("a", 1, 1, true), Job("x", "m", 2)}},
+       "form w base=m 1024/100: a\nwait #1: x (" + kept_out + "the group being formed)\n"},
+      {"also once it runs",
+       {{Busy("w")}, {GroupOfSuspects("g", {1}, true)}, {Job("x", "m", 2)}},
+       "wait #1: x (" + kept_out + "group g)\n"},
+      {"the only suspect may have others with it",
+       {{Busy("w")}, {Group("g", "m", 2)}, {Suspect("a", 1, 1), Job("x", "m", 2)}},
+       "admit g: a\nadmit g: x\n"},
+      {"who is to be alone waits for a worker, and newcomers wait behind it",
+       {{Busy("w")}, {Group("g", "m", 2)}, {Suspect("a", 1, 1, true), Job("x", "m", 2)}},
+       "wait #1: a (" + kept_out +
+           "group g)\n"
+           "wait #2: x (behind job a, for which group g is draining)\n"},
+      {"an empty group is as good as none",
+       {{Busy("w")}, {Group("g", "m", 0)}, {Suspect("a", 1, 1, true)}},
+       "admit g: a\n"},
+      {"who waits for what comes of it drains no other group",
+       {{Busy("w1"), Busy("w2")},
+        {GroupOfSuspects("g", {1}, true), Group("h", "n", 1)},
+        {Job("x", "m", 1), Job("y", "n", 2)}},
+       "wait #1: x (" + kept_out + "group g)\nadmit h: y\n"},
+      {"nor leaves a worker idle that has a group without jobs",
+       {{Busy("w1"), Busy("w2")},
+        {GroupOfSuspects("g", {1}, true), Group("h", "n", 0)},
+        {Job("x", "m", 1)}},
+       "dissolve #1 h: x\n"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.what);
+    CHECK(Text(c.view) == c.expected);
+  }
+}
+
 TEST_CASE("Decisions") {
   struct Case {
     std::string what;
@@ -57,6 +141,15 @@ TEST_CASE("Decisions") {
   };
   const Case cases[] = {
       {"nothing to do", {{Idle("w")}, {}, {}}, ""},
+      {"a GPU goes before a CPU, whatever their memory, and the larger GPU before the other",
+       {{Idle("cpu", 8 * kBig), IdleGpu("gpu"), IdleGpu("large", 2 * kBig)},
+        {},
+        {Job("a", "m", 1), Job("b", "n", 2), Job("c", "o", 3)}},
+       "form large base=m 8192/100: a\nform gpu base=n 8192/100: b\n"
+       "form cpu base=o 1024/100: c\n"},
+      {"what fits no GPU goes to the CPU",
+       {{IdleGpu("gpu", 1 << 20), Idle("cpu")}, {}, {Job("a", "m", 1)}},
+       "form cpu base=m 1024/100: a\n"},
       {"no worker", {{}, {}, {Job("a", "m", 1)}}, "wait #1: a (no worker is connected)\n"},
       {"jobs of one base model form one group, long enough for the longest",
        {{Idle("w")}, {}, {Job("a", "m", 1, 100), Job("b", "m", 2, 300), Job("c", "m", 3, 2000)}},

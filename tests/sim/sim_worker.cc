@@ -63,6 +63,20 @@ void SimWorker::Report(worker::v1::Report report) {
   hooks_.say(std::move(message));
 }
 
+void SimWorker::TellFreed() {
+  if (hooks_.freed_held()) return;
+  for (const std::string& job : std::exchange(freed_, {})) {
+    worker::v1::Report report;
+    report.mutable_slot_freed()->set_job(job);
+    Report(std::move(report));
+  }
+}
+
+void SimWorker::Say(worker::v1::WorkerMessage message) {
+  if (message.has_report()) return Report(message.report());
+  hooks_.say(std::move(message));
+}
+
 void SimWorker::Hear(const worker::v1::CoordinatorMessage& message) {
   using Message = worker::v1::CoordinatorMessage;
   switch (message.content_case()) {
@@ -71,6 +85,7 @@ void SimWorker::Hear(const worker::v1::CoordinatorMessage& message) {
       capacity_tokens_ = message.form_group().capacity_tokens();
       reports_ = 0;
       slots_.clear();
+      freed_.clear();
       windows_.clear();
       next_window_ = 1;
       first_not_enqueued_ = 1;
@@ -102,6 +117,7 @@ void SimWorker::Hear(const worker::v1::CoordinatorMessage& message) {
       epoch_ = 0;
       forming_.reset();
       slots_.clear();
+      freed_.clear();
       windows_.clear();
       break;
     case Message::kShutdown:
@@ -225,9 +241,8 @@ void SimWorker::Execute(const worker::v1::Window& window, const Operation& opera
     }
     case Operation::FREE_SLOT: {
       REQUIRE(slots_.erase(operation.job()) == 1);
-      worker::v1::Report report;
-      report.mutable_slot_freed()->set_job(operation.job());
-      return Report(std::move(report));
+      freed_.push_back(operation.job());
+      return TellFreed();
     }
     case Operation::FORWARD:
       for (const auto& segment : Find(window, operation.microbatch()).segments()) {
@@ -314,7 +329,7 @@ void SimWorker::ReportMicrobatch(const worker::v1::Microbatch& microbatch) {
   worker::v1::MicrobatchDone& done = *report.mutable_microbatch_done();
   done.set_microbatch(microbatch.number());
   done.set_adapters(static_cast<int>(jobs.size()));
-  done.set_tokens(100);
+  done.set_tokens(std::min<int64_t>(100, capacity_tokens_));
   done.set_squared_lengths(1000);
   done.set_forward_ms(1);
   done.set_backward_ms(1);

@@ -34,6 +34,8 @@ class SimWorker {
     // Whether other processes have taken the memory that a group of such microbatches, or a slot
     // beside it, would need.
     std::function<bool(int64_t capacity_tokens, bool slot)> memory_taken;
+    // Whether slots that are freed still have checkpoints to send up.
+    std::function<bool()> freed_held;
   };
 
   // gpu_memory_bytes: 0: a CPU.
@@ -44,6 +46,11 @@ class SimWorker {
   void Hear(const worker::v1::CoordinatorMessage& message);
   // Executes one operation, or one step of forming a group. False: nothing to do now.
   bool Step();
+  // Tells of slots whose checkpoints are up.
+  void TellFreed();
+  // Says what nobody made it say.
+  void Say(worker::v1::WorkerMessage message);
+  int64_t epoch() const { return epoch_; }
   bool shut_down() const { return shut_down_; }
   // Adapters in every microbatch executed so far.
   const std::vector<int>& microbatch_adapters() const { return microbatch_adapters_; }
@@ -78,6 +85,7 @@ class SimWorker {
   int64_t reports_ = 0;
   std::optional<worker::v1::FormGroup> forming_;
   std::map<std::string, Slot> slots_;
+  std::vector<std::string> freed_;  // not told of
   std::deque<Pending> windows_;
   int64_t next_window_ = 1;
   int64_t first_not_enqueued_ = 1;

@@ -89,12 +89,13 @@ void World::RunUntilState(const std::string& job, v1::Job::State state) {
 void World::Start() {
   life_++;
   inbox_.clear();
+  checks_.clear();
   turn_due_ = false;
   std::vector<RevisionLog::Revision> revisions;
   absl::StatusOr<StoredState> stored = ReadStore(store_, &revisions);
   RequireOk(stored.status());
   std::vector<Effect> effects;
-  auto core = Core::Create(options_.core, *stored, now_us_, &effects);
+  auto core = Core::Create(options_.core, *std::move(stored), Now(), &effects);
   RequireOk(core.status());
   core_ = *std::move(core);
   // What no record names is removed, as the driver does.
@@ -137,7 +138,7 @@ void World::Turn() {
   turns_++;
   std::vector<Effect> effects;
   for (auto& content : std::exchange(inbox_, {})) {
-    for (Effect& effect : core_->Apply(Event{now_us_, std::move(content)})) {
+    for (Effect& effect : core_->Apply(Event{Now(), std::move(content)})) {
       effects.push_back(std::move(effect));
     }
   }
@@ -201,6 +202,7 @@ void World::Do(Effect effect) {
                    }
                  },
                  [&](Disconnect& disconnect) {
+                   closed_[disconnect.connection] = disconnect.reason;
                    for (size_t i = 0; i < workers_.size(); ++i) {
                      if (workers_[i].connection == disconnect.connection) {
                        KillWorker(static_cast<int>(i));
@@ -213,26 +215,16 @@ void World::Do(Effect effect) {
                    REQUIRE(message.revision() == announce.revision);
                    announced_.push_back(std::move(message));
                  },
-                 [&](CheckRows& check) {
-                   records::RowsSummary rows;
-                   rows.set_rows(check.source.rows);
-                   rows.set_tokens(check.source.rows * 20);
-                   rows.set_trained_tokens(check.source.rows * kTrainedTokens);
-                   const auto longest = longest_.find(check.source.dataset);
-                   rows.set_longest_tokens(longest == longest_.end() ? 40 : longest->second);
-                   if (auto bad = bad_lines_.find(check.source.dataset); bad != bad_lines_.end()) {
-                     rows.set_error_count(1);
-                     rows.set_error_line(bad->second);
-                     rows.set_error_reason("no trained token");
-                   }
-                   post_later(RowsChecked{check.key, rows});
-                 },
+                 [&](CheckRows& check) { CheckRowsLater(check); },
+                 [&](CancelRows& cancel) { CancelCheck(cancel.key); },
                  [&](Plan& plan) {
                    plans_.push_back(plan.input);
+                   std::vector<UnitFailure> failures = DropUnits(plan.input);
                    absl::StatusOr<worker::v1::Window> window = PlanWindow(plan.input);
                    if (!plan_failure_.ok()) window = plan_failure_;
                    const std::string path = plan.hurry ? "cancelled" : "greedy met the bound";
-                   const Planned planned{plan.number, std::move(window), {1, 1, {path}}};
+                   const Planned planned{
+                       plan.number, std::move(window), {1, 1, {path}}, std::move(failures)};
                    if (plan.hurry || options_.plan_us == 0) return post_later(planned);
                    unhurried_[plan.number] = [post_later, planned] { post_later(planned); };
                    At(now_us_ + options_.plan_us, [this, life, number = plan.number] {

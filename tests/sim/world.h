@@ -73,14 +73,48 @@ class World {
   void RunUntilState(const std::string& job, v1::Job::State state);
   int64_t now_us() const { return now_us_; }
   void Sleep(int64_t us);
+  // The wall's clock, which else goes with the other.
+  void SetWallClock(int64_t us) { wall_ahead_us_ = us - now_us_; }
 
   void ConnectWorkers();
   void KillWorker(int worker, bool restart = true);
   void SilenceWorker(int worker);
+  // It sends heartbeats, but does nothing, or goes on.
+  void HangWorker(int worker, bool hung);
+  // Says this up its control stream, a report under its next number.
+  void Lie(int worker, worker::v1::WorkerMessage message);
+  // A process that says nothing but this; the number of its stream.
+  uint64_t Connect(const worker::v1::Hello& hello);
+  bool IsConnected(uint64_t connection) const { return !closed_.contains(connection); }
+  // Why the coordinator ended a stream.
+  const absl::Status& closed(uint64_t connection) const { return closed_.at(connection); }
+  // A shard whose bytes have come, from whomever.
+  void UploadShard(worker::v1::UploadShardRequest::Header header, OnReply on_reply);
+  // Every worker that executes a step of this job dies of it.
+  void MakeDeadly(const std::string& job) { deadly_.insert(job); }
+  // Workers that free slots tell of it only once they are let: checkpoints go up first.
+  void HoldFreed(bool held);
+  // The coordinator's process is stopped for so long; what is due meanwhile comes at once after it.
+  void StandStill(int64_t us) { now_us_ += us; }
   // SIGKILL: what was not committed is gone, what was committed may not have been told; its workers
   // die with it.
   void CrashCoordinator();
   void FailPlans(absl::Status status) { plan_failure_ = std::move(status); }
+  // Its rows cannot be read while windows are planned; OK: they can.
+  void FailRows(const std::string& dataset, absl::Status status) {
+    row_failures_[dataset] = std::move(status);
+  }
+  // How long a check of its rows takes.
+  void SlowChecks(const std::string& dataset, int64_t us) { check_us_[dataset] = us; }
+  int64_t cancelled_checks() const { return cancelled_checks_; }
+  // Checks of a dataset's rows; OK: they are made again.
+  void FailChecks(const std::string& dataset, absl::Status status) {
+    check_failures_[dataset] = std::move(status);
+  }
+  // What the coordinator is told of the disk's room; low where less is free than wanted.
+  void SetRoom(int64_t free_bytes, int64_t wanted_bytes) {
+    Post(server::RoomChanged{"/data", free_bytes, wanted_bytes});
+  }
   void FailSaves(absl::Status status) { save_failure_ = std::move(status); }
   // The step of the job whose loss is not finite.
   void Poison(const std::string& job, int64_t step) { bad_steps_[job] = step; }
@@ -106,6 +140,9 @@ class World {
   const SimWorker& worker(int i) const { return *workers_[i].worker; }
   int64_t crashes() const { return crashes_; }
   int64_t turns() const { return turns_; }
+  storage::JobStore& store() { return store_; }
+  // A file that a client has sent.
+  std::string NewUpload();
   const std::set<std::string>& disk() const { return disk_; }
   const std::vector<server::PlanInput>& plans() const { return plans_; }
   int64_t hurries() const { return hurries_; }
@@ -118,11 +155,13 @@ class World {
     uint64_t connection = 0;  // 0 = dead
     int64_t life = 0;
     bool silent = false;
+    bool hung = false;
     bool stepping = false;   // its next operation is on the agenda
     int64_t up_free_us = 0;  // a stream keeps its order
     int64_t down_free_us = 0;
   };
 
+  server::Moment Now() const { return {now_us_, now_us_ + wall_ahead_us_}; }
   server::ReplyValue Look(server::Request request);
   static void RequireOk(const absl::Status& status);
   void Start();
@@ -143,11 +182,17 @@ class World {
   void Say(int i, worker::v1::WorkerMessage message);
   void Upload(int i, worker::v1::UploadShardRequest::Header header);
   absl::StatusOr<worker::v1::Window> PlanWindow(const server::PlanInput& input);
+  // Takes out the units whose rows are not to be had.
+  std::vector<server::UnitFailure> DropUnits(server::PlanInput& input) const;
+  void CheckRowsLater(const server::CheckRows& check);
+  void CancelCheck(const std::string& key);
+  absl::StatusOr<server::records::RowsSummary> SumRows(const server::RowSource& source) const;
   int64_t RowLength(const std::string& dataset, int64_t row) const;
 
   const WorldOptions options_;
   std::mt19937_64 random_;
   int64_t now_us_ = 1'000'000'000;
+  int64_t wall_ahead_us_ = 0;
   std::multimap<int64_t, std::function<void()>> agenda_;
 
   // Durable:
@@ -169,11 +214,19 @@ class World {
   int timers_ = 0;  // entries of the agenda that are only timers
 
   absl::Status plan_failure_, save_failure_;
+  std::map<std::string, absl::Status> check_failures_, row_failures_;  // by dataset
+  std::map<std::string, int64_t> check_us_;                            // likewise
+  std::map<std::string, int64_t> checks_;                              // under way: key -> number
+  int64_t next_check_ = 1;
+  int64_t cancelled_checks_ = 0;
   bool memory_taken_ = false;
   int64_t group_tokens_most_ = std::numeric_limits<int64_t>::max();
   int64_t slot_tokens_most_ = std::numeric_limits<int64_t>::max();
   std::map<std::string, int64_t> bad_steps_;
   std::map<std::string, int64_t> bad_lines_;
+  std::set<std::string> deadly_;
+  bool freed_held_ = false;
+  std::map<uint64_t, absl::Status> closed_;  // by connection
   std::map<std::string, int32_t> longest_;
   std::vector<v1::WatchJobsResponse> announced_;
   std::vector<server::PlanInput> plans_;

@@ -43,7 +43,7 @@ absl::StatusOr<ReplyValue> World::Call(Request request) {
 ReplyValue World::Look(Request request) {
   std::optional<ReplyValue> value;
   std::vector<Effect> others;
-  for (Effect& effect : core_->Apply(Event{now_us_, Requested{0, std::move(request)}})) {
+  for (Effect& effect : core_->Apply(Event{Now(), Requested{0, std::move(request)}})) {
     if (auto* reply = std::get_if<Reply>(&effect); reply && reply->request == 0) {
       RequireOk(reply->status);
       value = std::move(reply->value);
@@ -89,6 +89,7 @@ std::vector<v1::Event> World::Events(const std::string& name) {
 std::vector<v1::StepMetrics> World::Metrics(const std::string& name) {
   v1::GetMetricsRequest request;
   request.set_job(name);
+  request.set_page_size(10'000);
   auto response = ReadMetrics(store_, request);
   RequireOk(response.status());
   return {response->steps().begin(), response->steps().end()};
@@ -118,9 +119,14 @@ void World::AddDataset(const std::string& name, int64_t rows) {
   request.dataset.set_name(name);
   request.dataset.set_rows(rows);
   request.dataset.set_sha256("sha-" + name);
-  request.upload = absl::StrCat("upload-", next_upload_++);
-  uploads_.insert(request.upload);
+  request.upload = NewUpload();
   RequireOk(Call(request).status());
+}
+
+std::string World::NewUpload() {
+  const std::string upload = absl::StrCat("upload-", next_upload_++);
+  uploads_.insert(upload);
+  return upload;
 }
 
 v1::Job World::NewJob() {

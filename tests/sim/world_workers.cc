@@ -28,7 +28,7 @@ void World::ConnectWorkers() {
 void World::StartWorker(int i) {
   WorkerSlot& slot = workers_[i];
   slot.life++;
-  slot.silent = false;
+  slot.silent = slot.hung = false;
   slot.stepping = false;
   slot.connection = next_connection_++;
   slot.up_free_us = slot.down_free_us = now_us_;
@@ -40,6 +40,7 @@ void World::StartWorker(int i) {
   hooks.memory_taken = [this](int64_t capacity_tokens, bool slot) {
     return memory_taken_ || capacity_tokens > (slot ? slot_tokens_most_ : group_tokens_most_);
   };
+  hooks.freed_held = [this] { return freed_held_; };
   hooks.fetch = [this](const std::string& text) -> int64_t {
     if (text.empty()) return 0;
     absl::StatusOr<SlotContent> content = ParseSlotContent(text);
@@ -49,7 +50,11 @@ void World::StartWorker(int i) {
     if (content->kind != SlotContent::Kind::kCheckpoint) return 0;
     return std::stoll(content->path.substr(content->path.rfind('/') + 1));
   };
-  hooks.is_bad = [this](const std::string& job, int64_t step) {
+  hooks.is_bad = [this, i](const std::string& job, int64_t step) {
+    if (deadly_.contains(job)) {
+      KillWorker(i);
+      return true;  // nobody hears of it
+    }
     const auto bad = bad_steps_.find(job);
     return bad != bad_steps_.end() && bad->second == step;
   };
@@ -88,6 +93,28 @@ void World::KillWorker(int i, bool restart) {
 
 void World::SilenceWorker(int i) { workers_[i].silent = true; }
 
+void World::HangWorker(int i, bool hung) {
+  workers_[i].hung = hung;
+  if (!hung) WakeWorker(i);
+}
+
+void World::HoldFreed(bool held) {
+  freed_held_ = held;
+  for (WorkerSlot& slot : workers_) {
+    if (slot.connection != 0) slot.worker->TellFreed();
+  }
+}
+
+void World::Lie(int i, worker::v1::WorkerMessage message) {
+  if (workers_[i].connection != 0) workers_[i].worker->Say(std::move(message));
+}
+
+uint64_t World::Connect(const worker::v1::Hello& hello) {
+  const uint64_t connection = next_connection_++;
+  Post(WorkerConnected{connection, hello});
+  return connection;
+}
+
 void World::WakeWorker(int i) {
   WorkerSlot& slot = workers_[i];
   if (std::exchange(slot.stepping, true)) return;
@@ -98,12 +125,12 @@ void World::WorkerStep(int i, int64_t life) {
   WorkerSlot& slot = workers_[i];
   if (slot.life != life || slot.connection == 0) return;
   slot.stepping = false;
-  if (slot.worker->Step()) WakeWorker(i);
+  if (!slot.hung && slot.worker->Step()) WakeWorker(i);
 }
 
 void World::Say(int i, worker::v1::WorkerMessage message) {
   WorkerSlot& slot = workers_[i];
-  if (slot.silent) return;
+  if (slot.silent || slot.connection == 0) return;
   const bool repeat = message.has_report() && Chance(options_.repeat_share);
   slot.up_free_us = std::max(slot.up_free_us, now_us_ + Delay());
   const auto deliver = [this, i, connection = slot.connection, message, life = life_] {
@@ -120,10 +147,14 @@ void World::Upload(int i, worker::v1::UploadShardRequest::Header header) {
   Later([this, i, header, worker_life = workers_[i].life, life = life_] {
     if (life != life_) return;
     if (workers_[i].life != worker_life && Chance(0.5)) return;
-    const std::string upload = absl::StrCat("upload-", next_upload_++);
-    uploads_.insert(upload);
-    Ask(ShardUploaded{header, upload}, [](absl::StatusOr<ReplyValue>) {});
+    UploadShard(header, [](absl::StatusOr<ReplyValue>) {});
   });
+}
+
+void World::UploadShard(worker::v1::UploadShardRequest::Header header, OnReply on_reply) {
+  const std::string upload = absl::StrCat("upload-", next_upload_++);
+  uploads_.insert(upload);
+  Ask(ShardUploaded{std::move(header), upload}, std::move(on_reply));
 }
 
 // ---- planning, in small ----
@@ -131,6 +162,57 @@ void World::Upload(int i, worker::v1::UploadShardRequest::Header header) {
 int64_t World::RowLength(const std::string& dataset, int64_t row) const {
   const auto longest = longest_.find(dataset);
   return 1 + row * 7 % (longest == longest_.end() ? 40 : longest->second);
+}
+
+absl::StatusOr<records::RowsSummary> World::SumRows(const RowSource& source) const {
+  const auto failure = check_failures_.find(source.dataset);
+  if (failure != check_failures_.end() && !failure->second.ok()) return failure->second;
+  records::RowsSummary rows;
+  rows.set_rows(source.rows);
+  rows.set_tokens(source.rows * 20);
+  rows.set_trained_tokens(source.rows * kTrainedTokens);
+  const auto longest = longest_.find(source.dataset);
+  rows.set_longest_tokens(longest == longest_.end() ? 40 : longest->second);
+  if (const auto bad = bad_lines_.find(source.dataset); bad != bad_lines_.end()) {
+    rows.set_error_count(1);
+    rows.set_error_line(bad->second);
+    rows.set_error_reason("no trained token");
+  }
+  return rows;
+}
+
+void World::CheckRowsLater(const CheckRows& check) {
+  const int64_t number = next_check_++;
+  REQUIRE(checks_.try_emplace(check.key, number).second);
+  const auto slow = check_us_.find(check.source.dataset);
+  const int64_t us = slow == check_us_.end() ? 0 : slow->second;
+  At(now_us_ + us + Delay(), [this, check, number, life = life_] {
+    const auto under_way = checks_.find(check.key);
+    if (life != life_ || under_way == checks_.end() || under_way->second != number) return;
+    checks_.erase(under_way);
+    Post(RowsChecked{check.key, SumRows(check.source)});
+  });
+}
+
+void World::CancelCheck(const std::string& key) {
+  if (checks_.erase(key) == 0) return;  // it has just ended
+  cancelled_checks_++;
+  Later([this, key, life = life_] {
+    if (life == life_) Post(RowsChecked{key, absl::CancelledError("nobody waits for it")});
+  });
+}
+
+std::vector<UnitFailure> World::DropUnits(PlanInput& input) const {
+  std::vector<UnitFailure> failures;
+  const auto drop = [&](const auto& unit) {
+    const auto failure = row_failures_.find(unit.source.dataset);
+    if (failure == row_failures_.end() || failure->second.ok()) return false;
+    failures.push_back({unit.job, failure->second});
+    return true;
+  };
+  std::erase_if(input.trains, drop);
+  std::erase_if(input.evaluates, drop);
+  return failures;
 }
 
 absl::StatusOr<worker::v1::Window> World::PlanWindow(const PlanInput& input) {

@@ -248,6 +248,73 @@ TEST_CASE("damage to a checkpoint is found", "[checkpoint]") {
   CHECK_THAT(message(false), Contains("does not list exactly"));
 }
 
+TEST_CASE("a checkpoint that is not as it was committed does not stream", "[checkpoint]") {
+  const TempDirectory directory;
+  const std::string shard = directory.Write("shard", ShardBytes());
+  REQUIRE(CommitCheckpoint(RealFiles(), shard, kState, Config(), directory / "c").ok());
+  const auto stream = [&] {
+    return StreamCheckpoint(directory / "c", [](std::string_view) { return absl::OkStatus(); });
+  };
+  const auto check_corrupt = [&](const std::string& name) {
+    const absl::Status status = stream();
+    CHECK(absl::IsDataLoss(status));
+    CHECK_THAT(std::string(status.message()), Contains("c/" + name));
+    CHECK(status.GetPayload(Absl(kReasonPayload)) == absl::Cord("CHECKPOINT_CORRUPT"));
+  };
+  REQUIRE(stream().ok());
+  for (const char* name : {"adapter_config.json", "adapter_model.safetensors",
+                           "optimizer.safetensors", "state.json"}) {
+    INFO(name);
+    const std::string path = std::string("c/") + name;
+    const std::string bytes = directory.Read(path);
+    for (const size_t at : {size_t{8}, bytes.size() / 2, bytes.size() - 1}) {
+      INFO("byte " << at);
+      std::string changed = bytes;
+      changed[at] = static_cast<char>(changed[at] ^ 4);
+      directory.Write(path, changed);
+      check_corrupt(name);
+    }
+    directory.Write(path, bytes.substr(0, bytes.size() - 1));
+    check_corrupt(name);
+    directory.Write(path, bytes);
+  }
+  directory.Write("c/manifest.json", "{}");
+  check_corrupt("manifest.json");
+  std::filesystem::remove(directory / "c/manifest.json");
+  CHECK(absl::IsNotFound(stream()));
+}
+
+TEST_CASE("what the receiver of a checkpoint says passes as it is", "[checkpoint]") {
+  const TempDirectory directory;
+  const std::string shard = directory.Write("shard", ShardBytes());
+  REQUIRE(CommitCheckpoint(RealFiles(), shard, kState, Config(), directory / "c").ok());
+  const absl::Status refused = absl::InvalidArgumentError("no");
+  CHECK(StreamCheckpoint(directory / "c", [&](std::string_view) { return refused; }) == refused);
+}
+
+TEST_CASE("a commit of what is there already writes nothing and returns it", "[checkpoint]") {
+  const TempDirectory directory;
+  const std::string shard = directory.Write("shard", ShardBytes());
+  const auto first = CommitCheckpoint(RealFiles(), shard, kState, Config(), directory / "c");
+  REQUIRE(first.ok());
+  DyingFiles reads_only(0);
+  const auto second = CommitCheckpoint(reads_only, shard, kState, Config(), directory / "c");
+  REQUIRE(second.ok());
+  CHECK_FALSE(reads_only.died());
+  CHECK(second->state == kState);
+  REQUIRE(second->files.size() == first->files.size());
+  for (size_t i = 0; i < first->files.size(); ++i) {
+    CHECK(second->files[i].name == first->files[i].name);
+    CHECK(second->files[i].sha256 == first->files[i].sha256);
+  }
+  // What only looks like it is not taken for it.
+  std::string weights = directory.Read("c/adapter_model.safetensors");
+  weights.back() = static_cast<char>(weights.back() ^ 1);
+  directory.Write("c/adapter_model.safetensors", weights);
+  CHECK(absl::IsAlreadyExists(
+      CommitCheckpoint(RealFiles(), shard, kState, Config(), directory / "c").status()));
+}
+
 TEST_CASE("a commit that dies at any effect leaves all or nothing, and can be tried again",
           "[checkpoint]") {
   const TempDirectory directory;

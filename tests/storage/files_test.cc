@@ -1,6 +1,9 @@
 #include "storage/files.h"
 
+#include <sys/stat.h>
+
 #include <catch2/catch.hpp>
+#include <cerrno>
 
 #include "storage/sha256.h"
 #include "tests/storage/temp_directory.h"
@@ -68,6 +71,39 @@ TEST_CASE("a link to a directory is removed without what it points to", "[files]
   std::filesystem::create_symlink(directory / "kept", directory / "tree/link");
   REQUIRE(RemoveTree(RealFiles(), directory / "tree").ok());
   CHECK(directory.Read("kept/file") == "x");
+}
+
+TEST_CASE("what is made is for its user alone", "[files]") {
+  const TempDirectory directory;
+  const mode_t mask = umask(0);
+  REQUIRE(RealFiles().MakeDirectory(directory / "a/b").ok());
+  REQUIRE(WriteSynced(RealFiles(), directory / "a/b/f", "x").ok());
+  umask(mask);
+  using std::filesystem::perms;
+  const auto mode = [&](const char* name) {
+    return std::filesystem::status(directory / name).permissions();
+  };
+  CHECK(mode("a") == perms::owner_all);
+  CHECK(mode("a/b") == perms::owner_all);
+  CHECK(mode("a/b/f") == (perms::owner_read | perms::owner_write));
+}
+
+TEST_CASE("a file is mapped as it is, a directory is not", "[files]") {
+  const TempDirectory directory;
+  directory.Write("f", "hello");
+  directory.Write("empty", "");
+  CHECK(RealFiles().Map(directory / "f").value()->bytes() == "hello");
+  CHECK(RealFiles().Map(directory / "empty").value()->bytes().empty());
+  CHECK(absl::IsInvalidArgument(RealFiles().Map(directory.path()).status()));
+  CHECK(absl::IsNotFound(RealFiles().Map(directory / "none").status()));
+}
+
+TEST_CASE("an error that may pass by itself is told apart", "[files]") {
+  CHECK(absl::IsUnavailable(FileError("write", "/f", EROFS)));
+  CHECK(absl::IsUnavailable(FileError("open", "/f", EMFILE)));
+  CHECK(absl::IsResourceExhausted(FileError("write", "/f", ENOSPC)));
+  CHECK(absl::IsInternal(FileError("write", "/f", EIO)));
+  CHECK(FileError("write", "/f", EIO).message() == "/f: cannot write: Input/output error");
 }
 
 TEST_CASE("an atomic write replaces and leaves nothing beside it", "[files]") {

@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <condition_variable>
@@ -30,6 +31,8 @@ class FakeCoordinator : public v1::Coordinator::Service {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:" + std::to_string(port), grpc::InsecureServerCredentials(),
                              &port_);
+    // As the real one: workers ask whether their coordinator still lives.
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
     builder.RegisterService(this);
     {
       std::lock_guard lock(mutex_);
@@ -130,8 +133,10 @@ class FakeCoordinator : public v1::Coordinator::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status FetchSlotContent(grpc::ServerContext*, const v1::FetchSlotContentRequest* request,
+  grpc::Status FetchSlotContent(grpc::ServerContext* context,
+                                const v1::FetchSlotContentRequest* request,
                                 grpc::ServerWriter<v1::Chunk>* writer) override {
+    if (!Awaited(request->content(), context)) return fetch_answer;
     if (request->content() != "shard") return {grpc::StatusCode::NOT_FOUND, "no such content"};
     for (size_t at = 0; at < shard.size(); at += 1000) {
       v1::Chunk chunk;
@@ -141,16 +146,27 @@ class FakeCoordinator : public v1::Coordinator::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status UploadShard(grpc::ServerContext*, grpc::ServerReader<v1::UploadShardRequest>* reader,
+  grpc::Status UploadShard(grpc::ServerContext* context,
+                           grpc::ServerReader<v1::UploadShardRequest>* reader,
                            v1::UploadShardResponse*) override {
     v1::UploadShardRequest request;
     reader->Read(&request);
     header = request.header();
     std::string bytes;
     while (reader->Read(&request)) bytes += request.chunk();
+    if (!Awaited("upload", context)) return grpc::Status::CANCELLED;
     std::lock_guard lock(mutex_);
     shard = bytes;
     return grpc::Status::OK;
+  }
+
+  // False: the call was named by `unanswered`, and its client has given it up; or fetch_answer is
+  // what it gets.
+  bool Awaited(const std::string& what, grpc::ServerContext* context) {
+    calls++;
+    if (what != unanswered) return fetch_answer.ok() || what == "upload";
+    while (!context->IsCancelled()) std::this_thread::sleep_for(5ms);
+    return false;
   }
 
   void Refuse(grpc::Status status) {
@@ -161,6 +177,9 @@ class FakeCoordinator : public v1::Coordinator::Service {
   // Set before what they decide happens.
   bool adopt = false;
   int lease_ms = 10000;
+  std::string unanswered;     // a content, or "upload"
+  grpc::Status fetch_answer;  // of every fetch, unless OK
+  std::atomic<int> calls = 0;
   std::string shard;
   v1::UploadShardRequest::Header header;
 

@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/worker/late_backend.h"
+#include "worker/engine.h"
 #include "worker/process.h"
 
 namespace lorad::worker {
@@ -19,7 +20,8 @@ void Require(bool condition, const std::string& what) {
 
 // ---- MemoryBulk ----
 
-absl::Status MemoryBulk::Fetch(const v1::FetchSlotContentRequest& request, const Sink& sink) {
+absl::Status MemoryBulk::Fetch(int64_t, const v1::FetchSlotContentRequest& request, int64_t,
+                               const Sink& sink) {
   std::string bytes;
   {
     std::lock_guard lock(mutex_);
@@ -35,21 +37,23 @@ absl::Status MemoryBulk::Fetch(const v1::FetchSlotContentRequest& request, const
   return absl::OkStatus();
 }
 
-absl::Status MemoryBulk::Upload(const v1::UploadShardRequest::Header& header,
-                                absl::Span<const std::string_view> parts) {
+absl::Status MemoryBulk::Upload(int64_t call, const v1::UploadShardRequest::Header& header,
+                                absl::Span<const std::string_view> parts, int64_t) {
   std::string bytes;
   for (const std::string_view part : parts) bytes.append(part);
-  std::lock_guard lock(mutex_);
-  if (header.epoch() <= cancelled_epoch_) return absl::CancelledError("cancelled");
+  std::unique_lock lock(mutex_);
+  uploaded_.wait(lock, [&] { return header.job() != unanswered_ || call <= cancelled_; });
+  if (call <= cancelled_) return absl::CancelledError("cancelled");
   if (away_) return absl::UnavailableError("away");
   shards_[{header.job(), header.step()}] = std::move(bytes);
   uploaded_.notify_all();
   return absl::OkStatus();
 }
 
-void MemoryBulk::Cancel(int64_t epoch) {
+void MemoryBulk::Cancel(int64_t call) {
   std::lock_guard lock(mutex_);
-  cancelled_epoch_ = std::max(cancelled_epoch_, epoch);
+  cancelled_ = std::max(cancelled_, call);
+  uploaded_.notify_all();
 }
 
 void MemoryBulk::SetContent(const std::string& name, std::string bytes) {
@@ -62,6 +66,12 @@ void MemoryBulk::SetAway(bool away) {
   away_ = away;
 }
 
+void MemoryBulk::SetUnanswered(const std::string& job) {
+  std::lock_guard lock(mutex_);
+  unanswered_ = job;
+  uploaded_.notify_all();
+}
+
 std::string MemoryBulk::Shard(const std::string& job, int64_t step) {
   std::unique_lock lock(mutex_);
   const bool came = uploaded_.wait_for(lock, std::chrono::seconds(20), [&] {
@@ -69,6 +79,39 @@ std::string MemoryBulk::Shard(const std::string& job, int64_t step) {
   });
   Require(came, "no shard of " + job + " at step " + std::to_string(step));
   return shards_.at({job, step});
+}
+
+// ---- MemoryLink ----
+
+void MemoryLink::Dial(int64_t stream, const v1::Hello&, Listener* listener) {
+  std::lock_guard lock(mutex_);
+  stream_ = stream;
+  listener_ = listener;
+}
+
+void MemoryLink::Say(v1::WorkerMessage message) {
+  std::lock_guard lock(mutex_);
+  if (message.has_report()) reports_.push_back(message.report());
+  if (message.has_cut_answer()) cut_answers_.push_back(message.cut_answer());
+}
+
+void MemoryLink::Tell(v1::CoordinatorMessage message) {
+  Listener* listener = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    listener = listener_;
+  }
+  listener->Said(stream_, std::move(message));
+}
+
+std::vector<v1::Report> MemoryLink::TakeReports() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(reports_, {});
+}
+
+std::vector<v1::CutAnswer> MemoryLink::TakeCutAnswers() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(cut_answers_, {});
 }
 
 // ---- windows ----
@@ -131,10 +174,54 @@ std::vector<v1::Microbatch> Pack(const std::vector<v1::Segment>& segments, int64
 Harness::Harness(Options options) : options_(std::move(options)) {
   backend = kernels::MakeCpuBackend(options_.threads);
   if (options_.late) backend = MakeLateBackend(std::move(backend));
-  executor = std::make_unique<Executor>(
-      backend.get(), &bulk, &reports,
-      EngineOptions{.memory_bytes = options_.memory_bytes, .numerics_id = NumericsId(*backend)},
-      SteadyClock());
+  const std::string numerics_id = NumericsId(*backend);
+  CoreOptions core;
+  core.hello.set_numerics_id(numerics_id);
+  driver = std::make_unique<Driver>(
+      std::move(core),
+      MakeFormEngine(backend.get(),
+                     {.memory_bytes = options_.memory_bytes, .numerics_id = numerics_id},
+                     SteadyClock()),
+      &link, &bulk, SteadyClock());
+  v1::CoordinatorMessage welcome;
+  welcome.mutable_welcome();
+  link.Tell(std::move(welcome));
+}
+
+void Harness::Order(v1::FormGroup order) {
+  v1::CoordinatorMessage message;
+  *message.mutable_form_group() = std::move(order);
+  link.Tell(std::move(message));
+}
+
+void Harness::Submit(v1::Window window) {
+  v1::CoordinatorMessage message;
+  *message.mutable_window() = std::move(window);
+  link.Tell(std::move(message));
+}
+
+v1::CutAnswer Harness::Cut(int64_t cut) {
+  v1::CoordinatorMessage message;
+  message.mutable_cut()->set_epoch(epoch_);
+  message.mutable_cut()->set_cut(cut);
+  link.Tell(std::move(message));
+  const std::vector<v1::CutAnswer> answers = link.TakeCutAnswers();
+  Require(answers.size() == 1, "not one answer to a cut");
+  return answers[0];
+}
+
+void Harness::CutAt(int64_t cut, int64_t first_dropped) {
+  v1::CoordinatorMessage message;
+  message.mutable_cut_at()->set_epoch(epoch_);
+  message.mutable_cut_at()->set_cut(cut);
+  message.mutable_cut_at()->set_first_dropped(first_dropped);
+  link.Tell(std::move(message));
+}
+
+void Harness::Dissolve(int64_t epoch) {
+  v1::CoordinatorMessage message;
+  message.mutable_dissolve_group()->set_epoch(epoch);
+  link.Tell(std::move(message));
 }
 
 void Harness::Form() {
@@ -146,8 +233,9 @@ void Harness::Form() {
   order.set_capacity_tokens(options_.capacity_tokens);
   order.set_recomputation(options_.recomputation);
   order.set_longest_sequence(options_.longest_sequence);
-  executor->FormGroup(order);
-  executor->WaitIdle();
+  Order(std::move(order));
+  next_window_ = 1;
+  driver->WaitIdle();
   bool formed = false;
   for (const v1::Report& report : TakeReports()) {
     Require(!report.has_group_failed(), report.ShortDebugString());
@@ -249,8 +337,8 @@ double Harness::Evaluate(const TestJob& job, const std::vector<TestRow>& rows) {
 }
 
 std::vector<v1::Report> Harness::Run(v1::Window window) {
-  executor->Submit(std::move(window));
-  executor->WaitIdle();
+  Submit(std::move(window));
+  driver->WaitIdle();
   std::vector<v1::Report> taken = TakeReports();
   for (const v1::Report& report : taken) {
     Require(!report.has_group_failed(), report.ShortDebugString());
@@ -259,8 +347,13 @@ std::vector<v1::Report> Harness::Run(v1::Window window) {
 }
 
 std::vector<v1::Report> Harness::TakeReports() {
-  std::vector<v1::Report> taken = reports.Resume(nullptr);
-  if (!taken.empty()) reports.Acknowledge(epoch_, taken.back().number());
+  std::vector<v1::Report> taken = link.TakeReports();
+  if (!taken.empty()) {
+    v1::CoordinatorMessage message;
+    message.mutable_acknowledge()->set_epoch(epoch_);
+    message.mutable_acknowledge()->set_number(taken.back().number());
+    link.Tell(std::move(message));
+  }
   for (const v1::Report& report : taken) Note(report);
   return taken;
 }

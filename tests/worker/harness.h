@@ -15,32 +15,58 @@
 #include "kernels/backend.h"
 #include "lorad/worker/v1/worker.pb.h"
 #include "worker/bulk.h"
-#include "worker/executor.h"
-#include "worker/reports.h"
+#include "worker/driver.h"
+#include "worker/link.h"
 
 namespace lorad::worker {
 
 // Slot contents and shards in memory.
 class MemoryBulk : public Bulk {
  public:
-  absl::Status Fetch(const v1::FetchSlotContentRequest& request, const Sink& sink) override;
-  absl::Status Upload(const v1::UploadShardRequest::Header& header,
-                      absl::Span<const std::string_view> parts) override;
-  void Cancel(int64_t epoch) override;
+  absl::Status Fetch(int64_t call, const v1::FetchSlotContentRequest& request, int64_t timeout_ms,
+                     const Sink& sink) override;
+  absl::Status Upload(int64_t call, const v1::UploadShardRequest::Header& header,
+                      absl::Span<const std::string_view> parts, int64_t timeout_ms) override;
+  void Cancel(int64_t call) override;
 
   void SetContent(const std::string& name, std::string bytes);
   // Waits for the shard of (job, step).
   std::string Shard(const std::string& job, int64_t step);
   // While true, uploads answer kUnavailable.
   void SetAway(bool away);
+  // Uploads of this job are not answered until they are cancelled or another job is named.
+  void SetUnanswered(const std::string& job);
 
  private:
   std::mutex mutex_;
-  std::condition_variable uploaded_;
+  std::condition_variable uploaded_;  // or anything else has changed
   std::map<std::string, std::string> contents_;
   std::map<std::pair<std::string, int64_t>, std::string> shards_;
-  int64_t cancelled_epoch_ = 0;
+  int64_t cancelled_ = 0;
   bool away_ = false;
+  std::string unanswered_;
+};
+
+// A stream whose other end is the test.
+class MemoryLink : public Link {
+ public:
+  void Dial(int64_t stream, const v1::Hello& hello, Listener* listener) override;
+  void HangUp() override {}
+  void Say(v1::WorkerMessage message) override;
+  void Close() override {}
+
+  // Gives the worker a message.
+  void Tell(v1::CoordinatorMessage message);
+  // What it has said since the last call.
+  std::vector<v1::Report> TakeReports();
+  std::vector<v1::CutAnswer> TakeCutAnswers();
+
+ private:
+  std::mutex mutex_;
+  int64_t stream_ = 0;
+  Listener* listener_ = nullptr;
+  std::vector<v1::Report> reports_;
+  std::vector<v1::CutAnswer> cut_answers_;
 };
 
 struct TestRow {
@@ -61,7 +87,7 @@ struct TestJob {
 };
 
 // What should not happen is thrown as std::runtime_error, so that tests and benchmarks can use it.
-// Plays the coordinator for one executor: forms a group, packs jobs' steps into windows, collects
+// Plays the coordinator for one worker: forms a group, packs jobs' steps into windows, collects
 // reports. Packing is first-fit in the order of the sequences, shuffled when a generator is given.
 class Harness {
  public:
@@ -94,6 +120,12 @@ class Harness {
   // Adds the sequences of `jobs`' next steps and their operations to a window.
   void AddSteps(const std::vector<TestJob*>& jobs, bool save, std::mt19937_64* random,
                 v1::Window* window);
+  // What the coordinator would say.
+  void Order(v1::FormGroup order);
+  void Submit(v1::Window window);
+  v1::CutAnswer Cut(int64_t cut);
+  void CutAt(int64_t cut, int64_t first_dropped);
+  void Dissolve(int64_t epoch);
   // Submits and waits; the reports that came.
   std::vector<v1::Report> Run(v1::Window window);
   std::vector<v1::Report> TakeReports();
@@ -107,9 +139,9 @@ class Harness {
   double mean_adapters() const;
 
   MemoryBulk bulk;
-  ReportLog reports;
+  MemoryLink link;
   std::unique_ptr<kernels::Backend> backend;
-  std::unique_ptr<Executor> executor;
+  std::unique_ptr<Driver> driver;
 
  private:
   void Note(const v1::Report& report);

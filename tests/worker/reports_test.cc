@@ -17,17 +17,14 @@ TEST_CASE("reports are numbered per epoch and kept until acknowledged") {
   for (int64_t i = 1; i <= 3; ++i) log.Add(7, WindowDone(i));
   CHECK(log.last_number() == 3);
   log.Acknowledge(7, 2);
-  CHECK(log.kept() == 1);
+  CHECK(log.kept().size() == 1);
   log.Acknowledge(6, 3);  // of another epoch
-  CHECK(log.kept() == 1);
-  std::vector<int64_t> told;
-  const std::vector<v1::Report> first =
-      log.Resume([&](const v1::Report& report) { told.push_back(report.number()); });
-  REQUIRE(first.size() == 1);
-  CHECK(first[0].number() == 3);
-  CHECK(first[0].epoch() == 7);
-  log.Add(7, WindowDone(4));
-  CHECK(told == std::vector<int64_t>{4});
+  REQUIRE(log.kept().size() == 1);
+  CHECK(log.kept()[0].number() == 3);
+  CHECK(log.kept()[0].epoch() == 7);
+  const v1::Report* added = log.Add(7, WindowDone(4));
+  REQUIRE(added != nullptr);
+  CHECK(added->number() == 4);
 }
 
 TEST_CASE("a report of an epoch that is over is dropped") {
@@ -35,9 +32,9 @@ TEST_CASE("a report of an epoch that is over is dropped") {
   log.BeginEpoch(7);
   log.Add(7, WindowDone(1));
   log.BeginEpoch(8);
-  CHECK(log.kept() == 0);
-  log.Add(7, WindowDone(2));
-  CHECK(log.kept() == 0);
+  CHECK(log.kept().empty());
+  CHECK(log.Add(7, WindowDone(2)) == nullptr);
+  CHECK(log.kept().empty());
   log.Add(8, WindowDone(1));
   CHECK(log.last_number() == 1);
 }

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <thread>
 #include <vector>
 
@@ -31,9 +32,15 @@ class TempDir {
   std::string path_;
 };
 
+// Checks of dataset "held" take until they are cancelled.
 class FakeSolver : public Solver {
  public:
-  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source) override {
+  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source,
+                                                 const std::atomic<bool>& cancelled) override {
+    if (source.dataset == "held") {
+      while (!cancelled) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return absl::CancelledError("cancelled");
+    }
     records::RowsSummary rows;
     rows.set_rows(source.rows);
     rows.set_tokens(source.rows * 10);
@@ -138,6 +145,7 @@ TEST_CASE("what was acknowledged is there after a new start, and left-overs are 
   CHECK_FALSE(fs::exists(dir.path() + "/datasets/left-1.jsonl"));
   CHECK_FALSE(fs::exists(dir.path() + "/checkpoints/" + job));
   CHECK_FALSE(fs::exists(dir.path() + "/checkpoints/job-gone"));
+  CHECK(fs::exists(dir.path() + "/lost/datasets-left-1.jsonl"));
   v1::GetJobRequest get;
   get.set_name(job);
   auto found = driver->Ask<v1::Job>(get);
@@ -191,7 +199,7 @@ TEST_CASE("requests of many threads share turns, and each gets its own answer") 
   CHECK(snapshot->jobs.size() == kThreads * kJobs);
 }
 
-TEST_CASE("a full disk: nothing is acknowledged until there is room") {
+TEST_CASE("an upload that cannot be moved into place is refused, and leaves nothing") {
   TempDir dir;
   auto driver = StartOk(dir.path());
   CreateDataset dataset = NewDataset(*driver, "d");
@@ -215,6 +223,64 @@ TEST_CASE("a call whose deadline passes is told so") {
   }
   CHECK(late > 0);
   CHECK(driver->Call(v1::GetClusterRequest(), absl::Now() + absl::Seconds(10)).ok());
+}
+
+TEST_CASE("who finds the coordinator busy is told so at once, and what it brought is removed") {
+  TempDir dir;
+  DriverOptions options;
+  options.data_dir = dir.path();
+  options.mailbox.requests_max = 2;
+  // The loop is held up in a commit, as by a slow disk.
+  std::promise<void> held;
+  std::promise<void> go_on;
+  std::atomic<bool> hold = false;
+  auto driver = Driver::Start(options, storage::RealFiles(),
+                              {.before_commit =
+                                   [&] {
+                                     if (!hold.exchange(false)) return;
+                                     held.set_value();
+                                     go_on.get_future().wait();
+                                   },
+                               .after_commit = {}},
+                              std::make_unique<FakeSolver>())
+                    .value();
+  REQUIRE(driver->Call(v1::GetClusterRequest()).ok());  // its first commit is done
+  hold = true;
+  std::atomic<int> answers = 0;
+  const auto count = [&](const absl::StatusOr<ReplyValue>& value) { answers += value.ok(); };
+  driver->Call(NewModel(), count);
+  held.get_future().wait();
+  for (int i = 0; i < 2; ++i) driver->Call(v1::GetClusterRequest(), count);
+  const CreateDataset dataset = NewDataset(*driver, "d");
+  const absl::Status busy = driver->Ask<v1::Dataset>(dataset).status();
+  CHECK(absl::IsUnavailable(busy));
+  CHECK(std::string(*busy.GetPayload("lorad/reason")) == "BUSY");
+  CHECK(busy.GetPayload("type.googleapis.com/google.rpc.RetryInfo"));
+  go_on.set_value();
+  while (driver->Call(v1::GetClusterRequest(), absl::InfiniteFuture()).status() == busy) {
+  }
+  CHECK(answers == 3);
+  driver.reset();
+  CHECK(fs::is_empty(dir.path() + "/uploads"));
+}
+
+TEST_CASE("a stop answers whoever still waits, and everybody after") {
+  TempDir dir;
+  auto driver = StartOk(dir.path());
+  REQUIRE(driver->Ask<v1::Model>(NewModel()).ok());
+  REQUIRE(driver->Ask<v1::Dataset>(NewDataset(*driver, "held")).ok());
+  // Its rows are never checked, so it is never answered.
+  CreateJob validate;
+  validate.job = NewJob();
+  validate.job.set_training_dataset("held");
+  validate.validate_only = true;
+  std::promise<absl::Status> answer;
+  driver->Call(validate, [&](auto value) { answer.set_value(value.status()); });
+  CHECK(driver->Stop(absl::Now() + absl::Seconds(10)).ok());
+  std::future<absl::Status> answered = answer.get_future();
+  REQUIRE(answered.wait_for(std::chrono::seconds(10)) == std::future_status::ready);
+  CHECK(absl::IsUnavailable(answered.get()));
+  CHECK(absl::IsUnavailable(driver->Call(v1::GetClusterRequest()).status()));
 }
 
 int CountByPages(Driver& driver) {

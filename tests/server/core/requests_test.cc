@@ -1,6 +1,7 @@
 // Requests: idempotency, lists, names in use, revisions.
 #include <set>
 
+#include "server/core/store_kinds.h"
 #include "tests/server/core/scenario.h"
 
 namespace lorad::server {
@@ -32,6 +33,45 @@ TEST_CASE("an old request_id is forgotten at a start") {
   world->Sleep(int64_t{8} * 24 * 3600 * 1'000'000);
   world->CrashCoordinator();
   CHECK(world->Submit(World::NewJob(), "r1") != job);
+}
+
+TEST_CASE("a dataset's path never comes again, whatever the wall's clock says") {
+  auto world = MakeWorld();
+  std::set<std::string> seen;
+  for (int start = 0; start < 3; ++start) {
+    world->SetWallClock(1'000'000'000);  // as at the start before
+    world->AddDataset("d", 4);
+    for (const std::string& path : world->disk()) {
+      if (path.starts_with("datasets/d-")) CHECK(seen.insert(path).second);
+    }
+    REQUIRE(world->Call(Named<v1::DeleteDatasetRequest>("d")).ok());
+    world->CrashCoordinator();
+  }
+  CHECK(seen.size() == 3);
+}
+
+TEST_CASE("summaries of rows that nobody waits for make room, and are made again") {
+  WorldOptions options;
+  options.core.rows_max = 8;
+  auto world = MakeWorld(options);
+  const auto kept = [&] {
+    int64_t rows = 0;
+    REQUIRE(world->store()
+                .ScanRecords(kRowsKind, [&](auto, auto) { return ++rows, absl::OkStatus(); })
+                .ok());
+    return rows;
+  };
+  CreateJob request;
+  request.job = World::NewJob();
+  request.validate_only = true;
+  for (int length = 100; length < 150; ++length) {
+    request.job.mutable_training()->set_max_length(length);
+    CHECK(world->Get<Job>(request).total_steps() == 6);
+    CHECK(kept() <= 8);
+  }
+  const std::string job = world->Submit(World::NewJob());
+  world->ConnectWorkers();
+  world->RunUntilState(job, Job::SUCCEEDED);
 }
 
 TEST_CASE("names: taken, unknown, in use") {
@@ -133,6 +173,94 @@ TEST_CASE("revisions: ordered, each once, the snapshot tells from where to go on
   CHECK(steps == std::set<int64_t>{0, 1, 2, 3, 4, 5, 6});
   CHECK(world->announced().back().job().state() == Job::SUCCEEDED);
   CHECK(absl::IsNotFound(world->Call(SnapshotJobs{{"none"}}).status()));
+}
+
+TEST_CASE("an estimate waits for the first worker, for a while") {
+  WorldOptions options;
+  options.gpu_memory_bytes = int64_t{8} << 30;
+  auto world = MakeWorld(options);
+  EstimateJob request;
+  request.job = World::NewJob();
+  request.wait_us = 5'000'000;
+  const int64_t start = world->now_us();
+  SECTION("it comes") {
+    bool answered = false;
+    world->Ask(request, [&](absl::StatusOr<ReplyValue> reply) {
+      REQUIRE(reply.ok());
+      CHECK(std::get<v1::JobEstimate>(*reply).fits());
+      answered = true;
+    });
+    world->Sleep(1'000'000);
+    CHECK_FALSE(answered);
+    world->ConnectWorkers();
+    world->RunUntil([&] { return answered; });
+    CHECK(world->now_us() - start < 2'000'000);
+  }
+  SECTION("it does not come") {
+    CHECK_FALSE(world->Get<v1::JobEstimate>(request).fits());
+    CHECK(world->now_us() - start == 5'000'000);
+  }
+  SECTION("the coordinator is stopped") {
+    bool answered = false;
+    world->Ask(request, [&](absl::StatusOr<ReplyValue>) { answered = true; });
+    world->Settle();
+    CHECK_FALSE(answered);
+    REQUIRE(world->Call(StopRequested{}).ok());
+    CHECK(answered);
+  }
+}
+
+TEST_CASE("an assumed time is that of the device that is there, whenever it was first asked for") {
+  WorldOptions options;
+  options.gpu_memory_bytes = int64_t{8} << 30;
+  auto early = MakeWorld(options), late = MakeWorld(options);
+  EstimateJob request;
+  request.job = World::NewJob();
+  const double before = early->Get<v1::JobEstimate>(request).seconds();  // of some CPU
+  early->ConnectWorkers();
+  late->ConnectWorkers();
+  const double seconds = early->Get<v1::JobEstimate>(request).seconds();
+  CHECK(seconds == late->Get<v1::JobEstimate>(request).seconds());
+  CHECK(seconds < before);
+}
+
+TEST_CASE("pages of a snapshot: by revision, each state once, also of jobs that change meanwhile") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  std::vector<std::string> names;
+  for (int i = 0; i < 7; ++i) names.push_back(world->Submit(World::NewJob()));
+  const auto page = [&](int64_t after, const std::vector<std::string>& among = {}) {
+    return world->Get<JobSnapshot>(SnapshotJobs{among, after, 3});
+  };
+  std::set<std::string> told;
+  JobSnapshot snapshot = page(0);
+  REQUIRE(snapshot.jobs.size() == 3);
+  v1::CancelJobRequest cancel;
+  cancel.set_name(snapshot.jobs[0].name());  // told already: it comes again, as it is then
+  world->Get<Job>(cancel);
+  int64_t revision = 0;
+  bool told_again = false;
+  while (!snapshot.jobs.empty()) {
+    for (const Job& job : snapshot.jobs) {
+      CHECK(job.revision() > revision);
+      revision = job.revision();
+      told.insert(job.name());
+      told_again |= job.name() == cancel.name() && job.state() == Job::CANCELLED;
+    }
+    snapshot = page(revision);
+  }
+  CHECK(told.size() == 7);
+  CHECK(told_again);
+  CHECK(snapshot.revision >= revision);
+
+  CHECK(page(0, {names[5], names[2]}).jobs.size() == 2);
+  CHECK(page(snapshot.revision, {names[5]}).jobs.empty());
+  world->CrashCoordinator();
+  CHECK(page(0).jobs.size() == 3);
+  v1::DeleteJobRequest remove;
+  remove.set_name(cancel.name());
+  REQUIRE(world->Call(remove).ok());
+  CHECK(world->Get<JobSnapshot>(SnapshotJobs{}).jobs.size() == 6);
 }
 
 TEST_CASE("an estimate knows steps, tokens and memory") {

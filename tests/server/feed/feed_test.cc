@@ -2,9 +2,12 @@
 
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <filesystem>
 #include <thread>
 
 #include "server/feed/row_order.h"
+#include "storage/model_directory.h"
+#include "storage/sha256.h"
 #include "tests/server/feed/house.h"
 
 namespace lorad::server::feed {
@@ -14,8 +17,26 @@ struct FeedHouse : House {
   FeedOptions options{directory.path(), directory / "cache", 4};
   Feed feed{options, storage::RealFiles()};
 
+  // Of the file as it is now, as its record would say.
   RowSource Source(const std::string& path, int32_t max_length = 64) const {
-    return {.dataset = "d", .dataset_path = path, .model_path = model(), .max_length = max_length};
+    const auto bytes = storage::RealFiles().ReadAll(directory / path, 1 << 20);
+    return {.dataset = "d",
+            .dataset_path = path,
+            .dataset_sha256 = storage::Sha256::Of(bytes.value_or("")),
+            .model_path = model(),
+            .model_fingerprint = storage::ModelDirectory::Open(model())->fingerprint(),
+            .max_length = max_length};
+  }
+  // Plans windows of rows that were checked before, as the core does.
+  static absl::StatusOr<FeedWindow> Plan(Feed& feed, const PlanInput& input,
+                                         const std::function<bool()>& hurry = nullptr) {
+    for (const TrainUnit& unit : input.trains) feed.CheckRows(unit.source).IgnoreError();
+    for (const EvaluateUnit& unit : input.evaluates) feed.CheckRows(unit.source).IgnoreError();
+    return feed.Plan(input, hurry);
+  }
+  absl::StatusOr<FeedWindow> Plan(const PlanInput& input,
+                                  const std::function<bool()>& hurry = nullptr) {
+    return Plan(feed, input, hurry);
   }
   TrainUnit Train(const std::string& job, int64_t step, const std::string& path,
                   int32_t batch_size) const {
@@ -29,6 +50,11 @@ struct FeedHouse : House {
             .save = false};
   }
 };
+
+std::string Reason(const absl::Status& status) {
+  const auto reason = status.GetPayload("lorad/reason");
+  return reason ? std::string(*reason) : "";
+}
 
 PlanInput Input(int32_t capacity_tokens) {
   PlanInput input;
@@ -72,8 +98,9 @@ TEST_CASE(
   input.trains[0].save = true;
   input.evaluates = {
       {.job = "c", .step = 9, .source = house.Source(a), .first_sequence = 3, .sequences = 2}};
-  const auto planned = house.feed.Plan(input);
+  const auto planned = house.Plan(input);
   REQUIRE(planned.status().message() == "");
+  REQUIRE(planned->failures.empty());
   const worker::v1::Window& window = planned->window;
   CHECK(Text(window) ==
         "40: a/1#2=2[3] b/5#0=0[7]\n"
@@ -104,12 +131,12 @@ TEST_CASE("The program packs better than greedy; in a hurry greedy does, the bat
   FeedHouse house;
   PlanInput input = Input(10);
   input.trains = {house.Train("a", 1, house.AddTokens("a.jsonl", {4, 4, 3, 3, 3, 3}), 6)};
-  const auto best = house.feed.Plan(input, [] { return false; });
+  const auto best = house.Plan(input, [] { return false; });
   REQUIRE(best.ok());
   REQUIRE(best->packings.size() == 1);
   CHECK(best->packings[0].path == planner::PackPath::kProgramImproved);
   CHECK(best->window.microbatches_size() == 2);
-  const auto hurried = house.feed.Plan(input, [] { return true; });
+  const auto hurried = house.Plan(input, [] { return true; });
   REQUIRE(hurried.ok());
   CHECK(hurried->packings[0].path == planner::PackPath::kCancelled);
   CHECK(hurried->window.microbatches_size() == 3);
@@ -127,7 +154,7 @@ TEST_CASE("Steps go through shuffled epochs; a new feed gives the same rows") {
     unit.shuffle = true;
     unit.seed = 77;
     input.trains = {unit};
-    const auto planned = feed.Plan(input);
+    const auto planned = FeedHouse::Plan(feed, input);
     REQUIRE(planned.ok());
     std::vector<int64_t> rows(static_cast<size_t>(planned->window.batches(0).sequences()));
     for (const auto& microbatch : planned->window.microbatches()) {
@@ -172,8 +199,10 @@ TEST_CASE("Rows are summed up, with the first bad one") {
   PlanInput input = Input(64);
   input.trains = {house.Train("a", 1, "a.jsonl", 2)};
   input.trains[0].source = refusing;
-  CHECK(house.feed.Plan(input).status().message() ==
-        "dataset d: line 2: the row has 9 tokens, more than the 6 of max_length");
+  const auto planned = house.feed.Plan(input);
+  REQUIRE(planned.ok());
+  REQUIRE(planned->failures.size() == 1);
+  CHECK(Reason(planned->failures[0].status) == "ROWS_NOT_READY");
 
   CHECK(absl::IsNotFound(house.feed.CheckRows(house.Source("none.jsonl")).status()));
   RowSource no_model = house.Source("a.jsonl");
@@ -193,7 +222,7 @@ TEST_CASE("Plans that ask for what is not there are refused") {
       {1, 2, 64, "job e: rows 1 to 3 of 2"},
       {-1, 1, 64, "job e: rows -1 to 0 of 2"},
       {0, 0, 64, "job e: rows 0 to 0 of 2"},
-      {1, 1, 8, "sample 0 of job e has 9 tokens; a microbatch holds 1 to 8"},
+      {1, 1, 8, "job e: row 1 has 9 tokens; a microbatch holds 8"},
   };
   for (const Case& c : cases) {
     PlanInput input = Input(c.capacity);
@@ -202,7 +231,69 @@ TEST_CASE("Plans that ask for what is not there are refused") {
                         .source = house.Source(path),
                         .first_sequence = c.first,
                         .sequences = c.sequences}};
-    CHECK(house.feed.Plan(input).status().message() == c.expected);
+    const auto planned = house.Plan(input);
+    REQUIRE(planned.ok());
+    CHECK(planned->window.operations().empty());
+    REQUIRE(planned->failures.size() == 1);
+    CHECK(planned->failures[0].job == "e");
+    CHECK(planned->failures[0].status.message() == c.expected);
+    CHECK(Reason(planned->failures[0].status) == "WINDOW_NOT_PLANNED");
+  }
+}
+
+TEST_CASE("One job's rows are gone: the window of the others is planned, and it is named") {
+  FeedHouse house;
+  const std::string a = house.AddTokens("a.jsonl", {3, 9}), b = house.AddTokens("b.jsonl", {4});
+  PlanInput input = Input(64);
+  input.trains = {house.Train("a", 1, a, 2), house.Train("b", 1, b, 1)};
+  REQUIRE(house.feed.CheckRows(house.Source(a)).ok());
+  const auto planned = house.feed.Plan(input);
+  REQUIRE(planned.ok());
+  CHECK(Text(planned->window) ==
+        "0: a/1#0=0[3] a/1#1=1[9]\nFORWARD BACKWARD NORM_UP CLIP_DOWN STEP ");
+  REQUIRE(planned->failures.size() == 1);
+  CHECK(planned->failures[0].job == "b");
+  CHECK(Reason(planned->failures[0].status) == "ROWS_NOT_READY");
+  // Windows wait for nobody's rows; a check makes them.
+  REQUIRE(house.feed.CheckRows(house.Source(b)).ok());
+  CHECK(house.feed.Plan(input)->failures.empty());
+}
+
+TEST_CASE("Rows are those that were acknowledged, or none: reasons of what stands in the way") {
+  FeedHouse house;
+  const std::string path = house.AddTokens("a.jsonl", {3, 9});
+  const RowSource source = house.Source(path);
+  const auto reason = [&](const RowSource& of) {
+    return Reason(house.feed.CheckRows(of).status());
+  };
+  const std::string cache = house.options.cache_dir;
+  SECTION("the dataset's file is gone, then other, then back") {
+    const std::string bytes = *storage::RealFiles().ReadAll(house.directory / path, 1 << 20);
+    REQUIRE(storage::RealFiles().Remove(house.directory / path).ok());
+    CHECK(reason(source) == "DATASET_UNREADABLE");
+    house.directory.Write(path, bytes + bytes);
+    CHECK(reason(source) == "DATASET_CHANGED");
+    house.directory.Write(path, bytes);
+    CHECK(house.feed.CheckRows(source)->tokens() == 12);
+  }
+  SECTION("its tokens are there: the file is not needed") {
+    REQUIRE(house.feed.CheckRows(source).ok());
+    REQUIRE(storage::RealFiles().Remove(house.directory / path).ok());
+    Feed feed(house.options, storage::RealFiles());
+    CHECK(feed.CheckRows(source)->tokens() == 12);
+  }
+  SECTION("the model's directory is gone, not there yet, then other") {
+    RowSource gone = source;
+    gone.model_path += "x";
+    CHECK(reason(gone) == "MODEL_NOT_FOUND");
+    std::filesystem::create_directory(gone.model_path);  // where its share will be mounted
+    CHECK(reason(gone) == "MODEL_NOT_FOUND");
+    house.directory.Write("model/random_weights.json", R"({"seed": 2})");
+    CHECK(reason(source) == "MODEL_CHANGED");
+  }
+  SECTION("the cache cannot be written") {
+    house.directory.Write("cache", "a file where a directory should be");
+    CHECK(reason(source) == "ROWS_NOT_READ");
   }
 }
 
@@ -232,17 +323,19 @@ TEST_CASE("Caches over the limit make room; what is open stays readable") {
   CHECK(storage::RealFiles().List(house.options.cache_dir)->size() == 1);
   PlanInput input = Input(64);
   input.trains = {house.Train("a", 1, a, 2), house.Train("b", 1, b, 1)};
-  CHECK(feed.Plan(input)->statistics.tokens == 16);
+  const auto planned = feed.Plan(input);
+  CHECK(planned->failures.empty());
+  CHECK(planned->statistics.tokens == 16);
 }
 
-TEST_CASE("A feed that is cancelled tokenizes nothing more, and leaves nothing behind") {
+TEST_CASE("A check that is cancelled tokenizes nothing more, and leaves nothing behind") {
   FeedHouse house;
   const RowSource a = house.Source(house.AddTokens("a.jsonl", {3, 9}));
   const RowSource b = house.Source(house.AddTokens("b.jsonl", {3}));
   REQUIRE(house.feed.CheckRows(a).ok());
-  house.feed.Cancel();
-  CHECK(house.feed.CheckRows(a)->tokens() == 12);
-  CHECK(absl::IsCancelled(house.feed.CheckRows(b).status()));
+  const std::atomic<bool> cancelled{true};
+  CHECK(house.feed.CheckRows(a, &cancelled)->tokens() == 12);
+  CHECK(absl::IsCancelled(house.feed.CheckRows(b, &cancelled).status()));
   CHECK(storage::RealFiles().List(house.options.cache_dir)->size() == 1);
 }
 
@@ -260,7 +353,7 @@ TEST_CASE("Many threads, few open caches: everyone gets the right rows") {
         const auto which = static_cast<size_t>((i * 5 + t) % 8);
         PlanInput input = Input(64);
         input.trains = {house.Train("a", 1, paths[which], 2)};
-        const auto planned = house.feed.Plan(input);
+        const auto planned = house.Plan(input);
         const auto expected = static_cast<int64_t>(2 * which + 5);
         if (!planned.ok() || planned->window.batches(0).tokens() != expected) ++wrong;
       }
@@ -273,6 +366,7 @@ TEST_CASE("Many threads, few open caches: everyone gets the right rows") {
 TEST_CASE("Tokens of a whole job") {
   FeedHouse house;
   const RowSource source = house.Source(house.AddTokens("a.jsonl", {2, 3, 4, 5, 6}));
+  REQUIRE(house.feed.CheckRows(source).ok());
   const auto total = [&](int32_t batch_size, int64_t steps) {
     return *house.feed.TotalTokens(source, false, 0, batch_size, steps);
   };

@@ -20,17 +20,21 @@
 namespace lorad::server {
 
 struct ApiFixture {
-  explicit ApiFixture(storage::Files& files = storage::RealFiles())
+  explicit ApiFixture(storage::Files& files = storage::RealFiles(), ApiServerOptions options = {})
       : driver(directory / "data", files) {
     driver.revisions().Start(0, 0, {});
-    ApiServerOptions options;
     options.listen = {"127.0.0.1", 0};
     options.model_roots = {directory.path()};
     server = *ApiServer::Start(options, driver);
+    channel = NewChannel();
+  }
+
+  // With a connection of its own.
+  std::shared_ptr<grpc::Channel> NewChannel() {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    channel = grpc::CreateCustomChannel(server->address().ToText(),
-                                        grpc::InsecureChannelCredentials(), arguments);
+    return grpc::CreateCustomChannel(server->address().ToText(), grpc::InsecureChannelCredentials(),
+                                     arguments);
   }
 
   // What lies in the directory of uploads.

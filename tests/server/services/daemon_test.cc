@@ -320,6 +320,39 @@ TEST_CASE("the program says where it listens, and stops cleanly on both signals"
   }
 }
 
+TEST_CASE("the program serves a thousand watches on 32 threads") {
+  storage::TempDirectory directory;
+  Program program(directory, {"serve", "--data-dir", directory / "data", "--listen", "127.0.0.1:0",
+                              "--workers", "none"});
+  REQUIRE(Eventually([&] { return Program::Text(program.out).ends_with("\n"); }));
+  std::string address = Program::Text(program.out).substr(sizeof("lorad listening on ") - 1);
+  address.pop_back();
+  std::vector<std::unique_ptr<v1::Jobs::Stub>> stubs;
+  std::vector<std::unique_ptr<Context>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::WatchJobsResponse>>> readers;
+  for (int i = 0; i < 1000; ++i) {
+    if (i % 250 == 0) {
+      grpc::ChannelArguments arguments;
+      arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+      stubs.push_back(v1::Jobs::NewStub(
+          grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments)));
+    }
+    contexts.push_back(std::make_unique<Context>());
+    readers.push_back(stubs.back()->WatchJobs(contexts.back().get(), {}));
+  }
+  for (const auto& reader : readers) reader->WaitForInitialMetadata();
+  const std::filesystem::directory_iterator threads("/proc/" + std::to_string(program.pid) +
+                                                    "/task");
+  CHECK(std::distance(threads, std::filesystem::directory_iterator()) <= 32);
+  kill(program.pid, SIGTERM);
+  CHECK(program.Wait() == 0);
+  for (const auto& reader : readers) {
+    v1::WatchJobsResponse change;
+    CHECK(!reader->Read(&change));
+    CHECK(ErrorInfoOf(reader->Finish()).reason() == "SHUTTING_DOWN");
+  }
+}
+
 TEST_CASE("the program says in one line why it cannot serve") {
   storage::TempDirectory directory;
   directory.Write("file", "");
@@ -332,6 +365,10 @@ TEST_CASE("the program says in one line why it cannot serve") {
       {{"serve", "--data-dir", data, "--listen", "127.0.0.1:0", "--model-root", "/no"},
        1,
        "error: MODEL_ROOT_MISSING: "},
+      {{"serve", "--data-dir", data, "--listen", "127.0.0.1:0", "--workers", "none", "--allow-user",
+        "no-such-user"},
+       1,
+       "error: NO_SUCH_USER: "},
       {{"serve", "--data-dir", data, "--listen", "127.0.0.1:0", "--worker-binary", "/no"},
        1,
        "error: WORKER_BINARY_MISSING: "},

@@ -122,9 +122,18 @@ TEST_CASE("quotable text") {
       {"\xff\xfe", 9, "??"},
       {"\xf0\x9f\x98\x80!", 9, "\xf0\x9f\x98\x80!"},
       {"", 0, ""},
+      {"\xed\x9f\xbf\xee\x80\x80", 9, "\xed\x9f\xbf\xee\x80\x80"},
+      {"\xed\xa0\x80", 9, "???"},       // half of a surrogate pair
+      {"\xe0\x80\xaf", 9, "???"},       // overlong
+      {"\xf0\x80\x80\xaf", 9, "????"},  // likewise
+      {"\xf4\x90\x80\x80", 9, "????"},  // past the last character
   };
   for (const auto& [text, bytes_max, expected] : cases) {
     CHECK(Quotable(text, bytes_max) == expected);
+    google::rpc::ErrorInfo info, read;
+    info.set_reason(Quotable(text, bytes_max));
+    CHECK(read.ParseFromString(info.SerializeAsString()));
+    CHECK(IsUtf8(text) == (text.size() > bytes_max || Quotable(text, bytes_max) == text));
   }
 }
 

@@ -2,6 +2,7 @@
 // on it.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -26,6 +27,21 @@ class FakeDriver final : public Driver {
   std::function<absl::StatusOr<ReplyValue>(const Request&)> answer = [](const Request&) {
     return absl::NotFoundError("nothing is there");
   };
+  // Requests are kept, and answered by AnswerHeld() alone.
+  std::atomic<bool> hold{false};
+  void AnswerHeld(const absl::StatusOr<ReplyValue>& reply) {
+    std::vector<OnReply> held;
+    {
+      std::lock_guard lock(mutex_);
+      held.swap(held_);
+    }
+    for (OnReply& on_reply : held) on_reply(reply);
+  }
+  size_t held() const {
+    std::lock_guard lock(mutex_);
+    return held_.size();
+  }
+
   std::function<absl::StatusOr<v1::Checkpoint>(const v1::GetCheckpointRequest&, std::string*)>
       checkpoint;
   std::function<absl::StatusOr<std::string>(const std::string&)> adapter_path;
@@ -36,6 +52,15 @@ class FakeDriver final : public Driver {
     std::lock_guard lock(mutex_);
     requests_.push_back(std::move(request));
     return reply;
+  }
+  void Call(Request request, OnReply on_reply) override {
+    if (hold) {
+      std::lock_guard lock(mutex_);
+      requests_.push_back(std::move(request));
+      held_.push_back(std::move(on_reply));
+      return;
+    }
+    on_reply(Call(std::move(request), absl::InfiniteFuture()));
   }
 
   uint64_t ConnectWorker(worker::v1::Hello hello, std::shared_ptr<WorkerSender> sender) override {
@@ -80,6 +105,15 @@ class FakeDriver final : public Driver {
     return adapter_path ? adapter_path(name) : absl::NotFoundError("no adapter");
   }
 
+  absl::Status Writable() override {
+    std::lock_guard lock(mutex_);
+    return writable_;
+  }
+  void SetWritable(const absl::Status& writable) {
+    std::lock_guard lock(mutex_);
+    writable_ = writable;
+  }
+
   RevisionLog& revisions() override { return revisions_; }
   const DataDir& data_dir() const override { return data_dir_; }
   storage::Files& files() override { return files_; }
@@ -110,6 +144,8 @@ class FakeDriver final : public Driver {
   mutable std::mutex mutex_;
   // Guarded by mutex_:
   std::vector<Request> requests_;
+  std::vector<OnReply> held_;
+  absl::Status writable_;
   std::vector<std::string> worker_log_;
   std::vector<std::shared_ptr<WorkerSender>> senders_;
 };

@@ -1,4 +1,5 @@
 #include <catch2/catch.hpp>
+#include <filesystem>
 
 #include "lorad/v1/cluster.grpc.pb.h"
 #include "lorad/v1/jobs.grpc.pb.h"
@@ -256,12 +257,13 @@ struct WatchFixture : JobsFixture {
     driver.revisions().Start(0, 10, {});
     driver.answer = [](const Request& request) -> absl::StatusOr<ReplyValue> {
       JobSnapshot snapshot;
+      const auto& asked = std::get<SnapshotJobs>(request);
       for (const auto& [name, revision] :
-           std::vector<std::pair<std::string, int64_t>>{{"a", 9}, {"b", 3}, {"c", 5}}) {
-        const std::vector<std::string>& names = std::get<SnapshotJobs>(request).names;
-        if (names.empty() || std::find(names.begin(), names.end(), name) != names.end()) {
-          snapshot.jobs.push_back(Named(name, revision));
-        }
+           std::vector<std::pair<std::string, int64_t>>{{"b", 3}, {"c", 5}, {"a", 9}}) {
+        const auto& names = asked.names;
+        const bool among =
+            names.empty() || std::find(names.begin(), names.end(), name) != names.end();
+        if (among && revision > asked.after) snapshot.jobs.push_back(Named(name, revision));
       }
       snapshot.revision = 10;
       return ReplyValue(snapshot);
@@ -321,23 +323,119 @@ TEST_CASE_METHOD(WatchFixture, "a watch of names, and one that resumes") {
         "INVALID_FIELDS resume_from_revision: must not be negative;");
 }
 
-TEST_CASE_METHOD(WatchFixture, "watches are limited, and unary calls go on beside them") {
+TEST_CASE_METHOD(WatchFixture, "a resumed watch makes no snapshot") {
+  driver.revisions().Append(Change("a", 11));
+  driver.revisions().Append(Change("a", 12));
+  v1::WatchJobsRequest request;
+  request.set_resume_from_revision(11);
+  Context context;
+  auto reader = stub->WatchJobs(&context, request);
+  CHECK(Next(*reader) == "a@12");
+  CHECK(driver.Requests<SnapshotJobs>().empty());
+  context.TryCancel();
+}
+
+TEST_CASE_METHOD(WatchFixture, "a snapshot comes in pages, and only as fast as it is read") {
+  constexpr int64_t kJobs = 1000;
+  constexpr size_t kPages = kJobs / 64 + 1;
+  driver.answer = [](const Request& request) -> absl::StatusOr<ReplyValue> {
+    const auto& asked = std::get<SnapshotJobs>(request);
+    JobSnapshot snapshot;
+    for (int64_t revision = asked.after + 1; revision <= kJobs; ++revision) {
+      if (static_cast<int64_t>(snapshot.jobs.size()) == asked.limit) break;
+      v1::Job job = Named("j" + std::to_string(revision), revision);
+      job.set_display_name(std::string(16 << 10, 'x'));
+      snapshot.jobs.push_back(job);
+    }
+    snapshot.revision = kJobs;
+    return ReplyValue(snapshot);
+  };
+  driver.revisions().Start(0, kJobs, {});
+  Context context;
+  auto reader = stub->WatchJobs(&context, {});
+  CHECK(Next(*reader) == "j1@1");
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  CHECK(driver.Requests<SnapshotJobs>().size() < kPages);
+  for (int64_t revision = 2; revision <= kJobs; ++revision) {
+    REQUIRE(Next(*reader) == "j" + std::to_string(revision) + "@" + std::to_string(revision));
+  }
+  driver.revisions().Append(Change("j1", kJobs + 1));
+  CHECK(Next(*reader) == "j1@1001");
+  CHECK(driver.Requests<SnapshotJobs>().size() == kPages);
+  context.TryCancel();
+}
+
+TEST_CASE_METHOD(WatchFixture, "a watcher that reads too slowly is told so, and not skipped") {
+  Context context;
+  auto reader = stub->WatchJobs(&context, {});
+  reader->WaitForInitialMetadata();
+  for (int64_t revision = 11; revision < 2000; ++revision) {
+    RevisionLog::Revision change = Change("a", revision);
+    v1::WatchJobsResponse message;
+    message.ParseFromString(change.message);
+    message.mutable_job()->set_display_name(std::string(16 << 10, 'x'));
+    change.message = message.SerializeAsString();
+    driver.revisions().Append(std::move(change));
+  }
+  int64_t last = 0;
+  v1::WatchJobsResponse message;
+  while (reader->Read(&message)) {
+    if (last >= 10) REQUIRE(message.revision() == last + 1);
+    last = message.revision() == 9 ? 10 : message.revision();
+  }
+  CHECK(last < 1999);
+  CHECK(ErrorInfoOf(reader->Finish()).reason() == "REVISION_GONE");
+}
+
+// Watches on as many connections as they take.
+struct ManyWatches {
+  ManyWatches(WatchFixture& api, int count) {
+    for (int i = 0; i < count; ++i) {
+      if (i % 250 == 0) stubs.push_back(v1::Jobs::NewStub(api.NewChannel()));
+      contexts.push_back(std::make_unique<Context>());
+      readers.push_back(stubs.back()->WatchJobs(contexts.back().get(), {}));
+    }
+    for (const auto& reader : readers) REQUIRE(WatchFixture::Next(*reader) == "b@3");
+  }
+  ~ManyWatches() {
+    for (const auto& context : contexts) context->TryCancel();
+  }
+  std::vector<std::unique_ptr<v1::Jobs::Stub>> stubs;
   std::vector<std::unique_ptr<Context>> contexts;
   std::vector<std::unique_ptr<grpc::ClientReader<v1::WatchJobsResponse>>> readers;
-  for (int i = 0; i < kWatchesMax; ++i) {
-    contexts.push_back(std::make_unique<Context>());
-    readers.push_back(stub->WatchJobs(contexts.back().get(), {}));
-    REQUIRE(Next(*readers.back()) == "b@3");
+};
+
+size_t Threads() {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/task"),
+                                           std::filesystem::directory_iterator()));
+}
+
+TEST_CASE_METHOD(WatchFixture, "a thousand watches take no thread each") {
+  const ManyWatches first(*this, 1);
+  const size_t before = Threads();
+  const ManyWatches watches(*this, 1000);
+  // The server's, the clients' and the test's own.
+  CHECK(Threads() <= 48);
+  CHECK(Threads() <= before + 16);
+  driver.revisions().Append(Change("a", 11));
+  for (const auto& reader : watches.readers) {
+    REQUIRE(Next(*reader) == "c@5");
+    REQUIRE(Next(*reader) == "a@9");
+    REQUIRE(Next(*reader) == "a@11");
   }
-  Context context;
-  const grpc::Status refused = stub->WatchJobs(&context, {})->Finish();
-  CHECK(refused.error_code() == grpc::RESOURCE_EXHAUSTED);
-  CHECK(ErrorInfoOf(refused).reason() == "TOO_MANY_CALLS");
-  Context second;
-  v1::GetMetricsResponse metrics;
-  CHECK(stub->GetMetrics(&second, {}, &metrics).ok());
-  for (const auto& watch : contexts) watch->TryCancel();
-  readers.clear();
+}
+
+TEST_CASE_METHOD(WatchFixture, "watches are limited, and unary calls go on beside them") {
+  {
+    const ManyWatches watches(*this, kWatchesMax);
+    Context context;
+    const grpc::Status refused = stub->WatchJobs(&context, {})->Finish();
+    CHECK(refused.error_code() == grpc::RESOURCE_EXHAUSTED);
+    CHECK(ErrorInfoOf(refused).reason() == "TOO_MANY_CALLS");
+    Context second;
+    v1::GetMetricsResponse metrics;
+    CHECK(stub->GetMetrics(&second, {}, &metrics).ok());
+  }
   CHECK(Eventually([&] {
     Context again;
     auto reader = stub->WatchJobs(&again, {});

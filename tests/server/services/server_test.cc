@@ -3,6 +3,7 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include <catch2/catch.hpp>
+#include <filesystem>
 
 #include "absl/time/clock.h"
 #include "lorad/v1/cluster.grpc.pb.h"
@@ -10,6 +11,8 @@
 #include "server/errors/errors.h"
 #include "server/services/api_server.h"
 #include "server/validation/limits.h"
+#include "storage/peft.h"
+#include "storage/safetensors.h"
 #include "storage/sha256.h"
 #include "tests/server/services/api_fixture.h"
 
@@ -65,6 +68,24 @@ TEST_CASE_METHOD(ApiFixture, "health and reflection") {
   CHECK(CallRaw(channel, "/grpc.health.v1.Health/Check", "") == not_serving);
 }
 
+TEST_CASE_METHOD(ApiFixture,
+                 "health of the services that create things says whether there is room") {
+  const std::string serving("\x08\x01", 2);
+  const std::string not_serving("\x08\x02", 2);
+  for (const std::string& expected : {not_serving, serving}) {
+    server->SetWritable(expected == serving);
+    for (const std::string name :
+         {"lorad.v1.Jobs", "lorad.v1.Datasets", "lorad.v1.Adapters", "lorad.v1.Models"}) {
+      const std::string request = "\x0a" + std::string(1, static_cast<char>(name.size())) + name;
+      CHECK(CallRaw(channel, "/grpc.health.v1.Health/Check", request) == expected);
+    }
+    CHECK(CallRaw(channel, "/grpc.health.v1.Health/Check", "") == serving);
+  }
+  server->BeginStop();
+  server->SetWritable(true);
+  CHECK(CallRaw(channel, "/grpc.health.v1.Health/Check", "") == not_serving);
+}
+
 struct WorkerFixture : ApiFixture {
   using Stream = grpc::ClientReaderWriter<wire::WorkerMessage, wire::CoordinatorMessage>;
 
@@ -79,6 +100,21 @@ struct WorkerFixture : ApiFixture {
   static wire::CoordinatorMessage Order(int64_t epoch) {
     wire::CoordinatorMessage message;
     message.mutable_dissolve_group()->set_epoch(epoch);
+    return message;
+  }
+  static wire::CoordinatorMessage Form(int64_t epoch) {
+    wire::CoordinatorMessage message;
+    message.mutable_form_group()->set_epoch(epoch);
+    return message;
+  }
+  static wire::CoordinatorMessage Load(int64_t epoch, const std::string& job,
+                                       const std::string& content) {
+    wire::CoordinatorMessage message;
+    message.mutable_window()->set_epoch(epoch);
+    wire::Operation& load = *message.mutable_window()->add_operations();
+    load.set_kind(wire::Operation::LOAD_SLOT);
+    load.set_job(job);
+    load.set_content(content);
     return message;
   }
   // The sender that the driver was given, once it was.
@@ -181,12 +217,13 @@ TEST_CASE_METHOD(WorkerFixture, "hellos that are refused") {
 
 TEST_CASE_METHOD(WorkerFixture, "shards are checked before they are handed over") {
   driver.answer = [](const Request&) { return ReplyValue(std::monostate()); };
-  const auto upload = [&](int64_t size, const std::string& sha256) {
+  const auto upload = [&](int64_t epoch, int64_t size, const std::string& sha256) {
     Context context;
     wire::UploadShardResponse response;
     auto writer = stub->UploadShard(&context, &response);
     wire::UploadShardRequest message;
     message.mutable_header()->set_job("j");
+    message.mutable_header()->set_epoch(epoch);
     message.mutable_header()->set_size_bytes(size);
     message.mutable_header()->set_sha256(sha256);
     bool open = writer->Write(message);
@@ -195,25 +232,77 @@ TEST_CASE_METHOD(WorkerFixture, "shards are checked before they are handed over"
     writer->WritesDone();
     return Summary(writer->Finish());
   };
-  CHECK(upload(6, storage::Sha256::Of("tensor")).empty());
+  CHECK(upload(7, 6, storage::Sha256::Of("tensor")) == "NOT_A_WORKERS_GROUP");
+  Context context;
+  auto stream = stub->Control(&context);
+  REQUIRE(stream->Write(Hello("w")));
+  Sender(0)->Send(Form(7));
+  CHECK(upload(7, 6, storage::Sha256::Of("tensor")).empty());
   CHECK(driver.Requests<ShardUploaded>().at(0).header.job() == "j");
   CHECK(Uploads().size() == 1);  // the driver's now
-  CHECK(upload(7, storage::Sha256::Of("tensor")) == "UPLOAD_INCOMPLETE");
-  CHECK(upload(6, storage::Sha256::Of("other")) == "UPLOAD_CORRUPT");
+  CHECK(upload(7, 7, storage::Sha256::Of("tensor")) == "UPLOAD_INCOMPLETE");
+  CHECK(upload(7, 6, storage::Sha256::Of("other")) == "UPLOAD_CORRUPT");
+  CHECK(upload(6, 6, storage::Sha256::Of("tensor")) == "NOT_A_WORKERS_GROUP");
   CHECK(driver.Requests<ShardUploaded>().size() == 1);
   CHECK(Eventually([&] { return Uploads().size() == 1; }));
+  Sender(0)->Send(Order(7));  // dissolves it
+  CHECK(upload(7, 6, storage::Sha256::Of("tensor")) == "NOT_A_WORKERS_GROUP");
+  Sender(0)->Send(Form(8));
+  context.TryCancel();
+  stream->Finish();
+  CHECK(Eventually(
+      [&] { return upload(8, 6, storage::Sha256::Of("tensor")) == "NOT_A_WORKERS_GROUP"; }));
 }
 
-TEST_CASE_METHOD(WorkerFixture, "slot contents lie in the data directory") {
-  for (const char* content : {"", "nothing", "adapter:../../etc", "checkpoint:nowhere"}) {
-    Context context;
-    wire::FetchSlotContentRequest request;
-    request.set_content(content);
-    auto reader = stub->FetchSlotContent(&context, request);
-    wire::Chunk chunk;
-    CHECK(!reader->Read(&chunk));
-    CHECK(!reader->Finish().ok());
+TEST_CASE_METHOD(WorkerFixture, "a worker fetches what it was told to load, and nothing else") {
+  storage::PeftConfig config;
+  config.rank = 1;
+  config.target_modules = {"q_proj"};
+  const std::string path = "model.layers.0.self_attn.q_proj";
+  const storage::SafetensorsLayout layout(
+      {{storage::PeftKey(path, 'A'), storage::TensorType::kF32, {1, 4}},
+       {storage::PeftKey(path, 'B'), storage::TensorType::kF32, {4, 1}}},
+      {});
+  for (const char* folder : {"data/adapters/a/", "outside/"}) {
+    directory.Write(std::string(folder) + "adapter_config.json", storage::WritePeftConfig(config));
+    directory.Write(std::string(folder) + "adapter_model.safetensors",
+                    layout.prefix() + std::string(32, '\0'));
   }
+  std::filesystem::create_directory_symlink(directory / "outside",
+                                            directory / "data/adapters/way-out");
+  Context context;
+  auto stream = stub->Control(&context);
+  REQUIRE(stream->Write(Hello("w")));
+  const auto sender = Sender(0);
+  sender->Send(Form(7));
+  const auto fetch = [&](int64_t epoch, const std::string& job, const std::string& content) {
+    Context call;
+    wire::FetchSlotContentRequest request;
+    request.set_epoch(epoch);
+    request.set_job(job);
+    request.set_content(content);
+    auto reader = stub->FetchSlotContent(&call, request);
+    wire::Chunk chunk;
+    int64_t bytes = 0;
+    while (reader->Read(&chunk)) bytes += static_cast<int64_t>(chunk.data().size());
+    const grpc::Status status = reader->Finish();
+    return status.ok() ? (bytes > 32 ? "content" : "too short") : Summary(status);
+  };
+  CHECK(fetch(7, "j", "adapter:adapters/a") == "NOT_A_WORKERS_GROUP");
+  sender->Send(Load(7, "j", "adapter:adapters/a"));
+  CHECK(fetch(7, "j", "adapter:adapters/a") == "content");
+  CHECK(fetch(6, "j", "adapter:adapters/a") == "NOT_A_WORKERS_GROUP");
+  CHECK(fetch(7, "i", "adapter:adapters/a") == "NOT_A_WORKERS_GROUP");
+  CHECK(fetch(7, "j", "adapter:adapters/b") == "NOT_A_WORKERS_GROUP");
+  // Also what the coordinator itself named wrongly stays beneath its folders.
+  for (const char* content :
+       {"adapter:../../etc", "checkpoint:nowhere", "adapter:adapters/../../outside",
+        "adapter:adapters/way-out", "adapter:adapters//etc", "adapter:uploads/x"}) {
+    sender->Send(Load(7, "j", content));
+    CHECK(fetch(7, "j", content) == "SLOT_CONTENT_NOT_FOUND");
+  }
+  context.TryCancel();
+  stream->Finish();
 }
 
 TEST_CASE_METHOD(ApiFixture, "stopping ends calls that would never end") {

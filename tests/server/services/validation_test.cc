@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <functional>
@@ -8,6 +9,7 @@
 #include "server/validation/limits.h"
 #include "server/validation/names.h"
 #include "server/validation/page_token.h"
+#include "server/validation/utf8.h"
 
 namespace lorad::server {
 namespace {
@@ -305,6 +307,22 @@ TEST_CASE("page tokens belong to their list") {
     const absl::StatusOr<std::string> cursor = ReadPageToken("jobs", mangled);
     CHECK((!cursor.ok() || *cursor == "job-17"));  // the last character may have spare bits
   }
+}
+
+TEST_CASE("text that is not UTF-8 is found wherever it is in a message") {
+  v1::Job job;
+  job.set_display_name("gr\xc3\xbc\xc3\x9f e");
+  job.mutable_adapter()->add_target_modules("q_proj");
+  (*job.mutable_labels())["team"] = "math";
+  CHECK(CheckUtf8("job", job).ok());
+  job.mutable_adapter()->add_target_modules("q\xff");
+  (*job.mutable_labels())["team"] = "\xed\xa0\x80";
+  const absl::Status status = CheckUtf8("job", job);
+  CHECK(Reason(status) == "INVALID_FIELDS");
+  std::vector<std::string> fields;
+  for (const FieldViolation& violation : FieldViolations(status)) fields.push_back(violation.field);
+  std::sort(fields.begin(), fields.end());
+  CHECK(fields == std::vector<std::string>{"adapter.target_modules[1]", "labels[0].value"});
 }
 
 }  // namespace

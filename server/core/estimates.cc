@@ -1,0 +1,135 @@
+// What a job will cost.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/model_shape.h"
+#include "server/core/state.h"
+
+namespace lorad::server {
+
+const WorkerState* Core::State::LargestWorker() const {
+  const WorkerState* largest = nullptr;
+  for (const auto& [name, worker] : workers_) {
+    if (!largest || worker.hello.memory_bytes() > largest->hello.memory_bytes()) {
+      largest = &worker;
+    }
+  }
+  return largest;
+}
+
+Core::State::LoneGroup Core::State::GroupAlone(const v1::Job& job, int64_t longest_tokens) const {
+  const WorkerState* worker = LargestWorker();
+  planner::QueuedJob queued;
+  queued.model = models_.at(job.base_model()).shape;
+  queued.longest_sequence = longest_tokens;
+  queued.adapter = ShapeOfAdapter(job.adapter());
+  LoneGroup alone;
+  if (worker) {
+    alone.device = DeviceOf(worker->hello);
+    alone.budget_bytes = worker->hello.memory_bytes();
+  }
+  alone.shape = planner::ShapeAlone(
+      queued, alone.device, worker ? alone.budget_bytes : std::numeric_limits<int64_t>::max(),
+      worker ? TokensOf(*worker) : options_.microbatch_tokens);
+  alone.group = planner::BytesOfGroup(queued.model, alone.shape);
+  alone.slot = planner::BytesOfSlot(queued.model, queued.adapter, alone.device);
+  return alone;
+}
+
+planner::TimeModel& Core::State::TimesOf(const std::string& base_model, const WorkerState* worker) {
+  const worker::v1::Hello hello = worker ? worker->hello : worker::v1::Hello();
+  const std::string device = absl::StrCat(hello.device_name(), "/", hello.threads(), "/",
+                                          hello.multiprocessors(), "/", hello.value_bytes());
+  const auto found = times_.find({base_model, device});
+  if (found != times_.end()) return found->second;
+  const planner::TimePrior prior = planner::PriorOf(
+      WorkOf(models_.at(base_model).shape, worker ? DeviceOf(hello) : planner::DeviceShape{}));
+  return times_.emplace(std::pair(base_model, device), planner::TimeModel(prior)).first->second;
+}
+
+void Core::State::On(uint64_t request, const EstimateJob& content) {
+  if (absl::Status status = CheckReferences(content.job); !status.ok()) {
+    return Fail(request, status);
+  }
+  if (!EnsureRows(content.job)) {
+    waiting_.estimates.push_back({request, content});
+    return;
+  }
+  if (content.wait_us > 0 && LargestWorker() == nullptr && !stopping_) {
+    held_estimates_.push_back({request, content, now_us_ + content.wait_us});
+    Do(SetTimer{kEstimateEnds, held_estimates_.back().until_us});
+    return;
+  }
+  absl::StatusOr<v1::JobEstimate> estimate = Estimate(content.job);
+  estimate.ok() ? Answer(request, *std::move(estimate)) : Fail(request, estimate.status());
+}
+
+void Core::State::AnswerEstimates() {
+  if (held_estimates_.empty()) return;
+  const bool known = LargestWorker() != nullptr || stopping_;
+  std::vector<HeldEstimate> held;
+  held.swap(held_estimates_);
+  for (HeldEstimate& estimate : held) {
+    if (!known && estimate.until_us > now_us_) {
+      held_estimates_.push_back(std::move(estimate));
+      continue;
+    }
+    estimate.content.wait_us = 0;
+    On(estimate.request, estimate.content);
+  }
+}
+
+absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
+  records::JobRecord record;
+  *record.mutable_job() = job;
+  v1::JobError error;
+  if (absl::Status status = SumUpRows(record, &error); !status.ok()) return status;
+  const LoneGroup alone = GroupAlone(job, record.longest_tokens());
+  v1::JobEstimate estimate;
+  v1::MemoryEstimate& memory = *estimate.mutable_peak_memory_bytes();
+  memory.set_weights(alone.group.weights);
+  memory.set_adapters(alone.slot.adapters);
+  memory.set_optimizer(alone.slot.optimizer);
+  memory.set_activations(alone.group.activations);
+  memory.set_workspace(alone.group.workspace + alone.slot.staging);
+  memory.set_total(alone.total());
+  estimate.set_budget_bytes(alone.budget_bytes);
+  estimate.set_fits(planner::Fits(memory.total(), estimate.budget_bytes()));
+  estimate.set_recomputation(ToProto(alone.shape.recomputation));
+
+  const v1::Job& complete = record.job();
+  estimate.set_total_steps(complete.total_steps());
+  estimate.set_total_tokens(complete.total_tokens());
+  estimate.set_truncated_rows(complete.truncated_rows());
+  const records::RowsSummary& rows = *FindRows(RowsKey(job, job.training_dataset()));
+  const double passes = static_cast<double>(complete.total_tokens()) /
+                        static_cast<double>(std::max<int64_t>(rows.tokens(), 1));
+  const double of_step = static_cast<double>(complete.total_tokens()) /
+                         static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
+  const planner::TimeModel& times = TimesOf(job.base_model(), LargestWorker());
+  const auto trained = static_cast<double>(complete.total_tokens());
+  const double squares = rows.squared_lengths() * passes;
+  const double microbatches = static_cast<double>(complete.total_steps()) *
+                              std::ceil(of_step / static_cast<double>(alone.shape.capacity_tokens));
+  double ms = times.TrainMs(trained, squares, microbatches);
+  if (alone.shape.recomputation == planner::Recomputation::kBlocks) {
+    ms += times.EvaluateMs(trained, squares, microbatches);  // forward twice
+  }
+  if (!job.validation_dataset().empty()) {
+    const records::RowsSummary& validation = *FindRows(RowsKey(job, job.validation_dataset()));
+    const int64_t every = job.training().eval_every_steps();
+    const int64_t between = every > 0 ? (complete.total_steps() - 1) / every : 0;
+    const double tokens = static_cast<double>(validation.tokens());
+    ms += static_cast<double>(between + 2) *
+          times.EvaluateMs(tokens, validation.squared_lengths(),
+                           std::ceil(tokens / static_cast<double>(alone.shape.capacity_tokens)));
+  }
+  estimate.set_seconds(ms / 1000);
+  const double each = 1 / std::max(microbatches, 1.0);
+  estimate.set_seconds_basis(times.BasisOf(trained * each, squares * each));
+  return estimate;
+}
+
+}  // namespace lorad::server

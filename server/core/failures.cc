@@ -1,0 +1,63 @@
+#include "server/core/failures.h"
+
+#include <array>
+#include <cassert>
+
+namespace lorad::server {
+namespace {
+
+struct Entry {
+  std::string_view reason;
+  FailureKind kind;
+};
+
+constexpr std::array kFailures = {
+    // The job's own, or of what it names.
+    Entry{"INVALID_ROWS", FailureKind::kUser}, Entry{"DATASET_INVALID", FailureKind::kUser},
+    Entry{"DATASET_LIMIT", FailureKind::kUser}, Entry{"MEMORY_NEVER_FITS", FailureKind::kUser},
+    Entry{"NOT_FINITE", FailureKind::kUser},
+    Entry{"MODEL_CHANGED", FailureKind::kUser},  // since it was registered; it stays changed
+    Entry{"MODEL_UNSUPPORTED", FailureKind::kUser},
+
+    // What passes, or is mended while the job waits.
+    Entry{"DISK_FULL", FailureKind::kPassing}, Entry{"DATASET_UNREADABLE", FailureKind::kPassing},
+    Entry{"MODEL_NOT_FOUND", FailureKind::kPassing},  // its share is not mounted yet
+    Entry{"MODEL_UNREADABLE", FailureKind::kPassing},
+    Entry{"MODEL_INVALID", FailureKind::kPassing},  // it was good once: its files are being copied
+    Entry{"SAFETENSORS_INVALID", FailureKind::kPassing}, Entry{kRowsNotRead, FailureKind::kPassing},
+    Entry{kRowsNotReady, FailureKind::kPassing},
+    Entry{"GROUP_FORM", FailureKind::kPassing},  // what a worker met while it formed a group,
+    Entry{"SLOT_LOAD", FailureKind::kPassing},   // or loaded a slot
+    Entry{"MEMORY_TAKEN", FailureKind::kPassing}, Entry{"WORKER_LOST", FailureKind::kPassing},
+
+    // Ours.
+    Entry{"WINDOW_NOT_PLANNED", FailureKind::kServer},
+    Entry{"DATASET_CHANGED", FailureKind::kServer},     // we keep its file
+    Entry{"ADAPTER_INVALID", FailureKind::kServer},     // it was checked when it was imported
+    Entry{"CHECKPOINT_INVALID", FailureKind::kServer},  // it was written by us
+    Entry{"CHECKPOINT_CORRUPT", FailureKind::kServer},  // not what was committed any more
+    Entry{"CONTENT_INVALID", FailureKind::kServer}, Entry{"BAD_WINDOW", FailureKind::kServer},
+    Entry{"STAGES_UNSUPPORTED", FailureKind::kServer},
+    Entry{"MEMORY", FailureKind::kServer},  // more than was counted
+};
+
+}  // namespace
+
+FailureKind KindOf(std::string_view reason) {
+  for (const Entry& entry : kFailures) {
+    if (entry.reason == reason) return entry.kind;
+  }
+  return FailureKind::kPassing;
+}
+
+v1::JobError::Category CategoryOf(FailureKind kind) {
+  assert(kind != FailureKind::kPassing);
+  return kind == FailureKind::kUser ? v1::JobError::USER : v1::JobError::SERVER;
+}
+
+std::string ReasonOf(const absl::Status& status, const std::string& otherwise) {
+  if (const auto reason = status.GetPayload("lorad/reason")) return std::string(*reason);
+  return absl::IsResourceExhausted(status) ? "DISK_FULL" : otherwise;
+}
+
+}  // namespace lorad::server

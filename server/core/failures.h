@@ -1,0 +1,32 @@
+// Which failures end a job, and which pass. See docs/coordinator.md.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "lorad/v1/jobs.pb.h"
+
+namespace lorad::server {
+
+enum class FailureKind {
+  kUser,     // the job's own, or of what it names: it would come again. FAILED, USER
+  kPassing,  // of the world: disk, descriptors, shares, memory, lost workers. The job waits
+  kServer,   // surely ours. FAILED, SERVER
+};
+
+// Reasons of what the feed could not read: rows, and tokens that are made again (Feed::Plan).
+inline constexpr char kRowsNotRead[] = "ROWS_NOT_READ";
+inline constexpr char kRowsNotReady[] = "ROWS_NOT_READY";
+
+// By a table in code. A reason that is not in it passes: nobody is sure of it.
+FailureKind KindOf(std::string_view reason);
+
+// The category of a job that fails for it. REQUIRES: it does not pass.
+v1::JobError::Category CategoryOf(FailureKind kind);
+
+// The reason that the status carries; else what its code says of a file that could not be read or
+// written: DISK_FULL, or `otherwise`.
+std::string ReasonOf(const absl::Status& status, const std::string& otherwise);
+
+}  // namespace lorad::server

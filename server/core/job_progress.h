@@ -1,0 +1,15 @@
+// What every step changes of a job, apart from what seldom changes: a step's revision is stored as
+// its progress alone (records.proto, RevisionRecord).
+#pragma once
+
+#include "lorad/v1/jobs.pb.h"
+
+namespace lorad::server {
+
+// The job's name, revision, and what a step or a microbatch changes of it.
+v1::Job ProgressOf(const v1::Job& job);
+
+// Makes `job` what it was, or became, at the revision of `progress`; its name stays.
+void SetProgress(v1::Job progress, v1::Job* job);
+
+}  // namespace lorad::server

@@ -1,0 +1,27 @@
+// Which job ends its workers? A job that is in a group whose worker is lost may have caused it, or
+// was only there. After the second loss without progress of its own the job is a suspect: its group
+// may hold half as many suspects as the one that was lost, then half of those. A step that it has
+// never done before clears it. Jobs without suspicion share groups with suspects as with others;
+// but who was the only suspect when a worker was lost has its next group to itself, before all
+// others, until it is cleared. So among n jobs the one to blame is alone after 3 + log2(n) losses
+// at most, and only a job that was alone fails.
+#pragma once
+
+#include <cstdint>
+
+namespace lorad::server {
+
+// JobRecord::company_max after a loss: `losses` without progress, this one included;
+// `company_max` as it was; `suspects` of the group that was lost, itself among them.
+int32_t CompanyAfterLoss(int32_t losses, int32_t company_max, int32_t suspects);
+
+// A suspect by so many losses.
+bool IsSuspect(int32_t losses);
+
+// JobRecord::alone after it: what happens next is its doing.
+bool AloneAfterLoss(int32_t losses, int32_t suspects);
+
+// Whether the job fails: it was alone, and that often.
+bool IsToBlame(int32_t losses, int32_t losses_max, int64_t jobs_of_group);
+
+}  // namespace lorad::server

@@ -1,0 +1,277 @@
+#include "server/core/report_checks.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/state.h"
+#include "server/errors/errors.h"
+#include "server/validation/limits.h"
+#include "server/validation/names.h"
+
+namespace lorad::server {
+namespace {
+
+namespace wire = worker::v1;
+
+constexpr int64_t kMachineBytesMax = int64_t{1} << 50;
+constexpr int kThreadsOfWorkerMax = 1 << 16;
+constexpr int kReasonBytesMax = 63;
+// Beyond all that is computed or measured, and sums of it are still finite.
+constexpr double kNumberMax = 1e100;
+constexpr double kTimeMax = 1e10;  // milliseconds or seconds
+
+bool Finite(double value) { return std::abs(value) <= kNumberMax; }
+
+bool IsTime(double value) { return value >= 0 && value <= kTimeMax; }
+
+bool Sane(int64_t bytes) { return bytes >= 0 && bytes <= kMachineBytesMax; }
+
+bool IsReason(const std::string& reason) {
+  return !reason.empty() && reason.size() <= kReasonBytesMax &&
+         std::ranges::all_of(reason, [](char c) {
+           return (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+         });
+}
+
+// "NAME of job 'J'" for what is told of one.
+std::string Of(const char* name, const std::string& job) {
+  return absl::StrCat(name, " of job '", Quotable(job, kNameBytesMax), "'");
+}
+
+// ---- one kind of report after the other ----
+
+std::string Check(const wire::GroupFormed& formed, const GroupState& group) {
+  if (group.phase != GroupState::Phase::kForming) return "GroupFormed, of a group that was formed";
+  if (!Sane(formed.reserved_bytes()) || !Sane(formed.baseline_resident_bytes()) ||
+      !IsTime(formed.load_seconds())) {
+    return absl::StrCat("GroupFormed with ", formed.reserved_bytes(), " bytes in ",
+                        formed.load_seconds(), " s");
+  }
+  return "";
+}
+
+std::string Check(const wire::GroupFailed& failed, const GroupState&) {
+  return IsReason(failed.reason()) ? "" : "GroupFailed without a reason";
+}
+
+std::string Check(const wire::SlotLoaded& loaded, const GroupState& group) {
+  const JobOrders* orders = FindLoad(group.windows, loaded.job());
+  if (!orders) return Of("SlotLoaded", loaded.job()) + ", which was not asked for";
+  if (loaded.step() != *orders->load_step || !Sane(loaded.bytes())) {
+    return absl::StrCat(Of("SlotLoaded", loaded.job()), " at step ", loaded.step(), " with ",
+                        loaded.bytes(), " bytes; step ", *orders->load_step, " was asked for");
+  }
+  return "";
+}
+
+std::string Check(const wire::SlotFailed& failed, const GroupState& group) {
+  if (!FindLoad(group.windows, failed.job())) {
+    return Of("SlotFailed", failed.job()) + ", which was not asked for";
+  }
+  return IsReason(failed.reason()) ? "" : Of("SlotFailed", failed.job()) + " without a reason";
+}
+
+std::string Check(const wire::SlotFreed& freed, const GroupState& group) {
+  const auto member = group.members.find(freed.job());
+  const bool ordered =
+      member != group.members.end() && member->second.slot == Member::Slot::kFreeing;
+  return ordered ? "" : Of("SlotFreed", freed.job()) + ", which was not asked for";
+}
+
+std::string Check(const wire::StepDone& done, const GroupState& group) {
+  const std::string what = absl::StrCat(Of("StepDone", done.job()), " at step ", done.step());
+  const JobOrders* orders = FindStep(group.windows, done.job());
+  if (!orders || orders->batch->step() != done.step()) return what + ", which was not asked for";
+  const wire::Batch& batch = *orders->batch;
+  if (done.tokens() != batch.tokens() || done.trained_tokens() != batch.trained_tokens()) {
+    return absl::StrCat(what, " of ", done.tokens(), " tokens, ", done.trained_tokens(),
+                        " of them trained; its batch has ", batch.tokens(), " and ",
+                        batch.trained_tokens());
+  }
+  if (done.learning_rate() != orders->learning_rate) {
+    return absl::StrCat(what, " with learning rate ", done.learning_rate(), "; asked for was ",
+                        orders->learning_rate);
+  }
+  if (!Finite(done.loss()) || !Finite(done.grad_norm()) || done.grad_norm() < 0 ||
+      !IsTime(done.step_time_ms())) {
+    return absl::StrCat(what, " with loss ", done.loss(), ", gradient norm ", done.grad_norm(),
+                        " in ", done.step_time_ms(), " ms");
+  }
+  return "";
+}
+
+std::string Check(const wire::EvaluateDone& done, const GroupState& group) {
+  const std::string what = absl::StrCat(Of("EvaluateDone", done.job()), " at step ", done.step());
+  if (done.sequence().empty() || done.loss_sum_size() != done.sequence_size() ||
+      done.trained_tokens_size() != done.sequence_size()) {
+    return absl::StrCat(what, " with ", done.sequence_size(), " sequences, ", done.loss_sum_size(),
+                        " sums and ", done.trained_tokens_size(), " counts");
+  }
+  const JobOrders* orders = FindEvaluation(group.windows, done.job(), done.step());
+  std::set<int64_t> told;
+  for (int i = 0; i < done.sequence_size(); ++i) {
+    const int64_t sequence = done.sequence(i);
+    if (!orders || !orders->sequences.contains(sequence) || !told.insert(sequence).second) {
+      return absl::StrCat(what, ", sequence ", sequence, ", which was not asked for");
+    }
+    if (!Finite(done.loss_sum(i)) || done.trained_tokens(i) < 0 ||
+        done.trained_tokens(i) > group.shape.longest_sequence) {
+      return absl::StrCat(what, ", sequence ", sequence, ", with loss ", done.loss_sum(i), " over ",
+                          done.trained_tokens(i), " tokens");
+    }
+  }
+  return "";
+}
+
+std::string Check(const wire::NotFinite& report, const GroupState& group) {
+  const std::string what = absl::StrCat(Of("NotFinite", report.job()), " at step ", report.step());
+  const bool evaluates = report.what() == "validation loss";
+  if (!evaluates && report.what() != "loss" && report.what() != "gradient norm") {
+    return what + " of nothing that is computed";
+  }
+  const JobOrders* orders = evaluates ? FindEvaluation(group.windows, report.job(), report.step())
+                                      : FindStep(group.windows, report.job());
+  if (!orders || (!evaluates && orders->batch->step() != report.step())) {
+    return what + ", which was not asked for";
+  }
+  const int64_t first = evaluates ? orders->evaluate_first : 0;
+  const int64_t end = evaluates ? orders->evaluate_end : orders->batch->sequences();
+  const auto outside = [&](int64_t sequence) { return sequence < first || sequence >= end; };
+  if (report.sequences_size() > end - first || std::ranges::any_of(report.sequences(), outside)) {
+    return what + " in sequences that its batch does not have";
+  }
+  return "";
+}
+
+std::string Check(const wire::MicrobatchDone& done, const GroupState& group) {
+  const std::string what = absl::StrCat("MicrobatchDone of microbatch ", done.microbatch());
+  const auto* jobs = FindMicrobatch(group.windows, done.microbatch());
+  if (!jobs) return what + ", which was not asked for";
+  if (done.tokens() < 0 || done.tokens() > group.shape.capacity_tokens ||
+      done.squared_lengths() < 0 || done.squared_lengths() > done.tokens() * done.tokens() ||
+      done.adapters() < 0 || done.adapters() > static_cast<int64_t>(jobs->size())) {
+    return absl::StrCat(what, " with ", done.tokens(), " tokens, squares ", done.squared_lengths(),
+                        ", ", done.adapters(), " adapters");
+  }
+  if (!IsTime(done.forward_ms()) || !IsTime(done.backward_ms())) {
+    return absl::StrCat(what, " in ", done.forward_ms(), " and ", done.backward_ms(), " ms");
+  }
+  return "";
+}
+
+std::string Check(const wire::WindowDone& done, const GroupState& group) {
+  const std::string what = absl::StrCat("WindowDone of window ", done.window());
+  if (group.windows.empty() || group.windows.front().number != done.window()) {
+    return what + ", out of turn";
+  }
+  if (!IsTime(done.busy_ms()) || !IsTime(done.idle_ms()) || done.dropped_operations() < 0) {
+    return absl::StrCat(what, ", busy for ", done.busy_ms(), " ms, idle for ", done.idle_ms(),
+                        " ms, ", done.dropped_operations(), " operations dropped");
+  }
+  for (const auto& [job, orders] : group.windows.front().jobs) {
+    if (!orders.answered()) return absl::StrCat(what, ", but nothing was said of job '", job, "'");
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string WhatIsWrong(const wire::Report& report, const GroupState& group) {
+  using Report = wire::Report;
+  switch (report.content_case()) {
+    case Report::kGroupFormed:
+      return Check(report.group_formed(), group);
+    case Report::kGroupFailed:
+      return Check(report.group_failed(), group);
+    case Report::kSlotLoaded:
+      return Check(report.slot_loaded(), group);
+    case Report::kSlotFailed:
+      return Check(report.slot_failed(), group);
+    case Report::kSlotFreed:
+      return Check(report.slot_freed(), group);
+    case Report::kStepDone:
+      return Check(report.step_done(), group);
+    case Report::kEvaluateDone:
+      return Check(report.evaluate_done(), group);
+    case Report::kNotFinite:
+      return Check(report.not_finite(), group);
+    case Report::kMicrobatchDone:
+      return Check(report.microbatch_done(), group);
+    case Report::kWindowDone:
+      return Check(report.window_done(), group);
+    case Report::kSaved:  // the shard's own call says it, and is what counts
+      return "";
+    case Report::CONTENT_NOT_SET:
+      break;
+  }
+  return "a report that says nothing known";
+}
+
+// ---- what is not a report ----
+
+std::string WhatIsWrong(const wire::CutAnswer& answer, const GroupState& group) {
+  if (group.phase != GroupState::Phase::kCutting || answer.cut() != group.cut) {
+    return absl::StrCat("CutAnswer to cut ", answer.cut(), ", which was not asked for");
+  }
+  if (answer.first_not_enqueued() < 0 || answer.first_not_enqueued() > group.next_microbatch) {
+    return absl::StrCat("CutAnswer from microbatch ", answer.first_not_enqueued(),
+                        " on; there are ", group.next_microbatch - 1);
+  }
+  return "";
+}
+
+std::string WhatIsWrong(const wire::Heartbeat& heartbeat) {
+  if (Sane(heartbeat.resident_bytes()) && Sane(heartbeat.peak_resident_bytes())) return "";
+  return absl::StrCat("Heartbeat with ", heartbeat.resident_bytes(), " bytes, at most ",
+                      heartbeat.peak_resident_bytes());
+}
+
+std::string WhatIsWrong(const wire::Hello& hello) {
+  struct Text {
+    const char* field;
+    const std::string& value;
+    int bytes_max;
+  };
+  const Text texts[] = {{"worker", hello.worker(), kNameBytesMax},
+                        {"version", hello.version(), 128},
+                        {"device", hello.device(), 64},
+                        {"device_name", hello.device_name(), 512},
+                        {"numerics_id", hello.numerics_id(), 512},
+                        {"group", hello.group(), kNameBytesMax}};
+  for (const Text& text : texts) {
+    if (const std::string wrong = CheckText(text.value, text.bytes_max); !wrong.empty()) {
+      return absl::StrCat("Hello.", text.field, " ", wrong);
+    }
+    if (Quotable(text.value, text.bytes_max) != text.value) {
+      return absl::StrCat("Hello.", text.field, " must be UTF-8");
+    }
+  }
+  if (hello.worker().empty()) return "Hello.worker must be given";
+  if (!Sane(hello.memory_bytes())) {
+    return absl::StrCat("Hello.memory_bytes is ", hello.memory_bytes());
+  }
+  const auto count = [](int32_t value) { return value >= 0 && value <= kThreadsOfWorkerMax; };
+  if (!count(hello.threads()) || !count(hello.multiprocessors()) || hello.value_bytes() < 0 ||
+      hello.value_bytes() > 8 || hello.pid() < 0) {
+    return absl::StrCat("Hello with ", hello.threads(), " threads, ", hello.multiprocessors(),
+                        " multiprocessors, ", hello.value_bytes(), " bytes a value, pid ",
+                        hello.pid());
+  }
+  return "";
+}
+
+std::string WhatIsWrong(const wire::UploadShardRequest::Header& header, const Member& member,
+                        const std::string& numerics_id) {
+  if (header.stage() != 0 || header.stages() > 1) {
+    return absl::StrCat("stage ", header.stage(), " of ", header.stages(),
+                        "; its group has one stage");
+  }
+  if (!member.saves.contains(header.step())) {
+    return absl::StrCat("no save of step ", header.step(), " was asked for");
+  }
+  if (header.numerics_id() != numerics_id) return "its numerics are not those of its worker";
+  return "";
+}
+
+}  // namespace lorad::server

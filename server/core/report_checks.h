@@ -1,0 +1,41 @@
+// Whether what a worker says fits what was asked of it. Each function is pure and says what does
+// not fit, for the log (valid UTF-8 of bounded length), or nothing; what does not fit closes the
+// worker, and nothing of it counts.
+//
+// | message           | fits                                                                      |
+// |-------------------|---------------------------------------------------------------------------|
+// | Hello             | names and numbers within their limits                                     |
+// | Heartbeat         | bytes that a machine can have                                             |
+// | CutAnswer         | once for a Cut; a microbatch of the epoch                                 |
+// | GroupFormed       | while the group is being formed                                           |
+// | GroupFailed       | always; its reason is a word of capital letters                           |
+// | SlotLoaded, -Failed | once for a LoadSlot of a window at hand, from the step that was named   |
+// | SlotFreed         | once for a FreeSlot, when no Step of the job is awaited                   |
+// | StepDone          | once for a Step of a window at hand, the job's next, with its batch's     |
+// |                   | tokens and learning rate, and numbers that are finite                     |
+// | EvaluateDone      | once for each sequence of an evaluation of a window at hand, sums finite  |
+// | NotFinite         | for a Step or an evaluation of a window at hand, sequences of its batch   |
+// | MicrobatchDone    | once for a microbatch of a window at hand; numbers finite, none negative  |
+// | WindowDone        | for the oldest window at hand, when all of its orders are answered        |
+// | Saved             | always: nothing is taken from it                                          |
+// | a shard           | of a Save that was ordered and is not recorded, from the group's worker   |
+#pragma once
+
+#include <string>
+
+#include "lorad/worker/v1/worker.pb.h"
+
+namespace lorad::server {
+
+struct GroupState;
+struct Member;
+
+std::string WhatIsWrong(const worker::v1::Hello& hello);
+std::string WhatIsWrong(const worker::v1::Heartbeat& heartbeat);
+std::string WhatIsWrong(const worker::v1::CutAnswer& answer, const GroupState& group);
+std::string WhatIsWrong(const worker::v1::Report& report, const GroupState& group);
+// Of a member's shard. `numerics_id`: of the group's worker.
+std::string WhatIsWrong(const worker::v1::UploadShardRequest::Header& header, const Member& member,
+                        const std::string& numerics_id);
+
+}  // namespace lorad::server

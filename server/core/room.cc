@@ -1,0 +1,43 @@
+// The disk has no room: nothing new is begun, what runs waits, and all goes on by itself.
+#include "server/core/room.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/state.h"
+#include "server/errors/errors.h"
+
+namespace lorad::server {
+
+absl::Status CheckRoom(const RoomChanged& room) {
+  if (!room.low()) return absl::OkStatus();
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  return Error(absl::StatusCode::kResourceExhausted, "DISK_FULL",
+               absl::StrCat("the disk of ", room.path, " has ", room.free_bytes / kMiB,
+                            " MiB free, and ", room.wanted_bytes / kMiB,
+                            " MiB are wanted before anything new is taken on: make room there"),
+               {{"path", room.path},
+                {"free_bytes", absl::StrCat(room.free_bytes)},
+                {"wanted_bytes", absl::StrCat(room.wanted_bytes)}});
+}
+
+void Core::State::OnRoom(const RoomChanged& room) {
+  const bool was_low = !room_.ok();
+  room_ = CheckRoom(room);
+  if (room_.ok() == !was_low) return;
+  schedule_ = true;
+  if (room_.ok()) {
+    return Do(Note{Note::Level::kInfo,
+                   absl::StrCat("the disk of ", room.path, " has room again: all goes on")});
+  }
+  const std::string why(room_.message());
+  Warn(absl::StrCat(why, "; jobs wait until there is"));
+  const std::set<std::string> live = live_;
+  for (const std::string& name : live) {
+    JobState& job = *FindJob(name);
+    if (IsPlaced(job.state())) AddEvent(job, "DISK_FULL", why + "; the job waits where it is");
+  }
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,13 @@
+// What a disk without room means to those who ask for more.
+#pragma once
+
+#include "absl/status/status.h"
+#include "server/core/events.h"
+
+namespace lorad::server {
+
+// OK where there is room, else RESOURCE_EXHAUSTED (DISK_FULL) with the numbers: free_bytes,
+// wanted_bytes and path in its metadata.
+absl::Status CheckRoom(const RoomChanged& room);
+
+}  // namespace lorad::server

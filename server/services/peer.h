@@ -1,0 +1,41 @@
+// Who is at the other end of a connection over loopback: the kernel knows.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace lorad::server {
+
+// Asks the kernel (sock_diag) for the owners of sockets. Not thread-safe.
+class PeerFinder {
+ public:
+  // UNAVAILABLE (PEER_CHECK_UNAVAILABLE) where the kernel cannot be asked.
+  static absl::StatusOr<PeerFinder> Open();
+  PeerFinder(PeerFinder&& other) noexcept;
+  PeerFinder& operator=(PeerFinder&&) = delete;
+  ~PeerFinder();
+
+  struct Peer {
+    std::string address;  // "127.0.0.1:40000", "[::1]:40000"
+    uid_t uid = 0;
+  };
+  // Of the socket that the accepted TCP connection `fd` came from, on this machine. NOT_FOUND where
+  // it is gone already.
+  absl::StatusOr<Peer> Find(int fd);
+
+ private:
+  explicit PeerFinder(int netlink) : netlink_(netlink) {}
+  absl::StatusOr<uid_t> Ask(const void* request, size_t bytes);
+
+  int netlink_;
+  uint32_t sequence_ = 0;
+};
+
+// The same text made of grpc::ServerContextBase::peer(): "ipv4:127.0.0.1:40000",
+// "ipv6:%5B::1%5D:40000".
+std::string PeerAddress(const std::string& grpc_peer);
+
+}  // namespace lorad::server

@@ -1,0 +1,22 @@
+// Work that the coordinator's loop has done elsewhere: on files, on windows, on rows. Each ends in
+// mail. The real one has threads (task_pool.h), the simulator its agenda.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace lorad::server {
+
+class Tasks {
+ public:
+  virtual ~Tasks() = default;
+  enum class Queue {
+    kFiles,    // one after the other, in their order
+    kPlanner,  // likewise
+    kRows,     // several at once, in any order
+  };
+  // Must not block, nor run the task before it returns.
+  virtual void Add(Queue queue, std::function<void()> task) = 0;
+};
+
+}  // namespace lorad::server

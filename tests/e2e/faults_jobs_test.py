@@ -1,0 +1,250 @@
+"""One job's trouble is its own: a cancelled one whose checkpoint is on its way up, one whose dataset is gone, one that kills
+its worker. And what passes fails none: models that are away for a while, workers that stand still.
+
+usage: faults_jobs_test.py [TEST ...]
+"""
+
+import json
+import signal
+import threading
+import time
+
+from faults import Proxy, add_rows, add_small_model, channel_to, check_no_job_failed, check_stops, seeded, small_job, step_of, until, workers_of
+from formats import write_model
+from house import House, main, tell
+from lorad.v1 import jobs_pb2, jobs_pb2_grpc
+
+MODELS_AWAY_SECONDS = 20
+CANCELLED_DATASET_BYTES = 60 << 20
+LARGE_JOBS = 256
+SMALL_WORKER_BYTES = 24 << 20
+
+
+def cancel_in_mid_upload(word):
+    """Two jobs that save every step; one is cancelled while what the worker says on one of its connections is held back."""
+    generator = seeded()
+    with House(None, "--workers", "none") as house:
+        add_small_model(house)
+        add_rows(house, "rows")
+        victim = house.submit(small_job(max_steps=4000, checkpoint_every_steps=1))
+        neighbour = house.submit(small_job(max_steps=60, checkpoint_every_steps=1))
+        proxy = Proxy(house.address)
+        house.address, direct = proxy.address, house.address
+        house.start_worker("--threads", 1)
+        house.address = direct
+        until(lambda: step_of(house, victim) > generator.randrange(3, 9), 30, "the first steps")
+        with proxy.holding(word):
+            time.sleep(generator.uniform(0.3, 0.8))
+            house.lora("cancel", victim, seconds=10)
+            time.sleep(generator.uniform(0, 0.3))
+        house.wait([neighbour], seconds=60)
+        house.wait([victim], state="CANCELLED", seconds=30)
+        other = house.submit(small_job(max_steps=4000, checkpoint_every_steps=1))
+        until(lambda: step_of(house, other) > 3, 30, "steps of a job that came later")
+        check_stops(house, 15)
+        proxy.close()
+    house.clear()
+
+
+def test_cancelled_while_its_steps_are_not_told_yet():
+    """Its shard overtakes the report of its step, and the cancellation comes between them."""
+    cancel_in_mid_upload(b"/Control")
+
+
+def test_cancelled_while_its_checkpoint_is_on_its_way_up():
+    cancel_in_mid_upload(b"/UploadShard")
+
+
+def test_a_dataset_that_is_gone_is_the_trouble_of_its_job_alone():
+    with House(None, "--workers", "none") as house:
+        add_small_model(house)
+        add_rows(house, "rows")
+        before = set((house.data_dir / "datasets").rglob("*"))
+        add_rows(house, "gone", seed=2)
+        (file,) = [path for path in set((house.data_dir / "datasets").rglob("*")) - before if path.is_file()]
+        victim, neighbour = house.submit(small_job("gone")), house.submit(small_job())
+        house.wait([victim, neighbour], until=lambda job: job["state"] == "QUEUED")
+        house.stop()
+        file.unlink()
+        for cache in (house.data_dir / "cache").iterdir():
+            cache.unlink()
+        house.start()
+        house.start_worker("--threads", 1)
+        house.wait([neighbour], seconds=60)
+        (lost,) = house.wait([victim], until=lambda job: job["state"] in ("FAILED", "QUEUED"), seconds=30)
+        tell(f"    the other is {lost['state']}: {(lost['error'] or {}).get('message') or (lost['queue'] or {}).get('why')}")
+        said = str(lost["error"]) + str(lost["queue"])
+        assert "gone" in said or file.name in said, f"what it says does not name the dataset: {said}"
+    house.clear()
+
+
+def test_models_that_are_not_mounted_yet():
+    """The daemon starts before the models' share does."""
+    with House(None, "--workers", "cpu:1") as house:
+        add_small_model(house)
+        add_small_model(house, "waiting", seed=3)
+        add_rows(house, "rows")
+        jobs = [house.submit(small_job(max_steps=600)), house.submit(small_job(model="waiting"))]
+        until(lambda: step_of(house, jobs[0]) > 5, 30, "the first steps")
+        house.kill()
+        for model in house.folder.glob("model-*"):
+            model.rename(house.folder / f"away-{model.name}")
+        house.start()
+        deadline = time.monotonic() + MODELS_AWAY_SECONDS
+        while time.monotonic() < deadline:
+            check_no_job_failed(house)
+            time.sleep(0.5)
+        whys = [(house.object("show", job)["queue"] or {}).get("why") for job in jobs]
+        tell(f"    meanwhile they wait: {whys}")
+        for model in list(house.folder.glob("away-*")):
+            model.rename(house.folder / model.name.removeprefix("away-"))
+        house.wait(jobs, seconds=120)
+    house.clear()
+
+
+def test_a_worker_that_stands_still_while_it_forms_its_group():
+    """Its jobs go on at the other worker, and it is welcome again."""
+    with House(None, "--workers", "none") as house:
+        add_small_model(house)
+        add_small_model(house, "large", hidden=128, layers=8, ffn=512)
+        add_rows(house, "rows")
+        first = house.start_worker("--threads", 1, "--name", "first")
+        until(lambda: workers_of(house), 10, "the worker")
+        house.wait([house.submit(small_job())])
+        # The worker is stopped from the moment when it is to form another group.
+        first.send_signal(signal.SIGSTOP)
+        try:
+            job = house.submit(small_job("rows", "large", max_steps=5))
+            house.wait([job], until=lambda job: job["state"] == "PREPARING", seconds=30)
+            house.start_worker("--threads", 1, "--name", "second")
+            house.wait([job], seconds=120)
+        finally:
+            first.send_signal(signal.SIGCONT)
+        check_no_job_failed(house)
+        until(lambda: set(workers_of(house)) == {"first", "second"}, 60, "both workers there again")
+    house.clear()
+
+
+class Poison(threading.Thread):
+    """Kills the worker whenever the job is being trained there, and starts another."""
+
+    def __init__(self, house, job):
+        super().__init__(daemon=True)
+        self.house, self.job = house, job
+        self.kills = 0
+        self.stopping = threading.Event()
+
+    def run(self):
+        while not self.stopping.wait(0.02):
+            if self.house.workers[-1].poll() is not None:
+                self.house.start_worker("--threads", 2)
+            shown = self.house.run("show", self.job, "--json")
+            if shown.status == 0 and shown.objects()[0]["state"] == "RUNNING":
+                self.house.workers[-1].kill()
+                self.house.workers[-1].wait()
+                self.kills += 1
+                until(lambda: not self.house.worker_pids() or self.stopping.is_set(), 10, "the loss to be noticed")
+
+
+def test_a_job_that_kills_its_worker_fails_alone():
+    """With five others that were there from the beginning."""
+    generator = seeded()
+    with House(None, "--workers", "none") as house:
+        add_small_model(house)
+        add_rows(house, "rows", count=300, longest=500)
+        # A step of it takes long enough that its worker dies before it is done.
+        jobs = [("poison", small_job(batch_size=256, max_steps=20))] + [(f"n{i}", small_job(max_steps=8 + i)) for i in range(5)]
+        generator.shuffle(jobs)
+        names = {name: house.submit(job) for name, job in jobs}
+        house.start_worker("--threads", 2)
+        poison = Poison(house, names["poison"])
+        poison.start()
+        try:
+            (failed,) = house.wait([names["poison"]], state="FAILED", seconds=240)
+        finally:
+            poison.stopping.set()
+            poison.join(15)
+        tell(f"    after {poison.kills} losses: {failed['error']}")
+        assert failed["error"]["category"] == "SERVER", failed["error"]
+        if house.workers[-1].poll() is not None:
+            house.start_worker("--threads", 2)
+        house.wait([job for name, job in names.items() if name != "poison"], seconds=120)
+    house.clear()
+
+
+def write_large_dataset(path, generator):
+    """Rows of words, which take a tokenizer its time."""
+    words = ["".join(generator.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(generator.randrange(2, 11))) for _ in range(5000)]
+    size = 0
+    with open(path, "w") as file:
+        while size < CANCELLED_DATASET_BYTES:
+            size += file.write('{"text": "%s"}\n' % " ".join(generator.choices(words, k=200)))
+    return path
+
+
+def test_large_datasets_of_cancelled_jobs_hold_up_nobody():
+    generator = seeded()
+    with House(None, "--workers", "none") as house:
+        house.lora("model", "add", "small", "--path", write_model(house.folder / "model", tokenizer=True))
+        house.add_dataset("rows", [{"text": "one row"}])
+        for name in ("large-1", "large-2"):
+            house.lora("dataset", "add", name, write_large_dataset(house.folder / f"{name}.jsonl", generator))
+        cancelled = [house.submit(small_job(name)) for name in ("large-1", "large-2")]
+        house.wait(cancelled, until=lambda job: job["state"] == "VALIDATING")
+        house.lora("cancel", *cancelled)
+        began = time.monotonic()
+        job = house.submit(small_job())
+        house.wait([job], until=lambda job: job["state"] != "VALIDATING", seconds=120)
+        seconds = time.monotonic() - began
+        tell(f"    VALIDATING for {seconds:.1f} s behind two cancelled datasets")
+        assert seconds < 3, f"a job of one row was VALIDATING for {seconds:.1f} s"
+    house.clear()
+
+
+def test_jobs_that_fit_no_worker_hold_up_nobody():
+    """Behind as many as the scheduler might look at, one that fits the worker that is idle."""
+    with House(None, "--workers", "none") as house:
+        add_small_model(house)
+        add_small_model(house, "large", hidden=128, layers=8, ffn=512)
+        add_rows(house, "rows")
+        stub = jobs_pb2_grpc.JobsStub(channel_to(house.address))
+        for i in range(LARGE_JOBS):
+            stub.CreateJob(jobs_pb2.CreateJobRequest(job=jobs_pb2.Job(
+                base_model="large", training_dataset="rows", adapter={"rank": 8}, training={"max_steps": 5, "max_length": 512})))
+        until(lambda: house.object("cluster")["jobs_by_state"].get("QUEUED") == LARGE_JOBS, 30, "all jobs wait")
+        house.start_worker("--threads", 1, "--memory", SMALL_WORKER_BYTES)
+        house.wait([house.submit(small_job())], seconds=30)
+        large = {job["state"] for job in house.objects("ls", "--filter", "base_model = large")}
+        assert large == {"QUEUED"}, large
+    house.clear()
+
+
+def seconds_of_estimate(house):
+    path = house.folder / "job.json"
+    path.write_text(json.dumps(small_job(max_steps=500)))
+    estimate = house.run("estimate", "-f", path, "--json")
+    return estimate.objects()[0]["seconds"] if estimate.status == 0 else None
+
+
+def test_an_estimate_asked_for_before_a_worker_came():
+    """It says no less of the worker that comes than one that is first asked for then."""
+    found = []
+    for asked_before in (False, True):
+        with House(None, "--workers", "none") as house:
+            add_small_model(house)
+            add_rows(house, "rows")
+            before = seconds_of_estimate(house) if asked_before else None
+            house.start_worker("--threads", 2)
+            house.wait_for_worker()
+            found.append(seconds_of_estimate(house))
+            tell(f"    before: {before} s; with a worker of two threads: {found[-1]} s")
+        house.clear()
+    assert abs(found[0] - found[1]) < 0.01 * found[0], f"{found[1]} s, and asked for with the worker there at first {found[0]} s"
+
+
+if __name__ == "__main__":
+    main([test_cancelled_while_its_steps_are_not_told_yet, test_cancelled_while_its_checkpoint_is_on_its_way_up,
+          test_a_dataset_that_is_gone_is_the_trouble_of_its_job_alone, test_models_that_are_not_mounted_yet,
+          test_a_worker_that_stands_still_while_it_forms_its_group, test_a_job_that_kills_its_worker_fails_alone,
+          test_large_datasets_of_cancelled_jobs_hold_up_nobody, test_jobs_that_fit_no_worker_hold_up_nobody,
+          test_an_estimate_asked_for_before_a_worker_came])

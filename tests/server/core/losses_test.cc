@@ -1,0 +1,183 @@
+// A job that ends its workers fails, and it alone.
+#include "server/core/losses.h"
+
+#include <algorithm>
+
+#include "tests/server/core/scenario.h"
+
+namespace lorad::server {
+namespace {
+
+using Job = v1::Job;
+
+TEST_CASE("suspects are parted in halves, then alone") {
+  struct Row {
+    int32_t losses, company_max, suspects, expected;
+  };
+  const Row kRows[] = {
+      {0, 0, 0, 0},                              // nothing has happened
+      {1, 0, 8, 0},                              // once may happen to anybody
+      {2, 0, 8, 4}, {2, 0, 7, 3},                // all of a group, as many as there are,
+      {2, 0, 2, 1}, {2, 0, 1, 1},                // down to one
+      {3, 4, 4, 2}, {4, 2, 2, 1}, {5, 1, 1, 1},  // halves of halves
+      {3, 4, 1, 1},                              // it was the only suspect
+      {3, 4, 9, 2},                              // others have come to it meanwhile
+      {7, 1, 3, 1},
+  };
+  for (const Row& row : kRows) {
+    CAPTURE(row.losses, row.company_max, row.suspects);
+    CHECK(CompanyAfterLoss(row.losses, row.company_max, row.suspects) == row.expected);
+  }
+}
+
+TEST_CASE("only who was alone, and often enough, is to blame") {
+  struct Row {
+    int32_t losses;
+    int64_t jobs;
+    bool to_blame;
+  };
+  for (const Row& row :
+       {Row{4, 1, false}, Row{5, 1, true}, Row{9, 1, true}, Row{5, 2, false}, Row{100, 8, false}}) {
+    CAPTURE(row.losses, row.jobs);
+    CHECK(IsToBlame(row.losses, 5, row.jobs) == row.to_blame);
+  }
+  CHECK(AloneAfterLoss(2, 1));
+  CHECK_FALSE(AloneAfterLoss(5, 2));  // not the only suspect
+  CHECK_FALSE(AloneAfterLoss(1, 0));
+}
+
+// ---- stories ----
+
+int64_t Losses(World& world) {
+  return std::ranges::count_if(world.notes(), [](const std::string& note) {
+    return note.find("is gone: killed by signal 9") != std::string::npos;
+  });
+}
+
+Job LongJob() {
+  Job job = World::NewJob();
+  job.mutable_training()->set_epochs(20);
+  job.mutable_training()->set_checkpoint_every_steps(7);
+  return job;
+}
+
+struct Company {
+  std::vector<std::string> innocent;
+  std::string killer;
+};
+
+// So many jobs in one queue, one of which ends every worker that steps it.
+Company SubmitCompany(World& world, int jobs, int killer) {
+  Company company;
+  for (int i = 0; i < jobs; ++i) {
+    const std::string job = world.Submit(LongJob());
+    i == killer ? company.killer = job : company.innocent.emplace_back(job);
+  }
+  world.MakeDeadly(company.killer);
+  return company;
+}
+
+void CheckOnlyTheKillerFailed(World& world, const Company& company) {
+  CHECK(world.StateOf(company.killer) == Job::FAILED);
+  CHECK(world.Job(company.killer).error().category() == v1::JobError::SERVER);
+  CHECK(world.Job(company.killer).error().reason() == "WORKER_LOST");
+  for (const std::string& job : company.innocent) CHECK(world.StateOf(job) == Job::SUCCEEDED);
+  world.CheckInvariants();
+}
+
+bool AllEnded(World& world, const Company& company) {
+  return !IsLive(world.StateOf(company.killer)) &&
+         std::ranges::none_of(company.innocent,
+                              [&](const std::string& job) { return IsLive(world.StateOf(job)); });
+}
+
+TEST_CASE("one of eight ends its worker whenever it steps: it fails, the others succeed") {
+  for (const int killer : {0, 3, 7}) {
+    for (const int workers : {1, 2, 3}) {
+      CAPTURE(killer, workers);
+      WorldOptions options;
+      options.workers = workers;
+      options.delay_us_max = 2000;
+      auto world = MakeWorld(options);
+      const Company company = SubmitCompany(*world, 8, killer);
+      world->Settle();
+      world->ConnectWorkers();
+      world->RunUntil([&] { return AllEnded(*world, company); });
+      CheckOnlyTheKillerFailed(*world, company);
+      CHECK(Losses(*world) >= 5);
+      // Twice all of them, thrice for the halves, and then the killer alone.
+      CHECK(Losses(*world) <= 10);
+    }
+  }
+}
+
+TEST_CASE("a model that ends every worker fails all of its jobs, and no other's") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  std::vector<std::string> deadly;
+  for (int i = 0; i < 4; ++i) {
+    deadly.push_back(world->Submit(LongJob()));
+    world->MakeDeadly(deadly.back());
+  }
+  Job other = LongJob();
+  other.set_base_model("m2");
+  const std::string innocent = world->Submit(other);
+  world->RunUntilState(innocent, Job::SUCCEEDED);
+  for (const std::string& job : deadly) {
+    world->RunUntil([&] { return !IsLive(world->StateOf(job)); });
+    CHECK(world->StateOf(job) == Job::FAILED);
+  }
+  CHECK(Losses(*world) <= 20);
+}
+
+TEST_CASE("jobs that come later are not held up by those that are tried") {
+  auto world = MakeWorld();
+  const Company company = SubmitCompany(*world, 4, 2);
+  world->Settle();
+  world->ConnectWorkers();
+  world->RunUntil([&] { return Losses(*world) == 2; });
+  const std::string fresh = world->Submit(World::NewJob());
+  world->RunUntilState(fresh, Job::SUCCEEDED);
+  for (const std::string& job : company.innocent) CHECK(IsLive(world->StateOf(job)));
+  world->RunUntil([&] { return AllEnded(*world, company); });
+  CheckOnlyTheKillerFailed(*world, company);
+}
+
+TEST_CASE("suspicion outlives the coordinator") {
+  auto world = MakeWorld();
+  const Company company = SubmitCompany(*world, 4, 3);
+  world->Settle();
+  world->ConnectWorkers();
+  for (int64_t losses = 1; losses <= 4; ++losses) {
+    world->RunUntil([&] { return Losses(*world) >= losses; });
+    world->Settle();
+    world->CrashCoordinator();
+  }
+  world->RunUntil([&] { return AllEnded(*world, company); });
+  CheckOnlyTheKillerFailed(*world, company);
+  CHECK(Losses(*world) <= 10);
+}
+
+TEST_CASE("workers that die four times by chance fail nobody") {
+  auto world = MakeWorld();
+  std::vector<std::string> jobs;
+  for (int i = 0; i < 6; ++i) jobs.push_back(world->Submit(LongJob()));
+  world->Settle();
+  world->ConnectWorkers();
+  for (int i = 0; i < 4; ++i) {
+    world->RunUntil([&] {
+      return std::ranges::any_of(
+          jobs, [&](const std::string& job) { return world->StateOf(job) == Job::PREPARING; });
+    });
+    world->KillWorker(0);
+    world->RunUntil([&] {
+      return std::ranges::none_of(
+          jobs, [&](const std::string& job) { return world->StateOf(job) == Job::PREPARING; });
+    });
+  }
+  for (const std::string& job : jobs) world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+}  // namespace
+}  // namespace lorad::server

@@ -1,0 +1,58 @@
+// The queue, however long, as stories.
+#include "absl/strings/str_cat.h"
+#include "tests/server/core/scenario.h"
+
+namespace lorad::server {
+namespace {
+
+using Job = v1::Job;
+
+// Fits the GPUs of the worlds below, and no CPU beside them: 40 lengths, so that each is of a shape
+// of its own.
+Job Large(int i) {
+  Job job = World::NewJob();
+  job.set_training_dataset(absl::StrCat("long-", i % 40));
+  job.mutable_adapter()->set_rank(512);
+  for (const char* target : {"k_proj", "v_proj", "o_proj"}) {
+    job.mutable_adapter()->add_target_modules(target);
+  }
+  job.mutable_training()->set_max_length(1 << 20);
+  return job;
+}
+
+TEST_CASE("however many wait that fit no worker, a small job behind them does not") {
+  WorldOptions options;
+  options.workers = 2;
+  auto world = MakeWorld(options);
+  for (int i = 0; i < 40; ++i) {
+    const std::string name = absl::StrCat("long-", i);
+    world->SetLongest(name, (1 << 20) - i);
+    world->AddDataset(name, 4);
+  }
+  // Nobody knows yet that there is no worker for them: they are let in.
+  std::vector<std::string> large;
+  for (int i = 0; i < 300; ++i) large.push_back(world->Submit(Large(i)));
+  world->Settle();
+  world->ConnectWorkers();
+  const std::string small = world->Submit(World::NewJob());
+  world->RunUntilState(small, Job::SUCCEEDED);
+  for (const std::string& job : large) REQUIRE(world->StateOf(job) == Job::QUEUED);
+  CHECK(world->Job(large[0]).queue().why().find("the largest worker offers") != std::string::npos);
+}
+
+TEST_CASE("jobs of one shape go in their order, and all of them go") {
+  auto world = MakeWorld();
+  std::vector<std::string> jobs;
+  for (int i = 0; i < 300; ++i) jobs.push_back(world->Submit(World::NewJob()));
+  world->ConnectWorkers();
+  world->RunUntil([&] { return world->StateOf(jobs[0]) == Job::RUNNING; });
+  int64_t placed = 0;
+  for (const std::string& job : jobs) placed += world->StateOf(job) != Job::QUEUED;
+  CHECK(placed == 256);
+  CHECK(world->StateOf(jobs[255]) != Job::QUEUED);
+  CHECK(world->StateOf(jobs[256]) == Job::QUEUED);
+  world->RunUntilState(jobs.back(), Job::SUCCEEDED);
+}
+
+}  // namespace
+}  // namespace lorad::server

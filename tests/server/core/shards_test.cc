@@ -1,0 +1,180 @@
+// Every shard that is sent up is answered, as stories.
+#include <algorithm>
+#include <optional>
+
+#include "tests/server/core/scenario.h"
+
+namespace lorad::server {
+namespace {
+
+using Job = v1::Job;
+using worker::v1::WorkerMessage;
+
+constexpr int64_t kSecond = 1'000'000;
+
+// A worker hangs before step 4 of a job, whose checkpoint is on its way up all the same: the
+// report of the step is not.
+struct Early {
+  std::unique_ptr<World> world;
+  std::string job, neighbour;
+  std::optional<absl::Status> answer;
+
+  explicit Early(WorldOptions options = {}) : world(MakeWorld(options)) {
+    world->ConnectWorkers();
+    Job content = World::NewJob();
+    content.mutable_training()->set_epochs(20);
+    job = world->Submit(content);
+    neighbour = world->Submit(content);
+    world->RunUntil([&] { return world->Job(job).step() == 3; });
+    world->HangWorker(0, true);
+    world->Settle();
+    Upload(4);
+    CHECK_FALSE(answer);
+  }
+
+  void Upload(int64_t step) {
+    answer.reset();
+    worker::v1::UploadShardRequest::Header header;
+    header.set_job(job);
+    header.set_step(step);
+    header.set_epoch(world->worker(0).epoch());
+    header.set_stages(1);
+    header.set_numerics_id("sim");
+    world->UploadShard(header,
+                       [this](absl::StatusOr<ReplyValue> reply) { answer = reply.status(); });
+    world->Settle();
+  }
+
+  std::string Answered() const {
+    return !answer ? "not yet" : answer->ok() ? "OK" : Reason(*answer);
+  }
+};
+
+TEST_CASE("a shard that overtakes the report of its step is taken once that is there") {
+  Early early;
+  early.world->HangWorker(0, false);
+  early.world->RunUntil([&] { return early.answer.has_value(); });
+  CHECK(early.Answered() == "OK");
+  early.world->RunUntilState(early.job, Job::SUCCEEDED);
+  early.world->CheckInvariants();
+}
+
+TEST_CASE("a shard whose report can never come is refused at once") {
+  Early early;
+  World& world = *early.world;
+  WorkerMessage message;
+  SECTION("its job is cancelled") { world.Get<Job>(Named<v1::CancelJobRequest>(early.job)); }
+  SECTION("its job is cancelled while it is on its way") {
+    world.Get<Job>(Named<v1::CancelJobRequest>(early.job));
+    early.Upload(4);
+  }
+  SECTION("its job is not finite") {
+    auto& report = *message.mutable_report()->mutable_not_finite();
+    report.set_job(early.job);
+    report.set_step(4);
+    report.set_what("loss");
+    world.Lie(0, message);
+    CHECK_FALSE(early.answer);
+    world.Settle();
+    CHECK(world.StateOf(early.job) == Job::FAILED);
+  }
+  SECTION("its step is cut") {
+    world.Get<Job>(Named<v1::CancelJobRequest>(early.neighbour));
+    world.Settle();
+  }
+  SECTION("its group fails") {
+    message.mutable_report()->mutable_group_failed()->set_reason("BAD_WINDOW");
+    world.Lie(0, message);
+    world.Settle();
+  }
+  SECTION("its worker is lost") {
+    world.KillWorker(0, /*restart=*/false);
+    world.Settle();
+  }
+  SECTION("its worker is closed") {
+    message.mutable_report()->mutable_window_done()->set_window(-1);
+    world.Lie(0, message);
+    world.Settle();
+  }
+  SECTION("the coordinator is stopped") {
+    world.Ask(StopRequested{}, [](absl::StatusOr<ReplyValue>) {});
+    world.Settle();
+  }
+  CHECK(early.Answered() == "STALE_EPOCH");
+}
+
+TEST_CASE(
+    "a shard of a job that is cancelled, ends and is deleted is answered, its neighbour goes on") {
+  Early early;
+  World& world = *early.world;
+  world.Get<Job>(Named<v1::CancelJobRequest>(early.job));
+  world.HangWorker(0, false);
+  world.RunUntilState(early.job, Job::CANCELLED);
+  REQUIRE(world.Call(Named<v1::DeleteJobRequest>(early.job)).ok());
+  early.Upload(4);
+  CHECK(early.Answered() == "STALE_EPOCH");
+  world.RunUntilState(early.neighbour, Job::SUCCEEDED);
+  CHECK(world.Job(early.neighbour).attempts() == 1);
+}
+
+TEST_CASE("a shard whose report does not come in time is to be sent again") {
+  Early early;
+  World& world = *early.world;
+  world.Sleep(9 * kSecond);
+  CHECK_FALSE(early.answer);
+  world.Sleep(2 * kSecond);
+  CHECK(early.Answered() == "STEP_NOT_REPORTED");
+  CHECK(absl::IsUnavailable(*early.answer));
+  // Sent twice: the first is answered too.
+  early.Upload(4);
+  CHECK_FALSE(early.answer);
+  early.Upload(4);
+  CHECK(early.Answered() == "STEP_NOT_REPORTED");
+  early.answer.reset();
+  world.HangWorker(0, false);
+  world.RunUntil([&] { return early.answer.has_value(); });
+  CHECK(early.Answered() == "OK");
+  world.RunUntilState(early.job, Job::SUCCEEDED);
+  world.CheckInvariants();
+}
+
+TEST_CASE("a shard that nobody asked for is refused, and the worker's own are taken") {
+  Early early;
+  early.Upload(5);  // no checkpoint is due there
+  CHECK(early.Answered() == "INVALID_FIELDS");
+  early.Upload(-4);
+  CHECK(early.Answered() == "INVALID_FIELDS");
+  early.Upload(int64_t{1} << 60);
+  CHECK(early.Answered() == "INVALID_FIELDS");
+  early.Upload(2);  // recorded long ago
+  CHECK(early.Answered() == "OK");
+  early.world->HangWorker(0, false);
+  early.world->RunUntilState(early.job, Job::SUCCEEDED);
+  early.world->CheckInvariants();
+}
+
+TEST_CASE("a slot that is freed while its checkpoint goes up is not freed again after a cut") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  Job content = World::NewJob();
+  content.mutable_training()->set_epochs(20);
+  const std::string job = world->Submit(content);
+  const std::string neighbour = world->Submit(content);
+  const std::string third = world->Submit(content);
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  world->HoldFreed(true);
+  world->Get<Job>(Named<v1::CancelJobRequest>(job));
+  world->RunUntilState(job, Job::CANCELLED);
+  const int64_t step = world->Job(neighbour).step();
+  world->RunUntil([&] { return world->Job(neighbour).step() >= step + 4; });
+  world->Get<Job>(Named<v1::CancelJobRequest>(third));
+  world->RunUntilState(third, Job::CANCELLED);
+  world->RunUntil([&] { return world->Job(neighbour).step() >= step + 12; });
+  world->HoldFreed(false);
+  world->RunUntilState(neighbour, Job::SUCCEEDED);
+  CHECK(world->Job(neighbour).attempts() == 1);
+  world->CheckInvariants();
+}
+
+}  // namespace
+}  // namespace lorad::server

@@ -1,0 +1,192 @@
+// Workers that are silent, hang or have a namesake, and a coordinator that stood still, as stories.
+#include <algorithm>
+
+#include "server/core/patience.h"
+#include "tests/server/core/scenario.h"
+
+namespace lorad::server {
+namespace {
+
+using Job = v1::Job;
+
+constexpr int64_t kSecond = 1'000'000;
+
+int64_t CountNotes(World& world, const std::string& part) {
+  return std::ranges::count_if(
+      world.notes(), [&](const std::string& note) { return note.find(part) != std::string::npos; });
+}
+
+v1::Worker WorkerOf(World& world) {
+  return world.Get<v1::ListWorkersResponse>(v1::ListWorkersRequest()).workers(0);
+}
+
+std::string SubmitLong(World& world) {
+  Job job = World::NewJob();
+  job.mutable_training()->set_epochs(30);
+  return world.Submit(job);
+}
+
+// ---- patience ----
+
+TEST_CASE("patience is a multiple of what is expected, and never less than its floor") {
+  CoreOptions options;
+  CHECK(PatienceToForm(options, 0).limit_us == 600 * kSecond);
+  const Patience model = PatienceToForm(options, int64_t{14'000'000'000});  // 280 s at 50 MB/s
+  CHECK(model.expected_s == 280);
+  CHECK(model.limit_us == 2800 * kSecond);
+  const planner::TimeModel fast({{0, 0.001, 0}, {0, 0.001, 0}});
+  const planner::TimeModel slow({{0, 10, 0}, {0, 10, 0}});
+  const WindowWork work{.tokens = 8192, .squared_lengths = 1e6, .microbatches = 1};
+  CHECK(PatienceFor(options, work, fast, fast).limit_us == 600 * kSecond);
+  // 8192 tokens, 10 ms each, forward and backward: 163.84 s, whoever says so.
+  CHECK(PatienceFor(options, work, slow, fast).limit_us == 1'638'400'000);
+  CHECK(PatienceFor(options, work, fast, slow).limit_us == 1'638'400'000);
+  options.patience = 1e300;
+  CHECK(PatienceToForm(options, 1).limit_us == 30 * 24 * 3600 * kSecond);
+}
+
+TEST_CASE("a worker that is alive and never forms its group is lost") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  world->Settle();
+  world->HangWorker(0, true);
+  const std::string job = world->Submit(World::NewJob());
+  world->RunUntilState(job, Job::PREPARING);
+  const int64_t start = world->now_us();
+  world->Sleep(590 * kSecond);
+  CHECK(world->StateOf(job) == Job::PREPARING);
+  world->RunUntilState(job, Job::QUEUED);
+  CHECK(world->now_us() - start < 620 * kSecond);
+  CHECK(CountNotes(*world, "it does not form group-1 for 6") == 1);
+  CHECK(HasEvent(*world, job, "WORKER_LOST"));
+  world->RunUntilState(job, Job::SUCCEEDED);  // by the one that was started in its place
+  world->CheckInvariants();
+}
+
+TEST_CASE("a worker that is alive and reports nothing of its window is lost, patience as set") {
+  WorldOptions options;
+  options.core.patience_floor_ms = 60'000;
+  auto world = MakeWorld(options);
+  world->ConnectWorkers();
+  const std::string job = SubmitLong(*world);
+  world->RunUntil([&] { return world->Job(job).step() >= 5; });
+  world->HangWorker(0, true);
+  const int64_t start = world->now_us();
+  SECTION("in a window") {
+    world->RunUntilState(job, Job::QUEUED);
+    CHECK(CountNotes(*world, "it reports nothing of window") == 1);
+    CHECK(world->now_us() - start > 60 * kSecond);
+    CHECK(world->now_us() - start < 80 * kSecond);
+    world->RunUntilState(job, Job::SUCCEEDED);
+  }
+  SECTION("in a cut: what is cancelled is so when the worker is lost") {
+    world->Get<Job>(Named<v1::CancelJobRequest>(job));
+    world->RunUntilState(job, Job::CANCELLED);
+    CHECK(world->now_us() - start < 80 * kSecond);
+  }
+  SECTION("one that goes on in time is kept") {
+    world->Sleep(50 * kSecond);
+    world->HangWorker(0, false);
+    world->RunUntilState(job, Job::SUCCEEDED);
+    CHECK(world->Job(job).attempts() == 1);
+  }
+  world->CheckInvariants();
+}
+
+TEST_CASE("a worker with nothing to do is never lost for it") {
+  WorldOptions options;
+  options.core.patience_floor_ms = 60'000;
+  auto world = MakeWorld(options);
+  world->ConnectWorkers();
+  const std::string job = world->Submit(World::NewJob());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->Sleep(3600 * kSecond);
+  CHECK(CountNotes(*world, "is gone") == 0);
+  CHECK(WorkerOf(*world).restarts() == 0);
+}
+
+// ---- a coordinator that stood still ----
+
+TEST_CASE("a coordinator that stood still loses no living worker, whatever is due first") {
+  for (int64_t offset_ms = 0; offset_ms < 8000; offset_ms += 250) {
+    CAPTURE(offset_ms);
+    auto world = MakeWorld();
+    world->ConnectWorkers();
+    const std::string job = SubmitLong(*world);
+    world->RunUntil([&] { return world->Job(job).step() >= 5; });
+    world->HangWorker(0, true);
+    world->Sleep(offset_ms * 1000);
+    world->StandStill(3600 * kSecond);
+    world->Sleep(20 * kSecond);
+    CHECK(CountNotes(*world, "is gone") == 0);
+    CHECK(CountNotes(*world, "the coordinator stood still for 3") == 1);
+    CHECK(world->StateOf(job) == Job::RUNNING);
+    world->HangWorker(0, false);
+    world->RunUntilState(job, Job::SUCCEEDED);
+    CHECK(world->Job(job).attempts() == 1);
+  }
+}
+
+TEST_CASE("a worker that is silent after a stand-still is lost a lease later") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  const std::string job = SubmitLong(*world);
+  world->RunUntil([&] { return world->Job(job).step() >= 5; });
+  world->SilenceWorker(0);
+  world->StandStill(60 * kSecond);
+  world->Sleep(25 * kSecond);
+  CHECK_FALSE(HasEvent(*world, job, "WORKER_LOST"));
+  world->Sleep(20 * kSecond);
+  CHECK(HasEvent(*world, job, "WORKER_LOST"));
+}
+
+// ---- two of one name ----
+
+TEST_CASE("of two workers of one name the living one stays, and the other may try again") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  const std::string job = SubmitLong(*world);
+  world->RunUntil([&] { return world->Job(job).step() >= 5; });
+  const uint64_t second = world->Connect(world->worker(0).Hello());
+  world->Settle();
+  REQUIRE_FALSE(world->IsConnected(second));
+  CHECK(Reason(world->closed(second)) == "WORKER_NAME_TAKEN");
+  CHECK(absl::IsUnavailable(world->closed(second)));
+  CHECK(WorkerOf(*world).restarts() == 0);
+  world->RunUntilState(job, Job::SUCCEEDED);
+  CHECK(world->Job(job).attempts() == 1);
+}
+
+TEST_CASE("one that has been silent for a few heartbeats gives its name away") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  const std::string job = SubmitLong(*world);
+  world->RunUntil([&] { return world->Job(job).step() >= 5; });
+  world->SilenceWorker(0);
+  world->Sleep(4 * kSecond);
+  const uint64_t early = world->Connect(world->worker(0).Hello());
+  world->Settle();
+  CHECK_FALSE(world->IsConnected(early));
+  world->Sleep(2 * kSecond);
+  const uint64_t late = world->Connect(world->worker(0).Hello());
+  world->RunUntil([&] { return HasEvent(*world, job, "WORKER_LOST"); });
+  CHECK(world->IsConnected(late));
+}
+
+TEST_CASE("a worker that is started again before its end was heard of gets its name back") {
+  WorldOptions options;
+  options.delay_us_max = 200'000;  // longer than a restart takes
+  for (options.seed = 1; options.seed <= 20; ++options.seed) {
+    CAPTURE(options.seed);
+    auto world = MakeWorld(options);
+    world->ConnectWorkers();
+    const std::string job = world->Submit(World::NewJob());
+    world->RunUntil([&] { return world->Job(job).step() >= 3; });
+    world->KillWorker(0);
+    world->RunUntilState(job, Job::SUCCEEDED);
+    world->CheckInvariants();
+  }
+}
+
+}  // namespace
+}  // namespace lorad::server

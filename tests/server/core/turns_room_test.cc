@@ -1,0 +1,162 @@
+// What the coordinator's loop does on a disk without room.
+#include "tests/server/core/turns_fixture.h"
+
+namespace lorad::server {
+namespace {
+
+TEST_CASE("while the store has no room reads are answered as committed, and writes are refused") {
+  for (const absl::Status& failure : {DiskFull(), absl::UnavailableError("read-only")}) {
+    Coordinator coordinator;
+    REQUIRE(coordinator.Call(NewModel("m")).ok());
+    REQUIRE(coordinator.Call(NewDataset(coordinator, "d")).ok());
+    const std::string job = std::get<v1::Job>(*coordinator.Call(NewJob())).name();
+    const int64_t revision = std::get<JobSnapshot>(*coordinator.Call(SnapshotJobs{})).revision;
+    Connect(coordinator, 1, /*memory_bytes=*/1);  // the job waits for a larger one
+    coordinator.store.failure = failure;
+    const uint64_t waits = coordinator.Ask(Named<v1::CancelJobRequest>(job));
+    coordinator.Settle();
+    CHECK(absl::IsUnavailable(coordinator.writable));
+
+    const auto read = coordinator.Call(Named<v1::GetJobRequest>(job));
+    REQUIRE(read.ok());
+    CHECK(std::get<v1::Job>(*read).state() == v1::Job::QUEUED);  // the cancel is not committed
+    CHECK(std::get<v1::Job>(*read).queue().why().find("cannot be written") != std::string::npos);
+    CHECK(absl::IsNotFound(coordinator.Call(Named<v1::GetJobRequest>("job-x")).status()));
+    CHECK(std::get<v1::ListJobsResponse>(*coordinator.Call(v1::ListJobsRequest())).jobs_size() ==
+          1);
+    CHECK(std::get<v1::Model>(*coordinator.Call(Named<v1::GetModelRequest>("m"))).name() == "m");
+    const auto datasets = coordinator.Call(v1::ListDatasetsRequest());
+    CHECK(std::get<v1::ListDatasetsResponse>(*datasets).datasets(0).name() == "d");
+    const auto snapshot = std::get<JobSnapshot>(*coordinator.Call(SnapshotJobs{}));
+    CHECK(snapshot.jobs.size() == 1);
+    CHECK(snapshot.revision == revision);
+
+    const CreateDataset upload = NewDataset(coordinator, "e");
+    for (const Request& write : {Request(upload), Request(NewModel("n")), Request(NewJob()),
+                                 Request(StopRequested{}), Request(v1::GetClusterRequest())}) {
+      CHECK(absl::IsUnavailable(coordinator.Call(write).status()));
+    }
+    CHECK_FALSE(fs::exists(upload.upload));
+    CHECK_FALSE(coordinator.answers.contains(waits));
+
+    // A worker that speaks meanwhile is heard at its time, however long that lasts.
+    for (int i = 0; i < 60; ++i) {
+      SayHeartbeat(coordinator, 1);
+      coordinator.Sleep(kSecond);
+    }
+    coordinator.store.failure = absl::OkStatus();
+    coordinator.Sleep(2 * kSecond);
+    CHECK(coordinator.writable.ok());
+    CHECK(coordinator.closed.empty());
+    REQUIRE(coordinator.answers.contains(waits));
+    CHECK(std::get<v1::Job>(*coordinator.answers.at(waits)).state() == v1::Job::CANCELLED);
+  }
+}
+
+TEST_CASE("lists of what is committed come in pages, as the core's do") {
+  Coordinator coordinator;
+  for (const char* name : {"m", "n", "o"}) REQUIRE(coordinator.Call(NewModel(name)).ok());
+  REQUIRE(coordinator.Call(NewDataset(coordinator, "d")).ok());
+  for (int i = 0; i < 5; ++i) REQUIRE(coordinator.Call(NewJob()).ok());
+  const auto walk = [&] {
+    std::string seen;
+    v1::ListModelsRequest models;
+    models.set_page_size(2);
+    do {
+      const auto page = std::get<v1::ListModelsResponse>(*coordinator.Call(models));
+      for (const v1::Model& model : page.models()) seen += model.name() + " ";
+      models.set_page_token(page.next_page_token());
+      seen += "| ";
+    } while (!models.page_token().empty());
+    v1::ListJobsRequest jobs;
+    jobs.set_page_size(2);
+    do {
+      const auto page = std::get<v1::ListJobsResponse>(*coordinator.Call(jobs));
+      for (const v1::Job& job : page.jobs()) seen += job.name() + " ";
+      jobs.set_page_token(page.next_page_token());
+      seen += "| ";
+    } while (!jobs.page_token().empty());
+    return seen;
+  };
+  const std::string before = walk();
+  coordinator.store.failure = DiskFull();
+  coordinator.Ask(NewModel("p"));
+  coordinator.Settle();
+  CHECK(walk() == before);
+}
+
+TEST_CASE("a full disk: the store goes on in the ballast's room, and creates are refused") {
+  constexpr int64_t kReserve = 64 * kMiB;
+  Coordinator coordinator(kReserve);
+  coordinator.Settle();
+  CHECK(coordinator.disk.ballast_bytes == kReserve);
+  REQUIRE(coordinator.Call(NewModel("m")).ok());
+
+  coordinator.disk.free_bytes = 10 * kMiB;
+  coordinator.Sleep(kSecond);
+  CHECK(ReasonOf(coordinator.writable) == "DISK_FULL");
+  const absl::Status refused = coordinator.Call(NewModel("n")).status();
+  CHECK(absl::IsResourceExhausted(refused));
+  CHECK(refused.message().find("/disk has 10 MiB free, and 80 MiB are wanted") !=
+        std::string::npos);
+  CHECK(coordinator.disk.ballast_bytes == kReserve);  // the store can still write
+
+  // Others take the rest; the first commit that fails finds room.
+  coordinator.disk.free_bytes = 0;
+  coordinator.store.failure = DiskFull();
+  const uint64_t request = coordinator.Ask(Named<v1::UnregisterModelRequest>("m"));
+  REQUIRE(coordinator.Step());
+  REQUIRE(coordinator.Step());
+  CHECK(coordinator.disk.ballast_bytes == 0);
+  coordinator.store.failure = absl::OkStatus();
+  coordinator.Settle();
+  CHECK(coordinator.answers.at(request).ok());
+
+  // A little room is not enough to begin anew; enough makes the ballast again.
+  coordinator.disk.free_bytes = 130 * kMiB;
+  coordinator.Sleep(kSecond);
+  CHECK_FALSE(coordinator.writable.ok());
+  CHECK_FALSE(coordinator.Call(NewModel("n")).ok());
+  coordinator.disk.free_bytes = 200 * kMiB;
+  coordinator.Sleep(kSecond / 10);
+  CHECK(coordinator.writable.ok());
+  CHECK(coordinator.Call(NewModel("n")).ok());
+  CHECK(coordinator.disk.ballast_bytes == kReserve);
+}
+
+TEST_CASE("of a small disk a sixteenth is kept at most") {
+  HandDisk disk;
+  disk.size_bytes = 32 * kMiB;
+  disk.free_bytes = 20 * kMiB;
+  RoomWatch room(disk, 64 * kMiB);
+  CHECK_FALSE(room.Look().has_value());
+  CHECK(disk.ballast_bytes == 2 * kMiB);
+  disk.free_bytes = kMiB;
+  const std::optional<RoomChanged> low = room.Look();
+  REQUIRE(low.has_value());
+  CHECK(low->low());
+  CHECK_FALSE(room.Look().has_value());
+  disk.free_bytes = 3 * kMiB;
+  CHECK_FALSE(room.Look()->low());
+}
+
+TEST_CASE("a real disk: the ballast holds room that its removal gives back") {
+  std::string pattern = (fs::temp_directory_path() / "lorad_disk_XXXXXX").string();
+  const std::string directory = mkdtemp(pattern.data());
+  const std::unique_ptr<Disk> disk = RealDisk(directory);
+  CHECK(disk->FreeBytes().value() > 0);
+  CHECK(disk->SizeBytes().value() >= disk->FreeBytes().value());
+  CHECK_FALSE(disk->HasBallast(kMiB));
+  REQUIRE(disk->MakeBallast(kMiB).ok());
+  CHECK(disk->HasBallast(kMiB));
+  CHECK_FALSE(disk->HasBallast(2 * kMiB));
+  CHECK(fs::file_size(directory + "/ballast") == kMiB);
+  // More than any disk has leaves nothing behind.
+  CHECK_FALSE(disk->MakeBallast(int64_t{1} << 61).ok());
+  CHECK_FALSE(fs::exists(directory + "/ballast"));
+  CHECK(disk->DropBallast().ok());
+  fs::remove_all(directory);
+}
+
+}  // namespace
+}  // namespace lorad::server

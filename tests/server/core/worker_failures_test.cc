@@ -1,0 +1,90 @@
+// What a worker reports that it cannot do, by the table of failures, as stories.
+#include "tests/server/core/scenario.h"
+
+namespace lorad::server {
+namespace {
+
+using Job = v1::Job;
+
+worker::v1::WorkerMessage GroupFailed(const std::string& reason, const std::string& message) {
+  worker::v1::WorkerMessage said;
+  said.mutable_report()->mutable_group_failed()->set_reason(reason);
+  said.mutable_report()->mutable_group_failed()->set_message(message);
+  return said;
+}
+
+TEST_CASE("a group whose model is not there yet: its jobs wait, are told, and go on") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  world->Settle();
+  world->HangWorker(0, true);
+  const std::string job = world->Submit(World::NewJob());
+  const std::string neighbour = world->Submit(World::NewJob());
+  world->RunUntilState(neighbour, Job::PREPARING);
+  world->Settle();
+  world->Lie(0, GroupFailed("MODEL_NOT_FOUND", "there is no config.json in /share/m"));
+  world->RunUntilState(job, Job::QUEUED);
+  CHECK(world->StateOf(neighbour) == Job::QUEUED);
+  CHECK(world->Job(job).queue().why().starts_with(
+      "MODEL_NOT_FOUND: there is no config.json in /share/m; tried again at "));
+  world->HangWorker(0, false);
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->RunUntilState(neighbour, Job::SUCCEEDED);
+  CHECK_FALSE(HasEvent(*world, job, "WORKER_LOST"));
+  world->CheckInvariants();
+}
+
+TEST_CASE("a group whose model has changed fails its jobs; what is told of it is kept in bounds") {
+  auto world = MakeWorld();
+  world->ConnectWorkers();
+  world->Settle();
+  world->HangWorker(0, true);
+  const std::string job = world->Submit(World::NewJob());
+  world->RunUntilState(job, Job::PREPARING);
+  world->Settle();
+  world->Lie(0, GroupFailed("MODEL_CHANGED", std::string(1 << 20, '\xfe')));
+  world->RunUntilState(job, Job::FAILED);
+  CHECK(world->Job(job).error().category() == v1::JobError::USER);
+  CHECK(world->Job(job).error().message().size() <= 2000);
+  world->CrashCoordinator();  // which reads all of it again
+  CHECK(world->Job(job).error().reason() == "MODEL_CHANGED");
+}
+
+TEST_CASE(
+    "a slot that cannot be loaded: its job waits where that passes, and fails where it is sure") {
+  struct Row {
+    const char* reason;
+    Job::State state;
+  };
+  for (const Row& row :
+       {Row{"SLOT_LOAD", Job::QUEUED}, Row{"DISK_FULL", Job::QUEUED},
+        Row{"WHAT_NOBODY_KNOWS", Job::QUEUED}, Row{"CHECKPOINT_INVALID", Job::FAILED}}) {
+    CAPTURE(row.reason);
+    auto world = MakeWorld();
+    world->ConnectWorkers();
+    Job longer = World::NewJob();
+    longer.mutable_training()->set_epochs(20);
+    const std::string first = world->Submit(longer);
+    world->RunUntil([&] { return world->Job(first).step() >= 3; });
+    const std::string second = world->Submit(World::NewJob());
+    world->RunUntilState(second, Job::PREPARING);
+    world->RunUntil(
+        [&] { return !world->plans().empty() && !world->plans().back().loads.empty(); });
+    world->HangWorker(0, true);
+    world->Settle();
+    REQUIRE(world->StateOf(second) == Job::PREPARING);
+    worker::v1::WorkerMessage said;
+    said.mutable_report()->mutable_slot_failed()->set_job(second);
+    said.mutable_report()->mutable_slot_failed()->set_reason(row.reason);
+    world->Lie(0, said);
+    world->RunUntilState(second, row.state);
+    CHECK(world->StateOf(first) == Job::RUNNING);
+    world->HangWorker(0, false);
+    world->RunUntilState(first, Job::SUCCEEDED);
+    world->RunUntil([&] { return !IsLive(world->StateOf(second)); });
+    CHECK(world->StateOf(second) == (row.state == Job::QUEUED ? Job::SUCCEEDED : Job::FAILED));
+  }
+}
+
+}  // namespace
+}  // namespace lorad::server

@@ -1,0 +1,438 @@
+#include "tests/sim/site.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/job_states.h"
+#include "server/startup.h"
+#include "server/store_reads.h"
+#include "storage/checkpoint.h"
+#include "storage/model_directory.h"
+#include "storage/sha256.h"
+#include "tests/sim/memory_store.h"
+
+namespace lorad::sim {
+namespace {
+
+using namespace server;  // NOLINT: the site is the server's, simulated
+
+constexpr char kRoot[] = "/data";
+constexpr int64_t kRestartUs = 200'000;
+
+absl::Status Gone() { return absl::UnavailableError("the coordinator is not there"); }
+
+// As durable as the real one: each turn is one write and one sync of a file, and is there once the
+// sync has succeeded.
+class MarkedStore final : public MemoryStore {
+ public:
+  explicit MarkedStore(SimFiles& files) : files_(files) {}
+
+  absl::Status Open() {
+    broken_ = Mark();
+    return broken_;
+  }
+  absl::Status Apply(const std::vector<storage::Mutation>& mutations) override {
+    if (mutations.empty()) return absl::OkStatus();
+    if (!broken_.ok()) return broken_;
+    const absl::Status status = Mark();
+    if (absl::IsResourceExhausted(status)) return status;
+    broken_ = status;
+    return status.ok() ? MemoryStore::Apply(mutations) : status;
+  }
+
+ private:
+  absl::Status Mark() {
+    auto file = files_.OpenAppend("/data/lorad.sqlite");
+    if (!file.ok()) return file.status();
+    if (absl::Status status = (*file)->Append("turn"); !status.ok()) return status;
+    return (*file)->Sync();
+  }
+
+  SimFiles& files_;
+  absl::Status broken_;
+};
+
+class RoomForAll final : public Disk {
+ public:
+  const std::string& path() const override { return path_; }
+  absl::StatusOr<int64_t> FreeBytes() override { return int64_t{1} << 40; }
+  absl::StatusOr<int64_t> SizeBytes() override { return int64_t{1} << 40; }
+  bool HasBallast(int64_t) override { return false; }
+  absl::Status MakeBallast(int64_t) override { return absl::OkStatus(); }
+  absl::Status DropBallast() override { return absl::OkStatus(); }
+
+ private:
+  const std::string path_ = kRoot;
+};
+
+class FunctionClock final : public Clock {
+ public:
+  explicit FunctionClock(std::function<Moment()> now) : now_(std::move(now)) {}
+  Moment Now() override { return now_(); }
+
+ private:
+  const std::function<Moment()> now_;
+};
+
+// Tasks as entries of the site's agenda.
+class AgendaTasks final : public Tasks {
+ public:
+  // `run`: after `earliest_us` or later; returns when it will be.
+  using Schedule = std::function<int64_t(int64_t earliest_us, std::function<void()>)>;
+  explicit AgendaTasks(Schedule schedule) : schedule_(std::move(schedule)) {}
+
+  void Add(Queue queue, std::function<void()> task) override {
+    const int64_t at = schedule_(free_us_[queue], std::move(task));
+    if (queue != Queue::kRows) free_us_[queue] = at;  // in their order
+  }
+
+ private:
+  const Schedule schedule_;
+  std::map<Queue, int64_t> free_us_;
+};
+
+}  // namespace
+
+struct Site::Process {
+  Process(std::function<Moment()> now, AgendaTasks::Schedule schedule, std::function<void()> ring,
+          const CoreOptions& options, SimFiles& files)
+      : clock(std::move(now)),
+        data_dir(kRoot),
+        mailbox(clock, MailboxOptions{}, std::move(ring)),
+        revisions(options.watch_revisions_max),
+        tasks(std::move(schedule)),
+        solver(MakeFeedSolver(kRoot, files)) {}
+
+  FunctionClock clock;
+  const DataDir data_dir;
+  Mailbox mailbox;
+  RevisionLog revisions;
+  RoomForAll room;
+  AgendaTasks tasks;
+  std::unique_ptr<Solver> solver;
+  std::unique_ptr<storage::JobStore> opened;  // null: the one in memory is used
+  storage::JobStore* store = nullptr;
+  std::unique_ptr<Turns> turns;
+  int64_t wake_us = 0;  // is on the agenda
+};
+
+Site::Site(const SiteOptions& options)
+    : options_(options),
+      random_(options.seed),
+      disk_(options.seed),
+      files_(disk_),
+      vfs_(disk_),
+      memory_store_(std::make_unique<MarkedStore>(files_)),
+      workers_(options.workers) {
+  StartCoordinator();
+  for (int i = 0; i < options.workers; ++i) StartWorker(i);
+}
+
+Site::~Site() {
+  for (WorkerProcess& worker : workers_) worker.core.reset();
+  process_.reset();
+}
+
+// ---- time ----
+
+int64_t Site::Delay() {
+  return options_.delay_us_max == 0 ? 0 : static_cast<int64_t>(random_() % options_.delay_us_max);
+}
+
+void Site::At(int64_t at_us, std::function<void()> what) {
+  agenda_.emplace(std::max(at_us, now_us_), std::move(what));
+}
+
+bool Site::RunNext() {
+  if (agenda_.empty()) return false;
+  const auto next = agenda_.begin();
+  now_us_ = std::max(now_us_, next->first);
+  const std::function<void()> what = std::move(next->second);
+  agenda_.erase(next);
+  what();
+  return true;
+}
+
+void Site::RunUntil(const std::function<bool()>& done, int64_t events_max) {
+  for (int64_t event = 0; !done(); ++event) {
+    if (event == events_max) FAIL("it does not come to an end");
+    REQUIRE(RunNext());
+  }
+}
+
+void Site::Sleep(int64_t us) {
+  const int64_t until = now_us_ + us;
+  while (!agenda_.empty() && agenda_.begin()->first <= until) RunNext();
+  now_us_ = std::max(now_us_, until);
+}
+
+// ---- the coordinator's process ----
+
+absl::Status Site::TryStart() {
+  const int64_t life = life_;
+  process_ = std::make_unique<Process>(
+      [this] {
+        return Moment{now_us_, now_us_ + wall_ahead_us_};
+      },
+      [this, life](int64_t earliest_us, std::function<void()> task) {
+        const int64_t at = std::max(now_us_, earliest_us) + Delay();
+        At(at, [this, life, task = std::move(task)] {
+          if (life == life_ && !disk_.stopped()) task();
+          if (life == life_) Ring();
+        });
+        return at;
+      },
+      [this] { Ring(); }, options_.core, files_);
+  Process& process = *process_;
+  if (absl::Status status = MakeFolders(process.data_dir, files_); !status.ok()) return status;
+  if (absl::Status status = CheckStoreIsThere(process.data_dir, files_); !status.ok()) {
+    return status;
+  }
+  if (options_.sqlite) {
+    auto store = storage::JobStore::Open(kRoot, {}, vfs_.name());
+    if (!store.ok()) return store.status();
+    process.opened = *std::move(store);
+    process.store = process.opened.get();
+  } else {
+    const absl::Status opened = static_cast<MarkedStore&>(*memory_store_).Open();
+    if (!opened.ok()) return opened;
+    process.store = memory_store_.get();
+  }
+  auto turns =
+      Turns::Start({.core = options_.core},
+                   {process.clock, process.data_dir, files_, *process.store, process.room,
+                    process.tasks, *process.solver, process.mailbox, process.revisions, *this});
+  if (!turns.ok()) return turns.status();
+  process.turns = *std::move(turns);
+  return absl::OkStatus();
+}
+
+void Site::StartCoordinator() {
+  if (process_) return;
+  const absl::Status status = TryStart();
+  if (!status.ok()) {
+    INFO("seed " << options_.seed << ", at start: " << status);
+    REQUIRE((faults_ || disk_.stopped()));
+    failed_starts_++;
+    return Die(death_.value_or(Death::kKill));
+  }
+  Ring();
+}
+
+void Site::Ring() {
+  if (!process_ || std::exchange(wake_due_, true)) return;
+  Later([this, life = life_] {
+    if (life == life_) Run();
+  });
+}
+
+void Site::Run() {
+  wake_due_ = false;
+  Process& process = *process_;
+  for (;;) {
+    if (disk_.stopped() || steps_to_death_ == 0) return Die(death_.value_or(Death::kKill));
+    if (steps_to_death_ > 0) steps_to_death_--;
+    const absl::StatusOr<bool> went_on = process.turns->Step();
+    if (!went_on.ok()) {
+      INFO("seed " << options_.seed << ": " << went_on.status());
+      REQUIRE((faults_ || disk_.stopped()));
+      return Die(death_.value_or(Death::kKill));
+    }
+    if (!*went_on) break;
+    CheckTurn();
+  }
+  const int64_t wake_us = process.turns->wake_us();
+  if (wake_us == Turns::kNever || (process.wake_us > now_us_ && process.wake_us <= wake_us)) return;
+  process.wake_us = std::max(wake_us, now_us_ + 1);
+  At(process.wake_us, [this, life = life_] {
+    if (life == life_) Ring();
+  });
+}
+
+void Site::EndCoordinator(Death death, int64_t steps) {
+  if (!process_) return;
+  death_ = death;
+  steps_to_death_ = steps;
+  Ring();
+}
+
+void Site::EndCoordinatorAtEffect(Death death, int64_t effects) {
+  death_ = death;
+  disk_.StopAfter(effects);
+}
+
+void Site::Die(Death death) {
+  deaths_++;
+  life_++;
+  disk_.StopAfter(0);  // it does nothing more, not even close its files
+  process_.reset();
+  death == Death::kPowerLoss ? disk_.PowerLoss() : disk_.Restart();
+  wake_due_ = false;
+  steps_to_death_ = -1;
+  death_.reset();
+  for (auto& [request, on_reply] : std::exchange(replies_, {})) {
+    Later([on_reply = std::move(on_reply)] { on_reply(Gone()); });
+  }
+  for (int i = 0; i < static_cast<int>(workers_.size()); ++i) EndStream(i, Gone());
+  At(now_us_ + kRestartUs + Delay(), [this] { StartCoordinator(); });
+}
+
+void Site::SetFaults(const FaultRates& rates) {
+  faults_ = rates.no_space + rates.write_error + rates.sync_error + rates.read_error > 0;
+  disk_.set_fault(faults_ ? RandomFaults(rates, random_()) : nullptr);
+}
+
+bool Site::Post(decltype(server::Event::content) content) {
+  return process_ && process_->mailbox.Post(std::move(content));
+}
+
+storage::JobStore& Site::store() {
+  REQUIRE(process_);
+  return *process_->store;
+}
+
+// ---- clients ----
+
+void Site::Ask(Request request, OnReply on_reply) {
+  const uint64_t number = next_request_++;
+  if (auto* create = std::get_if<CreateJob>(&request)) create->random = random_();
+  if (!Post(Requested{number, std::move(request)})) {
+    return Later([on_reply = std::move(on_reply)] { on_reply(Gone()); });
+  }
+  replies_[number] = std::move(on_reply);
+}
+
+void Site::Answer(uint64_t request, absl::StatusOr<ReplyValue> value) {
+  auto node = replies_.extract(request);
+  if (node.empty()) return;
+  Later([on_reply = std::move(node.mapped()), value = std::move(value)] { on_reply(value); });
+}
+
+ReplyValue Site::Call(const std::function<Request()>& request) {
+  std::optional<absl::StatusOr<ReplyValue>> answer;
+  const auto ask = [&] {
+    answer.reset();
+    Ask(request(), [&](absl::StatusOr<ReplyValue> value) { answer = std::move(value); });
+  };
+  for (ask();; ask()) {
+    RunUntil([&] { return answer.has_value(); }, 100'000);
+    if (answer->ok()) return *std::move(*answer);
+    INFO(answer->status());
+    REQUIRE(absl::IsUnavailable(answer->status()));
+    Sleep(100'000);
+  }
+}
+
+absl::StatusOr<std::string> Site::WriteUpload(std::string_view bytes) {
+  if (!process_ || disk_.stopped()) return Gone();
+  const std::string path = absl::StrCat(kRoot, "/uploads/sim-", next_upload_++);
+  if (absl::Status status = storage::WriteSynced(files_, path, bytes); !status.ok()) return status;
+  return path;
+}
+
+void Site::AddModel() {
+  Call([this]() -> Request {
+    RegisterModel request;
+    request.model.set_name("m");
+    request.model.set_path(house_.model());
+    request.model.set_fingerprint(storage::ModelDirectory::Open(house_.model())->fingerprint());
+    request.config_json = house_.directory.Read("model/config.json");
+    return request;
+  });
+}
+
+void Site::AddDataset(const std::string& name, int64_t rows) {
+  std::vector<int64_t> lengths;
+  for (int64_t row = 0; row < rows; ++row) lengths.push_back(2 + row * 7 % 20);
+  const std::string bytes = house_.directory.Read(house_.AddTokens(name, lengths));
+  Call([&]() -> Request {
+    CreateDataset request;
+    request.dataset.set_name(name);
+    request.dataset.set_rows(rows);
+    request.dataset.set_size_bytes(static_cast<int64_t>(bytes.size()));
+    request.dataset.set_sha256(storage::Sha256::Of(bytes));
+    request.upload = *WriteUpload(bytes);
+    request.request_id = {"dataset " + name, name};
+    return request;
+  });
+}
+
+void Site::Log(Note::Level, const std::string&) {}
+
+// ---- what must hold ----
+
+// A watcher that comes back after every death: it sees each revision once, in their order.
+void Site::CheckTurn() {
+  auto revisions = process_->revisions.Read(watched_, 1000);
+  // Who has seen no job yet has nothing to miss.
+  while (absl::IsOutOfRange(revisions.status()) && followed_.empty()) {
+    revisions = process_->revisions.Read(++watched_, 1000);
+  }
+  INFO("seed " << options_.seed << ", watched up to " << watched_ << ": " << revisions.status());
+  // What was told and is not there after a death was never durable.
+  REQUIRE(revisions.ok());
+  for (const auto& revision : *revisions) {
+    REQUIRE(revision->revision > watched_);
+    watched_ = revision->revision;
+    v1::WatchJobsResponse message;
+    REQUIRE(message.ParseFromString(revision->message));
+    if (message.has_job()) followed_[message.job().name()] = message.job().state();
+  }
+}
+
+void Site::CheckJob(const v1::Job& job) {
+  const std::string& name = job.name();
+  INFO("seed " << options_.seed << ", job " << job.ShortDebugString());
+  v1::Job::State state = v1::Job::VALIDATING;
+  v1::ListEventsRequest events;
+  events.set_job(name);
+  events.set_page_size(1000);
+  const auto told = ReadEvents(store(), events);
+  REQUIRE(told.ok());
+  for (const v1::Event& event : told->events()) {
+    REQUIRE(event.reason() != "NUMERICS_MISMATCH");
+    if (event.reason() != "STATE_CHANGED") continue;
+    REQUIRE(event.from_state() == state);
+    REQUIRE(IsLegal(event.from_state(), event.to_state()));
+    state = event.to_state();
+  }
+  REQUIRE(state == job.state());
+  REQUIRE(followed_[name] == state);
+  v1::GetMetricsRequest metrics;
+  metrics.set_job(name);
+  metrics.set_page_size(1000);
+  int64_t step = 0;
+  const auto rows = ReadMetrics(store(), metrics);
+  REQUIRE(rows.ok());
+  for (const v1::StepMetrics& row : rows->steps()) {
+    REQUIRE(row.step() == ++step);
+    REQUIRE(row.loss() == TrainLoss(name, step));
+  }
+  v1::ListCheckpointsRequest checkpoints;
+  checkpoints.set_job(name);
+  checkpoints.set_page_size(1000);
+  const auto all = ReadCheckpoints(store(), checkpoints);
+  REQUIRE(all.ok());
+  for (const v1::Checkpoint& kept : all->checkpoints()) {
+    const auto found = storage::OpenCheckpoint(
+        files_, absl::StrCat(kRoot, "/checkpoints/", name, "/", kept.step()), true);
+    INFO("checkpoint " << kept.step() << ": " << found.status());
+    REQUIRE(found.ok());
+    REQUIRE(found->state.step == kept.step());
+  }
+  if (job.state() != v1::Job::SUCCEEDED) return;
+  REQUIRE(step == job.total_steps());
+  REQUIRE(job.step() == step);
+  REQUIRE(job.last_checkpoint_step() == step);
+}
+
+void Site::CheckAll() {
+  v1::ListJobsRequest request;
+  request.set_page_size(1000);
+  const auto all = std::get<v1::ListJobsResponse>(Call([&]() -> Request { return request; }));
+  for (const v1::Job& job : all.jobs()) CheckJob(job);
+}
+
+}  // namespace lorad::sim

@@ -1,0 +1,163 @@
+// A whole site in one thread: the coordinator's real loop, core, feed, files and store on a
+// simulated disk, and the very cores of workers around engines without arithmetic. Time, network,
+// deaths and the disk's faults are simulated; one seed reproduces everything.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/turns.h"
+#include "tests/server/feed/house.h"
+#include "tests/sim/sim_disk.h"
+#include "tests/sim/sim_engine.h"
+#include "tests/sim/sim_files.h"
+#include "tests/sim/sim_vfs.h"
+#include "worker/core.h"
+
+namespace lorad::sim {
+
+struct SiteOptions {
+  uint64_t seed = 1;
+  int workers = 1;
+  int64_t delay_us_max = 1000;
+  bool sqlite = false;  // else a store in memory, which writes to the disk as much as it needs
+  server::CoreOptions core;
+};
+
+class Site final : public server::Sinks {
+ public:
+  explicit Site(const SiteOptions& options);
+  ~Site() override;
+
+  // ---- clients ----
+
+  // Answered once; UNAVAILABLE where the coordinator is not there, or dies before it answers.
+  using OnReply = std::function<void(absl::StatusOr<server::ReplyValue>)>;
+  void Ask(server::Request request, OnReply on_reply);
+  // Asks until there is an answer, and runs meanwhile.
+  server::ReplyValue Call(const std::function<server::Request()>& request);
+  // The model "m", and datasets of so many short rows.
+  void AddModel();
+  void AddDataset(const std::string& name, int64_t rows);
+  // Not kept by the coordinator's death: a service's own file.
+  absl::StatusOr<std::string> WriteUpload(std::string_view bytes);
+
+  // ---- time and calamity ----
+
+  bool RunNext();
+  void RunUntil(const std::function<bool()>& done, int64_t events_max);
+  void Sleep(int64_t us);
+  void At(int64_t at_us, std::function<void()> what);
+  // Everything stands still, as a machine that is suspended.
+  void StandStill(int64_t us) { now_us_ += us; }
+  void SetWallClock(int64_t ahead_us) { wall_ahead_us_ = ahead_us; }
+  enum class Death { kKill, kPowerLoss };
+  // After so many more steps of its loop; it is started again a little later.
+  void EndCoordinator(Death death, int64_t steps);
+  // After so many more effects on its disk.
+  void EndCoordinatorAtEffect(Death death, int64_t effects);
+  void KillWorker(int worker);
+  void CutStream(int worker);
+  // What it says is lost until its stream is closed.
+  void SilenceWorker(int worker) { workers_[worker].silent = true; }
+  // On the disk from now on; with none set, a store that fails is a defect.
+  void SetFaults(const FaultRates& rates);
+
+  // ---- what must hold ----
+
+  // Cheap: after each turn.
+  void CheckTurn();
+  // All of it, with the disk as it lies.
+  void CheckAll();
+  storage::JobStore& store();
+  SimDisk& disk() { return disk_; }
+  SimFiles& files() { return files_; }
+  std::mt19937_64& random() { return random_; }
+  int64_t now_us() const { return now_us_; }
+  int64_t deaths() const { return deaths_; }
+  int64_t failed_starts() const { return failed_starts_; }
+
+  // Sinks.
+  void Answer(uint64_t request, absl::StatusOr<server::ReplyValue> value) override;
+  void Send(uint64_t connection, worker::v1::CoordinatorMessage message) override;
+  void Close(uint64_t connection, const absl::Status& reason) override;
+  void Writable(const absl::Status&) override {}
+  void Log(server::Note::Level level, const std::string& message) override;
+
+ private:
+  struct Process;  // the coordinator's
+  struct WorkerProcess {
+    std::unique_ptr<worker::WorkerCore> core;
+    std::unique_ptr<SimEngine> engine;
+    int64_t life = 0;
+    bool silent = false;
+    uint64_t connection = 0;  // 0 = no stream
+    int64_t stream = 0;
+    int64_t timer = 0;                         // counts SetTimer
+    int64_t up_free_us = 0, down_free_us = 0;  // a stream keeps its order
+    std::set<int64_t> uploads;                 // under way
+  };
+
+  // site.cc
+  int64_t Delay();
+  void Later(std::function<void()> what) { At(now_us_ + Delay(), std::move(what)); }
+  void StartCoordinator();
+  absl::Status TryStart();
+  void Die(Death death);
+  void Ring();
+  void Run();
+  bool Post(decltype(server::Event::content) content);
+  void CheckJob(const v1::Job& job);
+
+  // site_workers.cc
+  void StartWorker(int i);
+  void Apply(int i, decltype(worker::Event::content) content);
+  void ApplyLater(int i, int64_t delay_us, decltype(worker::Event::content) content);
+  void Do(int i, worker::Effect effect);
+  void Dial(int i, const worker::Dial& dial);
+  void EndStream(int i, const absl::Status& why);
+  void Say(int i, worker::v1::WorkerMessage message);
+  void Upload(int i, const worker::Upload& upload);
+  void EndUpload(int i, int64_t upload, const absl::Status& status);
+  absl::StatusOr<int64_t> Fetch(const std::string& content);
+  std::string ShardOf(const worker::v1::UploadShardRequest::Header& header);
+
+  const SiteOptions options_;
+  std::mt19937_64 random_;
+  int64_t now_us_ = 1'000'000'000;
+  int64_t wall_ahead_us_ = 1'600'000'000'000'000;
+  std::multimap<int64_t, std::function<void()>> agenda_;
+
+  const server::feed::House house_;  // the model's directory, and rows
+  SimDisk disk_;
+  SimFiles files_;
+  SimVfs vfs_;
+  std::unique_ptr<storage::JobStore> memory_store_;  // what of it was committed survives
+  bool faults_ = false;
+
+  std::unique_ptr<Process> process_;
+  int64_t life_ = 0;
+  bool wake_due_ = false;
+  std::optional<Death> death_;  // how the process ends when it does
+  int64_t steps_to_death_ = -1;
+  int64_t deaths_ = 0;
+  int64_t failed_starts_ = 0;
+  int64_t next_upload_ = 1;
+  std::map<uint64_t, OnReply> replies_;
+  uint64_t next_request_ = 1;
+  uint64_t next_connection_ = 1;
+  int64_t watched_ = 0;                             // the newest revision that a watcher has seen
+  std::map<std::string, v1::Job::State> followed_;  // by that watcher
+
+  std::vector<WorkerProcess> workers_;
+};
+
+}  // namespace lorad::sim

@@ -1,0 +1,185 @@
+// The worker's core and its coordinator: dialled, heard, lost, found again.
+#include <catch2/catch.hpp>
+
+#include "tests/worker/core_script.h"
+
+namespace lorad::worker {
+namespace {
+
+v1::Report StepDone(const std::string& job, int64_t step) {
+  v1::Report report;
+  report.mutable_step_done()->set_job(job);
+  report.mutable_step_done()->set_step(step);
+  return report;
+}
+
+v1::CoordinatorMessage Acknowledge(int64_t epoch, int64_t number) {
+  v1::CoordinatorMessage message;
+  message.mutable_acknowledge()->set_epoch(epoch);
+  message.mutable_acknowledge()->set_number(number);
+  return message;
+}
+
+TEST_CASE("it dials, is welcomed, beats and forms its group") {
+  Script s;
+  CHECK(s.Happens(Started{}) == Lines{"dial 1, epoch 0"});
+  CHECK(s.Welcome(false) == Lines{"read memory"});
+  CHECK(s.Happens(MemoryRead{5, 6}) == Lines{"say heartbeat of epoch 0"});
+  CHECK(s.Form(1) == Lines{"form group of epoch 1"});
+  CHECK(s.core().held().epoch == 1);
+  CHECK(s.Done().empty());
+  CHECK(s.core().idle());
+}
+
+TEST_CASE("a broken stream is dialled again with growing pauses") {
+  Script s;
+  s.Happens(Started{});
+  for (const double pause_ms : {100, 200, 400, 800, 1600, 3200, 5000, 5000}) {
+    INFO(pause_ms);
+    CHECK(s.Breaks().empty());
+    CHECK(s.Wait(pause_ms - 1).empty());
+    CHECK(s.Wait(1) == Lines{absl::StrCat("dial ", s.stream, ", epoch 0")});
+  }
+  s.Welcome(false);
+  s.Breaks();
+  CHECK(s.Wait(100).size() == 1);
+}
+
+TEST_CASE("a coordinator that does not welcome it, or twice, is hung up on") {
+  Script s;
+  s.Happens(Started{});
+  CHECK(s.Wait(9999).empty());
+  CHECK(s.Wait(1) == Lines{"hang up 1"});
+  CHECK(s.Welcome(true).empty());  // too late
+  s.Breaks();
+  s.Wait(100);
+  CHECK(s.Form(1) == Lines{"hang up 2"});
+  CHECK(s.core().held().epoch == 0);
+  s.Breaks();
+  s.Wait(200);
+  s.Welcome(true);
+  CHECK(s.Welcome(true) == Lines{"hang up 3"});
+  CHECK(s.Form(1).empty());
+}
+
+TEST_CASE("what an older stream brings does not count") {
+  Script s;
+  s.Begin();
+  s.Breaks();
+  s.Wait(100);
+  s.Welcome(true);
+  s.stream = 1;
+  CHECK(s.Dissolve(1).empty());
+  CHECK(s.Breaks().empty());
+  CHECK(s.core().held().epoch == 1);
+}
+
+TEST_CASE("a refusal for good ends it, a name that is taken does not") {
+  for (const absl::Status& passing :
+       {absl::UnavailableError("WORKER_NAME_TAKEN"), absl::AlreadyExistsError("name"),
+        absl::AbortedError("WORKER_CLOSED"), absl::ResourceExhaustedError("streams")}) {
+    Script s;
+    s.Happens(Started{});
+    CHECK(s.Breaks(passing).empty());
+    CHECK(s.Wait(100) == Lines{"dial 2, epoch 0"});
+  }
+  for (const absl::Status& final :
+       {absl::FailedPreconditionError("version"), absl::InvalidArgumentError("hello"),
+        absl::PermissionDeniedError("user"), absl::UnimplementedError("service")}) {
+    Script s;
+    s.Happens(Started{});
+    CHECK(s.Breaks(final) == Lines{"cancel calls", "end: " + final.ToString()});
+    CHECK(s.Wait(100'000).empty());
+  }
+}
+
+TEST_CASE("reports are told again on the next stream until they are acknowledged") {
+  Script s;
+  s.Begin();
+  CHECK(s.Happens(EngineReported{StepDone("a", 1)}) == Lines{"say 1.1 StepDone a 1"});
+  s.Happens(EngineReported{StepDone("a", 2)});
+  s.Breaks();
+  CHECK(s.Happens(EngineReported{StepDone("a", 3)}).empty());
+  CHECK(s.Wait(100) == Lines{"dial 2, epoch 1"});
+  CHECK(s.Welcome(true) == Lines{"say 1.1 StepDone a 1", "say 1.2 StepDone a 2",
+                                 "say 1.3 StepDone a 3", "read memory"});
+  s.Hears(Acknowledge(1, 2));
+  s.Hears(Acknowledge(7, 3));
+  CHECK(s.core().reports_kept() == 1);
+  s.Breaks();
+  s.Wait(100);
+  CHECK(s.Welcome(true) == Lines{"say 1.3 StepDone a 3", "read memory"});
+}
+
+TEST_CASE("what a new coordinator does not want is given up") {
+  Script s;
+  s.Begin();
+  s.Happens(EngineReported{StepDone("a", 1)});
+  s.Breaks();
+  s.Wait(100);
+  CHECK(s.Welcome(false) == Lines{"cancel calls", "read memory", "leave group"});
+  CHECK(s.core().held().epoch == 0);
+  CHECK(s.core().reports_kept() == 0);
+  CHECK(s.Happens(EngineReported{StepDone("a", 2)}).empty());
+  // A new data directory counts its epochs from 1 again.
+  CHECK(s.Form(1) == Lines{"cancel calls"});
+  CHECK(s.Done() == Lines{"form group of epoch 1"});
+}
+
+TEST_CASE("a group is kept for one lease without a coordinator, however long a dial takes") {
+  Script s;
+  s.Begin();
+  s.Breaks();
+  CHECK(s.Wait(100) == Lines{"dial 2, epoch 1"});
+  CHECK(s.Wait(9899).empty());
+  CHECK(s.core().held().epoch == 1);
+  CHECK(s.Wait(1) == Lines{"cancel calls", "leave group"});
+  CHECK(s.core().held().epoch == 0);
+}
+
+TEST_CASE("a coordinator that stands still is waited for as long as its stream stands") {
+  Script s;
+  s.Begin();
+  CHECK(s.Wait(3'600'000).empty());
+  CHECK(s.core().held().epoch == 1);
+}
+
+TEST_CASE("a worker that cannot tell anybody stops at a bound") {
+  Script s;
+  s.Begin();
+  s.Hears(WindowOf(1, 1).Train(1, {"a"}));
+  for (int i = 0; i < 65536; ++i) s.Happens(EngineReported{StepDone("a", i)});
+  CHECK(s.Done().empty());
+  CHECK(s.Hears(Acknowledge(1, 1)) == Lines{"FORWARD 1"});
+}
+
+TEST_CASE("groups: formed one after the other, failed with the engine's reason") {
+  Script s;
+  s.Begin();
+  CHECK(s.Form(2) == Lines{"cancel calls", "leave group"});
+  CHECK(s.Form(3) == Lines{"cancel calls"});  // before the engine has answered
+  CHECK(s.Done() == Lines{"form group of epoch 3"});
+  CHECK(s.Form(3).empty());
+  CHECK(s.Form(2).empty());
+  CHECK(s.Fails(absl::NotFoundError("no model")) == Lines{"say 3.1 GroupFailed GROUP_FORM"});
+  CHECK(s.core().held().epoch == 3);  // until its report is acknowledged
+  CHECK(s.Dissolve(2).empty());
+  CHECK(s.Dissolve(3).empty());
+  CHECK(s.core().held().epoch == 0);
+  CHECK(s.Form(4) == Lines{"form group of epoch 4"});
+}
+
+TEST_CASE("Shutdown and signals end it, and nothing follows") {
+  Script s;
+  s.Begin();
+  CHECK(s.Happens(StopRequested{}) == Lines{"cancel calls", "hang up 1", "end: OK"});
+  CHECK(s.Happens(StopRequested{}).empty());
+  Script t;
+  t.Begin();
+  v1::CoordinatorMessage shutdown;
+  shutdown.mutable_shutdown()->set_reason("over");
+  CHECK(t.Hears(shutdown) == Lines{"cancel calls", "hang up 1", "end: OK"});
+}
+
+}  // namespace
+}  // namespace lorad::worker

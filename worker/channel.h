@@ -1,0 +1,28 @@
+#ifndef LORAD_WORKER_CHANNEL_H_
+#define LORAD_WORKER_CHANNEL_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+
+namespace lorad::worker {
+
+// A connection is asked for a sign of life after so long without one, and given up after as long
+// again.
+inline constexpr int kKeepaliveMs = 10'000;
+
+// A connection of its own to the coordinator.
+inline std::shared_ptr<grpc::Channel> MakeChannel(const std::string& coordinator) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
+  arguments.SetMaxReceiveMessageSize(-1);  // a window is as large as its jobs' batches
+  return grpc::CreateCustomChannel(coordinator, grpc::InsecureChannelCredentials(), arguments);
+}
+
+}  // namespace lorad::worker
+
+#endif  // LORAD_WORKER_CHANNEL_H_

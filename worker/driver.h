@@ -1,0 +1,125 @@
+#ifndef LORAD_WORKER_DRIVER_H_
+#define LORAD_WORKER_DRIVER_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "lorad/worker/v1/worker.pb.h"
+#include "worker/bulk.h"
+#include "worker/clock.h"
+#include "worker/core.h"
+#include "worker/group_engine.h"
+#include "worker/link.h"
+
+namespace lorad::worker {
+
+// Runs the core: gives it what happens and carries out what it wants. One lock guards the core;
+// whoever has something to tell it applies it on his own thread, so that the engine's thread goes
+// from one operation to the next without another one. Threads of its own: the engine's, one for
+// timers, some for uploads.
+class Driver : public Link::Listener {
+ public:
+  // Begins at once. `link` and `bulk` must outlive it; its end closes the link.
+  Driver(CoreOptions options, FormEngine form_engine, Link* link, Bulk* bulk, Clock clock);
+  // Waits for the operation in progress.
+  ~Driver() override;
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  // Until Stop, or until the coordinator says Shutdown: OK. An error: it refuses this worker for
+  // good.
+  absl::Status AwaitEnd();
+
+  // Threads: any.
+  void Stop();
+  WorkerCore::Held held() const;
+  int64_t reports_kept() const;
+  // Until every window told of so far is done (WorkerCore::idle).
+  void WaitIdle();
+
+  void Said(int64_t stream, v1::CoordinatorMessage message) override;
+  void Broke(int64_t stream, absl::Status status) override;
+
+ private:
+  using EngineOrder = std::variant<FormGroup, LeaveGroup, BeginWindow, Execute, EndWindow>;
+  struct UploadTask {
+    Upload upload;
+    int64_t call = 0;
+  };
+  struct StagedShard {
+    Shard shard;
+    std::string sha256;  // once computed
+  };
+
+  // REQUIRES: mutex_ is held, here and in all Carry.
+  void Apply(decltype(Event::content) content);
+  void Carry(Dial& effect);
+  void Carry(HangUp& effect);
+  void Carry(Say& effect);
+  void Carry(FormGroup& effect);
+  void Carry(LeaveGroup& effect);
+  void Carry(BeginWindow& effect);
+  void Carry(Execute& effect);
+  void Carry(EndWindow& effect);
+  void Carry(Upload& effect);
+  void Carry(CancelCalls& effect);
+  void Carry(ReadMemory& effect);
+  void Carry(SetTimer& effect);
+  void Carry(Note& effect);
+  void Carry(End& effect);
+  void Give(EngineOrder order);
+
+  void RunEngine();
+  // Without the lock, on the engine's thread.
+  EngineDone Obey(const EngineOrder& order);
+  EngineDone DoOperation(const v1::Operation& operation);
+  EngineContext Context();
+
+  void RunUploads();
+  UploadDone TryUpload(const UploadTask& task);
+  void RunTimer();
+
+  const FormEngine form_engine_;
+  Link* const link_;
+  Bulk* const bulk_;
+  const Clock clock_;
+
+  // Only the engine's thread.
+  std::unique_ptr<GroupEngine> engine_;
+  std::shared_ptr<const v1::Window> window_;  // that the engine has begun
+
+  mutable std::mutex mutex_;
+  std::condition_variable engine_wake_;
+  std::condition_variable upload_wake_;
+  std::condition_variable timer_wake_;
+  std::condition_variable idle_;
+  // GUARDED_BY(mutex_)
+  WorkerCore core_;
+  bool stop_ = false;
+  std::optional<absl::Status> end_;
+  std::optional<EngineOrder> order_;  // not yet begun
+  int64_t order_call_ = 0;            // the number of what it may fetch
+  int64_t last_call_ = 0;
+  std::deque<UploadTask> uploads_;             // not yet begun
+  std::map<std::string, StagedShard> staged_;  // by job
+  std::optional<double> timer_at_ms_;
+  bool memory_due_ = false;
+
+  std::vector<std::thread> upload_threads_;
+  std::thread timer_thread_;
+  std::thread engine_thread_;  // joins the uploads', which read its slots
+};
+
+}  // namespace lorad::worker
+
+#endif  // LORAD_WORKER_DRIVER_H_

@@ -1,0 +1,62 @@
+#ifndef LORAD_WORKER_GROUP_ENGINE_H_
+#define LORAD_WORKER_GROUP_ENGINE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "lorad/worker/v1/worker.pb.h"
+
+namespace lorad::worker {
+
+// A shard as it will be sent: prefix (header) and data. The data lie in the slot's staging memory
+// until the slot's next Save, or its end.
+struct Shard {
+  std::string prefix;
+  std::string_view data;
+  int64_t step = 0;
+  int64_t bytes() const { return static_cast<int64_t>(prefix.size() + data.size()); }
+};
+
+// A formed group at work, as the core's orders see it (effects.h): one operation at a time, in the
+// order it is told. Threads: one.
+class GroupEngine {
+ public:
+  virtual ~GroupEngine() = default;
+
+  // `window` stays alive until EndWindow.
+  virtual absl::Status BeginWindow(const v1::Window& window) = 0;
+  virtual void EndWindow() = 0;
+
+  // False: dropped, because its job has failed. An error is a window that cannot be executed, but
+  // for LoadSlot's UNAVAILABLE: its content cannot be had now, and another try may follow.
+  virtual absl::StatusOr<bool> Execute(const v1::Operation& operation) = 0;
+
+  // These jobs lose what their open batches have accumulated.
+  virtual void DropBatches(const std::set<std::string>& jobs) = 0;
+
+  // What the job's last Save has staged. REQUIRES: it was done, and the slot is not freed.
+  virtual Shard Staged(const std::string& job) const = 0;
+};
+
+// What an engine may do to its surroundings while it forms and executes, on its own thread.
+struct EngineContext {
+  std::function<void(v1::Report)> report;
+  // What a slot starts from, once, within timeout_ms (Bulk::Fetch).
+  std::function<absl::Status(const v1::FetchSlotContentRequest&, int64_t timeout_ms,
+                             const std::function<absl::Status(std::string_view)>& sink)>
+      fetch;
+};
+
+// Forms a group and reports GroupFormed. An error's reason is GroupFailed's.
+using FormEngine = std::function<absl::StatusOr<std::unique_ptr<GroupEngine>>(
+    const v1::FormGroup&, const EngineContext&)>;
+
+}  // namespace lorad::worker
+
+#endif  // LORAD_WORKER_GROUP_ENGINE_H_

@@ -22,10 +22,27 @@ constexpr int64_t kCommitRetryUs = 1'000'000;
 constexpr int64_t kLookUs = 1'000'000;   // at the room on the disk,
 constexpr int64_t kLookLowUs = 100'000;  // and while it is low: who makes room need not wait
 constexpr int64_t kRetryHintMs = 1000;
+constexpr size_t kSettledFoldersATask = 64;
 
 // Nothing was changed by a commit that failed so, and it may be tried again.
 bool Passes(const absl::Status& status) {
   return absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
+}
+
+// A few folders a task, so that what else is to be done with files need not wait long.
+void ClearSettledLater(const Surroundings& around, std::shared_ptr<Leftovers> leftovers) {
+  if (leftovers->done()) return;
+  around.tasks.Add(Tasks::Queue::kFiles, [around, leftovers = std::move(leftovers)] {
+    const auto notes = leftovers->ClearSettled(kSettledFoldersATask);
+    if (!notes.ok()) {
+      // Only room is lost, and the next start gets it back.
+      around.sinks.Log(Note::Level::kWarning, absl::StrCat("cannot look for what no record names: ",
+                                                           std::string(notes.status().message())));
+      return;
+    }
+    for (const std::string& note : *notes) around.sinks.Log(Note::Level::kWarning, note);
+    ClearSettledLater(around, leftovers);
+  });
 }
 
 }  // namespace
@@ -49,9 +66,12 @@ absl::StatusOr<std::unique_ptr<Turns>> Turns::Start(const TurnsOptions& options,
   auto core = Core::Create(options.core, *std::move(stored), turns->last_, &effects);
   if (!core.ok()) return core.status();
   turns->core_ = *std::move(core);
-  auto notes = ClearLeftovers(around.data_dir, around.files, turns->core_->PathsInUse());
+  auto leftovers = std::make_shared<Leftovers>(
+      around.data_dir, around.files, turns->core_->PathsInUse(), turns->core_->SettledFolders());
+  auto notes = leftovers->ClearUnsettled();
   if (!notes.ok()) return notes.status();
   for (const std::string& note : *notes) around.sinks.Log(Note::Level::kWarning, note);
+  ClearSettledLater(around, std::move(leftovers));
   turns->BeginTurn(std::move(effects));
   return turns;
 }

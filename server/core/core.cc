@@ -20,5 +20,6 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Create(const CoreOptions& options, S
 std::vector<Effect> Core::Apply(const Event& event) { return state_->Apply(event); }
 
 std::vector<std::string> Core::PathsInUse() const { return state_->PathsInUse(); }
+std::vector<std::string> Core::SettledFolders() const { return state_->SettledFolders(); }
 
 }  // namespace lorad::server

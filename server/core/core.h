@@ -81,6 +81,8 @@ class Core {
   // Paths below the data directory that records name (files that are not among them are
   // left-overs).
   std::vector<std::string> PathsInUse() const;
+  // Those of ended jobs' checkpoints: nothing is written into them any more.
+  std::vector<std::string> SettledFolders() const;
 
  private:
   class State;

@@ -188,6 +188,13 @@ std::vector<std::string> Core::State::PathsInUse() const {
   return paths;
 }
 
+std::vector<std::string> Core::State::SettledFolders() const {
+  std::vector<std::string> folders;
+  folders.reserve(ended_.size());
+  for (const auto& [name, order] : ended_) folders.push_back(absl::StrCat("checkpoints/", name));
+  return folders;
+}
+
 // ---- turns ----
 
 std::vector<Effect> Core::State::Apply(const Event& event) {

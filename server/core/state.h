@@ -202,6 +202,7 @@ class Core::State {
   std::vector<Effect> Recover(Moment now);
   std::vector<Effect> Apply(const Event& event);
   std::vector<std::string> PathsInUse() const;
+  std::vector<std::string> SettledFolders() const;
 
  private:
   // ---- start (state.cc) ----

@@ -38,7 +38,7 @@ class Folder {
     return storage::RealFiles().ReadAll(data_dir->Full(path), 1000).value_or("");
   }
   std::vector<std::string> Clear(const std::vector<std::string>& in_use) {
-    auto notes = ClearLeftovers(*data_dir, storage::RealFiles(), in_use);
+    auto notes = Leftovers(*data_dir, storage::RealFiles(), in_use, {}).ClearUnsettled();
     REQUIRE(notes.ok());
     return *std::move(notes);
   }
@@ -98,6 +98,36 @@ TEST_CASE("what was on its way, being written or being removed is not kept") {
     CHECK_FALSE(folder.Has(path));
   }
   CHECK(fs::is_empty(folder.data_dir->Full("lost")));
+}
+
+TEST_CASE("folders of ended jobs are looked into later, a few at a time") {
+  Folder folder;
+  folder.WriteCheckpoint("checkpoints/job-1/10");
+  folder.WriteCheckpoint("checkpoints/job-1/20.tmp");
+  folder.WriteCheckpoint("checkpoints/job-2/5");
+  folder.WriteCheckpoint("checkpoints/live/5.tmp");
+  Leftovers leftovers(*folder.data_dir, storage::RealFiles(), {"checkpoints/job-1/10"},
+                      {"checkpoints/job-1", "checkpoints/job-2", "checkpoints/job-deleted"});
+  auto notes = leftovers.ClearUnsettled();
+  REQUIRE(notes.ok());
+  CHECK(notes->empty());
+  CHECK_FALSE(folder.Has("checkpoints/live"));
+  CHECK(folder.Has("checkpoints/job-1/20.tmp"));
+  CHECK(folder.Has("checkpoints/job-2/5"));
+
+  std::vector<std::string> told;
+  for (int i = 0; i < 3; ++i) {
+    CHECK_FALSE(leftovers.done());
+    notes = leftovers.ClearSettled(1);
+    REQUIRE(notes.ok());
+    told.insert(told.end(), notes->begin(), notes->end());
+  }
+  CHECK(leftovers.done());
+  CHECK_FALSE(folder.Has("checkpoints/job-1/20.tmp"));
+  CHECK(folder.Has("checkpoints/job-1/10"));
+  CHECK_FALSE(folder.Has("checkpoints/job-2"));
+  CHECK(folder.Has("lost/checkpoints-job-2-5/manifest.json"));
+  CHECK(told.size() == 1);
 }
 
 }  // namespace

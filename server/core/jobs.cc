@@ -17,7 +17,7 @@ constexpr int64_t kLiveJobsMax = 100'000;
 constexpr int kIdCharacters = 8;
 // A turn that lists jobs looks at so many at the most, lest others wait for it: some 1,000 whose
 // record must be read, or 16,000 whose state says that they do not match. A few milliseconds.
-constexpr int64_t kListWorkMax = 16'000;
+constexpr int64_t kListWorkMax = 8'000;
 constexpr int64_t kReadWork = 16;
 
 // "job-" and 8 of 32 letters and digits that are not easily mistaken for each other.

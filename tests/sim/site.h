@@ -115,6 +115,9 @@ class Site final : public server::Sinks {
   void Ring();
   void Run();
   bool Post(decltype(server::Event::content) content);
+  server::RevisionLog& revision_log();
+
+  // site_checks.cc
   void CheckJob(const v1::Job& job);
 
   // site_workers.cc

@@ -16,11 +16,11 @@
 
 #include "server/turns.h"
 #include "tests/server/feed/house.h"
+#include "tests/sim/clockwork.h"
 #include "tests/sim/sim_disk.h"
-#include "tests/sim/sim_engine.h"
 #include "tests/sim/sim_files.h"
 #include "tests/sim/sim_vfs.h"
-#include "worker/core.h"
+#include "tests/sim/worker_process.h"
 
 namespace lorad::sim {
 
@@ -28,11 +28,13 @@ struct SiteOptions {
   uint64_t seed = 1;
   int workers = 1;
   int64_t delay_us_max = 1000;
+  int64_t gpu_memory_bytes = 0;  // of each worker's GPU; 0: they are CPUs
+  double repeat_share = 0;       // of workers' reports that arrive twice
   bool sqlite = false;  // else a store in memory, which writes to the disk as much as it needs
   server::CoreOptions core;
 };
 
-class Site final : public server::Sinks {
+class Site final : public server::Sinks, public CoordinatorSide {
  public:
   explicit Site(const SiteOptions& options);
   ~Site() override;
@@ -52,22 +54,23 @@ class Site final : public server::Sinks {
 
   // ---- time and calamity ----
 
-  bool RunNext();
+  bool RunNext() { return clock_.RunNext(); }
   void RunUntil(const std::function<bool()>& done, int64_t events_max);
-  void Sleep(int64_t us);
-  void At(int64_t at_us, std::function<void()> what);
+  void Sleep(int64_t us) { clock_.Sleep(us); }
+  void At(int64_t at_us, std::function<void()> what) { clock_.At(at_us, std::move(what)); }
   // Everything stands still, as a machine that is suspended.
-  void StandStill(int64_t us) { now_us_ += us; }
+  void StandStill(int64_t us) { clock_.StandStill(us); }
   void SetWallClock(int64_t ahead_us) { wall_ahead_us_ = ahead_us; }
   enum class Death { kKill, kPowerLoss };
   // After so many more steps of its loop; it is started again a little later.
   void EndCoordinator(Death death, int64_t steps);
   // After so many more effects on its disk.
   void EndCoordinatorAtEffect(Death death, int64_t effects);
-  void KillWorker(int worker);
+  // Dies, is cut off, falls silent, hangs, lies.
+  WorkerProcess& worker(int i) { return *workers_[i]; }
   void CutStream(int worker);
-  // What it says is lost until its stream is closed.
-  void SilenceWorker(int worker) { workers_[worker].silent = true; }
+  // What goes wrong in workers by itself.
+  WorkerScript& script() { return script_; }
   // On the disk from now on; with none set, a store that fails is a defect.
   void SetFaults(const FaultRates& rates);
 
@@ -80,8 +83,8 @@ class Site final : public server::Sinks {
   storage::JobStore& store();
   SimDisk& disk() { return disk_; }
   SimFiles& files() { return files_; }
-  std::mt19937_64& random() { return random_; }
-  int64_t now_us() const { return now_us_; }
+  std::mt19937_64& random() { return clock_.random(); }
+  int64_t now_us() const { return clock_.now_us(); }
   int64_t deaths() const { return deaths_; }
   int64_t failed_starts() const { return failed_starts_; }
 
@@ -94,50 +97,27 @@ class Site final : public server::Sinks {
 
  private:
   struct Process;  // the coordinator's
-  struct WorkerProcess {
-    std::unique_ptr<worker::WorkerCore> core;
-    std::unique_ptr<SimEngine> engine;
-    int64_t life = 0;
-    bool silent = false;
-    uint64_t connection = 0;  // 0 = no stream
-    int64_t stream = 0;
-    int64_t timer = 0;                         // counts SetTimer
-    int64_t up_free_us = 0, down_free_us = 0;  // a stream keeps its order
-    std::set<int64_t> uploads;                 // under way
-  };
-
   // site.cc
-  int64_t Delay();
-  void Later(std::function<void()> what) { At(now_us_ + Delay(), std::move(what)); }
   void StartCoordinator();
   absl::Status TryStart();
   void Die(Death death);
   void Ring();
   void Run();
-  bool Post(decltype(server::Event::content) content);
   server::RevisionLog& revision_log();
 
   // site_checks.cc
   void CheckJob(const v1::Job& job);
 
-  // site_workers.cc
-  void StartWorker(int i);
-  void Apply(int i, decltype(worker::Event::content) content);
-  void ApplyLater(int i, int64_t delay_us, decltype(worker::Event::content) content);
-  void Do(int i, worker::Effect effect);
-  void Dial(int i, const worker::Dial& dial);
-  void EndStream(int i, const absl::Status& why);
-  void Say(int i, worker::v1::WorkerMessage message);
-  void Upload(int i, const worker::Upload& upload);
-  void EndUpload(int i, int64_t upload, const absl::Status& status);
-  absl::StatusOr<int64_t> Fetch(const std::string& content);
-  std::string ShardOf(const worker::v1::UploadShardRequest::Header& header);
+  // CoordinatorSide.
+  int64_t life() const override { return life_; }
+  uint64_t NewConnection() override { return next_connection_++; }
+  bool Post(decltype(server::Event::content) content) override;
+  void TakeShard(const worker::v1::UploadShardRequest::Header& header, OnTaken on_taken) override;
+  absl::StatusOr<int64_t> Fetch(const std::string& content) override;
 
   const SiteOptions options_;
-  std::mt19937_64 random_;
-  int64_t now_us_ = 1'000'000'000;
+  Clockwork clock_;
   int64_t wall_ahead_us_ = 1'600'000'000'000'000;
-  std::multimap<int64_t, std::function<void()>> agenda_;
 
   const server::feed::House house_;  // the model's directory, and rows
   SimDisk disk_;
@@ -160,7 +140,8 @@ class Site final : public server::Sinks {
   int64_t watched_ = 0;                             // the newest revision that a watcher has seen
   std::map<std::string, v1::Job::State> followed_;  // by that watcher
 
-  std::vector<WorkerProcess> workers_;
+  WorkerScript script_;
+  std::vector<std::unique_ptr<WorkerProcess>> workers_;
 };
 
 }  // namespace lorad::sim

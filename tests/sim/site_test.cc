@@ -122,13 +122,13 @@ void Strike(Site& site, const Calamities& with, std::mt19937_64& random, int wor
       if (deaths) site.EndCoordinatorAtEffect(death(), static_cast<int64_t>(random() % 60));
       break;
     case 2:
-      if (with.worker_deaths) site.KillWorker(worker);
+      if (with.worker_deaths) site.worker(worker).Kill();
       break;
     case 3:
       if (with.broken_streams) site.CutStream(worker);
       break;
     case 4:
-      if (with.silence) site.SilenceWorker(worker);
+      if (with.silence) site.worker(worker).Silence();
       break;
     case 5:
       if (with.clocks) site.SetWallClock(static_cast<int64_t>(random() % 4'000'000'000'000'000));

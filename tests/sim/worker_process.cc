@@ -1,0 +1,250 @@
+#include "tests/sim/worker_process.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <utility>
+
+namespace lorad::sim {
+namespace {
+
+constexpr int64_t kOperationUs = 1000;
+constexpr int64_t kRestartUs = 50'000;
+constexpr int64_t kRepeatUs = 5000;  // what arrives twice does so after this
+
+template <class... Handlers>
+struct Overloaded : Handlers... {
+  using Handlers::operator()...;
+};
+template <class... Handlers>
+Overloaded(Handlers...) -> Overloaded<Handlers...>;
+
+worker::v1::Hello HelloOf(const WorkerProcessOptions& options) {
+  worker::v1::Hello hello;
+  hello.set_protocol_version(worker::kProtocolVersion);
+  hello.set_worker(options.name);
+  if (options.gpu_memory_bytes > 0) {
+    hello.set_device("cuda:0");
+    hello.set_memory_bytes(options.gpu_memory_bytes);
+    hello.set_multiprocessors(132);
+    hello.set_value_bytes(2);
+  } else {
+    hello.set_device("cpu");
+    hello.set_memory_bytes(int64_t{8} << 30);
+  }
+  hello.set_threads(2);
+  hello.set_numerics_id("sim");
+  return hello;
+}
+
+}  // namespace
+
+WorkerProcess* FindConnection(const std::vector<std::unique_ptr<WorkerProcess>>& workers,
+                              uint64_t connection) {
+  for (const auto& process : workers) {
+    if (connection != 0 && process->connection() == connection) return process.get();
+  }
+  return nullptr;
+}
+
+WorkerProcess::WorkerProcess(WorkerProcessOptions options, Clockwork& clock,
+                             CoordinatorSide& coordinator, const WorkerScript& script)
+    : options_(std::move(options)),
+      clock_(clock),
+      coordinator_(coordinator),
+      script_(script),
+      hello_(HelloOf(options_)) {}
+
+// ---- its life ----
+
+void WorkerProcess::Start() {
+  REQUIRE_FALSE(core_);
+  life_++;
+  core_ = std::make_unique<worker::WorkerCore>(worker::CoreOptions{.hello = hello_});
+  SimEngine::Hooks hooks;
+  hooks.report = [this](worker::v1::Report report) {
+    ApplyLater(0, worker::EngineReported{std::move(report)});
+  };
+  hooks.fetch = [this](const std::string& content) { return coordinator_.Fetch(content); };
+  engine_ = std::make_unique<SimEngine>(std::move(hooks), script_);
+  Apply(worker::Started{});
+}
+
+void WorkerProcess::Kill(bool restart) {
+  if (!core_) return;
+  hung_ = false;
+  held_order_.reset();
+  EndStream(absl::UnavailableError("killed by signal 9"));
+  life_++;
+  core_.reset();
+  engine_.reset();
+  uploads_.clear();
+  if (!restart) return;
+  clock_.At(clock_.now_us() + kRestartUs, [this, life = life_] {
+    if (life_ == life) Start();
+  });
+}
+
+std::function<void()> WorkerProcess::IfAlive(std::function<void()> what) {
+  return [this, life = life_, what = std::move(what)] {
+    if (life_ == life) what();
+  };
+}
+
+void WorkerProcess::Apply(decltype(worker::Event::content) content) {
+  const int64_t life = life_;
+  const double now_ms = static_cast<double>(clock_.now_us()) / 1000;
+  for (worker::Effect& effect : core_->Apply({now_ms, std::move(content)})) {
+    if (life_ == life) Do(std::move(effect));
+  }
+}
+
+void WorkerProcess::ApplyLater(int64_t delay_us, decltype(worker::Event::content) content) {
+  clock_.At(clock_.now_us() + delay_us,
+            IfAlive([this, content = std::move(content)] { Apply(content); }));
+}
+
+void WorkerProcess::Do(worker::Effect effect) {
+  std::visit(Overloaded{
+                 [&](worker::Dial& dial) { Dial(dial); },
+                 [&](worker::HangUp&) { EndStream(absl::CancelledError("hung up")); },
+                 [&](worker::Say& say) { Say(std::move(say.message)); },
+                 [&](worker::Upload& upload) { Upload(upload); },
+                 [&](worker::CancelCalls&) {
+                   for (const auto& [upload, tried] : std::map<int64_t, int64_t>(uploads_)) {
+                     EndTry(upload, tried, absl::CancelledError("given up"));
+                   }
+                 },
+                 [&](worker::ReadMemory&) {
+                   ApplyLater(0, worker::MemoryRead{1000, script_.peak_resident_bytes});
+                 },
+                 [&](worker::SetTimer& timer) { SetTimer(timer.at_ms); },
+                 [&](worker::Note&) {},
+                 // Who was told to go is not started again.
+                 [&](worker::End& end) { Kill(/*restart=*/!end.status.ok()); },
+                 [&](auto& order) { CarryOut(std::move(order)); },
+             },
+             effect);
+}
+
+void WorkerProcess::SetTimer(double at_ms) {
+  const auto fire = [this, number = ++timer_] {
+    if (timer_ == number) Apply(worker::TimerFired{});
+  };
+  clock_.AlarmAt(static_cast<int64_t>(at_ms * 1000) + 1, IfAlive(fire));
+}
+
+// ---- the engine ----
+
+void WorkerProcess::CarryOut(worker::Effect order) {
+  if (hung_) {
+    held_order_ = std::move(order);
+    return;
+  }
+  int64_t staged_bytes = 0;
+  if (const auto* execute = std::get_if<worker::Execute>(&order)) {
+    const worker::v1::Operation& operation = *execute->operation;
+    const bool steps = operation.kind() == worker::v1::Operation::STEP;
+    if (steps && script_.deadly.contains(operation.job())) return Kill();
+    if (operation.kind() == worker::v1::Operation::SAVE) staged_bytes = SimEngine::kStagedBytes;
+  }
+  const worker::EngineDone done{engine_->CarryOut(order), staged_bytes};
+  // Behind the reports of this order, which lie on the agenda.
+  clock_.At(clock_.now_us(), IfAlive([this, done] { ApplyLater(kOperationUs, done); }));
+}
+
+void WorkerProcess::Hang(bool hung) {
+  hung_ = hung;
+  if (!hung && held_order_) CarryOut(*std::exchange(held_order_, std::nullopt));
+}
+
+void WorkerProcess::Lie(worker::v1::WorkerMessage message) {
+  if (!core_) return;
+  if (!message.has_report() || epoch() == 0) return Say(std::move(message));
+  Apply(worker::EngineReported{message.report()});
+}
+
+// ---- the stream ----
+
+void WorkerProcess::Dial(const worker::Dial& dial) {
+  stream_ = dial.stream;
+  connection_ = coordinator_.NewConnection();
+  up_free_us_ = down_free_us_ = clock_.now_us();
+  clock_.Later([this, connection = connection_, hello = dial.hello] {
+    if (connection_ != connection) return;
+    if (!coordinator_.Post(server::WorkerConnected{connection, hello})) {
+      EndStream(absl::UnavailableError("nobody is there"));
+    }
+  });
+}
+
+void WorkerProcess::EndStream(const absl::Status& why) {
+  const uint64_t connection = std::exchange(connection_, 0);
+  if (connection == 0) return;
+  silent_ = false;
+  ApplyLater(clock_.Delay(), worker::StreamBroke{stream_, why});
+  clock_.At(std::max(up_free_us_, clock_.now_us()) + clock_.Delay(),
+            [this, connection, life = coordinator_.life(), why] {
+              if (life != coordinator_.life()) return;
+              coordinator_.Post(server::WorkerGone{connection, std::string(why.message())});
+            });
+  Hang(false);
+}
+
+void WorkerProcess::Say(worker::v1::WorkerMessage message) {
+  if (silent_ || connection_ == 0) return;
+  up_free_us_ = std::max(up_free_us_, clock_.now_us() + clock_.Delay());
+  const bool repeat = message.has_report() && clock_.Chance(options_.repeat_share);
+  if (repeat) Deliver(connection_, message, up_free_us_ + kRepeatUs);
+  Deliver(connection_, std::move(message), up_free_us_);
+}
+
+// What was on its way when the stream broke may still come.
+void WorkerProcess::Deliver(uint64_t connection, worker::v1::WorkerMessage message, int64_t at_us) {
+  clock_.At(at_us,
+            [this, connection, life = coordinator_.life(), message = std::move(message)]() mutable {
+              if (life != coordinator_.life()) return;
+              if (coordinator_.Post(server::WorkerSaid{connection, std::move(message)})) return;
+              if (connection_ == connection) EndStream(absl::UnavailableError("nobody listens"));
+            });
+}
+
+void WorkerProcess::Send(worker::v1::CoordinatorMessage message) {
+  down_free_us_ = std::max(down_free_us_, clock_.now_us() + clock_.Delay());
+  clock_.At(down_free_us_, [this, connection = connection_, message = std::move(message)] {
+    if (connection_ == connection) Apply(worker::CoordinatorSaid{stream_, message});
+  });
+}
+
+// ---- shards ----
+
+void WorkerProcess::Upload(const worker::Upload& upload) {
+  const int64_t tried = ++last_try_;
+  uploads_[upload.upload] = tried;
+  const auto end = [this, life = life_, number = upload.upload, tried](const absl::Status& status) {
+    if (life_ == life) EndTry(number, tried, status);
+  };
+  std::function<void()> arrive = [this, end, life = life_, header = upload.header] {
+    // The last bytes may be on their way when the worker dies.
+    if (life_ != life && clock_.Chance(0.5)) return;
+    coordinator_.TakeShard(header, end);
+  };
+  clock_.Later([this, arrive = std::move(arrive)] {
+    script_.shards_held ? held_shards_.push_back(arrive) : arrive();
+  });
+  clock_.AlarmAt(clock_.now_us() + upload.timeout_ms * 1000,
+                 [end] { end(absl::DeadlineExceededError("too late")); });
+}
+
+// Once for each try.
+void WorkerProcess::EndTry(int64_t upload, int64_t tried, const absl::Status& status) {
+  const auto found = uploads_.find(upload);
+  if (found == uploads_.end() || found->second != tried) return;
+  uploads_.erase(found);
+  ApplyLater(0, worker::UploadDone{upload, status, "sha256"});
+}
+
+void WorkerProcess::ReleaseShards() {
+  for (auto& arrive : std::exchange(held_shards_, {})) clock_.Later(std::move(arrive));
+}
+
+}  // namespace lorad::sim

@@ -44,9 +44,9 @@ double ValidationLoss(const std::string& job, int64_t step, int64_t sequence) {
 }
 
 SimEngine::Slot& SimEngine::At(const std::string& job) {
-  INFO("job " << job);
-  REQUIRE(slots_.contains(job));
-  return slots_.at(job);
+  const auto slot = slots_.find(job);
+  if (slot == slots_.end()) FAIL("job " << job << " has no slot");
+  return slot->second;
 }
 
 const worker::v1::Microbatch& SimEngine::Find(int64_t number) const {

@@ -29,8 +29,8 @@ struct WorkerScript {
   bool memory_taken = false;
   int64_t group_tokens_most = std::numeric_limits<int64_t>::max();
   int64_t slot_tokens_most = std::numeric_limits<int64_t>::max();
-  int64_t peak_resident_bytes = 0;  // as heartbeats tell it
-  bool shards_held = false;         // on their way up
+  int64_t peak_resident_bytes = 0;    // as heartbeats tell it
+  std::set<std::string> shards_held;  // jobs whose shards stay on their way up
 };
 
 class SimEngine {

@@ -74,7 +74,7 @@ int64_t RunHistory(uint64_t seed) {
   world.AddDataset("valid", 5);
   world.SetLongest("long", gpu ? 2500 : 100);
   world.AddDataset("long", 9);
-  world.ConnectWorkers();
+  world.StartWorkers();
 
   std::vector<std::unique_ptr<Client>> clients;
   const int jobs = 12;
@@ -95,10 +95,10 @@ int64_t RunHistory(uint64_t seed) {
         break;
       case 2:
       case 3:
-        world.KillWorker(worker);
+        world.worker(worker).Kill();
         break;
       case 4:
-        world.SilenceWorker(worker);
+        world.worker(worker).Silence();
         break;
       case 5: {
         const Client& client = *clients[random() % clients.size()];
@@ -110,13 +110,13 @@ int64_t RunHistory(uint64_t seed) {
         break;
       }
       case 6:
-        world.TakeMemory(random() % 2 == 0);
+        world.script().memory_taken = random() % 2 == 0;
         break;
       default:
         break;
     }
   }
-  world.TakeMemory(false);
+  world.script().memory_taken = false;
   world.RunUntil(
       [&] {
         for (const auto& client : clients) {

@@ -228,8 +228,8 @@ void WorkerProcess::Upload(const worker::Upload& upload) {
     if (life_ != life && clock_.Chance(0.5)) return;
     coordinator_.TakeShard(header, end);
   };
-  clock_.Later([this, arrive = std::move(arrive)] {
-    script_.shards_held ? held_shards_.push_back(arrive) : arrive();
+  clock_.Later([this, job = upload.header.job(), arrive = std::move(arrive)] {
+    script_.shards_held.contains(job) ? held_shards_.push_back(arrive) : arrive();
   });
   clock_.AlarmAt(clock_.now_us() + upload.timeout_ms * 1000,
                  [end] { end(absl::DeadlineExceededError("too late")); });

@@ -59,7 +59,6 @@ int64_t RunHistory(uint64_t seed) {
   options.seed = seed;
   options.workers = 1 + static_cast<int>(seed % 3);
   options.delay_us_max = seed % 2 ? 3000 : 30'000;
-  options.repeat_share = 0.05;
   // On GPUs with so little memory that groups are formed anew with shorter microbatches.
   const bool gpu = seed % 5 < 2;
   if (gpu) options.gpu_memory_bytes = (350 + static_cast<int64_t>(random() % 8) * 10) << 20;
@@ -109,6 +108,9 @@ int64_t RunHistory(uint64_t seed) {
         cancelled.insert(client.acknowledged());
         break;
       }
+      case 7:
+        world.worker(worker).mischief().repeats = 10;
+        break;
       case 6:
         world.script().memory_taken = random() % 2 == 0;
         break;

@@ -26,10 +26,9 @@ namespace lorad::sim {
 
 struct SiteOptions {
   uint64_t seed = 1;
-  int workers = 1;
+  std::vector<Machine> machines = {{"worker-0"}};
   int64_t delay_us_max = 1000;
-  int64_t gpu_memory_bytes = 0;  // of each worker's GPU; 0: they are CPUs
-  double repeat_share = 0;       // of workers' reports that arrive twice
+  int64_t reserve_bytes = 0;  // of room on the disk; 0: it is not looked at
   bool sqlite = false;  // else a store in memory, which writes to the disk as much as it needs
   server::CoreOptions core;
 };
@@ -49,8 +48,16 @@ class Site final : public server::Sinks, public CoordinatorSide {
   // The model "m", and datasets of so many short rows.
   void AddModel();
   void AddDataset(const std::string& name, int64_t rows);
-  // Not kept by the coordinator's death: a service's own file.
+  // The request for a dataset of so many short rows; its upload is written now.
+  absl::StatusOr<server::CreateDataset> DatasetRequest(const std::string& name, int64_t rows);
+  server::RegisterModel ModelRequest(const std::string& name);
+  // Not kept by the coordinator's death: a service's own file, or directory of such.
   absl::StatusOr<std::string> WriteUpload(std::string_view bytes);
+  absl::StatusOr<std::string> WriteUpload(const std::map<std::string, std::string>& files);
+  // The coordinator is there, and its disk does what it is told.
+  bool serves() const { return process_ && !disk_.stopped(); }
+  // Requests that wait for their one answer.
+  int64_t unanswered() const { return static_cast<int64_t>(replies_.size()); }
 
   // ---- time and calamity ----
 
@@ -60,19 +67,29 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void At(int64_t at_us, std::function<void()> what) { clock_.At(at_us, std::move(what)); }
   // Everything stands still, as a machine that is suspended.
   void StandStill(int64_t us) { clock_.StandStill(us); }
+  // The wall's clock is so far ahead of now_us(); at first so:
+  static constexpr int64_t kWallAheadUs = 1'600'000'000'000'000;
   void SetWallClock(int64_t ahead_us) { wall_ahead_us_ = ahead_us; }
   enum class Death { kKill, kPowerLoss };
   // After so many more steps of its loop; it is started again a little later.
   void EndCoordinator(Death death, int64_t steps);
   // After so many more effects on its disk.
   void EndCoordinatorAtEffect(Death death, int64_t effects);
-  // Dies, is cut off, falls silent, hangs, lies.
+  // As by SIGTERM: it is asked to stop, and ended where it does not in time.
+  void StopCoordinator();
+  // Dies, falls silent, hangs, lies, and whatever else goes wrong with one.
   WorkerProcess& worker(int i) { return *workers_[i]; }
+  int workers() const { return static_cast<int>(workers_.size()); }
   void CutStream(int worker);
-  // What goes wrong in workers by itself.
+  // What goes wrong in all of them.
   WorkerScript& script() { return script_; }
   // On the disk from now on; with none set, a store that fails is a defect.
   void SetFaults(const FaultRates& rates);
+  // So much may still be written from now on.
+  void SetRoom(uint64_t bytes);
+  void SetReadOnly(bool read_only);
+  // Something was wrong with the disk at some time.
+  bool disk_was_ill() const { return disk_was_ill_; }
 
   // ---- what must hold ----
 
@@ -81,6 +98,8 @@ class Site final : public server::Sinks, public CoordinatorSide {
   // All of it, with the disk as it lies.
   void CheckAll();
   storage::JobStore& store();
+  // REQUIRES: it serves.
+  server::RevisionLog& revisions();
   SimDisk& disk() { return disk_; }
   SimFiles& files() { return files_; }
   std::mt19937_64& random() { return clock_.random(); }
@@ -117,7 +136,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
 
   const SiteOptions options_;
   Clockwork clock_;
-  int64_t wall_ahead_us_ = 1'600'000'000'000'000;
+  int64_t wall_ahead_us_ = kWallAheadUs;
 
   const server::feed::House house_;  // the model's directory, and rows
   SimDisk disk_;
@@ -125,6 +144,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   SimVfs vfs_;
   std::unique_ptr<storage::JobStore> memory_store_;  // what of it was committed survives
   bool faults_ = false;
+  bool disk_was_ill_ = false;
 
   std::unique_ptr<Process> process_;
   int64_t life_ = 0;

@@ -9,7 +9,6 @@ namespace {
 
 constexpr int64_t kOperationUs = 1000;
 constexpr int64_t kRestartUs = 50'000;
-constexpr int64_t kRepeatUs = 5000;  // what arrives twice does so after this
 
 template <class... Handlers>
 struct Overloaded : Handlers... {
@@ -18,20 +17,15 @@ struct Overloaded : Handlers... {
 template <class... Handlers>
 Overloaded(Handlers...) -> Overloaded<Handlers...>;
 
-worker::v1::Hello HelloOf(const WorkerProcessOptions& options) {
+worker::v1::Hello HelloOf(const Machine& machine) {
   worker::v1::Hello hello;
   hello.set_protocol_version(worker::kProtocolVersion);
-  hello.set_worker(options.name);
-  if (options.gpu_memory_bytes > 0) {
-    hello.set_device("cuda:0");
-    hello.set_memory_bytes(options.gpu_memory_bytes);
-    hello.set_multiprocessors(132);
-    hello.set_value_bytes(2);
-  } else {
-    hello.set_device("cpu");
-    hello.set_memory_bytes(int64_t{8} << 30);
-  }
-  hello.set_threads(2);
+  hello.set_worker(machine.worker);
+  hello.set_device(machine.device);
+  hello.set_memory_bytes(machine.memory_bytes);
+  hello.set_threads(machine.threads);
+  hello.set_multiprocessors(machine.multiprocessors);
+  hello.set_value_bytes(machine.value_bytes);
   hello.set_numerics_id("sim");
   return hello;
 }
@@ -46,13 +40,9 @@ WorkerProcess* FindConnection(const std::vector<std::unique_ptr<WorkerProcess>>&
   return nullptr;
 }
 
-WorkerProcess::WorkerProcess(WorkerProcessOptions options, Clockwork& clock,
-                             CoordinatorSide& coordinator, const WorkerScript& script)
-    : options_(std::move(options)),
-      clock_(clock),
-      coordinator_(coordinator),
-      script_(script),
-      hello_(HelloOf(options_)) {}
+WorkerProcess::WorkerProcess(const Machine& machine, Clockwork& clock, CoordinatorSide& coordinator,
+                             const WorkerScript& script)
+    : clock_(clock), coordinator_(coordinator), script_(script), hello_(HelloOf(machine)) {}
 
 // ---- its life ----
 
@@ -149,7 +139,8 @@ void WorkerProcess::CarryOut(worker::Effect order) {
   }
   const worker::EngineDone done{engine_->CarryOut(order), staged_bytes};
   // Behind the reports of this order, which lie on the agenda.
-  clock_.At(clock_.now_us(), IfAlive([this, done] { ApplyLater(kOperationUs, done); }));
+  clock_.At(clock_.now_us(),
+            IfAlive([this, done] { ApplyLater(mischief_.slowness * kOperationUs, done); }));
 }
 
 void WorkerProcess::Hang(bool hung) {
@@ -171,7 +162,7 @@ void WorkerProcess::Dial(const worker::Dial& dial) {
   up_free_us_ = down_free_us_ = clock_.now_us();
   clock_.Later([this, connection = connection_, hello = dial.hello] {
     if (connection_ != connection) return;
-    if (!coordinator_.Post(server::WorkerConnected{connection, hello})) {
+    if (!coordinator_.Post(server::WorkerConnected{connection, mischief_.Introduce(hello)})) {
       EndStream(absl::UnavailableError("nobody is there"));
     }
   });
@@ -187,28 +178,29 @@ void WorkerProcess::EndStream(const absl::Status& why) {
               if (life != coordinator_.life()) return;
               coordinator_.Post(server::WorkerGone{connection, std::string(why.message())});
             });
-  Hang(false);
 }
 
 void WorkerProcess::Say(worker::v1::WorkerMessage message) {
   if (silent_ || connection_ == 0) return;
-  up_free_us_ = std::max(up_free_us_, clock_.now_us() + clock_.Delay());
-  const bool repeat = message.has_report() && clock_.Chance(options_.repeat_share);
-  if (repeat) Deliver(connection_, message, up_free_us_ + kRepeatUs);
-  Deliver(connection_, std::move(message), up_free_us_);
+  if (mischief_.CutsHere()) return EndStream(absl::UnavailableError("the network broke"));
+  for (worker::v1::WorkerMessage& told : mischief_.Tell(std::move(message))) {
+    Deliver(std::move(told));
+  }
 }
 
 // What was on its way when the stream broke may still come.
-void WorkerProcess::Deliver(uint64_t connection, worker::v1::WorkerMessage message, int64_t at_us) {
-  clock_.At(at_us,
-            [this, connection, life = coordinator_.life(), message = std::move(message)]() mutable {
-              if (life != coordinator_.life()) return;
-              if (coordinator_.Post(server::WorkerSaid{connection, std::move(message)})) return;
-              if (connection_ == connection) EndStream(absl::UnavailableError("nobody listens"));
-            });
+void WorkerProcess::Deliver(worker::v1::WorkerMessage message) {
+  up_free_us_ = std::max(up_free_us_, clock_.now_us() + clock_.Delay());
+  clock_.At(up_free_us_, [this, connection = connection_, life = coordinator_.life(),
+                          message = std::move(message)]() mutable {
+    if (life != coordinator_.life()) return;
+    if (coordinator_.Post(server::WorkerSaid{connection, std::move(message)})) return;
+    if (connection_ == connection) EndStream(absl::UnavailableError("nobody listens"));
+  });
 }
 
 void WorkerProcess::Send(worker::v1::CoordinatorMessage message) {
+  if (mischief_.CutsHere()) return EndStream(absl::UnavailableError("the network broke"));
   down_free_us_ = std::max(down_free_us_, clock_.now_us() + clock_.Delay());
   clock_.At(down_free_us_, [this, connection = connection_, message = std::move(message)] {
     if (connection_ == connection) Apply(worker::CoordinatorSaid{stream_, message});
@@ -223,14 +215,16 @@ void WorkerProcess::Upload(const worker::Upload& upload) {
   const auto end = [this, life = life_, number = upload.upload, tried](const absl::Status& status) {
     if (life_ == life) EndTry(number, tried, status);
   };
-  std::function<void()> arrive = [this, end, life = life_, header = upload.header] {
-    // The last bytes may be on their way when the worker dies.
-    if (life_ != life && clock_.Chance(0.5)) return;
-    coordinator_.TakeShard(header, end);
-  };
-  clock_.Later([this, job = upload.header.job(), arrive = std::move(arrive)] {
-    script_.shards_held.contains(job) ? held_shards_.push_back(arrive) : arrive();
-  });
+  for (const auto& header : mischief_.Upload(upload.header)) {
+    std::function<void()> arrive = [this, end, life = life_, header] {
+      // The last bytes may be on their way when the worker dies.
+      if (life_ != life && clock_.Chance(0.5)) return;
+      coordinator_.TakeShard(header, end);
+    };
+    clock_.Later([this, job = header.job(), arrive = std::move(arrive)] {
+      script_.shards_held.contains(job) ? held_shards_.push_back(arrive) : arrive();
+    });
+  }
   clock_.AlarmAt(clock_.now_us() + upload.timeout_ms * 1000,
                  [end] { end(absl::DeadlineExceededError("too late")); });
 }

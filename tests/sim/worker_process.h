@@ -15,6 +15,7 @@
 #include "lorad/worker/v1/worker.pb.h"
 #include "server/core/events.h"
 #include "tests/sim/clockwork.h"
+#include "tests/sim/mischief.h"
 #include "tests/sim/sim_engine.h"
 #include "worker/core.h"
 
@@ -37,16 +38,20 @@ class CoordinatorSide {
   virtual absl::StatusOr<int64_t> Fetch(const std::string& content) = 0;
 };
 
-struct WorkerProcessOptions {
-  std::string name;
-  int64_t gpu_memory_bytes = 0;  // 0: a CPU
-  double repeat_share = 0;       // of its reports that arrive twice
+// What a worker says of itself. Several may have one name: one of them is heard at a time.
+struct Machine {
+  std::string worker;
+  std::string device = "cpu";
+  int64_t memory_bytes = int64_t{8} << 30;
+  int threads = 2;
+  int multiprocessors = 0;  // of a GPU
+  int value_bytes = 0;      // likewise
 };
 
 class WorkerProcess {
  public:
   // All three outlive it.
-  WorkerProcess(WorkerProcessOptions options, Clockwork& clock, CoordinatorSide& coordinator,
+  WorkerProcess(const Machine& machine, Clockwork& clock, CoordinatorSide& coordinator,
                 const WorkerScript& script);
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
@@ -76,7 +81,8 @@ class WorkerProcess {
 
   // ---- its mischief ----
 
-  // Its engine does nothing that it is told until it is let, or its stream has ended.
+  Mischief& mischief() { return mischief_; }
+  // Its engine does nothing that it is told until it is let.
   void Hang(bool hung);
   // Says this, a report under its next number.
   void Lie(worker::v1::WorkerMessage message);
@@ -92,16 +98,16 @@ class WorkerProcess {
   void CarryOut(worker::Effect order);
   void Dial(const worker::Dial& dial);
   void Say(worker::v1::WorkerMessage message);
-  void Deliver(uint64_t connection, worker::v1::WorkerMessage message, int64_t at_us);
+  void Deliver(worker::v1::WorkerMessage message);
   void Upload(const worker::Upload& upload);
   void EndTry(int64_t upload, int64_t tried, const absl::Status& status);
   void SetTimer(double at_ms);
 
-  const WorkerProcessOptions options_;
   Clockwork& clock_;
   CoordinatorSide& coordinator_;
   const WorkerScript& script_;
-  worker::v1::Hello hello_;
+  const worker::v1::Hello hello_;
+  Mischief mischief_;
 
   std::unique_ptr<worker::WorkerCore> core_;  // null: it does not run
   std::unique_ptr<SimEngine> engine_;

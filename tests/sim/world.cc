@@ -25,9 +25,11 @@ Overloaded(Handlers...) -> Overloaded<Handlers...>;
 World::World(const WorldOptions& options)
     : options_(options), clock_(options.seed, options.delay_us_max) {
   for (int i = 0; i < options.workers; ++i) {
-    const WorkerProcessOptions worker{absl::StrCat("worker-", i), options.gpu_memory_bytes,
-                                      options.repeat_share};
-    workers_.push_back(std::make_unique<WorkerProcess>(worker, clock_, *this, script_));
+    Machine machine{absl::StrCat("worker-", i)};
+    if (options.gpu_memory_bytes > 0) {
+      machine = {machine.worker, "cuda:0", options.gpu_memory_bytes, 2, 132, 2};
+    }
+    workers_.push_back(std::make_unique<WorkerProcess>(machine, clock_, *this, script_));
   }
   Start();
 }

@@ -16,6 +16,7 @@
 
 #include "server/turns.h"
 #include "tests/server/feed/house.h"
+#include "tests/sim/promises.h"
 #include "tests/sim/sim_disk.h"
 #include "tests/sim/sim_engine.h"
 #include "tests/sim/sim_files.h"
@@ -47,6 +48,7 @@ class Site final : public server::Sinks {
   // The model "m", and datasets of so many short rows.
   void AddModel();
   void AddDataset(const std::string& name, int64_t rows);
+  static int64_t RowLength(int64_t row) { return 2 + row * 7 % 20; }
   // Not kept by the coordinator's death: a service's own file.
   absl::StatusOr<std::string> WriteUpload(std::string_view bytes);
 
@@ -57,7 +59,10 @@ class Site final : public server::Sinks {
   void Sleep(int64_t us);
   void At(int64_t at_us, std::function<void()> what);
   // Everything stands still, as a machine that is suspended.
-  void StandStill(int64_t us) { now_us_ += us; }
+  void StandStill(int64_t us) {
+    now_us_ += us;
+    stood_still_us_ += us;
+  }
   void SetWallClock(int64_t ahead_us) { wall_ahead_us_ = ahead_us; }
   enum class Death { kKill, kPowerLoss };
   // After so many more steps of its loop; it is started again a little later.
@@ -103,7 +108,7 @@ class Site final : public server::Sinks {
     int64_t stream = 0;
     int64_t timer = 0;                         // counts SetTimer
     int64_t up_free_us = 0, down_free_us = 0;  // a stream keeps its order
-    std::set<int64_t> uploads;                 // under way
+    std::map<int64_t, std::string> uploads;    // under way -> job
   };
 
   // site.cc
@@ -118,6 +123,11 @@ class Site final : public server::Sinks {
   server::RevisionLog& revision_log();
 
   // site_checks.cc
+  int64_t awake_us() const { return now_us_ - stood_still_us_; }
+  void CheckOperation(const WorkerProcess& process, const worker::v1::Operation& operation);
+  void CheckEvaluations(const v1::Job& job);
+  void CheckAnswered();
+  void CheckWatched();
   void CheckJob(const v1::Job& job);
 
   // site_workers.cc
@@ -159,6 +169,10 @@ class Site final : public server::Sinks {
   uint64_t next_connection_ = 1;
   int64_t watched_ = 0;                             // the newest revision that a watcher has seen
   std::map<std::string, v1::Job::State> followed_;  // by that watcher
+  std::map<int64_t, std::string> seen_;             // by that watcher: revision -> job
+  std::map<std::string, int64_t> rows_;             // of datasets
+  Promises promises_;
+  int64_t stood_still_us_ = 0;
 
   std::vector<WorkerProcess> workers_;
 };

@@ -98,6 +98,7 @@ void Site::Do(int i, worker::Effect effect) {
                    done(true);
                  },
                  [&](worker::LeaveGroup&) {
+                   REQUIRE(process.uploads.empty());  // they read its slots
                    process.engine->Leave();
                    done(true);
                  },
@@ -106,6 +107,7 @@ void Site::Do(int i, worker::Effect effect) {
                    done(true);
                  },
                  [&](worker::Execute& execute) {
+                   CheckOperation(process, *execute.operation);
                    const bool save = execute.operation->kind() == worker::v1::Operation::SAVE;
                    done(process.engine->Execute(*execute.operation),
                         save ? SimEngine::kStagedBytes : 0);
@@ -116,7 +118,7 @@ void Site::Do(int i, worker::Effect effect) {
                  },
                  [&](worker::Upload& upload) { Upload(i, upload); },
                  [&](worker::CancelCalls&) {
-                   for (const int64_t upload : std::set<int64_t>(process.uploads)) {
+                   for (const auto& [upload, job] : std::map(process.uploads)) {
                      EndUpload(i, upload, absl::CancelledError("given up"));
                    }
                  },
@@ -180,6 +182,7 @@ void Site::Say(int i, worker::v1::WorkerMessage message) {
 }
 
 void Site::Send(uint64_t connection, worker::v1::CoordinatorMessage message) {
+  promises_.Sent(connection, message);
   for (int i = 0; i < static_cast<int>(workers_.size()); ++i) {
     WorkerProcess& process = workers_[i];
     if (process.connection != connection) continue;
@@ -193,6 +196,8 @@ void Site::Send(uint64_t connection, worker::v1::CoordinatorMessage message) {
 }
 
 void Site::Close(uint64_t connection, const absl::Status& reason) {
+  promises_.CheckClose(connection, reason, options_.core.lease_ms * 1000, awake_us());
+  promises_.StreamEnded(connection);
   for (int i = 0; i < static_cast<int>(workers_.size()); ++i) {
     if (workers_[i].connection == connection) EndStream(i, reason);
   }
@@ -216,7 +221,7 @@ std::string Site::ShardOf(const worker::v1::UploadShardRequest::Header& header) 
 
 void Site::Upload(int i, const worker::Upload& upload) {
   WorkerProcess& process = workers_[i];
-  process.uploads.insert(upload.upload);
+  process.uploads[upload.upload] = upload.header.job();
   const auto end = [this, i, life = process.life, number = upload.upload](absl::Status status) {
     if (workers_[i].life == life) EndUpload(i, number, status);
   };

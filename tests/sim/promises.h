@@ -35,6 +35,8 @@ class Promises {
   void Sent(uint64_t connection, const worker::v1::CoordinatorMessage& message);
   void Heard(uint64_t connection, const worker::v1::WorkerMessage& message, int64_t now_us);
   void StreamEnded(uint64_t connection);
+  // Whoever speaks there may say anything.
+  void Mistrust(uint64_t connection) { mistrusted_.insert(connection); }
   // The coordinator ends the stream of a worker that has done nothing wrong.
   void CheckClose(uint64_t connection, const absl::Status& reason, int64_t lease_us,
                   int64_t now_us) const;
@@ -63,15 +65,17 @@ class Promises {
 
   std::map<uint64_t, Question> questions_;
   int64_t ill_us_ = 0;
-  std::map<Name, std::string> made_;                       // -> its request_id
-  std::map<Name, std::string> first_answers_;              // (kind, request_id) -> name
-  std::set<std::pair<std::string, int64_t>> checkpoints_;  // job, step
-  std::set<std::string> cancelled_, deleted_;              // jobs
+  std::map<Name, std::string> made_;           // -> its request_id
+  std::map<Name, std::string> first_answers_;  // (kind, request_id) -> name
+  // (job, step): acknowledged; and those of which nobody knows.
+  std::set<std::pair<std::string, int64_t>> checkpoints_, unsure_;
+  std::set<std::string> cancelled_, deleted_;  // jobs
 
   int64_t newest_epoch_ = 0;
   std::map<int64_t, Epoch> epochs_;       // that are not over
   std::map<uint64_t, int64_t> heard_us_;  // by connection
   std::set<uint64_t> ended_;              // connections
+  std::set<uint64_t> mistrusted_;         // likewise
 };
 
 }  // namespace lorad::sim

@@ -17,6 +17,7 @@ using namespace server;  // NOLINT: the site is the server's, simulated
 
 constexpr char kRoot[] = "/data";
 constexpr int64_t kRestartUs = 200'000;
+constexpr int64_t kStopPatienceUs = 10'000'000;
 
 absl::Status Gone() { return absl::UnavailableError("the coordinator is not there"); }
 
@@ -34,7 +35,7 @@ class MarkedStore final : public MemoryStore {
     if (mutations.empty()) return absl::OkStatus();
     if (!broken_.ok()) return broken_;
     const absl::Status status = Mark();
-    if (absl::IsResourceExhausted(status)) return status;
+    if (absl::IsResourceExhausted(status) || absl::IsUnavailable(status)) return status;
     broken_ = status;
     return status.ok() ? MemoryStore::Apply(mutations) : status;
   }
@@ -51,17 +52,39 @@ class MarkedStore final : public MemoryStore {
   absl::Status broken_;
 };
 
-class RoomForAll final : public Disk {
+// The room on the simulated disk.
+class SiteRoom final : public Disk {
  public:
+  SiteRoom(SimDisk& disk, SimFiles& files) : disk_(disk), files_(files) {}
+
   const std::string& path() const override { return path_; }
-  absl::StatusOr<int64_t> FreeBytes() override { return int64_t{1} << 40; }
-  absl::StatusOr<int64_t> SizeBytes() override { return int64_t{1} << 40; }
-  bool HasBallast(int64_t) override { return false; }
-  absl::Status MakeBallast(int64_t) override { return absl::OkStatus(); }
-  absl::Status DropBallast() override { return absl::OkStatus(); }
+  absl::StatusOr<int64_t> FreeBytes() override {
+    const uint64_t capacity = std::min(disk_.capacity_bytes(), kSizeBytes);
+    return static_cast<int64_t>(capacity - std::min(capacity, disk_.used_bytes()));
+  }
+  absl::StatusOr<int64_t> SizeBytes() override { return static_cast<int64_t>(kSizeBytes); }
+  bool HasBallast(int64_t bytes) override {
+    const absl::StatusOr<uint64_t> size = files_.Size(ballast_);
+    return size.ok() && static_cast<int64_t>(*size) == bytes;
+  }
+  absl::Status MakeBallast(int64_t bytes) override {
+    const absl::Status status =
+        storage::WriteSynced(files_, ballast_, std::string(static_cast<size_t>(bytes), '\0'));
+    if (!status.ok()) DropBallast().IgnoreError();
+    return status;
+  }
+  absl::Status DropBallast() override {
+    const absl::Status status = files_.Remove(ballast_);
+    return absl::IsNotFound(status) ? absl::OkStatus() : status;
+  }
 
  private:
+  static constexpr uint64_t kSizeBytes = uint64_t{1} << 40;
+
+  SimDisk& disk_;
+  SimFiles& files_;
   const std::string path_ = kRoot;
+  const std::string ballast_ = absl::StrCat(kRoot, "/ballast");
 };
 
 class FunctionClock final : public Clock {
@@ -94,11 +117,12 @@ class AgendaTasks final : public Tasks {
 
 struct Site::Process {
   Process(std::function<Moment()> now, AgendaTasks::Schedule schedule, std::function<void()> ring,
-          const CoreOptions& options, SimFiles& files)
+          const CoreOptions& options, SimDisk& disk, SimFiles& files)
       : clock(std::move(now)),
         data_dir(kRoot),
         mailbox(clock, MailboxOptions{}, std::move(ring)),
         revisions(options.watch_revisions_max),
+        room(disk, files),
         tasks(std::move(schedule)),
         solver(MakeFeedSolver(kRoot, files)) {}
 
@@ -106,7 +130,7 @@ struct Site::Process {
   const DataDir data_dir;
   Mailbox mailbox;
   RevisionLog revisions;
-  RoomForAll room;
+  SiteRoom room;
   AgendaTasks tasks;
   std::unique_ptr<Solver> solver;
   std::unique_ptr<storage::JobStore> opened;  // null: the one in memory is used
@@ -122,9 +146,9 @@ Site::Site(const SiteOptions& options)
       files_(disk_),
       vfs_(disk_),
       memory_store_(std::make_unique<MarkedStore>(files_)),
-      workers_(options.workers) {
+      workers_(options.machines.size()) {
   StartCoordinator();
-  for (int i = 0; i < options.workers; ++i) StartWorker(i);
+  for (int i = 0; i < workers(); ++i) StartWorker(i);
 }
 
 Site::~Site() {
@@ -181,7 +205,7 @@ absl::Status Site::TryStart() {
         });
         return at;
       },
-      [this] { Ring(); }, options_.core, files_);
+      [this] { Ring(); }, options_.core, disk_, files_);
   Process& process = *process_;
   if (absl::Status status = MakeFolders(process.data_dir, files_); !status.ok()) return status;
   if (absl::Status status = CheckStoreIsThere(process.data_dir, files_); !status.ok()) {
@@ -198,7 +222,7 @@ absl::Status Site::TryStart() {
     process.store = memory_store_.get();
   }
   auto turns =
-      Turns::Start({.core = options_.core},
+      Turns::Start({.core = options_.core, .reserve_bytes = options_.reserve_bytes},
                    {process.clock, process.data_dir, files_, *process.store, process.room,
                     process.tasks, *process.solver, process.mailbox, process.revisions, *this});
   if (!turns.ok()) return turns.status();
@@ -211,11 +235,11 @@ void Site::StartCoordinator() {
   const absl::Status status = TryStart();
   if (!status.ok()) {
     INFO("seed " << options_.seed << ", at start: " << status);
-    REQUIRE((faults_ || disk_.stopped()));
+    REQUIRE((disk_is_ill() || disk_.stopped()));
     failed_starts_++;
     return Die(death_.value_or(Death::kKill));
   }
-  promises_.CheckKept(store(), files_);
+  if (!disk_is_ill()) promises_.CheckKept(store(), files_);
   Ring();
 }
 
@@ -256,6 +280,14 @@ void Site::EndCoordinator(Death death, int64_t steps) {
   Ring();
 }
 
+void Site::StopCoordinator() {
+  const auto end = [this, life = life_] {
+    if (life == life_) EndCoordinator(Death::kKill, 0);
+  };
+  Ask(StopRequested{}, [end](const absl::StatusOr<ReplyValue>&) { end(); });
+  At(now_us_ + kStopPatienceUs, end);
+}
+
 void Site::EndCoordinatorAtEffect(Death death, int64_t effects) {
   death_ = death;
   disk_.StopAfter(effects);
@@ -280,7 +312,18 @@ void Site::Die(Death death) {
 
 void Site::SetFaults(const FaultRates& rates) {
   faults_ = rates.no_space + rates.write_error + rates.sync_error + rates.read_error > 0;
+  disk_was_ill_ = disk_was_ill_ || faults_;
   disk_.set_fault(faults_ ? RandomFaults(rates, random_()) : nullptr);
+}
+
+void Site::SetRoom(uint64_t bytes) {
+  disk_was_ill_ = true;
+  disk_.set_capacity_bytes(bytes == SimDisk::kUnbounded ? bytes : disk_.used_bytes() + bytes);
+}
+
+void Site::SetReadOnly(bool read_only) {
+  disk_was_ill_ = true;
+  disk_.set_read_only(read_only);
 }
 
 bool Site::Post(decltype(server::Event::content) content) {
@@ -293,6 +336,11 @@ bool Site::Post(decltype(server::Event::content) content) {
 }
 
 RevisionLog& Site::revision_log() { return process_->revisions; }
+
+RevisionLog& Site::revisions() {
+  REQUIRE(process_);
+  return process_->revisions;
+}
 
 storage::JobStore& Site::store() {
   REQUIRE(process_);
@@ -335,38 +383,57 @@ ReplyValue Site::Call(const std::function<Request()>& request) {
 }
 
 absl::StatusOr<std::string> Site::WriteUpload(std::string_view bytes) {
-  if (!process_ || disk_.stopped()) return Gone();
+  if (!serves()) return Gone();
   const std::string path = absl::StrCat(kRoot, "/uploads/sim-", next_upload_++);
   if (absl::Status status = storage::WriteSynced(files_, path, bytes); !status.ok()) return status;
   return path;
 }
 
-void Site::AddModel() {
-  Call([this]() -> Request {
-    RegisterModel request;
-    request.model.set_name("m");
-    request.model.set_path(house_.model());
-    request.model.set_fingerprint(storage::ModelDirectory::Open(house_.model())->fingerprint());
-    request.config_json = house_.directory.Read("model/config.json");
-    return request;
-  });
+absl::StatusOr<std::string> Site::WriteUpload(const std::map<std::string, std::string>& files) {
+  if (!serves()) return Gone();
+  const std::string path = absl::StrCat(kRoot, "/uploads/sim-", next_upload_++);
+  if (absl::Status status = files_.MakeDirectory(path); !status.ok()) return status;
+  for (const auto& [name, bytes] : files) {
+    absl::Status status = storage::WriteSynced(files_, storage::JoinPath(path, name), bytes);
+    if (!status.ok()) return status;
+  }
+  if (absl::Status status = files_.SyncDirectory(path); !status.ok()) return status;
+  return path;
 }
 
-void Site::AddDataset(const std::string& name, int64_t rows) {
+RegisterModel Site::ModelRequest(const std::string& name) {
+  RegisterModel request;
+  request.model.set_name(name);
+  request.model.set_path(house_.model());
+  request.model.set_fingerprint(storage::ModelDirectory::Open(house_.model())->fingerprint());
+  request.config_json = house_.directory.Read("model/config.json");
+  request.request_id = {"model " + name, name};
+  return request;
+}
+
+void Site::AddModel() {
+  Call([this] { return ModelRequest("m"); });
+}
+
+absl::StatusOr<CreateDataset> Site::DatasetRequest(const std::string& name, int64_t rows) {
   std::vector<int64_t> lengths;
   for (int64_t row = 0; row < rows; ++row) lengths.push_back(RowLength(row));
   rows_[name] = rows;
   const std::string bytes = house_.directory.Read(house_.AddTokens(name, lengths));
-  Call([&]() -> Request {
-    CreateDataset request;
-    request.dataset.set_name(name);
-    request.dataset.set_rows(rows);
-    request.dataset.set_size_bytes(static_cast<int64_t>(bytes.size()));
-    request.dataset.set_sha256(storage::Sha256::Of(bytes));
-    request.upload = *WriteUpload(bytes);
-    request.request_id = {"dataset " + name, name};
-    return request;
-  });
+  CreateDataset request;
+  request.dataset.set_name(name);
+  request.dataset.set_rows(rows);
+  request.dataset.set_size_bytes(static_cast<int64_t>(bytes.size()));
+  request.dataset.set_sha256(storage::Sha256::Of(bytes));
+  absl::StatusOr<std::string> upload = WriteUpload(bytes);
+  if (!upload.ok()) return upload.status();
+  request.upload = *std::move(upload);
+  request.request_id = {"dataset " + name, absl::StrCat(name, " of ", rows)};
+  return request;
+}
+
+void Site::AddDataset(const std::string& name, int64_t rows) {
+  Call([&] { return *DatasetRequest(name, rows); });
 }
 
 void Site::Log(Note::Level, const std::string&) {}

@@ -16,6 +16,7 @@
 
 #include "server/turns.h"
 #include "tests/server/feed/house.h"
+#include "tests/sim/mischief.h"
 #include "tests/sim/promises.h"
 #include "tests/sim/sim_disk.h"
 #include "tests/sim/sim_engine.h"
@@ -25,10 +26,20 @@
 
 namespace lorad::sim {
 
+// What a worker says of itself. Several may have one name: one of them is heard at a time.
+struct Machine {
+  std::string worker;
+  std::string device = "cpu";
+  int64_t memory_bytes = int64_t{8} << 30;
+  int threads = 2;
+  int multiprocessors = 0;
+};
+
 struct SiteOptions {
   uint64_t seed = 1;
-  int workers = 1;
+  std::vector<Machine> machines = {{"worker-0"}};
   int64_t delay_us_max = 1000;
+  int64_t reserve_bytes = 0;  // of room on the disk; 0: it is not looked at
   bool sqlite = false;  // else a store in memory, which writes to the disk as much as it needs
   server::CoreOptions core;
 };
@@ -49,8 +60,16 @@ class Site final : public server::Sinks {
   void AddModel();
   void AddDataset(const std::string& name, int64_t rows);
   static int64_t RowLength(int64_t row) { return 2 + row * 7 % 20; }
-  // Not kept by the coordinator's death: a service's own file.
+  // The request for a dataset of so many short rows; its upload is written now.
+  absl::StatusOr<server::CreateDataset> DatasetRequest(const std::string& name, int64_t rows);
+  server::RegisterModel ModelRequest(const std::string& name);
+  // Not kept by the coordinator's death: a service's own file, or directory of such.
   absl::StatusOr<std::string> WriteUpload(std::string_view bytes);
+  absl::StatusOr<std::string> WriteUpload(const std::map<std::string, std::string>& files);
+  // The coordinator is there, and its disk does what it is told.
+  bool serves() const { return process_ && !disk_.stopped(); }
+  // Requests that wait for their one answer.
+  int64_t unanswered() const { return static_cast<int64_t>(replies_.size()); }
 
   // ---- time and calamity ----
 
@@ -63,18 +82,30 @@ class Site final : public server::Sinks {
     now_us_ += us;
     stood_still_us_ += us;
   }
+  // The wall's clock is so far ahead of now_us(); at first so:
+  static constexpr int64_t kWallAheadUs = 1'600'000'000'000'000;
   void SetWallClock(int64_t ahead_us) { wall_ahead_us_ = ahead_us; }
   enum class Death { kKill, kPowerLoss };
   // After so many more steps of its loop; it is started again a little later.
   void EndCoordinator(Death death, int64_t steps);
   // After so many more effects on its disk.
   void EndCoordinatorAtEffect(Death death, int64_t effects);
+  // As by SIGTERM: it is asked to stop, and ended where it does not in time.
+  void StopCoordinator();
   void KillWorker(int worker);
   void CutStream(int worker);
   // What it says is lost until its stream is closed.
   void SilenceWorker(int worker) { workers_[worker].silent = true; }
+  // What goes wrong with what that worker does and says.
+  Mischief& mischief(int worker) { return workers_[worker].mischief; }
+  int workers() const { return static_cast<int>(workers_.size()); }
   // On the disk from now on; with none set, a store that fails is a defect.
   void SetFaults(const FaultRates& rates);
+  // So much may still be written from now on.
+  void SetRoom(uint64_t bytes);
+  void SetReadOnly(bool read_only);
+  // Something was wrong with the disk at some time.
+  bool disk_was_ill() const { return disk_was_ill_; }
 
   // ---- what must hold ----
 
@@ -83,6 +114,8 @@ class Site final : public server::Sinks {
   // All of it, with the disk as it lies.
   void CheckAll();
   storage::JobStore& store();
+  // REQUIRES: it serves.
+  server::RevisionLog& revisions();
   SimDisk& disk() { return disk_; }
   SimFiles& files() { return files_; }
   std::mt19937_64& random() { return random_; }
@@ -104,6 +137,7 @@ class Site final : public server::Sinks {
     std::unique_ptr<SimEngine> engine;
     int64_t life = 0;
     bool silent = false;
+    Mischief mischief;
     uint64_t connection = 0;  // 0 = no stream
     int64_t stream = 0;
     int64_t timer = 0;                         // counts SetTimer
@@ -123,10 +157,12 @@ class Site final : public server::Sinks {
   server::RevisionLog& revision_log();
 
   // site_checks.cc
+  bool disk_is_ill() const {
+    return faults_ || disk_.read_only() || disk_.capacity_bytes() != SimDisk::kUnbounded;
+  }
   int64_t awake_us() const { return now_us_ - stood_still_us_; }
   void CheckOperation(const WorkerProcess& process, const worker::v1::Operation& operation);
   void CheckEvaluations(const v1::Job& job);
-  void CheckAnswered();
   void CheckWatched();
   void CheckJob(const v1::Job& job);
 
@@ -138,6 +174,7 @@ class Site final : public server::Sinks {
   void Dial(int i, const worker::Dial& dial);
   void EndStream(int i, const absl::Status& why);
   void Say(int i, worker::v1::WorkerMessage message);
+  void Carry(int i, worker::v1::WorkerMessage message);
   void Upload(int i, const worker::Upload& upload);
   void EndUpload(int i, int64_t upload, const absl::Status& status);
   absl::StatusOr<int64_t> Fetch(const std::string& content);
@@ -146,7 +183,7 @@ class Site final : public server::Sinks {
   const SiteOptions options_;
   std::mt19937_64 random_;
   int64_t now_us_ = 1'000'000'000;
-  int64_t wall_ahead_us_ = 1'600'000'000'000'000;
+  int64_t wall_ahead_us_ = kWallAheadUs;
   std::multimap<int64_t, std::function<void()>> agenda_;
 
   const server::feed::House house_;  // the model's directory, and rows
@@ -155,6 +192,7 @@ class Site final : public server::Sinks {
   SimVfs vfs_;
   std::unique_ptr<storage::JobStore> memory_store_;  // what of it was committed survives
   bool faults_ = false;
+  bool disk_was_ill_ = false;
 
   std::unique_ptr<Process> process_;
   int64_t life_ = 0;

@@ -12,16 +12,9 @@ namespace lorad::sim {
 
 using namespace server;  // NOLINT: the site is the server's, simulated
 
-namespace {
-
-constexpr int64_t kLookUs = 1'000'000;
-constexpr int64_t kAnsweredUs = 60'000'000;  // Promises knows the bound of each
-
-}  // namespace
-
 // A watcher that comes back after every death: it sees each revision once, in their order.
 void Site::CheckTurn() {
-  if (faults_) promises_.StoreIsIll(awake_us());
+  if (disk_is_ill()) promises_.StoreIsIll(awake_us());
   promises_.CheckAnswers(awake_us());
   auto revisions = revision_log().Read(watched_, 1000);
   // Who has seen no job yet has nothing to miss.
@@ -63,17 +56,6 @@ void Site::CheckOperation(const WorkerProcess& process, const worker::v1::Operat
   for (const auto& [upload, job] : process.uploads) {
     REQUIRE_FALSE((writes && job == operation.job()));
   }
-}
-
-// Each request is answered in the end, an upload that a worker waits for among them.
-void Site::CheckAnswered() {
-  const int64_t life = life_;
-  for (const int64_t until = now_us_ + kAnsweredUs; !replies_.empty() && now_us_ < until;) {
-    Sleep(kLookUs);
-    if (process_) promises_.CheckAnswers(awake_us());
-  }
-  REQUIRE(life == life_);
-  REQUIRE(replies_.empty());
 }
 
 void Site::CheckJob(const v1::Job& job) {
@@ -165,7 +147,6 @@ void Site::CheckAll() {
   request.set_page_size(1000);
   const auto all = std::get<v1::ListJobsResponse>(Call([&]() -> Request { return request; }));
   for (const v1::Job& job : all.jobs()) CheckJob(job);
-  CheckAnswered();
   promises_.CheckKept(store(), files_);
   CheckWatched();
 }

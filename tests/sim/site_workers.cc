@@ -36,10 +36,12 @@ void Site::StartWorker(int i) {
   process.uploads.clear();
   worker::CoreOptions options;
   options.hello.set_protocol_version(worker::kProtocolVersion);
-  options.hello.set_worker(absl::StrCat("worker-", i));
-  options.hello.set_device("cpu");
-  options.hello.set_memory_bytes(int64_t{8} << 30);
-  options.hello.set_threads(2);
+  const Machine& machine = options_.machines[i];
+  options.hello.set_worker(machine.worker);
+  options.hello.set_device(machine.device);
+  options.hello.set_memory_bytes(machine.memory_bytes);
+  options.hello.set_threads(machine.threads);
+  options.hello.set_multiprocessors(machine.multiprocessors);
   options.hello.set_numerics_id(kNumerics);
   process.core = std::make_unique<worker::WorkerCore>(options);
   SimEngine::Hooks hooks;
@@ -86,7 +88,8 @@ void Site::Do(int i, worker::Effect effect) {
   const auto done = [&](absl::StatusOr<bool> result, int64_t staged_bytes = 0) {
     At(now_us_, [this, i, life = process.life, result = std::move(result), staged_bytes] {
       if (workers_[i].life != life) return;
-      ApplyLater(i, kOperationUs, worker::EngineDone{result, staged_bytes});
+      ApplyLater(i, workers_[i].mischief.EngineUs(kOperationUs, now_us_),
+                 worker::EngineDone{result, staged_bytes});
     });
   };
   std::visit(Overloaded{
@@ -149,7 +152,8 @@ void Site::Dial(int i, const worker::Dial& dial) {
   process.up_free_us = process.down_free_us = now_us_;
   Later([this, i, connection, hello = dial.hello] {
     if (workers_[i].connection != connection) return;
-    if (!Post(server::WorkerConnected{connection, hello})) {
+    if (workers_[i].mischief.distorts()) promises_.Mistrust(connection);
+    if (!Post(server::WorkerConnected{connection, workers_[i].mischief.Introduce(hello)})) {
       EndStream(i, absl::UnavailableError("nobody is there"));
     }
   });
@@ -170,6 +174,15 @@ void Site::EndStream(int i, const absl::Status& why) {
 void Site::Say(int i, worker::v1::WorkerMessage message) {
   WorkerProcess& process = workers_[i];
   if (process.silent || process.connection == 0) return;
+  if (process.mischief.CutsHere()) return CutStream(i);
+  if (process.mischief.distorts()) promises_.Mistrust(process.connection);
+  for (worker::v1::WorkerMessage& told : process.mischief.Tell(std::move(message))) {
+    Carry(i, std::move(told));
+  }
+}
+
+void Site::Carry(int i, worker::v1::WorkerMessage message) {
+  WorkerProcess& process = workers_[i];
   process.up_free_us = std::max(process.up_free_us, now_us_ + Delay());
   At(process.up_free_us, [this, i, connection = process.connection, life = life_,
                           message = std::move(message)]() mutable {
@@ -186,6 +199,7 @@ void Site::Send(uint64_t connection, worker::v1::CoordinatorMessage message) {
   for (int i = 0; i < static_cast<int>(workers_.size()); ++i) {
     WorkerProcess& process = workers_[i];
     if (process.connection != connection) continue;
+    if (process.mischief.CutsHere()) return CutStream(i);
     process.down_free_us = std::max(process.down_free_us, now_us_ + Delay());
     At(process.down_free_us, [this, i, connection, message = std::move(message)] {
       WorkerProcess& to = workers_[i];
@@ -225,13 +239,15 @@ void Site::Upload(int i, const worker::Upload& upload) {
   const auto end = [this, i, life = process.life, number = upload.upload](absl::Status status) {
     if (workers_[i].life == life) EndUpload(i, number, status);
   };
-  Later([this, end, header = upload.header] {
-    const absl::StatusOr<std::string> path = WriteUpload(ShardOf(header));
-    if (!path.ok()) return end(absl::UnavailableError(path.status().message()));
-    // The last bytes may be on their way when the worker dies.
-    Ask(server::ShardUploaded{header, *path},
-        [end](absl::StatusOr<server::ReplyValue> value) { end(value.status()); });
-  });
+  // The last bytes may be on their way when the worker dies, and may come twice.
+  for (worker::v1::UploadShardRequest::Header& header : process.mischief.Upload(upload.header)) {
+    Later([this, end, header = std::move(header)] {
+      const absl::StatusOr<std::string> path = WriteUpload(ShardOf(header));
+      if (!path.ok()) return end(absl::UnavailableError(path.status().message()));
+      Ask(server::ShardUploaded{header, *path},
+          [end](absl::StatusOr<server::ReplyValue> value) { end(value.status()); });
+    });
+  }
   At(now_us_ + upload.timeout_ms * 1000, [end] { end(absl::DeadlineExceededError("too late")); });
 }
 

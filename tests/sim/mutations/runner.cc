@@ -15,7 +15,7 @@
 #include <sstream>
 #include <string>
 
-#include "tests/sim/mutations/history_copy.h"
+#include "tests/sim/history.h"
 
 namespace lorad::sim {
 
@@ -42,7 +42,7 @@ TEST_CASE("histories of a site") {
     const itimerval limit = {.it_interval = {},
                              .it_value = {.tv_sec = kSecondsOfSeed, .tv_usec = 0}};
     setitimer(ITIMER_PROF, &limit, nullptr);  // ends us
-    RunHistory(seed, {});
+    Play(DrawHistory(seed));
   }
 }
 

@@ -32,6 +32,8 @@ class Mischief {
   worker::v1::Hello Introduce(const worker::v1::Hello& hello);
   std::vector<worker::v1::WorkerMessage> Tell(worker::v1::WorkerMessage message);
   std::vector<Header> Upload(const Header& header);
+  // What it says next may not be what its worker says.
+  bool distorts() const { return lies > 0 || repeats > 0; }
   int64_t lies_told() const { return lies_told_; }
 
  private:

@@ -210,11 +210,11 @@ void Site::StartCoordinator() {
   const absl::Status status = TryStart();
   if (!status.ok()) {
     INFO("seed " << options_.seed << ", at start: " << status);
-    REQUIRE((faults_ || disk_.stopped() || disk_.read_only() ||
-             disk_.capacity_bytes() != SimDisk::kUnbounded));
+    REQUIRE((disk_is_ill() || disk_.stopped()));
     failed_starts_++;
     return Die(death_.value_or(Death::kKill));
   }
+  if (!disk_is_ill()) promises_.CheckKept(store(), files_);
   for (const auto& worker : workers_) {
     if (!worker->running()) worker->Start();
   }
@@ -275,6 +275,7 @@ void Site::EndCoordinatorAtEffect(Death death, int64_t effects) {
 void Site::Die(Death death) {
   deaths_++;
   life_++;
+  promises_.CoordinatorDied();
   disk_.StopAfter(0);  // it does nothing more, not even close its files
   process_.reset();
   death == Death::kPowerLoss ? disk_.PowerLoss() : disk_.Restart();
@@ -305,7 +306,12 @@ void Site::SetReadOnly(bool read_only) {
 }
 
 bool Site::Post(decltype(server::Event::content) content) {
-  return process_ && process_->mailbox.Post(std::move(content));
+  if (!process_) return false;
+  if (const auto* said = std::get_if<WorkerSaid>(&content)) {
+    promises_.Heard(said->connection, said->message, awake_us());
+  }
+  if (const auto* gone = std::get_if<WorkerGone>(&content)) promises_.StreamEnded(gone->connection);
+  return process_->mailbox.Post(std::move(content));
 }
 
 RevisionLog& Site::revision_log() { return process_->revisions; }
@@ -325,13 +331,16 @@ storage::JobStore& Site::store() {
 void Site::Ask(Request request, OnReply on_reply) {
   const uint64_t number = next_request_++;
   if (auto* create = std::get_if<CreateJob>(&request)) create->random = random()();
+  Request asked = request;
   if (!Post(Requested{number, std::move(request)})) {
     return clock_.Later([on_reply = std::move(on_reply)] { on_reply(Gone()); });
   }
+  promises_.Asked(number, std::move(asked), awake_us());
   replies_[number] = std::move(on_reply);
 }
 
 void Site::Answer(uint64_t request, absl::StatusOr<ReplyValue> value) {
+  promises_.Answered(request, value);
   auto node = replies_.extract(request);
   if (node.empty()) return;
   clock_.Later(
@@ -388,7 +397,8 @@ void Site::AddModel() {
 
 absl::StatusOr<CreateDataset> Site::DatasetRequest(const std::string& name, int64_t rows) {
   std::vector<int64_t> lengths;
-  for (int64_t row = 0; row < rows; ++row) lengths.push_back(2 + row * 7 % 20);
+  for (int64_t row = 0; row < rows; ++row) lengths.push_back(RowLength(row));
+  rows_[name] = rows;
   const std::string bytes = house_.directory.Read(house_.AddTokens(name, lengths));
   CreateDataset request;
   request.dataset.set_name(name);

@@ -17,6 +17,7 @@
 #include "server/turns.h"
 #include "tests/server/feed/house.h"
 #include "tests/sim/clockwork.h"
+#include "tests/sim/promises.h"
 #include "tests/sim/sim_disk.h"
 #include "tests/sim/sim_files.h"
 #include "tests/sim/sim_vfs.h"
@@ -48,6 +49,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   // The model "m", and datasets of so many short rows.
   void AddModel();
   void AddDataset(const std::string& name, int64_t rows);
+  static int64_t RowLength(int64_t row) { return 2 + row * 7 % 20; }
   // The request for a dataset of so many short rows; its upload is written now.
   absl::StatusOr<server::CreateDataset> DatasetRequest(const std::string& name, int64_t rows);
   server::RegisterModel ModelRequest(const std::string& name);
@@ -66,7 +68,10 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void Sleep(int64_t us) { clock_.Sleep(us); }
   void At(int64_t at_us, std::function<void()> what) { clock_.At(at_us, std::move(what)); }
   // Everything stands still, as a machine that is suspended.
-  void StandStill(int64_t us) { clock_.StandStill(us); }
+  void StandStill(int64_t us) {
+    clock_.StandStill(us);
+    stood_still_us_ += us;
+  }
   // The wall's clock is so far ahead of now_us(); at first so:
   static constexpr int64_t kWallAheadUs = 1'600'000'000'000'000;
   void SetWallClock(int64_t ahead_us) { wall_ahead_us_ = ahead_us; }
@@ -125,6 +130,12 @@ class Site final : public server::Sinks, public CoordinatorSide {
   server::RevisionLog& revision_log();
 
   // site_checks.cc
+  bool disk_is_ill() const {
+    return faults_ || disk_.read_only() || disk_.capacity_bytes() != SimDisk::kUnbounded;
+  }
+  int64_t awake_us() const { return now_us() - stood_still_us_; }
+  void CheckEvaluations(const v1::Job& job);
+  void CheckWatched();
   void CheckJob(const v1::Job& job);
 
   // CoordinatorSide.
@@ -133,6 +144,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   bool Post(decltype(server::Event::content) content) override;
   void TakeShard(const worker::v1::UploadShardRequest::Header& header, OnTaken on_taken) override;
   absl::StatusOr<int64_t> Fetch(const std::string& content) override;
+  void Mistrust(uint64_t connection) override { promises_.Mistrust(connection); }
 
   const SiteOptions options_;
   Clockwork clock_;
@@ -159,6 +171,10 @@ class Site final : public server::Sinks, public CoordinatorSide {
   uint64_t next_connection_ = 1;
   int64_t watched_ = 0;                             // the newest revision that a watcher has seen
   std::map<std::string, v1::Job::State> followed_;  // by that watcher
+  std::map<int64_t, std::string> seen_;             // by that watcher: revision -> job
+  std::map<std::string, int64_t> rows_;             // of datasets
+  Promises promises_;
+  int64_t stood_still_us_ = 0;
 
   WorkerScript script_;
   std::vector<std::unique_ptr<WorkerProcess>> workers_;

@@ -33,11 +33,14 @@ std::string ShardOf(const worker::v1::UploadShardRequest::Header& header) {
 void Site::CutStream(int i) { workers_[i]->EndStream(absl::UnavailableError("the network broke")); }
 
 void Site::Send(uint64_t connection, worker::v1::CoordinatorMessage message) {
+  promises_.Sent(connection, message);
   WorkerProcess* const to = FindConnection(workers_, connection);
   if (to != nullptr) to->Send(std::move(message));
 }
 
 void Site::Close(uint64_t connection, const absl::Status& reason) {
+  promises_.CheckClose(connection, reason, options_.core.lease_ms * 1000, awake_us());
+  promises_.StreamEnded(connection);
   if (WorkerProcess* const to = FindConnection(workers_, connection)) to->EndStream(reason);
 }
 

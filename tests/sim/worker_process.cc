@@ -100,8 +100,8 @@ void WorkerProcess::Do(worker::Effect effect) {
                  [&](worker::Say& say) { Say(std::move(say.message)); },
                  [&](worker::Upload& upload) { Upload(upload); },
                  [&](worker::CancelCalls&) {
-                   for (const auto& [upload, tried] : std::map<int64_t, int64_t>(uploads_)) {
-                     EndTry(upload, tried, absl::CancelledError("given up"));
+                   for (const auto& [upload, tried] : std::map(uploads_)) {
+                     EndTry(upload, tried.number, absl::CancelledError("given up"));
                    }
                  },
                  [&](worker::ReadMemory&) {
@@ -137,10 +137,23 @@ void WorkerProcess::CarryOut(worker::Effect order) {
     if (steps && script_.deadly.contains(operation.job())) return Kill();
     if (operation.kind() == worker::v1::Operation::SAVE) staged_bytes = SimEngine::kStagedBytes;
   }
+  CheckUploads(order);
   const worker::EngineDone done{engine_->CarryOut(order), staged_bytes};
   // Behind the reports of this order, which lie on the agenda.
   clock_.At(clock_.now_us(),
             IfAlive([this, done] { ApplyLater(mischief_.slowness * kOperationUs, done); }));
+}
+
+void WorkerProcess::CheckUploads(const worker::Effect& order) const {
+  if (std::holds_alternative<worker::LeaveGroup>(order)) REQUIRE(uploads_.empty());
+  const auto* execute = std::get_if<worker::Execute>(&order);
+  if (execute == nullptr) return;
+  using worker::v1::Operation;
+  const Operation& operation = *execute->operation;
+  if (operation.kind() != Operation::FREE_SLOT && operation.kind() != Operation::SAVE) return;
+  for (const auto& [upload, tried] : uploads_) {
+    if (tried.job == operation.job()) FAIL("it is uploaded: " << operation.ShortDebugString());
+  }
 }
 
 void WorkerProcess::Hang(bool hung) {
@@ -162,6 +175,7 @@ void WorkerProcess::Dial(const worker::Dial& dial) {
   up_free_us_ = down_free_us_ = clock_.now_us();
   clock_.Later([this, connection = connection_, hello = dial.hello] {
     if (connection_ != connection) return;
+    if (mischief_.distorts()) coordinator_.Mistrust(connection);
     if (!coordinator_.Post(server::WorkerConnected{connection, mischief_.Introduce(hello)})) {
       EndStream(absl::UnavailableError("nobody is there"));
     }
@@ -183,6 +197,7 @@ void WorkerProcess::EndStream(const absl::Status& why) {
 void WorkerProcess::Say(worker::v1::WorkerMessage message) {
   if (silent_ || connection_ == 0) return;
   if (mischief_.CutsHere()) return EndStream(absl::UnavailableError("the network broke"));
+  if (mischief_.distorts()) coordinator_.Mistrust(connection_);
   for (worker::v1::WorkerMessage& told : mischief_.Tell(std::move(message))) {
     Deliver(std::move(told));
   }
@@ -211,7 +226,7 @@ void WorkerProcess::Send(worker::v1::CoordinatorMessage message) {
 
 void WorkerProcess::Upload(const worker::Upload& upload) {
   const int64_t tried = ++last_try_;
-  uploads_[upload.upload] = tried;
+  uploads_[upload.upload] = {tried, upload.header.job()};
   const auto end = [this, life = life_, number = upload.upload, tried](const absl::Status& status) {
     if (life_ == life) EndTry(number, tried, status);
   };
@@ -232,7 +247,7 @@ void WorkerProcess::Upload(const worker::Upload& upload) {
 // Once for each try.
 void WorkerProcess::EndTry(int64_t upload, int64_t tried, const absl::Status& status) {
   const auto found = uploads_.find(upload);
-  if (found == uploads_.end() || found->second != tried) return;
+  if (found == uploads_.end() || found->second.number != tried) return;
   uploads_.erase(found);
   ApplyLater(0, worker::UploadDone{upload, status, "sha256"});
 }

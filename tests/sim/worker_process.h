@@ -36,6 +36,8 @@ class CoordinatorSide {
                          OnTaken on_taken) = 0;
   // The step of the checkpoint that a slot's content names; 0: it begins anew from there.
   virtual absl::StatusOr<int64_t> Fetch(const std::string& content) = 0;
+  // What comes next on this stream may not be what the worker has said.
+  virtual void Mistrust(uint64_t) {}
 };
 
 // What a worker says of itself. Several may have one name: one of them is heard at a time.
@@ -90,12 +92,20 @@ class WorkerProcess {
   void ReleaseShards();
 
  private:
+  // Of an upload.
+  struct Try {
+    int64_t number = 0;
+    std::string job;
+  };
+
   // A call of the process that runs; nothing happens where it has died by then.
   std::function<void()> IfAlive(std::function<void()> what);
   void Apply(decltype(worker::Event::content) content);
   void ApplyLater(int64_t delay_us, decltype(worker::Event::content) content);
   void Do(worker::Effect effect);
   void CarryOut(worker::Effect order);
+  // That nothing is done to the memory which uploads read.
+  void CheckUploads(const worker::Effect& order) const;
   void Dial(const worker::Dial& dial);
   void Say(worker::v1::WorkerMessage message);
   void Deliver(worker::v1::WorkerMessage message);
@@ -119,7 +129,7 @@ class WorkerProcess {
   bool silent_ = false;
   int64_t timer_ = 0;                          // counts SetTimer
   int64_t up_free_us_ = 0, down_free_us_ = 0;  // before that the stream is at work
-  std::map<int64_t, int64_t> uploads_;         // under way, and which try it is
+  std::map<int64_t, Try> uploads_;             // under way
   int64_t last_try_ = 0;
   std::vector<std::function<void()>> held_shards_;
 };

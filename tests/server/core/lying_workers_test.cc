@@ -50,6 +50,7 @@ int64_t CountNotes(World& world, const std::string& part) {
 // The stranger has noticed nothing, the job goes on, and the store can be read again.
 void CheckAllIsWell(Two& two) {
   World& world = *two.world;
+  world.worker(0).Hang(false);
   world.RunUntilState(two.stranger, Job::SUCCEEDED);
   CHECK(world.Job(two.stranger).attempts() == 1);
   world.RunUntilState(two.job, Job::SUCCEEDED);

@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -163,6 +164,25 @@ def mounted(folder, *arguments):
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def strace(pid, *options):
+    """Attached to a process with all its threads; `with` detaches it."""
+    if not shutil.which("strace"):
+        raise Skipped("needs strace")
+    tracer = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-p", str(pid), *options], stderr=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    if tracer.poll() is not None and (why := tracer.stderr.read().strip()):
+        raise Skipped(f"strace may not attach: {why}")
+
+    @contextlib.contextmanager
+    def attached():
+        try:
+            yield
+        finally:
+            tracer.terminate()
+            tracer.wait()
+    return attached()
 
 
 def fill(path, but=0):

@@ -1,6 +1,7 @@
 """What the tests of faults share: a clock for waiting, a seed, latencies of another client, and things that go wrong."""
 
 import contextlib
+import ctypes
 import os
 import random
 import resource
@@ -183,6 +184,22 @@ def strace(pid, *options):
             tracer.terminate()
             tracer.wait()
     return attached()
+
+
+@contextlib.contextmanager
+def hanging(path):
+    """Whoever opens the file stands in the kernel from then on, as on a share whose server is gone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    content_class, add, open_permission, here = 4, 1, 0x10000, -100  # fanotify(7)
+    group = libc.fanotify_init(content_class, os.O_RDONLY)
+    marked = group >= 0 and libc.fanotify_mark(group, add, ctypes.c_uint64(open_permission), here, os.fsencode(path)) == 0
+    try:
+        if not marked:
+            raise Skipped(f"may not hold up who opens a file: {os.strerror(ctypes.get_errno())}")
+        yield
+    finally:
+        if group >= 0:
+            os.close(group)
 
 
 def fill(path, but=0):

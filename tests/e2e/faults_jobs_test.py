@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 
-from faults import Proxy, add_rows, add_small_model, channel_to, check_no_job_failed, check_stops, seeded, small_job, step_of, strace, until, workers_of
+from faults import Proxy, add_rows, add_small_model, channel_to, check_no_job_failed, check_stops, hanging, seeded, small_job, step_of, until, workers_of
 from formats import write_model
 from house import House, main, tell
 from lorad.v1 import jobs_pb2, jobs_pb2_grpc
@@ -135,7 +135,7 @@ def test_sigterm_while_a_model_loads_from_a_share_that_hangs():
         (weights,) = [path for path in house.folder.rglob("*.safetensors") if "model-small" in str(path)]
         for name, end in (("first", lambda worker: worker.terminate()), ("second", lambda worker: house.stop(60))):
             worker = house.start_worker("--threads", 1, "--name", name)
-            with strace(worker.pid, "-P", weights, "-e", "trace=openat", "-e", "inject=openat:delay_enter=600000000"):
+            with hanging(weights):
                 house.wait([job], until=lambda job: job["state"] == "PREPARING" and job["group"], seconds=30)
                 time.sleep(1)
                 began = time.monotonic()

@@ -205,6 +205,7 @@ void Site::Send(uint64_t connection, worker::v1::CoordinatorMessage message) {
 }
 
 void Site::Close(uint64_t connection, const absl::Status& reason) {
+  closings_++;
   for (int i = 0; i < static_cast<int>(workers_.size()); ++i) {
     if (workers_[i].connection == connection) EndStream(i, reason);
   }

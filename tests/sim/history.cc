@@ -24,8 +24,10 @@ int Draw(std::mt19937_64& random, int from, int to) {
 std::vector<Machine> DrawMachines(std::mt19937_64& random) {
   std::vector<Machine> machines;
   const int workers = Draw(random, 1, 3);
+  const int64_t order_us = std::vector{500, 2000, 20'000, 60'000}[random() % 4];
   for (int i = 0; i < workers; ++i) {
     Machine& machine = machines.emplace_back(Machine{absl::StrCat("worker-", i)});
+    machine.order_us = order_us;
     if (random() % 3 == 0) {
       machine.device = "cuda";
       machine.multiprocessors = 16;

@@ -32,6 +32,7 @@ struct Machine {
   int64_t memory_bytes = int64_t{8} << 30;
   int threads = 2;
   int multiprocessors = 0;
+  int64_t order_us = 1000;  // of its engine
 };
 
 struct SiteOptions {

@@ -17,7 +17,6 @@ namespace lorad::sim {
 namespace {
 
 constexpr char kNumerics[] = "sim";
-constexpr int64_t kOperationUs = 1000;
 constexpr int64_t kRestartUs = 100'000;
 
 template <class... Handlers>
@@ -88,7 +87,7 @@ void Site::Do(int i, worker::Effect effect) {
   const auto done = [&](absl::StatusOr<bool> result, int64_t staged_bytes = 0) {
     At(now_us_, [this, i, life = process.life, result = std::move(result), staged_bytes] {
       if (workers_[i].life != life) return;
-      ApplyLater(i, workers_[i].mischief.EngineUs(kOperationUs, now_us_),
+      ApplyLater(i, workers_[i].mischief.EngineUs(options_.machines[i].order_us, now_us_),
                  worker::EngineDone{result, staged_bytes});
     });
   };

@@ -96,13 +96,15 @@ void Watches(Stage& stage, const Happening& h) {
 
 // ---- calamities ----
 
-int WorkerOf(const Stage& stage, const Happening& h) {
+int NumberOf(const Stage& stage, const Happening& h) {
   return static_cast<int>(h.a % static_cast<uint64_t>(stage.site.workers()));
 }
 
-Mischief& MischiefOf(Stage& stage, const Happening& h) {
-  return stage.site.mischief(WorkerOf(stage, h));
+WorkerProcess& WorkerOf(Stage& stage, const Happening& h) {
+  return stage.site.worker(NumberOf(stage, h));
 }
+
+Mischief& MischiefOf(Stage& stage, const Happening& h) { return WorkerOf(stage, h).mischief(); }
 
 int Of(uint64_t drawn, int kinds) { return static_cast<int>(drawn % static_cast<uint64_t>(kinds)); }
 
@@ -118,14 +120,14 @@ void EndsAtEffect(Stage& stage, const Happening& h) {
 
 void IsStopped(Stage& stage, const Happening&) { stage.site.StopCoordinator(); }
 
-void WorkerDies(Stage& stage, const Happening& h) { stage.site.KillWorker(WorkerOf(stage, h)); }
+void WorkerDies(Stage& stage, const Happening& h) { WorkerOf(stage, h).Kill(); }
 
 void StreamBreaks(Stage& stage, const Happening& h) {
-  if (h.b % 2 == 0) return stage.site.CutStream(WorkerOf(stage, h));
+  if (h.b % 2 == 0) return stage.site.CutStream(NumberOf(stage, h));
   MischiefOf(stage, h).cut_after = Of(h.b / 2, 40);
 }
 
-void IsSilent(Stage& stage, const Happening& h) { stage.site.SilenceWorker(WorkerOf(stage, h)); }
+void IsSilent(Stage& stage, const Happening& h) { WorkerOf(stage, h).Silence(); }
 
 void IsSlow(Stage& stage, const Happening& h) {
   MischiefOf(stage, h).slowness = 2 + Of(h.b, 200);
@@ -134,7 +136,10 @@ void IsSlow(Stage& stage, const Happening& h) {
 }
 
 void Hangs(Stage& stage, const Happening& h) {
-  MischiefOf(stage, h).hangs_until_us = stage.site.now_us() + (1 + Of(h.b, 60)) * kSecondUs;
+  WorkerProcess& worker = WorkerOf(stage, h);
+  worker.Hang(true);
+  stage.site.At(stage.site.now_us() + (1 + Of(h.b, 60)) * kSecondUs,
+                [&worker] { worker.Hang(false); });
 }
 
 void Lies(Stage& stage, const Happening& h) {
@@ -271,7 +276,10 @@ void Calm(Stage& stage) {
     stage.site.SetRoom(SimDisk::kUnbounded);
     stage.site.SetReadOnly(false);
   }
-  for (int i = 0; i < stage.site.workers(); ++i) stage.site.mischief(i) = {};
+  for (int i = 0; i < stage.site.workers(); ++i) {
+    stage.site.worker(i).mischief() = {};
+    stage.site.worker(i).Hang(false);
+  }
 }
 
 }  // namespace lorad::sim

@@ -47,7 +47,7 @@ struct Liar {
 
   // To the end of both jobs, with a worker that has just been started.
   void Run() {
-    site.KillWorker(0);
+    site.worker(0).Kill();
     JobClient stays(site, census, PlanOf("stays")), leaves(site, census, PlanOf("leaves"));
     stays.Begin();
     leaves.Begin();
@@ -68,7 +68,7 @@ struct Liar {
 TEST_CASE("every lie closes its worker, once, and fails no job") {
   for (int lie = 0; lie < CountLies(); ++lie) {
     Liar liar;
-    Mischief& mischief = liar.site.mischief(0);
+    Mischief& mischief = liar.site.worker(0).mischief();
     mischief.lie = lie;
     mischief.lies = 1;
     INFO(NameOfLie(lie));
@@ -81,7 +81,7 @@ TEST_CASE("every lie closes its worker, once, and fails no job") {
 TEST_CASE("a shard that was not asked for is refused, and its job's checkpoint comes after all") {
   for (int lie = 0; lie < CountShardLies(); ++lie) {
     Liar liar;
-    Mischief& mischief = liar.site.mischief(0);
+    Mischief& mischief = liar.site.worker(0).mischief();
     mischief.shard_lie = lie;
     mischief.shard_lies = 1;
     INFO(NameOfShardLie(lie));

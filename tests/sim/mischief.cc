@@ -1,6 +1,5 @@
 #include "tests/sim/mischief.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -9,10 +8,6 @@
 namespace lorad::sim {
 
 using worker::v1::WorkerMessage;
-
-int64_t Mischief::EngineUs(int64_t us, int64_t now_us) const {
-  return std::max(us * slowness, hangs_until_us - now_us);
-}
 
 bool Mischief::CutsHere() {
   if (cut_after < 0) return false;

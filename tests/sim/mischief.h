@@ -1,6 +1,6 @@
-// What goes wrong between one worker and its coordinator: it is slow, it hangs, it lies; its
-// messages come twice, its stream breaks at any of them, its uploads are lost or come twice. Stays
-// with the worker's name when its process is started again.
+// What goes wrong between one worker and its coordinator: it is slow, it lies; its messages come
+// twice, its stream breaks at any of them, its uploads are lost or come twice. Stays with the
+// worker's name when its process is started again.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,10 @@ class Mischief {
 
   // ---- what histories set ----
 
-  int64_t slowness = 1;        // so many times as long for every order
-  int64_t hangs_until_us = 0;  // no order of the engine ends before
-  int lies = 0;                // so many are still to be told,
-  int lie = 0;                 // this one each time (lies.h)
-  int shard_lies = 0;          // likewise
+  int64_t slowness = 1;  // so many times as long for every order
+  int lies = 0;          // so many are still to be told,
+  int lie = 0;           // this one each time (lies.h)
+  int shard_lies = 0;    // likewise
   int shard_lie = 0;
   int repeats = 0;       // so many messages come twice
   int cut_after = -1;    // so many go through, either way, then the stream breaks; -1: it does not
@@ -29,11 +28,12 @@ class Mischief {
 
   // ---- what comes of it ----
 
-  int64_t EngineUs(int64_t us, int64_t now_us) const;
   bool CutsHere();
   worker::v1::Hello Introduce(const worker::v1::Hello& hello);
   std::vector<worker::v1::WorkerMessage> Tell(worker::v1::WorkerMessage message);
   std::vector<Header> Upload(const Header& header);
+  // What it says next may not be what its worker says.
+  bool distorts() const { return lies > 0 || repeats > 0; }
   int64_t lies_told() const { return lies_told_; }
 
  private:

@@ -140,40 +140,21 @@ struct Site::Process {
 
 Site::Site(const SiteOptions& options)
     : options_(options),
-      random_(options.seed),
+      clock_(options.seed, options.delay_us_max),
       disk_(options.seed),
       files_(disk_),
       vfs_(disk_),
-      memory_store_(std::make_unique<MarkedStore>(files_)),
-      workers_(options.machines.size()) {
+      memory_store_(std::make_unique<MarkedStore>(files_)) {
   StartCoordinator();
-  for (int i = 0; i < workers(); ++i) StartWorker(i);
+  for (const Machine& machine : options.machines) {
+    workers_.push_back(std::make_unique<WorkerProcess>(machine, clock_, *this, script_));
+    workers_.back()->Start();
+  }
 }
 
-Site::~Site() {
-  for (WorkerProcess& worker : workers_) worker.core.reset();
-  process_.reset();
-}
+Site::~Site() = default;
 
 // ---- time ----
-
-int64_t Site::Delay() {
-  return options_.delay_us_max == 0 ? 0 : static_cast<int64_t>(random_() % options_.delay_us_max);
-}
-
-void Site::At(int64_t at_us, std::function<void()> what) {
-  agenda_.emplace(std::max(at_us, now_us_), std::move(what));
-}
-
-bool Site::RunNext() {
-  if (agenda_.empty()) return false;
-  const auto next = agenda_.begin();
-  now_us_ = std::max(now_us_, next->first);
-  const std::function<void()> what = std::move(next->second);
-  agenda_.erase(next);
-  what();
-  return true;
-}
 
 void Site::RunUntil(const std::function<bool()>& done, int64_t events_max) {
   for (int64_t event = 0; !done(); ++event) {
@@ -182,22 +163,16 @@ void Site::RunUntil(const std::function<bool()>& done, int64_t events_max) {
   }
 }
 
-void Site::Sleep(int64_t us) {
-  const int64_t until = now_us_ + us;
-  while (!agenda_.empty() && agenda_.begin()->first <= until) RunNext();
-  now_us_ = std::max(now_us_, until);
-}
-
 // ---- the coordinator's process ----
 
 absl::Status Site::TryStart() {
   const int64_t life = life_;
   process_ = std::make_unique<Process>(
       [this] {
-        return Moment{now_us_, now_us_ + wall_ahead_us_};
+        return Moment{now_us(), now_us() + wall_ahead_us_};
       },
       [this, life](int64_t earliest_us, std::function<void()> task) {
-        const int64_t at = std::max(now_us_, earliest_us) + Delay();
+        const int64_t at = std::max(now_us(), earliest_us) + clock_.Delay();
         At(at, [this, life, task = std::move(task)] {
           if (life == life_ && !disk_.stopped()) task();
           if (life == life_) Ring();
@@ -234,17 +209,20 @@ void Site::StartCoordinator() {
   const absl::Status status = TryStart();
   if (!status.ok()) {
     INFO("seed " << options_.seed << ", at start: " << status);
-    REQUIRE((faults_ || disk_.stopped() || disk_.read_only() ||
-             disk_.capacity_bytes() != SimDisk::kUnbounded));
+    REQUIRE((disk_is_ill() || disk_.stopped()));
     failed_starts_++;
     return Die(death_.value_or(Death::kKill));
+  }
+  if (!disk_is_ill()) promises_.CheckKept(store(), files_);
+  for (const auto& worker : workers_) {
+    if (!worker->running()) worker->Start();
   }
   Ring();
 }
 
 void Site::Ring() {
   if (!process_ || std::exchange(wake_due_, true)) return;
-  Later([this, life = life_] {
+  clock_.Later([this, life = life_] {
     if (life == life_) Run();
   });
 }
@@ -265,8 +243,9 @@ void Site::Run() {
     CheckTurn();
   }
   const int64_t wake_us = process.turns->wake_us();
-  if (wake_us == Turns::kNever || (process.wake_us > now_us_ && process.wake_us <= wake_us)) return;
-  process.wake_us = std::max(wake_us, now_us_ + 1);
+  if (wake_us == Turns::kNever || (process.wake_us > now_us() && process.wake_us <= wake_us))
+    return;
+  process.wake_us = std::max(wake_us, now_us() + 1);
   At(process.wake_us, [this, life = life_] {
     if (life == life_) Ring();
   });
@@ -284,7 +263,7 @@ void Site::StopCoordinator() {
     if (life == life_) EndCoordinator(Death::kKill, 0);
   };
   Ask(StopRequested{}, [end](const absl::StatusOr<ReplyValue>&) { end(); });
-  At(now_us_ + kStopPatienceUs, end);
+  At(now_us() + kStopPatienceUs, end);
 }
 
 void Site::EndCoordinatorAtEffect(Death death, int64_t effects) {
@@ -302,6 +281,7 @@ void Site::SpareCoordinator() {
 void Site::Die(Death death) {
   deaths_++;
   life_++;
+  promises_.CoordinatorDied();
   disk_.StopAfter(0);  // it does nothing more, not even close its files
   process_.reset();
   death == Death::kPowerLoss ? disk_.PowerLoss() : disk_.Restart();
@@ -309,16 +289,16 @@ void Site::Die(Death death) {
   steps_to_death_ = -1;
   death_.reset();
   for (auto& [request, on_reply] : std::exchange(replies_, {})) {
-    Later([on_reply = std::move(on_reply)] { on_reply(Gone()); });
+    clock_.Later([on_reply = std::move(on_reply)] { on_reply(Gone()); });
   }
-  for (int i = 0; i < static_cast<int>(workers_.size()); ++i) EndStream(i, Gone());
-  At(now_us_ + kRestartUs + Delay(), [this] { StartCoordinator(); });
+  for (const auto& worker : workers_) worker->EndStream(Gone());
+  At(now_us() + kRestartUs + clock_.Delay(), [this] { StartCoordinator(); });
 }
 
 void Site::SetFaults(const FaultRates& rates) {
   faults_ = rates.no_space + rates.write_error + rates.sync_error + rates.read_error > 0;
   disk_was_ill_ = disk_was_ill_ || faults_;
-  disk_.set_fault(faults_ ? RandomFaults(rates, random_()) : nullptr);
+  disk_.set_fault(faults_ ? RandomFaults(rates, random()()) : nullptr);
 }
 
 void Site::SetRoom(uint64_t bytes) {
@@ -332,7 +312,12 @@ void Site::SetReadOnly(bool read_only) {
 }
 
 bool Site::Post(decltype(server::Event::content) content) {
-  return process_ && process_->mailbox.Post(std::move(content));
+  if (!process_) return false;
+  if (const auto* said = std::get_if<WorkerSaid>(&content)) {
+    promises_.Heard(said->connection, said->message, awake_us());
+  }
+  if (const auto* gone = std::get_if<WorkerGone>(&content)) promises_.StreamEnded(gone->connection);
+  return process_->mailbox.Post(std::move(content));
 }
 
 RevisionLog& Site::revision_log() { return process_->revisions; }
@@ -351,17 +336,21 @@ storage::JobStore& Site::store() {
 
 void Site::Ask(Request request, OnReply on_reply) {
   const uint64_t number = next_request_++;
-  if (auto* create = std::get_if<CreateJob>(&request)) create->random = random_();
+  if (auto* create = std::get_if<CreateJob>(&request)) create->random = random()();
+  Request asked = request;
   if (!Post(Requested{number, std::move(request)})) {
-    return Later([on_reply = std::move(on_reply)] { on_reply(Gone()); });
+    return clock_.Later([on_reply = std::move(on_reply)] { on_reply(Gone()); });
   }
+  promises_.Asked(number, std::move(asked), awake_us());
   replies_[number] = std::move(on_reply);
 }
 
 void Site::Answer(uint64_t request, absl::StatusOr<ReplyValue> value) {
+  promises_.Answered(request, value);
   auto node = replies_.extract(request);
   if (node.empty()) return;
-  Later([on_reply = std::move(node.mapped()), value = std::move(value)] { on_reply(value); });
+  clock_.Later(
+      [on_reply = std::move(node.mapped()), value = std::move(value)] { on_reply(value); });
 }
 
 ReplyValue Site::Call(const std::function<Request()>& request) {
@@ -414,7 +403,8 @@ void Site::AddModel() {
 
 absl::StatusOr<CreateDataset> Site::DatasetRequest(const std::string& name, int64_t rows) {
   std::vector<int64_t> lengths;
-  for (int64_t row = 0; row < rows; ++row) lengths.push_back(2 + row * 7 % 20);
+  for (int64_t row = 0; row < rows; ++row) lengths.push_back(RowLength(row));
+  rows_[name] = rows;
   const std::string bytes = house_.directory.Read(house_.AddTokens(name, lengths));
   CreateDataset request;
   request.dataset.set_name(name);

@@ -16,24 +16,14 @@
 
 #include "server/turns.h"
 #include "tests/server/feed/house.h"
-#include "tests/sim/mischief.h"
+#include "tests/sim/clockwork.h"
+#include "tests/sim/promises.h"
 #include "tests/sim/sim_disk.h"
-#include "tests/sim/sim_engine.h"
 #include "tests/sim/sim_files.h"
 #include "tests/sim/sim_vfs.h"
-#include "worker/core.h"
+#include "tests/sim/worker_process.h"
 
 namespace lorad::sim {
-
-// What a worker says of itself. Several may have one name: one of them is heard at a time.
-struct Machine {
-  std::string worker;
-  std::string device = "cpu";
-  int64_t memory_bytes = int64_t{8} << 30;
-  int threads = 2;
-  int multiprocessors = 0;
-  int64_t order_us = 1000;  // of its engine
-};
 
 struct SiteOptions {
   uint64_t seed = 1;
@@ -44,7 +34,7 @@ struct SiteOptions {
   server::CoreOptions core;
 };
 
-class Site final : public server::Sinks {
+class Site final : public server::Sinks, public CoordinatorSide {
  public:
   explicit Site(const SiteOptions& options);
   ~Site() override;
@@ -59,6 +49,7 @@ class Site final : public server::Sinks {
   // The model "m", and datasets of so many short rows.
   void AddModel();
   void AddDataset(const std::string& name, int64_t rows);
+  static int64_t RowLength(int64_t row) { return 2 + row * 7 % 20; }
   // The request for a dataset of so many short rows; its upload is written now.
   absl::StatusOr<server::CreateDataset> DatasetRequest(const std::string& name, int64_t rows);
   server::RegisterModel ModelRequest(const std::string& name);
@@ -72,12 +63,15 @@ class Site final : public server::Sinks {
 
   // ---- time and calamity ----
 
-  bool RunNext();
+  bool RunNext() { return clock_.RunNext(); }
   void RunUntil(const std::function<bool()>& done, int64_t events_max);
-  void Sleep(int64_t us);
-  void At(int64_t at_us, std::function<void()> what);
+  void Sleep(int64_t us) { clock_.Sleep(us); }
+  void At(int64_t at_us, std::function<void()> what) { clock_.At(at_us, std::move(what)); }
   // Everything stands still, as a machine that is suspended.
-  void StandStill(int64_t us) { now_us_ += us; }
+  void StandStill(int64_t us) {
+    clock_.StandStill(us);
+    stood_still_us_ += us;
+  }
   // The wall's clock is so far ahead of now_us(); at first so:
   static constexpr int64_t kWallAheadUs = 1'600'000'000'000'000;
   void SetWallClock(int64_t ahead_us) { wall_ahead_us_ = ahead_us; }
@@ -91,13 +85,12 @@ class Site final : public server::Sinks {
   void StopCoordinator();
   // An end that was ordered at a step or an effect, and has not come, does not come any more.
   void SpareCoordinator();
-  void KillWorker(int worker);
-  void CutStream(int worker);
-  // What it says is lost until its stream is closed.
-  void SilenceWorker(int worker) { workers_[worker].silent = true; }
-  // What goes wrong with what that worker does and says.
-  Mischief& mischief(int worker) { return workers_[worker].mischief; }
+  // Dies, falls silent, hangs, lies, and whatever else goes wrong with one.
+  WorkerProcess& worker(int i) { return *workers_[i]; }
   int workers() const { return static_cast<int>(workers_.size()); }
+  void CutStream(int worker);
+  // What goes wrong in all of them.
+  WorkerScript& script() { return script_; }
   // On the disk from now on; with none set, a store that fails is a defect.
   void SetFaults(const FaultRates& rates);
   // So much may still be written from now on.
@@ -117,8 +110,8 @@ class Site final : public server::Sinks {
   server::RevisionLog& revisions();
   SimDisk& disk() { return disk_; }
   SimFiles& files() { return files_; }
-  std::mt19937_64& random() { return random_; }
-  int64_t now_us() const { return now_us_; }
+  std::mt19937_64& random() { return clock_.random(); }
+  int64_t now_us() const { return clock_.now_us(); }
   int64_t deaths() const { return deaths_; }
   int64_t failed_starts() const { return failed_starts_; }
   // Streams that the coordinator ended itself.
@@ -133,52 +126,34 @@ class Site final : public server::Sinks {
 
  private:
   struct Process;  // the coordinator's
-  struct WorkerProcess {
-    std::unique_ptr<worker::WorkerCore> core;
-    std::unique_ptr<SimEngine> engine;
-    int64_t life = 0;
-    bool silent = false;
-    Mischief mischief;
-    uint64_t connection = 0;  // 0 = no stream
-    int64_t stream = 0;
-    int64_t timer = 0;                         // counts SetTimer
-    int64_t up_free_us = 0, down_free_us = 0;  // a stream keeps its order
-    std::set<int64_t> uploads;                 // under way
-  };
-
   // site.cc
-  int64_t Delay();
-  void Later(std::function<void()> what) { At(now_us_ + Delay(), std::move(what)); }
   void StartCoordinator();
   absl::Status TryStart();
   void Die(Death death);
   void Ring();
   void Run();
-  bool Post(decltype(server::Event::content) content);
   server::RevisionLog& revision_log();
 
   // site_checks.cc
+  bool disk_is_ill() const {
+    return faults_ || disk_.read_only() || disk_.capacity_bytes() != SimDisk::kUnbounded;
+  }
+  int64_t awake_us() const { return now_us() - stood_still_us_; }
+  void CheckEvaluations(const v1::Job& job);
+  void CheckWatched();
   void CheckJob(const v1::Job& job);
 
-  // site_workers.cc
-  void StartWorker(int i);
-  void Apply(int i, decltype(worker::Event::content) content);
-  void ApplyLater(int i, int64_t delay_us, decltype(worker::Event::content) content);
-  void Do(int i, worker::Effect effect);
-  void Dial(int i, const worker::Dial& dial);
-  void EndStream(int i, const absl::Status& why);
-  void Say(int i, worker::v1::WorkerMessage message);
-  void Carry(int i, worker::v1::WorkerMessage message);
-  void Upload(int i, const worker::Upload& upload);
-  void EndUpload(int i, int64_t upload, const absl::Status& status);
-  absl::StatusOr<int64_t> Fetch(const std::string& content);
-  std::string ShardOf(const worker::v1::UploadShardRequest::Header& header);
+  // CoordinatorSide.
+  int64_t life() const override { return life_; }
+  uint64_t NewConnection() override { return next_connection_++; }
+  bool Post(decltype(server::Event::content) content) override;
+  void TakeShard(const worker::v1::UploadShardRequest::Header& header, OnTaken on_taken) override;
+  absl::StatusOr<int64_t> Fetch(const std::string& content) override;
+  void Mistrust(uint64_t connection) override { promises_.Mistrust(connection); }
 
   const SiteOptions options_;
-  std::mt19937_64 random_;
-  int64_t now_us_ = 1'000'000'000;
+  Clockwork clock_;
   int64_t wall_ahead_us_ = kWallAheadUs;
-  std::multimap<int64_t, std::function<void()>> agenda_;
 
   const server::feed::House house_;  // the model's directory, and rows
   SimDisk disk_;
@@ -202,8 +177,13 @@ class Site final : public server::Sinks {
   uint64_t next_connection_ = 1;
   int64_t watched_ = 0;                             // the newest revision that a watcher has seen
   std::map<std::string, v1::Job::State> followed_;  // by that watcher
+  std::map<int64_t, std::string> seen_;             // by that watcher: revision -> job
+  std::map<std::string, int64_t> rows_;             // of datasets
+  Promises promises_;
+  int64_t stood_still_us_ = 0;
 
-  std::vector<WorkerProcess> workers_;
+  WorkerScript script_;
+  std::vector<std::unique_ptr<WorkerProcess>> workers_;
 };
 
 }  // namespace lorad::sim

@@ -49,28 +49,32 @@ void CreatesJob(Stage& stage, const Happening& h) {
   plan.deletes = h.b / 100 % 4 == 0;
   plan.deletes_checkpoint = h.b / 1000 % 3 == 0;
   stage.jobs.push_back(std::make_unique<JobClient>(stage.site, stage.census, plan));
+  if (h.b / 3000 % 4 == 0) stage.jobs.back()->AskTwice();
   stage.jobs.back()->Begin();
 }
 
-void Add(Stage& stage, std::unique_ptr<Client> client) {
+void Add(Stage& stage, const Happening& h, std::unique_ptr<Client> client) {
   stage.others.push_back(std::move(client));
+  if (h.b / 10 % 4 == 0) stage.others.back()->AskTwice();
   stage.others.back()->Begin();
 }
 
 void CreatesResource(Stage& stage, const Happening& h) {
   constexpr const char* kKinds[] = {"model", "dataset", "adapter"};
-  Add(stage, std::make_unique<ResourceClient>(stage.site, stage.census, kKinds[h.a % 3],
-                                              absl::StrCat("resource-", h.number)));
+  Add(stage, h,
+      std::make_unique<ResourceClient>(stage.site, stage.census, kKinds[h.a % 3],
+                                       absl::StrCat("resource-", h.number)));
 }
 
 void Asks(Stage& stage, const Happening& h) {
-  Add(stage, std::make_unique<CuriousClient>(stage.site, RandomJob(h.a, h.b)));
+  Add(stage, h, std::make_unique<CuriousClient>(stage.site, RandomJob(h.a, h.b)));
 }
 
 void Lists(Stage& stage, const Happening& h) {
   constexpr const char* kKinds[] = {"job", "model", "dataset", "adapter"};
-  Add(stage, std::make_unique<ListClient>(stage.site, stage.census, kKinds[h.a % 4],
-                                          1 + static_cast<int>(h.b % 3)));
+  Add(stage, h,
+      std::make_unique<ListClient>(stage.site, stage.census, kKinds[h.a % 4],
+                                   1 + static_cast<int>(h.b % 3)));
 }
 
 void Reads(Stage& stage, const Happening& h) {
@@ -266,6 +270,7 @@ void Happen(Stage& stage, const Happening& happening) {
 }
 
 void Calm(Stage& stage) {
+  stage.site.SpareCoordinator();
   stage.site.SetFaults({});
   if (stage.site.disk_was_ill()) {
     stage.site.SetRoom(SimDisk::kUnbounded);

@@ -24,8 +24,10 @@ int Draw(std::mt19937_64& random, int from, int to) {
 std::vector<Machine> DrawMachines(std::mt19937_64& random) {
   std::vector<Machine> machines;
   const int workers = Draw(random, 1, 3);
+  const int64_t order_us = std::vector{500, 2000, 20'000, 60'000}[random() % 4];
   for (int i = 0; i < workers; ++i) {
     Machine& machine = machines.emplace_back(Machine{absl::StrCat("worker-", i)});
+    machine.order_us = order_us;
     if (random() % 3 == 0) {
       machine.device = "cuda";
       machine.multiprocessors = 16;
@@ -186,6 +188,7 @@ Tally Play(const History& history) {
     site.At(last_us, [&stage, &happening] { Happen(stage, happening); });
   }
   site.Sleep(std::max<int64_t>(last_us - site.now_us(), 0));
+  site.Sleep(Site::kStopPatienceUs);  // whoever is to be stopped has been
   Calm(stage);
   site.RunUntil([&] { return AllHaveEnded(stage); }, kEventsToEndMax);
   WaitForJobs(site);
@@ -195,6 +198,8 @@ Tally Play(const History& history) {
 
   Tally tally;
   tally.simulated_us = site.now_us() - begin_us;
+  tally.deaths = site.deaths();
+  tally.closings = site.closings();
   for (const int64_t value : {site.now_us(), site.disk().effects(), site.disk().syncs(),
                               site.deaths(), static_cast<int64_t>(site.random()())}) {
     tally.fingerprint = Mix(tally.fingerprint, static_cast<uint64_t>(value));

@@ -47,14 +47,22 @@ bool Client::Passes(const absl::Status& status) const {
 
 void Client::Go() {
   if (ended()) return;
+  asked_++;
+  if (!Ask()) return Again();
+  if (asks_twice_) Ask();
+}
+
+bool Client::Ask() {
   absl::StatusOr<Request> request = steps_[next_].make();
-  if (!request.ok()) return Again();
-  site_.Ask(*std::move(request), [this](const Answer& reply) {
-    if (vanished_) return;
+  if (!request.ok()) return false;
+  site_.Ask(*std::move(request), [this, asked = asked_](const Answer& reply) {
+    if (vanished_ || asked != asked_) return;
+    asked_++;
     if (Passes(reply.status()) || !steps_[next_].told(reply)) return Again();
     next_++;
     Go();
   });
+  return true;
 }
 
 void Client::Again() {

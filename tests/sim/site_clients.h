@@ -26,6 +26,8 @@ class Client {
   void Begin() { Go(); }
   // It has all that it asked for, or is not there any more.
   bool ended() const { return vanished_ || next_ == steps_.size(); }
+  // Asks twice at once from here on, and hears what comes first.
+  void AskTwice() { asks_twice_ = true; }
   // What it is told from here on, nobody hears.
   void Vanish() { vanished_ = true; }
 
@@ -46,10 +48,13 @@ class Client {
     Told told;
   };
   void Go();
+  bool Ask();
   void Again();
 
   std::vector<Step> steps_;
   size_t next_ = 0;
+  int64_t asked_ = 0;
+  bool asks_twice_ = false;
   bool vanished_ = false;
 };
 

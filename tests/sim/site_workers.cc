@@ -39,6 +39,7 @@ void Site::Send(uint64_t connection, worker::v1::CoordinatorMessage message) {
 }
 
 void Site::Close(uint64_t connection, const absl::Status& reason) {
+  closings_++;
   promises_.CheckClose(connection, reason, options_.core.lease_ms * 1000, awake_us());
   promises_.StreamEnded(connection);
   if (WorkerProcess* const to = FindConnection(workers_, connection)) to->EndStream(reason);

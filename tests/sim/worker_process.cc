@@ -7,7 +7,6 @@
 namespace lorad::sim {
 namespace {
 
-constexpr int64_t kOperationUs = 1000;
 constexpr int64_t kRestartUs = 50'000;
 
 template <class... Handlers>
@@ -42,7 +41,11 @@ WorkerProcess* FindConnection(const std::vector<std::unique_ptr<WorkerProcess>>&
 
 WorkerProcess::WorkerProcess(const Machine& machine, Clockwork& clock, CoordinatorSide& coordinator,
                              const WorkerScript& script)
-    : clock_(clock), coordinator_(coordinator), script_(script), hello_(HelloOf(machine)) {}
+    : clock_(clock),
+      coordinator_(coordinator),
+      script_(script),
+      hello_(HelloOf(machine)),
+      order_us_(machine.order_us) {}
 
 // ---- its life ----
 
@@ -141,7 +144,7 @@ void WorkerProcess::CarryOut(worker::Effect order) {
   const worker::EngineDone done{engine_->CarryOut(order), staged_bytes};
   // Behind the reports of this order, which lie on the agenda.
   clock_.At(clock_.now_us(),
-            IfAlive([this, done] { ApplyLater(mischief_.slowness * kOperationUs, done); }));
+            IfAlive([this, done] { ApplyLater(mischief_.slowness * order_us_, done); }));
 }
 
 void WorkerProcess::CheckUploads(const worker::Effect& order) const {

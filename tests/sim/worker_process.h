@@ -48,6 +48,7 @@ struct Machine {
   int threads = 2;
   int multiprocessors = 0;  // of a GPU
   int value_bytes = 0;      // likewise
+  int64_t order_us = 1000;  // its engine takes so long for each
 };
 
 class WorkerProcess {
@@ -117,6 +118,7 @@ class WorkerProcess {
   CoordinatorSide& coordinator_;
   const WorkerScript& script_;
   const worker::v1::Hello hello_;
+  const int64_t order_us_;
   Mischief mischief_;
 
   std::unique_ptr<worker::WorkerCore> core_;  // null: it does not run

@@ -161,8 +161,7 @@ void RepeatsUploads(Stage& stage, const Happening& h) {
 void ClockJumps(Stage& stage, const Happening& h) {
   constexpr int64_t kDayUs = 86'400 * kSecondUs;
   const int64_t days = static_cast<int64_t>(h.a % 6) - 3;
-  stage.site.SetWallClock(Site::kWallAheadUs + days * kDayUs +
-                          static_cast<int64_t>(h.b % kDayUs));
+  stage.site.SetWallClock(Site::kWallAheadUs + days * kDayUs + static_cast<int64_t>(h.b % kDayUs));
 }
 
 void StandsStill(Stage& stage, const Happening& h) {
@@ -262,6 +261,7 @@ void Happen(Stage& stage, const Happening& happening) {
 }
 
 void Calm(Stage& stage) {
+  stage.site.SpareCoordinator();
   stage.site.SetFaults({});
   if (stage.site.disk_was_ill()) {
     stage.site.SetRoom(SimDisk::kUnbounded);

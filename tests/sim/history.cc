@@ -189,6 +189,7 @@ Tally Play(const History& history) {
     site.At(last_us, [&stage, &happening] { Happen(stage, happening); });
   }
   site.Sleep(std::max<int64_t>(last_us - site.now_us(), 0));
+  site.Sleep(Site::kStopPatienceUs);  // whoever is to be stopped has been
   Calm(stage);
   site.RunUntil([&] { return AllHaveEnded(stage); }, kEventsToEndMax);
   WaitForJobs(site);
@@ -198,6 +199,8 @@ Tally Play(const History& history) {
 
   Tally tally;
   tally.simulated_us = site.now_us() - begin_us;
+  tally.deaths = site.deaths();
+  tally.closings = site.closings();
   for (const int64_t value : {site.now_us(), site.disk().effects(), site.disk().syncs(),
                               site.deaths(), static_cast<int64_t>(site.random()())}) {
     tally.fingerprint = Mix(tally.fingerprint, static_cast<uint64_t>(value));

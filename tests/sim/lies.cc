@@ -90,11 +90,12 @@ const std::vector<Lie>& Lies() {
                            m.mutable_hello()->set_worker("worker-0");
                            m.mutable_hello()->set_protocol_version(1);
                          }),
-      Instead<Heartbeat>("the answer to no cut",
-                         [](const Heartbeat& truth, WorkerMessage& m) {
-                           m.mutable_cut_answer()->set_epoch(truth.epoch());
-                           m.mutable_cut_answer()->set_cut(kFar);
-                         }),
+      Instead<MicrobatchDone>("the answer to no cut",
+                              [](const MicrobatchDone&, WorkerMessage& m) {
+                                const int64_t epoch = m.report().epoch();
+                                m.mutable_cut_answer()->set_epoch(epoch);
+                                m.mutable_cut_answer()->set_cut(kFar);
+                              }),
 
       With<CutAnswer>("a cut behind all microbatches",
                       [](CutAnswer& m) { m.set_first_not_enqueued(kFar); }),

@@ -78,7 +78,8 @@ class SimDisk {
 
   // ---- calamity ----
 
-  // After so many more effects the process is dead; a write that is cut may be done in part.
+  // After so many more effects (negative: never) the process is dead; a write that is cut may be
+  // done in part.
   void StopAfter(int64_t effects);
   bool stopped() const { return stopped_; }
   int64_t effects() const { return effects_; }  // so far: whatever could change the disk

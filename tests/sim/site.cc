@@ -17,7 +17,6 @@ using namespace server;  // NOLINT: the site is the server's, simulated
 
 constexpr char kRoot[] = "/data";
 constexpr int64_t kRestartUs = 200'000;
-constexpr int64_t kStopPatienceUs = 10'000'000;
 
 absl::Status Gone() { return absl::UnavailableError("the coordinator is not there"); }
 
@@ -291,6 +290,13 @@ void Site::StopCoordinator() {
 void Site::EndCoordinatorAtEffect(Death death, int64_t effects) {
   death_ = death;
   disk_.StopAfter(effects);
+}
+
+void Site::SpareCoordinator() {
+  if (disk_.stopped()) return;
+  steps_to_death_ = -1;
+  death_.reset();
+  disk_.StopAfter(-1);
 }
 
 void Site::Die(Death death) {

@@ -90,8 +90,11 @@ class Site final : public server::Sinks {
   void EndCoordinator(Death death, int64_t steps);
   // After so many more effects on its disk.
   void EndCoordinatorAtEffect(Death death, int64_t effects);
-  // As by SIGTERM: it is asked to stop, and ended where it does not in time.
+  // As by SIGTERM: it is asked to stop, and ended where it has not by then.
+  static constexpr int64_t kStopPatienceUs = 10'000'000;
   void StopCoordinator();
+  // An end that was ordered at a step or an effect, and has not come, does not come any more.
+  void SpareCoordinator();
   void KillWorker(int worker);
   void CutStream(int worker);
   // What it says is lost until its stream is closed.
@@ -122,6 +125,8 @@ class Site final : public server::Sinks {
   int64_t now_us() const { return now_us_; }
   int64_t deaths() const { return deaths_; }
   int64_t failed_starts() const { return failed_starts_; }
+  // Streams that the coordinator ended itself.
+  int64_t closings() const { return closings_; }
 
   // Sinks.
   void Answer(uint64_t request, absl::StatusOr<server::ReplyValue> value) override;
@@ -201,6 +206,7 @@ class Site final : public server::Sinks {
   int64_t steps_to_death_ = -1;
   int64_t deaths_ = 0;
   int64_t failed_starts_ = 0;
+  int64_t closings_ = 0;
   int64_t next_upload_ = 1;
   std::map<uint64_t, OnReply> replies_;
   uint64_t next_request_ = 1;

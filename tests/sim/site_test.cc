@@ -44,6 +44,7 @@ void Explain(const History& history) {
 TEST_CASE("histories of a site end as they should") {
   const auto start = std::chrono::steady_clock::now();
   double simulated_s = 0;
+  int64_t deaths = 0, closings = 0;
   for (uint64_t seed = flags.seed; seed < flags.seed + flags.seeds; ++seed) {
     const History history = HistoryOf(seed);
     Tally tally;
@@ -52,12 +53,15 @@ TEST_CASE("histories of a site end as they should") {
       Explain(history);
       FAIL("it does not end as it should");
     }
+    deaths += tally.deaths;
+    closings += tally.closings;
     simulated_s += static_cast<double>(tally.simulated_us) / 1e6;
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   std::cout << "site_test: " << flags.seeds << " histories, "
             << static_cast<double>(flags.seeds) * 60 / took.count() << " a minute, "
-            << simulated_s / 60 / took.count() << " simulated hours a minute\n";
+            << simulated_s / 60 / took.count() << " simulated hours a minute; the coordinator died "
+            << deaths << " times and closed " << closings << " workers\n";
 }
 
 }  // namespace

@@ -23,7 +23,6 @@ void Watcher::Cut() {
   asks_ = false;
   phase_ = last_ == 0 ? Phase::kSnapshot : Phase::kResume;
   at_ = last_;
-  if (last_ == 0) followed_from_.reset();
 }
 
 void Watcher::Look() {
@@ -66,7 +65,7 @@ void Watcher::TakePage(const JobSnapshot& page) {
 void Watcher::BeginToFollow(int64_t after) {
   phase_ = Phase::kFollow;
   at_ = after;
-  if (!followed_from_) followed_from_ = after;
+  if (seen_.empty()) followed_from_ = after;
 }
 
 int64_t Watcher::Follow(int64_t limit) {

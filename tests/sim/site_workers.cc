@@ -212,6 +212,7 @@ void Site::Send(uint64_t connection, worker::v1::CoordinatorMessage message) {
 void Site::Close(uint64_t connection, const absl::Status& reason) {
   promises_.CheckClose(connection, reason, options_.core.lease_ms * 1000, awake_us());
   promises_.StreamEnded(connection);
+  closings_++;
   for (int i = 0; i < static_cast<int>(workers_.size()); ++i) {
     if (workers_[i].connection == connection) EndStream(i, reason);
   }

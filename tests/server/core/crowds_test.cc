@@ -30,7 +30,7 @@ TEST_CASE("jobs of more shapes than a decision once looked at do not hide one th
     jobs.push_back(world->Submit(large));
   }
   world->Settle();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string small = world->Submit(World::NewJob());
   world->RunUntilState(small, Job::SUCCEEDED);
   for (const std::string& job : jobs) REQUIRE(world->StateOf(job) == Job::QUEUED);
@@ -51,7 +51,7 @@ TEST_CASE("who asked for rows to be checked and left: the check ends, unless oth
   validate.validate_only = true;
   const uint64_t first = world->Ask(validate, count);
   const uint64_t second = world->Ask(EstimateJob{content}, count);
-  world->Step();
+  world->RunNext();
   world->Ask(GiveUpRequest{first}, [](absl::StatusOr<ReplyValue>) {});
   world->RunUntil([&] { return answered == 1; });
   CHECK(world->cancelled_checks() == 0);

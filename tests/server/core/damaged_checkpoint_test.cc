@@ -11,21 +11,21 @@ using Job = v1::Job;
 // The job's worker dies, and finds the newest checkpoint damaged when it loads the slot again.
 void Damage(World& world, const std::string& job) {
   const size_t plans = world.plans().size();
-  world.KillWorker(0);
+  world.worker(0).Kill();
   world.RunUntil([&] {
     return std::any_of(world.plans().begin() + static_cast<int64_t>(plans), world.plans().end(),
                        [](const PlanInput& plan) { return !plan.loads.empty(); });
   });
-  world.HangWorker(0, true);
+  world.worker(0).Hang(true);
   world.Settle();
   worker::v1::WorkerMessage message;
   worker::v1::SlotFailed& failed = *message.mutable_report()->mutable_slot_failed();
   failed.set_job(job);
   failed.set_reason("CHECKPOINT_CORRUPT");
   failed.set_message("adapter_model.safetensors: its sha256 is not the manifest's");
-  world.Lie(0, message);
+  world.worker(0).Lie(message);
   world.RunUntilState(job, Job::QUEUED);
-  world.KillWorker(0);  // the simulated one would load it all the same
+  world.worker(0).Kill();  // which else would load it all the same
 }
 
 std::vector<std::string> MessagesOf(World& world, const std::string& job) {
@@ -38,7 +38,7 @@ std::vector<std::string> MessagesOf(World& world, const std::string& job) {
 
 TEST_CASE("a damaged checkpoint: the job goes on from the one before it, and ends as if whole") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   Job content = World::NewJob();
   content.set_validation_dataset("valid");
   content.mutable_training()->set_eval_every_steps(2);
@@ -63,7 +63,7 @@ TEST_CASE("a damaged checkpoint: the job goes on from the one before it, and end
 
 TEST_CASE("all checkpoints are damaged, one after the other: the job begins anew") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = world->Submit(World::NewJob());
   world->RunUntil([&] { return world->Job(job).last_checkpoint_step() == 4; });
   Damage(*world, job);
@@ -79,7 +79,7 @@ TEST_CASE("all checkpoints are damaged, one after the other: the job begins anew
 
 TEST_CASE("what a job begins from is damaged and it has nothing of its own: it fails") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string first = world->Submit(World::NewJob());
   world->RunUntilState(first, Job::SUCCEEDED);
   Job content = World::NewJob();
@@ -88,12 +88,12 @@ TEST_CASE("what a job begins from is damaged and it has nothing of its own: it f
   const std::string job = world->Submit(content);
   world->RunUntil(
       [&] { return world->plans().size() > plans && !world->plans().back().loads.empty(); });
-  world->HangWorker(0, true);
+  world->worker(0).Hang(true);
   world->Settle();
   worker::v1::WorkerMessage message;
   message.mutable_report()->mutable_slot_failed()->set_job(job);
   message.mutable_report()->mutable_slot_failed()->set_reason("CHECKPOINT_CORRUPT");
-  world->Lie(0, message);
+  world->worker(0).Lie(message);
   world->RunUntilState(job, Job::FAILED);
   CHECK(world->Job(job).error().reason() == "CHECKPOINT_CORRUPT");
   CHECK(world->Job(job).error().category() == v1::JobError::SERVER);

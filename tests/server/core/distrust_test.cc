@@ -32,13 +32,13 @@ std::string NameOf(World& world) {
 
 TEST_CASE("a worker that lies again and again fails no job, however often") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   world->Settle();
   const std::string liar = NameOf(*world);
   const std::string job = world->Submit(LongJob());
   for (int lie = 1; lie <= 12; ++lie) {
     world->RunUntilState(job, Job::PREPARING);
-    world->Lie(0, ALie());
+    world->worker(0).Lie(ALie());
     world->RunUntilState(job, Job::QUEUED);
     CHECK(WorkerNamed(*world, liar).lies() == lie);
   }
@@ -55,13 +55,13 @@ TEST_CASE("a worker that lies again and again fails no job, however often") {
 
 TEST_CASE("it rests for a second, then for twice as long each time, for a minute at most") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   world->Settle();
   const std::string liar = NameOf(*world);
   const std::string job = world->Submit(LongJob());
   for (const int64_t seconds : {1, 2, 4, 8, 16, 32, 60, 60}) {
     world->RunUntilState(job, Job::PREPARING);
-    world->Lie(0, ALie());
+    world->worker(0).Lie(ALie());
     world->RunUntilState(job, Job::QUEUED);
     const int64_t lied_us = world->now_us();
     world->RunUntil([&] { return WorkerNamed(*world, liar).state() == v1::Worker::IDLE; });
@@ -75,7 +75,7 @@ TEST_CASE("it rests for a second, then for twice as long each time, for a minute
   // Honest for long, and then again: that was a mishap.
   world->RunUntilState(job, Job::SUCCEEDED);
   world->Sleep(3600 * kSecond);
-  world->Lie(0, ALie());
+  world->worker(0).Lie(ALie());
   world->Settle();
   CHECK(std::ranges::count_if(world->notes(), [](const std::string& note) {
           return note.find("rests for 1000 ms") != std::string::npos;
@@ -86,11 +86,11 @@ TEST_CASE("while it rests, another worker does the work") {
   WorldOptions options;
   options.workers = 2;
   auto world = MakeWorld(options);
-  world->ConnectWorkers();
+  world->StartWorkers();
   world->Settle();
   const std::string job = world->Submit(LongJob());
   world->RunUntil([&] { return world->Job(job).step() >= 3; });
-  world->Lie(0, ALie());
+  world->worker(0).Lie(ALie());
   world->RunUntil([&] { return world->Job(job).attempts() == 2; });
   const std::string group = world->Job(job).group();
   world->RunUntilState(job, Job::SUCCEEDED);

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 
-from faults import Pace, add_rows, add_small_model, check_no_job_failed, fill, mounted, small_job, step_of, until, workers_of
+from faults import Pace, add_rows, add_small_model, check_no_job_failed, fill, mounted, small_job, step_of, strace, until, workers_of
 from house import Failure, House, Skipped, main, tell
 
 DISK = "512m"
@@ -94,25 +94,6 @@ def test_a_disk_that_is_full_while_rows_are_checked():
             path.write_text(json.dumps(small_job(max_steps=3)))
             submitted = until(lambda: (again := house.run("submit", "-f", path)).status == 0 and again, 20, "the job is taken when there is room")
         house.wait([submitted.out.strip()], seconds=60)
-
-
-def strace(pid, *options):
-    """Attached to a process with all its threads; `with` detaches it."""
-    if not shutil.which("strace"):
-        raise Skipped("needs strace")
-    tracer = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-p", str(pid), *options], stderr=subprocess.PIPE, text=True)
-    time.sleep(0.5)
-    if tracer.poll() is not None and (why := tracer.stderr.read().strip()):
-        raise Skipped(f"strace may not attach: {why}")
-
-    @contextlib.contextmanager
-    def attached():
-        try:
-            yield
-        finally:
-            tracer.terminate()
-            tracer.wait()
-    return attached()
 
 
 @contextlib.contextmanager

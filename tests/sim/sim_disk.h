@@ -78,7 +78,8 @@ class SimDisk {
 
   // ---- calamity ----
 
-  // After so many more effects the process is dead; a write that is cut may be done in part.
+  // After so many more effects (negative: never) the process is dead; a write that is cut may be
+  // done in part.
   void StopAfter(int64_t effects);
   bool stopped() const { return stopped_; }
   int64_t effects() const { return effects_; }  // so far: whatever could change the disk
@@ -96,7 +97,9 @@ class SimDisk {
   // Syncs (counted from 1) that report success and do nothing: a mutation of who calls them.
   using Skip = std::function<bool(int64_t sync, const std::string& path)>;
   void set_skip(Skip skip) { skip_ = std::move(skip); }
+  static constexpr uint64_t kUnbounded = UINT64_MAX;
   void set_capacity_bytes(uint64_t bytes) { capacity_bytes_ = bytes; }
+  uint64_t capacity_bytes() const { return capacity_bytes_; }
   void set_read_only(bool read_only) { read_only_ = read_only; }
   bool read_only() const { return read_only_; }
   // All that was done so far becomes durable.
@@ -143,7 +146,7 @@ class SimDisk {
   int64_t effects_ = 0;
   int64_t stop_at_ = -1;
   int64_t syncs_ = 0;
-  uint64_t capacity_bytes_ = UINT64_MAX;
+  uint64_t capacity_bytes_ = kUnbounded;
   uint64_t used_bytes_ = 0;
 };
 

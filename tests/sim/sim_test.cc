@@ -59,7 +59,6 @@ int64_t RunHistory(uint64_t seed) {
   options.seed = seed;
   options.workers = 1 + static_cast<int>(seed % 3);
   options.delay_us_max = seed % 2 ? 3000 : 30'000;
-  options.repeat_share = 0.05;
   // On GPUs with so little memory that groups are formed anew with shorter microbatches.
   const bool gpu = seed % 5 < 2;
   if (gpu) options.gpu_memory_bytes = (350 + static_cast<int64_t>(random() % 8) * 10) << 20;
@@ -74,7 +73,7 @@ int64_t RunHistory(uint64_t seed) {
   world.AddDataset("valid", 5);
   world.SetLongest("long", gpu ? 2500 : 100);
   world.AddDataset("long", 9);
-  world.ConnectWorkers();
+  world.StartWorkers();
 
   std::vector<std::unique_ptr<Client>> clients;
   const int jobs = 12;
@@ -95,10 +94,10 @@ int64_t RunHistory(uint64_t seed) {
         break;
       case 2:
       case 3:
-        world.KillWorker(worker);
+        world.worker(worker).Kill();
         break;
       case 4:
-        world.SilenceWorker(worker);
+        world.worker(worker).Silence();
         break;
       case 5: {
         const Client& client = *clients[random() % clients.size()];
@@ -109,14 +108,17 @@ int64_t RunHistory(uint64_t seed) {
         cancelled.insert(client.acknowledged());
         break;
       }
+      case 7:
+        world.worker(worker).mischief().repeats = 10;
+        break;
       case 6:
-        world.TakeMemory(random() % 2 == 0);
+        world.script().memory_taken = random() % 2 == 0;
         break;
       default:
         break;
     }
   }
-  world.TakeMemory(false);
+  world.script().memory_taken = false;
   world.RunUntil(
       [&] {
         for (const auto& client : clients) {

@@ -5,10 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/job_states.h"
 #include "server/startup.h"
-#include "server/store_reads.h"
-#include "storage/checkpoint.h"
 #include "storage/model_directory.h"
 #include "storage/sha256.h"
 #include "tests/sim/memory_store.h"
@@ -37,7 +34,7 @@ class MarkedStore final : public MemoryStore {
     if (mutations.empty()) return absl::OkStatus();
     if (!broken_.ok()) return broken_;
     const absl::Status status = Mark();
-    if (absl::IsResourceExhausted(status)) return status;
+    if (absl::IsResourceExhausted(status) || absl::IsUnavailable(status)) return status;
     broken_ = status;
     return status.ok() ? MemoryStore::Apply(mutations) : status;
   }
@@ -54,17 +51,39 @@ class MarkedStore final : public MemoryStore {
   absl::Status broken_;
 };
 
-class RoomForAll final : public Disk {
+// The room on the simulated disk.
+class SiteRoom final : public Disk {
  public:
+  SiteRoom(SimDisk& disk, SimFiles& files) : disk_(disk), files_(files) {}
+
   const std::string& path() const override { return path_; }
-  absl::StatusOr<int64_t> FreeBytes() override { return int64_t{1} << 40; }
-  absl::StatusOr<int64_t> SizeBytes() override { return int64_t{1} << 40; }
-  bool HasBallast(int64_t) override { return false; }
-  absl::Status MakeBallast(int64_t) override { return absl::OkStatus(); }
-  absl::Status DropBallast() override { return absl::OkStatus(); }
+  absl::StatusOr<int64_t> FreeBytes() override {
+    const uint64_t capacity = std::min(disk_.capacity_bytes(), kSizeBytes);
+    return static_cast<int64_t>(capacity - std::min(capacity, disk_.used_bytes()));
+  }
+  absl::StatusOr<int64_t> SizeBytes() override { return static_cast<int64_t>(kSizeBytes); }
+  bool HasBallast(int64_t bytes) override {
+    const absl::StatusOr<uint64_t> size = files_.Size(ballast_);
+    return size.ok() && static_cast<int64_t>(*size) == bytes;
+  }
+  absl::Status MakeBallast(int64_t bytes) override {
+    const absl::Status status =
+        storage::WriteSynced(files_, ballast_, std::string(static_cast<size_t>(bytes), '\0'));
+    if (!status.ok()) DropBallast().IgnoreError();
+    return status;
+  }
+  absl::Status DropBallast() override {
+    const absl::Status status = files_.Remove(ballast_);
+    return absl::IsNotFound(status) ? absl::OkStatus() : status;
+  }
 
  private:
+  static constexpr uint64_t kSizeBytes = uint64_t{1} << 40;
+
+  SimDisk& disk_;
+  SimFiles& files_;
   const std::string path_ = kRoot;
+  const std::string ballast_ = absl::StrCat(kRoot, "/ballast");
 };
 
 class FunctionClock final : public Clock {
@@ -97,11 +116,12 @@ class AgendaTasks final : public Tasks {
 
 struct Site::Process {
   Process(std::function<Moment()> now, AgendaTasks::Schedule schedule, std::function<void()> ring,
-          const CoreOptions& options, SimFiles& files)
+          const CoreOptions& options, SimDisk& disk, SimFiles& files)
       : clock(std::move(now)),
         data_dir(kRoot),
         mailbox(clock, MailboxOptions{}, std::move(ring)),
         revisions(options.watch_revisions_max),
+        room(disk, files),
         tasks(std::move(schedule)),
         solver(MakeFeedSolver(kRoot, files)) {}
 
@@ -109,7 +129,7 @@ struct Site::Process {
   const DataDir data_dir;
   Mailbox mailbox;
   RevisionLog revisions;
-  RoomForAll room;
+  SiteRoom room;
   AgendaTasks tasks;
   std::unique_ptr<Solver> solver;
   std::unique_ptr<storage::JobStore> opened;  // null: the one in memory is used
@@ -120,40 +140,21 @@ struct Site::Process {
 
 Site::Site(const SiteOptions& options)
     : options_(options),
-      random_(options.seed),
+      clock_(options.seed, options.delay_us_max),
       disk_(options.seed),
       files_(disk_),
       vfs_(disk_),
-      memory_store_(std::make_unique<MarkedStore>(files_)),
-      workers_(options.workers) {
+      memory_store_(std::make_unique<MarkedStore>(files_)) {
   StartCoordinator();
-  for (int i = 0; i < options.workers; ++i) StartWorker(i);
+  for (const Machine& machine : options.machines) {
+    workers_.push_back(std::make_unique<WorkerProcess>(machine, clock_, *this, script_));
+    workers_.back()->Start();
+  }
 }
 
-Site::~Site() {
-  for (WorkerProcess& worker : workers_) worker.core.reset();
-  process_.reset();
-}
+Site::~Site() = default;
 
 // ---- time ----
-
-int64_t Site::Delay() {
-  return options_.delay_us_max == 0 ? 0 : static_cast<int64_t>(random_() % options_.delay_us_max);
-}
-
-void Site::At(int64_t at_us, std::function<void()> what) {
-  agenda_.emplace(std::max(at_us, now_us_), std::move(what));
-}
-
-bool Site::RunNext() {
-  if (agenda_.empty()) return false;
-  const auto next = agenda_.begin();
-  now_us_ = std::max(now_us_, next->first);
-  const std::function<void()> what = std::move(next->second);
-  agenda_.erase(next);
-  what();
-  return true;
-}
 
 void Site::RunUntil(const std::function<bool()>& done, int64_t events_max) {
   for (int64_t event = 0; !done(); ++event) {
@@ -162,29 +163,23 @@ void Site::RunUntil(const std::function<bool()>& done, int64_t events_max) {
   }
 }
 
-void Site::Sleep(int64_t us) {
-  const int64_t until = now_us_ + us;
-  while (!agenda_.empty() && agenda_.begin()->first <= until) RunNext();
-  now_us_ = std::max(now_us_, until);
-}
-
 // ---- the coordinator's process ----
 
 absl::Status Site::TryStart() {
   const int64_t life = life_;
   process_ = std::make_unique<Process>(
       [this] {
-        return Moment{now_us_, now_us_ + wall_ahead_us_};
+        return Moment{now_us(), now_us() + wall_ahead_us_};
       },
       [this, life](int64_t earliest_us, std::function<void()> task) {
-        const int64_t at = std::max(now_us_, earliest_us) + Delay();
+        const int64_t at = std::max(now_us(), earliest_us) + clock_.Delay();
         At(at, [this, life, task = std::move(task)] {
           if (life == life_ && !disk_.stopped()) task();
           if (life == life_) Ring();
         });
         return at;
       },
-      [this] { Ring(); }, options_.core, files_);
+      [this] { Ring(); }, options_.core, disk_, files_);
   Process& process = *process_;
   if (absl::Status status = MakeFolders(process.data_dir, files_); !status.ok()) return status;
   if (absl::Status status = CheckStoreIsThere(process.data_dir, files_); !status.ok()) {
@@ -201,7 +196,7 @@ absl::Status Site::TryStart() {
     process.store = memory_store_.get();
   }
   auto turns =
-      Turns::Start({.core = options_.core},
+      Turns::Start({.core = options_.core, .reserve_bytes = options_.reserve_bytes},
                    {process.clock, process.data_dir, files_, *process.store, process.room,
                     process.tasks, *process.solver, process.mailbox, process.revisions, *this});
   if (!turns.ok()) return turns.status();
@@ -214,16 +209,20 @@ void Site::StartCoordinator() {
   const absl::Status status = TryStart();
   if (!status.ok()) {
     INFO("seed " << options_.seed << ", at start: " << status);
-    REQUIRE((faults_ || disk_.stopped()));
+    REQUIRE((disk_is_ill() || disk_.stopped()));
     failed_starts_++;
     return Die(death_.value_or(Death::kKill));
+  }
+  if (!disk_is_ill()) promises_.CheckKept(store(), files_);
+  for (const auto& worker : workers_) {
+    if (!worker->running()) worker->Start();
   }
   Ring();
 }
 
 void Site::Ring() {
   if (!process_ || std::exchange(wake_due_, true)) return;
-  Later([this, life = life_] {
+  clock_.Later([this, life = life_] {
     if (life == life_) Run();
   });
 }
@@ -244,8 +243,9 @@ void Site::Run() {
     CheckTurn();
   }
   const int64_t wake_us = process.turns->wake_us();
-  if (wake_us == Turns::kNever || (process.wake_us > now_us_ && process.wake_us <= wake_us)) return;
-  process.wake_us = std::max(wake_us, now_us_ + 1);
+  if (wake_us == Turns::kNever || (process.wake_us > now_us() && process.wake_us <= wake_us))
+    return;
+  process.wake_us = std::max(wake_us, now_us() + 1);
   At(process.wake_us, [this, life = life_] {
     if (life == life_) Ring();
   });
@@ -258,14 +258,30 @@ void Site::EndCoordinator(Death death, int64_t steps) {
   Ring();
 }
 
+void Site::StopCoordinator() {
+  const auto end = [this, life = life_] {
+    if (life == life_) EndCoordinator(Death::kKill, 0);
+  };
+  Ask(StopRequested{}, [end](const absl::StatusOr<ReplyValue>&) { end(); });
+  At(now_us() + kStopPatienceUs, end);
+}
+
 void Site::EndCoordinatorAtEffect(Death death, int64_t effects) {
   death_ = death;
   disk_.StopAfter(effects);
 }
 
+void Site::SpareCoordinator() {
+  if (disk_.stopped()) return;
+  steps_to_death_ = -1;
+  death_.reset();
+  disk_.StopAfter(-1);
+}
+
 void Site::Die(Death death) {
   deaths_++;
   life_++;
+  promises_.CoordinatorDied();
   disk_.StopAfter(0);  // it does nothing more, not even close its files
   process_.reset();
   death == Death::kPowerLoss ? disk_.PowerLoss() : disk_.Restart();
@@ -273,19 +289,42 @@ void Site::Die(Death death) {
   steps_to_death_ = -1;
   death_.reset();
   for (auto& [request, on_reply] : std::exchange(replies_, {})) {
-    Later([on_reply = std::move(on_reply)] { on_reply(Gone()); });
+    clock_.Later([on_reply = std::move(on_reply)] { on_reply(Gone()); });
   }
-  for (int i = 0; i < static_cast<int>(workers_.size()); ++i) EndStream(i, Gone());
-  At(now_us_ + kRestartUs + Delay(), [this] { StartCoordinator(); });
+  for (const auto& worker : workers_) worker->EndStream(Gone());
+  At(now_us() + kRestartUs + clock_.Delay(), [this] { StartCoordinator(); });
 }
 
 void Site::SetFaults(const FaultRates& rates) {
   faults_ = rates.no_space + rates.write_error + rates.sync_error + rates.read_error > 0;
-  disk_.set_fault(faults_ ? RandomFaults(rates, random_()) : nullptr);
+  disk_was_ill_ = disk_was_ill_ || faults_;
+  disk_.set_fault(faults_ ? RandomFaults(rates, random()()) : nullptr);
+}
+
+void Site::SetRoom(uint64_t bytes) {
+  disk_was_ill_ = true;
+  disk_.set_capacity_bytes(bytes == SimDisk::kUnbounded ? bytes : disk_.used_bytes() + bytes);
+}
+
+void Site::SetReadOnly(bool read_only) {
+  disk_was_ill_ = true;
+  disk_.set_read_only(read_only);
 }
 
 bool Site::Post(decltype(server::Event::content) content) {
-  return process_ && process_->mailbox.Post(std::move(content));
+  if (!process_) return false;
+  if (const auto* said = std::get_if<WorkerSaid>(&content)) {
+    promises_.Heard(said->connection, said->message, awake_us());
+  }
+  if (const auto* gone = std::get_if<WorkerGone>(&content)) promises_.StreamEnded(gone->connection);
+  return process_->mailbox.Post(std::move(content));
+}
+
+RevisionLog& Site::revision_log() { return process_->revisions; }
+
+RevisionLog& Site::revisions() {
+  REQUIRE(process_);
+  return process_->revisions;
 }
 
 storage::JobStore& Site::store() {
@@ -297,17 +336,21 @@ storage::JobStore& Site::store() {
 
 void Site::Ask(Request request, OnReply on_reply) {
   const uint64_t number = next_request_++;
-  if (auto* create = std::get_if<CreateJob>(&request)) create->random = random_();
+  if (auto* create = std::get_if<CreateJob>(&request)) create->random = random()();
+  Request asked = request;
   if (!Post(Requested{number, std::move(request)})) {
-    return Later([on_reply = std::move(on_reply)] { on_reply(Gone()); });
+    return clock_.Later([on_reply = std::move(on_reply)] { on_reply(Gone()); });
   }
+  promises_.Asked(number, std::move(asked), awake_us());
   replies_[number] = std::move(on_reply);
 }
 
 void Site::Answer(uint64_t request, absl::StatusOr<ReplyValue> value) {
+  promises_.Answered(request, value);
   auto node = replies_.extract(request);
   if (node.empty()) return;
-  Later([on_reply = std::move(node.mapped()), value = std::move(value)] { on_reply(value); });
+  clock_.Later(
+      [on_reply = std::move(node.mapped()), value = std::move(value)] { on_reply(value); });
 }
 
 ReplyValue Site::Call(const std::function<Request()>& request) {
@@ -326,113 +369,59 @@ ReplyValue Site::Call(const std::function<Request()>& request) {
 }
 
 absl::StatusOr<std::string> Site::WriteUpload(std::string_view bytes) {
-  if (!process_ || disk_.stopped()) return Gone();
+  if (!serves()) return Gone();
   const std::string path = absl::StrCat(kRoot, "/uploads/sim-", next_upload_++);
   if (absl::Status status = storage::WriteSynced(files_, path, bytes); !status.ok()) return status;
   return path;
 }
 
+absl::StatusOr<std::string> Site::WriteUpload(const std::map<std::string, std::string>& files) {
+  if (!serves()) return Gone();
+  const std::string path = absl::StrCat(kRoot, "/uploads/sim-", next_upload_++);
+  if (absl::Status status = files_.MakeDirectory(path); !status.ok()) return status;
+  for (const auto& [name, bytes] : files) {
+    absl::Status status = storage::WriteSynced(files_, storage::JoinPath(path, name), bytes);
+    if (!status.ok()) return status;
+  }
+  if (absl::Status status = files_.SyncDirectory(path); !status.ok()) return status;
+  return path;
+}
+
+RegisterModel Site::ModelRequest(const std::string& name) {
+  RegisterModel request;
+  request.model.set_name(name);
+  request.model.set_path(house_.model());
+  request.model.set_fingerprint(storage::ModelDirectory::Open(house_.model())->fingerprint());
+  request.config_json = house_.directory.Read("model/config.json");
+  request.request_id = {"model " + name, name};
+  return request;
+}
+
 void Site::AddModel() {
-  Call([this]() -> Request {
-    RegisterModel request;
-    request.model.set_name("m");
-    request.model.set_path(house_.model());
-    request.model.set_fingerprint(storage::ModelDirectory::Open(house_.model())->fingerprint());
-    request.config_json = house_.directory.Read("model/config.json");
-    return request;
-  });
+  Call([this] { return ModelRequest("m"); });
+}
+
+absl::StatusOr<CreateDataset> Site::DatasetRequest(const std::string& name, int64_t rows) {
+  std::vector<int64_t> lengths;
+  for (int64_t row = 0; row < rows; ++row) lengths.push_back(RowLength(row));
+  rows_[name] = rows;
+  const std::string bytes = house_.directory.Read(house_.AddTokens(name, lengths));
+  CreateDataset request;
+  request.dataset.set_name(name);
+  request.dataset.set_rows(rows);
+  request.dataset.set_size_bytes(static_cast<int64_t>(bytes.size()));
+  request.dataset.set_sha256(storage::Sha256::Of(bytes));
+  absl::StatusOr<std::string> upload = WriteUpload(bytes);
+  if (!upload.ok()) return upload.status();
+  request.upload = *std::move(upload);
+  request.request_id = {"dataset " + name, absl::StrCat(name, " of ", rows)};
+  return request;
 }
 
 void Site::AddDataset(const std::string& name, int64_t rows) {
-  std::vector<int64_t> lengths;
-  for (int64_t row = 0; row < rows; ++row) lengths.push_back(2 + row * 7 % 20);
-  const std::string bytes = house_.directory.Read(house_.AddTokens(name, lengths));
-  Call([&]() -> Request {
-    CreateDataset request;
-    request.dataset.set_name(name);
-    request.dataset.set_rows(rows);
-    request.dataset.set_size_bytes(static_cast<int64_t>(bytes.size()));
-    request.dataset.set_sha256(storage::Sha256::Of(bytes));
-    request.upload = *WriteUpload(bytes);
-    request.request_id = {"dataset " + name, name};
-    return request;
-  });
+  Call([&] { return *DatasetRequest(name, rows); });
 }
 
 void Site::Log(Note::Level, const std::string&) {}
-
-// ---- what must hold ----
-
-// A watcher that comes back after every death: it sees each revision once, in their order.
-void Site::CheckTurn() {
-  auto revisions = process_->revisions.Read(watched_, 1000);
-  // Who has seen no job yet has nothing to miss.
-  while (absl::IsOutOfRange(revisions.status()) && followed_.empty()) {
-    revisions = process_->revisions.Read(++watched_, 1000);
-  }
-  INFO("seed " << options_.seed << ", watched up to " << watched_ << ": " << revisions.status());
-  // What was told and is not there after a death was never durable.
-  REQUIRE(revisions.ok());
-  for (const auto& revision : *revisions) {
-    REQUIRE(revision->revision > watched_);
-    watched_ = revision->revision;
-    v1::WatchJobsResponse message;
-    REQUIRE(message.ParseFromString(revision->message));
-    if (message.has_job()) followed_[message.job().name()] = message.job().state();
-  }
-}
-
-void Site::CheckJob(const v1::Job& job) {
-  const std::string& name = job.name();
-  INFO("seed " << options_.seed << ", job " << job.ShortDebugString());
-  v1::Job::State state = v1::Job::VALIDATING;
-  v1::ListEventsRequest events;
-  events.set_job(name);
-  events.set_page_size(1000);
-  const auto told = ReadEvents(store(), events);
-  REQUIRE(told.ok());
-  for (const v1::Event& event : told->events()) {
-    REQUIRE(event.reason() != "NUMERICS_MISMATCH");
-    if (event.reason() != "STATE_CHANGED") continue;
-    REQUIRE(event.from_state() == state);
-    REQUIRE(IsLegal(event.from_state(), event.to_state()));
-    state = event.to_state();
-  }
-  REQUIRE(state == job.state());
-  REQUIRE(followed_[name] == state);
-  v1::GetMetricsRequest metrics;
-  metrics.set_job(name);
-  metrics.set_page_size(1000);
-  int64_t step = 0;
-  const auto rows = ReadMetrics(store(), metrics);
-  REQUIRE(rows.ok());
-  for (const v1::StepMetrics& row : rows->steps()) {
-    REQUIRE(row.step() == ++step);
-    REQUIRE(row.loss() == TrainLoss(name, step));
-  }
-  v1::ListCheckpointsRequest checkpoints;
-  checkpoints.set_job(name);
-  checkpoints.set_page_size(1000);
-  const auto all = ReadCheckpoints(store(), checkpoints);
-  REQUIRE(all.ok());
-  for (const v1::Checkpoint& kept : all->checkpoints()) {
-    const auto found = storage::OpenCheckpoint(
-        files_, absl::StrCat(kRoot, "/checkpoints/", name, "/", kept.step()), true);
-    INFO("checkpoint " << kept.step() << ": " << found.status());
-    REQUIRE(found.ok());
-    REQUIRE(found->state.step == kept.step());
-  }
-  if (job.state() != v1::Job::SUCCEEDED) return;
-  REQUIRE(step == job.total_steps());
-  REQUIRE(job.step() == step);
-  REQUIRE(job.last_checkpoint_step() == step);
-}
-
-void Site::CheckAll() {
-  v1::ListJobsRequest request;
-  request.set_page_size(1000);
-  const auto all = std::get<v1::ListJobsResponse>(Call([&]() -> Request { return request; }));
-  for (const v1::Job& job : all.jobs()) CheckJob(job);
-}
 
 }  // namespace lorad::sim

@@ -16,23 +16,25 @@
 
 #include "server/turns.h"
 #include "tests/server/feed/house.h"
+#include "tests/sim/clockwork.h"
+#include "tests/sim/promises.h"
 #include "tests/sim/sim_disk.h"
-#include "tests/sim/sim_engine.h"
 #include "tests/sim/sim_files.h"
 #include "tests/sim/sim_vfs.h"
-#include "worker/core.h"
+#include "tests/sim/worker_process.h"
 
 namespace lorad::sim {
 
 struct SiteOptions {
   uint64_t seed = 1;
-  int workers = 1;
+  std::vector<Machine> machines = {{"worker-0"}};
   int64_t delay_us_max = 1000;
+  int64_t reserve_bytes = 0;  // of room on the disk; 0: it is not looked at
   bool sqlite = false;  // else a store in memory, which writes to the disk as much as it needs
   server::CoreOptions core;
 };
 
-class Site final : public server::Sinks {
+class Site final : public server::Sinks, public CoordinatorSide {
  public:
   explicit Site(const SiteOptions& options);
   ~Site() override;
@@ -47,29 +49,55 @@ class Site final : public server::Sinks {
   // The model "m", and datasets of so many short rows.
   void AddModel();
   void AddDataset(const std::string& name, int64_t rows);
-  // Not kept by the coordinator's death: a service's own file.
+  static int64_t RowLength(int64_t row) { return 2 + row * 7 % 20; }
+  // The request for a dataset of so many short rows; its upload is written now.
+  absl::StatusOr<server::CreateDataset> DatasetRequest(const std::string& name, int64_t rows);
+  server::RegisterModel ModelRequest(const std::string& name);
+  // Not kept by the coordinator's death: a service's own file, or directory of such.
   absl::StatusOr<std::string> WriteUpload(std::string_view bytes);
+  absl::StatusOr<std::string> WriteUpload(const std::map<std::string, std::string>& files);
+  // The coordinator is there, and its disk does what it is told.
+  bool serves() const { return process_ && !disk_.stopped(); }
+  // Requests that wait for their one answer.
+  int64_t unanswered() const { return static_cast<int64_t>(replies_.size()); }
 
   // ---- time and calamity ----
 
-  bool RunNext();
+  bool RunNext() { return clock_.RunNext(); }
   void RunUntil(const std::function<bool()>& done, int64_t events_max);
-  void Sleep(int64_t us);
-  void At(int64_t at_us, std::function<void()> what);
+  void Sleep(int64_t us) { clock_.Sleep(us); }
+  void At(int64_t at_us, std::function<void()> what) { clock_.At(at_us, std::move(what)); }
   // Everything stands still, as a machine that is suspended.
-  void StandStill(int64_t us) { now_us_ += us; }
+  void StandStill(int64_t us) {
+    clock_.StandStill(us);
+    stood_still_us_ += us;
+  }
+  // The wall's clock is so far ahead of now_us(); at first so:
+  static constexpr int64_t kWallAheadUs = 1'600'000'000'000'000;
   void SetWallClock(int64_t ahead_us) { wall_ahead_us_ = ahead_us; }
   enum class Death { kKill, kPowerLoss };
   // After so many more steps of its loop; it is started again a little later.
   void EndCoordinator(Death death, int64_t steps);
   // After so many more effects on its disk.
   void EndCoordinatorAtEffect(Death death, int64_t effects);
-  void KillWorker(int worker);
+  // As by SIGTERM: it is asked to stop, and ended where it has not by then.
+  static constexpr int64_t kStopPatienceUs = 10'000'000;
+  void StopCoordinator();
+  // An end that was ordered at a step or an effect, and has not come, does not come any more.
+  void SpareCoordinator();
+  // Dies, falls silent, hangs, lies, and whatever else goes wrong with one.
+  WorkerProcess& worker(int i) { return *workers_[i]; }
+  int workers() const { return static_cast<int>(workers_.size()); }
   void CutStream(int worker);
-  // What it says is lost until its stream is closed.
-  void SilenceWorker(int worker) { workers_[worker].silent = true; }
+  // What goes wrong in all of them.
+  WorkerScript& script() { return script_; }
   // On the disk from now on; with none set, a store that fails is a defect.
   void SetFaults(const FaultRates& rates);
+  // So much may still be written from now on.
+  void SetRoom(uint64_t bytes);
+  void SetReadOnly(bool read_only);
+  // Something was wrong with the disk at some time.
+  bool disk_was_ill() const { return disk_was_ill_; }
 
   // ---- what must hold ----
 
@@ -78,12 +106,16 @@ class Site final : public server::Sinks {
   // All of it, with the disk as it lies.
   void CheckAll();
   storage::JobStore& store();
+  // REQUIRES: it serves.
+  server::RevisionLog& revisions();
   SimDisk& disk() { return disk_; }
   SimFiles& files() { return files_; }
-  std::mt19937_64& random() { return random_; }
-  int64_t now_us() const { return now_us_; }
+  std::mt19937_64& random() { return clock_.random(); }
+  int64_t now_us() const { return clock_.now_us(); }
   int64_t deaths() const { return deaths_; }
   int64_t failed_starts() const { return failed_starts_; }
+  // Streams that the coordinator ended itself.
+  int64_t closings() const { return closings_; }
 
   // Sinks.
   void Answer(uint64_t request, absl::StatusOr<server::ReplyValue> value) override;
@@ -94,47 +126,34 @@ class Site final : public server::Sinks {
 
  private:
   struct Process;  // the coordinator's
-  struct WorkerProcess {
-    std::unique_ptr<worker::WorkerCore> core;
-    std::unique_ptr<SimEngine> engine;
-    int64_t life = 0;
-    bool silent = false;
-    uint64_t connection = 0;  // 0 = no stream
-    int64_t stream = 0;
-    int64_t timer = 0;                         // counts SetTimer
-    int64_t up_free_us = 0, down_free_us = 0;  // a stream keeps its order
-    std::set<int64_t> uploads;                 // under way
-  };
-
   // site.cc
-  int64_t Delay();
-  void Later(std::function<void()> what) { At(now_us_ + Delay(), std::move(what)); }
   void StartCoordinator();
   absl::Status TryStart();
   void Die(Death death);
   void Ring();
   void Run();
-  bool Post(decltype(server::Event::content) content);
+  server::RevisionLog& revision_log();
+
+  // site_checks.cc
+  bool disk_is_ill() const {
+    return faults_ || disk_.read_only() || disk_.capacity_bytes() != SimDisk::kUnbounded;
+  }
+  int64_t awake_us() const { return now_us() - stood_still_us_; }
+  void CheckEvaluations(const v1::Job& job);
+  void CheckWatched();
   void CheckJob(const v1::Job& job);
 
-  // site_workers.cc
-  void StartWorker(int i);
-  void Apply(int i, decltype(worker::Event::content) content);
-  void ApplyLater(int i, int64_t delay_us, decltype(worker::Event::content) content);
-  void Do(int i, worker::Effect effect);
-  void Dial(int i, const worker::Dial& dial);
-  void EndStream(int i, const absl::Status& why);
-  void Say(int i, worker::v1::WorkerMessage message);
-  void Upload(int i, const worker::Upload& upload);
-  void EndUpload(int i, int64_t upload, const absl::Status& status);
-  absl::StatusOr<int64_t> Fetch(const std::string& content);
-  std::string ShardOf(const worker::v1::UploadShardRequest::Header& header);
+  // CoordinatorSide.
+  int64_t life() const override { return life_; }
+  uint64_t NewConnection() override { return next_connection_++; }
+  bool Post(decltype(server::Event::content) content) override;
+  void TakeShard(const worker::v1::UploadShardRequest::Header& header, OnTaken on_taken) override;
+  absl::StatusOr<int64_t> Fetch(const std::string& content) override;
+  void Mistrust(uint64_t connection) override { promises_.Mistrust(connection); }
 
   const SiteOptions options_;
-  std::mt19937_64 random_;
-  int64_t now_us_ = 1'000'000'000;
-  int64_t wall_ahead_us_ = 1'600'000'000'000'000;
-  std::multimap<int64_t, std::function<void()>> agenda_;
+  Clockwork clock_;
+  int64_t wall_ahead_us_ = kWallAheadUs;
 
   const server::feed::House house_;  // the model's directory, and rows
   SimDisk disk_;
@@ -142,6 +161,7 @@ class Site final : public server::Sinks {
   SimVfs vfs_;
   std::unique_ptr<storage::JobStore> memory_store_;  // what of it was committed survives
   bool faults_ = false;
+  bool disk_was_ill_ = false;
 
   std::unique_ptr<Process> process_;
   int64_t life_ = 0;
@@ -150,14 +170,20 @@ class Site final : public server::Sinks {
   int64_t steps_to_death_ = -1;
   int64_t deaths_ = 0;
   int64_t failed_starts_ = 0;
+  int64_t closings_ = 0;
   int64_t next_upload_ = 1;
   std::map<uint64_t, OnReply> replies_;
   uint64_t next_request_ = 1;
   uint64_t next_connection_ = 1;
   int64_t watched_ = 0;                             // the newest revision that a watcher has seen
   std::map<std::string, v1::Job::State> followed_;  // by that watcher
+  std::map<int64_t, std::string> seen_;             // by that watcher: revision -> job
+  std::map<std::string, int64_t> rows_;             // of datasets
+  Promises promises_;
+  int64_t stood_still_us_ = 0;
 
-  std::vector<WorkerProcess> workers_;
+  WorkerScript script_;
+  std::vector<std::unique_ptr<WorkerProcess>> workers_;
 };
 
 }  // namespace lorad::sim

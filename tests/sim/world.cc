@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/core/job_states.h"
 #include "server/startup.h"
 
@@ -21,66 +22,50 @@ Overloaded(Handlers...) -> Overloaded<Handlers...>;
 
 }  // namespace
 
-World::World(const WorldOptions& options) : options_(options), random_(options.seed) {
-  workers_.resize(options.workers);
+World::World(const WorldOptions& options)
+    : options_(options), clock_(options.seed, options.delay_us_max) {
+  for (int i = 0; i < options.workers; ++i) {
+    Machine machine{absl::StrCat("worker-", i)};
+    if (options.gpu_memory_bytes > 0) {
+      machine = {machine.worker, "cuda:0", options.gpu_memory_bytes, 2, 132, 2};
+    }
+    workers_.push_back(std::make_unique<WorkerProcess>(machine, clock_, *this, script_));
+  }
   Start();
 }
 
 World::~World() = default;
 
 void World::RequireOk(const absl::Status& status) {
-  INFO(status.ToString());
-  REQUIRE(status.ok());
+  if (!status.ok()) FAIL(status.ToString());
 }
 
 // ---- time ----
 
-int64_t World::Delay() {
-  return options_.delay_us_max == 0 ? 0 : static_cast<int64_t>(random_() % options_.delay_us_max);
-}
-
-bool World::Chance(double share) {
-  return share > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < share;
-}
-
-void World::At(int64_t at_us, std::function<void()> what) {
-  agenda_.emplace(std::max(at_us, now_us_), std::move(what));
-}
-
-bool World::Step() {
-  if (agenda_.empty()) return false;
-  const auto next = agenda_.begin();
-  now_us_ = std::max(now_us_, next->first);
-  const std::function<void()> what = std::move(next->second);
-  agenda_.erase(next);
-  what();
-  return true;
-}
-
 void World::RunUntil(const std::function<bool()>& done, int64_t steps_max) {
-  for (int64_t step = 0; !done(); ++step) {
-    if (step == steps_max || agenda_.empty()) FAIL("it does not come to an end:\n" << Describe());
-    Step();
+  int64_t step = 0;
+  while (!done()) {
+    // What a story waits for comes in turns.
+    for (const int64_t before = turns_; turns_ == before; ++step) {
+      if (step == steps_max || !clock_.RunNext()) {
+        FAIL("it does not come to an end:\n" << Describe());
+      }
+    }
   }
 }
 
 void World::Settle() {
-  while (static_cast<int>(agenda_.size()) > timers_) Step();
-}
-
-void World::Sleep(int64_t us) {
-  const int64_t until = now_us_ + us;
-  while (!agenda_.empty() && agenda_.begin()->first <= until) Step();
-  now_us_ = until;
+  while (!clock_.quiet()) clock_.RunNext();
 }
 
 void World::RunUntilState(const std::string& job, v1::Job::State state) {
   RunUntil([&] {
-    const v1::Job::State now = StateOf(job);
-    INFO(job << " is " << ToText(now) << ", awaited " << ToText(state) << "; "
-             << Job(job).error().message());
-    REQUIRE((now == state || IsLive(now)));
-    return now == state;
+    const v1::Job now = Job(job);
+    if (now.state() != state && !IsLive(now.state())) {
+      FAIL(job << " is " << ToText(now.state()) << ", awaited " << ToText(state) << "; "
+               << now.error().message());
+    }
+    return now.state() == state;
   });
 }
 
@@ -111,26 +96,22 @@ void World::Start() {
 }
 
 void World::CrashCoordinator() {
-  crashes_++;
   core_.reset();
-  for (int i = 0; i < static_cast<int>(workers_.size()); ++i) {
-    workers_[i].connection = 0;
-    workers_[i].life++;
-    workers_[i].worker.reset();
-  }
+  for (const auto& worker : workers_) worker->Kill(/*restart=*/false);
   // Clients see their calls break.
   auto replies = std::exchange(replies_, {});
   Start();
   for (auto& [request, on_reply] : replies) on_reply(absl::UnavailableError("the stream broke"));
-  ConnectWorkers();
+  StartWorkers();
 }
 
-void World::Post(decltype(Event::content) content) {
+bool World::Post(decltype(Event::content) content) {
   inbox_.push_back(std::move(content));
-  if (std::exchange(turn_due_, true)) return;
-  Later([this, life = life_] {
+  if (std::exchange(turn_due_, true)) return true;
+  clock_.Later([this, life = life_] {
     if (life == life_) Turn();
   });
+  return true;
 }
 
 void World::Turn() {
@@ -167,7 +148,7 @@ void World::EndPlan(uint64_t number) {
 void World::Do(Effect effect) {
   const int64_t life = life_;
   const auto post_later = [this, life](auto content) {
-    Later([this, life, content = std::move(content)] {
+    clock_.Later([this, life, content = std::move(content)] {
       if (life == life_) Post(content);
     });
   };
@@ -184,30 +165,13 @@ void World::Do(Effect effect) {
                    }
                  },
                  [&](Send& send) {
-                   for (WorkerSlot& slot : workers_) {
-                     if (slot.connection != send.connection) continue;
-                     slot.down_free_us = std::max(slot.down_free_us, now_us_ + Delay());
-                     At(slot.down_free_us, [this, &slot, connection = send.connection,
-                                            message = std::move(send.message)] {
-                       if (slot.connection != connection) return;
-                       slot.worker->Hear(message);
-                       const int i = static_cast<int>(&slot - workers_.data());
-                       if (slot.worker->shut_down()) {
-                         KillWorker(i, /*restart=*/false);
-                       } else {
-                         WakeWorker(i);
-                       }
-                     });
-                     return;
-                   }
+                   WorkerProcess* const to = FindConnection(workers_, send.connection);
+                   if (to) to->Send(std::move(send.message));
                  },
                  [&](Disconnect& disconnect) {
                    closed_[disconnect.connection] = disconnect.reason;
-                   for (size_t i = 0; i < workers_.size(); ++i) {
-                     if (workers_[i].connection == disconnect.connection) {
-                       KillWorker(static_cast<int>(i));
-                     }
-                   }
+                   WorkerProcess* const to = FindConnection(workers_, disconnect.connection);
+                   if (to) to->EndStream(disconnect.reason);
                  },
                  [&](Announce& announce) {
                    v1::WatchJobsResponse message;
@@ -227,7 +191,7 @@ void World::Do(Effect effect) {
                        plan.number, std::move(window), {1, 1, {path}}, std::move(failures)};
                    if (plan.hurry || options_.plan_us == 0) return post_later(planned);
                    unhurried_[plan.number] = [post_later, planned] { post_later(planned); };
-                   At(now_us_ + options_.plan_us, [this, life, number = plan.number] {
+                   clock_.At(now_us() + options_.plan_us, [this, life, number = plan.number] {
                      if (life == life_) EndPlan(number);
                    });
                  },
@@ -236,7 +200,7 @@ void World::Do(Effect effect) {
                    EndPlan(hurry.number);
                  },
                  [&](MoveUpload& move) {
-                   Later([this, life, move, post_later] {
+                   clock_.Later([this, life, move, post_later] {
                      if (life != life_) return;
                      REQUIRE(uploads_.erase(move.upload) == 1);
                      disk_.insert(move.path);
@@ -244,7 +208,7 @@ void World::Do(Effect effect) {
                    });
                  },
                  [&](WriteCheckpoint& write) {
-                   Later([this, life, write, post_later] {
+                   clock_.Later([this, life, write, post_later] {
                      if (life != life_) return;
                      REQUIRE(uploads_.erase(write.upload) == 1);
                      if (!save_failure_.ok()) {
@@ -264,9 +228,7 @@ void World::Do(Effect effect) {
                    });
                  },
                  [&](SetTimer& timer) {
-                   timers_++;
-                   At(timer.at_us, [this, life, timer] {
-                     timers_--;
+                   clock_.AlarmAt(timer.at_us, [this, life, timer] {
                      if (life == life_) Post(TimerFired{timer.timer});
                    });
                  },

@@ -1,13 +1,12 @@
-// A whole lorad in one thread: the very core, and around it a store, a disk, planners, workers and
-// clients that are simulated. One seed reproduces everything. Under chaos, messages are delayed and
-// repeated, results of effects come out of order, workers die, and the coordinator is killed
-// between any two of its effects.
+// The place for stories: the coordinator's pure core, real workers' cores, and around them a store,
+// a disk, planners and clients of which a story says what they do. One seed reproduces everything.
+// Messages and the ends of effects may be delayed and overtake each other; workers and the
+// coordinator are killed between any two effects.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <random>
@@ -16,10 +15,13 @@
 #include <vector>
 
 #include "server/core/core.h"
+#include "tests/sim/clockwork.h"
 #include "tests/sim/memory_store.h"
-#include "tests/sim/sim_worker.h"
+#include "tests/sim/worker_process.h"
 
 namespace lorad::sim {
+
+inline constexpr int64_t kTrainedTokens = 1;  // of every row: its last
 
 struct WorldOptions {
   uint64_t seed = 1;
@@ -27,20 +29,19 @@ struct WorldOptions {
   int64_t gpu_memory_bytes = 0;  // of each worker's GPU; 0: they are CPUs
   // 0: everything happens at once, in the order it was caused.
   int64_t delay_us_max = 0;
-  double repeat_share = 0;  // of workers' messages that arrive twice
-  int64_t plan_us = 0;      // that a window takes to plan well; in a hurry, no time
+  int64_t plan_us = 0;  // that a window takes to plan well; in a hurry, no time
   server::CoreOptions core;
 };
 
-class World {
+class World final : public CoordinatorSide {
  public:
   explicit World(const WorldOptions& options);
-  ~World();
+  ~World() override;
 
   // ---- what a client does ----
 
   using OnReply = std::function<void(absl::StatusOr<server::ReplyValue>)>;
-  void Ask(server::Request request, OnReply on_reply);
+  uint64_t Ask(server::Request request, OnReply on_reply);  // its number
   // Asks and runs until the reply is there.
   absl::StatusOr<server::ReplyValue> Call(server::Request request);
   template <class T>
@@ -64,25 +65,22 @@ class World {
   // ---- time and calamity ----
 
   // Lets the next thing happen; false: nothing is left that could.
-  bool Step();
-  // Runs until `done`, or fails the test after `steps_max` steps or where nothing is left to
-  // happen.
+  bool RunNext() { return clock_.RunNext(); }
+  // Runs until `done`, which is asked after each turn of the coordinator; fails the test after
+  // `steps_max` steps, or where nothing is left to happen.
   void RunUntil(const std::function<bool()>& done, int64_t steps_max = 100'000);
-  // Runs until nothing is left but timers.
+  // Runs until nothing is left but timers and heartbeats.
   void Settle();
   void RunUntilState(const std::string& job, v1::Job::State state);
-  int64_t now_us() const { return now_us_; }
-  void Sleep(int64_t us);
+  int64_t now_us() const { return clock_.now_us(); }
+  void Sleep(int64_t us) { clock_.Sleep(us); }
   // The wall's clock, which else goes with the other.
-  void SetWallClock(int64_t us) { wall_ahead_us_ = us - now_us_; }
+  void SetWallClock(int64_t us) { wall_ahead_us_ = us - now_us(); }
 
-  void ConnectWorkers();
-  void KillWorker(int worker, bool restart = true);
-  void SilenceWorker(int worker);
-  // It sends heartbeats, but does nothing, or goes on.
-  void HangWorker(int worker, bool hung);
-  // Says this up its control stream, a report under its next number.
-  void Lie(int worker, worker::v1::WorkerMessage message);
+  void StartWorkers();
+  WorkerProcess& worker(int i) { return *workers_[i]; }
+  // What goes wrong in workers by itself.
+  WorkerScript& script() { return script_; }
   // A process that says nothing but this; the number of its stream.
   uint64_t Connect(const worker::v1::Hello& hello);
   bool IsConnected(uint64_t connection) const { return !closed_.contains(connection); }
@@ -90,14 +88,10 @@ class World {
   const absl::Status& closed(uint64_t connection) const { return closed_.at(connection); }
   // A shard whose bytes have come, from whomever.
   void UploadShard(worker::v1::UploadShardRequest::Header header, OnReply on_reply);
-  // Every worker that executes a step of this job dies of it.
-  void MakeDeadly(const std::string& job) { deadly_.insert(job); }
-  // Workers that free slots tell of it only once they are let: checkpoints go up first.
-  void HoldFreed(bool held);
   // The coordinator's process is stopped for so long; what is due meanwhile comes at once after it.
-  void StandStill(int64_t us) { now_us_ += us; }
+  void StandStill(int64_t us) { clock_.StandStill(us); }
   // SIGKILL: what was not committed is gone, what was committed may not have been told; its workers
-  // die with it.
+  // die with it. All of them are started again at once.
   void CrashCoordinator();
   void FailPlans(absl::Status status) { plan_failure_ = std::move(status); }
   // Its rows cannot be read while windows are planned; OK: they can.
@@ -116,15 +110,6 @@ class World {
     Post(server::RoomChanged{"/data", free_bytes, wanted_bytes});
   }
   void FailSaves(absl::Status status) { save_failure_ = std::move(status); }
-  // The step of the job whose loss is not finite.
-  void Poison(const std::string& job, int64_t step) { bad_steps_[job] = step; }
-  // Others take the memory of every worker's machine, or give it back.
-  void TakeMemory(bool taken) { memory_taken_ = taken; }
-  // Others take so much that only groups of such microbatches, or slots beside them, find memory.
-  void TakeGroupMemory(int64_t tokens_most) { group_tokens_most_ = tokens_most; }
-  void TakeSlotMemory(int64_t tokens_most) { slot_tokens_most_ = tokens_most; }
-  // The peak that every worker's heartbeats tell from now on.
-  void SetPeak(int64_t bytes) { peak_bytes_ = bytes; }
   // Rows of this dataset are bad from this line on.
   void SpoilRows(const std::string& dataset, int64_t line) { bad_lines_[dataset] = line; }
   void SetLongest(const std::string& dataset, int32_t tokens) { longest_[dataset] = tokens; }
@@ -137,9 +122,6 @@ class World {
   // Jobs, groups and workers as they stand, for failing tests.
   std::string Describe();
   const std::vector<v1::WatchJobsResponse>& announced() const { return announced_; }
-  const SimWorker& worker(int i) const { return *workers_[i].worker; }
-  int64_t crashes() const { return crashes_; }
-  int64_t turns() const { return turns_; }
   storage::JobStore& store() { return store_; }
   // A file that a client has sent.
   std::string NewUpload();
@@ -147,40 +129,24 @@ class World {
   const std::vector<server::PlanInput>& plans() const { return plans_; }
   int64_t hurries() const { return hurries_; }
   const std::vector<std::string>& notes() const { return notes_; }  // of all starts
-  std::mt19937_64& random() { return random_; }
 
  private:
-  struct WorkerSlot {
-    std::unique_ptr<SimWorker> worker;
-    uint64_t connection = 0;  // 0 = dead
-    int64_t life = 0;
-    bool silent = false;
-    bool hung = false;
-    bool stepping = false;   // its next operation is on the agenda
-    int64_t up_free_us = 0;  // a stream keeps its order
-    int64_t down_free_us = 0;
-  };
+  // CoordinatorSide.
+  int64_t life() const override { return life_; }
+  uint64_t NewConnection() override { return next_connection_++; }
+  void TakeShard(const worker::v1::UploadShardRequest::Header& header, OnTaken on_taken) override;
+  absl::StatusOr<int64_t> Fetch(const std::string& content) override;
 
-  server::Moment Now() const { return {now_us_, now_us_ + wall_ahead_us_}; }
+  server::Moment Now() const { return {now_us(), now_us() + wall_ahead_us_}; }
   server::ReplyValue Look(server::Request request);
   static void RequireOk(const absl::Status& status);
   void Start();
-  void At(int64_t at_us, std::function<void()> what);
-  void Later(std::function<void()> what) { At(now_us_ + Delay(), std::move(what)); }
-  int64_t Delay();
-  bool Chance(double share);
-  // To the coordinator; lost if it dies before.
-  void Post(decltype(server::Event::content) content);
+  // In a turn of its own or with others; lost if the coordinator dies before.
+  bool Post(decltype(server::Event::content) content) override;
   void Turn();
   void Carry(std::vector<server::Effect> effects);
   void EndPlan(uint64_t number);
   void Do(server::Effect effect);
-  void StartWorker(int i);
-  void Heartbeat(int i, int64_t life);
-  void WakeWorker(int i);
-  void WorkerStep(int i, int64_t life);
-  void Say(int i, worker::v1::WorkerMessage message);
-  void Upload(int i, worker::v1::UploadShardRequest::Header header);
   absl::StatusOr<worker::v1::Window> PlanWindow(const server::PlanInput& input);
   // Takes out the units whose rows are not to be had.
   std::vector<server::UnitFailure> DropUnits(server::PlanInput& input) const;
@@ -190,10 +156,8 @@ class World {
   int64_t RowLength(const std::string& dataset, int64_t row) const;
 
   const WorldOptions options_;
-  std::mt19937_64 random_;
-  int64_t now_us_ = 1'000'000'000;
+  Clockwork clock_;
   int64_t wall_ahead_us_ = 0;
-  std::multimap<int64_t, std::function<void()>> agenda_;
 
   // Durable:
   MemoryStore store_;
@@ -206,12 +170,10 @@ class World {
   int64_t life_ = 0;  // counts its starts
   std::deque<decltype(server::Event::content)> inbox_;
   bool turn_due_ = false;
+  int64_t turns_ = 0;  // of all starts
   std::map<uint64_t, OnReply> replies_;
   uint64_t next_request_ = 1;
   uint64_t next_connection_ = 1;
-
-  std::vector<WorkerSlot> workers_;
-  int timers_ = 0;  // entries of the agenda that are only timers
 
   absl::Status plan_failure_, save_failure_;
   std::map<std::string, absl::Status> check_failures_, row_failures_;  // by dataset
@@ -219,23 +181,17 @@ class World {
   std::map<std::string, int64_t> checks_;                              // under way: key -> number
   int64_t next_check_ = 1;
   int64_t cancelled_checks_ = 0;
-  bool memory_taken_ = false;
-  int64_t group_tokens_most_ = std::numeric_limits<int64_t>::max();
-  int64_t slot_tokens_most_ = std::numeric_limits<int64_t>::max();
-  std::map<std::string, int64_t> bad_steps_;
   std::map<std::string, int64_t> bad_lines_;
-  std::set<std::string> deadly_;
-  bool freed_held_ = false;
   std::map<uint64_t, absl::Status> closed_;  // by connection
   std::map<std::string, int32_t> longest_;
   std::vector<v1::WatchJobsResponse> announced_;
   std::vector<server::PlanInput> plans_;
   std::map<uint64_t, std::function<void()>> unhurried_;  // plan -> its end
   int64_t hurries_ = 0;
-  int64_t peak_bytes_ = 0;
   std::vector<std::string> notes_;
-  int64_t crashes_ = 0;
-  int64_t turns_ = 0;
+
+  WorkerScript script_;
+  std::vector<std::unique_ptr<WorkerProcess>> workers_;
 };
 
 }  // namespace lorad::sim

@@ -1,10 +1,11 @@
-// The clients of the simulated world, and what must always hold in it.
+// The clients of the world of stories, its workers, and what must always hold in it.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/job_states.h"
+#include "server/data_dir.h"
 #include "server/store_reads.h"
 #include "tests/sim/world.h"
 
@@ -25,11 +26,12 @@ constexpr char kConfig[] = R"({
 
 // ---- clients ----
 
-void World::Ask(Request request, OnReply on_reply) {
+uint64_t World::Ask(Request request, OnReply on_reply) {
   const uint64_t number = next_request_++;
-  if (auto* create = std::get_if<CreateJob>(&request)) create->random = random_();
+  if (auto* create = std::get_if<CreateJob>(&request)) create->random = clock_.random()();
   replies_[number] = std::move(on_reply);
   Post(Requested{number, std::move(request)});
+  return number;
 }
 
 absl::StatusOr<ReplyValue> World::Call(Request request) {
@@ -154,6 +156,37 @@ std::string World::Submit(const v1::Job& job, const std::string& request_id) {
   return Get<v1::Job>(request).name();
 }
 
+// ---- workers ----
+
+void World::StartWorkers() {
+  for (const auto& worker : workers_) worker->Start();
+}
+
+uint64_t World::Connect(const worker::v1::Hello& hello) {
+  const uint64_t connection = next_connection_++;
+  Post(WorkerConnected{connection, hello});
+  return connection;
+}
+
+void World::UploadShard(worker::v1::UploadShardRequest::Header header, OnReply on_reply) {
+  Ask(ShardUploaded{std::move(header), NewUpload()}, std::move(on_reply));
+}
+
+void World::TakeShard(const worker::v1::UploadShardRequest::Header& header, OnTaken on_taken) {
+  UploadShard(header, [on_taken = std::move(on_taken)](const absl::StatusOr<ReplyValue>& reply) {
+    on_taken(reply.status());
+  });
+}
+
+absl::StatusOr<int64_t> World::Fetch(const std::string& text) {
+  absl::StatusOr<SlotContent> content = ParseSlotContent(text);
+  RequireOk(content.status());
+  INFO("slot content " << text);
+  REQUIRE(disk_.contains(content->path));
+  if (content->kind != SlotContent::Kind::kCheckpoint) return 0;
+  return std::stoll(content->path.substr(content->path.rfind('/') + 1));
+}
+
 // ---- what must hold ----
 
 void World::CheckInvariants() {
@@ -184,7 +217,7 @@ void World::CheckInvariants() {
     const std::vector<v1::StepMetrics> rows = Metrics(name);
     for (size_t i = 0; i < rows.size(); ++i) {
       REQUIRE(rows[i].step() == static_cast<int64_t>(i) + 1);
-      REQUIRE(rows[i].loss() == LossOf(name, rows[i].step()));
+      REQUIRE(rows[i].loss() == TrainLoss(name, rows[i].step()));
     }
     if (job.state() != v1::Job::SUCCEEDED) continue;
     REQUIRE(static_cast<int64_t>(rows.size()) == job.total_steps());
@@ -206,7 +239,7 @@ void World::CheckInvariants() {
     for (const v1::EvaluationMetrics& evaluation : evaluations) {
       double sum = 0;
       for (int64_t i = 0; i < sequences; ++i) {
-        sum += kTrainedTokens * EvaluationLossOf(name, evaluation.step(), i);
+        sum += kTrainedTokens * ValidationLoss(name, evaluation.step(), i);
       }
       REQUIRE(evaluation.trained_tokens() == sequences * kTrainedTokens);
       REQUIRE(evaluation.validation_loss() == sum / (sequences * kTrainedTokens));

@@ -20,11 +20,11 @@ std::string SubmitLong(World& world, int epochs = 30) {
 
 TEST_CASE("a worker that dies: the job goes on from its checkpoint, with the same numbers") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = SubmitLong(*world);
   world->RunUntil([&] { return world->Job(job).step() >= 7; });
   world->RunUntil([&] { return world->Job(job).last_checkpoint_step() >= 6; });
-  world->KillWorker(0);
+  world->worker(0).Kill();
   world->RunUntilState(job, Job::QUEUED);
   const Job fallen = world->Job(job);
   CHECK(fallen.step() == fallen.last_checkpoint_step());
@@ -40,10 +40,10 @@ TEST_CASE("a worker that falls silent is lost after its lease") {
   WorldOptions options;
   options.core.lease_ms = 4000;
   auto world = MakeWorld(options);
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = SubmitLong(*world);
   world->RunUntil([&] { return world->Job(job).step() >= 4; });
-  world->SilenceWorker(0);
+  world->worker(0).Silence();
   world->RunUntil([&] { return HasEvent(*world, job, "WORKER_LOST"); });
   world->RunUntilState(job, Job::SUCCEEDED);
   world->CheckInvariants();
@@ -53,11 +53,11 @@ TEST_CASE("a job whose workers die again and again without a step fails, by us")
   WorldOptions options;
   options.core.losses_without_progress_max = 3;
   auto world = MakeWorld(options);
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = world->Submit(World::NewJob());
   for (int i = 0; i < 3; ++i) {
     world->RunUntilState(job, Job::PREPARING);
-    world->KillWorker(0);
+    world->worker(0).Kill();
     world->RunUntil([&] { return world->StateOf(job) != Job::PREPARING; });
   }
   CHECK(world->StateOf(job) == Job::FAILED);
@@ -69,11 +69,11 @@ TEST_CASE("progress wipes the count of losses") {
   WorldOptions options;
   options.core.losses_without_progress_max = 2;
   auto world = MakeWorld(options);
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = SubmitLong(*world, 4);
   for (int64_t step : {2, 4, 6}) {
     world->RunUntil([&] { return world->Job(job).step() > step; });
-    world->KillWorker(0);
+    world->worker(0).Kill();
   }
   world->RunUntilState(job, Job::SUCCEEDED);
   world->CheckInvariants();
@@ -84,7 +84,7 @@ TEST_CASE("the cluster says how windows were packed, and how much of planning wa
   options.delay_us_max = 2000;
   options.plan_us = 200;
   auto world = MakeWorld(options);
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = SubmitLong(*world);
   world->RunUntil([&] { return world->Job(job).step() >= 20; });
   const v1::Group group = Cluster(*world).groups(0);
@@ -102,7 +102,7 @@ TEST_CASE("peaks that heartbeats tell of are fitted, one a group") {
   WorldOptions options;
   options.core.group_idle_ms = 3 * options.core.heartbeat_ms;
   auto world = MakeWorld(options);
-  world->ConnectWorkers();
+  world->StartWorkers();
   const auto peaks = [&] {
     return std::ranges::count_if(world->notes(), [](const std::string& note) {
       return note.find(": its worker's peak was ") != std::string::npos;
@@ -111,7 +111,7 @@ TEST_CASE("peaks that heartbeats tell of are fitted, one a group") {
   for (int64_t i = 1; i <= 6; ++i) {
     const std::string job = SubmitLong(*world);
     world->RunUntilState(job, Job::RUNNING);
-    if (i <= 5) world->SetPeak(50'000'000 + 1000 * i);
+    if (i <= 5) world->script().peak_resident_bytes = 50'000'000 + 1000 * i;
     const v1::Group group = Cluster(*world).groups(0);
     CHECK(group.memory_peaks() == i - 1);
     CHECK(group.memory_prediction_error() >= 0);
@@ -134,7 +134,7 @@ TEST_CASE("a plan that takes longer than the window before it is hurried, and ho
   options.delay_us_max = 2000;
   options.plan_us = 3'600'000'000;
   auto world = MakeWorld(options);
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = SubmitLong(*world);
   const int64_t start = world->now_us();
   world->RunUntil([&] { return world->Job(job).step() >= 20; });
@@ -151,7 +151,7 @@ TEST_CASE("a job with longer rows has the group formed anew, nobody loses a save
   auto world = MakeWorld();
   world->SetLongest("long", 2000);
   world->AddDataset("long", 6);
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string first = SubmitLong(*world);
   world->RunUntil([&] { return world->Job(first).step() >= 5; });
   Job longer = World::NewJob();
@@ -176,7 +176,7 @@ TEST_CASE("a job with longer rows has the group formed anew, nobody loses a save
 
 TEST_CASE("another base model waits until the group has drained, and newcomers behind it wait") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string first = SubmitLong(*world, 10);
   world->RunUntilState(first, Job::RUNNING);
   Job other = World::NewJob();
@@ -195,7 +195,7 @@ TEST_CASE("two workers run two groups side by side") {
   WorldOptions options;
   options.workers = 2;
   auto world = MakeWorld(options);
-  world->ConnectWorkers();
+  world->StartWorkers();
   Job other = World::NewJob();
   other.set_base_model("m2");
   const std::string first = world->Submit(World::NewJob());
@@ -210,7 +210,7 @@ TEST_CASE("two workers run two groups side by side") {
 
 TEST_CASE("a clean stop cuts, saves and lets workers go; the next start goes on from there") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = SubmitLong(*world);
   world->RunUntil([&] { return world->Job(job).step() >= 9; });
   REQUIRE(world->Call(StopRequested{}).ok());
@@ -229,7 +229,7 @@ TEST_CASE("a clean stop cuts, saves and lets workers go; the next start goes on 
 
 TEST_CASE("after a crash every live job goes on, and what ended stays as it was") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string done = world->Submit(World::NewJob());
   world->RunUntilState(done, Job::SUCCEEDED);
   const std::string job = SubmitLong(*world);
@@ -245,7 +245,7 @@ TEST_CASE("after a crash every live job goes on, and what ended stays as it was"
 
 TEST_CASE("a checkpoint that cannot be written is not told of; the job does not end without it") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   Job content = World::NewJob();
   content.mutable_training()->set_checkpoint_every_steps(0);
   const std::string job = world->Submit(content);
@@ -262,7 +262,7 @@ TEST_CASE("a checkpoint that cannot be written is not told of; the job does not 
 
 TEST_CASE("a shard that is no checkpoint fails its job, by us") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = world->Submit(World::NewJob());
   world->FailSaves(absl::InvalidArgumentError("a moment is missing"));
   world->RunUntilState(job, Job::FAILED);
@@ -272,7 +272,7 @@ TEST_CASE("a shard that is no checkpoint fails its job, by us") {
 
 TEST_CASE("a window that cannot be planned fails the jobs of its group, and the next one runs") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = world->Submit(World::NewJob());
   world->RunUntilState(job, Job::RUNNING);
   world->FailPlans(absl::InternalError("the cache cannot be read"));
@@ -285,8 +285,8 @@ TEST_CASE("a window that cannot be planned fails the jobs of its group, and the 
 
 TEST_CASE("memory that others have taken: the jobs wait, are told, and go on when it is back") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
-  world->TakeMemory(true);
+  world->StartWorkers();
+  world->script().memory_taken = true;
   const std::string job = world->Submit(World::NewJob());
   world->RunUntilState(job, Job::PREPARING);
   world->RunUntilState(job, Job::QUEUED);
@@ -302,7 +302,7 @@ TEST_CASE("memory that others have taken: the jobs wait, are told, and go on whe
   CHECK(world->Job(job).attempts() > 5);
   CHECK(world->Job(job).attempts() < 20);
   CHECK(world->StateOf(job) == Job::QUEUED);
-  world->TakeMemory(false);
+  world->script().memory_taken = false;
   world->RunUntilState(job, Job::SUCCEEDED);
   CHECK_FALSE(world->Job(job).has_error());
   world->CheckInvariants();
@@ -310,10 +310,10 @@ TEST_CASE("memory that others have taken: the jobs wait, are told, and go on whe
 
 TEST_CASE("a slot that finds its memory taken: its job waits, its neighbours go on") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string first = SubmitLong(*world);
   world->RunUntil([&] { return world->Job(first).step() >= 3; });
-  world->TakeMemory(true);
+  world->script().memory_taken = true;
   const std::string second = world->Submit(World::NewJob());
   world->RunUntilState(second, Job::PREPARING);
   world->RunUntilState(second, Job::QUEUED);
@@ -321,7 +321,7 @@ TEST_CASE("a slot that finds its memory taken: its job waits, its neighbours go 
   world->RunUntil([&] { return world->Job(first).step() >= step + 3; });
   CHECK(world->StateOf(first) == Job::RUNNING);
   CHECK(world->StateOf(second) == Job::QUEUED);
-  world->TakeMemory(false);
+  world->script().memory_taken = false;
   world->RunUntilState(second, Job::SUCCEEDED);
   world->RunUntilState(first, Job::SUCCEEDED);
   CHECK(world->Job(first).attempts() == 1);
@@ -332,7 +332,7 @@ TEST_CASE("a group without jobs is dissolved after a while") {
   WorldOptions options;
   options.core.group_idle_ms = 60'000;
   auto world = MakeWorld(options);
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = world->Submit(World::NewJob());
   world->RunUntilState(job, Job::SUCCEEDED);
   world->Sleep(10'000'000);
@@ -345,7 +345,7 @@ TEST_CASE("a group without jobs is dissolved after a while") {
 
 TEST_CASE("workers as others see them") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   world->Settle();
   auto workers = world->Get<v1::ListWorkersResponse>(v1::ListWorkersRequest());
   REQUIRE(workers.workers_size() == 1);
@@ -359,7 +359,7 @@ TEST_CASE("workers as others see them") {
   CHECK(Cluster(*world).workers() == 1);
   CHECK(Cluster(*world).jobs_by_state().at("RUNNING") == 1);
   CHECK(Cluster(*world).groups(0).jobs(0) == job);
-  world->KillWorker(0, /*restart=*/false);
+  world->worker(0).Kill(/*restart=*/false);
   world->RunUntilState(job, Job::QUEUED);
   workers = world->Get<v1::ListWorkersResponse>(v1::ListWorkersRequest());
   CHECK(workers.workers(0).state() == v1::Worker::LOST);

@@ -33,7 +33,7 @@ TEST_CASE("without room creates are refused with the numbers; reads, cancels and
 
 TEST_CASE("without room nothing new is planned, and all goes on by itself once there is") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   Job job = World::NewJob();
   job.mutable_training()->set_epochs(200);
   const std::string runs = world->Submit(job);

@@ -8,7 +8,7 @@ using Job = v1::Job;
 
 TEST_CASE("a job goes its way and succeeds") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = world->Submit(World::NewJob());
   world->RunUntilState(job, Job::SUCCEEDED);
   CHECK(StatesOf(*world, job) == std::vector<State>{Job::QUEUED, Job::PREPARING, Job::RUNNING,
@@ -20,7 +20,7 @@ TEST_CASE("a job goes its way and succeeds") {
   CHECK(done.total_tokens() == 480);
   CHECK(done.tokens() == 480);
   CHECK(done.attempts() == 1);
-  CHECK(done.loss() == sim::LossOf(job, 6));
+  CHECK(done.loss() == sim::TrainLoss(job, 6));
   CHECK(done.last_checkpoint_step() == 6);
   CHECK(done.has_start_time());
   CHECK(done.has_end_time());
@@ -32,7 +32,7 @@ TEST_CASE("a job goes its way and succeeds") {
 
 TEST_CASE("evaluations stand at the start, every so many steps, and at the end") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   Job content = World::NewJob();
   content.set_validation_dataset("valid");
   content.mutable_training()->set_eval_every_steps(4);
@@ -48,7 +48,7 @@ TEST_CASE("a long evaluation comes in parts, its sequences each once") {
   WorldOptions options;
   options.core.evaluate_sequences = 2;
   auto world = MakeWorld(options);
-  world->ConnectWorkers();
+  world->StartWorkers();
   Job content = World::NewJob();
   content.set_validation_dataset("valid");
   const std::string job = world->Submit(content);
@@ -67,7 +67,7 @@ TEST_CASE("jobs on one model are packed into the same microbatches") {
   auto world = MakeWorld();
   std::vector<std::string> jobs;
   for (int i = 0; i < 4; ++i) jobs.push_back(world->Submit(World::NewJob()));
-  world->ConnectWorkers();
+  world->StartWorkers();
   for (const std::string& job : jobs) world->RunUntilState(job, Job::SUCCEEDED);
   for (const std::string& job : jobs) {
     CHECK(world->Job(job).adapters_per_microbatch() >= 2);
@@ -78,7 +78,7 @@ TEST_CASE("jobs on one model are packed into the same microbatches") {
 
 TEST_CASE("one that comes later joins at a window border, and leaves the others alone") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   Job longer = World::NewJob();
   longer.mutable_training()->set_epochs(20);
   const std::string first = world->Submit(longer);
@@ -102,7 +102,7 @@ TEST_CASE("cancelled, wherever it stands") {
           std::vector<State>{Job::QUEUED, Job::CANCELLING, Job::CANCELLED});
   }
   SECTION("while it runs; its neighbour goes on") {
-    world->ConnectWorkers();
+    world->StartWorkers();
     Job longer = World::NewJob();
     longer.mutable_training()->set_epochs(20);
     const std::string job = world->Submit(longer);
@@ -119,7 +119,7 @@ TEST_CASE("cancelled, wherever it stands") {
     world->CheckInvariants();
   }
   SECTION("while its group is being formed") {
-    world->ConnectWorkers();
+    world->StartWorkers();
     const std::string job = world->Submit(World::NewJob());
     world->RunUntilState(job, Job::PREPARING);
     world->Get<Job>(Named<v1::CancelJobRequest>(job));
@@ -131,10 +131,10 @@ TEST_CASE("cancelled, wherever it stands") {
 
 TEST_CASE("a loss that is not finite fails its job alone") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string bad = world->Submit(World::NewJob());
   const std::string good = world->Submit(World::NewJob());
-  world->Poison(bad, 3);
+  world->script().bad_steps[bad] = 3;
   world->RunUntilState(bad, Job::FAILED);
   world->RunUntilState(good, Job::SUCCEEDED);
   const Job failed = world->Job(bad);
@@ -165,7 +165,7 @@ TEST_CASE("bad rows fail a job with the line; where they are known they refuse i
 
 TEST_CASE("a job that can never fit is refused where workers are known, and fails where not") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   world->Settle();
   Job huge = World::NewJob();
   huge.mutable_adapter()->set_rank(512);
@@ -210,7 +210,7 @@ TEST_CASE("in the queue a job says its place and why") {
 
 TEST_CASE("an adapter that went on from another job's checkpoint keeps that in use") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string first = world->Submit(World::NewJob());
   world->RunUntilState(first, Job::SUCCEEDED);
   Job next = World::NewJob();

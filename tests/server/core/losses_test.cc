@@ -73,7 +73,7 @@ Company SubmitCompany(World& world, int jobs, int killer) {
     const std::string job = world.Submit(LongJob());
     i == killer ? company.killer = job : company.innocent.emplace_back(job);
   }
-  world.MakeDeadly(company.killer);
+  world.script().deadly.insert(company.killer);
   return company;
 }
 
@@ -101,7 +101,7 @@ TEST_CASE("one of eight ends its worker whenever it steps: it fails, the others 
       auto world = MakeWorld(options);
       const Company company = SubmitCompany(*world, 8, killer);
       world->Settle();
-      world->ConnectWorkers();
+      world->StartWorkers();
       world->RunUntil([&] { return AllEnded(*world, company); });
       CheckOnlyTheKillerFailed(*world, company);
       CHECK(Losses(*world) >= 5);
@@ -113,11 +113,11 @@ TEST_CASE("one of eight ends its worker whenever it steps: it fails, the others 
 
 TEST_CASE("a model that ends every worker fails all of its jobs, and no other's") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   std::vector<std::string> deadly;
   for (int i = 0; i < 4; ++i) {
     deadly.push_back(world->Submit(LongJob()));
-    world->MakeDeadly(deadly.back());
+    world->script().deadly.insert(deadly.back());
   }
   Job other = LongJob();
   other.set_base_model("m2");
@@ -134,7 +134,7 @@ TEST_CASE("jobs that come later are not held up by those that are tried") {
   auto world = MakeWorld();
   const Company company = SubmitCompany(*world, 4, 2);
   world->Settle();
-  world->ConnectWorkers();
+  world->StartWorkers();
   world->RunUntil([&] { return Losses(*world) == 2; });
   const std::string fresh = world->Submit(World::NewJob());
   world->RunUntilState(fresh, Job::SUCCEEDED);
@@ -147,7 +147,7 @@ TEST_CASE("suspicion outlives the coordinator") {
   auto world = MakeWorld();
   const Company company = SubmitCompany(*world, 4, 3);
   world->Settle();
-  world->ConnectWorkers();
+  world->StartWorkers();
   for (int64_t losses = 1; losses <= 4; ++losses) {
     world->RunUntil([&] { return Losses(*world) >= losses; });
     world->Settle();
@@ -163,13 +163,13 @@ TEST_CASE("workers that die four times by chance fail nobody") {
   std::vector<std::string> jobs;
   for (int i = 0; i < 6; ++i) jobs.push_back(world->Submit(LongJob()));
   world->Settle();
-  world->ConnectWorkers();
+  world->StartWorkers();
   for (int i = 0; i < 4; ++i) {
     world->RunUntil([&] {
       return std::ranges::any_of(
           jobs, [&](const std::string& job) { return world->StateOf(job) == Job::PREPARING; });
     });
-    world->KillWorker(0);
+    world->worker(0).Kill();
     world->RunUntil([&] {
       return std::ranges::none_of(
           jobs, [&](const std::string& job) { return world->StateOf(job) == Job::PREPARING; });

@@ -29,7 +29,7 @@ Two MakeTwo(uint64_t seed = 1, int64_t delay_us_max = 0) {
   options.delay_us_max = delay_us_max;
   options.core.losses_without_progress_max = 1'000'000;
   Two two{MakeWorld(options), "", ""};
-  two.world->ConnectWorkers();
+  two.world->StartWorkers();
   two.world->Settle();
   Job content = World::NewJob();
   content.set_validation_dataset("valid");
@@ -50,6 +50,7 @@ int64_t CountNotes(World& world, const std::string& part) {
 // The stranger has noticed nothing, the job goes on, and the store can be read again.
 void CheckAllIsWell(Two& two) {
   World& world = *two.world;
+  world.worker(0).Hang(false);
   world.RunUntilState(two.stranger, Job::SUCCEEDED);
   CHECK(world.Job(two.stranger).attempts() == 1);
   world.RunUntilState(two.job, Job::SUCCEEDED);
@@ -97,7 +98,7 @@ const Lie kLies[] = {
        done.set_job(job);
        done.set_step(2);
        done.set_tokens(80);
-       done.set_trained_tokens(28);
+       done.set_trained_tokens(4 * sim::kTrainedTokens);
        done.set_learning_rate(1e-3);
        done.set_loss(kNan);
      }},
@@ -107,7 +108,7 @@ const Lie kLies[] = {
        done.set_job(job);
        done.set_step(2);
        done.set_tokens(80);
-       done.set_trained_tokens(28);
+       done.set_trained_tokens(4 * sim::kTrainedTokens);
      }},
     {"with 2 sequences, 0 sums and 0 counts",
      [](auto& job, auto* m) {
@@ -159,14 +160,14 @@ TEST_CASE("a worker that says what fits nothing is closed; its job goes on, othe
     Two two = MakeTwo();
     World& world = *two.world;
     world.RunUntil([&] { return world.Job(two.job).step() >= 1; });
-    world.HangWorker(0, true);
+    world.worker(0).Hang(true);
     world.Settle();
     REQUIRE(world.Job(two.job).step() == 1);
     WorkerMessage message;
     lie.tell(two.job, &message);
     if (message.has_cut_answer()) message.mutable_cut_answer()->set_epoch(world.worker(0).epoch());
     INFO(lie.what << ": " << message.ShortDebugString().substr(0, 300));
-    world.Lie(0, message);
+    world.worker(0).Lie(message);
     world.RunUntil([&] { return CountNotes(world, "it said what does not fit: ") > 0; });
     CHECK(CountNotes(world, lie.what) == 1);
     CheckAllIsWell(two);
@@ -186,7 +187,7 @@ TEST_CASE("MicrobatchDone with numbers that cannot be") {
     Two two = MakeTwo();
     World& world = *two.world;
     world.RunUntil([&] { return world.Job(two.job).step() >= 1; });
-    world.HangWorker(0, true);
+    world.worker(0).Hang(true);
     world.Settle();
     WorkerMessage message;
     auto& done = *message.mutable_report()->mutable_microbatch_done();
@@ -197,7 +198,7 @@ TEST_CASE("MicrobatchDone with numbers that cannot be") {
     done.set_forward_ms(numbers.forward_ms);
     done.set_backward_ms(numbers.backward_ms);
     done.set_adapters(numbers.adapters);
-    world.Lie(0, message);
+    world.worker(0).Lie(message);
     world.RunUntil([&] { return CountNotes(world, "MicrobatchDone of microbatch ") == 1; });
     CheckAllIsWell(two);
   }
@@ -209,7 +210,7 @@ TEST_CASE("SlotFreed of a job that trains, and then it is cancelled") {
   world.RunUntil([&] { return world.Job(two.job).step() >= 1; });
   WorkerMessage message;
   message.mutable_report()->mutable_slot_freed()->set_job(two.job);
-  world.Lie(0, message);
+  world.worker(0).Lie(message);
   world.RunUntilState(two.job, Job::QUEUED);
   world.Get<Job>(Named<v1::CancelJobRequest>(two.job));
   world.RunUntilState(two.job, Job::CANCELLED);
@@ -221,14 +222,14 @@ TEST_CASE("a window that is told of as done while its step is not is a lie") {
   Two two = MakeTwo();
   World& world = *two.world;
   world.RunUntil([&] { return world.Job(two.job).step() >= 1; });
-  world.HangWorker(0, true);
+  world.worker(0).Hang(true);
   world.Settle();
   WorkerMessage message;
   // The group's first window loads, the second evaluates, the third has step 1.
   message.mutable_report()->mutable_window_done()->set_window(3);
-  world.Lie(0, message);
+  world.worker(0).Lie(message);
   message.mutable_report()->mutable_window_done()->set_window(4);
-  world.Lie(0, message);
+  world.worker(0).Lie(message);
   world.RunUntil([&] { return CountNotes(world, "but nothing was said of job") == 1; });
   CheckAllIsWell(two);
 }
@@ -264,7 +265,7 @@ TEST_CASE("a Hello that cannot be is refused, and the one that can is taken afte
     CHECK_FALSE(world->IsConnected(connection));
   }
   CHECK(world->Get<v1::ListWorkersResponse>(v1::ListWorkersRequest()).workers_size() == 0);
-  world->ConnectWorkers();
+  world->StartWorkers();
   world->RunUntilState(job, Job::SUCCEEDED);
 }
 
@@ -386,7 +387,7 @@ class Liar {
     done->set_job(Name());
     done->set_step(Number());
     done->set_tokens(Pick(3) ? 80 : Number());
-    done->set_trained_tokens(Pick(3) ? 28 : Number());
+    done->set_trained_tokens(Pick(3) ? 4 * sim::kTrainedTokens : Number());
     done->set_learning_rate(Pick(3) ? 1e-3 : Real());
     done->set_loss(Real());
     done->set_grad_norm(Real());
@@ -415,7 +416,7 @@ void RunLies(uint64_t seed) {
   Liar liar(random, {two.job, other, two.stranger});
   int shards = 0, answered = 0;
   for (int i = 0; i < 12; ++i) {
-    for (uint64_t steps = random() % 40; steps > 0; --steps) world.Step();
+    for (uint64_t steps = random() % 40; steps > 0; --steps) world.RunNext();
     switch (random() % 16) {
       case 0:
         world.Ask(Named<v1::CancelJobRequest>(other), [](absl::StatusOr<ReplyValue>) {});
@@ -429,7 +430,7 @@ void RunLies(uint64_t seed) {
                           [&](absl::StatusOr<ReplyValue>) { ++answered; });
         break;
       default:
-        world.Lie(0, liar.Message(world.worker(0).epoch()));
+        world.worker(0).Lie(liar.Message(world.worker(0).epoch()));
     }
   }
   // A lie can be one that a worker may tell: that the loss of its own job is not finite.

@@ -35,7 +35,7 @@ TEST_CASE("failures by kind: what nobody is sure of passes") {
 
 TEST_CASE("a disk that is full while rows are checked: the job waits, is told, and goes on") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   world->FailChecks("train", absl::ResourceExhaustedError("cannot write: no space left"));
   const std::string job = world->Submit(World::NewJob());
   world->Settle();
@@ -71,7 +71,7 @@ Job LongJob(const std::string& dataset) {
 TEST_CASE("one job's rows cannot be read: it waits and goes on, its neighbour never stops") {
   auto world = MakeWorld();
   world->AddDataset("other", 12);
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string neighbour = world->Submit(LongJob("train"));
   const std::string job = world->Submit(LongJob("other"));
   world->RunUntil([&] { return world->Job(job).step() >= 3; });
@@ -97,7 +97,7 @@ TEST_CASE("one job's rows cannot be read: it waits and goes on, its neighbour ne
 
 TEST_CASE("hours without rows make few events and few tries") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = world->Submit(LongJob("train"));
   world->RunUntil([&] { return world->Job(job).step() >= 3; });
   SECTION("of a job that joins its group again and again") {
@@ -129,7 +129,7 @@ TEST_CASE("what does not pass fails the one job, by its kind") {
     CAPTURE(row.reason);
     auto world = MakeWorld();
     world->AddDataset("other", 12);
-    world->ConnectWorkers();
+    world->StartWorkers();
     const std::string neighbour = world->Submit(LongJob("train"));
     const std::string running = world->Submit(LongJob("other"));
     world->RunUntil([&] { return world->Job(running).step() >= 3; });
@@ -170,7 +170,7 @@ TEST_CASE("a check that nobody waits for any more is cancelled, and one that is 
   auto world = MakeWorld();
   world->AddDataset("big", 12);
   world->SlowChecks("big", 20'000'000);
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string first = world->Submit(LongJob("big"));
   const std::string second = world->Submit(LongJob("big"));
   world->Get<Job>(Named<v1::CancelJobRequest>(first));

@@ -33,7 +33,7 @@ TEST_CASE("however many wait that fit no worker, a small job behind them does no
   std::vector<std::string> large;
   for (int i = 0; i < 300; ++i) large.push_back(world->Submit(Large(i)));
   world->Settle();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string small = world->Submit(World::NewJob());
   world->RunUntilState(small, Job::SUCCEEDED);
   for (const std::string& job : large) REQUIRE(world->StateOf(job) == Job::QUEUED);
@@ -44,7 +44,7 @@ TEST_CASE("jobs of one shape go in their order, and all of them go") {
   auto world = MakeWorld();
   std::vector<std::string> jobs;
   for (int i = 0; i < 300; ++i) jobs.push_back(world->Submit(World::NewJob()));
-  world->ConnectWorkers();
+  world->StartWorkers();
   world->RunUntil([&] { return world->StateOf(jobs[0]) == Job::RUNNING; });
   int64_t placed = 0;
   for (const std::string& job : jobs) placed += world->StateOf(job) != Job::QUEUED;

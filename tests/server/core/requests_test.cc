@@ -70,7 +70,7 @@ TEST_CASE("summaries of rows that nobody waits for make room, and are made again
     CHECK(kept() <= 8);
   }
   const std::string job = world->Submit(World::NewJob());
-  world->ConnectWorkers();
+  world->StartWorkers();
   world->RunUntilState(job, Job::SUCCEEDED);
 }
 
@@ -157,7 +157,7 @@ TEST_CASE("jobs are listed newest first, in pages, filtered") {
 
 TEST_CASE("revisions: ordered, each once, the snapshot tells from where to go on") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = world->Submit(World::NewJob());
   const JobSnapshot snapshot = world->Get<JobSnapshot>(SnapshotJobs{{job}});
   CHECK(snapshot.jobs.size() == 1);
@@ -192,7 +192,7 @@ TEST_CASE("an estimate waits for the first worker, for a while") {
     });
     world->Sleep(1'000'000);
     CHECK_FALSE(answered);
-    world->ConnectWorkers();
+    world->StartWorkers();
     world->RunUntil([&] { return answered; });
     CHECK(world->now_us() - start < 2'000'000);
   }
@@ -217,8 +217,10 @@ TEST_CASE("an assumed time is that of the device that is there, whenever it was 
   EstimateJob request;
   request.job = World::NewJob();
   const double before = early->Get<v1::JobEstimate>(request).seconds();  // of some CPU
-  early->ConnectWorkers();
-  late->ConnectWorkers();
+  for (World* world : {early.get(), late.get()}) {
+    world->StartWorkers();
+    world->Settle();
+  }
   const double seconds = early->Get<v1::JobEstimate>(request).seconds();
   CHECK(seconds == late->Get<v1::JobEstimate>(request).seconds());
   CHECK(seconds < before);
@@ -226,7 +228,7 @@ TEST_CASE("an assumed time is that of the device that is there, whenever it was 
 
 TEST_CASE("pages of a snapshot: by revision, each state once, also of jobs that change meanwhile") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   std::vector<std::string> names;
   for (int i = 0; i < 7; ++i) names.push_back(world->Submit(World::NewJob()));
   const auto page = [&](int64_t after, const std::vector<std::string>& among = {}) {
@@ -238,6 +240,7 @@ TEST_CASE("pages of a snapshot: by revision, each state once, also of jobs that 
   v1::CancelJobRequest cancel;
   cancel.set_name(snapshot.jobs[0].name());  // told already: it comes again, as it is then
   world->Get<Job>(cancel);
+  world->RunUntilState(cancel.name(), Job::CANCELLED);
   int64_t revision = 0;
   bool told_again = false;
   while (!snapshot.jobs.empty()) {
@@ -271,7 +274,8 @@ TEST_CASE("an estimate knows steps, tokens and memory") {
   CHECK(estimate.total_steps() == 6);
   CHECK(estimate.total_tokens() == 480);
   CHECK_FALSE(estimate.fits());  // no worker yet
-  world->ConnectWorkers();
+  world->StartWorkers();
+  world->Settle();
   estimate = world->Get<v1::JobEstimate>(request);
   CHECK(estimate.fits());
   const v1::MemoryEstimate& memory = estimate.peak_memory_bytes();

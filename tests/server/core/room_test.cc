@@ -20,7 +20,7 @@ WorldOptions ShortOfMemory(int rank = 8) {
   WorldOptions options;
   options.gpu_memory_bytes = int64_t{8} << 30;
   auto world = MakeWorld(options);
-  world->ConnectWorkers();
+  world->StartWorkers();
   const v1::MemoryEstimate memory =
       world->Get<v1::JobEstimate>(EstimateJob{.job = LongJob(rank)}).peak_memory_bytes();
   options.gpu_memory_bytes = (memory.total() + memory.adapters() + memory.optimizer()) * 103 / 100;
@@ -40,7 +40,7 @@ v1::ClusterStatus Cluster(World& world) {
 
 TEST_CASE("a group without room for a job is formed anew with shorter microbatches") {
   auto world = MakeWorld(ShortOfMemory());
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string first = world->Submit(LongJob());
   world->RunUntil([&] { return world->Job(first).step() >= 5; });
   CHECK(world->plans().back().capacity_tokens == 8192);
@@ -63,7 +63,7 @@ TEST_CASE("one job has one group formed anew, and no worker idle") {
   options.workers = 3;
   options.delay_us_max = 30'000;
   auto world = MakeWorld(options);
-  world->ConnectWorkers();
+  world->StartWorkers();
   std::vector<std::string> jobs;
   const auto running = [&] {
     return std::ranges::all_of(
@@ -84,7 +84,7 @@ TEST_CASE("one job has one group formed anew, and no worker idle") {
 
 TEST_CASE("however many wait, those who trained are in the group that is formed anew") {
   auto world = MakeWorld(ShortOfMemory());
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string first = world->Submit(LongJob());
   world->RunUntil([&] { return world->Job(first).step() >= 5; });
   Job important = LongJob(kLarge);
@@ -99,7 +99,7 @@ TEST_CASE("however many wait, those who trained are in the group that is formed 
   CHECK(std::ranges::any_of(
       others, [&](const std::string& job) { return world->StateOf(job) == Job::RUNNING; }));
   // Once they are in, they are jobs like others.
-  world->KillWorker(0);
+  world->worker(0).Kill();
   world->RunUntilState(first, Job::QUEUED);
   world->RunUntil([&] {
     return std::ranges::any_of(
@@ -112,7 +112,7 @@ TEST_CASE("where others have taken memory groups are formed with short microbatc
   WorldOptions options;
   options.gpu_memory_bytes = int64_t{8} << 30;
   auto world = MakeWorld(options);
-  world->ConnectWorkers();
+  world->StartWorkers();
   const auto activations = [&] {
     return world->Get<v1::JobEstimate>(EstimateJob{.job = LongJob()})
         .peak_memory_bytes()
@@ -120,7 +120,7 @@ TEST_CASE("where others have taken memory groups are formed with short microbatc
   };
   const int64_t long_ones = activations();
   SECTION("that of groups") {
-    world->TakeGroupMemory(1024);
+    world->script().group_tokens_most = 1024;
     const std::string first = world->Submit(LongJob());
     world->RunUntilState(first, Job::RUNNING);
     const int64_t rests = CountNotes(*world, "rests for");
@@ -133,7 +133,7 @@ TEST_CASE("where others have taken memory groups are formed with short microbatc
     CHECK(CountNotes(*world, "rests for") == rests);
   }
   SECTION("that of slots") {
-    world->TakeSlotMemory(1024);
+    world->script().slot_tokens_most = 1024;
     const std::string job = world->Submit(LongJob());
     world->RunUntilState(job, Job::RUNNING);
     CHECK(CountNotes(*world, "rests for") == 1);

@@ -35,7 +35,7 @@ StoredState ReadOk(storage::JobStore& store, std::vector<RevisionLog::Revision>*
 
 TEST_CASE("a job that has ended is answered as it was, deleted by its etag, and gone then") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string name = world->Submit(World::NewJob(), "r1");
   world->RunUntilState(name, Job::SUCCEEDED);
   const std::string ended = world->Job(name).SerializeAsString();
@@ -201,7 +201,7 @@ TEST_CASE("a difference that began long ago is seen in the rows that are kept") 
 
 TEST_CASE("a long job that has saved nothing yet begins again after a crash, and counts right") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   Job content = World::NewJob();
   content.mutable_training()->set_epochs(500);
   content.mutable_training()->set_checkpoint_every_steps(0);

@@ -20,13 +20,13 @@ struct Early {
   std::optional<absl::Status> answer;
 
   explicit Early(WorldOptions options = {}) : world(MakeWorld(options)) {
-    world->ConnectWorkers();
+    world->StartWorkers();
     Job content = World::NewJob();
     content.mutable_training()->set_epochs(20);
     job = world->Submit(content);
     neighbour = world->Submit(content);
     world->RunUntil([&] { return world->Job(job).step() == 3; });
-    world->HangWorker(0, true);
+    world->worker(0).Hang(true);
     world->Settle();
     Upload(4);
     CHECK_FALSE(answer);
@@ -52,7 +52,7 @@ struct Early {
 
 TEST_CASE("a shard that overtakes the report of its step is taken once that is there") {
   Early early;
-  early.world->HangWorker(0, false);
+  early.world->worker(0).Hang(false);
   early.world->RunUntil([&] { return early.answer.has_value(); });
   CHECK(early.Answered() == "OK");
   early.world->RunUntilState(early.job, Job::SUCCEEDED);
@@ -73,7 +73,7 @@ TEST_CASE("a shard whose report can never come is refused at once") {
     report.set_job(early.job);
     report.set_step(4);
     report.set_what("loss");
-    world.Lie(0, message);
+    world.worker(0).Lie(message);
     CHECK_FALSE(early.answer);
     world.Settle();
     CHECK(world.StateOf(early.job) == Job::FAILED);
@@ -84,16 +84,16 @@ TEST_CASE("a shard whose report can never come is refused at once") {
   }
   SECTION("its group fails") {
     message.mutable_report()->mutable_group_failed()->set_reason("BAD_WINDOW");
-    world.Lie(0, message);
+    world.worker(0).Lie(message);
     world.Settle();
   }
   SECTION("its worker is lost") {
-    world.KillWorker(0, /*restart=*/false);
+    world.worker(0).Kill(/*restart=*/false);
     world.Settle();
   }
   SECTION("its worker is closed") {
     message.mutable_report()->mutable_window_done()->set_window(-1);
-    world.Lie(0, message);
+    world.worker(0).Lie(message);
     world.Settle();
   }
   SECTION("the coordinator is stopped") {
@@ -108,7 +108,7 @@ TEST_CASE(
   Early early;
   World& world = *early.world;
   world.Get<Job>(Named<v1::CancelJobRequest>(early.job));
-  world.HangWorker(0, false);
+  world.worker(0).Hang(false);
   world.RunUntilState(early.job, Job::CANCELLED);
   REQUIRE(world.Call(Named<v1::DeleteJobRequest>(early.job)).ok());
   early.Upload(4);
@@ -131,7 +131,7 @@ TEST_CASE("a shard whose report does not come in time is to be sent again") {
   early.Upload(4);
   CHECK(early.Answered() == "STEP_NOT_REPORTED");
   early.answer.reset();
-  world.HangWorker(0, false);
+  world.worker(0).Hang(false);
   world.RunUntil([&] { return early.answer.has_value(); });
   CHECK(early.Answered() == "OK");
   world.RunUntilState(early.job, Job::SUCCEEDED);
@@ -148,29 +148,35 @@ TEST_CASE("a shard that nobody asked for is refused, and the worker's own are ta
   CHECK(early.Answered() == "INVALID_FIELDS");
   early.Upload(2);  // recorded long ago
   CHECK(early.Answered() == "OK");
-  early.world->HangWorker(0, false);
+  early.world->worker(0).Hang(false);
   early.world->RunUntilState(early.job, Job::SUCCEEDED);
   early.world->CheckInvariants();
 }
 
 TEST_CASE("a slot that is freed while its checkpoint goes up is not freed again after a cut") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   Job content = World::NewJob();
   content.mutable_training()->set_epochs(20);
   const std::string job = world->Submit(content);
   const std::string neighbour = world->Submit(content);
   const std::string third = world->Submit(content);
+  world->script().shards_held = {job};
   world->RunUntil([&] { return world->Job(job).step() >= 3; });
-  world->HoldFreed(true);
   world->Get<Job>(Named<v1::CancelJobRequest>(job));
   world->RunUntilState(job, Job::CANCELLED);
-  const int64_t step = world->Job(neighbour).step();
-  world->RunUntil([&] { return world->Job(neighbour).step() >= step + 4; });
+  world->Settle();  // the window that frees its slot ends behind its shard
+  CHECK(world->StateOf(neighbour) == Job::RUNNING);
+  CHECK_FALSE(world->plans().back().trains.empty());
   world->Get<Job>(Named<v1::CancelJobRequest>(third));
+  world->Settle();
+  CHECK(world->StateOf(third) == Job::CANCELLING);
+  SECTION("it comes") {
+    world->script().shards_held.clear();
+    world->worker(0).ReleaseShards();
+  }
+  SECTION("it runs out of time") {}
   world->RunUntilState(third, Job::CANCELLED);
-  world->RunUntil([&] { return world->Job(neighbour).step() >= step + 12; });
-  world->HoldFreed(false);
   world->RunUntilState(neighbour, Job::SUCCEEDED);
   CHECK(world->Job(neighbour).attempts() == 1);
   world->CheckInvariants();

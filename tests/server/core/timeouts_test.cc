@@ -47,9 +47,9 @@ TEST_CASE("patience is a multiple of what is expected, and never less than its f
 
 TEST_CASE("a worker that is alive and never forms its group is lost") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   world->Settle();
-  world->HangWorker(0, true);
+  world->worker(0).Hang(true);
   const std::string job = world->Submit(World::NewJob());
   world->RunUntilState(job, Job::PREPARING);
   const int64_t start = world->now_us();
@@ -59,7 +59,8 @@ TEST_CASE("a worker that is alive and never forms its group is lost") {
   CHECK(world->now_us() - start < 620 * kSecond);
   CHECK(CountNotes(*world, "it does not form group-1 for 6") == 1);
   CHECK(HasEvent(*world, job, "WORKER_LOST"));
-  world->RunUntilState(job, Job::SUCCEEDED);  // by the one that was started in its place
+  world->worker(0).Hang(false);
+  world->RunUntilState(job, Job::SUCCEEDED);
   world->CheckInvariants();
 }
 
@@ -67,16 +68,17 @@ TEST_CASE("a worker that is alive and reports nothing of its window is lost, pat
   WorldOptions options;
   options.core.patience_floor_ms = 60'000;
   auto world = MakeWorld(options);
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = SubmitLong(*world);
   world->RunUntil([&] { return world->Job(job).step() >= 5; });
-  world->HangWorker(0, true);
+  world->worker(0).Hang(true);
   const int64_t start = world->now_us();
   SECTION("in a window") {
     world->RunUntilState(job, Job::QUEUED);
     CHECK(CountNotes(*world, "it reports nothing of window") == 1);
     CHECK(world->now_us() - start > 60 * kSecond);
     CHECK(world->now_us() - start < 80 * kSecond);
+    world->worker(0).Hang(false);
     world->RunUntilState(job, Job::SUCCEEDED);
   }
   SECTION("in a cut: what is cancelled is so when the worker is lost") {
@@ -86,7 +88,7 @@ TEST_CASE("a worker that is alive and reports nothing of its window is lost, pat
   }
   SECTION("one that goes on in time is kept") {
     world->Sleep(50 * kSecond);
-    world->HangWorker(0, false);
+    world->worker(0).Hang(false);
     world->RunUntilState(job, Job::SUCCEEDED);
     CHECK(world->Job(job).attempts() == 1);
   }
@@ -97,7 +99,7 @@ TEST_CASE("a worker with nothing to do is never lost for it") {
   WorldOptions options;
   options.core.patience_floor_ms = 60'000;
   auto world = MakeWorld(options);
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = world->Submit(World::NewJob());
   world->RunUntilState(job, Job::SUCCEEDED);
   world->Sleep(3600 * kSecond);
@@ -111,17 +113,17 @@ TEST_CASE("a coordinator that stood still loses no living worker, whatever is du
   for (int64_t offset_ms = 0; offset_ms < 8000; offset_ms += 250) {
     CAPTURE(offset_ms);
     auto world = MakeWorld();
-    world->ConnectWorkers();
+    world->StartWorkers();
     const std::string job = SubmitLong(*world);
     world->RunUntil([&] { return world->Job(job).step() >= 5; });
-    world->HangWorker(0, true);
+    world->worker(0).Hang(true);
     world->Sleep(offset_ms * 1000);
     world->StandStill(3600 * kSecond);
     world->Sleep(20 * kSecond);
     CHECK(CountNotes(*world, "is gone") == 0);
     CHECK(CountNotes(*world, "the coordinator stood still for 3") == 1);
     CHECK(world->StateOf(job) == Job::RUNNING);
-    world->HangWorker(0, false);
+    world->worker(0).Hang(false);
     world->RunUntilState(job, Job::SUCCEEDED);
     CHECK(world->Job(job).attempts() == 1);
   }
@@ -129,10 +131,10 @@ TEST_CASE("a coordinator that stood still loses no living worker, whatever is du
 
 TEST_CASE("a worker that is silent after a stand-still is lost a lease later") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = SubmitLong(*world);
   world->RunUntil([&] { return world->Job(job).step() >= 5; });
-  world->SilenceWorker(0);
+  world->worker(0).Silence();
   world->StandStill(60 * kSecond);
   world->Sleep(25 * kSecond);
   CHECK_FALSE(HasEvent(*world, job, "WORKER_LOST"));
@@ -144,10 +146,10 @@ TEST_CASE("a worker that is silent after a stand-still is lost a lease later") {
 
 TEST_CASE("of two workers of one name the living one stays, and the other may try again") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = SubmitLong(*world);
   world->RunUntil([&] { return world->Job(job).step() >= 5; });
-  const uint64_t second = world->Connect(world->worker(0).Hello());
+  const uint64_t second = world->Connect(world->worker(0).hello());
   world->Settle();
   REQUIRE_FALSE(world->IsConnected(second));
   CHECK(Reason(world->closed(second)) == "WORKER_NAME_TAKEN");
@@ -159,16 +161,16 @@ TEST_CASE("of two workers of one name the living one stays, and the other may tr
 
 TEST_CASE("one that has been silent for a few heartbeats gives its name away") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   const std::string job = SubmitLong(*world);
   world->RunUntil([&] { return world->Job(job).step() >= 5; });
-  world->SilenceWorker(0);
+  world->worker(0).Silence();
   world->Sleep(4 * kSecond);
-  const uint64_t early = world->Connect(world->worker(0).Hello());
+  const uint64_t early = world->Connect(world->worker(0).hello());
   world->Settle();
   CHECK_FALSE(world->IsConnected(early));
   world->Sleep(2 * kSecond);
-  const uint64_t late = world->Connect(world->worker(0).Hello());
+  const uint64_t late = world->Connect(world->worker(0).hello());
   world->RunUntil([&] { return HasEvent(*world, job, "WORKER_LOST"); });
   CHECK(world->IsConnected(late));
 }
@@ -179,10 +181,10 @@ TEST_CASE("a worker that is started again before its end was heard of gets its n
   for (options.seed = 1; options.seed <= 20; ++options.seed) {
     CAPTURE(options.seed);
     auto world = MakeWorld(options);
-    world->ConnectWorkers();
+    world->StartWorkers();
     const std::string job = world->Submit(World::NewJob());
     world->RunUntil([&] { return world->Job(job).step() >= 3; });
-    world->KillWorker(0);
+    world->worker(0).Kill();
     world->RunUntilState(job, Job::SUCCEEDED);
     world->CheckInvariants();
   }

@@ -15,19 +15,19 @@ worker::v1::WorkerMessage GroupFailed(const std::string& reason, const std::stri
 
 TEST_CASE("a group whose model is not there yet: its jobs wait, are told, and go on") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   world->Settle();
-  world->HangWorker(0, true);
+  world->worker(0).Hang(true);
   const std::string job = world->Submit(World::NewJob());
   const std::string neighbour = world->Submit(World::NewJob());
   world->RunUntilState(neighbour, Job::PREPARING);
   world->Settle();
-  world->Lie(0, GroupFailed("MODEL_NOT_FOUND", "there is no config.json in /share/m"));
+  world->worker(0).Lie(GroupFailed("MODEL_NOT_FOUND", "there is no config.json in /share/m"));
   world->RunUntilState(job, Job::QUEUED);
   CHECK(world->StateOf(neighbour) == Job::QUEUED);
   CHECK(world->Job(job).queue().why().starts_with(
       "MODEL_NOT_FOUND: there is no config.json in /share/m; tried again at "));
-  world->HangWorker(0, false);
+  world->worker(0).Hang(false);
   world->RunUntilState(job, Job::SUCCEEDED);
   world->RunUntilState(neighbour, Job::SUCCEEDED);
   CHECK_FALSE(HasEvent(*world, job, "WORKER_LOST"));
@@ -36,13 +36,13 @@ TEST_CASE("a group whose model is not there yet: its jobs wait, are told, and go
 
 TEST_CASE("a group whose model has changed fails its jobs; what is told of it is kept in bounds") {
   auto world = MakeWorld();
-  world->ConnectWorkers();
+  world->StartWorkers();
   world->Settle();
-  world->HangWorker(0, true);
+  world->worker(0).Hang(true);
   const std::string job = world->Submit(World::NewJob());
   world->RunUntilState(job, Job::PREPARING);
   world->Settle();
-  world->Lie(0, GroupFailed("MODEL_CHANGED", std::string(1 << 20, '\xfe')));
+  world->worker(0).Lie(GroupFailed("MODEL_CHANGED", std::string(1 << 20, '\xfe')));
   world->RunUntilState(job, Job::FAILED);
   CHECK(world->Job(job).error().category() == v1::JobError::USER);
   CHECK(world->Job(job).error().message().size() <= 2000);
@@ -61,7 +61,7 @@ TEST_CASE(
         Row{"WHAT_NOBODY_KNOWS", Job::QUEUED}, Row{"CHECKPOINT_INVALID", Job::FAILED}}) {
     CAPTURE(row.reason);
     auto world = MakeWorld();
-    world->ConnectWorkers();
+    world->StartWorkers();
     Job longer = World::NewJob();
     longer.mutable_training()->set_epochs(20);
     const std::string first = world->Submit(longer);
@@ -70,16 +70,16 @@ TEST_CASE(
     world->RunUntilState(second, Job::PREPARING);
     world->RunUntil(
         [&] { return !world->plans().empty() && !world->plans().back().loads.empty(); });
-    world->HangWorker(0, true);
+    world->worker(0).Hang(true);
     world->Settle();
     REQUIRE(world->StateOf(second) == Job::PREPARING);
     worker::v1::WorkerMessage said;
     said.mutable_report()->mutable_slot_failed()->set_job(second);
     said.mutable_report()->mutable_slot_failed()->set_reason(row.reason);
-    world->Lie(0, said);
+    world->worker(0).Lie(said);
     world->RunUntilState(second, row.state);
     CHECK(world->StateOf(first) == Job::RUNNING);
-    world->HangWorker(0, false);
+    world->worker(0).Hang(false);
     world->RunUntilState(first, Job::SUCCEEDED);
     world->RunUntil([&] { return !IsLive(world->StateOf(second)); });
     CHECK(world->StateOf(second) == (row.state == Job::QUEUED ? Job::SUCCEEDED : Job::FAILED));

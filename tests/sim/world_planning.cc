@@ -1,10 +1,9 @@
-// The workers of the simulated world, and its planning.
+// Rows and windows of the world of stories: as many tokens as a story says, and no text.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/data_dir.h"
 #include "tests/sim/world.h"
 
 namespace lorad::sim {
@@ -13,151 +12,9 @@ namespace {
 
 using namespace server;  // NOLINT: the world is the server's, simulated
 
-constexpr int64_t kOperationUs = 1000;
-constexpr int64_t kRestartUs = 50'000;
-constexpr double kRepeatLater = 5000;
+constexpr int32_t kNotTrained = -100;
 
 }  // namespace
-
-// ---- workers ----
-
-void World::ConnectWorkers() {
-  for (int i = 0; i < static_cast<int>(workers_.size()); ++i) StartWorker(i);
-}
-
-void World::StartWorker(int i) {
-  WorkerSlot& slot = workers_[i];
-  slot.life++;
-  slot.silent = slot.hung = false;
-  slot.stepping = false;
-  slot.connection = next_connection_++;
-  slot.up_free_us = slot.down_free_us = now_us_;
-  SimWorker::Hooks hooks;
-  hooks.say = [this, i](worker::v1::WorkerMessage message) { Say(i, std::move(message)); };
-  hooks.upload = [this, i](worker::v1::UploadShardRequest::Header header) {
-    Upload(i, std::move(header));
-  };
-  hooks.memory_taken = [this](int64_t capacity_tokens, bool slot) {
-    return memory_taken_ || capacity_tokens > (slot ? slot_tokens_most_ : group_tokens_most_);
-  };
-  hooks.freed_held = [this] { return freed_held_; };
-  hooks.fetch = [this](const std::string& text) -> int64_t {
-    if (text.empty()) return 0;
-    absl::StatusOr<SlotContent> content = ParseSlotContent(text);
-    RequireOk(content.status());
-    INFO("slot content " << text);
-    REQUIRE(disk_.contains(content->path));
-    if (content->kind != SlotContent::Kind::kCheckpoint) return 0;
-    return std::stoll(content->path.substr(content->path.rfind('/') + 1));
-  };
-  hooks.is_bad = [this, i](const std::string& job, int64_t step) {
-    if (deadly_.contains(job)) {
-      KillWorker(i);
-      return true;  // nobody hears of it
-    }
-    const auto bad = bad_steps_.find(job);
-    return bad != bad_steps_.end() && bad->second == step;
-  };
-  slot.worker = std::make_unique<SimWorker>(absl::StrCat("worker-", i), options_.gpu_memory_bytes,
-                                            std::move(hooks));
-  Post(WorkerConnected{slot.connection, slot.worker->Hello()});
-  Heartbeat(i, slot.life);
-}
-
-void World::Heartbeat(int i, int64_t life) {
-  timers_++;
-  At(now_us_ + options_.core.heartbeat_ms * 1000, [this, i, life] {
-    timers_--;
-    if (workers_[i].life != life || workers_[i].connection == 0) return;
-    worker::v1::WorkerMessage message;
-    message.mutable_heartbeat()->set_epoch(1);
-    message.mutable_heartbeat()->set_peak_resident_bytes(peak_bytes_);
-    Say(i, std::move(message));
-    Heartbeat(i, life);
-  });
-}
-
-void World::KillWorker(int i, bool restart) {
-  WorkerSlot& slot = workers_[i];
-  if (slot.connection == 0) return;
-  const uint64_t connection = std::exchange(slot.connection, 0);
-  slot.life++;
-  Later([this, connection, life = life_] {
-    if (life == life_) Post(WorkerGone{connection, "killed by signal 9"});
-  });
-  if (!restart) return;
-  At(now_us_ + kRestartUs, [this, i, life = slot.life] {
-    if (workers_[i].life == life) StartWorker(i);
-  });
-}
-
-void World::SilenceWorker(int i) { workers_[i].silent = true; }
-
-void World::HangWorker(int i, bool hung) {
-  workers_[i].hung = hung;
-  if (!hung) WakeWorker(i);
-}
-
-void World::HoldFreed(bool held) {
-  freed_held_ = held;
-  for (WorkerSlot& slot : workers_) {
-    if (slot.connection != 0) slot.worker->TellFreed();
-  }
-}
-
-void World::Lie(int i, worker::v1::WorkerMessage message) {
-  if (workers_[i].connection != 0) workers_[i].worker->Say(std::move(message));
-}
-
-uint64_t World::Connect(const worker::v1::Hello& hello) {
-  const uint64_t connection = next_connection_++;
-  Post(WorkerConnected{connection, hello});
-  return connection;
-}
-
-void World::WakeWorker(int i) {
-  WorkerSlot& slot = workers_[i];
-  if (std::exchange(slot.stepping, true)) return;
-  At(now_us_ + kOperationUs, [this, i, life = slot.life] { WorkerStep(i, life); });
-}
-
-void World::WorkerStep(int i, int64_t life) {
-  WorkerSlot& slot = workers_[i];
-  if (slot.life != life || slot.connection == 0) return;
-  slot.stepping = false;
-  if (!slot.hung && slot.worker->Step()) WakeWorker(i);
-}
-
-void World::Say(int i, worker::v1::WorkerMessage message) {
-  WorkerSlot& slot = workers_[i];
-  if (slot.silent || slot.connection == 0) return;
-  const bool repeat = message.has_report() && Chance(options_.repeat_share);
-  slot.up_free_us = std::max(slot.up_free_us, now_us_ + Delay());
-  const auto deliver = [this, i, connection = slot.connection, message, life = life_] {
-    if (life == life_ && workers_[i].connection == connection) {
-      Post(WorkerSaid{connection, message});
-    }
-  };
-  At(slot.up_free_us, deliver);
-  if (repeat) At(slot.up_free_us + static_cast<int64_t>(kRepeatLater), deliver);
-}
-
-void World::Upload(int i, worker::v1::UploadShardRequest::Header header) {
-  // The call outlives its worker now and then: the last bytes were on their way.
-  Later([this, i, header, worker_life = workers_[i].life, life = life_] {
-    if (life != life_) return;
-    if (workers_[i].life != worker_life && Chance(0.5)) return;
-    UploadShard(header, [](absl::StatusOr<ReplyValue>) {});
-  });
-}
-
-void World::UploadShard(worker::v1::UploadShardRequest::Header header, OnReply on_reply) {
-  const std::string upload = absl::StrCat("upload-", next_upload_++);
-  uploads_.insert(upload);
-  Ask(ShardUploaded{std::move(header), upload}, std::move(on_reply));
-}
-
-// ---- planning, in small ----
 
 int64_t World::RowLength(const std::string& dataset, int64_t row) const {
   const auto longest = longest_.find(dataset);
@@ -186,7 +43,7 @@ void World::CheckRowsLater(const CheckRows& check) {
   REQUIRE(checks_.try_emplace(check.key, number).second);
   const auto slow = check_us_.find(check.source.dataset);
   const int64_t us = slow == check_us_.end() ? 0 : slow->second;
-  At(now_us_ + us + Delay(), [this, check, number, life = life_] {
+  clock_.At(now_us() + us + clock_.Delay(), [this, check, number, life = life_] {
     const auto under_way = checks_.find(check.key);
     if (life != life_ || under_way == checks_.end() || under_way->second != number) return;
     checks_.erase(under_way);
@@ -197,7 +54,7 @@ void World::CheckRowsLater(const CheckRows& check) {
 void World::CancelCheck(const std::string& key) {
   if (checks_.erase(key) == 0) return;  // it has just ended
   cancelled_checks_++;
-  Later([this, key, life = life_] {
+  clock_.Later([this, key, life = life_] {
     if (life == life_) Post(RowsChecked{key, absl::CancelledError("nobody waits for it")});
   });
 }
@@ -252,6 +109,9 @@ absl::StatusOr<worker::v1::Window> World::PlanWindow(const PlanInput& input) {
     segment.set_mode(mode);
     segment.set_step(step);
     segment.set_sequence(sequence);
+    segment.mutable_input_ids()->Resize(static_cast<int>(tokens), 1);
+    segment.mutable_labels()->Resize(static_cast<int>(tokens), kNotTrained);
+    segment.set_labels(static_cast<int>(tokens) - 1, 1);
   };
   for (const TrainUnit& unit : input.trains) {
     const int64_t of_epoch = (unit.source.rows + unit.batch_size - 1) / unit.batch_size;

@@ -1,0 +1,36 @@
+// Histories of a site: what happens in one is a list, drawn from a seed before it begins, so that
+// parts of it can be left out and the rest stays as it was.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/sim/happenings.h"
+#include "tests/sim/shrink.h"
+
+namespace lorad::sim {
+
+struct History {
+  SiteOptions site;
+  std::vector<Happening> happenings;  // by time, numbered from 0
+};
+
+History DrawHistory(uint64_t seed);
+
+// With these of its happenings alone, and so many of its workers.
+History Part(const History& history, const std::vector<int>& numbers, int workers);
+std::vector<int> NumbersOf(const History& history);
+
+// A line for each happening, and the command that plays it again.
+std::string ToText(const History& history);
+
+// Plays it to its end: after the last calamity everything must end within a bound, as it should.
+// What does not is a failed assertion.
+Tally Play(const History& history);
+
+// The least of it that still fails: `fails` is asked at most so many times.
+History ShrinkHistory(const History& history, const std::function<bool(const History&)>& fails,
+                      int tries_max);
+
+}  // namespace lorad::sim

@@ -1,0 +1,269 @@
+#include "tests/sim/promises.h"
+
+#include <catch2/catch.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/job_states.h"
+#include "server/core/records.pb.h"
+#include "server/core/store_kinds.h"
+
+namespace lorad::sim {
+namespace {
+
+using namespace server;  // NOLINT: the promises are the server's
+
+// A shard may wait for the report of its step for 10 s, a checkpoint for its disk.
+constexpr int64_t kAnswerUs = 40'000'000;
+
+// Collected first: the store takes no questions while it tells.
+std::map<std::string, std::string> Records(storage::JobStore& store, const char* kind) {
+  std::map<std::string, std::string> records;
+  const absl::Status status =
+      store.ScanRecords(kind, [&](std::string_view key, std::string_view value) {
+        records.emplace(key, value);
+        return absl::OkStatus();
+      });
+  REQUIRE(status.ok());
+  return records;
+}
+
+records::JobRecord Parse(const std::string& bytes) {
+  records::JobRecord record;
+  REQUIRE(record.ParseFromString(bytes));
+  return record;
+}
+
+}  // namespace
+
+// ---- requests ----
+
+void Promises::Asked(uint64_t number, const Request& request, int64_t now_us) {
+  const auto* shard = std::get_if<ShardUploaded>(&request);
+  questions_[number] = {request, now_us, shard && !epochs_.contains(shard->header.epoch())};
+}
+
+void Promises::Answered(uint64_t number, const absl::StatusOr<ReplyValue>& value) {
+  const auto question = questions_.extract(number);
+  INFO("request " << number << ": " << value.status());
+  REQUIRE_FALSE(question.empty());
+  const Question& asked = question.mapped();
+  if (!value.ok()) return;
+  const auto* shard = std::get_if<ShardUploaded>(&asked.request);
+  // Whose epoch is over may be told that its shard is there already, no more.
+  if (shard && asked.stale) {
+    const std::pair checkpoint{shard->header.job(), shard->header.step()};
+    REQUIRE((checkpoints_.contains(checkpoint) || unsure_.contains(checkpoint)));
+  }
+  Keep(asked.request, *value);
+}
+
+void Promises::Made(const char* kind, const std::string& name, const RequestId& id) {
+  if (!id.id.empty()) {
+    const auto [first, is_new] = first_answers_.try_emplace({kind, id.id}, name);
+    REQUIRE(first->second == name);
+    if (!is_new) return;  // it may be gone by now, and is answered as it was at first
+  }
+  made_[{kind, name}] = id.id;
+}
+
+void Promises::Keep(const Request& request, const ReplyValue& value) {
+  if (const auto* model = std::get_if<RegisterModel>(&request)) {
+    Made(kModelKind, model->model.name(), model->request_id);
+  } else if (const auto* dataset = std::get_if<CreateDataset>(&request)) {
+    Made(kDatasetKind, dataset->dataset.name(), dataset->request_id);
+  } else if (const auto* adapter = std::get_if<ImportAdapter>(&request)) {
+    Made(kAdapterKind, adapter->adapter.name(), adapter->request_id);
+  } else if (const auto* job = std::get_if<CreateJob>(&request)) {
+    const std::string& name = std::get<v1::Job>(value).name();
+    if (job->validate_only || deleted_.contains(name)) return;
+    Made(kJobKind, name, job->request_id);
+  } else if (const auto* shard = std::get_if<ShardUploaded>(&request)) {
+    checkpoints_.insert({shard->header.job(), shard->header.step()});
+  } else if (const auto* cancel = std::get_if<v1::CancelJobRequest>(&request)) {
+    const v1::Job::State state = std::get<v1::Job>(value).state();
+    if (state == v1::Job::CANCELLING || state == v1::Job::CANCELLED) {
+      cancelled_.insert(cancel->name());
+    }
+  } else {
+    TakeBack(request, true);
+  }
+}
+
+// It is deleted, or (not for sure) nobody knows.
+void Promises::TakeBack(const Request& request, bool for_sure) {
+  if (const auto* model = std::get_if<v1::UnregisterModelRequest>(&request)) {
+    made_.erase({kModelKind, model->name()});
+  } else if (const auto* dataset = std::get_if<v1::DeleteDatasetRequest>(&request)) {
+    made_.erase({kDatasetKind, dataset->name()});
+  } else if (const auto* adapter = std::get_if<v1::DeleteAdapterRequest>(&request)) {
+    made_.erase({kAdapterKind, adapter->name()});
+  } else if (const auto* checkpoint = std::get_if<v1::DeleteCheckpointRequest>(&request)) {
+    checkpoints_.erase({checkpoint->job(), checkpoint->step()});
+  } else if (const auto* job = std::get_if<v1::DeleteJobRequest>(&request)) {
+    made_.erase({kJobKind, job->name()});
+    cancelled_.erase(job->name());
+    if (for_sure) deleted_.insert(job->name());
+    std::erase_if(checkpoints_, [&](const auto& entry) { return entry.first == job->name(); });
+  }
+}
+
+void Promises::CoordinatorDied() {
+  for (const auto& [number, question] : questions_) {
+    TakeBack(question.request, false);
+    const auto* shard = std::get_if<ShardUploaded>(&question.request);
+    if (shard) unsure_.insert({shard->header.job(), shard->header.step()});
+  }
+  questions_.clear();
+  epochs_.clear();
+  heard_us_.clear();
+  ended_.clear();
+}
+
+void Promises::CheckAnswers(int64_t now_us) const {
+  if (questions_.empty()) return;
+  const auto& [number, oldest] = *questions_.begin();
+  const auto* shard = std::get_if<ShardUploaded>(&oldest.request);
+  INFO("request " << number << " of kind " << oldest.request.index() << " "
+                  << (shard ? shard->header.ShortDebugString() : "") << " was asked "
+                  << now_us - oldest.asked_us << " us ago");
+  REQUIRE(now_us - std::max(oldest.asked_us, ill_us_) <= kAnswerUs);
+}
+
+void Promises::CheckJobs(storage::JobStore& store) const {
+  std::set<std::string> request_ids;
+  for (const auto& [name, bytes] : Records(store, kJobKind)) {
+    const records::JobRecord record = Parse(bytes);
+    INFO("job " << name << ", request_id " << record.request_id());
+    REQUIRE_FALSE(deleted_.contains(name));
+    const bool is_new =
+        record.request_id().empty() || request_ids.insert(record.request_id()).second;
+    REQUIRE(is_new);
+    if (cancelled_.contains(name)) {
+      REQUIRE((record.job().state() == v1::Job::CANCELLING ||
+               record.job().state() == v1::Job::CANCELLED));
+    }
+    for (const auto& [job, step] : checkpoints_) {
+      if (job != name) continue;
+      INFO("checkpoint " << step);
+      REQUIRE(store.ReadSeries(kCheckpointSeries, job, step - 1, 1)->at(0).number == step);
+    }
+  }
+}
+
+// What live jobs name is there, with its files.
+void Promises::CheckUses(storage::JobStore& store, storage::Files& files) const {
+  for (const auto& [name, bytes] : Records(store, kDatasetKind)) {
+    records::DatasetRecord record;
+    REQUIRE(record.ParseFromString(bytes));
+    INFO("dataset " << name << " at " << record.path());
+    REQUIRE(files.Exists("/data/" + record.path()));
+  }
+  for (const auto& [name, bytes] : Records(store, kJobKind)) {
+    const v1::Job job = Parse(bytes).job();
+    if (!IsLive(job.state())) continue;
+    INFO("job " << job.ShortDebugString());
+    const auto require = [&](const char* kind, const std::string& used) {
+      INFO("it uses " << kind << " " << used);
+      if (!used.empty()) REQUIRE(store.GetRecord(kind, used)->has_value());
+    };
+    require(kModelKind, job.base_model());
+    require(kDatasetKind, job.training_dataset());
+    require(kDatasetKind, job.validation_dataset());
+    const std::string& source = job.adapter().init_from();
+    const size_t slash = source.find('/');
+    const bool is_checkpoint = slash != std::string::npos;
+    require(is_checkpoint ? kJobKind : kAdapterKind, source.substr(0, slash));
+    if (is_checkpoint) REQUIRE(files.Exists("/data/checkpoints/" + source));
+  }
+}
+
+void Promises::CheckKept(storage::JobStore& store, storage::Files& files) const {
+  for (const auto& [name, request_id] : made_) {
+    INFO(name.first << " " << name.second << ", of request_id " << request_id);
+    REQUIRE(store.GetRecord(name.first, name.second)->has_value());
+  }
+  CheckJobs(store);
+  CheckUses(store, files);
+}
+
+// ---- workers ----
+
+void Promises::Sent(uint64_t connection, const worker::v1::CoordinatorMessage& message) {
+  if (message.has_form_group()) {
+    const int64_t epoch = message.form_group().epoch();
+    INFO("epoch " << epoch << " after " << newest_epoch_);
+    REQUIRE(epoch > newest_epoch_);  // also of coordinators that are dead
+    newest_epoch_ = epoch;
+    if (ended_.contains(connection)) return;  // the coordinator does not know yet
+    for (const auto& [other, group] : epochs_) REQUIRE(group.connection != connection);
+    epochs_[epoch].connection = connection;
+  } else if (message.has_dissolve_group()) {
+    epochs_.erase(message.dissolve_group().epoch());
+  } else if (message.has_window()) {
+    OnWindow(message.window());
+  }
+}
+
+void Promises::OnWindow(const worker::v1::Window& window) {
+  INFO("window " << window.number() << " of epoch " << window.epoch());
+  const auto found = epochs_.find(window.epoch());
+  if (found == epochs_.end()) return;  // its stream has ended, which the coordinator does not know
+  Epoch& epoch = found->second;
+  REQUIRE(window.number() == ++epoch.window);
+  for (const worker::v1::Microbatch& microbatch : window.microbatches()) {
+    REQUIRE(microbatch.number() > epoch.microbatch);
+    epoch.microbatch = microbatch.number();
+  }
+  for (const worker::v1::Operation& operation : window.operations()) {
+    if (operation.kind() != worker::v1::Operation::LOAD_SLOT) continue;
+    // A job is in one place at a time.
+    INFO("job " << operation.slot().job());
+    for (const auto& [other, group] : epochs_) {
+      REQUIRE((other == window.epoch() || !group.slots.contains(operation.slot().job())));
+    }
+    epoch.slots[operation.slot().job()] = window.number();
+  }
+}
+
+void Promises::Heard(uint64_t connection, const worker::v1::WorkerMessage& message,
+                     int64_t now_us) {
+  heard_us_[connection] = now_us;
+  if (!message.has_report()) return;
+  const auto epoch = epochs_.find(message.report().epoch());
+  if (epoch != epochs_.end() && epoch->second.connection == connection) {
+    OnReport(message.report(), epoch->second);
+  }
+}
+
+void Promises::OnReport(const worker::v1::Report& report, Epoch& epoch) {
+  if (report.has_slot_loaded()) {
+    epoch.slots[report.slot_loaded().job()] = 0;
+  } else if (report.has_slot_freed()) {
+    epoch.slots.erase(report.slot_freed().job());
+  } else if (report.has_window_done()) {
+    // What it was to load and did not was cut, or could not be had.
+    std::erase_if(epoch.slots, [&](const auto& entry) {
+      return entry.second != 0 && entry.second <= report.window_done().window();
+    });
+  }
+}
+
+void Promises::StreamEnded(uint64_t connection) {
+  std::erase_if(epochs_, [&](const auto& entry) { return entry.second.connection == connection; });
+  heard_us_.erase(connection);
+  ended_.insert(connection);
+}
+
+void Promises::CheckClose(uint64_t connection, const absl::Status& reason, int64_t lease_us,
+                          int64_t now_us) const {
+  const std::string why(reason.message());
+  INFO("stream " << connection << " was ended: " << why);
+  if (mistrusted_.contains(connection)) return;
+  REQUIRE(why.find("does not fit") == std::string::npos);
+  REQUIRE(why.find(" came after ") == std::string::npos);
+  if (why.find("silent for") == std::string::npos) return;
+  const auto heard = heard_us_.find(connection);
+  REQUIRE((heard == heard_us_.end() || now_us - heard->second > lease_us));
+}
+
+}  // namespace lorad::sim

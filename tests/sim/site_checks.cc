@@ -1,0 +1,144 @@
+// What must hold in a site, whatever has happened to it.
+#include <catch2/catch.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/job_states.h"
+#include "server/core/store_kinds.h"
+#include "server/store_reads.h"
+#include "storage/checkpoint.h"
+#include "tests/sim/site.h"
+
+namespace lorad::sim {
+
+using namespace server;  // NOLINT: the site is the server's, simulated
+
+// A watcher that comes back after every death: it sees each revision once, in their order.
+void Site::CheckTurn() {
+  if (disk_is_ill()) promises_.StoreIsIll(awake_us());
+  promises_.CheckAnswers(awake_us());
+  auto revisions = revision_log().Read(watched_, 1000);
+  // Who has seen no job yet has nothing to miss.
+  while (absl::IsOutOfRange(revisions.status()) && followed_.empty()) {
+    revisions = revision_log().Read(++watched_, 1000);
+  }
+  INFO("seed " << options_.seed << ", watched up to " << watched_ << ": " << revisions.status());
+  // What was told and is not there after a death was never durable.
+  REQUIRE(revisions.ok());
+  for (const auto& revision : *revisions) {
+    REQUIRE(revision->revision > watched_);
+    watched_ = revision->revision;
+    v1::WatchJobsResponse message;
+    REQUIRE(message.ParseFromString(revision->message));
+    seen_[watched_] = revision->job;
+    if (message.has_job()) followed_[message.job().name()] = message.job().state();
+  }
+}
+
+// What the watcher has not seen, it was not told.
+void Site::CheckWatched() {
+  const auto kept = store().ReadSeries(kRevisionSeries, "", 0, 1'000'000);
+  REQUIRE(kept.ok());
+  for (const storage::Entry& entry : *kept) {
+    v1::WatchJobsResponse message;
+    REQUIRE(message.ParseFromString(entry.value));
+    INFO("revision " << entry.number << " of job " << message.job().name());
+    const auto seen = seen_.find(entry.number);
+    REQUIRE(seen != seen_.end());
+    REQUIRE(seen->second == message.job().name());
+  }
+}
+
+void Site::CheckJob(const v1::Job& job) {
+  const std::string& name = job.name();
+  INFO("seed " << options_.seed << ", job " << job.ShortDebugString());
+  v1::Job::State state = v1::Job::VALIDATING;
+  v1::ListEventsRequest events;
+  events.set_job(name);
+  events.set_page_size(1000);
+  const auto told = ReadEvents(store(), events);
+  REQUIRE(told.ok());
+  for (const v1::Event& event : told->events()) {
+    REQUIRE(event.reason() != "NUMERICS_MISMATCH");
+    if (event.reason() != "STATE_CHANGED") continue;
+    REQUIRE(event.from_state() == state);
+    REQUIRE(IsLegal(event.from_state(), event.to_state()));
+    state = event.to_state();
+  }
+  REQUIRE(state == job.state());
+  REQUIRE(followed_[name] == state);
+  v1::GetMetricsRequest metrics;
+  metrics.set_job(name);
+  metrics.set_page_size(1000);
+  int64_t step = 0, tokens = 0;
+  const auto rows = ReadMetrics(store(), metrics);
+  REQUIRE(rows.ok());
+  for (const v1::StepMetrics& row : rows->steps()) {
+    REQUIRE(row.step() == ++step);
+    REQUIRE(row.loss() == TrainLoss(name, step));
+    REQUIRE(row.grad_norm() == TrainLoss(name, step) / 2);
+    REQUIRE(row.tokens() > row.trained_tokens());
+    tokens += row.tokens();
+  }
+  v1::ListCheckpointsRequest checkpoints;
+  checkpoints.set_job(name);
+  checkpoints.set_page_size(1000);
+  const auto all = ReadCheckpoints(store(), checkpoints);
+  REQUIRE(all.ok());
+  for (const v1::Checkpoint& kept : all->checkpoints()) {
+    const auto found = storage::OpenCheckpoint(
+        files_, absl::StrCat("/data/checkpoints/", name, "/", kept.step()), true);
+    INFO("checkpoint " << kept.step() << ": " << found.status());
+    REQUIRE(found.ok());
+    REQUIRE(found->state.step == kept.step());
+  }
+  if (job.state() != v1::Job::SUCCEEDED) return;
+  REQUIRE(step == job.total_steps());
+  REQUIRE(job.step() == step);
+  REQUIRE(job.last_checkpoint_step() == step);
+  REQUIRE(job.tokens() == tokens);
+  CheckEvaluations(job);
+}
+
+// One for each step at which one is due, of all rows of the validation set.
+void Site::CheckEvaluations(const v1::Job& job) {
+  std::vector<int64_t> due;
+  const int64_t every = job.training().eval_every_steps();
+  for (int64_t step = 0; step <= job.total_steps(); ++step) {
+    const bool now = step == 0 || step == job.total_steps() || (every > 0 && step % every == 0);
+    if (now && !job.validation_dataset().empty()) due.push_back(step);
+  }
+  v1::GetMetricsRequest request;
+  request.set_job(job.name());
+  request.set_series(v1::GetMetricsRequest::EVALUATION);
+  request.set_after_step(-1);
+  request.set_page_size(1000);
+  const auto rows = ReadMetrics(store(), request);
+  REQUIRE(rows.ok());
+  REQUIRE(rows->evaluations_size() == std::ssize(due));
+  for (int i = 0; i < rows->evaluations_size(); ++i) {
+    const v1::EvaluationMetrics& row = rows->evaluations(i);
+    INFO("evaluation " << row.ShortDebugString());
+    REQUIRE(row.step() == due[i]);
+    double sum = 0;
+    int64_t trained = 0;
+    const int64_t sequences = rows_.at(job.validation_dataset());
+    for (int64_t sequence = 0; sequence < sequences; ++sequence) {
+      const int64_t tokens = RowLength(sequence) - 1;  // the first is not trained on
+      sum += static_cast<double>(tokens) * ValidationLoss(job.name(), row.step(), sequence);
+      trained += tokens;
+    }
+    REQUIRE(row.trained_tokens() == trained);
+    REQUIRE(row.validation_loss() == sum / static_cast<double>(trained));
+  }
+}
+
+void Site::CheckAll() {
+  v1::ListJobsRequest request;
+  request.set_page_size(1000);
+  const auto all = std::get<v1::ListJobsResponse>(Call([&]() -> Request { return request; }));
+  for (const v1::Job& job : all.jobs()) CheckJob(job);
+  promises_.CheckKept(store(), files_);
+  CheckWatched();
+}
+
+}  // namespace lorad::sim

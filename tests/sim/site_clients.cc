@@ -1,0 +1,382 @@
+#include "tests/sim/site_clients.h"
+
+#include <catch2/catch.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/job_states.h"
+#include "server/store_reads.h"
+
+namespace lorad::sim {
+namespace {
+
+using namespace server;  // NOLINT: what a client asks for
+
+using Answer = absl::StatusOr<ReplyValue>;
+
+constexpr int64_t kAgainUs = 100'000;
+
+std::vector<int64_t> CheckpointsOf(Site& site, const std::string& job) {
+  v1::ListCheckpointsRequest request;
+  request.set_job(job);
+  request.set_page_size(1000);
+  std::vector<int64_t> steps;
+  if (!site.serves()) return steps;
+  const auto listed = ReadCheckpoints(site.store(), request);
+  if (!listed.ok()) return steps;  // the disk is ill, or the job is gone
+  for (const v1::Checkpoint& checkpoint : listed->checkpoints()) steps.push_back(checkpoint.step());
+  return steps;
+}
+
+template <class Request>
+Request Named(const std::string& name) {
+  Request request;
+  request.set_name(name);
+  return request;
+}
+
+}  // namespace
+
+// ---- asking ----
+
+bool Client::Passes(const absl::Status& status) const {
+  if (absl::IsUnavailable(status) || absl::IsResourceExhausted(status)) return true;
+  const bool of_disk = absl::IsInternal(status) || absl::IsUnknown(status) ||
+                       absl::IsDataLoss(status) || absl::IsAborted(status);
+  return of_disk && site_.disk_was_ill();
+}
+
+void Client::Go() {
+  if (ended()) return;
+  asked_++;
+  if (!Ask()) return Again();
+  if (asks_twice_) Ask();
+}
+
+bool Client::Ask() {
+  absl::StatusOr<Request> request = steps_[next_].make();
+  if (!request.ok()) return false;
+  site_.Ask(*std::move(request), [this, asked = asked_](const Answer& reply) {
+    if (vanished_ || asked != asked_) return;
+    asked_++;
+    if (Passes(reply.status()) || !steps_[next_].told(reply)) return Again();
+    next_++;
+    Go();
+  });
+  return true;
+}
+
+void Client::Again() {
+  site_.At(site_.now_us() + kAgainUs, [this] { Go(); });
+}
+
+// ---- jobs ----
+
+JobClient::JobClient(Site& site, Census& census, Plan plan)
+    : Client(site), census_(census), plan_(std::move(plan)) {
+  Then([this] { return Create(); }, [this](const Answer& reply) { return TakeCreated(reply); });
+  LookUntilItEnds();
+  if (plan_.deletes_checkpoint) DeleteCheckpoint();
+  if (plan_.deletes) Delete();
+}
+
+absl::StatusOr<Request> JobClient::Create() {
+  std::string& source = *plan_.job.mutable_adapter()->mutable_init_from();
+  if (plan_.from && source.empty()) {
+    const std::string& name = plan_.from->acknowledged();
+    const std::vector<int64_t> steps =
+        name.empty() ? std::vector<int64_t>() : CheckpointsOf(site_, name);
+    if (steps.empty() && !plan_.from->ended()) return absl::UnavailableError("no checkpoint yet");
+    if (steps.empty()) {
+      plan_.from = nullptr;  // nobody waits for that job any more
+    } else {
+      source = absl::StrCat(name, "/", steps.front());
+    }
+  }
+  CreateJob request;
+  request.job = plan_.job;
+  request.request_id = {plan_.request_id, plan_.job.SerializeAsString()};
+  return Request(std::move(request));
+}
+
+bool JobClient::TakeCreated(const Answer& reply) {
+  INFO("create " << plan_.request_id << ": " << reply.status());
+  if (plan_.from && absl::IsInvalidArgument(reply.status())) {
+    // What it was to begin from was deleted meanwhile.
+    plan_.from = nullptr;
+    plan_.job.mutable_adapter()->clear_init_from();
+    return false;
+  }
+  REQUIRE(reply.ok());
+  name_ = std::get<v1::Job>(*reply).name();
+  census_["job"].insert(name_);
+  return true;
+}
+
+void JobClient::LookUntilItEnds() {
+  Then([this] { return Named<v1::GetJobRequest>(name_); },
+       [this](const Answer& reply) {
+         INFO("job " << name_ << ": " << reply.status());
+         REQUIRE(reply.ok());
+         seen_ = std::get<v1::Job>(*reply);
+         return !IsLive(seen_.state());
+       });
+}
+
+void JobClient::Cancel() {
+  if (name_.empty()) return;
+  cancelled_ = true;
+  site_.Ask(Named<v1::CancelJobRequest>(name_), [this](const Answer& reply) {
+    if (Passes(reply.status())) return site_.At(site_.now_us() + kAgainUs, [this] { Cancel(); });
+    INFO("cancel " << name_ << ": " << reply.status());
+    REQUIRE((reply.ok() || absl::IsNotFound(reply.status())));
+  });
+}
+
+void JobClient::DeleteCheckpoint() {
+  Then(
+      [this]() -> absl::StatusOr<Request> {
+        const std::vector<int64_t> steps = CheckpointsOf(site_, name_);
+        v1::DeleteCheckpointRequest request;
+        request.set_job(name_);
+        request.set_step(steps.empty() ? 1 : steps.front());
+        return Request(request);
+      },
+      [](const Answer& reply) {
+        INFO("delete a checkpoint: " << reply.status());
+        // Another job begins from it, or it went the first time, and nobody was told.
+        REQUIRE((reply.ok() || absl::IsFailedPrecondition(reply.status()) ||
+                 absl::IsNotFound(reply.status())));
+        return true;
+      });
+}
+
+void JobClient::Delete() {
+  Then(
+      [this] {
+        census_["job"].erase(name_);
+        return Named<v1::DeleteJobRequest>(name_);
+      },
+      [this](const Answer& reply) {
+        INFO("delete job " << name_ << ": " << reply.status());
+        if (absl::IsFailedPrecondition(reply.status())) return false;  // another begins from it
+        REQUIRE((reply.ok() || absl::IsNotFound(reply.status())));
+        return true;
+      });
+  Then([this] { return Create(); },
+       [this](const Answer& reply) {
+         INFO("create " << plan_.request_id << " again: " << reply.status());
+         REQUIRE(reply.ok());
+         REQUIRE(std::get<v1::Job>(*reply).name() == name_);
+         return true;
+       });
+  Then([this] { return Named<v1::GetJobRequest>(name_); },
+       [this](const Answer& reply) {
+         INFO("job " << name_ << " after it was deleted: " << reply.status());
+         REQUIRE(absl::IsNotFound(reply.status()));
+         return true;
+       });
+}
+
+// ---- models, datasets, adapters ----
+
+namespace {
+
+Request GetOf(const std::string& kind, const std::string& name) {
+  if (kind == "model") return Named<v1::GetModelRequest>(name);
+  if (kind == "dataset") return Named<v1::GetDatasetRequest>(name);
+  return Named<v1::GetAdapterRequest>(name);
+}
+
+Request DeleteOf(const std::string& kind, const std::string& name) {
+  if (kind == "model") return Named<v1::UnregisterModelRequest>(name);
+  if (kind == "dataset") return Named<v1::DeleteDatasetRequest>(name);
+  return Named<v1::DeleteAdapterRequest>(name);
+}
+
+std::string BytesOf(const ReplyValue& value) {
+  if (const auto* model = std::get_if<v1::Model>(&value)) return model->SerializeAsString();
+  if (const auto* dataset = std::get_if<v1::Dataset>(&value)) return dataset->SerializeAsString();
+  return std::get<v1::Adapter>(value).SerializeAsString();
+}
+
+}  // namespace
+
+ResourceClient::ResourceClient(Site& site, Census& census, const std::string& kind,
+                               const std::string& name)
+    : Client(site), census_(census), kind_(kind), name_(name) {
+  const auto is_made = [this](const Answer& reply) {
+    INFO(kind_ << " " << name_ << ": " << reply.status());
+    REQUIRE(reply.ok());
+    if (made_.empty()) made_ = BytesOf(*reply);
+    REQUIRE(BytesOf(*reply) == made_);
+    return true;
+  };
+  Then([this] { return Create(); }, is_made);
+  Then(
+      [this] {
+        census_[kind_].insert(name_);
+        return GetOf(kind_, name_);
+      },
+      is_made);
+  Then([this] { return Create(); }, is_made);
+  Then(
+      [this] {
+        census_[kind_].erase(name_);
+        return DeleteOf(kind_, name_);
+      },
+      [this](const Answer& reply) {
+        INFO("delete " << kind_ << " " << name_ << ": " << reply.status());
+        REQUIRE((reply.ok() || absl::IsNotFound(reply.status())));
+        return true;
+      });
+  Then([this] { return GetOf(kind_, name_); },
+       [this](const Answer& reply) {
+         INFO(kind_ << " " << name_ << " after it was deleted: " << reply.status());
+         REQUIRE(absl::IsNotFound(reply.status()));
+         return true;
+       });
+  Then([this] { return Create(); }, is_made);  // the first answer, of what is gone
+}
+
+absl::StatusOr<Request> ResourceClient::Create() {
+  if (kind_ == "model") return Request(site_.ModelRequest(name_));
+  if (kind_ == "dataset") {
+    absl::StatusOr<CreateDataset> request = site_.DatasetRequest(name_, 3);
+    if (!request.ok()) return request.status();
+    return Request(*std::move(request));
+  }
+  absl::StatusOr<std::string> upload = site_.WriteUpload(
+      {{"adapter_config.json", "{}"}, {"adapter_model.safetensors", "of no use"}});
+  if (!upload.ok()) return upload.status();
+  ImportAdapter request;
+  request.adapter.set_name(name_);
+  request.adapter.set_rank(4);
+  request.upload = *std::move(upload);
+  request.request_id = {"adapter " + name_, name_};
+  return Request(std::move(request));
+}
+
+// ---- questions ----
+
+CuriousClient::CuriousClient(Site& site, const v1::Job& job) : Client(site) {
+  const auto holds = [](const char* what, auto is) {
+    return [what, is](const Answer& reply) {
+      INFO(what << ": " << reply.status());
+      REQUIRE(reply.ok());
+      REQUIRE(is(*reply));
+      return true;
+    };
+  };
+  Then(
+      [job] {
+        return EstimateJob{job, 1'000'000};
+      },
+      holds("estimate", [](const ReplyValue& value) {
+        return std::get<v1::JobEstimate>(value).total_steps() > 0;
+      }));
+  Then(
+      [job] {
+        CreateJob request;
+        request.job = job;
+        request.validate_only = true;
+        return request;
+      },
+      holds("a job that is only looked at", [](const ReplyValue& value) {
+        const auto& seen = std::get<v1::Job>(value);
+        return seen.name().empty() && seen.total_steps() > 0;
+      }));
+  Then([] { return v1::GetClusterRequest(); }, holds("cluster", [](const ReplyValue& value) {
+         return std::get<v1::ClusterStatus>(value).workers() >= 0;
+       }));
+  Then([] { return v1::ListWorkersRequest(); }, holds("workers", [](const ReplyValue& value) {
+         return std::holds_alternative<v1::ListWorkersResponse>(value);
+       }));
+}
+
+ListClient::ListClient(Site& site, const Census& census, const std::string& kind, int page_size)
+    : Client(site), census_(census), kind_(kind) {
+  const auto page = [this, page_size](auto request) {
+    if (token_.empty() && seen_.empty() && census_.contains(kind_)) before_ = census_.at(kind_);
+    request.set_page_size(page_size);
+    request.set_page_token(token_);
+    return Request(request);
+  };
+  Then(
+      [this, page]() -> absl::StatusOr<Request> {
+        if (kind_ == "model") return page(v1::ListModelsRequest());
+        if (kind_ == "dataset") return page(v1::ListDatasetsRequest());
+        if (kind_ == "adapter") return page(v1::ListAdaptersRequest());
+        return page(v1::ListJobsRequest());
+      },
+      [this](const Answer& reply) {
+        INFO("list of " << kind_ << "s: " << reply.status());
+        REQUIRE(reply.ok());
+        return TakePage(*reply);
+      });
+}
+
+bool ListClient::TakePage(const ReplyValue& value) {
+  const auto take = [this](const auto& all, const std::string& next) {
+    for (const auto& one : all) {
+      INFO(kind_ << " " << one.name());
+      REQUIRE(seen_.insert(one.name()).second);
+    }
+    token_ = next;
+  };
+  if (const auto* models = std::get_if<v1::ListModelsResponse>(&value)) {
+    take(models->models(), models->next_page_token());
+  } else if (const auto* datasets = std::get_if<v1::ListDatasetsResponse>(&value)) {
+    take(datasets->datasets(), datasets->next_page_token());
+  } else if (const auto* adapters = std::get_if<v1::ListAdaptersResponse>(&value)) {
+    take(adapters->adapters(), adapters->next_page_token());
+  } else {
+    const auto& jobs = std::get<v1::ListJobsResponse>(value);
+    take(jobs.jobs(), jobs.next_page_token());
+  }
+  if (!token_.empty()) return false;
+  for (const std::string& name : before_) {
+    INFO(kind_ << " " << name << " was there all the time");
+    REQUIRE((seen_.contains(name) || !census_.at(kind_).contains(name)));
+  }
+  return true;
+}
+
+void ReadJob(Site& site, const std::string& job) {
+  const auto well = [&](const absl::Status& status) {
+    INFO("job " << job << ": " << status);
+    REQUIRE((status.ok() || site.disk_was_ill() || absl::IsNotFound(status)));
+    return status.ok();
+  };
+  v1::ListEventsRequest events;
+  events.set_job(job);
+  events.set_page_size(5);
+  int64_t revision = 0;
+  do {
+    const auto page = ReadEvents(site.store(), events);
+    if (!well(page.status())) return;
+    for (const v1::Event& event : page->events()) {
+      REQUIRE(event.revision() > revision);
+      revision = event.revision();
+    }
+    events.set_page_token(page->next_page_token());
+  } while (!events.page_token().empty());
+  v1::GetMetricsRequest metrics;
+  metrics.set_job(job);
+  metrics.set_page_size(5);
+  for (bool more = true; more;) {
+    const auto page = ReadMetrics(site.store(), metrics);
+    if (!well(page.status())) return;
+    for (const v1::StepMetrics& row : page->steps()) {
+      REQUIRE(row.step() == metrics.after_step() + 1);
+      metrics.set_after_step(row.step());
+    }
+    more = page->more();
+  }
+  int64_t step = 0;
+  for (const int64_t kept : CheckpointsOf(site, job)) {
+    REQUIRE(kept > step);
+    step = kept;
+  }
+}
+
+}  // namespace lorad::sim

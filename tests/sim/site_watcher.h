@@ -1,0 +1,52 @@
+// Somebody who watches jobs, as the daemon's watch stream does it: a snapshot in pages, then what
+// the log tells. After each cut it resumes behind the last revision that it has seen.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/sim/site.h"
+
+namespace lorad::sim {
+
+class Watcher {
+ public:
+  // Of the jobs of these names (empty: all), every `pause_us`.
+  Watcher(Site& site, std::set<std::string> names, int64_t pause_us);
+
+  void Begin() { Look(); }
+  void Cut();
+  // It has heard of the present, or what it watches is gone.
+  bool settled() const { return phase_ == Phase::kFollow || gone_; }
+  // Reads to the end, and holds what it saw against what the log holds: each revision once, in
+  // order, none left out. REQUIRES: it has settled, and the coordinator serves.
+  void Check();
+
+ private:
+  enum class Phase { kSnapshot, kResume, kFollow };
+
+  void Look();
+  void AskForPage(int64_t after, int64_t limit);
+  void TakePage(const server::JobSnapshot& page);
+  void BeginToFollow(int64_t after);
+  int64_t Follow(int64_t limit);
+  void See(int64_t revision);
+
+  Site& site_;
+  const std::set<std::string> names_;
+  const int64_t pause_us_;
+  int64_t deaths_ = 0;      // of the coordinator, when it connected
+  int64_t connection_ = 0;  // answers to those before do not count
+  Phase phase_ = Phase::kSnapshot;
+  bool asks_ = false;  // for a page
+  bool gone_ = false;  // so are its jobs
+  int64_t at_ = 0;     // the log, or the snapshot, is read from behind here
+  int64_t last_ = 0;   // the newest that it was sent; 0: none
+  std::optional<int64_t> followed_from_;
+  std::vector<int64_t> seen_;  // since then
+};
+
+}  // namespace lorad::sim

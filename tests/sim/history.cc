@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/core/job_states.h"
+#include "tests/sim/idleness.h"
 
 namespace lorad::sim {
 namespace {
@@ -181,6 +182,8 @@ Tally Play(const History& history) {
   site.AddModel();
   site.AddDataset("train.jsonl", 13);
   site.AddDataset("valid.jsonl", 5);
+  Idleness idleness(site, history.site);
+  idleness.Begin();
   const int64_t begin_us = site.now_us();
   int64_t last_us = begin_us;
   for (const Happening& happening : history.happenings) {

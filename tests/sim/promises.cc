@@ -15,14 +15,16 @@ using namespace server;  // NOLINT: the promises are the server's
 // A shard may wait for the report of its step for 10 s, a checkpoint for its disk.
 constexpr int64_t kAnswerUs = 40'000'000;
 
-template <class Visit>
-void ForEach(storage::JobStore& store, const char* kind, Visit visit) {
+// Collected first: the store takes no questions while it tells.
+std::map<std::string, std::string> Records(storage::JobStore& store, const char* kind) {
+  std::map<std::string, std::string> records;
   const absl::Status status =
       store.ScanRecords(kind, [&](std::string_view key, std::string_view value) {
-        visit(std::string(key), std::string(value));
+        records.emplace(key, value);
         return absl::OkStatus();
       });
   REQUIRE(status.ok());
+  return records;
 }
 
 records::JobRecord Parse(const std::string& bytes) {
@@ -129,7 +131,7 @@ void Promises::CheckAnswers(int64_t now_us) const {
 
 void Promises::CheckJobs(storage::JobStore& store) const {
   std::set<std::string> request_ids;
-  ForEach(store, kJobKind, [&](const std::string& name, const std::string& bytes) {
+  for (const auto& [name, bytes] : Records(store, kJobKind)) {
     const records::JobRecord record = Parse(bytes);
     INFO("job " << name << ", request_id " << record.request_id());
     REQUIRE_FALSE(deleted_.contains(name));
@@ -145,22 +147,23 @@ void Promises::CheckJobs(storage::JobStore& store) const {
       INFO("checkpoint " << step);
       REQUIRE(store.ReadSeries(kCheckpointSeries, job, step - 1, 1)->at(0).number == step);
     }
-  });
+  }
 }
 
 // What live jobs name is there, with its files.
 void Promises::CheckUses(storage::JobStore& store, storage::Files& files) const {
-  ForEach(store, kDatasetKind, [&](const std::string& name, const std::string& bytes) {
+  for (const auto& [name, bytes] : Records(store, kDatasetKind)) {
     records::DatasetRecord record;
     REQUIRE(record.ParseFromString(bytes));
     INFO("dataset " << name << " at " << record.path());
     REQUIRE(files.Exists("/data/" + record.path()));
-  });
-  ForEach(store, kJobKind, [&](const std::string& name, const std::string& bytes) {
+  }
+  for (const auto& [name, bytes] : Records(store, kJobKind)) {
     const v1::Job job = Parse(bytes).job();
-    if (!IsLive(job.state())) return;
+    if (!IsLive(job.state())) continue;
+    INFO("job " << job.ShortDebugString());
     const auto require = [&](const char* kind, const std::string& used) {
-      INFO("job " << name << " uses " << kind << " " << used);
+      INFO("it uses " << kind << " " << used);
       if (!used.empty()) REQUIRE(store.GetRecord(kind, used)->has_value());
     };
     require(kModelKind, job.base_model());
@@ -168,11 +171,10 @@ void Promises::CheckUses(storage::JobStore& store, storage::Files& files) const 
     require(kDatasetKind, job.validation_dataset());
     const std::string& source = job.adapter().init_from();
     const size_t slash = source.find('/');
-    if (slash == std::string::npos) return require(kAdapterKind, source);
-    require(kJobKind, source.substr(0, slash));
-    INFO("job " << name << " starts from " << source);
-    REQUIRE(files.Exists("/data/checkpoints/" + source));
-  });
+    const bool is_checkpoint = slash != std::string::npos;
+    require(is_checkpoint ? kJobKind : kAdapterKind, source.substr(0, slash));
+    if (is_checkpoint) REQUIRE(files.Exists("/data/checkpoints/" + source));
+  }
 }
 
 void Promises::CheckKept(storage::JobStore& store, storage::Files& files) const {

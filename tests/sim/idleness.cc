@@ -1,0 +1,97 @@
+#include "tests/sim/idleness.h"
+
+#include <catch2/catch.hpp>
+#include <memory>
+
+#include "planner/schedule.h"
+#include "server/core/model_shape.h"
+#include "storage/model_description.h"
+#include "tests/storage/published_configs.h"
+
+namespace lorad::sim {
+namespace {
+
+constexpr int64_t kLookUs = 1'000'000;
+constexpr int64_t kIdleUs = 10'000'000;
+constexpr int64_t kLongestRow = 21;  // Site::RowLength
+
+// It has met a failure that passes: its back-off is not over.
+bool IsPostponed(const v1::Job& job) {
+  return job.queue().why().find("tried again at") != std::string::npos;
+}
+
+}  // namespace
+
+Idleness::Idleness(Site& site, const SiteOptions& options) : site_(site) {
+  for (const Machine& machine : options.machines) machines_[machine.worker] = machine;
+}
+
+void Idleness::Look() {
+  const auto again = [this] { site_.At(site_.now_us() + kLookUs, [this] { Look(); }); };
+  const SimDisk& disk = site_.disk();
+  const bool is_ill = disk.read_only() || disk.capacity_bytes() != SimDisk::kUnbounded;
+  const bool stood_still = site_.now_us() - looked_us_ > 3 * kLookUs;
+  if (is_ill || stood_still || !site_.serves()) since_us_.clear();
+  looked_us_ = site_.now_us();
+  // One event after the other: nothing happens between the two.
+  auto workers = std::make_shared<v1::ListWorkersResponse>();
+  site_.Ask(v1::ListWorkersRequest(), [workers](const absl::StatusOr<server::ReplyValue>& value) {
+    if (value.ok()) *workers = std::get<v1::ListWorkersResponse>(*value);
+  });
+  v1::ListJobsRequest request;
+  request.set_page_size(1000);
+  site_.Ask(request, [this, again, workers](const absl::StatusOr<server::ReplyValue>& value) {
+    if (value.ok()) {
+      Compare(*workers, std::get<v1::ListJobsResponse>(*value));
+    } else {
+      since_us_.clear();
+    }
+    again();
+  });
+}
+
+void Idleness::Compare(const v1::ListWorkersResponse& workers, const v1::ListJobsResponse& jobs) {
+  std::map<std::string, int64_t> since_us;
+  for (const v1::Job& job : jobs.jobs()) {
+    if (job.state() != v1::Job::QUEUED || IsPostponed(job)) continue;
+    for (const v1::Worker& worker : workers.workers()) {
+      if (worker.state() != v1::Worker::IDLE || !HasRoom(worker, job)) continue;
+      const auto before = since_us_.find(job.name());
+      since_us[job.name()] = before == since_us_.end() ? site_.now_us() : before->second;
+      INFO("job " << job.ShortDebugString() << " waits since " << since_us[job.name()]
+                  << " us beside " << worker.ShortDebugString());
+      REQUIRE(site_.now_us() - since_us[job.name()] < kIdleUs);
+    }
+  }
+  since_us_ = std::move(since_us);
+}
+
+// As the policy has it, if there were nobody else.
+bool Idleness::HasRoom(const v1::Worker& worker, const v1::Job& job) const {
+  const auto machine = machines_.find(worker.name());
+  if (machine == machines_.end()) return false;  // it lied about its name
+  worker::v1::Hello hello;
+  hello.set_device(machine->second.device);
+  hello.set_threads(machine->second.threads);
+  hello.set_multiprocessors(machine->second.multiprocessors);
+  planner::ClusterView view;
+  view.microbatch_tokens = 64;
+  planner::WorkerView& there = view.workers.emplace_back();
+  there.name = worker.name();
+  there.budget_bytes = worker.memory_bytes();
+  there.device = server::DeviceOf(hello);
+  there.idle = true;
+  there.microbatch_tokens = 64;
+  planner::QueuedJob& queued = view.queue.emplace_back();
+  queued.job = job.name();
+  queued.base_model = job.base_model();
+  queued.model = server::ShapeOf(*storage::DescribeModel(storage::kTiny));
+  queued.longest_sequence = kLongestRow;
+  queued.adapter = server::ShapeOfAdapter(job.adapter());
+  for (const planner::Decision& decision : planner::Schedule(view)) {
+    if (decision.kind == planner::Decision::Kind::kFormGroup) return true;
+  }
+  return false;
+}
+
+}  // namespace lorad::sim

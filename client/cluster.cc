@@ -49,6 +49,10 @@ absl::Status Show(Session& session) {
            cluster.jobs_by_state().begin(), cluster.jobs_by_state().end())) {
     table.Add({absl::StrCat("jobs ", state), absl::StrCat(count)});
   }
+  if (cluster.lost_files() > 0) {
+    table.Add({"lost files", absl::StrCat(cluster.lost_files(), ", ",
+                                          BytesText(cluster.lost_bytes()), " in lost/")});
+  }
   table.Print(std::cout);
   if (cluster.groups_size() > 0) {
     std::cout << "\n";
@@ -63,16 +67,21 @@ absl::Status ListWorkers(Session& session) {
       Call(session, &Cluster::Stub::ListWorkers, lorad::v1::ListWorkersRequest(), response);
   if (!status.ok()) return status;
   Table table({"WORKER", "STATE", "DEVICE", "NAME", "MEMORY", "THREADS", "GROUP", "PID", "RESTARTS",
-               "CONNECTED"});
+               "LIES", "CONNECTED"});
   for (const Worker& worker : response.workers()) {
     if (session.json) std::cout << ToJson(worker) << "\n";
     table.Add({worker.name(), Worker::State_Name(worker.state()), worker.device(),
                worker.device_name(), BytesText(worker.memory_bytes()),
                absl::StrCat(worker.threads()), worker.group().empty() ? "-" : worker.group(),
                absl::StrCat(worker.pid()), absl::StrCat(worker.restarts()),
-               TimeText(worker.connect_time())});
+               absl::StrCat(worker.lies()), TimeText(worker.connect_time())});
   }
-  if (!session.json) table.Print(std::cout);
+  if (session.json) return status;
+  table.Print(std::cout);
+  for (const Worker& worker : response.workers()) {
+    if (worker.resting().empty()) continue;
+    std::cout << "\nworker '" << worker.name() << "' " << worker.resting() << "\n";
+  }
   return status;
 }
 

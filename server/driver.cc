@@ -97,14 +97,21 @@ class DriverImpl final : public Driver, private Sinks {
         PostRequest(std::move(request), [waiter](auto value) { waiter->Set(std::move(value)); });
     std::optional<absl::StatusOr<ReplyValue>> value = waiter->Wait(deadline - absl::Now());
     if (value) return *std::move(value);
-    std::lock_guard lock(replies_mutex_);
-    replies_.erase(number);
+    GiveUp(number);
     return Error(absl::StatusCode::kDeadlineExceeded, "DEADLINE_EXCEEDED",
                  "the answer did not come in time; what was asked for may still happen");
   }
 
-  void Call(Request request, OnReply on_reply) override {
-    PostRequest(std::move(request), std::move(on_reply));
+  uint64_t Call(Request request, OnReply on_reply) override {
+    return PostRequest(std::move(request), std::move(on_reply));
+  }
+
+  void GiveUp(uint64_t number) override {
+    {
+      std::lock_guard lock(replies_mutex_);
+      if (!replies_.contains(number)) return;
+    }
+    PostRequest(GiveUpRequest{number}, [](absl::StatusOr<ReplyValue>) {});
   }
 
   absl::Status Stop(absl::Time deadline) override {

@@ -79,7 +79,11 @@ class Driver {
   // The same without a thread that waits: `on_reply` is called once, on the driver's thread, the
   // caller's own or Stop's, and must neither block nor call the driver.
   using OnReply = std::function<void(absl::StatusOr<ReplyValue>)>;
-  virtual void Call(Request request, OnReply on_reply) = 0;
+  // Returns its number, for GiveUp.
+  virtual uint64_t Call(Request request, OnReply on_reply) = 0;
+  // Nobody waits for that reply any more, though it is still given. What was asked for may still
+  // happen; what was to be found out for it alone is not.
+  virtual void GiveUp(uint64_t) {}
 
   // The first, where the kind of reply is known. T as events.h says for the request.
   template <class T>

@@ -9,24 +9,6 @@
 
 namespace lorad::server {
 
-bool RevisionLog::Ready(int64_t after) const {
-  return shutdown_ || after < gone_ || after > newest_ ||
-         (!kept_.empty() && kept_.back()->revision > after);
-}
-
-absl::StatusOr<RevisionLog::Revisions> RevisionLog::Wait(int64_t after, int64_t limit,
-                                                         absl::Time deadline) {
-  std::unique_lock lock(mutex_);
-  const auto ready = [&] { return Ready(after); };
-  if (deadline == absl::InfiniteFuture()) {
-    changed_.wait(lock, ready);
-  } else {
-    // The far past would overflow the clock's arithmetic.
-    changed_.wait_until(lock, absl::ToChronoTime(std::max(deadline, absl::UnixEpoch())), ready);
-  }
-  return Following(after, limit);
-}
-
 absl::StatusOr<RevisionLog::Revisions> RevisionLog::Read(int64_t after, int64_t limit) {
   std::lock_guard lock(mutex_);
   return Following(after, limit);
@@ -91,7 +73,6 @@ void RevisionLog::Listen(std::function<void()> on_change) {
 
 // Under the lock, so that nobody is told after Listen(nullptr) returned.
 void RevisionLog::Tell() {
-  changed_.notify_all();
   if (on_change_) on_change_();
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -10,7 +9,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 
 namespace lorad::server {
 
@@ -25,13 +23,11 @@ class RevisionLog {
     std::string message;  // v1::WatchJobsResponse, serialized
   };
 
-  // What follows `after`, oldest first, at most `limit`; waits for one until `deadline` and is
-  // empty then. OUT_OF_RANGE (REVISION_GONE) where something after `after` is no longer kept, or
-  // `after` is yet to come. CANCELLED (SHUTTING_DOWN) after Shutdown(). The revisions are shared
-  // with the log, which may drop them while a slow watcher still holds them.
+  // What follows `after`, oldest first, at most `limit`; empty where there is nothing yet.
+  // OUT_OF_RANGE (REVISION_GONE) where something after `after` is no longer kept, or `after` is yet
+  // to come. CANCELLED (SHUTTING_DOWN) after Shutdown(). The revisions are shared with the log,
+  // which may drop them while a slow watcher still holds them.
   using Revisions = std::vector<std::shared_ptr<const Revision>>;
-  absl::StatusOr<Revisions> Wait(int64_t after, int64_t limit, absl::Time deadline);
-  // The same, but empty at once where there is nothing yet.
   absl::StatusOr<Revisions> Read(int64_t after, int64_t limit);
 
   // `on_change` is called after every Append and Shutdown, on their thread: it must not block, nor
@@ -46,13 +42,11 @@ class RevisionLog {
 
  private:
   // REQUIRES: mutex_ is held.
-  bool Ready(int64_t after) const;
   absl::StatusOr<Revisions> Following(int64_t after, int64_t limit) const;
   void Tell();
 
   const int64_t revisions_max_;
   std::mutex mutex_;
-  std::condition_variable changed_;
   // Guarded by mutex_:
   std::deque<std::shared_ptr<const Revision>> kept_;
   int64_t gone_ = 0;

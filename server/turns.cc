@@ -207,6 +207,9 @@ bool Turns::AnswerMeanwhile() {
       RemovePath remove{*upload};
       Do(remove);
     }
+    if (!value) {
+      if (std::optional<ReplyValue> seen = core_->Look(requested.content)) value = *std::move(seen);
+    }
     around_.sinks.Answer(requested.request, value ? *std::move(value) : stalled_);
   }
   return !mail.empty();

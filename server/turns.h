@@ -81,7 +81,8 @@ class Turns {
 
   // The next of these: apply the mail that is there, commit, carry out one effect. While the store
   // has no room the commit is tried again every second; reads are answered from what is committed
-  // meanwhile, and other requests of clients are refused. False: nothing
+  // meanwhile (workers, the cluster and estimates from memory), and other requests of clients are
+  // refused. False: nothing
   // can be done before mail comes or wake_us(). An error: the store failed, and what it holds is
   // not known any more; the process must end, and the next start reads it.
   absl::StatusOr<bool> Step();

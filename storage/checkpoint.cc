@@ -15,19 +15,11 @@ namespace lorad::storage {
 namespace {
 
 constexpr char kReason[] = "CHECKPOINT_INVALID";
-constexpr char kCorruptReason[] = "CHECKPOINT_CORRUPT";
 constexpr int kFormatVersion = 1;
 constexpr uint64_t kTextLimit = uint64_t{1} << 20;
 constexpr size_t kChunkBytes = size_t{1} << 20;
 
 absl::Status Invalid(std::string_view message) { return Refuse(kReason, message); }
-
-// What was committed whole and is not any more.
-absl::Status Corrupt(std::string_view message) {
-  absl::Status status = absl::DataLossError(Absl(message));
-  status.SetPayload(Absl(kReasonPayload), absl::Cord(kCorruptReason));
-  return status;
-}
 
 bool IsMoment(std::string_view name) {
   const auto ends_with = [name](std::string_view suffix) {
@@ -197,60 +189,6 @@ absl::StatusOr<std::string> HashOf(Files& files, const std::string& path, uint64
   return sha.HexDigest();
 }
 
-// A file of a checkpoint whose tensors are read in the order in which they lie in it, hashed on the
-// way.
-class VerifiedTensors {
- public:
-  static absl::StatusOr<VerifiedTensors> Open(const Checkpoint& checkpoint,
-                                              const std::string& name) {
-    const std::string path = JoinPath(checkpoint.directory, name);
-    absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(path);
-    if (!file.ok()) return file.status();
-    VerifiedTensors tensors(*std::move(file));
-    const absl::StatusOr<std::string> prefix =
-        RealFiles().ReadRange(path, 0, tensors.file_.header().data_begin);
-    if (!prefix.ok()) return prefix.status();
-    tensors.sha_.Update(*prefix);
-    for (const CheckpointFile& listed : checkpoint.files) {
-      if (listed.name == name) tensors.sha256_ = listed.sha256;
-    }
-    return tensors;
-  }
-
-  const SafetensorsFile& file() const { return file_; }
-
-  absl::Status Stream(const TensorInfo& tensor, SafetensorsWriter& writer) {
-    return file_.Stream(tensor, [&](std::string_view bytes) {
-      sha_.Update(bytes);
-      return writer.Append(bytes);
-    });
-  }
-
-  // All tensors have been streamed.
-  absl::Status Finish() {
-    if (sha_.HexDigest() == sha256_) return absl::OkStatus();
-    return Corrupt(absl::StrCat(file_.path(), ": its sha256 is not the manifest's"));
-  }
-
- private:
-  explicit VerifiedTensors(SafetensorsFile file) : file_(std::move(file)) {}
-
-  SafetensorsFile file_;
-  Sha256 sha_;
-  std::string sha256_;
-};
-
-// `sink` in pieces of at most kChunkBytes.
-ByteSink InChunks(const ByteSink& sink) {
-  return [&sink](std::string_view bytes) {
-    while (!bytes.empty()) {
-      if (absl::Status status = sink(bytes.substr(0, kChunkBytes)); !status.ok()) return status;
-      bytes.remove_prefix(std::min(bytes.size(), kChunkBytes));
-    }
-    return absl::OkStatus();
-  };
-}
-
 // Writes everything but the rename: the files, each synced, and the manifest after them.
 absl::StatusOr<std::vector<CheckpointFile>> WriteFiles(Files& files, const std::string& directory,
                                                        const SafetensorsFile& shard,
@@ -361,96 +299,6 @@ absl::StatusOr<Checkpoint> OpenCheckpoint(Files& files, const std::string& direc
   absl::StatusOr<CheckpointState> state = ParseState(*text);
   if (!state.ok()) return At(state_path, state.status());
   return Checkpoint{directory, *std::move(state), *std::move(listed)};
-}
-
-namespace {
-
-absl::Status StreamTensors(const Checkpoint& checkpoint, const ByteSink& sink) {
-  absl::StatusOr<VerifiedTensors> masters = VerifiedTensors::Open(checkpoint, kAdapterModelFile);
-  if (!masters.ok()) return masters.status();
-  absl::StatusOr<VerifiedTensors> moments = VerifiedTensors::Open(checkpoint, kOptimizerFile);
-  if (!moments.ok()) return moments.status();
-  std::vector<TensorEntry> entries;
-  for (const VerifiedTensors* half : {&*masters, &*moments}) {
-    for (const TensorInfo& tensor : half->file().tensors()) {
-      if ((half == &*moments) != IsMoment(tensor.name)) {
-        return Invalid(absl::StrCat(half->file().path(), ": tensor ", Quoted(tensor.name),
-                                    " does not belong there"));
-      }
-      entries.push_back({tensor.name, tensor.type, tensor.shape});
-    }
-  }
-  const SafetensorsLayout layout(std::move(entries), ShardMetadata(checkpoint.state));
-  const ByteSink chunks = InChunks(sink);
-  SafetensorsWriter writer(layout, chunks);
-  if (absl::Status status = writer.Start(); !status.ok()) return status;
-  for (const TensorInfo& tensor : layout.tensors()) {
-    VerifiedTensors& half = IsMoment(tensor.name) ? *moments : *masters;
-    const absl::Status status = half.Stream(*half.file().Find(tensor.name), writer);
-    if (!status.ok()) return status;
-  }
-  writer.Finish();
-  if (absl::Status status = masters->Finish(); !status.ok()) return status;
-  return moments->Finish();
-}
-
-// The text files, which are small; the others are hashed on their way.
-absl::Status VerifyTexts(const Checkpoint& checkpoint) {
-  for (const CheckpointFile& file : checkpoint.files) {
-    if (file.name != kStateFile && file.name != kAdapterConfigFile) continue;
-    const std::string path = JoinPath(checkpoint.directory, file.name);
-    const absl::StatusOr<std::string> sha256 = HashOf(RealFiles(), path, file.size_bytes);
-    if (!sha256.ok()) return sha256.status();
-    if (*sha256 != file.sha256) {
-      return Corrupt(absl::StrCat(path, ": its sha256 is not the manifest's"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::Status StreamCheckpoint(const std::string& directory, const ByteSink& sink) {
-  absl::Status unsent;  // the sink's own word passes as it is
-  const ByteSink watched = [&](std::string_view bytes) {
-    unsent = sink(bytes);
-    return unsent;
-  };
-  const absl::StatusOr<Checkpoint> checkpoint = OpenCheckpoint(RealFiles(), directory, false);
-  absl::Status status = checkpoint.status();
-  if (status.ok()) status = VerifyTexts(*checkpoint);
-  if (status.ok()) status = StreamTensors(*checkpoint, watched);
-  // It was whole when it was committed.
-  return unsent.ok() && absl::IsInvalidArgument(status) ? Corrupt(std::string(status.message()))
-                                                        : status;
-}
-
-absl::Status StreamAdapter(const std::string& directory, const std::string& job,
-                           const ByteSink& sink) {
-  const absl::StatusOr<PeftAdapter> adapter = PeftAdapter::Open(directory);
-  if (!adapter.ok()) return adapter.status();
-  std::vector<TensorEntry> entries;
-  for (const TensorInfo& tensor : adapter->file().tensors()) {
-    entries.push_back({tensor.name, TensorType::kF32, tensor.shape});
-  }
-  const SafetensorsLayout layout(std::move(entries), ShardMetadata({job, 0, ""}));
-  const ByteSink chunks = InChunks(sink);
-  SafetensorsWriter writer(layout, chunks);
-  if (absl::Status status = writer.Start(); !status.ok()) return status;
-  std::vector<float> values;
-  for (const TensorInfo& tensor : layout.tensors()) {
-    const TensorInfo& source = *adapter->file().Find(tensor.name);
-    const size_t size = static_cast<size_t>(TensorTypeBytes(source.type));
-    const absl::Status status = adapter->file().Stream(source, [&](std::string_view bytes) {
-      values.resize(bytes.size() / size);
-      const int64_t count = static_cast<int64_t>(values.size());
-      ConvertToFloat(source.type, bytes.data(), count, values.data());
-      return writer.Append(values.data(), count);
-    });
-    if (!status.ok()) return status;
-  }
-  writer.Finish();
-  return absl::OkStatus();
 }
 
 }  // namespace lorad::storage

@@ -68,20 +68,9 @@ absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files, const std::string& sha
                                             const CheckpointState& expected,
                                             const PeftConfig& config, const std::string& directory);
 
-// ---- checkpoint -> anything ----
+// ---- at rest ---- (as a shard again: shard_reader.h)
 
 // Reads manifest and state; every file must be there in its size. With `verify` also its sha256.
 absl::StatusOr<Checkpoint> OpenCheckpoint(Files& files, const std::string& directory, bool verify);
-
-// A checkpoint as a shard, through `sink` in pieces of at most 1 MiB. The state is the
-// checkpoint's. What is not as it was committed (another size, another sha256 than the manifest's)
-// is DATA_LOSS with the file's path, reason CHECKPOINT_CORRUPT: known for certain only behind the
-// last byte, so nothing of it may be used before OK.
-absl::Status StreamCheckpoint(const std::string& directory, const ByteSink& sink);
-
-// An adapter in PEFT's layout as a shard without moments (step 0): how init_from starts. Also good
-// for a checkpoint's directory when only its adapter is wanted. Converted to float32.
-absl::Status StreamAdapter(const std::string& directory, const std::string& job,
-                           const ByteSink& sink);
 
 }  // namespace lorad::storage

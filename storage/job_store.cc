@@ -7,6 +7,7 @@
 #include <cassert>
 #include <cerrno>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -21,12 +22,18 @@ constexpr int kApplicationId = 0x4c6f5244;  // "LoRD"
 constexpr int kCheckpointFrames = 1000;     // SQLite's own default
 
 // Step i brings a file of version i to version i + 1. Never change one that was released.
-constexpr std::array<const char*, 1> kMigrations = {
+constexpr std::array<const char*, 2> kMigrations = {
     "CREATE TABLE records (kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,"
     "  PRIMARY KEY (kind, key)) WITHOUT ROWID;"
     "CREATE TABLE series (kind TEXT NOT NULL, key TEXT NOT NULL, number INTEGER NOT NULL,"
     "  value BLOB NOT NULL, PRIMARY KEY (kind, key, number)) WITHOUT ROWID;",
+    // Series that were deleted and whose entries are not all removed yet.
+    "CREATE TABLE dropped (kind TEXT NOT NULL, key TEXT NOT NULL,"
+    "  PRIMARY KEY (kind, key)) WITHOUT ROWID;",
 };
+
+// Entries of a deleted series that one transaction removes: a few milliseconds.
+constexpr int kPieceEntries = 1024;
 
 struct ActionSql {
   const char* sql;
@@ -41,7 +48,7 @@ constexpr std::array<ActionSql, 6> kActions = {{
     {"INSERT OR REPLACE INTO series (kind, key, number, value) VALUES (?1, ?2, ?3, ?4)", true,
      true},
     {"DELETE FROM series WHERE kind = ?1 AND key = ?2 AND number = ?3", true, false},
-    {"DELETE FROM series WHERE kind = ?1 AND key = ?2", false, false},
+    {"INSERT OR REPLACE INTO dropped (kind, key) VALUES (?1, ?2)", false, false},
     {"DELETE FROM series WHERE kind = ?1 AND key = ?2 AND number <= ?3", true, false},
 }};
 
@@ -222,6 +229,7 @@ class SqliteJobStore : public JobStore {
     }
     sqlite3_wal_hook(database_, CountFrames, this);  // in place of SQLite's own checkpoints
     if (absl::Status status = Migrate(); !status.ok()) return status;
+    if (absl::Status status = ReadDropped(); !status.ok()) return status;
     return Prepare();
   }
 
@@ -271,6 +279,7 @@ class SqliteJobStore : public JobStore {
   absl::StatusOr<std::vector<Entry>> ReadSeries(std::string_view kind, std::string_view key,
                                                 int64_t after, int64_t limit) override {
     std::lock_guard lock(mutex_);
+    if (dropped_.contains(Series(kind, key))) return std::vector<Entry>();
     Statement& read = statements_->read;
     Use use(read);
     read.Text(1, kind);
@@ -289,13 +298,16 @@ class SqliteJobStore : public JobStore {
  private:
   struct Statements {
     std::array<Statement, kActions.size()> actions;
-    Statement get, scan, read;
+    Statement get, scan, read, remove_piece, remove_all, forget_dropped;
   };
+  using Series = std::pair<std::string, std::string>;  // (kind, key)
 
   // One transaction.
   absl::Status Commit(const std::vector<Mutation>& mutations) {
     if (absl::Status status = Run("BEGIN IMMEDIATE"); !status.ok()) return status;
-    absl::Status status = RunAll(mutations);
+    std::set<Series> dropped = dropped_;
+    absl::Status status = RunAll(mutations, dropped);
+    if (status.ok() && !dropped.empty()) status = RemovePiece(dropped);
     if (status.ok() && hooks_.before_commit) hooks_.before_commit();
     if (status.ok()) status = Run("COMMIT");
     if (!status.ok()) {
@@ -303,6 +315,7 @@ class SqliteJobStore : public JobStore {
       sqlite3_exec(database_, "ROLLBACK", nullptr, nullptr, nullptr);
       return status;
     }
+    dropped_ = std::move(dropped);
     if (hooks_.after_commit) hooks_.after_commit();
     return absl::OkStatus();
   }
@@ -369,6 +382,11 @@ class SqliteJobStore : public JobStore {
         {&statements_->read,
          "SELECT number, value FROM series WHERE kind = ?1 AND key = ?2 AND number > ?3"
          " ORDER BY number LIMIT ?4"},
+        {&statements_->remove_piece,
+         "DELETE FROM series WHERE kind = ?1 AND key = ?2 AND number IN (SELECT number FROM series"
+         " WHERE kind = ?1 AND key = ?2 ORDER BY number LIMIT ?3)"},
+        {&statements_->remove_all, "DELETE FROM series WHERE kind = ?1 AND key = ?2"},
+        {&statements_->forget_dropped, "DELETE FROM dropped WHERE kind = ?1 AND key = ?2"},
     };
     for (size_t i = 0; i < kActions.size(); ++i) {
       all.push_back({&statements_->actions[i], kActions[i].sql});
@@ -379,8 +397,26 @@ class SqliteJobStore : public JobStore {
     return absl::OkStatus();
   }
 
-  absl::Status RunAll(const std::vector<Mutation>& mutations) {
+  absl::Status ReadDropped() {
+    Statement read;
+    int code = read.Prepare(database_, "SELECT kind, key FROM dropped");
+    if (code != SQLITE_OK) return Error(code);
+    while ((code = read.Step()) == SQLITE_ROW) dropped_.emplace(read.BytesAt(0), read.BytesAt(1));
+    return code == SQLITE_DONE ? absl::OkStatus() : Error(code);
+  }
+
+  absl::Status RunAll(const std::vector<Mutation>& mutations, std::set<Series>& dropped) {
+    using Action = Mutation::Action;
     for (const Mutation& mutation : mutations) {
+      const Series series(mutation.kind, mutation.key);
+      if (mutation.action == Action::kPutEntry && dropped.contains(series)) {
+        // It begins anew: what is left of the old one goes first.
+        if (absl::Status status = RunOn(statements_->remove_all, series); !status.ok()) {
+          return status;
+        }
+        if (absl::Status status = Forget(series, dropped); !status.ok()) return status;
+      }
+      if (mutation.action == Action::kDeleteSeries) dropped.insert(series);
       const size_t action = static_cast<size_t>(mutation.action);
       Statement& statement = statements_->actions[action];
       Use use(statement);
@@ -393,14 +429,44 @@ class SqliteJobStore : public JobStore {
     return absl::OkStatus();
   }
 
+  // Of deleted series, what one transaction can bear.
+  absl::Status RemovePiece(std::set<Series>& dropped) {
+    for (int left = kPieceEntries; left > 0 && !dropped.empty();) {
+      const Series series = *dropped.begin();
+      if (absl::Status status = RunOn(statements_->remove_piece, series, left); !status.ok()) {
+        return status;
+      }
+      const int removed = sqlite3_changes(database_);
+      if (removed == left) return absl::OkStatus();
+      left -= removed;
+      if (absl::Status status = Forget(series, dropped); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Forget(const Series& series, std::set<Series>& dropped) {
+    dropped.erase(series);
+    return RunOn(statements_->forget_dropped, series);
+  }
+
+  absl::Status RunOn(Statement& statement, const Series& series, int limit = 0) {
+    Use use(statement);
+    statement.Text(1, series.first);
+    statement.Text(2, series.second);
+    if (limit > 0) statement.Integer(3, limit);
+    const int code = statement.Step();
+    return code == SQLITE_DONE ? absl::OkStatus() : Error(code);
+  }
+
   const std::string path_;
   const StoreHooks hooks_;
   const std::string vfs_;
   std::mutex mutex_;
   // Guarded by mutex_ once Init is done:
   sqlite3* database_ = nullptr;
-  int frames_ = 0;       // in the log, at the newest commit
-  absl::Status broken_;  // the first error after which nothing is written any more
+  int frames_ = 0;            // in the log, at the newest commit
+  absl::Status broken_;       // the first error after which nothing is written any more
+  std::set<Series> dropped_;  // committed so; nothing of them can be read any more
   std::unique_ptr<Statements> statements_;
 };
 

@@ -28,8 +28,10 @@ struct Mutation {
     kDeleteRecord,  // kind, key
     kPutEntry,      // kind, key, number, value
     kDeleteEntry,   // kind, key, number
-    kDeleteSeries,  // kind, key: all its entries
-    kTrimSeries,    // kind, key: its entries up to and with number
+    // kind, key: all its entries. None can be read any more; they are removed in pieces, with this
+    // transaction and those that follow.
+    kDeleteSeries,
+    kTrimSeries,  // kind, key: its entries up to and with number
   };
   Action action = Action::kPutRecord;
   std::string kind;

@@ -7,6 +7,7 @@
 
 #include <cassert>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <string>
 #include <thread>
@@ -26,6 +27,7 @@ namespace lorad::worker {
 namespace {
 
 constexpr char kVersion[] = "0.1.0";
+constexpr std::chrono::seconds kEndPatience(5);
 
 struct Flags {
   std::string coordinator;
@@ -168,6 +170,7 @@ int Run(Flags flags) {
     driver.Stop();
   });
   const absl::Status status = driver.AwaitEnd();
+  EndProcessAfter(kEndPatience);  // the driver waits for the operation in progress
   pipe.Wake();
   waiter.join();
   if (!status.ok()) {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "storage/sha256.h"
@@ -54,6 +55,13 @@ absl::Status DieWithParent() {
     return absl::FailedPreconditionError("the process that started this worker has ended");
   }
   return absl::OkStatus();
+}
+
+void EndProcessAfter(std::chrono::seconds patience) {
+  std::thread([patience] {
+    std::this_thread::sleep_for(patience);
+    _exit(1);
+  }).detach();
 }
 
 }  // namespace lorad::worker

@@ -1,6 +1,7 @@
 #ifndef LORAD_WORKER_PROCESS_H_
 #define LORAD_WORKER_PROCESS_H_
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -24,6 +25,10 @@ std::string NumericsId(const kernels::Backend& backend);
 // The kernel sends SIGKILL when the process that started this one ends. FAILED_PRECONDITION if that
 // has already happened.
 absl::Status DieWithParent();
+
+// The process ends after so long as it is: a model's disk that hangs may hold a thread for ever,
+// and nothing here is durable.
+void EndProcessAfter(std::chrono::seconds patience);
 
 }  // namespace lorad::worker
 

@@ -166,6 +166,7 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
     if (commit.step > job->job().last_checkpoint_step()) {
       job->job().set_last_checkpoint_step(commit.step);
       job->record.set_checkpoint_tokens(commit.tokens);
+      (*job->record.mutable_tokens_at_checkpoints())[commit.step] = commit.tokens;
       job->record.set_numerics_id(commit.numerics_id);
       // A job that has fallen back meanwhile goes on from here after all.
       if (job->state() == v1::Job::QUEUED) {
@@ -185,6 +186,31 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
     MaybeFinish(*job);
   }
   for (const uint64_t request : commit.requests) Answer(request, std::monostate());
+}
+
+// It is not named any more, so the step's next shard is written anew; what is there is believed
+// only if it is whole after all (WriteCheckpoint), for this is a worker's word.
+void Core::State::LoseCheckpoint(JobState& job, const std::string& why) {
+  auto& steps = *job.record.mutable_checkpoint_steps();
+  auto& tokens = *job.record.mutable_tokens_at_checkpoints();
+  const int64_t lost = job.job().last_checkpoint_step();
+  assert(!steps.empty() && *steps.rbegin() == lost);
+  steps.RemoveLast();
+  tokens.erase(lost);
+  Put(storage::DeleteEntry(kCheckpointSeries, job.name(), lost));
+  const int64_t before = steps.empty() ? 0 : *steps.rbegin();
+  const auto known = tokens.find(before);
+  job.job().set_last_checkpoint_step(before);
+  // An older version did not keep them: steps are about of one size.
+  job.record.set_checkpoint_tokens(
+      known != tokens.end() ? known->second : job.record.checkpoint_tokens() / lost * before);
+  FallBack(job);
+  AddEvent(job, "CHECKPOINT_CORRUPT",
+           absl::StrCat("the checkpoint of step ", lost, " is damaged (", why,
+                        "); the job goes on from step ", before));
+  Warn(absl::StrCat("job '", job.name(), "': the checkpoint of step ", lost, " is damaged: ", why));
+  job.resumes = true;
+  Transition(job, v1::Job::QUEUED, absl::StrCat("goes on from step ", before));
 }
 
 void Core::State::On(uint64_t request, const v1::DeleteCheckpointRequest& content) {
@@ -210,6 +236,7 @@ void Core::State::On(uint64_t request, const v1::DeleteCheckpointRequest& conten
     }
   }
   steps.erase(found);
+  job->record.mutable_tokens_at_checkpoints()->erase(content.step());
   Put(storage::DeleteEntry(kCheckpointSeries, content.job(), content.step()));
   Do(RemovePath{absl::StrCat("checkpoints/", name)});
   AddEvent(*job, "CHECKPOINT_DELETED",

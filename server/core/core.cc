@@ -19,6 +19,8 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Create(const CoreOptions& options, S
 
 std::vector<Effect> Core::Apply(const Event& event) { return state_->Apply(event); }
 
+std::optional<ReplyValue> Core::Look(const Request& request) { return state_->Look(request); }
+
 std::vector<std::string> Core::PathsInUse() const { return state_->PathsInUse(); }
 
 }  // namespace lorad::server

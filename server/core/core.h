@@ -78,6 +78,10 @@ class Core {
 
   std::vector<Effect> Apply(const Event& event);
 
+  // Answers what is of this process alone, and changes nothing: the cluster, workers, and estimates
+  // of jobs whose rows are checked. None: that takes an event.
+  std::optional<ReplyValue> Look(const Request& request);
+
   // Paths below the data directory that records name (files that are not among them are
   // left-overs).
   std::vector<std::string> PathsInUse() const;

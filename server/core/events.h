@@ -102,14 +102,19 @@ struct ShardUploaded {
 // from here on.
 struct StopRequested {};
 
-using Request =
-    std::variant<CreateJob, v1::GetJobRequest, v1::ListJobsRequest, v1::DeleteJobRequest,
-                 v1::CancelJobRequest, EstimateJob, SnapshotJobs, RegisterModel,
-                 v1::GetModelRequest, v1::ListModelsRequest, v1::UnregisterModelRequest,
-                 CreateDataset, v1::GetDatasetRequest, v1::ListDatasetsRequest,
-                 v1::DeleteDatasetRequest, ImportAdapter, v1::GetAdapterRequest,
-                 v1::ListAdaptersRequest, v1::DeleteAdapterRequest, v1::DeleteCheckpointRequest,
-                 v1::GetClusterRequest, v1::ListWorkersRequest, ShardUploaded, StopRequested>;
+// -> std::monostate. Nobody waits for the reply to that request any more: where it is kept for rows
+// or for a worker, it is answered CANCELLED now, and checks that it alone waited for end.
+struct GiveUpRequest {
+  uint64_t request = 0;
+};
+
+using Request = std::variant<
+    CreateJob, v1::GetJobRequest, v1::ListJobsRequest, v1::DeleteJobRequest, v1::CancelJobRequest,
+    EstimateJob, SnapshotJobs, RegisterModel, v1::GetModelRequest, v1::ListModelsRequest,
+    v1::UnregisterModelRequest, CreateDataset, v1::GetDatasetRequest, v1::ListDatasetsRequest,
+    v1::DeleteDatasetRequest, ImportAdapter, v1::GetAdapterRequest, v1::ListAdaptersRequest,
+    v1::DeleteAdapterRequest, v1::DeleteCheckpointRequest, v1::GetClusterRequest,
+    v1::ListWorkersRequest, ShardUploaded, StopRequested, GiveUpRequest>;
 
 // The upload that a request brings along; null where it brings none.
 inline const std::string* UploadOf(const Request& request) {

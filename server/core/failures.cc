@@ -35,7 +35,7 @@ constexpr std::array kFailures = {
     Entry{"DATASET_CHANGED", FailureKind::kServer},     // we keep its file
     Entry{"ADAPTER_INVALID", FailureKind::kServer},     // it was checked when it was imported
     Entry{"CHECKPOINT_INVALID", FailureKind::kServer},  // it was written by us
-    Entry{"CHECKPOINT_CORRUPT", FailureKind::kServer},  // not what was committed any more
+    Entry{"CHECKPOINT_CORRUPT", FailureKind::kServer},  // of init_from: its own has one before it
     Entry{"CONTENT_INVALID", FailureKind::kServer}, Entry{"BAD_WINDOW", FailureKind::kServer},
     Entry{"STAGES_UNSUPPORTED", FailureKind::kServer},
     Entry{"MEMORY", FailureKind::kServer},  // more than was counted

@@ -10,8 +10,9 @@
 namespace lorad::server {
 namespace {
 
-// What a decision looks at: so many jobs in all, and so many of one shape.
-constexpr size_t kQueueViewMax = 1024;
+// What a decision looks at: the first of every shape, and of few shapes more, so many of each and
+// about so many in all.
+constexpr size_t kQueueView = 1024;
 constexpr size_t kOfShapeMax = 256;
 
 worker::v1::FormGroup::Recomputation OrderOf(planner::Recomputation recomputation) {
@@ -68,7 +69,7 @@ planner::QueuedJob Core::State::Queued(const JobState& job) const {
 std::vector<const JobState*> Core::State::QueueView(
     const std::set<std::string_view>& members) const {
   const size_t each =
-      std::clamp<size_t>(kQueueViewMax / std::max<size_t>(shapes_.size(), 1), 1, kOfShapeMax);
+      std::clamp<size_t>(kQueueView / std::max<size_t>(shapes_.size(), 1), 1, kOfShapeMax);
   std::vector<std::pair<QueueKey, const JobState*>> view;
   for (const auto& [shape, jobs] : shapes_) {
     size_t taken = 0;
@@ -81,7 +82,6 @@ std::vector<const JobState*> Core::State::QueueView(
     }
   }
   std::ranges::sort(view);
-  if (view.size() > kQueueViewMax) view.resize(kQueueViewMax);
   std::vector<const JobState*> queue;
   for (const auto& [key, job] : view) queue.push_back(job);
   return queue;
@@ -366,7 +366,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
   schedule_ = true;
 }
 
-void Core::State::LoseGroup(GroupState& group, std::string why) {
+void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss) {
   const std::string name = group.name;
   for (const auto& [job, early] : group.early_shards) RefuseShard(early.request, early.content);
   const std::map<std::string, Member> members = std::move(group.members);
@@ -378,20 +378,40 @@ void Core::State::LoseGroup(GroupState& group, std::string why) {
       Transition(*job, v1::Job::CANCELLED, "its worker is gone");
     } else if (job && IsPlaced(job->state())) {
       lost.push_back(job);
-      job->record.set_losses_without_progress(job->record.losses_without_progress() + 1);
+      FallBack(*job);
     }
   }
-  const auto suspects = std::ranges::count_if(
-      lost, [](const JobState* job) { return IsSuspect(job->record.losses_without_progress()); });
+  const auto gone = [&](const JobState& job) {
+    return absl::StrCat(name, " has lost its worker (", why, "); the job goes on from step ",
+                        job.job().step());
+  };
+  if (loss == Loss::kWorkersLie) {
+    for (JobState* job : lost) {
+      // Counted, as what passes is: a worker may lie for days.
+      if (!job->passing) job->passing = std::make_unique<Passing>();
+      Transition(*job, v1::Job::QUEUED, absl::StrCat("its worker is gone: ", why));
+      CountFailure(*job, "WORKER_LIED", gone(*job));
+    }
+  } else {
+    for (JobState* job : lost) AddEvent(*job, "WORKER_LOST", gone(*job));
+    Suspect(lost, std::ssize(members), why);
+  }
+  schedule_ = true;
+}
+
+void Core::State::Suspect(const std::vector<JobState*>& lost, int64_t jobs_of_group,
+                          const std::string& why) {
+  int32_t suspects = 0;
+  for (JobState* job : lost) {
+    const int losses = job->record.losses_without_progress() + 1;
+    job->record.set_losses_without_progress(losses);
+    suspects += IsSuspect(losses) ? 1 : 0;
+  }
   for (JobState* job : lost) {
     const int losses = job->record.losses_without_progress();
     job->record.set_company_max(CompanyAfterLoss(losses, job->record.company_max(), suspects));
-    job->record.set_alone(AloneAfterLoss(losses, static_cast<int32_t>(suspects)));
-    FallBack(*job);
-    AddEvent(*job, "WORKER_LOST",
-             absl::StrCat(name, " has lost its worker (", why, "); the job goes on from step ",
-                          job->job().step()));
-    if (IsToBlame(losses, options_.losses_without_progress_max, std::ssize(members))) {
+    job->record.set_alone(AloneAfterLoss(losses, suspects));
+    if (IsToBlame(losses, options_.losses_without_progress_max, jobs_of_group)) {
       FailJob(*job, v1::JobError::SERVER, "WORKER_LOST",
               absl::StrCat("its workers were lost ", losses,
                            " times in a row without a step of progress, the last time while it "
@@ -401,7 +421,6 @@ void Core::State::LoseGroup(GroupState& group, std::string why) {
       Transition(*job, v1::Job::QUEUED, absl::StrCat("its worker is gone: ", why));
     }
   }
-  schedule_ = true;
 }
 
 }  // namespace lorad::server

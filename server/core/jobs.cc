@@ -35,7 +35,7 @@ std::string IdOf(uint64_t random) {
 
 // ---- create ----
 
-absl::Status Core::State::CheckReferences(const v1::Job& job) {
+absl::Status Core::State::CheckReferences(const v1::Job& job) const {
   std::vector<FieldViolation> violations;
   if (!models_.contains(job.base_model())) {
     violations.push_back(
@@ -51,10 +51,11 @@ absl::Status Core::State::CheckReferences(const v1::Job& job) {
   }
   const std::string& source = job.adapter().init_from();
   if (const size_t slash = source.find('/'); slash != std::string::npos) {
-    const JobState* from = FindJob(source.substr(0, slash));
+    const JobEntry* from = FindEntry(source.substr(0, slash));
+    records::JobRecord space;
     int64_t step = 0;
     const bool known = from && absl::SimpleAtoi(source.substr(slash + 1), &step) &&
-                       std::ranges::count(from->record.checkpoint_steps(), step) > 0;
+                       std::ranges::count(RecordOf(*from, &space).checkpoint_steps(), step) > 0;
     if (!known) {
       violations.push_back(
           {"adapter.init_from", absl::StrCat("there is no checkpoint '", source, "'")});

@@ -16,6 +16,10 @@ namespace {
 // A worker's reason: what it offered is not there, for other processes of its machine have it.
 constexpr char kMemoryTaken[] = "MEMORY_TAKEN";
 
+// What it was to load is not what was committed.
+constexpr char kCheckpointCorrupt[] = "CHECKPOINT_CORRUPT";
+constexpr char kContentInvalid[] = "CONTENT_INVALID";  // seen by the worker before all had come
+
 // What is kept of a worker's text, in events and errors of jobs.
 constexpr size_t kMessageTextMax = 2000;
 constexpr int kSequencesNamedMax = 20;
@@ -53,13 +57,15 @@ void Core::State::OnReport(GroupState& group, const worker::v1::Report& report) 
     message.mutable_acknowledge()->set_number(number);
     Do(Send{worker.connection, std::move(message)});
   };
-  if (report.number() <= group.last_report) return acknowledge(group.last_report);
+  if (report.number() > 0 && report.number() <= group.last_report) {
+    return acknowledge(group.last_report);
+  }
   if (report.number() != group.last_report + 1) {
-    return CloseWorker(worker,
-                       absl::StrCat("report ", report.number(), " came after ", group.last_report));
+    return CloseLiar(worker,
+                     absl::StrCat("report ", report.number(), " came after ", group.last_report));
   }
   if (const std::string wrong = WhatIsWrong(report, group); !wrong.empty()) {
-    return CloseWorker(worker, absl::StrCat("it said what does not fit: ", wrong));
+    return CloseLiar(worker, wrong);
   }
   group.last_report = report.number();
   group.heard_us = now_us_;
@@ -116,7 +122,7 @@ void Core::State::OnGroupFormed(GroupState& group, const worker::v1::GroupFormed
 void Core::State::OnGroupFailed(GroupState& group, const worker::v1::GroupFailed& failed) {
   const std::string message = Quotable(failed.message(), kMessageTextMax);
   if (failed.reason() == kMemoryTaken) {
-    Rest(WorkerOf(group), message);
+    RestForMemory(WorkerOf(group), message);
     return Dissolve(group, message);
   }
   Warn(absl::StrCat(group.name, ": ", failed.reason(), ": ", message));
@@ -136,7 +142,7 @@ void Core::State::OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& 
   found->second.slot = Member::Slot::kLoaded;
   CountBytes(group);
   JobState* job = FindJob(loaded.job());
-  WorkerOf(group).rests = 0;
+  WorkerOf(group).memory_rest.times = 0;
   if (!job || job->state() != v1::Job::PREPARING) return;
   if (job->job().step() >= job->job().total_steps()) {
     Transition(*job, v1::Job::FINALIZING, "its steps are done; what is left is evaluated");
@@ -153,10 +159,16 @@ void Core::State::OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& 
   const std::string message = Quotable(failed.message(), kMessageTextMax);
   JobState* job = FindJob(failed.job());
   if (failed.reason() == kMemoryTaken) {
-    Rest(WorkerOf(group), message);
+    RestForMemory(WorkerOf(group), message);
     if (job && job->state() == v1::Job::PREPARING) Transition(*job, v1::Job::QUEUED, message);
   } else if (job && IsPlaced(job->state())) {
-    TakeFailure(*job, failed.reason(), message);
+    const bool damaged =
+        failed.reason() == kCheckpointCorrupt || failed.reason() == kContentInvalid;
+    if (damaged && job->job().last_checkpoint_step() > 0) {
+      LoseCheckpoint(*job, message);
+    } else {
+      TakeFailure(*job, failed.reason(), message);
+    }
   }
   EndMember(group, failed.job());
   // A group without jobs may have its memory for shorter microbatches.

@@ -102,13 +102,42 @@ void Core::State::LeaveChecks(const v1::Job& job) {
   for (const std::string& key : RowsKeys(job)) {
     const auto check = checks_.find(key);
     if (check == checks_.end() || check->second.erase(job.name()) == 0) continue;
-    if (!check->second.empty()) continue;
-    const auto waits = [&](const auto& waiting) {
-      return std::ranges::any_of(
-          waiting, [&](const auto& entry) { return Concerns(entry.second.job, key); });
-    };
-    if (!waits(waiting_.validations) && !waits(waiting_.estimates)) Do(CancelRows{key});
+    CancelUnwaited(key);
   }
+}
+
+void Core::State::CancelUnwaited(const std::string& key) {
+  const auto waits = [&](const auto& waiting) {
+    return std::ranges::any_of(waiting,
+                               [&](const auto& entry) { return Concerns(entry.second.job, key); });
+  };
+  if (!checks_.at(key).empty() || waits(waiting_.validations) || waits(waiting_.estimates)) return;
+  Do(CancelRows{key});
+}
+
+void Core::State::On(uint64_t request, const GiveUpRequest& content) {
+  std::vector<v1::Job> left;
+  const auto leave = [&](auto& waiting) {
+    std::erase_if(waiting, [&](const auto& entry) {
+      if (entry.first != content.request) return false;
+      left.push_back(entry.second.job);
+      return true;
+    });
+  };
+  leave(waiting_.validations);
+  leave(waiting_.estimates);
+  std::erase_if(held_estimates_, [&](const HeldEstimate& held) {
+    if (held.request != content.request) return false;
+    left.push_back(held.content.job);
+    return true;
+  });
+  if (!left.empty()) Fail(content.request, absl::CancelledError("the caller has left"));
+  for (const auto& [key, jobs] : checks_) {
+    const bool concerned =
+        std::ranges::any_of(left, [&](const v1::Job& job) { return Concerns(job, key); });
+    if (concerned) CancelUnwaited(key);
+  }
+  Answer(request, std::monostate());
 }
 
 absl::Status Core::State::SumUpRows(records::JobRecord& record, v1::JobError* error) const {

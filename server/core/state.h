@@ -6,7 +6,9 @@
 //   ended_jobs.cc   jobs that have ended, kept as their records' bytes
 //   rows.cc         row checks and what waits for them
 //   estimates.cc    what a job will cost
-//   workers.cc      control streams, time-outs, cluster view
+//   workers.cc      control streams and time-outs
+//   rests.cc        workers that get nothing new for a while
+//   cluster_view.cc what the cluster looks like
 //   memory.cc       what workers take beyond the counted bytes
 //   room.cc         a disk without room
 //   passing.cc      jobs that wait because of a failure that passes
@@ -110,6 +112,13 @@ struct JobEntry {
 // Whether a step's end, as the job was configured, is to be saved.
 bool SaveDue(const v1::Job& job, int64_t step);
 
+// A while without work, for twice as long each time.
+struct Rest {
+  int64_t until_us = 0;
+  int times = 0;  // in a row
+  std::string why;
+};
+
 struct WorkerState {
   uint64_t connection = 0;  // 0 = lost
   worker::v1::Hello hello;
@@ -118,11 +127,18 @@ struct WorkerState {
   int restarts = 0;
   int64_t peak_bytes = 0;  // of its process, by its heartbeats
   std::string group;
-  // While others have taken the memory that it offered, it gets nothing new.
-  int64_t rests_until_us = 0;
-  int rests = 0;  // in a row
-  std::string rest_why;
+  // While others have taken the memory that it offered, it gets nothing new;
+  Rest memory_rest;
   bool memory_was_taken = false;  // once, since its process started
+  // nor for a while after it said what does not fit. Kept by its name, over its streams.
+  Rest lie_rest;
+  int lies = 0;  // in all
+};
+
+// Whose doing the loss of a worker is.
+enum class Loss {
+  kAnybodys,    // the worker's, or that of any job on it (losses.h)
+  kWorkersLie,  // it said what does not fit: no job is to blame
 };
 
 // A job in a group.
@@ -201,6 +217,7 @@ class Core::State {
   absl::Status Load(StoredState stored);
   std::vector<Effect> Recover(Moment now);
   std::vector<Effect> Apply(const Event& event);
+  std::optional<ReplyValue> Look(const Request& request);
   std::vector<std::string> PathsInUse() const;
 
  private:
@@ -294,7 +311,7 @@ class Core::State {
   void On(uint64_t request, const v1::CancelJobRequest& content);
   void On(uint64_t request, const SnapshotJobs& content);
   void StoreJob(uint64_t request, const CreateJob& content);
-  absl::Status CheckReferences(const v1::Job& job);
+  absl::Status CheckReferences(const v1::Job& job) const;
   v1::Job View(const JobState& job) const;
   v1::Job View(const JobEntry& entry) const;
   // What ListJobsRequest::SUMMARY keeps of it.
@@ -303,6 +320,7 @@ class Core::State {
 
   // ---- rows.cc ----
   void On(uint64_t request, const EstimateJob& content);
+  void On(uint64_t request, const GiveUpRequest& content);
   void OnRows(const RowsChecked& checked);
   RowSource SourceOf(const v1::Job& job, const std::string& dataset) const;
   std::string RowsKey(const v1::Job& job, const std::string& dataset) const;
@@ -319,6 +337,7 @@ class Core::State {
   void TakeRows(JobState& job, const absl::Status& status);
   // It waits for no rows any more; checks that nobody waits for end.
   void LeaveChecks(const v1::Job& job);
+  void CancelUnwaited(const std::string& key);
   // Keys of the rows of its datasets.
   std::vector<std::string> RowsKeys(const v1::Job& job) const;
   bool Concerns(const v1::Job& job, const std::string& key) const;
@@ -349,9 +368,13 @@ class Core::State {
   };
   LoneGroup GroupAlone(const v1::Job& job, int64_t longest_tokens) const;
 
-  // ---- workers.cc ----
+  // ---- cluster_view.cc ----
   void On(uint64_t request, const v1::GetClusterRequest& content);
   void On(uint64_t request, const v1::ListWorkersRequest& content);
+  v1::ClusterStatus ViewCluster() const;
+  v1::ListWorkersResponse ViewWorkers() const;
+
+  // ---- workers.cc ----
   void On(uint64_t request, const StopRequested& content);
   void OnConnected(const WorkerConnected& connected);
   void OnSaid(const WorkerSaid& said);
@@ -365,17 +388,24 @@ class Core::State {
   void RenewLeases(int64_t late_us);
   // Why the group's worker counts as lost though it is alive; empty: it does not.
   std::string WhyImpatient(const GroupState& group);
-  void LoseWorker(WorkerState& worker, const std::string& why);
-  void CloseWorker(WorkerState& worker, const std::string& why);
-  void Rest(WorkerState& worker, const std::string& why);
-  bool Rests(const WorkerState& worker) const { return worker.rests_until_us > now_us_; }
-  // What a waiting job is told of workers that rest; empty where none does.
-  std::string WhyRest() const;
+  void LoseWorker(WorkerState& worker, const std::string& why, Loss loss);
+  void CloseWorker(WorkerState& worker, const std::string& why, Loss loss = Loss::kAnybodys);
   WorkerState* FindConnection(uint64_t connection);
   // Never forgotten before its group is gone.
   WorkerState& WorkerOf(const GroupState& group) { return workers_.at(group.worker); }
   const WorkerState& WorkerOf(const GroupState& group) const { return workers_.at(group.worker); }
   void FinishStop();
+
+  // ---- rests.cc ----
+  void RestForMemory(WorkerState& worker, const std::string& why);
+  // It said what does not fit: it is closed, and whoever comes by its name rests.
+  void CloseLiar(WorkerState& worker, const std::string& what);
+  void Prolong(const WorkerState& worker, Rest& rest, int64_t first_ms, int64_t max_ms,
+               const std::string& why);
+  bool Rests(const WorkerState& worker) const { return !WhyRests(worker).empty(); }
+  std::string WhyRests(const WorkerState& worker) const;
+  // What a waiting job is told of workers that rest; empty where none does.
+  std::string WhyRest() const;
 
   // ---- memory.cc ----
   void OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& heartbeat);
@@ -417,7 +447,9 @@ class Core::State {
   // The job gets no more units where it is a member.
   void Leave(GroupState* group, const std::string& job);
   void Dissolve(GroupState& group, std::string why);
-  void LoseGroup(GroupState& group, std::string why);
+  void LoseGroup(GroupState& group, const std::string& why, Loss loss);
+  // Who of the jobs that have lost their worker comes under suspicion, and fails at last.
+  void Suspect(const std::vector<JobState*>& lost, int64_t jobs_of_group, const std::string& why);
   void SendTo(const GroupState& group, worker::v1::CoordinatorMessage message);
   GroupState* FindGroup(const std::string& name);
   GroupState* GroupOf(const JobState& job) { return FindGroup(job.job().group()); }
@@ -454,6 +486,8 @@ class Core::State {
   void On(uint64_t request, const ShardUploaded& content);
   void On(uint64_t request, const v1::DeleteCheckpointRequest& content);
   void OnWritten(const CheckpointWritten& written);
+  // Its newest checkpoint is not what was committed any more: it goes on from the one before it.
+  void LoseCheckpoint(JobState& job, const std::string& why);
   // Takes, refuses or sends back what was kept back, as soon as it is clear which.
   void AnswerEarlyShards(GroupState& group);
   bool StepMayCome(const GroupState& group, const ShardUploaded& shard);

@@ -20,14 +20,6 @@ constexpr int64_t kMillisecond = 1000;  // in microseconds
 constexpr int64_t kHeartbeatsMissed = 5;
 constexpr int64_t kWorkerRetryMs = 5000;
 
-double Rate(const std::deque<std::pair<int64_t, int64_t>>& pace) {
-  if (pace.size() < 2) return 0;
-  int64_t tokens = 0;
-  for (size_t i = 1; i < pace.size(); ++i) tokens += pace[i].second;
-  const int64_t us = pace.back().first - pace.front().first;
-  return us > 0 ? static_cast<double>(tokens) * 1e6 / static_cast<double>(us) : 0;
-}
-
 }  // namespace
 
 WorkerState* Core::State::FindConnection(uint64_t connection) {
@@ -134,52 +126,28 @@ void Core::State::OnSaid(const WorkerSaid& said) {
     default:
       wrong = "what only the first message may be, or nothing known";
   }
-  if (!wrong.empty()) CloseWorker(*worker, absl::StrCat("it said what does not fit: ", wrong));
+  if (!wrong.empty()) CloseLiar(*worker, wrong);
 }
 
 void Core::State::OnGone(const WorkerGone& gone) {
-  if (WorkerState* worker = FindConnection(gone.connection)) LoseWorker(*worker, gone.reason);
+  WorkerState* worker = FindConnection(gone.connection);
+  if (worker) LoseWorker(*worker, gone.reason, Loss::kAnybodys);
 }
 
-void Core::State::CloseWorker(WorkerState& worker, const std::string& why) {
+void Core::State::CloseWorker(WorkerState& worker, const std::string& why, Loss loss) {
   Do(Disconnect{worker.connection, Error(absl::StatusCode::kAborted, "WORKER_CLOSED", why)});
-  LoseWorker(worker, why);
+  LoseWorker(worker, why, loss);
 }
 
-void Core::State::LoseWorker(WorkerState& worker, const std::string& why) {
+void Core::State::LoseWorker(WorkerState& worker, const std::string& why, Loss loss) {
   Do(Note{stopping_ ? Note::Level::kInfo : Note::Level::kWarning,
           absl::StrCat("worker '", worker.hello.worker(), "' is gone: ", why)});
   worker.connection = 0;
-  worker.rests_until_us = 0;  // another process finds out anew what is free
-  worker.rests = 0;
+  worker.memory_rest = {};  // another process finds out anew what is free
   worker.memory_was_taken = false;
-  if (GroupState* group = FindGroup(worker.group)) LoseGroup(*group, why);
+  if (GroupState* group = FindGroup(worker.group)) LoseGroup(*group, why, loss);
   worker.group.clear();
   schedule_ = true;
-}
-
-// ---- memory that others have taken ----
-
-void Core::State::Rest(WorkerState& worker, const std::string& why) {
-  if (Rests(worker)) return;  // several slots of a window fail at once
-  const int64_t pause_ms =
-      std::min(options_.rest_ms << std::min(worker.rests, 20), options_.rest_max_ms);
-  ++worker.rests;
-  worker.memory_was_taken = true;
-  worker.rests_until_us = now_us_ + pause_ms * kMillisecond;
-  worker.rest_why = why;
-  Do(SetTimer{kRestEnds, worker.rests_until_us});
-  Warn(absl::StrCat("worker '", worker.hello.worker(), "' rests for ", pause_ms, " ms: ", why));
-}
-
-std::string Core::State::WhyRest() const {
-  std::string text;
-  for (const auto& [name, worker] : workers_) {
-    if (worker.connection == 0 || !Rests(worker)) continue;
-    absl::StrAppend(&text, text.empty() ? "" : "; ", "worker '", name,
-                    "' lacks memory that it offered and tries again: ", worker.rest_why);
-  }
-  return text;
 }
 
 // ---- time ----
@@ -278,80 +246,6 @@ void Core::State::FinishStop() {
     Do(Send{worker.connection, std::move(message)});
   }
   for (const uint64_t request : std::exchange(stops_, {})) Answer(request, std::monostate());
-}
-
-// ---- view ----
-
-void Core::State::On(uint64_t request, const v1::GetClusterRequest&) {
-  v1::ClusterStatus status;
-  status.set_version(options_.version);
-  status.mutable_start_time()->set_seconds(start_wall_us_ / 1'000'000);
-  status.mutable_start_time()->set_nanos(static_cast<int32_t>(start_wall_us_ % 1'000'000) * 1000);
-  int workers = 0;
-  for (const auto& [name, worker] : workers_) workers += worker.connection != 0;
-  status.set_workers(workers);
-  for (const auto& [state, count] : jobs_by_state_) {
-    if (count > 0) {
-      (*status.mutable_jobs_by_state())[ToText(static_cast<v1::Job::State>(state))] = count;
-    }
-  }
-  for (const auto& [name, group] : groups_) {
-    v1::Group& view = *status.add_groups();
-    view.set_name(name);
-    view.set_epoch(group.epoch);
-    view.set_base_model(group.base_model);
-    view.add_workers(group.worker);
-    for (const auto& [job, member] : group.members) {
-      if (!member.leaving) view.add_jobs(job);
-    }
-    view.set_capacity_tokens(static_cast<int32_t>(group.shape.capacity_tokens));
-    view.set_recomputation(ToProto(group.shape.recomputation));
-    if (const auto fit = memory_.find(group.base_model); fit != memory_.end()) {
-      const double error = fit->second.mean_error();
-      view.set_memory_peaks(fit->second.observations());
-      view.set_memory_prediction_error(std::isnan(error) ? 0 : error);
-    }
-    view.set_windows(group.windows_done);
-    view.set_microbatches(group.microbatches);
-    if (group.microbatches > 0) {
-      view.set_adapters_per_microbatch(static_cast<double>(group.adapters_in_microbatches) /
-                                       static_cast<double>(group.microbatches));
-    }
-    view.set_tokens_per_second(Rate(group.pace));
-    view.set_reserved_bytes(group.reserved_bytes);
-    view.set_bound_microbatches(group.bound_microbatches);
-    view.set_planning_seconds(static_cast<double>(group.planning_us) / 1e6);
-    view.set_planning_hidden_seconds(static_cast<double>(group.planning_hidden_us) / 1e6);
-    view.mutable_packings()->insert(group.packings.begin(), group.packings.end());
-  }
-  Answer(request, std::move(status));
-}
-
-void Core::State::On(uint64_t request, const v1::ListWorkersRequest&) {
-  v1::ListWorkersResponse response;
-  for (const auto& [name, worker] : workers_) {
-    v1::Worker& view = *response.add_workers();
-    const GroupState* group = FindGroup(worker.group);
-    view.set_name(name);
-    view.set_state(worker.connection == 0                             ? v1::Worker::LOST
-                   : !group                                           ? v1::Worker::IDLE
-                   : group->phase == GroupState::Phase::kForming      ? v1::Worker::FORMING
-                   : group->members.empty() && group->windows.empty() ? v1::Worker::IDLE
-                                                                      : v1::Worker::BUSY);
-    view.set_device(worker.hello.device());
-    view.set_device_name(worker.hello.device_name());
-    view.set_memory_bytes(worker.hello.memory_bytes());
-    view.set_threads(worker.hello.threads());
-    view.set_group(worker.group);
-    view.set_pid(worker.hello.pid());
-    view.set_version(worker.hello.version());
-    view.set_numerics_id(worker.hello.numerics_id());
-    view.mutable_connect_time()->set_seconds(worker.connect_wall_us / 1'000'000);
-    view.mutable_connect_time()->set_nanos(
-        static_cast<int32_t>(worker.connect_wall_us % 1'000'000) * 1000);
-    view.set_restarts(worker.restarts);
-  }
-  Answer(request, std::move(response));
 }
 
 }  // namespace lorad::server

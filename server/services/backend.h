@@ -99,7 +99,7 @@ struct Backend {
   TaskPool reads{2};         // the store, small files
   TaskPool files;            // what clients send and are sent: hashed, tokenized, synced
   TaskPool worker_files{2};  // checkpoints' shards
-  TaskPool fetches{2};       // slot contents, as long as one lasts
+  TaskPool fetches{2};       // slot contents
   WatchHub watch_hub;
   Patience patience{absl::Milliseconds(100)};
 };

@@ -110,7 +110,8 @@ class CheckpointsService final : public v1::Checkpoints::CallbackService {
   grpc::ServerWriteReactor<v1::DownloadCheckpointResponse>* DownloadCheckpoint(
       Context* context, const v1::DownloadCheckpointRequest* request) override {
     return new FileSender<v1::DownloadCheckpointResponse>(
-        backend_, context, std::make_unique<CheckpointSource>(backend_.driver, *request));
+        backend_, context, Connections::Who::kClient,
+        std::make_unique<CheckpointSource>(backend_.driver, *request));
   }
 
  private:

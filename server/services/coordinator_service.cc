@@ -10,8 +10,9 @@
 #include "server/services/backend.h"
 #include "server/services/control_stream.h"
 #include "server/services/file_receiver.h"
+#include "server/services/file_sender.h"
 #include "server/services/services.h"
-#include "server/services/slot_content_sender.h"
+#include "server/services/slot_content_source.h"
 #include "server/services/upload.h"
 #include "server/validation/limits.h"
 
@@ -80,7 +81,8 @@ class CoordinatorService final : public wire::Coordinator::CallbackService {
 
   grpc::ServerWriteReactor<wire::Chunk>* FetchSlotContent(
       Context* context, const wire::FetchSlotContentRequest* request) override {
-    return new SlotContentSender(backend_, context, *request);
+    return new FileSender<wire::Chunk>(backend_, context, Connections::Who::kWorker,
+                                       std::make_unique<SlotContentSource>(backend_, *request));
   }
 
   grpc::ServerReadReactor<wire::UploadShardRequest>* UploadShard(

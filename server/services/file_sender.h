@@ -24,17 +24,21 @@ class Source {
   virtual absl::StatusOr<bool> Next(Message* message) = 0;
 };
 
+// Belongs to itself. To a worker it takes no place from clients' downloads, and no thread of
+// theirs.
 template <class Message>
 class FileSender final : public grpc::ServerWriteReactor<Message> {
  public:
-  FileSender(Backend& backend, grpc::CallbackServerContext* context,
+  using Who = Connections::Who;
+
+  FileSender(Backend& backend, grpc::CallbackServerContext* context, Who who,
              std::unique_ptr<Source<Message>> source)
       : here_(backend.calls),
         backend_(backend),
-        strand_(backend.files),
+        strand_(who == Who::kWorker ? backend.fetches : backend.files),
         timer_(backend.patience, [context] { context->TryCancel(); }),
         source_(std::move(source)) {
-    if (absl::Status status = Enter(context->peer()); !status.ok()) {
+    if (absl::Status status = Enter(context->peer(), who); !status.ok()) {
       End(status);
       return;
     }
@@ -54,11 +58,11 @@ class FileSender final : public grpc::ServerWriteReactor<Message> {
   }
 
  private:
-  absl::Status Enter(const std::string& peer) {
-    absl::StatusOr<Connections::Visit> visit =
-        backend_.connections.Enter(peer, Connections::Who::kClient);
+  absl::Status Enter(const std::string& peer, Who who) {
+    absl::StatusOr<Connections::Visit> visit = backend_.connections.Enter(peer, who);
     if (!visit.ok()) return visit.status();
     visit_.emplace(*std::move(visit));
+    if (who == Who::kWorker) return absl::OkStatus();
     absl::StatusOr<Gate::Pass> pass = backend_.downloads.Enter();
     if (!pass.ok()) return pass.status();
     pass_.emplace(*std::move(pass));

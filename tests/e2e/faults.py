@@ -1,9 +1,11 @@
 """What the tests of faults share: a clock for waiting, a seed, latencies of another client, and things that go wrong."""
 
 import contextlib
+import ctypes
 import os
 import random
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -163,6 +165,41 @@ def mounted(folder, *arguments):
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def strace(pid, *options):
+    """Attached to a process with all its threads; `with` detaches it."""
+    if not shutil.which("strace"):
+        raise Skipped("needs strace")
+    tracer = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-p", str(pid), *options], stderr=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    if tracer.poll() is not None and (why := tracer.stderr.read().strip()):
+        raise Skipped(f"strace may not attach: {why}")
+
+    @contextlib.contextmanager
+    def attached():
+        try:
+            yield
+        finally:
+            tracer.terminate()
+            tracer.wait()
+    return attached()
+
+
+@contextlib.contextmanager
+def hanging(path):
+    """Whoever opens the file stands in the kernel from then on, as on a share whose server is gone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    content_class, add, open_permission, here = 4, 1, 0x10000, -100  # fanotify(7)
+    group = libc.fanotify_init(content_class, os.O_RDONLY)
+    marked = group >= 0 and libc.fanotify_mark(group, add, ctypes.c_uint64(open_permission), here, os.fsencode(path)) == 0
+    try:
+        if not marked:
+            raise Skipped(f"may not hold up who opens a file: {os.strerror(ctypes.get_errno())}")
+        yield
+    finally:
+        if group >= 0:
+            os.close(group)
 
 
 def fill(path, but=0):

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 
-from faults import Pace, add_rows, add_small_model, check_no_job_failed, fill, mounted, small_job, step_of, until, workers_of
+from faults import Pace, add_rows, add_small_model, check_no_job_failed, fill, mounted, small_job, step_of, strace, until, workers_of
 from house import Failure, House, Skipped, main, tell
 
 DISK = "512m"
@@ -96,25 +96,6 @@ def test_a_disk_that_is_full_while_rows_are_checked():
         house.wait([submitted.out.strip()], seconds=60)
 
 
-def strace(pid, *options):
-    """Attached to a process with all its threads; `with` detaches it."""
-    if not shutil.which("strace"):
-        raise Skipped("needs strace")
-    tracer = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-p", str(pid), *options], stderr=subprocess.PIPE, text=True)
-    time.sleep(0.5)
-    if tracer.poll() is not None and (why := tracer.stderr.read().strip()):
-        raise Skipped(f"strace may not attach: {why}")
-
-    @contextlib.contextmanager
-    def attached():
-        try:
-            yield
-        finally:
-            tracer.terminate()
-            tracer.wait()
-    return attached()
-
-
 @contextlib.contextmanager
 def read_only(house):
     """The data directory as on a file system that has met an error: nothing can be opened for writing, and what the store had
@@ -145,7 +126,8 @@ def test_a_disk_that_is_read_only():
                 assert workers_of(house) == before, f"workers (pid, restarts) {before} became {workers_of(house)}"
                 check_no_job_failed(house)
                 time.sleep(1)
-        house.lora("cancel", jobs[1])
+        # The store tries again every second.
+        until(lambda: house.run("cancel", jobs[1]).status == 0, 5, "writes are taken again")
         house.wait(jobs[:1], seconds=120)
         assert workers_of(house) == before, f"workers (pid, restarts) {before} became {workers_of(house)}"
         check_no_job_failed(house)

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 
-from faults import Proxy, add_rows, add_small_model, channel_to, check_no_job_failed, check_stops, seeded, small_job, step_of, until, workers_of
+from faults import Proxy, add_rows, add_small_model, channel_to, check_no_job_failed, check_stops, hanging, seeded, small_job, step_of, until, workers_of
 from formats import write_model
 from house import House, main, tell
 from lorad.v1 import jobs_pb2, jobs_pb2_grpc
@@ -122,6 +122,26 @@ def test_a_worker_that_stands_still_while_it_forms_its_group():
             first.send_signal(signal.SIGCONT)
         check_no_job_failed(house)
         until(lambda: set(workers_of(house)) == {"first", "second"}, 60, "both workers there again")
+    house.clear()
+
+
+def test_sigterm_while_a_model_loads_from_a_share_that_hangs():
+    """The worker's engine stands in the kernel for ever; it ends all the same, and so does the daemon."""
+    with House(None, "--workers", "none") as house:
+        add_small_model(house)
+        add_rows(house, "rows")
+        job = house.submit(small_job())
+        house.wait([job], until=lambda job: job["state"] == "QUEUED")
+        (weights,) = [path for path in house.folder.rglob("*.safetensors") if "model-small" in str(path)]
+        for name, end in (("first", lambda worker: worker.terminate()), ("second", lambda worker: house.stop(60))):
+            worker = house.start_worker("--threads", 1, "--name", name)
+            with hanging(weights):
+                house.wait([job], until=lambda job: job["state"] == "PREPARING" and job["group"], seconds=30)
+                time.sleep(1)
+                began = time.monotonic()
+                end(worker)
+                worker.wait(20)
+                tell(f"    the {name} worker ended in {time.monotonic() - began:.1f} s")
     house.clear()
 
 
@@ -242,9 +262,49 @@ def test_an_estimate_asked_for_before_a_worker_came():
     assert abs(found[0] - found[1]) < 0.01 * found[0], f"{found[1]} s, and asked for with the worker there at first {found[0]} s"
 
 
+def damage(path):
+    """One bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_costs_steps_and_not_a_bit():
+    with House(None, "--workers", "none") as house:
+        add_small_model(house)
+        add_rows(house, "rows")
+        house.start_worker("--threads", 1)
+        undisturbed = house.submit(small_job())
+        house.wait([undisturbed], seconds=60)
+        victim = house.submit(small_job())
+        until(lambda: house.object("show", victim)["last_checkpoint_step"] >= 10, 60, "a second checkpoint", pause=0.01)
+        house.kill()
+        house.workers[0].kill()
+        house.start()
+        newest = house.object("show", victim)["last_checkpoint_step"]
+        for name in ("adapter_model.safetensors", "optimizer.safetensors"):
+            damage(house.data_dir / "checkpoints" / victim / str(newest) / name)
+        house.start_worker("--threads", 1)
+        house.wait([victim], seconds=60)
+        said = [event["message"] for event in house.objects("events", victim) if event["reason"] == "CHECKPOINT_CORRUPT"]
+        assert len(said) == 1 and f"goes on from step {newest - 5}" in said[0], said
+        weights = [(house.adapter(job) / "adapter_model.safetensors").read_bytes() for job in (undisturbed, victim)]
+        assert weights[0] == weights[1], "the adapter has other bits"
+        steps = [row["step"] for row in house.objects("metrics", victim)]
+        assert steps == list(range(1, 41)), f"rows of steps {steps}"
+
+        # What another job starts from is not taken where it is damaged.
+        damage(house.data_dir / "checkpoints" / undisturbed / "40" / "adapter_model.safetensors")
+        heir = house.submit({**small_job(max_steps=3), "adapter": {"rank": 4, "init_from": f"{undisturbed}/40"}})
+        (heir,) = house.wait([heir], state="FAILED", seconds=60)
+        assert heir["error"]["reason"] == "CHECKPOINT_CORRUPT", heir["error"]
+    house.clear()
+
+
 if __name__ == "__main__":
     main([test_cancelled_while_its_steps_are_not_told_yet, test_cancelled_while_its_checkpoint_is_on_its_way_up,
           test_a_dataset_that_is_gone_is_the_trouble_of_its_job_alone, test_models_that_are_not_mounted_yet,
-          test_a_worker_that_stands_still_while_it_forms_its_group, test_a_job_that_kills_its_worker_fails_alone,
+          test_a_worker_that_stands_still_while_it_forms_its_group,
+          test_sigterm_while_a_model_loads_from_a_share_that_hangs, test_a_job_that_kills_its_worker_fails_alone,
           test_large_datasets_of_cancelled_jobs_hold_up_nobody, test_jobs_that_fit_no_worker_hold_up_nobody,
-          test_an_estimate_asked_for_before_a_worker_came])
+          test_an_estimate_asked_for_before_a_worker_came, test_a_damaged_checkpoint_costs_steps_and_not_a_bit])

@@ -15,7 +15,8 @@ from lorad.worker.v1 import worker_pb2 as wire
 from lorad.worker.v1 import worker_pb2_grpc
 
 CLOSED_SECONDS = 5
-# The group of a worker that does nothing is lost after a multiple of what forming it should take.
+# The group of a worker that does nothing is lost after ten times what that should take, and this floor.
+PATIENCE_FLOOR_SECONDS = 5
 IDLE_LOST_SECONDS = 150
 
 
@@ -134,10 +135,10 @@ LIES = [
 ]
 
 
-def start_liar(house, state):
+def start_liar(house, state, name):
     """In that state, with a job of its own unless it is idle; returns both."""
     job = "" if state == "idle" else house.submit({**small_job(max_steps=30), "validation_dataset": "validation"})
-    liar = Liar(house, until_state=state)
+    liar = Liar(house, name, until_state=state)
     if not liar.reached.wait(20):
         raise Failure(f"the liar is {liar.state}, not {state}: {liar.error}")
     return liar, job
@@ -152,7 +153,7 @@ def test_a_worker_that_lies():
         problems, lies = [], 0
         for what, states, lie in LIES:
             for state in states:
-                liar, job = start_liar(house, state)
+                liar, job = start_liar(house, state, f"liar-{lies}")  # who lied before is given nothing for a while
                 lie(liar, job)
                 closed = liar.ended.wait(CLOSED_SECONDS)
                 lies += 1
@@ -204,6 +205,8 @@ def test_neighbours_of_a_liar():
         assert house.process.poll() is None, f"the daemon ended: {house.log()[-1500:]}"
         house.wait(jobs, seconds=120)
         assert house.process.pid == pid
+        (known,) = [worker for worker in house.objects("worker", "ls") if worker["name"] == "liar"]
+        tell(f"    it lied {known['lies']} times")
     house.clear()
 
 
@@ -225,7 +228,7 @@ def test_a_name_that_is_taken():
 
 def never_answers(state):
     """A worker that gets that far, and from there on only heartbeats; another one is there."""
-    with House(None, "--workers", "none") as house:
+    with House(None, "--workers", "none", "--patience-floor", PATIENCE_FLOOR_SECONDS) as house:
         add_small_model(house)
         add_rows(house, "rows")
         liar, job = start_liar_of(house, state)

@@ -41,7 +41,7 @@ class World final : public CoordinatorSide {
   // ---- what a client does ----
 
   using OnReply = std::function<void(absl::StatusOr<server::ReplyValue>)>;
-  void Ask(server::Request request, OnReply on_reply);
+  uint64_t Ask(server::Request request, OnReply on_reply);  // its number
   // Asks and runs until the reply is there.
   absl::StatusOr<server::ReplyValue> Call(server::Request request);
   template <class T>

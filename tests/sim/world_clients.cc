@@ -26,11 +26,12 @@ constexpr char kConfig[] = R"({
 
 // ---- clients ----
 
-void World::Ask(Request request, OnReply on_reply) {
+uint64_t World::Ask(Request request, OnReply on_reply) {
   const uint64_t number = next_request_++;
   if (auto* create = std::get_if<CreateJob>(&request)) create->random = clock_.random()();
   replies_[number] = std::move(on_reply);
   Post(Requested{number, std::move(request)});
+  return number;
 }
 
 absl::StatusOr<ReplyValue> World::Call(Request request) {

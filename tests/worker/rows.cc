@@ -9,9 +9,9 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "storage/checkpoint.h"
 #include "storage/peft.h"
 #include "storage/safetensors.h"
+#include "storage/shard_reader.h"
 
 namespace lorad::worker {
 namespace {
@@ -44,13 +44,15 @@ std::vector<TestRow> ReadTokenRows(const std::string& path) {
 }
 
 std::string AdapterContent(const std::string& directory, const std::string& job) {
+  const auto reader = storage::ShardReader::OfAdapter(storage::RealFiles(), directory, job);
+  Require(reader.ok(), reader.status().ToString());
   std::string content;
-  const absl::Status status = storage::StreamAdapter(directory, job, [&](std::string_view piece) {
-    content.append(piece);
-    return absl::OkStatus();
-  });
-  Require(status.ok(), status.ToString());
-  return content;
+  for (;;) {
+    const absl::StatusOr<std::string> piece = (*reader)->Next();
+    Require(piece.ok(), piece.status().ToString());
+    if (piece->empty()) return content;
+    content += *piece;
+  }
 }
 
 double WorstDistance(const std::string& shard, const std::string& peft_directory) {

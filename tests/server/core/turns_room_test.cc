@@ -30,10 +30,21 @@ TEST_CASE("while the store has no room reads are answered as committed, and writ
     const auto snapshot = std::get<JobSnapshot>(*coordinator.Call(SnapshotJobs{}));
     CHECK(snapshot.jobs.size() == 1);
     CHECK(snapshot.revision == revision);
+    // What is of this process alone is told from its memory.
+    const auto workers = coordinator.Call(v1::ListWorkersRequest());
+    REQUIRE(workers.ok());
+    CHECK(std::get<v1::ListWorkersResponse>(*workers).workers(0).name() == "w");
+    const auto cluster = coordinator.Call(v1::GetClusterRequest());
+    REQUIRE(cluster.ok());
+    CHECK(std::get<v1::ClusterStatus>(*cluster).workers() == 1);
+    CHECK(coordinator.Call(EstimateJob{NewJob().job}).ok());
+    EstimateJob unchecked{NewJob().job};
+    unchecked.job.mutable_training()->set_max_length(32);
+    CHECK(absl::IsUnavailable(coordinator.Call(unchecked).status()));
 
     const CreateDataset upload = NewDataset(coordinator, "e");
-    for (const Request& write : {Request(upload), Request(NewModel("n")), Request(NewJob()),
-                                 Request(StopRequested{}), Request(v1::GetClusterRequest())}) {
+    for (const Request& write :
+         {Request(upload), Request(NewModel("n")), Request(NewJob()), Request(StopRequested{})}) {
       CHECK(absl::IsUnavailable(coordinator.Call(write).status()));
     }
     CHECK_FALSE(fs::exists(upload.upload));

@@ -93,5 +93,23 @@ TEST_CASE("a store that fails for good ends the process") {
   CHECK(coordinator.answers.empty());
 }
 
+TEST_CASE("a report of a number that cannot be closes its worker, also while its group forms") {
+  for (const int64_t number : {int64_t{-1}, int64_t{0}, std::numeric_limits<int64_t>::min()}) {
+    Coordinator coordinator;
+    REQUIRE(coordinator.Call(NewModel("m")).ok());
+    REQUIRE(coordinator.Call(NewDataset(coordinator, "d")).ok());
+    REQUIRE(coordinator.Call(NewJob()).ok());
+    Connect(coordinator, 1);
+    REQUIRE(coordinator.sent.back().has_form_group());
+    WorkerSaid said{1, {}};
+    said.message.mutable_report()->set_epoch(coordinator.sent.back().form_group().epoch());
+    said.message.mutable_report()->set_number(number);
+    said.message.mutable_report()->mutable_slot_freed();
+    REQUIRE(coordinator.mailbox->Post(std::move(said)));
+    coordinator.Settle();
+    CHECK(coordinator.closed == std::vector<uint64_t>{1});
+  }
+}
+
 }  // namespace
 }  // namespace lorad::server

@@ -53,14 +53,15 @@ class FakeDriver final : public Driver {
     requests_.push_back(std::move(request));
     return reply;
   }
-  void Call(Request request, OnReply on_reply) override {
+  uint64_t Call(Request request, OnReply on_reply) override {
     if (hold) {
       std::lock_guard lock(mutex_);
       requests_.push_back(std::move(request));
       held_.push_back(std::move(on_reply));
-      return;
+      return requests_.size();
     }
     on_reply(Call(std::move(request), absl::InfiniteFuture()));
+    return 0;
   }
 
   uint64_t ConnectWorker(worker::v1::Hello hello, std::shared_ptr<WorkerSender> sender) override {

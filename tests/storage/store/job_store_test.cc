@@ -190,6 +190,52 @@ TEST_CASE("version 1 is what the first release wrote") {
   CHECK(Numbers(*store, "metric", "a") == std::vector<int64_t>{7});
 }
 
+int64_t CountEntries(const std::string& path, const std::string& table) {
+  sqlite3* database = nullptr;
+  REQUIRE(sqlite3_open(path.c_str(), &database) == SQLITE_OK);
+  sqlite3_stmt* statement = nullptr;
+  const std::string sql = "SELECT count(*) FROM " + table;
+  REQUIRE(sqlite3_prepare_v2(database, sql.c_str(), -1, &statement, nullptr) == SQLITE_OK);
+  REQUIRE(sqlite3_step(statement) == SQLITE_ROW);
+  const int64_t count = sqlite3_column_int64(statement, 0);
+  sqlite3_finalize(statement);
+  sqlite3_close(database);
+  return count;
+}
+
+TEST_CASE("a long series is gone at once, and removed in pieces, also across starts") {
+  TempDir dir;
+  const std::string path = dir.file("lorad.sqlite");
+  constexpr int64_t kEntries = 5000;
+  auto store = OpenOk(dir.path());
+  std::vector<Mutation> puts;
+  for (int64_t i = 0; i < kEntries; ++i) puts.push_back(PutEntry("m", "long", i, "x"));
+  puts.push_back(PutEntry("m", "other", 1, "x"));
+  REQUIRE(store->Apply(puts).ok());
+  REQUIRE(store->Apply({DeleteSeries("m", "long"), DeleteSeries("m", "none")}).ok());
+  CHECK(Numbers(*store, "m", "long").empty());
+  store.reset();
+  const int64_t left = CountEntries(path, "series");
+  CHECK(left < kEntries);
+  CHECK(left > 1000);  // not all at once
+  SECTION("the transactions that follow remove the rest") {
+    store = OpenOk(dir.path());
+    CHECK(Numbers(*store, "m", "long").empty());
+    for (int i = 0; i < 6; ++i) REQUIRE(store->Apply({PutRecord("r", "a", "")}).ok());
+    CHECK(Numbers(*store, "m", "other") == std::vector<int64_t>{1});
+    store.reset();
+    CHECK(CountEntries(path, "series") == 1);
+    CHECK(CountEntries(path, "dropped") == 0);
+  }
+  SECTION("one that begins anew has its new entries alone") {
+    store = OpenOk(dir.path());
+    REQUIRE(store->Apply({PutEntry("m", "long", 7, "new")}).ok());
+    CHECK(Numbers(*store, "m", "long") == std::vector<int64_t>{7});
+    store.reset();
+    CHECK(CountEntries(path, "series") == 2);
+  }
+}
+
 // Turn i puts record "i" and entry i, and sets the counter to i: any prefix of turns is
 // recognisable.
 std::vector<Mutation> Turn(int i) {

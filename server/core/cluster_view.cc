@@ -1,0 +1,117 @@
+// What the cluster looks like, and what else can be told of without changing anything.
+#include <cmath>
+#include <optional>
+
+#include "server/core/model_shape.h"
+#include "server/core/state.h"
+
+namespace lorad::server {
+namespace {
+
+double Rate(const std::deque<std::pair<int64_t, int64_t>>& pace) {
+  if (pace.size() < 2) return 0;
+  int64_t tokens = 0;
+  for (size_t i = 1; i < pace.size(); ++i) tokens += pace[i].second;
+  const int64_t us = pace.back().first - pace.front().first;
+  return us > 0 ? static_cast<double>(tokens) * 1e6 / static_cast<double>(us) : 0;
+}
+
+}  // namespace
+
+void Core::State::On(uint64_t request, const v1::GetClusterRequest&) {
+  Answer(request, ViewCluster());
+}
+
+void Core::State::On(uint64_t request, const v1::ListWorkersRequest&) {
+  Answer(request, ViewWorkers());
+}
+
+std::optional<ReplyValue> Core::State::Look(const Request& request) {
+  if (std::holds_alternative<v1::GetClusterRequest>(request)) return ViewCluster();
+  if (std::holds_alternative<v1::ListWorkersRequest>(request)) return ViewWorkers();
+  const auto* estimate = std::get_if<EstimateJob>(&request);
+  if (!estimate || !CheckReferences(estimate->job).ok()) return std::nullopt;
+  for (const std::string& key : RowsKeys(estimate->job)) {
+    if (!FindRows(key)) return std::nullopt;  // they would have to be checked
+  }
+  absl::StatusOr<v1::JobEstimate> made = Estimate(estimate->job);
+  if (!made.ok()) return std::nullopt;
+  return *std::move(made);
+}
+
+v1::ClusterStatus Core::State::ViewCluster() const {
+  v1::ClusterStatus status;
+  status.set_version(options_.version);
+  status.mutable_start_time()->set_seconds(start_wall_us_ / 1'000'000);
+  status.mutable_start_time()->set_nanos(static_cast<int32_t>(start_wall_us_ % 1'000'000) * 1000);
+  int workers = 0;
+  for (const auto& [name, worker] : workers_) workers += worker.connection != 0;
+  status.set_workers(workers);
+  for (const auto& [state, count] : jobs_by_state_) {
+    if (count > 0) {
+      (*status.mutable_jobs_by_state())[ToText(static_cast<v1::Job::State>(state))] = count;
+    }
+  }
+  for (const auto& [name, group] : groups_) {
+    v1::Group& view = *status.add_groups();
+    view.set_name(name);
+    view.set_epoch(group.epoch);
+    view.set_base_model(group.base_model);
+    view.add_workers(group.worker);
+    for (const auto& [job, member] : group.members) {
+      if (!member.leaving) view.add_jobs(job);
+    }
+    view.set_capacity_tokens(static_cast<int32_t>(group.shape.capacity_tokens));
+    view.set_recomputation(ToProto(group.shape.recomputation));
+    if (const auto fit = memory_.find(group.base_model); fit != memory_.end()) {
+      const double error = fit->second.mean_error();
+      view.set_memory_peaks(fit->second.observations());
+      view.set_memory_prediction_error(std::isnan(error) ? 0 : error);
+    }
+    view.set_windows(group.windows_done);
+    view.set_microbatches(group.microbatches);
+    if (group.microbatches > 0) {
+      view.set_adapters_per_microbatch(static_cast<double>(group.adapters_in_microbatches) /
+                                       static_cast<double>(group.microbatches));
+    }
+    view.set_tokens_per_second(Rate(group.pace));
+    view.set_reserved_bytes(group.reserved_bytes);
+    view.set_bound_microbatches(group.bound_microbatches);
+    view.set_planning_seconds(static_cast<double>(group.planning_us) / 1e6);
+    view.set_planning_hidden_seconds(static_cast<double>(group.planning_hidden_us) / 1e6);
+    view.mutable_packings()->insert(group.packings.begin(), group.packings.end());
+  }
+  return status;
+}
+
+v1::ListWorkersResponse Core::State::ViewWorkers() const {
+  v1::ListWorkersResponse response;
+  for (const auto& [name, worker] : workers_) {
+    v1::Worker& view = *response.add_workers();
+    const auto found = groups_.find(worker.group);
+    const GroupState* group = found == groups_.end() ? nullptr : &found->second;
+    view.set_name(name);
+    view.set_state(worker.connection == 0                             ? v1::Worker::LOST
+                   : !group                                           ? v1::Worker::IDLE
+                   : group->phase == GroupState::Phase::kForming      ? v1::Worker::FORMING
+                   : group->members.empty() && group->windows.empty() ? v1::Worker::IDLE
+                                                                      : v1::Worker::BUSY);
+    view.set_device(worker.hello.device());
+    view.set_device_name(worker.hello.device_name());
+    view.set_memory_bytes(worker.hello.memory_bytes());
+    view.set_threads(worker.hello.threads());
+    view.set_group(worker.group);
+    view.set_pid(worker.hello.pid());
+    view.set_version(worker.hello.version());
+    view.set_numerics_id(worker.hello.numerics_id());
+    view.mutable_connect_time()->set_seconds(worker.connect_wall_us / 1'000'000);
+    view.mutable_connect_time()->set_nanos(
+        static_cast<int32_t>(worker.connect_wall_us % 1'000'000) * 1000);
+    view.set_restarts(worker.restarts);
+    view.set_lies(worker.lies);
+    view.set_resting(WhyRests(worker));
+  }
+  return response;
+}
+
+}  // namespace lorad::server

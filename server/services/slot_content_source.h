@@ -1,0 +1,29 @@
+// FetchSlotContent: what a slot starts from, on its way to the worker.
+#pragma once
+
+#include <memory>
+
+#include "lorad/worker/v1/worker.pb.h"
+#include "server/services/backend.h"
+#include "server/services/file_sender.h"
+#include "storage/shard_reader.h"
+
+namespace lorad::server {
+
+// Only what a connected worker was told to load (WorkerEpochs), and only from the data directory.
+class SlotContentSource final : public Source<worker::v1::Chunk> {
+ public:
+  // `backend` must outlive it.
+  SlotContentSource(Backend& backend, worker::v1::FetchSlotContentRequest request);
+
+  absl::StatusOr<bool> Next(worker::v1::Chunk* chunk) override;
+
+ private:
+  absl::Status Open();
+
+  Backend& backend_;
+  const worker::v1::FetchSlotContentRequest request_;
+  std::unique_ptr<storage::ShardReader> reader_;  // null before the first chunk
+};
+
+}  // namespace lorad::server

@@ -1,0 +1,63 @@
+// Many shapes in the queue, and many who ask and leave, as stories.
+#include "absl/strings/str_cat.h"
+#include "tests/server/core/scenario.h"
+
+namespace lorad::server {
+namespace {
+
+using Job = v1::Job;
+
+TEST_CASE("jobs of more shapes than a decision once looked at do not hide one that fits") {
+  constexpr int kShapes = 1500;
+  WorldOptions options;
+  options.workers = 2;
+  auto world = MakeWorld(options);
+  for (int i = 0; i < kShapes; ++i) {
+    const std::string name = absl::StrCat("long-", i);
+    world->SetLongest(name, (1 << 20) - i);
+    world->AddDataset(name, 4);
+  }
+  Job large = World::NewJob();
+  large.mutable_adapter()->set_rank(512);
+  for (const char* target : {"k_proj", "v_proj", "o_proj"}) {
+    large.mutable_adapter()->add_target_modules(target);
+  }
+  large.mutable_training()->set_max_length(1 << 20);
+  // Nobody knows yet that there is no worker for them: they are let in.
+  std::vector<std::string> jobs;
+  for (int i = 0; i < kShapes; ++i) {
+    large.set_training_dataset(absl::StrCat("long-", i));
+    jobs.push_back(world->Submit(large));
+  }
+  world->Settle();
+  world->ConnectWorkers();
+  const std::string small = world->Submit(World::NewJob());
+  world->RunUntilState(small, Job::SUCCEEDED);
+  for (const std::string& job : jobs) REQUIRE(world->StateOf(job) == Job::QUEUED);
+}
+
+TEST_CASE("who asked for rows to be checked and left: the check ends, unless others wait for it") {
+  auto world = MakeWorld();
+  world->AddDataset("slow", 12);
+  world->SlowChecks("slow", int64_t{3600} * 1'000'000);
+  Job content = World::NewJob();
+  content.set_training_dataset("slow");
+  int answered = 0;
+  const auto count = [&](absl::StatusOr<ReplyValue> reply) {
+    answered += absl::IsCancelled(reply.status()) ? 1 : 0;
+  };
+  CreateJob validate;
+  validate.job = content;
+  validate.validate_only = true;
+  const uint64_t first = world->Ask(validate, count);
+  const uint64_t second = world->Ask(EstimateJob{content}, count);
+  world->Step();
+  world->Ask(GiveUpRequest{first}, [](absl::StatusOr<ReplyValue>) {});
+  world->RunUntil([&] { return answered == 1; });
+  CHECK(world->cancelled_checks() == 0);
+  world->Ask(GiveUpRequest{second}, [](absl::StatusOr<ReplyValue>) {});
+  world->RunUntil([&] { return answered == 2 && world->cancelled_checks() == 1; });
+}
+
+}  // namespace
+}  // namespace lorad::server

@@ -15,7 +15,8 @@ from lorad.worker.v1 import worker_pb2 as wire
 from lorad.worker.v1 import worker_pb2_grpc
 
 CLOSED_SECONDS = 5
-# The group of a worker that does nothing is lost after a multiple of what forming it should take.
+# The group of a worker that does nothing is lost after ten times what that should take, and this floor.
+PATIENCE_FLOOR_SECONDS = 5
 IDLE_LOST_SECONDS = 150
 
 
@@ -227,7 +228,7 @@ def test_a_name_that_is_taken():
 
 def never_answers(state):
     """A worker that gets that far, and from there on only heartbeats; another one is there."""
-    with House(None, "--workers", "none") as house:
+    with House(None, "--workers", "none", "--patience-floor", PATIENCE_FLOOR_SECONDS) as house:
         add_small_model(house)
         add_rows(house, "rows")
         liar, job = start_liar_of(house, state)

@@ -115,6 +115,8 @@ class Pace:
 
     def listen(self):
         for line in self.process.stdout:
+            if not line.endswith("\n"):
+                return  # it was ended in the middle of one
             ms, error = line.rstrip("\n").split(" ", 1)
             if error:
                 self.errors.append(error)

@@ -17,6 +17,7 @@ from lorad.v1 import jobs_pb2, jobs_pb2_grpc
 MODELS_AWAY_SECONDS = 20
 CANCELLED_DATASET_BYTES = 60 << 20
 LARGE_JOBS = 256
+DAMAGED_STEPS = 600
 SMALL_WORKER_BYTES = 24 << 20
 
 
@@ -274,9 +275,9 @@ def test_a_damaged_checkpoint_costs_steps_and_not_a_bit():
         add_small_model(house)
         add_rows(house, "rows")
         house.start_worker("--threads", 1)
-        undisturbed = house.submit(small_job())
+        undisturbed = house.submit(small_job(max_steps=DAMAGED_STEPS))
         house.wait([undisturbed], seconds=60)
-        victim = house.submit(small_job())
+        victim = house.submit(small_job(max_steps=DAMAGED_STEPS))
         until(lambda: house.object("show", victim)["last_checkpoint_step"] >= 10, 60, "a second checkpoint", pause=0.01)
         house.kill()
         house.workers[0].kill()
@@ -291,11 +292,11 @@ def test_a_damaged_checkpoint_costs_steps_and_not_a_bit():
         weights = [(house.adapter(job) / "adapter_model.safetensors").read_bytes() for job in (undisturbed, victim)]
         assert weights[0] == weights[1], "the adapter has other bits"
         steps = [row["step"] for row in house.objects("metrics", victim)]
-        assert steps == list(range(1, 41)), f"rows of steps {steps}"
+        assert steps == list(range(1, DAMAGED_STEPS + 1)), f"rows of steps {steps}"
 
         # What another job starts from is not taken where it is damaged.
-        damage(house.data_dir / "checkpoints" / undisturbed / "40" / "adapter_model.safetensors")
-        heir = house.submit({**small_job(max_steps=3), "adapter": {"rank": 4, "init_from": f"{undisturbed}/40"}})
+        damage(house.data_dir / "checkpoints" / undisturbed / str(DAMAGED_STEPS) / "adapter_model.safetensors")
+        heir = house.submit({**small_job(max_steps=3), "adapter": {"rank": 4, "init_from": f"{undisturbed}/{DAMAGED_STEPS}"}})
         (heir,) = house.wait([heir], state="FAILED", seconds=60)
         assert heir["error"]["reason"] == "CHECKPOINT_CORRUPT", heir["error"]
     house.clear()

@@ -121,8 +121,11 @@ void Site::Do(int i, worker::Effect effect) {
                  },
                  [&](worker::Upload& upload) { Upload(i, upload); },
                  [&](worker::CancelCalls&) {
-                   for (const auto& [upload, job] : std::map(process.uploads)) {
-                     EndUpload(i, upload, absl::CancelledError("given up"));
+                   for (const auto& [upload, job] : process.uploads) {
+                     Later([this, i, life = process.life, upload = upload] {
+                       if (workers_[i].life != life) return;
+                       EndUpload(i, upload, absl::CancelledError("given up"));
+                     });
                    }
                  },
                  [&](worker::ReadMemory&) {

@@ -191,7 +191,7 @@ Tally Play(const History& history) {
     site.At(last_us, [&stage, &happening] { Happen(stage, happening); });
   }
   site.Sleep(std::max<int64_t>(last_us - site.now_us(), 0));
-  site.Sleep(Site::kStopPatienceUs);  // whoever is to be stopped has been
+  site.Sleep(Site::kStopPatienceUs + kSecondUs);  // whoever is to be stopped has been
   Calm(stage);
   site.RunUntil([&] { return AllHaveEnded(stage); }, kEventsToEndMax);
   WaitForJobs(site);

@@ -103,8 +103,10 @@ void WorkerProcess::Do(worker::Effect effect) {
                  [&](worker::Say& say) { Say(std::move(say.message)); },
                  [&](worker::Upload& upload) { Upload(upload); },
                  [&](worker::CancelCalls&) {
-                   for (const auto& [upload, tried] : std::map(uploads_)) {
-                     EndTry(upload, tried.number, absl::CancelledError("given up"));
+                   for (const auto& [upload, tried] : uploads_) {
+                     clock_.Later(IfAlive([this, upload = upload, number = tried.number] {
+                       EndTry(upload, number, absl::CancelledError("given up"));
+                     }));
                    }
                  },
                  [&](worker::ReadMemory&) {

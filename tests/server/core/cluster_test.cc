@@ -103,11 +103,7 @@ TEST_CASE("peaks that heartbeats tell of are fitted, one a group") {
   options.core.group_idle_ms = 3 * options.core.heartbeat_ms;
   auto world = MakeWorld(options);
   world->StartWorkers();
-  const auto peaks = [&] {
-    return std::ranges::count_if(world->notes(), [](const std::string& note) {
-      return note.find(": its worker's peak was ") != std::string::npos;
-    });
-  };
+  const auto peaks = [&] { return CountNotes(*world, ": its worker's peak was "); };
   for (int64_t i = 1; i <= 6; ++i) {
     const std::string job = SubmitLong(*world);
     world->RunUntilState(job, Job::RUNNING);

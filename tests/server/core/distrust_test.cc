@@ -77,9 +77,7 @@ TEST_CASE("it rests for a second, then for twice as long each time, for a minute
   world->Sleep(3600 * kSecond);
   world->worker(0).Lie(ALie());
   world->Settle();
-  CHECK(std::ranges::count_if(world->notes(), [](const std::string& note) {
-          return note.find("rests for 1000 ms") != std::string::npos;
-        }) == 2);
+  CHECK(CountNotes(*world, "rests for 1000 ms") == 2);
 }
 
 TEST_CASE("while it rests, another worker does the work") {

@@ -48,11 +48,7 @@ TEST_CASE("only who was alone, and often enough, is to blame") {
 
 // ---- stories ----
 
-int64_t Losses(World& world) {
-  return std::ranges::count_if(world.notes(), [](const std::string& note) {
-    return note.find("is gone: killed by signal 9") != std::string::npos;
-  });
-}
+int64_t Losses(World& world) { return CountNotes(world, "is gone: killed by signal 9"); }
 
 Job LongJob() {
   Job job = World::NewJob();

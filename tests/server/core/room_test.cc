@@ -28,10 +28,6 @@ WorldOptions ShortOfMemory(int rank = 8) {
 }
 constexpr int kLarge = 128;  // rank
 
-int64_t CountNotes(World& world, const std::string& part) {
-  return std::ranges::count_if(
-      world.notes(), [&](const std::string& note) { return note.find(part) != std::string::npos; });
-}
 const char kAnew[] = "formed anew with shorter microbatches to make room";
 
 v1::ClusterStatus Cluster(World& world) {

@@ -1,6 +1,7 @@
 // What the scenarios share.
 #pragma once
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <string>
 #include <utility>
@@ -50,6 +51,12 @@ inline bool HasEvent(World& world, const std::string& job, const std::string& re
     if (event.reason() == reason) return true;
   }
   return false;
+}
+
+// Of all starts of the coordinator.
+inline int64_t CountNotes(World& world, const std::string& part) {
+  return std::ranges::count_if(
+      world.notes(), [&](const std::string& note) { return note.find(part) != std::string::npos; });
 }
 
 }  // namespace lorad::server

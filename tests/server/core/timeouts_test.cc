@@ -11,11 +11,6 @@ using Job = v1::Job;
 
 constexpr int64_t kSecond = 1'000'000;
 
-int64_t CountNotes(World& world, const std::string& part) {
-  return std::ranges::count_if(
-      world.notes(), [&](const std::string& note) { return note.find(part) != std::string::npos; });
-}
-
 v1::Worker WorkerOf(World& world) {
   return world.Get<v1::ListWorkersResponse>(v1::ListWorkersRequest()).workers(0);
 }

@@ -78,6 +78,18 @@ TEST_CASE("every lie closes its worker, once, and fails no job") {
   }
 }
 
+TEST_CASE("a worker that tells the same lie again and again fails no job") {
+  for (int lie = 0; lie < CountLies(); ++lie) {
+    Liar liar;
+    Mischief& mischief = liar.site.worker(0).mischief();
+    mischief.lie = lie;
+    mischief.lies = 2 * Liar::Options().core.losses_without_progress_max;
+    INFO(NameOfLie(lie));
+    liar.Run();
+    CHECK(mischief.lies_told() > 0);
+  }
+}
+
 TEST_CASE("a shard that was not asked for is refused, and its job's checkpoint comes after all") {
   for (int lie = 0; lie < CountShardLies(); ++lie) {
     Liar liar;

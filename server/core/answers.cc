@@ -50,14 +50,14 @@ void Core::State::KeepRequest(const char* kind, const RequestId& id, const std::
   // Of two uploads under one id, the one that was there first counts.
   if (id.id.empty() || requests_.Find(key)) return;
   for (const auto& [changed, record] :
-       requests_.Keep(key, id.content, name, made.SerializeAsString(), wall_us_)) {
+       requests_.Keep(key, id.content, name, made.SerializeAsString(), SteadyWallUs())) {
     Put(storage::PutRecord(kRequestKind, changed, record.SerializeAsString()));
   }
   PruneRequests();
 }
 
 void Core::State::PruneRequests() {
-  for (const std::string& key : requests_.Prune(wall_us_)) {
+  for (const std::string& key : requests_.Prune(SteadyWallUs())) {
     Put(storage::DeleteRecord(kRequestKind, key));
   }
 }

@@ -58,6 +58,7 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
   PendingCommit& commit = commits_[number];
   commit.requests.push_back(request);
   commit.job = header.job();
+  commit.epoch = header.epoch();
   commit.step = header.step();
   commit.tokens = tokens->second;
   commit.path = absl::StrCat("checkpoints/", header.job(), "/", header.step());
@@ -144,10 +145,11 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
                              : Unavailable("CHECKPOINT_NOT_WRITTEN", std::string(status.message()),
                                            kRetryMs));
     }
-    if (hopeless && job && IsPlaced(job->state())) {
-      GroupState* group = GroupOf(*job);
-      FailJob(*job, v1::JobError::SERVER, "CHECKPOINT_INVALID", std::string(status.message()));
-      Leave(group, commit.job);
+    GroupState* group = hopeless && job && IsPlaced(job->state()) ? GroupOf(*job) : nullptr;
+    if (group && group->epoch == commit.epoch) {
+      CloseLiar(workers_.at(group->worker),
+                absl::StrCat("a checkpoint of job '", commit.job, "' at step ", commit.step,
+                             " that is none: ", std::string(status.message())));
     }
     return;
   }

@@ -181,7 +181,9 @@ absl::Status Core::State::SumUpRows(records::JobRecord& record, v1::JobError* er
 
 absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* error) const {
   if (absl::Status status = SumUpRows(record, error); !status.ok()) return status;
-  if (LargestWorker() == nullptr) return absl::OkStatus();
+  // After a restart the largest may not be back yet: then the job waits in the queue and says why.
+  const bool all_back = starts_ == 1 || now_us_ - start_us_ >= options_.lease_ms * 1000;
+  if (!all_back || LargestWorker() == nullptr) return absl::OkStatus();
   const LoneGroup alone = GroupAlone(record.job(), record.longest_tokens());
   if (planner::Fits(alone.total(), alone.budget_bytes)) return absl::OkStatus();
   error->set_reason("MEMORY_NEVER_FITS");

@@ -150,7 +150,7 @@ void Core::State::LoadMetrics(const StoredState& stored) {
 }
 
 std::vector<Effect> Core::State::Recover(Moment now) {
-  now_us_ = now.steady_us;
+  now_us_ = start_us_ = now.steady_us;
   wall_us_ = start_wall_us_ = now.wall_us;
   Put(storage::PutRecord(kMetaKind, kStartsKey, absl::StrCat(starts_)));
   PruneRequests();

@@ -284,6 +284,9 @@ class Core::State {
   void KeepRequest(const char* kind, const RequestId& id, const std::string& name,
                    const google::protobuf::Message& made);
   void PruneRequests();
+  // The wall's clock as it was at the start, and what has gone by since then: ages are not told by
+  // a clock that jumps.
+  int64_t SteadyWallUs() const { return start_wall_us_ + (now_us_ - start_us_); }
 
   // ---- resources.cc ----
   void On(uint64_t request, const RegisterModel& content);
@@ -503,6 +506,7 @@ class Core::State {
   struct PendingCommit {
     std::vector<uint64_t> requests;
     std::string job;
+    int64_t epoch = 0;  // of the group that it is from
     int64_t step = 0;
     int64_t tokens = 0;  // of the job, at that step
     std::string path;
@@ -529,6 +533,7 @@ class Core::State {
   // Of the event that is being applied (events.h, Moment).
   int64_t now_us_ = 0;
   int64_t wall_us_ = 0;
+  int64_t start_us_ = 0;
   int64_t start_wall_us_ = 0;
 
   std::map<std::string, ModelState> models_;

@@ -180,6 +180,19 @@ TEST_CASE("a job that can never fit is refused where workers are known, and fail
   CHECK(world->Job(job).error().reason() == "MEMORY_NEVER_FITS");
 }
 
+TEST_CASE("after a restart no job is judged by the workers that came back first") {
+  auto world = MakeWorld();
+  const std::string job = world->Submit(World::NewJob());
+  world->SlowChecks("train", 1'000'000);
+  world->CrashCoordinator();
+  worker::v1::Hello small = HelloOf("small");
+  small.set_memory_bytes(1);
+  world->Connect(small);
+  world->RunUntilState(job, Job::QUEUED);
+  world->StartWorkers();
+  world->RunUntilState(job, Job::SUCCEEDED);
+}
+
 TEST_CASE("validate_only stores nothing and waits for the rows") {
   auto world = MakeWorld();
   CreateJob request;

@@ -35,6 +35,14 @@ TEST_CASE("an old request_id is forgotten at a start") {
   CHECK(world->Submit(World::NewJob(), "r1") != job);
 }
 
+TEST_CASE("a clock that jumps while the coordinator runs forgets no request_id") {
+  auto world = MakeWorld();
+  const std::string job = world->Submit(World::NewJob(), "r1");
+  world->SetWallClock(int64_t{400} * 24 * 3600 * 1'000'000);
+  world->Submit(World::NewJob(), "r2");
+  CHECK(world->Submit(World::NewJob(), "r1") == job);
+}
+
 TEST_CASE("a dataset's path never comes again, whatever the wall's clock says") {
   auto world = MakeWorld();
   std::set<std::string> seen;

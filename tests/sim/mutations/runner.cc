@@ -24,7 +24,7 @@ bool ReachMutation();
 
 namespace {
 
-constexpr int kSecondsOfSeed = 60;  // of the processor; one takes a fraction of a second
+constexpr int kSecondsOfSeed = 20;  // of the processor; one takes a fraction of a second
 
 // Of the child that runs the histories, for the parent that outlives it.
 struct Progress {

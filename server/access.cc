@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
@@ -17,6 +18,7 @@ namespace fs = std::filesystem;
 
 void SetUpProcess() {
   umask(077);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file over the user's limit is an error of its write
   rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;

@@ -12,7 +12,8 @@
 namespace lorad::server {
 
 // Files that this process and its children make are their user's alone (umask 077), and it may
-// have as many descriptors open as its hard limit says. Before any other thread runs.
+// have as many descriptors open as its hard limit says. A limit on the size of files ends no
+// process of ours. Before any other thread runs.
 void SetUpProcess();
 
 // PERMISSION_DENIED (DATA_DIR_NOT_OURS) where the directory is there and is not this user's.

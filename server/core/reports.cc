@@ -158,6 +158,11 @@ void Core::State::OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& 
   if (!group.members.contains(failed.job())) return;
   const std::string message = Quotable(failed.message(), kMessageTextMax);
   JobState* job = FindJob(failed.job());
+  if (job && failed.reason() == kCheckpointCorrupt && job->job().last_checkpoint_step() == 0 &&
+      job->job().adapter().init_from().empty()) {
+    return CloseLiar(WorkerOf(group), absl::StrCat("a damaged checkpoint of job '", job->name(),
+                                                   "', which has none"));
+  }
   if (failed.reason() == kMemoryTaken) {
     RestForMemory(WorkerOf(group), message);
     if (job && job->state() == v1::Job::PREPARING) Transition(*job, v1::Job::QUEUED, message);

@@ -33,6 +33,8 @@ class DatasetIntake final : public Intake<v1::CreateDatasetRequest> {
     if (!upload_) {
       if (absl::Status status = Open(); !status.ok()) return status;
     }
+    // It may be what makes the room low.
+    if (absl::Status status = backend_.driver.Writable(); !status.ok()) return status;
     if (absl::Status status = upload_->Append(message.chunk()); !status.ok()) return status;
     return scanner_.Add(message.chunk());
   }

@@ -7,6 +7,11 @@
 #include "server/validation/limits.h"
 
 namespace lorad::server {
+namespace {
+
+constexpr int64_t kRetryMs = 1000;
+
+}  // namespace
 
 Upload::Upload(storage::Files& files, std::string path, std::string what, int64_t bytes_max,
                std::unique_ptr<storage::WritableFile> file)
@@ -43,10 +48,13 @@ Upload::~Upload() {
 }
 
 absl::Status Upload::Explain(const absl::Status& status) const {
-  if (status.code() != absl::StatusCode::kResourceExhausted) return status;
-  return Error(status.code(), "DISK_FULL",
-               absl::StrCat("the ", what_, " could not be stored, and nothing was kept of it: ",
-                            std::string(status.message())));
+  if (status.ok()) return status;
+  const std::string message = absl::StrCat(
+      "the ", what_,
+      " could not be stored, and nothing was kept of it: ", std::string(status.message()));
+  if (absl::IsResourceExhausted(status)) return Error(status.code(), "DISK_FULL", message);
+  // Whatever the disk says, it is not the sender's doing, and may be mended.
+  return Unavailable("UPLOAD_NOT_WRITTEN", message, kRetryMs);
 }
 
 absl::Status Upload::Append(const std::string& bytes) {

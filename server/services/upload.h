@@ -24,7 +24,8 @@ class Upload {
   ~Upload();
 
   // RESOURCE_EXHAUSTED: DISK_FULL, or UPLOAD_TOO_LARGE over `bytes_max`. INVALID_ARGUMENT
-  // (CHUNK_TOO_LARGE) for a piece over 1 MiB.
+  // (CHUNK_TOO_LARGE) for a piece over 1 MiB. UNAVAILABLE (UPLOAD_NOT_WRITTEN) for what else the
+  // disk says.
   absl::Status Append(const std::string& bytes);
 
   // Makes it durable and closes it. `size_expected` and `sha256_expected` are compared where given

@@ -100,5 +100,23 @@ TEST_CASE("while it rests, another worker does the work") {
   world->CheckInvariants();
 }
 
+TEST_CASE("a checkpoint that a job has not got cannot be damaged") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  world->Settle();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntil([&] { return !world->plans().empty() && !world->plans().back().loads.empty(); });
+  world->worker(0).Hang(true);
+  world->Settle();
+  worker::v1::WorkerMessage lie;
+  worker::v1::SlotFailed& failed = *lie.mutable_report()->mutable_slot_failed();
+  failed.set_job(job);
+  failed.set_reason("CHECKPOINT_CORRUPT");
+  world->worker(0).Lie(lie);
+  world->RunUntil([&] { return HasEvent(*world, job, "WORKER_LIED"); });
+  world->worker(0).Hang(false);
+  world->RunUntilState(job, Job::SUCCEEDED);
+}
+
 }  // namespace
 }  // namespace lorad::server

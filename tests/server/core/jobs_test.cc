@@ -185,8 +185,9 @@ TEST_CASE("after a restart no job is judged by the workers that came back first"
   const std::string job = world->Submit(World::NewJob());
   world->SlowChecks("train", 1'000'000);
   world->CrashCoordinator();
-  worker::v1::Hello small = HelloOf("small");
-  small.set_memory_bytes(1);
+  worker::v1::Hello small = world->worker(0).hello();
+  small.set_worker("small");
+  small.set_memory_bytes(1 << 20);
   world->Connect(small);
   world->RunUntilState(job, Job::QUEUED);
   world->StartWorkers();

@@ -21,7 +21,8 @@ TEST_CASE("failures by kind: what nobody is sure of passes") {
     FailureKind kind;
   };
   for (const Row& row :
-       {Row{"NOT_FINITE", FailureKind::kUser}, Row{"MODEL_CHANGED", FailureKind::kUser},
+       {Row{"NOT_FINITE", FailureKind::kUser}, Row{"MODEL_UNSUPPORTED", FailureKind::kUser},
+        Row{"MODEL_CHANGED", FailureKind::kPassing}, Row{"DATASET_CHANGED", FailureKind::kPassing},
         Row{"MODEL_NOT_FOUND", FailureKind::kPassing}, Row{"DISK_FULL", FailureKind::kPassing},
         Row{"WHAT_NOBODY_KNOWS", FailureKind::kPassing},
         Row{"CHECKPOINT_INVALID", FailureKind::kServer},
@@ -124,8 +125,8 @@ TEST_CASE("what does not pass fails the one job, by its kind") {
     const char* reason;
     v1::JobError::Category category;
   };
-  for (const Row& row :
-       {Row{"MODEL_CHANGED", v1::JobError::USER}, Row{"DATASET_CHANGED", v1::JobError::SERVER}}) {
+  for (const Row& row : {Row{"MODEL_UNSUPPORTED", v1::JobError::USER},
+                         Row{"CONTENT_INVALID", v1::JobError::SERVER}}) {
     CAPTURE(row.reason);
     auto world = MakeWorld();
     world->AddDataset("other", 12);
@@ -160,7 +161,7 @@ TEST_CASE("who only asks is told to ask again where the failure passes") {
     CHECK(Reason(status) == "DISK_FULL");
     CHECK(status.GetPayload("type.googleapis.com/google.rpc.RetryInfo").has_value());
   }
-  world->FailChecks("train", Because("MODEL_CHANGED", "it is another"));
+  world->FailChecks("train", Because("MODEL_UNSUPPORTED", "it is another"));
   CHECK(absl::IsFailedPrecondition(world->Call(validate).status()));
   world->FailChecks("train", absl::OkStatus());
   CHECK(world->Get<Job>(validate).total_steps() == 6);

@@ -42,12 +42,12 @@ TEST_CASE("a group whose model has changed fails its jobs; what is told of it is
   const std::string job = world->Submit(World::NewJob());
   world->RunUntilState(job, Job::PREPARING);
   world->Settle();
-  world->worker(0).Lie(GroupFailed("MODEL_CHANGED", std::string(1 << 20, '\xfe')));
+  world->worker(0).Lie(GroupFailed("MODEL_UNSUPPORTED", std::string(1 << 20, '\xfe')));
   world->RunUntilState(job, Job::FAILED);
   CHECK(world->Job(job).error().category() == v1::JobError::USER);
   CHECK(world->Job(job).error().message().size() <= 2000);
   world->CrashCoordinator();  // which reads all of it again
-  CHECK(world->Job(job).error().reason() == "MODEL_CHANGED");
+  CHECK(world->Job(job).error().reason() == "MODEL_UNSUPPORTED");
 }
 
 TEST_CASE(

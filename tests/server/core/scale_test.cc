@@ -85,7 +85,7 @@ TEST_CASE("a page looks at a bounded number of jobs, and all pages together find
   };
   int pages = 0;
   CHECK(all("display_name = first", &pages) == std::vector{first});
-  CHECK(pages == 5);  // 1,000 records are read for one
+  CHECK(pages == 10);  // 500 records are read for one
   // A state is known without a record.
   CHECK(all("state = QUEUED", &pages) == std::vector{last});
   CHECK(pages == 1);

@@ -4,15 +4,12 @@
 #include <grpcpp/support/status.h>
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 
 namespace lorad::worker {
 
-// The two count their codes alike.
-inline absl::Status FromRpc(const grpc::Status& status) {
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
-                      absl::string_view(status.error_message()));
-}
+// A call's end as an absl::Status, for decisions by its code and for the log: its message begins
+// with the reason where the coordinator gave one, and ends with the fields that are wrong.
+absl::Status FromRpc(const grpc::Status& status);
 
 }  // namespace lorad::worker
 

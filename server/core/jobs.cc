@@ -15,8 +15,8 @@ namespace {
 
 constexpr int64_t kLiveJobsMax = 100'000;
 constexpr int kIdCharacters = 8;
-// A turn that lists jobs looks at so many at the most, lest others wait for it: some 1,000 whose
-// record must be read, or 16,000 whose state says that they do not match. A few milliseconds.
+// A turn that lists jobs passes over so many at the most, lest others wait for it: 500 whose record
+// must be read, or 8,000 whose state says that they do not match. A few milliseconds.
 constexpr int64_t kListWorkMax = 8'000;
 constexpr int64_t kReadWork = 16;
 
@@ -211,8 +211,8 @@ void Core::State::On(uint64_t request, const v1::ListJobsRequest& content) {
   int64_t work = 0;
   records::JobRecord space;  // one for all: its strings keep their room
   for (auto entry = std::make_reverse_iterator(end); entry != by_order_.rend(); ++entry) {
+    if (work >= kListWorkMax) break;
     const bool may_match = filter->MayMatch(entry->second.state());
-    if ((work += may_match ? kReadWork : 1) > kListWorkMax) break;
     const v1::Job* job = may_match ? &RecordOf(entry->second, &space).job() : nullptr;
     if (job && filter->Matches(*job)) {
       if (response.jobs_size() == page_size) break;
@@ -223,6 +223,8 @@ void Core::State::On(uint64_t request, const v1::ListJobsRequest& content) {
       } else {
         response.add_jobs()->Swap(space.mutable_job());
       }
+    } else {
+      work += may_match ? kReadWork : 1;
     }
     last = entry->first;
   }

@@ -3,20 +3,10 @@
 #include <optional>
 
 #include "server/core/model_shape.h"
+#include "server/core/pace.h"
 #include "server/core/state.h"
 
 namespace lorad::server {
-namespace {
-
-double Rate(const std::deque<std::pair<int64_t, int64_t>>& pace) {
-  if (pace.size() < 2) return 0;
-  int64_t tokens = 0;
-  for (size_t i = 1; i < pace.size(); ++i) tokens += pace[i].second;
-  const int64_t us = pace.back().first - pace.front().first;
-  return us > 0 ? static_cast<double>(tokens) * 1e6 / static_cast<double>(us) : 0;
-}
-
-}  // namespace
 
 void Core::State::On(uint64_t request, const v1::GetClusterRequest&) {
   Answer(request, ViewCluster());

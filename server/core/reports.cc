@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/core/pace.h"
 #include "server/core/report_checks.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
@@ -29,20 +30,6 @@ constexpr size_t kPaceMicrobatches = 64;
 
 bool SameBits(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
-}
-
-void Keep(std::deque<std::pair<int64_t, int64_t>>& pace, int64_t time_us, int64_t tokens,
-          size_t max) {
-  pace.emplace_back(time_us, tokens);
-  if (pace.size() > max) pace.pop_front();
-}
-
-double Rate(const std::deque<std::pair<int64_t, int64_t>>& pace) {
-  if (pace.size() < 2) return 0;
-  int64_t tokens = 0;
-  for (size_t i = 1; i < pace.size(); ++i) tokens += pace[i].second;
-  const int64_t us = pace.back().first - pace.front().first;
-  return us > 0 ? static_cast<double>(tokens) * 1e6 / static_cast<double>(us) : 0;
 }
 
 }  // namespace

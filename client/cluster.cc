@@ -50,8 +50,8 @@ absl::Status Show(Session& session) {
     table.Add({absl::StrCat("jobs ", state), absl::StrCat(count)});
   }
   if (cluster.lost_files() > 0) {
-    table.Add({"lost files", absl::StrCat(cluster.lost_files(), ", ",
-                                          BytesText(cluster.lost_bytes()), " in lost/")});
+    table.Add({"lost", absl::StrCat(cluster.lost_files(), " files and folders, ",
+                                    BytesText(cluster.lost_bytes()), ", in lost/")});
   }
   table.Print(std::cout);
   if (cluster.groups_size() > 0) {

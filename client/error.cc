@@ -4,6 +4,7 @@
 
 #include <cassert>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -47,8 +48,13 @@ Details ReadDetails(const grpc::Status& status) {
   return details;
 }
 
+// A name that somebody gave may hold what a terminal would obey.
 std::string OneLine(absl::string_view text) {
-  return absl::StrReplaceAll(text, {{"\r", ""}, {"\n", " "}});
+  std::string line = absl::StrReplaceAll(text, {{"\r", ""}, {"\n", " "}});
+  for (char& c : line) {
+    if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) c = '?';
+  }
+  return line;
 }
 
 }  // namespace
@@ -89,7 +95,7 @@ void PrintError(const absl::Status& status, std::ostream& out) {
   const auto violations = status.GetPayload(kViolations);
   if (!violations.has_value()) return;
   for (absl::string_view line : absl::StrSplit(std::string(*violations), '\n')) {
-    out << "  " << line << "\n";
+    out << "  " << OneLine(line) << "\n";
   }
 }
 

@@ -1,8 +1,13 @@
 // lora: the command line of lorad.
 
+#include <google/protobuf/stubs/logging.h>
+
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
 
+#include "client/address.h"
 #include "client/error.h"
 #include "client/session.h"
 
@@ -10,10 +15,28 @@ namespace {
 
 constexpr char kVersion[] = "0.1.0";
 
+std::string Quoted(const std::string& text, nlohmann::json::error_handler_t otherwise) {
+  return nlohmann::json(text).dump(-1, ' ', false, otherwise);
+}
+
+// A call with text that is not UTF-8 is refused by gRPC itself, which does not say why.
+absl::Status SayWhatIsNoText(absl::Status status, int argc, char** argv) {
+  using Otherwise = nlohmann::json::error_handler_t;
+  if (!absl::IsUnimplemented(status) && !absl::IsInvalidArgument(status)) return status;
+  for (int i = 1; i < argc; ++i) {
+    const std::string quoted = Quoted(argv[i], Otherwise::replace);
+    if (quoted == Quoted(argv[i], Otherwise::ignore)) continue;
+    return lorad::client::Error("INVALID_ARGUMENT",
+                                "all text must be UTF-8, and this argument is not: " + quoted);
+  }
+  return status;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   namespace client = lorad::client;
+  google::protobuf::SetLogHandler(nullptr);  // what is wrong is said by us
   client::Session session;
   CLI::App app(
       "lora: fine-tunes LoRA adapters by a lorad daemon.\n"
@@ -21,6 +44,7 @@ int main(int argc, char** argv) {
       "lora");
   app.add_option("--server", session.server, "HOST:PORT of the daemon")
       ->envname("LORAD_SERVER")
+      ->check(client::CheckAddress)
       ->capture_default_str();
   app.add_flag("--json", session.json, "Print proto3 JSON, one object a line");
   app.set_version_flag("--version", kVersion, "Print the version and exit");
@@ -47,7 +71,7 @@ int main(int argc, char** argv) {
     std::cerr << "error: USAGE: a command is missing; see `lora --help`\n";
     return 2;
   }
-  const absl::Status status = session.action();
+  const absl::Status status = SayWhatIsNoText(session.action(), argc, argv);
   std::cout.flush();
   if (status.ok() && std::cout.good()) return 0;
   client::PrintError(

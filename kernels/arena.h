@@ -1,22 +1,18 @@
 // Memory planned by the code that uses it: the same function runs twice, first over a counting
 // arena (which hands out null pointers and adds up), then over a real one of exactly that size. So
 // the estimate, the admission test and the allocation are one number.
-#ifndef LORAD_KERNELS_ARENA_H_
-#define LORAD_KERNELS_ARENA_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
 
 #include "kernels/tensor.h"
+#include "sizes/layout.h"
 
 namespace lorad::kernels {
 
-// Every allocation begins at a multiple of this and its size counts rounded up to it.
-inline constexpr int64_t kArenaAlignment = 64;
-
-constexpr int64_t ArenaBytes(int64_t bytes) {
-  return (bytes + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
-}
+using sizes::ArenaBytes;
+using sizes::kArenaAlignment;
 
 // Hands out memory front to back; frees nothing but what Rewind takes back. Not thread-safe.
 class Arena {
@@ -61,5 +57,3 @@ class Arena {
 };
 
 }  // namespace lorad::kernels
-
-#endif  // LORAD_KERNELS_ARENA_H_

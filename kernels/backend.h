@@ -18,8 +18,7 @@
 //
 // A Backend holds no model: frozen weights are Linear handles, adapters an AdapterTable, a
 // microbatch a Batch.
-#ifndef LORAD_KERNELS_BACKEND_H_
-#define LORAD_KERNELS_BACKEND_H_
+#pragma once
 
 #include <cassert>
 #include <cstdint>
@@ -212,7 +211,7 @@ class Backend {
   //   S = s (D * x) A^T,   y = residual + x W^T + bias,   y[:, o] += S B^T.
   // x [T, K]; y [T, O] out; residual [T, O] or empty (then absent), may alias y.
   // saved [T, LoraSavedColumns] of the activation type, or empty: room for S, for the backward.
-  // Hu et al. 2021 (arXiv 2106.09685), section 4.1; many adapters at once: ENGINE.md.
+  // Hu et al. 2021 (arXiv 2106.09685), section 4.1; many adapters at once: docs/kernels.md.
   virtual void LoraLinear(const Batch& batch, const Linear& linear, const AdapterTable& table,
                           int32_t group, const TensorView& x, const TensorView& residual,
                           const TensorView& y, const TensorView& saved) = 0;
@@ -313,5 +312,3 @@ class Backend {
 };
 
 }  // namespace lorad::kernels
-
-#endif  // LORAD_KERNELS_BACKEND_H_

@@ -1,18 +1,21 @@
 // What varies from microbatch to microbatch, from slot to slot, from step to step: the plain
 // descriptions from which a backend makes its tables.
-#ifndef LORAD_KERNELS_BATCH_H_
-#define LORAD_KERNELS_BATCH_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
 
 #include "kernels/tensor.h"
+#include "sizes/batch.h"
 
 namespace lorad::kernels {
 
-// Sums over tokens are formed per chunk: at most this many tokens, counted from their sequence's
-// own first token.
-inline constexpr int64_t kChunkTokens = 256;
+// sizes/ has what memory is planned by as well.
+using sizes::kChunkTokens;
+using sizes::kRankAlignment;
+using sizes::Limits;
+using sizes::LoraSavedColumns;
+using sizes::PaddedRank;
 
 // Positions, features and ids that fit the dropout counter (docs/determinism.md has its layout).
 inline constexpr int64_t kLayersMax = 1024;
@@ -58,19 +61,6 @@ struct BatchDescription {
   std::span<const Segment> segments;
   std::span<const LossRow> loss_rows;  // [n]
 };
-
-// Ranks in copies are padded with zeros to a multiple of this, so that a slot's place among others
-// cannot change how products are summed.
-inline constexpr int64_t kRankAlignment = 16;
-
-constexpr int64_t PaddedRank(int64_t rank) {
-  return (rank + kRankAlignment - 1) / kRankAlignment * kRankAlignment;
-}
-
-// Columns of what a linear group's forward leaves for its backward, at most.
-constexpr int64_t LoraSavedColumns(int64_t targets, int64_t rank_max) {
-  return targets * PaddedRank(rank_max);
-}
 
 // One LoRA target of a linear group: rows [first_output, first_output + outputs) of the group's
 // weight. The tensors belong to the caller and lie in device memory until the slot is cleared.
@@ -129,21 +119,4 @@ struct AttentionShape {
   float scale = 0;        // of q k^T, 1 / sqrt(D) as a rule
 };
 
-// The largest that will be asked of a backend between two ReserveWorkspace calls.
-struct Limits {
-  int64_t tokens = 0;            // T
-  int64_t longest_segment = 0;   // rows
-  int64_t features = 0;          // K or O of any linear group but the head
-  int64_t hidden = 0;            // H
-  int64_t vocabulary = 0;        // V
-  int64_t rank = 0;              // R of any target
-  int64_t slots = 0;             // parties: a slot that trains and is evaluated counts as two
-  int64_t targets_in_group = 0;  // LoRA targets of one linear group, 3 for q,k,v
-  int64_t heads = 0;             // N
-  int64_t kv_heads = 0;          // G
-  int64_t head_size = 0;         // D
-};
-
 }  // namespace lorad::kernels
-
-#endif  // LORAD_KERNELS_BATCH_H_

@@ -2,8 +2,7 @@
 // as 1, 2, 3"). Everything random in training is a function of a key and a counter, never of state;
 // docs/determinism.md has the layout of both. Plain functions of integers, so that other devices
 // can use this file as it is.
-#ifndef LORAD_KERNELS_PHILOX_H_
-#define LORAD_KERNELS_PHILOX_H_
+#pragma once
 
 #include <cstdint>
 
@@ -62,5 +61,3 @@ LORAD_HOST_DEVICE constexpr uint32_t DropoutThreshold(float p) {
 }
 
 }  // namespace lorad::kernels
-
-#endif  // LORAD_KERNELS_PHILOX_H_

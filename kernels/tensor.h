@@ -6,8 +6,7 @@
 //   D  head size                      V  vocabulary                      R  rank of an adapter
 //   K  input features of a linear     O  its output features             P  positions
 //   n  trained rows of a microbatch (rows whose next token counts in the loss)
-#ifndef LORAD_KERNELS_TENSOR_H_
-#define LORAD_KERNELS_TENSOR_H_
+#pragma once
 
 #include <cassert>
 #include <cstdint>
@@ -70,5 +69,3 @@ inline TensorView HostMatrix(float* data, int64_t rows, int64_t columns) {
 }
 
 }  // namespace lorad::kernels
-
-#endif  // LORAD_KERNELS_TENSOR_H_

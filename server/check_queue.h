@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "server/core/effects.h"
 
 namespace lorad::server {
@@ -41,15 +42,14 @@ class CheckQueue {
   using Place = std::list<Check>::iterator;
   static bool IsLarge(const Check& check);
   // The best that may be taken now, or the end.
-  Place Best();
+  Place Best() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int large_max_;
   std::mutex mutex_;
-  // Guarded by mutex_:
-  std::list<Check> waiting_;  // oldest first
-  std::map<std::string, std::shared_ptr<std::atomic<bool>>> taken_;
-  int large_taken_ = 0;
-  int64_t takes_ = 0;
+  std::list<Check> waiting_ ABSL_GUARDED_BY(mutex_);  // oldest first
+  std::map<std::string, std::shared_ptr<std::atomic<bool>>> taken_ ABSL_GUARDED_BY(mutex_);
+  int large_taken_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t takes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace lorad::server

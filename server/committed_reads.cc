@@ -6,12 +6,14 @@
 #include <map>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/core/job_progress.h"
+#include "server/core/job_states.h"
 #include "server/core/store_kinds.h"
 #include "server/errors/errors.h"
 #include "server/validation/job_filter.h"
@@ -20,6 +22,8 @@
 
 namespace lorad::server {
 namespace {
+
+constexpr int64_t kRetryMs = 500;
 
 template <class Record>
 absl::StatusOr<Record> Parse(const char* kind, std::string_view name, std::string_view bytes) {
@@ -31,10 +35,9 @@ absl::StatusOr<Record> Parse(const char* kind, std::string_view name, std::strin
 
 class Reader {
  public:
-  Reader(storage::JobStore& store, int64_t newest_revision, const std::string& why)
-      : store_(store), newest_revision_(newest_revision), why_(why) {}
+  Reader(storage::JobStore& store, const Uncommitted& beside) : store_(store), beside_(beside) {}
 
-  using Answer = std::optional<absl::StatusOr<ReplyValue>>;
+  using Answer = absl::StatusOr<ReplyValue>;
 
   Answer operator()(const v1::GetJobRequest& request) {
     absl::StatusOr<records::JobRecord> record = Get<records::JobRecord>(kJobKind, request.name());
@@ -70,10 +73,7 @@ class Reader {
   }
   Answer operator()(const v1::ListJobsRequest& request);
   Answer operator()(const SnapshotJobs& request);
-  template <class Other>
-  Answer operator()(const Other&) {
-    return std::nullopt;
-  }
+  Answer operator()(const v1::GetClusterRequest&);
 
  private:
   template <class Record>
@@ -155,13 +155,12 @@ class Reader {
     if (progress != progress_.end() && progress->second.revision() > job.revision()) {
       SetProgress(progress->second, &job);
     }
-    if (job.state() == v1::Job::QUEUED) job.mutable_queue()->set_why(why_);
+    if (job.state() == v1::Job::QUEUED) job.mutable_queue()->set_why(beside_.why);
     return job;
   }
 
   storage::JobStore& store_;
-  const int64_t newest_revision_;
-  const std::string& why_;
+  const Uncommitted& beside_;
   std::map<std::string, v1::Job> progress_;  // the newest of each, by name
 };
 
@@ -187,7 +186,8 @@ Reader::Answer Reader::operator()(const v1::ListJobsRequest& request) {
       page.set_next_page_token(MakePageToken(scope, absl::StrCat(last)));
       break;
     }
-    *page.add_jobs() = record.job();
+    const bool summary = request.view() == v1::ListJobsRequest::SUMMARY;
+    *page.add_jobs() = summary ? SummaryOf(record.job()) : record.job();
     last = record.order();
   }
   return ReplyValue(std::move(page));
@@ -198,8 +198,11 @@ Reader::Answer Reader::operator()(const SnapshotJobs& request) {
   if (!jobs.ok()) return jobs.status();
   std::set<std::string> missing(request.names.begin(), request.names.end());
   JobSnapshot snapshot;
-  snapshot.revision = newest_revision_;
+  snapshot.revision = beside_.newest_revision;
   for (const records::JobRecord& record : *jobs) {
+    if (record.job().revision() > snapshot.revision) {
+      return Unavailable("STORE_CHANGES", "the store is written again: ask again", kRetryMs);
+    }
     const bool wanted = request.names.empty() || missing.erase(record.job().name()) > 0;
     if (wanted && record.job().revision() > request.after) snapshot.jobs.push_back(record.job());
   }
@@ -211,13 +214,32 @@ Reader::Answer Reader::operator()(const SnapshotJobs& request) {
   return ReplyValue(std::move(snapshot));
 }
 
+Reader::Answer Reader::operator()(const v1::GetClusterRequest&) {
+  absl::StatusOr<std::vector<records::JobRecord>> jobs = AllJobs();
+  if (!jobs.ok()) return jobs.status();
+  v1::ClusterStatus cluster = beside_.cluster;
+  auto& counts = *cluster.mutable_jobs_by_state();
+  counts.clear();
+  for (const records::JobRecord& record : *jobs) ++counts[ToText(record.job().state())];
+  return ReplyValue(std::move(cluster));
+}
+
 }  // namespace
 
-std::optional<absl::StatusOr<ReplyValue>> ReadCommitted(storage::JobStore& store,
-                                                        const Request& request,
-                                                        int64_t newest_revision,
-                                                        const std::string& why) {
-  return std::visit(Reader(store, newest_revision, why), request);
+bool IsCommittedRead(const Request& request) {
+  return std::visit(
+      [](const auto& content) { return std::is_invocable_v<Reader&, decltype(content)>; }, request);
+}
+
+absl::StatusOr<ReplyValue> ReadCommitted(storage::JobStore& store, const Request& request,
+                                         const Uncommitted& beside) {
+  Reader reader(store, beside);
+  return std::visit(
+      [&](const auto& content) -> absl::StatusOr<ReplyValue> {
+        if constexpr (std::is_invocable_v<Reader&, decltype(content)>) return reader(content);
+        return absl::InternalError("this is no read");
+      },
+      request);
 }
 
 }  // namespace lorad::server

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "server/core/events.h"
@@ -11,12 +11,20 @@
 
 namespace lorad::server {
 
-// None: the request is no read, or asks for what no store knows (the cluster, workers: Core::Look).
-// A queued job's place is left out, and its `why` is `why`; lists of jobs are whole also where a
-// summary was asked for. `newest_revision` is the newest that watchers were told. Any thread.
-std::optional<absl::StatusOr<ReplyValue>> ReadCommitted(storage::JobStore& store,
-                                                        const Request& request,
-                                                        int64_t newest_revision,
-                                                        const std::string& why);
+// What the store does not know.
+struct Uncommitted {
+  int64_t newest_revision = 0;  // that watchers were told
+  std::string why;              // queued jobs wait; their place is left out
+  v1::ClusterStatus cluster;    // for GetCluster, which counts jobs as they are stored
+};
+
+// A read that the store answers; others are of what no store knows (workers, Core::Look), or
+// writes.
+bool IsCommittedRead(const Request& request);
+
+// REQUIRES: IsCommittedRead. A snapshot in mid-commit is UNAVAILABLE: it is to be asked for again.
+// Any thread; reads as many records as there are.
+absl::StatusOr<ReplyValue> ReadCommitted(storage::JobStore& store, const Request& request,
+                                         const Uncommitted& beside);
 
 }  // namespace lorad::server

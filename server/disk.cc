@@ -104,6 +104,14 @@ std::optional<RoomChanged> RoomWatch::Look() {
   return room;
 }
 
+std::string RoomWatch::Describe() const {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  const absl::StatusOr<int64_t> free_bytes = disk_.FreeBytes();
+  return absl::StrCat(disk_.path(), " has ",
+                      free_bytes.ok() ? absl::StrCat(*free_bytes / kMiB) : std::string("unknown"),
+                      " MiB free, and ", 2 * reserve_bytes_ / kMiB, " MiB are wanted");
+}
+
 bool RoomWatch::GiveUpBallast() {
   if (!ballast_ || !disk_.DropBallast().ok()) return false;
   ballast_ = false;

@@ -43,6 +43,8 @@ class RoomWatch {
   std::optional<RoomChanged> Look();
   // The store found the disk full. True: the ballast was given up, so there is room for it now.
   bool GiveUpBallast();
+  // How much there is and how much is wanted, in words.
+  std::string Describe() const;
   bool watches() const { return reserve_bytes_ > 0; }
 
  private:

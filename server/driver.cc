@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/access.h"
@@ -204,7 +205,8 @@ class DriverImpl final : public Driver, private Sinks {
     // By the monotonic clock, whatever happens to the wall's meanwhile.
     std::optional<absl::StatusOr<ReplyValue>> Wait(absl::Duration patience) {
       std::unique_lock lock(mutex_);
-      const auto set = [this] { return value_.has_value(); };
+      const auto set = [this]()
+                           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return value_.has_value(); };
       if (patience > kWaitMax) {
         changed_.wait(lock, set);
       } else {
@@ -217,7 +219,7 @@ class DriverImpl final : public Driver, private Sinks {
    private:
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::optional<absl::StatusOr<ReplyValue>> value_;  // guarded by mutex_
+    std::optional<absl::StatusOr<ReplyValue>> value_ ABSL_GUARDED_BY(mutex_);
   };
 
   static absl::Status ShuttingDown() {
@@ -352,21 +354,19 @@ class DriverImpl final : public Driver, private Sinks {
   std::atomic<bool> stop_ = false;
 
   std::mutex random_mutex_;
-  std::mt19937_64 random_;  // guarded by random_mutex_
+  std::mt19937_64 random_ ABSL_GUARDED_BY(random_mutex_);
 
   std::mutex replies_mutex_;
-  // Guarded by replies_mutex_:
-  std::map<uint64_t, OnReply> replies_;
-  uint64_t next_request_ = 1;
-  bool replies_closed_ = false;
+  std::map<uint64_t, OnReply> replies_ ABSL_GUARDED_BY(replies_mutex_);
+  uint64_t next_request_ ABSL_GUARDED_BY(replies_mutex_) = 1;
+  bool replies_closed_ ABSL_GUARDED_BY(replies_mutex_) = false;
 
   std::mutex writable_mutex_;
-  absl::Status writable_;  // guarded by writable_mutex_
+  absl::Status writable_ ABSL_GUARDED_BY(writable_mutex_);
 
   std::mutex senders_mutex_;
-  // Guarded by senders_mutex_:
-  std::map<uint64_t, std::shared_ptr<WorkerSender>> senders_;
-  uint64_t next_connection_ = 1;
+  std::map<uint64_t, std::shared_ptr<WorkerSender>> senders_ ABSL_GUARDED_BY(senders_mutex_);
+  uint64_t next_connection_ ABSL_GUARDED_BY(senders_mutex_) = 1;
 
   ThreadTasks tasks_;
   std::thread thread_;

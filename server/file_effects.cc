@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "server/slot_contents.h"
 #include "storage/checkpoint.h"
 
 namespace lorad::server {
@@ -74,6 +75,17 @@ absl::StatusOr<v1::Checkpoint> Execute(const WriteCheckpoint& effect, const Data
     entry.set_sha256(file.sha256);
   }
   return checkpoint;
+}
+
+absl::Status Execute(const ReadContent& effect, const DataDir& data_dir, storage::Files& files) {
+  const absl::StatusOr<SlotContent> content = ParseSlotContent(effect.content);
+  if (!content.ok()) return content.status();
+  const auto reader = OpenSlotContent(files, data_dir, *content, effect.job);
+  if (!reader.ok()) return reader.status();
+  for (;;) {
+    const absl::StatusOr<std::string> piece = (*reader)->Next();
+    if (!piece.ok() || piece->empty()) return piece.status();
+  }
 }
 
 absl::Status Execute(const RemovePath& effect, const DataDir& data_dir, storage::Files& files) {

@@ -13,6 +13,8 @@ absl::Status Execute(const MoveUpload& effect, const DataDir& data_dir, storage:
 // All of the checkpoint but its create_time.
 absl::StatusOr<v1::Checkpoint> Execute(const WriteCheckpoint& effect, const DataDir& data_dir,
                                        storage::Files& files);
+// OK: all of it is there, and as it was committed.
+absl::Status Execute(const ReadContent& effect, const DataDir& data_dir, storage::Files& files);
 absl::Status Execute(const RemovePath& effect, const DataDir& data_dir, storage::Files& files);
 
 }  // namespace lorad::server

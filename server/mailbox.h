@@ -10,6 +10,7 @@
 #include <mutex>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "server/clock.h"
 #include "server/core/events.h"
 
@@ -53,22 +54,23 @@ class Mailbox {
  private:
   using Queue = std::list<Mail>;
   // The count that bounds mail of its kind; null where nothing does.
-  int64_t* CountOf(const Content& content);
+  int64_t* CountOf(const Content& content) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t LimitOf(const Content& content) const;
-  Queue::iterator Unlink(Queue::iterator mail, std::vector<Mail>* taken);
+  Queue::iterator Unlink(Queue::iterator mail, std::vector<Mail>* taken)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Clock& clock_;
   const MailboxOptions options_;
   const std::function<void()> on_mail_;
   mutable std::mutex mutex_;
-  // Guarded by mutex_:
-  Queue queue_;
-  uint64_t newest_ = 0;
-  int64_t requests_ = 0;
-  int64_t shards_ = 0;
-  std::map<uint64_t, int64_t> messages_;            // by connection, those that have any
-  std::map<uint64_t, Queue::iterator> heartbeats_;  // by connection
-  bool closed_ = false;
+  Queue queue_ ABSL_GUARDED_BY(mutex_);
+  uint64_t newest_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t requests_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t shards_ ABSL_GUARDED_BY(mutex_) = 0;
+  // By connection, those that have any.
+  std::map<uint64_t, int64_t> messages_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, Queue::iterator> heartbeats_ ABSL_GUARDED_BY(mutex_);  // by connection
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 // The request is a client's, not a worker's that brings a shard.

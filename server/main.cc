@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <string>
 
+#include "logging/log.h"
 #include "server/errors/errors.h"
-#include "server/log.h"
 #include "server/serve.h"
 #include "server/version.h"
 #include "storage/files.h"
@@ -142,8 +142,8 @@ int Main(int argc, char** argv) {
   arguments.serve.workers.directories = {
       std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path().string(),
       std::filesystem::absolute(argv[0], ignored).parent_path().string()};
-  SetUpLog(arguments.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
-           arguments.log_level);
+  logging::SetUp(arguments.log_format == "json" ? logging::Format::kJson : logging::Format::kText,
+                 arguments.log_level);
   const absl::Status status = RunServer(arguments.serve, storage::RealFiles());
   return status.ok() ? 0 : Fail(status, kFailed);
 }
@@ -151,4 +151,7 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace lorad::server
 
-int main(int argc, char** argv) { return lorad::server::Main(argc, argv); }
+int main(int argc, char** argv) {
+  lorad::logging::KeepStandardDescriptors();
+  return lorad::server::Main(argc, argv);
+}

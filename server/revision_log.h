@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 
 namespace lorad::server {
@@ -41,18 +42,17 @@ class RevisionLog {
   void Shutdown();
 
  private:
-  // REQUIRES: mutex_ is held.
-  absl::StatusOr<Revisions> Following(int64_t after, int64_t limit) const;
-  void Tell();
+  absl::StatusOr<Revisions> Following(int64_t after, int64_t limit) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Tell() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int64_t revisions_max_;
   std::mutex mutex_;
-  // Guarded by mutex_:
-  std::deque<std::shared_ptr<const Revision>> kept_;
-  int64_t gone_ = 0;
-  int64_t newest_ = 0;
-  bool shutdown_ = false;
-  std::function<void()> on_change_;
+  std::deque<std::shared_ptr<const Revision>> kept_ ABSL_GUARDED_BY(mutex_);
+  int64_t gone_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t newest_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool shutdown_ ABSL_GUARDED_BY(mutex_) = false;
+  std::function<void()> on_change_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace lorad::server

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -128,9 +129,8 @@ class LoradDaemon final : public Daemon {
 
  private:
   std::mutex health_mutex_;
-  // Guarded by health_mutex_:
-  ApiServer* health_ = nullptr;  // while there is one
-  bool writable_ = true;
+  ApiServer* health_ ABSL_GUARDED_BY(health_mutex_) = nullptr;  // while there is one
+  bool writable_ ABSL_GUARDED_BY(health_mutex_) = true;
 
   // In the order in which they stand on each other.
   std::unique_ptr<Driver> driver_;

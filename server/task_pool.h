@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+
 namespace lorad::server {
 
 class TaskPool {
@@ -43,7 +45,9 @@ class TaskPool {
   void Run() {
     std::unique_lock lock(mutex_);
     for (;;) {
-      wake_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
+      wake_.wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return stop_ || !tasks_.empty();
+      });
       if (stop_) return;
       std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
@@ -56,9 +60,8 @@ class TaskPool {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  // Guarded by mutex_:
-  std::deque<std::function<void()>> tasks_;
-  bool stop_ = false;
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;  // last: they use all of the above
 };
 

@@ -14,6 +14,7 @@ class Tasks {
     kFiles,    // one after the other, in their order
     kPlanner,  // likewise
     kRows,     // several at once, in any order
+    kReads,    // of the store, as kFiles
   };
   // Must not block, nor run the task before it returns.
   virtual void Add(Queue queue, std::function<void()> task) = 0;

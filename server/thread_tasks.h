@@ -17,17 +17,28 @@ class ThreadTasks final : public Tasks {
   void Add(Queue queue, std::function<void()> task) override { PoolOf(queue).Add(std::move(task)); }
   // What has not begun is dropped; what is under way is waited for.
   void Stop() {
-    for (const Queue queue : {Queue::kFiles, Queue::kPlanner, Queue::kRows}) PoolOf(queue).Stop();
+    for (TaskPool* pool : {&files_, &planner_, &rows_, &reads_}) pool->Stop();
   }
 
  private:
   TaskPool& PoolOf(Queue queue) {
-    return queue == Queue::kFiles ? files_ : queue == Queue::kPlanner ? planner_ : rows_;
+    switch (queue) {
+      case Queue::kFiles:
+        return files_;
+      case Queue::kPlanner:
+        return planner_;
+      case Queue::kReads:
+        return reads_;
+      case Queue::kRows:
+        break;
+    }
+    return rows_;
   }
 
   TaskPool files_{1};
   TaskPool planner_{1};  // a check of many rows holds up no window
   TaskPool rows_;
+  TaskPool reads_{1};
 };
 
 }  // namespace lorad::server

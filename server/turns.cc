@@ -22,6 +22,8 @@ constexpr int64_t kCommitRetryUs = 1'000'000;
 constexpr int64_t kLookUs = 1'000'000;   // at the room on the disk,
 constexpr int64_t kLookLowUs = 100'000;  // and while it is low: who makes room need not wait
 constexpr int64_t kRetryHintMs = 1000;
+// Nobody who asked before the store could not be written is kept waiting for longer.
+constexpr int64_t kOpenUs = 5'000'000;
 constexpr size_t kSettledFoldersATask = 64;
 
 // Nothing was changed by a commit that failed so, and it may be tried again.
@@ -149,6 +151,7 @@ bool Turns::Apply() {
 
 void Turns::ApplyOne(Moment time, Mailbox::Content content, std::vector<Effect>* effects) {
   last_ = {std::max(last_.steady_us, time.steady_us), time.wall_us};
+  if (const auto* requested = std::get_if<Requested>(&content)) open_.insert(requested->request);
   std::vector<Effect> more = core_->Apply(Event{last_, std::move(content)});
   std::move(more.begin(), more.end(), std::back_inserter(*effects));
 }
@@ -205,14 +208,30 @@ void Turns::Stall(const absl::Status& status, int64_t now_us) {
                              "the disk is full: the store goes on in the room of the ballast");
   }
   retry_us_ = now_us + kCommitRetryUs;
-  if (!stalled_.ok()) return;
+  if (!stalled_.ok()) {
+    if (now_us - stalled_us_ >= kOpenUs) RefuseOpen();
+    return;
+  }
   const std::string why = absl::StrCat(
       "the store cannot be written, so nothing is taken on until "
       "it can be: ",
-      std::string(status.message()));
+      std::string(status.message()), " (", room_.Describe(), ")");
+  stalled_us_ = now_us;
   stalled_ = Unavailable(Reason(status), why, kRetryHintMs);
   around_.sinks.Log(Note::Level::kError, why);
   around_.sinks.Writable(stalled_);
+}
+
+// They stay asked for: what a request_id made is told when it comes again.
+void Turns::RefuseOpen() {
+  for (const uint64_t request : std::exchange(open_, {})) {
+    around_.sinks.Answer(
+        request, Unavailable(Reason(stalled_),
+                             absl::StrCat(std::string(stalled_.message()),
+                                          "; what this call asked for may be done after that: "
+                                          "look, or ask again under its request_id"),
+                             kRetryHintMs));
+  }
 }
 
 // Workers' messages, shards and the ends of effects stay where they are, with the time at which
@@ -221,16 +240,25 @@ bool Turns::AnswerMeanwhile() {
   const std::vector<Mailbox::Mail> mail = around_.mailbox.TakeRequests();
   for (const Mailbox::Mail& one : mail) {
     const Requested& requested = std::get<Requested>(one.content);
-    std::optional<absl::StatusOr<ReplyValue>> value = ReadCommitted(
-        around_.store, requested.content, newest_revision_, std::string(stalled_.message()));
+    std::optional<ReplyValue> seen = core_->Look(requested.content);
+    if (IsCommittedRead(requested.content)) {
+      Uncommitted beside{newest_revision_, std::string(stalled_.message()), {}};
+      if (seen) beside.cluster = std::get<v1::ClusterStatus>(*std::move(seen));
+      around_.tasks.Add(Tasks::Queue::kReads, [around = around_, requested, beside] {
+        around.sinks.Answer(requested.request,
+                            ReadCommitted(around.store, requested.content, beside));
+      });
+      continue;
+    }
     if (const std::string* upload = UploadOf(requested.content)) {
       RemovePath remove{*upload};
       Do(remove);
     }
-    if (!value) {
-      if (std::optional<ReplyValue> seen = core_->Look(requested.content)) value = *std::move(seen);
+    if (seen) {
+      around_.sinks.Answer(requested.request, *std::move(seen));
+    } else {
+      around_.sinks.Answer(requested.request, stalled_);
     }
-    around_.sinks.Answer(requested.request, value ? *std::move(value) : stalled_);
   }
   return !mail.empty();
 }
@@ -238,6 +266,7 @@ bool Turns::AnswerMeanwhile() {
 // ---- carry out ----
 
 void Turns::Do(Reply& reply) {
+  if (open_.erase(reply.request) == 0) return;  // refused meanwhile
   if (reply.status.ok()) {
     around_.sinks.Answer(reply.request, std::move(reply.value));
   } else {
@@ -305,6 +334,12 @@ void Turns::Do(WriteCheckpoint& write) {
   around_.tasks.Add(Tasks::Queue::kFiles, [around = around_, write = std::move(write)] {
     around.mailbox.Post(
         CheckpointWritten{write.number, Execute(write, around.data_dir, around.files)});
+  });
+}
+
+void Turns::Do(ReadContent& read) {
+  around_.tasks.Add(Tasks::Queue::kFiles, [around = around_, read = std::move(read)] {
+    around.mailbox.Post(ContentRead{read.number, Execute(read, around.data_dir, around.files)});
   });
 }
 

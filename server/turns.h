@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -32,8 +33,8 @@
 
 namespace lorad::server {
 
-// Where answers and orders go. Called on the loop's thread, Log on any: nothing may block or call
-// the loop.
+// Where answers and orders go. Called on the loop's thread, Answer and Log on any: nothing may
+// block or call the loop.
 class Sinks {
  public:
   virtual ~Sinks() = default;
@@ -81,16 +82,19 @@ class Turns {
 
   // The next of these: apply the mail that is there, commit, carry out one effect. While the store
   // has no room the commit is tried again every second; reads are answered from what is committed
-  // meanwhile (workers, the cluster and estimates from memory), and other requests of clients are
-  // refused. False: nothing
-  // can be done before mail comes or wake_us(). An error: the store failed, and what it holds is
-  // not known any more; the process must end, and the next start reads it.
+  // meanwhile (workers and estimates from memory), other requests of clients are refused at once,
+  // and those that were taken on before after five seconds. False: nothing can be done before mail
+  // comes or wake_us(). An error: the store failed, and what it holds is not known any more; the
+  // process must end, and the next start reads it.
   absl::StatusOr<bool> Step();
   // Steps to the end of one turn, or until there is nothing to do. As Step.
   absl::StatusOr<bool> RunTurn();
 
   // When to call again though no mail comes, in Moment::steady_us; kNever where only mail helps.
   int64_t wake_us() const;
+
+  // How much the core keeps in memory.
+  Core::Sizes SizesOfCore() const { return core_->SizesNow(); }
 
  private:
   enum class Phase { kApply, kCommit, kCarry };
@@ -106,6 +110,7 @@ class Turns {
   void LookAtRoom(Moment now, std::vector<Effect>* effects);
   absl::StatusOr<bool> Commit();
   void Stall(const absl::Status& status, int64_t now_us);
+  void RefuseOpen();
   bool AnswerMeanwhile();
 
   void Do(Persist&) {}
@@ -119,6 +124,7 @@ class Turns {
   void Do(Hurry& hurry);
   void Do(MoveUpload& move);
   void Do(WriteCheckpoint& write);
+  void Do(ReadContent& read);
   void Do(RemovePath& remove);
   void Do(SetTimer& timer);
   void Do(Note& note);
@@ -146,8 +152,10 @@ class Turns {
   RoomWatch room_;
   int64_t look_us_ = 0;       // when to look at the room again
   absl::Status room_status_;  // as the core was told
-  // While a commit waits for the store, what clients' writes are answered:
+  std::set<uint64_t> open_;   // requests that were taken on and not answered
+  // While a commit waits for the store, what clients' writes are answered, and since when:
   absl::Status stalled_;
+  int64_t stalled_us_ = 0;
   int64_t retry_us_ = 0;
 };
 

@@ -15,6 +15,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "server/errors/errors.h"
+#include "worker/limits.h"
 
 namespace lorad::server {
 namespace {
@@ -131,6 +132,12 @@ absl::StatusOr<WorkerChoice> ParseWorkers(const std::string& text) {
 absl::StatusOr<std::vector<WorkerCommand>> WorkerCommands(const WorkerOptions& options) {
   std::vector<WorkerCommand> commands;
   if (options.choice.kind == WorkerChoice::Kind::kNone) return commands;
+  if (options.memory_bytes > 0 && options.memory_bytes < worker::kMemoryBytesMin) {
+    return Error(absl::StatusCode::kInvalidArgument, "WORKER_MEMORY_TOO_SMALL",
+                 absl::StrCat("--worker-memory must be at least 1MiB, for no model and adapter do "
+                              "with less, got ",
+                              options.memory_bytes, " bytes"));
+  }
   const absl::StatusOr<std::string> binary = FindWorkerBinary(options.binary, options.directories);
   if (!binary.ok()) return binary.status();
   const absl::StatusOr<std::vector<std::string>> gpus = Gpus(options.choice, *binary);

@@ -9,6 +9,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "storage/errors.h"
+#include "storage/safetensors_reader.h"
 #include "storage/sha256.h"
 
 namespace lorad::storage {
@@ -70,7 +71,7 @@ absl::StatusOr<CheckpointFile> WriteText(Files& files, const std::string& direct
 
 // The shard's masters, or its moments, as a safetensors file.
 absl::StatusOr<CheckpointFile> WriteTensors(Files& files, const std::string& directory,
-                                            const std::string& name, const SafetensorsFile& shard,
+                                            const std::string& name, const SafetensorsReader& shard,
                                             bool moments) {
   std::vector<TensorEntry> entries;
   for (const TensorInfo& tensor : shard.tensors()) {
@@ -191,7 +192,7 @@ absl::StatusOr<std::string> HashOf(Files& files, const std::string& path, uint64
 
 // Writes everything but the rename: the files, each synced, and the manifest after them.
 absl::StatusOr<std::vector<CheckpointFile>> WriteFiles(Files& files, const std::string& directory,
-                                                       const SafetensorsFile& shard,
+                                                       const SafetensorsReader& shard,
                                                        const CheckpointState& state,
                                                        const PeftConfig& config) {
   std::vector<CheckpointFile> written;
@@ -250,7 +251,7 @@ absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files, const std::string& sha
                                             const CheckpointState& expected,
                                             const PeftConfig& config,
                                             const std::string& directory) {
-  const absl::StatusOr<SafetensorsFile> shard = SafetensorsFile::Open(shard_path, files);
+  const absl::StatusOr<SafetensorsReader> shard = SafetensorsReader::Open(shard_path, files);
   if (!shard.ok()) return shard.status();
   if (absl::Status status = CheckShard(shard->header(), expected, config); !status.ok()) {
     return At(shard_path, status);

@@ -59,7 +59,7 @@ absl::StatusOr<CheckpointState> ShardState(const SafetensorsHeader& header);
 
 // Makes `directory` from the shard at `shard_path`, atomically through `files`: all is written and
 // synced under directory + ".tmp" (what a crash left there is removed first), the manifest last,
-// then renamed, then the parent synced. The shard is read through a mapping and left where it is.
+// then renamed, then the parent synced. The shard is read piece by piece and left where it is.
 // Where the same checkpoint is there already, whole, it is returned and nothing is written: a
 // commit may be tried again. REQUIRES: the parent exists, durably. Refused: a state other than
 // `expected`, tensors other than float32, missing moments, matrices that do not fit `config`.

@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "storage/sqlite_errors.h"
 
@@ -141,6 +142,7 @@ class SqliteJobStore : public JobStore {
   }
 
   absl::Status Init() {
+    std::lock_guard lock(mutex_);
     sqlite3_vfs* const vfs = sqlite3_vfs_find(vfs_.empty() ? nullptr : vfs_.c_str());
     assert(vfs != nullptr);
     const std::string log = absl::StrCat(path_, "-wal");
@@ -237,7 +239,8 @@ class SqliteJobStore : public JobStore {
   using Series = std::pair<std::string, std::string>;  // (kind, key)
 
   // One transaction.
-  absl::Status Commit(const std::vector<Mutation>& mutations) {
+  absl::Status Commit(const std::vector<Mutation>& mutations)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (absl::Status status = Run("BEGIN IMMEDIATE"); !status.ok()) return status;
     std::set<Series> dropped = dropped_;
     absl::Status status = RunAll(mutations, dropped);
@@ -256,32 +259,36 @@ class SqliteJobStore : public JobStore {
 
   // Moves the log into the database's file. SQLite would do so by itself, but tell nobody of a
   // failed fsync.
-  absl::Status Checkpoint() {
+  absl::Status Checkpoint() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const int code =
         sqlite3_wal_checkpoint_v2(database_, nullptr, SQLITE_CHECKPOINT_PASSIVE, nullptr, nullptr);
     return code == SQLITE_OK ? absl::OkStatus() : Error(code);
   }
 
-  static int CountFrames(void* store, sqlite3*, const char*, int frames) {
+  // Called by SQLite in a commit, so under the lock, which clang cannot see.
+  static int CountFrames(void* store, sqlite3*, const char*,
+                         int frames) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     static_cast<SqliteJobStore*>(store)->frames_ = frames;
     return SQLITE_OK;
   }
 
-  absl::Status Error(int code) { return FromSqlite(database_, code, path_); }
+  absl::Status Error(int code) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return FromSqlite(database_, code, path_);
+  }
 
-  absl::Status Run(const char* sql) {
+  absl::Status Run(const char* sql) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const int code = sqlite3_exec(database_, sql, nullptr, nullptr, nullptr);
     return code == SQLITE_OK ? absl::OkStatus() : Error(code);
   }
 
-  absl::StatusOr<int64_t> Pragma(const char* sql) {
+  absl::StatusOr<int64_t> Pragma(const char* sql) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     Statement statement;
     if (int code = statement.Prepare(database_, sql); code != SQLITE_OK) return Error(code);
     if (int code = statement.Step(); code != SQLITE_ROW) return Error(code);
     return statement.IntegerAt(0);
   }
 
-  absl::Status Migrate() {
+  absl::Status Migrate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     absl::StatusOr<int64_t> version = Pragma("PRAGMA user_version");
     if (!version.ok()) return version.status();
     absl::StatusOr<int64_t> application = Pragma("PRAGMA application_id");
@@ -308,7 +315,7 @@ class SqliteJobStore : public JobStore {
     return absl::OkStatus();
   }
 
-  absl::Status Prepare() {
+  absl::Status Prepare() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     statements_ = std::make_unique<Statements>();
     std::vector<std::pair<Statement*, const char*>> all = {
         {&statements_->get, "SELECT value FROM records WHERE kind = ?1 AND key = ?2"},
@@ -331,7 +338,7 @@ class SqliteJobStore : public JobStore {
     return absl::OkStatus();
   }
 
-  absl::Status ReadDropped() {
+  absl::Status ReadDropped() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     Statement read;
     int code = read.Prepare(database_, "SELECT kind, key FROM dropped");
     if (code != SQLITE_OK) return Error(code);
@@ -339,7 +346,8 @@ class SqliteJobStore : public JobStore {
     return code == SQLITE_DONE ? absl::OkStatus() : Error(code);
   }
 
-  absl::Status RunAll(const std::vector<Mutation>& mutations, std::set<Series>& dropped) {
+  absl::Status RunAll(const std::vector<Mutation>& mutations, std::set<Series>& dropped)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     using Action = Mutation::Action;
     for (const Mutation& mutation : mutations) {
       const Series series(mutation.kind, mutation.key);
@@ -364,7 +372,7 @@ class SqliteJobStore : public JobStore {
   }
 
   // Of deleted series, what one transaction can bear.
-  absl::Status RemovePiece(std::set<Series>& dropped) {
+  absl::Status RemovePiece(std::set<Series>& dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (int left = kPieceEntries; left > 0 && !dropped.empty();) {
       const Series series = *dropped.begin();
       if (absl::Status status = RunOn(statements_->remove_piece, series, left); !status.ok()) {
@@ -378,12 +386,14 @@ class SqliteJobStore : public JobStore {
     return absl::OkStatus();
   }
 
-  absl::Status Forget(const Series& series, std::set<Series>& dropped) {
+  absl::Status Forget(const Series& series, std::set<Series>& dropped)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     dropped.erase(series);
     return RunOn(statements_->forget_dropped, series);
   }
 
-  absl::Status RunOn(Statement& statement, const Series& series, int limit = 0) {
+  absl::Status RunOn(Statement& statement, const Series& series, int limit = 0)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     Use use(statement);
     statement.Text(1, series.first);
     statement.Text(2, series.second);
@@ -396,12 +406,13 @@ class SqliteJobStore : public JobStore {
   const StoreHooks hooks_;
   const std::string vfs_;
   std::mutex mutex_;
-  // Guarded by mutex_ once Init is done:
-  sqlite3* database_ = nullptr;
-  int frames_ = 0;            // in the log, at the newest commit
-  absl::Status broken_;       // the first error after which nothing is written any more
-  std::set<Series> dropped_;  // committed so; nothing of them can be read any more
-  std::unique_ptr<Statements> statements_;
+  sqlite3* database_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  int frames_ ABSL_GUARDED_BY(mutex_) = 0;  // in the log, at the newest commit
+  // The first error after which nothing is written any more.
+  absl::Status broken_ ABSL_GUARDED_BY(mutex_);
+  // Committed so; nothing of them can be read any more.
+  std::set<Series> dropped_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Statements> statements_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "sizes/batch.h"
 #include "storage/config_reader.h"
 #include "storage/errors.h"
 #include "storage/files.h"
@@ -133,7 +134,7 @@ absl::StatusOr<PeftConfig> ParsePeftConfig(std::string_view adapter_config_json)
     return Refuse(kUnsupported,
                   absl::StrCat("peft_type ", Quoted(type), " is not implemented (LORA is)"));
   }
-  out.rank = static_cast<int>(config.Integer("r", 1, kRankMax));
+  out.rank = static_cast<int>(config.Integer("r", 1, sizes::kRankMax));
   out.alpha = config.Number("lora_alpha", 1e-9, 1e9);
   out.dropout = config.Number("lora_dropout", 0, 0.999999, 0.0);
   out.rslora = config.Boolean("use_rslora", false);
@@ -306,17 +307,18 @@ absl::StatusOr<std::vector<std::string>> CheckAdapterTensors(const PeftConfig& c
   return std::vector<std::string>(modules.begin(), modules.end());
 }
 
-PeftAdapter::PeftAdapter(PeftConfig config, SafetensorsFile file, std::vector<std::string> modules)
+PeftAdapter::PeftAdapter(PeftConfig config, SafetensorsReader file,
+                         std::vector<std::string> modules)
     : config_(std::move(config)), file_(std::move(file)), modules_(std::move(modules)) {}
 
-absl::StatusOr<PeftAdapter> PeftAdapter::Open(const std::string& directory) {
+absl::StatusOr<PeftAdapter> PeftAdapter::Open(const std::string& directory, Files& files) {
   const std::string config_path = JoinPath(directory, kAdapterConfigFile);
-  const absl::StatusOr<std::string> text = RealFiles().ReadAll(config_path, kConfigLimit);
+  const absl::StatusOr<std::string> text = files.ReadAll(config_path, kConfigLimit);
   if (!text.ok()) return text.status();
   absl::StatusOr<PeftConfig> config = ParsePeftConfig(*text);
   if (!config.ok()) return At(config_path, config.status());
-  absl::StatusOr<SafetensorsFile> file =
-      SafetensorsFile::Open(JoinPath(directory, kAdapterModelFile));
+  absl::StatusOr<SafetensorsReader> file =
+      SafetensorsReader::Open(JoinPath(directory, kAdapterModelFile), files);
   if (!file.ok()) return file.status();
   absl::StatusOr<std::vector<std::string>> modules = CheckAdapterTensors(*config, file->header());
   if (!modules.ok()) return At(file->path(), modules.status());

@@ -7,8 +7,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "storage/files.h"
 #include "storage/model_description.h"
-#include "storage/safetensors.h"
+#include "storage/safetensors_reader.h"
 
 namespace lorad::storage {
 
@@ -19,7 +20,6 @@ namespace lorad::storage {
 
 inline constexpr char kAdapterConfigFile[] = "adapter_config.json";
 inline constexpr char kAdapterModelFile[] = "adapter_model.safetensors";
-inline constexpr int kRankMax = 512;
 
 struct PeftConfig {
   int rank = 8;
@@ -62,10 +62,11 @@ class PeftAdapter {
  public:
   // Checks all that can be checked without a model: config, keys, pairs of A and B of the config's
   // rank, types F32/F16/BF16, at least one target. Values are not read.
-  static absl::StatusOr<PeftAdapter> Open(const std::string& directory);
+  // `files` must outlive it.
+  static absl::StatusOr<PeftAdapter> Open(const std::string& directory, Files& files = RealFiles());
 
   const PeftConfig& config() const { return config_; }
-  const SafetensorsFile& file() const { return file_; }
+  const SafetensorsReader& file() const { return file_; }
   // Leaf names of the modules that have matrices, sorted.
   const std::vector<std::string>& modules() const { return modules_; }
 
@@ -76,9 +77,9 @@ class PeftAdapter {
   absl::Status CheckFinite() const;
 
  private:
-  PeftAdapter(PeftConfig config, SafetensorsFile file, std::vector<std::string> modules);
+  PeftAdapter(PeftConfig config, SafetensorsReader file, std::vector<std::string> modules);
   PeftConfig config_;
-  SafetensorsFile file_;
+  SafetensorsReader file_;
   std::vector<std::string> modules_;
 };
 

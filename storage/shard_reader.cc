@@ -25,22 +25,6 @@ absl::Status AsDamage(Files& files, const std::string& directory, const absl::St
   return gone || absl::IsInvalidArgument(status) ? Corrupt(std::string(status.message())) : status;
 }
 
-absl::StatusOr<SafetensorsHeader> ReadHeader(Files& files, const std::string& path,
-                                             std::string* prefix) {
-  const absl::StatusOr<uint64_t> size = files.Size(path);
-  if (!size.ok()) return size.status();
-  absl::StatusOr<std::string> first = files.ReadRange(path, 0, sizeof(uint64_t));
-  if (!first.ok()) return first.status();
-  const absl::StatusOr<uint64_t> bytes = SafetensorsPrefixBytes(*first, *size);
-  if (!bytes.ok()) return At(path, bytes.status());
-  absl::StatusOr<std::string> read = files.ReadRange(path, 0, *bytes);
-  if (!read.ok()) return read.status();
-  *prefix = *std::move(read);
-  absl::StatusOr<SafetensorsHeader> header = ParseSafetensorsHeader(*prefix, *size);
-  if (!header.ok()) return At(path, header.status());
-  return header;
-}
-
 // The text files, which are small; the others are hashed on their way.
 absl::Status VerifyTexts(Files& files, const Checkpoint& checkpoint) {
   for (const CheckpointFile& file : checkpoint.files) {
@@ -72,10 +56,10 @@ absl::StatusOr<std::unique_ptr<ShardReader>> ShardReader::OfCheckpoint(
   if (status.ok()) status = reader->AddSource(*checkpoint, kOptimizerFile);
   if (!status.ok()) return AsDamage(files, directory, status);
   for (const Source& source : reader->sources_) {
-    for (const TensorInfo& tensor : source.header.tensors) {
+    for (const TensorInfo& tensor : source.file.tensors()) {
       if ((&source == &reader->sources_.back()) == IsMoment(tensor.name)) continue;
-      return Corrupt(
-          absl::StrCat(source.path, ": tensor ", Quoted(tensor.name), " does not belong there"));
+      return Corrupt(absl::StrCat(source.file.path(), ": tensor ", Quoted(tensor.name),
+                                  " does not belong there"));
     }
   }
   reader->Plan(checkpoint->state);
@@ -107,7 +91,7 @@ absl::StatusOr<std::unique_ptr<ShardReader>> ShardReader::OfAdapter(Files& files
   if (!config.ok()) return At(config_path, config.status());
   const std::string path = JoinPath(directory, kAdapterModelFile);
   if (absl::Status status = reader->AddSource(path, ""); !status.ok()) return status;
-  const auto modules = CheckAdapterTensors(*config, reader->sources_.front().header);
+  const auto modules = CheckAdapterTensors(*config, reader->sources_.front().file.header());
   if (!modules.ok()) return At(path, modules.status());
   reader->Plan({job, 0, ""});
   return reader;
@@ -119,27 +103,23 @@ absl::Status ShardReader::AddSource(const Checkpoint& checkpoint, const std::str
 }
 
 absl::Status ShardReader::AddSource(const std::string& path, const std::string& sha256) {
-  std::string prefix;
-  absl::StatusOr<SafetensorsHeader> header = ReadHeader(files_, path, &prefix);
-  if (!header.ok()) return header.status();
-  for (const TensorInfo& tensor : header->tensors) {
+  absl::StatusOr<SafetensorsReader> file = SafetensorsReader::Open(path, files_);
+  if (!file.ok()) return file.status();
+  for (const TensorInfo& tensor : file->tensors()) {
     if (!IsFloatType(tensor.type)) {
       return Refuse("ADAPTER_INVALID",
                     absl::StrCat(path, ": tensor ", Quoted(tensor.name), " is not of floats"));
     }
   }
-  Source& source = sources_.emplace_back();
-  source.path = path;
-  source.header = *std::move(header);
-  source.sha256 = sha256;
-  source.sha.Update(prefix);
+  Source& source = sources_.emplace_back(Source{*std::move(file), sha256, {}});
+  source.sha.Update(source.file.prefix());
   return absl::OkStatus();
 }
 
 void ShardReader::Plan(const CheckpointState& state) {
   std::vector<TensorEntry> entries;
   for (size_t i = 0; i < sources_.size(); ++i) {
-    for (const TensorInfo& tensor : sources_[i].header.tensors) {
+    for (const TensorInfo& tensor : sources_[i].file.tensors()) {
       entries.push_back({tensor.name, TensorType::kF32, tensor.shape});
       source_of_[tensor.name] = i;
     }
@@ -167,18 +147,17 @@ absl::StatusOr<std::string> ShardReader::Next() {
 absl::StatusOr<std::string> ShardReader::ReadTensor() {
   const std::string& name = layout_->tensors()[tensor_].name;
   Source& source = sources_[source_of_.find(name)->second];
-  const TensorInfo& tensor = *source.header.Find(name);
+  const TensorInfo& tensor = *source.file.Find(name);
   const auto value_bytes = static_cast<uint64_t>(TensorTypeBytes(tensor.type));
   const uint64_t wanted =
       std::min(tensor.bytes() - done_, kPieceBytes / sizeof(float) * value_bytes);
   if (wanted == 0) return std::string();
-  absl::StatusOr<std::string> bytes =
-      files_.ReadRange(source.path, source.header.data_begin + tensor.begin + done_, wanted);
-  if (!bytes.ok()) return bytes.status();
-  if (bytes->size() != wanted) {
-    const std::string what = absl::StrCat(source.path, ": has become shorter");
+  absl::StatusOr<std::string> bytes = source.file.Read(tensor, done_, wanted);
+  if (absl::IsInvalidArgument(bytes.status())) {  // it has become shorter
+    const std::string what(bytes.status().message());
     return committed_ ? Corrupt(what) : Refuse("ADAPTER_INVALID", what);
   }
+  if (!bytes.ok()) return bytes.status();
   done_ += wanted;
   source.sha.Update(*bytes);
   if (tensor.type == TensorType::kF32) return bytes;
@@ -190,7 +169,7 @@ absl::StatusOr<std::string> ShardReader::ReadTensor() {
 absl::Status ShardReader::CheckSums() {
   for (Source& source : sources_) {
     if (source.sha256.empty() || source.sha.HexDigest() == source.sha256) continue;
-    return Corrupt(absl::StrCat(source.path, ": its sha256 is not the manifest's"));
+    return Corrupt(absl::StrCat(source.file.path(), ": its sha256 is not the manifest's"));
   }
   return absl::OkStatus();
 }

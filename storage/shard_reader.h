@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "storage/checkpoint.h"
 #include "storage/files.h"
-#include "storage/safetensors.h"
+#include "storage/safetensors_reader.h"
 #include "storage/sha256.h"
 
 namespace lorad::storage {
@@ -44,8 +44,7 @@ class ShardReader {
  private:
   // A file whose tensors are read in the order in which they lie in it, hashed on the way.
   struct Source {
-    std::string path;
-    SafetensorsHeader header;
+    SafetensorsReader file;
     std::string sha256;  // what it must have; empty: nobody knows
     Sha256 sha;
   };

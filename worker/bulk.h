@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_BULK_H_
-#define LORAD_WORKER_BULK_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -35,5 +34,3 @@ class Bulk {
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_BULK_H_

@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_CHANNEL_H_
-#define LORAD_WORKER_CHANNEL_H_
+#pragma once
 
 #include <grpcpp/grpcpp.h>
 
@@ -26,5 +25,3 @@ inline std::shared_ptr<grpc::Channel> MakeChannel(const std::string& coordinator
 }
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_CHANNEL_H_

@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_CLOCK_H_
-#define LORAD_WORKER_CLOCK_H_
+#pragma once
 
 #include <functional>
 
@@ -12,5 +11,3 @@ using Clock = std::function<double()>;
 Clock SteadyClock();
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_CLOCK_H_

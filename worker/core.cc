@@ -82,7 +82,9 @@ void WorkerCore::State::LeaveEngine() {
   saves_.Abandon();
   load_tries_ = 0;
   load_at_ms_ = 0;
-  if (leave_) Do(CancelCalls{});
+  if (!leave_) return;
+  if (!leaving()) leave_by_ms_ = now_ms_ + static_cast<double>(options_.leave_ms);
+  Do(CancelCalls{});
 }
 
 void WorkerCore::State::Fail(const absl::Status& status, std::string_view otherwise) {
@@ -114,6 +116,7 @@ void WorkerCore::State::GoOn() {
     if (saves_.any_under_way()) return;  // they read the slots' memory
     leave_ = false;
     if (formed_) return Order(LeaveGroup{}, Doing::kLeaving);
+    leave_by_ms_ = kNever;
   }
   if (form_.has_value()) {
     engine_epoch_ = form_->epoch();
@@ -140,6 +143,7 @@ void WorkerCore::State::On(const EngineDone& event) {
       return OnFormed(event);
     case Doing::kLeaving:
       formed_ = false;
+      leave_by_ms_ = kNever;
       return;
     case Doing::kBeginning:
       if (!leave_) windows_.front().failure = event.done.status();

@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_CORE_H_
-#define LORAD_WORKER_CORE_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -19,6 +18,8 @@ struct CoreOptions {
   // Between two tries to reach the coordinator: at first so long, then twice as long each time.
   int64_t pause_first_ms = 100;
   int64_t pause_last_ms = 5000;
+  // An engine that is not back after so long, when its group is given up, never will be.
+  int64_t leave_ms = 60'000;
 };
 
 // Every decision of a worker, in one single-threaded function Apply(event) -> effects: how it lives
@@ -28,7 +29,9 @@ struct CoreOptions {
 //
 // The stream: when it breaks, the engine goes on with the windows it has. A new one is tried with
 // growing pauses, and a coordinator that still wants the group gets every report that it has not
-// acknowledged. A group that nobody asked for during one lease is given up.
+// acknowledged. A group that nobody asked for during one lease is given up, and so is that of a
+// coordinator which closes the stream. Before the next dial the engine must have left its group;
+// one that hangs ends the process.
 //
 // Windows are executed in the order they came, for one group at a time. Cut answers the smallest
 // microbatch number k whose Forward (or Evaluate) is not yet enqueued and holds everything from k
@@ -68,5 +71,3 @@ class WorkerCore {
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_CORE_H_

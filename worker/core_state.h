@@ -1,6 +1,5 @@
 // What WorkerCore holds. Times in ms of Event::now_ms.
-#ifndef LORAD_WORKER_CORE_STATE_H_
-#define LORAD_WORKER_CORE_STATE_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -70,6 +69,7 @@ class WorkerCore::State {
   // Nothing is held any more; the engine leaves what it has.
   void GiveUpGroup();
   void LeaveEngine();
+  bool leaving() const { return leave_by_ms_ < kNever; }
   void On(EngineReported& event);
   void On(const EngineDone& event);
   void OnFormed(const EngineDone& event);
@@ -119,9 +119,10 @@ class WorkerCore::State {
   ReportLog reports_;
 
   Held held_;
-  bool failed_ = false;  // nothing of held_.epoch is executed any more
-  bool formed_ = false;  // the engine has a group
-  bool leave_ = false;   // ... which is not wanted any more
+  bool failed_ = false;          // nothing of held_.epoch is executed any more
+  bool formed_ = false;          // the engine has a group
+  bool leave_ = false;           // ... which is not wanted any more,
+  double leave_by_ms_ = kNever;  // and is to be left by then
   std::optional<v1::FormGroup> form_;
   int64_t engine_epoch_ = 0;  // of the engine's group
   Doing doing_ = Doing::kNothing;
@@ -144,5 +145,3 @@ class WorkerCore::State {
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_CORE_STATE_H_

@@ -90,6 +90,7 @@ void WorkerCore::State::On(const StreamBroke& event) {
   if (link_ == LinkState::kStands) away_since_ms_ = now_ms_;
   link_ = LinkState::kDown;
   if (Final(event.status)) return EndWith(event.status);
+  if (absl::IsAborted(event.status)) GiveUpGroup();  // we are lost to the coordinator
   welcome_by_ms_ = kNever;
   dial_at_ms_ = now_ms_ + pause_ms_;
   Log(Note::Level::kWarning, absl::StrCat("no coordinator: ", event.status.ToString(),
@@ -126,7 +127,11 @@ void WorkerCore::State::On(const MemoryRead& event) {
 void WorkerCore::State::On(const TimerFired&) { timer_at_ms_ = kNever; }
 
 void WorkerCore::State::OnTime() {
-  if (now_ms_ >= dial_at_ms_) Dial();
+  if (now_ms_ >= leave_by_ms_) {
+    return EndWith(absl::InternalError(absl::StrCat(
+        "its engine hangs: it has not left its group for ", options_.leave_ms, " ms")));
+  }
+  if (now_ms_ >= dial_at_ms_ && !leaving()) Dial();
   if (now_ms_ >= welcome_by_ms_) {
     Log(Note::Level::kWarning, "no Welcome came for our Hello");
     HangUpStream();
@@ -143,7 +148,8 @@ void WorkerCore::State::OnTime() {
 }
 
 double WorkerCore::State::NextDue() const {
-  double due_ms = std::min({dial_at_ms_, welcome_by_ms_, saves_.NextDue()});
+  double due_ms = std::min({leave_by_ms_, welcome_by_ms_, saves_.NextDue()});
+  if (!leaving()) due_ms = std::min(due_ms, dial_at_ms_);
   if (link_ == LinkState::kStands) {
     due_ms = std::min(due_ms, heartbeat_at_ms_);
   } else if (held_.epoch != 0) {

@@ -1,6 +1,5 @@
 // The device that a worker trains on, by its name on the command line.
-#ifndef LORAD_WORKER_DEVICE_H_
-#define LORAD_WORKER_DEVICE_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -37,5 +36,3 @@ absl::StatusOr<OpenDevice> Open(const DeviceOptions& options);
 std::vector<std::string> ListDevices();
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_DEVICE_H_

@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_DRIVER_H_
-#define LORAD_WORKER_DRIVER_H_
+#pragma once
 
 #include <condition_variable>
 #include <cstdint>
@@ -37,7 +36,7 @@ class Driver : public Link::Listener {
   Driver& operator=(const Driver&) = delete;
 
   // Until Stop, or until the coordinator says Shutdown: OK. An error: it refuses this worker for
-  // good.
+  // good, or the engine hangs.
   absl::Status AwaitEnd();
 
   // Threads: any.
@@ -121,5 +120,3 @@ class Driver : public Link::Listener {
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_DRIVER_H_

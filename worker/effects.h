@@ -1,7 +1,6 @@
 // Everything the worker's core can want done. The driver (or the simulator) does it, in the order
 // given, and waits for nothing while it does.
-#ifndef LORAD_WORKER_EFFECTS_H_
-#define LORAD_WORKER_EFFECTS_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -89,7 +88,7 @@ struct Note {
   std::string text;
 };
 
-// Nothing follows. An error: the coordinator refuses this worker for good.
+// Nothing follows. An error: the coordinator refuses this worker for good, or its engine hangs.
 struct End {
   absl::Status status;
 };
@@ -98,5 +97,3 @@ using Effect = std::variant<Dial, HangUp, Say, FormGroup, LeaveGroup, BeginWindo
                             EndWindow, Upload, CancelCalls, ReadMemory, SetTimer, Note, End>;
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_EFFECTS_H_

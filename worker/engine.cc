@@ -108,7 +108,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   engine->directory_.emplace(*std::move(directory));
   const storage::ModelDescription& description = engine->directory_->description();
   const StageRange range = WholeModel(description);
-  const ModelShape shape{.capacity_tokens = order.capacity_tokens(),
+  const GroupShape shape{.capacity_tokens = order.capacity_tokens(),
                          .longest_sequence = order.longest_sequence(),
                          .recomputation = RecomputationOf(order),
                          .rank_max = order.rank_max() > 0 ? order.rank_max() : kRankMax,
@@ -145,7 +145,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   return engine;
 }
 
-absl::Status Engine::MakeReadings(const ModelShape& shape) {
+absl::Status Engine::MakeReadings(const GroupShape& shape) {
   const auto lay = [&](kernels::Arena& arena) {
     for (float*& log_p : log_p_) log_p = arena.Allocate<float>(shape.capacity_tokens);
     norms_ = arena.Allocate<NormReading>(shape.slots_max);

@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_ENGINE_H_
-#define LORAD_WORKER_ENGINE_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -122,7 +121,7 @@ class Engine : public GroupEngine {
   Engine(const v1::FormGroup& order, const Environment& environment);
 
   // Memory for what is read back.
-  absl::Status MakeReadings(const ModelShape& shape);
+  absl::Status MakeReadings(const GroupShape& shape);
 
   absl::StatusOr<Resident*> Find(const std::string& job);
   absl::StatusOr<const v1::Microbatch*> FindMicrobatch(int64_t number) const;
@@ -193,5 +192,3 @@ class Engine : public GroupEngine {
 FormEngine MakeFormEngine(kernels::Backend* backend, EngineOptions options, Clock clock);
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_ENGINE_H_

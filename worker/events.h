@@ -1,6 +1,5 @@
 // Everything that happens to a worker, as values, in the order it is told of.
-#ifndef LORAD_WORKER_EVENTS_H_
-#define LORAD_WORKER_EVENTS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -70,5 +69,3 @@ struct Event {
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_EVENTS_H_

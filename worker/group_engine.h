@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_GROUP_ENGINE_H_
-#define LORAD_WORKER_GROUP_ENGINE_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -58,5 +57,3 @@ using FormEngine = std::function<absl::StatusOr<std::unique_ptr<GroupEngine>>(
     const v1::FormGroup&, const EngineContext&)>;
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_GROUP_ENGINE_H_

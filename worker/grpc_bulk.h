@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_GRPC_BULK_H_
-#define LORAD_WORKER_GRPC_BULK_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -7,6 +6,7 @@
 #include <set>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "worker/bulk.h"
 
 namespace lorad::worker {
@@ -29,11 +29,8 @@ class GrpcBulk : public Bulk {
 
   const std::unique_ptr<Stub> stub_;
   std::mutex mutex_;
-  // GUARDED_BY(mutex_)
-  int64_t cancelled_ = 0;  // and all before it
-  std::set<Call*> calls_;
+  int64_t cancelled_ ABSL_GUARDED_BY(mutex_) = 0;  // and all before it
+  std::set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_GRPC_BULK_H_

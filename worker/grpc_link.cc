@@ -66,7 +66,9 @@ void GrpcLink::Run() {
     Call call;
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return closed_ || order_.has_value(); });
+      wake_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return closed_ || order_.has_value();
+      });
       if (closed_) return;
       order = *std::exchange(order_, std::nullopt);
       queue_.clear();
@@ -108,7 +110,9 @@ absl::Status GrpcLink::RunStream(const Order& order, Call* call) {
 void GrpcLink::WriteMessages(Call* call) {
   std::unique_lock lock(mutex_);
   while (true) {
-    wake_.wait(lock, [&] { return call->ended || !queue_.empty(); });
+    wake_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return call->ended || !queue_.empty();
+    });
     if (call->ended) return;
     const v1::WorkerMessage message = std::move(queue_.front());
     queue_.pop_front();

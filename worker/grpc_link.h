@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_GRPC_LINK_H_
-#define LORAD_WORKER_GRPC_LINK_H_
+#pragma once
 
 #include <condition_variable>
 #include <cstdint>
@@ -9,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "worker/link.h"
 
 namespace lorad::worker {
@@ -41,16 +41,13 @@ class GrpcLink : public Link {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  // GUARDED_BY(mutex_)
-  bool closed_ = false;
-  std::optional<Order> order_;
-  Call* call_ = nullptr;  // the stream under way
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<Order> order_ ABSL_GUARDED_BY(mutex_);
+  Call* call_ ABSL_GUARDED_BY(mutex_) = nullptr;  // the stream under way
   // What waits to be written: as long as the log of reports that are not acknowledged, at most.
-  std::deque<v1::WorkerMessage> queue_;
+  std::deque<v1::WorkerMessage> queue_ ABSL_GUARDED_BY(mutex_);
 
   std::thread thread_;
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_GRPC_LINK_H_

@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_LINK_H_
-#define LORAD_WORKER_LINK_H_
+#pragma once
 
 #include <cstdint>
 
@@ -30,5 +29,3 @@ class Link {
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_LINK_H_

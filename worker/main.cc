@@ -13,14 +13,16 @@
 #include <thread>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "spdlog/sinks/stdout_color_sinks.h"
+#include "logging/log.h"
 #include "spdlog/spdlog.h"
 #include "worker/device.h"
 #include "worker/driver.h"
 #include "worker/engine.h"
 #include "worker/grpc_bulk.h"
 #include "worker/grpc_link.h"
+#include "worker/limits.h"
 #include "worker/process.h"
 
 namespace lorad::worker {
@@ -64,7 +66,16 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
   app.add_option("--memory", flags->memory_bytes,
                  "Memory to use for model and adapters, like 8GiB (default: three quarters of the "
                  "machine's; on a GPU what is free)")
-      ->transform(CLI::AsSizeValue(false));
+      ->transform(CLI::AsSizeValue(false))
+      ->check([](const std::string& bytes) {
+        int64_t number = 0;
+        const bool enough = absl::SimpleAtoi(bytes, &number) && number >= kMemoryBytesMin;
+        return enough ? ""
+                      : absl::StrCat(
+                            "must be at least 1MiB, for no model and adapter do with "
+                            "less, got ",
+                            bytes, " bytes");
+      });
   app.add_flag("--die-with-parent", flags->die_with_parent,
                "End when the process that started this one ends");
   app.set_version_flag("--version", kVersion);
@@ -120,8 +131,10 @@ class SignalPipe {
 };
 
 std::string DefaultName() {
-  char host[256] = {};
-  if (gethostname(host, sizeof(host) - 1) != 0) return absl::StrCat("worker-", getpid());
+  char host[48] = {};  // longer ones are cut short
+  if (gethostname(host, sizeof(host) - 1) != 0 && errno != ENAMETOOLONG) {
+    return absl::StrCat("worker-", getpid());
+  }
   return absl::StrCat(host, "-", getpid());
 }
 
@@ -174,7 +187,7 @@ int Run(Flags flags) {
   pipe.Wake();
   waiter.join();
   if (!status.ok()) {
-    spdlog::error("coordinator {} refuses this worker: {}", flags.coordinator,
+    spdlog::error("the worker of coordinator {} ends: {}", flags.coordinator,
                   std::string(status.message()));
     return 1;
   }
@@ -185,6 +198,7 @@ int Run(Flags flags) {
 }  // namespace lorad::worker
 
 int main(int argc, char** argv) {
+  lorad::logging::KeepStandardDescriptors();
   umask(077);  // what it writes is its user's alone
   lorad::worker::Flags flags;
   const int exit_status = lorad::worker::ParseFlags(argc, argv, &flags);
@@ -193,7 +207,7 @@ int main(int argc, char** argv) {
     for (const std::string& line : lorad::worker::ListDevices()) std::puts(line.c_str());
     return 0;
   }
-  spdlog::set_default_logger(spdlog::stderr_color_mt("lorad-worker"));
+  lorad::logging::SetUpForWorker();
   if (flags.die_with_parent) {
     const absl::Status status = lorad::worker::DieWithParent();
     if (!status.ok()) {

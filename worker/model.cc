@@ -52,7 +52,7 @@ StageRange WholeModel(const storage::ModelDescription& description) {
 }
 
 Model::Model(kernels::Backend* backend, const storage::ModelDescription& description,
-             StageRange range, ModelShape shape, kernels::Arena& arena)
+             StageRange range, GroupShape shape, kernels::Arena& arena)
     : backend_(backend), description_(description), range_(range), shape_(shape) {
   assert(range.first_block >= 0 && range.first_block < range.end_block);
   assert(range.end_block <= static_cast<int32_t>(description_.blocks.size()));
@@ -63,7 +63,7 @@ Model::Model(kernels::Backend* backend, const storage::ModelDescription& descrip
 }
 
 int64_t Model::CountBytes(kernels::Backend* backend, const storage::ModelDescription& description,
-                          StageRange range, ModelShape shape) {
+                          StageRange range, GroupShape shape) {
   kernels::Arena counting(backend->device());
   Model model(backend, description, range, shape, counting);
   return counting.bytes_max();

@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_MODEL_H_
-#define LORAD_WORKER_MODEL_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -10,6 +9,7 @@
 #include "kernels/arena.h"
 #include "kernels/backend.h"
 #include "kernels/tensor.h"
+#include "sizes/group.h"
 #include "storage/model_description.h"
 #include "storage/model_directory.h"
 
@@ -31,27 +31,10 @@ struct StageRange {
 // All blocks on one stage.
 StageRange WholeModel(const storage::ModelDescription& description);
 
-// The largest rank that any slot may bring, and the most slots of any group.
-inline constexpr int64_t kRankMax = 512;
-inline constexpr int32_t kSlotsMax = 256;
-
-// What backward computes again instead of keeping it from forward. Backends are exact, so no bit of
-// a result depends on it.
-enum class Recomputation {
-  kNothing,   // everything is kept
-  kProducts,  // outputs of norms, the SwiGLU product and S of the LoRA linears
-  kBlocks,    // blocks from x on
-};
-
-struct ModelShape {
-  int64_t capacity_tokens = 0;   // of a microbatch
-  int64_t longest_sequence = 0;  // at most capacity_tokens
-  Recomputation recomputation = Recomputation::kProducts;
-  // The workspace is planned for so many slots of up to such a rank, so that a group's memory does
-  // not depend on who is in it.
-  int64_t rank_max = kRankMax;
-  int64_t slots_max = kSlotsMax;
-};
+using sizes::GroupShape;
+using sizes::kRankMax;
+using sizes::kSlotsMax;
+using sizes::Recomputation;
 
 // A stage of a base model with the memory for one microbatch in flight. Runs the table of a
 // ModelDescription and knows no family by name. Forward keeps, per block and row, x at the block's
@@ -81,13 +64,13 @@ class Model {
  public:
   // Takes all memory from `arena`, which must outlive the model, as must `backend`.
   Model(kernels::Backend* backend, const storage::ModelDescription& description, StageRange range,
-        ModelShape shape, kernels::Arena& arena);
+        GroupShape shape, kernels::Arena& arena);
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
   // Bytes of a real arena for it.
   static int64_t CountBytes(kernels::Backend* backend, const storage::ModelDescription& description,
-                            StageRange range, ModelShape shape);
+                            StageRange range, GroupShape shape);
 
   // Fills the weights from the directory the description came from, tensor by tensor, straight into
   // the arena. REQUIRES: a real arena.
@@ -111,7 +94,7 @@ class Model {
 
   const storage::ModelDescription& description() const { return description_; }
   const StageRange& range() const { return range_; }
-  const ModelShape& shape() const { return shape_; }
+  const GroupShape& shape() const { return shape_; }
 
  private:
   struct BlockState {
@@ -164,7 +147,7 @@ class Model {
   kernels::Backend* const backend_;
   const storage::ModelDescription description_;
   const StageRange range_;
-  const ModelShape shape_;
+  const GroupShape shape_;
 
   struct RopeState {
     const storage::RopeSpec* rope;
@@ -186,5 +169,3 @@ class Model {
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_MODEL_H_

@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_PROCESS_H_
-#define LORAD_WORKER_PROCESS_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -31,5 +30,3 @@ absl::Status DieWithParent();
 void EndProcessAfter(std::chrono::seconds patience);
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_PROCESS_H_

@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_REPORTS_H_
-#define LORAD_WORKER_REPORTS_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -34,5 +33,3 @@ class ReportLog {
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_REPORTS_H_

@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_RPC_STATUS_H_
-#define LORAD_WORKER_RPC_STATUS_H_
+#pragma once
 
 #include <grpcpp/support/status.h>
 
@@ -12,5 +11,3 @@ namespace lorad::worker {
 absl::Status FromRpc(const grpc::Status& status);
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_RPC_STATUS_H_

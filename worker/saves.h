@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_SAVES_H_
-#define LORAD_WORKER_SAVES_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -73,5 +72,3 @@ class Saves {
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_SAVES_H_

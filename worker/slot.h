@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_SLOT_H_
-#define LORAD_WORKER_SLOT_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -155,5 +154,3 @@ class Slot {
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_SLOT_H_

@@ -1,5 +1,4 @@
-#ifndef LORAD_WORKER_SLOT_CONTENT_H_
-#define LORAD_WORKER_SLOT_CONTENT_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -52,5 +51,3 @@ class SlotContentReader {
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_WORKER_SLOT_CONTENT_H_

@@ -1,8 +1,7 @@
 // The operations on the CPU, float32: a library's matrix products inside fixed work items, plain
 // vectorized loops for the rest. The embedded default and the reference for other devices.
 // docs/kernels.md tells how each operation is cut.
-#ifndef LORAD_KERNELS_CPU_CPU_BACKEND_H_
-#define LORAD_KERNELS_CPU_CPU_BACKEND_H_
+#pragma once
 
 #include <memory>
 
@@ -14,5 +13,3 @@ namespace lorad::kernels {
 std::unique_ptr<Backend> MakeCpuBackend(int threads);
 
 }  // namespace lorad::kernels
-
-#endif  // LORAD_KERNELS_CPU_CPU_BACKEND_H_

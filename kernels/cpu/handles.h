@@ -1,6 +1,5 @@
 // The CPU's side of the opaque handles of backend.h: plain structs of plain memory.
-#ifndef LORAD_KERNELS_CPU_HANDLES_H_
-#define LORAD_KERNELS_CPU_HANDLES_H_
+#pragma once
 
 #include <atomic>
 #include <cassert>
@@ -88,5 +87,3 @@ inline const CpuOptimizer& Of(const Optimizer& optimizer) {
 }
 
 }  // namespace lorad::kernels::cpu
-
-#endif  // LORAD_KERNELS_CPU_HANDLES_H_

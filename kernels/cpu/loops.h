@@ -1,8 +1,7 @@
 // The inner loops of everything that is not a matrix product, compiled once for each instruction
 // set and chosen at run time. Every loop works on rows of plain floats; sums have 16 lanes and a
 // fixed tree, whatever the instruction set.
-#ifndef LORAD_KERNELS_CPU_LOOPS_H_
-#define LORAD_KERNELS_CPU_LOOPS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -72,5 +71,3 @@ struct Loops {
 std::vector<const Loops*> SupportedLoops();
 
 }  // namespace lorad::kernels::cpu
-
-#endif  // LORAD_KERNELS_CPU_LOOPS_H_

@@ -23,7 +23,7 @@ struct ChunkTarget {
   const LoraTarget* target;
   float* s;       // [rows, R]
   float* ds;      // [rows, R]
-  uint8_t* bits;  // [rows, MaskRowBytes]; null where nothing is dropped
+  uint8_t* bits;  // [rows, mask_row_bytes]; null where nothing is dropped
 
   bool train() const { return segment->mode == Mode::kTrain; }
   float keep_scale() const { return bits != nullptr ? 1.0f / (1.0f - target->dropout) : 1.0f; }
@@ -51,7 +51,7 @@ ChunkTargets FindTargets(const Workspace& workspace, const CpuBatch& batch,
       const int64_t offset = chunk.first_row * workspace.rank_columns + column * chunk.rows;
       const bool drops = segment.mode == Mode::kTrain && target.dropout > 0;
       uint8_t* bits = workspace.mask_bits + (index * workspace.limits.tokens + chunk.first_row) *
-                                                workspace.MaskRowBytes();
+                                                workspace.mask_row_bytes;
       found.all.push_back({.chunk = &chunk,
                            .segment = &segment,
                            .target = &target,
@@ -78,7 +78,7 @@ void DrawMask(const Context& context, const CpuBatch& batch, const ChunkTarget& 
         static_cast<uint32_t>(batch.positions[batch_row]), key.sequence, key.step};
     context.loops.dropout_bits(key.seed, counter, DropoutThreshold(target.dropout), 0,
                                (features + kDropoutLanes - 1) / kDropoutLanes,
-                               item.bits + row * context.workspace.MaskRowBytes());
+                               item.bits + row * context.workspace.mask_row_bytes);
   }
 }
 
@@ -106,7 +106,7 @@ void ProjectDown(const Context& context, const CpuBatch& batch, const ChunkTarge
   if (item.bits != nullptr) {
     DrawMask(context, batch, item, features);
     for (int64_t row = 0; row < rows; ++row) {
-      context.loops.select(input + row * stride, item.bits + row * context.workspace.MaskRowBytes(),
+      context.loops.select(input + row * stride, item.bits + row * context.workspace.mask_row_bytes,
                            scratch + row * features, features);
     }
     input = scratch;
@@ -209,7 +209,7 @@ void InputGradientTile(const Context& context, const Chunk& chunk,
                features, 0.0f, scratch, width);
     for (int64_t row = 0; row < chunk.rows; ++row) {
       const uint8_t* bits =
-          item.bits + row * context.workspace.MaskRowBytes() + first / kDropoutLanes;
+          item.bits + row * context.workspace.mask_row_bytes + first / kDropoutLanes;
       context.loops.select_add(scratch + row * width, bits, item.keep_scale(),
                                out + row * dx.row_stride, width);
     }
@@ -230,7 +230,7 @@ bool AddGradientA(const Context& context, const ChunkTarget& item, const TensorV
     for (int64_t row = 0; row < rows; ++row) {
       context.loops.select(
           input + row * stride,
-          item.bits + row * context.workspace.MaskRowBytes() + first / kDropoutLanes,
+          item.bits + row * context.workspace.mask_row_bytes + first / kDropoutLanes,
           selected + row * width, width);
     }
     input = selected;

@@ -1,8 +1,7 @@
 // Matrix products by oneDNN, which makes its kernels for the CPU at hand at run time. Each call
 // runs on the calling thread alone; many threads may call at once. Row-major; lda, ldb, ldc are row
 // strides. With beta 0, c is written and never read.
-#ifndef LORAD_KERNELS_CPU_MATMUL_H_
-#define LORAD_KERNELS_CPU_MATMUL_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -23,5 +22,3 @@ void MultiplyTN(int64_t m, int64_t n, int64_t k, float alpha, const float* a, in
 std::string MatmulId();
 
 }  // namespace lorad::kernels::cpu
-
-#endif  // LORAD_KERNELS_CPU_MATMUL_H_

@@ -1,6 +1,5 @@
 // The operations of backend.h as functions, one file each; their contracts stand there.
-#ifndef LORAD_KERNELS_CPU_OPS_H_
-#define LORAD_KERNELS_CPU_OPS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -83,5 +82,3 @@ void AdamW(const Context& context, const AdamWOptions& options,
 void DropGradients(const Context& context, std::span<const OptimizerTensor> tensors);
 
 }  // namespace lorad::kernels::cpu
-
-#endif  // LORAD_KERNELS_CPU_OPS_H_

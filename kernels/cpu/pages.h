@@ -1,6 +1,5 @@
 // Memory for the CPU's arenas.
-#ifndef LORAD_KERNELS_CPU_PAGES_H_
-#define LORAD_KERNELS_CPU_PAGES_H_
+#pragma once
 
 #include <memory>
 
@@ -13,5 +12,3 @@ namespace lorad::kernels::cpu {
 absl::StatusOr<std::unique_ptr<Arena>> MakePagedArena(int64_t bytes);
 
 }  // namespace lorad::kernels::cpu
-
-#endif  // LORAD_KERNELS_CPU_PAGES_H_

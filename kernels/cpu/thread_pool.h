@@ -1,7 +1,6 @@
 // Threads that share out the items of one operation at a time. Which thread runs an item never
 // changes its result.
-#ifndef LORAD_KERNELS_CPU_THREAD_POOL_H_
-#define LORAD_KERNELS_CPU_THREAD_POOL_H_
+#pragma once
 
 #include <atomic>
 #include <condition_variable>
@@ -59,5 +58,3 @@ class ThreadPool {
 };
 
 }  // namespace lorad::kernels::cpu
-
-#endif  // LORAD_KERNELS_CPU_THREAD_POOL_H_

@@ -1,36 +1,26 @@
 #include "kernels/cpu/workspace.h"
 
-#include <algorithm>
-
 namespace lorad::kernels::cpu {
-namespace {
-
-// The largest need of any one operation's item (each file says its own layout).
-int64_t ScratchFloats(const Limits& limits) {
-  const int64_t lora_rows = kChunkTokens * limits.features;  // x under a mask
-  const int64_t lora_gradient = kChunkTokens * kTileColumns + limits.rank * kTileColumns;
-  const int64_t loss = kChunkTokens * (limits.hidden + kVocabularyTile);
-  const int64_t attention = 2 * kAttentionRows * limits.longest_segment + kAttentionRows;
-  return std::max({lora_rows, lora_gradient, loss, attention});
-}
-
-}  // namespace
 
 Workspace TakeWorkspace(const Limits& limits, int threads, Arena& arena) {
+  const sizes::CpuWorkspaceLayout layout = sizes::LayCpuWorkspace(limits, threads);
+  char* const base = arena.Allocate<char>(layout.bytes);
   Workspace workspace;
   workspace.limits = limits;
-  workspace.rank_columns = limits.rank * limits.targets_in_group;
-  workspace.s = arena.Allocate<float>(limits.tokens * workspace.rank_columns);
-  workspace.ds = arena.Allocate<float>(limits.tokens * workspace.rank_columns);
-  workspace.mask_bits =
-      arena.Allocate<uint8_t>(limits.targets_in_group * limits.tokens * workspace.MaskRowBytes());
-  workspace.loss_sums = arena.Allocate<float>(limits.tokens * limits.hidden);
-  workspace.loss_max = arena.Allocate<float>(limits.tokens);
-  workspace.loss_lanes = arena.Allocate<float>(kLossLanes * limits.tokens);
-  workspace.loss_target = arena.Allocate<float>(limits.tokens);
-  workspace.scratch_floats = ScratchFloats(limits);
+  if (arena.counting()) return workspace;
+  const auto floats = [base](int64_t at) { return reinterpret_cast<float*>(base + at); };
+  workspace.rank_columns = layout.rank_columns;
+  workspace.s = floats(layout.s_at);
+  workspace.ds = floats(layout.ds_at);
+  workspace.mask_bits = reinterpret_cast<uint8_t*>(base + layout.mask_bits_at);
+  workspace.mask_row_bytes = layout.mask_row_bytes;
+  workspace.loss_sums = floats(layout.loss_sums_at);
+  workspace.loss_max = floats(layout.loss_max_at);
+  workspace.loss_lanes = floats(layout.loss_lanes_at);
+  workspace.loss_target = floats(layout.loss_target_at);
+  workspace.scratch_floats = layout.scratch_floats;
   for (int thread = 0; thread < threads; ++thread) {
-    workspace.scratch.push_back(arena.Allocate<float>(workspace.scratch_floats));
+    workspace.scratch.push_back(floats(layout.scratch_at + thread * layout.scratch_step_bytes));
   }
   return workspace;
 }

@@ -17,6 +17,7 @@
 #include "kernels/cuda/lora/lora_linear.h"
 #include "kernels/cuda/lora/plan.h"
 #include "kernels/cuda/loss/linear_loss.h"
+#include "kernels/cuda/memory.h"
 #include "kernels/cuda/optimizer/optimizer.h"
 #include "kernels/cuda/optimizer/tables.h"
 #include "kernels/cuda/rowwise/rowwise.h"
@@ -27,9 +28,6 @@ namespace {
 
 // Raised whenever an own operation's order of sums or formula changes, for then bits do.
 constexpr int kRevision = 5;
-
-// Of the scratch memory that operations share.
-constexpr int64_t kWorkspaceAlignment = 256;
 
 struct CudaOptimizer final : Optimizer {
   CudaOptimizer(TablePool& pool, std::span<const OptimizerTensor> tensors)
@@ -74,19 +72,17 @@ class CudaBackend final : public Backend {
 
   void ReserveWorkspace(const Limits& limits, Arena& arena) override {
     assert(limits.features <= kDropoutFeaturesMax);
-    const LoraMemory lora = TakeLoraMemory(limits, context_.activation, arena);
-    // One after the other in the stream, the operations share what is scratch inside one call.
-    const int64_t bytes = std::max(
-        {attention_.WorkspaceBytes(limits), loss_.WorkspaceBytes(limits), Gemm::WorkspaceBytes()});
-    char* scratch = static_cast<char*>(arena.Allocate(bytes + kWorkspaceAlignment));
+    const WorkspaceMemory memory =
+        TakeWorkspace(limits, context_.activation, context_.multiprocessors, arena);
     if (arena.counting()) return;
-    const uintptr_t address = reinterpret_cast<uintptr_t>(scratch);
-    scratch += (kWorkspaceAlignment - address % kWorkspaceAlignment) % kWorkspaceAlignment;
-    lora_memory_ = lora;
+    lora_memory_ = LoraMemoryAt(memory.base, memory.layout.lora, limits, context_.activation);
     ClearLoraMemory(lora_memory_, stream());
+    char* scratch = memory.base + memory.layout.scratch_at;
+    const uintptr_t past = reinterpret_cast<uintptr_t>(scratch) % sizes::kCudaScratchAlignment;
+    scratch += (sizes::kCudaScratchAlignment - past) % sizes::kCudaScratchAlignment;
     gemm_workspace_ = scratch;
-    attention_.SetWorkspace(scratch, bytes, limits);
-    loss_.SetWorkspace(scratch, bytes);
+    attention_.SetWorkspace(scratch, memory.layout.scratch_bytes, limits);
+    loss_.SetWorkspace(scratch, memory.layout.scratch_bytes);
   }
 
   void Synchronize() override { LORAD_CUDA_CHECK(cudaStreamSynchronize(stream())); }
@@ -115,8 +111,9 @@ class CudaBackend final : public Backend {
                                      Arena& arena) override {
     auto linear = std::make_unique<CudaLinear>();
     linear->has_bias = has_bias;
-    linear->weight = arena.Matrix(outputs, inputs, context_.activation);
-    if (has_bias) linear->bias = arena.Matrix(1, outputs, context_.activation);
+    const LinearMemory memory = TakeLinear(outputs, inputs, has_bias, context_.activation, arena);
+    linear->weight = memory.weight;
+    linear->bias = memory.bias;
     return linear;
   }
 

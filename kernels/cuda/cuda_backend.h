@@ -5,8 +5,7 @@
 // and promises no isolation (rows may depend on how many there are).
 //
 // Everything is enqueued on one stream. No operation allocates or waits but CopyToHost.
-#ifndef LORAD_KERNELS_CUDA_CUDA_BACKEND_H_
-#define LORAD_KERNELS_CUDA_CUDA_BACKEND_H_
+#pragma once
 
 #include <memory>
 
@@ -21,5 +20,3 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(int device_index,
                                                          DType activation = DType::kBfloat16);
 
 }  // namespace lorad::kernels
-
-#endif  // LORAD_KERNELS_CUDA_CUDA_BACKEND_H_

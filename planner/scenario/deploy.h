@@ -8,10 +8,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "planner/bucketing.h"
-#include "planner/deploy.h"
-#include "planner/move.h"
-#include "planner/ownership.h"
+#include "planner/replicas/bucketing.h"
+#include "planner/replicas/deploy.h"
+#include "planner/replicas/move.h"
+#include "planner/replicas/ownership.h"
 #include "planner/scenario/subcommand.h"
 
 namespace lorad::planner::scenario {

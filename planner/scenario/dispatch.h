@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "planner/bucketing.h"
-#include "planner/dispatch.h"
+#include "planner/replicas/bucketing.h"
+#include "planner/replicas/dispatch.h"
 #include "planner/scenario/subcommand.h"
 
 namespace lorad::planner::scenario {

@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "planner/least_squares.h"
 #include "planner/scenario/fields.h"
+#include "planner/solve/least_squares.h"
 
 namespace lorad::planner::scenario {
 namespace {

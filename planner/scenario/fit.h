@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "planner/memory_fit.h"
+#include "planner/cost/memory_fit.h"
 #include "planner/scenario/subcommand.h"
 
 namespace lorad::planner::scenario {

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "planner/bucketing.h"
-#include "planner/dispatch.h"
-#include "planner/layout.h"
+#include "planner/replicas/bucketing.h"
+#include "planner/replicas/dispatch.h"
+#include "planner/replicas/layout.h"
 #include "planner/scenario/fields.h"
 
 namespace lorad::planner::scenario {

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "planner/pack_merge.h"
+#include "planner/window/pack_merge.h"
 
 namespace lorad::planner::scenario {
 namespace {

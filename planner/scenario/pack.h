@@ -7,10 +7,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "planner/pack.h"
-#include "planner/pack_batch.h"
 #include "planner/scenario/fields.h"
 #include "planner/scenario/subcommand.h"
+#include "planner/window/pack.h"
+#include "planner/window/pack_batch.h"
 
 namespace lorad::planner::scenario {
 

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "planner/draw.h"
+#include "planner/scenario/draw.h"
 #include "planner/scenario/fields.h"
 #include "planner/scenario/pack.h"
 

@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "planner/pipeline.h"
+#include "planner/pipeline/pipeline.h"
 #include "planner/scenario/subcommand.h"
 
 namespace lorad::planner::scenario {

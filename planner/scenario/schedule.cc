@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "planner/scenario/fields.h"
+#include "sizes/batch.h"
 
 namespace lorad::planner::scenario {
 namespace {
@@ -18,7 +19,6 @@ constexpr int64_t kBytesMax = int64_t{1} << 50;
 constexpr int64_t kTokensMax = int64_t{1} << 20;
 constexpr int64_t kSecondsMax = int64_t{1} << 40;
 constexpr size_t kListMax = 4096;
-constexpr int64_t kRankMax = 512;
 const char* const kTargets[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                 "gate_proj", "up_proj", "down_proj"};
 
@@ -100,7 +100,7 @@ class Reader {
                       .fallback = std::max(view_.microbatch_tokens, group.shape.longest_sequence)});
     group.shape.stages = 1;
     group.open = fields.Bool("open", true);
-    for (Fields& job : fields.Objects("jobs", {.max = kJobsPerGroupMax, .required = false})) {
+    for (Fields& job : fields.Objects("jobs", {.max = sizes::kSlotsMax, .required = false})) {
       RunningJob running;
       group.jobs.push_back(job.OwnName("job", &job_names_));
       group.adapters.push_back(ReadAdapter(job));
@@ -158,7 +158,7 @@ class Reader {
 
   static AdapterShape ReadAdapter(Fields& fields) {
     AdapterShape adapter;
-    adapter.rank = fields.Int64("rank", {.min = 1, .max = kRankMax});
+    adapter.rank = fields.Int64("rank", {.min = 1, .max = sizes::kRankMax});
     adapter.targets =
         fields.Strings("targets", {.choices = {std::begin(kTargets), std::end(kTargets)}},
                        {.min = 1, .max = 7, .required = false});

@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "planner/scenario/subcommand.h"
-#include "planner/schedule.h"
+#include "planner/schedule/schedule.h"
 
 namespace lorad::planner::scenario {
 

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "planner/timeline.h"
+#include "planner/pipeline/timeline.h"
 
 namespace lorad::planner::scenario {
 

@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "planner/scenario/fields.h"
-#include "planner/sweep_bound.h"
+#include "planner/sweep/bound.h"
 
 namespace lorad::planner::scenario {
 namespace {

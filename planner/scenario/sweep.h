@@ -8,9 +8,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "planner/early_exit.h"
 #include "planner/scenario/subcommand.h"
-#include "planner/sweep_plan.h"
+#include "planner/sweep/early_exit.h"
+#include "planner/sweep/plan.h"
 
 namespace lorad::planner::scenario {
 

@@ -191,8 +191,8 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
 }
 
 // It is not named any more, so the step's next shard is written anew; what is there is believed
-// only if it is whole after all (WriteCheckpoint), for this is a worker's word.
-void Core::State::LoseCheckpoint(JobState& job, const std::string& why) {
+// only if it is whole after all (WriteCheckpoint).
+void Core::State::LoseCheckpoint(JobState& job, const std::string& reason, const std::string& why) {
   auto& steps = *job.record.mutable_checkpoint_steps();
   auto& tokens = *job.record.mutable_tokens_at_checkpoints();
   const int64_t lost = job.job().last_checkpoint_step();
@@ -207,12 +207,11 @@ void Core::State::LoseCheckpoint(JobState& job, const std::string& why) {
   job.record.set_checkpoint_tokens(
       known != tokens.end() ? known->second : job.record.checkpoint_tokens() / lost * before);
   FallBack(job);
-  AddEvent(job, "CHECKPOINT_CORRUPT",
-           absl::StrCat("the checkpoint of step ", lost, " is damaged (", why,
+  AddEvent(job, reason,
+           absl::StrCat("the checkpoint of step ", lost, " is given up (", why,
                         "); the job goes on from step ", before));
-  Warn(absl::StrCat("job '", job.name(), "': the checkpoint of step ", lost, " is damaged: ", why));
-  job.resumes = true;
-  Transition(job, v1::Job::QUEUED, absl::StrCat("goes on from step ", before));
+  Warn(absl::StrCat("job '", job.name(), "': ", reason, ": the checkpoint of step ", lost,
+                    " is given up: ", why));
 }
 
 void Core::State::On(uint64_t request, const v1::DeleteCheckpointRequest& content) {

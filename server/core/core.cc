@@ -21,6 +21,8 @@ std::vector<Effect> Core::Apply(const Event& event) { return state_->Apply(event
 
 std::optional<ReplyValue> Core::Look(const Request& request) { return state_->Look(request); }
 
+Core::Sizes Core::SizesNow() const { return state_->SizesNow(); }
+
 std::vector<std::string> Core::PathsInUse() const { return state_->PathsInUse(); }
 std::vector<std::string> Core::SettledFolders() const { return state_->SettledFolders(); }
 

@@ -27,7 +27,7 @@ inline constexpr int64_t kWholeEvery = 1024;
 
 struct CoreOptions {
   // Change what is computed: nothing here does. Change speed and patience:
-  int32_t microbatch_tokens = 0;  // 0: as suits the device (planner/schedule.h)
+  int32_t microbatch_tokens = 0;  // 0: as suits the device (planner/schedule/schedule.h)
   int64_t heartbeat_ms = 1000;
   int64_t lease_ms = 30'000;  // a worker silent for so long is lost
   // A worker that is alive and says nothing of what it was asked is lost after so many times what
@@ -37,6 +37,9 @@ struct CoreOptions {
   int64_t group_idle_ms = 300'000;          // a group without jobs is dissolved after this
   int64_t evaluate_sequences = 16;          // of one job in one window
   int32_t losses_without_progress_max = 5;  // of a job that was alone, then it fails (losses.h)
+  // Between the losses that count against a job that was alone: the first time so long, then for
+  // twice as long each time, up to postpone_max_ms.
+  int64_t loss_pause_ms = 10'000;
   // A worker whose device's memory others have taken rests before it is asked again: the first
   // time for so long, then for twice as long each time.
   int64_t rest_ms = 5000;
@@ -81,6 +84,18 @@ class Core {
   // Answers what is of this process alone, and changes nothing: the cluster, workers, and estimates
   // of jobs whose rows are checked. None: that takes an event.
   std::optional<ReplyValue> Look(const Request& request);
+
+  // What is kept in memory, in numbers. None of it grows with the time that the coordinator runs:
+  // CoreOptions bound some, the rest belongs to what is alive.
+  struct Sizes {
+    int64_t live_jobs = 0;
+    int64_t whole_jobs = 0;          // that are kept as more than their record
+    int64_t ended_jobs_at_work = 0;  // of them: a slot is still to be freed, a checkpoint written
+    int64_t metric_rows = 0;
+    int64_t steps_after_checkpoints = 0;  // of live jobs: no more have a row
+    int64_t request_ids = 0;
+  };
+  Sizes SizesNow() const;
 
   // Paths below the data directory that records name (files that are not among them are
   // left-overs).

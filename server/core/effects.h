@@ -91,6 +91,13 @@ struct WriteCheckpoint {
   v1::AdapterConfig adapter;
 };
 
+// Reads what a slot starts from to its end, as a worker would get it. -> ContentRead.
+struct ReadContent {
+  uint64_t number = 0;
+  std::string job;
+  std::string content;  // as LoadUnit::content
+};
+
 // An upload or a path below the data directory that nothing names any more. Ends in nothing.
 struct RemovePath {
   std::string path;
@@ -109,7 +116,8 @@ struct Note {
   std::string message;
 };
 
-using Effect = std::variant<Persist, Reply, Send, Disconnect, Announce, CheckRows, CancelRows, Plan,
-                            Hurry, MoveUpload, WriteCheckpoint, RemovePath, SetTimer, Note>;
+using Effect =
+    std::variant<Persist, Reply, Send, Disconnect, Announce, CheckRows, CancelRows, Plan, Hurry,
+                 MoveUpload, WriteCheckpoint, ReadContent, RemovePath, SetTimer, Note>;
 
 }  // namespace lorad::server

@@ -9,23 +9,24 @@
 
 namespace lorad::server {
 
-const WorkerState* Core::State::LargestWorker() const {
-  const WorkerState* largest = nullptr;
+Core::State::LoneGroup Core::State::GroupAlone(const v1::Job& job, int64_t longest_tokens) const {
+  const auto left = [](const LoneGroup& alone) { return alone.budget_bytes - alone.total(); };
+  LoneGroup best;
   for (const auto& [name, worker] : workers_) {
-    if (!largest || worker.hello.memory_bytes() > largest->hello.memory_bytes()) {
-      largest = &worker;
-    }
+    LoneGroup alone = GroupAloneOn(&worker, job, longest_tokens);
+    if (best.worker == nullptr || left(alone) > left(best)) best = alone;
   }
-  return largest;
+  return best.worker ? best : GroupAloneOn(nullptr, job, longest_tokens);
 }
 
-Core::State::LoneGroup Core::State::GroupAlone(const v1::Job& job, int64_t longest_tokens) const {
-  const WorkerState* worker = LargestWorker();
+Core::State::LoneGroup Core::State::GroupAloneOn(const WorkerState* worker, const v1::Job& job,
+                                                 int64_t longest_tokens) const {
   planner::QueuedJob queued;
   queued.model = models_.at(job.base_model()).shape;
   queued.longest_sequence = longest_tokens;
   queued.adapter = ShapeOfAdapter(job.adapter());
   LoneGroup alone;
+  alone.worker = worker;
   if (worker) {
     alone.device = DeviceOf(worker->hello);
     alone.budget_bytes = worker->hello.memory_bytes();
@@ -57,7 +58,7 @@ void Core::State::On(uint64_t request, const EstimateJob& content) {
     waiting_.estimates.push_back({request, content});
     return;
   }
-  if (content.wait_us > 0 && LargestWorker() == nullptr && !stopping_) {
+  if (content.wait_us > 0 && workers_.empty() && !stopping_) {
     held_estimates_.push_back({request, content, now_us_ + content.wait_us});
     Do(SetTimer{kEstimateEnds, held_estimates_.back().until_us});
     return;
@@ -68,7 +69,7 @@ void Core::State::On(uint64_t request, const EstimateJob& content) {
 
 void Core::State::AnswerEstimates() {
   if (held_estimates_.empty()) return;
-  const bool known = LargestWorker() != nullptr || stopping_;
+  const bool known = !workers_.empty() || stopping_;
   std::vector<HeldEstimate> held;
   held.swap(held_estimates_);
   for (HeldEstimate& estimate : held) {
@@ -108,7 +109,7 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
                         static_cast<double>(std::max<int64_t>(rows.tokens(), 1));
   const double of_step = static_cast<double>(complete.total_tokens()) /
                          static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
-  const planner::TimeModel& times = TimesOf(job.base_model(), LargestWorker());
+  const planner::TimeModel& times = TimesOf(job.base_model(), alone.worker);
   const auto trained = static_cast<double>(complete.total_tokens());
   const double squares = rows.squared_lengths() * passes;
   const double microbatches = static_cast<double>(complete.total_steps()) *

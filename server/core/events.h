@@ -176,6 +176,13 @@ struct CheckpointWritten {
   absl::StatusOr<v1::Checkpoint> checkpoint;
 };
 
+// Of ReadContent. OK: it is whole. DATA_LOSS: it is not what was committed. Else: it cannot be
+// read.
+struct ContentRead {
+  uint64_t number = 0;
+  absl::Status status;
+};
+
 // How much room is left on the disk of the data directory. While it is low, nothing new is begun.
 struct RoomChanged {
   std::string path;
@@ -196,7 +203,7 @@ struct Requested {
 struct Event {
   Moment time;
   std::variant<Requested, WorkerConnected, WorkerSaid, WorkerGone, RowsChecked, Planned,
-               UploadMoved, CheckpointWritten, RoomChanged, TimerFired>
+               UploadMoved, CheckpointWritten, ContentRead, RoomChanged, TimerFired>
       content;
 };
 

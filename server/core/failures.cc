@@ -13,31 +13,38 @@ struct Entry {
 
 constexpr std::array kFailures = {
     // The job's own, or of what it names.
-    Entry{"INVALID_ROWS", FailureKind::kUser}, Entry{"DATASET_INVALID", FailureKind::kUser},
-    Entry{"DATASET_LIMIT", FailureKind::kUser}, Entry{"MEMORY_NEVER_FITS", FailureKind::kUser},
-    Entry{"NOT_FINITE", FailureKind::kUser}, Entry{"MODEL_UNSUPPORTED", FailureKind::kUser},
+    Entry{"INVALID_ROWS", FailureKind::kUser},
+    Entry{"DATASET_INVALID", FailureKind::kUser},
+    Entry{"DATASET_LIMIT", FailureKind::kUser},
+    Entry{"MEMORY_NEVER_FITS", FailureKind::kUser},
+    Entry{"NOT_FINITE", FailureKind::kUser},
+    Entry{"MODEL_UNSUPPORTED", FailureKind::kUser},
 
     // What passes, or is mended while the job waits.
-    Entry{"DISK_FULL", FailureKind::kPassing}, Entry{"DATASET_UNREADABLE", FailureKind::kPassing},
+    Entry{"DISK_FULL", FailureKind::kPassing},
+    Entry{"DATASET_UNREADABLE", FailureKind::kPassing},
     Entry{"MODEL_NOT_FOUND", FailureKind::kPassing},  // its share is not mounted yet
     Entry{"MODEL_UNREADABLE", FailureKind::kPassing},
     Entry{"MODEL_INVALID", FailureKind::kPassing},  // it was good once: its files are being copied
     Entry{"MODEL_CHANGED", FailureKind::kPassing},  // likewise, or put back in a moment; so is
     Entry{"DATASET_CHANGED", FailureKind::kPassing},  // a dataset from its backup
-    Entry{"SAFETENSORS_INVALID", FailureKind::kPassing}, Entry{kRowsNotRead, FailureKind::kPassing},
+    Entry{"SAFETENSORS_INVALID", FailureKind::kPassing},
+    Entry{kRowsNotRead, FailureKind::kPassing},
     Entry{kRowsNotReady, FailureKind::kPassing},
+    Entry{kMemory, FailureKind::kPassing},       // but where two workers agree
     Entry{"GROUP_FORM", FailureKind::kPassing},  // what a worker met while it formed a group,
     Entry{"SLOT_LOAD", FailureKind::kPassing},   // or loaded a slot
-    Entry{"MEMORY_TAKEN", FailureKind::kPassing}, Entry{"WORKER_LOST", FailureKind::kPassing},
+    Entry{kMemoryTaken, FailureKind::kPassing},
+    Entry{"WORKER_LOST", FailureKind::kPassing},
 
     // Ours.
     Entry{"WINDOW_NOT_PLANNED", FailureKind::kServer},
     Entry{"ADAPTER_INVALID", FailureKind::kServer},     // it was checked when it was imported
     Entry{"CHECKPOINT_INVALID", FailureKind::kServer},  // it was written by us
-    Entry{"CHECKPOINT_CORRUPT", FailureKind::kServer},  // of init_from: its own has one before it
-    Entry{"CONTENT_INVALID", FailureKind::kServer}, Entry{"BAD_WINDOW", FailureKind::kServer},
+    Entry{kCheckpointCorrupt, FailureKind::kServer},    // of init_from: its own has one before it
+    Entry{"CONTENT_INVALID", FailureKind::kServer},
+    Entry{"BAD_WINDOW", FailureKind::kServer},
     Entry{"STAGES_UNSUPPORTED", FailureKind::kServer},
-    Entry{"MEMORY", FailureKind::kServer},  // more than was counted
 };
 
 }  // namespace

@@ -19,6 +19,14 @@ enum class FailureKind {
 inline constexpr char kRowsNotRead[] = "ROWS_NOT_READ";
 inline constexpr char kRowsNotReady[] = "ROWS_NOT_READY";
 
+// Reasons of workers. What it offered is not there, for other processes of its machine have it;
+inline constexpr char kMemoryTaken[] = "MEMORY_TAKEN";
+// what it was to hold is more than was counted, and than it offered;
+inline constexpr char kMemory[] = "MEMORY";
+// what it was to load is not what was committed, or what it got is not whole.
+inline constexpr char kCheckpointCorrupt[] = "CHECKPOINT_CORRUPT";
+inline constexpr char kContentInvalid[] = "CONTENT_INVALID";
+
 // By a table in code. A reason that is not in it passes: nobody is sure of it.
 FailureKind KindOf(std::string_view reason);
 

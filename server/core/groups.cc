@@ -27,6 +27,13 @@ worker::v1::FormGroup::Recomputation OrderOf(planner::Recomputation recomputatio
   return worker::v1::FormGroup::PRODUCTS;
 }
 
+constexpr char kWorkerLost[] = "WORKER_LOST";
+
+std::string WhatIsLost(const JobState& job, const std::string& group, const std::string& why) {
+  return absl::StrCat(group, " has lost its worker (", why, "); the job goes on from step ",
+                      job.job().step());
+}
+
 }  // namespace
 
 GroupState* Core::State::FindGroup(const std::string& name) {
@@ -76,6 +83,7 @@ std::vector<const JobState*> Core::State::QueueView(
     for (const auto& [key, job] : jobs) {
       if (taken == each) break;
       if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
+      if (job->reads_content) continue;
       if (members.contains(job->name())) continue;  // about to leave its group
       view.emplace_back(key, job);
       taken++;
@@ -381,26 +389,21 @@ void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss
       FallBack(*job);
     }
   }
-  const auto gone = [&](const JobState& job) {
-    return absl::StrCat(name, " has lost its worker (", why, "); the job goes on from step ",
-                        job.job().step());
-  };
   if (loss == Loss::kWorkersLie) {
     for (JobState* job : lost) {
       // Counted, as what passes is: a worker may lie for days.
       if (!job->passing) job->passing = std::make_unique<Passing>();
       Transition(*job, v1::Job::QUEUED, absl::StrCat("its worker is gone: ", why));
-      CountFailure(*job, "WORKER_LIED", gone(*job));
+      CountFailure(*job, "WORKER_LIED", WhatIsLost(*job, name, why));
     }
   } else {
-    for (JobState* job : lost) AddEvent(*job, "WORKER_LOST", gone(*job));
-    Suspect(lost, std::ssize(members), why);
+    Suspect(lost, name, std::ssize(members), why);
   }
   schedule_ = true;
 }
 
-void Core::State::Suspect(const std::vector<JobState*>& lost, int64_t jobs_of_group,
-                          const std::string& why) {
+void Core::State::Suspect(const std::vector<JobState*>& lost, const std::string& group,
+                          int64_t jobs_of_group, const std::string& why) {
   int32_t suspects = 0;
   for (JobState* job : lost) {
     const int losses = job->record.losses_without_progress() + 1;
@@ -411,8 +414,16 @@ void Core::State::Suspect(const std::vector<JobState*>& lost, int64_t jobs_of_gr
     const int losses = job->record.losses_without_progress();
     job->record.set_company_max(CompanyAfterLoss(losses, job->record.company_max(), suspects));
     job->record.set_alone(AloneAfterLoss(losses, suspects));
+    const std::string what = WhatIsLost(*job, group, why);
+    if (job->record.alone() &&
+        !IsToBlame(losses, options_.losses_without_progress_max, jobs_of_group)) {
+      // Its next loss may be held against it, so whoever else ends workers has time to pass.
+      Postpone(*job, kWorkerLost, what, options_.loss_pause_ms);
+      continue;
+    }
+    AddEvent(*job, kWorkerLost, what);
     if (IsToBlame(losses, options_.losses_without_progress_max, jobs_of_group)) {
-      FailJob(*job, v1::JobError::SERVER, "WORKER_LOST",
+      FailJob(*job, v1::JobError::SERVER, kWorkerLost,
               absl::StrCat("its workers were lost ", losses,
                            " times in a row without a step of progress, the last time while it "
                            "was alone: ",

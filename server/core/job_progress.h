@@ -1,5 +1,5 @@
-// What every step changes of a job, apart from what seldom changes: a step's revision is stored as
-// its progress alone (records.proto, RevisionRecord).
+// A job in part. What every step changes, apart from what seldom changes: a step's revision is
+// stored as its progress alone (records.proto, RevisionRecord). And what lists show.
 #pragma once
 
 #include "lorad/v1/jobs.pb.h"
@@ -11,5 +11,8 @@ v1::Job ProgressOf(const v1::Job& job);
 
 // Makes `job` what it was, or became, at the revision of `progress`; its name stays.
 void SetProgress(v1::Job progress, v1::Job* job);
+
+// What ListJobsRequest::SUMMARY keeps of it.
+v1::Job SummaryOf(const v1::Job& job);
 
 }  // namespace lorad::server

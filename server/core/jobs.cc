@@ -4,6 +4,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "server/core/job_progress.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 #include "server/validation/job_filter.h"
@@ -151,38 +152,6 @@ v1::Job Core::State::View(const JobState& state) const {
   return job;
 }
 
-v1::Job Core::State::Summary(const v1::Job& job) {
-  v1::Job summary;
-  summary.set_name(job.name());
-  summary.set_display_name(job.display_name());
-  summary.set_base_model(job.base_model());
-  summary.set_training_dataset(job.training_dataset());
-  summary.set_validation_dataset(job.validation_dataset());
-  summary.mutable_adapter()->set_rank(job.adapter().rank());
-  summary.set_priority(job.priority());
-  summary.set_state(job.state());
-  *summary.mutable_create_time() = job.create_time();
-  if (job.has_start_time()) *summary.mutable_start_time() = job.start_time();
-  if (job.has_end_time()) *summary.mutable_end_time() = job.end_time();
-  summary.set_revision(job.revision());
-  summary.set_step(job.step());
-  summary.set_total_steps(job.total_steps());
-  summary.set_epoch(job.epoch());
-  summary.set_tokens(job.tokens());
-  summary.set_total_tokens(job.total_tokens());
-  summary.set_tokens_per_second(job.tokens_per_second());
-  if (job.has_loss()) summary.set_loss(job.loss());
-  if (job.has_validation_loss()) summary.set_validation_loss(job.validation_loss());
-  if (job.has_initial_validation_loss()) {
-    summary.set_initial_validation_loss(job.initial_validation_loss());
-  }
-  if (job.has_seconds_left()) summary.set_seconds_left(job.seconds_left());
-  summary.set_group(job.group());
-  summary.set_attempts(job.attempts());
-  summary.set_last_checkpoint_step(job.last_checkpoint_step());
-  return summary;
-}
-
 v1::Job Core::State::View(const JobEntry& entry) const {
   if (entry.job) return View(*entry.job);
   records::JobRecord record;
@@ -217,7 +186,7 @@ void Core::State::On(uint64_t request, const v1::ListJobsRequest& content) {
     if (job && filter->Matches(*job)) {
       if (response.jobs_size() == page_size) break;
       if (content.view() == v1::ListJobsRequest::SUMMARY) {
-        *response.add_jobs() = Summary(*job);
+        *response.add_jobs() = SummaryOf(*job);
       } else if (entry->second.job) {
         *response.add_jobs() = View(*entry->second.job);
       } else {

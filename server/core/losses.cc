@@ -11,10 +11,14 @@ constexpr int32_t kSuspectFrom = 2;  // losses: one may happen to anybody
 
 bool IsSuspect(int32_t losses) { return losses >= kSuspectFrom; }
 
+int32_t HalfOf(int32_t company_max, int32_t jobs) {
+  const int32_t before = company_max > 0 ? std::min(company_max, jobs) : jobs;
+  return std::max(before / 2, 1);
+}
+
 int32_t CompanyAfterLoss(int32_t losses, int32_t company_max, int32_t suspects) {
   if (!IsSuspect(losses)) return 0;
-  const int32_t before = company_max > 0 ? std::min(company_max, suspects) : suspects;
-  return std::max(before / 2, 1);
+  return HalfOf(company_max, suspects);
 }
 
 bool AloneAfterLoss(int32_t losses, int32_t suspects) { return IsSuspect(losses) && suspects == 1; }

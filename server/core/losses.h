@@ -15,6 +15,9 @@ namespace lorad::server {
 // `company_max` as it was; `suspects` of the group that was lost, itself among them.
 int32_t CompanyAfterLoss(int32_t losses, int32_t company_max, int32_t suspects);
 
+// The half of so many, where at most `company_max` may be together (0: any number).
+int32_t HalfOf(int32_t company_max, int32_t jobs);
+
 // A suspect by so many losses.
 bool IsSuspect(int32_t losses);
 

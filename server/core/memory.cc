@@ -1,5 +1,5 @@
 // What workers take beyond the counted bytes: their peaks, from their heartbeats, into the fit of
-// planner/memory_fit.h. It is told of in the log; what is admitted, and allocated, is what is
+// planner/cost/memory_fit.h. It is told of in the log; what is admitted, and allocated, is what is
 // counted.
 #include <algorithm>
 

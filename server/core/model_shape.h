@@ -4,8 +4,8 @@
 #include "lorad/v1/cluster.pb.h"
 #include "lorad/v1/jobs.pb.h"
 #include "lorad/worker/v1/worker.pb.h"
-#include "planner/memory.h"
-#include "planner/time.h"
+#include "planner/cost/memory.h"
+#include "planner/cost/time.h"
 #include "storage/model_description.h"
 
 namespace lorad::server {

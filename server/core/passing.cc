@@ -5,12 +5,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/core/failures.h"
+#include "server/core/losses.h"
 #include "server/core/state.h"
 
 namespace lorad::server {
 namespace {
 
 constexpr int64_t kMillisecond = 1000;  // in microseconds
+constexpr size_t kWorkersThatAgree = 2;
 
 }  // namespace
 
@@ -21,13 +23,26 @@ void Core::State::TakeFailure(JobState& job, const std::string& reason,
   FailJob(job, CategoryOf(kind), reason, message);
 }
 
-void Core::State::Postpone(JobState& job, const std::string& reason, const std::string& message) {
+// A worker's word against our count: nobody can tell who is right. The job is tried in less and
+// less company, and fails once two workers have said so of it alone.
+void Core::State::TakeTooLarge(JobState& job, const GroupState& group, const std::string& message) {
+  const auto jobs = static_cast<int32_t>(group.members.size());
+  job.record.set_company_max(HalfOf(job.record.company_max(), jobs));
+  job.record.set_alone(jobs == 1);
+  Postpone(job, kMemory, message);
+  if (jobs > 1) return;
+  std::set<std::string>& workers = job.passing->too_large;
+  workers.insert(group.worker);
+  if (workers.size() >= kWorkersThatAgree) FailJob(job, v1::JobError::SERVER, kMemory, message);
+}
+
+void Core::State::Postpone(JobState& job, const std::string& reason, const std::string& message,
+                           int64_t first_ms) {
   assert(IsLive(job.state()) && job.state() != v1::Job::CANCELLING);
   if (!job.passing) job.passing = std::make_unique<Passing>();
   Passing& passing = *job.passing;
   const int64_t pause_us =
-      std::min(options_.postpone_ms << std::min(passing.tries, 20), options_.postpone_max_ms) *
-      kMillisecond;
+      std::min(first_ms << std::min(passing.tries, 20), options_.postpone_max_ms) * kMillisecond;
   passing.tries++;
   postponed_.erase({passing.until_us, job.name()});
   passing.until_us = now_us_ + pause_us;

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "planner/time.h"
+#include "planner/cost/time.h"
 #include "server/core/core.h"
 #include "server/core/orders.h"
 

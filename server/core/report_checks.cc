@@ -233,8 +233,10 @@ std::string WhatIsWrong(const wire::Hello& hello) {
     const std::string& value;
     int bytes_max;
   };
-  const Text texts[] = {{"worker", hello.worker(), kNameBytesMax},
-                        {"version", hello.version(), 128},
+  if (const std::string wrong = CheckWorkerName(hello.worker()); !wrong.empty()) {
+    return absl::StrCat("Hello.worker ", wrong);
+  }
+  const Text texts[] = {{"version", hello.version(), 128},
                         {"device", hello.device(), 64},
                         {"device_name", hello.device_name(), 512},
                         {"numerics_id", hello.numerics_id(), 512},
@@ -247,7 +249,6 @@ std::string WhatIsWrong(const wire::Hello& hello) {
       return absl::StrCat("Hello.", text.field, " must be UTF-8");
     }
   }
-  if (hello.worker().empty()) return "Hello.worker must be given";
   if (!Sane(hello.memory_bytes())) {
     return absl::StrCat("Hello.memory_bytes is ", hello.memory_bytes());
   }

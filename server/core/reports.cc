@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/core/failures.h"
 #include "server/core/pace.h"
 #include "server/core/report_checks.h"
 #include "server/core/state.h"
@@ -13,13 +14,6 @@
 
 namespace lorad::server {
 namespace {
-
-// A worker's reason: what it offered is not there, for other processes of its machine have it.
-constexpr char kMemoryTaken[] = "MEMORY_TAKEN";
-
-// What it was to load is not what was committed.
-constexpr char kCheckpointCorrupt[] = "CHECKPOINT_CORRUPT";
-constexpr char kContentInvalid[] = "CONTENT_INVALID";  // seen by the worker before all had come
 
 // What is kept of a worker's text, in events and errors of jobs.
 constexpr size_t kMessageTextMax = 2000;
@@ -112,12 +106,18 @@ void Core::State::OnGroupFailed(GroupState& group, const worker::v1::GroupFailed
     RestForMemory(WorkerOf(group), message);
     return Dissolve(group, message);
   }
+  if (failed.reason() == kMemory) RestForMemory(WorkerOf(group), message);
   Warn(absl::StrCat(group.name, ": ", failed.reason(), ": ", message));
   std::vector<std::string> names;
   for (const auto& [name, member] : group.members) names.push_back(name);
   for (const std::string& name : names) {
     JobState* job = FindJob(name);
-    if (job && IsPlaced(job->state())) TakeFailure(*job, failed.reason(), message);
+    if (!job || !IsPlaced(job->state())) continue;
+    if (failed.reason() == kMemory) {
+      TakeTooLarge(*job, group, message);
+    } else {
+      TakeFailure(*job, failed.reason(), message);
+    }
   }
   Dissolve(group, message);
 }
@@ -145,8 +145,8 @@ void Core::State::OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& 
   if (!group.members.contains(failed.job())) return;
   const std::string message = Quotable(failed.message(), kMessageTextMax);
   JobState* job = FindJob(failed.job());
-  if (job && failed.reason() == kCheckpointCorrupt && job->job().last_checkpoint_step() == 0 &&
-      job->job().adapter().init_from().empty()) {
+  const std::string content = job ? ContentOf(job->job()) : "";
+  if (job && failed.reason() == kCheckpointCorrupt && content.empty()) {
     return CloseLiar(WorkerOf(group), absl::StrCat("a damaged checkpoint of job '", job->name(),
                                                    "', which has none"));
   }
@@ -154,10 +154,11 @@ void Core::State::OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& 
     RestForMemory(WorkerOf(group), message);
     if (job && job->state() == v1::Job::PREPARING) Transition(*job, v1::Job::QUEUED, message);
   } else if (job && IsPlaced(job->state())) {
-    const bool damaged =
-        failed.reason() == kCheckpointCorrupt || failed.reason() == kContentInvalid;
-    if (damaged && job->job().last_checkpoint_step() > 0) {
-      LoseCheckpoint(*job, message);
+    if (failed.reason() == kMemory) {
+      RestForMemory(WorkerOf(group), message);
+      TakeTooLarge(*job, group, message);
+    } else if (!content.empty()) {
+      LookAtContent(*job, group.worker, failed.reason(), message);
     } else {
       TakeFailure(*job, failed.reason(), message);
     }

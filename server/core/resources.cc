@@ -12,6 +12,8 @@
 namespace lorad::server {
 namespace {
 
+constexpr int64_t kRetryMs = 1000;
+
 // One page of a map in the order of names, from behind the token's.
 template <class Response, class Map, class Add>
 absl::StatusOr<Response> Page(const char* scope, const Map& map, int page_size,
@@ -213,7 +215,12 @@ void Core::State::OnMoved(const UploadMoved& moved) {
   const std::string& name = dataset ? dataset->dataset.name() : adapter->adapter.name();
   names_pending_.erase({kind, name});
   if (!moved.status.ok()) {
-    for (const uint64_t request : move.requests) Fail(request, moved.status);
+    // What is not there is a folder of ours, not what the caller has named.
+    const absl::Status status =
+        absl::IsNotFound(moved.status)
+            ? Unavailable("UPLOAD_NOT_WRITTEN", std::string(moved.status.message()), kRetryMs)
+            : moved.status;
+    for (const uint64_t request : move.requests) Fail(request, status);
     return;
   }
   if (dataset) {

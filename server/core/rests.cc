@@ -31,12 +31,16 @@ void Core::State::RestForMemory(WorkerState& worker, const std::string& why) {
   Prolong(worker, worker.memory_rest, options_.rest_ms, options_.rest_max_ms, why);
 }
 
-void Core::State::CloseLiar(WorkerState& worker, const std::string& what) {
+void Core::State::RestAsLiar(WorkerState& worker, const std::string& what) {
   Rest& rest = worker.lie_rest;
   const int64_t honest_us = now_us_ - rest.until_us;
   if (honest_us > kForgottenAfter * options_.postpone_max_ms * kMillisecond) rest.times = 0;
   ++worker.lies;
   Prolong(worker, rest, options_.postpone_ms, options_.postpone_max_ms, what);
+}
+
+void Core::State::CloseLiar(WorkerState& worker, const std::string& what) {
+  RestAsLiar(worker, what);
   CloseWorker(worker, absl::StrCat("it said what does not fit: ", what), Loss::kWorkersLie);
 }
 

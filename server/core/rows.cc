@@ -181,18 +181,20 @@ absl::Status Core::State::SumUpRows(records::JobRecord& record, v1::JobError* er
 
 absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* error) const {
   if (absl::Status status = SumUpRows(record, error); !status.ok()) return status;
-  // After a restart the largest may not be back yet: then the job waits in the queue and says why.
+  // After a restart the one that it fits may not be back yet: then the job waits in the queue and says why.
   const bool all_back = starts_ == 1 || now_us_ - start_us_ >= options_.lease_ms * 1000;
-  if (!all_back || LargestWorker() == nullptr) return absl::OkStatus();
+  if (!all_back || workers_.empty()) return absl::OkStatus();
   const LoneGroup alone = GroupAlone(record.job(), record.longest_tokens());
   if (planner::Fits(alone.total(), alone.budget_bytes)) return absl::OkStatus();
   error->set_reason("MEMORY_NEVER_FITS");
   error->set_field("adapter");
   error->set_message(absl::StrCat(
-      "alone on the largest worker, and with blocks computed again, the job needs ", alone.total(),
-      " bytes (weights ", alone.group.weights, ", activations ", alone.group.activations,
-      ", workspace ", alone.group.workspace + alone.slot.staging, ", adapter ", alone.slot.adapters,
-      ", optimizer ", alone.slot.optimizer, "), and the worker has ", alone.budget_bytes,
+      "alone on the worker with the most room for it, and with blocks computed again, the job "
+      "needs ",
+      alone.total(), " bytes (weights ", alone.group.weights, ", activations ",
+      alone.group.activations, ", workspace ", alone.group.workspace + alone.slot.staging,
+      ", adapter ", alone.slot.adapters, ", optimizer ", alone.slot.optimizer,
+      "), and the worker has ", alone.budget_bytes,
       ": lower adapter.rank or training.max_length, or give a worker more memory"));
   return Error(
       absl::StatusCode::kInvalidArgument, error->reason(), error->message(),

@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "server/core/job_progress.h"
 #include "server/core/model_shape.h"
+#include "server/core/overloaded.h"
 #include "server/errors/errors.h"
 #include "storage/model_description.h"
 
@@ -16,13 +17,6 @@ namespace {
 // Deleting every revision by itself would double the work of a turn.
 constexpr int64_t kTrimEvery = 256;
 constexpr int64_t kDayUs = int64_t{24} * 3600 * 1'000'000;
-
-template <class... Handlers>
-struct Overloaded : Handlers... {
-  using Handlers::operator()...;
-};
-template <class... Handlers>
-Overloaded(Handlers...) -> Overloaded<Handlers...>;
 
 template <class Message>
 absl::Status Parse(const char* kind, const std::pair<std::string, std::string>& stored,
@@ -212,6 +206,7 @@ std::vector<Effect> Core::State::Apply(const Event& event) {
                  [&](const Planned& content) { OnPlanned(content); },
                  [&](const UploadMoved& content) { OnMoved(content); },
                  [&](const CheckpointWritten& content) { OnWritten(content); },
+                 [&](const ContentRead& content) { OnContentRead(content); },
                  [&](const RoomChanged& content) { OnRoom(content); },
                  [&](const TimerFired& content) { OnTimer(content); },
              },

@@ -4,6 +4,7 @@
 //   jobs.cc         jobs as clients see them: create, read, list, cancel, delete
 //   answers.cc      answers kept by their request_id
 //   ended_jobs.cc   jobs that have ended, kept as their records' bytes
+//   sizes.cc        how much is kept
 //   rows.cc         row checks and what waits for them
 //   estimates.cc    what a job will cost
 //   workers.cc      control streams and time-outs
@@ -16,10 +17,10 @@
 //   windows.cc      what goes into the next window
 //   reports.cc      what workers report
 //   checkpoints.cc  shards and checkpoints
+//   contents.cc     what slots start from, where a worker could not load it
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -31,13 +32,13 @@
 #include <variant>
 #include <vector>
 
-#include "planner/memory.h"
-#include "planner/memory_fit.h"
-#include "planner/schedule.h"
-#include "planner/time.h"
+#include "planner/cost/memory.h"
+#include "planner/cost/memory_fit.h"
+#include "planner/cost/time.h"
+#include "planner/schedule/schedule.h"
 #include "server/core/core.h"
+#include "server/core/entities.h"
 #include "server/core/job_states.h"
-#include "server/core/orders.h"
 #include "server/core/request_ids.h"
 #include "server/core/store_kinds.h"
 
@@ -47,169 +48,6 @@ namespace lorad::server {
 // or a file name holds may be anything.
 std::string Utf8(const std::string& text);
 
-struct ModelState {
-  records::ModelRecord record;
-  planner::ModelShape shape;
-};
-
-struct SequenceLoss {
-  double loss_sum = 0;
-  int64_t trained_tokens = 0;
-};
-
-// The evaluation of a job that is under way. Sums are folded in the order of sequences, so that
-// their bits do not depend on how they came.
-struct Evaluation {
-  int64_t step = -1;
-  SequenceLoss sum = {};  // of the sequences before `next`
-  int64_t next = 0;
-  std::map<int64_t, SequenceLoss> ahead = {};  // told of before one that comes first
-};
-
-// A failure that passes, as a job has met it since its last progress.
-struct Passing {
-  int tries = 0;  // in a row
-  int64_t until_us = 0;
-  v1::Event event;               // the one that counts it
-  std::vector<int64_t> changes;  // events of the job's state since then
-};
-
-struct JobState {
-  records::JobRecord record;
-  // More than its progress has changed since the record was stored, or nobody knows.
-  bool record_changed = true;
-  int64_t stored_revision = 0;  // when it was
-  // The newest metric rows after the newest checkpoint (kMetricRowsKept), also those of steps that
-  // will be executed again.
-  std::map<int64_t, v1::StepMetrics> metrics;
-  // job().tokens at steps whose save was asked for and is not committed yet.
-  std::map<int64_t, int64_t> saved_tokens;
-  Evaluation evaluation;
-  std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent steps
-  int commits = 0;                               // checkpoints that are being written
-  int place = 0;                                 // in the queue, from 1
-  bool resumes = false;                          // queued, for its group is formed anew
-  bool reads_rows = false;                       // queued, while its tokens are made again
-  std::string why;
-  std::unique_ptr<Passing> passing;  // null: none since its last progress
-
-  const v1::Job& job() const { return record.job(); }
-  v1::Job& job() { return *record.mutable_job(); }
-  const std::string& name() const { return record.job().name(); }
-  v1::Job::State state() const { return record.job().state(); }
-};
-
-// A job in the order of arrival. Of one that has ended, and on which nobody works any more, the
-// record's bytes alone are kept: there may be 100,000 of them.
-struct JobEntry {
-  JobState* job = nullptr;  // null: its record alone is kept
-  v1::Job::State ended_state = v1::Job::STATE_UNSPECIFIED;
-  std::string record;  // records::JobRecord
-
-  v1::Job::State state() const { return job ? job->state() : ended_state; }
-};
-
-// Whether a step's end, as the job was configured, is to be saved.
-bool SaveDue(const v1::Job& job, int64_t step);
-
-// A while without work, for twice as long each time.
-struct Rest {
-  int64_t until_us = 0;
-  int times = 0;  // in a row
-  std::string why;
-};
-
-struct WorkerState {
-  uint64_t connection = 0;  // 0 = lost
-  worker::v1::Hello hello;
-  int64_t connect_wall_us = 0;
-  int64_t heard_us = 0;
-  int restarts = 0;
-  int64_t peak_bytes = 0;  // of its process, by its heartbeats
-  std::string group;
-  // While others have taken the memory that it offered, it gets nothing new;
-  Rest memory_rest;
-  bool memory_was_taken = false;  // once, since its process started
-  // nor for a while after it said what does not fit. Kept by its name, over its streams.
-  Rest lie_rest;
-  int lies = 0;  // in all
-};
-
-// Whose doing the loss of a worker is.
-enum class Loss {
-  kAnybodys,    // the worker's, or that of any job on it (losses.h)
-  kWorkersLie,  // it said what does not fit: no job is to blame
-};
-
-// A job in a group.
-struct Member {
-  enum class Slot { kUnloaded, kLoading, kLoaded, kFreeing };
-  Slot slot = Slot::kUnloaded;
-  planner::AdapterShape adapter;
-  bool leaving = false;  // gets no more units; its slot is freed by the next window
-  int64_t done_step = 0;
-  int64_t planned_step = 0;
-  int64_t evaluation_step = -1;    // whose sequences are being planned
-  int64_t evaluation_planned = 0;  // sequences of it
-  int64_t save_ordered = -1;       // step of a save before the group is dissolved
-  int64_t save_us = 0;             // when its newest step, or a save beside one, was asked for
-  std::set<int64_t> saves;         // steps whose shard was asked for and is not recorded
-};
-
-// A shard that overtook the report of its Step: it is kept back until that is there, lest its
-// metrics be lost for ever, or until it is clear that it will not come (AnswerEarlyShards).
-struct EarlyShard {
-  uint64_t request = 0;
-  ShardUploaded content;
-  int64_t until_us = 0;  // then it is to be sent again
-};
-
-struct GroupState {
-  enum class Phase {
-    kForming,   // FormGroup is sent
-    kRunning,   // windows go out
-    kCutting,   // Cut is sent, CutAnswer awaited
-    kDraining,  // CutAt is sent (or nothing was at hand), WindowDone of all awaited
-    kSaving,    // last saves are under way, then it is dissolved
-  };
-  enum class Then { kGoOn, kReform, kStop };  // after a cut; the higher one wins
-
-  std::string name;
-  int64_t epoch = 0;
-  std::string base_model;
-  std::string worker;
-  planner::GroupShape shape;
-  Phase phase = Phase::kForming;
-  Then then = Then::kGoOn;
-  std::string reform_why;
-  std::map<std::string, Member> members;
-  SentWindows windows;                  // not done
-  uint64_t plan = 0;                    // number of the plan that is awaited; 0 = none
-  std::vector<std::string> plan_frees;  // whose slots it frees
-  int64_t plan_order_us = 0;            // when it was asked for,
-  int64_t plan_needed_us = 0;           // and when the worker ran out of windows; 0 = not yet
-  int64_t next_window = 1;
-  int64_t next_microbatch = 1;
-  int64_t cut = 0;  // the newest
-  int64_t last_report = 0;
-  int64_t idle_since_us = 0;  // 0 = it has members
-  // When it last said something of what it was asked, or was asked anything with nothing at hand:
-  // its patience runs from there (patience.h).
-  int64_t heard_us = 0;
-  std::map<std::string, EarlyShard> early_shards;  // by job
-  int64_t reserved_bytes = 0;
-  int64_t counted_bytes = 0;      // the most that it and its slots have taken
-  int64_t peak_before_bytes = 0;  // WorkerState::peak_bytes when it was formed
-  int64_t windows_done = 0;
-  int64_t microbatches = 0;
-  int64_t adapters_in_microbatches = 0;
-  int64_t planning_us = 0;         // from Plan to Planned,
-  int64_t planning_hidden_us = 0;  // and how much of it while the worker had a window to run
-  int64_t bound_microbatches = 0;
-  std::map<std::string, int64_t> packings;       // by path
-  std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent microbatches
-};
-
 class Core::State {
  public:
   explicit State(const CoreOptions& options);
@@ -218,6 +56,7 @@ class Core::State {
   std::vector<Effect> Recover(Moment now);
   std::vector<Effect> Apply(const Event& event);
   std::optional<ReplyValue> Look(const Request& request);
+  Core::Sizes SizesNow() const;  // sizes.cc
   std::vector<std::string> PathsInUse() const;
   std::vector<std::string> SettledFolders() const;
 
@@ -318,8 +157,6 @@ class Core::State {
   absl::Status CheckReferences(const v1::Job& job) const;
   v1::Job View(const JobState& job) const;
   v1::Job View(const JobEntry& entry) const;
-  // What ListJobsRequest::SUMMARY keeps of it.
-  static v1::Job Summary(const v1::Job& job);
   void RenumberQueue() const;
 
   // ---- rows.cc ----
@@ -360,9 +197,10 @@ class Core::State {
   planner::TimeModel& TimesOf(const std::string& base_model, const WorkerState* worker);
   // Estimates that waited for a worker: one has connected, or they have waited long enough.
   void AnswerEstimates();
-  const WorkerState* LargestWorker() const;
-  // A group for a job alone, on the largest worker or, while there is none, on some CPU.
+  // A group for a job alone, on the worker where it leaves the most (the same job needs more memory
+  // on one device than on another) or, while there is none, on some CPU.
   struct LoneGroup {
+    const WorkerState* worker = nullptr;
     planner::DeviceShape device;
     planner::GroupShape shape;
     planner::GroupBytes group;
@@ -371,6 +209,8 @@ class Core::State {
     int64_t total() const { return group.total() + slot.total(); }
   };
   LoneGroup GroupAlone(const v1::Job& job, int64_t longest_tokens) const;
+  LoneGroup GroupAloneOn(const WorkerState* worker, const v1::Job& job,
+                         int64_t longest_tokens) const;
 
   // ---- cluster_view.cc ----
   void On(uint64_t request, const v1::GetClusterRequest& content);
@@ -404,6 +244,7 @@ class Core::State {
   void RestForMemory(WorkerState& worker, const std::string& why);
   // It said what does not fit: it is closed, and whoever comes by its name rests.
   void CloseLiar(WorkerState& worker, const std::string& what);
+  void RestAsLiar(WorkerState& worker, const std::string& what);
   void Prolong(const WorkerState& worker, Rest& rest, int64_t first_ms, int64_t max_ms,
                const std::string& why);
   bool Rests(const WorkerState& worker) const { return !WhyRests(worker).empty(); }
@@ -424,10 +265,16 @@ class Core::State {
   // The job has met this failure: it is postponed where that passes, else FAILED by its kind
   // (failures.h). REQUIRES, here and below: it is live and not CANCELLING.
   void TakeFailure(JobState& job, const std::string& reason, const std::string& message);
+  // Its group, or its slot there, needs more memory than was counted, by the worker's word.
+  void TakeTooLarge(JobState& job, const GroupState& group, const std::string& message);
   // The job waits, in the queue or for its rows, and is not tried before its back-off has passed: a
   // second, then twice as long each time until it makes progress. Of a job in a group the caller
   // sees to it that its member leaves.
-  void Postpone(JobState& job, const std::string& reason, const std::string& message);
+  void Postpone(JobState& job, const std::string& reason, const std::string& message) {
+    Postpone(job, reason, message, options_.postpone_ms);
+  }
+  void Postpone(JobState& job, const std::string& reason, const std::string& message,
+                int64_t first_ms);
   void CountFailure(JobState& job, const std::string& reason, const std::string& message);
   void SetPostponedTimer();
   void TryPostponed();
@@ -453,7 +300,8 @@ class Core::State {
   void Dissolve(GroupState& group, std::string why);
   void LoseGroup(GroupState& group, const std::string& why, Loss loss);
   // Who of the jobs that have lost their worker comes under suspicion, and fails at last.
-  void Suspect(const std::vector<JobState*>& lost, int64_t jobs_of_group, const std::string& why);
+  void Suspect(const std::vector<JobState*>& lost, const std::string& group, int64_t jobs_of_group,
+               const std::string& why);
   void SendTo(const GroupState& group, worker::v1::CoordinatorMessage message);
   GroupState* FindGroup(const std::string& name);
   GroupState* GroupOf(const JobState& job) { return FindGroup(job.job().group()); }
@@ -463,6 +311,8 @@ class Core::State {
   void PlanSaves(GroupState& group);
   void Order(GroupState& group, PlanInput input);
   void AddUnit(Member& member, const JobState& job, PlanInput* input) const;
+  // What its slot starts from, as LoadUnit::content; empty: from nothing.
+  std::string ContentOf(const v1::Job& job) const;
   LoadUnit LoadOf(GroupState& group, JobState& job);
   void OnPlanned(const Planned& planned);
   void LoseRows(GroupState& group, const UnitFailure& failure);
@@ -490,13 +340,19 @@ class Core::State {
   void On(uint64_t request, const ShardUploaded& content);
   void On(uint64_t request, const v1::DeleteCheckpointRequest& content);
   void OnWritten(const CheckpointWritten& written);
-  // Its newest checkpoint is not what was committed any more: it goes on from the one before it.
-  void LoseCheckpoint(JobState& job, const std::string& why);
+  // Its newest checkpoint is given up: it goes on from the one before it. REQUIRES: it is QUEUED.
+  void LoseCheckpoint(JobState& job, const std::string& reason, const std::string& why);
   // Takes, refuses or sends back what was kept back, as soon as it is clear which.
   void AnswerEarlyShards(GroupState& group);
   bool StepMayCome(const GroupState& group, const ShardUploaded& shard);
   void RefuseShard(uint64_t request, const ShardUploaded& content);
   void SendAgain(uint64_t request, const ShardUploaded& content);
+
+  // ---- contents.cc ----
+  // A worker could not load what the job's slot starts from: the job waits until we have read it.
+  void LookAtContent(JobState& job, const std::string& worker, const std::string& reason,
+                     const std::string& message);
+  void OnContentRead(const ContentRead& read);
 
   struct PendingMove {
     std::vector<uint64_t> requests;
@@ -511,6 +367,12 @@ class Core::State {
     int64_t tokens = 0;  // of the job, at that step
     std::string path;
     std::string numerics_id;
+  };
+  struct PendingLook {
+    std::string job;
+    std::string content;
+    std::string worker;  // which could not load it, and what it said
+    std::string reason, message;
   };
   struct PendingRows {
     std::vector<std::pair<uint64_t, CreateJob>> validations;
@@ -564,6 +426,7 @@ class Core::State {
 
   std::map<uint64_t, PendingMove> moves_;
   std::map<uint64_t, PendingCommit> commits_;
+  std::map<uint64_t, PendingLook> looks_;
   std::map<std::string, std::set<std::string>> checks_;  // under way: key -> jobs that wait for it
   PendingRows waiting_;
   std::vector<HeldEstimate> held_estimates_;
@@ -576,7 +439,7 @@ class Core::State {
   int64_t trimmed_revision_ = 0;
   int64_t next_order_ = 1;
   int64_t next_epoch_ = 1;
-  uint64_t next_number_ = 1;  // of plans, moves, commits
+  uint64_t next_number_ = 1;  // of plans, moves, commits, looks
   int64_t starts_ = 1;        // of the coordinator on this store, this one included
 
   // Of the turn:

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "planner/learning_rate.h"
+#include "planner/window/learning_rate.h"
 #include "server/core/failures.h"
 #include "server/core/state.h"
 #include "server/data_dir.h"
@@ -84,6 +84,19 @@ void Core::State::AddUnit(Member& member, const JobState& state, PlanInput* inpu
   member.planned_step = unit.step;
 }
 
+std::string Core::State::ContentOf(const v1::Job& job) const {
+  const std::string& source = job.adapter().init_from();
+  using Kind = SlotContent::Kind;
+  if (job.last_checkpoint_step() > 0) {
+    return ToText({Kind::kCheckpoint,
+                   absl::StrCat("checkpoints/", job.name(), "/", job.last_checkpoint_step())});
+  }
+  if (source.find('/') != std::string::npos) {
+    return ToText({Kind::kCheckpointWeights, absl::StrCat("checkpoints/", source)});
+  }
+  return source.empty() ? "" : ToText({Kind::kAdapter, adapters_.at(source).path()});
+}
+
 LoadUnit Core::State::LoadOf(GroupState& group, JobState& state) {
   const v1::Job& job = state.job();
   LoadUnit load;
@@ -104,11 +117,8 @@ LoadUnit Core::State::LoadOf(GroupState& group, JobState& state) {
   slot.set_weight_decay(job.training().weight_decay());
   slot.set_max_grad_norm(job.training().max_grad_norm());
 
-  const std::string& source = job.adapter().init_from();
+  load.content = ContentOf(job);
   if (job.last_checkpoint_step() > 0) {
-    load.content =
-        ToText({SlotContent::Kind::kCheckpoint,
-                absl::StrCat("checkpoints/", job.name(), "/", job.last_checkpoint_step())});
     const std::string& numerics_id = WorkerOf(group).hello.numerics_id();
     if (state.record.numerics_id() != numerics_id) {
       AddEvent(state, "NUMERICS_CHANGED",
@@ -117,11 +127,6 @@ LoadUnit Core::State::LoadOf(GroupState& group, JobState& state) {
                             ", so its bits may differ from here on"));
       state.record.set_numerics_id(numerics_id);
     }
-  } else if (source.find('/') != std::string::npos) {
-    load.content =
-        ToText({SlotContent::Kind::kCheckpointWeights, absl::StrCat("checkpoints/", source)});
-  } else if (!source.empty()) {
-    load.content = ToText({SlotContent::Kind::kAdapter, adapters_.at(source).path()});
   }
   return load;
 }
@@ -245,6 +250,11 @@ void Core::State::OnPlanned(const Planned& planned) {
   KeepPlanning(group, planned.packing);
   if (group.windows.empty()) group.heard_us = now_us_;
   group.windows.push_back(OrdersOf(window, group.next_microbatch));
+  // Planned before its job was not finite: the worker drops what is left of that, and says nothing.
+  for (const auto& [name, member] : group.members) {
+    const JobState* job = FindJob(name);
+    if (member.leaving && (!job || job->state() == v1::Job::FAILED)) GiveUp(group.windows, name);
+  }
   for (const auto& [job, step] : group.windows.back().saves) {
     if (auto member = group.members.find(job); member != group.members.end()) {
       member->second.saves.insert(step);

@@ -32,11 +32,12 @@ WorkerState* Core::State::FindConnection(uint64_t connection) {
 
 void Core::State::OnConnected(const WorkerConnected& connected) {
   const worker::v1::Hello& hello = connected.hello;
-  // For good; and for now: it is to try again.
+  // It ends.
   const auto refuse = [&](const std::string& reason, const std::string& message) {
     Do(Disconnect{connected.connection,
                   Error(absl::StatusCode::kFailedPrecondition, reason, message)});
   };
+  // It tries again.
   const auto put_off = [&](const std::string& reason, const std::string& message) {
     Do(Disconnect{connected.connection, Unavailable(reason, message, kWorkerRetryMs)});
   };

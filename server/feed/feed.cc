@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "server/feed/row_order.h"
 #include "storage/dataset_encode.h"
@@ -119,11 +120,11 @@ worker::v1::Segment::Mode ToProto(planner::SegmentMode mode) {
 struct Feed::Entry {
   std::mutex making;  // held while rows are tokenized, which takes long; before `mutex`
   std::mutex mutex;
-  // Guarded by mutex:
-  std::shared_ptr<const TokenCache> cache;  // null until built; shared with plans in flight
-  storage::DatasetReport bad;               // of rows that do not do
+  // Null until built; shared with plans in flight.
+  std::shared_ptr<const TokenCache> cache ABSL_GUARDED_BY(mutex);
+  storage::DatasetReport bad ABSL_GUARDED_BY(mutex);  // of rows that do not do
   std::map<std::tuple<bool, uint64_t>, std::pair<int64_t, std::shared_ptr<std::vector<int64_t>>>>
-      orders;  // (shuffle, seed) -> newest (epoch, rows)
+      orders ABSL_GUARDED_BY(mutex);  // (shuffle, seed) -> newest (epoch, rows)
   // Guarded by the feed's mutex:
   uint64_t last_use = 0;
 

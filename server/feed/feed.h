@@ -10,9 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "lorad/worker/v1/worker.pb.h"
-#include "planner/window.h"
+#include "planner/window/window.h"
 #include "server/core/plan.h"
 #include "server/core/records.pb.h"
 #include "server/feed/token_cache.h"
@@ -82,8 +83,8 @@ class Feed {
   storage::Files& files_;
   std::mutex mutex_;
   // Guarded by mutex_. shared_ptr: an entry is used outside of the lock while it may be dropped.
-  std::map<std::string, std::shared_ptr<Entry>> entries_;
-  uint64_t uses_ = 0;
+  std::map<std::string, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
+  uint64_t uses_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace lorad::server::feed

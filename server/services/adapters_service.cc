@@ -175,7 +175,8 @@ class AdapterIntake final : public Intake<v1::ImportAdapterRequest> {
   }
 
   absl::Status Describe() {
-    absl::StatusOr<storage::PeftAdapter> adapter = storage::PeftAdapter::Open(upload_->directory());
+    absl::StatusOr<storage::PeftAdapter> adapter =
+        storage::PeftAdapter::Open(upload_->directory(), backend_.driver.files());
     if (!adapter.ok()) return adapter.status();
     if (absl::Status status = adapter->CheckFinite(); !status.ok()) return status;
     const std::string& sha256 = upload_->sha256(storage::kAdapterModelFile);

@@ -30,7 +30,7 @@ Attendance::Token::~Token() {
 
 void Attendance::WaitUntilEmpty() {
   std::unique_lock lock(mutex_);
-  left_.wait(lock, [this] { return present_ == 0; });
+  left_.wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return present_ == 0; });
 }
 
 Backend::Backend(Driver& driver_in, std::vector<std::string> model_roots_in, bool own_workers_in,

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/driver.h"
@@ -67,7 +68,7 @@ class Attendance {
  private:
   std::mutex mutex_;
   std::condition_variable left_;
-  int present_ = 0;  // guarded by mutex_
+  int present_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // How long a stream is waited for.

@@ -14,6 +14,7 @@ namespace lorad::server {
 namespace {
 
 using Context = grpc::CallbackServerContext;
+using Names = std::vector<std::string>;
 
 class ClusterService final : public v1::Cluster::CallbackService {
  public:
@@ -26,7 +27,7 @@ class ClusterService final : public v1::Cluster::CallbackService {
       if (!answer.ok()) return static_cast<void>(call->End(answer.status()));
       *response = std::get<v1::ClusterStatus>(*std::move(answer));
       call->OnReads([this, call, response] {
-        CountLost(backend_.driver.data_dir().Full("lost"), response);
+        CountLost(response);
         call->End(absl::OkStatus());
       });
     });
@@ -38,19 +39,21 @@ class ClusterService final : public v1::Cluster::CallbackService {
   }
 
  private:
-  // Files below the path. What goes, or cannot be read, while they are counted, is left out.
-  void CountLost(const std::string& path, v1::ClusterStatus* status) {
+  // What goes, or cannot be read, while it is counted, is left out.
+  void CountLost(v1::ClusterStatus* status) {
+    const std::string lost = backend_.driver.data_dir().Full("lost");
+    status->set_lost_files(std::ssize(backend_.driver.files().List(lost).value_or(Names())));
+    status->set_lost_bytes(BytesBelow(lost));
+  }
+
+  int64_t BytesBelow(const std::string& path) {
     storage::Files& files = backend_.driver.files();
-    if (!files.IsDirectory(path)) {
-      const absl::StatusOr<uint64_t> bytes = files.Size(path);
-      if (!bytes.ok()) return;
-      status->set_lost_files(status->lost_files() + 1);
-      status->set_lost_bytes(status->lost_bytes() + static_cast<int64_t>(*bytes));
-      return;
+    if (!files.IsDirectory(path)) return static_cast<int64_t>(files.Size(path).value_or(0));
+    int64_t bytes = 0;
+    for (const std::string& name : files.List(path).value_or(Names())) {
+      bytes += BytesBelow(storage::JoinPath(path, name));
     }
-    const absl::StatusOr<std::vector<std::string>> names = files.List(path);
-    if (!names.ok()) return;
-    for (const std::string& name : *names) CountLost(storage::JoinPath(path, name), status);
+    return bytes;
   }
 
   Backend& backend_;

@@ -91,7 +91,10 @@ bool Connections::Admit(int fd, const PeerFinder::Peer& peer) {
   connection->inode = InodeOf(fd);
   connection->uid = peer.uid;
   connection->allowed = limits_.allowed.contains(peer.uid);
-  connection->idle_since_us = NowUs();
+  {
+    std::lock_guard unseen(connection->mutex);
+    connection->idle_since_us = NowUs();
+  }
 
   std::lock_guard lock(mutex_);
   const int for_all = limits_.total - limits_.for_workers;

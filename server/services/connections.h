@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "server/services/peer.h"
 
@@ -61,19 +62,17 @@ class Connections {
     bool allowed = false;
     bool of_workers_share = false;
     std::mutex mutex;
-    // Guarded by mutex:
-    int calls = 0;
-    int64_t idle_since_us = 0;  // monotonic
+    int calls ABSL_GUARDED_BY(mutex) = 0;
+    int64_t idle_since_us ABSL_GUARDED_BY(mutex) = 0;  // monotonic
   };
   static bool IsOpen(const Connection& connection);
-  // REQUIRES: mutex_ is held.
-  void ForgetClosed();
-  bool EndIdlest();
+  void ForgetClosed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool EndIdlest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ConnectionLimits limits_;
   std::mutex mutex_;
   // Guarded by mutex_; by address of the peer. Shared with visits.
-  std::map<std::string, std::shared_ptr<Connection>> connections_;
+  std::map<std::string, std::shared_ptr<Connection>> connections_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace lorad::server

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "server/errors/errors.h"
 #include "server/errors/grpc_status.h"
@@ -54,7 +55,7 @@ class ControlStream::Sender final : public WorkerSender {
 
  private:
   std::mutex mutex_;
-  ControlStream* stream_;  // null once it is gone
+  ControlStream* stream_ ABSL_GUARDED_BY(mutex_);  // null once it is gone
 };
 
 ControlStream::ControlStream(Backend& backend, grpc::CallbackServerContext* context)
@@ -98,7 +99,11 @@ void ControlStream::OnDone() {
   if (sender_ != nullptr) {
     sender_->Detach();
     backend_.epochs.Disconnected(this);
-    const std::string reason(reason_.message());
+    std::string reason;
+    {
+      std::lock_guard lock(mutex_);
+      reason = std::string(reason_.message());
+    }
     backend_.driver.WorkerGone(connection_,
                                reason.empty() ? "the worker ended its control stream" : reason);
   }

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 
+#include "absl/base/thread_annotations.h"
 #include "lorad/worker/v1/worker.pb.h"
 #include "server/services/backend.h"
 
@@ -32,8 +33,7 @@ class ControlStream final
   void Enqueue(worker::v1::CoordinatorMessage order);
   // No more orders; those that wait are still sent.
   void End(const absl::Status& reason);
-  // REQUIRES: mutex_ is held.
-  void FinishIfDue();
+  void FinishIfDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Attendance::Token here_;
   Backend& backend_;
@@ -47,12 +47,12 @@ class ControlStream final
   std::optional<Gate::Pass> pass_;
 
   std::mutex mutex_;
-  // Guarded by mutex_:
-  std::deque<worker::v1::CoordinatorMessage> orders_;  // the first is being written, if writing_
-  bool writing_ = false;
-  bool ending_ = false;
-  bool finished_ = false;
-  absl::Status reason_;
+  // The first is being written, if writing_.
+  std::deque<worker::v1::CoordinatorMessage> orders_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status reason_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace lorad::server

@@ -102,7 +102,8 @@ absl::Status CompleteAgainst(Driver& driver, const std::vector<absl::StatusOr<Re
     absl::StatusOr<std::optional<std::string>> directory = FindSource(driver, name);
     if (!directory.ok()) return directory.status();
     if (directory->has_value()) {
-      absl::StatusOr<storage::PeftAdapter> adapter = storage::PeftAdapter::Open(**directory);
+      absl::StatusOr<storage::PeftAdapter> adapter =
+          storage::PeftAdapter::Open(**directory, driver.files());
       if (!adapter.ok()) return adapter.status();
       references.source_known = true;
       references.source = ConfigOf(*adapter);

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+
 namespace lorad::server {
 namespace {
 
@@ -16,7 +18,7 @@ constexpr int64_t kDue = -1;
 struct Patience::Entry {
   std::atomic<int64_t> at_us{kStopped};
   std::mutex mutex;
-  std::function<void()> on_due;  // guarded by mutex; null once the timer is gone
+  std::function<void()> on_due ABSL_GUARDED_BY(mutex);  // null once the timer is gone
 };
 
 Patience::Patience(absl::Duration tick) : tick_(tick), thread_([this] { Run(); }) {}
@@ -38,7 +40,8 @@ int64_t Patience::NowUs() {
 
 void Patience::Run() {
   std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, absl::ToChronoMicroseconds(tick_), [this] { return stop_; })) {
+  while (!wake_.wait_for(lock, absl::ToChronoMicroseconds(tick_),
+                         [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_; })) {
     const int64_t now_us = NowUs();
     std::vector<std::shared_ptr<Entry>> due;
     for (const std::shared_ptr<Entry>& entry : entries_) {

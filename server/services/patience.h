@@ -10,6 +10,7 @@
 #include <set>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
 
 namespace lorad::server {
@@ -53,9 +54,8 @@ class Patience {
   const absl::Duration tick_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  // Guarded by mutex_:
-  std::set<std::shared_ptr<Entry>> entries_;
-  bool stop_ = false;
+  std::set<std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -6,6 +6,7 @@
 #include "server/data_dir.h"
 #include "server/errors/errors.h"
 #include "server/services/beneath.h"
+#include "server/slot_contents.h"
 
 namespace lorad::server {
 namespace {
@@ -44,14 +45,7 @@ absl::Status SlotContentSource::Open() {
   if (!content.ok()) return content.status();
   const DataDir& data_dir = backend_.driver.data_dir();
   if (absl::Status status = CheckPath(data_dir, content->path); !status.ok()) return status;
-  storage::Files& files = backend_.driver.files();
-  const std::string directory = data_dir.Full(content->path);
-  using Kind = SlotContent::Kind;
-  auto reader = content->kind == Kind::kCheckpoint
-                    ? storage::ShardReader::OfCheckpoint(files, directory)
-                : content->kind == Kind::kCheckpointWeights
-                    ? storage::ShardReader::OfWeights(files, directory, request_.job())
-                    : storage::ShardReader::OfAdapter(files, directory, request_.job());
+  auto reader = OpenSlotContent(backend_.driver.files(), data_dir, *content, request_.job());
   if (!reader.ok()) return reader.status();
   reader_ = *std::move(reader);
   return absl::OkStatus();

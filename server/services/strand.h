@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "server/task_pool.h"
 
 namespace lorad::server {
@@ -36,9 +37,8 @@ class Strand {
     explicit State(TaskPool& pool_in) : pool(pool_in) {}
     TaskPool& pool;
     std::mutex mutex;
-    // Guarded by mutex:
-    std::deque<std::function<void()>> tasks;
-    bool running = false;
+    std::deque<std::function<void()>> tasks ABSL_GUARDED_BY(mutex);
+    bool running ABSL_GUARDED_BY(mutex) = false;
   };
 
   // One task, then it is the others' turn.

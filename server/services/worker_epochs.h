@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "lorad/worker/v1/worker.pb.h"
 
@@ -29,7 +30,7 @@ class WorkerEpochs {
   };
 
   mutable std::mutex mutex_;
-  std::map<int64_t, Group> groups_;  // by epoch; guarded by mutex_
+  std::map<int64_t, Group> groups_ ABSL_GUARDED_BY(mutex_);  // by epoch
 };
 
 }  // namespace lorad::server

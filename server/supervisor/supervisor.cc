@@ -19,6 +19,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/errors/errors.h"
@@ -37,12 +38,11 @@ struct Pipe {
   int write_end = -1;
 };
 
-Pipe MakePipe() {
+// None (errno says why) where descriptors are short.
+std::optional<Pipe> MakePipe() {
   int ends[2];
-  const int failed = pipe2(ends, O_CLOEXEC);
-  assert(failed == 0);
-  (void)failed;
-  return {ends[0], ends[1]};
+  if (pipe2(ends, O_CLOEXEC) != 0) return std::nullopt;
+  return Pipe{ends[0], ends[1]};
 }
 
 // In the child, between fork and exec: only async-signal-safe calls.
@@ -80,7 +80,10 @@ std::string EndText(int wait_status) {
 class Supervisor::Loop {
  public:
   Loop(std::vector<WorkerCommand> commands, const SupervisorOptions& options, SupervisorSinks sinks)
-      : options_(options), sinks_(std::move(sinks)), wake_(MakePipe()), state_(commands.size()) {
+      : options_(options),
+        sinks_(std::move(sinks)),
+        wake_(MakePipe().value_or(Pipe())),
+        state_(commands.size()) {
     for (WorkerCommand& command : commands) {
       assert(!command.arguments.empty());
       Child child;
@@ -93,6 +96,7 @@ class Supervisor::Loop {
 
   ~Loop() {
     Stop(absl::ZeroDuration());
+    if (wake_.read_end < 0) return;
     close(wake_.read_end);
     close(wake_.write_end);
   }
@@ -104,7 +108,7 @@ class Supervisor::Loop {
       stop_ = true;
       grace_ = grace;
     }
-    (void)!write(wake_.write_end, "", 1);
+    if (wake_.write_end >= 0) (void)!write(wake_.write_end, "", 1);
     thread_.join();
   }
 
@@ -191,21 +195,20 @@ class Supervisor::Loop {
     std::vector<char*> arguments;
     for (std::string& argument : child.command.arguments) arguments.push_back(argument.data());
     arguments.push_back(nullptr);
-    const Pipe pipe = MakePipe();
+    const std::optional<Pipe> pipe = MakePipe();
+    if (!pipe) return Postpone(child, now, errno);
     const pid_t parent = getpid();
     const pid_t pid = fork();
-    if (pid == 0) BecomeWorker(arguments.data(), pipe.write_end, parent);
+    if (pid == 0) BecomeWorker(arguments.data(), pipe->write_end, parent);
     const int fork_errno = errno;
-    close(pipe.write_end);
+    close(pipe->write_end);
     if (pid < 0) {
-      close(pipe.read_end);
-      sinks_.note(child.command.name, absl::StrCat("cannot be started: ", strerror(fork_errno)));
-      child.next_start = now + absl::ToChronoNanoseconds(options_.backoff_max);
-      return;
+      close(pipe->read_end);
+      return Postpone(child, now, fork_errno);
     }
-    fcntl(pipe.read_end, F_SETFL, O_NONBLOCK);
+    fcntl(pipe->read_end, F_SETFL, O_NONBLOCK);
     child.pid = pid;
-    child.output = pipe.read_end;
+    child.output = pipe->read_end;
     child.started = now;
     {
       std::lock_guard lock(mutex_);
@@ -214,6 +217,15 @@ class Supervisor::Loop {
     }
     child.started_before = true;
     sinks_.note(child.command.name, absl::StrCat("started as process ", pid));
+  }
+
+  // What lacks passes: a descriptor, memory, a process.
+  void Postpone(Child& child, Time now, int why) {
+    const std::string pause = absl::FormatDuration(child.backoff);
+    sinks_.note(child.command.name, absl::StrCat("cannot be started: ", strerrordesc_np(why),
+                                                 "; tried again in ", pause));
+    child.next_start = now + absl::ToChronoNanoseconds(child.backoff);
+    child.backoff = std::min(2 * child.backoff, options_.backoff_max);
   }
 
   // Until output, a wake-up, the next start or kPollMs; forwards what came.
@@ -280,16 +292,15 @@ class Supervisor::Loop {
 
   const SupervisorOptions options_;
   const SupervisorSinks sinks_;
-  const Pipe wake_;
+  const Pipe wake_;  // none where descriptors were short: kPollMs has to do
 
   // The loop's thread alone:
   std::vector<Child> children_;
 
   mutable std::mutex mutex_;
-  // Guarded by mutex_:
-  bool stop_ = false;
-  absl::Duration grace_;
-  std::vector<State> state_;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Duration grace_ ABSL_GUARDED_BY(mutex_);
+  std::vector<State> state_ ABSL_GUARDED_BY(mutex_);
 
   std::thread thread_;
 };

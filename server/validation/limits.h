@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "sizes/batch.h"
+
 namespace lorad::server {
 
 // Text.
@@ -42,7 +44,7 @@ inline constexpr int64_t kAdapterBytesMax = int64_t{8} << 30;
 inline constexpr int64_t kShardBytesMax = int64_t{32} << 30;
 
 // Jobs.
-inline constexpr int kRankMax = 512;
+using sizes::kRankMax;
 inline constexpr int kTargetModulesMax = 64;
 inline constexpr int kPriorityMax = 100;
 inline constexpr int kEpochsMax = 10'000;

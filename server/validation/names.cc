@@ -30,6 +30,17 @@ std::string CheckName(const std::string& name) {
   return "";
 }
 
+std::string CheckWorkerName(const std::string& name) {
+  if (name.empty()) return "must be given";
+  if (name.size() > kNameBytesMax) {
+    return absl::StrCat("must have at most ", kNameBytesMax, " characters, got ", name.size());
+  }
+  const bool ok = std::all_of(name.begin(), name.end(), [](char c) {
+    return IsLowerOrDigit(c) || (c >= 'A' && c <= 'Z') || c == '.' || c == '_' || c == '-';
+  });
+  return ok ? "" : "must be letters, digits, '.', '_' and '-' (--name)";
+}
+
 std::string CheckRequestId(const std::string& request_id) {
   if (request_id.size() > kRequestIdBytesMax) {
     return absl::StrCat("must have at most ", kRequestIdBytesMax, " characters, got ",

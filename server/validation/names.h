@@ -10,6 +10,9 @@ namespace lorad::server {
 // '-'.
 std::string CheckName(const std::string& name);
 
+// Names of workers, which may be those of machines: 1 to 63 letters, digits, '.', '_' and '-'.
+std::string CheckWorkerName(const std::string& name);
+
 // Up to 64 printable ASCII characters; empty = none.
 std::string CheckRequestId(const std::string& request_id);
 

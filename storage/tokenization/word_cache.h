@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "storage/tokenization/bpe.h"
 
@@ -52,8 +53,8 @@ class WordCache {
 
   struct alignas(64) Shard {
     std::mutex mutex;
-    absl::flat_hash_map<std::string, std::pair<uint32_t, uint32_t>> words;  // GUARDED_BY(mutex)
-    std::vector<WordToken> tokens;                                          // GUARDED_BY(mutex)
+    absl::flat_hash_map<std::string, std::pair<uint32_t, uint32_t>> words ABSL_GUARDED_BY(mutex);
+    std::vector<WordToken> tokens ABSL_GUARDED_BY(mutex);
   };
 
   Shard& ShardOf(std::string_view word) {

@@ -1,6 +1,5 @@
 // What a GPU can do at most, measured: the limits that benchmarks print beside their figures.
-#ifndef LORAD_TESTS_BENCH_GPU_CEILINGS_H_
-#define LORAD_TESTS_BENCH_GPU_CEILINGS_H_
+#pragma once
 
 #include <functional>
 
@@ -20,5 +19,3 @@ Ceilings MeasureCeilings();
 double MedianMs(kernels::Backend& backend, const std::function<void()>& run);
 
 }  // namespace lorad::bench
-
-#endif  // LORAD_TESTS_BENCH_GPU_CEILINGS_H_

@@ -1,6 +1,5 @@
 // Power and clock of the current CUDA device, by NVML, which comes with the driver.
-#ifndef LORAD_TESTS_BENCH_GPU_POWER_H_
-#define LORAD_TESTS_BENCH_GPU_POWER_H_
+#pragma once
 
 #include <mutex>
 #include <string>
@@ -53,5 +52,3 @@ class PowerMeter {
 };
 
 }  // namespace lorad::bench
-
-#endif  // LORAD_TESTS_BENCH_GPU_POWER_H_

@@ -2,8 +2,7 @@
 // operation timed alone nor the speed of a large product says what a service can reach: whole steps
 // without a pause do, beside the step's products with frozen weights alone by cuBLASLt, which spend
 // as much power a FLOP.
-#ifndef LORAD_TESTS_BENCH_GPU_SUSTAINED_H_
-#define LORAD_TESTS_BENCH_GPU_SUSTAINED_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -49,5 +48,3 @@ void RunEnergy(kernels::Backend& backend, const std::vector<SustainedOperation>&
                const FrozenProducts& products, double seconds);
 
 }  // namespace lorad::bench
-
-#endif  // LORAD_TESTS_BENCH_GPU_SUSTAINED_H_

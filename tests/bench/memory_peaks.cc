@@ -1,5 +1,5 @@
 // Peaks of the CPU engine's memory, as rows for the planner's memory fit
-// (tests/planner/data/peaks has recordings): a process for each row forms a group on a
+// (tests/planner/cost/data/peaks has recordings): a process for each row forms a group on a
 // model with random weights, loads an adapter, trains a step of one full microbatch, and prints
 // what was counted and the largest resident set that the kernel saw.
 //

@@ -4,6 +4,8 @@
 #include <cassert>
 #include <utility>
 
+#include "server/core/overloaded.h"
+
 namespace lorad::bench {
 namespace {
 
@@ -20,13 +22,6 @@ constexpr char kConfig[] = R"({
   "rope_theta": 100000.0, "tie_word_embeddings": true, "vocab_size": 49152,
   "torch_dtype": "bfloat16"
 })";
-
-template <class... Handlers>
-struct Overloaded : Handlers... {
-  using Handlers::operator()...;
-};
-template <class... Handlers>
-Overloaded(Handlers...) -> Overloaded<Handlers...>;
 
 }  // namespace
 
@@ -82,13 +77,13 @@ StoredState HouseOf(const v1::Job& job) {
   return house;
 }
 
-OneWorker::OneWorker(int64_t steps, Persist persist)
-    : persist_(std::move(persist)), revisions_(CoreOptions().watch_revisions_max) {
+OneWorker::OneWorker(int64_t steps, Persist persist, const CoreOptions& options)
+    : persist_(std::move(persist)), revisions_(options.watch_revisions_max) {
   v1::Job job = TypicalJob();
   job.clear_validation_dataset();
   job.mutable_training()->set_max_steps(static_cast<int32_t>(steps));
   std::vector<Effect> effects;
-  auto core = Core::Create(CoreOptions(), HouseOf(TypicalJob()), {now_us_, now_us_}, &effects);
+  auto core = Core::Create(options, HouseOf(TypicalJob()), {now_us_, now_us_}, &effects);
   assert(core.ok());
   core_ = *std::move(core);
   CreateJob create;
@@ -108,6 +103,25 @@ void OneWorker::Connect() {
   hello.set_threads(2);
   hello.set_numerics_id("0123456789abcdef");
   Apply(WorkerConnected{++connection_, std::move(hello)});
+}
+
+void OneWorker::ComeAndGo() {
+  ++guests_;
+  CreateJob create;
+  create.job = TypicalJob();
+  create.job.clear_validation_dataset();
+  // Rows cut elsewhere are rows to be checked: the job goes before they are.
+  create.job.mutable_training()->set_max_length(static_cast<int32_t>(512 + guests_ % 100'000));
+  create.request_id = {absl::StrCat("guest-", guests_), "a job"};
+  create.random = guests_;
+  Apply(Requested{3, std::move(create)});
+  const std::string name = std::get<v1::Job>(replies_.back()).name();
+  v1::CancelJobRequest cancel;
+  cancel.set_name(name);
+  Apply(Requested{4, std::move(cancel)});
+  v1::DeleteJobRequest remove;
+  remove.set_name(name);
+  Apply(Requested{5, std::move(remove)});
 }
 
 void OneWorker::LoseWorker(double loss_offset) {
@@ -143,6 +157,7 @@ void OneWorker::Next() {
 
 void OneWorker::Apply(decltype(Event::content) content) {
   now_us_ += kEventUs;
+  ++applied_;
   replies_.clear();
   for (const Effect& effect : core_->Apply({{now_us_, now_us_}, std::move(content)})) Do(effect);
 }

@@ -27,15 +27,20 @@ class OneWorker {
   using Persist = std::function<void(const std::vector<storage::Mutation>&)>;
 
   // TypicalJob with so many steps; it is running when this returns.
-  OneWorker(int64_t steps, Persist persist);
+  OneWorker(int64_t steps, Persist persist, const server::CoreOptions& options = {});
 
   // The job as GetJob tells it.
   v1::Job Job();
   // Until so many steps are done, each event in a turn of its own.
   void RunUntil(int64_t step);
+  // Somebody creates a job under a request_id of its own, and cancels and deletes it while its rows
+  // are checked.
+  void ComeAndGo();
   // The worker is lost and another comes: the job begins again, under losses that differ by so
   // much.
   void LoseWorker(double loss_offset);
+  int64_t step() const { return step_; }
+  int64_t events() const { return applied_; }
   // What watchers have been told, the newest of it.
   server::RevisionLog& revisions() { return revisions_; }
 
@@ -60,6 +65,8 @@ class OneWorker {
   uint64_t connection_ = 0;
   int64_t epoch_ = 0;
   int64_t reports_ = 0;
+  int64_t applied_ = 0;
+  uint64_t guests_ = 0;  // jobs of ComeAndGo
   std::vector<server::ReplyValue> replies_;
 };
 

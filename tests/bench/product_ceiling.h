@@ -1,7 +1,6 @@
 // What the matrix-product library reaches on this machine: the limit that training is measured
 // against.
-#ifndef LORAD_TESTS_BENCH_PRODUCT_CEILING_H_
-#define LORAD_TESTS_BENCH_PRODUCT_CEILING_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -60,5 +59,3 @@ struct ProductCeiling {
 ProductCeiling MeasureProductCeiling(const ModelShape& shape, int threads);
 
 }  // namespace lorad::bench
-
-#endif  // LORAD_TESTS_BENCH_PRODUCT_CEILING_H_

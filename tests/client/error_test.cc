@@ -43,6 +43,11 @@ TEST_CASE("an error without details is printed with its code") {
   CHECK(Printed(FromRpc(answer, "h:1")) == "error: NOT_FOUND: no job job-1\n");
 }
 
+TEST_CASE("what a terminal would obey is not printed") {
+  const grpc::Status answer(grpc::StatusCode::NOT_FOUND, "no job 'a\x1b[31m\a\tb'");
+  CHECK(Printed(FromRpc(answer, "h:1")) == "error: NOT_FOUND: no job 'a?[31m??b'\n");
+}
+
 TEST_CASE("a daemon that is not there is named, and how to start one") {
   const grpc::Status answer(grpc::StatusCode::UNAVAILABLE,
                             "failed to connect to all addresses; Connection refused");

@@ -10,7 +10,7 @@ import struct
 import subprocess
 
 from formats import read_safetensors, token_rows, write_model, write_safetensors
-from house import Failure, House, LORA, LORAD, Skipped, main, tell
+from house import Failure, House, LORA, LORAD, WORKER, Skipped, main, tell
 
 # One line, then a line for each violation. A reason is UPPER_SNAKE, the message says something.
 ERROR = re.compile(r"error: [A-Z][A-Z_]+: \S.{10,}\n(  .+\n)*")
@@ -426,6 +426,27 @@ def test_second_daemon_and_taken_port():
     house.clear()
 
 
+def test_options_and_names():
+    """Nonsense is refused by whoever is told it, with what is the least and why."""
+    with House(None, "--workers", "none") as house:
+        for server in ("", "127.0.0.1", "127.0.0.1:99999", "127.0.0.1:0"):
+            said = subprocess.run([LORA, "--server", server, "cluster"], capture_output=True, text=True, timeout=60)
+            assert said.returncode == 2 and re.search("USAGE: .*HOST:PORT.*1 to 65535", said.stderr), said
+        for command in (["show"], ["watch"], ["dataset", "rm"], ["events"]):
+            refused(house, f"{command[0]} of what is no text", r"INVALID_ARGUMENT: .*UTF-8.*a\ufffdb", *command, os.fsdecode(b"a\xffb"))
+        for options in (["--memory", "0"], ["--memory", "1KiB"]):
+            said = subprocess.run([WORKER, "--coordinator", house.address, *options], capture_output=True, text=True, timeout=60)
+            assert said.returncode == 2 and "at least 1MiB" in said.stderr and ERROR.fullmatch(said.stderr), said
+        for name in ("two words", "a\nb", "\x1b[31m", "x" * 64):
+            said = subprocess.run([WORKER, "--coordinator", house.address, "--name", name], capture_output=True, text=True, timeout=60)
+            assert said.returncode == 1 and re.search(r"[Hh]ello\.worker must", said.stderr), said
+        assert house.objects("worker", "ls") == []
+        little = subprocess.run([LORAD, "serve", "--data-dir", str(house.folder / "other"), "--listen", "127.0.0.1:0", "--worker-memory", "1"],
+                                capture_output=True, text=True, timeout=60)
+        assert little.returncode != 0 and "error: WORKER_MEMORY_TOO_SMALL: " in little.stderr and "at least 1MiB" in little.stderr, little
+    house.clear()
+
+
 def test_store_that_is_gone():
     """Begun anew, an empty store would make leftovers of all datasets and checkpoints, and remove them."""
     with House(None, "--workers", "none") as house:
@@ -488,4 +509,5 @@ def test_full_disk_in_mid_upload():
 
 if __name__ == "__main__":
     main([test_models, test_datasets, test_templates_that_misbehave, test_jobs, test_jobs_found_bad_later, test_what_is_in_use_stays,
-          test_the_same_request_twice, test_second_daemon_and_taken_port, test_store_that_is_gone, test_client_gone_in_mid_stream, test_full_disk_in_mid_upload])
+          test_the_same_request_twice, test_second_daemon_and_taken_port, test_options_and_names,
+          test_store_that_is_gone, test_client_gone_in_mid_stream, test_full_disk_in_mid_upload])

@@ -19,6 +19,7 @@ CANCELLED_DATASET_BYTES = 60 << 20
 LARGE_JOBS = 256
 DAMAGED_STEPS = 600
 SMALL_WORKER_BYTES = 24 << 20
+KILLS_SECONDS = 30
 
 
 def cancel_in_mid_upload(word):
@@ -193,6 +194,26 @@ def test_a_job_that_kills_its_worker_fails_alone():
     house.clear()
 
 
+def test_whoever_kills_workers_from_outside_for_a_while_fails_no_job():
+    """A job alone with its worker, which is killed as soon as the job runs, for longer than five such losses used to take."""
+    with House(None, "--workers", "none") as house:
+        add_small_model(house)
+        add_rows(house, "rows", count=300, longest=500)
+        job = house.submit(small_job(batch_size=256, max_steps=2))
+        house.start_worker("--threads", 2)
+        poison = Poison(house, job)
+        poison.start()
+        time.sleep(KILLS_SECONDS)
+        poison.stopping.set()
+        poison.join(15)
+        tell(f"    {poison.kills} losses; it waits: {(house.object('show', job)['queue'] or {}).get('why')}")
+        assert poison.kills >= 2, "nothing was lost"
+        if house.workers[-1].poll() is not None:
+            house.start_worker("--threads", 2)
+        house.wait([job], seconds=180)
+    house.clear()
+
+
 def write_large_dataset(path, generator):
     """Rows of words, which take a tokenizer its time."""
     words = ["".join(generator.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(generator.randrange(2, 11))) for _ in range(5000)]
@@ -307,5 +328,6 @@ if __name__ == "__main__":
           test_a_dataset_that_is_gone_is_the_trouble_of_its_job_alone, test_models_that_are_not_mounted_yet,
           test_a_worker_that_stands_still_while_it_forms_its_group,
           test_sigterm_while_a_model_loads_from_a_share_that_hangs, test_a_job_that_kills_its_worker_fails_alone,
+          test_whoever_kills_workers_from_outside_for_a_while_fails_no_job,
           test_large_datasets_of_cancelled_jobs_hold_up_nobody, test_jobs_that_fit_no_worker_hold_up_nobody,
           test_an_estimate_asked_for_before_a_worker_came, test_a_damaged_checkpoint_costs_steps_and_not_a_bit])

@@ -1,7 +1,6 @@
 // One block of a model (attention and MLP) with embedding, head and adapters, forward and backward
 // through the interface of the backends: what the tests of exactness and of the steady state train.
-#ifndef LORAD_TESTS_KERNELS_BLOCK_MODEL_H_
-#define LORAD_TESTS_KERNELS_BLOCK_MODEL_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -111,5 +110,3 @@ class BlockModel {
 };
 
 }  // namespace lorad::kernels::testing
-
-#endif  // LORAD_TESTS_KERNELS_BLOCK_MODEL_H_

@@ -1,6 +1,5 @@
 // The GPU's backends under test.
-#ifndef LORAD_TESTS_KERNELS_CUDA_CASES_H_
-#define LORAD_TESTS_KERNELS_CUDA_CASES_H_
+#pragma once
 
 #include <vector>
 
@@ -12,5 +11,3 @@ namespace lorad::kernels::testing {
 void AppendCudaBackends(std::vector<BackendCase>* backends);
 
 }  // namespace lorad::kernels::testing
-
-#endif  // LORAD_TESTS_KERNELS_CUDA_CASES_H_

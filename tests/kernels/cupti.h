@@ -1,7 +1,6 @@
 // CUPTI as tests and benchmarks use it: it comes with the toolkit and is looked up when the program
 // runs, so that nothing links it.
-#ifndef LORAD_TESTS_KERNELS_CUPTI_H_
-#define LORAD_TESTS_KERNELS_CUPTI_H_
+#pragma once
 
 #include <dlfcn.h>
 
@@ -17,5 +16,3 @@ inline void* OpenCupti() {
 }
 
 }  // namespace lorad::kernels::testing
-
-#endif  // LORAD_TESTS_KERNELS_CUPTI_H_

@@ -1,7 +1,6 @@
 // What the conformance tests share: backends under test, seeds, random inputs, guarded tensors,
 // batches.
-#ifndef LORAD_TESTS_KERNELS_FIXTURE_H_
-#define LORAD_TESTS_KERNELS_FIXTURE_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -160,5 +159,3 @@ BatchData RandomBatch(Random& random, int64_t segments_max, int64_t rows_max, in
                       int64_t vocabulary);
 
 }  // namespace lorad::kernels::testing
-
-#endif  // LORAD_TESTS_KERNELS_FIXTURE_H_

@@ -1,6 +1,5 @@
 // Adapters on a device for the tests of the LoRA linear.
-#ifndef LORAD_TESTS_KERNELS_LORA_FIXTURE_H_
-#define LORAD_TESTS_KERNELS_LORA_FIXTURE_H_
+#pragma once
 
 #include <memory>
 #include <vector>
@@ -47,5 +46,3 @@ class DeviceAdapter {
 };
 
 }  // namespace lorad::kernels::testing
-
-#endif  // LORAD_TESTS_KERNELS_LORA_FIXTURE_H_

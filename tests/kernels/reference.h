@@ -1,6 +1,5 @@
 // The operations in float64, written for clarity.
-#ifndef LORAD_TESTS_KERNELS_REFERENCE_H_
-#define LORAD_TESTS_KERNELS_REFERENCE_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -39,5 +38,3 @@ Matrix LoraReference(const BatchData& data, const Matrix& x, const Matrix& weigh
 Matrix LossReference(const BatchData& data, const Matrix& x, const Matrix& head);
 
 }  // namespace lorad::kernels::testing
-
-#endif  // LORAD_TESTS_KERNELS_REFERENCE_H_

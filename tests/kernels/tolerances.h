@@ -1,7 +1,6 @@
 // How far a backend may lie from the float64 reference: |got - want| <= absolute + relative * max
 // |want| of the tensor. One line an operation and type; a looser value needs its reason beside it.
-#ifndef LORAD_TESTS_KERNELS_TOLERANCES_H_
-#define LORAD_TESTS_KERNELS_TOLERANCES_H_
+#pragma once
 
 namespace lorad::kernels::testing {
 
@@ -36,5 +35,3 @@ inline constexpr OperationTolerance kLossGradient = {{0, 1e-5}, {0, 8e-3}};  // 
 inline constexpr OperationTolerance kAdamW = {{1e-9, 2e-6}, {1e-9, 2e-6}};
 
 }  // namespace lorad::kernels::testing
-
-#endif  // LORAD_TESTS_KERNELS_TOLERANCES_H_

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "planner/memory.h"
+#include "planner/cost/memory.h"
 
 namespace lorad::planner {
 

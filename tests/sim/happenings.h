@@ -3,25 +3,40 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "tests/sim/job_client.h"
 #include "tests/sim/site.h"
 #include "tests/sim/site_clients.h"
 #include "tests/sim/site_watcher.h"
 
 namespace lorad::sim {
 
+// What share of a history's jobs is so.
+struct Rates {
+  double long_rows = 0;  // longer than what other jobs' groups are formed for
+  double high_rank = 0;  // that not every worker has room for
+  double owns = 0;       // trained with a model, a dataset or an adapter of its own
+  double poisoned = 0;   // whose steps are not finite from some step on
+  double deadly = 0;     // whose steps end their workers
+};
+
 // Whom and what a history has.
 struct Stage {
-  explicit Stage(const SiteOptions& options) : site(options) {}
+  Stage(const SiteOptions& options, const Rates& shares) : site(options), rates(shares) {}
 
   Site site;
+  const Rates rates;
   Census census;
   std::vector<std::unique_ptr<JobClient>> jobs;
   std::vector<std::unique_ptr<Client>> others;
   std::vector<std::unique_ptr<Watcher>> watchers;
 };
+
+// Learning rates of jobs that are poisoned, and deadly.
+inline constexpr double kFiniteRateMax = 1, kSurvivedRateMax = 100;
 
 struct Happening {
   int number = 0;     // within its history
@@ -30,11 +45,20 @@ struct Happening {
   uint64_t a = 0, b = 0;  // what exactly: drawn beforehand, so that one is as it is without others
 };
 
-// What kinds there are, numbered from 0: clients first, then calamities.
+struct Kind {
+  const char* name;
+  void (*happen)(Stage& stage, const Happening& h);
+  bool spares_workers = false;  // none is lost by it
+};
+
+// What kinds there are, numbered from 0: clients first, then calamities (calamities.cc).
+std::span<const Kind> Calamities();
 int CountKinds();
 int CountClientKinds();
 const char* NameOfKind(int kind);
-constexpr int kJobKind = 0;  // a client that creates a job
+inline constexpr int kJobKind = 0;     // a client that creates a job
+inline constexpr int kCrowdKind = 1;   // one that creates very many
+inline constexpr int kOthersKind = 2;  // the first of the others
 
 void Happen(Stage& stage, const Happening& happening);
 // From here on nothing goes wrong any more: what would still strike, does not.

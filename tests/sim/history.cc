@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstdio>
-#include <random>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "planner/window/learning_rate.h"
 #include "server/core/job_states.h"
 #include "tests/sim/idleness.h"
 
@@ -17,56 +17,6 @@ constexpr int64_t kSecondUs = 1'000'000;
 // What may happen after the last calamity, until all has ended.
 constexpr int64_t kEventsToEndMax = 500'000;
 constexpr int64_t kTimeToEndUs = 1000 * kSecondUs;
-
-int Draw(std::mt19937_64& random, int from, int to) {
-  return from + static_cast<int>(random() % static_cast<uint64_t>(to - from + 1));
-}
-
-std::vector<Machine> DrawMachines(std::mt19937_64& random) {
-  std::vector<Machine> machines;
-  const int workers = Draw(random, 1, 3);
-  const int64_t order_us = std::vector{500, 2000, 20'000, 60'000}[random() % 4];
-  for (int i = 0; i < workers; ++i) {
-    Machine& machine = machines.emplace_back(Machine{absl::StrCat("worker-", i)});
-    machine.order_us = order_us;
-    if (random() % 3 == 0) {
-      machine.device = "cuda";
-      machine.multiprocessors = 16;
-    }
-    if (i > 0) machine.memory_bytes = int64_t{1} << Draw(random, 27, 34);
-  }
-  if (random() % 5 == 0) machines.push_back(machines.front());  // two of one name
-  return machines;
-}
-
-// Of each kind of calamity how likely it is: one kind alone, all alike, or some of them.
-std::discrete_distribution<int> DrawCalamities(std::mt19937_64& random) {
-  const int kinds = CountKinds() - CountClientKinds();
-  std::vector<double> weights(kinds, 0);
-  const int style = Draw(random, 0, 3);
-  if (style == 0) weights[Draw(random, 0, kinds - 1)] = 1;
-  for (double& weight : weights) {
-    if (style == 1) weight = 1;
-    if (style > 1 && random() % 2 == 0) weight = Draw(random, 0, 9);
-  }
-  if (style > 1) weights.front() += 1;  // not none at all
-  return {weights.begin(), weights.end()};
-}
-
-SiteOptions DrawSite(uint64_t seed, std::mt19937_64& random) {
-  SiteOptions options;
-  options.seed = seed;
-  options.machines = DrawMachines(random);
-  options.delay_us_max = random() % 2 == 0 ? 2000 : 20'000;
-  options.sqlite = random() % 5 == 0;
-  options.reserve_bytes = random() % 2 == 0 ? 16'384 : 0;
-  options.core.microbatch_tokens = 64;
-  options.core.evaluate_sequences = 2;
-  options.core.losses_without_progress_max = 1'000'000;
-  options.core.lease_ms = 5000;
-  options.core.patience_floor_ms = 20'000;
-  return options;
-}
 
 bool AllHaveEnded(const Stage& stage) {
   return std::ranges::all_of(stage.jobs, [](const auto& client) { return client->ended(); }) &&
@@ -95,18 +45,34 @@ void WaitForJobs(Site& site) {
   }
 }
 
+// Empty: it has no reason to.
+std::string WhyItFails(const v1::Job& job) {
+  if (job.training().learning_rate() > kSurvivedRateMax) return "WORKER_LOST";
+  planner::LearningRateOptions options;
+  options.schedule = planner::Schedule::kConstant;
+  options.peak = job.training().learning_rate();
+  options.warmup_steps = job.training().warmup_steps();
+  options.total_steps = job.total_steps();
+  const double last = planner::LearningRate(options, job.total_steps() - 1);
+  return last > kFiniteRateMax ? "NOT_FINITE" : "";
+}
+
 void CheckEnd(Stage& stage) {
-  std::set<std::string> names, cancelled;
+  std::set<std::string> names;
+  const std::set<std::string>& cancelled = stage.census[kCancelled];
   for (const auto& client : stage.jobs) {
-    if (client->cancelled()) cancelled.insert(client->acknowledged());
     if (client->acknowledged().empty()) continue;  // it vanished
     INFO("two jobs of one name, " << client->acknowledged());
     REQUIRE(names.insert(client->acknowledged()).second);
   }
   const auto check = [&](const v1::Job& job) {
     INFO(job.ShortDebugString());
-    REQUIRE((job.state() == v1::Job::SUCCEEDED ||
-             (job.state() == v1::Job::CANCELLED && cancelled.contains(job.name()))));
+    if (job.state() == v1::Job::CANCELLED) {
+      REQUIRE(cancelled.contains(job.name()));
+    } else {
+      REQUIRE(job.error().reason() == WhyItFails(job));
+      REQUIRE(job.state() == (WhyItFails(job).empty() ? v1::Job::SUCCEEDED : v1::Job::FAILED));
+    }
   };
   const v1::ListJobsResponse all = AllJobs(stage.site);
   for (const v1::Job& job : all.jobs()) check(job);
@@ -125,26 +91,6 @@ void CheckEnd(Stage& stage) {
 uint64_t Mix(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x100000001b3; }
 
 }  // namespace
-
-History DrawHistory(uint64_t seed) {
-  std::mt19937_64 random(seed);
-  History history;
-  history.site = DrawSite(seed, random);
-  const int64_t length_us = std::vector{2, 4, 8, 30}[random() % 4] * kSecondUs;
-  const auto add = [&](int kind) {
-    const int64_t at_us = static_cast<int64_t>(random() % static_cast<uint64_t>(length_us));
-    const uint64_t a = random(), b = random() >> 1;
-    history.happenings.push_back({0, at_us, kind, a, b});
-  };
-  for (int i = Draw(random, 3, 9); i > 0; --i) add(kJobKind);
-  for (int i = Draw(random, 0, 10); i > 0; --i) add(Draw(random, 1, CountClientKinds() - 1));
-  std::discrete_distribution<int> calamities = DrawCalamities(random);
-  for (int i = Draw(random, 0, 30); i > 0; --i) add(CountClientKinds() + calamities(random));
-  std::ranges::stable_sort(history.happenings, {}, &Happening::at_us);
-  int number = 0;
-  for (Happening& happening : history.happenings) happening.number = number++;
-  return history;
-}
 
 History Part(const History& history, const std::vector<int>& numbers, int workers) {
   History part = history;
@@ -177,11 +123,14 @@ std::string ToText(const History& history) {
 }
 
 Tally Play(const History& history) {
-  Stage stage(history.site);
+  Stage stage(history.site, history.rates);
   Site& site = stage.site;
+  site.script().finite_rate_max = kFiniteRateMax;
+  site.script().survived_rate_max = kSurvivedRateMax;
   site.AddModel();
   site.AddDataset("train.jsonl", 13);
   site.AddDataset("valid.jsonl", 5);
+  site.AddDataset("long.jsonl", 7, Site::kLongRow);
   Idleness idleness(site, history.site);
   idleness.Begin();
   const int64_t begin_us = site.now_us();
@@ -218,9 +167,17 @@ History ShrinkHistory(const History& history, const std::function<bool(const His
   const auto still_fails = [&](const std::vector<int>& kept, int with) {
     return tries++ < tries_max && fails(Part(history, kept, with));
   };
-  numbers = Shrink(
-      numbers, [&](const std::vector<int>& kept) { return still_fails(kept, workers); }, tries_max);
-  while (workers > 1 && still_fails(numbers, workers - 1)) --workers;
+  // With fewer workers fewer happenings may do.
+  for (bool fewer = true; fewer;) {
+    fewer = false;
+    numbers = Shrink(
+        numbers, [&](const std::vector<int>& kept) { return still_fails(kept, workers); },
+        tries_max);
+    while (workers > 1 && still_fails(numbers, workers - 1)) {
+      --workers;
+      fewer = true;
+    }
+  }
   return Part(history, numbers, workers);
 }
 

@@ -13,10 +13,11 @@ namespace lorad::sim {
 
 struct History {
   SiteOptions site;
+  Rates rates;
   std::vector<Happening> happenings;  // by time, numbered from 0
 };
 
-History DrawHistory(uint64_t seed);
+History DrawHistory(uint64_t seed);  // draw_history.cc
 
 // With these of its happenings alone, and so many of its workers.
 History Part(const History& history, const std::vector<int>& numbers, int workers);

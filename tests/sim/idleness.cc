@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 #include <memory>
 
-#include "planner/schedule.h"
+#include "planner/schedule/schedule.h"
 #include "server/core/model_shape.h"
 #include "storage/model_description.h"
 #include "tests/storage/published_configs.h"
@@ -13,11 +13,12 @@ namespace {
 
 constexpr int64_t kLookUs = 1'000'000;
 constexpr int64_t kIdleUs = 10'000'000;
-constexpr int64_t kLongestRow = 21;  // Site::RowLength
 
-// It has met a failure that passes: its back-off is not over.
+// It has met a failure that passes: its back-off is not over. Or the store has: nothing is begun.
 bool IsPostponed(const v1::Job& job) {
-  return job.queue().why().find("tried again at") != std::string::npos;
+  const std::string& why = job.queue().why();
+  return why.find("tried again at") != std::string::npos ||
+         why.find("the store cannot be written") != std::string::npos;
 }
 
 }  // namespace
@@ -55,7 +56,9 @@ void Idleness::Compare(const v1::ListWorkersResponse& workers, const v1::ListJob
   for (const v1::Job& job : jobs.jobs()) {
     if (job.state() != v1::Job::QUEUED || IsPostponed(job)) continue;
     for (const v1::Worker& worker : workers.workers()) {
-      if (worker.state() != v1::Worker::IDLE || !HasRoom(worker, job)) continue;
+      // A rest may take a minute; that it ends, the end of the history shows.
+      const bool may_take = worker.state() == v1::Worker::IDLE && worker.resting().empty();
+      if (!may_take || !HasRoom(worker, job)) continue;
       const auto before = since_us_.find(job.name());
       since_us[job.name()] = before == since_us_.end() ? site_.now_us() : before->second;
       INFO("job " << job.ShortDebugString() << " waits since " << since_us[job.name()]
@@ -66,8 +69,15 @@ void Idleness::Compare(const v1::ListWorkersResponse& workers, const v1::ListJob
   since_us_ = std::move(since_us);
 }
 
-// As the policy has it, if there were nobody else.
-bool Idleness::HasRoom(const v1::Worker& worker, const v1::Job& job) const {
+// As the policy has it, if there were nobody else. Jobs of one shape fare alike.
+bool Idleness::HasRoom(const v1::Worker& worker, const v1::Job& job) {
+  const auto [room, is_new] = rooms_.try_emplace(
+      {worker.name(), worker.memory_bytes(), job.adapter().rank(), site_.LongestRowOf(job)});
+  if (is_new) room->second = FindRoom(worker, job);
+  return room->second;
+}
+
+bool Idleness::FindRoom(const v1::Worker& worker, const v1::Job& job) const {
   const auto machine = machines_.find(worker.name());
   if (machine == machines_.end()) return false;  // it lied about its name
   worker::v1::Hello hello;
@@ -86,7 +96,7 @@ bool Idleness::HasRoom(const v1::Worker& worker, const v1::Job& job) const {
   queued.job = job.name();
   queued.base_model = job.base_model();
   queued.model = server::ShapeOf(*storage::DescribeModel(storage::kTiny));
-  queued.longest_sequence = kLongestRow;
+  queued.longest_sequence = site_.LongestRowOf(job);
   queued.adapter = server::ShapeOfAdapter(job.adapter());
   for (const planner::Decision& decision : planner::Schedule(view)) {
     if (decision.kind == planner::Decision::Kind::kFormGroup) return true;

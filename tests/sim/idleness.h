@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 
 #include "tests/sim/site.h"
 
@@ -19,10 +20,13 @@ class Idleness {
  private:
   void Look();
   void Compare(const v1::ListWorkersResponse& workers, const v1::ListJobsResponse& jobs);
-  bool HasRoom(const v1::Worker& worker, const v1::Job& job) const;
+  bool HasRoom(const v1::Worker& worker, const v1::Job& job);
+  bool FindRoom(const v1::Worker& worker, const v1::Job& job) const;
 
   Site& site_;
   std::map<std::string, Machine> machines_;
+  // Of a worker's name and memory, a job's rank and longest row.
+  std::map<std::tuple<std::string, int64_t, int32_t, int64_t>, bool> rooms_;
   int64_t looked_us_ = 0;
   std::map<std::string, int64_t> since_us_;  // jobs that wait beside an idle worker
 };

@@ -4,8 +4,8 @@
 #include <catch2/catch.hpp>
 
 #include "server/core/job_states.h"
+#include "tests/sim/job_client.h"
 #include "tests/sim/site.h"
-#include "tests/sim/site_clients.h"
 
 namespace lorad::sim {
 namespace {

@@ -28,7 +28,7 @@ std::vector<WorkerMessage> Mischief::Tell(WorkerMessage message) {
       return {*std::move(told)};
     }
   }
-  if (repeats == 0) return {std::move(message)};
+  if (repeats == 0 || !message.has_report()) return {std::move(message)};
   repeats--;
   return {message, message};
 }

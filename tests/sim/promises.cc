@@ -4,8 +4,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/job_states.h"
+#include "server/core/model_shape.h"
 #include "server/core/records.pb.h"
 #include "server/core/store_kinds.h"
+#include "storage/model_description.h"
+#include "tests/storage/published_configs.h"
 
 namespace lorad::sim {
 namespace {
@@ -14,6 +17,7 @@ using namespace server;  // NOLINT: the promises are the server's
 
 // A shard may wait for the report of its step for 10 s, a checkpoint for its disk.
 constexpr int64_t kAnswerUs = 40'000'000;
+constexpr int64_t kStopUs = 60'000'000;  // after that serve.cc stops all the same
 
 // Collected first: the store takes no questions while it tells.
 std::map<std::string, std::string> Records(storage::JobStore& store, const char* kind) {
@@ -33,11 +37,31 @@ records::JobRecord Parse(const std::string& bytes) {
   return record;
 }
 
+const planner::ModelShape& TinyShape() {
+  static const auto* const shape =
+      new planner::ModelShape(ShapeOf(*storage::DescribeModel(storage::kTiny)));
+  return *shape;
+}
+
+planner::Recomputation RecomputationOf(const worker::v1::FormGroup& order) {
+  using Order = worker::v1::FormGroup;
+  if (order.recomputation() == Order::NOTHING) return planner::Recomputation::kNothing;
+  return order.recomputation() == Order::BLOCKS ? planner::Recomputation::kBlocks
+                                                : planner::Recomputation::kProducts;
+}
+
 }  // namespace
 
 // ---- requests ----
 
 void Promises::Asked(uint64_t number, const Request& request, int64_t now_us) {
+  std::visit(
+      [&](const auto& content) {
+        if constexpr (requires { content.request_id.id; }) {
+          asked_ids_.try_emplace(content.request_id.id, std::ssize(asked_ids_));
+        }
+      },
+      request);
   const auto* shard = std::get_if<ShardUploaded>(&request);
   questions_[number] = {request, now_us, shard && !epochs_.contains(shard->header.epoch())};
 }
@@ -47,7 +71,12 @@ void Promises::Answered(uint64_t number, const absl::StatusOr<ReplyValue>& value
   INFO("request " << number << ": " << value.status());
   REQUIRE_FALSE(question.empty());
   const Question& asked = question.mapped();
-  if (!value.ok()) return;
+  if (!value.ok()) {
+    // It was taken on before the store had no room: a delete happens, or not.
+    const bool open = value.status().message().find("may be done after that") != std::string::npos;
+    if (open) TakeBack(asked.request, false);
+    return;
+  }
   const auto* shard = std::get_if<ShardUploaded>(&asked.request);
   // Whose epoch is over may be told that its shard is there already, no more.
   if (shard && asked.stale) {
@@ -60,10 +89,16 @@ void Promises::Answered(uint64_t number, const absl::StatusOr<ReplyValue>& value
 void Promises::Made(const char* kind, const std::string& name, const RequestId& id) {
   if (!id.id.empty()) {
     const auto [first, is_new] = first_answers_.try_emplace({kind, id.id}, name);
-    REQUIRE(first->second == name);
-    if (!is_new) return;  // it may be gone by now, and is answered as it was at first
+    const bool is_same = first->second == name;
+    REQUIRE((is_same || MayBeForgotten(id.id)));
+    if (is_same && !is_new) return;  // it may be gone by now, and is answered as it was at first
+    first->second = name;
   }
   made_[{kind, name}] = id.id;
+}
+
+bool Promises::MayBeForgotten(const std::string& request_id) const {
+  return std::ssize(asked_ids_) - asked_ids_.at(request_id) > request_ids_max_;
 }
 
 void Promises::Keep(const Request& request, const ReplyValue& value) {
@@ -126,7 +161,8 @@ void Promises::CheckAnswers(int64_t now_us) const {
   INFO("request " << number << " of kind " << oldest.request.index() << " "
                   << (shard ? shard->header.ShortDebugString() : "") << " was asked "
                   << now_us - oldest.asked_us << " us ago");
-  REQUIRE(now_us - std::max(oldest.asked_us, ill_us_) <= kAnswerUs);
+  const bool stops = std::holds_alternative<StopRequested>(oldest.request);
+  REQUIRE(now_us - std::max(oldest.asked_us, ill_us_) <= (stops ? kStopUs : kAnswerUs));
 }
 
 void Promises::CheckJobs(storage::JobStore& store) const {
@@ -137,7 +173,7 @@ void Promises::CheckJobs(storage::JobStore& store) const {
     REQUIRE_FALSE(deleted_.contains(name));
     const bool is_new =
         record.request_id().empty() || request_ids.insert(record.request_id()).second;
-    REQUIRE(is_new);
+    REQUIRE((is_new || MayBeForgotten(record.request_id())));
     if (cancelled_.contains(name)) {
       REQUIRE((record.job().state() == v1::Job::CANCELLING ||
                record.job().state() == v1::Job::CANCELLED));
@@ -189,15 +225,40 @@ void Promises::CheckKept(storage::JobStore& store, storage::Files& files) const 
 
 // ---- workers ----
 
-void Promises::Sent(uint64_t connection, const worker::v1::CoordinatorMessage& message) {
+void Promises::OnFormGroup(uint64_t connection, const worker::v1::FormGroup& order,
+                           const worker::v1::Hello* hello) {
+  INFO("epoch " << order.epoch() << " after " << newest_epoch_);
+  REQUIRE(order.epoch() > newest_epoch_);  // also of coordinators that are dead
+  newest_epoch_ = order.epoch();
+  if (!hello || ended_.contains(connection)) return;  // the coordinator does not know yet
+  for (const auto& [other, group] : epochs_) REQUIRE(group.connection != connection);
+  Epoch& epoch = epochs_[order.epoch()];
+  epoch.connection = connection;
+  epoch.device = DeviceOf(*hello);
+  epoch.budget_bytes = hello->memory_bytes();
+  planner::GroupShape shape;
+  shape.capacity_tokens = order.capacity_tokens();
+  shape.longest_sequence = order.longest_sequence();
+  shape.device = epoch.device;
+  shape.recomputation = RecomputationOf(order);
+  shape.rank_max = order.rank_max();
+  shape.slots_max = order.slots_max();
+  epoch.group_bytes = planner::BytesOfGroup(TinyShape(), shape).total();
+  CheckBudget(epoch);
+}
+
+void Promises::CheckBudget(const Epoch& epoch) {
+  int64_t bytes = epoch.group_bytes;
+  for (const auto& [job, slot] : epoch.slots) bytes += slot.bytes;
+  INFO(epoch.slots.size() << " slots and their group take " << bytes << " bytes of "
+                          << epoch.budget_bytes);
+  REQUIRE(planner::Fits(bytes, epoch.budget_bytes));
+}
+
+void Promises::Sent(uint64_t connection, const worker::v1::CoordinatorMessage& message,
+                    const worker::v1::Hello* hello) {
   if (message.has_form_group()) {
-    const int64_t epoch = message.form_group().epoch();
-    INFO("epoch " << epoch << " after " << newest_epoch_);
-    REQUIRE(epoch > newest_epoch_);  // also of coordinators that are dead
-    newest_epoch_ = epoch;
-    if (ended_.contains(connection)) return;  // the coordinator does not know yet
-    for (const auto& [other, group] : epochs_) REQUIRE(group.connection != connection);
-    epochs_[epoch].connection = connection;
+    OnFormGroup(connection, message.form_group(), hello);
   } else if (message.has_dissolve_group()) {
     epochs_.erase(message.dissolve_group().epoch());
   } else if (message.has_window()) {
@@ -216,14 +277,22 @@ void Promises::OnWindow(const worker::v1::Window& window) {
     epoch.microbatch = microbatch.number();
   }
   for (const worker::v1::Operation& operation : window.operations()) {
-    if (operation.kind() != worker::v1::Operation::LOAD_SLOT) continue;
-    // A job is in one place at a time.
-    INFO("job " << operation.slot().job());
-    for (const auto& [other, group] : epochs_) {
-      REQUIRE((other == window.epoch() || !group.slots.contains(operation.slot().job())));
-    }
-    epoch.slots[operation.slot().job()] = window.number();
+    if (operation.kind() == worker::v1::Operation::LOAD_SLOT) OnLoad(window, operation.slot());
   }
+}
+
+void Promises::OnLoad(const worker::v1::Window& window, const worker::v1::SlotSpec& slot) {
+  // A job is in one place at a time.
+  INFO("job " << slot.job());
+  for (const auto& [other, group] : epochs_) {
+    REQUIRE((other == window.epoch() || !group.slots.contains(slot.job())));
+  }
+  Epoch& epoch = epochs_.at(window.epoch());
+  const planner::AdapterShape adapter = {
+      slot.rank(), {slot.target_modules().begin(), slot.target_modules().end()}};
+  const int64_t bytes = planner::BytesOfSlot(TinyShape(), adapter, epoch.device).total();
+  epoch.slots[slot.job()] = {window.number(), bytes};
+  CheckBudget(epoch);
 }
 
 void Promises::Heard(uint64_t connection, const worker::v1::WorkerMessage& message,
@@ -238,13 +307,16 @@ void Promises::Heard(uint64_t connection, const worker::v1::WorkerMessage& messa
 
 void Promises::OnReport(const worker::v1::Report& report, Epoch& epoch) {
   if (report.has_slot_loaded()) {
-    epoch.slots[report.slot_loaded().job()] = 0;
+    epoch.slots[report.slot_loaded().job()].window = 0;
   } else if (report.has_slot_freed()) {
     epoch.slots.erase(report.slot_freed().job());
+  } else if (report.has_slot_failed()) {
+    epoch.slots.erase(report.slot_failed().job());
   } else if (report.has_window_done()) {
     // What it was to load and did not was cut, or could not be had.
     std::erase_if(epoch.slots, [&](const auto& entry) {
-      return entry.second != 0 && entry.second <= report.window_done().window();
+      const int64_t window = entry.second.window;
+      return window != 0 && window <= report.window_done().window();
     });
   }
 }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "planner/cost/memory.h"
 #include "server/core/events.h"
 #include "storage/files.h"
 #include "storage/job_store.h"
@@ -17,6 +18,9 @@ namespace lorad::sim {
 
 class Promises {
  public:
+  // `request_ids_max`: as the coordinator's options have it.
+  explicit Promises(int64_t request_ids_max) : request_ids_max_(request_ids_max) {}
+
   // ---- requests: each is answered once, within a bound; what was acknowledged stays ----
 
   // `now_us`, here and below: of a clock that stands still whenever all of the site does.
@@ -32,7 +36,9 @@ class Promises {
 
   // ---- workers: what they are asked makes sense, and who does as asked is not sent away ----
 
-  void Sent(uint64_t connection, const worker::v1::CoordinatorMessage& message);
+  // `hello`: of the worker; null: it has gone.
+  void Sent(uint64_t connection, const worker::v1::CoordinatorMessage& message,
+            const worker::v1::Hello* hello);
   void Heard(uint64_t connection, const worker::v1::WorkerMessage& message, int64_t now_us);
   void StreamEnded(uint64_t connection);
   // Whoever speaks there may say anything.
@@ -48,21 +54,37 @@ class Promises {
     int64_t asked_us = 0;
     bool stale = false;  // a shard of an epoch that was over
   };
+  struct Slot {
+    int64_t window = 0;  // that loads it; 0: it is loaded
+    int64_t bytes = 0;
+  };
   struct Epoch {
     uint64_t connection = 0;
-    int64_t window = 0;                    // the newest
-    int64_t microbatch = 0;                // likewise
-    std::map<std::string, int64_t> slots;  // job -> the window that loads it; 0: it is loaded
+    int64_t window = 0;      // the newest
+    int64_t microbatch = 0;  // likewise
+    planner::DeviceShape device;
+    int64_t budget_bytes = 0;           // of the worker's memory
+    int64_t group_bytes = 0;            // of that, without slots
+    std::map<std::string, Slot> slots;  // by job
   };
 
   void Keep(const server::Request& request, const server::ReplyValue& value);
   void Made(const char* kind, const std::string& name, const server::RequestId& id);
+  // So many came after it that a repetition may be taken for the first.
+  bool MayBeForgotten(const std::string& request_id) const;
   void TakeBack(const server::Request& request, bool for_sure);
   void CheckJobs(storage::JobStore& store) const;
   void CheckUses(storage::JobStore& store, storage::Files& files) const;
+  void OnFormGroup(uint64_t connection, const worker::v1::FormGroup& order,
+                   const worker::v1::Hello* hello);
   void OnWindow(const worker::v1::Window& window);
+  void OnLoad(const worker::v1::Window& window, const worker::v1::SlotSpec& slot);
+  // The memory that a worker offers is given away once.
+  static void CheckBudget(const Epoch& epoch);
   void OnReport(const worker::v1::Report& report, Epoch& epoch);
 
+  const int64_t request_ids_max_;
+  std::map<std::string, int64_t> asked_ids_;  // -> how many had been asked before
   std::map<uint64_t, Question> questions_;
   int64_t ill_us_ = 0;
   std::map<Name, std::string> made_;           // -> its request_id

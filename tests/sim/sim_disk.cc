@@ -62,7 +62,17 @@ double SimDisk::RandomShare() {
 
 // ---- finding ----
 
+bool SimDisk::FindVeil(const std::string& path, std::shared_ptr<Node>* node) const {
+  for (const auto& [veiled, seen] : veils_) {
+    if (path != veiled && !path.starts_with(veiled + "/")) continue;
+    *node = path == veiled ? seen : nullptr;
+    return true;
+  }
+  return false;
+}
+
 int SimDisk::Find(const std::string& path, std::shared_ptr<Node>* node) const {
+  if (FindVeil(path, node)) return *node ? 0 : ENOENT;
   std::shared_ptr<Node> at = root_;
   size_t begin = 0;
   while (begin < path.size()) {
@@ -115,6 +125,7 @@ int SimDisk::Open(const std::string& path, OpenMode mode, Handle* handle) {
   if (int error = FindParent(path, &parent, &name); error != 0) return error;
   const auto found = parent->entries.find(name);
   if (found != parent->entries.end()) node = found->second;
+  if (FindVeil(path, &node) && (!node || mode.truncate)) return node ? EACCES : ENOENT;
   if (node && node->is_directory) return EISDIR;
   if (!node && !mode.create) return ENOENT;
   const bool cut = node && mode.truncate && !node->bytes.empty();
@@ -160,6 +171,7 @@ int SimDisk::WriteFitting(const std::shared_ptr<Node>& node, uint64_t offset,
                           std::string_view bytes) {
   const uint64_t room = capacity_bytes_ - std::min(capacity_bytes_, used_bytes_);
   const uint64_t size = node->bytes.size();
+  if (offset + bytes.size() > file_bytes_max_) return EFBIG;
   const bool fits = !node->linked || offset + bytes.size() <= size + room;
   if (!fits) bytes = bytes.substr(0, size + room > offset ? size + room - offset : 0);
   if (!bytes.empty()) {
@@ -313,6 +325,7 @@ int SimDisk::Rename(const std::string& from, const std::string& to) {
   std::string from_name, to_name;
   if (int error = FindParent(from, &from_parent, &from_name); error != 0) return error;
   if (int error = FindParent(to, &to_parent, &to_name); error != 0) return error;
+  if (FindVeil(from, &node) || FindVeil(to, &node)) return ENOENT;
   if (int error = Find(from, &node); error != 0) return error;
   if (auto old = to_parent->entries.find(to_name); old != to_parent->entries.end()) {
     const Node& there = *old->second;
@@ -342,6 +355,7 @@ int SimDisk::MakeDirectory(const std::string& path) {
   std::shared_ptr<Node> parent;
   std::string name;
   if (int error = FindParent(path, &parent, &name); error != 0) return error;
+  if (std::shared_ptr<Node> seen; FindVeil(path, &seen)) return seen ? EEXIST : ENOENT;
   if (parent->entries.contains(name)) return EEXIST;
   if (int error = Begin(Call::kMakeDirectory, path, nullptr, true); error != 0) return error;
   auto node = std::make_shared<Node>();
@@ -391,6 +405,18 @@ void SimDisk::PowerLoss() {
   KeepSomeEntries(nullptr, RandomShare(), true);
   used_bytes_ = 0;
   ForgetUnsynced(*root_);
+}
+
+void SimDisk::Veil(const std::string& path, const std::optional<std::string>& bytes) {
+  std::lock_guard lock(mutex_);
+  std::shared_ptr<Node>& seen = veils_[path];
+  seen = bytes ? std::make_shared<Node>() : nullptr;
+  if (seen) seen->bytes = *bytes;
+}
+
+void SimDisk::Unveil() {
+  std::lock_guard lock(mutex_);
+  veils_.clear();
 }
 
 void SimDisk::SyncAll() {

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -102,6 +103,13 @@ class SimDisk {
   uint64_t capacity_bytes() const { return capacity_bytes_; }
   void set_read_only(bool read_only) { read_only_ = read_only; }
   bool read_only() const { return read_only_; }
+  // No file grows beyond so much (EFBIG).
+  void set_file_bytes_max(uint64_t bytes) { file_bytes_max_ = bytes; }
+  uint64_t file_bytes_max() const { return file_bytes_max_; }
+  // Until Unveil a path, and what is beneath it, is not there; or it is a file of those bytes.
+  // Nothing is created in its place. What really lies there stays as it is.
+  void Veil(const std::string& path, const std::optional<std::string>& bytes);
+  void Unveil();
   // All that was done so far becomes durable.
   void SyncAll();
   uint64_t used_bytes() const { return used_bytes_; }
@@ -118,6 +126,9 @@ class SimDisk {
   // Counts an effect. Not 0: it must not happen.
   int Begin(Call call, const std::string& path, const Handle* handle, bool changes);
   int Find(const std::string& path, std::shared_ptr<Node>* node) const;
+  // Whether a veil lies over it or what it is beneath; what it is seen as then, null where as
+  // nothing.
+  bool FindVeil(const std::string& path, std::shared_ptr<Node>* node) const;
   // The directory that holds the last name of `path`.
   int FindParent(const std::string& path, std::shared_ptr<Node>* parent, std::string* name) const;
   bool SkipsSync(const std::string& path);
@@ -148,6 +159,8 @@ class SimDisk {
   int64_t syncs_ = 0;
   uint64_t capacity_bytes_ = kUnbounded;
   uint64_t used_bytes_ = 0;
+  uint64_t file_bytes_max_ = kUnbounded;
+  std::map<std::string, std::shared_ptr<Node>> veils_;  // by path
 };
 
 // Faults by chance, each call for itself.

@@ -4,19 +4,13 @@
 #include <catch2/catch.hpp>
 #include <utility>
 
+#include "server/core/overloaded.h"
 #include "storage/errors.h"
 
 namespace lorad::sim {
 namespace {
 
 using worker::v1::Operation;
-
-template <class... Handlers>
-struct Overloaded : Handlers... {
-  using Handlers::operator()...;
-};
-template <class... Handlers>
-Overloaded(Handlers...) -> Overloaded<Handlers...>;
 
 uint64_t Hash(const std::string& text, int64_t a, int64_t b) {
   uint64_t hash = 0xcbf29ce484222325;
@@ -80,6 +74,11 @@ absl::Status SimEngine::Form(const worker::v1::FormGroup& order) {
     absl::Status taken = absl::ResourceExhaustedError("no memory is left");
     taken.SetPayload(storage::Absl(storage::kReasonPayload), absl::Cord("MEMORY_TAKEN"));
     return taken;
+  }
+  if (order.longest_sequence() > script_.longest_most) {
+    absl::Status large = absl::ResourceExhaustedError("the group needs more than there is");
+    large.SetPayload(storage::Absl(storage::kReasonPayload), absl::Cord("MEMORY"));
+    return large;
   }
   worker::v1::Report report;
   report.mutable_group_formed()->set_reserved_bytes(1000);
@@ -199,7 +198,8 @@ void SimEngine::Step(const Operation& operation) {
   REQUIRE(operation.step() == slot.step + 1);
   worker::v1::Report report;
   const auto bad = script_.bad_steps.find(operation.job());
-  if (bad != script_.bad_steps.end() && bad->second == operation.step()) {
+  const bool is_bad = bad != script_.bad_steps.end() && bad->second == operation.step();
+  if (is_bad || operation.learning_rate() > script_.finite_rate_max) {
     slot.failed = true;
     report.mutable_not_finite()->set_job(operation.job());
     report.mutable_not_finite()->set_step(operation.step());

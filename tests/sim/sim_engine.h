@@ -24,11 +24,16 @@ double ValidationLoss(const std::string& job, int64_t step, int64_t sequence);
 struct WorkerScript {
   std::map<std::string, int64_t> bad_steps;  // by job: the step whose loss is not finite
   std::set<std::string> deadly;              // jobs whose steps end the process
+  // Steps of a higher learning rate are not finite; of a still higher one, they end the process.
+  double finite_rate_max = std::numeric_limits<double>::infinity();
+  double survived_rate_max = std::numeric_limits<double>::infinity();
   // Others have taken the memory of the machine, or what groups of longer microbatches than this,
   // and slots beside them, would need.
   bool memory_taken = false;
   int64_t group_tokens_most = std::numeric_limits<int64_t>::max();
   int64_t slot_tokens_most = std::numeric_limits<int64_t>::max();
+  // Groups for longer rows than this are found to need more than was counted.
+  int64_t longest_most = std::numeric_limits<int64_t>::max();
   int64_t peak_resident_bytes = 0;    // as heartbeats tell it
   std::set<std::string> shards_held;  // jobs whose shards stay on their way up
 };

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "server/startup.h"
 #include "storage/model_directory.h"
 #include "storage/sha256.h"
@@ -141,10 +143,13 @@ struct Site::Process {
 Site::Site(const SiteOptions& options)
     : options_(options),
       clock_(options.seed, options.delay_us_max),
+      config_json_(house_.directory.Read("model/config.json")),
+      fingerprint_(storage::ModelDirectory::Open(house_.model())->fingerprint()),
       disk_(options.seed),
       files_(disk_),
       vfs_(disk_),
-      memory_store_(std::make_unique<MarkedStore>(files_)) {
+      memory_store_(std::make_unique<MarkedStore>(files_)),
+      promises_(options.core.request_ids_max) {
   StartCoordinator();
   for (const Machine& machine : options.machines) {
     workers_.push_back(std::make_unique<WorkerProcess>(machine, clock_, *this, script_));
@@ -206,6 +211,7 @@ absl::Status Site::TryStart() {
 
 void Site::StartCoordinator() {
   if (process_) return;
+  Unveil();  // who starts it has seen to that
   const absl::Status status = TryStart();
   if (!status.ok()) {
     INFO("seed " << options_.seed << ", at start: " << status);
@@ -228,6 +234,7 @@ void Site::Ring() {
 }
 
 void Site::Run() {
+  if (paused_) return;
   wake_due_ = false;
   Process& process = *process_;
   for (;;) {
@@ -248,6 +255,17 @@ void Site::Run() {
   process.wake_us = std::max(wake_us, now_us() + 1);
   At(process.wake_us, [this, life = life_] {
     if (life == life_) Ring();
+  });
+}
+
+void Site::PauseCoordinator(int64_t us) {
+  if (!process_ || std::exchange(paused_, true)) return;
+  if (us > options_.core.lease_ms * 1000 / 4) frozen_since_us_ = now_us();
+  At(now_us() + us, [this] {
+    if (frozen_since_us_ >= 0) stood_still_us_ += now_us() - std::exchange(frozen_since_us_, -1);
+    paused_ = false;
+    wake_due_ = false;
+    Ring();
   });
 }
 
@@ -311,6 +329,45 @@ void Site::SetReadOnly(bool read_only) {
   disk_.set_read_only(read_only);
 }
 
+void Site::SetFileLimit(uint64_t bytes) {
+  disk_was_ill_ = true;
+  disk_.set_file_bytes_max(bytes);
+}
+
+void Site::Hide(const std::string& path) {
+  disk_was_ill_ = true;
+  disk_.Veil(storage::JoinPath(kRoot, path), std::nullopt);
+}
+
+void Site::Halve(const std::string& path) {
+  const absl::StatusOr<std::string> bytes = files_.ReadAll(storage::JoinPath(kRoot, path), 1 << 20);
+  if (!bytes.ok()) return;  // it has gone meanwhile
+  disk_was_ill_ = true;
+  disk_.Veil(storage::JoinPath(kRoot, path), bytes->substr(0, bytes->size() / 2));
+}
+
+void Site::SpoilModel(ModelFault fault) {
+  disk_was_ill_ = true;
+  if (fault == ModelFault::kGone) {
+    std::filesystem::rename(house_.model(), house_.model() + ".away");
+  } else {
+    const bool half = fault == ModelFault::kHalf;
+    house_.directory.Write("model/config.json",
+                           half ? config_json_.substr(0, config_json_.size() / 2)
+                                : absl::StrReplaceAll(config_json_, {{"1e-06", "1e-05"}}));
+  }
+}
+
+void Site::Unveil() {
+  disk_.Unveil();
+  const std::string away = house_.model() + ".away";
+  if (std::filesystem::exists(away)) {
+    std::filesystem::remove_all(house_.model());
+    std::filesystem::rename(away, house_.model());
+  }
+  house_.directory.Write("model/config.json", config_json_);
+}
+
 bool Site::Post(decltype(server::Event::content) content) {
   if (!process_) return false;
   if (const auto* said = std::get_if<WorkerSaid>(&content)) {
@@ -319,6 +376,8 @@ bool Site::Post(decltype(server::Event::content) content) {
   if (const auto* gone = std::get_if<WorkerGone>(&content)) promises_.StreamEnded(gone->connection);
   return process_->mailbox.Post(std::move(content));
 }
+
+Core::Sizes Site::SizesOfCore() const { return process_->turns->SizesOfCore(); }
 
 RevisionLog& Site::revision_log() { return process_->revisions; }
 
@@ -391,8 +450,8 @@ RegisterModel Site::ModelRequest(const std::string& name) {
   RegisterModel request;
   request.model.set_name(name);
   request.model.set_path(house_.model());
-  request.model.set_fingerprint(storage::ModelDirectory::Open(house_.model())->fingerprint());
-  request.config_json = house_.directory.Read("model/config.json");
+  request.model.set_fingerprint(fingerprint_);
+  request.config_json = config_json_;
   request.request_id = {"model " + name, name};
   return request;
 }
@@ -401,10 +460,11 @@ void Site::AddModel() {
   Call([this] { return ModelRequest("m"); });
 }
 
-absl::StatusOr<CreateDataset> Site::DatasetRequest(const std::string& name, int64_t rows) {
+absl::StatusOr<CreateDataset> Site::DatasetRequest(const std::string& name, int64_t rows,
+                                                   int64_t longest_max) {
   std::vector<int64_t> lengths;
-  for (int64_t row = 0; row < rows; ++row) lengths.push_back(RowLength(row));
-  rows_[name] = rows;
+  for (int64_t row = 0; row < rows; ++row) lengths.push_back(2 + row * 7 % (longest_max - 1));
+  rows_[name] = lengths;
   const std::string bytes = house_.directory.Read(house_.AddTokens(name, lengths));
   CreateDataset request;
   request.dataset.set_name(name);
@@ -418,8 +478,17 @@ absl::StatusOr<CreateDataset> Site::DatasetRequest(const std::string& name, int6
   return request;
 }
 
-void Site::AddDataset(const std::string& name, int64_t rows) {
-  Call([&] { return *DatasetRequest(name, rows); });
+void Site::AddDataset(const std::string& name, int64_t rows, int64_t longest_max) {
+  Call([&] { return *DatasetRequest(name, rows, longest_max); });
+}
+
+int64_t Site::LongestRowOf(const v1::Job& job) const {
+  int64_t longest = 0;
+  for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
+    const auto rows = rows_.find(*dataset);
+    if (rows != rows_.end()) longest = std::max(longest, std::ranges::max(rows->second));
+  }
+  return longest;
 }
 
 void Site::Log(Note::Level, const std::string&) {}

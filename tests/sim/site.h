@@ -48,10 +48,12 @@ class Site final : public server::Sinks, public CoordinatorSide {
   server::ReplyValue Call(const std::function<server::Request()>& request);
   // The model "m", and datasets of so many short rows.
   void AddModel();
-  void AddDataset(const std::string& name, int64_t rows);
-  static int64_t RowLength(int64_t row) { return 2 + row * 7 % 20; }
-  // The request for a dataset of so many short rows; its upload is written now.
-  absl::StatusOr<server::CreateDataset> DatasetRequest(const std::string& name, int64_t rows);
+  void AddDataset(const std::string& name, int64_t rows, int64_t longest_max = kShortRow);
+  static constexpr int64_t kShortRow = 21, kLongRow = 60;  // tokens
+  // The request for a dataset of so many rows of at most so many tokens; its upload is written now.
+  absl::StatusOr<server::CreateDataset> DatasetRequest(const std::string& name, int64_t rows,
+                                                       int64_t longest_max = kShortRow);
+  int64_t LongestRowOf(const v1::Job& job) const;
   server::RegisterModel ModelRequest(const std::string& name);
   // Not kept by the coordinator's death: a service's own file, or directory of such.
   absl::StatusOr<std::string> WriteUpload(std::string_view bytes);
@@ -70,7 +72,14 @@ class Site final : public server::Sinks, public CoordinatorSide {
   // Everything stands still, as a machine that is suspended.
   void StandStill(int64_t us) {
     clock_.StandStill(us);
-    stood_still_us_ += us;
+    if (frozen_since_us_ < 0) stood_still_us_ += us;
+  }
+  // The coordinator's process alone does, as by SIGSTOP.
+  void PauseCoordinator(int64_t us);
+  // A clock that stands still whenever the coordinator does for so long that it notices: more than
+  // a quarter of a lease.
+  int64_t awake_us() const {
+    return (frozen_since_us_ < 0 ? now_us() : frozen_since_us_) - stood_still_us_;
   }
   // The wall's clock is so far ahead of now_us(); at first so:
   static constexpr int64_t kWallAheadUs = 1'600'000'000'000'000;
@@ -96,6 +105,15 @@ class Site final : public server::Sinks, public CoordinatorSide {
   // So much may still be written from now on.
   void SetRoom(uint64_t bytes);
   void SetReadOnly(bool read_only);
+  void SetFileLimit(uint64_t bytes);
+  // A folder or file below the data directory is not there, or a file is half there, until
+  // Unveil or the next start of the coordinator.
+  void Hide(const std::string& path);
+  void Halve(const std::string& path);
+  // Likewise the model's directory; of it a file may be half there, or another.
+  enum class ModelFault { kGone, kHalf, kOther };
+  void SpoilModel(ModelFault fault);
+  void Unveil();
   // Something was wrong with the disk at some time.
   bool disk_was_ill() const { return disk_was_ill_; }
 
@@ -112,6 +130,10 @@ class Site final : public server::Sinks, public CoordinatorSide {
   SimFiles& files() { return files_; }
   std::mt19937_64& random() { return clock_.random(); }
   int64_t now_us() const { return clock_.now_us(); }
+  // What watchers could see so far: revision -> job.
+  const std::map<int64_t, std::string>& told() const { return seen_; }
+  // So much has followed that revision that it need not be kept.
+  bool MayBeGone(int64_t revision) const;
   int64_t deaths() const { return deaths_; }
   int64_t failed_starts() const { return failed_starts_; }
   // Streams that the coordinator ended itself.
@@ -133,13 +155,15 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void Ring();
   void Run();
   server::RevisionLog& revision_log();
+  server::Core::Sizes SizesOfCore() const;
 
   // site_checks.cc
   bool disk_is_ill() const {
-    return faults_ || disk_.read_only() || disk_.capacity_bytes() != SimDisk::kUnbounded;
+    return faults_ || disk_.read_only() || disk_.capacity_bytes() != SimDisk::kUnbounded ||
+           disk_.file_bytes_max() != SimDisk::kUnbounded;
   }
-  int64_t awake_us() const { return now_us() - stood_still_us_; }
   void CheckEvaluations(const v1::Job& job);
+  void CheckSizes() const;
   void CheckWatched();
   void CheckJob(const v1::Job& job);
 
@@ -149,13 +173,15 @@ class Site final : public server::Sinks, public CoordinatorSide {
   bool Post(decltype(server::Event::content) content) override;
   void TakeShard(const worker::v1::UploadShardRequest::Header& header, OnTaken on_taken) override;
   absl::StatusOr<int64_t> Fetch(const std::string& content) override;
+  int RankOf(const std::string& job);
   void Mistrust(uint64_t connection) override { promises_.Mistrust(connection); }
 
   const SiteOptions options_;
   Clockwork clock_;
   int64_t wall_ahead_us_ = kWallAheadUs;
 
-  const server::feed::House house_;  // the model's directory, and rows
+  const server::feed::House house_;              // the model's directory, and rows
+  const std::string config_json_, fingerprint_;  // of the model, as it is
   SimDisk disk_;
   SimFiles files_;
   SimVfs vfs_;
@@ -175,12 +201,14 @@ class Site final : public server::Sinks, public CoordinatorSide {
   std::map<uint64_t, OnReply> replies_;
   uint64_t next_request_ = 1;
   uint64_t next_connection_ = 1;
-  int64_t watched_ = 0;                             // the newest revision that a watcher has seen
-  std::map<std::string, v1::Job::State> followed_;  // by that watcher
-  std::map<int64_t, std::string> seen_;             // by that watcher: revision -> job
-  std::map<std::string, int64_t> rows_;             // of datasets
+  int64_t watched_ = 0;                               // the newest revision that a watcher has seen
+  std::map<std::string, v1::Job::State> followed_;    // by that watcher
+  std::map<int64_t, std::string> seen_;               // by that watcher: revision -> job
+  std::map<std::string, std::vector<int64_t>> rows_;  // of datasets: their lengths
   Promises promises_;
   int64_t stood_still_us_ = 0;
+  bool paused_ = false;           // the coordinator
+  int64_t frozen_since_us_ = -1;  // so has awake_us() been; -1: it is not
 
   WorkerScript script_;
   std::vector<std::unique_ptr<WorkerProcess>> workers_;

@@ -16,9 +16,10 @@ using namespace server;  // NOLINT: the site is the server's, simulated
 void Site::CheckTurn() {
   if (disk_is_ill()) promises_.StoreIsIll(awake_us());
   promises_.CheckAnswers(awake_us());
+  CheckSizes();
   auto revisions = revision_log().Read(watched_, 1000);
   // Who has seen no job yet has nothing to miss.
-  while (absl::IsOutOfRange(revisions.status()) && followed_.empty()) {
+  while (absl::IsOutOfRange(revisions.status()) && (followed_.empty() || MayBeGone(watched_))) {
     revisions = revision_log().Read(++watched_, 1000);
   }
   INFO("seed " << options_.seed << ", watched up to " << watched_ << ": " << revisions.status());
@@ -32,6 +33,25 @@ void Site::CheckTurn() {
     seen_[watched_] = revision->job;
     if (message.has_job()) followed_[message.job().name()] = message.job().state();
   }
+}
+
+bool Site::MayBeGone(int64_t revision) const {
+  const auto followed = std::distance(seen_.upper_bound(revision), seen_.end());
+  return followed > options_.core.watch_revisions_max;
+}
+
+// What grows with time has a bound (server/core/core.h), that of the options or of what is alive.
+void Site::CheckSizes() const {
+  const Core::Sizes sizes = SizesOfCore();
+  const CoreOptions& options = options_.core;
+  INFO("seed " << options_.seed << ": " << sizes.live_jobs << " live jobs");
+  const auto bounded = [](const char* what, int64_t size, int64_t bound) {
+    INFO(what << ": " << size << ", at most " << bound);
+    REQUIRE(size <= bound);
+  };
+  bounded("request ids", sizes.request_ids, options.request_ids_max);
+  bounded("jobs taken up", sizes.whole_jobs, sizes.live_jobs + sizes.ended_jobs_at_work);
+  bounded("metric rows", sizes.metric_rows, sizes.steps_after_checkpoints);
 }
 
 // What the watcher has not seen, it was not told.
@@ -121,9 +141,9 @@ void Site::CheckEvaluations(const v1::Job& job) {
     REQUIRE(row.step() == due[i]);
     double sum = 0;
     int64_t trained = 0;
-    const int64_t sequences = rows_.at(job.validation_dataset());
-    for (int64_t sequence = 0; sequence < sequences; ++sequence) {
-      const int64_t tokens = RowLength(sequence) - 1;  // the first is not trained on
+    const std::vector<int64_t>& lengths = rows_.at(job.validation_dataset());
+    for (int64_t sequence = 0; sequence < std::ssize(lengths); ++sequence) {
+      const int64_t tokens = lengths[sequence] - 1;  // the first is not trained on
       sum += static_cast<double>(tokens) * ValidationLoss(job.name(), row.step(), sequence);
       trained += tokens;
     }

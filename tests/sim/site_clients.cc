@@ -13,7 +13,9 @@ using namespace server;  // NOLINT: what a client asks for
 
 using Answer = absl::StatusOr<ReplyValue>;
 
-constexpr int64_t kAgainUs = 100'000;
+}  // namespace
+
+// ---- what clients ask for ----
 
 std::vector<int64_t> CheckpointsOf(Site& site, const std::string& job) {
   v1::ListCheckpointsRequest request;
@@ -27,14 +29,35 @@ std::vector<int64_t> CheckpointsOf(Site& site, const std::string& job) {
   return steps;
 }
 
-template <class Request>
-Request Named(const std::string& name) {
-  Request request;
-  request.set_name(name);
-  return request;
+absl::StatusOr<Request> CreateOf(Site& site, const std::string& kind, const std::string& name) {
+  if (kind == "model") return Request(site.ModelRequest(name));
+  if (kind == "dataset") {
+    absl::StatusOr<CreateDataset> request = site.DatasetRequest(name, 3);
+    if (!request.ok()) return request.status();
+    return Request(*std::move(request));
+  }
+  absl::StatusOr<std::string> upload =
+      site.WriteUpload({{"adapter_config.json", "{}"}, {"adapter_model.safetensors", "of no use"}});
+  if (!upload.ok()) return upload.status();
+  ImportAdapter request;
+  request.adapter.set_name(name);
+  request.adapter.set_rank(4);
+  request.upload = *std::move(upload);
+  request.request_id = {"adapter " + name, name};
+  return Request(std::move(request));
 }
 
-}  // namespace
+Request GetOf(const std::string& kind, const std::string& name) {
+  if (kind == "model") return Named<v1::GetModelRequest>(name);
+  if (kind == "dataset") return Named<v1::GetDatasetRequest>(name);
+  return Named<v1::GetAdapterRequest>(name);
+}
+
+Request DeleteOf(const std::string& kind, const std::string& name) {
+  if (kind == "model") return Named<v1::UnregisterModelRequest>(name);
+  if (kind == "dataset") return Named<v1::DeleteDatasetRequest>(name);
+  return Named<v1::DeleteAdapterRequest>(name);
+}
 
 // ---- asking ----
 
@@ -69,129 +92,9 @@ void Client::Again() {
   site_.At(site_.now_us() + kAgainUs, [this] { Go(); });
 }
 
-// ---- jobs ----
-
-JobClient::JobClient(Site& site, Census& census, Plan plan)
-    : Client(site), census_(census), plan_(std::move(plan)) {
-  Then([this] { return Create(); }, [this](const Answer& reply) { return TakeCreated(reply); });
-  LookUntilItEnds();
-  if (plan_.deletes_checkpoint) DeleteCheckpoint();
-  if (plan_.deletes) Delete();
-}
-
-absl::StatusOr<Request> JobClient::Create() {
-  std::string& source = *plan_.job.mutable_adapter()->mutable_init_from();
-  if (plan_.from && source.empty()) {
-    const std::string& name = plan_.from->acknowledged();
-    const std::vector<int64_t> steps =
-        name.empty() ? std::vector<int64_t>() : CheckpointsOf(site_, name);
-    if (steps.empty() && !plan_.from->ended()) return absl::UnavailableError("no checkpoint yet");
-    if (steps.empty()) {
-      plan_.from = nullptr;  // nobody waits for that job any more
-    } else {
-      source = absl::StrCat(name, "/", steps.front());
-    }
-  }
-  CreateJob request;
-  request.job = plan_.job;
-  request.request_id = {plan_.request_id, plan_.job.SerializeAsString()};
-  return Request(std::move(request));
-}
-
-bool JobClient::TakeCreated(const Answer& reply) {
-  INFO("create " << plan_.request_id << ": " << reply.status());
-  if (plan_.from && absl::IsInvalidArgument(reply.status())) {
-    // What it was to begin from was deleted meanwhile.
-    plan_.from = nullptr;
-    plan_.job.mutable_adapter()->clear_init_from();
-    return false;
-  }
-  REQUIRE(reply.ok());
-  name_ = std::get<v1::Job>(*reply).name();
-  census_["job"].insert(name_);
-  return true;
-}
-
-void JobClient::LookUntilItEnds() {
-  Then([this] { return Named<v1::GetJobRequest>(name_); },
-       [this](const Answer& reply) {
-         INFO("job " << name_ << ": " << reply.status());
-         REQUIRE(reply.ok());
-         seen_ = std::get<v1::Job>(*reply);
-         return !IsLive(seen_.state());
-       });
-}
-
-void JobClient::Cancel() {
-  if (name_.empty()) return;
-  cancelled_ = true;
-  site_.Ask(Named<v1::CancelJobRequest>(name_), [this](const Answer& reply) {
-    if (Passes(reply.status())) return site_.At(site_.now_us() + kAgainUs, [this] { Cancel(); });
-    INFO("cancel " << name_ << ": " << reply.status());
-    REQUIRE((reply.ok() || absl::IsNotFound(reply.status())));
-  });
-}
-
-void JobClient::DeleteCheckpoint() {
-  Then(
-      [this]() -> absl::StatusOr<Request> {
-        const std::vector<int64_t> steps = CheckpointsOf(site_, name_);
-        v1::DeleteCheckpointRequest request;
-        request.set_job(name_);
-        request.set_step(steps.empty() ? 1 : steps.front());
-        return Request(request);
-      },
-      [](const Answer& reply) {
-        INFO("delete a checkpoint: " << reply.status());
-        // Another job begins from it, or it went the first time, and nobody was told.
-        REQUIRE((reply.ok() || absl::IsFailedPrecondition(reply.status()) ||
-                 absl::IsNotFound(reply.status())));
-        return true;
-      });
-}
-
-void JobClient::Delete() {
-  Then(
-      [this] {
-        census_["job"].erase(name_);
-        return Named<v1::DeleteJobRequest>(name_);
-      },
-      [this](const Answer& reply) {
-        INFO("delete job " << name_ << ": " << reply.status());
-        if (absl::IsFailedPrecondition(reply.status())) return false;  // another begins from it
-        REQUIRE((reply.ok() || absl::IsNotFound(reply.status())));
-        return true;
-      });
-  Then([this] { return Create(); },
-       [this](const Answer& reply) {
-         INFO("create " << plan_.request_id << " again: " << reply.status());
-         REQUIRE(reply.ok());
-         REQUIRE(std::get<v1::Job>(*reply).name() == name_);
-         return true;
-       });
-  Then([this] { return Named<v1::GetJobRequest>(name_); },
-       [this](const Answer& reply) {
-         INFO("job " << name_ << " after it was deleted: " << reply.status());
-         REQUIRE(absl::IsNotFound(reply.status()));
-         return true;
-       });
-}
-
 // ---- models, datasets, adapters ----
 
 namespace {
-
-Request GetOf(const std::string& kind, const std::string& name) {
-  if (kind == "model") return Named<v1::GetModelRequest>(name);
-  if (kind == "dataset") return Named<v1::GetDatasetRequest>(name);
-  return Named<v1::GetAdapterRequest>(name);
-}
-
-Request DeleteOf(const std::string& kind, const std::string& name) {
-  if (kind == "model") return Named<v1::UnregisterModelRequest>(name);
-  if (kind == "dataset") return Named<v1::DeleteDatasetRequest>(name);
-  return Named<v1::DeleteAdapterRequest>(name);
-}
 
 std::string BytesOf(const ReplyValue& value) {
   if (const auto* model = std::get_if<v1::Model>(&value)) return model->SerializeAsString();
@@ -211,14 +114,15 @@ ResourceClient::ResourceClient(Site& site, Census& census, const std::string& ki
     REQUIRE(BytesOf(*reply) == made_);
     return true;
   };
-  Then([this] { return Create(); }, is_made);
+  const auto create = [this] { return CreateOf(site_, kind_, name_); };
+  Then(create, is_made);
   Then(
       [this] {
         census_[kind_].insert(name_);
         return GetOf(kind_, name_);
       },
       is_made);
-  Then([this] { return Create(); }, is_made);
+  Then(create, is_made);
   Then(
       [this] {
         census_[kind_].erase(name_);
@@ -235,25 +139,7 @@ ResourceClient::ResourceClient(Site& site, Census& census, const std::string& ki
          REQUIRE(absl::IsNotFound(reply.status()));
          return true;
        });
-  Then([this] { return Create(); }, is_made);  // the first answer, of what is gone
-}
-
-absl::StatusOr<Request> ResourceClient::Create() {
-  if (kind_ == "model") return Request(site_.ModelRequest(name_));
-  if (kind_ == "dataset") {
-    absl::StatusOr<CreateDataset> request = site_.DatasetRequest(name_, 3);
-    if (!request.ok()) return request.status();
-    return Request(*std::move(request));
-  }
-  absl::StatusOr<std::string> upload = site_.WriteUpload(
-      {{"adapter_config.json", "{}"}, {"adapter_model.safetensors", "of no use"}});
-  if (!upload.ok()) return upload.status();
-  ImportAdapter request;
-  request.adapter.set_name(name_);
-  request.adapter.set_rank(4);
-  request.upload = *std::move(upload);
-  request.request_id = {"adapter " + name_, name_};
-  return Request(std::move(request));
+  Then(create, is_made);  // the first answer, of what is gone
 }
 
 // ---- questions ----

@@ -13,8 +13,31 @@
 
 namespace lorad::sim {
 
-// By kind of resource: what was acknowledged and nobody has asked to be deleted.
+// By kind of resource: what was acknowledged and nobody has asked to be deleted; and jobs that
+// somebody has asked to be cancelled.
 using Census = std::map<std::string, std::set<std::string>>;
+inline constexpr char kCancelled[] = "cancelled job";
+inline constexpr int64_t kAgainUs = 100'000;  // before a client asks again
+
+// ---- what clients ask for ----
+
+// By kind: "model", "dataset" or "adapter". An upload is written now, which may fail.
+absl::StatusOr<server::Request> CreateOf(Site& site, const std::string& kind,
+                                         const std::string& name);
+server::Request GetOf(const std::string& kind, const std::string& name);
+server::Request DeleteOf(const std::string& kind, const std::string& name);
+
+template <class Request>
+Request Named(const std::string& name) {
+  Request request;
+  request.set_name(name);
+  return request;
+}
+
+// The steps of those that a job has.
+std::vector<int64_t> CheckpointsOf(Site& site, const std::string& job);
+
+// ---- clients ----
 
 class Client {
  public:
@@ -58,46 +81,12 @@ class Client {
   bool vanished_ = false;
 };
 
-// Creates a job, looks at it until it has ended, and then deletes it, if it is to; a create that is
-// repeated after that is answered as the first.
-class JobClient final : public Client {
- public:
-  struct Plan {
-    v1::Job job;
-    std::string request_id;
-    const JobClient* from = nullptr;  // begins from its first checkpoint, where it has one
-    bool deletes = false;
-    bool deletes_checkpoint = false;
-  };
-  JobClient(Site& site, Census& census, Plan plan);
-
-  void Cancel();
-  const std::string& acknowledged() const { return name_; }
-  bool cancelled() const { return cancelled_; }
-  const v1::Job& job() const { return seen_; }  // without a name: not yet
-
- private:
-  absl::StatusOr<server::Request> Create();
-  bool TakeCreated(const absl::StatusOr<server::ReplyValue>& reply);
-  void LookUntilItEnds();
-  void DeleteCheckpoint();
-  void Delete();
-
-  Census& census_;
-  Plan plan_;
-  std::string name_;
-  bool cancelled_ = false;
-  v1::Job seen_;
-};
-
 // Creates a model, dataset or adapter, gets it, deletes it; then the create again.
 class ResourceClient final : public Client {
  public:
   ResourceClient(Site& site, Census& census, const std::string& kind, const std::string& name);
 
  private:
-  absl::StatusOr<server::Request> Create();
-
   Census& census_;
   const std::string kind_;
   const std::string name_;

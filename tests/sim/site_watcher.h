@@ -21,8 +21,8 @@ class Watcher {
   void Cut();
   // It has heard of the present, or what it watches is gone.
   bool settled() const { return phase_ == Phase::kFollow || gone_; }
-  // Reads to the end, and holds what it saw against what the log holds: each revision once, in
-  // order, none left out. REQUIRES: it has settled, and the coordinator serves.
+  // Reads to the end, and holds what it saw against what there was: each revision once, in order,
+  // none left out. REQUIRES: it has settled, and the coordinator serves.
   void Check();
 
  private:
@@ -33,6 +33,7 @@ class Watcher {
   void TakePage(const server::JobSnapshot& page);
   void BeginToFollow(int64_t after);
   int64_t Follow(int64_t limit);
+  void BeginAnew();
   void See(int64_t revision);
 
   Site& site_;

@@ -3,9 +3,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/records.pb.h"
+#include "server/core/store_kinds.h"
 #include "server/data_dir.h"
 #include "storage/checkpoint.h"
 #include "storage/model_description.h"
+#include "storage/peft.h"
 #include "tests/sim/site.h"
 #include "tests/storage/published_configs.h"
 #include "tests/storage/safetensors_bytes.h"
@@ -13,12 +16,12 @@
 namespace lorad::sim {
 namespace {
 
-// As worker/ would make it.
-std::string ShardOf(const worker::v1::UploadShardRequest::Header& header) {
+// As worker/ would make it of a job of that rank.
+std::string ShardOf(const worker::v1::UploadShardRequest::Header& header, int rank) {
   const auto description = storage::DescribeModel(storage::kTiny);
   REQUIRE(description.ok());
   std::vector<storage::TensorEntry> entries;
-  for (const auto& tensor : storage::PeftTensors(*description, 4, {"q_proj"})) {
+  for (const auto& tensor : storage::PeftTensors(*description, rank, {"q_proj"})) {
     for (const char* suffix : {"", storage::kFirstMomentSuffix, storage::kSecondMomentSuffix}) {
       entries.push_back({tensor.name + suffix, storage::TensorType::kF32, tensor.shape});
     }
@@ -33,8 +36,8 @@ std::string ShardOf(const worker::v1::UploadShardRequest::Header& header) {
 void Site::CutStream(int i) { workers_[i]->EndStream(absl::UnavailableError("the network broke")); }
 
 void Site::Send(uint64_t connection, worker::v1::CoordinatorMessage message) {
-  promises_.Sent(connection, message);
   WorkerProcess* const to = FindConnection(workers_, connection);
+  promises_.Sent(connection, message, to == nullptr ? nullptr : &to->hello());
   if (to != nullptr) to->Send(std::move(message));
 }
 
@@ -45,8 +48,17 @@ void Site::Close(uint64_t connection, const absl::Status& reason) {
   if (WorkerProcess* const to = FindConnection(workers_, connection)) to->EndStream(reason);
 }
 
+// Of a job that is not there nobody looks at it.
+int Site::RankOf(const std::string& job) {
+  const auto stored = store().GetRecord(server::kJobKind, job);
+  server::records::JobRecord record;
+  if (!stored.ok() || !stored->has_value() || !record.ParseFromString(**stored)) return 1;
+  return record.job().adapter().rank();
+}
+
 void Site::TakeShard(const worker::v1::UploadShardRequest::Header& header, OnTaken on_taken) {
-  const absl::StatusOr<std::string> path = WriteUpload(ShardOf(header));
+  if (!serves()) return on_taken(absl::UnavailableError("nobody is there"));
+  const absl::StatusOr<std::string> path = WriteUpload(ShardOf(header, RankOf(header.job())));
   if (!path.ok()) return on_taken(absl::UnavailableError(path.status().message()));
   Ask(server::ShardUploaded{header, *path},
       [on_taken = std::move(on_taken)](const absl::StatusOr<server::ReplyValue>& value) {
@@ -58,6 +70,12 @@ absl::StatusOr<int64_t> Site::Fetch(const std::string& text) {
   if (!process_ || disk_.stopped()) return absl::UnavailableError("nobody is there");
   const absl::StatusOr<server::SlotContent> content = server::ParseSlotContent(text);
   REQUIRE(content.ok());
+  if (content->kind == server::SlotContent::Kind::kAdapter) {
+    const auto tensors = files_.ReadAll(
+        absl::StrCat("/data/", content->path, "/", storage::kAdapterModelFile), 1 << 20);
+    if (!tensors.ok()) return absl::UnavailableError(tensors.status().message());
+    return 0;
+  }
   const auto found = storage::OpenCheckpoint(files_, "/data/" + content->path, true);
   if (!found.ok()) return absl::UnavailableError(found.status().message());
   return content->kind == server::SlotContent::Kind::kCheckpoint ? found->state.step : 0;

@@ -4,17 +4,12 @@
 #include <catch2/catch.hpp>
 #include <utility>
 
+#include "server/core/overloaded.h"
+
 namespace lorad::sim {
 namespace {
 
 constexpr int64_t kRestartUs = 50'000;
-
-template <class... Handlers>
-struct Overloaded : Handlers... {
-  using Handlers::operator()...;
-};
-template <class... Handlers>
-Overloaded(Handlers...) -> Overloaded<Handlers...>;
 
 worker::v1::Hello HelloOf(const Machine& machine) {
   worker::v1::Hello hello;
@@ -128,6 +123,10 @@ void WorkerProcess::SetTimer(double at_ms) {
   clock_.AlarmAt(static_cast<int64_t>(at_ms * 1000) + 1, IfAlive(fire));
 }
 
+void WorkerProcess::HoldUp(int64_t us) {
+  up_free_us_ = std::max(up_free_us_, clock_.now_us()) + us;
+}
+
 // ---- the engine ----
 
 void WorkerProcess::CarryOut(worker::Effect order) {
@@ -139,7 +138,9 @@ void WorkerProcess::CarryOut(worker::Effect order) {
   if (const auto* execute = std::get_if<worker::Execute>(&order)) {
     const worker::v1::Operation& operation = *execute->operation;
     const bool steps = operation.kind() == worker::v1::Operation::STEP;
-    if (steps && script_.deadly.contains(operation.job())) return Kill();
+    const bool deadly = script_.deadly.contains(operation.job()) ||
+                        operation.learning_rate() > script_.survived_rate_max;
+    if (steps && deadly) return Kill();
     if (operation.kind() == worker::v1::Operation::SAVE) staged_bytes = SimEngine::kStagedBytes;
   }
   CheckUploads(order);

@@ -81,6 +81,8 @@ class WorkerProcess {
   void EndStream(const absl::Status& why);
   // What it says is lost until its stream has ended.
   void Silence() { silent_ = true; }
+  // What it says from here on arrives so much later.
+  void HoldUp(int64_t us);
 
   // ---- its mischief ----
 

@@ -6,19 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/job_states.h"
+#include "server/core/overloaded.h"
 #include "server/startup.h"
 
 namespace lorad::sim {
 namespace {
 
 using namespace server;  // NOLINT: the world is the server's, simulated
-
-template <class... Handlers>
-struct Overloaded : Handlers... {
-  using Handlers::operator()...;
-};
-template <class... Handlers>
-Overloaded(Handlers...) -> Overloaded<Handlers...>;
 
 }  // namespace
 
@@ -220,6 +214,9 @@ void World::Do(Effect effect) {
                      checkpoint.set_step(write.step);
                      post_later(CheckpointWritten{write.number, checkpoint});
                    });
+                 },
+                 [&](ReadContent& read) {
+                   post_later(ContentRead{read.number, content_failures_[read.content]});
                  },
                  [&](RemovePath& remove) {
                    uploads_.erase(remove.path);

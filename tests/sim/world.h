@@ -110,6 +110,10 @@ class World final : public CoordinatorSide {
     Post(server::RoomChanged{"/data", free_bytes, wanted_bytes});
   }
   void FailSaves(absl::Status status) { save_failure_ = std::move(status); }
+  // What the coordinator finds when it reads it; OK: it is whole.
+  void FailContent(const std::string& content, absl::Status status) {
+    content_failures_[content] = std::move(status);
+  }
   // Rows of this dataset are bad from this line on.
   void SpoilRows(const std::string& dataset, int64_t line) { bad_lines_[dataset] = line; }
   void SetLongest(const std::string& dataset, int32_t tokens) { longest_[dataset] = tokens; }
@@ -177,8 +181,9 @@ class World final : public CoordinatorSide {
 
   absl::Status plan_failure_, save_failure_;
   std::map<std::string, absl::Status> check_failures_, row_failures_;  // by dataset
-  std::map<std::string, int64_t> check_us_;                            // likewise
-  std::map<std::string, int64_t> checks_;                              // under way: key -> number
+  std::map<std::string, absl::Status> content_failures_;
+  std::map<std::string, int64_t> check_us_;  // likewise
+  std::map<std::string, int64_t> checks_;    // under way: key -> number
   int64_t next_check_ = 1;
   int64_t cancelled_checks_ = 0;
   std::map<std::string, int64_t> bad_lines_;

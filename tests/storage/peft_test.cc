@@ -280,5 +280,15 @@ TEST_CASE("values that are not finite are found", "[peft]") {
              Contains("layers.1.self_attn.v_proj.lora_B.weight") && Contains("not finite"));
 }
 
+TEST_CASE("an adapter whose file becomes shorter while it is read is an error", "[peft]") {
+  TinyAdapter tiny;
+  const auto adapter = tiny.Open();
+  REQUIRE(adapter.ok());
+  std::filesystem::resize_file(tiny.directory / "adapter_model.safetensors", 100);
+  const absl::Status status = adapter->CheckFinite();
+  CHECK(absl::IsInvalidArgument(status));
+  CHECK_THAT(std::string(status.message()), Contains("has become shorter"));
+}
+
 }  // namespace
 }  // namespace lorad::storage

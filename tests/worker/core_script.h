@@ -1,6 +1,5 @@
 // The worker's core in tests that read like scripts: what happens, and in words what it wants done.
-#ifndef LORAD_TESTS_WORKER_CORE_SCRIPT_H_
-#define LORAD_TESTS_WORKER_CORE_SCRIPT_H_
+#pragma once
 
 #include <optional>
 #include <string>
@@ -216,5 +215,3 @@ class WindowOf {
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_TESTS_WORKER_CORE_SCRIPT_H_

@@ -169,6 +169,36 @@ TEST_CASE("groups: formed one after the other, failed with the engine's reason")
   CHECK(s.Form(4) == Lines{"form group of epoch 4"});
 }
 
+TEST_CASE("who was closed gives its group up, and dials once its engine has left it") {
+  Script s;
+  s.Begin();
+  s.Hears(WindowOf(1, 1).Train(1, {"a"}));
+  s.Done();  // the window is begun
+  CHECK(s.Breaks(absl::AbortedError("WORKER_CLOSED")) == Lines{"cancel calls"});
+  CHECK(s.core().held().epoch == 0);
+  CHECK(s.Wait(50'000).empty());
+  CHECK(s.Done() == Lines{"leave group"});
+  CHECK(s.Done() == Lines{"dial 2, epoch 0"});
+}
+
+TEST_CASE("an engine that hangs ends the process, whoever gave its group up") {
+  for (const bool closed : {true, false}) {
+    Script s;
+    s.Begin();
+    s.Hears(WindowOf(1, 1).Train(1, {"a"}));
+    s.Done();
+    if (closed) {
+      s.Breaks(absl::AbortedError("WORKER_CLOSED"));
+    } else {
+      s.Dissolve(1);
+    }
+    CHECK(s.Wait(59'999).empty());
+    const Lines end = s.Wait(1);
+    REQUIRE_FALSE(end.empty());
+    CHECK(end.back().starts_with("end: INTERNAL: its engine hangs"));
+  }
+}
+
 TEST_CASE("Shutdown and signals end it, and nothing follows") {
   Script s;
   s.Begin();

@@ -1,5 +1,4 @@
-#ifndef LORAD_TESTS_WORKER_DEAD_LINE_H_
-#define LORAD_TESTS_WORKER_DEAD_LINE_H_
+#pragma once
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -94,5 +93,3 @@ class DeadLine {
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_TESTS_WORKER_DEAD_LINE_H_

@@ -1,5 +1,4 @@
-#ifndef LORAD_TESTS_WORKER_FAKE_COORDINATOR_H_
-#define LORAD_TESTS_WORKER_FAKE_COORDINATOR_H_
+#pragma once
 
 #include <grpcpp/grpcpp.h>
 
@@ -197,5 +196,3 @@ class FakeCoordinator : public v1::Coordinator::Service {
 };
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_TESTS_WORKER_FAKE_COORDINATOR_H_

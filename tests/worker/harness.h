@@ -1,5 +1,4 @@
-#ifndef LORAD_TESTS_WORKER_HARNESS_H_
-#define LORAD_TESTS_WORKER_HARNESS_H_
+#pragma once
 
 #include <condition_variable>
 #include <cstdint>
@@ -165,5 +164,3 @@ v1::Segment SegmentOf(const TestJob& job, const TestRow& row, int64_t sequence, 
                       v1::Segment::Mode mode);
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_TESTS_WORKER_HARNESS_H_

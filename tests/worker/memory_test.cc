@@ -1,9 +1,8 @@
 // What the planner estimates is what the engine's arenas hold, byte for byte.
-#include "planner/memory.h"
+#include "planner/cost/memory.h"
 
 #include <catch2/catch.hpp>
 #include <limits>
-#include <utility>
 
 #include "kernels/cpu/cpu_backend.h"
 #include "server/core/model_shape.h"
@@ -40,11 +39,8 @@ std::vector<storage::ModelDescription> Models() {
   };
 }
 
-constexpr std::pair<Recomputation, planner::Recomputation> kRecomputations[] = {
-    {Recomputation::kNothing, planner::Recomputation::kNothing},
-    {Recomputation::kProducts, planner::Recomputation::kProducts},
-    {Recomputation::kBlocks, planner::Recomputation::kBlocks},
-};
+constexpr Recomputation kRecomputations[] = {Recomputation::kNothing, Recomputation::kProducts,
+                                             Recomputation::kBlocks};
 
 TEST_CASE("a group takes what the planner says") {
   struct Case {
@@ -61,18 +57,18 @@ TEST_CASE("a group takes what the planner says") {
                                     << c.threads << " threads");
       const auto backend = kernels::MakeCpuBackend(c.threads);
       int64_t before = std::numeric_limits<int64_t>::max();
-      for (const auto& [engine, plan] : kRecomputations) {
-        INFO("computing " << planner::ToText(plan) << " again");
+      for (const Recomputation recomputation : kRecomputations) {
+        INFO("computing " << ToText(recomputation) << " again");
         const int64_t counted =
             Model::CountBytes(backend.get(), description, WholeModel(description),
                               {.capacity_tokens = c.capacity_tokens,
                                .longest_sequence = c.longest_sequence,
-                               .recomputation = engine});
+                               .recomputation = recomputation});
         const planner::GroupBytes planned =
             planner::BytesOfGroup(shape, {.capacity_tokens = c.capacity_tokens,
                                           .longest_sequence = c.longest_sequence,
                                           .device = {.threads = c.threads},
-                                          .recomputation = plan});
+                                          .recomputation = recomputation});
         CHECK(planned.total() == counted);
         CHECK(counted < before);
         before = counted;

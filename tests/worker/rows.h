@@ -1,5 +1,4 @@
-#ifndef LORAD_TESTS_WORKER_ROWS_H_
-#define LORAD_TESTS_WORKER_ROWS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -39,5 +38,3 @@ TestJob MakeJob(const std::string& name, int rank, const std::vector<std::string
                 std::vector<TestRow> rows, int64_t batch);
 
 }  // namespace lorad::worker
-
-#endif  // LORAD_TESTS_WORKER_ROWS_H_

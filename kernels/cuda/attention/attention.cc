@@ -81,25 +81,6 @@ AttentionTables& TablesOf(Context& context, const CudaBatch& batch, int64_t toke
   return static_cast<AttentionTables&>(*batch.attention);
 }
 
-// Bytes of probabilities of one key-value head's query heads.
-int64_t ScoreBytes(int64_t batch, int64_t rows, int64_t sharing) {
-  const int64_t keys = (rows + 127) / 128 * 128;
-  return 2 * batch * sharing * rows * keys;
-}
-
-// The largest divisor of `kv_heads` that is at most `most`, at least 1.
-int64_t DivisorAtMost(int64_t kv_heads, int64_t most) {
-  int64_t divisor = std::clamp(most, int64_t{1}, kv_heads);
-  while (kv_heads % divisor != 0) --divisor;
-  return divisor;
-}
-
-int64_t KvHeadsOfGroup(const AttentionOptions& options, int64_t batch, int64_t rows, int64_t heads,
-                       int64_t kv_heads) {
-  const int64_t bytes = ScoreBytes(batch, rows, heads / kv_heads);
-  return DivisorAtMost(kv_heads, options.score_bytes_max / bytes);
-}
-
 void CheckShape(const TensorView& view, int64_t rows, int64_t columns, int64_t stride_limit) {
   assert(view.rows == rows && view.columns == columns);
   assert(rows * view.row_stride < stride_limit);
@@ -147,9 +128,6 @@ const int32_t* RaggedOf(const AttentionTables& tables, const AttentionStrides& s
   ragged.made = true;
   return ragged.offsets;
 }
-
-// Of vectors over tokens: a tile's queries are read as a whole, and as 16 bytes.
-int64_t ScratchStride(int64_t rows) { return (rows + kBackwardBox + 3) / 4 * 4; }
 
 void SetCall(const AttentionTables& tables, const AttentionCall& call, AttentionArguments& to) {
   to.first_rows = tables.first_rows + call.first;
@@ -204,29 +182,9 @@ std::string AttentionOperation::Id() const {
 }
 
 int64_t AttentionOperation::WorkspaceBytes(const Limits& limits) const {
-  if (context_.activation == DType::kFloat32) return 0;
-  constexpr int64_t kForward = int64_t{1} << 20;
-  const int64_t tokens = std::max<int64_t>(limits.tokens, 1);
-  // The same on every device, so that a plan need not know which.
-  const bool own = options_.own_backward && HopperBackwardTakes(limits.head_size);
-  if (!own) return kForward + CudnnBackwardBytes(limits);
-  return kForward + 4 * BackwardScratchFloats(limits.heads, ScratchStride(ScratchRowsMax(tokens)));
-}
-
-int64_t AttentionOperation::CudnnBackwardBytes(const Limits& limits) const {
-  const int64_t sharing = limits.heads / limits.kv_heads;
-  int64_t most = 0;
-  const int64_t longest = LengthBucket(std::max<int64_t>(limits.longest_segment, 1));
-  for (int64_t rows = kLengthBucketMin; rows <= longest; rows = LengthBucket(rows + 1)) {
-    const int64_t batch = CallSequences(rows, std::max<int64_t>(limits.tokens, 1));
-    const int64_t heads =
-        sharing * KvHeadsOfGroup(options_, batch, rows, limits.heads, limits.kv_heads);
-    // dk and dv of every query head before they are summed, and a float a query and head.
-    const int64_t head_gradients = 2 * 2 * batch * rows * heads * limits.head_size;
-    most = std::max(most, heads / sharing * ScoreBytes(batch, rows, sharing) + head_gradients +
-                              4 * batch * rows * limits.heads);
-  }
-  return most;
+  return sizes::CudaAttentionBytes(
+      limits, BytesOf(context_.activation),
+      {.score_bytes_max = options_.score_bytes_max, .own_backward = options_.own_backward});
 }
 
 void AttentionOperation::SetWorkspace(void* data, int64_t bytes, const Limits& limits) {
@@ -287,7 +245,7 @@ void AttentionOperation::Backward(const CudaBatch& batch, const AttentionShape& 
   AttentionTables& tables = TablesOf(context_, batch, tokens_max_);
   const cudaStream_t stream = context_.stream.get();
   if (own_backward_ && HopperBackwardTakes(arguments)) {
-    const int64_t stride = ScratchStride(tables.units.scratch_rows);
+    const int64_t stride = sizes::ScratchStride(tables.units.scratch_rows);
     assert(4 * BackwardScratchFloats(shape.heads, stride) <= workspace_bytes_);
     LaunchAttentionBackwardHopper({.arguments = arguments,
                                    .tokens = batch.tokens(),
@@ -324,15 +282,15 @@ void AttentionOperation::RunBackwards(const CudaBatch& batch, AttentionArguments
 }
 
 void AttentionOperation::RunBackward(const AttentionArguments& call, const int32_t* ragged) {
-  const int64_t most =
-      KvHeadsOfGroup(options_, call.batch, call.longest, call.heads, call.kv_heads);
+  const int64_t most = sizes::KvHeadsAtOnce(options_.score_bytes_max, call.batch, call.longest,
+                                            call.heads, call.kv_heads);
   int32_t group = static_cast<int32_t>(most);
   // Another cuDNN may want more than was planned for this one: then fewer heads at a time.
   while (cudnn_->WorkspaceBytes(HeadsOf(call, 0, group), true) > workspace_bytes_) {
     if (group == 1) {
       Fail(__FILE__, __LINE__, "attention", "workspace", "cuDNN wants more than was planned");
     }
-    group = static_cast<int32_t>(DivisorAtMost(call.kv_heads, group - 1));
+    group = static_cast<int32_t>(sizes::DivisorAtMost(call.kv_heads, group - 1));
   }
   cudnn_bytes_max_ =
       std::max(cudnn_bytes_max_, cudnn_->WorkspaceBytes(HeadsOf(call, 0, group), true));

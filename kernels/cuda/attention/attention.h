@@ -5,8 +5,7 @@
 // A microbatch is cut into calls of cuDNN by PlanAttention (calls.h); our backward takes it in one.
 // cuDNN's backward of long sequences runs in groups of key-value heads, for its deterministic
 // algorithm keeps 2 * B * heads * S * S bytes; heads are independent, so groups change no bits.
-#ifndef LORAD_KERNELS_CUDA_ATTENTION_ATTENTION_H_
-#define LORAD_KERNELS_CUDA_ATTENTION_ATTENTION_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -25,7 +24,7 @@ namespace lorad::kernels::cuda {
 struct AttentionOptions {
   // What the probabilities of one call of cuDNN's backward may take, unless a single key-value
   // head's take more. Changes speed and memory alone.
-  int64_t score_bytes_max = int64_t{512} << 20;
+  int64_t score_bytes_max = sizes::kScoreBytesMax;
   bool cudnn = true;         // cuDNN where it passed the tests. Changes bits.
   bool own_backward = true;  // backward.h where it can be used. Changes bits.
 };
@@ -70,8 +69,6 @@ class AttentionOperation {
   // By cuDNN; ragged: the call's offsets.
   void RunForward(const AttentionArguments& call, const int32_t* ragged);
   void RunBackward(const AttentionArguments& call, const int32_t* ragged);
-  // Bytes of cuDNN's backward beside what the forward takes.
-  int64_t CudnnBackwardBytes(const Limits& limits) const;
 
   Context& context_;
   const AttentionOptions options_;
@@ -84,5 +81,3 @@ class AttentionOperation {
 };
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_ATTENTION_ATTENTION_H_

@@ -11,13 +11,13 @@ namespace lorad::kernels::cuda {
 namespace backward {
 namespace {
 
-// The scratch: items taken by the two kernels, and vectors aligned to 16 bytes.
-constexpr int64_t kTakenFloats = 4;
 constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 static_assert(kProducerRegisters + kGroups * kConsumerRegisters <= 65536 / kWarpgroup);
 
-float* PairsOf(const AttentionBackwardCall& call) { return call.scratch + kTakenFloats; }
+float* PairsOf(const AttentionBackwardCall& call) {
+  return call.scratch + sizes::kBackwardTakenFloats;
+}
 
 // ---- delta and lse ----
 
@@ -169,10 +169,6 @@ void Launch(const AttentionBackwardArguments& arguments, const AttentionBackward
 }  // namespace
 }  // namespace backward
 
-int64_t BackwardScratchFloats(int64_t heads, int64_t scratch_stride) {
-  return backward::kTakenFloats + 2 * heads * scratch_stride;
-}
-
 namespace {
 
 TensorMap MapRows(const void* data, int64_t rows, int64_t columns, int64_t stride) {
@@ -215,7 +211,7 @@ AttentionBackwardArguments Plan(const AttentionBackwardCall& call) {
 }  // namespace
 
 bool HopperBackwardTakes(const AttentionArguments& arguments) {
-  return HopperBackwardTakes(arguments.head_size) && RowsAreAligned(arguments);
+  return sizes::OwnBackwardTakes(arguments.head_size) && RowsAreAligned(arguments);
 }
 
 void LaunchAttentionBackwardHopper(const AttentionBackwardCall& call, cudaStream_t stream) {

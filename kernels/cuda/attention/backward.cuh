@@ -1,7 +1,6 @@
 // What the roles of attention's backward (backward.h) share: shared memory, the items of work, the
 // warp that fills the ring.
-#ifndef LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_CUH_
-#define LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -264,5 +263,3 @@ class Producer {
 };
 
 }  // namespace lorad::kernels::cuda::backward
-
-#endif  // LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_CUH_

@@ -29,8 +29,7 @@
 // sequence alone. Rows after the sequence's end that a tile holds (another's, perhaps NaN) are
 // replaced by zeros where they would be summed over, and cut off by selects elsewhere.
 // Dao 2023 (arXiv 2307.08691), section 3.1; Shah et al. 2024 (arXiv 2407.08608), section 3.
-#ifndef LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_H_
-#define LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -40,11 +39,14 @@
 #include "kernels/cuda/attention/kernels.h"
 #include "kernels/cuda/device/tensor_map.h"
 #include "kernels/cuda/rowwise/rope.h"
+#include "sizes/cuda_attention.h"
 
 namespace lorad::kernels::cuda {
 
+using sizes::BackwardScratchFloats;
+using sizes::kBackwardBox;
+
 inline constexpr int kBackwardRows = 128;  // of an item
-inline constexpr int kBackwardBox = 64;    // rows and columns of what the copy engine brings
 
 inline constexpr int kPairFloats = 4;
 
@@ -69,17 +71,14 @@ struct AttentionBackwardArguments {
   int64_t angle_stride;
 };
 
-// scratch_stride: a multiple of 4, at least kBackwardBox more than AttentionUnits::scratch_rows.
-int64_t BackwardScratchFloats(int64_t heads, int64_t scratch_stride);
-
 struct AttentionBackwardCall {
   AttentionArguments arguments;  // batch, longest and the sequences are not read
   int64_t tokens = 0;
   const AttentionUnit* key_units = nullptr;    // heaviest first as keys
   const AttentionUnit* query_units = nullptr;  // heaviest first as queries
   int64_t unit_count = 0;
-  float* scratch = nullptr;  // [BackwardScratchFloats], aligned to 16 bytes
-  int64_t scratch_stride = 0;
+  float* scratch = nullptr;    // [BackwardScratchFloats], aligned to 16 bytes
+  int64_t scratch_stride = 0;  // ScratchStride of AttentionUnits::scratch_rows
   int multiprocessors = 0;
   // By which dq and dk are turned back, if it is not empty. Rows of angles begin at multiples of 8
   // bytes.
@@ -88,13 +87,8 @@ struct AttentionBackwardCall {
 
 // What LaunchAttentionBackwardHopper takes: head sizes, and rows that begin at multiples of 16
 // bytes.
-constexpr bool HopperBackwardTakes(int64_t head_size) {
-  return head_size == 64 || head_size == 128;
-}
 bool HopperBackwardTakes(const AttentionArguments& arguments);
 
 void LaunchAttentionBackwardHopper(const AttentionBackwardCall& call, cudaStream_t stream);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_H_

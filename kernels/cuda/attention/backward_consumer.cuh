@@ -1,7 +1,6 @@
 // What the warpgroups of both parts of attention's backward (backward.h) have in common: rings,
 // turns, where results go.
-#ifndef LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_CONSUMER_CUH_
-#define LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_CONSUMER_CUH_
+#pragma once
 
 #include <cstddef>
 
@@ -146,5 +145,3 @@ class Consumer {
 };
 
 }  // namespace lorad::kernels::cuda::backward
-
-#endif  // LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_CONSUMER_CUH_

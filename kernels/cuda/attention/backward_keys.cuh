@@ -1,7 +1,6 @@
 // dk and dv: a warpgroup holds 64 keys and values, the queries of all their heads and the gradients
 // pass by, head after head (backward.h).
-#ifndef LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_KEYS_CUH_
-#define LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_KEYS_CUH_
+#pragma once
 
 #include "kernels/cuda/attention/backward_consumer.cuh"
 
@@ -281,5 +280,3 @@ class KeyConsumer : Consumer<Part::kKeys, S> {
 };
 
 }  // namespace lorad::kernels::cuda::backward
-
-#endif  // LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_KEYS_CUH_

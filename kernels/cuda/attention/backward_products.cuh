@@ -4,8 +4,7 @@
 // Thread t holds of a tile of scores, for i < 2, j < kRows / 8 and c < 2, the element at row
 // 16 (t / 32) + (t % 32) / 4 + 8 i of its warpgroup's and at row 8 j + 2 (t % 4) + c of those that
 // pass by, in [4 j + 2 i + c]. Results likewise, with columns of the head in place of the latter.
-#ifndef LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_PRODUCTS_CUH_
-#define LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_PRODUCTS_CUH_
+#pragma once
 
 #include "kernels/cuda/attention/backward.cuh"
 #include "kernels/cuda/device/element.cuh"
@@ -206,5 +205,3 @@ __device__ void StoreTurned(const float (&results)[kD / 2], float factor, const 
 }
 
 }  // namespace lorad::kernels::cuda::backward
-
-#endif  // LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_PRODUCTS_CUH_

@@ -1,6 +1,5 @@
 // dq: a warpgroup holds 64 queries, keys and values pass by (backward.h).
-#ifndef LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_QUERIES_CUH_
-#define LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_QUERIES_CUH_
+#pragma once
 
 #include "kernels/cuda/attention/backward_consumer.cuh"
 
@@ -209,5 +208,3 @@ class QueryConsumer : Consumer<Part::kQueries, S> {
 };
 
 }  // namespace lorad::kernels::cuda::backward
-
-#endif  // LORAD_KERNELS_CUDA_ATTENTION_BACKWARD_QUERIES_CUH_

@@ -1,24 +1,9 @@
 #include "kernels/cuda/attention/calls.h"
 
 #include <algorithm>
-#include <cassert>
 #include <numeric>
 
 namespace lorad::kernels::cuda {
-
-int64_t LengthBucket(int64_t rows) {
-  assert(rows >= 1);
-  int64_t bucket = kLengthBucketMin;
-  while (bucket < rows) bucket *= 2;
-  const int64_t between = bucket / 4 * 3;
-  return rows <= between && between > kLengthBucketMin ? between : bucket;
-}
-
-int64_t CallSequences(int64_t length_bucket, int64_t tokens_max) {
-  const int64_t rows = std::min(kCallRows, LengthBucket(tokens_max));
-  const int64_t squared = length_bucket * length_bucket;
-  return std::max<int64_t>(std::min(rows / length_bucket, kCallScores / squared), 1);
-}
 
 AttentionCalls PlanAttention(std::span<const Segment> segments, int64_t tokens_max) {
   std::vector<size_t> order(segments.size());
@@ -43,10 +28,6 @@ AttentionCalls PlanAttention(std::span<const Segment> segments, int64_t tokens_m
   return plan;
 }
 
-namespace {
-constexpr int64_t kScratchAlignment = 4;
-}  // namespace
-
 AttentionUnits PlanUnits(std::span<const Segment> segments, int64_t unit_rows) {
   AttentionUnits plan;
   for (const Segment& segment : segments) {
@@ -56,8 +37,7 @@ AttentionUnits PlanUnits(std::span<const Segment> segments, int64_t unit_rows) {
                               .start = static_cast<int32_t>(start),
                               .scratch_row = static_cast<int32_t>(plan.scratch_rows)});
     }
-    plan.scratch_rows +=
-        (segment.rows + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+    plan.scratch_rows += sizes::RoundUp(segment.rows, sizes::kScratchRows);
   }
   plan.as_queries = plan.as_keys;
   const auto after = [](const AttentionUnit& unit) { return unit.rows - unit.start; };
@@ -70,7 +50,5 @@ AttentionUnits PlanUnits(std::span<const Segment> segments, int64_t unit_rows) {
                    [&](const auto& a, const auto& b) { return last(a) > last(b); });
   return plan;
 }
-
-int64_t ScratchRowsMax(int64_t tokens) { return kScratchAlignment * tokens; }
 
 }  // namespace lorad::kernels::cuda

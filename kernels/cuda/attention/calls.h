@@ -6,27 +6,23 @@
 //
 // Which call a sequence is in, and where, never changes its bits: every row is a function of its
 // own sequence alone (tests/kernels/cuda/attention_test.cc).
-#ifndef LORAD_KERNELS_CUDA_ATTENTION_CALLS_H_
-#define LORAD_KERNELS_CUDA_ATTENTION_CALLS_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "kernels/batch.h"
+#include "sizes/cuda_attention.h"
 
 namespace lorad::kernels::cuda {
 
-// Limits of one call, where a single sequence does not exceed them by itself.
-inline constexpr int64_t kCallRows = 8192;                // B * S
-inline constexpr int64_t kCallScores = int64_t{8} << 20;  // B * S * S of one head
-inline constexpr int64_t kLengthBucketMin = 128;
-
-// S for a longest sequence of `rows`: the smallest of 128, 192, 256, 384, 512, 768, ... that holds
-// it. REQUIRES: rows >= 1.
-int64_t LengthBucket(int64_t rows);
-// B of a call of S rows, where no microbatch has more than `tokens_max` rows.
-int64_t CallSequences(int64_t length_bucket, int64_t tokens_max);
+using sizes::CallSequences;
+using sizes::kCallRows;
+using sizes::kCallScores;
+using sizes::kLengthBucketMin;
+using sizes::LengthBucket;
+using sizes::ScratchRowsMax;
 
 struct AttentionCall {
   int64_t first = 0;      // its entries in the table: [first, first + batch)
@@ -65,9 +61,5 @@ struct AttentionUnits {
 };
 
 AttentionUnits PlanUnits(std::span<const Segment> segments, int64_t unit_rows);
-// No microbatch of so many rows has more scratch_rows.
-int64_t ScratchRowsMax(int64_t tokens);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_ATTENTION_CALLS_H_

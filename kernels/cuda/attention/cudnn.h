@@ -1,11 +1,10 @@
-// Attention by cuDNN on ragged batches, bf16, its deterministic backward (ENGINE.md: Determinism
-// 3): the library's plans, kept by shape. cudnn-frontend's headers take a minute to compile, so
-// they are included by cudnn.cc and by nothing else.
+// Attention by cuDNN on ragged batches, bf16, its deterministic backward (docs/kernels.md,
+// Attention): the library's plans, kept by shape. cudnn-frontend's headers take a minute to
+// compile, so they are included by cudnn.cc and by nothing else.
 //
 // What is computed: kernels.h. The order of sums is cuDNN's, which the tests of isolation hold to:
 // a sequence has the same bits alone, among others, at any place and in any bucket.
-#ifndef LORAD_KERNELS_CUDA_ATTENTION_CUDNN_H_
-#define LORAD_KERNELS_CUDA_ATTENTION_CUDNN_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -51,5 +50,3 @@ class CudnnAttention {
 };
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_ATTENTION_CUDNN_H_

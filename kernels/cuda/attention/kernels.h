@@ -10,8 +10,7 @@
 // queries) in ascending tiles of 32, inside a tile in ascending order; the softmax keeps a running
 // maximum. Nothing but a sequence's own rows enters.
 // Dao 2023 (arXiv 2307.08691), sections 3.1 and 2.3.
-#ifndef LORAD_KERNELS_CUDA_ATTENTION_KERNELS_H_
-#define LORAD_KERNELS_CUDA_ATTENTION_KERNELS_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -74,5 +73,3 @@ void LaunchRaggedOffsets(const int32_t* first_rows, const int32_t* rows, int64_t
                          const AttentionStrides& strides, int32_t* tables, cudaStream_t stream);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_ATTENTION_KERNELS_H_

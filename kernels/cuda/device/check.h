@@ -4,8 +4,7 @@
 // beyond repair: the process says what happened and ends, and whoever started it starts another.
 //
 // Also for .cu files: nothing here but the C++ library and the CUDA runtime.
-#ifndef LORAD_KERNELS_CUDA_DEVICE_CHECK_H_
-#define LORAD_KERNELS_CUDA_DEVICE_CHECK_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -60,5 +59,3 @@ inline void Check(cudaError_t error, const char* file, int line, const char* cal
 
 // After every launch: a configuration that the device refuses shows here.
 #define LORAD_CUDA_LAUNCHED() LORAD_CUDA_CHECK(cudaGetLastError())
-
-#endif  // LORAD_KERNELS_CUDA_DEVICE_CHECK_H_

@@ -1,7 +1,6 @@
 // What every operation on one GPU shares: the device, its stream, the activation type, and small
 // tables that go to the device with a microbatch. Handles of CUDA objects own them.
-#ifndef LORAD_KERNELS_CUDA_DEVICE_CONTEXT_H_
-#define LORAD_KERNELS_CUDA_DEVICE_CONTEXT_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -184,5 +183,3 @@ struct Context {
 };
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_DEVICE_CONTEXT_H_

@@ -1,7 +1,6 @@
 // The GPUs of this machine, and what a worker must know before it takes one. Also for programs
 // built without CUDA (then there are none): nothing of CUDA is included here.
-#ifndef LORAD_KERNELS_CUDA_DEVICE_DEVICE_H_
-#define LORAD_KERNELS_CUDA_DEVICE_DEVICE_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -39,5 +38,3 @@ absl::StatusOr<DeviceFacts> ProbeCudaDevice(int index);
 std::string Describe(const DeviceFacts& facts);
 
 }  // namespace lorad::kernels
-
-#endif  // LORAD_KERNELS_CUDA_DEVICE_DEVICE_H_

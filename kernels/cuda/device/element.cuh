@@ -1,6 +1,5 @@
 // Elements of either activation type in kernels that work in float32, and sums of a warp.
-#ifndef LORAD_KERNELS_CUDA_DEVICE_ELEMENT_CUH_
-#define LORAD_KERNELS_CUDA_DEVICE_ELEMENT_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 
@@ -48,5 +47,3 @@ void ForType(DType dtype, Launch&& launch) {
 }
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_DEVICE_ELEMENT_CUH_

@@ -4,8 +4,7 @@
 // Whoever is launched early calls ptx::AwaitPreviousKernel before it touches anything that the
 // kernel before it reads or writes, and in every block ptx::AllowNextLaunch no sooner than that:
 // then all that lies further back has ended, too, when a kernel starts.
-#ifndef LORAD_KERNELS_CUDA_DEVICE_LAUNCH_H_
-#define LORAD_KERNELS_CUDA_DEVICE_LAUNCH_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -55,5 +54,3 @@ void LaunchKernel(void (*kernel)(Parameters...), const LaunchShape& shape, cudaS
 }
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_DEVICE_LAUNCH_H_

@@ -7,8 +7,7 @@
 // Fragments are those of mma.sync.m16n8k16 (there: "Matrix fragments for mma.m16n8k16"): with
 // g = lane / 4 and q = lane % 4, A holds rows g and g + 8 at inner indices 2q, 2q+1, 2q+8, 2q+9; B
 // column g at the same inner indices; C rows g, g + 8 at columns 2q, 2q + 1.
-#ifndef LORAD_KERNELS_CUDA_DEVICE_PTX_CUH_
-#define LORAD_KERNELS_CUDA_DEVICE_PTX_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -163,5 +162,3 @@ __device__ inline void TakeTurn() {
 }
 
 }  // namespace lorad::kernels::cuda::ptx
-
-#endif  // LORAD_KERNELS_CUDA_DEVICE_PTX_CUH_

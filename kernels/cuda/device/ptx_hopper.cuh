@@ -2,8 +2,7 @@
 // shared memory (mbarrier), the bulk tensor copy. Matrix products of a warpgroup are in wgmma.cuh.
 // Source: the PTX instruction set's manual, sections "mbarrier", "cp.async.bulk.tensor",
 // "setmaxnreg".
-#ifndef LORAD_KERNELS_CUDA_DEVICE_PTX_HOPPER_CUH_
-#define LORAD_KERNELS_CUDA_DEVICE_PTX_HOPPER_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -184,5 +183,3 @@ __device__ inline void TakeRegisters() {
 }
 
 }  // namespace lorad::kernels::cuda::ptx
-
-#endif  // LORAD_KERNELS_CUDA_DEVICE_PTX_HOPPER_CUH_

@@ -1,6 +1,5 @@
 // How the copy engine of Hopper is told where a matrix lies.
-#ifndef LORAD_KERNELS_CUDA_DEVICE_TENSOR_MAP_H_
-#define LORAD_KERNELS_CUDA_DEVICE_TENSOR_MAP_H_
+#pragma once
 
 #include "kernels/tensor.h"
 
@@ -16,5 +15,3 @@ struct alignas(64) TensorMap {
 TensorMap MapBoxes(const TensorView& matrix, int box_rows, int box_columns = 64);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_DEVICE_TENSOR_MAP_H_

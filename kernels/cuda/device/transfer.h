@@ -1,6 +1,5 @@
 // Memory of one GPU and copies between it and the host.
-#ifndef LORAD_KERNELS_CUDA_DEVICE_TRANSFER_H_
-#define LORAD_KERNELS_CUDA_DEVICE_TRANSFER_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -76,5 +75,3 @@ class Mapping {
 };
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_DEVICE_TRANSFER_H_

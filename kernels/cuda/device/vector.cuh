@@ -1,8 +1,7 @@
 // Units of 8 consecutive elements: the grain of the row-wise kernels. A unit is moved as 16-byte
 // words where the rows allow it and element by element where not; values and the order of sums are
 // the same either way.
-#ifndef LORAD_KERNELS_CUDA_DEVICE_VECTOR_CUH_
-#define LORAD_KERNELS_CUDA_DEVICE_VECTOR_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 
@@ -115,5 +114,3 @@ __device__ void StoreUnit(const Unit& unit, T* row, int64_t first, int64_t colum
 }
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_DEVICE_VECTOR_CUH_

@@ -7,8 +7,7 @@
 // in d[4 j + 2 i + c]. So columns 16 s to 16 s + 15 of C, rounded and packed in pairs, d[8 s]
 // first, are the four registers of an A [64, 16]. Source: the PTX instruction set's manual,
 // "Asynchronous warpgroup level matrix instructions".
-#ifndef LORAD_KERNELS_CUDA_DEVICE_WGMMA_CUH_
-#define LORAD_KERNELS_CUDA_DEVICE_WGMMA_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -174,5 +173,3 @@ __device__ inline void Add(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
 }
 
 }  // namespace lorad::kernels::cuda::wgmma
-
-#endif  // LORAD_KERNELS_CUDA_DEVICE_WGMMA_CUH_

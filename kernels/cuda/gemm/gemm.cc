@@ -97,8 +97,6 @@ std::string Gemm::Id() const {
   return impl_->hopper ? "wgmma-1/" + LibraryGemm::Id() : LibraryGemm::Id();
 }
 
-int64_t Gemm::WorkspaceBytes() { return LibraryGemm::kWorkspaceBytes; }
-
 bool Gemm::own() const { return impl_->hopper; }
 
 LowRankTerm Gemm::MakeTerm(Product product, const TensorView& factor, int64_t first_column,

@@ -18,8 +18,7 @@
 // Two implementations: our own kernel for compute capability 9.0 (hopper.h), one launch for
 // everything; and cuBLASLt followed by a kernel for the terms, for other devices and float32.
 // Everything may be captured into a CUDA graph.
-#ifndef LORAD_KERNELS_CUDA_GEMM_GEMM_H_
-#define LORAD_KERNELS_CUDA_GEMM_GEMM_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -29,15 +28,16 @@
 
 #include "kernels/cuda/rowwise/rope.h"
 #include "kernels/tensor.h"
+#include "sizes/cuda_loss.h"
+#include "sizes/cuda_products.h"
 
 namespace lorad::kernels::cuda {
 
 enum class Product : uint8_t { kForward, kInputGradient };
 
-// Rows of a tile that share one list of terms.
-inline constexpr int64_t kTermTileRows = 256;
-// Columns of a mask row come in multiples of this (so that its words can be read 16 bytes at once).
-inline constexpr int64_t kMaskColumns = 256;
+using sizes::kMaskColumns;
+using sizes::kPartColumns;
+using sizes::kTermTileRows;
 
 // A dropout mask over outputs of the product, kept as bits: element (row, column) is kept where bit
 // column % 32 of words[row * row_words + column / 32] is set.
@@ -81,11 +81,11 @@ struct LowRankTable {
 //   parts[c, i]: of the words j of the c-th kPartColumns columns but the target, the sum of y[i, j]
 //   before it is rounded, and the maximum of z[i, j] - references[i].
 // All arrays in device memory.
-inline constexpr int64_t kPartColumns = 192;
 struct LossPart {
   float sum;
   float max;  // -infinity where there is no word
 };
+static_assert(sizeof(LossPart) == sizes::kLossPartBytes);
 struct ExponentialTables {
   const float* references = nullptr;  // [M]
   const int32_t* targets = nullptr;   // [M]
@@ -100,6 +100,7 @@ struct LossFactors {
   float target;
   float rest;
 };
+static_assert(sizeof(LossFactors) == sizes::kLossFactorsBytes);
 struct TargetTables {
   const int32_t* targets = nullptr;      // [M]
   const LossFactors* factors = nullptr;  // [M]
@@ -164,7 +165,7 @@ class Gemm {
   // What decides bits: kernel, library and version.
   std::string Id() const;
   // Scratch memory for Run, aligned to 256 bytes; one Run at a time may use it.
-  static int64_t WorkspaceBytes();
+  static constexpr int64_t WorkspaceBytes() { return sizes::kProductBytes; }
 
   // Whether bf16 products run by our own kernel.
   bool own() const;
@@ -185,5 +186,3 @@ class Gemm {
 };
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_GEMM_GEMM_H_

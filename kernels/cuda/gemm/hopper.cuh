@@ -1,7 +1,6 @@
 // What the two roles of the product kernel (hopper.h) share: tile order, shared memory, the ring of
 // stages.
-#ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_CUH_
-#define LORAD_KERNELS_CUDA_GEMM_HOPPER_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -153,5 +152,3 @@ __device__ inline int FirstTile() { return static_cast<int>(blockIdx.x) / 2; }
 __device__ inline int TileStride() { return static_cast<int>(gridDim.x) / 2; }
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_GEMM_HOPPER_CUH_

@@ -13,8 +13,7 @@
 // with a mask is multiplied by single warps, 16 columns at a time, and added where its mask says.
 // Results leave through shared memory by the copy engine. Blocks are persistent; tiles are ordered
 // in groups of rows so that those at work share their inputs in the L2 cache.
-#ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_H_
-#define LORAD_KERNELS_CUDA_GEMM_HOPPER_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -91,5 +90,3 @@ void LaunchHopper(Product product, HopperTile tile, const HopperArguments& argum
                   cudaStream_t stream);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_GEMM_HOPPER_H_

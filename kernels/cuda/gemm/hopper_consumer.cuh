@@ -1,7 +1,6 @@
 // The consumers of the product kernel (hopper.h): two warpgroups that multiply what the ring brings
 // and send off the results.
-#ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_CONSUMER_CUH_
-#define LORAD_KERNELS_CUDA_GEMM_HOPPER_CONSUMER_CUH_
+#pragma once
 
 #include "kernels/cuda/device/element.cuh"
 #include "kernels/cuda/gemm/hopper.cuh"
@@ -428,5 +427,3 @@ class Consumer {
 };
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_GEMM_HOPPER_CONSUMER_CUH_

@@ -1,7 +1,6 @@
 // How the product kernel (hopper.h) finishes the tiles of head and loss (gemm.h: ExponentialTables,
 // TargetTables).
-#ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_LOSS_CUH_
-#define LORAD_KERNELS_CUDA_GEMM_HOPPER_LOSS_CUH_
+#pragma once
 
 #include <cmath>
 
@@ -203,5 +202,3 @@ __device__ void Consumer<kProduct, Shape>::FinishTargetRows(const Sums& sums) {
 }
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_GEMM_HOPPER_LOSS_CUH_

@@ -1,6 +1,5 @@
 // The terms with a mask of the product kernel (hopper.h): a consumer's part of a tile.
-#ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_MASKS_CUH_
-#define LORAD_KERNELS_CUDA_GEMM_HOPPER_MASKS_CUH_
+#pragma once
 
 #include "kernels/cuda/gemm/hopper.cuh"
 
@@ -105,5 +104,3 @@ __device__ void MultiplyMasked(float (&sums)[Shape::kColumns / 2], uint32_t addr
 }
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_GEMM_HOPPER_MASKS_CUH_

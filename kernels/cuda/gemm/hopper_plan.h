@@ -1,6 +1,5 @@
 // From the views of gemm.h to what the kernel of hopper.h is launched with.
-#ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_PLAN_H_
-#define LORAD_KERNELS_CUDA_GEMM_HOPPER_PLAN_H_
+#pragma once
 
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/hopper.h"
@@ -18,5 +17,3 @@ HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile);
 HopperTile ChooseTile(int64_t rows, int64_t columns, int64_t inner, int clusters, bool turns);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_GEMM_HOPPER_PLAN_H_

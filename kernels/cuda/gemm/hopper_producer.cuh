@@ -1,7 +1,6 @@
 // The producer of the product kernel (hopper.h): one thread that fills the ring, and a warp that
 // prepares the terms.
-#ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_PRODUCER_CUH_
-#define LORAD_KERNELS_CUDA_GEMM_HOPPER_PRODUCER_CUH_
+#pragma once
 
 #include "kernels/cuda/gemm/hopper.cuh"
 
@@ -173,5 +172,3 @@ class Producer {
 };
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_GEMM_HOPPER_PRODUCER_CUH_

@@ -1,8 +1,7 @@
 // How the product kernel (hopper.h) finishes tiles whose heads are turned (gemm.h: GemmRope). A
 // tile is of the same 32 pairs of three heads: whatever the size of heads, both of a pair are sums
 // of one thread, and its angles are read once for the three.
-#ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_ROPE_CUH_
-#define LORAD_KERNELS_CUDA_GEMM_HOPPER_ROPE_CUH_
+#pragma once
 
 #include "kernels/cuda/gemm/hopper_consumer.cuh"
 #include "kernels/cuda/rowwise/rope.cuh"
@@ -150,5 +149,3 @@ __device__ void Consumer<kProduct, Shape>::FinishRope(const Sums& sums) {
 }
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_GEMM_HOPPER_ROPE_CUH_

@@ -1,6 +1,5 @@
 // How the product kernel (hopper.h) finishes tiles of gate and up, and of their gradients.
-#ifndef LORAD_KERNELS_CUDA_GEMM_HOPPER_SWIGLU_CUH_
-#define LORAD_KERNELS_CUDA_GEMM_HOPPER_SWIGLU_CUH_
+#pragma once
 
 #include "kernels/cuda/gemm/hopper_consumer.cuh"
 #include "kernels/cuda/rowwise/swiglu.cuh"
@@ -122,5 +121,3 @@ __device__ void Consumer<kProduct, Shape>::FinishSwiGluBackwardBox(
 }
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_GEMM_HOPPER_SWIGLU_CUH_

@@ -85,7 +85,7 @@ const cublasLtMatmulAlgo_t& LibraryGemm::Algorithm(const GemmArguments& argument
   cublasLtMatmulPreferenceOpaque_t preference;
   LORAD_LIBRARY_CHECK(cublasLtMatmulPreferenceInit(&preference));
   Prefer(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-         static_cast<uint64_t>(kWorkspaceBytes));
+         static_cast<uint64_t>(sizes::kProductBytes));
   Prefer(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
   for (const auto alignment :
@@ -117,7 +117,7 @@ void LibraryGemm::Run(const GemmArguments& arguments, void* workspace, cudaStrea
   const float beta = residual ? 1 : 0;
   LORAD_LIBRARY_CHECK(cublasLtMatmul(handle_, &operation, &alpha, weight.data, &a, x.data, &b,
                                      &beta, residual ? arguments.residual.data : y.data, &c, y.data,
-                                     &d, &algorithm, workspace, kWorkspaceBytes, stream));
+                                     &d, &algorithm, workspace, sizes::kProductBytes, stream));
 }
 
 }  // namespace lorad::kernels::cuda

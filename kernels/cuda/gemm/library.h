@@ -2,8 +2,7 @@
 // our own. Algorithms come from the library's heuristics, asked once for each (operation, types,
 // features) at a fixed number of rows and never timed, without split sums: so they, and the bits,
 // do not depend on M.
-#ifndef LORAD_KERNELS_CUDA_GEMM_LIBRARY_H_
-#define LORAD_KERNELS_CUDA_GEMM_LIBRARY_H_
+#pragma once
 
 #include <cublasLt.h>
 
@@ -17,8 +16,6 @@ namespace lorad::kernels::cuda {
 
 class LibraryGemm {
  public:
-  static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
-
   LibraryGemm();
   ~LibraryGemm();
   LibraryGemm(const LibraryGemm&) = delete;
@@ -51,5 +48,3 @@ class LibraryGemm {
 };
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_GEMM_LIBRARY_H_

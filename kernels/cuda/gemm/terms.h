@@ -1,6 +1,5 @@
 // The low-rank terms of gemm.h as a kernel of their own, after a product by a library.
-#ifndef LORAD_KERNELS_CUDA_GEMM_TERMS_H_
-#define LORAD_KERNELS_CUDA_GEMM_TERMS_H_
+#pragma once
 
 #include "kernels/cuda/gemm/gemm.h"
 
@@ -11,5 +10,3 @@ namespace lorad::kernels::cuda {
 void AddTerms(const GemmArguments& arguments, cudaStream_t stream);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_GEMM_TERMS_H_

@@ -1,7 +1,6 @@
 // The GPU's side of the opaque handles of backend.h: host descriptions, and their tables in device
 // memory. What varies from microbatch to microbatch is read by kernels from these tables alone.
-#ifndef LORAD_KERNELS_CUDA_HANDLES_HANDLES_H_
-#define LORAD_KERNELS_CUDA_HANDLES_HANDLES_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -66,5 +65,3 @@ inline const CudaLinear& Of(const Linear& linear) { return static_cast<const Cud
 inline CudaLinear& Of(Linear& linear) { return static_cast<CudaLinear&>(linear); }
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_HANDLES_HANDLES_H_

@@ -1,6 +1,5 @@
 // A microbatch's description as kernels read it: plain arrays in device memory. Also for .cu files.
-#ifndef LORAD_KERNELS_CUDA_HANDLES_TABLES_H_
-#define LORAD_KERNELS_CUDA_HANDLES_TABLES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -17,5 +16,3 @@ struct BatchTables {
 };
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_HANDLES_TABLES_H_

@@ -1,6 +1,5 @@
 // The adapters resident on the device.
-#ifndef LORAD_KERNELS_CUDA_LORA_ADAPTER_TABLE_H_
-#define LORAD_KERNELS_CUDA_LORA_ADAPTER_TABLE_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -49,5 +48,3 @@ class CudaAdapterTable final : public AdapterTable {
 };
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_LORA_ADAPTER_TABLE_H_

@@ -3,8 +3,7 @@
 //
 // Tiles lie in shared memory in rows of 16-byte pieces, piece p of row r in the place p ^ f(r)
 // (f below), so that the 8 rows of an 8 x 8 matrix touch all 32 banks.
-#ifndef LORAD_KERNELS_CUDA_LORA_DEVICE_CUH_
-#define LORAD_KERNELS_CUDA_LORA_DEVICE_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 
@@ -132,5 +131,3 @@ __device__ inline bool AddFixed(int64_t* sum, float value, bool wanted = true) {
 }
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_LORA_DEVICE_CUH_

@@ -2,8 +2,7 @@
 // words, only the first is a column's and only the second a row's, so of the 20 products of a call
 // 3 are a column's alone and 1 a row's, and 1 is the sequence's; 15 are left. The same bits.
 // Also for .cu files.
-#ifndef LORAD_KERNELS_CUDA_LORA_DROPOUT_H_
-#define LORAD_KERNELS_CUDA_LORA_DROPOUT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -76,5 +75,3 @@ LORAD_HOST_DEVICE inline PhiloxCounter DropoutLanes(const DropoutKeys& keys, con
 }
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_LORA_DROPOUT_H_

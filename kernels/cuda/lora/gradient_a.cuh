@@ -4,8 +4,7 @@
 // Rows come 16 at a time through a ring of the warp's own: no barriers. A lane reads pieces of 8
 // features (one Philox call) of four rows and pairs the rows up in registers, as the matrix units
 // want them: feature f of piece g is column g of the f-th product.
-#ifndef LORAD_KERNELS_CUDA_LORA_GRADIENT_A_CUH_
-#define LORAD_KERNELS_CUDA_LORA_GRADIENT_A_CUH_
+#pragma once
 
 #include "kernels/cuda/lora/device.cuh"
 
@@ -349,5 +348,3 @@ __device__ void AddUnits(const Arguments& arguments, const LoraInputItem& item, 
 }
 
 }  // namespace lorad::kernels::cuda::gradient_a
-
-#endif  // LORAD_KERNELS_CUDA_LORA_GRADIENT_A_CUH_

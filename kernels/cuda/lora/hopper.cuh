@@ -6,8 +6,7 @@
 //
 // Tiles are those of device.cuh, whose places are those of the hardware's swizzles of 128, 64 and
 // 32 bytes; each lies at a multiple of 1,024 bytes.
-#ifndef LORAD_KERNELS_CUDA_LORA_HOPPER_CUH_
-#define LORAD_KERNELS_CUDA_LORA_HOPPER_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cassert>
@@ -484,5 +483,3 @@ void LaunchGroups(Arguments& arguments, int groups, int64_t partial_bytes, cudaS
 }
 
 }  // namespace lorad::kernels::cuda::tiles
-
-#endif  // LORAD_KERNELS_CUDA_LORA_HOPPER_CUH_

@@ -36,8 +36,7 @@
 // For bf16, K, O and the targets' ranges multiples of 8, rows of 16-byte multiples. For everything
 // else and float32: plain kernels (plain.cu), right and not fast.
 // Hu et al. 2021 (arXiv 2106.09685), section 4.1.
-#ifndef LORAD_KERNELS_CUDA_LORA_KERNELS_H_
-#define LORAD_KERNELS_CUDA_LORA_KERNELS_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -45,6 +44,7 @@
 
 #include "kernels/cuda/lora/tables.h"
 #include "kernels/tensor.h"
+#include "sizes/cuda_products.h"
 
 namespace lorad::kernels::cuda {
 
@@ -57,10 +57,8 @@ struct LoraScratch {
   int64_t partial_bytes = 0;
   int32_t* counters = nullptr;  // [kLoraCounters]
 };
-inline constexpr int kLoraCounters = 2048;
-// Enough for 32 chunks, 64 rank columns and 16,384 features to be formed slice by slice in
-// parallel; more is formed in sequence or by several launches, with the same bits.
-inline constexpr int64_t kLoraPartialBytes = int64_t{32} << 20;
+using sizes::kLoraCounters;
+using sizes::kLoraPartialBytes;
 
 // S of every row: own (kept) and shared (for the product; zeros outside the row's party).
 // x [T, K]; own [T, C]; shared [T, tables.columns]. Either may be empty.
@@ -94,5 +92,3 @@ void PlainGradientA(const LoraTables& tables, const TensorView& x, const TensorV
                     int64_t mask_row_bytes, cudaStream_t stream);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_LORA_KERNELS_H_

@@ -1,8 +1,7 @@
 // The multi-adapter LoRA linear on a GPU, both directions (equations: backend.h): skinny products
 // (kernels.h) around the frozen ones (gemm.h). Everything but a first use of a group in a
 // microbatch (LoraPlan) may be captured into a CUDA graph.
-#ifndef LORAD_KERNELS_CUDA_LORA_LORA_LINEAR_H_
-#define LORAD_KERNELS_CUDA_LORA_LORA_LINEAR_H_
+#pragma once
 
 #include "kernels/cuda/device/context.h"
 #include "kernels/cuda/gemm/gemm.h"
@@ -49,5 +48,3 @@ bool FusesSwiGluBackward(const LoraContext& lora, const CudaBatch& batch, const 
                          const CudaAdapterTable& table, int32_t group);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_LORA_LORA_LINEAR_H_

@@ -59,24 +59,22 @@ LoraPair PairOf(const LoraTarget& target, bool drops) {
 
 }  // namespace
 
-int64_t LoraOwnColumns(const Limits& limits) {
-  return limits.targets_in_group * PaddedRank(limits.rank);
-}
-
-LoraMemory TakeLoraMemory(const Limits& limits, DType dtype, Arena& arena) {
+LoraMemory LoraMemoryAt(void* base, const sizes::CudaLoraLayout& layout, const Limits& limits,
+                        DType dtype) {
+  char* const bytes = static_cast<char*>(base);
   LoraMemory memory;
   memory.tokens = limits.tokens;
-  memory.own_columns = LoraOwnColumns(limits);
-  memory.columns = std::max<int64_t>(limits.slots, 1) * memory.own_columns;
-  memory.masks = limits.targets_in_group;
-  memory.mask_row_bytes = MaskRowBytes(limits.features);
+  memory.columns = layout.columns;
+  memory.own_columns = layout.own_columns;
+  memory.masks = layout.masks;
+  memory.mask_row_bytes = layout.mask_row_bytes;
   memory.dtype = dtype;
-  memory.shared = arena.Matrix(memory.tokens, memory.columns, dtype).data;
-  memory.own = arena.Matrix(memory.tokens, memory.own_columns, dtype).data;
-  memory.mask = arena.Allocate<uint8_t>(memory.masks * memory.tokens * memory.mask_row_bytes);
+  memory.shared = bytes + layout.shared_at;
+  memory.own = bytes + layout.own_at;
+  memory.mask = reinterpret_cast<uint8_t*>(bytes + layout.mask_at);
+  memory.partial = reinterpret_cast<float4*>(bytes + layout.partial_at);
   memory.partial_bytes = kLoraPartialBytes;
-  memory.partial = static_cast<float4*>(arena.Allocate(kLoraPartialBytes));
-  memory.counters = arena.Allocate<int32_t>(kLoraCounters);
+  memory.counters = reinterpret_cast<int32_t*>(bytes + layout.counters_at);
   return memory;
 }
 

@@ -1,7 +1,6 @@
 // What the host makes of the LoRA linear for each microbatch and linear group: the tables that its
 // kernels read (tables.h, gemm.h).
-#ifndef LORAD_KERNELS_CUDA_LORA_PLAN_H_
-#define LORAD_KERNELS_CUDA_LORA_PLAN_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -41,16 +40,13 @@ struct LoraMemory {
   int32_t multiprocessors = 0;  // that launches should fill; 0: the device's
 };
 
-// Columns of S as kept from forward to backward, at most, for any group under these limits.
-int64_t LoraOwnColumns(const Limits& limits);
-LoraMemory TakeLoraMemory(const Limits& limits, DType dtype, Arena& arena);
-// To be called once before first use (not with a counting arena): nothing in it is read unwritten.
+// The memory of a layout, which begins at `base`, in activations of `dtype`.
+LoraMemory LoraMemoryAt(void* base, const sizes::CudaLoraLayout& layout, const Limits& limits,
+                        DType dtype);
+// To be called once before first use: nothing in it is read unwritten.
 void ClearLoraMemory(const LoraMemory& memory, cudaStream_t stream);
 
-// Bytes of a row of a mask over `features`, as the product wants them.
-constexpr int64_t MaskRowBytes(int64_t features) {
-  return (features + kMaskColumns - 1) / kMaskColumns * kMaskColumns / 8;
-}
+using sizes::MaskRowBytes;
 
 // The tables of one microbatch and one group. Their upload starts when they are made.
 class LoraPlan {
@@ -131,5 +127,3 @@ void PlanAhead(Context& context, const LoraMemory& memory, const CudaBatch& batc
                const CudaAdapterTable& table, int32_t group);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_LORA_PLAN_H_

@@ -1,7 +1,6 @@
 // What ProjectInput and ProjectOutput share: warps multiply the rows of a chunk, 16 or 32 a warp,
 // by up to 64 ranks, steps of 64 features at a time, slice after slice.
-#ifndef LORAD_KERNELS_CUDA_LORA_SLICES_CUH_
-#define LORAD_KERNELS_CUDA_LORA_SLICES_CUH_
+#pragma once
 
 #include "kernels/cuda/lora/device.cuh"
 #include "kernels/cuda/lora/kernels.h"
@@ -136,5 +135,3 @@ __device__ void WriteZeros(const Item& item, int begin, int end, int thread, int
 }
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_LORA_SLICES_CUH_

@@ -6,8 +6,7 @@
 // buffers: its own columns (from 0: S as it is kept for the backward, whose other columns of a row
 // are not read), and shared columns (S and dS as the product reads them: parties with rows in the
 // same tile of rows have columns of their own, and a row's other columns are exact zeros).
-#ifndef LORAD_KERNELS_CUDA_LORA_TABLES_H_
-#define LORAD_KERNELS_CUDA_LORA_TABLES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -162,5 +161,3 @@ struct LoraTables {
 };
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_LORA_TABLES_H_

@@ -1,6 +1,5 @@
 // Which chunks a block of the LoRA linear's kernels for Hopper works on (tables.h).
-#ifndef LORAD_KERNELS_CUDA_LORA_TILE_GROUPS_H_
-#define LORAD_KERNELS_CUDA_LORA_TILE_GROUPS_H_
+#pragma once
 
 #include <cstdint>
 #include <span>
@@ -26,5 +25,3 @@ LoraTileGroups OutputTileGroups(std::span<const LoraOutputItem> items,
                                 int32_t multiprocessors);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_LORA_TILE_GROUPS_H_

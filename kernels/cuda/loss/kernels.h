@@ -2,8 +2,7 @@
 // library's; sums.h has the rest.
 //
 // `order` maps a place in the order of processing to its loss row; null: they are the same.
-#ifndef LORAD_KERNELS_CUDA_LOSS_KERNELS_H_
-#define LORAD_KERNELS_CUDA_LOSS_KERNELS_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -46,5 +45,3 @@ void LaunchSoftmaxGradient(const LossRange& range, const TensorView& logits,
                            cudaStream_t stream);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_LOSS_KERNELS_H_

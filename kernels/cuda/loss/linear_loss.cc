@@ -10,14 +10,7 @@
 namespace lorad::kernels::cuda {
 namespace {
 
-// What a chunk's exponentials may take.
-constexpr int64_t kWordBytesMax = int64_t{704} << 20;
-// The product's tile, for counting how many fill the device, where two blocks share one.
-constexpr int64_t kTileRows = 256;
-constexpr int64_t kTileColumns = 256;
-
-int64_t CeilDivide(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
-int64_t RoundUp(int64_t value, int64_t unit) { return CeilDivide(value, unit) * unit; }
+using sizes::RoundUp;
 
 struct LossTables final : Extension {
   int64_t trained = 0;  // loss rows that train: these come first
@@ -48,20 +41,6 @@ const LossTables& TablesOf(Context& context, const CudaBatch& batch) {
   return static_cast<const LossTables&>(*batch.loss);
 }
 
-// Rows of tiles in a chunk: the most that the device makes in a turn of all its multiprocessors;
-// the larger of equals. Fewer rows never need more.
-int64_t RowTiles(int64_t wanted, int64_t row_bytes, int64_t column_tiles, int64_t multiprocessors) {
-  const int64_t at_once = std::max<int64_t>(multiprocessors / 2, 1);
-  const int64_t affordable =
-      std::clamp(kWordBytesMax / (row_bytes * kTileRows), int64_t{1}, wanted);
-  const auto turns = [&](int64_t tiles) { return CeilDivide(tiles * column_tiles, at_once); };
-  int64_t best = 1;
-  for (int64_t tiles = 2; tiles <= affordable; ++tiles) {
-    if (tiles * turns(best) >= best * turns(tiles)) best = tiles;
-  }
-  return best;
-}
-
 // Whether the product may write there (gemm.h).
 bool IsProductOutput(const TensorView& view) {
   return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 &&
@@ -80,29 +59,8 @@ bool LinearLossOperation::Fused() const {
 
 LinearLossOperation::Plan LinearLossOperation::PlanOf(int64_t rows, int64_t vocabulary,
                                                       int64_t hidden) const {
-  const int64_t activation = BytesOf(context_.activation);
-  Plan plan;
-  plan.columns = RoundUp(vocabulary, 64);
-  plan.rows = std::min(RoundUp(rows, kTileRows), options_.rows);
-  if (options_.rows == 0) {
-    plan.rows = kTileRows * RowTiles(CeilDivide(rows, kTileRows), plan.columns * activation,
-                                     CeilDivide(hidden, kTileColumns), context_.multiprocessors);
-  }
-  const auto take = [&plan](int64_t bytes) {
-    return std::exchange(plan.bytes, plan.bytes + RoundUp(bytes, 256));
-  };
-  const auto take_rows = [&](int64_t row_bytes) { return take(plan.rows * row_bytes); };
-  plan.gathered_at = take_rows(RoundUp(hidden, 64) * activation);
-  plan.words_at = take_rows(plan.columns * activation);
-  plan.unit_at = take_rows(RoundUp(hidden, 64) * activation);
-  plan.targets_at = take_rows(sizeof(int32_t));
-  plan.references_at = take_rows(sizeof(float));
-  plan.target_logits_at = take_rows(sizeof(float));
-  plan.factors_at = take_rows(sizeof(LossFactors));
-  plan.parts_at = take_rows(CeilDivide(vocabulary, kPartColumns) * int64_t{sizeof(LossPart)});
-  plan.again_at = take(sizeof(int32_t));
-  plan.gemm_at = take(Gemm::WorkspaceBytes());
-  return plan;
+  return sizes::LayCudaLoss(rows, vocabulary, hidden, BytesOf(context_.activation),
+                            context_.multiprocessors, options_.rows);
 }
 
 LinearLossOperation::PlainPlan LinearLossOperation::PlainPlanOf(const Plan& plan) const {

@@ -17,8 +17,7 @@
 // vocabulary and whose output is narrow) and fit in memory. That changes no bits: products give
 // equal bits for equal rows (gemm.h).
 // x, W [V, H], unit: activation type; log_p float32.
-#ifndef LORAD_KERNELS_CUDA_LOSS_LINEAR_LOSS_H_
-#define LORAD_KERNELS_CUDA_LOSS_LINEAR_LOSS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -29,6 +28,7 @@
 #include "kernels/cuda/loss/kernels.h"
 #include "kernels/cuda/loss/sums.h"
 #include "kernels/tensor.h"
+#include "sizes/cuda_loss.h"
 
 namespace lorad::kernels::cuda {
 
@@ -54,22 +54,7 @@ class LinearLossOperation {
            const TensorView& log_p, const TensorView& unit);
 
  private:
-  // Where everything lies in the workspace, for chunks of a shape.
-  struct Plan {
-    int64_t rows = 0;
-    int64_t columns = 0;  // of a row as wide as the vocabulary: V rounded up to 64
-    int64_t gathered_at = 0;
-    int64_t words_at = 0;  // exponentials; or logits and what softmax makes of them
-    int64_t unit_at = 0;
-    int64_t targets_at = 0;  // LossChunk
-    int64_t references_at = 0;
-    int64_t target_logits_at = 0;
-    int64_t factors_at = 0;
-    int64_t parts_at = 0;
-    int64_t again_at = 0;
-    int64_t gemm_at = 0;
-    int64_t bytes = 0;
-  };
+  using Plan = sizes::CudaLossLayout;
   bool Fused() const;
   Plan PlanOf(int64_t rows, int64_t vocabulary, int64_t hidden) const;
   // The same room shared out without the fused products: rows of what softmax makes of logits (from
@@ -100,5 +85,3 @@ class LinearLossOperation {
 };
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_LOSS_LINEAR_LOSS_H_

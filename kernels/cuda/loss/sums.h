@@ -6,8 +6,7 @@
 // Nothing is subtracted that nearly cancels: confident rows are exact too. r = x . W[t] serves
 // while no word is above it by more than kExcessMax; rows that have such a word, whose exponentials
 // could overflow, are done again with the largest logit as the reference.
-#ifndef LORAD_KERNELS_CUDA_LOSS_SUMS_H_
-#define LORAD_KERNELS_CUDA_LOSS_SUMS_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -45,5 +44,3 @@ void LaunchFoldParts(const LossRange& range, int64_t vocabulary, const LossChunk
                      const TensorView& log_p, cudaStream_t stream);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_LOSS_SUMS_H_

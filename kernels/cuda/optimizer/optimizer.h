@@ -1,8 +1,7 @@
 // Launch functions of slots and the optimizer (backend.h has the equations). All matrices of all
 // jobs of a call are one launch: blocks of 4096 elements, each of one matrix of one job. What a job
 // has of its own comes with the launch, what a matrix has lies in a table in device memory.
-#ifndef LORAD_KERNELS_CUDA_OPTIMIZER_OPTIMIZER_H_
-#define LORAD_KERNELS_CUDA_OPTIMIZER_OPTIMIZER_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -81,5 +80,3 @@ void InitializeA(cudaStream_t stream, uint64_t seed, int32_t layer, int32_t targ
                  const TensorView& a);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_OPTIMIZER_OPTIMIZER_H_

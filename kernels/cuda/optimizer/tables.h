@@ -1,6 +1,5 @@
 // What the host makes of an optimizer's matrices: their table in device memory.
-#ifndef LORAD_KERNELS_CUDA_OPTIMIZER_TABLES_H_
-#define LORAD_KERNELS_CUDA_OPTIMIZER_TABLES_H_
+#pragma once
 
 #include <span>
 
@@ -21,5 +20,3 @@ struct OptimizerMemory {
 };
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_OPTIMIZER_TABLES_H_

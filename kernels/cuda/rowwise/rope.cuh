@@ -1,7 +1,6 @@
 // The rotation of one pair of a head's elements (equations: backend.h), for whichever kernel has it
 // at hand: the same bits.
-#ifndef LORAD_KERNELS_CUDA_ROWWISE_ROPE_CUH_
-#define LORAD_KERNELS_CUDA_ROWWISE_ROPE_CUH_
+#pragma once
 
 namespace lorad::kernels::cuda {
 
@@ -17,5 +16,3 @@ __device__ inline RopePair Rotated(RopePair x, float c, float s) {
 }
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_ROWWISE_ROPE_CUH_

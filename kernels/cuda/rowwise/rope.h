@@ -1,7 +1,6 @@
 // What a kernel reads that turns its results by the positions of their rows (backend.h: Rope,
 // RopeBackward): the product's, forward, and attention's, backward.
-#ifndef LORAD_KERNELS_CUDA_ROWWISE_ROPE_H_
-#define LORAD_KERNELS_CUDA_ROWWISE_ROPE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -29,5 +28,3 @@ inline RopeTables RopeOf(const BatchTables& batch, const TensorView& angles) {
 }
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_ROWWISE_ROPE_H_

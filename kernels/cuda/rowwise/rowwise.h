@@ -3,8 +3,7 @@
 // over a row: each thread adds its units of 8 columns in ascending order, then a tree over the
 // threads of the row's block; both are fixed by the row's width. No kernel reads more than one row
 // for one row of its output.
-#ifndef LORAD_KERNELS_CUDA_ROWWISE_ROWWISE_H_
-#define LORAD_KERNELS_CUDA_ROWWISE_ROWWISE_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -43,5 +42,3 @@ void LossBackward(cudaStream_t stream, const BatchTables& batch, const float* we
                   const TensorView& unit, const TensorView& dx);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_ROWWISE_ROWWISE_H_

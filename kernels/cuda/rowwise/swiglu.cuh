@@ -1,6 +1,5 @@
 // SwiGLU of one element (equations: backend.h), for whichever kernel has it at hand: the same bits.
-#ifndef LORAD_KERNELS_CUDA_ROWWISE_SWIGLU_CUH_
-#define LORAD_KERNELS_CUDA_ROWWISE_SWIGLU_CUH_
+#pragma once
 
 #include "kernels/cuda/device/ptx.cuh"
 
@@ -28,5 +27,3 @@ __device__ inline SwiGluGradients SwiGluGradientsOf(float gate, float up, float 
 }
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_KERNELS_CUDA_ROWWISE_SWIGLU_CUH_

@@ -1,7 +1,6 @@
 // Runs attention of the CUDA backend over given sequences, each a function of a seed of its own,
 // and gives back what each of them got. The same sequence can so be run alone and in any company.
-#ifndef LORAD_TESTS_KERNELS_CUDA_ATTENTION_RIG_H_
-#define LORAD_TESTS_KERNELS_CUDA_ATTENTION_RIG_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -90,5 +89,3 @@ class AttentionRig {
 };
 
 }  // namespace lorad::kernels::cuda::testing
-
-#endif  // LORAD_TESTS_KERNELS_CUDA_ATTENTION_RIG_H_

@@ -1,7 +1,6 @@
 // What the tests of single CUDA operations share: arrays of device memory, bf16 on the host, random
 // numbers that depend on a seed alone.
-#ifndef LORAD_TESTS_KERNELS_CUDA_DEVICE_ARRAY_H_
-#define LORAD_TESTS_KERNELS_CUDA_DEVICE_ARRAY_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -170,5 +169,3 @@ inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 }  // namespace lorad::kernels::cuda::testing
-
-#endif  // LORAD_TESTS_KERNELS_CUDA_DEVICE_ARRAY_H_

@@ -1,6 +1,5 @@
 // Products by cuBLASLt with any of its algorithms: what ours are measured beside.
-#ifndef LORAD_TESTS_KERNELS_CUDA_GEMM_PEER_H_
-#define LORAD_TESTS_KERNELS_CUDA_GEMM_PEER_H_
+#pragma once
 
 #include <cublasLt.h>
 
@@ -33,5 +32,3 @@ class LibraryPeer {
 };
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_TESTS_KERNELS_CUDA_GEMM_PEER_H_

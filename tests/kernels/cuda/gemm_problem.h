@@ -1,7 +1,6 @@
 // A product of kernels/cuda/gemm/gemm.h with everything that it reads, drawn at random from a seed:
 // segments of several adapters with targets, ranks and masks of their own in ragged rows.
-#ifndef LORAD_TESTS_KERNELS_CUDA_GEMM_PROBLEM_H_
-#define LORAD_TESTS_KERNELS_CUDA_GEMM_PROBLEM_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -87,5 +86,3 @@ class Problem {
 };
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_TESTS_KERNELS_CUDA_GEMM_PROBLEM_H_

@@ -1,7 +1,6 @@
 // What the tests and timings of products on the GPU share: random matrices, a float64 reference of
 // single elements, sentinels and comparisons, all computed on the device by code of their own.
-#ifndef LORAD_TESTS_KERNELS_CUDA_GEMM_REFERENCE_H_
-#define LORAD_TESTS_KERNELS_CUDA_GEMM_REFERENCE_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -83,5 +82,3 @@ std::vector<Expected> Compare(const GemmArguments& arguments, const TensorView& 
                               const std::vector<Sample>& samples);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_TESTS_KERNELS_CUDA_GEMM_REFERENCE_H_

@@ -1,7 +1,6 @@
 // Runs head and loss of the CUDA backend over given sequences of hidden states, each a function of
 // a seed of its own, and gives back what each of them got.
-#ifndef LORAD_TESTS_KERNELS_CUDA_LINEAR_LOSS_RIG_H_
-#define LORAD_TESTS_KERNELS_CUDA_LINEAR_LOSS_RIG_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -66,5 +65,3 @@ class LinearLossRig {
 };
 
 }  // namespace lorad::kernels::cuda::testing
-
-#endif  // LORAD_TESTS_KERNELS_CUDA_LINEAR_LOSS_RIG_H_

@@ -1,7 +1,6 @@
 // One forward and backward of the LoRA linear on a GPU, with random adapters, and its check against
 // float64, part by part.
-#ifndef LORAD_TESTS_KERNELS_CUDA_LORA_CASE_H_
-#define LORAD_TESTS_KERNELS_CUDA_LORA_CASE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -113,5 +112,3 @@ class Case {
 BatchOf RandomBatch(Generator& random, int64_t segments, int64_t rows_max, int32_t slots);
 
 }  // namespace lorad::kernels::cuda::testing
-
-#endif  // LORAD_TESTS_KERNELS_CUDA_LORA_CASE_H_

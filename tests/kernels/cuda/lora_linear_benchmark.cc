@@ -1,5 +1,5 @@
 // usage: lora_linear_benchmark [lora [NAME]|swiglu|rope]
-// The operator table of docs/benchmarks.md: forward and backward of the multi-adapter LoRA linear
+// The operator table of docs/benchmarks/history.md: forward and backward of the multi-adapter LoRA linear
 // over forward and backward of the frozen linear alone (cuBLASLt, and our own product), in the same
 // run, as CUDA graphs; and each skinny kernel beside a copy of the bytes that it reads.
 #include <algorithm>

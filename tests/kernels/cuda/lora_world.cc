@@ -173,12 +173,10 @@ LoraWorld::LoraWorld(DType dtype, const Limits& limits, int64_t inputs, int64_t 
       table_(context_, gemm_, slots, 1),
       weight_(outputs, inputs, dtype, 0) {
   linear_.weight = weight_.view();
-  Arena counting(Device::kCuda);
-  TakeLoraMemory(limits, dtype, counting);
-  scratch_ = std::make_unique<DeviceMatrix>(1, counting.bytes_max(), DType::kBfloat16, 0);
+  const sizes::CudaLoraLayout layout = sizes::LayCudaLora(limits, BytesOf(dtype));
+  scratch_ = std::make_unique<DeviceMatrix>(1, layout.bytes, DType::kBfloat16, 0);
   gemm_workspace_ = std::make_unique<DeviceMatrix>(1, Gemm::WorkspaceBytes(), DType::kBfloat16, 0);
-  Arena arena(Device::kCuda, scratch_->view().data, counting.bytes_max(), [] {});
-  memory_ = TakeLoraMemory(limits, dtype, arena);
+  memory_ = LoraMemoryAt(scratch_->view().data, layout, limits, dtype);
   PoisonScratch();
 }
 

@@ -1,6 +1,5 @@
 // Adapters, microbatches and weights on a GPU for the test and the benchmark of the LoRA linear.
-#ifndef LORAD_TESTS_KERNELS_CUDA_LORA_WORLD_H_
-#define LORAD_TESTS_KERNELS_CUDA_LORA_WORLD_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -146,5 +145,3 @@ struct BatchOf {
 };
 
 }  // namespace lorad::kernels::cuda::testing
-
-#endif  // LORAD_TESTS_KERNELS_CUDA_LORA_WORLD_H_

@@ -1,8 +1,7 @@
 // What the matrix units of compute capability 9.0 do alone: products of operands that lie in shared
 // memory, of which nothing is loaded and nothing stored. At the power limit no product takes less
 // time or energy for as many operations on such numbers.
-#ifndef LORAD_TESTS_KERNELS_CUDA_MATRIX_UNITS_H_
-#define LORAD_TESTS_KERNELS_CUDA_MATRIX_UNITS_H_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -22,5 +21,3 @@ bool HasMatrixUnits();
 void RunMatrixUnits(const void* operands, double operations, float* sink, cudaStream_t stream);
 
 }  // namespace lorad::kernels::cuda
-
-#endif  // LORAD_TESTS_KERNELS_CUDA_MATRIX_UNITS_H_

@@ -146,6 +146,25 @@ TEST_CASE("a loss that is not finite fails its job alone") {
   world->CheckInvariants();
 }
 
+TEST_CASE("a loss that is not finite while the next window is planned closes no worker") {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    WorldOptions options;
+    options.seed = seed;
+    options.delay_us_max = 2000;
+    options.plan_us = 2000;
+    auto world = MakeWorld(options);
+    world->StartWorkers();
+    const std::string bad = world->Submit(World::NewJob());
+    const std::string good = world->Submit(World::NewJob());
+    world->script().bad_steps[bad] = 3;
+    world->RunUntilState(bad, Job::FAILED);
+    world->RunUntilState(good, Job::SUCCEEDED);
+    INFO("seed " << seed);
+    CHECK(world->Job(bad).error().reason() == "NOT_FINITE");
+    CHECK(world->Job(good).attempts() == 1);
+  }
+}
+
 TEST_CASE("bad rows fail a job with the line; where they are known they refuse it") {
   auto world = MakeWorld();
   world->SpoilRows("train", 7);

@@ -204,6 +204,7 @@ TEST_CASE("a Hello that cannot be is refused, and the one that can is taken afte
       [](auto& hello) { hello.set_worker(""); },
       [](auto& hello) { hello.set_worker(std::string(1 << 20, 'w')); },
       [](auto& hello) { hello.set_worker("w\n"); },
+      [](auto& hello) { hello.set_worker("two words"); },
       [](auto& hello) { hello.set_worker("w\xff"); },
       [](auto& hello) { hello.set_memory_bytes(-1); },
       [](auto& hello) { hello.set_memory_bytes(std::numeric_limits<int64_t>::max()); },

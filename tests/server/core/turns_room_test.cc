@@ -37,6 +37,9 @@ TEST_CASE("while the store has no room reads are answered as committed, and writ
     const auto cluster = coordinator.Call(v1::GetClusterRequest());
     REQUIRE(cluster.ok());
     CHECK(std::get<v1::ClusterStatus>(*cluster).workers() == 1);
+    // Its jobs are counted as they are stored.
+    CHECK(std::get<v1::ClusterStatus>(*cluster).jobs_by_state().at("QUEUED") == 1);
+    CHECK(std::get<v1::ClusterStatus>(*cluster).jobs_by_state_size() == 1);
     CHECK(coordinator.Call(EstimateJob{NewJob().job}).ok());
     EstimateJob unchecked{NewJob().job};
     unchecked.job.mutable_training()->set_max_length(32);
@@ -49,6 +52,13 @@ TEST_CASE("while the store has no room reads are answered as committed, and writ
     }
     CHECK_FALSE(fs::exists(upload.upload));
     CHECK_FALSE(coordinator.answers.contains(waits));
+    coordinator.Sleep(4 * kSecond);
+    CHECK_FALSE(coordinator.answers.contains(waits));
+    coordinator.Sleep(2 * kSecond);
+    REQUIRE(coordinator.answers.contains(waits));
+    CHECK(absl::IsUnavailable(coordinator.answers.at(waits).status()));
+    CHECK(coordinator.answers.at(waits).status().message().find(
+              "/disk has 1000 MiB free, and 0 MiB are wanted") != std::string::npos);
 
     // A worker that speaks meanwhile is heard at its time, however long that lasts.
     for (int i = 0; i < 60; ++i) {
@@ -59,9 +69,75 @@ TEST_CASE("while the store has no room reads are answered as committed, and writ
     coordinator.Sleep(2 * kSecond);
     CHECK(coordinator.writable.ok());
     CHECK(coordinator.closed.empty());
-    REQUIRE(coordinator.answers.contains(waits));
-    CHECK(std::get<v1::Job>(*coordinator.answers.at(waits)).state() == v1::Job::CANCELLED);
+    const auto cancelled = coordinator.Call(Named<v1::GetJobRequest>(job));
+    CHECK(std::get<v1::Job>(*cancelled).state() == v1::Job::CANCELLED);
   }
+}
+
+TEST_CASE("a create that the store has no room for is refused within seconds, and made once") {
+  Coordinator coordinator;
+  REQUIRE(coordinator.Call(NewModel("m")).ok());
+  REQUIRE(coordinator.Call(NewDataset(coordinator, "d")).ok());
+  coordinator.store.failure = DiskFull();
+  const CreateDataset upload = NewDataset(coordinator, "e");
+  const uint64_t job = coordinator.Ask(NewJob("request-1")), dataset = coordinator.Ask(upload);
+  coordinator.Settle();
+  coordinator.Sleep(6 * kSecond);
+  for (const uint64_t request : {job, dataset}) {
+    REQUIRE(coordinator.answers.contains(request));
+    CHECK(ReasonOf(coordinator.answers.at(request).status()) == "DISK_FULL");
+  }
+  const auto none = coordinator.Call(v1::ListJobsRequest());
+  CHECK(std::get<v1::ListJobsResponse>(*none).jobs_size() == 0);
+  CHECK(absl::IsUnavailable(coordinator.Call(NewJob("request-1")).status()));
+  coordinator.store.failure = absl::OkStatus();
+  coordinator.Sleep(2 * kSecond);
+  const auto again = coordinator.Call(NewJob("request-1"));
+  REQUIRE(again.ok());
+  const auto all = coordinator.Call(v1::ListJobsRequest());
+  REQUIRE(std::get<v1::ListJobsResponse>(*all).jobs_size() == 1);
+  CHECK(std::get<v1::ListJobsResponse>(*all).jobs(0).name() == std::get<v1::Job>(*again).name());
+}
+
+TEST_CASE("reads of what is committed are made beside the loop, and summaries where asked for") {
+  Coordinator coordinator;
+  REQUIRE(coordinator.Call(NewModel("m")).ok());
+  REQUIRE(coordinator.Call(NewDataset(coordinator, "d")).ok());
+  REQUIRE(coordinator.Call(NewJob()).ok());
+  coordinator.store.failure = DiskFull();
+  coordinator.Ask(NewModel("n"));
+  coordinator.Settle();
+  v1::ListJobsRequest request;
+  request.set_view(v1::ListJobsRequest::SUMMARY);
+  const uint64_t list = coordinator.Ask(request);
+  while (coordinator.Step()) {
+  }
+  CHECK(coordinator.tasks.tasks.size() == 1);
+  CHECK_FALSE(coordinator.answers.contains(list));
+  coordinator.Settle();
+  REQUIRE(coordinator.answers.contains(list));
+  const auto page = std::get<v1::ListJobsResponse>(*coordinator.answers.at(list));
+  REQUIRE(page.jobs_size() == 1);
+  CHECK(page.jobs(0).adapter().rank() == 4);
+  CHECK_FALSE(page.jobs(0).has_training());
+  CHECK_FALSE(page.jobs(0).has_queue());
+}
+
+TEST_CASE("a watch that begins while the store is written again asks anew") {
+  Coordinator coordinator;
+  REQUIRE(coordinator.Call(NewModel("m")).ok());
+  REQUIRE(coordinator.Call(NewDataset(coordinator, "d")).ok());
+  coordinator.store.failure = DiskFull();
+  coordinator.Ask(NewJob());
+  while (coordinator.Step()) {
+  }
+  const uint64_t snapshot = coordinator.Ask(SnapshotJobs{});
+  while (coordinator.Step()) {
+  }
+  // Its read comes behind the commit.
+  coordinator.store.failure = absl::OkStatus();
+  coordinator.Sleep(2 * kSecond);
+  CHECK(ReasonOf(coordinator.answers.at(snapshot).status()) == "STORE_CHANGES");
 }
 
 TEST_CASE("lists of what is committed come in pages, as the core's do") {

@@ -86,5 +86,53 @@ TEST_CASE(
   }
 }
 
+// Its worker says of the group that it is about to form that its memory does not do.
+void SayTooLarge(World& world, int worker) {
+  world.worker(worker).Hang(true);
+  world.RunUntil([&] { return world.worker(worker).epoch() > 0; });
+  world.worker(worker).Lie(GroupFailed("MEMORY", "the group needs 9 bytes, 8 are there"));
+}
+
+TEST_CASE("one worker's word that a job has no room fails no job, however often it says so") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  world->Settle();
+  world->worker(0).Hang(true);
+  const std::string job = world->Submit(World::NewJob());
+  for (int i = 0; i < 12; ++i) {
+    SayTooLarge(*world, 0);
+    world->RunUntilState(job, Job::QUEUED);
+    CHECK(world->Job(job).queue().why().starts_with("MEMORY: the group needs 9 bytes"));
+    world->worker(0).Kill();
+  }
+  world->worker(0).Hang(false);
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job that has no room alone on two workers fails, and its company goes on") {
+  WorldOptions options;
+  options.workers = 2;
+  auto world = MakeWorld(options);
+  world->AddDataset("long", 12);
+  world->SetLongest("long", 200);
+  world->script().longest_most = 100;
+  std::vector<std::string> company;
+  for (int i = 0; i < 5; ++i) {
+    Job content = World::NewJob();
+    if (i == 3) content.set_training_dataset("long");
+    company.push_back(world->Submit(content));
+  }
+  const std::string job = company[3];
+  world->Settle();
+  world->StartWorkers();
+  world->RunUntilState(job, Job::FAILED);
+  CHECK(world->Job(job).error().reason() == "MEMORY");
+  CHECK(world->Job(job).error().category() == v1::JobError::SERVER);
+  for (const std::string& other : company) {
+    if (other != job) world->RunUntilState(other, Job::SUCCEEDED);
+  }
+}
+
 }  // namespace
 }  // namespace lorad::server

@@ -1,6 +1,7 @@
 #include "server/supervisor/supervisor.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -70,6 +71,21 @@ SupervisorOptions Quick() {
 WorkerCommand Fake(const std::string& what) { return {"w-" + what, {kFakeWorker, what}}; }
 
 bool Alive(int64_t pid) { return kill(static_cast<pid_t>(pid), 0) == 0; }
+
+TEST_CASE("where descriptors are short, a worker is tried again later") {
+  Talk talk;
+  rlimit limit;
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  rlimit none = limit;
+  none.rlim_cur = 0;
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  Supervisor supervisor({Fake("talk")}, Quick(), talk.sinks());
+  const size_t at =
+      talk.Await("w-talk cannot be started: Too many open files; tried again in 20ms");
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  talk.Await("w-talk started as process ", at);
+  talk.Await("w-talk: hello", at);
+}
 
 TEST_CASE("a worker's lines are forwarded, and it is started again with back-off") {
   Talk talk;

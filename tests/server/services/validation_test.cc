@@ -223,6 +223,16 @@ TEST_CASE("names") {
     INFO(name);
     CHECK(CheckName(name).empty() == ok);
   }
+  for (const char* good : {"w", "cpu-0", "Host.example_1-4711", "-"}) {
+    INFO(good);
+    CHECK(CheckWorkerName(good).empty());
+  }
+  for (const std::string& bad :
+       {std::string(), std::string("two words"), std::string("a\nb"), std::string("\x1b[31m"),
+        std::string("w\xff"), std::string(64, 'a')}) {
+    INFO(bad);
+    CHECK_FALSE(CheckWorkerName(bad).empty());
+  }
   CHECK(CheckRequestId("").empty());
   CHECK(CheckRequestId("a b-1~").empty());
   CHECK(CheckRequestId(std::string(65, 'a')) == "must have at most 64 characters, got 65");

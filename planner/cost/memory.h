@@ -1,0 +1,50 @@
+// Bytes of a stage, by the engine's own counting rules: those of worker/model.h and worker/slot.h
+// as formulas, and the layouts of kernels/ (sizes/) as they are. tests/worker holds them equal to
+// what the arena hands out, byte for byte.
+#pragma once
+
+#include <cstdint>
+
+#include "sizes/group.h"
+
+namespace lorad::planner {
+
+using sizes::AdapterShape;
+using sizes::DeviceKind;
+using sizes::DeviceShape;
+using sizes::GroupShape;
+using sizes::ModelShape;
+using sizes::Recomputation;
+using sizes::ToText;
+
+// No tokens yet. On a CPU products are computed again, on a GPU nothing is at first. On a GPU the
+// workspace is planned for 32 adapters of up to rank 64, and a group is formed for more where a job
+// brings more.
+GroupShape EmptyShape(const DeviceShape& device);
+
+// Of a group, whoever trains on it.
+struct GroupBytes {
+  int64_t weights = 0;
+  int64_t activations = 0;
+  int64_t workspace = 0;
+  int64_t total() const { return weights + activations + workspace; }
+};
+
+// Of one slot.
+struct SlotBytes {
+  int64_t adapters = 0;   // masters, and on a GPU the copies that products read
+  int64_t optimizer = 0;  // moments and gradient accumulators
+  int64_t staging = 0;    // what Save sends up; on a GPU not in its memory
+  int64_t total() const { return adapters + optimizer + staging; }
+};
+
+int64_t AdapterParameters(const ModelShape& model, const AdapterShape& adapter);
+GroupBytes BytesOfGroup(const ModelShape& model, const GroupShape& group);
+SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
+                      const DeviceShape& device = {});
+
+// estimate * (1 + kMemoryMargin) <= budget.
+inline constexpr double kMemoryMargin = 0.02;
+bool Fits(int64_t bytes, int64_t budget_bytes);
+
+}  // namespace lorad::planner

@@ -1,0 +1,93 @@
+// How long a microbatch takes: t = a + b tokens + c sum(len^2), forward and backward apart, fitted
+// online from the workers' own timings (LobRA, appendix D).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/solve/least_squares.h"
+
+namespace lorad::planner {
+
+// Milliseconds; no coefficient is negative.
+struct TimeCoefficients {
+  double constant_ms = 0;
+  double token_ms = 0;
+  double squared_ms = 0;  // of one token^2
+
+  double operator()(double tokens, double squared_lengths) const {
+    return constant_ms + token_ms * tokens + squared_ms * squared_lengths;
+  }
+};
+
+// Online fit of TimeCoefficients; a value type. Old observations fade: each new one scales what
+// came before by `1 - 1 / kMemory`.
+class TimeFit {
+ public:
+  static constexpr double kMemory = 512;  // microbatches
+
+  void Observe(int64_t tokens, int64_t squared_lengths, double ms);
+  int64_t observations() const { return fit_.observations(); }
+  // Non-negative least squares over the observations and, with a hundredth of an
+  // observation's weight, over `prior` (it decides the directions that were never observed).
+  TimeCoefficients Fit(const TimeCoefficients& prior) const;
+  // Of one microbatch, with its interval and how far outside the observed range it lies.
+  Prediction Predict(double tokens, double squared_lengths, const TimeCoefficients& prior) const;
+  // Prediction::outside of it.
+  double Outside(double tokens, double squared_lengths) const {
+    return fit_.Outside({1, tokens, squared_lengths});
+  }
+
+ private:
+  NonNegativeFit fit_{kMemory};
+};
+
+// Time of a replica of `stages` pipeline stages that runs microbatches one forward, one backward;
+// each takes microbatch_ms[m] on one stage (forward and backward):
+//   T = sum_m t_m + (stages - 1) max_m t_m        (LobRA, appendix D, equations 10 to 12)
+// Without a pipeline (stages = 1) the sum. 0 for no microbatches.
+double ReplicaMs(const std::vector<double>& microbatch_ms, int stages);
+
+// What a model costs before anything was measured.
+struct WorkModel {
+  double flops_per_token = 0;    // forward: 2 * (parameters of the linear layers + head)
+  double flops_per_squared = 0;  // forward attention: 2 * layers * heads * head_size, causal half
+  double flops_per_second = 0;   // assumed of the worker
+};
+struct TimePrior {
+  TimeCoefficients forward, backward;
+};
+// backward = 1 x forward for frozen weights (input gradients alone), 2.5 x for attention.
+TimePrior PriorOf(const WorkModel& work);
+
+// Half of what a float32 product reaches on one AVX2 core, and a quarter of what a bf16 one does on
+// an H100. Assumptions, and told as such (kAssumedBasis).
+inline constexpr double kAssumedFlopsPerThread = 4e10;
+inline constexpr double kAssumedFlopsPerGpu = 2e14;
+inline constexpr const char* kMeasuredBasis = "measured on this base model";
+inline constexpr const char* kAssumedBasis = "assumed throughput";
+
+// Forward and backward of one base model on one kind of worker.
+class TimeModel {
+ public:
+  explicit TimeModel(const TimePrior& prior) : prior_(prior) {}
+  void Observe(int64_t tokens, int64_t squared_lengths, double forward_ms, double backward_ms);
+  double TrainMs(double tokens, double squared_lengths, double microbatches) const;
+  double EvaluateMs(double tokens, double squared_lengths, double microbatches) const;
+  // Forward and backward of one microbatch. The interval takes the errors of the two as
+  // independent; before anything was measured it is from 0 to infinity.
+  Prediction PredictTrainMs(double tokens, double squared_lengths) const;
+  const char* basis() const;  // measured from kMeasuredFrom observations on
+  // What an estimate for microbatches of this size rests on: basis(), and how far it extrapolates
+  // where that is more than a tenth: "measured on this base model, extrapolated by 50 %".
+  std::string BasisOf(double tokens, double squared_lengths) const;
+  static constexpr int64_t kMeasuredFrom = 4;
+  std::string ToText() const;
+
+ private:
+  TimePrior prior_;
+  TimeFit forward_, backward_;
+};
+
+}  // namespace lorad::planner

@@ -1,0 +1,54 @@
+// Decisions as text (schedule.h).
+#include <cassert>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "planner/schedule/schedule.h"
+
+namespace lorad::planner {
+
+// "form w1 base=m 1024/900: a b", "admit g1: a", "wait #1: a (no worker is connected)",
+// "evict g1: a for b", "replace g1 -> g2: a for b"
+const char* ToText(Decision::Kind kind) {
+  switch (kind) {
+    case Decision::Kind::kAdmit:
+      return "admit";
+    case Decision::Kind::kFormGroup:
+      return "form";
+    case Decision::Kind::kReform:
+      return "reform";
+    case Decision::Kind::kDissolve:
+      return "dissolve";
+    case Decision::Kind::kEvict:
+      return "evict";
+    case Decision::Kind::kReplace:
+      return "replace";
+    case Decision::Kind::kWait:
+      return "wait";
+  }
+  assert(false);
+  return "";
+}
+
+std::string ToText(const Decision& decision) {
+  std::string text = ToText(decision.kind);
+  if (decision.place > 0) absl::StrAppend(&text, " #", decision.place);
+  if (!decision.worker.empty()) {
+    absl::StrAppend(&text, " ", decision.worker, " base=", decision.base_model);
+  }
+  if (!decision.group.empty()) absl::StrAppend(&text, " ", decision.group);
+  if (!decision.to.empty()) absl::StrAppend(&text, " -> ", decision.to);
+  if (decision.shape.capacity_tokens > 0) {
+    absl::StrAppend(&text, " ", decision.shape.capacity_tokens, "/",
+                    decision.shape.longest_sequence);
+    if (decision.shape.recomputation == Recomputation::kBlocks) {
+      absl::StrAppend(&text, " recomputing blocks");
+    }
+  }
+  absl::StrAppend(&text, ": ", absl::StrJoin(decision.jobs, " "));
+  if (!decision.why_job.empty()) absl::StrAppend(&text, " for ", decision.why_job);
+  if (!decision.why.empty()) absl::StrAppend(&text, " (", decision.why, ")");
+  return text;
+}
+
+}  // namespace lorad::planner

@@ -1,0 +1,191 @@
+// Whom a job that fits nowhere may drive out (schedule.h).
+#include <algorithm>
+#include <cassert>
+#include <limits>
+#include <tuple>
+
+#include "planner/schedule/state.h"
+
+namespace lorad::planner {
+namespace {
+
+class Chooser {
+ public:
+  Chooser(const ClusterView& view, const std::vector<GroupState>& groups, const QueuedJob& job,
+          double points)
+      : view_(view), groups_(groups), job_(job), points_(points) {}
+
+  std::optional<Eviction> Choose(const std::vector<bool>& allowed) const {
+    std::optional<Eviction> best;
+    Harm least;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      if (!allowed[g] || !groups_[g].open || groups_[g].fresh()) continue;
+      std::optional<Eviction> eviction = Clear(g);
+      if (!eviction) continue;
+      const Harm harm = HarmOf(*eviction);
+      if (best && !(harm < least)) continue;
+      best = std::move(eviction);
+      least = harm;
+    }
+    return best;
+  }
+
+ private:
+  using Harm = std::tuple<int64_t, size_t, size_t>;  // priority evicted, evicted, re-placed
+
+  struct Candidate {
+    size_t member = 0;
+    bool evictable = false;
+    std::optional<size_t> to;
+  };
+
+  const RunningJob& Running(size_t group, size_t member) const {
+    return *groups_[group].members[member].running;
+  }
+
+  // The fewest leavers after whom the job has its room in the group, if there are such.
+  std::optional<Eviction> Clear(size_t g) const {
+    const GroupState& group = groups_[g];
+    const Need need = NeedOf(group);
+    int64_t slot_bytes = group.slot_bytes;
+    size_t jobs = group.jobs;
+    for (const MemberState& member : group.members) {
+      if (member.running == nullptr || !member.running->leaving) continue;
+      slot_bytes -= member.slot_bytes;
+      --jobs;
+    }
+    // It waits for something else than room.
+    if (jobs == group.jobs && HasRoom(group, need, slot_bytes, jobs)) return std::nullopt;
+    std::vector<Candidate> candidates = CandidatesOf(g);
+    std::vector<Candidate> chosen;
+    for (const Candidate& candidate : candidates) {
+      if (HasRoom(group, need, slot_bytes, jobs)) break;
+      slot_bytes -= group.members[candidate.member].slot_bytes;
+      --jobs;
+      chosen.push_back(candidate);
+    }
+    if (!HasRoom(group, need, slot_bytes, jobs)) return std::nullopt;
+    // A large one may have made those before it unnecessary; the most important stay first.
+    for (size_t i = chosen.size(); i-- > 0;) {
+      const int64_t bytes = group.members[chosen[i].member].slot_bytes;
+      if (!HasRoom(group, need, slot_bytes + bytes, jobs + 1)) continue;
+      slot_bytes += bytes;
+      ++jobs;
+      chosen.erase(chosen.begin() + static_cast<ptrdiff_t>(i));
+    }
+    return Settle(g, chosen);
+  }
+
+  // What the job needs of the group's worker, the slots of its other jobs apart.
+  struct Need {
+    int64_t bytes = 0;
+    bool alone = false;  // the group's base model is another
+  };
+  Need NeedOf(const GroupState& group) const {
+    if (group.base_model != job_.base_model) {
+      const GroupShape alone =
+          ShapeAlone(job_, group.shape.device, group.budget_bytes, group.microbatch_tokens);
+      return {.bytes = AloneBytes(job_, alone), .alone = true};
+    }
+    return {.bytes = AloneBytes(job_, ShapeWith(group, job_))};
+  }
+
+  static bool HasRoom(const GroupState& group, const Need& need, int64_t slot_bytes, size_t jobs) {
+    const size_t others_max = need.alone ? 0 : static_cast<size_t>(group.shape.slots_max) - 1;
+    return jobs <= others_max && Fits(need.bytes + slot_bytes, group.budget_bytes);
+  }
+
+  // Those who can be re-placed first, then the least important first.
+  std::vector<Candidate> CandidatesOf(size_t g) const {
+    std::vector<Candidate> candidates;
+    for (size_t m = 0; m < groups_[g].members.size(); ++m) {
+      const RunningJob* running = groups_[g].members[m].running;
+      if (running == nullptr || running->leaving) continue;
+      const bool had_its_time = running->running_s >= view_.policy.minimum_run_s;
+      Candidate candidate{m, false, std::nullopt};
+      candidate.evictable = running->priority < job_.priority ||
+                            (running->priority == job_.priority && had_its_time && points_ >= 1);
+      if (candidate.evictable || had_its_time) candidate.to = OtherGroup(g, m, {});
+      if (candidate.evictable || candidate.to) candidates.push_back(candidate);
+    }
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [&](const Candidate& a, const Candidate& b) {
+                       const RunningJob& x = Running(g, a.member);
+                       const RunningJob& y = Running(g, b.member);
+                       const bool a_stays = !a.to.has_value(), b_stays = !b.to.has_value();
+                       return std::make_tuple(a_stays, x.priority, -x.arrival) <
+                              std::make_tuple(b_stays, y.priority, -y.arrival);
+                     });
+    return candidates;
+  }
+
+  // What those who are re-placed take of a group.
+  struct Taken {
+    int64_t bytes = 0;
+    size_t jobs = 0;
+  };
+
+  // Another open group of the base model with room for the member, beside what is taken of each.
+  std::optional<size_t> OtherGroup(size_t g, size_t m, const std::vector<Taken>& taken) const {
+    const MemberState& member = groups_[g].members[m];
+    for (size_t other = 0; other < groups_.size(); ++other) {
+      const GroupState& group = groups_[other];
+      if (other == g || !group.open || group.fresh() || group.base_model != groups_[g].base_model ||
+          !Covers(group.shape, member.running->longest_sequence, member.adapter->rank)) {
+        continue;
+      }
+      const Taken before = taken.empty() ? Taken{} : taken[other];
+      if (group.jobs + before.jobs < static_cast<size_t>(group.shape.slots_max) &&
+          Fits(group.bytes + group.slot_bytes + before.bytes + member.slot_bytes,
+               group.budget_bytes)) {
+        return other;
+      }
+    }
+    return std::nullopt;
+  }
+
+  // Where each goes; none where one that may only be re-placed finds the room taken.
+  std::optional<Eviction> Settle(size_t g, const std::vector<Candidate>& chosen) const {
+    Eviction eviction;
+    eviction.group = g;
+    std::vector<Taken> taken(groups_.size());
+    for (const Candidate& candidate : chosen) {
+      Eviction::Leaver leaver{candidate.member, std::nullopt};
+      if (candidate.to) leaver.to = OtherGroup(g, candidate.member, taken);
+      if (!leaver.to && !candidate.evictable) return std::nullopt;
+      if (leaver.to) {
+        taken[*leaver.to].bytes += groups_[g].members[candidate.member].slot_bytes;
+        ++taken[*leaver.to].jobs;
+      }
+      eviction.leavers.push_back(leaver);
+    }
+    return eviction;
+  }
+
+  Harm HarmOf(const Eviction& eviction) const {
+    int64_t priority = std::numeric_limits<int64_t>::min();
+    size_t evicted = 0;
+    for (const Eviction::Leaver& leaver : eviction.leavers) {
+      if (leaver.to) continue;
+      ++evicted;
+      priority = std::max<int64_t>(priority, Running(eviction.group, leaver.member).priority);
+    }
+    return {priority, evicted, eviction.leavers.size() - evicted};
+  }
+
+  const ClusterView& view_;
+  const std::vector<GroupState>& groups_;
+  const QueuedJob& job_;
+  const double points_;
+};
+
+}  // namespace
+
+std::optional<Eviction> ChooseEviction(const ClusterView& view,
+                                       const std::vector<GroupState>& groups,
+                                       const std::vector<bool>& allowed, const QueuedJob& job,
+                                       double points) {
+  return Chooser(view, groups, job, points).Choose(allowed);
+}
+
+}  // namespace lorad::planner

@@ -1,0 +1,213 @@
+#include "planner/solve/least_squares.h"
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace lorad::planner {
+namespace {
+
+constexpr int kTerms = 3;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+using Matrix = std::array<Terms, kTerms>;
+
+// The equations of the terms in `subset` (bits); the others are zero.
+Matrix Restrict(const Matrix& products, unsigned subset) {
+  Matrix a = products;
+  for (int i = 0; i < kTerms; ++i) {
+    if (subset & (1u << i)) continue;
+    for (int j = 0; j < kTerms; ++j) a[i][j] = a[j][i] = 0;
+    a[i][i] = 1;
+  }
+  return a;
+}
+
+// a x = b by elimination with pivots. False where a is singular.
+bool Solve(Matrix a, Terms b, Terms* x) {
+  for (int column = 0; column < kTerms; ++column) {
+    int pivot = column;
+    for (int row = column + 1; row < kTerms; ++row) {
+      if (std::abs(a[row][column]) > std::abs(a[pivot][column])) pivot = row;
+    }
+    if (std::abs(a[pivot][column]) < 1e-14) return false;
+    std::swap(a[pivot], a[column]);
+    std::swap(b[pivot], b[column]);
+    for (int row = column + 1; row < kTerms; ++row) {
+      const double factor = a[row][column] / a[column][column];
+      for (int j = column; j < kTerms; ++j) a[row][j] -= factor * a[column][j];
+      b[row] -= factor * b[column];
+    }
+  }
+  for (int row = kTerms - 1; row >= 0; --row) {
+    double value = b[row];
+    for (int j = row + 1; j < kTerms; ++j) value -= a[row][j] * (*x)[j];
+    (*x)[row] = value / a[row][row];
+  }
+  return true;
+}
+
+double Dot(const Terms& a, const Terms& b) { return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]; }
+
+// x^T A x - 2 b^T x: the squared error less a constant.
+double Error(const Matrix& products, const Terms& responses, const Terms& x) {
+  double error = -2 * Dot(responses, x);
+  for (int i = 0; i < kTerms; ++i) error += x[i] * Dot(products[i], x);
+  return error;
+}
+
+// Of the eight sets of terms, the one with the least error among those whose solution is not
+// negative.
+Terms Minimize(const Matrix& products, const Terms& responses) {
+  Terms best = {0, 0, 0};
+  double best_error = 0;
+  for (unsigned subset = 1; subset < (1u << kTerms); ++subset) {
+    Terms b = responses, x = {0, 0, 0};
+    for (int i = 0; i < kTerms; ++i) {
+      if (!(subset & (1u << i))) b[i] = 0;
+    }
+    if (!Solve(Restrict(products, subset), b, &x)) continue;
+    if (std::any_of(x.begin(), x.end(), [](double value) { return value < 0; })) continue;
+    const double error = Error(products, responses, x);
+    if (error < best_error) {
+      best_error = error;
+      best = x;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+double StudentQuantile(double degrees) {
+  assert(degrees >= 1);
+  struct Row {
+    double degrees, quantile;
+  };
+  static constexpr Row kTable[] = {{1, 12.706}, {2, 4.3027}, {3, 3.1824}, {4, 2.7764}, {5, 2.5706}};
+  for (size_t i = 1; i < std::size(kTable); ++i) {
+    const Row &from = kTable[i - 1], &to = kTable[i];
+    if (degrees <= to.degrees) {  // rounded to the more careful side between whole numbers
+      return degrees < to.degrees ? from.quantile : to.quantile;
+    }
+  }
+  // Cornish and Fisher's expansion.
+  const double z = 1.959964, z3 = z * z * z, z5 = z3 * z * z, z7 = z5 * z * z;
+  return z + (z3 + z) / (4 * degrees) + (5 * z5 + 16 * z3 + 3 * z) / (96 * degrees * degrees) +
+         (3 * z7 + 19 * z5 + 17 * z3 - 15 * z) / (384 * degrees * degrees * degrees);
+}
+
+std::string Prediction::ToText() const {
+  std::string text = absl::StrCat(value, " (", low, " to ", high, ")");
+  if (std::isinf(outside)) return absl::StrCat(text, ", nothing like it was observed");
+  if (outside > 0) {
+    absl::StrAppendFormat(&text, ", %.0f %% outside the observed range", 100 * outside);
+  }
+  return text;
+}
+
+void NonNegativeFit::Observe(const Terms& terms, double response, double weight) {
+  assert(std::isfinite(response) && std::isfinite(weight) && weight > 0);
+  const double keep = memory_ > 0 ? 1 - 1 / memory_ : 1;
+  for (int i = 0; i < kTerms; ++i) {
+    assert(std::isfinite(terms[i]) && terms[i] >= 0);
+    responses_[i] = responses_[i] * keep + weight * terms[i] * response;
+    for (int j = 0; j < kTerms; ++j) {
+      products_[i][j] = products_[i][j] * keep + weight * terms[i] * terms[j];
+    }
+    least_[i] = observations_ ? std::min(least_[i], terms[i]) : terms[i];
+    largest_[i] = observations_ ? std::max(largest_[i], terms[i]) : terms[i];
+  }
+  squared_ = squared_ * keep + weight * response * response;
+  weight_ = weight_ * keep + weight;
+  count_ = count_ * keep + 1;
+  count_squares_ = count_squares_ * keep * keep + 1;
+  ++observations_;
+}
+
+NonNegativeFit::Scaled NonNegativeFit::Scale(const Terms& prior, double prior_weight) const {
+  Scaled scaled;
+  for (int i = 0; i < kTerms; ++i) {
+    scaled.scale[i] = std::max(1e-9, std::sqrt(products_[i][i] / weight_));
+  }
+  const double pull = prior_weight * weight_ / count_;
+  for (int i = 0; i < kTerms; ++i) {
+    scaled.responses[i] = responses_[i] / scaled.scale[i] + pull * prior[i] * scaled.scale[i];
+    for (int j = 0; j < kTerms; ++j) {
+      scaled.products[i][j] = products_[i][j] / (scaled.scale[i] * scaled.scale[j]);
+    }
+    scaled.products[i][i] += pull;
+    // Of a size that elimination and its threshold can be told in.
+    scaled.responses[i] /= weight_;
+    for (double& product : scaled.products[i]) product /= weight_;
+  }
+  return scaled;
+}
+
+Terms NonNegativeFit::Fit(const Terms& prior, double prior_weight) const {
+  if (observations_ == 0) return prior;
+  const Scaled scaled = Scale(prior, prior_weight);
+  Terms x = Minimize(scaled.products, scaled.responses);
+  for (int i = 0; i < kTerms; ++i) x[i] /= scaled.scale[i];
+  return x;
+}
+
+double NonNegativeFit::Outside(const Terms& terms) const {
+  if (observations_ == 0) return kInfinity;
+  double outside = 0;
+  for (int i = 0; i < kTerms; ++i) {
+    if (terms[i] > largest_[i]) outside = std::max(outside, terms[i] / largest_[i] - 1);
+    if (terms[i] < least_[i]) outside = std::max(outside, least_[i] / terms[i] - 1);
+  }
+  return outside;
+}
+
+// With a ridge of r on products of size 1, r v^T (A + r)^-1 v is the squared length of what of v
+// lies in directions without any observation, and next to nothing of the others.
+bool NonNegativeFit::Observed(const Terms& terms, unsigned subset) const {
+  constexpr double kRidge = 1e-9, kShareMax = 0.01;
+  Scaled scaled = Scale({0, 0, 0}, 0);
+  Terms at = {0, 0, 0}, solved = {0, 0, 0};
+  for (int i = 0; i < kTerms; ++i) {
+    if (terms[i] > 0 && largest_[i] == 0) return false;
+    scaled.products[i][i] += kRidge;
+    if (subset & (1u << i)) at[i] = terms[i] / scaled.scale[i];
+  }
+  if (!Solve(Restrict(scaled.products, subset), at, &solved)) return false;
+  return kRidge * Dot(at, solved) <= kShareMax * Dot(at, at);
+}
+
+Prediction NonNegativeFit::Predict(const Terms& terms, const Terms& prior, double prior_weight,
+                                   double weight) const {
+  Prediction prediction;
+  const Terms x = Fit(prior, prior_weight);
+  prediction.value = Dot(terms, x);
+  prediction.outside = Outside(terms);
+  prediction.high = kInfinity;
+  unsigned subset = 0;
+  for (int i = 0; i < kTerms; ++i) subset |= x[i] > 0 ? 1u << i : 0;
+  const double effective = count_squares_ > 0 ? count_ * count_ / count_squares_ : 0;
+  const double degrees = effective - std::popcount(subset);
+  if (degrees < 1 || !Observed(terms, subset)) return prediction;
+
+  // Variance of an observation of weight 1, then of a new one and of the fit itself at its terms.
+  const double squares = std::max(0.0, squared_ + Error(products_, responses_, x));
+  const double variance = squares / (count_ * (degrees / effective));
+  const Scaled scaled = Scale(prior, prior_weight);
+  Terms at = {0, 0, 0}, solved = {0, 0, 0};
+  for (int i = 0; i < kTerms; ++i) {
+    if (subset & (1u << i)) at[i] = terms[i] / scaled.scale[i];
+  }
+  if (!Solve(Restrict(scaled.products, subset), at, &solved)) return prediction;
+  const double of_fit = Dot(at, solved) / weight_;
+  const double half = StudentQuantile(degrees) * std::sqrt(variance * (1 / weight + of_fit));
+  prediction.low = std::max(0.0, prediction.value - half);
+  prediction.high = prediction.value + half;
+  return prediction;
+}
+
+}  // namespace lorad::planner

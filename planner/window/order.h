@@ -1,0 +1,68 @@
+// Microbatches into the operation lists of every stage, and the proof that the lists are right.
+// mLoRA 3.2 (adapters interleave), LoRAFusion 4.2 (bubble lemma, no-op microbatches).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "planner/window/execute.h"
+#include "planner/window/types.h"
+
+namespace lorad::planner {
+
+// What closes a global batch: a Step after the last Backward of any of its microbatches.
+struct BatchEnd {
+  std::string job = {};
+  int64_t step = 0;
+  double learning_rate = 0;
+  bool save = false;  // Save stands directly after Step
+};
+
+struct OrderInput {
+  int stages = 1;
+  int in_flight = 0;                                   // microbatches on a stage; 0: `stages`
+  std::vector<std::string> frees;                      // at the window's front, in this order,
+  std::vector<std::pair<std::string, int64_t>> loads;  // then (job, step) of each LoadSlot,
+  std::vector<std::pair<std::string, int64_t>> saves;  // then Saves of what was stepped before
+  std::vector<Microbatch> microbatches;  // in pipeline order; train and evaluate never share one
+  std::vector<BatchEnd> ends;
+};
+
+// Microbatches of which stage `stage` runs Forward before the first Backward: stage s of S holds
+// at most A(s) + 1 of them at once. With a bound of k microbatches in flight on any stage
+//   A(s) = min(S - 1 - s, k - 1)   k <= S, else   A(s) = k - 1 - s
+// k = S keeps equal stages busy and gives PipeDream-flush; more absorbs microbatches of unequal
+// length, fewer saves activations.
+int ForwardsAhead(int stages, int in_flight, int stage);
+
+// The list of every stage. One stage: Forward and Backward of each microbatch in turn. S stages:
+// one forward, one backward, stage s being A(s) microbatches ahead. NormUp follows the last
+// Backward of its batch directly; ClipDown, Step and Save, in the order of `ends`, come
+// A(0) - A(s) places later, which is when stage 0 has all norms, and as early as any Forward needs
+// them: no stage stands still for the norms of another. A microbatch that holds batch j + 1 of a
+// job (or evaluates it after step j) gets the fewest Noop microbatches before it that put
+// Step(job, j) before its Forward on every stage; Noops take numbers from `microbatches`' last one
+// on and are added to no microbatch list. O(operations). INVALID_ARGUMENT where the input
+// contradicts itself (a batch without an end, an end without a batch, batches of a job out of
+// order, numbers that do not rise, a negative bound).
+absl::StatusOr<std::vector<std::vector<Operation>>> OrderOperations(const OrderInput& input);
+
+// OK, or what is wrong with the lists of a window:
+// - on every stage, Step(job, j) comes before the Forward of any microbatch that holds global batch
+//   j + 1 of the job, and before any Evaluate after step j;
+// - every Forward of a train microbatch has its one Backward after it; every microbatch is run
+// once;
+// - Step(job, j) comes once, after all Backwards of its batch, after NormUp and ClipDown; Save
+//   directly after its Step (or before the job's first Forward);
+// - a job's operations lie behind its LoadSlot, none after its FreeSlot until it is loaded again;
+// - every Forward but the first stage's has its activations received and every Backward but the
+//   last one's its gradient, and what they make is sent on;
+// - every Recv has its Send, in the same order, and the lists run to their end under rendezvous
+//   sends with these buffers, whatever anything takes (execute.h).
+absl::Status VerifyWindow(const Window& window, const Buffers& buffers = {});
+
+}  // namespace lorad::planner

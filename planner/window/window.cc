@@ -1,0 +1,110 @@
+#include "planner/window/window.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "planner/window/order.h"
+#include "planner/window/pack.h"
+
+namespace lorad::planner {
+namespace {
+
+// Packs all units of one mode together and appends their microbatches.
+absl::Status PackUnits(const WindowInput& input, bool train, std::vector<Microbatch>* out,
+                       std::vector<PackResult>* packings) {
+  std::vector<Sample> samples;
+  std::vector<Segment> segments;
+  for (const Unit& unit : input.units) {
+    if ((unit.mode != SegmentMode::kEvaluate) != train) continue;
+    for (const Unit::Sequence& sequence : unit.sequences) {
+      samples.push_back(Sample{unit.job, {sequence.tokens}});
+      segments.push_back(
+          Segment{unit.job, unit.mode, unit.step, sequence.index, 0, sequence.tokens});
+    }
+  }
+  if (samples.empty()) return absl::OkStatus();
+  absl::StatusOr<PackResult> packed =
+      PackBatch(samples, {input.capacity_tokens, input.padding}, input.pack);
+  if (!packed.ok()) return packed.status();
+  for (const std::vector<int>& bin : packed->packing) {
+    Microbatch& microbatch = out->emplace_back();
+    microbatch.number = input.first_microbatch + static_cast<int64_t>(out->size()) - 1;
+    for (int sample : bin) microbatch.segments.push_back(segments[sample]);
+  }
+  if (packings != nullptr) packings->push_back(*std::move(packed));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Batch> BatchOf(const Unit& unit) {
+  Batch batch{.job = unit.job, .step = unit.step};
+  for (const Unit::Sequence& sequence : unit.sequences) {
+    ++batch.sequences;
+    batch.tokens += sequence.tokens;
+    batch.trained_tokens += sequence.trained_tokens;
+  }
+  if (batch.trained_tokens <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("batch ", unit.job, "/", unit.step, " has no trained token"));
+  }
+  return batch;
+}
+
+}  // namespace
+
+absl::StatusOr<Window> PlanWindow(const WindowInput& input, std::vector<PackResult>* packings) {
+  Window window;
+  std::set<std::string> jobs;
+  OrderInput order{.stages = input.stages,
+                   .frees = input.frees,
+                   .loads = input.loads,
+                   .saves = input.saves,
+                   .microbatches = {},
+                   .ends = {}};
+  for (const Unit& unit : input.units) {
+    if (!jobs.insert(unit.job).second) {
+      return absl::InvalidArgumentError(absl::StrCat("job ", unit.job, " has two units"));
+    }
+    if (unit.mode != SegmentMode::kTrain) continue;
+    absl::StatusOr<Batch> batch = BatchOf(unit);
+    if (!batch.ok()) return batch.status();
+    window.batches.push_back(*std::move(batch));
+    order.ends.push_back(BatchEnd{unit.job, unit.step, unit.learning_rate, unit.save});
+  }
+  for (bool train : {true, false}) {
+    const absl::Status status = PackUnits(input, train, &window.microbatches, packings);
+    if (!status.ok()) return status;
+  }
+  order.microbatches = window.microbatches;
+  auto stages = OrderOperations(order);
+  if (!stages.ok()) return stages.status();
+  window.stages = *std::move(stages);
+  if (absl::Status status = VerifyWindow(window); !status.ok()) return status;
+  return window;
+}
+
+WindowStatistics Describe(const Window& window, int64_t capacity_tokens) {
+  WindowStatistics statistics;
+  std::vector<Sample> train, evaluate;
+  int64_t adapters = 0;
+  for (const Microbatch& microbatch : window.microbatches) {
+    ++statistics.microbatches;
+    statistics.tokens += Tokens(microbatch);
+    adapters += Adapters(microbatch);
+    for (const Segment& segment : microbatch.segments) {
+      (segment.mode == SegmentMode::kEvaluate ? evaluate : train)
+          .push_back(Sample{segment.job, {segment.tokens}});
+    }
+  }
+  if (statistics.microbatches == 0) return statistics;
+  const PackOptions options{capacity_tokens, 1};
+  statistics.bound_microbatches = LowerBoundL2(train, options) + LowerBoundL2(evaluate, options);
+  const double microbatches = static_cast<double>(statistics.microbatches);
+  statistics.adapters_per_microbatch = static_cast<double>(adapters) / microbatches;
+  statistics.fill = static_cast<double>(statistics.tokens) /
+                    (microbatches * static_cast<double>(capacity_tokens));
+  return statistics;
+}
+
+}  // namespace lorad::planner

@@ -1,0 +1,58 @@
+// A whole window: the units of all jobs packed together, ordered and verified.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "planner/window/pack_batch.h"
+#include "planner/window/types.h"
+
+namespace lorad::planner {
+
+// What one job does in a window.
+struct Unit {
+  struct Sequence {
+    int64_t index = 0;  // in the global batch, or in the validation set
+    int64_t tokens = 0;
+    int64_t trained_tokens = 0;
+  };
+  std::string job;
+  SegmentMode mode = SegmentMode::kTrain;
+  int64_t step = 0;
+  std::vector<Sequence> sequences;
+  double learning_rate = 0;  // of a train unit
+  bool save = false;         // of a train unit
+};
+
+struct WindowInput {
+  int64_t capacity_tokens = 0;
+  int64_t padding = 1;
+  int stages = 1;
+  int64_t first_microbatch = 0;
+  std::vector<std::string> frees;
+  std::vector<std::pair<std::string, int64_t>> loads;  // (job, step)
+  std::vector<std::pair<std::string, int64_t>> saves;  // (job, step) stepped in an earlier window
+  std::vector<Unit> units;
+  PackLimits pack = {};
+};
+
+// Train units are packed into microbatches of their own, evaluate units into others behind them,
+// both by PackBatch. Deterministic unless `pack.cancelled` cuts it short; what is packed with what
+// never changes a job's bits. INVALID_ARGUMENT where a sequence exceeds the capacity. `packings`,
+// if given, gets how the train units were packed and then the evaluate units, where there are any.
+absl::StatusOr<Window> PlanWindow(const WindowInput& input,
+                                  std::vector<PackResult>* packings = nullptr);
+
+struct WindowStatistics {
+  int64_t microbatches = 0;
+  int64_t bound_microbatches = 0;  // no packing has fewer (L2)
+  int64_t tokens = 0;
+  double adapters_per_microbatch = 0;
+  double fill = 0;  // tokens / (microbatches * capacity)
+};
+WindowStatistics Describe(const Window& window, int64_t capacity_tokens);
+
+}  // namespace lorad::planner

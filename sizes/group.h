@@ -1,0 +1,78 @@
+// The words in which sizes are asked for: a base model, a device, a group, an adapter.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sizes/batch.h"
+
+namespace lorad::sizes {
+
+// What of a base model memory and time depend on.
+struct ModelShape {
+  struct Part {
+    std::string target;  // "q_proj"
+    int64_t out_features = 0;
+    bool bias = false;
+  };
+  // Products with one input; every layer has them alike.
+  struct Group {
+    int64_t in_features = 0;
+    std::vector<Part> parts;
+  };
+  int64_t layers = 0;
+  int64_t hidden = 0;
+  int64_t ffn = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_size = 0;
+  int64_t vocabulary = 0;
+  bool tied_head = false;
+  std::vector<Group> groups;  // qkv, o, gate_up, down
+};
+
+enum class DeviceKind {
+  kCpu,   // in the host's memory
+  kCuda,  // in the device's memory; saves are staged in the host's
+};
+
+// What of a device memory depends on.
+struct DeviceShape {
+  DeviceKind kind = DeviceKind::kCpu;
+  int threads = 1;          // of a CPU
+  int multiprocessors = 0;  // of a GPU
+  int value_bytes = 4;      // of a weight, an activation and its gradient; adapters are float32
+
+  bool operator==(const DeviceShape&) const = default;
+};
+
+// What the backward pass computes again instead of keeping it from the forward pass, from the least
+// on. Backends are exact, so no bit of a result depends on it.
+enum class Recomputation {
+  kNothing,   // everything is kept, S of the LoRA linears included
+  kProducts,  // outputs of norms, the SwiGLU product and S: 2 to 3 % of a step
+  kBlocks,    // blocks (attention or MLP) from their input on: about a third of a step
+};
+
+// "nothing", "products", "blocks".
+const char* ToText(Recomputation recomputation);
+
+// What a group's memory is planned for, whoever will be in it.
+struct GroupShape {
+  int64_t capacity_tokens = 0;   // of a microbatch
+  int64_t longest_sequence = 0;  // at most capacity_tokens
+  DeviceShape device = {};       // the engine asks its backend instead
+  int stages = 1;
+  Recomputation recomputation = Recomputation::kProducts;
+  // The workspace has room for so many adapters of up to such a rank.
+  int64_t rank_max = kRankMax;
+  int64_t slots_max = kSlotsMax;
+};
+
+struct AdapterShape {
+  int64_t rank = 0;
+  std::vector<std::string> targets;
+};
+
+}  // namespace lorad::sizes

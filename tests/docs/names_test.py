@@ -1,0 +1,159 @@
+"""Checks that what the documentation names is there: paths, links, anchors, Bazel targets, options and identifiers of
+README.md, CONTRIBUTING.md and docs/**/*.md, and the pages and files that comments of the code refer to.
+
+usage: names_test.py    (in the checkout, or under Bazel)
+"""
+
+import glob
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+ROOMS = ["client", "docs", "examples", "kernels", "planner", "proto", "server", "storage", "tests", "third_party", "tools",
+         "worker"]
+TOP = {".ci", ".bazelrc", "BUILD.bazel", "WORKSPACE", *ROOMS}
+CODE = {".bazel", ".bzl", ".cc", ".cu", ".cuh", ".h", ".proto", ".py", ".sh", ""}
+# Names of others that the documentation speaks of.
+FOREIGN = {"LlamaTokenizer", "CUDA_VISIBLE_DEVICES", "--racecheck-indirect-barrier-dependency", "omp.h", "nvml.h", "cupti.h"}
+# Put together at run time.
+COMPOSED = {"ADAPTER_EXISTS"}
+# Words that stand for a name of the reader's.
+ANY = re.compile(r"\b(NAME|FILE|X)\b")
+# What is made in a checkout, and so is not in a fresh one.
+MADE = ("third_party/wheels",)
+
+PATH = re.compile(r"(?<![\w./:@<-])((?:" + "|".join(ROOMS) + r"|\.ci)/[\w./*{},+-]*[\w*}/])")
+FILE = re.compile(r"(?<![\w./*-])([\w-]+\.(?:md|h|cc|cu|cuh|proto))(?![\w*/])")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+TARGET = re.compile(r"(?<![\w:/])//((?:" + "|".join(ROOMS) + r")[\w./-]*)(?::([\w.{},*-]+))?")
+OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]+)")
+IDENTIFIER = re.compile(r"`([A-Za-z_][\w:.]*)(?:\([^`]*\))?`")
+
+
+def code_files():
+    """The tree's files that are no documentation and were not made there."""
+    for room in [*sorted(TOP - {"docs"})]:
+        path = ROOT / room
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            name = str(file.relative_to(ROOT))
+            if file.is_file() and file.suffix in CODE and not name.startswith(MADE) and "__pycache__" not in name:
+                yield name, file.read_text(errors="replace")
+
+
+def braces(text):
+    """a{b,c} as [ab, ac]."""
+    inner = re.search(r"\{([^{}]*)\}", text)
+    if not inner:
+        return [text]
+    return [path for word in inner[1].split(",") for path in braces(text[:inner.start()] + word + text[inner.end():])]
+
+
+def is_there(path, beside=ROOT):
+    """Whether a path exists; NAME and X stand for any name, and a source may be named without its ending."""
+    wild = ANY.sub("*", path)
+    return all(glob.glob(str(beside / p)) or glob.glob(str(beside / p) + ".*") for p in braces(wild))
+
+
+def is_no_file(name, files):
+    return name not in files and not re.match(r"(NAME|FILE|X)\b|NAME_", name)
+
+
+def anchors_of(page):
+    """The anchors of a page's headings."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def bad_link(page, link):
+    if re.match(r"[a-z]+:", link):
+        return None
+    path, _, anchor = link.partition("#")
+    target = (page.parent / path) if path else page
+    if not target.exists():
+        return f"the link {link} leads nowhere"
+    if anchor and anchor not in anchors_of(target):
+        return f"the link {link} leads to no heading"
+    return None
+
+
+def bad_target(package, name):
+    build = ROOT / package.rstrip("/.") / "BUILD.bazel"
+    if package.endswith("...") or "*" in (name or ""):
+        return None if build.parent.is_dir() else f"the package //{package} is not there"
+    if not build.exists():
+        return f"the package //{package} is not there"
+    text = build.read_text()
+    for word in braces(name or pathlib.Path(package).name):
+        # A target that a list makes is known by its word there.
+        if f'"{word}"' not in text and f'"{word.removesuffix("_test")}"' not in text:
+            return f"the target //{package}:{word} is not there"
+    return None
+
+
+def mistakes_of(page, words, options, files):
+    """[(line, what is wrong)] of a page."""
+    mistakes = []
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        found = [bad_link(page, link) for link in LINK.findall(line)]
+        found += [bad_target(*target) for target in TARGET.findall(line)]
+        plain = TARGET.sub("", LINK.sub("", line))
+        for path in PATH.findall(plain):
+            if not path.startswith(MADE) and not is_there(path):
+                found.append(f"there is no {path}")
+        found += [f"no file is called {file}" for file in FILE.findall(plain) if is_no_file(file, files)]
+        for option in OPTION.findall(plain):
+            if option not in options:
+                found.append(f"nothing knows the option {option}")
+        for name in IDENTIFIER.findall(plain):
+            last = re.split(r"::|\.", name)[-1]
+            if re.search(r"[a-z][A-Z]|_|::", name) and last and last not in words:
+                found.append(f"nothing is called {name}")
+        mistakes += [(number, what) for what in found if what]
+    return mistakes
+
+
+def long_lines(page):
+    """Lines of prose beyond 100 columns; tables, code and what a link makes long may be longer."""
+    fenced = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        fenced ^= line.lstrip().startswith("```")
+        if len(line) > 100 and not fenced and not line.startswith(("|", "    ")) and "](" not in line:
+            yield number, f"{len(line)} columns; the limit is 100"
+
+
+def comment_mistakes(name, text, files):
+    """Pages and files that a comment or a message of the code names."""
+    mistakes = []
+    for number, line in enumerate(text.splitlines(), 1):
+        comment = re.search(r"(?:^|\s)(?://|#(?!include)|\*)\s(.*)", line)
+        if not comment:
+            continue
+        mistakes += [(number, f"no file is called {file}") for file in FILE.findall(comment[1])
+                     if is_no_file(file, files)]
+        for path in PATH.findall(comment[1]):
+            file = re.search(r"\.(md|h|cc|cu|cuh|py|proto)$", path)
+            if file and not is_there(path) and not (ROOT / name).parent.joinpath(path).exists():
+                mistakes.append((number, f"there is no {path}"))
+    return mistakes
+
+
+def main():
+    code = dict(code_files())
+    everything = "\n".join(code.values())
+    words = set(re.findall(r"\w+", everything)) | {pathlib.Path(name).stem for name in code} | FOREIGN | COMPOSED
+    options = set(OPTION.findall(everything)) | {"--help", "--version"} | FOREIGN
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    files = {pathlib.Path(name).name for name in code} | {page.name for page in (ROOT / "docs").rglob("*.md")} | FOREIGN
+    files |= {page.name for page in ROOT.glob("*.md")} | {page.name for page in (ROOT / "client").rglob("*.md")}
+    mistakes = [(page.relative_to(ROOT), *m) for page in pages 
+                for m in [*mistakes_of(page, words, options, files), *long_lines(page)]]
+    mistakes += [(name, *m) for name, text in code.items() for m in comment_mistakes(name, text, files)]
+    for page, line, what in mistakes:
+        print(f"{page}:{line}: {what}")
+    print(f"{len(pages)} pages, {len(code)} files of code: {len(mistakes)} mistakes")
+    sys.exit(1 if mistakes else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+#include "planner/cost/time.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <string>
+
+#include "tests/planner/fixtures.h"
+
+namespace lorad::planner {
+namespace {
+
+TEST_CASE("A fit finds the coefficients of varied microbatches") {
+  const TimeCoefficients truth{3, 0.7, 2e-4};
+  const TimeCoefficients prior{0, 0.1, 1e-5};
+  for (uint32_t seed : Seeds()) {
+    std::mt19937 random(seed);
+    INFO("seed " << seed);
+    TimeFit fit;
+    for (int i = 0; i < 2000; ++i) {
+      const int64_t sequences = 1 + static_cast<int64_t>(random() % 8);
+      int64_t tokens = 0, squares = 0;
+      for (int64_t s = 0; s < sequences; ++s) {
+        const int64_t length = 10 + static_cast<int64_t>(random() % 500);
+        tokens += length;
+        squares += length * length;
+      }
+      const double noise = 1 + (static_cast<double>(random() % 200) - 100) * 1e-4;
+      fit.Observe(tokens, squares, truth(tokens, squares) * noise);
+    }
+    const TimeCoefficients found = fit.Fit(prior);
+    CHECK(found.token_ms == Approx(truth.token_ms).epsilon(0.05));
+    CHECK(found(1000, 200'000) == Approx(truth(1000, 200'000)).epsilon(0.01));
+    CHECK(found(300, 90'000) == Approx(truth(300, 90'000)).epsilon(0.02));
+  }
+}
+
+TEST_CASE("Microbatches all alike: their time is met, the rest stays near the prior's shape") {
+  const TimeCoefficients prior{0, 0.5, 1e-4};
+  TimeFit fit;
+  for (int i = 0; i < 300; ++i) fit.Observe(1000, 250'000, 1100);  // the prior says 525
+  const TimeCoefficients found = fit.Fit(prior);
+  CHECK(found(1000, 250'000) == Approx(1100).epsilon(0.01));
+  CHECK(found(500, 62'500) > 262.5);
+  CHECK(found(500, 62'500) < 1100);
+}
+
+TEST_CASE("No coefficient is negative") {
+  TimeFit fit;
+  // Falls with the squares: the least squares alone would make c negative.
+  for (int i = 0; i < 100; ++i) {
+    fit.Observe(1000, 10'000, 110);
+    fit.Observe(1000, 900'000, 90);
+  }
+  const TimeCoefficients found = fit.Fit({});
+  CHECK(found.constant_ms >= 0);
+  CHECK(found.token_ms >= 0);
+  CHECK(found.squared_ms >= 0);
+  CHECK(found(1000, 100'000) == Approx(100).epsilon(0.02));
+}
+
+TEST_CASE("Old observations fade") {
+  TimeFit fit;
+  for (int i = 0; i < 5000; ++i) fit.Observe(1000, 100'000, 100);
+  for (int i = 0; i < 3000; ++i) fit.Observe(1000, 100'000, 300);
+  CHECK(fit.Fit({})(1000, 100'000) == Approx(300).epsilon(0.01));
+  CHECK(fit.observations() == 8000);
+}
+
+TEST_CASE("Before any measurement the prior speaks, and says so") {
+  TimeModel model(
+      PriorOf({.flops_per_token = 2e8, .flops_per_squared = 1e5, .flops_per_second = 1e11}));
+  CHECK(std::string(model.basis()) == kAssumedBasis);
+  CHECK(model.EvaluateMs(1000, 0, 1) == Approx(2000));
+  CHECK(model.TrainMs(1000, 0, 1) == Approx(4000));
+  CHECK(model.TrainMs(0, 1e6, 1) == Approx(1000 * 3.5));
+  for (int i = 0; i < 50; ++i) model.Observe(1000, 250'000, 3000, 5000);
+  CHECK(std::string(model.basis()) == kMeasuredBasis);
+  CHECK(model.TrainMs(1000, 250'000, 1) == Approx(8000).epsilon(0.05));
+}
+
+TEST_CASE("A replica: the sum of its microbatches, and a pipeline's filling") {
+  struct Case {
+    std::vector<double> microbatch_ms;
+    int stages;
+    double ms;
+  };
+  const Case cases[] = {
+      {{}, 4, 0}, {{5}, 1, 5}, {{5}, 4, 20}, {{5, 7, 3}, 1, 15}, {{5, 7, 3}, 3, 29},
+  };
+  for (const Case& c : cases) CHECK(ReplicaMs(c.microbatch_ms, c.stages) == c.ms);
+}
+
+TEST_CASE("Predictions of a microbatch have an interval, and say where they extrapolate") {
+  TimeModel model(
+      PriorOf({.flops_per_token = 2e8, .flops_per_squared = 1e5, .flops_per_second = 1e11}));
+  CHECK(std::isinf(model.PredictTrainMs(100, 1000).outside));
+  std::mt19937 random(5);
+  for (int i = 0; i < 300; ++i) {
+    const int64_t tokens = 100 + static_cast<int64_t>(random() % 900);
+    const double ms = static_cast<double>(tokens) * 0.1 + std::normal_distribution<>(0, 1)(random);
+    model.Observe(tokens, tokens * tokens / 4, ms, 2 * ms);
+  }
+  const Prediction inside = model.PredictTrainMs(500, 62'500);
+  CHECK(inside.outside == 0);
+  CHECK(inside.value == Approx(150).epsilon(0.02));
+  CHECK(inside.low < inside.value - 3);
+  CHECK(inside.high < inside.value + 6);
+  const Prediction beyond = model.PredictTrainMs(2000, 1'000'000);
+  CHECK(beyond.outside > 0.9);
+  CHECK(beyond.high - beyond.low > inside.high - inside.low);
+  CHECK(beyond.ToText().find("outside the observed range") != std::string::npos);
+  CHECK(model.BasisOf(500, 62'500) == kMeasuredBasis);
+  CHECK(model.BasisOf(1050, 250'000) == kMeasuredBasis);
+  CHECK(model.BasisOf(2000, 250'000).find("measured on this base model, extrapolated by 1") == 0);
+  CHECK(TimeModel(PriorOf({1, 1, 1})).BasisOf(2000, 250'000) == kAssumedBasis);
+}
+
+}  // namespace
+}  // namespace lorad::planner

@@ -1,0 +1,216 @@
+// Eviction, aging, fair share and the number of jobs that still helps; schedule_test.cc has the
+// rest of the policy.
+#include <catch2/catch.hpp>
+
+#include "tests/planner/schedule/fixtures.h"
+
+namespace lorad::planner {
+namespace {
+
+TEST_CASE("Evictions") {
+  const int64_t two = BudgetFor(500, {64, 64});
+  const int64_t three = BudgetFor(500, {64, 64, 64});
+  constexpr int64_t kHour = 3600;
+  struct Case {
+    std::string what;
+    ClusterView view;
+    std::string expected;
+  };
+  const std::string makes_room = "wait #1: x (group g makes room for it)\n";
+  const Case cases[] = {
+      {"room is taken without driving anyone out",
+       View({Group("g", "m", three, {{"a"}, {"b"}})}, {Job("x", 1)}), "admit g: x\n"},
+      {"the lowest priority goes first",
+       View({Group("g", "m", two, {{"a", 1}, {"b", 0}})}, {Job("x", 2)}),
+       "evict g: b for x\n" + makes_room},
+      {"among equals the one that came last",
+       View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 1)}),
+       "evict g: b for x\n" + makes_room},
+      {"as many as it takes, and no more than that",
+       View({Group("g", "m", two, {{"a", 0, 9, 64}, {"b", 0, 9, 1}, {"c", 0, 9, 63}})},
+            {Job("x", 1, 0, "", 64)}),
+       "evict g: c for x\nevict g: b for x\n" + makes_room},
+      {"a large one makes the small one's leaving unnecessary",
+       View({Group("g", "m", BudgetFor(500, {64, 4}), {{"a", 1, 9, 64}, {"b", 0, 9, 4}})},
+            {Job("x", 2)}),
+       "evict g: a for x\n" + makes_room},
+      {"minimum run time does not protect from a higher priority",
+       View({Group("g", "m", two, {{"a", 0, 1}, {"b", 0, 1}})}, {Job("x", 1)}),
+       "evict g: b for x\n" + makes_room},
+      {"nobody is driven out for an equal that has just come",
+       View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 0)}),
+       "wait #1: x (does not fit beside the 2 jobs of group g in its worker's memory; waits until "
+       "one of them ends)\n"},
+      {"nor before the minimum run time for one that has waited",
+       View({Group("g", "m", two, {{"a", 0, 899}, {"b", 0, 899}})}, {Job("x", 0, 9 * kHour)}),
+       "wait #1: x (does not fit beside the 2 jobs of group g in its worker's memory; waits until "
+       "one of them ends)\n"},
+      {"but after it, for one that has a point",
+       View({Group("g", "m", two, {{"a", 0, 900}, {"b", 0, 899}})}, {Job("x", 0, kHour)}),
+       "evict g: a for x\n" + makes_room},
+      {"no waiting lifts a job over a higher priority",
+       View({Group("g", "m", two, {{"a", 1}, {"b", 1}})}, {Job("x", 0, 1000 * kHour)}),
+       "wait #1: x (does not fit beside the 2 jobs of group g in its worker's memory; waits until "
+       "one of them ends)\n"},
+      {"not even in the queue",
+       View({Group("g", "m", three, {{"a", 1}, {"b", 1}})},
+            {Job("x", 0, 1000 * kHour), Job("y", 1, 0, "", 64, 200)}),
+       "admit g: y\nwait #1: x (does not fit beside the 3 jobs of group g in its worker's memory; "
+       "waits until one of them ends)\n"},
+      {"who is leaving already is enough",
+       View({Group("g", "m", two, {{"a"}, {"b", 0, 9, 64, "", 100, true}})}, {Job("x", 1)}),
+       makes_room},
+      {"another base model takes the whole group",
+       View({Group("g", "m", two, {{"a"}, {"b"}})}, {Other(Job("x", 1))}),
+       "evict g: b for x\nevict g: a for x\n" + makes_room},
+      {"or none of it", View({Group("g", "m", two, {{"a", 1}, {"b"}})}, {Other(Job("x", 1))}),
+       "wait #1: x (all workers train other base models (m); waits until one is free)\n"},
+      {"the group with the least important job",
+       View({Group("g", "m", two, {{"a", 1}, {"b", 1}}), Group("h", "m", two, {{"c", 1}, {"d"}})},
+            {Job("x", 2)}),
+       "evict h: d for x\nwait #1: x (group h makes room for it)\n"},
+      {"longer rows need memory too, and then the group is formed anew",
+       View({Group("g", "m", BudgetFor(3000, {64}), {{"a"}, {"b"}, {"c"}})},
+            {Long(Job("x", 1), 3000)}),
+       "evict g: c for x\nevict g: b for x\nevict g: a for x\n" + makes_room},
+      {"re-placed rather than evicted, whatever its priority",
+       View({Group("g", "m", BudgetFor(1000, {64, 64}), {{"a", 5}, {"b", 0}}, 1000),
+             Group("h", "m", two, {{"c", 0}})},
+            {Long(Job("x", 1), 900)}),
+       "replace g -> h: b for x\n" + makes_room},
+      {"but not before its minimum run time",
+       View({Group("g", "m", BudgetFor(1000, {64, 64}), {{"a", 5, 10}, {"b", 5, 10}}, 1000),
+             Group("h", "m", two, {{"c", 5}})},
+            {Long(Job("x", 1), 900)}),
+       "wait #1: x (does not fit beside the 2 jobs of group g in its worker's memory; waits until "
+       "one of them ends)\n"},
+      {"one for the first; those behind it do not drive out others there",
+       View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 2), Job("y", 1)}),
+       "evict g: b for x\n" + makes_room + "wait #2: y (group g is being formed or changed)\n"},
+      {"what fits no worker drives nobody out, nor keeps others from it",
+       View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 9, 0, "", 500), Job("y", 1)}),
+       "wait #1: x (needs " +
+           std::to_string(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(500)).total()) +
+           " bytes; the largest worker offers " + std::to_string(two) +
+           ")\nevict g: b for y\nwait #2: y (group g makes room for it)\n"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.what);
+    CHECK(Text(c.view) == c.expected);
+  }
+  // Re-placed no more than there are slots for.
+  ClusterView slots = View(
+      {Group("g", "m", BudgetFor(9000, {64}), {{"a"}, {"b"}}), Group("h", "m", three, {{"c"}})},
+      {Long(Job("x", 1), 9000)});
+  CHECK(Text(slots) == "replace g -> h: b for x\nreplace g -> h: a for x\n" + makes_room);
+  slots.groups[1].shape.slots_max = 2;
+  CHECK(Text(slots) == "replace g -> h: b for x\nevict g: a for x\n" + makes_room);
+  // By default nobody is evicted.
+  ClusterView view = View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 1)});
+  view.policy = {};
+  CHECK(Text(view) ==
+        "wait #1: x (does not fit beside the 2 jobs of group g in its worker's memory; waits until "
+        "one of them ends)\n");
+}
+
+std::string OrderOf(const ClusterView& view) {
+  std::string order;
+  for (size_t i : QueueOrder(view)) order += (order.empty() ? "" : " ") + view.queue[i].job;
+  return order;
+}
+
+TEST_CASE("The order of the queue") {
+  constexpr int64_t kHour = 3600;
+  struct Case {
+    std::string what;
+    std::vector<QueuedJob> queue;
+    std::vector<Trains> running;
+    bool fair;
+    std::string expected;
+  };
+  const auto job = [](const std::string& name, int64_t arrival, int32_t priority = 0,
+                      int64_t waited_s = 0, const std::string& label_group = "") {
+    return Job(name, priority, waited_s, label_group, 8, arrival);
+  };
+  const Case cases[] = {
+      {"arrival", {job("b", 2), job("a", 1), job("c", 3)}, {}, false, "a b c"},
+      {"priority first", {job("a", 1), job("b", 2, 1)}, {}, false, "b a"},
+      {"an evicted job is behind those who waited longer",
+       {job("a", 1, 0, 0), job("b", 2, 0, kHour)},
+       {},
+       false,
+       "b a"},
+      {"points end at the most, then arrival decides",
+       {job("b", 2, 0, 90 * kHour), job("a", 1, 0, 4 * kHour)},
+       {},
+       false,
+       "a b"},
+      {"points never cross priorities",
+       {job("a", 1, 0, 90 * kHour), job("b", 2, 1)},
+       {},
+       false,
+       "b a"},
+      {"fair share alternates",
+       {job("a1", 1, 0, 0, "a"), job("a2", 2, 0, 0, "a"), job("b1", 3, 0, 0, "b"),
+        job("b2", 4, 0, 0, "b")},
+       {},
+       true,
+       "a1 b1 a2 b2"},
+      {"running jobs count",
+       {job("a1", 1, 0, 0, "a"), job("b1", 3, 0, 0, "b"), job("b2", 4, 0, 0, "b")},
+       {{"a0", 0, 9, 8, "a"}, {"a9", 0, 9, 8, "a"}},
+       true,
+       "b1 b2 a1"},
+      {"waiting makes up for it",
+       {job("a1", 1, 0, 2 * kHour + 1, "a"), job("b1", 3, 0, 0, "b")},
+       {{"a0", 0, 9, 8, "a"}, {"a9", 0, 9, 8, "a"}},
+       true,
+       "a1 b1"},
+      {"within a priority alone",
+       {job("a1", 1, 1, 0, "a"), job("a2", 2, 1, 0, "a"), job("b1", 3, 0, 0, "b")},
+       {},
+       true,
+       "a1 a2 b1"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.what);
+    ClusterView view = View({Group("g", "m", 1, c.running)}, c.queue);
+    view.policy.fair_share = c.fair;
+    CHECK(OrderOf(view) == c.expected);
+  }
+}
+
+TEST_CASE("As many jobs as still help") {
+  // 10 ms and 0.01 ms a token: 200 tokens take 12 ms, 400 take 14, 1024 take 20.24.
+  const TimeCoefficients times{10, 0.01, 0};
+  CHECK(GroupThroughput(times, 200, 1024) == Approx(200 / 12.0));
+  CHECK(GroupThroughput(times, 400, 1024) == Approx(400 / 14.0));
+  CHECK(GroupThroughput(times, 2048, 1024) == Approx(1024 / 20.24));
+  CHECK(GroupThroughput(times, 0, 1024) == 0);
+  std::vector<Trains> five, six;
+  for (int i = 0; i < 6; ++i) {
+    if (i < 5) five.push_back({"j" + std::to_string(i)});
+    six.push_back({"j" + std::to_string(i)});
+  }
+  const int64_t big = int64_t{8} << 30;
+  ClusterView view = View({Group("g", "m", big, five)}, {Job("x", 0)});
+  view.times["m"] = times;
+  view.policy.least_gain = 0.01;
+  CHECK(Text(view) == "admit g: x\n");  // 1000 tokens become 1200: the rest of a microbatch
+  view.groups = {Group("g", "m", big, six)};
+  const std::string full =
+      "wait #1: x (the 6 jobs of group g use all its worker can do; waits until one of them "
+      "ends)\n";
+  CHECK(Text(view) == full);
+  view.queue = {Job("x", 1)};  // a higher priority may slow the others down
+  CHECK(Text(view) == "admit g: x\n");
+  view.queue = {Job("x", 0)};
+  view.workers.push_back({"idle", big, {.threads = 2}, true});
+  CHECK(Text(view) == "form idle base=m 1024/100: x\n");
+  view.workers.pop_back();
+  view.policy.least_gain = 0;
+  CHECK(Text(view) == "admit g: x\n");
+}
+
+}  // namespace
+}  // namespace lorad::planner

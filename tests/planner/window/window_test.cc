@@ -1,0 +1,110 @@
+#include "planner/window/window.h"
+
+#include <catch2/catch.hpp>
+#include <map>
+#include <set>
+
+#include "planner/window/order.h"
+#include "tests/planner/fixtures.h"
+
+namespace lorad::planner {
+namespace {
+
+TEST_CASE("A window of two jobs that train and one that is evaluated") {
+  WindowInput input;
+  input.capacity_tokens = 10;
+  input.first_microbatch = 40;
+  input.frees = {"z"};
+  input.loads = {{"b", 0}};
+  input.units = {
+      {"a", SegmentMode::kTrain, 3, {{0, 6, 5}, {1, 4, 3}, {2, 3, 2}}, 0.1, true},
+      {"b", SegmentMode::kTrain, 1, {{0, 7, 6}}, 0.2, false},
+      {"c", SegmentMode::kEvaluate, 5, {{8, 2, 1}, {9, 8, 7}}, 0, false},
+  };
+  const auto window = PlanWindow(input);
+  REQUIRE(window.ok());
+  CHECK(ToText(*window) ==
+        "batch a/3: 3 sequences, 10 of 13 tokens trained\n"
+        "batch b/1: 1 sequences, 6 of 7 tokens trained\n"
+        "microbatch 40: train a/3#2[3] b/1#0[7]\n"
+        "microbatch 41: train a/3#0[6] a/3#1[4]\n"
+        "microbatch 42: evaluate c/5#8[2] c/5#9[8]\n"
+        "stage 0: FREE z; LOAD b/0; F40; B40; NORM_UP b/1; CLIP_DOWN b/1; STEP b/1 lr=0.2; "
+        "F41; B41; NORM_UP a/3; CLIP_DOWN a/3; STEP a/3 lr=0.1; SAVE a/3; E42\n");
+  const WindowStatistics statistics = Describe(*window, 10);
+  CHECK(statistics.microbatches == 3);
+  CHECK(statistics.bound_microbatches == 3);
+  CHECK(statistics.tokens == 30);
+  CHECK(statistics.fill == 1.0);
+  CHECK(statistics.adapters_per_microbatch == Approx(4.0 / 3));
+}
+
+TEST_CASE("A window of orders alone, and of nothing") {
+  WindowInput input;
+  input.capacity_tokens = 10;
+  input.frees = {"a"};
+  input.saves = {{"b", 3}};
+  CHECK(ToText(*PlanWindow(input)) == "stage 0: FREE a; SAVE b/3\n");
+  CHECK(Describe(*PlanWindow(input), 10).microbatches == 0);
+}
+
+TEST_CASE("What does not do is refused") {
+  struct Case {
+    std::vector<Unit> units;
+    std::string expected;
+  };
+  const Case cases[] = {
+      {{{"a", SegmentMode::kTrain, 1, {{0, 11, 9}}, 1, false}},
+       "sample 0 of job a has 11 tokens; a microbatch holds 1 to 10"},
+      {{{"a", SegmentMode::kTrain, 1, {{0, 5, 0}}, 1, false}}, "batch a/1 has no trained token"},
+      {{{"a", SegmentMode::kTrain, 1, {{0, 5, 1}}, 1, false},
+        {"a", SegmentMode::kEvaluate, 1, {{0, 5, 1}}, 0, false}},
+       "job a has two units"},
+  };
+  for (const Case& c : cases) {
+    WindowInput input;
+    input.capacity_tokens = 10;
+    input.units = c.units;
+    CHECK(PlanWindow(input).status().message() == c.expected);
+  }
+}
+
+TEST_CASE(
+    "Random windows hold every sequence once, within capacity, and do not depend on job order") {
+  for (uint32_t seed : Seeds()) {
+    std::mt19937 random(seed);
+    INFO("seed " << seed);
+    for (int i = 0; i < 100; ++i) {
+      WindowInput input;
+      input.capacity_tokens = 50 + static_cast<int64_t>(random() % 200);
+      input.first_microbatch = static_cast<int64_t>(random() % 1000);
+      std::set<std::string> expected;
+      for (size_t j = 0, jobs = 1 + random() % 5; j < jobs; ++j) {
+        Unit unit;
+        unit.job = std::string(1, static_cast<char>('a' + j));
+        unit.mode = random() % 4 == 0 ? SegmentMode::kEvaluate : SegmentMode::kTrain;
+        unit.step = 1 + static_cast<int64_t>(random() % 9);
+        for (int64_t s = 0, count = 1 + static_cast<int64_t>(random() % 8); s < count; ++s) {
+          unit.sequences.push_back(
+              {s, 1 + static_cast<int64_t>(random()) % input.capacity_tokens, 1});
+          expected.insert(unit.job + std::to_string(s));
+        }
+        input.units.push_back(unit);
+      }
+      const auto window = PlanWindow(input);
+      REQUIRE(window.ok());
+      std::set<std::string> seen;
+      for (const Microbatch& microbatch : window->microbatches) {
+        REQUIRE(Tokens(microbatch) <= input.capacity_tokens);
+        for (const Segment& segment : microbatch.segments) {
+          REQUIRE(seen.insert(segment.job + std::to_string(segment.sequence)).second);
+        }
+      }
+      REQUIRE(seen == expected);
+      REQUIRE(*PlanWindow(input) == *window);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lorad::planner

@@ -1,0 +1,228 @@
+// What strikes a site.
+#include <iterator>
+
+#include "tests/sim/happenings.h"
+#include "tests/sim/lies.h"
+
+namespace lorad::sim {
+namespace {
+
+constexpr int64_t kSecondUs = 1'000'000;
+
+int NumberOf(const Stage& stage, const Happening& h) {
+  return static_cast<int>(h.a % static_cast<uint64_t>(stage.site.workers()));
+}
+
+WorkerProcess& WorkerOf(Stage& stage, const Happening& h) {
+  return stage.site.worker(NumberOf(stage, h));
+}
+
+Mischief& MischiefOf(Stage& stage, const Happening& h) { return WorkerOf(stage, h).mischief(); }
+
+int Of(uint64_t drawn, int kinds) { return static_cast<int>(drawn % static_cast<uint64_t>(kinds)); }
+
+template <Site::Death death>
+void EndsAtStep(Stage& stage, const Happening& h) {
+  stage.site.EndCoordinator(death, Of(h.a, 30));
+}
+
+template <Site::Death death>
+void EndsAtEffect(Stage& stage, const Happening& h) {
+  stage.site.EndCoordinatorAtEffect(death, Of(h.a, 60));
+}
+
+void IsStopped(Stage& stage, const Happening&) { stage.site.StopCoordinator(); }
+
+void WorkerDies(Stage& stage, const Happening& h) { WorkerOf(stage, h).Kill(); }
+
+void StreamBreaks(Stage& stage, const Happening& h) {
+  if (h.b % 2 == 0) return stage.site.CutStream(NumberOf(stage, h));
+  MischiefOf(stage, h).cut_after = Of(h.b / 2, 40);
+}
+
+void IsSilent(Stage& stage, const Happening& h) { WorkerOf(stage, h).Silence(); }
+
+void IsSlow(Stage& stage, const Happening& h) {
+  MischiefOf(stage, h).slowness = 2 + Of(h.b, 200);
+  stage.site.At(stage.site.now_us() + Of(h.b, 10) * kSecondUs,
+                [&stage, h] { MischiefOf(stage, h).slowness = 1; });
+}
+
+void Hangs(Stage& stage, const Happening& h) {
+  WorkerProcess& worker = WorkerOf(stage, h);
+  worker.Hang(true);
+  stage.site.At(stage.site.now_us() + (1 + Of(h.b, 60)) * kSecondUs,
+                [&worker] { worker.Hang(false); });
+}
+
+void Lies(Stage& stage, const Happening& h) {
+  Mischief& mischief = MischiefOf(stage, h);
+  mischief.lie = Of(h.b, CountLies());
+  mischief.lies = 1 + Of(h.b / 1000, 8);
+}
+
+void LiesOfShards(Stage& stage, const Happening& h) {
+  Mischief& mischief = MischiefOf(stage, h);
+  mischief.shard_lie = Of(h.b, CountShardLies());
+  mischief.shard_lies = 1 + Of(h.b / 1000, 4);
+}
+
+void RepeatsMessages(Stage& stage, const Happening& h) {
+  MischiefOf(stage, h).repeats = 1 + Of(h.b, 20);
+}
+
+void LosesUploads(Stage& stage, const Happening& h) {
+  MischiefOf(stage, h).lost_uploads = 1 + Of(h.b, 3);
+}
+
+void RepeatsUploads(Stage& stage, const Happening& h) {
+  MischiefOf(stage, h).repeated_uploads = 1 + Of(h.b, 5);
+}
+
+// By days, both ways; after a week that is really over request_ids are forgotten.
+void ClockJumps(Stage& stage, const Happening& h) {
+  constexpr int64_t kDayUs = 86'400 * kSecondUs;
+  const int64_t days = static_cast<int64_t>(h.a % 6) - 3;
+  stage.site.SetWallClock(Site::kWallAheadUs + days * kDayUs + static_cast<int64_t>(h.b % kDayUs));
+}
+
+void StandsStill(Stage& stage, const Happening& h) {
+  stage.site.StandStill((1 + Of(h.a, 40)) * kSecondUs);
+}
+
+void CoordinatorPauses(Stage& stage, const Happening& h) {
+  stage.site.PauseCoordinator((3 + Of(h.a, 18)) * kSecondUs);
+}
+
+// So late that its lease is about to end when it comes, to a coordinator that is busy for a moment:
+// a tick that is this late still is in time.
+void MailComesLate(Stage& stage, const Happening& h) {
+  const int64_t late_us = 3'500'000 + static_cast<int64_t>(h.b % 1'500'000);
+  WorkerOf(stage, h).HoldUp(late_us);
+  stage.site.At(stage.site.now_us() + late_us - 200'000, [&stage, h] {
+    stage.site.PauseCoordinator(400'000 + static_cast<int64_t>(h.b / 2'000'000 % 800'000));
+  });
+}
+
+int64_t EndOf(const Stage& stage, const Happening& h, int64_t us_max) {
+  return stage.site.now_us() + 10'000 + static_cast<int64_t>(h.b) % us_max;
+}
+
+void DiskFails(Stage& stage, const Happening& h) {
+  const auto rate = [&](int bit) { return h.a >> bit & 1 ? 0.01 : 0; };
+  stage.site.SetFaults(
+      {.no_space = rate(0), .write_error = rate(1), .sync_error = rate(2), .read_error = rate(3)});
+  stage.site.At(EndOf(stage, h, 3 * kSecondUs), [&stage] { stage.site.SetFaults({}); });
+}
+
+void DiskIsFull(Stage& stage, const Happening& h) {
+  stage.site.SetRoom(h.a % 20'000);
+  stage.site.At(EndOf(stage, h, 40 * kSecondUs),
+                [&stage] { stage.site.SetRoom(SimDisk::kUnbounded); });
+}
+
+void DiskIsReadOnly(Stage& stage, const Happening& h) {
+  stage.site.SetReadOnly(true);
+  stage.site.At(EndOf(stage, h, 20 * kSecondUs), [&stage] { stage.site.SetReadOnly(false); });
+}
+
+void FilesMayNotGrow(Stage& stage, const Happening& h) {
+  stage.site.SetFileLimit(2000 + h.a % 30'000);
+  stage.site.At(EndOf(stage, h, 20 * kSecondUs),
+                [&stage] { stage.site.SetFileLimit(SimDisk::kUnbounded); });
+}
+
+// A share that is not mounted for a while.
+void FolderIsGone(Stage& stage, const Happening& h) {
+  constexpr const char* kFolders[] = {"datasets", "checkpoints", "adapters", "uploads", "cache"};
+  stage.site.Hide(kFolders[h.a % std::size(kFolders)]);
+  stage.site.At(EndOf(stage, h, 20 * kSecondUs), [&stage] { stage.site.Unveil(); });
+}
+
+// A file that is being copied back.
+void DatasetIsHalfThere(Stage& stage, const Happening& h) {
+  const auto names = stage.site.files().List("/data/datasets");
+  if (!names.ok() || names->empty()) return;
+  stage.site.Halve("datasets/" + (*names)[h.a % names->size()]);
+  stage.site.At(EndOf(stage, h, 10 * kSecondUs), [&stage] { stage.site.Unveil(); });
+}
+
+void ModelIsSpoilt(Stage& stage, const Happening& h) {
+  using Fault = Site::ModelFault;
+  constexpr Fault kFaults[] = {Fault::kGone, Fault::kHalf, Fault::kOther};
+  stage.site.Unveil();
+  stage.site.SpoilModel(kFaults[h.a % std::size(kFaults)]);
+  stage.site.At(EndOf(stage, h, 20 * kSecondUs), [&stage] { stage.site.Unveil(); });
+}
+
+void CachesAreRemoved(Stage& stage, const Happening&) {
+  storage::RemoveTree(stage.site.files(), "/data/cache").IgnoreError();
+}
+
+void CancelsJob(Stage& stage, const Happening& h) {
+  if (!stage.jobs.empty()) stage.jobs[h.a % stage.jobs.size()]->Cancel();
+}
+
+void ClientVanishes(Stage& stage, const Happening& h) {
+  const bool of_job = h.b % 2 == 0;
+  if (of_job && !stage.jobs.empty()) stage.jobs[h.a % stage.jobs.size()]->Vanish();
+  if (!of_job && !stage.others.empty()) stage.others[h.a % stage.others.size()]->Vanish();
+}
+
+void WatchIsCut(Stage& stage, const Happening& h) {
+  if (!stage.watchers.empty()) stage.watchers[h.a % stage.watchers.size()]->Cut();
+}
+
+constexpr Kind kCalamities[] = {
+    {"the coordinator is killed", EndsAtStep<Site::Death::kKill>, true},
+    {"the coordinator is killed at an effect on the disk", EndsAtEffect<Site::Death::kKill>, true},
+    {"power is lost", EndsAtStep<Site::Death::kPowerLoss>, true},
+    {"power is lost at an effect on the disk", EndsAtEffect<Site::Death::kPowerLoss>, true},
+    {"the coordinator is stopped", IsStopped, true},
+    {"a worker dies", WorkerDies},
+    {"a worker's stream breaks", StreamBreaks},
+    {"a worker is silent", IsSilent},
+    {"a worker is slow", IsSlow, true},
+    {"a worker hangs", Hangs},
+    {"a worker lies", Lies},
+    {"a worker lies of shards", LiesOfShards},
+    {"a worker's messages come twice", RepeatsMessages, true},
+    {"a worker's uploads are lost", LosesUploads, true},
+    {"a worker's uploads come twice", RepeatsUploads, true},
+    {"the wall clock jumps", ClockJumps, true},
+    {"all stands still", StandsStill},
+    {"the coordinator is paused", CoordinatorPauses},
+    {"a worker's messages come late, to a busy coordinator", MailComesLate},
+    {"the disk fails now and then", DiskFails},
+    {"the disk is full", DiskIsFull},
+    {"the disk is read-only", DiskIsReadOnly},
+    {"files may not grow", FilesMayNotGrow},
+    {"a folder is gone for a while", FolderIsGone},
+    {"a dataset is half there for a while", DatasetIsHalfThere},
+    {"the model is gone, half there or another for a while", ModelIsSpoilt},
+    {"caches are removed", CachesAreRemoved},
+    {"a job is cancelled", CancelsJob, true},
+    {"a client vanishes", ClientVanishes, true},
+    {"a watch is cut", WatchIsCut, true},
+};
+
+}  // namespace
+
+std::span<const Kind> Calamities() { return kCalamities; }
+
+void Calm(Stage& stage) {
+  stage.site.SpareCoordinator();
+  stage.site.SetFaults({});
+  if (stage.site.disk_was_ill()) {
+    stage.site.SetRoom(SimDisk::kUnbounded);
+    stage.site.SetReadOnly(false);
+    stage.site.SetFileLimit(SimDisk::kUnbounded);
+    stage.site.Unveil();
+  }
+  for (int i = 0; i < stage.site.workers(); ++i) {
+    stage.site.worker(i).mischief() = {};
+    stage.site.worker(i).Hang(false);
+  }
+}
+
+}  // namespace lorad::sim

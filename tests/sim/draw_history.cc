@@ -1,0 +1,142 @@
+// What happens in a history, and among whom, drawn from its seed.
+#include <algorithm>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/history.h"
+
+namespace lorad::sim {
+namespace {
+
+constexpr int64_t kSecondUs = 1'000'000;
+constexpr uint64_t kCrowdEvery = 200;  // of histories one has a crowd, which takes long
+// Of a CPU's memory: room for some jobs of rank 4 or one of rank 65, and for none of rank 256.
+constexpr int64_t kSmallBytes = 5'760'000;
+
+int Draw(std::mt19937_64& random, int from, int to) {
+  return from + static_cast<int>(random() % static_cast<uint64_t>(to - from + 1));
+}
+
+// Enough for any job, for jobs of a low rank, or for some of those at once.
+int64_t DrawMemory(std::mt19937_64& random, bool gpu) {
+  if (random() % 2 == 0) return int64_t{1} << Draw(random, 27, 34);
+  return gpu ? Draw(random, 73'000'000, 76'000'000) : Draw(random, kSmallBytes, 6'500'000);
+}
+
+std::vector<Machine> DrawMachines(std::mt19937_64& random) {
+  std::vector<Machine> machines;
+  const int workers = Draw(random, 1, 3);
+  const int64_t order_us = std::vector{500, 2000, 20'000, 60'000}[random() % 4];
+  for (int i = 0; i < workers; ++i) {
+    Machine& machine = machines.emplace_back(Machine{absl::StrCat("worker-", i)});
+    machine.order_us = order_us;
+    if (random() % 3 == 0) {
+      machine.device = "cuda";
+      machine.multiprocessors = 16;
+    }
+    if (i > 0) machine.memory_bytes = DrawMemory(random, machine.device == "cuda");
+  }
+  if (random() % 5 == 0) machines.push_back(machines.front());  // two of one name
+  return machines;
+}
+
+// Of each kind of calamity how likely it is: one kind alone, all alike, or some of them.
+std::discrete_distribution<int> DrawCalamities(std::mt19937_64& random) {
+  const int kinds = CountKinds() - CountClientKinds();
+  std::vector<double> weights(kinds, 0);
+  const int style = Draw(random, 0, 3);
+  if (style == 0) weights[Draw(random, 0, kinds - 1)] = 1;
+  for (double& weight : weights) {
+    if (style == 1) weight = 1;
+    if (style > 1 && random() % 2 == 0) weight = Draw(random, 0, 9);
+  }
+  if (style > 1) weights.front() += 1;  // not none at all
+  return {weights.begin(), weights.end()};
+}
+
+// Where jobs end their workers nobody else does: who is innocent must not fail.
+std::discrete_distribution<int> SparingWorkers() {
+  std::vector<double> weights;
+  for (const Kind& kind : Calamities()) weights.push_back(kind.spares_workers ? 1 : 0);
+  return {weights.begin(), weights.end()};
+}
+
+SiteOptions DrawSite(uint64_t seed, std::mt19937_64& random) {
+  SiteOptions options;
+  options.seed = seed;
+  options.machines = DrawMachines(random);
+  options.delay_us_max = random() % 2 == 0 ? 2000 : 20'000;
+  options.sqlite = random() % 5 == 0;
+  options.reserve_bytes = random() % 2 == 0 ? 16'384 : 0;
+  options.core.microbatch_tokens = 64;
+  options.core.evaluate_sequences = 2;
+  options.core.losses_without_progress_max = 1'000'000;
+  options.core.lease_ms = 5000;
+  options.core.patience_floor_ms = 20'000;
+  if (random() % 3 == 0) options.core.rows_max = 2;
+  if (random() % 3 == 0) options.core.watch_revisions_max = Draw(random, 100, 300);
+  return options;
+}
+
+// Of each whether there is any, and how much.
+Rates DrawRates(std::mt19937_64& random) {
+  Rates rates;
+  for (double* rate : {&rates.long_rows, &rates.high_rank, &rates.owns}) {
+    if (random() % 2 == 0) *rate = 0.1 * Draw(random, 1, 6);
+  }
+  if (random() % 4 == 0) rates.poisoned = 0.3;
+  if (random() % 20 == 0) rates.deadly = 0.3;
+  return rates;
+}
+
+// Two workers, of which the second has room for small jobs alone, and hardly anything goes wrong.
+void DrawCrowd(std::mt19937_64& random, History* history) {
+  history->site.machines = {{"worker-0"}, {"worker-1"}};
+  history->site.machines[1].memory_bytes = kSmallBytes;
+  history->site.core.request_ids_max = 100;
+  history->happenings = {{0, kSecondUs, kCrowdKind, random(), random() >> 1}};
+  for (int i = Draw(random, 0, 3); i > 0; --i) {
+    const int64_t at_us = static_cast<int64_t>(random() % 4'000'000);
+    history->happenings.push_back({0, at_us, kJobKind, random(), random() >> 1});
+  }
+}
+
+void Number(std::vector<Happening>& happenings) {
+  std::ranges::stable_sort(happenings, {}, &Happening::at_us);
+  int number = 0;
+  for (Happening& happening : happenings) happening.number = number++;
+}
+
+}  // namespace
+
+History DrawHistory(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  History history;
+  history.site = DrawSite(seed, random);
+  if (random() % kCrowdEvery == 0) {
+    DrawCrowd(random, &history);
+    Number(history.happenings);
+    return history;
+  }
+  history.rates = DrawRates(random);
+  const int64_t length_us = std::vector{2, 4, 8, 30}[random() % 4] * kSecondUs;
+  const auto add = [&](int kind) {
+    const int64_t at_us = static_cast<int64_t>(random() % static_cast<uint64_t>(length_us));
+    const uint64_t a = random(), b = random() >> 1;
+    history.happenings.push_back({0, at_us, kind, a, b});
+  };
+  for (int i = Draw(random, 3, 9); i > 0; --i) add(kJobKind);
+  for (int i = Draw(random, 0, 10); i > 0; --i)
+    add(Draw(random, kOthersKind, CountClientKinds() - 1));
+  std::discrete_distribution<int> calamities = DrawCalamities(random);
+  if (history.rates.deadly > 0) {
+    history.site.core.losses_without_progress_max =
+        server::CoreOptions().losses_without_progress_max;
+    calamities = SparingWorkers();
+  }
+  for (int i = Draw(random, 0, 30); i > 0; --i) add(CountClientKinds() + calamities(random));
+  Number(history.happenings);
+  return history;
+}
+
+}  // namespace lorad::sim

@@ -1,0 +1,89 @@
+// Groups and slots on a GPU: what the planner says that they take, against what a backend takes of
+// counting arenas.
+#pragma once
+
+#include <catch2/catch.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "planner/cost/memory.h"
+#include "server/core/model_shape.h"
+#include "storage/model_description.h"
+#include "worker/model.h"
+#include "worker/slot.h"
+
+namespace lorad::worker {
+
+inline storage::ModelDescription Describe(const std::string& sizes, const std::string& family,
+                                          const std::string& architecture) {
+  const auto description = storage::DescribeModel(
+      R"({"hidden_act": "silu", "rope_theta": 10000, "rms_norm_eps": 1e-5, "model_type": ")" +
+      family + R"(", "architectures": [")" + architecture + "\"], " + sizes + "}");
+  INFO(description.status().ToString());
+  REQUIRE(description.ok());
+  return *description;
+}
+
+inline std::vector<storage::ModelDescription> Models() {
+  return {
+      // TinyLlama-1.1B, Qwen2.5-3B, Llama-3.1-8B, SmolLM2-135M, and heads that cuDNN alone takes.
+      Describe(R"("hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000,
+        "max_position_embeddings": 2048, "tie_word_embeddings": false)",
+               "llama", "LlamaForCausalLM"),
+      Describe(R"("hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 151936,
+        "max_position_embeddings": 32768, "tie_word_embeddings": true)",
+               "qwen2", "Qwen2ForCausalLM"),
+      Describe(R"("hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "max_position_embeddings": 131072, "tie_word_embeddings": false)",
+               "llama", "LlamaForCausalLM"),
+      Describe(R"("hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+        "max_position_embeddings": 8192, "tie_word_embeddings": true)",
+               "llama", "LlamaForCausalLM"),
+      Describe(R"("hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 2,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32064,
+        "max_position_embeddings": 4096, "tie_word_embeddings": false)",
+               "llama", "LlamaForCausalLM"),
+  };
+}
+
+inline void CheckCudaMemory(kernels::Backend& backend, int multiprocessors) {
+  const planner::DeviceShape device{
+      .kind = planner::DeviceKind::kCuda,
+      .threads = 1,
+      .multiprocessors = multiprocessors,
+      .value_bytes = static_cast<int>(kernels::BytesOf(backend.activation_dtype()))};
+  for (const storage::ModelDescription& description : Models()) {
+    const planner::ModelShape model = server::ShapeOf(description);
+    for (const int64_t tokens : {1024, 4096, 8192}) {
+      for (const int64_t longest : {200, 1024}) {
+        planner::GroupShape shape = planner::EmptyShape(device);
+        shape.capacity_tokens = tokens;
+        shape.longest_sequence = longest;
+        for (const Recomputation recomputation :
+             {Recomputation::kNothing, Recomputation::kProducts, Recomputation::kBlocks}) {
+          shape.recomputation = recomputation;
+          INFO("hidden " << description.hidden << ", " << tokens << " tokens, longest " << longest
+                         << ", " << device.value_bytes << " bytes a value, computing "
+                         << ToText(recomputation) << " again");
+          CHECK(planner::BytesOfGroup(model, shape).total() ==
+                Model::CountBytes(&backend, description, WholeModel(description), shape));
+        }
+      }
+    }
+    SlotOptions options;
+    options.rank = 13;
+    options.target_modules = {"q_proj", "down_proj"};
+    const auto tensors = ListLoraTensors(description, WholeModel(description), options);
+    REQUIRE(tensors.ok());
+    CHECK(planner::BytesOfSlot(model, {options.rank, options.target_modules}, device).total() ==
+          Slot::BudgetBytes(backend, *tensors));
+  }
+}
+
+}  // namespace lorad::worker

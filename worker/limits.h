@@ -1,0 +1,11 @@
+// Limits of a worker's options, as lorad too has them.
+#pragma once
+
+#include <cstdint>
+
+namespace lorad::worker {
+
+// What a worker may use, at least: no model and adapter, however small, do with less.
+inline constexpr int64_t kMemoryBytesMin = int64_t{1} << 20;
+
+}  // namespace lorad::worker

@@ -24,6 +24,7 @@ namespace {
 constexpr int kKeepaliveMs = 20'000;        // a connection that says nothing is asked
 constexpr int kKeepaliveWaitMs = 10'000;    // and ends without an answer
 constexpr int kConnectionIdleMs = 300'000;  // without a call
+constexpr int kUnreadBytesMax = 4 << 20;    // of a stream
 
 using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
 using Builder = grpc::ServerBuilder;
@@ -46,6 +47,10 @@ void SetChannel(Builder& builder) {
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kConnectionIdleMs);
   // Workers ask every few seconds whether their coordinator still lives.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
+  // What a sender may have under way before it is read: enough for 100 MB/s over 40 ms. A window
+  // that gRPC widens as it sees fit would take the more memory the slower our disk is.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kUnreadBytesMax);
   builder.SetMaxReceiveMessageSize(kMessageBytesMax);
   builder.SetMaxSendMessageSize(-1);  // windows are as large as they are
   // Reflection alone takes a thread for each of its calls.

@@ -16,7 +16,7 @@ from house import House, ROOT, main, tell
 CHECKOUT = (ROOT / "README.md").resolve().parent
 
 UPLOAD_BYTES = 100 << 20
-UPLOAD_RSS_BYTES_MAX = 64 << 20
+UPLOAD_RSS_BYTES_MAX = 32 << 20
 JOBS = 10_000
 LIST_SECONDS_MAX = 0.100
 START_SECONDS_MAX = 1.0

@@ -133,7 +133,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   if (!status.ok()) return status;
   engine->table_ =
       backend->MakeAdapterTable(static_cast<int32_t>(shape.slots_max), engine->model_->groups());
-  status = engine->MakeReadings(shape);
+  status = engine->MakeWayBack();
   if (!status.ok()) return WithReason(status, "MEMORY_TAKEN");
   engine->index_taken_.assign(static_cast<size_t>(shape.slots_max), false);
   v1::Report report;
@@ -145,23 +145,22 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   return engine;
 }
 
-absl::Status Engine::MakeReadings(const GroupShape& shape) {
-  const auto lay = [&](kernels::Arena& arena) {
-    for (float*& log_p : log_p_) log_p = arena.Allocate<float>(shape.capacity_tokens);
-    norms_ = arena.Allocate<NormReading>(shape.slots_max);
-  };
-  kernels::Arena counting(kernels::Device::kCpu);
-  lay(counting);
-  auto arena = environment_.backend->MakeHostArena(counting.bytes_max());
-  if (!arena.ok()) return arena.status();
-  host_arena_ = *std::move(arena);
-  lay(*host_arena_);
-  return absl::OkStatus();
+absl::Status Engine::MakeWayBack() {
+  way_back_ = std::make_unique<WayBack>(WayBack::Environment{
+      .backend = environment_.backend,
+      .table = table_.get(),
+      .report = environment_.context.report,
+      .on_loss_not_finite =
+          [this](const std::string& job, int64_t step, const std::vector<int64_t>& sequences) {
+            FailJob(job, &residents_.at(job), step, sequences, "validation loss");
+          },
+  });
+  return way_back_->Reserve(model_->shape().capacity_tokens, model_->shape().slots_max);
 }
 
 void Engine::Report(v1::Report report) { environment_.context.report(std::move(report)); }
 
-absl::StatusOr<Engine::Resident*> Engine::Find(const std::string& job) {
+absl::StatusOr<Resident*> Engine::Find(const std::string& job) {
   const auto found = residents_.find(job);
   if (found == residents_.end()) {
     return absl::InvalidArgumentError(absl::StrCat("job ", job, " has no slot here"));
@@ -274,8 +273,7 @@ Shard Engine::Staged(const std::string& job) const { return residents_.at(job).s
 absl::Status Engine::FreeSlot(const std::string& job) {
   auto resident = Find(job);
   if (!resident.ok()) return resident.status();
-  ReadLanded();
-  TellRead();
+  way_back_->Finish();
   environment_.backend->Synchronize();  // before memory goes
   if ((*resident)->slot != nullptr) {
     environment_.backend->ClearSlot(*table_, (*resident)->index);

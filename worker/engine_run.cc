@@ -1,7 +1,6 @@
-// Windows and their microbatches: forward, backward, and what they gave.
+// Windows and their microbatches: forward and backward.
 #include <algorithm>
 #include <cassert>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -44,10 +43,7 @@ absl::Status Engine::BeginWindow(const v1::Window& window) {
 }
 
 void Engine::EndWindow() {
-  EnqueueNorms();
-  EnqueueSteps();
-  ReadLanded();
-  TellRead();
+  way_back_->Finish();
   if (flight_.has_value()) environment_.backend->Synchronize();  // before its batch goes
   window_ = nullptr;
   microbatches_.clear();
@@ -66,12 +62,13 @@ absl::StatusOr<bool> Engine::Execute(const v1::Operation& operation) {
         absl::StrCat(v1::Operation::Kind_Name(operation.kind()), " of job ", operation.job(),
                      " before Backward of microbatch ", flight_->microbatch->number()));
   }
+  // Norms wait for those of other jobs as long as they follow each other, and steps likewise.
   const bool steps =
       operation.kind() == v1::Operation::CLIP_DOWN || operation.kind() == v1::Operation::STEP;
-  if (operation.kind() != v1::Operation::NORM_UP) EnqueueNorms();
+  if (operation.kind() != v1::Operation::NORM_UP) way_back_->EnqueueNorms();
   if (!steps) {
-    EnqueueSteps();
-    TellRead();
+    way_back_->EnqueueSteps();
+    way_back_->Report();
   }
   switch (operation.kind()) {
     case v1::Operation::NOOP:
@@ -130,19 +127,20 @@ absl::Status Engine::OpenBatchFor(const v1::Segment& segment, Resident* resident
     for (const v1::Batch& batch : window_->batches()) {
       if (batch.job() != segment.job() || batch.step() != segment.step()) continue;
       resident->batch.emplace();
-      resident->batch->told = batch;
+      resident->batch->expected = batch;
       resident->batch->started_ms = environment_.clock();
       break;
     }
     if (!resident->batch.has_value()) {
       return Malformed(segment, "the window does not tell of its batch");
     }
-    if (resident->batch->told.trained_tokens() < 1) {
+    if (resident->batch->expected.trained_tokens() < 1) {
       return Malformed(segment, "its batch trains no token");
     }
   }
-  if (resident->batch->told.step() != segment.step()) {
-    return Malformed(segment, absl::StrCat("step ", resident->batch->told.step(), " is under way"));
+  if (resident->batch->expected.step() != segment.step()) {
+    return Malformed(segment,
+                     absl::StrCat("step ", resident->batch->expected.step(), " is under way"));
   }
   if (!resident->batch->losses.emplace(segment.sequence(), SequenceLoss{}).second) {
     return Malformed(segment, "it comes twice");
@@ -194,10 +192,9 @@ absl::Status Engine::AddSegment(const v1::Segment& segment, Resident* resident, 
   return absl::OkStatus();
 }
 
-absl::StatusOr<Engine::Flight> Engine::Prepare(const v1::Microbatch& microbatch, bool evaluate) {
+absl::StatusOr<Flight> Engine::Prepare(const v1::Microbatch& microbatch, bool evaluate) {
   Flight flight;
   flight.microbatch = &microbatch;
-  flight.lane = next_lane_;
   for (const v1::Segment& segment : microbatch.segments()) {
     auto resident = Find(segment.job());
     if (!resident.ok()) return resident.status();
@@ -221,60 +218,14 @@ absl::StatusOr<Engine::Flight> Engine::Prepare(const v1::Microbatch& microbatch,
   return flight;
 }
 
-void Engine::EnqueueForward(const Flight& flight, bool gradient) {
-  next_lane_ = (flight.lane + 1) % kLanes;
-  if (flight.rows == 0) return;
-  kernels::Backend& backend = *environment_.backend;
-  backend.Mark(MarkOf(flight.lane, kForwardBegins));
-  model_->Forward(*flight.batch, flight.rows, static_cast<int64_t>(flight.loss_rows.size()),
+void Engine::EnqueueForward(bool gradient, Flight* flight) {
+  flight->lane = way_back_->TakeLane();
+  if (flight->rows == 0) return;
+  way_back_->Mark(flight->lane, WayBack::kForwardBegins);
+  model_->Forward(*flight->batch, flight->rows, static_cast<int64_t>(flight->loss_rows.size()),
                   *table_, gradient);
-  model_->ReadBackLogP(log_p_[flight.lane]);
-  backend.Mark(MarkOf(flight.lane, kForwardEnds));
-}
-
-void Engine::Land(Flight flight) {
-  ReadLanded();
-  landed_ = std::move(flight);
-}
-
-std::vector<Engine::SequenceLoss> Engine::LossesOf(const Flight& flight) const {
-  std::vector<SequenceLoss> losses(flight.spans.size());
-  for (size_t i = 0; i < flight.spans.size(); ++i) {
-    const LossSpan& span = flight.spans[i];
-    losses[i].trained_tokens = span.count;
-    for (int64_t row = span.first; row < span.first + span.count; ++row) {
-      losses[i].sum -= static_cast<double>(log_p_[flight.lane][row]);
-    }
-  }
-  return losses;
-}
-
-void Engine::ReadLanded() {
-  if (!landed_.has_value()) return;
-  TellRead();
-  Flight flight = *std::exchange(landed_, std::nullopt);
-  if (flight.rows > 0) {
-    environment_.backend->WaitFor(
-        MarkOf(flight.lane, flight.backward ? kBackwardEnds : kForwardEnds));
-  }
-  std::vector<SequenceLoss> losses = LossesOf(flight);
-  for (size_t i = 0; i < losses.size(); ++i) {
-    const LossSpan& span = flight.spans[i];
-    if (span.segment->mode() != v1::Segment::TRAIN || !span.resident->batch.has_value()) continue;
-    span.resident->batch->losses[span.segment->sequence()] = losses[i];
-  }
-  const bool evaluates =
-      std::any_of(flight.spans.begin(), flight.spans.end(),
-                  [](const LossSpan& span) { return span.segment->mode() != v1::Segment::TRAIN; });
-  read_.emplace(std::move(flight), std::move(losses));
-  if (evaluates) TellRead();  // it may fail jobs
-}
-
-void Engine::TellRead() {
-  if (!read_.has_value()) return;
-  const auto [flight, losses] = *std::exchange(read_, std::nullopt);
-  ReportEvaluations(flight, losses);
-  ReportMicrobatch(flight);
+  model_->ReadBackLogP(way_back_->log_p(flight->lane));
+  way_back_->Mark(flight->lane, WayBack::kForwardEnds);
 }
 
 absl::Status Engine::Forward(int64_t microbatch) {
@@ -288,7 +239,7 @@ absl::Status Engine::Forward(int64_t microbatch) {
   auto flight = Prepare(**found, false);
   if (!flight.ok()) return flight.status();
   flight_ = *std::move(flight);
-  EnqueueForward(*flight_, true);
+  EnqueueForward(true, &*flight_);
   return absl::OkStatus();
 }
 
@@ -301,14 +252,14 @@ absl::Status Engine::Backward(int64_t microbatch) {
     std::vector<float> weights(flight_->loss_rows.size());
     for (const LossSpan& span : flight_->spans) {
       if (span.segment->mode() != v1::Segment::TRAIN) continue;
-      const auto trained = static_cast<double>(span.resident->batch->told.trained_tokens());
+      const auto trained = static_cast<double>(span.resident->batch->expected.trained_tokens());
       std::fill_n(weights.begin() + span.first, span.count, static_cast<float>(-1.0 / trained));
     }
     model_->Backward(*flight_->batch, flight_->rows, *table_, weights);
-    environment_.backend->Mark(MarkOf(flight_->lane, kBackwardEnds));
+    way_back_->Mark(flight_->lane, WayBack::kBackwardEnds);
   }
   flight_->backward = true;
-  Land(*std::exchange(flight_, std::nullopt));
+  way_back_->Add(*std::exchange(flight_, std::nullopt));
   return absl::OkStatus();
 }
 
@@ -322,53 +273,9 @@ absl::Status Engine::Evaluate(int64_t microbatch) {
   if (!found.ok()) return found.status();
   auto flight = Prepare(**found, true);
   if (!flight.ok()) return flight.status();
-  EnqueueForward(*flight, false);
-  Land(*std::move(flight));
+  EnqueueForward(false, &*flight);
+  way_back_->Add(*std::move(flight));
   return absl::OkStatus();
-}
-
-void Engine::ReportEvaluations(const Flight& flight, const std::vector<SequenceLoss>& losses) {
-  std::map<std::string, v1::EvaluateDone> done;
-  std::map<std::string, std::vector<int64_t>> not_finite;
-  for (size_t i = 0; i < losses.size(); ++i) {
-    const v1::Segment& segment = *flight.spans[i].segment;
-    if (segment.mode() == v1::Segment::TRAIN) continue;
-    v1::EvaluateDone& report = done[segment.job()];
-    report.set_job(segment.job());
-    report.set_step(segment.step());
-    report.add_sequence(segment.sequence());
-    report.add_loss_sum(losses[i].sum);
-    report.add_trained_tokens(losses[i].trained_tokens);
-    if (!std::isfinite(losses[i].sum)) not_finite[segment.job()].push_back(segment.sequence());
-  }
-  for (auto& [job, evaluated] : done) {
-    if (not_finite.count(job) != 0) {
-      FailJob(job, &residents_.at(job), evaluated.step(), not_finite[job], "validation loss");
-      continue;
-    }
-    v1::Report report;
-    *report.mutable_evaluate_done() = std::move(evaluated);
-    Report(std::move(report));
-  }
-}
-
-void Engine::ReportMicrobatch(const Flight& flight) {
-  std::set<std::string> jobs;
-  for (const LossSpan& span : flight.spans) jobs.insert(span.segment->job());
-  v1::Report report;
-  v1::MicrobatchDone& done = *report.mutable_microbatch_done();
-  done.set_microbatch(flight.microbatch->number());
-  done.set_tokens(flight.rows);
-  done.set_squared_lengths(flight.squared_lengths);
-  if (flight.rows > 0) {
-    const auto ms = [&](Moment from, Moment to) {
-      return environment_.backend->MsBetween(MarkOf(flight.lane, from), MarkOf(flight.lane, to));
-    };
-    done.set_forward_ms(ms(kForwardBegins, kForwardEnds));
-    if (flight.backward) done.set_backward_ms(ms(kForwardEnds, kBackwardEnds));
-  }
-  done.set_adapters(static_cast<int32_t>(jobs.size()));
-  Report(std::move(report));
 }
 
 }  // namespace lorad::worker

@@ -19,25 +19,25 @@ absl::Status Engine::CheckComplete(const std::string& job, const OpenBatch& batc
   int64_t trained_tokens = 0;
   for (const auto& [sequence, loss] : batch.losses) trained_tokens += loss.trained_tokens;
   const auto sequences = static_cast<int64_t>(batch.losses.size());
-  if (sequences == batch.told.sequences() && trained_tokens == batch.told.trained_tokens() &&
-      batch.tokens == batch.told.tokens()) {
+  if (sequences == batch.expected.sequences() &&
+      trained_tokens == batch.expected.trained_tokens() &&
+      batch.tokens == batch.expected.tokens()) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the batch of job ", job, ", step ", batch.told.step(), " has ", sequences, " sequences, ",
-      batch.tokens, " tokens, ", trained_tokens, " of them trained; told were ",
-      batch.told.sequences(), ", ", batch.told.tokens(), ", ", batch.told.trained_tokens()));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the batch of job ", job, ", step ", batch.expected.step(), " has ", sequences,
+                   " sequences, ", batch.tokens, " tokens, ", trained_tokens,
+                   " of them trained; the window says ", batch.expected.sequences(), ", ",
+                   batch.expected.tokens(), ", ", batch.expected.trained_tokens()));
 }
 
 void Engine::DropBatch(Resident* resident) {
-  resident->batch.reset();
-  resident->normed_step.reset();
-  resident->verdict.reset();
+  resident->CloseBatch();
   if (resident->slot == nullptr) return;
-  EnqueueNorms();
-  EnqueueSteps();
+  way_back_->EnqueueNorms();
+  way_back_->EnqueueSteps();
   environment_.backend->DropGradients(resident->slot->optimizer());
-  environment_.backend->TakeOverflow(*table_, resident->index, &norms_[resident->index].overflow);
+  way_back_->TakeOverflow(*resident);
 }
 
 void Engine::DropBatches(const std::set<std::string>& jobs) {
@@ -48,7 +48,7 @@ void Engine::DropBatches(const std::set<std::string>& jobs) {
 
 void Engine::FailJob(const std::string& job, Resident* resident, int64_t step,
                      const std::vector<int64_t>& sequences, const std::string& what) {
-  TellRead();  // of the microbatch that this is about
+  way_back_->Report();  // of the microbatch that this is about
   v1::Report report;
   v1::NotFinite& not_finite = *report.mutable_not_finite();
   not_finite.set_job(job);
@@ -61,7 +61,7 @@ void Engine::FailJob(const std::string& job, Resident* resident, int64_t step,
 }
 
 absl::Status Engine::NormUp(Resident* resident, const v1::Operation& operation) {
-  if (!resident->batch.has_value() || resident->batch->told.step() != operation.step()) {
+  if (!resident->batch.has_value() || resident->batch->expected.step() != operation.step()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "job ", operation.job(), " has no batch of step ", operation.step(), " under way"));
   }
@@ -72,23 +72,8 @@ absl::Status Engine::NormUp(Resident* resident, const v1::Operation& operation) 
   const absl::Status status = CheckComplete(operation.job(), *resident->batch);
   if (!status.ok()) return status;
   resident->normed_step = operation.step();
-  norms_due_.push_back(resident);
+  way_back_->AddNorm(resident);
   return absl::OkStatus();
-}
-
-void Engine::EnqueueNorms() {
-  if (norms_due_.empty()) return;
-  kernels::Backend& backend = *environment_.backend;
-  std::vector<kernels::NormRequest> requests;
-  for (const Resident* resident : norms_due_) {
-    requests.push_back({&resident->slot->optimizer(), &norms_[resident->index].sum_of_squares});
-  }
-  backend.SumOfSquares(requests);
-  for (const Resident* resident : norms_due_) {
-    backend.TakeOverflow(*table_, resident->index, &norms_[resident->index].overflow);
-  }
-  backend.Mark(kNormsRead);
-  norms_due_.clear();
 }
 
 absl::Status Engine::ClipDown(Resident* resident, const v1::Operation& operation) {
@@ -96,10 +81,9 @@ absl::Status Engine::ClipDown(Resident* resident, const v1::Operation& operation
     return absl::InvalidArgumentError(absl::StrCat("ClipDown of job ", operation.job(), ", step ",
                                                    operation.step(), " without its NormUp"));
   }
-  ReadLanded();
+  way_back_->ReadMicrobatch();
   if (resident->failed) return absl::OkStatus();
-  environment_.backend->WaitFor(kNormsRead);
-  const NormReading& reading = norms_[resident->index];
+  const WayBack::NormReading& reading = way_back_->ReadNorm(*resident);
   std::vector<int64_t> not_finite;
   for (const auto& [sequence, loss] : resident->batch->losses) {
     if (!std::isfinite(loss.sum)) not_finite.push_back(sequence);
@@ -122,13 +106,6 @@ absl::Status Engine::Step(Resident* resident, const v1::Operation& operation) {
                                                    operation.job(), " without its ClipDown"));
   }
   const SlotOptions& options = resident->slot->options();
-  steps_due_.push_back({&resident->slot->optimizer(),
-                        {.learning_rate = operation.learning_rate(),
-                         .beta1 = options.beta1,
-                         .beta2 = options.beta2,
-                         .eps = options.eps,
-                         .step = operation.step(),
-                         .clip_factor = resident->verdict->clip_factor}});
   resident->slot->set_step(operation.step());
   const OpenBatch& batch = *resident->batch;
   double loss_sum = 0;
@@ -137,27 +114,22 @@ absl::Status Engine::Step(Resident* resident, const v1::Operation& operation) {
   v1::StepDone& done = *report.mutable_step_done();
   done.set_job(operation.job());
   done.set_step(operation.step());
-  done.set_loss(loss_sum / static_cast<double>(batch.told.trained_tokens()));
+  done.set_loss(loss_sum / static_cast<double>(batch.expected.trained_tokens()));
   done.set_grad_norm(resident->verdict->norm);
   done.set_learning_rate(operation.learning_rate());
-  done.set_trained_tokens(batch.told.trained_tokens());
-  done.set_tokens(batch.told.tokens());
+  done.set_trained_tokens(batch.expected.trained_tokens());
+  done.set_tokens(batch.expected.tokens());
   done.set_step_time_ms(environment_.clock() - batch.started_ms);
-  step_reports_due_.push_back(std::move(report));
-  resident->batch.reset();
-  resident->normed_step.reset();
-  resident->verdict.reset();
+  const kernels::StepRequest request{&resident->slot->optimizer(),
+                                     {.learning_rate = operation.learning_rate(),
+                                      .beta1 = options.beta1,
+                                      .beta2 = options.beta2,
+                                      .eps = options.eps,
+                                      .step = operation.step(),
+                                      .clip_factor = resident->verdict->clip_factor}};
+  way_back_->AddStep(request, std::move(report));
+  resident->CloseBatch();
   return absl::OkStatus();
-}
-
-void Engine::EnqueueSteps() {
-  if (steps_due_.empty()) return;
-  environment_.backend->AdamW(steps_due_);
-  steps_due_.clear();
-  // Only now: the device waits for the steps.
-  TellRead();
-  for (v1::Report& report : step_reports_due_) Report(std::move(report));
-  step_reports_due_.clear();
 }
 
 }  // namespace lorad::worker

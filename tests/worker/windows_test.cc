@@ -330,7 +330,7 @@ TEST_CASE("a window that cannot be executed ends the group with a report") {
        },
        " came after "},
       {"token count", [](v1::Window* w) { w->mutable_batches(0)->set_trained_tokens(3); },
-       "told were"},
+       "the window says"},
       {"an id",
        [](v1::Window* w) {
          w->mutable_microbatches(0)->mutable_segments(0)->set_input_ids(0, 384);

@@ -140,7 +140,10 @@ Tally Play(const History& history) {
     site.At(last_us, [&stage, &happening] { Happen(stage, happening); });
   }
   site.Sleep(std::max<int64_t>(last_us - site.now_us(), 0));
-  site.Sleep(Site::kStopPatienceUs + kSecondUs);  // whoever is to be stopped has been
+  // Whoever is to be stopped has been; one that was paused meanwhile ends when it goes on.
+  site.Sleep(Site::kStopPatienceUs);
+  site.RunUntil([&] { return !site.paused(); }, kEventsToEndMax);
+  site.Sleep(kSecondUs);
   Calm(stage);
   site.RunUntil([&] { return AllHaveEnded(stage); }, kEventsToEndMax);
   WaitForJobs(site);

@@ -150,7 +150,7 @@ void Promises::CoordinatorDied() {
   }
   questions_.clear();
   epochs_.clear();
-  heard_us_.clear();
+  heard_.clear();
   ended_.clear();
 }
 
@@ -297,12 +297,17 @@ void Promises::OnLoad(const worker::v1::Window& window, const worker::v1::SlotSp
 
 void Promises::Heard(uint64_t connection, const worker::v1::WorkerMessage& message,
                      int64_t now_us) {
-  heard_us_[connection] = now_us;
+  const auto [heard, first] = heard_.try_emplace(connection, Hearing{});
+  heard->second.newest_us = now_us;
   if (!message.has_report()) return;
   const auto epoch = epochs_.find(message.report().epoch());
   if (epoch != epochs_.end() && epoch->second.connection == connection) {
     OnReport(message.report(), epoch->second);
   }
+}
+
+void Promises::MailTaken() {
+  for (auto& [connection, heard] : heard_) heard.applied_us = heard.newest_us;
 }
 
 void Promises::OnReport(const worker::v1::Report& report, Epoch& epoch) {
@@ -323,7 +328,7 @@ void Promises::OnReport(const worker::v1::Report& report, Epoch& epoch) {
 
 void Promises::StreamEnded(uint64_t connection) {
   std::erase_if(epochs_, [&](const auto& entry) { return entry.second.connection == connection; });
-  heard_us_.erase(connection);
+  heard_.erase(connection);
   ended_.insert(connection);
 }
 
@@ -335,9 +340,10 @@ void Promises::CheckClose(uint64_t connection, const absl::Status& reason, int64
   REQUIRE(why.find("does not fit") == std::string::npos);
   REQUIRE(why.find(" came after ") == std::string::npos);
   if (why.find("silent for") == std::string::npos) return;
-  // A standstill of up to a quarter of a lease is not told from silence.
-  const auto heard = heard_us_.find(connection);
-  REQUIRE((heard == heard_us_.end() || now_us - heard->second > lease_us - lease_us / 4));
+  // A standstill of up to a quarter of a lease is not told from silence. What came while the
+  // decision waited for the disk could not change it any more.
+  const auto heard = heard_.find(connection);
+  REQUIRE((heard == heard_.end() || now_us - heard->second.applied_us > lease_us - lease_us / 4));
 }
 
 }  // namespace lorad::sim

@@ -40,6 +40,8 @@ class Promises {
   void Sent(uint64_t connection, const worker::v1::CoordinatorMessage& message,
             const worker::v1::Hello* hello);
   void Heard(uint64_t connection, const worker::v1::WorkerMessage& message, int64_t now_us);
+  // The coordinator has applied all that was heard so far.
+  void MailTaken();
   void StreamEnded(uint64_t connection);
   // Whoever speaks there may say anything.
   void Mistrust(uint64_t connection) { mistrusted_.insert(connection); }
@@ -94,10 +96,14 @@ class Promises {
   std::set<std::string> cancelled_, deleted_;  // jobs
 
   int64_t newest_epoch_ = 0;
-  std::map<int64_t, Epoch> epochs_;       // that are not over
-  std::map<uint64_t, int64_t> heard_us_;  // by connection
-  std::set<uint64_t> ended_;              // connections
-  std::set<uint64_t> mistrusted_;         // likewise
+  std::map<int64_t, Epoch> epochs_;  // that are not over
+  struct Hearing {
+    int64_t newest_us = 0;
+    int64_t applied_us = 0;  // the newest that the coordinator may decide by
+  };
+  std::map<uint64_t, Hearing> heard_;  // by connection
+  std::set<uint64_t> ended_;           // connections
+  std::set<uint64_t> mistrusted_;      // likewise
 };
 
 }  // namespace lorad::sim

@@ -246,6 +246,7 @@ void Site::Run() {
       REQUIRE((faults_ || disk_.stopped()));
       return Die(death_.value_or(Death::kKill));
     }
+    if (!process.mailbox.HasUpTo(process.mailbox.newest())) promises_.MailTaken();
     if (!*went_on) break;
     CheckTurn();
   }

@@ -60,6 +60,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   absl::StatusOr<std::string> WriteUpload(const std::map<std::string, std::string>& files);
   // The coordinator is there, and its disk does what it is told.
   bool serves() const { return process_ && !disk_.stopped(); }
+  bool paused() const { return paused_; }
   // Requests that wait for their one answer.
   int64_t unanswered() const { return static_cast<int64_t>(replies_.size()); }
 

@@ -17,6 +17,10 @@ constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 Watcher::Watcher(Site& site, std::set<std::string> names, int64_t pause_us)
     : site_(site), names_(std::move(names)), pause_us_(pause_us), deaths_(site.deaths()) {}
 
+bool Watcher::settled() const {
+  return gone_ || (phase_ == Phase::kFollow && deaths_ == site_.deaths());
+}
+
 // It knows what it was sent, no more.
 void Watcher::Cut() {
   connection_++;

@@ -19,8 +19,8 @@ class Watcher {
 
   void Begin() { Look(); }
   void Cut();
-  // It has heard of the present, or what it watches is gone.
-  bool settled() const { return phase_ == Phase::kFollow || gone_; }
+  // It follows the coordinator that is there, or what it watches is gone.
+  bool settled() const;
   // Reads to the end, and holds what it saw against what there was: each revision once, in order,
   // none left out. REQUIRES: it has settled, and the coordinator serves.
   void Check();

@@ -31,18 +31,11 @@ CudaBatch::CudaBatch(Context& context, const BatchDescription& description)
 
 void CudaBatch::Describe(const BatchDescription& description) {
   size_t loss = 0;
-  for (size_t index = 0; index < segments.size(); ++index) {
-    const Segment& segment = segments[index];
+  for (const Segment& segment : segments) {
     assert(segment.first_row == tokens() && segment.rows > 0);
     assert(segment.first_position >= 0 && segment.first_position % kChunkTokens == 0);
     for (int64_t row = 0; row < segment.rows; ++row) {
       positions.push_back(static_cast<int32_t>(segment.first_position + row));
-    }
-    for (int64_t begin = 0; begin < segment.rows; begin += kChunkTokens) {
-      chunks.push_back({.segment = static_cast<int32_t>(index),
-                        .first_row = static_cast<int32_t>(segment.first_row + begin),
-                        .rows = static_cast<int32_t>(std::min(kChunkTokens, segment.rows - begin)),
-                        .first_position = static_cast<int32_t>(segment.first_position + begin)});
     }
     for (; loss < loss_rows.size() && loss_rows[loss].row < tokens(); ++loss) {
       assert(loss_rows[loss].row >= segment.first_row);
@@ -50,6 +43,7 @@ void CudaBatch::Describe(const BatchDescription& description) {
       loss_trained.push_back(segment.mode == Mode::kTrain ? 1 : 0);
     }
   }
+  chunks = ChunksOf(segments);
   assert(positions.size() == description.ids.size() && loss == loss_rows.size());
 }
 

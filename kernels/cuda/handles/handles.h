@@ -8,6 +8,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cuda/device/context.h"
+#include "kernels/cuda/handles/chunks.h"
 #include "kernels/cuda/handles/tables.h"
 
 namespace lorad::kernels::cuda {
@@ -15,15 +16,6 @@ namespace lorad::kernels::cuda {
 // What a part of the backend keeps with a microbatch, made when it first needs it.
 struct Extension {
   virtual ~Extension() = default;
-};
-
-// At most kChunkTokens rows of one segment, counted from its sequence's first token: the unit of
-// sums over tokens.
-struct Chunk {
-  int32_t segment = 0;
-  int32_t first_row = 0;
-  int32_t rows = 0;
-  int32_t first_position = 0;
 };
 
 struct CudaBatch final : Batch {
@@ -36,7 +28,7 @@ struct CudaBatch final : Batch {
   std::vector<Segment> segments;      // [B]
   std::vector<LossRow> loss_rows;     // [n]
   std::vector<int32_t> positions;     // [T]
-  std::vector<Chunk> chunks;          // [C], in row order
+  std::vector<Chunk> chunks;          // [C], ChunksOf(segments)
   std::vector<uint8_t> loss_trained;  // [n]: its segment is kTrain
   // The device's.
   BatchTables tables;

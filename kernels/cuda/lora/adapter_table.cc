@@ -37,7 +37,7 @@ CudaAdapterTable::CudaAdapterTable(Context& context, const Gemm& gemm, int32_t s
       gemm_(gemm),
       slots_(slots),
       groups_(groups),
-      targets_(static_cast<size_t>(slots) * static_cast<size_t>(groups)),
+      adapters_(static_cast<size_t>(slots) * static_cast<size_t>(groups)),
       version_(NextVersion()) {
   const size_t bytes = static_cast<size_t>(slots) * sizeof(int32_t);
   LORAD_CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&overflow_), bytes));
@@ -49,17 +49,17 @@ CudaAdapterTable::~CudaAdapterTable() { static_cast<void>(cudaFree(overflow_)); 
 void CudaAdapterTable::SetTargets(int32_t slot, int32_t group,
                                   std::span<const LoraTarget> targets) {
   assert(slot >= 0 && slot < slots_ && group >= 0 && group < groups_);
-  auto& resident = targets_[static_cast<size_t>(slot * groups_ + group)];
-  resident.clear();
+  ResidentAdapter& adapter = adapters_[static_cast<size_t>(slot * groups_ + group)];
+  adapter = {};
   int64_t end = 0;
   for (const LoraTarget& target : targets) {
     CheckTarget(target, end);
     end = target.first_output + target.outputs;
-    ResidentTarget& added = resident.emplace_back();
-    added.target = target;
+    adapter.targets.push_back(target);
+    TargetTerms& terms = adapter.terms.emplace_back();
     if (target.a_copy.empty()) continue;
-    added.forward = gemm_.MakeTerm(Product::kForward, target.b_copy, 0, target.first_output, {});
-    added.backward = gemm_.MakeTerm(Product::kInputGradient, target.a_copy, 0, 0, {});
+    terms.forward = gemm_.MakeTerm(Product::kForward, target.b_copy, 0, target.first_output, {});
+    terms.backward = gemm_.MakeTerm(Product::kInputGradient, target.a_copy, 0, 0, {});
   }
   version_ = NextVersion();
 }
@@ -74,9 +74,9 @@ void CudaAdapterTable::TakeOverflow(int32_t slot, int32_t* marked) {
   TakeMark(context_.stream.get(), overflow_ + slot, DeviceAddress(marked));
 }
 
-const std::vector<ResidentTarget>& CudaAdapterTable::Of(int32_t slot, int32_t group) const {
+const ResidentAdapter& CudaAdapterTable::Of(int32_t slot, int32_t group) const {
   assert(slot >= 0 && slot < slots_ && group >= 0 && group < groups_);
-  return targets_[static_cast<size_t>(slot * groups_ + group)];
+  return adapters_[static_cast<size_t>(slot * groups_ + group)];
 }
 
 }  // namespace lorad::kernels::cuda

@@ -11,11 +11,16 @@
 
 namespace lorad::kernels::cuda {
 
-// A LoRA target and, where it has copies, its terms of the two products but for columns and masks.
-struct ResidentTarget {
-  LoraTarget target;
+// A LoRA target's terms of the two products, but for columns and masks.
+struct TargetTerms {
   LowRankTerm forward;
   LowRankTerm backward;
+};
+
+// A slot's targets in a group.
+struct ResidentAdapter {
+  std::vector<LoraTarget> targets;
+  std::vector<TargetTerms> terms;  // one a target; where that has no copies, to be made by the plan
 };
 
 class CudaAdapterTable final : public AdapterTable {
@@ -29,7 +34,7 @@ class CudaAdapterTable final : public AdapterTable {
   void ClearSlot(int32_t slot);
   void TakeOverflow(int32_t slot, int32_t* marked);
 
-  const std::vector<ResidentTarget>& Of(int32_t slot, int32_t group) const;
+  const ResidentAdapter& Of(int32_t slot, int32_t group) const;
   int32_t* overflow(int32_t slot) const { return overflow_ + slot; }
   int32_t slots() const { return slots_; }
   int32_t groups() const { return groups_; }
@@ -42,9 +47,9 @@ class CudaAdapterTable final : public AdapterTable {
   const Gemm& gemm_;
   const int32_t slots_;
   const int32_t groups_;
-  std::vector<std::vector<ResidentTarget>> targets_;  // [slots * groups]
-  int32_t* overflow_ = nullptr;                       // device, [slots]
-  uint64_t version_ = 0;  // changes with every call, unique among tables
+  std::vector<ResidentAdapter> adapters_;  // [slots * groups]
+  int32_t* overflow_ = nullptr;            // device, [slots]
+  uint64_t version_ = 0;                   // changes with every call, unique among tables
 };
 
 }  // namespace lorad::kernels::cuda

@@ -26,12 +26,12 @@
 // Launches overlap: a product starts on multiprocessors that the last blocks of ProjectInput or
 // GradientA have left, and awaits them before it first reads S, dS or masks.
 //
-// What decides the order of sums: a sum over features is formed in slices (below; on Hopper
-// tables.h), a slice in ascending steps of 16 features in a permutation fixed by the kernel, and
-// slices are added in ascending order; which kernel it is depends on the device, and on Hopper for
-// S on whether the row's adapter drops; a sum over the tokens of a chunk runs in ascending steps of
-// 16, then fixed point. So a row's bits depend on K (dS: O) alone, a gradient's on its sequence
-// alone (the isolation rules of docs/determinism.md).
+// What decides the order of sums: a sum over features is formed in slices (tables.h, which has
+// others for Hopper), a slice in ascending steps of 16 features in a permutation fixed by the
+// kernel, and slices are added in ascending order; which kernel it is depends on the device, and on
+// Hopper for S on whether the row's adapter drops; a sum over the tokens of a chunk runs in
+// ascending steps of 16, then fixed point. So a row's bits depend on K (dS: O) alone, a gradient's
+// on its sequence alone (the isolation rules of docs/determinism.md).
 //
 // For bf16, K, O and the targets' ranges multiples of 8, rows of 16-byte multiples. For everything
 // else and float32: plain kernels (plain.cu), right and not fast.
@@ -47,9 +47,6 @@
 #include "sizes/cuda_products.h"
 
 namespace lorad::kernels::cuda {
-
-constexpr int InputSliceFeatures(int inputs) { return inputs <= 2048 ? 512 : 1024; }
-constexpr int OutputSliceFeatures(int outputs) { return outputs <= 8192 ? 512 : 1024; }
 
 // Of one launch after the other. Counters are zero between launches.
 struct LoraScratch {

@@ -1,13 +1,10 @@
-// What the host makes of the LoRA linear for each microbatch and linear group: the tables that its
-// kernels read (tables.h, gemm.h).
+// The LoRA linear of a microbatch and a linear group in device memory: the tables that its kernels
+// read (tables.h), laid out by layout.h, and the terms of its products (gemm.h). Also the scratch
+// memory that all groups share. One thread calls all of it, as it calls the backend.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <span>
-#include <utility>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -15,6 +12,7 @@
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/handles/handles.h"
 #include "kernels/cuda/lora/adapter_table.h"
+#include "kernels/cuda/lora/layout.h"
 #include "kernels/cuda/lora/tables.h"
 
 namespace lorad::kernels::cuda {
@@ -57,60 +55,24 @@ class LoraPlan {
   // Before the first kernel that reads the tables.
   void AwaitUpload();
   // No row has an adapter: the plain product.
-  bool empty() const { return pairs_.empty(); }
+  bool empty() const { return layout_.empty(); }
   const LoraTables& tables() const { return tables_; }
   const LowRankTable& forward() const { return forward_; }
   const LowRankTable& backward() const { return backward_; }
   uint64_t version() const { return version_; }
   // Whether the kernels for bf16 can do it.
-  bool fast() const { return fast_; }
+  bool fast() const { return layout_.fast; }
   // Of the pairs with dropout, padded; 0: none.
-  int32_t masked_rank_max() const { return masked_rank_max_; }
+  int32_t masked_rank_max() const { return layout_.masked_rank_max; }
 
  private:
-  struct Party {
-    int32_t slot = -1;
-    bool drops = false;
-    std::vector<int64_t> tiles;  // of rows, ascending
-    int32_t first_pair = 0;
-    int32_t pairs = 0;
-    int32_t first_unit = 0;
-    int32_t units = 0;
-    int32_t column = 0;
-    int32_t width = 0;
-  };
-
-  void FindParties(const CudaBatch& batch, const CudaAdapterTable& table, int32_t group);
-  void PlaceParties(int64_t tiles, int64_t columns_max);
-  void AddPairs(const LoraMemory& memory, const CudaAdapterTable& table, int32_t group,
-                int64_t inputs);
-  void AddPair(const LoraPair& pair);
-  void AddTerms(const Gemm& gemm, const ResidentTarget& resident, const LoraPair& pair,
-                int64_t inputs);
-  void AddItems(const CudaBatch& batch);
-  void TakeTileGroups(const Context& context, const LoraMemory& memory);
-  void AddGradientItems(int32_t chunks_together);
-  void AddOutputPairs(int32_t chunks_together);
-  void AddLists(int64_t tiles);
+  void AddTerms(const CudaAdapterTable& table, int32_t group, int64_t inputs);
   void Upload(Context& context);
 
   uint64_t version_;
-  bool fast_ = true;
-  int32_t masked_rank_max_ = 0;
-  std::vector<Party> parties_;
-  std::vector<int32_t> party_of_segment_;  // -1: none
-  std::vector<LoraPair> pairs_;
-  std::vector<LoraUnit> units_;
-  std::vector<LoraInputItem> input_items_;
-  std::vector<LoraOutputItem> output_items_;
-  std::vector<LoraGradientItem> gradient_items_;
-  std::vector<LoraOutputPair> output_pairs_;
-  std::vector<LoraTileGroup> input_groups_;
-  std::vector<LoraTileGroup> output_groups_;
+  const LoraLayout layout_;
   std::vector<LowRankTerm> forward_terms_;  // one a pair
   std::vector<LowRankTerm> backward_terms_;
-  std::vector<int32_t> first_;  // [tiles + 1]
-  std::vector<int32_t> list_;
   LoraTables tables_;
   LowRankTable forward_;
   LowRankTable backward_;

@@ -1,5 +1,5 @@
 // The LoRA linear of one microbatch and one linear group as its kernels see it: plain arrays in
-// device memory, made by plan.h. Also for .cu files.
+// device memory, laid out by layout.h and uploaded by plan.h. Also for .cu files.
 //
 // A party is (slot, with dropout or not) with rows in the microbatch and targets in the group. Its
 // pairs, one a target, have consecutive ranges of columns, each padded to kRankAlignment, in two
@@ -93,6 +93,10 @@ struct LoraOutputPair {
   int32_t together =
       0;  // 1: both train, of the same ranks of a pair, so their dB is added up first
 };
+
+// How kernels form sums over features, of x or of a pair's part of dy: in slices of so many.
+constexpr int InputSliceFeatures(int inputs) { return inputs <= 2048 ? 512 : 1024; }
+constexpr int OutputSliceFeatures(int outputs) { return outputs <= 8192 ? 512 : 1024; }
 
 // How the kernels for Hopper form sums over columns, of x or of a pair's part of dy: slice i has
 // pieces i, i + slices, i + 2 slices... of 128 columns, so that those at work at one time

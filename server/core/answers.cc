@@ -32,7 +32,7 @@ bool Core::State::AnsweredBefore(uint64_t request, const char* kind, const Reque
   const RequestIds::Kept* kept = requests_.Find(RequestKey(kind, id.id));
   if (!kept) return false;
   if (!kept->IsOf(id.content)) {
-    Fail(request, RequestIdReused(id.id));
+    turn_.Fail(request, RequestIdReused(id.id));
     return true;
   }
   // A job has gone on meanwhile. Nothing else changes, but another may have taken its name.
@@ -40,7 +40,7 @@ bool Core::State::AnsweredBefore(uint64_t request, const char* kind, const Reque
   absl::StatusOr<ReplyValue> value = kept->answer.empty() || is_job_there
                                          ? Find(kind, kept->name)
                                          : ParseResource(kind, kept->answer);
-  value.ok() ? Answer(request, *std::move(value)) : Fail(request, value.status());
+  value.ok() ? turn_.Answer(request, *std::move(value)) : turn_.Fail(request, value.status());
   return true;
 }
 
@@ -50,15 +50,15 @@ void Core::State::KeepRequest(const char* kind, const RequestId& id, const std::
   // Of two uploads under one id, the one that was there first counts.
   if (id.id.empty() || requests_.Find(key)) return;
   for (const auto& [changed, record] :
-       requests_.Keep(key, id.content, name, made.SerializeAsString(), SteadyWallUs())) {
-    Put(storage::PutRecord(kRequestKind, changed, record.SerializeAsString()));
+       requests_.Keep(key, id.content, name, made.SerializeAsString(), turn_.SteadyWallUs())) {
+    turn_.Put(storage::PutRecord(kRequestKind, changed, record.SerializeAsString()));
   }
   PruneRequests();
 }
 
 void Core::State::PruneRequests() {
-  for (const std::string& key : requests_.Prune(SteadyWallUs())) {
-    Put(storage::DeleteRecord(kRequestKind, key));
+  for (const std::string& key : requests_.Prune(turn_.SteadyWallUs())) {
+    turn_.Put(storage::DeleteRecord(kRequestKind, key));
   }
 }
 

@@ -22,8 +22,8 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
   const auto& header = content.header;
   JobState* job = FindJob(header.job());
   if (job && std::ranges::binary_search(job->record.checkpoint_steps(), header.step())) {
-    Do(RemovePath{content.upload});
-    return Answer(request, std::monostate());
+    turn_.Do(RemovePath{content.upload});
+    return turn_.Answer(request, std::monostate());
   }
   // A job that has just failed or been cancelled may keep what it saved before.
   const auto found = std::ranges::find_if(groups_, [&](const auto& entry) {
@@ -34,27 +34,27 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
   const Member& member = group.members.at(header.job());
   if (const std::string wrong = WhatIsWrong(header, member, WorkerOf(group).hello.numerics_id());
       !wrong.empty()) {
-    Do(RemovePath{content.upload});
-    return Fail(request, InvalidFields("header", {{"header", wrong}}));
+    turn_.Do(RemovePath{content.upload});
+    return turn_.Fail(request, InvalidFields("header", {{"header", wrong}}));
   }
-  group.heard_us = now_us_;
+  group.heard_us = turn_.now_us();
   if (member.done_step < header.step()) {
     if (!StepMayCome(group, content)) return RefuseShard(request, content);
     EarlyShard& early = group.early_shards[header.job()];
     if (early.request != 0) SendAgain(early.request, early.content);
-    early = {request, content, now_us_ + kEarlyShardUs};
-    return Do(SetTimer{kShardsWait, early.until_us});
+    early = {request, content, turn_.now_us() + kEarlyShardUs};
+    return turn_.Do(SetTimer{kShardsWait, early.until_us});
   }
   for (auto& [number, commit] : commits_) {
     if (commit.job == header.job() && commit.step == header.step()) {
-      Do(RemovePath{content.upload});
+      turn_.Do(RemovePath{content.upload});
       commit.requests.push_back(request);
       return;
     }
   }
   const auto tokens = job->saved_tokens.find(header.step());
   if (tokens == job->saved_tokens.end()) return RefuseShard(request, content);  // never asked for
-  const uint64_t number = next_number_++;
+  const uint64_t number = turn_.NewNumber();
   PendingCommit& commit = commits_[number];
   commit.requests.push_back(request);
   commit.job = header.job();
@@ -73,7 +73,7 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
   write.numerics_id = commit.numerics_id;
   write.base_model_path = models_.at(job->job().base_model()).record.model().path();
   write.adapter = job->job().adapter();
-  Do(std::move(write));
+  turn_.Do(std::move(write));
 }
 
 bool Core::State::StepMayCome(const GroupState& group, const ShardUploaded& shard) {
@@ -93,7 +93,7 @@ void Core::State::AnswerEarlyShards(GroupState& group) {
   std::vector<EarlyShard> settled;
   std::erase_if(group.early_shards, [&](const auto& entry) {
     const EarlyShard& early = entry.second;
-    if (StepMayCome(group, early.content) && early.until_us > now_us_) return false;
+    if (StepMayCome(group, early.content) && early.until_us > turn_.now_us()) return false;
     settled.push_back(early);
     return true;
   });
@@ -107,20 +107,20 @@ void Core::State::AnswerEarlyShards(GroupState& group) {
 }
 
 void Core::State::SendAgain(uint64_t request, const ShardUploaded& content) {
-  Do(RemovePath{content.upload});
-  Fail(request, Unavailable("STEP_NOT_REPORTED",
-                            absl::StrCat("step ", content.header.step(), " of job '",
-                                         Quotable(content.header.job(), kNameBytesMax),
-                                         "' is not reported yet: send its checkpoint again"),
-                            kRetryMs));
+  turn_.Do(RemovePath{content.upload});
+  turn_.Fail(request, Unavailable("STEP_NOT_REPORTED",
+                                  absl::StrCat("step ", content.header.step(), " of job '",
+                                               Quotable(content.header.job(), kNameBytesMax),
+                                               "' is not reported yet: send its checkpoint again"),
+                                  kRetryMs));
 }
 
 void Core::State::RefuseShard(uint64_t request, const ShardUploaded& content) {
   const auto& header = content.header;
-  Do(RemovePath{content.upload});
+  turn_.Do(RemovePath{content.upload});
   const std::string job = Quotable(header.job(), kNameBytesMax);
-  Fail(request,
-       PreconditionFailed("STALE_EPOCH", absl::StrCat("job ", job),
+  turn_.Fail(request, PreconditionFailed(
+                          "STALE_EPOCH", absl::StrCat("job ", job),
                           absl::StrCat("the checkpoint of job '", job, "' at step ", header.step(),
                                        " of epoch ", header.epoch(), " is not wanted any more")));
 }
@@ -132,18 +132,18 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
   JobState* job = FindJob(commit.job);
   if (job) {
     job->commits--;
-    schedule_ = true;
+    turn_.WantSchedule();
   }
   if (!written.checkpoint.ok()) {
     const absl::Status& status = written.checkpoint.status();
-    Warn(absl::StrCat("checkpoint of job '", commit.job, "' at step ", commit.step, ": ",
-                      status.ToString()));
+    turn_.Warn(absl::StrCat("checkpoint of job '", commit.job, "' at step ", commit.step, ": ",
+                            status.ToString()));
     // What the shard holds does not change when it is sent again; what the disk says may.
     const bool hopeless = absl::IsInvalidArgument(status) || absl::IsDataLoss(status);
     for (const uint64_t request : commit.requests) {
-      Fail(request, hopeless ? status
-                             : Unavailable("CHECKPOINT_NOT_WRITTEN", std::string(status.message()),
-                                           kRetryMs));
+      turn_.Fail(request, hopeless ? status
+                                   : Unavailable("CHECKPOINT_NOT_WRITTEN",
+                                                 std::string(status.message()), kRetryMs));
     }
     GroupState* group = hopeless && job && IsPlaced(job->state()) ? GroupOf(*job) : nullptr;
     if (group && group->epoch == commit.epoch) {
@@ -155,15 +155,15 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
   }
   if (!job) {
     // Cancelled and deleted meanwhile.
-    Do(RemovePath{absl::StrCat("checkpoints/", commit.job)});
+    turn_.Do(RemovePath{absl::StrCat("checkpoints/", commit.job)});
   } else {
     v1::Checkpoint checkpoint = *written.checkpoint;
-    SetTime(checkpoint.mutable_create_time());
+    turn_.Stamp(checkpoint.mutable_create_time());
     auto& steps = *job->record.mutable_checkpoint_steps();
     steps.Add(commit.step);
     std::ranges::sort(steps);
-    Put(storage::PutEntry(kCheckpointSeries, commit.job, commit.step,
-                          checkpoint.SerializeAsString()));
+    turn_.Put(storage::PutEntry(kCheckpointSeries, commit.job, commit.step,
+                                checkpoint.SerializeAsString()));
     job->saved_tokens.erase(commit.step);
     if (commit.step > job->job().last_checkpoint_step()) {
       job->job().set_last_checkpoint_step(commit.step);
@@ -187,7 +187,7 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
     }
     MaybeFinish(*job);
   }
-  for (const uint64_t request : commit.requests) Answer(request, std::monostate());
+  for (const uint64_t request : commit.requests) turn_.Answer(request, std::monostate());
 }
 
 // It is not named any more, so the step's next shard is written anew; what is there is believed
@@ -199,7 +199,7 @@ void Core::State::LoseCheckpoint(JobState& job, const std::string& reason, const
   assert(!steps.empty() && *steps.rbegin() == lost);
   steps.RemoveLast();
   tokens.erase(lost);
-  Put(storage::DeleteEntry(kCheckpointSeries, job.name(), lost));
+  turn_.Put(storage::DeleteEntry(kCheckpointSeries, job.name(), lost));
   const int64_t before = steps.empty() ? 0 : *steps.rbegin();
   const auto known = tokens.find(before);
   job.job().set_last_checkpoint_step(before);
@@ -210,39 +210,39 @@ void Core::State::LoseCheckpoint(JobState& job, const std::string& reason, const
   AddEvent(job, reason,
            absl::StrCat("the checkpoint of step ", lost, " is given up (", why,
                         "); the job goes on from step ", before));
-  Warn(absl::StrCat("job '", job.name(), "': ", reason, ": the checkpoint of step ", lost,
-                    " is given up: ", why));
+  turn_.Warn(absl::StrCat("job '", job.name(), "': ", reason, ": the checkpoint of step ", lost,
+                          " is given up: ", why));
 }
 
 void Core::State::On(uint64_t request, const v1::DeleteCheckpointRequest& content) {
   JobState* job = FindJob(content.job());
-  if (!job) return Fail(request, NotFound(kJobKind, content.job()));
+  if (!job) return turn_.Fail(request, NotFound(kJobKind, content.job()));
   auto& steps = *job->record.mutable_checkpoint_steps();
   const auto found = std::ranges::find(steps, content.step());
   const std::string name = absl::StrCat(content.job(), "/", content.step());
-  if (found == steps.end()) return Fail(request, NotFound("checkpoint", name));
+  if (found == steps.end()) return turn_.Fail(request, NotFound("checkpoint", name));
   if (IsLive(job->state()) && content.step() == job->job().last_checkpoint_step()) {
-    return Fail(request,
-                PreconditionFailed("IN_USE", absl::StrCat("job ", content.job()),
-                                   absl::StrCat("checkpoint '", name,
-                                                "' is where its live job would go on from: wait "
-                                                "for a newer one, or until the job ends")));
+    return turn_.Fail(
+        request, PreconditionFailed("IN_USE", absl::StrCat("job ", content.job()),
+                                    absl::StrCat("checkpoint '", name,
+                                                 "' is where its live job would go on from: wait "
+                                                 "for a newer one, or until the job ends")));
   }
   for (const std::string& live : live_) {
     if (jobs_.at(live)->job().adapter().init_from() == name) {
-      return Fail(request,
-                  PreconditionFailed("IN_USE", absl::StrCat("job ", live),
-                                     absl::StrCat("job '", live, "' starts from checkpoint '", name,
-                                                  "': wait until it ends, or cancel it")));
+      return turn_.Fail(
+          request, PreconditionFailed("IN_USE", absl::StrCat("job ", live),
+                                      absl::StrCat("job '", live, "' starts from checkpoint '",
+                                                   name, "': wait until it ends, or cancel it")));
     }
   }
   steps.erase(found);
   job->record.mutable_tokens_at_checkpoints()->erase(content.step());
-  Put(storage::DeleteEntry(kCheckpointSeries, content.job(), content.step()));
-  Do(RemovePath{absl::StrCat("checkpoints/", name)});
+  turn_.Put(storage::DeleteEntry(kCheckpointSeries, content.job(), content.step()));
+  turn_.Do(RemovePath{absl::StrCat("checkpoints/", name)});
   AddEvent(*job, "CHECKPOINT_DELETED",
            absl::StrCat("the checkpoint of step ", content.step(), " was deleted by its user"));
-  Answer(request, std::monostate());
+  turn_.Answer(request, std::monostate());
 }
 
 }  // namespace lorad::server

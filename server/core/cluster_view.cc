@@ -9,11 +9,11 @@
 namespace lorad::server {
 
 void Core::State::On(uint64_t request, const v1::GetClusterRequest&) {
-  Answer(request, ViewCluster());
+  turn_.Answer(request, ViewCluster());
 }
 
 void Core::State::On(uint64_t request, const v1::ListWorkersRequest&) {
-  Answer(request, ViewWorkers());
+  turn_.Answer(request, ViewWorkers());
 }
 
 std::optional<ReplyValue> Core::State::Look(const Request& request) {
@@ -32,8 +32,9 @@ std::optional<ReplyValue> Core::State::Look(const Request& request) {
 v1::ClusterStatus Core::State::ViewCluster() const {
   v1::ClusterStatus status;
   status.set_version(options_.version);
-  status.mutable_start_time()->set_seconds(start_wall_us_ / 1'000'000);
-  status.mutable_start_time()->set_nanos(static_cast<int32_t>(start_wall_us_ % 1'000'000) * 1000);
+  status.mutable_start_time()->set_seconds(turn_.start_wall_us() / 1'000'000);
+  status.mutable_start_time()->set_nanos(static_cast<int32_t>(turn_.start_wall_us() % 1'000'000) *
+                                         1000);
   int workers = 0;
   for (const auto& [name, worker] : workers_) workers += worker.connection != 0;
   status.set_workers(workers);

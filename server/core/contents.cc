@@ -25,7 +25,7 @@ bool SaysItIsBad(const std::string& reason) {
 
 void Core::State::LookAtContent(JobState& job, const std::string& worker, const std::string& reason,
                                 const std::string& message) {
-  const uint64_t number = next_number_++;
+  const uint64_t number = turn_.NewNumber();
   const std::string content = ContentOf(job.job());
   looks_[number] = {job.name(), content, worker, reason, message};
   job.resumes = true;
@@ -33,7 +33,7 @@ void Core::State::LookAtContent(JobState& job, const std::string& worker, const 
              absl::StrCat("worker '", worker, "' could not load it: ", reason, ": ", message));
   job.reads_content = true;
   job.why = absl::StrCat(content, " is read, for a worker could not load it");
-  Do(ReadContent{number, job.name(), content});
+  turn_.Do(ReadContent{number, job.name(), content});
 }
 
 void Core::State::OnContentRead(const ContentRead& read) {
@@ -43,7 +43,7 @@ void Core::State::OnContentRead(const ContentRead& read) {
   JobState* job = FindJob(look.job);
   if (!job) return;  // deleted meanwhile
   job->reads_content = false;
-  schedule_ = true;
+  turn_.WantSchedule();
   // Cancelled meanwhile, or it goes on from a newer checkpoint.
   if (job->state() != v1::Job::QUEUED || ContentOf(job->job()) != look.content) return;
   const bool own = job->job().last_checkpoint_step() > 0;

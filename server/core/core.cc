@@ -12,8 +12,9 @@ Core::~Core() = default;
 absl::StatusOr<std::unique_ptr<Core>> Core::Create(const CoreOptions& options, StoredState stored,
                                                    Moment now, std::vector<Effect>* effects) {
   auto state = std::make_unique<State>(options);
+  const int64_t starts_before = stored.starts;
   if (absl::Status status = state->Load(std::move(stored)); !status.ok()) return status;
-  *effects = state->Recover(now);
+  *effects = state->Recover(now, starts_before);
   return std::unique_ptr<Core>(new Core(std::move(state)));
 }
 

@@ -52,19 +52,20 @@ planner::TimeModel& Core::State::TimesOf(const std::string& base_model, const Wo
 
 void Core::State::On(uint64_t request, const EstimateJob& content) {
   if (absl::Status status = CheckReferences(content.job); !status.ok()) {
-    return Fail(request, status);
+    return turn_.Fail(request, status);
   }
   if (!EnsureRows(content.job)) {
     waiting_.estimates.push_back({request, content});
     return;
   }
   if (content.wait_us > 0 && workers_.empty() && !stopping_) {
-    held_estimates_.push_back({request, content, now_us_ + content.wait_us});
-    Do(SetTimer{kEstimateEnds, held_estimates_.back().until_us});
+    held_estimates_.push_back({request, content, turn_.now_us() + content.wait_us});
+    turn_.Do(SetTimer{kEstimateEnds, held_estimates_.back().until_us});
     return;
   }
   absl::StatusOr<v1::JobEstimate> estimate = Estimate(content.job);
-  estimate.ok() ? Answer(request, *std::move(estimate)) : Fail(request, estimate.status());
+  estimate.ok() ? turn_.Answer(request, *std::move(estimate))
+                : turn_.Fail(request, estimate.status());
 }
 
 void Core::State::AnswerEstimates() {
@@ -73,7 +74,7 @@ void Core::State::AnswerEstimates() {
   std::vector<HeldEstimate> held;
   held.swap(held_estimates_);
   for (HeldEstimate& estimate : held) {
-    if (!known && estimate.until_us > now_us_) {
+    if (!known && estimate.until_us > turn_.now_us()) {
       held_estimates_.push_back(std::move(estimate));
       continue;
     }

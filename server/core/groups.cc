@@ -43,7 +43,7 @@ GroupState* Core::State::FindGroup(const std::string& name) {
 
 void Core::State::SendTo(const GroupState& group, worker::v1::CoordinatorMessage message) {
   const WorkerState& worker = WorkerOf(group);
-  if (worker.connection != 0) Do(Send{worker.connection, std::move(message)});
+  if (worker.connection != 0) turn_.Do(Send{worker.connection, std::move(message)});
 }
 
 // ---- scheduling ----
@@ -140,7 +140,7 @@ planner::ClusterView Core::State::ClusterOf() const {
 }
 
 void Core::State::Schedule() {
-  if (stopping_ || queue_.empty() || !room_.ok()) return;
+  if (stopping_ || queue_.empty() || !turn_.room().ok()) return;
   for (const planner::Decision& decision : planner::Schedule(ClusterOf())) Carry(decision);
 }
 
@@ -189,7 +189,7 @@ void Core::State::FormGroup(const planner::Decision& decision) {
   WorkerState& worker = workers_.at(decision.worker);
   assert(worker.connection != 0 && worker.group.empty());
   const int64_t epoch = next_epoch_++;
-  Put(storage::PutRecord(kMetaKind, kEpochKey, absl::StrCat(epoch)));
+  turn_.Put(storage::PutRecord(kMetaKind, kEpochKey, absl::StrCat(epoch)));
   const std::string name = absl::StrCat("group-", epoch);
   GroupState& group = groups_[name];
   group.name = name;
@@ -197,7 +197,7 @@ void Core::State::FormGroup(const planner::Decision& decision) {
   group.base_model = decision.base_model;
   group.worker = decision.worker;
   group.shape = decision.shape;
-  group.heard_us = now_us_;
+  group.heard_us = turn_.now_us();
   group.peak_before_bytes = worker.peak_bytes;
   worker.group = name;
   const v1::Model& model = models_.at(decision.base_model).record.model();
@@ -216,10 +216,9 @@ void Core::State::FormGroup(const planner::Decision& decision) {
   order.set_slots_max(static_cast<int32_t>(decision.shape.slots_max));
   order.set_recomputation(OrderOf(decision.shape.recomputation));
   SendTo(group, std::move(message));
-  Do(Note{Note::Level::kInfo,
-          absl::StrCat(name, ": forming for base model '", decision.base_model, "' on worker '",
-                       decision.worker, "', ", decision.shape.capacity_tokens,
-                       " tokens, recomputing ", planner::ToText(decision.shape.recomputation))});
+  turn_.Info(absl::StrCat(name, ": forming for base model '", decision.base_model, "' on worker '",
+                          decision.worker, "', ", decision.shape.capacity_tokens,
+                          " tokens, recomputing ", planner::ToText(decision.shape.recomputation)));
   for (const std::string& job : decision.jobs) Join(group, *FindJob(job));
 }
 
@@ -229,7 +228,7 @@ void Core::State::Join(GroupState& group, JobState& job) {
   Member& member = group.members[job.name()];
   member.adapter = ShapeOfAdapter(job.job().adapter());
   member.done_step = member.planned_step = job.job().step();
-  member.save_us = now_us_;
+  member.save_us = turn_.now_us();
   group.idle_since_us = 0;
   Transition(job, v1::Job::PREPARING,
              group.phase == GroupState::Phase::kForming
@@ -259,7 +258,7 @@ void Core::State::BeginCut(GroupState& group, GroupState::Then then, const std::
 }
 
 void Core::State::OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& answer) {
-  group.heard_us = now_us_;
+  group.heard_us = turn_.now_us();
   for (const std::string& job : GiveUpFrom(group.windows, answer.first_not_enqueued())) {
     const auto member = group.members.find(job);
     if (member != group.members.end()) member->second.slot = Member::Slot::kLoaded;
@@ -291,11 +290,11 @@ void Core::State::Resync(GroupState& group) {
 
 void Core::State::EndMember(GroupState& group, const std::string& name) {
   group.members.erase(name);
-  if (group.members.empty()) group.idle_since_us = now_us_;
+  if (group.members.empty()) group.idle_since_us = turn_.now_us();
   if (JobState* job = FindJob(name); job && job->state() == v1::Job::CANCELLING) {
     Transition(*job, v1::Job::CANCELLED, "it has left its group");
   }
-  schedule_ = true;
+  turn_.WantSchedule();
 }
 
 void Core::State::Leave(GroupState* group, const std::string& job) {
@@ -333,7 +332,7 @@ void Core::State::Advance(GroupState& group) {
       if (member.slot == Member::Slot::kUnloaded) left.push_back(name);
     }
     for (const std::string& name : left) EndMember(group, name);
-    schedule_ = true;
+    turn_.WantSchedule();
   }
   if (group.phase == Phase::kRunning) PlanNext(group);
   if (group.phase == Phase::kSaving) {
@@ -353,7 +352,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
   worker::v1::CoordinatorMessage message;
   message.mutable_dissolve_group()->set_epoch(group.epoch);
   SendTo(group, std::move(message));
-  Do(Note{Note::Level::kInfo, absl::StrCat(group.name, ": dissolved: ", why)});
+  turn_.Info(absl::StrCat(group.name, ": dissolved: ", why));
   WorkerOf(group).group.clear();
   for (const auto& [job, early] : group.early_shards) RefuseShard(early.request, early.content);
   const std::map<std::string, Member> members = std::move(group.members);
@@ -371,7 +370,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
       Transition(*job, v1::Job::QUEUED, why);
     }
   }
-  schedule_ = true;
+  turn_.WantSchedule();
 }
 
 void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss) {
@@ -399,7 +398,7 @@ void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss
   } else {
     Suspect(lost, name, std::ssize(members), why);
   }
-  schedule_ = true;
+  turn_.WantSchedule();
 }
 
 void Core::State::Suspect(const std::vector<JobState*>& lost, const std::string& group,

@@ -70,17 +70,19 @@ absl::Status Core::State::CheckReferences(const v1::Job& job) const {
 
 void Core::State::On(uint64_t request, const CreateJob& content) {
   if (!content.validate_only && AnsweredBefore(request, kJobKind, content.request_id)) return;
-  if (!content.validate_only && !room_.ok()) return Fail(request, room_);
+  if (!content.validate_only && !turn_.room().ok()) return turn_.Fail(request, turn_.room());
   if (absl::Status status = CheckReferences(content.job); !status.ok()) {
-    return Fail(request, status);
+    return turn_.Fail(request, status);
   }
   if (stopping_) {
-    return Fail(request, Unavailable("SHUTTING_DOWN", "the coordinator is being stopped", 5000));
+    return turn_.Fail(request,
+                      Unavailable("SHUTTING_DOWN", "the coordinator is being stopped", 5000));
   }
   if (static_cast<int64_t>(live_.size()) >= kLiveJobsMax) {
-    return Fail(request, LimitExceeded("TOO_MANY_JOBS", "live jobs",
-                                       absl::StrCat("there are ", kLiveJobsMax,
-                                                    " live jobs: wait until some have ended")));
+    return turn_.Fail(request,
+                      LimitExceeded("TOO_MANY_JOBS", "live jobs",
+                                    absl::StrCat("there are ", kLiveJobsMax,
+                                                 " live jobs: wait until some have ended")));
   }
   if (EnsureRows(content.job)) {
     // Known at once, so it is said at once.
@@ -88,9 +90,9 @@ void Core::State::On(uint64_t request, const CreateJob& content) {
     *record.mutable_job() = content.job;
     v1::JobError error;
     if (absl::Status status = AcceptRows(record, &error); !status.ok()) {
-      return Fail(request, status);
+      return turn_.Fail(request, status);
     }
-    if (content.validate_only) return Answer(request, record.job());
+    if (content.validate_only) return turn_.Answer(request, record.job());
   } else if (content.validate_only) {
     waiting_.validations.push_back({request, content});
     return;
@@ -107,7 +109,7 @@ void Core::State::StoreJob(uint64_t request, const CreateJob& content) {
   job.job() = content.job;
   job.job().set_name(name);
   job.job().set_state(v1::Job::VALIDATING);
-  SetTime(job.job().mutable_create_time());
+  turn_.Stamp(job.job().mutable_create_time());
   job.record.set_order(next_order_++);
   job.record.set_request_id(content.request_id.id);
   job.record.set_checkpoint_tokens(0);
@@ -120,7 +122,7 @@ void Core::State::StoreJob(uint64_t request, const CreateJob& content) {
   Publish(job);
   v1::Job made = View(job);
   KeepRequest(kJobKind, content.request_id, name, made);
-  Answer(request, std::move(made));
+  turn_.Answer(request, std::move(made));
 }
 
 // ---- read ----
@@ -137,7 +139,7 @@ v1::Job Core::State::View(const JobState& state) const {
   if (job.state() == v1::Job::QUEUED) {
     RenumberQueue();
     job.mutable_queue()->set_place(state.place);
-    job.mutable_queue()->set_why(!room_.ok()         ? std::string(room_.message())
+    job.mutable_queue()->set_why(!turn_.room().ok()  ? std::string(turn_.room().message())
                                  : state.why.empty() ? "waits to be scheduled"
                                                      : state.why);
   } else if (job.state() == v1::Job::VALIDATING && !state.why.empty()) {
@@ -161,15 +163,15 @@ v1::Job Core::State::View(const JobEntry& entry) const {
 
 void Core::State::On(uint64_t request, const v1::GetJobRequest& content) {
   const JobEntry* job = FindEntry(content.name());
-  job ? Answer(request, View(*job)) : Fail(request, NotFound(kJobKind, content.name()));
+  job ? turn_.Answer(request, View(*job)) : turn_.Fail(request, NotFound(kJobKind, content.name()));
 }
 
 void Core::State::On(uint64_t request, const v1::ListJobsRequest& content) {
   absl::StatusOr<JobFilter> filter = JobFilter::Parse(content.filter());
-  if (!filter.ok()) return Fail(request, filter.status());
+  if (!filter.ok()) return turn_.Fail(request, filter.status());
   const std::string scope = absl::StrCat("jobs/", content.filter());
   absl::StatusOr<std::string> cursor = ReadPageToken(scope, content.page_token());
-  if (!cursor.ok()) return Fail(request, cursor.status());
+  if (!cursor.ok()) return turn_.Fail(request, cursor.status());
   auto end = by_order_.end();
   if (int64_t order = 0; !cursor->empty() && absl::SimpleAtoi(*cursor, &order)) {
     end = by_order_.lower_bound(order);
@@ -200,14 +202,14 @@ void Core::State::On(uint64_t request, const v1::ListJobsRequest& content) {
   if (!by_order_.empty() && last > by_order_.begin()->first) {
     response.set_next_page_token(MakePageToken(scope, absl::StrCat(last)));
   }
-  Answer(request, std::move(response));
+  turn_.Answer(request, std::move(response));
 }
 
 void Core::State::On(uint64_t request, const SnapshotJobs& content) {
   std::map<int64_t, int64_t> named;  // revision -> order
   for (const std::string& name : content.names) {
     const JobEntry* entry = FindEntry(name);
-    if (!entry) return Fail(request, NotFound(kJobKind, name));
+    if (!entry) return turn_.Fail(request, NotFound(kJobKind, name));
     records::JobRecord space;
     const records::JobRecord& record = RecordOf(*entry, &space);
     named[record.job().revision()] = record.order();
@@ -219,14 +221,14 @@ void Core::State::On(uint64_t request, const SnapshotJobs& content) {
     snapshot.jobs.push_back(View(by_order_.at(entry->second)));
   }
   snapshot.revision = revision_;
-  Answer(request, std::move(snapshot));
+  turn_.Answer(request, std::move(snapshot));
 }
 
 // ---- end ----
 
 void Core::State::On(uint64_t request, const v1::CancelJobRequest& content) {
   JobState* job = FindJob(content.name());
-  if (!job) return Fail(request, NotFound(kJobKind, content.name()));
+  if (!job) return turn_.Fail(request, NotFound(kJobKind, content.name()));
   if (IsLive(job->state()) && job->state() != v1::Job::CANCELLING) {
     GroupState* group = IsPlaced(job->state()) ? GroupOf(*job) : nullptr;
     const std::string group_name = job->job().group();
@@ -239,40 +241,41 @@ void Core::State::On(uint64_t request, const v1::CancelJobRequest& content) {
     }
     Publish(*job);
   }
-  Answer(request, View(*job));
+  turn_.Answer(request, View(*job));
 }
 
 void Core::State::On(uint64_t request, const v1::DeleteJobRequest& content) {
   const std::string name = content.name();
   JobState* job = FindJob(name);
-  if (!job) return Fail(request, NotFound(kJobKind, name));
+  if (!job) return turn_.Fail(request, NotFound(kJobKind, name));
   if (!content.etag().empty() && content.etag() != job->job().etag()) {
-    return Fail(request, Error(absl::StatusCode::kAborted, "ETAG_MISMATCH",
-                               absl::StrCat("job '", name, "' has changed since: its etag is now ",
-                                            job->job().etag())));
+    return turn_.Fail(request,
+                      Error(absl::StatusCode::kAborted, "ETAG_MISMATCH",
+                            absl::StrCat("job '", name, "' has changed since: its etag is now ",
+                                         job->job().etag())));
   }
   if (IsLive(job->state())) {
-    return Fail(request,
-                PreconditionFailed("JOB_LIVE", absl::StrCat("job ", name),
-                                   absl::StrCat("job '", name, "' is ", ToText(job->state()),
-                                                ": cancel it, and delete it once it has "
-                                                "ended")));
+    return turn_.Fail(request,
+                      PreconditionFailed("JOB_LIVE", absl::StrCat("job ", name),
+                                         absl::StrCat("job '", name, "' is ", ToText(job->state()),
+                                                      ": cancel it, and delete it once it has "
+                                                      "ended")));
   }
   for (const std::string& live : live_) {
     if (jobs_.at(live)->job().adapter().init_from().starts_with(name + "/")) {
-      return Fail(request,
-                  PreconditionFailed("IN_USE", absl::StrCat("job ", live),
-                                     absl::StrCat("job '", live, "' starts from a checkpoint of '",
-                                                  name, "': wait until it ends, or cancel it")));
+      return turn_.Fail(
+          request, PreconditionFailed("IN_USE", absl::StrCat("job ", live),
+                                      absl::StrCat("job '", live, "' starts from a checkpoint of '",
+                                                   name, "': wait until it ends, or cancel it")));
     }
   }
-  Put(storage::DeleteRecord(kJobKind, name));
+  turn_.Put(storage::DeleteRecord(kJobKind, name));
   for (const char* series : {kEventSeries, kMetricsSeries, kEvaluationSeries, kCheckpointSeries}) {
-    Put(storage::DeleteSeries(series, name));
+    turn_.Put(storage::DeleteSeries(series, name));
   }
-  Do(RemovePath{absl::StrCat("checkpoints/", name)});
+  turn_.Do(RemovePath{absl::StrCat("checkpoints/", name)});
   Forget(*job);
-  Answer(request, std::monostate());
+  turn_.Answer(request, std::monostate());
 }
 
 }  // namespace lorad::server

@@ -37,10 +37,9 @@ void Core::State::KeepPeak(const GroupState& group) {
                .tokens = tokens,
                .squared_lengths = tokens * group.shape.longest_sequence,
                .peak_bytes = worker.peak_bytes});
-  Do(Note{Note::Level::kInfo,
-          absl::StrCat(group.name, ": its worker's peak was ", worker.peak_bytes, " bytes, ",
-                       group.counted_bytes, " counted; memory of '", group.base_model,
-                       "': ", fit.ToText())});
+  turn_.Info(absl::StrCat(group.name, ": its worker's peak was ", worker.peak_bytes, " bytes, ",
+                          group.counted_bytes, " counted; memory of '", group.base_model,
+                          "': ", fit.ToText()));
 }
 
 }  // namespace lorad::server

@@ -45,7 +45,7 @@ void Core::State::Postpone(JobState& job, const std::string& reason, const std::
       std::min(first_ms << std::min(passing.tries, 20), options_.postpone_max_ms) * kMillisecond;
   passing.tries++;
   postponed_.erase({passing.until_us, job.name()});
-  passing.until_us = now_us_ + pause_us;
+  passing.until_us = turn_.now_us() + pause_us;
   if (IsPlaced(job.state())) {
     FallBack(job);
     Transition(job, v1::Job::QUEUED, absl::StrCat(reason, ": ", message));
@@ -53,7 +53,7 @@ void Core::State::Postpone(JobState& job, const std::string& reason, const std::
   if (job.state() == v1::Job::QUEUED) LeaveShapes(job);
   CountFailure(job, reason, message);
   const int times = std::max(passing.event.count(), 1);
-  const absl::Time again = absl::FromUnixMicros(wall_us_ + pause_us);
+  const absl::Time again = absl::FromUnixMicros(turn_.wall_us() + pause_us);
   job.why = absl::StrCat(reason, ": ", message,
                          times > 1 ? absl::StrCat(" (", times, " times)") : "", "; tried again at ",
                          absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", again, absl::UTCTimeZone()));
@@ -72,14 +72,15 @@ void Core::State::CountFailure(JobState& job, const std::string& reason,
     return;
   }
   for (const int64_t revision : passing.changes) {
-    Put(storage::DeleteEntry(kEventSeries, job.name(), revision));
+    turn_.Put(storage::DeleteEntry(kEventSeries, job.name(), revision));
   }
   passing.changes.clear();
   v1::Event& event = passing.event;
   event.set_count(std::max(event.count(), 1) + 1);
   event.set_message(Utf8(message));
-  SetTime(event.mutable_time());
-  Put(storage::PutEntry(kEventSeries, job.name(), event.revision(), event.SerializeAsString()));
+  turn_.Stamp(event.mutable_time());
+  turn_.Put(
+      storage::PutEntry(kEventSeries, job.name(), event.revision(), event.SerializeAsString()));
   Touch(job);
 }
 
@@ -88,12 +89,12 @@ void Core::State::SetPostponedTimer() {
   const int64_t first_us = postponed_.begin()->first;
   if (postponed_timer_us_ != 0 && postponed_timer_us_ <= first_us) return;
   postponed_timer_us_ = first_us;
-  Do(SetTimer{kPostponedEnds, first_us});
+  turn_.Do(SetTimer{kPostponedEnds, first_us});
 }
 
 void Core::State::TryPostponed() {
-  if (postponed_timer_us_ <= now_us_) postponed_timer_us_ = 0;
-  while (!postponed_.empty() && postponed_.begin()->first <= now_us_) {
+  if (postponed_timer_us_ <= turn_.now_us()) postponed_timer_us_ = 0;
+  while (!postponed_.empty() && postponed_.begin()->first <= turn_.now_us()) {
     JobState* job = FindJob(postponed_.begin()->second);
     postponed_.erase(postponed_.begin());
     if (!job) continue;

@@ -36,7 +36,7 @@ void Core::State::OnReport(GroupState& group, const worker::v1::Report& report) 
     worker::v1::CoordinatorMessage message;
     message.mutable_acknowledge()->set_epoch(epoch);
     message.mutable_acknowledge()->set_number(number);
-    Do(Send{worker.connection, std::move(message)});
+    turn_.Do(Send{worker.connection, std::move(message)});
   };
   if (report.number() > 0 && report.number() <= group.last_report) {
     return acknowledge(group.last_report);
@@ -49,7 +49,7 @@ void Core::State::OnReport(GroupState& group, const worker::v1::Report& report) 
     return CloseLiar(worker, wrong);
   }
   group.last_report = report.number();
-  group.heard_us = now_us_;
+  group.heard_us = turn_.now_us();
   using Report = worker::v1::Report;
   switch (report.content_case()) {
     case Report::kGroupFormed:
@@ -94,10 +94,10 @@ void Core::State::OnReport(GroupState& group, const worker::v1::Report& report) 
 void Core::State::OnGroupFormed(GroupState& group, const worker::v1::GroupFormed& formed) {
   group.phase = GroupState::Phase::kRunning;
   group.reserved_bytes = formed.reserved_bytes();
-  if (group.members.empty()) group.idle_since_us = now_us_;
-  Do(Note{Note::Level::kInfo, absl::StrCat(group.name, ": formed in ", formed.load_seconds(),
-                                           " s, ", formed.reserved_bytes(), " bytes")});
-  schedule_ = true;
+  if (group.members.empty()) group.idle_since_us = turn_.now_us();
+  turn_.Info(absl::StrCat(group.name, ": formed in ", formed.load_seconds(), " s, ",
+                          formed.reserved_bytes(), " bytes"));
+  turn_.WantSchedule();
 }
 
 void Core::State::OnGroupFailed(GroupState& group, const worker::v1::GroupFailed& failed) {
@@ -107,7 +107,7 @@ void Core::State::OnGroupFailed(GroupState& group, const worker::v1::GroupFailed
     return Dissolve(group, message);
   }
   if (failed.reason() == kMemory) RestForMemory(WorkerOf(group), message);
-  Warn(absl::StrCat(group.name, ": ", failed.reason(), ": ", message));
+  turn_.Warn(absl::StrCat(group.name, ": ", failed.reason(), ": ", message));
   std::vector<std::string> names;
   for (const auto& [name, member] : group.members) names.push_back(name);
   for (const std::string& name : names) {
@@ -187,7 +187,7 @@ void Core::State::KeepMetrics(JobState& job, const worker::v1::StepDone& done) {
   row.set_tokens(done.tokens());
   row.set_step_time_ms(done.step_time_ms());
   if (done.step() > job.record.furthest_step()) {
-    Put(storage::PutEntry(kMetricsSeries, job.name(), done.step(), row.SerializeAsString()));
+    turn_.Put(storage::PutEntry(kMetricsSeries, job.name(), done.step(), row.SerializeAsString()));
     job.metrics[done.step()] = std::move(row);
     if (job.metrics.size() > kMetricRowsKept) job.metrics.erase(job.metrics.begin());
     return;
@@ -205,7 +205,7 @@ void Core::State::KeepMetrics(JobState& job, const worker::v1::StepDone& done) {
       "step ", done.step(), " was executed again with another result: loss ", first.loss(),
       " then ", row.loss(), ", gradient norm ", first.grad_norm(), " then ", row.grad_norm());
   AddEvent(job, "NUMERICS_MISMATCH", what);
-  Warn(absl::StrCat("job '", job.name(), "': NUMERICS_MISMATCH: ", what));
+  turn_.Warn(absl::StrCat("job '", job.name(), "': NUMERICS_MISMATCH: ", what));
 }
 
 void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done) {
@@ -215,7 +215,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   // What an ended job did besides is not told of.
   if (found == group.members.end() || !job || !IsPlaced(job->state())) return;
   found->second.done_step = done.step();
-  found->second.save_us = now_us_;
+  found->second.save_us = turn_.now_us();
   KeepMetrics(*job, done);
   v1::Job& view = job->job();
   view.set_step(done.step());
@@ -227,7 +227,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   const int64_t batch = view.training().batch_size();
   const int64_t steps_of_epoch = (job->record.training_rows() + batch - 1) / batch;
   view.set_epoch(static_cast<double>(done.step()) / static_cast<double>(steps_of_epoch));
-  Keep(job->pace, now_us_, done.tokens(), kPaceSteps);
+  Keep(job->pace, turn_.now_us(), done.tokens(), kPaceSteps);
   view.set_tokens_per_second(Rate(job->pace));
   if (view.tokens_per_second() > 0) {
     view.set_seconds_left(
@@ -241,7 +241,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
       job->record.set_company_max(0);
       job->record.set_alone(false);
       Touch(*job);
-      schedule_ = true;  // others may join it again
+      turn_.WantSchedule();  // others may join it again
     }
     job->passing.reset();
   }
@@ -280,7 +280,8 @@ void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDo
   row.set_validation_loss(sum.loss_sum /
                           static_cast<double>(std::max<int64_t>(sum.trained_tokens, 1)));
   evaluation = {};
-  Put(storage::PutEntry(kEvaluationSeries, job->name(), done.step(), row.SerializeAsString()));
+  turn_.Put(
+      storage::PutEntry(kEvaluationSeries, job->name(), done.step(), row.SerializeAsString()));
   job->record.set_evaluated_end(done.step() + 1);
   job->job().set_validation_loss(row.validation_loss());
   if (done.step() == 0) job->job().set_initial_validation_loss(row.validation_loss());
@@ -324,7 +325,7 @@ void Core::State::OnMicrobatchDone(GroupState& group, const worker::v1::Microbat
   const std::vector<std::string> jobs = TakeMicrobatch(group.windows, done.microbatch());
   group.microbatches++;
   group.adapters_in_microbatches += done.adapters();
-  Keep(group.pace, now_us_, done.tokens(), kPaceMicrobatches);
+  Keep(group.pace, turn_.now_us(), done.tokens(), kPaceMicrobatches);
   // The model is of passes that compute no block again: such a backward holds a forward.
   const bool recomputes = group.shape.recomputation == planner::Recomputation::kBlocks;
   const double backward_ms =

@@ -54,38 +54,38 @@ absl::Status Core::State::RefuseUse(const std::string& kind, const std::string& 
 
 void Core::State::On(uint64_t request, const RegisterModel& content) {
   if (AnsweredBefore(request, kModelKind, content.request_id)) return;
-  if (!room_.ok()) return Fail(request, room_);
+  if (!turn_.room().ok()) return turn_.Fail(request, turn_.room());
   const std::string& name = content.model.name();
-  if (models_.contains(name)) return Fail(request, AlreadyExists(kModelKind, name));
+  if (models_.contains(name)) return turn_.Fail(request, AlreadyExists(kModelKind, name));
   auto description = storage::DescribeModel(content.config_json);
-  if (!description.ok()) return Fail(request, description.status());
+  if (!description.ok()) return turn_.Fail(request, description.status());
   ModelState& model = models_[name];
   *model.record.mutable_model() = content.model;
   model.record.set_config_json(content.config_json);
-  SetTime(model.record.mutable_model()->mutable_create_time());
+  turn_.Stamp(model.record.mutable_model()->mutable_create_time());
   model.shape = ShapeOf(*description);
-  Put(storage::PutRecord(kModelKind, name, model.record.SerializeAsString()));
+  turn_.Put(storage::PutRecord(kModelKind, name, model.record.SerializeAsString()));
   KeepRequest(kModelKind, content.request_id, name, model.record.model());
-  Answer(request, model.record.model());
+  turn_.Answer(request, model.record.model());
 }
 
 void Core::State::On(uint64_t request, const v1::GetModelRequest& content) {
   absl::StatusOr<ReplyValue> value = Find(kModelKind, content.name());
-  value.ok() ? Answer(request, *std::move(value)) : Fail(request, value.status());
+  value.ok() ? turn_.Answer(request, *std::move(value)) : turn_.Fail(request, value.status());
 }
 
 void Core::State::On(uint64_t request, const v1::ListModelsRequest& content) {
   auto page = Page<v1::ListModelsResponse>(
       "models", models_, content.page_size(), content.page_token(),
       [](auto& response, const auto& model) { *response.add_models() = model.record.model(); });
-  page.ok() ? Answer(request, *std::move(page)) : Fail(request, page.status());
+  page.ok() ? turn_.Answer(request, *std::move(page)) : turn_.Fail(request, page.status());
 }
 
 void Core::State::On(uint64_t request, const v1::UnregisterModelRequest& content) {
   const auto found = models_.find(content.name());
-  if (found == models_.end()) return Fail(request, NotFound(kModelKind, content.name()));
+  if (found == models_.end()) return turn_.Fail(request, NotFound(kModelKind, content.name()));
   if (absl::Status status = RefuseUse(kModelKind, content.name()); !status.ok()) {
-    return Fail(request, status);
+    return turn_.Fail(request, status);
   }
   // A group without jobs may still hold its weights.
   std::vector<std::string> groups;
@@ -95,11 +95,11 @@ void Core::State::On(uint64_t request, const v1::UnregisterModelRequest& content
   for (const std::string& name : groups) {
     Dissolve(*FindGroup(name), "its base model was unregistered");
   }
-  Put(storage::DeleteRecord(kModelKind, content.name()));
+  turn_.Put(storage::DeleteRecord(kModelKind, content.name()));
   std::erase_if(times_, [&](const auto& entry) { return entry.first.first == content.name(); });
   memory_.erase(content.name());
   models_.erase(found);
-  Answer(request, std::monostate());
+  turn_.Answer(request, std::monostate());
 }
 
 // ---- uploads ----
@@ -108,101 +108,102 @@ void Core::State::On(uint64_t request, const v1::UnregisterModelRequest& content
 // way cannot hit what came after it.
 template <class Content>
 void Core::State::MoveIntoPlace(uint64_t request, const char* kind, const std::string& name,
-                                bool exists, const Content& content, const std::string& path) {
-  if (AnsweredBefore(request, kind, content.request_id)) return Do(RemovePath{content.upload});
+                                bool exists, const Content& content, const char* ending) {
+  if (AnsweredBefore(request, kind, content.request_id)) {
+    return turn_.Do(RemovePath{content.upload});
+  }
   if (!content.request_id.id.empty()) {
     for (auto& [number, move] : moves_) {
       const Content* first = std::get_if<Content>(&move.content);
       if (!first || first->request_id.id != content.request_id.id) continue;
-      Do(RemovePath{content.upload});
+      turn_.Do(RemovePath{content.upload});
       if (first->request_id.content != content.request_id.content) {
-        return Fail(request, RequestIdReused(content.request_id.id));
+        return turn_.Fail(request, RequestIdReused(content.request_id.id));
       }
       move.requests.push_back(request);
       return;
     }
   }
-  if (!room_.ok()) {
-    Do(RemovePath{content.upload});
-    return Fail(request, room_);
+  if (!turn_.room().ok()) {
+    turn_.Do(RemovePath{content.upload});
+    return turn_.Fail(request, turn_.room());
   }
   if (exists || !names_pending_.insert({kind, name}).second) {
-    Do(RemovePath{content.upload});
-    return Fail(request, AlreadyExists(kind, name));
+    turn_.Do(RemovePath{content.upload});
+    return turn_.Fail(request, AlreadyExists(kind, name));
   }
-  const uint64_t number = next_number_++;
+  const uint64_t number = turn_.NewNumber();
+  const std::string path = absl::StrCat(kind, "s/", name, "-", turn_.starts(), "-", number, ending);
   moves_[number] = {{request}, path, content};
-  Do(MoveUpload{number, content.upload, path});
+  turn_.Do(MoveUpload{number, content.upload, path});
 }
 
 // ---- datasets ----
 
 void Core::State::On(uint64_t request, const CreateDataset& content) {
   const std::string& name = content.dataset.name();
-  MoveIntoPlace(request, kDatasetKind, name, datasets_.contains(name), content,
-                absl::StrCat("datasets/", name, "-", starts_, "-", next_number_, ".jsonl"));
+  MoveIntoPlace(request, kDatasetKind, name, datasets_.contains(name), content, ".jsonl");
 }
 
 void Core::State::On(uint64_t request, const v1::GetDatasetRequest& content) {
   absl::StatusOr<ReplyValue> value = Find(kDatasetKind, content.name());
-  value.ok() ? Answer(request, *std::move(value)) : Fail(request, value.status());
+  value.ok() ? turn_.Answer(request, *std::move(value)) : turn_.Fail(request, value.status());
 }
 
 void Core::State::On(uint64_t request, const v1::ListDatasetsRequest& content) {
   auto page = Page<v1::ListDatasetsResponse>(
       "datasets", datasets_, content.page_size(), content.page_token(),
       [](auto& response, const auto& record) { *response.add_datasets() = record.dataset(); });
-  page.ok() ? Answer(request, *std::move(page)) : Fail(request, page.status());
+  page.ok() ? turn_.Answer(request, *std::move(page)) : turn_.Fail(request, page.status());
 }
 
 void Core::State::On(uint64_t request, const v1::DeleteDatasetRequest& content) {
   const auto found = datasets_.find(content.name());
-  if (found == datasets_.end()) return Fail(request, NotFound(kDatasetKind, content.name()));
+  if (found == datasets_.end()) return turn_.Fail(request, NotFound(kDatasetKind, content.name()));
   if (absl::Status status = RefuseUse(kDatasetKind, content.name()); !status.ok()) {
-    return Fail(request, status);
+    return turn_.Fail(request, status);
   }
-  Put(storage::DeleteRecord(kDatasetKind, content.name()));
+  turn_.Put(storage::DeleteRecord(kDatasetKind, content.name()));
   const std::string prefix = found->second.dataset().sha256() + "/";
   for (auto rows = rows_.lower_bound(prefix);
        rows != rows_.end() && rows->first.starts_with(prefix);) {
-    Put(storage::DeleteRecord(kRowsKind, rows->first));
+    turn_.Put(storage::DeleteRecord(kRowsKind, rows->first));
     rows = rows_.erase(rows);
   }
-  Do(RemovePath{found->second.path()});
+  turn_.Do(RemovePath{found->second.path()});
   datasets_.erase(found);
-  Answer(request, std::monostate());
+  turn_.Answer(request, std::monostate());
 }
 
 // ---- adapters ----
 
 void Core::State::On(uint64_t request, const ImportAdapter& content) {
   const std::string& name = content.adapter.name();
-  MoveIntoPlace(request, kAdapterKind, name, adapters_.contains(name), content,
-                absl::StrCat("adapters/", name, "-", starts_, "-", next_number_));
+  MoveIntoPlace(request, kAdapterKind, name, adapters_.contains(name), content, "");
 }
 
 void Core::State::On(uint64_t request, const v1::GetAdapterRequest& content) {
   absl::StatusOr<ReplyValue> value = Find(kAdapterKind, content.name());
-  value.ok() ? Answer(request, *std::move(value)) : Fail(request, value.status());
+  value.ok() ? turn_.Answer(request, *std::move(value)) : turn_.Fail(request, value.status());
 }
 
 void Core::State::On(uint64_t request, const v1::ListAdaptersRequest& content) {
   auto page = Page<v1::ListAdaptersResponse>(
       "adapters", adapters_, content.page_size(), content.page_token(),
       [](auto& response, const auto& record) { *response.add_adapters() = record.adapter(); });
-  page.ok() ? Answer(request, *std::move(page)) : Fail(request, page.status());
+  page.ok() ? turn_.Answer(request, *std::move(page)) : turn_.Fail(request, page.status());
 }
 
 void Core::State::On(uint64_t request, const v1::DeleteAdapterRequest& content) {
   const auto found = adapters_.find(content.name());
-  if (found == adapters_.end()) return Fail(request, NotFound(kAdapterKind, content.name()));
+  if (found == adapters_.end()) return turn_.Fail(request, NotFound(kAdapterKind, content.name()));
   if (absl::Status status = RefuseUse(kAdapterKind, content.name()); !status.ok()) {
-    return Fail(request, status);
+    return turn_.Fail(request, status);
   }
-  Put(storage::DeleteRecord(kAdapterKind, content.name()));
-  Do(RemovePath{found->second.path()});
+  turn_.Put(storage::DeleteRecord(kAdapterKind, content.name()));
+  turn_.Do(RemovePath{found->second.path()});
   adapters_.erase(found);
-  Answer(request, std::monostate());
+  turn_.Answer(request, std::monostate());
 }
 
 void Core::State::OnMoved(const UploadMoved& moved) {
@@ -220,25 +221,25 @@ void Core::State::OnMoved(const UploadMoved& moved) {
         absl::IsNotFound(moved.status)
             ? Unavailable("UPLOAD_NOT_WRITTEN", std::string(moved.status.message()), kRetryMs)
             : moved.status;
-    for (const uint64_t request : move.requests) Fail(request, status);
+    for (const uint64_t request : move.requests) turn_.Fail(request, status);
     return;
   }
   if (dataset) {
     records::DatasetRecord& record = datasets_[name];
     *record.mutable_dataset() = dataset->dataset;
     record.set_path(move.path);
-    SetTime(record.mutable_dataset()->mutable_create_time());
-    Put(storage::PutRecord(kind, name, record.SerializeAsString()));
+    turn_.Stamp(record.mutable_dataset()->mutable_create_time());
+    turn_.Put(storage::PutRecord(kind, name, record.SerializeAsString()));
     KeepRequest(kind, dataset->request_id, name, record.dataset());
-    for (const uint64_t request : move.requests) Answer(request, record.dataset());
+    for (const uint64_t request : move.requests) turn_.Answer(request, record.dataset());
   } else {
     records::AdapterRecord& record = adapters_[name];
     *record.mutable_adapter() = adapter->adapter;
     record.set_path(move.path);
-    SetTime(record.mutable_adapter()->mutable_create_time());
-    Put(storage::PutRecord(kind, name, record.SerializeAsString()));
+    turn_.Stamp(record.mutable_adapter()->mutable_create_time());
+    turn_.Put(storage::PutRecord(kind, name, record.SerializeAsString()));
     KeepRequest(kind, adapter->request_id, name, record.adapter());
-    for (const uint64_t request : move.requests) Answer(request, record.adapter());
+    for (const uint64_t request : move.requests) turn_.Answer(request, record.adapter());
   }
 }
 

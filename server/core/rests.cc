@@ -18,22 +18,24 @@ void Core::State::Prolong(const WorkerState& worker, Rest& rest, int64_t first_m
                           const std::string& why) {
   const int64_t pause_ms = std::min(first_ms << std::min(rest.times, 20), max_ms);
   ++rest.times;
-  rest.until_us = now_us_ + pause_ms * kMillisecond;
+  rest.until_us = turn_.now_us() + pause_ms * kMillisecond;
   rest.why = why;
-  Warn(absl::StrCat("worker '", worker.hello.worker(), "' rests for ", pause_ms, " ms"));
-  Do(SetTimer{kRestEnds, rest.until_us});
+  turn_.Warn(absl::StrCat("worker '", worker.hello.worker(), "' rests for ", pause_ms, " ms"));
+  turn_.Do(SetTimer{kRestEnds, rest.until_us});
 }
 
 void Core::State::RestForMemory(WorkerState& worker, const std::string& why) {
-  if (worker.memory_rest.until_us > now_us_) return;  // several slots of a window fail at once
+  // Several slots of a window fail at once.
+  if (worker.memory_rest.until_us > turn_.now_us()) return;
   worker.memory_was_taken = true;
-  Warn(absl::StrCat("worker '", worker.hello.worker(), "' lacks memory that it offered: ", why));
+  turn_.Warn(
+      absl::StrCat("worker '", worker.hello.worker(), "' lacks memory that it offered: ", why));
   Prolong(worker, worker.memory_rest, options_.rest_ms, options_.rest_max_ms, why);
 }
 
 void Core::State::RestAsLiar(WorkerState& worker, const std::string& what) {
   Rest& rest = worker.lie_rest;
-  const int64_t honest_us = now_us_ - rest.until_us;
+  const int64_t honest_us = turn_.now_us() - rest.until_us;
   if (honest_us > kForgottenAfter * options_.postpone_max_ms * kMillisecond) rest.times = 0;
   ++worker.lies;
   Prolong(worker, rest, options_.postpone_ms, options_.postpone_max_ms, what);
@@ -45,11 +47,11 @@ void Core::State::CloseLiar(WorkerState& worker, const std::string& what) {
 }
 
 std::string Core::State::WhyRests(const WorkerState& worker) const {
-  if (worker.lie_rest.until_us > now_us_) {
+  if (worker.lie_rest.until_us > turn_.now_us()) {
     return absl::StrCat("said what does not fit, and gets nothing for a while: ",
                         worker.lie_rest.why);
   }
-  if (worker.memory_rest.until_us > now_us_) {
+  if (worker.memory_rest.until_us > turn_.now_us()) {
     return absl::StrCat("lacks memory that it offered and tries again: ", worker.memory_rest.why);
   }
   return "";

@@ -23,16 +23,15 @@ absl::Status CheckRoom(const RoomChanged& room) {
 }
 
 void Core::State::OnRoom(const RoomChanged& room) {
-  const bool was_low = !room_.ok();
-  room_ = CheckRoom(room);
-  if (room_.ok() == !was_low) return;
-  schedule_ = true;
-  if (room_.ok()) {
-    return Do(Note{Note::Level::kInfo,
-                   absl::StrCat("the disk of ", room.path, " has room again: all goes on")});
+  const bool was_low = !turn_.room().ok();
+  turn_.SetRoom(CheckRoom(room));
+  if (turn_.room().ok() == !was_low) return;
+  turn_.WantSchedule();
+  if (turn_.room().ok()) {
+    return turn_.Info(absl::StrCat("the disk of ", room.path, " has room again: all goes on"));
   }
-  const std::string why(room_.message());
-  Warn(absl::StrCat(why, "; jobs wait until there is"));
+  const std::string why(turn_.room().message());
+  turn_.Warn(absl::StrCat(why, "; jobs wait until there is"));
   const std::set<std::string> live = live_;
   for (const std::string& name : live) {
     JobState& job = *FindJob(name);

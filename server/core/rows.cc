@@ -73,7 +73,7 @@ std::vector<std::string> Core::State::RowsKeys(const v1::Job& job) const {
 void Core::State::Check(const std::string& key, const v1::Job& job, const std::string& dataset) {
   const auto [check, is_new] = checks_.try_emplace(key);
   if (!job.name().empty()) check->second.insert(job.name());
-  if (is_new) Do(CheckRows{key, SourceOf(job, dataset)});
+  if (is_new) turn_.Do(CheckRows{key, SourceOf(job, dataset)});
 }
 
 bool Core::State::EnsureRows(const v1::Job& job) {
@@ -112,7 +112,7 @@ void Core::State::CancelUnwaited(const std::string& key) {
                                [&](const auto& entry) { return Concerns(entry.second.job, key); });
   };
   if (!checks_.at(key).empty() || waits(waiting_.validations) || waits(waiting_.estimates)) return;
-  Do(CancelRows{key});
+  turn_.Do(CancelRows{key});
 }
 
 void Core::State::On(uint64_t request, const GiveUpRequest& content) {
@@ -131,13 +131,13 @@ void Core::State::On(uint64_t request, const GiveUpRequest& content) {
     left.push_back(held.content.job);
     return true;
   });
-  if (!left.empty()) Fail(content.request, absl::CancelledError("the caller has left"));
+  if (!left.empty()) turn_.Fail(content.request, absl::CancelledError("the caller has left"));
   for (const auto& [key, jobs] : checks_) {
     const bool concerned =
         std::ranges::any_of(left, [&](const v1::Job& job) { return Concerns(job, key); });
     if (concerned) CancelUnwaited(key);
   }
-  Answer(request, std::monostate());
+  turn_.Answer(request, std::monostate());
 }
 
 absl::Status Core::State::SumUpRows(records::JobRecord& record, v1::JobError* error) const {
@@ -182,7 +182,7 @@ absl::Status Core::State::SumUpRows(records::JobRecord& record, v1::JobError* er
 absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* error) const {
   if (absl::Status status = SumUpRows(record, error); !status.ok()) return status;
   // After a restart the one that it fits may not be back yet: then the job waits in the queue and says why.
-  const bool all_back = starts_ == 1 || now_us_ - start_us_ >= options_.lease_ms * 1000;
+  const bool all_back = turn_.starts() == 1 || turn_.run_us() >= options_.lease_ms * 1000;
   if (!all_back || workers_.empty()) return absl::OkStatus();
   const LoneGroup alone = GroupAlone(record.job(), record.longest_tokens());
   if (planner::Fits(alone.total(), alone.budget_bytes)) return absl::OkStatus();
@@ -233,7 +233,7 @@ void Core::State::GoOnWithRows(JobState& job) {
   v1::JobError error;
   if (!SumUpRows(record, &error).ok()) return FailRows(job, error);
   job.reads_rows = false;
-  if (job.passing->until_us <= now_us_) EnterShapes(job);
+  if (job.passing->until_us <= turn_.now_us()) EnterShapes(job);
 }
 
 void Core::State::PruneRows() {
@@ -253,7 +253,7 @@ void Core::State::PruneRows() {
   for (const auto& [request, content] : waiting_.estimates) need(content.job);
   std::erase_if(rows_, [&](const auto& entry) {
     if (needed.contains(entry.first)) return false;
-    Put(storage::DeleteRecord(kRowsKind, entry.first));
+    turn_.Put(storage::DeleteRecord(kRowsKind, entry.first));
     return true;
   });
 }
@@ -263,7 +263,7 @@ void Core::State::OnRows(const RowsChecked& checked) {
   assert(!check.empty());
   if (checked.summary.ok()) {
     rows_[checked.key] = *checked.summary;
-    Put(storage::PutRecord(kRowsKind, checked.key, checked.summary->SerializeAsString()));
+    turn_.Put(storage::PutRecord(kRowsKind, checked.key, checked.summary->SerializeAsString()));
     PruneRows();
   }
   for (const std::string& name : check.mapped()) {
@@ -291,10 +291,11 @@ void Core::State::AskAgain(const std::string& key, const absl::Status& status) {
     }
     const std::string reason = ReasonOf(status, kRowsNotRead);
     const std::string message(status.message());
-    Fail(request, KindOf(reason) == FailureKind::kPassing
-                      ? Unavailable(reason, message, options_.postpone_ms)
-                      : PreconditionFailed(reason, absl::StrCat("model ", content.job.base_model()),
-                                           message));
+    turn_.Fail(request,
+               KindOf(reason) == FailureKind::kPassing
+                   ? Unavailable(reason, message, options_.postpone_ms)
+                   : PreconditionFailed(reason, absl::StrCat("model ", content.job.base_model()),
+                                        message));
   };
   const PendingRows waiting = std::exchange(waiting_, {});
   for (const auto& [request, content] : waiting.validations) ask(request, content);

@@ -76,7 +76,6 @@ absl::Status Core::State::Load(StoredState stored) {
   for (const auto& entry : stored.rows) {
     if (auto status = Parse(kRowsKind, entry, &rows_[entry.first]); !status.ok()) return status;
   }
-  starts_ = stored.starts + 1;
   if (absl::Status status = requests_.Load(std::move(stored.requests)); !status.ok()) return status;
   if (absl::Status status = LoadJobs(stored); !status.ok()) return status;
   LoadMetrics(stored);
@@ -143,10 +142,8 @@ void Core::State::LoadMetrics(const StoredState& stored) {
   }
 }
 
-std::vector<Effect> Core::State::Recover(Moment now) {
-  now_us_ = start_us_ = now.steady_us;
-  wall_us_ = start_wall_us_ = now.wall_us;
-  Put(storage::PutRecord(kMetaKind, kStartsKey, absl::StrCat(starts_)));
+std::vector<Effect> Core::State::Recover(Moment now, int64_t starts_before) {
+  turn_.Start(now, starts_before);
   PruneRequests();
   const std::set<std::string> live = live_;
   for (const std::string& name : live) {
@@ -164,7 +161,7 @@ std::vector<Effect> Core::State::Recover(Moment now) {
       SettleJob(job);
     }
   }
-  schedule_ = true;
+  turn_.WantSchedule();
   return EndTurn();
 }
 
@@ -192,8 +189,7 @@ std::vector<std::string> Core::State::SettledFolders() const {
 // ---- turns ----
 
 std::vector<Effect> Core::State::Apply(const Event& event) {
-  now_us_ = std::max(now_us_, event.time.steady_us);
-  wall_us_ = event.time.wall_us;
+  turn_.Begin(event.time);
   std::visit(Overloaded{
                  [&](const Requested& requested) {
                    std::visit([&](const auto& content) { On(requested.request, content); },
@@ -218,13 +214,13 @@ std::vector<Effect> Core::State::EndTurn() {
   // A group that moves on can make room, and a decision can give a group something to do; every
   // round takes at least one job or group a step further.
   do {
-    if (std::exchange(schedule_, false)) Schedule();
+    if (turn_.TakeScheduleWanted()) Schedule();
     std::vector<std::string> names;
     for (const auto& [name, group] : groups_) names.push_back(name);
     for (const std::string& name : names) {
       if (GroupState* group = FindGroup(name)) Advance(*group);
     }
-  } while (schedule_);
+  } while (turn_.schedule_wanted());
   FinishStop();
   AnswerEstimates();
   const std::set<std::string> touched = touched_;
@@ -237,29 +233,9 @@ std::vector<Effect> Core::State::EndTurn() {
   const int64_t kept = options_.watch_revisions_max + kWholeEvery;
   if (revision_ - kept >= trimmed_revision_ + kTrimEvery) {
     trimmed_revision_ = revision_ - kept;
-    Put(storage::TrimSeries(kRevisionSeries, "", trimmed_revision_));
+    turn_.Put(storage::TrimSeries(kRevisionSeries, "", trimmed_revision_));
   }
-  std::vector<Effect> effects;
-  if (!mutations_.empty()) effects.push_back(Persist{std::exchange(mutations_, {})});
-  for (Effect& effect : effects_) effects.push_back(std::move(effect));
-  effects_.clear();
-  return effects;
-}
-
-void Core::State::Fail(uint64_t request, absl::Status status) {
-  assert(!status.ok());
-  Do(Reply{request, std::move(status), {}});
-}
-
-void Core::State::Answer(uint64_t request, ReplyValue value) {
-  Do(Reply{request, absl::OkStatus(), std::move(value)});
-}
-
-void Core::State::Warn(std::string message) { Do(Note{Note::Level::kWarning, std::move(message)}); }
-
-void Core::State::SetTime(google::protobuf::Timestamp* time) const {
-  time->set_seconds(wall_us_ / 1'000'000);
-  time->set_nanos(static_cast<int32_t>(wall_us_ % 1'000'000) * 1000);
+  return turn_.End();
 }
 
 void Core::State::Publish(JobState& job) {
@@ -275,16 +251,16 @@ void Core::State::Publish(JobState& job) {
   if (job.record_changed || revision_ - job.stored_revision >= kWholeEvery) {
     job.record_changed = false;
     job.stored_revision = revision_;
-    Put(storage::PutRecord(kJobKind, job.name(), job.record.SerializeAsString()));
-    Put(storage::PutEntry(kRevisionSeries, "", revision_, bytes));
+    turn_.Put(storage::PutRecord(kJobKind, job.name(), job.record.SerializeAsString()));
+    turn_.Put(storage::PutEntry(kRevisionSeries, "", revision_, bytes));
   } else {
     records::RevisionRecord kept;
     *kept.mutable_job() = ProgressOf(message.job());
     kept.set_revision(revision_);
     kept.set_progress_only(true);
-    Put(storage::PutEntry(kRevisionSeries, "", revision_, kept.SerializeAsString()));
+    turn_.Put(storage::PutEntry(kRevisionSeries, "", revision_, kept.SerializeAsString()));
   }
-  Do(Announce{revision_, job.name(), std::move(bytes)});
+  turn_.Do(Announce{revision_, job.name(), std::move(bytes)});
 }
 
 v1::Event Core::State::AddEvent(JobState& job, const std::string& reason,
@@ -292,13 +268,14 @@ v1::Event Core::State::AddEvent(JobState& job, const std::string& reason,
                                 v1::Job::State to) {
   v1::Event event;
   event.set_revision(++revision_);
-  SetTime(event.mutable_time());
+  turn_.Stamp(event.mutable_time());
   event.set_job(job.name());
   event.set_reason(reason);
   event.set_message(Utf8(message));
   event.set_from_state(from);
   event.set_to_state(to);
-  Put(storage::PutEntry(kEventSeries, job.name(), event.revision(), event.SerializeAsString()));
+  turn_.Put(
+      storage::PutEntry(kEventSeries, job.name(), event.revision(), event.SerializeAsString()));
   Touch(job);
   return event;
 }
@@ -313,10 +290,10 @@ void Core::State::Transition(JobState& job, v1::Job::State to, const std::string
   job.job().set_state(to);
   if (to == v1::Job::QUEUED) EnterQueue(job);
   if (to == v1::Job::RUNNING && !job.job().has_start_time()) {
-    SetTime(job.job().mutable_start_time());
+    turn_.Stamp(job.job().mutable_start_time());
   }
   if (!IsLive(to)) {
-    SetTime(job.job().mutable_end_time());
+    turn_.Stamp(job.job().mutable_end_time());
     live_.erase(job.name());
     put_away_.insert(job.name());
     job.job().clear_seconds_left();
@@ -326,7 +303,7 @@ void Core::State::Transition(JobState& job, v1::Job::State to, const std::string
     job.passing.reset();
   }
   if (to == v1::Job::QUEUED || !IsLive(to)) job.job().clear_group();
-  schedule_ = true;
+  turn_.WantSchedule();
   const v1::Event event = AddEvent(job, "STATE_CHANGED", message, from, to);
   if (job.passing) job.passing->changes.push_back(event.revision());
 }
@@ -356,7 +333,7 @@ std::string Core::State::QueueShape(const JobState& job) {
 
 void Core::State::EnterShapes(JobState& job) {
   shapes_[QueueShape(job)][KeyOf(job)] = &job;
-  schedule_ = true;
+  turn_.WantSchedule();
 }
 
 void Core::State::LeaveShapes(JobState& job) {
@@ -370,7 +347,7 @@ void Core::State::EnterQueue(JobState& job) {
   queue_[KeyOf(job)] = &job;
   EnterShapes(job);
   places_known_ = false;
-  schedule_ = true;
+  turn_.WantSchedule();
 }
 
 void Core::State::LeaveQueue(JobState& job) {

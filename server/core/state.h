@@ -1,5 +1,5 @@
 // The core's state, private to server/core. Each part of its work has a file of its own:
-//   state.cc        turns: what is persisted, replied, announced; transitions; recovery at start
+//   state.cc        turns; what is announced; transitions; recovery at start
 //   resources.cc    models, datasets, adapters
 //   jobs.cc         jobs as clients see them: create, read, list, cancel, delete
 //   answers.cc      answers kept by their request_id
@@ -41,6 +41,7 @@
 #include "server/core/job_states.h"
 #include "server/core/request_ids.h"
 #include "server/core/store_kinds.h"
+#include "server/core/turn.h"
 
 namespace lorad::server {
 
@@ -53,7 +54,7 @@ class Core::State {
   explicit State(const CoreOptions& options);
 
   absl::Status Load(StoredState stored);
-  std::vector<Effect> Recover(Moment now);
+  std::vector<Effect> Recover(Moment now, int64_t starts_before);
   std::vector<Effect> Apply(const Event& event);
   std::optional<ReplyValue> Look(const Request& request);
   Core::Sizes SizesNow() const;  // sizes.cc
@@ -67,11 +68,6 @@ class Core::State {
 
   // ---- turns (state.cc) ----
   std::vector<Effect> EndTurn();
-  void Put(storage::Mutation mutation) { mutations_.push_back(std::move(mutation)); }
-  void Do(Effect effect) { effects_.push_back(std::move(effect)); }
-  void Fail(uint64_t request, absl::Status status);
-  void Answer(uint64_t request, ReplyValue value);
-  void Warn(std::string message);
   // The job is persisted under a new revision and announced at the end of the turn, or at once.
   void Touch(JobState& job) {
     job.record_changed = true;
@@ -87,7 +83,6 @@ class Core::State {
   void Transition(JobState& job, v1::Job::State to, const std::string& message);
   void FailJob(JobState& job, v1::JobError::Category category, const std::string& reason,
                const std::string& message, const std::string& field = "", int64_t line = 0);
-  void SetTime(google::protobuf::Timestamp* time) const;
   // The order of the queue: who resumes, then by priority, then by arrival.
   using QueueKey = std::tuple<bool, int32_t, int64_t>;
   static QueueKey KeyOf(const JobState& job);
@@ -123,9 +118,6 @@ class Core::State {
   void KeepRequest(const char* kind, const RequestId& id, const std::string& name,
                    const google::protobuf::Message& made);
   void PruneRequests();
-  // The wall's clock as it was at the start, and what has gone by since then: ages are not told by
-  // a clock that jumps.
-  int64_t SteadyWallUs() const { return start_wall_us_ + (now_us_ - start_us_); }
 
   // ---- resources.cc ----
   void On(uint64_t request, const RegisterModel& content);
@@ -143,7 +135,7 @@ class Core::State {
   void OnMoved(const UploadMoved& moved);
   template <class Content>
   void MoveIntoPlace(uint64_t request, const char* kind, const std::string& name, bool exists,
-                     const Content& content, const std::string& path);
+                     const Content& content, const char* ending);
   absl::Status RefuseUse(const std::string& kind, const std::string& name) const;
 
   // ---- jobs.cc ----
@@ -384,19 +376,8 @@ class Core::State {
     int64_t until_us = 0;
   };
 
-  // What TimerFired names.
-  static constexpr uint64_t kTick = 1;
-  static constexpr uint64_t kRestEnds = 2;
-  static constexpr uint64_t kPostponedEnds = 3;
-  static constexpr uint64_t kShardsWait = 4;
-  static constexpr uint64_t kEstimateEnds = 5;
-
   const CoreOptions options_;
-  // Of the event that is being applied (events.h, Moment).
-  int64_t now_us_ = 0;
-  int64_t wall_us_ = 0;
-  int64_t start_us_ = 0;
-  int64_t start_wall_us_ = 0;
+  Turn turn_;
 
   std::map<std::string, ModelState> models_;
   std::map<std::string, records::DatasetRecord> datasets_;
@@ -430,7 +411,6 @@ class Core::State {
   std::map<std::string, std::set<std::string>> checks_;  // under way: key -> jobs that wait for it
   PendingRows waiting_;
   std::vector<HeldEstimate> held_estimates_;
-  absl::Status room_;  // on the disk: OK, or what who asks for more is told
   std::vector<uint64_t> stops_;
   bool stopping_ = false;
   int64_t tick_us_ = 0;  // when the next is due; 0 = none is set
@@ -439,14 +419,8 @@ class Core::State {
   int64_t trimmed_revision_ = 0;
   int64_t next_order_ = 1;
   int64_t next_epoch_ = 1;
-  uint64_t next_number_ = 1;  // of plans, moves, commits, looks
-  int64_t starts_ = 1;        // of the coordinator on this store, this one included
 
-  // Of the turn:
-  std::vector<storage::Mutation> mutations_;
-  std::vector<Effect> effects_;
   std::set<std::string> touched_;
-  bool schedule_ = false;
 };
 
 }  // namespace lorad::server

@@ -139,7 +139,7 @@ void Core::State::PlanNext(GroupState& group) {
       if (member.slot != Member::Slot::kLoaded) continue;
       member.slot = Member::Slot::kFreeing;
       input.frees.push_back(name);
-    } else if (!room_.ok()) {
+    } else if (!turn_.room().ok()) {
       continue;  // its checkpoints and caches would find no place
     } else if (member.slot == Member::Slot::kUnloaded) {
       member.slot = Member::Slot::kLoading;
@@ -149,8 +149,8 @@ void Core::State::PlanNext(GroupState& group) {
       AddUnit(member, job, &input);
       if (job.state() == v1::Job::FINALIZING && job.commits == 0 &&
           job.job().last_checkpoint_step() < member.done_step &&
-          now_us_ - member.save_us > kSaveAgainUs) {
-        member.save_us = now_us_;
+          turn_.now_us() - member.save_us > kSaveAgainUs) {
+        member.save_us = turn_.now_us();
         input.saves.push_back({name, member.done_step});
       }
     }
@@ -168,8 +168,8 @@ void Core::State::PlanSaves(GroupState& group) {
     // One that was asked for, here or behind its Step, may still be on its way.
     const bool asked =
         member.save_ordered == member.done_step || SaveDue(job->job(), member.done_step);
-    if (asked && now_us_ - member.save_us <= kSaveAgainUs) continue;
-    member.save_us = now_us_;
+    if (asked && turn_.now_us() - member.save_us <= kSaveAgainUs) continue;
+    member.save_us = turn_.now_us();
     member.save_ordered = member.done_step;
     job->saved_tokens[member.done_step] = job->job().tokens();
     input.saves.push_back({name, member.done_step});
@@ -186,28 +186,28 @@ void Core::State::Order(GroupState& group, PlanInput input) {
   input.window = group.next_window;
   input.first_microbatch = group.next_microbatch;
   input.capacity_tokens = static_cast<int32_t>(group.shape.capacity_tokens);
-  group.plan = next_number_++;
+  group.plan = turn_.NewNumber();
   group.plan_frees = input.frees;
-  group.plan_order_us = now_us_;
-  group.plan_needed_us = group.windows.empty() ? now_us_ : 0;
-  Do(Plan{group.plan, std::move(input), /*hurry=*/group.windows.empty()});
+  group.plan_order_us = turn_.now_us();
+  group.plan_needed_us = group.windows.empty() ? turn_.now_us() : 0;
+  turn_.Do(Plan{group.plan, std::move(input), /*hurry=*/group.windows.empty()});
 }
 
 void Core::State::HurryPlan(GroupState& group) {
   if (group.plan == 0 || group.plan_needed_us != 0 || !group.windows.empty()) return;
-  group.plan_needed_us = now_us_;
-  Do(Hurry{group.plan});
+  group.plan_needed_us = turn_.now_us();
+  turn_.Do(Hurry{group.plan});
 }
 
 void Core::State::DropPlan(GroupState& group) {
   if (group.plan == 0) return;
-  Do(Hurry{group.plan});
+  turn_.Do(Hurry{group.plan});
   group.plan = 0;
 }
 
 void Core::State::KeepPlanning(GroupState& group, const PackingReport& packing) {
-  const int64_t needed = group.plan_needed_us == 0 ? now_us_ : group.plan_needed_us;
-  group.planning_us += now_us_ - group.plan_order_us;
+  const int64_t needed = group.plan_needed_us == 0 ? turn_.now_us() : group.plan_needed_us;
+  group.planning_us += turn_.now_us() - group.plan_order_us;
   group.planning_hidden_us += needed - group.plan_order_us;
   group.bound_microbatches += packing.bound_microbatches;
   for (const std::string& path : packing.paths) group.packings[path]++;
@@ -248,7 +248,7 @@ void Core::State::OnPlanned(const Planned& planned) {
   const worker::v1::Window& window = *planned.window;
   assert(window.epoch() == group.epoch && window.number() == group.next_window);
   KeepPlanning(group, planned.packing);
-  if (group.windows.empty()) group.heard_us = now_us_;
+  if (group.windows.empty()) group.heard_us = turn_.now_us();
   group.windows.push_back(OrdersOf(window, group.next_microbatch));
   // Planned before its job was not finite: the worker drops what is left of that, and says nothing.
   for (const auto& [name, member] : group.members) {

@@ -34,12 +34,12 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
   const worker::v1::Hello& hello = connected.hello;
   // It ends.
   const auto refuse = [&](const std::string& reason, const std::string& message) {
-    Do(Disconnect{connected.connection,
-                  Error(absl::StatusCode::kFailedPrecondition, reason, message)});
+    turn_.Do(Disconnect{connected.connection,
+                        Error(absl::StatusCode::kFailedPrecondition, reason, message)});
   };
   // It tries again.
   const auto put_off = [&](const std::string& reason, const std::string& message) {
-    Do(Disconnect{connected.connection, Unavailable(reason, message, kWorkerRetryMs)});
+    turn_.Do(Disconnect{connected.connection, Unavailable(reason, message, kWorkerRetryMs)});
   };
   if (const std::string wrong = WhatIsWrong(hello); !wrong.empty()) {
     return refuse("HELLO_INVALID", wrong);
@@ -54,12 +54,12 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
   const auto known = workers_.find(hello.worker());
   if (known != workers_.end() && IsAlive(known->second)) {
     // It may be the same one, whose broken stream has not been heard of yet: it is to try again.
-    Do(Disconnect{connected.connection,
-                  Unavailable("WORKER_NAME_TAKEN",
-                              absl::StrCat("a worker named '", hello.worker(),
-                                           "' is connected and alive: give this one another "
-                                           "name (--name)"),
-                              options_.heartbeat_ms)});
+    turn_.Do(Disconnect{connected.connection,
+                        Unavailable("WORKER_NAME_TAKEN",
+                                    absl::StrCat("a worker named '", hello.worker(),
+                                                 "' is connected and alive: give this one another "
+                                                 "name (--name)"),
+                                    options_.heartbeat_ms)});
     return;
   }
   if (known == workers_.end() && workers_.size() >= static_cast<size_t>(kWorkersMax)) {
@@ -80,8 +80,8 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
   }
   worker.connection = connected.connection;
   worker.hello = hello;
-  worker.connect_wall_us = wall_us_;
-  worker.heard_us = now_us_;
+  worker.connect_wall_us = turn_.wall_us();
+  worker.heard_us = turn_.now_us();
   worker.peak_bytes = 0;
   worker.group.clear();
   worker::v1::CoordinatorMessage message;
@@ -89,23 +89,22 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
   welcome.set_heartbeat_ms(static_cast<int32_t>(options_.heartbeat_ms));
   welcome.set_lease_ms(static_cast<int32_t>(options_.lease_ms));
   welcome.set_adopted(false);  // groups are formed anew, under a new epoch
-  Do(Send{connected.connection, std::move(message)});
-  Do(Note{Note::Level::kInfo,
-          absl::StrCat("worker '", hello.worker(), "' connected: ", hello.device(), ", ",
-                       hello.threads(), " threads, ", hello.memory_bytes(), " bytes")});
+  turn_.Do(Send{connected.connection, std::move(message)});
+  turn_.Info(absl::StrCat("worker '", hello.worker(), "' connected: ", hello.device(), ", ",
+                          hello.threads(), " threads, ", hello.memory_bytes(), " bytes"));
   SetTick();
-  schedule_ = true;
+  turn_.WantSchedule();
 }
 
 bool Core::State::IsAlive(const WorkerState& worker) const {
-  return worker.connection != 0 &&
-         now_us_ - worker.heard_us <= kHeartbeatsMissed * options_.heartbeat_ms * kMillisecond;
+  return worker.connection != 0 && turn_.now_us() - worker.heard_us <=
+                                       kHeartbeatsMissed * options_.heartbeat_ms * kMillisecond;
 }
 
 void Core::State::OnSaid(const WorkerSaid& said) {
   WorkerState* worker = FindConnection(said.connection);
   if (!worker) return;  // it was closed; what it said before does not count
-  worker->heard_us = now_us_;
+  worker->heard_us = turn_.now_us();
   GroupState* group = FindGroup(worker->group);
   std::string wrong;
   switch (said.message.content_case()) {
@@ -136,34 +135,34 @@ void Core::State::OnGone(const WorkerGone& gone) {
 }
 
 void Core::State::CloseWorker(WorkerState& worker, const std::string& why, Loss loss) {
-  Do(Disconnect{worker.connection, Error(absl::StatusCode::kAborted, "WORKER_CLOSED", why)});
+  turn_.Do(Disconnect{worker.connection, Error(absl::StatusCode::kAborted, "WORKER_CLOSED", why)});
   LoseWorker(worker, why, loss);
 }
 
 void Core::State::LoseWorker(WorkerState& worker, const std::string& why, Loss loss) {
-  Do(Note{stopping_ ? Note::Level::kInfo : Note::Level::kWarning,
-          absl::StrCat("worker '", worker.hello.worker(), "' is gone: ", why)});
+  turn_.Do(Note{stopping_ ? Note::Level::kInfo : Note::Level::kWarning,
+                absl::StrCat("worker '", worker.hello.worker(), "' is gone: ", why)});
   worker.connection = 0;
   worker.memory_rest = {};  // another process finds out anew what is free
   worker.memory_was_taken = false;
   if (GroupState* group = FindGroup(worker.group)) LoseGroup(*group, why, loss);
   worker.group.clear();
-  schedule_ = true;
+  turn_.WantSchedule();
 }
 
 // ---- time ----
 
 void Core::State::SetTick() {
   if (tick_us_ != 0) return;
-  tick_us_ = now_us_ + std::max<int64_t>(options_.lease_ms / 4, 1) * kMillisecond;
-  Do(SetTimer{kTick, tick_us_});
+  tick_us_ = turn_.now_us() + std::max<int64_t>(options_.lease_ms / 4, 1) * kMillisecond;
+  turn_.Do(SetTimer{kTick, tick_us_});
 }
 
 void Core::State::RenewLeases(int64_t late_us) {
-  Warn(absl::StrCat("the coordinator stood still for ", late_us / 1'000'000,
-                    " s: leases of workers begin anew"));
-  for (auto& [name, worker] : workers_) worker.heard_us = now_us_;
-  for (auto& [name, group] : groups_) group.heard_us = now_us_;
+  turn_.Warn(absl::StrCat("the coordinator stood still for ", late_us / 1'000'000,
+                          " s: leases of workers begin anew"));
+  for (auto& [name, worker] : workers_) worker.heard_us = turn_.now_us();
+  for (auto& [name, group] : groups_) group.heard_us = turn_.now_us();
 }
 
 std::string Core::State::WhyImpatient(const GroupState& group) {
@@ -185,27 +184,27 @@ std::string Core::State::WhyImpatient(const GroupState& group) {
   } else {
     return "";
   }
-  const int64_t quiet_us = now_us_ - group.heard_us;
+  const int64_t quiet_us = turn_.now_us() - group.heard_us;
   if (quiet_us <= patience.limit_us) return "";
   return absl::StrCat(what, " for ", quiet_us / 1'000'000, " s; expected were ",
                       std::ceil(patience.expected_s), " s (--patience, --patience-floor)");
 }
 
 void Core::State::OnTimer(const TimerFired& fired) {
-  if (fired.timer == kRestEnds) schedule_ = true;
+  if (fired.timer == kRestEnds) turn_.WantSchedule();
   if (fired.timer == kPostponedEnds) TryPostponed();
   if (fired.timer == kTick) Tick();
 }
 
 void Core::State::Tick() {
-  const int64_t late_us = now_us_ - std::exchange(tick_us_, 0);
+  const int64_t late_us = turn_.now_us() - std::exchange(tick_us_, 0);
   if (late_us > options_.lease_ms / 4 * kMillisecond) RenewLeases(late_us);
   bool any = false;
   for (auto& [name, worker] : workers_) {
     if (worker.connection == 0) continue;
     const GroupState* group = FindGroup(worker.group);
     std::string why = group ? WhyImpatient(*group) : "";
-    if (now_us_ - worker.heard_us > options_.lease_ms * kMillisecond) {
+    if (turn_.now_us() - worker.heard_us > options_.lease_ms * kMillisecond) {
       why = absl::StrCat("it was silent for ", options_.lease_ms / 1000, " s");
     }
     if (why.empty()) {
@@ -218,7 +217,7 @@ void Core::State::Tick() {
   for (const auto& [name, group] : groups_) {
     if (group.phase == GroupState::Phase::kRunning && group.members.empty() &&
         group.idle_since_us > 0 &&
-        now_us_ - group.idle_since_us > options_.group_idle_ms * kMillisecond) {
+        turn_.now_us() - group.idle_since_us > options_.group_idle_ms * kMillisecond) {
       idle.push_back(name);
     }
   }
@@ -244,9 +243,9 @@ void Core::State::FinishStop() {
     if (worker.connection == 0) continue;
     worker::v1::CoordinatorMessage message;
     message.mutable_shutdown()->set_reason("the coordinator is being stopped");
-    Do(Send{worker.connection, std::move(message)});
+    turn_.Do(Send{worker.connection, std::move(message)});
   }
-  for (const uint64_t request : std::exchange(stops_, {})) Answer(request, std::monostate());
+  for (const uint64_t request : std::exchange(stops_, {})) turn_.Answer(request, std::monostate());
 }
 
 }  // namespace lorad::server

@@ -71,7 +71,7 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
   write.job = commit.job;
   write.step = commit.step;
   write.numerics_id = commit.numerics_id;
-  write.base_model_path = models_.at(job->job().base_model()).record.model().path();
+  write.base_model_path = catalog_.Model(job->job().base_model()).record.model().path();
   write.adapter = job->job().adapter();
   turn_.Do(std::move(write));
 }

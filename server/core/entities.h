@@ -18,11 +18,6 @@
 
 namespace lorad::server {
 
-struct ModelState {
-  records::ModelRecord record;
-  planner::ModelShape shape;
-};
-
 struct SequenceLoss {
   double loss_sum = 0;
   int64_t trained_tokens = 0;

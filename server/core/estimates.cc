@@ -22,7 +22,7 @@ Core::State::LoneGroup Core::State::GroupAlone(const v1::Job& job, int64_t longe
 Core::State::LoneGroup Core::State::GroupAloneOn(const WorkerState* worker, const v1::Job& job,
                                                  int64_t longest_tokens) const {
   planner::QueuedJob queued;
-  queued.model = models_.at(job.base_model()).shape;
+  queued.model = catalog_.Model(job.base_model()).shape;
   queued.longest_sequence = longest_tokens;
   queued.adapter = ShapeOfAdapter(job.adapter());
   LoneGroup alone;
@@ -46,7 +46,7 @@ planner::TimeModel& Core::State::TimesOf(const std::string& base_model, const Wo
   const auto found = times_.find({base_model, device});
   if (found != times_.end()) return found->second;
   const planner::TimePrior prior = planner::PriorOf(
-      WorkOf(models_.at(base_model).shape, worker ? DeviceOf(hello) : planner::DeviceShape{}));
+      WorkOf(catalog_.Model(base_model).shape, worker ? DeviceOf(hello) : planner::DeviceShape{}));
   return times_.emplace(std::pair(base_model, device), planner::TimeModel(prior)).first->second;
 }
 

@@ -59,7 +59,7 @@ planner::QueuedJob Core::State::Queued(const JobState& job) const {
   planner::QueuedJob queued;
   queued.job = job.name();
   queued.base_model = content.base_model();
-  queued.model = models_.at(content.base_model()).shape;
+  queued.model = catalog_.Model(content.base_model()).shape;
   queued.priority = content.priority();
   queued.arrival = job.record.order();
   queued.longest_sequence = job.record.longest_tokens();
@@ -112,7 +112,7 @@ planner::ClusterView Core::State::ClusterOf() const {
     planner::GroupView& entry = view.groups.emplace_back();
     entry.name = name;
     entry.base_model = group.base_model;
-    entry.model = models_.at(group.base_model).shape;
+    entry.model = catalog_.Model(group.base_model).shape;
     entry.shape = group.shape;
     const WorkerState& worker = WorkerOf(group);
     entry.budget_bytes = worker.hello.memory_bytes();
@@ -200,7 +200,7 @@ void Core::State::FormGroup(const planner::Decision& decision) {
   group.heard_us = turn_.now_us();
   group.peak_before_bytes = worker.peak_bytes;
   worker.group = name;
-  const v1::Model& model = models_.at(decision.base_model).record.model();
+  const v1::Model& model = catalog_.Model(decision.base_model).record.model();
   worker::v1::CoordinatorMessage message;
   worker::v1::FormGroup& order = *message.mutable_form_group();
   order.set_group(name);

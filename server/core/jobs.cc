@@ -38,7 +38,7 @@ std::string IdOf(uint64_t random) {
 
 absl::Status Core::State::CheckReferences(const v1::Job& job) const {
   std::vector<FieldViolation> violations;
-  if (!models_.contains(job.base_model())) {
+  if (!catalog_.HasModel(job.base_model())) {
     violations.push_back(
         {"base_model", absl::StrCat("there is no model '", job.base_model(), "'")});
   }
@@ -46,7 +46,7 @@ absl::Status Core::State::CheckReferences(const v1::Job& job) const {
       {"training_dataset", &job.training_dataset()},
       {"validation_dataset", &job.validation_dataset()}};
   for (const auto& [field, dataset] : datasets) {
-    if (!dataset->empty() && !datasets_.contains(*dataset)) {
+    if (!dataset->empty() && !catalog_.HasDataset(*dataset)) {
       violations.push_back({field, absl::StrCat("there is no dataset '", *dataset, "'")});
     }
   }
@@ -61,15 +61,25 @@ absl::Status Core::State::CheckReferences(const v1::Job& job) const {
       violations.push_back(
           {"adapter.init_from", absl::StrCat("there is no checkpoint '", source, "'")});
     }
-  } else if (!source.empty() && !adapters_.contains(source)) {
+  } else if (!source.empty() && !catalog_.HasAdapter(source)) {
     violations.push_back({"adapter.init_from", absl::StrCat("there is no adapter '", source, "'")});
   }
   if (!violations.empty()) return InvalidFields("job", violations);
   return absl::OkStatus();
 }
 
+bool Core::State::AnsweredBefore(uint64_t request, const CreateJob& content) {
+  const auto find = [&](const std::string& name) -> absl::StatusOr<ReplyValue> {
+    JobState* job = FindJob(name);
+    if (!job) return NotFound(kJobKind, name);
+    if (touched_.contains(name)) Publish(*job);
+    return ReplyValue(View(*job));
+  };
+  return answers_.AnsweredBefore(request, kJobKind, content.request_id, find);
+}
+
 void Core::State::On(uint64_t request, const CreateJob& content) {
-  if (!content.validate_only && AnsweredBefore(request, kJobKind, content.request_id)) return;
+  if (!content.validate_only && AnsweredBefore(request, content)) return;
   if (!content.validate_only && !turn_.room().ok()) return turn_.Fail(request, turn_.room());
   if (absl::Status status = CheckReferences(content.job); !status.ok()) {
     return turn_.Fail(request, status);
@@ -121,7 +131,7 @@ void Core::State::StoreJob(uint64_t request, const CreateJob& content) {
   if (EnsureRows(job.job())) SettleJob(job);
   Publish(job);
   v1::Job made = View(job);
-  KeepRequest(kJobKind, content.request_id, name, made);
+  answers_.Keep(kJobKind, content.request_id, name, made);
   turn_.Answer(request, std::move(made));
 }
 

@@ -14,7 +14,7 @@ void Core::State::OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& 
 }
 
 void Core::State::CountBytes(GroupState& group) {
-  const planner::ModelShape& shape = models_.at(group.base_model).shape;
+  const planner::ModelShape& shape = catalog_.Model(group.base_model).shape;
   int64_t bytes = group.reserved_bytes;
   for (const auto& [name, member] : group.members) {
     if (member.slot != Member::Slot::kLoaded) continue;

@@ -34,12 +34,12 @@ int64_t TotalTokens(const v1::Job& job, const records::RowsSummary& rows) {
 }  // namespace
 
 RowSource Core::State::SourceOf(const v1::Job& job, const std::string& dataset) const {
-  const records::DatasetRecord& record = datasets_.at(dataset);
+  const records::DatasetRecord& record = catalog_.Dataset(dataset);
   RowSource source;
   source.dataset = dataset;
   source.dataset_path = record.path();
   source.dataset_sha256 = record.dataset().sha256();
-  const v1::Model& model = models_.at(job.base_model()).record.model();
+  const v1::Model& model = catalog_.Model(job.base_model()).record.model();
   source.model_path = model.path();
   source.model_fingerprint = model.fingerprint();
   source.max_length = job.training().max_length();
@@ -50,8 +50,8 @@ RowSource Core::State::SourceOf(const v1::Job& job, const std::string& dataset) 
 }
 
 std::string Core::State::RowsKey(const v1::Job& job, const std::string& dataset) const {
-  return absl::StrCat(datasets_.at(dataset).dataset().sha256(), "/",
-                      models_.at(job.base_model()).record.model().fingerprint(), "/",
+  return absl::StrCat(catalog_.Dataset(dataset).dataset().sha256(), "/",
+                      catalog_.Model(job.base_model()).record.model().fingerprint(), "/",
                       job.training().max_length(), "/",
                       job.training().overflow() == v1::TrainingConfig::ERROR ? "refuse" : "cut");
 }
@@ -240,9 +240,9 @@ void Core::State::PruneRows() {
   if (static_cast<int64_t>(rows_.size()) <= options_.rows_max) return;
   std::set<std::string> needed;
   const auto need = [&](const v1::Job& job) {
-    if (!models_.contains(job.base_model())) return;
+    if (!catalog_.HasModel(job.base_model())) return;
     for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
-      if (datasets_.contains(*dataset)) needed.insert(RowsKey(job, *dataset));
+      if (catalog_.HasDataset(*dataset)) needed.insert(RowsKey(job, *dataset));
     }
   };
   for (const std::string& name : live_) {
@@ -276,9 +276,9 @@ void Core::State::OnRows(const RowsChecked& checked) {
 }
 
 bool Core::State::Concerns(const v1::Job& job, const std::string& key) const {
-  if (!models_.contains(job.base_model())) return false;
+  if (!catalog_.HasModel(job.base_model())) return false;
   for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
-    if (datasets_.contains(*dataset) && RowsKey(job, *dataset) == key) return true;
+    if (catalog_.HasDataset(*dataset) && RowsKey(job, *dataset) == key) return true;
   }
   return false;
 }

@@ -10,7 +10,7 @@ Core::Sizes Core::State::SizesNow() const {
   sizes.live_jobs = std::ssize(live_);
   sizes.whole_jobs = std::ssize(jobs_);
   sizes.ended_jobs_at_work = std::ssize(put_away_);
-  sizes.request_ids = static_cast<int64_t>(requests_.size());
+  sizes.request_ids = answers_.size();
   for (const auto& [name, job] : jobs_) {
     sizes.metric_rows += std::ssize(job->metrics);
     if (IsLive(job->state())) {

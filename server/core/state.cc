@@ -6,25 +6,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/core/job_progress.h"
-#include "server/core/model_shape.h"
 #include "server/core/overloaded.h"
+#include "server/core/stored.h"
 #include "server/errors/errors.h"
-#include "storage/model_description.h"
 
 namespace lorad::server {
 namespace {
 
 // Deleting every revision by itself would double the work of a turn.
 constexpr int64_t kTrimEvery = 256;
-constexpr int64_t kDayUs = int64_t{24} * 3600 * 1'000'000;
-
-template <class Message>
-absl::Status Parse(const char* kind, const std::pair<std::string, std::string>& stored,
-                   Message* message) {
-  if (message->ParseFromString(stored.second)) return absl::OkStatus();
-  return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
-               absl::StrCat("the stored ", kind, " '", stored.first, "' cannot be read"));
-}
 
 }  // namespace
 
@@ -50,33 +40,15 @@ std::string Utf8(const std::string& text) {
 // ---- start ----
 
 Core::State::State(const CoreOptions& options)
-    : options_(options),
-      requests_({options.request_ids_days * kDayUs, options.request_ids_max,
-                 options.request_answers_max}) {}
+    : options_(options), answers_(options_, turn_), catalog_(turn_, answers_) {}
 
 absl::Status Core::State::Load(StoredState stored) {
-  for (const auto& entry : stored.models) {
-    ModelState model;
-    if (auto status = Parse(kModelKind, entry, &model.record); !status.ok()) return status;
-    auto description = storage::DescribeModel(model.record.config_json());
-    if (!description.ok()) return description.status();
-    model.shape = ShapeOf(*description);
-    models_[entry.first] = std::move(model);
-  }
-  for (const auto& entry : stored.datasets) {
-    if (auto status = Parse(kDatasetKind, entry, &datasets_[entry.first]); !status.ok()) {
-      return status;
-    }
-  }
-  for (const auto& entry : stored.adapters) {
-    if (auto status = Parse(kAdapterKind, entry, &adapters_[entry.first]); !status.ok()) {
-      return status;
-    }
-  }
+  if (absl::Status status = catalog_.Load(stored); !status.ok()) return status;
   for (const auto& entry : stored.rows) {
-    if (auto status = Parse(kRowsKind, entry, &rows_[entry.first]); !status.ok()) return status;
+    absl::Status status = ParseStored(kRowsKind, entry, &rows_[entry.first]);
+    if (!status.ok()) return status;
   }
-  if (absl::Status status = requests_.Load(std::move(stored.requests)); !status.ok()) return status;
+  if (absl::Status status = answers_.Load(std::move(stored.requests)); !status.ok()) return status;
   if (absl::Status status = LoadJobs(stored); !status.ok()) return status;
   LoadMetrics(stored);
   revision_ = stored.last_revision;
@@ -89,7 +61,7 @@ absl::Status Core::State::LoadJobs(StoredState& stored) {
   ended_.reserve(stored.jobs.size());
   records::JobRecord record;  // one for all: its strings keep their room
   for (auto& entry : stored.jobs) {
-    if (auto status = Parse(kJobKind, entry, &record); !status.ok()) return status;
+    if (auto status = ParseStored(kJobKind, entry, &record); !status.ok()) return status;
     next_order_ = std::max(next_order_, record.order() + 1);
     const v1::Job::State state = record.job().state();
     jobs_by_state_[state]++;
@@ -144,7 +116,7 @@ void Core::State::LoadMetrics(const StoredState& stored) {
 
 std::vector<Effect> Core::State::Recover(Moment now, int64_t starts_before) {
   turn_.Start(now, starts_before);
-  PruneRequests();
+  answers_.Prune();
   const std::set<std::string> live = live_;
   for (const std::string& name : live) {
     JobState& job = *FindJob(name);
@@ -166,9 +138,7 @@ std::vector<Effect> Core::State::Recover(Moment now, int64_t starts_before) {
 }
 
 std::vector<std::string> Core::State::PathsInUse() const {
-  std::vector<std::string> paths;
-  for (const auto& [name, dataset] : datasets_) paths.push_back(dataset.path());
-  for (const auto& [name, adapter] : adapters_) paths.push_back(adapter.path());
+  std::vector<std::string> paths = catalog_.Paths();
   records::JobRecord space;
   for (const auto& [order, entry] : by_order_) {
     const records::JobRecord& record = RecordOf(entry, &space);
@@ -200,7 +170,7 @@ std::vector<Effect> Core::State::Apply(const Event& event) {
                  [&](const WorkerGone& content) { OnGone(content); },
                  [&](const RowsChecked& content) { OnRows(content); },
                  [&](const Planned& content) { OnPlanned(content); },
-                 [&](const UploadMoved& content) { OnMoved(content); },
+                 [&](const UploadMoved& content) { catalog_.OnMoved(content); },
                  [&](const CheckpointWritten& content) { OnWritten(content); },
                  [&](const ContentRead& content) { OnContentRead(content); },
                  [&](const RoomChanged& content) { OnRoom(content); },

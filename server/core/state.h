@@ -1,8 +1,7 @@
 // The core's state, private to server/core. Each part of its work has a file of its own:
 //   state.cc        turns; what is announced; transitions; recovery at start
-//   resources.cc    models, datasets, adapters
+//   resources.cc    models, datasets and adapters that go
 //   jobs.cc         jobs as clients see them: create, read, list, cancel, delete
-//   answers.cc      answers kept by their request_id
 //   ended_jobs.cc   jobs that have ended, kept as their records' bytes
 //   sizes.cc        how much is kept
 //   rows.cc         row checks and what waits for them
@@ -36,10 +35,11 @@
 #include "planner/cost/memory_fit.h"
 #include "planner/cost/time.h"
 #include "planner/schedule/schedule.h"
+#include "server/core/answers.h"
+#include "server/core/catalog.h"
 #include "server/core/core.h"
 #include "server/core/entities.h"
 #include "server/core/job_states.h"
-#include "server/core/request_ids.h"
 #include "server/core/store_kinds.h"
 #include "server/core/turn.h"
 
@@ -109,34 +109,16 @@ class Core::State {
   JobState* TakeUp(const std::string& name);
   void Forget(const JobState& job);
 
-  // ---- answers.cc ----
-  // The request came before: it is answered (or refused) here and true is returned.
-  bool AnsweredBefore(uint64_t request, const char* kind, const RequestId& id);
-  // What the name stands for, as Get would answer.
-  absl::StatusOr<ReplyValue> Find(const std::string& kind, const std::string& name);
-  // `made`: the resource, as the first answer has it.
-  void KeepRequest(const char* kind, const RequestId& id, const std::string& name,
-                   const google::protobuf::Message& made);
-  void PruneRequests();
-
   // ---- resources.cc ----
-  void On(uint64_t request, const RegisterModel& content);
-  void On(uint64_t request, const v1::GetModelRequest& content);
-  void On(uint64_t request, const v1::ListModelsRequest& content);
-  void On(uint64_t request, const v1::UnregisterModelRequest& content);
-  void On(uint64_t request, const CreateDataset& content);
-  void On(uint64_t request, const v1::GetDatasetRequest& content);
-  void On(uint64_t request, const v1::ListDatasetsRequest& content);
-  void On(uint64_t request, const v1::DeleteDatasetRequest& content);
-  void On(uint64_t request, const ImportAdapter& content);
-  void On(uint64_t request, const v1::GetAdapterRequest& content);
-  void On(uint64_t request, const v1::ListAdaptersRequest& content);
-  void On(uint64_t request, const v1::DeleteAdapterRequest& content);
-  void OnMoved(const UploadMoved& moved);
+  // Requests that the catalog answers by itself.
   template <class Content>
-  void MoveIntoPlace(uint64_t request, const char* kind, const std::string& name, bool exists,
-                     const Content& content, const char* ending);
-  absl::Status RefuseUse(const std::string& kind, const std::string& name) const;
+  requires requires(Catalog& catalog, const Content& content) { catalog.On(0, content); }
+  void On(uint64_t request, const Content& content) { catalog_.On(request, content); }
+  void On(uint64_t request, const v1::UnregisterModelRequest& content);
+  void On(uint64_t request, const v1::DeleteDatasetRequest& content);
+  void On(uint64_t request, const v1::DeleteAdapterRequest& content);
+  // The live job that uses it; empty where none does.
+  std::string UserOf(const std::string& kind, const std::string& name) const;
 
   // ---- jobs.cc ----
   void On(uint64_t request, const CreateJob& content);
@@ -145,6 +127,7 @@ class Core::State {
   void On(uint64_t request, const v1::DeleteJobRequest& content);
   void On(uint64_t request, const v1::CancelJobRequest& content);
   void On(uint64_t request, const SnapshotJobs& content);
+  bool AnsweredBefore(uint64_t request, const CreateJob& content);
   void StoreJob(uint64_t request, const CreateJob& content);
   absl::Status CheckReferences(const v1::Job& job) const;
   v1::Job View(const JobState& job) const;
@@ -346,11 +329,6 @@ class Core::State {
                      const std::string& message);
   void OnContentRead(const ContentRead& read);
 
-  struct PendingMove {
-    std::vector<uint64_t> requests;
-    std::string path;
-    std::variant<CreateDataset, ImportAdapter> content;
-  };
   struct PendingCommit {
     std::vector<uint64_t> requests;
     std::string job;
@@ -378,10 +356,9 @@ class Core::State {
 
   const CoreOptions options_;
   Turn turn_;
+  Answers answers_;
+  Catalog catalog_;
 
-  std::map<std::string, ModelState> models_;
-  std::map<std::string, records::DatasetRecord> datasets_;
-  std::map<std::string, records::AdapterRecord> adapters_;
   std::map<std::string, std::unique_ptr<JobState>> jobs_;  // but for those in ended_
   std::map<int64_t, JobEntry> by_order_;                   // all
   std::map<int64_t, int64_t> by_revision_;  // the newest of each -> order; watches begin here
@@ -390,8 +367,6 @@ class Core::State {
   std::set<std::string> live_;                      // names
   std::map<int, int64_t> jobs_by_state_;
   std::map<std::string, records::RowsSummary> rows_;
-  RequestIds requests_;                                          // key: "job/ID"
-  std::set<std::pair<std::string, std::string>> names_pending_;  // (kind, name) being made
 
   std::map<QueueKey, JobState*> queue_;
   mutable bool places_known_ = true;
@@ -405,7 +380,6 @@ class Core::State {
   std::map<std::pair<std::string, std::string>, planner::TimeModel> times_;  // base model, device
   std::map<std::string, planner::MemoryFit> memory_;                         // by base model
 
-  std::map<uint64_t, PendingMove> moves_;
   std::map<uint64_t, PendingCommit> commits_;
   std::map<uint64_t, PendingLook> looks_;
   std::map<std::string, std::set<std::string>> checks_;  // under way: key -> jobs that wait for it

@@ -94,7 +94,7 @@ std::string Core::State::ContentOf(const v1::Job& job) const {
   if (source.find('/') != std::string::npos) {
     return ToText({Kind::kCheckpointWeights, absl::StrCat("checkpoints/", source)});
   }
-  return source.empty() ? "" : ToText({Kind::kAdapter, adapters_.at(source).path()});
+  return source.empty() ? "" : ToText({Kind::kAdapter, catalog_.Adapter(source).path()});
 }
 
 LoadUnit Core::State::LoadOf(GroupState& group, JobState& state) {

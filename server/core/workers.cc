@@ -170,13 +170,13 @@ std::string Core::State::WhyImpatient(const GroupState& group) {
   Patience patience;
   std::string what;
   if (group.phase == Phase::kForming) {
-    const planner::ModelShape& shape = models_.at(group.base_model).shape;
+    const planner::ModelShape& shape = catalog_.Model(group.base_model).shape;
     patience = PatienceToForm(options_, planner::BytesOfGroup(shape, group.shape).weights);
     what = absl::StrCat("it does not form ", group.name);
   } else if (!group.windows.empty() || group.phase == Phase::kCutting) {
     const WindowWork work = group.windows.empty() ? WindowWork() : group.windows.front().work;
     const planner::TimeModel assumed(
-        planner::PriorOf(WorkOf(models_.at(group.base_model).shape, group.shape.device)));
+        planner::PriorOf(WorkOf(catalog_.Model(group.base_model).shape, group.shape.device)));
     patience = PatienceFor(options_, work, TimesOf(group.base_model, &WorkerOf(group)), assumed);
     what = group.windows.empty() ? absl::StrCat("it does not answer a cut of ", group.name)
                                  : absl::StrCat("it reports nothing of window ",

@@ -21,8 +21,8 @@ std::optional<ReplyValue> Core::State::Look(const Request& request) {
   if (std::holds_alternative<v1::ListWorkersRequest>(request)) return ViewWorkers();
   const auto* estimate = std::get_if<EstimateJob>(&request);
   if (!estimate || !CheckReferences(estimate->job).ok()) return std::nullopt;
-  for (const std::string& key : RowsKeys(estimate->job)) {
-    if (!FindRows(key)) return std::nullopt;  // they would have to be checked
+  for (const std::string& key : rows_.KeysOf(estimate->job)) {
+    if (!rows_.Find(key)) return std::nullopt;  // they would have to be checked
   }
   absl::StatusOr<v1::JobEstimate> made = Estimate(estimate->job);
   if (!made.ok()) return std::nullopt;

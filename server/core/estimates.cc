@@ -54,14 +54,9 @@ void Core::State::On(uint64_t request, const EstimateJob& content) {
   if (absl::Status status = CheckReferences(content.job); !status.ok()) {
     return turn_.Fail(request, status);
   }
-  if (!EnsureRows(content.job)) {
-    waiting_.estimates.push_back({request, content});
-    return;
-  }
+  if (!rows_.Ensure(content.job)) return rows_.Wait(request, content);
   if (content.wait_us > 0 && workers_.empty() && !stopping_) {
-    held_estimates_.push_back({request, content, turn_.now_us() + content.wait_us});
-    turn_.Do(SetTimer{kEstimateEnds, held_estimates_.back().until_us});
-    return;
+    return rows_.Hold(request, content);
   }
   absl::StatusOr<v1::JobEstimate> estimate = Estimate(content.job);
   estimate.ok() ? turn_.Answer(request, *std::move(estimate))
@@ -69,17 +64,9 @@ void Core::State::On(uint64_t request, const EstimateJob& content) {
 }
 
 void Core::State::AnswerEstimates() {
-  if (held_estimates_.empty()) return;
-  const bool known = !workers_.empty() || stopping_;
-  std::vector<HeldEstimate> held;
-  held.swap(held_estimates_);
-  for (HeldEstimate& estimate : held) {
-    if (!known && estimate.until_us > turn_.now_us()) {
-      held_estimates_.push_back(std::move(estimate));
-      continue;
-    }
-    estimate.content.wait_us = 0;
-    On(estimate.request, estimate.content);
+  for (RowChecks::HeldEstimate& held : rows_.TakeHeld(!workers_.empty() || stopping_)) {
+    held.content.wait_us = 0;
+    On(held.request, held.content);
   }
 }
 
@@ -87,7 +74,7 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   records::JobRecord record;
   *record.mutable_job() = job;
   v1::JobError error;
-  if (absl::Status status = SumUpRows(record, &error); !status.ok()) return status;
+  if (absl::Status status = rows_.SumUp(record, &error); !status.ok()) return status;
   const LoneGroup alone = GroupAlone(job, record.longest_tokens());
   v1::JobEstimate estimate;
   v1::MemoryEstimate& memory = *estimate.mutable_peak_memory_bytes();
@@ -105,7 +92,7 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   estimate.set_total_steps(complete.total_steps());
   estimate.set_total_tokens(complete.total_tokens());
   estimate.set_truncated_rows(complete.truncated_rows());
-  const records::RowsSummary& rows = *FindRows(RowsKey(job, job.training_dataset()));
+  const records::RowsSummary& rows = *rows_.Find(rows_.KeyOf(job, job.training_dataset()));
   const double passes = static_cast<double>(complete.total_tokens()) /
                         static_cast<double>(std::max<int64_t>(rows.tokens(), 1));
   const double of_step = static_cast<double>(complete.total_tokens()) /
@@ -120,7 +107,8 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
     ms += times.EvaluateMs(trained, squares, microbatches);  // forward twice
   }
   if (!job.validation_dataset().empty()) {
-    const records::RowsSummary& validation = *FindRows(RowsKey(job, job.validation_dataset()));
+    const records::RowsSummary& validation =
+        *rows_.Find(rows_.KeyOf(job, job.validation_dataset()));
     const int64_t every = job.training().eval_every_steps();
     const int64_t between = every > 0 ? (complete.total_steps() - 1) / every : 0;
     const double tokens = static_cast<double>(validation.tokens());

@@ -94,7 +94,7 @@ void Core::State::On(uint64_t request, const CreateJob& content) {
                                     absl::StrCat("there are ", kLiveJobsMax,
                                                  " live jobs: wait until some have ended")));
   }
-  if (EnsureRows(content.job)) {
+  if (rows_.Ensure(content.job)) {
     // Known at once, so it is said at once.
     records::JobRecord record;
     *record.mutable_job() = content.job;
@@ -104,8 +104,7 @@ void Core::State::On(uint64_t request, const CreateJob& content) {
     }
     if (content.validate_only) return turn_.Answer(request, record.job());
   } else if (content.validate_only) {
-    waiting_.validations.push_back({request, content});
-    return;
+    return rows_.Wait(request, content);
   }
   StoreJob(request, content);
 }
@@ -128,7 +127,7 @@ void Core::State::StoreJob(uint64_t request, const CreateJob& content) {
   jobs_by_state_[v1::Job::VALIDATING]++;
   jobs_[name] = std::move(owned);
   AddEvent(job, "CREATED", "the job was created", v1::Job::STATE_UNSPECIFIED, v1::Job::VALIDATING);
-  if (EnsureRows(job.job())) SettleJob(job);
+  if (rows_.Ensure(job.job())) SettleJob(job);
   Publish(job);
   v1::Job made = View(job);
   answers_.Keep(kJobKind, content.request_id, name, made);

@@ -100,7 +100,7 @@ void Core::State::TryPostponed() {
     if (!job) continue;
     if (job->state() == v1::Job::QUEUED && !job->reads_rows) EnterShapes(*job);
     if (job->reads_rows) ReadRowsAgain(*job);
-    if (job->state() == v1::Job::VALIDATING && EnsureRows(job->job())) SettleJob(*job);
+    if (job->state() == v1::Job::VALIDATING && rows_.Ensure(job->job())) SettleJob(*job);
   }
   SetPostponedTimer();
 }

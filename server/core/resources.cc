@@ -44,13 +44,9 @@ void Core::State::On(uint64_t request, const v1::DeleteDatasetRequest& content) 
       !status.ok()) {
     return turn_.Fail(request, status);
   }
-  const std::string prefix = catalog_.Dataset(name).dataset().sha256() + "/";
+  const std::string sha256 = catalog_.Dataset(name).dataset().sha256();
   catalog_.Delete(kDatasetKind, name);
-  for (auto rows = rows_.lower_bound(prefix);
-       rows != rows_.end() && rows->first.starts_with(prefix);) {
-    turn_.Put(storage::DeleteRecord(kRowsKind, rows->first));
-    rows = rows_.erase(rows);
-  }
+  rows_.Forget(sha256);
   turn_.Answer(request, std::monostate());
 }
 

@@ -40,14 +40,14 @@ std::string Utf8(const std::string& text) {
 // ---- start ----
 
 Core::State::State(const CoreOptions& options)
-    : options_(options), answers_(options_, turn_), catalog_(turn_, answers_) {}
+    : options_(options),
+      answers_(options_, turn_),
+      catalog_(turn_, answers_),
+      rows_(options_, turn_, catalog_) {}
 
 absl::Status Core::State::Load(StoredState stored) {
   if (absl::Status status = catalog_.Load(stored); !status.ok()) return status;
-  for (const auto& entry : stored.rows) {
-    absl::Status status = ParseStored(kRowsKind, entry, &rows_[entry.first]);
-    if (!status.ok()) return status;
-  }
+  if (absl::Status status = rows_.Load(stored.rows); !status.ok()) return status;
   if (absl::Status status = answers_.Load(std::move(stored.requests)); !status.ok()) return status;
   if (absl::Status status = LoadJobs(stored); !status.ok()) return status;
   LoadMetrics(stored);
@@ -129,7 +129,7 @@ std::vector<Effect> Core::State::Recover(Moment now, int64_t starts_before) {
                               job.job().step()));
     } else if (job.state() == v1::Job::QUEUED) {
       EnterQueue(job);
-    } else if (EnsureRows(job.job())) {
+    } else if (rows_.Ensure(job.job())) {
       SettleJob(job);
     }
   }
@@ -254,7 +254,7 @@ void Core::State::Transition(JobState& job, v1::Job::State to, const std::string
   const v1::Job::State from = job.state();
   assert(IsLegal(from, to));
   if (from == v1::Job::QUEUED) LeaveQueue(job);
-  if (from == v1::Job::VALIDATING || std::exchange(job.reads_rows, false)) LeaveChecks(job.job());
+  if (from == v1::Job::VALIDATING || std::exchange(job.reads_rows, false)) rows_.Leave(job.job());
   jobs_by_state_[from]--;
   jobs_by_state_[to]++;
   job.job().set_state(to);

@@ -4,7 +4,7 @@
 //   jobs.cc         jobs as clients see them: create, read, list, cancel, delete
 //   ended_jobs.cc   jobs that have ended, kept as their records' bytes
 //   sizes.cc        how much is kept
-//   rows.cc         row checks and what waits for them
+//   rows.cc         what becomes of jobs when their rows are checked
 //   estimates.cc    what a job will cost
 //   workers.cc      control streams and time-outs
 //   rests.cc        workers that get nothing new for a while
@@ -40,6 +40,7 @@
 #include "server/core/core.h"
 #include "server/core/entities.h"
 #include "server/core/job_states.h"
+#include "server/core/row_checks.h"
 #include "server/core/store_kinds.h"
 #include "server/core/turn.h"
 
@@ -109,11 +110,13 @@ class Core::State {
   JobState* TakeUp(const std::string& name);
   void Forget(const JobState& job);
 
-  // ---- resources.cc ----
-  // Requests that the catalog answers by itself.
+  // ---- requests that a table answers by itself ----
   template <class Content>
   requires requires(Catalog& catalog, const Content& content) { catalog.On(0, content); }
   void On(uint64_t request, const Content& content) { catalog_.On(request, content); }
+  void On(uint64_t request, const GiveUpRequest& content) { rows_.On(request, content); }
+
+  // ---- resources.cc ----
   void On(uint64_t request, const v1::UnregisterModelRequest& content);
   void On(uint64_t request, const v1::DeleteDatasetRequest& content);
   void On(uint64_t request, const v1::DeleteAdapterRequest& content);
@@ -136,31 +139,13 @@ class Core::State {
 
   // ---- rows.cc ----
   void On(uint64_t request, const EstimateJob& content);
-  void On(uint64_t request, const GiveUpRequest& content);
   void OnRows(const RowsChecked& checked);
-  RowSource SourceOf(const v1::Job& job, const std::string& dataset) const;
-  std::string RowsKey(const v1::Job& job, const std::string& dataset) const;
-  const records::RowsSummary* FindRows(const std::string& key) const;
-  // Orders the checks that are not made yet; true where all are there.
-  bool EnsureRows(const v1::Job& job);
   // The tokens of a job whose rows are known are gone: they are checked again, and it waits in the
   // queue until they are there.
   void ReadRowsAgain(JobState& job);
-  void Check(const std::string& key, const v1::Job& job, const std::string& dataset);
-  // What OnRows does of one that waits for them.
-  // Keeps what waiting jobs need, once there are too many; others are summed up again when asked.
-  void PruneRows();
   void TakeRows(JobState& job, const absl::Status& status);
-  // It waits for no rows any more; checks that nobody waits for end.
-  void LeaveChecks(const v1::Job& job);
-  void CancelUnwaited(const std::string& key);
-  // Keys of the rows of its datasets.
-  std::vector<std::string> RowsKeys(const v1::Job& job) const;
-  bool Concerns(const v1::Job& job, const std::string& key) const;
   void AskAgain(const std::string& key, const absl::Status& status);
-  // The rows are good; fills in what follows from them.
-  absl::Status SumUpRows(records::JobRecord& record, v1::JobError* error) const;
-  // Likewise, and the job can ever fit.
+  // The rows are good, and the job can ever fit; fills in what follows from them.
   absl::Status AcceptRows(records::JobRecord& record, v1::JobError* error) const;
   void SettleJob(JobState& job);
   // One that read them again goes on waiting for its place.
@@ -344,20 +329,11 @@ class Core::State {
     std::string worker;  // which could not load it, and what it said
     std::string reason, message;
   };
-  struct PendingRows {
-    std::vector<std::pair<uint64_t, CreateJob>> validations;
-    std::vector<std::pair<uint64_t, EstimateJob>> estimates;
-  };
-  struct HeldEstimate {
-    uint64_t request = 0;
-    EstimateJob content;
-    int64_t until_us = 0;
-  };
-
   const CoreOptions options_;
   Turn turn_;
   Answers answers_;
   Catalog catalog_;
+  RowChecks rows_;
 
   std::map<std::string, std::unique_ptr<JobState>> jobs_;  // but for those in ended_
   std::map<int64_t, JobEntry> by_order_;                   // all
@@ -366,7 +342,6 @@ class Core::State {
   std::set<std::string> put_away_;                  // names: may be, or soon
   std::set<std::string> live_;                      // names
   std::map<int, int64_t> jobs_by_state_;
-  std::map<std::string, records::RowsSummary> rows_;
 
   std::map<QueueKey, JobState*> queue_;
   mutable bool places_known_ = true;
@@ -382,9 +357,6 @@ class Core::State {
 
   std::map<uint64_t, PendingCommit> commits_;
   std::map<uint64_t, PendingLook> looks_;
-  std::map<std::string, std::set<std::string>> checks_;  // under way: key -> jobs that wait for it
-  PendingRows waiting_;
-  std::vector<HeldEstimate> held_estimates_;
   std::vector<uint64_t> stops_;
   bool stopping_ = false;
   int64_t tick_us_ = 0;  // when the next is due; 0 = none is set

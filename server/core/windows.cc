@@ -64,7 +64,7 @@ void Core::State::AddUnit(Member& member, const JobState& state, PlanInput* inpu
       EvaluateUnit& unit = input->evaluates.emplace_back();
       unit.job = job.name();
       unit.step = step;
-      unit.source = SourceOf(job, job.validation_dataset());
+      unit.source = rows_.SourceOf(job, job.validation_dataset());
       unit.first_sequence = member.evaluation_planned;
       unit.sequences = std::min(left, options_.evaluate_sequences);
       member.evaluation_planned += unit.sequences;
@@ -75,7 +75,7 @@ void Core::State::AddUnit(Member& member, const JobState& state, PlanInput* inpu
   TrainUnit& unit = input->trains.emplace_back();
   unit.job = job.name();
   unit.step = step + 1;
-  unit.source = SourceOf(job, job.training_dataset());
+  unit.source = rows_.SourceOf(job, job.training_dataset());
   unit.batch_size = job.training().batch_size();
   unit.shuffle = job.training().shuffle();
   unit.seed = job.training().seed();

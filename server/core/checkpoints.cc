@@ -26,11 +26,9 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
     return turn_.Answer(request, std::monostate());
   }
   // A job that has just failed or been cancelled may keep what it saved before.
-  const auto found = std::ranges::find_if(groups_, [&](const auto& entry) {
-    return entry.second.epoch == header.epoch() && entry.second.members.contains(header.job());
-  });
-  if (!job || found == groups_.end()) return RefuseShard(request, content);
-  GroupState& group = found->second;
+  GroupState* found = groups_.FindMember(header.epoch(), header.job());
+  if (!job || !found) return RefuseShard(request, content);
+  GroupState& group = *found;
   const Member& member = group.members.at(header.job());
   if (const std::string wrong = WhatIsWrong(header, member, WorkerOf(group).hello.numerics_id());
       !wrong.empty()) {

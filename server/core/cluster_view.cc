@@ -43,7 +43,7 @@ v1::ClusterStatus Core::State::ViewCluster() const {
       (*status.mutable_jobs_by_state())[ToText(static_cast<v1::Job::State>(state))] = count;
     }
   }
-  for (const auto& [name, group] : groups_) {
+  for (const auto& [name, group] : groups_.all()) {
     v1::Group& view = *status.add_groups();
     view.set_name(name);
     view.set_epoch(group.epoch);
@@ -79,8 +79,7 @@ v1::ListWorkersResponse Core::State::ViewWorkers() const {
   v1::ListWorkersResponse response;
   for (const auto& [name, worker] : workers_) {
     v1::Worker& view = *response.add_workers();
-    const auto found = groups_.find(worker.group);
-    const GroupState* group = found == groups_.end() ? nullptr : &found->second;
+    const GroupState* group = groups_.Find(worker.group);
     view.set_name(name);
     view.set_state(worker.connection == 0                             ? v1::Worker::LOST
                    : !group                                           ? v1::Worker::IDLE

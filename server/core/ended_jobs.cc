@@ -27,9 +27,7 @@ void Core::State::PutEndedAway() {
   std::erase_if(put_away_, [&](const std::string& name) {
     JobState& job = *jobs_.at(name);
     // A checkpoint may still be on its way, and a slot still to be freed.
-    const bool is_member = std::ranges::any_of(
-        groups_, [&](const auto& entry) { return entry.second.members.contains(name); });
-    if (job.commits > 0 || is_member) return false;
+    if (job.commits > 0 || groups_.HasMember(name)) return false;
     JobEntry& entry = by_order_.at(job.record.order());
     entry.ended_state = job.state();
     entry.record = job.record.SerializeAsString();

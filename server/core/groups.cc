@@ -36,11 +36,6 @@ std::string WhatIsLost(const JobState& job, const std::string& group, const std:
 
 }  // namespace
 
-GroupState* Core::State::FindGroup(const std::string& name) {
-  const auto found = groups_.find(name);
-  return found == groups_.end() ? nullptr : &found->second;
-}
-
 void Core::State::SendTo(const GroupState& group, worker::v1::CoordinatorMessage message) {
   const WorkerState& worker = WorkerOf(group);
   if (worker.connection != 0) turn_.Do(Send{worker.connection, std::move(message)});
@@ -108,7 +103,7 @@ planner::ClusterView Core::State::ClusterOf() const {
     entry.microbatch_tokens = TokensOf(worker);
   }
   std::set<std::string_view> members;
-  for (const auto& [name, group] : groups_) {
+  for (const auto& [name, group] : groups_.all()) {
     planner::GroupView& entry = view.groups.emplace_back();
     entry.name = name;
     entry.base_model = group.base_model;
@@ -155,13 +150,15 @@ void Core::State::Carry(const planner::Decision& decision) {
   using Kind = planner::Decision::Kind;
   switch (decision.kind) {
     case Kind::kAdmit:
-      for (const std::string& job : decision.jobs) Join(*FindGroup(decision.group), *FindJob(job));
+      for (const std::string& job : decision.jobs) {
+        Join(*groups_.Find(decision.group), *FindJob(job));
+      }
       break;
     case Kind::kFormGroup:
       FormGroup(decision);
       break;
     case Kind::kReform: {
-      GroupState& group = *FindGroup(decision.group);
+      GroupState& group = *groups_.Find(decision.group);
       const bool shorter = decision.shape.capacity_tokens < group.shape.capacity_tokens;
       const std::string how =
           absl::StrCat("formed anew ", shorter ? "with shorter microbatches" : "in another shape",
@@ -173,7 +170,7 @@ void Core::State::Carry(const planner::Decision& decision) {
       break;
     }
     case Kind::kDissolve:
-      Dissolve(*FindGroup(decision.group), "it makes room for another base model");
+      Dissolve(*groups_.Find(decision.group), "it makes room for another base model");
       break;
     case Kind::kEvict:
     case Kind::kReplace:
@@ -188,23 +185,14 @@ void Core::State::Carry(const planner::Decision& decision) {
 void Core::State::FormGroup(const planner::Decision& decision) {
   WorkerState& worker = workers_.at(decision.worker);
   assert(worker.connection != 0 && worker.group.empty());
-  const int64_t epoch = next_epoch_++;
-  turn_.Put(storage::PutRecord(kMetaKind, kEpochKey, absl::StrCat(epoch)));
-  const std::string name = absl::StrCat("group-", epoch);
-  GroupState& group = groups_[name];
-  group.name = name;
-  group.epoch = epoch;
-  group.base_model = decision.base_model;
-  group.worker = decision.worker;
-  group.shape = decision.shape;
-  group.heard_us = turn_.now_us();
+  GroupState& group = groups_.Form(decision.base_model, decision.worker, decision.shape);
   group.peak_before_bytes = worker.peak_bytes;
-  worker.group = name;
+  worker.group = group.name;
   const v1::Model& model = catalog_.Model(decision.base_model).record.model();
   worker::v1::CoordinatorMessage message;
   worker::v1::FormGroup& order = *message.mutable_form_group();
-  order.set_group(name);
-  order.set_epoch(epoch);
+  order.set_group(group.name);
+  order.set_epoch(group.epoch);
   order.set_model_path(model.path());
   order.set_model_fingerprint(model.fingerprint());
   order.set_stage(0);
@@ -216,8 +204,8 @@ void Core::State::FormGroup(const planner::Decision& decision) {
   order.set_slots_max(static_cast<int32_t>(decision.shape.slots_max));
   order.set_recomputation(OrderOf(decision.shape.recomputation));
   SendTo(group, std::move(message));
-  turn_.Info(absl::StrCat(name, ": forming for base model '", decision.base_model, "' on worker '",
-                          decision.worker, "', ", decision.shape.capacity_tokens,
+  turn_.Info(absl::StrCat(group.name, ": forming for base model '", decision.base_model,
+                          "' on worker '", decision.worker, "', ", decision.shape.capacity_tokens,
                           " tokens, recomputing ", planner::ToText(decision.shape.recomputation)));
   for (const std::string& job : decision.jobs) Join(group, *FindJob(job));
 }
@@ -225,11 +213,7 @@ void Core::State::FormGroup(const planner::Decision& decision) {
 void Core::State::Join(GroupState& group, JobState& job) {
   job.job().set_group(group.name);
   job.job().set_attempts(job.job().attempts() + 1);
-  Member& member = group.members[job.name()];
-  member.adapter = ShapeOfAdapter(job.job().adapter());
-  member.done_step = member.planned_step = job.job().step();
-  member.save_us = turn_.now_us();
-  group.idle_since_us = 0;
+  groups_.Join(group, job.name(), ShapeOfAdapter(job.job().adapter()), job.job().step());
   Transition(job, v1::Job::PREPARING,
              group.phase == GroupState::Phase::kForming
                  ? absl::StrCat(group.name, " is being formed on worker '", group.worker, "'")
@@ -245,7 +229,7 @@ void Core::State::BeginCut(GroupState& group, GroupState::Then then, const std::
     group.reform_why = why;
   }
   if (group.phase != Phase::kRunning) return;  // under way already, or nothing to cut yet
-  DropPlan(group);                             // what is being planned comes too late
+  groups_.DropPlan(group);                     // what is being planned comes too late
   if (group.windows.empty()) {
     group.phase = Phase::kDraining;
     return;
@@ -289,18 +273,11 @@ void Core::State::Resync(GroupState& group) {
 }
 
 void Core::State::EndMember(GroupState& group, const std::string& name) {
-  group.members.erase(name);
-  if (group.members.empty()) group.idle_since_us = turn_.now_us();
+  groups_.Erase(group, name);
   if (JobState* job = FindJob(name); job && job->state() == v1::Job::CANCELLING) {
     Transition(*job, v1::Job::CANCELLED, "it has left its group");
   }
   turn_.WantSchedule();
-}
-
-void Core::State::Leave(GroupState* group, const std::string& job) {
-  if (!group) return;
-  const auto member = group->members.find(job);
-  if (member != group->members.end()) member->second.leaving = true;
 }
 
 // Takes a group as far as it can go without hearing of the world.
@@ -354,12 +331,11 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
   SendTo(group, std::move(message));
   turn_.Info(absl::StrCat(group.name, ": dissolved: ", why));
   WorkerOf(group).group.clear();
-  for (const auto& [job, early] : group.early_shards) RefuseShard(early.request, early.content);
-  const std::map<std::string, Member> members = std::move(group.members);
-  const bool anew = group.then == GroupState::Then::kReform ||
-                    group.phase == GroupState::Phase::kForming;  // which has failed
-  groups_.erase(group.name);
-  for (const auto& [name, member] : members) {
+  const GroupState gone = groups_.Remove(group.name);
+  for (const auto& [job, early] : gone.early_shards) RefuseShard(early.request, early.content);
+  const bool anew = gone.then == GroupState::Then::kReform ||
+                    gone.phase == GroupState::Phase::kForming;  // which has failed
+  for (const auto& [name, member] : gone.members) {
     JobState* job = FindJob(name);
     if (!job) continue;
     if (job->state() == v1::Job::CANCELLING) {
@@ -374,13 +350,11 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
 }
 
 void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss) {
-  const std::string name = group.name;
-  for (const auto& [job, early] : group.early_shards) RefuseShard(early.request, early.content);
-  const std::map<std::string, Member> members = std::move(group.members);
-  groups_.erase(name);
+  const GroupState gone = groups_.Remove(group.name);
+  for (const auto& [job, early] : gone.early_shards) RefuseShard(early.request, early.content);
   std::vector<JobState*> lost;
-  for (const auto& [member_name, member] : members) {
-    JobState* job = FindJob(member_name);
+  for (const auto& [name, member] : gone.members) {
+    JobState* job = FindJob(name);
     if (job && job->state() == v1::Job::CANCELLING) {
       Transition(*job, v1::Job::CANCELLED, "its worker is gone");
     } else if (job && IsPlaced(job->state())) {
@@ -393,10 +367,10 @@ void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss
       // Counted, as what passes is: a worker may lie for days.
       if (!job->passing) job->passing = std::make_unique<Passing>();
       Transition(*job, v1::Job::QUEUED, absl::StrCat("its worker is gone: ", why));
-      CountFailure(*job, "WORKER_LIED", WhatIsLost(*job, name, why));
+      CountFailure(*job, "WORKER_LIED", WhatIsLost(*job, gone.name, why));
     }
   } else {
-    Suspect(lost, name, std::ssize(members), why);
+    Suspect(lost, gone.name, std::ssize(gone.members), why);
   }
   turn_.WantSchedule();
 }

@@ -154,12 +154,8 @@ v1::Job Core::State::View(const JobState& state) const {
   } else if (job.state() == v1::Job::VALIDATING && !state.why.empty()) {
     job.mutable_queue()->set_why(state.why);
   }
-  const auto group = groups_.find(job.group());
-  if (group != groups_.end() && IsPlaced(job.state())) {
-    int others = -1;
-    for (const auto& [name, member] : group->second.members) others += member.leaving ? 0 : 1;
-    job.set_packed_with(std::max(others, 0));
-  }
+  const GroupState* group = groups_.Find(job.group());
+  if (group && IsPlaced(job.state())) job.set_packed_with(GroupTable::OthersIn(*group));
   return job;
 }
 
@@ -245,7 +241,7 @@ void Core::State::On(uint64_t request, const v1::CancelJobRequest& content) {
     if (!group) {
       Transition(*job, v1::Job::CANCELLED, "it was not running");
     } else {
-      Leave(group, job->name());
+      GroupTable::Leave(group, job->name());
       BeginCut(*group, GroupState::Then::kGoOn, "");
     }
     Publish(*job);

@@ -299,12 +299,12 @@ void Core::State::MaybeFinish(JobState& job) {
   GroupState* group = GroupOf(job);
   Transition(job, v1::Job::SUCCEEDED,
              absl::StrCat("its adapter is the checkpoint of step ", view.total_steps()));
-  Leave(group, job.name());
+  GroupTable::Leave(group, job.name());
 }
 
 void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& report) {
   GiveUp(group.windows, report.job());
-  Leave(&group, report.job());
+  GroupTable::Leave(&group, report.job());
   JobState* job = FindJob(report.job());
   if (!group.members.contains(report.job()) || !job || !IsPlaced(job->state())) return;
   const int named = std::min(report.sequences_size(), kSequencesNamedMax);
@@ -348,7 +348,7 @@ void Core::State::OnMicrobatchDone(GroupState& group, const worker::v1::Microbat
 void Core::State::OnWindowDone(GroupState& group, const worker::v1::WindowDone&) {
   group.windows.pop_front();
   group.windows_done++;
-  HurryPlan(group);
+  groups_.HurryPlan(group);
 }
 
 }  // namespace lorad::server

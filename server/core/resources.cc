@@ -25,12 +25,9 @@ void Core::State::On(uint64_t request, const v1::UnregisterModelRequest& content
     return turn_.Fail(request, status);
   }
   // A group without jobs may still hold its weights.
-  std::vector<std::string> groups;
-  for (const auto& [group_name, group] : groups_) {
-    if (group.base_model == name) groups.push_back(group_name);
-  }
-  for (const std::string& group : groups) {
-    Dissolve(*FindGroup(group), "its base model was unregistered");
+  for (const std::string& group_name : groups_.names()) {
+    GroupState& group = *groups_.Find(group_name);
+    if (group.base_model == name) Dissolve(group, "its base model was unregistered");
   }
   catalog_.Delete(kModelKind, name);
   std::erase_if(times_, [&](const auto& entry) { return entry.first.first == name; });

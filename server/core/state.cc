@@ -43,7 +43,8 @@ Core::State::State(const CoreOptions& options)
     : options_(options),
       answers_(options_, turn_),
       catalog_(turn_, answers_),
-      rows_(options_, turn_, catalog_) {}
+      rows_(options_, turn_, catalog_),
+      groups_(turn_) {}
 
 absl::Status Core::State::Load(StoredState stored) {
   if (absl::Status status = catalog_.Load(stored); !status.ok()) return status;
@@ -53,7 +54,7 @@ absl::Status Core::State::Load(StoredState stored) {
   LoadMetrics(stored);
   revision_ = stored.last_revision;
   trimmed_revision_ = stored.oldest_revision - 1;
-  next_epoch_ = stored.last_epoch + 1;
+  groups_.Load(stored.last_epoch);
   return absl::OkStatus();
 }
 
@@ -185,10 +186,8 @@ std::vector<Effect> Core::State::EndTurn() {
   // round takes at least one job or group a step further.
   do {
     if (turn_.TakeScheduleWanted()) Schedule();
-    std::vector<std::string> names;
-    for (const auto& [name, group] : groups_) names.push_back(name);
-    for (const std::string& name : names) {
-      if (GroupState* group = FindGroup(name)) Advance(*group);
+    for (const std::string& name : groups_.names()) {
+      if (GroupState* group = groups_.Find(name)) Advance(*group);
     }
   } while (turn_.schedule_wanted());
   FinishStop();

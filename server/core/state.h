@@ -38,17 +38,28 @@
 #include "server/core/answers.h"
 #include "server/core/catalog.h"
 #include "server/core/core.h"
-#include "server/core/entities.h"
+#include "server/core/group_table.h"
+#include "server/core/job_state.h"
 #include "server/core/job_states.h"
 #include "server/core/row_checks.h"
 #include "server/core/store_kinds.h"
 #include "server/core/turn.h"
+#include "server/core/worker_state.h"
 
 namespace lorad::server {
 
 // With '?' for what is not UTF-8: a proto's string that is not cannot be read again, and what a row
 // or a file name holds may be anything.
 std::string Utf8(const std::string& text);
+
+// Whether a step's end, as the job was configured, is to be saved.
+bool SaveDue(const v1::Job& job, int64_t step);
+
+// Whose doing the loss of a worker is.
+enum class Loss {
+  kAnybodys,    // the worker's, or that of any job on it (losses.h)
+  kWorkersLie,  // it said what does not fit: no job is to blame
+};
 
 class Core::State {
  public:
@@ -255,30 +266,23 @@ class Core::State {
   void Advance(GroupState& group);
   void Resync(GroupState& group);
   void EndMember(GroupState& group, const std::string& job);
-  // The job gets no more units where it is a member.
-  void Leave(GroupState* group, const std::string& job);
   void Dissolve(GroupState& group, std::string why);
   void LoseGroup(GroupState& group, const std::string& why, Loss loss);
   // Who of the jobs that have lost their worker comes under suspicion, and fails at last.
   void Suspect(const std::vector<JobState*>& lost, const std::string& group, int64_t jobs_of_group,
                const std::string& why);
   void SendTo(const GroupState& group, worker::v1::CoordinatorMessage message);
-  GroupState* FindGroup(const std::string& name);
-  GroupState* GroupOf(const JobState& job) { return FindGroup(job.job().group()); }
+  GroupState* GroupOf(const JobState& job) { return groups_.Find(job.job().group()); }
 
   // ---- windows.cc ----
   void PlanNext(GroupState& group);
   void PlanSaves(GroupState& group);
-  void Order(GroupState& group, PlanInput input);
   void AddUnit(Member& member, const JobState& job, PlanInput* input) const;
   // What its slot starts from, as LoadUnit::content; empty: from nothing.
   std::string ContentOf(const v1::Job& job) const;
   LoadUnit LoadOf(GroupState& group, JobState& job);
   void OnPlanned(const Planned& planned);
   void LoseRows(GroupState& group, const UnitFailure& failure);
-  void HurryPlan(GroupState& group);
-  void DropPlan(GroupState& group);
-  void KeepPlanning(GroupState& group, const PackingReport& packing);
 
   // ---- reports.cc ----
   void OnReport(GroupState& group, const worker::v1::Report& report);
@@ -334,6 +338,7 @@ class Core::State {
   Answers answers_;
   Catalog catalog_;
   RowChecks rows_;
+  GroupTable groups_;
 
   std::map<std::string, std::unique_ptr<JobState>> jobs_;  // but for those in ended_
   std::map<int64_t, JobEntry> by_order_;                   // all
@@ -351,7 +356,6 @@ class Core::State {
   int64_t postponed_timer_us_ = 0;                       // the earliest that is set; 0 = none
 
   std::map<std::string, WorkerState> workers_;
-  std::map<std::string, GroupState> groups_;
   std::map<std::pair<std::string, std::string>, planner::TimeModel> times_;  // base model, device
   std::map<std::string, planner::MemoryFit> memory_;                         // by base model
 
@@ -364,7 +368,6 @@ class Core::State {
   int64_t revision_ = 0;
   int64_t trimmed_revision_ = 0;
   int64_t next_order_ = 1;
-  int64_t next_epoch_ = 1;
 
   std::set<std::string> touched_;
 };

@@ -155,7 +155,7 @@ void Core::State::PlanNext(GroupState& group) {
       }
     }
   }
-  Order(group, std::move(input));
+  groups_.Order(group, std::move(input));
 }
 
 void Core::State::PlanSaves(GroupState& group) {
@@ -174,43 +174,7 @@ void Core::State::PlanSaves(GroupState& group) {
     job->saved_tokens[member.done_step] = job->job().tokens();
     input.saves.push_back({name, member.done_step});
   }
-  Order(group, std::move(input));
-}
-
-void Core::State::Order(GroupState& group, PlanInput input) {
-  if (input.frees.empty() && input.loads.empty() && input.saves.empty() && input.trains.empty() &&
-      input.evaluates.empty()) {
-    return;
-  }
-  input.epoch = group.epoch;
-  input.window = group.next_window;
-  input.first_microbatch = group.next_microbatch;
-  input.capacity_tokens = static_cast<int32_t>(group.shape.capacity_tokens);
-  group.plan = turn_.NewNumber();
-  group.plan_frees = input.frees;
-  group.plan_order_us = turn_.now_us();
-  group.plan_needed_us = group.windows.empty() ? turn_.now_us() : 0;
-  turn_.Do(Plan{group.plan, std::move(input), /*hurry=*/group.windows.empty()});
-}
-
-void Core::State::HurryPlan(GroupState& group) {
-  if (group.plan == 0 || group.plan_needed_us != 0 || !group.windows.empty()) return;
-  group.plan_needed_us = turn_.now_us();
-  turn_.Do(Hurry{group.plan});
-}
-
-void Core::State::DropPlan(GroupState& group) {
-  if (group.plan == 0) return;
-  turn_.Do(Hurry{group.plan});
-  group.plan = 0;
-}
-
-void Core::State::KeepPlanning(GroupState& group, const PackingReport& packing) {
-  const int64_t needed = group.plan_needed_us == 0 ? turn_.now_us() : group.plan_needed_us;
-  group.planning_us += turn_.now_us() - group.plan_order_us;
-  group.planning_hidden_us += needed - group.plan_order_us;
-  group.bound_microbatches += packing.bound_microbatches;
-  for (const std::string& path : packing.paths) group.packings[path]++;
+  groups_.Order(group, std::move(input));
 }
 
 // The job leaves the group, and its neighbours go on.
@@ -226,11 +190,9 @@ void Core::State::LoseRows(GroupState& group, const UnitFailure& failure) {
 }
 
 void Core::State::OnPlanned(const Planned& planned) {
-  const auto found = std::ranges::find_if(
-      groups_, [&](const auto& entry) { return entry.second.plan == planned.number; });
-  if (found == groups_.end()) return;  // asked for before a cut, or by a group that is gone
-  GroupState& group = found->second;
-  group.plan = 0;
+  GroupState* awaits = groups_.TakePlan(planned.number);
+  if (!awaits) return;  // asked for before a cut, or by a group that is gone
+  GroupState& group = *awaits;
   if (!planned.window.ok()) {
     // Rows that are not to be had are told of one by one: this is the planner's own, and none of
     // the group's jobs can go on without its windows.
@@ -247,7 +209,7 @@ void Core::State::OnPlanned(const Planned& planned) {
   if (planned.window->operations().empty()) return;  // no unit is left
   const worker::v1::Window& window = *planned.window;
   assert(window.epoch() == group.epoch && window.number() == group.next_window);
-  KeepPlanning(group, planned.packing);
+  groups_.KeepPlanning(group, planned.packing);
   if (group.windows.empty()) group.heard_us = turn_.now_us();
   group.windows.push_back(OrdersOf(window, group.next_microbatch));
   // Planned before its job was not finite: the worker drops what is left of that, and says nothing.

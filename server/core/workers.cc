@@ -105,7 +105,7 @@ void Core::State::OnSaid(const WorkerSaid& said) {
   WorkerState* worker = FindConnection(said.connection);
   if (!worker) return;  // it was closed; what it said before does not count
   worker->heard_us = turn_.now_us();
-  GroupState* group = FindGroup(worker->group);
+  GroupState* group = groups_.Find(worker->group);
   std::string wrong;
   switch (said.message.content_case()) {
     case worker::v1::WorkerMessage::kReport:
@@ -145,7 +145,7 @@ void Core::State::LoseWorker(WorkerState& worker, const std::string& why, Loss l
   worker.connection = 0;
   worker.memory_rest = {};  // another process finds out anew what is free
   worker.memory_was_taken = false;
-  if (GroupState* group = FindGroup(worker.group)) LoseGroup(*group, why, loss);
+  if (GroupState* group = groups_.Find(worker.group)) LoseGroup(*group, why, loss);
   worker.group.clear();
   turn_.WantSchedule();
 }
@@ -162,7 +162,7 @@ void Core::State::RenewLeases(int64_t late_us) {
   turn_.Warn(absl::StrCat("the coordinator stood still for ", late_us / 1'000'000,
                           " s: leases of workers begin anew"));
   for (auto& [name, worker] : workers_) worker.heard_us = turn_.now_us();
-  for (auto& [name, group] : groups_) group.heard_us = turn_.now_us();
+  groups_.RenewPatience();
 }
 
 std::string Core::State::WhyImpatient(const GroupState& group) {
@@ -202,7 +202,7 @@ void Core::State::Tick() {
   bool any = false;
   for (auto& [name, worker] : workers_) {
     if (worker.connection == 0) continue;
-    const GroupState* group = FindGroup(worker.group);
+    const GroupState* group = groups_.Find(worker.group);
     std::string why = group ? WhyImpatient(*group) : "";
     if (turn_.now_us() - worker.heard_us > options_.lease_ms * kMillisecond) {
       why = absl::StrCat("it was silent for ", options_.lease_ms / 1000, " s");
@@ -214,14 +214,14 @@ void Core::State::Tick() {
     }
   }
   std::vector<std::string> idle;
-  for (const auto& [name, group] : groups_) {
+  for (const auto& [name, group] : groups_.all()) {
     if (group.phase == GroupState::Phase::kRunning && group.members.empty() &&
         group.idle_since_us > 0 &&
         turn_.now_us() - group.idle_since_us > options_.group_idle_ms * kMillisecond) {
       idle.push_back(name);
     }
   }
-  for (const std::string& name : idle) Dissolve(*FindGroup(name), "it had no job for a while");
+  for (const std::string& name : idle) Dissolve(*groups_.Find(name), "it had no job for a while");
   if (any) SetTick();
 }
 
@@ -230,10 +230,8 @@ void Core::State::Tick() {
 void Core::State::On(uint64_t request, const StopRequested&) {
   stops_.push_back(request);
   if (std::exchange(stopping_, true)) return;
-  std::vector<std::string> names;
-  for (const auto& [name, group] : groups_) names.push_back(name);
-  for (const std::string& name : names) {
-    BeginCut(*FindGroup(name), GroupState::Then::kStop, "the coordinator is being stopped");
+  for (const std::string& name : groups_.names()) {
+    BeginCut(*groups_.Find(name), GroupState::Then::kStop, "the coordinator is being stopped");
   }
 }
 

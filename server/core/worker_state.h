@@ -1,0 +1,34 @@
+// The state of a worker. A plain value; Cluster holds one for each that is connected or lost.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "lorad/worker/v1/worker.pb.h"
+
+namespace lorad::server {
+
+// A while without work, for twice as long each time.
+struct Rest {
+  int64_t until_us = 0;
+  int times = 0;  // in a row
+  std::string why;
+};
+
+struct WorkerState {
+  uint64_t connection = 0;  // 0 = lost
+  worker::v1::Hello hello;
+  int64_t connect_wall_us = 0;
+  int64_t heard_us = 0;
+  int restarts = 0;
+  int64_t peak_bytes = 0;  // of its process, by its heartbeats
+  std::string group;
+  // While others have taken the memory that it offered, it gets nothing new;
+  Rest memory_rest;
+  bool memory_was_taken = false;  // once, since its process started
+  // nor for a while after it said what does not fit. Kept by its name, over its streams.
+  Rest lie_rest;
+  int lies = 0;  // in all
+};
+
+}  // namespace lorad::server

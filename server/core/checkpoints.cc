@@ -20,7 +20,7 @@ constexpr int64_t kEarlyShardUs = 10'000'000;
 
 void Core::State::On(uint64_t request, const ShardUploaded& content) {
   const auto& header = content.header;
-  JobState* job = FindJob(header.job());
+  JobState* job = jobs_.Find(header.job());
   if (job && std::ranges::binary_search(job->record.checkpoint_steps(), header.step())) {
     turn_.Do(RemovePath{content.upload});
     return turn_.Answer(request, std::monostate());
@@ -75,7 +75,7 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
 }
 
 bool Core::State::StepMayCome(const GroupState& group, const ShardUploaded& shard) {
-  const JobState* job = FindJob(shard.header.job());
+  const JobState* job = jobs_.Find(shard.header.job());
   const auto member = group.members.find(shard.header.job());
   if (!job || !IsPlaced(job->state()) || member == group.members.end() || member->second.leaving) {
     return false;
@@ -127,7 +127,7 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
   auto node = commits_.extract(written.number);
   assert(!node.empty());
   const PendingCommit& commit = node.mapped();
-  JobState* job = FindJob(commit.job);
+  JobState* job = jobs_.Find(commit.job);
   if (job) {
     job->commits--;
     turn_.WantSchedule();
@@ -175,8 +175,8 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
       }
       job->metrics.erase(job->metrics.begin(), job->metrics.upper_bound(commit.step));
     }
-    AddEvent(*job, "CHECKPOINT_COMMITTED",
-             absl::StrCat("the checkpoint of step ", commit.step, " is on the disk"));
+    jobs_.AddEvent(*job, "CHECKPOINT_COMMITTED",
+                   absl::StrCat("the checkpoint of step ", commit.step, " is on the disk"));
     if (GroupState* group = GroupOf(*job)) {
       if (auto member = group->members.find(commit.job); member != group->members.end()) {
         auto& saves = member->second.saves;
@@ -204,16 +204,16 @@ void Core::State::LoseCheckpoint(JobState& job, const std::string& reason, const
   // An older version did not keep them: steps are about of one size.
   job.record.set_checkpoint_tokens(
       known != tokens.end() ? known->second : job.record.checkpoint_tokens() / lost * before);
-  FallBack(job);
-  AddEvent(job, reason,
-           absl::StrCat("the checkpoint of step ", lost, " is given up (", why,
-                        "); the job goes on from step ", before));
+  jobs_.FallBack(job);
+  jobs_.AddEvent(job, reason,
+                 absl::StrCat("the checkpoint of step ", lost, " is given up (", why,
+                              "); the job goes on from step ", before));
   turn_.Warn(absl::StrCat("job '", job.name(), "': ", reason, ": the checkpoint of step ", lost,
                           " is given up: ", why));
 }
 
 void Core::State::On(uint64_t request, const v1::DeleteCheckpointRequest& content) {
-  JobState* job = FindJob(content.job());
+  JobState* job = jobs_.Find(content.job());
   if (!job) return turn_.Fail(request, NotFound(kJobKind, content.job()));
   auto& steps = *job->record.mutable_checkpoint_steps();
   const auto found = std::ranges::find(steps, content.step());
@@ -226,20 +226,21 @@ void Core::State::On(uint64_t request, const v1::DeleteCheckpointRequest& conten
                                                  "' is where its live job would go on from: wait "
                                                  "for a newer one, or until the job ends")));
   }
-  for (const std::string& live : live_) {
-    if (jobs_.at(live)->job().adapter().init_from() == name) {
-      return turn_.Fail(
-          request, PreconditionFailed("IN_USE", absl::StrCat("job ", live),
-                                      absl::StrCat("job '", live, "' starts from checkpoint '",
-                                                   name, "': wait until it ends, or cancel it")));
-    }
+  const std::string user = jobs_.FirstLive(
+      [&](const JobState& live) { return live.job().adapter().init_from() == name; });
+  if (!user.empty()) {
+    return turn_.Fail(
+        request, PreconditionFailed("IN_USE", absl::StrCat("job ", user),
+                                    absl::StrCat("job '", user, "' starts from checkpoint '", name,
+                                                 "': wait until it ends, or cancel it")));
   }
   steps.erase(found);
   job->record.mutable_tokens_at_checkpoints()->erase(content.step());
   turn_.Put(storage::DeleteEntry(kCheckpointSeries, content.job(), content.step()));
   turn_.Do(RemovePath{absl::StrCat("checkpoints/", name)});
-  AddEvent(*job, "CHECKPOINT_DELETED",
-           absl::StrCat("the checkpoint of step ", content.step(), " was deleted by its user"));
+  jobs_.AddEvent(
+      *job, "CHECKPOINT_DELETED",
+      absl::StrCat("the checkpoint of step ", content.step(), " was deleted by its user"));
   turn_.Answer(request, std::monostate());
 }
 

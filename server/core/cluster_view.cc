@@ -38,7 +38,7 @@ v1::ClusterStatus Core::State::ViewCluster() const {
   int workers = 0;
   for (const auto& [name, worker] : workers_) workers += worker.connection != 0;
   status.set_workers(workers);
-  for (const auto& [state, count] : jobs_by_state_) {
+  for (const auto& [state, count] : jobs_.count_by_state()) {
     if (count > 0) {
       (*status.mutable_jobs_by_state())[ToText(static_cast<v1::Job::State>(state))] = count;
     }

@@ -29,8 +29,9 @@ void Core::State::LookAtContent(JobState& job, const std::string& worker, const 
   const std::string content = ContentOf(job.job());
   looks_[number] = {job.name(), content, worker, reason, message};
   job.resumes = true;
-  Transition(job, v1::Job::QUEUED,
-             absl::StrCat("worker '", worker, "' could not load it: ", reason, ": ", message));
+  jobs_.Transition(
+      job, v1::Job::QUEUED,
+      absl::StrCat("worker '", worker, "' could not load it: ", reason, ": ", message));
   job.reads_content = true;
   job.why = absl::StrCat(content, " is read, for a worker could not load it");
   turn_.Do(ReadContent{number, job.name(), content});
@@ -40,7 +41,7 @@ void Core::State::OnContentRead(const ContentRead& read) {
   auto node = looks_.extract(read.number);
   assert(!node.empty());
   const PendingLook& look = node.mapped();
-  JobState* job = FindJob(look.job);
+  JobState* job = jobs_.Find(look.job);
   if (!job) return;  // deleted meanwhile
   job->reads_content = false;
   turn_.WantSchedule();

@@ -10,11 +10,6 @@
 namespace lorad::server {
 namespace {
 
-// What a decision looks at: the first of every shape, and of few shapes more, so many of each and
-// about so many in all.
-constexpr size_t kQueueView = 1024;
-constexpr size_t kOfShapeMax = 256;
-
 worker::v1::FormGroup::Recomputation OrderOf(planner::Recomputation recomputation) {
   switch (recomputation) {
     case planner::Recomputation::kNothing:
@@ -59,35 +54,10 @@ planner::QueuedJob Core::State::Queued(const JobState& job) const {
   queued.arrival = job.record.order();
   queued.longest_sequence = job.record.longest_tokens();
   queued.adapter = ShapeOfAdapter(content.adapter());
-  queued.resumes = Resumes(job);
+  queued.resumes = JobQueue::Resumes(job);
   queued.company_max = job.record.company_max();
   queued.alone = job.record.alone();
   return queued;
-}
-
-// The first of each shape, so that no crowd of jobs that have to wait hides one that does not; of
-// few shapes more each, for they may be placed together. Those behind have their turn when these
-// are placed.
-std::vector<const JobState*> Core::State::QueueView(
-    const std::set<std::string_view>& members) const {
-  const size_t each =
-      std::clamp<size_t>(kQueueView / std::max<size_t>(shapes_.size(), 1), 1, kOfShapeMax);
-  std::vector<std::pair<QueueKey, const JobState*>> view;
-  for (const auto& [shape, jobs] : shapes_) {
-    size_t taken = 0;
-    for (const auto& [key, job] : jobs) {
-      if (taken == each) break;
-      if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
-      if (job->reads_content) continue;
-      if (members.contains(job->name())) continue;  // about to leave its group
-      view.emplace_back(key, job);
-      taken++;
-    }
-  }
-  std::ranges::sort(view);
-  std::vector<const JobState*> queue;
-  for (const auto& [key, job] : view) queue.push_back(job);
-  return queue;
 }
 
 planner::ClusterView Core::State::ClusterOf() const {
@@ -120,9 +90,9 @@ planner::ClusterView Core::State::ClusterOf() const {
       entry.adapters.push_back(member.adapter);
       planner::RunningJob& running = entry.running.emplace_back();
       running.longest_sequence = group.shape.longest_sequence;
-      const auto found = jobs_.find(job);
-      if (found == jobs_.end()) continue;  // deleted, and about to leave
-      const records::JobRecord& record = found->second->record;
+      const JobState* found = jobs_.FindWhole(job);
+      if (!found) continue;  // deleted, and about to leave
+      const records::JobRecord& record = found->record;
       running.priority = record.job().priority();
       running.arrival = record.order();
       running.longest_sequence = record.longest_tokens();
@@ -130,12 +100,12 @@ planner::ClusterView Core::State::ClusterOf() const {
       running.alone = record.alone();
     }
   }
-  for (const JobState* job : QueueView(members)) view.queue.push_back(Queued(*job));
+  for (const JobState* job : jobs_.queue().View(members)) view.queue.push_back(Queued(*job));
   return view;
 }
 
 void Core::State::Schedule() {
-  if (stopping_ || queue_.empty() || !turn_.room().ok()) return;
+  if (stopping_ || jobs_.queue().empty() || !turn_.room().ok()) return;
   for (const planner::Decision& decision : planner::Schedule(ClusterOf())) Carry(decision);
 }
 
@@ -151,7 +121,7 @@ void Core::State::Carry(const planner::Decision& decision) {
   switch (decision.kind) {
     case Kind::kAdmit:
       for (const std::string& job : decision.jobs) {
-        Join(*groups_.Find(decision.group), *FindJob(job));
+        Join(*groups_.Find(decision.group), *jobs_.Find(job));
       }
       break;
     case Kind::kFormGroup:
@@ -164,7 +134,7 @@ void Core::State::Carry(const planner::Decision& decision) {
           absl::StrCat("formed anew ", shorter ? "with shorter microbatches" : "in another shape",
                        " to make room");
       for (const std::string& job : decision.jobs) {
-        FindJob(job)->why = absl::StrCat("group ", decision.group, " is ", how, " for it");
+        jobs_.Find(job)->why = absl::StrCat("group ", decision.group, " is ", how, " for it");
       }
       BeginCut(group, GroupState::Then::kReform, how);
       break;
@@ -177,7 +147,7 @@ void Core::State::Carry(const planner::Decision& decision) {
       assert(false);  // ClusterOf does not allow them
       break;
     case Kind::kWait:
-      for (const std::string& job : decision.jobs) FindJob(job)->why = WhyWait(decision);
+      for (const std::string& job : decision.jobs) jobs_.Find(job)->why = WhyWait(decision);
       break;
   }
 }
@@ -207,17 +177,17 @@ void Core::State::FormGroup(const planner::Decision& decision) {
   turn_.Info(absl::StrCat(group.name, ": forming for base model '", decision.base_model,
                           "' on worker '", decision.worker, "', ", decision.shape.capacity_tokens,
                           " tokens, recomputing ", planner::ToText(decision.shape.recomputation)));
-  for (const std::string& job : decision.jobs) Join(group, *FindJob(job));
+  for (const std::string& job : decision.jobs) Join(group, *jobs_.Find(job));
 }
 
 void Core::State::Join(GroupState& group, JobState& job) {
   job.job().set_group(group.name);
   job.job().set_attempts(job.job().attempts() + 1);
   groups_.Join(group, job.name(), ShapeOfAdapter(job.job().adapter()), job.job().step());
-  Transition(job, v1::Job::PREPARING,
-             group.phase == GroupState::Phase::kForming
-                 ? absl::StrCat(group.name, " is being formed on worker '", group.worker, "'")
-                 : absl::StrCat("joins ", group.name, " on worker '", group.worker, "'"));
+  jobs_.Transition(job, v1::Job::PREPARING,
+                   group.phase == GroupState::Phase::kForming
+                       ? absl::StrCat(group.name, " is being formed on worker '", group.worker, "'")
+                       : absl::StrCat("joins ", group.name, " on worker '", group.worker, "'"));
 }
 
 // ---- cutting ----
@@ -265,7 +235,7 @@ void Core::State::Resync(GroupState& group) {
   for (auto& [name, member] : group.members) {
     if (member.slot == Member::Slot::kLoading) member.slot = Member::Slot::kUnloaded;
     member.planned_step = member.done_step;
-    const JobState* job = FindJob(name);
+    const JobState* job = jobs_.Find(name);
     if (!job) continue;
     member.evaluation_step = job->evaluation.step;
     member.evaluation_planned = job->evaluation.next;
@@ -274,8 +244,8 @@ void Core::State::Resync(GroupState& group) {
 
 void Core::State::EndMember(GroupState& group, const std::string& name) {
   groups_.Erase(group, name);
-  if (JobState* job = FindJob(name); job && job->state() == v1::Job::CANCELLING) {
-    Transition(*job, v1::Job::CANCELLED, "it has left its group");
+  if (JobState* job = jobs_.Find(name); job && job->state() == v1::Job::CANCELLING) {
+    jobs_.Transition(*job, v1::Job::CANCELLED, "it has left its group");
   }
   turn_.WantSchedule();
 }
@@ -302,9 +272,9 @@ void Core::State::Advance(GroupState& group) {
     std::vector<std::string> left;
     for (const auto& [name, member] : group.members) {
       if (!member.leaving) continue;
-      JobState* job = FindJob(name);
+      JobState* job = jobs_.Find(name);
       if (job && job->state() == v1::Job::CANCELLING) {
-        Transition(*job, v1::Job::CANCELLED, "cut out of its group");
+        jobs_.Transition(*job, v1::Job::CANCELLED, "cut out of its group");
       }
       if (member.slot == Member::Slot::kUnloaded) left.push_back(name);
     }
@@ -316,7 +286,7 @@ void Core::State::Advance(GroupState& group) {
     PlanSaves(group);
     const bool saved = std::ranges::all_of(group.members, [&](const auto& entry) {
       const auto& [name, member] = entry;
-      const JobState* job = FindJob(name);
+      const JobState* job = jobs_.Find(name);
       return !job || !IsPlaced(job->state()) ||
              job->job().last_checkpoint_step() >= member.done_step;
     });
@@ -336,14 +306,14 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
   const bool anew = gone.then == GroupState::Then::kReform ||
                     gone.phase == GroupState::Phase::kForming;  // which has failed
   for (const auto& [name, member] : gone.members) {
-    JobState* job = FindJob(name);
+    JobState* job = jobs_.Find(name);
     if (!job) continue;
     if (job->state() == v1::Job::CANCELLING) {
-      Transition(*job, v1::Job::CANCELLED, why);
+      jobs_.Transition(*job, v1::Job::CANCELLED, why);
     } else if (IsPlaced(job->state())) {
-      FallBack(*job);
+      jobs_.FallBack(*job);
       job->resumes = anew;
-      Transition(*job, v1::Job::QUEUED, why);
+      jobs_.Transition(*job, v1::Job::QUEUED, why);
     }
   }
   turn_.WantSchedule();
@@ -354,20 +324,20 @@ void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss
   for (const auto& [job, early] : gone.early_shards) RefuseShard(early.request, early.content);
   std::vector<JobState*> lost;
   for (const auto& [name, member] : gone.members) {
-    JobState* job = FindJob(name);
+    JobState* job = jobs_.Find(name);
     if (job && job->state() == v1::Job::CANCELLING) {
-      Transition(*job, v1::Job::CANCELLED, "its worker is gone");
+      jobs_.Transition(*job, v1::Job::CANCELLED, "its worker is gone");
     } else if (job && IsPlaced(job->state())) {
       lost.push_back(job);
-      FallBack(*job);
+      jobs_.FallBack(*job);
     }
   }
   if (loss == Loss::kWorkersLie) {
     for (JobState* job : lost) {
       // Counted, as what passes is: a worker may lie for days.
       if (!job->passing) job->passing = std::make_unique<Passing>();
-      Transition(*job, v1::Job::QUEUED, absl::StrCat("its worker is gone: ", why));
-      CountFailure(*job, "WORKER_LIED", WhatIsLost(*job, gone.name, why));
+      jobs_.Transition(*job, v1::Job::QUEUED, absl::StrCat("its worker is gone: ", why));
+      jobs_.CountFailure(*job, "WORKER_LIED", WhatIsLost(*job, gone.name, why));
     }
   } else {
     Suspect(lost, gone.name, std::ssize(gone.members), why);
@@ -394,15 +364,15 @@ void Core::State::Suspect(const std::vector<JobState*>& lost, const std::string&
       Postpone(*job, kWorkerLost, what, options_.loss_pause_ms);
       continue;
     }
-    AddEvent(*job, kWorkerLost, what);
+    jobs_.AddEvent(*job, kWorkerLost, what);
     if (IsToBlame(losses, options_.losses_without_progress_max, jobs_of_group)) {
-      FailJob(*job, v1::JobError::SERVER, kWorkerLost,
-              absl::StrCat("its workers were lost ", losses,
-                           " times in a row without a step of progress, the last time while it "
-                           "was alone: ",
-                           why));
+      jobs_.Fail(*job, v1::JobError::SERVER, kWorkerLost,
+                 absl::StrCat("its workers were lost ", losses,
+                              " times in a row without a step of progress, the last time while it "
+                              "was alone: ",
+                              why));
     } else {
-      Transition(*job, v1::Job::QUEUED, absl::StrCat("its worker is gone: ", why));
+      jobs_.Transition(*job, v1::Job::QUEUED, absl::StrCat("its worker is gone: ", why));
     }
   }
 }

@@ -111,7 +111,7 @@ void Core::State::OnGroupFailed(GroupState& group, const worker::v1::GroupFailed
   std::vector<std::string> names;
   for (const auto& [name, member] : group.members) names.push_back(name);
   for (const std::string& name : names) {
-    JobState* job = FindJob(name);
+    JobState* job = jobs_.Find(name);
     if (!job || !IsPlaced(job->state())) continue;
     if (failed.reason() == kMemory) {
       TakeTooLarge(*job, group, message);
@@ -128,15 +128,15 @@ void Core::State::OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& 
   if (found == group.members.end()) return;
   found->second.slot = Member::Slot::kLoaded;
   CountBytes(group);
-  JobState* job = FindJob(loaded.job());
+  JobState* job = jobs_.Find(loaded.job());
   WorkerOf(group).memory_rest.times = 0;
   if (!job || job->state() != v1::Job::PREPARING) return;
   if (job->job().step() >= job->job().total_steps()) {
-    Transition(*job, v1::Job::FINALIZING, "its steps are done; what is left is evaluated");
+    jobs_.Transition(*job, v1::Job::FINALIZING, "its steps are done; what is left is evaluated");
     MaybeFinish(*job);  // its last checkpoint may have been recorded after it lost its worker
   } else {
-    Transition(*job, v1::Job::RUNNING,
-               absl::StrCat("runs in ", group.name, " from step ", job->job().step()));
+    jobs_.Transition(*job, v1::Job::RUNNING,
+                     absl::StrCat("runs in ", group.name, " from step ", job->job().step()));
   }
 }
 
@@ -144,7 +144,7 @@ void Core::State::OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& 
   TakeLoad(group.windows, failed.job());
   if (!group.members.contains(failed.job())) return;
   const std::string message = Quotable(failed.message(), kMessageTextMax);
-  JobState* job = FindJob(failed.job());
+  JobState* job = jobs_.Find(failed.job());
   const std::string content = job ? ContentOf(job->job()) : "";
   if (job && failed.reason() == kCheckpointCorrupt && content.empty()) {
     return CloseLiar(WorkerOf(group), absl::StrCat("a damaged checkpoint of job '", job->name(),
@@ -152,7 +152,7 @@ void Core::State::OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& 
   }
   if (failed.reason() == kMemoryTaken) {
     RestForMemory(WorkerOf(group), message);
-    if (job && job->state() == v1::Job::PREPARING) Transition(*job, v1::Job::QUEUED, message);
+    if (job && job->state() == v1::Job::PREPARING) jobs_.Transition(*job, v1::Job::QUEUED, message);
   } else if (job && IsPlaced(job->state())) {
     if (failed.reason() == kMemory) {
       RestForMemory(WorkerOf(group), message);
@@ -204,14 +204,14 @@ void Core::State::KeepMetrics(JobState& job, const worker::v1::StepDone& done) {
   const std::string what = absl::StrCat(
       "step ", done.step(), " was executed again with another result: loss ", first.loss(),
       " then ", row.loss(), ", gradient norm ", first.grad_norm(), " then ", row.grad_norm());
-  AddEvent(job, "NUMERICS_MISMATCH", what);
+  jobs_.AddEvent(job, "NUMERICS_MISMATCH", what);
   turn_.Warn(absl::StrCat("job '", job.name(), "': NUMERICS_MISMATCH: ", what));
 }
 
 void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done) {
   TakeStep(group.windows, done.job());
   const auto found = group.members.find(done.job());
-  JobState* job = FindJob(done.job());
+  JobState* job = jobs_.Find(done.job());
   // What an ended job did besides is not told of.
   if (found == group.members.end() || !job || !IsPlaced(job->state())) return;
   found->second.done_step = done.step();
@@ -240,23 +240,23 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
     if (job->record.company_max() > 0) {
       job->record.set_company_max(0);
       job->record.set_alone(false);
-      Touch(*job);
+      jobs_.Touch(*job);
       turn_.WantSchedule();  // others may join it again
     }
     job->passing.reset();
   }
   if (done.step() == view.total_steps()) {
     view.set_seconds_left(0);
-    Transition(*job, v1::Job::FINALIZING, "its last step is done");
+    jobs_.Transition(*job, v1::Job::FINALIZING, "its last step is done");
   }
-  TouchProgress(*job);
+  jobs_.TouchProgress(*job);
 }
 
 void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDone& done) {
   for (const int64_t sequence : done.sequence()) {
     TakeSequence(group.windows, done.job(), done.step(), sequence);
   }
-  JobState* job = FindJob(done.job());
+  JobState* job = jobs_.Find(done.job());
   if (!group.members.contains(done.job()) || !job || !IsPlaced(job->state())) return;
   if (done.step() < job->record.evaluated_end()) return;
   Evaluation& evaluation = job->evaluation;
@@ -285,7 +285,7 @@ void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDo
   job->record.set_evaluated_end(done.step() + 1);
   job->job().set_validation_loss(row.validation_loss());
   if (done.step() == 0) job->job().set_initial_validation_loss(row.validation_loss());
-  Touch(*job);
+  jobs_.Touch(*job);
   MaybeFinish(*job);
 }
 
@@ -297,15 +297,15 @@ void Core::State::MaybeFinish(JobState& job) {
     return;
   }
   GroupState* group = GroupOf(job);
-  Transition(job, v1::Job::SUCCEEDED,
-             absl::StrCat("its adapter is the checkpoint of step ", view.total_steps()));
+  jobs_.Transition(job, v1::Job::SUCCEEDED,
+                   absl::StrCat("its adapter is the checkpoint of step ", view.total_steps()));
   GroupTable::Leave(group, job.name());
 }
 
 void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& report) {
   GiveUp(group.windows, report.job());
   GroupTable::Leave(&group, report.job());
-  JobState* job = FindJob(report.job());
+  JobState* job = jobs_.Find(report.job());
   if (!group.members.contains(report.job()) || !job || !IsPlaced(job->state())) return;
   const int named = std::min(report.sequences_size(), kSequencesNamedMax);
   const std::string rows =
@@ -314,9 +314,9 @@ void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& re
                                 absl::StrJoin(report.sequences().begin(),
                                               report.sequences().begin() + named, ", "),
                                 named < report.sequences_size() ? ", .." : "", " of its batch");
-  FailJob(*job, v1::JobError::USER, "NOT_FINITE",
-          absl::StrCat("the ", report.what(), " of step ", report.step(), " is not finite", rows,
-                       ": lower training.learning_rate, or look at those rows"));
+  jobs_.Fail(*job, v1::JobError::USER, "NOT_FINITE",
+             absl::StrCat("the ", report.what(), " of step ", report.step(), " is not finite", rows,
+                          ": lower training.learning_rate, or look at those rows"));
 }
 
 // ---- pace ----
@@ -333,7 +333,7 @@ void Core::State::OnMicrobatchDone(GroupState& group, const worker::v1::Microbat
   TimesOf(group.base_model, &workers_.at(group.worker))
       .Observe(done.tokens(), done.squared_lengths(), done.forward_ms(), backward_ms);
   for (const std::string& name : jobs) {
-    JobState* job = FindJob(name);
+    JobState* job = jobs_.Find(name);
     if (!job || !IsLive(job->state())) continue;
     job->record.set_microbatches(job->record.microbatches() + 1);
     job->record.set_adapters_in_microbatches(job->record.adapters_in_microbatches() +

@@ -5,17 +5,14 @@
 namespace lorad::server {
 
 std::string Core::State::UserOf(const std::string& kind, const std::string& name) const {
-  for (const std::string& live : live_) {
-    const v1::Job& job = jobs_.at(live)->job();
+  return jobs_.FirstLive([&](const JobState& live) {
+    const v1::Job& job = live.job();
     const bool uses = kind == kModelKind ? job.base_model() == name
                       : kind == kDatasetKind
                           ? job.training_dataset() == name || job.validation_dataset() == name
                           : job.adapter().init_from() == name;
-    if (uses) {
-      return live;
-    }
-  }
-  return "";
+    return uses;
+  });
 }
 
 void Core::State::On(uint64_t request, const v1::UnregisterModelRequest& content) {

@@ -32,10 +32,11 @@ void Core::State::OnRoom(const RoomChanged& room) {
   }
   const std::string why(turn_.room().message());
   turn_.Warn(absl::StrCat(why, "; jobs wait until there is"));
-  const std::set<std::string> live = live_;
+  const std::set<std::string> live = jobs_.live();
   for (const std::string& name : live) {
-    JobState& job = *FindJob(name);
-    if (IsPlaced(job.state())) AddEvent(job, "DISK_FULL", why + "; the job waits where it is");
+    JobState& job = *jobs_.Find(name);
+    if (!IsPlaced(job.state())) continue;
+    jobs_.AddEvent(job, "DISK_FULL", why + "; the job waits where it is");
   }
 }
 

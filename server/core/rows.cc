@@ -36,7 +36,7 @@ absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* e
 }
 
 void Core::State::FailRows(JobState& job, const v1::JobError& error) {
-  FailJob(job, error.category(), error.reason(), error.message(), error.field(), error.line());
+  jobs_.Fail(job, error.category(), error.reason(), error.message(), error.field(), error.line());
 }
 
 void Core::State::SettleJob(JobState& job) {
@@ -46,7 +46,7 @@ void Core::State::SettleJob(JobState& job) {
   }
   job.passing.reset();
   job.why.clear();
-  Transition(job, v1::Job::QUEUED, "its rows are good");
+  jobs_.Transition(job, v1::Job::QUEUED, "its rows are good");
 }
 
 void Core::State::TakeRows(JobState& job, const absl::Status& status) {
@@ -65,21 +65,21 @@ void Core::State::GoOnWithRows(JobState& job) {
   v1::JobError error;
   if (!rows_.SumUp(record, &error).ok()) return FailRows(job, error);
   job.reads_rows = false;
-  if (job.passing->until_us <= turn_.now_us()) EnterShapes(job);
+  if (job.passing->until_us <= turn_.now_us()) jobs_.Offer(job);
 }
 
 void Core::State::OnRows(const RowsChecked& checked) {
   const std::set<std::string> waiting = rows_.End(checked);
   if (checked.summary.ok() && rows_.AreTooMany()) {
     std::vector<const v1::Job*> jobs;
-    for (const std::string& name : live_) {
-      const JobState& job = *jobs_.at(name);
+    for (const std::string& name : jobs_.live()) {
+      const JobState& job = *jobs_.FindWhole(name);
       if (job.state() == v1::Job::VALIDATING || job.reads_rows) jobs.push_back(&job.job());
     }
     rows_.Prune(jobs);
   }
   for (const std::string& name : waiting) {
-    JobState* job = FindJob(name);
+    JobState* job = jobs_.Find(name);
     if (job && (job->state() == v1::Job::VALIDATING || job->reads_rows)) {
       TakeRows(*job, checked.summary.status());
     }

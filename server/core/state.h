@@ -2,8 +2,6 @@
 //   state.cc        turns; what is announced; transitions; recovery at start
 //   resources.cc    models, datasets and adapters that go
 //   jobs.cc         jobs as clients see them: create, read, list, cancel, delete
-//   ended_jobs.cc   jobs that have ended, kept as their records' bytes
-//   sizes.cc        how much is kept
 //   rows.cc         what becomes of jobs when their rows are checked
 //   estimates.cc    what a job will cost
 //   workers.cc      control streams and time-outs
@@ -39,18 +37,14 @@
 #include "server/core/catalog.h"
 #include "server/core/core.h"
 #include "server/core/group_table.h"
-#include "server/core/job_state.h"
 #include "server/core/job_states.h"
+#include "server/core/job_table.h"
 #include "server/core/row_checks.h"
 #include "server/core/store_kinds.h"
 #include "server/core/turn.h"
 #include "server/core/worker_state.h"
 
 namespace lorad::server {
-
-// With '?' for what is not UTF-8: a proto's string that is not cannot be read again, and what a row
-// or a file name holds may be anything.
-std::string Utf8(const std::string& text);
 
 // Whether a step's end, as the job was configured, is to be saved.
 bool SaveDue(const v1::Job& job, int64_t step);
@@ -69,62 +63,21 @@ class Core::State {
   std::vector<Effect> Recover(Moment now, int64_t starts_before);
   std::vector<Effect> Apply(const Event& event);
   std::optional<ReplyValue> Look(const Request& request);
-  Core::Sizes SizesNow() const;  // sizes.cc
+  Core::Sizes SizesNow() const;
   std::vector<std::string> PathsInUse() const;
   std::vector<std::string> SettledFolders() const;
 
  private:
-  // ---- start (state.cc) ----
-  absl::Status LoadJobs(StoredState& stored);
-  void LoadMetrics(const StoredState& stored);
-
   // ---- turns (state.cc) ----
   std::vector<Effect> EndTurn();
-  // The job is persisted under a new revision and announced at the end of the turn, or at once.
-  void Touch(JobState& job) {
-    job.record_changed = true;
-    touched_.insert(job.name());
-  }
-  // The same where nothing but its progress (job_progress.h) and furthest_step have changed: far
-  // fewer bytes are written.
-  void TouchProgress(const JobState& job) { touched_.insert(job.name()); }
-  void Publish(JobState& job);
-  v1::Event AddEvent(JobState& job, const std::string& reason, const std::string& message,
-                     v1::Job::State from = v1::Job::STATE_UNSPECIFIED,
-                     v1::Job::State to = v1::Job::STATE_UNSPECIFIED);
-  void Transition(JobState& job, v1::Job::State to, const std::string& message);
-  void FailJob(JobState& job, v1::JobError::Category category, const std::string& reason,
-               const std::string& message, const std::string& field = "", int64_t line = 0);
-  // The order of the queue: who resumes, then by priority, then by arrival.
-  using QueueKey = std::tuple<bool, int32_t, int64_t>;
-  static QueueKey KeyOf(const JobState& job);
-  // Who is tried alone goes before all others too: they wait for what comes of it (losses.h).
-  static bool Resumes(const JobState& job) { return job.resumes || job.record.alone(); }
-  static std::string QueueShape(const JobState& job);
-  void EnterQueue(JobState& job);
-  // It may be placed (again), or may not for a while.
-  void EnterShapes(JobState& job);
-  void LeaveShapes(JobState& job);
-  void LeaveQueue(JobState& job);
-  // The job goes on from its newest checkpoint: what came after it is not done any more.
-  void FallBack(JobState& job);
-  // Null where there is none. A job whose record alone was kept is made a JobState again, until the
-  // end of the turn.
-  JobState* FindJob(const std::string& name);
-
-  // ---- ended_jobs.cc ----
-  // Null where there is none. To look at it; FindJob is for those who change it.
-  const JobEntry* FindEntry(const std::string& name) const;
-  // Keeps of jobs that have ended, and on which nobody works any more, the record alone.
-  void PutEndedAway();
-  static const records::JobRecord& RecordOf(const JobEntry& entry, records::JobRecord* space);
-  JobState* TakeUp(const std::string& name);
-  void Forget(const JobState& job);
 
   // ---- requests that a table answers by itself ----
   template <class Content>
-  requires requires(Catalog& catalog, const Content& content) { catalog.On(0, content); }
+  requires requires(Catalog& table, const Content& content) { table.On(0, content); }
   void On(uint64_t request, const Content& content) { catalog_.On(request, content); }
+  template <class Content>
+  requires requires(JobTable& table, const Content& content) { table.On(0, content); }
+  void On(uint64_t request, const Content& content) { jobs_.On(request, content); }
   void On(uint64_t request, const GiveUpRequest& content) { rows_.On(request, content); }
 
   // ---- resources.cc ----
@@ -136,17 +89,11 @@ class Core::State {
 
   // ---- jobs.cc ----
   void On(uint64_t request, const CreateJob& content);
-  void On(uint64_t request, const v1::GetJobRequest& content);
-  void On(uint64_t request, const v1::ListJobsRequest& content);
   void On(uint64_t request, const v1::DeleteJobRequest& content);
   void On(uint64_t request, const v1::CancelJobRequest& content);
-  void On(uint64_t request, const SnapshotJobs& content);
   bool AnsweredBefore(uint64_t request, const CreateJob& content);
   void StoreJob(uint64_t request, const CreateJob& content);
   absl::Status CheckReferences(const v1::Job& job) const;
-  v1::Job View(const JobState& job) const;
-  v1::Job View(const JobEntry& entry) const;
-  void RenumberQueue() const;
 
   // ---- rows.cc ----
   void On(uint64_t request, const EstimateJob& content);
@@ -246,8 +193,6 @@ class Core::State {
   }
   void Postpone(JobState& job, const std::string& reason, const std::string& message,
                 int64_t first_ms);
-  void CountFailure(JobState& job, const std::string& reason, const std::string& message);
-  void SetPostponedTimer();
   void TryPostponed();
 
   // ---- groups.cc ----
@@ -256,7 +201,6 @@ class Core::State {
   int64_t TokensOf(const WorkerState& worker) const;
   planner::QueuedJob Queued(const JobState& job) const;
   planner::ClusterView ClusterOf() const;
-  std::vector<const JobState*> QueueView(const std::set<std::string_view>& members) const;
   void Carry(const planner::Decision& decision);
   std::string WhyWait(const planner::Decision& decision) const;
   void FormGroup(const planner::Decision& decision);
@@ -333,27 +277,14 @@ class Core::State {
     std::string worker;  // which could not load it, and what it said
     std::string reason, message;
   };
+
   const CoreOptions options_;
   Turn turn_;
   Answers answers_;
   Catalog catalog_;
   RowChecks rows_;
   GroupTable groups_;
-
-  std::map<std::string, std::unique_ptr<JobState>> jobs_;  // but for those in ended_
-  std::map<int64_t, JobEntry> by_order_;                   // all
-  std::map<int64_t, int64_t> by_revision_;  // the newest of each -> order; watches begin here
-  std::unordered_map<std::string, int64_t> ended_;  // name -> order: the record alone is kept
-  std::set<std::string> put_away_;                  // names: may be, or soon
-  std::set<std::string> live_;                      // names
-  std::map<int, int64_t> jobs_by_state_;
-
-  std::map<QueueKey, JobState*> queue_;
-  mutable bool places_known_ = true;
-  // Those of the queue that may be placed now, by their shape: jobs of one shape fare alike.
-  std::map<std::string, std::map<QueueKey, JobState*>> shapes_;
-  std::set<std::pair<int64_t, std::string>> postponed_;  // (until_us, job)
-  int64_t postponed_timer_us_ = 0;                       // the earliest that is set; 0 = none
+  JobTable jobs_;
 
   std::map<std::string, WorkerState> workers_;
   std::map<std::pair<std::string, std::string>, planner::TimeModel> times_;  // base model, device
@@ -364,12 +295,6 @@ class Core::State {
   std::vector<uint64_t> stops_;
   bool stopping_ = false;
   int64_t tick_us_ = 0;  // when the next is due; 0 = none is set
-
-  int64_t revision_ = 0;
-  int64_t trimmed_revision_ = 0;
-  int64_t next_order_ = 1;
-
-  std::set<std::string> touched_;
 };
 
 }  // namespace lorad::server

@@ -121,10 +121,10 @@ LoadUnit Core::State::LoadOf(GroupState& group, JobState& state) {
   if (job.last_checkpoint_step() > 0) {
     const std::string& numerics_id = WorkerOf(group).hello.numerics_id();
     if (state.record.numerics_id() != numerics_id) {
-      AddEvent(state, "NUMERICS_CHANGED",
-               absl::StrCat("goes on from step ", job.step(), " under numerics ", numerics_id,
-                            "; it was computed under ", state.record.numerics_id(),
-                            ", so its bits may differ from here on"));
+      jobs_.AddEvent(state, "NUMERICS_CHANGED",
+                     absl::StrCat("goes on from step ", job.step(), " under numerics ", numerics_id,
+                                  "; it was computed under ", state.record.numerics_id(),
+                                  ", so its bits may differ from here on"));
       state.record.set_numerics_id(numerics_id);
     }
   }
@@ -143,9 +143,9 @@ void Core::State::PlanNext(GroupState& group) {
       continue;  // its checkpoints and caches would find no place
     } else if (member.slot == Member::Slot::kUnloaded) {
       member.slot = Member::Slot::kLoading;
-      input.loads.push_back(LoadOf(group, *FindJob(name)));
+      input.loads.push_back(LoadOf(group, *jobs_.Find(name)));
     } else if (member.slot == Member::Slot::kLoaded) {
-      JobState& job = *FindJob(name);
+      JobState& job = *jobs_.Find(name);
       AddUnit(member, job, &input);
       if (job.state() == v1::Job::FINALIZING && job.commits == 0 &&
           job.job().last_checkpoint_step() < member.done_step &&
@@ -162,7 +162,7 @@ void Core::State::PlanSaves(GroupState& group) {
   if (group.plan != 0 || !group.windows.empty()) return;
   PlanInput input;
   for (auto& [name, member] : group.members) {
-    JobState* job = FindJob(name);
+    JobState* job = jobs_.Find(name);
     if (!job || !IsPlaced(job->state()) || member.slot != Member::Slot::kLoaded) continue;
     if (job->job().last_checkpoint_step() >= member.done_step) continue;
     // One that was asked for, here or behind its Step, may still be on its way.
@@ -182,7 +182,7 @@ void Core::State::LoseRows(GroupState& group, const UnitFailure& failure) {
   const auto member = group.members.find(failure.job);
   if (member == group.members.end()) return;
   member->second.leaving = true;
-  JobState* job = FindJob(failure.job);
+  JobState* job = jobs_.Find(failure.job);
   if (!job || !IsPlaced(job->state())) return;
   const std::string reason = ReasonOf(failure.status, kRowsNotRead);
   TakeFailure(*job, reason, std::string(failure.status.message()));
@@ -200,7 +200,7 @@ void Core::State::OnPlanned(const Planned& planned) {
     std::vector<std::string> names;
     for (const auto& [name, member] : group.members) names.push_back(name);
     for (const std::string& name : names) {
-      JobState* job = FindJob(name);
+      JobState* job = jobs_.Find(name);
       if (job && IsPlaced(job->state())) TakeFailure(*job, "WINDOW_NOT_PLANNED", why);
     }
     return Dissolve(group, why);
@@ -214,7 +214,7 @@ void Core::State::OnPlanned(const Planned& planned) {
   group.windows.push_back(OrdersOf(window, group.next_microbatch));
   // Planned before its job was not finite: the worker drops what is left of that, and says nothing.
   for (const auto& [name, member] : group.members) {
-    const JobState* job = FindJob(name);
+    const JobState* job = jobs_.Find(name);
     if (member.leaving && (!job || job->state() == v1::Job::FAILED)) GiveUp(group.windows, name);
   }
   for (const auto& [job, step] : group.windows.back().saves) {

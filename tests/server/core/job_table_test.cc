@@ -1,0 +1,176 @@
+// The jobs by themselves: their states, the queue, what is told and what is put away.
+#include "server/core/job_table.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+
+#include "server/core/store_kinds.h"
+
+namespace lorad::server {
+namespace {
+
+using v1::Job;
+
+struct Fixture {
+  CoreOptions options;
+  Turn turn;
+  Answers answers{options, turn};
+  Catalog catalog{turn, answers};
+  RowChecks rows{options, turn, catalog};
+  GroupTable groups{turn};
+  JobTable jobs{options, turn, rows, groups};
+
+  Fixture() { turn.Start({1'000'000, 1'000'000}, 0); }
+
+  JobState& Queued(int32_t priority = 0) {
+    Job content;
+    content.set_priority(priority);
+    JobState& job = jobs.Create(content, 1, "");
+    jobs.Transition(job, Job::QUEUED, "its rows are good");
+    return job;
+  }
+  std::vector<Effect> End() {
+    jobs.Settle();
+    turn.TakeScheduleWanted();
+    return turn.End();
+  }
+  std::vector<std::string> Seen() const {
+    std::vector<std::string> names;
+    for (const JobState* job : jobs.queue().View({})) names.push_back(job->name());
+    return names;
+  }
+};
+
+int64_t CountAnnounced(const std::vector<Effect>& effects) {
+  return std::ranges::count_if(
+      effects, [](const Effect& effect) { return std::holds_alternative<Announce>(effect); });
+}
+
+TEST_CASE("a job that changes is told of once a turn, whatever happens to it") {
+  Fixture house;
+  JobState& job = house.Queued();
+  CHECK_FALSE(house.jobs.CheckInvariants().ok());  // it is not published yet
+  CHECK(CountAnnounced(house.End()) == 1);
+  CHECK(house.jobs.CheckInvariants().ok());
+  CHECK(house.jobs.count_by_state().at(Job::QUEUED) == 1);
+  CHECK(house.jobs.count_by_state().at(Job::VALIDATING) == 0);
+  CHECK(house.jobs.View(job).queue().place() == 1);
+  CHECK(CountAnnounced(house.End()) == 0);
+}
+
+TEST_CASE("the queue goes by priority, then by arrival, and ids differ") {
+  Fixture house;
+  const std::string late = house.Queued(0).name(), later = house.Queued(0).name(),
+                    first = house.Queued(7).name();
+  CHECK(house.Seen() == std::vector{first, late, later});
+  CHECK(house.jobs.queue().PlaceOf(*house.jobs.Find(later)) == 3);
+  house.End();
+  CHECK(house.jobs.CheckInvariants().ok());
+}
+
+TEST_CASE("who is postponed stands in the queue and is not looked at before its time") {
+  Fixture house;
+  JobState& job = house.Queued();
+  house.End();
+  job.passing = std::make_unique<Passing>();
+  house.jobs.Postpone(job, 1'500'000);
+  CHECK(std::get<SetTimer>(house.End().back()).at_us == 1'500'000);
+  CHECK(house.Seen().empty());
+  CHECK_FALSE(house.jobs.queue().empty());
+  CHECK(house.jobs.CheckInvariants().ok());
+  CHECK(house.jobs.TakeDue().empty());
+  house.turn.Begin({1'500'000, 0});
+  CHECK(house.jobs.TakeDue() == std::vector{job.name()});
+  CHECK_FALSE(house.jobs.CheckInvariants().ok());  // nothing would offer it
+  house.jobs.Offer(job);
+  CHECK(house.Seen() == std::vector{job.name()});
+  CHECK(house.jobs.CheckInvariants().ok());
+}
+
+TEST_CASE("a job that has ended is put away once nobody works on it, and is taken up to change") {
+  Fixture house;
+  const std::string name = house.Queued().name();
+  JobState& job = *house.jobs.Find(name);
+  job.commits = 1;
+  house.jobs.Fail(job, v1::JobError::USER, "WHY", "because");
+  house.End();
+  CHECK(house.jobs.live().empty());
+  CHECK(house.jobs.FindWhole(name));
+  CHECK(house.jobs.CheckInvariants().ok());
+  job.commits = 0;
+  house.End();
+  CHECK_FALSE(house.jobs.FindWhole(name));
+  CHECK(house.jobs.View(*house.jobs.FindEntry(name)).error().reason() == "WHY");
+  CHECK(house.jobs.SettledFolders() == std::vector{"checkpoints/" + name});
+  CHECK(house.jobs.CheckInvariants().ok());
+
+  house.jobs.Delete(*house.jobs.Find(name));
+  CHECK_FALSE(house.jobs.FindEntry(name));
+  CHECK(house.End().size() == 2);  // a Persist and the folder's removal
+  CHECK(house.jobs.CheckInvariants().ok());
+}
+
+TEST_CASE("a member's job is not put away") {
+  Fixture house;
+  JobState& job = house.Queued();
+  GroupState& group = house.groups.Form("m", "w", {});
+  house.groups.Join(group, job.name(), {}, 0);
+  house.jobs.Fail(job, v1::JobError::USER, "WHY", "because");
+  house.End();
+  CHECK(house.jobs.FindWhole(job.name()));
+  house.groups.Erase(group, job.name());
+  const std::string name = job.name();
+  house.End();
+  CHECK_FALSE(house.jobs.FindWhole(name));
+}
+
+TEST_CASE("what was stored is taken up, and a place that is taken twice is refused") {
+  Fixture house;
+  records::JobRecord live;
+  live.mutable_job()->set_name("a");
+  live.mutable_job()->set_state(Job::QUEUED);
+  live.mutable_job()->set_revision(3);
+  live.set_order(1);
+  records::JobRecord ended = live;
+  ended.mutable_job()->set_name("b");
+  ended.mutable_job()->set_state(Job::SUCCEEDED);
+  ended.mutable_job()->set_revision(4);
+  StoredState stored;
+  stored.jobs = {{"a", live.SerializeAsString()}, {"b", ended.SerializeAsString()}};
+  stored.last_revision = 4;
+  SECTION("two of one order") { CHECK(absl::IsDataLoss(house.jobs.Load(stored))); }
+  SECTION("each its own") {
+    ended.set_order(2);
+    stored.jobs[1].second = ended.SerializeAsString();
+    REQUIRE(house.jobs.Load(stored).ok());
+    CHECK(house.jobs.CheckInvariants().ok());
+    CHECK(house.Seen() == std::vector<std::string>{"a"});
+    CHECK(house.jobs.FirstLive([](const JobState&) { return true; }) == "a");
+  }
+  SECTION("two of one revision") {
+    ended.set_order(2);
+    ended.mutable_job()->set_revision(3);
+    stored.jobs[1].second = ended.SerializeAsString();
+    REQUIRE(house.jobs.Load(stored).ok());
+    CHECK_FALSE(house.jobs.CheckInvariants().ok());
+  }
+}
+
+TEST_CASE("a job that was changed behind the table's back is noticed") {
+  Fixture house;
+  JobState& job = house.Queued();
+  house.End();
+  REQUIRE(house.jobs.CheckInvariants().ok());
+  SECTION("its state") { job.job().set_state(Job::RUNNING); }
+  SECTION("its end") { job.job().set_state(Job::FAILED); }
+  SECTION("its priority, in the queue") { job.job().set_priority(5); }
+  SECTION("its shape, in the queue") { job.record.set_longest_tokens(9); }
+  SECTION("its name") { job.job().set_name("other"); }
+  SECTION("its order") { job.record.set_order(77); }
+  SECTION("its revision") { job.job().set_revision(99); }
+  SECTION("its group") { job.job().set_group("group-1"); }
+  CHECK_FALSE(house.jobs.CheckInvariants().ok());
+}
+
+}  // namespace
+}  // namespace lorad::server

@@ -145,7 +145,7 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
     }
     GroupState* group = hopeless && job && IsPlaced(job->state()) ? GroupOf(*job) : nullptr;
     if (group && group->epoch == commit.epoch) {
-      CloseLiar(workers_.at(group->worker),
+      CloseLiar(WorkerOf(*group),
                 absl::StrCat("a checkpoint of job '", commit.job, "' at step ", commit.step,
                              " that is none: ", std::string(status.message())));
     }

@@ -36,7 +36,7 @@ v1::ClusterStatus Core::State::ViewCluster() const {
   status.mutable_start_time()->set_nanos(static_cast<int32_t>(turn_.start_wall_us() % 1'000'000) *
                                          1000);
   int workers = 0;
-  for (const auto& [name, worker] : workers_) workers += worker.connection != 0;
+  for (const auto& [name, worker] : cluster_.all()) workers += worker.connection != 0;
   status.set_workers(workers);
   for (const auto& [state, count] : jobs_.count_by_state()) {
     if (count > 0) {
@@ -54,9 +54,9 @@ v1::ClusterStatus Core::State::ViewCluster() const {
     }
     view.set_capacity_tokens(static_cast<int32_t>(group.shape.capacity_tokens));
     view.set_recomputation(ToProto(group.shape.recomputation));
-    if (const auto fit = memory_.find(group.base_model); fit != memory_.end()) {
-      const double error = fit->second.mean_error();
-      view.set_memory_peaks(fit->second.observations());
+    if (const planner::MemoryFit* fit = cluster_.FitOf(group.base_model)) {
+      const double error = fit->mean_error();
+      view.set_memory_peaks(fit->observations());
       view.set_memory_prediction_error(std::isnan(error) ? 0 : error);
     }
     view.set_windows(group.windows_done);
@@ -77,7 +77,7 @@ v1::ClusterStatus Core::State::ViewCluster() const {
 
 v1::ListWorkersResponse Core::State::ViewWorkers() const {
   v1::ListWorkersResponse response;
-  for (const auto& [name, worker] : workers_) {
+  for (const auto& [name, worker] : cluster_.all()) {
     v1::Worker& view = *response.add_workers();
     const GroupState* group = groups_.Find(worker.group);
     view.set_name(name);
@@ -99,7 +99,7 @@ v1::ListWorkersResponse Core::State::ViewWorkers() const {
         static_cast<int32_t>(worker.connect_wall_us % 1'000'000) * 1000);
     view.set_restarts(worker.restarts);
     view.set_lies(worker.lies);
-    view.set_resting(WhyRests(worker));
+    view.set_resting(cluster_.WhyRests(worker));
   }
   return response;
 }

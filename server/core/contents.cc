@@ -53,8 +53,7 @@ void Core::State::OnContentRead(const ContentRead& read) {
     const std::string said = absl::StrCat("worker '", look.worker, "' said of ", look.content,
                                           ", which is whole: ", look.message);
     if (!SaysItIsBad(look.reason)) return TakeFailure(*job, look.reason, look.message);
-    const auto worker = workers_.find(look.worker);
-    if (worker != workers_.end()) RestAsLiar(worker->second, said);
+    if (WorkerState* worker = cluster_.Find(look.worker)) cluster_.RestAsLiar(*worker, said);
     return Postpone(*job, kSlotLoad, said);
   }
   if (absl::IsDataLoss(read.status) && own) return LoseCheckpoint(*job, kCheckpointCorrupt, found);

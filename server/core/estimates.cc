@@ -1,7 +1,6 @@
 // What a job will cost.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/model_shape.h"
@@ -9,53 +8,12 @@
 
 namespace lorad::server {
 
-Core::State::LoneGroup Core::State::GroupAlone(const v1::Job& job, int64_t longest_tokens) const {
-  const auto left = [](const LoneGroup& alone) { return alone.budget_bytes - alone.total(); };
-  LoneGroup best;
-  for (const auto& [name, worker] : workers_) {
-    LoneGroup alone = GroupAloneOn(&worker, job, longest_tokens);
-    if (best.worker == nullptr || left(alone) > left(best)) best = alone;
-  }
-  return best.worker ? best : GroupAloneOn(nullptr, job, longest_tokens);
-}
-
-Core::State::LoneGroup Core::State::GroupAloneOn(const WorkerState* worker, const v1::Job& job,
-                                                 int64_t longest_tokens) const {
-  planner::QueuedJob queued;
-  queued.model = catalog_.Model(job.base_model()).shape;
-  queued.longest_sequence = longest_tokens;
-  queued.adapter = ShapeOfAdapter(job.adapter());
-  LoneGroup alone;
-  alone.worker = worker;
-  if (worker) {
-    alone.device = DeviceOf(worker->hello);
-    alone.budget_bytes = worker->hello.memory_bytes();
-  }
-  alone.shape = planner::ShapeAlone(
-      queued, alone.device, worker ? alone.budget_bytes : std::numeric_limits<int64_t>::max(),
-      worker ? TokensOf(*worker) : options_.microbatch_tokens);
-  alone.group = planner::BytesOfGroup(queued.model, alone.shape);
-  alone.slot = planner::BytesOfSlot(queued.model, queued.adapter, alone.device);
-  return alone;
-}
-
-planner::TimeModel& Core::State::TimesOf(const std::string& base_model, const WorkerState* worker) {
-  const worker::v1::Hello hello = worker ? worker->hello : worker::v1::Hello();
-  const std::string device = absl::StrCat(hello.device_name(), "/", hello.threads(), "/",
-                                          hello.multiprocessors(), "/", hello.value_bytes());
-  const auto found = times_.find({base_model, device});
-  if (found != times_.end()) return found->second;
-  const planner::TimePrior prior = planner::PriorOf(
-      WorkOf(catalog_.Model(base_model).shape, worker ? DeviceOf(hello) : planner::DeviceShape{}));
-  return times_.emplace(std::pair(base_model, device), planner::TimeModel(prior)).first->second;
-}
-
 void Core::State::On(uint64_t request, const EstimateJob& content) {
   if (absl::Status status = CheckReferences(content.job); !status.ok()) {
     return turn_.Fail(request, status);
   }
   if (!rows_.Ensure(content.job)) return rows_.Wait(request, content);
-  if (content.wait_us > 0 && workers_.empty() && !stopping_) {
+  if (content.wait_us > 0 && cluster_.empty() && !stopping_) {
     return rows_.Hold(request, content);
   }
   absl::StatusOr<v1::JobEstimate> estimate = Estimate(content.job);
@@ -64,7 +22,7 @@ void Core::State::On(uint64_t request, const EstimateJob& content) {
 }
 
 void Core::State::AnswerEstimates() {
-  for (RowChecks::HeldEstimate& held : rows_.TakeHeld(!workers_.empty() || stopping_)) {
+  for (RowChecks::HeldEstimate& held : rows_.TakeHeld(!cluster_.empty() || stopping_)) {
     held.content.wait_us = 0;
     On(held.request, held.content);
   }
@@ -75,7 +33,8 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   *record.mutable_job() = job;
   v1::JobError error;
   if (absl::Status status = rows_.SumUp(record, &error); !status.ok()) return status;
-  const LoneGroup alone = GroupAlone(job, record.longest_tokens());
+  const planner::ModelShape& model = catalog_.Model(job.base_model()).shape;
+  const LoneGroup alone = cluster_.GroupAlone(model, job.adapter(), record.longest_tokens());
   v1::JobEstimate estimate;
   v1::MemoryEstimate& memory = *estimate.mutable_peak_memory_bytes();
   memory.set_weights(alone.group.weights);
@@ -97,7 +56,7 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
                         static_cast<double>(std::max<int64_t>(rows.tokens(), 1));
   const double of_step = static_cast<double>(complete.total_tokens()) /
                          static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
-  const planner::TimeModel& times = TimesOf(job.base_model(), alone.worker);
+  const planner::TimeModel& times = cluster_.TimesOf(job.base_model(), model, alone.worker);
   const auto trained = static_cast<double>(complete.total_tokens());
   const double squares = rows.squared_lengths() * passes;
   const double microbatches = static_cast<double>(complete.total_steps()) *

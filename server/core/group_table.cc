@@ -94,6 +94,15 @@ void GroupTable::Erase(GroupState& group, const std::string& job) {
   if (group.members.empty()) group.idle_since_us = turn_.now_us();
 }
 
+void GroupTable::CountBytes(GroupState& group, const planner::ModelShape& model) {
+  int64_t bytes = group.reserved_bytes;
+  for (const auto& [name, member] : group.members) {
+    if (member.slot != Member::Slot::kLoaded) continue;
+    bytes += planner::BytesOfSlot(model, member.adapter, group.shape.device).total();
+  }
+  group.counted_bytes = std::max(group.counted_bytes, bytes);
+}
+
 bool GroupTable::HasMember(const std::string& job) const {
   return std::ranges::any_of(groups_,
                              [&](const auto& entry) { return entry.second.members.contains(job); });

@@ -50,6 +50,8 @@ class GroupTable {
   static void Leave(GroupState* group, const std::string& job);
   // It is a member no more.
   void Erase(GroupState& group, const std::string& job);
+  // The model is of that shape: the bytes of the group and its loaded slots, at their most.
+  static void CountBytes(GroupState& group, const planner::ModelShape& model);
   bool HasMember(const std::string& job) const;
   // Null where no group of that epoch has the job.
   GroupState* FindMember(int64_t epoch, const std::string& job);

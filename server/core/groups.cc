@@ -38,12 +38,6 @@ void Core::State::SendTo(const GroupState& group, worker::v1::CoordinatorMessage
 
 // ---- scheduling ----
 
-int64_t Core::State::TokensOf(const WorkerState& worker) const {
-  // What others have taken of its memory is not known: the less is asked for, the better.
-  if (worker.memory_was_taken && options_.microbatch_tokens == 0) return planner::kMicrobatchTokens;
-  return options_.microbatch_tokens;
-}
-
 planner::QueuedJob Core::State::Queued(const JobState& job) const {
   const v1::Job& content = job.job();
   planner::QueuedJob queued;
@@ -63,14 +57,14 @@ planner::QueuedJob Core::State::Queued(const JobState& job) const {
 planner::ClusterView Core::State::ClusterOf() const {
   planner::ClusterView view;
   view.microbatch_tokens = options_.microbatch_tokens;
-  for (const auto& [name, worker] : workers_) {
+  for (const auto& [name, worker] : cluster_.all()) {
     if (worker.connection == 0) continue;
     planner::WorkerView& entry = view.workers.emplace_back();
     entry.name = name;
     entry.budget_bytes = worker.hello.memory_bytes();
     entry.device = DeviceOf(worker.hello);
-    entry.idle = worker.group.empty() && !Rests(worker);
-    entry.microbatch_tokens = TokensOf(worker);
+    entry.idle = worker.group.empty() && !cluster_.Rests(worker);
+    entry.microbatch_tokens = cluster_.TokensOf(worker);
   }
   std::set<std::string_view> members;
   for (const auto& [name, group] : groups_.all()) {
@@ -81,9 +75,9 @@ planner::ClusterView Core::State::ClusterOf() const {
     entry.shape = group.shape;
     const WorkerState& worker = WorkerOf(group);
     entry.budget_bytes = worker.hello.memory_bytes();
-    entry.open = group.phase == GroupState::Phase::kRunning && !Rests(worker);
+    entry.open = group.phase == GroupState::Phase::kRunning && !cluster_.Rests(worker);
     entry.changes = group.phase != GroupState::Phase::kRunning;
-    entry.microbatch_tokens = TokensOf(worker);
+    entry.microbatch_tokens = cluster_.TokensOf(worker);
     for (const auto& [job, member] : group.members) {
       members.insert(job);
       entry.jobs.push_back(job);
@@ -110,7 +104,7 @@ void Core::State::Schedule() {
 }
 
 std::string Core::State::WhyWait(const planner::Decision& decision) const {
-  const std::string rest = WhyRest();
+  const std::string rest = cluster_.WhyRest();
   if (rest.empty()) return decision.why;
   // Without a group it is workers that are wanting, and those that rest are told of.
   return groups_.empty() ? rest : absl::StrCat(decision.why, "; ", rest);
@@ -153,7 +147,7 @@ void Core::State::Carry(const planner::Decision& decision) {
 }
 
 void Core::State::FormGroup(const planner::Decision& decision) {
-  WorkerState& worker = workers_.at(decision.worker);
+  WorkerState& worker = cluster_.At(decision.worker);
   assert(worker.connection != 0 && worker.group.empty());
   GroupState& group = groups_.Form(decision.base_model, decision.worker, decision.shape);
   group.peak_before_bytes = worker.peak_bytes;
@@ -295,7 +289,7 @@ void Core::State::Advance(GroupState& group) {
 }
 
 void Core::State::Dissolve(GroupState& group, std::string why) {
-  KeepPeak(group);
+  cluster_.KeepPeak(group);
   worker::v1::CoordinatorMessage message;
   message.mutable_dissolve_group()->set_epoch(group.epoch);
   SendTo(group, std::move(message));

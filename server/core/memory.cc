@@ -4,27 +4,16 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/model_shape.h"
-#include "server/core/state.h"
+#include "server/core/cluster.h"
 
 namespace lorad::server {
 
-void Core::State::OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& heartbeat) {
+void Cluster::OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& heartbeat) {
   worker.peak_bytes = std::max(worker.peak_bytes, heartbeat.peak_resident_bytes());
 }
 
-void Core::State::CountBytes(GroupState& group) {
-  const planner::ModelShape& shape = catalog_.Model(group.base_model).shape;
-  int64_t bytes = group.reserved_bytes;
-  for (const auto& [name, member] : group.members) {
-    if (member.slot != Member::Slot::kLoaded) continue;
-    bytes += planner::BytesOfSlot(shape, member.adapter, group.shape.device).total();
-  }
-  group.counted_bytes = std::max(group.counted_bytes, bytes);
-}
-
-void Core::State::KeepPeak(const GroupState& group) {
-  const WorkerState& worker = WorkerOf(group);
+void Cluster::KeepPeak(const GroupState& group) {
+  const WorkerState& worker = At(group.worker);
   // A GPU's memory is not in its process's resident set. And a peak is this group's only where it
   // is above what the process had before.
   if (group.shape.device.kind != planner::DeviceKind::kCpu || group.windows_done == 0 ||
@@ -40,6 +29,11 @@ void Core::State::KeepPeak(const GroupState& group) {
   turn_.Info(absl::StrCat(group.name, ": its worker's peak was ", worker.peak_bytes, " bytes, ",
                           group.counted_bytes, " counted; memory of '", group.base_model,
                           "': ", fit.ToText()));
+}
+
+const planner::MemoryFit* Cluster::FitOf(const std::string& base_model) const {
+  const auto found = memory_.find(base_model);
+  return found == memory_.end() ? nullptr : &found->second;
 }
 
 }  // namespace lorad::server

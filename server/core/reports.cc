@@ -103,10 +103,10 @@ void Core::State::OnGroupFormed(GroupState& group, const worker::v1::GroupFormed
 void Core::State::OnGroupFailed(GroupState& group, const worker::v1::GroupFailed& failed) {
   const std::string message = Quotable(failed.message(), kMessageTextMax);
   if (failed.reason() == kMemoryTaken) {
-    RestForMemory(WorkerOf(group), message);
+    cluster_.RestForMemory(WorkerOf(group), message);
     return Dissolve(group, message);
   }
-  if (failed.reason() == kMemory) RestForMemory(WorkerOf(group), message);
+  if (failed.reason() == kMemory) cluster_.RestForMemory(WorkerOf(group), message);
   turn_.Warn(absl::StrCat(group.name, ": ", failed.reason(), ": ", message));
   std::vector<std::string> names;
   for (const auto& [name, member] : group.members) names.push_back(name);
@@ -127,7 +127,7 @@ void Core::State::OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& 
   const auto found = group.members.find(loaded.job());
   if (found == group.members.end()) return;
   found->second.slot = Member::Slot::kLoaded;
-  CountBytes(group);
+  GroupTable::CountBytes(group, catalog_.Model(group.base_model).shape);
   JobState* job = jobs_.Find(loaded.job());
   WorkerOf(group).memory_rest.times = 0;
   if (!job || job->state() != v1::Job::PREPARING) return;
@@ -151,11 +151,11 @@ void Core::State::OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& 
                                                    "', which has none"));
   }
   if (failed.reason() == kMemoryTaken) {
-    RestForMemory(WorkerOf(group), message);
+    cluster_.RestForMemory(WorkerOf(group), message);
     if (job && job->state() == v1::Job::PREPARING) jobs_.Transition(*job, v1::Job::QUEUED, message);
   } else if (job && IsPlaced(job->state())) {
     if (failed.reason() == kMemory) {
-      RestForMemory(WorkerOf(group), message);
+      cluster_.RestForMemory(WorkerOf(group), message);
       TakeTooLarge(*job, group, message);
     } else if (!content.empty()) {
       LookAtContent(*job, group.worker, failed.reason(), message);
@@ -330,7 +330,7 @@ void Core::State::OnMicrobatchDone(GroupState& group, const worker::v1::Microbat
   const bool recomputes = group.shape.recomputation == planner::Recomputation::kBlocks;
   const double backward_ms =
       std::max(done.backward_ms() - (recomputes ? done.forward_ms() : 0), 0.0);
-  TimesOf(group.base_model, &workers_.at(group.worker))
+  cluster_.TimesOf(group.base_model, catalog_.Model(group.base_model).shape, &WorkerOf(group))
       .Observe(done.tokens(), done.squared_lengths(), done.forward_ms(), backward_ms);
   for (const std::string& name : jobs) {
     JobState* job = jobs_.Find(name);

@@ -27,8 +27,7 @@ void Core::State::On(uint64_t request, const v1::UnregisterModelRequest& content
     if (group.base_model == name) Dissolve(group, "its base model was unregistered");
   }
   catalog_.Delete(kModelKind, name);
-  std::erase_if(times_, [&](const auto& entry) { return entry.first.first == name; });
-  memory_.erase(name);
+  cluster_.Forget(name);
   turn_.Answer(request, std::monostate());
 }
 

@@ -3,19 +3,19 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/state.h"
+#include "server/core/cluster.h"
 
 namespace lorad::server {
 namespace {
 
 constexpr int64_t kMillisecond = 1000;  // in microseconds
-// Who said nothing wrong for so many of the longest rests begins anew with a short one.
+// A worker that said nothing wrong for so many of the longest rests begins anew with a short one.
 constexpr int64_t kForgottenAfter = 10;
 
 }  // namespace
 
-void Core::State::Prolong(const WorkerState& worker, Rest& rest, int64_t first_ms, int64_t max_ms,
-                          const std::string& why) {
+void Cluster::Prolong(const WorkerState& worker, Rest& rest, int64_t first_ms, int64_t max_ms,
+                      const std::string& why) {
   const int64_t pause_ms = std::min(first_ms << std::min(rest.times, 20), max_ms);
   ++rest.times;
   rest.until_us = turn_.now_us() + pause_ms * kMillisecond;
@@ -24,7 +24,7 @@ void Core::State::Prolong(const WorkerState& worker, Rest& rest, int64_t first_m
   turn_.Do(SetTimer{kRestEnds, rest.until_us});
 }
 
-void Core::State::RestForMemory(WorkerState& worker, const std::string& why) {
+void Cluster::RestForMemory(WorkerState& worker, const std::string& why) {
   // Several slots of a window fail at once.
   if (worker.memory_rest.until_us > turn_.now_us()) return;
   worker.memory_was_taken = true;
@@ -33,7 +33,7 @@ void Core::State::RestForMemory(WorkerState& worker, const std::string& why) {
   Prolong(worker, worker.memory_rest, options_.rest_ms, options_.rest_max_ms, why);
 }
 
-void Core::State::RestAsLiar(WorkerState& worker, const std::string& what) {
+void Cluster::RestAsLiar(WorkerState& worker, const std::string& what) {
   Rest& rest = worker.lie_rest;
   const int64_t honest_us = turn_.now_us() - rest.until_us;
   if (honest_us > kForgottenAfter * options_.postpone_max_ms * kMillisecond) rest.times = 0;
@@ -41,12 +41,7 @@ void Core::State::RestAsLiar(WorkerState& worker, const std::string& what) {
   Prolong(worker, rest, options_.postpone_ms, options_.postpone_max_ms, what);
 }
 
-void Core::State::CloseLiar(WorkerState& worker, const std::string& what) {
-  RestAsLiar(worker, what);
-  CloseWorker(worker, absl::StrCat("it said what does not fit: ", what), Loss::kWorkersLie);
-}
-
-std::string Core::State::WhyRests(const WorkerState& worker) const {
+std::string Cluster::WhyRests(const WorkerState& worker) const {
   if (worker.lie_rest.until_us > turn_.now_us()) {
     return absl::StrCat("said what does not fit, and gets nothing for a while: ",
                         worker.lie_rest.why);
@@ -57,7 +52,7 @@ std::string Core::State::WhyRests(const WorkerState& worker) const {
   return "";
 }
 
-std::string Core::State::WhyRest() const {
+std::string Cluster::WhyRest() const {
   std::string text;
   for (const auto& [name, worker] : workers_) {
     const std::string why = worker.connection == 0 ? "" : WhyRests(worker);

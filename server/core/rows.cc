@@ -17,8 +17,10 @@ absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* e
   // After a restart the one that it fits may not be back yet: then the job waits in the queue and
   // says why.
   const bool all_back = turn_.starts() == 1 || turn_.run_us() >= options_.lease_ms * 1000;
-  if (!all_back || workers_.empty()) return absl::OkStatus();
-  const LoneGroup alone = GroupAlone(record.job(), record.longest_tokens());
+  if (!all_back || cluster_.empty()) return absl::OkStatus();
+  const v1::Job& job = record.job();
+  const LoneGroup alone = cluster_.GroupAlone(catalog_.Model(job.base_model()).shape, job.adapter(),
+                                              record.longest_tokens());
   if (planner::Fits(alone.total(), alone.budget_bytes)) return absl::OkStatus();
   error->set_reason("MEMORY_NEVER_FITS");
   error->set_field("adapter");

@@ -16,7 +16,8 @@ Core::State::State(const CoreOptions& options)
       catalog_(turn_, answers_),
       rows_(options_, turn_, catalog_),
       groups_(turn_),
-      jobs_(options_, turn_, rows_, groups_) {}
+      jobs_(options_, turn_, rows_, groups_),
+      cluster_(options_, turn_) {}
 
 absl::Status Core::State::Load(StoredState stored) {
   if (absl::Status status = catalog_.Load(stored); !status.ok()) return status;

@@ -35,6 +35,7 @@
 #include "planner/schedule/schedule.h"
 #include "server/core/answers.h"
 #include "server/core/catalog.h"
+#include "server/core/cluster.h"
 #include "server/core/core.h"
 #include "server/core/group_table.h"
 #include "server/core/job_states.h"
@@ -42,7 +43,6 @@
 #include "server/core/row_checks.h"
 #include "server/core/store_kinds.h"
 #include "server/core/turn.h"
-#include "server/core/worker_state.h"
 
 namespace lorad::server {
 
@@ -110,26 +110,8 @@ class Core::State {
   void GoOnWithRows(JobState& job);
   void FailRows(JobState& job, const v1::JobError& error);
   absl::StatusOr<v1::JobEstimate> Estimate(const v1::Job& job);
-  // Of a base model on a worker's device, or (no worker) on some CPU: what is learned of one device
-  // says nothing of another.
-  planner::TimeModel& TimesOf(const std::string& base_model, const WorkerState* worker);
   // Estimates that waited for a worker: one has connected, or they have waited long enough.
   void AnswerEstimates();
-  // A group for a job alone, on the worker where it leaves the most (the same job needs more memory
-  // on one device than on another) or, while there is none, on some CPU.
-  struct LoneGroup {
-    const WorkerState* worker = nullptr;
-    planner::DeviceShape device;
-    planner::GroupShape shape;
-    planner::GroupBytes group;
-    planner::SlotBytes slot;
-    int64_t budget_bytes = 0;
-    int64_t total() const { return group.total() + slot.total(); }
-  };
-  LoneGroup GroupAlone(const v1::Job& job, int64_t longest_tokens) const;
-  LoneGroup GroupAloneOn(const WorkerState* worker, const v1::Job& job,
-                         int64_t longest_tokens) const;
-
   // ---- cluster_view.cc ----
   void On(uint64_t request, const v1::GetClusterRequest& content);
   void On(uint64_t request, const v1::ListWorkersRequest& content);
@@ -142,39 +124,19 @@ class Core::State {
   void OnSaid(const WorkerSaid& said);
   void OnGone(const WorkerGone& gone);
   void OnTimer(const TimerFired& fired);
-  void SetTick();
   void Tick();
-  // Connected, and heard of just now.
-  bool IsAlive(const WorkerState& worker) const;
   // Who stood still himself cannot say who was silent meanwhile: all have their time anew.
   void RenewLeases(int64_t late_us);
   // Why the group's worker counts as lost though it is alive; empty: it does not.
   std::string WhyImpatient(const GroupState& group);
   void LoseWorker(WorkerState& worker, const std::string& why, Loss loss);
   void CloseWorker(WorkerState& worker, const std::string& why, Loss loss = Loss::kAnybodys);
-  WorkerState* FindConnection(uint64_t connection);
-  // Never forgotten before its group is gone.
-  WorkerState& WorkerOf(const GroupState& group) { return workers_.at(group.worker); }
-  const WorkerState& WorkerOf(const GroupState& group) const { return workers_.at(group.worker); }
-  void FinishStop();
-
-  // ---- rests.cc ----
-  void RestForMemory(WorkerState& worker, const std::string& why);
   // It said what does not fit: it is closed, and whoever comes by its name rests.
   void CloseLiar(WorkerState& worker, const std::string& what);
-  void RestAsLiar(WorkerState& worker, const std::string& what);
-  void Prolong(const WorkerState& worker, Rest& rest, int64_t first_ms, int64_t max_ms,
-               const std::string& why);
-  bool Rests(const WorkerState& worker) const { return !WhyRests(worker).empty(); }
-  std::string WhyRests(const WorkerState& worker) const;
-  // What a waiting job is told of workers that rest; empty where none does.
-  std::string WhyRest() const;
-
-  // ---- memory.cc ----
-  void OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& heartbeat);
-  void CountBytes(GroupState& group);
-  // The group ends: the peak of its worker goes into the fit.
-  void KeepPeak(const GroupState& group);
+  // Never forgotten before its group is gone.
+  WorkerState& WorkerOf(const GroupState& group) { return cluster_.At(group.worker); }
+  const WorkerState& WorkerOf(const GroupState& group) const { return cluster_.At(group.worker); }
+  void FinishStop();
 
   // ---- room.cc ----
   void OnRoom(const RoomChanged& room);
@@ -197,8 +159,6 @@ class Core::State {
 
   // ---- groups.cc ----
   void Schedule();
-  // Tokens of a microbatch of groups on it, as in planner::ClusterView.
-  int64_t TokensOf(const WorkerState& worker) const;
   planner::QueuedJob Queued(const JobState& job) const;
   planner::ClusterView ClusterOf() const;
   void Carry(const planner::Decision& decision);
@@ -285,16 +245,12 @@ class Core::State {
   RowChecks rows_;
   GroupTable groups_;
   JobTable jobs_;
-
-  std::map<std::string, WorkerState> workers_;
-  std::map<std::pair<std::string, std::string>, planner::TimeModel> times_;  // base model, device
-  std::map<std::string, planner::MemoryFit> memory_;                         // by base model
+  Cluster cluster_;
 
   std::map<uint64_t, PendingCommit> commits_;
   std::map<uint64_t, PendingLook> looks_;
   std::vector<uint64_t> stops_;
   bool stopping_ = false;
-  int64_t tick_us_ = 0;  // when the next is due; 0 = none is set
 };
 
 }  // namespace lorad::server

@@ -16,19 +16,9 @@ namespace {
 
 constexpr int kProtocolVersion = 1;
 constexpr int64_t kMillisecond = 1000;  // in microseconds
-// A worker that has missed so many may be dead: another one may take its name.
-constexpr int64_t kHeartbeatsMissed = 5;
 constexpr int64_t kWorkerRetryMs = 5000;
 
 }  // namespace
-
-WorkerState* Core::State::FindConnection(uint64_t connection) {
-  if (connection == 0) return nullptr;  // as those have who are lost
-  for (auto& [name, worker] : workers_) {
-    if (worker.connection == connection) return &worker;
-  }
-  return nullptr;
-}
 
 void Core::State::OnConnected(const WorkerConnected& connected) {
   const worker::v1::Hello& hello = connected.hello;
@@ -51,8 +41,8 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
                                kProtocolVersion, ": install the same version of both"));
   }
   if (stopping_) return put_off("SHUTTING_DOWN", "the coordinator is being stopped");
-  const auto known = workers_.find(hello.worker());
-  if (known != workers_.end() && IsAlive(known->second)) {
+  WorkerState* known = cluster_.Find(hello.worker());
+  if (known && cluster_.IsAlive(*known)) {
     // It may be the same one, whose broken stream has not been heard of yet: it is to try again.
     turn_.Do(Disconnect{connected.connection,
                         Unavailable("WORKER_NAME_TAKEN",
@@ -62,47 +52,17 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
                                     options_.heartbeat_ms)});
     return;
   }
-  if (known == workers_.end() && workers_.size() >= static_cast<size_t>(kWorkersMax)) {
-    // Lost workers are remembered for those who look; they make room.
-    const auto lost = std::ranges::find_if(
-        workers_, [](const auto& entry) { return entry.second.connection == 0; });
-    if (lost == workers_.end()) {
-      return put_off("TOO_MANY_WORKERS", absl::StrCat("there are ", kWorkersMax, " workers"));
-    }
-    workers_.erase(lost);
+  if (!known && !cluster_.MakeRoom()) {
+    return put_off("TOO_MANY_WORKERS", absl::StrCat("there are ", kWorkersMax, " workers"));
   }
-  WorkerState& worker = workers_[hello.worker()];
-  if (worker.connect_wall_us != 0) {
-    if (worker.connection != 0) {
-      CloseWorker(worker, "another worker of its name has connected while it was silent");
-    }
-    worker.restarts++;
+  if (known && known->connection != 0) {
+    CloseWorker(*known, "another worker of its name has connected while it was silent");
   }
-  worker.connection = connected.connection;
-  worker.hello = hello;
-  worker.connect_wall_us = turn_.wall_us();
-  worker.heard_us = turn_.now_us();
-  worker.peak_bytes = 0;
-  worker.group.clear();
-  worker::v1::CoordinatorMessage message;
-  worker::v1::Welcome& welcome = *message.mutable_welcome();
-  welcome.set_heartbeat_ms(static_cast<int32_t>(options_.heartbeat_ms));
-  welcome.set_lease_ms(static_cast<int32_t>(options_.lease_ms));
-  welcome.set_adopted(false);  // groups are formed anew, under a new epoch
-  turn_.Do(Send{connected.connection, std::move(message)});
-  turn_.Info(absl::StrCat("worker '", hello.worker(), "' connected: ", hello.device(), ", ",
-                          hello.threads(), " threads, ", hello.memory_bytes(), " bytes"));
-  SetTick();
-  turn_.WantSchedule();
-}
-
-bool Core::State::IsAlive(const WorkerState& worker) const {
-  return worker.connection != 0 && turn_.now_us() - worker.heard_us <=
-                                       kHeartbeatsMissed * options_.heartbeat_ms * kMillisecond;
+  cluster_.Connect(connected.connection, hello);
 }
 
 void Core::State::OnSaid(const WorkerSaid& said) {
-  WorkerState* worker = FindConnection(said.connection);
+  WorkerState* worker = cluster_.FindConnection(said.connection);
   if (!worker) return;  // it was closed; what it said before does not count
   worker->heard_us = turn_.now_us();
   GroupState* group = groups_.Find(worker->group);
@@ -121,7 +81,7 @@ void Core::State::OnSaid(const WorkerSaid& said) {
       break;
     case worker::v1::WorkerMessage::kHeartbeat:
       wrong = WhatIsWrong(said.message.heartbeat());
-      if (wrong.empty()) OnHeartbeat(*worker, said.message.heartbeat());
+      if (wrong.empty()) cluster_.OnHeartbeat(*worker, said.message.heartbeat());
       break;
     default:
       wrong = "what only the first message may be, or nothing known";
@@ -130,7 +90,7 @@ void Core::State::OnSaid(const WorkerSaid& said) {
 }
 
 void Core::State::OnGone(const WorkerGone& gone) {
-  WorkerState* worker = FindConnection(gone.connection);
+  WorkerState* worker = cluster_.FindConnection(gone.connection);
   if (worker) LoseWorker(*worker, gone.reason, Loss::kAnybodys);
 }
 
@@ -139,45 +99,41 @@ void Core::State::CloseWorker(WorkerState& worker, const std::string& why, Loss 
   LoseWorker(worker, why, loss);
 }
 
+void Core::State::CloseLiar(WorkerState& worker, const std::string& what) {
+  cluster_.RestAsLiar(worker, what);
+  CloseWorker(worker, absl::StrCat("it said what does not fit: ", what), Loss::kWorkersLie);
+}
+
 void Core::State::LoseWorker(WorkerState& worker, const std::string& why, Loss loss) {
   turn_.Do(Note{stopping_ ? Note::Level::kInfo : Note::Level::kWarning,
                 absl::StrCat("worker '", worker.hello.worker(), "' is gone: ", why)});
-  worker.connection = 0;
-  worker.memory_rest = {};  // another process finds out anew what is free
-  worker.memory_was_taken = false;
-  if (GroupState* group = groups_.Find(worker.group)) LoseGroup(*group, why, loss);
-  worker.group.clear();
-  turn_.WantSchedule();
+  GroupState* group = groups_.Find(worker.group);
+  cluster_.Lose(worker);
+  if (group) LoseGroup(*group, why, loss);
 }
 
 // ---- time ----
 
-void Core::State::SetTick() {
-  if (tick_us_ != 0) return;
-  tick_us_ = turn_.now_us() + std::max<int64_t>(options_.lease_ms / 4, 1) * kMillisecond;
-  turn_.Do(SetTimer{kTick, tick_us_});
-}
-
 void Core::State::RenewLeases(int64_t late_us) {
   turn_.Warn(absl::StrCat("the coordinator stood still for ", late_us / 1'000'000,
                           " s: leases of workers begin anew"));
-  for (auto& [name, worker] : workers_) worker.heard_us = turn_.now_us();
+  cluster_.RenewLeases();
   groups_.RenewPatience();
 }
 
 std::string Core::State::WhyImpatient(const GroupState& group) {
   using Phase = GroupState::Phase;
+  const planner::ModelShape& shape = catalog_.Model(group.base_model).shape;
   Patience patience;
   std::string what;
   if (group.phase == Phase::kForming) {
-    const planner::ModelShape& shape = catalog_.Model(group.base_model).shape;
     patience = PatienceToForm(options_, planner::BytesOfGroup(shape, group.shape).weights);
     what = absl::StrCat("it does not form ", group.name);
   } else if (!group.windows.empty() || group.phase == Phase::kCutting) {
     const WindowWork work = group.windows.empty() ? WindowWork() : group.windows.front().work;
-    const planner::TimeModel assumed(
-        planner::PriorOf(WorkOf(catalog_.Model(group.base_model).shape, group.shape.device)));
-    patience = PatienceFor(options_, work, TimesOf(group.base_model, &WorkerOf(group)), assumed);
+    const planner::TimeModel assumed(planner::PriorOf(WorkOf(shape, group.shape.device)));
+    patience = PatienceFor(options_, work,
+                           cluster_.TimesOf(group.base_model, shape, &WorkerOf(group)), assumed);
     what = group.windows.empty() ? absl::StrCat("it does not answer a cut of ", group.name)
                                  : absl::StrCat("it reports nothing of window ",
                                                 group.windows.front().number, " of ", group.name);
@@ -197,20 +153,19 @@ void Core::State::OnTimer(const TimerFired& fired) {
 }
 
 void Core::State::Tick() {
-  const int64_t late_us = turn_.now_us() - std::exchange(tick_us_, 0);
+  const int64_t late_us = cluster_.TakeTick();
   if (late_us > options_.lease_ms / 4 * kMillisecond) RenewLeases(late_us);
   bool any = false;
-  for (auto& [name, worker] : workers_) {
-    if (worker.connection == 0) continue;
-    const GroupState* group = groups_.Find(worker.group);
+  for (WorkerState* worker : cluster_.Connected()) {
+    const GroupState* group = groups_.Find(worker->group);
     std::string why = group ? WhyImpatient(*group) : "";
-    if (turn_.now_us() - worker.heard_us > options_.lease_ms * kMillisecond) {
+    if (turn_.now_us() - worker->heard_us > options_.lease_ms * kMillisecond) {
       why = absl::StrCat("it was silent for ", options_.lease_ms / 1000, " s");
     }
     if (why.empty()) {
       any = true;
     } else {
-      CloseWorker(worker, why);
+      CloseWorker(*worker, why);
     }
   }
   std::vector<std::string> idle;
@@ -222,7 +177,7 @@ void Core::State::Tick() {
     }
   }
   for (const std::string& name : idle) Dissolve(*groups_.Find(name), "it had no job for a while");
-  if (any) SetTick();
+  if (any) cluster_.SetTick();
 }
 
 // ---- stop ----
@@ -237,11 +192,10 @@ void Core::State::On(uint64_t request, const StopRequested&) {
 
 void Core::State::FinishStop() {
   if (stops_.empty() || !groups_.empty() || !commits_.empty()) return;
-  for (auto& [name, worker] : workers_) {
-    if (worker.connection == 0) continue;
+  for (const WorkerState* worker : cluster_.Connected()) {
     worker::v1::CoordinatorMessage message;
     message.mutable_shutdown()->set_reason("the coordinator is being stopped");
-    turn_.Do(Send{worker.connection, std::move(message)});
+    turn_.Do(Send{worker->connection, std::move(message)});
   }
   for (const uint64_t request : std::exchange(stops_, {})) turn_.Answer(request, std::monostate());
 }

@@ -1,0 +1,129 @@
+// The cluster by itself: who is connected, alive, at rest, and what is learned of workers.
+// (cluster_test.cc tells of the whole core.)
+#include <catch2/catch.hpp>
+
+#include "server/core/cluster.h"
+#include "server/core/model_shape.h"
+#include "server/validation/limits.h"
+
+namespace lorad::server {
+namespace {
+
+struct Fixture {
+  CoreOptions options;
+  Turn turn;
+  Cluster cluster{options, turn};
+
+  Fixture() { turn.Start({1'000'000, 1'000'000}, 0); }
+
+  WorkerState& Connect(const std::string& name, uint64_t connection) {
+    worker::v1::Hello hello;
+    hello.set_worker(name);
+    hello.set_memory_bytes(1 << 30);
+    REQUIRE(cluster.MakeRoom());
+    cluster.Connect(connection, hello);
+    return cluster.At(name);
+  }
+  void Pass(int64_t ms) { turn.Begin({turn.now_us() + ms * 1000, 0}); }
+};
+
+TEST_CASE("a worker is found by its connection until it is lost, and comes again under its name") {
+  Fixture house;
+  WorkerState& worker = house.Connect("w", 7);
+  CHECK(house.cluster.FindConnection(7) == &worker);
+  CHECK(house.cluster.Connected().size() == 1);
+  CHECK(house.cluster.CheckInvariants().ok());
+  worker.group = "group-1";
+  house.cluster.Lose(worker);
+  CHECK_FALSE(house.cluster.FindConnection(7));
+  CHECK_FALSE(house.cluster.FindConnection(0));
+  CHECK(house.cluster.Connected().empty());
+  CHECK(worker.group.empty());
+  CHECK(house.cluster.CheckInvariants().ok());
+  CHECK(house.Connect("w", 8).restarts == 1);
+  CHECK(house.cluster.all().size() == 1);
+}
+
+TEST_CASE("a worker is alive for five heartbeats") {
+  Fixture house;
+  const WorkerState& worker = house.Connect("w", 7);
+  house.Pass(5 * house.options.heartbeat_ms);
+  CHECK(house.cluster.IsAlive(worker));
+  house.Pass(1);
+  CHECK_FALSE(house.cluster.IsAlive(worker));
+  house.cluster.RenewLeases();
+  CHECK(house.cluster.IsAlive(worker));
+}
+
+TEST_CASE("one tick is due at a time, and says how late it comes") {
+  Fixture house;
+  house.Connect("w", 7);
+  house.turn.End();
+  house.Connect("v", 8);
+  for (const Effect& effect : house.turn.End())
+    CHECK_FALSE(std::holds_alternative<SetTimer>(effect));
+  house.Pass(house.options.lease_ms / 4 + 3);
+  CHECK(house.cluster.TakeTick() == 3000);
+  CHECK_FALSE(house.cluster.CheckInvariants().ok());  // nobody looks after their leases
+  house.cluster.SetTick();
+  CHECK(house.cluster.CheckInvariants().ok());
+}
+
+TEST_CASE("rests grow, and end") {
+  Fixture house;
+  WorkerState& worker = house.Connect("w", 7);
+  house.cluster.RestForMemory(worker, "others have it");
+  CHECK(house.cluster.Rests(worker));
+  CHECK(house.cluster.WhyRest().find("worker 'w' lacks memory") == 0);
+  CHECK(house.cluster.TokensOf(worker) == planner::kMicrobatchTokens);
+  house.Pass(house.options.rest_ms);
+  CHECK_FALSE(house.cluster.Rests(worker));
+  house.cluster.RestForMemory(worker, "others have it");
+  house.Pass(house.options.rest_ms);
+  CHECK(house.cluster.Rests(worker));
+  house.cluster.Lose(worker);
+  CHECK_FALSE(house.cluster.Rests(worker));
+  house.cluster.RestAsLiar(worker, "nonsense");
+  CHECK(house.cluster.WhyRests(worker).find("said what does not fit") == 0);
+  CHECK(house.cluster.WhyRest().empty());  // it is lost
+  CHECK(house.cluster.CheckInvariants().ok());
+}
+
+TEST_CASE("lost workers make room for new ones, connected ones do not") {
+  Fixture house;
+  for (int i = 0; i < kWorkersMax; ++i) house.Connect("w" + std::to_string(i), i + 1);
+  CHECK_FALSE(house.cluster.MakeRoom());
+  house.cluster.Lose(house.cluster.At("w3"));
+  CHECK(house.cluster.MakeRoom());
+  CHECK_FALSE(house.cluster.Find("w3"));
+}
+
+TEST_CASE("what is learned of one device says nothing of another") {
+  Fixture house;
+  WorkerState& worker = house.Connect("w", 7);
+  worker.hello.set_device_name("a GPU");
+  planner::TimeModel& gpu = house.cluster.TimesOf("m", {}, &worker);
+  CHECK(&house.cluster.TimesOf("m", {}, nullptr) != &gpu);
+  CHECK(&house.cluster.TimesOf("m", {}, &worker) == &gpu);
+  CHECK_FALSE(house.cluster.FitOf("m"));
+}
+
+TEST_CASE("workers that share what they must not are noticed") {
+  Fixture house;
+  WorkerState& first = house.Connect("v", 7);
+  WorkerState& second = house.Connect("w", 8);
+  first.group = "group-1";
+  REQUIRE(house.cluster.CheckInvariants().ok());
+  SECTION("a connection") { second.connection = 7; }
+  SECTION("a group") { second.group = "group-1"; }
+  SECTION("a name") { second.hello.set_worker("v"); }
+  SECTION("lost, with a group") { first.connection = 0; }
+  SECTION("lost, at rest for its memory") {
+    second.connection = 0;
+    second.memory_was_taken = true;
+  }
+  CHECK_FALSE(house.cluster.CheckInvariants().ok());
+}
+
+}  // namespace
+}  // namespace lorad::server

@@ -24,6 +24,8 @@ std::optional<ReplyValue> Core::Look(const Request& request) { return state_->Lo
 
 Core::Sizes Core::SizesNow() const { return state_->SizesNow(); }
 
+absl::Status Core::CheckInvariants() const { return state_->CheckInvariants(); }
+
 std::vector<std::string> Core::PathsInUse() const { return state_->PathsInUse(); }
 std::vector<std::string> Core::SettledFolders() const { return state_->SettledFolders(); }
 

@@ -97,6 +97,10 @@ class Core {
   };
   Sizes SizesNow() const;
 
+  // OK where all that is kept agrees with itself, else INTERNAL and what does not: for tests,
+  // between two events. It takes time in proportion to the jobs.
+  absl::Status CheckInvariants() const;
+
   // Paths below the data directory that records name (files that are not among them are
   // left-overs).
   std::vector<std::string> PathsInUse() const;

@@ -1,13 +1,27 @@
-// The core's state, private to server/core. Each part of its work has a file of its own:
-//   state.cc        turns; what is announced; transitions; recovery at start
+// The conductor of the core, private to server/core: it applies an event, and does what concerns
+// several tables at once. What is kept is in the tables, each with its invariants:
+//
+//   turn.h         what one event changes, and the moment
+//   answers.h      what creates were answered, by their request_id
+//   catalog.h      models, datasets, adapters
+//   row_checks.h   checks of rows, and who waits for them
+//   group_table.h  groups, their members and epochs
+//   job_table.h    jobs, their queue and revisions
+//   cluster.h      workers
+//
+// An arrow is "knows": all know Turn; Catalog knows Answers; RowChecks knows Catalog; JobTable
+// knows RowChecks, and looks at GroupTable; State knows them all, and none knows State. What State
+// itself keeps is under way: checkpoints that are written, contents that are read, requests to
+// stop.
+//
+//   state.cc        turns, and recovery at a start
+//   invariants.cc   whether the tables agree
 //   resources.cc    models, datasets and adapters that go
-//   jobs.cc         jobs as clients see them: create, read, list, cancel, delete
+//   jobs.cc         jobs that clients create, cancel and delete
 //   rows.cc         what becomes of jobs when their rows are checked
 //   estimates.cc    what a job will cost
 //   workers.cc      control streams and time-outs
-//   rests.cc        workers that get nothing new for a while
 //   cluster_view.cc what the cluster looks like
-//   memory.cc       what workers take beyond the counted bytes
 //   room.cc         a disk without room
 //   passing.cc      jobs that wait because of a failure that passes
 //   groups.cc       scheduling, forming, cutting and dissolving groups
@@ -19,19 +33,11 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
-#include <set>
 #include <string>
-#include <tuple>
-#include <unordered_map>
 #include <utility>
-#include <variant>
 #include <vector>
 
-#include "planner/cost/memory.h"
-#include "planner/cost/memory_fit.h"
-#include "planner/cost/time.h"
 #include "planner/schedule/schedule.h"
 #include "server/core/answers.h"
 #include "server/core/catalog.h"
@@ -66,10 +72,15 @@ class Core::State {
   Core::Sizes SizesNow() const;
   std::vector<std::string> PathsInUse() const;
   std::vector<std::string> SettledFolders() const;
+  absl::Status CheckInvariants() const;  // invariants.cc
 
  private:
   // ---- turns (state.cc) ----
   std::vector<Effect> EndTurn();
+
+  // ---- invariants.cc ----
+  absl::Status CheckGroups() const;
+  absl::Status CheckJobs() const;
 
   // ---- requests that a table answers by itself ----
   template <class Content>
@@ -112,6 +123,7 @@ class Core::State {
   absl::StatusOr<v1::JobEstimate> Estimate(const v1::Job& job);
   // Estimates that waited for a worker: one has connected, or they have waited long enough.
   void AnswerEstimates();
+
   // ---- cluster_view.cc ----
   void On(uint64_t request, const v1::GetClusterRequest& content);
   void On(uint64_t request, const v1::ListWorkersRequest& content);

@@ -116,8 +116,15 @@ void World::Turn() {
     for (Effect& effect : core_->Apply(Event{Now(), std::move(content)})) {
       effects.push_back(std::move(effect));
     }
+    CheckTables();
   }
   Carry(std::move(effects));
+}
+
+// After every event; where there are many jobs, after some.
+void World::CheckTables() {
+  if (turns_ % (1 + core_->SizesNow().whole_jobs / 64) != 0) return;
+  RequireOk(core_->CheckInvariants());
 }
 
 void World::Carry(std::vector<Effect> effects) {

@@ -148,6 +148,7 @@ class World final : public CoordinatorSide {
   // In a turn of its own or with others; lost if the coordinator dies before.
   bool Post(decltype(server::Event::content) content) override;
   void Turn();
+  void CheckTables();
   void Carry(std::vector<server::Effect> effects);
   void EndPlan(uint64_t number);
   void Do(server::Effect effect);

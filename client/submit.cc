@@ -62,6 +62,10 @@ absl::Status Submit(Session& session, const Options& options) {
   } else {
     std::cout << created.name() << "\n";
   }
+  if (!options.validate_only && !std::cout.flush()) {
+    return Error("OUTPUT_LOST",
+                 absl::StrCat("stdout cannot be written; the job was created: ", created.name()));
+  }
   return absl::OkStatus();
 }
 
@@ -104,8 +108,8 @@ absl::Status Estimate(Session& session, const Options& options) {
   table.Add({"memory: workspace", BytesText(memory.workspace())});
   table.Add({"memory: total", BytesText(memory.total())});
   table.Add({"computed again", RecomputationText(estimate.recomputation())});
-  table.Add({"largest worker", estimate.budget_bytes() == 0 ? "none is connected"
-                                                            : BytesText(estimate.budget_bytes())});
+  table.Add({"worker's budget", estimate.budget_bytes() == 0 ? "none is connected"
+                                                             : BytesText(estimate.budget_bytes())});
   table.Add({"fits", estimate.fits() ? "yes" : "no"});
   table.Print(std::cout);
   return absl::OkStatus();

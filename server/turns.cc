@@ -142,17 +142,22 @@ bool Turns::Apply() {
   if (mail.empty() && due.empty() && !look) return false;
   std::vector<Effect> effects;
   if (look) LookAtRoom(now, &effects);
-  for (Mailbox::Mail& one : mail) ApplyOne(one.posted, std::move(one.content), &effects);
-  for (const uint64_t timer : due) ApplyOne(fence_->seen, TimerFired{timer}, &effects);
+  std::vector<std::pair<Moment, Mailbox::Content>> news;
+  for (Mailbox::Mail& one : mail) news.emplace_back(one.posted, std::move(one.content));
+  for (const uint64_t timer : due) news.emplace_back(fence_->seen, TimerFired{timer});
+  for (size_t i = 0; i < news.size(); ++i) {
+    ApplyOne(news[i].first, std::move(news[i].second), i + 1 < news.size(), &effects);
+  }
   if (!due.empty()) fence_.reset();
   BeginTurn(std::move(effects));
   return true;
 }
 
-void Turns::ApplyOne(Moment time, Mailbox::Content content, std::vector<Effect>* effects) {
+void Turns::ApplyOne(Moment time, Mailbox::Content content, bool more_follow,
+                     std::vector<Effect>* effects) {
   last_ = {std::max(last_.steady_us, time.steady_us), time.wall_us};
   if (const auto* requested = std::get_if<Requested>(&content)) open_.insert(requested->request);
-  std::vector<Effect> more = core_->Apply(Event{last_, std::move(content)});
+  std::vector<Effect> more = core_->Apply(Event{last_, std::move(content), more_follow});
   std::move(more.begin(), more.end(), std::back_inserter(*effects));
 }
 
@@ -162,7 +167,7 @@ void Turns::LookAtRoom(Moment now, std::vector<Effect>* effects) {
   look_us_ = now.steady_us + (room_status_.ok() ? kLookUs : kLookLowUs);
   if (!room) return;
   around_.sinks.Writable(room_status_);
-  ApplyOne(now, *std::move(room), effects);
+  ApplyOne(now, *std::move(room), false, effects);
 }
 
 void Turns::BeginTurn(std::vector<Effect> effects) {

@@ -105,7 +105,8 @@ class Turns {
         room_(around.disk, options.reserve_bytes) {}
   void BeginTurn(std::vector<Effect> effects);
   bool Apply();
-  void ApplyOne(Moment time, Mailbox::Content content, std::vector<Effect>* effects);
+  void ApplyOne(Moment time, Mailbox::Content content, bool more_follow,
+                std::vector<Effect>* effects);
   std::vector<uint64_t> DueTimers();
   void LookAtRoom(Moment now, std::vector<Effect>* effects);
   absl::StatusOr<bool> Commit();

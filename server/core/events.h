@@ -205,6 +205,9 @@ struct Event {
   std::variant<Requested, WorkerConnected, WorkerSaid, WorkerGone, RowsChecked, Planned,
                UploadMoved, CheckpointWritten, ContentRead, RoomChanged, TimerFired>
       content;
+  // Another follows before anything is made durable or carried out: who trains where is decided at
+  // the last, once for all of them.
+  bool more_follow = false;
 };
 
 }  // namespace lorad::server

@@ -46,7 +46,7 @@ std::vector<Effect> Core::State::Recover(Moment now, int64_t starts_before) {
     }
   }
   turn_.WantSchedule();
-  return EndTurn();
+  return EndTurn(false);
 }
 
 std::vector<std::string> Core::State::PathsInUse() const {
@@ -85,18 +85,18 @@ std::vector<Effect> Core::State::Apply(const Event& event) {
                  [&](const TimerFired& content) { OnTimer(content); },
              },
              event.content);
-  return EndTurn();
+  return EndTurn(event.more_follow);
 }
 
-std::vector<Effect> Core::State::EndTurn() {
+std::vector<Effect> Core::State::EndTurn(bool more_follow) {
   // A group that moves on can make room, and a decision can give a group something to do; every
   // round takes at least one job or group a step further.
   do {
-    if (turn_.TakeScheduleWanted()) Schedule();
+    if (!more_follow && turn_.TakeScheduleWanted()) Schedule();
     for (const std::string& name : groups_.names()) {
       if (GroupState* group = groups_.Find(name)) Advance(*group);
     }
-  } while (turn_.schedule_wanted());
+  } while (turn_.schedule_wanted() && !more_follow);
   FinishStop();
   AnswerEstimates();
   jobs_.Settle();

@@ -76,7 +76,7 @@ class Core::State {
 
  private:
   // ---- turns (state.cc) ----
-  std::vector<Effect> EndTurn();
+  std::vector<Effect> EndTurn(bool more_follow);
 
   // ---- invariants.cc ----
   absl::Status CheckGroups() const;

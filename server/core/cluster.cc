@@ -91,9 +91,13 @@ void Cluster::RenewLeases() {
   for (auto& [name, worker] : workers_) worker.heard_us = turn_.now_us();
 }
 
+int64_t Cluster::TickUs() const {
+  return std::max<int64_t>(options_.lease_ms / 8, 1) * kMillisecond;
+}
+
 void Cluster::SetTick() {
   if (tick_us_ != 0) return;
-  tick_us_ = turn_.now_us() + std::max<int64_t>(options_.lease_ms / 4, 1) * kMillisecond;
+  tick_us_ = turn_.now_us() + TickUs();
   turn_.Do(SetTimer{kTick, tick_us_});
 }
 

@@ -64,6 +64,8 @@ class Cluster {
   // Connected, and heard of just now.
   bool IsAlive(const WorkerState& worker) const;
   void RenewLeases();
+  // From one tick to the next. A standstill of twice as long, a quarter of a lease, is always seen.
+  int64_t TickUs() const;
   // So that it fires in time for the leases.
   void SetTick();
   // It has fired; how late, in microseconds.

@@ -6,7 +6,7 @@
 // event that is being applied the mutations, the effects and whether the queue is to be looked at.
 //
 // Invariants: time never goes back; a number is given out once; between two events nothing of the
-// last one is left. Threads: the core's one. Errors: none.
+// last one is left, but for the wish to look at the queue where more follow (events.h). Threads: the core's one. Errors: none.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +66,7 @@ class Turn {
   // All that was put in one Persist before all that is to be done.
   std::vector<Effect> End();
 
-  // OK where nothing of an event is left; else INTERNAL. To be asked between events.
+  // OK where nothing of an event is left; else INTERNAL. To be asked where no more follow.
   absl::Status CheckInvariants() const;
 
  private:

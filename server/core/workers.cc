@@ -154,7 +154,7 @@ void Core::State::OnTimer(const TimerFired& fired) {
 
 void Core::State::Tick() {
   const int64_t late_us = cluster_.TakeTick();
-  if (late_us > options_.lease_ms / 4 * kMillisecond) RenewLeases(late_us);
+  if (late_us > cluster_.TickUs()) RenewLeases(late_us);
   bool any = false;
   for (WorkerState* worker : cluster_.Connected()) {
     const GroupState* group = groups_.Find(worker->group);

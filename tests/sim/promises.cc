@@ -72,9 +72,9 @@ void Promises::Answered(uint64_t number, const absl::StatusOr<ReplyValue>& value
   REQUIRE_FALSE(question.empty());
   const Question& asked = question.mapped();
   if (!value.ok()) {
-    // It was taken on before the store had no room: a delete happens, or not.
+    // It was taken on before the store had no room: it happens, or not.
     const bool open = value.status().message().find("may be done after that") != std::string::npos;
-    if (open) TakeBack(asked.request, false);
+    if (open) LeaveOpen(asked.request);
     return;
   }
   const auto* shard = std::get_if<ShardUploaded>(&asked.request);
@@ -142,12 +142,14 @@ void Promises::TakeBack(const Request& request, bool for_sure) {
   }
 }
 
+void Promises::LeaveOpen(const Request& request) {
+  TakeBack(request, false);
+  const auto* shard = std::get_if<ShardUploaded>(&request);
+  if (shard) unsure_.insert({shard->header.job(), shard->header.step()});
+}
+
 void Promises::CoordinatorDied() {
-  for (const auto& [number, question] : questions_) {
-    TakeBack(question.request, false);
-    const auto* shard = std::get_if<ShardUploaded>(&question.request);
-    if (shard) unsure_.insert({shard->header.job(), shard->header.step()});
-  }
+  for (const auto& [number, question] : questions_) LeaveOpen(question.request);
   questions_.clear();
   epochs_.clear();
   heard_.clear();

@@ -27,6 +27,8 @@ class Promises {
   void Asked(uint64_t number, const server::Request& request, int64_t now_us);
   void Answered(uint64_t number, const absl::StatusOr<server::ReplyValue>& value);
   void CoordinatorDied();
+  // More requests than the coordinator keeps have come since the first of that id.
+  bool MayBeForgotten(const std::string& request_id) const;
   // Nothing can be written for the time being: who asked may wait.
   void StoreIsIll(int64_t now_us) { ill_us_ = now_us; }
   void CheckAnswers(int64_t now_us) const;
@@ -72,8 +74,8 @@ class Promises {
 
   void Keep(const server::Request& request, const server::ReplyValue& value);
   void Made(const char* kind, const std::string& name, const server::RequestId& id);
-  // So many came after it that a repetition may be taken for the first.
-  bool MayBeForgotten(const std::string& request_id) const;
+  // Nobody knows whether it was done.
+  void LeaveOpen(const server::Request& request);
   void TakeBack(const server::Request& request, bool for_sure);
   void CheckJobs(storage::JobStore& store) const;
   void CheckUses(storage::JobStore& store, storage::Files& files) const;

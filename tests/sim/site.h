@@ -61,6 +61,9 @@ class Site final : public server::Sinks, public CoordinatorSide {
   // The coordinator is there, and its disk does what it is told.
   bool serves() const { return process_ && !disk_.stopped(); }
   bool paused() const { return paused_; }
+  bool MayForget(const std::string& request_id) const {
+    return promises_.MayBeForgotten(request_id);
+  }
   // Requests that wait for their one answer.
   int64_t unanswered() const { return static_cast<int64_t>(replies_.size()); }
 

@@ -62,7 +62,7 @@ TEST_CASE("one tick is due at a time, and says how late it comes") {
   house.Connect("v", 8);
   for (const Effect& effect : house.turn.End())
     CHECK_FALSE(std::holds_alternative<SetTimer>(effect));
-  house.Pass(house.options.lease_ms / 4 + 3);
+  house.Pass(house.options.lease_ms / 8 + 3);
   CHECK(house.cluster.TakeTick() == 3000);
   CHECK_FALSE(house.cluster.CheckInvariants().ok());  // nobody looks after their leases
   house.cluster.SetTick();

@@ -7,11 +7,13 @@
 #include <filesystem>
 #include <string>
 
+#include "absl/strings/numbers.h"
 #include "logging/log.h"
 #include "server/errors/errors.h"
 #include "server/serve.h"
 #include "server/version.h"
 #include "storage/files.h"
+#include "worker/limits.h"
 
 namespace lorad::server {
 namespace {
@@ -35,7 +37,7 @@ struct Arguments {
 };
 
 void AddServe(CLI::App& app, Arguments& arguments) {
-  CLI::App& serve = *app.add_subcommand("serve", "Serves the API until SIGTERM or SIGINT");
+  CLI::App& serve = *app.add_subcommand("serve", "Serves the API until SIGTERM, SIGINT or SIGHUP");
   ServeOptions& options = arguments.serve;
   serve.add_option("--data-dir", options.data_dir, "Where everything is kept; made if missing")
       ->required()
@@ -58,7 +60,7 @@ void AddServe(CLI::App& app, Arguments& arguments) {
   serve
       .add_option("--worker-threads", options.workers.threads,
                   "Threads of each worker on the CPU (default: the machine's, shared out)")
-      ->check(CLI::Range(1, 1024));
+      ->check(CLI::Range(1, worker::kThreadsMax));
   serve
       .add_option("--worker-memory", arguments.worker_memory,
                   "Memory of each worker, like 8GiB (default: four fifths of what is available, "
@@ -91,7 +93,11 @@ void AddServe(CLI::App& app, Arguments& arguments) {
                   "A worker that is alive but says nothing of a group that it forms, or of its "
                   "window, is given up after so many times what that should take")
       ->capture_default_str()
-      ->check(CLI::Range(1.0, 1e6))
+      ->check([](const std::string& text) {
+        double factor = 0;
+        const bool ok = absl::SimpleAtod(text, &factor) && factor >= 1 && factor <= 1e6;
+        return ok ? "" : "must be from 1 to 1e6, got " + text;
+      })
       ->type_name("FACTOR");
   serve
       .add_option("--patience-floor", arguments.patience_floor_s,

@@ -33,7 +33,7 @@ SupervisorSinks LogSinks() {
             spdlog::info("[{}] {}", worker, line);
           },
           [](const std::string& worker, const std::string& what) {
-            spdlog::info("worker {} {}", worker, what);
+            spdlog::warn("worker {} {}", worker, what);
           }};
 }
 
@@ -178,6 +178,7 @@ absl::Status RunServer(const ServeOptions& options, storage::Files& files,
   sigemptyset(&stop_signals);
   sigaddset(&stop_signals, SIGTERM);
   sigaddset(&stop_signals, SIGINT);
+  sigaddset(&stop_signals, SIGHUP);  // its terminal is closed
   // Blocked in every thread to come: sigwait below is the only one to see them.
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
 
@@ -191,7 +192,7 @@ absl::Status RunServer(const ServeOptions& options, storage::Files& files,
   int received = 0;
   sigwait(&stop_signals, &received);
   spdlog::info("{}: stopping; a second one ends the daemon at once",
-               received == SIGTERM ? "SIGTERM" : "SIGINT");
+               absl::StrCat("SIG", sigabbrev_np(received)));
   pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);  // their default action ends the process
   EndProcessAfter(kEndPatience);
   (*daemon)->Stop(absl::Now() + kStopPatience);

@@ -1,5 +1,7 @@
 #include "server/worker_commands.h"
 
+#include <sys/wait.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -62,7 +64,8 @@ absl::StatusOr<std::vector<std::string>> ListDevices(const std::string& binary) 
   const int status = pipe == nullptr ? -1 : pclose(pipe.release());
   if (status != 0) {
     return Error(absl::StatusCode::kFailedPrecondition, "WORKER_BINARY_BROKEN",
-                 absl::StrCat("'", binary, " --list-devices' ended with status ", status,
+                 absl::StrCat("'", binary, " --list-devices' ended with status ",
+                              WIFEXITED(status) ? WEXITSTATUS(status) : status,
                               "; --worker-binary names another"));
   }
   std::vector<std::string> devices;
@@ -155,7 +158,8 @@ absl::StatusOr<std::vector<WorkerCommand>> WorkerCommands(const WorkerOptions& o
   if (!commands.empty()) return commands;
   const int count = options.choice.count;
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const int threads = options.threads > 0 ? options.threads : std::max(1, cores / count);
+  const int threads =
+      options.threads > 0 ? options.threads : std::clamp(cores / count, 1, worker::kThreadsMax);
   const int64_t memory =
       options.memory_bytes > 0 ? options.memory_bytes : AvailableBytes() / 5 * 4 / count;
   for (int i = 0; i < count; ++i) {

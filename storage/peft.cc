@@ -135,8 +135,8 @@ absl::StatusOr<PeftConfig> ParsePeftConfig(std::string_view adapter_config_json)
                   absl::StrCat("peft_type ", Quoted(type), " is not implemented (LORA is)"));
   }
   out.rank = static_cast<int>(config.Integer("r", 1, sizes::kRankMax));
-  out.alpha = config.Number("lora_alpha", 1e-9, 1e9);
-  out.dropout = config.Number("lora_dropout", 0, 0.999999, 0.0);
+  out.alpha = config.Number("lora_alpha", kAlphaMin, 1e9);
+  out.dropout = config.Number("lora_dropout", 0, kDropoutMax, 0.0);
   out.rslora = config.Boolean("use_rslora", false);
   out.base_model = config.String("base_model_name_or_path", "");
   if (!config.problems().empty()) return config.Result(kInvalid);

@@ -35,6 +35,10 @@ struct PeftConfig {
   double scale() const;  // alpha / rank, or alpha / sqrt(rank)
 };
 
+// What is trained and what is read have the same limits. float32 rounds a dropout nearer to 1 up.
+inline constexpr double kAlphaMin = 1e-9;
+inline constexpr double kDropoutMax = 0.999999;
+
 absl::StatusOr<PeftConfig> ParsePeftConfig(std::string_view adapter_config_json);
 // Every field that PEFT 0.21 writes, keys sorted; ends with a newline. Deterministic.
 std::string WritePeftConfig(const PeftConfig& config);

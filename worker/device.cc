@@ -9,12 +9,12 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/device/device.h"
+#include "worker/limits.h"
 #include "worker/process.h"
 
 namespace lorad::worker {
 namespace {
 
-constexpr int kThreadsMax = 256;
 // Of a GPU's free memory, what context and libraries take beyond what is planned.
 constexpr int64_t kLibraryBytes = int64_t{1} << 30;
 

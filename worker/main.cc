@@ -62,7 +62,7 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
                  "Name of this worker, unique in the cluster (default: host and process)");
   app.add_option("--threads", flags->device.threads,
                  "Threads for arithmetic on the CPU (default: all cores)")
-      ->check(CLI::Range(0, 256));
+      ->check(CLI::Range(0, kThreadsMax));
   app.add_option("--memory", flags->memory_bytes,
                  "Memory to use for model and adapters, like 8GiB (default: three quarters of the "
                  "machine's; on a GPU what is free)")
@@ -95,7 +95,7 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
 
 int signal_pipe_end = -1;  // where the handler writes
 
-// SIGTERM and SIGINT as a byte to wait for.
+// SIGTERM, SIGINT and SIGHUP (its terminal is closed) as a byte to wait for.
 class SignalPipe {
  public:
   SignalPipe() {
@@ -107,6 +107,7 @@ class SignalPipe {
     action.sa_handler = [](int) { WriteByte(signal_pipe_end); };
     sigaction(SIGTERM, &action, nullptr);
     sigaction(SIGINT, &action, nullptr);
+    sigaction(SIGHUP, &action, nullptr);
   }
   SignalPipe(const SignalPipe&) = delete;
   SignalPipe& operator=(const SignalPipe&) = delete;

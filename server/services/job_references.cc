@@ -36,7 +36,9 @@ absl::StatusOr<std::optional<std::string>> FindSource(Driver& driver, const std:
   v1::GetCheckpointRequest request;
   request.set_job(name.substr(0, slash));
   int64_t step = 0;
-  if (!absl::SimpleAtoi(name.substr(slash + 1), &step) || step < 1) {
+  const std::string text = name.substr(slash + 1);
+  // In the one spelling that a checkpoint's record and folder have.
+  if (!absl::SimpleAtoi(text, &step) || step < 1 || text != absl::StrCat(step)) {
     return std::optional<std::string>();
   }
   request.set_step(step);

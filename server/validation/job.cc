@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "server/validation/limits.h"
 #include "server/validation/names.h"
+#include "storage/peft.h"
 
 namespace lorad::server {
 namespace {
@@ -158,8 +159,8 @@ void CheckSource(Checker& checker, const v1::AdapterConfig& adapter,
 void CheckAdapter(Checker& checker, const v1::AdapterConfig& adapter,
                   const JobReferences& references) {
   checker.Between("adapter.rank", adapter.rank(), 1, kRankMax);
-  checker.Real("adapter.alpha", adapter.alpha(), 0, 1e6, 'l');
-  checker.Real("adapter.dropout", adapter.dropout(), 0, 1, 'h');
+  checker.Real("adapter.alpha", adapter.alpha(), storage::kAlphaMin, 1e6, ' ');
+  checker.Real("adapter.dropout", adapter.dropout(), 0, storage::kDropoutMax, ' ');
   CheckTargets(checker, adapter, references);
   CheckSource(checker, adapter, references);
 }
@@ -201,7 +202,7 @@ void CheckTraining(Checker& checker, const v1::Job& job, const JobReferences& re
   checker.Real("training.weight_decay", training.weight_decay(), 0, 1e3, ' ');
   checker.Real("training.beta1", training.beta1(), 0, 1, 'h');
   checker.Real("training.beta2", training.beta2(), 0, 1, 'h');
-  checker.Real("training.eps", training.eps(), 0, 1, 'l');
+  checker.Real("training.eps", training.eps(), kEpsMin, 1, ' ');
   checker.Real("training.max_grad_norm", training.max_grad_norm(), 0, 1e9, ' ');
   checker.Between("training.checkpoint_every_steps", training.checkpoint_every_steps(), 0,
                   kStepsMax);

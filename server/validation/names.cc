@@ -57,7 +57,14 @@ std::string CheckText(const std::string& text, int bytes_max) {
   if (text.size() > static_cast<size_t>(bytes_max)) {
     return absl::StrCat("must have at most ", bytes_max, " bytes, got ", text.size());
   }
-  if (std::any_of(text.begin(), text.end(), IsControl)) return "must not hold control characters";
+  // In UTF-8 the control characters from U+0080 to U+009F are 0xc2 and a byte up to 0x9f.
+  const auto is_c1 = [](char a, char b) {
+    return a == '\xc2' && static_cast<unsigned char>(b) <= 0x9f;
+  };
+  if (std::any_of(text.begin(), text.end(), IsControl) ||
+      std::adjacent_find(text.begin(), text.end(), is_c1) != text.end()) {
+    return "must not hold control characters";
+  }
   return "";
 }
 

@@ -16,6 +16,7 @@
 #include "server/access.h"
 #include "server/driver.h"
 #include "server/errors/errors.h"
+#include "server/process_limits.h"
 #include "server/services/api_server.h"
 #include "server/supervisor/supervisor.h"
 #include "server/version.h"
@@ -32,8 +33,9 @@ SupervisorSinks LogSinks() {
   return {[](const std::string& worker, const std::string& line) {
             spdlog::info("[{}] {}", worker, line);
           },
-          [](const std::string& worker, const std::string& what) {
-            spdlog::warn("worker {} {}", worker, what);
+          [](const std::string& worker, const std::string& what, bool wanted) {
+            spdlog::log(wanted ? spdlog::level::info : spdlog::level::warn, "worker {} {}", worker,
+                        what);
           }};
 }
 
@@ -182,6 +184,7 @@ absl::Status RunServer(const ServeOptions& options, storage::Files& files,
   // Blocked in every thread to come: sigwait below is the only one to see them.
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
 
+  if (absl::Status status = CheckProcessLimits(); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(options, files, std::move(hooks));
   if (!daemon.ok()) return daemon.status();
   std::printf("lorad listening on %s\n", (*daemon)->address().ToText().c_str());

@@ -216,14 +216,16 @@ class Supervisor::Loop {
       if (child.started_before) state_[index].restarts += 1;
     }
     child.started_before = true;
-    sinks_.note(child.command.name, absl::StrCat("started as process ", pid));
+    sinks_.note(child.command.name, absl::StrCat("started as process ", pid), true);
   }
 
   // What lacks passes: a descriptor, memory, a process.
   void Postpone(Child& child, Time now, int why) {
     const std::string pause = absl::FormatDuration(child.backoff);
-    sinks_.note(child.command.name, absl::StrCat("cannot be started: ", strerrordesc_np(why),
-                                                 "; tried again in ", pause));
+    sinks_.note(
+        child.command.name,
+        absl::StrCat("cannot be started: ", strerrordesc_np(why), "; tried again in ", pause),
+        false);
     child.next_start = now + absl::ToChronoNanoseconds(child.backoff);
     child.backoff = std::min(2 * child.backoff, options_.backoff_max);
   }
@@ -287,7 +289,7 @@ class Supervisor::Loop {
       absl::StrAppend(&what, "; starts again in ", absl::FormatDuration(child.backoff));
     }
     child.backoff = std::min(2 * child.backoff, options_.backoff_max);
-    sinks_.note(child.command.name, what);
+    sinks_.note(child.command.name, what, stop);
   }
 
   const SupervisorOptions options_;

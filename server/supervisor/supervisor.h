@@ -30,8 +30,8 @@ struct SupervisorOptions {
 struct SupervisorSinks {
   // One line (without its end) that a worker wrote to stdout or stderr.
   std::function<void(const std::string& worker, const std::string& line)> line;
-  // What happened to a worker: started, ended, will be started again.
-  std::function<void(const std::string& worker, const std::string& what)> note;
+  // What happened to a worker: started, ended, will be started again. `wanted`: as it should be.
+  std::function<void(const std::string& worker, const std::string& what, bool wanted)> note;
 };
 
 // All workers are forked, watched and reaped by one thread, which lives as long as they do: a

@@ -317,6 +317,11 @@ def test_a_damaged_checkpoint_costs_steps_and_not_a_bit():
 
         # What another job starts from is not taken where it is damaged.
         damage(house.data_dir / "checkpoints" / undisturbed / str(DAMAGED_STEPS) / "adapter_model.safetensors")
+        asked = house.folder / "asked.json"
+        for step in (f"0{DAMAGED_STEPS}", f"+{DAMAGED_STEPS}", f" {DAMAGED_STEPS}"):  # not as the record has it
+            asked.write_text(json.dumps({**small_job(max_steps=3), "adapter": {"rank": 4, "init_from": f"{undisturbed}/{step}"}}))
+            wrong = house.run("submit", "-f", asked)
+            assert wrong.status == 1 and "adapter.init_from" in wrong.err, wrong
         heir = house.submit({**small_job(max_steps=3), "adapter": {"rank": 4, "init_from": f"{undisturbed}/{DAMAGED_STEPS}"}})
         (heir,) = house.wait([heir], state="FAILED", seconds=60)
         assert heir["error"]["reason"] == "CHECKPOINT_CORRUPT", heir["error"]

@@ -23,7 +23,9 @@ class Talk {
   SupervisorSinks sinks() {
     return {
         [this](const std::string& worker, const std::string& line) { Add(worker + ": " + line); },
-        [this](const std::string& worker, const std::string& what) { Add(worker + " " + what); }};
+        [this](const std::string& worker, const std::string& what, bool wanted) {
+          Add(worker + " " + what + (wanted ? " (wanted)" : ""));
+        }};
   }
 
   // The index after the first text at or after `from` that contains `part`.
@@ -165,7 +167,7 @@ TEST_CASE("workers die with their coordinator, however it dies") {
                              const int64_t pid = supervisor.pids()[0];
                              (void)!write(ends[1], &pid, sizeof(pid));
                            },
-                           [](const std::string&, const std::string&) {}});
+                           [](const std::string&, const std::string&, bool) {}});
     pause();
   }
   int64_t worker = 0;

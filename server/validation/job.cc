@@ -1,6 +1,8 @@
 #include "server/validation/job.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <set>
 
@@ -12,6 +14,12 @@
 
 namespace lorad::server {
 namespace {
+
+// Every digit that tells it from its neighbours: 0.9999995 is not 1.
+std::string Shortest(double value) {
+  std::array<char, 32> text;
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+}
 
 // Collects violations; each Check adds at most one.
 class Checker {
@@ -30,8 +38,9 @@ class Checker {
     const bool above = open == 'l' ? value > low : value >= low;  // false for NaN
     const bool below = open == 'h' ? value < high : value <= high;
     if (above && below) return;
-    Add(field, absl::StrCat("must be ", open == 'l' ? "greater than " : "at least ", low, " and ",
-                            open == 'h' ? "less than " : "at most ", high, ", got ", value));
+    Add(field,
+        absl::StrCat("must be ", open == 'l' ? "greater than " : "at least ", low, " and ",
+                     open == 'h' ? "less than " : "at most ", high, ", got ", Shortest(value)));
   }
 
   std::vector<FieldViolation> Take() { return std::move(violations_); }

@@ -134,7 +134,8 @@ absl::StatusOr<StoredState> ReadStore(storage::JobStore& store,
   for (const auto& [kind, records] :
        {std::pair{kModelKind, &state.models}, std::pair{kDatasetKind, &state.datasets},
         std::pair{kAdapterKind, &state.adapters}, std::pair{kJobKind, &state.jobs},
-        std::pair{kRowsKind, &state.rows}, std::pair{kRequestKind, &state.requests}}) {
+        std::pair{kRowsKind, &state.rows}, std::pair{kRequestKind, &state.requests},
+        std::pair{kWorkerKind, &state.workers}}) {
     if (absl::Status status = ReadKind(store, kind, records); !status.ok()) return status;
   }
   if (absl::Status status = ReadLiveMetrics(store, &state); !status.ok()) return status;

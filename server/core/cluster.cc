@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/model_shape.h"
+#include "server/core/store_kinds.h"
+#include "server/core/stored.h"
 #include "server/validation/limits.h"
 
 namespace lorad::server {
@@ -15,8 +17,24 @@ namespace {
 constexpr int64_t kMillisecond = 1000;  // in microseconds
 // A worker that has missed so many may be dead: another one may take its name.
 constexpr int64_t kHeartbeatsMissed = 5;
+constexpr int64_t kForgetUs = 24LL * 3600 * 1'000'000;  // a lost worker
 
 }  // namespace
+
+absl::Status Cluster::Load(const std::vector<std::pair<std::string, std::string>>& stored) {
+  for (const auto& entry : stored) {
+    records::WorkerRecord record;
+    if (auto status = ParseStored(kWorkerKind, entry, &record); !status.ok()) return status;
+    WorkerState& worker = workers_[entry.first];
+    worker.hello = std::move(*record.mutable_hello());
+    worker.connect_wall_us = record.connect_time_us();
+  }
+  return absl::OkStatus();
+}
+
+void Cluster::Start() {
+  for (auto& [name, worker] : workers_) worker.lost_us = turn_.now_us();
+}
 
 // ---- finding ----
 
@@ -45,23 +63,42 @@ WorkerState* Cluster::FindConnection(uint64_t connection) {
 
 bool Cluster::MakeRoom() {
   if (workers_.size() < static_cast<size_t>(kWorkersMax)) return true;
-  const auto lost = std::ranges::find_if(
-      workers_, [](const auto& entry) { return entry.second.connection == 0; });
-  if (lost == workers_.end()) return false;
-  workers_.erase(lost);
+  // Those that are connected stand at the end.
+  const auto first = std::ranges::min_element(workers_, {}, [](const auto& entry) {
+    return std::pair(entry.second.connection != 0, entry.second.lost_us);
+  });
+  if (first->second.connection != 0) return false;
+  Erase(first);
   return true;
 }
 
+void Cluster::ForgetLost() {
+  for (auto entry = workers_.begin(); entry != workers_.end();) {
+    const WorkerState& worker = entry->second;
+    const bool old = worker.connection == 0 && turn_.now_us() - worker.lost_us > kForgetUs;
+    entry = old ? Erase(entry) : std::next(entry);
+  }
+}
+
+std::map<std::string, WorkerState>::iterator Cluster::Erase(
+    std::map<std::string, WorkerState>::iterator entry) {
+  turn_.Put(storage::DeleteRecord(kWorkerKind, entry->first));
+  return workers_.erase(entry);
+}
+
 void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello) {
-  const auto [entry, is_new] = workers_.try_emplace(hello.worker());
-  WorkerState& worker = entry->second;
+  WorkerState& worker = workers_[hello.worker()];
   assert(worker.connection == 0);
-  if (!is_new) worker.restarts++;
+  worker.connections++;
   worker.connection = connection;
   worker.hello = hello;
   worker.connect_wall_us = turn_.wall_us();
   worker.heard_us = turn_.now_us();
   worker.peak_bytes = 0;
+  records::WorkerRecord record;
+  *record.mutable_hello() = hello;
+  record.set_connect_time_us(worker.connect_wall_us);
+  turn_.Put(storage::PutRecord(kWorkerKind, hello.worker(), record.SerializeAsString()));
   worker::v1::CoordinatorMessage message;
   worker::v1::Welcome& welcome = *message.mutable_welcome();
   welcome.set_heartbeat_ms(static_cast<int32_t>(options_.heartbeat_ms));
@@ -76,6 +113,7 @@ void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello) {
 
 void Cluster::Lose(WorkerState& worker) {
   worker.connection = 0;
+  worker.lost_us = turn_.now_us();
   worker.memory_rest = {};
   worker.memory_was_taken = false;
   worker.group.clear();

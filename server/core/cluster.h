@@ -3,11 +3,12 @@
 //
 // Invariants: a worker is found by the name that it gave; a connection is that of one worker; a
 // lost one has no group and no rest for its memory, which another process finds out anew; two have
-// never one group; while any is connected, a tick is due.
+// never one group; while any is connected, a tick is due. A worker that has connected has a record
+// in the store until it is forgotten: after a restart jobs are judged by those of before, too.
 //
 // It knows the Turn, and groups as values. That a worker's group is there, and is that worker's, is
-// for Core::State to see to. Threads: the core's one. Errors: none; what REQUIRES to be there and
-// is not is our own bug. A reference to a WorkerState holds until MakeRoom.
+// for Core::State to see to. Threads: the core's one. Errors: of Load, DATA_LOSS (STORE_CORRUPT); what
+// REQUIRES to be there and is not is our own bug. A reference to a WorkerState holds until MakeRoom.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +43,10 @@ struct LoneGroup {
 class Cluster {
  public:
   Cluster(const CoreOptions& options, Turn& turn) : options_(options), turn_(turn) {}
+  // Those of before this start, as records: they are lost until they connect.
+  absl::Status Load(const std::vector<std::pair<std::string, std::string>>& stored);
+  // They count as lost from now. To be called once, when the turn has its first moment.
+  void Start();
 
   // ---- finding ----
   const std::map<std::string, WorkerState>& all() const { return workers_; }
@@ -56,8 +61,11 @@ class Cluster {
   const WorkerState& At(const std::string& name) const { return workers_.at(name); }
 
   // ---- coming and going ----
-  // Whether one more may come. Lost workers are remembered for those who look; they make room.
+  // Whether one more may come. Lost workers are remembered for those who look, and for jobs that
+  // fit no other; the one that was lost first makes room.
   bool MakeRoom();
+  // Those that were lost a day ago, by the time that this process has run.
+  void ForgetLost();
   // It is welcomed. REQUIRES: none of its name is connected, and there is room.
   void Connect(uint64_t connection, const worker::v1::Hello& hello);
   void Lose(WorkerState& worker);
@@ -105,6 +113,8 @@ class Cluster {
   absl::Status CheckInvariants() const;
 
  private:
+  std::map<std::string, WorkerState>::iterator Erase(
+      std::map<std::string, WorkerState>::iterator entry);
   void Prolong(const WorkerState& worker, Rest& rest, int64_t first_ms, int64_t max_ms,
                const std::string& why);
   LoneGroup GroupAloneOn(const WorkerState* worker, const planner::QueuedJob& job) const;

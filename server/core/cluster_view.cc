@@ -1,4 +1,5 @@
 // What the cluster looks like, and what else can be told of without changing anything.
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -97,7 +98,7 @@ v1::ListWorkersResponse Core::State::ViewWorkers() const {
     view.mutable_connect_time()->set_seconds(worker.connect_wall_us / 1'000'000);
     view.mutable_connect_time()->set_nanos(
         static_cast<int32_t>(worker.connect_wall_us % 1'000'000) * 1000);
-    view.set_restarts(worker.restarts);
+    view.set_restarts(std::max(worker.connections - 1, 0));
     view.set_lies(worker.lies);
     view.set_resting(cluster_.WhyRests(worker));
   }

@@ -59,7 +59,8 @@ struct CoreOptions {
 
 // What the store held at start, read by the driver.
 struct StoredState {
-  std::vector<std::pair<std::string, std::string>> models, datasets, adapters, jobs, rows, requests;
+  std::vector<std::pair<std::string, std::string>> models, datasets, adapters, jobs, rows, requests,
+      workers;
   int64_t last_revision = 0;
   int64_t oldest_revision = 0;  // still stored
   int64_t last_epoch = 0;

@@ -24,6 +24,7 @@ absl::Status Core::State::Load(StoredState stored) {
   if (absl::Status status = rows_.Load(stored.rows); !status.ok()) return status;
   if (absl::Status status = answers_.Load(std::move(stored.requests)); !status.ok()) return status;
   if (absl::Status status = jobs_.Load(stored); !status.ok()) return status;
+  if (absl::Status status = cluster_.Load(stored.workers); !status.ok()) return status;
   groups_.Load(stored.last_epoch);
   return absl::OkStatus();
 }
@@ -31,6 +32,7 @@ absl::Status Core::State::Load(StoredState stored) {
 std::vector<Effect> Core::State::Recover(Moment now, int64_t starts_before) {
   turn_.Start(now, starts_before);
   answers_.Prune();
+  cluster_.Start();
   const std::set<std::string> live = jobs_.live();
   for (const std::string& name : live) {
     JobState& job = *jobs_.Find(name);

@@ -9,6 +9,7 @@ inline constexpr char kAdapterKind[] = "adapter";  // key: name; records::Adapte
 inline constexpr char kJobKind[] = "job";          // key: name; records::JobRecord
 inline constexpr char kRowsKind[] = "rows";        // key: what was checked; records::RowsSummary
 inline constexpr char kRequestKind[] = "request";  // key: KIND/REQUEST_ID; records::RequestRecord
+inline constexpr char kWorkerKind[] = "worker";    // key: name; records::WorkerRecord
 inline constexpr char kMetaKind[] = "meta";
 inline constexpr char kEpochKey[] = "epoch";    // decimal text: the newest
 inline constexpr char kStartsKey[] = "starts";  // decimal text: starts so far

@@ -20,7 +20,8 @@ struct WorkerState {
   worker::v1::Hello hello;
   int64_t connect_wall_us = 0;
   int64_t heard_us = 0;
-  int restarts = 0;
+  int64_t lost_us = 0;     // of one that is lost; if this process never saw it, its start
+  int connections = 0;     // since this process started
   int64_t peak_bytes = 0;  // of its process, by its heartbeats
   std::string group;
   // While others have taken the memory that it offered, it gets nothing new;

@@ -177,6 +177,7 @@ void Core::State::Tick() {
     }
   }
   for (const std::string& name : idle) Dissolve(*groups_.Find(name), "it had no job for a while");
+  cluster_.ForgetLost();
   if (any) cluster_.SetTick();
 }
 

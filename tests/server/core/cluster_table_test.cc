@@ -4,6 +4,7 @@
 
 #include "server/core/cluster.h"
 #include "server/core/model_shape.h"
+#include "server/core/store_kinds.h"
 #include "server/validation/limits.h"
 
 namespace lorad::server {
@@ -40,7 +41,7 @@ TEST_CASE("a worker is found by its connection until it is lost, and comes again
   CHECK(house.cluster.Connected().empty());
   CHECK(worker.group.empty());
   CHECK(house.cluster.CheckInvariants().ok());
-  CHECK(house.Connect("w", 8).restarts == 1);
+  CHECK(house.Connect("w", 8).connections == 2);
   CHECK(house.cluster.all().size() == 1);
 }
 
@@ -94,8 +95,57 @@ TEST_CASE("lost workers make room for new ones, connected ones do not") {
   for (int i = 0; i < kWorkersMax; ++i) house.Connect("w" + std::to_string(i), i + 1);
   CHECK_FALSE(house.cluster.MakeRoom());
   house.cluster.Lose(house.cluster.At("w3"));
+  house.Pass(1);
+  house.cluster.Lose(house.cluster.At("w2"));
   CHECK(house.cluster.MakeRoom());
-  CHECK_FALSE(house.cluster.Find("w3"));
+  CHECK_FALSE(house.cluster.Find("w3"));  // it was lost first
+  CHECK(house.cluster.Find("w2"));
+}
+
+TEST_CASE("a worker is remembered over a start of the coordinator, and for a day of its run") {
+  constexpr int64_t kDayMs = 24LL * 3600 * 1000;
+  Fixture before;
+  before.Connect("w", 7);
+  std::vector<std::pair<std::string, std::string>> stored;
+  for (const Effect& effect : before.turn.End()) {
+    const auto* persist = std::get_if<Persist>(&effect);
+    if (!persist) continue;
+    for (const storage::Mutation& mutation : persist->mutations) {
+      if (mutation.kind == kWorkerKind) stored.emplace_back(mutation.key, mutation.value);
+    }
+  }
+  REQUIRE(stored.size() == 1);
+
+  Fixture house;
+  REQUIRE(house.cluster.Load(stored).ok());
+  house.cluster.Start();
+  const WorkerState* worker = house.cluster.Find("w");
+  REQUIRE(worker);
+  CHECK_FALSE(house.cluster.IsAlive(*worker));
+  CHECK(worker->hello.memory_bytes() == 1 << 30);
+  CHECK(house.cluster.CheckInvariants().ok());
+
+  SECTION("it comes again") {
+    CHECK(house.Connect("w", 9).connections == 1);
+    house.Pass(2 * kDayMs);
+    house.cluster.ForgetLost();
+    CHECK(house.cluster.Find("w"));
+  }
+  SECTION("it stays away") {
+    house.Pass(kDayMs);
+    house.cluster.ForgetLost();
+    CHECK(house.cluster.Find("w"));
+    house.turn.End();
+    house.Pass(1);
+    house.cluster.ForgetLost();
+    CHECK(house.cluster.empty());
+    CHECK(std::get<Persist>(house.turn.End().at(0)).mutations ==
+          std::vector{storage::DeleteRecord(kWorkerKind, "w")});
+  }
+  SECTION("its record cannot be read") {
+    stored[0].second = "\xff";
+    CHECK(absl::IsDataLoss(Fixture().cluster.Load(stored)));
+  }
 }
 
 TEST_CASE("what is learned of one device says nothing of another") {

@@ -214,6 +214,17 @@ TEST_CASE("after a restart no job is judged by the workers that came back first"
   world->CrashCoordinator();
   world->Connect(small);
   world->RunUntilState(job, Job::QUEUED);
+  // Nor later, by those that are away.
+  worker::v1::Hello large = small;
+  large.set_worker("large");
+  large.set_memory_bytes(1LL << 30);
+  auto known = MakeWorld(options);
+  known->Connect(large);
+  known->Settle();
+  known->CrashCoordinator();
+  known->Connect(small);
+  known->Sleep(2 * options.core.lease_ms * 1000);
+  known->RunUntilState(known->Submit(World::NewJob()), Job::QUEUED);
   // At a first start there is no other to wait for.
   auto fresh = MakeWorld(options);
   fresh->Connect(small);

@@ -70,11 +70,13 @@ absl::Status JobTable::CheckInvariants() const {
     return Broken("one is neither live nor ended");
   }
   std::set<const JobState*> queued;
+  std::map<std::string, const JobState*> live;
   for (const auto& [name, job] : jobs_) {
     if (absl::Status status = CheckWhole(name, *job); !status.ok()) return status;
     if (job->state() == v1::Job::QUEUED) queued.insert(job.get());
+    if (IsLive(job->state())) live[name] = job.get();
   }
-  return queue_.CheckInvariants(queued);
+  return queue_.CheckInvariants(queued, live);
 }
 
 }  // namespace lorad::server

@@ -74,6 +74,12 @@ void JobQueue::Postpone(JobState& job, int64_t until_us) {
   SetTimer();
 }
 
+void JobQueue::EndPassing(JobState& job) {
+  if (!job.passing) return;
+  postponed_.erase({job.passing->until_us, job.name()});
+  job.passing.reset();
+}
+
 std::vector<std::string> JobQueue::TakeDue() {
   if (timer_us_ <= turn_.now_us()) timer_us_ = 0;
   std::vector<std::string> due;
@@ -120,18 +126,25 @@ std::vector<const JobState*> JobQueue::View(const std::set<std::string_view>& me
 
 // ---- invariants ----
 
-absl::Status JobQueue::CheckInvariants(const std::set<const JobState*>& jobs) const {
+absl::Status JobQueue::CheckInvariants(const std::set<const JobState*>& queued,
+                                       const std::map<std::string, const JobState*>& live) const {
   const auto broken = [](const std::string& what) { return absl::InternalError("queue: " + what); };
-  if (queue_.size() != jobs.size()) return broken("it has more or fewer jobs than are QUEUED");
+  if (queue_.size() != queued.size()) return broken("it has more or fewer jobs than are QUEUED");
   size_t offered = 0;
   for (const auto& [shape, in_shape] : shapes_) {
     if (in_shape.empty()) return broken("a shape without jobs");
     offered += in_shape.size();
   }
   std::set<std::string_view> postponed;
-  for (const auto& [until_us, name] : postponed_) postponed.insert(name);
+  for (const auto& [until_us, name] : postponed_) {
+    postponed.insert(name);
+    const auto job = live.find(name);
+    if (job == live.end() || !job->second->passing || job->second->passing->until_us != until_us) {
+      return broken(name + " is postponed by a back-off that is over");
+    }
+  }
   for (const auto& [key, job] : queue_) {
-    if (!jobs.contains(job)) return broken("it has a job that is not QUEUED");
+    if (!queued.contains(job)) return broken("it has a job that is not QUEUED");
     if (KeyOf(*job) != key) return broken(job->name() + " stands at another's place");
     const auto shape = shapes_.find(ShapeOf(*job));
     if (shape != shapes_.end() && shape->second.contains(key)) {

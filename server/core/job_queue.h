@@ -6,7 +6,8 @@
 //
 // Invariants: a job is found under its own key and shape, which do not change while it is in the
 // queue; what is offered is in the queue; what is in the queue and not offered is postponed, or
-// reads its rows again; while any is postponed, a timer is set for the first.
+// reads its rows again; who is postponed is so by its own back-off, and lives; while any is, a
+// timer is set for the first.
 //
 // A part of JobTable, which enters and takes out; it holds pointers to that table's jobs. Threads:
 // the core's one. Errors: none.
@@ -38,7 +39,9 @@ class JobQueue {
   // It is not tried before that time; of a job that is not in the queue the time alone is kept.
   // REQUIRES: job.passing.
   void Postpone(JobState& job, int64_t until_us);
-  // Names of those whose time has come. They may have ended, or left the queue, meanwhile.
+  // What passes has passed, or the job has ended: job.passing is null after it.
+  void EndPassing(JobState& job);
+  // Names of those whose time has come. They may have left the queue meanwhile.
   std::vector<std::string> TakeDue();
   // For the first that is postponed.
   void SetTimer();
@@ -53,8 +56,10 @@ class JobQueue {
   // Whether it goes before all that have not begun.
   static bool Resumes(const JobState& job) { return job.resumes || job.record.alone(); }
 
-  // OK where the invariants hold and the queue holds exactly `jobs`, else INTERNAL.
-  absl::Status CheckInvariants(const std::set<const JobState*>& jobs) const;
+  // OK where the invariants hold, the queue holds exactly `queued`, and who is postponed is among
+  // `live`; else INTERNAL.
+  absl::Status CheckInvariants(const std::set<const JobState*>& queued,
+                               const std::map<std::string, const JobState*>& live) const;
 
  private:
   // The order: who resumes, then by priority, then by arrival.

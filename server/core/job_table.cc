@@ -161,7 +161,7 @@ void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& m
     job.metrics.clear();
     job.evaluation = {};
     job.pace.clear();
-    job.passing.reset();
+    queue_.EndPassing(job);
   }
   if (to == v1::Job::QUEUED || !IsLive(to)) job.job().clear_group();
   turn_.WantSchedule();

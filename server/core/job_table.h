@@ -88,6 +88,7 @@ class JobTable {
   void Offer(JobState& job) { queue_.Offer(job); }
   // As JobQueue has them.
   void Postpone(JobState& job, int64_t until_us) { queue_.Postpone(job, until_us); }
+  void EndPassing(JobState& job) { queue_.EndPassing(job); }
   std::vector<std::string> TakeDue() { return queue_.TakeDue(); }
   void SetPostponedTimer() { queue_.SetTimer(); }
 

@@ -243,7 +243,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
       jobs_.Touch(*job);
       turn_.WantSchedule();  // others may join it again
     }
-    job->passing.reset();
+    jobs_.EndPassing(*job);
   }
   if (done.step() == view.total_steps()) {
     view.set_seconds_left(0);

@@ -46,7 +46,7 @@ void Core::State::SettleJob(JobState& job) {
   if (absl::Status status = AcceptRows(job.record, &error); !status.ok()) {
     return FailRows(job, error);
   }
-  job.passing.reset();
+  jobs_.EndPassing(job);
   job.why.clear();
   jobs_.Transition(job, v1::Job::QUEUED, "its rows are good");
 }

@@ -87,6 +87,30 @@ TEST_CASE("who is postponed stands in the queue and is not looked at before its 
   CHECK(house.jobs.CheckInvariants().ok());
 }
 
+TEST_CASE("what has passed, and who has ended, is not postponed any more") {
+  Fixture house;
+  JobState& job = house.Queued();
+  job.passing = std::make_unique<Passing>();
+  house.jobs.Postpone(job, 1'500'000);
+  house.End();
+  SECTION("it goes on, and is postponed anew") {
+    house.jobs.EndPassing(job);
+    CHECK_FALSE(job.passing);
+    job.passing = std::make_unique<Passing>();
+    house.jobs.Postpone(job, 2'500'000);
+    house.turn.Begin({1'500'000, 0});
+    CHECK(house.jobs.TakeDue().empty());  // the first back-off does not cut the second short
+    house.jobs.SetPostponedTimer();
+  }
+  SECTION("it ends") {
+    house.jobs.Fail(job, v1::JobError::USER, "WHY", "because");
+    house.turn.Begin({1'500'000, 0});
+    CHECK(house.jobs.TakeDue().empty());
+  }
+  house.End();
+  CHECK(house.jobs.CheckInvariants().ok());
+}
+
 TEST_CASE("a job that has ended is put away once nobody works on it, and is taken up to change") {
   Fixture house;
   const std::string name = house.Queued().name();

@@ -196,6 +196,9 @@ class SystemFiles : public Files {
     if (file.number() < 0) return FileError("open", path, errno);
     struct stat status;
     if (fstat(file.number(), &status) != 0) return FileError("stat", path, errno);
+    if (!S_ISREG(status.st_mode)) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
+    }
     const uint64_t size = static_cast<uint64_t>(status.st_size);
     std::string bytes(std::min(length, size > offset ? size - offset : 0), '\0');
     size_t got = 0;

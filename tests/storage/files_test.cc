@@ -58,6 +58,12 @@ TEST_CASE("errors carry their kind and the path", "[files]") {
   CHECK(absl::IsNotFound(files.Remove(directory / "no")));
   REQUIRE(files.MakeDirectory(directory / "full/x").ok());
   CHECK(absl::IsAlreadyExists(files.Remove(directory / "full")));
+  // What is no file is not read as an empty one.
+  REQUIRE(mkfifo((directory / "pipe").c_str(), 0600) == 0);
+  for (const std::string& path :
+       {directory / "pipe", directory / "full", std::string("/dev/zero")}) {
+    CHECK(absl::IsInvalidArgument(files.ReadAll(path, 10).status()));
+  }
   // A device that is always full stands for a full disk.
   auto full = files.OpenAppend("/dev/full");
   REQUIRE(full.ok());

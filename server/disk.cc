@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,7 @@ namespace lorad::server {
 namespace {
 
 constexpr int64_t kShareOfDisk = 16;  // a small disk is for jobs too
+constexpr int64_t kFilesResume = RoomWatch::kFilesMin + RoomWatch::kFilesMin / 4;
 
 absl::Status SystemError(const std::string& path, const char* what, int error) {
   const bool full = error == ENOSPC || error == EDQUOT;
@@ -30,10 +32,12 @@ class SystemDisk final : public Disk {
 
   const std::string& path() const override { return directory_; }
 
-  absl::StatusOr<int64_t> FreeBytes() override {
+  absl::StatusOr<FreeRoom> Free() override {
     struct statvfs status;
     if (statvfs(directory_.c_str(), &status) != 0) return SystemError(directory_, "stat", errno);
-    return static_cast<int64_t>(status.f_bavail) * static_cast<int64_t>(status.f_frsize);
+    return FreeRoom{static_cast<int64_t>(status.f_bavail) * static_cast<int64_t>(status.f_frsize),
+                    status.f_files == 0 ? std::numeric_limits<int64_t>::max()
+                                        : static_cast<int64_t>(status.f_favail)};
   }
 
   absl::StatusOr<int64_t> SizeBytes() override {
@@ -83,33 +87,42 @@ RoomWatch::RoomWatch(Disk& disk, int64_t reserve_bytes)
 
 std::optional<RoomChanged> RoomWatch::Look() {
   if (!watches()) return std::nullopt;
-  const absl::StatusOr<int64_t> bytes = disk_.FreeBytes();
-  if (!bytes.ok()) return std::nullopt;  // what is wrong shows when something is written
-  int64_t free_bytes = *bytes;
+  absl::StatusOr<FreeRoom> free = disk_.Free();
+  if (!free.ok()) return std::nullopt;  // what is wrong shows when something is written
   const int64_t resume_bytes = reserve_bytes_ + reserve_bytes_ / 4;
-  if (!ballast_ && free_bytes >= reserve_bytes_ + resume_bytes &&
+  if (!ballast_ && free->bytes >= reserve_bytes_ + resume_bytes &&
       disk_.MakeBallast(reserve_bytes_).ok()) {
     ballast_ = true;
-    free_bytes -= reserve_bytes_;
+    free->bytes -= reserve_bytes_;
   }
   const int64_t wanted_bytes =
       (low_ ? resume_bytes : reserve_bytes_) + (ballast_ ? 0 : reserve_bytes_);
-  RoomChanged room{disk_.path(), free_bytes, wanted_bytes};
+  const int64_t wanted_files = low_ ? kFilesResume : kFilesMin;
+  RoomChanged room{disk_.path(), free->bytes, wanted_bytes, free->files, wanted_files};
   const bool was_low = std::exchange(low_, room.low());
-  const int64_t told_bytes = std::exchange(told_bytes_, free_bytes);
+  const FreeRoom told = std::exchange(told_, *free);
   if (!low_ && !was_low) return std::nullopt;
-  if (low_ && was_low && free_bytes == told_bytes) return std::nullopt;
+  if (low_ && was_low && free->bytes == told.bytes && free->files == told.files) {
+    return std::nullopt;
+  }
   // Whoever is refused is told when it goes on.
-  if (low_) room.wanted_bytes = resume_bytes + (ballast_ ? 0 : reserve_bytes_);
+  if (low_) {
+    room.wanted_bytes = resume_bytes + (ballast_ ? 0 : reserve_bytes_);
+    room.wanted_files = kFilesResume;
+  }
   return room;
 }
 
 std::string RoomWatch::Describe() const {
   constexpr int64_t kMiB = int64_t{1} << 20;
-  const absl::StatusOr<int64_t> free_bytes = disk_.FreeBytes();
-  return absl::StrCat(disk_.path(), " has ",
-                      free_bytes.ok() ? absl::StrCat(*free_bytes / kMiB) : std::string("unknown"),
-                      " MiB free, and ", 2 * reserve_bytes_ / kMiB, " MiB are wanted");
+  const absl::StatusOr<FreeRoom> free = disk_.Free();
+  if (!free.ok()) return std::string(free.status().message());
+  if (free->files < kFilesMin) {
+    return absl::StrCat(disk_.path(), " has ", free->files, " inodes free, and ", kFilesMin,
+                        " are wanted");
+  }
+  return absl::StrCat(disk_.path(), " has ", free->bytes / kMiB, " MiB free, and ",
+                      2 * reserve_bytes_ / kMiB, " MiB are wanted");
 }
 
 bool RoomWatch::GiveUpBallast() {

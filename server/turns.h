@@ -95,6 +95,8 @@ class Turns {
 
   // How much the core keeps in memory.
   Core::Sizes SizesOfCore() const { return core_->SizesNow(); }
+  // As Core has it: for tests.
+  absl::Status CheckInvariants() const { return core_->CheckInvariants(); }
 
  private:
   enum class Phase { kApply, kCommit, kCarry };

@@ -188,7 +188,9 @@ struct RoomChanged {
   std::string path;
   int64_t free_bytes = 0;
   int64_t wanted_bytes = 0;
-  bool low() const { return free_bytes < wanted_bytes; }
+  int64_t free_files = 0;  // inodes
+  int64_t wanted_files = 0;
+  bool low() const { return free_bytes < wanted_bytes || free_files < wanted_files; }
 };
 
 struct TimerFired {

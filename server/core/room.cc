@@ -13,6 +13,15 @@ namespace lorad::server {
 absl::Status CheckRoom(const RoomChanged& room) {
   if (!room.low()) return absl::OkStatus();
   constexpr int64_t kMiB = int64_t{1} << 20;
+  if (room.free_bytes >= room.wanted_bytes) {
+    return Error(absl::StatusCode::kResourceExhausted, "DISK_FULL",
+                 absl::StrCat("the disk of ", room.path, " has ", room.free_files,
+                              " inodes free, and ", room.wanted_files,
+                              " are wanted before anything new is taken on: remove files there"),
+                 {{"path", room.path},
+                  {"free_files", absl::StrCat(room.free_files)},
+                  {"wanted_files", absl::StrCat(room.wanted_files)}});
+  }
   return Error(absl::StatusCode::kResourceExhausted, "DISK_FULL",
                absl::StrCat("the disk of ", room.path, " has ", room.free_bytes / kMiB,
                             " MiB free, and ", room.wanted_bytes / kMiB,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -59,9 +60,10 @@ class SiteRoom final : public Disk {
   SiteRoom(SimDisk& disk, SimFiles& files) : disk_(disk), files_(files) {}
 
   const std::string& path() const override { return path_; }
-  absl::StatusOr<int64_t> FreeBytes() override {
+  absl::StatusOr<FreeRoom> Free() override {
     const uint64_t capacity = std::min(disk_.capacity_bytes(), kSizeBytes);
-    return static_cast<int64_t>(capacity - std::min(capacity, disk_.used_bytes()));
+    return FreeRoom{static_cast<int64_t>(capacity - std::min(capacity, disk_.used_bytes())),
+                    std::numeric_limits<int64_t>::max()};
   }
   absl::StatusOr<int64_t> SizeBytes() override { return static_cast<int64_t>(kSizeBytes); }
   bool HasBallast(int64_t bytes) override {
@@ -378,7 +380,7 @@ bool Site::Post(decltype(server::Event::content) content) {
   return process_->mailbox.Post(std::move(content));
 }
 
-Core::Sizes Site::SizesOfCore() const { return process_->turns->SizesOfCore(); }
+const Turns& Site::turns() const { return *process_->turns; }
 
 RevisionLog& Site::revision_log() { return process_->revisions; }
 

@@ -159,7 +159,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void Ring();
   void Run();
   server::RevisionLog& revision_log();
-  server::Core::Sizes SizesOfCore() const;
+  const server::Turns& turns() const;
 
   // site_checks.cc
   bool disk_is_ill() const {
@@ -168,6 +168,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   }
   void CheckEvaluations(const v1::Job& job);
   void CheckSizes() const;
+  void CheckCore();
   void CheckWatched();
   void CheckJob(const v1::Job& job);
 
@@ -198,6 +199,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   bool wake_due_ = false;
   std::optional<Death> death_;  // how the process ends when it does
   int64_t steps_to_death_ = -1;
+  int64_t steps_ = 0;  // of its loop
   int64_t deaths_ = 0;
   int64_t failed_starts_ = 0;
   int64_t closings_ = 0;

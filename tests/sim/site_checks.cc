@@ -17,6 +17,7 @@ void Site::CheckTurn() {
   if (disk_is_ill()) promises_.StoreIsIll(awake_us());
   promises_.CheckAnswers(awake_us());
   CheckSizes();
+  CheckCore();
   auto revisions = revision_log().Read(watched_, 1000);
   // Who has seen no job yet has nothing to miss.
   while (absl::IsOutOfRange(revisions.status()) && (followed_.empty() || MayBeGone(watched_))) {
@@ -40,9 +41,17 @@ bool Site::MayBeGone(int64_t revision) const {
   return followed > options_.core.watch_revisions_max;
 }
 
+// What the core keeps agrees with itself; where there are many jobs it is asked less often.
+void Site::CheckCore() {
+  if (steps_++ % (1 + turns().SizesOfCore().whole_jobs / 16) != 0) return;
+  const absl::Status agrees = turns().CheckInvariants();
+  INFO("seed " << options_.seed << ": " << agrees);
+  REQUIRE(agrees.ok());
+}
+
 // What grows with time has a bound (server/core/core.h), that of the options or of what is alive.
 void Site::CheckSizes() const {
-  const Core::Sizes sizes = SizesOfCore();
+  const Core::Sizes sizes = turns().SizesOfCore();
   const CoreOptions& options = options_.core;
   INFO("seed " << options_.seed << ": " << sizes.live_jobs << " live jobs");
   const auto bounded = [](const char* what, int64_t size, int64_t bound) {

@@ -38,7 +38,7 @@ class FailingStore final : public sim::MemoryStore {
 class HandDisk final : public Disk {
  public:
   const std::string& path() const override { return path_; }
-  absl::StatusOr<int64_t> FreeBytes() override { return free_bytes; }
+  absl::StatusOr<FreeRoom> Free() override { return FreeRoom{free_bytes, free_files}; }
   absl::StatusOr<int64_t> SizeBytes() override { return size_bytes; }
   bool HasBallast(int64_t bytes) override { return ballast_bytes == bytes; }
   absl::Status MakeBallast(int64_t bytes) override {
@@ -53,6 +53,7 @@ class HandDisk final : public Disk {
   }
   int64_t size_bytes = int64_t{1} << 40;
   int64_t free_bytes = 1000 * kMiB;
+  int64_t free_files = 1000;
   int64_t ballast_bytes = 0;
 
  private:

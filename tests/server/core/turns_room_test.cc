@@ -1,4 +1,5 @@
 // What the coordinator's loop does on a disk without room.
+#include "server/core/room.h"
 #include "tests/server/core/turns_fixture.h"
 
 namespace lorad::server {
@@ -227,12 +228,30 @@ TEST_CASE("of a small disk a sixteenth is kept at most") {
   CHECK_FALSE(room.Look()->low());
 }
 
+TEST_CASE("a disk without inodes has no room, though bytes are free") {
+  HandDisk disk;
+  RoomWatch room(disk, 64 * kMiB);
+  CHECK_FALSE(room.Look().has_value());
+  disk.free_files = RoomWatch::kFilesMin - 1;
+  const std::optional<RoomChanged> low = room.Look();
+  REQUIRE(low.has_value());
+  const absl::Status status = CheckRoom(*low);
+  CHECK(ReasonOf(status) == "DISK_FULL");
+  CHECK(status.message().find("has 127 inodes free, and 160 are wanted") != std::string::npos);
+  disk.free_files = 159;
+  CHECK(room.Look()->low());
+  disk.free_files = 160;
+  CHECK_FALSE(room.Look()->low());
+  CHECK_FALSE(room.Look().has_value());
+}
+
 TEST_CASE("a real disk: the ballast holds room that its removal gives back") {
   std::string pattern = (fs::temp_directory_path() / "lorad_disk_XXXXXX").string();
   const std::string directory = mkdtemp(pattern.data());
   const std::unique_ptr<Disk> disk = RealDisk(directory);
-  CHECK(disk->FreeBytes().value() > 0);
-  CHECK(disk->SizeBytes().value() >= disk->FreeBytes().value());
+  CHECK(disk->Free()->bytes > 0);
+  CHECK(disk->Free()->files > 0);
+  CHECK(disk->SizeBytes().value() >= disk->Free()->bytes);
   CHECK_FALSE(disk->HasBallast(kMiB));
   REQUIRE(disk->MakeBallast(kMiB).ok());
   CHECK(disk->HasBallast(kMiB));

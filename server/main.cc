@@ -12,8 +12,8 @@
 #include "server/errors/errors.h"
 #include "server/serve.h"
 #include "server/version.h"
-#include "storage/files.h"
-#include "worker/limits.h"
+#include "storage/files/files.h"
+#include "worker/host/limits.h"
 
 namespace lorad::server {
 namespace {

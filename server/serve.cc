@@ -13,11 +13,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/access.h"
-#include "server/driver.h"
+#include "server/driver/driver.h"
 #include "server/errors/errors.h"
 #include "server/process_limits.h"
 #include "server/services/api_server.h"
+#include "server/store/access.h"
 #include "server/supervisor/supervisor.h"
 #include "server/version.h"
 

@@ -9,10 +9,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/connections/listen.h"
 #include "server/core/core.h"
-#include "server/listen.h"
-#include "server/worker_commands.h"
-#include "storage/files.h"
+#include "server/supervisor/worker_commands.h"
+#include "storage/files/files.h"
 #include "storage/job_store.h"
 
 namespace lorad::server {

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "spdlog/spdlog.h"
-#include "storage/sha256.h"
-#include "worker/process.h"
-#include "worker/saves.h"
+#include "storage/files/sha256.h"
+#include "worker/core/saves.h"
+#include "worker/host/process.h"
 
 namespace lorad::worker {
 

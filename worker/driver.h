@@ -14,11 +14,11 @@
 
 #include "absl/status/status.h"
 #include "lorad/worker/v1/worker.pb.h"
-#include "worker/bulk.h"
-#include "worker/clock.h"
-#include "worker/core.h"
-#include "worker/group_engine.h"
-#include "worker/link.h"
+#include "worker/core/core.h"
+#include "worker/engine/group_engine.h"
+#include "worker/host/clock.h"
+#include "worker/link/bulk.h"
+#include "worker/link/link.h"
 
 namespace lorad::worker {
 

@@ -17,13 +17,13 @@
 #include "absl/strings/str_cat.h"
 #include "logging/log.h"
 #include "spdlog/spdlog.h"
-#include "worker/device.h"
 #include "worker/driver.h"
-#include "worker/engine.h"
-#include "worker/grpc_bulk.h"
-#include "worker/grpc_link.h"
-#include "worker/limits.h"
-#include "worker/process.h"
+#include "worker/engine/engine.h"
+#include "worker/host/device.h"
+#include "worker/host/limits.h"
+#include "worker/host/process.h"
+#include "worker/link/grpc_bulk.h"
+#include "worker/link/grpc_link.h"
 
 namespace lorad::worker {
 namespace {

@@ -83,7 +83,7 @@ int64_t ActivationBytes(const ModelShape& model, const Linears& linears, const G
          std::max(attention_scratch, mlp_scratch);
 }
 
-// As the engine asks its backend for (worker/model.h).
+// As the engine asks its backend for (worker/engine/model.h).
 sizes::Limits LimitsOf(const ModelShape& model, const GroupShape& group) {
   sizes::Limits limits{.tokens = group.capacity_tokens,
                        .longest_segment = group.longest_sequence,

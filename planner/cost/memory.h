@@ -1,4 +1,4 @@
-// Bytes of a stage, by the engine's own counting rules: those of worker/model.h and worker/slot.h
+// Bytes of a stage, by the engine's own counting rules: those of worker/engine/model.h and worker/engine/slot.h
 // as formulas, and the layouts of kernels/ (sizes/) as they are. tests/worker holds them equal to
 // what the arena hands out, byte for byte.
 #pragma once

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <optional>
 
-#include "server/core/model_shape.h"
+#include "server/core/catalog/model_shape.h"
 #include "server/core/pace.h"
 #include "server/core/state.h"
 

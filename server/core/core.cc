@@ -22,7 +22,7 @@ std::vector<Effect> Core::Apply(const Event& event) { return state_->Apply(event
 
 std::optional<ReplyValue> Core::Look(const Request& request) { return state_->Look(request); }
 
-Core::Sizes Core::SizesNow() const { return state_->SizesNow(); }
+CoreSizes Core::SizesNow() const { return state_->SizesNow(); }
 
 absl::Status Core::CheckInvariants() const { return state_->CheckInvariants(); }
 

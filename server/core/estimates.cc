@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/model_shape.h"
+#include "server/core/catalog/model_shape.h"
 #include "server/core/state.h"
 
 namespace lorad::server {

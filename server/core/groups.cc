@@ -3,8 +3,8 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/losses.h"
-#include "server/core/model_shape.h"
+#include "server/core/catalog/model_shape.h"
+#include "server/core/jobs/losses.h"
 #include "server/core/state.h"
 
 namespace lorad::server {

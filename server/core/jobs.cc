@@ -4,7 +4,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "server/core/job_progress.h"
+#include "server/core/jobs/job_progress.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 #include "server/validation/job_filter.h"

@@ -4,14 +4,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "server/core/failures.h"
-#include "server/core/losses.h"
+#include "server/core/jobs/failures.h"
+#include "server/core/jobs/losses.h"
 #include "server/core/state.h"
 
 namespace lorad::server {
 namespace {
 
-constexpr int64_t kMillisecond = 1000;  // in microseconds
 constexpr size_t kWorkersThatAgree = 2;
 
 }  // namespace

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/cluster/group_state.h"
 #include "server/core/core.h"
-#include "server/core/group_state.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
 #include "server/validation/names.h"

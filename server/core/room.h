@@ -2,7 +2,7 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "server/core/events.h"
+#include "server/core/events/events.h"
 
 namespace lorad::server {
 

@@ -1,6 +1,6 @@
 // What becomes of jobs and requests when the rows that they wait for are checked.
 #include "absl/strings/str_cat.h"
-#include "server/core/failures.h"
+#include "server/core/jobs/failures.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 

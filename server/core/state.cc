@@ -4,7 +4,7 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/overloaded.h"
+#include "server/core/events/overloaded.h"
 
 namespace lorad::server {
 
@@ -59,8 +59,8 @@ std::vector<std::string> Core::State::PathsInUse() const {
 
 std::vector<std::string> Core::State::SettledFolders() const { return jobs_.SettledFolders(); }
 
-Core::Sizes Core::State::SizesNow() const {
-  Core::Sizes sizes;
+CoreSizes Core::State::SizesNow() const {
+  CoreSizes sizes;
   jobs_.CountSizes(&sizes);
   sizes.request_ids = answers_.size();
   return sizes;

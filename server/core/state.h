@@ -39,16 +39,16 @@
 #include <vector>
 
 #include "planner/schedule/schedule.h"
-#include "server/core/answers.h"
-#include "server/core/catalog.h"
-#include "server/core/cluster.h"
+#include "server/core/catalog/answers.h"
+#include "server/core/catalog/catalog.h"
+#include "server/core/catalog/row_checks.h"
+#include "server/core/cluster/cluster.h"
+#include "server/core/cluster/group_table.h"
 #include "server/core/core.h"
-#include "server/core/group_table.h"
-#include "server/core/job_states.h"
-#include "server/core/job_table.h"
-#include "server/core/row_checks.h"
-#include "server/core/store_kinds.h"
-#include "server/core/turn.h"
+#include "server/core/events/store_kinds.h"
+#include "server/core/events/turn.h"
+#include "server/core/jobs/job_states.h"
+#include "server/core/jobs/job_table.h"
 
 namespace lorad::server {
 
@@ -69,7 +69,7 @@ class Core::State {
   std::vector<Effect> Recover(Moment now, int64_t starts_before);
   std::vector<Effect> Apply(const Event& event);
   std::optional<ReplyValue> Look(const Request& request);
-  Core::Sizes SizesNow() const;
+  CoreSizes SizesNow() const;
   std::vector<std::string> PathsInUse() const;
   std::vector<std::string> SettledFolders() const;
   absl::Status CheckInvariants() const;  // invariants.cc

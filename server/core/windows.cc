@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "planner/window/learning_rate.h"
-#include "server/core/failures.h"
+#include "server/core/events/data_dir.h"
+#include "server/core/jobs/failures.h"
 #include "server/core/state.h"
-#include "server/data_dir.h"
 
 namespace lorad::server {
 namespace {

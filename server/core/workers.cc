@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/model_shape.h"
-#include "server/core/patience.h"
+#include "server/core/catalog/model_shape.h"
+#include "server/core/cluster/patience.h"
 #include "server/core/report_checks.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
@@ -15,7 +15,6 @@ namespace lorad::server {
 namespace {
 
 constexpr int kProtocolVersion = 1;
-constexpr int64_t kMillisecond = 1000;  // in microseconds
 constexpr int64_t kWorkerRetryMs = 5000;
 
 }  // namespace

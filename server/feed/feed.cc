@@ -8,10 +8,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "server/feed/row_order.h"
-#include "storage/dataset_encode.h"
-#include "storage/errors.h"
-#include "storage/model_directory.h"
-#include "storage/sha256.h"
+#include "storage/datasets/dataset_encode.h"
+#include "storage/files/errors.h"
+#include "storage/files/sha256.h"
+#include "storage/models/model_directory.h"
 
 namespace lorad::server::feed {
 namespace {

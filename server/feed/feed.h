@@ -14,10 +14,10 @@
 #include "absl/status/statusor.h"
 #include "lorad/worker/v1/worker.pb.h"
 #include "planner/window/window.h"
-#include "server/core/plan.h"
-#include "server/core/records.pb.h"
+#include "server/core/events/plan.h"
+#include "server/core/events/records.pb.h"
 #include "server/feed/token_cache.h"
-#include "storage/files.h"
+#include "storage/files/files.h"
 
 namespace lorad::server::feed {
 

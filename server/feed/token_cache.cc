@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "storage/errors.h"
-#include "storage/sha256.h"
+#include "storage/files/errors.h"
+#include "storage/files/sha256.h"
 
 namespace lorad::server::feed {
 namespace {

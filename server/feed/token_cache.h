@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "storage/dataset_encode.h"
-#include "storage/files.h"
+#include "storage/datasets/dataset_encode.h"
+#include "storage/files/files.h"
 
 namespace lorad::server::feed {
 

@@ -9,16 +9,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "lorad/v1/adapters.grpc.pb.h"
-#include "server/services/backend.h"
-#include "server/services/call.h"
-#include "server/services/file_receiver.h"
+#include "server/calls/backend.h"
+#include "server/calls/call.h"
+#include "server/calls/file_receiver.h"
+#include "server/calls/unary_call.h"
+#include "server/calls/upload.h"
 #include "server/services/services.h"
-#include "server/services/unary_call.h"
-#include "server/services/upload.h"
 #include "server/validation/limits.h"
 #include "server/validation/utf8.h"
-#include "storage/files.h"
-#include "storage/peft.h"
+#include "storage/adapters/peft.h"
+#include "storage/files/files.h"
 
 namespace lorad::server {
 namespace {

@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "server/calls/backend.h"
+#include "server/connections/listener.h"
 #include "server/errors/errors.h"
-#include "server/services/backend.h"
-#include "server/services/listener.h"
 #include "server/services/services.h"
 #include "server/validation/limits.h"
 

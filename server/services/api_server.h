@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/driver.h"
-#include "server/listen.h"
+#include "server/connections/listen.h"
+#include "server/driver/driver.h"
 
 namespace lorad::server {
 

@@ -5,13 +5,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "lorad/v1/checkpoints.grpc.pb.h"
-#include "server/services/backend.h"
-#include "server/services/call.h"
-#include "server/services/file_sender.h"
+#include "server/calls/backend.h"
+#include "server/calls/call.h"
+#include "server/calls/file_sender.h"
+#include "server/calls/unary_call.h"
 #include "server/services/services.h"
-#include "server/services/unary_call.h"
 #include "server/validation/limits.h"
-#include "storage/files.h"
+#include "storage/files/files.h"
 
 namespace lorad::server {
 namespace {

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "lorad/v1/cluster.grpc.pb.h"
-#include "server/services/backend.h"
+#include "server/calls/backend.h"
+#include "server/calls/unary_call.h"
 #include "server/services/services.h"
-#include "server/services/unary_call.h"
-#include "storage/files.h"
+#include "storage/files/files.h"
 
 namespace lorad::server {
 namespace {

@@ -5,10 +5,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "server/calls/call.h"
+#include "server/calls/stream_errors.h"
 #include "server/errors/errors.h"
 #include "server/errors/grpc_status.h"
-#include "server/services/call.h"
-#include "server/services/stream_errors.h"
 #include "server/validation/limits.h"
 
 namespace lorad::server {

@@ -11,7 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "lorad/worker/v1/worker.pb.h"
-#include "server/services/backend.h"
+#include "server/calls/backend.h"
 
 namespace lorad::server {
 

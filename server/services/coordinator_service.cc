@@ -6,14 +6,14 @@
 #include <utility>
 
 #include "lorad/worker/v1/worker.grpc.pb.h"
+#include "server/calls/backend.h"
+#include "server/calls/file_receiver.h"
+#include "server/calls/file_sender.h"
+#include "server/calls/upload.h"
 #include "server/errors/errors.h"
-#include "server/services/backend.h"
 #include "server/services/control_stream.h"
-#include "server/services/file_receiver.h"
-#include "server/services/file_sender.h"
 #include "server/services/services.h"
 #include "server/services/slot_content_source.h"
-#include "server/services/upload.h"
 #include "server/validation/limits.h"
 
 namespace lorad::server {

@@ -7,15 +7,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "lorad/v1/datasets.grpc.pb.h"
-#include "server/services/backend.h"
-#include "server/services/call.h"
-#include "server/services/file_receiver.h"
+#include "server/calls/backend.h"
+#include "server/calls/call.h"
+#include "server/calls/file_receiver.h"
+#include "server/calls/unary_call.h"
+#include "server/calls/upload.h"
 #include "server/services/services.h"
-#include "server/services/unary_call.h"
-#include "server/services/upload.h"
 #include "server/services/validation_stream.h"
 #include "server/validation/limits.h"
-#include "storage/dataset.h"
+#include "storage/datasets/dataset.h"
 
 namespace lorad::server {
 namespace {

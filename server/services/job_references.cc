@@ -7,9 +7,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "storage/files.h"
-#include "storage/model_description.h"
-#include "storage/peft.h"
+#include "storage/adapters/peft.h"
+#include "storage/files/files.h"
+#include "storage/models/model_description.h"
 
 namespace lorad::server {
 namespace {

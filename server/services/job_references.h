@@ -5,7 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "lorad/v1/jobs.pb.h"
-#include "server/driver.h"
+#include "server/driver/driver.h"
 #include "server/errors/errors.h"
 #include "server/validation/job.h"
 

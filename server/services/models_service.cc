@@ -6,15 +6,15 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "lorad/v1/models.grpc.pb.h"
-#include "server/services/backend.h"
-#include "server/services/call.h"
+#include "server/calls/backend.h"
+#include "server/calls/call.h"
+#include "server/calls/unary_call.h"
 #include "server/services/model_path.h"
 #include "server/services/services.h"
-#include "server/services/unary_call.h"
 #include "server/validation/limits.h"
 #include "server/validation/utf8.h"
-#include "storage/dataset_encode.h"
-#include "storage/model_directory.h"
+#include "storage/datasets/dataset_encode.h"
+#include "storage/models/model_directory.h"
 
 namespace lorad::server {
 namespace {

@@ -3,10 +3,10 @@
 #include <string>
 #include <utility>
 
-#include "server/data_dir.h"
+#include "server/core/events/data_dir.h"
 #include "server/errors/errors.h"
 #include "server/services/beneath.h"
-#include "server/slot_contents.h"
+#include "server/store/slot_contents.h"
 
 namespace lorad::server {
 namespace {

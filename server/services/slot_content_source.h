@@ -4,9 +4,9 @@
 #include <memory>
 
 #include "lorad/worker/v1/worker.pb.h"
-#include "server/services/backend.h"
-#include "server/services/file_sender.h"
-#include "storage/shard_reader.h"
+#include "server/calls/backend.h"
+#include "server/calls/file_sender.h"
+#include "storage/adapters/shard_reader.h"
 
 namespace lorad::server {
 

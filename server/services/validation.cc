@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/calls/call.h"
 #include "server/errors/errors.h"
-#include "server/services/call.h"
 #include "server/validation/limits.h"
-#include "storage/model_directory.h"
+#include "storage/models/model_directory.h"
 
 namespace lorad::server {
 namespace {

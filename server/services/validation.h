@@ -9,8 +9,8 @@
 #include "absl/status/statusor.h"
 #include "lorad/v1/datasets.pb.h"
 #include "lorad/v1/models.pb.h"
-#include "storage/dataset.h"
-#include "storage/dataset_encode.h"
+#include "storage/datasets/dataset.h"
+#include "storage/datasets/dataset_encode.h"
 
 namespace lorad::server {
 

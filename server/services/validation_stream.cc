@@ -3,11 +3,11 @@
 #include <utility>
 #include <variant>
 
+#include "server/calls/stream_errors.h"
 #include "server/errors/errors.h"
 #include "server/errors/grpc_status.h"
-#include "server/services/stream_errors.h"
 #include "server/validation/limits.h"
-#include "storage/files.h"
+#include "storage/files/files.h"
 
 namespace lorad::server {
 namespace {

@@ -9,9 +9,9 @@
 #include <string>
 
 #include "lorad/v1/datasets.pb.h"
-#include "server/services/backend.h"
-#include "server/services/question.h"
-#include "server/services/strand.h"
+#include "server/calls/backend.h"
+#include "server/calls/question.h"
+#include "server/calls/strand.h"
 #include "server/services/validation.h"
 
 namespace lorad::server {

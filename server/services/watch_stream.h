@@ -11,8 +11,8 @@
 #include <string>
 
 #include "lorad/v1/jobs.pb.h"
-#include "server/services/backend.h"
-#include "server/services/question.h"
+#include "server/calls/backend.h"
+#include "server/calls/question.h"
 
 namespace lorad::server {
 

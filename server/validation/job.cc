@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "server/validation/limits.h"
 #include "server/validation/names.h"
-#include "storage/peft.h"
+#include "storage/adapters/peft.h"
 
 namespace lorad::server {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 #include "storage/jinja/builtins.h"
 #include "storage/jinja/operators.h"
 #include "storage/jinja/python_text.h"

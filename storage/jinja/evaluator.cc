@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 #include "storage/jinja/builtins.h"
 #include "storage/jinja/operators.h"
 #include "storage/jinja/python_text.h"

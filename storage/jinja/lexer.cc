@@ -6,7 +6,7 @@
 #include <charconv>
 
 #include "absl/strings/str_cat.h"
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 #include "storage/jinja/python_text.h"
 #include "storage/tokenization/unicode.h"
 

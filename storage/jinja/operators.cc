@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 
 namespace lorad::storage::jinja {
 namespace {

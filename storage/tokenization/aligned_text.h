@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/tokenizer.h"
+#include "storage/datasets/tokenizer.h"
 
 namespace lorad::storage::tokenization {
 

@@ -7,7 +7,7 @@
 #include <queue>
 
 #include "absl/strings/str_cat.h"
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 #include "storage/tokenization/unicode.h"
 #include "storage/tokenization/word_cache.h"
 

@@ -1,7 +1,7 @@
 #include "storage/tokenization/fields.h"
 
 #include "absl/strings/str_cat.h"
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 
 namespace lorad::storage::tokenization {
 

@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 #include "storage/tokenization/unicode.h"
 
 namespace lorad::storage::tokenization {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 #include "storage/tokenization/unicode.h"
 
 namespace lorad::storage::tokenization {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "storage/datasets/tokenizer.h"
 #include "storage/tokenization/fields.h"
-#include "storage/tokenizer.h"
 
 namespace lorad::storage::tokenization {
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 #include "storage/tokenization/regex.h"
 #include "storage/tokenization/unicode.h"
 

@@ -5,7 +5,7 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 
 namespace lorad::storage::tokenization {
 namespace {

@@ -23,11 +23,11 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "server/driver.h"
-#include "storage/files.h"
+#include "server/driver/driver.h"
+#include "storage/files/files.h"
 #include "tests/bench/finished_jobs.h"
 #include "tests/bench/one_worker.h"
-#include "worker/process.h"
+#include "worker/host/process.h"
 
 namespace lorad::bench {
 namespace {

@@ -23,10 +23,10 @@
 
 #include "CLI/CLI.hpp"
 #include "spdlog/spdlog.h"
-#include "storage/model_directory.h"
+#include "storage/models/model_directory.h"
 #include "tests/bench/product_ceiling.h"
 #include "tests/worker/harness.h"
-#include "worker/process.h"
+#include "worker/host/process.h"
 
 namespace lorad::worker {
 namespace {

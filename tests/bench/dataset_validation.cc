@@ -8,9 +8,9 @@
 #include <string>
 
 #include "CLI/CLI.hpp"
-#include "storage/dataset.h"
-#include "storage/sha256.h"
-#include "worker/process.h"
+#include "storage/datasets/dataset.h"
+#include "storage/files/sha256.h"
+#include "worker/host/process.h"
 
 namespace lorad::storage {
 namespace {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/records.pb.h"
-#include "server/core/store_kinds.h"
+#include "server/core/events/records.pb.h"
+#include "server/core/events/store_kinds.h"
 #include "tests/bench/one_worker.h"
 
 namespace lorad::bench {

@@ -19,7 +19,7 @@
 #include "CLI/CLI.hpp"
 #include "spdlog/spdlog.h"
 #include "tests/worker/harness.h"
-#include "worker/process.h"
+#include "worker/host/process.h"
 
 namespace lorad::worker {
 namespace {

@@ -4,7 +4,7 @@
 #include <cassert>
 #include <utility>
 
-#include "server/core/overloaded.h"
+#include "server/core/events/overloaded.h"
 
 namespace lorad::bench {
 namespace {

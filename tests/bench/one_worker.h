@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "server/core/core.h"
-#include "server/revision_log.h"
+#include "server/store/revision_log.h"
 
 namespace lorad::bench {
 

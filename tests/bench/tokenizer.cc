@@ -3,7 +3,7 @@
 //
 //   bazel run -c opt //tests/bench:tokenizer -- --tokenizer PATH/tokenizer.json --peer python3
 
-#include "storage/tokenizer.h"
+#include "storage/datasets/tokenizer.h"
 
 #include <cstdio>
 #include <cstdlib>

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "server/serve.h"
-#include "storage/files.h"
+#include "storage/files/files.h"
 
 namespace lorad {
 namespace {

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/chat_template.h"
-#include "storage/errors.h"
+#include "storage/datasets/chat_template.h"
+#include "storage/files/errors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lorad::storage;

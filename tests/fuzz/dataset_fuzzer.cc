@@ -9,8 +9,8 @@
 #include <string>
 #include <string_view>
 
-#include "storage/dataset.h"
-#include "storage/dataset_encode.h"
+#include "storage/datasets/dataset.h"
+#include "storage/datasets/dataset_encode.h"
 #include "tests/storage/letter_tokenizer.h"
 
 namespace {

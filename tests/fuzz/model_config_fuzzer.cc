@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "storage/model_description.h"
+#include "storage/models/model_description.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lorad::storage;

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "storage/model_description.h"
-#include "storage/peft.h"
+#include "storage/adapters/peft.h"
+#include "storage/models/model_description.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/safetensors.h"
+#include "storage/tensors/safetensors.h"
 
 namespace lorad::storage {
 namespace {

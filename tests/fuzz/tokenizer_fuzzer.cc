@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "storage/tokenizer.h"
+#include "storage/datasets/tokenizer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lorad::storage;

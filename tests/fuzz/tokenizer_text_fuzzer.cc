@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "storage/tokenizer.h"
+#include "storage/datasets/tokenizer.h"
 
 namespace {
 

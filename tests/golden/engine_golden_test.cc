@@ -4,7 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "storage/peft.h"
+#include "storage/adapters/peft.h"
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"
 

@@ -9,11 +9,11 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "storage/dataset_encode.h"
-#include "storage/model_directory.h"
+#include "storage/datasets/dataset_encode.h"
+#include "storage/models/model_directory.h"
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"
-#include "worker/process.h"
+#include "worker/host/process.h"
 
 namespace lorad::worker {
 namespace {

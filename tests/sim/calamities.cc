@@ -2,7 +2,7 @@
 #include <iterator>
 
 #include "tests/sim/happenings.h"
-#include "tests/sim/lies.h"
+#include "tests/sim/worker/lies.h"
 
 namespace lorad::sim {
 namespace {

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "planner/schedule/schedule.h"
-#include "server/core/model_shape.h"
-#include "storage/model_description.h"
+#include "server/core/catalog/model_shape.h"
+#include "storage/models/model_description.h"
 #include "tests/storage/published_configs.h"
 
 namespace lorad::sim {

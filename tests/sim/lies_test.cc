@@ -1,9 +1,9 @@
 // A worker that says what does not fit is closed, and no job suffers from it.
-#include "tests/sim/lies.h"
+#include "tests/sim/worker/lies.h"
 
 #include <catch2/catch.hpp>
 
-#include "server/core/job_states.h"
+#include "server/core/jobs/job_states.h"
 #include "tests/sim/job_client.h"
 #include "tests/sim/site.h"
 

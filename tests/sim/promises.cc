@@ -3,11 +3,11 @@
 #include <catch2/catch.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/job_states.h"
-#include "server/core/model_shape.h"
-#include "server/core/records.pb.h"
-#include "server/core/store_kinds.h"
-#include "storage/model_description.h"
+#include "server/core/catalog/model_shape.h"
+#include "server/core/events/records.pb.h"
+#include "server/core/events/store_kinds.h"
+#include "server/core/jobs/job_states.h"
+#include "storage/models/model_description.h"
 #include "tests/storage/published_configs.h"
 
 namespace lorad::sim {

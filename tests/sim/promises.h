@@ -10,8 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "planner/cost/memory.h"
-#include "server/core/events.h"
-#include "storage/files.h"
+#include "server/core/events/events.h"
+#include "storage/files/files.h"
 #include "storage/job_store.h"
 
 namespace lorad::sim {

@@ -8,10 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "server/startup.h"
-#include "storage/model_directory.h"
-#include "storage/sha256.h"
-#include "tests/sim/memory_store.h"
+#include "server/store/startup.h"
+#include "storage/files/sha256.h"
+#include "storage/models/model_directory.h"
+#include "tests/sim/disk/memory_store.h"
 
 namespace lorad::sim {
 namespace {

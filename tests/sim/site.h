@@ -14,14 +14,14 @@
 #include <string>
 #include <vector>
 
-#include "server/turns.h"
+#include "server/driver/turns.h"
 #include "tests/server/feed/house.h"
-#include "tests/sim/clockwork.h"
+#include "tests/sim/disk/sim_disk.h"
+#include "tests/sim/disk/sim_files.h"
+#include "tests/sim/disk/sim_vfs.h"
 #include "tests/sim/promises.h"
-#include "tests/sim/sim_disk.h"
-#include "tests/sim/sim_files.h"
-#include "tests/sim/sim_vfs.h"
-#include "tests/sim/worker_process.h"
+#include "tests/sim/worker/clockwork.h"
+#include "tests/sim/worker/worker_process.h"
 
 namespace lorad::sim {
 

@@ -2,10 +2,10 @@
 #include <catch2/catch.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/job_states.h"
-#include "server/core/store_kinds.h"
-#include "server/store_reads.h"
-#include "storage/checkpoint.h"
+#include "server/core/events/store_kinds.h"
+#include "server/core/jobs/job_states.h"
+#include "server/store/store_reads.h"
+#include "storage/adapters/checkpoint.h"
 #include "tests/sim/site.h"
 
 namespace lorad::sim {
@@ -51,7 +51,7 @@ void Site::CheckCore() {
 
 // What grows with time has a bound (server/core/core.h), that of the options or of what is alive.
 void Site::CheckSizes() const {
-  const Core::Sizes sizes = turns().SizesOfCore();
+  const CoreSizes sizes = turns().SizesOfCore();
   const CoreOptions& options = options_.core;
   INFO("seed " << options_.seed << ": " << sizes.live_jobs << " live jobs");
   const auto bounded = [](const char* what, int64_t size, int64_t bound) {

@@ -3,8 +3,8 @@
 #include <catch2/catch.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/job_states.h"
-#include "server/store_reads.h"
+#include "server/core/jobs/job_states.h"
+#include "server/store/store_reads.h"
 
 namespace lorad::sim {
 namespace {

@@ -3,12 +3,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/records.pb.h"
-#include "server/core/store_kinds.h"
-#include "server/data_dir.h"
-#include "storage/checkpoint.h"
-#include "storage/model_description.h"
-#include "storage/peft.h"
+#include "server/core/events/data_dir.h"
+#include "server/core/events/records.pb.h"
+#include "server/core/events/store_kinds.h"
+#include "storage/adapters/checkpoint.h"
+#include "storage/adapters/peft.h"
+#include "storage/models/model_description.h"
 #include "tests/sim/site.h"
 #include "tests/storage/published_configs.h"
 #include "tests/storage/safetensors_bytes.h"

@@ -1,10 +1,10 @@
-#include "storage/chat_template.h"
+#include "storage/datasets/chat_template.h"
 
 #include <fstream>
 
 #include "catch2/catch.hpp"
 #include "nlohmann/json.hpp"
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 
 namespace lorad::storage {
 namespace {

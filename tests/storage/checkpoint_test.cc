@@ -1,11 +1,11 @@
-#include "storage/checkpoint.h"
+#include "storage/adapters/checkpoint.h"
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
-#include "storage/errors.h"
-#include "storage/sha256.h"
-#include "storage/shard_reader.h"
+#include "storage/adapters/shard_reader.h"
+#include "storage/files/errors.h"
+#include "storage/files/sha256.h"
 #include "tests/storage/published_configs.h"
 #include "tests/storage/safetensors_bytes.h"
 #include "tests/storage/temp_directory.h"

@@ -1,8 +1,8 @@
-#include "storage/dataset_encode.h"
+#include "storage/datasets/dataset_encode.h"
 
 #include <catch2/catch.hpp>
 
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 #include "tests/storage/letter_tokenizer.h"
 
 namespace lorad::storage {

@@ -1,11 +1,11 @@
-#include "storage/dataset.h"
+#include "storage/datasets/dataset.h"
 
 #include <catch2/catch.hpp>
 #include <iostream>
 #include <random>
 
-#include "storage/errors.h"
-#include "storage/files.h"
+#include "storage/files/errors.h"
+#include "storage/files/files.h"
 #include "tests/storage/temp_directory.h"
 
 namespace lorad::storage {

@@ -1,11 +1,11 @@
-#include "storage/files.h"
+#include "storage/files/files.h"
 
 #include <sys/stat.h>
 
 #include <catch2/catch.hpp>
 #include <cerrno>
 
-#include "storage/sha256.h"
+#include "storage/files/sha256.h"
 #include "tests/storage/temp_directory.h"
 
 namespace lorad::storage {

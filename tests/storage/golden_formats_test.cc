@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "storage/checkpoint.h"
-#include "storage/model_directory.h"
-#include "storage/peft.h"
+#include "storage/adapters/checkpoint.h"
+#include "storage/adapters/peft.h"
+#include "storage/models/model_directory.h"
 #include "tests/storage/temp_directory.h"
 
 namespace lorad::storage {

@@ -1,9 +1,9 @@
-#include "storage/json.h"
+#include "storage/files/json.h"
 
 #include <catch2/catch.hpp>
 #include <string>
 
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 
 namespace lorad::storage {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/tokenizer.h"
+#include "storage/datasets/tokenizer.h"
 
 namespace lorad::storage {
 

@@ -1,4 +1,4 @@
-#include "storage/model_description.h"
+#include "storage/models/model_description.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

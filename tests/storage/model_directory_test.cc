@@ -1,10 +1,10 @@
-#include "storage/model_directory.h"
+#include "storage/models/model_directory.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "storage/files.h"
+#include "storage/files/files.h"
 #include "tests/storage/published_configs.h"
 #include "tests/storage/safetensors_bytes.h"
 #include "tests/storage/temp_directory.h"

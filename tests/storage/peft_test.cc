@@ -1,4 +1,4 @@
-#include "storage/peft.h"
+#include "storage/adapters/peft.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -6,7 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "storage/files.h"
+#include "storage/files/files.h"
 #include "tests/storage/published_configs.h"
 #include "tests/storage/safetensors_bytes.h"
 #include "tests/storage/temp_directory.h"

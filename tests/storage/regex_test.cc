@@ -1,7 +1,7 @@
 #include "storage/tokenization/regex.h"
 
 #include "catch2/catch.hpp"
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 
 namespace lorad::storage::tokenization {
 namespace {

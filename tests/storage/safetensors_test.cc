@@ -1,11 +1,11 @@
-#include "storage/safetensors.h"
+#include "storage/tensors/safetensors.h"
 
 #include <bit>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <limits>
 
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 #include "tests/storage/safetensors_bytes.h"
 #include "tests/storage/temp_directory.h"
 

@@ -1,7 +1,7 @@
-#include "storage/tokenizer_config.h"
+#include "storage/datasets/tokenizer_config.h"
 
 #include "catch2/catch.hpp"
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 
 namespace lorad::storage {
 namespace {

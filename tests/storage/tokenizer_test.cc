@@ -1,4 +1,4 @@
-#include "storage/tokenizer.h"
+#include "storage/datasets/tokenizer.h"
 
 #include <chrono>
 #include <fstream>
@@ -8,7 +8,7 @@
 
 #include "catch2/catch.hpp"
 #include "nlohmann/json.hpp"
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 
 namespace lorad::storage {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "worker/core.h"
+#include "worker/core/core.h"
 
 namespace lorad::worker {
 

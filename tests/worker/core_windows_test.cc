@@ -1,7 +1,7 @@
 // The worker's core and its windows: executed, cut, refused; saves, loads and frees in them.
 #include <catch2/catch.hpp>
 
-#include "storage/errors.h"
+#include "storage/files/errors.h"
 #include "tests/worker/core_script.h"
 
 namespace lorad::worker {

@@ -9,10 +9,10 @@
 
 #include "kernels/backend.h"
 #include "planner/cost/memory.h"
-#include "server/core/model_shape.h"
-#include "storage/model_description.h"
-#include "worker/model.h"
-#include "worker/slot.h"
+#include "server/core/catalog/model_shape.h"
+#include "storage/models/model_description.h"
+#include "worker/engine/model.h"
+#include "worker/engine/slot.h"
 
 namespace lorad::worker {
 

@@ -11,10 +11,10 @@
 #include "tests/worker/fake_coordinator.h"
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"
-#include "worker/engine.h"
-#include "worker/grpc_bulk.h"
-#include "worker/grpc_link.h"
-#include "worker/process.h"
+#include "worker/engine/engine.h"
+#include "worker/host/process.h"
+#include "worker/link/grpc_bulk.h"
+#include "worker/link/grpc_link.h"
 
 namespace lorad::worker {
 namespace {

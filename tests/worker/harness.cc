@@ -6,8 +6,8 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/worker/late_backend.h"
-#include "worker/engine.h"
-#include "worker/process.h"
+#include "worker/engine/engine.h"
+#include "worker/host/process.h"
 
 namespace lorad::worker {
 namespace {

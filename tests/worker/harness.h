@@ -13,9 +13,9 @@
 
 #include "kernels/backend.h"
 #include "lorad/worker/v1/worker.pb.h"
-#include "worker/bulk.h"
 #include "worker/driver.h"
-#include "worker/link.h"
+#include "worker/link/bulk.h"
+#include "worker/link/link.h"
 
 namespace lorad::worker {
 

@@ -5,11 +5,11 @@
 #include <limits>
 
 #include "kernels/cpu/cpu_backend.h"
-#include "server/core/model_shape.h"
-#include "storage/model_description.h"
+#include "server/core/catalog/model_shape.h"
+#include "storage/models/model_description.h"
 #include "tests/worker/rows.h"
-#include "worker/model.h"
-#include "worker/slot.h"
+#include "worker/engine/model.h"
+#include "worker/engine/slot.h"
 
 namespace lorad::worker {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/plan_cut.h"
+#include "worker/core/plan_cut.h"
 
 #include <catch2/catch.hpp>
 

@@ -1,4 +1,4 @@
-#include "worker/reports.h"
+#include "worker/core/reports.h"
 
 #include <catch2/catch.hpp>
 

@@ -9,9 +9,9 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "storage/peft.h"
-#include "storage/safetensors.h"
-#include "storage/shard_reader.h"
+#include "storage/adapters/peft.h"
+#include "storage/adapters/shard_reader.h"
+#include "storage/tensors/safetensors.h"
 
 namespace lorad::worker {
 namespace {

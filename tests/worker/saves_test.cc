@@ -1,4 +1,4 @@
-#include "worker/saves.h"
+#include "worker/core/saves.h"
 
 #include <catch2/catch.hpp>
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "storage/safetensors.h"
+#include "storage/tensors/safetensors.h"
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"
 

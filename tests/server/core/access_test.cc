@@ -1,4 +1,4 @@
-#include "server/access.h"
+#include "server/store/access.h"
 
 #include <stdlib.h>
 #include <sys/resource.h>

@@ -1,9 +1,9 @@
 // The catalog by itself: names, uploads, and what it says of its own state.
-#include "server/core/catalog.h"
+#include "server/core/catalog/catalog.h"
 
 #include <catch2/catch.hpp>
 
-#include "server/core/store_kinds.h"
+#include "server/core/events/store_kinds.h"
 
 namespace lorad::server {
 namespace {

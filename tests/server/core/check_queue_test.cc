@@ -1,4 +1,4 @@
-#include "server/check_queue.h"
+#include "server/driver/check_queue.h"
 
 #include <catch2/catch.hpp>
 

@@ -2,9 +2,9 @@
 // (cluster_test.cc tells of the whole core.)
 #include <catch2/catch.hpp>
 
-#include "server/core/cluster.h"
-#include "server/core/model_shape.h"
-#include "server/core/store_kinds.h"
+#include "server/core/catalog/model_shape.h"
+#include "server/core/cluster/cluster.h"
+#include "server/core/events/store_kinds.h"
 #include "server/validation/limits.h"
 
 namespace lorad::server {

@@ -1,5 +1,5 @@
 // The driver over a real store and a real disk; rows and workers are made up.
-#include "server/driver.h"
+#include "server/driver/driver.h"
 
 #include <stdlib.h>
 
@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "server/core/store_kinds.h"
-#include "storage/files.h"
+#include "server/core/events/store_kinds.h"
+#include "storage/files/files.h"
 
 namespace lorad::server {
 namespace {

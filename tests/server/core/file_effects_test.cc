@@ -1,4 +1,4 @@
-#include "server/file_effects.h"
+#include "server/store/file_effects.h"
 
 #include <stdlib.h>
 
@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "storage/checkpoint.h"
-#include "storage/model_description.h"
-#include "storage/peft.h"
+#include "storage/adapters/checkpoint.h"
+#include "storage/adapters/peft.h"
+#include "storage/models/model_description.h"
 #include "tests/storage/published_configs.h"
 #include "tests/storage/safetensors_bytes.h"
 

@@ -1,9 +1,9 @@
 // Groups by themselves: epochs, members and plans, and what the table says of its own state.
-#include "server/core/group_table.h"
+#include "server/core/cluster/group_table.h"
 
 #include <catch2/catch.hpp>
 
-#include "server/core/store_kinds.h"
+#include "server/core/events/store_kinds.h"
 
 namespace lorad::server {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/core/job_states.h"
+#include "server/core/jobs/job_states.h"
 
 #include <catch2/catch.hpp>
 #include <map>

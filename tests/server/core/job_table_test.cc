@@ -1,10 +1,10 @@
 // The jobs by themselves: their states, the queue, what is told and what is put away.
-#include "server/core/job_table.h"
+#include "server/core/jobs/job_table.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
 
-#include "server/core/store_kinds.h"
+#include "server/core/events/store_kinds.h"
 
 namespace lorad::server {
 namespace {

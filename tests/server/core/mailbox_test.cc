@@ -1,4 +1,4 @@
-#include "server/mailbox.h"
+#include "server/driver/mailbox.h"
 
 #include <catch2/catch.hpp>
 

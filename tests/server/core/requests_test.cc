@@ -1,7 +1,7 @@
 // Requests: idempotency, lists, names in use, revisions.
 #include <set>
 
-#include "server/core/store_kinds.h"
+#include "server/core/events/store_kinds.h"
 #include "tests/server/core/scenario.h"
 
 namespace lorad::server {

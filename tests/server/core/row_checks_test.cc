@@ -1,5 +1,5 @@
 // Row checks by themselves: who waits, what is ordered, and when a check ends early.
-#include "server/core/row_checks.h"
+#include "server/core/catalog/row_checks.h"
 
 #include <catch2/catch.hpp>
 

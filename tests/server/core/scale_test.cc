@@ -2,12 +2,12 @@
 #include <malloc.h>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/store_kinds.h"
-#include "server/startup.h"
+#include "server/core/events/store_kinds.h"
+#include "server/store/startup.h"
 #include "tests/bench/finished_jobs.h"
 #include "tests/bench/one_worker.h"
 #include "tests/server/core/scenario.h"
-#include "tests/sim/memory_store.h"
+#include "tests/sim/disk/memory_store.h"
 
 namespace lorad::server {
 namespace {

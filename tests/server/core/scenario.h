@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "server/core/job_states.h"
-#include "tests/sim/world.h"
+#include "server/core/jobs/job_states.h"
+#include "tests/sim/world/world.h"
 
 namespace lorad::server {
 

@@ -1,5 +1,5 @@
 // What becomes of files that no record names when the daemon starts.
-#include "server/startup.h"
+#include "server/store/startup.h"
 
 #include <stdlib.h>
 
@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "server/leftovers.h"
-#include "storage/files.h"
+#include "server/store/leftovers.h"
+#include "storage/files/files.h"
 
 namespace lorad::server {
 namespace {

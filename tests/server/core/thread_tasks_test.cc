@@ -1,4 +1,4 @@
-#include "server/thread_tasks.h"
+#include "server/driver/thread_tasks.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

@@ -1,7 +1,7 @@
 // Workers that are silent, hang or have a namesake, and a coordinator that stood still, as stories.
 #include <algorithm>
 
-#include "server/core/patience.h"
+#include "server/core/cluster/patience.h"
 #include "tests/server/core/scenario.h"
 
 namespace lorad::server {

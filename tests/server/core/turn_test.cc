@@ -1,5 +1,5 @@
 // A turn: time, numbers, and the order of what it hands out.
-#include "server/core/turn.h"
+#include "server/core/events/turn.h"
 
 #include <catch2/catch.hpp>
 

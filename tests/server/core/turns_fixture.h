@@ -9,10 +9,10 @@
 #include <fstream>
 #include <map>
 
-#include "server/startup.h"
-#include "server/turns.h"
-#include "storage/files.h"
-#include "tests/sim/memory_store.h"
+#include "server/driver/turns.h"
+#include "server/store/startup.h"
+#include "storage/files/files.h"
+#include "tests/sim/disk/memory_store.h"
 
 namespace lorad::server {
 

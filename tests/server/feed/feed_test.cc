@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "server/feed/row_order.h"
-#include "storage/model_directory.h"
-#include "storage/sha256.h"
+#include "storage/files/sha256.h"
+#include "storage/models/model_directory.h"
 #include "tests/server/feed/house.h"
 
 namespace lorad::server::feed {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/files.h"
+#include "storage/files/files.h"
 #include "tests/storage/published_configs.h"
 #include "tests/storage/temp_directory.h"
 

@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "storage/model_directory.h"
+#include "storage/models/model_directory.h"
 #include "tests/server/feed/house.h"
 
 namespace lorad::server::feed {

@@ -18,7 +18,7 @@
 #include "lorad/worker/v1/worker.grpc.pb.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
-#include "storage/sha256.h"
+#include "storage/files/sha256.h"
 #include "tests/server/services/api_fixture.h"
 
 namespace lorad::server {

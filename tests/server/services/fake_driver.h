@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "server/driver.h"
-#include "storage/files.h"
+#include "server/driver/driver.h"
+#include "storage/files/files.h"
 
 namespace lorad::server {
 

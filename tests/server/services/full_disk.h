@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/files.h"
+#include "storage/files/files.h"
 
 namespace lorad::server {
 

@@ -5,8 +5,8 @@
 #include "lorad/v1/jobs.grpc.pb.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
-#include "storage/peft.h"
-#include "storage/safetensors.h"
+#include "storage/adapters/peft.h"
+#include "storage/tensors/safetensors.h"
 #include "tests/server/services/api_fixture.h"
 
 namespace lorad::server {

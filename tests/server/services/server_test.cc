@@ -11,9 +11,9 @@
 #include "server/errors/errors.h"
 #include "server/services/api_server.h"
 #include "server/validation/limits.h"
-#include "storage/peft.h"
-#include "storage/safetensors.h"
-#include "storage/sha256.h"
+#include "storage/adapters/peft.h"
+#include "storage/files/sha256.h"
+#include "storage/tensors/safetensors.h"
 #include "tests/server/services/api_fixture.h"
 
 namespace lorad::server {

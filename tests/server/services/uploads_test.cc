@@ -8,9 +8,9 @@
 #include "lorad/v1/models.grpc.pb.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
-#include "storage/peft.h"
-#include "storage/safetensors.h"
-#include "storage/sha256.h"
+#include "storage/adapters/peft.h"
+#include "storage/files/sha256.h"
+#include "storage/tensors/safetensors.h"
 #include "tests/server/services/api_fixture.h"
 #include "tests/server/services/full_disk.h"
 

@@ -1,5 +1,5 @@
 // Which workers `lorad serve` starts, with programs in a lorad-worker's place that name devices.
-#include "server/worker_commands.h"
+#include "server/supervisor/worker_commands.h"
 
 #include <catch2/catch.hpp>
 #include <filesystem>

@@ -12,7 +12,7 @@
 #include <random>
 #include <string>
 
-#include "storage/directory_lock.h"
+#include "storage/files/directory_lock.h"
 
 namespace lorad::storage {
 namespace {

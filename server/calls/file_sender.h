@@ -1,0 +1,94 @@
+// A file is sent to a client, piece by piece as it reads them.
+#pragma once
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "server/calls/backend.h"
+#include "server/calls/strand.h"
+#include "server/errors/grpc_status.h"
+
+namespace lorad::server {
+
+// Called on a thread for files, one call after the other.
+template <class Message>
+class Source {
+ public:
+  virtual ~Source() = default;
+  // The next message; false: there is none any more.
+  virtual absl::StatusOr<bool> Next(Message* message) = 0;
+};
+
+// Belongs to itself. To a worker it takes no place from clients' downloads, and no thread of
+// theirs.
+template <class Message>
+class FileSender final : public grpc::ServerWriteReactor<Message> {
+ public:
+  using Who = Connections::Who;
+
+  FileSender(Backend& backend, grpc::CallbackServerContext* context, Who who,
+             std::unique_ptr<Source<Message>> source)
+      : here_(backend.calls),
+        backend_(backend),
+        strand_(who == Who::kWorker ? backend.fetches : backend.files),
+        timer_(backend.patience, [context] { context->TryCancel(); }),
+        source_(std::move(source)) {
+    if (absl::Status status = Enter(context->peer(), who); !status.ok()) {
+      End(status);
+      return;
+    }
+    strand_.Post([this] { Send(); });
+  }
+
+  void OnWriteDone(bool ok) override {
+    timer_.Stop();
+    strand_.Post([this, ok] {
+      if (ok) return Send();
+      End(absl::CancelledError("the client left, or did not read"));
+    });
+  }
+  void OnDone() override {
+    timer_.Close();
+    strand_.Post([this] { delete this; });
+  }
+
+ private:
+  absl::Status Enter(const std::string& peer, Who who) {
+    absl::StatusOr<Connections::Visit> visit = backend_.connections.Enter(peer, who);
+    if (!visit.ok()) return visit.status();
+    visit_.emplace(*std::move(visit));
+    if (who == Who::kWorker) return absl::OkStatus();
+    absl::StatusOr<Gate::Pass> pass = backend_.downloads.Enter();
+    if (!pass.ok()) return pass.status();
+    pass_.emplace(*std::move(pass));
+    return absl::OkStatus();
+  }
+
+  void Send() {
+    message_.Clear();
+    const absl::StatusOr<bool> more = source_->Next(&message_);
+    if (!more.ok()) return End(more.status());
+    if (!*more) return End(absl::OkStatus());
+    timer_.Start(backend_.waits.idle);
+    this->StartWrite(&message_);
+  }
+
+  void End(const absl::Status& status) { this->Finish(ToGrpc(status)); }
+
+  const Attendance::Token here_;
+  Backend& backend_;
+  Strand strand_;
+  std::optional<Connections::Visit> visit_;
+  std::optional<Gate::Pass> pass_;
+  Patience::Timer timer_;
+  // The strand alone:
+  const std::unique_ptr<Source<Message>> source_;
+  Message message_;
+};
+
+}  // namespace lorad::server

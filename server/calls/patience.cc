@@ -1,0 +1,90 @@
+#include "server/calls/patience.h"
+
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+
+namespace lorad::server {
+namespace {
+
+constexpr int64_t kStopped = std::numeric_limits<int64_t>::max();
+constexpr int64_t kDue = -1;
+
+}  // namespace
+
+// Shared with the thread that looks: either may be the last.
+struct Patience::Entry {
+  std::atomic<int64_t> at_us{kStopped};
+  std::mutex mutex;
+  std::function<void()> on_due ABSL_GUARDED_BY(mutex);  // null once the timer is gone
+};
+
+Patience::Patience(absl::Duration tick) : tick_(tick), thread_([this] { Run(); }) {}
+
+Patience::~Patience() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+int64_t Patience::NowUs() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void Patience::Run() {
+  std::unique_lock lock(mutex_);
+  while (!wake_.wait_for(lock, absl::ToChronoMicroseconds(tick_),
+                         [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_; })) {
+    const int64_t now_us = NowUs();
+    std::vector<std::shared_ptr<Entry>> due;
+    for (const std::shared_ptr<Entry>& entry : entries_) {
+      int64_t at_us = entry->at_us.load();
+      if (at_us == kDue || at_us > now_us) continue;
+      if (entry->at_us.compare_exchange_strong(at_us, kDue)) due.push_back(entry);
+    }
+    lock.unlock();
+    for (const std::shared_ptr<Entry>& entry : due) {
+      std::lock_guard held(entry->mutex);
+      if (entry->on_due) entry->on_due();
+    }
+    due.clear();
+    lock.lock();
+  }
+}
+
+Patience::Timer::Timer(Patience& patience, std::function<void()> on_due)
+    : patience_(patience), entry_(std::make_shared<Entry>()) {
+  entry_->on_due = std::move(on_due);
+  std::lock_guard lock(patience_.mutex_);
+  patience_.entries_.insert(entry_);
+}
+
+Patience::Timer::~Timer() {
+  {
+    std::lock_guard lock(patience_.mutex_);
+    patience_.entries_.erase(entry_);
+  }
+  Close();
+}
+
+void Patience::Timer::Close() {
+  std::lock_guard held(entry_->mutex);
+  entry_->on_due = nullptr;
+}
+
+void Patience::Timer::Start(absl::Duration wait) {
+  entry_->at_us = NowUs() + absl::ToInt64Microseconds(wait);
+}
+
+void Patience::Timer::Stop() { entry_->at_us = kStopped; }
+
+bool Patience::Timer::due() const { return entry_->at_us.load() == kDue; }
+
+}  // namespace lorad::server

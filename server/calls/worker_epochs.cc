@@ -1,0 +1,63 @@
+#include "server/calls/worker_epochs.h"
+
+#include "absl/strings/str_cat.h"
+#include "server/errors/errors.h"
+
+namespace lorad::server {
+namespace {
+
+namespace wire = worker::v1;
+
+absl::Status NotAsked(int64_t epoch, const std::string& what) {
+  return PreconditionFailed(
+      "NOT_A_WORKERS_GROUP", absl::StrCat("epoch ", epoch),
+      absl::StrCat("no worker that is connected was told to ", what, " under epoch ", epoch));
+}
+
+}  // namespace
+
+void WorkerEpochs::Ordered(const void* stream, const wire::CoordinatorMessage& order) {
+  std::lock_guard lock(mutex_);
+  if (order.has_form_group()) {
+    groups_[order.form_group().epoch()].stream = stream;
+  } else if (order.has_dissolve_group()) {
+    groups_.erase(order.dissolve_group().epoch());
+  } else if (order.has_window()) {
+    const auto group = groups_.find(order.window().epoch());
+    if (group == groups_.end()) return;
+    for (const wire::Operation& operation : order.window().operations()) {
+      if (operation.kind() == wire::Operation::LOAD_SLOT) {
+        group->second.contents[operation.job()] = operation.content();
+      } else if (operation.kind() == wire::Operation::FREE_SLOT) {
+        group->second.contents.erase(operation.job());
+      }
+    }
+  }
+}
+
+void WorkerEpochs::Disconnected(const void* stream) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(groups_, [&](const auto& entry) { return entry.second.stream == stream; });
+}
+
+absl::Status WorkerEpochs::CheckUpload(const wire::UploadShardRequest::Header& header) const {
+  std::lock_guard lock(mutex_);
+  return groups_.contains(header.epoch())
+             ? absl::OkStatus()
+             : NotAsked(header.epoch(), absl::StrCat("save '", Quotable(header.job(), 100), "'"));
+}
+
+absl::Status WorkerEpochs::CheckFetch(const wire::FetchSlotContentRequest& request) const {
+  std::lock_guard lock(mutex_);
+  const auto group = groups_.find(request.epoch());
+  if (group != groups_.end()) {
+    const auto content = group->second.contents.find(request.job());
+    if (content != group->second.contents.end() && content->second == request.content()) {
+      return absl::OkStatus();
+    }
+  }
+  return NotAsked(request.epoch(), absl::StrCat("load '", Quotable(request.job(), 100), "' from '",
+                                                Quotable(request.content(), 100), "'"));
+}
+
+}  // namespace lorad::server

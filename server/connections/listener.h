@@ -1,0 +1,41 @@
+// The daemon's door: accepts connections, asks the kernel who comes, and hands on whom the register
+// admits.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "server/connections/connections.h"
+#include "server/connections/listen.h"
+
+namespace lorad::server {
+
+class Listener {
+ public:
+  // Listens on `address` (port 0: a free one is chosen and filled in); nobody is accepted yet.
+  // UNAVAILABLE (PORT_IN_USE, CANNOT_LISTEN, PEER_CHECK_UNAVAILABLE).
+  static absl::StatusOr<std::unique_ptr<Listener>> Open(ListenAddress* address,
+                                                        Connections& connections);
+  ~Listener();
+
+  // `on_connection` takes the descriptor over; called on the listener's thread.
+  void Start(std::function<void(int fd)> on_connection);
+  // Accepts nobody from here on. Returns when the thread has ended.
+  void Stop();
+
+ private:
+  Listener(int socket, int wake, PeerFinder finder, Connections& connections);
+  void Run();
+  void Receive(int fd);
+
+  const int socket_;
+  const int wake_;  // an eventfd
+  PeerFinder finder_;
+  Connections& connections_;
+  std::function<void(int fd)> on_connection_;
+  std::thread thread_;
+};
+
+}  // namespace lorad::server

@@ -1,0 +1,73 @@
+#include "server/core/catalog/answers.h"
+
+#include "absl/strings/str_cat.h"
+#include "server/core/events/store_kinds.h"
+#include "server/errors/errors.h"
+
+namespace lorad::server {
+namespace {
+
+constexpr int64_t kDayUs = int64_t{24} * 3600 * 1'000'000;
+
+std::string RequestKey(const std::string& kind, const std::string& id) { return kind + "/" + id; }
+
+template <class Resource>
+absl::StatusOr<ReplyValue> ParseAs(const std::string& bytes) {
+  Resource resource;
+  if (!resource.ParseFromString(bytes)) {
+    return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
+                 "the answer that was stored for this request_id cannot be read");
+  }
+  return ReplyValue(std::move(resource));
+}
+
+absl::StatusOr<ReplyValue> ParseResource(std::string_view kind, const std::string& bytes) {
+  if (kind == kJobKind) return ParseAs<v1::Job>(bytes);
+  if (kind == kModelKind) return ParseAs<v1::Model>(bytes);
+  if (kind == kDatasetKind) return ParseAs<v1::Dataset>(bytes);
+  return ParseAs<v1::Adapter>(bytes);
+}
+
+}  // namespace
+
+Answers::Answers(const CoreOptions& options, Turn& turn)
+    : turn_(turn),
+      ids_({options.request_ids_days * kDayUs, options.request_ids_max,
+            options.request_answers_max}) {}
+
+bool Answers::AnsweredBefore(uint64_t request, const char* kind, const RequestId& id, Find find) {
+  if (id.id.empty()) return false;
+  const RequestIds::Kept* kept = ids_.Find(RequestKey(kind, id.id));
+  if (!kept) return false;
+  if (!kept->IsOf(id.content)) {
+    turn_.Fail(request, RequestIdReused(id.id));
+    return true;
+  }
+  // A job has gone on meanwhile. Nothing else changes, but another may have taken its name.
+  const bool changes = kind == std::string_view(kJobKind);
+  absl::StatusOr<ReplyValue> value = absl::NotFoundError("");
+  if (changes || kept->answer.empty()) value = find(kept->name);
+  if (!value.ok() && !kept->answer.empty()) value = ParseResource(kind, kept->answer);
+  value.ok() ? turn_.Answer(request, *std::move(value)) : turn_.Fail(request, value.status());
+  return true;
+}
+
+void Answers::Keep(const char* kind, const RequestId& id, const std::string& name,
+                   const google::protobuf::Message& made) {
+  const std::string key = RequestKey(kind, id.id);
+  // Of two uploads under one id, the one that was there first counts.
+  if (id.id.empty() || ids_.Find(key)) return;
+  for (const auto& [changed, record] :
+       ids_.Keep(key, id.content, name, made.SerializeAsString(), turn_.SteadyWallUs())) {
+    turn_.Put(storage::PutRecord(kRequestKind, changed, record.SerializeAsString()));
+  }
+  Prune();
+}
+
+void Answers::Prune() {
+  for (const std::string& key : ids_.Prune(turn_.SteadyWallUs())) {
+    turn_.Put(storage::DeleteRecord(kRequestKind, key));
+  }
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,81 @@
+#include "server/core/catalog/model_shape.h"
+
+#include <variant>
+
+namespace lorad::server {
+namespace {
+
+planner::ModelShape::Group GroupOf(const storage::LinearGroup& group) {
+  planner::ModelShape::Group shape;
+  shape.in_features = group.in_features;
+  for (const storage::LinearPart& part : group.parts) {
+    shape.parts.push_back({part.target, part.out_features, !part.bias.empty()});
+  }
+  return shape;
+}
+
+}  // namespace
+
+planner::ModelShape ShapeOf(const storage::ModelDescription& description) {
+  planner::ModelShape shape;
+  shape.layers = description.layers;
+  shape.hidden = description.hidden;
+  shape.vocabulary = description.vocabulary;
+  shape.tied_head = description.tied_head;
+  for (const storage::Block& block : description.blocks) {
+    if (block.layer != 0) break;  // all layers are alike
+    if (const auto* attention = std::get_if<storage::AttentionSpec>(&block.mixer)) {
+      shape.heads = attention->heads;
+      shape.kv_heads = attention->kv_heads;
+      shape.head_size = attention->head_size;
+    } else if (const auto* mlp = std::get_if<storage::GatedMlpSpec>(&block.mixer)) {
+      shape.ffn = mlp->ffn;
+    }
+    shape.groups.push_back(GroupOf(block.in));
+    shape.groups.push_back(GroupOf(block.out));
+  }
+  return shape;
+}
+
+planner::AdapterShape ShapeOfAdapter(const v1::AdapterConfig& adapter) {
+  return {adapter.rank(), {adapter.target_modules().begin(), adapter.target_modules().end()}};
+}
+
+planner::WorkModel WorkOf(const planner::ModelShape& shape, const planner::DeviceShape& device) {
+  double layer_parameters = 0;
+  for (const planner::ModelShape::Group& group : shape.groups) {
+    for (const planner::ModelShape::Part& part : group.parts) {
+      layer_parameters += static_cast<double>(group.in_features) * part.out_features;
+    }
+  }
+  planner::WorkModel work;
+  const double layers = static_cast<double>(shape.layers);
+  work.flops_per_token =
+      2 * (layers * layer_parameters + static_cast<double>(shape.hidden) * shape.vocabulary);
+  work.flops_per_squared = 2 * layers * shape.heads * shape.head_size;
+  work.flops_per_second = device.kind == planner::DeviceKind::kCuda
+                              ? planner::kAssumedFlopsPerGpu
+                              : planner::kAssumedFlopsPerThread * device.threads;
+  return work;
+}
+
+planner::DeviceShape DeviceOf(const worker::v1::Hello& hello) {
+  return {.kind = hello.device() == "cpu" ? planner::DeviceKind::kCpu : planner::DeviceKind::kCuda,
+          .threads = std::max(hello.threads(), 1),
+          .multiprocessors = hello.multiprocessors(),
+          .value_bytes = hello.value_bytes() > 0 ? hello.value_bytes() : 4};
+}
+
+v1::Recomputation ToProto(planner::Recomputation recomputation) {
+  switch (recomputation) {
+    case planner::Recomputation::kNothing:
+      return v1::RECOMPUTE_NOTHING;
+    case planner::Recomputation::kProducts:
+      return v1::RECOMPUTE_PRODUCTS;
+    case planner::Recomputation::kBlocks:
+      return v1::RECOMPUTE_BLOCKS;
+  }
+  return v1::RECOMPUTATION_UNSPECIFIED;
+}
+
+}  // namespace lorad::server

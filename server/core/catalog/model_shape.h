@@ -1,0 +1,26 @@
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "lorad/v1/cluster.pb.h"
+#include "lorad/v1/jobs.pb.h"
+#include "lorad/worker/v1/worker.pb.h"
+#include "planner/cost/memory.h"
+#include "planner/cost/time.h"
+#include "storage/models/model_description.h"
+
+namespace lorad::server {
+
+// What planning needs to know of a base model.
+planner::ModelShape ShapeOf(const storage::ModelDescription& description);
+
+planner::AdapterShape ShapeOfAdapter(const v1::AdapterConfig& adapter);
+
+// Its arithmetic, for a guess at time before anything was measured on such a device.
+planner::WorkModel WorkOf(const planner::ModelShape& shape, const planner::DeviceShape& device);
+
+// What a worker trains on, by what it said of itself.
+planner::DeviceShape DeviceOf(const worker::v1::Hello& hello);
+
+v1::Recomputation ToProto(planner::Recomputation recomputation);
+
+}  // namespace lorad::server

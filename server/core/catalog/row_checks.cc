@@ -1,0 +1,283 @@
+#include "server/core/catalog/row_checks.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/catalog/stored.h"
+#include "server/core/events/store_kinds.h"
+#include "server/errors/errors.h"
+
+namespace lorad::server {
+namespace {
+
+int64_t StepsOfEpoch(const v1::Job& job, int64_t rows) {
+  const int64_t batch = job.training().batch_size();
+  return (rows + batch - 1) / batch;
+}
+
+int64_t TotalSteps(const v1::Job& job, int64_t rows) {
+  if (job.training().max_steps() > 0) return job.training().max_steps();
+  return StepsOfEpoch(job, rows) * job.training().epochs();
+}
+
+// Exact where epochs decide; where max_steps cuts an epoch short, its rows count as average ones.
+int64_t TotalTokens(const v1::Job& job, const records::RowsSummary& rows) {
+  const int64_t steps = TotalSteps(job, rows.rows());
+  const int64_t of_epoch = StepsOfEpoch(job, rows.rows());
+  const int64_t rest = steps % of_epoch * job.training().batch_size();
+  return steps / of_epoch * rows.tokens() +
+         static_cast<int64_t>(std::llround(static_cast<double>(rows.tokens()) * rest /
+                                           std::max<int64_t>(rows.rows(), 1)));
+}
+
+}  // namespace
+
+absl::Status RowChecks::Load(const std::vector<std::pair<std::string, std::string>>& stored) {
+  for (const auto& entry : stored) {
+    absl::Status status = ParseStored(kRowsKind, entry, &rows_[entry.first]);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// ---- what is known ----
+
+RowSource RowChecks::SourceOf(const v1::Job& job, const std::string& dataset) const {
+  const records::DatasetRecord& record = catalog_.Dataset(dataset);
+  RowSource source;
+  source.dataset = dataset;
+  source.dataset_path = record.path();
+  source.dataset_sha256 = record.dataset().sha256();
+  const v1::Model& model = catalog_.Model(job.base_model()).record.model();
+  source.model_path = model.path();
+  source.model_fingerprint = model.fingerprint();
+  source.max_length = job.training().max_length();
+  source.refuse_overflow = job.training().overflow() == v1::TrainingConfig::ERROR;
+  source.rows = record.dataset().rows();
+  source.bytes = record.dataset().size_bytes();
+  return source;
+}
+
+std::string RowChecks::KeyOf(const v1::Job& job, const std::string& dataset) const {
+  return absl::StrCat(catalog_.Dataset(dataset).dataset().sha256(), "/",
+                      catalog_.Model(job.base_model()).record.model().fingerprint(), "/",
+                      job.training().max_length(), "/",
+                      job.training().overflow() == v1::TrainingConfig::ERROR ? "refuse" : "cut");
+}
+
+std::vector<std::string> RowChecks::KeysOf(const v1::Job& job) const {
+  std::vector<std::string> keys;
+  for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
+    if (!dataset->empty()) keys.push_back(KeyOf(job, *dataset));
+  }
+  return keys;
+}
+
+bool RowChecks::Concerns(const v1::Job& job, const std::string& key) const {
+  if (!catalog_.HasModel(job.base_model())) return false;
+  for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
+    if (catalog_.HasDataset(*dataset) && KeyOf(job, *dataset) == key) return true;
+  }
+  return false;
+}
+
+const records::RowsSummary* RowChecks::Find(const std::string& key) const {
+  const auto found = rows_.find(key);
+  return found == rows_.end() ? nullptr : &found->second;
+}
+
+bool RowChecks::IsUnderWay(const v1::Job& job) const {
+  return std::ranges::any_of(KeysOf(job),
+                             [&](const std::string& key) { return checks_.contains(key); });
+}
+
+absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) const {
+  v1::Job& job = *record.mutable_job();
+  error->set_category(v1::JobError::USER);
+  int64_t longest = 0;
+  int64_t truncated = 0;
+  const std::pair<const char*, const std::string*> datasets[] = {
+      {"training_dataset", &job.training_dataset()},
+      {"validation_dataset", &job.validation_dataset()}};
+  for (const auto& [field, dataset] : datasets) {
+    if (dataset->empty()) continue;
+    const records::RowsSummary& rows = *Find(KeyOf(job, *dataset));
+    if (rows.error_count() > 0) {
+      error->set_reason("INVALID_ROWS");
+      error->set_field(field);
+      error->set_line(rows.error_line());
+      error->set_message(absl::StrCat("dataset '", *dataset, "' has ", rows.error_count(),
+                                      " bad row", rows.error_count() > 1 ? "s" : "",
+                                      " for this model and length, the first in line ",
+                                      rows.error_line(), ": ", rows.error_reason(),
+                                      "; 'lora dataset validate' lists them all"));
+      return Error(absl::StatusCode::kInvalidArgument, error->reason(), error->message(),
+                   {{"field", field}, {"line", absl::StrCat(rows.error_line())}});
+    }
+    longest = std::max<int64_t>(longest, rows.longest_tokens());
+    truncated += rows.truncated_rows();
+  }
+  const records::RowsSummary& rows = *Find(KeyOf(job, job.training_dataset()));
+  if (!job.validation_dataset().empty()) {
+    record.set_validation_rows(Find(KeyOf(job, job.validation_dataset()))->rows());
+  }
+  record.set_training_rows(rows.rows());
+  record.set_training_row_tokens(rows.tokens());
+  record.set_longest_tokens(longest);
+  job.set_truncated_rows(truncated);
+  job.set_total_steps(TotalSteps(job, rows.rows()));
+  job.set_total_tokens(TotalTokens(job, rows));
+  return absl::OkStatus();
+}
+
+// ---- checks ----
+
+// A job that is not stored yet, or never will be, has no name.
+void RowChecks::Check(const std::string& key, const v1::Job& job, const std::string& dataset) {
+  const auto [check, is_new] = checks_.try_emplace(key);
+  if (!job.name().empty()) check->second.insert(job.name());
+  if (is_new) turn_.Do(CheckRows{key, SourceOf(job, dataset)});
+}
+
+bool RowChecks::Ensure(const v1::Job& job) {
+  bool all = true;
+  for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
+    if (dataset->empty()) continue;
+    const std::string key = KeyOf(job, *dataset);
+    if (Find(key)) continue;
+    all = false;
+    Check(key, job, *dataset);
+  }
+  return all;
+}
+
+void RowChecks::CheckAgain(const v1::Job& job) {
+  for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
+    if (!dataset->empty()) Check(KeyOf(job, *dataset), job, *dataset);
+  }
+}
+
+std::set<std::string> RowChecks::End(const RowsChecked& checked) {
+  auto check = checks_.extract(checked.key);
+  assert(!check.empty());
+  if (checked.summary.ok()) {
+    rows_[checked.key] = *checked.summary;
+    turn_.Put(storage::PutRecord(kRowsKind, checked.key, checked.summary->SerializeAsString()));
+  }
+  return std::move(check.mapped());
+}
+
+void RowChecks::Leave(const v1::Job& job) {
+  if (checks_.empty()) return;
+  for (const std::string& key : KeysOf(job)) {
+    const auto check = checks_.find(key);
+    if (check == checks_.end() || check->second.erase(job.name()) == 0) continue;
+    CancelUnwaited(key);
+  }
+}
+
+void RowChecks::CancelUnwaited(const std::string& key) {
+  const auto waits = [&](const auto& waiting) {
+    return std::ranges::any_of(waiting,
+                               [&](const auto& entry) { return Concerns(entry.second.job, key); });
+  };
+  if (!checks_.at(key).empty() || waits(waiting_.validations) || waits(waiting_.estimates)) return;
+  turn_.Do(CancelRows{key});
+}
+
+void RowChecks::Prune(const std::vector<const v1::Job*>& jobs) {
+  std::set<std::string> needed;
+  const auto need = [&](const v1::Job& job) {
+    if (!catalog_.HasModel(job.base_model())) return;
+    for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
+      if (catalog_.HasDataset(*dataset)) needed.insert(KeyOf(job, *dataset));
+    }
+  };
+  for (const v1::Job* job : jobs) need(*job);
+  for (const auto& [request, content] : waiting_.validations) need(content.job);
+  for (const auto& [request, content] : waiting_.estimates) need(content.job);
+  std::erase_if(rows_, [&](const auto& entry) {
+    if (needed.contains(entry.first)) return false;
+    turn_.Put(storage::DeleteRecord(kRowsKind, entry.first));
+    return true;
+  });
+}
+
+void RowChecks::Forget(const std::string& dataset_sha256) {
+  const std::string prefix = dataset_sha256 + "/";
+  for (auto rows = rows_.lower_bound(prefix);
+       rows != rows_.end() && rows->first.starts_with(prefix);) {
+    turn_.Put(storage::DeleteRecord(kRowsKind, rows->first));
+    rows = rows_.erase(rows);
+  }
+}
+
+// ---- requests ----
+
+void RowChecks::Hold(uint64_t request, const EstimateJob& content) {
+  held_.push_back({request, content, turn_.now_us() + content.wait_us});
+  turn_.Do(SetTimer{kEstimateEnds, held_.back().until_us});
+}
+
+std::vector<RowChecks::HeldEstimate> RowChecks::TakeHeld(bool known) {
+  std::vector<HeldEstimate> taken, held;
+  for (HeldEstimate& estimate : held_) {
+    const bool stays = !known && estimate.until_us > turn_.now_us();
+    (stays ? held : taken).push_back(std::move(estimate));
+  }
+  held_ = std::move(held);
+  return taken;
+}
+
+void RowChecks::On(uint64_t request, const GiveUpRequest& content) {
+  std::vector<v1::Job> left;
+  const auto leave = [&](auto& waiting) {
+    std::erase_if(waiting, [&](const auto& entry) {
+      if (entry.first != content.request) return false;
+      left.push_back(entry.second.job);
+      return true;
+    });
+  };
+  leave(waiting_.validations);
+  leave(waiting_.estimates);
+  std::erase_if(held_, [&](const HeldEstimate& held) {
+    if (held.request != content.request) return false;
+    left.push_back(held.content.job);
+    return true;
+  });
+  if (!left.empty()) turn_.Fail(content.request, absl::CancelledError("the caller has left"));
+  for (const auto& [key, jobs] : checks_) {
+    const bool concerned =
+        std::ranges::any_of(left, [&](const v1::Job& job) { return Concerns(job, key); });
+    if (concerned) CancelUnwaited(key);
+  }
+  turn_.Answer(request, std::monostate());
+}
+
+// ---- invariants ----
+
+std::set<std::string> RowChecks::WaitingJobs() const {
+  std::set<std::string> names;
+  for (const auto& [key, jobs] : checks_) names.insert(jobs.begin(), jobs.end());
+  return names;
+}
+
+absl::Status RowChecks::CheckInvariants() const {
+  std::multiset<uint64_t> requests;
+  for (const auto& [request, content] : waiting_.validations) requests.insert(request);
+  for (const auto& [request, content] : waiting_.estimates) requests.insert(request);
+  if (!requests.empty() && checks_.empty()) {
+    return absl::InternalError("row checks: requests wait, and no check is under way");
+  }
+  for (const HeldEstimate& held : held_) requests.insert(held.request);
+  for (const uint64_t request : requests) {
+    if (requests.count(request) > 1) {
+      return absl::InternalError(absl::StrCat("row checks: request ", request, " waits twice"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,226 @@
+#include "server/core/cluster/cluster.h"
+
+#include <algorithm>
+#include <cassert>
+#include <limits>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/catalog/model_shape.h"
+#include "server/core/catalog/stored.h"
+#include "server/core/events/store_kinds.h"
+#include "server/validation/limits.h"
+
+namespace lorad::server {
+namespace {
+
+// A worker that has missed so many may be dead: another one may take its name.
+constexpr int64_t kHeartbeatsMissed = 5;
+constexpr int64_t kForgetUs = 24LL * 3600 * 1'000'000;  // a lost worker
+
+}  // namespace
+
+absl::Status Cluster::Load(const std::vector<std::pair<std::string, std::string>>& stored) {
+  for (const auto& entry : stored) {
+    records::WorkerRecord record;
+    if (auto status = ParseStored(kWorkerKind, entry, &record); !status.ok()) return status;
+    WorkerState& worker = workers_[entry.first];
+    worker.hello = std::move(*record.mutable_hello());
+    worker.connect_wall_us = record.connect_time_us();
+  }
+  return absl::OkStatus();
+}
+
+void Cluster::Start() {
+  for (auto& [name, worker] : workers_) worker.lost_us = turn_.now_us();
+}
+
+// ---- finding ----
+
+std::vector<WorkerState*> Cluster::Connected() {
+  std::vector<WorkerState*> connected;
+  for (auto& [name, worker] : workers_) {
+    if (worker.connection != 0) connected.push_back(&worker);
+  }
+  return connected;
+}
+
+WorkerState* Cluster::Find(const std::string& name) {
+  const auto found = workers_.find(name);
+  return found == workers_.end() ? nullptr : &found->second;
+}
+
+WorkerState* Cluster::FindConnection(uint64_t connection) {
+  if (connection == 0) return nullptr;  // as those have who are lost
+  for (auto& [name, worker] : workers_) {
+    if (worker.connection == connection) return &worker;
+  }
+  return nullptr;
+}
+
+// ---- coming and going ----
+
+bool Cluster::MakeRoom() {
+  if (workers_.size() < static_cast<size_t>(kWorkersMax)) return true;
+  // Those that are connected stand at the end.
+  const auto first = std::ranges::min_element(workers_, {}, [](const auto& entry) {
+    return std::pair(entry.second.connection != 0, entry.second.lost_us);
+  });
+  if (first->second.connection != 0) return false;
+  Erase(first);
+  return true;
+}
+
+void Cluster::ForgetLost() {
+  for (auto entry = workers_.begin(); entry != workers_.end();) {
+    const WorkerState& worker = entry->second;
+    const bool old = worker.connection == 0 && turn_.now_us() - worker.lost_us > kForgetUs;
+    entry = old ? Erase(entry) : std::next(entry);
+  }
+}
+
+std::map<std::string, WorkerState>::iterator Cluster::Erase(
+    std::map<std::string, WorkerState>::iterator entry) {
+  turn_.Put(storage::DeleteRecord(kWorkerKind, entry->first));
+  return workers_.erase(entry);
+}
+
+void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello) {
+  WorkerState& worker = workers_[hello.worker()];
+  assert(worker.connection == 0);
+  worker.connections++;
+  worker.connection = connection;
+  worker.hello = hello;
+  worker.connect_wall_us = turn_.wall_us();
+  worker.heard_us = turn_.now_us();
+  worker.peak_bytes = 0;
+  records::WorkerRecord record;
+  *record.mutable_hello() = hello;
+  record.set_connect_time_us(worker.connect_wall_us);
+  turn_.Put(storage::PutRecord(kWorkerKind, hello.worker(), record.SerializeAsString()));
+  worker::v1::CoordinatorMessage message;
+  worker::v1::Welcome& welcome = *message.mutable_welcome();
+  welcome.set_heartbeat_ms(static_cast<int32_t>(options_.heartbeat_ms));
+  welcome.set_lease_ms(static_cast<int32_t>(options_.lease_ms));
+  welcome.set_adopted(false);  // groups are formed anew, under a new epoch
+  turn_.Do(Send{connection, std::move(message)});
+  turn_.Info(absl::StrCat("worker '", hello.worker(), "' connected: ", hello.device(), ", ",
+                          hello.threads(), " threads, ", hello.memory_bytes(), " bytes"));
+  SetTick();
+  turn_.WantSchedule();
+}
+
+void Cluster::Lose(WorkerState& worker) {
+  worker.connection = 0;
+  worker.lost_us = turn_.now_us();
+  worker.memory_rest = {};
+  worker.memory_was_taken = false;
+  worker.group.clear();
+  turn_.WantSchedule();
+}
+
+bool Cluster::IsAlive(const WorkerState& worker) const {
+  return worker.connection != 0 && turn_.now_us() - worker.heard_us <=
+                                       kHeartbeatsMissed * options_.heartbeat_ms * kMillisecond;
+}
+
+void Cluster::RenewLeases() {
+  for (auto& [name, worker] : workers_) worker.heard_us = turn_.now_us();
+}
+
+int64_t Cluster::TickUs() const {
+  return std::max<int64_t>(options_.lease_ms / 8, 1) * kMillisecond;
+}
+
+void Cluster::SetTick() {
+  if (tick_us_ != 0) return;
+  tick_us_ = turn_.now_us() + TickUs();
+  turn_.Do(SetTimer{kTick, tick_us_});
+}
+
+int64_t Cluster::TakeTick() { return turn_.now_us() - std::exchange(tick_us_, 0); }
+
+// ---- what a job would take ----
+
+int64_t Cluster::TokensOf(const WorkerState& worker) const {
+  // What others have taken of its memory is not known: the less is asked for, the better.
+  if (worker.memory_was_taken && options_.microbatch_tokens == 0) return planner::kMicrobatchTokens;
+  return options_.microbatch_tokens;
+}
+
+LoneGroup Cluster::GroupAlone(const planner::ModelShape& model, const v1::AdapterConfig& adapter,
+                              int64_t longest_tokens) const {
+  planner::QueuedJob job;
+  job.model = model;
+  job.longest_sequence = longest_tokens;
+  job.adapter = ShapeOfAdapter(adapter);
+  const auto left = [](const LoneGroup& alone) { return alone.budget_bytes - alone.total(); };
+  LoneGroup best;
+  for (const auto& [name, worker] : workers_) {
+    LoneGroup alone = GroupAloneOn(&worker, job);
+    if (best.worker == nullptr || left(alone) > left(best)) best = alone;
+  }
+  return best.worker ? best : GroupAloneOn(nullptr, job);
+}
+
+LoneGroup Cluster::GroupAloneOn(const WorkerState* worker, const planner::QueuedJob& job) const {
+  LoneGroup alone;
+  alone.worker = worker;
+  if (worker) {
+    alone.device = DeviceOf(worker->hello);
+    alone.budget_bytes = worker->hello.memory_bytes();
+  }
+  alone.shape = planner::ShapeAlone(
+      job, alone.device, worker ? alone.budget_bytes : std::numeric_limits<int64_t>::max(),
+      worker ? TokensOf(*worker) : options_.microbatch_tokens);
+  alone.group = planner::BytesOfGroup(job.model, alone.shape);
+  alone.slot = planner::BytesOfSlot(job.model, job.adapter, alone.device);
+  return alone;
+}
+
+// ---- times ----
+
+planner::TimeModel& Cluster::TimesOf(const std::string& base_model,
+                                     const planner::ModelShape& shape, const WorkerState* worker) {
+  const worker::v1::Hello hello = worker ? worker->hello : worker::v1::Hello();
+  const std::string device = absl::StrCat(hello.device_name(), "/", hello.threads(), "/",
+                                          hello.multiprocessors(), "/", hello.value_bytes());
+  const auto found = times_.find({base_model, device});
+  if (found != times_.end()) return found->second;
+  const planner::TimePrior prior =
+      planner::PriorOf(WorkOf(shape, worker ? DeviceOf(hello) : planner::DeviceShape{}));
+  return times_.emplace(std::pair(base_model, device), planner::TimeModel(prior)).first->second;
+}
+
+void Cluster::Forget(const std::string& base_model) {
+  std::erase_if(times_, [&](const auto& entry) { return entry.first.first == base_model; });
+  memory_.erase(base_model);
+}
+
+// ---- invariants ----
+
+absl::Status Cluster::CheckInvariants() const {
+  std::set<uint64_t> connections;
+  std::set<std::string> groups;
+  for (const auto& [name, worker] : workers_) {
+    const auto broken = [&](const std::string& what) {
+      return absl::InternalError(absl::StrCat("cluster: worker '", name, "' ", what));
+    };
+    if (worker.hello.worker() != name) return broken("gave another name");
+    if (!worker.group.empty() && !groups.insert(worker.group).second) {
+      return broken("has another's group");
+    }
+    if (worker.connection == 0) {
+      if (!worker.group.empty()) return broken("is lost and has a group");
+      if (worker.memory_was_taken || worker.memory_rest.until_us != 0) {
+        return broken("is lost and rests for its memory");
+      }
+      continue;
+    }
+    if (!connections.insert(worker.connection).second) return broken("has another's connection");
+    if (tick_us_ == 0) return broken("is connected, and nobody looks after its lease");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,130 @@
+// The workers by name, connected or lost; which of them rest; and what was learned of them: how
+// long work takes, and what memory it takes beyond what was counted.
+//
+// Invariants: a worker is found by the name that it gave; a connection is that of one worker; a
+// lost one has no group and no rest for its memory, which another process finds out anew; two have
+// never one group; while any is connected, a tick is due. A worker that has connected has a record
+// in the store until it is forgotten: after a restart jobs are judged by those of before, too.
+//
+// It knows the Turn, and groups as values. That a worker's group is there, and is that worker's, is
+// for Core::State to see to. Threads: the core's one. Errors: of Load, DATA_LOSS (STORE_CORRUPT); what
+// REQUIRES to be there and is not is our own bug. A reference to a WorkerState holds until MakeRoom.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "planner/cost/memory.h"
+#include "planner/cost/memory_fit.h"
+#include "planner/cost/time.h"
+#include "planner/schedule/schedule.h"
+#include "server/core/cluster/group_state.h"
+#include "server/core/cluster/worker_state.h"
+#include "server/core/events/options.h"
+#include "server/core/events/turn.h"
+
+namespace lorad::server {
+
+// A group for a job alone.
+struct LoneGroup {
+  const WorkerState* worker = nullptr;  // null: some CPU
+  planner::DeviceShape device;
+  planner::GroupShape shape;
+  planner::GroupBytes group;
+  planner::SlotBytes slot;
+  int64_t budget_bytes = 0;
+  int64_t total() const { return group.total() + slot.total(); }
+};
+
+class Cluster {
+ public:
+  Cluster(const CoreOptions& options, Turn& turn) : options_(options), turn_(turn) {}
+  // Those of before this start, as records: they are lost until they connect.
+  absl::Status Load(const std::vector<std::pair<std::string, std::string>>& stored);
+  // They count as lost from now. To be called once, when the turn has its first moment.
+  void Start();
+
+  // ---- finding ----
+  const std::map<std::string, WorkerState>& all() const { return workers_; }
+  bool empty() const { return workers_.empty(); }
+  std::vector<WorkerState*> Connected();
+  // Null where there is none.
+  WorkerState* Find(const std::string& name);
+  // Null where it was closed, or is gone.
+  WorkerState* FindConnection(uint64_t connection);
+  // REQUIRES: it is there.
+  WorkerState& At(const std::string& name) { return workers_.at(name); }
+  const WorkerState& At(const std::string& name) const { return workers_.at(name); }
+
+  // ---- coming and going ----
+  // Whether one more may come. Lost workers are remembered for those who look, and for jobs that
+  // fit no other; the one that was lost first makes room.
+  bool MakeRoom();
+  // Those that were lost a day ago, by the time that this process has run.
+  void ForgetLost();
+  // It is welcomed. REQUIRES: none of its name is connected, and there is room.
+  void Connect(uint64_t connection, const worker::v1::Hello& hello);
+  void Lose(WorkerState& worker);
+  // Connected, and heard of just now.
+  bool IsAlive(const WorkerState& worker) const;
+  void RenewLeases();
+  // From one tick to the next. A standstill of twice as long, a quarter of a lease, is always seen.
+  int64_t TickUs() const;
+  // So that it fires in time for the leases.
+  void SetTick();
+  // It has fired; how late, in microseconds.
+  int64_t TakeTick();
+
+  // ---- rests (rests.cc) ----
+  void RestForMemory(WorkerState& worker, const std::string& why);
+  // It said what does not fit: it rests, also when it comes again.
+  void RestAsLiar(WorkerState& worker, const std::string& what);
+  bool Rests(const WorkerState& worker) const { return !WhyRests(worker).empty(); }
+  std::string WhyRests(const WorkerState& worker) const;
+  // The text that a waiting job is told of workers that rest; empty where none does.
+  std::string WhyRest() const;
+
+  // ---- memory (memory.cc) ----
+  void OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& heartbeat);
+  // The group ends: the peak of its worker goes into the fit.
+  void KeepPeak(const GroupState& group);
+  // Null where nothing is known of that base model.
+  const planner::MemoryFit* FitOf(const std::string& base_model) const;
+  // Tokens of a microbatch of groups on it, as in planner::ClusterView.
+  int64_t TokensOf(const WorkerState& worker) const;
+  // On the worker where it leaves the most (the same job needs more memory on one device than on
+  // another) or, while there is none, on some CPU.
+  LoneGroup GroupAlone(const planner::ModelShape& model, const v1::AdapterConfig& adapter,
+                       int64_t longest_tokens) const;
+
+  // ---- times ----
+  // The times of a base model on a worker's device or (no worker) on some CPU: what is learned
+  // of one device says nothing of another.
+  planner::TimeModel& TimesOf(const std::string& base_model, const planner::ModelShape& shape,
+                              const WorkerState* worker);
+  // The base model is there no more: drops what was learned of it.
+  void Forget(const std::string& base_model);
+
+  // OK where the invariants hold, else INTERNAL and which does not. To be asked between turns.
+  absl::Status CheckInvariants() const;
+
+ private:
+  std::map<std::string, WorkerState>::iterator Erase(
+      std::map<std::string, WorkerState>::iterator entry);
+  void Prolong(const WorkerState& worker, Rest& rest, int64_t first_ms, int64_t max_ms,
+               const std::string& why);
+  LoneGroup GroupAloneOn(const WorkerState* worker, const planner::QueuedJob& job) const;
+
+  const CoreOptions& options_;
+  Turn& turn_;
+  std::map<std::string, WorkerState> workers_;
+  std::map<std::pair<std::string, std::string>, planner::TimeModel> times_;  // base model, device
+  std::map<std::string, planner::MemoryFit> memory_;                         // by base model
+  int64_t tick_us_ = 0;  // when the next is due; 0 = none is set
+};
+
+}  // namespace lorad::server

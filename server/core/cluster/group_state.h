@@ -1,0 +1,88 @@
+// The state of a group and of the jobs in it. Plain values; GroupTable holds them.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "planner/cost/memory.h"
+#include "planner/schedule/schedule.h"
+#include "server/core/cluster/orders.h"
+#include "server/core/events/events.h"
+
+namespace lorad::server {
+
+// A job in a group.
+struct Member {
+  enum class Slot { kUnloaded, kLoading, kLoaded, kFreeing };
+  Slot slot = Slot::kUnloaded;
+  planner::AdapterShape adapter;
+  bool leaving = false;  // gets no more units; its slot is freed by the next window
+  int64_t done_step = 0;
+  int64_t planned_step = 0;
+  int64_t evaluation_step = -1;    // whose sequences are being planned
+  int64_t evaluation_planned = 0;  // sequences of it
+  int64_t save_ordered = -1;       // step of a save before the group is dissolved
+  int64_t save_us = 0;             // when its newest step, or a save beside one, was asked for
+  std::set<int64_t> saves;         // steps whose shard was asked for and is not recorded
+};
+
+// A shard that overtook the report of its Step: it is kept back until that is there, lest its
+// metrics be lost for ever, or until it is clear that it will not come (AnswerEarlyShards).
+struct EarlyShard {
+  uint64_t request = 0;
+  ShardUploaded content;
+  int64_t until_us = 0;  // then it is to be sent again
+};
+
+struct GroupState {
+  enum class Phase {
+    kForming,   // FormGroup is sent
+    kRunning,   // windows go out
+    kCutting,   // Cut is sent, CutAnswer awaited
+    kDraining,  // CutAt is sent (or nothing was at hand), WindowDone of all awaited
+    kSaving,    // last saves are under way, then it is dissolved
+  };
+  enum class Then { kGoOn, kReform, kStop };  // after a cut; the higher one wins
+
+  std::string name;
+  int64_t epoch = 0;
+  std::string base_model;
+  std::string worker;
+  planner::GroupShape shape;
+  Phase phase = Phase::kForming;
+  Then then = Then::kGoOn;
+  std::string reform_why;
+  std::map<std::string, Member> members;
+  SentWindows windows;                  // not done
+  uint64_t plan = 0;                    // number of the plan that is awaited; 0 = none
+  std::vector<std::string> plan_frees;  // whose slots it frees
+  int64_t plan_order_us = 0;            // when it was asked for,
+  int64_t plan_needed_us = 0;           // and when the worker ran out of windows; 0 = not yet
+  int64_t next_window = 1;
+  int64_t next_microbatch = 1;
+  int64_t cut = 0;  // the newest
+  int64_t last_report = 0;
+  int64_t idle_since_us = 0;  // 0 = it has members
+  // When it last said something of what it was asked, or was asked anything with nothing at hand:
+  // its patience runs from there (patience.h).
+  int64_t heard_us = 0;
+  std::map<std::string, EarlyShard> early_shards;  // by job
+  int64_t reserved_bytes = 0;
+  int64_t counted_bytes = 0;      // the most that it and its slots have taken
+  int64_t peak_before_bytes = 0;  // WorkerState::peak_bytes when it was formed
+  int64_t windows_done = 0;
+  int64_t microbatches = 0;
+  int64_t adapters_in_microbatches = 0;
+  int64_t planning_us = 0;         // from Plan to Planned,
+  int64_t planning_hidden_us = 0;  // and how much of it while the worker had a window to run
+  int64_t bound_microbatches = 0;
+  std::map<std::string, int64_t> packings;       // by path
+  std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent microbatches
+};
+
+}  // namespace lorad::server

@@ -1,0 +1,39 @@
+// What workers take beyond the counted bytes: their peaks, from their heartbeats, into the fit of
+// planner/cost/memory_fit.h. It is told of in the log; what is admitted, and allocated, is what is
+// counted.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/cluster/cluster.h"
+
+namespace lorad::server {
+
+void Cluster::OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& heartbeat) {
+  worker.peak_bytes = std::max(worker.peak_bytes, heartbeat.peak_resident_bytes());
+}
+
+void Cluster::KeepPeak(const GroupState& group) {
+  const WorkerState& worker = At(group.worker);
+  // A GPU's memory is not in its process's resident set. And a peak is this group's only where it
+  // is above what the process had before.
+  if (group.shape.device.kind != planner::DeviceKind::kCpu || group.windows_done == 0 ||
+      group.counted_bytes == 0 || worker.peak_bytes <= group.peak_before_bytes) {
+    return;
+  }
+  const int64_t tokens = group.shape.capacity_tokens;
+  planner::MemoryFit& fit = memory_[group.base_model];
+  fit.Observe({.counted_bytes = group.counted_bytes,
+               .tokens = tokens,
+               .squared_lengths = tokens * group.shape.longest_sequence,
+               .peak_bytes = worker.peak_bytes});
+  turn_.Info(absl::StrCat(group.name, ": its worker's peak was ", worker.peak_bytes, " bytes, ",
+                          group.counted_bytes, " counted; memory of '", group.base_model,
+                          "': ", fit.ToText()));
+}
+
+const planner::MemoryFit* Cluster::FitOf(const std::string& base_model) const {
+  const auto found = memory_.find(base_model);
+  return found == memory_.end() ? nullptr : &found->second;
+}
+
+}  // namespace lorad::server

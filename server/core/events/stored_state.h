@@ -1,0 +1,25 @@
+// What the store held at a start, read by the driver.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lorad/v1/jobs.pb.h"
+
+namespace lorad::server {
+
+struct StoredState {
+  std::vector<std::pair<std::string, std::string>> models, datasets, adapters, jobs, rows, requests,
+      workers;
+  int64_t last_revision = 0;
+  int64_t oldest_revision = 0;  // still stored
+  int64_t last_epoch = 0;
+  int64_t starts = 0;  // of the coordinator on this store
+  // Of live jobs, ascending: metric rows after their newest checkpoint, at least the newest
+  // kMetricRowsKept; all, where the record has no checkpoint_tokens.
+  std::vector<std::pair<std::string, v1::StepMetrics>> metrics;
+};
+
+}  // namespace lorad::server

@@ -1,0 +1,74 @@
+#include "server/core/jobs/job_progress.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace lorad::server {
+namespace {
+
+// Without the etag, which is the revision as text.
+const std::vector<const google::protobuf::FieldDescriptor*>& ProgressFields() {
+  static const auto* const fields = [] {
+    auto* found = new std::vector<const google::protobuf::FieldDescriptor*>;
+    for (const int number :
+         {v1::Job::kRevisionFieldNumber, v1::Job::kStepFieldNumber, v1::Job::kEpochFieldNumber,
+          v1::Job::kTokensFieldNumber, v1::Job::kTokensPerSecondFieldNumber,
+          v1::Job::kLossFieldNumber, v1::Job::kLearningRateFieldNumber,
+          v1::Job::kGradNormFieldNumber, v1::Job::kSecondsLeftFieldNumber,
+          v1::Job::kPackedWithFieldNumber, v1::Job::kAdaptersPerMicrobatchFieldNumber}) {
+      found->push_back(v1::Job::descriptor()->FindFieldByNumber(number));
+    }
+    return found;
+  }();
+  return *fields;
+}
+
+}  // namespace
+
+v1::Job ProgressOf(const v1::Job& job) {
+  v1::Job whole = job;
+  v1::Job progress;
+  progress.set_name(job.name());
+  progress.GetReflection()->SwapFields(&whole, &progress, ProgressFields());
+  return progress;
+}
+
+void SetProgress(v1::Job progress, v1::Job* job) {
+  job->GetReflection()->SwapFields(&progress, job, ProgressFields());
+  job->set_etag(absl::StrCat(job->revision()));
+}
+
+v1::Job SummaryOf(const v1::Job& job) {
+  v1::Job summary;
+  summary.set_name(job.name());
+  summary.set_display_name(job.display_name());
+  summary.set_base_model(job.base_model());
+  summary.set_training_dataset(job.training_dataset());
+  summary.set_validation_dataset(job.validation_dataset());
+  summary.mutable_adapter()->set_rank(job.adapter().rank());
+  summary.set_priority(job.priority());
+  summary.set_state(job.state());
+  *summary.mutable_create_time() = job.create_time();
+  if (job.has_start_time()) *summary.mutable_start_time() = job.start_time();
+  if (job.has_end_time()) *summary.mutable_end_time() = job.end_time();
+  summary.set_revision(job.revision());
+  summary.set_step(job.step());
+  summary.set_total_steps(job.total_steps());
+  summary.set_epoch(job.epoch());
+  summary.set_tokens(job.tokens());
+  summary.set_total_tokens(job.total_tokens());
+  summary.set_tokens_per_second(job.tokens_per_second());
+  if (job.has_loss()) summary.set_loss(job.loss());
+  if (job.has_validation_loss()) summary.set_validation_loss(job.validation_loss());
+  if (job.has_initial_validation_loss()) {
+    summary.set_initial_validation_loss(job.initial_validation_loss());
+  }
+  if (job.has_seconds_left()) summary.set_seconds_left(job.seconds_left());
+  summary.set_group(job.group());
+  summary.set_attempts(job.attempts());
+  summary.set_last_checkpoint_step(job.last_checkpoint_step());
+  return summary;
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,163 @@
+#include "server/core/jobs/job_queue.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace lorad::server {
+namespace {
+
+// A decision looks at the first of every shape, and of few shapes more, so many of each and
+// about so many in all.
+constexpr size_t kQueueView = 1024;
+constexpr size_t kOfShapeMax = 256;
+
+}  // namespace
+
+// A job that is tried alone goes before all others too: they wait for what comes of it (losses.h).
+JobQueue::Key JobQueue::KeyOf(const JobState& job) {
+  return {!Resumes(job), -job.job().priority(), job.record.order()};
+}
+
+std::string JobQueue::ShapeOf(const JobState& job) {
+  const v1::Job& content = job.job();
+  return absl::StrCat(Resumes(job), "/", job.record.company_max(), "/", content.priority(), "/",
+                      job.record.longest_tokens(), "/", content.adapter().rank(), "/",
+                      absl::StrJoin(content.adapter().target_modules(), ","), "/",
+                      content.base_model());
+}
+
+void JobQueue::Offer(JobState& job) {
+  shapes_[ShapeOf(job)][KeyOf(job)] = &job;
+  turn_.WantSchedule();
+}
+
+void JobQueue::Withhold(JobState& job) {
+  const auto shape = shapes_.find(ShapeOf(job));
+  if (shape == shapes_.end()) return;
+  shape->second.erase(KeyOf(job));
+  if (shape->second.empty()) shapes_.erase(shape);
+}
+
+void JobQueue::Enter(JobState& job) {
+  queue_[KeyOf(job)] = &job;
+  Offer(job);
+  places_known_ = false;
+}
+
+void JobQueue::Leave(JobState& job) {
+  queue_.erase(KeyOf(job));
+  Withhold(job);
+  job.resumes = false;
+  places_known_ = false;
+  job.why.clear();
+}
+
+int JobQueue::PlaceOf(const JobState& job) const {
+  if (!places_known_) {
+    int place = 0;
+    for (const auto& [key, queued] : queue_) queued->place = ++place;
+    places_known_ = true;
+  }
+  return job.place;
+}
+
+// ---- back-off ----
+
+void JobQueue::Postpone(JobState& job, int64_t until_us) {
+  if (job.state() == v1::Job::QUEUED) Withhold(job);
+  postponed_.erase({job.passing->until_us, job.name()});
+  job.passing->until_us = until_us;
+  postponed_.insert({until_us, job.name()});
+  SetTimer();
+}
+
+void JobQueue::EndPassing(JobState& job) {
+  if (!job.passing) return;
+  postponed_.erase({job.passing->until_us, job.name()});
+  job.passing.reset();
+}
+
+std::vector<std::string> JobQueue::TakeDue() {
+  if (timer_us_ <= turn_.now_us()) timer_us_ = 0;
+  std::vector<std::string> due;
+  while (!postponed_.empty() && postponed_.begin()->first <= turn_.now_us()) {
+    due.push_back(postponed_.begin()->second);
+    postponed_.erase(postponed_.begin());
+  }
+  return due;
+}
+
+void JobQueue::SetTimer() {
+  if (postponed_.empty()) return;
+  const int64_t first_us = postponed_.begin()->first;
+  if (timer_us_ != 0 && timer_us_ <= first_us) return;
+  timer_us_ = first_us;
+  turn_.Do(server::SetTimer{kPostponedEnds, first_us});
+}
+
+// ---- what a decision looks at ----
+
+// The first of each shape, so that no crowd of jobs that have to wait hides one that does not; of
+// few shapes more each, for they may be placed together. Those behind have their turn when these
+// are placed.
+std::vector<const JobState*> JobQueue::View(const std::set<std::string_view>& members) const {
+  const size_t each =
+      std::clamp<size_t>(kQueueView / std::max<size_t>(shapes_.size(), 1), 1, kOfShapeMax);
+  std::vector<std::pair<Key, const JobState*>> view;
+  for (const auto& [shape, jobs] : shapes_) {
+    size_t taken = 0;
+    for (const auto& [key, job] : jobs) {
+      if (taken == each) break;
+      if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
+      if (job->reads_content) continue;
+      if (members.contains(job->name())) continue;  // about to leave its group
+      view.emplace_back(key, job);
+      taken++;
+    }
+  }
+  std::ranges::sort(view);
+  std::vector<const JobState*> queue;
+  for (const auto& [key, job] : view) queue.push_back(job);
+  return queue;
+}
+
+// ---- invariants ----
+
+absl::Status JobQueue::CheckInvariants(const std::set<const JobState*>& queued,
+                                       const std::map<std::string, const JobState*>& live) const {
+  const auto broken = [](const std::string& what) { return absl::InternalError("queue: " + what); };
+  if (queue_.size() != queued.size()) return broken("it has more or fewer jobs than are QUEUED");
+  size_t offered = 0;
+  for (const auto& [shape, in_shape] : shapes_) {
+    if (in_shape.empty()) return broken("a shape without jobs");
+    offered += in_shape.size();
+  }
+  std::set<std::string_view> postponed;
+  for (const auto& [until_us, name] : postponed_) {
+    postponed.insert(name);
+    const auto job = live.find(name);
+    if (job == live.end() || !job->second->passing || job->second->passing->until_us != until_us) {
+      return broken(name + " is postponed by a back-off that is over");
+    }
+  }
+  for (const auto& [key, job] : queue_) {
+    if (!queued.contains(job)) return broken("it has a job that is not QUEUED");
+    if (KeyOf(*job) != key) return broken(job->name() + " stands at another's place");
+    const auto shape = shapes_.find(ShapeOf(*job));
+    if (shape != shapes_.end() && shape->second.contains(key)) {
+      offered--;
+    } else if (!postponed.contains(job->name()) && !job->reads_rows) {
+      return broken(job->name() + " is not offered, and nothing will offer it");
+    }
+  }
+  if (offered != 0) return broken("what is offered is not in the queue");
+  if (!postponed_.empty() && (timer_us_ == 0 || timer_us_ > postponed_.begin()->first)) {
+    return broken("no timer is set for the first that is postponed");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,80 @@
+// The queue: jobs that wait to be placed, in their order and by their shape, and those that are not
+// looked at for a while.
+//
+// Jobs of one shape fare alike (base model, rank, targets, longest row, priority, whether the job
+// resumes), so a decision looks at the first of each.
+//
+// Invariants: a job is found under its own key and shape, which do not change while it is in the
+// queue; what is offered is in the queue; what is in the queue and not offered is postponed, or
+// reads its rows again; who is postponed is so by its own back-off, and lives; while any is, a
+// timer is set for the first.
+//
+// A part of JobTable, which enters and takes out; it holds pointers to that table's jobs. Threads:
+// the core's one. Errors: none.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/core/events/turn.h"
+#include "server/core/jobs/job_state.h"
+
+namespace lorad::server {
+
+class JobQueue {
+ public:
+  explicit JobQueue(Turn& turn) : turn_(turn) {}
+
+  void Enter(JobState& job);
+  void Leave(JobState& job);
+  // It may be placed (again).
+  void Offer(JobState& job);
+  // It is not tried before that time; of a job that is not in the queue the time alone is kept.
+  // REQUIRES: job.passing.
+  void Postpone(JobState& job, int64_t until_us);
+  // What passes has passed, or the job has ended: job.passing is null after it.
+  void EndPassing(JobState& job);
+  // Names of those whose time has come. They may have left the queue meanwhile.
+  std::vector<std::string> TakeDue();
+  // For the first that is postponed.
+  void SetTimer();
+
+  bool empty() const { return queue_.empty(); }
+  // From 1. REQUIRES: it is in the queue.
+  int PlaceOf(const JobState& job) const;
+  // The jobs that a decision looks at, in the order of the queue. Jobs among `members` are about to
+  // leave their groups, and are left out.
+  std::vector<const JobState*> View(const std::set<std::string_view>& members) const;
+
+  // Whether it goes before all that have not begun.
+  static bool Resumes(const JobState& job) { return job.resumes || job.record.alone(); }
+
+  // OK where the invariants hold, the queue holds exactly `queued`, and who is postponed is among
+  // `live`; else INTERNAL.
+  absl::Status CheckInvariants(const std::set<const JobState*>& queued,
+                               const std::map<std::string, const JobState*>& live) const;
+
+ private:
+  // The order: who resumes, then by priority, then by arrival.
+  using Key = std::tuple<bool, int32_t, int64_t>;
+  static Key KeyOf(const JobState& job);
+  static std::string ShapeOf(const JobState& job);
+  void Withhold(JobState& job);
+
+  Turn& turn_;
+  std::map<Key, JobState*> queue_;
+  mutable bool places_known_ = true;
+  // Those of the queue that may be placed now, by their shape.
+  std::map<std::string, std::map<Key, JobState*>> shapes_;
+  std::set<std::pair<int64_t, std::string>> postponed_;  // (until_us, job)
+  int64_t timer_us_ = 0;                                 // the earliest that is set; 0 = none
+};
+
+}  // namespace lorad::server

@@ -1,0 +1,108 @@
+// Jobs as clients see them.
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "server/core/events/store_kinds.h"
+#include "server/core/jobs/job_progress.h"
+#include "server/core/jobs/job_states.h"
+#include "server/core/jobs/job_table.h"
+#include "server/errors/errors.h"
+#include "server/validation/job_filter.h"
+#include "server/validation/limits.h"
+#include "server/validation/page_token.h"
+
+namespace lorad::server {
+namespace {
+
+// A turn that lists jobs passes over so many at the most, lest others wait for it: 500 whose record
+// must be read, or 8,000 whose state says that they do not match. A few milliseconds.
+constexpr int64_t kListWorkMax = 8'000;
+constexpr int64_t kReadWork = 16;
+
+}  // namespace
+
+v1::Job JobTable::View(const JobState& state) const {
+  v1::Job job = state.job();
+  if (job.state() == v1::Job::QUEUED) {
+    job.mutable_queue()->set_place(queue_.PlaceOf(state));
+    job.mutable_queue()->set_why(!turn_.room().ok()  ? std::string(turn_.room().message())
+                                 : state.why.empty() ? "waits to be scheduled"
+                                                     : state.why);
+  } else if (job.state() == v1::Job::VALIDATING && !state.why.empty()) {
+    job.mutable_queue()->set_why(state.why);
+  }
+  const GroupState* group = groups_.Find(job.group());
+  if (group && IsPlaced(job.state())) job.set_packed_with(GroupTable::OthersIn(*group));
+  return job;
+}
+
+v1::Job JobTable::View(const JobEntry& entry) const {
+  if (entry.job) return View(*entry.job);
+  records::JobRecord record;
+  RecordOf(entry, &record);
+  return std::move(*record.mutable_job());
+}
+
+void JobTable::On(uint64_t request, const v1::GetJobRequest& content) const {
+  const JobEntry* job = FindEntry(content.name());
+  job ? turn_.Answer(request, View(*job)) : turn_.Fail(request, NotFound(kJobKind, content.name()));
+}
+
+void JobTable::On(uint64_t request, const v1::ListJobsRequest& content) const {
+  absl::StatusOr<JobFilter> filter = JobFilter::Parse(content.filter());
+  if (!filter.ok()) return turn_.Fail(request, filter.status());
+  const std::string scope = absl::StrCat("jobs/", content.filter());
+  absl::StatusOr<std::string> cursor = ReadPageToken(scope, content.page_token());
+  if (!cursor.ok()) return turn_.Fail(request, cursor.status());
+  auto end = by_order_.end();
+  if (int64_t order = 0; !cursor->empty() && absl::SimpleAtoi(*cursor, &order)) {
+    end = by_order_.lower_bound(order);
+  }
+  const int page_size = content.page_size() > 0 ? content.page_size() : kPageSizeDefault;
+  v1::ListJobsResponse response;
+  int64_t last = 0;
+  int64_t work = 0;
+  records::JobRecord space;  // one for all: its strings keep their room
+  for (auto entry = std::make_reverse_iterator(end); entry != by_order_.rend(); ++entry) {
+    if (work >= kListWorkMax) break;
+    const bool may_match = filter->MayMatch(entry->second.state());
+    const v1::Job* job = may_match ? &RecordOf(entry->second, &space).job() : nullptr;
+    if (job && filter->Matches(*job)) {
+      if (response.jobs_size() == page_size) break;
+      if (content.view() == v1::ListJobsRequest::SUMMARY) {
+        *response.add_jobs() = SummaryOf(*job);
+      } else if (entry->second.job) {
+        *response.add_jobs() = View(*entry->second.job);
+      } else {
+        response.add_jobs()->Swap(space.mutable_job());
+      }
+    } else {
+      work += may_match ? kReadWork : 1;
+    }
+    last = entry->first;
+  }
+  if (!by_order_.empty() && last > by_order_.begin()->first) {
+    response.set_next_page_token(MakePageToken(scope, absl::StrCat(last)));
+  }
+  turn_.Answer(request, std::move(response));
+}
+
+void JobTable::On(uint64_t request, const SnapshotJobs& content) const {
+  std::map<int64_t, int64_t> named;  // revision -> order
+  for (const std::string& name : content.names) {
+    const JobEntry* entry = FindEntry(name);
+    if (!entry) return turn_.Fail(request, NotFound(kJobKind, name));
+    records::JobRecord space;
+    const records::JobRecord& record = RecordOf(*entry, &space);
+    named[record.job().revision()] = record.order();
+  }
+  const std::map<int64_t, int64_t>& among = content.names.empty() ? by_revision_ : named;
+  JobSnapshot snapshot;
+  for (auto entry = among.upper_bound(content.after); entry != among.end(); ++entry) {
+    if (content.limit > 0 && static_cast<int64_t>(snapshot.jobs.size()) == content.limit) break;
+    snapshot.jobs.push_back(View(by_order_.at(entry->second)));
+  }
+  snapshot.revision = revision_;
+  turn_.Answer(request, std::move(snapshot));
+}
+
+}  // namespace lorad::server

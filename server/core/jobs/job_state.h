@@ -1,0 +1,78 @@
+// The state of a job. A plain value; JobTable holds one for each job that is live or at work.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lorad/v1/jobs.pb.h"
+#include "server/core/events/records.pb.h"
+
+namespace lorad::server {
+
+struct SequenceLoss {
+  double loss_sum = 0;
+  int64_t trained_tokens = 0;
+};
+
+// The evaluation of a job that is under way. Sums are folded in the order of sequences, so that
+// their bits do not depend on how they came.
+struct Evaluation {
+  int64_t step = -1;
+  SequenceLoss sum = {};  // of the sequences before `next`
+  int64_t next = 0;
+  std::map<int64_t, SequenceLoss> ahead = {};  // told of before one that comes first
+};
+
+// A failure that passes, as a job has met it since its last progress.
+struct Passing {
+  int tries = 0;  // in a row
+  int64_t until_us = 0;
+  int unreadable = 0;               // so many times its newest checkpoint could not be read
+  std::set<std::string> too_large;  // workers on which it had no room, though it was alone
+  v1::Event event;                  // the one that counts it
+  std::vector<int64_t> changes;     // events of the job's state since then
+};
+
+struct JobState {
+  records::JobRecord record;
+  // More than its progress has changed since the record was stored, or nobody knows.
+  bool record_changed = true;
+  int64_t stored_revision = 0;  // when it was
+  // The newest metric rows after the newest checkpoint (kMetricRowsKept), also those of steps that
+  // will be executed again.
+  std::map<int64_t, v1::StepMetrics> metrics;
+  // job().tokens at steps whose save was asked for and is not committed yet.
+  std::map<int64_t, int64_t> saved_tokens;
+  Evaluation evaluation;
+  std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent steps
+  int commits = 0;                               // checkpoints that are being written
+  int place = 0;                                 // in the queue, from 1
+  bool resumes = false;                          // queued, for its group is formed anew
+  bool reads_rows = false;                       // queued, while its tokens are made again
+  bool reads_content = false;                    // queued, while what it starts from is read
+  std::string why;
+  std::unique_ptr<Passing> passing;  // null: none since its last progress
+
+  const v1::Job& job() const { return record.job(); }
+  v1::Job& job() { return *record.mutable_job(); }
+  const std::string& name() const { return record.job().name(); }
+  v1::Job::State state() const { return record.job().state(); }
+};
+
+// A job in the order of arrival. Of one that has ended, and on which nobody works any more, the
+// record's bytes alone are kept: there may be 100,000 of them.
+struct JobEntry {
+  JobState* job = nullptr;  // null: its record alone is kept
+  v1::Job::State ended_state = v1::Job::STATE_UNSPECIFIED;
+  std::string record;  // records::JobRecord
+
+  v1::Job::State state() const { return job ? job->state() : ended_state; }
+};
+
+}  // namespace lorad::server

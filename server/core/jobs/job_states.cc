@@ -1,0 +1,53 @@
+#include "server/core/jobs/job_states.h"
+
+#include <array>
+
+namespace lorad::server {
+namespace {
+
+using State = v1::Job;
+
+struct Transition {
+  v1::Job::State from;
+  v1::Job::State to;
+};
+
+// The way of a job; besides, every live state may go to CANCELLING (once) and to FAILED.
+constexpr std::array<Transition, 10> kTransitions = {{
+    {State::VALIDATING, State::QUEUED},
+    {State::QUEUED, State::PREPARING},
+    {State::PREPARING, State::RUNNING},
+    {State::PREPARING,
+     State::FINALIZING},  // all steps were done and saved before a worker was lost
+    {State::RUNNING, State::FINALIZING},
+    {State::FINALIZING, State::SUCCEEDED},
+    {State::CANCELLING, State::CANCELLED},
+    // The group is lost or formed anew, or the coordinator was started again.
+    {State::PREPARING, State::QUEUED},
+    {State::RUNNING, State::QUEUED},
+    {State::FINALIZING, State::QUEUED},
+}};
+
+}  // namespace
+
+bool IsLive(v1::Job::State state) {
+  return state != State::STATE_UNSPECIFIED && state != State::SUCCEEDED &&
+         state != State::CANCELLED && state != State::FAILED;
+}
+
+bool IsPlaced(v1::Job::State state) {
+  return state == State::PREPARING || state == State::RUNNING || state == State::FINALIZING;
+}
+
+bool IsLegal(v1::Job::State from, v1::Job::State to) {
+  if (to == State::FAILED) return IsLive(from);
+  if (to == State::CANCELLING) return IsLive(from) && from != State::CANCELLING;
+  for (const Transition& legal : kTransitions) {
+    if (legal.from == from && legal.to == to) return true;
+  }
+  return false;
+}
+
+std::string ToText(v1::Job::State state) { return v1::Job::State_Name(state); }
+
+}  // namespace lorad::server

@@ -1,0 +1,288 @@
+#include "server/core/jobs/job_table.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/catalog/stored.h"
+#include "server/core/events/kept.h"
+#include "server/core/events/store_kinds.h"
+#include "server/core/jobs/job_progress.h"
+#include "server/core/jobs/job_states.h"
+#include "server/errors/errors.h"
+
+namespace lorad::server {
+namespace {
+
+// Deleting every revision by itself would double the work of a turn.
+constexpr int64_t kTrimEvery = 256;
+constexpr int kIdCharacters = 8;
+
+// "job-" and 8 of 32 letters and digits that are not easily mistaken for each other.
+std::string IdOf(uint64_t random) {
+  constexpr char kAlphabet[] = "abcdefghijkmnpqrstuvwxyz23456789";
+  std::string id = "job-";
+  for (int i = 0; i < kIdCharacters; ++i) {
+    id += kAlphabet[random % 32];
+    random /= 32;
+  }
+  return id;
+}
+
+// With '?' for what is not UTF-8: a proto's string that is not cannot be read again, and what a row
+// or a file name holds may be anything.
+std::string Utf8(const std::string& text) {
+  std::string clean;
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = [&](size_t at) { return static_cast<unsigned char>(text[at]); };
+    const size_t size = byte(i) < 0x80 ? 1 : byte(i) >= 0xf0 ? 4 : byte(i) >= 0xe0 ? 3 : 2;
+    char32_t code = size == 1 ? byte(i) : byte(i) & (0xff >> (size + 1));
+    bool good = size == 1 || (byte(i) >= 0xc2 && byte(i) <= 0xf4 && i + size <= text.size());
+    for (size_t k = 1; good && k < size; ++k) {
+      good = (byte(i + k) & 0xc0) == 0x80;
+      code = code << 6 | (byte(i + k) & 0x3f);
+    }
+    constexpr char32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+    good = good && code >= kLeast[size] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
+    clean += good ? text.substr(i, size) : "?";
+    i += good ? size : 1;
+  }
+  return clean;
+}
+
+}  // namespace
+
+// ---- start ----
+
+absl::Status JobTable::Load(StoredState& stored) {
+  if (absl::Status status = LoadJobs(stored); !status.ok()) return status;
+  LoadMetrics(stored);
+  revision_ = stored.last_revision;
+  trimmed_revision_ = stored.oldest_revision - 1;
+  return absl::OkStatus();
+}
+
+absl::Status JobTable::LoadJobs(StoredState& stored) {
+  ended_.reserve(stored.jobs.size());
+  records::JobRecord record;  // one for all: its strings keep their room
+  for (auto& entry : stored.jobs) {
+    if (auto status = ParseStored(kJobKind, entry, &record); !status.ok()) return status;
+    next_order_ = std::max(next_order_, record.order() + 1);
+    const v1::Job::State state = record.job().state();
+    jobs_by_state_[state]++;
+    const auto [place_of, is_new] = by_order_.try_emplace(record.order());
+    if (!is_new) {
+      return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
+                   absl::StrCat("the stored job '", entry.first, "' stands where another does"));
+    }
+    JobEntry& place = place_of->second;
+    by_revision_[record.job().revision()] = record.order();
+    if (!IsLive(state)) {
+      ended_[entry.first] = record.order();
+      place.ended_state = state;
+      place.record = std::move(entry.second);
+      continue;
+    }
+    auto job = std::make_unique<JobState>();
+    job->record = record;
+    if (const auto& evaluated = record.evaluated_steps(); !evaluated.empty()) {
+      job->record.set_evaluated_end(*evaluated.rbegin() + 1);
+      job->record.clear_evaluated_steps();
+    }
+    place.job = job.get();
+    live_.insert(entry.first);
+    if (job->state() == v1::Job::QUEUED) queue_.Enter(*job);
+    jobs_[entry.first] = std::move(job);
+  }
+  return absl::OkStatus();
+}
+
+void JobTable::LoadMetrics(const StoredState& stored) {
+  std::map<JobState*, int64_t>
+      redone;  // tokens after the newest checkpoint, that are in the record
+  for (const auto& [name, row] : stored.metrics) {
+    JobState& job = *jobs_.at(name);
+    if (row.step() <= job.job().step()) redone[&job] += row.tokens();
+    job.metrics[row.step()] = row;
+    if (job.metrics.size() > kMetricRowsKept) job.metrics.erase(job.metrics.begin());
+    // The record may be older than the row.
+    if (row.step() <= job.record.furthest_step()) continue;
+    job.record.set_furthest_step(row.step());
+    job.record.set_losses_without_progress(0);
+    job.job().set_loss(row.loss());
+    job.job().set_grad_norm(row.grad_norm());
+    job.job().set_learning_rate(row.learning_rate());
+  }
+  for (const std::string& name : live_) {
+    JobState& job = *jobs_.at(name);
+    if (job.record.has_checkpoint_tokens()) continue;
+    job.record.set_checkpoint_tokens(job.job().tokens() - redone[&job]);
+  }
+}
+
+// ---- changing ----
+
+JobState& JobTable::Create(const v1::Job& content, uint64_t random, const std::string& request_id) {
+  std::string name = IdOf(random);
+  while (FindEntry(name)) name = IdOf(++random);
+  auto owned = std::make_unique<JobState>();
+  JobState& job = *owned;
+  job.job() = content;
+  job.job().set_name(name);
+  job.job().set_state(v1::Job::VALIDATING);
+  turn_.Stamp(job.job().mutable_create_time());
+  job.record.set_order(next_order_++);
+  job.record.set_request_id(request_id);
+  job.record.set_checkpoint_tokens(0);
+  by_order_[job.record.order()].job = &job;
+  live_.insert(name);
+  jobs_by_state_[v1::Job::VALIDATING]++;
+  jobs_[name] = std::move(owned);
+  AddEvent(job, "CREATED", "the job was created", v1::Job::STATE_UNSPECIFIED, v1::Job::VALIDATING);
+  return job;
+}
+
+void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& message) {
+  const v1::Job::State from = job.state();
+  assert(IsLegal(from, to));
+  if (from == v1::Job::QUEUED) queue_.Leave(job);
+  if (from == v1::Job::VALIDATING || std::exchange(job.reads_rows, false)) rows_.Leave(job.job());
+  jobs_by_state_[from]--;
+  jobs_by_state_[to]++;
+  job.job().set_state(to);
+  if (to == v1::Job::QUEUED) queue_.Enter(job);
+  if (to == v1::Job::RUNNING && !job.job().has_start_time()) {
+    turn_.Stamp(job.job().mutable_start_time());
+  }
+  if (!IsLive(to)) {
+    turn_.Stamp(job.job().mutable_end_time());
+    live_.erase(job.name());
+    put_away_.insert(job.name());
+    job.job().clear_seconds_left();
+    job.metrics.clear();
+    job.evaluation = {};
+    job.pace.clear();
+    queue_.EndPassing(job);
+  }
+  if (to == v1::Job::QUEUED || !IsLive(to)) job.job().clear_group();
+  turn_.WantSchedule();
+  const v1::Event event = AddEvent(job, "STATE_CHANGED", message, from, to);
+  if (job.passing) job.passing->changes.push_back(event.revision());
+}
+
+void JobTable::Fail(JobState& job, v1::JobError::Category category, const std::string& reason,
+                    const std::string& message, const std::string& field, int64_t line) {
+  v1::JobError* error = job.job().mutable_error();
+  error->set_category(category);
+  error->set_reason(reason);
+  error->set_message(Utf8(message));
+  error->set_field(field);
+  error->set_line(line);
+  Transition(job, v1::Job::FAILED, absl::StrCat(reason, ": ", message));
+}
+
+void JobTable::FallBack(JobState& job) {
+  job.job().set_tokens(job.record.checkpoint_tokens());
+  job.job().set_step(job.job().last_checkpoint_step());
+  job.job().clear_tokens_per_second();
+  job.job().clear_seconds_left();
+  job.evaluation = {};
+  job.pace.clear();
+  Touch(job);
+}
+
+v1::Event JobTable::AddEvent(JobState& job, const std::string& reason, const std::string& message,
+                             v1::Job::State from, v1::Job::State to) {
+  v1::Event event;
+  event.set_revision(++revision_);
+  turn_.Stamp(event.mutable_time());
+  event.set_job(job.name());
+  event.set_reason(reason);
+  event.set_message(Utf8(message));
+  event.set_from_state(from);
+  event.set_to_state(to);
+  turn_.Put(
+      storage::PutEntry(kEventSeries, job.name(), event.revision(), event.SerializeAsString()));
+  Touch(job);
+  return event;
+}
+
+void JobTable::CountFailure(JobState& job, const std::string& reason, const std::string& message) {
+  Passing& passing = *job.passing;
+  if (passing.event.reason() != reason) {
+    passing.event = AddEvent(job, reason, message);
+    passing.changes.clear();
+    return;
+  }
+  for (const int64_t revision : passing.changes) {
+    turn_.Put(storage::DeleteEntry(kEventSeries, job.name(), revision));
+  }
+  passing.changes.clear();
+  v1::Event& event = passing.event;
+  event.set_count(std::max(event.count(), 1) + 1);
+  event.set_message(Utf8(message));
+  turn_.Stamp(event.mutable_time());
+  turn_.Put(
+      storage::PutEntry(kEventSeries, job.name(), event.revision(), event.SerializeAsString()));
+  Touch(job);
+}
+
+void JobTable::Delete(const JobState& job) {
+  assert(!IsLive(job.state()));
+  const std::string name = job.name();
+  turn_.Put(storage::DeleteRecord(kJobKind, name));
+  for (const char* series : {kEventSeries, kMetricsSeries, kEvaluationSeries, kCheckpointSeries}) {
+    turn_.Put(storage::DeleteSeries(series, name));
+  }
+  turn_.Do(RemovePath{absl::StrCat("checkpoints/", name)});
+  jobs_by_state_[job.state()]--;
+  by_order_.erase(job.record.order());
+  by_revision_.erase(job.job().revision());
+  touched_.erase(name);
+  put_away_.erase(name);
+  jobs_.erase(name);
+}
+
+// ---- telling of changes ----
+
+void JobTable::Publish(JobState& job) {
+  touched_.erase(job.name());
+  by_revision_.erase(job.job().revision());
+  job.job().set_revision(++revision_);
+  by_revision_[revision_] = job.record.order();
+  job.job().set_etag(absl::StrCat(revision_));
+  v1::WatchJobsResponse message;
+  *message.mutable_job() = View(job);
+  message.set_revision(revision_);
+  std::string bytes = message.SerializeAsString();
+  if (job.record_changed || revision_ - job.stored_revision >= kWholeEvery) {
+    job.record_changed = false;
+    job.stored_revision = revision_;
+    turn_.Put(storage::PutRecord(kJobKind, job.name(), job.record.SerializeAsString()));
+    turn_.Put(storage::PutEntry(kRevisionSeries, "", revision_, bytes));
+  } else {
+    records::RevisionRecord kept;
+    *kept.mutable_job() = ProgressOf(message.job());
+    kept.set_revision(revision_);
+    kept.set_progress_only(true);
+    turn_.Put(storage::PutEntry(kRevisionSeries, "", revision_, kept.SerializeAsString()));
+  }
+  turn_.Do(Announce{revision_, job.name(), std::move(bytes)});
+}
+
+void JobTable::Settle() {
+  const std::set<std::string> touched = touched_;
+  for (const std::string& name : touched) {
+    if (JobState* job = Find(name)) Publish(*job);
+  }
+  touched_.clear();
+  PutEndedAway();
+  // Each revision that is kept for watchers has one before it that holds its job whole.
+  const int64_t kept = options_.watch_revisions_max + kWholeEvery;
+  if (revision_ - kept >= trimmed_revision_ + kTrimEvery) {
+    trimmed_revision_ = revision_ - kept;
+    turn_.Put(storage::TrimSeries(kRevisionSeries, "", trimmed_revision_));
+  }
+}
+
+}  // namespace lorad::server

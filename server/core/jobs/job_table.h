@@ -1,0 +1,152 @@
+// The jobs: all of them in the order of arrival, the queue of those that wait, and the revisions
+// under which they were told of last.
+//
+// A job that is live, or on which somebody still works, is a JobState; one that has ended is the
+// bytes of its record (JobEntry). Transition is the only function that changes a job's state, and
+// Publish the only one that gives it a revision.
+//
+// Invariants: every job stands in the order of arrival and is found by its name, once, whole or as
+// bytes; its newest revision leads to it; the counts by state are those of the jobs; the queue
+// holds exactly those that are QUEUED; a job reads its rows again only while it is QUEUED, and has
+// a group exactly while it is placed, or is CANCELLING. Between turns every change is published,
+// and those that have ended and at whose side nobody works are put away.
+//
+// It knows the Turn and the RowChecks, for a job that leaves a state waits for no rows any more;
+// and it looks at the GroupTable for who shares a job's group. Threads: the core's one. Errors of
+// Load: DATA_LOSS (STORE_CORRUPT). A reference to a JobState holds until the end of the turn.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/core/catalog/row_checks.h"
+#include "server/core/cluster/group_table.h"
+#include "server/core/events/kept.h"
+#include "server/core/events/options.h"
+#include "server/core/events/stored_state.h"
+#include "server/core/events/turn.h"
+#include "server/core/jobs/job_queue.h"
+#include "server/core/jobs/job_state.h"
+
+namespace lorad::server {
+
+class JobTable {
+ public:
+  JobTable(const CoreOptions& options, Turn& turn, RowChecks& rows, const GroupTable& groups)
+      : options_(options), turn_(turn), rows_(rows), groups_(groups), queue_(turn) {}
+  // Takes what it needs out of `stored`.
+  absl::Status Load(StoredState& stored);
+
+  // ---- finding (ended_jobs.cc) ----
+  // Null where there is none. A job whose record alone was kept is made a JobState again, until the
+  // end of the turn.
+  JobState* Find(const std::string& name);
+  // Null where it is not kept whole.
+  const JobState* FindWhole(const std::string& name) const;
+  // Null where there is none. To look at it; Find is for those who change it.
+  const JobEntry* FindEntry(const std::string& name) const;
+  static const records::JobRecord& RecordOf(const JobEntry& entry, records::JobRecord* space);
+  const std::set<std::string>& live() const { return live_; }  // names
+  // The first live job, by name, of which it holds; empty: it holds of none.
+  std::string FirstLive(absl::FunctionRef<bool(const JobState&)> holds) const;
+  const std::map<int, int64_t>& count_by_state() const { return jobs_by_state_; }
+  // The folders of all checkpoints that records name, below the data directory.
+  std::vector<std::string> CheckpointPaths() const;
+  // The folders of the checkpoints of jobs that have ended and are put away.
+  std::vector<std::string> SettledFolders() const;
+  void CountSizes(CoreSizes* sizes) const;
+
+  // ---- changing ----
+  // A job of that content, VALIDATING. Its name is made of `random`.
+  JobState& Create(const v1::Job& content, uint64_t random, const std::string& request_id);
+  // REQUIRES: the change is legal (job_states.h).
+  void Transition(JobState& job, v1::Job::State to, const std::string& message);
+  void Fail(JobState& job, v1::JobError::Category category, const std::string& reason,
+            const std::string& message, const std::string& field = "", int64_t line = 0);
+  // The job goes on from its newest checkpoint: what came after it is not done any more.
+  void FallBack(JobState& job);
+  v1::Event AddEvent(JobState& job, const std::string& reason, const std::string& message,
+                     v1::Job::State from = v1::Job::STATE_UNSPECIFIED,
+                     v1::Job::State to = v1::Job::STATE_UNSPECIFIED);
+  // A failure that comes again is counted in the event that told of it first, and what was tried in
+  // between leaves no events: a night without a share makes a few of them, not thousands. REQUIRES:
+  // job.passing.
+  void CountFailure(JobState& job, const std::string& reason, const std::string& message);
+  // It is gone, with all that the store has of it. REQUIRES: it has ended. `job` dangles after it.
+  void Delete(const JobState& job);
+
+  // ---- the queue ----
+  const JobQueue& queue() const { return queue_; }
+  // The job, QUEUED and withheld until now, may be placed.
+  void Offer(JobState& job) { queue_.Offer(job); }
+  // As JobQueue has them.
+  void Postpone(JobState& job, int64_t until_us) { queue_.Postpone(job, until_us); }
+  void EndPassing(JobState& job) { queue_.EndPassing(job); }
+  std::vector<std::string> TakeDue() { return queue_.TakeDue(); }
+  void SetPostponedTimer() { queue_.SetTimer(); }
+
+  // ---- telling of changes ----
+  // The job is persisted under a new revision and announced at the end of the turn, or at once.
+  void Touch(JobState& job) {
+    job.record_changed = true;
+    touched_.insert(job.name());
+  }
+  // The same where nothing but its progress (job_progress.h) and furthest_step have changed: far
+  // fewer bytes are written.
+  void TouchProgress(const JobState& job) { touched_.insert(job.name()); }
+  void Publish(JobState& job);
+  void PublishIfTouched(JobState& job) {
+    if (touched_.contains(job.name())) Publish(job);
+  }
+  // At the end of a turn: publishes what was touched, keeps of jobs that have ended, and on which
+  // nobody works any more, the record alone (ended_jobs.cc), and drops revisions of long ago.
+  void Settle();
+
+  // ---- requests that it answers by itself, and what they show (job_reads.cc) ----
+  v1::Job View(const JobState& job) const;
+  v1::Job View(const JobEntry& entry) const;
+  void On(uint64_t request, const v1::GetJobRequest& content) const;
+  void On(uint64_t request, const v1::ListJobsRequest& content) const;
+  void On(uint64_t request, const SnapshotJobs& content) const;
+
+  // OK where the invariants hold, else INTERNAL and which does not. To be asked between turns. Of
+  // ended jobs the bytes are not read (job_invariants.cc).
+  absl::Status CheckInvariants() const;
+
+ private:
+  absl::Status LoadJobs(StoredState& stored);
+  void LoadMetrics(const StoredState& stored);
+  JobState* TakeUp(const std::string& name);
+  void PutEndedAway();
+  absl::Status CheckEntries() const;
+  absl::Status CheckWhole(const std::string& name, const JobState& job) const;
+
+  const CoreOptions& options_;
+  Turn& turn_;
+  RowChecks& rows_;
+  const GroupTable& groups_;
+  JobQueue queue_;
+
+  std::map<std::string, std::unique_ptr<JobState>> jobs_;  // but for those in ended_
+  std::map<int64_t, JobEntry> by_order_;                   // all
+  std::map<int64_t, int64_t> by_revision_;  // the newest of each -> order; watches begin here
+  std::unordered_map<std::string, int64_t> ended_;  // name -> order: the record alone is kept
+  std::set<std::string> put_away_;                  // names: may be, or soon
+  std::set<std::string> live_;                      // names
+  std::map<int, int64_t> jobs_by_state_;
+  std::set<std::string> touched_;  // names
+  int64_t revision_ = 0;
+  int64_t trimmed_revision_ = 0;
+  int64_t next_order_ = 1;
+};
+
+}  // namespace lorad::server

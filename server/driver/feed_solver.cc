@@ -1,0 +1,50 @@
+#include <utility>
+
+#include "absl/strings/str_join.h"
+#include "server/driver/solver.h"
+#include "server/feed/feed.h"
+#include "spdlog/spdlog.h"
+
+namespace lorad::server {
+namespace {
+
+class FeedSolver : public Solver {
+ public:
+  FeedSolver(const feed::FeedOptions& options, storage::Files& files) : feed_(options, files) {}
+
+  absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source,
+                                                 const std::atomic<bool>& cancelled) override {
+    return feed_.CheckRows(source, &cancelled);
+  }
+
+  absl::StatusOr<SolvedPlan> Plan(const PlanInput& input,
+                                  const std::function<bool()>& hurry) override {
+    absl::StatusOr<feed::FeedWindow> planned = feed_.Plan(input, hurry);
+    if (!planned.ok()) return planned.status();
+    const planner::WindowStatistics& found = planned->statistics;
+    PackingReport report{found.microbatches, found.bound_microbatches, {}};
+    for (const planner::PackResult& packed : planned->packings) {
+      report.paths.push_back(planner::Name(packed.path));
+    }
+    spdlog::debug(
+        "epoch {}, window {}: {} microbatches (no packing has fewer than {}), {} tokens, {:.2f} "
+        "adapters a microbatch, {:.0f} % full ({})",
+        input.epoch, input.window, found.microbatches, found.bound_microbatches, found.tokens,
+        found.adapters_per_microbatch, 100 * found.fill, absl::StrJoin(report.paths, ", "));
+    return SolvedPlan{std::move(planned->window), std::move(report), std::move(planned->failures)};
+  }
+
+ private:
+  feed::Feed feed_;
+};
+
+}  // namespace
+
+std::unique_ptr<Solver> MakeFeedSolver(const std::string& data_dir, storage::Files& files) {
+  feed::FeedOptions options;
+  options.data_dir = data_dir;
+  options.cache_dir = data_dir + "/cache";
+  return std::make_unique<FeedSolver>(options, files);
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,40 @@
+// What the driver has done outside of the core's thread: looking at rows. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/core/events/plan.h"
+#include "server/core/events/records.pb.h"
+
+namespace lorad::storage {
+class Files;
+}
+
+namespace lorad::server {
+
+struct SolvedPlan {
+  worker::v1::Window window;
+  PackingReport packing;
+  std::vector<UnitFailure> failures;  // units that the window is without
+};
+
+class Solver {
+ public:
+  virtual ~Solver() = default;
+  // Ends soon, with CANCELLED, once `cancelled` is set.
+  virtual absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source,
+                                                         const std::atomic<bool>& cancelled) = 0;
+  // Asks `hurry` now and then: once it says true, what only makes the window better is left out.
+  virtual absl::StatusOr<SolvedPlan> Plan(const PlanInput& input,
+                                          const std::function<bool()>& hurry) = 0;
+};
+
+// The data feed over the datasets below `data_dir`.
+std::unique_ptr<Solver> MakeFeedSolver(const std::string& data_dir, storage::Files& files);
+
+}  // namespace lorad::server

@@ -1,0 +1,30 @@
+// Answers requests from what is committed. While a commit waits for room on the disk the core is
+// ahead of the store, so nobody may be told what it thinks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/core/events/events.h"
+#include "storage/job_store.h"
+
+namespace lorad::server {
+
+// What the store does not know.
+struct Uncommitted {
+  int64_t newest_revision = 0;  // that watchers were told
+  std::string why;              // queued jobs wait; their place is left out
+  v1::ClusterStatus cluster;    // for GetCluster, which counts jobs as they are stored
+};
+
+// A read that the store answers; others are of what no store knows (workers, Core::Look), or
+// writes.
+bool IsCommittedRead(const Request& request);
+
+// REQUIRES: IsCommittedRead. A snapshot in mid-commit is UNAVAILABLE: it is to be asked for again.
+// Any thread; reads as many records as there are.
+absl::StatusOr<ReplyValue> ReadCommitted(storage::JobStore& store, const Request& request,
+                                         const Uncommitted& beside);
+
+}  // namespace lorad::server

@@ -1,0 +1,177 @@
+#include "storage/adapters/shard_reader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "storage/adapters/peft.h"
+#include "storage/files/errors.h"
+
+namespace lorad::storage {
+namespace {
+
+constexpr uint64_t kPieceBytes = uint64_t{1} << 20;
+
+absl::Status Corrupt(std::string_view message) {
+  absl::Status status = absl::DataLossError(Absl(message));
+  status.SetPayload(Absl(kReasonPayload), absl::Cord("CHECKPOINT_CORRUPT"));
+  return status;
+}
+
+// What an error means of something that was whole once.
+absl::Status AsDamage(Files& files, const std::string& directory, const absl::Status& status) {
+  const bool gone = absl::IsNotFound(status) && files.IsDirectory(ParentPath(directory));
+  return gone || absl::IsInvalidArgument(status) ? Corrupt(std::string(status.message())) : status;
+}
+
+// The text files, which are small; the others are hashed on their way.
+absl::Status VerifyTexts(Files& files, const Checkpoint& checkpoint) {
+  for (const CheckpointFile& file : checkpoint.files) {
+    if (file.name != kStateFile && file.name != kAdapterConfigFile) continue;
+    const std::string path = JoinPath(checkpoint.directory, file.name);
+    const absl::StatusOr<std::string> text = files.ReadAll(path, kReadAllLimit);
+    if (!text.ok()) return text.status();
+    if (Sha256::Of(*text) != file.sha256) {
+      return Corrupt(absl::StrCat(path, ": its sha256 is not the manifest's"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool IsMoment(std::string_view name) {
+  return name.ends_with(kFirstMomentSuffix) || name.ends_with(kSecondMomentSuffix);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShardReader>> ShardReader::OfCheckpoint(
+    Files& files, const std::string& directory) {
+  std::unique_ptr<ShardReader> reader(new ShardReader(files));
+  reader->committed_ = true;
+  const absl::StatusOr<Checkpoint> checkpoint = OpenCheckpoint(files, directory, false);
+  absl::Status status = checkpoint.status();
+  if (status.ok()) status = VerifyTexts(files, *checkpoint);
+  if (status.ok()) status = reader->AddSource(*checkpoint, kAdapterModelFile);
+  if (status.ok()) status = reader->AddSource(*checkpoint, kOptimizerFile);
+  if (!status.ok()) return AsDamage(files, directory, status);
+  for (const Source& source : reader->sources_) {
+    for (const TensorInfo& tensor : source.file.tensors()) {
+      if ((&source == &reader->sources_.back()) == IsMoment(tensor.name)) continue;
+      return Corrupt(absl::StrCat(source.file.path(), ": tensor ", Quoted(tensor.name),
+                                  " does not belong there"));
+    }
+  }
+  reader->Plan(checkpoint->state);
+  return reader;
+}
+
+absl::StatusOr<std::unique_ptr<ShardReader>> ShardReader::OfWeights(Files& files,
+                                                                    const std::string& directory,
+                                                                    const std::string& job) {
+  std::unique_ptr<ShardReader> reader(new ShardReader(files));
+  reader->committed_ = true;
+  const absl::StatusOr<Checkpoint> checkpoint = OpenCheckpoint(files, directory, false);
+  absl::Status status = checkpoint.status();
+  if (status.ok()) status = VerifyTexts(files, *checkpoint);
+  if (status.ok()) status = reader->AddSource(*checkpoint, kAdapterModelFile);
+  if (!status.ok()) return AsDamage(files, directory, status);
+  reader->Plan({job, 0, ""});
+  return reader;
+}
+
+absl::StatusOr<std::unique_ptr<ShardReader>> ShardReader::OfAdapter(Files& files,
+                                                                    const std::string& directory,
+                                                                    const std::string& job) {
+  std::unique_ptr<ShardReader> reader(new ShardReader(files));
+  const std::string config_path = JoinPath(directory, kAdapterConfigFile);
+  const absl::StatusOr<std::string> text = files.ReadAll(config_path, kReadAllLimit);
+  if (!text.ok()) return text.status();
+  const absl::StatusOr<PeftConfig> config = ParsePeftConfig(*text);
+  if (!config.ok()) return At(config_path, config.status());
+  const std::string path = JoinPath(directory, kAdapterModelFile);
+  if (absl::Status status = reader->AddSource(path, ""); !status.ok()) return status;
+  const auto modules = CheckAdapterTensors(*config, reader->sources_.front().file.header());
+  if (!modules.ok()) return At(path, modules.status());
+  reader->Plan({job, 0, ""});
+  return reader;
+}
+
+absl::Status ShardReader::AddSource(const Checkpoint& checkpoint, const std::string& name) {
+  const auto listed = std::ranges::find(checkpoint.files, name, &CheckpointFile::name);
+  return AddSource(JoinPath(checkpoint.directory, name), listed->sha256);
+}
+
+absl::Status ShardReader::AddSource(const std::string& path, const std::string& sha256) {
+  absl::StatusOr<SafetensorsReader> file = SafetensorsReader::Open(path, files_);
+  if (!file.ok()) return file.status();
+  for (const TensorInfo& tensor : file->tensors()) {
+    if (!IsFloatType(tensor.type)) {
+      return Refuse("ADAPTER_INVALID",
+                    absl::StrCat(path, ": tensor ", Quoted(tensor.name), " is not of floats"));
+    }
+  }
+  Source& source = sources_.emplace_back(Source{*std::move(file), sha256, {}});
+  source.sha.Update(source.file.prefix());
+  return absl::OkStatus();
+}
+
+void ShardReader::Plan(const CheckpointState& state) {
+  std::vector<TensorEntry> entries;
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    for (const TensorInfo& tensor : sources_[i].file.tensors()) {
+      entries.push_back({tensor.name, TensorType::kF32, tensor.shape});
+      source_of_[tensor.name] = i;
+    }
+  }
+  layout_ = std::make_unique<SafetensorsLayout>(std::move(entries), ShardMetadata(state));
+}
+
+absl::StatusOr<std::string> ShardReader::Next() {
+  if (prefix_sent_ < layout_->prefix().size()) {
+    std::string piece = layout_->prefix().substr(prefix_sent_, kPieceBytes);
+    prefix_sent_ += piece.size();
+    return piece;
+  }
+  while (tensor_ < layout_->tensors().size()) {
+    absl::StatusOr<std::string> piece = ReadTensor();
+    if (!piece.ok() || !piece->empty()) return piece;
+    ++tensor_;
+    done_ = 0;
+  }
+  if (absl::Status status = CheckSums(); !status.ok()) return status;
+  return std::string();
+}
+
+// Empty: it is read.
+absl::StatusOr<std::string> ShardReader::ReadTensor() {
+  const std::string& name = layout_->tensors()[tensor_].name;
+  Source& source = sources_[source_of_.find(name)->second];
+  const TensorInfo& tensor = *source.file.Find(name);
+  const auto value_bytes = static_cast<uint64_t>(TensorTypeBytes(tensor.type));
+  const uint64_t wanted =
+      std::min(tensor.bytes() - done_, kPieceBytes / sizeof(float) * value_bytes);
+  if (wanted == 0) return std::string();
+  absl::StatusOr<std::string> bytes = source.file.Read(tensor, done_, wanted);
+  if (absl::IsInvalidArgument(bytes.status())) {  // it has become shorter
+    const std::string what(bytes.status().message());
+    return committed_ ? Corrupt(what) : Refuse("ADAPTER_INVALID", what);
+  }
+  if (!bytes.ok()) return bytes.status();
+  done_ += wanted;
+  source.sha.Update(*bytes);
+  if (tensor.type == TensorType::kF32) return bytes;
+  std::vector<float> values(wanted / value_bytes);
+  ConvertToFloat(tensor.type, bytes->data(), static_cast<int64_t>(values.size()), values.data());
+  return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+}
+
+absl::Status ShardReader::CheckSums() {
+  for (Source& source : sources_) {
+    if (source.sha256.empty() || source.sha.HexDigest() == source.sha256) continue;
+    return Corrupt(absl::StrCat(source.file.path(), ": its sha256 is not the manifest's"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lorad::storage

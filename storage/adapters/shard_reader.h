@@ -1,0 +1,70 @@
+// What a slot starts from, as a shard (checkpoint.h), read piece by piece: whoever sends it asks
+// for the next piece when the last one is gone, and no thread waits in between.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/adapters/checkpoint.h"
+#include "storage/files/files.h"
+#include "storage/files/sha256.h"
+#include "storage/tensors/safetensors_reader.h"
+
+namespace lorad::storage {
+
+// Reads through Files alone, nothing by a mapping: what the disk cannot give is an error. What is
+// not as it was committed (a file that is gone, another size, another sha256 than the manifest's)
+// is DATA_LOSS with the file's path, reason CHECKPOINT_CORRUPT: known for certain only behind the
+// last byte, so nothing may be used before the end. A job's folder that is not there at all is
+// NOT_FOUND: its disk may not be mounted. Not thread-safe; `files` must outlive it.
+class ShardReader {
+ public:
+  // A checkpoint, masters and moments. The state is the checkpoint's.
+  static absl::StatusOr<std::unique_ptr<ShardReader>> OfCheckpoint(Files& files,
+                                                                   const std::string& directory);
+  // Its masters alone, as a shard of `job` at step 0: how init_from a checkpoint starts.
+  static absl::StatusOr<std::unique_ptr<ShardReader>> OfWeights(Files& files,
+                                                                const std::string& directory,
+                                                                const std::string& job);
+  // An adapter in PEFT's layout likewise, converted to float32. Nothing says what it must be, but
+  // its own form: errors as of PeftAdapter.
+  static absl::StatusOr<std::unique_ptr<ShardReader>> OfAdapter(Files& files,
+                                                                const std::string& directory,
+                                                                const std::string& job);
+
+  // The next piece, of at most 1 MiB; empty: that was all, and all of it is good.
+  absl::StatusOr<std::string> Next();
+
+ private:
+  // A file whose tensors are read in the order in which they lie in it, hashed on the way.
+  struct Source {
+    SafetensorsReader file;
+    std::string sha256;  // what it must have; empty: nobody knows
+    Sha256 sha;
+  };
+
+  explicit ShardReader(Files& files) : files_(files) {}
+  absl::Status AddSource(const std::string& path, const std::string& sha256);
+  absl::Status AddSource(const Checkpoint& checkpoint, const std::string& name);
+  // All sources are there.
+  void Plan(const CheckpointState& state);
+  absl::StatusOr<std::string> ReadTensor();
+  absl::Status CheckSums();
+
+  Files& files_;
+  std::vector<Source> sources_;
+  bool committed_ = false;  // what is wrong is damage: it was whole once
+  std::unique_ptr<SafetensorsLayout> layout_;
+  std::map<std::string, size_t, std::less<>> source_of_;  // by tensor
+  uint64_t prefix_sent_ = 0;
+  size_t tensor_ = 0;  // of the layout's, that is next,
+  uint64_t done_ = 0;  // and how many bytes of it, as they lie in its file
+};
+
+}  // namespace lorad::storage

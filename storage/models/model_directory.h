@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/models/model_description.h"
+#include "storage/tensors/safetensors.h"
+
+namespace lorad::storage {
+
+// A Hugging Face directory: config.json, model.safetensors or model.safetensors.index.json with its
+// shards, and the tokenizer's files. Page: docs/formats/model_directory.md. Weights stay on disk
+// until they are read. Movable; const methods are thread-safe.
+class ModelDirectory {
+ public:
+  // Reads config and headers, no weights. Refused with the tensor's name: missing, surplus, wrong
+  // shape, wrong type. Reasons: MODEL_NOT_FOUND, MODEL_UNSUPPORTED, MODEL_INVALID,
+  // SAFETENSORS_INVALID.
+  static absl::StatusOr<ModelDirectory> Open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  const ModelDescription& description() const { return description_; }
+  uint64_t weight_bytes() const { return weight_bytes_; }  // of the weight files
+  // Changes when a file that matters does (names, sizes, modification times, safetensors headers,
+  // config and tokenizer files by content). 64 hexadecimal digits.
+  const std::string& fingerprint() const { return fingerprint_; }
+  bool has_tokenizer() const { return has_tokenizer_; }
+
+  // Text of "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", ...; NOT_FOUND if it
+  // is not there; at most 64 MiB.
+  absl::StatusOr<std::string> ReadText(std::string_view file) const;
+
+  // A tensor of description() as float32 (from F32, F16 or BF16, exactly). `out` holds its
+  // elements. File pages are let go of on the way: the resident set does not grow by the file.
+  absl::Status ReadTensor(std::string_view name, float* out) const;
+
+ private:
+  ModelDirectory() = default;
+  absl::Status OpenWeights();
+  absl::Status CheckTensors() const;
+
+  std::string path_;
+  ModelDescription description_;
+  std::vector<SafetensorsFile> files_;
+  std::map<std::string, std::pair<size_t, const TensorInfo*>, std::less<>>
+      tensors_;  // file, tensor
+  std::optional<uint64_t>
+      random_seed_;  // weights from a seed instead of files (random_weights.json)
+  uint64_t weight_bytes_ = 0;
+  std::string fingerprint_;
+  bool has_tokenizer_ = false;
+};
+
+}  // namespace lorad::storage

@@ -1,0 +1,241 @@
+#include "tests/sim/worker/sim_engine.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <utility>
+
+#include "server/core/events/overloaded.h"
+#include "storage/files/errors.h"
+
+namespace lorad::sim {
+namespace {
+
+using worker::v1::Operation;
+
+uint64_t Hash(const std::string& text, int64_t a, int64_t b) {
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto mix = [&](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
+  for (const unsigned char c : text) mix(c);
+  mix(static_cast<uint64_t>(a));
+  mix(static_cast<uint64_t>(b));
+  return hash ^ (hash >> 29);
+}
+
+double LossOf(const std::string& job, int64_t step, int64_t sequence) {
+  return 1 + static_cast<double>(Hash(job, step, sequence) % 1'000'000) / 1e6;
+}
+
+int64_t TrainedTokens(const worker::v1::Segment& segment) {
+  return segment.labels_size() - std::ranges::count(segment.labels(), -100);
+}
+
+}  // namespace
+
+double TrainLoss(const std::string& job, int64_t step) { return LossOf(job, step, -1); }
+
+double ValidationLoss(const std::string& job, int64_t step, int64_t sequence) {
+  return LossOf(job, step, sequence);
+}
+
+SimEngine::Slot& SimEngine::At(const std::string& job) {
+  const auto slot = slots_.find(job);
+  if (slot == slots_.end()) FAIL("job " << job << " has no slot");
+  return slot->second;
+}
+
+const worker::v1::Microbatch& SimEngine::Find(int64_t number) const {
+  for (const auto& microbatch : window_->microbatches()) {
+    if (microbatch.number() == number) return microbatch;
+  }
+  FAIL("window " << window_->number() << " has no microbatch " << number);
+  return window_->microbatches(0);
+}
+
+absl::StatusOr<bool> SimEngine::CarryOut(const worker::Effect& order) {
+  absl::StatusOr<bool> done = true;
+  std::visit(Overloaded{
+                 [&](const worker::FormGroup& form) {
+                   if (const absl::Status status = Form(form.order); !status.ok()) done = status;
+                 },
+                 [&](const worker::LeaveGroup&) { slots_.clear(); },
+                 [&](const worker::BeginWindow& begin) { window_ = begin.window; },
+                 [&](const worker::Execute& execute) { done = Execute(*execute.operation); },
+                 [&](const worker::EndWindow& end) { EndWindow(end.cut_jobs); },
+                 [](const auto&) { FAIL("this is no order of an engine"); },
+             },
+             order);
+  return done;
+}
+
+absl::Status SimEngine::Form(const worker::v1::FormGroup& order) {
+  slots_.clear();
+  capacity_tokens_ = order.capacity_tokens();
+  if (script_.memory_taken || capacity_tokens_ > script_.group_tokens_most) {
+    absl::Status taken = absl::ResourceExhaustedError("no memory is left");
+    taken.SetPayload(storage::Absl(storage::kReasonPayload), absl::Cord("MEMORY_TAKEN"));
+    return taken;
+  }
+  if (order.longest_sequence() > script_.longest_most) {
+    absl::Status large = absl::ResourceExhaustedError("the group needs more than there is");
+    large.SetPayload(storage::Absl(storage::kReasonPayload), absl::Cord("MEMORY"));
+    return large;
+  }
+  worker::v1::Report report;
+  report.mutable_group_formed()->set_reserved_bytes(1000);
+  hooks_.report(std::move(report));
+  return absl::OkStatus();
+}
+
+// A batch that a cut left half done is begun anew.
+void SimEngine::EndWindow(const std::set<std::string>& cut_jobs) {
+  window_.reset();
+  for (const std::string& job : cut_jobs) {
+    if (auto slot = slots_.find(job); slot != slots_.end()) slot->second.sequences.clear();
+  }
+}
+
+absl::StatusOr<bool> SimEngine::Execute(const Operation& operation) {
+  switch (operation.kind()) {
+    case Operation::LOAD_SLOT:
+      return Load(operation);
+    case Operation::FREE_SLOT:
+      Free(operation.job());
+      return true;
+    case Operation::FORWARD:
+      for (const auto& segment : Find(operation.microbatch()).segments()) {
+        const Slot& slot = At(segment.job());
+        if (!slot.failed) REQUIRE(segment.step() == slot.step + 1);
+      }
+      return true;
+    case Operation::BACKWARD:
+      Backward(Find(operation.microbatch()));
+      return true;
+    case Operation::EVALUATE:
+      Evaluate(Find(operation.microbatch()));
+      return true;
+    case Operation::STEP:
+      if (At(operation.job()).failed) return false;
+      Step(operation);
+      return true;
+    case Operation::SAVE:
+      if (At(operation.job()).failed) return false;
+      REQUIRE(At(operation.job()).step == operation.step());
+      return true;
+    default:
+      return true;
+  }
+}
+
+absl::StatusOr<bool> SimEngine::Load(const Operation& operation) {
+  const std::string& job = operation.slot().job();
+  Slot slot;
+  // One that failed for its memory is tried again; any other is there once.
+  if (const auto known = slots_.find(job); known != slots_.end()) REQUIRE(known->second.failed);
+  worker::v1::Report report;
+  if (script_.memory_taken || capacity_tokens_ > script_.slot_tokens_most) {
+    slot.failed = true;
+    report.mutable_slot_failed()->set_job(job);
+    report.mutable_slot_failed()->set_reason("MEMORY_TAKEN");
+    report.mutable_slot_failed()->set_message("no memory is left");
+  } else {
+    if (!operation.content().empty()) {
+      const absl::StatusOr<int64_t> step = hooks_.fetch(operation.content());
+      if (!step.ok()) return step.status();
+      slot.step = *step;
+    }
+    REQUIRE(slot.step == operation.step());
+    report.mutable_slot_loaded()->set_job(job);
+    report.mutable_slot_loaded()->set_step(slot.step);
+    report.mutable_slot_loaded()->set_bytes(kStagedBytes);
+  }
+  slots_[job] = slot;
+  hooks_.report(std::move(report));
+  return true;
+}
+
+void SimEngine::Free(const std::string& job) {
+  REQUIRE(slots_.erase(job) == 1);
+  worker::v1::Report report;
+  report.mutable_slot_freed()->set_job(job);
+  hooks_.report(std::move(report));
+}
+
+void SimEngine::Backward(const worker::v1::Microbatch& microbatch) {
+  for (const auto& segment : microbatch.segments()) {
+    At(segment.job()).sequences[segment.sequence()]++;
+  }
+  Report(microbatch, true);
+}
+
+void SimEngine::Evaluate(const worker::v1::Microbatch& microbatch) {
+  std::map<std::string, worker::v1::Report> reports;
+  for (const auto& segment : microbatch.segments()) {
+    if (At(segment.job()).failed) continue;
+    REQUIRE(segment.mode() == worker::v1::Segment::EVALUATE);
+    REQUIRE(segment.step() == At(segment.job()).step);
+    worker::v1::EvaluateDone& done = *reports[segment.job()].mutable_evaluate_done();
+    done.set_job(segment.job());
+    done.set_step(segment.step());
+    done.add_sequence(segment.sequence());
+    const int64_t tokens = TrainedTokens(segment);
+    done.add_trained_tokens(tokens);
+    done.add_loss_sum(static_cast<double>(tokens) *
+                      ValidationLoss(segment.job(), segment.step(), segment.sequence()));
+  }
+  for (auto& [job, report] : reports) hooks_.report(std::move(report));
+  Report(microbatch, false);
+}
+
+void SimEngine::Step(const Operation& operation) {
+  Slot& slot = At(operation.job());
+  const auto batch = std::ranges::find_if(
+      window_->batches(), [&](const auto& entry) { return entry.job() == operation.job(); });
+  REQUIRE(batch != window_->batches().end());
+  // Each sequence of the batch exactly once.
+  REQUIRE(static_cast<int64_t>(slot.sequences.size()) == batch->sequences());
+  for (const auto& [sequence, times] : slot.sequences) REQUIRE(times == 1);
+  slot.sequences.clear();
+  REQUIRE(operation.step() == slot.step + 1);
+  worker::v1::Report report;
+  const auto bad = script_.bad_steps.find(operation.job());
+  const bool is_bad = bad != script_.bad_steps.end() && bad->second == operation.step();
+  if (is_bad || operation.learning_rate() > script_.finite_rate_max) {
+    slot.failed = true;
+    report.mutable_not_finite()->set_job(operation.job());
+    report.mutable_not_finite()->set_step(operation.step());
+    report.mutable_not_finite()->set_what("loss");
+    return hooks_.report(std::move(report));
+  }
+  slot.step = operation.step();
+  worker::v1::StepDone& done = *report.mutable_step_done();
+  done.set_job(operation.job());
+  done.set_step(operation.step());
+  done.set_loss(TrainLoss(operation.job(), operation.step()));
+  done.set_grad_norm(done.loss() / 2);
+  done.set_learning_rate(operation.learning_rate());
+  done.set_tokens(batch->tokens());
+  done.set_trained_tokens(batch->trained_tokens());
+  done.set_step_time_ms(1);
+  hooks_.report(std::move(report));
+}
+
+void SimEngine::Report(const worker::v1::Microbatch& microbatch, bool backward) {
+  std::set<std::string> jobs;
+  int64_t tokens = 0, squares = 0;
+  for (const auto& segment : microbatch.segments()) {
+    jobs.insert(segment.job());
+    tokens += segment.input_ids_size();
+    squares += int64_t{segment.input_ids_size()} * segment.input_ids_size();
+  }
+  worker::v1::Report report;
+  worker::v1::MicrobatchDone& done = *report.mutable_microbatch_done();
+  done.set_microbatch(microbatch.number());
+  done.set_adapters(static_cast<int>(jobs.size()));
+  done.set_tokens(tokens);
+  done.set_squared_lengths(squares);
+  done.set_forward_ms(1);
+  done.set_backward_ms(backward ? 1 : 0);
+  hooks_.report(std::move(report));
+}
+
+}  // namespace lorad::sim

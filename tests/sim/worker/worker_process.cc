@@ -1,0 +1,265 @@
+#include "tests/sim/worker/worker_process.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <utility>
+
+#include "server/core/events/overloaded.h"
+
+namespace lorad::sim {
+namespace {
+
+constexpr int64_t kRestartUs = 50'000;
+
+worker::v1::Hello HelloOf(const Machine& machine) {
+  worker::v1::Hello hello;
+  hello.set_protocol_version(worker::kProtocolVersion);
+  hello.set_worker(machine.worker);
+  hello.set_device(machine.device);
+  hello.set_memory_bytes(machine.memory_bytes);
+  hello.set_threads(machine.threads);
+  hello.set_multiprocessors(machine.multiprocessors);
+  hello.set_value_bytes(machine.value_bytes);
+  hello.set_numerics_id("sim");
+  return hello;
+}
+
+}  // namespace
+
+WorkerProcess* FindConnection(const std::vector<std::unique_ptr<WorkerProcess>>& workers,
+                              uint64_t connection) {
+  for (const auto& process : workers) {
+    if (connection != 0 && process->connection() == connection) return process.get();
+  }
+  return nullptr;
+}
+
+WorkerProcess::WorkerProcess(const Machine& machine, Clockwork& clock, CoordinatorSide& coordinator,
+                             const WorkerScript& script)
+    : clock_(clock),
+      coordinator_(coordinator),
+      script_(script),
+      hello_(HelloOf(machine)),
+      order_us_(machine.order_us) {}
+
+// ---- its life ----
+
+void WorkerProcess::Start() {
+  REQUIRE_FALSE(core_);
+  life_++;
+  core_ = std::make_unique<worker::WorkerCore>(worker::CoreOptions{.hello = hello_});
+  SimEngine::Hooks hooks;
+  hooks.report = [this](worker::v1::Report report) {
+    ApplyLater(0, worker::EngineReported{std::move(report)});
+  };
+  hooks.fetch = [this](const std::string& content) { return coordinator_.Fetch(content); };
+  engine_ = std::make_unique<SimEngine>(std::move(hooks), script_);
+  Apply(worker::Started{});
+}
+
+void WorkerProcess::Kill(bool restart) {
+  if (!core_) return;
+  hung_ = false;
+  held_order_.reset();
+  EndStream(absl::UnavailableError("killed by signal 9"));
+  life_++;
+  core_.reset();
+  engine_.reset();
+  uploads_.clear();
+  if (!restart) return;
+  clock_.At(clock_.now_us() + kRestartUs, [this, life = life_] {
+    if (life_ == life) Start();
+  });
+}
+
+std::function<void()> WorkerProcess::IfAlive(std::function<void()> what) {
+  return [this, life = life_, what = std::move(what)] {
+    if (life_ == life) what();
+  };
+}
+
+void WorkerProcess::Apply(decltype(worker::Event::content) content) {
+  const int64_t life = life_;
+  const double now_ms = static_cast<double>(clock_.now_us()) / 1000;
+  for (worker::Effect& effect : core_->Apply({now_ms, std::move(content)})) {
+    if (life_ == life) Do(std::move(effect));
+  }
+}
+
+void WorkerProcess::ApplyLater(int64_t delay_us, decltype(worker::Event::content) content) {
+  clock_.At(clock_.now_us() + delay_us,
+            IfAlive([this, content = std::move(content)] { Apply(content); }));
+}
+
+void WorkerProcess::Do(worker::Effect effect) {
+  std::visit(Overloaded{
+                 [&](worker::Dial& dial) { Dial(dial); },
+                 [&](worker::HangUp&) { EndStream(absl::CancelledError("hung up")); },
+                 [&](worker::Say& say) { Say(std::move(say.message)); },
+                 [&](worker::Upload& upload) { Upload(upload); },
+                 [&](worker::CancelCalls&) {
+                   for (const auto& [upload, tried] : uploads_) {
+                     clock_.Later(IfAlive([this, upload = upload, number = tried.number] {
+                       EndTry(upload, number, absl::CancelledError("given up"));
+                     }));
+                   }
+                 },
+                 [&](worker::ReadMemory&) {
+                   ApplyLater(0, worker::MemoryRead{1000, script_.peak_resident_bytes});
+                 },
+                 [&](worker::SetTimer& timer) { SetTimer(timer.at_ms); },
+                 [&](worker::Note&) {},
+                 // Who was told to go is not started again.
+                 [&](worker::End& end) { Kill(/*restart=*/!end.status.ok()); },
+                 [&](auto& order) { CarryOut(std::move(order)); },
+             },
+             effect);
+}
+
+void WorkerProcess::SetTimer(double at_ms) {
+  const auto fire = [this, number = ++timer_] {
+    if (timer_ == number) Apply(worker::TimerFired{});
+  };
+  clock_.AlarmAt(static_cast<int64_t>(at_ms * 1000) + 1, IfAlive(fire));
+}
+
+void WorkerProcess::HoldUp(int64_t us) {
+  up_free_us_ = std::max(up_free_us_, clock_.now_us()) + us;
+}
+
+// ---- the engine ----
+
+void WorkerProcess::CarryOut(worker::Effect order) {
+  if (hung_) {
+    held_order_ = std::move(order);
+    return;
+  }
+  int64_t staged_bytes = 0;
+  if (const auto* execute = std::get_if<worker::Execute>(&order)) {
+    const worker::v1::Operation& operation = *execute->operation;
+    const bool steps = operation.kind() == worker::v1::Operation::STEP;
+    const bool deadly = script_.deadly.contains(operation.job()) ||
+                        operation.learning_rate() > script_.survived_rate_max;
+    if (steps && deadly) return Kill();
+    if (operation.kind() == worker::v1::Operation::SAVE) staged_bytes = SimEngine::kStagedBytes;
+  }
+  CheckUploads(order);
+  const worker::EngineDone done{engine_->CarryOut(order), staged_bytes};
+  // Behind the reports of this order, which lie on the agenda.
+  clock_.At(clock_.now_us(),
+            IfAlive([this, done] { ApplyLater(mischief_.slowness * order_us_, done); }));
+}
+
+void WorkerProcess::CheckUploads(const worker::Effect& order) const {
+  if (std::holds_alternative<worker::LeaveGroup>(order)) REQUIRE(uploads_.empty());
+  const auto* execute = std::get_if<worker::Execute>(&order);
+  if (execute == nullptr) return;
+  using worker::v1::Operation;
+  const Operation& operation = *execute->operation;
+  if (operation.kind() != Operation::FREE_SLOT && operation.kind() != Operation::SAVE) return;
+  for (const auto& [upload, tried] : uploads_) {
+    if (tried.job == operation.job()) FAIL("it is uploaded: " << operation.ShortDebugString());
+  }
+}
+
+void WorkerProcess::Hang(bool hung) {
+  hung_ = hung;
+  if (!hung && held_order_) CarryOut(*std::exchange(held_order_, std::nullopt));
+}
+
+void WorkerProcess::Lie(worker::v1::WorkerMessage message) {
+  if (!core_) return;
+  if (!message.has_report() || epoch() == 0) return Say(std::move(message));
+  Apply(worker::EngineReported{message.report()});
+}
+
+// ---- the stream ----
+
+void WorkerProcess::Dial(const worker::Dial& dial) {
+  stream_ = dial.stream;
+  connection_ = coordinator_.NewConnection();
+  up_free_us_ = down_free_us_ = clock_.now_us();
+  clock_.Later([this, connection = connection_, hello = dial.hello] {
+    if (connection_ != connection) return;
+    if (mischief_.distorts()) coordinator_.Mistrust(connection);
+    if (!coordinator_.Post(server::WorkerConnected{connection, mischief_.Introduce(hello)})) {
+      EndStream(absl::UnavailableError("nobody is there"));
+    }
+  });
+}
+
+void WorkerProcess::EndStream(const absl::Status& why) {
+  const uint64_t connection = std::exchange(connection_, 0);
+  if (connection == 0) return;
+  silent_ = false;
+  ApplyLater(clock_.Delay(), worker::StreamBroke{stream_, why});
+  clock_.At(std::max(up_free_us_, clock_.now_us()) + clock_.Delay(),
+            [this, connection, life = coordinator_.life(), why] {
+              if (life != coordinator_.life()) return;
+              coordinator_.Post(server::WorkerGone{connection, std::string(why.message())});
+            });
+}
+
+void WorkerProcess::Say(worker::v1::WorkerMessage message) {
+  if (silent_ || connection_ == 0) return;
+  if (mischief_.CutsHere()) return EndStream(absl::UnavailableError("the network broke"));
+  if (mischief_.distorts()) coordinator_.Mistrust(connection_);
+  for (worker::v1::WorkerMessage& told : mischief_.Tell(std::move(message))) {
+    Deliver(std::move(told));
+  }
+}
+
+// What was on its way when the stream broke may still come.
+void WorkerProcess::Deliver(worker::v1::WorkerMessage message) {
+  up_free_us_ = std::max(up_free_us_, clock_.now_us() + clock_.Delay());
+  clock_.At(up_free_us_, [this, connection = connection_, life = coordinator_.life(),
+                          message = std::move(message)]() mutable {
+    if (life != coordinator_.life()) return;
+    if (coordinator_.Post(server::WorkerSaid{connection, std::move(message)})) return;
+    if (connection_ == connection) EndStream(absl::UnavailableError("nobody listens"));
+  });
+}
+
+void WorkerProcess::Send(worker::v1::CoordinatorMessage message) {
+  if (mischief_.CutsHere()) return EndStream(absl::UnavailableError("the network broke"));
+  down_free_us_ = std::max(down_free_us_, clock_.now_us() + clock_.Delay());
+  clock_.At(down_free_us_, [this, connection = connection_, message = std::move(message)] {
+    if (connection_ == connection) Apply(worker::CoordinatorSaid{stream_, message});
+  });
+}
+
+// ---- shards ----
+
+void WorkerProcess::Upload(const worker::Upload& upload) {
+  const int64_t tried = ++last_try_;
+  uploads_[upload.upload] = {tried, upload.header.job()};
+  const auto end = [this, life = life_, number = upload.upload, tried](const absl::Status& status) {
+    if (life_ == life) EndTry(number, tried, status);
+  };
+  for (const auto& header : mischief_.Upload(upload.header)) {
+    std::function<void()> arrive = [this, end, life = life_, header] {
+      // The last bytes may be on their way when the worker dies.
+      if (life_ != life && clock_.Chance(0.5)) return;
+      coordinator_.TakeShard(header, end);
+    };
+    clock_.Later([this, job = header.job(), arrive = std::move(arrive)] {
+      script_.shards_held.contains(job) ? held_shards_.push_back(arrive) : arrive();
+    });
+  }
+  clock_.AlarmAt(clock_.now_us() + upload.timeout_ms * 1000,
+                 [end] { end(absl::DeadlineExceededError("too late")); });
+}
+
+// Once for each try.
+void WorkerProcess::EndTry(int64_t upload, int64_t tried, const absl::Status& status) {
+  const auto found = uploads_.find(upload);
+  if (found == uploads_.end() || found->second.number != tried) return;
+  uploads_.erase(found);
+  ApplyLater(0, worker::UploadDone{upload, status, "sha256"});
+}
+
+void WorkerProcess::ReleaseShards() {
+  for (auto& arrive : std::exchange(held_shards_, {})) clock_.Later(std::move(arrive));
+}
+
+}  // namespace lorad::sim

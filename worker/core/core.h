@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lorad/worker/v1/worker.pb.h"
+#include "worker/core/effects.h"
+#include "worker/core/events.h"
+
+namespace lorad::worker {
+
+inline constexpr int kProtocolVersion = 1;
+
+struct CoreOptions {
+  v1::Hello hello;  // what does not change from stream to stream
+  // Between two tries to reach the coordinator: at first so long, then twice as long each time.
+  int64_t pause_first_ms = 100;
+  int64_t pause_last_ms = 5000;
+  // An engine that is not back after so long, when its group is given up, never will be.
+  int64_t leave_ms = 60'000;
+};
+
+// Every decision of a worker, in one single-threaded function Apply(event) -> effects: how it lives
+// with its coordinator, which operation the engine does next, what is cut, when a shard is sent
+// again, what is reported. No clock, thread, file or network: the same code runs under the driver
+// (driver.h) and in a simulator. See docs/engine.md.
+//
+// The stream: when it breaks, the engine goes on with the windows it has. A new one is tried with
+// growing pauses, and a coordinator that still wants the group gets every report that it has not
+// acknowledged. A group that nobody asked for during one lease is given up, and so is that of a
+// coordinator which closes the stream. Before the next dial the engine must have left its group;
+// one that hangs ends the process.
+//
+// Windows are executed in the order they came, for one group at a time. Cut answers the smallest
+// microbatch number k whose Forward (or Evaluate) is not yet enqueued and holds everything from k
+// on until CutAt says what is dropped; then each window at hand runs what follows from the
+// microbatches before it, and a job in mid-batch loses its accumulated gradient. What the
+// coordinator says of an epoch that is not held is ignored; what it says of the one that is and
+// cannot be is its defect: GroupFailed{BAD_WINDOW}, and nothing of that epoch is executed any more.
+//
+// Saves: a shard is sent until the coordinator has it or refuses it, a few jobs' at once. A Save
+// that finds its job's staging memory in use is put off to the next moment at which the job is
+// still at that step; the job's next Step waits for it as long as the shard before it is within its
+// first try, and after that the save is lost for what follows. A slot is freed behind its saves,
+// at the end of its window at the latest; none of them is tried again then.
+class WorkerCore {
+ public:
+  explicit WorkerCore(CoreOptions options);
+  ~WorkerCore();
+  WorkerCore(const WorkerCore&) = delete;
+  WorkerCore& operator=(const WorkerCore&) = delete;
+
+  std::vector<Effect> Apply(Event event);
+
+  struct Held {
+    std::string group;
+    int64_t epoch = 0;  // 0 = nothing
+  };
+  Held held() const;
+
+  // No order of the engine is under way and none is due but for the coordinator's next word.
+  bool idle() const;
+  // Reports that are not acknowledged.
+  int64_t reports_kept() const;
+
+ private:
+  class State;
+  const std::unique_ptr<State> state_;
+};
+
+}  // namespace lorad::worker

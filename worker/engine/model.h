@@ -1,0 +1,171 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/arena.h"
+#include "kernels/backend.h"
+#include "kernels/tensor.h"
+#include "sizes/group.h"
+#include "storage/models/model_description.h"
+#include "storage/models/model_directory.h"
+
+namespace lorad::worker {
+
+// Which blocks of a model a stage holds. A block is half a layer (attention or MLP), so layers may
+// be cut between the two; the residual stream is what crosses a border. The stage of block 0 has
+// the embedding, the stage of the last block has the final norm, the head and the loss.
+struct StageRange {
+  int32_t first_block = 0;
+  int32_t end_block = 0;  // exclusive
+
+  bool has_embedding() const { return first_block == 0; }
+  bool has_head(const storage::ModelDescription& description) const {
+    return end_block == static_cast<int32_t>(description.blocks.size());
+  }
+};
+
+// All blocks on one stage.
+StageRange WholeModel(const storage::ModelDescription& description);
+
+using sizes::GroupShape;
+using sizes::kRankMax;
+using sizes::kSlotsMax;
+using sizes::Recomputation;
+
+// A stage of a base model with the memory for one microbatch in flight. Runs the table of a
+// ModelDescription and knows no family by name. Forward keeps, per block and row, x at the block's
+// entry (H); unless blocks are computed again, of attention: q, k, v after the rotary embedding
+// ((N + 2G) D), its output (N D) and lse (N), of an MLP: gate and up (2F); if nothing is computed
+// again, the norm's output as well (H a block), the SwiGLU product (F an MLP) and S.
+//
+// Counting: constructed over a counting arena, a Model holds nothing and arena.bytes_max() is what
+// a real one takes. The rules, every line rounded up to 64 bytes as one allocation
+// (kernels/arena.h), T = capacity_tokens, P = longest_sequence; activations, border, scratch and
+// unit gradient are values of Backend::activation_dtype(), norms, rope, lse and log p are float32:
+//   weights      whatever Backend::MakeLinear takes for: embedding [V, H]; per block the groups in
+//                and out; head [V, H] unless tied (and on the same stage). Per norm H.
+//   rope         P D per distinct RopeSpec
+//   activations  per block: T H; unless blocks are computed again attention T (N + 2G) D, T N D,
+//                T N; MLP 2 T F; if nothing is, T H more, T F of an MLP, and per linear
+//                T LoraSavedColumns
+//   border       T H (x behind the last block)
+//   scratch      three times T H (h, dh, dx), and the larger of: attention T (N + 2G) D + T N D
+//   (dq,
+//                dk, dv and dout), MLP 2 T F (dy; y, unless it is kept), with what the block's own
+//                forward leaves where blocks are computed again
+//   loss         T (log p), T H (unit gradient)
+//   workspace    whatever Backend::ReserveWorkspace takes
+// Threads: one.
+class Model {
+ public:
+  // Takes all memory from `arena`, which must outlive the model, as must `backend`.
+  Model(kernels::Backend* backend, const storage::ModelDescription& description, StageRange range,
+        GroupShape shape, kernels::Arena& arena);
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  // Bytes of a real arena for it.
+  static int64_t CountBytes(kernels::Backend* backend, const storage::ModelDescription& description,
+                            StageRange range, GroupShape shape);
+
+  // Fills the weights from the directory the description came from, tensor by tensor, straight into
+  // the arena. REQUIRES: a real arena.
+  absl::Status Load(const storage::ModelDirectory& directory);
+
+  // Runs a microbatch of T' <= capacity rows up to log p of its loss rows. With `gradient` also the
+  // unit gradients, for a Backward on the same batch and table directly after it.
+  void Forward(const kernels::Batch& batch, int64_t rows, int64_t loss_rows,
+               const kernels::AdapterTable& table, bool gradient);
+  // log p of the loss rows of the last Forward, read back without a wait (Backend::ReadBack).
+  void ReadBackLogP(float* log_p);
+  // Gradients of sum_i weights[i] * log_p[i], added into the slots' accumulators. Uses up what
+  // Forward kept.
+  void Backward(const kernels::Batch& batch, int64_t rows, kernels::AdapterTable& table,
+                std::span<const float> weights);
+
+  // Linear groups as the backend's AdapterTable numbers them: `in` and `out` of every block.
+  int32_t groups() const { return 2 * (range_.end_block - range_.first_block); }
+  int32_t InGroup(int32_t block) const { return 2 * (block - range_.first_block); }
+  int32_t OutGroup(int32_t block) const { return InGroup(block) + 1; }
+
+  const storage::ModelDescription& description() const { return description_; }
+  const StageRange& range() const { return range_; }
+  const GroupShape& shape() const { return shape_; }
+
+ private:
+  struct BlockState {
+    const storage::Block* block = nullptr;
+    int32_t index = 0;
+    bool attention = false;
+    // Frozen.
+    kernels::TensorView norm;  // [1, H]
+    std::unique_ptr<kernels::Linear> in;
+    std::unique_ptr<kernels::Linear> out;
+    kernels::TensorView rope;  // [P, D]; attention
+    kernels::TensorView x;     // [T, H]; kept
+    // Kept, or where it is computed again shared by the blocks.
+    kernels::TensorView mix;  // attention: [T, (N + 2G) D]; MLP: [T, 2F]
+    kernels::TensorView h;    // [T, H]: the norm's output
+    kernels::TensorView y;    // [T, N D] or [T, F]: what the mixer gives to `out`
+    kernels::TensorView lse;  // [T, N]; attention
+    // Of the LoRA linears, [T, LoraSavedColumns]; empty: computed again.
+    kernels::TensorView in_saved;
+    kernels::TensorView out_saved;
+    // Scratch shared by all blocks: gradients.
+    kernels::TensorView scratch_dy;    // [T, N D] or [T, F]
+    kernels::TensorView scratch_dmix;  // [T, (N + 2G) D]; attention (the MLP's overwrites mix)
+  };
+
+  void LayWeights(kernels::Arena& arena);
+  void LayActivations(kernels::Arena& arena);
+  kernels::Limits BackendLimits() const;
+  kernels::TensorView RopeTable(const storage::RopeSpec& rope, kernels::Arena& arena);
+  void FillRopeTables();
+  absl::Status LoadGroup(const storage::ModelDirectory& directory,
+                         const storage::LinearGroup& group, kernels::Linear& linear);
+  absl::Status LoadNorm(const storage::ModelDirectory& directory, const storage::NormSpec& norm,
+                        const kernels::TensorView& view);
+
+  // From x to y.
+  void Mix(const kernels::Batch& batch, int64_t rows, const BlockState& state,
+           const kernels::AdapterTable& table);
+  // What backward reads of the block and forward did not keep.
+  void Restore(const kernels::Batch& batch, int64_t rows, const BlockState& state,
+               const kernels::AdapterTable& table);
+  void BackwardAttention(const kernels::Batch& batch, int64_t rows, const BlockState& state,
+                         kernels::AdapterTable& table);
+  void BackwardMlp(const kernels::Batch& batch, int64_t rows, const BlockState& state,
+                   kernels::AdapterTable& table);
+  const kernels::TensorView& BorderAfter(size_t i) const;
+  // Empty where nothing is kept.
+  kernels::TensorView RowsOf(const kernels::TensorView& saved, int64_t rows) const;
+
+  kernels::Backend* const backend_;
+  const storage::ModelDescription description_;
+  const StageRange range_;
+  const GroupShape shape_;
+
+  struct RopeState {
+    const storage::RopeSpec* rope;
+    kernels::TensorView table;
+  };
+  std::vector<RopeState> ropes_;
+  std::unique_ptr<kernels::Linear> embedding_;
+  std::unique_ptr<kernels::Linear> own_head_;  // null if tied to embedding_
+  kernels::Linear* head_ = nullptr;
+  kernels::TensorView final_norm_;  // [1, H]
+  std::vector<BlockState> blocks_;
+  kernels::TensorView border_;  // [T, H]: x behind the last block
+  kernels::TensorView h_;       // [T, H]: the last norm's output, and those that are not kept
+  kernels::TensorView dh_;      // [T, H]
+  kernels::TensorView dx_;      // [T, H]: the residual's gradient
+  kernels::TensorView log_p_;   // [1, T]
+  kernels::TensorView unit_;    // [T, H]
+  int64_t loss_rows_ = 0;       // of the last Forward
+};
+
+}  // namespace lorad::worker

@@ -1,0 +1,170 @@
+#include "worker/engine/way_back.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+namespace lorad::worker {
+
+absl::Status WayBack::Reserve(int64_t capacity_tokens, int64_t slots_max) {
+  const auto lay = [&](kernels::Arena& arena) {
+    for (float*& log_p : log_p_) log_p = arena.Allocate<float>(capacity_tokens);
+    readings_ = arena.Allocate<NormReading>(slots_max);
+  };
+  kernels::Arena counting(kernels::Device::kCpu);
+  lay(counting);
+  auto arena = environment_.backend->MakeHostArena(counting.bytes_max());
+  if (!arena.ok()) return arena.status();
+  arena_ = *std::move(arena);
+  lay(*arena_);
+  return absl::OkStatus();
+}
+
+// ---- to the first stage ----
+
+int WayBack::TakeLane() {
+  const int lane = next_lane_;
+  next_lane_ = (lane + 1) % kLanes;
+  return lane;
+}
+
+void WayBack::Mark(int lane, Moment moment) { environment_.backend->Mark(MarkOf(lane, moment)); }
+
+void WayBack::Add(Flight flight) {
+  ReadMicrobatch();
+  enqueued_ = std::move(flight);
+}
+
+void WayBack::AddStep(const kernels::StepRequest& request, v1::Report done) {
+  steps_.push_back(request);
+  steps_done_.push_back(std::move(done));
+}
+
+// ---- from stage to stage ----
+
+void WayBack::EnqueueNorms() {
+  if (norms_.empty()) return;
+  kernels::Backend& backend = *environment_.backend;
+  std::vector<kernels::NormRequest> requests;
+  for (const Resident* resident : norms_) {
+    requests.push_back({&resident->slot->optimizer(), &readings_[resident->index].sum_of_squares});
+  }
+  backend.SumOfSquares(requests);
+  for (const Resident* resident : norms_) TakeOverflow(*resident);
+  backend.Mark(kNormsEnqueued);
+  norms_.clear();
+}
+
+void WayBack::TakeOverflow(const Resident& resident) {
+  environment_.backend->TakeOverflow(*environment_.table, resident.index,
+                                     &readings_[resident.index].overflow);
+}
+
+void WayBack::EnqueueSteps() {
+  if (steps_.empty()) return;
+  environment_.backend->AdamW(steps_);
+  steps_.clear();
+  Report();  // only now: the device waits for the steps
+  for (v1::Report& done : std::exchange(steps_done_, {})) environment_.report(std::move(done));
+}
+
+void WayBack::ReadMicrobatch() {
+  if (!enqueued_.has_value()) return;
+  Report();
+  Flight flight = *std::exchange(enqueued_, std::nullopt);
+  if (flight.rows > 0) {
+    environment_.backend->WaitFor(
+        MarkOf(flight.lane, flight.backward ? kBackwardEnds : kForwardEnds));
+  }
+  std::vector<SequenceLoss> losses = LossesOf(flight);
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const LossSpan& span = flight.spans[i];
+    if (span.segment->mode() != v1::Segment::TRAIN || !span.resident->batch.has_value()) continue;
+    span.resident->batch->losses[span.segment->sequence()] = losses[i];
+  }
+  const bool evaluates =
+      std::any_of(flight.spans.begin(), flight.spans.end(),
+                  [](const LossSpan& span) { return span.segment->mode() != v1::Segment::TRAIN; });
+  read_.emplace(std::move(flight), std::move(losses));
+  if (evaluates) Report();  // it may fail jobs
+}
+
+const WayBack::NormReading& WayBack::ReadNorm(const Resident& resident) {
+  environment_.backend->WaitFor(kNormsEnqueued);
+  return readings_[resident.index];
+}
+
+void WayBack::Report() {
+  if (!read_.has_value()) return;
+  const auto [flight, losses] = *std::exchange(read_, std::nullopt);
+  ReportEvaluations(flight, losses);
+  ReportMicrobatch(flight);
+}
+
+void WayBack::Finish() {
+  EnqueueNorms();
+  EnqueueSteps();
+  ReadMicrobatch();
+  Report();
+}
+
+// ---- what is read, what is reported ----
+
+std::vector<SequenceLoss> WayBack::LossesOf(const Flight& flight) const {
+  std::vector<SequenceLoss> losses(flight.spans.size());
+  for (size_t i = 0; i < flight.spans.size(); ++i) {
+    const LossSpan& span = flight.spans[i];
+    losses[i].trained_tokens = span.count;
+    for (int64_t row = span.first; row < span.first + span.count; ++row) {
+      losses[i].sum -= static_cast<double>(log_p_[flight.lane][row]);
+    }
+  }
+  return losses;
+}
+
+void WayBack::ReportEvaluations(const Flight& flight, const std::vector<SequenceLoss>& losses) {
+  std::map<std::string, v1::EvaluateDone> done;
+  std::map<std::string, std::vector<int64_t>> not_finite;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const v1::Segment& segment = *flight.spans[i].segment;
+    if (segment.mode() == v1::Segment::TRAIN) continue;
+    v1::EvaluateDone& report = done[segment.job()];
+    report.set_job(segment.job());
+    report.set_step(segment.step());
+    report.add_sequence(segment.sequence());
+    report.add_loss_sum(losses[i].sum);
+    report.add_trained_tokens(losses[i].trained_tokens);
+    if (!std::isfinite(losses[i].sum)) not_finite[segment.job()].push_back(segment.sequence());
+  }
+  for (auto& [job, evaluated] : done) {
+    if (not_finite.count(job) != 0) {
+      environment_.on_loss_not_finite(job, evaluated.step(), not_finite[job]);
+      continue;
+    }
+    v1::Report report;
+    *report.mutable_evaluate_done() = std::move(evaluated);
+    environment_.report(std::move(report));
+  }
+}
+
+void WayBack::ReportMicrobatch(const Flight& flight) {
+  std::set<std::string> jobs;
+  for (const LossSpan& span : flight.spans) jobs.insert(span.segment->job());
+  v1::Report report;
+  v1::MicrobatchDone& done = *report.mutable_microbatch_done();
+  done.set_microbatch(flight.microbatch->number());
+  done.set_tokens(flight.rows);
+  done.set_squared_lengths(flight.squared_lengths);
+  if (flight.rows > 0) {
+    const auto ms = [&](Moment from, Moment to) {
+      return environment_.backend->MsBetween(MarkOf(flight.lane, from), MarkOf(flight.lane, to));
+    };
+    done.set_forward_ms(ms(kForwardBegins, kForwardEnds));
+    if (flight.backward) done.set_backward_ms(ms(kForwardEnds, kBackwardEnds));
+  }
+  done.set_adapters(static_cast<int32_t>(jobs.size()));
+  environment_.report(std::move(report));
+}
+
+}  // namespace lorad::worker

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/arena.h"
+#include "kernels/backend.h"
+#include "lorad/worker/v1/worker.pb.h"
+#include "worker/engine/resident.h"
+
+namespace lorad::worker {
+
+// The way of results from the device to the reports. Operations are enqueued and the host goes on,
+// so what they give passes through stages; the engine says how far each must have come:
+//
+//   stage     | microbatches                     | batches that end together
+//   ----------|----------------------------------|------------------------------------------------
+//   collected |                                  | norms and steps that were asked for: several
+//             |                                  | jobs' small kernels run as one
+//   enqueued  | forward, backward, log p read    | sums of squares, overflow marks; AdamW
+//             | back                             |
+//   read      | losses, in their batches         | the reading of a slot
+//   reported  | EvaluateDone, MicrobatchDone     | StepDone
+//
+// At most one microbatch is enqueued and unread, and one read and not reported: a microbatch is
+// read when the next one is enqueued, and reported when the device has its next work. So the device
+// waits for the host only while the norms of a window's batches decide their steps.
+// Threads: the engine's one.
+class WayBack {
+ public:
+  struct Environment {
+    kernels::Backend* backend = nullptr;
+    kernels::AdapterTable* table = nullptr;
+    std::function<void(v1::Report)> report;
+    // A validation loss is not finite; called between the reports of its microbatch.
+    std::function<void(const std::string& job, int64_t step, const std::vector<int64_t>& sequences)>
+        on_loss_not_finite;
+  };
+  // What the device has read back of a slot's norm.
+  struct NormReading {
+    double sum_of_squares = 0;
+    int32_t overflow = 0;
+  };
+  // Moments of a microbatch that are marked on the device.
+  enum Moment { kForwardBegins, kForwardEnds, kBackwardEnds, kMoments };
+
+  explicit WayBack(Environment environment) : environment_(std::move(environment)) {}
+
+  // Memory for what is read back, before all else. RESOURCE_EXHAUSTED where there is none.
+  absl::Status Reserve(int64_t capacity_tokens, int64_t slots_max);
+
+  // ---- to the first stage ----
+
+  // The next microbatch takes a lane: marks and memory for log p that the one before it does not
+  // use.
+  int TakeLane();
+  void Mark(int lane, Moment moment);
+  float* log_p(int lane) { return log_p_[lane]; }  // [capacity_tokens]
+  // All of its kernels are enqueued. The microbatch before it is read.
+  void Add(Flight flight);
+  // REQUIRES: `resident` has a batch and a slot, and stays until its norm is enqueued.
+  void AddNorm(const Resident* resident) { norms_.push_back(resident); }
+  void AddStep(const kernels::StepRequest& request, v1::Report done);
+
+  // ---- from stage to stage; each does nothing where nothing is there ----
+
+  void EnqueueNorms();
+  // And reports them, after what was read before.
+  void EnqueueSteps();
+  // Waits for the microbatch, if one is unread.
+  void ReadMicrobatch();
+  // Waits for the newest norms.
+  const NormReading& ReadNorm(const Resident& resident);
+  // What has been read.
+  void Report();
+  // All of it, to the end.
+  void Finish();
+
+  // The slot's mark of overflow (kernels::Backend::TakeOverflow), for ReadNorm; clears it.
+  void TakeOverflow(const Resident& resident);
+
+ private:
+  // A microbatch is read while the next one is under way: two of all that one has of its own. One
+  // mark more is behind the newest norms.
+  static constexpr int kLanes = 2;
+  static constexpr int kNormsEnqueued = kLanes * kMoments;
+  static_assert(kNormsEnqueued < kernels::Backend::kMarks);
+  static int MarkOf(int lane, Moment moment) { return lane * kMoments + moment; }
+
+  // One a span.
+  std::vector<SequenceLoss> LossesOf(const Flight& flight) const;
+  void ReportEvaluations(const Flight& flight, const std::vector<SequenceLoss>& losses);
+  void ReportMicrobatch(const Flight& flight);
+
+  const Environment environment_;
+  std::unique_ptr<kernels::Arena> arena_;  // of the host
+  float* log_p_[kLanes] = {};
+  NormReading* readings_ = nullptr;  // [slots_max]
+  int next_lane_ = 0;
+  std::vector<const Resident*> norms_;       // collected
+  std::vector<kernels::StepRequest> steps_;  // collected
+  std::vector<v1::Report> steps_done_;       // of steps_
+  std::optional<Flight> enqueued_;
+  std::optional<std::pair<Flight, std::vector<SequenceLoss>>> read_;
+};
+
+}  // namespace lorad::worker

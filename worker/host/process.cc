@@ -1,0 +1,67 @@
+#include "worker/host/process.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "storage/files/sha256.h"
+
+namespace lorad::worker {
+namespace {
+
+// Counts up when the engine's own arithmetic (order of operations, scaling) changes results.
+constexpr int kEngineVersion = 1;
+
+// A line "Key:   123 kB" of a file in /proc.
+int64_t KilobytesOf(const char* path, const std::string& key) {
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line)) {
+    if (line.compare(0, key.size(), key) != 0) continue;
+    std::istringstream rest(line.substr(key.size()));
+    int64_t kilobytes = 0;
+    rest >> kilobytes;
+    return kilobytes * 1024;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int64_t ResidentBytes() { return KilobytesOf("/proc/self/status", "VmRSS:"); }
+int64_t PeakResidentBytes() { return KilobytesOf("/proc/self/status", "VmHWM:"); }
+int64_t MachineMemoryBytes() { return KilobytesOf("/proc/meminfo", "MemTotal:"); }
+
+std::string NumericsId(const kernels::Backend& backend) {
+  return storage::Sha256::Of(absl::StrCat(backend.NumericsId(), "; engine ", kEngineVersion))
+      .substr(0, 16);
+}
+
+absl::Status DieWithParent() {
+  const pid_t parent = getppid();
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
+    return absl::InternalError(
+        absl::StrCat("cannot ask for a signal at the parent's end: ", std::strerror(errno)));
+  }
+  // It may have ended in between: then another process is the parent by now.
+  if (getppid() != parent || parent == 1) {
+    return absl::FailedPreconditionError("the process that started this worker has ended");
+  }
+  return absl::OkStatus();
+}
+
+void EndProcessAfter(std::chrono::seconds patience) {
+  std::thread([patience] {
+    std::this_thread::sleep_for(patience);
+    _exit(1);
+  }).detach();
+}
+
+}  // namespace lorad::worker

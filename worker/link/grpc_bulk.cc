@@ -1,0 +1,99 @@
+#include "worker/link/grpc_bulk.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "lorad/worker/v1/worker.grpc.pb.h"
+#include "worker/link/channel.h"
+#include "worker/link/rpc_status.h"
+
+namespace lorad::worker {
+namespace {
+
+constexpr size_t kChunkBytes = size_t{1} << 20;
+
+}  // namespace
+
+struct GrpcBulk::Stub {
+  std::unique_ptr<v1::Coordinator::Stub> coordinator;
+};
+
+// A call that Cancel can find while it runs.
+class GrpcBulk::Call {
+ public:
+  Call(GrpcBulk* bulk, int64_t number, int64_t timeout_ms) : bulk_(bulk), number_(number) {
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(timeout_ms));
+    std::lock_guard lock(bulk_->mutex_);
+    cancelled_ = number <= bulk_->cancelled_;
+    if (!cancelled_) bulk_->calls_.insert(this);
+  }
+  ~Call() {
+    std::lock_guard lock(bulk_->mutex_);
+    bulk_->calls_.erase(this);
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  // Before the call begins.
+  bool cancelled() const { return cancelled_; }
+  int64_t number() const { return number_; }
+  grpc::ClientContext& context() { return context_; }
+
+ private:
+  GrpcBulk* const bulk_;
+  const int64_t number_;
+  bool cancelled_ = false;
+  grpc::ClientContext context_;
+};
+
+GrpcBulk::GrpcBulk(const std::string& coordinator) : stub_(std::make_unique<Stub>()) {
+  stub_->coordinator = v1::Coordinator::NewStub(MakeChannel(coordinator));
+}
+
+GrpcBulk::~GrpcBulk() = default;
+
+absl::Status GrpcBulk::Fetch(int64_t number, const v1::FetchSlotContentRequest& request,
+                             int64_t timeout_ms, const Sink& sink) {
+  Call call(this, number, timeout_ms);
+  if (call.cancelled()) return absl::CancelledError("the group is being left");
+  auto reader = stub_->coordinator->FetchSlotContent(&call.context(), request);
+  v1::Chunk chunk;
+  absl::Status sunk;
+  while (sunk.ok() && reader->Read(&chunk)) sunk = sink(chunk.data());
+  if (!sunk.ok()) call.context().TryCancel();
+  const grpc::Status status = reader->Finish();
+  return sunk.ok() ? FromRpc(status) : sunk;
+}
+
+absl::Status GrpcBulk::Upload(int64_t number, const v1::UploadShardRequest::Header& header,
+                              absl::Span<const std::string_view> parts, int64_t timeout_ms) {
+  Call call(this, number, timeout_ms);
+  if (call.cancelled()) return absl::CancelledError("the group is being left");
+  v1::UploadShardResponse response;
+  auto writer = stub_->coordinator->UploadShard(&call.context(), &response);
+  v1::UploadShardRequest request;
+  *request.mutable_header() = header;
+  bool open = writer->Write(request);
+  for (std::string_view part : parts) {
+    while (open && !part.empty()) {
+      const size_t taken = std::min(part.size(), kChunkBytes);
+      request.set_chunk(part.data(), taken);
+      open = writer->Write(request);
+      part.remove_prefix(taken);
+    }
+  }
+  writer->WritesDone();
+  return FromRpc(writer->Finish());
+}
+
+void GrpcBulk::Cancel(int64_t number) {
+  std::lock_guard lock(mutex_);
+  cancelled_ = std::max(cancelled_, number);
+  for (Call* call : calls_) {
+    if (call->number() <= number) call->context().TryCancel();
+  }
+}
+
+}  // namespace lorad::worker

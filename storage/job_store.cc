@@ -11,6 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "storage/files/errors.h"
 #include "storage/sqlite_errors.h"
 
 namespace lorad::storage {
@@ -173,6 +174,7 @@ class SqliteJobStore : public JobStore {
     if (mutations.empty()) return absl::OkStatus();
     std::lock_guard lock(mutex_);
     if (!broken_.ok()) return broken_;
+    if (absl::Status status = CheckPath(); !status.ok()) return status;
     absl::Status status = Commit(mutations);
     if (status.ok() && frames_ >= kCheckpointFrames) {
       status = Checkpoint();
@@ -237,6 +239,17 @@ class SqliteJobStore : public JobStore {
     Statement get, scan, read, remove_piece, remove_all, forget_dropped;
   };
   using Series = std::pair<std::string, std::string>;  // (kind, key)
+
+  // What is written into a file that was removed or moved away, the next start does not find.
+  absl::Status CheckPath() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    int moved = 0;
+    sqlite3_file_control(database_, "main", SQLITE_FCNTL_HAS_MOVED, &moved);
+    if (moved == 0) return absl::OkStatus();
+    return WithReason(absl::StatusCode::kUnavailable, "STORE_MOVED",
+                      absl::StrCat(path_,
+                                   " was moved away, removed or replaced under the daemon: "
+                                   "put it back as it was, or stop the daemon"));
+  }
 
   // One transaction.
   absl::Status Commit(const std::vector<Mutation>& mutations)

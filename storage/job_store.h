@@ -78,10 +78,10 @@ class JobStore {
   virtual ~JobStore() = default;
 
   // All or nothing, and on the disk when it returns OK. RESOURCE_EXHAUSTED (DISK_FULL) and
-  // UNAVAILABLE (STORE_READ_ONLY): nothing was changed, and it may be tried again. After any other
-  // error (INTERNAL, STORE_SYNC_FAILED, for a failed fsync: the kernel may have dropped what it
-  // could not write) what the disk holds is not known: every later call returns it again, and only
-  // a new start tells.
+  // UNAVAILABLE (STORE_READ_ONLY; STORE_MOVED, where the file is not at its path any more): nothing
+  // was changed, and it may be tried again. After any other error (INTERNAL, STORE_SYNC_FAILED, for
+  // a failed fsync: the kernel may have dropped what it could not write) what the disk holds is not
+  // known: every later call returns it again, and only a new start tells.
   virtual absl::Status Apply(const std::vector<Mutation>& mutations) = 0;
 
   virtual absl::StatusOr<std::optional<std::string>> GetRecord(std::string_view kind,

@@ -2,7 +2,6 @@
 
 #include <cerrno>
 
-#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "storage/files/errors.h"
 
@@ -24,13 +23,6 @@ int WriteError(sqlite3* database) {
 }
 
 }  // namespace
-
-absl::Status WithReason(absl::StatusCode code, std::string_view reason,
-                        const std::string& message) {
-  absl::Status status(code, message);
-  status.SetPayload(Absl(kReasonPayload), absl::Cord(Absl(reason)));
-  return status;
-}
 
 absl::Status FromSqlite(sqlite3* database, int code, const std::string& path) {
   const std::string text =
@@ -64,7 +56,11 @@ absl::Status FromSqlite(sqlite3* database, int code, const std::string& path) {
   }
   if (code == SQLITE_IOERR_WRITE) {
     const int error = WriteError(database);
-    if (error == EDQUOT || error == EFBIG) return full();
+    if (error == EDQUOT) return full();
+    if (error == EFBIG) {
+      return WithReason(absl::StatusCode::kResourceExhausted, "DISK_FULL",
+                        absl::StrCat(text, "; the process may make no larger file (ulimit -f)"));
+    }
     if (error == EROFS) return read_only();
   }
   return absl::InternalError(text);

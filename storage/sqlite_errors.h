@@ -10,8 +10,6 @@
 
 namespace lorad::storage {
 
-absl::Status WithReason(absl::StatusCode code, std::string_view reason, const std::string& message);
-
 // `code`: an extended result of a call on `database` (null: there is none), whose file is `path`.
 absl::Status FromSqlite(sqlite3* database, int code, const std::string& path);
 

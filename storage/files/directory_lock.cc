@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,14 +15,40 @@
 #include "storage/files/errors.h"
 
 namespace lorad::storage {
+namespace {
+
+absl::Status CannotOpen(const std::string& path, int error) {
+  const std::string what = absl::StrCat(path, ": cannot open: ", std::strerror(error));
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+      return WithReason(absl::StatusCode::kResourceExhausted, "DISK_FULL",
+                        absl::StrCat(what, "; make room on its disk"));
+    case EROFS:
+      return WithReason(absl::StatusCode::kUnavailable, "STORE_READ_ONLY",
+                        absl::StrCat(what, "; make its file system writable again"));
+    case EISDIR:
+    case ELOOP:
+    case ENXIO:
+      return WithReason(absl::StatusCode::kFailedPrecondition, "DATA_DIR_INVALID",
+                        absl::StrCat(path,
+                                     " is not a file, as lorad's lock is: remove it, or name "
+                                     "another --data-dir"));
+    default:
+      return absl::InternalError(what);
+  }
+}
+
+}  // namespace
 
 absl::StatusOr<DirectoryLock> DirectoryLock::Take(const std::string& directory) {
   const std::string path = absl::StrCat(directory, "/lock");
-  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (file < 0) {
-    return absl::InternalError(absl::StrCat(path, ": ", std::strerror(errno)));
-  }
+  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (file < 0) return CannotOpen(path, errno);
   DirectoryLock lock(file);
+  struct stat about;
+  if (fstat(file, &about) != 0) return CannotOpen(path, errno);
+  if (!S_ISREG(about.st_mode)) return CannotOpen(path, EISDIR);
   if (flock(file, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) {
       return absl::InternalError(absl::StrCat(path, ": flock: ", std::strerror(errno)));
@@ -30,12 +57,11 @@ absl::StatusOr<DirectoryLock> DirectoryLock::Take(const std::string& directory) 
     ssize_t size = pread(file, text, sizeof text, 0);
     while (size > 0 && (text[size - 1] < '0' || text[size - 1] > '9')) --size;
     const std::string pid(text, size > 0 ? size : 0);
-    absl::Status status = absl::FailedPreconditionError(
+    return WithReason(
+        absl::StatusCode::kFailedPrecondition, "DATA_DIR_IN_USE",
         absl::StrCat("the data directory ", directory, " is in use by the lorad with process id ",
                      pid.empty() ? "(not yet written)" : pid,
                      "; stop that one first, or name another --data-dir"));
-    status.SetPayload(Absl(kReasonPayload), absl::Cord("DATA_DIR_IN_USE"));
-    return status;
   }
   const std::string pid = absl::StrCat(getpid(), "\n");
   if (ftruncate(file, 0) != 0 ||

@@ -6,10 +6,14 @@
 
 namespace lorad::storage {
 
-absl::Status Refuse(std::string_view reason, std::string_view message) {
-  absl::Status status = absl::InvalidArgumentError(Absl(message));
+absl::Status WithReason(absl::StatusCode code, std::string_view reason, std::string_view message) {
+  absl::Status status(code, Absl(message));
   status.SetPayload(Absl(kReasonPayload), absl::Cord(Absl(reason)));
   return status;
+}
+
+absl::Status Refuse(std::string_view reason, std::string_view message) {
+  return WithReason(absl::StatusCode::kInvalidArgument, reason, message);
 }
 
 absl::Status At(std::string_view where, const absl::Status& status) {

@@ -14,6 +14,9 @@ inline constexpr std::string_view kReasonPayload = "lorad/reason";
 // Debian's abseil has a string_view of its own.
 inline absl::string_view Absl(std::string_view text) { return {text.data(), text.size()}; }
 
+// An error with its reason.
+absl::Status WithReason(absl::StatusCode code, std::string_view reason, std::string_view message);
+
 // A file of the user's that we cannot accept: INVALID_ARGUMENT with a reason. `message` says what
 // is wrong, where, and how to mend it.
 absl::Status Refuse(std::string_view reason, std::string_view message);

@@ -2,6 +2,7 @@
 
 #include <sqlite3.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -309,6 +310,43 @@ TEST_CASE("ten thousand records are read in a moment") {
   const auto start = std::chrono::steady_clock::now();
   CHECK(Keys(*store, "job").size() == 10'000);
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::milliseconds(500));
+}
+
+TEST_CASE(
+    "a store that is moved away, removed or replaced under us takes nothing until it is back") {
+  TempDir dir;
+  auto store = OpenOk(dir.path());
+  REQUIRE(store->Apply({PutRecord("job", "a", "1")}).ok());
+  const auto refused = [&] {
+    const absl::Status status = store->Apply({PutRecord("job", "lost", "1")});
+    return absl::IsUnavailable(status) && Reason(status) == "STORE_MOVED" &&
+           Keys(*store, "job") == std::vector<std::string>{"a"};
+  };
+  fs::rename(dir.file("lorad.sqlite"), dir.file("away"));
+  CHECK(refused());
+  std::ofstream(dir.file("lorad.sqlite")) << "another";
+  CHECK(refused());
+  fs::rename(dir.file("away"), dir.file("lorad.sqlite"));
+  CHECK(store->Apply({PutRecord("job", "b", "1")}).ok());
+  fs::remove(dir.file("lorad.sqlite"));
+  CHECK_FALSE(store->Apply({PutRecord("job", "lost", "1")}).ok());
+}
+
+TEST_CASE("a lock that is no file is left alone") {
+  TempDir dir;
+  std::ofstream(dir.file("precious")) << "text";
+  fs::create_symlink("precious", dir.file("lock"));
+  const auto invalid = [&] {
+    return Reason(DirectoryLock::Take(dir.path()).status()) == "DATA_DIR_INVALID";
+  };
+  CHECK(invalid());
+  CHECK(fs::file_size(dir.file("precious")) == 4);
+  fs::remove(dir.file("lock"));
+  fs::create_directory(dir.file("lock"));
+  CHECK(invalid());
+  fs::remove(dir.file("lock"));
+  REQUIRE(mkfifo(dir.file("lock").c_str(), 0600) == 0);
+  CHECK(invalid());
 }
 
 TEST_CASE("the lock names its holder and goes with it") {

@@ -64,13 +64,29 @@ absl::Status Leftovers::SweepCheckpoints() {
   if (!jobs.ok()) return jobs.status();
   for (const std::string& job : *jobs) {
     const std::string folder = storage::JoinPath("checkpoints", job);
+    const std::string full = data_dir_.Full(folder);
     if (std::ranges::binary_search(settled_, folder)) continue;
-    if (absl::Status status = SweepJob(folder); !status.ok()) return status;
+    absl::Status status;
+    if (files_.IsDirectory(full) && !files_.IsLink(full)) {
+      status = SweepJob(folder);
+    } else if (!HoldsUsed(folder)) {
+      status = MoveToLost(folder);
+      if (status.ok()) status = files_.SyncDirectory(data_dir_.Full("lost"));
+      if (status.ok()) status = files_.SyncDirectory(data_dir_.Full("checkpoints"));
+    }
+    if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
+// A record names something below it.
+bool Leftovers::HoldsUsed(const std::string& folder) {
+  const auto first = std::ranges::lower_bound(in_use_, folder + "/");
+  return first != in_use_.end() && first->starts_with(folder + "/");
+}
+
 absl::Status Leftovers::SweepJob(const std::string& folder) {
+  if (files_.IsLink(data_dir_.Full(folder))) return absl::OkStatus();
   absl::StatusOr<size_t> left = Sweep(folder);
   if (!left.ok()) return left.status();
   return *left > 0 ? absl::OkStatus() : files_.Remove(data_dir_.Full(folder));
@@ -107,7 +123,7 @@ absl::StatusOr<size_t> Leftovers::Sweep(const std::string& folder) {
 bool Leftovers::IsWhole(const std::string& path) {
   if (path.ends_with(".tmp")) return false;
   const std::string full = data_dir_.Full(path);
-  if (!files_.IsDirectory(full)) return true;
+  if (!files_.IsDirectory(full) || files_.IsLink(full)) return true;
   const auto has = [&](const char* file) { return files_.Exists(storage::JoinPath(full, file)); };
   return has("adapter_config.json") &&
          (!path.starts_with("checkpoints/") || has(storage::kManifestFile));

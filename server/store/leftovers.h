@@ -12,7 +12,8 @@ namespace lorad::server {
 
 // Puts away what no record names: what was on its way in, being written or being removed before a
 // crash is removed; what is whole moves to lost/, for a record may have named it in a store that is
-// newer than this one. Each Clear returns lines for the log. One thread at a time.
+// newer than this one. No link is followed, for what it leads to may be anybody's. Each Clear
+// returns lines for the log. One thread at a time.
 class Leftovers {
  public:
   // `data_dir` and `files` outlive it. `in_use`: paths below the data directory that records name.
@@ -31,6 +32,7 @@ class Leftovers {
   absl::Status RemoveAll(const std::string& folder, const std::string& suffix);
   absl::Status SweepCheckpoints();
   absl::Status SweepJob(const std::string& folder);
+  bool HoldsUsed(const std::string& folder);
   absl::StatusOr<size_t> Sweep(const std::string& folder);
   bool IsWhole(const std::string& path);
   absl::Status MoveToLost(const std::string& path);

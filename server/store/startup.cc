@@ -105,9 +105,15 @@ absl::Status MakeFolders(const DataDir& data_dir, storage::Files& files) {
   }
   if (!root.ok()) return root;
   for (const char* folder : kFolders) {
-    if (absl::Status status = files.MakeDirectory(data_dir.Full(folder)); !status.ok()) {
-      return status;
+    const std::string path = data_dir.Full(folder);
+    if (files.IsLink(path) || (files.Exists(path) && !files.IsDirectory(path))) {
+      return Error(absl::StatusCode::kFailedPrecondition, "DATA_DIR_INVALID",
+                   absl::StrCat(path,
+                                " must be a directory, and no link to one: what lies in it is "
+                                "lorad's to remove. Take it away; to have it on another disk, "
+                                "mount that one there"));
     }
+    if (absl::Status status = files.MakeDirectory(path); !status.ok()) return status;
   }
   return files.SyncDirectory(data_dir.root());
 }

@@ -245,6 +245,11 @@ class SystemFiles : public Files {
     return stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
   }
 
+  bool IsLink(const std::string& path) override {
+    struct stat status;
+    return lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
+  }
+
  private:
   static absl::StatusOr<std::unique_ptr<WritableFile>> OpenToWrite(const std::string& path,
                                                                    int flags) {

@@ -67,7 +67,10 @@ class Files {
   virtual absl::StatusOr<std::unique_ptr<MappedFile>> Map(const std::string& path);
   virtual absl::StatusOr<uint64_t> Size(const std::string& path) = 0;
   virtual bool Exists(const std::string& path) = 0;
+  // What a link leads to counts.
   virtual bool IsDirectory(const std::string& path) = 0;
+  // A symbolic link, wherever it leads. Here: there are none.
+  virtual bool IsLink(const std::string&) { return false; }
 };
 
 // The operating system's. Never freed.

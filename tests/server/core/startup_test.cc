@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "server/errors/errors.h"
 #include "server/store/leftovers.h"
 #include "storage/files/files.h"
 
@@ -79,6 +80,55 @@ TEST_CASE("a store older than the files: what it does not name is kept in lost/,
   CHECK(Tells(folder.Clear(in_use), "lost holds 5"));
   CHECK(folder.Read("lost/datasets-new-2.jsonl") == "new");
   CHECK(folder.Read("lost/datasets-new-2.jsonl-2") == "newer");
+}
+
+TEST_CASE("links and strangers among the checkpoints: nothing is followed, taken or lost") {
+  Folder folder;
+  Folder outside;
+  outside.Write("old/5/deep/valuable");
+  outside.WriteCheckpoint("job-9/5");
+  folder.WriteCheckpoint("checkpoints/job-1/10");
+  folder.Write("checkpoints/.DS_Store");
+  const auto link = [&](const std::string& to, const std::string& path) {
+    fs::create_symlink(to, folder.data_dir->Full(path));
+  };
+  link("job-1", "checkpoints/latest");
+  link("10", "checkpoints/job-1/newest");
+  link(outside.data_dir->Full("old"), "checkpoints/old");
+  link(outside.data_dir->Full("job-9"), "checkpoints/job-9");  // a record names what it holds
+  link("nowhere", "datasets/dangling");
+  const auto notes = folder.Clear({"checkpoints/job-1/10", "checkpoints/job-9/5"});
+  CHECK(folder.Has("checkpoints/job-1/10/manifest.json"));
+  CHECK(folder.Has("checkpoints/job-9/5/manifest.json"));
+  CHECK(outside.Has("old/5/deep/valuable"));
+  for (const char* moved : {"checkpoints-.DS_Store", "checkpoints-latest", "checkpoints-old",
+                            "checkpoints-job-1-newest", "datasets-dangling"}) {
+    CAPTURE(moved);
+    CHECK(Tells(notes, folder.data_dir->Full(std::string("lost/") + moved)));
+  }
+  CHECK(fs::is_symlink(folder.data_dir->Full("lost/checkpoints-old")));
+  CHECK(folder.Clear({"checkpoints/job-1/10", "checkpoints/job-9/5"}).size() == 1);  // of lost/
+
+  // Jobs that have ended are looked at later.
+  Leftovers settled(*folder.data_dir, storage::RealFiles(), {}, {"checkpoints/job-9"});
+  REQUIRE(settled.ClearSettled(1).ok());
+  CHECK(outside.Has("job-9/5/manifest.json"));
+}
+
+TEST_CASE("a folder of the data directory that is a file or a link is refused, with the way out") {
+  for (const std::string name : {"uploads", "checkpoints", "cache", "lost"}) {
+    for (const bool link : {false, true}) {
+      CAPTURE(name, link);
+      Folder folder;
+      const std::string path = folder.data_dir->Full(name);
+      fs::remove(path);
+      link ? fs::create_directory_symlink(fs::temp_directory_path(), path)
+           : folder.Write(name, "a file");
+      const absl::Status status = MakeFolders(*folder.data_dir, storage::RealFiles());
+      CHECK(Reason(status) == "DATA_DIR_INVALID");
+      CHECK(std::string(status.message()).find(path + " must be a directory") == 0);
+    }
+  }
 }
 
 TEST_CASE("what was on its way, being written or being removed is not kept") {

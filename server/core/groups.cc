@@ -352,14 +352,16 @@ void Core::State::Suspect(const std::vector<JobState*>& lost, const std::string&
     job->record.set_company_max(CompanyAfterLoss(losses, job->record.company_max(), suspects));
     job->record.set_alone(AloneAfterLoss(losses, suspects));
     const std::string what = WhatIsLost(*job, group, why);
-    if (job->record.alone() &&
-        !IsToBlame(losses, options_.losses_without_progress_max, jobs_of_group)) {
+    const bool to_blame = IsToBlame(losses, job->record.losses_alone(),
+                                    options_.losses_without_progress_max, jobs_of_group);
+    if (job->record.alone() && !to_blame) {
       // Its next loss may be held against it, so whoever else ends workers has time to pass.
+      job->record.set_losses_alone(job->record.losses_alone() + 1);
       Postpone(*job, kWorkerLost, what, options_.loss_pause_ms);
       continue;
     }
     jobs_.AddEvent(*job, kWorkerLost, what);
-    if (IsToBlame(losses, options_.losses_without_progress_max, jobs_of_group)) {
+    if (to_blame) {
       jobs_.Fail(*job, v1::JobError::SERVER, kWorkerLost,
                  absl::StrCat("its workers were lost ", losses,
                               " times in a row without a step of progress, the last time while it "

@@ -238,6 +238,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   if (done.step() > job->record.furthest_step()) {
     job->record.set_furthest_step(done.step());
     job->record.set_losses_without_progress(0);
+    job->record.set_losses_alone(0);
     if (job->record.company_max() > 0) {
       job->record.set_company_max(0);
       job->record.set_alone(false);

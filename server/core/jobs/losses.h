@@ -4,7 +4,9 @@
 // never done before clears it. Jobs without suspicion share groups with suspects as with others;
 // but who was the only suspect when a worker was lost has its next group to itself, before all
 // others, until it is cleared. So among n jobs the one to blame is alone after 3 + log2(n) losses
-// at most, and only a job that was alone fails.
+// at most. Only a job that was alone fails, and not before it was alone, and has waited after it,
+// so often that whoever else ends workers has had a minute to pass: losses in company may follow
+// each other within seconds.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +26,8 @@ bool IsSuspect(int32_t losses);
 // JobRecord::alone after it: what happens next is its doing.
 bool AloneAfterLoss(int32_t losses, int32_t suspects);
 
-// Whether the job fails: it was alone, and that often.
-bool IsToBlame(int32_t losses, int32_t losses_max, int64_t jobs_of_group);
+// Whether the job fails: it was alone, and that often; `losses_alone` were when it was, before this
+// one.
+bool IsToBlame(int32_t losses, int32_t losses_alone, int32_t losses_max, int64_t jobs_of_group);
 
 }  // namespace lorad::server

@@ -32,14 +32,14 @@ TEST_CASE("suspects are parted in halves, then alone") {
 
 TEST_CASE("only who was alone, and often enough, is to blame") {
   struct Row {
-    int32_t losses;
+    int32_t losses, losses_alone;
     int64_t jobs;
     bool to_blame;
   };
-  for (const Row& row :
-       {Row{4, 1, false}, Row{5, 1, true}, Row{9, 1, true}, Row{5, 2, false}, Row{100, 8, false}}) {
-    CAPTURE(row.losses, row.jobs);
-    CHECK(IsToBlame(row.losses, 5, row.jobs) == row.to_blame);
+  for (const Row& row : {Row{4, 2, 1, false}, Row{5, 3, 1, true}, Row{9, 3, 1, true},
+                         Row{9, 2, 1, false}, Row{5, 3, 2, false}, Row{100, 9, 8, false}}) {
+    CAPTURE(row.losses, row.losses_alone, row.jobs);
+    CHECK(IsToBlame(row.losses, row.losses_alone, 5, row.jobs) == row.to_blame);
   }
   CHECK(AloneAfterLoss(2, 1));
   CHECK_FALSE(AloneAfterLoss(5, 2));  // not the only suspect
@@ -173,6 +173,32 @@ TEST_CASE("workers that die four times by chance fail nobody") {
   }
   for (const std::string& job : jobs) world->RunUntilState(job, Job::SUCCEEDED);
   world->CheckInvariants();
+}
+
+// Losses in company follow each other as fast as workers come back.
+TEST_CASE("workers that are ended for a minute, whenever they form a group, fail nobody") {
+  for (const int company : {1, 2, 4, 7}) {
+    CAPTURE(company);
+    auto world = MakeWorld();
+    std::vector<std::string> jobs;
+    for (int i = 0; i < company; ++i) jobs.push_back(world->Submit(LongJob()));
+    world->Settle();
+    world->StartWorkers();
+    const auto forms = [&] {
+      return std::ranges::any_of(
+          jobs, [&](const std::string& job) { return world->StateOf(job) == Job::PREPARING; });
+    };
+    world->RunUntil(forms);
+    const int64_t end_us = world->now_us() + 60'000'000;
+    while (world->now_us() < end_us) {
+      world->worker(0).Kill();
+      world->RunUntil([&] { return !forms(); });
+      world->RunUntil(forms);
+    }
+    for (const std::string& job : jobs) world->RunUntilState(job, Job::SUCCEEDED);
+    CHECK(CountNotes(*world, "is gone") >= 3);
+    world->CheckInvariants();
+  }
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 
 #include "absl/time/clock.h"
 #include "server/calls/backend.h"
+#include "server/calls/malformed_requests.h"
 #include "server/connections/listener.h"
 #include "server/errors/errors.h"
 #include "server/services/services.h"
@@ -89,6 +90,9 @@ class GrpcApiServer final : public ApiServer {
     acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
         Builder::experimental_type::ExternalConnectionType::FROM_FD,
         grpc::InsecureServerCredentials());
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
+    creators.push_back(AnswerMalformedRequests());
+    builder.experimental().SetInterceptorCreators(std::move(creators));
     for (const auto& service : services_) builder.RegisterService(service.get());
     polled_ = builder.AddCompletionQueue();
     server_ = builder.BuildAndStart();

@@ -37,7 +37,11 @@ class CheckpointSource final : public Source<v1::DownloadCheckpointResponse> {
         static_cast<uint64_t>(std::min<int64_t>(size_ - offset_, kChunkBytesMax)));
     if (!bytes.ok() || (bytes->empty() && offset_ < size_)) {
       return Error(absl::StatusCode::kAborted, "CHECKPOINT_GONE",
-                   "the checkpoint was deleted while it was read");
+                   absl::StrCat(bytes.ok() ? absl::StrCat(path_, ": ends after ", offset_, " of ",
+                                                          size_, " bytes")
+                                           : std::string(bytes.status().message()),
+                                "; the checkpoint was deleted while it was read, or its file was "
+                                "taken from the data directory"));
     }
     offset_ += static_cast<int64_t>(bytes->size());
     response->set_chunk(*std::move(bytes));

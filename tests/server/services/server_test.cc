@@ -68,6 +68,19 @@ TEST_CASE_METHOD(ApiFixture, "health and reflection") {
   CHECK(CallRaw(channel, "/grpc.health.v1.Health/Check", "") == not_serving);
 }
 
+TEST_CASE_METHOD(ApiFixture, "a request that is no message of its type is told so") {
+  const std::string not_utf8("\x0a\x03\xff\xfe\xfd", 5);
+  const std::string malformed = "error " + std::to_string(grpc::StatusCode::INVALID_ARGUMENT);
+  for (const std::string method :
+       {"/lorad.v1.Jobs/GetJob", "/lorad.v1.Jobs/CreateJob", "/lorad.v1.Jobs/WatchJobs"}) {
+    CAPTURE(method);
+    CHECK(CallRaw(channel, method, not_utf8) == malformed);
+    CHECK(CallRaw(channel, method, "\xff") == malformed);
+  }
+  CHECK(CallRaw(channel, "/lorad.v1.Jobs/NoSuchMethod", "") ==
+        "error " + std::to_string(grpc::StatusCode::UNIMPLEMENTED));
+}
+
 TEST_CASE_METHOD(ApiFixture,
                  "health of the services that create things says whether there is room") {
   const std::string serving("\x08\x01", 2);

@@ -1,6 +1,6 @@
-// Bytes of a stage, by the engine's own counting rules: those of worker/engine/model.h and worker/engine/slot.h
-// as formulas, and the layouts of kernels/ (sizes/) as they are. tests/worker holds them equal to
-// what the arena hands out, byte for byte.
+// Bytes of a stage, by the engine's own counting rules: those of worker/engine/model.h and
+// worker/engine/slot.h as formulas, and the layouts of kernels/ (sizes/) as they are. tests/worker
+// holds them equal to what the arena hands out, byte for byte.
 #pragma once
 
 #include <cstdint>

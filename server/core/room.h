@@ -6,8 +6,8 @@
 
 namespace lorad::server {
 
-// OK where there is room, else RESOURCE_EXHAUSTED (DISK_FULL) with the numbers in its metadata: path
-// and free_bytes and wanted_bytes, or (of the inodes) free_files and wanted_files.
+// OK where there is room, else RESOURCE_EXHAUSTED (DISK_FULL) with the numbers in its metadata:
+// path and free_bytes and wanted_bytes, or (of the inodes) free_files and wanted_files.
 absl::Status CheckRoom(const RoomChanged& room);
 
 }  // namespace lorad::server

@@ -7,8 +7,9 @@
 // in the store until it is forgotten: after a restart jobs are judged by those of before, too.
 //
 // It knows the Turn, and groups as values. That a worker's group is there, and is that worker's, is
-// for Core::State to see to. Threads: the core's one. Errors: of Load, DATA_LOSS (STORE_CORRUPT); what
-// REQUIRES to be there and is not is our own bug. A reference to a WorkerState holds until MakeRoom.
+// for Core::State to see to. Threads: the core's one. Errors: of Load, DATA_LOSS (STORE_CORRUPT);
+// what REQUIRES to be there and is not is our own bug. A reference to a WorkerState holds until
+// MakeRoom.
 #pragma once
 
 #include <cstdint>

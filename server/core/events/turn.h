@@ -6,7 +6,8 @@
 // event that is being applied the mutations, the effects and whether the queue is to be looked at.
 //
 // Invariants: time never goes back; a number is given out once; between two events nothing of the
-// last one is left, but for the wish to look at the queue where more follow (events.h). Threads: the core's one. Errors: none.
+// last one is left, but for the wish to look at the queue where more follow (events.h). Threads:
+// the core's one. Errors: none.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,9 @@
 #include "server/process_limits.h"
 
 #include <sys/resource.h>
+#include <sys/stat.h>
 
+#include <csignal>
 #include <future>
 #include <system_error>
 #include <thread>
@@ -21,6 +23,15 @@ absl::Status TooFew(const char* reason, const std::string& what) {
 }
 
 }  // namespace
+
+void SetUpProcess() {
+  umask(077);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file over the user's limit is an error of its write
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);  // else the soft limit stays
+}
 
 absl::Status CheckProcessLimits() {
   rlimit files = {};

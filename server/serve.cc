@@ -17,7 +17,6 @@
 #include "server/errors/errors.h"
 #include "server/process_limits.h"
 #include "server/services/api_server.h"
-#include "server/store/access.h"
 #include "server/supervisor/supervisor.h"
 #include "server/version.h"
 

@@ -1,10 +1,8 @@
 #include "server/store/access.h"
 
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
@@ -15,15 +13,6 @@
 namespace lorad::server {
 
 namespace fs = std::filesystem;
-
-void SetUpProcess() {
-  umask(077);
-  std::signal(SIGXFSZ, SIG_IGN);  // a file over the user's limit is an error of its write
-  rlimit limit;
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);  // else the soft limit stays
-}
 
 absl::Status CheckOwner(const std::string& directory, uid_t user) {
   struct stat status;

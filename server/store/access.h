@@ -1,4 +1,4 @@
-// What belongs to the daemon's user alone, and what the process may have.
+// The data directory belongs to the daemon's user alone.
 #pragma once
 
 #include <sys/types.h>
@@ -10,11 +10,6 @@
 #include "absl/status/statusor.h"
 
 namespace lorad::server {
-
-// Files that this process and its children make are their user's alone (umask 077), and it may
-// have as many descriptors open as its hard limit says. A limit on the size of files ends no
-// process of ours. Before any other thread runs.
-void SetUpProcess();
 
 // PERMISSION_DENIED (DATA_DIR_NOT_OURS) where the directory is there and is not this user's.
 absl::Status CheckOwner(const std::string& directory, uid_t user);

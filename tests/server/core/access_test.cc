@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "server/process_limits.h"
+
 namespace lorad::server {
 namespace {
 

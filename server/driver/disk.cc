@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/room.h"
 
 namespace lorad::server {
 namespace {
@@ -110,7 +111,23 @@ std::optional<RoomChanged> RoomWatch::Look() {
     room.wanted_bytes = resume_bytes + (ballast_ ? 0 : reserve_bytes_);
     room.wanted_files = kFilesResume;
   }
+  std::lock_guard lock(refused_mutex_);
+  refused_ = low_ ? std::optional(room) : std::nullopt;
   return room;
+}
+
+absl::Status RoomWatch::Check() const {
+  std::optional<RoomChanged> room;
+  {
+    std::lock_guard lock(refused_mutex_);
+    room = refused_;
+  }
+  if (!room) return absl::OkStatus();
+  if (const absl::StatusOr<FreeRoom> free = disk_.Free(); free.ok()) {
+    room->free_bytes = free->bytes;
+    room->free_files = free->files;
+  }
+  return CheckRoom(*room);
 }
 
 std::string RoomWatch::Describe() const {

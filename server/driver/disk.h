@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/core/events/events.h"
@@ -18,7 +20,8 @@ struct FreeRoom {
   int64_t files = 0;  // inodes; the largest number where the file system makes them as it goes
 };
 
-// The seam. A ballast is a file that holds room, to be given up when it is needed. Loop's thread.
+// The seam. A ballast is a file that holds room, to be given up when it is needed. Loop's thread;
+// path() and Free() any.
 class Disk {
  public:
   virtual ~Disk() = default;
@@ -47,6 +50,9 @@ class RoomWatch {
   // enough again. None where nothing has changed. Makes the ballast where there is
   // room for it.
   std::optional<RoomChanged> Look();
+  // OK unless the last look found the room low and it still is: DISK_FULL, with what is free now.
+  // Any thread.
+  absl::Status Check() const;
   // The store found the disk full. True: the ballast was given up, so there is room for it now.
   bool GiveUpBallast();
   // How much there is and how much is wanted, in words.
@@ -59,6 +65,8 @@ class RoomWatch {
   bool ballast_ = false;
   bool low_ = false;
   FreeRoom told_;
+  mutable std::mutex refused_mutex_;
+  std::optional<RoomChanged> refused_ ABSL_GUARDED_BY(refused_mutex_);  // as told, while it is low
 };
 
 }  // namespace lorad::server

@@ -180,8 +180,11 @@ class DriverImpl final : public Driver, private Sinks {
   }
 
   absl::Status Writable() override {
-    std::lock_guard lock(writable_mutex_);
-    return writable_;
+    {
+      std::lock_guard lock(writable_mutex_);
+      if (!absl::IsResourceExhausted(writable_)) return writable_;
+    }
+    return turns_->CheckRoom();  // there may be room since the last look
   }
 
   RevisionLog& revisions() override { return revisions_; }
@@ -350,7 +353,7 @@ class DriverImpl final : public Driver, private Sinks {
   RevisionLog revisions_;
   Bell bell_;
   Mailbox mailbox_;
-  std::unique_ptr<Turns> turns_;  // Init, then the loop's thread alone
+  std::unique_ptr<Turns> turns_;  // Init, then the loop's thread; CheckRoom any
   std::atomic<bool> stop_ = false;
 
   std::mutex random_mutex_;

@@ -138,7 +138,9 @@ bool Turns::Apply() {
   }
   std::vector<Mailbox::Mail> mail = around_.mailbox.Take(kTurnEventsMax);
   const std::vector<uint64_t> due = DueTimers();
-  const bool look = room_.watches() && look_us_ <= now.steady_us;
+  // While the room is low whoever asks is answered by what is free now.
+  const bool asked = !mail.empty() && !room_status_.ok();
+  const bool look = room_.watches() && (look_us_ <= now.steady_us || asked);
   if (mail.empty() && due.empty() && !look) return false;
   std::vector<Effect> effects;
   if (look) LookAtRoom(now, &effects);
@@ -163,7 +165,7 @@ void Turns::ApplyOne(Moment time, Mailbox::Content content, bool more_follow,
 
 void Turns::LookAtRoom(Moment now, std::vector<Effect>* effects) {
   std::optional<RoomChanged> room = room_.Look();
-  if (room) room_status_ = CheckRoom(*room);
+  if (room) room_status_ = server::CheckRoom(*room);
   look_us_ = now.steady_us + (room_status_.ok() ? kLookUs : kLookLowUs);
   if (!room) return;
   around_.sinks.Writable(room_status_);

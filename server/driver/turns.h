@@ -95,6 +95,8 @@ class Turns {
 
   // How much the core keeps in memory.
   CoreSizes SizesOfCore() const { return core_->SizesNow(); }
+  // As RoomWatch::Check. Any thread.
+  absl::Status CheckRoom() const { return room_.Check(); }
   // As Core has it: for tests.
   absl::Status CheckInvariants() const { return core_->CheckInvariants(); }
 

@@ -210,6 +210,16 @@ TEST_CASE("a full disk: the store goes on in the ballast's room, and creates are
   CHECK(coordinator.writable.ok());
   CHECK(coordinator.Call(NewModel("n")).ok());
   CHECK(coordinator.disk.ballast_bytes == kReserve);
+
+  // Who makes room and asks at once is not refused by what was free before.
+  coordinator.disk.free_bytes = 10 * kMiB;
+  coordinator.Sleep(kSecond);
+  coordinator.disk.free_bytes = 79 * kMiB;
+  const absl::Status still = coordinator.Call(NewModel("o")).status();
+  CHECK(still.message().find("/disk has 79 MiB free, and 80 MiB are wanted") != std::string::npos);
+  coordinator.disk.free_bytes = 80 * kMiB;
+  CHECK(coordinator.Call(NewModel("o")).ok());
+  CHECK(coordinator.writable.ok());
 }
 
 TEST_CASE("of a small disk a sixteenth is kept at most") {
@@ -224,8 +234,14 @@ TEST_CASE("of a small disk a sixteenth is kept at most") {
   REQUIRE(low.has_value());
   CHECK(low->low());
   CHECK_FALSE(room.Look().has_value());
+  CHECK(ReasonOf(room.Check()) == "DISK_FULL");
+  disk.free_bytes = 3 * kMiB;
+  CHECK(room.Check().ok());  // there is room since the last look
+  disk.free_bytes = kMiB;
+  CHECK(room.Check().message().find("has 1 MiB free") != std::string::npos);
   disk.free_bytes = 3 * kMiB;
   CHECK_FALSE(room.Look()->low());
+  CHECK(room.Check().ok());
 }
 
 TEST_CASE("a disk without inodes has no room, though bytes are free") {

@@ -158,7 +158,9 @@ bool Turns::Apply() {
 void Turns::ApplyOne(Moment time, Mailbox::Content content, bool more_follow,
                      std::vector<Effect>* effects) {
   last_ = {std::max(last_.steady_us, time.steady_us), time.wall_us};
-  if (const auto* requested = std::get_if<Requested>(&content)) open_.insert(requested->request);
+  if (const auto* requested = std::get_if<Requested>(&content)) {
+    open_.emplace(requested->request, requested->content);
+  }
   std::vector<Effect> more = core_->Apply(Event{last_, std::move(content), more_follow});
   std::move(more.begin(), more.end(), std::back_inserter(*effects));
 }
@@ -227,11 +229,12 @@ void Turns::Stall(const absl::Status& status, int64_t now_us) {
   stalled_ = Unavailable(Reason(status), why, kRetryHintMs);
   around_.sinks.Log(Note::Level::kError, why);
   around_.sinks.Writable(stalled_);
+  AnswerOpenReads();
 }
 
 // They stay asked for: what a request_id made is told when it comes again.
 void Turns::RefuseOpen() {
-  for (const uint64_t request : std::exchange(open_, {})) {
+  for (const auto& [request, content] : std::exchange(open_, {})) {
     around_.sinks.Answer(
         request, Unavailable(Reason(stalled_),
                              absl::StrCat(std::string(stalled_.message()),
@@ -241,33 +244,41 @@ void Turns::RefuseOpen() {
   }
 }
 
+// The turn's own reads must not wait for what others wrote in it.
+void Turns::AnswerOpenReads() {
+  std::erase_if(open_, [this](const auto& open) { return AnswerRead(open.first, open.second); });
+}
+
 // Workers' messages, shards and the ends of effects stay where they are, with the time at which
 // they came.
 bool Turns::AnswerMeanwhile() {
   const std::vector<Mailbox::Mail> mail = around_.mailbox.TakeRequests();
   for (const Mailbox::Mail& one : mail) {
     const Requested& requested = std::get<Requested>(one.content);
-    std::optional<ReplyValue> seen = core_->Look(requested.content);
-    if (IsCommittedRead(requested.content)) {
-      Uncommitted beside{newest_revision_, std::string(stalled_.message()), {}};
-      if (seen) beside.cluster = std::get<v1::ClusterStatus>(*std::move(seen));
-      around_.tasks.Add(Tasks::Queue::kReads, [around = around_, requested, beside] {
-        around.sinks.Answer(requested.request,
-                            ReadCommitted(around.store, requested.content, beside));
-      });
-      continue;
-    }
+    if (AnswerRead(requested.request, requested.content)) continue;
     if (const std::string* upload = UploadOf(requested.content)) {
       RemovePath remove{*upload};
       Do(remove);
     }
-    if (seen) {
-      around_.sinks.Answer(requested.request, *std::move(seen));
-    } else {
-      around_.sinks.Answer(requested.request, stalled_);
-    }
+    around_.sinks.Answer(requested.request, stalled_);
   }
   return !mail.empty();
+}
+
+// From what is committed, or from the memory of this process what no store knows. False where
+// neither answers it.
+bool Turns::AnswerRead(uint64_t request, const Request& content) {
+  std::optional<ReplyValue> seen = core_->Look(content);
+  if (IsCommittedRead(content)) {
+    Uncommitted beside{newest_revision_, std::string(stalled_.message()), {}};
+    if (seen) beside.cluster = std::get<v1::ClusterStatus>(*std::move(seen));
+    around_.tasks.Add(Tasks::Queue::kReads, [around = around_, request, content, beside] {
+      around.sinks.Answer(request, ReadCommitted(around.store, content, beside));
+    });
+    return true;
+  }
+  if (seen) around_.sinks.Answer(request, *std::move(seen));
+  return seen.has_value();
 }
 
 // ---- carry out ----

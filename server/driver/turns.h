@@ -14,7 +14,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -81,9 +80,10 @@ class Turns {
   ~Turns();
 
   // The next of these: apply the mail that is there, commit, carry out one effect. While the store
-  // has no room the commit is tried again every second; reads are answered from what is committed
-  // meanwhile (workers and estimates from memory), other requests of clients are refused at once,
-  // and those that were taken on before after five seconds. False: nothing can be done before mail
+  // has no room the commit is tried again every second; reads, also those of the turn that waits,
+  // are answered from what is committed meanwhile (workers and estimates from memory), other
+  // requests of clients are refused at once, and those that were taken on before after five
+  // seconds. False: nothing can be done before mail
   // comes or wake_us(). An error: the store failed, and what it holds is not known any more; the
   // process must end, and the next start reads it.
   absl::StatusOr<bool> Step();
@@ -116,7 +116,9 @@ class Turns {
   absl::StatusOr<bool> Commit();
   void Stall(const absl::Status& status, int64_t now_us);
   void RefuseOpen();
+  void AnswerOpenReads();
   bool AnswerMeanwhile();
+  bool AnswerRead(uint64_t request, const Request& content);
 
   void Do(Persist&) {}
   void Do(Reply& reply);
@@ -155,9 +157,9 @@ class Turns {
   int64_t newest_revision_ = 0;               // that watchers were told
 
   RoomWatch room_;
-  int64_t look_us_ = 0;       // when to look at the room again
-  absl::Status room_status_;  // as the core was told
-  std::set<uint64_t> open_;   // requests that were taken on and not answered
+  int64_t look_us_ = 0;               // when to look at the room again
+  absl::Status room_status_;          // as the core was told
+  std::map<uint64_t, Request> open_;  // requests that were taken on and not answered
   // While a commit waits for the store, what clients' writes are answered, and since when:
   absl::Status stalled_;
   int64_t stalled_us_ = 0;

@@ -7,6 +7,7 @@
 #include "server/core/events/records.pb.h"
 #include "server/core/events/store_kinds.h"
 #include "server/core/jobs/job_states.h"
+#include "server/store/committed_reads.h"
 #include "storage/models/model_description.h"
 #include "tests/storage/published_configs.h"
 
@@ -75,6 +76,7 @@ void Promises::Answered(uint64_t number, const absl::StatusOr<ReplyValue>& value
     // It was taken on before the store had no room: it happens, or not.
     const bool open = value.status().message().find("may be done after that") != std::string::npos;
     if (open) LeaveOpen(asked.request);
+    REQUIRE_FALSE((open && IsCommittedRead(asked.request)));  // the disk answers that at any time
     return;
   }
   const auto* shard = std::get_if<ShardUploaded>(&asked.request);

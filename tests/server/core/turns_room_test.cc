@@ -75,6 +75,35 @@ TEST_CASE("while the store has no room reads are answered as committed, and writ
   }
 }
 
+TEST_CASE("a read that comes with the write that the store has no room for does not wait for it") {
+  Coordinator coordinator;
+  REQUIRE(coordinator.Call(NewModel("m")).ok());
+  REQUIRE(coordinator.Call(NewDataset(coordinator, "d")).ok());
+  const std::string job = std::get<v1::Job>(*coordinator.Call(NewJob())).name();
+  coordinator.store.failure = DiskFull();
+  const uint64_t before = coordinator.Ask(Named<v1::GetJobRequest>(job));
+  const uint64_t write = coordinator.Ask(Named<v1::CancelJobRequest>(job));
+  const uint64_t after = coordinator.Ask(Named<v1::GetJobRequest>(job));
+  const uint64_t workers = coordinator.Ask(v1::ListWorkersRequest());
+  coordinator.Settle();
+  for (const uint64_t read : {before, after}) {
+    REQUIRE(coordinator.answers.contains(read));
+    REQUIRE(coordinator.answers.at(read).ok());
+    CHECK(std::get<v1::Job>(*coordinator.answers.at(read)).state() != v1::Job::CANCELLED);
+  }
+  REQUIRE(coordinator.answers.contains(workers));
+  CHECK(coordinator.answers.at(workers).ok());
+  CHECK_FALSE(coordinator.answers.contains(write));
+
+  // Each is answered once, and the write when it is on the disk.
+  coordinator.answers.clear();
+  coordinator.store.failure = absl::OkStatus();
+  coordinator.Sleep(2 * kSecond);
+  CHECK(coordinator.answers.size() == 1);
+  REQUIRE(coordinator.answers.contains(write));
+  CHECK(coordinator.answers.at(write).ok());
+}
+
 TEST_CASE("a create that the store has no room for is refused within seconds, and made once") {
   Coordinator coordinator;
   REQUIRE(coordinator.Call(NewModel("m")).ok());

@@ -2,7 +2,6 @@
 
 // Text to token ids and back, as a Hugging Face tokenizer.json (docs/formats/tokenizer.md) says.
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -11,27 +10,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "storage/tokenization/encoding.h"
 
 namespace lorad::storage {
-
-// Bytes [begin, end) of the text given to Encode.
-struct TextSpan {
-  uint32_t begin = 0;
-  uint32_t end = 0;
-
-  friend bool operator==(const TextSpan&, const TextSpan&) = default;
-};
-
-struct Encoding {
-  std::vector<int32_t> ids;
-  // One per id: where in the text it came from, as the `tokenizers` library says (counted in bytes
-  // where its Python interface counts characters). A token that holds some bytes of one character
-  // has that character's whole span.
-  std::vector<TextSpan> spans;
-  // How many ids at the front and at the back the post-processor put there; their spans are {0, 0}.
-  size_t inserted_front = 0;
-  size_t inserted_back = 0;
-};
 
 // Byte-pair encoding with the components that Llama 2, Llama 3, Qwen2, Mistral and SmolLM2 use.
 // Immutable: every const member may be called from any number of threads at once.

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/datasets/tokenizer.h"
+#include "storage/tokenization/encoding.h"
 
 namespace lorad::storage::tokenization {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "storage/datasets/tokenizer.h"
+#include "storage/tokenization/encoding.h"
 #include "storage/tokenization/fields.h"
 
 namespace lorad::storage::tokenization {

@@ -5,11 +5,11 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "client/download.h"
-#include "client/error.h"
+#include "client/calls/download.h"
+#include "client/calls/error.h"
+#include "client/calls/rpc.h"
+#include "client/calls/session.h"
 #include "client/json.h"
-#include "client/rpc.h"
-#include "client/session.h"
 #include "client/table.h"
 #include "lorad/v1/checkpoints.grpc.pb.h"
 

@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/calls/rpc.h"
+#include "client/calls/session.h"
 #include "client/json.h"
-#include "client/rpc.h"
-#include "client/session.h"
 #include "client/table.h"
 #include "lorad/v1/cluster.grpc.pb.h"
 

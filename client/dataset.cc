@@ -10,12 +10,12 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "client/error.h"
+#include "client/calls/error.h"
+#include "client/calls/rpc.h"
+#include "client/calls/session.h"
+#include "client/calls/upload.h"
 #include "client/json.h"
-#include "client/rpc.h"
-#include "client/session.h"
 #include "client/table.h"
-#include "client/upload.h"
 #include "lorad/v1/datasets.grpc.pb.h"
 
 namespace lorad::client {

@@ -18,7 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/error.h"
+#include "client/calls/error.h"
 
 namespace lorad::client {
 namespace {

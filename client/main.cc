@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "client/address.h"
-#include "client/error.h"
-#include "client/session.h"
+#include "client/calls/address.h"
+#include "client/calls/error.h"
+#include "client/calls/session.h"
 
 namespace {
 

@@ -4,9 +4,9 @@
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
+#include "client/calls/rpc.h"
+#include "client/calls/session.h"
 #include "client/json.h"
-#include "client/rpc.h"
-#include "client/session.h"
 #include "client/table.h"
 #include "lorad/v1/jobs.grpc.pb.h"
 

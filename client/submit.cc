@@ -5,13 +5,13 @@
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
-#include "client/error.h"
+#include "client/calls/error.h"
+#include "client/calls/rpc.h"
+#include "client/calls/session.h"
+#include "client/calls/upload.h"
 #include "client/job_file.h"
 #include "client/json.h"
-#include "client/rpc.h"
-#include "client/session.h"
 #include "client/table.h"
-#include "client/upload.h"
 #include "lorad/v1/jobs.grpc.pb.h"
 
 namespace lorad::client {

@@ -12,10 +12,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/error.h"
+#include "client/calls/error.h"
+#include "client/calls/session.h"
 #include "client/json.h"
 #include "client/progress.h"
-#include "client/session.h"
 #include "lorad/v1/jobs.grpc.pb.h"
 
 namespace lorad::client {

@@ -1,4 +1,4 @@
-#include "client/address.h"
+#include "client/calls/address.h"
 
 #include <catch2/catch.hpp>
 

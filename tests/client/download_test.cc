@@ -1,4 +1,4 @@
-#include "client/download.h"
+#include "client/calls/download.h"
 
 #include <openssl/sha.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include <map>
 
 #include "absl/strings/escaping.h"
-#include "client/error.h"
+#include "client/calls/error.h"
 
 namespace lorad::client {
 namespace {

@@ -1,4 +1,4 @@
-#include "client/error.h"
+#include "client/calls/error.h"
 
 #include <grpcpp/support/status.h>
 

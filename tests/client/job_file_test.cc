@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 #include <sstream>
 
-#include "client/error.h"
+#include "client/calls/error.h"
 
 namespace lorad::client {
 namespace {

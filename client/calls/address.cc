@@ -1,4 +1,4 @@
-#include "client/address.h"
+#include "client/calls/address.h"
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

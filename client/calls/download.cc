@@ -1,4 +1,4 @@
-#include "client/download.h"
+#include "client/calls/download.h"
 
 #include <fcntl.h>
 #include <openssl/evp.h>
@@ -11,7 +11,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "client/error.h"
+#include "client/calls/error.h"
 
 namespace lorad::client {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "client/error.h"
+#include "client/calls/error.h"
 
 namespace lorad::client {
 

@@ -6,7 +6,7 @@
 #include <future>
 
 #include "absl/status/status.h"
-#include "client/session.h"
+#include "client/calls/session.h"
 
 // The two shapes of almost every command: one call, and a list read page by page.
 

@@ -1,10 +1,10 @@
-#include "client/session.h"
+#include "client/calls/session.h"
 
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
 
-#include "client/error.h"
+#include "client/calls/error.h"
 
 namespace lorad::client {
 

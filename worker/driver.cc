@@ -43,7 +43,7 @@ Driver::~Driver() {
 
 absl::Status Driver::AwaitEnd() {
   std::unique_lock lock(mutex_);
-  idle_.wait(lock, [&] { return end_.has_value(); });
+  idle_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return end_.has_value(); });
   return *end_;
 }
 
@@ -64,7 +64,9 @@ int64_t Driver::reports_kept() const {
 
 void Driver::WaitIdle() {
   std::unique_lock lock(mutex_);
-  idle_.wait(lock, [&] { return core_.idle() || end_.has_value(); });
+  idle_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return core_.idle() || end_.has_value();
+  });
 }
 
 void Driver::Said(int64_t stream, v1::CoordinatorMessage message) {
@@ -81,7 +83,7 @@ void Driver::Broke(int64_t stream, absl::Status status) {
 
 void Driver::Apply(decltype(Event::content) content) {
   for (Effect& effect : core_.Apply({clock_(), std::move(content)})) {
-    std::visit([this](auto& one) { Carry(one); }, effect);
+    std::visit([this](auto& one) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { Carry(one); }, effect);
   }
   if (end_.has_value() || core_.idle()) idle_.notify_all();
 }
@@ -137,7 +139,8 @@ void Driver::Carry(End& effect) { end_ = std::move(effect.status); }
 void Driver::RunEngine() {
   std::unique_lock lock(mutex_);
   while (true) {
-    engine_wake_.wait(lock, [&] { return stop_ || order_.has_value(); });
+    engine_wake_.wait(
+        lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || order_.has_value(); });
     if (stop_) break;
     const EngineOrder order = *std::exchange(order_, std::nullopt);
     lock.unlock();
@@ -212,7 +215,8 @@ EngineContext Driver::Context() {
 void Driver::RunUploads() {
   std::unique_lock lock(mutex_);
   while (true) {
-    upload_wake_.wait(lock, [&] { return stop_ || !uploads_.empty(); });
+    upload_wake_.wait(
+        lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || !uploads_.empty(); });
     if (stop_) return;
     const UploadTask task = std::move(uploads_.front());
     uploads_.pop_front();

@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "lorad/worker/v1/worker.pb.h"
 #include "worker/core/core.h"
@@ -60,23 +61,22 @@ class Driver : public Link::Listener {
     std::string sha256;  // once computed
   };
 
-  // REQUIRES: mutex_ is held, here and in all Carry.
-  void Apply(decltype(Event::content) content);
-  void Carry(Dial& effect);
-  void Carry(HangUp& effect);
-  void Carry(Say& effect);
-  void Carry(FormGroup& effect);
-  void Carry(LeaveGroup& effect);
-  void Carry(BeginWindow& effect);
-  void Carry(Execute& effect);
-  void Carry(EndWindow& effect);
-  void Carry(Upload& effect);
-  void Carry(CancelCalls& effect);
-  void Carry(ReadMemory& effect);
-  void Carry(SetTimer& effect);
-  void Carry(Note& effect);
-  void Carry(End& effect);
-  void Give(EngineOrder order);
+  void Apply(decltype(Event::content) content) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(Dial& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(HangUp& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(Say& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(FormGroup& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(LeaveGroup& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(BeginWindow& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(Execute& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(EndWindow& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(Upload& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(CancelCalls& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(ReadMemory& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(SetTimer& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(Note& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(End& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Give(EngineOrder order) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void RunEngine();
   // Without the lock, on the engine's thread.
@@ -102,17 +102,16 @@ class Driver : public Link::Listener {
   std::condition_variable upload_wake_;
   std::condition_variable timer_wake_;
   std::condition_variable idle_;
-  // GUARDED_BY(mutex_)
-  WorkerCore core_;
-  bool stop_ = false;
-  std::optional<absl::Status> end_;
-  std::optional<EngineOrder> order_;  // not yet begun
-  int64_t order_call_ = 0;            // the number of what it may fetch
-  int64_t last_call_ = 0;
-  std::deque<UploadTask> uploads_;             // not yet begun
-  std::map<std::string, StagedShard> staged_;  // by job
-  std::optional<double> timer_at_ms_;
-  bool memory_due_ = false;
+  WorkerCore core_ ABSL_GUARDED_BY(mutex_);
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
+  std::optional<EngineOrder> order_ ABSL_GUARDED_BY(mutex_);  // not yet begun
+  int64_t order_call_ ABSL_GUARDED_BY(mutex_) = 0;            // the number of what it may fetch
+  int64_t last_call_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<UploadTask> uploads_ ABSL_GUARDED_BY(mutex_);             // not yet begun
+  std::map<std::string, StagedShard> staged_ ABSL_GUARDED_BY(mutex_);  // by job
+  std::optional<double> timer_at_ms_ ABSL_GUARDED_BY(mutex_);
+  bool memory_due_ ABSL_GUARDED_BY(mutex_) = false;
 
   std::vector<std::thread> upload_threads_;
   std::thread timer_thread_;

@@ -1,8 +1,12 @@
 #include "server/calls/question.h"
 
 #include <cassert>
+#include <functional>
 #include <mutex>
 #include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
 
 namespace lorad::server {
 namespace {
@@ -14,35 +18,48 @@ absl::Status NobodyWaits() { return absl::CancelledError("the caller has left");
 struct Question::State {
   explicit State(TaskPool& pool_in) : pool(pool_in) {}
 
-  // Hands the answers over, if nobody has yet. `pool` is there: the call that waits holds it.
-  void Settle(std::unique_lock<std::mutex> lock) {
-    auto tell = std::exchange(then, nullptr);
+  // Nobody waits from here on. What hands the answers to the one who did, for Post; null where
+  // nobody did.
+  std::function<void()> End() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     numbers.clear();
-    if (!tell) return;
-    std::vector<Answer> told = std::exchange(answers, {});
-    lock.unlock();
-    pool.Add([tell = std::move(tell), told = std::move(told)]() mutable { tell(std::move(told)); });
+    if (!then) return nullptr;
+    return [then = std::exchange(then, nullptr), answers = std::exchange(answers, {})]() mutable {
+      then(std::move(answers));
+    };
   }
 
-  // Tells the driver that nobody waits, then the one who waited. The driver first: once the call
-  // has ended, it may go.
-  void Abandon(Driver& driver, std::unique_lock<std::mutex> lock) {
-    const std::vector<uint64_t> asked = std::exchange(numbers, {});
-    if (!then) return;
-    lock.unlock();
+  // Without the lock. `pool` is there: the call that waits holds it.
+  void Post(std::function<void()> task) {
+    if (task) pool.Add(std::move(task));
+  }
+
+  // Says to the driver that nobody waits, then to the one who waited. The driver first: once the
+  // call has ended, it may go.
+  void Abandon(Driver& driver) {
+    std::vector<uint64_t> asked;
+    {
+      std::lock_guard lock(mutex);
+      asked = std::exchange(numbers, {});
+      if (!then) return;
+    }
     for (const uint64_t number : asked) driver.GiveUp(number);
-    lock.lock();
-    Settle(std::move(lock));
+    std::function<void()> task;
+    {
+      std::lock_guard lock(mutex);
+      task = End();
+    }
+    Post(std::move(task));
   }
 
   TaskPool& pool;
   std::mutex mutex;
-  // Guarded by mutex:
-  std::function<void(std::vector<Answer>)> then;  // null: nothing is asked
-  std::vector<Answer> answers;
-  std::vector<uint64_t> numbers;  // of what was asked, for Driver::GiveUp
-  size_t missing = 0;
-  bool given_up = false;
+  // Null: nothing is asked.
+  std::function<void(std::vector<Answer>)> then ABSL_GUARDED_BY(mutex);
+  std::vector<Answer> answers ABSL_GUARDED_BY(mutex);
+  // Of what was asked, for Driver::GiveUp.
+  std::vector<uint64_t> numbers ABSL_GUARDED_BY(mutex);
+  size_t missing ABSL_GUARDED_BY(mutex) = 0;
+  bool given_up ABSL_GUARDED_BY(mutex) = false;
 };
 
 Question::Question(Driver& driver, TaskPool& pool)
@@ -61,35 +78,47 @@ void Question::AskAll(std::vector<Request> requests,
   // From the first answer on this may be gone.
   const std::shared_ptr<State> state = state_;
   Driver& driver = driver_;
+  std::function<void()> at_once;
   {
-    std::unique_lock lock(state->mutex);
+    std::lock_guard lock(state->mutex);
     assert(!state->then);
     state->then = std::move(then);
     state->answers.assign(requests.size(), Answer(NobodyWaits()));
     state->missing = requests.size();
-    if (requests.empty()) return state->Settle(std::move(lock));
+    if (requests.empty()) at_once = state->End();
   }
+  if (at_once) return state->Post(std::move(at_once));
   for (size_t i = 0; i < requests.size(); ++i) {
     const uint64_t number = driver.Call(std::move(requests[i]), [state, i](Answer answer) {
-      std::unique_lock lock(state->mutex);
-      if (!state->then) return;
-      state->answers[i] = std::move(answer);
-      if (--state->missing == 0) state->Settle(std::move(lock));
+      std::function<void()> task;
+      {
+        std::lock_guard lock(state->mutex);
+        if (!state->then) return;
+        state->answers[i] = std::move(answer);
+        if (--state->missing == 0) task = state->End();
+      }
+      state->Post(std::move(task));
     });
     std::lock_guard lock(state->mutex);
     if (state->then) state->numbers.push_back(number);
   }
   // Asked all the same: an upload that came along is the driver's to keep or to remove.
-  std::unique_lock lock(state->mutex);
-  if (state->given_up) state->Abandon(driver, std::move(lock));
+  bool given_up = false;
+  {
+    std::lock_guard lock(state->mutex);
+    given_up = state->given_up;
+  }
+  if (given_up) state->Abandon(driver);
 }
 
 void Question::GiveUp() {
   const std::shared_ptr<State> state = state_;
-  std::unique_lock lock(state->mutex);
-  state->given_up = true;
-  state->answers.assign(state->answers.size(), Answer(NobodyWaits()));
-  state->Abandon(driver_, std::move(lock));
+  {
+    std::lock_guard lock(state->mutex);
+    state->given_up = true;
+    state->answers.assign(state->answers.size(), Answer(NobodyWaits()));
+  }
+  state->Abandon(driver_);
 }
 
 }  // namespace lorad::server

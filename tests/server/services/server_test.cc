@@ -35,9 +35,10 @@ std::string CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::st
   REQUIRE(next());
   const grpc::Slice slice(message);
   call->Write(grpc::ByteBuffer(&slice, 1), nullptr);
-  REQUIRE(next());
-  call->WritesDone(nullptr);
-  REQUIRE(next());
+  if (next()) {  // else the call has ended before it was written
+    call->WritesDone(nullptr);
+    next();
+  }
   grpc::ByteBuffer buffer;
   call->Read(&buffer, nullptr);
   const bool answered = next();

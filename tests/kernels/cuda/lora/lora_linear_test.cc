@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/rowwise/rowwise.h"
-#include "tests/kernels/cuda/lora_case.h"
+#include "tests/kernels/cuda/lora/case.h"
 
 namespace lorad::kernels::cuda::testing {
 namespace {

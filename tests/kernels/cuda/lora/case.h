@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "tests/kernels/cuda/lora_world.h"
+#include "tests/kernels/cuda/lora/world.h"
 
 namespace lorad::kernels::cuda::testing {
 

@@ -1,4 +1,4 @@
-#include "tests/kernels/cuda/lora_layout_checks.h"
+#include "tests/kernels/cuda/lora/layout_checks.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

@@ -1,4 +1,4 @@
-#include "tests/kernels/cuda/lora_world.h"
+#include "tests/kernels/cuda/lora/world.h"
 
 #include <algorithm>
 #include <cassert>

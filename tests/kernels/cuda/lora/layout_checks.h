@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/cuda/lora/layout.h"
-#include "tests/kernels/cuda/lora_microbatch.h"
+#include "tests/kernels/cuda/lora/microbatch.h"
 
 namespace lorad::kernels::cuda::testing {
 

@@ -11,7 +11,7 @@
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/lora/kernels.h"
 #include "kernels/cuda/rowwise/rowwise.h"
-#include "tests/kernels/cuda/lora_world.h"
+#include "tests/kernels/cuda/lora/world.h"
 
 namespace lorad::kernels::cuda::testing {
 namespace {

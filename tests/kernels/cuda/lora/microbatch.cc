@@ -1,4 +1,4 @@
-#include "tests/kernels/cuda/lora_microbatch.h"
+#include "tests/kernels/cuda/lora/microbatch.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,9 +1,9 @@
 // How chunks are shared out to blocks of the LoRA linear's kernels for Hopper.
+#include "kernels/cuda/lora/tile_groups.h"
+
 #include <catch2/catch.hpp>
 #include <set>
 #include <utility>
-
-#include "kernels/cuda/lora/tile_groups.h"
 
 namespace lorad::kernels::cuda {
 namespace {

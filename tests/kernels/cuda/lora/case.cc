@@ -1,4 +1,4 @@
-#include "tests/kernels/cuda/lora_case.h"
+#include "tests/kernels/cuda/lora/case.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>

@@ -1,12 +1,13 @@
 // The LoRA linear's layout: random microbatches against what must hold of any, sequences in company
 // and alone, and a microbatch by hand.
+#include "kernels/cuda/lora/layout.h"
+
 #include <algorithm>
 #include <array>
 #include <catch2/catch.hpp>
 #include <random>
 
-#include "kernels/cuda/lora/layout.h"
-#include "tests/kernels/cuda/lora_layout_checks.h"
+#include "tests/kernels/cuda/lora/layout_checks.h"
 
 namespace lorad::kernels::cuda::testing {
 namespace {

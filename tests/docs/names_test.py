@@ -10,8 +10,8 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-ROOMS = ["client", "docs", "examples", "kernels", "planner", "proto", "server", "storage", "tests", "third_party", "tools",
-         "worker"]
+ROOMS = ["client", "docs", "examples", "kernels", "logging", "planner", "proto", "server", "sizes", "storage", "tests",
+         "third_party", "tools", "worker"]
 TOP = {".ci", ".bazelrc", "BUILD.bazel", "WORKSPACE", *ROOMS}
 CODE = {".bazel", ".bzl", ".cc", ".cu", ".cuh", ".h", ".proto", ".py", ".sh", ""}
 # Names of others that the documentation speaks of.

@@ -21,8 +21,8 @@
 #include "absl/time/clock.h"
 #include "server/driver/bell.h"
 #include "server/driver/disk.h"
+#include "server/driver/loop.h"
 #include "server/driver/thread_tasks.h"
-#include "server/driver/turns.h"
 #include "server/errors/errors.h"
 #include "server/store/access.h"
 #include "server/store/startup.h"
@@ -55,7 +55,7 @@ class DriverImpl final : public Driver, private Sinks {
     bell_.Ring();
     if (thread_.joinable()) thread_.join();
     mailbox_.Close();
-    turns_.reset();  // tells the tasks that are under way to end
+    loop_.reset();  // tells the tasks that are under way to end
     tasks_.Stop();
     revisions_.Shutdown();
     EndCalls();
@@ -79,11 +79,11 @@ class DriverImpl final : public Driver, private Sinks {
     }
     if (!store.ok()) return store.status();
     store_ = *std::move(store);
-    auto turns = Turns::Start({options_.core, options_.reserve_bytes, options_.solver_threads},
-                              {clock_, data_dir_, files_, *store_, *disk_, tasks_, *solver_,
-                               mailbox_, revisions_, *this});
-    if (!turns.ok()) return turns.status();
-    turns_ = *std::move(turns);
+    auto loop = Loop::Start({options_.core, options_.reserve_bytes, options_.solver_threads},
+                            {clock_, data_dir_, files_, *store_, *disk_, tasks_, *solver_, mailbox_,
+                             revisions_, *this});
+    if (!loop.ok()) return loop.status();
+    loop_ = *std::move(loop);
     malloc_trim(0);  // what was read to begin with goes back to the system
     thread_ = std::thread([this] { Run(); });
     return absl::OkStatus();
@@ -184,7 +184,7 @@ class DriverImpl final : public Driver, private Sinks {
       std::lock_guard lock(writable_mutex_);
       if (!absl::IsResourceExhausted(writable_)) return writable_;
     }
-    return turns_->CheckRoom();  // there may be room since the last look
+    return loop_->CheckRoom();  // there may be room since the last look
   }
 
   RevisionLog& revisions() override { return revisions_; }
@@ -277,7 +277,7 @@ class DriverImpl final : public Driver, private Sinks {
 
   void Run() {
     while (!stop_) {
-      const absl::StatusOr<bool> went_on = turns_->Step();
+      const absl::StatusOr<bool> went_on = loop_->Step();
       if (!went_on.ok()) {
         // What the store holds is not known any more; the next start reads it.
         spdlog::critical("the store cannot be written or read, so the daemon ends: {}",
@@ -285,8 +285,8 @@ class DriverImpl final : public Driver, private Sinks {
         std::abort();
       }
       if (*went_on) continue;
-      const int64_t wake_us = turns_->wake_us();
-      if (wake_us == Turns::kNever) {
+      const int64_t wake_us = loop_->wake_us();
+      if (wake_us == Loop::kNever) {
         bell_.Wait();
       } else {
         const int64_t us = std::max<int64_t>(wake_us - clock_.Now().steady_us, 0);
@@ -353,7 +353,7 @@ class DriverImpl final : public Driver, private Sinks {
   RevisionLog revisions_;
   Bell bell_;
   Mailbox mailbox_;
-  std::unique_ptr<Turns> turns_;  // Init, then the loop's thread; CheckRoom any
+  std::unique_ptr<Loop> loop_;  // Init, then the loop's thread; CheckRoom any
   std::atomic<bool> stop_ = false;
 
   std::mutex random_mutex_;

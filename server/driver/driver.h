@@ -1,4 +1,4 @@
-// Runs the core: the loop (turns.h) on a thread of its own, its mail, and threads on which files
+// Runs the core: the loop (loop.h) on a thread of its own, its mail, and threads on which files
 // are written, windows planned and rows checked.
 //
 // How a service asks:

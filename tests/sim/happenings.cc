@@ -3,7 +3,7 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
-#include "tests/sim/crowd.h"
+#include "tests/sim/clients/crowd.h"
 
 namespace lorad::sim {
 namespace {

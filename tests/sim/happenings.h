@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "tests/sim/job_client.h"
+#include "tests/sim/clients/job_client.h"
+#include "tests/sim/clients/site_clients.h"
+#include "tests/sim/clients/site_watcher.h"
 #include "tests/sim/site.h"
-#include "tests/sim/site_clients.h"
-#include "tests/sim/site_watcher.h"
 
 namespace lorad::sim {
 

@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "server/core/jobs/job_states.h"
-#include "tests/sim/job_client.h"
+#include "tests/sim/clients/job_client.h"
 #include "tests/sim/site.h"
 
 namespace lorad::sim {

@@ -138,7 +138,7 @@ struct Site::Process {
   std::unique_ptr<Solver> solver;
   std::unique_ptr<storage::JobStore> opened;  // null: the one in memory is used
   storage::JobStore* store = nullptr;
-  std::unique_ptr<Turns> turns;
+  std::unique_ptr<Loop> loop;
   int64_t wake_us = 0;  // is on the agenda
 };
 
@@ -202,12 +202,12 @@ absl::Status Site::TryStart() {
     if (!opened.ok()) return opened;
     process.store = memory_store_.get();
   }
-  auto turns =
-      Turns::Start({.core = options_.core, .reserve_bytes = options_.reserve_bytes},
-                   {process.clock, process.data_dir, files_, *process.store, process.room,
-                    process.tasks, *process.solver, process.mailbox, process.revisions, *this});
-  if (!turns.ok()) return turns.status();
-  process.turns = *std::move(turns);
+  auto loop =
+      Loop::Start({.core = options_.core, .reserve_bytes = options_.reserve_bytes},
+                  {process.clock, process.data_dir, files_, *process.store, process.room,
+                   process.tasks, *process.solver, process.mailbox, process.revisions, *this});
+  if (!loop.ok()) return loop.status();
+  process.loop = *std::move(loop);
   return absl::OkStatus();
 }
 
@@ -242,7 +242,7 @@ void Site::Run() {
   for (;;) {
     if (disk_.stopped() || steps_to_death_ == 0) return Die(death_.value_or(Death::kKill));
     if (steps_to_death_ > 0) steps_to_death_--;
-    const absl::StatusOr<bool> went_on = process.turns->Step();
+    const absl::StatusOr<bool> went_on = process.loop->Step();
     if (!went_on.ok()) {
       INFO("seed " << options_.seed << ": " << went_on.status());
       REQUIRE((faults_ || disk_.stopped()));
@@ -252,9 +252,8 @@ void Site::Run() {
     if (!*went_on) break;
     CheckTurn();
   }
-  const int64_t wake_us = process.turns->wake_us();
-  if (wake_us == Turns::kNever || (process.wake_us > now_us() && process.wake_us <= wake_us))
-    return;
+  const int64_t wake_us = process.loop->wake_us();
+  if (wake_us == Loop::kNever || (process.wake_us > now_us() && process.wake_us <= wake_us)) return;
   process.wake_us = std::max(wake_us, now_us() + 1);
   At(process.wake_us, [this, life = life_] {
     if (life == life_) Ring();
@@ -380,7 +379,7 @@ bool Site::Post(decltype(server::Event::content) content) {
   return process_->mailbox.Post(std::move(content));
 }
 
-const Turns& Site::turns() const { return *process_->turns; }
+const Loop& Site::loop() const { return *process_->loop; }
 
 RevisionLog& Site::revision_log() { return process_->revisions; }
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "server/driver/turns.h"
+#include "server/driver/loop.h"
 #include "tests/server/feed/house.h"
 #include "tests/sim/disk/sim_disk.h"
 #include "tests/sim/disk/sim_files.h"
@@ -159,7 +159,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void Ring();
   void Run();
   server::RevisionLog& revision_log();
-  const server::Turns& turns() const;
+  const server::Loop& loop() const;
 
   // site_checks.cc
   bool disk_is_ill() const {

@@ -43,15 +43,15 @@ bool Site::MayBeGone(int64_t revision) const {
 
 // What the core keeps agrees with itself; where there are many jobs it is asked less often.
 void Site::CheckCore() {
-  if (steps_++ % (1 + turns().SizesOfCore().whole_jobs / 16) != 0) return;
-  const absl::Status agrees = turns().CheckInvariants();
+  if (steps_++ % (1 + loop().SizesOfCore().whole_jobs / 16) != 0) return;
+  const absl::Status agrees = loop().CheckInvariants();
   INFO("seed " << options_.seed << ": " << agrees);
   REQUIRE(agrees.ok());
 }
 
 // What grows with time has a bound (server/core/core.h), that of the options or of what is alive.
 void Site::CheckSizes() const {
-  const CoreSizes sizes = turns().SizesOfCore();
+  const CoreSizes sizes = loop().SizesOfCore();
   const CoreOptions& options = options_.core;
   INFO("seed " << options_.seed << ": " << sizes.live_jobs << " live jobs");
   const auto bounded = [](const char* what, int64_t size, int64_t bound) {

@@ -162,7 +162,7 @@ TEST_CASE("a write that fails otherwise ends it too") {
   CHECK((*store)->Apply(Turn(1)) == status);
 }
 
-// Turns under faults, deaths and power losses of any kind: those that were acknowledged are there.
+// Loop under faults, deaths and power losses of any kind: those that were acknowledged are there.
 void RunHistory(uint64_t seed) {
   std::mt19937_64 random(seed);
   House house(seed);

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <map>
 
-#include "server/driver/turns.h"
+#include "server/driver/loop.h"
 #include "server/store/startup.h"
 #include "storage/files/files.h"
 #include "tests/sim/disk/memory_store.h"
@@ -87,7 +87,7 @@ class OneTokenRows final : public Solver {
 class Coordinator final : public Sinks {
  public:
   explicit Coordinator(int64_t reserve_bytes = 0) : reserve_bytes_(reserve_bytes) {
-    std::string pattern = (fs::temp_directory_path() / "lorad_turns_XXXXXX").string();
+    std::string pattern = (fs::temp_directory_path() / "lorad_loop_XXXXXX").string();
     data_dir = std::make_unique<DataDir>(mkdtemp(pattern.data()));
     REQUIRE(MakeFolders(*data_dir, storage::RealFiles()).ok());
     Start();
@@ -95,20 +95,20 @@ class Coordinator final : public Sinks {
   ~Coordinator() override { fs::remove_all(data_dir->root()); }
 
   void Start() {
-    turns.reset();
+    loop.reset();
     answers.clear();
     tasks.tasks.clear();
     mailbox = std::make_unique<Mailbox>(clock, MailboxOptions{}, [] {});
     revisions = std::make_unique<RevisionLog>(4096);
-    auto started = Turns::Start({.core = {}, .reserve_bytes = reserve_bytes_},
-                                {clock, *data_dir, storage::RealFiles(), store, disk, tasks, solver,
-                                 *mailbox, *revisions, *this});
+    auto started = Loop::Start({.core = {}, .reserve_bytes = reserve_bytes_},
+                               {clock, *data_dir, storage::RealFiles(), store, disk, tasks, solver,
+                                *mailbox, *revisions, *this});
     REQUIRE(started.ok());
-    turns = *std::move(started);
+    loop = *std::move(started);
   }
 
   bool Step() {
-    const absl::StatusOr<bool> went_on = turns->Step();
+    const absl::StatusOr<bool> went_on = loop->Step();
     REQUIRE(went_on.ok());
     return *went_on;
   }
@@ -125,7 +125,7 @@ class Coordinator final : public Sinks {
   }
   void Sleep(int64_t us) {
     for (const int64_t until_us = clock.now_us + us; clock.now_us < until_us; Settle()) {
-      clock.now_us = std::min(until_us, std::max(clock.now_us + 1, turns->wake_us()));
+      clock.now_us = std::min(until_us, std::max(clock.now_us + 1, loop->wake_us()));
     }
   }
 
@@ -158,7 +158,7 @@ class Coordinator final : public Sinks {
   std::unique_ptr<DataDir> data_dir;
   std::unique_ptr<Mailbox> mailbox;
   std::unique_ptr<RevisionLog> revisions;
-  std::unique_ptr<Turns> turns;
+  std::unique_ptr<Loop> loop;
   std::map<uint64_t, absl::StatusOr<ReplyValue>> answers;
   std::vector<worker::v1::CoordinatorMessage> sent;
   std::vector<uint64_t> closed;

@@ -1,4 +1,4 @@
-#include "tests/sim/job_client.h"
+#include "tests/sim/clients/job_client.h"
 
 #include <catch2/catch.hpp>
 

@@ -1,5 +1,5 @@
 // Time and death in the coordinator's loop.
-#include "tests/server/core/turns_fixture.h"
+#include "tests/server/driver/loop_fixture.h"
 
 namespace lorad::server {
 namespace {
@@ -26,7 +26,7 @@ TEST_CASE("mail that never ends does not hold up timers") {
   for (int turn = 0; turn < 60 && coordinator.closed.empty(); ++turn) {
     coordinator.clock.now_us += kSecond;
     for (int i = 0; i < 300; ++i) coordinator.Ask(v1::GetClusterRequest());
-    REQUIRE(coordinator.turns->RunTurn().ok());
+    REQUIRE(coordinator.loop->RunTurn().ok());
   }
   CHECK(coordinator.closed == std::vector<uint64_t>{1});
 }
@@ -78,7 +78,7 @@ TEST_CASE("a loop that ends hurries the plans that are under way") {
   }
   REQUIRE(coordinator.tasks.tasks.size() == 1);
   coordinator.solver.hurried = false;
-  coordinator.turns.reset();
+  coordinator.loop.reset();
   coordinator.tasks.tasks.front()();
   CHECK(coordinator.solver.hurried);
 }
@@ -88,8 +88,8 @@ TEST_CASE("a store that fails for good ends the process") {
   coordinator.Settle();
   coordinator.store.failure = absl::InternalError("disk I/O error");
   coordinator.Ask(NewModel("m"));
-  REQUIRE(coordinator.turns->Step().ok());
-  CHECK(absl::IsInternal(coordinator.turns->Step().status()));
+  REQUIRE(coordinator.loop->Step().ok());
+  CHECK(absl::IsInternal(coordinator.loop->Step().status()));
   CHECK(coordinator.answers.empty());
 }
 

@@ -1,4 +1,4 @@
-#include "tests/sim/site_watcher.h"
+#include "tests/sim/clients/site_watcher.h"
 
 #include <catch2/catch.hpp>
 #include <limits>

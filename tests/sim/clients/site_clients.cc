@@ -1,4 +1,4 @@
-#include "tests/sim/site_clients.h"
+#include "tests/sim/clients/site_clients.h"
 
 #include <catch2/catch.hpp>
 

@@ -3,8 +3,8 @@
 // Everything it touches enters by a seam, and it goes on in steps, so that the simulator can end it
 // between any two effects. The driver (driver.h) runs it on a thread.
 //
-//   while (*turns.Step()) {}                       // as long as there is something to do
-//   sleep until mail comes or until turns.wake_us()
+//   while (*loop.Step()) {}                       // as long as there is something to do
+//   sleep until mail comes or until loop.wake_us()
 #pragma once
 
 #include <atomic>
@@ -61,23 +61,23 @@ struct Surroundings {
   Sinks& sinks;
 };
 
-struct TurnsOptions {
+struct LoopOptions {
   CoreOptions core;
   int64_t reserve_bytes = 0;  // of room on the disk (disk.h)
   int large_checks_max = 2;   // of rows, at once; small ones have a thread more
 };
 
-class Turns {
+class Loop {
  public:
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
   // Reads the store, takes every live job up again and puts left-overs away. REQUIRES: MakeFolders
   // and CheckStoreIsThere (startup.h). Errors: of the store and of the disk.
-  static absl::StatusOr<std::unique_ptr<Turns>> Start(const TurnsOptions& options,
-                                                      const Surroundings& around);
+  static absl::StatusOr<std::unique_ptr<Loop>> Start(const LoopOptions& options,
+                                                     const Surroundings& around);
 
   // Cancels checks and hurries plans that are under way: nobody waits for them any more.
-  ~Turns();
+  ~Loop();
 
   // The next of these: apply the mail that is there, commit, carry out one effect. While the store
   // has no room the commit is tried again every second; reads, also those of the turn that waits,
@@ -103,7 +103,7 @@ class Turns {
  private:
   enum class Phase { kApply, kCommit, kCarry };
 
-  Turns(const TurnsOptions& options, const Surroundings& around)
+  Loop(const LoopOptions& options, const Surroundings& around)
       : around_(around),
         checks_(std::make_shared<CheckQueue>(options.large_checks_max)),
         room_(around.disk, options.reserve_bytes) {}

@@ -1,4 +1,4 @@
-#include "tests/sim/crowd.h"
+#include "tests/sim/clients/crowd.h"
 
 #include <catch2/catch.hpp>
 

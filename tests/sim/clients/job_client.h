@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/sim/site_clients.h"
+#include "tests/sim/clients/site_clients.h"
 
 namespace lorad::sim {
 

@@ -1,6 +1,6 @@
 // What the coordinator's loop does on a disk without room.
 #include "server/core/room.h"
-#include "tests/server/core/turns_fixture.h"
+#include "tests/server/driver/loop_fixture.h"
 
 namespace lorad::server {
 namespace {

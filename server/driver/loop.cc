@@ -1,4 +1,4 @@
-#include "server/driver/turns.h"
+#include "server/driver/loop.h"
 
 #include <algorithm>
 #include <cassert>
@@ -49,8 +49,8 @@ void ClearSettledLater(const Surroundings& around, std::shared_ptr<Leftovers> le
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Turns>> Turns::Start(const TurnsOptions& options,
-                                                    const Surroundings& around) {
+absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(const LoopOptions& options,
+                                                  const Surroundings& around) {
   // The store's files may be new. SQLite syncs their directory, but tells nobody where that fails.
   if (absl::Status status = around.files.SyncDirectory(around.data_dir.root()); !status.ok()) {
     return status;
@@ -61,31 +61,31 @@ absl::StatusOr<std::unique_ptr<Turns>> Turns::Start(const TurnsOptions& options,
   const int64_t newest = stored->last_revision;
   const int64_t gone = kept.empty() ? newest : kept.front().revision - 1;
   around.revisions.Start(gone, newest, std::move(kept));
-  std::unique_ptr<Turns> turns(new Turns(options, around));
-  turns->newest_revision_ = newest;
-  turns->last_ = around.clock.Now();
+  std::unique_ptr<Loop> loop(new Loop(options, around));
+  loop->newest_revision_ = newest;
+  loop->last_ = around.clock.Now();
   std::vector<Effect> effects;
-  auto core = Core::Create(options.core, *std::move(stored), turns->last_, &effects);
+  auto core = Core::Create(options.core, *std::move(stored), loop->last_, &effects);
   if (!core.ok()) return core.status();
-  turns->core_ = *std::move(core);
+  loop->core_ = *std::move(core);
   auto leftovers = std::make_shared<Leftovers>(
-      around.data_dir, around.files, turns->core_->PathsInUse(), turns->core_->SettledFolders());
+      around.data_dir, around.files, loop->core_->PathsInUse(), loop->core_->SettledFolders());
   auto notes = leftovers->ClearUnsettled();
   if (!notes.ok()) return notes.status();
   for (const std::string& note : *notes) around.sinks.Log(Note::Level::kWarning, note);
   ClearSettledLater(around, std::move(leftovers));
-  turns->BeginTurn(std::move(effects));
-  return turns;
+  loop->BeginTurn(std::move(effects));
+  return loop;
 }
 
-Turns::~Turns() {
+Loop::~Loop() {
   checks_->CancelAll();
   for (const auto& [number, hurry] : hurries_) {
     if (const auto flag = hurry.lock()) flag->store(true, std::memory_order_relaxed);
   }
 }
 
-absl::StatusOr<bool> Turns::Step() {
+absl::StatusOr<bool> Loop::Step() {
   switch (phase_) {
     case Phase::kApply:
       return Apply();
@@ -104,14 +104,14 @@ absl::StatusOr<bool> Turns::Step() {
   return true;
 }
 
-absl::StatusOr<bool> Turns::RunTurn() {
+absl::StatusOr<bool> Loop::RunTurn() {
   for (;;) {
     absl::StatusOr<bool> went_on = Step();
     if (!went_on.ok() || !*went_on || phase_ == Phase::kApply) return went_on;
   }
 }
 
-int64_t Turns::wake_us() const {
+int64_t Loop::wake_us() const {
   if (phase_ == Phase::kCommit) return retry_us_;
   const int64_t timer_us = timers_.empty() ? kNever : timers_.begin()->first;
   return room_.watches() ? std::min(timer_us, look_us_) : timer_us;
@@ -121,7 +121,7 @@ int64_t Turns::wake_us() const {
 
 // What lay in the mailbox when the timers were seen to be due comes first, however late we are:
 // the news that a timer would miss may be in it. What comes later does not hold them up.
-std::vector<uint64_t> Turns::DueTimers() {
+std::vector<uint64_t> Loop::DueTimers() {
   std::vector<uint64_t> due;
   if (!fence_ || around_.mailbox.HasUpTo(fence_->newest_mail)) return due;
   while (!timers_.empty() && timers_.begin()->first <= fence_->seen.steady_us) {
@@ -131,7 +131,7 @@ std::vector<uint64_t> Turns::DueTimers() {
   return due;
 }
 
-bool Turns::Apply() {
+bool Loop::Apply() {
   const Moment now = around_.clock.Now();
   if (!fence_ && !timers_.empty() && timers_.begin()->first <= now.steady_us) {
     fence_ = Fence{around_.mailbox.newest(), now};
@@ -155,8 +155,8 @@ bool Turns::Apply() {
   return true;
 }
 
-void Turns::ApplyOne(Moment time, Mailbox::Content content, bool more_follow,
-                     std::vector<Effect>* effects) {
+void Loop::ApplyOne(Moment time, Mailbox::Content content, bool more_follow,
+                    std::vector<Effect>* effects) {
   last_ = {std::max(last_.steady_us, time.steady_us), time.wall_us};
   if (const auto* requested = std::get_if<Requested>(&content)) {
     open_.emplace(requested->request, requested->content);
@@ -165,7 +165,7 @@ void Turns::ApplyOne(Moment time, Mailbox::Content content, bool more_follow,
   std::move(more.begin(), more.end(), std::back_inserter(*effects));
 }
 
-void Turns::LookAtRoom(Moment now, std::vector<Effect>* effects) {
+void Loop::LookAtRoom(Moment now, std::vector<Effect>* effects) {
   std::optional<RoomChanged> room = room_.Look();
   if (room) room_status_ = server::CheckRoom(*room);
   look_us_ = now.steady_us + (room_status_.ok() ? kLookUs : kLookLowUs);
@@ -174,7 +174,7 @@ void Turns::LookAtRoom(Moment now, std::vector<Effect>* effects) {
   ApplyOne(now, *std::move(room), false, effects);
 }
 
-void Turns::BeginTurn(std::vector<Effect> effects) {
+void Loop::BeginTurn(std::vector<Effect> effects) {
   assert(mutations_.empty() && effects_.empty());
   for (Effect& effect : effects) {
     if (auto* persist = std::get_if<Persist>(&effect)) {
@@ -191,7 +191,7 @@ void Turns::BeginTurn(std::vector<Effect> effects) {
 // ---- commit ----
 
 // The core is ahead of the store until this is done, so nothing else may be.
-absl::StatusOr<bool> Turns::Commit() {
+absl::StatusOr<bool> Loop::Commit() {
   const int64_t now_us = around_.clock.Now().steady_us;
   if (now_us < retry_us_) return AnswerMeanwhile();
   const absl::Status status = around_.store.Apply(mutations_);
@@ -210,7 +210,7 @@ absl::StatusOr<bool> Turns::Commit() {
   return true;
 }
 
-void Turns::Stall(const absl::Status& status, int64_t now_us) {
+void Loop::Stall(const absl::Status& status, int64_t now_us) {
   look_us_ = 0;  // the core is told as soon as it can be
   if (absl::IsResourceExhausted(status) && room_.GiveUpBallast()) {
     return around_.sinks.Log(Note::Level::kWarning,
@@ -233,7 +233,7 @@ void Turns::Stall(const absl::Status& status, int64_t now_us) {
 }
 
 // They stay asked for: what a request_id made is told when it comes again.
-void Turns::RefuseOpen() {
+void Loop::RefuseOpen() {
   for (const auto& [request, content] : std::exchange(open_, {})) {
     around_.sinks.Answer(
         request, Unavailable(Reason(stalled_),
@@ -245,13 +245,13 @@ void Turns::RefuseOpen() {
 }
 
 // The turn's own reads must not wait for what others wrote in it.
-void Turns::AnswerOpenReads() {
+void Loop::AnswerOpenReads() {
   std::erase_if(open_, [this](const auto& open) { return AnswerRead(open.first, open.second); });
 }
 
 // Workers' messages, shards and the ends of effects stay where they are, with the time at which
 // they came.
-bool Turns::AnswerMeanwhile() {
+bool Loop::AnswerMeanwhile() {
   const std::vector<Mailbox::Mail> mail = around_.mailbox.TakeRequests();
   for (const Mailbox::Mail& one : mail) {
     const Requested& requested = std::get<Requested>(one.content);
@@ -267,7 +267,7 @@ bool Turns::AnswerMeanwhile() {
 
 // From what is committed, or from the memory of this process what no store knows. False where
 // neither answers it.
-bool Turns::AnswerRead(uint64_t request, const Request& content) {
+bool Loop::AnswerRead(uint64_t request, const Request& content) {
   std::optional<ReplyValue> seen = core_->Look(content);
   if (IsCommittedRead(content)) {
     Uncommitted beside{newest_revision_, std::string(stalled_.message()), {}};
@@ -283,7 +283,7 @@ bool Turns::AnswerRead(uint64_t request, const Request& content) {
 
 // ---- carry out ----
 
-void Turns::Do(Reply& reply) {
+void Loop::Do(Reply& reply) {
   if (open_.erase(reply.request) == 0) return;  // refused meanwhile
   if (reply.status.ok()) {
     around_.sinks.Answer(reply.request, std::move(reply.value));
@@ -292,19 +292,19 @@ void Turns::Do(Reply& reply) {
   }
 }
 
-void Turns::Do(Send& send) { around_.sinks.Send(send.connection, std::move(send.message)); }
+void Loop::Do(Send& send) { around_.sinks.Send(send.connection, std::move(send.message)); }
 
-void Turns::Do(Disconnect& disconnect) {
+void Loop::Do(Disconnect& disconnect) {
   around_.sinks.Close(disconnect.connection, disconnect.reason);
 }
 
-void Turns::Do(Announce& announce) {
+void Loop::Do(Announce& announce) {
   newest_revision_ = announce.revision;
   around_.revisions.Append(
       {announce.revision, std::move(announce.job), std::move(announce.message)});
 }
 
-void Turns::Do(CheckRows& check) {
+void Loop::Do(CheckRows& check) {
   checks_->Add(std::move(check));
   around_.tasks.Add(Tasks::Queue::kRows, [around = around_, checks = checks_] {
     while (const std::optional<CheckQueue::Check> check = checks->Take()) {
@@ -318,9 +318,9 @@ void Turns::Do(CheckRows& check) {
   });
 }
 
-void Turns::Do(CancelRows& cancel) { checks_->Cancel(cancel.key); }
+void Loop::Do(CancelRows& cancel) { checks_->Cancel(cancel.key); }
 
-void Turns::Do(Plan& plan) {
+void Loop::Do(Plan& plan) {
   auto hurry = std::make_shared<std::atomic<bool>>(plan.hurry);
   std::erase_if(hurries_, [](const auto& entry) { return entry.second.expired(); });
   hurries_[plan.number] = hurry;
@@ -336,32 +336,32 @@ void Turns::Do(Plan& plan) {
   });
 }
 
-void Turns::Do(Hurry& hurry) {
+void Loop::Do(Hurry& hurry) {
   const auto found = hurries_.find(hurry.number);
   if (found == hurries_.end()) return;
   if (const auto flag = found->second.lock()) flag->store(true, std::memory_order_relaxed);
 }
 
-void Turns::Do(MoveUpload& move) {
+void Loop::Do(MoveUpload& move) {
   around_.tasks.Add(Tasks::Queue::kFiles, [around = around_, move = std::move(move)] {
     around.mailbox.Post(UploadMoved{move.number, Execute(move, around.data_dir, around.files)});
   });
 }
 
-void Turns::Do(WriteCheckpoint& write) {
+void Loop::Do(WriteCheckpoint& write) {
   around_.tasks.Add(Tasks::Queue::kFiles, [around = around_, write = std::move(write)] {
     around.mailbox.Post(
         CheckpointWritten{write.number, Execute(write, around.data_dir, around.files)});
   });
 }
 
-void Turns::Do(ReadContent& read) {
+void Loop::Do(ReadContent& read) {
   around_.tasks.Add(Tasks::Queue::kFiles, [around = around_, read = std::move(read)] {
     around.mailbox.Post(ContentRead{read.number, Execute(read, around.data_dir, around.files)});
   });
 }
 
-void Turns::Do(RemovePath& remove) {
+void Loop::Do(RemovePath& remove) {
   around_.tasks.Add(Tasks::Queue::kFiles, [around = around_, remove = std::move(remove)] {
     const absl::Status status = Execute(remove, around.data_dir, around.files);
     if (status.ok()) return;
@@ -371,8 +371,8 @@ void Turns::Do(RemovePath& remove) {
   });
 }
 
-void Turns::Do(SetTimer& timer) { timers_.emplace(timer.at_us, timer.timer); }
+void Loop::Do(SetTimer& timer) { timers_.emplace(timer.at_us, timer.timer); }
 
-void Turns::Do(Note& note) { around_.sinks.Log(note.level, note.message); }
+void Loop::Do(Note& note) { around_.sinks.Log(note.level, note.message); }
 
 }  // namespace lorad::server

@@ -20,7 +20,7 @@ std::string ProgressLine(const lorad::v1::Job& job);
 // The same as a bar that fits in `columns` characters.
 std::string ProgressBar(const lorad::v1::Job& job, int columns);
 
-// Shows jobs while they change. On a terminal every job has a line that is drawn anew; elsewhere a
+// Shows jobs while they change. On a terminal every job has a line that is drawn again; elsewhere a
 // line is printed when a job's state changes, and otherwise at most one a second of a job, so that
 // a log stays readable. Time comes in from outside.
 class ProgressView {

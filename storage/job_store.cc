@@ -365,7 +365,7 @@ class SqliteJobStore : public JobStore {
     for (const Mutation& mutation : mutations) {
       const Series series(mutation.kind, mutation.key);
       if (mutation.action == Action::kPutEntry && dropped.contains(series)) {
-        // It begins anew: what is left of the old one goes first.
+        // It starts over: what is left of the old one goes first.
         if (absl::Status status = RunOn(statements_->remove_all, series); !status.ok()) {
           return status;
         }

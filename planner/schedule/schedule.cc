@@ -204,13 +204,13 @@ class Scheduler {
           Ahead(group) != &job) {
         continue;
       }
-      const GroupState anew = FormedAnew(group, job);
-      if (anew.jobs != group.jobs + 1 || !Helps(group, anew.shape, job)) continue;
+      const GroupState formed = FormedAgain(group, job);
+      if (formed.jobs != group.jobs + 1 || !Helps(group, formed.shape, job)) continue;
       group.open = false;
       group.changes = true;
       Decision& decision = Decide(Decision::Kind::kReform, job);
       decision.group = group.name;
-      decision.shape = anew.shape;
+      decision.shape = formed.shape;
       return true;
     }
     return false;

@@ -44,7 +44,7 @@ struct GroupView {
   std::vector<std::string> jobs;
   std::vector<AdapterShape> adapters;    // of the jobs, in the same order
   std::vector<RunningJob> running = {};  // likewise; empty: none of them is evicted or re-placed
-  int64_t microbatch_tokens = 0;         // once it is formed anew; 0: ClusterView's
+  int64_t microbatch_tokens = 0;         // once it is formed again; 0: ClusterView's
   bool changes = false;  // is being formed, cut or dissolved: whom it would fit waits for that
 };
 
@@ -59,7 +59,7 @@ struct QueuedJob {
   int64_t waited_s = 0;          // since it was queued last
   int64_t step_tokens = 0;       // of one of its steps
   std::string label_group = {};  // jobs of one user, project, ..
-  bool resumes = false;          // from a group that is formed anew: it goes before all others
+  bool resumes = false;          // from a group that is formed again: it goes before all others
   // Of a suspect of ending its workers: so many suspects share its group at most, itself among them
   // (0: it is none).
   int32_t company_max = 0;
@@ -102,7 +102,7 @@ struct Decision {
   enum class Kind {
     kAdmit,      // job joins a running group at its next window border
     kFormGroup,  // a new group on an idle worker, for the jobs
-    kReform,     // an open group is cut, saved and formed anew with room for the job: for longer
+    kReform,     // an open group is cut, saved and formed again with room for the job: for longer
                  // sequences, a higher rank, or with shorter microbatches
     kDissolve,   // an empty group makes room for another base model
     kEvict,      // the jobs leave the group for the one named in `why_job`, and are queued again
@@ -121,7 +121,7 @@ struct Decision {
   int place = 0;                  // in the queue, from 1, of a job that is not admitted yet
 };
 
-// Those of a group that is formed anew first, then by priority, points and arrival; one pass over
+// Those of a group that is formed again first, then by priority, points and arrival; one pass over
 // the queue. A job
 // - joins the first open group of its base model that it fits: its sequences within the group's
 //   longest, its slot within the budget (Fits), and no suspicion parts them (company_max; a suspect
@@ -133,7 +133,7 @@ struct Decision {
 // - else waits for a group of its base model that is being formed or changed and that it would fit
 //   alone;
 // - else has a group without jobs dissolved;
-// - else has a group of its base model formed anew, if that has room for all of its jobs and this
+// - else has a group of its base model formed again, if that has room for all of its jobs and this
 //   one then: for longer sequences or a higher rank, with shorter microbatches, or without what
 //   jobs asked for that have left;
 // - else, with `evict`, has jobs evicted: of one group, as few and as unimportant ones as make room
@@ -146,7 +146,7 @@ struct Decision {
 // makes room for: it needs no other): nobody starves behind his equals. Against a stream of higher
 // priorities that never ends nothing helps: that is what static priorities mean. Never thrash: who
 // is evicted for a higher priority cannot evict it, and who is evicted for an equal one begins to
-// wait anew, behind, while the other has its minimum run time before it; so a place changes hands
+// wait again, behind, while the other has its minimum run time before it; so a place changes hands
 // between equals at most once in minimum_run_s. One decision a queued job, in queue order;
 // kFormGroup names several. kEvict and kReplace come besides, before the kWait of the job they are
 // for.
@@ -173,7 +173,7 @@ int64_t CapacityFor(int64_t microbatch_tokens, int64_t longest_sequence);
 // wants more, for every microbatch reads all weights, and launches end with idle multiprocessors:
 // the most of 8,192, half of that, .. with which nothing need be computed again and so many of the
 // job's adapters fit. Company is worth more than long microbatches, so a group that has no room for
-// a job is formed anew with shorter ones, down to kMicrobatchTokens.
+// a job is formed again with shorter ones, down to kMicrobatchTokens.
 inline constexpr int64_t kMicrobatchTokens = 1024;
 inline constexpr int64_t kMicrobatchTokensOfGpu = 8192;
 inline constexpr int64_t kAdaptersOfGpu = 2;  // so that the next one need not wait for that

@@ -72,7 +72,7 @@ GroupShape ShapeWith(const GroupState& group, const QueuedJob& job) {
   while (shape.capacity_tokens > shortest && !FitsIn(group, shape, job)) {
     shape.capacity_tokens = std::max(shortest, shape.capacity_tokens / 2);
   }
-  // One of its jobs may have ended since it was decided to form the group anew: nobody is put out.
+  // One of its jobs may have ended since it was decided to form the group again: nobody is put out.
   for (const Recomputation more : {Recomputation::kProducts, Recomputation::kBlocks}) {
     if (!job.resumes || FitsIn(group, shape, job)) break;
     shape.recomputation = std::max(shape.recomputation, more);

@@ -62,7 +62,7 @@ void Add(GroupState& group, const QueuedJob& job, const GroupShape& shape) {
   ++group.jobs;
 }
 
-GroupState FormedAnew(const GroupState& group, const QueuedJob& job) {
+GroupState FormedAgain(const GroupState& group, const QueuedJob& job) {
   std::vector<QueuedJob> jobs;
   for (const MemberState& member : group.members) {
     QueuedJob& entry = jobs.emplace_back();
@@ -79,22 +79,22 @@ GroupState FormedAnew(const GroupState& group, const QueuedJob& job) {
            std::make_pair(-int64_t{b.priority}, b.arrival);
   });
   jobs.push_back(job);
-  GroupState anew;
-  anew.base_model = group.base_model;
-  anew.model = group.model;
-  anew.budget_bytes = group.budget_bytes;
-  anew.microbatch_tokens = group.microbatch_tokens;
+  GroupState formed;
+  formed.base_model = group.base_model;
+  formed.model = group.model;
+  formed.budget_bytes = group.budget_bytes;
+  formed.microbatch_tokens = group.microbatch_tokens;
   for (const QueuedJob& next : jobs) {
-    if (anew.jobs == 0) {
-      if (!FitsAlone(next, group)) return anew;
-      Begin(anew, next, group.shape.device);
+    if (formed.jobs == 0) {
+      if (!FitsAlone(next, group)) return formed;
+      Begin(formed, next, group.shape.device);
       continue;
     }
-    const GroupShape shape = ShapeWith(anew, next);
-    if (anew.full() || !FitsIn(anew, shape, next)) return anew;
-    Add(anew, next, shape);
+    const GroupShape shape = ShapeWith(formed, next);
+    if (formed.full() || !FitsIn(formed, shape, next)) return formed;
+    Add(formed, next, shape);
   }
-  return anew;
+  return formed;
 }
 
 }  // namespace lorad::planner

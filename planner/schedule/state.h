@@ -70,9 +70,9 @@ void Begin(GroupState& group, const QueuedJob& job, const DeviceShape& device);
 // Another, in a group that becomes of this shape.
 void Add(GroupState& group, const QueuedJob& job, const GroupShape& shape);
 
-// The group as it would be formed anew, its jobs first (QueuedJob::resumes): with fewer of them
+// The group as it would be formed again, its jobs first (QueuedJob::resumes): with fewer of them
 // where not all would fit.
-GroupState FormedAnew(const GroupState& group, const QueuedJob& job);
+GroupState FormedAgain(const GroupState& group, const QueuedJob& job);
 
 int64_t SlotOf(const QueuedJob& job, const DeviceShape& device);
 
@@ -83,12 +83,12 @@ GroupShape ShapeWith(const GroupState& group, const QueuedJob& job);
 // Of a group of that shape with the job alone.
 int64_t AloneBytes(const QueuedJob& job, const GroupShape& shape);
 
-// Whether a group of that shape takes the job without being formed anew.
+// Whether a group of that shape takes the job without being formed again.
 bool Covers(const GroupShape& shape, int64_t longest_sequence, int64_t rank);
 
 bool FitsIn(const GroupState& group, const GroupShape& shape, const QueuedJob& job);
 
-// Who leaves `group` so that the job can join it, have it formed anew or have it dissolved.
+// Who leaves `group` so that the job can join it, have it formed again or have it dissolved.
 struct Eviction {
   size_t group = 0;  // index
   struct Leaver {

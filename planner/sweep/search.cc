@@ -13,7 +13,7 @@
 namespace lorad::planner {
 namespace {
 
-// Starts that are filled anew by bisection, and those that are searched to the end.
+// Starts that are filled again by bisection, and those that are searched to the end.
 constexpr size_t kStartsRefilled = 10;
 constexpr size_t kStartsKept = 4;
 // Steps in which a group is filled.

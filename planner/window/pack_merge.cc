@@ -48,15 +48,15 @@ class Merge {
     }
     PackLimits limits = limits_;
     limits.empty_last_bin = true;
-    absl::StatusOr<PackResult> anew = PackBatch(rest, options_, limits);
-    if (!anew.ok()) return anew.status();
-    for (std::vector<int>& bin : anew->packing) {
+    absl::StatusOr<PackResult> packed = PackBatch(rest, options_, limits);
+    if (!packed.ok()) return packed.status();
+    for (std::vector<int>& bin : packed->packing) {
       for (int& sample : bin) sample = names[static_cast<size_t>(sample)];
     }
     const auto worth = [&](const Packing& packing) {
       return std::make_pair(packing.size(), packing.empty() ? 0 : Padded(b, packing.back()));
     };
-    return worth(anew->packing) < worth(before) ? anew->packing : before;
+    return worth(packed->packing) < worth(before) ? packed->packing : before;
   }
 
   int64_t Padded(size_t b, const std::vector<int>& bin) const {

@@ -188,7 +188,7 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
   for (const uint64_t request : commit.requests) turn_.Answer(request, std::monostate());
 }
 
-// It is not named any more, so the step's next shard is written anew; what is there is believed
+// It is not named any more, so the step's next shard is written again; what is there is believed
 // only if it is whole after all (WriteCheckpoint).
 void Core::State::LoseCheckpoint(JobState& job, const std::string& reason, const std::string& why) {
   auto& steps = *job.record.mutable_checkpoint_steps();

@@ -125,7 +125,7 @@ void Core::State::Carry(const planner::Decision& decision) {
       GroupState& group = *groups_.Find(decision.group);
       const bool shorter = decision.shape.capacity_tokens < group.shape.capacity_tokens;
       const std::string how =
-          absl::StrCat("formed anew ", shorter ? "with shorter microbatches" : "in another shape",
+          absl::StrCat("formed again ", shorter ? "with shorter microbatches" : "in another shape",
                        " to make room");
       for (const std::string& job : decision.jobs) {
         jobs_.Find(job)->why = absl::StrCat("group ", decision.group, " is ", how, " for it");
@@ -297,8 +297,8 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
   WorkerOf(group).group.clear();
   const GroupState gone = groups_.Remove(group.name);
   for (const auto& [job, early] : gone.early_shards) RefuseShard(early.request, early.content);
-  const bool anew = gone.then == GroupState::Then::kReform ||
-                    gone.phase == GroupState::Phase::kForming;  // which has failed
+  const bool again = gone.then == GroupState::Then::kReform ||
+                     gone.phase == GroupState::Phase::kForming;  // which has failed
   for (const auto& [name, member] : gone.members) {
     JobState* job = jobs_.Find(name);
     if (!job) continue;
@@ -306,7 +306,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
       jobs_.Transition(*job, v1::Job::CANCELLED, why);
     } else if (IsPlaced(job->state())) {
       jobs_.FallBack(*job);
-      job->resumes = anew;
+      job->resumes = again;
       jobs_.Transition(*job, v1::Job::QUEUED, why);
     }
   }

@@ -137,7 +137,7 @@ class Core::State {
   void OnGone(const WorkerGone& gone);
   void OnTimer(const TimerFired& fired);
   void Tick();
-  // Who stood still himself cannot say who was silent meanwhile: all have their time anew.
+  // Who stood still himself cannot say who was silent meanwhile: all get their time back.
   void RenewLeases(int64_t late_us);
   // Why the group's worker counts as lost though it is alive; empty: it does not.
   std::string WhyImpatient(const GroupState& group);

@@ -115,7 +115,7 @@ void Core::State::LoseWorker(WorkerState& worker, const std::string& why, Loss l
 
 void Core::State::RenewLeases(int64_t late_us) {
   turn_.Warn(absl::StrCat("the coordinator stood still for ", late_us / 1'000'000,
-                          " s: leases of workers begin anew"));
+                          " s: leases of workers start over"));
   cluster_.RenewLeases();
   groups_.RenewPatience();
 }

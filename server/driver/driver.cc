@@ -134,7 +134,7 @@ class DriverImpl final : public Driver, private Sinks {
 
   void WorkerSaid(uint64_t connection, worker::v1::WorkerMessage message) override {
     if (mailbox_.Post(server::WorkerSaid{connection, std::move(message)})) return;
-    // Reports have an order, so none may be left out: it connects again, and begins anew.
+    // Reports have an order, so none may be left out: it connects again, and starts over.
     Close(connection, Busy());
     WorkerGone(connection, "it said more than the coordinator could hear");
   }

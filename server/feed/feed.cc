@@ -212,7 +212,7 @@ absl::StatusOr<std::shared_ptr<Feed::Entry>> Feed::Make(const RowSource& source,
   const TokenCacheKey key = KeyOf(source);
   const std::string path = storage::JoinPath(options_.cache_dir, key.FileName());
   auto cache = TokenCache::Open(path, key, files_);
-  if (!cache.ok()) {  // absent, or damaged: made anew
+  if (!cache.ok()) {  // absent, or damaged: made again
     absl::StatusOr<storage::DatasetReport> report = Tokenize(source, path, key, cancelled);
     if (!report.ok()) return report.status();
     if (report->error_count > 0) {

@@ -25,7 +25,7 @@ struct FeedOptions {
   std::string data_dir;   // dataset paths are below it
   std::string cache_dir;  // of token caches
   size_t caches_open_max = 64;
-  uint64_t cache_bytes_max = uint64_t{32} << 30;  // on disk; beyond it all are made anew
+  uint64_t cache_bytes_max = uint64_t{32} << 30;  // on disk; beyond it all are made again
 };
 
 struct FeedWindow {

@@ -17,7 +17,7 @@ namespace lorad::storage {
 //
 // Two forms. A shard is one safetensors file as it travels between worker and coordinator: for
 // every adapter matrix "<peft key>" (master), "<peft key>.exp_avg", "<peft key>.exp_avg_sq"
-// (AdamW's moments; both absent where training starts anew), all float32; metadata job, step,
+// (AdamW's moments; both absent where training starts over), all float32; metadata job, step,
 // numerics_id. A checkpoint is a directory: adapter_config.json + adapter_model.safetensors (PEFT's
 // layout, so the directory is an adapter), optimizer.safetensors, state.json and manifest.json,
 // which is written last and holds size and sha256 of each. Errors about content: reason

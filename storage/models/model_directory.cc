@@ -35,7 +35,7 @@ absl::Status NotFound(std::string_view message) {
   return status;
 }
 
-// Buffers that old checkpoints carry and everyone computes anew, and an output head beside a tied
+// Buffers that old checkpoints carry and everyone computes, and an output head beside a tied
 // one, which transformers ignores too.
 bool IsHarmlessSurplus(std::string_view name, const ModelDescription& description) {
   return absl::EndsWith(Absl(name), ".rotary_emb.inv_freq") ||

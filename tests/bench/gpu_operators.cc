@@ -166,7 +166,7 @@ class Bench {
     return step;
   }
 
-  // The same microbatch anew, with tables of its own. The one before it may still be under way.
+  // The same microbatch again, with tables of its own. The one before it may still be under way.
   void NextBatch() {
     batch_before_ = std::move(batch_);
     batch_ = backend_->PrepareBatch({ids_, segments_, loss_rows_});

@@ -53,7 +53,7 @@ TEST_CASE("elsewhere than on a terminal: one line a second, and every change of 
   CHECK(text.find("SUCCEEDED") != std::string::npos);
 }
 
-TEST_CASE("on a terminal the jobs' lines are drawn anew in their order") {
+TEST_CASE("on a terminal the jobs' lines are drawn again in their order") {
   std::ostringstream out;
   ProgressView view(out, true, 80);
   view.Update(Running("job-a", 1), 0);

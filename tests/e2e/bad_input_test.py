@@ -449,7 +449,7 @@ def test_options_and_names():
 
 
 def test_store_that_is_gone():
-    """Begun anew, an empty store would make leftovers of all datasets and checkpoints, and remove them."""
+    """Started over, an empty store would make leftovers of all datasets and checkpoints, and remove them."""
     with House(None, "--workers", "none") as house:
         house.add_dataset("rows", [{"text": "one"}])
         house.stop()

@@ -125,7 +125,7 @@ class Client(threading.Thread):
                     revision = change.revision
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.OUT_OF_RANGE:
-                    revision = 0  # no longer kept: begin anew
+                    revision = 0  # no longer kept: start over
                 elif error.code() not in AGAIN:
                     raise
             self.storm.wait(0.1)

@@ -72,7 +72,7 @@ def test_recomputation():
 
 
 def test_shorter_microbatches_make_room():
-    """A group in all its worker's memory is formed anew for a job that does not fit: both go on, with their bits."""
+    """A group in all its worker's memory is formed again for a job that does not fit: both go on, with their bits."""
     def job_of_deep(rank, targets, steps):
         return {"base_model": "deep", "training_dataset": "rows", "adapter": {"rank": rank, "dropout": 0.1, "target_modules": targets},
                 "training": {"max_steps": steps, "batch_size": 3, "max_length": 900, "learning_rate": 1e-3}}

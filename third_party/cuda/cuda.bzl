@@ -42,7 +42,7 @@ def _cuda_object_impl(context):
         arguments = [arguments],
         inputs = depset([context.file.src], transitive = [headers]),
         outputs = [output],
-        # The version is in the action's key: another compiler compiles anew.
+        # The version is in the action's key: another compiler compiles again.
         env = {"PATH": "/usr/bin:/bin", "LORAD_NVCC_VERSION": NVCC_VERSION},
         mnemonic = "CudaCompile",
         progress_message = "Compiling " + context.file.src.short_path,

@@ -33,7 +33,7 @@ class KeyConsumer : Consumer<Part::kKeys, S> {
   }
 
  private:
-  // Read anew where it is needed: registers are few in between.
+  // Read again where it is needed: registers are few in between.
   __device__ int HeldIndex() const {
     return Uniform(*const_cast<const volatile int*>(&shared_.indices[this->held_]));
   }

@@ -83,7 +83,7 @@ class RowChecks {
   void Wait(uint64_t request, const EstimateJob& content) {
     waiting_.estimates.emplace_back(request, content);
   }
-  // All that wait; they are to be asked anew.
+  // All that wait; they are to be asked again.
   Waiting TakeWaiting() { return std::exchange(waiting_, {}); }
   // Until its wait_us is over, or a worker is there.
   void Hold(uint64_t request, const EstimateJob& content);

@@ -102,7 +102,7 @@ void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello) {
   worker::v1::Welcome& welcome = *message.mutable_welcome();
   welcome.set_heartbeat_ms(static_cast<int32_t>(options_.heartbeat_ms));
   welcome.set_lease_ms(static_cast<int32_t>(options_.lease_ms));
-  welcome.set_adopted(false);  // groups are formed anew, under a new epoch
+  welcome.set_adopted(false);  // groups are formed again, under a new epoch
   turn_.Do(Send{connection, std::move(message)});
   turn_.Info(absl::StrCat("worker '", hello.worker(), "' connected: ", hello.device(), ", ",
                           hello.threads(), " threads, ", hello.memory_bytes(), " bytes"));

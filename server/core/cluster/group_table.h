@@ -39,7 +39,7 @@ class GroupTable {
                    const planner::GroupShape& shape);
   // Hands the group out; it is in the table no more. REQUIRES: it is there.
   GroupState Remove(const std::string& name);
-  // Their workers' time begins anew.
+  // Their workers' time starts over.
   void RenewPatience();
 
   // ---- members ----

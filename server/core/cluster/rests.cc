@@ -8,7 +8,7 @@
 namespace lorad::server {
 namespace {
 
-// A worker that said nothing wrong for so many of the longest rests begins anew with a short one.
+// A worker that said nothing wrong for so many of the longest rests starts over with a short one.
 constexpr int64_t kForgottenAfter = 10;
 
 }  // namespace

@@ -28,7 +28,7 @@ struct RowSource {
 
 // One optimizer step of one job: its batch's forwards and backwards, Step, and Save where it is
 // due. The batches of a job are consecutive cuts of its order of rows; an epoch ends with a short
-// batch where rows do not divide evenly, and the next begins anew (also where max_steps wraps
+// batch where rows do not divide evenly, and the next starts over (also where max_steps wraps
 // around).
 struct TrainUnit {
   std::string job;

@@ -53,7 +53,7 @@ struct JobState {
   std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent steps
   int commits = 0;                               // checkpoints that are being written
   int place = 0;                                 // in the queue, from 1
-  bool resumes = false;                          // queued, for its group is formed anew
+  bool resumes = false;                          // queued, for its group is formed again
   bool reads_rows = false;                       // queued, while its tokens are made again
   bool reads_content = false;                    // queued, while what it starts from is read
   std::string why;

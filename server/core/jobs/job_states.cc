@@ -22,7 +22,7 @@ constexpr std::array<Transition, 10> kTransitions = {{
     {State::RUNNING, State::FINALIZING},
     {State::FINALIZING, State::SUCCEEDED},
     {State::CANCELLING, State::CANCELLED},
-    // The group is lost or formed anew, or the coordinator was started again.
+    // The group is lost or formed again, or the coordinator was started again.
     {State::PREPARING, State::QUEUED},
     {State::RUNNING, State::QUEUED},
     {State::FINALIZING, State::QUEUED},

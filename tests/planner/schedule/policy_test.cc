@@ -69,7 +69,7 @@ TEST_CASE("Evictions") {
        View({Group("g", "m", two, {{"a", 1}, {"b", 1}}), Group("h", "m", two, {{"c", 1}, {"d"}})},
             {Job("x", 2)}),
        "evict h: d for x\nwait #1: x (group h makes room for it)\n"},
-      {"longer rows need memory too, and then the group is formed anew",
+      {"longer rows need memory too, and then the group is formed again",
        View({Group("g", "m", BudgetFor(3000, {64}), {{"a"}, {"b"}, {"c"}})},
             {Long(Job("x", 1), 3000)}),
        "evict g: c for x\nevict g: b for x\nevict g: a for x\n" + makes_room},

@@ -182,7 +182,7 @@ TEST_CASE("Decisions") {
       {"a group that is not open is waited for",
        {{Busy("w")}, {Group("g", "m", 1, false)}, {Job("a", "m", 1)}},
        "wait #1: a (group g is being formed or changed)\n"},
-      {"longer rows form the group anew",
+      {"longer rows form the group again",
        {{Busy("w")}, {Group("g", "m", 2)}, {Job("a", "m", 1, 501)}},
        "reform #1 g 1024/501: a\n"},
       {"and those behind wait for that",
@@ -215,7 +215,7 @@ TEST_CASE("Decisions") {
        {{Idle("w", BudgetFor(100, {64}))}, {}, {Job("a", "m", 1, 100, 64), Job("b", "m", 2)}},
        "form w base=m 1024/100: a\nwait #1: b (does not fit beside the one job of the group being "
        "formed in its worker's memory; waits until it ends)\n"},
-      {"and is formed anew to do so for longer rows",
+      {"and is formed again to do so for longer rows",
        {{Busy("w")},
         {Group("g", "m", 1, true, 500, BudgetFor(2000, {8, 8}) - BudgetFor(2000, {8}) / 4)},
         {Job("a", "m", 1, 2000)}},

@@ -185,7 +185,7 @@ TEST_CASE("Microbatches become shorter where that lets a job in, and not otherwi
                    {},
                    {LlamaJob("a", 1), LargeJob("b", 2, 128), LargeJob("c", 3, 128)}};
   CHECK(TextOf(idle) == "form w1 base=m 4096/1024: a b\nform w2 base=m 2048/1024: c\n");
-  // On a worker that may have less, now and when its group is formed anew.
+  // On a worker that may have less, now and when its group is formed again.
   ClusterView less = view(least, GiB(78), {LargeJob("x", 3, 128)});
   CHECK(TextOf(less) == "reform #1 g 8192/1024: x\n");
   less.groups[0].microbatch_tokens = 1024;
@@ -225,7 +225,7 @@ class World {
         coming_.erase(coming_.begin());
       }
       if (queue_.empty() && members_.empty()) continue;
-      // Until nothing more changes: each time a group is formed anew lets a job in.
+      // Until nothing more changes: each time a group is formed again lets a job in.
       for (int changes = 0; Carry(); ++changes) REQUIRE(changes < 2 * kJobsAtOnce);
       REQUIRE_FALSE(members_.empty());
       if (random_() % 2 == 0) continue;
@@ -247,7 +247,7 @@ class World {
     return view;
   }
 
-  // Whether the group has been formed, or will be formed anew.
+  // Whether the group has been formed, or will be formed again.
   bool Carry() {
     bool changed = false;
     for (const Decision& decision : Schedule(ViewNow())) {
@@ -311,7 +311,7 @@ class World {
   int64_t most_jobs_ = 0;
 };
 
-TEST_CASE("Jobs of a group that is formed anew come first, fair share or not") {
+TEST_CASE("Jobs of a group that is formed again come first, fair share or not") {
   ClusterView view;
   for (const bool fair_share : {false, true}) {
     view.policy.fair_share = fair_share;

@@ -143,7 +143,7 @@ TEST_CASE("a plan that takes longer than the window before it is hurried, and ho
   world->CheckInvariants();
 }
 
-TEST_CASE("a job with longer rows has the group formed anew, nobody loses a saved step") {
+TEST_CASE("a job with longer rows has the group formed again, nobody loses a saved step") {
   auto world = MakeWorld();
   world->SetLongest("long", 2000);
   world->AddDataset("long", 6);

@@ -79,7 +79,7 @@ TEST_CASE("a damaged checkpoint: the job goes on from the one before it, and end
   CHECK_FALSE(HasEvent(*world, job, "NUMERICS_MISMATCH"));
 }
 
-TEST_CASE("all checkpoints are damaged, one after the other: the job begins anew") {
+TEST_CASE("all checkpoints are damaged, one after the other: the job starts over") {
   auto world = MakeWorld();
   world->StartWorkers();
   const std::string job = world->Submit(World::NewJob());

@@ -1,4 +1,4 @@
-// Groups on GPUs that are formed anew to make room, as stories.
+// Groups on GPUs that are formed again to make room, as stories.
 #include <algorithm>
 
 #include "tests/server/core/scenario.h"
@@ -28,13 +28,13 @@ WorldOptions ShortOfMemory(int rank = 8) {
 }
 constexpr int kLarge = 128;  // rank
 
-const char kAnew[] = "formed anew with shorter microbatches to make room";
+const char kAgain[] = "formed again with shorter microbatches to make room";
 
 v1::ClusterStatus Cluster(World& world) {
   return world.Get<v1::ClusterStatus>(v1::GetClusterRequest());
 }
 
-TEST_CASE("a group without room for a job is formed anew with shorter microbatches") {
+TEST_CASE("a group without room for a job is formed again with shorter microbatches") {
   auto world = MakeWorld(ShortOfMemory());
   world->StartWorkers();
   const std::string first = world->Submit(LongJob());
@@ -45,7 +45,7 @@ TEST_CASE("a group without room for a job is formed anew with shorter microbatch
   const std::string second = world->Submit(large);
   world->RunUntilState(second, Job::RUNNING);
   CHECK(world->StateOf(first) == Job::RUNNING);
-  CHECK(CountNotes(*world, kAnew) == 1);
+  CHECK(CountNotes(*world, kAgain) == 1);
   CHECK(world->plans().back().capacity_tokens == 4096);
   world->RunUntilState(second, Job::SUCCEEDED);
   world->RunUntilState(first, Job::SUCCEEDED);
@@ -53,7 +53,7 @@ TEST_CASE("a group without room for a job is formed anew with shorter microbatch
   world->CheckInvariants();
 }
 
-TEST_CASE("one job has one group formed anew, and no worker idle") {
+TEST_CASE("one job has one group formed again, and no worker idle") {
   constexpr int kRank = 512;
   WorldOptions options = ShortOfMemory(kRank);
   options.workers = 3;
@@ -66,19 +66,19 @@ TEST_CASE("one job has one group formed anew, and no worker idle") {
         jobs, [&](const std::string& job) { return world->StateOf(job) == Job::RUNNING; });
   };
   // Until all workers are full.
-  while (Cluster(*world).groups_size() < 3 || CountNotes(*world, kAnew) == 0) {
+  while (Cluster(*world).groups_size() < 3 || CountNotes(*world, kAgain) == 0) {
     REQUIRE(jobs.size() < 40);
     jobs.push_back(world->Submit(LongJob(kRank)));
     world->RunUntil([&] { return running(); });
   }
-  CHECK(CountNotes(*world, kAnew) == 1);
+  CHECK(CountNotes(*world, kAgain) == 1);
   const v1::ClusterStatus cluster = Cluster(*world);
   CHECK(cluster.groups_size() == 3);
   for (const v1::Group& group : cluster.groups()) CHECK(group.jobs_size() > 0);
   world->CheckInvariants();
 }
 
-TEST_CASE("however many wait, those who trained are in the group that is formed anew") {
+TEST_CASE("however many wait, those who trained are in the group that is formed again") {
   auto world = MakeWorld(ShortOfMemory());
   world->StartWorkers();
   const std::string first = world->Submit(LongJob());
@@ -89,7 +89,7 @@ TEST_CASE("however many wait, those who trained are in the group that is formed 
   for (int i = 0; i < 300; ++i) {
     others.push_back(world->Submit(important));
   }
-  world->RunUntil([&] { return CountNotes(*world, kAnew) > 0; });
+  world->RunUntil([&] { return CountNotes(*world, kAgain) > 0; });
   world->RunUntil([&] { return world->Job(first).attempts() >= 2; });
   world->RunUntilState(first, Job::RUNNING);
   CHECK(std::ranges::any_of(

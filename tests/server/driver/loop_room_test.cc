@@ -153,7 +153,7 @@ TEST_CASE("reads of what is committed are made beside the loop, and summaries wh
   CHECK_FALSE(page.jobs(0).has_queue());
 }
 
-TEST_CASE("a watch that begins while the store is written again asks anew") {
+TEST_CASE("a watch that begins while the store is written again asks again") {
   Coordinator coordinator;
   REQUIRE(coordinator.Call(NewModel("m")).ok());
   REQUIRE(coordinator.Call(NewDataset(coordinator, "d")).ok());
@@ -229,7 +229,7 @@ TEST_CASE("a full disk: the store goes on in the ballast's room, and creates are
   coordinator.Settle();
   CHECK(coordinator.answers.at(request).ok());
 
-  // A little room is not enough to begin anew; enough makes the ballast again.
+  // A little room is not enough to start over; enough makes the ballast again.
   coordinator.disk.free_bytes = 130 * kMiB;
   coordinator.Sleep(kSecond);
   CHECK_FALSE(coordinator.writable.ok());

@@ -71,7 +71,7 @@ TEST_CASE("a checkpoint that lies whole on the disk is answered as committed") {
   CHECK_FALSE(fs::exists(again.upload));
 }
 
-TEST_CASE("what is not that checkpoint, or not whole, is written anew") {
+TEST_CASE("what is not that checkpoint, or not whole, is written again") {
   Folder folder;
   const auto first = folder.Execute(NewWrite(folder));
   REQUIRE(first.ok());

@@ -86,7 +86,7 @@ absl::Status SimEngine::Form(const worker::v1::FormGroup& order) {
   return absl::OkStatus();
 }
 
-// A batch that a cut left half done is begun anew.
+// A batch that a cut left half done is started over.
 void SimEngine::EndWindow(const std::set<std::string>& cut_jobs) {
   window_.reset();
   for (const std::string& job : cut_jobs) {

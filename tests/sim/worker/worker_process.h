@@ -34,7 +34,7 @@ class CoordinatorSide {
   using OnTaken = std::function<void(const absl::Status&)>;
   virtual void TakeShard(const worker::v1::UploadShardRequest::Header& header,
                          OnTaken on_taken) = 0;
-  // The step of the checkpoint that a slot's content names; 0: it begins anew from there.
+  // The step of the checkpoint that a slot's content names; 0: it starts over from there.
   virtual absl::StatusOr<int64_t> Fetch(const std::string& content) = 0;
   // What comes next on this stream may not be what the worker has said.
   virtual void Mistrust(uint64_t) {}

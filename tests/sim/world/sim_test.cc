@@ -50,7 +50,7 @@ v1::Job RandomJob(std::mt19937_64& random, int64_t rank_most) {
   return job;
 }
 
-// How often a group was formed anew with shorter microbatches.
+// How often a group was formed again with shorter microbatches.
 int64_t RunHistory(uint64_t seed) {
   std::cout << "sim_test: seed " << seed << std::endl;
   INFO("seed " << seed);
@@ -59,7 +59,7 @@ int64_t RunHistory(uint64_t seed) {
   options.seed = seed;
   options.workers = 1 + static_cast<int>(seed % 3);
   options.delay_us_max = seed % 2 ? 3000 : 30'000;
-  // On GPUs with so little memory that groups are formed anew with shorter microbatches.
+  // On GPUs with so little memory that groups are formed again with shorter microbatches.
   const bool gpu = seed % 5 < 2;
   if (gpu) options.gpu_memory_bytes = (350 + static_cast<int64_t>(random() % 8) * 10) << 20;
   options.core.microbatch_tokens = gpu ? 0 : 64;
@@ -142,7 +142,7 @@ int64_t RunHistory(uint64_t seed) {
   world.CrashCoordinator();
   world.CheckInvariants();
   return std::ranges::count_if(world.notes(), [](const std::string& note) {
-    return note.find("formed anew with shorter microbatches") != std::string::npos;
+    return note.find("formed again with shorter microbatches") != std::string::npos;
   });
 }
 

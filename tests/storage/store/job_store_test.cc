@@ -228,7 +228,7 @@ TEST_CASE("a long series is gone at once, and removed in pieces, also across sta
     CHECK(CountEntries(path, "series") == 1);
     CHECK(CountEntries(path, "dropped") == 0);
   }
-  SECTION("one that begins anew has its new entries alone") {
+  SECTION("one that starts over has its new entries alone") {
     store = OpenOk(dir.path());
     REQUIRE(store->Apply({PutEntry("m", "long", 7, "new")}).ok());
     CHECK(Numbers(*store, "m", "long") == std::vector<int64_t>{7});

@@ -93,7 +93,7 @@ TEST_CASE("what has passed, and who has ended, is not postponed any more") {
   job.passing = std::make_unique<Passing>();
   house.jobs.Postpone(job, 1'500'000);
   house.End();
-  SECTION("it goes on, and is postponed anew") {
+  SECTION("it goes on, and is postponed again") {
     house.jobs.EndPassing(job);
     CHECK_FALSE(job.passing);
     job.passing = std::make_unique<Passing>();

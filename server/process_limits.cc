@@ -41,7 +41,7 @@ absl::Status CheckProcessLimits() {
                                                 " files and needs at least ", kFilesMin,
                                                 ": raise ulimit -n (LimitNOFILE)"));
   }
-  // What limits threads (of the user, of a container, memory) is known to the kernel alone.
+  // The limit on threads (of the user, of a container, of memory) is known to the kernel alone.
   std::promise<void> tried;
   const std::shared_future<void> end = tried.get_future().share();
   std::vector<std::thread> threads;

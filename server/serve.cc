@@ -26,7 +26,7 @@ namespace {
 constexpr absl::Duration kStopPatience = absl::Seconds(60);  // cutting and saving at SIGTERM
 constexpr absl::Duration kEndPatience = absl::Seconds(75);   // all of it
 constexpr absl::Duration kCallsGrace = absl::Seconds(1);     // calls under way when it stops
-constexpr absl::Duration kWorkerGrace = absl::Seconds(3);    // workers that were told to end
+constexpr absl::Duration kWorkerGrace = absl::Seconds(3);    // workers that were ordered to end
 
 SupervisorSinks LogSinks() {
   return {[](const std::string& worker, const std::string& line) {
@@ -59,7 +59,7 @@ class LoradDaemon final : public Daemon {
                      storage::StoreHooks hooks) {
     absl::StatusOr<ListenAddress> listen = ParseListen(options.listen);
     if (!listen.ok()) return listen.status();
-    // What would be found out late is said before anything is touched.
+    // An error that would be found late is reported before anything is touched.
     if (absl::Status status = CheckPortFree(*listen); !status.ok()) return status;
     for (const std::string& root : options.model_roots) {
       if (files.IsDirectory(root)) continue;

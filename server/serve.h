@@ -45,8 +45,8 @@ class Daemon {
   virtual const ListenAddress& address() const = 0;
   virtual std::vector<int64_t> worker_pids() const = 0;
 
-  // Clean stop: health says so, watches end, running jobs are cut and saved, workers end. What is
-  // not saved at `deadline` goes on from its checkpoint before.
+  // Clean stop: health says so, watches end, running jobs are cut and saved, workers end. A job
+  // that is not saved at `deadline` goes on from its checkpoint before.
   virtual void Stop(absl::Time deadline) = 0;
 };
 

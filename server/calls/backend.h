@@ -1,5 +1,5 @@
-// What the services stand on: the driver, threads for what would hold up gRPC's own, and limits
-// that keep a share of everything for workers.
+// The base of the services: the driver, threads for what would hold up gRPC's own, and limits that
+// keep a share of everything for workers.
 #pragma once
 
 #include <atomic>

@@ -20,7 +20,8 @@
 
 namespace lorad::server {
 
-// Called on a thread for files, one call after the other. What it holds goes with it.
+// Called on a thread for files, one call after the other. It removes what it holds when it is
+// destroyed.
 template <class Message>
 class Intake {
  public:
@@ -28,7 +29,7 @@ class Intake {
   virtual absl::Status Take(const Message& message) = 0;
   // All has come: it is checked and made durable.
   virtual absl::Status Complete() = 0;
-  // What to ask the driver, which owns the upload from here on.
+  // The request to the driver, which owns the upload from here on.
   virtual Request Release() = 0;
 };
 

@@ -18,8 +18,8 @@ absl::Status NobodyWaits() { return absl::CancelledError("the caller has left");
 struct Question::State {
   explicit State(TaskPool& pool_in) : pool(pool_in) {}
 
-  // Nobody waits from here on. What hands the answers to the one who did, for Post; null where
-  // nobody did.
+  // Nobody waits from here on. Returns the function, for Post, that hands the answers to the one
+  // who waited; null where nobody did.
   std::function<void()> End() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     numbers.clear();
     if (!then) return nullptr;
@@ -56,7 +56,7 @@ struct Question::State {
   // Null: nothing is asked.
   std::function<void(std::vector<Answer>)> then ABSL_GUARDED_BY(mutex);
   std::vector<Answer> answers ABSL_GUARDED_BY(mutex);
-  // Of what was asked, for Driver::GiveUp.
+  // The numbers of the requests, for Driver::GiveUp.
   std::vector<uint64_t> numbers ABSL_GUARDED_BY(mutex);
   size_t missing ABSL_GUARDED_BY(mutex) = 0;
   bool given_up ABSL_GUARDED_BY(mutex) = false;

@@ -1,4 +1,4 @@
-// What a call asks the driver, without a thread that waits for the answer.
+// A call's requests to the driver, without a thread that waits for the answer.
 #pragma once
 
 #include <functional>
@@ -24,8 +24,8 @@ class Question {
   // Several at once; the answers come in the order of the requests.
   void AskAll(std::vector<Request> requests, std::function<void(std::vector<Answer>)> then);
 
-  // Answers now and from here on are CANCELLED: nobody waits for them any more. What was asked for
-  // may still happen. Any thread.
+  // Answers now and from here on are CANCELLED: nobody waits for them any more. The requests may
+  // still be carried out. Any thread.
   void GiveUp();
 
  private:

@@ -43,7 +43,7 @@ Upload::Upload(Upload&& other) noexcept
 Upload::~Upload() {
   if (path_.empty()) return;
   file_.reset();
-  // What cannot be removed now is removed when the daemon starts again.
+  // A file that cannot be removed now is removed when the daemon starts again.
   (void)storage::RemoveTree(*files_, path_);
 }
 

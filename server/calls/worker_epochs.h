@@ -1,5 +1,5 @@
-// Which groups the connected workers were told to form, and what they were told to fetch: bulk
-// calls come on connections of their own, and are good for these alone. Any thread.
+// The groups that the connected workers were ordered to form, and the contents to fetch: bulk calls
+// come on connections of their own, and are good for these alone. Any thread.
 #pragma once
 
 #include <cstdint>

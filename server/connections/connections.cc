@@ -16,7 +16,7 @@
 namespace lorad::server {
 namespace {
 
-constexpr int kStrangersMax = 16;  // connections of users who are told that they may not speak
+constexpr int kStrangersMax = 16;  // connections of users who get a refusal
 constexpr int kConnectionsMin = 16;
 
 int64_t NowUs() {

@@ -23,7 +23,8 @@ struct ConnectionLimits {
   std::set<uid_t> allowed;  // users who may speak
 };
 
-// What the process can hold: half of its file descriptors at most, the rest is for its files.
+// The most connections that the process can hold: half of its file descriptors, the rest is for its
+// files.
 int ConnectionsMax();
 
 class Connections {

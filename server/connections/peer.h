@@ -1,4 +1,4 @@
-// Who is at the other end of a connection over loopback: the kernel knows.
+// The process at the other end of a connection over loopback: the kernel knows.
 #pragma once
 
 #include <sys/types.h>
@@ -22,8 +22,8 @@ class PeerFinder {
     std::string address;  // "127.0.0.1:40000", "[::1]:40000"
     uid_t uid = 0;
   };
-  // Of the socket that the accepted TCP connection `fd` came from, on this machine. NOT_FOUND where
-  // it is gone already.
+  // The peer whose socket, on this machine, the accepted TCP connection `fd` came from. NOT_FOUND
+  // where it is gone already.
   absl::StatusOr<Peer> Find(int fd);
 
  private:

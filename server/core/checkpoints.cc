@@ -1,4 +1,4 @@
-// Shards become checkpoints: uploaded, written whole, recorded, and only then told of.
+// Shards become checkpoints: uploaded, written whole, recorded, and only then announced.
 #include <algorithm>
 #include <cassert>
 
@@ -136,7 +136,7 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
     const absl::Status& status = written.checkpoint.status();
     turn_.Warn(absl::StrCat("checkpoint of job '", commit.job, "' at step ", commit.step, ": ",
                             status.ToString()));
-    // What the shard holds does not change when it is sent again; what the disk says may.
+    // The shard's bytes do not change when it is sent again; the disk's answer may.
     const bool hopeless = absl::IsInvalidArgument(status) || absl::IsDataLoss(status);
     for (const uint64_t request : commit.requests) {
       turn_.Fail(request, hopeless ? status

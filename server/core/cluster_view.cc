@@ -1,4 +1,4 @@
-// What the cluster looks like, and what else can be told of without changing anything.
+// The status of the cluster, and other answers that change nothing.
 #include <algorithm>
 #include <cmath>
 #include <optional>

@@ -1,5 +1,5 @@
-// What a slot starts from, where a worker could not load it: the worker's word gives no checkpoint
-// up and fails no job. We read it ourselves, and go by what we find.
+// The content that a slot starts from, where a worker could not load it: the worker's word gives no
+// checkpoint up and fails no job. We read it ourselves, and go by what we find.
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
@@ -15,7 +15,7 @@ constexpr char kCheckpointUnreadable[] = "CHECKPOINT_UNREADABLE";
 // With the back-off between them about a minute: a disk that fails for longer does not pass.
 constexpr int kUnreadableMax = 7;
 
-// What the worker says of its bytes, when we have found them good.
+// Whether the worker's reason calls bytes bad that we have found good.
 bool SaysItIsBad(const std::string& reason) {
   return reason == kCheckpointCorrupt || reason == kContentInvalid ||
          reason == "CHECKPOINT_INVALID" || reason == "ADAPTER_INVALID";

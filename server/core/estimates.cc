@@ -1,4 +1,4 @@
-// What a job will cost.
+// The estimate of a job's cost.
 #include <algorithm>
 #include <cmath>
 

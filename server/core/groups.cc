@@ -106,7 +106,7 @@ void Core::State::Schedule() {
 std::string Core::State::WhyWait(const planner::Decision& decision) const {
   const std::string rest = cluster_.WhyRest();
   if (rest.empty()) return decision.why;
-  // Without a group it is workers that are wanting, and those that rest are told of.
+  // Without a group it is workers that are wanting, and the text names those that rest.
   return groups_.empty() ? rest : absl::StrCat(decision.why, "; ", rest);
 }
 
@@ -221,7 +221,7 @@ void Core::State::OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& an
 }
 
 void Core::State::Resync(GroupState& group) {
-  // A slot that a window freed is told of once its checkpoints are up, which may be later.
+  // A slot that a window freed is announced once its checkpoints are up, which may be later.
   for (const std::string& job : std::exchange(group.plan_frees, {})) {
     const auto member = group.members.find(job);
     if (member != group.members.end()) member->second.slot = Member::Slot::kLoaded;

@@ -1,4 +1,5 @@
-// What passes does not fail a job: it waits, is told why, and is tried again (failures.h).
+// A failure that passes does not fail a job: the job waits, shows why, and is tried again
+// (failures.h).
 #include <algorithm>
 #include <cassert>
 
@@ -22,8 +23,8 @@ void Core::State::TakeFailure(JobState& job, const std::string& reason,
   jobs_.Fail(job, CategoryOf(kind), reason, message);
 }
 
-// A worker's word against our count: nobody can tell who is right. The job is tried in less and
-// less company, and fails once two workers have said so of it alone.
+// A worker's word against our count: nobody knows who is right. The job is tried in less and less
+// company, and fails once two workers have said so of it alone.
 void Core::State::TakeTooLarge(JobState& job, const GroupState& group, const std::string& message) {
   const auto jobs = static_cast<int32_t>(group.members.size());
   job.record.set_company_max(HalfOf(job.record.company_max(), jobs));

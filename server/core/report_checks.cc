@@ -35,7 +35,7 @@ bool IsReason(const std::string& reason) {
          });
 }
 
-// "NAME of job 'J'" for what is told of one.
+// "NAME of job 'J'" for what is reported of one.
 std::string Of(const char* name, const std::string& job) {
   return absl::StrCat(name, " of job '", Quotable(job, kNameBytesMax), "'");
 }

@@ -34,7 +34,7 @@ std::string WhatIsWrong(const worker::v1::Hello& hello);
 std::string WhatIsWrong(const worker::v1::Heartbeat& heartbeat);
 std::string WhatIsWrong(const worker::v1::CutAnswer& answer, const GroupState& group);
 std::string WhatIsWrong(const worker::v1::Report& report, const GroupState& group);
-// Of a member's shard. `numerics_id`: of the group's worker.
+// Returns what is wrong with a member's shard. `numerics_id`: of the group's worker.
 std::string WhatIsWrong(const worker::v1::UploadShardRequest::Header& header, const Member& member,
                         const std::string& numerics_id);
 

@@ -1,4 +1,4 @@
-// What workers report. A report counts once, in its order, and only where it fits what was asked
+// The reports of workers. A report counts once, in sequence, and only where it fits what was asked
 // (report_checks.h); it is acknowledged once what it says is persisted.
 #include <algorithm>
 #include <bit>
@@ -16,7 +16,7 @@
 namespace lorad::server {
 namespace {
 
-// What is kept of a worker's text, in events and errors of jobs.
+// So many bytes of a worker's text are kept, in events and errors of jobs.
 constexpr size_t kMessageTextMax = 2000;
 constexpr int kSequencesNamedMax = 20;
 
@@ -213,7 +213,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   TakeStep(group.windows, done.job());
   const auto found = group.members.find(done.job());
   JobState* job = jobs_.Find(done.job());
-  // What an ended job did besides is not told of.
+  // Further work of an ended job is not published.
   if (found == group.members.end() || !job || !IsPlaced(job->state())) return;
   found->second.done_step = done.step();
   found->second.save_us = turn_.now_us();
@@ -264,7 +264,7 @@ void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDo
   Evaluation& evaluation = job->evaluation;
   if (evaluation.step != done.step()) evaluation = {.step = done.step()};
   for (int i = 0; i < done.sequence_size(); ++i) {
-    if (done.sequence(i) < evaluation.next) continue;  // told of before a cut, and again after it
+    if (done.sequence(i) < evaluation.next) continue;  // reported before a cut, and again after it
     evaluation.ahead[done.sequence(i)] = {done.loss_sum(i), done.trained_tokens(i)};
   }
   SequenceLoss& sum = evaluation.sum;

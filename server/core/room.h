@@ -1,4 +1,4 @@
-// What a disk without room means to those who ask for more.
+// The answers to those who ask for more of a disk without room.
 #pragma once
 
 #include "absl/status/status.h"

@@ -1,4 +1,4 @@
-// What becomes of jobs and requests when the rows that they wait for are checked.
+// Jobs and requests, when the rows that they wait for are checked.
 #include "absl/strings/str_cat.h"
 #include "server/core/jobs/failures.h"
 #include "server/core/state.h"

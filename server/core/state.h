@@ -1,8 +1,8 @@
 // The conductor of the core, private to server/core: it applies an event, and does what concerns
-// several tables at once. What is kept is in the tables, each with its invariants:
+// several tables at once. The core keeps its state in tables, each with its invariants:
 //
-//   turn.h         what one event changes, and the moment
-//   answers.h      what creates were answered, by their request_id
+//   turn.h         the changes of one event, and the moment
+//   answers.h      the answers to creates, by their request_id
 //   catalog.h      models, datasets, adapters
 //   row_checks.h   checks of rows, and who waits for them
 //   group_table.h  groups, their members and epochs
@@ -10,25 +10,25 @@
 //   cluster.h      workers
 //
 // An arrow is "knows": all know Turn; Catalog knows Answers; RowChecks knows Catalog; JobTable
-// knows RowChecks, and looks at GroupTable; State knows them all, and none knows State. What State
-// itself keeps is under way: checkpoints that are written, contents that are read, requests to
+// knows RowChecks, and looks at GroupTable; State knows them all, and none knows State. State
+// itself keeps what is under way: checkpoints that are written, contents that are read, requests to
 // stop.
 //
 //   state.cc        turns, and recovery at a start
 //   invariants.cc   whether the tables agree
 //   resources.cc    models, datasets and adapters that go
 //   jobs.cc         jobs that clients create, cancel and delete
-//   rows.cc         what becomes of jobs when their rows are checked
-//   estimates.cc    what a job will cost
+//   rows.cc         jobs when their rows are checked
+//   estimates.cc    the estimate of a job's cost
 //   workers.cc      control streams and time-outs
-//   cluster_view.cc what the cluster looks like
+//   cluster_view.cc the status of the cluster
 //   room.cc         a disk without room
 //   passing.cc      jobs that wait because of a failure that passes
 //   groups.cc       scheduling, forming, cutting and dissolving groups
-//   windows.cc      what goes into the next window
-//   reports.cc      what workers report
+//   windows.cc      the next window of a group
+//   reports.cc      the reports of workers
 //   checkpoints.cc  shards and checkpoints
-//   contents.cc     what slots start from, where a worker could not load it
+//   contents.cc     contents that slots start from, where a worker could not load it
 #pragma once
 
 #include <cstdint>
@@ -55,7 +55,7 @@ namespace lorad::server {
 // Whether a step's end, as the job was configured, is to be saved.
 bool SaveDue(const v1::Job& job, int64_t step);
 
-// Whose doing the loss of a worker is.
+// The cause of the loss of a worker.
 enum class Loss {
   kAnybodys,    // the worker's, or that of any job on it (losses.h)
   kWorkersLie,  // it said what does not fit: no job is to blame
@@ -137,7 +137,7 @@ class Core::State {
   void OnGone(const WorkerGone& gone);
   void OnTimer(const TimerFired& fired);
   void Tick();
-  // Who stood still himself cannot say who was silent meanwhile: all get their time back.
+  // A coordinator that stood still cannot say who was silent meanwhile: all get their time back.
   void RenewLeases(int64_t late_us);
   // Why the group's worker counts as lost though it is alive; empty: it does not.
   std::string WhyImpatient(const GroupState& group);
@@ -160,8 +160,8 @@ class Core::State {
   // Its group, or its slot there, needs more memory than was counted, by the worker's word.
   void TakeTooLarge(JobState& job, const GroupState& group, const std::string& message);
   // The job waits, in the queue or for its rows, and is not tried before its back-off has passed: a
-  // second, then twice as long each time until it makes progress. Of a job in a group the caller
-  // sees to it that its member leaves.
+  // second, then twice as long each time until it makes progress. If the job is in a group, the
+  // caller sees to it that its member leaves.
   void Postpone(JobState& job, const std::string& reason, const std::string& message) {
     Postpone(job, reason, message, options_.postpone_ms);
   }
@@ -184,7 +184,7 @@ class Core::State {
   void EndMember(GroupState& group, const std::string& job);
   void Dissolve(GroupState& group, std::string why);
   void LoseGroup(GroupState& group, const std::string& why, Loss loss);
-  // Who of the jobs that have lost their worker comes under suspicion, and fails at last.
+  // Decides which of the jobs that have lost their worker come under suspicion, and fail at last.
   void Suspect(const std::vector<JobState*>& lost, const std::string& group, int64_t jobs_of_group,
                const std::string& why);
   void SendTo(const GroupState& group, worker::v1::CoordinatorMessage message);
@@ -194,7 +194,7 @@ class Core::State {
   void PlanNext(GroupState& group);
   void PlanSaves(GroupState& group);
   void AddUnit(Member& member, const JobState& job, PlanInput* input) const;
-  // What its slot starts from, as LoadUnit::content; empty: from nothing.
+  // The content that its slot starts from, as LoadUnit::content; empty: from nothing.
   std::string ContentOf(const v1::Job& job) const;
   LoadUnit LoadOf(GroupState& group, JobState& job);
   void OnPlanned(const Planned& planned);

@@ -1,4 +1,4 @@
-// What goes into the next window of a group.
+// The next window of a group.
 #include <algorithm>
 #include <cassert>
 #include <cmath>
@@ -194,8 +194,8 @@ void Core::State::OnPlanned(const Planned& planned) {
   if (!awaits) return;  // asked for before a cut, or by a group that is gone
   GroupState& group = *awaits;
   if (!planned.window.ok()) {
-    // Rows that are not to be had are told of one by one: this is the planner's own, and none of
-    // the group's jobs can go on without its windows.
+    // Rows that are not to be had are reported one by one: this error is the planner's own, and
+    // none of the group's jobs can go on without its windows.
     const std::string why(planned.window.status().message());
     std::vector<std::string> names;
     for (const auto& [name, member] : group.members) names.push_back(name);

@@ -1,4 +1,4 @@
-// What a thread sleeps by. Any thread.
+// A thread sleeps until it rings. Any thread.
 #pragma once
 
 #include <chrono>

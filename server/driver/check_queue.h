@@ -31,7 +31,7 @@ class CheckQueue {
   explicit CheckQueue(int large_max) : large_max_(large_max) {}
 
   void Add(CheckRows order);
-  // Of the check with that key, waiting or taken: it goes first, and ends at once.
+  // The check with that key, waiting or taken, goes first, and ends at once.
   void Cancel(const std::string& key);
   void CancelAll();
   // Nothing: none waits, or only large ones do; whoever takes until then finds those after Done.

@@ -106,7 +106,7 @@ std::optional<RoomChanged> RoomWatch::Look() {
   if (low_ && was_low && free->bytes == told.bytes && free->files == told.files) {
     return std::nullopt;
   }
-  // Whoever is refused is told when it goes on.
+  // The refusal says how much room must be free until it goes on.
   if (low_) {
     room.wanted_bytes = resume_bytes + (ballast_ ? 0 : reserve_bytes_);
     room.wanted_files = kFilesResume;

@@ -14,7 +14,7 @@
 
 namespace lorad::server {
 
-// What may still be taken of it, the ballast's room not counted.
+// The room that may still be taken of it, the ballast's not counted.
 struct FreeRoom {
   int64_t bytes = 0;
   int64_t files = 0;  // inodes; the largest number where the file system makes them as it goes
@@ -29,7 +29,7 @@ class Disk {
   virtual absl::StatusOr<FreeRoom> Free() = 0;
   virtual absl::StatusOr<int64_t> SizeBytes() = 0;  // of the whole disk
   virtual bool HasBallast(int64_t bytes) = 0;
-  // Of so many bytes, all of them there; on an error none is left.
+  // Makes a ballast of so many bytes, all of them there; on an error none is left.
   virtual absl::Status MakeBallast(int64_t bytes) = 0;
   // Absent is no error.
   virtual absl::Status DropBallast() = 0;
@@ -46,7 +46,7 @@ class RoomWatch {
   static constexpr int64_t kFilesMin = 128;
   RoomWatch(Disk& disk, int64_t reserve_bytes);
 
-  // What the core is to be told: that the room gets low, how much there is meanwhile, that there is
+  // The event for the core: that the room gets low, how much there is meanwhile, that there is
   // enough again. None where nothing has changed. Makes the ballast where there is
   // room for it.
   std::optional<RoomChanged> Look();
@@ -66,7 +66,7 @@ class RoomWatch {
   bool low_ = false;
   FreeRoom told_;
   mutable std::mutex refused_mutex_;
-  std::optional<RoomChanged> refused_ ABSL_GUARDED_BY(refused_mutex_);  // as told, while it is low
+  std::optional<RoomChanged> refused_ ABSL_GUARDED_BY(refused_mutex_);  // as seen, while it is low
 };
 
 }  // namespace lorad::server

@@ -33,7 +33,7 @@
 namespace lorad::server {
 namespace {
 
-// A call that finds no place is told to come again after so long.
+// A call that finds no place is asked to come again after so long.
 constexpr int64_t kBusyRetryMs = 500;
 
 class DriverImpl final : public Driver, private Sinks {
@@ -55,7 +55,7 @@ class DriverImpl final : public Driver, private Sinks {
     bell_.Ring();
     if (thread_.joinable()) thread_.join();
     mailbox_.Close();
-    loop_.reset();  // tells the tasks that are under way to end
+    loop_.reset();  // ends the tasks that are under way
     tasks_.Stop();
     revisions_.Shutdown();
     EndCalls();
@@ -254,7 +254,7 @@ class DriverImpl final : public Driver, private Sinks {
     return number;
   }
 
-  // Whoever waits would hold up the end: a shard, say, that no report follows any more.
+  // A call that waits would hold up the end: a shard, say, that no report follows any more.
   void EndCalls() {
     std::map<uint64_t, OnReply> replies;
     {
@@ -279,7 +279,7 @@ class DriverImpl final : public Driver, private Sinks {
     while (!stop_) {
       const absl::StatusOr<bool> went_on = loop_->Step();
       if (!went_on.ok()) {
-        // What the store holds is not known any more; the next start reads it.
+        // The content of the store is not known any more; the next start reads it.
         spdlog::critical("the store cannot be written or read, so the daemon ends: {}",
                          went_on.status().ToString());
         std::abort();

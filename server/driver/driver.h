@@ -7,7 +7,7 @@
 //   driver.Ask<v1::Dataset>(CreateDataset{...});  the upload is the driver's from then on.
 // How a watch runs:
 //   SnapshotJobs{names, after, limit} page by page, then driver.revisions().Read(revision, ...)
-//   again and again, from the last page's revision on, after each change that Listen() tells of.
+//   again and again, from the last page's revision on, after each change that Listen() announces.
 // How a worker's stream runs:
 //   connection = driver.ConnectWorker(hello, sender);
 //   driver.WorkerSaid(connection, message) for each message;
@@ -50,7 +50,8 @@ struct DriverOptions {
   std::string data_dir;
   CoreOptions core;
   int64_t reserve_bytes = 0;  // of room on the disk (disk.h); 0: none, and it is not watched
-  // Told whenever Writable() changes, on the driver's thread; must not block, nor call the driver.
+  // Called whenever Writable() changes, on the driver's thread; must not block, nor call the
+  // driver.
   std::function<void(const absl::Status&)> on_writable;
   Clock* clock = &RealClock();  // must outlive the driver
   int solver_threads = 2;       // row checks; planning has a thread of its own
@@ -81,8 +82,8 @@ class Driver {
   using OnReply = std::function<void(absl::StatusOr<ReplyValue>)>;
   // Returns its number, for GiveUp.
   virtual uint64_t Call(Request request, OnReply on_reply) = 0;
-  // Nobody waits for that reply any more, though it is still given. What was asked for may still
-  // happen; what was to be found out for it alone is not.
+  // Nobody waits for that reply any more, though it is still given. The request may still be
+  // carried out; what was to be found out for it alone is not.
   virtual void GiveUp(uint64_t) {}
 
   // The first, where the kind of reply is known. T as events.h says for the request.
@@ -119,10 +120,10 @@ class Driver {
   virtual const DataDir& data_dir() const = 0;
   virtual storage::Files& files() = 0;
 
-  // Clean stop: nothing new is admitted, running groups are cut and saved, workers told to shut
+  // Clean stop: nothing new is admitted, running groups are cut and saved, workers ordered to shut
   // down. DEADLINE_EXCEEDED leaves what was not saved to the next start, which goes on from the
   // checkpoints before.
-  // Whatever comes of it, calls that are still waiting, and all to come, are answered UNAVAILABLE
+  // In either case, calls that are still waiting, and all to come, are answered UNAVAILABLE
   // (SHUTTING_DOWN) then.
   virtual absl::Status Stop(absl::Time deadline) {
     return Call(StopRequested{}, deadline).status();

@@ -51,7 +51,8 @@ void ClearSettledLater(const Surroundings& around, std::shared_ptr<Leftovers> le
 
 absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(const LoopOptions& options,
                                                   const Surroundings& around) {
-  // The store's files may be new. SQLite syncs their directory, but tells nobody where that fails.
+  // The store's files may be new. SQLite syncs their directory, but reports no error where that
+  // fails.
   if (absl::Status status = around.files.SyncDirectory(around.data_dir.root()); !status.ok()) {
     return status;
   }
@@ -119,8 +120,8 @@ int64_t Loop::wake_us() const {
 
 // ---- apply ----
 
-// What lay in the mailbox when the timers were seen to be due comes first, however late we are:
-// the news that a timer would miss may be in it. What comes later does not hold them up.
+// The mail that lay in the mailbox when the timers were seen to be due comes first, however late we
+// are: the news that a timer would miss may be in it. Mail that comes later does not hold them up.
 std::vector<uint64_t> Loop::DueTimers() {
   std::vector<uint64_t> due;
   if (!fence_ || around_.mailbox.HasUpTo(fence_->newest_mail)) return due;
@@ -211,7 +212,7 @@ absl::StatusOr<bool> Loop::Commit() {
 }
 
 void Loop::Stall(const absl::Status& status, int64_t now_us) {
-  look_us_ = 0;  // the core is told as soon as it can be
+  look_us_ = 0;  // the core learns of it as soon as it can
   if (absl::IsResourceExhausted(status) && room_.GiveUpBallast()) {
     return around_.sinks.Log(Note::Level::kWarning,
                              "the disk is full: the store goes on in the room of the ballast");
@@ -232,7 +233,7 @@ void Loop::Stall(const absl::Status& status, int64_t now_us) {
   AnswerOpenReads();
 }
 
-// They stay asked for: what a request_id made is told when it comes again.
+// They stay asked for: what a request_id made is the answer when it comes again.
 void Loop::RefuseOpen() {
   for (const auto& [request, content] : std::exchange(open_, {})) {
     around_.sinks.Answer(

@@ -154,11 +154,11 @@ class Loop {
   Phase phase_ = Phase::kApply;
   std::vector<storage::Mutation> mutations_;  // of the turn, not committed
   std::deque<Effect> effects_;                // of the turn, not carried out
-  int64_t newest_revision_ = 0;               // that watchers were told
+  int64_t newest_revision_ = 0;               // that watchers were sent
 
   RoomWatch room_;
   int64_t look_us_ = 0;               // when to look at the room again
-  absl::Status room_status_;          // as the core was told
+  absl::Status room_status_;          // as the core has it
   std::map<uint64_t, Request> open_;  // requests that were taken on and not answered
   // While a commit waits for the store, what clients' writes are answered, and since when:
   absl::Status stalled_;

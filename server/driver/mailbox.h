@@ -1,5 +1,5 @@
-// What the coordinator's loop is told, in the order it came. Bounded, and nobody who posts waits:
-// what finds no place is handed back. Any thread.
+// The coordinator's mail, in the sequence in which it came. Bounded, and nobody who posts waits:
+// mail that finds no place is handed back. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ namespace lorad::server {
 
 struct MailboxOptions {
   int64_t requests_max = 4096;  // of clients
-  // Of workers there is room beside the clients' share: shards that came, and of each control
-  // stream so many messages. Heartbeats take one place, the newest stands for all.
+  // There is room for workers' mail beside the clients' share: shards that came, and so many
+  // messages of each control stream. Heartbeats take one place, the newest stands for all.
   int64_t shards_max = 1024;
   int64_t messages_max = 4096;
 };
@@ -45,7 +45,7 @@ class Mailbox {
   std::vector<Mail> Take(size_t max);
   // Clients' requests alone, all of them; what else there is stays in its order.
   std::vector<Mail> TakeRequests();
-  // Of the newest mail ever posted; 0 = none yet.
+  // The number of the newest mail ever posted; 0 = none yet.
   uint64_t newest() const;
   // Something up to that number has not been taken.
   bool HasUpTo(uint64_t number) const;

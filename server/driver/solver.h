@@ -1,4 +1,4 @@
-// What the driver has done outside of the core's thread: looking at rows. Thread-safe.
+// The driver's work outside of the core's thread: looking at rows. Thread-safe.
 #pragma once
 
 #include <atomic>

@@ -15,7 +15,7 @@ class ThreadTasks final : public Tasks {
   explicit ThreadTasks(int rows_threads) : rows_(rows_threads) {}
 
   void Add(Queue queue, std::function<void()> task) override { PoolOf(queue).Add(std::move(task)); }
-  // What has not begun is dropped; what is under way is waited for.
+  // Tasks that have not begun are dropped; those under way are waited for.
   void Stop() {
     for (TaskPool* pool : {&files_, &planner_, &rows_, &reads_}) pool->Stop();
   }

@@ -17,7 +17,7 @@
 
 namespace lorad::server {
 
-// What is wrong with one field of a request: its path ("adapter.rank") and what it must be.
+// A fault of one field of a request: its path ("adapter.rank") and what it must be.
 struct FieldViolation {
   std::string field;
   std::string description;

@@ -228,7 +228,7 @@ absl::StatusOr<std::shared_ptr<Feed::Entry>> Feed::Make(const RowSource& source,
   return entry;
 }
 
-// What is mapped stays readable without its name.
+// A mapped file stays readable without its name.
 absl::Status Feed::MakeRoom() {
   if (absl::Status status = files_.MakeDirectory(options_.cache_dir); !status.ok()) return status;
   absl::StatusOr<std::vector<std::string>> names = files_.List(options_.cache_dir);

@@ -49,8 +49,8 @@ class Feed {
   absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source,
                                                  const std::atomic<bool>* cancelled = nullptr);
 
-  // Packs, orders and verifies the units, and fills their tokens in. It tokenizes nothing, so that
-  // no job waits for the rows of another: a unit whose cache is not there is left out and told of
+  // Packs, sorts and verifies the units, and fills their tokens in. It tokenizes nothing, so that
+  // no job waits for the rows of another: a unit whose cache is not there is left out and reported
   // (ROWS_NOT_READY: CheckRows makes it), and so is one that names a row that is not there or that
   // is longer than the capacity (WINDOW_NOT_PLANNED). An error: our own.
   // Packing is given up for its quick part once `hurry` says true.

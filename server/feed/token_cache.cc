@@ -154,7 +154,8 @@ absl::StatusOr<storage::DatasetReport> WriteTokenCache(
     status.Update(files.Rename(temporary, path));
     status.Update(files.SyncDirectory(storage::ParentPath(path)));
   } else {
-    // What is left behind is removed at the next start; the first error is the one to tell.
+    // A file that is left behind is removed at the next start; the first error is the one to
+    // return.
     files.Remove(temporary).IgnoreError();
   }
   if (!status.ok()) return status;

@@ -48,8 +48,8 @@ void SetChannel(Builder& builder) {
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kConnectionIdleMs);
   // Workers ask every few seconds whether their coordinator still lives.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
-  // What a sender may have under way before it is read: enough for 100 MB/s over 40 ms. A window
-  // that gRPC widens as it sees fit would take the more memory the slower our disk is.
+  // The bytes that a sender may have under way before they are read: enough for 100 MB/s over 40
+  // ms. A window that gRPC widens as it sees fit would take the more memory the slower our disk is.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kUnreadBytesMax);
   builder.SetMaxReceiveMessageSize(kMessageBytesMax);

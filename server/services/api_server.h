@@ -19,7 +19,8 @@ struct ApiServerOptions {
   std::vector<std::string> model_roots = {"/"};
   bool own_workers = false;          // the daemon starts workers itself: one will connect
   std::vector<uid_t> allowed_users;  // may speak besides root and the daemon's own user
-  // Of a stream: until its first message; while an upload sends nothing or a download is not read.
+  // The longest waits of a stream: until its first message; while an upload sends nothing or a
+  // download is not read.
   absl::Duration first_message_wait = absl::Seconds(5);
   absl::Duration idle_wait = absl::Seconds(30);
   int connections_max = 0;  // 0: what the process's file descriptors allow
@@ -36,8 +37,9 @@ class ApiServer {
   // With the port that was chosen where 0 was asked for.
   virtual const ListenAddress& address() const = 0;
 
-  // What grpc.health.v1 says of the services whose creates need room on the disk (lorad.v1.Jobs,
-  // Datasets, Adapters, Models); of the whole ("") it still says SERVING. Any thread.
+  // Sets what grpc.health.v1 says of the services whose creates need room on the disk
+  // (lorad.v1.Jobs, Datasets, Adapters, Models); of the whole ("") it still says SERVING. Any
+  // thread.
   virtual void SetWritable(bool writable) = 0;
   // grpc.health.v1 says NOT_SERVING from here on, and watches end.
   virtual void BeginStop() = 0;

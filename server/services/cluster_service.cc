@@ -39,7 +39,7 @@ class ClusterService final : public v1::Cluster::CallbackService {
   }
 
  private:
-  // What goes, or cannot be read, while it is counted, is left out.
+  // An adapter that goes, or cannot be read, while it is counted, is left out.
   void CountLost(v1::ClusterStatus* status) {
     const std::string lost = backend_.driver.data_dir().Full("lost");
     status->set_lost_files(std::ssize(backend_.driver.files().List(lost).value_or(Names())));

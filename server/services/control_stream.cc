@@ -36,7 +36,7 @@ absl::Status CheckHello(const wire::WorkerMessage& message) {
 
 }  // namespace
 
-// What the driver holds on to: it may call after the stream is gone.
+// The driver holds on to this: it may call after the stream is gone.
 class ControlStream::Sender final : public WorkerSender {
  public:
   explicit Sender(ControlStream* stream) : stream_(stream) {}

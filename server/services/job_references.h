@@ -11,7 +11,7 @@
 
 namespace lorad::server {
 
-// What to ask the driver about the job.
+// The requests to the driver about the job.
 std::vector<Request> ReferencesOf(const v1::Job& job);
 
 // Completes `job` (validation/job.h) with the answers to these requests, and with what

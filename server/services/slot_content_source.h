@@ -10,7 +10,8 @@
 
 namespace lorad::server {
 
-// Only what a connected worker was told to load (WorkerEpochs), and only from the data directory.
+// Only contents that a connected worker was ordered to load (WorkerEpochs), and only from the data
+// directory.
 class SlotContentSource final : public Source<worker::v1::Chunk> {
  public:
   // `backend` must outlive it.

@@ -14,7 +14,7 @@
 
 namespace lorad::server {
 
-// Of every dataset that clients send.
+// The limits of every dataset that clients send.
 storage::DatasetLimits UploadLimits();
 
 // One thread at a time.
@@ -29,7 +29,7 @@ class Validation {
   // After the last ones: the report is the last message.
   void Finish();
 
-  // What is to be sent, in order: rows that were asked for, at last the report.
+  // The messages to send, in sequence: rows that were asked for, at last the report.
   std::deque<v1::ValidateDatasetResponse>& messages() { return messages_; }
 
  private:

@@ -123,7 +123,7 @@ void WatchStream::TakePage(const JobSnapshot& page) {
     revision_ = job.revision();
   }
   if (!following_ && static_cast<int64_t>(page.jobs.size()) < kPageJobs) {
-    // Everything up to here is told.
+    // Everything up to here is sent.
     following_ = true;
     revision_ = page.revision;
   }

@@ -50,9 +50,9 @@ class WatchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 
   // The hub's thread alone:
   std::deque<grpc::ByteBuffer> messages_;  // that wait; the first is being written
-  int64_t revision_ = 0;                   // told, or not asked for, up to here
+  int64_t revision_ = 0;                   // sent, or not asked for, up to here
   bool following_ = false;                 // the log; else pages of the present state
-  bool heard_ = false;                     // the client was told that its watch stands
+  bool heard_ = false;                     // the client got the answer that its watch stands
   bool ended_ = false;
 };
 

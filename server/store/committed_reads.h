@@ -1,5 +1,5 @@
 // Answers requests from what is committed. While a commit waits for room on the disk the core is
-// ahead of the store, so nobody may be told what it thinks.
+// ahead of the store, so no answer may come from it.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace lorad::server {
 
-// What the store does not know.
+// Facts that the store does not hold.
 struct Uncommitted {
-  int64_t newest_revision = 0;  // that watchers were told
+  int64_t newest_revision = 0;  // that watchers were sent
   std::string why;              // queued jobs wait; their place is left out
   v1::ClusterStatus cluster;    // for GetCluster, which counts jobs as they are stored
 };

@@ -49,7 +49,7 @@ absl::StatusOr<v1::Checkpoint> Execute(const WriteCheckpoint& effect, const Data
     }
     const storage::CheckpointState expected{effect.job, effect.step, effect.numerics_id};
     // Written before and not recorded. Whole, it has the bits of the shard: a step has them once
-    // and for all. If not, no one has been told of it.
+    // and for all. If not, it was never announced.
     if (files.Exists(directory)) {
       auto there = storage::OpenCheckpoint(files, directory, /*verify=*/true);
       if (there.ok() && there->state == expected) {

@@ -119,7 +119,8 @@ absl::StatusOr<size_t> Leftovers::Sweep(const std::string& folder) {
   return left;
 }
 
-// What was being written, or being removed (its first file is gone first), is not.
+// A directory that was being written, or being removed (its first file is gone first), is not
+// whole.
 bool Leftovers::IsWhole(const std::string& path) {
   if (path.ends_with(".tmp")) return false;
   const std::string full = data_dir_.Full(path);

@@ -1,4 +1,4 @@
-// What lies in a data directory and no record names.
+// The files in a data directory that no record names.
 #pragma once
 
 #include <string>

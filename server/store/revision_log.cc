@@ -71,7 +71,7 @@ void RevisionLog::Listen(std::function<void()> on_change) {
   on_change_ = std::move(on_change);
 }
 
-// Under the lock, so that nobody is told after Listen(nullptr) returned.
+// Under the lock, so that the listener is not called after Listen(nullptr) returned.
 void RevisionLog::Tell() {
   if (on_change_) on_change_();
 }

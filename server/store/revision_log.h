@@ -24,10 +24,10 @@ class RevisionLog {
     std::string message;  // v1::WatchJobsResponse, serialized
   };
 
-  // What follows `after`, oldest first, at most `limit`; empty where there is nothing yet.
-  // OUT_OF_RANGE (REVISION_GONE) where something after `after` is no longer kept, or `after` is yet
-  // to come. CANCELLED (SHUTTING_DOWN) after Shutdown(). The revisions are shared with the log,
-  // which may drop them while a slow watcher still holds them.
+  // The revisions that follow `after`, oldest first, at most `limit`; empty where there is nothing
+  // yet. OUT_OF_RANGE (REVISION_GONE) where something after `after` is no longer kept, or `after`
+  // is yet to come. CANCELLED (SHUTTING_DOWN) after Shutdown(). The revisions are shared with the
+  // log, which may drop them while a slow watcher still holds them.
   using Revisions = std::vector<std::shared_ptr<const Revision>>;
   absl::StatusOr<Revisions> Read(int64_t after, int64_t limit);
 

@@ -1,4 +1,4 @@
-// What a slot starts from, as it lies in the data directory.
+// The content that a slot starts from, as it lies in the data directory.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// What happens to a data directory before the core runs.
+// The work on a data directory before the core runs.
 #pragma once
 
 #include <string>

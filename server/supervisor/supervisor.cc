@@ -219,7 +219,7 @@ class Supervisor::Loop {
     sinks_.note(child.command.name, absl::StrCat("started as process ", pid), true);
   }
 
-  // What lacks passes: a descriptor, memory, a process.
+  // The shortage passes: of descriptors, memory, processes.
   void Postpone(Child& child, Time now, int why) {
     const std::string pause = absl::FormatDuration(child.backoff);
     sinks_.note(

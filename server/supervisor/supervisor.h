@@ -30,7 +30,7 @@ struct SupervisorOptions {
 struct SupervisorSinks {
   // One line (without its end) that a worker wrote to stdout or stderr.
   std::function<void(const std::string& worker, const std::string& line)> line;
-  // What happened to a worker: started, ended, will be started again. `wanted`: as it should be.
+  // Reports a change of a worker: started, ended, will be started again. `wanted`: as it should be.
   std::function<void(const std::string& worker, const std::string& what, bool wanted)> note;
 };
 
@@ -48,9 +48,9 @@ class Supervisor {
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
-  // Starts none again from here on. Waits `grace` for the workers to end by themselves (they were
-  // told on their control streams), then SIGTERM, then after the same time again SIGKILL. Returns
-  // when all are gone.
+  // Starts none again from here on. Waits `grace` for the workers to end by themselves (they got
+  // the order on their control streams), then SIGTERM, then after the same time again SIGKILL.
+  // Returns when all are gone.
   void Stop(absl::Duration grace);
 
   // Processes that run now, in the order of the commands; 0 = not running. Any thread.

@@ -51,7 +51,7 @@ bool ParseIndices(const std::string& text, std::vector<int>* indices) {
   return true;
 }
 
-// What `binary --list-devices` prints: a line a device, its name first.
+// The output of `binary --list-devices`: a line a device, its name first.
 absl::StatusOr<std::vector<std::string>> ListDevices(const std::string& binary) {
   const std::string quoted =
       absl::StrCat("'", absl::StrReplaceAll(binary, {{"'", "'\\''"}}), "' --list-devices");

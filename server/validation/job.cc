@@ -15,7 +15,7 @@
 namespace lorad::server {
 namespace {
 
-// Every digit that tells it from its neighbours: 0.9999995 is not 1.
+// Every digit that distinguishes it from its neighbours: 0.9999995 is not 1.
 std::string Shortest(double value) {
   std::array<char, 32> text;
   return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
@@ -88,7 +88,7 @@ void CompleteTraining(v1::TrainingConfig& training, const JobReferences& referen
   if (!training.has_checkpoint_every_steps()) training.set_checkpoint_every_steps(50);
 }
 
-// What the service says is not the client's to send: a client may post back a job that it got.
+// The service's fields are not the client's to send: a client may post back a job that it got.
 void DropOutputFields(v1::Job& job) {
   v1::Job said;
   said.set_name(job.name());

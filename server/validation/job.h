@@ -10,14 +10,14 @@
 
 namespace lorad::server {
 
-// What of a base model bears on a job's fields.
+// The limits that a base model sets to a job's fields.
 struct ModelLimits {
   std::vector<std::string> target_modules;
   int max_positions = 0;
 };
 
-// What the names in a job stand for. `known` false = there is no such thing; then the field is a
-// violation.
+// The things that the names in a job stand for. `known` false = there is no such thing; then the
+// field is a violation.
 struct JobReferences {
   bool model_known = false;
   ModelLimits model;

@@ -55,7 +55,7 @@ bool Answers::AnsweredBefore(uint64_t request, const char* kind, const RequestId
 void Answers::Keep(const char* kind, const RequestId& id, const std::string& name,
                    const google::protobuf::Message& made) {
   const std::string key = RequestKey(kind, id.id);
-  // Of two uploads under one id, the one that was there first counts.
+  // The first of two uploads under one id counts.
   if (id.id.empty() || ids_.Find(key)) return;
   for (const auto& [changed, record] :
        ids_.Keep(key, id.content, name, made.SerializeAsString(), turn_.SteadyWallUs())) {

@@ -1,5 +1,5 @@
-// Creates that come again: each is answered as it was the first time, by its request_id. What is
-// kept, and for how long, is RequestIds' affair; this stores its changes with the turn's.
+// Creates that come again: each is answered as it was the first time, by its request_id. RequestIds
+// decides which answers are kept, and for how long; this stores its changes with the turn's.
 //
 // Threads: the core's one. Errors of Load: DATA_LOSS (STORE_CORRUPT).
 #pragma once

@@ -201,7 +201,7 @@ void Catalog::OnMoved(const UploadMoved& moved) {
   const std::string& name = dataset ? dataset->dataset.name() : adapter->adapter.name();
   names_pending_.erase({kind, name});
   if (!moved.status.ok()) {
-    // What is not there is a folder of ours, not what the caller has named.
+    // The path that is missing is a folder of ours, not what the caller has named.
     const absl::Status status =
         absl::IsNotFound(moved.status)
             ? Unavailable("UPLOAD_NOT_WRITTEN", std::string(moved.status.message()), kRetryMs)

@@ -6,9 +6,9 @@
 // path is never used twice, also where the wall's clock goes back, so a removal that is still under
 // way cannot hit what came after it.
 //
-// It knows the Turn and the kept Answers, and nothing of jobs: whether one uses a name is told by
-// the caller. Threads: the core's one. Errors: those of the API, as Status; a name that REQUIRES to
-// be known and is not is our own bug.
+// It knows the Turn and the kept Answers, and nothing of jobs: the caller says whether one uses a
+// name. Threads: the core's one. Errors: those of the API, as Status; a name that REQUIRES to be
+// known and is not is our own bug.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,7 @@
 
 namespace lorad::server {
 
-// What planning needs to know of a base model.
+// The facts of a base model that planning needs.
 planner::ModelShape ShapeOf(const storage::ModelDescription& description);
 
 planner::AdapterShape ShapeOfAdapter(const v1::AdapterConfig& adapter);
@@ -18,7 +18,7 @@ planner::AdapterShape ShapeOfAdapter(const v1::AdapterConfig& adapter);
 // Its arithmetic, for a guess at time before anything was measured on such a device.
 planner::WorkModel WorkOf(const planner::ModelShape& shape, const planner::DeviceShape& device);
 
-// What a worker trains on, by what it said of itself.
+// The device that a worker trains on, by its Hello.
 planner::DeviceShape DeviceOf(const worker::v1::Hello& hello);
 
 v1::Recomputation ToProto(planner::Recomputation recomputation);

@@ -1,4 +1,4 @@
-// What creates were answered, by their request_id: a repetition is answered the same way, also when
+// The answers to creates, by their request_id: a repetition is answered the same way, also when
 // what was made is gone again. Bounded by age and by number while it runs; a value of the core's
 // thread.
 #pragma once

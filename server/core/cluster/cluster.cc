@@ -143,7 +143,8 @@ int64_t Cluster::TakeTick() { return turn_.now_us() - std::exchange(tick_us_, 0)
 // ---- what a job would take ----
 
 int64_t Cluster::TokensOf(const WorkerState& worker) const {
-  // What others have taken of its memory is not known: the less is asked for, the better.
+  // How much other processes have taken of its memory is not known: the less is asked for, the
+  // better.
   if (worker.memory_was_taken && options_.microbatch_tokens == 0) return planner::kMicrobatchTokens;
   return options_.microbatch_tokens;
 }

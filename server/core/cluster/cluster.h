@@ -86,7 +86,7 @@ class Cluster {
   void RestAsLiar(WorkerState& worker, const std::string& what);
   bool Rests(const WorkerState& worker) const { return !WhyRests(worker).empty(); }
   std::string WhyRests(const WorkerState& worker) const;
-  // The text that a waiting job is told of workers that rest; empty where none does.
+  // The text that a waiting job shows about workers that rest; empty where none does.
   std::string WhyRest() const;
 
   // ---- memory (memory.cc) ----

@@ -2,7 +2,7 @@
 // formed.
 //
 // Invariants: a group is found by its name, which is made of its epoch; an epoch is used once, also
-// over starts, and is stored before the group is told of; a worker has one group, and a job is in
+// over starts, and is stored before the group is announced; a worker has one group, and a job is in
 // one group, at most; a group that is being formed has neither plan nor windows; windows at hand
 // are numbered in their order; a plan is awaited by one group.
 //

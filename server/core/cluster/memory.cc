@@ -1,6 +1,6 @@
-// What workers take beyond the counted bytes: their peaks, from their heartbeats, into the fit of
-// planner/cost/memory_fit.h. It is told of in the log; what is admitted, and allocated, is what is
-// counted.
+// The memory that workers take beyond the counted bytes: their peaks, from their heartbeats, into
+// the fit of planner/cost/memory_fit.h. The log reports it; what is admitted, and allocated, is
+// what is counted.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"

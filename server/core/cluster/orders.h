@@ -1,4 +1,4 @@
-// What the windows at hand of a group order, and what of it the worker has answered already. A
+// The orders of a group's windows at hand, and which of them the worker has answered already. A
 // report that answers no order is a lie (report_checks.h), and a window is done once all of its
 // orders are answered or given up.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace lorad::server {
 
-// Of one job in one window. What is answered is taken off.
+// The orders of one job in one window. An answered order is taken off.
 struct JobOrders {
   std::optional<int64_t> load_step;              // its slot is loaded, from this state
   std::optional<worker::v1::Batch> batch;        // its Step is executed,

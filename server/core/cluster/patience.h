@@ -10,7 +10,7 @@
 
 namespace lorad::server {
 
-// What a model is read at from a slow disk.
+// The rate at which a model is read from a slow disk.
 inline constexpr double kSlowDiskBytesPerSecond = 50e6;
 
 struct Patience {
@@ -18,11 +18,11 @@ struct Patience {
   int64_t limit_us = 0;
 };
 
-// Of a group that is being formed: its weights are read.
+// The patience with a group that is being formed: its weights are read.
 Patience PatienceToForm(const CoreOptions& options, int64_t weights_bytes);
 
-// Of a window: its microbatches, forward and backward. By what was measured, on whatever device,
-// or by what is assumed of the group's own, whichever is longer.
+// The patience with a window: its microbatches, forward and backward. By the measured speed, on
+// whatever device, or by the speed that is assumed of the group's own, whichever is longer.
 Patience PatienceFor(const CoreOptions& options, const WindowWork& work,
                      const planner::TimeModel& measured, const planner::TimeModel& assumed);
 

@@ -17,8 +17,8 @@ class DataDir {
   const std::string& root() const { return root_; }
   // The whole path of a path that the core named ("datasets/x-12.jsonl", "checkpoints/JOB/50").
   std::string Full(std::string_view path) const;
-  // A new whole path under uploads/, for a file or a directory. Any thread. What is left there is
-  // removed at start.
+  // A new whole path under uploads/, for a file or a directory. Any thread. Uploads that are left
+  // there are removed at start.
   std::string NewUpload() const;
 
  private:
@@ -26,7 +26,8 @@ class DataDir {
   mutable std::atomic<uint64_t> uploads_{0};
 };
 
-// What a worker asks for in FetchSlotContent, and LOAD_SLOT names: where its tensors come from.
+// The content that a worker asks for in FetchSlotContent, and LOAD_SLOT names: where its tensors
+// come from.
 struct SlotContent {
   enum class Kind {
     kCheckpoint,         // to go on from: master and moments

@@ -1,5 +1,5 @@
-// Everything the coordinator's core can be told. The core learns of the world (and of the time)
-// through these alone.
+// The events of the coordinator's core. The core learns of the world (and of the time) through
+// these alone.
 //
 // A request is an event that ends in exactly one Reply (effects.h). Where the API's own message
 // says all that is needed, it is the request; the structs here add what a service found out before
@@ -26,9 +26,9 @@
 
 namespace lorad::server {
 
-// What makes a create idempotent. `content` is compared byte for byte with that of the request that
-// came first under this id (e.g. the request serialized deterministically without its id). Empty
-// id: not idempotent.
+// The id that makes a create idempotent. `content` is compared byte for byte with that of the
+// request that came first under this id (e.g. the request serialized deterministically without its
+// id). Empty id: not idempotent.
 struct RequestId {
   std::string id;
   std::string content;
@@ -78,7 +78,7 @@ struct EstimateJob {
 // -> JobSnapshot: where a watch begins. Pages: the jobs among `names` (empty = all) that changed
 // after revision `after`, in the order of their newest revisions. The watcher asks again with
 // `after` = the last job's revision, until a page is not full; a job that changes meanwhile moves
-// to the end, so each is told once for each state seen, and revisions only grow. NOT_FOUND where a
+// to the end, so each is sent once for each state seen, and revisions only grow. NOT_FOUND where a
 // name is unknown.
 struct SnapshotJobs {
   std::vector<std::string> names;
@@ -164,20 +164,20 @@ struct Planned {
   std::vector<UnitFailure> failures = {};
 };
 
-// Of MoveUpload.
+// The result of MoveUpload.
 struct UploadMoved {
   uint64_t number = 0;
   absl::Status status;
 };
 
-// Of WriteCheckpoint; `checkpoint` whole but for create_time.
+// The result of WriteCheckpoint; `checkpoint` whole but for create_time.
 struct CheckpointWritten {
   uint64_t number = 0;
   absl::StatusOr<v1::Checkpoint> checkpoint;
 };
 
-// Of ReadContent. OK: it is whole. DATA_LOSS: it is not what was committed. Else: it cannot be
-// read.
+// The result of ReadContent. OK: it is whole. DATA_LOSS: it is not what was committed. Else: it
+// cannot be read.
 struct ContentRead {
   uint64_t number = 0;
   absl::Status status;

@@ -5,16 +5,16 @@
 
 namespace lorad::server {
 
-// Of a live job, so many metric rows after its newest checkpoint are kept in memory, to be compared
-// with those of steps that are executed again. A difference of an older step shows in these too:
-// what it trained is another adapter.
+// So many metric rows of a live job, after its newest checkpoint, are kept in memory, to be
+// compared with those of steps that are executed again. A difference of an older step shows in
+// these too: what it trained is another adapter.
 inline constexpr int64_t kMetricRowsKept = 1024;
 
 // A live job's record and revision are stored whole at least every so many revisions; in between,
 // its progress alone.
 inline constexpr int64_t kWholeEvery = 1024;
 
-// What is kept in memory, in numbers. None of it grows with the time that the coordinator runs:
+// The sizes of what is kept in memory. None of it grows with the time that the coordinator runs:
 // CoreOptions bound some, the rest belongs to what is alive.
 struct CoreSizes {
   int64_t live_jobs = 0;

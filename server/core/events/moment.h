@@ -1,4 +1,4 @@
-// Time, as the core is told of it.
+// Time, as the core's events give it.
 #pragma once
 
 #include <cstdint>

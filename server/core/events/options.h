@@ -1,4 +1,4 @@
-// What the core is set to.
+// The settings of the core.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the core asks of the data feed: one window as a list of units, before any row is looked at.
+// The core's request to the data feed: one window as a list of units, before any row is looked at.
 #pragma once
 
 #include <cstdint>
@@ -88,7 +88,7 @@ struct UnitFailure {
 struct PackingReport {
   int64_t microbatches = 0;
   int64_t bound_microbatches = 0;  // no packing has fewer
-  // Of the sequences to train on and of those to evaluate: planner::Name(PackPath).
+  // The packing of the sequences to train on and of those to evaluate: planner::Name(PackPath).
   std::vector<std::string> paths;
 };
 

@@ -1,4 +1,4 @@
-// What the store held at a start, read by the driver.
+// The content of the store at a start, read by the driver.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct StoredState {
   int64_t oldest_revision = 0;  // still stored
   int64_t last_epoch = 0;
   int64_t starts = 0;  // of the coordinator on this store
-  // Of live jobs, ascending: metric rows after their newest checkpoint, at least the newest
+  // Metric rows of live jobs, ascending: those after their newest checkpoint, at least the newest
   // kMetricRowsKept; all, where the record has no checkpoint_tokens.
   std::vector<std::pair<std::string, v1::StepMetrics>> metrics;
 };

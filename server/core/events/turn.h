@@ -39,12 +39,12 @@ class Turn {
   int64_t wall_us() const { return wall_us_; }  // only stamps
   int64_t start_wall_us() const { return start_wall_us_; }
   int64_t run_us() const { return now_us_ - start_us_; }
-  // The wall's clock as it was at the start, and what has gone by since then: ages are not told by
-  // a clock that jumps.
+  // The wall's clock as it was at the start, and what has gone by since then: ages are not measured
+  // by a clock that jumps.
   int64_t SteadyWallUs() const { return start_wall_us_ + run_us(); }
   void Stamp(google::protobuf::Timestamp* time) const;
   int64_t starts() const { return starts_; }  // of the coordinator on this store, this one included
-  // On the disk: OK, or what is told to those who ask for more.
+  // On the disk: OK, or the answer to those who ask for more.
   const absl::Status& room() const { return room_; }
   void SetRoom(absl::Status room) { room_ = std::move(room); }
 

@@ -20,7 +20,7 @@ constexpr std::array kFailures = {
     Entry{"NOT_FINITE", FailureKind::kUser},
     Entry{"MODEL_UNSUPPORTED", FailureKind::kUser},
 
-    // What passes, or is mended while the job waits.
+    // Failures that pass, or are mended while the job waits.
     Entry{"DISK_FULL", FailureKind::kPassing},
     Entry{"DATASET_UNREADABLE", FailureKind::kPassing},
     Entry{"MODEL_NOT_FOUND", FailureKind::kPassing},  // its share is not mounted yet

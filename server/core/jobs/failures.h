@@ -19,7 +19,7 @@ enum class FailureKind {
 inline constexpr char kRowsNotRead[] = "ROWS_NOT_READ";
 inline constexpr char kRowsNotReady[] = "ROWS_NOT_READY";
 
-// Reasons of workers. What it offered is not there, for other processes of its machine have it;
+// Reasons of workers. The memory it offered is not there: other processes of its machine have it;
 inline constexpr char kMemoryTaken[] = "MEMORY_TAKEN";
 // what it was to hold is more than was counted, and than it offered;
 inline constexpr char kMemory[] = "MEMORY";

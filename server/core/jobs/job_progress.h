@@ -1,5 +1,6 @@
-// A job in part. What every step changes, apart from what seldom changes: a step's revision is
-// stored as its progress alone (records.proto, RevisionRecord). And what lists show.
+// A job in part. The fields that every step changes, apart from those that seldom change: a step's
+// revision is stored as its progress alone (records.proto, RevisionRecord). And the fields that
+// lists show.
 #pragma once
 
 #include "lorad/v1/jobs.pb.h"
@@ -12,7 +13,7 @@ v1::Job ProgressOf(const v1::Job& job);
 // Makes `job` what it was, or became, at the revision of `progress`; its name stays.
 void SetProgress(v1::Job progress, v1::Job* job);
 
-// What ListJobsRequest::SUMMARY keeps of it.
+// The part of it that ListJobsRequest::SUMMARY keeps.
 v1::Job SummaryOf(const v1::Job& job);
 
 }  // namespace lorad::server

@@ -39,7 +39,7 @@ class JobQueue {
   // It is not tried before that time; of a job that is not in the queue the time alone is kept.
   // REQUIRES: job.passing.
   void Postpone(JobState& job, int64_t until_us);
-  // What passes has passed, or the job has ended: job.passing is null after it.
+  // The failure has passed, or the job has ended: job.passing is null after it.
   void EndPassing(JobState& job);
   // Names of those whose time has come. They may have left the queue meanwhile.
   std::vector<std::string> TakeDue();

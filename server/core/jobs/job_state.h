@@ -26,7 +26,7 @@ struct Evaluation {
   int64_t step = -1;
   SequenceLoss sum = {};  // of the sequences before `next`
   int64_t next = 0;
-  std::map<int64_t, SequenceLoss> ahead = {};  // told of before one that comes first
+  std::map<int64_t, SequenceLoss> ahead = {};  // reported before one that comes first
 };
 
 // A failure that passes, as a job has met it since its last progress.
@@ -65,8 +65,8 @@ struct JobState {
   v1::Job::State state() const { return record.job().state(); }
 };
 
-// A job in the order of arrival. Of one that has ended, and on which nobody works any more, the
-// record's bytes alone are kept: there may be 100,000 of them.
+// A job in the order of arrival. When it has ended, and nobody works on it any more, the record's
+// bytes alone are kept: there may be 100,000 of them.
 struct JobEntry {
   JobState* job = nullptr;  // null: its record alone is kept
   v1::Job::State ended_state = v1::Job::STATE_UNSPECIFIED;

@@ -244,7 +244,7 @@ void JobTable::Delete(const JobState& job) {
   jobs_.erase(name);
 }
 
-// ---- telling of changes ----
+// ---- publishing changes ----
 
 void JobTable::Publish(JobState& job) {
   touched_.erase(job.name());

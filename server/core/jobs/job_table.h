@@ -1,5 +1,5 @@
 // The jobs: all of them in the order of arrival, the queue of those that wait, and the revisions
-// under which they were told of last.
+// under which they were published last.
 //
 // A job that is live, or on which somebody still works, is a JobState; one that has ended is the
 // bytes of its record (JobEntry). Transition is the only function that changes a job's state, and
@@ -77,9 +77,9 @@ class JobTable {
   v1::Event AddEvent(JobState& job, const std::string& reason, const std::string& message,
                      v1::Job::State from = v1::Job::STATE_UNSPECIFIED,
                      v1::Job::State to = v1::Job::STATE_UNSPECIFIED);
-  // A failure that comes again is counted in the event that told of it first, and what was tried in
-  // between leaves no events: a night without a share makes a few of them, not thousands. REQUIRES:
-  // job.passing.
+  // A failure that comes again is counted in the event that reported it first, and what was tried
+  // in between leaves no events: a night without a share makes a few of them, not thousands.
+  // REQUIRES: job.passing.
   void CountFailure(JobState& job, const std::string& reason, const std::string& message);
   // It is gone, with all that the store has of it. REQUIRES: it has ended. `job` dangles after it.
   void Delete(const JobState& job);
@@ -94,7 +94,7 @@ class JobTable {
   std::vector<std::string> TakeDue() { return queue_.TakeDue(); }
   void SetPostponedTimer() { queue_.SetTimer(); }
 
-  // ---- telling of changes ----
+  // ---- publishing changes ----
   // The job is persisted under a new revision and announced at the end of the turn, or at once.
   void Touch(JobState& job) {
     job.record_changed = true;

@@ -23,8 +23,8 @@ int32_t CompanyAfterLoss(int32_t losses, int32_t company_max, int32_t suspects) 
 
 bool AloneAfterLoss(int32_t losses, int32_t suspects) { return IsSuspect(losses) && suspects == 1; }
 
-// Of a job that was alone from the beginning, all but the first and the last are followed by a
-// pause.
+// For a job that was alone from the beginning, all losses but the first and the last are followed
+// by a pause.
 bool IsToBlame(int32_t losses, int32_t losses_alone, int32_t losses_max, int64_t jobs_of_group) {
   return jobs_of_group == 1 && losses >= losses_max && losses_alone >= losses_max - kSuspectFrom;
 }

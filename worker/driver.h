@@ -24,9 +24,9 @@
 namespace lorad::worker {
 
 // Runs the core: gives it what happens and carries out what it wants. One lock guards the core;
-// whoever has something to tell it applies it on his own thread, so that the engine's thread goes
-// from one operation to the next without another one. Threads of its own: the engine's, one for
-// timers, some for uploads.
+// a thread that has an event for it applies it itself, so that the engine's thread goes from one
+// operation to the next without another one. Threads of its own: the engine's, one for timers, some
+// for uploads.
 class Driver : public Link::Listener {
  public:
   // Begins at once. `link` and `bulk` must outlive it; its end closes the link.
@@ -44,7 +44,7 @@ class Driver : public Link::Listener {
   void Stop();
   WorkerCore::Held held() const;
   int64_t reports_kept() const;
-  // Until every window told of so far is done (WorkerCore::idle).
+  // Until every window that came so far is done (WorkerCore::idle).
   void WaitIdle();
 
   void Said(int64_t stream, v1::CoordinatorMessage message) override;

@@ -1,4 +1,4 @@
-// The group: formed, left, failed; and what the engine is told next.
+// The group: formed, left, failed; and the next orders to the engine.
 #include "worker/core/core.h"
 
 #include <cassert>
@@ -11,7 +11,8 @@
 namespace lorad::worker {
 namespace {
 
-// A worker that cannot tell anybody stops here instead of growing. Two windows have some hundreds.
+// A worker whose reports reach nobody stops here instead of growing. Two windows have some
+// hundreds.
 constexpr size_t kReportsMax = 65536;
 
 }  // namespace

@@ -36,9 +36,10 @@ struct CoreOptions {
 // Windows are executed in the order they came, for one group at a time. Cut answers the smallest
 // microbatch number k whose Forward (or Evaluate) is not yet enqueued and holds everything from k
 // on until CutAt says what is dropped; then each window at hand runs what follows from the
-// microbatches before it, and a job in mid-batch loses its accumulated gradient. What the
-// coordinator says of an epoch that is not held is ignored; what it says of the one that is and
-// cannot be is its defect: GroupFailed{BAD_WINDOW}, and nothing of that epoch is executed any more.
+// microbatches before it, and a job in mid-batch loses its accumulated gradient. A message of the
+// coordinator for an epoch that is not held is ignored; an impossible one for the epoch that is
+// held is the coordinator's defect: GroupFailed{BAD_WINDOW}, and nothing of that epoch is executed
+// any more.
 //
 // Saves: a shard is sent until the coordinator has it or refuses it, a few jobs' at once. A Save
 // that finds its job's staging memory in use is put off to the next moment at which the job is

@@ -1,4 +1,4 @@
-// What WorkerCore holds. Times in ms of Event::now_ms.
+// The state of WorkerCore. Times in ms of Event::now_ms.
 #pragma once
 
 #include <cstdint>
@@ -74,7 +74,7 @@ class WorkerCore::State {
   void On(const EngineDone& event);
   void OnFormed(const EngineDone& event);
   void Report(v1::Report report);
-  // The epoch is over for this worker: tells the coordinator and lets go of everything.
+  // The epoch is over for this worker: reports it to the coordinator and lets go of everything.
   void Fail(const absl::Status& status, std::string_view otherwise);
   // Gives the engine what it is to do next, if it does nothing.
   void GoOn();
@@ -138,7 +138,7 @@ class WorkerCore::State {
 
   Saves saves_;
   std::map<std::string, v1::Operation> saves_put_off_;  // by job: its staging memory was in use
-  // Of the LoadSlot that is next.
+  // The tries of the LoadSlot that is next.
   int load_tries_ = 0;
   double load_at_ms_ = 0;
   double load_give_up_ms_ = 0;

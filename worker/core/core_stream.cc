@@ -11,7 +11,7 @@ namespace {
 // From the first try to reach a coordinator to its Welcome.
 constexpr double kWelcomeMs = 10'000;
 
-// What no retry mends.
+// Whether no retry mends it.
 bool Final(const absl::Status& status) {
   return absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||
          absl::IsUnimplemented(status) || absl::IsPermissionDenied(status);
@@ -58,7 +58,7 @@ void WorkerCore::State::OnWelcome(const v1::Welcome& welcome) {
   if (welcome.lease_ms() > 0) lease_ms_ = welcome.lease_ms();
   Log(Note::Level::kInfo, "registered with the coordinator");
   if (held_.epoch != 0 && !welcome.adopted()) GiveUpGroup();
-  // What the old stream did not bring over.
+  // The reports that the old stream did not bring over.
   for (const v1::Report& report : reports_.kept()) SayReport(report);
 }
 

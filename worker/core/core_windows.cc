@@ -53,7 +53,7 @@ void WorkerCore::State::OnCutAt(const v1::CutAt& order) {
   if (order.epoch() != held_.epoch) return;
   hold_from_.reset();
   for (PendingWindow& pending : windows_) {
-    // What an earlier cut dropped stays dropped: only the rest is looked at.
+    // Operations that an earlier cut dropped stay dropped: only the rest is looked at.
     const std::vector<bool> kept =
         KeptAfterCut(*pending.window, pending.next, order.first_dropped(), &cut_jobs_);
     pending.kept.resize(pending.window->operations_size(), true);

@@ -1,4 +1,4 @@
-// Everything that happens to a worker, as values, in the order it is told of.
+// Everything that happens to a worker, as values, in the sequence in which the core gets them.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct CoordinatorSaid {
   v1::CoordinatorMessage message;
 };
 
-// The end of every stream that was dialled, and the last that is told of it.
+// The end of every stream that was dialled, and its last event.
 struct StreamBroke {
   int64_t stream = 0;
   absl::Status status;  // never OK

@@ -7,9 +7,8 @@
 
 namespace lorad::worker {
 
-// What the worker has to tell, numbered per epoch from 1 and kept until the coordinator
-// acknowledges it, so that a broken stream loses nothing: the next stream starts with kept().
-// Threads: one.
+// The worker's reports, numbered per epoch from 1 and kept until the coordinator acknowledges them,
+// so that a broken stream loses nothing: the next stream starts with kept(). Threads: one.
 class ReportLog {
  public:
   // Numbers start again at 1 and what was kept of another epoch is dropped: nobody wants it.

@@ -40,7 +40,7 @@ class Saves {
   // Numbers of the shards whose try begins now; they count as under way.
   std::vector<int64_t> Begin(double now_ms);
 
-  // What a try that ended with `status` means for its shard. All but kAgain forget it.
+  // The outcome for the shard of a try that ended with `status`. All but kAgain forget it.
   enum class Outcome { kSaved, kAgain, kGivenUp, kAbandoned };
   struct Ended {
     Shard shard;

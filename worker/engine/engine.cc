@@ -15,7 +15,8 @@
 namespace lorad::worker {
 namespace {
 
-// What a slot starts from comes within this, or not: for the first byte, and for each after it.
+// The content that a slot starts from comes within this, or not: for the first byte, and for each
+// after it.
 constexpr int64_t kFetchMs = 10'000;
 constexpr int64_t kFetchBytesPerMs = 4096;
 

@@ -23,7 +23,7 @@ struct Shard {
 };
 
 // A formed group at work, as the core's orders see it (effects.h): one operation at a time, in the
-// order it is told. Threads: one.
+// sequence in which they are given. Threads: one.
 class GroupEngine {
  public:
   virtual ~GroupEngine() = default;
@@ -39,14 +39,15 @@ class GroupEngine {
   // These jobs lose what their open batches have accumulated.
   virtual void DropBatches(const std::set<std::string>& jobs) = 0;
 
-  // What the job's last Save has staged. REQUIRES: it was done, and the slot is not freed.
+  // The shard that the job's last Save has staged. REQUIRES: it was done, and the slot is not
+  // freed.
   virtual Shard Staged(const std::string& job) const = 0;
 };
 
-// What an engine may do to its surroundings while it forms and executes, on its own thread.
+// The surroundings that an engine may use while it forms and executes, on its own thread.
 struct EngineContext {
   std::function<void(v1::Report)> report;
-  // What a slot starts from, once, within timeout_ms (Bulk::Fetch).
+  // Fetches the content that a slot starts from, once, within timeout_ms (Bulk::Fetch).
   std::function<absl::Status(const v1::FetchSlotContentRequest&, int64_t timeout_ms,
                              const std::function<absl::Status(std::string_view)>& sink)>
       fetch;

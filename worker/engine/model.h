@@ -112,7 +112,7 @@ class Model {
     kernels::TensorView h;    // [T, H]: the norm's output
     kernels::TensorView y;    // [T, N D] or [T, F]: what the mixer gives to `out`
     kernels::TensorView lse;  // [T, N]; attention
-    // Of the LoRA linears, [T, LoraSavedColumns]; empty: computed again.
+    // Saved by the LoRA linears, [T, LoraSavedColumns]; empty: computed again.
     kernels::TensorView in_saved;
     kernels::TensorView out_saved;
     // Scratch shared by all blocks: gradients.
@@ -133,7 +133,7 @@ class Model {
   // From x to y.
   void Mix(const kernels::Batch& batch, int64_t rows, const BlockState& state,
            const kernels::AdapterTable& table);
-  // What backward reads of the block and forward did not keep.
+  // Computes what backward reads of the block and forward did not keep.
   void Restore(const kernels::Batch& batch, int64_t rows, const BlockState& state,
                const kernels::AdapterTable& table);
   void BackwardAttention(const kernels::Batch& batch, int64_t rows, const BlockState& state,

@@ -11,7 +11,7 @@
 #include "lorad/worker/v1/worker.pb.h"
 #include "worker/engine/slot.h"
 
-// What an engine knows of a job that has a slot, and of a microbatch that is on the device.
+// The engine's records of a job that has a slot, and of a microbatch that is on the device.
 
 namespace lorad::worker {
 
@@ -28,7 +28,7 @@ struct OpenBatch {
   double started_ms = 0;
 };
 
-// What stage 0 decides on all norms and ClipDown brings to all.
+// The decision of stage 0 on all norms, which ClipDown brings to all.
 struct Verdict {
   int64_t step = 0;
   double norm = 0;

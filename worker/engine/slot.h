@@ -17,8 +17,8 @@
 
 namespace lorad::worker {
 
-// What a slot holds is a list of these; optimizer, norm, checkpoint and export iterate over it and
-// know nothing else about the method. (Other LoRA variants are other lists.)
+// A slot holds a list of these; optimizer, norm, checkpoint and export iterate over it and know
+// nothing else about the method. (Other LoRA variants are other lists.)
 struct SlotTensor {
   enum class Initialization { kKaimingUniform, kZero };
 
@@ -64,7 +64,7 @@ struct SlotOptions {
 absl::StatusOr<std::vector<SlotTensor>> ListLoraTensors(
     const storage::ModelDescription& description, StageRange range, const SlotOptions& options);
 
-// What a slot takes: in the device's memory, and in the host's where a save is staged.
+// The memory that a slot takes: the device's, and the host's where a save is staged.
 struct SlotBytes {
   int64_t device = 0;
   int64_t host = 0;
@@ -81,10 +81,11 @@ struct SlotBytes {
 // Threads: one; what a save has staged may be read on others.
 class Slot {
  public:
-  // What the arenas of such a slot must hold.
+  // The bytes that the arenas of such a slot must hold.
   static SlotBytes CountBytes(const kernels::Backend& backend,
                               const std::vector<SlotTensor>& tensors);
-  // What of that counts against the worker's memory: on a device of its own memory not the host's.
+  // The part of them that counts against the worker's memory: on a device of its own memory not the
+  // host's.
   static int64_t BudgetBytes(const kernels::Backend& backend,
                              const std::vector<SlotTensor>& tensors);
 
@@ -98,7 +99,7 @@ class Slot {
   // PEFT's initialization: A Kaiming-uniform from init_seed, B zero.
   void Initialize();
 
-  // Tells the backend where its targets lie. `model` numbers the groups.
+  // Enters into `table` where its targets lie. `model` numbers the groups.
   void Bind(const Model& model, kernels::AdapterTable* table, int32_t index) const;
 
   // Where tensor i lies in the device's memory, float32 but for the copy.
@@ -122,7 +123,7 @@ class Slot {
   int64_t step() const { return step_; }
   void set_step(int64_t step) { step_ = step; }
 
-  // Of its tensors, learning rate and decay with each tensor's factors.
+  // The optimizer of its tensors, learning rate and decay with each tensor's factors.
   const kernels::Optimizer& optimizer() const { return *optimizer_; }
 
   // ---- saving ----

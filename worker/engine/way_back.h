@@ -42,7 +42,7 @@ class WayBack {
     std::function<void(const std::string& job, int64_t step, const std::vector<int64_t>& sequences)>
         on_loss_not_finite;
   };
-  // What the device has read back of a slot's norm.
+  // A slot's norm as the device has read it back.
   struct NormReading {
     double sum_of_squares = 0;
     int32_t overflow = 0;
@@ -77,7 +77,7 @@ class WayBack {
   void ReadMicrobatch();
   // Waits for the newest norms.
   const NormReading& ReadNorm(const Resident& resident);
-  // What has been read.
+  // Reports what has been read.
   void Report();
   // All of it, to the end.
   void Finish();

@@ -15,7 +15,7 @@
 namespace lorad::worker {
 namespace {
 
-// Of a GPU's free memory, what context and libraries take beyond what is planned.
+// The part of a GPU's free memory that context and libraries take beyond what is planned.
 constexpr int64_t kLibraryBytes = int64_t{1} << 30;
 
 int CpuThreads(int wanted) {

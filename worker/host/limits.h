@@ -5,7 +5,7 @@
 
 namespace lorad::worker {
 
-// What a worker may use, at least: no model and adapter, however small, do with less.
+// The least memory that a worker may use: no model and adapter, however small, do with less.
 inline constexpr int64_t kMemoryBytesMin = int64_t{1} << 20;
 inline constexpr int kThreadsMax = 256;
 

@@ -9,7 +9,7 @@
 
 namespace lorad::worker {
 
-// Of this process, in bytes, as the kernel counts them; 0 where it does not say.
+// The memory of this process, in bytes, as the kernel counts it; 0 where it does not say.
 int64_t ResidentBytes();
 int64_t PeakResidentBytes();
 

@@ -10,8 +10,8 @@
 
 namespace lorad::worker {
 
-// What is too big for the control stream: slot contents in, checkpoint shards out. Every call has a
-// number, which its caller counts up, and ends within its time: kDeadlineExceeded.
+// Transfers that are too big for the control stream: slot contents in, checkpoint shards out. Every
+// call has a number, which its caller counts up, and ends within its time: kDeadlineExceeded.
 // Threads: any; several calls at once.
 class Bulk {
  public:

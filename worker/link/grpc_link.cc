@@ -91,7 +91,7 @@ absl::Status GrpcLink::RunStream(const Order& order, Call* call) {
   call->rpc = call->stub->Control(&call->context);
   v1::WorkerMessage message;
   *message.mutable_hello() = order.hello;
-  call->rpc->Write(message);  // if it fails, so does the read, and Finish tells why
+  call->rpc->Write(message);  // if it fails, so does the read, and Finish says why
   std::thread writer([this, call] { WriteMessages(call); });
   v1::CoordinatorMessage heard;
   while (call->rpc->Read(&heard)) order.listener->Said(order.stream, std::move(heard));

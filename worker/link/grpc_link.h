@@ -44,7 +44,7 @@ class GrpcLink : public Link {
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<Order> order_ ABSL_GUARDED_BY(mutex_);
   Call* call_ ABSL_GUARDED_BY(mutex_) = nullptr;  // the stream under way
-  // What waits to be written: as long as the log of reports that are not acknowledged, at most.
+  // The messages that wait to be written: as many as reports that are not acknowledged, at most.
   std::deque<v1::WorkerMessage> queue_ ABSL_GUARDED_BY(mutex_);
 
   std::thread thread_;

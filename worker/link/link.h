@@ -7,8 +7,8 @@
 
 namespace lorad::worker {
 
-// The control stream to the coordinator, one at a time. What effects.h says of Dial, HangUp and Say
-// holds. Methods return at once and never call the listener before they have.
+// The control stream to the coordinator, one at a time. Dial, HangUp and Say are as effects.h
+// describes them. Methods return at once and never call the listener before they have.
 class Link {
  public:
   class Listener {

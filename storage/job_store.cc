@@ -240,7 +240,7 @@ class SqliteJobStore : public JobStore {
   };
   using Series = std::pair<std::string, std::string>;  // (kind, key)
 
-  // What is written into a file that was removed or moved away, the next start does not find.
+  // The next start does not find what is written into a file that was removed or moved away.
   absl::Status CheckPath() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     int moved = 0;
     sqlite3_file_control(database_, "main", SQLITE_FCNTL_HAS_MOVED, &moved);
@@ -270,8 +270,8 @@ class SqliteJobStore : public JobStore {
     return absl::OkStatus();
   }
 
-  // Moves the log into the database's file. SQLite would do so by itself, but tell nobody of a
-  // failed fsync.
+  // Moves the log into the database's file. SQLite would do so by itself, but not report a failed
+  // fsync.
   absl::Status Checkpoint() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const int code =
         sqlite3_wal_checkpoint_v2(database_, nullptr, SQLITE_CHECKPOINT_PASSIVE, nullptr, nullptr);
@@ -384,7 +384,7 @@ class SqliteJobStore : public JobStore {
     return absl::OkStatus();
   }
 
-  // Of deleted series, what one transaction can bear.
+  // Removes as much of the deleted series as one transaction can bear.
   absl::Status RemovePiece(std::set<Series>& dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (int left = kPieceEntries; left > 0 && !dropped.empty();) {
       const Series series = *dropped.begin();

@@ -2,8 +2,8 @@
 // (docs/formats/data_dir.md).
 //
 // Two shapes: a record is one value under (kind, key); a series is values under (kind, key)
-// numbered by an integer and read in its order. What the bytes mean is the caller's affair. Apply()
-// makes all its mutations durable or none.
+// numbered by an integer and read in its order. The meaning of the bytes is the caller's affair.
+// Apply() makes all its mutations durable or none.
 //
 // Threads: any; one connection behind one lock (SQLite before 3.51.3 can corrupt a WAL database
 // with two).
@@ -81,7 +81,7 @@ class JobStore {
   // UNAVAILABLE (STORE_READ_ONLY; STORE_MOVED, where the file is not at its path any more): nothing
   // was changed, and it may be tried again. After any other error (INTERNAL, STORE_SYNC_FAILED, for
   // a failed fsync: the kernel may have dropped what it could not write) what the disk holds is not
-  // known: every later call returns it again, and only a new start tells.
+  // known: every later call returns it again, and only a new start finds out.
   virtual absl::Status Apply(const std::vector<Mutation>& mutations) = 0;
 
   virtual absl::StatusOr<std::optional<std::string>> GetRecord(std::string_view kind,

@@ -9,7 +9,7 @@ namespace lorad::storage {
 namespace {
 
 // The errno of the newest write that failed, of the log or else of the database: SQLite itself
-// tells ENOSPC alone from other failures.
+// distinguishes ENOSPC alone from other failures.
 int WriteError(sqlite3* database) {
   int error = 0;
   if (database == nullptr) return error;

@@ -1,4 +1,4 @@
-// What SQLite's results mean for the store (job_store.h has the reasons).
+// The meaning of SQLite's results for the store (job_store.h has the reasons).
 #pragma once
 
 #include <sqlite3.h>

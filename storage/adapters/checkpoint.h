@@ -13,7 +13,7 @@
 
 namespace lorad::storage {
 
-// What a job saves. Page: docs/formats/checkpoint.md.
+// The checkpoints of jobs. Page: docs/formats/checkpoint.md.
 //
 // Two forms. A shard is one safetensors file as it travels between worker and coordinator: for
 // every adapter matrix "<peft key>" (master), "<peft key>.exp_avg", "<peft key>.exp_avg_sq"

@@ -35,7 +35,8 @@ struct PeftConfig {
   double scale() const;  // alpha / rank, or alpha / sqrt(rank)
 };
 
-// What is trained and what is read have the same limits. float32 rounds a dropout nearer to 1 up.
+// Adapters that are trained and those that are read have the same limits. float32 rounds a dropout
+// nearer to 1 up.
 inline constexpr double kAlphaMin = 1e-9;
 inline constexpr double kDropoutMax = 0.999999;
 

@@ -19,7 +19,7 @@ absl::Status Corrupt(std::string_view message) {
   return status;
 }
 
-// What an error means of something that was whole once.
+// The meaning of an error in a file that was whole once.
 absl::Status AsDamage(Files& files, const std::string& directory, const absl::Status& status) {
   const bool gone = absl::IsNotFound(status) && files.IsDirectory(ParentPath(directory));
   return gone || absl::IsInvalidArgument(status) ? Corrupt(std::string(status.message())) : status;

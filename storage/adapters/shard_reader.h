@@ -1,5 +1,5 @@
-// What a slot starts from, as a shard (checkpoint.h), read piece by piece: whoever sends it asks
-// for the next piece when the last one is gone, and no thread waits in between.
+// The content that a slot starts from, as a shard (checkpoint.h), read piece by piece: whoever
+// sends it asks for the next piece when the last one is gone, and no thread waits in between.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,12 @@
 
 namespace lorad::storage {
 
-// Reads through Files alone, nothing by a mapping: what the disk cannot give is an error. What is
-// not as it was committed (a file that is gone, another size, another sha256 than the manifest's)
-// is DATA_LOSS with the file's path, reason CHECKPOINT_CORRUPT: known for certain only behind the
-// last byte, so nothing may be used before the end. A job's folder that is not there at all is
-// NOT_FOUND: its disk may not be mounted. Not thread-safe; `files` must outlive it.
+// Reads through Files alone, nothing by a mapping: what the disk cannot give is an error. A
+// checkpoint that is not as it was committed (a file that is gone, another size, another sha256
+// than the manifest's) is DATA_LOSS with the file's path, reason CHECKPOINT_CORRUPT: known for
+// certain only behind the last byte, so nothing may be used before the end. A job's folder that is
+// not there at all is NOT_FOUND: its disk may not be mounted. Not thread-safe; `files` must outlive
+// it.
 class ShardReader {
  public:
   // A checkpoint, masters and moments. The state is the checkpoint's.

@@ -18,8 +18,8 @@ struct ChatMessage {
   std::string content;
 };
 
-// What a template may refer to by name beside `messages`. Tokens that a model does not have stay
-// empty strings.
+// The tokens that a template may refer to by name beside `messages`. Those that a model does not
+// have stay empty strings.
 struct ChatTemplateTokens {
   std::string bos_token;
   std::string eos_token;

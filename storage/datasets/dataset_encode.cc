@@ -16,7 +16,7 @@ constexpr std::string_view kReason = "DATASET_INVALID";
 // Every turn of a conversation renders all before it; a row may make this much text on the way.
 constexpr size_t kRenderedBytesMax = size_t{256} << 20;
 
-// What Stanford Alpaca trained with (its train.py, PROMPT_DICT).
+// The prompts that Stanford Alpaca trained with (its train.py, PROMPT_DICT).
 constexpr std::string_view kAlpacaWithInput =
     "Below is an instruction that describes a task, paired with an input that provides further "
     "context. Write a response that appropriately completes the request.\n\n### Instruction:\n";

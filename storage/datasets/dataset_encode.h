@@ -19,7 +19,7 @@ class ModelDirectory;
 
 inline constexpr int32_t kNotTrained = -100;
 
-// What of a base model rows are encoded by. Immutable once made: any number of threads.
+// The parts of a base model by which rows are encoded. Immutable once made: any number of threads.
 struct TextModel {
   std::unique_ptr<const Tokenizer> tokenizer;         // null: rows of tokens alone
   std::unique_ptr<const ChatTemplate> chat_template;  // null: none

@@ -172,7 +172,7 @@ class RowHandler : public nlohmann::json_sax<json> {
     std::string what = error.what();
     const size_t colon = what.find(": ");
     if (colon != std::string::npos) what.erase(0, colon + 2);
-    // What it quotes may end inside a character.
+    // Its quotation may end inside a character.
     std::erase_if(what, [](char c) { return c < ' ' || c > '~'; });
     if (what.size() > 300) what.resize(300);
     const size_t byte = std::min(position == 0 ? 0 : position - 1, line_.size());

@@ -12,7 +12,7 @@
 
 namespace lorad::storage {
 
-// What is wrong with a user's file, collected: a user sees all of it at once.
+// The mistakes in a user's file, collected: a user sees all of them at once.
 class Problems {
  public:
   void Add(std::string_view message) { messages_.emplace_back(message); }

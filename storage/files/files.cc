@@ -111,7 +111,7 @@ class RealMappedFile : public MappedFile {
   void LetGo(std::string_view part) const override { Advise(part, MADV_DONTNEED); }
 
  private:
-  // Of every page that the part touches.
+  // Gives the advice for every page that the part touches.
   static void Advise(std::string_view part, int advice) {
     if (part.empty()) return;
     const uintptr_t begin = reinterpret_cast<uintptr_t>(part.data());
@@ -181,7 +181,7 @@ class SystemFiles : public Files {
   }
 
   absl::StatusOr<std::string> ReadAll(const std::string& path, uint64_t limit) override {
-    // One byte more than the limit tells a file that is too long from one that just fits.
+    // One byte more than the limit distinguishes a file that is too long from one that just fits.
     absl::StatusOr<std::string> bytes = ReadRange(path, 0, limit + 1);
     if (bytes.ok() && bytes->size() > limit) {
       return absl::OutOfRangeError(absl::StrCat(path, ": longer than ", limit, " bytes"));
@@ -306,7 +306,7 @@ absl::Status MakeDirectoryDurably(Files& files, const std::string& path) {
     if (absl::Status status = files.MakeDirectory(path); !status.ok()) return status;
   }
   const absl::Status synced = files.SyncDirectory(parent);
-  // What lies in a directory that we may not read was made by someone else.
+  // A file in a directory that we may not read was made by someone else.
   return there && absl::IsPermissionDenied(synced) ? absl::OkStatus() : synced;
 }
 

@@ -18,7 +18,7 @@ class WritableFile {
   virtual ~WritableFile() = default;
   // All of `bytes` or an error (RESOURCE_EXHAUSTED: the disk is full).
   virtual absl::Status Append(std::string_view bytes) = 0;
-  // What was appended survives a power loss (fsync).
+  // The bytes that were appended survive a power loss (fsync).
   virtual absl::Status Sync() = 0;
   virtual absl::Status Close() = 0;
 };
@@ -35,9 +35,9 @@ class MappedFile {
 };
 
 // The seam between lorad and its disk. Every durable write of the coordinator goes through it, so
-// that a test can stop the process before or after each effect, or take the power away. What it
-// makes is for its user alone (files 0600, directories 0700). Thread-safe. Errors name path and
-// cause, see FileError.
+// that a test can stop the process before or after each effect, or take the power away. Everything
+// that it makes is for its user alone (files 0600, directories 0700). Thread-safe. Errors name path
+// and cause, see FileError.
 class Files {
  public:
   virtual ~Files() = default;
@@ -67,7 +67,7 @@ class Files {
   virtual absl::StatusOr<std::unique_ptr<MappedFile>> Map(const std::string& path);
   virtual absl::StatusOr<uint64_t> Size(const std::string& path) = 0;
   virtual bool Exists(const std::string& path) = 0;
-  // What a link leads to counts.
+  // A link counts as what it leads to.
   virtual bool IsDirectory(const std::string& path) = 0;
   // A symbolic link, wherever it leads. Here: there are none.
   virtual bool IsLink(const std::string&) { return false; }
@@ -76,9 +76,9 @@ class Files {
 // The operating system's. Never freed.
 Files& RealFiles();
 
-// What an errno of `what` ("write") at `path` means: NOT_FOUND, ALREADY_EXISTS, PERMISSION_DENIED,
-// RESOURCE_EXHAUSTED (no space), UNAVAILABLE (read-only, no descriptors, no memory, the share is
-// gone: it may pass without anyone changing the path), else INTERNAL.
+// The status for an errno of `what` ("write") at `path`: NOT_FOUND, ALREADY_EXISTS,
+// PERMISSION_DENIED, RESOURCE_EXHAUSTED (no space), UNAVAILABLE (read-only, no descriptors, no
+// memory, the share is gone: it may pass without anyone changing the path), else INTERNAL.
 absl::Status FileError(std::string_view what, const std::string& path, int error);
 
 inline constexpr uint64_t kReadAllLimit = uint64_t{64} << 20;

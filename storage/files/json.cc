@@ -30,8 +30,8 @@ bool NestsTooDeep(std::string_view text) {
   return false;
 }
 
-// "[json.exception.parse_error.101] parse error at line 1, column 9: ..." without its tag. What it
-// quotes of the text may end inside a character.
+// "[json.exception.parse_error.101] parse error at line 1, column 9: ..." without its tag. Its
+// quotation of the text may end inside a character.
 std::string Complaint(const nlohmann::json::exception& exception) {
   std::string what = exception.what();
   if (const size_t tag = what.find("] "); tag != std::string::npos) what.erase(0, tag + 2);

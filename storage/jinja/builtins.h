@@ -14,7 +14,8 @@
 
 namespace lorad::storage::jinja {
 
-// What a builtin needs of the evaluator: somewhere to complain, and a budget for what it makes.
+// The part of the evaluator that a builtin needs: somewhere to complain, and a budget for what it
+// makes.
 class Context {
  public:
   virtual ~Context() = default;

@@ -228,7 +228,7 @@ class Lexer {
     Skip(end + 1 - at_);
   }
 
-  // Python's escapes. What is none stays as it is.
+  // Python's escapes. All else stays as it is.
   static bool Unescape(std::string_view raw, std::string* out) {
     constexpr std::string_view kLetters = "\\'\"abfnrtv\n";
     constexpr std::string_view kMeanings = "\\'\"\a\b\f\n\r\t\v";

@@ -67,7 +67,7 @@ struct Expression {
   std::vector<std::unique_ptr<Expression>> parts;
   std::vector<Operator> operators;
   std::vector<std::string> keywords;  // of the last so many parts of a call
-  // What `name` means.
+  // The meaning of `name`.
   const Filter* filter = nullptr;
   const Method* method = nullptr;
   const Test* test = nullptr;

@@ -1,4 +1,4 @@
-// What may stand behind `is`.
+// The tests that may stand behind `is`.
 
 #include <cmath>
 

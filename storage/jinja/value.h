@@ -1,6 +1,6 @@
 #pragma once
 
-// What a template computes with: Python's values as Jinja shows them, without anything mutable but
+// The values of a template: Python's values as Jinja shows them, without anything mutable but
 // namespaces.
 
 #include <cstdint>

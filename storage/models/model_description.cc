@@ -21,7 +21,7 @@ constexpr char kInvalid[] = "MODEL_INVALID";
 
 enum class Biases { kNone, kQkv, kAsConfigured };
 
-// What tells the families apart; all else is shared.
+// The differences between the families; all else is shared.
 struct Family {
   std::string_view architecture;
   std::string_view model_type;
@@ -131,7 +131,7 @@ absl::StatusOr<const Family*> FindFamily(ConfigReader& config) {
                              ") is not implemented; these are: ", known));
 }
 
-// What the blocks of every layer are built from.
+// The sizes from which the blocks of every layer are built.
 struct Shape {
   int64_t hidden = 0;
   int64_t ffn = 0;

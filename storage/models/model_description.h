@@ -93,13 +93,14 @@ struct NamedShape {
   std::vector<int64_t> shape;
 };
 
-// Llama, Qwen2 and Mistral (no window). What is not implemented or not known is refused by name:
-// reason MODEL_UNSUPPORTED, or MODEL_INVALID where the config contradicts itself.
+// Llama, Qwen2 and Mistral (no window). A feature that is not implemented or not known is refused
+// by name: reason MODEL_UNSUPPORTED, or MODEL_INVALID where the config contradicts itself.
 absl::StatusOr<ModelDescription> DescribeModel(std::string_view config_json);
 
 // Every tensor that the weight files must hold (a tied head once), sorted by name.
 std::vector<NamedShape> AllTensors(const ModelDescription& description);
-// What adapter.target_modules may name: "q_proj", "k_proj", ... in the order of the first layer.
+// The names that adapter.target_modules may have: "q_proj", "k_proj", ... in the order of the first
+// layer.
 std::vector<std::string> TargetModules(const ModelDescription& description);
 int64_t ParameterCount(const ModelDescription& description);
 

@@ -114,7 +114,7 @@ bool IsFloatType(TensorType type);
 // Converts `count` elements of type F32, F16 or BF16 (asserted) to float32, exactly.
 void ConvertToFloat(TensorType type, const char* in, int64_t count, float* out);
 
-// What a file to be written holds.
+// One tensor of a file to be written.
 struct TensorEntry {
   std::string name;
   TensorType type = TensorType::kF32;

@@ -19,7 +19,7 @@ namespace lorad::storage::tokenization {
 struct AddedToken {
   int32_t id = 0;
   std::string content;
-  // What is searched for: the content, through the normalizer if `normalized`.
+  // The text that is searched for: the content, through the normalizer if `normalized`.
   std::string pattern;
   bool single_word = false;  // only where no letter, digit or mark touches it
   bool lstrip = false;       // takes the white space before it along

@@ -1,6 +1,7 @@
 #pragma once
 
-// What a text becomes, and from where in it each part came (storage/datasets/tokenizer.h makes it).
+// The tokens of a text, and the place in it that each came from (storage/datasets/tokenizer.h makes
+// it).
 
 #include <cstddef>
 #include <cstdint>

@@ -20,7 +20,7 @@ constexpr int kMaxDepth = 8;
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// What becomes of the text that a pattern matches.
+// The treatment of the text that a pattern matches.
 enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 constexpr std::array<std::pair<std::string_view, Behavior>, 5> kBehaviors = {{

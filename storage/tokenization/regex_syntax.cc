@@ -1,5 +1,5 @@
-// TranslateRegex: a reader of the common part of Oniguruma's and PCRE2's syntax. What the two read
-// alike passes through; \s, \d, \u and '.' are spelled out; all else is refused.
+// TranslateRegex: a reader of the common part of Oniguruma's and PCRE2's syntax. Syntax that the
+// two read alike passes through; \s, \d, \u and '.' are spelled out; all else is refused.
 
 #include <cctype>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// What tokenizers ask about UTF-8 text and its characters.
+// Properties of UTF-8 text and its characters, for tokenizers.
 
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +35,7 @@ bool IsWhitespace(char32_t character);
 // General categories Nd, Nl and No.
 bool IsNumeric(char32_t character);
 
-// What a regular expression calls \w: alphabetic, mark, decimal digit, connector or joiner.
+// Whether a regular expression calls it \w: alphabetic, mark, decimal digit, connector or joiner.
 bool IsWord(char32_t character);
 
 // Bytes of the white space at the front, or at the back, of `text`.

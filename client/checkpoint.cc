@@ -78,7 +78,7 @@ absl::Status Get(Session& session, const Options& options) {
     if (absl::StrContains(file.name(), '/') || absl::StartsWith(file.name(), ".")) {
       return Error("BAD_FILE_NAME", absl::StrCat("the service named a file ", file.name()));
     }
-    // What PEFT reads; the rest is the state to go on training from.
+    // The files that PEFT reads; the rest is the state to go on training from.
     if (!options.all && !absl::StartsWith(file.name(), "adapter_")) continue;
     files.push_back({file.name(), file.size_bytes(), file.sha256()});
   }

@@ -28,7 +28,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using nlohmann::json;
 
-// What a client may say of a job; the rest of the message is the service's.
+// The fields of a job that a client may set; the rest of the message is the service's.
 constexpr std::array<absl::string_view, 8> kInputFields = {
     "display_name", "base_model", "training_dataset", "validation_dataset",
     "adapter",      "training",   "priority",         "labels"};
@@ -104,7 +104,7 @@ class KeyLines : public nlohmann::json_sax<json> {
   std::string complaint;
 
  private:
-  // A job nests 3 deep. What comes after walks the tree by recursion.
+  // A job nests 3 deep. The code after the parser walks the tree by recursion.
   static constexpr int kDepthMax = 16;
 
   bool Deeper() {

@@ -49,7 +49,8 @@ void Print(const Model& model, const Session& session) {
 absl::Status Add(Session& session, const Options& options) {
   lorad::v1::RegisterModelRequest request;
   request.set_name(options.name);
-  // The daemon has a working directory of its own. What has no absolute path is for it to refuse.
+  // The daemon has a working directory of its own. It is for the daemon to refuse a path that has
+  // no absolute form.
   std::error_code error;
   const auto path = std::filesystem::absolute(options.path, error);
   request.set_path(error ? options.path : path.lexically_normal().string());

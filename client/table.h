@@ -25,7 +25,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;  // the heads first
 };
 
-// How values look in tables and lines. What is not known is "-".
+// How values look in tables and lines. An unknown value is "-".
 std::string BytesText(std::int64_t bytes);                      // "94.1 MiB"
 std::string DurationText(double seconds);                       // "1h 02m", "3m 05s", "12s"
 std::string LossText(double loss);                              // "1.4018"

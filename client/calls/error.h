@@ -18,7 +18,7 @@ namespace lorad::client {
 absl::Status Error(absl::string_view reason, absl::string_view message,
                    absl::string_view violations = "");
 
-// What a call answered, with the reason of its google.rpc.ErrorInfo and the field violations of its
+// The answer of a call, with the reason of its google.rpc.ErrorInfo and the field violations of its
 // BadRequest. A server that cannot be reached becomes UNREACHABLE, with `server` named in the
 // message.
 absl::Status FromRpc(const grpc::Status& status, absl::string_view server);

@@ -23,7 +23,7 @@ struct Session {
   std::string server = "127.0.0.1:7070";
   bool json = false;
 
-  // What the command line asked for; the commands set it while the line is parsed.
+  // The action that the command line asked for; the commands set it while the line is parsed.
   std::function<absl::Status()> action;
 
   const std::shared_ptr<grpc::Channel>& channel();

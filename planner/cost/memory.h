@@ -22,7 +22,7 @@ using sizes::ToText;
 // brings more.
 GroupShape EmptyShape(const DeviceShape& device);
 
-// Of a group, whoever trains on it.
+// The bytes of a group, whoever trains on it.
 struct GroupBytes {
   int64_t weights = 0;
   int64_t activations = 0;
@@ -30,7 +30,7 @@ struct GroupBytes {
   int64_t total() const { return weights + activations + workspace; }
 };
 
-// Of one slot.
+// The bytes of one slot.
 struct SlotBytes {
   int64_t adapters = 0;   // masters, and on a GPU the copies that products read
   int64_t optimizer = 0;  // moments and gradient accumulators

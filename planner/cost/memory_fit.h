@@ -1,5 +1,6 @@
-// What a worker takes beyond the counted bytes (planner/cost/memory.h): allocator, libraries,
-// threads, fragmentation. Fitted online per base model and layout to the peaks that workers report:
+// The memory that a worker takes beyond the counted bytes (planner/cost/memory.h): allocator,
+// libraries, threads, fragmentation. Fitted online per base model and layout to the peaks that
+// workers report:
 //   Mem = counted + b0 + b1 B L + b2 B L^2,  b >= 0                   (mLoRA 3.4, PLoRA A.1)
 // with B L the tokens of the largest microbatch and B L^2 the sum of its squared lengths. Relative
 // errors of the whole peak are what is minimized, since that is what admission's margin is a share
@@ -37,7 +38,7 @@ class MemoryFit {
   int64_t observations() const { return fit_.observations(); }
   MemoryCoefficients Fit() const;
 
-  // Of the whole peak, in bytes; interval and distance from what was seen as Prediction says.
+  // Predicts the whole peak, in bytes; interval and distance from what was seen as Prediction says.
   Prediction Predict(int64_t counted_bytes, int64_t tokens, int64_t squared_lengths) const;
 
   // Mean absolute percentage error of the predictions made for each peak before it was

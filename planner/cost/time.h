@@ -32,7 +32,7 @@ class TimeFit {
   // Non-negative least squares over the observations and, with a hundredth of an
   // observation's weight, over `prior` (it decides the directions that were never observed).
   TimeCoefficients Fit(const TimeCoefficients& prior) const;
-  // Of one microbatch, with its interval and how far outside the observed range it lies.
+  // The time of one microbatch, with its interval and how far outside the observed range it lies.
   Prediction Predict(double tokens, double squared_lengths, const TimeCoefficients& prior) const;
   // Prediction::outside of it.
   double Outside(double tokens, double squared_lengths) const {
@@ -49,7 +49,7 @@ class TimeFit {
 // Without a pipeline (stages = 1) the sum. 0 for no microbatches.
 double ReplicaMs(const std::vector<double>& microbatch_ms, int stages);
 
-// What a model costs before anything was measured.
+// The cost of a model before anything was measured.
 struct WorkModel {
   double flops_per_token = 0;    // forward: 2 * (parameters of the linear layers + head)
   double flops_per_squared = 0;  // forward attention: 2 * layers * heads * head_size, causal half
@@ -62,7 +62,7 @@ struct TimePrior {
 TimePrior PriorOf(const WorkModel& work);
 
 // Half of what a float32 product reaches on one AVX2 core, and a quarter of what a bf16 one does on
-// an H100. Assumptions, and told as such (kAssumedBasis).
+// an H100. Assumptions, and reported as such (kAssumedBasis).
 inline constexpr double kAssumedFlopsPerThread = 4e10;
 inline constexpr double kAssumedFlopsPerGpu = 2e14;
 inline constexpr const char* kMeasuredBasis = "measured on this base model";
@@ -79,7 +79,7 @@ class TimeModel {
   // independent; before anything was measured it is from 0 to infinity.
   Prediction PredictTrainMs(double tokens, double squared_lengths) const;
   const char* basis() const;  // measured from kMeasuredFrom observations on
-  // What an estimate for microbatches of this size rests on: basis(), and how far it extrapolates
+  // The basis of an estimate for microbatches of this size: basis(), and how far it extrapolates
   // where that is more than a tenth: "measured on this base model, extrapolated by 50 %".
   std::string BasisOf(double tokens, double squared_lengths) const;
   static constexpr int64_t kMeasuredFrom = 4;

@@ -141,7 +141,7 @@ absl::StatusOr<std::vector<Microbatch>> PackGroups(const PipelineInput& input, c
   return microbatches;
 }
 
-// What a microbatch's time depends on.
+// The quantities that a microbatch's time depends on.
 struct Load {
   double tokens = 0, squares = 0, trained = 0, trained_squares = 0;
 };

@@ -13,7 +13,7 @@
 
 namespace lorad::planner {
 
-// Of one microbatch; one entry for each stage. Evaluate takes as long as Forward.
+// The cost of one microbatch; one entry for each stage. Evaluate takes as long as Forward.
 struct MicrobatchCost {
   std::vector<double> forward_ms, backward_ms;
   double transfer_ms = 0;  // of its activations, or their gradient, to a neighbour
@@ -23,9 +23,10 @@ struct SimulateOptions {
   std::map<int64_t, MicrobatchCost> costs;  // by number
   double step_ms = 0;                       // of Step; everything else is free
   Buffers buffers;
-  // What is steady: on each stage from the Forward of microbatch `from` to that of microbatch `to`,
-  // so that the same work lies between the marks on every stage. What is idle before is filling,
-  // what is idle behind is draining. -1: from the stage's first operation, to its last one's end.
+  // The steady part: on each stage from the Forward of microbatch `from` to that of microbatch
+  // `to`, so that the same work lies between the marks on every stage. Idle time before it is
+  // filling, idle time behind it is draining. -1: from the stage's first operation, to its last
+  // one's end.
   int64_t from = -1;
   int64_t to = -1;
 };

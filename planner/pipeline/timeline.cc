@@ -35,7 +35,7 @@ std::vector<const Bar*> Sorted(const Timeline& timeline) {
   return bars;
 }
 
-// What the columns of one track show: the letter with the largest share of each.
+// The columns of one track: the letter with the largest share of each.
 class Row {
  public:
   Row(size_t columns, double column_ms) : column_ms_(column_ms), shares_(columns) {}

@@ -1,4 +1,4 @@
-// Who does what when, as a value; as text, as a Chrome trace and as a picture.
+// Which stage or GPU does what when, as a value; as text, as a Chrome trace and as a picture.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,7 @@ constexpr double kRounding = 1e-9;
 constexpr size_t kCutsMax = 48;
 constexpr size_t kSetsToStartFrom = 64;
 
-// What a replica of each candidate costs at least.
+// The least cost of a replica of each candidate.
 struct Costs {
   std::vector<std::vector<double>> sequence_ms;  // [candidate][bucket]; infinite: does not fit
   std::vector<double> filling_ms;                // of its pipeline, if it trains anything
@@ -162,7 +162,7 @@ class Planner {
     set->cuts.push_back(std::move(cut));
   }
 
-  // Of all plans that have counts[0..fixed) and any others on the GPUs that are left.
+  // The bound of all plans that have counts[0..fixed) and any others on the GPUs that are left.
   double CutBound(const LayoutSet& set, const std::vector<int64_t>& counts, size_t fixed,
                   int64_t left) const {
     double bound = 0;

@@ -11,8 +11,8 @@
 // where base_i is the least filling of a pipeline. W = n is LobRA's filter (length-based dispatch);
 // other W come from the linear programs solved on the way and cut off more. Unlike LobRA's bound,
 // which holds under an assumption and therefore drops plans only from 15 % on, these hold
-// always, so dropping whatever is not better than the best plan so far loses nothing. What is left
-// is dispatched exactly (planner/replicas/dispatch.h).
+// always, so dropping whatever is not better than the best plan so far loses nothing. The plans
+// that are left are dispatched exactly (planner/replicas/dispatch.h).
 #pragma once
 
 #include <cstdint>

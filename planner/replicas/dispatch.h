@@ -69,11 +69,12 @@ absl::StatusOr<DispatchPlan> Dispatch(const DispatchProblem& problem,
                                       const DispatchOptions& options = {});
 absl::Status CheckDispatch(const DispatchProblem& problem);
 
-// What each replica of each group gets, [group][replica][bucket], fixed ones not counted: as even
-// as whole sequences allow, what is left over to the replica that is then the least busy; then
-// sequences leave the slowest replica, moved or exchanged for one of another length, as long as
-// that helps. No replica takes longer than the plan's step, and the slowest is usually faster,
-// since the n_ij of a group's replicas need not be equal. linear_bound_ms holds for it too.
+// The sequences that each replica of each group gets, [group][replica][bucket], fixed ones not
+// counted: as even as whole sequences allow, what is left over to the replica that is then the
+// least busy; then sequences leave the slowest replica, moved or exchanged for one of another
+// length, as long as that helps. No replica takes longer than the plan's step, and the slowest is
+// usually faster, since the n_ij of a group's replicas need not be equal. linear_bound_ms holds for
+// it too.
 std::vector<std::vector<std::vector<int64_t>>> SpreadOverReplicas(const DispatchProblem& problem,
                                                                   const DispatchPlan& plan);
 

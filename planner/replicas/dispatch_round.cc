@@ -71,7 +71,7 @@ class Improver {
     ms_[group] = loads_.Ms(group, counts_[group]);
   }
 
-  // What is covered without it need not be trained.
+  // A sequence that is covered without it need not be trained.
   void DropSurplus() {
     for (size_t j = 0; j < loads_.buckets(); ++j) {
       for (size_t i = 0; i < loads_.groups(); ++i) {

@@ -67,7 +67,7 @@ class Violations {
 // deeper than kScenarioDepthMax or longer than kScenarioBytesMax, or holds a number that overflows.
 absl::StatusOr<nlohmann::json> ParseScenario(std::string_view text);
 
-// What a value must be; both ends belong to the range. Without `fallback` a field is required.
+// The range that a value must be in, with both ends. Without `fallback` a field is required.
 struct Int64Rule {
   int64_t min = 0;
   int64_t max = int64_t{1} << 53;
@@ -135,10 +135,10 @@ class Fields {
   // Passes over the lines of "about".
   void About();
 
-  // A violation that the reader found itself, of a field or (name empty) of the object. Of what is
-  // no object nothing more is said.
+  // A violation that the reader found itself, of a field or (name empty) of the object. A value
+  // that is no object gets no further violations.
   void Violate(const std::string& name, std::string what, std::string mend);
-  // Of an entry of the list `name`; several indices lead to it through the lists in it.
+  // A violation of an entry of the list `name`; several indices lead to it through the lists in it.
   void ViolateEntry(const std::string& name, size_t index, std::string what, std::string mend) {
     ViolateEntry(name, std::vector<size_t>{index}, std::move(what), std::move(mend));
   }

@@ -22,7 +22,7 @@ Layout ReadLayout(Fields& fields);
 // The longest sequence that a layout holds, as far as that is known.
 int64_t LongestOf(const std::vector<Layout>& layouts);
 
-// What to do about a sequence that is longer.
+// The remedy for a sequence that is longer.
 std::string TooLong(int64_t longest);
 void CheckLengths(Fields& fields, const std::string& name, const std::vector<int64_t>& lengths,
                   int64_t longest);

@@ -1,4 +1,4 @@
-// What lorad-plan's subcommands have in common. Subcommand X lives in planner/scenario/X.h and .cc
+// The common part of lorad-plan's subcommands. Subcommand X lives in planner/scenario/X.h and .cc
 // and has one line in subcommands.cc.
 #pragma once
 

@@ -54,7 +54,7 @@ SweepCosts ReadCosts(Fields fields, int gpus) {
   return costs;
 }
 
-// What a configuration is beyond its costs.
+// The properties of a configuration beyond its costs.
 struct Extra {
   double learning_rate = 0;  // 0: not given
   std::vector<double> validation;

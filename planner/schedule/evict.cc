@@ -1,4 +1,4 @@
-// Whom a job that fits nowhere may drive out (schedule.h).
+// The jobs that a job that fits nowhere may drive out (schedule.h).
 #include <algorithm>
 #include <cassert>
 #include <limits>
@@ -76,7 +76,7 @@ class Chooser {
     return Settle(g, chosen);
   }
 
-  // What the job needs of the group's worker, the slots of its other jobs apart.
+  // The job's need of the group's worker, the slots of its other jobs apart.
   struct Need {
     int64_t bytes = 0;
     bool alone = false;  // the group's base model is another
@@ -119,7 +119,7 @@ class Chooser {
     return candidates;
   }
 
-  // What those who are re-placed take of a group.
+  // The share of a group that re-placed jobs take.
   struct Taken {
     int64_t bytes = 0;
     size_t jobs = 0;

@@ -196,7 +196,7 @@ class Scheduler {
     return true;
   }
 
-  // What does not fit beside the group's jobs in any shape waits for one to end.
+  // A job that does not fit beside the group's jobs in any shape waits for one to end.
   bool Reform(const QueuedJob& job) {
     for (GroupState& group : groups_) {
       // A job ahead decides what becomes of the group.
@@ -228,7 +228,7 @@ class Scheduler {
     return false;
   }
 
-  // Of groups that do not drain for a job ahead of it.
+  // Evicts from groups that do not drain for a job ahead of it.
   bool Evict(const QueuedJob& job) {
     if (!view_.policy.evict) return false;
     std::vector<bool> allowed;

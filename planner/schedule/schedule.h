@@ -1,5 +1,6 @@
-// Who trains where: a pure policy. The view of the cluster in, decisions out; it keeps nothing
-// (mLoRA 3.4: static priorities that preempt, then first come; as many jobs as memory holds).
+// Which job trains where: a pure policy. The view of the cluster in, decisions out; it keeps
+// nothing (mLoRA 3.4: static priorities that preempt, then first come; as many jobs as memory
+// holds).
 #pragma once
 
 #include <cstddef>
@@ -21,7 +22,7 @@ struct WorkerView {
   int64_t microbatch_tokens = 0;  // of a group formed on it; 0: ClusterView's
 };
 
-// What the policy weighs of a job that trains.
+// The properties of a job that trains which the policy weighs.
 struct RunningJob {
   int32_t priority = 0;
   int64_t arrival = 0;
@@ -60,13 +61,13 @@ struct QueuedJob {
   int64_t step_tokens = 0;       // of one of its steps
   std::string label_group = {};  // jobs of one user, project, ..
   bool resumes = false;          // from a group that is formed again: it goes before all others
-  // Of a suspect of ending its workers: so many suspects share its group at most, itself among them
-  // (0: it is none).
+  // For a suspect of ending its workers: so many suspects share its group at most, itself among
+  // them (0: it is none).
   int32_t company_max = 0;
   bool alone = false;  // it shares a group with nobody
 };
 
-// What changes decisions beyond priority, arrival and memory. The defaults change nothing.
+// Settings that change decisions beyond priority, arrival and memory. The defaults change nothing.
 struct SchedulePolicy {
   // Running jobs may be evicted and re-placed.
   bool evict = false;
@@ -94,7 +95,7 @@ struct ClusterView {
   std::vector<QueuedJob> queue;   // in any order
   int64_t microbatch_tokens = 0;  // 0: as suits device and memory (ShapeAlone)
   SchedulePolicy policy = {};
-  // Of base models, forward and backward together.
+  // Times of base models, forward and backward together.
   std::map<std::string, TimeCoefficients> times = {};
 };
 
@@ -140,7 +141,7 @@ struct Decision {
 //   (lowest priority first, then latest arrival), all of them where the group's base model is
 //   another; those that fit another open group of their base model are re-placed instead, and a
 //   job that can be re-placed and had its minimum run time may be of any priority;
-// - else waits, and is told why.
+// - else waits, with the reason.
 // A job that waits and could run alone on a group's worker keeps everyone behind it out of that
 // group, whatever their base models, so that the group drains for it (but for one that a group
 // makes room for: it needs no other): nobody starves behind his equals. Against a stream of higher
@@ -178,9 +179,9 @@ inline constexpr int64_t kMicrobatchTokens = 1024;
 inline constexpr int64_t kMicrobatchTokensOfGpu = 8192;
 inline constexpr int64_t kAdaptersOfGpu = 2;  // so that the next one need not wait for that
 
-// Of a group formed on a device for one job alone: with the least recomputation with which it fits
-// the budget, and with the most where it fits with none; `microbatch_tokens` as in ClusterView. Of
-// the job only model, longest_sequence and adapter count.
+// The shape of a group formed on a device for one job alone: with the least recomputation with
+// which it fits the budget, and with the most where it fits with none; `microbatch_tokens` as in
+// ClusterView. Of the job only model, longest_sequence and adapter count.
 GroupShape ShapeAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
                       int64_t microbatch_tokens);
 

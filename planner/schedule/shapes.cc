@@ -8,7 +8,7 @@
 namespace lorad::planner {
 namespace {
 
-// Of a microbatch, whose sequences may want more.
+// The tokens of a microbatch, whose sequences may want more.
 struct TokenRange {
   int64_t least = 0;
   int64_t most = 0;

@@ -1,5 +1,5 @@
-// What the scheduler's parts share: groups as they will stand once the decisions so far are carried
-// out. Within the planner only; schedule.h says what it is for.
+// The state that the scheduler's parts share: groups as they will stand once the decisions so far
+// are carried out. Within the planner only; schedule.h says what it is for.
 #pragma once
 
 #include <algorithm>
@@ -80,7 +80,7 @@ int64_t SlotOf(const QueuedJob& job, const DeviceShape& device);
 // room for the job, or where none do, as short as they get.
 GroupShape ShapeWith(const GroupState& group, const QueuedJob& job);
 
-// Of a group of that shape with the job alone.
+// The bytes of a group of that shape with the job alone.
 int64_t AloneBytes(const QueuedJob& job, const GroupShape& shape);
 
 // Whether a group of that shape takes the job without being formed again.
@@ -88,7 +88,8 @@ bool Covers(const GroupShape& shape, int64_t longest_sequence, int64_t rank);
 
 bool FitsIn(const GroupState& group, const GroupShape& shape, const QueuedJob& job);
 
-// Who leaves `group` so that the job can join it, have it formed again or have it dissolved.
+// The jobs that leave `group` so that the job can join it, have it formed again or have it
+// dissolved.
 struct Eviction {
   size_t group = 0;  // index
   struct Leaver {

@@ -105,7 +105,7 @@ void SetOptions(void* highs, const SolveLimits& limits) {
   Highs_setDoubleOptionValue(highs, "mip_rel_gap", limits.gap);
 }
 
-// What the interrupt callback looks at.
+// The values that the interrupt callback looks at.
 struct Watch {
   const SolveLimits& limits;
   bool cancelled = false;

@@ -60,8 +60,7 @@ double Error(const Matrix& products, const Terms& responses, const Terms& x) {
   return error;
 }
 
-// Of the eight sets of terms, the one with the least error among those whose solution is not
-// negative.
+// The best of the eight sets of terms: the least error among those whose solution is not negative.
 Terms Minimize(const Matrix& products, const Terms& responses) {
   Terms best = {0, 0, 0};
   double best_error = 0;
@@ -141,7 +140,7 @@ NonNegativeFit::Scaled NonNegativeFit::Scale(const Terms& prior, double prior_we
       scaled.products[i][j] = products_[i][j] / (scaled.scale[i] * scaled.scale[j]);
     }
     scaled.products[i][i] += pull;
-    // Of a size that elimination and its threshold can be told in.
+    // Scaled to a size that suits elimination and its threshold.
     scaled.responses[i] /= weight_;
     for (double& product : scaled.products[i]) product /= weight_;
   }

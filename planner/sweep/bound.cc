@@ -13,9 +13,9 @@ namespace {
 constexpr int kThresholdsMax = 4;
 // Ranges of l: each alone up to this many, then an eighth of them together.
 constexpr int64_t kEighth = 8;
-// Of the simplex method; hundreds to thousands do where numbers are of like size.
+// Iterations of the simplex method; hundreds to thousands do where numbers are of like size.
 constexpr int64_t kIterationsMax = 50'000;
-// What the solver may be off.
+// The error that the solver may make.
 constexpr double kSolver = 1e-6;
 
 using Term = IntegerProgram::Term;
@@ -60,7 +60,7 @@ class BoundProgram {
     return static_cast<double>(problem_.kinds()[k].steps) /
            static_cast<double>(problem_.kinds()[0].steps);
   }
-  // Of one iteration times the longest's steps.
+  // The fixed time of one iteration times the longest's steps.
   double Fixed(const SweepProblem::Degree& degree) const {
     return degree.fixed_s * static_cast<double>(problem_.kinds()[0].steps) / unit_s_;
   }
@@ -123,7 +123,7 @@ class BoundProgram {
 bool RoundsFit(double seconds, int gpus, double tau_s, double rounds, double work_s,
                double round_work_s) {
   if (rounds > gpus * std::floor(seconds / tau_s)) return false;
-  // Of `total` rounds each GPU has as many, or one more.
+  // Each GPU has an equal share of `total` rounds, or one more.
   const auto fits = [&](double total) {
     const double few = std::floor(total / gpus), more = total - few * gpus;
     const auto work = [&](double r) { return std::min(seconds - r * tau_s, r * round_work_s); };

@@ -12,15 +12,16 @@
 //   sum l (a_d n + sum_k w_k y_k) <= |L| T
 //
 // hold: the last since each of L is in one iteration at a time, and all of them are within T. So
-// the least T is a bound, of plans that pause or move configurations too. What it knows beyond
-// SweepProblem::LowerBoundSeconds is that long configurations are slowed down by whoever shares
-// their iterations, and that GPUs which they have to themselves are missing elsewhere. Many l are
-// taken together, as ranges; then l times the fixed time is sum y_k of L and the rest counts with
-// the range's least l.
+// the least T is a bound, of plans that pause or move configurations too. Beyond
+// SweepProblem::LowerBoundSeconds it takes into account that long configurations are slowed down by
+// whoever shares their iterations, and that GPUs which they have to themselves are missing
+// elsewhere. Many l are taken together, as ranges; then l times the fixed time is sum y_k of L and
+// the rest counts with the range's least l.
 //
 // Rounds. A clock at each GPU counts the fixed seconds a_d alone. Let tau = s min a_d for some
-// number of steps s. Who makes p s steps or more without a break passes p multiples of tau at least
-// on the clocks of its GPUs, and those who pass one together share memory. So with r_g multiples
+// number of steps s. A configuration that makes p s steps or more without a break passes p
+// multiples of tau at least on the clocks of its GPUs, and those who pass one together share
+// memory. So with r_g multiples
 // on GPU g, c = max capacity_d / d and p_k = floor(S_k / s)
 //
 //   sum_g r_g >= sum_k p_k N_k M_k / c    whole rounds

@@ -1,4 +1,4 @@
-// What a sweep over LoRA hyperparameters costs: the values behind PLoRA's F(H, d) (PLoRA 6 and
+// The costs of a sweep over LoRA hyperparameters: the values behind PLoRA's F(H, d) (PLoRA 6 and
 // A.1).
 //
 // A job set H trains its configurations together over one copy of the base model, on d GPUs:

@@ -43,7 +43,7 @@ class SweepGroups {
   bool Fits(int group, int32_t kind) const {
     return problem_->kinds()[kind].bytes <= groups_[group].degree->capacity_bytes;
   }
-  // Of the group without one `out` and with one `in` (-1: none): no less than its seconds, and the
+  // For the group without one `out` and with one `in` (-1: none): no less than its seconds, and the
   // group itself, laid out as well as can be. With more of them it is laid out fast instead.
   double BoundSeconds(int group, int32_t out, int32_t in) const;
   SweepGroup Changed(int group, int32_t out, int32_t in) const;
@@ -63,7 +63,7 @@ class SweepGroups {
   void Build(size_t degree, int first_gpu, int parent);
   void Count(SweepGroup* group, int32_t kind, int32_t count) const;
   void Measure(SweepGroup* group, bool well) const;
-  // What the groups within `outer` take, but for the one `except`.
+  // The time of the groups within `outer`, but for the one `except`.
   double RestWithout(int outer, int except) const;
 
   const SweepProblem* problem_;

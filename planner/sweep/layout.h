@@ -37,7 +37,7 @@ std::vector<SweepJob> JobsOf(const SweepProblem& problem, const SweepProblem::De
                              const std::vector<SweepRun>& runs, const std::vector<int>& gpus,
                              double start_s, std::vector<std::vector<int>>* free_indexes);
 
-// Of each kind its configurations, the first of them last.
+// The configurations of each kind, the first of them last.
 std::vector<std::vector<int>> FreeIndexes(const SweepProblem& problem);
 
 // Makespan, ratio and bounds from the jobs.

@@ -20,7 +20,7 @@ constexpr size_t kStartsKept = 4;
 constexpr size_t kChunks = 32;
 // Larger groups count as several evaluations.
 constexpr int64_t kMembersAnEvaluation = 16;
-// Of the target of one fill: a thousandth of the range.
+// Bisections of the target of one fill: a thousandth of the range.
 constexpr int kBisections = 10;
 // Groups times configurations, summed over the starts.
 constexpr size_t kFillWorkMax = 1'000'000;

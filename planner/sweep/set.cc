@@ -23,7 +23,7 @@ class Knapsack {
     });
   }
 
-  // Of the fractional program from item `from` on.
+  // The bound by the fractional program from item `from` on.
   double Bound(size_t from, int64_t room) const {
     double value = 0;
     for (size_t i = from; i < items_.size(); ++i) {

@@ -22,7 +22,8 @@
 
 namespace lorad::planner {
 
-// What may wait between the streams of a stage, counted for activations and gradients apart. With
+// The tensors that may wait between the streams of a stage, counted for activations and gradients
+// apart. With
 // 0 the transfers block, as in one thread that posts nothing ahead: each begins when all that
 // stands before it in compute and in blocking streams has ended, and nothing of these behind it
 // begins until it has ended.

@@ -14,7 +14,7 @@
 
 namespace lorad::planner {
 
-// What closes a global batch: a Step after the last Backward of any of its microbatches.
+// The end of a global batch: a Step after the last Backward of any of its microbatches.
 struct BatchEnd {
   std::string job = {};
   int64_t step = 0;

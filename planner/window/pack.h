@@ -1,4 +1,4 @@
-// Sequences into microbatches: first-fit decreasing, and the bound that tells how good it is.
+// Sequences into microbatches: first-fit decreasing, and the bound that shows how good it is.
 // LoRAFusion 4.2 (greedy); Martello and Toth, "Lower bounds and reduction procedures for the bin
 // packing problem" (1990), for L2.
 #pragma once

@@ -3,7 +3,7 @@
 //   1. first-fit decreasing. Where it meets the lower bound L2 it is best, and stays.
 //   2. else the fewest bins, by bin completion or on HiGHS, until proved, or a limit is met.
 //   3. if asked (a merge pass follows): as many bins, and the last as empty as can be.
-// What the program finds is taken only where it has fewer bins, or as many and a last one emptier
+// The program's packing is taken only where it has fewer bins, or as many and a last one emptier
 // than greedy's: greedy wins ties. Limits count work, so equal input gives an equal packing; only
 // `cancelled` may ask the clock, and a cancelled batch is packed as greedy packs it.
 // Batches do not depend on one another: a caller may pack several side by side.

@@ -32,7 +32,7 @@ struct MergedPacking {
 };
 
 // `packed[b]` is PackBatch of `batches[b]` with empty_last_bin (solved side by side by the caller).
-// What is free in the last bin is filled with the longest samples of the next batch that fit and
+// The free room in the last bin is filled with the longest samples of the next batch that fit and
 // may; what is left of that batch is packed again (under `limits`) where something moved out of it,
 // and stays as it was where that has no fewer bins and no emptier last one. Deterministic;
 // O(samples log samples) and the packing. INVALID_ARGUMENT: lists of different length, stages < 1;

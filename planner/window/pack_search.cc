@@ -274,7 +274,7 @@ class Search {
   std::vector<int> in_last_;
   std::vector<int64_t> last_;  // tokens of each job in the last bin
 
-  // Of the bin being filled:
+  // The bin being filled:
   const std::vector<Item>* left_ = nullptr;
   int64_t least_ = 0;
   int64_t looked_max_ = 0;

@@ -114,7 +114,7 @@ class StageVerifier {
     for (const Segment& segment : found->second->segments) {
       if (freed_.contains(segment.job)) return Wrong("job ", segment.job, " has no slot");
       used_.insert(segment.job);
-      // What came before must be stepped, where this window is to step it at all.
+      // The batch before must be stepped, where this window is to step it at all.
       const auto pending = pending_.find(segment.job);
       if (pending == pending_.end()) continue;
       const int64_t before = train ? segment.step - 1 : segment.step;  // the last to be stepped

@@ -12,7 +12,7 @@
 
 namespace lorad::planner {
 
-// What one job does in a window.
+// The work of one job in a window.
 struct Unit {
   struct Sequence {
     int64_t index = 0;  // in the global batch, or in the validation set

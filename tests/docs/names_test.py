@@ -1,9 +1,11 @@
 """Checks that what the documentation names is there: paths, links, anchors, Bazel targets, options and identifiers of
-README.md, CONTRIBUTING.md and docs/**/*.md, and the pages and files that comments of the code refer to.
+README.md, CONTRIBUTING.md and docs/**/*.md, and the pages and files that comments of the code refer to. A type or a
+function that is named in one sentence (or row of a table) with paths must be in the files of one of them.
 
 usage: names_test.py    (in the checkout, or under Bazel)
 """
 
+import fnmatch
 import glob
 import pathlib
 import re
@@ -29,6 +31,8 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 TARGET = re.compile(r"(?<![\w:/])//((?:" + "|".join(ROOMS) + r")[\w./-]*)(?::([\w.{},*-]+))?")
 OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]+)")
 IDENTIFIER = re.compile(r"`([A-Za-z_][\w:.]*)(?:\([^`]*\))?`")
+CAMEL_CASE = re.compile(r"`(?:\w+::)*([A-Z]\w*[a-z]\w*)(?:\([^`]*\))?`")
+SENTENCE = re.compile(r"\S.*?(?:\.(?=\s)|\Z)", re.DOTALL)
 
 
 def code_files():
@@ -113,6 +117,57 @@ def mistakes_of(page, words, options, files):
     return mistakes
 
 
+def sentences_of(text):
+    """[(line, sentence)] of a page's prose; a row of a table is one."""
+    blocks = [[]]  # of (line, text): paragraphs, items, rows
+    fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        fence = line.lstrip().startswith("```")
+        fenced ^= fence
+        if re.match(r"\s*(\d+\. |- |#|\||$)", line) or fence:
+            blocks.append([])
+        if not fenced and not fence and line.strip():
+            blocks[-1].append((number, line))
+    for block in filter(None, blocks):
+        if block[0][1].startswith("|"):
+            yield block[0]
+            continue
+        prose = "\n".join(line for _, line in block)
+        for found in SENTENCE.finditer(prose):
+            yield block[0][0] + prose.count("\n", 0, found.start()), found[0]
+
+
+def words_at(path, code):
+    """The words of the files that a path means: a file with those of its stem beside it, or all below a folder."""
+    stems = [re.sub(r"\.\w+$", "", p).rstrip("/") for p in braces(ANY.sub("*", path))]
+    texts = [text for name, text in code.items() for stem in stems
+             if fnmatch.fnmatch(name, stem + ".*") or fnmatch.fnmatch(name, stem + "/*")]
+    return set(re.findall(r"\w+", "\n".join(texts)))
+
+
+def strangers(text, code):
+    """[(line, what is wrong)]: names that are in none of the files that their sentence names."""
+    mistakes = []
+    for number, sentence in sentences_of(text):
+        paths = PATH.findall(TARGET.sub("", LINK.sub("", sentence)))
+        there = set().union(*(words_at(path, code) for path in paths))
+        if there:  # pages and data hold no code
+            names = CAMEL_CASE.findall(sentence)
+            mistakes += [(number, f"{name} is not in {' or '.join(paths)}") for name in names if name not in there]
+    return mistakes
+
+
+def check_that_strangers_are_noticed():
+    code = {"server/a.cc": "void Apply() {}", "server/a.h": "class Core {", "worker/core/b.cc": "Enqueue(Plan)"}
+    page = ("`Apply` of `Core` is in `server/a.cc`. `Elsewhere` is\nno matter. `Enqueue(x)` in `server/a.h`,\n"
+            "`Core::Plan` too.\n\n| `Plan` | `worker/core` |\n| `Core::Apply` | `worker/NAME.cc`, `server/{a,b}.h` |\n"
+            "| `Apply` | `worker/core/b.cc` |\n\n1. `Core`\n2. `server/a.h` has no `Gone`\n\n"
+            "`Page`: `docs/a.md`\n```\n`Gone` in server/a.h\n```\n")
+    said = strangers(page, code)
+    assert said == [(2, "Enqueue is not in server/a.h"), (2, "Plan is not in server/a.h"),
+                    (7, "Apply is not in worker/core/b.cc"), (10, "Gone is not in server/a.h")], said
+
+
 def long_lines(page):
     """Lines of prose beyond 100 columns; tables, code and what a link makes long may be longer."""
     fenced = False
@@ -139,6 +194,7 @@ def comment_mistakes(name, text, files):
 
 
 def main():
+    check_that_strangers_are_noticed()
     code = dict(code_files())
     everything = "\n".join(code.values())
     words = set(re.findall(r"\w+", everything)) | {pathlib.Path(name).stem for name in code} | FOREIGN | COMPOSED
@@ -147,7 +203,8 @@ def main():
     files = {pathlib.Path(name).name for name in code} | {page.name for page in (ROOT / "docs").rglob("*.md")} | FOREIGN
     files |= {page.name for page in ROOT.glob("*.md")} | {page.name for page in (ROOT / "client").rglob("*.md")}
     mistakes = [(page.relative_to(ROOT), *m) for page in pages 
-                for m in [*mistakes_of(page, words, options, files), *long_lines(page)]]
+                for m in [*mistakes_of(page, words, options, files), *strangers(page.read_text(), code),
+                          *long_lines(page)]]
     mistakes += [(name, *m) for name, text in code.items() for m in comment_mistakes(name, text, files)]
     for page, line, what in mistakes:
         print(f"{page}:{line}: {what}")

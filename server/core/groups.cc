@@ -10,7 +10,7 @@
 namespace lorad::server {
 namespace {
 
-worker::v1::FormGroup::Recomputation OrderOf(planner::Recomputation recomputation) {
+worker::v1::FormGroup::Recomputation ToWorker(planner::Recomputation recomputation) {
   switch (recomputation) {
     case planner::Recomputation::kNothing:
       return worker::v1::FormGroup::NOTHING;
@@ -166,7 +166,7 @@ void Core::State::FormGroup(const planner::Decision& decision) {
   order.set_budget_bytes(worker.hello.memory_bytes());
   order.set_rank_max(static_cast<int32_t>(decision.shape.rank_max));
   order.set_slots_max(static_cast<int32_t>(decision.shape.slots_max));
-  order.set_recomputation(OrderOf(decision.shape.recomputation));
+  order.set_recomputation(ToWorker(decision.shape.recomputation));
   SendTo(group, std::move(message));
   turn_.Info(absl::StrCat(group.name, ": forming for base model '", decision.base_model,
                           "' on worker '", decision.worker, "', ", decision.shape.capacity_tokens,

@@ -155,7 +155,7 @@ void Core::State::PlanNext(GroupState& group) {
       }
     }
   }
-  groups_.Order(group, std::move(input));
+  groups_.PlanWindow(group, std::move(input));
 }
 
 void Core::State::PlanSaves(GroupState& group) {
@@ -174,7 +174,7 @@ void Core::State::PlanSaves(GroupState& group) {
     job->saved_tokens[member.done_step] = job->job().tokens();
     input.saves.push_back({name, member.done_step});
   }
-  groups_.Order(group, std::move(input));
+  groups_.PlanWindow(group, std::move(input));
 }
 
 // The job leaves the group, and its neighbours go on.

@@ -123,7 +123,7 @@ int32_t GroupTable::OthersIn(const GroupState& group) {
 
 // ---- plans ----
 
-void GroupTable::Order(GroupState& group, PlanInput input) {
+void GroupTable::PlanWindow(GroupState& group, PlanInput input) {
   if (input.frees.empty() && input.loads.empty() && input.saves.empty() && input.trains.empty() &&
       input.evaluates.empty()) {
     return;

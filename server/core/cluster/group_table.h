@@ -59,8 +59,8 @@ class GroupTable {
   static int32_t OthersIn(const GroupState& group);
 
   // ---- plans ----
-  // Orders the group's next window, where there is anything to do in it. REQUIRES: it awaits none.
-  void Order(GroupState& group, PlanInput input);
+  // Asks for the plan of the group's next window, where there is anything to do in it. REQUIRES: it awaits none.
+  void PlanWindow(GroupState& group, PlanInput input);
   // The group's worker has run out of windows: a plan that is awaited is to end soon.
   void HurryPlan(GroupState& group);
   // The plan that the group awaits, if any, comes too late.

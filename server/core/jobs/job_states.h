@@ -1,4 +1,4 @@
-// The states of a job and who may follow whom. v1::Job::State documents each.
+// The states of a job, and which may follow which. v1::Job::State documents each.
 #pragma once
 
 #include <string>

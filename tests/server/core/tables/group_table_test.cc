@@ -59,11 +59,11 @@ TEST_CASE("a plan is taken by the group that awaits it, unless it was dropped") 
   GroupState& group = house.Form("w1");
   group.phase = GroupState::Phase::kRunning;
   house.turn.End();
-  house.groups.Order(group, {});
+  house.groups.PlanWindow(group, {});
   CHECK(house.turn.End().empty());  // there is nothing to do
   PlanInput input;
   input.frees = {"a"};
-  house.groups.Order(group, input);
+  house.groups.PlanWindow(group, input);
   const auto effects = house.turn.End();
   REQUIRE(effects.size() == 1);
   const Plan& plan = std::get<Plan>(effects[0]);
@@ -75,7 +75,7 @@ TEST_CASE("a plan is taken by the group that awaits it, unless it was dropped") 
   CHECK(house.groups.TakePlan(plan.number) == &group);
   CHECK_FALSE(house.groups.TakePlan(plan.number));
 
-  house.groups.Order(group, input);
+  house.groups.PlanWindow(group, input);
   house.groups.DropPlan(group);
   CHECK(std::holds_alternative<Hurry>(house.turn.End().back()));
   CHECK_FALSE(house.groups.TakePlan(plan.number + 1));

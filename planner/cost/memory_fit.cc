@@ -54,6 +54,22 @@ Prediction MemoryFit::Predict(int64_t counted_bytes, int64_t tokens,
   return prediction;
 }
 
+std::vector<double> MemoryFit::sums() const {
+  std::vector<double> sums = fit_.sums();
+  sums.insert(sums.end(), {errors_, static_cast<double>(predicted_)});
+  return sums;
+}
+
+bool MemoryFit::SetSums(std::vector<double> sums) {
+  if (sums.size() != NonNegativeFit::kSums + 2) return false;
+  const double predicted = sums.back(), errors = sums[sums.size() - 2];
+  sums.resize(NonNegativeFit::kSums);
+  if (!(errors >= 0 && predicted >= 0 && predicted < 1e15) || !fit_.SetSums(sums)) return false;
+  errors_ = errors;
+  predicted_ = static_cast<int64_t>(predicted);
+  return true;
+}
+
 double MemoryFit::mean_error() const {
   return predicted_ > 0 ? errors_ / static_cast<double>(predicted_)
                         : std::numeric_limits<double>::quiet_NaN();

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "planner/solve/least_squares.h"
 
@@ -45,6 +46,10 @@ class MemoryFit {
   // observed, from kFittedFrom on, as a share (0.0025 = 0.25 %). NaN before the first of them.
   double mean_error() const;
   std::string ToText() const;
+
+  // All that it knows, to be kept; false where that was never anybody's sums().
+  std::vector<double> sums() const;
+  bool SetSums(std::vector<double> sums);
 
  private:
   NonNegativeFit fit_;

@@ -76,13 +76,25 @@ Prediction TimeModel::PredictTrainMs(double tokens, double squared_lengths) cons
   return sum;
 }
 
-const char* TimeModel::basis() const {
-  return forward_.observations() >= kMeasuredFrom ? kMeasuredBasis : kAssumedBasis;
+TimeCoefficients TimeModel::TrainCoefficients() const {
+  const TimeCoefficients forward = forward_.Fit(prior_.forward);
+  const TimeCoefficients backward = backward_.Fit(prior_.backward);
+  return {forward.constant_ms + backward.constant_ms, forward.token_ms + backward.token_ms,
+          forward.squared_ms + backward.squared_ms};
 }
+
+bool TimeModel::SetSums(const std::vector<double>& forward, const std::vector<double>& backward) {
+  TimeModel model = *this;
+  if (!model.forward_.SetSums(forward) || !model.backward_.SetSums(backward)) return false;
+  *this = model;
+  return true;
+}
+
+const char* TimeModel::basis() const { return is_measured() ? kMeasuredBasis : kAssumedBasis; }
 
 std::string TimeModel::BasisOf(double tokens, double squared_lengths) const {
   const double outside = forward_.Outside(tokens, squared_lengths);
-  if (forward_.observations() < kMeasuredFrom || outside <= 0.1) return basis();
+  if (!is_measured() || outside <= 0.1) return basis();
   return absl::StrFormat("%s, extrapolated by %.0f %%", basis(), 100 * outside);
 }
 

@@ -34,6 +34,9 @@ class TimeFit {
   TimeCoefficients Fit(const TimeCoefficients& prior) const;
   // The time of one microbatch, with its interval and how far outside the observed range it lies.
   Prediction Predict(double tokens, double squared_lengths, const TimeCoefficients& prior) const;
+  // As NonNegativeFit has them.
+  std::vector<double> sums() const { return fit_.sums(); }
+  bool SetSums(const std::vector<double>& sums) { return fit_.SetSums(sums); }
   // Prediction::outside of it.
   double Outside(double tokens, double squared_lengths) const {
     return fit_.Outside({1, tokens, squared_lengths});
@@ -83,6 +86,13 @@ class TimeModel {
   // where that is more than a tenth: "measured on this base model, extrapolated by 50 %".
   std::string BasisOf(double tokens, double squared_lengths) const;
   static constexpr int64_t kMeasuredFrom = 4;
+  bool is_measured() const { return forward_.observations() >= kMeasuredFrom; }
+  // Of a microbatch that trains, forward and backward together.
+  TimeCoefficients TrainCoefficients() const;
+  const TimeFit& forward() const { return forward_; }
+  const TimeFit& backward() const { return backward_; }
+  // What was learned before, of the same; false where that is not to be had from these.
+  bool SetSums(const std::vector<double>& forward, const std::vector<double>& backward);
   std::string ToText() const;
 
  private:

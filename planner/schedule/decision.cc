@@ -1,14 +1,15 @@
-// Decisions as text (schedule.h).
+// Decisions as text (view.h).
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "planner/schedule/schedule.h"
+#include "planner/schedule/view.h"
 
 namespace lorad::planner {
 
 // "form w1 base=m 1024/900: a b", "admit g1: a", "wait #1: a (no worker is connected)",
-// "evict g1: a for b", "replace g1 -> g2: a for b"
+// "evict g1: a for b", "replace g1 -> g2: a for b",
+// "replace g1 -> w1 base=m 1024/900: a (the jobs of both groups end ..)"
 const char* ToText(Decision::Kind kind) {
   switch (kind) {
     case Decision::Kind::kAdmit:
@@ -33,11 +34,12 @@ const char* ToText(Decision::Kind kind) {
 std::string ToText(const Decision& decision) {
   std::string text = ToText(decision.kind);
   if (decision.place > 0) absl::StrAppend(&text, " #", decision.place);
+  if (!decision.group.empty()) absl::StrAppend(&text, " ", decision.group);
+  if (decision.kind == Decision::Kind::kReplace) absl::StrAppend(&text, " ->");
+  if (!decision.to.empty()) absl::StrAppend(&text, " ", decision.to);
   if (!decision.worker.empty()) {
     absl::StrAppend(&text, " ", decision.worker, " base=", decision.base_model);
   }
-  if (!decision.group.empty()) absl::StrAppend(&text, " ", decision.group);
-  if (!decision.to.empty()) absl::StrAppend(&text, " -> ", decision.to);
   if (decision.shape.capacity_tokens > 0) {
     absl::StrAppend(&text, " ", decision.shape.capacity_tokens, "/",
                     decision.shape.longest_sequence);
@@ -45,7 +47,7 @@ std::string ToText(const Decision& decision) {
       absl::StrAppend(&text, " recomputing blocks");
     }
   }
-  absl::StrAppend(&text, ": ", absl::StrJoin(decision.jobs, " "));
+  if (!decision.jobs.empty()) absl::StrAppend(&text, ": ", absl::StrJoin(decision.jobs, " "));
   if (!decision.why_job.empty()) absl::StrAppend(&text, " for ", decision.why_job);
   if (!decision.why.empty()) absl::StrAppend(&text, " (", decision.why, ")");
   return text;

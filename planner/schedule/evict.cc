@@ -4,6 +4,7 @@
 #include <limits>
 #include <tuple>
 
+#include "planner/schedule/shapes.h"
 #include "planner/schedule/state.h"
 
 namespace lorad::planner {
@@ -11,15 +12,20 @@ namespace {
 
 class Chooser {
  public:
-  Chooser(const ClusterView& view, const std::vector<GroupState>& groups, const QueuedJob& job,
-          double points)
-      : view_(view), groups_(groups), job_(job), points_(points) {}
+  Chooser(const ClusterView& view, Footprints& sizes, const std::vector<GroupState>& groups,
+          const Waiter& waiter, double points)
+      : view_(view),
+        sizes_(sizes),
+        groups_(groups),
+        waiter_(waiter),
+        job_(*waiter.job),
+        points_(points) {}
 
   std::optional<Eviction> Choose(const std::vector<bool>& allowed) const {
     std::optional<Eviction> best;
     Harm least;
     for (size_t g = 0; g < groups_.size(); ++g) {
-      if (!allowed[g] || !groups_[g].open || groups_[g].fresh()) continue;
+      if (!allowed[g] || !groups_[g].settled()) continue;
       std::optional<Eviction> eviction = Clear(g);
       if (!eviction) continue;
       const Harm harm = HarmOf(*eviction);
@@ -83,11 +89,11 @@ class Chooser {
   };
   Need NeedOf(const GroupState& group) const {
     if (group.base_model != job_.base_model) {
-      const GroupShape alone =
-          ShapeAlone(job_, group.shape.device, group.budget_bytes, group.microbatch_tokens);
-      return {.bytes = AloneBytes(job_, alone), .alone = true};
+      return {.bytes = sizes_.AloneOn(waiter_.job_class, group.worker_kind).bytes, .alone = true};
     }
-    return {.bytes = AloneBytes(job_, ShapeWith(group, job_))};
+    const GroupShape shape = ShapeWith(sizes_, group, waiter_.job_class, job_.resumes);
+    return {.bytes = sizes_.GroupBytes(group.base, *group.model, shape) +
+                     sizes_.SlotBytes(waiter_.job_class, group.worker_kind)};
   }
 
   static bool HasRoom(const GroupState& group, const Need& need, int64_t slot_bytes, size_t jobs) {
@@ -100,12 +106,13 @@ class Chooser {
     std::vector<Candidate> candidates;
     for (size_t m = 0; m < groups_[g].members.size(); ++m) {
       const RunningJob* running = groups_[g].members[m].running;
-      if (running == nullptr || running->leaving) continue;
+      if (running == nullptr || running->leaving || running->coming) continue;
       const bool had_its_time = running->running_s >= view_.policy.minimum_run_s;
       Candidate candidate{m, false, std::nullopt};
       candidate.evictable = running->priority < job_.priority ||
                             (running->priority == job_.priority && had_its_time && points_ >= 1);
-      if (candidate.evictable || had_its_time) candidate.to = OtherGroup(g, m, {});
+      // A job that was moved stays, but for a higher static priority; nor is it moved then.
+      if (running->moved_s >= view_.policy.minimum_run_s) candidate.to = OtherGroup(g, m, {});
       if (candidate.evictable || candidate.to) candidates.push_back(candidate);
     }
     std::stable_sort(candidates.begin(), candidates.end(),
@@ -125,23 +132,32 @@ class Chooser {
     size_t jobs = 0;
   };
 
-  // Another open group of the base model with room for the member, beside what is taken of each.
+  // The open group of the base model with room for the member, beside what is taken of each, where
+  // the sum of ends rises the least.
   std::optional<size_t> OtherGroup(size_t g, size_t m, const std::vector<Taken>& taken) const {
     const MemberState& member = groups_[g].members[m];
+    std::optional<size_t> best;
+    double least_s = 0;
     for (size_t other = 0; other < groups_.size(); ++other) {
       const GroupState& group = groups_[other];
-      if (other == g || !group.open || group.fresh() || group.base_model != groups_[g].base_model ||
-          !Covers(group.shape, member.running->longest_sequence, member.adapter->rank)) {
+      if (other == g || !group.settled() || group.base != groups_[g].base ||
+          !Covers(group.shape, sizes_.of(member.job_class))) {
         continue;
       }
       const Taken before = taken.empty() ? Taken{} : taken[other];
-      if (group.jobs + before.jobs < static_cast<size_t>(group.shape.slots_max) &&
-          Fits(group.bytes + group.slot_bytes + before.bytes + member.slot_bytes,
-               group.budget_bytes)) {
-        return other;
+      if (group.jobs + before.jobs >= static_cast<size_t>(group.shape.slots_max) ||
+          !Fits(group.bytes + group.slot_bytes + before.bytes +
+                    sizes_.SlotBytes(member.job_class, group.worker_kind),
+                group.budget_bytes)) {
+        continue;
       }
+      const double raise_s =
+          group.SumOfEndsWith(member.work, group.shape.capacity_tokens) - group.SumOfEnds();
+      if (best && raise_s >= least_s) continue;
+      best = other;
+      least_s = raise_s;
     }
-    return std::nullopt;
+    return best;
   }
 
   // Where each goes; none where one that may only be re-placed finds the room taken.
@@ -154,7 +170,8 @@ class Chooser {
       if (candidate.to) leaver.to = OtherGroup(g, candidate.member, taken);
       if (!leaver.to && !candidate.evictable) return std::nullopt;
       if (leaver.to) {
-        taken[*leaver.to].bytes += groups_[g].members[candidate.member].slot_bytes;
+        taken[*leaver.to].bytes += sizes_.SlotBytes(groups_[g].members[candidate.member].job_class,
+                                                    groups_[*leaver.to].worker_kind);
         ++taken[*leaver.to].jobs;
       }
       eviction.leavers.push_back(leaver);
@@ -174,18 +191,20 @@ class Chooser {
   }
 
   const ClusterView& view_;
+  Footprints& sizes_;
   const std::vector<GroupState>& groups_;
+  const Waiter& waiter_;
   const QueuedJob& job_;
   const double points_;
 };
 
 }  // namespace
 
-std::optional<Eviction> ChooseEviction(const ClusterView& view,
+std::optional<Eviction> ChooseEviction(const ClusterView& view, Footprints& sizes,
                                        const std::vector<GroupState>& groups,
-                                       const std::vector<bool>& allowed, const QueuedJob& job,
+                                       const std::vector<bool>& allowed, const Waiter& job,
                                        double points) {
-  return Chooser(view, groups, job, points).Choose(allowed);
+  return Chooser(view, sizes, groups, job, points).Choose(allowed);
 }
 
 }  // namespace lorad::planner

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <tuple>
 
+#include "planner/schedule/ends.h"
 #include "planner/schedule/schedule.h"
 
 namespace lorad::planner {
@@ -20,7 +21,12 @@ std::vector<size_t> QueueOrder(const ClusterView& view) {
     const QueuedJob& job = view.queue[i];
     return std::make_tuple(!job.resumes, -int64_t{job.priority}, -points, job.arrival, i);
   };
-  const auto points = [&](size_t i) { return PointsOf(view.policy, view.queue[i].waited_s); };
+  std::vector<double> points_of;
+  points_of.reserve(order.size());
+  for (const QueuedJob& job : view.queue) {
+    points_of.push_back(PointsOf(view.policy, job.waited_s));
+  }
+  const auto points = [&](size_t i) { return points_of[i]; };
   std::sort(order.begin(), order.end(),
             [&](size_t a, size_t b) { return key(a, points(a)) < key(b, points(b)); });
   if (!view.policy.fair_share) return order;
@@ -59,10 +65,8 @@ std::vector<size_t> QueueOrder(const ClusterView& view) {
 
 double GroupThroughput(const TimeCoefficients& times, int64_t step_tokens, int64_t capacity) {
   if (step_tokens <= 0) return 0;
-  const auto tokens = static_cast<double>(step_tokens);
-  const double microbatches = std::max(1.0, tokens / static_cast<double>(capacity));
-  const double ms = times.constant_ms * microbatches + times.token_ms * tokens;
-  return ms > 0 ? tokens / ms : 0;
+  const double ms = RoundMs(times, step_tokens, capacity);
+  return ms > 0 ? static_cast<double>(step_tokens) / ms : 0;
 }
 
 }  // namespace lorad::planner

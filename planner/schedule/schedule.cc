@@ -2,18 +2,22 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "planner/schedule/choose.h"
+#include "planner/schedule/improve.h"
+#include "planner/schedule/regrow.h"
+#include "planner/schedule/shapes.h"
 #include "planner/schedule/state.h"
+#include "planner/schedule/why.h"
 
 namespace lorad::planner {
 namespace {
 
-// Two jobs of which the policy, unless it evicts, knows no difference but their order.
+// Two jobs of which the policy knows no difference but their order, as long as they wait.
 bool FareAlike(const QueuedJob& a, const QueuedJob& b) {
   const auto key = [](const QueuedJob& job) {
     return std::tie(job.base_model, job.priority, job.longest_sequence, job.adapter.rank,
@@ -25,202 +29,124 @@ bool FareAlike(const QueuedJob& a, const QueuedJob& b) {
 
 class Scheduler {
  public:
-  explicit Scheduler(const ClusterView& view) : view_(view) {
-    for (const GroupView& group : view.groups) {
-      groups_.push_back(StateOf(group, view.microbatch_tokens));
-    }
-    for (const WorkerView& worker : view.workers) {
-      if (worker.idle) idle_.push_back(&worker);
-    }
-    const auto order = [](const WorkerView* worker) {
-      return std::make_pair(worker->device.kind != DeviceKind::kCuda, -worker->budget_bytes);
-    };
-    std::stable_sort(idle_.begin(), idle_.end(),
-                     [&](const WorkerView* a, const WorkerView* b) { return order(a) < order(b); });
-  }
+  explicit Scheduler(const ClusterView& view) : view_(view), round_(view), lookahead_(round_) {}
 
   std::vector<Decision> Run() {
-    const QueuedJob* before = nullptr;
+    const Waiter* before = nullptr;
     int alike = 0;  // that wait, one right behind the other
-    for (size_t i : QueueOrder(view_)) {
-      const QueuedJob& job = view_.queue[i];
-      if (before == nullptr || view_.policy.evict || !FareAlike(*before, job)) alike = 0;
+    for (size_t i = 0; i < round_.queue.size(); ++i) {
+      const Waiter& job = round_.queue[i];
+      if (before == nullptr || !FareAlike(*before->job, *job.job)) alike = 0;
       // The second waits behind the first, and so does the third: nothing else has changed.
-      alike = (alike >= 2 ? WaitLike(*before, job) : Place(job)) ? alike + 1 : 0;
+      alike = (alike >= 2 ? WaitLike(*before, job) : Place(i)) ? alike + 1 : 0;
       before = &job;
     }
-    return std::move(decisions_);
+    const std::vector<Replacement> replacements = Improve(round_);
+    std::vector<bool> touched(round_.groups.size(), false);
+    std::vector<Decision> decisions = Answers();
+    for (const Replacement& replacement : replacements) {
+      touched[replacement.from] = touched[replacement.to] = true;
+      decisions.push_back(Replaced(replacement));
+    }
+    for (const Regrowth& regrowth : Regrow(round_, touched)) {
+      Decision& decision = decisions.emplace_back();
+      decision.kind = Decision::Kind::kReform;
+      decision.group = round_.groups[regrowth.group].name;
+      decision.shape = regrowth.shape;
+      decision.why = regrowth.why;
+    }
+    return decisions;
   }
 
  private:
+  // A decision, or a job that was placed: what becomes of that is said once all are.
+  struct Answer {
+    Decision decision;
+    std::optional<size_t> placed;  // index of Round::queue
+  };
+
   // Whether it waits, and nothing was decided but that.
-  bool Place(const QueuedJob& job) {
-    const size_t decided = decisions_.size();
-    PlaceOrWait(job);
-    return decisions_.size() == decided + 1 && decisions_.back().kind == Decision::Kind::kWait;
+  bool Place(size_t i) {
+    const size_t decided = answers_.size();
+    changed_ = false;
+    PlaceOrWait(i);
+    return !changed_ && answers_.size() == decided + 1 && !answers_.back().placed &&
+           answers_.back().decision.kind == Decision::Kind::kWait;
   }
 
   // As the one before it, which waits. A crowd of one shape costs no more than two of them.
-  bool WaitLike(const QueuedJob& before, const QueuedJob& job) {
-    waiting_.push_back(&job);
-    if (settled_.count(&before) > 0) settled_.insert(&job);
-    const std::string why = decisions_.back().why;
+  bool WaitLike(const Waiter& before, const Waiter& job) {
+    round_.waiting.push_back(&job);
+    if (round_.settled.count(before.job) > 0) round_.settled.insert(job.job);
+    const std::string why = answers_.back().decision.why;
     Decide(Decision::Kind::kWait, job).why = why;
     return true;
   }
 
-  void PlaceOrWait(const QueuedJob& job) {
-    // A suspect had better not be where others already are.
-    if (job.company_max > 0 ? Form(job) || Join(job) : Join(job) || Form(job)) return;
-    waiting_.push_back(&job);
-    if (Awaited(job) == nullptr && Dissolve(job)) return;
-    if (const GroupState* group = PartedFrom(job)) {
-      if (!job.alone) settled_.insert(&job);
+  void PlaceOrWait(size_t i) {
+    const Waiter& job = round_.queue[i];
+    if (const auto place = ChoosePlace(round_, lookahead_, i)) {
+      const size_t group = place->group ? *place->group : Form(job, place->idle);
+      Add(round_.groups[group], job, place->shape, round_.sizes);
+      answers_.push_back({{}, i});
+      return;
+    }
+    round_.waiting.push_back(&job);
+    if (Awaited(round_, job) == nullptr && Dissolve(job)) return;
+    if (const GroupState* group = PartedFrom(round_, job)) {
+      if (!job.job->alone) round_.settled.insert(job.job);
       Decide(Decision::Kind::kWait, job).why = absl::StrCat(
           "workers were lost, and it is being found out whose jobs end them; until "
           "then it is kept out of ",
           NameOf(*group));
       return;
     }
-    if (Awaited(job) == nullptr && (Reform(job) || Evict(job))) return;
-    Decide(Decision::Kind::kWait, job).why = WhyWait(job);
+    if (Awaited(round_, job) == nullptr && (Reform(job) || Evict(job))) return;
+    Decide(Decision::Kind::kWait, job).why = WhyWait(round_, job);
   }
 
-  // Until it is known what becomes of that group, no other is changed for the job.
-  const GroupState* Awaited(const QueuedJob& job) const {
-    const auto found = std::find_if(groups_.begin(), groups_.end(), [&](const GroupState& group) {
-      return group.changes && group.base_model == job.base_model && FitsAlone(job, group);
-    });
-    return found == groups_.end() ? nullptr : &*found;
-  }
-
-  // A group of its base model that takes newcomers, but not this one, for suspicion alone.
-  const GroupState* PartedFrom(const QueuedJob& job) const {
-    const auto found = std::find_if(groups_.begin(), groups_.end(), [&](const GroupState& group) {
-      return group.open && group.base_model == job.base_model && !Mix(group, job) &&
-             FitsAlone(job, group);
-    });
-    return found == groups_.end() ? nullptr : &*found;
-  }
-
-  static std::string NameOf(const GroupState& group) {
-    return group.fresh() ? "the group being formed" : "group " + group.name;
-  }
-
-  Decision& Decide(Decision::Kind kind, const QueuedJob& job) {
-    Decision& decision = decisions_.emplace_back();
+  Decision& Decide(Decision::Kind kind, const Waiter& job) {
+    Decision& decision = answers_.emplace_back().decision;
     decision.kind = kind;
-    decision.jobs = {job.job};
-    if (kind != Decision::Kind::kAdmit && kind != Decision::Kind::kFormGroup) {
-      decision.place = static_cast<int>(waiting_.size());
-    }
+    decision.jobs = {job.job->job};
+    decision.place = static_cast<int>(round_.waiting.size());
     return decision;
   }
 
-  int64_t TokensOn(const WorkerView& worker) const {
-    return worker.microbatch_tokens > 0 ? worker.microbatch_tokens : view_.microbatch_tokens;
-  }
-
-  // A job that waits ahead and could run on the group's worker alone: the group is to drain for it.
-  const QueuedJob* Ahead(const GroupState& group) const {
-    for (size_t& i = group.not_ahead; i < waiting_.size(); ++i) {
-      const QueuedJob* job = waiting_[i];
-      if (settled_.count(job) > 0) continue;
-      if (FitsAlone(*job, group)) return job;
-    }
-    return nullptr;
-  }
-
-  bool Join(const QueuedJob& job) {
-    for (GroupState& group : groups_) {
-      if (!group.open || group.base_model != job.base_model || group.full() || !Mix(group, job)) {
-        continue;
-      }
-      const GroupShape shape = group.fresh() ? ShapeWith(group, job) : group.shape;
-      if (!Covers(shape, job.longest_sequence, job.adapter.rank) || !FitsIn(group, shape, job) ||
-          Ahead(group) != nullptr || !Helps(group, shape, job)) {
-        continue;
-      }
-      // An idle worker like it is better than shorter microbatches.
-      const bool shorter = shape.capacity_tokens < group.shape.capacity_tokens;
-      if (shorter && IdleFor(job, shape.device.kind) != idle_.end()) continue;
-      Add(group, job, shape);
-      if (group.fresh()) {
-        decisions_[group.decision].jobs.push_back(job.job);
-        decisions_[group.decision].shape = shape;
-      } else {
-        Decide(Decision::Kind::kAdmit, job).group = group.name;
-      }
-      return true;
-    }
-    return false;
-  }
-
-  // Tokens a second rise by least_gain, or someone of less priority is to be slowed down.
-  bool Helps(const GroupState& group, const GroupShape& shape, const QueuedJob& job) const {
-    if (view_.policy.least_gain <= 0 || group.jobs == 0 || job.resumes) return true;
-    const auto times = view_.times.find(group.base_model);
-    if (times == view_.times.end() || group.step_tokens == 0 || job.step_tokens == 0) return true;
-    if (group.lowest_priority < job.priority) return true;
-    const double now = GroupThroughput(times->second, group.step_tokens, shape.capacity_tokens);
-    const double then =
-        GroupThroughput(times->second, group.step_tokens + job.step_tokens, shape.capacity_tokens);
-    return then >= now * (1 + view_.policy.least_gain);
-  }
-
-  // The first idle worker, of that kind, that would take the job alone.
-  std::vector<const WorkerView*>::const_iterator IdleFor(const QueuedJob& job,
-                                                         std::optional<DeviceKind> kind) const {
-    return std::find_if(idle_.begin(), idle_.end(), [&](const WorkerView* idle) {
-      return (!kind || idle->device.kind == *kind) &&
-             FitsAlone(job, idle->device, idle->budget_bytes, TokensOn(*idle));
-    });
-  }
-
-  bool Form(const QueuedJob& job) {
-    const auto worker = IdleFor(job, std::nullopt);
-    if (worker == idle_.end()) return false;
-    GroupState& group = groups_.emplace_back();
-    group.base_model = job.base_model;
-    group.model = &job.model;
-    group.budget_bytes = (*worker)->budget_bytes;
-    group.microbatch_tokens = TokensOn(**worker);
-    group.open = true;
-    Begin(group, job, (*worker)->device);
-    group.decision = decisions_.size();
-    Decision& decision = Decide(Decision::Kind::kFormGroup, job);
-    decision.worker = (*worker)->name;
-    decision.base_model = job.base_model;
-    decision.shape = group.shape;
-    idle_.erase(worker);
-    return true;
+  // The index of the new group.
+  size_t Form(const Waiter& job, size_t idle) {
+    round_.idle[idle].taken = true;
+    round_.groups.push_back(StateOf(round_.idle[idle], job.job->base_model, *job.job->model,
+                                    round_.sizes, round_.paces));
+    return round_.groups.size() - 1;
   }
 
   // A job that does not fit beside the group's jobs in any shape waits for one to end.
-  bool Reform(const QueuedJob& job) {
-    for (GroupState& group : groups_) {
+  bool Reform(const Waiter& job) {
+    for (GroupState& group : round_.groups) {
       // A job ahead decides what becomes of the group.
-      if (!group.open || group.fresh() || group.base_model != job.base_model ||
-          Ahead(group) != &job) {
+      if (!group.settled() || group.base_model != job.job->base_model ||
+          round_.Ahead(group) != &job) {
         continue;
       }
-      const GroupState formed = FormedAgain(group, job);
-      if (formed.jobs != group.jobs + 1 || !Helps(group, formed.shape, job)) continue;
+      const auto shape =
+          group.joined.empty()
+              ? ShapeFormedAgain(round_.sizes, group, ShapeFor{job.job_class, job.job->resumes})
+              : std::nullopt;
+      if (!shape || !round_.Helps(group, *shape, *job.job, job.work)) continue;
       group.open = false;
       group.changes = true;
       Decision& decision = Decide(Decision::Kind::kReform, job);
       decision.group = group.name;
-      decision.shape = formed.shape;
+      decision.shape = *shape;
       return true;
     }
     return false;
   }
 
-  bool Dissolve(const QueuedJob& job) {
-    for (GroupState& group : groups_) {
-      if (!group.open || group.fresh() || group.jobs > 0 || !FitsAlone(job, group)) {
-        continue;
-      }
+  bool Dissolve(const Waiter& job) {
+    for (GroupState& group : round_.groups) {
+      if (!group.settled() || group.jobs > 0 || !round_.FitsAlone(job, group)) continue;
       group.open = false;
       Decide(Decision::Kind::kDissolve, job).group = group.name;
       return true;
@@ -229,27 +155,31 @@ class Scheduler {
   }
 
   // Evicts from groups that do not drain for a job ahead of it.
-  bool Evict(const QueuedJob& job) {
+  bool Evict(const Waiter& job) {
     if (!view_.policy.evict) return false;
     std::vector<bool> allowed;
-    for (const GroupState& group : groups_) allowed.push_back(Ahead(group) == &job);
-    const double points = PointsOf(view_.policy, job.waited_s) - ShareOf(job);
-    const std::optional<Eviction> eviction = ChooseEviction(view_, groups_, allowed, job, points);
+    for (const GroupState& group : round_.groups) allowed.push_back(round_.Ahead(group) == &job);
+    const double points = PointsOf(view_.policy, job.job->waited_s) - ShareOf(*job.job);
+    const std::optional<Eviction> eviction =
+        ChooseEviction(view_, round_.sizes, round_.groups, allowed, job, points);
     if (!eviction) return false;
-    GroupState& group = groups_[eviction->group];
+    GroupState& group = round_.groups[eviction->group];
     group.open = false;
-    settled_.insert(&job);
+    changed_ = true;
+    round_.settled.insert(job.job);
     for (const Eviction::Leaver& leaver : eviction->leavers) {
-      Decision& decision = decisions_.emplace_back();
+      MemberState& member = group.members[leaver.member];
+      Decision& decision = answers_.emplace_back().decision;
       decision.kind = leaver.to ? Decision::Kind::kReplace : Decision::Kind::kEvict;
-      decision.jobs = {group.members[leaver.member].job};
+      decision.jobs = {member.job};
       decision.group = group.name;
-      decision.why_job = job.job;
+      decision.why_job = job.job->job;
       if (!leaver.to) continue;
-      GroupState& to = groups_[*leaver.to];
+      GroupState& to = round_.groups[*leaver.to];
       decision.to = to.name;
-      to.slot_bytes += group.members[leaver.member].slot_bytes;
-      to.step_tokens += group.members[leaver.member].running->step_tokens;
+      to.slot_bytes += round_.sizes.SlotBytes(member.job_class, to.worker_kind);
+      to.crew.Add(member.work);
+      to.touched = true;
       ++to.jobs;
     }
     Decision& decision = Decide(Decision::Kind::kWait, job);
@@ -269,58 +199,60 @@ class Scheduler {
     return share;
   }
 
-  std::string WhyWait(const QueuedJob& job) const {
-    if (view_.workers.empty()) return "no worker is connected";
-    int64_t budget = 0, needed = 0;
-    for (const WorkerView& worker : view_.workers) {
-      if (worker.budget_bytes < budget) continue;
-      budget = worker.budget_bytes;
-      needed = AloneBytes(job, ShapeAlone(job, worker.device, budget, TokensOn(worker)));
-    }
-    if (!Fits(needed, budget)) {
-      return absl::StrCat("needs ", needed, " bytes; the largest worker offers ", budget);
-    }
-    const auto changes = [](const std::string& name) {
-      return absl::StrCat(name, " is being formed or changed");
-    };
-    if (const GroupState* group = Awaited(job)) return changes("group " + group->name);
-    for (const GroupState& group : groups_) {
-      if (group.base_model != job.base_model) continue;
-      const std::string name = NameOf(group);
-      if (!group.open) return changes(name);
-      if (const QueuedJob* ahead = Ahead(group); ahead != nullptr && ahead != &job) {
-        return absl::StrCat("behind job ", ahead->job, ", for which ", name, " is draining");
+  // The decisions, of a group that is formed at the first of its jobs.
+  std::vector<Decision> Answers() {
+    std::vector<const GroupState*> group_of(round_.queue.size(), nullptr);
+    for (const GroupState& group : round_.groups) {
+      for (const Waiter* job : group.joined) {
+        group_of[static_cast<size_t>(job - round_.queue.data())] = &group;
       }
-      if (group.full()) return absl::StrCat(name, " is full");
-      const GroupShape shape = group.fresh() ? ShapeWith(group, job) : group.shape;
-      const bool one = group.jobs == 1;
-      const std::string jobs = absl::StrCat(
-          one ? "the one job" : absl::StrCat("the ", group.jobs, " jobs"), " of ", name);
-      const char* until = one ? "; waits until it ends" : "; waits until one of them ends";
-      if (Covers(shape, job.longest_sequence, job.adapter.rank) && FitsIn(group, shape, job) &&
-          !Helps(group, shape, job)) {
-        return absl::StrCat(jobs, one ? " uses" : " use", " all its worker can do", until);
-      }
-      return absl::StrCat("does not fit beside ", jobs, " in its worker's memory", until);
     }
-    return absl::StrCat("all workers train other base models (", BaseModels(),
-                        "); waits until one is free");
+    std::vector<Decision> decisions;
+    for (Answer& answer : answers_) {
+      if (!answer.placed) {
+        decisions.push_back(std::move(answer.decision));
+        continue;
+      }
+      const GroupState& group = *group_of[*answer.placed];
+      const Waiter& job = round_.queue[*answer.placed];
+      if (group.fresh() && group.joined.front() != &job) continue;
+      Decision& decision = decisions.emplace_back();
+      if (!group.fresh()) {
+        decision.kind = Decision::Kind::kAdmit;
+        decision.jobs = {job.job->job};
+        decision.group = group.name;
+        continue;
+      }
+      decision.kind = Decision::Kind::kFormGroup;
+      for (const Waiter* joined : group.joined) decision.jobs.push_back(joined->job->job);
+      decision.worker = group.worker;
+      decision.base_model = group.base_model;
+      decision.shape = group.shape;
+    }
+    return decisions;
   }
 
-  std::string BaseModels() const {
-    std::vector<std::string> names;
-    for (const GroupState& group : groups_) names.push_back(group.base_model);
-    std::sort(names.begin(), names.end());
-    names.erase(std::unique(names.begin(), names.end()), names.end());
-    return names.empty() ? "none" : absl::StrJoin(names, ", ");
+  Decision Replaced(const Replacement& replacement) const {
+    const GroupState& from = round_.groups[replacement.from];
+    const GroupState& to = round_.groups[replacement.to];
+    Decision decision;
+    decision.kind = Decision::Kind::kReplace;
+    decision.jobs = {from.members[replacement.member].job};
+    decision.group = from.name;
+    decision.why = replacement.why;
+    decision.to = to.name;
+    if (!to.fresh()) return decision;
+    decision.worker = to.worker;
+    decision.base_model = to.base_model;
+    decision.shape = to.shape;
+    return decision;
   }
 
   const ClusterView& view_;
-  std::vector<GroupState> groups_;
-  std::vector<const WorkerView*> idle_;  // GPUs first, then by largest budget
-  std::vector<const QueuedJob*> waiting_;
-  std::set<const QueuedJob*> settled_;  // of those, who have a group that makes room for them
-  std::vector<Decision> decisions_;
+  Round round_;
+  Lookahead lookahead_;
+  std::vector<Answer> answers_;
+  bool changed_ = false;  // a group was closed for the job that is being placed
 };
 
 }  // namespace

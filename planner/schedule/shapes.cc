@@ -1,9 +1,9 @@
-// How large a group is formed: for one job alone, or with another beside those that it has
-// (schedule.h, state.h).
+#include "planner/schedule/shapes.h"
+
 #include <algorithm>
+#include <utility>
 
 #include "planner/schedule/schedule.h"
-#include "planner/schedule/state.h"
 
 namespace lorad::planner {
 namespace {
@@ -19,13 +19,24 @@ TokenRange TokensOf(const DeviceShape& device, int64_t microbatch_tokens) {
           device.kind == DeviceKind::kCuda ? kMicrobatchTokensOfGpu : kMicrobatchTokens};
 }
 
-GroupShape Grown(const GroupShape& shape, const QueuedJob& job, int64_t microbatch_tokens) {
+GroupShape Grown(const GroupShape& shape, const Footprint& job, int64_t microbatch_tokens) {
   GroupShape larger = shape;
   larger.longest_sequence = std::max(shape.longest_sequence, job.longest_sequence);
   larger.capacity_tokens =
       std::max(shape.capacity_tokens, CapacityFor(microbatch_tokens, larger.longest_sequence));
-  while (larger.rank_max < job.adapter.rank) larger.rank_max *= 2;
+  while (larger.rank_max < job.adapter->rank) larger.rank_max *= 2;
   return larger;
+}
+
+// A group of the same worker without jobs, to be filled.
+GroupState EmptyOf(const GroupState& group) {
+  GroupState empty;
+  empty.base_model = group.base_model;
+  empty.model = group.model;
+  empty.base = group.base;
+  empty.worker_kind = group.worker_kind;
+  empty.budget_bytes = group.budget_bytes;
+  return empty;
 }
 
 }  // namespace
@@ -34,56 +45,109 @@ int64_t CapacityFor(int64_t microbatch_tokens, int64_t longest_sequence) {
   return std::max(microbatch_tokens, longest_sequence);
 }
 
-int64_t SlotOf(const QueuedJob& job, const DeviceShape& device) {
-  return BytesOfSlot(job.model, job.adapter, device).total();
+bool Covers(const GroupShape& shape, const Footprint& job) {
+  return job.longest_sequence <= shape.longest_sequence && job.adapter->rank <= shape.rank_max;
 }
 
-bool Covers(const GroupShape& shape, int64_t longest_sequence, int64_t rank) {
-  return longest_sequence <= shape.longest_sequence && rank <= shape.rank_max;
-}
-
-int64_t AloneBytes(const QueuedJob& job, const GroupShape& shape) {
-  return BytesOfGroup(job.model, shape).total() + SlotOf(job, shape.device);
+GroupShape ShapeAlone(Footprints& sizes, size_t job_class, size_t worker_kind) {
+  const Footprint& job = sizes.of(job_class);
+  const WorkerKind& kind = sizes.kind(worker_kind);
+  const TokenRange tokens = TokensOf(kind.device, kind.microbatch_tokens);
+  const int64_t slot_bytes = sizes.SlotBytes(job_class, worker_kind);
+  const auto fit = [&](const GroupShape& shape, int64_t adapters) {
+    return Fits(sizes.GroupBytes(job.base, *job.model, shape) + adapters * slot_bytes,
+                kind.budget_bytes);
+  };
+  for (int64_t many = tokens.most; many > tokens.least; many /= 2) {
+    const GroupShape shape = Grown(EmptyShape(kind.device), job, many);
+    if (fit(shape, kAdaptersOfGpu)) return shape;
+  }
+  GroupShape shape = Grown(EmptyShape(kind.device), job, tokens.least);
+  for (const Recomputation more : {Recomputation::kProducts, Recomputation::kBlocks}) {
+    if (fit(shape, 1)) break;
+    shape.recomputation = std::max(shape.recomputation, more);
+  }
+  return shape;
 }
 
 GroupShape ShapeAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
                       int64_t microbatch_tokens) {
-  const TokenRange tokens = TokensOf(device, microbatch_tokens);
-  const int64_t others_bytes = (kAdaptersOfGpu - 1) * SlotOf(job, device);
-  for (int64_t many = tokens.most; many > tokens.least; many /= 2) {
-    const GroupShape shape = Grown(EmptyShape(device), job, many);
-    if (Fits(AloneBytes(job, shape) + others_bytes, budget_bytes)) return shape;
-  }
-  GroupShape shape = Grown(EmptyShape(device), job, tokens.least);
-  for (const Recomputation more : {Recomputation::kProducts, Recomputation::kBlocks}) {
-    if (Fits(AloneBytes(job, shape), budget_bytes)) break;
-    shape.recomputation = std::max(shape.recomputation, more);
-  }
-  return shape;
+  Footprints sizes;
+  const size_t job_class =
+      sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence);
+  return ShapeAlone(sizes, job_class, sizes.KindOf({device, budget_bytes, microbatch_tokens}));
 }
 
-GroupShape ShapeWith(const GroupState& group, const QueuedJob& job) {
-  const int64_t least = TokensOf(group.shape.device, group.microbatch_tokens).least;
-  GroupShape shape = Grown(group.shape, job, least);
-  const GroupShape alone =
-      ShapeAlone(job, shape.device, group.budget_bytes, group.microbatch_tokens);
+bool FitsAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
+               int64_t microbatch_tokens) {
+  Footprints sizes;
+  const size_t job_class =
+      sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence);
+  return sizes.FitsAlone(job_class, sizes.KindOf({device, budget_bytes, microbatch_tokens}));
+}
+
+GroupShape ShapeWith(Footprints& sizes, const GroupState& group, size_t job_class, bool resumes) {
+  const WorkerKind& kind = sizes.kind(group.worker_kind);
+  const int64_t least = TokensOf(kind.device, kind.microbatch_tokens).least;
+  GroupShape shape = Grown(group.shape, sizes.of(job_class), least);
+  const GroupShape& alone = sizes.AloneOn(job_class, group.worker_kind).shape;
   shape.recomputation = std::max(shape.recomputation, alone.recomputation);
   const int64_t shortest = CapacityFor(least, shape.longest_sequence);
-  while (shape.capacity_tokens > shortest && !FitsIn(group, shape, job)) {
+  while (shape.capacity_tokens > shortest && !FitsIn(sizes, group, shape, job_class)) {
     shape.capacity_tokens = std::max(shortest, shape.capacity_tokens / 2);
   }
   // One of its jobs may have ended since it was decided to form the group again: nobody is put out.
   for (const Recomputation more : {Recomputation::kProducts, Recomputation::kBlocks}) {
-    if (!job.resumes || FitsIn(group, shape, job)) break;
+    if (!resumes || FitsIn(sizes, group, shape, job_class)) break;
     shape.recomputation = std::max(shape.recomputation, more);
   }
   return shape;
 }
 
-bool FitsIn(const GroupState& group, const GroupShape& shape, const QueuedJob& job) {
-  return Fits(
-      BytesOfGroup(*group.model, shape).total() + group.slot_bytes + SlotOf(job, shape.device),
-      group.budget_bytes);
+bool FitsIn(Footprints& sizes, const GroupState& group, const GroupShape& shape, size_t job_class) {
+  return Fits(sizes.GroupBytes(group.base, *group.model, shape) + group.slot_bytes +
+                  sizes.SlotBytes(job_class, group.worker_kind),
+              group.budget_bytes);
+}
+
+std::optional<GroupShape> ShapeOf(Footprints& sizes, const GroupState& group,
+                                  const std::vector<ShapeFor>& jobs) {
+  GroupState formed = EmptyOf(group);
+  for (const ShapeFor& next : jobs) {
+    if (formed.jobs == 0) {
+      const Footprints::Alone& alone = sizes.AloneOn(next.job_class, group.worker_kind);
+      if (!alone.fits) return std::nullopt;
+      formed.shape = alone.shape;
+    } else {
+      const GroupShape shape = ShapeWith(sizes, formed, next.job_class, next.resumes);
+      if (formed.full() || !FitsIn(sizes, formed, shape, next.job_class)) return std::nullopt;
+      formed.shape = shape;
+    }
+    formed.slot_bytes += sizes.SlotBytes(next.job_class, group.worker_kind);
+    ++formed.jobs;
+  }
+  return formed.shape;
+}
+
+std::optional<GroupShape> ShapeFormedAgain(Footprints& sizes, const GroupState& group,
+                                           std::optional<ShapeFor> newcomer) {
+  struct Entry {
+    std::pair<int64_t, int64_t> order = {0, 0};
+    size_t job_class = 0;
+  };
+  std::vector<Entry> members;
+  for (const MemberState& member : group.members) {
+    Entry& entry = members.emplace_back();
+    entry.job_class = member.job_class;
+    if (member.running == nullptr) continue;
+    entry.order = {-int64_t{member.running->priority}, member.running->arrival};
+  }
+  std::stable_sort(members.begin(), members.end(),
+                   [](const Entry& a, const Entry& b) { return a.order < b.order; });
+  std::vector<ShapeFor> jobs;
+  for (const Entry& member : members) jobs.push_back({member.job_class, false});
+  if (newcomer) jobs.push_back(*newcomer);
+  return ShapeOf(sizes, group, jobs);
 }
 
 }  // namespace lorad::planner

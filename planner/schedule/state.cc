@@ -3,34 +3,126 @@
 #include <algorithm>
 #include <utility>
 
-namespace lorad::planner {
+#include "planner/schedule/shapes.h"
 
-GroupState StateOf(const GroupView& group, int64_t microbatch_tokens) {
+namespace lorad::planner {
+namespace {
+
+void SetPace(GroupState& group, Paces& paces) {
+  group.pace = paces.Of(group.base_model, group.device_name);
+}
+
+}  // namespace
+
+Paces::Paces(const ClusterView& view) : view_(view) {
+  std::map<std::string, double> devices;
+  for (const auto& [key, times] : view.times) {
+    TimeCoefficients& mean = means_[key.first];
+    const double n = ++devices[key.first];
+    mean.constant_ms += (times.constant_ms - mean.constant_ms) / n;
+    mean.token_ms += (times.token_ms - mean.token_ms) / n;
+  }
+}
+
+const Pace& Paces::Of(const std::string& base_model, const std::string& device_name) {
+  const DeviceKey key{base_model, device_name};
+  const auto [entry, is_new] = paces_.try_emplace(key);
+  Pace& pace = entry->second;
+  if (!is_new) return pace;
+  if (const auto own = view_.times.find(key); own != view_.times.end()) {
+    pace.times = own->second;
+    pace.known = true;
+  } else if (const auto mean = means_.find(base_model); mean != means_.end()) {
+    pace.times = mean->second;
+  } else {
+    return pace;  // a unit of time without seconds
+  }
+  if (const auto load = view_.load_s.find(key); load != view_.load_s.end()) {
+    pace.load_s = load->second;
+  }
+  return pace;
+}
+
+JobWork WorkOf(int64_t step_tokens, int64_t remaining_steps) {
+  return {.step_tokens = step_tokens > 0 ? step_tokens : kUnknownTokens,
+          .remaining_steps = remaining_steps > 0 ? remaining_steps : kUnknownSteps};
+}
+
+double GroupState::SumOfEnds() const {
+  return crew.SumOfEnds(pace.times, shape.capacity_tokens) +
+         delay_s * static_cast<double>(crew.size());
+}
+
+double GroupState::SumOfEndsWith(const JobWork& comes, int64_t capacity_tokens) const {
+  return crew.SumOfEnds(pace.times, capacity_tokens, &comes) +
+         delay_s * static_cast<double>(crew.size() + 1);
+}
+
+GroupState StateOf(const GroupView& group, const ClusterView& view, Footprints& sizes,
+                   Paces& paces) {
   GroupState state;
   state.name = group.name;
   state.base_model = group.base_model;
-  state.model = &group.model;
+  state.worker = group.worker;
+  state.device_name = group.device_name;
+  state.model = group.model.get();
+  state.base = sizes.BaseOf(group.base_model);
+  const int64_t tokens =
+      group.microbatch_tokens > 0 ? group.microbatch_tokens : view.microbatch_tokens;
+  state.worker_kind = sizes.KindOf({group.shape.device, group.budget_bytes, tokens});
   state.shape = group.shape;
-  state.bytes = BytesOfGroup(group.model, group.shape).total();
+  state.bytes = sizes.GroupBytes(state.base, *group.model, group.shape);
   state.budget_bytes = group.budget_bytes;
-  state.microbatch_tokens =
-      group.microbatch_tokens > 0 ? group.microbatch_tokens : microbatch_tokens;
   state.open = group.open;
   state.changes = group.changes;
+  state.forming = group.forming;
+  state.formed_s = group.formed_s;
   state.jobs = group.jobs.size();
+  SetPace(state, paces);
+  if (group.forming) state.delay_s = group.ready_s > 0 ? group.ready_s : state.pace.load_s;
   for (size_t i = 0; i < group.adapters.size(); ++i) {
     MemberState& member = state.members.emplace_back();
     member.job = group.jobs[i];
-    member.slot_bytes = BytesOfSlot(group.model, group.adapters[i], group.shape.device).total();
-    member.adapter = &group.adapters[i];
+    member.running = group.running.empty() ? nullptr : &group.running[i];
+    const RunningJob known = member.running != nullptr ? *member.running : RunningJob{};
+    const int64_t longest =
+        member.running != nullptr ? known.longest_sequence : group.shape.longest_sequence;
+    member.job_class = sizes.ClassOf(group.base_model, *group.model, group.adapters[i], longest);
+    member.slot_bytes = sizes.SlotBytes(member.job_class, state.worker_kind);
+    member.work = WorkOf(known.step_tokens, known.remaining_steps);
+    member.trains = !known.leaving;
     state.slot_bytes += member.slot_bytes;
-    if (group.running.empty()) continue;
-    member.running = &group.running[i];
-    state.step_tokens += member.running->step_tokens;
-    state.Suspect(member.running->company_max, member.running->alone);
-    state.lowest_priority = std::min(state.lowest_priority, member.running->priority);
+    if (member.trains) state.crew.Add(member.work);
+    if (member.running == nullptr) continue;
+    state.Suspect(known.company_max, known.alone);
+    state.lowest_priority = std::min(state.lowest_priority, known.priority);
   }
   return state;
+}
+
+GroupState StateOf(const IdleWorker& idle, const std::string& base_model, const ModelShape& model,
+                   Footprints& sizes, Paces& paces) {
+  const WorkerKind& kind = sizes.kind(idle.worker_kind);
+  GroupState state;
+  state.base_model = base_model;
+  state.worker = idle.worker->name;
+  state.device_name = idle.worker->device_name;
+  state.model = &model;
+  state.base = sizes.BaseOf(base_model);
+  state.worker_kind = idle.worker_kind;
+  state.shape = EmptyShape(kind.device);
+  state.budget_bytes = kind.budget_bytes;
+  state.open = true;
+  SetPace(state, paces);
+  if (idle.worker->loaded_base_model != base_model) state.delay_s = state.pace.load_s;
+  return state;
+}
+
+bool IsKnown(const GroupState& group) {
+  return group.pace.known && std::ranges::all_of(group.members, [](const MemberState& member) {
+           return member.running != nullptr && member.running->step_tokens > 0 &&
+                  (member.running->remaining_steps > 0 || !member.trains);
+         });
 }
 
 bool Mix(const GroupState& group, const QueuedJob& job) {
@@ -39,62 +131,56 @@ bool Mix(const GroupState& group, const QueuedJob& job) {
   return job.company_max == 0 || group.suspects < std::min(group.company_max, job.company_max);
 }
 
-bool FitsAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
-               int64_t microbatch_tokens) {
-  return Fits(AloneBytes(job, ShapeAlone(job, device, budget_bytes, microbatch_tokens)),
-              budget_bytes);
-}
-bool FitsAlone(const QueuedJob& job, const GroupState& group) {
-  return FitsAlone(job, group.shape.device, group.budget_bytes, group.microbatch_tokens);
-}
-
-void Begin(GroupState& group, const QueuedJob& job, const DeviceShape& device) {
-  group.shape = ShapeAlone(job, device, group.budget_bytes, group.microbatch_tokens);
-  Add(group, job, group.shape);
-}
-
-void Add(GroupState& group, const QueuedJob& job, const GroupShape& shape) {
-  group.shape = shape;
-  group.slot_bytes += SlotOf(job, shape.device);
-  group.step_tokens += job.step_tokens;
-  group.lowest_priority = std::min(group.lowest_priority, job.priority);
-  group.Suspect(job.company_max, job.alone);
+void Add(GroupState& group, const Waiter& job, const GroupShape& shape, Footprints& sizes) {
+  if (group.fresh()) {
+    group.shape = shape;
+    group.bytes = sizes.GroupBytes(group.base, *group.model, shape);
+  }
+  group.slot_bytes += sizes.SlotBytes(job.job_class, group.worker_kind);
+  group.lowest_priority = std::min(group.lowest_priority, job.job->priority);
+  group.Suspect(job.job->company_max, job.job->alone);
+  group.crew.Add(job.work);
+  group.joined.push_back(&job);
   ++group.jobs;
 }
 
-GroupState FormedAgain(const GroupState& group, const QueuedJob& job) {
-  std::vector<QueuedJob> jobs;
-  for (const MemberState& member : group.members) {
-    QueuedJob& entry = jobs.emplace_back();
-    entry.model = *group.model;
-    entry.adapter = *member.adapter;
-    entry.longest_sequence = group.shape.longest_sequence;
-    if (member.running == nullptr) continue;
-    entry.longest_sequence = member.running->longest_sequence;
-    entry.priority = member.running->priority;
-    entry.arrival = member.running->arrival;
+Round::Round(const ClusterView& cluster) : view(cluster), paces(cluster) {
+  for (const GroupView& group : view.groups) {
+    groups.push_back(StateOf(group, view, sizes, paces));
   }
-  std::stable_sort(jobs.begin(), jobs.end(), [](const QueuedJob& a, const QueuedJob& b) {
-    return std::make_pair(-int64_t{a.priority}, a.arrival) <
-           std::make_pair(-int64_t{b.priority}, b.arrival);
-  });
-  jobs.push_back(job);
-  GroupState formed;
-  formed.base_model = group.base_model;
-  formed.model = group.model;
-  formed.budget_bytes = group.budget_bytes;
-  formed.microbatch_tokens = group.microbatch_tokens;
-  for (const QueuedJob& next : jobs) {
-    if (formed.jobs == 0) {
-      if (!FitsAlone(next, group)) return formed;
-      Begin(formed, next, group.shape.device);
-      continue;
-    }
-    const GroupShape shape = ShapeWith(formed, next);
-    if (formed.full() || !FitsIn(formed, shape, next)) return formed;
-    Add(formed, next, shape);
+  for (const WorkerView& worker : view.workers) {
+    if (!worker.idle) continue;
+    const int64_t tokens =
+        worker.microbatch_tokens > 0 ? worker.microbatch_tokens : view.microbatch_tokens;
+    idle.push_back({&worker, sizes.KindOf({worker.device, worker.budget_bytes, tokens})});
   }
-  return formed;
+  for (const size_t i : QueueOrder(view)) {
+    const QueuedJob& job = view.queue[i];
+    queue.push_back({&job,
+                     sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence),
+                     WorkOf(job.step_tokens, job.remaining_steps)});
+  }
+}
+
+const Waiter* Round::Ahead(const GroupState& group) {
+  for (size_t& i = group.not_ahead; i < waiting.size(); ++i) {
+    const Waiter* job = waiting[i];
+    if (settled.count(job->job) > 0) continue;
+    if (FitsAlone(*job, group)) return job;
+  }
+  return nullptr;
+}
+
+bool Round::Helps(const GroupState& group, const GroupShape& shape, const QueuedJob& job,
+                  const JobWork& work) const {
+  if (view.policy.least_gain <= 0 || group.jobs == 0 || job.resumes) return true;
+  if (!group.pace.known || group.crew.size() == 0 || job.step_tokens == 0) return true;
+  if (group.lowest_priority < job.priority) return true;
+  const TimeCoefficients& times = group.pace.times;
+  const int64_t tokens = group.crew.step_tokens();
+  const double now = GroupThroughput(times, tokens, shape.capacity_tokens);
+  const double then = GroupThroughput(times, tokens + work.step_tokens, shape.capacity_tokens);
+  return then >= now * (1 + view.policy.least_gain);
 }
 
 }  // namespace lorad::planner

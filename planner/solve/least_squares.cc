@@ -82,6 +82,33 @@ Terms Minimize(const Matrix& products, const Terms& responses) {
 
 }  // namespace
 
+std::vector<double> NonNegativeFit::sums() const {
+  std::vector<double> sums;
+  for (const Terms& row : products_) sums.insert(sums.end(), row.begin(), row.end());
+  sums.insert(sums.end(), responses_.begin(), responses_.end());
+  sums.insert(sums.end(), {squared_, weight_, count_, count_squares_});
+  sums.push_back(static_cast<double>(observations_));
+  sums.insert(sums.end(), least_.begin(), least_.end());
+  sums.insert(sums.end(), largest_.begin(), largest_.end());
+  return sums;
+}
+
+bool NonNegativeFit::SetSums(const std::vector<double>& sums) {
+  const auto is_good = [](double sum) { return std::isfinite(sum) && std::abs(sum) < 1e300; };
+  if (sums.size() != kSums || !std::ranges::all_of(sums, is_good)) return false;
+  constexpr size_t kObservations = 16;
+  if (sums[kObservations] < 0 || sums[kObservations] > 1e15 || sums[13] < 0) return false;
+  auto next = sums.begin();
+  const auto take = [&] { return *next++; };
+  for (Terms& row : products_) std::ranges::generate(row, take);
+  std::ranges::generate(responses_, take);
+  for (double* sum : {&squared_, &weight_, &count_, &count_squares_}) *sum = take();
+  observations_ = static_cast<int64_t>(take());
+  std::ranges::generate(least_, take);
+  std::ranges::generate(largest_, take);
+  return true;
+}
+
 double StudentQuantile(double degrees) {
   assert(degrees >= 1);
   struct Row {

@@ -6,8 +6,10 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace lorad::planner {
 
@@ -51,6 +53,12 @@ class NonNegativeFit {
                      double weight = 1) const;
   // See Prediction::outside.
   double Outside(const Terms& terms) const;
+
+  // All that it knows, to be kept, in the sequence of the members below.
+  static constexpr size_t kSums = 23;
+  std::vector<double> sums() const;
+  // False, and nothing changed, where that was never anybody's sums().
+  bool SetSums(const std::vector<double>& sums);
 
  private:
   using Matrix = std::array<Terms, 3>;

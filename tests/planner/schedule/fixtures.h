@@ -28,16 +28,19 @@ struct Trains {
   std::string label_group = {};
   int64_t longest = 100;
   bool leaving = false;
+  int64_t moved_s = kNeverMoved;
 };
 
 inline GroupView Group(const std::string& name, const std::string& base, int64_t budget,
                        const std::vector<Trains>& jobs, int64_t longest = 500) {
-  GroupView group{name, base, SmolLm2(), {1024, longest, {.threads = 2}}, budget, true, {}, {}};
+  GroupView group{name, base, Shared(SmolLm2()), {1024, longest, {.threads = 2}}, budget, true,
+                  {},   {}};
   for (const Trains& job : jobs) {
     group.jobs.push_back(job.job);
     group.adapters.push_back(Rank(job.rank));
     group.running.push_back({job.priority, static_cast<int64_t>(group.jobs.size()), job.running_s,
                              job.longest, 200, job.label_group, job.leaving});
+    group.running.back().moved_s = job.moved_s;
   }
   return group;
 }
@@ -45,7 +48,7 @@ inline GroupView Group(const std::string& name, const std::string& base, int64_t
 inline QueuedJob Job(const std::string& name, int32_t priority, int64_t waited_s = 0,
                      const std::string& label_group = "", int64_t rank = 64,
                      int64_t arrival = 100) {
-  QueuedJob job{name, "m", SmolLm2(), priority, arrival, 100, Rank(rank)};
+  QueuedJob job{name, "m", Shared(SmolLm2()), priority, arrival, 100, Rank(rank)};
   job.waited_s = waited_s;
   job.step_tokens = 200;
   job.label_group = label_group;

@@ -78,8 +78,15 @@ TEST_CASE("Evictions") {
              Group("h", "m", two, {{"c", 0}})},
             {Long(Job("x", 1), 900)}),
        "replace g -> h: b for x\n" + makes_room},
-      {"but not before its minimum run time",
+      {"at once, if it never was",
        View({Group("g", "m", BudgetFor(1000, {64, 64}), {{"a", 5, 10}, {"b", 5, 10}}, 1000),
+             Group("h", "m", two, {{"c", 5}})},
+            {Long(Job("x", 1), 900)}),
+       "replace g -> h: b for x\n" + makes_room},
+      {"else after the minimum run time",
+       View({Group("g", "m", BudgetFor(1000, {64, 64}),
+                   {{"a", 5, 10, 64, "", 100, false, 899}, {"b", 5, 10, 64, "", 100, false, 899}},
+                   1000),
              Group("h", "m", two, {{"c", 5}})},
             {Long(Job("x", 1), 900)}),
        "wait #1: x (does not fit beside the 2 jobs of group g in its worker's memory; waits until "
@@ -105,9 +112,9 @@ TEST_CASE("Evictions") {
   CHECK(Text(slots) == "replace g -> h: b for x\nreplace g -> h: a for x\n" + makes_room);
   slots.groups[1].shape.slots_max = 2;
   CHECK(Text(slots) == "replace g -> h: b for x\nevict g: a for x\n" + makes_room);
-  // By default nobody is evicted.
+  // Where that is not allowed nobody is evicted.
   ClusterView view = View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 1)});
-  view.policy = {};
+  view.policy.evict = false;
   CHECK(Text(view) ==
         "wait #1: x (does not fit beside the 2 jobs of group g in its worker's memory; waits until "
         "one of them ends)\n");
@@ -194,7 +201,7 @@ TEST_CASE("As many jobs as still help") {
   }
   const int64_t big = int64_t{8} << 30;
   ClusterView view = View({Group("g", "m", big, five)}, {Job("x", 0)});
-  view.times["m"] = times;
+  view.times[{"m", ""}] = times;
   view.policy.least_gain = 0.01;
   CHECK(Text(view) == "admit g: x\n");  // 1000 tokens become 1200: the rest of a microbatch
   view.groups = {Group("g", "m", big, six)};

@@ -16,7 +16,7 @@ AdapterShape Rank(int64_t rank) { return {rank, {"q_proj", "v_proj"}}; }
 
 QueuedJob Job(const std::string& name, const std::string& base, int64_t arrival,
               int64_t longest = 100, int64_t rank = 8, int32_t priority = 0) {
-  return {name, base, SmolLm2(), priority, arrival, longest, Rank(rank)};
+  return {name, base, Shared(SmolLm2()), priority, arrival, longest, Rank(rank)};
 }
 
 WorkerView Idle(const std::string& name, int64_t budget = kBig) {
@@ -32,7 +32,8 @@ WorkerView Busy(const std::string& name, int64_t budget = kBig) {
 
 GroupView Group(const std::string& name, const std::string& base, size_t jobs, bool open = true,
                 int64_t longest = 500, int64_t budget = kBig) {
-  GroupView group{name, base, SmolLm2(), {1024, longest, {.threads = 2}}, budget, open, {}, {}};
+  GroupView group{name, base, Shared(SmolLm2()), {1024, longest, {.threads = 2}}, budget, open,
+                  {},   {}};
   for (size_t i = 0; i < jobs; ++i) {
     group.jobs.push_back(name + std::to_string(i));
     group.adapters.push_back(Rank(8));
@@ -176,8 +177,11 @@ TEST_CASE("Decisions") {
       {"a running group takes newcomers",
        {{Busy("w")}, {Group("g", "m", 2)}, {Job("a", "m", 1), Job("b", "m", 2)}},
        "admit g: a\nadmit g: b\n"},
-      {"a group is joined before another is formed",
+      {"an idle worker is taken before company",
        {{Busy("w1"), Idle("w2")}, {Group("g", "m", 2)}, {Job("a", "m", 1)}},
+       "form w2 base=m 1024/100: a\n"},
+      {"but not before a group without jobs",
+       {{Busy("w1"), Idle("w2")}, {Group("g", "m", 0)}, {Job("a", "m", 1)}},
        "admit g: a\n"},
       {"a group that is not open is waited for",
        {{Busy("w")}, {Group("g", "m", 1, false)}, {Job("a", "m", 1)}},
@@ -296,6 +300,14 @@ TEST_CASE("Jobs of a crowd fare as each of them would by itself") {
       view.workers.push_back(Busy("w" + name, budget));
       view.groups.push_back(
           Group(name, g == 0 ? "m" : "n", random() % 4, random() % 4 > 0, 500, budget));
+      for (size_t j = 0; j < view.groups.back().jobs.size() && trial % 2 == 0; ++j) {
+        RunningJob& running = view.groups.back().running.emplace_back();
+        running.priority = static_cast<int32_t>(random() % 2);
+        running.arrival = static_cast<int64_t>(j);
+        running.running_s = static_cast<int64_t>(random() % 2000);
+        running.longest_sequence = 100;
+        running.leaving = random() % 5 == 0;
+      }
     }
     for (size_t w = 0; w < random() % 3; ++w) {
       view.workers.push_back(Idle("i" + std::to_string(w), budget));
@@ -305,6 +317,7 @@ TEST_CASE("Jobs of a crowd fare as each of them would by itself") {
       QueuedJob job = Job("", random() % 3 == 0 ? "n" : "m", 0, random() % 2 == 0 ? 100 : 700,
                           random() % 2 == 0 ? 8 : 64, static_cast<int32_t>(random() % 2));
       if (random() % 4 == 0) job.company_max = 1 + static_cast<int32_t>(random() % 2);
+      job.waited_s = static_cast<int64_t>(random() % 3) * 3600;
       for (int k = 0; k < crowd; ++k, ++j) {
         job.job = "j" + std::to_string(j);
         job.arrival = j;

@@ -1,6 +1,7 @@
 // How long microbatches are where nobody says: planner/schedule/schedule.h, kMicrobatchTokens.
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <functional>
 #include <optional>
 #include <random>
 #include <string>
@@ -19,7 +20,7 @@ int64_t GiB(double count) { return static_cast<int64_t>(count * (int64_t{1} << 3
 
 QueuedJob LlamaJob(const std::string& name, int64_t arrival, int64_t longest = 1024,
                    int64_t rank = 16) {
-  QueuedJob job{name, "m", Llama8B(), 0, arrival, longest, {rank, {"q_proj", "v_proj"}}};
+  QueuedJob job{name, "m", Shared(Llama8B()), 0, arrival, longest, {rank, {"q_proj", "v_proj"}}};
   job.step_tokens = 4096;
   return job;
 }
@@ -33,7 +34,7 @@ QueuedJob LargeJob(const std::string& name, int64_t arrival, int64_t rank) {
 }
 
 int64_t SlotBytes(const QueuedJob& job) {
-  return BytesOfSlot(job.model, job.adapter, kGpu).total();
+  return BytesOfSlot(*job.model, job.adapter, kGpu).total();
 }
 
 GroupShape GpuShape(int64_t capacity, int64_t longest) {
@@ -51,7 +52,7 @@ int64_t BudgetOf(const GroupShape& shape, const std::vector<QueuedJob>& jobs) {
 }
 
 GroupView LlamaGroup(const GroupShape& shape, int64_t budget, const std::vector<QueuedJob>& jobs) {
-  GroupView group{"g", "m", Llama8B(), shape, budget, true, {}, {}};
+  GroupView group{"g", "m", Shared(Llama8B()), shape, budget, true, {}, {}};
   for (const QueuedJob& job : jobs) {
     group.jobs.push_back(job.job);
     group.adapters.push_back(job.adapter);
@@ -71,7 +72,7 @@ std::string TextOf(const ClusterView& view) {
 }
 
 TEST_CASE("A group formed for one job has as long microbatches as leave room for company") {
-  const QueuedJob small{"a", "m", SmolLm2(), 0, 1, 100, Rank(8)};
+  const QueuedJob small{"a", "m", Shared(SmolLm2()), 0, 1, 100, Rank(8)};
   QueuedJob small_long = small;
   small_long.longest_sequence = 3000;
   const QueuedJob llama = LlamaJob("a", 1, 2048);
@@ -109,8 +110,8 @@ TEST_CASE("A group formed for one job has as long microbatches as leave room for
     CHECK(shape.capacity_tokens == c.capacity);
     CHECK(shape.recomputation == c.recomputation);
     if (c.said > 0 || c.capacity <= std::max(kMicrobatchTokens, c.job.longest_sequence)) continue;
-    const int64_t slot = BytesOfSlot(c.job.model, c.job.adapter, c.device).total();
-    CHECK(Fits(BytesOfGroup(c.job.model, shape).total() + kAdaptersOfGpu * slot, c.budget));
+    const int64_t slot = BytesOfSlot(*c.job.model, c.job.adapter, c.device).total();
+    CHECK(Fits(BytesOfGroup(*c.job.model, shape).total() + kAdaptersOfGpu * slot, c.budget));
   }
 }
 
@@ -143,7 +144,7 @@ TEST_CASE("Microbatches become shorter where that lets a job in, and not otherwi
   // Nor do they become shorter for a job that would not make the group faster.
   ClusterView gain = view(longest, BudgetOf(longest, two), {next});
   gain.policy.least_gain = 0.05;
-  gain.times["m"] = {.constant_ms = 10, .token_ms = 1};
+  gain.times[{"m", ""}] = {.constant_ms = 10, .token_ms = 1};
   CHECK(TextOf(gain) == full);
   // A group that is being formed has the room that its jobs need together.
   ClusterView fresh{{{"w", BudgetOf(longest, three), kGpu, true}}, {}, two};
@@ -184,7 +185,13 @@ TEST_CASE("Microbatches become shorter where that lets a job in, and not otherwi
   ClusterView idle{{{"w1", half_a_gpu, kGpu, true}, {"w2", half_a_gpu, kGpu, true}},
                    {},
                    {LlamaJob("a", 1), LargeJob("b", 2, 128), LargeJob("c", 3, 128)}};
-  CHECK(TextOf(idle) == "form w1 base=m 4096/1024: a b\nform w2 base=m 2048/1024: c\n");
+  CHECK(TextOf(idle) == "form w1 base=m 4096/1024: a c\nform w2 base=m 2048/1024: b\n");
+  // Also where loading takes long, unless it is known that shorter microbatches cost less.
+  idle.load_s[{"m", ""}] = 1e6;
+  idle.workers[0].loaded_base_model = "m";
+  CHECK(TextOf(idle) == "form w1 base=m 4096/1024: a c\nform w2 base=m 2048/1024: b\n");
+  idle.times[{"m", ""}] = {.constant_ms = 10, .token_ms = 1};
+  CHECK(TextOf(idle) == "form w1 base=m 2048/1024: a b c\n");
   // On a worker that may have less, now and when its group is formed again.
   ClusterView less = view(least, GiB(78), {LargeJob("x", 3, 128)});
   CHECK(TextOf(less) == "reform #1 g 8192/1024: x\n");
@@ -201,6 +208,59 @@ TEST_CASE("Microbatches become shorter where that lets a job in, and not otherwi
   evict = view(least, BudgetOf(least, two), {important});
   evict.policy.evict = true;
   CHECK(TextOf(evict) == "evict g: b for x\nwait #1: x (group g makes room for it)\n");
+}
+
+TEST_CASE("Microbatches grow back when those that needed the room have left, if that pays") {
+  const std::vector<QueuedJob> two = {LlamaJob("a", 1), LlamaJob("b", 2)};
+  const GroupShape longest = GpuShape(8192, 1024);
+  const GroupShape least = GpuShape(1024, 1024);
+  ClusterView view{{{"w", GiB(78), kGpu, false}}, {LlamaGroup(least, GiB(78), two)}, {}};
+  // A round of 8,192 tokens takes 8 x 100 + 820 ms, in one microbatch 100 + 820 ms.
+  view.times[{"m", ""}] = {.constant_ms = 100, .token_ms = 0.1};
+  view.load_s[{"m", ""}] = 20;
+  view.groups[0].formed_s = 900;
+  for (RunningJob& job : view.groups[0].running) job.remaining_steps = 100;
+  CHECK(TextOf(view) ==
+        "reform g 8192/1024 (its jobs end 140 s earlier in the sum, 44 s it costs them)\n");
+  struct Case {
+    std::string what;
+    std::function<void(ClusterView&)> change;
+  };
+  const Case cases[] = {
+      {"they are as long as can be", [&](ClusterView& v) { v.groups[0].shape = longest; }},
+      {"somebody said how long", [](ClusterView& v) { v.microbatch_tokens = 1024; }},
+      {"just formed", [](ClusterView& v) { v.groups[0].formed_s = 899; }},
+      {"they nearly end",
+       [](ClusterView& v) {
+         for (RunningJob& job : v.groups[0].running) job.remaining_steps = 30;
+       }},
+      {"who knows when they end",
+       [](ClusterView& v) { v.groups[0].running[0].remaining_steps = 0; }},
+      {"loading takes long",
+       [](ClusterView& v) {
+         v.load_s[{"m", ""}] = 69;
+       }},
+      {"steps fill no microbatch",
+       [](ClusterView& v) {
+         for (RunningJob& job : v.groups[0].running) job.step_tokens = 512;
+       }},
+      {"not asked for", [](ClusterView& v) { v.policy.rebalance = false; }},
+      {"one leaves", [](ClusterView& v) { v.groups[0].running[0].leaving = true; }},
+      {"one comes", [](ClusterView& v) { v.groups[0].running[0].coming = true; }},
+      {"it is being formed", [](ClusterView& v) { v.groups[0].forming = true; }},
+  };
+  for (const Case& c : cases) {
+    INFO(c.what);
+    ClusterView changed = view;
+    c.change(changed);
+    CHECK(TextOf(changed).empty());
+  }
+  // Recomputation goes likewise: a third of a step for blocks.
+  view.groups[0].shape = longest;
+  view.groups[0].shape.recomputation = Recomputation::kBlocks;
+  CHECK(TextOf(view).starts_with("reform g 8192/1024 ("));
+  view.times[{"m", ""}] = {.constant_ms = 1, .token_ms = 0.01};
+  CHECK(TextOf(view).empty());
 }
 
 // One GPU, jobs that come and go.
@@ -241,6 +301,7 @@ class World {
 
   ClusterView ViewNow() const {
     ClusterView view;
+    view.policy.evict = false;
     view.workers.push_back({"w", budget_, kGpu, !formed_});
     if (formed_) view.groups.push_back(LlamaGroup(shape_, budget_, members_));
     view.queue = queue_;

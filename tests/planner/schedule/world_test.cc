@@ -47,6 +47,7 @@ class World {
           continue;
         }
         job.running_s += 60;
+        if (job.moved_s != kNeverMoved) job.moved_s += 60;
         job.left_s -= 60;
         if (job.left_s > 0) continue;
         RemoveFrom(job.group, name);
@@ -66,6 +67,7 @@ class World {
     int64_t left_s = 0;
     int64_t comes_s = 0;
     int64_t running_s = 0;
+    int64_t moved_s = kNeverMoved;
     std::string group;
     std::string to;  // re-placed into
     bool leaving = false;
@@ -93,6 +95,7 @@ class World {
       RemoveFrom(job.group, name);
       job.group = job.to;
       job.running_s = 0;
+      job.moved_s = job.to.empty() ? kNeverMoved : 0;
       job.content.waited_s = 0;
       if (!job.to.empty()) Of(job.to).jobs.insert(name);
       job.to.clear();
@@ -107,7 +110,7 @@ class World {
       if (worker.group.empty()) continue;
       GroupView group{worker.group,
                       worker.base_model,
-                      SmolLm2(),
+                      Shared(SmolLm2()),
                       {1024, 500, {.threads = 2}},
                       worker.budget,
                       true,
@@ -119,6 +122,7 @@ class World {
         group.adapters.push_back(job.content.adapter);
         group.running.push_back({job.content.priority, job.content.arrival, job.running_s, 100, 200,
                                  job.content.label_group, job.leaving});
+        group.running.back().moved_s = job.moved_s;
       }
       // Room that a re-placed job will take is as good as taken.
       for (const auto& [name, job] : jobs_) {
@@ -127,6 +131,7 @@ class World {
         group.adapters.push_back(job.content.adapter);
         group.running.push_back({job.content.priority, job.content.arrival, 0, 100, 200,
                                  job.content.label_group, false});
+        group.running.back().coming = true;
       }
       view.groups.push_back(std::move(group));
     }
@@ -192,7 +197,7 @@ class World {
     if (victim.content.priority < winner.content.priority) {
       ++evictions_;
     } else if (decision.kind == Decision::Kind::kReplace) {
-      REQUIRE(had_its_time);
+      REQUIRE(victim.moved_s >= policy_.minimum_run_s);
       ++replaced_;
     } else {
       REQUIRE(victim.content.priority == winner.content.priority);  // never across classes

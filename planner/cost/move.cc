@@ -1,4 +1,4 @@
-#include "planner/replicas/move.h"
+#include "planner/cost/move.h"
 
 #include <cmath>
 

@@ -1,0 +1,205 @@
+#include "planner/schedule/choose.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "planner/schedule/shapes.h"
+
+namespace lorad::planner {
+namespace {
+
+// Sums of ends that differ by less are equal.
+constexpr double kTie = 1e-9;
+
+class Chooser {
+ public:
+  Chooser(Round& round, Lookahead& lookahead, size_t position)
+      : round_(round), job_(round.queue[position]) {
+    const std::vector<bool>& robbed = lookahead.Robbed(position);
+    for (size_t i = 0; i < round.idle.size(); ++i) {
+      const IdleWorker& idle = round.idle[i];
+      if (idle.taken || !round.sizes.FitsAlone(job_.job_class, idle.worker_kind)) continue;
+      (robbed[idle.worker_kind] ? needed_ : free_).push_back(i);
+    }
+  }
+
+  std::optional<Place> Choose() {
+    // A suspect had better not be where others already are.
+    if (job_.job->company_max > 0) {
+      Weigh(free_);
+      if (!best_) Weigh(needed_);
+      if (!best_) WeighGroups();
+      return best_;
+    }
+    WeighGroups();
+    Weigh(free_);
+    if (!best_) Weigh(needed_);
+    return best_;
+  }
+
+ private:
+  void WeighGroups() {
+    for (size_t g = 0; g < round_.groups.size(); ++g) {
+      const GroupState& group = round_.groups[g];
+      if (!group.open || group.base != round_.sizes.of(job_.job_class).base || group.full() ||
+          !Mix(group, *job_.job)) {
+        continue;
+      }
+      const GroupShape shape =
+          group.fresh() ? ShapeWith(round_.sizes, group, job_.job_class, job_.job->resumes)
+                        : group.shape;
+      if (!Covers(shape, round_.sizes.of(job_.job_class)) ||
+          !FitsIn(round_.sizes, group, shape, job_.job_class) || round_.Ahead(group) != nullptr ||
+          !round_.Helps(group, shape, *job_.job, job_.work)) {
+        continue;
+      }
+      // Where it is not known what they cost, an idle worker is better than shorter microbatches.
+      const bool shorter = shape.capacity_tokens < group.shape.capacity_tokens;
+      if (shorter && !group.pace.known && HasIdle(shape.device.kind)) continue;
+      const double raise_s =
+          group.SumOfEndsWith(job_.work, shape.capacity_tokens) - group.SumOfEnds();
+      Offer({g, 0, shape, raise_s},
+            {0, shape.device.kind != DeviceKind::kCuda, -group.budget_bytes, group.worker});
+    }
+  }
+
+  bool HasIdle(DeviceKind kind) const {
+    return std::ranges::any_of(
+        free_, [&](size_t i) { return round_.idle[i].worker->device.kind == kind; });
+  }
+
+  void Weigh(const std::vector<size_t>& idle) {
+    for (const size_t i : idle) {
+      const WorkerView& worker = *round_.idle[i].worker;
+      const bool holds = worker.loaded_base_model == job_.job->base_model;
+      const Pace& pace = round_.paces.Of(job_.job->base_model, worker.device_name);
+      const GroupShape& shape =
+          round_.sizes.AloneOn(job_.job_class, round_.idle[i].worker_kind).shape;
+      const double round_s =
+          RoundMs(pace.times, job_.work.step_tokens, shape.capacity_tokens) / 1000;
+      const double raise_s =
+          (holds ? 0 : pace.load_s) + static_cast<double>(job_.work.remaining_steps) * round_s;
+      Offer({std::nullopt, i, shape, raise_s},
+            {!holds, worker.device.kind != DeviceKind::kCuda, -worker.budget_bytes, worker.name});
+    }
+  }
+
+  // Whether its worker has to load the base model, and is none of the GPUs; its budget; its name.
+  using Rank = std::tuple<bool, bool, int64_t, std::string_view>;
+
+  void Offer(const Place& place, const Rank& rank) {
+    if (best_) {
+      const double margin = kTie * std::max(std::abs(place.raise_s), std::abs(best_->raise_s));
+      if (place.raise_s > best_->raise_s + margin) return;
+      if (place.raise_s >= best_->raise_s - margin && rank >= rank_) return;
+    }
+    best_ = place;
+    rank_ = rank;
+  }
+
+  Round& round_;
+  const Waiter& job_;
+  std::vector<size_t> free_;    // idle workers that it fits,
+  std::vector<size_t> needed_;  // and those of them that others have more need of
+  std::optional<Place> best_;
+  Rank rank_;
+};
+
+}  // namespace
+
+Lookahead::Lookahead(Round& round) : round_(round) {
+  for (size_t i = 0; i < round.queue.size(); ++i) {
+    const size_t base = round.sizes.of(round.queue[i].job_class).base;
+    if (positions_.size() <= base) positions_.resize(base + 1);
+    positions_[base].push_back(i);
+  }
+  next_.resize(positions_.size(), 0);
+}
+
+bool Lookahead::CanJoin(const Waiter& job) {
+  const size_t base = round_.sizes.of(job.job_class).base;
+  return std::ranges::any_of(round_.groups, [&](const GroupState& group) {
+    if (!group.open || group.base != base || group.full()) return false;
+    const GroupShape shape = group.fresh()
+                                 ? ShapeWith(round_.sizes, group, job.job_class, job.job->resumes)
+                                 : group.shape;
+    return Covers(shape, round_.sizes.of(job.job_class)) &&
+           FitsIn(round_.sizes, group, shape, job.job_class);
+  });
+}
+
+std::vector<size_t> Lookahead::Unserved(size_t position) {
+  const QueuedJob& asks = *round_.queue[position].job;
+  const size_t own = round_.sizes.of(round_.queue[position].job_class).base;
+  std::vector<size_t> classes;
+  for (size_t base = 0; base < positions_.size(); ++base) {
+    const std::vector<size_t>& positions = positions_[base];
+    size_t& next = next_[base];
+    while (next < positions.size() && positions[next] <= position) ++next;
+    if (base == own || next == positions.size()) continue;
+    const Waiter& job = round_.queue[positions[next]];
+    if (job.job->priority != asks.priority || job.job->resumes != asks.resumes) continue;
+    if (!CanJoin(job)) classes.push_back(job.job_class);
+  }
+  return classes;
+}
+
+size_t Lookahead::Matched(const std::vector<size_t>& classes, const std::vector<size_t>& free) {
+  std::vector<std::vector<size_t>> takers(free.size());  // of each kind, as indexes of `classes`
+  std::vector<bool> seen;
+  const std::function<bool(size_t)> match = [&](size_t taker) {
+    for (size_t kind = 0; kind < free.size(); ++kind) {
+      if (free[kind] == 0 || seen[kind] || !round_.sizes.FitsAlone(classes[taker], kind)) continue;
+      seen[kind] = true;
+      if (takers[kind].size() < free[kind]) {
+        takers[kind].push_back(taker);
+        return true;
+      }
+      for (size_t& other : takers[kind]) {
+        if (!match(other)) continue;
+        other = taker;
+        return true;
+      }
+    }
+    return false;
+  };
+  size_t matched = 0;
+  for (size_t taker = 0; taker < classes.size(); ++taker) {
+    seen.assign(free.size(), false);
+    matched += match(taker);
+  }
+  return matched;
+}
+
+const std::vector<bool>& Lookahead::Robbed(size_t position) {
+  std::vector<size_t> free;
+  for (const IdleWorker& idle : round_.idle) {
+    if (free.size() <= idle.worker_kind) free.resize(idle.worker_kind + 1, 0);
+    if (!idle.taken) ++free[idle.worker_kind];
+  }
+  std::vector<size_t> classes = Unserved(position);
+  if (classes == classes_ && free == free_ && robbed_.size() == free.size()) return robbed_;
+  classes_ = std::move(classes);
+  free_ = std::move(free);
+  robbed_.assign(free_.size(), false);
+  if (classes_.empty()) return robbed_;
+  const size_t matched = Matched(classes_, free_);
+  for (size_t kind = 0; kind < free_.size(); ++kind) {
+    if (free_[kind] == 0) continue;
+    std::vector<size_t> less = free_;
+    --less[kind];
+    robbed_[kind] = Matched(classes_, less) < matched;
+  }
+  return robbed_;
+}
+
+std::optional<Place> ChoosePlace(Round& round, Lookahead& lookahead, size_t position) {
+  return Chooser(round, lookahead, position).Choose();
+}
+
+}  // namespace lorad::planner

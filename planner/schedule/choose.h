@@ -1,0 +1,49 @@
+// Where a job goes: the group or the idle worker that raises the sum of all jobs' ends the least.
+// Within the planner only; schedule.h says how it is weighed.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "planner/schedule/state.h"
+
+namespace lorad::planner {
+
+// Looks over the queue behind a job, so that an idle worker that a base model needs to train at all
+// is not taken by another that trains already.
+class Lookahead {
+ public:
+  explicit Lookahead(Round& round);
+
+  // By kind of worker (a number of Footprints): whether one idle worker of it less would leave a
+  // base model that has jobs behind the one at `position` of the queue, of its priority, without a
+  // worker: its next job can join no group, and fewer such base models could have idle workers of
+  // their own at once (a matching, grown along augmenting paths).
+  const std::vector<bool>& Robbed(size_t position);
+
+ private:
+  bool CanJoin(const Waiter& job);
+  // The next job of each base model that needs a worker, by class.
+  std::vector<size_t> Unserved(size_t position);
+  size_t Matched(const std::vector<size_t>& classes, const std::vector<size_t>& free);
+
+  Round& round_;
+  std::vector<std::vector<size_t>> positions_;  // in the queue, by base model
+  std::vector<size_t> next_;                    // the first that is behind, likewise
+  // What was asked last, and the answer.
+  std::vector<size_t> classes_, free_;
+  std::vector<bool> robbed_;
+};
+
+struct Place {
+  std::optional<size_t> group;  // index of Round::groups, or else
+  size_t idle = 0;              // of Round::idle
+  GroupShape shape;             // of the group, with the job
+  double raise_s = 0;           // of the sum of ends
+};
+
+// None: the job fits nowhere, or is kept from where it fits.
+std::optional<Place> ChoosePlace(Round& round, Lookahead& lookahead, size_t position);
+
+}  // namespace lorad::planner

@@ -1,0 +1,62 @@
+// When the jobs of a group end, by the time model (planner/cost/time.h). Pure.
+//
+// A group trains in rounds: in each, every job of the group takes one step. Their steps, S tokens
+// together, are packed into microbatches of at most C tokens across batches (mLoRA 3.2, LoRAFusion
+// 4.2), S / C of them in the mean and one at least. A microbatch of t tokens lasts a + b t (LobRA,
+// appendix D; squared lengths do not depend on company and are left out), so a round lasts
+//   r(S) = a max(1, S / C) + b S
+// As jobs end, rounds get shorter. With the jobs in the order of their remaining steps,
+// n_1 <= n_2 <= .. <= n_k, n_0 = 0, s_j the tokens of a step of job j and S_j = s_j + .. + s_k what
+// is left of a round once jobs 1 .. j - 1 have ended:
+//   end_j = end_(j - 1) + (n_j - n_(j - 1)) r(S_j),   end_0 = 0
+//   sum_j end_j = sum_j (k - j + 1) (n_j - n_(j - 1)) r(S_j)
+// which takes O(k log k), and O(k) where the jobs are sorted.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "planner/cost/time.h"
+
+namespace lorad::planner {
+
+// What a job still has to do.
+struct JobWork {
+  int64_t step_tokens = 0;  // of one of its steps
+  int64_t remaining_steps = 0;
+
+  bool operator==(const JobWork&) const = default;
+};
+
+// r(S), in milliseconds. `capacity` (C) is of a microbatch, in tokens, above 0.
+double RoundMs(const TimeCoefficients& times, int64_t step_tokens, int64_t capacity);
+
+// The end of each job in the order of `jobs`, in seconds from now, where all train together from
+// now on.
+std::vector<double> EndsOf(const TimeCoefficients& times, int64_t capacity,
+                           const std::vector<JobWork>& jobs);
+
+// The jobs of one group, kept sorted, so that a sum of ends costs O(k).
+class Crew {
+ public:
+  void Add(const JobWork& job);
+  void Remove(const JobWork& job);  // REQUIRES: one like it was added
+  // The index of one like it. REQUIRES: there is one.
+  size_t Find(const JobWork& job) const;
+  size_t size() const { return jobs_.size(); }
+  int64_t step_tokens() const { return step_tokens_; }
+  const std::vector<JobWork>& jobs() const { return jobs_; }  // by remaining steps, then tokens
+
+  // The sum of the ends in seconds, also if one had come, or one of these (an index of jobs()) had
+  // left.
+  double SumOfEnds(const TimeCoefficients& times, int64_t capacity, const JobWork* comes = nullptr,
+                   std::optional<size_t> leaves = std::nullopt) const;
+
+ private:
+  std::vector<JobWork> jobs_;
+  int64_t step_tokens_ = 0;
+};
+
+}  // namespace lorad::planner

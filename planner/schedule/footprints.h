@@ -1,0 +1,75 @@
+// The bytes that jobs and groups take on the workers of a view, each worked out once: a view has
+// few classes of jobs and fewer kinds of workers, and asks for each of their pairs many times.
+// Within the planner only. Grows with what it is asked; owned by one Schedule().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "planner/schedule/view.h"
+
+namespace lorad::planner {
+
+// What memory depends on: of a job,
+struct Footprint {
+  size_t base = 0;                    // number of its base model
+  const ModelShape* model = nullptr;  // borrowed, like the adapter, from the view
+  const AdapterShape* adapter = nullptr;
+  int64_t longest_sequence = 0;
+};
+// and of a worker.
+struct WorkerKind {
+  DeviceShape device;
+  int64_t budget_bytes = 0;
+  int64_t microbatch_tokens = 0;  // as in ClusterView
+
+  bool operator==(const WorkerKind&) const = default;
+};
+
+class Footprints {
+ public:
+  // Numbers for what is alike. REQUIRES: what is given outlives this.
+  size_t BaseOf(const std::string& base_model);
+  size_t ClassOf(const std::string& base_model, const ModelShape& model,
+                 const AdapterShape& adapter, int64_t longest_sequence);
+  size_t KindOf(const WorkerKind& kind);
+
+  const Footprint& of(size_t job_class) const { return classes_[job_class].footprint; }
+  const WorkerKind& kind(size_t worker_kind) const { return kinds_[worker_kind]; }
+
+  int64_t SlotBytes(size_t job_class, size_t worker_kind);
+  // Of a group without its slots.
+  int64_t GroupBytes(size_t base, const ModelShape& model, const GroupShape& shape);
+  // ShapeAlone, and whether the job alone fits the worker in it.
+  struct Alone {
+    GroupShape shape;
+    int64_t bytes = 0;  // with its slot
+    bool fits = false;
+  };
+  const Alone& AloneOn(size_t job_class, size_t worker_kind);
+  bool FitsAlone(size_t job_class, size_t worker_kind) {
+    return AloneOn(job_class, worker_kind).fits;
+  }
+
+ private:
+  using ClassKey = std::tuple<size_t, int64_t, int64_t, std::vector<std::string>>;
+  using ShapeKey = std::tuple<size_t, int64_t, int64_t, int, int, int, int, int, int64_t, int64_t>;
+  struct Class {
+    Footprint footprint;
+    std::vector<std::optional<Alone>> alone;  // by kind
+    std::vector<int64_t> slot_bytes;          // likewise; -1: not asked for yet
+  };
+
+  std::map<std::string, size_t> bases_;
+  std::map<ClassKey, size_t> numbers_;
+  std::vector<Class> classes_;
+  std::vector<WorkerKind> kinds_;
+  std::map<ShapeKey, int64_t> group_bytes_;
+};
+
+}  // namespace lorad::planner

@@ -1,0 +1,34 @@
+// When the jobs that wait will start, and when all will end, by the time model (ends.h): the policy
+// run ahead on predicted ends. Pure.
+//
+// It follows the rules of schedule.h that decide most of it, and is a hundred times as fast as
+// asking Schedule() at every predicted end: 10,000 jobs that wait for 64 workers take milliseconds.
+// - Groups train in rounds, each of which takes r(S) ms (ends.h), and their jobs end in them.
+// - Where a job ends, and on every idle worker now, the first of the queue that could run there
+//   alone comes next: it joins if the group has room for it, else the group takes nobody until its
+//   last job has ended, and is formed for that one then, which takes ClusterView::load_s.
+// - Nobody arrives, is evicted or moves, and no microbatch grows back. A job that leaves its group
+//   is gone at once; where it goes on is not foreseen.
+// Jobs whose steps or tokens are unknown count as in Schedule() (kUnknownSteps, kUnknownTokens).
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "planner/schedule/view.h"
+
+namespace lorad::planner {
+
+// Seconds from the view's moment.
+struct Foreseen {
+  double start_s = 0;  // 0 where it trains already
+  double end_s = 0;
+
+  bool operator==(const Foreseen&) const = default;
+};
+
+// By the name of the job: those that train and stay, and those that wait and fit some worker of the
+// view alone. O((queued + running) (workers + classes of jobs)).
+std::map<std::string, Foreseen> Foresee(const ClusterView& view);
+
+}  // namespace lorad::planner

@@ -1,0 +1,349 @@
+#include "planner/schedule/improve.h"
+
+#include <algorithm>
+#include <cassert>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "planner/cost/move.h"
+#include "planner/schedule/spots.h"
+
+namespace lorad::planner {
+namespace {
+
+// Sums of ends that differ by less, of their size, are equal.
+constexpr double kTie = 1e-9;
+// A running job is weighed against the groups that are least busy, so many of them.
+constexpr size_t kDestinations = 8;
+
+// Splits of so many jobs at most are kicked, so often.
+constexpr size_t kKickedMax = 64;
+constexpr int kKicks = 160;
+
+// Numbers that are drawn the same on every machine (Knuth's MMIX generator).
+class Draw {
+ public:
+  size_t Below(size_t bound) {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return (state_ >> 33) % bound;
+  }
+
+ private:
+  uint64_t state_ = 1;
+};
+
+// One base model's search.
+class Search {
+ public:
+  Search(Round& round, Spots& spots, const int64_t& work)
+      : round_(round), spots_(spots), work_(work) {}
+
+  // To a split that no move and no swap betters, and from there on from some that are kicked away
+  // from the best so far.
+  void ImproveFree() {
+    const size_t free = Free();
+    if (free == 0) return;
+    Descend();
+    if (free < 2 || free > kKickedMax) return;
+    Draw draw;
+    double least_s = Total();
+    Spots best = spots_;
+    for (int kick = 0; kick < kKicks && work_ > 0; ++kick) {
+      for (size_t i = 0; i < spots_.items().size(); ++i) {
+        if (!item(i).runs() && draw.Below(3) <= static_cast<size_t>(kick % 3))
+          Kick(i, draw.Below(spots_.size()));
+      }
+      Descend();
+      const double sum_s = Total();
+      if (sum_s < least_s * (1 - kTie)) {
+        least_s = sum_s;
+        best = spots_;
+      } else {
+        spots_ = best;
+      }
+    }
+    spots_ = best;
+  }
+
+  void Descend() {
+    for (bool better = true; better && work_ > 0;) {
+      better = false;
+      for (size_t i = 0; i < spots_.items().size() && work_ > 0; ++i) {
+        if (!spots_.items()[i].runs()) better |= MoveFree(i);
+      }
+      for (size_t i = 0; i < spots_.items().size() && work_ > 0; ++i) {
+        if (!spots_.items()[i].runs()) better |= SwapFree(i);
+      }
+    }
+  }
+
+  // Until nothing more pays.
+  void ImproveRunning(std::vector<std::pair<size_t, std::string>>* moved) {
+    while (work_ > 0) {
+      std::optional<Option> best = BestMove();
+      if (!best) best = BestSwap();
+      if (!best) return;
+      const size_t from = spots_.items()[best->item].at;
+      if (best->other) {
+        const size_t other_from = spots_.items()[*best->other].at;
+        spots_.Move(*best->other, from, best->other_shape);
+        moved->emplace_back(*best->other, best->why);
+        spots_.Move(best->item, other_from, best->shape);
+      } else {
+        spots_.Move(best->item, best->to, best->shape);
+      }
+      moved->emplace_back(best->item, best->why);
+    }
+  }
+
+ private:
+  struct Option {
+    size_t item = 0;
+    size_t to = 0;
+    GroupShape shape;
+    std::optional<size_t> other;  // that goes to where the item is
+    GroupShape other_shape;
+    double gain_s = 0;
+    std::string why;
+  };
+
+  const Item& item(size_t i) const { return spots_.items()[i]; }
+
+  size_t Free() const {
+    return static_cast<size_t>(
+        std::ranges::count_if(spots_.items(), [](const Item& job) { return !job.runs(); }));
+  }
+
+  double Total() const {
+    double total_s = 0;
+    for (size_t spot = 0; spot < spots_.size(); ++spot) total_s += spots_.Sum(spot);
+    return total_s;
+  }
+
+  void Kick(size_t i, size_t to) {
+    if (to == item(i).at || !IsOpen(to)) return;
+    if (const auto shape = spots_.ShapeIf(to, item(i), nullptr)) spots_.Move(i, to, *shape);
+  }
+
+  // An idle worker just like one before it that is free is not worth a look.
+  bool IsOpen(size_t spot) const {
+    const Spot& place = spots_[spot];
+    return place.accepts &&
+           !(place.empty() && place.twin != Item::kNowhere && spots_[place.twin].empty());
+  }
+
+  // Free ones: any gain is one.
+  bool MoveFree(size_t i) {
+    const Item& job = item(i);
+    const size_t from = job.at;
+    const double now_s = spots_.Sum(from);
+    const double gained_s = now_s - spots_.SumIf(from, nullptr, &job);
+    std::optional<size_t> best;
+    double best_s = kTie * now_s;
+    GroupShape shape;
+    for (size_t to = 0; to < spots_.size(); ++to) {
+      if (to == from || !IsOpen(to)) continue;
+      double gain_s = gained_s - (spots_.SumIf(to, &job, nullptr) - spots_.Sum(to));
+      if (gain_s <= best_s) continue;
+      const auto fits = spots_.ShapeIf(to, job, nullptr);
+      if (!fits) continue;
+      gain_s -= spots_.Shortened(to, &job, nullptr, *fits);
+      if (gain_s <= best_s) continue;
+      best = to;
+      best_s = gain_s;
+      shape = *fits;
+    }
+    if (best) spots_.Move(i, *best, shape);
+    return best.has_value();
+  }
+
+  bool SwapFree(size_t i) {
+    bool better = false;
+    for (size_t j = i + 1; j < spots_.items().size() && work_ > 0; ++j) {
+      if (item(j).runs() || item(j).at == item(i).at || item(j).work == item(i).work) continue;
+      const auto swap = Swap(i, j);
+      if (!swap) continue;
+      const size_t from = item(i).at, to = item(j).at;
+      spots_.Move(j, from, swap->other_shape);
+      spots_.Move(i, to, swap->shape);
+      better = true;
+    }
+    return better;
+  }
+
+  // None where it would not fit, or gains nothing.
+  std::optional<Option> Swap(size_t i, size_t j) {
+    const Item& a = item(i);
+    const Item& b = item(j);
+    if (!spots_[a.at].accepts || !spots_[b.at].accepts) return std::nullopt;
+    const double before_s = spots_.Sum(a.at) + spots_.Sum(b.at);
+    const double after_s = spots_.SumIf(a.at, &b, &a) + spots_.SumIf(b.at, &a, &b);
+    if (before_s - after_s <= kTie * before_s) return std::nullopt;
+    // A running job has its room until it has left.
+    const auto here = spots_.ShapeIf(a.at, b, a.runs() ? nullptr : &a);
+    const auto there = spots_.ShapeIf(b.at, a, b.runs() ? nullptr : &b);
+    if (!here || !there) return std::nullopt;
+    const double shortened_s =
+        spots_.Shortened(a.at, &b, &a, *here) + spots_.Shortened(b.at, &a, &b, *there);
+    const double gain_s = before_s - after_s - shortened_s;
+    if (gain_s <= kTie * before_s) return std::nullopt;
+    return Option{i, b.at, *there, j, *here, gain_s, ""};
+  }
+
+  bool MayMove(size_t i) const { return item(i).runs() && !item(i).moved; }
+
+  // The spots that may take a running job: the least busy first.
+  std::vector<size_t> Destinations(size_t from) const {
+    std::vector<std::pair<double, size_t>> order;
+    for (size_t to = 0; to < spots_.size(); ++to) {
+      if (to == from || !IsOpen(to) || !spots_[to].known) continue;
+      const Spot& spot = spots_[to];
+      const int64_t capacity = std::max<int64_t>(1, spot.shape.capacity_tokens);
+      const double round_ms =
+          spot.empty() ? 0 : RoundMs(spot.group->pace.times, spot.crew.step_tokens(), capacity);
+      order.emplace_back(round_ms, to);
+    }
+    std::ranges::sort(order);
+    if (order.size() > kDestinations) order.resize(kDestinations);
+    std::vector<size_t> destinations;
+    for (const auto& [round_ms, to] : order) destinations.push_back(to);
+    return destinations;
+  }
+
+  // The move of a running job that gains the most of those that pay.
+  std::optional<Option> BestMove() {
+    std::optional<Option> best;
+    for (size_t from = 0; from < spots_.size(); ++from) {
+      if (std::ranges::none_of(spots_[from].items, [&](size_t i) { return MayMove(i); })) continue;
+      const double from_s = spots_.Sum(from);
+      for (const size_t to : Destinations(from)) {
+        const double to_s = spots_.Sum(to);
+        for (const size_t i : spots_[from].items) {
+          if (!MayMove(i) || work_ <= 0) continue;
+          const double after_s =
+              spots_.SumIf(from, nullptr, &item(i)) + spots_.SumIf(to, &item(i), nullptr);
+          Option option{i, to, {}, std::nullopt, {}, 0, ""};
+          if (!Pays(from_s + to_s, after_s, 1, spots_[to].group->delay_s, option) ||
+              (best && option.gain_s <= best->gain_s)) {
+            continue;
+          }
+          const auto shape = spots_.ShapeIf(to, item(i), nullptr);
+          if (!shape) continue;
+          const double shortened_s = spots_.Shortened(to, &item(i), nullptr, *shape);
+          if (shortened_s > 0 &&
+              !Pays(from_s + to_s, after_s + shortened_s, 1, spots_[to].group->delay_s, option)) {
+            continue;
+          }
+          if (best && option.gain_s <= best->gain_s) continue;
+          option.shape = *shape;
+          best = option;
+        }
+      }
+    }
+    return best;
+  }
+
+  std::optional<Option> BestSwap() {
+    std::optional<Option> best;
+    for (size_t from = 0; from < spots_.size(); ++from) {
+      if (!spots_[from].known || !spots_[from].accepts) continue;
+      for (const size_t to : Destinations(from)) {
+        if (to < from) continue;  // was looked at from there
+        const double before_s = spots_.Sum(from) + spots_.Sum(to);
+        for (const size_t i : spots_[from].items) {
+          for (const size_t j : spots_[to].items) {
+            if (work_ <= 0) return best;
+            if (!MayMove(i) || !MayMove(j) || item(i).work == item(j).work) continue;
+            auto swap = Swap(i, j);
+            if (!swap || !Pays(before_s, before_s - swap->gain_s, 2, 0, *swap)) continue;
+            if (!best || swap->gain_s > best->gain_s) best = std::move(swap);
+          }
+        }
+      }
+    }
+    return best;
+  }
+
+  // Sets gain_s and why.
+  bool Pays(double before_s, double after_s, int jobs, double delay_s, Option& option) const {
+    MoveQuestion question;
+    question.current_step_s = before_s;
+    question.new_step_s = after_s - delay_s;
+    question.remaining_steps = 1;
+    question.checkpoint_s = jobs * round_.view.move_s;
+    question.reload_s = delay_s;
+    question.least_share = round_.view.policy.least_share;
+    const double cost_s = question.checkpoint_s + question.reload_s;
+    // Before a text is made of it.
+    if (question.new_step_s <= 0 || before_s - question.new_step_s <= cost_s) return false;
+    const auto decision = DecideMove(question);
+    if (!decision.ok() || !decision->move) return false;
+    option.gain_s = decision->gain_s;
+    option.why = absl::StrFormat(
+        "the jobs of both groups end %.0f s earlier in the sum, and moving costs %.0f s",
+        decision->gain_s + cost_s, cost_s);
+    return true;
+  }
+
+  Round& round_;
+  Spots& spots_;
+  const int64_t& work_;
+};
+
+// A group without jobs on each idle worker that is left.
+std::vector<std::pair<size_t, GroupState>> OnIdle(Round& round, const GroupState& like) {
+  std::vector<std::pair<size_t, GroupState>> groups;
+  for (size_t i = 0; i < round.idle.size(); ++i) {
+    if (round.idle[i].taken) continue;
+    groups.emplace_back(
+        i, StateOf(round.idle[i], like.base_model, *like.model, round.sizes, round.paces));
+  }
+  return groups;
+}
+
+void ImproveBase(Round& round, size_t base, int64_t& work, std::vector<Replacement>* replacements) {
+  std::vector<GroupState*> groups, idle;
+  std::vector<size_t> index;  // of the spots, in round.groups
+  for (size_t g = 0; g < round.groups.size(); ++g) {
+    if (round.groups[g].base != base || !round.groups[g].open) continue;
+    groups.push_back(&round.groups[g]);
+    index.push_back(g);
+  }
+  if (groups.empty()) return;
+  std::vector<std::pair<size_t, GroupState>> on_idle = OnIdle(round, *groups[0]);
+  for (auto& [i, group] : on_idle) idle.push_back(&group);
+  if (groups.size() + idle.size() < 2) return;
+  Spots spots(round, groups, idle, &work);
+  if (spots.items().empty()) return;
+  Search search(round, spots, work);
+  search.ImproveFree();
+  std::vector<std::pair<size_t, std::string>> moved;
+  search.ImproveRunning(&moved);
+  spots.WriteBack();
+  for (auto& [i, group] : on_idle) {
+    index.push_back(round.groups.size());
+    if (group.jobs == 0) continue;
+    round.idle[i].taken = true;
+    round.groups.push_back(std::move(group));
+  }
+  for (auto& [i, why] : moved) {
+    const Item& item = spots.items()[i];
+    replacements->push_back({index[item.home], item.member, index[item.at], std::move(why)});
+  }
+}
+
+}  // namespace
+
+std::vector<Replacement> Improve(Round& round) {
+  std::vector<size_t> bases;
+  for (const GroupState& group : round.groups) bases.push_back(group.base);
+  std::ranges::sort(bases);
+  bases.erase(std::unique(bases.begin(), bases.end()), bases.end());
+  std::vector<Replacement> replacements;
+  int64_t work = kWork;
+  for (const size_t base : bases) ImproveBase(round, base, work, &replacements);
+  return replacements;
+}
+
+}  // namespace lorad::planner

@@ -1,0 +1,23 @@
+// Why a job waits, for the user who asks. Within the planner only.
+#pragma once
+
+#include <string>
+
+#include "planner/schedule/state.h"
+
+namespace lorad::planner {
+
+// A group that is being formed or changed, and that the job would fit alone: until it is known what
+// becomes of it, no other is changed for the job.
+const GroupState* Awaited(Round& round, const Waiter& job);
+
+// A group of its base model that takes newcomers, but not this one, for suspicion alone.
+const GroupState* PartedFrom(Round& round, const Waiter& job);
+
+// "group g", "the group being formed".
+std::string NameOf(const GroupState& group);
+
+// REQUIRES: `job` is among round.waiting.
+std::string WhyWait(Round& round, const Waiter& job);
+
+}  // namespace lorad::planner

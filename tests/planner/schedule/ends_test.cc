@@ -1,0 +1,104 @@
+#include "planner/schedule/ends.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <numeric>
+
+#include "planner/schedule/schedule.h"
+#include "tests/planner/fixtures.h"
+
+namespace lorad::planner {
+namespace {
+
+TEST_CASE("A round, and the ends of a group's jobs") {
+  // 100 ms and 1 ms a token, microbatches of 1,000 tokens.
+  const TimeCoefficients times{100, 1, 0};
+  CHECK(RoundMs(times, 0, 1000) == Approx(100));
+  CHECK(RoundMs(times, 400, 1000) == Approx(500));
+  CHECK(RoundMs(times, 1000, 1000) == Approx(1100));
+  CHECK(RoundMs(times, 2500, 1000) == Approx(250 + 2500));
+  struct Case {
+    std::vector<JobWork> jobs;
+    std::vector<double> ends;
+  };
+  const Case cases[] = {
+      {{}, {}},
+      {{{400, 10}}, {5}},
+      {{{400, 10}, {400, 10}}, {9, 9}},
+      // Ten rounds of 900 ms, then twenty of 500.
+      {{{400, 30}, {400, 10}}, {19, 9}},
+      // Ten rounds of 2,750 ms, ten of 1,650, ten of 1,100.
+      {{{1000, 20}, {1000, 10}, {500, 30}}, {44, 27.5, 50}},
+      {{{400, 0}, {400, 10}}, {0, 5}},
+  };
+  for (const Case& c : cases) {
+    const std::vector<double> ends = EndsOf(times, 1000, c.jobs);
+    REQUIRE(ends.size() == c.ends.size());
+    for (size_t i = 0; i < ends.size(); ++i) CHECK(ends[i] == Approx(c.ends[i]));
+  }
+}
+
+// Step by step, as the group does it.
+std::vector<double> Rounds(const TimeCoefficients& times, int64_t capacity,
+                           std::vector<JobWork> jobs) {
+  std::vector<double> ends(jobs.size());
+  for (double now_ms = 0;;) {
+    int64_t tokens = 0;
+    for (const JobWork& job : jobs) tokens += job.remaining_steps > 0 ? job.step_tokens : 0;
+    if (tokens == 0) return ends;
+    now_ms += RoundMs(times, tokens, capacity);
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      if (jobs[i].remaining_steps > 0 && --jobs[i].remaining_steps == 0) ends[i] = now_ms / 1000;
+    }
+  }
+}
+
+TEST_CASE("Ends and their sums are those of training round by round") {
+  for (const uint32_t seed : Seeds()) {
+    INFO("seed " << seed);
+    std::mt19937 random(seed);
+    const auto draw = [&](uint32_t most) { return static_cast<int64_t>(1 + random() % most); };
+    for (int trial = 0; trial < 200; ++trial) {
+      const TimeCoefficients times{static_cast<double>(draw(100)), static_cast<double>(draw(3)), 0};
+      std::vector<JobWork> jobs;
+      for (size_t i = 0, count = random() % 8; i < count; ++i) {
+        jobs.push_back({draw(900), draw(40)});
+      }
+      const std::vector<double> expected = Rounds(times, 1000, jobs);
+      const std::vector<double> ends = EndsOf(times, 1000, jobs);
+      for (size_t i = 0; i < jobs.size(); ++i) CHECK(ends[i] == Approx(expected[i]));
+      const auto sum = [&](const std::vector<JobWork>& of) {
+        const std::vector<double> each = EndsOf(times, 1000, of);
+        return std::accumulate(each.begin(), each.end(), 0.0);
+      };
+      Crew crew;
+      for (const JobWork& job : jobs) crew.Add(job);
+      CHECK(crew.SumOfEnds(times, 1000) == Approx(sum(jobs)));
+      const JobWork comes{draw(900), draw(40)};
+      std::vector<JobWork> more = jobs;
+      more.push_back(comes);
+      CHECK(crew.SumOfEnds(times, 1000, &comes) == Approx(sum(more)));
+      if (jobs.empty()) continue;
+      const size_t leaves = random() % jobs.size();
+      std::vector<JobWork> changed = crew.jobs();
+      changed.erase(changed.begin() + static_cast<std::ptrdiff_t>(leaves));
+      CHECK(crew.SumOfEnds(times, 1000, nullptr, leaves) == Approx(sum(changed)));
+      changed.push_back(comes);
+      CHECK(crew.SumOfEnds(times, 1000, &comes, leaves) == Approx(sum(changed)));
+      crew.Remove(jobs[0]);
+      crew.Add(jobs[0]);
+      CHECK(crew.SumOfEnds(times, 1000) == Approx(sum(jobs)));
+    }
+  }
+}
+
+TEST_CASE("Throughput is a round's tokens over its time") {
+  const TimeCoefficients times{100, 1, 0};
+  for (const int64_t tokens : {1, 400, 1000, 2500}) {
+    CHECK(GroupThroughput(times, tokens, 1000) ==
+          Approx(static_cast<double>(tokens) / RoundMs(times, tokens, 1000)));
+  }
+}
+
+}  // namespace
+}  // namespace lorad::planner

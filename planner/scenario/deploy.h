@@ -8,9 +8,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "planner/cost/move.h"
 #include "planner/replicas/bucketing.h"
 #include "planner/replicas/deploy.h"
-#include "planner/replicas/move.h"
 #include "planner/replicas/ownership.h"
 #include "planner/scenario/subcommand.h"
 

@@ -4,9 +4,9 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "planner/scenario/draw.h"
 #include "planner/scenario/fields.h"
 #include "planner/scenario/pack.h"
+#include "planner/solve/draw.h"
 
 namespace lorad::planner::scenario {
 namespace {

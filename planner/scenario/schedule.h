@@ -1,4 +1,5 @@
-// lorad-plan schedule: who trains where, given a cluster as it stands.
+// lorad-plan schedule: who trains where, given a cluster as it stands; or a history replayed
+// (replay.h), where the scenario has jobs that come instead of a queue.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -16,7 +16,8 @@ const std::vector<Subcommand>& Subcommands() {
       {"deploy", "replicas of which layouts on the GPUs", CheckDeploy, RunDeploy},
       {"dispatch", "a step's sequences over deployed replicas", CheckDispatchScenario, RunDispatch},
       {"fit", "time and memory models from recorded runs", CheckFit, RunFit},
-      {"schedule", "who trains where, in a cluster as it stands", CheckSchedule, RunSchedule},
+      {"schedule", "who trains where, in a cluster as it stands or over a history", CheckSchedule,
+       RunSchedule},
       {"sweep", "configurations of hyperparameters on shared GPUs", CheckSweep, RunSweep},
   };
   return subcommands;

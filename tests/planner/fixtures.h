@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <iostream>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -55,6 +56,10 @@ inline ModelShape Llama8B() {
       {14336, {{"down_proj", 4096, false}}},
   };
   return model;
+}
+
+inline std::shared_ptr<const ModelShape> Shared(const ModelShape& shape) {
+  return std::make_shared<const ModelShape>(shape);
 }
 
 // A model whose bytes can be followed by hand.

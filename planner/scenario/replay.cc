@@ -1,0 +1,268 @@
+#include "planner/scenario/replay.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "planner/replay/baselines.h"
+#include "planner/scenario/cluster_fields.h"
+#include "planner/scenario/fields.h"
+#include "planner/scenario/load.h"
+#include "planner/schedule/schedule.h"
+
+namespace lorad::planner::scenario {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr double kMomentMax = 1e10;  // seconds
+constexpr size_t kWorkersMax = 4096;
+constexpr size_t kShown = 10;  // jobs that never ended
+
+class Reader {
+ public:
+  explicit Reader(Fields& fields) : fields_(fields) {}
+
+  ReplayScenario Read() {
+    for (Fields& worker : fields_.Objects("workers", {.min = 1, .max = kListMax})) {
+      ReadWorker(worker);
+    }
+    std::set<std::string> devices;
+    for (const HistoryWorker& worker : read_.history.workers) {
+      devices.insert(worker.view.device_name);
+    }
+    models_.Read(fields_, &devices);
+    models_.Spread(devices, &read_.history.times, &read_.history.load_s);
+    for (Fields& job : fields_.Objects("jobs", {.required = false})) ReadJob(job);
+    ReadTheLoad();
+    ReadPolicies();
+    History& history = read_.history;
+    history.move_s = fields_.Number("move_s", {.max = 1e9, .fallback = history.move_s});
+    history.microbatch_tokens =
+        fields_.Int64("microbatch_tokens", {.max = kTokensMax, .fallback = 0});
+    history.empty_group_s =
+        fields_.Number("empty_group_s", {.max = 1e9, .fallback = history.empty_group_s});
+    read_.baselines = fields_.Bool("baselines", true);
+    read_.turns.turn_s = fields_.Number("turn_s", {.max = 1e6, .fallback = read_.turns.turn_s});
+    read_.turns.look_s =
+        fields_.Number("look_s", {.min = 0.1, .max = 1e6, .fallback = read_.turns.look_s});
+    return std::move(read_);
+  }
+
+ private:
+  void ReadWorker(Fields& fields) {
+    HistoryWorker worker;
+    worker.view = ReadWorkerView(fields, &worker_names_);
+    worker.comes_s = fields.Number("comes_s", {.max = kMomentMax, .fallback = 0.0});
+    if (fields.Has("goes_s")) {
+      const size_t before = fields.violations();
+      worker.goes_s = fields.Number("goes_s", {.max = kMomentMax});
+      if (fields.violations() == before && worker.goes_s < worker.comes_s) {
+        fields.Violate("goes_s", "is before comes_s", "let a worker come before it goes");
+      }
+    }
+    const int64_t count = fields.Int64("count", {.min = 1, .max = kWorkersMax, .fallback = 1});
+    std::vector<HistoryWorker>& workers = read_.history.workers;
+    if (workers.size() + static_cast<size_t>(count) > kWorkersMax) {
+      fields.Violate("count", absl::StrCat("is ", count),
+                     absl::StrCat("give at most ", kWorkersMax, " workers in all"));
+      return;
+    }
+    const std::string name = worker.view.name;
+    for (int64_t i = 1; i <= count; ++i) {
+      if (count > 1) worker.view.name = absl::StrCat(name, "-", i);
+      if (count > 1 && !worker_names_.insert(worker.view.name).second) {
+        fields.Violate("name", absl::StrCat("makes another ", worker.view.name),
+                       "give the worker another name");
+      }
+      workers.push_back(worker);
+    }
+  }
+
+  void ReadJob(Fields& fields) {
+    HistoryJob job;
+    QueuedJob& content = job.content;
+    content.job = fields.OwnName("job", &job_names_);
+    const ModelShape* model = models_.Find(fields, &content.base_model);
+    content.adapter = ReadAdapter(fields);
+    content.priority = ReadPriority(fields);
+    content.longest_sequence = fields.Int64("longest_sequence", {.min = 1, .max = kTokensMax});
+    content.step_tokens = fields.Int64("step_tokens", {.min = 1, .max = kStepTokensMax});
+    content.remaining_steps = fields.Int64("steps", {.min = 1, .max = kStepsMax});
+    content.label_group = ReadName(fields, "label_group");
+    job.comes_s = fields.Number("comes_s", {.max = kMomentMax});
+    job.checkpoint_steps =
+        fields.Int64("checkpoint_steps", {.max = kStepsMax, .fallback = job.checkpoint_steps});
+    job.started_s = ReadMoment(fields, "started_s", job.comes_s);
+    job.ended_s = ReadMoment(fields, "ended_s", job.started_s.value_or(job.comes_s));
+    if (model == nullptr) return;  // which is a violation
+    content.model = std::make_shared<const ModelShape>(*model);
+    read_.history.jobs.push_back(std::move(job));
+  }
+
+  static std::optional<double> ReadMoment(Fields& fields, const std::string& name, double least_s) {
+    if (!fields.Has(name)) return std::nullopt;
+    const size_t before = fields.violations();
+    const double moment_s = fields.Number(name, {.max = kMomentMax});
+    if (fields.violations() == before && moment_s < least_s) {
+      fields.Violate(name, absl::StrCat("is ", moment_s),
+                     absl::StrCat("give ", least_s, " or later: a job comes, starts and ends"));
+    }
+    return moment_s;
+  }
+
+  void ReadTheLoad() {
+    if (!fields_.Has("load")) {
+      if (fields_.Has("jobs") && read_.history.jobs.empty() && fields_.ok()) {
+        fields_.Violate("jobs", "is empty", "give jobs, or a load to draw them from");
+      }
+      return;
+    }
+    if (fields_.Has("jobs")) fields_.Violate("load", "stands beside jobs", "give one of them");
+    const std::string device =
+        read_.history.workers.empty() ? "" : read_.history.workers.front().view.device_name;
+    read_.load = ReadLoad(fields_.Object("load"), models_, device, read_.history.times);
+  }
+
+  void ReadPolicies() {
+    std::set<std::string> names;
+    if (fields_.Has("policies")) {
+      if (fields_.Has("policy")) {
+        fields_.Violate("policy", "stands beside policies", "give one of them");
+      }
+      for (Fields& policy : fields_.Objects("policies", {.min = 1, .max = 64})) {
+        const std::string name = policy.OwnName("policy", &names);
+        read_.policies.push_back({name, ReadPolicy(policy)});
+      }
+    }
+    Fields policy = fields_.Object("policy", false);
+    const SchedulePolicy read = ReadPolicy(policy);
+    if (read_.policies.empty()) read_.policies.push_back({"policy", read});
+  }
+
+  Fields& fields_;
+  ReplayScenario read_;
+  Models models_;
+  std::set<std::string> worker_names_, job_names_;
+};
+
+// ---- what came of it ----
+
+struct Row {
+  std::string name;
+  Summary summary;
+  Outcome outcome;  // without jobs and stays
+};
+
+ordered_json ToJson(const Row& row) {
+  const Summary& s = row.summary;
+  const Outcome& o = row.outcome;
+  return {{"policy", row.name},
+          {"ended", s.ended},
+          {"makespan_s", s.makespan_s},
+          {"mean_completion_s", s.mean_completion_s},
+          {"mean_wait_s", s.mean_wait_s},
+          {"worst_wait_s", s.worst_wait_s},
+          {"idle_share", s.idle_share},
+          {"tokens_per_second", s.tokens_per_s},
+          {"tokens_per_training_second", s.tokens_per_training_s},
+          {"moves", o.moves},
+          {"preemptions", o.evictions},
+          {"groups", o.groups},
+          {"reforms", o.reforms},
+          {"turns", o.turns}};
+}
+
+std::string ToText(const Row& row) {
+  const Summary& s = row.summary;
+  const Outcome& o = row.outcome;
+  return absl::StrFormat("%-24s %9.0f %11.0f %8.0f %11.0f %6.1f %9.0f %11.0f %6d %8d %7d\n",
+                         row.name, s.makespan_s, s.mean_completion_s, s.mean_wait_s, s.worst_wait_s,
+                         100 * s.idle_share, s.tokens_per_s, s.tokens_per_training_s, o.moves,
+                         o.evictions, o.groups);
+}
+
+constexpr char kHeads[] =
+    "                                   mean       mean       worst                     a "
+    "training\n"
+    "POLICY                    MAKESPAN  COMPLETION    WAIT        WAIT IDLE %  TOKENS/S    "
+    "WORKER'S"
+    "  MOVES  EVICTED  GROUPS\n";
+
+std::vector<Row> ReplayAll(const ReplayScenario& scenario) {
+  const History& history = scenario.history;
+  std::vector<Row> rows;
+  const auto replay = [&](const std::string& name, const SchedulePolicy& policy,
+                          const Decide& decide, const Turns& turns) {
+    Row& row = rows.emplace_back();
+    row.name = name;
+    row.outcome = Replay(history, policy, decide, turns);
+    row.summary = Summarize(history, row.outcome);
+  };
+  for (const auto& [name, policy] : scenario.policies) {
+    replay(name, policy, Schedule, scenario.turns);
+  }
+  if (scenario.baselines) {
+    const Turns events{.turn_s = scenario.turns.turn_s, .look_s = kNever};  // nothing ripens
+    replay("first come first served", {}, FirstComeFirstServed, events);
+    replay("one group a base model", {}, GangByGang, events);
+  }
+  const bool recorded = std::ranges::any_of(
+      history.jobs, [](const HistoryJob& job) { return job.started_s && job.ended_s; });
+  if (recorded) rows.push_back({"recorded", SummarizeRecord(history), {}});
+  return rows;
+}
+
+// Of the first row; empty where all ended.
+std::string NeverEnded(const History& history, const Row& row) {
+  std::vector<std::string> names;
+  for (size_t j = 0; j < history.jobs.size(); ++j) {
+    if (row.outcome.jobs[j].ends_s == kNever) names.push_back(history.jobs[j].content.job);
+  }
+  if (names.empty()) return "";
+  const size_t left = names.size();
+  if (left > kShown) names.resize(kShown);
+  return absl::StrCat(left, left == 1 ? " job" : " jobs",
+                      " never ended, as no worker has room: ", absl::StrJoin(names, ", "),
+                      left > kShown ? ", .." : "", "\n");
+}
+
+}  // namespace
+
+bool IsReplay(const json& scenario) {
+  return scenario.is_object() && (scenario.contains("jobs") || scenario.contains("load"));
+}
+
+absl::StatusOr<ReplayScenario> ReadReplay(const json& scenario) {
+  return ReadScenario<ReplayScenario>(scenario,
+                                      [](Fields& fields) { return Reader(fields).Read(); });
+}
+
+absl::StatusOr<PlanResult> RunReplay(const json& scenario) {
+  auto read = ReadReplay(scenario);
+  if (!read.ok()) return read.status();
+  History& history = read->history;
+  if (read->load) history.jobs = DrawJobs(*read->load);
+  const std::vector<Row> rows = ReplayAll(*read);
+  std::set<std::string> bases;
+  for (const HistoryJob& job : history.jobs) bases.insert(job.content.base_model);
+  PlanResult result;
+  result.text = absl::StrCat(history.jobs.size(), " jobs on ", bases.size(), " base models, ",
+                             history.workers.size(), " workers; times in seconds\n\n", kHeads);
+  for (const Row& row : rows) result.text += ToText(row);
+  if (const std::string left = NeverEnded(history, rows.front()); !left.empty()) {
+    absl::StrAppend(&result.text, "\n", left);
+  }
+  result.json = {{"jobs", history.jobs.size()},
+                 {"base_models", bases.size()},
+                 {"workers", history.workers.size()},
+                 {"replays", ordered_json::array()}};
+  for (const Row& row : rows) result.json["replays"].push_back(ToJson(row));
+  return result;
+}
+
+}  // namespace lorad::planner::scenario

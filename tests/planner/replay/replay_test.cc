@@ -1,0 +1,166 @@
+// Histories whose ends can be followed by hand; the policy is asked at once.
+#include "planner/replay/replay.h"
+
+#include <catch2/catch.hpp>
+
+#include "planner/replay/baselines.h"
+#include "tests/planner/replay/fixtures.h"
+
+namespace lorad::planner {
+namespace {
+
+constexpr Turns kAtOnce{.turn_s = 0, .look_s = 60};
+
+Outcome Play(const History& history, const Decide& decide = Schedule) {
+  return Replay(history, {}, decide, kAtOnce);
+}
+
+void CheckEnds(const Outcome& outcome, const std::vector<double>& ends_s) {
+  REQUIRE(outcome.jobs.size() == ends_s.size());
+  for (size_t j = 0; j < ends_s.size(); ++j) {
+    INFO("job " << j);
+    CHECK(outcome.jobs[j].ends_s == Approx(ends_s[j]));
+  }
+}
+
+TEST_CASE("A job alone waits for the load and takes its steps") {
+  const Outcome outcome = Play(Of({There("w")}, {Comes("a", 7, 10)}, 5));
+  CheckEnds(outcome, {7 + 5 + 10 * 0.3});
+  CHECK(outcome.jobs[0].waited_s == 0);
+  CHECK(outcome.training_s == Approx(3));
+  REQUIRE(outcome.stays.size() == 1);
+  CHECK(outcome.stays[0].steps == Approx(10));
+  CHECK(outcome.stays[0].from_s == 7);
+  const Summary summary = Summarize(Of({There("w")}, {Comes("a", 7, 10)}), outcome);
+  CHECK(summary.makespan_s == Approx(8));
+  CHECK(summary.mean_completion_s == Approx(8));
+  CHECK(summary.idle_share == Approx(5.0 / 8));
+  CHECK(summary.tokens_per_s == Approx(250));
+  CHECK(summary.tokens_per_training_s == Approx(2000.0 / 3));
+}
+
+TEST_CASE("Jobs of a group share its rounds, which change as they come and end") {
+  // 400 tokens a round: 500 ms. b goes on alone from 5 s on.
+  CheckEnds(Play(Of({There("w")}, {Comes("a", 0, 10), Comes("b", 0, 20)})), {5, 8});
+  // b comes when a has taken 5 steps.
+  CheckEnds(Play(Of({There("w")}, {Comes("a", 0, 10), Comes("b", 1.5, 10)})), {4, 5.5});
+  // Steps beyond a microbatch of 1,024 tokens pay its constant part in proportion.
+  CheckEnds(Play(Of({There("w")}, {Comes("a", 0, 10, 1536)})), {10 * (0.15 + 1.536)});
+}
+
+TEST_CASE("Steps take longer where more is computed again than usual") {
+  const HistoryJob job = Comes("a", 0, 10);
+  HistoryWorker worker = There("w");
+  const int64_t bytes =
+      BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), job.content.adapter).total();
+  worker.view.budget_bytes = bytes + bytes * 2 / 100 + 1;
+  CheckEnds(Play(Of({worker}, {job})), {10 * 0.3 * (4.0 / 3) / 1.025});
+}
+
+TEST_CASE("A job of higher priority takes the place of one that is saved meanwhile") {
+  const History history =
+      Of({WithRoomFor(There("w"), 1)}, {Comes("a", 0, 100), Urgent(Comes("b", 10, 10), 5)});
+  const Outcome outcome = Play(history);
+  // a leaves at 10 and its slot at 12; b trains for 3 s, then a goes on with what it had left.
+  CheckEnds(outcome, {15 + 20, 15});
+  CHECK(outcome.evictions == 1);
+  CHECK(outcome.moves == 0);
+  CHECK(outcome.jobs[0].waited_s == Approx(3));
+  CHECK(outcome.jobs[1].waited_s == Approx(2));
+  CHECK(Summarize(history, outcome).worst_wait_s == Approx(3));
+}
+
+TEST_CASE("A worker that goes takes along what was not saved") {
+  History history = Of({There("w", 0, 10), There("v", 20)}, {Comes("a", 0, 100)});
+  history.jobs[0].checkpoint_steps = 10;
+  const Outcome outcome = Play(history);
+  CheckEnds(outcome, {20 + 70 * 0.3});
+  REQUIRE(outcome.stays.size() == 2);
+  CHECK(outcome.stays[0].steps == Approx(100.0 / 3));
+  CHECK(outcome.stays[0].lost == Approx(10.0 / 3));
+  CHECK(outcome.jobs[0].waited_s == Approx(10));
+  // Without checkpoints all is lost.
+  history.jobs[0].checkpoint_steps = 0;
+  CheckEnds(Play(history), {20 + 100 * 0.3});
+}
+
+TEST_CASE("A worker that comes late has its share") {
+  const Outcome outcome =
+      Play(Of({There("w"), There("v", 10)}, {Comes("a", 0, 1000), Comes("b", 0, 1000)}));
+  CHECK(outcome.moves == 1);
+  // One goes on alone, the other is under way for 2 s.
+  const double first = 10 + 980 * 0.3;
+  const bool b_moves = outcome.jobs[0].ends_s < outcome.jobs[1].ends_s;
+  CheckEnds(outcome, {first + (b_moves ? 0 : 2), first + (b_moves ? 2 : 0)});
+}
+
+TEST_CASE("A group without jobs makes room at once, or when its time is over") {
+  const History history = Of({There("w")}, {Comes("a", 0, 10), Comes("b", 10, 10, 200, "n")}, 1);
+  CheckEnds(Play(history), {4, 14});
+  History later = Of({There("w")}, {Comes("a", 0, 10), Comes("b", 10, 10)}, 1);
+  CheckEnds(Play(later), {4, 13});  // the group is there still
+  later.empty_group_s = 5;
+  CheckEnds(Play(later), {4, 14});
+  CHECK(Play(later).groups == 2);
+}
+
+TEST_CASE("Who fits no worker never ends, and holds up nobody") {
+  History history = Of({WithRoomFor(There("w"), 1)}, {Comes("a", 0, 10), Comes("b", 0, 10)});
+  history.jobs[0].content.longest_sequence = 100'000;
+  const Outcome outcome = Play(history);
+  CHECK(outcome.jobs[0].ends_s == kNever);
+  CHECK(outcome.jobs[1].ends_s == Approx(3));
+  CHECK(Summarize(history, outcome).ended == 1);
+}
+
+TEST_CASE("First come first served: each job alone, in order") {
+  const History history =
+      Of({There("w")}, {Comes("a", 0, 10), Comes("b", 0, 20), Urgent(Comes("c", 1, 10), 5)}, 1);
+  const Outcome outcome = Play(history, FirstComeFirstServed);
+  CheckEnds(outcome, {4, 4 + 1 + 6, 11 + 1 + 3});
+  CHECK(outcome.jobs[1].waited_s == Approx(4));
+  CHECK(outcome.jobs[2].waited_s == Approx(10));
+  CHECK(outcome.groups == 3);
+  CHECK(outcome.evictions == 0);
+  // One that fits no worker that there is holds up those behind it.
+  History large =
+      Of({WithRoomFor(There("w"), 1), There("v", 100)}, {Comes("a", 0, 10), Comes("b", 1, 10)});
+  large.jobs[0].content.longest_sequence = 6000;
+  CheckEnds(Play(large, FirstComeFirstServed), {100 + 3, 100 + 3});
+}
+
+TEST_CASE("One group a base model, whatever else is idle") {
+  const History history = Of({There("u"), There("v"), There("w")},
+                             {Comes("a", 0, 10), Comes("b", 0, 10), Comes("c", 0, 10, 200, "n")});
+  const Outcome outcome = Play(history, GangByGang);
+  CheckEnds(outcome, {5, 5, 3});
+  CHECK(outcome.groups == 2);
+  // With one worker the other base model waits until the group has no jobs.
+  const History one =
+      Of({There("u")}, {Comes("a", 0, 10), Comes("c", 0, 10, 200, "n"), Comes("b", 1.5, 10)});
+  CheckEnds(Play(one, GangByGang), {4, 5.5 + 3, 5.5});
+}
+
+TEST_CASE("Turns: the policy is asked at their multiples") {
+  const History history = Of({There("w")}, {Comes("a", 0.5, 10)});
+  const Outcome outcome = Replay(history, {}, Schedule, {.turn_s = 2, .look_s = 60});
+  CHECK(outcome.jobs[0].ends_s == Approx(5));
+  CHECK(outcome.jobs[0].waited_s == Approx(1.5));
+}
+
+TEST_CASE("What was recorded is summed up as it went") {
+  History history = Of({There("w")}, {Comes("a", 0, 10), Comes("b", 5, 10), Comes("c", 6, 10)});
+  history.jobs[0].started_s = 1;
+  history.jobs[0].ended_s = 10;
+  history.jobs[1].started_s = 10;
+  history.jobs[1].ended_s = 20;
+  const Summary summary = SummarizeRecord(history);
+  CHECK(summary.ended == 2);
+  CHECK(summary.makespan_s == 20);
+  CHECK(summary.mean_completion_s == 12.5);
+  CHECK(summary.mean_wait_s == 3);
+  CHECK(summary.worst_wait_s == 5);
+}
+
+}  // namespace
+}  // namespace lorad::planner

@@ -23,8 +23,6 @@
 namespace lorad::server {
 namespace {
 
-constexpr int64_t kRetryMs = 500;
-
 template <class Record>
 absl::StatusOr<Record> Parse(const char* kind, std::string_view name, std::string_view bytes) {
   Record record;
@@ -133,20 +131,15 @@ class Reader {
     return jobs;
   }
 
-  // A step's revision is stored as its job's progress alone, beside the record of before.
+  // What a step changes is stored beside the job's record.
   absl::Status ReadProgress() {
-    absl::StatusOr<std::vector<storage::Entry>> revisions =
-        store_.ReadSeries(kRevisionSeries, "", 0, std::numeric_limits<int64_t>::max());
-    if (!revisions.ok()) return revisions.status();
-    for (const storage::Entry& entry : *revisions) {
-      absl::StatusOr<records::RevisionRecord> revision =
-          Parse<records::RevisionRecord>(kRevisionSeries, "", entry.value);
-      if (!revision.ok()) return revision.status();
-      if (!revision->progress_only()) continue;
-      const std::string name = revision->job().name();
-      progress_[name] = std::move(*revision->mutable_job());
-    }
-    return absl::OkStatus();
+    return store_.ScanRecords(
+        kProgressKind, [&](std::string_view key, std::string_view value) -> absl::Status {
+          absl::StatusOr<v1::Job> progress = Parse<v1::Job>(kProgressKind, key, value);
+          if (!progress.ok()) return progress.status();
+          progress_[std::string(key)] = *std::move(progress);
+          return absl::OkStatus();
+        });
   }
 
   v1::Job View(const records::JobRecord& record) const {
@@ -161,7 +154,7 @@ class Reader {
 
   storage::JobStore& store_;
   const Uncommitted& beside_;
-  std::map<std::string, v1::Job> progress_;  // the newest of each, by name
+  std::map<std::string, v1::Job> progress_;  // by name
 };
 
 Reader::Answer Reader::operator()(const v1::ListJobsRequest& request) {
@@ -198,15 +191,14 @@ Reader::Answer Reader::operator()(const SnapshotJobs& request) {
   if (!jobs.ok()) return jobs.status();
   std::set<std::string> missing(request.names.begin(), request.names.end());
   JobSnapshot snapshot;
-  snapshot.revision = beside_.newest_revision;
   for (const records::JobRecord& record : *jobs) {
-    if (record.job().revision() > snapshot.revision) {
-      return Unavailable("STORE_CHANGES", "the store is written again: ask again", kRetryMs);
-    }
-    const bool wanted = request.names.empty() || missing.erase(record.job().name()) > 0;
-    if (wanted && record.job().revision() > request.after) snapshot.jobs.push_back(record.job());
+    const v1::Job& job = record.job();
+    const bool named = request.names.empty() || missing.erase(job.name()) > 0;
+    const bool wanted = named && (IsLive(job.state()) || !request.live_only);
+    const bool of_page = request.after < job.revision() && job.revision() <= request.up_to;
+    if (wanted && of_page) snapshot.jobs.push_back(job);
   }
-  if (!missing.empty()) return NotFound(kJobKind, *missing.begin());
+  if (!missing.empty() && request.after == 0) return NotFound(kJobKind, *missing.begin());
   std::ranges::sort(snapshot.jobs, {}, &v1::Job::revision);
   if (request.limit > 0 && static_cast<int64_t>(snapshot.jobs.size()) > request.limit) {
     snapshot.jobs.resize(request.limit);

@@ -13,17 +13,15 @@ namespace lorad::server {
 
 // Facts that the store does not hold.
 struct Uncommitted {
-  int64_t newest_revision = 0;  // that watchers were sent
-  std::string why;              // queued jobs wait; their place is left out
-  v1::ClusterStatus cluster;    // for GetCluster, which counts jobs as they are stored
+  std::string why;            // queued jobs wait; their place is left out
+  v1::ClusterStatus cluster;  // for GetCluster, which counts jobs as they are stored
 };
 
 // A read that the store answers; others are of what no store knows (workers, Core::Look), or
 // writes.
 bool IsCommittedRead(const Request& request);
 
-// REQUIRES: IsCommittedRead. A snapshot in mid-commit is UNAVAILABLE: it is to be asked for again.
-// Any thread; reads as many records as there are.
+// REQUIRES: IsCommittedRead. Any thread; reads as many records as there are.
 absl::StatusOr<ReplyValue> ReadCommitted(storage::JobStore& store, const Request& request,
                                          const Uncommitted& beside);
 

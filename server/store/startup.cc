@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
-#include <set>
 #include <string_view>
 #include <utility>
 
@@ -12,7 +10,6 @@
 #include "server/core/events/kept.h"
 #include "server/core/events/records.pb.h"
 #include "server/core/events/store_kinds.h"
-#include "server/core/jobs/job_progress.h"
 #include "server/core/jobs/job_states.h"
 #include "server/errors/errors.h"
 
@@ -37,10 +34,12 @@ absl::Status ReadKind(storage::JobStore& store, const char* kind,
   });
 }
 
+// And the newest revision of a record.
 absl::Status ReadLiveMetrics(storage::JobStore& store, StoredState* state) {
   records::JobRecord record;  // one for all: its strings keep their room
   for (const auto& [name, bytes] : state->jobs) {
     if (!record.ParseFromString(bytes)) return Corrupt(kJobKind, name);
+    state->last_revision = std::max(state->last_revision, record.job().revision());
     if (!IsLive(record.job().state())) continue;
     int64_t after = record.job().last_checkpoint_step();
     if (record.has_checkpoint_tokens()) {
@@ -57,37 +56,41 @@ absl::Status ReadLiveMetrics(storage::JobStore& store, StoredState* state) {
   return absl::OkStatus();
 }
 
-// Every revision whole, as watchers get it. Where a job was not kept whole before its progress, the
-// revision and all before it are gone.
-absl::Status ReadRevisions(storage::JobStore& store, StoredState* state,
-                           std::vector<RevisionLog::Revision>* revisions) {
-  auto entries = store.ReadSeries(kRevisionSeries, "", 0, kAll);
-  if (!entries.ok()) return entries.status();
-  if (entries->empty()) return absl::OkStatus();
-  state->oldest_revision = entries->front().number;
-  state->last_revision = entries->back().number;
-  std::map<std::string, v1::Job> jobs;
-  for (storage::Entry& entry : *entries) {
-    records::RevisionRecord record;
-    if (!record.ParseFromString(entry.value)) return Corrupt(kRevisionSeries, "");
-    const std::string name = record.job().name();
-    if (!record.progress_only()) {
-      jobs[name] = std::move(*record.mutable_job());
-      revisions->push_back({entry.number, name, std::move(entry.value)});
-      continue;
-    }
-    const auto job = jobs.find(name);
-    if (job == jobs.end()) {
-      revisions->clear();
-      continue;
-    }
-    SetProgress(std::move(*record.mutable_job()), &job->second);
-    v1::WatchJobsResponse message;
-    *message.mutable_job() = job->second;
-    message.set_revision(entry.number);
-    revisions->push_back({entry.number, name, message.SerializeAsString()});
-  }
+absl::Status ReadNumber(storage::JobStore& store, const char* key, int64_t* number) {
+  auto text = store.GetRecord(kMetaKind, key);
+  if (!text.ok()) return text.status();
+  if (*text && !absl::SimpleAtoi(**text, number)) return Corrupt(kMetaKind, key);
   return absl::OkStatus();
+}
+
+// The newest revision is that of a job's record, of its progress, or of a change, as that a job was
+// deleted; or it is trimmed.
+absl::Status ReadRevisions(storage::JobStore& store, StoredState* state) {
+  absl::Status status =
+      store.ScanRecords(kProgressKind, [&](std::string_view key, std::string_view value) {
+        v1::Job progress;
+        if (!progress.ParseFromArray(value.data(), static_cast<int>(value.size()))) {
+          return Corrupt(kProgressKind, key);
+        }
+        state->progress.emplace(key);
+        state->last_revision = std::max(state->last_revision, progress.revision());
+        return absl::OkStatus();
+      });
+  if (!status.ok()) return status;
+  auto oldest = store.ReadSeries(kRevisionSeries, "", 0, 1);
+  if (!oldest.ok()) return oldest.status();
+  // Older versions did not say how far they had trimmed.
+  if (!oldest->empty()) state->trimmed_revision = oldest->front().number - 1;
+  status = ReadNumber(store, kTrimmedKey, &state->trimmed_revision);
+  if (!status.ok()) return status;
+  state->last_revision = std::max(state->last_revision, state->trimmed_revision);
+  constexpr int64_t kPage = 1000;
+  for (;;) {
+    auto page = store.ReadSeries(kRevisionSeries, "", state->last_revision, kPage);
+    if (!page.ok()) return page.status();
+    if (page->empty()) return absl::OkStatus();
+    state->last_revision = page->back().number;
+  }
 }
 
 }  // namespace
@@ -136,30 +139,34 @@ absl::Status CheckStoreIsThere(const DataDir& data_dir, storage::Files& files) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<StoredState> ReadStore(storage::JobStore& store,
-                                      std::vector<RevisionLog::Revision>* revisions) {
+absl::StatusOr<StoredState> ReadStore(storage::JobStore& store) {
   StoredState state;
   for (const auto& [kind, records] :
        {std::pair{kModelKind, &state.models}, std::pair{kDatasetKind, &state.datasets},
         std::pair{kAdapterKind, &state.adapters}, std::pair{kJobKind, &state.jobs},
         std::pair{kRowsKind, &state.rows}, std::pair{kRequestKind, &state.requests},
-        std::pair{kWorkerKind, &state.workers}}) {
+        std::pair{kWorkerKind, &state.workers}, std::pair{kFitKind, &state.fits},
+        std::pair{kQuotaKind, &state.quotas}}) {
     if (absl::Status status = ReadKind(store, kind, records); !status.ok()) return status;
   }
   if (absl::Status status = ReadLiveMetrics(store, &state); !status.ok()) return status;
 
-  auto epoch = store.GetRecord(kMetaKind, kEpochKey);
-  if (!epoch.ok()) return epoch.status();
-  if (*epoch && !absl::SimpleAtoi(**epoch, &state.last_epoch)) {
-    return Corrupt(kMetaKind, kEpochKey);
+  for (const auto& [key, number] :
+       {std::pair{kEpochKey, &state.last_epoch}, std::pair{kStartsKey, &state.starts}}) {
+    if (absl::Status status = ReadNumber(store, key, number); !status.ok()) return status;
   }
-  auto starts = store.GetRecord(kMetaKind, kStartsKey);
-  if (!starts.ok()) return starts.status();
-  if (*starts && !absl::SimpleAtoi(**starts, &state.starts)) {
-    return Corrupt(kMetaKind, kStartsKey);
-  }
-  if (absl::Status status = ReadRevisions(store, &state, revisions); !status.ok()) return status;
+  auto identity = store.GetRecord(kMetaKind, kStoreKey);
+  if (!identity.ok()) return identity.status();
+  state.store = identity->value_or("");
+  if (absl::Status status = ReadRevisions(store, &state); !status.ok()) return status;
   return state;
+}
+
+absl::StatusOr<std::string> Identify(storage::JobStore& store, uint64_t random) {
+  std::string identity = absl::StrCat(absl::Hex(random, absl::kZeroPad16));
+  absl::Status status = store.Apply({storage::PutRecord(kMetaKind, kStoreKey, identity)});
+  if (!status.ok()) return status;
+  return identity;
 }
 
 }  // namespace lorad::server

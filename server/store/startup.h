@@ -1,14 +1,13 @@
 // The work on a data directory before the core runs.
 #pragma once
 
+#include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/core/events/data_dir.h"
 #include "server/core/events/stored_state.h"
-#include "server/store/revision_log.h"
 #include "storage/files/files.h"
 #include "storage/job_store.h"
 
@@ -21,8 +20,10 @@ absl::Status MakeFolders(const DataDir& data_dir, storage::Files& files);
 // file would look like a crash's leftover.
 absl::Status CheckStoreIsThere(const DataDir& data_dir, storage::Files& files);
 
-// Reads what the core begins with, and what watchers may resume from.
-absl::StatusOr<StoredState> ReadStore(storage::JobStore& store,
-                                      std::vector<RevisionLog::Revision>* revisions);
+// Reads what the core begins with.
+absl::StatusOr<StoredState> ReadStore(storage::JobStore& store);
+
+// Gives a store that has none its identity, durably: 16 hex digits. Errors: of JobStore::Apply.
+absl::StatusOr<std::string> Identify(storage::JobStore& store, uint64_t random);
 
 }  // namespace lorad::server

@@ -16,6 +16,12 @@ constexpr int64_t kRetryMs = 1000;
 // longer: the worker has others to save.
 constexpr int64_t kEarlyShardUs = 10'000'000;
 
+int64_t BytesOf(const v1::Checkpoint& checkpoint) {
+  int64_t bytes = 0;
+  for (const v1::CheckpointFile& file : checkpoint.files()) bytes += file.size_bytes();
+  return bytes;
+}
+
 }  // namespace
 
 void Core::State::On(uint64_t request, const ShardUploaded& content) {
@@ -162,6 +168,7 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
     std::ranges::sort(steps);
     turn_.Put(storage::PutEntry(kCheckpointSeries, commit.job, commit.step,
                                 checkpoint.SerializeAsString()));
+    jobs_.StoreBytes(*job, commit.step, BytesOf(checkpoint));
     job->saved_tokens.erase(commit.step);
     if (commit.step > job->job().last_checkpoint_step()) {
       job->job().set_last_checkpoint_step(commit.step);
@@ -169,7 +176,7 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
       (*job->record.mutable_tokens_at_checkpoints())[commit.step] = commit.tokens;
       job->record.set_numerics_id(commit.numerics_id);
       // A job that has fallen back meanwhile goes on from here after all.
-      if (job->state() == v1::Job::QUEUED) {
+      if (job->state() == v1::Job::QUEUED || job->state() == v1::Job::PAUSED) {
         job->job().set_tokens(commit.tokens);
         job->job().set_step(commit.step);
       }
@@ -196,6 +203,7 @@ void Core::State::LoseCheckpoint(JobState& job, const std::string& reason, const
   const int64_t lost = job.job().last_checkpoint_step();
   assert(!steps.empty() && *steps.rbegin() == lost);
   steps.RemoveLast();
+  jobs_.FreeBytes(job, lost);
   tokens.erase(lost);
   turn_.Put(storage::DeleteEntry(kCheckpointSeries, job.name(), lost));
   const int64_t before = steps.empty() ? 0 : *steps.rbegin();
@@ -235,6 +243,7 @@ void Core::State::On(uint64_t request, const v1::DeleteCheckpointRequest& conten
                                                  "': wait until it ends, or cancel it")));
   }
   steps.erase(found);
+  jobs_.FreeBytes(*job, content.step());
   job->record.mutable_tokens_at_checkpoints()->erase(content.step());
   turn_.Put(storage::DeleteEntry(kCheckpointSeries, content.job(), content.step()));
   turn_.Do(RemovePath{absl::StrCat("checkpoints/", name)});

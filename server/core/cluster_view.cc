@@ -8,6 +8,17 @@
 #include "server/core/state.h"
 
 namespace lorad::server {
+namespace {
+
+v1::ForecastErrors ToProto(const planner::ForecastErrors& errors) {
+  v1::ForecastErrors proto;
+  proto.set_forecasts(errors.observations());
+  proto.set_mean_error(errors.mean_error());
+  proto.set_inside(errors.share_inside());
+  return proto;
+}
+
+}  // namespace
 
 void Core::State::On(uint64_t request, const v1::GetClusterRequest&) {
   turn_.Answer(request, ViewCluster());
@@ -20,22 +31,22 @@ void Core::State::On(uint64_t request, const v1::ListWorkersRequest&) {
 std::optional<ReplyValue> Core::State::Look(const Request& request) {
   if (std::holds_alternative<v1::GetClusterRequest>(request)) return ViewCluster();
   if (std::holds_alternative<v1::ListWorkersRequest>(request)) return ViewWorkers();
-  const auto* estimate = std::get_if<EstimateJob>(&request);
-  if (!estimate || !CheckReferences(estimate->job).ok()) return std::nullopt;
-  for (const std::string& key : rows_.KeysOf(estimate->job)) {
+  const auto* asked = std::get_if<EstimateJob>(&request);
+  if (!asked) return std::nullopt;
+  EstimateJob estimate = *asked;
+  if (!FindLive(&estimate).ok() || !CheckReferences(estimate.job).ok()) return std::nullopt;
+  for (const std::string& key : rows_.KeysOf(estimate.job)) {
     if (!rows_.Find(key)) return std::nullopt;  // they would have to be checked
   }
-  absl::StatusOr<v1::JobEstimate> made = Estimate(estimate->job);
+  absl::StatusOr<v1::JobEstimate> made = Estimate(estimate.job);
   if (!made.ok()) return std::nullopt;
   return *std::move(made);
 }
 
-v1::ClusterStatus Core::State::ViewCluster() const {
+v1::ClusterStatus Core::State::ViewCluster() {
   v1::ClusterStatus status;
   status.set_version(options_.version);
-  status.mutable_start_time()->set_seconds(turn_.start_wall_us() / 1'000'000);
-  status.mutable_start_time()->set_nanos(static_cast<int32_t>(turn_.start_wall_us() % 1'000'000) *
-                                         1000);
+  turn_.StampWall(turn_.start_wall_us(), status.mutable_start_time());
   int workers = 0;
   for (const auto& [name, worker] : cluster_.all()) workers += worker.connection != 0;
   status.set_workers(workers);
@@ -55,7 +66,7 @@ v1::ClusterStatus Core::State::ViewCluster() const {
     }
     view.set_capacity_tokens(static_cast<int32_t>(group.shape.capacity_tokens));
     view.set_recomputation(ToProto(group.shape.recomputation));
-    if (const planner::MemoryFit* fit = cluster_.FitOf(group.base_model)) {
+    if (const planner::MemoryFit* fit = cluster_.fits().MemoryOf(group.base_model)) {
       const double error = fit->mean_error();
       view.set_memory_peaks(fit->observations());
       view.set_memory_prediction_error(std::isnan(error) ? 0 : error);
@@ -73,36 +84,61 @@ v1::ClusterStatus Core::State::ViewCluster() const {
     view.set_planning_hidden_seconds(static_cast<double>(group.planning_hidden_us) / 1e6);
     view.mutable_packings()->insert(group.packings.begin(), group.packings.end());
   }
+  AddTimes(&status);
+  *status.mutable_start_errors() = ToProto(cluster_.fits().starts());
+  *status.mutable_end_errors() = ToProto(cluster_.fits().ends());
   return status;
+}
+
+void Core::State::AddTimes(v1::ClusterStatus* status) {
+  planner::ClusterView view;
+  for (const auto& [name, model] : catalog_.models()) AddTimes(name, &view);
+  for (const auto& [key, times] : view.times) {
+    v1::TrainingTimes& entry = *status->add_times();
+    entry.set_base_model(key.first);
+    entry.set_device_key(key.second);
+    entry.set_constant_ms(times.constant_ms);
+    entry.set_token_ms(times.token_ms);
+    entry.set_squared_ms(times.squared_ms);
+    entry.set_load_seconds(view.load_s[key]);
+  }
 }
 
 v1::ListWorkersResponse Core::State::ViewWorkers() const {
   v1::ListWorkersResponse response;
-  for (const auto& [name, worker] : cluster_.all()) {
-    v1::Worker& view = *response.add_workers();
-    const GroupState* group = groups_.Find(worker.group);
-    view.set_name(name);
-    view.set_state(worker.connection == 0                             ? v1::Worker::LOST
-                   : !group                                           ? v1::Worker::IDLE
-                   : group->phase == GroupState::Phase::kForming      ? v1::Worker::FORMING
-                   : group->members.empty() && group->windows.empty() ? v1::Worker::IDLE
-                                                                      : v1::Worker::BUSY);
-    view.set_device(worker.hello.device());
-    view.set_device_name(worker.hello.device_name());
-    view.set_memory_bytes(worker.hello.memory_bytes());
-    view.set_threads(worker.hello.threads());
-    view.set_group(worker.group);
-    view.set_pid(worker.hello.pid());
-    view.set_version(worker.hello.version());
-    view.set_numerics_id(worker.hello.numerics_id());
-    view.mutable_connect_time()->set_seconds(worker.connect_wall_us / 1'000'000);
-    view.mutable_connect_time()->set_nanos(
-        static_cast<int32_t>(worker.connect_wall_us % 1'000'000) * 1000);
-    view.set_restarts(std::max(worker.connections - 1, 0));
-    view.set_lies(worker.lies);
-    view.set_resting(cluster_.WhyRests(worker));
-  }
+  for (const auto& [name, worker] : cluster_.all()) *response.add_workers() = ViewWorker(worker);
   return response;
+}
+
+v1::Worker Core::State::ViewWorker(const WorkerState& worker) const {
+  v1::Worker view;
+  const GroupState* group = groups_.Find(worker.group);
+  const bool empty = !group || (group->members.empty() && group->windows.empty());
+  view.set_name(worker.hello.worker());
+  view.set_state(worker.connection == 0 ? v1::Worker::LOST
+                 : worker.drained       ? empty ? v1::Worker::DRAINED : v1::Worker::DRAINING
+                 : group && group->phase == GroupState::Phase::kForming ? v1::Worker::FORMING
+                 : empty                                                ? v1::Worker::IDLE
+                                                                        : v1::Worker::BUSY);
+  view.set_device(worker.hello.device());
+  view.set_device_name(worker.hello.device_name());
+  view.set_memory_bytes(worker.hello.memory_bytes());
+  view.set_threads(worker.hello.threads());
+  view.set_group(worker.group);
+  view.set_pid(worker.hello.pid());
+  view.set_version(worker.hello.version());
+  view.set_numerics_id(worker.hello.numerics_id());
+  turn_.StampWall(worker.connect_wall_us, view.mutable_connect_time());
+  view.set_restarts(std::max(worker.connections - 1, 0));
+  view.set_lies(worker.lies);
+  view.set_resting(cluster_.WhyRests(worker));
+  view.set_drained(worker.drained);
+  view.set_drain_reason(worker.drain_reason);
+  view.set_multiprocessors(worker.hello.multiprocessors());
+  view.set_value_bytes(DeviceOf(worker.hello).value_bytes);
+  view.set_device_key(DeviceKeyOf(&worker));
+  if (worker.drained) turn_.StampWall(worker.drain_wall_us, view.mutable_drain_time());
+  return view;
 }
 
 }  // namespace lorad::server

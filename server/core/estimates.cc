@@ -1,14 +1,55 @@
 // The estimate of a job's cost.
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/catalog/model_shape.h"
+#include "server/core/events/store_kinds.h"
 #include "server/core/state.h"
+#include "server/errors/errors.h"
 
 namespace lorad::server {
 
-void Core::State::On(uint64_t request, const EstimateJob& content) {
+namespace {
+
+v1::MemoryEstimate ToProto(const planner::GroupBytes& group,
+                           const std::vector<planner::SlotBytes>& slots) {
+  v1::MemoryEstimate memory;
+  memory.set_weights(group.weights);
+  memory.set_activations(group.activations);
+  int64_t workspace = group.workspace, total = group.total();
+  for (const planner::SlotBytes& slot : slots) {
+    memory.set_adapters(memory.adapters() + slot.adapters);
+    memory.set_optimizer(memory.optimizer() + slot.optimizer);
+    workspace += slot.staging;
+    total += slot.total();
+  }
+  memory.set_workspace(workspace);
+  memory.set_total(total);
+  return memory;
+}
+
+}  // namespace
+
+absl::Status Core::State::FindLive(EstimateJob* content) const {
+  if (content->name.empty()) return absl::OkStatus();
+  const JobState* job = jobs_.FindWhole(content->name);
+  if (job && IsLive(job->state())) {
+    content->job = job->job();
+    return absl::OkStatus();
+  }
+  if (!jobs_.FindEntry(content->name)) return NotFound(kJobKind, content->name);
+  return PreconditionFailed("JOB_ENDED", absl::StrCat("job ", content->name),
+                            absl::StrCat("job '", content->name,
+                                         "' has ended: `lora show` says "
+                                         "what it took"));
+}
+
+void Core::State::On(uint64_t request, const EstimateJob& asked) {
+  EstimateJob content = asked;
+  if (absl::Status status = FindLive(&content); !status.ok()) return turn_.Fail(request, status);
   if (absl::Status status = CheckReferences(content.job); !status.ok()) {
     return turn_.Fail(request, status);
   }
@@ -28,24 +69,55 @@ void Core::State::AnswerEstimates() {
   }
 }
 
+void Core::State::AddMemory(const v1::Job& job, int64_t longest_tokens,
+                            v1::JobEstimate* estimate) const {
+  const planner::ModelShape& model = *catalog_.Model(job.base_model()).shape;
+  planner::QueuedJob queued;
+  queued.model = catalog_.Model(job.base_model()).shape;
+  queued.longest_sequence = longest_tokens;
+  queued.adapter = ShapeOfAdapter(job.adapter());
+  for (const auto& [name, worker] : cluster_.all()) {
+    if (worker.connection == 0) continue;
+    v1::WorkerEstimate& entry = *estimate->add_workers();
+    const LoneGroup alone = cluster_.GroupAloneOn(&worker, queued);
+    entry.set_worker(name);
+    entry.set_budget_bytes(alone.budget_bytes);
+    *entry.mutable_alone() = ToProto(alone.group, {alone.slot});
+    entry.set_fits_alone(planner::Fits(alone.total(), alone.budget_bytes));
+    const GroupState* group = groups_.Find(worker.group);
+    if (!group || group->base_model != job.base_model()) continue;
+    entry.set_group(group->name);
+    planner::GroupShape shape = group->shape;
+    shape.longest_sequence = std::max(shape.longest_sequence, longest_tokens);
+    shape.rank_max = std::max(shape.rank_max, queued.adapter.rank);
+    shape.capacity_tokens = std::max(shape.capacity_tokens, shape.longest_sequence);
+    entry.set_forms_again(shape.longest_sequence != group->shape.longest_sequence ||
+                          shape.rank_max != group->shape.rank_max);
+    std::vector<planner::SlotBytes> slots = {alone.slot};
+    for (const auto& [member_name, member] : group->members) {
+      if (member_name == job.name() || member.leaving || member.departing) continue;
+      slots.push_back(planner::BytesOfSlot(model, member.adapter, shape.device));
+    }
+    *entry.mutable_beside() = ToProto(planner::BytesOfGroup(model, shape), slots);
+    entry.set_fits_beside(std::ssize(slots) <= shape.slots_max &&
+                          planner::Fits(entry.beside().total(), alone.budget_bytes));
+  }
+}
+
 absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
-  records::JobRecord record;
+  JobState state;
+  records::JobRecord& record = state.record;
   *record.mutable_job() = job;
   v1::JobError error;
   if (absl::Status status = rows_.SumUp(record, &error); !status.ok()) return status;
-  const planner::ModelShape& model = catalog_.Model(job.base_model()).shape;
+  const std::shared_ptr<const planner::ModelShape>& model = catalog_.Model(job.base_model()).shape;
   const LoneGroup alone = cluster_.GroupAlone(model, job.adapter(), record.longest_tokens());
   v1::JobEstimate estimate;
-  v1::MemoryEstimate& memory = *estimate.mutable_peak_memory_bytes();
-  memory.set_weights(alone.group.weights);
-  memory.set_adapters(alone.slot.adapters);
-  memory.set_optimizer(alone.slot.optimizer);
-  memory.set_activations(alone.group.activations);
-  memory.set_workspace(alone.group.workspace + alone.slot.staging);
-  memory.set_total(alone.total());
+  *estimate.mutable_peak_memory_bytes() = ToProto(alone.group, {alone.slot});
   estimate.set_budget_bytes(alone.budget_bytes);
-  estimate.set_fits(planner::Fits(memory.total(), estimate.budget_bytes()));
-  estimate.set_recomputation(ToProto(alone.shape.recomputation));
+  estimate.set_fits(planner::Fits(alone.total(), estimate.budget_bytes()));
+  estimate.set_recomputation(server::ToProto(alone.shape.recomputation));
+  AddMemory(job, record.longest_tokens(), &estimate);
 
   const v1::Job& complete = record.job();
   estimate.set_total_steps(complete.total_steps());
@@ -56,10 +128,14 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
                         static_cast<double>(std::max<int64_t>(rows.tokens(), 1));
   const double of_step = static_cast<double>(complete.total_tokens()) /
                          static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
-  const planner::TimeModel& times = cluster_.TimesOf(job.base_model(), model, alone.worker);
-  const auto trained = static_cast<double>(complete.total_tokens());
-  const double squares = rows.squared_lengths() * passes;
-  const double microbatches = static_cast<double>(complete.total_steps()) *
+  const planner::TimeModel& times =
+      cluster_.fits().TimesOf(job.base_model(), *model, alone.worker, alone.shape.capacity_tokens);
+  const double left =  // of its steps
+      1 - static_cast<double>(job.step()) /
+              static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
+  const double trained = left * static_cast<double>(complete.total_tokens());
+  const double squares = left * rows.squared_lengths() * passes;
+  const double microbatches = left * static_cast<double>(complete.total_steps()) *
                               std::ceil(of_step / static_cast<double>(alone.shape.capacity_tokens));
   double ms = times.TrainMs(trained, squares, microbatches);
   if (alone.shape.recomputation == planner::Recomputation::kBlocks) {
@@ -78,6 +154,11 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   estimate.set_seconds(ms / 1000);
   const double each = 1 / std::max(microbatches, 1.0);
   estimate.set_seconds_basis(times.BasisOf(trained * each, squares * each));
+  if (job.name().empty()) {
+    record.set_order(std::numeric_limits<int64_t>::max());
+    state.since_us = turn_.now_us();
+  }
+  AddForecast(state, &estimate);
   return estimate;
 }
 

@@ -24,6 +24,16 @@ worker::v1::FormGroup::Recomputation ToWorker(planner::Recomputation recomputati
 
 constexpr char kWorkerLost[] = "WORKER_LOST";
 
+// One that still evaluates counts as one step.
+int64_t RemainingSteps(const v1::Job& job) {
+  return job.total_steps() > 0 ? std::max<int64_t>(job.total_steps() - job.step(), 1) : 0;
+}
+
+// In the mean; 0: not known.
+int64_t StepTokens(const v1::Job& job) {
+  return job.total_steps() > 0 ? job.total_tokens() / job.total_steps() : 0;
+}
+
 std::string WhatIsLost(const JobState& job, const std::string& group, const std::string& why) {
   return absl::StrCat(group, " has lost its worker (", why, "); the job goes on from step ",
                       job.job().step());
@@ -38,6 +48,8 @@ void Core::State::SendTo(const GroupState& group, worker::v1::CoordinatorMessage
 
 // ---- scheduling ----
 
+int64_t Core::State::SecondsSince(int64_t us) const { return (turn_.now_us() - us) / 1'000'000; }
+
 planner::QueuedJob Core::State::Queued(const JobState& job) const {
   const v1::Job& content = job.job();
   planner::QueuedJob queued;
@@ -49,24 +61,62 @@ planner::QueuedJob Core::State::Queued(const JobState& job) const {
   queued.longest_sequence = job.record.longest_tokens();
   queued.adapter = ShapeOfAdapter(content.adapter());
   queued.resumes = JobQueue::Resumes(job);
+  queued.waited_s = SecondsSince(job.since_us);
+  queued.step_tokens = StepTokens(content);
+  queued.label_group = options_.LabelGroup(content.labels());
+  queued.remaining_steps = RemainingSteps(content);
   queued.company_max = job.record.company_max();
   queued.alone = job.record.alone();
   return queued;
 }
 
-planner::ClusterView Core::State::ClusterOf() const {
+void Core::State::AddTimes(const std::string& base_model, planner::ClusterView* view) {
+  const planner::ModelShape& shape = *catalog_.Model(base_model).shape;
+  for (const WorkerState* worker : cluster_.Connected()) {
+    const planner::DeviceKey key(base_model, DeviceKeyOf(worker));
+    if (view->times.contains(key)) continue;
+    const int64_t tokens = cluster_.TokensOf(*worker);
+    const bool gpu = DeviceOf(worker->hello).kind == planner::DeviceKind::kCuda;
+    const int64_t usual = gpu ? planner::kMicrobatchTokensOfGpu : planner::kMicrobatchTokens;
+    view->times[key] = cluster_.fits()
+                           .TimesOf(base_model, shape, worker, tokens > 0 ? tokens : usual)
+                           .TrainCoefficients();
+    view->load_s[key] = cluster_.fits().LoadSeconds(base_model, shape, *worker);
+  }
+}
+
+planner::RunningJob Core::State::RunningOf(const JobState& job) const {
+  planner::RunningJob running;
+  running.priority = job.job().priority();
+  running.arrival = job.record.order();
+  running.running_s = SecondsSince(job.since_us);
+  running.longest_sequence = job.record.longest_tokens();
+  running.step_tokens = StepTokens(job.job());
+  running.remaining_steps = RemainingSteps(job.job());
+  running.label_group = options_.LabelGroup(job.job().labels());
+  running.company_max = job.record.company_max();
+  running.alone = job.record.alone();
+  if (job.moved_us > 0) running.moved_s = SecondsSince(job.moved_us);
+  return running;
+}
+
+planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
   planner::ClusterView view;
   view.microbatch_tokens = options_.microbatch_tokens;
+  view.policy = options_.policy;
   for (const auto& [name, worker] : cluster_.all()) {
     if (worker.connection == 0) continue;
     planner::WorkerView& entry = view.workers.emplace_back();
     entry.name = name;
     entry.budget_bytes = worker.hello.memory_bytes();
     entry.device = DeviceOf(worker.hello);
-    entry.idle = worker.group.empty() && !cluster_.Rests(worker);
+    entry.idle = worker.group.empty() && cluster_.TakesJobs(worker);
     entry.microbatch_tokens = cluster_.TokensOf(worker);
+    entry.device_name = DeviceKeyOf(&worker);
   }
+  std::set<std::string_view> base_models;
   std::set<std::string_view> members;
+  std::vector<const JobState*> moving;
   for (const auto& [name, group] : groups_.all()) {
     planner::GroupView& entry = view.groups.emplace_back();
     entry.name = name;
@@ -75,7 +125,13 @@ planner::ClusterView Core::State::ClusterOf() const {
     entry.shape = group.shape;
     const WorkerState& worker = WorkerOf(group);
     entry.budget_bytes = worker.hello.memory_bytes();
-    entry.open = group.phase == GroupState::Phase::kRunning && !cluster_.Rests(worker);
+    entry.forming = group.phase == GroupState::Phase::kForming;
+    entry.open = (group.phase == GroupState::Phase::kRunning || entry.forming) &&
+                 group.then == GroupState::Then::kGoOn && cluster_.TakesJobs(worker);
+    entry.worker = group.worker;
+    entry.device_name = DeviceKeyOf(&worker);
+    entry.formed_s = group.formed_us > 0 ? SecondsSince(group.formed_us) : 0;
+    base_models.insert(group.base_model);
     entry.changes = group.phase != GroupState::Phase::kRunning;
     entry.microbatch_tokens = cluster_.TokensOf(worker);
     for (const auto& [job, member] : group.members) {
@@ -84,30 +140,58 @@ planner::ClusterView Core::State::ClusterOf() const {
       entry.adapters.push_back(member.adapter);
       planner::RunningJob& running = entry.running.emplace_back();
       running.longest_sequence = group.shape.longest_sequence;
+      running.leaving = true;
       const JobState* found = jobs_.FindWhole(job);
       if (!found) continue;  // deleted, and about to leave
-      const records::JobRecord& record = found->record;
-      running.priority = record.job().priority();
-      running.arrival = record.order();
-      running.longest_sequence = record.longest_tokens();
-      running.company_max = record.company_max();
-      running.alone = record.alone();
+      running = RunningOf(*found);
+      if (member.departing && !found->moves_to.empty()) moving.push_back(found);
+      // One that is tried alone would stand before all others again (losses.h).
+      running.leaving = member.leaving || member.departing || !MayDepart(*found) || running.alone;
     }
   }
-  for (const JobState* job : jobs_.queue().View(members)) view.queue.push_back(Queued(*job));
+  for (const JobState* job : moving) AddComing(*job, &view);
+  const auto add = [&](const JobState& job) {
+    view.queue.push_back(Queued(job));
+    base_models.insert(job.job().base_model());
+  };
+  if (waiting == Waiting::kAll) {
+    const std::vector<JobState*> all = jobs_.queue().All();
+    view.queue.reserve(all.size() + 1);
+    for (const JobState* job : all) add(*job);
+  } else {
+    for (const JobState* job : jobs_.queue().View(members)) add(*job);
+  }
+  for (const std::string_view name : base_models) AddTimes(std::string(name), &view);
   return view;
 }
 
+void Core::State::AddComing(const JobState& job, planner::ClusterView* view) const {
+  const auto to = std::ranges::find(view->groups, job.moves_to, &planner::GroupView::name);
+  if (to == view->groups.end()) return;  // it is gone meanwhile
+  to->jobs.push_back(job.name());
+  to->adapters.push_back(ShapeOfAdapter(job.job().adapter()));
+  planner::RunningJob& running = to->running.emplace_back(RunningOf(job));
+  running.moved_s = 0;
+  running.coming = true;
+}
+
 void Core::State::Schedule() {
-  if (stopping_ || jobs_.queue().empty() || !turn_.room().ok()) return;
-  for (const planner::Decision& decision : planner::Schedule(ClusterOf())) Carry(decision);
+  if (stopping_ || !turn_.room().ok()) return;
+  forecasts_.wanted = true;
+  if (jobs_.queue().empty() && !options_.policy.rebalance) return;
+  planner::ClusterView view = ClusterOf(Waiting::kThoseLookedAt);
+  Ration(&view);
+  for (const planner::Decision& decision : planner::Schedule(view)) Carry(decision);
 }
 
 std::string Core::State::WhyWait(const planner::Decision& decision) const {
   const std::string rest = cluster_.WhyRest();
   if (rest.empty()) return decision.why;
-  // Without a group it is workers that are wanting, and the text names those that rest.
-  return groups_.empty() ? rest : absl::StrCat(decision.why, "; ", rest);
+  // Where none takes jobs, the text of those that rest says all.
+  const bool any = std::ranges::any_of(cluster_.all(), [&](const auto& entry) {
+    return entry.second.connection != 0 && cluster_.TakesJobs(entry.second);
+  });
+  return any && !groups_.empty() ? absl::StrCat(decision.why, "; ", rest) : rest;
 }
 
 void Core::State::Carry(const planner::Decision& decision) {
@@ -118,9 +202,11 @@ void Core::State::Carry(const planner::Decision& decision) {
         Join(*groups_.Find(decision.group), *jobs_.Find(job));
       }
       break;
-    case Kind::kFormGroup:
-      FormGroup(decision);
+    case Kind::kFormGroup: {
+      GroupState& group = FormGroup(decision);
+      for (const std::string& job : decision.jobs) Join(group, *jobs_.Find(job));
       break;
+    }
     case Kind::kReform: {
       GroupState& group = *groups_.Find(decision.group);
       const bool shorter = decision.shape.capacity_tokens < group.shape.capacity_tokens;
@@ -137,8 +223,10 @@ void Core::State::Carry(const planner::Decision& decision) {
       Dissolve(*groups_.Find(decision.group), "it makes room for another base model");
       break;
     case Kind::kEvict:
+      for (const std::string& job : decision.jobs) Evict(*jobs_.Find(job), decision.why_job);
+      break;
     case Kind::kReplace:
-      assert(false);  // ClusterOf does not allow them
+      for (const std::string& job : decision.jobs) Move(*jobs_.Find(job), decision);
       break;
     case Kind::kWait:
       for (const std::string& job : decision.jobs) jobs_.Find(job)->why = WhyWait(decision);
@@ -146,7 +234,7 @@ void Core::State::Carry(const planner::Decision& decision) {
   }
 }
 
-void Core::State::FormGroup(const planner::Decision& decision) {
+GroupState& Core::State::FormGroup(const planner::Decision& decision) {
   WorkerState& worker = cluster_.At(decision.worker);
   assert(worker.connection != 0 && worker.group.empty());
   GroupState& group = groups_.Form(decision.base_model, decision.worker, decision.shape);
@@ -171,7 +259,7 @@ void Core::State::FormGroup(const planner::Decision& decision) {
   turn_.Info(absl::StrCat(group.name, ": forming for base model '", decision.base_model,
                           "' on worker '", decision.worker, "', ", decision.shape.capacity_tokens,
                           " tokens, recomputing ", planner::ToText(decision.shape.recomputation)));
-  for (const std::string& job : decision.jobs) Join(group, *jobs_.Find(job));
+  return group;
 }
 
 void Core::State::Join(GroupState& group, JobState& job) {
@@ -237,9 +325,14 @@ void Core::State::Resync(GroupState& group) {
 }
 
 void Core::State::EndMember(GroupState& group, const std::string& name) {
+  const auto found = group.members.find(name);
+  const Member member = found == group.members.end() ? Member() : found->second;
   groups_.Erase(group, name);
-  if (JobState* job = jobs_.Find(name); job && job->state() == v1::Job::CANCELLING) {
+  JobState* job = jobs_.Find(name);
+  if (job && job->state() == v1::Job::CANCELLING) {
     jobs_.Transition(*job, v1::Job::CANCELLED, "it has left its group");
+  } else if (job && member.departing && IsPlaced(job->state())) {
+    jobs_.Unplace(*job, member.why_departs, member.resumes);
   }
   turn_.WantSchedule();
 }
@@ -251,10 +344,10 @@ void Core::State::Advance(GroupState& group) {
   AnswerEarlyShards(group);
   if (group.phase == Phase::kForming) {
     if (group.then == Then::kStop) return Dissolve(group, group.reform_why);
-    // A job that was cancelled meanwhile has nothing on the worker.
+    // One that goes has nothing on the worker yet.
     std::vector<std::string> left;
     for (const auto& [name, member] : group.members) {
-      if (member.leaving) left.push_back(name);
+      if (member.leaving || member.departing) left.push_back(name);
     }
     for (const std::string& name : left) EndMember(group, name);
     return;
@@ -275,7 +368,14 @@ void Core::State::Advance(GroupState& group) {
     for (const std::string& name : left) EndMember(group, name);
     turn_.WantSchedule();
   }
-  if (group.phase == Phase::kRunning) PlanNext(group);
+  if (group.phase == Phase::kRunning) {
+    EndUnloaded(group);
+    EndUrgency(group);
+    if (WorkerOf(group).drained && group.members.empty() && group.windows.empty()) {
+      return Dissolve(group, "its worker is drained");
+    }
+    PlanNext(group);
+  }
   if (group.phase == Phase::kSaving) {
     PlanSaves(group);
     const bool saved = std::ranges::all_of(group.members, [&](const auto& entry) {
@@ -305,9 +405,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
     if (job->state() == v1::Job::CANCELLING) {
       jobs_.Transition(*job, v1::Job::CANCELLED, why);
     } else if (IsPlaced(job->state())) {
-      jobs_.FallBack(*job);
-      job->resumes = again;
-      jobs_.Transition(*job, v1::Job::QUEUED, why);
+      jobs_.Unplace(*job, why, again);
     }
   }
   turn_.WantSchedule();
@@ -330,7 +428,7 @@ void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss
     for (JobState* job : lost) {
       // Counted, as what passes is: a worker may lie for days.
       if (!job->passing) job->passing = std::make_unique<Passing>();
-      jobs_.Transition(*job, v1::Job::QUEUED, absl::StrCat("its worker is gone: ", why));
+      jobs_.Unplace(*job, absl::StrCat("its worker is gone: ", why));
       jobs_.CountFailure(*job, "WORKER_LIED", WhatIsLost(*job, gone.name, why));
     }
   } else {
@@ -368,7 +466,7 @@ void Core::State::Suspect(const std::vector<JobState*>& lost, const std::string&
                               "was alone: ",
                               why));
     } else {
-      jobs_.Transition(*job, v1::Job::QUEUED, absl::StrCat("its worker is gone: ", why));
+      jobs_.Unplace(*job, absl::StrCat("its worker is gone: ", why));
     }
   }
 }

@@ -73,6 +73,7 @@ absl::Status Core::State::CheckInvariants() const {
   status.Update(catalog_.CheckInvariants());
   status.Update(rows_.CheckInvariants());
   status.Update(groups_.CheckInvariants());
+  status.Update(quotas_.CheckInvariants());
   status.Update(jobs_.CheckInvariants());
   status.Update(cluster_.CheckInvariants());
   status.Update(CheckGroups());

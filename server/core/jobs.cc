@@ -15,6 +15,15 @@ namespace lorad::server {
 namespace {
 
 constexpr int64_t kLiveJobsMax = 100'000;
+
+// OK where no etag is given.
+absl::Status CheckEtag(const JobState& job, const std::string& etag) {
+  if (etag.empty() || etag == job.job().etag()) return absl::OkStatus();
+  return Error(
+      absl::StatusCode::kAborted, "ETAG_MISMATCH",
+      absl::StrCat("job '", job.name(), "' has changed since: its etag is now ", job.job().etag()));
+}
+
 }  // namespace
 
 // ---- create ----
@@ -78,6 +87,9 @@ void Core::State::On(uint64_t request, const CreateJob& content) {
                                     absl::StrCat("there are ", kLiveJobsMax,
                                                  " live jobs: wait until some have ended")));
   }
+  if (absl::Status status = quotas_.CheckCreate(content.job.labels()); !status.ok()) {
+    return turn_.Fail(request, status);
+  }
   if (rows_.Ensure(content.job)) {
     // Known at once, so it is said at once.
     records::JobRecord record;
@@ -100,6 +112,30 @@ void Core::State::StoreJob(uint64_t request, const CreateJob& content) {
   v1::Job made = jobs_.View(job);
   answers_.Keep(kJobKind, content.request_id, job.name(), made);
   turn_.Answer(request, std::move(made));
+}
+
+// ---- change ----
+
+void Core::State::On(uint64_t request, const v1::UpdateJobRequest& content) {
+  const std::string& name = content.job().name();
+  JobState* job = jobs_.Find(name);
+  if (!job) return turn_.Fail(request, NotFound(kJobKind, name));
+  if (absl::Status status = CheckEtag(*job, content.job().etag()); !status.ok()) {
+    return turn_.Fail(request, status);
+  }
+  const auto& paths = content.update_mask().paths();
+  if (std::ranges::count(paths, "labels") > 0) {
+    absl::Status status = quotas_.CheckLabels(job->job().labels(), content.job().labels(),
+                                              JobTable::UseOf(job->record));
+    if (!status.ok()) return turn_.Fail(request, status);
+  }
+  if (job->job().priority() != content.job().priority() &&
+      std::ranges::count(paths, "priority") > 0) {
+    VoidForecast(*job);
+  }
+  jobs_.Update(*job, content.job(), {paths.begin(), paths.end()});
+  jobs_.Publish(*job);
+  turn_.Answer(request, jobs_.View(*job));
 }
 
 // ---- end ----
@@ -126,11 +162,8 @@ void Core::State::On(uint64_t request, const v1::DeleteJobRequest& content) {
   const std::string name = content.name();
   JobState* job = jobs_.Find(name);
   if (!job) return turn_.Fail(request, NotFound(kJobKind, name));
-  if (!content.etag().empty() && content.etag() != job->job().etag()) {
-    return turn_.Fail(request,
-                      Error(absl::StatusCode::kAborted, "ETAG_MISMATCH",
-                            absl::StrCat("job '", name, "' has changed since: its etag is now ",
-                                         job->job().etag())));
+  if (absl::Status status = CheckEtag(*job, content.etag()); !status.ok()) {
+    return turn_.Fail(request, status);
   }
   if (IsLive(job->state())) {
     return turn_.Fail(request,

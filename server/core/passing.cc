@@ -45,8 +45,7 @@ void Core::State::Postpone(JobState& job, const std::string& reason, const std::
       std::min(first_ms << std::min(passing.tries, 20), options_.postpone_max_ms) * kMillisecond;
   passing.tries++;
   if (IsPlaced(job.state())) {
-    jobs_.FallBack(job);
-    jobs_.Transition(job, v1::Job::QUEUED, absl::StrCat(reason, ": ", message));
+    jobs_.Unplace(job, absl::StrCat(reason, ": ", message));
   }
   jobs_.CountFailure(job, reason, message);
   const int times = std::max(passing.event.count(), 1);

@@ -94,6 +94,8 @@ void Core::State::OnReport(GroupState& group, const worker::v1::Report& report) 
 
 void Core::State::OnGroupFormed(GroupState& group, const worker::v1::GroupFormed& formed) {
   group.phase = GroupState::Phase::kRunning;
+  group.formed_us = turn_.now_us();
+  cluster_.fits().ObserveLoad(group.base_model, WorkerOf(group), formed.load_seconds());
   group.reserved_bytes = formed.reserved_bytes();
   if (group.members.empty()) group.idle_since_us = turn_.now_us();
   turn_.Info(absl::StrCat(group.name, ": formed in ", formed.load_seconds(), " s, ",
@@ -128,7 +130,7 @@ void Core::State::OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& 
   const auto found = group.members.find(loaded.job());
   if (found == group.members.end()) return;
   found->second.slot = Member::Slot::kLoaded;
-  GroupTable::CountBytes(group, catalog_.Model(group.base_model).shape);
+  GroupTable::CountBytes(group, *catalog_.Model(group.base_model).shape);
   JobState* job = jobs_.Find(loaded.job());
   WorkerOf(group).memory_rest.times = 0;
   if (!job || job->state() != v1::Job::PREPARING) return;
@@ -138,6 +140,7 @@ void Core::State::OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& 
   } else {
     jobs_.Transition(*job, v1::Job::RUNNING,
                      absl::StrCat("runs in ", group.name, " from step ", job->job().step()));
+    NoteStart(*job);
   }
 }
 
@@ -154,7 +157,7 @@ void Core::State::OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& 
   if (failed.reason() == kMemoryTaken) {
     cluster_.RestForMemory(WorkerOf(group), message);
     if (job && job->state() == v1::Job::PREPARING) jobs_.Transition(*job, v1::Job::QUEUED, message);
-  } else if (job && IsPlaced(job->state())) {
+  } else if (job && IsPlaced(job->state()) && job->state() != v1::Job::PAUSING) {
     if (failed.reason() == kMemory) {
       cluster_.RestForMemory(WorkerOf(group), message);
       TakeTooLarge(*job, group, message);
@@ -249,6 +252,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   }
   if (done.step() == view.total_steps()) {
     view.set_seconds_left(0);
+    found->second.departing = false;  // it ends here instead
     jobs_.Transition(*job, v1::Job::FINALIZING, "its last step is done");
   }
   jobs_.TouchProgress(*job);
@@ -301,6 +305,7 @@ void Core::State::MaybeFinish(JobState& job) {
   GroupState* group = GroupOf(job);
   jobs_.Transition(job, v1::Job::SUCCEEDED,
                    absl::StrCat("its adapter is the checkpoint of step ", view.total_steps()));
+  NoteEnd(job);
   GroupTable::Leave(group, job.name());
 }
 
@@ -332,8 +337,12 @@ void Core::State::OnMicrobatchDone(GroupState& group, const worker::v1::Microbat
   const bool recomputes = group.shape.recomputation == planner::Recomputation::kBlocks;
   const double backward_ms =
       std::max(done.backward_ms() - (recomputes ? done.forward_ms() : 0), 0.0);
-  cluster_.TimesOf(group.base_model, catalog_.Model(group.base_model).shape, &WorkerOf(group))
-      .Observe(done.tokens(), done.squared_lengths(), done.forward_ms(), backward_ms);
+  cluster_.fits().Observe(group.base_model, *catalog_.Model(group.base_model).shape,
+                          WorkerOf(group), group.shape.capacity_tokens,
+                          {.tokens = done.tokens(),
+                           .squared_lengths = done.squared_lengths(),
+                           .forward_ms = done.forward_ms(),
+                           .backward_ms = backward_ms});
   for (const std::string& name : jobs) {
     JobState* job = jobs_.Find(name);
     if (!job || !IsLive(job->state())) continue;

@@ -27,7 +27,7 @@ void Core::State::On(uint64_t request, const v1::UnregisterModelRequest& content
     if (group.base_model == name) Dissolve(group, "its base model was unregistered");
   }
   catalog_.Delete(kModelKind, name);
-  cluster_.Forget(name);
+  cluster_.fits().Forget(name);
   turn_.Answer(request, std::monostate());
 }
 

@@ -106,6 +106,8 @@ void Core::State::AskAgain(const std::string& key, const absl::Status& status) {
   const RowChecks::Waiting waiting = rows_.TakeWaiting();
   for (const auto& [request, content] : waiting.validations) ask(request, content);
   for (const auto& [request, content] : waiting.estimates) ask(request, content);
+  for (const auto& [request, content] : waiting.validations) rows_.EndUnwaited(content.job);
+  for (const auto& [request, content] : waiting.estimates) rows_.EndUnwaited(content.job);
 }
 
 }  // namespace lorad::server

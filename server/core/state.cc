@@ -16,15 +16,18 @@ Core::State::State(const CoreOptions& options)
       catalog_(turn_, answers_),
       rows_(options_, turn_, catalog_),
       groups_(turn_),
-      jobs_(options_, turn_, rows_, groups_),
+      quotas_(turn_),
+      jobs_(options_, turn_, rows_, groups_, quotas_),
       cluster_(options_, turn_) {}
 
 absl::Status Core::State::Load(StoredState stored) {
   if (absl::Status status = catalog_.Load(stored); !status.ok()) return status;
   if (absl::Status status = rows_.Load(stored.rows); !status.ok()) return status;
   if (absl::Status status = answers_.Load(std::move(stored.requests)); !status.ok()) return status;
+  if (absl::Status status = quotas_.Load(stored.quotas); !status.ok()) return status;
   if (absl::Status status = jobs_.Load(stored); !status.ok()) return status;
   if (absl::Status status = cluster_.Load(stored.workers); !status.ok()) return status;
+  if (absl::Status status = cluster_.fits().Load(stored.fits); !status.ok()) return status;
   groups_.Load(stored.last_epoch);
   return absl::OkStatus();
 }
@@ -36,13 +39,13 @@ std::vector<Effect> Core::State::Recover(Moment now, int64_t starts_before) {
   const std::set<std::string> live = jobs_.live();
   for (const std::string& name : live) {
     JobState& job = *jobs_.Find(name);
+    job.since_us = now.steady_us;
     if (job.state() == v1::Job::CANCELLING) {
       jobs_.Transition(job, v1::Job::CANCELLED, "the coordinator was started again");
     } else if (IsPlaced(job.state())) {
-      jobs_.FallBack(job);
-      jobs_.Transition(job, v1::Job::QUEUED,
-                       absl::StrCat("the coordinator was started again; the job goes on from step ",
-                                    job.job().step()));
+      jobs_.Unplace(job,
+                    absl::StrCat("the coordinator was started again; the job goes on from step ",
+                                 job.job().last_checkpoint_step()));
     } else if (job.state() == v1::Job::VALIDATING && rows_.Ensure(job.job())) {
       SettleJob(job);
     }
@@ -99,6 +102,7 @@ std::vector<Effect> Core::State::EndTurn(bool more_follow) {
       if (GroupState* group = groups_.Find(name)) Advance(*group);
     }
   } while (turn_.schedule_wanted() && !more_follow);
+  if (!more_follow) ForecastIfDue();
   FinishStop();
   AnswerEstimates();
   jobs_.Settle();

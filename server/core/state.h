@@ -6,11 +6,12 @@
 //   catalog.h      models, datasets, adapters
 //   row_checks.h   checks of rows, and who waits for them
 //   group_table.h  groups, their members and epochs
+//   quotas.h       what jobs of a label may have, and have
 //   job_table.h    jobs, their queue and revisions
 //   cluster.h      workers
 //
 // An arrow is "knows": all know Turn; Catalog knows Answers; RowChecks knows Catalog; JobTable
-// knows RowChecks, and looks at GroupTable; State knows them all, and none knows State. State
+// knows Quotas and RowChecks, and looks at GroupTable; State knows them all, and none knows State. State
 // itself keeps what is under way: checkpoints that are written, contents that are read, requests to
 // stop.
 //
@@ -20,6 +21,7 @@
 //   jobs.cc         jobs that clients create, cancel and delete
 //   rows.cc         jobs when their rows are checked
 //   estimates.cc    the estimate of a job's cost
+//   forecasts.cc    when jobs will start and end
 //   workers.cc      control streams and time-outs
 //   cluster_view.cc the status of the cluster
 //   room.cc         a disk without room
@@ -29,6 +31,8 @@
 //   reports.cc      the reports of workers
 //   checkpoints.cc  shards and checkpoints
 //   contents.cc     contents that slots start from, where a worker could not load it
+//   rations.cc      quotas: requests for them, and what a scheduling turn may place
+//   departures.cc   jobs that leave their group alive: paused, evicted, moved, drained
 #pragma once
 
 #include <cstdint>
@@ -38,6 +42,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "planner/schedule/foresee.h"
 #include "planner/schedule/schedule.h"
 #include "server/core/catalog/answers.h"
 #include "server/core/catalog/catalog.h"
@@ -49,6 +55,7 @@
 #include "server/core/events/turn.h"
 #include "server/core/jobs/job_states.h"
 #include "server/core/jobs/job_table.h"
+#include "server/core/jobs/quotas.h"
 
 namespace lorad::server {
 
@@ -102,6 +109,9 @@ class Core::State {
   void On(uint64_t request, const CreateJob& content);
   void On(uint64_t request, const v1::DeleteJobRequest& content);
   void On(uint64_t request, const v1::CancelJobRequest& content);
+  void On(uint64_t request, const v1::PauseJobRequest& content);
+  void On(uint64_t request, const v1::ResumeJobRequest& content);
+  void On(uint64_t request, const v1::UpdateJobRequest& content);
   bool AnsweredBefore(uint64_t request, const CreateJob& content);
   void StoreJob(uint64_t request, const CreateJob& content);
   absl::Status CheckReferences(const v1::Job& job) const;
@@ -120,15 +130,34 @@ class Core::State {
   // One that read them again goes on waiting for its place.
   void GoOnWithRows(JobState& job);
   void FailRows(JobState& job, const v1::JobError& error);
+  // The content, of a live job that is named so if it has a name.
   absl::StatusOr<v1::JobEstimate> Estimate(const v1::Job& job);
+  absl::Status FindLive(EstimateJob* content) const;
+  void AddMemory(const v1::Job& job, int64_t longest_tokens, v1::JobEstimate* estimate) const;
   // Estimates that waited for a worker: one has connected, or they have waited long enough.
   void AnswerEstimates();
+
+  // ---- forecasts.cc ----
+  // Once a second while jobs wait, and after what changes where jobs are.
+  void ForecastIfDue();
+  void Forecast();
+  void TakeForecast(JobState& job, const planner::Foreseen* foreseen);
+  // As things stand now; of a job that is not live yet as if it came. None: not set.
+  void AddForecast(const JobState& job, v1::JobEstimate* estimate);
+  JobForecast ToForecast(const planner::Foreseen& foreseen, bool started) const;
+  // The job starts, or has succeeded, now.
+  void NoteStart(JobState& job);
+  void NoteEnd(const JobState& job);
+  // What was foreseen of the job is void: its user has changed what it rests on.
+  void VoidForecast(JobState& job);
 
   // ---- cluster_view.cc ----
   void On(uint64_t request, const v1::GetClusterRequest& content);
   void On(uint64_t request, const v1::ListWorkersRequest& content);
-  v1::ClusterStatus ViewCluster() const;
+  v1::ClusterStatus ViewCluster();
+  void AddTimes(v1::ClusterStatus* status);
   v1::ListWorkersResponse ViewWorkers() const;
+  v1::Worker ViewWorker(const WorkerState& worker) const;
 
   // ---- workers.cc ----
   void On(uint64_t request, const StopRequested& content);
@@ -171,11 +200,20 @@ class Core::State {
 
   // ---- groups.cc ----
   void Schedule();
+  int64_t SecondsSince(int64_t us) const;
   planner::QueuedJob Queued(const JobState& job) const;
-  planner::ClusterView ClusterOf() const;
+  planner::RunningJob RunningOf(const JobState& job) const;
+  // Of the queue a decision looks at some (job_queue.h).
+  enum class Waiting { kThoseLookedAt, kAll };
+  planner::ClusterView ClusterOf(Waiting waiting);
+  // The job, which leaves its group for another one, has its room there already.
+  void AddComing(const JobState& job, planner::ClusterView* view) const;
+  // Of the base model on every connected worker's device.
+  void AddTimes(const std::string& base_model, planner::ClusterView* view);
   void Carry(const planner::Decision& decision);
   std::string WhyWait(const planner::Decision& decision) const;
-  void FormGroup(const planner::Decision& decision);
+  // Without members yet.
+  GroupState& FormGroup(const planner::Decision& decision);
   void Join(GroupState& group, JobState& job);
   void BeginCut(GroupState& group, GroupState::Then then, const std::string& why);
   void OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& answer);
@@ -190,9 +228,24 @@ class Core::State {
   void SendTo(const GroupState& group, worker::v1::CoordinatorMessage message);
   GroupState* GroupOf(const JobState& job) { return groups_.Find(job.job().group()); }
 
+  // ---- rations.cc ----
+  void On(uint64_t request, const v1::SetQuotaRequest& content);
+  void On(uint64_t request, const v1::ListQuotasRequest& content);
+  void On(uint64_t request, const v1::DeleteQuotaRequest& content);
+  // Leaves in the view's queue what the quotas of running jobs have room for, in its order; the
+  // others say which quota holds them.
+  void Ration(planner::ClusterView* view);
+  // The same, and nobody says anything. The job in the view that has no name yet is `newcomer`.
+  void Ration(planner::ClusterView* view, const JobState* newcomer);
+  void Ration(
+      planner::ClusterView* view,
+      absl::FunctionRef<bool(const planner::QueuedJob& job, Quotas::Allowance& allowance)> take);
+
   // ---- windows.cc ----
   void PlanNext(GroupState& group);
   void PlanSaves(GroupState& group);
+  // Asks for the save of its newest step, unless that is recorded or on its way.
+  void PlanSave(JobState& job, Member& member, PlanInput* input) const;
   void AddUnit(Member& member, const JobState& job, PlanInput* input) const;
   // The content that its slot starts from, as LoadUnit::content; empty: from nothing.
   std::string ContentOf(const v1::Job& job) const;
@@ -228,6 +281,34 @@ class Core::State {
   void RefuseShard(uint64_t request, const ShardUploaded& content);
   void SendAgain(uint64_t request, const ShardUploaded& content);
 
+  // ---- departures.cc ----
+  // The job leaves its group at the next border: saved at its last step, its slot freed. It is
+  // QUEUED then, or PAUSED. Its neighbours go on. REQUIRES: it is placed.
+  void Depart(JobState& job, const std::string& why, bool resumes);
+  // Whether it may leave its group alive: it has work to do elsewhere.
+  static bool MayDepart(const JobState& job) {
+    return job.state() == v1::Job::PREPARING || job.state() == v1::Job::RUNNING;
+  }
+  // It departs at once, and waits again: its group is cut, and until `for_job` has its first unit no
+  // other job of the group gets one.
+  void Evict(JobState& job, const std::string& for_job);
+  // It departs at a border, and goes on in another group, which is formed meanwhile (kReplace).
+  void Move(JobState& job, const planner::Decision& decision);
+  void EndUrgency(GroupState& group);
+  // It goes on in its group, or if it must leave that, elsewhere. REQUIRES: it is PAUSING.
+  void StopPausing(JobState& job, const std::string& why);
+  // A PAUSED job waits for its rows, or for a place, again.
+  void Requeue(JobState& job, const std::string& why);
+  // What is next for one that departs: its save, or the end of its slot.
+  void PlanDeparture(const std::string& name, Member& member, PlanInput* input);
+  // Those who depart, or have left, and whose slot was never asked for.
+  void EndUnloaded(GroupState& group);
+  void On(uint64_t request, const v1::DrainWorkerRequest& content);
+  void On(uint64_t request, const v1::UndrainWorkerRequest& content);
+  std::string WhyDrained(const GroupState& group) const;
+  // All that may leave the drained worker's group.
+  void Drain(GroupState& group);
+
   // ---- contents.cc ----
   // A worker could not load what the job's slot starts from: the job waits until we have read it.
   void LookAtContent(JobState& job, const std::string& worker, const std::string& reason,
@@ -256,6 +337,7 @@ class Core::State {
   Catalog catalog_;
   RowChecks rows_;
   GroupTable groups_;
+  Quotas quotas_;
   JobTable jobs_;
   Cluster cluster_;
 
@@ -263,6 +345,11 @@ class Core::State {
   std::map<uint64_t, PendingLook> looks_;
   std::vector<uint64_t> stops_;
   bool stopping_ = false;
+  struct {
+    bool wanted = false;   // where jobs are has changed since the newest
+    int64_t made_us = -1;  // the newest; -1: none yet
+    int64_t timer_us = 0;  // when the next is due; 0 = no timer is set
+  } forecasts_;
 };
 
 }  // namespace lorad::server

@@ -139,8 +139,12 @@ void Core::State::PlanNext(GroupState& group) {
       if (member.slot != Member::Slot::kLoaded) continue;
       member.slot = Member::Slot::kFreeing;
       input.frees.push_back(name);
+    } else if (member.departing) {
+      PlanDeparture(name, member, &input);
     } else if (!turn_.room().ok()) {
       continue;  // its checkpoints and caches would find no place
+    } else if (!group.urgent.empty() && name != group.urgent) {
+      continue;
     } else if (member.slot == Member::Slot::kUnloaded) {
       member.slot = Member::Slot::kLoading;
       input.loads.push_back(LoadOf(group, *jobs_.Find(name)));
@@ -164,17 +168,21 @@ void Core::State::PlanSaves(GroupState& group) {
   for (auto& [name, member] : group.members) {
     JobState* job = jobs_.Find(name);
     if (!job || !IsPlaced(job->state()) || member.slot != Member::Slot::kLoaded) continue;
-    if (job->job().last_checkpoint_step() >= member.done_step) continue;
-    // One that was asked for, here or behind its Step, may still be on its way.
-    const bool asked =
-        member.save_ordered == member.done_step || SaveDue(job->job(), member.done_step);
-    if (asked && turn_.now_us() - member.save_us <= kSaveAgainUs) continue;
-    member.save_us = turn_.now_us();
-    member.save_ordered = member.done_step;
-    job->saved_tokens[member.done_step] = job->job().tokens();
-    input.saves.push_back({name, member.done_step});
+    PlanSave(*job, member, &input);
   }
   groups_.PlanWindow(group, std::move(input));
+}
+
+void Core::State::PlanSave(JobState& job, Member& member, PlanInput* input) const {
+  if (job.job().last_checkpoint_step() >= member.done_step) return;
+  // One that was asked for, here or behind its Step, may still be on its way.
+  const bool asked =
+      member.save_ordered == member.done_step || SaveDue(job.job(), member.done_step);
+  if (asked && turn_.now_us() - member.save_us <= kSaveAgainUs) return;
+  member.save_us = turn_.now_us();
+  member.save_ordered = member.done_step;
+  job.saved_tokens[member.done_step] = job.job().tokens();
+  input->saves.push_back({job.name(), member.done_step});
 }
 
 // The job leaves the group, and its neighbours go on.

@@ -122,7 +122,7 @@ void Core::State::RenewLeases(int64_t late_us) {
 
 std::string Core::State::WhyImpatient(const GroupState& group) {
   using Phase = GroupState::Phase;
-  const planner::ModelShape& shape = catalog_.Model(group.base_model).shape;
+  const planner::ModelShape& shape = *catalog_.Model(group.base_model).shape;
   Patience patience;
   std::string what;
   if (group.phase == Phase::kForming) {
@@ -132,7 +132,9 @@ std::string Core::State::WhyImpatient(const GroupState& group) {
     const WindowWork work = group.windows.empty() ? WindowWork() : group.windows.front().work;
     const planner::TimeModel assumed(planner::PriorOf(WorkOf(shape, group.shape.device)));
     patience = PatienceFor(options_, work,
-                           cluster_.TimesOf(group.base_model, shape, &WorkerOf(group)), assumed);
+                           cluster_.fits().TimesOf(group.base_model, shape, &WorkerOf(group),
+                                                   group.shape.capacity_tokens),
+                           assumed);
     what = group.windows.empty() ? absl::StrCat("it does not answer a cut of ", group.name)
                                  : absl::StrCat("it reports nothing of window ",
                                                 group.windows.front().number, " of ", group.name);
@@ -149,6 +151,7 @@ void Core::State::OnTimer(const TimerFired& fired) {
   if (fired.timer == kRestEnds) turn_.WantSchedule();
   if (fired.timer == kPostponedEnds) TryPostponed();
   if (fired.timer == kTick) Tick();
+  if (fired.timer == kForecastDue) forecasts_.timer_us = 0;
 }
 
 void Core::State::Tick() {
@@ -177,6 +180,9 @@ void Core::State::Tick() {
   }
   for (const std::string& name : idle) Dissolve(*groups_.Find(name), "it had no job for a while");
   cluster_.ForgetLost();
+  cluster_.fits().Put();
+  turn_
+      .WantSchedule();  // a job that has waited, or run, for long enough may have a place, or lose it
   if (any) cluster_.SetTick();
 }
 

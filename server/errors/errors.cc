@@ -19,6 +19,9 @@ constexpr char kPreconditionFailure[] = "type.googleapis.com/google.rpc.Precondi
 constexpr char kQuotaFailure[] = "type.googleapis.com/google.rpc.QuotaFailure";
 constexpr char kRetryInfo[] = "type.googleapis.com/google.rpc.RetryInfo";
 
+// Limits that a message names; errors travel in headers.
+constexpr size_t kLimitsSaidMax = 4;
+
 // Bytes of the UTF-8 character at `at`, 0 if there is none. As protobuf reads it: no surrogates, no
 // overlong forms, nothing past U+10FFFF.
 size_t CharacterBytes(const std::string& text, size_t at) {
@@ -125,6 +128,25 @@ absl::Status LimitExceeded(const std::string& reason, const std::string& subject
   google::rpc::QuotaFailure::Violation* violation = detail.add_violations();
   violation->set_subject(subject);
   violation->set_description(message);
+  SetDetail(status, kQuotaFailure, detail);
+  return status;
+}
+
+absl::Status QuotaExceeded(const std::vector<std::pair<std::string, std::string>>& limits,
+                           const std::string& remedy) {
+  assert(!limits.empty());
+  google::rpc::QuotaFailure detail;
+  std::string message;
+  size_t said = 0;
+  for (const auto& [subject, description] : limits) {
+    google::rpc::QuotaFailure::Violation* violation = detail.add_violations();
+    violation->set_subject(subject);
+    violation->set_description(description);
+    if (++said > kLimitsSaidMax) continue;
+    absl::StrAppend(&message, message.empty() ? "" : "; ", description);
+  }
+  absl::Status status = Error(absl::StatusCode::kResourceExhausted, "QUOTA_EXCEEDED",
+                              absl::StrCat(message, ": ", remedy));
   SetDetail(status, kQuotaFailure, detail);
   return status;
 }

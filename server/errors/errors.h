@@ -56,6 +56,12 @@ absl::Status PreconditionFailed(const std::string& reason, const std::string& su
 absl::Status LimitExceeded(const std::string& reason, const std::string& subject,
                            const std::string& message);
 
+// RESOURCE_EXHAUSTED (QUOTA_EXCEEDED) with a violation of google.rpc.QuotaFailure for each limit:
+// its subject ("team=math queued_jobs") and how it stands. The message is these and the remedy.
+// REQUIRES: at least one.
+absl::Status QuotaExceeded(const std::vector<std::pair<std::string, std::string>>& limits,
+                           const std::string& remedy);
+
 // UNAVAILABLE with google.rpc.RetryInfo.
 absl::Status Unavailable(const std::string& reason, const std::string& message, int64_t retry_ms);
 

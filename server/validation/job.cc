@@ -262,4 +262,21 @@ std::vector<FieldViolation> CompleteJob(v1::Job& job, const JobReferences& refer
   return checker.Take();
 }
 
+std::vector<FieldViolation> CheckUpdate(const v1::UpdateJobRequest& request) {
+  Checker checker;
+  const auto& paths = request.update_mask().paths();
+  if (paths.empty()) checker.Add("update_mask", "must name what is to change: priority, labels");
+  for (const std::string& path : paths) {
+    if (path != "priority" && path != "labels") {
+      checker.Add("update_mask", absl::StrCat("'", Quotable(path, kNameBytesMax),
+                                              "' cannot be changed: priority and labels can"));
+    }
+  }
+  if (std::ranges::count(paths, "priority") > 0) {
+    checker.Between("job.priority", request.job().priority(), -kPriorityMax, kPriorityMax);
+  }
+  if (std::ranges::count(paths, "labels") > 0) CheckLabels(checker, request.job());
+  return checker.Take();
+}
+
 }  // namespace lorad::server

@@ -33,4 +33,8 @@ struct JobReferences {
 // were given.
 std::vector<FieldViolation> CompleteJob(v1::Job& job, const JobReferences& references);
 
+// The mistakes of an update: of its mask, and of the values that it names. Whether there is such a
+// job is for the core.
+std::vector<FieldViolation> CheckUpdate(const v1::UpdateJobRequest& request);
+
 }  // namespace lorad::server

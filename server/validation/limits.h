@@ -19,6 +19,8 @@ inline constexpr int kFilterBytesMax = 2048;
 inline constexpr int kFilterTermsMax = 16;
 inline constexpr int kPageTokenBytesMax = 1024;
 inline constexpr int kWatchNamesMax = 1000;
+inline constexpr int kDrainReasonBytesMax = 200;
+inline constexpr int kQuotasMax = 1000;
 
 // Pages.
 inline constexpr int kPageSizeMax = 1000;

@@ -48,7 +48,8 @@ absl::Status Catalog::Load(const StoredState& stored) {
     if (auto status = ParseStored(kModelKind, entry, &model.record); !status.ok()) return status;
     auto description = storage::DescribeModel(model.record.config_json());
     if (!description.ok()) return description.status();
-    model.shape = ShapeOf(*description);
+    model.shape = std::make_shared<const planner::ModelShape>(ShapeOf(*description));
+    SetShape(*model.shape, model.record.mutable_model());  // an older release did not keep it
     models_[entry.first] = std::move(model);
   }
   for (const auto& entry : stored.datasets) {
@@ -147,7 +148,8 @@ void Catalog::On(uint64_t request, const RegisterModel& content) {
   *model.record.mutable_model() = content.model;
   model.record.set_config_json(content.config_json);
   turn_.Stamp(model.record.mutable_model()->mutable_create_time());
-  model.shape = ShapeOf(*description);
+  model.shape = std::make_shared<const planner::ModelShape>(ShapeOf(*description));
+  SetShape(*model.shape, model.record.mutable_model());
   turn_.Put(storage::PutRecord(kModelKind, name, model.record.SerializeAsString()));
   answers_.Keep(kModelKind, content.request_id, name, model.record.model());
   turn_.Answer(request, model.record.model());
@@ -244,6 +246,7 @@ void Catalog::Delete(const std::string& kind, const std::string& name) {
     models_.erase(name);
   } else if (kind == kDatasetKind) {
     turn_.Do(RemovePath{Dataset(name).path()});
+    turn_.Do(CloseRows{Dataset(name).path()});
     datasets_.erase(name);
   } else {
     turn_.Do(RemovePath{Adapter(name).path()});

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -30,7 +31,7 @@ namespace lorad::server {
 
 struct ModelState {
   records::ModelRecord record;
-  planner::ModelShape shape;
+  std::shared_ptr<const planner::ModelShape> shape;
 };
 
 class Catalog {
@@ -44,6 +45,7 @@ class Catalog {
   bool HasAdapter(const std::string& name) const { return adapters_.contains(name); }
   // REQUIRES: it is there.
   const ModelState& Model(const std::string& name) const { return models_.at(name); }
+  const std::map<std::string, ModelState>& models() const { return models_; }
   const records::DatasetRecord& Dataset(const std::string& name) const {
     return datasets_.at(name);
   }

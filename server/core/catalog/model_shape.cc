@@ -37,6 +37,16 @@ planner::ModelShape ShapeOf(const storage::ModelDescription& description) {
   return shape;
 }
 
+void SetShape(const planner::ModelShape& shape, v1::Model* model) {
+  model->set_feed_forward_size(static_cast<int32_t>(shape.ffn));
+  model->set_attention_heads(static_cast<int32_t>(shape.heads));
+  model->set_key_value_heads(static_cast<int32_t>(shape.kv_heads));
+  model->set_head_size(static_cast<int32_t>(shape.head_size));
+  model->set_tied_head(shape.tied_head);
+  model->set_attention_bias(!shape.groups.empty() && !shape.groups.front().parts.empty() &&
+                            shape.groups.front().parts.front().bias);
+}
+
 planner::AdapterShape ShapeOfAdapter(const v1::AdapterConfig& adapter) {
   return {adapter.rank(), {adapter.target_modules().begin(), adapter.target_modules().end()}};
 }

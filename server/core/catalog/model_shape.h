@@ -3,6 +3,7 @@
 #include "absl/status/statusor.h"
 #include "lorad/v1/cluster.pb.h"
 #include "lorad/v1/jobs.pb.h"
+#include "lorad/v1/models.pb.h"
 #include "lorad/worker/v1/worker.pb.h"
 #include "planner/cost/memory.h"
 #include "planner/cost/time.h"
@@ -12,6 +13,9 @@ namespace lorad::server {
 
 // The facts of a base model that planning needs.
 planner::ModelShape ShapeOf(const storage::ModelDescription& description);
+
+// Into what the API says of the base model.
+void SetShape(const planner::ModelShape& shape, v1::Model* model);
 
 planner::AdapterShape ShapeOfAdapter(const v1::AdapterConfig& adapter);
 

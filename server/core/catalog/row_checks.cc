@@ -126,6 +126,7 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
   record.set_training_rows(rows.rows());
   record.set_training_row_tokens(rows.tokens());
   record.set_longest_tokens(longest);
+  job.set_longest_tokens(longest);
   job.set_truncated_rows(truncated);
   job.set_total_steps(TotalSteps(job, rows.rows()));
   job.set_total_tokens(TotalTokens(job, rows));
@@ -137,8 +138,14 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
 // A job that is not stored yet, or never will be, has no name.
 void RowChecks::Check(const std::string& key, const v1::Job& job, const std::string& dataset) {
   const auto [check, is_new] = checks_.try_emplace(key);
-  if (!job.name().empty()) check->second.insert(job.name());
-  if (is_new) turn_.Do(CheckRows{key, SourceOf(job, dataset)});
+  if (!job.name().empty()) check->second.jobs.insert(job.name());
+  if (is_new) turn_.Do(CheckRows{key, SourceOf(job, dataset), ShareOf(job, dataset)});
+}
+
+// Where nobody says whose a job is, all that is asked of one dataset is one user's.
+std::string RowChecks::ShareOf(const v1::Job& job, const std::string& dataset) const {
+  const std::string user = options_.LabelGroup(job.labels());
+  return user.empty() ? absl::StrCat("dataset ", dataset) : absl::StrCat("user ", user);
 }
 
 bool RowChecks::Ensure(const v1::Job& job) {
@@ -166,24 +173,36 @@ std::set<std::string> RowChecks::End(const RowsChecked& checked) {
     rows_[checked.key] = *checked.summary;
     turn_.Put(storage::PutRecord(kRowsKind, checked.key, checked.summary->SerializeAsString()));
   }
-  return std::move(check.mapped());
+  return std::move(check.mapped().jobs);
 }
 
 void RowChecks::Leave(const v1::Job& job) {
   if (checks_.empty()) return;
   for (const std::string& key : KeysOf(job)) {
     const auto check = checks_.find(key);
-    if (check == checks_.end() || check->second.erase(job.name()) == 0) continue;
+    if (check == checks_.end() || check->second.jobs.erase(job.name()) == 0) continue;
     CancelUnwaited(key);
   }
 }
 
+void RowChecks::EndUnwaited(const v1::Job& job) {
+  if (checks_.empty() || !catalog_.HasModel(job.base_model())) return;
+  for (const std::string* dataset : {&job.training_dataset(), &job.validation_dataset()}) {
+    if (!catalog_.HasDataset(*dataset)) continue;
+    const std::string key = KeyOf(job, *dataset);
+    if (checks_.contains(key)) CancelUnwaited(key);
+  }
+}
+
 void RowChecks::CancelUnwaited(const std::string& key) {
+  UnderWay& check = checks_.at(key);
   const auto waits = [&](const auto& waiting) {
     return std::ranges::any_of(waiting,
                                [&](const auto& entry) { return Concerns(entry.second.job, key); });
   };
-  if (!checks_.at(key).empty() || waits(waiting_.validations) || waits(waiting_.estimates)) return;
+  if (check.cancelled || !check.jobs.empty()) return;
+  if (waits(waiting_.validations) || waits(waiting_.estimates)) return;
+  check.cancelled = true;
   turn_.Do(CancelRows{key});
 }
 
@@ -211,6 +230,10 @@ void RowChecks::Forget(const std::string& dataset_sha256) {
        rows != rows_.end() && rows->first.starts_with(prefix);) {
     turn_.Put(storage::DeleteRecord(kRowsKind, rows->first));
     rows = rows_.erase(rows);
+  }
+  for (auto check = checks_.lower_bound(prefix);
+       check != checks_.end() && check->first.starts_with(prefix); ++check) {
+    CancelUnwaited(check->first);
   }
 }
 
@@ -248,11 +271,7 @@ void RowChecks::On(uint64_t request, const GiveUpRequest& content) {
     return true;
   });
   if (!left.empty()) turn_.Fail(content.request, absl::CancelledError("the caller has left"));
-  for (const auto& [key, jobs] : checks_) {
-    const bool concerned =
-        std::ranges::any_of(left, [&](const v1::Job& job) { return Concerns(job, key); });
-    if (concerned) CancelUnwaited(key);
-  }
+  for (const v1::Job& job : left) EndUnwaited(job);
   turn_.Answer(request, std::monostate());
 }
 
@@ -260,7 +279,7 @@ void RowChecks::On(uint64_t request, const GiveUpRequest& content) {
 
 std::set<std::string> RowChecks::WaitingJobs() const {
   std::set<std::string> names;
-  for (const auto& [key, jobs] : checks_) names.insert(jobs.begin(), jobs.end());
+  for (const auto& [key, check] : checks_) names.insert(check.jobs.begin(), check.jobs.end());
   return names;
 }
 

@@ -68,12 +68,14 @@ class RowChecks {
   std::set<std::string> End(const RowsChecked& checked);
   // The job waits for no rows any more; checks that nobody waits for end.
   void Leave(const v1::Job& job);
+  // Ends the checks of its rows that nobody waits for any more: whoever did has been answered.
+  void EndUnwaited(const v1::Job& job);
 
   // Once there are too many summaries, keeps those that are waited for, by `jobs` or requests;
   // others are summed up again when asked.
   bool AreTooMany() const { return static_cast<int64_t>(rows_.size()) > options_.rows_max; }
   void Prune(const std::vector<const v1::Job*>& jobs);
-  // The dataset of that content is deleted.
+  // The dataset of that content is deleted. Checks of it end, unless another one has it too.
   void Forget(const std::string& dataset_sha256);
 
   // ---- requests ----
@@ -97,14 +99,20 @@ class RowChecks {
   std::set<std::string> WaitingJobs() const;
 
  private:
+  struct UnderWay {
+    std::set<std::string> jobs;  // that wait for it
+    bool cancelled = false;
+  };
+
   void Check(const std::string& key, const v1::Job& job, const std::string& dataset);
+  std::string ShareOf(const v1::Job& job, const std::string& dataset) const;
   void CancelUnwaited(const std::string& key);
 
   const CoreOptions& options_;
   Turn& turn_;
   const Catalog& catalog_;
-  std::map<std::string, records::RowsSummary> rows_;     // by key
-  std::map<std::string, std::set<std::string>> checks_;  // under way: key -> jobs that wait for it
+  std::map<std::string, records::RowsSummary> rows_;  // by key
+  std::map<std::string, UnderWay> checks_;            // by key
   Waiting waiting_;
   std::vector<HeldEstimate> held_;
 };

@@ -27,6 +27,9 @@ absl::Status Cluster::Load(const std::vector<std::pair<std::string, std::string>
     WorkerState& worker = workers_[entry.first];
     worker.hello = std::move(*record.mutable_hello());
     worker.connect_wall_us = record.connect_time_us();
+    worker.drained = record.drained();
+    worker.drain_reason = record.drain_reason();
+    worker.drain_wall_us = record.drain_time_us();
   }
   return absl::OkStatus();
 }
@@ -94,10 +97,7 @@ void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello) {
   worker.connect_wall_us = turn_.wall_us();
   worker.heard_us = turn_.now_us();
   worker.peak_bytes = 0;
-  records::WorkerRecord record;
-  *record.mutable_hello() = hello;
-  record.set_connect_time_us(worker.connect_wall_us);
-  turn_.Put(storage::PutRecord(kWorkerKind, hello.worker(), record.SerializeAsString()));
+  Put(worker);
   worker::v1::CoordinatorMessage message;
   worker::v1::Welcome& welcome = *message.mutable_welcome();
   welcome.set_heartbeat_ms(static_cast<int32_t>(options_.heartbeat_ms));
@@ -108,6 +108,31 @@ void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello) {
                           hello.threads(), " threads, ", hello.memory_bytes(), " bytes"));
   SetTick();
   turn_.WantSchedule();
+}
+
+void Cluster::Put(const WorkerState& worker) {
+  records::WorkerRecord record;
+  *record.mutable_hello() = worker.hello;
+  record.set_connect_time_us(worker.connect_wall_us);
+  record.set_drained(worker.drained);
+  record.set_drain_reason(worker.drain_reason);
+  record.set_drain_time_us(worker.drain_wall_us);
+  turn_.Put(storage::PutRecord(kWorkerKind, worker.hello.worker(), record.SerializeAsString()));
+}
+
+void Cluster::Drain(WorkerState& worker, const std::string& reason) {
+  if (!worker.drained) worker.drain_wall_us = turn_.wall_us();
+  worker.drained = true;
+  worker.drain_reason = reason;
+  Put(worker);
+}
+
+void Cluster::Undrain(WorkerState& worker) {
+  if (!worker.drained) return;
+  worker.drained = false;
+  worker.drain_reason.clear();
+  worker.drain_wall_us = 0;
+  Put(worker);
 }
 
 void Cluster::Lose(WorkerState& worker) {
@@ -149,8 +174,8 @@ int64_t Cluster::TokensOf(const WorkerState& worker) const {
   return options_.microbatch_tokens;
 }
 
-LoneGroup Cluster::GroupAlone(const planner::ModelShape& model, const v1::AdapterConfig& adapter,
-                              int64_t longest_tokens) const {
+LoneGroup Cluster::GroupAlone(const std::shared_ptr<const planner::ModelShape>& model,
+                              const v1::AdapterConfig& adapter, int64_t longest_tokens) const {
   planner::QueuedJob job;
   job.model = model;
   job.longest_sequence = longest_tokens;
@@ -174,28 +199,9 @@ LoneGroup Cluster::GroupAloneOn(const WorkerState* worker, const planner::Queued
   alone.shape = planner::ShapeAlone(
       job, alone.device, worker ? alone.budget_bytes : std::numeric_limits<int64_t>::max(),
       worker ? TokensOf(*worker) : options_.microbatch_tokens);
-  alone.group = planner::BytesOfGroup(job.model, alone.shape);
-  alone.slot = planner::BytesOfSlot(job.model, job.adapter, alone.device);
+  alone.group = planner::BytesOfGroup(*job.model, alone.shape);
+  alone.slot = planner::BytesOfSlot(*job.model, job.adapter, alone.device);
   return alone;
-}
-
-// ---- times ----
-
-planner::TimeModel& Cluster::TimesOf(const std::string& base_model,
-                                     const planner::ModelShape& shape, const WorkerState* worker) {
-  const worker::v1::Hello hello = worker ? worker->hello : worker::v1::Hello();
-  const std::string device = absl::StrCat(hello.device_name(), "/", hello.threads(), "/",
-                                          hello.multiprocessors(), "/", hello.value_bytes());
-  const auto found = times_.find({base_model, device});
-  if (found != times_.end()) return found->second;
-  const planner::TimePrior prior =
-      planner::PriorOf(WorkOf(shape, worker ? DeviceOf(hello) : planner::DeviceShape{}));
-  return times_.emplace(std::pair(base_model, device), planner::TimeModel(prior)).first->second;
-}
-
-void Cluster::Forget(const std::string& base_model) {
-  std::erase_if(times_, [&](const auto& entry) { return entry.first.first == base_model; });
-  memory_.erase(base_model);
 }
 
 // ---- invariants ----

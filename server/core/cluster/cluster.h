@@ -20,9 +20,8 @@
 
 #include "absl/status/status.h"
 #include "planner/cost/memory.h"
-#include "planner/cost/memory_fit.h"
-#include "planner/cost/time.h"
 #include "planner/schedule/schedule.h"
+#include "server/core/cluster/fits.h"
 #include "server/core/cluster/group_state.h"
 #include "server/core/cluster/worker_state.h"
 #include "server/core/events/options.h"
@@ -43,7 +42,7 @@ struct LoneGroup {
 
 class Cluster {
  public:
-  Cluster(const CoreOptions& options, Turn& turn) : options_(options), turn_(turn) {}
+  Cluster(const CoreOptions& options, Turn& turn) : options_(options), turn_(turn), fits_(turn) {}
   // Those of before this start, as records: they are lost until they connect.
   absl::Status Load(const std::vector<std::pair<std::string, std::string>>& stored);
   // They count as lost from now. To be called once, when the turn has its first moment.
@@ -80,51 +79,53 @@ class Cluster {
   // It has fired; how late, in microseconds.
   int64_t TakeTick();
 
+  // ---- draining ----
+  void Drain(WorkerState& worker, const std::string& reason);
+  void Undrain(WorkerState& worker);
+
   // ---- rests (rests.cc) ----
   void RestForMemory(WorkerState& worker, const std::string& why);
   // It said what does not fit: it rests, also when it comes again.
   void RestAsLiar(WorkerState& worker, const std::string& what);
-  bool Rests(const WorkerState& worker) const { return !WhyRests(worker).empty(); }
+  // Neither resting nor drained.
+  bool TakesJobs(const WorkerState& worker) const {
+    return !worker.drained && WhyRests(worker).empty();
+  }
   std::string WhyRests(const WorkerState& worker) const;
-  // The text that a waiting job shows about workers that rest; empty where none does.
+  // The text that a waiting job shows about workers that rest or are drained; empty where none is.
   std::string WhyRest() const;
 
   // ---- memory (memory.cc) ----
   void OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& heartbeat);
   // The group ends: the peak of its worker goes into the fit.
   void KeepPeak(const GroupState& group);
-  // Null where nothing is known of that base model.
-  const planner::MemoryFit* FitOf(const std::string& base_model) const;
   // Tokens of a microbatch of groups on it, as in planner::ClusterView.
   int64_t TokensOf(const WorkerState& worker) const;
   // On the worker where it leaves the most (the same job needs more memory on one device than on
   // another) or, while there is none, on some CPU.
-  LoneGroup GroupAlone(const planner::ModelShape& model, const v1::AdapterConfig& adapter,
-                       int64_t longest_tokens) const;
+  LoneGroup GroupAlone(const std::shared_ptr<const planner::ModelShape>& model,
+                       const v1::AdapterConfig& adapter, int64_t longest_tokens) const;
+  // On that worker; null: some CPU. Of the job only model, longest_sequence and adapter count.
+  LoneGroup GroupAloneOn(const WorkerState* worker, const planner::QueuedJob& job) const;
 
-  // ---- times ----
-  // The times of a base model on a worker's device or (no worker) on some CPU: what is learned
-  // of one device says nothing of another.
-  planner::TimeModel& TimesOf(const std::string& base_model, const planner::ModelShape& shape,
-                              const WorkerState* worker);
-  // The base model is there no more: drops what was learned of it.
-  void Forget(const std::string& base_model);
+  // ---- what was learned of them ----
+  Fits& fits() { return fits_; }
+  const Fits& fits() const { return fits_; }
 
   // OK where the invariants hold, else INTERNAL and which does not. To be asked between turns.
   absl::Status CheckInvariants() const;
 
  private:
+  void Put(const WorkerState& worker);
   std::map<std::string, WorkerState>::iterator Erase(
       std::map<std::string, WorkerState>::iterator entry);
   void Prolong(const WorkerState& worker, Rest& rest, int64_t first_ms, int64_t max_ms,
                const std::string& why);
-  LoneGroup GroupAloneOn(const WorkerState* worker, const planner::QueuedJob& job) const;
 
   const CoreOptions& options_;
   Turn& turn_;
   std::map<std::string, WorkerState> workers_;
-  std::map<std::pair<std::string, std::string>, planner::TimeModel> times_;  // base model, device
-  std::map<std::string, planner::MemoryFit> memory_;                         // by base model
+  Fits fits_;
   int64_t tick_us_ = 0;  // when the next is due; 0 = none is set
 };
 

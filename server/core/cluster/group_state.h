@@ -22,6 +22,11 @@ struct Member {
   Slot slot = Slot::kUnloaded;
   planner::AdapterShape adapter;
   bool leaving = false;  // gets no more units; its slot is freed by the next window
+  // Gets no more units; when those at hand are done its last step is saved, then its slot is freed,
+  // and the job waits again or is PAUSED (departures.cc).
+  bool departing = false;
+  bool resumes = false;  // it is queued before others then
+  std::string why_departs = {};
   int64_t done_step = 0;
   int64_t planned_step = 0;
   int64_t evaluation_step = -1;    // whose sequences are being planned
@@ -68,10 +73,15 @@ struct GroupState {
   int64_t cut = 0;  // the newest
   int64_t last_report = 0;
   int64_t idle_since_us = 0;  // 0 = it has members
+  int64_t formed_us = 0;      // when it ran first; 0 = it is being formed
   // When it last said something of what it was asked, or was asked anything with nothing at hand:
   // its patience runs from there (patience.h).
   int64_t heard_us = 0;
   std::map<std::string, EarlyShard> early_shards;  // by job
+  // The job for which others are evicted: until its first unit is planned, or the time is over, no
+  // other gets one, lest it wait for theirs (departures.cc).
+  std::string urgent;
+  int64_t urgent_until_us = 0;
   int64_t reserved_bytes = 0;
   int64_t counted_bytes = 0;      // the most that it and its slots have taken
   int64_t peak_before_bytes = 0;  // WorkerState::peak_bytes when it was formed

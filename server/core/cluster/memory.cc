@@ -21,19 +21,14 @@ void Cluster::KeepPeak(const GroupState& group) {
     return;
   }
   const int64_t tokens = group.shape.capacity_tokens;
-  planner::MemoryFit& fit = memory_[group.base_model];
-  fit.Observe({.counted_bytes = group.counted_bytes,
-               .tokens = tokens,
-               .squared_lengths = tokens * group.shape.longest_sequence,
-               .peak_bytes = worker.peak_bytes});
+  const planner::MemoryFit& fit =
+      fits_.Observe(group.base_model, {.counted_bytes = group.counted_bytes,
+                                       .tokens = tokens,
+                                       .squared_lengths = tokens * group.shape.longest_sequence,
+                                       .peak_bytes = worker.peak_bytes});
   turn_.Info(absl::StrCat(group.name, ": its worker's peak was ", worker.peak_bytes, " bytes, ",
                           group.counted_bytes, " counted; memory of '", group.base_model,
                           "': ", fit.ToText()));
-}
-
-const planner::MemoryFit* Cluster::FitOf(const std::string& base_model) const {
-  const auto found = memory_.find(base_model);
-  return found == memory_.end() ? nullptr : &found->second;
 }
 
 }  // namespace lorad::server

@@ -1,5 +1,5 @@
-// Workers that get nothing new for a while: they lack memory that they offered, or said what does
-// not fit.
+// Workers that get nothing new: for a while, because they lack memory that they offered or said what
+// does not fit, or until an operator says so.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -54,7 +54,9 @@ std::string Cluster::WhyRests(const WorkerState& worker) const {
 std::string Cluster::WhyRest() const {
   std::string text;
   for (const auto& [name, worker] : workers_) {
-    const std::string why = worker.connection == 0 ? "" : WhyRests(worker);
+    if (worker.connection == 0) continue;
+    const std::string why =
+        worker.drained ? absl::StrCat("is drained (", worker.drain_reason, ")") : WhyRests(worker);
     if (why.empty()) continue;
     absl::StrAppend(&text, text.empty() ? "" : "; ", "worker '", name, "' ", why);
   }

@@ -30,6 +30,10 @@ struct WorkerState {
   // nor for a while after it said what does not fit. Kept by its name, over its streams.
   Rest lie_rest;
   int lies = 0;  // in all
+  // By an operator: it gets no new job. Kept by its name, over streams and starts.
+  bool drained = false;
+  std::string drain_reason;
+  int64_t drain_wall_us = 0;
 };
 
 }  // namespace lorad::server

@@ -42,19 +42,26 @@ struct Disconnect {
 // One step of the world that watchers see. Revisions come in order, each once.
 struct Announce {
   int64_t revision = 0;
-  std::string job;      // name
-  std::string message;  // v1::WatchJobsResponse, serialized
+  std::string job;        // name
+  std::string message;    // v1::WatchJobsResponse, serialized
+  bool progress = false;  // of its job nothing else has changed, and the store need not have it
 };
 
 // -> RowsChecked.
 struct CheckRows {
   std::string key;
   RowSource source;
+  std::string share;  // whom it is for: the threads that check rows are shared fairly among these
 };
 
 // Nobody waits for that check any more: it ends soon, whatever it finds.
 struct CancelRows {
   std::string key;
+};
+
+// That dataset goes: its tokens need not be at hand any more. Ends in nothing.
+struct CloseRows {
+  std::string dataset_path;  // as RowSource has it
 };
 
 // -> Planned.
@@ -117,7 +124,7 @@ struct Note {
 };
 
 using Effect =
-    std::variant<Persist, Reply, Send, Disconnect, Announce, CheckRows, CancelRows, Plan, Hurry,
-                 MoveUpload, WriteCheckpoint, ReadContent, RemovePath, SetTimer, Note>;
+    std::variant<Persist, Reply, Send, Disconnect, Announce, CheckRows, CancelRows, CloseRows, Plan,
+                 Hurry, MoveUpload, WriteCheckpoint, ReadContent, RemovePath, SetTimer, Note>;
 
 }  // namespace lorad::server

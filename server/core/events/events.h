@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <variant>
 #include <vector>
@@ -69,26 +70,28 @@ struct CreateJob {
 };
 
 // -> v1::JobEstimate, once the rows are checked and a worker has connected, or the wait for one is
-// over. Defaults filled in.
+// over. Defaults filled in; of a live job the name says all.
 struct EstimateJob {
-  v1::Job job;
-  int64_t wait_us = 0;  // for a first worker: about to connect, right after the start
+  v1::Job job = {};
+  std::string name = {};  // of a live job; empty: `job` is not created yet
+  int64_t wait_us = 0;    // for a first worker: about to connect, right after the start
 };
 
-// -> JobSnapshot: where a watch begins. Pages: the jobs among `names` (empty = all) that changed
-// after revision `after`, in the order of their newest revisions. The watcher asks again with
-// `after` = the last job's revision, until a page is not full; a job that changes meanwhile moves
-// to the end, so each is sent once for each state seen, and revisions only grow. NOT_FOUND where a
-// name is unknown.
+// -> JobSnapshot: where a watch begins. Pages: the jobs among `names` (empty = all) whose newest
+// revision is after `after` and at most `up_to`, in the order of these. The watcher asks again with
+// `after` = the last job's revision, until a page is not full. A job that has changed, or has gone,
+// since `up_to` is left out: RevisionLog tells of it, and goes on from there. NOT_FOUND where a name
+// is unknown as the first page is asked for.
 struct SnapshotJobs {
   std::vector<std::string> names;
   int64_t after = 0;
   int64_t limit = 0;  // jobs; 0 = all
+  int64_t up_to = std::numeric_limits<int64_t>::max();
+  bool live_only = false;  // no jobs that have ended
 };
 
 struct JobSnapshot {
   std::vector<v1::Job> jobs;  // by ascending revision
-  int64_t revision = 0;       // of the whole; after the last page RevisionLog goes on from here
 };
 
 // -> std::monostate once the checkpoint that the shard completes is committed (or was before).
@@ -110,11 +113,13 @@ struct GiveUpRequest {
 
 using Request = std::variant<
     CreateJob, v1::GetJobRequest, v1::ListJobsRequest, v1::DeleteJobRequest, v1::CancelJobRequest,
-    EstimateJob, SnapshotJobs, RegisterModel, v1::GetModelRequest, v1::ListModelsRequest,
-    v1::UnregisterModelRequest, CreateDataset, v1::GetDatasetRequest, v1::ListDatasetsRequest,
-    v1::DeleteDatasetRequest, ImportAdapter, v1::GetAdapterRequest, v1::ListAdaptersRequest,
-    v1::DeleteAdapterRequest, v1::DeleteCheckpointRequest, v1::GetClusterRequest,
-    v1::ListWorkersRequest, ShardUploaded, StopRequested, GiveUpRequest>;
+    v1::PauseJobRequest, v1::ResumeJobRequest, v1::UpdateJobRequest, EstimateJob, SnapshotJobs,
+    RegisterModel, v1::GetModelRequest, v1::ListModelsRequest, v1::UnregisterModelRequest,
+    CreateDataset, v1::GetDatasetRequest, v1::ListDatasetsRequest, v1::DeleteDatasetRequest,
+    ImportAdapter, v1::GetAdapterRequest, v1::ListAdaptersRequest, v1::DeleteAdapterRequest,
+    v1::DeleteCheckpointRequest, v1::GetClusterRequest, v1::ListWorkersRequest,
+    v1::DrainWorkerRequest, v1::UndrainWorkerRequest, v1::SetQuotaRequest, v1::ListQuotasRequest,
+    v1::DeleteQuotaRequest, ShardUploaded, StopRequested, GiveUpRequest>;
 
 // The upload that a request brings along; null where it brings none.
 inline const std::string* UploadOf(const Request& request) {
@@ -124,12 +129,15 @@ inline const std::string* UploadOf(const Request& request) {
   return shard ? &shard->upload : nullptr;
 }
 
-// Get -> the resource; List -> its response; Delete and Unregister -> std::monostate; Cancel ->
-// v1::Job; GetCluster -> v1::ClusterStatus; ListWorkers -> v1::ListWorkersResponse.
+// Get -> the resource; List -> its response; Delete and Unregister -> std::monostate; Cancel,
+// Pause, Resume and Update -> v1::Job; Drain and Undrain -> v1::Worker; GetCluster ->
+// v1::ClusterStatus; ListWorkers -> v1::ListWorkersResponse; SetQuota -> v1::Quota; ListQuotas ->
+// v1::ListQuotasResponse; DeleteQuota -> std::monostate.
 using ReplyValue =
     std::variant<std::monostate, v1::Job, v1::ListJobsResponse, v1::JobEstimate, JobSnapshot,
                  v1::Model, v1::ListModelsResponse, v1::Dataset, v1::ListDatasetsResponse,
-                 v1::Adapter, v1::ListAdaptersResponse, v1::ClusterStatus, v1::ListWorkersResponse>;
+                 v1::Adapter, v1::ListAdaptersResponse, v1::ClusterStatus, v1::ListWorkersResponse,
+                 v1::Worker, v1::Quota, v1::ListQuotasResponse>;
 
 // ---- workers: `connection` names one control stream, never used again ----
 

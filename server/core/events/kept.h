@@ -10,8 +10,8 @@ namespace lorad::server {
 // these too: what it trained is another adapter.
 inline constexpr int64_t kMetricRowsKept = 1024;
 
-// A live job's record and revision are stored whole at least every so many revisions; in between,
-// its progress alone.
+// A live job's record is stored at least every so many revisions, so that a start need not read the
+// metric rows of long ago; in between, its progress alone.
 inline constexpr int64_t kWholeEvery = 1024;
 
 // The sizes of what is kept in memory. None of it grows with the time that the coordinator runs:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,9 +13,11 @@ namespace lorad::server {
 
 struct StoredState {
   std::vector<std::pair<std::string, std::string>> models, datasets, adapters, jobs, rows, requests,
-      workers;
+      workers, fits, quotas;
+  std::string store;  // its identity; empty where it has none yet
   int64_t last_revision = 0;
-  int64_t oldest_revision = 0;  // still stored
+  int64_t trimmed_revision = 0;    // revisions up to this one are gone
+  std::set<std::string> progress;  // jobs whose progress is stored beside their record
   int64_t last_epoch = 0;
   int64_t starts = 0;  // of the coordinator on this store
   // Metric rows of live jobs, ascending: those after their newest checkpoint, at least the newest

@@ -20,9 +20,9 @@ void Turn::Begin(Moment now) {
   wall_us_ = now.wall_us;
 }
 
-void Turn::Stamp(google::protobuf::Timestamp* time) const {
-  time->set_seconds(wall_us_ / 1'000'000);
-  time->set_nanos(static_cast<int32_t>(wall_us_ % 1'000'000) * 1000);
+void Turn::StampWall(int64_t wall_us, google::protobuf::Timestamp* time) {
+  time->set_seconds(wall_us / 1'000'000);
+  time->set_nanos(static_cast<int32_t>(wall_us % 1'000'000) * 1000);
 }
 
 void Turn::Answer(uint64_t request, ReplyValue value) {

@@ -27,6 +27,7 @@ inline constexpr uint64_t kRestEnds = 2;
 inline constexpr uint64_t kPostponedEnds = 3;
 inline constexpr uint64_t kShardsWait = 4;
 inline constexpr uint64_t kEstimateEnds = 5;
+inline constexpr uint64_t kForecastDue = 6;
 
 class Turn {
  public:
@@ -42,7 +43,8 @@ class Turn {
   // The wall's clock as it was at the start, and what has gone by since then: ages are not measured
   // by a clock that jumps.
   int64_t SteadyWallUs() const { return start_wall_us_ + run_us(); }
-  void Stamp(google::protobuf::Timestamp* time) const;
+  void Stamp(google::protobuf::Timestamp* time) const { StampWall(wall_us_, time); }
+  static void StampWall(int64_t wall_us, google::protobuf::Timestamp* time);
   int64_t starts() const { return starts_; }  // of the coordinator on this store, this one included
   // On the disk: OK, or the answer to those who ask for more.
   const absl::Status& room() const { return room_; }

@@ -63,6 +63,33 @@ absl::Status JobTable::CheckWhole(const std::string& name, const JobState& job) 
   return absl::OkStatus();
 }
 
+// Jobs that are put away count by their stored bytes alone, and these are not read.
+absl::Status JobTable::CheckUses() const {
+  std::map<std::string, QuotaUse> counted;
+  for (const auto& [name, job] : jobs_) {
+    const QuotaUse use = UseOf(job->record);
+    int64_t stored = 0;
+    for (const auto& [step, bytes] : job->record.bytes_at_checkpoints()) stored += bytes;
+    if (stored != use.stored_bytes)
+      return Broken(name + " stores more or fewer bytes than it says");
+    for (const auto& [key, value] : job->job().labels()) {
+      QuotaUse& all = counted[absl::StrCat(key, "=", value)];
+      all.running_jobs += use.running_jobs;
+      all.queued_jobs += use.queued_jobs;
+      all.stored_bytes += use.stored_bytes;
+    }
+  }
+  for (const auto& [label, use] : quotas_.uses()) counted.try_emplace(label);
+  for (const auto& [label, use] : counted) {
+    const QuotaUse kept = quotas_.UseOf(label);
+    if (kept.running_jobs != use.running_jobs || kept.queued_jobs != use.queued_jobs ||
+        kept.stored_bytes < use.stored_bytes) {
+      return Broken("quotas count other jobs of " + label + " than there are");
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status JobTable::CheckInvariants() const {
   if (absl::Status status = CheckEntries(); !status.ok()) return status;
   if (!touched_.empty()) return Broken(*touched_.begin() + " has changed and was not published");
@@ -76,6 +103,7 @@ absl::Status JobTable::CheckInvariants() const {
     if (job->state() == v1::Job::QUEUED) queued.insert(job.get());
     if (IsLive(job->state())) live[name] = job.get();
   }
+  if (absl::Status status = CheckUses(); !status.ok()) return status;
   return queue_.CheckInvariants(queued, live);
 }
 

@@ -1,6 +1,5 @@
-// A job in part. The fields that every step changes, apart from those that seldom change: a step's
-// revision is stored as its progress alone (records.proto, RevisionRecord). And the fields that
-// lists show.
+// A job in part. The fields that every step changes, apart from those that seldom change: after a
+// step they alone are stored, beside the job's record. And the fields that lists show.
 #pragma once
 
 #include "lorad/v1/jobs.pb.h"

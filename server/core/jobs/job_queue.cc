@@ -21,12 +21,13 @@ JobQueue::Key JobQueue::KeyOf(const JobState& job) {
   return {!Resumes(job), -job.job().priority(), job.record.order()};
 }
 
-std::string JobQueue::ShapeOf(const JobState& job) {
+std::string JobQueue::ShapeOf(const JobState& job) const {
   const v1::Job& content = job.job();
   return absl::StrCat(Resumes(job), "/", job.record.company_max(), "/", content.priority(), "/",
                       job.record.longest_tokens(), "/", content.adapter().rank(), "/",
                       absl::StrJoin(content.adapter().target_modules(), ","), "/",
-                      content.base_model());
+                      content.base_model(), "/",
+                      absl::StrJoin(quotas_.HeldBy(content.labels()), ","));
 }
 
 void JobQueue::Offer(JobState& job) {
@@ -34,11 +35,12 @@ void JobQueue::Offer(JobState& job) {
   turn_.WantSchedule();
 }
 
-void JobQueue::Withhold(JobState& job) {
+bool JobQueue::Withhold(JobState& job) {
   const auto shape = shapes_.find(ShapeOf(job));
-  if (shape == shapes_.end()) return;
-  shape->second.erase(KeyOf(job));
+  if (shape == shapes_.end()) return false;
+  const bool offered = shape->second.erase(KeyOf(job)) > 0;
   if (shape->second.empty()) shapes_.erase(shape);
+  return offered;
 }
 
 void JobQueue::Enter(JobState& job) {
@@ -53,6 +55,25 @@ void JobQueue::Leave(JobState& job) {
   job.resumes = false;
   places_known_ = false;
   job.why.clear();
+}
+
+void JobQueue::Change(JobState& job, absl::FunctionRef<void()> change) {
+  queue_.erase(KeyOf(job));
+  const bool offered = Withhold(job);
+  change();
+  queue_[KeyOf(job)] = &job;
+  if (offered) Offer(job);
+  places_known_ = false;
+}
+
+void JobQueue::ChangeShapes(absl::FunctionRef<void()> change) {
+  std::vector<JobState*> offered;
+  for (const auto& [shape, jobs] : shapes_) {
+    for (const auto& [key, job] : jobs) offered.push_back(job);
+  }
+  shapes_.clear();
+  change();
+  for (JobState* job : offered) Offer(*job);
 }
 
 int JobQueue::PlaceOf(const JobState& job) const {
@@ -122,6 +143,12 @@ std::vector<const JobState*> JobQueue::View(const std::set<std::string_view>& me
   std::vector<const JobState*> queue;
   for (const auto& [key, job] : view) queue.push_back(job);
   return queue;
+}
+
+std::vector<JobState*> JobQueue::All() const {
+  std::vector<JobState*> all;
+  for (const auto& [key, job] : queue_) all.push_back(job);
+  return all;
 }
 
 // ---- invariants ----

@@ -2,7 +2,7 @@
 // looked at for a while.
 //
 // Jobs of one shape fare alike (base model, rank, targets, longest row, priority, whether the job
-// resumes), so a decision looks at the first of each.
+// resumes, by which quotas it is held), so a decision looks at the first of each.
 //
 // Invariants: a job is found under its own key and shape, which do not change while it is in the
 // queue; what is offered is in the queue; what is in the queue and not offered is postponed, or
@@ -22,20 +22,26 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "server/core/events/turn.h"
 #include "server/core/jobs/job_state.h"
+#include "server/core/jobs/quotas.h"
 
 namespace lorad::server {
 
 class JobQueue {
  public:
-  explicit JobQueue(Turn& turn) : turn_(turn) {}
+  JobQueue(Turn& turn, const Quotas& quotas) : turn_(turn), quotas_(quotas) {}
 
   void Enter(JobState& job);
   void Leave(JobState& job);
   // It may be placed (again).
   void Offer(JobState& job);
+  // Changes what its place or its shape depends on. REQUIRES: it is in the queue.
+  void Change(JobState& job, absl::FunctionRef<void()> change);
+  // Changes what the shapes of all jobs depend on: the quotas.
+  void ChangeShapes(absl::FunctionRef<void()> change);
   // It is not tried before that time; of a job that is not in the queue the time alone is kept.
   // REQUIRES: job.passing.
   void Postpone(JobState& job, int64_t until_us);
@@ -52,6 +58,8 @@ class JobQueue {
   // The jobs that a decision looks at, in the order of the queue. Jobs among `members` are about to
   // leave their groups, and are left out.
   std::vector<const JobState*> View(const std::set<std::string_view>& members) const;
+  // Every one, in its order.
+  std::vector<JobState*> All() const;
 
   // Whether it goes before all that have not begun.
   static bool Resumes(const JobState& job) { return job.resumes || job.record.alone(); }
@@ -65,10 +73,11 @@ class JobQueue {
   // The order: who resumes, then by priority, then by arrival.
   using Key = std::tuple<bool, int32_t, int64_t>;
   static Key KeyOf(const JobState& job);
-  static std::string ShapeOf(const JobState& job);
-  void Withhold(JobState& job);
+  std::string ShapeOf(const JobState& job) const;
+  bool Withhold(JobState& job);  // whether it was offered
 
   Turn& turn_;
+  const Quotas& quotas_;
   std::map<Key, JobState*> queue_;
   mutable bool places_known_ = true;
   // Those of the queue that may be placed now, by their shape.

@@ -27,6 +27,7 @@ v1::Job JobTable::View(const JobState& state) const {
     job.mutable_queue()->set_why(!turn_.room().ok()  ? std::string(turn_.room().message())
                                  : state.why.empty() ? "waits to be scheduled"
                                                      : state.why);
+    if (state.forecast) *job.mutable_queue()->mutable_forecast() = ToProto(state.forecast);
   } else if (job.state() == v1::Job::VALIDATING && !state.why.empty()) {
     job.mutable_queue()->set_why(state.why);
   }
@@ -86,22 +87,37 @@ void JobTable::On(uint64_t request, const v1::ListJobsRequest& content) const {
   turn_.Answer(request, std::move(response));
 }
 
-void JobTable::On(uint64_t request, const SnapshotJobs& content) const {
-  std::map<int64_t, int64_t> named;  // revision -> order
+// By the revisions that the page may have.
+absl::StatusOr<std::map<int64_t, int64_t>> JobTable::Among(const SnapshotJobs& content) const {
+  std::map<int64_t, int64_t> among;  // revision -> order
+  const auto add = [&](const JobEntry& entry) {
+    records::JobRecord space;
+    const records::JobRecord& record = RecordOf(entry, &space);
+    const int64_t revision = record.job().revision();
+    if (content.after < revision && revision <= content.up_to) among[revision] = record.order();
+  };
   for (const std::string& name : content.names) {
     const JobEntry* entry = FindEntry(name);
-    if (!entry) return turn_.Fail(request, NotFound(kJobKind, name));
-    records::JobRecord space;
-    const records::JobRecord& record = RecordOf(*entry, &space);
-    named[record.job().revision()] = record.order();
+    if (!entry && content.after == 0) return NotFound(kJobKind, name);
+    if (entry && (IsLive(entry->state()) || !content.live_only)) add(*entry);
   }
-  const std::map<int64_t, int64_t>& among = content.names.empty() ? by_revision_ : named;
+  if (!content.names.empty()) return among;
+  for (const std::string& name : live_) add(*FindEntry(name));
+  return among;
+}
+
+void JobTable::On(uint64_t request, const SnapshotJobs& content) const {
+  const bool all = content.names.empty() && !content.live_only;
+  const absl::StatusOr<std::map<int64_t, int64_t>> some =
+      all ? std::map<int64_t, int64_t>() : Among(content);
+  if (!some.ok()) return turn_.Fail(request, some.status());
+  const std::map<int64_t, int64_t>& among = all ? by_revision_ : *some;
   JobSnapshot snapshot;
   for (auto entry = among.upper_bound(content.after); entry != among.end(); ++entry) {
+    if (entry->first > content.up_to) break;
     if (content.limit > 0 && static_cast<int64_t>(snapshot.jobs.size()) == content.limit) break;
     snapshot.jobs.push_back(View(by_order_.at(entry->second)));
   }
-  snapshot.revision = revision_;
   turn_.Answer(request, std::move(snapshot));
 }
 

@@ -12,6 +12,7 @@
 
 #include "lorad/v1/jobs.pb.h"
 #include "server/core/events/records.pb.h"
+#include "server/core/jobs/job_forecast.h"
 
 namespace lorad::server {
 
@@ -36,14 +37,16 @@ struct Passing {
   int unreadable = 0;               // so many times its newest checkpoint could not be read
   std::set<std::string> too_large;  // workers on which it had no room, though it was alone
   v1::Event event;                  // the one that counts it
-  std::vector<int64_t> changes;     // events of the job's state since then
+  std::vector<int64_t> changes;     // events of the job's state since then,
+  v1::Job::State state = v1::Job::STATE_UNSPECIFIED;  // which it had before them
 };
 
 struct JobState {
   records::JobRecord record;
   // More than its progress has changed since the record was stored, or nobody knows.
   bool record_changed = true;
-  int64_t stored_revision = 0;  // when it was
+  int64_t stored_revision = 0;   // when it was
+  bool progress_stored = false;  // there is a record of its progress beside it
   // The newest metric rows after the newest checkpoint (kMetricRowsKept), also those of steps that
   // will be executed again.
   std::map<int64_t, v1::StepMetrics> metrics;
@@ -53,10 +56,22 @@ struct JobState {
   std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent steps
   int commits = 0;                               // checkpoints that are being written
   int place = 0;                                 // in the queue, from 1
-  bool resumes = false;                          // queued, for its group is formed again
+  bool resumes = false;                          // queued, and before those that have not begun
+  int64_t since_us = 0;                          // in the queue, or in its group
+  int64_t moved_us = 0;                          // when it was moved last; 0 = never
+  std::string moves_to;                          // the group, while it leaves its own for that
+  bool sent_elsewhere = false;                   // to another group before it ran in its own
   bool reads_rows = false;                       // queued, while its tokens are made again
   bool reads_content = false;                    // queued, while what it starts from is read
   std::string why;
+  JobForecast forecast;        // the newest
+  JobForecast first_forecast;  // that what happens is compared with
+  // While it waits, what its watchers were told last.
+  struct {
+    int place = 0;
+    std::string why;
+    JobForecast forecast;
+  } told;
   std::unique_ptr<Passing> passing;  // null: none since its last progress
 
   const v1::Job& job() const { return record.job(); }

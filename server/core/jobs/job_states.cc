@@ -13,7 +13,7 @@ struct Transition {
 };
 
 // The way of a job; besides, every live state may go to CANCELLING (once) and to FAILED.
-constexpr std::array<Transition, 10> kTransitions = {{
+constexpr std::array<Transition, 20> kTransitions = {{
     {State::VALIDATING, State::QUEUED},
     {State::QUEUED, State::PREPARING},
     {State::PREPARING, State::RUNNING},
@@ -26,6 +26,19 @@ constexpr std::array<Transition, 10> kTransitions = {{
     {State::PREPARING, State::QUEUED},
     {State::RUNNING, State::QUEUED},
     {State::FINALIZING, State::QUEUED},
+    // Its user pauses it: at once where it waits, else at a border,
+    {State::VALIDATING, State::PAUSED},
+    {State::QUEUED, State::PAUSED},
+    {State::PREPARING, State::PAUSING},
+    {State::RUNNING, State::PAUSING},
+    {State::PAUSING, State::PAUSED},
+    // unless its last step came first;
+    {State::PAUSING, State::FINALIZING},
+    // and resumes it: before it has left its group, or from its newest checkpoint.
+    {State::PAUSING, State::PREPARING},
+    {State::PAUSING, State::RUNNING},
+    {State::PAUSED, State::VALIDATING},
+    {State::PAUSED, State::QUEUED},
 }};
 
 }  // namespace
@@ -36,7 +49,8 @@ bool IsLive(v1::Job::State state) {
 }
 
 bool IsPlaced(v1::Job::State state) {
-  return state == State::PREPARING || state == State::RUNNING || state == State::FINALIZING;
+  return state == State::PREPARING || state == State::RUNNING || state == State::FINALIZING ||
+         state == State::PAUSING;
 }
 
 bool IsLegal(v1::Job::State from, v1::Job::State to) {

@@ -13,7 +13,7 @@ bool IsLegal(v1::Job::State from, v1::Job::State to);
 // Not SUCCEEDED, CANCELLED or FAILED.
 bool IsLive(v1::Job::State state);
 
-// In a group: PREPARING, RUNNING or FINALIZING.
+// In a group: PREPARING, RUNNING, PAUSING or FINALIZING.
 bool IsPlaced(v1::Job::State state);
 
 std::string ToText(v1::Job::State state);

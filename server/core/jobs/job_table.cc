@@ -7,15 +7,12 @@
 #include "server/core/catalog/stored.h"
 #include "server/core/events/kept.h"
 #include "server/core/events/store_kinds.h"
-#include "server/core/jobs/job_progress.h"
 #include "server/core/jobs/job_states.h"
 #include "server/errors/errors.h"
 
 namespace lorad::server {
 namespace {
 
-// Deleting every revision by itself would double the work of a turn.
-constexpr int64_t kTrimEvery = 256;
 constexpr int kIdCharacters = 8;
 
 // "job-" and 8 of 32 letters and digits that are not easily mistaken for each other.
@@ -58,7 +55,7 @@ absl::Status JobTable::Load(StoredState& stored) {
   if (absl::Status status = LoadJobs(stored); !status.ok()) return status;
   LoadMetrics(stored);
   revision_ = stored.last_revision;
-  trimmed_revision_ = stored.oldest_revision - 1;
+  trimmed_revision_ = stored.trimmed_revision;
   return absl::OkStatus();
 }
 
@@ -75,6 +72,7 @@ absl::Status JobTable::LoadJobs(StoredState& stored) {
       return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
                    absl::StrCat("the stored job '", entry.first, "' stands where another does"));
     }
+    quotas_.Add(record.job().labels(), UseOf(record));
     JobEntry& place = place_of->second;
     by_revision_[record.job().revision()] = record.order();
     if (!IsLive(state)) {
@@ -85,6 +83,7 @@ absl::Status JobTable::LoadJobs(StoredState& stored) {
     }
     auto job = std::make_unique<JobState>();
     job->record = record;
+    job->progress_stored = stored.progress.contains(entry.first);
     if (const auto& evaluated = record.evaluated_steps(); !evaluated.empty()) {
       job->record.set_evaluated_end(*evaluated.rbegin() + 1);
       job->record.clear_evaluated_steps();
@@ -139,6 +138,7 @@ JobState& JobTable::Create(const v1::Job& content, uint64_t random, const std::s
   live_.insert(name);
   jobs_by_state_[v1::Job::VALIDATING]++;
   jobs_[name] = std::move(owned);
+  quotas_.Add(job.job().labels(), UseOf(job.record));
   AddEvent(job, "CREATED", "the job was created", v1::Job::STATE_UNSPECIFIED, v1::Job::VALIDATING);
   return job;
 }
@@ -146,12 +146,16 @@ JobState& JobTable::Create(const v1::Job& content, uint64_t random, const std::s
 void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& message) {
   const v1::Job::State from = job.state();
   assert(IsLegal(from, to));
+  const QuotaUse used = UseOf(job.record);
   if (from == v1::Job::QUEUED) queue_.Leave(job);
   if (from == v1::Job::VALIDATING || std::exchange(job.reads_rows, false)) rows_.Leave(job.job());
   jobs_by_state_[from]--;
   jobs_by_state_[to]++;
   job.job().set_state(to);
   if (to == v1::Job::QUEUED) queue_.Enter(job);
+  if (to == v1::Job::QUEUED || to == v1::Job::PREPARING) job.since_us = turn_.now_us();
+  job.moves_to.clear();
+  if (to == v1::Job::RUNNING) job.sent_elsewhere = false;
   if (to == v1::Job::RUNNING && !job.job().has_start_time()) {
     turn_.Stamp(job.job().mutable_start_time());
   }
@@ -165,7 +169,9 @@ void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& m
     job.pace.clear();
     queue_.EndPassing(job);
   }
-  if (to == v1::Job::QUEUED || !IsLive(to)) job.job().clear_group();
+  if (!IsPlaced(to) && to != v1::Job::CANCELLING) job.job().clear_group();
+  quotas_.Take(job.job().labels(), used);
+  quotas_.Add(job.job().labels(), UseOf(job.record));
   turn_.WantSchedule();
   const v1::Event event = AddEvent(job, "STATE_CHANGED", message, from, to);
   if (job.passing) job.passing->changes.push_back(event.revision());
@@ -192,6 +198,71 @@ void JobTable::FallBack(JobState& job) {
   Touch(job);
 }
 
+void JobTable::Unplace(JobState& job, const std::string& message, bool resumes) {
+  FallBack(job);
+  const bool pauses = job.state() == v1::Job::PAUSING;
+  job.resumes = resumes && !pauses;
+  Transition(job, pauses ? v1::Job::PAUSED : v1::Job::QUEUED, message);
+}
+
+void JobTable::Update(JobState& job, const v1::Job& values,
+                      const std::vector<std::string>& fields) {
+  const bool priority =
+      std::ranges::count(fields, "priority") > 0 && values.priority() != job.job().priority();
+  if (priority) {
+    const std::string what =
+        absl::StrCat("its priority is ", values.priority(), ", and was ", job.job().priority());
+    const auto set = [&] { job.job().set_priority(values.priority()); };
+    job.state() == v1::Job::QUEUED ? queue_.Change(job, set) : set();
+    AddEvent(job, "UPDATED", what);
+    turn_.WantSchedule();
+  }
+  if (std::ranges::count(fields, "labels") > 0) {
+    const auto set = [&] { *job.job().mutable_labels() = values.labels(); };
+    Recount(job, [&] { job.state() == v1::Job::QUEUED ? queue_.Change(job, set) : set(); });
+    turn_.WantSchedule();
+  }
+  Touch(job);
+}
+
+// ---- what quotas count ----
+
+QuotaUse JobTable::UseOf(const records::JobRecord& record) {
+  const v1::Job::State state = record.job().state();
+  const bool leaves = state == v1::Job::CANCELLING && !record.job().group().empty();
+  QuotaUse use;
+  use.running_jobs = IsPlaced(state) || leaves;
+  use.queued_jobs = state == v1::Job::VALIDATING || state == v1::Job::QUEUED;
+  use.stored_bytes = record.stored_bytes();
+  return use;
+}
+
+void JobTable::Recount(JobState& job, absl::FunctionRef<void()> change) {
+  quotas_.Take(job.job().labels(), UseOf(job.record));
+  change();
+  quotas_.Add(job.job().labels(), UseOf(job.record));
+}
+
+// Those that an older version committed are as large, for they hold the same adapter.
+void JobTable::StoreBytes(JobState& job, int64_t step, int64_t bytes) {
+  auto& known = *job.record.mutable_bytes_at_checkpoints();
+  known[step] = bytes;
+  int64_t stored = 0;
+  for (const int64_t committed : job.record.checkpoint_steps()) {
+    stored += known.insert({committed, bytes}).first->second;
+  }
+  Recount(job, [&] { job.record.set_stored_bytes(stored); });
+}
+
+void JobTable::FreeBytes(JobState& job, int64_t step) {
+  auto& known = *job.record.mutable_bytes_at_checkpoints();
+  const auto found = known.find(step);
+  if (found == known.end()) return;
+  const int64_t stored = job.record.stored_bytes() - found->second;
+  known.erase(found);
+  Recount(job, [&] { job.record.set_stored_bytes(stored); });
+}
+
 v1::Event JobTable::AddEvent(JobState& job, const std::string& reason, const std::string& message,
                              v1::Job::State from, v1::Job::State to) {
   v1::Event event;
@@ -213,12 +284,16 @@ void JobTable::CountFailure(JobState& job, const std::string& reason, const std:
   if (passing.event.reason() != reason) {
     passing.event = AddEvent(job, reason, message);
     passing.changes.clear();
+    passing.state = job.state();
     return;
   }
+  // Those that led elsewhere, as into a pause, stay: events form a chain.
+  const bool returned = passing.state == job.state();
   for (const int64_t revision : passing.changes) {
-    turn_.Put(storage::DeleteEntry(kEventSeries, job.name(), revision));
+    if (returned) turn_.Put(storage::DeleteEntry(kEventSeries, job.name(), revision));
   }
   passing.changes.clear();
+  passing.state = job.state();
   v1::Event& event = passing.event;
   event.set_count(std::max(event.count(), 1) + 1);
   event.set_message(Utf8(message));
@@ -236,54 +311,14 @@ void JobTable::Delete(const JobState& job) {
     turn_.Put(storage::DeleteSeries(series, name));
   }
   turn_.Do(RemovePath{absl::StrCat("checkpoints/", name)});
+  TellDeletion(job);
+  quotas_.Take(job.job().labels(), UseOf(job.record));
   jobs_by_state_[job.state()]--;
   by_order_.erase(job.record.order());
   by_revision_.erase(job.job().revision());
   touched_.erase(name);
   put_away_.erase(name);
   jobs_.erase(name);
-}
-
-// ---- publishing changes ----
-
-void JobTable::Publish(JobState& job) {
-  touched_.erase(job.name());
-  by_revision_.erase(job.job().revision());
-  job.job().set_revision(++revision_);
-  by_revision_[revision_] = job.record.order();
-  job.job().set_etag(absl::StrCat(revision_));
-  v1::WatchJobsResponse message;
-  *message.mutable_job() = View(job);
-  message.set_revision(revision_);
-  std::string bytes = message.SerializeAsString();
-  if (job.record_changed || revision_ - job.stored_revision >= kWholeEvery) {
-    job.record_changed = false;
-    job.stored_revision = revision_;
-    turn_.Put(storage::PutRecord(kJobKind, job.name(), job.record.SerializeAsString()));
-    turn_.Put(storage::PutEntry(kRevisionSeries, "", revision_, bytes));
-  } else {
-    records::RevisionRecord kept;
-    *kept.mutable_job() = ProgressOf(message.job());
-    kept.set_revision(revision_);
-    kept.set_progress_only(true);
-    turn_.Put(storage::PutEntry(kRevisionSeries, "", revision_, kept.SerializeAsString()));
-  }
-  turn_.Do(Announce{revision_, job.name(), std::move(bytes)});
-}
-
-void JobTable::Settle() {
-  const std::set<std::string> touched = touched_;
-  for (const std::string& name : touched) {
-    if (JobState* job = Find(name)) Publish(*job);
-  }
-  touched_.clear();
-  PutEndedAway();
-  // Each revision that is kept for watchers has one before it that holds its job whole.
-  const int64_t kept = options_.watch_revisions_max + kWholeEvery;
-  if (revision_ - kept >= trimmed_revision_ + kTrimEvery) {
-    trimmed_revision_ = revision_ - kept;
-    turn_.Put(storage::TrimSeries(kRevisionSeries, "", trimmed_revision_));
-  }
 }
 
 }  // namespace lorad::server

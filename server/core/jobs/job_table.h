@@ -7,13 +7,15 @@
 //
 // Invariants: every job stands in the order of arrival and is found by its name, once, whole or as
 // bytes; its newest revision leads to it; the counts by state are those of the jobs; the queue
-// holds exactly those that are QUEUED; a job reads its rows again only while it is QUEUED, and has
-// a group exactly while it is placed, or is CANCELLING. Between turns every change is published,
-// and those that have ended and at whose side nobody works are put away.
+// holds exactly those that are QUEUED; the use that Quotas has is that of the jobs; a job reads its
+// rows again only while it is QUEUED, and has a group exactly while it is placed, or is CANCELLING.
+// Between turns every change is published, and those that have ended and at whose side nobody works
+// are put away.
 //
-// It knows the Turn and the RowChecks, for a job that leaves a state waits for no rows any more;
-// and it looks at the GroupTable for who shares a job's group. Threads: the core's one. Errors of
-// Load: DATA_LOSS (STORE_CORRUPT). A reference to a JobState holds until the end of the turn.
+// It knows the Turn, the Quotas, to which it reports what its jobs use, and the RowChecks, for a job
+// that leaves a state waits for no rows any more; and it looks at the GroupTable for who shares a
+// job's group. Threads: the core's one. Errors of Load: DATA_LOSS (STORE_CORRUPT). A reference to a
+// JobState holds until the end of the turn.
 #pragma once
 
 #include <cstdint>
@@ -36,14 +38,23 @@
 #include "server/core/events/turn.h"
 #include "server/core/jobs/job_queue.h"
 #include "server/core/jobs/job_state.h"
+#include "server/core/jobs/quotas.h"
+#include "server/core/jobs/revision_ages.h"
 
 namespace lorad::server {
 
 class JobTable {
  public:
-  JobTable(const CoreOptions& options, Turn& turn, RowChecks& rows, const GroupTable& groups)
-      : options_(options), turn_(turn), rows_(rows), groups_(groups), queue_(turn) {}
-  // Takes what it needs out of `stored`.
+  JobTable(const CoreOptions& options, Turn& turn, RowChecks& rows, const GroupTable& groups,
+           Quotas& quotas)
+      : options_(options),
+        turn_(turn),
+        rows_(rows),
+        groups_(groups),
+        quotas_(quotas),
+        queue_(turn, quotas),
+        ages_(options.watch_keep_ms * 1000) {}
+  // Takes what it needs out of `stored`. REQUIRES: the quotas are loaded.
   absl::Status Load(StoredState& stored);
 
   // ---- finding (ended_jobs.cc) ----
@@ -54,6 +65,8 @@ class JobTable {
   const JobState* FindWhole(const std::string& name) const;
   // Null where there is none. To look at it; Find is for those who change it.
   const JobEntry* FindEntry(const std::string& name) const;
+  // Its share of what quotas limit.
+  static QuotaUse UseOf(const records::JobRecord& record);
   static const records::JobRecord& RecordOf(const JobEntry& entry, records::JobRecord* space);
   const std::set<std::string>& live() const { return live_; }  // names
   // The first live job, by name, of which it holds; empty: it holds of none.
@@ -74,6 +87,15 @@ class JobTable {
             const std::string& message, const std::string& field = "", int64_t line = 0);
   // The job goes on from its newest checkpoint: what came after it is not done any more.
   void FallBack(JobState& job);
+  // The same, and it is in no group any more: PAUSED where it was PAUSING, else QUEUED, and before
+  // those that have not begun if it `resumes`. REQUIRES: it is placed.
+  void Unplace(JobState& job, const std::string& message, bool resumes = false);
+  // Its new values, in every state. A job in the queue takes its new place there.
+  void Update(JobState& job, const v1::Job& values, const std::vector<std::string>& fields);
+  // A checkpoint of so many bytes is committed, or is no more. REQUIRES: checkpoint_steps has it, or
+  // has it no more.
+  void StoreBytes(JobState& job, int64_t step, int64_t bytes);
+  void FreeBytes(JobState& job, int64_t step);
   v1::Event AddEvent(JobState& job, const std::string& reason, const std::string& message,
                      v1::Job::State from = v1::Job::STATE_UNSPECIFIED,
                      v1::Job::State to = v1::Job::STATE_UNSPECIFIED);
@@ -93,6 +115,10 @@ class JobTable {
   void EndPassing(JobState& job) { queue_.EndPassing(job); }
   std::vector<std::string> TakeDue() { return queue_.TakeDue(); }
   void SetPostponedTimer() { queue_.SetTimer(); }
+  void ChangeQuotas(absl::FunctionRef<void()> change) {
+    queue_.ChangeShapes(change);
+    turn_.WantSchedule();
+  }
 
   // ---- publishing changes ----
   // The job is persisted under a new revision and announced at the end of the turn, or at once.
@@ -103,12 +129,12 @@ class JobTable {
   // The same where nothing but its progress (job_progress.h) and furthest_step have changed: far
   // fewer bytes are written.
   void TouchProgress(const JobState& job) { touched_.insert(job.name()); }
-  void Publish(JobState& job);
+  void Publish(JobState& job);  // job_revisions.cc, and Settle
   void PublishIfTouched(JobState& job) {
     if (touched_.contains(job.name())) Publish(job);
   }
   // At the end of a turn: publishes what was touched, keeps of jobs that have ended, and on which
-  // nobody works any more, the record alone (ended_jobs.cc), and drops revisions of long ago.
+  // nobody works any more, the record alone (ended_jobs.cc), and drops changes of long ago.
   void Settle();
 
   // ---- requests that it answers by itself, and what they show (job_reads.cc) ----
@@ -125,6 +151,16 @@ class JobTable {
  private:
   absl::Status LoadJobs(StoredState& stored);
   void LoadMetrics(const StoredState& stored);
+  // A change of what the job uses, or of its labels.
+  void Recount(JobState& job, absl::FunctionRef<void()> change);
+  absl::Status CheckUses() const;
+  void StoreWhole(JobState& job);
+  void StoreProgress(JobState& job, const v1::Job& view);
+  // A change that is kept for watchers who come back.
+  void StoreChange(const std::string& bytes);
+  void TellDeletion(const JobState& job);
+  void DropOldChanges();
+  absl::StatusOr<std::map<int64_t, int64_t>> Among(const SnapshotJobs& content) const;
   JobState* TakeUp(const std::string& name);
   void PutEndedAway();
   absl::Status CheckEntries() const;
@@ -134,6 +170,7 @@ class JobTable {
   Turn& turn_;
   RowChecks& rows_;
   const GroupTable& groups_;
+  Quotas& quotas_;
   JobQueue queue_;
 
   std::map<std::string, std::unique_ptr<JobState>> jobs_;  // but for those in ended_
@@ -145,7 +182,8 @@ class JobTable {
   std::map<int, int64_t> jobs_by_state_;
   std::set<std::string> touched_;  // names
   int64_t revision_ = 0;
-  int64_t trimmed_revision_ = 0;
+  RevisionAges ages_;
+  int64_t trimmed_revision_ = 0;  // the store has no changes up to this one
   int64_t next_order_ = 1;
 };
 

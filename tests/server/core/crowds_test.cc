@@ -1,4 +1,6 @@
 // Many shapes in the queue, and many who ask and leave, as stories.
+#include <optional>
+
 #include "absl/strings/str_cat.h"
 #include "tests/server/core/scenario.h"
 
@@ -57,6 +59,39 @@ TEST_CASE("who asked for rows to be checked and left: the check ends, unless oth
   CHECK(world->cancelled_checks() == 0);
   world->Ask(GiveUpRequest{second}, [](absl::StatusOr<ReplyValue>) {});
   world->RunUntil([&] { return answered == 2 && world->cancelled_checks() == 1; });
+}
+
+TEST_CASE("who is answered for one dataset's sake waits for the other's check no more") {
+  auto world = MakeWorld();
+  world->AddDataset("ill", 12);
+  world->AddDataset("slow", 12);
+  world->FailChecks("ill", absl::UnavailableError("its share is away"));
+  world->SlowChecks("slow", int64_t{3600} * 1'000'000);
+  CreateJob validate;
+  validate.job = World::NewJob();
+  validate.job.set_training_dataset("ill");
+  validate.job.set_validation_dataset("slow");
+  validate.validate_only = true;
+  CHECK(absl::IsUnavailable(world->Call(validate).status()));
+  CHECK(world->cancelled_checks() == 1);
+  CHECK(world->now_us() < int64_t{3600} * 1'000'000);
+}
+
+TEST_CASE("a check ends when the dataset that only an estimate wanted is deleted") {
+  auto world = MakeWorld();
+  world->AddDataset("slow", 12);
+  world->SlowChecks("slow", int64_t{3600} * 1'000'000);
+  EstimateJob estimate{World::NewJob()};
+  estimate.job.set_training_dataset("slow");
+  std::optional<absl::Status> answer;
+  world->Ask(estimate, [&](absl::StatusOr<ReplyValue> reply) { answer = reply.status(); });
+  world->RunNext();
+  v1::DeleteDatasetRequest remove;
+  remove.set_name("slow");
+  REQUIRE(world->Call(remove).ok());
+  CHECK(world->cancelled_checks() == 1);
+  world->RunUntil([&] { return answer.has_value(); });
+  CHECK(Reason(*answer) == "INVALID_FIELDS");  // it names what is not there
 }
 
 }  // namespace

@@ -163,7 +163,7 @@ TEST_CASE("jobs are listed newest first, in pages, filtered") {
   CHECK(absl::IsInvalidArgument(world->Call(filtered).status()));
 }
 
-TEST_CASE("revisions: ordered, each once, the snapshot tells from where to go on") {
+TEST_CASE("revisions: ordered, each once, steps among them, and the deletion at last") {
   auto world = MakeWorld();
   world->StartWorkers();
   const std::string job = world->Submit(World::NewJob());
@@ -171,9 +171,9 @@ TEST_CASE("revisions: ordered, each once, the snapshot tells from where to go on
   CHECK(snapshot.jobs.size() == 1);
   world->RunUntilState(job, Job::SUCCEEDED);
   std::set<int64_t> steps;
-  int64_t revision = snapshot.revision;
+  int64_t revision = snapshot.jobs[0].revision();
   for (const v1::WatchJobsResponse& change : world->announced()) {
-    if (change.revision() <= snapshot.revision) continue;
+    if (change.revision() <= snapshot.jobs[0].revision()) continue;
     CHECK(change.revision() > revision);
     revision = change.revision();
     steps.insert(change.job().step());
@@ -181,6 +181,12 @@ TEST_CASE("revisions: ordered, each once, the snapshot tells from where to go on
   CHECK(steps == std::set<int64_t>{0, 1, 2, 3, 4, 5, 6});
   CHECK(world->announced().back().job().state() == Job::SUCCEEDED);
   CHECK(absl::IsNotFound(world->Call(SnapshotJobs{{"none"}}).status()));
+  REQUIRE(world->Call(Named<v1::DeleteJobRequest>(job)).ok());
+  const v1::WatchJobsResponse& gone = world->announced().back();
+  CHECK(gone.deleted());
+  CHECK(gone.revision() > revision);
+  CHECK(gone.job().name() == job);
+  CHECK(gone.job().state() == Job::SUCCEEDED);
 }
 
 TEST_CASE("an estimate waits for the first worker, for a while") {
@@ -234,44 +240,51 @@ TEST_CASE("an assumed time is that of the device that is there, whenever it was 
   CHECK(seconds < before);
 }
 
-TEST_CASE("pages of a snapshot: by revision, each state once, also of jobs that change meanwhile") {
+TEST_CASE("pages of a snapshot: by revision, without what changes or goes meanwhile") {
   auto world = MakeWorld();
-  world->StartWorkers();
   std::vector<std::string> names;
   for (int i = 0; i < 7; ++i) names.push_back(world->Submit(World::NewJob()));
+  const int64_t present = world->announced().back().revision();
   const auto page = [&](int64_t after, const std::vector<std::string>& among = {}) {
-    return world->Get<JobSnapshot>(SnapshotJobs{among, after, 3});
+    return world->Get<JobSnapshot>(SnapshotJobs{among, after, 3, present});
   };
   std::set<std::string> told;
   JobSnapshot snapshot = page(0);
   REQUIRE(snapshot.jobs.size() == 3);
+  CHECK(page(0, {names[5], names[2]}).jobs.size() == 2);
+  // The changes of these, one told already and one not, are told after the snapshot.
   v1::CancelJobRequest cancel;
-  cancel.set_name(snapshot.jobs[0].name());  // told already: it comes again, as it is then
-  world->Get<Job>(cancel);
-  world->RunUntilState(cancel.name(), Job::CANCELLED);
+  for (const int of : {0, 6}) {
+    cancel.set_name(names[of]);
+    world->Get<Job>(cancel);
+    world->RunUntilState(names[of], Job::CANCELLED);
+  }
+  REQUIRE(world->Call(Named<v1::DeleteJobRequest>(names[6])).ok());
   int64_t revision = 0;
-  bool told_again = false;
   while (!snapshot.jobs.empty()) {
     for (const Job& job : snapshot.jobs) {
       CHECK(job.revision() > revision);
+      CHECK(job.revision() <= present);
       revision = job.revision();
       told.insert(job.name());
-      told_again |= job.name() == cancel.name() && job.state() == Job::CANCELLED;
     }
     snapshot = page(revision);
   }
-  CHECK(told.size() == 7);
-  CHECK(told_again);
-  CHECK(snapshot.revision >= revision);
+  CHECK(told.contains(names[0]));
+  CHECK_FALSE(told.contains(names[6]));
+  CHECK(page(0, {names[0]}).jobs.empty());
+  // Unknown is a name at the first page alone: later it may have gone.
+  CHECK(page(revision, {names[6]}).jobs.empty());
+  CHECK(absl::IsNotFound(world->Call(SnapshotJobs{{names[6]}}).status()));
 
-  CHECK(page(0, {names[5], names[2]}).jobs.size() == 2);
-  CHECK(page(snapshot.revision, {names[5]}).jobs.empty());
+  SnapshotJobs live;
+  live.live_only = true;
+  CHECK(world->Get<JobSnapshot>(live).jobs.size() == 5);
+  live.names = {names[0], names[1]};
+  CHECK(world->Get<JobSnapshot>(live).jobs.size() == 1);
   world->CrashCoordinator();
-  CHECK(page(0).jobs.size() == 3);
-  v1::DeleteJobRequest remove;
-  remove.set_name(cancel.name());
-  REQUIRE(world->Call(remove).ok());
   CHECK(world->Get<JobSnapshot>(SnapshotJobs{}).jobs.size() == 6);
+  CHECK(world->Get<JobSnapshot>(SnapshotJobs{{}, 0, 3}).jobs.size() == 3);
 }
 
 TEST_CASE("an estimate knows steps, tokens and memory") {

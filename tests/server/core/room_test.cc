@@ -79,7 +79,9 @@ TEST_CASE("one job has one group formed again, and no worker idle") {
 }
 
 TEST_CASE("however many wait, those who trained are in the group that is formed again") {
-  auto world = MakeWorld(ShortOfMemory());
+  WorldOptions options = ShortOfMemory();
+  options.core.policy.evict = false;
+  auto world = MakeWorld(options);
   world->StartWorkers();
   const std::string first = world->Submit(LongJob());
   world->RunUntil([&] { return world->Job(first).step() >= 5; });

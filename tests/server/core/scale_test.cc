@@ -1,8 +1,12 @@
 // Many jobs, many steps: what is kept of them, in memory and in the store.
 #include <malloc.h>
 
+#include <chrono>
+#include <iostream>
+
 #include "absl/strings/str_cat.h"
 #include "server/core/events/store_kinds.h"
+#include "server/core/events/turn.h"
 #include "server/store/startup.h"
 #include "tests/bench/finished_jobs.h"
 #include "tests/bench/one_worker.h"
@@ -24,8 +28,8 @@ std::string EndedJob(World& world, const std::string& display_name, const std::s
   return name;
 }
 
-StoredState ReadOk(storage::JobStore& store, std::vector<RevisionLog::Revision>* revisions) {
-  absl::StatusOr<StoredState> stored = ReadStore(store, revisions);
+StoredState ReadOk(storage::JobStore& store) {
+  absl::StatusOr<StoredState> stored = ReadStore(store);
   INFO(stored.status().ToString());
   REQUIRE(stored.ok());
   return *std::move(stored);
@@ -98,10 +102,9 @@ TEST_CASE("a job that has ended takes less than 1,500 bytes of the core") {
   constexpr int64_t kJobs = 5000;
   sim::MemoryStore store;
   REQUIRE(bench::StoreFinishedJobs(store, kJobs, 1'000'000).ok());
-  std::vector<RevisionLog::Revision> revisions;
   const auto before = static_cast<int64_t>(mallinfo2().uordblks);
   std::vector<Effect> effects;
-  const auto core = Core::Create({}, ReadOk(store, &revisions), {2'000'000, 2'000'000}, &effects);
+  const auto core = Core::Create({}, ReadOk(store), {2'000'000, 2'000'000}, &effects);
   REQUIRE(core.ok());
   CHECK((static_cast<int64_t>(mallinfo2().uordblks) - before) / kJobs < 1500);
 }
@@ -131,44 +134,82 @@ TEST_CASE("a step keeps its metric row and its job's progress, and seldom the wh
   constexpr int64_t kSteps = 5000;
   Counter counter;
   OneWorker house(kSteps + 1, counter.persist());
-  house.RunUntil(10);
+  int64_t begin = 10;
+  while (!house.Job().has_first_forecast()) house.RunUntil(++begin);
   counter.puts.clear();
   counter.bytes = 0;
   house.RunUntil(kSteps);
-  const int64_t steps = kSteps - 10;
+  const int64_t steps = kSteps - begin;
   CHECK(counter.puts["metrics"] == steps);
-  CHECK(counter.puts["revision"] == steps);
+  CHECK(counter.puts["progress"] == steps - counter.puts["job"]);
+  CHECK(counter.puts["revision"] == 0);
   CHECK(counter.puts["job"] <= steps / kWholeEvery + 1);
   CHECK(counter.puts["event"] == 0);
-  CHECK(counter.puts.size() == 4);
+  CHECK(counter.puts.size() == 5);  // those that are counted here, and no other
   CHECK(counter.bytes / steps < 300);
 }
 
-TEST_CASE("the newest revisions are whole again after a start, as watchers were told them") {
-  constexpr int64_t kSteps = 6000;
-  const int64_t kept = CoreOptions().watch_revisions_max;
+// All that a log tells that has nothing in memory, 7 at a time.
+std::vector<RevisionLog::Revision> ReadBack(storage::JobStore& store) {
+  const StoredState stored = ReadOk(store);
+  RevisionLog log(0);
+  log.Start({stored.store, stored.trimmed_revision, stored.last_revision, &store});
+  std::vector<RevisionLog::Revision> told;
+  int64_t after = stored.trimmed_revision;
+  while (after < log.newest()) {
+    const auto found = log.ReadStored(after, 7);
+    INFO(after << ": " << found.status());
+    REQUIRE(found.ok());
+    REQUIRE(found->up_to > after);
+    after = found->up_to;
+    for (const auto& revision : found->revisions) told.push_back(*revision);
+  }
+  return told;
+}
+
+TEST_CASE("the store has every change as watchers were told it, and of progress the newest") {
+  constexpr int64_t kSteps = 3000;
   Counter counter;
   OneWorker house(kSteps + 1, counter.persist());
   house.RunUntil(kSteps);
-  std::vector<RevisionLog::Revision> revisions;
-  const StoredState stored = ReadOk(counter.store, &revisions);
-  REQUIRE(static_cast<int64_t>(revisions.size()) >= kept);
-  const int64_t newest = revisions.back().revision;
-  CHECK(stored.last_revision == newest);
-  const auto told = house.revisions().Read(newest - kept, kept);
+  for (int i = 0; i < 20; ++i) house.ComeAndGo();
+  const auto told = house.revisions().Read(0, 1000);
   REQUIRE(told.ok());
-  REQUIRE(static_cast<int64_t>(told->size()) == kept);
-  const size_t skipped = revisions.size() - told->size();
-  for (size_t i = 0; i < told->size(); ++i) {
-    const RevisionLog::Revision& again = revisions[skipped + i];
-    v1::WatchJobsResponse first, second;
-    REQUIRE(first.ParseFromString((*told)[i]->message));
-    REQUIRE(second.ParseFromString(again.message));
-    REQUIRE(again.revision == (*told)[i]->revision);
-    REQUIRE(first.SerializeAsString() == second.SerializeAsString());
+  RevisionLog::Revisions changes = told->revisions;
+  REQUIRE(std::erase_if(changes, [](const auto& one) { return one->progress; }) == 1);
+  const std::vector<RevisionLog::Revision> stored = ReadBack(counter.store);
+  REQUIRE(stored.size() == changes.size());
+  for (size_t i = 0; i < stored.size(); ++i) {
+    CHECK(stored[i].revision == changes[i]->revision);
+    CHECK(stored[i].job == changes[i]->job);
+    CHECK(stored[i].message == changes[i]->message);
   }
-  // Few of what is stored: it is trimmed while it runs.
-  CHECK(static_cast<int64_t>(revisions.size()) < kept + kWholeEvery + 512);
+  v1::WatchJobsResponse last;
+  REQUIRE(last.ParseFromString(stored.back().message));
+  CHECK(last.deleted());
+  CHECK(ReadOk(counter.store).last_revision == house.revisions().newest());
+}
+
+TEST_CASE("changes are kept for an hour, however many steps there are, and then dropped") {
+  CoreOptions options;
+  options.watch_keep_ms = 10'000;
+  Counter counter;
+  OneWorker house(100'000, counter.persist(), options);
+  const int64_t begin = house.now_us();
+  const int64_t first = ReadOk(counter.store).last_revision;
+  REQUIRE(first > 0);
+  const auto kept = [&] { return ReadOk(counter.store).trimmed_revision < first; };
+  int64_t steps = 0;
+  while (house.now_us() - begin < 9'900'000) house.RunUntil(steps += 100);
+  CHECK(kept());
+  CHECK(steps > 2000);
+  while (house.now_us() - begin < 12'000'000) house.RunUntil(steps += 100);
+  CHECK_FALSE(kept());
+  RevisionLog log(0);
+  const StoredState stored = ReadOk(counter.store);
+  log.Start({stored.store, 0, stored.last_revision, &counter.store});
+  CHECK(Reason(log.ReadStored(first - 1, 10).status()) == "REVISION_GONE");
+  CHECK(log.ReadStored(stored.trimmed_revision, 10).ok());
 }
 
 TEST_CASE("a difference that began long ago is seen in the rows that are kept") {
@@ -330,6 +371,85 @@ TEST_CASE("a store of the version before opens: its live job goes on, its reques
   };
   CHECK(std::get<Job>(ask("what was asked for").value).name() == "job-aaaaaaaa");
   CHECK(Reason(ask("something else").status) == "REQUEST_ID_REUSED");
+}
+
+// ---- a long queue ----
+
+// 10,000 jobs of 28 shapes on one worker that has room for few of them.
+struct Crowd {
+  static constexpr int kJobs = 10'000;
+  std::unique_ptr<Core> core;
+  int64_t now_us = 1'000'000'000;
+  std::vector<ReplyValue> replies;
+
+  Crowd() {
+    std::vector<Effect> effects;
+    auto made = Core::Create({}, bench::HouseOf(bench::TypicalJob()), {now_us, now_us}, &effects);
+    REQUIRE(made.ok());
+    core = *std::move(made);
+    for (int i = 0; i < kJobs; ++i) {
+      CreateJob create;
+      create.job = JobOf(i);
+      create.random = static_cast<uint64_t>(i);
+      Apply(Requested{1, std::move(create)});
+    }
+    worker::v1::Hello hello;
+    hello.set_protocol_version(1);
+    hello.set_worker("worker-0");
+    hello.set_device("cpu");
+    hello.set_memory_bytes(int64_t{3} << 30);
+    hello.set_threads(2);
+    hello.set_numerics_id("0123456789abcdef");
+    Apply(WorkerConnected{1, std::move(hello)});
+  }
+
+  static Job JobOf(int i) {
+    Job job = bench::TypicalJob();
+    job.clear_validation_dataset();
+    job.set_priority(i % 7);
+    job.mutable_adapter()->set_rank(4 << (i % 4));
+    return job;
+  }
+
+  // The time that the core took, in ms.
+  double Apply(decltype(Event::content) content) {
+    now_us += 1000;
+    replies.clear();
+    const auto begin = std::chrono::steady_clock::now();
+    const std::vector<Effect> effects = core->Apply({{now_us, now_us}, std::move(content)});
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+    for (const Effect& effect : effects) {
+      if (const auto* reply = std::get_if<Reply>(&effect)) replies.push_back(reply->value);
+      if (const auto* check = std::get_if<CheckRows>(&effect)) checks.push_back(*check);
+    }
+    for (const CheckRows& check : std::exchange(checks, {})) {
+      records::RowsSummary rows;
+      rows.set_rows(check.source.rows);
+      rows.set_tokens(check.source.rows * 512);
+      rows.set_trained_tokens(check.source.rows * 300);
+      rows.set_longest_tokens(512);
+      rows.set_squared_lengths(static_cast<double>(check.source.rows) * 512 * 512);
+      Apply(RowsChecked{check.key, rows});
+    }
+    return took.count();
+  }
+  std::vector<CheckRows> checks;
+};
+
+TEST_CASE("beside 10,000 that wait an estimate and a forecast of all take less than 20 ms") {
+  Crowd crowd;
+  double estimate_ms = 1e9, forecast_ms = 1e9;
+  for (int i = 0; i < 10; ++i) {
+    estimate_ms = std::min(
+        estimate_ms, crowd.Apply(Requested{2, EstimateJob{.job = Crowd::JobOf(i), .name = ""}}));
+    CHECK(std::get<v1::JobEstimate>(crowd.replies.at(0)).has_forecast());
+    crowd.now_us += 1'000'000;
+    forecast_ms = std::min(forecast_ms, crowd.Apply(TimerFired{kForecastDue}));
+  }
+  std::cout << "beside 10,000 jobs an estimate took " << estimate_ms << " ms, a forecast of all "
+            << forecast_ms << " ms\n";
+  CHECK(estimate_ms < 20);
+  CHECK(forecast_ms < 20);
 }
 
 }  // namespace

@@ -99,8 +99,9 @@ TEST_CASE("what is used is not deleted; what is not there cannot be") {
   house.catalog.Delete(kDatasetKind, "d");
   CHECK_FALSE(house.catalog.HasDataset("d"));
   const auto effects = house.turn.End();
-  REQUIRE(effects.size() == 2);
+  REQUIRE(effects.size() == 3);
   CHECK(std::get<RemovePath>(effects[1]).path == "datasets/d-3-1.jsonl");
+  CHECK(std::get<CloseRows>(effects[2]).dataset_path == "datasets/d-3-1.jsonl");
 }
 
 TEST_CASE("a record under another's name is noticed") {

@@ -74,16 +74,16 @@ TEST_CASE("rests grow, and end") {
   Fixture house;
   WorkerState& worker = house.Connect("w", 7);
   house.cluster.RestForMemory(worker, "others have it");
-  CHECK(house.cluster.Rests(worker));
+  CHECK_FALSE(house.cluster.TakesJobs(worker));
   CHECK(house.cluster.WhyRest().find("worker 'w' lacks memory") == 0);
   CHECK(house.cluster.TokensOf(worker) == planner::kMicrobatchTokens);
   house.Pass(house.options.rest_ms);
-  CHECK_FALSE(house.cluster.Rests(worker));
+  CHECK(house.cluster.TakesJobs(worker));
   house.cluster.RestForMemory(worker, "others have it");
   house.Pass(house.options.rest_ms);
-  CHECK(house.cluster.Rests(worker));
+  CHECK_FALSE(house.cluster.TakesJobs(worker));
   house.cluster.Lose(worker);
-  CHECK_FALSE(house.cluster.Rests(worker));
+  CHECK(house.cluster.TakesJobs(worker));
   house.cluster.RestAsLiar(worker, "nonsense");
   CHECK(house.cluster.WhyRests(worker).find("said what does not fit") == 0);
   CHECK(house.cluster.WhyRest().empty());  // it is lost
@@ -152,10 +152,11 @@ TEST_CASE("what is learned of one device says nothing of another") {
   Fixture house;
   WorkerState& worker = house.Connect("w", 7);
   worker.hello.set_device_name("a GPU");
-  planner::TimeModel& gpu = house.cluster.TimesOf("m", {}, &worker);
-  CHECK(&house.cluster.TimesOf("m", {}, nullptr) != &gpu);
-  CHECK(&house.cluster.TimesOf("m", {}, &worker) == &gpu);
-  CHECK_FALSE(house.cluster.FitOf("m"));
+  Fits& fits = house.cluster.fits();
+  const planner::TimeModel& gpu = fits.TimesOf("m", {}, &worker, 1024);
+  CHECK(&fits.TimesOf("m", {}, nullptr, 1024) != &gpu);
+  CHECK(&fits.TimesOf("m", {}, &worker, 1024) == &gpu);
+  CHECK_FALSE(fits.MemoryOf("m"));
 }
 
 TEST_CASE("workers that share what they must not are noticed") {

@@ -12,15 +12,20 @@ using Job = v1::Job;
 using State = v1::Job::State;
 
 const std::vector<State> kStates = {
-    Job::STATE_UNSPECIFIED, Job::VALIDATING, Job::QUEUED,     Job::PREPARING, Job::RUNNING,
-    Job::FINALIZING,        Job::SUCCEEDED,  Job::CANCELLING, Job::CANCELLED, Job::FAILED};
+    Job::STATE_UNSPECIFIED, Job::VALIDATING, Job::QUEUED,    Job::PREPARING,
+    Job::RUNNING,           Job::FINALIZING, Job::SUCCEEDED, Job::CANCELLING,
+    Job::CANCELLED,         Job::FAILED,     Job::PAUSING,   Job::PAUSED};
 
 // Every legal pair; all others are refused.
 const std::map<State, std::set<State>> kLegal = {
-    {Job::VALIDATING, {Job::QUEUED, Job::CANCELLING, Job::FAILED}},
-    {Job::QUEUED, {Job::PREPARING, Job::CANCELLING, Job::FAILED}},
-    {Job::PREPARING, {Job::RUNNING, Job::FINALIZING, Job::QUEUED, Job::CANCELLING, Job::FAILED}},
-    {Job::RUNNING, {Job::FINALIZING, Job::QUEUED, Job::CANCELLING, Job::FAILED}},
+    {Job::VALIDATING, {Job::QUEUED, Job::PAUSED, Job::CANCELLING, Job::FAILED}},
+    {Job::QUEUED, {Job::PREPARING, Job::PAUSED, Job::CANCELLING, Job::FAILED}},
+    {Job::PREPARING,
+     {Job::RUNNING, Job::FINALIZING, Job::QUEUED, Job::PAUSING, Job::CANCELLING, Job::FAILED}},
+    {Job::RUNNING, {Job::FINALIZING, Job::QUEUED, Job::PAUSING, Job::CANCELLING, Job::FAILED}},
+    {Job::PAUSING,
+     {Job::PAUSED, Job::FINALIZING, Job::PREPARING, Job::RUNNING, Job::CANCELLING, Job::FAILED}},
+    {Job::PAUSED, {Job::VALIDATING, Job::QUEUED, Job::CANCELLING, Job::FAILED}},
     {Job::FINALIZING, {Job::SUCCEEDED, Job::QUEUED, Job::CANCELLING, Job::FAILED}},
     {Job::CANCELLING, {Job::CANCELLED, Job::FAILED}},
 };
@@ -51,6 +56,8 @@ TEST_CASE("live and placed") {
       {Job::CANCELLING, true, false},
       {Job::CANCELLED, false, false},
       {Job::FAILED, false, false},
+      {Job::PAUSING, true, true},
+      {Job::PAUSED, true, false},
   };
   for (const Case& c : cases) {
     INFO(ToText(c.state));

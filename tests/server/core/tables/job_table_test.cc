@@ -18,7 +18,8 @@ struct Fixture {
   Catalog catalog{turn, answers};
   RowChecks rows{options, turn, catalog};
   GroupTable groups{turn};
-  JobTable jobs{options, turn, rows, groups};
+  Quotas quotas{turn};
+  JobTable jobs{options, turn, rows, groups, quotas};
 
   Fixture() { turn.Start({1'000'000, 1'000'000}, 0); }
 
@@ -130,8 +131,48 @@ TEST_CASE("a job that has ended is put away once nobody works on it, and is take
 
   house.jobs.Delete(*house.jobs.Find(name));
   CHECK_FALSE(house.jobs.FindEntry(name));
-  CHECK(house.End().size() == 2);  // a Persist and the folder's removal
+  const std::vector<Effect> effects = house.End();
+  CHECK(effects.size() == 3);  // a Persist, the folder's removal, and the news
+  CHECK(CountAnnounced(effects) == 1);
   CHECK(house.jobs.CheckInvariants().ok());
+}
+
+// Kinds of what is put, a '-' before those that are deleted.
+std::string Stored(const std::vector<Effect>& effects) {
+  std::string kinds;
+  for (const storage::Mutation& mutation : std::get<Persist>(effects.at(0)).mutations) {
+    const bool deleted = mutation.action == storage::Mutation::Action::kDeleteRecord;
+    kinds += (deleted ? " -" : " ") + mutation.kind;
+  }
+  return kinds;
+}
+
+TEST_CASE("progress takes the place of older progress, and goes when its job is stored whole") {
+  Fixture house;
+  JobState& job = house.Queued();
+  CHECK(Stored(house.End()) == " meta event event revision job");
+  for (int step = 1; step <= 2; ++step) {
+    job.job().set_step(step);
+    house.jobs.TouchProgress(job);
+    const std::vector<Effect> effects = house.End();
+    CHECK(Stored(effects) == " progress");
+    CHECK(std::get<Announce>(effects.at(1)).progress);
+  }
+  house.jobs.Touch(job);
+  std::vector<Effect> effects = house.End();
+  CHECK(Stored(effects) == " revision job -progress");
+  CHECK_FALSE(std::get<Announce>(effects.at(1)).progress);
+  house.jobs.Touch(job);
+  CHECK(Stored(house.End()) == " revision job");
+  // Now and then its record is written again, though nothing but progress has changed.
+  for (int64_t i = 1; i < kWholeEvery; ++i) {
+    house.jobs.TouchProgress(job);
+    house.End();
+  }
+  house.jobs.TouchProgress(job);
+  effects = house.End();
+  CHECK(Stored(effects) == " job -progress");
+  CHECK(std::get<Announce>(effects.at(1)).progress);
 }
 
 TEST_CASE("a member's job is not put away") {
@@ -180,6 +221,30 @@ TEST_CASE("what was stored is taken up, and a place that is taken twice is refus
   }
 }
 
+TEST_CASE("checkpoints of an older version count from the next one on") {
+  Fixture house;
+  records::JobRecord older;
+  older.mutable_job()->set_name("a");
+  older.mutable_job()->set_state(Job::QUEUED);
+  older.mutable_job()->set_revision(3);
+  (*older.mutable_job()->mutable_labels())["team"] = "math";
+  older.set_order(1);
+  older.add_checkpoint_steps(2);
+  StoredState stored;
+  stored.jobs = {{"a", older.SerializeAsString()}};
+  stored.last_revision = 3;
+  REQUIRE(house.jobs.Load(stored).ok());
+  JobState& job = *house.jobs.Find("a");
+  CHECK(house.quotas.UseOf("team=math") == QuotaUse{.queued_jobs = 1});
+  job.record.add_checkpoint_steps(4);
+  house.jobs.StoreBytes(job, 4, 100);
+  CHECK(house.quotas.UseOf("team=math").stored_bytes == 200);  // as large as this one
+  job.record.mutable_checkpoint_steps()->RemoveLast();
+  house.jobs.FreeBytes(job, 4);
+  CHECK(house.quotas.UseOf("team=math").stored_bytes == 100);
+  CHECK(house.jobs.CheckInvariants().ok());
+}
+
 TEST_CASE("a job that was changed behind the table's back is noticed") {
   Fixture house;
   JobState& job = house.Queued();
@@ -193,6 +258,7 @@ TEST_CASE("a job that was changed behind the table's back is noticed") {
   SECTION("its order") { job.record.set_order(77); }
   SECTION("its revision") { job.job().set_revision(99); }
   SECTION("its group") { job.job().set_group("group-1"); }
+  SECTION("its labels") { (*job.job().mutable_labels())["team"] = "math"; }
   CHECK_FALSE(house.jobs.CheckInvariants().ok());
 }
 

@@ -90,6 +90,50 @@ TEST_CASE("a check that nobody waits for any more is cancelled") {
   CHECK(std::get<Reply>(effects[2]).request == 8);
 }
 
+TEST_CASE("a check is cancelled once, and not while one waits who came after") {
+  Fixture house;
+  house.rows.Ensure(Fixture::JobOf("a"));
+  house.turn.End();
+  house.rows.Leave(Fixture::JobOf("a"));
+  CHECK(house.turn.End().size() == 1);
+  house.rows.EndUnwaited(Fixture::JobOf("a"));
+  house.rows.Forget("sha");
+  CHECK(house.turn.End().empty());
+  // It is over; the next one is another.
+  house.rows.End({kKey, absl::CancelledError("nobody waits for it")});
+  house.rows.Ensure(Fixture::JobOf("b"));
+  house.turn.End();
+  house.rows.EndUnwaited(Fixture::JobOf("a"));
+  house.rows.Forget("sha");
+  CHECK(house.turn.End().empty());
+  house.rows.Leave(Fixture::JobOf("b"));
+  const auto effects = house.turn.End();
+  REQUIRE(effects.size() == 1);
+  CHECK(std::get<CancelRows>(effects[0]).key == kKey);
+}
+
+TEST_CASE("checks are shared by users, and where nobody says who they are by datasets") {
+  struct Case {
+    const char* share_label;
+    const char* label;
+    const char* value;
+    const char* expected;
+  };
+  const Case cases[] = {
+      {"", "team", "math", "dataset d"},
+      {"team", "team", "math", "user math"},
+      {"team", "run", "math", "dataset d"},
+  };
+  for (const Case& c : cases) {
+    Fixture house;
+    house.options.share_label = c.share_label;
+    v1::Job job = Fixture::JobOf("a");
+    (*job.mutable_labels())[c.label] = c.value;
+    house.rows.Ensure(job);
+    CHECK(std::get<CheckRows>(house.turn.End().front()).share == c.expected);
+  }
+}
+
 TEST_CASE("estimates are held until their time is over, or what they wait for is known") {
   Fixture house;
   house.rows.Hold(1, EstimateJob{.job = Fixture::JobOf(""), .wait_us = 50});

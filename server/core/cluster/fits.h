@@ -1,0 +1,92 @@
+// What was learned of workers: the time of microbatches, by base model, device, numerics id and
+// length of a microbatch; the memory beyond what is counted, by base model; and how true forecasts
+// were (planner/cost/time.h, memory_fit.h, forecast_errors.h). Kept over starts.
+//
+// Invariants: a fit is found by what it was learned of; what has changed since it was put into the
+// store is marked. A part of Cluster; it knows the Turn, and workers as values. Threads: the core's
+// one. Errors: of Load, DATA_LOSS (STORE_CORRUPT).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "planner/cost/forecast_errors.h"
+#include "planner/cost/memory.h"
+#include "planner/cost/memory_fit.h"
+#include "planner/cost/time.h"
+#include "server/core/cluster/worker_state.h"
+#include "server/core/events/turn.h"
+
+namespace lorad::server {
+
+// Of a worker as times are learned: two of one text are equally fast. No worker: some CPU.
+std::string DeviceKeyOf(const WorkerState* worker);
+
+class Fits {
+ public:
+  explicit Fits(Turn& turn) : turn_(turn) {}
+  absl::Status Load(const std::vector<std::pair<std::string, std::string>>& stored);
+
+  // ---- times ----
+  struct Microbatch {
+    int64_t tokens = 0;
+    int64_t squared_lengths = 0;
+    double forward_ms = 0;
+    double backward_ms = 0;
+  };
+  // Of a group with microbatches of so many tokens at the most.
+  void Observe(const std::string& base_model, const planner::ModelShape& shape,
+               const WorkerState& worker, int64_t capacity_tokens, const Microbatch& microbatch);
+  // Measured at that capacity, else at the nearest one on such a device, else the prior. The
+  // reference holds until the base model is forgotten.
+  const planner::TimeModel& TimesOf(const std::string& base_model, const planner::ModelShape& shape,
+                                    const WorkerState* worker, int64_t capacity_tokens);
+
+  // ---- forming a group ----
+  void ObserveLoad(const std::string& base_model, const WorkerState& worker, double seconds);
+  // As it took last; before that, as if the weights came from a disk of kLoadBytesPerSecond.
+  double LoadSeconds(const std::string& base_model, const planner::ModelShape& shape,
+                     const WorkerState& worker) const;
+  static constexpr double kLoadBytesPerSecond = 1e9;
+
+  // ---- memory ----
+  const planner::MemoryFit& Observe(const std::string& base_model,
+                                    const planner::MemoryFit::Peak& peak);
+  // Null where nothing is known of that base model.
+  const planner::MemoryFit* MemoryOf(const std::string& base_model) const;
+
+  // ---- forecasts ----
+  const planner::ForecastErrors& starts() const { return starts_; }
+  const planner::ForecastErrors& ends() const { return ends_; }
+  void ObserveStart(double forecast_s, double actual_s, bool inside);
+  void ObserveEnd(double forecast_s, double actual_s, bool inside);
+
+  // Those that have changed go into the store.
+  void Put();
+  // The base model is there no more.
+  void Forget(const std::string& base_model);
+
+ private:
+  using Key = std::tuple<std::string, std::string, int64_t>;  // base model, device, capacity
+  planner::TimeModel& TimesAt(const Key& key, const planner::ModelShape& shape,
+                              const WorkerState* worker);
+
+  Turn& turn_;
+  std::map<Key, planner::TimeModel> times_;
+  std::map<Key, records::FitRecord>
+      stored_times_;  // not taken up yet: its model's shape is known later
+  std::map<std::pair<std::string, std::string>, double> load_s_;  // by base model and device
+  std::map<std::string, planner::MemoryFit> memory_;              // by base model
+  std::set<Key> changed_times_;
+  std::set<std::string> changed_memory_;
+  planner::ForecastErrors starts_, ends_;
+  bool changed_forecasts_ = false;
+};
+
+}  // namespace lorad::server

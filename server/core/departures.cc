@@ -1,0 +1,216 @@
+// Jobs that leave their group alive: paused by their user, evicted for a more important one, moved,
+// or from a worker that is drained. Each is saved at its last step before its slot is freed, so it
+// goes on with the same bits.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/events/store_kinds.h"
+#include "server/core/state.h"
+#include "server/errors/errors.h"
+
+namespace lorad::server {
+namespace {
+
+// A group that makes room for longer goes on meanwhile.
+constexpr int64_t kUrgentUs = 30'000'000;
+
+absl::Status WrongState(const JobState& job, const std::string& reason, const std::string& why) {
+  return PreconditionFailed(
+      reason, absl::StrCat("job ", job.name()),
+      absl::StrCat("job '", job.name(), "' is ", ToText(job.state()), ": ", why));
+}
+
+}  // namespace
+
+void Core::State::Depart(JobState& job, const std::string& why, bool resumes) {
+  GroupState& group = *GroupOf(job);
+  Member& member = group.members.at(job.name());
+  member.departing = true;
+  member.resumes = resumes;
+  member.why_departs = why;
+}
+
+// The units at hand come first: windows are executed in their order.
+void Core::State::PlanDeparture(const std::string& name, Member& member, PlanInput* input) {
+  if (member.slot != Member::Slot::kLoaded || member.planned_step > member.done_step) return;
+  JobState* job = jobs_.Find(name);
+  if (job && IsPlaced(job->state()) && job->job().last_checkpoint_step() < member.done_step) {
+    if (turn_.room().ok()) PlanSave(*job, member, input);
+    return;
+  }
+  member.slot = Member::Slot::kFreeing;
+  input->frees.push_back(name);
+}
+
+void Core::State::EndUnloaded(GroupState& group) {
+  std::vector<std::string> left;
+  for (const auto& [name, member] : group.members) {
+    if (member.departing && member.slot == Member::Slot::kUnloaded) left.push_back(name);
+  }
+  for (const std::string& name : left) EndMember(group, name);
+}
+
+// ---- evicted and moved ----
+
+void Core::State::Evict(JobState& job, const std::string& for_job) {
+  GroupState& group = *GroupOf(job);
+  const std::string why = absl::StrCat("evicted from ", group.name, " for job ", for_job);
+  jobs_.AddEvent(job, "EVICTED", why);
+  Depart(job, why, false);
+  group.urgent = for_job;
+  group.urgent_until_us = turn_.now_us() + kUrgentUs;
+  BeginCut(group, GroupState::Then::kGoOn, "");
+}
+
+void Core::State::Move(JobState& job, const planner::Decision& decision) {
+  std::string to = decision.to;
+  if (to.empty()) {
+    const WorkerState& worker = cluster_.At(decision.worker);
+    to = worker.group.empty() ? FormGroup(decision).name : worker.group;
+  }
+  const std::string why = absl::StrCat(
+      "moves from ", job.job().group(), " to ", to, ": ",
+      !decision.why.empty()      ? decision.why
+      : decision.why_job.empty() ? "it pays"
+                                 : absl::StrCat("it makes room for job ", decision.why_job));
+  // One that has not run there yet has nothing to be moved, but is not sent around without end.
+  if (job.state() == v1::Job::RUNNING || std::exchange(job.sent_elsewhere, true)) {
+    jobs_.AddEvent(job, "MOVED", why);
+    job.moved_us = turn_.now_us();
+  }
+  job.moves_to = to;
+  Depart(job, why, true);
+}
+
+void Core::State::EndUrgency(GroupState& group) {
+  if (group.urgent.empty()) return;
+  if (turn_.now_us() < group.urgent_until_us) {
+    if (turn_.schedule_wanted()) return;  // its room may just have become free
+    const JobState* job = jobs_.FindWhole(group.urgent);
+    const bool makes_room = std::ranges::any_of(
+        group.members, [](const auto& entry) { return entry.second.departing; });
+    if (makes_room && job && job->state() == v1::Job::QUEUED) return;
+    const auto member = group.members.find(group.urgent);
+    if (member != group.members.end() && !member->second.leaving && !member->second.departing &&
+        member->second.planned_step == member->second.done_step &&
+        member->second.evaluation_planned == 0) {
+      return;  // its slot is being loaded
+    }
+  }
+  group.urgent.clear();
+}
+
+// ---- pausing ----
+
+void Core::State::On(uint64_t request, const v1::PauseJobRequest& content) {
+  JobState* job = jobs_.Find(content.name());
+  if (!job) return turn_.Fail(request, NotFound(kJobKind, content.name()));
+  constexpr char kWhy[] = "paused by its user";
+  switch (job->state()) {
+    case v1::Job::PAUSING:
+    case v1::Job::PAUSED:
+      break;
+    case v1::Job::VALIDATING:
+    case v1::Job::QUEUED:
+      jobs_.Transition(*job, v1::Job::PAUSED, kWhy);
+      break;
+    case v1::Job::PREPARING:
+    case v1::Job::RUNNING:
+      jobs_.Transition(*job, v1::Job::PAUSING, kWhy);
+      Depart(*job, kWhy, false);
+      break;
+    case v1::Job::FINALIZING:
+      return turn_.Fail(request, WrongState(*job, "JOB_FINALIZING",
+                                            "its last step is done, so there is nothing to pause"));
+    default:
+      return turn_.Fail(request, WrongState(*job, "JOB_ENDED", "only a live job can be paused"));
+  }
+  VoidForecast(*job);
+  jobs_.PublishIfTouched(*job);
+  turn_.Answer(request, jobs_.View(*job));
+}
+
+void Core::State::On(uint64_t request, const v1::ResumeJobRequest& content) {
+  JobState* job = jobs_.Find(content.name());
+  if (!job) return turn_.Fail(request, NotFound(kJobKind, content.name()));
+  if (!IsLive(job->state()) || job->state() == v1::Job::CANCELLING) {
+    return turn_.Fail(request, WrongState(*job, "JOB_ENDED", "only a live job can be resumed"));
+  }
+  constexpr char kWhy[] = "resumed by its user";
+  if (job->state() == v1::Job::PAUSED) {
+    if (absl::Status status = quotas_.CheckQueue(job->job().labels()); !status.ok()) {
+      return turn_.Fail(request, status);
+    }
+    Requeue(*job, kWhy);
+  } else if (job->state() == v1::Job::PAUSING) {
+    StopPausing(*job, kWhy);
+  }
+  jobs_.PublishIfTouched(*job);
+  turn_.Answer(request, jobs_.View(*job));
+}
+
+void Core::State::StopPausing(JobState& job, const std::string& why) {
+  GroupState& group = *GroupOf(job);
+  Member& member = group.members.at(job.name());
+  const bool loaded = member.slot == Member::Slot::kLoaded || member.slot == Member::Slot::kFreeing;
+  if (loaded && job.job().step() >= job.job().total_steps()) {
+    // Only what is evaluated is left, so it had not become RUNNING.
+    jobs_.Transition(job, v1::Job::FINALIZING, why);
+  } else {
+    jobs_.Transition(job, loaded ? v1::Job::RUNNING : v1::Job::PREPARING, why);
+  }
+  // One whose slot is being freed, or whose worker is drained, leaves, and is queued again at once.
+  const bool drained = WorkerOf(group).drained && job.state() != v1::Job::FINALIZING;
+  member.departing = member.slot == Member::Slot::kFreeing || drained;
+  member.resumes = member.departing;
+  member.why_departs = drained ? WhyDrained(group) : why;
+  MaybeFinish(job);
+}
+
+void Core::State::Requeue(JobState& job, const std::string& why) {
+  // It may have been paused before its rows were known.
+  if (job.job().total_steps() > 0) return jobs_.Transition(job, v1::Job::QUEUED, why);
+  jobs_.Transition(job, v1::Job::VALIDATING, why);
+  if (rows_.Ensure(job.job())) SettleJob(job);
+}
+
+// ---- draining ----
+
+std::string Core::State::WhyDrained(const GroupState& group) const {
+  return absl::StrCat("worker '", group.worker, "' is drained: ", WorkerOf(group).drain_reason);
+}
+
+void Core::State::Drain(GroupState& group) {
+  const std::string why = WhyDrained(group);
+  if (group.phase == GroupState::Phase::kForming) {
+    return BeginCut(group, GroupState::Then::kStop, why);
+  }
+  for (const auto& [name, member] : group.members) {
+    JobState* job = jobs_.Find(name);
+    // One that is FINALIZING ends by itself.
+    if (!job || member.leaving || member.departing || !IsPlaced(job->state()) ||
+        job->state() == v1::Job::FINALIZING) {
+      continue;
+    }
+    Depart(*job, why, true);
+  }
+}
+
+void Core::State::On(uint64_t request, const v1::DrainWorkerRequest& content) {
+  WorkerState* worker = cluster_.Find(content.name());
+  if (!worker) return turn_.Fail(request, NotFound("worker", content.name()));
+  cluster_.Drain(*worker, content.reason());
+  if (GroupState* group = groups_.Find(worker->group)) Drain(*group);
+  turn_.WantSchedule();
+  turn_.Answer(request, ViewWorker(*worker));
+}
+
+void Core::State::On(uint64_t request, const v1::UndrainWorkerRequest& content) {
+  WorkerState* worker = cluster_.Find(content.name());
+  if (!worker) return turn_.Fail(request, NotFound("worker", content.name()));
+  cluster_.Undrain(*worker);
+  turn_.WantSchedule();
+  turn_.Answer(request, ViewWorker(*worker));
+}
+
+}  // namespace lorad::server

@@ -1,0 +1,124 @@
+// When jobs will start and end, as far as is foreseen; and how true that was.
+#include <map>
+
+#include "server/core/state.h"
+
+namespace lorad::server {
+namespace {
+
+constexpr int64_t kEveryUs = 1'000'000;
+// So many are told in one turn; the others are news still a second later.
+constexpr int kToldMax = 256;
+
+double Seconds(int64_t us) { return static_cast<double>(us) / 1e6; }
+
+bool IsInside(const planner::ForecastInterval& interval, double seconds) {
+  return interval.earliest_s <= seconds && seconds <= interval.latest_s;
+}
+
+// Nobody counts the places of a long queue.
+bool IsNews(int told_place, int place) {
+  return place != told_place && (place <= 10 || 10 * std::abs(place - told_place) >= told_place);
+}
+
+}  // namespace
+
+void Core::State::ForecastIfDue() {
+  if (stopping_ || !turn_.room().ok()) return;
+  // Where nobody could train them nothing changes by itself.
+  const auto waits = [&] { return !jobs_.queue().empty() && !cluster_.Connected().empty(); };
+  const int64_t due_us = forecasts_.made_us < 0 ? 0 : forecasts_.made_us + kEveryUs;
+  if ((forecasts_.wanted || waits()) && turn_.now_us() >= due_us) Forecast();
+  if ((!forecasts_.wanted && !waits()) || forecasts_.timer_us != 0) return;
+  forecasts_.timer_us = forecasts_.made_us + kEveryUs;
+  turn_.Do(SetTimer{kForecastDue, forecasts_.timer_us});
+}
+
+void Core::State::Forecast() {
+  forecasts_.made_us = turn_.now_us();
+  forecasts_.wanted = false;
+  planner::ClusterView view = ClusterOf(Waiting::kAll);
+  Ration(&view, nullptr);
+  const std::map<std::string, planner::Foreseen> foreseen = planner::Foresee(view);
+  const auto of = [&](const std::string& name) {
+    const auto found = foreseen.find(name);
+    return found == foreseen.end() ? nullptr : &found->second;
+  };
+  int told = 0;
+  for (JobState* job : jobs_.queue().All()) {
+    TakeForecast(*job, of(job->name()));
+    const int place = jobs_.queue().PlaceOf(*job);
+    if (told == kToldMax || (!IsNews(job->told.place, place) && job->told.why == job->why &&
+                             !IsNews(job->told.forecast, job->forecast))) {
+      continue;
+    }
+    job->told = {place, job->why, job->forecast};
+    jobs_.TouchProgress(*job);
+    ++told;
+  }
+  for (const auto& [name, group] : groups_.all()) {
+    for (const auto& [member, slot] : group.members) {
+      JobState* job = jobs_.Find(member);
+      if (job && IsPlaced(job->state())) TakeForecast(*job, of(member));
+    }
+  }
+}
+
+JobForecast Core::State::ToForecast(const planner::Foreseen& foreseen, bool started) const {
+  const Fits& fits = cluster_.fits();
+  return {.made_us = turn_.now_us(),
+          .made_wall_us = turn_.wall_us(),
+          .started = started,
+          .start_s = foreseen.start_s,
+          .start = fits.starts().IntervalOf(foreseen.start_s),
+          .end_s = foreseen.end_s,
+          .end = fits.ends().IntervalOf(foreseen.end_s)};
+}
+
+void Core::State::TakeForecast(JobState& job, const planner::Foreseen* foreseen) {
+  job.forecast = foreseen ? ToForecast(*foreseen, job.state() == v1::Job::RUNNING) : JobForecast();
+  if (!job.forecast || job.first_forecast || job.job().has_first_forecast()) return;
+  job.first_forecast = job.forecast;
+  *job.job().mutable_first_forecast() = ToProto(job.forecast);
+  jobs_.Touch(job);
+}
+
+void Core::State::AddForecast(const JobState& job, v1::JobEstimate* estimate) {
+  planner::ClusterView view = ClusterOf(Waiting::kAll);
+  const bool is_new = job.name().empty();
+  if (is_new) {
+    view.queue.push_back(Queued(job));
+    AddTimes(job.job().base_model(), &view);
+  }
+  Ration(&view, &job);
+  const std::map<std::string, planner::Foreseen> foreseen = planner::Foresee(view);
+  const auto found = foreseen.find(job.name());
+  if (found == foreseen.end()) return;
+  *estimate->mutable_forecast() =
+      ToProto(ToForecast(found->second, job.state() == v1::Job::RUNNING));
+}
+
+// ---- what came of them ----
+
+void Core::State::NoteStart(JobState& job) {
+  JobForecast& first = job.first_forecast;
+  if (!first || first.started) return;
+  first.started = true;
+  const double actual_s = Seconds(turn_.now_us() - first.made_us);
+  cluster_.fits().ObserveStart(first.start_s, actual_s, IsInside(first.start, actual_s));
+}
+
+void Core::State::NoteEnd(const JobState& job) {
+  const JobForecast& first = job.first_forecast;
+  if (!first) return;
+  const double actual_s = Seconds(turn_.now_us() - first.made_us);
+  cluster_.fits().ObserveEnd(first.end_s, actual_s, IsInside(first.end, actual_s));
+}
+
+void Core::State::VoidForecast(JobState& job) {
+  job.forecast = job.first_forecast = {};
+  job.job().clear_first_forecast();
+  jobs_.Touch(job);
+}
+
+}  // namespace lorad::server

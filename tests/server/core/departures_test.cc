@@ -1,0 +1,332 @@
+// Jobs that leave their group alive, as stories: paused, resumed, from a worker that is drained.
+#include <random>
+
+#include "planner/cost/memory.h"
+#include "tests/server/core/scenario.h"
+
+namespace lorad::server {
+namespace {
+
+using Job = v1::Job;
+
+Job Pause(World& world, const std::string& job) {
+  return world.Get<Job>(Named<v1::PauseJobRequest>(job));
+}
+Job Resume(World& world, const std::string& job) {
+  return world.Get<Job>(Named<v1::ResumeJobRequest>(job));
+}
+v1::Worker Drain(World& world, const std::string& worker) {
+  v1::DrainWorkerRequest request;
+  request.set_name(worker);
+  request.set_reason("a new driver");
+  return world.Get<v1::Worker>(request);
+}
+std::vector<v1::Worker> WorkersOf(World& world) {
+  const auto response = world.Get<v1::ListWorkersResponse>(v1::ListWorkersRequest());
+  return {response.workers().begin(), response.workers().end()};
+}
+v1::Worker WorkerOf(World& world, const std::string& name) {
+  for (const v1::Worker& worker : WorkersOf(world)) {
+    if (worker.name() == name) return worker;
+  }
+  FAIL("no worker " << name);
+  return {};
+}
+
+// 30 steps.
+Job LongJob() {
+  Job job = World::NewJob();
+  job.mutable_training()->set_epochs(10);
+  job.mutable_training()->set_checkpoint_every_steps(0);
+  return job;
+}
+
+Job LargeJob(int priority) {
+  Job job = LongJob();
+  job.mutable_adapter()->set_rank(512);
+  job.set_priority(priority);
+  return job;
+}
+
+TEST_CASE("a paused job is saved at its last step, holds no slot, and goes on from there") {
+  auto world = MakeWorld();
+  const std::string paused = world->Submit(LongJob());
+  const std::string neighbour = world->Submit(LongJob());
+  world->StartWorkers();
+  world->RunUntil([&] { return world->Job(paused).step() >= 5; });
+  CHECK(Pause(*world, paused).state() == Job::PAUSING);
+  CHECK(Pause(*world, paused).state() == Job::PAUSING);  // idempotent
+  world->RunUntilState(paused, Job::PAUSED);
+  const Job then = world->Job(paused);
+  CHECK(then.step() >= 5);
+  CHECK(then.step() < 30);
+  CHECK(then.last_checkpoint_step() == then.step());
+  CHECK(then.group().empty());
+  world->RunUntilState(neighbour, Job::SUCCEEDED);
+  CHECK(world->Job(neighbour).attempts() == 1);
+  CHECK(world->StateOf(paused) == Job::PAUSED);
+  CHECK(Resume(*world, paused).state() == Job::QUEUED);
+  world->RunUntilState(paused, Job::SUCCEEDED);
+  CHECK(StatesOf(*world, paused) == std::vector<State>{Job::QUEUED, Job::PREPARING, Job::RUNNING,
+                                                       Job::PAUSING, Job::PAUSED, Job::QUEUED,
+                                                       Job::PREPARING, Job::RUNNING,
+                                                       Job::FINALIZING, Job::SUCCEEDED});
+  CHECK(world->Metrics(paused).size() == 30);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job that waits is paused at once") {
+  auto world = MakeWorld();
+  const std::string queued = world->Submit(World::NewJob());
+  world->RunUntilState(queued, Job::QUEUED);
+  CHECK(Pause(*world, queued).state() == Job::PAUSED);
+  world->StartWorkers();
+  world->Settle();
+  CHECK(world->StateOf(queued) == Job::PAUSED);
+  CHECK(Resume(*world, queued).state() != Job::PAUSED);
+  world->RunUntilState(queued, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("one that is paused before its rows are known has them checked when it is resumed") {
+  auto world = MakeWorld();
+  world->SlowChecks("train", 1'000'000);
+  const std::string job = world->Submit(World::NewJob());
+  CHECK(world->StateOf(job) == Job::VALIDATING);
+  CHECK(Pause(*world, job).state() == Job::PAUSED);
+  world->StartWorkers();
+  world->Sleep(5'000'000);
+  CHECK(world->StateOf(job) == Job::PAUSED);
+  Resume(*world, job);
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("one whose group is being formed leaves it at once") {
+  auto world = MakeWorld();
+  const std::string job = world->Submit(World::NewJob());
+  world->StartWorkers();
+  world->RunUntilState(job, Job::PREPARING);
+  Pause(*world, job);
+  world->RunUntilState(job, Job::PAUSED);
+  Resume(*world, job);
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("one that is resumed before it has left stays") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  Pause(*world, job);
+  CHECK(Resume(*world, job).state() == Job::RUNNING);
+  CHECK(Resume(*world, job).state() == Job::RUNNING);  // idempotent
+  world->RunUntilState(job, Job::SUCCEEDED);
+  CHECK(world->Job(job).attempts() == 1);
+  world->CheckInvariants();
+}
+
+TEST_CASE("what cannot be paused or resumed says why") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(World::NewJob());
+  world->RunUntilState(job, Job::FINALIZING);
+  CHECK(Reason(world->Call(Named<v1::PauseJobRequest>(job)).status()) == "JOB_FINALIZING");
+  world->RunUntilState(job, Job::SUCCEEDED);
+  CHECK(Reason(world->Call(Named<v1::PauseJobRequest>(job)).status()) == "JOB_ENDED");
+  CHECK(Reason(world->Call(Named<v1::ResumeJobRequest>(job)).status()) == "JOB_ENDED");
+  CHECK(Reason(world->Call(Named<v1::PauseJobRequest>("job-none")).status()) == "JOB_NOT_FOUND");
+}
+
+TEST_CASE("a drained worker's jobs go on elsewhere, and it says when it is empty") {
+  WorldOptions options;
+  options.workers = 2;
+  auto world = MakeWorld(options);
+  std::vector<std::string> jobs;
+  for (int i = 0; i < 3; ++i) jobs.push_back(world->Submit(LongJob()));
+  world->StartWorkers();
+  world->RunUntil([&] { return world->Job(jobs[0]).step() >= 3; });
+  const std::string group = world->Job(jobs[0]).group();
+  std::string drained;
+  for (const v1::Worker& worker : WorkersOf(*world)) {
+    if (worker.group() == group) drained = worker.name();
+  }
+  CHECK(Drain(*world, drained).state() == v1::Worker::DRAINING);
+  world->RunUntil([&] { return WorkerOf(*world, drained).state() == v1::Worker::DRAINED; });
+  CHECK(WorkerOf(*world, drained).drain_reason() == "a new driver");
+  for (const std::string& job : jobs) world->RunUntilState(job, Job::SUCCEEDED);
+  CHECK(WorkerOf(*world, drained).group().empty());
+  world->CheckInvariants();
+}
+
+TEST_CASE("jobs of the last worker wait while it is drained, and say so; also after a crash") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  const std::string name = WorkersOf(*world).at(0).name();
+  Drain(*world, name);
+  world->RunUntilState(job, Job::QUEUED);
+  CHECK(world->Job(job).queue().why() == "worker '" + name + "' is drained (a new driver)");
+  CHECK(world->Job(job).last_checkpoint_step() == world->Job(job).step());
+  world->CrashCoordinator();
+  world->Sleep(60'000'000);
+  CHECK(WorkerOf(*world, name).state() == v1::Worker::DRAINED);
+  CHECK(world->StateOf(job) == Job::QUEUED);
+  CHECK_FALSE(world->Get<v1::Worker>(Named<v1::UndrainWorkerRequest>(name)).drained());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job's priority moves it in the queue") {
+  auto world = MakeWorld();
+  const std::string first = world->Submit(World::NewJob());
+  const std::string second = world->Submit(World::NewJob());
+  world->RunUntilState(second, Job::QUEUED);
+  CHECK(world->Job(second).queue().place() == 2);
+  v1::UpdateJobRequest update;
+  update.mutable_job()->set_name(second);
+  update.mutable_job()->set_priority(5);
+  update.mutable_job()->set_etag("1");
+  update.mutable_update_mask()->add_paths("priority");
+  CHECK(Reason(world->Call(update).status()) == "ETAG_MISMATCH");
+  update.mutable_job()->set_etag(world->Job(second).etag());
+  CHECK(world->Get<Job>(update).priority() == 5);
+  CHECK(world->Job(second).queue().place() == 1);
+  CHECK(HasEvent(*world, second, "UPDATED"));
+  world->CheckInvariants();
+}
+
+// GPUs with room for two jobs of that rank on each.
+WorldOptions RoomForTwo() {
+  WorldOptions options;
+  options.gpu_memory_bytes = int64_t{8} << 30;
+  options.core.microbatch_tokens = 1024;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  const v1::MemoryEstimate memory =
+      world->Get<v1::JobEstimate>(EstimateJob{.job = LargeJob(0)}).peak_memory_bytes();
+  const int64_t slot = memory.adapters() + memory.optimizer();
+  options.gpu_memory_bytes = static_cast<int64_t>(
+      static_cast<double>(memory.total() + slot + slot / 2) * (1 + planner::kMemoryMargin));
+  REQUIRE(planner::Fits(memory.total() + slot, options.gpu_memory_bytes));
+  REQUIRE_FALSE(planner::Fits(memory.total() + 2 * slot, options.gpu_memory_bytes));
+  return options;
+}
+
+TEST_CASE("a job of higher priority takes a place; the victim is saved first and goes on later") {
+  auto world = MakeWorld(RoomForTwo());
+  world->StartWorkers();
+  const std::string first = world->Submit(LargeJob(0));
+  const std::string second = world->Submit(LargeJob(0));
+  world->RunUntil([&] { return world->Job(second).step() >= 3; });
+  const std::string high = world->Submit(LargeJob(5));
+  world->RunUntilState(high, Job::RUNNING);
+  CHECK(HasEvent(*world, second, "EVICTED"));
+  CHECK(world->StateOf(first) == Job::RUNNING);
+  const Job victim = world->Job(second);
+  CHECK(victim.state() == Job::QUEUED);
+  CHECK(victim.step() >= 3);
+  CHECK(victim.last_checkpoint_step() == victim.step());
+  world->RunUntilState(high, Job::SUCCEEDED);
+  world->RunUntilState(second, Job::SUCCEEDED);
+  world->RunUntilState(first, Job::SUCCEEDED);
+  CHECK(world->Job(first).attempts() == 1);
+  CHECK(world->Job(second).attempts() == 2);
+  CHECK(world->Job(high).attempts() == 1);
+  world->CheckInvariants();
+}
+
+TEST_CASE(
+    "one for whom others were evicted may be cancelled, paused, or lose its worker meanwhile") {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    INFO("seed " << seed);
+    WorldOptions options = RoomForTwo();
+    options.seed = seed;
+    options.delay_us_max = 40'000;
+    auto world = MakeWorld(options);
+    std::mt19937_64 random(seed);
+    world->StartWorkers();
+    std::vector<std::string> jobs = {world->Submit(LargeJob(0)), world->Submit(LargeJob(1))};
+    world->RunUntil([&] { return world->Job(jobs[1]).step() >= 3; });
+    const std::string high = world->Submit(LargeJob(5));
+    world->Sleep(static_cast<int64_t>(random() % 1'000'000));
+    switch (random() % 4) {
+      case 0:
+        world->Call(Named<v1::CancelJobRequest>(high)).status().IgnoreError();
+        break;
+      case 1:
+        world->Call(Named<v1::PauseJobRequest>(high)).status().IgnoreError();
+        break;
+      case 2:
+        world->CrashCoordinator();
+        jobs.push_back(high);
+        break;
+      default:
+        world->Call(Named<v1::PauseJobRequest>(jobs[0])).status().IgnoreError();
+        world->Sleep(static_cast<int64_t>(random() % 1'000'000));
+        world->Call(Named<v1::ResumeJobRequest>(jobs[0])).status().IgnoreError();
+        jobs.push_back(high);
+    }
+    for (const std::string& job : jobs) world->RunUntilState(job, Job::SUCCEEDED);
+    world->CheckInvariants();
+  }
+}
+
+// Whatever is asked for at whatever moment, every job ends with each of its steps once.
+TEST_CASE("pausing, resuming, draining and crashing at random moments") {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    INFO("seed " << seed);
+    WorldOptions options;
+    options.seed = seed;
+    options.workers = 2;
+    options.delay_us_max = 50'000;
+    auto world = MakeWorld(options);
+    std::mt19937_64 random(seed);
+    std::vector<std::string> jobs;
+    Job content = LongJob();
+    content.set_validation_dataset("valid");
+    for (int i = 0; i < 4; ++i) jobs.push_back(world->Submit(content));
+    world->StartWorkers();
+    for (int act = 0; act < 25; ++act) {
+      world->Sleep(static_cast<int64_t>(random() % 400'000));
+      const std::string& job = jobs[random() % jobs.size()];
+      const std::vector<v1::Worker> workers = WorkersOf(*world);
+      switch (random() % 8) {
+        case 0:
+        case 1:
+        case 2:
+          world->Ask(Named<v1::PauseJobRequest>(job), [](const auto&) {});
+          break;
+        case 3:
+        case 4:
+          world->Ask(Named<v1::ResumeJobRequest>(job), [](const auto&) {});
+          break;
+        case 5:
+          if (!workers.empty()) Drain(*world, workers[0].name());
+          break;
+        case 6:
+          if (!workers.empty()) {
+            world->Call(Named<v1::UndrainWorkerRequest>(workers[0].name())).status().IgnoreError();
+          }
+          break;
+        default:
+          if (random() % 4 == 0) world->CrashCoordinator();
+      }
+    }
+    for (const v1::Worker& worker : WorkersOf(*world)) {
+      world->Get<v1::Worker>(Named<v1::UndrainWorkerRequest>(worker.name()));
+    }
+    for (const std::string& job : jobs) {
+      world->Call(Named<v1::ResumeJobRequest>(job))
+          .status()
+          .IgnoreError();  // of one that has ended
+      world->RunUntilState(job, Job::SUCCEEDED);
+    }
+    world->CheckInvariants();
+  }
+}
+
+}  // namespace
+}  // namespace lorad::server

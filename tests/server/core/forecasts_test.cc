@@ -1,0 +1,209 @@
+// When jobs will start and end, as the coordinator says it, as stories.
+#include "absl/strings/str_cat.h"
+#include "tests/server/core/scenario.h"
+
+namespace lorad::server {
+namespace {
+
+using Job = v1::Job;
+
+int64_t Micros(const google::protobuf::Timestamp& time) {
+  return time.seconds() * 1'000'000 + time.nanos() / 1000;
+}
+
+// One worker, and all that is said takes its time.
+WorldOptions Few() {
+  WorldOptions options;
+  options.workers = 1;
+  options.delay_us_max = 50'000;
+  return options;
+}
+
+// Of 120 steps.
+Job LongJob(int priority = 0) {
+  Job job = World::NewJob();
+  job.set_priority(priority);
+  job.mutable_training()->set_epochs(40);
+  job.mutable_training()->set_checkpoint_every_steps(0);
+  return job;
+}
+
+// Jobs of two base models in turn: half of them wait until the other model's are done.
+std::vector<std::string> SubmitMany(World& world, int count) {
+  std::vector<std::string> jobs;
+  for (int i = 0; i < count; ++i) {
+    Job job = LongJob();
+    job.set_base_model(i % 2 == 0 ? "m" : "m2");
+    jobs.push_back(world.Submit(job));
+  }
+  return jobs;
+}
+
+v1::JobEstimate EstimateOf(World& world, const std::string& name) {
+  return world.Get<v1::JobEstimate>(EstimateJob{.name = name});
+}
+
+TEST_CASE("a job that waits says when it starts and ends, and that comes true") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  world->Settle();
+  const std::vector<std::string> jobs = SubmitMany(*world, 8);
+  world->RunUntilState(jobs[0], Job::RUNNING);
+  world->Sleep(1'000'000);
+  std::string waits;
+  for (const std::string& job : jobs) {
+    if (world->StateOf(job) == Job::QUEUED) waits = job;
+  }
+  REQUIRE_FALSE(waits.empty());
+  const Job job = world->Job(waits);
+  REQUIRE(job.queue().has_forecast());
+  const v1::Forecast& forecast = job.queue().forecast();
+  CHECK(Micros(forecast.make_time()) <= world->now_us());
+  CHECK(Micros(forecast.start_earliest()) <= Micros(forecast.start_time()));
+  CHECK(Micros(forecast.start_time()) <= Micros(forecast.start_latest()));
+  CHECK(Micros(forecast.start_time()) < Micros(forecast.end_time()));
+  CHECK(Micros(forecast.end_earliest()) <= Micros(forecast.end_time()));
+  CHECK(Micros(forecast.end_time()) <= Micros(forecast.end_latest()));
+  CHECK(job.has_first_forecast());
+  CHECK(job.queue().why() != "");
+
+  for (const std::string& name : jobs) world->RunUntilState(name, Job::SUCCEEDED);
+  const auto cluster = world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
+  CHECK(cluster.start_errors().forecasts() > 0);
+  CHECK(cluster.start_errors().forecasts() <= 8);
+  CHECK(cluster.end_errors().forecasts() == 8);
+  CHECK(world->Job(waits).has_first_forecast());
+  CHECK_FALSE(world->Job(waits).has_queue());
+}
+
+TEST_CASE("a forecast is made again every second, and told when it is news") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  const std::string first = world->Submit(LongJob());
+  world->RunUntilState(first, Job::RUNNING);
+  world->script().shards_held.insert(first);  // it does not end
+  Job other = World::NewJob();
+  other.set_base_model("m2");
+  const std::string waits = world->Submit(other);
+  world->Sleep(1);
+  const int64_t made_us = Micros(world->Job(waits).queue().forecast().make_time());
+  const size_t told = world->announced().size();
+  world->Sleep(20'000'000);
+  const int64_t again_us = Micros(world->Job(waits).queue().forecast().make_time());
+  CHECK(again_us - made_us >= 19'000'000);
+  CHECK(world->now_us() - again_us <= 1'000'000);
+  // The start stays a moment away as long as nothing comes of the running job, so the moment moves on.
+  int64_t news = 0;
+  for (size_t i = told; i < world->announced().size(); ++i) {
+    news += world->announced()[i].job().name() == waits;
+  }
+  CHECK(news >= 2);
+  CHECK(news <= 10);  // of 20 forecasts
+}
+
+TEST_CASE("who comes before it puts a waiting job off, and an estimate says so") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  world->Settle();
+  const std::vector<std::string> jobs = SubmitMany(*world, 2);
+  world->RunUntilState(jobs[0], Job::RUNNING);
+  const int64_t before_us = Micros(EstimateOf(*world, jobs[1]).forecast().start_time());
+  CHECK(before_us > world->now_us());
+  Job last = LongJob();
+  last.set_base_model("m2");
+  const auto alone = world->Get<v1::JobEstimate>(EstimateJob{.job = last});
+  REQUIRE(alone.has_forecast());
+  CHECK(Micros(alone.forecast().start_time()) >= before_us);
+  CHECK(Micros(alone.forecast().end_time()) > Micros(alone.forecast().start_time()));
+  // One of higher priority and the running base model goes first.
+  for (int i = 0; i < 4; ++i) world->Submit(LongJob(7));
+  CHECK(Micros(EstimateOf(*world, jobs[1]).forecast().start_time()) > before_us);
+  CHECK_FALSE(EstimateOf(*world, jobs[0]).forecast().has_start_time());  // it runs
+}
+
+TEST_CASE("an estimate has the memory of every worker, alone and beside its group") {
+  WorldOptions options;
+  options.workers = 2;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  world->Settle();
+  const std::string job = world->Submit(World::NewJob());
+  world->RunUntilState(job, Job::RUNNING);
+  const auto fresh = world->Get<v1::JobEstimate>(EstimateJob{.job = World::NewJob()});
+  REQUIRE(fresh.workers_size() == 2);
+  const bool first = !fresh.workers(0).group().empty();
+  const v1::WorkerEstimate& busy = fresh.workers(first ? 0 : 1);
+  const v1::WorkerEstimate& idle = fresh.workers(first ? 1 : 0);
+  CHECK(busy.group() == world->Job(job).group());
+  CHECK(idle.group().empty());
+  CHECK_FALSE(idle.has_beside());
+  CHECK(idle.fits_alone());
+  CHECK(idle.budget_bytes() > 0);
+  for (const v1::WorkerEstimate& worker : fresh.workers()) {
+    CHECK(worker.alone().total() == worker.alone().weights() + worker.alone().adapters() +
+                                        worker.alone().optimizer() + worker.alone().activations() +
+                                        worker.alone().workspace());
+  }
+  // Two adapters like each other.
+  CHECK(busy.beside().adapters() == 2 * busy.alone().adapters());
+  CHECK(busy.beside().optimizer() == 2 * busy.alone().optimizer());
+  CHECK(busy.beside().weights() == busy.alone().weights());
+  CHECK(busy.fits_beside());
+  CHECK_FALSE(busy.forms_again());
+  // The job itself is not beside itself.
+  const auto own = EstimateOf(*world, job);
+  CHECK(own.workers(first ? 0 : 1).beside().adapters() == busy.alone().adapters());
+  world->SetLongest("long", 5000);
+  world->AddDataset("long", 4);
+  Job longer = World::NewJob();
+  longer.set_training_dataset("long");
+  longer.mutable_training()->set_max_length(5000);
+  const auto longest = world->Get<v1::JobEstimate>(EstimateJob{.job = longer});
+  CHECK(longest.workers(first ? 0 : 1).forms_again());
+  CHECK(longest.workers(first ? 0 : 1).beside().activations() > busy.beside().activations());
+}
+
+TEST_CASE("estimates of jobs that are not live are refused") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  CHECK(Reason(world->Call(EstimateJob{.name = "job-none"}).status()) == "JOB_NOT_FOUND");
+  const std::string job = world->Submit(World::NewJob());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->Settle();
+  CHECK(Reason(world->Call(EstimateJob{.name = job}).status()) == "JOB_ENDED");
+}
+
+TEST_CASE("without a worker nothing is foreseen; a pause and a priority begin it anew") {
+  auto world = MakeWorld(Few());
+  const std::string job = world->Submit(LongJob());
+  world->Sleep(3'000'000);
+  CHECK_FALSE(world->Job(job).queue().has_forecast());
+  CHECK_FALSE(world->Job(job).has_first_forecast());
+  world->StartWorkers();
+  world->RunUntilState(job, Job::RUNNING);
+  world->Sleep(1'500'000);
+  REQUIRE(world->Call(Named<v1::PauseJobRequest>(job)).ok());
+  CHECK_FALSE(world->Job(job).has_first_forecast());
+  world->RunUntilState(job, Job::PAUSED);
+  world->Sleep(3'000'000);
+  CHECK_FALSE(world->Job(job).has_first_forecast());
+  REQUIRE(world->Call(Named<v1::ResumeJobRequest>(job)).ok());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  CHECK(world->Job(job).has_first_forecast());
+}
+
+TEST_CASE("how true forecasts were is kept over a start") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  for (const std::string& job : SubmitMany(*world, 4)) world->RunUntilState(job, Job::SUCCEEDED);
+  world->Sleep(30'000'000);  // learned numbers go into the store with a tick
+  const auto before = world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
+  CHECK(before.end_errors().forecasts() == 4);
+  world->CrashCoordinator();
+  const auto after = world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
+  CHECK(after.end_errors().SerializeAsString() == before.end_errors().SerializeAsString());
+  CHECK(after.start_errors().SerializeAsString() == before.start_errors().SerializeAsString());
+}
+
+}  // namespace
+}  // namespace lorad::server

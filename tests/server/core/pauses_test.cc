@@ -1,0 +1,220 @@
+// Jobs that leave their group alive, paused by their users or from a drained worker, as stories.
+#include <iostream>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "tests/server/core/scenario.h"
+
+namespace lorad::server {
+namespace {
+
+using Job = v1::Job;
+
+Job LongJob(int epochs = 20) {
+  Job job = World::NewJob();
+  job.mutable_training()->set_epochs(epochs);
+  return job;
+}
+
+Job Pause(World& world, const std::string& job) {
+  return world.Get<Job>(Named<v1::PauseJobRequest>(job));
+}
+
+Job Resume(World& world, const std::string& job) {
+  return world.Get<Job>(Named<v1::ResumeJobRequest>(job));
+}
+
+v1::Worker Drain(World& world, const std::string& worker) {
+  v1::DrainWorkerRequest request;
+  request.set_name(worker);
+  request.set_reason("a new disk");
+  return world.Get<v1::Worker>(request);
+}
+
+v1::Worker WorkerOf(World& world, int i) {
+  return world.Get<v1::ListWorkersResponse>(v1::ListWorkersRequest()).workers(i);
+}
+
+TEST_CASE("a running job is paused and goes on; its neighbour does not notice") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  const std::string neighbour = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  CHECK(Pause(*world, job).state() == Job::PAUSING);
+  CHECK(Pause(*world, job).state() == Job::PAUSING);
+  world->RunUntilState(job, Job::PAUSED);
+  const Job paused = world->Job(job);
+  CHECK(paused.last_checkpoint_step() == paused.step());
+  CHECK(paused.group().empty());
+  world->RunUntilState(neighbour, Job::SUCCEEDED);
+  CHECK(world->Job(neighbour).attempts() == 1);
+  CHECK(world->StateOf(job) == Job::PAUSED);
+  CHECK(Resume(*world, job).state() == Job::QUEUED);
+  world->RunUntilState(job, Job::SUCCEEDED);
+  CHECK(world->Job(job).attempts() == 2);
+  CHECK(Reason(world->Call(Named<v1::PauseJobRequest>(job)).status()) == "JOB_ENDED");
+  CHECK(Reason(world->Call(Named<v1::ResumeJobRequest>(job)).status()) == "JOB_ENDED");
+  world->CheckInvariants();
+}
+
+TEST_CASE("a paused job stays so over a restart, one that is PAUSING is PAUSED by it") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  world->worker(0).Hang(true);
+  Pause(*world, job);
+  world->CrashCoordinator();
+  CHECK(world->StateOf(job) == Job::PAUSED);
+  world->worker(0).Hang(false);
+  world->CrashCoordinator();
+  world->Settle();
+  CHECK(world->StateOf(job) == Job::PAUSED);
+  Resume(*world, job);
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a drained worker is empty, and stays so until it is undrained, over a restart too") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  CHECK(Drain(*world, "worker-0").state() == v1::Worker::DRAINING);
+  world->RunUntilState(job, Job::QUEUED);
+  world->Settle();
+  CHECK(WorkerOf(*world, 0).state() == v1::Worker::DRAINED);
+  CHECK(world->Job(job).step() >= 3);  // saved before it left
+  CHECK(world->Job(job).queue().why() == "worker 'worker-0' is drained (a new disk)");
+  world->CrashCoordinator();
+  world->Settle();
+  CHECK(WorkerOf(*world, 0).state() == v1::Worker::DRAINED);
+  CHECK(WorkerOf(*world, 0).drain_reason() == "a new disk");
+  CHECK(world->StateOf(job) == Job::QUEUED);
+  world->Get<v1::Worker>(Named<v1::UndrainWorkerRequest>("worker-0"));
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job that is resumed on a worker which is drained meanwhile leaves it all the same") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob(200));
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  const bool drained_first = GENERATE(false, true);
+  if (drained_first) Drain(*world, "worker-0");
+  CHECK(Pause(*world, job).state() == Job::PAUSING);
+  if (!drained_first) Drain(*world, "worker-0");
+  Resume(*world, job);
+  world->RunUntilState(job, Job::QUEUED);
+  world->Settle();
+  CHECK(WorkerOf(*world, 0).state() == v1::Worker::DRAINED);
+  world->Get<v1::Worker>(Named<v1::UndrainWorkerRequest>("worker-0"));
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("its checkpoint is committed when it is paused already: it goes on from there") {
+  // The worker dies between the shard and its commit, while the job is PAUSING or QUEUED.
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    INFO("seed " << seed);
+    WorldOptions options;
+    options.seed = seed;
+    options.delay_us_max = 30'000;
+    auto world = MakeWorld(options);
+    world->StartWorkers();
+    Job content = LongJob(3);
+    content.mutable_training()->set_checkpoint_every_steps(1);
+    const std::string job = world->Submit(content);
+    world->RunUntil([&] { return world->Job(job).step() >= static_cast<int64_t>(1 + seed % 5); });
+    world->Sleep(static_cast<int64_t>(seed * 1777 % 20'000));
+    if (!IsLive(world->StateOf(job)) || world->StateOf(job) == Job::FINALIZING) continue;
+    if (seed % 2 == 0) world->Call(Named<v1::PauseJobRequest>(job)).status().IgnoreError();
+    world->worker(0).Kill();
+    if (seed % 2 == 1) world->RunUntilState(job, Job::QUEUED);
+    if (seed % 2 == 1) world->Call(Named<v1::PauseJobRequest>(job)).status().IgnoreError();
+    world->Sleep(200'000);
+    if (world->StateOf(job) == Job::PAUSED) {
+      CHECK(world->Job(job).step() == world->Job(job).last_checkpoint_step());
+      Resume(*world, job);
+    }
+    world->RunUntilState(job, Job::SUCCEEDED);
+    world->CheckInvariants();
+  }
+}
+
+// Its user, its operator and its worker do anything, at random.
+void RunHistory(uint64_t seed) {
+  INFO("departures_test: seed " << seed);
+  std::mt19937_64 random(seed);
+  WorldOptions options;
+  options.seed = seed;
+  options.workers = 1 + static_cast<int>(seed % 2);
+  options.delay_us_max = seed % 2 ? 3000 : 30'000;
+  options.core.losses_without_progress_max = 1'000'000;
+  options.core.lease_ms = 5000;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  std::vector<std::string> jobs;
+  for (int i = 0; i < 4; ++i) {
+    Job content = LongJob(1 + static_cast<int>(random() % 4));
+    content.mutable_training()->set_checkpoint_every_steps(random() % 3);
+    if (random() % 2) content.set_validation_dataset("valid");
+    jobs.push_back(world->Submit(content));
+  }
+  for (int i = 0; i < 30; ++i) {
+    world->Sleep(static_cast<int64_t>(random() % 60'000));
+    const std::string& job = jobs[random() % jobs.size()];
+    const int worker = static_cast<int>(random() % options.workers);
+    const auto ask = [&](Request request) {
+      world->Ask(std::move(request), [](const absl::StatusOr<ReplyValue>&) {});
+    };
+    v1::DrainWorkerRequest drain;
+    drain.set_name(absl::StrCat("worker-", worker));
+    drain.set_reason("a new disk");
+    switch (random() % 8) {
+      case 0:
+      case 1:
+        ask(Named<v1::PauseJobRequest>(job));
+        break;
+      case 2:
+      case 3:
+        ask(Named<v1::ResumeJobRequest>(job));
+        break;
+      case 4:
+        ask(drain);
+        break;
+      case 5:
+        ask(Named<v1::UndrainWorkerRequest>(drain.name()));
+        break;
+      case 6:
+        world->worker(worker).Kill();
+        break;
+      default:
+        if (random() % 4 == 0) world->CrashCoordinator();
+    }
+  }
+  const auto workers = world->Get<v1::ListWorkersResponse>(v1::ListWorkersRequest());
+  for (const v1::Worker& worker : workers.workers()) {
+    world->Get<v1::Worker>(Named<v1::UndrainWorkerRequest>(worker.name()));
+  }
+  for (const std::string& job : jobs) {
+    world->RunUntil([&] {
+      const Job::State state = world->StateOf(job);
+      if (state == Job::PAUSED) Resume(*world, job);
+      return !IsLive(state);
+    });
+    INFO(job << " " << world->Describe());
+    CHECK(world->StateOf(job) == Job::SUCCEEDED);
+    CHECK_FALSE(HasEvent(*world, job, "NUMERICS_MISMATCH"));
+  }
+  world->CheckInvariants();
+}
+
+TEST_CASE("whatever users, operators and workers do, jobs end as if nothing had been") {
+  for (uint64_t seed = 1; seed <= 300; ++seed) RunHistory(seed);
+}
+
+}  // namespace
+}  // namespace lorad::server

@@ -1,0 +1,89 @@
+// Workers that come back under their old name as other machines, and jobs that only a worker which
+// is away could hold.
+#include "tests/server/core/scenario.h"
+
+namespace lorad::server {
+namespace {
+
+using Job = v1::Job;
+
+constexpr int64_t kTooLittleBytes = 1 << 10;
+
+Job LongJob() {
+  Job job = World::NewJob();
+  job.mutable_training()->set_max_steps(40);
+  return job;
+}
+
+// Worker 0 has died on the way of that job, and stays away.
+struct Left {
+  std::unique_ptr<World> world;
+  std::string job;
+};
+
+Left MakeLeft() {
+  Left left{MakeWorld(), ""};
+  left.world->StartWorkers();
+  left.job = left.world->Submit(LongJob());
+  left.world->RunUntil([&] { return left.world->Job(left.job).step() >= 3; });
+  left.world->worker(0).Kill(/*restart=*/false);
+  left.world->RunUntilState(left.job, Job::QUEUED);
+  return left;
+}
+
+// The machine itself comes again, and the job goes on to its end.
+void ComeBack(World& world, const std::string& job) {
+  world.worker(0).Start();
+  world.RunUntilState(job, Job::SUCCEEDED);
+  world.CheckInvariants();
+}
+
+TEST_CASE("a worker comes back with less memory: its job waits, says why, and goes on later") {
+  const auto [world, job] = MakeLeft();
+  worker::v1::Hello hello = world->worker(0).hello();
+  hello.set_memory_bytes(kTooLittleBytes);
+  const uint64_t connection = world->Connect(hello);
+  world->Settle();
+  CHECK(world->IsConnected(connection));
+  const Job waits = world->Job(job);
+  CHECK(waits.state() == Job::QUEUED);
+  CHECK_THAT(waits.queue().why(), Catch::EndsWith("bytes; the largest worker offers 1024"));
+  ComeBack(*world, job);
+}
+
+TEST_CASE("a worker comes back as another device: its job starts over there from its checkpoint") {
+  const auto [world, job] = MakeLeft();
+  const int64_t saved = world->Job(job).last_checkpoint_step();
+  worker::v1::Hello hello = world->worker(0).hello();
+  hello.set_device("cuda:0");
+  hello.set_multiprocessors(132);
+  hello.set_value_bytes(2);
+  hello.set_numerics_id("another");
+  world->Connect(hello);
+  world->RunUntilState(job, Job::PREPARING);
+  CHECK(world->Job(job).step() == saved);
+  const auto workers = world->Get<v1::ListWorkersResponse>(v1::ListWorkersRequest());
+  REQUIRE(workers.workers_size() == 1);
+  CHECK(workers.workers(0).device() == "cuda:0");
+  ComeBack(*world, job);
+  CHECK_FALSE(HasEvent(*world, job, "NUMERICS_CHANGED"));  // it has done no step there
+}
+
+TEST_CASE("a job that fits only a worker that is away waits for it and says why") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  world->Settle();
+  world->worker(0).Kill(/*restart=*/false);
+  worker::v1::Hello small = world->worker(0).hello();
+  small.set_worker("small");
+  small.set_memory_bytes(kTooLittleBytes);
+  world->Connect(small);
+  const std::string job = world->Submit(LongJob());
+  world->RunUntilState(job, Job::QUEUED);
+  CHECK_THAT(world->Job(job).queue().why(),
+             Catch::EndsWith("bytes; the largest worker offers 1024"));
+  ComeBack(*world, job);
+}
+
+}  // namespace
+}  // namespace lorad::server

@@ -45,7 +45,7 @@ class DriverImpl final : public Driver, private Sinks {
         data_dir_(options.data_dir),
         solver_(std::move(solver)),
         disk_(RealDisk(options.data_dir)),
-        revisions_(options.core.watch_revisions_max),
+        revisions_(options.core.watch_memory_max),
         mailbox_(clock_, options.mailbox, [this] { bell_.Ring(); }),
         random_(std::random_device{}()),
         tasks_(options.solver_threads + 1) {}
@@ -79,9 +79,12 @@ class DriverImpl final : public Driver, private Sinks {
     }
     if (!store.ok()) return store.status();
     store_ = *std::move(store);
-    auto loop = Loop::Start({options_.core, options_.reserve_bytes, options_.solver_threads},
-                            {clock_, data_dir_, files_, *store_, *disk_, tasks_, *solver_, mailbox_,
-                             revisions_, *this});
+    std::random_device device;
+    const uint64_t random = uint64_t{device()} << 32 | device();
+    auto loop =
+        Loop::Start({options_.core, options_.reserve_bytes, options_.solver_threads, random},
+                    {clock_, data_dir_, files_, *store_, *disk_, tasks_, *solver_, mailbox_,
+                     revisions_, *this});
     if (!loop.ok()) return loop.status();
     loop_ = *std::move(loop);
     malloc_trim(0);  // what was read to begin with goes back to the system
@@ -381,7 +384,7 @@ absl::StatusOr<std::unique_ptr<Driver>> Driver::Start(const DriverOptions& optio
                                                       storage::Files& files,
                                                       storage::StoreHooks hooks,
                                                       std::unique_ptr<Solver> solver) {
-  if (!solver) solver = MakeFeedSolver(options.data_dir, files);
+  if (!solver) solver = MakeFeedSolver(options.data_dir, files, *options.clock);
   auto driver = std::make_unique<DriverImpl>(options, files, std::move(solver));
   if (absl::Status status = driver->Init(std::move(hooks)); !status.ok()) return status;
   return std::unique_ptr<Driver>(std::move(driver));

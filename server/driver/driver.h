@@ -6,8 +6,9 @@
 // How a create with a file asks: write driver.data_dir().NewUpload() through Files, Sync it, then
 //   driver.Ask<v1::Dataset>(CreateDataset{...});  the upload is the driver's from then on.
 // How a watch runs:
-//   SnapshotJobs{names, after, limit} page by page, then driver.revisions().Read(revision, ...)
-//   again and again, from the last page's revision on, after each change that Listen() announces.
+//   SnapshotJobs{names, after, limit, revision} page by page, as things stood up to the revision
+//   that is driver.revisions().newest() before; then revisions().Read(revision, ...) again and
+//   again, after each change that Listen() announces.
 // How a worker's stream runs:
 //   connection = driver.ConnectWorker(hello, sender);
 //   driver.WorkerSaid(connection, message) for each message;

@@ -10,12 +10,15 @@ namespace {
 
 class FeedSolver : public Solver {
  public:
-  FeedSolver(const feed::FeedOptions& options, storage::Files& files) : feed_(options, files) {}
+  FeedSolver(const feed::FeedOptions& options, storage::Files& files, Clock& clock)
+      : feed_(options, files, [&clock] { return clock.Now().steady_us; }) {}
 
   absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source,
                                                  const std::atomic<bool>& cancelled) override {
     return feed_.CheckRows(source, &cancelled);
   }
+
+  void CloseRows(const std::string& dataset_path) override { feed_.Close(dataset_path); }
 
   absl::StatusOr<SolvedPlan> Plan(const PlanInput& input,
                                   const std::function<bool()>& hurry) override {
@@ -40,11 +43,12 @@ class FeedSolver : public Solver {
 
 }  // namespace
 
-std::unique_ptr<Solver> MakeFeedSolver(const std::string& data_dir, storage::Files& files) {
+std::unique_ptr<Solver> MakeFeedSolver(const std::string& data_dir, storage::Files& files,
+                                       Clock& clock) {
   feed::FeedOptions options;
   options.data_dir = data_dir;
   options.cache_dir = data_dir + "/cache";
-  return std::make_unique<FeedSolver>(options, files);
+  return std::make_unique<FeedSolver>(options, files, clock);
 }
 
 }  // namespace lorad::server

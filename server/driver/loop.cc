@@ -56,14 +56,17 @@ absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(const LoopOptions& options,
   if (absl::Status status = around.files.SyncDirectory(around.data_dir.root()); !status.ok()) {
     return status;
   }
-  std::vector<RevisionLog::Revision> kept;
-  absl::StatusOr<StoredState> stored = ReadStore(around.store, &kept);
+  absl::StatusOr<StoredState> stored = ReadStore(around.store);
   if (!stored.ok()) return stored.status();
-  const int64_t newest = stored->last_revision;
-  const int64_t gone = kept.empty() ? newest : kept.front().revision - 1;
-  around.revisions.Start(gone, newest, std::move(kept));
+  if (stored->store.empty()) {
+    absl::StatusOr<std::string> made = Identify(around.store, options.random);
+    // Where there is no room, the next start makes one: nobody is told of any until then.
+    if (!made.ok() && !Passes(made.status())) return made.status();
+    if (made.ok()) stored->store = *std::move(made);
+  }
+  around.revisions.Start(
+      {stored->store, stored->trimmed_revision, stored->last_revision, &around.store});
   std::unique_ptr<Loop> loop(new Loop(options, around));
-  loop->newest_revision_ = newest;
   loop->last_ = around.clock.Now();
   std::vector<Effect> effects;
   auto core = Core::Create(options.core, *std::move(stored), loop->last_, &effects);
@@ -271,7 +274,7 @@ bool Loop::AnswerMeanwhile() {
 bool Loop::AnswerRead(uint64_t request, const Request& content) {
   std::optional<ReplyValue> seen = core_->Look(content);
   if (IsCommittedRead(content)) {
-    Uncommitted beside{newest_revision_, std::string(stalled_.message()), {}};
+    Uncommitted beside{std::string(stalled_.message()), {}};
     if (seen) beside.cluster = std::get<v1::ClusterStatus>(*std::move(seen));
     around_.tasks.Add(Tasks::Queue::kReads, [around = around_, request, content, beside] {
       around.sinks.Answer(request, ReadCommitted(around.store, content, beside));
@@ -300,9 +303,8 @@ void Loop::Do(Disconnect& disconnect) {
 }
 
 void Loop::Do(Announce& announce) {
-  newest_revision_ = announce.revision;
   around_.revisions.Append(
-      {announce.revision, std::move(announce.job), std::move(announce.message)});
+      {announce.revision, std::move(announce.job), std::move(announce.message), announce.progress});
 }
 
 void Loop::Do(CheckRows& check) {
@@ -320,6 +322,12 @@ void Loop::Do(CheckRows& check) {
 }
 
 void Loop::Do(CancelRows& cancel) { checks_->Cancel(cancel.key); }
+
+void Loop::Do(CloseRows& close) {
+  around_.tasks.Add(Tasks::Queue::kFiles, [around = around_, close = std::move(close)] {
+    around.solver.CloseRows(close.dataset_path);
+  });
+}
 
 void Loop::Do(Plan& plan) {
   auto hurry = std::make_shared<std::atomic<bool>>(plan.hurry);

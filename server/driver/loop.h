@@ -65,6 +65,7 @@ struct LoopOptions {
   CoreOptions core;
   int64_t reserve_bytes = 0;  // of room on the disk (disk.h)
   int large_checks_max = 2;   // of rows, at once; small ones have a thread more
+  uint64_t random = 0;        // the identity of a new store is made of it
 };
 
 class Loop {
@@ -127,6 +128,7 @@ class Loop {
   void Do(Announce& announce);
   void Do(CheckRows& check);
   void Do(CancelRows& cancel);
+  void Do(CloseRows& close);
   void Do(Plan& plan);
   void Do(Hurry& hurry);
   void Do(MoveUpload& move);
@@ -154,7 +156,6 @@ class Loop {
   Phase phase_ = Phase::kApply;
   std::vector<storage::Mutation> mutations_;  // of the turn, not committed
   std::deque<Effect> effects_;                // of the turn, not carried out
-  int64_t newest_revision_ = 0;               // that watchers were sent
 
   RoomWatch room_;
   int64_t look_us_ = 0;               // when to look at the room again

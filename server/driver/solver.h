@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "server/core/events/plan.h"
 #include "server/core/events/records.pb.h"
+#include "server/driver/clock.h"
 
 namespace lorad::storage {
 class Files;
@@ -29,12 +30,15 @@ class Solver {
   // Ends soon, with CANCELLED, once `cancelled` is set.
   virtual absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source,
                                                          const std::atomic<bool>& cancelled) = 0;
+  // What is at hand of the dataset of that path is let go; rows of it may be asked for all the same.
+  virtual void CloseRows(const std::string& dataset_path) = 0;
   // Asks `hurry` now and then: once it says true, what only makes the window better is left out.
   virtual absl::StatusOr<SolvedPlan> Plan(const PlanInput& input,
                                           const std::function<bool()>& hurry) = 0;
 };
 
-// The data feed over the datasets below `data_dir`.
-std::unique_ptr<Solver> MakeFeedSolver(const std::string& data_dir, storage::Files& files);
+// The data feed over the datasets below `data_dir`. `files` and `clock` must outlive it.
+std::unique_ptr<Solver> MakeFeedSolver(const std::string& data_dir, storage::Files& files,
+                                       Clock& clock);
 
 }  // namespace lorad::server

@@ -12,7 +12,7 @@ class Tasks {
   virtual ~Tasks() = default;
   enum class Queue {
     kFiles,    // one after the other, in their order
-    kPlanner,  // likewise
+    kPlanner,  // side by side, in any order: one group's window holds up no other's
     kRows,     // several at once, in any order
     kReads,    // of the store, as kFiles
   };

@@ -12,6 +12,9 @@ namespace lorad::server {
 
 class ThreadTasks final : public Tasks {
  public:
+  // A group plans one window at a time, so up to so many groups have a thread each.
+  static constexpr int kPlannersMax = 64;
+
   explicit ThreadTasks(int rows_threads) : rows_(rows_threads) {}
 
   void Add(Queue queue, std::function<void()> task) override { PoolOf(queue).Add(std::move(task)); }
@@ -36,8 +39,8 @@ class ThreadTasks final : public Tasks {
   }
 
   TaskPool files_{1};
-  TaskPool planner_{1};  // a check of many rows holds up no window
-  TaskPool rows_;
+  TaskPool planner_{kPlannersMax};
+  TaskPool rows_;  // apart from them: a check of many rows holds up no window
   TaskPool reads_{1};
 };
 

@@ -1,7 +1,7 @@
 #include "server/feed/feed.h"
 
 #include <algorithm>
-#include <tuple>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -19,16 +19,20 @@ namespace {
 using storage::At;
 
 constexpr uint64_t kHashChunkBytes = 1 << 20;
-// Orders kept of one dataset: one for each job that trains on it, and some that left.
-constexpr size_t kOrdersMax = 64;
+// What a cache counts for beside its bytes: there may be only so many mappings in a process.
+constexpr int64_t kEntryBytes = 4 << 20;
 
 TokenCacheKey KeyOf(const RowSource& source) {
   return {source.dataset_sha256, source.model_fingerprint, source.max_length,
           source.refuse_overflow};
 }
 
+std::string EntryPrefix(const std::string& dataset_path) {
+  return absl::StrCat(dataset_path, "\n");
+}
+
 std::string EntryName(const RowSource& source) {
-  return absl::StrCat(source.dataset_path, "\n", KeyOf(source).ToText());
+  return absl::StrCat(EntryPrefix(source.dataset_path), KeyOf(source).ToText());
 }
 
 // The reason why, where the status does not say one itself. A full disk is one, whoever met it.
@@ -116,66 +120,98 @@ worker::v1::Segment::Mode ToProto(planner::SegmentMode mode) {
 
 }  // namespace
 
-// A source's tokens, and the orders its rows were last drawn in.
+// A source's tokens.
 struct Feed::Entry {
-  std::mutex making;  // held while rows are tokenized, which takes long; before `mutex`
+  std::mutex making;   // held while rows are tokenized, which takes long; before `opening`
+  std::mutex opening;  // held while a cache is opened: all of its bytes are hashed; before `mutex`
   std::mutex mutex;
   // Null until built; shared with plans in flight.
   std::shared_ptr<const TokenCache> cache ABSL_GUARDED_BY(mutex);
   storage::DatasetReport bad ABSL_GUARDED_BY(mutex);  // of rows that do not do
-  std::map<std::tuple<bool, uint64_t>, std::pair<int64_t, std::shared_ptr<std::vector<int64_t>>>>
-      orders ABSL_GUARDED_BY(mutex);  // (shuffle, seed) -> newest (epoch, rows)
-  // Guarded by the feed's mutex:
-  uint64_t last_use = 0;
 
   std::shared_ptr<const TokenCache> Cache() {
     std::lock_guard lock(mutex);
     return cache;
   }
+};
 
-  std::shared_ptr<std::vector<int64_t>> Order(const TokenCache& rows, bool shuffle, uint64_t seed,
-                                              int64_t epoch) {
-    std::lock_guard lock(mutex);
-    if (orders.size() > kOrdersMax) orders.clear();
-    auto& [kept_epoch, order] = orders[{shuffle, seed}];
-    if (order == nullptr || kept_epoch != epoch) {
-      order = std::make_shared<std::vector<int64_t>>(RowOrder(rows.rows(), shuffle, seed, epoch));
-      kept_epoch = epoch;
-    }
-    return order;
-  }
+// The rows of one epoch in their order.
+struct Feed::Order {
+  std::once_flag made;
+  std::vector<int64_t> rows;
 };
 
 // The rows of one plan: what the planner packs, and where each sequence's tokens lie.
 struct Feed::Rows {
   planner::Unit unit;
-  std::shared_ptr<Entry> entry;
+  std::shared_ptr<Entry> entry;  // in use
   std::shared_ptr<const TokenCache> cache;
   std::map<int64_t, int64_t> row_of;  // sequence -> row
 
   absl::Status Add(int64_t sequence, int64_t row, int64_t capacity_tokens);
 };
 
-Feed::Feed(const FeedOptions& options, storage::Files& files) : options_(options), files_(files) {}
+Feed::Feed(const FeedOptions& options, storage::Files& files, std::function<int64_t()> now_us)
+    : options_(options),
+      files_(files),
+      now_us_(std::move(now_us)),
+      entries_(options.open_bytes_max, options.unused_us),
+      orders_(options.orders_bytes_max, options.unused_us) {}
 Feed::~Feed() = default;
 
+// What is let go here is unmapped and freed without the lock.
 std::shared_ptr<Feed::Entry> Feed::EntryOf(const RowSource& source) {
+  const std::string name = EntryName(source);
+  const int64_t now_us = now_us_();
+  KeptByUse<std::string, Entry>::Values closed;
+  KeptByUse<OrderKey, Order>::Values dropped;
   std::lock_guard lock(mutex_);
-  std::shared_ptr<Entry>& place = entries_[EntryName(source)];
-  if (place == nullptr) place = std::make_shared<Entry>();
-  place->last_use = ++uses_;
-  const std::shared_ptr<Entry> entry = place;
-  if (entries_.size() > options_.caches_open_max) {
-    entries_.erase(std::min_element(
-        entries_.begin(), entries_.end(),
-        [](const auto& a, const auto& b) { return a.second->last_use < b.second->last_use; }));
-  }
+  const std::shared_ptr<Entry> entry = entries_.Use(name, now_us);
+  closed = entries_.TakeUnused(now_us);
+  dropped = orders_.TakeUnused(now_us);
   return entry;
 }
 
+void Feed::Close(const std::string& dataset_path) {
+  const std::string prefix = EntryPrefix(dataset_path);
+  KeptByUse<std::string, Entry>::Values closed;
+  std::lock_guard lock(mutex_);
+  closed = entries_.TakeIf([&](const std::string& name) { return name.starts_with(prefix); });
+}
+
+size_t Feed::kept_caches() const {
+  std::lock_guard lock(mutex_);
+  return entries_.size();
+}
+
+absl::Status Feed::Open(const RowSource& source, Entry& entry) {
+  std::lock_guard one(entry.opening);
+  if (entry.Cache() != nullptr) return absl::OkStatus();
+  const TokenCacheKey key = KeyOf(source);
+  auto cache = TokenCache::Open(storage::JoinPath(options_.cache_dir, key.FileName()), key, files_);
+  if (!cache.ok()) return cache.status();
+  const int64_t bytes = kEntryBytes + (*cache)->bytes();
+  {
+    std::lock_guard lock(entry.mutex);
+    entry.cache = *std::move(cache);
+  }
+  std::lock_guard lock(mutex_);
+  entries_.Weigh(EntryName(source), bytes);
+  return absl::OkStatus();
+}
+
+std::shared_ptr<const std::vector<int64_t>> Feed::OrderOf(const OrderKey& key) {
+  std::shared_ptr<Order> order;
+  {
+    std::lock_guard lock(mutex_);
+    order = orders_.Use(key, now_us_());
+    orders_.Weigh(key, std::get<0>(key) * static_cast<int64_t>(sizeof(int64_t)));
+  }
+  std::call_once(order->made, [&] { order->rows = std::apply(RowOrder, key); });
+  return {order, &order->rows};
+}
+
 absl::StatusOr<storage::DatasetReport> Feed::Tokenize(const RowSource& source,
-                                                      const std::string& cache_path,
-                                                      const TokenCacheKey& key,
                                                       const std::atomic<bool>* cancelled) {
   absl::StatusOr<storage::ModelDirectory> directory =
       storage::ModelDirectory::Open(source.model_path);
@@ -199,7 +235,9 @@ absl::StatusOr<storage::DatasetReport> Feed::Tokenize(const RowSource& source,
   absl::StatusOr<storage::TextModel> model = storage::LoadTextModel(*directory);
   if (!model.ok()) return Because("MODEL_UNREADABLE", At(source.model_path, model.status()));
   if (absl::Status status = MakeRoom(); !status.ok()) return Because("ROWS_NOT_READ", status);
-  auto report = WriteTokenCache(files_, path, *model, key, cache_path, cancelled);
+  const TokenCacheKey key = KeyOf(source);
+  auto report = WriteTokenCache(files_, path, *model, key,
+                                storage::JoinPath(options_.cache_dir, key.FileName()), cancelled);
   if (report.ok()) return report;
   return Because("ROWS_NOT_READ", At(absl::StrCat("dataset ", source.dataset), report.status()));
 }
@@ -208,23 +246,18 @@ absl::StatusOr<std::shared_ptr<Feed::Entry>> Feed::Make(const RowSource& source,
                                                         const std::atomic<bool>* cancelled) {
   const std::shared_ptr<Entry> entry = EntryOf(source);
   std::lock_guard one(entry->making);
-  if (entry->Cache() != nullptr) return entry;
-  const TokenCacheKey key = KeyOf(source);
-  const std::string path = storage::JoinPath(options_.cache_dir, key.FileName());
-  auto cache = TokenCache::Open(path, key, files_);
-  if (!cache.ok()) {  // absent, or damaged: made again
-    absl::StatusOr<storage::DatasetReport> report = Tokenize(source, path, key, cancelled);
-    if (!report.ok()) return report.status();
-    if (report->error_count > 0) {
-      std::lock_guard lock(entry->mutex);
-      entry->bad = *std::move(report);
-      return entry;
-    }
-    cache = TokenCache::Open(path, key, files_);
-    if (!cache.ok()) return Because("ROWS_NOT_READ", cache.status());
+  if (Open(source, *entry).ok()) return entry;
+  // Absent, or damaged: made again.
+  absl::StatusOr<storage::DatasetReport> report = Tokenize(source, cancelled);
+  if (!report.ok()) return report.status();
+  if (report->error_count > 0) {
+    std::lock_guard lock(entry->mutex);
+    entry->bad = *std::move(report);
+    return entry;
   }
-  std::lock_guard lock(entry->mutex);
-  entry->cache = *std::move(cache);
+  if (absl::Status status = Open(source, *entry); !status.ok()) {
+    return Because("ROWS_NOT_READ", status);
+  }
   return entry;
 }
 
@@ -268,18 +301,12 @@ absl::StatusOr<records::RowsSummary> Feed::CheckRows(const RowSource& source,
 absl::StatusOr<Feed::Rows> Feed::OpenRows(const RowSource& source) {
   Rows rows;
   rows.entry = EntryOf(source);
-  rows.cache = rows.entry->Cache();
-  if (rows.cache != nullptr) return rows;
-  const TokenCacheKey key = KeyOf(source);
-  auto cache = TokenCache::Open(storage::JoinPath(options_.cache_dir, key.FileName()), key, files_);
-  if (!cache.ok()) {
-    return Because("ROWS_NOT_READY", absl::UnavailableError(absl::StrCat(
-                                         "the tokens of dataset '", source.dataset,
-                                         "' are made again: ", cache.status().message())));
+  if (absl::Status status = Open(source, *rows.entry); !status.ok()) {
+    return Because("ROWS_NOT_READY",
+                   absl::UnavailableError(absl::StrCat("the tokens of dataset '", source.dataset,
+                                                       "' are made again: ", status.message())));
   }
-  std::lock_guard lock(rows.entry->mutex);
-  if (rows.entry->cache == nullptr) rows.entry->cache = *std::move(cache);
-  rows.cache = rows.entry->cache;
+  rows.cache = rows.entry->Cache();
   return rows;
 }
 
@@ -306,7 +333,7 @@ absl::StatusOr<Feed::Rows> Feed::OfUnit(const TrainUnit& unit, int64_t capacity_
   rows->unit.learning_rate = unit.learning_rate;
   rows->unit.save = unit.save;
   const BatchPlace place = PlaceOfStep(rows->cache->rows(), unit.batch_size, unit.step);
-  const auto order = rows->entry->Order(*rows->cache, unit.shuffle, unit.seed, place.epoch);
+  const auto order = OrderOf({rows->cache->rows(), unit.shuffle, unit.seed, place.epoch});
   for (int64_t i = place.begin; i < place.end; ++i) {
     absl::Status status = rows->Add(i - place.begin, (*order)[i], capacity_tokens);
     if (!status.ok()) return status;
@@ -416,7 +443,7 @@ absl::StatusOr<int64_t> Feed::TotalTokens(const RowSource& source, bool shuffle,
   // Whole epochs, and the part of the last one that is not whole.
   const BatchPlace last = PlaceOfStep(rows->cache->rows(), batch_size, total_steps);
   int64_t tokens = last.epoch * rows->cache->report().tokens;
-  const auto order = rows->entry->Order(*rows->cache, shuffle, seed, last.epoch);
+  const auto order = OrderOf({rows->cache->rows(), shuffle, seed, last.epoch});
   for (int64_t i = 0; i < last.end; ++i) tokens += rows->cache->tokens((*order)[i]);
   return tokens;
 }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -16,16 +17,23 @@
 #include "planner/window/window.h"
 #include "server/core/events/plan.h"
 #include "server/core/events/records.pb.h"
+#include "server/feed/kept_by_use.h"
 #include "server/feed/token_cache.h"
 #include "storage/files/files.h"
 
 namespace lorad::server::feed {
 
 struct FeedOptions {
-  std::string data_dir;   // dataset paths are below it
-  std::string cache_dir;  // of token caches
-  size_t caches_open_max = 64;
+  std::string data_dir;                           // dataset paths are below it
+  std::string cache_dir;                          // of token caches
   uint64_t cache_bytes_max = uint64_t{32} << 30;  // on disk; beyond it all are made again
+  // Caches that are open, and orders of rows that are drawn, are kept as long as they are used: what
+  // nothing has used for `unused_us` is let go when the feed is asked for something, and what was
+  // used longest ago while there is more. An open cache is mapped: its tokens take memory only as
+  // far as the kernel has some to spare.
+  int64_t open_bytes_max = int64_t{64} << 30;
+  int64_t orders_bytes_max = int64_t{256} << 20;
+  int64_t unused_us = 600'000'000;
 };
 
 struct FeedWindow {
@@ -35,11 +43,12 @@ struct FeedWindow {
   std::vector<UnitFailure> failures;          // units that the window is without
 };
 
-// Thread-safe: solver threads call it side by side. A cache is built once even where several ask
-// for it at once.
+// Thread-safe: solver threads call it side by side. A cache is built, opened and checked once even
+// where several ask for it at once.
 class Feed {
  public:
-  Feed(const FeedOptions& options, storage::Files& files);
+  // `now_us`: a monotonic clock. Any thread.
+  Feed(const FeedOptions& options, storage::Files& files, std::function<int64_t()> now_us);
   ~Feed();
 
   // Tokenizes the rows of a source (or finds the cache) and sums them up. Bad rows are no error:
@@ -57,20 +66,31 @@ class Feed {
   absl::StatusOr<FeedWindow> Plan(const PlanInput& input,
                                   const std::function<bool()>& hurry = nullptr);
 
+  // The caches of the dataset of that path (RowSource::dataset_path) are closed once nobody reads
+  // them; those who ask for its rows open them again.
+  void Close(const std::string& dataset_path);
+  // How many caches it keeps. For tests.
+  size_t kept_caches() const;
+
   // Tokens over all steps of a job, prompts included: what its total_tokens says.
   absl::StatusOr<int64_t> TotalTokens(const RowSource& source, bool shuffle, uint64_t seed,
                                       int32_t batch_size, int64_t total_steps);
 
  private:
   struct Entry;
+  struct Order;
   struct Rows;
+  // (rows, shuffle, seed, epoch)
+  using OrderKey = std::tuple<int64_t, bool, uint64_t, int64_t>;
+
   std::shared_ptr<Entry> EntryOf(const RowSource& source);
+  // Opens the entry's cache unless it is open.
+  absl::Status Open(const RowSource& source, Entry& entry);
+  std::shared_ptr<const std::vector<int64_t>> OrderOf(const OrderKey& key);
   // The entry with its cache, made where it is not there (or with what is bad about its rows).
   absl::StatusOr<std::shared_ptr<Entry>> Make(const RowSource& source,
                                               const std::atomic<bool>* cancelled);
   absl::StatusOr<storage::DatasetReport> Tokenize(const RowSource& source,
-                                                  const std::string& cache_path,
-                                                  const TokenCacheKey& key,
                                                   const std::atomic<bool>* cancelled);
   absl::Status MakeRoom();
   absl::StatusOr<Rows> OpenRows(const RowSource& source);
@@ -81,10 +101,10 @@ class Feed {
 
   const FeedOptions options_;
   storage::Files& files_;
-  std::mutex mutex_;
-  // Guarded by mutex_. shared_ptr: an entry is used outside of the lock while it may be dropped.
-  std::map<std::string, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
-  uint64_t uses_ ABSL_GUARDED_BY(mutex_) = 0;
+  const std::function<int64_t()> now_us_;
+  mutable std::mutex mutex_;
+  KeptByUse<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);  // by EntryName
+  KeptByUse<OrderKey, Order> orders_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace lorad::server::feed

@@ -42,6 +42,7 @@ class TokenCache {
       storage::Files& files = storage::RealFiles());
 
   int64_t rows() const { return rows_; }
+  int64_t bytes() const { return static_cast<int64_t>(mapping_->bytes().size()); }
   CachedRow row(int64_t row) const;  // REQUIRES: 0 <= row < rows()
   int64_t tokens(int64_t row) const;
   const storage::DatasetReport& report() const { return report_; }

@@ -47,6 +47,7 @@ class FakeSolver : public Solver {
     rows.set_longest_tokens(10);
     return rows;
   }
+  void CloseRows(const std::string&) override {}
   absl::StatusOr<SolvedPlan> Plan(const PlanInput&, const std::function<bool()>&) override {
     return absl::UnimplementedError("no rows here");
   }
@@ -118,9 +119,11 @@ TEST_CASE("what was acknowledged is there after a new start, and left-overs are 
   TempDir dir;
   std::string job;
   std::string dataset_path;
+  std::string store;
   int64_t revision = 0;
   {
     auto driver = StartOk(dir.path());
+    store = driver->revisions().store();
     REQUIRE(driver->Ask<v1::Model>(NewModel()).ok());
     REQUIRE(driver->Ask<v1::Dataset>(NewDataset(*driver, "d")).ok());
     dataset_path = *driver->DatasetPath("d");
@@ -155,10 +158,14 @@ TEST_CASE("what was acknowledged is there after a new start, and left-overs are 
   events.set_job(job);
   CHECK(driver->ListEvents(events)->events_size() >= 2);
   // A watcher that was told of `revision` goes on.
-  const auto changes = driver->revisions().Read(revision, 100);
+  const auto changes = driver->revisions().ReadStored(revision, 100);
   INFO(revision << " " << changes.status().ToString());
-  CHECK(changes.ok());
+  REQUIRE(changes.ok());
+  REQUIRE_FALSE(changes->revisions.empty());
+  CHECK(changes->revisions[0]->job == job);
   CHECK(absl::IsOutOfRange(driver->revisions().Read(revision + 1000, 100).status()));
+  CHECK(driver->revisions().store() == store);
+  CHECK(store.size() == 16);
 }
 
 TEST_CASE("a second daemon is refused, by name") {

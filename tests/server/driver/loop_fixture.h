@@ -76,11 +76,13 @@ class OneTokenRows final : public Solver {
     rows.set_longest_tokens(1);
     return rows;
   }
+  void CloseRows(const std::string& dataset_path) override { closed.push_back(dataset_path); }
   absl::StatusOr<SolvedPlan> Plan(const PlanInput&, const std::function<bool()>& hurry) override {
     hurried = hurry();
     return absl::UnimplementedError("no rows here");
   }
   bool hurried = false;
+  std::vector<std::string> closed;
 };
 
 // A coordinator that can die at any step and be started again on what it left.

@@ -11,7 +11,8 @@ TEST_CASE("while the store has no room reads are answered as committed, and writ
     REQUIRE(coordinator.Call(NewModel("m")).ok());
     REQUIRE(coordinator.Call(NewDataset(coordinator, "d")).ok());
     const std::string job = std::get<v1::Job>(*coordinator.Call(NewJob())).name();
-    const int64_t revision = std::get<JobSnapshot>(*coordinator.Call(SnapshotJobs{})).revision;
+    const int64_t revision =
+        std::get<JobSnapshot>(*coordinator.Call(SnapshotJobs{})).jobs.at(0).revision();
     Connect(coordinator, 1, /*memory_bytes=*/1);  // the job waits for a larger one
     coordinator.store.failure = failure;
     const uint64_t waits = coordinator.Ask(Named<v1::CancelJobRequest>(job));
@@ -29,8 +30,11 @@ TEST_CASE("while the store has no room reads are answered as committed, and writ
     const auto datasets = coordinator.Call(v1::ListDatasetsRequest());
     CHECK(std::get<v1::ListDatasetsResponse>(*datasets).datasets(0).name() == "d");
     const auto snapshot = std::get<JobSnapshot>(*coordinator.Call(SnapshotJobs{}));
-    CHECK(snapshot.jobs.size() == 1);
-    CHECK(snapshot.revision == revision);
+    REQUIRE(snapshot.jobs.size() == 1);
+    CHECK(snapshot.jobs[0].revision() == revision);
+    SnapshotJobs before;
+    before.up_to = revision - 1;
+    CHECK(std::get<JobSnapshot>(*coordinator.Call(before)).jobs.empty());
     // What is of this process alone is told from its memory.
     const auto workers = coordinator.Call(v1::ListWorkersRequest());
     REQUIRE(workers.ok());
@@ -153,7 +157,7 @@ TEST_CASE("reads of what is committed are made beside the loop, and summaries wh
   CHECK_FALSE(page.jobs(0).has_queue());
 }
 
-TEST_CASE("a watch that begins while the store is written again asks again") {
+TEST_CASE("a watch that begins while the store is written again has what was told before") {
   Coordinator coordinator;
   REQUIRE(coordinator.Call(NewModel("m")).ok());
   REQUIRE(coordinator.Call(NewDataset(coordinator, "d")).ok());
@@ -161,13 +165,19 @@ TEST_CASE("a watch that begins while the store is written again asks again") {
   coordinator.Ask(NewJob());
   while (coordinator.Step()) {
   }
-  const uint64_t snapshot = coordinator.Ask(SnapshotJobs{});
+  SnapshotJobs begin;
+  begin.up_to = coordinator.revisions->newest();
+  const uint64_t snapshot = coordinator.Ask(begin);
   while (coordinator.Step()) {
   }
   // Its read comes behind the commit.
   coordinator.store.failure = absl::OkStatus();
   coordinator.Sleep(2 * kSecond);
-  CHECK(ReasonOf(coordinator.answers.at(snapshot).status()) == "STORE_CHANGES");
+  REQUIRE(coordinator.answers.at(snapshot).ok());
+  CHECK(std::get<JobSnapshot>(*coordinator.answers.at(snapshot)).jobs.empty());
+  const auto told = coordinator.revisions->Read(begin.up_to, 10);
+  REQUIRE(told.ok());
+  CHECK_FALSE(told->revisions.empty());
 }
 
 TEST_CASE("lists of what is committed come in pages, as the core's do") {

@@ -83,6 +83,19 @@ TEST_CASE("a loop that ends hurries the plans that are under way") {
   CHECK(coordinator.solver.hurried);
 }
 
+TEST_CASE("the tokens of a dataset that is deleted are closed") {
+  Coordinator coordinator;
+  REQUIRE(coordinator.Call(NewModel("m")).ok());
+  REQUIRE(coordinator.Call(NewDataset(coordinator, "d")).ok());
+  REQUIRE(coordinator.Call(NewJob()).ok());
+  CHECK_FALSE(coordinator.Call(Named<v1::DeleteDatasetRequest>("d")).ok());  // it is in use
+  CHECK(coordinator.solver.closed.empty());
+  REQUIRE(coordinator.Call(NewDataset(coordinator, "other")).ok());
+  REQUIRE(coordinator.Call(Named<v1::DeleteDatasetRequest>("other")).ok());
+  REQUIRE(coordinator.solver.closed.size() == 1);
+  CHECK(coordinator.solver.closed[0].starts_with("datasets/other-"));
+}
+
 TEST_CASE("a store that fails for good ends the process") {
   Coordinator coordinator;
   coordinator.Settle();

@@ -1,6 +1,7 @@
 #include "server/driver/thread_tasks.h"
 
 #include <algorithm>
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <future>
@@ -30,16 +31,55 @@ TEST_CASE("what has not begun when the threads stop is dropped") {
   ThreadTasks tasks(1);
   auto waiting = std::make_shared<int>();  // held by the task that waits
   std::promise<void> begun;
-  tasks.Add(Queue::kPlanner, [&begun, dropped = std::weak_ptr<int>(waiting)] {
+  tasks.Add(Queue::kFiles, [&begun, dropped = std::weak_ptr<int>(waiting)] {
     begun.set_value();
     while (!dropped.expired()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
   begun.get_future().wait();
   bool ran = false;
-  tasks.Add(Queue::kPlanner, [&ran, waiting = std::move(waiting)] { ran = true; });
+  tasks.Add(Queue::kFiles, [&ran, waiting = std::move(waiting)] { ran = true; });
   tasks.Stop();
-  tasks.Add(Queue::kPlanner, [&] { ran = true; });
+  tasks.Add(Queue::kFiles, [&] { ran = true; });
   CHECK_FALSE(ran);
+}
+
+TEST_CASE("a window that takes long to plan holds up no other group's") {
+  ThreadTasks tasks(1);
+  std::promise<void> go_on;
+  const std::shared_future<void> held = go_on.get_future().share();
+  std::atomic<int> under_way = 0;
+  for (int i = 1; i < ThreadTasks::kPlannersMax; ++i) {
+    tasks.Add(Queue::kPlanner, [&under_way, held] {
+      ++under_way;
+      held.wait();
+    });
+  }
+  std::promise<void> planned;
+  tasks.Add(Queue::kPlanner, [&] { planned.set_value(); });
+  const bool in_time =
+      planned.get_future().wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+  go_on.set_value();
+  CHECK(in_time);
+  CHECK(under_way == ThreadTasks::kPlannersMax - 1);
+}
+
+TEST_CASE("more tasks than threads: all of them are run, at most so many at once") {
+  std::atomic<int> under_way = 0, most = 0, done = 0;
+  std::promise<void> end;
+  TaskPool pool(3);
+  for (int i = 0; i < 200; ++i) {
+    pool.Add([&] {
+      const int now = ++under_way;
+      for (int before = most; before < now && !most.compare_exchange_weak(before, now);) {
+      }
+      std::this_thread::yield();
+      --under_way;
+      if (++done == 200) end.set_value();
+    });
+  }
+  end.get_future().wait();
+  CHECK(most <= 3);
+  CHECK(done == 200);
 }
 
 }  // namespace

@@ -14,8 +14,10 @@ namespace lorad::server::feed {
 namespace {
 
 struct FeedHouse : House {
-  FeedOptions options{directory.path(), directory / "cache", 4};
-  Feed feed{options, storage::RealFiles()};
+  FeedOptions options{.data_dir = directory.path(), .cache_dir = directory / "cache"};
+  std::atomic<int64_t> now_us = 0;
+  const std::function<int64_t()> clock = [this] { return now_us.load(); };
+  Feed feed{options, storage::RealFiles(), clock};
 
   // Of the file as it is now, as its record would say.
   RowSource Source(const std::string& path, int32_t max_length = 64) const {
@@ -164,7 +166,7 @@ TEST_CASE("Steps go through shuffled epochs; a new feed gives the same rows") {
     }
     return rows;
   };
-  Feed other(house.options, storage::RealFiles());
+  Feed other(house.options, storage::RealFiles(), house.clock);
   for (int64_t epoch : {0, 1, 0, 3}) {
     std::vector<int64_t> all;
     for (int64_t step = 1; step <= 3; ++step) {
@@ -279,7 +281,7 @@ TEST_CASE("Rows are those that were acknowledged, or none: reasons of what stand
   SECTION("its tokens are there: the file is not needed") {
     REQUIRE(house.feed.CheckRows(source).ok());
     REQUIRE(storage::RealFiles().Remove(house.directory / path).ok());
-    Feed feed(house.options, storage::RealFiles());
+    Feed feed(house.options, storage::RealFiles(), house.clock);
     CHECK(feed.CheckRows(source)->tokens() == 12);
   }
   SECTION("the model's directory is gone, not there yet, then other") {
@@ -307,7 +309,7 @@ TEST_CASE("A cache that is damaged or gone is made again") {
   const std::string good = *storage::RealFiles().ReadAll(path, 1 << 20);
   for (const std::string& bad : {std::string(), good.substr(0, 50), "x" + good.substr(1)}) {
     REQUIRE(storage::WriteSynced(storage::RealFiles(), path, bad).ok());
-    Feed feed(house.options, storage::RealFiles());
+    Feed feed(house.options, storage::RealFiles(), house.clock);
     CHECK(feed.CheckRows(source)->tokens() == 12);
     CHECK(*storage::RealFiles().ReadAll(path, 1 << 20) == good);
   }
@@ -316,7 +318,7 @@ TEST_CASE("A cache that is damaged or gone is made again") {
 TEST_CASE("Caches over the limit make room; what is open stays readable") {
   FeedHouse house;
   house.options.cache_bytes_max = 100;
-  Feed feed(house.options, storage::RealFiles());
+  Feed feed(house.options, storage::RealFiles(), house.clock);
   const std::string a = house.AddTokens("a.jsonl", {3, 9}), b = house.AddTokens("b.jsonl", {4});
   REQUIRE(feed.CheckRows(house.Source(a)).ok());
   REQUIRE(feed.CheckRows(house.Source(b)).ok());
@@ -339,8 +341,56 @@ TEST_CASE("A check that is cancelled tokenizes nothing more, and leaves nothing 
   CHECK(storage::RealFiles().List(house.options.cache_dir)->size() == 1);
 }
 
-TEST_CASE("Many threads, few open caches: everyone gets the right rows") {
+TEST_CASE(
+    "More than 64 caches in use are opened once each; unused they are closed, and come again") {
   FeedHouse house;
+  constexpr size_t kCaches = 100;
+  const auto plan_all = [&] {
+    for (size_t i = 0; i < kCaches; ++i) {
+      PlanInput input = Input(64);
+      input.trains = {house.Train("a", 1, std::to_string(i) + ".jsonl", 1)};
+      REQUIRE(house.feed.Plan(input)->failures.empty());
+    }
+  };
+  for (size_t i = 0; i < kCaches; ++i) {
+    REQUIRE(house.feed.CheckRows(house.Source(house.AddTokens(std::to_string(i) + ".jsonl", {3})))
+                .ok());
+  }
+  CHECK(house.feed.kept_caches() == kCaches);
+  // An open cache needs no file.
+  const std::string aside = house.directory / "aside";
+  std::filesystem::rename(house.options.cache_dir, aside);
+  house.now_us += house.options.unused_us - 1;
+  plan_all();
+  house.now_us += house.options.unused_us - 1;
+  plan_all();
+  CHECK(house.feed.kept_caches() == kCaches);
+  std::filesystem::rename(aside, house.options.cache_dir);
+  house.now_us += house.options.unused_us;
+  REQUIRE(house.feed.CheckRows(house.Source("7.jsonl")).ok());
+  CHECK(house.feed.kept_caches() == 1);
+  plan_all();
+  CHECK(house.feed.kept_caches() == kCaches);
+}
+
+TEST_CASE("The caches of a dataset are closed when it goes, those of others are not") {
+  FeedHouse house;
+  const RowSource a = house.Source(house.AddTokens("a.jsonl", {3, 9}));
+  const RowSource b = house.Source(house.AddTokens("a.jsonl.b", {4}));
+  REQUIRE(house.feed.CheckRows(a).ok());
+  REQUIRE(house.feed.CheckRows(house.Source("a.jsonl", 6)).ok());
+  REQUIRE(house.feed.CheckRows(b).ok());
+  CHECK(house.feed.kept_caches() == 3);
+  house.feed.Close("a.jsonl");
+  CHECK(house.feed.kept_caches() == 1);
+  CHECK(house.feed.CheckRows(a)->tokens() == 12);  // there are rows all the same
+}
+
+TEST_CASE("Many threads, little room for open caches: everyone gets the right rows") {
+  FeedHouse house;
+  house.options.open_bytes_max = 16 << 20;  // three or so
+  house.options.orders_bytes_max = 40;
+  Feed feed(house.options, storage::RealFiles(), house.clock);
   std::vector<std::string> paths;
   for (int64_t i = 0; i < 8; ++i) {
     paths.push_back(house.AddTokens(std::to_string(i) + ".jsonl", {i + 2, i + 3}));
@@ -353,7 +403,7 @@ TEST_CASE("Many threads, few open caches: everyone gets the right rows") {
         const auto which = static_cast<size_t>((i * 5 + t) % 8);
         PlanInput input = Input(64);
         input.trains = {house.Train("a", 1, paths[which], 2)};
-        const auto planned = house.Plan(input);
+        const auto planned = FeedHouse::Plan(feed, input);
         const auto expected = static_cast<int64_t>(2 * which + 5);
         if (!planned.ok() || planned->window.batches(0).tokens() != expected) ++wrong;
       }

@@ -36,6 +36,57 @@ struct Arguments {
   std::string log_level = "info";
 };
 
+CLI::Validator Between(double least, double most) {
+  return CLI::Validator(
+      [least, most](const std::string& text) {
+        double value = 0;
+        const bool ok = absl::SimpleAtod(text, &value) && value >= least && value <= most;
+        return ok ? "" : fmt::format("must be from {} to {}, got {}", least, most, text);
+      },
+      "");
+}
+
+// Who trains where (planner::SchedulePolicy).
+void AddPolicy(CLI::App& serve, CoreOptions& core) {
+  planner::SchedulePolicy& policy = core.policy;
+  serve.add_flag("!--no-evict", policy.evict,
+                 "Jobs wait for those that run, whatever their priority; without it the least "
+                 "important are saved and make room");
+  serve.add_flag("!--no-rebalance", policy.rebalance,
+                 "Jobs stay on their worker; without it they move to where all end earlier");
+  serve
+      .add_option(
+          "--minimum-run", policy.minimum_run_s,
+          "So long a job runs before it makes room for one of equal priority, or moves again")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 30 * 24 * 3600))
+      ->type_name("SECONDS");
+  serve
+      .add_option("--points-per-hour", policy.points_per_hour,
+                  "A job that waits gains so many points; they order jobs of one priority, and one "
+                  "point lets it take the place of an equal one")
+      ->capture_default_str()
+      ->check(Between(0, 3600))
+      ->type_name("POINTS");
+  serve.add_option("--points-max", policy.points_max, "But never more points than these")
+      ->capture_default_str()
+      ->check(Between(0, 1e6))
+      ->type_name("POINTS");
+  serve
+      .add_option(
+          "--share-label", core.share_label,
+          "Users are told apart by this label, and share: a job has one point less for each "
+          "job of its user that runs or stands before it (default: no shares)")
+      ->type_name("KEY");
+  serve
+      .add_option("--least-gain", policy.least_gain,
+                  "A group takes another job only if its tokens a second rise by this share (0: as "
+                  "many as memory holds)")
+      ->capture_default_str()
+      ->check(Between(0, 1))
+      ->type_name("SHARE");
+}
+
 void AddServe(CLI::App& app, Arguments& arguments) {
   CLI::App& serve = *app.add_subcommand("serve", "Serves the API until SIGTERM, SIGINT or SIGHUP");
   ServeOptions& options = arguments.serve;
@@ -93,11 +144,7 @@ void AddServe(CLI::App& app, Arguments& arguments) {
                   "A worker that is alive but says nothing of a group that it forms, or of its "
                   "window, is given up after so many times what that should take")
       ->capture_default_str()
-      ->check([](const std::string& text) {
-        double factor = 0;
-        const bool ok = absl::SimpleAtod(text, &factor) && factor >= 1 && factor <= 1e6;
-        return ok ? "" : "must be from 1 to 1e6, got " + text;
-      })
+      ->check(Between(1, 1e6))
       ->type_name("FACTOR");
   serve
       .add_option("--patience-floor", arguments.patience_floor_s,
@@ -105,6 +152,7 @@ void AddServe(CLI::App& app, Arguments& arguments) {
       ->capture_default_str()
       ->check(CLI::Range(1, 30 * 24 * 3600))
       ->type_name("SECONDS");
+  AddPolicy(serve, options.core);
   serve.add_option("--log-format", arguments.log_format, "text or json, on stderr")
       ->capture_default_str()
       ->check(CLI::IsMember({"text", "json"}));
@@ -142,6 +190,7 @@ int Main(int argc, char** argv) {
     if (!bytes.ok()) return Fail(bytes.status(), kWrongUsage);
     arguments.serve.reserve_bytes = *bytes;
   }
+  arguments.serve.core.policy.fair_share = !arguments.serve.core.share_label.empty();
   arguments.serve.core.patience_floor_ms = arguments.patience_floor_s * 1000;
   // By link and by name: a runfiles tree has the worker beside the link.
   std::error_code ignored;

@@ -74,7 +74,8 @@ class Attendance {
 // How long a stream is waited for.
 struct StreamWaits {
   absl::Duration first_message = absl::Seconds(5);
-  absl::Duration idle = absl::Seconds(30);  // an upload that sends nothing, a download not read
+  absl::Duration idle = absl::Seconds(30);      // an upload that sends nothing, a download not read
+  absl::Duration bookmark = absl::Seconds(10);  // a watch of which nothing was told, but might be
 };
 
 struct Backend {

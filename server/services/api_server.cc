@@ -63,7 +63,8 @@ class GrpcApiServer final : public ApiServer {
   GrpcApiServer(const ApiServerOptions& options, Driver& driver)
       : address_(options.listen),
         backend_(driver, options.model_roots, options.own_workers,
-                 {options.first_message_wait, options.idle_wait}, LimitsOf(options)) {
+                 {options.first_message_wait, options.idle_wait, options.bookmark_wait},
+                 LimitsOf(options)) {
     services_.push_back(MakeJobsService(backend_));
     services_.push_back(MakeDatasetsService(backend_));
     services_.push_back(MakeModelsService(backend_));

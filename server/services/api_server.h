@@ -23,7 +23,8 @@ struct ApiServerOptions {
   // download is not read.
   absl::Duration first_message_wait = absl::Seconds(5);
   absl::Duration idle_wait = absl::Seconds(30);
-  int connections_max = 0;  // 0: what the process's file descriptors allow
+  absl::Duration bookmark_wait = absl::Seconds(10);  // how long a watch is silent before one
+  int connections_max = 0;                           // 0: what the process's file descriptors allow
 };
 
 class ApiServer {

@@ -4,10 +4,14 @@
 #include <variant>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "lorad/v1/cluster.grpc.pb.h"
 #include "server/calls/backend.h"
 #include "server/calls/unary_call.h"
+#include "server/errors/errors.h"
 #include "server/services/services.h"
+#include "server/validation/limits.h"
+#include "server/validation/quota.h"
 #include "storage/files/files.h"
 
 namespace lorad::server {
@@ -36,6 +40,44 @@ class ClusterService final : public v1::Cluster::CallbackService {
   grpc::ServerUnaryReactor* ListWorkers(Context* context, const v1::ListWorkersRequest* request,
                                         v1::ListWorkersResponse* response) override {
     return (new UnaryCall(backend_, context))->Relay(*request, response);
+  }
+
+  grpc::ServerUnaryReactor* DrainWorker(Context* context, const v1::DrainWorkerRequest* request,
+                                        v1::Worker* response) override {
+    auto* call = new UnaryCall(backend_, context);
+    if (request->reason().empty() || request->reason().size() > kDrainReasonBytesMax ||
+        !IsUtf8(request->reason())) {
+      return call->End(InvalidFields(
+          "request", {{"reason", absl::StrCat("must be 1 to ", kDrainReasonBytesMax,
+                                              " bytes of UTF-8: jobs that wait show it")}}));
+    }
+    return call->Relay(*request, response);
+  }
+
+  grpc::ServerUnaryReactor* UndrainWorker(Context* context, const v1::UndrainWorkerRequest* request,
+                                          v1::Worker* response) override {
+    return (new UnaryCall(backend_, context))->Relay(*request, response);
+  }
+
+  grpc::ServerUnaryReactor* SetQuota(Context* context, const v1::SetQuotaRequest* request,
+                                     v1::Quota* response) override {
+    auto* call = new UnaryCall(backend_, context);
+    const std::vector<FieldViolation> violations = CheckQuota(request->quota());
+    if (!violations.empty()) return call->End(InvalidFields("quota", violations));
+    return call->Relay(*request, response);
+  }
+
+  grpc::ServerUnaryReactor* ListQuotas(Context* context, const v1::ListQuotasRequest* request,
+                                       v1::ListQuotasResponse* response) override {
+    return (new UnaryCall(backend_, context))->Relay(*request, response);
+  }
+
+  grpc::ServerUnaryReactor* DeleteQuota(Context* context, const v1::DeleteQuotaRequest* request,
+                                        google::protobuf::Empty*) override {
+    auto* call = new UnaryCall(backend_, context);
+    const std::string wrong = CheckQuotaLabel(request->label());
+    if (!wrong.empty()) return call->End(InvalidFields("request", {{"label", wrong}}));
+    return call->Relay(*request);
   }
 
  private:

@@ -13,6 +13,7 @@
 #include "server/services/job_references.h"
 #include "server/services/services.h"
 #include "server/services/watch_stream.h"
+#include "server/validation/job.h"
 #include "server/validation/job_filter.h"
 #include "server/validation/limits.h"
 
@@ -69,6 +70,24 @@ class JobsService final : public Base {
     return (new UnaryCall(backend_, context))->Relay(*request, response);
   }
 
+  grpc::ServerUnaryReactor* PauseJob(Context* context, const v1::PauseJobRequest* request,
+                                     v1::Job* response) override {
+    return (new UnaryCall(backend_, context))->Relay(*request, response);
+  }
+
+  grpc::ServerUnaryReactor* ResumeJob(Context* context, const v1::ResumeJobRequest* request,
+                                      v1::Job* response) override {
+    return (new UnaryCall(backend_, context))->Relay(*request, response);
+  }
+
+  grpc::ServerUnaryReactor* UpdateJob(Context* context, const v1::UpdateJobRequest* request,
+                                      v1::Job* response) override {
+    auto* call = new UnaryCall(backend_, context);
+    const std::vector<FieldViolation> violations = CheckUpdate(*request);
+    if (!violations.empty()) return call->End(InvalidFields("request", violations));
+    return call->Relay(*request, response);
+  }
+
   grpc::ServerWriteReactor<grpc::ByteBuffer>* WatchJobs(Context* context,
                                                         const grpc::ByteBuffer* request) override {
     return new WatchStream(backend_, context, *request);
@@ -102,9 +121,18 @@ class JobsService final : public Base {
     auto* call = new UnaryCall(backend_, context);
     server::EstimateJob estimate;
     estimate.job = request->job();
+    estimate.name = request->name();
     // Right after the start the daemon's own workers are about to connect, and whether a job fits
     // is about them.
     if (backend_.own_workers) estimate.wait_us = absl::ToInt64Microseconds(kWorkerPatience);
+    if (!estimate.name.empty()) {
+      if (request->has_job()) {
+        return call->End(
+            InvalidFields("request", {{"name", "must be empty where there is a job"}}));
+      }
+      call->Relay(std::move(estimate), response);
+      return call;
+    }
     return Complete(call, std::move(estimate), [call, response](server::EstimateJob complete) {
       call->Relay(std::move(complete), response);
     });

@@ -2,7 +2,6 @@
 
 #include <grpcpp/impl/codegen/proto_utils.h>
 
-#include <limits>
 #include <memory>
 #include <utility>
 #include <variant>
@@ -23,19 +22,17 @@ void Release(void* revision) {
 }
 
 // The log's own bytes, kept as long as gRPC needs them.
-grpc::ByteBuffer Shared(std::shared_ptr<const RevisionLog::Revision> revision) {
+grpc::Slice Shared(std::shared_ptr<const RevisionLog::Revision> revision) {
   const std::string& bytes = revision->message;
-  const grpc::Slice slice(const_cast<char*>(bytes.data()), bytes.size(), Release,
-                          new std::shared_ptr<const RevisionLog::Revision>(std::move(revision)));
-  return grpc::ByteBuffer(&slice, 1);
+  return grpc::Slice(const_cast<char*>(bytes.data()), bytes.size(), Release,
+                     new std::shared_ptr<const RevisionLog::Revision>(std::move(revision)));
 }
 
-grpc::ByteBuffer Written(v1::Job job) {
+grpc::Slice Written(const v1::Job& job) {
   v1::WatchJobsResponse response;
   response.set_revision(job.revision());
-  *response.mutable_job() = std::move(job);
-  const grpc::Slice slice(response.SerializeAsString());
-  return grpc::ByteBuffer(&slice, 1);
+  *response.mutable_job() = job;
+  return grpc::Slice(response.SerializeAsString());
 }
 
 absl::Status CheckRequest(const v1::WatchJobsRequest& request) {
@@ -77,6 +74,10 @@ absl::Status WatchStream::Enter(const std::string& peer, const grpc::ByteBuffer&
   if (!pass.ok()) return pass.status();
   pass_.emplace(*std::move(pass));
   names_ = {request_.names().begin(), request_.names().end()};
+  if (request_.bookmarks()) {
+    silence_.emplace(backend_.patience,
+                     [this] { backend_.watch_hub.thread().Add([this] { OnSilence(); }); });
+  }
   return absl::OkStatus();
 }
 
@@ -96,38 +97,67 @@ void WatchStream::OnCancel() {
 }
 
 void WatchStream::OnDone() {
+  if (silence_) silence_->Close();
   backend_.watch_hub.thread().Add([this] { delete this; });
 }
 
 void WatchStream::Begin() {
-  revision_ = request_.resume_from_revision();
-  if (revision_ == 0) return AskForPage(0, kPageJobs);
+  const RevisionLog& log = backend_.watch_hub.log();
+  v1::WatchJobsResponse identity;
+  identity.set_store(log.store());
+  store_ = grpc::Slice(identity.SerializeAsString());
+  told_ = revision_ = request_.resume_from_revision();
+  present_ = log.newest();
+  if (revision_ == 0) return AskForPage();
+  const absl::Status status = log.CheckStore(request_.resume_from_store());
+  if (!status.ok()) return End(status);
   following_ = true;
-  if (names_.empty()) return TakePage({});
-  AskForPage(std::numeric_limits<int64_t>::max(), 1);  // whether the names are known
+  // The client knows that it is heard, also where nothing happens.
+  StartSendInitialMetadata();
+  GoOn();
 }
 
-void WatchStream::AskForPage(int64_t after, int64_t limit) {
-  question_.Ask(SnapshotJobs{{names_.begin(), names_.end()}, after, limit},
-                [this](Question::Answer answer) {
-                  if (!answer.ok()) return End(answer.status());
-                  TakePage(std::get<JobSnapshot>(*answer));
-                });
+void WatchStream::AskForPage() {
+  const SnapshotJobs page{
+      {names_.begin(), names_.end()}, revision_, kPageJobs, present_, request_.live_only()};
+  question_.Ask(page, [this](Question::Answer answer) {
+    if (!answer.ok()) return End(answer.status());
+    TakePage(std::get<JobSnapshot>(*answer));
+  });
 }
 
 void WatchStream::TakePage(const JobSnapshot& page) {
-  // The client knows that it is heard, also where nothing happens.
-  if (!std::exchange(heard_, true)) StartSendInitialMetadata();
+  if (revision_ == 0) StartSendInitialMetadata();  // the first page
   for (const v1::Job& job : page.jobs) {
-    messages_.push_back(Written(job));
     revision_ = job.revision();
+    Add(Written(job), revision_);
   }
-  if (!following_ && static_cast<int64_t>(page.jobs.size()) < kPageJobs) {
-    // Everything up to here is sent.
+  if (static_cast<int64_t>(page.jobs.size()) < kPageJobs) {
     following_ = true;
-    revision_ = page.revision;
+    revision_ = present_;
+    if (silence_) AddBookmark();
   }
   GoOn();
+}
+
+void WatchStream::ReadStored() {
+  backend_.reads.Add([this, after = revision_] {
+    auto found = backend_.watch_hub.log().ReadStored(after, kReadAtOnce);
+    backend_.watch_hub.thread().Add([this, found = std::move(found)] {
+      if (!found.ok()) return End(found.status());
+      Take(*found);
+      GoOn();
+    });
+  });
+}
+
+void WatchStream::Take(RevisionLog::Found found) {
+  revision_ = found.up_to;
+  for (auto& change : found.revisions) {
+    if (!names_.empty() && !names_.contains(change->job)) continue;
+    const int64_t revision = change->revision;
+    Add(Shared(std::move(change)), revision);
+  }
 }
 
 void WatchStream::Look() { GoOn(); }
@@ -138,19 +168,42 @@ void WatchStream::GoOn() {
     if (backend_.stopping) {
       return End(Unavailable("SHUTTING_DOWN", "the daemon stops: watch again in a while", 2000));
     }
-    absl::StatusOr<RevisionLog::Revisions> changes =
+    absl::StatusOr<RevisionLog::Found> found =
         backend_.watch_hub.log().Read(revision_, kReadAtOnce);
-    if (!changes.ok()) return End(changes.status());
-    if (changes->empty()) return backend_.watch_hub.Wait(this);
-    for (auto& change : *changes) {
-      revision_ = change->revision;
-      if (names_.empty() || names_.contains(change->job)) {
-        messages_.push_back(Shared(std::move(change)));
-      }
-    }
+    if (!found.ok()) return End(found.status());
+    if (found->in_store) return ReadStored();
+    if (found->up_to == revision_) return Rest();
+    Take(*std::move(found));
   }
-  if (messages_.empty()) return AskForPage(revision_, kPageJobs);
+  if (messages_.empty()) return AskForPage();
   StartWrite(&messages_.front());
+}
+
+void WatchStream::Rest() {
+  if (silence_ && revision_ > told_ && !std::exchange(silence_runs_, true)) {
+    silence_->Start(backend_.waits.bookmark);
+  }
+  backend_.watch_hub.Wait(this);
+}
+
+void WatchStream::AddBookmark() {
+  v1::WatchJobsResponse bookmark;
+  bookmark.set_revision(revision_);
+  Add(grpc::Slice(bookmark.SerializeAsString()), revision_);
+}
+
+void WatchStream::OnSilence() {
+  silence_runs_ = false;
+  // Else it is told more already, or ends.
+  if (revision_ <= told_ || !backend_.watch_hub.Leave(this)) return;
+  AddBookmark();
+  GoOn();
+}
+
+void WatchStream::Add(const grpc::Slice& response, int64_t revision) {
+  const grpc::Slice slices[] = {response, store_};
+  messages_.emplace_back(slices, 2);
+  told_ = revision;
 }
 
 void WatchStream::End(const absl::Status& status) {

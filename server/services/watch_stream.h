@@ -33,11 +33,20 @@ class WatchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 
   // All of this on the hub's thread.
   void Begin();
-  void AskForPage(int64_t after, int64_t limit);
+  void AskForPage();
   void TakePage(const JobSnapshot& page);
+  // Changes of long ago are read where it may take a while.
+  void ReadStored();
+  void Take(RevisionLog::Found found);
   void Look() override;
   // Writes the next message that waits, or goes for more.
   void GoOn();
+  // Waits for news, and meanwhile for the time of a bookmark.
+  void Rest();
+  void AddBookmark();
+  void OnSilence();
+  // The bytes of a response, and the store's identity behind them.
+  void Add(const grpc::Slice& response, int64_t revision);
   void End(const absl::Status& status);
 
   const Attendance::Token here_;
@@ -46,13 +55,17 @@ class WatchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   std::optional<Connections::Visit> visit_;
   std::optional<Gate::Pass> pass_;
   v1::WatchJobsRequest request_;
-  std::set<std::string> names_;  // empty: all
+  std::set<std::string> names_;             // empty: all
+  std::optional<Patience::Timer> silence_;  // where bookmarks are wanted
 
   // The hub's thread alone:
+  grpc::Slice store_;                      // a response with nothing but the identity
   std::deque<grpc::ByteBuffer> messages_;  // that wait; the first is being written
   int64_t revision_ = 0;                   // sent, or not asked for, up to here
+  int64_t told_ = 0;                       // the client knows that it may resume from here
+  int64_t present_ = 0;                    // the present state is that up to here
   bool following_ = false;                 // the log; else pages of the present state
-  bool heard_ = false;                     // the client got the answer that its watch stands
+  bool silence_runs_ = false;
   bool ended_ = false;
 };
 

@@ -20,9 +20,11 @@
 namespace lorad::server {
 
 struct ApiFixture {
+  static constexpr char kStore[] = "0123456789abcdef";  // the identity of the driver's
+
   explicit ApiFixture(storage::Files& files = storage::RealFiles(), ApiServerOptions options = {})
       : driver(directory / "data", files) {
-    driver.revisions().Start(0, 0, {});
+    driver.revisions().Start({.store = kStore});
     options.listen = {"127.0.0.1", 0};
     options.model_roots = {directory.path()};
     server = *ApiServer::Start(options, driver);

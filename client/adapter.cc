@@ -11,8 +11,8 @@
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/calls/upload.h"
-#include "client/json.h"
-#include "client/table.h"
+#include "client/text/json.h"
+#include "client/text/table.h"
 #include "lorad/v1/adapters.grpc.pb.h"
 
 namespace lorad::client {

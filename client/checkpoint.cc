@@ -9,8 +9,8 @@
 #include "client/calls/error.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
-#include "client/json.h"
-#include "client/table.h"
+#include "client/text/json.h"
+#include "client/text/table.h"
 #include "lorad/v1/checkpoints.grpc.pb.h"
 
 namespace lorad::client {

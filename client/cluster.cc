@@ -1,14 +1,19 @@
-// lora cluster | worker ls
+// lora cluster [--record FILE] | worker ls | worker drain | worker undrain
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <iostream>
+#include <memory>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/calls/error.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
-#include "client/json.h"
-#include "client/table.h"
+#include "client/recording.h"
+#include "client/text/json.h"
+#include "client/text/table.h"
 #include "lorad/v1/cluster.grpc.pb.h"
 
 namespace lorad::client {
@@ -17,6 +22,14 @@ namespace {
 using lorad::v1::Cluster;
 using lorad::v1::ClusterStatus;
 using lorad::v1::Worker;
+
+constexpr std::chrono::milliseconds kLookEvery(500);
+
+struct Options {
+  std::string worker;
+  std::string reason;
+  bool wait = false;
+};
 
 void PrintGroups(const ClusterStatus& cluster) {
   Table groups({"GROUP", "EPOCH", "MODEL", "WORKERS", "JOBS", "CAPACITY", "WINDOWS", "MICROBATCHES",
@@ -30,6 +43,13 @@ void PrintGroups(const ClusterStatus& cluster) {
                 CountText(group.tokens_per_second()), BytesText(group.reserved_bytes())});
   }
   groups.Print(std::cout);
+}
+
+void AddErrors(const std::string& what, const lorad::v1::ForecastErrors& errors, Table& table) {
+  if (errors.forecasts() == 0) return;
+  table.Add({what, absl::StrFormat("%d, off by %.0f %% in the mean, %.0f %% within their interval",
+                                   errors.forecasts(), 100 * errors.mean_error(),
+                                   100 * errors.inside())});
 }
 
 absl::Status Show(Session& session) {
@@ -49,6 +69,8 @@ absl::Status Show(Session& session) {
            cluster.jobs_by_state().begin(), cluster.jobs_by_state().end())) {
     table.Add({absl::StrCat("jobs ", state), absl::StrCat(count)});
   }
+  AddErrors("forecasts of starts", cluster.start_errors(), table);
+  AddErrors("forecasts of ends", cluster.end_errors(), table);
   if (cluster.lost_files() > 0) {
     table.Add({"lost", absl::StrCat(cluster.lost_files(), " files and folders, ",
                                     BytesText(cluster.lost_bytes()), ", in lost/")});
@@ -79,21 +101,135 @@ absl::Status ListWorkers(Session& session) {
   if (session.json) return status;
   table.Print(std::cout);
   for (const Worker& worker : response.workers()) {
+    if (worker.drained()) {
+      std::cout << "\nworker '" << worker.name() << "' is drained since "
+                << TimeText(worker.drain_time()) << ": " << worker.drain_reason() << "\n";
+    }
     if (worker.resting().empty()) continue;
     std::cout << "\nworker '" << worker.name() << "' " << worker.resting() << "\n";
   }
   return status;
 }
 
+// ---- draining ----
+
+void Print(const Session& session, const Worker& worker) {
+  if (session.json) std::cout << ToJson(worker) << "\n";
+  if (!session.json) {
+    std::cerr << worker.name() << ": " << Worker::State_Name(worker.state()) << "\n";
+  }
+}
+
+// The worker as it stands now; WORKER_NOT_FOUND where it has been forgotten.
+absl::Status Look(Session& session, Worker& worker) {
+  lorad::v1::ListWorkersResponse response;
+  const auto status =
+      Call(session, &Cluster::Stub::ListWorkers, lorad::v1::ListWorkersRequest(), response);
+  if (!status.ok()) return status;
+  for (const Worker& listed : response.workers()) {
+    if (listed.name() != worker.name()) continue;
+    worker = listed;
+    return status;
+  }
+  return Error("WORKER_NOT_FOUND",
+               absl::StrCat("there is no worker '", worker.name(), "' any more"));
+}
+
+// Jobs that have not left it; -1 where the daemon does not say.
+int JobsOn(Session& session, const Worker& worker) {
+  ClusterStatus cluster;
+  const auto status =
+      Call(session, &Cluster::Stub::GetCluster, lorad::v1::GetClusterRequest(), cluster);
+  if (!status.ok()) return -1;
+  for (const auto& group : cluster.groups()) {
+    if (group.name() == worker.group()) return group.jobs_size();
+  }
+  return 0;
+}
+
+// Until it is DRAINED. A line on stderr whenever fewer jobs are left.
+absl::Status WaitUntilDrained(Session& session, Worker& worker) {
+  int told = -1;
+  for (;; std::this_thread::sleep_for(kLookEvery)) {
+    if (auto status = Look(session, worker); !status.ok()) return status;
+    if (worker.state() == Worker::DRAINED) return absl::OkStatus();
+    if (!worker.drained()) {
+      return Error("UNDRAINED", absl::StrCat("worker '", worker.name(),
+                                             "' was undrained meanwhile: drain it again"));
+    }
+    if (worker.state() == Worker::LOST) {
+      return Error("WORKER_LOST",
+                   absl::StrCat("worker '", worker.name(),
+                                "' is gone, and its jobs go on elsewhere from their newest "
+                                "checkpoints; it gets none when it comes back"));
+    }
+    const int left = JobsOn(session, worker);
+    if (left < 0 || left == told) continue;
+    told = left;
+    std::cerr << "lora: " << worker.name() << " is " << Worker::State_Name(worker.state()) << ", "
+              << left << (left == 1 ? " job is" : " jobs are") << " left on it" << std::endl;
+  }
+}
+
+absl::Status Drain(Session& session, const Options& options) {
+  lorad::v1::DrainWorkerRequest request;
+  request.set_name(options.worker);
+  request.set_reason(options.reason);
+  Worker worker;
+  auto status = Call(session, &Cluster::Stub::DrainWorker, request, worker);
+  if (status.ok() && options.wait) status = WaitUntilDrained(session, worker);
+  if (status.ok()) Print(session, worker);
+  return status;
+}
+
+absl::Status Undrain(Session& session, const Options& options) {
+  lorad::v1::UndrainWorkerRequest request;
+  request.set_name(options.worker);
+  Worker worker;
+  const auto status = Call(session, &Cluster::Stub::UndrainWorker, request, worker);
+  if (status.ok()) Print(session, worker);
+  return status;
+}
+
 }  // namespace
 
 void AddClusterCommands(CLI::App& app, Session& session) {
-  app.add_subcommand("cluster", "The daemon, its groups and the count of jobs")
-      ->callback([&session] { session.action = [&session] { return Show(session); }; });
+  CLI::App& cluster =
+      *app.add_subcommand("cluster", "The daemon, its groups and the count of jobs");
+  const auto recording = std::make_shared<RecordingOptions>();
+  CLI::Option& record = *cluster.add_option(
+      "--record", recording->file,
+      "Write its history into this file, for `lorad-plan schedule`, and keep it up until Ctrl-C");
+  cluster.add_flag("--once", recording->once, "Write it once")->needs(&record);
+  cluster
+      .add_option("--share-label", recording->share_label,
+                  "The label whose values are who shares the cluster fairly, as of the daemon")
+      ->needs(&record);
+  cluster.callback([&session, recording] {
+    session.action = [&session, recording] {
+      return recording->file.empty() ? Show(session) : RecordCluster(session, *recording);
+    };
+  });
   CLI::App& group = *app.add_subcommand("worker", "The processes that train");
   group.require_subcommand(0, 1);
   group.add_subcommand("ls", "List them")->callback([&session] {
     session.action = [&session] { return ListWorkers(session); };
+  });
+
+  const auto options = std::make_shared<Options>();
+  CLI::App& drain =
+      *group.add_subcommand("drain", "Take its jobs off it, saved, and give it none any more");
+  drain.add_option("worker", options->worker, "Its name")->required();
+  drain.add_option("--reason", options->reason, "Shown to those whose jobs wait")->required();
+  drain.add_flag("--wait", options->wait, "Come back when it is empty");
+  drain.callback([&session, options] {
+    session.action = [&session, options] { return Drain(session, *options); };
+  });
+
+  CLI::App& undrain = *group.add_subcommand("undrain", "Give it jobs again");
+  undrain.add_option("worker", options->worker, "Its name")->required();
+  undrain.callback([&session, options] {
+    session.action = [&session, options] { return Undrain(session, *options); };
   });
 }
 

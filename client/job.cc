@@ -7,8 +7,10 @@
 #include "absl/strings/str_format.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
-#include "client/json.h"
-#include "client/table.h"
+#include "client/labels.h"
+#include "client/text/forecast.h"
+#include "client/text/json.h"
+#include "client/text/table.h"
 #include "lorad/v1/jobs.grpc.pb.h"
 
 namespace lorad::client {
@@ -101,6 +103,13 @@ absl::Status Show(Session& session, const Options& options) {
     table.Add({"queue", absl::StrCat(place > 0 ? absl::StrCat("place ", place, ": ") : "",
                                      job.queue().why())});
   }
+  if (job.queue().has_forecast()) {
+    AddForecast(job.queue().forecast(), table);
+  } else if (job.has_first_forecast()) {
+    table.Add({"first forecast", EndText(job.first_forecast())});
+  }
+  table.Add({"priority", absl::StrCat(job.priority())});
+  if (!job.labels().empty()) table.Add({"labels", LabelsText(job)});
   table.Add({"base model", job.base_model()});
   table.Add({"training dataset", job.training_dataset()});
   table.Add(

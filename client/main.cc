@@ -52,13 +52,16 @@ int main(int argc, char** argv) {
   app.fallthrough();
   client::AddSubmitCommands(app, session);
   client::AddJobCommands(app, session);
+  client::AddChangeCommands(app, session);
   client::AddWatchCommand(app, session);
+  client::AddTopCommand(app, session);
   client::AddMetricsCommand(app, session);
   client::AddCheckpointCommands(app, session);
   client::AddModelCommands(app, session);
   client::AddDatasetCommands(app, session);
   client::AddAdapterCommands(app, session);
   client::AddClusterCommands(app, session);
+  client::AddQuotaCommands(app, session);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {

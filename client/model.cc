@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
-#include "client/json.h"
-#include "client/table.h"
+#include "client/text/json.h"
+#include "client/text/table.h"
 #include "lorad/v1/models.grpc.pb.h"
 
 namespace lorad::client {

@@ -10,8 +10,9 @@
 #include "client/calls/session.h"
 #include "client/calls/upload.h"
 #include "client/job_file.h"
-#include "client/json.h"
-#include "client/table.h"
+#include "client/text/forecast.h"
+#include "client/text/json.h"
+#include "client/text/table.h"
 #include "lorad/v1/jobs.grpc.pb.h"
 
 namespace lorad::client {
@@ -22,6 +23,7 @@ using lorad::v1::Jobs;
 
 struct Options {
   std::string file;
+  std::string name;
   std::string request_id;
   bool validate_only = false;
 };
@@ -82,11 +84,32 @@ const char* RecomputationText(lorad::v1::Recomputation recomputation) {
   }
 }
 
+std::string FitsText(const lorad::v1::MemoryEstimate& memory, bool fits) {
+  return absl::StrCat(BytesText(memory.total()), fits ? "" : ": does not fit");
+}
+
+void PrintWorkers(const lorad::v1::JobEstimate& estimate) {
+  Table table({"WORKER", "BUDGET", "ALONE", "GROUP", "BESIDE"});
+  for (const lorad::v1::WorkerEstimate& worker : estimate.workers()) {
+    const bool group = !worker.group().empty();
+    table.Add({worker.worker(), BytesText(worker.budget_bytes()),
+               FitsText(worker.alone(), worker.fits_alone()), group ? worker.group() : "-",
+               !group ? "-"
+                      : absl::StrCat(FitsText(worker.beside(), worker.fits_beside()),
+                                     worker.forms_again() ? ", formed again" : "")});
+  }
+  std::cout << "\n";
+  table.Print(std::cout);
+}
+
 absl::Status Estimate(Session& session, const Options& options) {
-  const absl::StatusOr<Job> job = ReadJob(options.file);
-  if (!job.ok()) return job.status();
   lorad::v1::EstimateJobRequest request;
-  *request.mutable_job() = *job;
+  request.set_name(options.name);
+  if (options.name.empty()) {
+    const absl::StatusOr<Job> job = ReadJob(options.file);
+    if (!job.ok()) return job.status();
+    *request.mutable_job() = *job;
+  }
   lorad::v1::JobEstimate estimate;
   const auto status = Call(session, &Jobs::Stub::EstimateJob, request, estimate, kWorkSeconds);
   if (!status.ok()) return status;
@@ -111,7 +134,9 @@ absl::Status Estimate(Session& session, const Options& options) {
   table.Add({"worker's budget", estimate.budget_bytes() == 0 ? "none is connected"
                                                              : BytesText(estimate.budget_bytes())});
   table.Add({"fits", estimate.fits() ? "yes" : "no"});
+  if (estimate.has_forecast()) AddForecast(estimate.forecast(), table);
   table.Print(std::cout);
+  if (estimate.workers_size() > 0) PrintWorkers(estimate);
   return absl::OkStatus();
 }
 
@@ -130,9 +155,14 @@ void AddSubmitCommands(CLI::App& app, Session& session) {
     session.action = [&session, options] { return Submit(session, *options); };
   });
 
-  CLI::App& estimate = *app.add_subcommand("estimate", "Memory and time of a job not yet created");
-  estimate.add_option("-f,--file", options->file, "The job, as JSON; - reads standard input")
-      ->required();
+  CLI::App& estimate = *app.add_subcommand(
+      "estimate",
+      "Memory and time of a job, and when it starts and ends: a live one, or one not "
+      "yet created");
+  auto* what = estimate.add_option_group("what");
+  what->add_option("job", options->name, "The id of a live job");
+  what->add_option("-f,--file", options->file, "The job, as JSON; - reads standard input");
+  what->require_option(1);
   estimate.callback([&session, options] {
     session.action = [&session, options] { return Estimate(session, *options); };
   });

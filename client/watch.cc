@@ -1,6 +1,5 @@
 // lora watch
 
-#include <grpcpp/grpcpp.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -8,29 +7,28 @@
 #include <chrono>
 #include <iostream>
 #include <map>
-#include <thread>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/calls/error.h"
+#include "client/calls/follow.h"
 #include "client/calls/session.h"
-#include "client/json.h"
-#include "client/progress.h"
-#include "lorad/v1/jobs.grpc.pb.h"
+#include "client/live_table.h"
+#include "client/text/json.h"
+#include "client/text/progress.h"
+#include "lorad/v1/jobs.pb.h"
 
 namespace lorad::client {
 namespace {
 
 using lorad::v1::Job;
-using lorad::v1::Jobs;
+using lorad::v1::WatchJobsResponse;
 
 struct Options {
   std::vector<std::string> jobs;
   bool until_done = false;
 };
-
-// How long a watch waits for a daemon that went away, e.g. to be started again.
-constexpr int kLostSecondsMax = 60;
 
 std::int64_t NowMs() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -43,63 +41,40 @@ int TerminalColumns() {
   return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
-// One run of `lora watch`: follows the stream, and takes it up again where it broke.
+// One run of `lora watch` in lines, or in bars where jobs are named.
 class Watch {
  public:
   Watch(Session& session, const Options& options)
       : session_(session),
         options_(options),
-        view_(std::cout, isatty(STDOUT_FILENO) != 0, TerminalColumns()) {}
+        view_(std::cout, !options.jobs.empty() && isatty(STDOUT_FILENO) != 0, TerminalColumns()) {}
 
   absl::Status Run() {
-    std::int64_t lost_since_ms = 0;
-    for (;;) {
-      const std::int64_t revision_before = revision_;
-      const grpc::Status status = Follow();
-      if (finished_) return Verdict();
-      if (revision_ != revision_before) lost_since_ms = 0;
-      if (status.error_code() == grpc::StatusCode::OUT_OF_RANGE && revision_ > 0) {
-        revision_ = 0;  // that far back nothing is kept: start with the present state
-        continue;
-      }
-      const bool lost = status.ok() || status.error_code() == grpc::StatusCode::UNAVAILABLE ||
-                        status.error_code() == grpc::StatusCode::CANCELLED;
-      if (!lost || !connected_) return session_.FromRpc(status);
-      if (lost_since_ms == 0) {
-        lost_since_ms = NowMs();
-        std::cerr << "lora: lost " << session_.server << "; trying again\n";
-      }
-      if (NowMs() - lost_since_ms > kLostSecondsMax * 1000) {
-        return status.ok() ? Error("STREAM_ENDED", "the daemon ended the watch")
-                           : session_.FromRpc(status);
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(500));
-    }
+    Following following;
+    following.jobs = options_.jobs;
+    following.live_only = options_.jobs.empty();
+    following.told = [this](const WatchJobsResponse& news) { return Take(news); };
+    following.lost = [this] {
+      std::cerr << "lora: lost " << session_.server << "; trying again\n";
+    };
+    absl::Status status = Follower(session_, following).Run();
+    return status.ok() ? Verdict() : status;
   }
 
  private:
-  // Reads one stream to its end, or until every job is done.
-  grpc::Status Follow() {
-    Jobs::Stub stub(session_.channel());
-    grpc::ClientContext context;
-    lorad::v1::WatchJobsRequest request;
-    for (const std::string& name : options_.jobs) request.add_names(name);
-    request.set_resume_from_revision(revision_);
-    const auto stream = stub.WatchJobs(&context, request);
-    lorad::v1::WatchJobsResponse response;
-    while (stream->Read(&response)) {
-      connected_ = true;
-      revision_ = std::max(revision_, response.revision());
-      Show(response.job());
-      if (!options_.until_done || !AllDone()) continue;
-      finished_ = true;
-      context.TryCancel();
-      break;
+  bool Take(const WatchJobsResponse& news) {
+    if (news.deleted()) {
+      ShowDeleted(news.job());
+    } else if (news.has_job()) {
+      Show(news.job());
+    } else {
+      present_told_ = true;
     }
-    return stream->Finish();
+    return !options_.until_done || !AllDone();
   }
 
   void Show(const Job& job) {
+    SayPaused(job);
     states_[job.name()] = job.state();
     errors_[job.name()] = job.error().message();
     if (session_.json) {
@@ -109,15 +84,32 @@ class Watch {
     }
   }
 
+  void ShowDeleted(const Job& job) {
+    if (session_.json) {
+      std::cout << "{\"name\": \"" << job.name() << "\", \"deleted\": true}" << std::endl;
+    } else {
+      view_.Delete(job);
+    }
+  }
+
+  // A paused job is not done: the watch goes on, perhaps for days, so it says what it waits for.
+  void SayPaused(const Job& job) const {
+    if (!options_.until_done || job.state() != Job::PAUSED) return;
+    const auto before = states_.find(job.name());
+    if (before != states_.end() && before->second == Job::PAUSED) return;
+    std::cerr << "lora: " << job.name() << " is PAUSED; waiting until it is resumed (`lora resume "
+              << job.name() << "`) or cancelled" << std::endl;
+  }
+
   bool AllDone() const {
     for (const auto& [name, state] : states_) {
       if (!IsDone(state)) return false;
     }
-    // The present state of the named jobs comes one by one.
+    // The present state comes one by one.
     for (const std::string& name : options_.jobs) {
       if (states_.find(name) == states_.end()) return false;
     }
-    return true;
+    return !options_.jobs.empty() || present_told_;
   }
 
   absl::Status Verdict() const {
@@ -139,21 +131,25 @@ class Watch {
   ProgressView view_;
   std::map<std::string, Job::State> states_;
   std::map<std::string, std::string> errors_;
-  std::int64_t revision_ = 0;
-  bool connected_ = false;
-  bool finished_ = false;
+  bool present_told_ = false;
 };
+
+absl::Status Run(Session& session, const Options& options) {
+  const bool table = options.jobs.empty() && !options.until_done && !session.json;
+  return table && isatty(STDOUT_FILENO) != 0 ? ShowLiveTable(session)
+                                             : Watch(session, options).Run();
+}
 
 }  // namespace
 
 void AddWatchCommand(CLI::App& app, Session& session) {
   const auto options = std::make_shared<Options>();
   CLI::App& watch = *app.add_subcommand("watch", "Follow jobs while they change");
-  watch.add_option("jobs", options->jobs, "Ids")->required();
+  watch.add_option("jobs", options->jobs, "Ids; none: all that are live, and those that come");
   watch.add_flag("--until-done", options->until_done,
                  "End when all are done, with 0 only if all succeeded");
   watch.callback([&session, options] {
-    session.action = [&session, options] { return Watch(session, *options).Run(); };
+    session.action = [&session, options] { return Run(session, *options); };
   });
 }
 

@@ -44,9 +44,12 @@ void AddDatasetCommands(CLI::App& app, Session& session);
 void AddAdapterCommands(CLI::App& app, Session& session);
 void AddSubmitCommands(CLI::App& app, Session& session);  // submit, estimate
 void AddJobCommands(CLI::App& app, Session& session);     // ls, show, events, cancel, rm
+void AddChangeCommands(CLI::App& app, Session& session);  // pause, resume, update
 void AddMetricsCommand(CLI::App& app, Session& session);
 void AddWatchCommand(CLI::App& app, Session& session);
+void AddTopCommand(CLI::App& app, Session& session);
 void AddCheckpointCommands(CLI::App& app, Session& session);
-void AddClusterCommands(CLI::App& app, Session& session);  // cluster, worker ls
+void AddClusterCommands(CLI::App& app, Session& session);  // cluster, worker ls, ..
+void AddQuotaCommands(CLI::App& app, Session& session);
 
 }  // namespace lorad::client

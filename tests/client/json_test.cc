@@ -1,4 +1,4 @@
-#include "client/json.h"
+#include "client/text/json.h"
 
 #include <catch2/catch.hpp>
 #include <limits>

@@ -1,9 +1,11 @@
-#include "client/progress.h"
+#include "client/text/progress.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <sstream>
 
-#include "client/table.h"
+#include "absl/strings/str_join.h"
+#include "client/text/table.h"
 
 namespace lorad::client {
 namespace {
@@ -38,6 +40,18 @@ TEST_CASE("a job's progress as a line and as a bar") {
         "job-a  FAILED  step 50/100  loss 1.4018  NOT_FINITE: the loss is not finite");
 }
 
+TEST_CASE("a paused job says what it waits for") {
+  Job job = Running("job-a", 50);
+  job.set_state(Job::PAUSING);
+  CHECK(ProgressLine(job) ==
+        "job-a  PAUSING  its last step is being saved  step 50/100  loss 1.4018  212 tokens/s  1m "
+        "05s left");
+  job.set_state(Job::PAUSED);
+  CHECK(ProgressLine(job) ==
+        "job-a  PAUSED  waits for `lora resume job-a`  step 50/100  loss 1.4018");
+  CHECK_FALSE(IsDone(Job::PAUSED));
+}
+
 TEST_CASE("elsewhere than on a terminal: one line a second, and every change of state") {
   std::ostringstream out;
   ProgressView view(out, false, 0);
@@ -47,8 +61,10 @@ TEST_CASE("elsewhere than on a terminal: one line a second, and every change of 
   Job done = Running("job-a", 3);
   done.set_state(Job::SUCCEEDED);
   view.Update(done, 11001);
+  view.Delete(done);
   const std::string text = out.str();
-  CHECK(std::count(text.begin(), text.end(), '\n') == 3);
+  CHECK(std::count(text.begin(), text.end(), '\n') == 4);
+  CHECK(text.find("job-a  DELETED\n") != std::string::npos);
   CHECK(text.find("step 2/100") == std::string::npos);
   CHECK(text.find("SUCCEEDED") != std::string::npos);
 }
@@ -73,6 +89,31 @@ TEST_CASE("a table puts numbers to the right and text to the left") {
         "NAME    STEP     SIZE\n"
         "a          7  1.0 KiB\n"
         "bcdefg   100        -\n");
+}
+
+TEST_CASE("a table that must fit loses its least columns, then cuts what is left") {
+  Table table({"JOB", "STATE", "MODEL", "WHY"});
+  table.Add({"job-a", "RUNNING", "smollm2", ""});
+  table.Add({"job-\xc3\xbc", "QUEUED", "smollm2", "place 1: waits for a worker with more memory"});
+  const std::vector<int> rank = {0, 1, 2};
+  const auto fit = [&](int columns) { return absl::StrJoin(table.Fit(columns, rank), "\n"); };
+  CHECK(fit(0) ==
+        "JOB    STATE    MODEL    WHY\n"
+        "job-a  RUNNING  smollm2\n"
+        "job-\xc3\xbc  QUEUED   smollm2  place 1: waits for a worker with more memory");
+  CHECK(fit(40) ==
+        "JOB    STATE    MODEL    WHY\n"
+        "job-a  RUNNING  smollm2\n"
+        "job-\xc3\xbc  QUEUED   smollm2  place 1: waits");
+  CHECK(fit(30) ==
+        "JOB    STATE    MODEL\njob-a  RUNNING  smollm2\njob-\xc3\xbc  QUEUED   smollm2");
+  CHECK(fit(20) == "JOB    STATE\njob-a  RUNNING\njob-\xc3\xbc  QUEUED");
+  CHECK(fit(4) == "JOB\njob-\njob-");
+  for (int columns = 1; columns < 80; ++columns) {
+    for (const std::string& line : table.Fit(columns, rank)) {
+      CHECK(std::ranges::count_if(line, [](char c) { return (c & 0xc0) != 0x80; }) <= columns);
+    }
+  }
 }
 
 TEST_CASE("values as people read them") {

@@ -1,10 +1,10 @@
-#include "client/progress.h"
+#include "client/text/progress.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "client/table.h"
+#include "client/text/table.h"
 
 namespace lorad::client {
 namespace {
@@ -18,12 +18,21 @@ void AppendFigures(const Job& job, std::string& line) {
   if (job.has_validation_loss()) {
     absl::StrAppend(&line, "  validation ", LossText(job.validation_loss()));
   }
-  if (IsDone(job.state())) return;
+  // One that is PAUSED is done for now: what was measured before tells nothing about it.
+  if (IsDone(job.state()) || job.state() == Job::PAUSED) return;
   if (job.tokens_per_second() > 0) {
     absl::StrAppendFormat(&line, "  %.0f tokens/s", job.tokens_per_second());
   }
   if (job.has_seconds_left()) {
     absl::StrAppend(&line, "  ", DurationText(job.seconds_left()), " left");
+  }
+}
+
+// The way on for a job that does not go on by itself.
+void AppendPause(const Job& job, std::string& line) {
+  if (job.state() == Job::PAUSING) absl::StrAppend(&line, "  its last step is being saved");
+  if (job.state() == Job::PAUSED) {
+    absl::StrAppend(&line, "  waits for `lora resume ", job.name(), "`");
   }
 }
 
@@ -43,6 +52,7 @@ std::string ProgressLine(const Job& job) {
   if (job.has_queue()) {
     absl::StrAppend(&line, "  place ", job.queue().place(), ": ", job.queue().why());
   }
+  AppendPause(job, line);
   if (job.total_steps() > 0) absl::StrAppend(&line, "  step ", job.step(), "/", job.total_steps());
   AppendFigures(job, line);
   if (job.has_error())
@@ -75,6 +85,12 @@ void ProgressView::Update(const Job& job, std::int64_t now_ms) {
   } else {
     PrintLine(job, now_ms);
   }
+}
+
+void ProgressView::Delete(const Job& job) {
+  if (terminal_) return;  // its line stays as it was last
+  out_ << Title(job) << "  DELETED" << std::endl;
+  shown_.erase(job.name());
 }
 
 void ProgressView::PrintLine(const Job& job, std::int64_t now_ms) {

@@ -20,8 +20,21 @@ class Table {
   // REQUIRES: as many cells as heads.
   void Add(std::vector<std::string> cells);
   void Print(std::ostream& out) const;
+  // Its lines, the heads first, in `columns` characters (0: any number). Of the columns but the last
+  // those that do not fit beside each other go, the one with the highest `rank` first; rank 0 stays,
+  // cut where it must be. The last one is cut to what is left, and goes where that is too little to
+  // read. REQUIRES: a rank for each column but the last.
+  std::vector<std::string> Fit(int columns, const std::vector<int>& rank) const;
 
  private:
+  struct Column {
+    std::size_t index = 0;
+    std::size_t width = 0;
+    bool right = false;  // it has numbers alone
+  };
+  std::vector<Column> Columns() const;
+  std::string Line(const std::vector<std::string>& row, const std::vector<Column>& columns) const;
+
   std::vector<std::vector<std::string>> rows_;  // the heads first
 };
 

@@ -29,6 +29,8 @@ class ProgressView {
       : out_(out), terminal_(terminal), columns_(columns) {}
 
   void Update(const lorad::v1::Job& job, std::int64_t now_ms);
+  // It is gone.
+  void Delete(const lorad::v1::Job& job);
 
  private:
   struct Shown {

@@ -1,4 +1,4 @@
-#include "client/json.h"
+#include "client/text/json.h"
 
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>

@@ -1,0 +1,138 @@
+// lora pause | resume | update
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "client/calls/error.h"
+#include "client/calls/rpc.h"
+#include "client/calls/session.h"
+#include "client/labels.h"
+#include "client/text/json.h"
+#include "lorad/v1/jobs.grpc.pb.h"
+
+namespace lorad::client {
+namespace {
+
+using lorad::v1::Job;
+using lorad::v1::Jobs;
+
+// Every step of a running job changes its etag: so often labels are read and written again.
+constexpr int kTriesMax = 10;
+
+struct Options {
+  std::vector<std::string> names;
+  std::string name;
+  std::optional<int> priority;
+  std::vector<std::string> labels;
+  std::vector<std::string> removed_labels;
+  std::string etag;
+};
+
+template <typename Request>
+absl::Status ChangeEach(Session& session, Method<Jobs::Stub, Request, Job> method,
+                        const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    Request request;
+    request.set_name(name);
+    Job job;
+    const auto status = Call(session, method, request, job);
+    if (!status.ok()) return status;
+    if (session.json) std::cout << ToJson(job) << "\n";
+    if (!session.json) std::cerr << name << ": " << Job::State_Name(job.state()) << "\n";
+  }
+  return absl::OkStatus();
+}
+
+// The job's labels as they are, changed as asked, and the etag that they had.
+absl::Status FillLabels(Session& session, const Options& options, Job& values) {
+  lorad::v1::GetJobRequest request;
+  request.set_name(options.name);
+  Job job;
+  if (auto status = Call(session, &Jobs::Stub::GetJob, request, job); !status.ok()) return status;
+  auto& labels = *values.mutable_labels();
+  labels = job.labels();
+  for (const std::string& key : options.removed_labels) labels.erase(key);
+  for (const std::string& label : options.labels) {
+    const auto [key, value] = SplitLabel(label);
+    labels[key] = value;
+  }
+  values.set_etag(options.etag.empty() ? job.etag() : options.etag);
+  return absl::OkStatus();
+}
+
+absl::Status Update(Session& session, const Options& options) {
+  const bool changes_labels = !options.labels.empty() || !options.removed_labels.empty();
+  lorad::v1::UpdateJobRequest request;
+  Job& values = *request.mutable_job();
+  values.set_name(options.name);
+  values.set_etag(options.etag);
+  if (options.priority) {
+    values.set_priority(*options.priority);
+    request.mutable_update_mask()->add_paths("priority");
+  }
+  if (changes_labels) request.mutable_update_mask()->add_paths("labels");
+  Job job;
+  for (int tries = 1;; ++tries) {
+    if (changes_labels) {
+      if (auto status = FillLabels(session, options, values); !status.ok()) return status;
+    }
+    const auto status = Call(session, &Jobs::Stub::UpdateJob, request, job);
+    if (status.ok()) break;
+    const bool again = changes_labels && options.etag.empty() && tries < kTriesMax;
+    if (!again || ReasonOf(status) != "ETAG_MISMATCH") return status;
+  }
+  if (session.json) {
+    std::cout << ToJson(job) << "\n";
+  } else {
+    std::cerr << job.name() << ": priority " << job.priority() << ", labels " << LabelsText(job)
+              << "\n";
+  }
+  return absl::OkStatus();
+}
+
+void AddUpdate(CLI::App& app, Session& session, const std::shared_ptr<Options>& options) {
+  CLI::App& update = *app.add_subcommand("update", "Change a job's priority and labels");
+  update.add_option("job", options->name, "The job's id")->required();
+  update.add_option("--priority", options->priority, "Higher ones are placed first; -100 to 100");
+  update.add_option("--label", options->labels, "KEY=VALUE, to be added or changed")
+      ->check(CheckLabel);
+  update.add_option("--remove-label", options->removed_labels, "KEY, to be taken away");
+  update.add_option("--etag", options->etag, "Change it only if the job still has this etag");
+  update.callback([&session, options] {
+    if (!options->priority && options->labels.empty() && options->removed_labels.empty()) {
+      throw CLI::RequiredError("what is to change (--priority, --label or --remove-label)");
+    }
+    session.action = [&session, options] { return Update(session, *options); };
+  });
+}
+
+}  // namespace
+
+void AddChangeCommands(CLI::App& app, Session& session) {
+  const auto options = std::make_shared<Options>();
+
+  CLI::App& pause =
+      *app.add_subcommand("pause", "Save jobs and take them off their workers, until resumed");
+  pause.add_option("jobs", options->names, "Ids")->required();
+  pause.callback([&session, options] {
+    session.action = [&session, options] {
+      return ChangeEach(session, &Jobs::Stub::PauseJob, options->names);
+    };
+  });
+
+  CLI::App& resume =
+      *app.add_subcommand("resume", "Let paused jobs go on from where they were saved");
+  resume.add_option("jobs", options->names, "Ids")->required();
+  resume.callback([&session, options] {
+    session.action = [&session, options] {
+      return ChangeEach(session, &Jobs::Stub::ResumeJob, options->names);
+    };
+  });
+
+  AddUpdate(app, session, options);
+}
+
+}  // namespace lorad::client

@@ -1,0 +1,181 @@
+#include "client/record.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+
+namespace lorad::client {
+namespace {
+
+using nlohmann::ordered_json;
+using v1::Job;
+using v1::Worker;
+
+// A worker that connects within so many seconds after the coordinator's start was there before.
+constexpr double kStartSeconds = 60;
+
+double Seconds(const google::protobuf::Timestamp& time) {
+  return static_cast<double>(time.seconds()) + 1e-9 * time.nanos();
+}
+
+bool HasEnded(const Job& job) {
+  return job.state() == Job::SUCCEEDED || job.state() == Job::FAILED ||
+         job.state() == Job::CANCELLED;
+}
+
+// Those that it took, of a job that ended early.
+std::int64_t StepsOf(const Job& job) {
+  const bool early = HasEnded(job) && job.state() != Job::SUCCEEDED;
+  return early ? job.step() : job.total_steps();
+}
+
+ordered_json ToJson(const v1::Model& model) {
+  return {{"name", model.name()},
+          {"layers", model.layers()},
+          {"hidden", model.hidden_size()},
+          {"ffn", model.feed_forward_size()},
+          {"heads", model.attention_heads()},
+          {"kv_heads", model.key_value_heads()},
+          {"head_size", model.head_size()},
+          {"vocabulary", model.vocabulary_size()},
+          {"tied_head", model.tied_head()},
+          {"bias", model.attention_bias()},
+          {"times_by_device", ordered_json::array()}};
+}
+
+ordered_json ToJson(const v1::TrainingTimes& times) {
+  return {{"device", times.device_key()},
+          {"constant_ms", times.constant_ms()},
+          {"token_ms", times.token_ms()},
+          {"squared_ms", times.squared_ms()},
+          {"load_s", times.load_seconds()}};
+}
+
+ordered_json ToJson(const Worker& worker, const std::string& name) {
+  ordered_json json = {{"name", name},
+                       {"budget_bytes", worker.memory_bytes()},
+                       {"threads", std::max(worker.threads(), 1)},
+                       {"device", worker.device_key()}};
+  if (worker.device() == "cpu") return json;
+  json["multiprocessors"] = worker.multiprocessors();
+  json["float32"] = worker.value_bytes() == 4;
+  return json;
+}
+
+ordered_json ToJson(const Job& job, double beginning_s) {
+  const std::int64_t longest =
+      job.longest_tokens() > 0 ? job.longest_tokens() : job.training().max_length();
+  ordered_json json = {
+      {"name", job.name()},
+      {"base_model", job.base_model()},
+      {"rank", job.adapter().rank()},
+      {"targets", std::vector<std::string>(job.adapter().target_modules().begin(),
+                                           job.adapter().target_modules().end())},
+      {"longest_sequence", std::max<std::int64_t>(longest, 1)},
+      {"step_tokens", std::max<std::int64_t>(job.total_tokens() / job.total_steps(), 1)},
+      {"steps", StepsOf(job)},
+      {"checkpoint_steps", job.training().checkpoint_every_steps()},
+      {"priority", job.priority()},
+      {"comes_s", Seconds(job.create_time()) - beginning_s}};
+  if (!job.has_start_time() || job.step() == 0) return json;
+  json["started_s"] = Seconds(job.start_time()) - beginning_s;
+  if (HasEnded(job)) json["ended_s"] = Seconds(job.end_time()) - beginning_s;
+  return json;
+}
+
+}  // namespace
+
+void Record::Take(const v1::ClusterStatus& cluster) {
+  started_s_ = Seconds(cluster.start_time());
+  for (const v1::TrainingTimes& times : cluster.times()) {
+    times_[{times.base_model(), times.device_key()}] = times;
+  }
+}
+
+void Record::Take(const v1::ListWorkersResponse& workers, double now_s) {
+  std::set<std::string> here;
+  for (const Worker& worker : workers.workers()) {
+    if (worker.state() == Worker::LOST || worker.drained()) continue;
+    here.insert(worker.name());
+    WorkerRecord& record = presences_[worker.name()];
+    record.newest = worker;
+    const double connected_s = Seconds(worker.connect_time());
+    const bool there = !record.presences.empty() && record.presences.back().goes_s == 0 &&
+                       record.presences.back().connected_s == connected_s;
+    if (there) continue;
+    const bool first = record.presences.empty();
+    if (!first && record.presences.back().goes_s == 0) {
+      record.presences.back().goes_s = connected_s;  // it was lost and came back between two looks
+    }
+    Presence& presence = record.presences.emplace_back();
+    presence.connected_s = connected_s;
+    if (first && connected_s < started_s_ + kStartSeconds) continue;
+    presence.comes_s = connected_s;
+    if (first) continue;
+    const Presence& before = record.presences.end()[-2];
+    const bool undrained = before.connected_s == connected_s;
+    presence.comes_s = undrained ? now_s : std::max(connected_s, before.goes_s);
+  }
+  for (auto& [name, record] : presences_) {
+    if (!here.contains(name) && record.presences.back().goes_s == 0) {
+      record.presences.back().goes_s = now_s;
+    }
+  }
+}
+
+bool Record::IsRecorded(const Job& job) const {
+  return job.total_steps() > 0 && StepsOf(job) > 0 && models_.contains(job.base_model());
+}
+
+double Record::Beginning() const {
+  double first_s = 0;
+  for (const auto& [name, job] : jobs_) {
+    if (!IsRecorded(job)) continue;
+    const double comes_s = Seconds(job.create_time());
+    if (first_s == 0 || comes_s < first_s) first_s = comes_s;
+  }
+  return first_s;
+}
+
+std::string Record::ToText() const {
+  const double beginning_s = Beginning();
+  std::set<std::string> used;
+  ordered_json jobs = ordered_json::array();
+  for (const auto& [name, job] : jobs_) {
+    if (!IsRecorded(job)) continue;
+    used.insert(job.base_model());
+    ordered_json& entry = jobs.emplace_back(ToJson(job, beginning_s));
+    const auto label = job.labels().find(share_label_);
+    if (label != job.labels().end() && !label->second.empty()) {
+      entry["label_group"] = label->second;
+    }
+  }
+  ordered_json models = ordered_json::array();
+  for (const std::string& name : used) {
+    ordered_json& entry = models.emplace_back(ToJson(models_.at(name)));
+    for (const auto& [key, times] : times_) {
+      if (key.first == name) entry["times_by_device"].push_back(ToJson(times));
+    }
+  }
+  ordered_json workers = ordered_json::array();
+  for (const auto& [name, record] : presences_) {
+    for (size_t i = 0; i < record.presences.size(); ++i) {
+      const Presence& presence = record.presences[i];
+      if (presence.goes_s != 0 && presence.goes_s <= beginning_s) continue;
+      ordered_json& entry = workers.emplace_back(
+          ToJson(record.newest, i == 0 ? name : absl::StrCat(name, "/", i + 1)));
+      entry["comes_s"] = std::max(presence.comes_s - beginning_s, 0.0);
+      if (presence.goes_s != 0) entry["goes_s"] = presence.goes_s - beginning_s;
+    }
+  }
+  const ordered_json history = {
+      {"about", {"recorded by `lora cluster --record`; times are seconds from the first job"}},
+      {"models", models},
+      {"workers", workers},
+      {"jobs", jobs}};
+  return history.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace lorad::client

@@ -1,0 +1,57 @@
+// The history of a cluster as `lorad-plan schedule` replays it (docs/planner.md), gathered from
+// what the API says, again and again while it goes on.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lorad/v1/cluster.pb.h"
+#include "lorad/v1/jobs.pb.h"
+#include "lorad/v1/models.pb.h"
+
+namespace lorad::client {
+
+class Record {
+ public:
+  // The values of that label are who shares the cluster fairly; empty: nobody.
+  explicit Record(std::string share_label) : share_label_(std::move(share_label)) {}
+
+  // What was taken before of the same is replaced; what is not named any more stays.
+  void Take(const v1::Model& model) { models_[model.name()] = model; }
+  void Take(const v1::Job& job) { jobs_[job.name()] = job; }
+  void Take(const v1::ClusterStatus& cluster);
+  // All workers, as they stand at that moment (seconds since 1970). One that was there when the
+  // coordinator started counts as there from the beginning.
+  void Take(const v1::ListWorkersResponse& workers, double now_s);
+
+  // JSON; without jobs whose rows are not checked yet, those that ended before their first step,
+  // and those of base models that are there no more.
+  std::string ToText() const;
+  std::size_t jobs() const { return jobs_.size(); }
+
+ private:
+  // From one connection of a worker to its loss or its draining; seconds since 1970, 0: none.
+  struct Presence {
+    double comes_s = 0;  // 0: from the beginning
+    double goes_s = 0;
+    double connected_s = 0;
+  };
+  struct WorkerRecord {
+    v1::Worker newest;
+    std::vector<Presence> presences;
+  };
+  bool IsRecorded(const v1::Job& job) const;
+  double Beginning() const;
+
+  std::string share_label_;
+  double started_s_ = 0;  // the coordinator
+  std::map<std::string, v1::Model> models_;
+  std::map<std::string, v1::Job> jobs_;
+  std::map<std::string, WorkerRecord> presences_;                           // by worker
+  std::map<std::pair<std::string, std::string>, v1::TrainingTimes> times_;  // by model and device
+};
+
+}  // namespace lorad::client

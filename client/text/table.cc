@@ -1,0 +1,143 @@
+#include "client/text/table.h"
+
+#include <google/protobuf/timestamp.pb.h>
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cmath>
+#include <cstdio>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+
+namespace lorad::client {
+namespace {
+
+// Of the column that is cut to what is left.
+constexpr std::size_t kLeastWidth = 12;
+
+// Characters, not bytes: a column of UTF-8 names stays straight.
+std::size_t Width(const std::string& text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; });
+}
+
+// Its first characters, where it has more.
+std::string Cut(const std::string& text, std::size_t width) {
+  std::size_t characters = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if ((text[i] & 0xc0) != 0x80 && ++characters > width) return text.substr(0, i);
+  }
+  return text;
+}
+
+bool IsNumber(const std::string& cell) {
+  return !cell.empty() && (cell == "-" || (cell[0] >= '0' && cell[0] <= '9'));
+}
+
+}  // namespace
+
+void Table::Add(std::vector<std::string> cells) {
+  assert(cells.size() == rows_[0].size());
+  rows_.push_back(std::move(cells));
+}
+
+std::vector<Table::Column> Table::Columns() const {
+  std::vector<Column> columns;
+  for (std::size_t i = 0; i < rows_[0].size(); ++i) {
+    Column column{i, 0, rows_.size() > 1};
+    for (std::size_t row = 0; row < rows_.size(); ++row) {
+      column.width = std::max(column.width, Width(rows_[row][i]));
+      if (row > 0 && !IsNumber(rows_[row][i])) column.right = false;
+    }
+    columns.push_back(column);
+  }
+  return columns;
+}
+
+std::string Table::Line(const std::vector<std::string>& row,
+                        const std::vector<Column>& columns) const {
+  std::string line;
+  for (const Column& column : columns) {
+    const std::string cell = Cut(row[column.index], column.width);
+    const std::string space(column.width - Width(cell), ' ');
+    if (&column != &columns.front()) line += "  ";
+    line += column.right ? space + cell : cell + space;
+  }
+  line.erase(line.find_last_not_of(' ') + 1);
+  return line;
+}
+
+void Table::Print(std::ostream& out) const {
+  const std::vector<Column> columns = Columns();
+  std::string text;
+  for (const auto& row : rows_) text += Line(row, columns) + '\n';
+  out << text;
+}
+
+std::vector<std::string> Table::Fit(int columns, const std::vector<int>& rank) const {
+  std::vector<Column> shown = Columns();
+  assert(rank.size() + 1 == shown.size());
+  if (columns > 0) {
+    const auto room = static_cast<std::size_t>(columns);
+    Column last = shown.back();
+    shown.pop_back();
+    const auto width = [&] {
+      std::size_t sum = 2 * (shown.size() - 1);
+      for (const Column& column : shown) sum += column.width;
+      return sum;
+    };
+    while (shown.size() > 1 && width() > room) {
+      shown.erase(std::max_element(shown.begin(), shown.end(), [&](const auto& a, const auto& b) {
+        return rank[a.index] < rank[b.index];
+      }));
+    }
+    shown[0].width = std::min(shown[0].width, room);
+    const std::size_t left = room - std::min(room, width());
+    if (left >= 2 + std::min(last.width, kLeastWidth)) {
+      last.width = std::min(last.width, left - 2);
+      shown.push_back(last);
+    }
+  }
+  std::vector<std::string> lines;
+  for (const auto& row : rows_) lines.push_back(Line(row, shown));
+  return lines;
+}
+
+std::string BytesText(std::int64_t bytes) {
+  constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
+  return unit == 0 ? absl::StrFormat("%d B", bytes)
+                   : absl::StrFormat("%.1f %s", value, kUnits[unit]);
+}
+
+std::string DurationText(double seconds) {
+  const auto whole = static_cast<std::int64_t>(std::llround(std::max(seconds, 0.0)));
+  if (whole < 60) return absl::StrFormat("%ds", whole);
+  if (whole < 3600) return absl::StrFormat("%dm %02ds", whole / 60, whole % 60);
+  return absl::StrFormat("%dh %02dm", whole / 3600, whole / 60 % 60);
+}
+
+std::string LossText(double loss) { return absl::StrFormat("%.4f", loss); }
+
+std::string RateText(double learning_rate) { return absl::StrFormat("%.3g", learning_rate); }
+
+std::string TimeText(const google::protobuf::Timestamp& time) {
+  if (time.seconds() == 0) return "-";
+  return absl::FormatTime("%Y-%m-%d %H:%M:%SZ", absl::FromUnixSeconds(time.seconds()),
+                          absl::UTCTimeZone());
+}
+
+std::string CountText(double value) {
+  return value == std::floor(value) ? absl::StrFormat("%.0f", value)
+                                    : absl::StrFormat("%.1f", value);
+}
+
+std::string JoinText(const std::vector<std::string>& parts) {
+  return parts.empty() ? "-" : absl::StrJoin(parts, ", ");
+}
+
+}  // namespace lorad::client

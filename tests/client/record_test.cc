@@ -1,0 +1,198 @@
+// What `lora cluster --record` writes, read by the planner that replays it.
+#include "client/record.h"
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include "planner/scenario/fields.h"
+#include "planner/scenario/replay.h"
+
+namespace lorad::client {
+namespace {
+
+using nlohmann::json;
+using v1::Job;
+using v1::Worker;
+
+constexpr std::int64_t kStart = 1'800'000'000;  // of the coordinator
+const char kKey[] = "NVIDIA H100/1/132/2/abc";
+
+v1::Model Model() {
+  v1::Model model;
+  model.set_name("small");
+  model.set_layers(2);
+  model.set_hidden_size(16);
+  model.set_feed_forward_size(32);
+  model.set_attention_heads(2);
+  model.set_key_value_heads(1);
+  model.set_head_size(8);
+  model.set_vocabulary_size(64);
+  model.set_tied_head(true);
+  return model;
+}
+
+v1::ClusterStatus Cluster() {
+  v1::ClusterStatus cluster;
+  cluster.mutable_start_time()->set_seconds(kStart);
+  v1::TrainingTimes& times = *cluster.add_times();
+  times.set_base_model("small");
+  times.set_device_key(kKey);
+  times.set_constant_ms(6);
+  times.set_token_ms(0.5);
+  times.set_load_seconds(3);
+  return cluster;
+}
+
+Job Created(const std::string& name, std::int64_t after_s) {
+  Job job;
+  job.set_name(name);
+  job.set_base_model("small");
+  job.mutable_adapter()->set_rank(8);
+  job.mutable_adapter()->add_target_modules("q_proj");
+  job.mutable_training()->set_max_length(512);
+  job.mutable_training()->set_checkpoint_every_steps(25);
+  job.mutable_create_time()->set_seconds(kStart + after_s);
+  job.set_total_steps(100);
+  job.set_total_tokens(20'000);
+  job.set_longest_tokens(300);
+  job.set_priority(3);
+  (*job.mutable_labels())["team"] = "math";
+  return job;
+}
+
+Job Ended(Job job, Job::State state, std::int64_t step) {
+  job.set_state(state);
+  job.set_step(step);
+  *job.mutable_start_time() = job.create_time();
+  job.mutable_start_time()->set_seconds(job.create_time().seconds() + 10);
+  job.mutable_end_time()->set_seconds(job.create_time().seconds() + 60);
+  return job;
+}
+
+Worker Connected(const std::string& name, std::int64_t after_s) {
+  Worker worker;
+  worker.set_name(name);
+  worker.set_state(Worker::IDLE);
+  worker.set_device("cuda:0");
+  worker.set_device_key(kKey);
+  worker.set_memory_bytes(1'000'000'000);
+  worker.set_threads(1);
+  worker.set_multiprocessors(132);
+  worker.set_value_bytes(2);
+  worker.mutable_connect_time()->set_seconds(kStart + after_s);
+  return worker;
+}
+
+v1::ListWorkersResponse Workers(const std::vector<Worker>& workers) {
+  v1::ListWorkersResponse response;
+  for (const Worker& worker : workers) *response.add_workers() = worker;
+  return response;
+}
+
+planner::scenario::ReplayScenario Read(const Record& record) {
+  const auto parsed = planner::scenario::ParseScenario(record.ToText());
+  REQUIRE(parsed.ok());
+  auto read = planner::scenario::ReadReplay(*parsed);
+  INFO(read.status());
+  REQUIRE(read.ok());
+  return *std::move(read);
+}
+
+TEST_CASE("A recorded history is read back") {
+  Record record("team");
+  record.Take(Model());
+  record.Take(Cluster());
+  record.Take(Workers({Connected("gpu", 5)}), kStart + 200);
+  record.Take(Created("job-b", 150));
+  record.Take(Ended(Created("job-a", 100), Job::SUCCEEDED, 100));
+  const auto read = Read(record);
+  const planner::History& history = read.history;
+  REQUIRE(history.jobs.size() == 2);
+  const planner::HistoryJob& a = history.jobs[0];
+  CHECK(a.content.job == "job-a");
+  CHECK(a.content.remaining_steps == 100);
+  CHECK(a.content.step_tokens == 200);
+  CHECK(a.content.longest_sequence == 300);
+  CHECK(a.content.adapter.rank == 8);
+  CHECK(a.content.adapter.targets == std::vector<std::string>{"q_proj"});
+  CHECK(a.content.priority == 3);
+  CHECK(a.content.label_group == "math");
+  CHECK(a.content.model->ffn == 32);
+  CHECK(a.checkpoint_steps == 25);
+  CHECK(a.comes_s == 0);
+  CHECK(a.started_s == 10);
+  CHECK(a.ended_s == 60);
+  CHECK(history.jobs[1].comes_s == 50);
+  CHECK(!history.jobs[1].started_s);
+  REQUIRE(history.workers.size() == 1);
+  CHECK(history.workers[0].view.device.kind == planner::DeviceKind::kCuda);
+  CHECK(history.workers[0].view.device.value_bytes == 2);
+  CHECK(history.workers[0].comes_s == 0);  // it was there when the coordinator started
+  CHECK(history.workers[0].goes_s == planner::kNever);
+  CHECK(history.times.at({"small", kKey}).token_ms == 0.5);
+  CHECK(history.load_s.at({"small", kKey}) == 3);
+}
+
+TEST_CASE("Jobs are taken as far as they came") {
+  Record record("");
+  record.Take(Model());
+  record.Take(Cluster());
+  record.Take(Workers({Connected("gpu", 5)}), kStart + 200);
+  record.Take(Ended(Created("job-failed", 0), Job::FAILED, 40));
+  record.Take(Ended(Created("job-cancelled", 0), Job::CANCELLED, 0));
+  Job unknown = Created("job-validating", 0);
+  unknown.set_total_steps(0);
+  record.Take(unknown);
+  Job strange = Created("job-strange", 0);
+  strange.set_base_model("gone");
+  record.Take(strange);
+  Job old = Created("job-old", 0);
+  old.set_longest_tokens(0);
+  record.Take(old);
+  const auto read = Read(record);
+  REQUIRE(read.history.jobs.size() == 2);
+  CHECK(read.history.jobs[0].content.job == "job-failed");
+  CHECK(read.history.jobs[0].content.remaining_steps == 40);
+  CHECK(read.history.jobs[0].content.label_group.empty());
+  CHECK(read.history.jobs[1].content.longest_sequence == 512);  // an older release did not say
+}
+
+TEST_CASE("Workers come, go, come back, and are drained") {
+  Record record("");
+  record.Take(Model());
+  record.Take(Cluster());
+  record.Take(Created("job-a", 100));
+  const auto at = [&](std::int64_t after_s, const std::vector<Worker>& workers) {
+    record.Take(Workers(workers), static_cast<double>(kStart + after_s));
+  };
+  Worker lost = Connected("w", 5);
+  lost.set_state(Worker::LOST);
+  Worker drained = Connected("v", 300);
+  drained.set_state(Worker::DRAINED);
+  drained.set_drained(true);
+  at(150, {Connected("w", 5)});
+  at(350, {lost, Connected("v", 300)});
+  at(500, {Connected("w", 450), drained});
+  at(600, {Connected("w", 550), Connected("v", 300)});  // w was lost unseen, v is undrained
+  const auto read = Read(record);
+  struct Expected {
+    std::string name;
+    double comes_s, goes_s;
+  };
+  const Expected expected[] = {{"v", 200, 400},
+                               {"v/2", 500, planner::kNever},
+                               {"w", 0, 250},
+                               {"w/2", 350, 450},
+                               {"w/3", 450, planner::kNever}};
+  REQUIRE(read.history.workers.size() == std::size(expected));
+  for (size_t i = 0; i < std::size(expected); ++i) {
+    const planner::HistoryWorker& worker = read.history.workers[i];
+    INFO(expected[i].name);
+    CHECK(worker.view.name == expected[i].name);
+    CHECK(worker.comes_s == expected[i].comes_s);
+    CHECK(worker.goes_s == expected[i].goes_s);
+  }
+}
+
+}  // namespace
+}  // namespace lorad::client

@@ -1,4 +1,5 @@
 // What strikes a site.
+#include <functional>
 #include <iterator>
 
 #include "tests/sim/happenings.h"
@@ -163,6 +164,43 @@ void CancelsJob(Stage& stage, const Happening& h) {
   if (!stage.jobs.empty()) stage.jobs[h.a % stage.jobs.size()]->Cancel();
 }
 
+void PausesJob(Stage& stage, const Happening& h) {
+  if (stage.jobs.empty()) return;
+  stage.jobs[h.a % stage.jobs.size()]->Pause(static_cast<int64_t>(h.b % (4 * kSecondUs)));
+}
+
+void SetsPriority(Stage& stage, const Happening& h) {
+  if (!stage.jobs.empty()) stage.jobs[h.a % stage.jobs.size()]->SetPriority(Of(h.b, 7) - 3);
+}
+
+// Until the coordinator takes it.
+// Asks until it is answered. An operator does one thing after the other: `then` comes after that,
+// so no drain that is still on its way overtakes the end of it.
+void SetDrained(Stage& stage, const std::string& worker, bool drained,
+                const std::function<void()>& then) {
+  v1::DrainWorkerRequest drain;
+  drain.set_name(worker);
+  drain.set_reason("a new driver");
+  v1::UndrainWorkerRequest undrain;
+  undrain.set_name(worker);
+  const server::Request request =
+      drained ? server::Request(std::move(drain)) : server::Request(std::move(undrain));
+  stage.site.Ask(request, [&stage, worker, drained, then](const auto& reply) {
+    if (reply.ok() || absl::IsNotFound(reply.status())) return then();
+    stage.site.At(stage.site.now_us() + kSecondUs / 10,
+                  [&stage, worker, drained, then] { SetDrained(stage, worker, drained, then); });
+  });
+}
+
+void IsDrained(Stage& stage, const Happening& h) {
+  const std::string name = WorkerOf(stage, h).hello().worker();
+  const auto for_us = static_cast<int64_t>(h.b % (6 * kSecondUs));
+  SetDrained(stage, name, true, [&stage, name, for_us] {
+    stage.site.At(stage.site.now_us() + for_us,
+                  [&stage, name] { SetDrained(stage, name, false, [] {}); });
+  });
+}
+
 void ClientVanishes(Stage& stage, const Happening& h) {
   const bool of_job = h.b % 2 == 0;
   if (of_job && !stage.jobs.empty()) stage.jobs[h.a % stage.jobs.size()]->Vanish();
@@ -170,7 +208,8 @@ void ClientVanishes(Stage& stage, const Happening& h) {
 }
 
 void WatchIsCut(Stage& stage, const Happening& h) {
-  if (!stage.watchers.empty()) stage.watchers[h.a % stage.watchers.size()]->Cut();
+  const int64_t away_us = h.b % 2 == 0 ? 0 : static_cast<int64_t>(h.b % 60'000'000);
+  if (!stage.watchers.empty()) stage.watchers[h.a % stage.watchers.size()]->Cut(away_us);
 }
 
 constexpr Kind kCalamities[] = {
@@ -202,6 +241,9 @@ constexpr Kind kCalamities[] = {
     {"the model is gone, half there or another for a while", ModelIsSpoilt},
     {"caches are removed", CachesAreRemoved},
     {"a job is cancelled", CancelsJob, true},
+    {"a job is paused for a while", PausesJob, true},
+    {"a job's priority changes", SetsPriority, true},
+    {"a worker is drained for a while", IsDrained, true},
     {"a client vanishes", ClientVanishes, true},
     {"a watch is cut", WatchIsCut, true},
 };

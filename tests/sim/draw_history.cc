@@ -75,6 +75,8 @@ SiteOptions DrawSite(uint64_t seed, std::mt19937_64& random) {
   options.core.patience_floor_ms = 20'000;
   if (random() % 3 == 0) options.core.rows_max = 2;
   if (random() % 3 == 0) options.core.watch_revisions_max = Draw(random, 100, 300);
+  if (seed % 4 == 0) options.core.watch_keep_ms = 20'000;
+  options.core.watch_memory_max = 5 + static_cast<int64_t>(seed % 60);
   return options;
 }
 

@@ -170,16 +170,14 @@ History ShrinkHistory(const History& history, const std::function<bool(const His
   const auto still_fails = [&](const std::vector<int>& kept, int with) {
     return tries++ < tries_max && fails(Part(history, kept, with));
   };
-  // With fewer workers fewer happenings may do.
+  // Workers first, while all happenings are there to fail with fewer; with fewer workers fewer
+  // happenings may do.
   for (bool fewer = true; fewer;) {
-    fewer = false;
+    while (workers > 1 && still_fails(numbers, workers - 1)) --workers;
     numbers = Shrink(
         numbers, [&](const std::vector<int>& kept) { return still_fails(kept, workers); },
         tries_max);
-    while (workers > 1 && still_fails(numbers, workers - 1)) {
-      --workers;
-      fewer = true;
-    }
+    fewer = workers > 1 && still_fails(numbers, workers - 1);
   }
   return Part(history, numbers, workers);
 }

@@ -97,7 +97,8 @@ bool Idleness::FindRoom(const v1::Worker& worker, const v1::Job& job) const {
   planner::QueuedJob& queued = view.queue.emplace_back();
   queued.job = job.name();
   queued.base_model = job.base_model();
-  queued.model = server::ShapeOf(*storage::DescribeModel(storage::kTiny));
+  queued.model = std::make_shared<const planner::ModelShape>(
+      server::ShapeOf(*storage::DescribeModel(storage::kTiny)));
   queued.longest_sequence = site_.LongestRowOf(job);
   queued.adapter = server::ShapeOfAdapter(job.adapter());
   for (const planner::Decision& decision : planner::Schedule(view)) {

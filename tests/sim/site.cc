@@ -108,7 +108,7 @@ class AgendaTasks final : public Tasks {
 
   void Add(Queue queue, std::function<void()> task) override {
     const int64_t at = schedule_(free_us_[queue], std::move(task));
-    if (queue != Queue::kRows) free_us_[queue] = at;  // in their order
+    if (queue == Queue::kFiles || queue == Queue::kReads) free_us_[queue] = at;  // in their order
   }
 
  private:
@@ -124,10 +124,10 @@ struct Site::Process {
       : clock(std::move(now)),
         data_dir(kRoot),
         mailbox(clock, MailboxOptions{}, std::move(ring)),
-        revisions(options.watch_revisions_max),
+        revisions(options.watch_memory_max),
         room(disk, files),
         tasks(std::move(schedule)),
-        solver(MakeFeedSolver(kRoot, files)) {}
+        solver(MakeFeedSolver(kRoot, files, clock)) {}
 
   FunctionClock clock;
   const DataDir data_dir;
@@ -203,7 +203,9 @@ absl::Status Site::TryStart() {
     process.store = memory_store_.get();
   }
   auto loop =
-      Loop::Start({.core = options_.core, .reserve_bytes = options_.reserve_bytes},
+      Loop::Start({.core = options_.core,
+                   .reserve_bytes = options_.reserve_bytes,
+                   .random = options_.seed << 16 | static_cast<uint64_t>(life_)},
                   {process.clock, process.data_dir, files_, *process.store, process.room,
                    process.tasks, *process.solver, process.mailbox, process.revisions, *this});
   if (!loop.ok()) return loop.status();
@@ -381,11 +383,15 @@ bool Site::Post(decltype(server::Event::content) content) {
 
 const Loop& Site::loop() const { return *process_->loop; }
 
-RevisionLog& Site::revision_log() { return process_->revisions; }
-
-RevisionLog& Site::revisions() {
+const RevisionLog& Site::revisions() const {
   REQUIRE(process_);
   return process_->revisions;
+}
+
+absl::StatusOr<RevisionLog::Found> Site::ReadRevisions(int64_t after, int64_t limit) {
+  REQUIRE(process_);
+  auto found = process_->revisions.Read(after, limit);
+  return found.ok() && found->in_store ? process_->revisions.ReadStored(after, limit) : found;
 }
 
 storage::JobStore& Site::store() {

@@ -128,15 +128,22 @@ class Site final : public server::Sinks, public CoordinatorSide {
   // All of it, with the disk as it lies.
   void CheckAll();
   storage::JobStore& store();
-  // REQUIRES: it serves.
-  server::RevisionLog& revisions();
+  // REQUIRES, here and below: it serves.
+  const server::RevisionLog& revisions() const;
+  // Wherever they lie.
+  absl::StatusOr<server::RevisionLog::Found> ReadRevisions(int64_t after, int64_t limit);
   SimDisk& disk() { return disk_; }
   SimFiles& files() { return files_; }
   std::mt19937_64& random() { return clock_.random(); }
   int64_t now_us() const { return clock_.now_us(); }
-  // What watchers could see so far: revision -> job.
-  const std::map<int64_t, std::string>& told() const { return seen_; }
-  // So much has followed that revision that it need not be kept.
+  // What watchers could see so far, by revision.
+  struct Told {
+    std::string job;
+    bool progress = false;
+    int64_t at_us = 0;
+  };
+  const std::map<int64_t, Told>& told() const { return seen_; }
+  // So much has followed that revision, or what did is so old, that it need not be kept.
   bool MayBeGone(int64_t revision) const;
   int64_t deaths() const { return deaths_; }
   int64_t failed_starts() const { return failed_starts_; }
@@ -158,7 +165,6 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void Die(Death death);
   void Ring();
   void Run();
-  server::RevisionLog& revision_log();
   const server::Loop& loop() const;
 
   // site_checks.cc
@@ -169,7 +175,9 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void CheckEvaluations(const v1::Job& job);
   void CheckSizes() const;
   void CheckCore();
+  bool WatchOn();
   void CheckWatched();
+  void CheckToldChange(const server::RevisionLog::Revision& revision);
   void CheckJob(const v1::Job& job);
 
   // CoordinatorSide.
@@ -208,8 +216,9 @@ class Site final : public server::Sinks, public CoordinatorSide {
   uint64_t next_request_ = 1;
   uint64_t next_connection_ = 1;
   int64_t watched_ = 0;                               // the newest revision that a watcher has seen
-  std::map<std::string, v1::Job::State> followed_;    // by that watcher
-  std::map<int64_t, std::string> seen_;               // by that watcher: revision -> job
+  std::map<std::string, v1::Job> followed_;           // by that watcher, as it saw them last
+  std::map<int64_t, Told> seen_;                      // by that watcher
+  bool has_missed_ = false;                           // that watcher, and it was told so
   std::map<std::string, std::vector<int64_t>> rows_;  // of datasets: their lengths
   Promises promises_;
   int64_t stood_still_us_ = 0;

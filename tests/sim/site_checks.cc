@@ -1,4 +1,5 @@
 // What must hold in a site, whatever has happened to it.
+#include <algorithm>
 #include <catch2/catch.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -18,27 +19,60 @@ void Site::CheckTurn() {
   promises_.CheckAnswers(awake_us());
   CheckSizes();
   CheckCore();
-  auto revisions = revision_log().Read(watched_, 1000);
-  // Who has seen no job yet has nothing to miss.
-  while (absl::IsOutOfRange(revisions.status()) && (followed_.empty() || MayBeGone(watched_))) {
-    revisions = revision_log().Read(++watched_, 1000);
-  }
-  INFO("seed " << options_.seed << ", watched up to " << watched_ << ": " << revisions.status());
   // What was told and is not there after a death was never durable.
-  REQUIRE(revisions.ok());
-  for (const auto& revision : *revisions) {
-    REQUIRE(revision->revision > watched_);
-    watched_ = revision->revision;
-    v1::WatchJobsResponse message;
-    REQUIRE(message.ParseFromString(revision->message));
-    seen_[watched_] = revision->job;
-    if (message.has_job()) followed_[message.job().name()] = message.job().state();
+  REQUIRE(watched_ <= revisions().newest());
+  while (watched_ < revisions().newest() && WatchOn()) {
   }
 }
 
+// False: the disk does not say.
+bool Site::WatchOn() {
+  auto found = ReadRevisions(watched_, 1000);
+  // Who has seen no job yet has nothing to miss.
+  while (absl::IsOutOfRange(found.status()) && (seen_.empty() || MayBeGone(watched_))) {
+    has_missed_ = has_missed_ || !seen_.empty();
+    found = ReadRevisions(++watched_, 1000);
+  }
+  INFO("seed " << options_.seed << ", watched up to " << watched_ << ": " << found.status());
+  if (disk_is_ill() && !found.ok() && !absl::IsOutOfRange(found.status())) return false;
+  REQUIRE(found.ok());
+  REQUIRE(found->up_to > watched_);
+  for (const auto& revision : found->revisions) {
+    REQUIRE(revision->revision > watched_);
+    watched_ = revision->revision;
+    seen_[watched_] = {revision->job, revision->progress, now_us()};
+    CheckToldChange(*revision);
+  }
+  REQUIRE(found->up_to >= watched_);
+  watched_ = found->up_to;
+  return true;
+}
+
+// What counts as progress leaves the state as it was, and who is deleted had ended.
+void Site::CheckToldChange(const RevisionLog::Revision& revision) {
+  v1::WatchJobsResponse message;
+  REQUIRE(message.ParseFromString(revision.message));
+  REQUIRE(message.revision() == revision.revision);
+  REQUIRE(message.job().name() == revision.job);
+  const auto before = followed_.find(revision.job);
+  INFO("told: " << message.ShortDebugString());
+  if (message.deleted()) {
+    REQUIRE(!IsLive(message.job().state()));
+    followed_.erase(revision.job);
+    return;
+  }
+  if (revision.progress) {
+    REQUIRE(before != followed_.end());
+    REQUIRE(before->second.state() == message.job().state());
+  }
+  followed_[revision.job] = message.job();
+}
+
 bool Site::MayBeGone(int64_t revision) const {
-  const auto followed = std::distance(seen_.upper_bound(revision), seen_.end());
-  return followed > options_.core.watch_revisions_max;
+  if (revisions().newest() - revision > options_.core.watch_revisions_max) return true;
+  const auto follows = seen_.upper_bound(revision);
+  return follows != seen_.end() &&
+         now_us() - follows->second.at_us >= options_.core.watch_keep_ms * 750;
 }
 
 // What the core keeps agrees with itself; where there are many jobs it is asked less often.
@@ -73,7 +107,8 @@ void Site::CheckWatched() {
     INFO("revision " << entry.number << " of job " << message.job().name());
     const auto seen = seen_.find(entry.number);
     REQUIRE(seen != seen_.end());
-    REQUIRE(seen->second == message.job().name());
+    REQUIRE(seen->second.job == message.job().name());
+    REQUIRE(!seen->second.progress);
   }
 }
 
@@ -94,7 +129,7 @@ void Site::CheckJob(const v1::Job& job) {
     state = event.to_state();
   }
   REQUIRE(state == job.state());
-  REQUIRE(followed_[name] == state);
+  REQUIRE(followed_[name].state() == state);
   v1::GetMetricsRequest metrics;
   metrics.set_job(name);
   metrics.set_page_size(1000);
@@ -166,6 +201,10 @@ void Site::CheckAll() {
   request.set_page_size(1000);
   const auto all = std::get<v1::ListJobsResponse>(Call([&]() -> Request { return request; }));
   for (const v1::Job& job : all.jobs()) CheckJob(job);
+  for (const auto& [name, job] : followed_) {
+    INFO("nobody told that it was deleted: " << name);
+    REQUIRE((has_missed_ || std::ranges::count(all.jobs(), name, &v1::Job::name) == 1));
+  }
   promises_.CheckKept(store(), files_);
   CheckWatched();
 }

@@ -128,6 +128,38 @@ void JobClient::Cancel() {
   });
 }
 
+void JobClient::Insist(const Request& request, const std::function<void()>& then) {
+  site_.Ask(request, [this, request, then](const Answer& reply) {
+    if (Passes(reply.status())) {
+      return site_.At(site_.now_us() + kAgainUs, [this, request, then] { Insist(request, then); });
+    }
+    INFO("job " << name_ << ": " << reply.status());
+    // It has ended, or it was deleted.
+    REQUIRE((reply.ok() || absl::IsNotFound(reply.status()) ||
+             absl::IsFailedPrecondition(reply.status())));
+    then();
+  });
+}
+
+void JobClient::Pause(int64_t us) {
+  if (name_.empty()) return;
+  Insist(Named<v1::PauseJobRequest>(name_),
+         [this, us] { site_.At(site_.now_us() + us, [this] { Resume(); }); });
+}
+
+void JobClient::Resume() {
+  if (!name_.empty()) Insist(Named<v1::ResumeJobRequest>(name_), [] {});
+}
+
+void JobClient::SetPriority(int32_t priority) {
+  if (name_.empty()) return;
+  v1::UpdateJobRequest request;
+  request.mutable_job()->set_name(name_);
+  request.mutable_job()->set_priority(priority);
+  request.mutable_update_mask()->add_paths("priority");
+  Insist(request, [] {});
+}
+
 void JobClient::DeleteCheckpoint() {
   Then(
       [this]() -> absl::StatusOr<Request> {

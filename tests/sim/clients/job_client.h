@@ -27,6 +27,10 @@ class JobClient final : public Client {
   JobClient(Site& site, Census& census, Plan plan);
 
   void Cancel();
+  // The job is paused, and resumed after so long, or at once where that is 0.
+  void Pause(int64_t us);
+  void Resume();
+  void SetPriority(int32_t priority);
   const v1::Job& planned() const { return plan_.job; }
   const std::string& acknowledged() const { return name_; }
   const v1::Job& job() const { return seen_; }  // without a name: not yet
@@ -41,6 +45,8 @@ class JobClient final : public Client {
   void LookUntilItEnds();
   void DeleteCheckpoint();
   void Delete();
+  // Until the answer is no failure that passes.
+  void Insist(const server::Request& request, const std::function<void()>& then);
 
   Census& census_;
   Plan plan_;

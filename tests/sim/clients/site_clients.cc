@@ -153,13 +153,10 @@ CuriousClient::CuriousClient(Site& site, const v1::Job& job) : Client(site) {
       return true;
     };
   };
-  Then(
-      [job] {
-        return EstimateJob{job, 1'000'000};
-      },
-      holds("estimate", [](const ReplyValue& value) {
-        return std::get<v1::JobEstimate>(value).total_steps() > 0;
-      }));
+  Then([job] { return EstimateJob{.job = job, .wait_us = 1'000'000}; },
+       holds("estimate", [](const ReplyValue& value) {
+         return std::get<v1::JobEstimate>(value).total_steps() > 0;
+       }));
   Then(
       [job] {
         CreateJob request;

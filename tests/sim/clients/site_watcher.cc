@@ -1,7 +1,9 @@
 #include "tests/sim/clients/site_watcher.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
-#include <limits>
+#include <map>
+#include <utility>
 
 namespace lorad::sim {
 namespace {
@@ -10,45 +12,46 @@ using namespace server;  // NOLINT: what a watcher asks for
 
 constexpr int64_t kPageJobs = 2;
 constexpr int64_t kReadAtOnce = 3;
-constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+constexpr int64_t kAll = 1 << 20;
 
 }  // namespace
 
 Watcher::Watcher(Site& site, std::set<std::string> names, int64_t pause_us)
-    : site_(site), names_(std::move(names)), pause_us_(pause_us), deaths_(site.deaths()) {}
+    : site_(site),
+      names_(std::move(names)),
+      pause_us_(pause_us),
+      bookmarks_(pause_us % 2 == 0),
+      deaths_(site.deaths()) {}
 
 bool Watcher::settled() const {
   return gone_ || (phase_ == Phase::kFollow && deaths_ == site_.deaths());
 }
 
-// It knows what it was sent, no more.
-void Watcher::Cut() {
+// It knows what it was told, no more.
+void Watcher::Cut(int64_t away_us) {
+  away_until_us_ = std::max(away_until_us_, site_.now_us() + away_us);
   connection_++;
   asks_ = false;
-  phase_ = last_ == 0 ? Phase::kSnapshot : Phase::kResume;
-  at_ = last_;
+  if (bookmarks_ && phase_ == Phase::kFollow) last_ = at_;
+  last_ > 0 ? BeginToFollow(last_) : BeginAnew();
 }
 
 void Watcher::Look() {
   if (gone_) return;
   if (std::exchange(deaths_, site_.deaths()) != site_.deaths()) Cut();
-  if (site_.serves() && !asks_) {
-    if (phase_ == Phase::kSnapshot) {
-      AskForPage(at_, kPageJobs);
-    } else if (phase_ == Phase::kFollow) {
-      Follow(kReadAtOnce);
-    } else if (names_.empty()) {
-      BeginToFollow(last_);
-    } else {
-      AskForPage(kAll, 1);  // whether the names are known
-    }
+  if (site_.serves() && !asks_ && site_.now_us() >= away_until_us_) {
+    const std::string& store = site_.revisions().store();
+    REQUIRE((store_.empty() || store == store_));
+    store_ = store;
+    phase_ == Phase::kFollow ? void(Follow(kReadAtOnce)) : AskForPage();
   }
   site_.At(site_.now_us() + pause_us_, [this] { Look(); });
 }
 
-void Watcher::AskForPage(int64_t after, int64_t limit) {
+void Watcher::AskForPage() {
+  if (at_ == 0) present_ = site_.revisions().newest();
   asks_ = true;
-  site_.Ask(SnapshotJobs{{names_.begin(), names_.end()}, after, limit},
+  site_.Ask(SnapshotJobs{{names_.begin(), names_.end()}, at_, kPageJobs, present_},
             [this, connection = connection_](const absl::StatusOr<ReplyValue>& reply) {
               if (connection != connection_) return;
               asks_ = false;
@@ -58,43 +61,49 @@ void Watcher::AskForPage(int64_t after, int64_t limit) {
 }
 
 void Watcher::TakePage(const JobSnapshot& page) {
-  if (phase_ == Phase::kResume) return BeginToFollow(last_);
   for (const v1::Job& job : page.jobs) {
     See(job.revision());
-    at_ = job.revision();
+    REQUIRE(last_ <= present_);
+    at_ = last_;
   }
-  if (static_cast<int64_t>(page.jobs.size()) < kPageJobs) BeginToFollow(page.revision);
+  if (static_cast<int64_t>(page.jobs.size()) < kPageJobs) BeginToFollow(present_);
 }
 
 void Watcher::BeginToFollow(int64_t after) {
   phase_ = Phase::kFollow;
   at_ = after;
-  if (seen_.empty()) followed_from_ = after;
+  // Cut before it was told of anything since, it goes back behind the last job of its snapshot.
+  followed_from_ = std::min(followed_from_.value_or(after), after);
 }
 
-// What it has missed is not kept any more, and it was told so.
+// What it has missed is not kept any more, and it was told so; or it was told nothing yet.
 void Watcher::BeginAnew() {
   phase_ = Phase::kSnapshot;
-  at_ = last_ = 0;
+  at_ = last_ = present_ = 0;
   seen_.clear();
   followed_from_.reset();
 }
 
-int64_t Watcher::Follow(int64_t limit) {
-  const auto read = site_.revisions().Read(at_, limit);
-  if (absl::IsOutOfRange(read.status()) && site_.MayBeGone(at_)) {
+bool Watcher::Follow(int64_t limit) {
+  const auto found = site_.ReadRevisions(at_, limit);
+  if (absl::IsOutOfRange(found.status()) && site_.MayBeGone(at_)) {
     BeginAnew();
-    return 0;
+    return false;
   }
-  INFO("watched up to " << at_ << ": " << read.status());
-  REQUIRE(read.ok());
-  for (const auto& revision : *read) {
+  if (site_.disk_was_ill() && !found.ok() && !absl::IsOutOfRange(found.status())) return false;
+  INFO("watched up to " << at_ << ": " << found.status());
+  REQUIRE(found.ok());
+  for (const auto& revision : found->revisions) {
+    REQUIRE(revision->revision > at_);
     at_ = revision->revision;
     if (!names_.empty() && !names_.contains(revision->job)) continue;
     See(revision->revision);
     seen_.push_back(revision->revision);
   }
-  return static_cast<int64_t>(read->size());
+  REQUIRE(found->up_to >= at_);
+  const bool more = found->up_to > at_ || !found->revisions.empty();
+  at_ = found->up_to;
+  return more;
 }
 
 void Watcher::See(int64_t revision) {
@@ -102,17 +111,30 @@ void Watcher::See(int64_t revision) {
   last_ = revision;
 }
 
+// It saw nothing but what was told; every change; and of each job the newest.
 void Watcher::Check() {
   REQUIRE(settled());
-  while (!gone_ && Follow(kAll) > 0) {
+  while (!gone_ && Follow(kAll)) {
   }
   if (!followed_from_) return;  // its jobs went before it had seen them, or what followed did
-  std::vector<int64_t> told;
-  for (const auto& [revision, job] : site_.told()) {
-    const bool wanted = names_.empty() || names_.contains(job);
-    if (wanted && revision > *followed_from_ && revision <= at_) told.push_back(revision);
+  std::set<int64_t> told, wanted;
+  std::map<std::string, int64_t> newest;
+  for (const auto& [revision, news] : site_.told()) {
+    if (revision <= *followed_from_ || revision > at_) continue;
+    if (!names_.empty() && !names_.contains(news.job)) continue;
+    told.insert(revision);
+    if (!news.progress) wanted.insert(revision);
+    newest[news.job] = revision;
   }
-  REQUIRE(seen_ == told);
+  for (const auto& [job, revision] : newest) wanted.insert(revision);
+  for (const int64_t revision : seen_) {
+    INFO("nobody told of revision " << revision << ", behind " << *followed_from_);
+    REQUIRE(told.contains(revision));
+  }
+  for (const int64_t revision : wanted) {
+    INFO("it missed revision " << revision << ", behind " << *followed_from_ << ", up to " << at_);
+    REQUIRE(std::ranges::binary_search(seen_, revision));
+  }
 }
 
 }  // namespace lorad::sim

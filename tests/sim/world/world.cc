@@ -70,8 +70,7 @@ void World::Start() {
   inbox_.clear();
   checks_.clear();
   turn_due_ = false;
-  std::vector<RevisionLog::Revision> revisions;
-  absl::StatusOr<StoredState> stored = ReadStore(store_, &revisions);
+  absl::StatusOr<StoredState> stored = ReadStore(store_);
   RequireOk(stored.status());
   std::vector<Effect> effects;
   auto core = Core::Create(options_.core, *std::move(stored), Now(), &effects);
@@ -182,6 +181,7 @@ void World::Do(Effect effect) {
                  },
                  [&](CheckRows& check) { CheckRowsLater(check); },
                  [&](CancelRows& cancel) { CancelCheck(cancel.key); },
+                 [](CloseRows&) {},  // its solver keeps nothing at hand
                  [&](Plan& plan) {
                    plans_.push_back(plan.input);
                    std::vector<UnitFailure> failures = DropUnits(plan.input);
@@ -219,6 +219,7 @@ void World::Do(Effect effect) {
                      v1::Checkpoint checkpoint;
                      checkpoint.set_job(write.job);
                      checkpoint.set_step(write.step);
+                     checkpoint.add_files()->set_size_bytes(kCheckpointBytes);
                      post_later(CheckpointWritten{write.number, checkpoint});
                    });
                  },

@@ -21,7 +21,8 @@
 
 namespace lorad::sim {
 
-inline constexpr int64_t kTrainedTokens = 1;  // of every row: its last
+inline constexpr int64_t kTrainedTokens = 1;       // of every row: its last
+inline constexpr int64_t kCheckpointBytes = 1000;  // of every one
 
 struct WorldOptions {
   uint64_t seed = 1;

@@ -82,6 +82,7 @@ class NoSolver : public Solver {
                                                  const std::atomic<bool>&) override {
     return absl::UnimplementedError("no rows here");
   }
+  void CloseRows(const std::string&) override {}
   absl::StatusOr<SolvedPlan> Plan(const PlanInput&, const std::function<bool()>&) override {
     return absl::UnimplementedError("no rows here");
   }

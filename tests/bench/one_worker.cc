@@ -78,7 +78,7 @@ StoredState HouseOf(const v1::Job& job) {
 }
 
 OneWorker::OneWorker(int64_t steps, Persist persist, const CoreOptions& options)
-    : persist_(std::move(persist)), revisions_(options.watch_revisions_max) {
+    : persist_(std::move(persist)), revisions_(options.watch_memory_max) {
   v1::Job job = TypicalJob();
   job.clear_validation_dataset();
   job.mutable_training()->set_max_steps(static_cast<int32_t>(steps));
@@ -170,7 +170,8 @@ void OneWorker::Do(const Effect& effect) {
                    replies_.push_back(reply.value);
                  },
                  [&](const Announce& announce) {
-                   revisions_.Append({announce.revision, announce.job, announce.message});
+                   revisions_.Append(
+                       {announce.revision, announce.job, announce.message, announce.progress});
                  },
                  [&](const CheckRows& check) {
                    records::RowsSummary rows;

@@ -41,6 +41,7 @@ class OneWorker {
   void LoseWorker(double loss_offset);
   int64_t step() const { return step_; }
   int64_t events() const { return applied_; }
+  int64_t now_us() const { return now_us_; }
   // What watchers have been told, the newest of it.
   server::RevisionLog& revisions() { return revisions_; }
 

@@ -21,9 +21,10 @@ BINARIES = ROOT if (ROOT / "server/lorad").exists() else ROOT / "bazel-bin"
 LORAD = BINARIES / "server/lorad"
 WORKER = BINARIES / "worker/lorad-worker"
 LORA = BINARIES / "client/lora"
+PLAN = BINARIES / "planner/lorad-plan"
 GOLDEN = ROOT / "tests/golden"
 
-LIVE_STATES = {"VALIDATING", "QUEUED", "PREPARING", "RUNNING", "FINALIZING", "CANCELLING"}
+LIVE_STATES = {"VALIDATING", "QUEUED", "PREPARING", "RUNNING", "FINALIZING", "CANCELLING", "PAUSING", "PAUSED"}
 
 
 class Failure(AssertionError):
@@ -181,6 +182,18 @@ class House:
             worker = subprocess.Popen(list(map(str, [WORKER, "--coordinator", self.address, *options])), stdout=log, stderr=log)
         self.workers.append(worker)
         return worker
+
+    def end_workers(self):
+        """Ends those workers of the test's own, and waits until the daemon has none."""
+        for worker in self.workers:
+            worker.terminate()
+            worker.wait()
+        self.workers.clear()
+        deadline = time.monotonic() + 60
+        while any(worker["state"] != "LOST" for worker in self.objects("worker", "ls")):
+            if time.monotonic() > deadline:
+                raise Failure("workers that have ended are not lost")
+            time.sleep(0.05)
 
     def worker_pids(self):
         return [w["pid"] for w in self.objects("worker", "ls") if w["state"] != "LOST" and w["pid"] > 0]

@@ -1,14 +1,20 @@
 """What scripts may rely on: streams, exit statuses, keys, ids, times."""
 
+import fcntl
 import json
 import os
+import pty
 import random
 import re
+import select
 import signal
+import struct
 import subprocess
+import termios
+import time
 
 from formats import read_safetensors, token_rows, write_model
-from house import House, LORAD, WORKER, main, tell
+from house import House, LORAD, PLAN, WORKER, main, tell
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 ID = re.compile(r"[a-z0-9-]+")
@@ -106,6 +112,43 @@ def test_a_job_in_json():
     house.clear()
 
 
+def recorded(file):
+    """The jobs of a recorded history that have ended, and all it has; None while there is none."""
+    if not file.exists():
+        return None
+    history = json.loads(file.read_text())
+    return {job["name"] for job in history["jobs"] if "ended_s" in job}, history
+
+
+def test_a_recorded_history_is_replayed():
+    with House(None, "--workers", "cpu:1") as house:
+        prepare(house)
+        assert house.run("cluster", "--once").status == 2  # it is of a recording
+        refused = house.run("cluster", "--record", house.folder / "nowhere/history.json", "--once")
+        assert refused.status == 1 and refused.err.splitlines()[-1].startswith("error: FILE_UNWRITABLE: "), refused
+        file = house.folder / "history.json"
+        names = {house.submit(a_job())}
+        house.wait(list(names))
+        recording = subprocess.Popen(list(map(str, house.lora_command("cluster", "--record", file))), stderr=subprocess.DEVNULL)
+        names.add(house.submit(a_job()))  # comes while it records
+        end = time.monotonic() + 60
+        while recorded(file) is None or recorded(file)[0] != names:
+            assert recording.poll() is None and time.monotonic() < end, recorded(file)
+            time.sleep(0.2)
+        recording.send_signal(signal.SIGINT)
+        recording.wait(30)
+        once = house.lora("cluster", "--record", file, "--share-label", "team", "--once")
+        assert once.out == "" and once.err == f"lora: 2 jobs in {file}\n", once
+        ended, history = recorded(file)
+        assert ended == names and history["models"][0]["ffn"] > 0 and len(history["workers"]) == 1, history
+        assert all(job["label_group"] == "math" and job["steps"] == 6 for job in history["jobs"]), history
+        done = subprocess.run([PLAN, "schedule", "--json", file], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        replays = {replay["policy"]: replay for replay in json.loads(done.stdout)["replays"]}
+        assert "recorded" in replays and all(replay["ended"] == 2 for replay in replays.values()), replays
+    house.clear()
+
+
 def test_filters_and_removal():
     with House(None, "--workers", "none") as house:
         prepare(house)
@@ -171,5 +214,54 @@ def test_watch_outlives_the_daemon():
     house.clear()
 
 
+class Terminal:
+    """A program on a terminal of 24 lines and 80 columns, and what it has drawn."""
+
+    def __init__(self, command):
+        self.ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.program = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE)
+        os.close(theirs)
+        self.drawn = ""
+
+    def until(self, *texts, seconds=60):
+        """Forgets what was drawn before, and waits until all of these have been drawn since."""
+        self.drawn, end = "", time.monotonic() + seconds
+        while not all(text in self.drawn for text in texts):
+            assert time.monotonic() < end, (texts, self.drawn[-2000:])
+            if not select.select([self.ours], [], [], 0.2)[0]:
+                continue
+            try:
+                self.drawn += os.read(self.ours, 65536).decode()
+            except OSError:  # the program has ended
+                break
+        assert all(text in self.drawn for text in texts), (texts, self.drawn[-2000:])
+
+
+def test_top_stays_up_to_date():
+    """On a terminal `lora top`, like `lora watch` without ids, outlives the daemon and ends well at Ctrl-C."""
+    with House(None, "--workers", "cpu:1") as house:
+        prepare(house)
+        name = house.submit(a_job(max_steps=300, checkpoint_every_steps=5, eval_every_steps=0))
+        port = house.address.split(":")[1]
+        once = house.lora("top").out
+        assert "JOB" in once and name in once and "\x1b" not in once, once
+        assert [job["name"] for job in json.loads(house.lora("top", "--json").out)["jobs"]] == [name]
+        tops = [Terminal(list(map(str, [*house.lora_command(), command]))) for command in ("top", "watch")]
+        for top in tops:
+            top.until("\x1b[?1049h", name, "RUNNING", "1 jobs run")
+        house.kill()
+        for top in tops:
+            top.until("lost 127.0.0.1:" + port)
+        house.start("--listen", f"127.0.0.1:{port}")
+        for top in tops:
+            top.until(name, "RUNNING", "1 jobs run")
+            top.program.send_signal(signal.SIGINT)
+            top.until("\x1b[?25h\x1b[?1049l")
+            assert top.program.wait(10) == 0, top.program.stderr.read()
+        house.lora("cancel", name)
+    house.clear()
+
+
 if __name__ == "__main__":
-    main([test_daemon, test_a_job_in_json, test_filters_and_removal, test_checkpoints, test_watch_outlives_the_daemon])
+    main([test_daemon, test_a_job_in_json, test_filters_and_removal, test_checkpoints, test_watch_outlives_the_daemon, test_top_stays_up_to_date])

@@ -1,0 +1,209 @@
+"""Jobs that step aside and go on: paused, from a drained worker, held by a quota; with the same bits, also where the daemon is
+killed meanwhile. And the commands for it.
+
+usage: departures_test.py [TEST ...]
+"""
+
+import contextlib
+import hashlib
+import subprocess
+import time
+
+from house import GOLDEN, Failure, House, main, tell
+
+MODEL, ROWS = "llama_gqa_untied", "llama_gqa_untied/r8_all"
+STEPS = 150
+
+
+def a_job(**fields):
+    """Long enough to be caught on the way; it saves nothing but what it is told to, and its end."""
+    return {"base_model": "llama", "training_dataset": "rows", "adapter": {"rank": 4, "dropout": 0.1, "seed": 1},
+            "training": {"max_steps": STEPS, "batch_size": 3, "max_length": 256, "learning_rate": 2e-3, "seed": 1,
+                         "checkpoint_every_steps": 0}, **fields}
+
+
+@contextlib.contextmanager
+def a_house():
+    with House(None, "--workers", "cpu:1", "--worker-threads", 1) as house:
+        house.lora("model", "add", "llama", "--path", GOLDEN / MODEL / "model")
+        house.lora("dataset", "add", "rows", GOLDEN / ROWS / "train.jsonl")
+        house.wait_for_worker()
+        yield house
+    house.clear()
+
+
+def until(predicate, what, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not (found := predicate()):
+        if time.monotonic() > deadline:
+            raise Failure(f"not within {seconds} s: {what}")
+        time.sleep(0.02)
+    return found
+
+
+def reach(house, job, step):
+    return until(lambda: house.object("show", job)["step"] >= step, f"step {step} of {job}")
+
+
+def becomes(house, job, *states):
+    return until(lambda: (found := house.object("show", job))["state"] in states and found, f"{job} is {states}")
+
+
+def worker_of(house):
+    (worker,) = house.objects("worker", "ls")
+    return worker
+
+
+def drained(house):
+    return until(lambda: (found := worker_of(house))["state"] == "DRAINED" and found, "the worker is DRAINED")
+
+
+def adapter_of(house, job):
+    house.wait([job])
+    return hashlib.sha256((house.adapter(job) / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+def fails(house, reason, *arguments, status=1):
+    result = house.run(*arguments)
+    assert result.status == status and result.err.startswith(f"error: {reason}: "), result
+    return result.err
+
+
+def test_paused():
+    """Its bytes are those of a job that nobody disturbed; a watch waits for it and says so."""
+    with a_house() as house:
+        undisturbed = house.submit(a_job())
+        bytes_undisturbed = adapter_of(house, undisturbed)
+        fails(house, "JOB_ENDED", "pause", undisturbed)
+        job = house.submit(a_job())
+        watch = subprocess.Popen(list(map(str, house.lora_command("watch", job, "--until-done"))), stdout=subprocess.PIPE,
+                                 stderr=subprocess.PIPE, text=True)
+        reach(house, job, 20)
+        assert house.object("pause", job)["state"] == "PAUSING"
+        paused = becomes(house, job, "PAUSED")
+        assert 20 <= paused["step"] == paused["last_checkpoint_step"] < STEPS, paused
+        assert house.object("pause", job)["state"] == "PAUSED"  # again is no error
+        time.sleep(1)
+        assert house.object("show", job)["step"] == paused["step"] and watch.poll() is None
+        assert house.lora("resume", job).err == f"{job}: QUEUED\n"
+        bytes_resumed = adapter_of(house, job)
+        out, err = watch.communicate(timeout=30)
+        assert watch.returncode == 0, err
+        assert f"{job} is PAUSED; waiting until it is resumed (`lora resume {job}`)" in err, err
+        assert f"PAUSED  waits for `lora resume {job}`" in out, out
+        assert bytes_resumed == bytes_undisturbed
+        tell(f"    paused at step {paused['step']} of {STEPS}: the same {bytes_resumed[:12]}")
+
+
+def test_drained():
+    """The one worker is drained: its job waits and says why; undrained, it goes on with the same bits."""
+    with a_house() as house:
+        bytes_undisturbed = adapter_of(house, house.submit(a_job()))
+        job = house.submit(a_job())
+        reach(house, job, 20)
+        name = worker_of(house)["name"]
+        result = house.lora("worker", "drain", name, "--reason", "a new disk", "--wait")
+        assert result.out == "" and result.err.endswith(f"{name}: DRAINED\n") and "1 job is left on it" in result.err, result
+        waits = becomes(house, job, "QUEUED")
+        assert waits["queue"]["why"] == f"worker '{name}' is drained (a new disk)", waits["queue"]
+        assert waits["step"] == waits["last_checkpoint_step"] >= 20
+        assert ": a new disk\n" in house.lora("worker", "ls").out
+        time.sleep(1)
+        assert house.object("show", job)["state"] == "QUEUED"
+        assert house.object("worker", "undrain", name)["state"] in ("IDLE", "FORMING")
+        assert adapter_of(house, job) == bytes_undisturbed
+        fails(house, "WORKER_NOT_FOUND", "worker", "drain", "nobody", "--reason", "x")
+        fails(house, "INVALID_FIELDS", "worker", "drain", name, "--reason", "")
+        fails(house, "USAGE", "worker", "drain", name, status=2)
+
+
+def test_updated():
+    """A higher priority moves a job to the front of the queue; labels are changed one by one."""
+    with a_house() as house:
+        name = worker_of(house)["name"]
+        house.lora("worker", "drain", name, "--reason", "so that all wait", "--wait")
+        first, second = house.submit(a_job()), house.submit(a_job(labels={"team": "math"}))
+        places = [house.object("show", job)["queue"]["place"] for job in (first, second)]
+        assert places == [1, 2], places
+        changed = house.object("update", second, "--priority", "5", "--label", "run=2", "user=bob")
+        assert changed["priority"] == 5 and changed["labels"] == {"team": "math", "run": "2", "user": "bob"}, changed
+        assert [house.object("show", job)["queue"]["place"] for job in (first, second)] == [2, 1]
+        changed = house.object("update", second, "--remove-label", "run", "team", "--label", "user=ann")
+        assert changed["priority"] == 5 and changed["labels"] == {"user": "ann"}, changed
+        fails(house, "ETAG_MISMATCH", "update", second, "--label", "a=b", "--etag", "0")
+        assert house.object("update", second, "--priority", "6", "--etag", changed["etag"])["priority"] == 6
+        fails(house, "INVALID_FIELDS", "update", second, "--priority", "101")
+        fails(house, "JOB_NOT_FOUND", "update", "job-nobody", "--label", "a=b")
+        fails(house, "USAGE", "update", second, status=2)
+        fails(house, "USAGE", "update", second, "--label", "nothing", status=2)
+
+
+def test_quota():
+    """Under a quota of one running job the second waits, and runs once the first has ended."""
+    with a_house() as house:
+        quota = house.object("quota", "set", "team=math", "--running", "1", "--stored", "10GiB")
+        assert quota["running_jobs"] == 1 and quota["stored_bytes"] == 10 << 30 and quota["queued_jobs"] is None, quota
+        bytes_undisturbed = adapter_of(house, house.submit(a_job()))
+        first, second = (house.submit(a_job(labels={"team": "math"})) for _ in range(2))
+        other = house.submit(a_job(labels={"team": "art"}))
+        reach(house, first, 5)
+        becomes(house, other, "RUNNING")
+        waits = house.object("show", second)
+        assert waits["state"] == "QUEUED" and waits["queue"]["why"] == "quota team=math: 1 of 1 job runs", waits
+        (listed,) = house.objects("quota", "ls")
+        assert listed["use"] == [{"label": "team=math", "running_jobs": 1, "queued_jobs": 1, "stored_bytes": 0}], listed
+        assert {adapter_of(house, job) for job in (first, second, other)} == {bytes_undisturbed}
+        (listed,) = house.objects("quota", "ls")
+        stored = listed["use"][0]["stored_bytes"]
+        files = [file for job in (first, second) for checkpoint in house.objects("checkpoint", "ls", job) for file in checkpoint["files"]]
+        assert stored == sum(file["size_bytes"] for file in files) > 0, (stored, files)
+        house.lora("quota", "set", "team=math", "--queued", "0")
+        job = house.folder / "refused.json"
+        job.write_text('{"base_model": "llama", "training_dataset": "rows", "labels": {"team": "math"}}')
+        error = fails(house, "QUOTA_EXCEEDED", "submit", "-f", job)
+        assert "quota team=math: 0 of 0 jobs are queued: wait until" in error, error
+        house.lora("quota", "rm", "team=math")
+        fails(house, "QUOTA_NOT_FOUND", "quota", "rm", "team=math")
+        fails(house, "INVALID_FIELDS", "quota", "set", "team")
+        house.lora("cancel", house.lora("submit", "-f", job).out.strip())
+
+
+def test_killed_while_pausing():
+    """kill -9 of the daemon while its job is PAUSING: after the start it is PAUSED, and its bytes are the same."""
+    with a_house() as house:
+        bytes_undisturbed = adapter_of(house, house.submit(a_job()))
+        job = house.submit(a_job())
+        reach(house, job, 20)
+        state = house.object("pause", job)["state"]
+        house.kill()
+        assert state == "PAUSING", state
+        house.start()
+        found = house.object("show", job)
+        assert found["state"] == "PAUSED" and found["step"] == found["last_checkpoint_step"], found
+        house.wait_for_worker()
+        time.sleep(0.5)
+        assert house.object("show", job)["state"] == "PAUSED"
+        house.lora("resume", job)
+        assert adapter_of(house, job) == bytes_undisturbed
+
+
+def test_killed_while_draining():
+    """The same while its worker is DRAINING: after the start it is drained, and its job waits."""
+    with a_house() as house:
+        bytes_undisturbed = adapter_of(house, house.submit(a_job()))
+        job = house.submit(a_job())
+        reach(house, job, 20)
+        name = worker_of(house)["name"]
+        state = house.object("worker", "drain", name, "--reason", "a new disk")["state"]
+        house.kill()
+        assert state == "DRAINING", state
+        house.start()
+        found = drained(house)
+        assert found["name"] == name and found["drain_reason"] == "a new disk", found
+        assert becomes(house, job, "QUEUED")["queue"]["why"] == f"worker '{name}' is drained (a new disk)"
+        house.lora("worker", "undrain", name)
+        assert adapter_of(house, job) == bytes_undisturbed
+
+
+if __name__ == "__main__":
+    main([test_paused, test_drained, test_updated, test_quota, test_killed_while_pausing, test_killed_while_draining])

@@ -1,0 +1,137 @@
+"""Jobs that are evicted, moved, paused and drained at random moments, all in one run, end with the bytes of jobs that nobody
+disturbed.
+
+usage: disturbed_test.py [--seed N] [--times N]     --times 100: a hundred runs, by hand; the seeds follow each other
+"""
+
+import argparse
+import hashlib
+import random
+import sys
+import time
+
+from house import Failure, House, main, tell
+from placement_test import MICROBATCH_TOKENS, large_job, prepare, room_for, wait_for_workers
+
+JOBS = 4
+STEPS = 2500  # long enough for a move to pay, and short enough to wait for
+ARGUMENTS = argparse.ArgumentParser()
+ARGUMENTS.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+ARGUMENTS.add_argument("--times", type=int, default=1)
+
+
+def subject(i):
+    made = large_job(steps=STEPS, seed=10 + i, schedule="COSINE", warmup_steps=5)
+    made["adapter"]["dropout"] = 0.1 * i
+    return made
+
+
+def adapter_of(house, job):
+    return hashlib.sha256((house.adapter(job) / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+def until(predicate, what, seconds=60):
+    end = time.monotonic() + seconds
+    while not (found := predicate()):
+        if time.monotonic() > end:
+            raise Failure(f"not within {seconds} s: {what}")
+        time.sleep(0.02)
+    return found
+
+
+def reasons(house, job):
+    return [event["reason"] for event in house.objects("events", job)]
+
+
+class Run:
+    """Four jobs on two workers that hold two each; then things happen to them."""
+
+    def __init__(self, house, generator, room):
+        self.house, self.generator, self.room = house, generator, room
+        for i in range(2):
+            house.start_worker("--name", f"w{i}", "--threads", "1", "--memory", room)
+        wait_for_workers(house, 2)
+        self.jobs = [house.submit(subject(i)) for i in range(JOBS)]
+
+    def states(self):
+        return [self.house.object("show", job) for job in self.jobs]
+
+    def go_on(self, steps):
+        """Waits until the foremost job has done up to so many steps more."""
+        goal = max(job["step"] for job in self.states()) + self.generator.randrange(1, steps)
+        until(lambda: max(job["step"] for job in self.states()) >= goal, f"step {goal}")
+
+    def victims(self):
+        return [job for job in self.jobs if "EVICTED" in reasons(self.house, job)]
+
+    def evict(self):
+        """Both workers are full, so one of higher priority takes a place."""
+        until(lambda: all(job["state"] == "RUNNING" for job in self.states()), "all of them run")
+        self.go_on(200)
+        urgent = self.house.submit(large_job(steps=self.generator.randrange(1, 60), priority=3))
+        until(self.victims, "a victim")
+        self.house.wait([urgent])
+
+    def move(self):
+        """A third worker comes, and one of them goes there."""
+        self.go_on(100)
+        self.house.start_worker("--name", "w2", "--threads", "1", "--memory", self.room)
+        until(lambda: any("MOVED" in reasons(self.house, job) for job in self.jobs), "a move")
+
+    def pause(self):
+        self.go_on(200)
+        job = self.generator.choice([job["name"] for job in self.states() if job["state"] != "SUCCEEDED"])
+        self.house.lora("pause", job)
+        if self.generator.random() < 0.7:  # else it is resumed while it leaves
+            until(lambda: self.house.object("show", job)["state"] == "PAUSED", "PAUSED")
+        time.sleep(self.generator.uniform(0, 0.3))
+        self.house.lora("resume", job)
+
+    def drain(self):
+        self.go_on(200)
+        busy = [group["workers"][0] for group in self.house.object("cluster")["groups"] if group["jobs"]]
+        worker = self.generator.choice(busy)
+        self.house.lora("worker", "drain", worker, "--reason", "a new disk", "--wait")
+        time.sleep(self.generator.uniform(0, 0.3))
+        self.house.lora("worker", "undrain", worker)
+
+    def disturb(self):
+        self.evict()
+        self.move()
+        others = [self.pause, self.pause, self.drain, self.drain]
+        self.generator.shuffle(others)
+        for other in others:
+            other()
+        live = sum(job["state"] != "SUCCEEDED" for job in self.states())
+        assert live, "they ended before the last disturbance"
+        self.house.wait(self.jobs)
+        events = [reasons(self.house, job) for job in self.jobs]
+        tell("    evicted " + ", moved ".join(str(sum(job.count(reason) for job in events)) for reason in ("EVICTED", "MOVED"))
+             + f", paused 2, drained 2; {live} of {JOBS} jobs outlived the last")
+
+
+def test_disturbed():
+    with House(None, "--workers", "none", "--microbatch-tokens", MICROBATCH_TOKENS) as house:
+        prepare(house)
+        house.start_worker("--name", "calm", "--threads", "1")
+        wait_for_workers(house, 1)
+        room = room_for(house, subject(0), 2)
+        undisturbed = [house.submit(subject(i)) for i in range(JOBS)]
+        house.wait(undisturbed)
+        want = [adapter_of(house, job) for job in undisturbed]
+        assert len(set(want)) == JOBS, "bytes that do not depend on the job show nothing"
+        house.end_workers()
+        for seed in range(OPTIONS.seed, OPTIONS.seed + OPTIONS.times):
+            tell(f"    seed {seed}")
+            run = Run(house, random.Random(seed), room)
+            run.disturb()
+            got = [adapter_of(house, job) for job in run.jobs]
+            assert got == want, f"seed {seed}: of jobs {[i for i in range(JOBS) if got[i] != want[i]]} the bytes differ"
+            house.end_workers()
+    house.clear()
+
+
+if __name__ == "__main__":
+    OPTIONS = ARGUMENTS.parse_args()
+    sys.argv[1:] = []
+    main([test_disturbed])

@@ -1,0 +1,104 @@
+"""When jobs start and end, as forecasts say it, and how true that comes, on real processes.
+
+usage: forecast_test.py [TEST...]
+"""
+
+import datetime
+import random
+import time
+from statistics import mean
+
+from formats import token_rows, write_model
+from house import House, main, tell
+
+JOBS = 50
+WARM_JOBS = 6
+
+
+def job(steps, seed, rank=4, batch_size=2, priority=0):
+    return {"base_model": "small", "training_dataset": "rows", "priority": priority,
+            "adapter": {"rank": rank, "target_modules": ["q_proj", "v_proj"], "seed": seed},
+            "training": {"max_steps": steps, "batch_size": batch_size, "max_length": 300, "learning_rate": 1e-3,
+                         "seed": seed, "checkpoint_every_steps": 0}}
+
+
+def prepare(house):
+    house.lora("model", "add", "small", "--path", write_model(house.folder / "model"))
+    house.add_dataset("rows", token_rows(random.Random(1), 30))
+
+
+def moment(text):
+    return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def ended(house, names):
+    return all(house.object("show", name)["state"] == "SUCCEEDED" for name in names)
+
+
+def wait_for(what, seconds, predicate):
+    end = time.monotonic() + seconds
+    while not predicate():
+        assert time.monotonic() < end, what
+        time.sleep(0.2)
+
+
+def is_inside(said, what, seconds):
+    """By the coordinator's clock, and what a command line takes to ask."""
+    return moment(said[f"{what}_earliest"]) - 0.1 <= seconds <= moment(said[f"{what}_latest"]) + 0.1
+
+
+def test_forecasts_come_true():
+    """50 jobs of many lengths on two busy workers, most of which wait: what `lora estimate` says of each once all are there."""
+    draw = random.Random(7)
+    with House(None, "--workers", "cpu:2", "--worker-threads", "1", "--least-gain", "0.1") as house:
+        prepare(house)
+        warm = [house.submit(job(steps=400, seed=seed)) for seed in range(WARM_JOBS)]
+        wait_for("the first jobs end", 120, lambda: ended(house, warm))
+        names = [house.submit(job(steps=draw.randint(300, 1500), seed=seed, batch_size=draw.choice([1, 2, 4])))
+                 for seed in range(JOBS)]
+        forecasts = {}
+        for name in names:
+            result = house.run("estimate", name, "--json")
+            if result.status == 0:
+                forecasts[name] = result.objects()[0]["forecast"]
+        wait_for("all jobs end", 400, lambda: ended(house, names))
+        start_errors, end_errors, inside, count = [], [], 0, 0
+        for name, said in forecasts.items():
+            assert said, f"nothing was foreseen of {name}"
+            seen = house.object("show", name)
+            for what, errors in (("start", start_errors), ("end", end_errors)):
+                if not said[f"{what}_time"]:
+                    continue  # it ran already
+                actual, foretold = moment(seen[f"{what}_time"]), moment(said[f"{what}_time"])
+                errors.append(abs(actual - foretold) / max(foretold - moment(said["make_time"]), 1))
+                count += 1
+                inside += is_inside(said, what, actual)
+        tell(f"    {len(forecasts)} jobs: {len(start_errors)} starts off by {mean(start_errors):.0%}, "
+             f"{len(end_errors)} ends by {mean(end_errors):.0%} in the mean; {inside} of {count} within their interval")
+        cluster = house.object("cluster")
+        tell(f"    first forecasts, made as each job came: starts {cluster['start_errors']}, ends {cluster['end_errors']}")
+        assert len(start_errors) >= JOBS / 2, "too few waited"
+        assert inside >= 0.9 * count, (inside, count)
+    house.clear()
+
+
+def test_a_waiting_job_says_when():
+    with House(None, "--workers", "none") as house:
+        prepare(house)
+        first = house.submit(job(steps=200, seed=1))
+        assert not (house.object("show", first)["queue"] or {}).get("forecast"), "no worker is there"
+        house.start_worker("--name", "w0", "--threads", "1")
+        wait_for("it runs", 30, lambda: house.object("show", first)["state"] == "RUNNING")
+        running = house.object("estimate", first)
+        assert not running["forecast"]["start_time"], running
+        assert moment(running["forecast"]["end_time"]) > moment(running["forecast"]["make_time"])
+        assert [worker["worker"] for worker in running["workers"]] == ["w0"], running
+        assert "ends" in house.lora("estimate", first).out
+        wait_for("it ends", 60, lambda: ended(house, [first]))
+        refused = house.run("estimate", first)
+        assert refused.status != 0 and "JOB_ENDED" in refused.err, refused
+    house.clear()
+
+
+if __name__ == "__main__":
+    main([test_forecasts_come_true, test_a_waiting_job_says_when])

@@ -19,7 +19,7 @@ constexpr double kTie = 1e-9;
 class Chooser {
  public:
   Chooser(Round& round, Lookahead& lookahead, size_t position)
-      : round_(round), job_(round.queue[position]) {
+      : round_(round), lookahead_(lookahead), job_(round.queue[position]) {
     const std::vector<bool>& robbed = lookahead.Robbed(position);
     for (size_t i = 0; i < round.idle.size(); ++i) {
       const IdleWorker& idle = round.idle[i];
@@ -39,6 +39,7 @@ class Chooser {
     WeighGroups();
     Weigh(free_);
     if (!best_) Weigh(needed_);
+    if (best_ && best_->group) WeighEmpty();
     return best_;
   }
 
@@ -63,7 +64,7 @@ class Chooser {
       if (shorter && !group.pace.known && HasIdle(shape.device.kind)) continue;
       const double raise_s =
           group.SumOfEndsWith(job_.work, shape.capacity_tokens) - group.SumOfEnds();
-      Offer({g, 0, shape, raise_s},
+      Offer({g, 0, false, shape, raise_s},
             {0, shape.device.kind != DeviceKind::kCuda, -group.budget_bytes, group.worker});
     }
   }
@@ -80,13 +81,31 @@ class Chooser {
       const Pace& pace = round_.paces.Of(job_.job->base_model, worker.device_name);
       const GroupShape& shape =
           round_.sizes.AloneOn(job_.job_class, round_.idle[i].worker_kind).shape;
-      const double round_s =
-          RoundMs(pace.times, job_.work.step_tokens, shape.capacity_tokens) / 1000;
-      const double raise_s =
-          (holds ? 0 : pace.load_s) + static_cast<double>(job_.work.remaining_steps) * round_s;
-      Offer({std::nullopt, i, shape, raise_s},
+      Offer({std::nullopt, i, false, shape, EndAlone(pace, shape, holds)},
             {!holds, worker.device.kind != DeviceKind::kCuda, -worker.budget_bytes, worker.name});
     }
+  }
+
+  // A group of another base model that has no jobs, and none that wait: rather than join others, the
+  // job may have its worker. One that waits for a place at all has it in any case (Dissolve).
+  void WeighEmpty() {
+    for (size_t g = 0; g < round_.groups.size(); ++g) {
+      const GroupState& group = round_.groups[g];
+      if (!group.settled() || group.jobs > 0 || lookahead_.Asked(group.base) ||
+          !round_.FitsAlone(job_, group) || round_.Ahead(group) != nullptr) {
+        continue;
+      }
+      const Pace& pace = round_.paces.Of(job_.job->base_model, group.device_name);
+      if (!pace.known) continue;
+      const GroupShape& shape = round_.sizes.AloneOn(job_.job_class, group.worker_kind).shape;
+      Offer({g, 0, true, shape, EndAlone(pace, shape, false)},
+            {true, shape.device.kind != DeviceKind::kCuda, -group.budget_bytes, group.worker});
+    }
+  }
+
+  double EndAlone(const Pace& pace, const GroupShape& shape, bool holds) const {
+    const double round_s = RoundMs(pace.times, job_.work.step_tokens, shape.capacity_tokens) / 1000;
+    return (holds ? 0 : pace.load_s) + static_cast<double>(job_.work.remaining_steps) * round_s;
   }
 
   // Whether its worker has to load the base model, and is none of the GPUs; its budget; its name.
@@ -103,6 +122,7 @@ class Chooser {
   }
 
   Round& round_;
+  const Lookahead& lookahead_;
   const Waiter& job_;
   std::vector<size_t> free_;    // idle workers that it fits,
   std::vector<size_t> needed_;  // and those of them that others have more need of

@@ -21,6 +21,8 @@ class Lookahead {
   // worker: its next job can join no group, and fewer such base models could have idle workers of
   // their own at once (a matching, grown along augmenting paths).
   const std::vector<bool>& Robbed(size_t position);
+  // Whether any job of the queue is of that base model.
+  bool Asked(size_t base) const { return base < positions_.size() && !positions_[base].empty(); }
 
  private:
   bool CanJoin(const Waiter& job);
@@ -39,6 +41,7 @@ class Lookahead {
 struct Place {
   std::optional<size_t> group;  // index of Round::groups, or else
   size_t idle = 0;              // of Round::idle
+  bool vacates = false;         // `group` has no jobs: it is to be dissolved, for its worker
   GroupShape shape;             // of the group, with the job
   double raise_s = 0;           // of the sum of ends
 };

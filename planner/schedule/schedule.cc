@@ -85,7 +85,9 @@ class Scheduler {
 
   void PlaceOrWait(size_t i) {
     const Waiter& job = round_.queue[i];
-    if (const auto place = ChoosePlace(round_, lookahead_, i)) {
+    const auto place = ChoosePlace(round_, lookahead_, i);
+    if (place && place->vacates) return Vacate(round_.groups[*place->group], job);
+    if (place) {
       const size_t group = place->group ? *place->group : Form(job, place->idle);
       Add(round_.groups[group], job, place->shape, round_.sizes);
       answers_.push_back({{}, i});
@@ -152,6 +154,15 @@ class Scheduler {
       return true;
     }
     return false;
+  }
+
+  // The job waits for the group's worker, and keeps no others from theirs meanwhile.
+  void Vacate(GroupState& group, const Waiter& job) {
+    round_.waiting.push_back(&job);
+    round_.settled.insert(job.job);
+    group.open = false;
+    changed_ = true;
+    Decide(Decision::Kind::kDissolve, job).group = group.name;
   }
 
   // Evicts from groups that do not drain for a job ahead of it.

@@ -202,6 +202,42 @@ class Site {
   std::mt19937& random_;
 };
 
+TEST_CASE("A group without jobs makes way rather than that a job joins others") {
+  const auto empty = [](const std::string& device) {
+    GroupView group = Running("e", device, {});
+    group.base_model = "n";
+    return group;
+  };
+  const GroupView busy = Running("g", "slow", {{200, 100}, {200, 100}});
+  struct Case {
+    std::string what;
+    ClusterView view;
+    std::string expected;
+  };
+  // Alone 30 s; beside the two jobs all three end 110 s later in the sum.
+  const Case cases[] = {
+      {"where all end earlier so", With(Timed({}, {Steps("x", 100)}, 79), {busy, empty("slow")}),
+       "dissolve #1 e: x\n"},
+      {"and not where loading takes longer",
+       With(Timed({}, {Steps("x", 100)}, 81), {busy, empty("slow")}), "admit g: x\n"},
+      {"nor where a job waits for it",
+       With(Timed({}, {Steps("x", 100), Steps("y", 100, 200, 1, "n")}), {busy, empty("slow")}),
+       "admit g: x\nadmit e: y\n"},
+      {"nor where it is not known how long it takes",
+       With(Timed({}, {Steps("x", 100)}), {busy, empty("new")}), "admit g: x\n"},
+      {"an idle worker rather than that",
+       With(Timed({IdleOn("a")}, {Steps("x", 100)}), {busy, empty("slow")}),
+       "form a base=m 1024/100: x\n"},
+      {"two jobs have one each",
+       With(Timed({}, {Steps("x", 100, 200, 1), Steps("y", 100, 200, 2)}), {busy, empty("slow")}),
+       "dissolve #1 e: x\nadmit g: y\n"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.what);
+    CHECK(Text(c.view) == c.expected);
+  }
+}
+
 TEST_CASE("16 equal jobs on four idle workers are four on each, however they come") {
   const std::map<std::string, size_t> four = {
       {"on-w0", 4}, {"on-w1", 4}, {"on-w2", 4}, {"on-w3", 4}};

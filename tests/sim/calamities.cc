@@ -173,32 +173,44 @@ void SetsPriority(Stage& stage, const Happening& h) {
   if (!stage.jobs.empty()) stage.jobs[h.a % stage.jobs.size()]->SetPriority(Of(h.b, 7) - 3);
 }
 
-// Until the coordinator takes it.
 // Asks until it is answered. An operator does one thing after the other: `then` comes after that,
-// so no drain that is still on its way overtakes the end of it.
-void SetDrained(Stage& stage, const std::string& worker, bool drained,
-                const std::function<void()>& then) {
-  v1::DrainWorkerRequest drain;
-  drain.set_name(worker);
-  drain.set_reason("a new driver");
-  v1::UndrainWorkerRequest undrain;
-  undrain.set_name(worker);
-  const server::Request request =
-      drained ? server::Request(std::move(drain)) : server::Request(std::move(undrain));
-  stage.site.Ask(request, [&stage, worker, drained, then](const auto& reply) {
+// so no order that is still on its way overtakes the end of it.
+void Insist(Stage& stage, const server::Request& request, const std::function<void()>& then) {
+  stage.site.Ask(request, [&stage, request, then](const auto& reply) {
     if (reply.ok() || absl::IsNotFound(reply.status())) return then();
     stage.site.At(stage.site.now_us() + kSecondUs / 10,
-                  [&stage, worker, drained, then] { SetDrained(stage, worker, drained, then); });
+                  [&stage, request, then] { Insist(stage, request, then); });
+  });
+}
+
+// For up to six seconds.
+void HoldsForAWhile(Stage& stage, const Happening& h, const server::Request& order,
+                    const server::Request& end) {
+  const auto for_us = static_cast<int64_t>(h.b % (6 * kSecondUs));
+  Insist(stage, order, [&stage, end, for_us] {
+    stage.site.At(stage.site.now_us() + for_us, [&stage, end] { Insist(stage, end, [] {}); });
   });
 }
 
 void IsDrained(Stage& stage, const Happening& h) {
-  const std::string name = WorkerOf(stage, h).hello().worker();
-  const auto for_us = static_cast<int64_t>(h.b % (6 * kSecondUs));
-  SetDrained(stage, name, true, [&stage, name, for_us] {
-    stage.site.At(stage.site.now_us() + for_us,
-                  [&stage, name] { SetDrained(stage, name, false, [] {}); });
-  });
+  v1::DrainWorkerRequest drain;
+  drain.set_name(WorkerOf(stage, h).hello().worker());
+  drain.set_reason("a new driver");
+  v1::UndrainWorkerRequest undrain;
+  undrain.set_name(drain.name());
+  HoldsForAWhile(stage, h, drain, undrain);
+}
+
+// Of one team, or of each; of running jobs, and at times of those that wait too.
+void HasQuota(Stage& stage, const Happening& h) {
+  constexpr const char* kLabels[] = {"team=a", "team=b", "team=*"};
+  v1::SetQuotaRequest set;
+  set.mutable_quota()->set_label(kLabels[h.a % std::size(kLabels)]);
+  set.mutable_quota()->set_running_jobs(Of(h.a / 3, 3));
+  if (h.a / 9 % 3 == 0) set.mutable_quota()->set_queued_jobs(1 + Of(h.a / 27, 3));
+  v1::DeleteQuotaRequest end;
+  end.set_label(set.quota().label());
+  HoldsForAWhile(stage, h, set, end);
 }
 
 void ClientVanishes(Stage& stage, const Happening& h) {
@@ -244,6 +256,7 @@ constexpr Kind kCalamities[] = {
     {"a job is paused for a while", PausesJob, true},
     {"a job's priority changes", SetsPriority, true},
     {"a worker is drained for a while", IsDrained, true},
+    {"a team has a quota for a while", HasQuota, true},
     {"a client vanishes", ClientVanishes, true},
     {"a watch is cut", WatchIsCut, true},
 };

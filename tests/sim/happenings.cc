@@ -39,6 +39,7 @@ v1::Job RandomJob(const Rates& rates, uint64_t a, uint64_t b) {
   training.set_eval_every_steps(draw(4));
   training.set_seed(b % 1000);
   job.set_priority(draw(3));
+  (*job.mutable_labels())["team"] = draw(2) == 0 ? "a" : "b";
   return job;
 }
 

@@ -14,11 +14,13 @@ namespace {
 constexpr int64_t kLookUs = 1'000'000;
 constexpr int64_t kIdleUs = 10'000'000;
 
-// It has met a failure that passes: its back-off is not over. Or the store has: nothing is begun.
+// It has met a failure that passes: its back-off is not over. Or the store has: nothing is begun. Or
+// a quota holds it.
 bool IsPostponed(const v1::Job& job) {
   const std::string& why = job.queue().why();
   return why.find("tried again at") != std::string::npos ||
-         why.find("the store cannot be written") != std::string::npos;
+         why.find("the store cannot be written") != std::string::npos ||
+         why.find("quota team=") != std::string::npos;
 }
 
 }  // namespace

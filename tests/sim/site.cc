@@ -254,6 +254,8 @@ void Site::Run() {
     if (!*went_on) break;
     CheckTurn();
   }
+  // What one turn has done is told in more steps than one.
+  if (watched_ == revisions().newest()) orders_.CheckQuotas();
   const int64_t wake_us = process.loop->wake_us();
   if (wake_us == Loop::kNever || (process.wake_us > now_us() && process.wake_us <= wake_us)) return;
   process.wake_us = std::max(wake_us, now_us() + 1);
@@ -304,6 +306,7 @@ void Site::Die(Death death) {
   deaths_++;
   life_++;
   promises_.CoordinatorDied();
+  orders_.CoordinatorDied();
   disk_.StopAfter(0);  // it does nothing more, not even close its files
   process_.reset();
   death == Death::kPowerLoss ? disk_.PowerLoss() : disk_.Restart();
@@ -408,12 +411,14 @@ void Site::Ask(Request request, OnReply on_reply) {
   if (!Post(Requested{number, std::move(request)})) {
     return clock_.Later([on_reply = std::move(on_reply)] { on_reply(Gone()); });
   }
+  orders_.Asked(number, asked);
   promises_.Asked(number, std::move(asked), awake_us());
   replies_[number] = std::move(on_reply);
 }
 
 void Site::Answer(uint64_t request, absl::StatusOr<ReplyValue> value) {
   promises_.Answered(request, value);
+  orders_.Answered(request, value);
   auto node = replies_.extract(request);
   if (node.empty()) return;
   clock_.Later(

@@ -20,6 +20,7 @@
 #include "tests/sim/disk/sim_files.h"
 #include "tests/sim/disk/sim_vfs.h"
 #include "tests/sim/promises.h"
+#include "tests/sim/standing_orders.h"
 #include "tests/sim/worker/clockwork.h"
 #include "tests/sim/worker/worker_process.h"
 
@@ -221,6 +222,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   bool has_missed_ = false;                           // that watcher, and it was told so
   std::map<std::string, std::vector<int64_t>> rows_;  // of datasets: their lengths
   Promises promises_;
+  StandingOrders orders_;
   int64_t stood_still_us_ = 0;
   bool paused_ = false;           // the coordinator
   int64_t frozen_since_us_ = -1;  // so has awake_us() been; -1: it is not

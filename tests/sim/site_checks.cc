@@ -31,6 +31,7 @@ bool Site::WatchOn() {
   // Who has seen no job yet has nothing to miss.
   while (absl::IsOutOfRange(found.status()) && (seen_.empty() || MayBeGone(watched_))) {
     has_missed_ = has_missed_ || !seen_.empty();
+    orders_.Missed();
     found = ReadRevisions(++watched_, 1000);
   }
   INFO("seed " << options_.seed << ", watched up to " << watched_ << ": " << found.status());
@@ -59,12 +60,18 @@ void Site::CheckToldChange(const RevisionLog::Revision& revision) {
   if (message.deleted()) {
     REQUIRE(!IsLive(message.job().state()));
     followed_.erase(revision.job);
+    orders_.ToldDeleted(revision.job);
     return;
   }
   if (revision.progress) {
     REQUIRE(before != followed_.end());
     REQUIRE(before->second.state() == message.job().state());
   }
+  // Who leaves a group is saved first, who loses it falls back: both go on from a checkpoint.
+  if (message.job().state() == v1::Job::QUEUED || message.job().state() == v1::Job::PAUSED) {
+    REQUIRE(message.job().step() == message.job().last_checkpoint_step());
+  }
+  orders_.Told(message.job());
   followed_[revision.job] = message.job();
 }
 
@@ -121,7 +128,9 @@ void Site::CheckJob(const v1::Job& job) {
   events.set_page_size(1000);
   const auto told = ReadEvents(store(), events);
   REQUIRE(told.ok());
+  int moves = 0;
   for (const v1::Event& event : told->events()) {
+    moves += event.reason() == "MOVED" ? 1 : 0;
     REQUIRE(event.reason() != "NUMERICS_MISMATCH");
     if (event.reason() != "STATE_CHANGED") continue;
     REQUIRE(event.from_state() == state);
@@ -130,6 +139,9 @@ void Site::CheckJob(const v1::Job& job) {
   }
   REQUIRE(state == job.state());
   REQUIRE(followed_[name].state() == state);
+  // A coordinator that is started again does not know when a job was moved.
+  const int64_t times = now_us() / (options_.core.policy.minimum_run_s * 1'000'000) + deaths_;
+  REQUIRE(moves <= 1 + times);
   v1::GetMetricsRequest metrics;
   metrics.set_job(name);
   metrics.set_page_size(1000);

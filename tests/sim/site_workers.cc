@@ -38,6 +38,7 @@ void Site::CutStream(int i) { workers_[i]->EndStream(absl::UnavailableError("the
 void Site::Send(uint64_t connection, worker::v1::CoordinatorMessage message) {
   WorkerProcess* const to = FindConnection(workers_, connection);
   promises_.Sent(connection, message, to == nullptr ? nullptr : &to->hello());
+  if (to != nullptr && message.has_form_group()) orders_.CheckForming(to->hello().worker());
   if (to != nullptr) to->Send(std::move(message));
 }
 

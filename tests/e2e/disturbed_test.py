@@ -1,16 +1,20 @@
 """Jobs that are evicted, moved, paused and drained at random moments, all in one run, end with the bytes of jobs that nobody
 disturbed.
 
-usage: disturbed_test.py [--seed N] [--times N]     --times 100: a hundred runs, by hand; the seeds follow each other
+usage: disturbed_test.py [--seed N] [--times N] [--at-once N] [--devices DEVICE,..]
+    --times 100: a hundred runs, by hand; the seeds follow each other
+    --at-once: so many such tests side by side, each of --times runs
+    --devices: that workers are on in turn; skips where there is no GPU of that name
 """
 
 import argparse
 import hashlib
 import random
+import subprocess
 import sys
 import time
 
-from house import Failure, House, main, tell
+from house import WORKER, Failure, House, main, tell
 from placement_test import MICROBATCH_TOKENS, large_job, prepare, room_for, wait_for_workers
 
 JOBS = 4
@@ -18,6 +22,8 @@ STEPS = 2500  # long enough for a move to pay, and short enough to wait for
 ARGUMENTS = argparse.ArgumentParser()
 ARGUMENTS.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
 ARGUMENTS.add_argument("--times", type=int, default=1)
+ARGUMENTS.add_argument("--at-once", type=int, default=1)
+ARGUMENTS.add_argument("--devices", default="cpu")
 
 
 def subject(i):
@@ -43,13 +49,19 @@ def reasons(house, job):
     return [event["reason"] for event in house.objects("events", job)]
 
 
+def start_worker(house, number, *options):
+    """The number-th: named by it, on the device whose turn it is."""
+    devices = OPTIONS.devices.split(",")
+    house.start_worker("--name", f"w{number}", "--threads", "1", "--device", devices[number % len(devices)], *options)
+
+
 class Run:
     """Four jobs on two workers that hold two each; then things happen to them."""
 
     def __init__(self, house, generator, room):
         self.house, self.generator, self.room = house, generator, room
         for i in range(2):
-            house.start_worker("--name", f"w{i}", "--threads", "1", "--memory", room)
+            start_worker(house, i, "--memory", room)
         wait_for_workers(house, 2)
         self.jobs = [house.submit(subject(i)) for i in range(JOBS)]
 
@@ -75,7 +87,7 @@ class Run:
     def move(self):
         """A third worker comes, and one of them goes there."""
         self.go_on(100)
-        self.house.start_worker("--name", "w2", "--threads", "1", "--memory", self.room)
+        start_worker(self.house, 2, "--memory", self.room)
         until(lambda: any("MOVED" in reasons(self.house, job) for job in self.jobs), "a move")
 
     def pause(self):
@@ -113,7 +125,7 @@ class Run:
 def test_disturbed():
     with House(None, "--workers", "none", "--microbatch-tokens", MICROBATCH_TOKENS) as house:
         prepare(house)
-        house.start_worker("--name", "calm", "--threads", "1")
+        start_worker(house, 9)  # a name that nobody else has
         wait_for_workers(house, 1)
         room = room_for(house, subject(0), 2)
         undisturbed = [house.submit(subject(i)) for i in range(JOBS)]
@@ -131,7 +143,26 @@ def test_disturbed():
     house.clear()
 
 
+def test_disturbed_side_by_side():
+    """As many tests of this kind at once, each in a process of its own, with seeds that follow each other."""
+    command = [sys.executable, "-B", __file__, "--times", str(OPTIONS.times), "--devices", OPTIONS.devices]
+    seeds = [OPTIONS.seed + i * OPTIONS.times for i in range(OPTIONS.at_once)]
+    runs = [subprocess.Popen([*command, "--seed", str(seed)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for seed in seeds]
+    outputs = [run.communicate()[0] for run in runs]
+    for seed, run, output in zip(seeds, runs, outputs):
+        assert run.returncode == 0, f"from seed {seed}:\n{output}"
+    tell(f"    {OPTIONS.at_once * OPTIONS.times} runs, seeds {OPTIONS.seed} to {seeds[-1] + OPTIONS.times - 1}: "
+         f"{JOBS * OPTIONS.at_once * OPTIONS.times} jobs with the bytes of undisturbed ones")
+
+
+def lacking():
+    """A device that is wanted and not there."""
+    there = subprocess.run([WORKER, "--list-devices"], capture_output=True, text=True, check=True).stdout.split()
+    missing = [device for device in OPTIONS.devices.split(",") if device not in there]
+    return f"no {missing[0]}" if missing else None
+
+
 if __name__ == "__main__":
     OPTIONS = ARGUMENTS.parse_args()
     sys.argv[1:] = []
-    main([test_disturbed])
+    main([test_disturbed if OPTIONS.at_once == 1 else test_disturbed_side_by_side], lacking=lacking())

@@ -63,10 +63,11 @@ class CudaBackend final : public Backend {
   }
 
   absl::StatusOr<std::unique_ptr<Arena>> MakeArena(int64_t bytes) override {
-    return MakeDeviceArena(context_, bytes);
+    return MakeDeviceArena(context(), bytes);
   }
 
   absl::StatusOr<std::unique_ptr<Arena>> MakeHostArena(int64_t bytes) override {
+    context();
     return MakePinnedArena(bytes);
   }
 
@@ -88,20 +89,27 @@ class CudaBackend final : public Backend {
   void Synchronize() override { LORAD_CUDA_CHECK(cudaStreamSynchronize(stream())); }
 
   void Mark(int mark) override { marks_.at(static_cast<size_t>(mark)).Record(stream()); }
-  void WaitFor(int mark) override { marks_.at(static_cast<size_t>(mark)).Wait(); }
+  void WaitFor(int mark) override {
+    context();
+    marks_.at(static_cast<size_t>(mark)).Wait();
+  }
   double MsBetween(int from, int to) override {
+    context();
     return marks_.at(static_cast<size_t>(to)).MsSince(marks_.at(static_cast<size_t>(from)));
   }
 
   void CopyToDevice(const float* host, const TensorView& device) override {
+    context();
     transfer_.ToDevice(host, device);
   }
 
   void CopyToHost(const TensorView& device, float* host) override {
+    context();
     transfer_.ToHost(device, host);
   }
 
   void ReadBack(const TensorView& device, float* host) override {
+    context();
     transfer_.ReadBack(device, host);
   }
 
@@ -118,11 +126,13 @@ class CudaBackend final : public Backend {
   }
 
   float* MapRows(Linear& linear, int64_t first, int64_t count) override {
+    context();
     return mapping_.Open(Of(linear).weight.Rows(first, count));
   }
 
   float* MapBias(Linear& linear, int64_t first, int64_t count) override {
     assert(Of(linear).has_bias);
+    context();
     return mapping_.Open(Of(linear).bias.Columns(first, count));
   }
 
@@ -321,7 +331,8 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  // The thread that calls may be another than the one that made the backend.
+  // Whatever asks the runtime for something asks for this first: the thread that calls may be another
+  // than the one that made the backend, and a new thread is on the first GPU.
   Context& context() {
     LORAD_CUDA_CHECK(cudaSetDevice(context_.device));
     return context_;

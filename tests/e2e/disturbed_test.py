@@ -127,7 +127,7 @@ def test_disturbed():
         prepare(house)
         start_worker(house, 9)  # a name that nobody else has
         wait_for_workers(house, 1)
-        room = room_for(house, subject(0), 2)
+        room = room_for(house, subject(0), 2, gpu=OPTIONS.devices != "cpu")
         undisturbed = [house.submit(subject(i)) for i in range(JOBS)]
         house.wait(undisturbed)
         want = [adapter_of(house, job) for job in undisturbed]

@@ -27,19 +27,23 @@ def count_gpus():
     return sum(line.startswith("cuda:") for line in lines)
 
 
+def name_of(shape):
+    return shape.replace(".", "-")
+
+
 def add_model(house, shape):
     """Of that shape, with random weights, and as many rows of its own vocabulary, every token of which is trained."""
     directory = house.folder / shape
     subprocess.run([ROOT / "tools/make-model", shape, directory], check=True, stdout=subprocess.DEVNULL)
     vocabulary = json.loads((directory / "config.json").read_text())["vocab_size"]
-    house.lora("model", "add", shape, "--path", directory)
+    house.lora("model", "add", name_of(shape), "--path", directory)
     draw = random.Random(1)
     rows = [[draw.randrange(vocabulary) for _ in range(LENGTH)] for _ in range(32)]
-    house.add_dataset(f"rows-{shape}", [{"input_ids": ids, "labels": ids} for ids in rows])
+    house.add_dataset(f"rows-{name_of(shape)}", [{"input_ids": ids, "labels": ids} for ids in rows])
 
 
 def job(shape, seed, steps):
-    return {"base_model": shape, "training_dataset": f"rows-{shape}",
+    return {"base_model": name_of(shape), "training_dataset": f"rows-{name_of(shape)}",
             "adapter": {"rank": 16, "alpha": 32, "target_modules": LINEARS, "seed": seed},
             "training": {"max_steps": steps, "batch_size": BATCH, "max_length": LENGTH, "learning_rate": 1e-4,
                          "schedule": "CONSTANT", "seed": seed, "checkpoint_every_steps": 0}}
@@ -85,7 +89,8 @@ def test_a_second_gpu_doubles_the_speed():
         alone = tokens_per_second(house, names, MEASURED_SECONDS)
         house.start_worker("--name", "second", "--device", DEVICES[1])
         began = time.monotonic()
-        wait_for(lambda: f"8 on each: {split(house)}", 120, lambda: split(house) == [8, 8])
+        # A ninth stays where it is: what its move would gain is less than the least that pays.
+        wait_for(lambda: f"8 on each, or 7 and 9: {split(house)}", 120, lambda: split(house) in ([8, 8], [7, 9]))
         steps = {name: house.object("show", name)["step"] for name in names}
         wait_for(lambda: "all go on", 60, lambda: all(house.object("show", name)["step"] > steps[name] + 1 for name in names))
         came = time.monotonic() - began

@@ -179,6 +179,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   bool WatchOn();
   void CheckWatched();
   void CheckToldChange(const server::RevisionLog::Revision& revision);
+  void CheckDeparture(const v1::Job& before, const v1::Job& job);
   void CheckJob(const v1::Job& job);
 
   // CoordinatorSide.

@@ -70,9 +70,30 @@ void Site::CheckToldChange(const RevisionLog::Revision& revision) {
   // Who leaves a group is saved first, who loses it falls back: both go on from a checkpoint.
   if (message.job().state() == v1::Job::QUEUED || message.job().state() == v1::Job::PAUSED) {
     REQUIRE(message.job().step() == message.job().last_checkpoint_step());
+    if (before != followed_.end()) CheckDeparture(before->second, message.job());
   }
   orders_.Told(message.job());
   followed_[revision.job] = message.job();
+}
+
+// Who leaves a group that goes on loses no step.
+void Site::CheckDeparture(const v1::Job& before, const v1::Job& job) {
+  if (!IsPlaced(before.state())) return;
+  v1::ListEventsRequest request;
+  request.set_job(job.name());
+  request.set_page_size(1000);
+  const auto told = ReadEvents(store(), request);
+  if (!told.ok()) return;  // the disk does not say
+  std::string why;
+  for (const v1::Event& event : told->events()) {
+    const bool is_it = event.reason() == "STATE_CHANGED" && event.to_state() == job.state() &&
+                       event.revision() <= job.revision();
+    if (is_it) why = event.message();
+  }
+  const bool departs = why.starts_with("evicted from ") || why.starts_with("moves from ") ||
+                       why.starts_with("paused by ") || why.ends_with("a new driver");
+  INFO(why << ": it had done " << before.step() << " steps, now " << job.ShortDebugString());
+  if (departs) REQUIRE(job.step() >= before.step());
 }
 
 bool Site::MayBeGone(int64_t revision) const {

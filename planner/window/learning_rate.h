@@ -1,4 +1,4 @@
-// The learning rate of a step, as transformers' schedules compute it.
+// The learning rate of a step, bit for bit as transformers' schedules compute it.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,10 @@ struct LearningRateOptions {
   int64_t total_steps = 0;
 };
 
-// Step t = 0, 1, ...: t < warmup: peak t / warmup; then constant: peak; linear: peak (steps - t) /
-// (steps - warmup); cosine: peak (1 + cos(pi (t - warmup) / (steps - warmup))) / 2. The first step
-// of a job (its step 1) is t = 0.
+// Step t = 0, 1, ...: t < warmup: peak (t / warmup); then constant: peak; linear:
+// peak ((steps - t) / (steps - warmup)); cosine:
+// peak ((1 + cos(pi (t - warmup) / (steps - warmup))) / 2). Brackets are rounded first, in float64.
+// The first step of a job (its step 1) is t = 0.
 double LearningRate(const LearningRateOptions& options, int64_t t);
 
 }  // namespace lorad::planner

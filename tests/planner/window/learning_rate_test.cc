@@ -43,5 +43,49 @@ TEST_CASE("Learning rates are transformers'") {
   }
 }
 
+// What transformers 5.24 gave (get_scheduler over torch.optim.AdamW), to the last bit: peak * t /
+// warmup and peak * left / after round otherwise in eight of these.
+TEST_CASE("Learning rates have transformers' bits") {
+  struct Case {
+    LearningRateOptions options;
+    int64_t t;
+    double expected;
+  };
+  const Case cases[] = {
+      {{Schedule::kLinear, 0.0003, 7, 100}, 3, 0x1.0da24296d98e5p-13},
+      {{Schedule::kLinear, 0.0003, 7, 100}, 6, 0x1.0da24296d98e5p-12},
+      {{Schedule::kLinear, 0.0003, 7, 100}, 7, 0x1.3a92a30553261p-12},
+      {{Schedule::kLinear, 0.0003, 7, 100}, 8, 0x1.3730b74a15b21p-12},
+      {{Schedule::kLinear, 0.0003, 7, 100}, 50, 0x1.5240152401523p-13},
+      {{Schedule::kLinear, 0.0003, 7, 100}, 93, 0x1.7ad721eae2c28p-16},
+      {{Schedule::kLinear, 0.0003, 7, 100}, 99, 0x1.b0f5dd9eba02ep-19},
+      {{Schedule::kCosine, 0.0002, 10, 157}, 3, 0x1.f75104d551d69p-15},
+      {{Schedule::kCosine, 0.0002, 10, 157}, 9, 0x1.797cc39ffd60fp-13},
+      {{Schedule::kCosine, 0.0002, 10, 157}, 10, 0x1.a36e2eb1c432dp-13},
+      {{Schedule::kCosine, 0.0002, 10, 157}, 11, 0x1.a361ec2630db3p-13},
+      {{Schedule::kCosine, 0.0002, 10, 157}, 60, 0x1.36aaeef109df9p-13},
+      {{Schedule::kCosine, 0.0002, 10, 157}, 100, 0x1.1292e45d84c31p-14},
+      {{Schedule::kCosine, 0.0002, 10, 157}, 156, 0x1.8851726af4f0ep-26},
+      {{Schedule::kLinear, 0.001, 0, 30}, 0, 0x1.0624dd2f1a9fcp-10},
+      {{Schedule::kLinear, 0.001, 0, 30}, 1, 0x1.facfcdc177bd6p-11},
+      {{Schedule::kLinear, 0.001, 0, 30}, 7, 0x1.91f4421506b0bp-11},
+      {{Schedule::kLinear, 0.001, 0, 30}, 13, 0x1.2918b66895a40p-11},
+      {{Schedule::kLinear, 0.001, 0, 30}, 29, 0x1.179ec9cbd821ep-15},
+      {{Schedule::kConstant, 7e-05, 6, 20}, 1, 0x1.8777e75094fc2p-17},
+      {{Schedule::kConstant, 7e-05, 6, 20}, 5, 0x1.e955e124ba3b4p-15},
+      {{Schedule::kConstant, 7e-05, 6, 20}, 6, 0x1.2599ed7c6fbd2p-14},
+      {{Schedule::kConstant, 7e-05, 6, 20}, 19, 0x1.2599ed7c6fbd2p-14},
+      {{Schedule::kCosine, 0.0005, 0, 49}, 0, 0x1.0624dd2f1a9fcp-11},
+      {{Schedule::kCosine, 0.0005, 0, 49}, 1, 0x1.05dfec3dfb207p-11},
+      {{Schedule::kCosine, 0.0005, 0, 49}, 11, 0x1.cdc0a323b4200p-12},
+      {{Schedule::kCosine, 0.0005, 0, 49}, 30, 0x1.57379d74e5f3dp-13},
+      {{Schedule::kCosine, 0.0005, 0, 49}, 48, 0x1.13c3c47dfd2f2p-21},
+  };
+  for (const Case& c : cases) {
+    INFO("peak " << c.options.peak << ", t " << c.t);
+    CHECK(LearningRate(c.options, c.t) == c.expected);
+  }
+}
+
 }  // namespace
 }  // namespace lorad::planner

@@ -2,33 +2,17 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "storage/datasets/chat_template.h"
 #include "storage/datasets/dataset.h"
-#include "storage/datasets/tokenizer.h"
+#include "storage/datasets/text_model.h"
+#include "storage/tokenization/encoding.h"
 
 namespace lorad::storage {
 
-class ModelDirectory;
-
 inline constexpr int32_t kNotTrained = -100;
-
-// The parts of a base model by which rows are encoded. Immutable once made: any number of threads.
-struct TextModel {
-  std::unique_ptr<const Tokenizer> tokenizer;         // null: rows of tokens alone
-  std::unique_ptr<const ChatTemplate> chat_template;  // null: none
-  ChatTemplateTokens tokens;                          // eos_token ends plain rows
-  int64_t vocabulary = 0;                             // of the model: ids lie below
-  std::string fingerprint;                            // of the directory
-};
-// Tokenizer and template of a directory; both may be absent, neither may be broken.
-absl::StatusOr<TextModel> LoadTextModel(const ModelDirectory& directory);
 
 struct EncodeOptions {
   int32_t max_length = 1024;

@@ -129,7 +129,7 @@ absl::Status Damaged(std::string_view what) {
 }  // namespace
 
 std::string TokenCacheKey::ToText() const {
-  return absl::StrCat("1 ", dataset_sha256, " ", model_fingerprint, " ", max_length, " ",
+  return absl::StrCat("2 ", dataset_sha256, " ", model_fingerprint, " ", max_length, " ",
                       refuse_overflow ? "error" : "truncate");
 }
 

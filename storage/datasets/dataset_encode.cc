@@ -12,19 +12,36 @@ namespace {
 
 constexpr std::string_view kReason = "DATASET_INVALID";
 
-// A token is trained on if it begins inside trained text; what the post-processor put in is not.
-void LabelTokens(const Encoding& encoding, EncodedRow* row) {
-  row->labels.assign(encoding.ids.size(), kNotTrained);
-  const size_t end = encoding.ids.size() - encoding.inserted_back;
-  for (size_t i = encoding.inserted_front; i < end; ++i) {
-    const uint32_t begin = encoding.spans[i].begin;
-    const auto after = std::upper_bound(
-        row->trained.begin(), row->trained.end(), begin,
-        [](uint32_t position, const TextSpan& span) { return position < span.begin; });
-    if (after != row->trained.begin() && begin < std::prev(after)->end) {
-      row->labels[i] = encoding.ids[i];
-    }
+// The first token that is trained on where trained text begins at `begin`: the tokens of what
+// stands before, by itself, and those of the whole row part there (TRL's rule). It may lie before
+// `begin`: a token that straddles the place holds the answer's first characters.
+absl::StatusOr<size_t> FirstTrained(const Tokenizer& tokenizer, const RenderedRow& rendered,
+                                    const Encoding& whole, size_t begin) {
+  if (begin == 0) return whole.inserted_front;
+  absl::StatusOr<Encoding> prompt = tokenizer.Encode(
+      std::string_view(rendered.text).substr(0, begin), rendered.add_special_tokens);
+  if (!prompt.ok()) return prompt.status();
+  const auto parting =
+      std::mismatch(prompt->ids.begin(), prompt->ids.end(), whole.ids.begin(), whole.ids.end());
+  return static_cast<size_t>(parting.second - whole.ids.begin());
+}
+
+// From its first token on a span is trained on up to the last token that begins inside; with what
+// the post-processor puts behind the text, where the span goes to its end.
+absl::Status LabelTokens(const Tokenizer& tokenizer, const RenderedRow& rendered,
+                         const Encoding& encoding, std::vector<int32_t>* labels) {
+  labels->assign(encoding.ids.size(), kNotTrained);
+  const size_t text_end = encoding.ids.size() - encoding.inserted_back;
+  for (const TextSpan& span : rendered.trained) {
+    if (span.begin == span.end) continue;
+    absl::StatusOr<size_t> first = FirstTrained(tokenizer, rendered, encoding, span.begin);
+    if (!first.ok()) return first.status();
+    size_t end = *first;
+    while (end < text_end && encoding.spans[end].begin < span.end) ++end;
+    if (span.end == rendered.text.size()) end = encoding.ids.size();
+    for (size_t i = *first; i < end; ++i) (*labels)[i] = encoding.ids[i];
   }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<EncodedRow> EncodeText(const DatasetRow& content, const TextModel& model) {
@@ -39,9 +56,10 @@ absl::StatusOr<EncodedRow> EncodeText(const DatasetRow& content, const TextModel
       model.tokenizer->Encode(rendered->text, rendered->add_special_tokens);
   if (!encoding.ok()) return encoding.status();
   EncodedRow row;
+  absl::Status labelled = LabelTokens(*model.tokenizer, *rendered, *encoding, &row.labels);
+  if (!labelled.ok()) return labelled;
   row.text = std::move(rendered->text);
   row.trained = std::move(rendered->trained);
-  LabelTokens(*encoding, &row);
   row.ids = std::move(encoding->ids);
   return row;
 }

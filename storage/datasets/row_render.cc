@@ -117,7 +117,8 @@ absl::StatusOr<RenderedRow> RenderPlain(const TextModel& model, std::string_view
                   "which ends rows of this format");
   }
   RenderedRow rendered;
-  rendered.text = absl::StrCat(Absl(prompt), Absl(completion), model.tokens.eos_token);
+  rendered.text = absl::StrCat(Absl(prompt), Absl(completion));
+  if (!completion.ends_with(model.tokens.eos_token)) rendered.text += model.tokens.eos_token;
   rendered.trained = {Span(prompt.size(), rendered.text.size())};
   rendered.add_special_tokens = true;
   return rendered;

@@ -14,16 +14,17 @@ constexpr std::string_view kTemplate =
     "{% else %}[U:{{ m['content'] }}]{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}[A:{% endif %}";
 
-TextModel Model(std::string_view chat_template = kTemplate) {
+TextModel Model(std::string_view chat_template = kTemplate, std::vector<std::string> pairs = {},
+                bool ends_texts = false) {
   TextModel model;
-  model.tokenizer = std::make_unique<LetterTokenizer>();
+  model.tokenizer = std::make_unique<LetterTokenizer>(std::move(pairs), ends_texts);
+  model.vocabulary = model.tokenizer->vocabulary_size();
   if (!chat_template.empty()) {
     auto parsed = ChatTemplate::Parse(chat_template);
     REQUIRE(parsed.status().message() == "");
     model.chat_template = std::make_unique<const ChatTemplate>(*std::move(parsed));
   }
   model.tokens.eos_token = "<e>";
-  model.vocabulary = 258;
   return model;
 }
 
@@ -39,7 +40,7 @@ std::string Text(const absl::StatusOr<EncodedRow>& row) {
     if (trained != inside) text += trained ? "(" : ")";
     inside = trained;
     const int32_t id = row->ids[i];
-    text += id == 256 ? 'E' : id == 257 ? 'B' : static_cast<char>(id);
+    text += id == 256 ? "E" : id == 257 ? "B" : LetterTokenizer::Letters(id);
   }
   return text + (inside ? ")" : "") + (row->truncated ? " cut" : "");
 }
@@ -81,6 +82,47 @@ TEST_CASE("What is trained on, format by format") {
     INFO(c.line);
     CHECK(Text(Encode(c.line, model)) == c.expected);
   }
+}
+
+TEST_CASE("A row that ends with the end token gets no second one") {
+  const TextModel model = Model();
+  CHECK(Text(Encode(R"({"prompt":"p","completion":"c<e>"})", model)) == "Bp(cE)");
+  CHECK(Text(Encode(R"({"prompt":"p","completion":"<e>c"})", model)) == "Bp(EcE)");
+  CHECK(Text(Encode(R"({"prompt":"p<e>","completion":""})", model)) == "BpE(E)");
+  CHECK(Text(Encode(R"({"text":"ab<e>"})", model)) == "B(abE)");
+}
+
+// Each case's texts are prompt and completion; a token of several letters stands in brackets.
+TEST_CASE("What is trained on begins where the prompt's tokens and the row's part") {
+  const TextModel model = Model(kTemplate, {"bb", " c", "ab", "de"});
+  struct Case {
+    std::string prompt, completion, expected;
+  };
+  const Case cases[] = {
+      {"a:", "cde", "Ba:(c[de]E)"},  // at the border
+      {"a: ", "cd", "Ba:([ c]dE)"},  // the prompt's blank goes into the answer's first token
+      {"ab", "b", "B(a[bb]E)"},      // the prompt's last token falls apart
+      {"abb", "x", "Ba[bb](xE)"},   {"d", "e", "B([de]E)"}, {"a: ", "", "Ba: (E)"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.prompt << c.completion);
+    CHECK(Text(Encode("{\"prompt\":\"" + c.prompt + "\",\"completion\":\"" + c.completion + "\"}",
+                      model)) == c.expected);
+  }
+  // Turns too: the template's "[A: " and an answer's "c" share a token, "d" and "e]" at its end.
+  const TextModel chat = Model(
+      "{% for m in messages %}{% if m['role'] == 'assistant' %}[A: {{ m['content'] }}e]{% else %}"
+      "[U:{{ m['content'] }}]{% endif %}{% endfor %}{% if add_generation_prompt %}[A: {% endif %}",
+      {" c", "de", "]["});
+  CHECK(Text(Encode(R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":)"
+                    R"("cd"},{"role":"user","content":"b"},{"role":"assistant","content":"x"}]})",
+                    chat)) == "[U:a[][]A:([ c][de][][])U:b[][]A: (xe])");
+}
+
+TEST_CASE("What the post-processor puts behind a completion is trained on, as in TRL") {
+  const TextModel model = Model(kTemplate, {}, /*ends_texts=*/true);
+  CHECK(Text(Encode(R"({"prompt":"p","completion":"c"})", model)) == "Bp(cEE)");
+  CHECK(Text(Encode(R"({"text":"c"})", model)) == "B(cEE)");
 }
 
 TEST_CASE("Alpaca's prompts, to the letter") {

@@ -33,6 +33,8 @@ struct Options {
   std::string stored;
   std::optional<int> max_length;  // not given = what the service takes
   bool refuse_overflow = false;
+  std::string overflow;
+  std::string train_on;
   std::string print_rows;  // "A:B"
 };
 
@@ -94,6 +96,24 @@ absl::Status ReadRange(const std::string& text, lorad::v1::ValidateDatasetReques
   return absl::OkStatus();
 }
 
+absl::Status ReadRules(const Options& options, lorad::v1::ValidateDatasetRequest::Config& config) {
+  lorad::v1::TrainingConfig::Overflow overflow = lorad::v1::TrainingConfig::OVERFLOW_UNSPECIFIED;
+  lorad::v1::TrainingConfig::TrainOn train_on = lorad::v1::TrainingConfig::TRAIN_ON_UNSPECIFIED;
+  if (!options.overflow.empty() &&
+      !lorad::v1::TrainingConfig::Overflow_Parse(options.overflow, &overflow)) {
+    return Error("USAGE", absl::StrCat("--overflow must be TRUNCATE, ERROR or SKIP, got ",
+                                       options.overflow));
+  }
+  if (!options.train_on.empty() &&
+      !lorad::v1::TrainingConfig::TrainOn_Parse(options.train_on, &train_on)) {
+    return Error("USAGE",
+                 absl::StrCat("--train-on must be ASSISTANT or ALL, got ", options.train_on));
+  }
+  config.set_overflow(overflow);
+  config.set_train_on(train_on);
+  return absl::OkStatus();
+}
+
 void PrintRow(const lorad::v1::EncodedRow& row, const Session& session) {
   if (session.json) {
     std::cout << ToJson(row) << "\n";
@@ -104,6 +124,16 @@ void PrintRow(const lorad::v1::EncodedRow& row, const Session& session) {
   std::cout << "row " << row.row() << ": " << row.input_ids_size() << " tokens, " << trained
             << " trained\n"
             << row.text() << "\n";
+}
+
+// "3, 9-12": however many there are.
+std::string UntrainedText(const DatasetReport& report) {
+  std::string text;
+  for (const lorad::v1::LineRange& range : report.untrained_lines()) {
+    absl::StrAppend(&text, text.empty() ? "" : ", ", range.first());
+    if (range.last() > range.first()) absl::StrAppend(&text, "-", range.last());
+  }
+  return text;
 }
 
 absl::Status PrintReport(const DatasetReport& report, const std::string& what,
@@ -117,6 +147,7 @@ absl::Status PrintReport(const DatasetReport& report, const std::string& what,
     table.Add({"tokens", absl::StrCat(report.tokens())});
     table.Add({"trained tokens", absl::StrCat(report.trained_tokens())});
     table.Add({"truncated rows", absl::StrCat(report.truncated_rows())});
+    table.Add({"skipped rows", absl::StrCat(report.skipped_rows())});
     table.Add({"longest row", absl::StrCat(report.longest_tokens(), " tokens")});
     table.Add({"bad rows", absl::StrCat(report.error_count())});
     table.Print(std::cout);
@@ -127,13 +158,15 @@ absl::Status PrintReport(const DatasetReport& report, const std::string& what,
   }
   if (report.error_count() == 0 && report.errors().empty()) return absl::OkStatus();
   std::string lines;
-  constexpr int kLinesMax = 20;
-  for (int i = 0; i < report.errors_size() && i < kLinesMax; ++i) {
-    absl::StrAppend(&lines, i == 0 ? "" : "\n", "line ", report.errors(i).line(), ": ",
-                    report.errors(i).reason());
+  for (const lorad::v1::RowError& error : report.errors()) {
+    absl::StrAppend(&lines, lines.empty() ? "" : "\n", "line ", error.line(), ": ", error.reason());
   }
-  if (report.error_count() > kLinesMax) {
-    absl::StrAppend(&lines, "\n... and ", report.error_count() - kLinesMax, " more");
+  if (report.error_count() > report.errors_size()) {
+    absl::StrAppend(&lines, "\n... and ", report.error_count() - report.errors_size(), " more");
+  }
+  if (report.untrained_lines_size() > 0) {
+    absl::StrAppend(&lines, "\nno token is trained on in line ", UntrainedText(report),
+                    " (--overflow SKIP leaves such rows out)");
   }
   return Error("BAD_ROWS",
                absl::StrCat(what, ": ", report.error_count(),
@@ -152,6 +185,7 @@ absl::Status Validate(Session& session, const Options& options) {
   config.set_dataset(options.stored);
   if (options.max_length.has_value()) config.set_max_length(*options.max_length);
   config.set_refuse_overflow(options.refuse_overflow);
+  if (const absl::Status rules = ReadRules(options, config); !rules.ok()) return rules;
   if (const absl::Status range = ReadRange(options.print_rows, config); !range.ok()) return range;
   absl::StatusOr<std::ifstream> file = std::ifstream();
   if (!options.file.empty()) file = OpenFile(options.file);
@@ -238,8 +272,10 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
   validate.add_option("--model", options->model, "Whose tokenizer and template")->required();
   validate.add_option("--max-length", options->max_length,
                       "Tokens of a row (default: 1024, or the model's if fewer)");
-  validate.add_flag("--refuse-overflow", options->refuse_overflow,
-                    "A longer row is an error, not cut");
+  validate.add_flag("--refuse-overflow", options->refuse_overflow, "The same as --overflow ERROR");
+  validate.add_option("--overflow", options->overflow,
+                      "As training.overflow: TRUNCATE, ERROR or SKIP");
+  validate.add_option("--train-on", options->train_on, "As training.train_on: ASSISTANT or ALL");
   validate.add_option("--print-rows", options->print_rows, "A:B prints rows A <= row < B first");
   validate.callback([&session, options] {
     session.action = [&session, options] { return Validate(session, *options); };

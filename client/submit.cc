@@ -122,6 +122,7 @@ absl::Status Estimate(Session& session, const Options& options) {
   table.Add({"steps", absl::StrCat(estimate.total_steps())});
   table.Add({"tokens", absl::StrCat(estimate.total_tokens())});
   table.Add({"truncated rows", absl::StrCat(estimate.truncated_rows())});
+  table.Add({"skipped rows", absl::StrCat(estimate.skipped_rows())});
   table.Add({"time alone",
              absl::StrCat(DurationText(estimate.seconds()), " (", estimate.seconds_basis(), ")")});
   table.Add({"memory: weights", BytesText(memory.weights())});

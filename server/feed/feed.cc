@@ -21,10 +21,20 @@ using storage::At;
 constexpr uint64_t kHashChunkBytes = 1 << 20;
 // What a cache counts for beside its bytes: there may be only so many mappings in a process.
 constexpr int64_t kEntryBytes = 4 << 20;
+// Of the lines of bad rows in a summary: it becomes part of an error, and those travel in 8 KiB.
+constexpr size_t kLinesBytesMax = 2000;
+
+storage::EncodeOptions OptionsOf(const RowSource& source) {
+  storage::EncodeOptions options;
+  options.max_length = source.max_length;
+  if (source.overflow == v1::TrainingConfig::ERROR) options.overflow = storage::Overflow::kRefuse;
+  if (source.overflow == v1::TrainingConfig::SKIP) options.overflow = storage::Overflow::kSkip;
+  if (source.train_on == v1::TrainingConfig::ALL) options.train_on = storage::TrainOn::kAll;
+  return options;
+}
 
 TokenCacheKey KeyOf(const RowSource& source) {
-  return {source.dataset_sha256, source.model_fingerprint, source.max_length,
-          source.refuse_overflow};
+  return {source.dataset_sha256, source.model_fingerprint, OptionsOf(source)};
 }
 
 std::string EntryPrefix(const std::string& dataset_path) {
@@ -58,16 +68,18 @@ absl::StatusOr<std::string> HashOfFile(storage::Files& files, const std::string&
 
 records::RowsSummary Summarize(const storage::DatasetReport& report) {
   records::RowsSummary summary;
-  summary.set_rows(report.rows);
+  summary.set_rows(report.rows - report.skipped_rows);
   summary.set_tokens(report.tokens);
   summary.set_trained_tokens(report.trained_tokens);
   summary.set_truncated_rows(report.truncated_rows);
+  summary.set_skipped_rows(report.skipped_rows);
   summary.set_longest_tokens(report.longest_tokens);
   summary.set_error_count(report.error_count);
   if (!report.errors.empty()) {
     summary.set_error_line(report.errors.front().line);
     summary.set_error_reason(report.errors.front().reason);
   }
+  summary.set_untrained_lines(storage::ToText(report.untrained_lines, kLinesBytesMax));
   return summary;
 }
 

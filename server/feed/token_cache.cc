@@ -43,6 +43,7 @@ std::string Metadata(const TokenCacheKey& key, const storage::DatasetReport& rep
                    {"tokens", report.tokens},
                    {"trained_tokens", report.trained_tokens},
                    {"truncated_rows", report.truncated_rows},
+                   {"skipped_rows", report.skipped_rows},
                    {"longest_tokens", report.longest_tokens}};
   return metadata.dump();
 }
@@ -91,8 +92,7 @@ absl::StatusOr<storage::DatasetReport> WriteRows(Files& files, const std::string
   std::vector<uint64_t> index = {0};
   std::vector<uint32_t> trained;
   storage::DatasetEncoder encoder(
-      model, {key.max_length, key.refuse_overflow},
-      [&](int64_t, int64_t, const storage::EncodedRow& row) {
+      model, key.options, [&](int64_t, int64_t, const storage::EncodedRow& row) {
         writer.Append(BytesOf(row.ids));
         writer.Append(BytesOf(row.labels));
         index.push_back(index.back() + row.ids.size());
@@ -129,8 +129,9 @@ absl::Status Damaged(std::string_view what) {
 }  // namespace
 
 std::string TokenCacheKey::ToText() const {
-  return absl::StrCat("2 ", dataset_sha256, " ", model_fingerprint, " ", max_length, " ",
-                      refuse_overflow ? "error" : "truncate");
+  return absl::StrCat("2 ", dataset_sha256, " ", model_fingerprint, " ", options.max_length, " ",
+                      Absl(storage::ToText(options.overflow)), " ",
+                      Absl(storage::ToText(options.train_on)));
 }
 
 std::string TokenCacheKey::FileName() const {
@@ -208,11 +209,12 @@ absl::Status TokenCache::Check(const TokenCacheKey& key) {
   index_ = reinterpret_cast<const uint64_t*>(begin + index_at);
   trained_ = reinterpret_cast<const uint32_t*>(begin + trained_at);
   report_.format = static_cast<storage::DatasetFormat>(metadata.value("format", 0));
-  report_.rows = rows_;
+  report_.rows = rows_ + metadata.value("skipped_rows", int64_t{0});
   report_.size_bytes = metadata.value("size_bytes", int64_t{0});
   report_.tokens = metadata.value("tokens", int64_t{0});
   report_.trained_tokens = metadata.value("trained_tokens", int64_t{0});
   report_.truncated_rows = metadata.value("truncated_rows", int64_t{0});
+  report_.skipped_rows = metadata.value("skipped_rows", int64_t{0});
   report_.longest_tokens = metadata.value("longest_tokens", 0);
   return absl::OkStatus();
 }

@@ -1,4 +1,5 @@
-// Tokenized rows on disk: made once for (dataset, model, max_length, overflow), then mapped.
+// Tokenized rows on disk: made once for (dataset, model, max_length, overflow, train_on), then
+// mapped.
 // Format: docs/formats/dataset.md. A cache may be deleted at any time: it is made again.
 #pragma once
 
@@ -20,8 +21,7 @@ namespace lorad::server::feed {
 struct TokenCacheKey {
   std::string dataset_sha256;
   std::string model_fingerprint;
-  int32_t max_length = 1024;
-  bool refuse_overflow = false;
+  storage::EncodeOptions options;
 
   std::string ToText() const;
   std::string FileName() const;  // a hash of it

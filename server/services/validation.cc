@@ -24,7 +24,13 @@ v1::ValidateDatasetResponse ReportMessage(const storage::DatasetReport& report) 
   message.set_tokens(report.tokens);
   message.set_trained_tokens(report.trained_tokens);
   message.set_truncated_rows(report.truncated_rows);
+  message.set_skipped_rows(report.skipped_rows);
   message.set_longest_tokens(report.longest_tokens);
+  for (const storage::LineRange& range : report.untrained_lines) {
+    v1::LineRange* lines = message.add_untrained_lines();
+    lines->set_first(range.first);
+    lines->set_last(range.last);
+  }
   message.set_error_count(report.error_count);
   message.set_sample(Quotable(report.sample, kTextBytesMax));
   for (const storage::RowError& error : report.errors) {
@@ -53,6 +59,18 @@ absl::Status CheckConfig(const v1::ValidateDatasetRequest::Config& config,
     check.Field("config.max_length", absl::StrCat("must be between 2 and the model's ", positions,
                                                   " positions, got ", options.max_length));
   }
+  using Training = v1::TrainingConfig;
+  if (!Training::Overflow_IsValid(config.overflow())) {
+    check.Field("config.overflow", absl::StrCat("must be TRUNCATE, ERROR or SKIP, got ",
+                                                static_cast<int>(config.overflow())));
+  } else if (config.refuse_overflow() && config.overflow() != Training::OVERFLOW_UNSPECIFIED &&
+             config.overflow() != Training::ERROR) {
+    check.Field("config.refuse_overflow", "says ERROR, and config.overflow something else");
+  }
+  if (!Training::TrainOn_IsValid(config.train_on())) {
+    check.Field("config.train_on", absl::StrCat("must be ASSISTANT or ALL, got ",
+                                                static_cast<int>(config.train_on())));
+  }
   const int64_t begin = config.print_rows_begin();
   const int64_t end = config.print_rows_end();
   if (begin < 0 || end < begin || end - begin > kPrintRowsMax) {
@@ -74,7 +92,13 @@ storage::DatasetLimits UploadLimits() {
 absl::StatusOr<std::unique_ptr<Validation>> Validation::Open(
     const v1::ValidateDatasetRequest::Config& config, const v1::Model& model) {
   storage::EncodeOptions options;
-  options.refuse_overflow = config.refuse_overflow();
+  using Training = v1::TrainingConfig;
+  if (config.overflow() == Training::ERROR || config.refuse_overflow()) {
+    options.overflow = storage::Overflow::kRefuse;
+  } else if (config.overflow() == Training::SKIP) {
+    options.overflow = storage::Overflow::kSkip;
+  }
+  if (config.train_on() == Training::ALL) options.train_on = storage::TrainOn::kAll;
   options.max_length = config.has_max_length() ? config.max_length()
                                                : std::min(1024, model.max_position_embeddings());
   if (absl::Status status = CheckConfig(config, options, model); !status.ok()) return status;

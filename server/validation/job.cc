@@ -75,6 +75,9 @@ void CompleteTraining(v1::TrainingConfig& training, const JobReferences& referen
   if (training.overflow() == v1::TrainingConfig::OVERFLOW_UNSPECIFIED) {
     training.set_overflow(v1::TrainingConfig::TRUNCATE);
   }
+  if (training.train_on() == v1::TrainingConfig::TRAIN_ON_UNSPECIFIED) {
+    training.set_train_on(v1::TrainingConfig::ASSISTANT);
+  }
   if (!training.has_learning_rate()) training.set_learning_rate(2e-4);
   if (training.schedule() == v1::TrainingConfig::SCHEDULE_UNSPECIFIED) {
     training.set_schedule(v1::TrainingConfig::LINEAR);
@@ -199,8 +202,12 @@ void CheckTraining(Checker& checker, const v1::Job& job, const JobReferences& re
   checker.Between("training.batch_size", training.batch_size(), 1, kBatchSizeMax);
   CheckLength(checker, training, references);
   if (!v1::TrainingConfig::Overflow_IsValid(training.overflow())) {
-    checker.Add("training.overflow", absl::StrCat("must be TRUNCATE or ERROR, got ",
+    checker.Add("training.overflow", absl::StrCat("must be TRUNCATE, ERROR or SKIP, got ",
                                                   static_cast<int>(training.overflow())));
+  }
+  if (!v1::TrainingConfig::TrainOn_IsValid(training.train_on())) {
+    checker.Add("training.train_on", absl::StrCat("must be ASSISTANT or ALL, got ",
+                                                  static_cast<int>(training.train_on())));
   }
   checker.Real("training.learning_rate", training.learning_rate(), 0, 100, 'l');
   if (!v1::TrainingConfig::Schedule_IsValid(training.schedule())) {

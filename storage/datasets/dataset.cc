@@ -47,6 +47,22 @@ std::string_view ToText(DatasetFormat format) {
   return "";
 }
 
+std::string ToText(const std::vector<LineRange>& lines, size_t bytes) {
+  std::string text;
+  int64_t left = 0;
+  for (const LineRange& range : lines) {
+    const std::string next = range.first == range.last ? absl::StrCat(range.first)
+                                                       : absl::StrCat(range.first, "-", range.last);
+    if (left > 0 || text.size() + next.size() + 2 > bytes) {
+      left += range.last - range.first + 1;
+    } else {
+      absl::StrAppend(&text, text.empty() ? "" : ", ", next);
+    }
+  }
+  if (left > 0) absl::StrAppend(&text, " and ", left, " more");
+  return text;
+}
+
 DatasetFormat FormatOf(const DatasetRow& row) {
   constexpr DatasetFormat kFormats[] = {DatasetFormat::kMessages,
                                         DatasetFormat::kPromptCompletion,

@@ -73,6 +73,13 @@ struct RowError {
   std::string reason;
 };
 
+// Lines of a file, from 1, both ends included.
+struct LineRange {
+  int64_t first = 0, last = 0;
+};
+// "3, 9-12"; what would take it beyond `bytes` is counted: "3, 9-12 and 40 more".
+std::string ToText(const std::vector<LineRange>& lines, size_t bytes);
+
 struct DatasetReport {
   std::optional<DatasetFormat> format;
   int64_t rows = 0;
@@ -81,11 +88,14 @@ struct DatasetReport {
   int64_t tokens = 0;
   int64_t trained_tokens = 0;
   int64_t truncated_rows = 0;
+  int64_t skipped_rows = 0;  // left out for want of a trained token (Overflow::kSkip)
   int32_t longest_tokens = 0;
   std::string sample;  // the first good row as rendered, trained text between guillemets, cut short
   // Sorted by line, at most DatasetLimits::errors_listed; 0 = the file as a whole.
   std::vector<RowError> errors;
   int64_t error_count = 0;
+  // With a model alone: the bad rows of which no token is trained on, however many; ascending.
+  std::vector<LineRange> untrained_lines;
 };
 // OK, or InvalidArgument (reason DATASET_INVALID) with the first error and the count of others.
 absl::Status ToStatus(const DatasetReport& report);

@@ -4,13 +4,15 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
-#include "storage/datasets/row_render.h"
 #include "storage/files/errors.h"
 
 namespace lorad::storage {
 namespace {
 
 constexpr std::string_view kReason = "DATASET_INVALID";
+constexpr std::string_view kUntrained = "ROW_UNTRAINED";
+// Of lines that are kept: 1.6 MB.
+constexpr size_t kLineRangesMax = 100'000;
 
 // The first token that is trained on where trained text begins at `begin`: the tokens of what
 // stands before, by itself, and those of the whole row part there (TRL's rule). It may lie before
@@ -44,13 +46,14 @@ absl::Status LabelTokens(const Tokenizer& tokenizer, const RenderedRow& rendered
   return absl::OkStatus();
 }
 
-absl::StatusOr<EncodedRow> EncodeText(const DatasetRow& content, const TextModel& model) {
+absl::StatusOr<EncodedRow> EncodeText(const DatasetRow& content, const TextModel& model,
+                                      TrainOn train_on) {
   if (model.tokenizer == nullptr) {
     return Refuse(kReason,
                   "the base model's directory has no tokenizer.json: it takes rows of input_ids "
                   "and labels alone");
   }
-  absl::StatusOr<RenderedRow> rendered = RenderRow(content, model);
+  absl::StatusOr<RenderedRow> rendered = RenderRow(content, model, train_on);
   if (!rendered.ok()) return rendered.status();
   absl::StatusOr<Encoding> encoding =
       model.tokenizer->Encode(rendered->text, rendered->add_special_tokens);
@@ -76,7 +79,21 @@ absl::Status CheckIds(const EncodedRow& row, int64_t vocabulary) {
   return absl::OkStatus();
 }
 
+bool IsUntrained(const absl::Status& status) {
+  return status.GetPayload(Absl(kReasonPayload)) == absl::Cord(Absl(kUntrained));
+}
+
 }  // namespace
+
+std::string_view ToText(Overflow overflow) {
+  return overflow == Overflow::kTruncate ? "truncate"
+         : overflow == Overflow::kRefuse ? "error"
+                                         : "skip";
+}
+
+std::string_view ToText(TrainOn train_on) {
+  return train_on == TrainOn::kAssistant ? "assistant" : "all";
+}
 
 int64_t TrainedTokens(const std::vector<int32_t>& labels) {
   if (labels.empty()) return 0;
@@ -92,17 +109,17 @@ absl::StatusOr<EncodedRow> EncodeRow(const DatasetRow& content, const TextModel&
     row.ids = tokens->input_ids;
     row.labels = tokens->labels;
   } else {
-    absl::StatusOr<EncodedRow> encoded = EncodeText(content, model);
+    absl::StatusOr<EncodedRow> encoded = EncodeText(content, model, options.train_on);
     if (!encoded.ok()) return encoded.status();
     row = *std::move(encoded);
   }
   if (absl::Status status = CheckIds(row, model.vocabulary); !status.ok()) return status;
   if (TrainedTokens(row.labels) == 0) {
-    return Refuse(kReason, "no token of the row is trained on (the first one never is)");
+    return Refuse(kUntrained, "no token of the row is trained on (the first one never is)");
   }
   const size_t limit = static_cast<size_t>(options.max_length);
   if (row.ids.size() <= limit) return row;
-  if (options.refuse_overflow) {
+  if (options.overflow == Overflow::kRefuse) {
     return Refuse(kReason, absl::StrCat("the row has ", row.ids.size(), " tokens, more than the ",
                                         limit, " of max_length"));
   }
@@ -111,8 +128,8 @@ absl::StatusOr<EncodedRow> EncodeRow(const DatasetRow& content, const TextModel&
   row.labels.resize(limit);
   row.truncated = true;
   if (TrainedTokens(row.labels) == 0) {
-    return Refuse(kReason, absl::StrCat("no trained token is left once the row's ", tokens,
-                                        " tokens are cut to the ", limit, " of max_length"));
+    return Refuse(kUntrained, absl::StrCat("no trained token is left once the row's ", tokens,
+                                           " tokens are cut to the ", limit, " of max_length"));
   }
   return row;
 }
@@ -139,7 +156,15 @@ DatasetEncoder::DatasetEncoder(const TextModel& model, const EncodeOptions& opti
 
 absl::Status DatasetEncoder::Encode(int64_t row, int64_t line, const DatasetRow& content) {
   absl::StatusOr<EncodedRow> encoded = EncodeRow(content, model_, options_);
-  if (!encoded.ok()) return encoded.status();
+  if (!encoded.ok()) {
+    if (!IsUntrained(encoded.status())) return encoded.status();
+    if (options_.overflow != Overflow::kSkip) {
+      AddUntrained(line);
+      return encoded.status();
+    }
+    ++counted_.skipped_rows;
+    return absl::OkStatus();
+  }
   const int32_t tokens = static_cast<int32_t>(encoded->ids.size());
   if (counted_.sample.empty()) counted_.sample = MarkTrained(*encoded);
   counted_.tokens += tokens;
@@ -149,12 +174,28 @@ absl::Status DatasetEncoder::Encode(int64_t row, int64_t line, const DatasetRow&
   return on_encoded_ ? on_encoded_(row, line, *encoded) : absl::OkStatus();
 }
 
+// REQUIRES: lines ascend.
+void DatasetEncoder::AddUntrained(int64_t line) {
+  std::vector<LineRange>& lines = counted_.untrained_lines;
+  if (!lines.empty() && lines.back().last + 1 == line) {
+    lines.back().last = line;
+  } else if (lines.size() < kLineRangesMax) {
+    lines.push_back({line, line});
+  }
+}
+
 void DatasetEncoder::Complete(DatasetReport* report) const {
   report->tokens = counted_.tokens;
   report->trained_tokens = counted_.trained_tokens;
   report->truncated_rows = counted_.truncated_rows;
+  report->skipped_rows = counted_.skipped_rows;
+  report->untrained_lines = counted_.untrained_lines;
   report->longest_tokens = counted_.longest_tokens;
   report->sample = counted_.sample;
+  if (report->error_count > 0 || counted_.skipped_rows < report->rows) return;
+  report->errors.push_back(RowError{0, absl::StrCat("no row is left: of none of the ", report->rows,
+                                                    " is a token trained on; raise max_length")});
+  report->error_count = 1;
 }
 
 }  // namespace lorad::storage

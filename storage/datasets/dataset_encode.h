@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "storage/datasets/dataset.h"
+#include "storage/datasets/row_render.h"
 #include "storage/datasets/text_model.h"
 #include "storage/tokenization/encoding.h"
 
@@ -14,9 +16,19 @@ namespace lorad::storage {
 
 inline constexpr int32_t kNotTrained = -100;
 
+// What becomes of a row that is longer than max_length.
+enum class Overflow {
+  kTruncate,  // cut at the right
+  kRefuse,    // an error
+  kSkip,      // cut at the right; a row of which no token is trained on, cut or not, is left out
+};
+std::string_view ToText(Overflow overflow);  // "truncate", "error", "skip"
+std::string_view ToText(TrainOn train_on);   // "assistant", "all"
+
 struct EncodeOptions {
   int32_t max_length = 1024;
-  bool refuse_overflow = false;  // a longer row is an error, else cut at the right
+  Overflow overflow = Overflow::kTruncate;
+  TrainOn train_on = TrainOn::kAssistant;
 };
 
 struct EncodedRow {
@@ -32,7 +44,8 @@ int64_t TrainedTokens(const std::vector<int32_t>& labels);
 
 // InvalidArgument (reason DATASET_INVALID, or TEMPLATE_* from the template) says what is wrong with
 // the row: no template, template rejects it, no end-of-text token, too long, an id outside of the
-// vocabulary, no trained token.
+// vocabulary; and, with the reason ROW_UNTRAINED, that no token of it is trained on (whatever
+// becomes of rows that are too long).
 absl::StatusOr<EncodedRow> EncodeRow(const DatasetRow& row, const TextModel& model,
                                      const EncodeOptions& options);
 
@@ -45,12 +58,14 @@ class DatasetEncoder {
   using OnEncoded = std::function<absl::Status(int64_t row, int64_t line, const EncodedRow&)>;
   DatasetEncoder(const TextModel& model, const EncodeOptions& options, OnEncoded on_encoded);
 
-  // A DatasetScanner::OnRow.
+  // A DatasetScanner::OnRow. OK too for a row that is left out.
   absl::Status Encode(int64_t row, int64_t line, const DatasetRow& content);
-  // Adds what was counted to a scanner's report.
+  // Adds what was counted to a scanner's report. That every row was left out is an error in it.
   void Complete(DatasetReport* report) const;
 
  private:
+  void AddUntrained(int64_t line);
+
   const TextModel& model_;
   const EncodeOptions options_;
   OnEncoded on_encoded_;

@@ -41,8 +41,8 @@ std::string AlpacaPrompt(const InstructionRow& row) {
 class ConversationRenderer {
  public:
   ConversationRenderer(const TextModel& model, const std::vector<ChatMessage>& messages,
-                       size_t first_trained)
-      : model_(model), messages_(messages), first_trained_(first_trained) {}
+                       size_t first_trained, TrainOn train_on)
+      : model_(model), messages_(messages), first_trained_(first_trained), train_on_(train_on) {}
 
   absl::StatusOr<RenderedRow> Render() {
     if (model_.chat_template == nullptr) {
@@ -54,6 +54,10 @@ class ConversationRenderer {
     absl::StatusOr<std::string> whole = RenderFirst(messages_.size(), false);
     if (!whole.ok()) return whole.status();
     rendered.text = *std::move(whole);
+    if (train_on_ == TrainOn::kAll) {
+      rendered.trained = {Span(0, rendered.text.size())};
+      return rendered;
+    }
     for (size_t turn = first_trained_; turn < messages_.size(); ++turn) {
       if (messages_[turn].role != "assistant") continue;
       absl::StatusOr<TextSpan> added = AddedBy(turn, rendered.text);
@@ -106,11 +110,12 @@ class ConversationRenderer {
   const TextModel& model_;
   const std::vector<ChatMessage>& messages_;
   const size_t first_trained_;
+  const TrainOn train_on_;
   size_t rendered_bytes_ = 0;
 };
 
 absl::StatusOr<RenderedRow> RenderPlain(const TextModel& model, std::string_view prompt,
-                                        std::string_view completion) {
+                                        std::string_view completion, TrainOn train_on) {
   if (model.tokens.eos_token.empty()) {
     return Refuse(kReason,
                   "the base model names no end-of-text token (eos_token in tokenizer_config.json), "
@@ -119,30 +124,32 @@ absl::StatusOr<RenderedRow> RenderPlain(const TextModel& model, std::string_view
   RenderedRow rendered;
   rendered.text = absl::StrCat(Absl(prompt), Absl(completion));
   if (!completion.ends_with(model.tokens.eos_token)) rendered.text += model.tokens.eos_token;
-  rendered.trained = {Span(prompt.size(), rendered.text.size())};
+  const size_t begin = train_on == TrainOn::kAll ? 0 : prompt.size();
+  rendered.trained = {Span(begin, rendered.text.size())};
   rendered.add_special_tokens = true;
   return rendered;
 }
 
 struct RowRenderer {
   const TextModel& model;
+  const TrainOn train_on;
 
   absl::StatusOr<RenderedRow> operator()(const MessagesRow& row) const {
-    return ConversationRenderer(model, row.messages, 0).Render();
+    return ConversationRenderer(model, row.messages, 0, train_on).Render();
   }
   absl::StatusOr<RenderedRow> operator()(const PromptCompletionMessagesRow& row) const {
     std::vector<ChatMessage> messages = row.prompt;
     messages.insert(messages.end(), row.completion.begin(), row.completion.end());
-    return ConversationRenderer(model, messages, row.prompt.size()).Render();
+    return ConversationRenderer(model, messages, row.prompt.size(), train_on).Render();
   }
   absl::StatusOr<RenderedRow> operator()(const PromptCompletionRow& row) const {
-    return RenderPlain(model, row.prompt, row.completion);
+    return RenderPlain(model, row.prompt, row.completion, train_on);
   }
   absl::StatusOr<RenderedRow> operator()(const InstructionRow& row) const {
-    return RenderPlain(model, AlpacaPrompt(row), row.output);
+    return RenderPlain(model, AlpacaPrompt(row), row.output, train_on);
   }
   absl::StatusOr<RenderedRow> operator()(const TextRow& row) const {
-    return RenderPlain(model, "", row.text);
+    return RenderPlain(model, "", row.text, train_on);
   }
   absl::StatusOr<RenderedRow> operator()(const TokensRow&) const {
     assert(false);
@@ -152,8 +159,9 @@ struct RowRenderer {
 
 }  // namespace
 
-absl::StatusOr<RenderedRow> RenderRow(const DatasetRow& row, const TextModel& model) {
-  return std::visit(RowRenderer{model}, row);
+absl::StatusOr<RenderedRow> RenderRow(const DatasetRow& row, const TextModel& model,
+                                      TrainOn train_on) {
+  return std::visit(RowRenderer{model, train_on}, row);
 }
 
 }  // namespace lorad::storage

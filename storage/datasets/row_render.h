@@ -11,6 +11,11 @@
 
 namespace lorad::storage {
 
+enum class TrainOn {
+  kAssistant,  // what the assistant says, completions, outputs
+  kAll,        // all of a row
+};
+
 // A row's text before it is tokenized.
 struct RenderedRow {
   std::string text;
@@ -23,6 +28,7 @@ struct RenderedRow {
 // REQUIRES: the row is none of tokens. InvalidArgument (reason DATASET_INVALID, or TEMPLATE_* from
 // the template) says what is wrong with it: no template, the template rejects it or rewrites earlier
 // turns, no end-of-text token.
-absl::StatusOr<RenderedRow> RenderRow(const DatasetRow& row, const TextModel& model);
+absl::StatusOr<RenderedRow> RenderRow(const DatasetRow& row, const TextModel& model,
+                                      TrainOn train_on);
 
 }  // namespace lorad::storage

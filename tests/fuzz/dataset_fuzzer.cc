@@ -77,7 +77,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data + 1), size - 1);
   const DatasetReport whole = Scan(bytes, bytes.size() + 1, [&](int64_t, int64_t line, auto& row) {
     assert(line > 0);
-    const auto encoded = EncodeRow(row, *model, {64, false});
+    const auto encoded = EncodeRow(row, *model, {.max_length = 64});
     if (encoded.ok()) CheckEncoded(*encoded, 64);
     return absl::OkStatus();
   });

@@ -141,13 +141,13 @@ TEST_CASE("Alpaca's prompts, to the letter") {
 TEST_CASE("Cutting at max_length") {
   const TextModel model = Model();
   const std::string line = R"({"prompt":"abc","completion":"def"})";  // B abc def E
-  CHECK(Text(Encode(line, model, {8, false})) == "Babc(defE)");
-  CHECK(Text(Encode(line, model, {8, true})) == "Babc(defE)");
-  CHECK(Text(Encode(line, model, {6, false})) == "Babc(de) cut");
-  CHECK(Text(Encode(line, model, {5, false})) == "Babc(d) cut");
-  CHECK(Text(Encode(line, model, {4, false})) ==
+  CHECK(Text(Encode(line, model, {8})) == "Babc(defE)");
+  CHECK(Text(Encode(line, model, {8, Overflow::kRefuse})) == "Babc(defE)");
+  CHECK(Text(Encode(line, model, {6})) == "Babc(de) cut");
+  CHECK(Text(Encode(line, model, {5})) == "Babc(d) cut");
+  CHECK(Text(Encode(line, model, {4})) ==
         "no trained token is left once the row's 8 tokens are cut to the 4 of max_length");
-  CHECK(Text(Encode(line, model, {7, true})) ==
+  CHECK(Text(Encode(line, model, {7, Overflow::kRefuse})) ==
         "the row has 8 tokens, more than the 7 of max_length");
 }
 
@@ -226,7 +226,7 @@ TEST_CASE("A row shown with its trained text marked") {
 TEST_CASE("A file is encoded row by row and counted") {
   const TextModel model = Model();
   std::vector<int64_t> rows;
-  DatasetEncoder encoder(model, {5, false}, [&](int64_t row, int64_t, const EncodedRow&) {
+  DatasetEncoder encoder(model, {5}, [&](int64_t row, int64_t, const EncodedRow&) {
     rows.push_back(row);
     return absl::OkStatus();
   });
@@ -249,6 +249,74 @@ TEST_CASE("A file is encoded row by row and counted") {
   CHECK(report.sample == "a«b<e>»");
   REQUIRE(report.errors.size() == 1);
   CHECK(report.errors[0].line == 2);
+}
+
+DatasetReport EncodeLines(const std::vector<std::string>& lines, EncodeOptions options,
+                          std::vector<int64_t>* rows) {
+  const TextModel model = Model();
+  DatasetEncoder encoder(model, options, [&](int64_t row, int64_t, const EncodedRow&) {
+    rows->push_back(row);
+    return absl::OkStatus();
+  });
+  DatasetScanner scanner({.errors_listed = 2}, [&](int64_t row, int64_t line, const auto& content) {
+    return encoder.Encode(row, line, content);
+  });
+  for (const std::string& line : lines) REQUIRE(scanner.Add(line + "\n").ok());
+  DatasetReport report = scanner.Finish();
+  encoder.Complete(&report);
+  return report;
+}
+
+TEST_CASE("Rows without a trained token are all named, or skipped and counted") {
+  const std::string good = R"({"prompt":"a","completion":"b"})";
+  const std::string long_prompt = R"({"prompt":"aaaaaa","completion":"b"})";
+  const std::vector<std::string> lines = {long_prompt, good, long_prompt, long_prompt,
+                                          "",          good, long_prompt};
+  std::vector<int64_t> rows;
+  const DatasetReport named = EncodeLines(lines, {5}, &rows);
+  CHECK(named.error_count == 4);
+  CHECK(named.errors.size() == 2);
+  CHECK(ToText(named.untrained_lines, 100) == "1, 3-4, 7");
+  CHECK(ToText(named.untrained_lines, 7) == "1, 3-4 and 1 more");
+  CHECK(rows == std::vector<int64_t>{1, 4});
+
+  rows.clear();
+  const DatasetReport skipped = EncodeLines(lines, {5, Overflow::kSkip}, &rows);
+  CHECK(skipped.error_count == 0);
+  CHECK(skipped.rows == 6);
+  CHECK(skipped.skipped_rows == 4);
+  CHECK(skipped.truncated_rows == 0);  // of those that are left
+  CHECK(skipped.untrained_lines.empty());
+  CHECK(rows == std::vector<int64_t>{1, 4});
+
+  const DatasetReport none = EncodeLines({long_prompt, long_prompt}, {5, Overflow::kSkip}, &rows);
+  REQUIRE(none.error_count == 1);
+  CHECK(none.errors[0].reason ==
+        "no row is left: of none of the 2 is a token trained on; raise max_length");
+  // Another mistake is one with SKIP too.
+  CHECK(EncodeLines({good, R"({"prompt":"a"})"}, {5, Overflow::kSkip}, &rows).error_count == 1);
+}
+
+TEST_CASE("All tokens trained on") {
+  const TextModel model = Model();
+  const EncodeOptions all{.train_on = TrainOn::kAll};
+  struct Case {
+    std::string line, expected;
+  };
+  const Case cases[] = {
+      {R"({"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"yo"}]})",
+       "([U:hi][A:yoE])"},
+      {R"({"prompt":[{"role":"user","content":"a"}],"completion":[{"role":"assistant",)"
+       R"("content":"d"}]})",
+       "([U:a][A:dE])"},
+      {R"({"prompt":"p: ","completion":"c"})", "B(p: cE)"},
+      {R"({"text":"ab"})", "B(abE)"},
+      {R"({"input_ids":[97,98,99],"labels":[-100,98,-100]})", "a(b)c"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.line);
+    CHECK(Text(Encode(c.line, model, all)) == c.expected);
+  }
 }
 
 }  // namespace

@@ -32,6 +32,24 @@ int64_t TotalTokens(const v1::Job& job, const records::RowsSummary& rows) {
                                            std::max<int64_t>(rows.rows(), 1)));
 }
 
+// What is not said is the default: jobs of older versions know no train_on.
+v1::TrainingConfig::Overflow OverflowOf(const v1::Job& job) {
+  const v1::TrainingConfig::Overflow overflow = job.training().overflow();
+  return overflow == v1::TrainingConfig::OVERFLOW_UNSPECIFIED ? v1::TrainingConfig::TRUNCATE
+                                                              : overflow;
+}
+v1::TrainingConfig::TrainOn TrainOnOf(const v1::Job& job) {
+  return job.training().train_on() == v1::TrainingConfig::ALL ? v1::TrainingConfig::ALL
+                                                              : v1::TrainingConfig::ASSISTANT;
+}
+
+// Where rows are bad for want of a trained token, which.
+std::string UntrainedText(const records::RowsSummary& rows) {
+  if (rows.untrained_lines().empty()) return "";
+  return absl::StrCat("; no token is trained on in line ", rows.untrained_lines(),
+                      " (training.overflow = SKIP leaves such rows out)");
+}
+
 }  // namespace
 
 absl::Status RowChecks::Load(const std::vector<std::pair<std::string, std::string>>& stored) {
@@ -54,7 +72,8 @@ RowSource RowChecks::SourceOf(const v1::Job& job, const std::string& dataset) co
   source.model_path = model.path();
   source.model_fingerprint = model.fingerprint();
   source.max_length = job.training().max_length();
-  source.refuse_overflow = job.training().overflow() == v1::TrainingConfig::ERROR;
+  source.overflow = OverflowOf(job);
+  source.train_on = TrainOnOf(job);
   source.rows = record.dataset().rows();
   source.bytes = record.dataset().size_bytes();
   return source;
@@ -64,7 +83,8 @@ std::string RowChecks::KeyOf(const v1::Job& job, const std::string& dataset) con
   return absl::StrCat(catalog_.Dataset(dataset).dataset().sha256(), "/",
                       catalog_.Model(job.base_model()).record.model().fingerprint(), "/",
                       job.training().max_length(), "/",
-                      job.training().overflow() == v1::TrainingConfig::ERROR ? "refuse" : "cut");
+                      v1::TrainingConfig::Overflow_Name(OverflowOf(job)), "/",
+                      v1::TrainingConfig::TrainOn_Name(TrainOnOf(job)));
 }
 
 std::vector<std::string> RowChecks::KeysOf(const v1::Job& job) const {
@@ -98,6 +118,7 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
   error->set_category(v1::JobError::USER);
   int64_t longest = 0;
   int64_t truncated = 0;
+  int64_t skipped = 0;
   const std::pair<const char*, const std::string*> datasets[] = {
       {"training_dataset", &job.training_dataset()},
       {"validation_dataset", &job.validation_dataset()}};
@@ -108,16 +129,17 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
       error->set_reason("INVALID_ROWS");
       error->set_field(field);
       error->set_line(rows.error_line());
-      error->set_message(absl::StrCat("dataset '", *dataset, "' has ", rows.error_count(),
-                                      " bad row", rows.error_count() > 1 ? "s" : "",
-                                      " for this model and length, the first in line ",
-                                      rows.error_line(), ": ", rows.error_reason(),
-                                      "; 'lora dataset validate' lists them all"));
+      error->set_message(absl::StrCat(
+          "dataset '", *dataset, "' has ", rows.error_count(), " bad row",
+          rows.error_count() > 1 ? "s" : "", " for this model and length, the first in line ",
+          rows.error_line(), ": ", rows.error_reason(), UntrainedText(rows),
+          "; 'lora dataset validate' lists them all"));
       return Error(absl::StatusCode::kInvalidArgument, error->reason(), error->message(),
                    {{"field", field}, {"line", absl::StrCat(rows.error_line())}});
     }
     longest = std::max<int64_t>(longest, rows.longest_tokens());
     truncated += rows.truncated_rows();
+    skipped += rows.skipped_rows();
   }
   const records::RowsSummary& rows = *Find(KeyOf(job, job.training_dataset()));
   if (!job.validation_dataset().empty()) {
@@ -128,6 +150,7 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
   record.set_longest_tokens(longest);
   job.set_longest_tokens(longest);
   job.set_truncated_rows(truncated);
+  job.set_skipped_rows(skipped);
   job.set_total_steps(TotalSteps(job, rows.rows()));
   job.set_total_tokens(TotalTokens(job, rows));
   return absl::OkStatus();

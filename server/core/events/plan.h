@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "lorad/v1/jobs.pb.h"
 #include "lorad/worker/v1/worker.pb.h"
 
 namespace lorad::server {
@@ -19,7 +20,8 @@ struct RowSource {
   std::string model_path;  // of the base model's directory (tokenizer, template)
   std::string model_fingerprint;
   int32_t max_length = 1024;
-  bool refuse_overflow = false;
+  v1::TrainingConfig::Overflow overflow = v1::TrainingConfig::TRUNCATE;
+  v1::TrainingConfig::TrainOn train_on = v1::TrainingConfig::ASSISTANT;
   int64_t rows = 0;
   int64_t bytes = 0;
 

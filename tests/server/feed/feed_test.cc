@@ -192,12 +192,13 @@ TEST_CASE("Rows are summed up, with the first bad one") {
   CHECK(good->error_count() == 0);
 
   RowSource refusing = house.Source("a.jsonl", 6);
-  refusing.refuse_overflow = true;
+  refusing.overflow = v1::TrainingConfig::ERROR;
   const auto refused = house.feed.CheckRows(refusing);
   REQUIRE(refused.ok());
   CHECK(refused->error_count() == 1);
   CHECK(refused->error_line() == 2);
   CHECK(refused->error_reason() == "the row has 9 tokens, more than the 6 of max_length");
+  CHECK(refused->untrained_lines().empty());
   PlanInput input = Input(64);
   input.trains = {house.Train("a", 1, "a.jsonl", 2)};
   input.trains[0].source = refusing;
@@ -210,6 +211,28 @@ TEST_CASE("Rows are summed up, with the first bad one") {
   RowSource no_model = house.Source("a.jsonl");
   no_model.model_path += "x";
   CHECK_FALSE(house.feed.CheckRows(no_model).ok());
+}
+
+TEST_CASE("Rows without a trained token are all named, or left out and counted") {
+  FeedHouse house;
+  std::string rows;
+  for (const int label : {2, -100, -100, 2, -100}) {
+    rows += "{\"input_ids\":[1,2],\"labels\":[1," + std::to_string(label) + "]}\n";
+  }
+  house.directory.Write("a.jsonl", rows);
+  RowSource source = house.Source("a.jsonl");
+  const auto refused = house.feed.CheckRows(source);
+  REQUIRE(refused.ok());
+  CHECK(refused->error_count() == 3);
+  CHECK(refused->untrained_lines() == "2-3, 5");
+
+  source.overflow = v1::TrainingConfig::SKIP;
+  const auto skipped = house.feed.CheckRows(source);
+  REQUIRE(skipped.ok());
+  CHECK(skipped->error_count() == 0);
+  CHECK(skipped->rows() == 2);
+  CHECK(skipped->skipped_rows() == 3);
+  CHECK(skipped->tokens() == 4);
 }
 
 TEST_CASE("Plans that ask for what is not there are refused") {

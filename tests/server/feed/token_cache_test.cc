@@ -9,7 +9,7 @@ namespace lorad::server::feed {
 namespace {
 
 struct Cached : House {
-  TokenCacheKey key{"dataset", "model", 6, false};
+  TokenCacheKey key{"dataset", "model", {.max_length = 6}};
   std::string path = directory / "cache.tokens";
 
   absl::StatusOr<storage::DatasetReport> Write(const std::string& dataset) {
@@ -54,12 +54,33 @@ TEST_CASE("Bad rows leave no cache") {
   CHECK(absl::IsNotFound(cached.Write("none.jsonl").status()));
 }
 
+TEST_CASE("Rows that are left out are counted, and not in the cache") {
+  Cached cached;
+  cached.key.options.overflow = storage::Overflow::kSkip;
+  cached.directory.Write("a.jsonl",
+                         "{\"input_ids\":[1,2],\"labels\":[1,2]}\n"
+                         "{\"input_ids\":[1,2],\"labels\":[1,-100]}\n"
+                         "{\"input_ids\":[1,3],\"labels\":[1,3]}\n");
+  const auto report = cached.Write("a.jsonl");
+  REQUIRE(report.ok());
+  CHECK(report->error_count == 0);
+  const auto cache = TokenCache::Open(cached.path, cached.key);
+  REQUIRE(cache.status().message() == "");
+  CHECK((*cache)->rows() == 2);
+  CHECK((*cache)->row(1).ids[1] == 3);
+  CHECK((*cache)->report().rows == 3);
+  CHECK((*cache)->report().skipped_rows == 1);
+}
+
 TEST_CASE("Another key is not this one's cache") {
   Cached cached;
   REQUIRE(cached.Write(cached.AddTokens("a.jsonl", {3})).ok());
   for (const TokenCacheKey& other :
-       {TokenCacheKey{"other", "model", 6, false}, TokenCacheKey{"dataset", "other", 6, false},
-        TokenCacheKey{"dataset", "model", 7, false}, TokenCacheKey{"dataset", "model", 6, true}}) {
+       {TokenCacheKey{"other", "model", {.max_length = 6}},
+        TokenCacheKey{"dataset", "other", {.max_length = 6}},
+        TokenCacheKey{"dataset", "model", {.max_length = 7}},
+        TokenCacheKey{"dataset", "model", {.max_length = 6, .overflow = storage::Overflow::kSkip}},
+        TokenCacheKey{"dataset", "model", {.max_length = 6, .train_on = storage::TrainOn::kAll}}}) {
     CHECK(absl::IsDataLoss(TokenCache::Open(cached.path, other).status()));
     CHECK(other.FileName() != cached.key.FileName());
   }

@@ -55,6 +55,7 @@ TEST_CASE("unset fields take their defaults") {
   CHECK(job.training().learning_rate() == 2e-4);
   CHECK(job.training().schedule() == v1::TrainingConfig::LINEAR);
   CHECK(job.training().overflow() == v1::TrainingConfig::TRUNCATE);
+  CHECK(job.training().train_on() == v1::TrainingConfig::ASSISTANT);
   CHECK(job.training().shuffle());
   CHECK(job.training().max_grad_norm() == 1.0);
   CHECK(job.training().checkpoint_every_steps() == 50);
@@ -153,7 +154,9 @@ TEST_CASE("each field that is out of range is named") {
       {training([](auto& t) { t.set_max_length(2049); }), "training.max_length",
        "must be at most the model's 2048 positions, got 2049"},
       {training([](auto& t) { t.set_overflow(static_cast<v1::TrainingConfig::Overflow>(9)); }),
-       "training.overflow", "must be TRUNCATE or ERROR, got 9"},
+       "training.overflow", "must be TRUNCATE, ERROR or SKIP, got 9"},
+      {training([](auto& t) { t.set_train_on(static_cast<v1::TrainingConfig::TrainOn>(9)); }),
+       "training.train_on", "must be ASSISTANT or ALL, got 9"},
       {training([](auto& t) { t.set_learning_rate(0); }), "training.learning_rate",
        "must be greater than 0 and at most 100, got 0"},
       {training([](auto& t) { t.set_learning_rate(kInfinity); }), "training.learning_rate",

@@ -6,7 +6,7 @@
 namespace lorad::server {
 namespace {
 
-constexpr char kKey[] = "sha/print/64/cut";
+constexpr char kKey[] = "sha/print/64/TRUNCATE/ASSISTANT";
 
 struct Fixture {
   CoreOptions options;
@@ -148,7 +148,10 @@ TEST_CASE("estimates are held until their time is over, or what they wait for is
 
 TEST_CASE("of too many summaries those are kept that somebody waits for") {
   Fixture house;
-  REQUIRE(house.rows.Load({{"other/print/64/cut", ""}, {"sha/print/32/cut", ""}}).ok());
+  REQUIRE(house.rows
+              .Load({{"other/print/64/TRUNCATE/ASSISTANT", ""},
+                     {"sha/print/32/TRUNCATE/ASSISTANT", ""}})
+              .ok());
   house.rows.Ensure(Fixture::JobOf("a"));
   house.End(6);
   REQUIRE(house.rows.AreTooMany());

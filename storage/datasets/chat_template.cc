@@ -50,7 +50,10 @@ absl::StatusOr<std::string> ChatTemplate::Render(const std::vector<ChatMessage>&
       {"tools", Value::MakeNone()},
       {"documents", Value::MakeNone()},
   };
-  return jinja::Run(*program_, std::move(variables), {steps, limits.output_bytes});
+  absl::StatusOr<jinja::Printed> printed =
+      jinja::Run(*program_, std::move(variables), {steps, limits.output_bytes});
+  if (!printed.ok()) return printed.status();
+  return std::move(printed->text);
 }
 
 }  // namespace lorad::storage

@@ -60,6 +60,8 @@ struct Method {
   Value (*call)(Context* context, const Value& value, const Arguments& arguments);
 };
 
+// Whether a template may call it without having defined it.
+bool IsFunction(std::string_view name);
 // Null if there is none of that name.
 const Filter* FindFilter(std::string_view name);
 const Test* FindTest(std::string_view name);

@@ -2,6 +2,7 @@
 
 // Runs a parsed template.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -17,10 +18,17 @@ struct Limits {
   int64_t output_bytes = 0;
 };
 
-// The text that `program` prints with these variables. INVALID_ARGUMENT with reason
-// TEMPLATE_REJECTED, TEMPLATE_FAILED or TEMPLATE_LIMIT.
-absl::StatusOr<std::string> Run(const Program& program,
-                                std::vector<std::pair<std::string, Value>> variables,
-                                const Limits& limits);
+using Variables = std::vector<std::pair<std::string, Value>>;
+
+struct Printed {
+  std::string text;
+  // Bytes [first, second) that stood between {% generation %} and {% endgeneration %}, in order. As
+  // in transformers a mark inside of a macro or a set block counts from where the text had come to.
+  std::vector<std::pair<size_t, size_t>> generated;
+};
+
+// What `program` prints with these variables. INVALID_ARGUMENT with reason TEMPLATE_REJECTED,
+// TEMPLATE_FAILED or TEMPLATE_LIMIT.
+absl::StatusOr<Printed> Run(const Program& program, Variables variables, const Limits& limits);
 
 }  // namespace lorad::storage::jinja

@@ -26,9 +26,8 @@ class ExpressionParser : public TokenCursor {
   ExpressionPtr TupleOrExpression(bool conditional);
   ExpressionPtr ParseExpression(bool conditional);
 
-  // Where strftime_now is called first (0: nowhere), and whether the template asks if it is there.
-  int today_line() const { return today_line_; }
-  bool today_guarded() const { return today_guarded_; }
+  // Functions that are called and not known, with the line: macros, or an error.
+  const std::vector<std::pair<std::string, int>>& unknown_calls() const { return unknown_calls_; }
 
  private:
   struct NamedOperator {
@@ -76,8 +75,7 @@ class ExpressionParser : public TokenCursor {
                             ExpressionPtr (ExpressionParser::*next)());
 
   int depth_ = 0;  // of rules in themselves, so that no template can exhaust the stack
-  int today_line_ = 0;
-  bool today_guarded_ = false;
+  std::vector<std::pair<std::string, int>> unknown_calls_;
 };
 
 }  // namespace lorad::storage::jinja

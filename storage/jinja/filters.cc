@@ -213,9 +213,12 @@ Value TitleFilter(Context* context, const Value& value, const Arguments&) {
 }
 
 Value ToJsonFilter(Context* context, const Value& value, const Arguments& arguments) {
+  if (Has(arguments, 0) && arguments[0]->Truth()) {
+    return context->Fail("tojson with ensure_ascii is not implemented");
+  }
   int64_t indent = -1;
-  if (Has(arguments, 0) && !arguments[0]->is_none()) {
-    indent = arguments[0]->Integer().value_or(-1);
+  if (Has(arguments, 1) && !arguments[1]->is_none()) {
+    indent = arguments[1]->Integer().value_or(-1);
     if (indent < 0 || indent > 16) return context->Fail("tojson's indent must be 0 to 16");
   }
   const Extent extent = value.extent();
@@ -261,6 +264,53 @@ Value Map(Context* context, const Value& value, const Arguments& arguments) {
   return context->Keep(Value::MakeList(std::move(out)));
 }
 
+// What is paid for each byte that is sorted: comparisons look at it so often.
+constexpr uint64_t kSortBytes = 20;
+
+// Sorts by what `key_of` gives; text as lower case where `folds`.
+template <typename KeyOf>
+Value Sorted(Context* context, std::vector<Value> items, bool folds, bool reverse, KeyOf key_of) {
+  std::vector<std::pair<Value, Value>> keyed;
+  for (Value& item : items) {
+    Value key = key_of(item);
+    if (folds && key.is_text()) key = Value::MakeText(Lower(key.text()));
+    keyed.emplace_back(std::move(key), std::move(item));
+  }
+  bool ordered = true;
+  const auto less = [&](const auto& a, const auto& b) {
+    const std::optional<bool> known = reverse ? Less(b.first, a.first) : Less(a.first, b.first);
+    ordered = ordered && known.has_value();
+    return known.value_or(false);
+  };
+  // Merges, so that no order, however inconsistent, leads out of the list.
+  std::stable_sort(keyed.begin(), keyed.end(), less);
+  if (!ordered) return context->Fail("a sort of values that have no order");
+  for (size_t i = 0; i < items.size(); ++i) items[i] = std::move(keyed[i].second);
+  return context->Keep(Value::MakeList(std::move(items)));
+}
+
+Value Sort(Context* context, const Value& value, const Arguments& arguments) {
+  if (!context->Charge(value.extent().weight * kSortBytes)) return Value();
+  const bool reverse = Has(arguments, 0) && arguments[0]->Truth();
+  const bool folds = !(Has(arguments, 1) && arguments[1]->Truth());
+  return Sorted(context, Items(context, value), folds, reverse, [&](const Value& item) {
+    return Has(arguments, 2) ? GetItem(context, item, *arguments[2]) : item;
+  });
+}
+
+// The items of a dict by their keys, or by their values.
+Value DictSort(Context* context, const Value& value, const Arguments& arguments) {
+  if (!value.is_dict()) return context->Fail("dictsort of " + std::string(value.TypeName()));
+  if (!context->Charge(value.extent().weight * kSortBytes)) return Value();
+  const bool folds = !(Has(arguments, 0) && arguments[0]->Truth());
+  const bool by_value = Has(arguments, 1) && ToText(*arguments[1]) == "value";
+  const bool reverse = Has(arguments, 2) && arguments[2]->Truth();
+  const Value items = FindMethod("items")->call(context, value, {});
+  if (context->failed()) return Value();
+  return Sorted(context, items.list().items, folds, reverse,
+                [&](const Value& item) { return item.list().items[by_value ? 1 : 0]; });
+}
+
 constexpr std::array<std::string_view, 3> kNone = {};
 
 constexpr Filter kFilters[] = {
@@ -269,6 +319,7 @@ constexpr Filter kFilters[] = {
     {"count", 0, kNone, Length},
     {"d", 0, {"default_value", "boolean"}, Default},
     {"default", 0, {"default_value", "boolean"}, Default},
+    {"dictsort", 0, {"case_sensitive", "by", "reverse"}, DictSort},
     {"first", 0, kNone, First},
     {"float", 0, kNone, Float},
     {"indent", 0, {"width", "first", "blank"}, Indent},
@@ -287,9 +338,10 @@ constexpr Filter kFilters[] = {
     {"safe", 0, kNone, String},
     {"select", 0, kNone, Select, true},
     {"selectattr", 1, kNone, SelectAttr, true},
+    {"sort", 0, {"reverse", "case_sensitive", "attribute"}, Sort},
     {"string", 0, kNone, String},
     {"title", 0, kNone, TitleFilter},
-    {"tojson", 0, {"indent"}, ToJsonFilter},
+    {"tojson", 0, {"ensure_ascii", "indent"}, ToJsonFilter},
     {"trim", 0, {"chars"}, Trim},
     {"upper", 0, kNone, UpperFilter},
 };

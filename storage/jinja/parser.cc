@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,10 +23,10 @@ class Parser : public ExpressionParser {
   absl::StatusOr<Program> Run() {
     Program program;
     program.statements = Statements({}, 0);
-    // The day would get into training data, so the function is not there; a template that asks
-    // whether it is goes on without.
-    if (ok() && today_line() > 0 && !today_guarded()) {
-      Unsupported(today_line(), "function 'strftime_now' (its result changes from day to day)");
+    program.marks_generation = marks_generation_;
+    // A macro may be called before the place where it is defined.
+    for (const auto& [name, line] : unknown_calls()) {
+      if (!macros_.contains(name)) Unsupported(line, absl::StrCat("function '", name, "'"));
     }
     if (!ok()) return status();
     return program;
@@ -74,10 +75,16 @@ class Parser : public ExpressionParser {
     } else if (name == "set") {
       Set(&out, depth);
     } else if (name == "generation") {
-      out.kind = StatementKind::kBlock;
+      out.kind = StatementKind::kGeneration;
+      marks_generation_ = true;
+      // No loop goes through it: what it prints is a call's in jinja2.
+      const int loops = std::exchange(loops_, 0);
       Body(&out, {"endgeneration"}, depth);
+      loops_ = loops;
       Advance();
       EndBlock();
+    } else if (name == "macro") {
+      Macro(&out, depth);
     } else if ((name == "break" || name == "continue") && loops_ > 0) {
       out.kind = name == "break" ? StatementKind::kBreak : StatementKind::kContinue;
       EndBlock();
@@ -138,23 +145,47 @@ class Parser : public ExpressionParser {
     EndBlock();
   }
 
+  void Macro(Statement* out, int depth) {
+    out->kind = StatementKind::kMacro;
+    out->targets.push_back(Target());
+    macros_.insert(out->targets[0]);
+    WantOperator("(");
+    while (ok() && !TakeOperator(")")) {
+      if (out->targets.size() > 1) WantOperator(",");
+      out->targets.push_back(Target());
+      out->conditions.push_back(TakeOperator("=") ? ParseExpression(true) : nullptr);
+    }
+    const int loops = std::exchange(loops_, 0);
+    Body(out, {"endmacro"}, depth);
+    loops_ = loops;
+    Advance();
+    EndBlock();
+  }
+
+  // A name that may be assigned to.
+  std::string Target() {
+    std::string name = WantName("a name");
+    for (const std::string_view taken : {"loop", "true", "false", "none", "True", "False", "None",
+                                         "and", "or", "not", "in", "is", "if", "else"}) {
+      if (name == taken) Invalid(absl::StrCat("'", name, "' cannot be assigned to"));
+    }
+    return name;
+  }
+
   std::vector<std::string> Targets() {
     std::vector<std::string> out;
     const bool bracket = TakeOperator("(");
     do {
       if (!out.empty() && !Is(TokenKind::kName)) break;  // a trailing comma
-      out.push_back(WantName("a name"));
-      const std::string& name = out.back();
-      for (const std::string_view taken : {"loop", "true", "false", "none", "True", "False", "None",
-                                           "and", "or", "not", "in", "is", "if", "else"}) {
-        if (name == taken) Invalid(absl::StrCat("'", name, "' cannot be assigned to"));
-      }
+      out.push_back(Target());
     } while (ok() && TakeOperator(","));
     if (bracket) WantOperator(")");
     return out;
   }
 
-  int loops_ = 0;
+  int loops_ = 0;  // around, up to the next macro
+  bool marks_generation_ = false;
+  std::set<std::string> macros_;
 };
 
 }  // namespace

@@ -9,13 +9,6 @@
 #include "storage/jinja/expression_parser.h"
 
 namespace lorad::storage::jinja {
-namespace {
-
-constexpr std::array<std::string_view, 4> kFunctions = {"raise_exception", "range", "namespace",
-                                                        "dict"};
-
-}  // namespace
-
 ExpressionPtr ExpressionParser::Primary() {
   const Token token = Now();
   switch (token.kind) {
@@ -60,10 +53,6 @@ ExpressionPtr ExpressionParser::NameOrConstant(const Token& token) {
   for (const std::string_view keyword : {"and", "or", "not", "in", "is", "if", "else"}) {
     if (name == keyword) Invalid(absl::StrCat("expected an expression, found '", name, "'"));
   }
-  if (name == "strftime_now") {
-    if (IsOperator("(") && today_line_ == 0) today_line_ = token.line;
-    if (IsName("is")) today_guarded_ = true;
-  }
   if (IsOperator("(")) return Call(token);
   ExpressionPtr out = Make(ExpressionKind::kName, token.line);
   out->name = name;
@@ -91,11 +80,7 @@ ExpressionPtr ExpressionParser::Loop(int begin) {
 }
 
 ExpressionPtr ExpressionParser::Call(const Token& token) {
-  const bool known =
-      std::find(kFunctions.begin(), kFunctions.end(), token.text) != kFunctions.end();
-  if (!known && token.text != "strftime_now") {
-    Unsupported(token.line, absl::StrCat("function '", token.text, "'"));
-  }
+  if (!IsFunction(token.text)) unknown_calls_.emplace_back(token.text, token.line);
   TakeOperator("(");
   std::vector<ExpressionPtr> parts;
   std::vector<std::string> keywords;

@@ -77,12 +77,13 @@ using ExpressionPtr = std::unique_ptr<Expression>;
 
 enum class StatementKind {
   kText,
-  kOutput,    // {{ expression }}
-  kIf,        // conditions[i] guards bodies[i]; one more body is the else
-  kFor,       // targets in expression if conditions[0]: bodies[0], else bodies[1]
-  kSet,       // targets = expression, or namespace targets[0].attribute = expression
-  kSetBlock,  // targets[0] = what bodies[0] prints
-  kBlock,     // bodies[0] as it is ({% generation %})
+  kOutput,      // {{ expression }}
+  kIf,          // conditions[i] guards bodies[i]; one more body is the else
+  kFor,         // targets in expression if conditions[0]: bodies[0], else bodies[1]
+  kSet,         // targets = expression, or namespace targets[0].attribute = expression
+  kSetBlock,    // targets[0] = what bodies[0] prints
+  kGeneration,  // bodies[0] as it is, and marked ({% generation %})
+  kMacro,  // targets[0](targets[1..]), whose defaults are `conditions` (absent: null): bodies[0]
   kBreak,
   kContinue,
 };
@@ -100,6 +101,7 @@ struct Statement {
 
 struct Program {
   std::vector<Statement> statements;
+  bool marks_generation = false;  // a {% generation %} is in it
 };
 
 absl::StatusOr<Program> ParseProgram(std::string_view source);

@@ -161,7 +161,7 @@ BAD_MODELS = [
     ("tokenizer: not JSON", "tokenizer.json", text("tokenizer.json", '"version"', 'version')),
     ("tokenizer: an end-of-text token that is not there", "tokenizer_config.json: eos_token \"<nope>\"",
      text("tokenizer_config.json", '"eos_token": "<|im_end|>"', '"eos_token": "<nope>"')),
-    ("template: unknown construct", "macro", template("{% macro f() %}x{% endmacro %}{{ messages }}")),
+    ("template: unknown construct", "call", template("{% call f() %}x{% endcall %}{{ messages }}")),
     ("template: unknown filter", "frobnicate", template("{{ messages | frobnicate }}")),
     ("template: not closed", "chat.template|endfor|template", template("{% for m in messages %}{{ m }}")),
 ]

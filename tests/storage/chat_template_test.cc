@@ -63,7 +63,13 @@ struct Bad {
 
 TEST_CASE("what is not implemented is refused by name and line when it is parsed") {
   const std::vector<Bad> table = {
-      {"{% macro f() %}{% endmacro %}", "TEMPLATE_UNSUPPORTED", "statement 'macro'"},
+      {"{% call f() %}{% endcall %}", "TEMPLATE_UNSUPPORTED", "statement 'call'"},
+      {"{% macro f() %}{{ g() }}{% endmacro %}", "TEMPLATE_UNSUPPORTED", "function 'g'"},
+      {"{% macro f(a b) %}{% endmacro %}", "TEMPLATE_INVALID", "expected ','"},
+      {"{% macro f(loop) %}{% endmacro %}", "TEMPLATE_INVALID", "'loop' cannot be assigned"},
+      {"{% for x in y %}{% macro f() %}{% break %}{% endmacro %}{% endfor %}", "TEMPLATE_INVALID",
+       "'break' outside"},
+      {"{% macro f() %}", "TEMPLATE_INVALID", "a missing endmacro"},
       {"\n\n{% include 'x' %}", "TEMPLATE_UNSUPPORTED", "line 3: statement 'include'"},
       {"{% raw %}{% endraw %}", "TEMPLATE_UNSUPPORTED", "statement 'raw'"},
       {"{{ x | sha1 }}", "TEMPLATE_UNSUPPORTED", "filter 'sha1'"},
@@ -71,7 +77,7 @@ TEST_CASE("what is not implemented is refused by name and line when it is parsed
       {"{{ x is prime }}", "TEMPLATE_UNSUPPORTED", "test 'prime'"},
       {"{{ x.format(1) }}", "TEMPLATE_UNSUPPORTED", "method 'format'"},
       {"{{ lipsum() }}", "TEMPLATE_UNSUPPORTED", "function 'lipsum'"},
-      {"{{ f(1)(2) }}", "TEMPLATE_UNSUPPORTED", "function 'f'"},
+      {"{{ f(1)(2) }}", "TEMPLATE_UNSUPPORTED", "a call"},
       {"{{ x[0](2) }}", "TEMPLATE_UNSUPPORTED", "a call"},
       {"{{ 2 ** 3 }}", "TEMPLATE_UNSUPPORTED", "'**'"},
       {"{{ '%s' % 1 }}", "TEMPLATE_UNSUPPORTED", "'%'"},
@@ -80,9 +86,8 @@ TEST_CASE("what is not implemented is refused by name and line when it is parsed
       {"{{ x | map('nope') }}", "TEMPLATE_UNSUPPORTED", "filter 'nope'"},
       {"{{ x | select('nope') }}", "TEMPLATE_UNSUPPORTED", "test 'nope'"},
       {"{{ x | select(y) }}", "TEMPLATE_UNSUPPORTED", "without a name"},
-      {"{{ strftime_now('%Y') }}", "TEMPLATE_UNSUPPORTED", "function 'strftime_now'"},
       {"{% for x in y recursive %}{% endfor %}", "TEMPLATE_UNSUPPORTED", "'recursive'"},
-      {"{{ x(*y) }}", "TEMPLATE_UNSUPPORTED", "function 'x'"},
+      {"{{ x(*y) }}", "TEMPLATE_UNSUPPORTED", "'*'"},
       {"{{ range(*y) }}", "TEMPLATE_UNSUPPORTED", "'*'"},
       {"{% if x %}", "TEMPLATE_INVALID", "a missing endif"},
       {"{% endif %}", "TEMPLATE_INVALID", "'endif' outside"},
@@ -120,6 +125,9 @@ TEST_CASE("a wrong operation says what and where") {
       {"{{ 9223372036854775807 + 1 }}", "TEMPLATE_FAILED", "64 bits"},
       {"{{ (-9223372036854775807 - 1) // -1 }}", "TEMPLATE_FAILED", "64 bits"},
       {"{{ raise_exception('not so') }}", "TEMPLATE_REJECTED", "rejects the conversation: not so"},
+      {"{{ strftime_now('%c') }}", "TEMPLATE_FAILED", "a format that is not implemented"},
+      {"{% macro f(a) %}{% endmacro %}{{ f(1, 2) }}", "TEMPLATE_FAILED",
+       "macro 'f' does not take these arguments"},
   };
   for (const Bad& bad : table) {
     INFO(bad.text);
@@ -146,6 +154,10 @@ TEST_CASE("no template runs, grows or nests without end") {
            doubling + "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
            doubling + "{% set ns.x = ns.x.replace('a', ns.x) %}{% endfor %}",
            std::string("{{ 'aaaaaaaa' * 1000000000000 }}"),
+           std::string("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
+           std::string("{% macro f(a) %}{{ f(a + a) }}{% endmacro %}{{ f('aaaaaaaa') }}"),
+           "{% macro f() %}" + Repeated("{% if 1 %}", 90) + "{{ " + Repeated("(", 90) + "f()" +
+               Repeated(")", 90) + " }}" + Repeated("{% endif %}", 90) + "{% endmacro %}{{ f() }}",
            doubling + "{{ ns.x * 100000 }}{% endfor %}",
        }) {
     INFO(text);

@@ -8,6 +8,7 @@ One case a line: template, messages, add_generation_prompt, and either `output`,
 raise_exception), or `fails`.
 """
 
+import datetime
 import json
 import pathlib
 
@@ -301,6 +302,15 @@ EXPRESSIONS = [
     "'{{' ~ '}}' ~ '{%'",
     "{'a': {'b': {}}}['a']['b'] | length",
     "'a|b'.split('|')[1]",
+    "{'b': 1, 'A': 2, 'a': 3} | dictsort",
+    "{'b': 1, 'A': 2, 'a': 0} | dictsort(true)",
+    "{'b': 1, 'A': 2, 'a': 0} | dictsort(by='value', reverse=true)",
+    "[3, 1, 2] | sort",
+    "['b', 'A', 'a', 'C'] | sort ~ (['b', 'A'] | sort(case_sensitive=true, reverse=true))",
+    "messages | sort(attribute='role') | map(attribute='content') | list",
+    "[1, 'a'] | sort",
+    "{'é': 1} | tojson(ensure_ascii=false)",
+    "{'a': [1]} | tojson(indent=4, ensure_ascii=false)",
     "'removeprefix'.removeprefix('remove') ~ 'x.py'.removesuffix('.py')",
 ]
 
@@ -351,6 +361,27 @@ STATEMENTS = [
     '{% if true +%}\nq{% endif %}\n  {%+ if true %} z {% endif %}',
     "{{ 'a' }}\n{{ 'b' }}\n",
     '\xa0{% if true %}x{% endif %}\u2028{%- if true -%}\u3000y{% endif %}',
+    # Macros: arguments by place and by name, defaults, scopes, calls of each other and of themselves.
+    "{% macro f(a, b='B') %}{{ a }}{{ b }};{% endmacro %}{{ f(1) }}{{ f(1, 2) }}{{ f(b=3, a=4) }}{{ f() }}",
+    "{% macro f(a, b=a ~ 'x') %}{{ b }}{% endmacro %}{{ f('y') }}",
+    "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, 2) }}",
+    "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, a=2) }}",
+    "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(c=2) }}",
+    "{% macro f(a) %}{{ a is defined }}{{ b is defined }}{% endmacro %}{{ f() }}",
+    "{% set x = 1 %}{% macro f() %}{{ x }}{{ y }}{% endmacro %}{% set y = 2 %}{% for y in [7] %}{{ f() }}{% endfor %}",
+    "{% macro f() %}{% set x = 5 %}{{ x }}{% endmacro %}{% set x = 1 %}{{ f() }}{{ x }}",
+    "{% macro f(ns) %}{% set ns.x = ns.x + 1 %}{% endmacro %}{% set ns = namespace(x=1) %}{{ f(ns) }}{{ f(ns) }}{{ ns.x }}",
+    "{% macro f() %}{% set ns.x = 9 %}{% endmacro %}{% set ns = namespace(x=1) %}{{ f() }}{{ ns.x }}",
+    "{% macro tree(v) %}{% if v is mapping %}{ {%- for k, w in v | dictsort %}{{ k }}:{{ tree(w) }}{% if not loop.last %},{% endif %}"
+    "{% endfor %} }{% elif v is string %}{{ v }}{% elif v is iterable %}[{% for w in v %}{{ tree(w) }};{% endfor %}]"
+    "{% else %}{{ v }}{% endif %}{% endmacro %}{{ tree({'b': [1, {'c': 'x'}], 'A': none, 'a': {}}) }}",
+    "{{ later() }}{% macro later() %}x{% endmacro %}",
+    "{% macro a() %}{{ b() }}{% endmacro %}{% macro b() %}B{% endmacro %}{{ a() }}",
+    "{% macro f() -%}   x   {%- endmacro %}[{{ f() | upper }}{{ f() ~ 'y' }}{% set z = f() %}{{ z | length }}]",
+    "{% macro f(x) %}{% for i in x %}{{ loop.index }}{{ i }}{% endfor %}{% endmacro %}{% for i in [1] %}{{ f('ab') }}{{ loop.index }}{% endfor %}",
+    "{% macro f(a) %}{% if a %}{{ f(a[1:]) }}{{ a[0] }}{% endif %}{% endmacro %}{{ f('abcdef') }}",
+    "{% macro f() %}{{ raise_exception('in f') }}{% endmacro %}{{ f() }}",
+    "{{ strftime_now('%d %B %Y') }}{{ strftime_now('%Y-%m-%d') }}{{ strftime_now is defined }}{{ range is defined }}",
 ]
 
 class Generation(jinja2.ext.Extension):
@@ -372,8 +403,13 @@ def raise_exception(message):
     raise Rejected(message)
 
 
-def to_json(value, indent=None):
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def to_json(value, ensure_ascii=False, indent=None):
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def strftime_now(format):
+    """The one day that our templates know."""
+    return datetime.date(2024, 7, 26).strftime(format)
 
 
 def environment():
@@ -381,6 +417,7 @@ def environment():
                                                        extensions=[Generation, jinja2.ext.loopcontrols])
     env.filters["tojson"] = to_json
     env.globals["raise_exception"] = raise_exception
+    env.globals["strftime_now"] = strftime_now
     return env
 
 

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "storage/datasets/chat_template.h"
+#include "storage/datasets/value_builder.h"
 
 namespace lorad::storage {
 
@@ -33,21 +34,24 @@ struct DatasetLimits {
   int64_t file_bytes = int64_t{4} << 30;
   int64_t rows = 10'000'000;
   int64_t row_bytes = 16 << 20;
-  int depth = 32;       // nested arrays and objects in a row
-  int messages = 4096;  // of one conversation
+  int depth = 32;           // nested arrays and objects in a row
+  int messages = 4096;      // of one conversation
+  ValueLimits values = {};  // of a row's messages and tools
   int64_t errors_listed = 1000;
 };
 
 // ---- one row ----
 
-struct MessagesRow {
+struct MessagesRow {  // {"conversations", ...} rows too
   std::vector<ChatMessage> messages;
+  ChatInputs inputs = {};
 };
 struct PromptCompletionRow {  // {"instruction", ...} rows too, once their prompt text is made
   std::string prompt, completion;
 };
 struct PromptCompletionMessagesRow {
   std::vector<ChatMessage> prompt, completion;
+  ChatInputs inputs = {};
 };
 struct InstructionRow {
   std::string instruction, input, output;

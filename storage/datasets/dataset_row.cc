@@ -8,11 +8,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "storage/datasets/dataset.h"
+#include "storage/datasets/messages.h"
+#include "storage/datasets/value_builder.h"
 #include "storage/files/errors.h"
 
 namespace lorad::storage {
 namespace {
 
+using jinja::Value;
 using nlohmann::json;
 
 constexpr std::string_view kReason = "DATASET_INVALID";
@@ -73,13 +76,13 @@ absl::Status CheckCharacters(std::string_view line) {
 
 // A key of a row that some format uses.
 struct Field {
-  enum class Kind { kAbsent, kNull, kString, kMessages, kIntegers, kEmptyList, kOther };
+  enum class Kind { kAbsent, kNull, kString, kList, kObject, kIntegers, kEmptyList, kOther };
   std::string_view name;
-  bool takes_messages = false;
+  bool keeps_values = false;  // lists and objects, as `value`
   bool takes_integers = false;
   Kind kind = Kind::kAbsent;
   std::string text = {};
-  std::vector<ChatMessage> messages = {};
+  jinja::Value value = {};
   std::vector<int32_t> integers = {};
   std::string error = {};  // the first thing wrong inside
 
@@ -87,9 +90,13 @@ struct Field {
 };
 
 struct Fields {
-  Field messages{.name = "messages", .takes_messages = true};
-  Field prompt{.name = "prompt", .takes_messages = true};
-  Field completion{.name = "completion", .takes_messages = true};
+  Field messages{.name = "messages", .keeps_values = true};
+  Field conversations{.name = "conversations", .keeps_values = true};
+  Field prompt{.name = "prompt", .keeps_values = true};
+  Field completion{.name = "completion", .keeps_values = true};
+  Field tools{.name = "tools", .keeps_values = true};
+  Field kwargs{.name = "chat_template_kwargs", .keeps_values = true};
+  Field chat_template{.name = "chat_template"};
   Field instruction{.name = "instruction"};
   Field input{.name = "input"};
   Field output{.name = "output"};
@@ -98,74 +105,54 @@ struct Fields {
   Field labels{.name = "labels", .takes_integers = true};
   std::vector<std::string> keys;  // all of the row's, the first few
 
-  std::array<Field*, 9> all() {
-    return {&messages, &prompt, &completion, &instruction, &input,
-            &output,   &text,   &input_ids,  &labels};
+  std::array<Field*, 13> all() {
+    return {&messages,    &conversations, &prompt, &completion, &tools,     &kwargs, &chat_template,
+            &instruction, &input,         &output, &text,       &input_ids, &labels};
   }
 };
 
-// Depth 0: outside; 1: in the row; 2: in a list that is a field's value; 3: in a message.
+// Depth 0: outside; 1: in the row; 2: in a list or object that is a field's value.
 class RowHandler : public nlohmann::json_sax<json> {
  public:
   RowHandler(std::string_view line, const DatasetLimits& limits, Fields* fields)
-      : line_(line), limits_(limits), fields_(*fields) {}
+      : line_(line), limits_(limits), fields_(*fields), builder_(limits.values) {}
 
   const absl::Status& status() const { return status_; }
 
-  bool null() override { return Scalar(Field::Kind::kNull); }
-  bool boolean(bool) override { return Scalar(Field::Kind::kOther); }
+  bool null() override { return Scalar(Field::Kind::kNull, Value::MakeNone()); }
+  bool boolean(bool value) override { return Scalar(Field::Kind::kOther, Value::MakeBool(value)); }
   bool number_integer(int64_t value) override { return Integer(value); }
   bool number_unsigned(uint64_t value) override {
-    return Integer(value <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())
-                       ? static_cast<int64_t>(value)
-                       : std::numeric_limits<int64_t>::max());
+    constexpr auto kMost = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+    if (value > kMost && Building()) FieldError(" has a number that does not fit in 64 bits");
+    return Integer(static_cast<int64_t>(std::min(value, kMost)));
   }
-  bool number_float(double, const std::string&) override { return Scalar(Field::Kind::kOther); }
-  bool binary(binary_t&) override { return Scalar(Field::Kind::kOther); }
+  bool number_float(double value, const std::string& text) override {
+    const bool whole = text.find_first_of(".eE") == std::string::npos;
+    if (whole && Building()) FieldError(" has a number that does not fit in 64 bits");
+    return Scalar(Field::Kind::kOther, Value::MakeFloat(value));
+  }
+  bool binary(binary_t&) override { return Scalar(Field::Kind::kOther, Value::MakeNone()); }
 
   bool string(std::string& value) override {
+    if (Building()) return Build([&] { builder_.Add(Value::MakeText(std::move(value))); });
     if (depth_ == 1 && field_ != nullptr) field_->text = std::move(value);
-    if (InMessage()) {
-      SetMessage(std::move(value));
-      return true;
-    }
-    return Scalar(Field::Kind::kString);
+    return Scalar(Field::Kind::kString, Value());
   }
 
-  bool start_object(size_t) override {
-    if (depth_ == 2 && field_ != nullptr && field_->takes_messages) {
-      StartMessage();
-    } else if (depth_ == 1 && field_ != nullptr) {
-      field_->kind = Field::Kind::kOther;
-    } else if (depth_ >= 2) {
-      Nested("an object");
-    }
-    return Deeper();
+  bool start_object(size_t) override { return Start(true); }
+  bool start_array(size_t) override {
+    if (depth_ == 0) return Fail("a row must be an object, not a list");
+    return Start(false);
   }
 
   bool key(std::string& value) override {
     if (depth_ == 1) return RowKey(value);
-    if (InMessage()) message_key_ = value;
-    return true;
+    return !Building() || Build([&] { builder_.Key(value); });
   }
 
-  bool end_object() override {
-    --depth_;
-    if (depth_ == 2 && in_message_) EndMessage();
-    return true;
-  }
-
-  bool start_array(size_t) override {
-    if (depth_ == 0) return Fail("a row must be an object, not a list");
-    if (depth_ == 1 && field_ != nullptr) field_->kind = Field::Kind::kEmptyList;
-    if (depth_ >= 2) Nested("a list");
-    return Deeper();
-  }
-
-  bool end_array() override {
-    --depth_;
-    return true;
-  }
+  bool end_object() override { return End(Field::Kind::kObject); }
+  bool end_array() override { return End(Field::Kind::kList); }
 
   bool parse_error(size_t position, const std::string&, const json::exception& error) override {
     // "[json.exception.parse_error.101] parse error at line 1, column 9: syntax error while ..."
@@ -185,19 +172,44 @@ class RowHandler : public nlohmann::json_sax<json> {
     return false;
   }
 
-  void FieldError(std::string what) {
-    if (field_ != nullptr && field_->error.empty()) field_->error = std::move(what);
+  // `what` is wrong inside the field's value; what stands in its lists is named by entry.
+  void FieldError(const std::string& what) {
+    if (field_->error.empty()) field_->error = absl::StrCat(Absl(field_->name), what);
+  }
+  void EntryError(const std::string& what) {
+    FieldError(absl::StrCat("[", field_->integers.size(), "]", what));
   }
 
-  std::string Entry() const { return absl::StrCat(Absl(field_->name), "[", entry_, "]"); }
+  bool Building() const { return depth_ >= 2 && field_ != nullptr && field_->keeps_values; }
 
-  bool InMessage() const { return depth_ == 3 && in_message_; }
+  template <typename Step>
+  bool Build(Step step) {
+    step();
+    if (!builder_.error().empty()) FieldError(builder_.error());
+    return true;
+  }
 
-  bool Deeper() {
+  bool Start(bool object) {
     if (++depth_ > limits_.depth) {
       return Fail(absl::StrCat("nested deeper than ", limits_.depth, " levels"));
     }
-    if (depth_ == 2) entry_ = 0;
+    if (field_ == nullptr) return true;
+    if (Building()) return Build([&] { builder_.Begin(object); });
+    if (depth_ == 2) field_->kind = object ? Field::Kind::kOther : Field::Kind::kEmptyList;
+    if (depth_ == 3 && field_->takes_integers) EntryError(" must be a whole number");
+    return true;
+  }
+
+  bool End(Field::Kind kind) {
+    if (Building()) {
+      Build([&] { builder_.End(); });
+      if (depth_ == 2) {
+        field_->value = builder_.Take();
+        field_->kind =
+            field_->value.Truth() || kind == Field::Kind::kObject ? kind : Field::Kind::kEmptyList;
+      }
+    }
+    --depth_;
     return true;
   }
 
@@ -212,90 +224,27 @@ class RowHandler : public nlohmann::json_sax<json> {
     return true;
   }
 
-  bool Scalar(Field::Kind kind) {
+  bool Scalar(Field::Kind kind, Value value) {
     if (depth_ == 0) return Fail("a row must be an object");
     if (field_ == nullptr) return true;
+    if (Building()) return Build([&] { builder_.Add(std::move(value)); });
     if (depth_ == 1) field_->kind = kind;
-    if (depth_ == 2) {
-      if (field_->takes_messages) FieldError(Entry() + " must be a message object");
-      if (field_->takes_integers) FieldError(Entry() + " must be a whole number");
-      ++entry_;
-    }
-    if (InMessage()) WrongInMessage("");
+    if (depth_ == 2 && field_->takes_integers) EntryError(" must be a whole number");
     return true;
   }
 
   bool Integer(int64_t value) {
     if (depth_ != 2 || field_ == nullptr || !field_->takes_integers) {
-      return Scalar(Field::Kind::kOther);
+      return Scalar(Field::Kind::kOther, Value::MakeInt(value));
     }
     field_->kind = Field::Kind::kIntegers;
     if (value < std::numeric_limits<int32_t>::min() ||
         value > std::numeric_limits<int32_t>::max()) {
-      FieldError(absl::StrCat(Entry(), " is out of range"));
+      EntryError(" is out of range");
       value = 0;
     }
     field_->integers.push_back(static_cast<int32_t>(value));
-    ++entry_;
     return true;
-  }
-
-  // A list or object where none is expected.
-  void Nested(std::string_view what) {
-    if (field_ == nullptr) return;
-    if (depth_ == 2) {
-      FieldError(absl::StrCat(Entry(), " must not be ", Absl(what)));
-      ++entry_;
-    } else if (InMessage()) {
-      WrongInMessage(what);
-    }
-  }
-
-  void StartMessage() {
-    field_->kind = Field::Kind::kMessages;
-    in_message_ = true;
-    message_ = ChatMessage();
-    has_role_ = has_content_ = false;
-    message_key_.clear();
-  }
-
-  void SetMessage(std::string value) {
-    if (message_key_ == "role" && !has_role_) {
-      message_.role = std::move(value);
-      has_role_ = true;
-    } else if (message_key_ == "content" && !has_content_) {
-      message_.content = std::move(value);
-      has_content_ = true;
-    } else {
-      WrongInMessage("a string");
-    }
-  }
-
-  void WrongInMessage(std::string_view what) {
-    const std::string key = Shorten(message_key_);
-    if (key == "role" ? has_role_ : (key == "content" && has_content_)) {
-      FieldError(absl::StrCat(Entry(), " has \"", key, "\" twice"));
-    } else if (key == "role" || key == "content") {
-      FieldError(absl::StrCat(Entry(), ".", key, " must be a string", what.empty() ? "" : ", not ",
-                              Absl(what)));
-    } else {
-      FieldError(absl::StrCat(Entry(), " has a key \"", key,
-                              "\"; a message has \"role\" and \"content\" alone"));
-    }
-  }
-
-  void EndMessage() {
-    in_message_ = false;
-    if (!has_role_ || !has_content_) {
-      FieldError(absl::StrCat(Entry(), " has no ", has_role_ ? "content" : "role"));
-    }
-    if (entry_ >= limits_.messages) {
-      FieldError(
-          absl::StrCat(Absl(field_->name), " has more than ", limits_.messages, " messages"));
-    } else {
-      field_->messages.push_back(std::move(message_));
-    }
-    ++entry_;
   }
 
   const std::string_view line_;
@@ -304,11 +253,7 @@ class RowHandler : public nlohmann::json_sax<json> {
   absl::Status status_;
   int depth_ = 0;
   Field* field_ = nullptr;  // whose value is being read; null: of a key that no format uses
-  int64_t entry_ = 0;       // in the list at depth 2
-  bool in_message_ = false;
-  ChatMessage message_;
-  bool has_role_ = false, has_content_ = false;
-  std::string message_key_;
+  ValueBuilder builder_;    // of all values that are kept
 };
 
 absl::Status CheckField(const Field& field, std::initializer_list<Field::Kind> kinds,
@@ -318,6 +263,12 @@ absl::Status CheckField(const Field& field, std::initializer_list<Field::Kind> k
   return Refuse(kReason, absl::StrCat(Absl(field.name),
                                       field.present() ? " must be " : " is missing: it must be ",
                                       Absl(expected)));
+}
+
+// Of a field that may be absent: none then.
+Value ValueOf(const Field& field) {
+  if (field.kind == Field::Kind::kString) return Value::MakeText(field.text);
+  return field.present() && field.kind != Field::Kind::kNull ? field.value : Value::MakeNone();
 }
 
 absl::Status CheckString(const Field& field) {
@@ -355,22 +306,51 @@ absl::StatusOr<DatasetRow> MakeTokens(Fields& fields) {
   return row;
 }
 
-absl::StatusOr<DatasetRow> MakeMessages(Fields& fields) {
+// What a conversation gives its template beside its messages.
+absl::StatusOr<ChatInputs> MakeInputs(const Fields& fields) {
+  if (fields.chat_template.present() && fields.chat_template.kind != Field::Kind::kNull) {
+    return Refuse(kReason,
+                  "a row cannot bring a chat_template: all rows are rendered by the model's (lora "
+                  "model add --chat-template FILE)");
+  }
+  ChatInputs inputs;
+  for (const Field* field : {&fields.tools, &fields.kwargs}) {
+    if (!field->error.empty()) return Refuse(kReason, field->error);
+  }
+  absl::StatusOr<Value> tools = MakeTools(ValueOf(fields.tools));
+  if (!tools.ok()) return tools.status();
+  inputs.tools = *std::move(tools);
+  absl::StatusOr<jinja::Variables> variables = MakeVariables(ValueOf(fields.kwargs));
+  if (!variables.ok()) return variables.status();
+  inputs.variables = *std::move(variables);
+  return inputs;
+}
+
+absl::StatusOr<DatasetRow> MakeConversation(const Fields& fields, const Field& field,
+                                            const DatasetLimits& limits) {
   if (absl::Status status =
-          CheckField(fields.messages, {Field::Kind::kMessages}, "a list of one or more messages");
+          CheckField(field, {Field::Kind::kList}, "a list of one or more messages");
       !status.ok()) {
     return status;
   }
-  if (!HasAssistant(fields.messages.messages)) {
-    return Refuse(kReason, "messages has no turn of role \"assistant\" to train on");
+  absl::StatusOr<Value> list = FromShareGpt(field.name, field.value);
+  if (!list.ok()) return list.status();
+  absl::StatusOr<std::vector<ChatMessage>> messages =
+      MakeMessages(field.name, *list, limits.messages);
+  if (!messages.ok()) return messages.status();
+  if (!HasAssistant(*messages)) {
+    return Refuse(kReason,
+                  absl::StrCat(Absl(field.name), " has no turn of role \"assistant\" to train on"));
   }
-  return MessagesRow{std::move(fields.messages.messages)};
+  absl::StatusOr<ChatInputs> inputs = MakeInputs(fields);
+  if (!inputs.ok()) return inputs.status();
+  return MessagesRow{*std::move(messages), *std::move(inputs)};
 }
 
-absl::StatusOr<DatasetRow> MakePromptCompletion(Fields& fields) {
+absl::StatusOr<DatasetRow> MakePromptCompletion(Fields& fields, const DatasetLimits& limits) {
   using Kind = Field::Kind;
   for (const Field* field : {&fields.prompt, &fields.completion}) {
-    if (absl::Status status = CheckField(*field, {Kind::kString, Kind::kMessages},
+    if (absl::Status status = CheckField(*field, {Kind::kString, Kind::kList},
                                          "a string or a list of one or more messages");
         !status.ok()) {
       return status;
@@ -382,11 +362,21 @@ absl::StatusOr<DatasetRow> MakePromptCompletion(Fields& fields) {
   if (fields.prompt.kind == Kind::kString) {
     return PromptCompletionRow{std::move(fields.prompt.text), std::move(fields.completion.text)};
   }
-  if (!HasAssistant(fields.completion.messages)) {
+  PromptCompletionMessagesRow row;
+  for (const auto& [field, messages] :
+       {std::pair(&fields.prompt, &row.prompt), std::pair(&fields.completion, &row.completion)}) {
+    absl::StatusOr<std::vector<ChatMessage>> made =
+        MakeMessages(field->name, field->value, limits.messages);
+    if (!made.ok()) return made.status();
+    *messages = *std::move(made);
+  }
+  if (!HasAssistant(row.completion)) {
     return Refuse(kReason, "completion has no turn of role \"assistant\" to train on");
   }
-  return PromptCompletionMessagesRow{std::move(fields.prompt.messages),
-                                     std::move(fields.completion.messages)};
+  absl::StatusOr<ChatInputs> inputs = MakeInputs(fields);
+  if (!inputs.ok()) return inputs.status();
+  row.inputs = *std::move(inputs);
+  return row;
 }
 
 absl::StatusOr<DatasetRow> MakeInstruction(Fields& fields) {
@@ -401,19 +391,24 @@ absl::StatusOr<DatasetRow> MakeInstruction(Fields& fields) {
 }
 
 // A row's keys decide its format; of several, the first in this order.
-absl::StatusOr<DatasetRow> MakeRow(Fields& fields) {
+absl::StatusOr<DatasetRow> MakeRow(Fields& fields, const DatasetLimits& limits) {
   if (fields.input_ids.present()) return MakeTokens(fields);
-  if (fields.messages.present()) return MakeMessages(fields);
-  if (fields.prompt.present() && fields.completion.present()) return MakePromptCompletion(fields);
+  for (const Field* field : {&fields.messages, &fields.conversations}) {
+    if (field->present()) return MakeConversation(fields, *field, limits);
+  }
+  if (fields.prompt.present() && fields.completion.present()) {
+    return MakePromptCompletion(fields, limits);
+  }
   if (fields.instruction.present() && fields.output.present()) return MakeInstruction(fields);
   if (fields.text.present()) {
     if (absl::Status status = CheckString(fields.text); !status.ok()) return status;
     return TextRow{std::move(fields.text.text)};
   }
-  return Refuse(kReason, absl::StrCat("unknown format: the row's keys are (",
-                                      absl::StrJoin(fields.keys, ", "),
-                                      "); expected messages; prompt and completion; instruction "
-                                      "and output; text; or input_ids and labels"));
+  return Refuse(
+      kReason,
+      absl::StrCat("unknown format: the row's keys are (", absl::StrJoin(fields.keys, ", "),
+                   "); expected messages; conversations; prompt and "
+                   "completion; instruction and output; text; or input_ids and labels"));
 }
 
 }  // namespace
@@ -429,7 +424,7 @@ absl::StatusOr<DatasetRow> ParseRow(std::string_view line, const DatasetLimits& 
   Fields fields;
   RowHandler handler(line, limits, &fields);
   if (!json::sax_parse(line.begin(), line.end(), &handler)) return handler.status();
-  return MakeRow(fields);
+  return MakeRow(fields, limits);
 }
 
 }  // namespace lorad::storage

@@ -1,6 +1,7 @@
 #include "storage/datasets/row_render.h"
 
 #include <cassert>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -41,8 +42,12 @@ std::string AlpacaPrompt(const InstructionRow& row) {
 class ConversationRenderer {
  public:
   ConversationRenderer(const TextModel& model, const std::vector<ChatMessage>& messages,
-                       size_t first_trained, TrainOn train_on)
-      : model_(model), messages_(messages), first_trained_(first_trained), train_on_(train_on) {}
+                       const ChatInputs& inputs, size_t first_trained, TrainOn train_on)
+      : model_(model),
+        messages_(messages),
+        inputs_(inputs),
+        first_trained_(first_trained),
+        train_on_(train_on) {}
 
   absl::StatusOr<RenderedRow> Render() {
     if (model_.chat_template == nullptr) {
@@ -59,7 +64,7 @@ class ConversationRenderer {
       return rendered;
     }
     for (size_t turn = first_trained_; turn < messages_.size(); ++turn) {
-      if (messages_[turn].role != "assistant") continue;
+      if (messages_[turn].role != "assistant" || !messages_[turn].trained) continue;
       absl::StatusOr<TextSpan> added = AddedBy(turn, rendered.text);
       if (!added.ok()) return added.status();
       rendered.trained.push_back(*added);
@@ -69,18 +74,16 @@ class ConversationRenderer {
 
  private:
   absl::StatusOr<std::string> RenderFirst(size_t count, bool add_generation_prompt) {
-    const std::vector<ChatMessage> first(messages_.begin(),
-                                         messages_.begin() + static_cast<ptrdiff_t>(count));
-    absl::StatusOr<std::string> text =
-        model_.chat_template->Render(first, add_generation_prompt, model_.tokens);
-    if (!text.ok()) return text.status();
-    rendered_bytes_ += text->size();
+    absl::StatusOr<RenderedChat> chat = model_.chat_template->Render(
+        std::span(messages_).first(count), inputs_, add_generation_prompt, model_.tokens);
+    if (!chat.ok()) return chat.status();
+    rendered_bytes_ += chat->text.size();
     if (rendered_bytes_ > kRenderedBytesMax) {
       return Refuse(kReason,
                     "the conversation is too long: its turns together render to more than "
                     "256 MiB");
     }
-    return text;
+    return std::move(chat->text);
   }
 
   absl::StatusOr<TextSpan> AddedBy(size_t turn, const std::string& whole) {
@@ -109,6 +112,7 @@ class ConversationRenderer {
 
   const TextModel& model_;
   const std::vector<ChatMessage>& messages_;
+  const ChatInputs& inputs_;
   const size_t first_trained_;
   const TrainOn train_on_;
   size_t rendered_bytes_ = 0;
@@ -135,12 +139,12 @@ struct RowRenderer {
   const TrainOn train_on;
 
   absl::StatusOr<RenderedRow> operator()(const MessagesRow& row) const {
-    return ConversationRenderer(model, row.messages, 0, train_on).Render();
+    return ConversationRenderer(model, row.messages, row.inputs, 0, train_on).Render();
   }
   absl::StatusOr<RenderedRow> operator()(const PromptCompletionMessagesRow& row) const {
     std::vector<ChatMessage> messages = row.prompt;
     messages.insert(messages.end(), row.completion.begin(), row.completion.end());
-    return ConversationRenderer(model, messages, row.prompt.size(), train_on).Render();
+    return ConversationRenderer(model, messages, row.inputs, row.prompt.size(), train_on).Render();
   }
   absl::StatusOr<RenderedRow> operator()(const PromptCompletionRow& row) const {
     return RenderPlain(model, row.prompt, row.completion, train_on);

@@ -127,6 +127,12 @@ const Value* Dict::Find(std::string_view key) const {
   return nullptr;
 }
 
+void Dict::Append(std::string key, Value value) {
+  Include(value.extent(), &extent);
+  extent.weight += key.size();
+  items.emplace_back(std::move(key), std::move(value));
+}
+
 void Dict::Set(std::string_view key, Value value) {
   Include(value.extent(), &extent);
   extent.weight += key.size();

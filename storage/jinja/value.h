@@ -42,6 +42,8 @@ struct Dict {
 
   const Value* Find(std::string_view key) const;
   void Set(std::string_view key, Value value);
+  // REQUIRES: it has no such key.
+  void Append(std::string key, Value value);
 };
 
 // Compared by identity. Lives as long as the rendering, in an arena: a namespace may hold itself.

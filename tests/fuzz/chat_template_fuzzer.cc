@@ -30,16 +30,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   };
   while (!rest.empty()) {
     std::string role = next();
-    messages.push_back({std::move(role), next()});
+    messages.push_back(MakeMessage(role, next()));
   }
   ChatTemplateLimits limits;
   limits.steps = 200'000;
   limits.output_bytes = 1 << 20;
   for (const bool prompt : {false, true}) {
     const auto printed =
-        parsed->Render(messages, prompt, {"<s>", "</s>", "<unk>", "<pad>"}, limits);
+        parsed->Render(messages, {}, prompt, {"<s>", "</s>", "<unk>", "<pad>"}, limits);
     if (printed.ok()) {
-      assert(printed->size() <= static_cast<size_t>(limits.output_bytes));
+      assert(printed->text.size() <= static_cast<size_t>(limits.output_bytes));
     } else {
       assert(printed.status().GetPayload(Absl(kReasonPayload)).has_value());
     }

@@ -23,7 +23,9 @@ absl::StatusOr<std::string> Render(const std::string& text,
                                    const ChatTemplateLimits& limits = {}) {
   const auto parsed = ChatTemplate::Parse(text);
   if (!parsed.ok()) return parsed.status();
-  return parsed->Render(messages, false, kTokens, limits);
+  absl::StatusOr<RenderedChat> chat = parsed->Render(messages, {}, false, kTokens, limits);
+  if (!chat.ok()) return chat.status();
+  return chat->text;
 }
 
 TEST_CASE("templates print what jinja2 prints") {
@@ -34,16 +36,17 @@ TEST_CASE("templates print what jinja2 prints") {
     INFO(expected.dump());
     std::vector<ChatMessage> messages;
     for (const Json& message : expected["messages"]) {
-      messages.push_back({message["role"], message["content"]});
+      messages.push_back(
+          MakeMessage(message["role"].get<std::string>(), message["content"].get<std::string>()));
     }
     const auto parsed = ChatTemplate::Parse(expected["template"].get<std::string>());
-    const auto printed = parsed.ok()
-                             ? parsed->Render(messages, expected["add_generation_prompt"], kTokens)
-                             : absl::StatusOr<std::string>(parsed.status());
+    const auto printed =
+        parsed.ok() ? parsed->Render(messages, {}, expected["add_generation_prompt"], kTokens)
+                    : absl::StatusOr<RenderedChat>(parsed.status());
     INFO(printed.status());
     if (expected.contains("output")) {
       REQUIRE(printed.ok());
-      CHECK(*printed == expected["output"]);
+      CHECK(printed->text == expected["output"]);
     } else if (expected.contains("rejected")) {
       CHECK(Reason(printed.status()) == "TEMPLATE_REJECTED");
       CHECK_THAT(std::string(printed.status().message()),
@@ -175,6 +178,45 @@ TEST_CASE("no template runs, grows or nests without end") {
   }
 }
 
+TEST_CASE("parts of a content go to templates that print parts, their text to others") {
+  jinja::Dict part;
+  part.Set("type", jinja::Value::MakeText("text"));
+  part.Set("text", jinja::Value::MakeText("a"));
+  const jinja::Value parts = jinja::Value::MakeList({jinja::Value::MakeDict(part)});
+  jinja::Dict fields;
+  fields.Set("role", jinja::Value::MakeText("user"));
+  fields.Set("content", parts);
+  const std::vector<ChatMessage> messages = {{"user", jinja::Value::MakeDict(fields)}};
+  const std::string aware =
+      "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+      "{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %}{% endfor %}";
+  CHECK(*Render(aware, messages) == "<a>");
+  CHECK(*Render("{% for m in messages %}{{ m.content }};{% endfor %}", messages) == "a;");
+  CHECK(*Render("{% for m in messages %}{{ m.content | trim }};{% endfor %}", messages) == "a;");
+  CHECK(*Render("{% for m in messages %}{{ m.content if m.content is string }};{% endfor %}",
+                messages) == "a;");
+}
+
+TEST_CASE("what stands between generation marks") {
+  const auto spans = [](const std::string& text) {
+    const auto parsed = ChatTemplate::Parse(text);
+    REQUIRE(parsed.ok());
+    CHECK(parsed->marks_generation() == (text.find("generation") != std::string::npos));
+    const std::vector<ChatMessage> messages = {MakeMessage("user", "é"), MakeMessage("a", "bcd")};
+    const auto chat = parsed->Render(messages, {}, false, kTokens);
+    REQUIRE(chat.ok());
+    std::string out = chat->text;
+    for (const TextSpan& span : chat->generated) {
+      out += " " + std::to_string(span.begin) + "-" + std::to_string(span.end);
+    }
+    return out;
+  };
+  CHECK(spans("{% for m in messages %}x{% generation %}{{ m.content }}{% endgeneration %}"
+              "{% endfor %}") == "xéxbcd 1-3 4-7");
+  CHECK(spans("{% for m in messages %}{{ m.content }}{% endfor %}") == "ébcd");
+  CHECK(spans("{% if false %}{% generation %}{% endgeneration %}{% endif %}x") == "x");
+}
+
 TEST_CASE("a namespace that holds itself is freed") {
   CHECK(*Render(
             "{% set ns = namespace() %}{% set ns.x = [ns] %}{% set ns.x = ns %}{{ ns.x == ns }}") ==
@@ -184,7 +226,8 @@ TEST_CASE("a namespace that holds itself is freed") {
 TEST_CASE("a long conversation gets a budget to match") {
   const std::string content(5 << 20, 'x');
   const std::string text = "{% for m in messages %}{{ '[' + m.content | trim + ']' }}{% endfor %}";
-  const auto printed = Render(text, {{"user", content}, {"assistant", content}});
+  const auto printed =
+      Render(text, {MakeMessage("user", content), MakeMessage("assistant", content)});
   REQUIRE(printed.ok());
   CHECK(printed->size() == 2 * content.size() + 4);
 }

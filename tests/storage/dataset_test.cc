@@ -71,16 +71,50 @@ TEST_CASE("Rows of every format") {
   }
 }
 
+std::string Json(const ChatMessage& message) { return jinja::ToJson(message.fields, -1).value(); }
+
 TEST_CASE("Contents arrive as written") {
   const auto messages =
       ParseRow(R"({"messages":[{"content":"a\né\u00e9\ud83d\ude00","role":"assistant"}]})");
   REQUIRE(messages.ok());
   CHECK(std::get<MessagesRow>(*messages).messages[0].role == "assistant");
-  CHECK(std::get<MessagesRow>(*messages).messages[0].content == "a\néé😀");
+  CHECK(Json(std::get<MessagesRow>(*messages).messages[0]) ==
+        R"({"content": "a\néé😀", "role": "assistant"})");
   const auto tokens = ParseRow(R"({"labels":[-100,7],"input_ids":[0,2147483647]})");
   REQUIRE(tokens.ok());
   CHECK(std::get<TokensRow>(*tokens).input_ids == std::vector<int32_t>{0, 2147483647});
   CHECK(std::get<TokensRow>(*tokens).labels == std::vector<int32_t>{-100, 7});
+}
+
+TEST_CASE("Messages as they come") {
+  const auto row = ParseRow(
+      R"({"conversations":[{"from":"human","value":"a"},{"from":"gpt","value":"b","weight":0}]})");
+  REQUIRE(row.status().message() == "");
+  CHECK(FormatOf(*row) == DatasetFormat::kMessages);
+  const std::vector<ChatMessage>& turns = std::get<MessagesRow>(*row).messages;
+  CHECK(Json(turns[0]) == R"({"role": "user", "content": "a"})");
+  CHECK(turns[0].trained);
+  CHECK(turns[1].role == "assistant");
+  CHECK_FALSE(turns[1].trained);
+
+  const auto calls = ParseRow(
+      R"({"messages":[{"role":"user","content":[{"type":"text","text":"a"}],"name":"x"},)"
+      R"({"role":"assistant","content":null,"thinking":"t","tool_calls":[{"type":"function",)"
+      R"("function":{"name":"f","arguments":{"b":[1,2.5,true,null]}}}]},)"
+      R"({"role":"tool","content":"5","tool_call_id":"1"},{"role":"assistant","content":"c"}],)"
+      R"("tools":"[{\"type\":\"function\"}]","chat_template_kwargs":{"enable_thinking":false}})");
+  REQUIRE(calls.status().message() == "");
+  const auto& content = std::get<MessagesRow>(*calls);
+  REQUIRE(content.messages.size() == 4);
+  CHECK(Json(content.messages[0]) ==
+        R"({"role": "user", "content": [{"type": "text", "text": "a"}], "name": "x"})");
+  CHECK(Json(content.messages[1]) ==
+        R"({"thinking": "t", "role": "assistant", "content": null, "tool_calls": [{"type": )"
+        R"("function", "function": {"name": "f", "arguments": {"b": [1, 2.5, true, null]}}}], )"
+        R"("reasoning_content": "t"})");
+  CHECK(jinja::ToJson(content.inputs.tools, -1) == R"([{"type": "function"}])");
+  REQUIRE(content.inputs.variables.size() == 1);
+  CHECK(content.inputs.variables[0].first == "enable_thinking");
 }
 
 TEST_CASE("Bad rows, each with one clear reason") {
@@ -108,14 +142,16 @@ TEST_CASE("Bad rows, each with one clear reason") {
       {"\xEF\xBB\xBF{\"text\":\"a\"}",
        "a byte order mark at column 1; it may stand at the file's start alone"},
       {"{}",
-       "unknown format: the row's keys are (); expected messages; prompt and completion; "
-       "instruction and output; text; or input_ids and labels"},
+       "unknown format: the row's keys are (); expected messages; conversations; "
+       "prompt and completion; instruction and output; text; or input_ids and labels"},
       {R"({"question":"a","answer":"b"})",
-       "unknown format: the row's keys are (question, answer); expected messages; prompt and "
+       "unknown format: the row's keys are (question, answer); expected messages; conversations; "
+       "prompt and "
        "completion; instruction and output; text; or input_ids and labels"},
       {"{\"" + std::string(39, 'k') + "é\":1}",
        "unknown format: the row's keys are (" + std::string(39, 'k') +
-           "); expected messages; prompt and completion; instruction and output; text; or "
+           "); expected messages; conversations; prompt and completion; instruction and output; "
+           "text; or "
            "input_ids and labels"},
       {R"({"text":"a","text":"b"})", "key \"text\" stands twice"},
       {R"({"text":1})", "text must be a string"},
@@ -129,13 +165,46 @@ TEST_CASE("Bad rows, each with one clear reason") {
       {R"({"messages":[{"role":"user","content":"a"},{"content":"a"}]})",
        "messages[1] has no role"},
       {R"({"messages":[{"role":"assistant","content":["a"]}]})",
-       "messages[0].content must be a string, not a list"},
-      {R"({"messages":[{"role":"assistant","content":null}]})",
-       "messages[0].content must be a string"},
+       "messages[0].content[0] must be an object with a \"type\""},
+      {R"({"messages":[{"role":"assistant","content":[{"type":"image","url":"x"}]}]})",
+       "messages[0].content[0] is of type \"image\"; parts of type \"text\" alone are implemented"},
+      {R"({"messages":[{"role":"assistant","content":[{"type":"text"}]}]})",
+       "messages[0].content[0].text must be a string"},
+      {R"({"messages":[{"role":"assistant","content":5}]})",
+       "messages[0].content must be a string, null or a list of parts, not 5"},
+      {R"({"messages":[{"role":7,"content":""}]})", "messages[0].role must be a string, not 7"},
       {R"({"messages":[{"role":"assistant","content":"a","content":"b"}]})",
        "messages[0] has \"content\" twice"},
-      {R"({"messages":[{"role":"assistant","content":"a","tool_calls":[]}]})",
-       "messages[0] has a key \"tool_calls\"; a message has \"role\" and \"content\" alone"},
+      {R"({"messages":[{"role":"assistant","tool_calls":[]}]})", "messages[0] has no content"},
+      {R"({"messages":[{"role":"assistant","content":"","tool_calls":{}}]})",
+       "messages[0].tool_calls must be a list"},
+      {R"({"messages":[{"role":"assistant","content":"","tool_calls":[{"function":{}}]}]})",
+       "messages[0].tool_calls[0].function.name must be a string"},
+      {R"({"messages":[{"role":"user","content":""},{"role":"assistant","content":null,)"
+       R"("tool_calls":[{"function":{"name":"f","arguments":"{a: 1}"}}]}]})",
+       "messages[1].tool_calls[0].function.arguments is not JSON: \"{a: 1}\""},
+      {R"({"messages":[{"role":"assistant","content":"","weight":0.5}]})",
+       "messages[0].weight must be 0 or 1, got 0.5"},
+      {R"({"messages":[{"role":"assistant","content":"","weight":true}]})",
+       "messages[0].weight must be 0 or 1, got true"},
+      {R"({"messages":[{"role":"assistant","content":"","n":{"a":1,"a":2}}]})",
+       "messages[0] has \"a\" twice"},
+      {R"({"messages":[{"role":"assistant","content":"","n":18446744073709551615}]})",
+       "messages has a number that does not fit in 64 bits"},
+      {R"({"messages":[{"role":"assistant","content":""}],"tools":"[{"})", "tools is not JSON"},
+      {R"({"messages":[{"role":"assistant","content":""}],"tools":["f"]})",
+       "tools must be a list of objects, or that as JSON in a string"},
+      {R"({"messages":[{"role":"assistant","content":""}],"chat_template":"{{ x }}"})",
+       "a row cannot bring a chat_template: all rows are rendered by the model's (lora model add "
+       "--chat-template FILE)"},
+      {R"({"messages":[{"role":"assistant","content":""}],"chat_template_kwargs":{"tools":1}})",
+       "chat_template_kwargs must not have \"tools\""},
+      {R"({"conversations":[{"from":"bot","value":"a"}]})",
+       "conversations[0].from must be human, user, gpt, assistant, system, tool or observation, "
+       "got \"bot\""},
+      {R"({"conversations":[{"from":"human","value":"a"}]})",
+       "conversations has no turn of role \"assistant\" to train on"},
+      {R"({"conversations":[{"from":"gpt"}]})", "conversations[0] has no content"},
       {R"({"messages":[{"role":"user","content":"a"}]})",
        "messages has no turn of role \"assistant\" to train on"},
       {R"({"prompt":"a","completion":[{"role":"assistant","content":"b"}]})",
@@ -229,6 +298,16 @@ TEST_CASE("Limits") {
   CHECK(ParseRow(R"({"messages":[{"role":"a","content":""},{"role":"a","content":""}]})", limits)
             .status()
             .message() == "messages has more than 1 messages");
+  limits.values = {.values = 4, .keys = 2};
+  limits.messages = 8;
+  const std::string three = R"({"messages":[{"role":"a","content":"","c":1}]})";
+  CHECK(ParseRow(three, limits).status().message() == "messages has an object of more than 2 keys");
+  limits.values.keys = 3;
+  limits.values.values = 5;
+  CHECK(ParseRow(three, limits).status().message() ==
+        "messages has no turn of role \"assistant\" to train on");
+  limits.values.values = 4;
+  CHECK(ParseRow(three, limits).status().message() == "messages has more than 4 values");
   const DatasetReport report = Scan("1\n2\n3\n", 1000, limits);
   CHECK(report.errors.size() == 2);
   CHECK(report.error_count == 3);

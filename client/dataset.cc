@@ -121,8 +121,8 @@ void PrintRow(const lorad::v1::EncodedRow& row, const Session& session) {
   }
   int trained = 0;
   for (const int label : row.labels()) trained += label != -100 ? 1 : 0;
-  std::cout << "row " << row.row() << ": " << row.input_ids_size() << " tokens, " << trained
-            << " trained\n"
+  std::cout << "row " << row.row() << (row.sequence() > 0 ? absl::StrCat(".", row.sequence()) : "")
+            << ": " << row.input_ids_size() << " tokens, " << trained << " trained\n"
             << row.text() << "\n";
 }
 
@@ -144,6 +144,7 @@ absl::Status PrintReport(const DatasetReport& report, const std::string& what,
     Table table({"FIELD", "VALUE"});
     table.Add({"format", Dataset::Format_Name(report.format())});
     table.Add({"rows", absl::StrCat(report.rows())});
+    table.Add({"sequences", absl::StrCat(report.sequences())});
     table.Add({"tokens", absl::StrCat(report.tokens())});
     table.Add({"trained tokens", absl::StrCat(report.trained_tokens())});
     table.Add({"truncated rows", absl::StrCat(report.truncated_rows())});

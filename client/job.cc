@@ -59,6 +59,7 @@ absl::Status List(Session& session, const Options& options) {
 void AddProgress(const Job& job, Table& table) {
   table.Add({"step", StepsText(job)});
   table.Add({"epoch", absl::StrFormat("%.2f", job.epoch())});
+  if (job.sequences() > 0) table.Add({"sequences", absl::StrCat(job.sequences())});
   if (job.skipped_rows() > 0) table.Add({"skipped rows", absl::StrCat(job.skipped_rows())});
   table.Add({"tokens", absl::StrCat(job.tokens(), " of ", job.total_tokens())});
   table.Add({"tokens/s", CountText(job.tokens_per_second())});

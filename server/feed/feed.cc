@@ -68,7 +68,7 @@ absl::StatusOr<std::string> HashOfFile(storage::Files& files, const std::string&
 
 records::RowsSummary Summarize(const storage::DatasetReport& report) {
   records::RowsSummary summary;
-  summary.set_rows(report.rows - report.skipped_rows);
+  summary.set_rows(report.sequences);
   summary.set_tokens(report.tokens);
   summary.set_trained_tokens(report.trained_tokens);
   summary.set_truncated_rows(report.truncated_rows);

@@ -43,6 +43,7 @@ std::string Metadata(const TokenCacheKey& key, const storage::DatasetReport& rep
                    {"tokens", report.tokens},
                    {"trained_tokens", report.trained_tokens},
                    {"truncated_rows", report.truncated_rows},
+                   {"rows", report.rows},
                    {"skipped_rows", report.skipped_rows},
                    {"longest_tokens", report.longest_tokens}};
   return metadata.dump();
@@ -209,7 +210,8 @@ absl::Status TokenCache::Check(const TokenCacheKey& key) {
   index_ = reinterpret_cast<const uint64_t*>(begin + index_at);
   trained_ = reinterpret_cast<const uint32_t*>(begin + trained_at);
   report_.format = static_cast<storage::DatasetFormat>(metadata.value("format", 0));
-  report_.rows = rows_ + metadata.value("skipped_rows", int64_t{0});
+  report_.rows = metadata.value("rows", int64_t{0});
+  report_.sequences = rows_;
   report_.size_bytes = metadata.value("size_bytes", int64_t{0});
   report_.tokens = metadata.value("tokens", int64_t{0});
   report_.trained_tokens = metadata.value("trained_tokens", int64_t{0});

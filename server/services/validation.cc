@@ -24,6 +24,7 @@ v1::ValidateDatasetResponse ReportMessage(const storage::DatasetReport& report) 
   message.set_tokens(report.tokens);
   message.set_trained_tokens(report.trained_tokens);
   message.set_truncated_rows(report.truncated_rows);
+  message.set_sequences(report.sequences);
   message.set_skipped_rows(report.skipped_rows);
   message.set_longest_tokens(report.longest_tokens);
   for (const storage::LineRange& range : report.untrained_lines) {
@@ -45,6 +46,7 @@ v1::ValidateDatasetResponse RowMessage(int64_t row, const storage::EncodedRow& e
   v1::ValidateDatasetResponse response;
   v1::EncodedRow& message = *response.mutable_row();
   message.set_row(row);
+  message.set_sequence(encoded.sequence);
   message.set_text(Quotable(encoded.text, kTextBytesMax));
   message.mutable_input_ids()->Add(encoded.ids.begin(), encoded.ids.end());
   message.mutable_labels()->Add(encoded.labels.begin(), encoded.labels.end());

@@ -92,7 +92,8 @@ struct DatasetReport {
   int64_t tokens = 0;
   int64_t trained_tokens = 0;
   int64_t truncated_rows = 0;
-  int64_t skipped_rows = 0;  // left out for want of a trained token (Overflow::kSkip)
+  int64_t sequences = 0;     // that are trained on: more than rows where templates rewrite turns
+  int64_t skipped_rows = 0;  // sequences left out for want of a trained token (Overflow::kSkip)
   int32_t longest_tokens = 0;
   std::string sample;  // the first good row as rendered, trained text between guillemets, cut short
   // Sorted by line, at most DatasetLimits::errors_listed; 0 = the file as a whole.

@@ -30,9 +30,8 @@ absl::StatusOr<size_t> FirstTrained(const Tokenizer& tokenizer, const RenderedRo
 
 // From its first token on a span is trained on up to the last token that begins inside; with what
 // the post-processor puts behind the text, where the span goes to its end.
-absl::Status LabelTokens(const Tokenizer& tokenizer, const RenderedRow& rendered,
-                         const Encoding& encoding, std::vector<int32_t>* labels) {
-  labels->assign(encoding.ids.size(), kNotTrained);
+absl::Status LabelAnswers(const Tokenizer& tokenizer, const RenderedRow& rendered,
+                          const Encoding& encoding, std::vector<int32_t>* labels) {
   const size_t text_end = encoding.ids.size() - encoding.inserted_back;
   for (const TextSpan& span : rendered.trained) {
     if (span.begin == span.end) continue;
@@ -46,25 +45,57 @@ absl::Status LabelTokens(const Tokenizer& tokenizer, const RenderedRow& rendered
   return absl::OkStatus();
 }
 
-absl::StatusOr<EncodedRow> EncodeText(const DatasetRow& content, const TextModel& model,
-                                      TrainOn train_on) {
+// Every token that overlaps a mark, as transformers makes its assistant mask. Both are in order.
+void LabelMarked(const RenderedRow& rendered, const Encoding& encoding,
+                 std::vector<int32_t>* labels) {
+  auto span = rendered.trained.begin();
+  for (size_t i = 0; i < encoding.ids.size(); ++i) {
+    const TextSpan& token = encoding.spans[i];
+    while (span != rendered.trained.end() && token.begin >= span->end) ++span;
+    if (span == rendered.trained.end()) return;
+    if (token.end > span->begin) (*labels)[i] = encoding.ids[i];
+  }
+}
+
+absl::StatusOr<EncodedRow> EncodeText(RenderedRow rendered, const Tokenizer& tokenizer) {
+  absl::StatusOr<Encoding> encoding = tokenizer.Encode(rendered.text, rendered.add_special_tokens);
+  if (!encoding.ok()) return encoding.status();
+  EncodedRow row;
+  row.labels.assign(encoding->ids.size(), kNotTrained);
+  if (rendered.marked) {
+    LabelMarked(rendered, *encoding, &row.labels);
+  } else {
+    absl::Status labelled = LabelAnswers(tokenizer, rendered, *encoding, &row.labels);
+    if (!labelled.ok()) return labelled;
+  }
+  row.text = std::move(rendered.text);
+  row.trained = std::move(rendered.trained);
+  row.ids = std::move(encoding->ids);
+  return row;
+}
+
+// The row's sequences, whole.
+absl::StatusOr<std::vector<EncodedRow>> EncodeWhole(const DatasetRow& content,
+                                                    const TextModel& model, TrainOn train_on) {
+  std::vector<EncodedRow> rows;
+  if (const auto* tokens = std::get_if<TokensRow>(&content)) {
+    rows.push_back({.ids = tokens->input_ids, .labels = tokens->labels});
+    return rows;
+  }
   if (model.tokenizer == nullptr) {
     return Refuse(kReason,
                   "the base model's directory has no tokenizer.json: it takes rows of input_ids "
                   "and labels alone");
   }
-  absl::StatusOr<RenderedRow> rendered = RenderRow(content, model, train_on);
+  absl::StatusOr<std::vector<RenderedRow>> rendered = RenderRow(content, model, train_on);
   if (!rendered.ok()) return rendered.status();
-  absl::StatusOr<Encoding> encoding =
-      model.tokenizer->Encode(rendered->text, rendered->add_special_tokens);
-  if (!encoding.ok()) return encoding.status();
-  EncodedRow row;
-  absl::Status labelled = LabelTokens(*model.tokenizer, *rendered, *encoding, &row.labels);
-  if (!labelled.ok()) return labelled;
-  row.text = std::move(rendered->text);
-  row.trained = std::move(rendered->trained);
-  row.ids = std::move(encoding->ids);
-  return row;
+  for (RenderedRow& text : *rendered) {
+    absl::StatusOr<EncodedRow> encoded = EncodeText(std::move(text), *model.tokenizer);
+    if (!encoded.ok()) return encoded.status();
+    encoded->sequence = static_cast<int32_t>(rows.size());
+    rows.push_back(*std::move(encoded));
+  }
+  return rows;
 }
 
 absl::Status CheckIds(const EncodedRow& row, int64_t vocabulary) {
@@ -77,6 +108,27 @@ absl::Status CheckIds(const EncodedRow& row, int64_t vocabulary) {
     }
   }
   return absl::OkStatus();
+}
+
+// Checks a sequence and cuts it where it is too long.
+absl::Status Fit(const TextModel& model, const EncodeOptions& options, EncodedRow* row) {
+  if (absl::Status status = CheckIds(*row, model.vocabulary); !status.ok()) return status;
+  if (TrainedTokens(row->labels) == 0) {
+    return Refuse(kUntrained, "no token of the row is trained on (the first one never is)");
+  }
+  const size_t tokens = row->ids.size();
+  const size_t limit = static_cast<size_t>(options.max_length);
+  if (tokens <= limit) return absl::OkStatus();
+  if (options.overflow == Overflow::kRefuse) {
+    return Refuse(kReason, absl::StrCat("the row has ", tokens, " tokens, more than the ", limit,
+                                        " of max_length"));
+  }
+  row->ids.resize(limit);
+  row->labels.resize(limit);
+  row->truncated = true;
+  if (TrainedTokens(row->labels) > 0) return absl::OkStatus();
+  return Refuse(kUntrained, absl::StrCat("no trained token is left once the row's ", tokens,
+                                         " tokens are cut to the ", limit, " of max_length"));
 }
 
 bool IsUntrained(const absl::Status& status) {
@@ -101,37 +153,23 @@ int64_t TrainedTokens(const std::vector<int32_t>& labels) {
          std::count(labels.begin() + 1, labels.end(), kNotTrained);
 }
 
-absl::StatusOr<EncodedRow> EncodeRow(const DatasetRow& content, const TextModel& model,
-                                     const EncodeOptions& options) {
+absl::StatusOr<EncodedRows> EncodeRow(const DatasetRow& content, const TextModel& model,
+                                      const EncodeOptions& options) {
   assert(options.max_length > 0);
-  EncodedRow row;
-  if (const auto* tokens = std::get_if<TokensRow>(&content)) {
-    row.ids = tokens->input_ids;
-    row.labels = tokens->labels;
-  } else {
-    absl::StatusOr<EncodedRow> encoded = EncodeText(content, model, options.train_on);
-    if (!encoded.ok()) return encoded.status();
-    row = *std::move(encoded);
+  absl::StatusOr<std::vector<EncodedRow>> whole = EncodeWhole(content, model, options.train_on);
+  if (!whole.ok()) return whole.status();
+  EncodedRows out;
+  for (EncodedRow& row : *whole) {
+    absl::Status status = Fit(model, options, &row);
+    if (status.ok()) {
+      out.sequences.push_back(std::move(row));
+    } else if (options.overflow == Overflow::kSkip && IsUntrained(status)) {
+      ++out.skipped;
+    } else {
+      return status;
+    }
   }
-  if (absl::Status status = CheckIds(row, model.vocabulary); !status.ok()) return status;
-  if (TrainedTokens(row.labels) == 0) {
-    return Refuse(kUntrained, "no token of the row is trained on (the first one never is)");
-  }
-  const size_t limit = static_cast<size_t>(options.max_length);
-  if (row.ids.size() <= limit) return row;
-  if (options.overflow == Overflow::kRefuse) {
-    return Refuse(kReason, absl::StrCat("the row has ", row.ids.size(), " tokens, more than the ",
-                                        limit, " of max_length"));
-  }
-  const size_t tokens = row.ids.size();
-  row.ids.resize(limit);
-  row.labels.resize(limit);
-  row.truncated = true;
-  if (TrainedTokens(row.labels) == 0) {
-    return Refuse(kUntrained, absl::StrCat("no trained token is left once the row's ", tokens,
-                                           " tokens are cut to the ", limit, " of max_length"));
-  }
-  return row;
+  return out;
 }
 
 std::string MarkTrained(const EncodedRow& row, size_t length) {
@@ -155,23 +193,24 @@ DatasetEncoder::DatasetEncoder(const TextModel& model, const EncodeOptions& opti
     : model_(model), options_(options), on_encoded_(std::move(on_encoded)) {}
 
 absl::Status DatasetEncoder::Encode(int64_t row, int64_t line, const DatasetRow& content) {
-  absl::StatusOr<EncodedRow> encoded = EncodeRow(content, model_, options_);
+  absl::StatusOr<EncodedRows> encoded = EncodeRow(content, model_, options_);
   if (!encoded.ok()) {
-    if (!IsUntrained(encoded.status())) return encoded.status();
-    if (options_.overflow != Overflow::kSkip) {
-      AddUntrained(line);
-      return encoded.status();
-    }
-    ++counted_.skipped_rows;
-    return absl::OkStatus();
+    if (IsUntrained(encoded.status())) AddUntrained(line);
+    return encoded.status();
   }
-  const int32_t tokens = static_cast<int32_t>(encoded->ids.size());
-  if (counted_.sample.empty()) counted_.sample = MarkTrained(*encoded);
-  counted_.tokens += tokens;
-  counted_.trained_tokens += TrainedTokens(encoded->labels);
-  counted_.truncated_rows += encoded->truncated ? 1 : 0;
-  counted_.longest_tokens = std::max(counted_.longest_tokens, tokens);
-  return on_encoded_ ? on_encoded_(row, line, *encoded) : absl::OkStatus();
+  counted_.skipped_rows += encoded->skipped;
+  for (const EncodedRow& sequence : encoded->sequences) {
+    const int32_t tokens = static_cast<int32_t>(sequence.ids.size());
+    if (counted_.sample.empty()) counted_.sample = MarkTrained(sequence);
+    ++counted_.sequences;
+    counted_.tokens += tokens;
+    counted_.trained_tokens += TrainedTokens(sequence.labels);
+    counted_.truncated_rows += sequence.truncated ? 1 : 0;
+    counted_.longest_tokens = std::max(counted_.longest_tokens, tokens);
+    if (!on_encoded_) continue;
+    if (absl::Status status = on_encoded_(row, line, sequence); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 // REQUIRES: lines ascend.
@@ -188,11 +227,12 @@ void DatasetEncoder::Complete(DatasetReport* report) const {
   report->tokens = counted_.tokens;
   report->trained_tokens = counted_.trained_tokens;
   report->truncated_rows = counted_.truncated_rows;
+  report->sequences = counted_.sequences;
   report->skipped_rows = counted_.skipped_rows;
   report->untrained_lines = counted_.untrained_lines;
   report->longest_tokens = counted_.longest_tokens;
   report->sample = counted_.sample;
-  if (report->error_count > 0 || counted_.skipped_rows < report->rows) return;
+  if (report->error_count > 0 || counted_.sequences > 0) return;
   report->errors.push_back(RowError{0, absl::StrCat("no row is left: of none of the ", report->rows,
                                                     " is a token trained on; raise max_length")});
   report->error_count = 1;

@@ -31,12 +31,19 @@ struct EncodeOptions {
   TrainOn train_on = TrainOn::kAssistant;
 };
 
+// A sequence of tokens: a row, or a part of one.
 struct EncodedRow {
   std::vector<int32_t> ids;
-  std::vector<int32_t> labels;    // as long; kNotTrained where not trained on; the engine shifts
-  std::string text;               // as rendered; empty for rows of tokens
-  std::vector<TextSpan> trained;  // of text, ascending; before any cut
+  std::vector<int32_t> labels;  // as long; kNotTrained where not trained on; the engine shifts
+  std::string text = {};        // as rendered; empty for rows of tokens
+  std::vector<TextSpan> trained = {};  // of text, ascending; before any cut
   bool truncated = false;
+  int32_t sequence = 0;  // its place among the row's
+};
+
+struct EncodedRows {
+  std::vector<EncodedRow> sequences;
+  int64_t skipped = 0;  // with Overflow::kSkip: those of which no token is trained on
 };
 
 // Labels that the engine trains on: those behind the first token.
@@ -44,10 +51,9 @@ int64_t TrainedTokens(const std::vector<int32_t>& labels);
 
 // InvalidArgument (reason DATASET_INVALID, or TEMPLATE_* from the template) says what is wrong with
 // the row: no template, template rejects it, no end-of-text token, too long, an id outside of the
-// vocabulary; and, with the reason ROW_UNTRAINED, that no token of it is trained on (whatever
-// becomes of rows that are too long).
-absl::StatusOr<EncodedRow> EncodeRow(const DatasetRow& row, const TextModel& model,
-                                     const EncodeOptions& options);
+// vocabulary; and, with the reason ROW_UNTRAINED, that no token of a sequence is trained on.
+absl::StatusOr<EncodedRows> EncodeRow(const DatasetRow& row, const TextModel& model,
+                                      const EncodeOptions& options);
 
 // The text with « and » around what is trained on, cut after about `length` bytes.
 std::string MarkTrained(const EncodedRow& row, size_t length = 2000);
@@ -58,7 +64,7 @@ class DatasetEncoder {
   using OnEncoded = std::function<absl::Status(int64_t row, int64_t line, const EncodedRow&)>;
   DatasetEncoder(const TextModel& model, const EncodeOptions& options, OnEncoded on_encoded);
 
-  // A DatasetScanner::OnRow. OK too for a row that is left out.
+  // A DatasetScanner::OnRow. `on_encoded` is called for each of a row's sequences.
   absl::Status Encode(int64_t row, int64_t line, const DatasetRow& content);
   // Adds what was counted to a scanner's report. That every row was left out is an error in it.
   void Complete(DatasetReport* report) const;

@@ -16,19 +16,23 @@ enum class TrainOn {
   kAll,        // all of a row
 };
 
-// A row's text before it is tokenized.
+// A text before it is tokenized.
 struct RenderedRow {
   std::string text;
-  // What is trained on: ascending, apart. What stands before a span is the prompt that the model
-  // would have had there.
+  // What is trained on: ascending, apart.
   std::vector<TextSpan> trained;
+  // The spans are a template's generation marks: tokens that overlap them are trained on. Else each
+  // is an answer, and what stands before it the prompt that the model would have had there.
+  bool marked = false;
   bool add_special_tokens = false;  // the post-processor adds its tokens
 };
 
-// REQUIRES: the row is none of tokens. InvalidArgument (reason DATASET_INVALID, or TEMPLATE_* from
-// the template) says what is wrong with it: no template, the template rejects it or rewrites earlier
-// turns, no end-of-text token.
-absl::StatusOr<RenderedRow> RenderRow(const DatasetRow& row, const TextModel& model,
-                                      TrainOn train_on);
+// The row's text; of a conversation that the template renders otherwise as it goes on, a text for
+// each of the assistant's turns. REQUIRES: the row is none of tokens. InvalidArgument (reason
+// DATASET_INVALID, or TEMPLATE_* from the template) says what is wrong with it: no template, the
+// template rejects it or renders an answer otherwise than the prompt before it, marks that mark
+// nothing, no end-of-text token.
+absl::StatusOr<std::vector<RenderedRow>> RenderRow(const DatasetRow& row, const TextModel& model,
+                                                   TrainOn train_on);
 
 }  // namespace lorad::storage

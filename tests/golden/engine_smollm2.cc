@@ -35,7 +35,8 @@ std::vector<TestRow> EncodeRows(const std::string& model, const std::string& pat
   std::string line;
   while (std::getline(lines, line)) {
     const storage::DatasetRow row = Take(storage::ParseRow(line));
-    storage::EncodedRow encoded = Take(storage::EncodeRow(row, text, {.max_length = 512}));
+    storage::EncodedRow encoded =
+        Take(storage::EncodeRow(row, text, {.max_length = 512})).sequences.at(0);
     rows.push_back({std::move(encoded.ids), std::move(encoded.labels)});
   }
   return rows;

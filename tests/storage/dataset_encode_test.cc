@@ -49,7 +49,24 @@ absl::StatusOr<EncodedRow> Encode(const std::string& line, const TextModel& mode
                                   EncodeOptions options = {}) {
   const auto row = ParseRow(line);
   REQUIRE(row.status().message() == "");
-  return EncodeRow(*row, model, options);
+  absl::StatusOr<EncodedRows> encoded = EncodeRow(*row, model, options);
+  if (!encoded.ok()) return encoded.status();
+  REQUIRE(encoded->sequences.size() == 1);
+  return std::move(encoded->sequences[0]);
+}
+
+// All sequences of a row, or the error.
+std::string Texts(const std::string& line, const TextModel& model, EncodeOptions options = {}) {
+  const auto row = ParseRow(line);
+  REQUIRE(row.status().message() == "");
+  absl::StatusOr<EncodedRows> encoded = EncodeRow(*row, model, options);
+  if (!encoded.ok()) return std::string(encoded.status().message());
+  std::string text;
+  for (size_t i = 0; i < encoded->sequences.size(); ++i) {
+    CHECK(encoded->sequences[i].sequence == static_cast<int32_t>(i));
+    text += (i > 0 ? " | " : "") + Text(std::move(encoded->sequences[i]));
+  }
+  return text + (encoded->skipped > 0 ? " skipped " + std::to_string(encoded->skipped) : "");
 }
 
 TEST_CASE("What is trained on, format by format") {
@@ -202,14 +219,90 @@ TEST_CASE("Templates that rewrite what was said before") {
                                "%}-{% endif %}{% endfor %}"))) ==
         "turn 1: the chat template renders the conversation with the answer otherwise than before "
         "it, so what to train on cannot be told");
-  // The end mark moves behind the last turn.
-  CHECK(
-      Text(Encode(two, Model("{% for m in messages %}{{ m['content'] }}{% endfor %}"
-                             "{% if not add_generation_prompt %}.{% endif %}"))) ==
-      "turn 1: the chat template renders it otherwise once more turns follow, so what to train on "
-      "cannot be told");
+  // The end mark moves behind the last turn: a sequence for each, as the model would have seen it.
+  CHECK(Texts(two, Model("{% for m in messages %}{{ m['content'] }}{% endfor %}"
+                         "{% if not add_generation_prompt %}.{% endif %}")) == "a(b.) | ab(c.)");
   CHECK(Text(Encode(two, Model("{{ raise_exception('roles must alternate') }}")))
             .find("roles must alternate") != std::string::npos);
+}
+
+// Thoughts (in round brackets of the row) are kept in the last answer alone, as Qwen3 does.
+constexpr std::string_view kThinking =
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}[A:{% if loop.last %}<"
+    "{{ m['reasoning_content'] }}>{% endif %}{{ m['content'] }}]{% else %}[U:{{ m['content'] }}]"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}[A:{% endif %}";
+
+TEST_CASE("A conversation whose earlier turns are rewritten is a sequence for each answer") {
+  const TextModel model = Model(kThinking);
+  const auto answer = [](const std::string& content, const std::string& more = "") {
+    return R"({"role":"assistant","content":")" + content + R"(","reasoning_content":"t")" + more +
+           "}";
+  };
+  const std::string user = R"({"role":"user","content":"u"})";
+  const auto row = [](const std::string& turns) { return R"({"messages":[)" + turns + "]}"; };
+  const std::string both = row(user + "," + answer("b") + "," + user + "," + answer("ccc"));
+  CHECK(Texts(both, model) == "[U:u][A:(<t>b]) | [U:u][A:b][U:u][A:(<t>ccc])");
+  CHECK(Texts(row(user + "," + answer("b")), model) == "[U:u][A:(<t>b])");
+  // Only what is trained on is asked for.
+  CHECK(Texts(row(user + "," + answer("b", R"(,"weight":0)") + "," + user + "," + answer("c")),
+              model) == "[U:u][A:b][U:u][A:(<t>c])");
+  CHECK(Texts(row(user + "," + answer("b") + "," + user + "," + answer("c", R"(,"weight":0)")),
+              model) == "[U:u][A:(<t>b])");
+  CHECK(Texts(R"({"prompt":[)" + user + "," + answer("b") + "," + user + R"(],"completion":[)" +
+                  answer("c") + "]}",
+              model) == "[U:u][A:b][U:u][A:(<t>c])");
+  CHECK(Texts(row(user + "," + answer("b", R"(,"weight":0)")), model) ==
+        "no token of the row is trained on (the first one never is)");
+  // All tokens: the whole conversation, once.
+  CHECK(Texts(both, model, {.train_on = TrainOn::kAll}) == "([U:u][A:b][U:u][A:<t>ccc])");
+  // Each is cut, or skipped, by itself.
+  CHECK(Texts(both, model, {10}) ==
+        "no trained token is left once the row's 25 tokens are cut to the 10 of max_length");
+  CHECK(Texts(both, model, {10, Overflow::kSkip}) == "[U:u][A:(<t) cut skipped 1");
+
+  std::vector<int64_t> rows;
+  DatasetEncoder encoder(model, {}, [&](int64_t at, int64_t, const EncodedRow&) {
+    rows.push_back(at);
+    return absl::OkStatus();
+  });
+  DatasetScanner scanner({}, [&](int64_t at, int64_t line, const DatasetRow& content) {
+    return encoder.Encode(at, line, content);
+  });
+  REQUIRE(scanner.Add(both + "\n" + row(user + "," + answer("b")) + "\n").ok());
+  DatasetReport report = scanner.Finish();
+  encoder.Complete(&report);
+  CHECK(report.rows == 2);
+  CHECK(report.sequences == 3);
+  CHECK(rows == std::vector<int64_t>{0, 0, 1});
+}
+
+TEST_CASE("What stands between generation marks is trained on") {
+  const TextModel model = Model(
+      "{% for m in messages %}{% if m['role'] == 'assistant' %}[A:{% generation %}"
+      "{{ m['content'] }}.{% endgeneration %}]{% else %}[U:{{ m['content'] }}]{% endif %}"
+      "{% endfor %}{% if add_generation_prompt %}[A:{% endif %}",
+      {":c", ".]"});
+  const std::string head =
+      R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"c"},)"
+      R"({"role":"user","content":"b"},{"role":"assistant","content":"d")";
+  CHECK(Texts(head + "}]}", model) == "[U:a][A([:c][.]])[U:b][A:(d[.]])");
+  CHECK(Texts(head + R"(,"weight":0}]})", model) == "[U:a][A([:c][.]])[U:b][A:d[.]]");
+  CHECK(Texts(head + "}]}", model, {.train_on = TrainOn::kAll}) ==
+        "([U:a][A[:c][.]][U:b][A:d[.]])");
+  // Of a completion all that it adds.
+  CHECK(Texts(R"({"prompt":[{"role":"user","content":"a"}],"completion":[{"role":"assistant",)"
+              R"("content":"d"}]})",
+              model) == "[U:a][A:(d[.]])");
+
+  CHECK(Texts(head + "}]}", Model("{% for m in messages %}{{ m['content'] }}{% if m['x'] %}"
+                                  "{% generation %}x{% endgeneration %}{% endif %}{% endfor %}")) ==
+        "the chat template has {% generation %} marks, and they mark nothing in this conversation");
+  CHECK(Texts(R"({"messages":[{"role":"assistant","content":"b","weight":0},)"
+              R"({"role":"assistant","content":"c"}]})",
+              Model("{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}"
+                    "{% endfor %}{% if not add_generation_prompt %}.{% endif %}")) ==
+        "turn 0: the chat template renders it otherwise once more turns follow, so what its weight "
+        "of 0 takes out cannot be told");
 }
 
 TEST_CASE("A row shown with its trained text marked") {

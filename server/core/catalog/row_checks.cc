@@ -119,6 +119,7 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
   int64_t longest = 0;
   int64_t truncated = 0;
   int64_t skipped = 0;
+  int64_t sequences = 0;
   const std::pair<const char*, const std::string*> datasets[] = {
       {"training_dataset", &job.training_dataset()},
       {"validation_dataset", &job.validation_dataset()}};
@@ -140,6 +141,7 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
     longest = std::max<int64_t>(longest, rows.longest_tokens());
     truncated += rows.truncated_rows();
     skipped += rows.skipped_rows();
+    sequences += rows.rows();
   }
   const records::RowsSummary& rows = *Find(KeyOf(job, job.training_dataset()));
   if (!job.validation_dataset().empty()) {
@@ -151,6 +153,7 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
   job.set_longest_tokens(longest);
   job.set_truncated_rows(truncated);
   job.set_skipped_rows(skipped);
+  job.set_sequences(sequences);
   job.set_total_steps(TotalSteps(job, rows.rows()));
   job.set_total_tokens(TotalTokens(job, rows));
   return absl::OkStatus();

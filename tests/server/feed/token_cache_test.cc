@@ -69,6 +69,7 @@ TEST_CASE("Rows that are left out are counted, and not in the cache") {
   CHECK((*cache)->rows() == 2);
   CHECK((*cache)->row(1).ids[1] == 3);
   CHECK((*cache)->report().rows == 3);
+  CHECK((*cache)->report().sequences == 2);
   CHECK((*cache)->report().skipped_rows == 1);
 }
 

@@ -2,11 +2,15 @@
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "client/calls/error.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
+#include "client/calls/upload.h"
 #include "client/text/json.h"
 #include "client/text/table.h"
 #include "lorad/v1/models.grpc.pb.h"
@@ -21,6 +25,7 @@ struct Options {
   std::string name;
   std::string path;
   std::string request_id;
+  std::string chat_template;  // a file
 };
 
 void Print(const Model& model, const Session& session) {
@@ -41,7 +46,9 @@ void Print(const Model& model, const Session& session) {
   table.Add(
       {"target modules", JoinText({model.target_modules().begin(), model.target_modules().end()})});
   table.Add({"tokenizer", model.has_tokenizer() ? "yes" : "no"});
-  table.Add({"chat template", model.has_chat_template() ? "yes" : "no"});
+  table.Add({"chat template", !model.has_chat_template()             ? "no"
+                              : model.chat_template_sha256().empty() ? "yes"
+                                                                     : "given"});
   table.Add({"registered", TimeText(model.create_time())});
   table.Print(std::cout);
 }
@@ -55,6 +62,16 @@ absl::Status Add(Session& session, const Options& options) {
   const auto path = std::filesystem::absolute(options.path, error);
   request.set_path(error ? options.path : path.lexically_normal().string());
   request.set_request_id(options.request_id);
+  if (!options.chat_template.empty()) {
+    absl::StatusOr<std::ifstream> file = OpenFile(options.chat_template);
+    if (!file.ok()) return file.status();
+    std::ostringstream text;
+    text << file->rdbuf();
+    if (text.str().empty()) {
+      return Error("EMPTY_FILE", absl::StrCat(options.chat_template, " holds no template"));
+    }
+    request.set_chat_template(text.str());
+  }
   Model model;
   const auto status = Call(session, &Models::Stub::RegisterModel, request, model, kWorkSeconds);
   if (status.ok()) Print(model, session);
@@ -104,6 +121,8 @@ void AddModelCommands(CLI::App& app, Session& session) {
   CLI::App& add = *group.add_subcommand("add", "Register a Hugging Face directory");
   add.add_option("name", options->name, "The model's id")->required();
   add.add_option("--path", options->path, "The directory, on the server's machine")->required();
+  add.add_option("--chat-template", options->chat_template,
+                 "A Jinja file in the place of the directory's template");
   add.add_option("--request-id", options->request_id, "Makes a repeated call harmless");
   add.callback([&session, options] {
     session.action = [&session, options] { return Add(session, *options); };

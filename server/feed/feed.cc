@@ -34,7 +34,10 @@ storage::EncodeOptions OptionsOf(const RowSource& source) {
 }
 
 TokenCacheKey KeyOf(const RowSource& source) {
-  return {source.dataset_sha256, source.model_fingerprint, OptionsOf(source)};
+  const std::string& chat_template = source.chat_template_sha256;
+  return {source.dataset_sha256,
+          absl::StrCat(source.model_fingerprint, chat_template.empty() ? "" : "+", chat_template),
+          OptionsOf(source)};
 }
 
 std::string EntryPrefix(const std::string& dataset_path) {
@@ -244,7 +247,8 @@ absl::StatusOr<storage::DatasetReport> Feed::Tokenize(const RowSource& source,
                        "' is not what was uploaded any more; delete the dataset and upload it "
                        "again, or put the file back from a backup and submit the job again")));
   }
-  absl::StatusOr<storage::TextModel> model = storage::LoadTextModel(*directory);
+  absl::StatusOr<storage::TextModel> model = storage::LoadTextModel(
+      *directory, source.chat_template ? std::string_view(*source.chat_template) : "");
   if (!model.ok()) return Because("MODEL_UNREADABLE", At(source.model_path, model.status()));
   if (absl::Status status = MakeRoom(); !status.ok()) return Because("ROWS_NOT_READ", status);
   const TokenCacheKey key = KeyOf(source);

@@ -20,7 +20,7 @@ namespace lorad::server::feed {
 // Everything that decides the tokens. Its text form is written into the cache.
 struct TokenCacheKey {
   std::string dataset_sha256;
-  std::string model_fingerprint;
+  std::string model_fingerprint;  // and the template's, where it has one of its own
   storage::EncodeOptions options;
 
   std::string ToText() const;

@@ -13,7 +13,8 @@
 #include "server/services/services.h"
 #include "server/validation/limits.h"
 #include "server/validation/utf8.h"
-#include "storage/datasets/dataset_encode.h"
+#include "storage/datasets/text_model.h"
+#include "storage/files/sha256.h"
 #include "storage/models/model_directory.h"
 
 namespace lorad::server {
@@ -28,12 +29,18 @@ std::string CheckPath(const std::string& path) {
   return CheckText(path, kPathBytesMax);
 }
 
-// Everything about a model that its directory says.
+std::string CheckTemplate(const std::string& text) {
+  if (text.size() <= kTemplateBytesMax) return "";
+  return absl::StrCat("must have at most ", kTemplateBytesMax, " bytes, got ", text.size());
+}
+
+// Everything about a model that its directory says; with a template, that this one is in its place.
 absl::StatusOr<server::RegisterModel> DescribeDirectory(const std::string& name,
-                                                        const std::string& path) {
+                                                        const std::string& path,
+                                                        const std::string& chat_template) {
   absl::StatusOr<storage::ModelDirectory> directory = storage::ModelDirectory::Open(path);
   if (!directory.ok()) return directory.status();
-  absl::StatusOr<storage::TextModel> text = storage::LoadTextModel(*directory);
+  absl::StatusOr<storage::TextModel> text = storage::LoadTextModel(*directory, chat_template);
   if (!text.ok()) return text.status();
   absl::StatusOr<std::string> config = directory->ReadText("config.json");
   if (!config.ok()) return config.status();
@@ -57,6 +64,10 @@ absl::StatusOr<server::RegisterModel> DescribeDirectory(const std::string& name,
   model.set_has_tokenizer(text->tokenizer != nullptr);
   model.set_has_chat_template(text->chat_template != nullptr);
   model.set_fingerprint(directory->fingerprint());
+  if (!chat_template.empty()) {
+    model.set_chat_template(chat_template);
+    model.set_chat_template_sha256(storage::Sha256::Of(chat_template));
+  }
   return registration;
 }
 
@@ -71,6 +82,7 @@ class ModelsService final : public v1::Models::CallbackService {
                               .Field("name", CheckName(request->name()))
                               .Field("path", CheckPath(request->path()))
                               .Field("request_id", CheckRequestId(request->request_id()))
+                              .Field("chat_template", CheckTemplate(request->chat_template()))
                               .status();
     if (!status.ok()) return call->End(status);
     return call->OnReads([this, call, request, response] {
@@ -103,10 +115,14 @@ class ModelsService final : public v1::Models::CallbackService {
   absl::StatusOr<server::RegisterModel> Describe(const v1::RegisterModelRequest& request) {
     const absl::StatusOr<std::string> path = ResolveModelPath(request.path(), backend_.model_roots);
     if (!path.ok()) return path.status();
-    absl::StatusOr<server::RegisterModel> registration = DescribeDirectory(request.name(), *path);
+    absl::StatusOr<server::RegisterModel> registration =
+        DescribeDirectory(request.name(), *path, request.chat_template());
     if (!registration.ok()) return registration.status();
     registration->request_id = {request.request_id(),
                                 absl::StrCat("model ", request.name(), " ", *path)};
+    if (const std::string& sha256 = registration->model.chat_template_sha256(); !sha256.empty()) {
+      absl::StrAppend(&registration->request_id.content, " ", sha256);
+    }
     if (!IsUtf8(registration->config_json)) {
       return InvalidFields("model", {{"config.json", "must be valid UTF-8"}});
     }

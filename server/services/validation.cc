@@ -106,7 +106,8 @@ absl::StatusOr<std::unique_ptr<Validation>> Validation::Open(
   if (absl::Status status = CheckConfig(config, options, model); !status.ok()) return status;
   absl::StatusOr<storage::ModelDirectory> directory = storage::ModelDirectory::Open(model.path());
   if (!directory.ok()) return directory.status();
-  absl::StatusOr<storage::TextModel> text = storage::LoadTextModel(*directory);
+  absl::StatusOr<storage::TextModel> text =
+      storage::LoadTextModel(*directory, model.chat_template());
   if (!text.ok()) return text.status();
   return std::unique_ptr<Validation>(new Validation(config, options, *std::move(text)));
 }

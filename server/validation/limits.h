@@ -12,6 +12,7 @@ inline constexpr int kNameBytesMax = 63;
 inline constexpr int kDisplayNameBytesMax = 128;
 inline constexpr int kRequestIdBytesMax = 64;
 inline constexpr int kPathBytesMax = 4096;
+inline constexpr int kTemplateBytesMax = 256 << 10;  // it travels in the model that it belongs to
 inline constexpr int kLabelsMax = 64;
 inline constexpr int kLabelKeyBytesMax = 63;
 inline constexpr int kLabelValueBytesMax = 256;

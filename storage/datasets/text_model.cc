@@ -12,15 +12,32 @@
 
 namespace lorad::storage {
 
-absl::StatusOr<TextModel> LoadTextModel(const ModelDirectory& directory) {
+namespace {
+
+// Where a template is from, for its errors.
+std::string PlaceOf(const ModelDirectory& directory, bool given, bool own_file) {
+  if (given) return "the chat template that is given";
+  return JoinPath(directory.path(), own_file ? "chat_template.jinja" : "tokenizer_config.json");
+}
+
+}  // namespace
+
+absl::StatusOr<TextModel> LoadTextModel(const ModelDirectory& directory, std::string_view given) {
   TextModel model;
   model.vocabulary = directory.description().vocabulary;
   model.fingerprint = directory.fingerprint();
+  if (!directory.has_tokenizer() && !given.empty()) {
+    return Refuse("TOKENIZER_INVALID",
+                  absl::StrCat(directory.path(),
+                               " has no tokenizer.json, and rows are not rendered without one: "
+                               "leave the chat template out"));
+  }
   if (!directory.has_tokenizer()) return model;
   const auto path = [&directory](const char* file) { return JoinPath(directory.path(), file); };
   absl::StatusOr<std::string> config_json = directory.ReadText("tokenizer_config.json");
   if (!config_json.ok() && !absl::IsNotFound(config_json.status())) return config_json.status();
-  absl::StatusOr<std::string> jinja = directory.ReadText("chat_template.jinja");
+  absl::StatusOr<std::string> jinja = given.empty() ? directory.ReadText("chat_template.jinja")
+                                                    : absl::StatusOr<std::string>(given);
   if (!jinja.ok() && !absl::IsNotFound(jinja.status())) return jinja.status();
   absl::StatusOr<TokenizerConfig> config =
       ParseTokenizerConfig(config_json.ok() ? std::string_view(*config_json) : "{}",
@@ -44,8 +61,7 @@ absl::StatusOr<TextModel> LoadTextModel(const ModelDirectory& directory) {
   if (config->chat_template.empty()) return model;
   absl::StatusOr<ChatTemplate> chat_template = ChatTemplate::Parse(config->chat_template);
   if (!chat_template.ok()) {
-    return At(path(jinja.ok() ? "chat_template.jinja" : "tokenizer_config.json"),
-              chat_template.status());
+    return At(PlaceOf(directory, !given.empty(), jinja.ok()), chat_template.status());
   }
   model.chat_template = std::make_unique<const ChatTemplate>(*std::move(chat_template));
   return model;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "storage/datasets/chat_template.h"
@@ -22,7 +23,9 @@ struct TextModel {
   std::string fingerprint;                            // of the directory
 };
 
-// Tokenizer and template of a directory; both may be absent, neither may be broken.
-absl::StatusOr<TextModel> LoadTextModel(const ModelDirectory& directory);
+// Tokenizer and template of a directory; both may be absent, neither may be broken. A
+// `chat_template` that is not empty goes in the place of the directory's, which is not looked at.
+absl::StatusOr<TextModel> LoadTextModel(const ModelDirectory& directory,
+                                        std::string_view chat_template = "");
 
 }  // namespace lorad::storage

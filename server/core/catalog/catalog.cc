@@ -40,6 +40,11 @@ const Record* FindIn(const std::map<std::string, Record>& records, const std::st
   return found == records.end() ? nullptr : &found->second;
 }
 
+std::shared_ptr<const std::string> TemplateOf(const v1::Model& model) {
+  if (model.chat_template().empty()) return nullptr;
+  return std::make_shared<const std::string>(model.chat_template());
+}
+
 }  // namespace
 
 absl::Status Catalog::Load(const StoredState& stored) {
@@ -50,6 +55,7 @@ absl::Status Catalog::Load(const StoredState& stored) {
     if (!description.ok()) return description.status();
     model.shape = std::make_shared<const planner::ModelShape>(ShapeOf(*description));
     SetShape(*model.shape, model.record.mutable_model());  // an older release did not keep it
+    model.chat_template = TemplateOf(model.record.model());
     models_[entry.first] = std::move(model);
   }
   for (const auto& entry : stored.datasets) {
@@ -109,9 +115,13 @@ void Catalog::On(uint64_t request, const v1::GetAdapterRequest& content) {
 }
 
 void Catalog::On(uint64_t request, const v1::ListModelsRequest& content) {
-  auto page = Page<v1::ListModelsResponse>(
-      "models", models_, content.page_size(), content.page_token(),
-      [](auto& response, const auto& model) { *response.add_models() = model.record.model(); });
+  auto page =
+      Page<v1::ListModelsResponse>("models", models_, content.page_size(), content.page_token(),
+                                   [](auto& response, const auto& model) {
+                                     v1::Model& listed = *response.add_models();
+                                     listed = model.record.model();
+                                     listed.clear_chat_template();
+                                   });
   page.ok() ? turn_.Answer(request, *std::move(page)) : turn_.Fail(request, page.status());
 }
 
@@ -148,6 +158,7 @@ void Catalog::On(uint64_t request, const RegisterModel& content) {
   *model.record.mutable_model() = content.model;
   model.record.set_config_json(content.config_json);
   turn_.Stamp(model.record.mutable_model()->mutable_create_time());
+  model.chat_template = TemplateOf(model.record.model());
   model.shape = std::make_shared<const planner::ModelShape>(ShapeOf(*description));
   SetShape(*model.shape, model.record.mutable_model());
   turn_.Put(storage::PutRecord(kModelKind, name, model.record.SerializeAsString()));

@@ -32,6 +32,8 @@ namespace lorad::server {
 struct ModelState {
   records::ModelRecord record;
   std::shared_ptr<const planner::ModelShape> shape;
+  // The template that it was registered with, shared with all that reads its rows; null: none.
+  std::shared_ptr<const std::string> chat_template;
 };
 
 class Catalog {

@@ -68,9 +68,12 @@ RowSource RowChecks::SourceOf(const v1::Job& job, const std::string& dataset) co
   source.dataset = dataset;
   source.dataset_path = record.path();
   source.dataset_sha256 = record.dataset().sha256();
-  const v1::Model& model = catalog_.Model(job.base_model()).record.model();
+  const ModelState& state = catalog_.Model(job.base_model());
+  const v1::Model& model = state.record.model();
   source.model_path = model.path();
   source.model_fingerprint = model.fingerprint();
+  source.chat_template_sha256 = model.chat_template_sha256();
+  source.chat_template = state.chat_template;
   source.max_length = job.training().max_length();
   source.overflow = OverflowOf(job);
   source.train_on = TrainOnOf(job);
@@ -80,9 +83,10 @@ RowSource RowChecks::SourceOf(const v1::Job& job, const std::string& dataset) co
 }
 
 std::string RowChecks::KeyOf(const v1::Job& job, const std::string& dataset) const {
-  return absl::StrCat(catalog_.Dataset(dataset).dataset().sha256(), "/",
-                      catalog_.Model(job.base_model()).record.model().fingerprint(), "/",
-                      job.training().max_length(), "/",
+  const v1::Model& model = catalog_.Model(job.base_model()).record.model();
+  return absl::StrCat(catalog_.Dataset(dataset).dataset().sha256(), "/", model.fingerprint(),
+                      model.chat_template_sha256().empty() ? "" : "+", model.chat_template_sha256(),
+                      "/", job.training().max_length(), "/",
                       v1::TrainingConfig::Overflow_Name(OverflowOf(job)), "/",
                       v1::TrainingConfig::TrainOn_Name(TrainOnOf(job)));
 }

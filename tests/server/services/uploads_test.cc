@@ -269,8 +269,10 @@ TEST_CASE_METHOD(UploadFixture, "adapters that are refused leave nothing behind"
   }
 }
 
-grpc::Status Register(UploadFixture& api, const std::string& name, const std::string& path) {
+grpc::Status Register(UploadFixture& api, const std::string& name, const std::string& path,
+                      const std::string& chat_template = "") {
   v1::RegisterModelRequest request;
+  request.set_chat_template(chat_template);
   request.set_name(name);
   request.set_path(path);
   v1::Model model;
@@ -311,6 +313,14 @@ TEST_CASE_METHOD(UploadFixture, "models lie beneath a root, links followed") {
     answers.insert(message.replace(at, path.size(), "PATH"));
   }
   CHECK(answers.size() == 1);
+  CHECK(driver.Requests<RegisterModel>().empty());
+}
+
+TEST_CASE_METHOD(UploadFixture, "a chat template that is given must be of use, and not too long") {
+  std::filesystem::copy("tests/golden/llama_gqa_untied/model", directory / "model");
+  CHECK(Summary(Register(*this, "m", directory / "model", "{{ x }}")) == "TOKENIZER_INVALID");
+  CHECK(Summary(Register(*this, "m", directory / "model", std::string((256 << 10) + 1, 'x'))) ==
+        "INVALID_FIELDS chat_template: must have at most 262144 bytes, got 262145;");
   CHECK(driver.Requests<RegisterModel>().empty());
 }
 

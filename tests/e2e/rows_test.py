@@ -1,0 +1,112 @@
+"""What becomes of rows, through the command line: skipped and named, all tokens, marks, and turns that a template rewrites.
+
+usage: rows_test.py [TEST ...]
+"""
+
+import json
+
+from formats import write_model
+from house import House, main, tell
+
+# Qwen3's way: a thought stays in the last answer alone.
+THINKING = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}({{ m.reasoning_content }}){% endif %}"
+            "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+MARKED = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+          "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def turns(*contents, **more):
+    return [{"role": ("user", "assistant")[i % 2], "content": content, **(more if i % 2 else {})} for i, content in enumerate(contents)]
+
+
+def job_of(model, dataset, **training):
+    return {"base_model": model, "training_dataset": dataset, "adapter": {"rank": 2},
+            "training": {"epochs": 1, "batch_size": 2, "max_length": 64, **training}}
+
+
+def test_rows_without_a_trained_token():
+    """All are named, in the error of a job too; SKIP leaves them out and counts them."""
+    with House() as house:
+        house.lora("model", "add", "tiny", "--path", write_model(house.folder / "tiny", tokenizer=True))
+        long = [{"prompt": "a" * 80, "completion": "b"}]
+        good = [{"prompt": "a", "completion": "b"}]
+        rows = write_rows(house.folder / "rows.jsonl", long * 25 + good * 3 + long)
+        house.lora("dataset", "add", "rows", rows)
+        refused = house.run("dataset", "validate", rows, "--model", "tiny", "--max-length", "64")
+        assert refused.status == 1
+        for line in (*range(1, 26), 29):
+            assert f"line {line}:" in refused.err, f"line {line} is not named:\n{refused.err}"
+        assert "in line 1-25, 29 (--overflow SKIP" in refused.err, refused.err
+        refused = house.run("submit", "-f", "-", "--validate-only", stdin=json.dumps(job_of("tiny", "rows")))
+        assert "INVALID_ROWS" in refused.err and "in line 1-25, 29 (training.overflow = SKIP" in refused.err, refused.err
+
+        (report,) = house.objects("dataset", "validate", rows, "--model", "tiny", "--max-length", "64", "--overflow", "SKIP")
+        assert (report["rows"], report["sequences"], report["skipped_rows"]) == (29, 3, 26), report
+        job = house.submit(job_of("tiny", "rows", overflow="SKIP"))
+        (shown,) = house.wait([job])
+        assert (shown["state"], shown["total_steps"], shown["skipped_rows"], shown["sequences"]) == ("SUCCEEDED", 2, 26, 3), shown
+        wrong = house.run("dataset", "validate", rows, "--model", "tiny", "--overflow", "DROP")
+        assert wrong.status != 0 and "TRUNCATE, ERROR or SKIP, got DROP" in wrong.err, wrong
+    house.clear()
+
+
+def test_a_template_that_is_given():
+    """It goes before the directory's; each template has rows and sequences of its own."""
+    with House() as house:
+        path = write_model(house.folder / "tiny", tokenizer=True)
+        for name, text in {"thinking": THINKING, "marked": MARKED, "wrong": "{{ x | sha1 }}"}.items():
+            (house.folder / f"{name}.jinja").write_text(text)
+        house.lora("model", "add", "plain", "--path", path)
+        for name in ("thinking", "marked"):
+            house.lora("model", "add", name, "--path", path, "--chat-template", house.folder / f"{name}.jinja")
+        refused = house.run("model", "add", "wrong", "--path", path, "--chat-template", house.folder / "wrong.jinja")
+        assert "TEMPLATE_UNSUPPORTED" in refused.err and "filter 'sha1'" in refused.err, refused
+        (shown,) = house.objects("model", "show", "thinking")
+        assert shown["chat_template"] == THINKING and shown["has_chat_template"]
+        assert all(not model["chat_template"] for model in house.objects("model", "ls"))
+
+        rows = write_rows(house.folder / "rows.jsonl", [{"messages": turns("a", "b", "c", "d", reasoning_content="t")}, {"messages": turns("e", "f")}])
+        house.lora("dataset", "add", "rows", rows)
+        texts = {}
+        for name in ("plain", "thinking", "marked"):
+            *printed, report = house.objects("dataset", "validate", rows, "--model", name, "--print-rows", "0:2")
+            texts[name] = [(row["row"], row["sequence"], row["text"].count("(t)")) for row in printed]
+            assert report["rows"] == 2 and report["sequences"] == len(printed)
+        assert texts["plain"] == texts["marked"] == [(0, 0, 0), (1, 0, 0)], texts
+        assert texts["thinking"] == [(0, 0, 1), (0, 1, 1), (1, 0, 0)], texts
+        jobs = house.wait([house.submit(job_of(name, "rows", batch_size=1)) for name in texts])
+        counts = {job["base_model"]: (job["state"], job["total_steps"], job["sequences"]) for job in jobs}
+        assert counts == {"plain": ("SUCCEEDED", 2, 2), "marked": ("SUCCEEDED", 2, 2), "thinking": ("SUCCEEDED", 3, 3)}, counts
+
+        # They outlive a restart, as what their rows are rendered by.
+        house.stop()
+        house.start()
+        *printed, _ = house.objects("dataset", "validate", rows, "--model", "thinking", "--print-rows", "0:1")
+        assert len(printed) == 2
+    house.clear()
+
+
+def test_all_tokens():
+    with House() as house:
+        house.lora("model", "add", "tiny", "--path", write_model(house.folder / "tiny", tokenizer=True))
+        rows = write_rows(house.folder / "rows.jsonl", [{"messages": turns("a", "b")}, {"messages": turns("c", "d", "e", "f", weight=0)}])
+        (report,) = house.objects("dataset", "validate", rows, "--model", "tiny", "--train-on", "ALL")
+        assert report["trained_tokens"] == report["tokens"] - 2, report  # all but the first of each
+        refused = house.run("dataset", "validate", rows, "--model", "tiny")
+        assert refused.status == 1 and "line 2: no token of the row is trained on" in refused.err, refused
+        house.lora("dataset", "add", "rows", rows)
+        (job,) = house.wait([house.submit(job_of("tiny", "rows", train_on="ALL"))])
+        assert job["state"] == "SUCCEEDED", job
+        (step,) = house.objects("metrics", job["name"])
+        assert step["trained_tokens"] == report["trained_tokens"], step
+        tell(f"    {step['trained_tokens']} tokens trained")
+    house.clear()
+
+
+if __name__ == "__main__":
+    main([test_rows_without_a_trained_token, test_a_template_that_is_given, test_all_tokens])

@@ -1,0 +1,90 @@
+"""Rows and chat templates as TRL and transformers have them, by what tools/references made on this machine (it is skipped where
+that was never run): ids and labels of SFTTrainer through the command line, texts and assistant spans of conversations.
+
+usage: trl_test.py [TEST ...]
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+
+from formats import write_model
+from house import BINARIES, House, Skipped, main, tell
+
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "lorad/references"
+TOKENIZERS = ("smollm2", "llama3", "qwen", "mistral")
+CHECK = BINARIES / "tests/golden/chat_cases_check"
+
+
+def references(name):
+    path = CACHE / name
+    if not path.exists():
+        raise Skipped(f"there is no {path}: tools/references makes it")
+    return path
+
+
+def model_with(tokenizer, folder):
+    """A tiny model that has the tokenizer and its template."""
+    write_model(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 152000}))
+    (folder / "model.safetensors").rename(folder / "of-fewer-tokens")
+    (folder / "random_weights.json").write_text('{"seed": 1}')
+    for file in references(f"tokenizers/{tokenizer}").iterdir():
+        if not file.name.startswith("."):
+            shutil.copy(file, folder)
+    return folder
+
+
+def compare(house, model, rows, max_length, mask, expected):
+    *ours, report = house.objects("dataset", "validate", rows, "--model", model, "--max-length", max_length, "--overflow", "SKIP",
+                                  "--train-on", mask, "--print-rows", "0:1000")
+    assert report["errors"] == [] and report["sequences"] == len(ours)
+    assert len(ours) == len(expected), f"{rows.name}, {max_length}, {mask}: {len(ours)} rows, TRL has {len(expected)}"
+    trained = 0
+    for row, want in zip(ours, expected):
+        where = f"{model}, {rows.name}, max_length {max_length}, {mask}: row {row['row']}"
+        assert row["input_ids"] == want["input_ids"], f"{where}: other ids than TRL's"
+        # The first token has none before it: nobody trains on it, whatever its label.
+        assert row["labels"][1:] == want["labels"][1:], f"{where}: other labels than TRL's"
+        trained += sum(label != -100 for label in row["labels"][1:])
+    assert trained == report["trained_tokens"]
+    return report["skipped_rows"]
+
+
+def test_rows():
+    """Messages with all and with the assistant's tokens, prompts and completions as strings and as messages, cut and whole."""
+    folders = {name: references(f"sft/{name}/.complete").parent for name in TOKENIZERS}
+    skipped = compared = 0
+    with House(None, "--workers", "none") as house:
+        for name, folder in folders.items():
+            house.lora("model", "add", name, "--path", model_with(name, house.folder / name))
+            for reference in sorted(folder.glob("*.trl.jsonl")):
+                kind, max_length, mask = reference.name.split(".")[:3]
+                expected = [json.loads(line) for line in reference.read_text().splitlines()]
+                skipped += compare(house, name, folder / f"{kind}.jsonl", max_length, mask, expected)
+                compared += len(expected)
+    assert skipped > 0, "no row was cut before what is trained on: the reference is not what it was"
+    tell(f"    {compared} rows of {len(folders)} tokenizers as TRL's, {skipped} left out as TRL does")
+    house.clear()
+
+
+def test_chat_templates():
+    """Every original and training template in TRL's wheel, 200 random conversations each."""
+    cases = references("chat_cases.jsonl")
+    with open(cases) as stdin:
+        done = subprocess.run([CHECK], stdin=stdin, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    tell("    " + done.stdout.strip().replace("\n", "\n    "))
+    # The check can fail: a text and a mark, each off by one.
+    lines = cases.read_text().splitlines()
+    rendered = next(case for case in map(json.loads, lines) if case.get("generated"))
+    for change in ({"text": rendered["text"] + "."}, {"generated": rendered["generated"][1:]}):
+        done = subprocess.run([CHECK], input=json.dumps(rendered | change), capture_output=True, text=True)
+        assert done.returncode == 1, "a case that was changed passed"
+
+
+if __name__ == "__main__":
+    main([test_rows, test_chat_templates])

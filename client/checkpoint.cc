@@ -9,6 +9,7 @@
 #include "client/calls/error.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
+#include "client/calls/sha256.h"
 #include "client/text/json.h"
 #include "client/text/table.h"
 #include "lorad/v1/checkpoints.grpc.pb.h"
@@ -19,12 +20,14 @@ namespace {
 using lorad::v1::Checkpoint;
 using lorad::v1::CheckpointFile;
 using lorad::v1::Checkpoints;
+using lorad::v1::Merged;
 
 struct Options {
   std::string job;
   std::int64_t step = 0;
   std::string directory;
   bool all = false;
+  bool merged = false;
 };
 
 absl::Status List(Session& session, const Options& options) {
@@ -66,7 +69,63 @@ absl::Status FetchFile(Session& session, const Checkpoint& checkpoint, const Rem
   return session.FromRpc(stream->Finish());
 }
 
+absl::Status FetchMergedFile(Session& session, const Merged& merged, const RemoteFile& file,
+                             std::int64_t offset, const Sink& sink) {
+  lorad::v1::DownloadMergedRequest request;
+  request.set_job(merged.job());
+  request.set_step(merged.step());
+  request.set_file(file.name);
+  request.set_offset(offset);
+  request.set_etag(merged.etag());
+  Checkpoints::Stub stub(session.channel());
+  grpc::ClientContext context;  // without a deadline: a large model takes as long as it takes
+  const auto stream = stub.DownloadMerged(&context, request);
+  lorad::v1::DownloadMergedResponse response;
+  Sha256 hash;
+  std::string expected;
+  while (stream->Read(&response)) {
+    hash.Update(response.chunk());
+    expected = response.sha256();
+    if (!sink(response.chunk())) context.TryCancel();
+  }
+  const absl::Status status = session.FromRpc(stream->Finish());
+  if (!status.ok() || hash.HexDigest() == expected) return status;
+  return absl::DataLossError(absl::StrCat(file.name, ": what came is not what was sent"));
+}
+
+absl::Status GetMerged(Session& session, const Options& options) {
+  lorad::v1::GetMergedRequest request;
+  request.set_job(options.job);
+  request.set_step(options.step);
+  Merged merged;
+  const auto found = Call(session, &Checkpoints::Stub::GetMerged, request, merged, kWorkSeconds);
+  if (!found.ok()) return found;
+  std::vector<RemoteFile> files;
+  for (const lorad::v1::MergedFile& file : merged.files()) {
+    if (absl::StrContains(file.name(), '/') || absl::StartsWith(file.name(), ".")) {
+      return Error("BAD_FILE_NAME", absl::StrCat("the service named a file ", file.name()));
+    }
+    files.push_back({file.name(), file.size_bytes(), ""});
+  }
+  const auto status = DownloadDirectory(
+      options.directory, files,
+      [&](const RemoteFile& file, std::int64_t offset, const Sink& sink) {
+        return FetchMergedFile(session, merged, file, offset, sink);
+      },
+      merged.etag().substr(0, 8));
+  if (!status.ok()) return status;
+  if (session.json) {
+    std::cout << ToJson(merged) << "\n";
+  } else {
+    std::cerr << options.directory << ": a model of " << files.size()
+              << " files, with the adapter of "
+              << "step " << merged.step() << " in its weights\n";
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Get(Session& session, const Options& options) {
+  if (options.merged) return GetMerged(session, options);
   lorad::v1::GetCheckpointRequest request;
   request.set_job(options.job);
   request.set_step(options.step);
@@ -113,7 +172,10 @@ void AddCheckpointCommands(CLI::App& app, Session& session) {
   get.add_option("job", options->job, "The job's id")->required();
   get.add_option("--step", options->step, "Of which step; the newest if not given");
   get.add_option("-o,--output", options->directory, "The directory to make")->required();
-  get.add_flag("--all", options->all, "With the optimizer's state too");
+  CLI::Option* all = get.add_flag("--all", options->all, "With the optimizer's state too");
+  get.add_flag("--merged", options->merged,
+               "As a model directory: the base model with the adapter in its weights")
+      ->excludes(all);
   get.callback([&session, options] {
     session.action = [&session, options] { return Get(session, *options); };
   });

@@ -1,17 +1,15 @@
 #include "client/calls/download.h"
 
 #include <fcntl.h>
-#include <openssl/evp.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <system_error>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/calls/error.h"
+#include "client/calls/sha256.h"
 
 namespace lorad::client {
 namespace {
@@ -52,21 +50,16 @@ bool WriteAll(int fd, absl::string_view bytes) {
 std::string Sha256OfFile(const fs::path& path) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) return "";
-  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> hash(EVP_MD_CTX_new(),
-                                                                     &EVP_MD_CTX_free);
-  EVP_DigestInit_ex(hash.get(), EVP_sha256(), nullptr);
+  Sha256 hash;
   std::string buffer(1 << 16, '\0');
   for (;;) {
     const ssize_t count = read(file.get(), buffer.data(), buffer.size());
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return "";
     if (count == 0) break;
-    EVP_DigestUpdate(hash.get(), buffer.data(), static_cast<std::size_t>(count));
+    hash.Update({buffer.data(), static_cast<std::size_t>(count)});
   }
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned size = 0;
-  EVP_DigestFinal_ex(hash.get(), digest, &size);
-  return absl::BytesToHexString({reinterpret_cast<const char*>(digest), size});
+  return hash.HexDigest();
 }
 
 absl::Status Sync(const fs::path& path) {
@@ -91,8 +84,12 @@ absl::Status Append(const fs::path& path, const RemoteFile& file, const Fetch& f
     write_error = errno;
     return false;
   };
-  const absl::Status fetched = fetch(file, SizeOf(path), sink);
+  const std::int64_t before = SizeOf(path);
+  const absl::Status fetched = fetch(file, before, sink);
   if (write_error != 0) return Unwritable(path, write_error);
+  // Of bytes with no sha256 to tell by, only those stay that came whole, or were cut off.
+  const bool wrong = file.sha256.empty() && !fetched.ok() && !absl::IsUnavailable(fetched);
+  if (wrong && ftruncate(out.get(), before) != 0) return Unwritable(path, errno);
   return fetched;
 }
 
@@ -102,9 +99,10 @@ absl::Status DownloadFile(const fs::path& path, const RemoteFile& file, const Fe
   for (int attempt = 0; attempt < kAttemptsMax; ++attempt) {
     if (SizeOf(path) > file.size_bytes) fs::remove(path, ignored);
     if (SizeOf(path) < file.size_bytes || file.size_bytes == 0) status = Append(path, file, fetch);
-    if (status.code() == absl::StatusCode::kUnavailable) continue;
+    if (absl::IsUnavailable(status) || absl::IsDataLoss(status)) continue;
     if (!status.ok()) return status;
-    if (SizeOf(path) == file.size_bytes && Sha256OfFile(path) == file.sha256) return Sync(path);
+    const bool right = file.sha256.empty() || Sha256OfFile(path) == file.sha256;
+    if (SizeOf(path) == file.size_bytes && right) return Sync(path);
     // Left over from another checkpoint, or damaged on the way: once more from the first byte.
     fs::remove(path, ignored);
   }
@@ -119,7 +117,7 @@ absl::Status DownloadFile(const fs::path& path, const RemoteFile& file, const Fe
 }  // namespace
 
 absl::Status DownloadDirectory(const fs::path& directory, const std::vector<RemoteFile>& files,
-                               const Fetch& fetch) {
+                               const Fetch& fetch, const std::string& tag) {
   std::error_code error;
   if (directory.empty()) {
     return Error("FILE_UNWRITABLE", "the directory to make has no name: give one with -o");
@@ -134,7 +132,7 @@ absl::Status DownloadDirectory(const fs::path& directory, const std::vector<Remo
   if (error) return Unwritable(directory, error.value());
   if (!partial.has_filename()) partial = partial.parent_path();
   const fs::path whole = partial;
-  partial += ".partial";
+  partial += tag.empty() ? ".partial" : "." + tag + ".partial";
   fs::create_directories(partial, error);
   if (error) return Unwritable(partial, error.value());
   for (const RemoteFile& file : files) {

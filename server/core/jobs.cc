@@ -107,6 +107,8 @@ void Core::State::On(uint64_t request, const CreateJob& content) {
 
 void Core::State::StoreJob(uint64_t request, const CreateJob& content) {
   JobState& job = jobs_.Create(content.job, content.random, content.request_id.id);
+  const v1::Model& base_model = catalog_.Model(content.job.base_model()).record.model();
+  job.job().set_base_model_fingerprint(base_model.fingerprint());
   if (rows_.Ensure(job.job())) SettleJob(job);
   jobs_.Publish(job);
   v1::Job made = jobs_.View(job);

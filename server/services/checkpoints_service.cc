@@ -1,9 +1,13 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
+#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "lorad/v1/checkpoints.grpc.pb.h"
 #include "server/calls/backend.h"
 #include "server/calls/call.h"
@@ -11,7 +15,10 @@
 #include "server/calls/unary_call.h"
 #include "server/services/services.h"
 #include "server/validation/limits.h"
+#include "storage/adapters/merged_model.h"
 #include "storage/files/files.h"
+#include "storage/files/sha256.h"
+#include "storage/models/model_directory.h"
 
 namespace lorad::server {
 namespace {
@@ -83,6 +90,156 @@ class CheckpointSource final : public Source<v1::DownloadCheckpointResponse> {
   int64_t offset_ = 0;
 };
 
+constexpr absl::Duration kPatience = absl::Seconds(30);
+
+// A merge before any byte of it is made.
+struct Merge {
+  v1::Merged description;
+  v1::Model model;
+  std::unique_ptr<storage::MergedModel> merged;
+};
+
+absl::StatusOr<v1::Model> BaseOf(Driver& driver, const v1::Job& job) {
+  v1::GetModelRequest get;
+  get.set_name(job.base_model());
+  absl::StatusOr<v1::Model> model = driver.Ask<v1::Model>(get, absl::Now() + kPatience);
+  if (!model.ok()) return model.status();
+  // Jobs of older versions do not say.
+  if (job.base_model_fingerprint().empty() ||
+      job.base_model_fingerprint() == model->fingerprint()) {
+    return model;
+  }
+  return PreconditionFailed(
+      "MODEL_CHANGED", absl::StrCat("model ", job.base_model()),
+      absl::StrCat("job ", job.name(),
+                   " was trained on other files than those "
+                   "that the model '",
+                   job.base_model(), "' has now: register those again under this name"));
+}
+
+absl::StatusOr<Merge> OpenMerge(Driver& driver, const std::string& job_name, int64_t step) {
+  v1::GetJobRequest get_job;
+  get_job.set_name(job_name);
+  const absl::StatusOr<v1::Job> job = driver.Ask<v1::Job>(get_job, absl::Now() + kPatience);
+  if (!job.ok()) return job.status();
+  v1::GetCheckpointRequest get;
+  get.set_job(job_name);
+  get.set_step(step);
+  std::string directory;
+  const absl::StatusOr<v1::Checkpoint> checkpoint = driver.GetCheckpoint(get, &directory);
+  if (!checkpoint.ok()) return checkpoint.status();
+  absl::StatusOr<v1::Model> model = BaseOf(driver, *job);
+  if (!model.ok()) return model.status();
+  absl::StatusOr<storage::MergedModel> merged = storage::MergedModel::Open(
+      model->path(), model->fingerprint(), directory, model->chat_template(), driver.files());
+  if (!merged.ok()) return merged.status();
+
+  Merge merge;
+  merge.description.set_job(job_name);
+  merge.description.set_step(checkpoint->step());
+  std::string parts = absl::StrCat(model->fingerprint(), " ", model->chat_template_sha256());
+  for (const v1::CheckpointFile& file : checkpoint->files()) {
+    if (absl::StartsWith(file.name(), "adapter_")) absl::StrAppend(&parts, " ", file.sha256());
+  }
+  merge.description.set_etag(storage::Sha256::Of(parts).substr(0, 32));
+  for (const storage::MergedFile& file : merged->files()) {
+    v1::MergedFile* listed = merge.description.add_files();
+    listed->set_name(file.name);
+    listed->set_size_bytes(static_cast<int64_t>(file.size_bytes));
+  }
+  merge.model = *std::move(model);
+  merge.merged = std::make_unique<storage::MergedModel>(*std::move(merged));
+  return merge;
+}
+
+// What GetMerged answers.
+absl::StatusOr<v1::Merged> DescribeMerged(Driver& driver, const v1::GetMergedRequest& request) {
+  absl::StatusOr<Merge> merge = OpenMerge(driver, request.job(), request.step());
+  if (!merge.ok()) return merge.status();
+  return std::move(merge->description);
+}
+
+// Bytes [offset, size) of one file; the last message has the sha256 of all that were sent.
+class MergedSource final : public Source<v1::DownloadMergedResponse> {
+ public:
+  MergedSource(Driver& driver, v1::DownloadMergedRequest request)
+      : driver_(driver), request_(std::move(request)), offset_(request_.offset()) {}
+
+  absl::StatusOr<bool> Next(v1::DownloadMergedResponse* response) override;
+
+ private:
+  absl::Status Open();
+  // Whether the base is still what the merge began with.
+  absl::Status CheckUnchanged() const;
+
+  Driver& driver_;
+  const v1::DownloadMergedRequest request_;
+  std::unique_ptr<storage::MergedModel> merged_;  // null before the first message
+  std::string model_path_, fingerprint_;
+  int64_t size_ = 0;
+  int64_t offset_ = 0;
+  bool ended_ = false;
+  storage::Sha256 hash_;
+};
+
+absl::Status MergedSource::Open() {
+  absl::StatusOr<Merge> merge = OpenMerge(driver_, request_.job(), request_.step());
+  if (!merge.ok()) return merge.status();
+  if (merge->description.etag() != request_.etag()) {
+    return Error(absl::StatusCode::kAborted, "ETAG_MISMATCH",
+                 absl::StrCat("the merge has the etag ", merge->description.etag(), ", not '",
+                              request_.etag(),
+                              "': its base model or its checkpoint is another now; "
+                              "ask GetMerged again"));
+  }
+  const auto& files = merge->description.files();
+  const auto file = std::find_if(files.begin(), files.end(),
+                                 [&](const auto& f) { return f.name() == request_.file(); });
+  if (file == files.end()) {
+    return Error(absl::StatusCode::kNotFound, "FILE_NOT_FOUND",
+                 absl::StrCat("the merged model has no file '", request_.file(), "'"),
+                 {{"file", request_.file()}});
+  }
+  if (offset_ < 0 || offset_ > file->size_bytes()) {
+    return Error(absl::StatusCode::kOutOfRange, "OFFSET_OUT_OF_RANGE",
+                 absl::StrCat("offset must be between 0 and the file's ", file->size_bytes(),
+                              " bytes, got ", offset_));
+  }
+  size_ = file->size_bytes();
+  model_path_ = merge->model.path();
+  fingerprint_ = merge->model.fingerprint();
+  merged_ = std::move(merge->merged);
+  return absl::OkStatus();
+}
+
+absl::Status MergedSource::CheckUnchanged() const {
+  const absl::StatusOr<storage::ModelDirectory> now = storage::ModelDirectory::Open(model_path_);
+  if (now.ok() && now->fingerprint() == fingerprint_) return absl::OkStatus();
+  return PreconditionFailed("MODEL_CHANGED", model_path_,
+                            absl::StrCat("the files of ", model_path_,
+                                         " were changed while they were merged: what came is of no "
+                                         "use; register the model again"));
+}
+
+absl::StatusOr<bool> MergedSource::Next(v1::DownloadMergedResponse* response) {
+  if (ended_) return false;
+  if (merged_ == nullptr) {
+    if (absl::Status status = Open(); !status.ok()) return status;
+  }
+  const auto length = std::min<int64_t>(size_ - offset_, kChunkBytesMax);
+  absl::StatusOr<std::string> bytes =
+      merged_->Read(request_.file(), static_cast<uint64_t>(offset_), static_cast<uint64_t>(length));
+  if (!bytes.ok()) return bytes.status();
+  hash_.Update(*bytes);
+  offset_ += length;
+  response->set_chunk(*std::move(bytes));
+  if (offset_ < size_) return true;
+  if (absl::Status status = CheckUnchanged(); !status.ok()) return status;
+  response->set_sha256(hash_.HexDigest());
+  ended_ = true;
+  return true;
+}
+
 class CheckpointsService final : public v1::Checkpoints::CallbackService {
  public:
   explicit CheckpointsService(Backend& backend) : backend_(backend) {}
@@ -116,6 +273,20 @@ class CheckpointsService final : public v1::Checkpoints::CallbackService {
     return new FileSender<v1::DownloadCheckpointResponse>(
         backend_, context, Connections::Who::kClient,
         std::make_unique<CheckpointSource>(backend_.driver, *request));
+  }
+
+  grpc::ServerUnaryReactor* GetMerged(Context* context, const v1::GetMergedRequest* request,
+                                      v1::Merged* response) override {
+    return (new UnaryCall(backend_, context))->Read<v1::Merged>(response, [this, request] {
+      return DescribeMerged(backend_.driver, *request);
+    });
+  }
+
+  grpc::ServerWriteReactor<v1::DownloadMergedResponse>* DownloadMerged(
+      Context* context, const v1::DownloadMergedRequest* request) override {
+    return new FileSender<v1::DownloadMergedResponse>(
+        backend_, context, Connections::Who::kClient,
+        std::make_unique<MergedSource>(backend_.driver, *request));
   }
 
  private:

@@ -27,6 +27,8 @@ class ModelDirectory {
   const std::string& path() const { return path_; }
   const ModelDescription& description() const { return description_; }
   uint64_t weight_bytes() const { return weight_bytes_; }  // of the weight files
+  // None where the weights are random ones.
+  const std::vector<SafetensorsFile>& weight_files() const { return files_; }
   // Changes when a file that matters does (names, sizes, modification times, safetensors headers,
   // config and tokenizer files by content). 64 hexadecimal digits.
   const std::string& fingerprint() const { return fingerprint_; }

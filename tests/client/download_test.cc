@@ -79,6 +79,54 @@ FakeService TwoFiles() {
   return service;
 }
 
+// The same of files whose hash nobody knows before: the fetch finds damage by itself.
+struct UnhashedService : FakeService {
+  bool refuses = false;  // once bytes have come
+
+  absl::Status GetTagged(const fs::path& directory, const std::string& tag) {
+    std::vector<RemoteFile> list = List();
+    for (RemoteFile& file : list) file.sha256.clear();
+    return DownloadDirectory(
+        directory, list,
+        [this](const RemoteFile& file, std::int64_t offset, const Sink& sink) {
+          const bool wrong = damaged > 0;
+          const absl::Status status = Stream(file, offset, sink);
+          if (refuses) return absl::FailedPreconditionError("another file than when it began");
+          return wrong && status.ok() ? absl::DataLossError("wrong bytes") : status;
+        },
+        tag);
+  }
+};
+
+TEST_CASE("files of no known hash: cut off they go on, damaged they begin again") {
+  Folder folder;
+  UnhashedService service;
+  service.files = TwoFiles().files;
+  service.breaks = 2;
+  REQUIRE(service.GetTagged(folder.path / "a", "1").ok());
+  CHECK(Read(folder.path / "a" / "adapter_model.safetensors") ==
+        service.files["adapter_model.safetensors"]);
+  CHECK_FALSE(fs::exists(folder.path / "a.1.partial"));
+
+  service.damaged = 1;
+  REQUIRE(service.GetTagged(folder.path / "b", "1").ok());
+  CHECK(Read(folder.path / "b" / "adapter_config.json") == "{}");
+
+  service.damaged = 100;
+  CHECK(absl::IsDataLoss(service.GetTagged(folder.path / "c", "1")));
+  CHECK(Read(folder.path / "c.1.partial" / "adapter_config.json").empty());
+  service.damaged = 0;
+
+  // What came before a refusal is of no use either; another set of files has another tag.
+  service.refuses = true;
+  CHECK(absl::IsFailedPrecondition(service.GetTagged(folder.path / "d", "1")));
+  CHECK(Read(folder.path / "d.1.partial" / "adapter_config.json").empty());
+  service.refuses = false;
+  service.files["adapter_config.json"] = "[]";
+  REQUIRE(service.GetTagged(folder.path / "d", "2").ok());
+  CHECK(Read(folder.path / "d" / "adapter_config.json") == "[]");
+}
+
 TEST_CASE("a download makes the directory whole") {
   Folder folder;
   FakeService service = TwoFiles();

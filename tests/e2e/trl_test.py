@@ -1,5 +1,6 @@
 """Rows and chat templates as TRL and transformers have them, by what tools/references made on this machine (it is skipped where
-that was never run): ids and labels of SFTTrainer through the command line, texts and assistant spans of conversations.
+that was never run): ids and labels of SFTTrainer through the command line, texts and assistant spans of conversations, and the logits
+of PEFT's merge_and_unload.
 
 usage: trl_test.py [TEST ...]
 """
@@ -11,9 +12,10 @@ import shutil
 import subprocess
 
 from formats import write_model
-from house import BINARIES, House, Skipped, main, tell
+from house import BINARIES, GOLDEN, House, Skipped, main, tell
 
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "lorad/references"
+LOGIT_MAX = 1e-6
 TOKENIZERS = ("smollm2", "llama3", "qwen", "mistral")
 CHECK = BINARIES / "tests/golden/chat_cases_check"
 
@@ -71,6 +73,30 @@ def test_rows():
     house.clear()
 
 
+def test_merged():
+    """The logits of a merged directory beside PEFT's merge_and_unload; transformers reads it as it is."""
+    python = references("venv/bin/python")
+    for model, adapter in (("llama_gqa_untied", "r8_all"), ("llama_gqa_untied", "r4_qv_rslora"), ("qwen2_bias_tied", "r16_attn")):
+        with House() as house:
+            house.lora("model", "add", "base", "--path", GOLDEN / model / "model")
+            house.lora("dataset", "add", "rows", GOLDEN / model / adapter / "train.jsonl")
+            house.lora("adapter", "import", "init", "--path", GOLDEN / model / adapter / "init")
+            job = house.submit({"base_model": "base", "training_dataset": "rows", "adapter": {"init_from": "init"},
+                                "training": {"max_steps": 3, "max_length": 256, "learning_rate": 1e-2}})
+            house.wait([job])
+            house.lora("checkpoint", "get", job, "-o", house.folder / "adapter")
+            house.lora("checkpoint", "get", job, "--merged", "-o", house.folder / "merged")
+            done = subprocess.run([python, GOLDEN / "trl/merged_logits.py", GOLDEN / model / "model", house.folder / "adapter", house.folder / "merged"],
+                                  capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[-3000:]
+            logits = json.loads(done.stdout)
+            assert logits["difference"] <= LOGIT_MAX, f"{model} {adapter}: logits differ by {logits['difference']}"
+            assert logits["moved"] > 1e3 * LOGIT_MAX, f"{model} {adapter}: the adapter moves no logit by more than {logits['moved']}"
+            tell(f"    {model} {adapter}: logits of up to {logits['largest']:.1f} within {logits['difference']:.1e}; the adapter moves "
+                 f"them by {logits['moved']:.2f}")
+        house.clear()
+
+
 def test_chat_templates():
     """Every original and training template in TRL's wheel, 200 random conversations each."""
     cases = references("chat_cases.jsonl")
@@ -87,4 +113,4 @@ def test_chat_templates():
 
 
 if __name__ == "__main__":
-    main([test_rows, test_chat_templates])
+    main([test_rows, test_merged, test_chat_templates])

@@ -6,7 +6,7 @@ usage: rows_test.py [TEST ...]
 import json
 
 from formats import write_model
-from house import House, main, tell
+from house import GOLDEN, House, main, tell
 
 # Qwen3's way: a thought stays in the last answer alone.
 THINKING = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}({{ m.reasoning_content }}){% endif %}"
@@ -108,5 +108,32 @@ def test_all_tokens():
     house.clear()
 
 
+def test_as_trl():
+    """Ids and labels of TRL's SFTTrainer with the tests' own tokenizer (tests/golden/trl/own_rows.py made them)."""
+    header, *expected = map(json.loads, (GOLDEN / "trl/own_rows.jsonl").read_text().splitlines())
+    with House(None, "--workers", "none") as house:
+        (house.folder / "marked.jinja").write_text(header["chat_template"])
+        house.lora("model", "add", "tiny", "--path", write_model(house.folder / "tiny", tokenizer=True), "--chat-template", house.folder / "marked.jinja")
+        runs = {}
+        for row in expected:
+            runs.setdefault((row["kind"], row["mask"], row["max_length"]), []).append(row)
+        skipped = 0
+        for (kind, mask, max_length), wanted in runs.items():
+            rows = write_rows(house.folder / "rows.jsonl", header["rows"][kind])
+            *ours, report = house.objects("dataset", "validate", rows, "--model", "tiny", "--max-length", max_length, "--overflow", "SKIP",
+                                          "--train-on", mask, "--print-rows", "0:100")
+            assert len(ours) == len(wanted), f"{kind} {mask} {max_length}: {len(ours)} rows, TRL has {len(wanted)}"
+            for row, want in zip(ours, wanted):
+                labels = [-100] * len(want["input_ids"])
+                for begin, end in want["trained"]:
+                    labels[begin:end] = want["input_ids"][begin:end]
+                assert row["input_ids"] == want["input_ids"], f"{kind} {mask} {max_length}: row {row['row']}: other ids than TRL's"
+                assert row["labels"][1:] == labels[1:], f"{kind} {mask} {max_length}: row {row['row']}: other labels than TRL's"
+            skipped += report["skipped_rows"]
+        assert skipped == 3, f"{skipped} rows were left out"
+        tell(f"    {len(expected)} sequences as TRL's")
+    house.clear()
+
+
 if __name__ == "__main__":
-    main([test_rows_without_a_trained_token, test_a_template_that_is_given, test_all_tokens])
+    main([test_rows_without_a_trained_token, test_a_template_that_is_given, test_all_tokens, test_as_trl])

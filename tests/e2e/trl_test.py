@@ -1,6 +1,6 @@
 """Rows and chat templates as TRL and transformers have them, by what tools/references made on this machine (it is skipped where
-that was never run): ids and labels of SFTTrainer through the command line, texts and assistant spans of conversations, and the logits
-of PEFT's merge_and_unload.
+that was never run): ids, labels, losses and learning rates of SFTTrainer through the command line, texts and assistant spans of
+conversations, and the logits of PEFT's merge_and_unload.
 
 usage: trl_test.py [TEST ...]
 """
@@ -15,6 +15,7 @@ from formats import write_model
 from house import BINARIES, GOLDEN, House, Skipped, main, tell
 
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "lorad/references"
+LOSS_RELATIVE_MAX = 2e-5
 LOGIT_MAX = 1e-6
 TOKENIZERS = ("smollm2", "llama3", "qwen", "mistral")
 CHECK = BINARIES / "tests/golden/chat_cases_check"
@@ -73,6 +74,34 @@ def test_rows():
     house.clear()
 
 
+def test_losses():
+    """Six steps under each schedule: losses as TRL's, learning rates to the last bit."""
+    folder = references("losses/expected.json").parent
+    expected = json.loads((folder / "expected.json").read_text())
+    settings = expected["settings"]
+    worst = 0.0
+    with House() as house:
+        shutil.copytree(folder / "model", house.folder / "model")
+        for file in references("tokenizers/smollm2").glob("[!.]*"):
+            shutil.copy(file, house.folder / "model")
+        house.lora("model", "add", "tiny", "--path", house.folder / "model")
+        house.lora("dataset", "add", "rows", folder / "rows.jsonl")
+        house.lora("adapter", "import", "init", "--path", folder / "init")
+        for schedule, want in expected["runs"].items():
+            job = house.submit({"base_model": "tiny", "training_dataset": "rows", "adapter": {"init_from": "init"},
+                                "training": {"schedule": schedule, "shuffle": False, **settings}})
+            house.wait([job])
+            steps = house.objects("metrics", job)
+            assert len(steps) == len(want["losses"]) == settings["max_steps"]
+            for step, loss, rate in zip(steps, want["losses"], want["learning_rates"]):
+                difference = abs(step["loss"] - loss) / loss
+                assert difference <= LOSS_RELATIVE_MAX, f"{schedule}, step {step['step']}: loss {step['loss']}, TRL's {loss}"
+                assert float(step["learning_rate"]).hex() == rate, f"{schedule}, step {step['step']}: rate {step['learning_rate']}, {rate}"
+                worst = max(worst, difference)
+    tell(f"    losses within {worst:.1e} of TRL's, learning rates to the last bit")
+    house.clear()
+
+
 def test_merged():
     """The logits of a merged directory beside PEFT's merge_and_unload; transformers reads it as it is."""
     python = references("venv/bin/python")
@@ -113,4 +142,4 @@ def test_chat_templates():
 
 
 if __name__ == "__main__":
-    main([test_rows, test_merged, test_chat_templates])
+    main([test_rows, test_losses, test_merged, test_chat_templates])

@@ -165,6 +165,16 @@ class Backend {
   virtual void RmsNormBackward(const Batch& batch, const TensorView& x, const TensorView& weight,
                                float eps, const TensorView& dy, const TensorView& dx) = 0;
 
+  // The norms of q and k before they are turned: y = Rope(RmsNorm(x)), where every run of columns
+  // that a weight is wide is normed by itself. x [T, C]; y [T, C] out, no alias; angles: the table
+  // of Rope, or empty: nothing is turned. Henry et al. 2020 (arXiv 2010.04245), with RMSNorm.
+  virtual void QkNormRope(const Batch& batch, const TensorView& x, const QkNorm& norm,
+                          const TensorView& angles, const TensorView& y) = 0;
+  // d = dL/dx from dL/d RmsNorm(x), run by run: the formula of RmsNormBackward, written in place of
+  // what it is made of.  x [T, C] as QkNormRope had it; d [T, C] in and out.
+  virtual void QkNormBackward(const Batch& batch, const TensorView& x, const QkNorm& norm,
+                              const TensorView& d) = 0;
+
   // cos and sin of position * inverse_frequency[d], as transformers computes them (float32
   // product), times `factor`. table [P, D]: cos in columns 0..D/2-1, sin in the rest; out.
   // inverse_frequencies: D/2, host.

@@ -112,6 +112,16 @@ struct AdamWOptions {
   double clip_factor = 1;  // multiplies every gradient first
 };
 
+// The norms of q and k, which lie side by side: columns [0, q_columns) are normed in runs of
+// q_weight's columns, the others in runs of k_weight's. A run is a head (both weights [1, D]), or
+// all of q and all of k.
+struct QkNorm {
+  TensorView q_weight;  // [1, W], W divides q_columns
+  TensorView k_weight;
+  int64_t q_columns = 0;
+  float eps = 0;
+};
+
 struct AttentionShape {
   int64_t heads = 0;      // N, a multiple of kv_heads
   int64_t kv_heads = 0;   // G

@@ -150,6 +150,16 @@ class CpuBackend final : public Backend {
     cpu::RmsNormBackward(context(), Of(batch), x, weight, eps, dy, dx);
   }
 
+  void QkNormRope(const Batch& batch, const TensorView& x, const QkNorm& norm,
+                  const TensorView& angles, const TensorView& y) override {
+    cpu::QkNormRope(context(), Of(batch), x, norm, angles, y);
+  }
+
+  void QkNormBackward(const Batch& batch, const TensorView& x, const QkNorm& norm,
+                      const TensorView& d) override {
+    cpu::QkNormBackward(context(), Of(batch), x, norm, d);
+  }
+
   void FillRope(std::span<const float> inverse_frequencies, float factor,
                 const TensorView& table) override {
     cpu::FillRope(context(), inverse_frequencies, factor, table);

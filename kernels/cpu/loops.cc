@@ -72,6 +72,8 @@ void RmsNorm(const float* x, const float* w, float eps, float* y, int64_t n) {
   for (i = 0; i < n; ++i) y[i] = x[i] * r * w[i];
 }
 
+// kAdd: dx is added to, else written, and may be dy.
+template <bool kAdd>
 void RmsNormBackward(const float* x, const float* w, float eps, const float* dy, float* dx,
                      int64_t n) {
   Lanes squares;
@@ -90,7 +92,12 @@ void RmsNormBackward(const float* x, const float* w, float eps, const float* dy,
   const float size = static_cast<float>(n);
   const float r = 1.0f / __builtin_sqrtf(Sum(squares) / size + eps);
   const float c = Sum(products) / size * r * r;
-  for (i = 0; i < n; ++i) dx[i] += r * (w[i] * dy[i] - x[i] * c);
+  if constexpr (kAdd) {
+    for (i = 0; i < n; ++i) dx[i] += r * (w[i] * dy[i] - x[i] * c);
+  } else {
+#pragma GCC ivdep
+    for (i = 0; i < n; ++i) dx[i] = r * (w[i] * dy[i] - x[i] * c);
+  }
 }
 
 void Rope(float* x, const float* table, float sign, int64_t heads, int64_t d) {
@@ -333,7 +340,8 @@ extern const Loops LORAD_LOOPS;
 const Loops LORAD_LOOPS = {
     .name = LORAD_LOOPS_NAME,
     .rms_norm = RmsNorm,
-    .rms_norm_backward = RmsNormBackward,
+    .rms_norm_backward = RmsNormBackward<true>,
+    .rms_norm_gradient = RmsNormBackward<false>,
     .rope = Rope,
     .swiglu = SwiGlu,
     .swiglu_backward = SwiGluBackward,

@@ -28,6 +28,9 @@ struct Loops {
   // dx += r * (w dy - x r^2 mean(w dy x)).
   void (*rms_norm_backward)(const float* x, const float* w, float eps, const float* dy, float* dx,
                             int64_t n);
+  // dx = r * (w dy - x r^2 mean(w dy x)); dx may be dy.
+  void (*rms_norm_gradient)(const float* x, const float* w, float eps, const float* dy, float* dx,
+                            int64_t n);
   // Rotates `heads` heads of size d in place; table: d/2 cosines, then d/2 sines; sign -1 turns
   // back.
   void (*rope)(float* x, const float* table, float sign, int64_t heads, int64_t d);

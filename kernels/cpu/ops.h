@@ -37,6 +37,12 @@ void RmsNormBackward(const Context& context, const CpuBatch& batch, const Tensor
                      const TensorView& weight, float eps, const TensorView& dy,
                      const TensorView& dx);
 
+// qk_norm.cc
+void QkNormRope(const Context& context, const CpuBatch& batch, const TensorView& x,
+                const QkNorm& norm, const TensorView& angles, const TensorView& y);
+void QkNormBackward(const Context& context, const CpuBatch& batch, const TensorView& x,
+                    const QkNorm& norm, const TensorView& d);
+
 // rope.cc
 void FillRope(const Context& context, std::span<const float> inverse_frequencies, float factor,
               const TensorView& table);

@@ -193,6 +193,17 @@ class CudaBackend final : public Backend {
     cuda::RmsNormBackward(stream(), x, weight, eps, dy, dx);
   }
 
+  void QkNormRope(const Batch& batch, const TensorView& x, const QkNorm& norm,
+                  const TensorView& angles, const TensorView& y) override {
+    cuda::QkNormRope(stream(), Of(batch).tables, x, norm, angles, y);
+  }
+
+  void QkNormBackward(const Batch& batch, const TensorView& x, const QkNorm& norm,
+                      const TensorView& d) override {
+    assert(x.rows == Of(batch).tokens());
+    cuda::QkNormBackward(stream(), x, norm, d);
+  }
+
   void FillRope(std::span<const float> inverse_frequencies, float factor,
                 const TensorView& table) override {
     assert(table.columns == 2 * static_cast<int64_t>(inverse_frequencies.size()));

@@ -113,6 +113,74 @@ TEST_CASE("RmsNorm, forward and backward") {
   });
 }
 
+// Runs of x's columns, each normed by itself with the weight of its part.
+Matrix QkNormReference(const Matrix& x, int64_t q_columns, const Matrix& q_weight,
+                       const Matrix& k_weight, double eps) {
+  Matrix y(x.rows, x.columns);
+  for (int64_t first = 0; first < x.columns;) {
+    const Matrix& weight = first < q_columns ? q_weight : k_weight;
+    Matrix run(x.rows, weight.columns);
+    for (int64_t t = 0; t < x.rows; ++t) {
+      for (int64_t i = 0; i < run.columns; ++i) run.at(t, i) = x.at(t, first + i);
+    }
+    run = RmsNormReference(run, weight, eps);
+    for (int64_t t = 0; t < x.rows; ++t) {
+      for (int64_t i = 0; i < run.columns; ++i) y.at(t, first + i) = run.at(t, i);
+    }
+    first += weight.columns;
+  }
+  return y;
+}
+
+// Columns of q and k, and of their weights: of a head, or as many as q and k have.
+void CheckQkNorm(World& world, Random& random, int64_t q, int64_t k, int64_t q_run, int64_t k_run,
+                 int64_t head_size) {
+  const float eps = 1e-3f;
+  const BatchData data = RandomBatch(random, 3, 40, 1, kVocabulary);
+  const auto batch = world.backend().PrepareBatch(data.description());
+  const Matrix x = world.RandomMatrix(random, data.tokens(), q + k, 3);
+  const Matrix q_weight = RandomMatrix(random, 1, q_run);
+  const Matrix k_weight = RandomMatrix(random, 1, k_run);
+  const Guarded device_x(world, x);
+  const Guarded device_q(world, q_weight, Kind::kFloat32);
+  const Guarded device_k(world, k_weight, Kind::kFloat32);
+  const QkNorm norm = {device_q.view(), device_k.view(), q, eps};
+  Guarded y(world, data.tokens(), q + k);
+  world.backend().QkNormRope(*batch, device_x.view(), norm, {}, y.view());
+  const Matrix normed = QkNormReference(x, q, q_weight, k_weight, eps);
+  CHECK(Compare(y.Read(), normed, world.Within(kRmsNorm)) == "");
+  CHECK(y.Intact());
+
+  const Matrix angles = world.RandomMatrix(random, 40, head_size);
+  const Guarded device_angles(world, angles, Kind::kFloat32);
+  world.backend().QkNormRope(*batch, device_x.view(), norm, device_angles.view(), y.view());
+  Guarded turned(world, normed);
+  world.backend().Rope(*batch, device_angles.view(), turned.view());
+  CHECK(Compare(y.Read(), turned.Read(), world.Within(kQkNormRope)) == "");
+  CHECK(y.Intact());
+
+  const Matrix dy = world.RandomMatrix(random, data.tokens(), q + k);
+  Guarded d(world, dy);
+  world.backend().QkNormBackward(*batch, device_x.view(), norm, d.view());
+  const auto loss = [&](const Matrix& at) {
+    return Inner(QkNormReference(at, q, q_weight, k_weight, eps), dy);
+  };
+  CHECK(CheckGradient(random, x, d.Read(), loss, world.Within(kRmsNormBackward)) == "");
+  CHECK(d.Intact());
+}
+
+TEST_CASE("Norms of q and k, of heads and of whole rows, with rope, and their backward") {
+  ForBackendsAndSeeds([](World& world, Random& random) {
+    for (const int64_t size : {world.Columns(2 * random.Integer(1, 40)), int64_t{64}, int64_t{128},
+                               int64_t{256}}) {
+      const int64_t k = size * random.Integer(1, 3);
+      const int64_t q = k * random.Integer(1, 5);
+      CheckQkNorm(world, random, q, k, size, size, size);
+      if (q != k || q != size) CheckQkNorm(world, random, q, k, q, k, size);
+    }
+  });
+}
+
 TEST_CASE("Rope rotates by the position, and its backward turns back") {
   ForBackendsAndSeeds([](World& world, Random& random) {
     const int64_t half = world.Columns(random.Integer(1, 32));

@@ -22,6 +22,8 @@ inline constexpr OperationTolerance kRmsNorm = {{0, 1e-6}, {0, 4e-3}};
 inline constexpr OperationTolerance kRmsNormBackward = {{2e-6, 1e-5}, {1.6e-2, 4e-3}};
 inline constexpr OperationTolerance kRope = {{0, 2e-6}, {0, 4e-3}};
 inline constexpr OperationTolerance kRopeBack = {{0, 2e-6}, {0, 1e-2}};  // of what was rounded once
+// Against what was rounded between norm and rope.
+inline constexpr OperationTolerance kQkNormRope = {{0, 4e-6}, {0, 1e-2}};
 inline constexpr OperationTolerance kSwiGlu = {{0, 1e-6}, {0, 4e-3}};
 inline constexpr OperationTolerance kAttention = {{0, 4e-6}, {0, 6e-3}};  // p is rounded as well
 inline constexpr OperationTolerance kLogSumExp = {{0, 4e-6}, {0, 4e-6}};

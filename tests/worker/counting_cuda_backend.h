@@ -65,6 +65,13 @@ class CountingCudaBackend final : public Backend {
                        const TensorView&) override {
     NoDevice();
   }
+  void QkNormRope(const Batch&, const TensorView&, const QkNorm&, const TensorView&,
+                  const TensorView&) override {
+    NoDevice();
+  }
+  void QkNormBackward(const Batch&, const TensorView&, const QkNorm&, const TensorView&) override {
+    NoDevice();
+  }
   void FillRope(std::span<const float>, float, const TensorView&) override { NoDevice(); }
   void Rope(const Batch&, const TensorView&, const TensorView&) override { NoDevice(); }
   void RopeBackward(const Batch&, const TensorView&, const TensorView&) override { NoDevice(); }

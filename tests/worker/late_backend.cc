@@ -139,6 +139,14 @@ class LateBackend final : public Backend {
                        const TensorView& dy, const TensorView& dx) override {
     Later([=, this, &batch] { backend_->RmsNormBackward(batch, x, weight, eps, dy, dx); });
   }
+  void QkNormRope(const Batch& batch, const TensorView& x, const kernels::QkNorm& norm,
+                  const TensorView& angles, const TensorView& y) override {
+    Later([=, this, &batch] { backend_->QkNormRope(batch, x, norm, angles, y); });
+  }
+  void QkNormBackward(const Batch& batch, const TensorView& x, const kernels::QkNorm& norm,
+                      const TensorView& d) override {
+    Later([=, this, &batch] { backend_->QkNormBackward(batch, x, norm, d); });
+  }
   void FillRope(std::span<const float> inverse_frequencies, float factor,
                 const TensorView& table) override {
     Later([=, this, frequencies = Copied(inverse_frequencies)] {

@@ -91,7 +91,8 @@ struct KeptUnit {
   Packed<T> dx;
 };
 
-template <typename T, int kUnits>
+// kAdd: dx is added to; else it is written and may be dy or x, for a thread has read what it writes.
+template <typename T, int kUnits, bool kAdd>
 __global__ void __launch_bounds__(kThreadsMax)
     RmsNormBackwardKernel(Rows<const T> x, Rows<const float> weight, float eps, Rows<const T> dy,
                           Rows<T> dx, int columns) {
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(kThreadsMax)
   const auto load = [&](int first) {
     return KeptUnit<T>{LoadPacked(input, first, columns, x.aligned),
                        LoadPacked(output_gradient, first, columns, dy.aligned),
-                       LoadPacked<T>(gradient, first, columns, dx.aligned)};
+                       kAdd ? LoadPacked<T>(gradient, first, columns, dx.aligned) : Packed<T>()};
   };
   const auto add = [&](const KeptUnit<T>& unit, int first) {
     const Unit value = Unpack(unit.x);
@@ -121,10 +122,15 @@ __global__ void __launch_bounds__(kThreadsMax)
     const Unit value = Unpack(unit.x);
     const Unit g = Unpack(unit.dy);
     const Unit w = LoadUnit(weight.data, first, columns, weight.aligned);
-    Unit result = Unpack(unit.dx);
+    Unit result;
+    if constexpr (kAdd) result = Unpack(unit.dx);
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
-      result.value[i] += r * (g.value[i] * w.value[i] - value.value[i] * c);
+      if constexpr (kAdd) {
+        result.value[i] += r * (g.value[i] * w.value[i] - value.value[i] * c);
+      } else {
+        result.value[i] = r * (g.value[i] * w.value[i] - value.value[i] * c);
+      }
     }
     StoreUnit(result, gradient, first, columns, dx.aligned);
   };
@@ -207,8 +213,11 @@ void RmsNorm(cudaStream_t stream, const TensorView& x, const TensorView& weight,
   });
 }
 
-void RmsNormBackward(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,
-                     const TensorView& dy, const TensorView& dx) {
+namespace {
+
+template <bool kAdd>
+void LaunchBackward(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,
+                    const TensorView& dy, const TensorView& dx) {
   assert(x.dtype == dy.dtype && x.dtype == dx.dtype && weight.dtype == DType::kFloat32);
   assert(x.rows == dy.rows && x.columns == dy.columns && weight.columns == x.columns);
   assert(x.rows == dx.rows && x.columns == dx.columns);
@@ -217,12 +226,24 @@ void RmsNormBackward(cudaStream_t stream, const TensorView& x, const TensorView&
   const auto rows = static_cast<unsigned int>(x.rows);
   ForType(x.dtype, [&]<typename T>(T) {
     ForUnits(cut.units, [&](auto units) {
-      LaunchKernel(RmsNormBackwardKernel<T, units.value>,
+      LaunchKernel(RmsNormBackwardKernel<T, units.value, kAdd>,
                    {.grid = rows, .threads = cut.threads, .early = true}, stream,
                    RowsOf<const T>(x), RowsOf<const float>(weight), eps, RowsOf<const T>(dy),
                    RowsOf<T>(dx), static_cast<int>(x.columns));
     });
   });
+}
+
+}  // namespace
+
+void RmsNormBackward(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,
+                     const TensorView& dy, const TensorView& dx) {
+  LaunchBackward<true>(stream, x, weight, eps, dy, dx);
+}
+
+void RmsNormGradient(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,
+                     const TensorView& dy, const TensorView& dx) {
+  LaunchBackward<false>(stream, x, weight, eps, dy, dx);
 }
 
 }  // namespace lorad::kernels::cuda

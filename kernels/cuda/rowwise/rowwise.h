@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "kernels/batch.h"
 #include "kernels/cuda/handles/tables.h"
 #include "kernels/tensor.h"
 
@@ -25,6 +26,16 @@ void RmsNorm(cudaStream_t stream, const TensorView& x, const TensorView& weight,
              const TensorView& y);
 void RmsNormBackward(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,
                      const TensorView& dy, const TensorView& dx);
+
+// The same, dx written; it may be dy or x.
+void RmsNormGradient(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,
+                     const TensorView& dy, const TensorView& dx);
+
+// One pass over memory where the weights are of heads of one size, up to 512 elements.
+void QkNormRope(cudaStream_t stream, const BatchTables& batch, const TensorView& x,
+                const QkNorm& norm, const TensorView& angles, const TensorView& y);
+void QkNormBackward(cudaStream_t stream, const TensorView& x, const QkNorm& norm,
+                    const TensorView& d);
 
 // inverse_frequencies: D/2, device. table [P, D].
 void FillRope(cudaStream_t stream, const float* inverse_frequencies, float factor,

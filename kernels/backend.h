@@ -165,6 +165,16 @@ class Backend {
   virtual void RmsNormBackward(const Batch& batch, const TensorView& x, const TensorView& weight,
                                float eps, const TensorView& dy, const TensorView& dx) = 0;
 
+  // The same gradient, written:  dx = dL/dx.  dx [T, H] out, may alias x or dy.
+  virtual void RmsNormGradient(const Batch& batch, const TensorView& x, const TensorView& weight,
+                               float eps, const TensorView& dy, const TensorView& dx) = 0;
+  // A norm behind an output:  y = residual + RmsNorm(x).  x, residual [T, H]; y [T, H] out, may
+  // alias either.
+  virtual void RmsNormAdd(const Batch& batch, const TensorView& x, const TensorView& weight,
+                          float eps, const TensorView& residual, const TensorView& y) = 0;
+  // y += x.  x [T, H]; y [T, H] in and out.
+  virtual void Add(const Batch& batch, const TensorView& x, const TensorView& y) = 0;
+
   // The norms of q and k before they are turned: y = Rope(RmsNorm(x)), where every run of columns
   // that a weight is wide is normed by itself. x [T, C]; y [T, C] out, no alias; angles: the table
   // of Rope, or empty: nothing is turned. Henry et al. 2020 (arXiv 2010.04245), with RMSNorm.

@@ -150,6 +150,22 @@ class CpuBackend final : public Backend {
     cpu::RmsNormBackward(context(), Of(batch), x, weight, eps, dy, dx);
   }
 
+  void RmsNormGradient(const Batch& batch, const TensorView& x, const TensorView& weight, float eps,
+                       const TensorView& dy, const TensorView& dx) override {
+    cpu::RmsNormGradient(context(), Of(batch), x, weight, eps, dy, dx);
+  }
+
+  void RmsNormAdd(const Batch& batch, const TensorView& x, const TensorView& weight, float eps,
+                  const TensorView& residual, const TensorView& y) override {
+    cpu::RmsNormAdd(context(), Of(batch), x, weight, eps, residual, y);
+  }
+
+  void Add(const Batch&, const TensorView& x, const TensorView& y) override {
+    assert(x.rows == y.rows && x.columns == y.columns);
+    ForRows(context(), x.rows,
+            [&](int64_t row) { loops_.add_scaled(x.row(row), 1.0f, y.row(row), x.columns); });
+  }
+
   void QkNormRope(const Batch& batch, const TensorView& x, const QkNorm& norm,
                   const TensorView& angles, const TensorView& y) override {
     cpu::QkNormRope(context(), Of(batch), x, norm, angles, y);

@@ -61,18 +61,31 @@ inline float Exp(float x) {
   return x < -87.33654f ? 0.0f : result;
 }
 
-void RmsNorm(const float* x, const float* w, float eps, float* y, int64_t n) {
+// rsqrt(mean(x^2) + eps).
+inline float InverseRms(const float* x, float eps, int64_t n) {
   Lanes squares;
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     for (int j = 0; j < kLanes; ++j) squares.lane[j] += x[i + j] * x[i + j];
   }
   for (int j = 0; i + j < n; ++j) squares.lane[j] += x[i + j] * x[i + j];
-  const float r = 1.0f / __builtin_sqrtf(Sum(squares) / static_cast<float>(n) + eps);
-  for (i = 0; i < n; ++i) y[i] = x[i] * r * w[i];
+  return 1.0f / __builtin_sqrtf(Sum(squares) / static_cast<float>(n) + eps);
 }
 
-// kAdd: dx is added to, else written, and may be dy.
+void RmsNorm(const float* x, const float* w, float eps, float* y, int64_t n) {
+  const float r = InverseRms(x, eps, n);
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * r * w[i];
+}
+
+// y may be x or residual: every element is read before it is written.
+void RmsNormAdd(const float* x, const float* w, float eps, const float* residual, float* y,
+                int64_t n) {
+  const float r = InverseRms(x, eps, n);
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) y[i] = residual[i] + x[i] * r * w[i];
+}
+
+// kAdd: dx is added to, else written, and may be dy or x.
 template <bool kAdd>
 void RmsNormBackward(const float* x, const float* w, float eps, const float* dy, float* dx,
                      int64_t n) {
@@ -340,6 +353,7 @@ extern const Loops LORAD_LOOPS;
 const Loops LORAD_LOOPS = {
     .name = LORAD_LOOPS_NAME,
     .rms_norm = RmsNorm,
+    .rms_norm_add = RmsNormAdd,
     .rms_norm_backward = RmsNormBackward<true>,
     .rms_norm_gradient = RmsNormBackward<false>,
     .rope = Rope,

@@ -25,10 +25,13 @@ struct Loops {
 
   // y = x * rsqrt(mean(x^2) + eps) * w.
   void (*rms_norm)(const float* x, const float* w, float eps, float* y, int64_t n);
+  // y = residual + x * rsqrt(mean(x^2) + eps) * w; y may be x or residual.
+  void (*rms_norm_add)(const float* x, const float* w, float eps, const float* residual, float* y,
+                       int64_t n);
   // dx += r * (w dy - x r^2 mean(w dy x)).
   void (*rms_norm_backward)(const float* x, const float* w, float eps, const float* dy, float* dx,
                             int64_t n);
-  // dx = r * (w dy - x r^2 mean(w dy x)); dx may be dy.
+  // dx = r * (w dy - x r^2 mean(w dy x)); dx may be dy or x.
   void (*rms_norm_gradient)(const float* x, const float* w, float eps, const float* dy, float* dx,
                             int64_t n);
   // Rotates `heads` heads of size d in place; table: d/2 cosines, then d/2 sines; sign -1 turns

@@ -36,6 +36,12 @@ void RmsNorm(const Context& context, const CpuBatch& batch, const TensorView& x,
 void RmsNormBackward(const Context& context, const CpuBatch& batch, const TensorView& x,
                      const TensorView& weight, float eps, const TensorView& dy,
                      const TensorView& dx);
+void RmsNormGradient(const Context& context, const CpuBatch& batch, const TensorView& x,
+                     const TensorView& weight, float eps, const TensorView& dy,
+                     const TensorView& dx);
+void RmsNormAdd(const Context& context, const CpuBatch& batch, const TensorView& x,
+                const TensorView& weight, float eps, const TensorView& residual,
+                const TensorView& y);
 
 // qk_norm.cc
 void QkNormRope(const Context& context, const CpuBatch& batch, const TensorView& x,

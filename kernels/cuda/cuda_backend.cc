@@ -193,6 +193,23 @@ class CudaBackend final : public Backend {
     cuda::RmsNormBackward(stream(), x, weight, eps, dy, dx);
   }
 
+  void RmsNormGradient(const Batch& batch, const TensorView& x, const TensorView& weight, float eps,
+                       const TensorView& dy, const TensorView& dx) override {
+    assert(x.rows == Of(batch).tokens());
+    cuda::RmsNormGradient(stream(), x, weight, eps, dy, dx);
+  }
+
+  void RmsNormAdd(const Batch& batch, const TensorView& x, const TensorView& weight, float eps,
+                  const TensorView& residual, const TensorView& y) override {
+    assert(x.rows == Of(batch).tokens());
+    cuda::RmsNormAdd(stream(), x, weight, eps, residual, y);
+  }
+
+  void Add(const Batch& batch, const TensorView& x, const TensorView& y) override {
+    assert(x.rows == Of(batch).tokens());
+    cuda::Add(stream(), x, y);
+  }
+
   void QkNormRope(const Batch& batch, const TensorView& x, const QkNorm& norm,
                   const TensorView& angles, const TensorView& y) override {
     cuda::QkNormRope(stream(), Of(batch).tables, x, norm, angles, y);

@@ -98,6 +98,39 @@ void CheckRmsNorm(World& world, Random& random, const BatchData& data, int64_t h
   Guarded in_place(world, x);
   world.backend().RmsNorm(*batch, in_place.view(), device_w.view(), eps, in_place.view());
   CHECK(in_place.Bits() == y.Bits());
+
+  // A norm behind an output: added to the residual, its gradient written.
+  Matrix sum = RmsNormReference(x, w, eps);
+  for (size_t i = 0; i < sum.values.size(); ++i) sum.values[i] += residual.values[i];
+  const Guarded device_residual(world, residual);
+  world.backend().RmsNormAdd(*batch, device_x.view(), device_w.view(), eps, device_residual.view(),
+                             y.view());
+  CHECK(Compare(y.Read(), sum, world.Within(kRmsNorm)) == "");
+  CHECK(y.Intact());
+  Guarded written(world, x);
+  world.backend().RmsNormGradient(*batch, written.view(), device_w.view(), eps, device_dy.view(),
+                                  written.view());
+  CHECK(CheckGradient(random, x, written.Read(), loss, world.Within(kRmsNormBackward)) == "");
+  CHECK(written.Intact());
+}
+
+TEST_CASE("Add adds") {
+  ForBackendsAndSeeds([](World& world, Random& random) {
+    const int64_t hidden = world.Columns(random.Integer(1, 90));
+    const BatchData data = RandomBatch(random, 3, 40, 1, kVocabulary);
+    const auto batch = world.backend().PrepareBatch(data.description());
+    const Matrix x = world.RandomMatrix(random, data.tokens(), hidden);
+    const Matrix y = world.RandomMatrix(random, data.tokens(), hidden);
+    const Guarded device_x(world, x);
+    Guarded device_y(world, y);
+    world.backend().Add(*batch, device_x.view(), device_y.view());
+    Matrix want = y;
+    for (size_t i = 0; i < want.values.size(); ++i) {
+      want.values[i] = world.Rounded(x.values[i] + y.values[i]);
+    }
+    CHECK(Compare(device_y.Read(), want, world.Within(kExact)) == "");
+    CHECK(device_y.Intact());
+  });
 }
 
 TEST_CASE("RmsNorm, forward and backward") {

@@ -65,6 +65,15 @@ class CountingCudaBackend final : public Backend {
                        const TensorView&) override {
     NoDevice();
   }
+  void RmsNormGradient(const Batch&, const TensorView&, const TensorView&, float, const TensorView&,
+                       const TensorView&) override {
+    NoDevice();
+  }
+  void RmsNormAdd(const Batch&, const TensorView&, const TensorView&, float, const TensorView&,
+                  const TensorView&) override {
+    NoDevice();
+  }
+  void Add(const Batch&, const TensorView&, const TensorView&) override { NoDevice(); }
   void QkNormRope(const Batch&, const TensorView&, const QkNorm&, const TensorView&,
                   const TensorView&) override {
     NoDevice();

@@ -139,6 +139,17 @@ class LateBackend final : public Backend {
                        const TensorView& dy, const TensorView& dx) override {
     Later([=, this, &batch] { backend_->RmsNormBackward(batch, x, weight, eps, dy, dx); });
   }
+  void RmsNormGradient(const Batch& batch, const TensorView& x, const TensorView& weight, float eps,
+                       const TensorView& dy, const TensorView& dx) override {
+    Later([=, this, &batch] { backend_->RmsNormGradient(batch, x, weight, eps, dy, dx); });
+  }
+  void RmsNormAdd(const Batch& batch, const TensorView& x, const TensorView& weight, float eps,
+                  const TensorView& residual, const TensorView& y) override {
+    Later([=, this, &batch] { backend_->RmsNormAdd(batch, x, weight, eps, residual, y); });
+  }
+  void Add(const Batch& batch, const TensorView& x, const TensorView& y) override {
+    Later([=, this, &batch] { backend_->Add(batch, x, y); });
+  }
   void QkNormRope(const Batch& batch, const TensorView& x, const kernels::QkNorm& norm,
                   const TensorView& angles, const TensorView& y) override {
     Later([=, this, &batch] { backend_->QkNormRope(batch, x, norm, angles, y); });

@@ -33,10 +33,12 @@ __device__ float2 BlockSums(float2 value) {
   return sums;
 }
 
-// kUnits of a thread in registers, or 0: read again.
-template <typename T, int kUnits>
+// kUnits of a thread in registers, or 0: read again. kAdd: the residual is added to the result,
+// which may be it or x, for a thread has read what it writes.
+template <typename T, int kUnits, bool kAdd>
 __global__ void __launch_bounds__(kThreadsMax)
-    RmsNormKernel(Rows<const T> x, Rows<const float> weight, float eps, Rows<T> y, int columns) {
+    RmsNormKernel(Rows<const T> x, Rows<const float> weight, float eps, Rows<const T> residual,
+                  Rows<T> y, int columns) {
   ptx::TakeTurn();
   const T* from = x.row(blockIdx.x);
   T* to = y.row(blockIdx.x);
@@ -52,6 +54,11 @@ __global__ void __launch_bounds__(kThreadsMax)
     Unit result;
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) result.value[i] = unit.value[i] * r * w.value[i];
+    if constexpr (kAdd) {
+      const Unit old = LoadUnit(residual.row(blockIdx.x), first, columns, residual.aligned);
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) result.value[i] += old.value[i];
+    }
     StoreUnit(result, to, first, columns, y.aligned);
   };
   if constexpr (kUnits > 0) {
@@ -196,8 +203,11 @@ void ForUnits(int units, Launch&& launch) {
 
 }  // namespace
 
-void RmsNorm(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,
-             const TensorView& y) {
+namespace {
+
+// Empty: no residual.
+void LaunchForward(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,
+                   const TensorView& residual, const TensorView& y) {
   assert(x.dtype == y.dtype && x.rows == y.rows && x.columns == y.columns);
   assert(weight.columns == x.columns && weight.dtype == DType::kFloat32);
   if (x.elements() == 0) return;
@@ -205,15 +215,16 @@ void RmsNorm(cudaStream_t stream, const TensorView& x, const TensorView& weight,
   const auto rows = static_cast<unsigned int>(x.rows);
   ForType(x.dtype, [&]<typename T>(T) {
     ForUnits(cut.units, [&](auto units) {
-      LaunchKernel(RmsNormKernel<T, units.value>,
-                   {.grid = rows, .threads = cut.threads, .early = true}, stream,
-                   RowsOf<const T>(x), RowsOf<const float>(weight), eps, RowsOf<T>(y),
-                   static_cast<int>(x.columns));
+      const auto launch = [&](auto* kernel, const Rows<const T>& add) {
+        LaunchKernel(kernel, {.grid = rows, .threads = cut.threads, .early = true}, stream,
+                     RowsOf<const T>(x), RowsOf<const float>(weight), eps, add, RowsOf<T>(y),
+                     static_cast<int>(x.columns));
+      };
+      residual.empty() ? launch(RmsNormKernel<T, units.value, false>, {})
+                       : launch(RmsNormKernel<T, units.value, true>, RowsOf<const T>(residual));
     });
   });
 }
-
-namespace {
 
 template <bool kAdd>
 void LaunchBackward(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,
@@ -235,6 +246,17 @@ void LaunchBackward(cudaStream_t stream, const TensorView& x, const TensorView& 
 }
 
 }  // namespace
+
+void RmsNorm(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,
+             const TensorView& y) {
+  LaunchForward(stream, x, weight, eps, {}, y);
+}
+
+void RmsNormAdd(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,
+                const TensorView& residual, const TensorView& y) {
+  assert(residual.dtype == x.dtype && residual.rows == x.rows && residual.columns == x.columns);
+  LaunchForward(stream, x, weight, eps, residual, y);
+}
 
 void RmsNormBackward(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,
                      const TensorView& dy, const TensorView& dx) {

@@ -43,6 +43,18 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T>
+__global__ void __launch_bounds__(kThreads) AddKernel(Rows<const T> x, Rows<T> y, int columns) {
+  ptx::TakeTurn();
+  const int first = FirstColumn();
+  if (first >= columns) return;
+  const Unit addend = LoadUnit(x.row(blockIdx.x), first, columns, x.aligned);
+  Unit sum = LoadUnit(y.row(blockIdx.x), first, columns, y.aligned);
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) sum.value[i] += addend.value[i];
+  StoreUnit(sum, y.row(blockIdx.x), first, columns, y.aligned);
+}
+
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
     LossBackwardKernel(const int32_t* loss_of_row, const float* weights, Rows<const T> unit_rows,
                        Rows<T> dx, int columns) {
@@ -91,6 +103,16 @@ void Embed(cudaStream_t stream, const BatchTables& batch, const TensorView& weig
     LaunchKernel(EmbedKernel<T>,
                  {.grid = Grid(x.rows, x.columns), .threads = kThreads, .early = true}, stream,
                  batch.ids, RowsOf<const T>(weight), RowsOf<T>(x), static_cast<int>(x.columns));
+  });
+}
+
+void Add(cudaStream_t stream, const TensorView& x, const TensorView& y) {
+  assert(x.dtype == y.dtype && x.rows == y.rows && x.columns == y.columns);
+  if (x.elements() == 0) return;
+  ForType(x.dtype, [&]<typename T>(T) {
+    LaunchKernel(AddKernel<T>,
+                 {.grid = Grid(x.rows, x.columns), .threads = kThreads, .early = true}, stream,
+                 RowsOf<const T>(x), RowsOf<T>(y), static_cast<int>(x.columns));
   });
 }
 

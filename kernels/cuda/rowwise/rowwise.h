@@ -31,6 +31,12 @@ void RmsNormBackward(cudaStream_t stream, const TensorView& x, const TensorView&
 void RmsNormGradient(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,
                      const TensorView& dy, const TensorView& dx);
 
+// y = residual + RmsNorm(x), rounded once.
+void RmsNormAdd(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,
+                const TensorView& residual, const TensorView& y);
+// y += x.
+void Add(cudaStream_t stream, const TensorView& x, const TensorView& y);
+
 // One pass over memory where the weights are of heads of one size, up to 512 elements.
 void QkNormRope(cudaStream_t stream, const BatchTables& batch, const TensorView& x,
                 const QkNorm& norm, const TensorView& angles, const TensorView& y);

@@ -200,17 +200,20 @@ class Backend {
   virtual void RopeBackward(const Batch& batch, const TensorView& table, const TensorView& dx) = 0;
 
   // Causal attention inside each segment, head h reading key-value head h / (N / G):
-  //   out = softmax(scale q k^T, keys not after the query) v,  lse = log sum exp of the scaled
-  //   scores.
+  //   s = cap tanh(scale q k^T / cap), or scale q k^T where cap is 0,
+  //   out = softmax(s, keys that the query sees) v,  lse = log sum exp of the same s.
+  // A query sees the `window` last keys up to its own, or all up to its own where window is 0.
   // q, out [T, N*D]; k, v [T, G*D]; lse [T, N]; out and lse written. No two views overlap (q, k, v
-  // may be columns of one buffer). Dao 2023 (arXiv 2307.08691), sections 3.1 and 2.3.
+  // may be columns of one buffer). Dao 2023 (arXiv 2307.08691), sections 3.1 and 2.3; windows: Jiang et al.
+  // 2023 (arXiv 2310.06825), section 2; caps: Gemma Team 2024 (arXiv 2408.00118), section 2.
   virtual void Attention(const Batch& batch, const AttentionShape& shape, const TensorView& q,
                          const TensorView& k, const TensorView& v, const TensorView& out,
                          const TensorView& lse) = 0;
-  // dq, dk, dv from dout, with p = exp(scale q k^T - lse), delta = sum(dout * out):
-  //   dv = p^T dout,  ds = p * (dout v^T - delta),  dq = scale ds k,  dk = scale ds^T q,  dk and dv
-  //   summed over the heads of a key-value head in fixed order. All three are written, not added
-  //   to.
+  // dq, dk, dv from dout, with p = exp(s - lse), delta = sum(dout * out), and c = 1 - (s / cap)^2,
+  // or 1 where cap is 0:
+  //   dv = p^T dout,  ds = p * (dout v^T - delta) * c,  dq = scale ds k,  dk = scale ds^T q,  dk
+  //   and dv summed over the heads of a key-value head in fixed order. All three are written, not
+  //   added to.
   virtual void AttentionBackward(const Batch& batch, const AttentionShape& shape,
                                  const TensorView& q, const TensorView& k, const TensorView& v,
                                  const TensorView& out, const TensorView& lse,

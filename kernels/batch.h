@@ -127,6 +127,8 @@ struct AttentionShape {
   int64_t kv_heads = 0;   // G
   int64_t head_size = 0;  // D, even
   float scale = 0;        // of q k^T, 1 / sqrt(D) as a rule
+  int64_t window = 0;     // keys that a query sees, its own the last; 0: all up to its own
+  float cap = 0;          // of the scaled scores; 0: none
 };
 
 }  // namespace lorad::kernels

@@ -31,20 +31,39 @@ void CheckShapes(const CpuBatch& batch, const AttentionShape& shape, const Tenso
   assert(HasShape(lse, batch.tokens(), shape.heads));
 }
 
+// The first key that a query sees.
+int64_t FirstKey(const AttentionShape& shape, int64_t query) {
+  return shape.window == 0 ? 0 : std::max<int64_t>(query - shape.window + 1, 0);
+}
+
+// Clears what a row of scores [keys] has outside of [begin, end).
+void ClearOutside(float* row, int64_t begin, int64_t end, int64_t keys) {
+  std::memset(row, 0, static_cast<size_t>(begin) * sizeof(float));
+  std::memset(row + end, 0, static_cast<size_t>(keys - end) * sizeof(float));
+}
+
 // Queries [first, first + rows) of one head of one segment. scores: [kAttentionRows, keys].
 void ForwardBlock(const Context& context, const AttentionShape& shape, int64_t first, int64_t rows,
                   const Head& q, const Head& k, const Head& v, const Head& out, float* lse,
                   int64_t lse_stride, float* scores) {
-  const int64_t keys = first + rows;
+  const int64_t low = FirstKey(shape, first);
+  const int64_t keys = first + rows - low;
   const int64_t d = shape.head_size;
-  MultiplyNT(rows, keys, d, 1.0f, q.row(first), q.stride, k.data, k.stride, 0.0f, scores, keys);
+  MultiplyNT(rows, keys, d, 1.0f, q.row(first), q.stride, k.row(low), k.stride, 0.0f, scores, keys);
   for (int64_t row = 0; row < rows; ++row) {
     float* score = scores + row * keys;
-    const int64_t visible = first + row + 1;
-    lse[(first + row) * lse_stride] = context.loops.softmax(score, shape.scale, visible);
-    std::memset(score + visible, 0, static_cast<size_t>(keys - visible) * sizeof(float));
+    const int64_t begin = FirstKey(shape, first + row) - low;
+    const int64_t end = first + row + 1 - low;
+    float scale = shape.scale;
+    if (shape.cap != 0) {
+      context.loops.soft_cap(score + begin, shape.scale, shape.cap, end - begin);
+      scale = 1;
+    }
+    lse[(first + row) * lse_stride] = context.loops.softmax(score + begin, scale, end - begin);
+    ClearOutside(score, begin, end, keys);
   }
-  MultiplyNN(rows, d, keys, 1.0f, scores, keys, v.data, v.stride, 0.0f, out.row(first), out.stride);
+  MultiplyNN(rows, d, keys, 1.0f, scores, keys, v.row(low), v.stride, 0.0f, out.row(first),
+             out.stride);
 }
 
 struct BackwardHead {
@@ -56,32 +75,51 @@ struct BackwardHead {
 // `add`: dk and dv hold something already. p, ds: [kAttentionRows, keys].
 void BackwardBlock(const Context& context, const AttentionShape& shape, int64_t first, int64_t rows,
                    bool add, const BackwardHead& head, float* p, float* ds) {
-  const int64_t keys = first + rows;
+  const int64_t low = FirstKey(shape, first);
+  const int64_t keys = first + rows - low;
   const int64_t d = shape.head_size;
-  MultiplyNT(rows, keys, d, 1.0f, head.q.row(first), head.q.stride, head.k.data, head.k.stride,
+  MultiplyNT(rows, keys, d, 1.0f, head.q.row(first), head.q.stride, head.k.row(low), head.k.stride,
              0.0f, p, keys);
-  MultiplyNT(rows, keys, d, 1.0f, head.dout.row(first), head.dout.stride, head.v.data,
+  MultiplyNT(rows, keys, d, 1.0f, head.dout.row(first), head.dout.stride, head.v.row(low),
              head.v.stride, 0.0f, ds, keys);
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t visible = first + row + 1;
-    const size_t hidden_bytes = static_cast<size_t>(keys - visible) * sizeof(float);
+    const int64_t begin = FirstKey(shape, first + row) - low;
+    const int64_t end = first + row + 1 - low;
+    float* p_row = p + row * keys;
+    float* ds_row = ds + row * keys;
     const float delta = context.loops.dot(head.dout.row(first + row), head.out.row(first + row), d);
-    context.loops.softmax_backward(p + row * keys, ds + row * keys, shape.scale,
-                                   head.lse[(first + row) * head.lse_stride], delta, visible);
-    std::memset(p + row * keys + visible, 0, hidden_bytes);
-    std::memset(ds + row * keys + visible, 0, hidden_bytes);
+    const float lse = head.lse[(first + row) * head.lse_stride];
+    if (shape.cap == 0) {
+      context.loops.softmax_backward(p_row + begin, ds_row + begin, shape.scale, lse, delta,
+                                     end - begin);
+    } else {
+      context.loops.capped_softmax_backward(p_row + begin, ds_row + begin, shape.scale, shape.cap,
+                                            lse, delta, end - begin);
+    }
+    ClearOutside(p_row, begin, end, keys);
+    ClearOutside(ds_row, begin, end, keys);
   }
   const float beta = add ? 1.0f : 0.0f;
   MultiplyTN(keys, d, rows, 1.0f, p, keys, head.dout.row(first), head.dout.stride, beta,
-             head.dv.data, head.dv.stride);
-  MultiplyTN(keys, d, rows, 1.0f, ds, keys, head.q.row(first), head.q.stride, beta, head.dk.data,
-             head.dk.stride);
-  MultiplyNN(rows, d, keys, 1.0f, ds, keys, head.k.data, head.k.stride, 0.0f, head.dq.row(first),
-             head.dq.stride);
+             head.dv.row(low), head.dv.stride);
+  MultiplyTN(keys, d, rows, 1.0f, ds, keys, head.q.row(first), head.q.stride, beta,
+             head.dk.row(low), head.dk.stride);
+  MultiplyNN(rows, d, keys, 1.0f, ds, keys, head.k.row(low), head.k.stride, 0.0f,
+             head.dq.row(first), head.dq.stride);
 }
 
 int64_t Blocks(const Segment& segment) {
   return (segment.rows + kAttentionRows - 1) / kAttentionRows;
+}
+
+// The rows of dk and dv that the last block of queries does not reach, to which the others add.
+void ClearUnreached(const AttentionShape& shape, const Segment& segment, const BackwardHead& head) {
+  const int64_t rows = FirstKey(shape, (Blocks(segment) - 1) * kAttentionRows);
+  const size_t bytes = static_cast<size_t>(shape.head_size) * sizeof(float);
+  for (int64_t row = 0; row < rows; ++row) {
+    std::memset(head.dk.row(row), 0, bytes);
+    std::memset(head.dv.row(row), 0, bytes);
+  }
 }
 
 }  // namespace
@@ -146,7 +184,9 @@ void AttentionBackward(const Context& context, const CpuBatch& batch, const Atte
                                   .dv = HeadOf(dv, *segment, kv_head, d),
                                   .lse = lse.row(segment->first_row) + head,
                                   .lse_stride = lse.row_stride};
-      // From the last block back: it reaches every key, so it writes dk and dv and the others add.
+      if (head == kv_head * sharing) ClearUnreached(shape, *segment, views);
+      // From the last block back: it writes dk and dv of the keys that it reaches, all where there
+      // is no window, and the others add.
       for (int64_t block = Blocks(*segment) - 1; block >= 0; --block) {
         const int64_t first = block * kAttentionRows;
         const bool add = head > kv_head * sharing || block + 1 < Blocks(*segment);

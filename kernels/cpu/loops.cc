@@ -72,6 +72,19 @@ inline float InverseRms(const float* x, float eps, int64_t n) {
   return 1.0f / __builtin_sqrtf(Sum(squares) / static_cast<float>(n) + eps);
 }
 
+// tanh within 2 ulp: x P(x^2) below 0.625 (Cephes' tanhf), else by e^2x.
+inline float Tanh(float x) {
+  const float z = x * x;
+  float p = -5.70498872745e-3f;
+  p = p * z + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  const float small = p * z * x + x;
+  const float large = 1.0f - 2.0f / (Exp(2.0f * x) + 1.0f);
+  return x > -0.625f && x < 0.625f ? small : large;
+}
+
 void RmsNorm(const float* x, const float* w, float eps, float* y, int64_t n) {
   const float r = InverseRms(x, eps, n);
   for (int64_t i = 0; i < n; ++i) y[i] = x[i] * r * w[i];
@@ -189,6 +202,23 @@ float Softmax(float* z, float scale, int64_t n) {
   const float inverse = 1.0f / sum;
   for (int64_t i = 0; i < n; ++i) z[i] *= inverse;
   return shift + __builtin_logf(sum);
+}
+
+void SoftCap(float* z, float scale, float cap, int64_t n) {
+  const float inner = scale / cap;
+  for (int64_t i = 0; i < n; ++i) z[i] = cap * Tanh(inner * z[i]);
+}
+
+void CappedSoftmaxBackward(float* p, float* ds, float scale, float cap, float lse, float delta,
+                           int64_t n) {
+  const float inner = scale / cap;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const float t = Tanh(inner * p[i]);
+    const float e = Exp(cap * t - lse);
+    p[i] = e;
+    ds[i] = e * (ds[i] - delta) * scale * (1.0f - t * t);
+  }
 }
 
 void SoftmaxBackward(float* p, float* ds, float scale, float lse, float delta, int64_t n) {
@@ -361,6 +391,8 @@ const Loops LORAD_LOOPS = {
     .swiglu_backward = SwiGluBackward,
     .softmax = Softmax,
     .softmax_backward = SoftmaxBackward,
+    .soft_cap = SoftCap,
+    .capped_softmax_backward = CappedSoftmaxBackward,
     .max = MaxOf,
     .exp_sum = ExpSum,
     .dot = Dot,

@@ -46,6 +46,11 @@ struct Loops {
   // p = exp(scale * p - lse) in place (from scores), ds = p * (ds - delta) * scale in place (from
   // dp).
   void (*softmax_backward)(float* p, float* ds, float scale, float lse, float delta, int64_t n);
+  // z = cap tanh(scale z / cap).
+  void (*soft_cap)(float* z, float scale, float cap, int64_t n);
+  // softmax_backward of scores that were capped after they were scaled.
+  void (*capped_softmax_backward)(float* p, float* ds, float scale, float cap, float lse,
+                                  float delta, int64_t n);
   float (*max)(const float* z, int64_t n);
   // z = exp(z - shift); returns the sum.
   float (*exp_sum)(float* z, float shift, int64_t n);

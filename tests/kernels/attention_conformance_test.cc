@@ -69,6 +69,33 @@ TEST_CASE("Attention, forward and backward") {
   }
 }
 
+TEST_CASE("Attention with windows and caps, forward and backward") {
+  for (const BackendCase& backend : Backends()) {
+    for (const uint64_t seed : Seeds()) {
+      Random random(seed);
+      for (const int64_t window : {1, 16, 17, 64, 65, 100, 190}) {
+        for (const float cap : {0.0f, 2.0f}) {
+          INFO(backend.name << ", seed " << seed << ", window " << window << ", cap " << cap);
+          World world(backend);
+          constexpr int64_t kSizes[] = {16, 64, 128, 256};
+          const int64_t kv_heads = random.Integer(1, 2);
+          const AttentionShape shape = {.heads = kv_heads * random.Integer(1, 2),
+                                        .kv_heads = kv_heads,
+                                        .head_size = kSizes[random.Integer(0, 3)],
+                                        .scale = 0.125f,
+                                        .window = window,
+                                        .cap = cap};
+          BatchData data;
+          for (const int64_t rows : {int64_t{1}, int64_t{65}, random.Integer(1, 300)}) {
+            data.Append(random, rows, -1, Mode::kTrain, {}, 10);
+          }
+          CheckCase(world, random, data, shape);
+        }
+      }
+    }
+  }
+}
+
 // dq, dk and dv, those of q and k turned back by an operation of its own, then by attention's.
 void CheckRopeBackward(World& world, Random& random, int64_t head_size) {
   Backend& backend = world.backend();

@@ -21,17 +21,23 @@ Matrix AttentionReference(const BatchData& data, const AttentionShape& shape, co
         const int64_t t = segment.first_row + row;
         score.assign(static_cast<size_t>(row + 1), 0);
         double largest = -INFINITY;
-        for (int64_t key = 0; key <= row; ++key) {
+        const int64_t first = shape.window == 0 ? 0 : std::max<int64_t>(row - shape.window + 1, 0);
+        for (int64_t key = first; key <= row; ++key) {
           double dot = 0;
           for (int64_t i = 0; i < d; ++i) {
             dot += qkv.at(t, q + i) * qkv.at(segment.first_row + key, k + i);
           }
-          score[static_cast<size_t>(key)] = dot * static_cast<double>(shape.scale);
+          dot *= static_cast<double>(shape.scale);
+          const double cap = static_cast<double>(shape.cap);
+          score[static_cast<size_t>(key)] = cap == 0 ? dot : cap * std::tanh(dot / cap);
           largest = std::max(largest, score[static_cast<size_t>(key)]);
         }
         double sum = 0;
-        for (double& value : score) sum += value = std::exp(value - largest);
-        for (int64_t key = 0; key <= row; ++key) {
+        for (int64_t key = first; key <= row; ++key) {
+          double& value = score[static_cast<size_t>(key)];
+          sum += value = std::exp(value - largest);
+        }
+        for (int64_t key = first; key <= row; ++key) {
           for (int64_t i = 0; i < d; ++i) {
             out.at(t, q + i) +=
                 score[static_cast<size_t>(key)] / sum * qkv.at(segment.first_row + key, v + i);

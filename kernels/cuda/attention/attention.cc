@@ -103,6 +103,8 @@ AttentionArguments Arguments(const CudaBatch& batch, const AttentionShape& shape
           .kv_heads = static_cast<int32_t>(shape.kv_heads),
           .head_size = static_cast<int32_t>(shape.head_size),
           .scale = shape.scale,
+          .window = static_cast<int32_t>(shape.window),
+          .cap = shape.cap,
           .strides = {.q = q.row_stride,
                       .k = k.row_stride,
                       .v = v.row_stride,

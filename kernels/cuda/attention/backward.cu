@@ -203,6 +203,7 @@ AttentionBackwardArguments Plan(const AttentionBackwardCall& call) {
           .heads = from.heads,
           .kv_heads = from.kv_heads,
           .scale = from.scale,
+          .window = from.window,
           .positions = call.rope.positions,
           .angles = call.rope.angles,
           .angle_stride = call.rope.angle_stride};
@@ -210,21 +211,32 @@ AttentionBackwardArguments Plan(const AttentionBackwardCall& call) {
 
 }  // namespace
 
+namespace {
+
+template <bool kWindow>
+void LaunchHeads(const AttentionBackwardCall& call, cudaStream_t stream) {
+  using backward::Shape;
+  if (call.arguments.head_size == 64) {
+    backward::Launch<Shape<64, 64, 6, 2, kWindow>, Shape<64, 64, 8, 1, kWindow>>(Plan(call), call,
+                                                                                 stream);
+  } else {
+    backward::Launch<Shape<128, 64, 3, 2, kWindow>, Shape<128, 64, 5, 1, kWindow>>(Plan(call), call,
+                                                                                   stream);
+  }
+}
+
+}  // namespace
+
 bool HopperBackwardTakes(const AttentionArguments& arguments) {
-  return sizes::OwnBackwardTakes(arguments.head_size) && RowsAreAligned(arguments);
+  return sizes::OwnBackwardTakes(arguments.head_size) && arguments.cap == 0 &&
+         RowsAreAligned(arguments);
 }
 
 void LaunchAttentionBackwardHopper(const AttentionBackwardCall& call, cudaStream_t stream) {
   assert(HopperBackwardTakes(call.arguments));
   assert(call.rope.empty() ||
          (call.rope.head_size == call.arguments.head_size && call.rope.angle_stride % 2 == 0));
-  if (call.arguments.head_size == 64) {
-    backward::Launch<backward::Shape<64, 64, 6, 2>, backward::Shape<64, 64, 8, 1>>(Plan(call), call,
-                                                                                   stream);
-  } else {
-    backward::Launch<backward::Shape<128, 64, 3, 2>, backward::Shape<128, 64, 5, 1>>(Plan(call),
-                                                                                     call, stream);
-  }
+  call.arguments.window > 0 ? LaunchHeads<true>(call, stream) : LaunchHeads<false>(call, stream);
 }
 
 }  // namespace lorad::kernels::cuda

@@ -23,8 +23,10 @@ inline constexpr uint32_t kBoxRowBytes = 2 * kBackwardBox;
 inline constexpr int kBoxPairFloats = kBackwardBox / 2 * kPairFloats;
 
 // kStep rows that pass by at a time, in a ring of kRing; room for the rows of kHold items.
-template <int kHeadSize, int kStep, int kRing, int kHold>
+// kWindowed: queries see arguments.window keys.
+template <int kHeadSize, int kStep, int kRing, int kHold, bool kWindowed>
 struct Shape {
+  static constexpr bool kWindow = kWindowed;
   // dv is added to before dp is there, which takes fewer registers.
   static constexpr bool kValuesEarly = kHeadSize > 64;
   // What an item leaves is written while the next one's first scores are made, which takes more.
@@ -45,15 +47,19 @@ struct Item {
   AttentionUnit unit;
   int head;  // of keys and values (kKeys) or of queries; -1: no item
 
-  // Tiles of kStep rows that pass by, for each head that does: [first, end).
-  template <Part kPart, int kStep>
-  __device__ int FirstTile() const {
-    return kPart == Part::kKeys ? unit.start / kStep : 0;
+  // Tiles of S::kRows rows that pass by, for each head that does: [first, end).
+  template <Part kPart, typename S>
+  __device__ int FirstTile(int window) const {
+    if constexpr (kPart == Part::kKeys) return unit.start / S::kRows;
+    return S::kWindow ? max(unit.start - window + 1, 0) / S::kRows : 0;
   }
-  template <Part kPart, int kStep>
-  __device__ int EndTile() const {
-    const int rows = kPart == Part::kKeys ? unit.rows : min(unit.rows, unit.start + kBackwardRows);
-    return (rows + kStep - 1) / kStep;
+  template <Part kPart, typename S>
+  __device__ int EndTile(int window) const {
+    int rows = kPart == Part::kKeys ? unit.rows : min(unit.rows, unit.start + kBackwardRows);
+    if constexpr (S::kWindow && kPart == Part::kKeys) {
+      rows = min(rows, unit.start + kBackwardRows - 1 + window);
+    }
+    return (rows + S::kRows - 1) / S::kRows;
   }
 };
 
@@ -140,8 +146,8 @@ class Producer {
       if (index >= ItemCount<kPart>(a_)) break;
       const Item item = ItemAt<kPart>(a_, index);
       Hold(item, index);
-      const int first = item.FirstTile<kPart, S::kRows>();
-      const int end = item.EndTile<kPart, S::kRows>();
+      const int first = item.FirstTile<kPart, S>(a_.window);
+      const int end = item.EndTile<kPart, S>(a_.window);
       const int head = kPart == Part::kKeys ? item.head * sharing : item.head / sharing;
       for (int h = 0; h < (kPart == Part::kKeys ? sharing : 1); ++h) {
         for (int tile = first; tile < end; ++tile) Fill(item.unit, head + h, tile * S::kRows);

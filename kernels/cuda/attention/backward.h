@@ -1,7 +1,7 @@
 // Attention's backward for compute capability 9.0, bf16, head sizes 64 and 128, in place of cuDNN's
 // deterministic one. With the notation of kernels.h, for a query head and one sequence:
 //   delta_m = sum over d of dout_md out_md
-//   p_mn    = exp2(scale log2(e) q_m k_n - log2(e) lse_m), 0 for keys n after the query m
+//   p_mn    = exp2(scale log2(e) q_m k_n - log2(e) lse_m), 0 for keys n that query m does not see
 //   ds_mn   = p_mn (dout_m v_n - delta_m)
 //   dv_n = sum over m of p_mn dout_m,  dk_n = scale sum over m of ds_mn q_m,
 //   dq_m = scale sum over n of ds_mn k_n
@@ -21,7 +21,8 @@
 // Blocks stay and take items, the heaviest first, as they become free; which block has an item
 // changes no bit. A warp fills a ring of tiles in shared memory ahead, over the borders of items.
 // The warpgroups start products in turns, so that one multiplies while the other takes
-// exponentials. Queries that are held are copied to registers, with their gradients: an operand A
+// exponentials. Of a window's tiles those pass by that a row of the item sees; kernels without a
+// window are of their own, for the masks at its far end cost. Queries that are held are copied to registers, with their gradients: an operand A
 // of 64 rows in shared memory takes as long to read as the product itself.
 //
 // Order of sums: dv, dk: query heads in order, in each the queries ascending; dq: keys ascending;
@@ -65,6 +66,7 @@ struct AttentionBackwardArguments {
   int32_t unit_count;
   int32_t heads, kv_heads;
   float scale;
+  int32_t window;  // read where Shape::kWindow
   // Of RopeTables; all strides here are of 64 bits.
   const int32_t* positions;
   const float* angles;
@@ -85,8 +87,8 @@ struct AttentionBackwardCall {
   RopeTables rope;
 };
 
-// What LaunchAttentionBackwardHopper takes: head sizes, and rows that begin at multiples of 16
-// bytes.
+// What LaunchAttentionBackwardHopper takes: head sizes, no cap, and rows that begin at multiples of
+// 16 bytes.
 bool HopperBackwardTakes(const AttentionArguments& arguments);
 
 void LaunchAttentionBackwardHopper(const AttentionBackwardCall& call, cudaStream_t stream);

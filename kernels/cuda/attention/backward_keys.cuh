@@ -117,9 +117,14 @@ class KeyConsumer : Consumer<Part::kKeys, S> {
     const Item item = ItemAt<Part::kKeys>(a_, HeldIndex());
     const int rows = item.unit.rows;
     const int key = item.unit.start + group_ * 64;
-    const int first = item.FirstTile<Part::kKeys, S::kRows>();
-    const int end = item.EndTile<Part::kKeys, S::kRows>();
-    Passing passing = {first, end, key < rows ? key / S::kRows : end, end, a_.heads / a_.kv_heads,
+    const int first = item.FirstTile<Part::kKeys, S>(a_.window);
+    const int end = item.EndTile<Part::kKeys, S>(a_.window);
+    Passing passing = {first,
+                       end,
+                       key < rows ? key / S::kRows : end,
+                       // Up to the tile of the last query that sees one of the keys.
+                       S::kWindow ? min(end, (key + 62 + a_.window) / S::kRows + 1) : end,
+                       a_.heads / a_.kv_heads,
                        first};
     KeySums sums;
     wgmma::Pin(sums.dk);
@@ -175,9 +180,14 @@ class KeyConsumer : Consumer<Part::kKeys, S> {
     return *reinterpret_cast<const float2*>(shared_.pairs[stage] + column_ * 2 +
                                             4 * j * kPairFloats + 2 * which);
   }
+  // Whether some query of the tile does not see some key, or there is no such query.
+  __device__ bool IsCut(int key, int rows, const Tile& tile) const {
+    const bool cut = tile.row < key + 63 || tile.row + S::kRows > rows;
+    return S::kWindow ? cut || tile.row + S::kRows - 1 - key >= a_.window : cut;
+  }
   // Scores to p, for a tile of queries from `query` on and the warpgroup's keys from `key` on.
   __device__ void KeyWeights(int key, int rows, const Tile& tile, typename P::Scores& p) {
-    if (tile.row < key + 63 || tile.row + S::kRows > rows) {
+    if (IsCut(key, rows, tile)) {
       KeyWeights<true>(key - tile.row, rows - tile.row, tile.stage, p);
     } else {
       KeyWeights<false>(0, 0, tile.stage, p);
@@ -194,13 +204,14 @@ class KeyConsumer : Consumer<Part::kKeys, S> {
         x = ptx::Exp2(fmaf(x, score_scale_, e % 2 == 0 ? -lse.x : -lse.y));
         const int query = 8 * j + column_ + e % 2;
         if (kMasked && (key + row_ + e / 2 * 8 > query || query >= left)) x = 0;
+        if (kMasked && S::kWindow && query - (key + row_ + e / 2 * 8) >= a_.window) x = 0;
       }
     }
   }
   // dp to ds.
   __device__ void KeyGradients(int key, int rows, const Tile& tile, const typename P::Scores& p,
                                typename P::Scores& dp) {
-    if (tile.row < key + 63 || tile.row + S::kRows > rows) {
+    if (IsCut(key, rows, tile)) {
       KeyGradients<true>(tile.stage, p, dp);
     } else {
       KeyGradients<false>(tile.stage, p, dp);

@@ -28,10 +28,13 @@ class QueryConsumer : Consumer<Part::kQueries, S> {
       const Item item = this->HeldItem();
       if (item.head < 0) break;
       Begin(item, sums);
-      const int end = item.template EndTile<Part::kQueries, S::kRows>();
-      const int needed = query_ < item.unit.rows ? query_ / S::kRows + 1 : 0;
-      if (needed > 0) {
-        last = AddKeys(last, place, needed, sums);
+      const int end = item.template EndTile<Part::kQueries, S>(this->a_.window);
+      int at = item.template FirstTile<Part::kQueries, S>(this->a_.window);
+      if (query_ < item.unit.rows) {
+        // A window may begin behind the first tile, of which only the other warpgroup has a part.
+        for (from_ = FirstNeeded(); S::kWindow && at < from_; ++at) this->Skip(this->NextStage());
+        at = query_ / S::kRows + 1;
+        last = AddKeys(last, place, at - from_, sums);
         place = this->PlaceOf(item);
       } else {
         // Items of which this warpgroup has nothing may follow one another, and the last tile has a
@@ -39,7 +42,7 @@ class QueryConsumer : Consumer<Part::kQueries, S> {
         if (last >= 0) Last(last, place, sums);
         last = -1;
       }
-      for (int at = needed; at < end; ++at) this->Skip(this->NextStage());
+      for (; at < end; ++at) this->Skip(this->NextStage());
       this->NextItem();
     }
     if (last >= 0) Last(last, place, sums);
@@ -77,8 +80,13 @@ class QueryConsumer : Consumer<Part::kQueries, S> {
 
   // ---- products ----
 
-  // The item's first tiles, and what is to be done to the last tile of the item before, if there is
-  // one; the stage of this item's last tile.
+  // The first tile that this warpgroup's queries see anything of.
+  __device__ int FirstNeeded() const {
+    return S::kWindow ? max(query_ - this->a_.window + 1, 0) / S::kRows : 0;
+  }
+
+  // The item's tiles, `needed` of them, and what is to be done to the last tile of the item before,
+  // if there is one; the stage of this item's last tile.
   __device__ int AddKeys(int last, const Place& place, int needed, Sums& sums) {
     int tile = this->NextStage();
     if (last < 0) {
@@ -96,7 +104,7 @@ class QueryConsumer : Consumer<Part::kQueries, S> {
       const int done = tile;
       tile = next;
       if (at + 1 < needed) next = this->NextStage();  // while the matrix units are at work
-      Scores<1>(at == needed - 1, sums);
+      Scores<1>(at, at == needed - 1, sums);
       wgmma::WaitGroups<0>();
       wgmma::Pin(sums.rounded_ds);
       this->ReleaseStage(done);
@@ -126,7 +134,7 @@ class QueryConsumer : Consumer<Part::kQueries, S> {
     wgmma::Fence();
     Start(tile, sums);
     this->GiveTurn();
-    Scores<0>(needed == 1, sums);
+    Scores<0>(0, needed == 1, sums);
     P::Round(sums.dp, sums.rounded_ds);
   }
   __device__ void FinishItem(int last, int tile, const Place& place, int needed, Sums& sums) {
@@ -145,7 +153,7 @@ class QueryConsumer : Consumer<Part::kQueries, S> {
       wgmma::Fence();
       Start(tile, sums);
     }
-    Scores<0>(needed == 1, sums);
+    Scores<0>(0, needed == 1, sums);
     P::Round(sums.dp, sums.rounded_ds);
   }
   __device__ void Last(int last, const Place& place, Sums& sums) const {
@@ -175,10 +183,10 @@ class QueryConsumer : Consumer<Part::kQueries, S> {
 
   // ---- p and ds ----
 
-  // Awaits the tile's scores and dp, which kMore groups were started after, and makes p and ds of
-  // them, in dp. diagonal: keys of the tile come after queries.
+  // Awaits the scores and dp of the item's tile `tile`, which kMore groups were started after, and
+  // makes p and ds of them, in dp. diagonal: keys of the tile come after queries.
   template <int kMore>
-  __device__ void Scores(bool diagonal, Sums& sums) {
+  __device__ void Scores(int tile, bool diagonal, Sums& sums) {
     wgmma::WaitGroups<1 + kMore>();
     wgmma::Pin(sums.p);
     wgmma::Pin(sums.q);
@@ -193,6 +201,7 @@ class QueryConsumer : Consumer<Part::kQueries, S> {
         if (key > this->row_ + at / 2 % 2 * 8) sums.p[at] = 0;
       }
     }
+    if constexpr (S::kWindow) CutWindow(tile, sums);
     wgmma::WaitGroups<kMore>();
     wgmma::Pin(sums.dp);
     wgmma::Pin(sums.dout);
@@ -203,8 +212,21 @@ class QueryConsumer : Consumer<Part::kQueries, S> {
     }
   }
 
+  // p = 0 for keys of the item's tile that lie before a query's window.
+  __device__ void CutWindow(int tile, Sums& sums) const {
+    // Key k of the tile is the last that query m of this warpgroup does not see if k = m + before.
+    const int before = query_ - (from_ + tile) * S::kRows - this->a_.window;
+    if (before + 63 < 0) return;
+#pragma unroll
+    for (int at = 0; at < S::kRows / 2; ++at) {
+      const int key = at / 4 * 8 + this->column_ + at % 2;
+      if (key <= this->row_ + at / 2 % 2 * 8 + before) sums.p[at] = 0;
+    }
+  }
+
   static_assert(S::kRows == 64);  // a tile is on the diagonal or before it
   int query_ = 0;                 // this warpgroup's first
+  int from_ = 0;                  // the first tile that it needs
 };
 
 }  // namespace lorad::kernels::cuda::backward

@@ -50,6 +50,7 @@ struct PlanKey {
   int32_t kv_heads;
   int32_t head_size;
   uint32_t scale_bits;
+  int32_t window;
   std::array<int64_t, kAttentionTensors> strides;
 
   auto operator<=>(const PlanKey&) const = default;
@@ -69,6 +70,7 @@ PlanKey KeyOf(const AttentionArguments& a, bool backward) {
           .kv_heads = a.kv_heads,
           .head_size = a.head_size,
           .scale_bits = std::bit_cast<uint32_t>(a.scale),
+          .window = a.window,
           .strides = strides};
 }
 
@@ -143,7 +145,7 @@ class Builder {
   }
 
   void AddForward() {
-    const auto options = fe::graph::SDPA_attributes()
+    auto options = fe::graph::SDPA_attributes()
                              .set_name("attention")
                              .set_generate_stats(true)
                              .set_causal_mask(true)
@@ -151,6 +153,7 @@ class Builder {
                              .set_padding_mask(true)
                              .set_seq_len_q(rows_)
                              .set_seq_len_kv(rows_);
+    if (key_.window > 0) options.set_diagonal_band_left_bound(key_.window);
     auto [out, lse] = graph_->sdpa(Input(kQ, key_.heads), Input(kK, key_.kv_heads),
                                    Input(kV, key_.kv_heads), options);
     Output(out, Describe(kOut, key_.heads));
@@ -159,7 +162,7 @@ class Builder {
   }
 
   void AddBackward() {
-    const auto options = fe::graph::SDPA_backward_attributes()
+    auto options = fe::graph::SDPA_backward_attributes()
                              .set_name("attention backward")
                              .set_causal_mask(true)
                              .set_attn_scale(std::bit_cast<float>(key_.scale_bits))
@@ -167,6 +170,7 @@ class Builder {
                              .set_seq_len_q(rows_)
                              .set_seq_len_kv(rows_)
                              .set_deterministic_algorithm(true);
+    if (key_.window > 0) options.set_diagonal_band_left_bound(key_.window);
     auto [dq, dk, dv] = graph_->sdpa_backward(
         Input(kQ, key_.heads), Input(kK, key_.kv_heads), Input(kV, key_.kv_heads),
         Input(kOut, key_.heads), Input(kDout, key_.heads), graph_->tensor(DescribeLse()), options);
@@ -239,7 +243,7 @@ std::string CudnnAttention::Id() {
 }
 
 bool CudnnAttention::Supports(const AttentionArguments& arguments, bool backward) {
-  if (!RowsAreAligned(arguments)) return false;
+  if (!RowsAreAligned(arguments) || arguments.cap != 0) return false;
   const AttentionArguments& a = arguments;
   // Of the smallest call, with strides as if dense where backward's are not known yet.
   AttentionArguments probe = a;

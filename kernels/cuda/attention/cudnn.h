@@ -30,7 +30,8 @@ class CudnnAttention {
   static std::string Id();
 
   // True if there are plans, forward and, if asked for, backward, for arguments like these: head
-  // size, numbers of heads, strides (which must be multiples of 16 bytes, as must the pointers).
+  // size, numbers of heads, window, strides (which must be multiples of 16 bytes, as must the
+  // pointers); none where scores are capped.
   bool Supports(const AttentionArguments& arguments, bool backward);
 
   // Bytes of workspace of the call's plan. `arguments.longest` is the call's S.

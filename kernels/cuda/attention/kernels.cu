@@ -69,8 +69,25 @@ __device__ void StoreRow(const float* acc, float factor, int d, T* to) {
   }
 }
 
+// Of a query, the first key that it sees.
+__device__ int FirstKey(const AttentionArguments& a, int query) {
+  return a.window == 0 ? 0 : max(query - a.window + 1, 0);
+}
+
+// Of q k^T: the score that the softmax sees, and the slope of the cap there.
+struct Score {
+  float value;
+  float slope;
+};
+template <bool kCapped>
+__device__ Score ScoreOf(const AttentionArguments& a, float dot) {
+  if constexpr (!kCapped) return {dot * a.scale, 1.0f};
+  const float t = tanhf(dot * a.scale / a.cap);
+  return {a.cap * t, 1.0f - t * t};
+}
+
 // Grid: (tiles of queries, heads, sequences). A warp has kRowsPerWarp queries; a lane is a key.
-template <typename T>
+template <typename T, bool kCapped>
 __global__ void __launch_bounds__(kThreads) ForwardKernel(AttentionArguments a) {
   const int rows = a.rows[blockIdx.z];
   const int first = static_cast<int>(blockIdx.x) * kTile;
@@ -100,18 +117,20 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(AttentionArguments a) 
     max[i] = -INFINITY;
     sum[i] = 0;
   }
-  for (int key = 0; key <= first; key += kTile) {
+  for (int key = FirstKey(a, first) / kTile * kTile; key <= first; key += kTile) {
     __syncthreads();
     LoadTile(k, key, rows, d, k_tile);
     LoadTile(v, key, rows, d, v_tile);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kRowsPerWarp; ++i) {
-      const bool visible = key + lane <= first + row + i;
+      const int query = first + row + i;
+      const bool visible = key + lane <= query && key + lane >= FirstKey(a, query);
       const float dot = Dot(q_tile + (row + i) * (d + 1), k_tile + lane * (d + 1), d);
-      const float score = visible ? dot * a.scale : -INFINITY;
+      const float score = visible ? ScoreOf<kCapped>(a, dot).value : -INFINITY;
       const float new_max = fmaxf(max[i], WarpMax(score));
-      const float rescale = expf(max[i] - new_max);
+      // Nothing was seen so far where a window begins behind the tile.
+      const float rescale = new_max == -INFINITY ? 1.0f : expf(max[i] - new_max);
       const float weight = visible ? expf(score - new_max) : 0.0f;
       max[i] = new_max;
       sum[i] = sum[i] * rescale + WarpSum(weight);
@@ -142,7 +161,7 @@ __device__ float Delta(const T* dout, const T* out, int d) {
 }
 
 // Grid as ForwardKernel. dq = scale * sum over keys of ds k.
-template <typename T>
+template <typename T, bool kCapped>
 __global__ void __launch_bounds__(kThreads) BackwardQueryKernel(AttentionArguments a) {
   const int rows = a.rows[blockIdx.z];
   const int first = static_cast<int>(blockIdx.x) * kTile;
@@ -177,18 +196,21 @@ __global__ void __launch_bounds__(kThreads) BackwardQueryKernel(AttentionArgumen
     lse[i] = a.lse[(begin + query) * a.strides.lse + head];
     delta[i] = Delta(dout.row(query), out.row(query), d);
   }
-  for (int key = 0; key <= first; key += kTile) {
+  for (int key = FirstKey(a, first) / kTile * kTile; key <= first; key += kTile) {
     __syncthreads();
     LoadTile(k, key, rows, d, k_tile);
     LoadTile(v, key, rows, d, v_tile);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kRowsPerWarp; ++i) {
-      const bool visible = key + lane <= first + row + i;
+      const int query = first + row + i;
+      const bool visible = key + lane <= query && key + lane >= FirstKey(a, query);
       const float dot = Dot(q_tile + (row + i) * (d + 1), k_tile + lane * (d + 1), d);
       const float dp = Dot(dout_tile + (row + i) * (d + 1), v_tile + lane * (d + 1), d);
-      const float p = expf(dot * a.scale - lse[i]);
-      weights[(row + i) * (kTile + 1) + lane] = visible ? p * (dp - delta[i]) : 0.0f;
+      const Score score = ScoreOf<kCapped>(a, dot);
+      const float p = expf(score.value - lse[i]);
+      const float ds = p * (dp - delta[i]) * score.slope;
+      weights[(row + i) * (kTile + 1) + lane] = visible ? ds : 0.0f;
       __syncwarp();
       AddWeighted(weights + (row + i) * (kTile + 1), k_tile, d, acc[i]);
     }
@@ -213,20 +235,24 @@ struct KeyTiles {
 };
 
 // The part of one tile of queries in dk and dv of the warp's keys; a lane is a query.
-__device__ void AddQueries(const KeyTiles& tiles, int key, int query, int rows, int d, float scale,
-                           float (*dk)[kColumnsPerLane], float (*dv)[kColumnsPerLane]) {
+template <bool kCapped>
+__device__ void AddQueries(const AttentionArguments& a, const KeyTiles& tiles, int key, int query,
+                           int rows, float (*dk)[kColumnsPerLane], float (*dv)[kColumnsPerLane]) {
+  const int d = a.head_size;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(threadIdx.x) / 32 * kRowsPerWarp;
 #pragma unroll
   for (int i = 0; i < kRowsPerWarp; ++i) {
-    const bool visible = key + row + i <= query + lane && query + lane < rows;
+    const bool visible = key + row + i <= query + lane && query + lane < rows &&
+                         key + row + i >= FirstKey(a, query + lane);
     const float dot = Dot(tiles.k + (row + i) * (d + 1), tiles.q + lane * (d + 1), d);
     const float dp = Dot(tiles.v + (row + i) * (d + 1), tiles.dout + lane * (d + 1), d);
-    const float p = visible ? expf(dot * scale - tiles.lse[lane]) : 0.0f;
+    const Score score = ScoreOf<kCapped>(a, dot);
+    const float p = visible ? expf(score.value - tiles.lse[lane]) : 0.0f;
     float* p_row = tiles.p + (row + i) * (kTile + 1);
     float* ds_row = tiles.ds + (row + i) * (kTile + 1);
     p_row[lane] = p;
-    ds_row[lane] = visible ? p * (dp - tiles.delta[lane]) : 0.0f;
+    ds_row[lane] = visible ? p * (dp - tiles.delta[lane]) * score.slope : 0.0f;
     __syncwarp();
     AddWeighted(p_row, tiles.dout, d, dv[i]);
     AddWeighted(ds_row, tiles.q, d, dk[i]);
@@ -234,7 +260,7 @@ __device__ void AddQueries(const KeyTiles& tiles, int key, int query, int rows, 
 }
 
 // Grid: (tiles of keys, key-value heads, sequences).
-template <typename T>
+template <typename T, bool kCapped>
 __global__ void __launch_bounds__(kThreads) BackwardKeyKernel(AttentionArguments a) {
   const int rows = a.rows[blockIdx.z];
   const int key = static_cast<int>(blockIdx.x) * kTile;
@@ -268,7 +294,9 @@ __global__ void __launch_bounds__(kThreads) BackwardKeyKernel(AttentionArguments
     const HeadRows<const T> q(static_cast<const T*>(a.q), a.strides.q, begin, head, d);
     const HeadRows<const T> out(static_cast<const T*>(a.out), a.strides.out, begin, head, d);
     const HeadRows<const T> dout(static_cast<const T*>(a.dout), a.strides.dout, begin, head, d);
-    for (int query = key; query < rows; query += kTile) {
+    // Up to the last query that sees one of these keys.
+    const int end = a.window == 0 ? rows : min(rows, key + kTile - 1 + a.window);
+    for (int query = key; query < end; query += kTile) {
       __syncthreads();
       LoadTile(q, query, rows, d, tiles.q);
       LoadTile(dout, query, rows, d, tiles.dout);
@@ -280,7 +308,7 @@ __global__ void __launch_bounds__(kThreads) BackwardKeyKernel(AttentionArguments
         }
       }
       __syncthreads();
-      AddQueries(tiles, key, query, rows, d, a.scale, dk_acc, dv_acc);
+      AddQueries<kCapped>(a, tiles, key, query, rows, dk_acc, dv_acc);
     }
   }
   const HeadRows<T> dk(static_cast<T*>(a.dk), a.strides.dk, begin, kv_head, d);
@@ -338,21 +366,45 @@ bool RowsAreAligned(const AttentionArguments& arguments) {
          aligned(a.dv, s.dv);
 }
 
+namespace {
+
+template <typename T, bool kCapped>
+void LaunchForward(const AttentionArguments& arguments, cudaStream_t stream) {
+  Launch(ForwardKernel<T, kCapped>, arguments, arguments.heads,
+         SharedBytes(3, 1, arguments.head_size), stream);
+}
+
+template <typename T, bool kCapped>
+void LaunchBackward(const AttentionArguments& arguments, cudaStream_t stream) {
+  Launch(BackwardQueryKernel<T, kCapped>, arguments, arguments.heads,
+         SharedBytes(4, 1, arguments.head_size), stream);
+  Launch(BackwardKeyKernel<T, kCapped>, arguments, arguments.kv_heads,
+         SharedBytes(4, 2, arguments.head_size), stream);
+}
+
+}  // namespace
+
 void LaunchAttention(const AttentionArguments& arguments, DType dtype, cudaStream_t stream) {
   assert(arguments.head_size <= kOwnHeadSizeMax);
-  const auto kernel =
-      dtype == DType::kFloat32 ? ForwardKernel<float> : ForwardKernel<__nv_bfloat16>;
-  Launch(kernel, arguments, arguments.heads, SharedBytes(3, 1, arguments.head_size), stream);
+  if (dtype == DType::kFloat32) {
+    arguments.cap == 0 ? LaunchForward<float, false>(arguments, stream)
+                       : LaunchForward<float, true>(arguments, stream);
+  } else {
+    arguments.cap == 0 ? LaunchForward<__nv_bfloat16, false>(arguments, stream)
+                       : LaunchForward<__nv_bfloat16, true>(arguments, stream);
+  }
 }
 
 void LaunchAttentionBackward(const AttentionArguments& arguments, DType dtype,
                              cudaStream_t stream) {
   assert(arguments.head_size <= kOwnHeadSizeMax);
-  const bool f32 = dtype == DType::kFloat32;
-  Launch(f32 ? BackwardQueryKernel<float> : BackwardQueryKernel<__nv_bfloat16>, arguments,
-         arguments.heads, SharedBytes(4, 1, arguments.head_size), stream);
-  Launch(f32 ? BackwardKeyKernel<float> : BackwardKeyKernel<__nv_bfloat16>, arguments,
-         arguments.kv_heads, SharedBytes(4, 2, arguments.head_size), stream);
+  if (dtype == DType::kFloat32) {
+    arguments.cap == 0 ? LaunchBackward<float, false>(arguments, stream)
+                       : LaunchBackward<float, true>(arguments, stream);
+  } else {
+    arguments.cap == 0 ? LaunchBackward<__nv_bfloat16, false>(arguments, stream)
+                       : LaunchBackward<__nv_bfloat16, true>(arguments, stream);
+  }
 }
 
 void LaunchRaggedOffsets(const int32_t* first_rows, const int32_t* rows, int64_t batch,

@@ -4,8 +4,8 @@
 //
 // With q, k, v, out [T, heads * D] (head h at columns h * D), key-value head h / (N / G), the rows
 // of sequence i at first_rows[i] + 0 .. rows[i] - 1:
-//   out = softmax(scale q k^T, keys not after the query) v,  lse = log sum exp of the scaled
-//   scores.
+//   out = softmax(s, keys that the query sees) v,  lse = log sum exp of s,  s = scale q k^T, capped
+// (backend.h, Attention).
 // Sums run over the keys (dk, dv: over the heads of the key-value head, inside one over the
 // queries) in ascending tiles of 32, inside a tile in ascending order; the softmax keeps a running
 // maximum. Nothing but a sequence's own rows enters.
@@ -49,6 +49,8 @@ struct AttentionArguments {
   int32_t kv_heads = 0;
   int32_t head_size = 0;  // even, at most kOwnHeadSizeMax
   float scale = 0;
+  int32_t window = 0;  // 0: none
+  float cap = 0;       // 0: none; plain kernels alone
   AttentionStrides strides;
   const void* q = nullptr;
   const void* k = nullptr;

@@ -42,28 +42,40 @@ void ReferenceRow(const SequenceInputs& in, const AttentionShape& shape, int64_t
   };
   const size_t mine = at(row, head, shape.heads);
   const auto scale = static_cast<double>(shape.scale);
+  const auto cap = static_cast<double>(shape.cap);
+  const int64_t first = shape.window == 0 ? 0 : std::max<int64_t>(row - shape.window + 1, 0);
   std::vector<double> p(static_cast<size_t>(row + 1));
+  std::vector<double> slope(p.size(), 1.0);  // of the cap
   double max = -std::numeric_limits<double>::infinity();
-  for (int64_t key = 0; key <= row; ++key) {
-    p[static_cast<size_t>(key)] =
-        scale * Dot(&in.q[mine], &in.k[at(key, kv_head, shape.kv_heads)], d);
-    max = std::max(max, p[static_cast<size_t>(key)]);
+  for (int64_t key = first; key <= row; ++key) {
+    double& score = p[static_cast<size_t>(key)];
+    score = scale * Dot(&in.q[mine], &in.k[at(key, kv_head, shape.kv_heads)], d);
+    if (cap != 0) {
+      const double t = std::tanh(score / cap);
+      score = cap * t;
+      slope[static_cast<size_t>(key)] = 1 - t * t;
+    }
+    max = std::max(max, score);
   }
   double sum = 0;
-  for (double& value : p) sum += value = std::exp(value - max);
+  for (int64_t key = first; key <= row; ++key) {
+    double& value = p[static_cast<size_t>(key)];
+    sum += value = std::exp(value - max);
+  }
   to.lse[static_cast<size_t>(row * shape.heads + head)] = max + std::log(sum);
   double delta = 0;  // sum(dout * out)
-  for (int64_t key = 0; key <= row; ++key) {
+  for (int64_t key = first; key <= row; ++key) {
     const size_t other = at(key, kv_head, shape.kv_heads);
     p[static_cast<size_t>(key)] /= sum;
     AddScaled(p[static_cast<size_t>(key)], &in.v[other], &to.out[mine], d);
     AddScaled(p[static_cast<size_t>(key)], &in.dout[mine], &to.dv[other], d);
     delta += p[static_cast<size_t>(key)] * Dot(&in.dout[mine], &in.v[other], d);
   }
-  for (int64_t key = 0; key <= row; ++key) {
+  for (int64_t key = first; key <= row; ++key) {
     const size_t other = at(key, kv_head, shape.kv_heads);
     const double ds =
-        scale * p[static_cast<size_t>(key)] * (Dot(&in.dout[mine], &in.v[other], d) - delta);
+        scale * p[static_cast<size_t>(key)] * slope[static_cast<size_t>(key)] *
+        (Dot(&in.dout[mine], &in.v[other], d) - delta);
     AddScaled(ds, &in.k[other], &to.dq[mine], d);
     AddScaled(ds, &in.q[mine], &to.dk[other], d);
   }

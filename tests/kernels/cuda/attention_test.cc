@@ -31,11 +31,14 @@ bool NoDevice() {
   return true;
 }
 
-AttentionShape Shape(int64_t heads, int64_t kv_heads, int64_t head_size) {
+AttentionShape Shape(int64_t heads, int64_t kv_heads, int64_t head_size, int64_t window = 0,
+                     float cap = 0) {
   return {.heads = heads,
           .kv_heads = kv_heads,
           .head_size = head_size,
-          .scale = 1 / std::sqrt(static_cast<float>(head_size))};
+          .scale = 1 / std::sqrt(static_cast<float>(head_size)),
+          .window = window,
+          .cap = cap};
 }
 
 Limits LimitsOf(const AttentionShape& shape, int64_t longest) {
@@ -88,8 +91,11 @@ TEST_CASE("Attention against float64") {
   if (NoDevice()) return;
   for (const AttentionShape& shape :
        {Shape(32, 8, 128), Shape(32, 4, 64), Shape(9, 3, 64), Shape(4, 2, 32), Shape(3, 1, 96),
-        Shape(2, 2, 80), Shape(4, 2, 16), Shape(3, 1, 10), Shape(2, 1, 256)}) {
-    INFO("N " << shape.heads << " G " << shape.kv_heads << " D " << shape.head_size);
+        Shape(2, 2, 80), Shape(4, 2, 16), Shape(3, 1, 10), Shape(2, 1, 256), Shape(8, 2, 128, 16),
+        Shape(6, 2, 64, 100), Shape(4, 2, 256, 65), Shape(3, 1, 96, 64), Shape(3, 1, 10, 33),
+        Shape(4, 2, 256, 65, 2), Shape(4, 2, 128, 0, 2)}) {
+    INFO("N " << shape.heads << " G " << shape.kv_heads << " D " << shape.head_size << " window "
+              << shape.window << " cap " << shape.cap);
     CheckAgainstReference(DType::kBfloat16, shape, kBfloat16Limits, {});
   }
   CheckAgainstReference(DType::kBfloat16, Shape(4, 2, 64), kBfloat16Limits, kPlain);
@@ -103,7 +109,8 @@ TEST_CASE("Equal runs give equal bits") {
   if (NoDevice()) return;
   for (const AttentionShape& shape :
        {Shape(32, 8, 128), Shape(32, 4, 64), Shape(9, 3, 64), Shape(4, 2, 96), Shape(2, 2, 80),
-        Shape(2, 1, 256), Shape(4, 2, 32), Shape(4, 2, 16)}) {
+        Shape(2, 1, 256), Shape(4, 2, 32), Shape(4, 2, 16), Shape(32, 8, 128, 200),
+        Shape(8, 2, 64, 64), Shape(4, 2, 256, 200)}) {
     AttentionRig rig(DType::kBfloat16, {}, LimitsOf(shape, 1024));
     const std::vector<Sequence> sequences = Sequences(5, {900, 17, 130, 333, 512, 64, 1000, 77});
     const int different = rig.DifferentRepeats(sequences, shape, 20);
@@ -176,7 +183,10 @@ void CheckBackwardAgainstPlain(const AttentionShape& shape, const std::vector<in
 TEST_CASE("Own backward against the plain kernels") {
   if (NoDevice()) return;
   for (const AttentionShape& shape : {Shape(1, 1, 64), Shape(1, 1, 128), Shape(4, 2, 64),
-                                      Shape(8, 1, 128), Shape(6, 2, 128), Shape(9, 3, 64)}) {
+                                      Shape(8, 1, 128), Shape(6, 2, 128), Shape(9, 3, 64),
+                                      Shape(4, 2, 64, 1), Shape(4, 2, 128, 16),
+                                      Shape(8, 2, 64, 63), Shape(8, 2, 128, 64),
+                                      Shape(6, 2, 64, 65), Shape(6, 2, 128, 200)}) {
     CheckBackwardAgainstPlain(shape, {64});
     CheckBackwardAgainstPlain(shape, {128});
     CheckBackwardAgainstPlain(shape, {1,   2,   63,  64,  65,  100, 127, 128, 129, 191,
@@ -184,6 +194,7 @@ TEST_CASE("Own backward against the plain kernels") {
   }
   CheckBackwardAgainstPlain(Shape(4, 2, 64), {2047, 5, 2048, 1000});
   CheckBackwardAgainstPlain(Shape(4, 2, 128), {2047, 5, 2048, 1000});
+  CheckBackwardAgainstPlain(Shape(4, 2, 128, 700), {2047, 5, 2048, 1000});
   CheckBackwardAgainstPlain(Shape(2, 1, 64), {8192});
   CheckBackwardAgainstPlain(Shape(2, 1, 128), {8192});
 }
@@ -225,7 +236,8 @@ TEST_CASE("A sequence has the same bits alone and in any company") {
   if (NoDevice()) return;
   for (const AttentionShape& shape :
        {Shape(16, 4, 128), Shape(4, 1, 128), Shape(8, 2, 64), Shape(9, 3, 64), Shape(4, 2, 96),
-        Shape(2, 2, 80), Shape(2, 1, 256), Shape(4, 2, 32), Shape(4, 2, 16)}) {
+        Shape(2, 2, 80), Shape(2, 1, 256), Shape(4, 2, 32), Shape(4, 2, 16), Shape(16, 4, 128, 200),
+        Shape(8, 2, 64, 17), Shape(4, 2, 256, 1024), Shape(4, 2, 256, 300, 2)}) {
     AttentionRig rig(DType::kBfloat16, {}, LimitsOf(shape, 4096));
     for (const int64_t rows : {int64_t{1}, int64_t{100}, int64_t{900}, int64_t{2000}}) {
       const Sequence watched = {.seed = 3, .rows = rows};

@@ -179,7 +179,7 @@ class Backend {
   // that a weight is wide is normed by itself. x [T, C]; y [T, C] out, no alias; angles: the table
   // of Rope, or empty: nothing is turned. Henry et al. 2020 (arXiv 2010.04245), with RMSNorm.
   virtual void QkNormRope(const Batch& batch, const TensorView& x, const QkNorm& norm,
-                          const TensorView& angles, const TensorView& y) = 0;
+                          const HeadAngles& angles, const TensorView& y) = 0;
   // d = dL/dx from dL/d RmsNorm(x), run by run: the formula of RmsNormBackward, written in place of
   // what it is made of.  x [T, C] as QkNormRope had it; d [T, C] in and out.
   virtual void QkNormBackward(const Batch& batch, const TensorView& x, const QkNorm& norm,
@@ -190,14 +190,14 @@ class Backend {
   // inverse_frequencies: D/2, host.
   virtual void FillRope(std::span<const float> inverse_frequencies, float factor,
                         const TensorView& table) = 0;
-  // Rotates every head of every row by its position, in place: with c, s of the row's position and
-  // d < D/2,
-  //   (x[d], x[d + D/2]) <- (x[d] c[d] - x[d + D/2] s[d],  x[d + D/2] c[d] + x[d] s[d]).
+  // Rotates every head of every row by its position, in place: with c, s of the table's row (the
+  // position, from the segment's first_angle on) and d < R/2, R the table's columns,
+  //   (x[d], x[d + R/2]) <- (x[d] c[d] - x[d + R/2] s[d],  x[d + R/2] c[d] + x[d] s[d]).
   // x [T, heads * D] in and out (query and key heads side by side may be one call); table as above,
-  // P > any position. Su et al. 2021 (arXiv 2104.09864), in the half-split form of transformers.
-  virtual void Rope(const Batch& batch, const TensorView& table, const TensorView& x) = 0;
+  // P > any such row. Su et al. 2021 (arXiv 2104.09864), in the half-split form of transformers.
+  virtual void Rope(const Batch& batch, const HeadAngles& angles, const TensorView& x) = 0;
   // The transpose (rotation by minus the angle) of gradients, in place.
-  virtual void RopeBackward(const Batch& batch, const TensorView& table, const TensorView& dx) = 0;
+  virtual void RopeBackward(const Batch& batch, const HeadAngles& angles, const TensorView& dx) = 0;
 
   // Causal attention inside each segment, head h reading key-value head h / (N / G):
   //   s = cap tanh(scale q k^T / cap), or scale q k^T where cap is 0,
@@ -251,9 +251,9 @@ class Backend {
 
   // LoraLinear without a residual, then Rope of the first `rotated` columns of y, whole heads: the
   // same bits as by those two, where a backend can without a pass over y.
-  // x [T, K]; y [T, O] out; angles: the table of Rope.
+  // x [T, K]; y [T, O] out; angles: as Rope has them.
   virtual void LoraLinearRope(const Batch& batch, const Linear& linear, const AdapterTable& table,
-                              int32_t group, const TensorView& x, const TensorView& angles,
+                              int32_t group, const TensorView& x, const HeadAngles& angles,
                               int64_t rotated, const TensorView& y, const TensorView& saved) {
     LoraLinear(batch, linear, table, group, x, {}, y, saved);
     Rope(batch, angles, y.Columns(0, rotated));
@@ -261,7 +261,7 @@ class Backend {
   // AttentionBackward, then RopeBackward of dq and dk: the same bits as by those two, where a
   // backend can without a pass over them. dk begins where dq's columns end, in the same buffer.
   virtual void AttentionRopeBackward(const Batch& batch, const AttentionShape& shape,
-                                     const TensorView& angles, const TensorView& q,
+                                     const HeadAngles& angles, const TensorView& q,
                                      const TensorView& k, const TensorView& v,
                                      const TensorView& out, const TensorView& lse,
                                      const TensorView& dout, const TensorView& dq,

@@ -42,6 +42,7 @@ struct Segment {
   int64_t first_row = 0;
   int64_t rows = 0;
   int64_t first_position = 0;  // of its first token in its sequence; a multiple of kChunkTokens
+  int64_t first_angle = 0;     // row of the rope tables that position 0 of its sequence has
   int32_t slot = -1;           // -1: adapter off
   Mode mode = Mode::kTrain;
   DropoutKey dropout = {};
@@ -110,6 +111,20 @@ struct AdamWOptions {
   double eps = 1e-8;
   int64_t step = 1;        // counted from 1
   double clip_factor = 1;  // multiplies every gradient first
+};
+
+// What turns heads: the table of Backend::FillRope, for the first table.columns features of every
+// head; the others stay as they are. Empty: nothing is turned.
+struct HeadAngles {
+  HeadAngles() = default;
+  HeadAngles(const TensorView& whole) : table(whole), head_size(whole.columns) {}  // of whole heads
+  HeadAngles(const TensorView& part, int64_t size) : table(part), head_size(size) {}
+
+  bool empty() const { return table.empty(); }
+  bool whole() const { return table.columns == head_size; }
+
+  TensorView table;  // [P, R], R even, at most D
+  int64_t head_size = 0;
 };
 
 // The norms of q and k, which lie side by side: columns [0, q_columns) are normed in runs of

@@ -167,7 +167,7 @@ class CpuBackend final : public Backend {
   }
 
   void QkNormRope(const Batch& batch, const TensorView& x, const QkNorm& norm,
-                  const TensorView& angles, const TensorView& y) override {
+                  const HeadAngles& angles, const TensorView& y) override {
     cpu::QkNormRope(context(), Of(batch), x, norm, angles, y);
   }
 
@@ -181,12 +181,12 @@ class CpuBackend final : public Backend {
     cpu::FillRope(context(), inverse_frequencies, factor, table);
   }
 
-  void Rope(const Batch& batch, const TensorView& table, const TensorView& x) override {
-    cpu::Rope(context(), Of(batch), table, 1.0f, x);
+  void Rope(const Batch& batch, const HeadAngles& angles, const TensorView& x) override {
+    cpu::Rope(context(), Of(batch), angles, 1.0f, x);
   }
 
-  void RopeBackward(const Batch& batch, const TensorView& table, const TensorView& dx) override {
-    cpu::Rope(context(), Of(batch), table, -1.0f, dx);
+  void RopeBackward(const Batch& batch, const HeadAngles& angles, const TensorView& dx) override {
+    cpu::Rope(context(), Of(batch), angles, -1.0f, dx);
   }
 
   void Attention(const Batch& batch, const AttentionShape& shape, const TensorView& q,

@@ -16,6 +16,7 @@ CpuBatch::CpuBatch(const BatchDescription& description)
     assert(segment.first_position >= 0 && segment.first_position % kChunkTokens == 0);
     for (int64_t row = 0; row < segment.rows; ++row) {
       positions.push_back(static_cast<int32_t>(segment.first_position + row));
+      angle_rows.push_back(static_cast<int32_t>(segment.first_angle) + positions.back());
     }
     for (int64_t begin = 0; begin < segment.rows; begin += kChunkTokens) {
       const Chunk chunk = {.segment = static_cast<int64_t>(index),

@@ -35,8 +35,9 @@ struct CpuBatch final : Batch {
   std::vector<int32_t> ids;
   std::vector<Segment> segments;
   std::vector<LossRow> loss_rows;
-  std::vector<int32_t> positions;  // [T]
-  std::vector<Chunk> chunks;       // in row order
+  std::vector<int32_t> positions;   // [T]
+  std::vector<int32_t> angle_rows;  // [T]: of the rope tables
+  std::vector<Chunk> chunks;        // in row order
   std::vector<LossChunk> loss_chunks;
 };
 

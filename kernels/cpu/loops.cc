@@ -126,8 +126,8 @@ void RmsNormBackward(const float* x, const float* w, float eps, const float* dy,
   }
 }
 
-void Rope(float* x, const float* table, float sign, int64_t heads, int64_t d) {
-  const int64_t half = d / 2;
+void Rope(float* x, const float* table, float sign, int64_t heads, int64_t d, int64_t r) {
+  const int64_t half = r / 2;
   const float* cosine = table;
   const float* sine = table + half;
   for (int64_t head = 0; head < heads; ++head) {

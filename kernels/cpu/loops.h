@@ -34,9 +34,9 @@ struct Loops {
   // dx = r * (w dy - x r^2 mean(w dy x)); dx may be dy or x.
   void (*rms_norm_gradient)(const float* x, const float* w, float eps, const float* dy, float* dx,
                             int64_t n);
-  // Rotates `heads` heads of size d in place; table: d/2 cosines, then d/2 sines; sign -1 turns
-  // back.
-  void (*rope)(float* x, const float* table, float sign, int64_t heads, int64_t d);
+  // Rotates the first r features of `heads` heads of size d in place; table: r/2 cosines, then r/2
+  // sines; sign -1 turns back.
+  void (*rope)(float* x, const float* table, float sign, int64_t heads, int64_t d, int64_t r);
   // y = silu(g) * u.
   void (*swiglu)(const float* g, const float* u, float* y, int64_t n);
   void (*swiglu_backward)(const float* g, const float* u, const float* dy, float* dg, float* du,

@@ -45,7 +45,7 @@ void RmsNormAdd(const Context& context, const CpuBatch& batch, const TensorView&
 
 // qk_norm.cc
 void QkNormRope(const Context& context, const CpuBatch& batch, const TensorView& x,
-                const QkNorm& norm, const TensorView& angles, const TensorView& y);
+                const QkNorm& norm, const HeadAngles& angles, const TensorView& y);
 void QkNormBackward(const Context& context, const CpuBatch& batch, const TensorView& x,
                     const QkNorm& norm, const TensorView& d);
 
@@ -53,7 +53,7 @@ void QkNormBackward(const Context& context, const CpuBatch& batch, const TensorV
 void FillRope(const Context& context, std::span<const float> inverse_frequencies, float factor,
               const TensorView& table);
 // sign 1 rotates, -1 turns back.
-void Rope(const Context& context, const CpuBatch& batch, const TensorView& table, float sign,
+void Rope(const Context& context, const CpuBatch& batch, const HeadAngles& angles, float sign,
           const TensorView& x);
 
 // attention.cc

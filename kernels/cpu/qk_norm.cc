@@ -26,7 +26,7 @@ void CheckShapes(const CpuBatch& batch, const TensorView& x, const QkNorm& norm)
 }  // namespace
 
 void QkNormRope(const Context& context, const CpuBatch& batch, const TensorView& x,
-                const QkNorm& norm, const TensorView& angles, const TensorView& y) {
+                const QkNorm& norm, const HeadAngles& angles, const TensorView& y) {
   CheckShapes(batch, x, norm);
   assert(HasShape(y, batch.tokens(), x.columns));
   ForRows(context, x.rows, [&](int64_t row) {

@@ -22,14 +22,17 @@ void FillRope(const Context& context, std::span<const float> inverse_frequencies
   });
 }
 
-void Rope(const Context& context, const CpuBatch& batch, const TensorView& table, float sign,
+void Rope(const Context& context, const CpuBatch& batch, const HeadAngles& angles, float sign,
           const TensorView& x) {
-  const int64_t head_size = table.columns;
+  const int64_t head_size = angles.head_size;
+  const TensorView& table = angles.table;
   assert(HasShape(x, batch.tokens(), x.columns) && x.columns % head_size == 0);
+  assert(table.columns <= head_size);
   ForRows(context, x.rows, [&](int64_t row) {
-    const int64_t position = batch.positions[static_cast<size_t>(row)];
-    assert(position < table.rows);
-    context.loops.rope(x.row(row), table.row(position), sign, x.columns / head_size, head_size);
+    const int64_t angle = batch.angle_rows[static_cast<size_t>(row)];
+    assert(angle < table.rows);
+    context.loops.rope(x.row(row), table.row(angle), sign, x.columns / head_size, head_size,
+                       table.columns);
   });
 }
 

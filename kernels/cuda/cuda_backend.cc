@@ -211,7 +211,7 @@ class CudaBackend final : public Backend {
   }
 
   void QkNormRope(const Batch& batch, const TensorView& x, const QkNorm& norm,
-                  const TensorView& angles, const TensorView& y) override {
+                  const HeadAngles& angles, const TensorView& y) override {
     cuda::QkNormRope(stream(), Of(batch).tables, x, norm, angles, y);
   }
 
@@ -228,12 +228,12 @@ class CudaBackend final : public Backend {
     cuda::FillRope(stream(), frequencies.Device<float>(0), factor, table);
   }
 
-  void Rope(const Batch& batch, const TensorView& table, const TensorView& x) override {
-    cuda::Rope(stream(), Of(batch).tables, table, 1.0f, x);
+  void Rope(const Batch& batch, const HeadAngles& angles, const TensorView& x) override {
+    cuda::Rope(stream(), Of(batch).tables, angles, 1.0f, x);
   }
 
-  void RopeBackward(const Batch& batch, const TensorView& table, const TensorView& dx) override {
-    cuda::Rope(stream(), Of(batch).tables, table, -1.0f, dx);
+  void RopeBackward(const Batch& batch, const HeadAngles& angles, const TensorView& dx) override {
+    cuda::Rope(stream(), Of(batch).tables, angles, -1.0f, dx);
   }
 
   void Attention(const Batch& batch, const AttentionShape& shape, const TensorView& q,
@@ -252,7 +252,7 @@ class CudaBackend final : public Backend {
   }
 
   void AttentionRopeBackward(const Batch& batch, const AttentionShape& shape,
-                             const TensorView& angles, const TensorView& q, const TensorView& k,
+                             const HeadAngles& angles, const TensorView& q, const TensorView& k,
                              const TensorView& v, const TensorView& out, const TensorView& lse,
                              const TensorView& dout, const TensorView& dq, const TensorView& dk,
                              const TensorView& dv) override {
@@ -293,10 +293,10 @@ class CudaBackend final : public Backend {
   }
 
   void LoraLinearRope(const Batch& batch, const Linear& linear, const AdapterTable& table,
-                      int32_t group, const TensorView& x, const TensorView& angles, int64_t rotated,
+                      int32_t group, const TensorView& x, const HeadAngles& angles, int64_t rotated,
                       const TensorView& y, const TensorView& saved) override {
-    const GemmRope rope = RopeOf(Of(batch), angles, rotated);
-    if (!FusesRope(lora(), Of(linear), rope)) {
+    const GemmRope rope = RopeOf(Of(batch), angles.table, rotated);
+    if (!angles.whole() || !FusesRope(lora(), Of(linear), rope)) {
       return Backend::LoraLinearRope(batch, linear, table, group, x, angles, rotated, y, saved);
     }
     cuda::LoraLinear(lora(), Of(batch), Of(linear), Of(table), group, x, {}, y, saved, {}, rope);

@@ -204,8 +204,8 @@ void CheckQkNorm(World& world, Random& random, int64_t q, int64_t k, int64_t q_r
 
 TEST_CASE("Norms of q and k, of heads and of whole rows, with rope, and their backward") {
   ForBackendsAndSeeds([](World& world, Random& random) {
-    for (const int64_t size : {world.Columns(2 * random.Integer(1, 40)), int64_t{64}, int64_t{128},
-                               int64_t{256}}) {
+    for (const int64_t size :
+         {world.Columns(2 * random.Integer(1, 40)), int64_t{64}, int64_t{128}, int64_t{256}}) {
       const int64_t k = size * random.Integer(1, 3);
       const int64_t q = k * random.Integer(1, 5);
       CheckQkNorm(world, random, q, k, size, size, size);
@@ -214,45 +214,57 @@ TEST_CASE("Norms of q and k, of heads and of whole rows, with rope, and their ba
   });
 }
 
-TEST_CASE("Rope rotates by the position, and its backward turns back") {
-  ForBackendsAndSeeds([](World& world, Random& random) {
-    const int64_t half = world.Columns(random.Integer(1, 32));
-    const int64_t heads = random.Integer(1, 5);
-    const BatchData data = RandomBatch(random, 4, 100, 1, kVocabulary);
-    const auto batch = world.backend().PrepareBatch(data.description());
-    std::vector<float> frequencies;
-    for (int64_t i = 0; i < half; ++i) {
-      frequencies.push_back(static_cast<float>(
-          std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half))));
-    }
-    Guarded table(world, 128, 2 * half, Kind::kFloat32);
-    const float factor = 1.25f;
-    world.backend().FillRope(frequencies, factor, table.view());
-    const Matrix x = world.RandomMatrix(random, data.tokens(), heads * 2 * half);
-    Guarded device_x(world, x);
-    world.backend().Rope(*batch, table.view(), device_x.view());
-    Matrix want(x.rows, x.columns);
-    for (const Segment& segment : data.segments) {
-      for (int64_t row = 0; row < segment.rows; ++row) {
-        for (int64_t i = 0; i < heads * half; ++i) {
-          const int64_t first = i / half * 2 * half + i % half;
-          // The angle is float32's, as in transformers.
-          const float angle = static_cast<float>(row) * frequencies[static_cast<size_t>(i % half)];
-          const double c = std::cos(static_cast<double>(angle)) * factor;
-          const double s = std::sin(static_cast<double>(angle)) * factor;
-          const int64_t t = segment.first_row + row;
-          want.at(t, first) = x.at(t, first) * c - x.at(t, first + half) * s;
-          want.at(t, first + half) = x.at(t, first + half) * c + x.at(t, first) * s;
-        }
+// Of heads of `half` pairs and `straight` features that are not turned; every other sequence takes
+// its angles from row 28 of the table on.
+void CheckRope(World& world, Random& random, int64_t half, int64_t straight) {
+  const int64_t heads = random.Integer(1, 5);
+  const int64_t size = 2 * half + straight;
+  BatchData data = RandomBatch(random, 4, 100, 1, kVocabulary);
+  for (size_t i = 0; i < data.segments.size(); i += 2) data.segments[i].first_angle = 28;
+  const auto batch = world.backend().PrepareBatch(data.description());
+  std::vector<float> frequencies;
+  for (int64_t i = 0; i < half; ++i) {
+    frequencies.push_back(
+        static_cast<float>(std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half))));
+  }
+  Guarded table(world, 128, 2 * half, Kind::kFloat32);
+  const float factor = 1.25f;
+  world.backend().FillRope(frequencies, factor, table.view());
+  const HeadAngles angles(table.view(), size);
+  const Matrix x = world.RandomMatrix(random, data.tokens(), heads * size);
+  Guarded device_x(world, x);
+  world.backend().Rope(*batch, angles, device_x.view());
+  Matrix want = x;
+  Matrix scaled = x;
+  for (const Segment& segment : data.segments) {
+    for (int64_t row = 0; row < segment.rows; ++row) {
+      for (int64_t i = 0; i < heads * half; ++i) {
+        const int64_t first = i / half * size + i % half;
+        // The angle is float32's, as in transformers.
+        const float angle = static_cast<float>(segment.first_angle + row) *
+                            frequencies[static_cast<size_t>(i % half)];
+        const double c = std::cos(static_cast<double>(angle)) * factor;
+        const double s = std::sin(static_cast<double>(angle)) * factor;
+        const int64_t t = segment.first_row + row;
+        want.at(t, first) = x.at(t, first) * c - x.at(t, first + half) * s;
+        want.at(t, first + half) = x.at(t, first + half) * c + x.at(t, first) * s;
+        for (const int64_t at : {first, first + half}) scaled.at(t, at) *= factor * factor;
       }
     }
-    CHECK(Compare(device_x.Read(), want, world.Within(kRope)) == "");
-    world.backend().RopeBackward(*batch, table.view(), device_x.view());
-    Matrix scaled = x;
-    for (double& value : scaled.values) value *= factor * factor;
-    CHECK(Compare(device_x.Read(), scaled, world.Within(kRopeBack)) == "");
-    CHECK(device_x.Intact());
-    CHECK(table.Intact());
+  }
+  CHECK(Compare(device_x.Read(), want, world.Within(kRope)) == "");
+  world.backend().RopeBackward(*batch, angles, device_x.view());
+  CHECK(Compare(device_x.Read(), scaled, world.Within(kRopeBack)) == "");
+  CHECK(device_x.Intact());
+  CHECK(table.Intact());
+}
+
+TEST_CASE("Rope rotates by the position, and its backward turns back") {
+  ForBackendsAndSeeds([](World& world, Random& random) {
+    CheckRope(world, random, world.Columns(random.Integer(1, 32)), 0);
+    // The first features of a head alone, of a number that words do not divide.
+    CheckRope(world, random, random.Integer(1, 40), 2 * random.Integer(1, 20));
+    CheckRope(world, random, 48, 32);
   });
 }
 

@@ -74,7 +74,7 @@ class CountingCudaBackend final : public Backend {
     NoDevice();
   }
   void Add(const Batch&, const TensorView&, const TensorView&) override { NoDevice(); }
-  void QkNormRope(const Batch&, const TensorView&, const QkNorm&, const TensorView&,
+  void QkNormRope(const Batch&, const TensorView&, const QkNorm&, const HeadAngles&,
                   const TensorView&) override {
     NoDevice();
   }
@@ -82,8 +82,8 @@ class CountingCudaBackend final : public Backend {
     NoDevice();
   }
   void FillRope(std::span<const float>, float, const TensorView&) override { NoDevice(); }
-  void Rope(const Batch&, const TensorView&, const TensorView&) override { NoDevice(); }
-  void RopeBackward(const Batch&, const TensorView&, const TensorView&) override { NoDevice(); }
+  void Rope(const Batch&, const HeadAngles&, const TensorView&) override { NoDevice(); }
+  void RopeBackward(const Batch&, const HeadAngles&, const TensorView&) override { NoDevice(); }
   void Attention(const Batch&, const AttentionShape&, const TensorView&, const TensorView&,
                  const TensorView&, const TensorView&, const TensorView&) override {
     NoDevice();

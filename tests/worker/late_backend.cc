@@ -151,7 +151,7 @@ class LateBackend final : public Backend {
     Later([=, this, &batch] { backend_->Add(batch, x, y); });
   }
   void QkNormRope(const Batch& batch, const TensorView& x, const kernels::QkNorm& norm,
-                  const TensorView& angles, const TensorView& y) override {
+                  const kernels::HeadAngles& angles, const TensorView& y) override {
     Later([=, this, &batch] { backend_->QkNormRope(batch, x, norm, angles, y); });
   }
   void QkNormBackward(const Batch& batch, const TensorView& x, const kernels::QkNorm& norm,
@@ -164,11 +164,12 @@ class LateBackend final : public Backend {
       backend_->FillRope(frequencies, factor, table);
     });
   }
-  void Rope(const Batch& batch, const TensorView& table, const TensorView& x) override {
-    Later([=, this, &batch] { backend_->Rope(batch, table, x); });
+  void Rope(const Batch& batch, const kernels::HeadAngles& angles, const TensorView& x) override {
+    Later([=, this, &batch] { backend_->Rope(batch, angles, x); });
   }
-  void RopeBackward(const Batch& batch, const TensorView& table, const TensorView& dx) override {
-    Later([=, this, &batch] { backend_->RopeBackward(batch, table, dx); });
+  void RopeBackward(const Batch& batch, const kernels::HeadAngles& angles,
+                    const TensorView& dx) override {
+    Later([=, this, &batch] { backend_->RopeBackward(batch, angles, dx); });
   }
   void Attention(const Batch& batch, const kernels::AttentionShape& shape, const TensorView& q,
                  const TensorView& k, const TensorView& v, const TensorView& out,

@@ -233,7 +233,7 @@ void AttentionOperation::Backward(const CudaBatch& batch, const AttentionShape& 
                                   const TensorView& out, const TensorView& lse,
                                   const TensorView& dout, const TensorView& dq,
                                   const TensorView& dk, const TensorView& dv,
-                                  const TensorView& angles) {
+                                  const HeadAngles& angles) {
   AttentionArguments arguments = Arguments(batch, shape, q, k, v, out, lse);
   Arguments(batch, shape, dq, dk, dv, dout, lse);  // the same shapes
   arguments.strides.dout = dout.row_stride;
@@ -246,23 +246,25 @@ void AttentionOperation::Backward(const CudaBatch& batch, const AttentionShape& 
   arguments.dv = dv.data;
   AttentionTables& tables = TablesOf(context_, batch, tokens_max_);
   const cudaStream_t stream = context_.stream.get();
-  if (own_backward_ && HopperBackwardTakes(arguments)) {
+  const bool own = own_backward_ && HopperBackwardTakes(arguments);
+  if (own) {
     const int64_t stride = sizes::ScratchStride(tables.units.scratch_rows);
     assert(4 * BackwardScratchFloats(shape.heads, stride) <= workspace_bytes_);
-    LaunchAttentionBackwardHopper({.arguments = arguments,
-                                   .tokens = batch.tokens(),
-                                   .key_units = tables.key_units,
-                                   .query_units = tables.query_units,
-                                   .unit_count = static_cast<int64_t>(tables.units.as_keys.size()),
-                                   .scratch = static_cast<float*>(workspace_),
-                                   .scratch_stride = stride,
-                                   .multiprocessors = context_.multiprocessors,
-                                   .rope = RopeOf(batch.tables, angles)},
-                                  stream);
-    return;
+    LaunchAttentionBackwardHopper(
+        {.arguments = arguments,
+         .tokens = batch.tokens(),
+         .key_units = tables.key_units,
+         .query_units = tables.query_units,
+         .unit_count = static_cast<int64_t>(tables.units.as_keys.size()),
+         .scratch = static_cast<float*>(workspace_),
+         .scratch_stride = stride,
+         .multiprocessors = context_.multiprocessors,
+         .rope = angles.whole() ? RopeOf(batch.tables, angles.table) : RopeTables{}},
+        stream);
+  } else {
+    RunBackwards(batch, arguments);
   }
-  RunBackwards(batch, arguments);
-  if (angles.empty()) return;
+  if (angles.empty() || (own && angles.whole())) return;
   Rope(stream, batch.tables, angles, -1.0f, dq);
   Rope(stream, batch.tables, angles, -1.0f, dk);
 }

@@ -50,12 +50,12 @@ class AttentionOperation {
   void Forward(const CudaBatch& batch, const AttentionShape& shape, const TensorView& q,
                const TensorView& k, const TensorView& v, const TensorView& out,
                const TensorView& lse);
-  // angles: the table of Backend::Rope, if dq and dk are to be turned back (RopeBackward); the same
-  // bits as by a pass of its own, which is made where the backward is not ours.
+  // angles: by which dq and dk are to be turned back (RopeBackward), or empty; the same bits as by a
+  // pass of its own, which is made where the backward is not ours or heads are not turned whole.
   void Backward(const CudaBatch& batch, const AttentionShape& shape, const TensorView& q,
                 const TensorView& k, const TensorView& v, const TensorView& out,
                 const TensorView& lse, const TensorView& dout, const TensorView& dq,
-                const TensorView& dk, const TensorView& dv, const TensorView& angles = {});
+                const TensorView& dk, const TensorView& dv, const HeadAngles& angles = {});
 
   // Plans made so far, and the host's time for them: constant in the steady state.
   int64_t plans() const { return cudnn_ == nullptr ? 0 : cudnn_->plans(); }

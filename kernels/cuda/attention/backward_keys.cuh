@@ -119,13 +119,10 @@ class KeyConsumer : Consumer<Part::kKeys, S> {
     const int key = item.unit.start + group_ * 64;
     const int first = item.FirstTile<Part::kKeys, S>(a_.window);
     const int end = item.EndTile<Part::kKeys, S>(a_.window);
-    Passing passing = {first,
-                       end,
-                       key < rows ? key / S::kRows : end,
+    Passing passing = {first, end, key < rows ? key / S::kRows : end,
                        // Up to the tile of the last query that sees one of the keys.
                        S::kWindow ? min(end, (key + 62 + a_.window) / S::kRows + 1) : end,
-                       a_.heads / a_.kv_heads,
-                       first};
+                       a_.heads / a_.kv_heads, first};
     KeySums sums;
     wgmma::Pin(sums.dk);
     wgmma::Pin(sums.dv);

@@ -146,13 +146,13 @@ class Builder {
 
   void AddForward() {
     auto options = fe::graph::SDPA_attributes()
-                             .set_name("attention")
-                             .set_generate_stats(true)
-                             .set_causal_mask(true)
-                             .set_attn_scale(std::bit_cast<float>(key_.scale_bits))
-                             .set_padding_mask(true)
-                             .set_seq_len_q(rows_)
-                             .set_seq_len_kv(rows_);
+                       .set_name("attention")
+                       .set_generate_stats(true)
+                       .set_causal_mask(true)
+                       .set_attn_scale(std::bit_cast<float>(key_.scale_bits))
+                       .set_padding_mask(true)
+                       .set_seq_len_q(rows_)
+                       .set_seq_len_kv(rows_);
     if (key_.window > 0) options.set_diagonal_band_left_bound(key_.window);
     auto [out, lse] = graph_->sdpa(Input(kQ, key_.heads), Input(kK, key_.kv_heads),
                                    Input(kV, key_.kv_heads), options);
@@ -163,13 +163,13 @@ class Builder {
 
   void AddBackward() {
     auto options = fe::graph::SDPA_backward_attributes()
-                             .set_name("attention backward")
-                             .set_causal_mask(true)
-                             .set_attn_scale(std::bit_cast<float>(key_.scale_bits))
-                             .set_padding_mask(true)
-                             .set_seq_len_q(rows_)
-                             .set_seq_len_kv(rows_)
-                             .set_deterministic_algorithm(true);
+                       .set_name("attention backward")
+                       .set_causal_mask(true)
+                       .set_attn_scale(std::bit_cast<float>(key_.scale_bits))
+                       .set_padding_mask(true)
+                       .set_seq_len_q(rows_)
+                       .set_seq_len_kv(rows_)
+                       .set_deterministic_algorithm(true);
     if (key_.window > 0) options.set_diagonal_band_left_bound(key_.window);
     auto [dq, dk, dv] = graph_->sdpa_backward(
         Input(kQ, key_.heads), Input(kK, key_.kv_heads), Input(kV, key_.kv_heads),

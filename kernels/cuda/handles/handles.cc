@@ -35,7 +35,7 @@ void CudaBatch::Describe(const BatchDescription& description) {
     assert(segment.first_row == tokens() && segment.rows > 0);
     assert(segment.first_position >= 0 && segment.first_position % kChunkTokens == 0);
     for (int64_t row = 0; row < segment.rows; ++row) {
-      positions.push_back(static_cast<int32_t>(segment.first_position + row));
+      positions.push_back(static_cast<int32_t>(segment.first_angle + segment.first_position + row));
     }
     for (; loss < loss_rows.size() && loss_rows[loss].row < tokens(); ++loss) {
       assert(loss_rows[loss].row >= segment.first_row);

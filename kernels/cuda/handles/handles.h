@@ -27,7 +27,7 @@ struct CudaBatch final : Batch {
   // The host's copy.
   std::vector<Segment> segments;      // [B]
   std::vector<LossRow> loss_rows;     // [n]
-  std::vector<int32_t> positions;     // [T]
+  std::vector<int32_t> positions;     // [T]: rows of the rope tables
   std::vector<Chunk> chunks;          // [C], ChunksOf(segments)
   std::vector<uint8_t> loss_trained;  // [n]: its segment is kTrain
   // The device's.

@@ -205,11 +205,12 @@ std::pair<Part, Part> PartsOf(const TensorView& view, const QkNorm& norm) {
 }  // namespace
 
 void QkNormRope(cudaStream_t stream, const BatchTables& batch, const TensorView& x,
-                const QkNorm& norm, const TensorView& angles, const TensorView& y) {
+                const QkNorm& norm, const HeadAngles& angles, const TensorView& y) {
   assert(x.dtype == y.dtype && x.rows == y.rows && x.columns == y.columns);
   assert(x.rows == batch.tokens);
   if (x.elements() == 0) return;
-  const bool turns = !angles.empty() && OfHeads(norm) && angles.columns == norm.q_weight.columns;
+  const bool turns = !angles.empty() && angles.whole() && OfHeads(norm) &&
+                     angles.head_size == norm.q_weight.columns;
   if (!OfHeads(norm)) {
     const auto [q, k] = PartsOf(x, norm);
     const auto [q_to, k_to] = PartsOf(y, norm);
@@ -217,15 +218,14 @@ void QkNormRope(cudaStream_t stream, const BatchTables& batch, const TensorView&
     RmsNorm(stream, k.view, k.weight, norm.eps, k_to.view);
   } else {
     const Heads heads = HeadsOf(x, norm);
-    const LaunchShape shape = {.grid = static_cast<unsigned int>(x.rows),
-                               .threads = ThreadsOf(heads),
-                               .early = true};
+    const LaunchShape shape = {
+        .grid = static_cast<unsigned int>(x.rows), .threads = ThreadsOf(heads), .early = true};
     ForType(x.dtype, [&]<typename T>(T) {
       const auto launch = [&](auto* kernel, const Rows<const float>& table) {
         LaunchKernel(kernel, shape, stream, heads, HalvesOf<const T>(x, heads.half),
                      batch.positions, table, HalvesOf<T>(y, heads.half));
       };
-      turns ? launch(NormRopeKernel<T, true>, HalvesOf<const float>(angles, heads.half))
+      turns ? launch(NormRopeKernel<T, true>, HalvesOf<const float>(angles.table, heads.half))
             : launch(NormRopeKernel<T, false>, {});
     });
   }
@@ -244,11 +244,10 @@ void QkNormBackward(cudaStream_t stream, const TensorView& x, const QkNorm& norm
   }
   const Heads heads = HeadsOf(x, norm);
   ForType(x.dtype, [&]<typename T>(T) {
-    LaunchKernel(NormBackwardKernel<T>,
-                 {.grid = static_cast<unsigned int>(x.rows),
-                  .threads = ThreadsOf(heads),
-                  .early = true},
-                 stream, heads, HalvesOf<const T>(x, heads.half), HalvesOf<T>(d, heads.half));
+    LaunchKernel(
+        NormBackwardKernel<T>,
+        {.grid = static_cast<unsigned int>(x.rows), .threads = ThreadsOf(heads), .early = true},
+        stream, heads, HalvesOf<const T>(x, heads.half), HalvesOf<T>(d, heads.half));
   });
 }
 

@@ -29,7 +29,7 @@ __global__ void FillRopeKernel(const float* inverse_frequencies, float factor, f
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     RopeKernel(const int32_t* positions, Rows<const float> table, float sign, Rows<T> x, int heads,
-               int half) {
+               int head_size, int half) {
   ptx::TakeTurn();
   const int units = (half + kUnit - 1) / kUnit;  // divides the number of threads
   const int first = threadIdx.x % units * kUnit;
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads)
   const Unit c = LoadUnit(angles, first, half, table.aligned);
   const Unit s = LoadUnit(angles + half, first, half, table.aligned);
   for (int head = threadIdx.x / units; head < heads; head += blockDim.x / units) {
-    T* low_half = x.row(blockIdx.x) + head * 2 * half;
+    T* low_half = x.row(blockIdx.x) + head * head_size;
     const Unit a = LoadUnit(low_half, first, half, x.aligned);
     const Unit b = LoadUnit(low_half + half, first, half, x.aligned);
     Unit low;
@@ -66,12 +66,14 @@ void FillRope(cudaStream_t stream, const float* inverse_frequencies, float facto
                static_cast<int>(half));
 }
 
-void Rope(cudaStream_t stream, const BatchTables& batch, const TensorView& table, float sign,
+void Rope(cudaStream_t stream, const BatchTables& batch, const HeadAngles& angles, float sign,
           const TensorView& x) {
-  assert(x.rows == batch.tokens && x.columns % table.columns == 0);
+  const TensorView& table = angles.table;
+  assert(x.rows == batch.tokens && x.columns % angles.head_size == 0);
+  assert(table.columns <= angles.head_size);
   if (x.elements() == 0) return;
   const int half = static_cast<int>(table.columns / 2);
-  const int heads = static_cast<int>(x.columns / table.columns);
+  const int heads = static_cast<int>(x.columns / angles.head_size);
   const int units = (half + kUnit - 1) / kUnit;
   assert(units <= kThreads);
   // Heads at once, so that all rounds have about as many.
@@ -79,12 +81,13 @@ void Rope(cudaStream_t stream, const BatchTables& batch, const TensorView& table
   const int threads = std::min((heads + rounds - 1) / rounds, kThreads / units) * units;
   ForType(x.dtype, [&]<typename T>(T) {
     Rows<T> rows = RowsOf<T>(x);
-    rows.aligned = rows.aligned && half % kUnit == 0;
-    Rows<const float> angles = RowsOf<const float>(table);
-    angles.aligned = angles.aligned && half % kUnit == 0;
+    rows.aligned = rows.aligned && half % kUnit == 0 && angles.head_size % kUnit == 0;
+    Rows<const float> from = RowsOf<const float>(table);
+    from.aligned = from.aligned && half % kUnit == 0;
     LaunchKernel(RopeKernel<T>,
                  {.grid = static_cast<unsigned int>(x.rows), .threads = threads, .early = true},
-                 stream, batch.positions, angles, sign, rows, heads, half);
+                 stream, batch.positions, from, sign, rows, heads,
+                 static_cast<int>(angles.head_size), half);
   });
 }
 

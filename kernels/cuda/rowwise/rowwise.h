@@ -39,7 +39,7 @@ void Add(cudaStream_t stream, const TensorView& x, const TensorView& y);
 
 // One pass over memory where the weights are of heads of one size, up to 512 elements.
 void QkNormRope(cudaStream_t stream, const BatchTables& batch, const TensorView& x,
-                const QkNorm& norm, const TensorView& angles, const TensorView& y);
+                const QkNorm& norm, const HeadAngles& angles, const TensorView& y);
 void QkNormBackward(cudaStream_t stream, const TensorView& x, const QkNorm& norm,
                     const TensorView& d);
 
@@ -47,7 +47,7 @@ void QkNormBackward(cudaStream_t stream, const TensorView& x, const QkNorm& norm
 void FillRope(cudaStream_t stream, const float* inverse_frequencies, float factor,
               const TensorView& table);
 // sign 1: forward; -1: backward.
-void Rope(cudaStream_t stream, const BatchTables& batch, const TensorView& table, float sign,
+void Rope(cudaStream_t stream, const BatchTables& batch, const HeadAngles& angles, float sign,
           const TensorView& x);
 
 void SwiGlu(cudaStream_t stream, const TensorView& gate_up, const TensorView& y);

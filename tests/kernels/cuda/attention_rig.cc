@@ -73,9 +73,8 @@ void ReferenceRow(const SequenceInputs& in, const AttentionShape& shape, int64_t
   }
   for (int64_t key = first; key <= row; ++key) {
     const size_t other = at(key, kv_head, shape.kv_heads);
-    const double ds =
-        scale * p[static_cast<size_t>(key)] * slope[static_cast<size_t>(key)] *
-        (Dot(&in.dout[mine], &in.v[other], d) - delta);
+    const double ds = scale * p[static_cast<size_t>(key)] * slope[static_cast<size_t>(key)] *
+                      (Dot(&in.dout[mine], &in.v[other], d) - delta);
     AddScaled(ds, &in.k[other], &to.dq[mine], d);
     AddScaled(ds, &in.q[mine], &to.dk[other], d);
   }

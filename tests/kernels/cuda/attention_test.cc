@@ -182,11 +182,10 @@ void CheckBackwardAgainstPlain(const AttentionShape& shape, const std::vector<in
 
 TEST_CASE("Own backward against the plain kernels") {
   if (NoDevice()) return;
-  for (const AttentionShape& shape : {Shape(1, 1, 64), Shape(1, 1, 128), Shape(4, 2, 64),
-                                      Shape(8, 1, 128), Shape(6, 2, 128), Shape(9, 3, 64),
-                                      Shape(4, 2, 64, 1), Shape(4, 2, 128, 16),
-                                      Shape(8, 2, 64, 63), Shape(8, 2, 128, 64),
-                                      Shape(6, 2, 64, 65), Shape(6, 2, 128, 200)}) {
+  for (const AttentionShape& shape :
+       {Shape(1, 1, 64), Shape(1, 1, 128), Shape(4, 2, 64), Shape(8, 1, 128), Shape(6, 2, 128),
+        Shape(9, 3, 64), Shape(4, 2, 64, 1), Shape(4, 2, 128, 16), Shape(8, 2, 64, 63),
+        Shape(8, 2, 128, 64), Shape(6, 2, 64, 65), Shape(6, 2, 128, 200)}) {
     CheckBackwardAgainstPlain(shape, {64});
     CheckBackwardAgainstPlain(shape, {128});
     CheckBackwardAgainstPlain(shape, {1,   2,   63,  64,  65,  100, 127, 128, 129, 191,

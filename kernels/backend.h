@@ -220,13 +220,14 @@ class Backend {
                                  const TensorView& dout, const TensorView& dq, const TensorView& dk,
                                  const TensorView& dv) = 0;
 
-  // y = silu(g) * u, silu(g) = g / (1 + exp(-g)).  gate_up [T, 2F]: g in columns 0..F-1, u in
-  // F..2F-1; y [T, F] out. Shazeer 2020 (arXiv 2002.05202), eq. 6.
-  virtual void SwiGlu(const Batch& batch, const TensorView& gate_up, const TensorView& y) = 0;
-  // du = dy * silu(g),  dg = dy * u * sigmoid(g) (1 + g (1 - sigmoid(g))).  dy [T, F]; dgate_up [T,
-  // 2F] out, may alias gate_up.
-  virtual void SwiGluBackward(const Batch& batch, const TensorView& gate_up, const TensorView& dy,
-                              const TensorView& dgate_up) = 0;
+  // y = gate(g) * u, gate(g) = g sigmoid(v): SwiGLU, or GeGLU (Gate, batch.h).  gate_up [T, 2F]: g
+  // in columns 0..F-1, u in F..2F-1; y [T, F] out. Shazeer 2020 (arXiv 2002.05202), eq. 6.
+  virtual void SwiGlu(const Batch& batch, Gate gate, const TensorView& gate_up,
+                      const TensorView& y) = 0;
+  // du = dy * gate(g),  dg = dy * u * sigmoid(v) (1 + g v' (1 - sigmoid(v))), v' = dv/dg.  dy [T,
+  // F]; dgate_up [T, 2F] out, may alias gate_up.
+  virtual void SwiGluBackward(const Batch& batch, Gate gate, const TensorView& gate_up,
+                              const TensorView& dy, const TensorView& dgate_up) = 0;
 
   // Multi-adapter LoRA linear. For the rows of a segment whose slot has targets in `group` (others:
   // the plain linear), with D the dropout mask over inverse keep probability (1 where not
@@ -277,21 +278,21 @@ class Backend {
   // backend can without reading y again.
   // x [T, K]; y [T, 2F] out; gated [T, F] out.
   virtual void LoraLinearSwiGlu(const Batch& batch, const Linear& linear, const AdapterTable& table,
-                                int32_t group, const TensorView& x, const TensorView& y,
+                                int32_t group, Gate gate, const TensorView& x, const TensorView& y,
                                 const TensorView& gated, const TensorView& saved) {
     LoraLinear(batch, linear, table, group, x, {}, y, saved);
-    SwiGlu(batch, y, gated);
+    SwiGlu(batch, gate, y, gated);
   }
   // LoraLinearBackward where the linear's input was y = SwiGlu(gate_up), then SwiGluBackward with
   // its dx: the same bits as by those two, where a backend can without a pass over dx. y [T, F];
   // gate_up [T, 2F]; dgate_up [T, 2F] out, may alias gate_up; dx [T, F] scratch: written or not.
   virtual void LoraLinearSwiGluBackward(const Batch& batch, const Linear& linear,
-                                        AdapterTable& table, int32_t group,
+                                        AdapterTable& table, int32_t group, Gate gate,
                                         const TensorView& gate_up, const TensorView& y,
                                         const TensorView& dy, const TensorView& dx,
                                         const TensorView& dgate_up, const TensorView& saved) {
     LoraLinearBackward(batch, linear, table, group, y, dy, dx, saved);
-    SwiGluBackward(batch, gate_up, dx, dgate_up);
+    SwiGluBackward(batch, gate, gate_up, dx, dgate_up);
   }
 
   // Head and loss over the loss rows i (row r_i, target t_i) alone, in one pass over tiles of the

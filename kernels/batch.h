@@ -113,6 +113,12 @@ struct AdamWOptions {
   double clip_factor = 1;  // multiplies every gradient first
 };
 
+// What the gate of an MLP passes through before it multiplies: g sigmoid(v),
+//   kSilu      v = g
+//   kGeluTanh  v = 2 sqrt(2 / pi) (g + 0.044715 g^3): GELU with its tanh written as a sigmoid
+//              (Hendrycks & Gimpel 2016, arXiv 1606.08415, section 2).
+enum class Gate : uint8_t { kSilu, kGeluTanh };
+
 // What turns heads: the table of Backend::FillRope, for the first table.columns features of every
 // head; the others stay as they are. Empty: nothing is turned.
 struct HeadAngles {

@@ -202,13 +202,14 @@ class CpuBackend final : public Backend {
     cpu::AttentionBackward(context(), Of(batch), shape, q, k, v, out, lse, dout, dq, dk, dv);
   }
 
-  void SwiGlu(const Batch& batch, const TensorView& gate_up, const TensorView& y) override {
-    cpu::SwiGlu(context(), Of(batch), gate_up, y);
+  void SwiGlu(const Batch& batch, Gate gate, const TensorView& gate_up,
+              const TensorView& y) override {
+    cpu::SwiGlu(context(), Of(batch), gate, gate_up, y);
   }
 
-  void SwiGluBackward(const Batch& batch, const TensorView& gate_up, const TensorView& dy,
-                      const TensorView& dgate_up) override {
-    cpu::SwiGluBackward(context(), Of(batch), gate_up, dy, dgate_up);
+  void SwiGluBackward(const Batch& batch, Gate gate, const TensorView& gate_up,
+                      const TensorView& dy, const TensorView& dgate_up) override {
+    cpu::SwiGluBackward(context(), Of(batch), gate, gate_up, dy, dgate_up);
   }
 
   void LoraLinear(const Batch& batch, const Linear& linear, const AdapterTable& table,

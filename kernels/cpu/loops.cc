@@ -148,6 +148,34 @@ void SwiGlu(const float* g, const float* u, float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] = g[i] / (1.0f + Exp(-g[i])) * u[i];
 }
 
+// Of GELU: 2 sqrt(2 / pi), and the cubic term's share.
+constexpr float kGeluScale = 1.5957691216f;
+constexpr float kGeluCubic = 0.044715f;
+
+void GeGlu(const float* g, const float* u, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float v = kGeluScale * (g[i] + kGeluCubic * g[i] * g[i] * g[i]);
+    y[i] = g[i] / (1.0f + Exp(-v)) * u[i];
+  }
+}
+
+// As SwiGluBackward.
+void GeGluBackward(const float* g, const float* u, const float* dy, float* dg, float* du,
+                   int64_t n) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const float square = g[i] * g[i];
+    const float v = kGeluScale * (g[i] + kGeluCubic * g[i] * square);
+    const float dv = kGeluScale * (1.0f + 3.0f * kGeluCubic * square);
+    const float sigmoid = 1.0f / (1.0f + Exp(-v));
+    const float gelu = g[i] * sigmoid;
+    const float slope = sigmoid + gelu * dv * (1.0f - sigmoid);
+    const float up = u[i];
+    du[i] = dy[i] * gelu;
+    dg[i] = dy[i] * up * slope;
+  }
+}
+
 // dg may be g and du may be u: every element is read before it is written.
 void SwiGluBackward(const float* g, const float* u, const float* dy, float* dg, float* du,
                     int64_t n) {
@@ -389,6 +417,8 @@ const Loops LORAD_LOOPS = {
     .rope = Rope,
     .swiglu = SwiGlu,
     .swiglu_backward = SwiGluBackward,
+    .geglu = GeGlu,
+    .geglu_backward = GeGluBackward,
     .softmax = Softmax,
     .softmax_backward = SoftmaxBackward,
     .soft_cap = SoftCap,

@@ -41,6 +41,10 @@ struct Loops {
   void (*swiglu)(const float* g, const float* u, float* y, int64_t n);
   void (*swiglu_backward)(const float* g, const float* u, const float* dy, float* dg, float* du,
                           int64_t n);
+  // The same with GELU (tanh) of g (Gate, kernels/batch.h).
+  void (*geglu)(const float* g, const float* u, float* y, int64_t n);
+  void (*geglu_backward)(const float* g, const float* u, const float* dy, float* dg, float* du,
+                         int64_t n);
   // z = softmax(scale * z); returns log sum exp(scale * z).
   float (*softmax)(float* z, float scale, int64_t n);
   // p = exp(scale * p - lse) in place (from scores), ds = p * (ds - delta) * scale in place (from

@@ -66,10 +66,10 @@ void AttentionBackward(const Context& context, const CpuBatch& batch, const Atte
                        const TensorView& dq, const TensorView& dk, const TensorView& dv);
 
 // swiglu.cc
-void SwiGlu(const Context& context, const CpuBatch& batch, const TensorView& gate_up,
+void SwiGlu(const Context& context, const CpuBatch& batch, Gate gate, const TensorView& gate_up,
             const TensorView& y);
-void SwiGluBackward(const Context& context, const CpuBatch& batch, const TensorView& gate_up,
-                    const TensorView& dy, const TensorView& dgate_up);
+void SwiGluBackward(const Context& context, const CpuBatch& batch, Gate gate,
+                    const TensorView& gate_up, const TensorView& dy, const TensorView& dgate_up);
 
 // lora_linear.cc
 void LoraLinear(const Context& context, const CpuBatch& batch, const CpuLinear& linear,

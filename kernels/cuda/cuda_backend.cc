@@ -260,15 +260,16 @@ class CudaBackend final : public Backend {
     attention_.Backward(Of(batch), shape, q, k, v, out, lse, dout, dq, dk, dv, angles);
   }
 
-  void SwiGlu(const Batch& batch, const TensorView& gate_up, const TensorView& y) override {
+  void SwiGlu(const Batch& batch, Gate gate, const TensorView& gate_up,
+              const TensorView& y) override {
     assert(y.rows == Of(batch).tokens());
-    cuda::SwiGlu(stream(), gate_up, y);
+    cuda::SwiGlu(stream(), gate_up, y, gate);
   }
 
-  void SwiGluBackward(const Batch& batch, const TensorView& gate_up, const TensorView& dy,
-                      const TensorView& dgate_up) override {
+  void SwiGluBackward(const Batch& batch, Gate gate, const TensorView& gate_up,
+                      const TensorView& dy, const TensorView& dgate_up) override {
     assert(dy.rows == Of(batch).tokens());
-    cuda::SwiGluBackward(stream(), gate_up, dy, dgate_up);
+    cuda::SwiGluBackward(stream(), gate_up, dy, dgate_up, gate);
   }
 
   void LoraLinear(const Batch& batch, const Linear& linear, const AdapterTable& table,
@@ -284,12 +285,13 @@ class CudaBackend final : public Backend {
   }
 
   void LoraLinearSwiGlu(const Batch& batch, const Linear& linear, const AdapterTable& table,
-                        int32_t group, const TensorView& x, const TensorView& y,
+                        int32_t group, Gate gate, const TensorView& x, const TensorView& y,
                         const TensorView& gated, const TensorView& saved) override {
     if (!FusesSwiGlu(lora(), Of(linear))) {
-      return Backend::LoraLinearSwiGlu(batch, linear, table, group, x, y, gated, saved);
+      return Backend::LoraLinearSwiGlu(batch, linear, table, group, gate, x, y, gated, saved);
     }
-    cuda::LoraLinear(lora(), Of(batch), Of(linear), Of(table), group, x, {}, y, saved, gated);
+    cuda::LoraLinear(lora(), Of(batch), Of(linear), Of(table), group, x, {}, y, saved, gated, {},
+                     gate);
   }
 
   void LoraLinearRope(const Batch& batch, const Linear& linear, const AdapterTable& table,
@@ -303,16 +305,16 @@ class CudaBackend final : public Backend {
   }
 
   void LoraLinearSwiGluBackward(const Batch& batch, const Linear& linear, AdapterTable& table,
-                                int32_t group, const TensorView& gate_up, const TensorView& y,
-                                const TensorView& dy, const TensorView& dx,
+                                int32_t group, Gate gate, const TensorView& gate_up,
+                                const TensorView& y, const TensorView& dy, const TensorView& dx,
                                 const TensorView& dgate_up, const TensorView& saved) override {
     assert(gate_up.columns == 2 * y.columns && dgate_up.columns == gate_up.columns);
     if (!FusesSwiGluBackward(lora(), Of(batch), Of(linear), Of(table), group)) {
-      return Backend::LoraLinearSwiGluBackward(batch, linear, table, group, gate_up, y, dy, dx,
-                                               dgate_up, saved);
+      return Backend::LoraLinearSwiGluBackward(batch, linear, table, group, gate, gate_up, y, dy,
+                                               dx, dgate_up, saved);
     }
     cuda::LoraLinearBackward(lora(), Of(batch), Of(linear), Of(table), group, y, dy, dgate_up,
-                             saved, gate_up);
+                             saved, gate_up, gate);
   }
 
   void LinearLoss(const Batch& batch, const TensorView& x, const Linear& head,

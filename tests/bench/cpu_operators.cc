@@ -166,9 +166,10 @@ class Bench {
     Time("norm backward", 2 * shape_.layers, 0,
          [&] { backend_->RmsNormBackward(*batch_, x, weight, 1e-5f, y, y); });
     Time("rope", 2 * shape_.layers, 0, [&] { backend_->Rope(*batch_, table, qk); });
-    Time("swiglu", 2 * shape_.layers, 0, [&] { backend_->SwiGlu(*batch_, gate_up, gated); });
+    Time("swiglu", 2 * shape_.layers, 0,
+         [&] { backend_->SwiGlu(*batch_, Gate::kSilu, gate_up, gated); });
     Time("swiglu backward", shape_.layers, 0,
-         [&] { backend_->SwiGluBackward(*batch_, gate_up, gated, gate_up); });
+         [&] { backend_->SwiGluBackward(*batch_, Gate::kSilu, gate_up, gated, gate_up); });
     arena_->Rewind(mark);
   }
 

@@ -251,7 +251,8 @@ class Bench {
     if (kind == Kind::kGateUp) {
       const TensorView gated = Activation(outputs / 2);
       Time(name + ", swiglu", shape_.layers, flops, 0, [=, this, &linear] {
-        backend_->LoraLinearSwiGlu(*batch_, linear, *table_, group, x, y, gated, saved);
+        backend_->LoraLinearSwiGlu(*batch_, linear, *table_, group, Gate::kSilu, x, y, gated,
+                                   saved);
       });
     } else if (kind == Kind::kRope) {
       const TensorView angles = Angles();
@@ -269,8 +270,8 @@ class Bench {
       const TensorView gate_up = Activation(2 * inputs);
       const TensorView dgate_up = Activation(2 * inputs);
       Time(name + ", swiglu backward", shape_.layers, flops, 0, [=, this, &linear] {
-        backend_->LoraLinearSwiGluBackward(*batch_, linear, *table_, group, gate_up, x, y, dx,
-                                           dgate_up, saved);
+        backend_->LoraLinearSwiGluBackward(*batch_, linear, *table_, group, Gate::kSilu, gate_up, x,
+                                           y, dx, dgate_up, saved);
       });
     } else {
       Time(name + " backward", shape_.layers, flops, 0, [=, this, &linear] {

@@ -179,8 +179,8 @@ void BlockModel::Forward(const Batch& batch, const Buffers& b) {
                      Heads(b.qkv, n + g, g), b.mixed, b.lse);
   Linear(batch, kOut, b.mixed, b.x0, b.x1, b.saved[kOut]);
   backend_.RmsNorm(batch, b.x1, norm_->view(), kEps, b.normed);
-  backend_.LoraLinearSwiGlu(batch, *linears_[kGateUp], *table_, kGateUp, b.normed, b.gate_up,
-                            b.gated, b.saved[kGateUp]);
+  backend_.LoraLinearSwiGlu(batch, *linears_[kGateUp], *table_, kGateUp, Gate::kSilu, b.normed,
+                            b.gate_up, b.gated, b.saved[kGateUp]);
   Linear(batch, kDown, b.gated, b.x1, b.x2, b.saved[kDown]);
   backend_.LinearLoss(batch, b.x2, *head_, b.log_p, b.unit);
 }
@@ -191,8 +191,8 @@ void BlockModel::Backward(const Batch& batch, const Buffers& b, int64_t loss_row
   const TensorView weight = norm_->view();
   backend_.LossBackward(batch, std::vector<float>(static_cast<size_t>(loss_rows), -0.01f), b.unit,
                         b.dx);
-  backend_.LoraLinearSwiGluBackward(batch, *linears_[kDown], *table_, kDown, b.gate_up, b.gated,
-                                    b.dx, b.dgated, b.dgate_up, b.saved[kDown]);
+  backend_.LoraLinearSwiGluBackward(batch, *linears_[kDown], *table_, kDown, Gate::kSilu, b.gate_up,
+                                    b.gated, b.dx, b.dgated, b.dgate_up, b.saved[kDown]);
   LinearBackward(batch, kGateUp, b.normed, b.dgate_up, b.dnormed, b.saved[kGateUp]);
   backend_.RmsNormBackward(batch, b.x1, weight, kEps, b.dnormed, b.dx);
   LinearBackward(batch, kOut, b.mixed, b.dx, b.dmixed, b.saved[kOut]);

@@ -156,7 +156,7 @@ TEST_CASE("LoraLinear in tiles: wider than one, with the residual in place and n
   }
 }
 
-void CheckSwiGlu(World& world, Random& random, double dropout) {
+void CheckSwiGlu(World& world, Random& random, Gate gate, double dropout) {
   Backend& backend = world.backend();
   const int64_t features = world.Columns(random.Integer(1, 50));
   const int64_t outputs = 2 * world.Columns(random.Integer(1, 300));
@@ -170,17 +170,17 @@ void CheckSwiGlu(World& world, Random& random, double dropout) {
   const Guarded want_y(world, data.tokens(), outputs);
   const Guarded want(world, data.tokens(), outputs / 2);
   backend.LoraLinear(*batch, *linear, *table, 0, x.view(), {}, want_y.view(), {});
-  backend.SwiGlu(*batch, want_y.view(), want.view());
+  backend.SwiGlu(*batch, gate, want_y.view(), want.view());
   const Guarded y(world, data.tokens(), outputs);
   const Guarded gated(world, data.tokens(), outputs / 2);
-  backend.LoraLinearSwiGlu(*batch, *linear, *table, 0, x.view(), y.view(), gated.view(), {});
+  backend.LoraLinearSwiGlu(*batch, *linear, *table, 0, gate, x.view(), y.view(), gated.view(), {});
   CHECK(y.Bits() == want_y.Bits());
   CHECK(gated.Bits() == want.Bits());
   CHECK((y.Intact() && gated.Intact()));
 }
 
 // The gradient of gate_up by two operations, then by one in place.
-void CheckSwiGluBackward(World& world, Random& random, double dropout) {
+void CheckSwiGluBackward(World& world, Random& random, Gate gate, double dropout) {
   Backend& backend = world.backend();
   const int64_t features = world.Columns(random.Integer(1, 300));
   const int64_t outputs = world.Columns(random.Integer(1, 50));
@@ -192,15 +192,15 @@ void CheckSwiGluBackward(World& world, Random& random, double dropout) {
   const DeviceAdapter on_device(world, *table, 1, 0, adapter);
   const Guarded gate_up(world, world.RandomMatrix(random, data.tokens(), 2 * features));
   Guarded y(world, data.tokens(), features);
-  backend.SwiGlu(*batch, gate_up.view(), y.view());
+  backend.SwiGlu(*batch, gate, gate_up.view(), y.view());
   const Guarded dy(world, world.RandomMatrix(random, data.tokens(), outputs));
   Guarded dx(world, data.tokens(), features);
   Guarded want(world, data.tokens(), 2 * features);
   backend.LoraLinearBackward(*batch, *linear, *table, 0, y.view(), dy.view(), dx.view(), {});
-  backend.SwiGluBackward(*batch, gate_up.view(), dx.view(), want.view());
+  backend.SwiGluBackward(*batch, gate, gate_up.view(), dx.view(), want.view());
   const std::vector<int64_t> once = on_device.Accumulators();
-  backend.LoraLinearSwiGluBackward(*batch, *linear, *table, 0, gate_up.view(), y.view(), dy.view(),
-                                   dx.view(), gate_up.view(), {});
+  backend.LoraLinearSwiGluBackward(*batch, *linear, *table, 0, gate, gate_up.view(), y.view(),
+                                   dy.view(), dx.view(), gate_up.view(), {});
   const std::vector<int64_t> twice = on_device.Accumulators();
   CHECK(gate_up.Bits() == want.Bits());
   CHECK(gate_up.Intact());
@@ -214,8 +214,10 @@ TEST_CASE("A LoRA linear with SwiGLU gives the bits of the two operations that i
         INFO(backend.name << ", seed " << seed << ", dropout " << dropout);
         Random random(seed);
         World world(backend);
-        CheckSwiGlu(world, random, dropout);
-        CheckSwiGluBackward(world, random, dropout);
+        for (const Gate gate : {Gate::kSilu, Gate::kGeluTanh}) {
+          CheckSwiGlu(world, random, gate, dropout);
+          CheckSwiGluBackward(world, random, gate, dropout);
+        }
       }
     }
   }

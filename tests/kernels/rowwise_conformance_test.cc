@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <numbers>
 
 #include "tests/kernels/fixture.h"
 
@@ -21,13 +22,17 @@ Matrix RmsNormReference(const Matrix& x, const Matrix& weight, double eps) {
   return y;
 }
 
-Matrix SwiGluReference(const Matrix& gate_up) {
+Matrix SwiGluReference(const Matrix& gate_up, Gate gate) {
   const int64_t size = gate_up.columns / 2;
   Matrix y(gate_up.rows, size);
   for (int64_t t = 0; t < y.rows; ++t) {
     for (int64_t i = 0; i < size; ++i) {
       const double g = gate_up.at(t, i);
-      y.at(t, i) = g / (1 + std::exp(-g)) * gate_up.at(t, size + i);
+      // GELU by its tanh, as transformers has it.
+      const double inner = std::sqrt(2 / std::numbers::pi) * (g + 0.044715 * g * g * g);
+      const double passed =
+          gate == Gate::kSilu ? g / (1 + std::exp(-g)) : 0.5 * g * (1 + std::tanh(inner));
+      y.at(t, i) = passed * gate_up.at(t, size + i);
     }
   }
   return y;
@@ -268,23 +273,24 @@ TEST_CASE("Rope rotates by the position, and its backward turns back") {
   });
 }
 
-void CheckSwiGlu(World& world, Random& random, const BatchData& data, int64_t size) {
+void CheckSwiGlu(World& world, Random& random, const BatchData& data, Gate gate, int64_t size) {
   const auto batch = world.backend().PrepareBatch(data.description());
   const Matrix gate_up = world.RandomMatrix(random, data.tokens(), 2 * size, 12);
   Guarded device_gate_up(world, gate_up);
   Guarded y(world, data.tokens(), size);
-  world.backend().SwiGlu(*batch, device_gate_up.view(), y.view());
-  CHECK(Compare(y.Read(), SwiGluReference(gate_up), world.Within(kSwiGlu)) == "");
+  world.backend().SwiGlu(*batch, gate, device_gate_up.view(), y.view());
+  CHECK(Compare(y.Read(), SwiGluReference(gate_up, gate), world.Within(kSwiGlu)) == "");
   CHECK(y.Intact());
 
   const Matrix dy = world.RandomMatrix(random, data.tokens(), size);
   const Guarded device_dy(world, dy);
   Guarded gradient(world, data.tokens(), 2 * size);
-  world.backend().SwiGluBackward(*batch, device_gate_up.view(), device_dy.view(), gradient.view());
-  const auto loss = [&](const Matrix& at) { return Inner(SwiGluReference(at), dy); };
+  world.backend().SwiGluBackward(*batch, gate, device_gate_up.view(), device_dy.view(),
+                                 gradient.view());
+  const auto loss = [&](const Matrix& at) { return Inner(SwiGluReference(at, gate), dy); };
   CHECK(CheckGradient(random, gate_up, gradient.Read(), loss, world.Within(kSwiGlu)) == "");
   CHECK(gradient.Intact());
-  world.backend().SwiGluBackward(*batch, device_gate_up.view(), device_dy.view(),
+  world.backend().SwiGluBackward(*batch, gate, device_gate_up.view(), device_dy.view(),
                                  device_gate_up.view());
   CHECK(device_gate_up.Bits() == gradient.Bits());
   CHECK(device_gate_up.Intact());
@@ -293,10 +299,12 @@ void CheckSwiGlu(World& world, Random& random, const BatchData& data, int64_t si
 TEST_CASE("SwiGlu, forward and backward") {
   ForBackendsAndSeeds([](World& world, Random& random) {
     const BatchData data = RandomBatch(random, 3, 40, 1, kVocabulary);
-    CheckSwiGlu(world, random, data, world.Columns(random.Integer(1, 60)));
     BatchData one_row;
     one_row.Append(random, 1, -1, Mode::kTrain, {}, kVocabulary);
-    CheckSwiGlu(world, random, one_row, 14336);
+    for (const Gate gate : {Gate::kSilu, Gate::kGeluTanh}) {
+      CheckSwiGlu(world, random, data, gate, world.Columns(random.Integer(1, 60)));
+      CheckSwiGlu(world, random, one_row, gate, 14336);
+    }
   });
 }
 

@@ -93,8 +93,8 @@ class CountingCudaBackend final : public Backend {
                          const TensorView&, const TensorView&, const TensorView&) override {
     NoDevice();
   }
-  void SwiGlu(const Batch&, const TensorView&, const TensorView&) override { NoDevice(); }
-  void SwiGluBackward(const Batch&, const TensorView&, const TensorView&,
+  void SwiGlu(const Batch&, Gate, const TensorView&, const TensorView&) override { NoDevice(); }
+  void SwiGluBackward(const Batch&, Gate, const TensorView&, const TensorView&,
                       const TensorView&) override {
     NoDevice();
   }

@@ -185,12 +185,13 @@ class LateBackend final : public Backend {
       backend_->AttentionBackward(batch, shape, q, k, v, out, lse, dout, dq, dk, dv);
     });
   }
-  void SwiGlu(const Batch& batch, const TensorView& gate_up, const TensorView& y) override {
-    Later([=, this, &batch] { backend_->SwiGlu(batch, gate_up, y); });
+  void SwiGlu(const Batch& batch, kernels::Gate gate, const TensorView& gate_up,
+              const TensorView& y) override {
+    Later([=, this, &batch] { backend_->SwiGlu(batch, gate, gate_up, y); });
   }
-  void SwiGluBackward(const Batch& batch, const TensorView& gate_up, const TensorView& dy,
-                      const TensorView& dgate_up) override {
-    Later([=, this, &batch] { backend_->SwiGluBackward(batch, gate_up, dy, dgate_up); });
+  void SwiGluBackward(const Batch& batch, kernels::Gate gate, const TensorView& gate_up,
+                      const TensorView& dy, const TensorView& dgate_up) override {
+    Later([=, this, &batch] { backend_->SwiGluBackward(batch, gate, gate_up, dy, dgate_up); });
   }
   void LoraLinear(const Batch& batch, const Linear& linear, const AdapterTable& table,
                   int32_t group, const TensorView& x, const TensorView& residual,

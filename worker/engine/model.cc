@@ -272,8 +272,8 @@ void Model::Mix(const kernels::Batch& batch, int64_t rows, const BlockState& sta
                     static_cast<float>(state.block->norm.eps), h);
   const TensorView saved = RowsOf(state.in_saved, rows);
   if (!state.attention) {
-    return backend_->LoraLinearSwiGlu(batch, *state.in, table, InGroup(state.index), h, mix, y,
-                                      saved);
+    return backend_->LoraLinearSwiGlu(batch, *state.in, table, InGroup(state.index),
+                                      kernels::Gate::kSilu, h, mix, y, saved);
   }
   const AttentionSpec& spec = Attention(*state.block);
   const Qkv qkv = SplitQkv(mix, spec);
@@ -288,7 +288,8 @@ void Model::Restore(const kernels::Batch& batch, int64_t rows, const BlockState&
   if (shape_.recomputation == Recomputation::kBlocks) return Mix(batch, rows, state, table);
   backend_->RmsNorm(batch, state.x.Rows(0, rows), state.norm,
                     static_cast<float>(state.block->norm.eps), state.h.Rows(0, rows));
-  if (!state.attention) backend_->SwiGlu(batch, state.mix.Rows(0, rows), state.y.Rows(0, rows));
+  if (state.attention) return;
+  backend_->SwiGlu(batch, kernels::Gate::kSilu, state.mix.Rows(0, rows), state.y.Rows(0, rows));
 }
 
 void Model::Forward(const kernels::Batch& batch, int64_t rows, int64_t loss_rows,
@@ -335,8 +336,9 @@ void Model::BackwardMlp(const kernels::Batch& batch, int64_t rows, const BlockSt
   const TensorView mix = state.mix.Rows(0, rows);
   const TensorView y = state.y.Rows(0, rows);
   const TensorView dy = state.scratch_dy.Rows(0, rows);
-  backend_->LoraLinearSwiGluBackward(batch, *state.out, table, OutGroup(state.index), mix, y,
-                                     dx_.Rows(0, rows), dy, mix, RowsOf(state.out_saved, rows));
+  backend_->LoraLinearSwiGluBackward(batch, *state.out, table, OutGroup(state.index),
+                                     kernels::Gate::kSilu, mix, y, dx_.Rows(0, rows), dy, mix,
+                                     RowsOf(state.out_saved, rows));
 }
 
 void Model::Backward(const kernels::Batch& batch, int64_t rows, kernels::AdapterTable& table,

@@ -52,8 +52,11 @@ void CheckArguments(const GemmArguments& arguments) {
 }
 
 HopperTile TileFor(const GemmArguments& arguments, int clusters) {
-  if (!arguments.gated.empty()) return HopperTile::kSwiGlu192;
-  if (!arguments.gate_up.empty()) return HopperTile::kSwiGluBackward192;
+  const bool silu = arguments.gate == Gate::kSilu;
+  if (!arguments.gated.empty()) return silu ? HopperTile::kSwiGlu192 : HopperTile::kGeGlu192;
+  if (!arguments.gate_up.empty()) {
+    return silu ? HopperTile::kSwiGluBackward192 : HopperTile::kGeGluBackward192;
+  }
   if (!arguments.rope.empty()) return HopperTile::kRope192;
   if (!arguments.exponentials.empty()) return HopperTile::kExponentials192;
   // Masked terms in turns take longer than what turns save; and the loss's gradient, a few tiles of

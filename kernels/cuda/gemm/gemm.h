@@ -26,6 +26,7 @@
 #include <memory>
 #include <string>
 
+#include "kernels/batch.h"
 #include "kernels/cuda/rowwise/rope.h"
 #include "kernels/tensor.h"
 #include "sizes/cuda_loss.h"
@@ -138,6 +139,7 @@ struct GemmArguments {
   // gate_up [M, 2K], and y [M, 2K] is SwiGluBackward (backend.h) of what y is otherwise, rounded as
   // it is otherwise: the same bits. y may alias gate_up.
   TensorView gate_up = {};
+  Gate gate = Gate::kSilu;  // of gated or gate_up
   // kForward where own(), without residual: y is turned as by an operation of its own, the same
   // bits.
   GemmRope rope = {};

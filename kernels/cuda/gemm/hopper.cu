@@ -19,6 +19,9 @@ using InTurns192 = TileShape<Roles::kInTurns, 192, 5, 1>;
 using InTurns128 = TileShape<Roles::kInTurns, 128, 6, 2>;
 using SwiGlu192 = TileShape<Roles::kInTurns, 192, 5, 1, Finish::kSwiGlu>;
 using SwiGluBackward192 = TileShape<Roles::kInTurns, 192, 4, 2, Finish::kSwiGluBackward>;
+using GeGlu192 = TileShape<Roles::kInTurns, 192, 5, 1, Finish::kSwiGlu, Gate::kGeluTanh>;
+using GeGluBackward192 =
+    TileShape<Roles::kInTurns, 192, 4, 2, Finish::kSwiGluBackward, Gate::kGeluTanh>;
 using Exponentials192 = TileShape<Roles::kInTurns, 192, 5, 1, Finish::kExponentials>;
 using Rope192 = TileShape<Roles::kInTurns, 192, 5, 1, Finish::kRope>;
 
@@ -108,6 +111,18 @@ void LaunchTile(HopperTile tile, const HopperArguments& arguments, int clusters,
     case HopperTile::kSwiGluBackward192:
       if constexpr (kProduct == Product::kInputGradient) {
         return Launch<kProduct, SwiGluBackward192>(arguments, clusters, stream);
+      }
+      assert(false);
+      return;
+    case HopperTile::kGeGlu192:
+      if constexpr (kProduct == Product::kForward) {
+        return Launch<kProduct, GeGlu192>(arguments, clusters, stream);
+      }
+      assert(false);
+      return;
+    case HopperTile::kGeGluBackward192:
+      if constexpr (kProduct == Product::kInputGradient) {
+        return Launch<kProduct, GeGluBackward192>(arguments, clusters, stream);
       }
       assert(false);
       return;

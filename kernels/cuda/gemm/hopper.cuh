@@ -38,9 +38,12 @@ enum class Finish {
   kRope,            // y's heads are turned
 };
 
-// kN columns; kStages of 64 inner elements; kBuffers for boxes of results a warpgroup.
-template <Roles kR, int kN, int kStages, int kBuffers, Finish kF = Finish::kResult>
+// kN columns; kStages of 64 inner elements; kBuffers for boxes of results a warpgroup; kG: of
+// kSwiGlu and kSwiGluBackward.
+template <Roles kR, int kN, int kStages, int kBuffers, Finish kF = Finish::kResult,
+          Gate kG = Gate::kSilu>
 struct TileShape {
+  static constexpr Gate kGate = kG;
   static constexpr Roles kRoles = kR;
   static constexpr Finish kFinish = kF;
   static constexpr int kColumns = kN;

@@ -32,7 +32,7 @@ struct HopperArguments {
   TensorMap coefficients;  // 128 x 64
   TensorMap residual;      // 64 x 64
   TensorMap y;             // 64 x 64; kRope192: 64 x 32
-  // HopperTile::kSwiGlu192: written, as y is where silu(gate) * up goes, 64 x 32.
+  // HopperTile::kSwiGlu192: written, as y is where gate(g) * up goes, 64 x 32.
   // kSwiGluBackward192: read, 64 x 64, and their gradients written.
   TensorMap gate, up;
   TensorMap dgate, dup;
@@ -70,13 +70,22 @@ enum class HopperTile : uint8_t {
   kSwiGluBackward192,
   kExponentials192,  // for GemmArguments::exponentials alone: a tile is a part
   kRope192,          // for GemmArguments::rope alone: 96 columns of lower and 96 of upper halves
+  // kSwiGlu192 and kSwiGluBackward192 with GELU: kernels of their own, for a branch would cost both.
+  kGeGlu192,
+  kGeGluBackward192,
 };
+constexpr bool IsSwiGlu(HopperTile tile) {
+  return tile == HopperTile::kSwiGlu192 || tile == HopperTile::kGeGlu192;
+}
+constexpr bool IsSwiGluBackward(HopperTile tile) {
+  return tile == HopperTile::kSwiGluBackward192 || tile == HopperTile::kGeGluBackward192;
+}
 static_assert(kPartColumns == 192);
 // Those that make y.
 inline constexpr HopperTile kHopperTiles[] = {HopperTile::kTogether256, HopperTile::kTogether128,
                                               HopperTile::kInTurns192, HopperTile::kInTurns128};
 constexpr int ColumnsOf(HopperTile tile) {
-  constexpr int kColumns[] = {256, 128, 192, 128, 192, 192, 192, 192};
+  constexpr int kColumns[] = {256, 128, 192, 128, 192, 192, 192, 192, 192, 192};
   return kColumns[static_cast<int>(tile)];
 }
 constexpr bool InTurns(HopperTile tile) { return tile >= HopperTile::kInTurns192; }

@@ -23,12 +23,12 @@ HopperArguments PlanHopper(const GemmArguments& arguments, HopperTile tile) {
   plan.weight = MapBoxes(arguments.weight, tile == HopperTile::kRope192 ? kFactorBoxRows
                                            : forward                    ? tile_columns / 2
                                                                         : kHopperStepColumns);
-  if (tile == HopperTile::kSwiGlu192) {
+  if (IsSwiGlu(tile)) {
     const int64_t size = arguments.gated.columns;
     plan.gate = MapBoxes(arguments.y.Columns(0, size), 64, 32);
     plan.up = MapBoxes(arguments.y.Columns(size, size), 64, 32);
     plan.y = MapBoxes(arguments.gated, 64, 32);
-  } else if (tile == HopperTile::kSwiGluBackward192) {
+  } else if (IsSwiGluBackward(tile)) {
     const int64_t size = arguments.y.columns / 2;
     plan.gate = MapBoxes(arguments.gate_up.Columns(0, size), 64);
     plan.up = MapBoxes(arguments.gate_up.Columns(size, size), 64);

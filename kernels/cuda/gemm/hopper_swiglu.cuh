@@ -47,7 +47,7 @@ __device__ void Consumer<kProduct, Shape>::FinishSwiGluBox(const float (&sums)[S
       up[i] = Pack(sums[Shape::kOuts / 2 + at], sums[Shape::kOuts / 2 + at + 1]);
       const float2 g = Unpack(gate[i]);  // as they are in memory
       const float2 u = Unpack(up[i]);
-      gated[i] = Pack(SwiGluOf(g.x, u.x), SwiGluOf(g.y, u.y));
+      gated[i] = Pack(SwiGluOf<Shape::kGate>(g.x, u.x), SwiGluOf<Shape::kGate>(g.y, u.y));
     }
     const uint32_t place = offset ^ (j * 16);
     ptx::StoreMatrices(Buffer(result, 0) + place, gate);
@@ -108,8 +108,8 @@ __device__ void Consumer<kProduct, Shape>::FinishSwiGluBackwardBox(
       const float2 dy = Unpack(d[i]);
       const float2 g = Unpack(gate[i]);
       const float2 u = Unpack(up[i]);
-      const SwiGluGradients low = SwiGluGradientsOf(g.x, u.x, dy.x);
-      const SwiGluGradients high = SwiGluGradientsOf(g.y, u.y, dy.y);
+      const SwiGluGradients low = SwiGluGradientsOf<Shape::kGate>(g.x, u.x, dy.x);
+      const SwiGluGradients high = SwiGluGradientsOf<Shape::kGate>(g.y, u.y, dy.y);
       gate[i] = Pack(low.gate, high.gate);
       up[i] = Pack(low.up, high.up);
     }

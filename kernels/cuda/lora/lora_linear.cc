@@ -52,7 +52,7 @@ void Project(const LoraContext& lora, const LoraPlan& plan, const TensorView& x,
 void LoraLinear(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
                 const CudaAdapterTable& table, int32_t group, const TensorView& x,
                 const TensorView& residual, const TensorView& y, const TensorView& saved,
-                const TensorView& gated, const GemmRope& rope) {
+                const TensorView& gated, const GemmRope& rope, Gate gate) {
   assert(gated.empty() || FusesSwiGlu(lora, linear));
   assert(rope.empty() || FusesRope(lora, linear, rope));
   GemmArguments product = {.product = Product::kForward,
@@ -62,6 +62,7 @@ void LoraLinear(const LoraContext& lora, const CudaBatch& batch, const CudaLinea
                            .residual = residual,
                            .y = y,
                            .gated = gated,
+                           .gate = gate,
                            .rope = rope};
   const LoraPlan& plan =
       PlanOf(lora.context, lora.memory, batch, table, group, linear.weight.columns);
@@ -78,14 +79,15 @@ void LoraLinear(const LoraContext& lora, const CudaBatch& batch, const CudaLinea
 void LoraLinearBackward(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
                         CudaAdapterTable& table, int32_t group, const TensorView& x,
                         const TensorView& dy, const TensorView& dx, const TensorView& saved,
-                        const TensorView& gate_up) {
+                        const TensorView& gate_up, Gate gate) {
   assert(gate_up.empty() || FusesSwiGluBackward(lora, batch, linear, table, group));
   const cudaStream_t stream = lora.context.stream.get();
   GemmArguments product = {.product = Product::kInputGradient,
                            .x = dy,
                            .weight = linear.weight,
                            .y = dx,
-                           .gate_up = gate_up};
+                           .gate_up = gate_up,
+                           .gate = gate};
   const LoraPlan& plan =
       PlanOf(lora.context, lora.memory, batch, table, group, linear.weight.columns);
   if (!plan.empty()) {

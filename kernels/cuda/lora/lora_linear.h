@@ -23,7 +23,7 @@ struct LoraContext {
 void LoraLinear(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
                 const CudaAdapterTable& table, int32_t group, const TensorView& x,
                 const TensorView& residual, const TensorView& y, const TensorView& saved = {},
-                const TensorView& gated = {}, const GemmRope& rope = {});
+                const TensorView& gated = {}, const GemmRope& rope = {}, Gate gate = Gate::kSilu);
 
 // `saved`: as the forward left it; empty: S is computed again, one more pass over x. `gate_up`,
 // where FusesSwiGluBackward: x was SwiGlu(gate_up), and dx [T, 2K] is the gradient of gate_up,
@@ -31,7 +31,7 @@ void LoraLinear(const LoraContext& lora, const CudaBatch& batch, const CudaLinea
 void LoraLinearBackward(const LoraContext& lora, const CudaBatch& batch, const CudaLinear& linear,
                         CudaAdapterTable& table, int32_t group, const TensorView& x,
                         const TensorView& dy, const TensorView& dx, const TensorView& saved = {},
-                        const TensorView& gate_up = {});
+                        const TensorView& gate_up = {}, Gate gate = Gate::kSilu);
 
 // Rope of the first `rotated` columns of a linear's output, as its product takes it. angles: the
 // table of Rope (backend.h).

@@ -50,9 +50,10 @@ void FillRope(cudaStream_t stream, const float* inverse_frequencies, float facto
 void Rope(cudaStream_t stream, const BatchTables& batch, const HeadAngles& angles, float sign,
           const TensorView& x);
 
-void SwiGlu(cudaStream_t stream, const TensorView& gate_up, const TensorView& y);
+void SwiGlu(cudaStream_t stream, const TensorView& gate_up, const TensorView& y,
+            Gate gate = Gate::kSilu);
 void SwiGluBackward(cudaStream_t stream, const TensorView& gate_up, const TensorView& dy,
-                    const TensorView& dgate_up);
+                    const TensorView& dgate_up, Gate gate = Gate::kSilu);
 
 // weights: n, device. dx[t] = weights[i] * unit[i] where row t is the trained loss row i, else 0.
 void LossBackward(cudaStream_t stream, const BatchTables& batch, const float* weights,

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-template <typename T>
+template <typename T, Gate kGate>
 __global__ void __launch_bounds__(kThreads)
     SwiGluKernel(Rows<const T> gate_up, Rows<T> y, int size) {
   ptx::TakeTurn();
@@ -22,13 +22,13 @@ __global__ void __launch_bounds__(kThreads)
   Unit result;
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) {
-    result.value[i] = SwiGluOf(g.value[i], u.value[i]);
+    result.value[i] = SwiGluOf<kGate>(g.value[i], u.value[i]);
   }
   StoreUnit(result, y.row(blockIdx.y), first, size, y.aligned);
 }
 
 // dgate_up may be gate_up: a thread reads its units of both halves before it writes them.
-template <typename T>
+template <typename T, Gate kGate>
 __global__ void __launch_bounds__(kThreads)
     SwiGluBackwardKernel(Rows<const T> gate_up, Rows<const T> dy, Rows<T> dgate_up, int size) {
   ptx::TakeTurn();
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
   Unit du;
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) {
-    const SwiGluGradients gradients = SwiGluGradientsOf(g.value[i], u.value[i], d.value[i]);
+    const SwiGluGradients gradients = SwiGluGradientsOf<kGate>(g.value[i], u.value[i], d.value[i]);
     dg.value[i] = gradients.gate;
     du.value[i] = gradients.up;
   }
@@ -68,24 +68,26 @@ Rows<T> HalvesOf(const TensorView& view) {
 
 }  // namespace
 
-void SwiGlu(cudaStream_t stream, const TensorView& gate_up, const TensorView& y) {
+void SwiGlu(cudaStream_t stream, const TensorView& gate_up, const TensorView& y, Gate gate) {
   assert(gate_up.dtype == y.dtype && gate_up.rows == y.rows && gate_up.columns == 2 * y.columns);
   if (y.elements() == 0) return;
   ForType(y.dtype, [&]<typename T>(T) {
-    LaunchKernel(SwiGluKernel<T>,
-                 {.grid = Grid(y.rows, y.columns), .threads = kThreads, .early = true}, stream,
-                 HalvesOf<const T>(gate_up), RowsOf<T>(y), static_cast<int>(y.columns));
+    LaunchKernel(
+        gate == Gate::kSilu ? SwiGluKernel<T, Gate::kSilu> : SwiGluKernel<T, Gate::kGeluTanh>,
+        {.grid = Grid(y.rows, y.columns), .threads = kThreads, .early = true}, stream,
+        HalvesOf<const T>(gate_up), RowsOf<T>(y), static_cast<int>(y.columns));
   });
 }
 
 void SwiGluBackward(cudaStream_t stream, const TensorView& gate_up, const TensorView& dy,
-                    const TensorView& dgate_up) {
+                    const TensorView& dgate_up, Gate gate) {
   assert(gate_up.dtype == dy.dtype && gate_up.dtype == dgate_up.dtype);
   assert(gate_up.rows == dy.rows && gate_up.columns == 2 * dy.columns);
   assert(gate_up.rows == dgate_up.rows && gate_up.columns == dgate_up.columns);
   if (dy.elements() == 0) return;
   ForType(dy.dtype, [&]<typename T>(T) {
-    LaunchKernel(SwiGluBackwardKernel<T>,
+    LaunchKernel(gate == Gate::kSilu ? SwiGluBackwardKernel<T, Gate::kSilu>
+                                     : SwiGluBackwardKernel<T, Gate::kGeluTanh>,
                  {.grid = Grid(dy.rows, dy.columns), .threads = kThreads, .early = true}, stream,
                  HalvesOf<const T>(gate_up), RowsOf<const T>(dy), HalvesOf<T>(dgate_up),
                  static_cast<int>(dy.columns));

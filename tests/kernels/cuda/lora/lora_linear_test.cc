@@ -159,7 +159,7 @@ TEST_CASE("chunks that are added up in one block give the bits that they give on
 }
 
 // y is gate beside up; SwiGlu(y) by an operation of its own, and by the product's.
-void CheckSwiGlu(Generator& random, const Options& options, const BatchOf& batch) {
+void CheckSwiGlu(Generator& random, const Options& options, const BatchOf& batch, Gate gate) {
   Case test(random, options, batch, 2);
   LoraWorld& world = test.world();
   const LoraContext lora = world.lora();
@@ -170,10 +170,10 @@ void CheckSwiGlu(Generator& random, const Options& options, const BatchOf& batch
   const auto run = [&](const TensorView& gated) {
     test.y().Poison();
     LoraLinear(lora, on_device, world.linear(), world.table(), kGroup, test.x().view(), {},
-               test.y().view(), test.saved().view(), gated);
+               test.y().view(), test.saved().view(), gated, {}, gate);
   };
   run({});
-  SwiGlu(world.context().stream.get(), test.y().view(), want.view());
+  SwiGlu(world.context().stream.get(), test.y().view(), want.view(), gate);
   const std::vector<uint16_t> y = test.y().RawRows(0, tokens);
   for (int repeat = 0; repeat < 3; ++repeat) {
     DeviceMatrix gated(tokens, options.outputs / 2, options.dtype);
@@ -192,7 +192,10 @@ TEST_CASE("SwiGLU as a product's last step: the bits of a pass of its own") {
       for (const int64_t inputs : {64, 576, 1032}) {
         const BatchOf batch = RandomBatch(random, 3, RandomInteger(random, 1, 300), 2);
         INFO("seed " << seed << " " << inputs << " x " << outputs << ", " << batch.tokens());
-        CheckSwiGlu(random, {DType::kBfloat16, inputs, outputs, 100, 8, 0.1f, false, true}, batch);
+        for (const Gate gate : {Gate::kSilu, Gate::kGeluTanh}) {
+          CheckSwiGlu(random, {DType::kBfloat16, inputs, outputs, 100, 8, 0.1f, false, true}, batch,
+                      gate);
+        }
       }
     }
   }
@@ -259,7 +262,8 @@ TEST_CASE("rope as a product's last step: the bits of a pass of its own") {
 }
 
 // x = SwiGlu(gate_up), and the gradient of gate_up by two operations and by one.
-void CheckSwiGluBackward(Generator& random, const Options& options, const BatchOf& batch) {
+void CheckSwiGluBackward(Generator& random, const Options& options, const BatchOf& batch,
+                         Gate gate) {
   constexpr int32_t kSlots = 2;
   Case test(random, options, batch, kSlots);
   LoraWorld& world = test.world();
@@ -271,13 +275,13 @@ void CheckSwiGluBackward(Generator& random, const Options& options, const BatchO
   DeviceMatrix gate_up(tokens, 2 * options.inputs, options.dtype);
   DeviceMatrix want(tokens, 2 * options.inputs, options.dtype);
   gate_up.Write(RandomValues(random, tokens * 2 * options.inputs, 4));
-  SwiGlu(stream, gate_up.view(), test.x().view());
+  SwiGlu(stream, gate_up.view(), test.x().view(), gate);
   const TensorView saved = test.saved().view();
   LoraLinear(lora, on_device, world.linear(), world.table(), kGroup, test.x().view(), {},
              test.y().view(), saved);
   LoraLinearBackward(lora, on_device, world.linear(), world.table(), kGroup, test.x().view(),
                      test.dy().view(), test.dx().view(), saved);
-  SwiGluBackward(stream, gate_up.view(), test.dx().view(), want.view());
+  SwiGluBackward(stream, gate_up.view(), test.dx().view(), want.view(), gate);
   const Bits once = BitsOf(test, 0, tokens, 0);
   for (int run = 0; run < 3; ++run) {
     // To a buffer of its own, then in place, which leaves nothing to repeat it from.
@@ -285,7 +289,7 @@ void CheckSwiGluBackward(Generator& random, const Options& options, const BatchO
     const TensorView to = run < 2 ? got.view() : gate_up.view();
     for (size_t slot = 0; slot < kSlots; ++slot) test.adapter(slot).ClearGradients();
     LoraLinearBackward(lora, on_device, world.linear(), world.table(), kGroup, test.x().view(),
-                       test.dy().view(), to, saved, gate_up.view());
+                       test.dy().view(), to, saved, gate_up.view(), gate);
     const DeviceMatrix& result = run < 2 ? got : gate_up;
     CHECK(result.RawRows(0, tokens) == want.RawRows(0, tokens));
     if (run < 2) CHECK(got.Intact());
@@ -301,10 +305,12 @@ TEST_CASE("SwiGLU's gradient as a product's last step: the bits of a pass of its
       for (const int64_t outputs : {64, 576, 1032}) {
         const BatchOf batch = RandomBatch(random, 3, RandomInteger(random, 1, 300), 2);
         INFO("seed " << seed << " " << inputs << " x " << outputs << ", " << batch.tokens());
-        CheckSwiGluBackward(random, {DType::kBfloat16, inputs, outputs, 40, 8, 0, false, true},
-                            batch);
-        CheckSwiGluBackward(random, {DType::kBfloat16, inputs, outputs, 16, 8, 0.1f, false, true},
-                            batch);
+        for (const Gate gate : {Gate::kSilu, Gate::kGeluTanh}) {
+          CheckSwiGluBackward(random, {DType::kBfloat16, inputs, outputs, 40, 8, 0, false, true},
+                              batch, gate);
+          CheckSwiGluBackward(random, {DType::kBfloat16, inputs, outputs, 16, 8, 0.1f, false, true},
+                              batch, gate);
+        }
       }
     }
   }

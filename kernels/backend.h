@@ -152,8 +152,9 @@ class Backend {
   // zero in the rest of `to`.  from: float32; to: any type, at least as large, out.
   virtual void Cast(const TensorView& from, const TensorView& to) = 0;
 
-  // x[t] = W[ids[t]].  table: W [V, H]; x [T, H] out. REQUIRES: 0 <= ids < V.
-  virtual void Embed(const Batch& batch, const Linear& table, const TensorView& x) = 0;
+  // x[t] = factor W[ids[t]].  table: W [V, H]; x [T, H] out. REQUIRES: 0 <= ids < V.
+  virtual void Embed(const Batch& batch, const Linear& table, float factor,
+                     const TensorView& x) = 0;
 
   // y = x * rsqrt(mean(x^2) + eps) * w, per row.  x [T, H]; weight [1, H]; y [T, H] out, may alias
   // x. Zhang & Sennrich 2019 (arXiv 1910.07467), eq. 4.

@@ -136,8 +136,8 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void Embed(const Batch& batch, const Linear& table, const TensorView& x) override {
-    cpu::Embed(context(), Of(batch), Of(table), x);
+  void Embed(const Batch& batch, const Linear& table, float factor, const TensorView& x) override {
+    cpu::Embed(context(), Of(batch), Of(table), factor, x);
   }
 
   void RmsNorm(const Batch& batch, const TensorView& x, const TensorView& weight, float eps,

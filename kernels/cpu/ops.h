@@ -27,7 +27,7 @@ inline bool HasShape(const TensorView& view, int64_t rows, int64_t columns) {
 }
 
 // embed.cc
-void Embed(const Context& context, const CpuBatch& batch, const CpuLinear& table,
+void Embed(const Context& context, const CpuBatch& batch, const CpuLinear& table, float factor,
            const TensorView& x);
 
 // rms_norm.cc

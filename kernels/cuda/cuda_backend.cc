@@ -177,8 +177,8 @@ class CudaBackend final : public Backend {
     cuda::Cast(stream(), from, to);
   }
 
-  void Embed(const Batch& batch, const Linear& table, const TensorView& x) override {
-    cuda::Embed(stream(), Of(batch).tables, Of(table).weight, x);
+  void Embed(const Batch& batch, const Linear& table, float factor, const TensorView& x) override {
+    cuda::Embed(stream(), Of(batch).tables, Of(table).weight, factor, x);
   }
 
   void RmsNorm(const Batch& batch, const TensorView& x, const TensorView& weight, float eps,

@@ -361,7 +361,7 @@ class Bench {
     const TensorView unit = Activation(shape_.hidden);
     const TensorView log_p = arena_->Matrix(1, options_.tokens);
     const Linear& head = Weight(shape_.vocabulary, shape_.hidden);
-    Time("embed", 1, 0, 2 * Bytes(x), [=, this, &head] { backend_->Embed(*batch_, head, x); });
+    Time("embed", 1, 0, 2 * Bytes(x), [=, this, &head] { backend_->Embed(*batch_, head, 1, x); });
     const double flops =
         2.0 * static_cast<double>(options_.tokens * shape_.vocabulary * shape_.hidden);
     Time("head and loss", 1, 2 * flops, 0,

@@ -171,7 +171,7 @@ void BlockModel::Run(const Microbatch& microbatch, BlockBits* bits) {
 void BlockModel::Forward(const Batch& batch, const Buffers& b) {
   const int64_t n = shape_.heads;
   const int64_t g = shape_.kv_heads;
-  backend_.Embed(batch, *embedding_, b.x0);
+  backend_.Embed(batch, *embedding_, 1, b.x0);
   backend_.RmsNorm(batch, b.x0, norm_->view(), kEps, b.normed);
   backend_.LoraLinearRope(batch, *linears_[kQkv], *table_, kQkv, b.normed, rope_->view(),
                           Heads(b.qkv, 0, n + g).columns, b.qkv, b.saved[kQkv]);

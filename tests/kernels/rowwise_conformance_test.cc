@@ -50,7 +50,7 @@ void ForBackendsAndSeeds(Function&& run) {
   }
 }
 
-TEST_CASE("Embed copies rows") {
+TEST_CASE("Embed copies rows times a factor") {
   ForBackendsAndSeeds([](World& world, Random& random) {
     const int64_t hidden = world.Columns(random.Integer(1, 90));
     const BatchData data = RandomBatch(random, 4, 100, 1, kVocabulary);
@@ -61,15 +61,18 @@ TEST_CASE("Embed copies rows") {
               world.backend().MapRows(*table, 0, kVocabulary));
     world.backend().Unmap(*table);
     Guarded x(world, data.tokens(), hidden);
-    world.backend().Embed(*batch, *table, x.view());
-    Matrix want(data.tokens(), hidden);
-    for (int64_t t = 0; t < want.rows; ++t) {
-      for (int64_t i = 0; i < hidden; ++i) {
-        want.at(t, i) = weight.at(data.ids[static_cast<size_t>(t)], i);
+    for (const float factor : {1.0f, 3.5f}) {
+      world.backend().Embed(*batch, *table, factor, x.view());
+      Matrix want(data.tokens(), hidden);
+      for (int64_t t = 0; t < want.rows; ++t) {
+        for (int64_t i = 0; i < hidden; ++i) {
+          const double value = weight.at(data.ids[static_cast<size_t>(t)], i);
+          want.at(t, i) = world.Rounded(static_cast<double>(factor) * value);
+        }
       }
+      CHECK(Compare(x.Read(), want, world.Within(kExact)) == "");
+      CHECK(x.Intact());
     }
-    CHECK(Compare(x.Read(), want, world.Within(kExact)) == "");
-    CHECK(x.Intact());
     world.backend().Zero(x.view());
     CHECK(Compare(x.Read(), Matrix(data.tokens(), hidden), world.Within(kExact)) == "");
     CHECK(x.Intact());

@@ -56,7 +56,7 @@ class CountingCudaBackend final : public Backend {
   std::unique_ptr<Batch> PrepareBatch(const BatchDescription&) override { NoDevice(); }
   void Zero(const TensorView&) override { NoDevice(); }
   void Cast(const TensorView&, const TensorView&) override { NoDevice(); }
-  void Embed(const Batch&, const Linear&, const TensorView&) override { NoDevice(); }
+  void Embed(const Batch&, const Linear&, float, const TensorView&) override { NoDevice(); }
   void RmsNorm(const Batch&, const TensorView&, const TensorView&, float,
                const TensorView&) override {
     NoDevice();

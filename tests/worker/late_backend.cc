@@ -128,8 +128,8 @@ class LateBackend final : public Backend {
   void Cast(const TensorView& from, const TensorView& to) override {
     Later([=, this] { backend_->Cast(from, to); });
   }
-  void Embed(const Batch& batch, const Linear& table, const TensorView& x) override {
-    Later([=, this, &batch, &table] { backend_->Embed(batch, table, x); });
+  void Embed(const Batch& batch, const Linear& table, float factor, const TensorView& x) override {
+    Later([=, this, &batch, &table] { backend_->Embed(batch, table, factor, x); });
   }
   void RmsNorm(const Batch& batch, const TensorView& x, const TensorView& weight, float eps,
                const TensorView& y) override {

@@ -295,7 +295,7 @@ void Model::Restore(const kernels::Batch& batch, int64_t rows, const BlockState&
 void Model::Forward(const kernels::Batch& batch, int64_t rows, int64_t loss_rows,
                     const kernels::AdapterTable& table, bool gradient) {
   assert(rows >= 1 && rows <= shape_.capacity_tokens && loss_rows <= rows);
-  if (embedding_ != nullptr) backend_->Embed(batch, *embedding_, blocks_[0].x.Rows(0, rows));
+  if (embedding_ != nullptr) backend_->Embed(batch, *embedding_, 1, blocks_[0].x.Rows(0, rows));
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const BlockState& state = blocks_[i];
     Mix(batch, rows, state, table);

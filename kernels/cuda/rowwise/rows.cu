@@ -34,11 +34,13 @@ __global__ void __launch_bounds__(kThreads) CastKernel(Rows<const From> from, in
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    EmbedKernel(const int32_t* ids, Rows<const T> weight, Rows<T> x, int columns) {
+    EmbedKernel(const int32_t* ids, Rows<const T> weight, float factor, Rows<T> x, int columns) {
   ptx::TakeTurn();
   const int first = FirstColumn();
   if (first >= columns) return;
-  const Unit unit = LoadUnit(weight.row(ids[blockIdx.x]), first, columns, weight.aligned);
+  Unit unit = LoadUnit(weight.row(ids[blockIdx.x]), first, columns, weight.aligned);
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) unit.value[i] *= factor;
   StoreUnit(unit, x.row(blockIdx.x), first, columns, x.aligned);
 }
 
@@ -95,14 +97,15 @@ void Cast(cudaStream_t stream, const TensorView& from, const TensorView& to) {
   });
 }
 
-void Embed(cudaStream_t stream, const BatchTables& batch, const TensorView& weight,
+void Embed(cudaStream_t stream, const BatchTables& batch, const TensorView& weight, float factor,
            const TensorView& x) {
   assert(x.rows == batch.tokens && x.columns == weight.columns && x.dtype == weight.dtype);
   if (x.elements() == 0) return;
   ForType(x.dtype, [&]<typename T>(T) {
     LaunchKernel(EmbedKernel<T>,
                  {.grid = Grid(x.rows, x.columns), .threads = kThreads, .early = true}, stream,
-                 batch.ids, RowsOf<const T>(weight), RowsOf<T>(x), static_cast<int>(x.columns));
+                 batch.ids, RowsOf<const T>(weight), factor, RowsOf<T>(x),
+                 static_cast<int>(x.columns));
   });
 }
 

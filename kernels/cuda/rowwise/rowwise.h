@@ -19,7 +19,7 @@ void Zero(cudaStream_t stream, const TensorView& x);
 // from: float32 or bfloat16; to: float32 or bfloat16, at least as large, zero beyond `from`.
 void Cast(cudaStream_t stream, const TensorView& from, const TensorView& to);
 // weight [V, H] of x's type; x [T, H].
-void Embed(cudaStream_t stream, const BatchTables& batch, const TensorView& weight,
+void Embed(cudaStream_t stream, const BatchTables& batch, const TensorView& weight, float factor,
            const TensorView& x);
 
 void RmsNorm(cudaStream_t stream, const TensorView& x, const TensorView& weight, float eps,

@@ -298,13 +298,14 @@ class Backend {
 
   // Head and loss over the loss rows i (row r_i, target t_i) alone, in one pass over tiles of the
   // vocabulary:
-  //   log_p[i] = z[t_i] - log sum exp(z),  z = W x[r_i];   unit[i] = d log_p[i] / dx[r_i] = W[t_i]
-  //   - softmax(z) W.
+  //   z = W x[r_i], or cap tanh(W x[r_i] / cap) where cap is not 0;  c = 1 - (z / cap)^2, or 1
+  //   log_p[i] = z[t_i] - log sum exp(z);   unit[i] = d log_p[i] / dx[r_i] = c[t_i] W[t_i]
+  //   - (softmax(z) * c) W.
   // x [T, H]; head: W [V, H], without bias; log_p [1, n] out; unit
   // [n, H] out, or empty where no gradient is wanted; rows of unit whose segment does not train are
   // left as they were. No V-wide row is ever kept. Milakov & Gimelshein 2018 (arXiv 1805.02867),
   // algorithm 3, rescaled as in flash attention.
-  virtual void LinearLoss(const Batch& batch, const TensorView& x, const Linear& head,
+  virtual void LinearLoss(const Batch& batch, const TensorView& x, const Linear& head, float cap,
                           const TensorView& log_p, const TensorView& unit) = 0;
   // dx[r_i] = weights[i] * unit[i] for the loss rows of training segments, exact zero in all other
   // rows. weights: n, host, read before the call returns; unit [n, H]; dx [T, H] out.

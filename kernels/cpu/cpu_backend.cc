@@ -224,9 +224,9 @@ class CpuBackend final : public Backend {
     cpu::LoraLinearBackward(context(), Of(batch), Of(linear), Of(table), group, x, dy, dx);
   }
 
-  void LinearLoss(const Batch& batch, const TensorView& x, const Linear& head,
+  void LinearLoss(const Batch& batch, const TensorView& x, const Linear& head, float cap,
                   const TensorView& log_p, const TensorView& unit) override {
-    cpu::LinearLoss(context(), Of(batch), x, Of(head), log_p, unit);
+    cpu::LinearLoss(context(), Of(batch), x, Of(head), cap, log_p, unit);
   }
 
   void LossBackward(const Batch& batch, std::span<const float> weights, const TensorView& unit,

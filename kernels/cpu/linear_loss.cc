@@ -32,8 +32,19 @@ void GatherRows(const CpuBatch& batch, const LossChunk& chunk, const TensorView&
   }
 }
 
+// The slope of the cap at a score that it made, by the loop that gives every word's: a word that is
+// all of the sum then has a gradient of exactly 0.
+float SlopeAt(const Context& context, float score, float cap) {
+  if (cap == 0) return 1.0f;
+  float lanes[kLossLanes] = {};
+  float slope = score;
+  context.loops.capped_exp_lanes(&slope, cap, score, lanes, 1);
+  return slope;
+}
+
 void AddToLanes(const float* exponentials, int64_t width, float* lanes) {
   static_assert(kVocabularyTile % kLossLanes == 0);  // so word j of a tile is in lane j
+  static_assert(kExpLanes == kLossLanes);
   int64_t first = 0;
   for (; first + kLossLanes <= width; first += kLossLanes) {
     for (int64_t lane = 0; lane < kLossLanes; ++lane) lanes[lane] += exponentials[first + lane];
@@ -48,15 +59,17 @@ float SumOfLanes(const float* lanes) {
   return a + b;
 }
 
-// Takes the scores z [count, width] of the vocabulary from `first` on into the state; leaves exp(z
-// - max) in z.
+// Takes the scores z [count, width] of the vocabulary from `first` on into the state, capped first
+// where there is a cap; leaves exp(z - max) in z, times the slope of the cap.
 void FoldTile(const Context& context, const CpuBatch& batch, const LossChunk& chunk, int64_t first,
-              int64_t width, int64_t hidden, bool gradient, float* z, const ChunkState& state) {
+              int64_t width, int64_t hidden, float cap, bool gradient, float* z,
+              const ChunkState& state) {
   for (int64_t i = 0; i < chunk.count; ++i) {
     float* scores = z + i * width;
     float* lanes = state.lanes + i * kLossLanes;
     const size_t index = static_cast<size_t>(chunk.first + i);
     const int64_t target = batch.loss_rows[index].target;
+    if (cap != 0) context.loops.soft_cap(scores, 1.0f, cap, width);
     if (target >= first && target < first + width) {
       context.workspace.loss_target[index] = scores[target - first];
     }
@@ -71,25 +84,31 @@ void FoldTile(const Context& context, const CpuBatch& batch, const LossChunk& ch
       }
       state.max[i] = tile_max;
     }
-    context.loops.exp_sum(scores, state.max[i], width);
-    AddToLanes(scores, width, lanes);
+    if (cap == 0) {
+      context.loops.exp_sum(scores, state.max[i], width);
+      AddToLanes(scores, width, lanes);
+    } else {
+      context.loops.capped_exp_lanes(scores, cap, state.max[i], lanes, width);
+    }
   }
 }
 
-// log p of the chunk's rows, and their unit gradients W[target] - sum p W.
+// log p of the chunk's rows, and their unit gradients W[target] - sum p W, W times the slope of the
+// cap.
 void FinishChunk(const Context& context, const CpuBatch& batch, const LossChunk& chunk,
-                 const TensorView& weight, bool gradient, const ChunkState& state,
+                 const TensorView& weight, float cap, bool gradient, const ChunkState& state,
                  const TensorView& log_p, const TensorView& unit) {
   const int64_t hidden = weight.columns;
   for (int64_t i = 0; i < chunk.count; ++i) {
     const int64_t row = chunk.first + i;
     const float norm = SumOfLanes(state.lanes + i * kLossLanes);
+    const float score = context.workspace.loss_target[row];
     log_p.f32()[row] =
-        static_cast<float>(static_cast<double>(context.workspace.loss_target[row]) -
-                           static_cast<double>(state.max[i]) - std::log(static_cast<double>(norm)));
+        static_cast<float>(static_cast<double>(score) - static_cast<double>(state.max[i]) -
+                           std::log(static_cast<double>(norm)));
     if (!gradient) continue;
     const int64_t target = batch.loss_rows[static_cast<size_t>(row)].target;
-    std::memcpy(unit.row(row), weight.row(target), static_cast<size_t>(hidden) * sizeof(float));
+    context.loops.scale(weight.row(target), SlopeAt(context, score, cap), unit.row(row), hidden);
     context.loops.add_scaled(state.sums + i * hidden, -1.0f / norm, unit.row(row), hidden);
   }
 }
@@ -97,7 +116,7 @@ void FinishChunk(const Context& context, const CpuBatch& batch, const LossChunk&
 }  // namespace
 
 void LinearLoss(const Context& context, const CpuBatch& batch, const TensorView& x,
-                const CpuLinear& head, const TensorView& log_p, const TensorView& unit) {
+                const CpuLinear& head, float cap, const TensorView& log_p, const TensorView& unit) {
   const TensorView& weight = head.weight;  // [V, H]
   const int64_t hidden = weight.columns;
   const int64_t vocabulary = weight.rows;
@@ -126,13 +145,13 @@ void LinearLoss(const Context& context, const CpuBatch& batch, const TensorView&
       const int64_t width = std::min(kVocabularyTile, vocabulary - first);
       MultiplyNT(chunk.count, width, hidden, 1.0f, gathered, hidden, weight.row(first),
                  weight.row_stride, 0.0f, z, width);
-      FoldTile(context, batch, chunk, first, width, hidden, gradient, z, state);
+      FoldTile(context, batch, chunk, first, width, hidden, cap, gradient, z, state);
       if (gradient) {
         MultiplyNN(chunk.count, hidden, width, 1.0f, z, width, weight.row(first), weight.row_stride,
                    1.0f, state.sums, hidden);
       }
     }
-    FinishChunk(context, batch, chunk, weight, gradient, state, log_p, unit);
+    FinishChunk(context, batch, chunk, weight, cap, gradient, state, log_p, unit);
   });
 }
 

@@ -237,6 +237,19 @@ void SoftCap(float* z, float scale, float cap, int64_t n) {
   for (int64_t i = 0; i < n; ++i) z[i] = cap * Tanh(inner * z[i]);
 }
 
+void CappedExpLanes(float* z, float cap, float shift, float* lanes, int64_t n) {
+  const float inner = 1.0f / cap;
+  for (int64_t first = 0; first < n; first += kExpLanes) {
+    const int64_t left = n - first < kExpLanes ? n - first : kExpLanes;
+    for (int64_t j = 0; j < left; ++j) {
+      const float t = inner * z[first + j];
+      const float e = Exp(z[first + j] - shift);
+      lanes[j] += e;
+      z[first + j] = e * (1.0f - t * t);
+    }
+  }
+}
+
 void CappedSoftmaxBackward(float* p, float* ds, float scale, float cap, float lse, float delta,
                            int64_t n) {
   const float inner = scale / cap;
@@ -422,6 +435,7 @@ const Loops LORAD_LOOPS = {
     .softmax = Softmax,
     .softmax_backward = SoftmaxBackward,
     .soft_cap = SoftCap,
+    .capped_exp_lanes = CappedExpLanes,
     .capped_softmax_backward = CappedSoftmaxBackward,
     .max = MaxOf,
     .exp_sum = ExpSum,

@@ -20,6 +20,8 @@ struct AdamWConstants {
   float step_size;  // lr / (1 - beta1^step)
 };
 
+inline constexpr int64_t kExpLanes = 8;
+
 struct Loops {
   const char* name;
 
@@ -52,6 +54,9 @@ struct Loops {
   void (*softmax_backward)(float* p, float* ds, float scale, float lse, float delta, int64_t n);
   // z = cap tanh(scale z / cap).
   void (*soft_cap)(float* z, float scale, float cap, int64_t n);
+  // Of z that soft_cap capped, with e = exp(z - shift):  lanes[j mod kExpLanes] += e, ascending, and
+  // z = e (1 - (z / cap)^2). At z = shift e is exactly 1.
+  void (*capped_exp_lanes)(float* z, float cap, float shift, float* lanes, int64_t n);
   // softmax_backward of scores that were capped after they were scaled.
   void (*capped_softmax_backward)(float* p, float* ds, float scale, float cap, float lse,
                                   float delta, int64_t n);

@@ -81,7 +81,7 @@ void LoraLinearBackward(const Context& context, const CpuBatch& batch, const Cpu
 
 // linear_loss.cc
 void LinearLoss(const Context& context, const CpuBatch& batch, const TensorView& x,
-                const CpuLinear& head, const TensorView& log_p, const TensorView& unit);
+                const CpuLinear& head, float cap, const TensorView& log_p, const TensorView& unit);
 void LossBackward(const Context& context, const CpuBatch& batch, std::span<const float> weights,
                   const TensorView& unit, const TensorView& dx);
 

@@ -317,10 +317,10 @@ class CudaBackend final : public Backend {
                              saved, gate_up, gate);
   }
 
-  void LinearLoss(const Batch& batch, const TensorView& x, const Linear& head,
+  void LinearLoss(const Batch& batch, const TensorView& x, const Linear& head, float cap,
                   const TensorView& log_p, const TensorView& unit) override {
     context();
-    loss_.Run(Of(batch), x, Of(head), log_p, unit);
+    loss_.Run(Of(batch), x, Of(head), log_p, unit, cap);
   }
 
   void LossBackward(const Batch& batch, std::span<const float> weights, const TensorView& unit,

@@ -205,7 +205,8 @@ class Bench {
     const TensorView unit = Random(kTokens, shape_.hidden);
     const TensorView log_p = Random(1, kTokens);
     const double flops = 4.0 * static_cast<double>(kTokens * shape_.vocabulary * shape_.hidden);
-    Time("head and loss", 1, flops, [&] { backend_->LinearLoss(*batch_, x, *head, log_p, unit); });
+    Time("head and loss", 1, flops,
+         [&] { backend_->LinearLoss(*batch_, x, *head, 0, log_p, unit); });
   }
 
   const Options options_;

@@ -365,7 +365,7 @@ class Bench {
     const double flops =
         2.0 * static_cast<double>(options_.tokens * shape_.vocabulary * shape_.hidden);
     Time("head and loss", 1, 2 * flops, 0,
-         [=, this, &head] { backend_->LinearLoss(*batch_, x, head, log_p, unit); });
+         [=, this, &head] { backend_->LinearLoss(*batch_, x, head, 0, log_p, unit); });
     const std::vector<float> weights(static_cast<size_t>(options_.tokens), -1e-3f);
     Time("loss backward", 1, 0, 2 * Bytes(x),
          [=, this] { backend_->LossBackward(*batch_, weights, unit, dx); });

@@ -182,7 +182,7 @@ void BlockModel::Forward(const Batch& batch, const Buffers& b) {
   backend_.LoraLinearSwiGlu(batch, *linears_[kGateUp], *table_, kGateUp, Gate::kSilu, b.normed,
                             b.gate_up, b.gated, b.saved[kGateUp]);
   Linear(batch, kDown, b.gated, b.x1, b.x2, b.saved[kDown]);
-  backend_.LinearLoss(batch, b.x2, *head_, b.log_p, b.unit);
+  backend_.LinearLoss(batch, b.x2, *head_, 0, b.log_p, b.unit);
 }
 
 void BlockModel::Backward(const Batch& batch, const Buffers& b, int64_t loss_rows) {

@@ -1,13 +1,14 @@
 // Head and loss of every backend against float64.
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <utility>
 
 #include "tests/kernels/lora_fixture.h"
 
 namespace lorad::kernels::testing {
 namespace {
 
-void CheckCase(World& world, Random& random, int64_t vocabulary, double size) {
+void CheckCase(World& world, Random& random, int64_t vocabulary, double size, float cap) {
   Backend& backend = world.backend();
   const int64_t hidden = world.Columns(random.Integer(1, 40));
   BatchData data = RandomBatch(random, 4, 30, 2, vocabulary);
@@ -25,13 +26,14 @@ void CheckCase(World& world, Random& random, int64_t vocabulary, double size) {
   const Guarded device_x(world, x);
   Guarded log_p(world, 1, rows, Kind::kFloat32);
   Guarded unit(world, rows, hidden);
-  backend.LinearLoss(*batch, device_x.view(), *linear, log_p.view(), unit.view());
-  CHECK(Compare(log_p.Read(), LossReference(data, x, head), world.Within(kLogP)) == "");
+  backend.LinearLoss(*batch, device_x.view(), *linear, cap, log_p.view(), unit.view());
+  CHECK(Compare(log_p.Read(), LossReference(data, x, head, static_cast<double>(cap)),
+                world.Within(kLogP)) == "");
   CHECK(log_p.Intact());
   CHECK(unit.Intact());
 
   Guarded log_p_alone(world, 1, rows, Kind::kFloat32);
-  backend.LinearLoss(*batch, device_x.view(), *linear, log_p_alone.view(), {});
+  backend.LinearLoss(*batch, device_x.view(), *linear, cap, log_p_alone.view(), {});
   CHECK(log_p_alone.Bits() == log_p.Bits());
 
   std::vector<float> weights;
@@ -49,7 +51,9 @@ void CheckCase(World& world, Random& random, int64_t vocabulary, double size) {
       }
     }
   }
-  const auto loss = [&](const Matrix& at) { return Inner(LossReference(data, at, head), trained); };
+  const auto loss = [&](const Matrix& at) {
+    return Inner(LossReference(data, at, head, static_cast<double>(cap)), trained);
+  };
   CHECK(CheckGradient(random, x, dx.Read(), loss, world.Within(kLossGradient)) == "");
 }
 
@@ -58,11 +62,13 @@ TEST_CASE("LinearLoss and LossBackward") {
     for (const uint64_t seed : Seeds()) {
       // One word, less than a tile, tiles that leave parts empty, all parts with a ragged end.
       for (const int64_t vocabulary : {1, 37, 1100, 2999}) {
-        for (const double size : {0.5, 6.0}) {
-          INFO(backend.name << ", seed " << seed << ", vocabulary " << vocabulary);
+        for (const auto& [size, cap] :
+             {std::pair{0.5, 0.0f}, {6.0, 0.0f}, {0.5, 3.0f}, {2.0, 3.0f}}) {
+          INFO(backend.name << ", seed " << seed << ", vocabulary " << vocabulary << ", cap "
+                            << cap);
           Random random(seed);
           World world(backend);
-          CheckCase(world, random, vocabulary, size);
+          CheckCase(world, random, vocabulary, size, cap);
         }
       }
     }
@@ -78,7 +84,7 @@ TEST_CASE("A microbatch without loss rows has no loss and a zero gradient") {
     const auto batch = world.backend().PrepareBatch({ids, segments, {}});
     const auto linear = DeviceLinear(world, Matrix(8, 8), Matrix());
     const Guarded x(world, Matrix(2, 8));
-    world.backend().LinearLoss(*batch, x.view(), *linear, {}, {});
+    world.backend().LinearLoss(*batch, x.view(), *linear, 0, {}, {});
     Guarded dx(world, 2, 8);
     world.backend().LossBackward(*batch, {}, {}, dx.view());
     CHECK(Compare(dx.Read(), Matrix(2, 8), world.Within(kExact)) == "");

@@ -92,7 +92,7 @@ Matrix LoraReference(const BatchData& data, const Matrix& x, const Matrix& weigh
   return y;
 }
 
-Matrix LossReference(const BatchData& data, const Matrix& x, const Matrix& head) {
+Matrix LossReference(const BatchData& data, const Matrix& x, const Matrix& head, double cap) {
   Matrix log_p(1, static_cast<int64_t>(data.loss_rows.size()));
   std::vector<double> score(static_cast<size_t>(head.rows));
   for (size_t index = 0; index < data.loss_rows.size(); ++index) {
@@ -100,7 +100,7 @@ Matrix LossReference(const BatchData& data, const Matrix& x, const Matrix& head)
     for (int64_t word = 0; word < head.rows; ++word) {
       double dot = 0;
       for (int64_t i = 0; i < x.columns; ++i) dot += x.at(row.row, i) * head.at(word, i);
-      score[static_cast<size_t>(word)] = dot;
+      score[static_cast<size_t>(word)] = cap == 0 ? dot : cap * std::tanh(dot / cap);
     }
     const double largest = *std::max_element(score.begin(), score.end());
     double sum = 0;

@@ -34,7 +34,7 @@ bool Kept(const DropoutKey& key, const Target& target, int64_t position, int64_t
 Matrix LoraReference(const BatchData& data, const Matrix& x, const Matrix& weight,
                      const Matrix& bias, const std::vector<Adapter>& adapters);
 
-// log p of every loss row.  x [T, H], head [V, H]; returns [1, n].
-Matrix LossReference(const BatchData& data, const Matrix& x, const Matrix& head);
+// log p of every loss row, logits capped where cap is not 0.  x [T, H], head [V, H]; returns [1, n].
+Matrix LossReference(const BatchData& data, const Matrix& x, const Matrix& head, double cap = 0);
 
 }  // namespace lorad::kernels::testing

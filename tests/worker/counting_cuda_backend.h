@@ -106,7 +106,7 @@ class CountingCudaBackend final : public Backend {
                           const TensorView&, const TensorView&, const TensorView&) override {
     NoDevice();
   }
-  void LinearLoss(const Batch&, const TensorView&, const Linear&, const TensorView&,
+  void LinearLoss(const Batch&, const TensorView&, const Linear&, float, const TensorView&,
                   const TensorView&) override {
     NoDevice();
   }

@@ -207,9 +207,9 @@ class LateBackend final : public Backend {
       backend_->LoraLinearBackward(batch, linear, table, group, x, dy, dx, saved);
     });
   }
-  void LinearLoss(const Batch& batch, const TensorView& x, const Linear& head,
+  void LinearLoss(const Batch& batch, const TensorView& x, const Linear& head, float cap,
                   const TensorView& log_p, const TensorView& unit) override {
-    Later([=, this, &batch, &head] { backend_->LinearLoss(batch, x, head, log_p, unit); });
+    Later([=, this, &batch, &head] { backend_->LinearLoss(batch, x, head, cap, log_p, unit); });
   }
   void LossBackward(const Batch& batch, std::span<const float> weights, const TensorView& unit,
                     const TensorView& dx) override {

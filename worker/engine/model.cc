@@ -308,7 +308,7 @@ void Model::Forward(const kernels::Batch& batch, int64_t rows, int64_t loss_rows
   const TensorView h = h_.Rows(0, rows);
   backend_->RmsNorm(batch, border_.Rows(0, rows), final_norm_,
                     static_cast<float>(description_.final_norm.eps), h);
-  backend_->LinearLoss(batch, h, *head_, log_p_.Columns(0, loss_rows),
+  backend_->LinearLoss(batch, h, *head_, 0, log_p_.Columns(0, loss_rows),
                        gradient ? unit_.Rows(0, loss_rows) : TensorView{});
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cassert>
+#include <type_traits>
 
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/device/element.cuh"
@@ -119,33 +120,50 @@ __device__ Partial RowPartial(const float* z, int64_t vocabulary, Partial* share
   return BlockMerge<kAccurate>(part, shared);
 }
 
-// gradient = -exp(z - lse), but where w is the target 1 - exp(log_p).
-template <bool kAccurate, typename G>
-__device__ void WriteGradient(const float* z, int64_t vocabulary, float lse, int64_t target,
-                              float at_target, G* gradient) {
+// z = cap tanh(z / cap), by the threads that read it again.
+__device__ void CapRow(float* z, int64_t vocabulary, float cap) {
+  for (int64_t at = threadIdx.x; at < vocabulary; at += kThreads) z[at] = cap * tanhf(z[at] / cap);
+  __syncthreads();
+}
+
+// The slope of the cap at what it made; 1 where there is none.
+template <bool kCapped>
+__device__ float SlopeOf(float z, float cap) {
+  if constexpr (!kCapped) return 1.0f;
+  const float t = z / cap;
+  return 1.0f - t * t;
+}
+
+// gradient = -exp(z - lse), but where w is the target 1 - exp(log_p); both times the cap's slope.
+template <bool kAccurate, bool kCapped, typename G>
+__device__ void WriteGradient(const float* z, int64_t vocabulary, float cap, float lse,
+                              int64_t target, float at_target, G* gradient) {
   const int64_t whole = vocabulary / kUnit * kUnit;
   for (int64_t at = int64_t{threadIdx.x} * kUnit; at < whole; at += kThreads * kUnit) {
     Unit unit = LoadUnit(z, at, vocabulary, true);
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
+      const float slope = SlopeOf<kCapped>(unit.value[i], cap);
       const float p = Exp<kAccurate>(unit.value[i] - lse);
-      unit.value[i] = at + i == target ? at_target : -p;
+      unit.value[i] = (at + i == target ? at_target : -p) * slope;
     }
     StoreUnit(unit, gradient, at, vocabulary, true);
   }
   const int64_t rest = whole + threadIdx.x;
   if (rest < vocabulary) {
     const float p = Exp<kAccurate>(z[rest] - lse);
-    gradient[rest] = FromFloat<G>(rest == target ? at_target : -p);
+    const float slope = SlopeOf<kCapped>(z[rest], cap);
+    gradient[rest] = FromFloat<G>((rest == target ? at_target : -p) * slope);
   }
 }
 
-template <bool kAccurate, typename G>
+template <bool kAccurate, bool kCapped, typename G>
 __global__ void __launch_bounds__(kThreads)
-    SoftmaxGradientKernel(LossRange range, const float* logits, int64_t logits_stride,
-                          int64_t vocabulary, float* log_p, G* gradient, int64_t gradient_stride) {
+    SoftmaxGradientKernel(LossRange range, float* logits, int64_t logits_stride, int64_t vocabulary,
+                          float cap, float* log_p, G* gradient, int64_t gradient_stride) {
   __shared__ Partial shared[kWarps];
   for (int64_t place = blockIdx.x; place < range.count; place += gridDim.x) {
+    if constexpr (kCapped) CapRow(logits + place * logits_stride, vocabulary, cap);
     const float* z = logits + place * logits_stride;
     const int64_t loss_row = range.RowAt(place);
     const int64_t target = range.targets[loss_row];
@@ -155,23 +173,23 @@ __global__ void __launch_bounds__(kThreads)
     const float row_log_p = (at_target - part.max) - log_sum;
     if (threadIdx.x == 0) log_p[loss_row] = row_log_p;
     if (gradient == nullptr) continue;
-    WriteGradient<kAccurate>(z, vocabulary, part.max + log_sum, target, -expm1f(row_log_p),
-                             gradient + place * gradient_stride);
+    WriteGradient<kAccurate, kCapped>(z, vocabulary, cap, part.max + log_sum, target,
+                                      -expm1f(row_log_p), gradient + place * gradient_stride);
   }
 }
 
 // Logits in work at the same time are read twice: most of a large GPU's L2 cache.
 constexpr int64_t kCachedBytes = int64_t{40} << 20;
 
-template <bool kAccurate, typename G>
-void LaunchSoftmax(const LossRange& range, const TensorView& logits, const TensorView& log_p,
-                   const TensorView& gradient, cudaStream_t stream) {
+template <bool kAccurate, bool kCapped, typename G>
+void LaunchSoftmax(const LossRange& range, const TensorView& logits, float cap,
+                   const TensorView& log_p, const TensorView& gradient, cudaStream_t stream) {
   assert(gradient.empty() || BytesOf(gradient.dtype) == sizeof(G));
   const int64_t row_bytes = logits.row_stride * static_cast<int64_t>(sizeof(float));
   const int64_t rows = std::clamp(kCachedBytes / row_bytes, int64_t{64}, int64_t{1024});
   const unsigned blocks = static_cast<unsigned>(std::min(rows, range.count));
-  SoftmaxGradientKernel<kAccurate, G><<<blocks, kThreads, 0, stream>>>(
-      range, logits.f32(), logits.row_stride, logits.columns, log_p.f32(),
+  SoftmaxGradientKernel<kAccurate, kCapped, G><<<blocks, kThreads, 0, stream>>>(
+      range, logits.f32(), logits.row_stride, logits.columns, cap, log_p.f32(),
       static_cast<G*>(gradient.data), gradient.row_stride);
   LORAD_CUDA_LAUNCHED();
 }
@@ -188,16 +206,20 @@ void LaunchScatterRows(const LossRange& range, const TensorView& from, const Ten
   CopyRows(range, false, from, to, stream);
 }
 
-void LaunchSoftmaxGradient(const LossRange& range, const TensorView& logits,
+void LaunchSoftmaxGradient(const LossRange& range, const TensorView& logits, float cap,
                            const TensorView& log_p, const TensorView& gradient, bool accurate,
                            cudaStream_t stream) {
   assert(logits.row_stride % kUnit == 0 && gradient.row_stride % kUnit == 0);
   if (range.count == 0) return;
-  if (accurate) {
-    LaunchSoftmax<true, float>(range, logits, log_p, gradient, stream);
-  } else {
-    LaunchSoftmax<false, __nv_bfloat16>(range, logits, log_p, gradient, stream);
-  }
+  const auto launch = [&](auto capped) {
+    if (accurate) {
+      LaunchSoftmax<true, capped.value, float>(range, logits, cap, log_p, gradient, stream);
+    } else {
+      LaunchSoftmax<false, capped.value, __nv_bfloat16>(range, logits, cap, log_p, gradient,
+                                                        stream);
+    }
+  };
+  cap == 0 ? launch(std::false_type()) : launch(std::true_type());
 }
 
 }  // namespace lorad::kernels::cuda

@@ -97,7 +97,7 @@ TensorView LinearLossOperation::Scratch(int64_t at, int64_t rows, int64_t column
 }
 
 void LinearLossOperation::Run(const CudaBatch& batch, const TensorView& x, const CudaLinear& head,
-                              const TensorView& log_p, const TensorView& unit) {
+                              const TensorView& log_p, const TensorView& unit, float cap) {
   const int64_t rows = static_cast<int64_t>(batch.loss_rows.size());
   if (rows == 0) return;
   const TensorView& weight = head.weight;
@@ -113,14 +113,15 @@ void LinearLossOperation::Run(const CudaBatch& batch, const TensorView& x, const
   LossRange range = {
       .order = tables.order, .rows = batch.tables.loss_rows, .targets = batch.tables.loss_targets};
   const int64_t with_gradient = unit.empty() ? 0 : tables.trained;
-  const int64_t chunk_rows = Fused() ? plan.rows : PlainPlanOf(plan).rows;
+  const bool fused = Fused() && cap == 0;
+  const int64_t chunk_rows = fused ? plan.rows : PlainPlanOf(plan).rows;
   while (range.first < rows) {
     const bool gradient = range.first < with_gradient;
     const int64_t end = gradient ? with_gradient : rows;
     range.count = std::min(chunk_rows, end - range.first);
     const TensorView wanted = gradient ? unit : TensorView();
-    Fused() ? RunFused(plan, range, x, weight, log_p, wanted)
-            : RunPlain(plan, range, x, weight, log_p, wanted);
+    fused ? RunFused(plan, range, x, weight, log_p, wanted)
+          : RunPlain(plan, range, x, weight, cap, log_p, wanted);
     range.first += range.count;
   }
 }
@@ -163,7 +164,7 @@ void LinearLossOperation::RunFused(const Plan& plan, const LossRange& range, con
 }
 
 void LinearLossOperation::RunPlain(const Plan& plan, const LossRange& range, const TensorView& x,
-                                   const TensorView& weight, const TensorView& log_p,
+                                   const TensorView& weight, float cap, const TensorView& log_p,
                                    const TensorView& unit) {
   const cudaStream_t stream = context_.stream.get();
   const PlainPlan plain = PlainPlanOf(plan);
@@ -184,7 +185,7 @@ void LinearLossOperation::RunPlain(const Plan& plan, const LossRange& range, con
                .weight = weight,
                .y = logits},
               workspace_ + plan.gemm_at, stream);
-    LaunchSoftmaxGradient(part, logits, log_p,
+    LaunchSoftmaxGradient(part, logits, cap, log_p,
                           unit.empty() ? unit : gradient.Rows(first, part.count),
                           context_.activation == DType::kFloat32, stream);
   }

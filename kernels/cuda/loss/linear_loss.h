@@ -51,7 +51,7 @@ class LinearLossOperation {
   void Prepare(const CudaBatch& batch);
   // unit [n, H] may be empty; its rows that do not train are left as they were.
   void Run(const CudaBatch& batch, const TensorView& x, const CudaLinear& head,
-           const TensorView& log_p, const TensorView& unit);
+           const TensorView& log_p, const TensorView& unit, float cap = 0);
 
  private:
   using Plan = sizes::CudaLossLayout;
@@ -72,7 +72,8 @@ class LinearLossOperation {
   void RunFused(const Plan& plan, const LossRange& range, const TensorView& x,
                 const TensorView& weight, const TensorView& log_p, const TensorView& unit);
   void RunPlain(const Plan& plan, const LossRange& range, const TensorView& x,
-                const TensorView& weight, const TensorView& log_p, const TensorView& unit);
+                const TensorView& weight, float cap, const TensorView& log_p,
+                const TensorView& unit);
   // unit = words W, or what `targets` make of it.
   void RunGradient(const Plan& plan, const LossRange& range, const TensorView& words,
                    const TensorView& weight, const TargetTables& targets, const TensorView& unit);

@@ -16,6 +16,14 @@ struct ModelShape {
     int64_t out_features = 0;
     bool bias = false;
   };
+  // A table of cosines and sines that layers share.
+  struct RopeTable {
+    int64_t features = 0;  // of a head, that turn
+    // Sequences longer than this have rows of their own; 0: none have.
+    int64_t border = 0;
+
+    bool operator==(const RopeTable&) const = default;
+  };
   // Products with one input; every layer has them alike.
   struct Group {
     int64_t in_features = 0;
@@ -30,6 +38,12 @@ struct ModelShape {
   int64_t vocabulary = 0;
   bool tied_head = false;
   std::vector<Group> groups;  // qkv, o, gate_up, down
+  // Floats of each norm of a layer, beside the last norm's `hidden`.
+  std::vector<int64_t> norms;
+  bool in_norm = true;    // what goes into attention and MLP is normed
+  bool out_norm = false;  // what comes out of them is, before it is added
+  bool qk_norm = false;   // q and k are, before they turn
+  std::vector<RopeTable> ropes;
 };
 
 enum class DeviceKind {
@@ -57,6 +71,11 @@ enum class Recomputation {
 
 // "nothing", "products", "blocks".
 const char* ToText(Recomputation recomputation);
+
+// Rows of a rope table whose longest sequence has `longest` rows.
+constexpr int64_t RopeRows(int64_t longest, int64_t border) {
+  return border > 0 && longest > border ? 2 * longest : longest;
+}
 
 // What a group's memory is planned for, whoever will be in it.
 struct GroupShape {

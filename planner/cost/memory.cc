@@ -34,13 +34,17 @@ bool HasBias(const ModelShape::Group& group) {
 }
 
 int64_t WeightBytes(const ModelShape& model, const GroupShape& group) {
-  int64_t layer = 2 * Floats(model.hidden);  // norms
+  int64_t layer = 0;
+  for (const int64_t floats : model.norms) layer += Floats(floats);
   for (const ModelShape::Group& linear : model.groups) {
     layer += Values(OutFeatures(linear) * linear.in_features, group.device);
     if (HasBias(linear)) layer += Values(OutFeatures(linear), group.device);
   }
   const int64_t vocabulary = Values(model.vocabulary * model.hidden, group.device);
-  const int64_t rope = Floats(group.longest_sequence * model.head_size);
+  int64_t rope = 0;
+  for (const ModelShape::RopeTable& table : model.ropes) {
+    rope += Floats(sizes::RopeRows(group.longest_sequence, table.border) * table.features);
+  }
   return model.layers * layer + Floats(model.hidden) + rope +
          (model.tied_head ? vocabulary : 2 * vocabulary);
 }
@@ -59,17 +63,19 @@ int64_t ActivationBytes(const ModelShape& model, const Linears& linears, const G
   const int64_t gate_up = values(OutFeatures(linears.gate_up));
   const int64_t gated = values(linears.down.in_features);
   const int64_t attention = qkv + attended + Floats(tokens * model.heads);
+  const int64_t normed_out = model.out_norm ? hidden : 0;
   int64_t layer = 2 * hidden;                  // the blocks' inputs
   int64_t attention_scratch = qkv + attended;  // gradients
   int64_t mlp_scratch = gated;                 // likewise; those of gate and up overwrite them
+  if (model.qk_norm) attention_scratch += values((model.heads + model.kv_heads) * model.head_size);
   if (group.recomputation == Recomputation::kBlocks) {
-    attention_scratch += attention;
-    mlp_scratch += gate_up;
+    attention_scratch += attention + normed_out;
+    mlp_scratch += gate_up + normed_out;
   } else {
-    layer += attention + gate_up;
+    layer += attention + gate_up + 2 * normed_out;
   }
   if (group.recomputation == Recomputation::kNothing) {
-    layer += 2 * hidden + gated;
+    layer += (model.in_norm ? 2 * hidden : 0) + gated;
     for (const ModelShape::Group* linear :
          {&linears.qkv, &linears.o, &linears.gate_up, &linears.down}) {
       layer += values(LoraSavedColumns(static_cast<int64_t>(linear->parts.size()), group.rank_max));

@@ -32,6 +32,8 @@ ModelShape ReadShape(Fields& fields) {
       {model.hidden, {{"gate_proj", model.ffn, false}, {"up_proj", model.ffn, false}}},
       {model.ffn, {{"down_proj", model.hidden, false}}},
   };
+  model.norms = {model.hidden, model.hidden};
+  model.ropes = {{.features = model.head_size}};
   return model;
 }
 

@@ -266,7 +266,7 @@ std::vector<NamedShape> PeftTensors(const ModelDescription& description, int ran
     for (const LinearGroup* group : {&block.in, &block.out}) {
       for (const LinearPart& part : group->parts) {
         if (std::find(targets.begin(), targets.end(), part.target) == targets.end()) continue;
-        const std::string path = ModulePath(block, part);
+        const std::string& path = part.path;
         tensors.push_back({PeftKey(path, 'A'), {rank, group->in_features}});
         tensors.push_back({PeftKey(path, 'B'), {part.out_features, rank}});
       }

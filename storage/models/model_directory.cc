@@ -35,11 +35,31 @@ absl::Status NotFound(std::string_view message) {
   return status;
 }
 
-// Buffers that old checkpoints carry and everyone computes, and an output head beside a tied
-// one, which transformers ignores too.
+// Buffers that old checkpoints carry and everyone computes, an output head beside a tied one, which
+// transformers ignores too, and the weights of a tower for images.
 bool IsHarmlessSurplus(std::string_view name, const ModelDescription& description) {
+  if (description.in_tower) {
+    for (const char* part : {"model.vision_tower.", "model.multi_modal_projector."}) {
+      if (absl::StartsWith(Absl(name), part)) return true;
+    }
+  }
   return absl::EndsWith(Absl(name), ".rotary_emb.inv_freq") ||
          (description.tied_head && name == "lm_head.weight");
+}
+
+// A tensor's name in a file as transformers 5 has it in memory: files with a tower have an older
+// order of its parts.
+std::string NameInModel(const std::string& name, const ModelDescription& description) {
+  if (!description.in_tower) return name;
+  constexpr std::pair<const char*, const char*> kRenamed[] = {
+      {"language_model.model.", "model.language_model."},
+      {"language_model.lm_head.", "lm_head."},
+      {"vision_tower.", "model.vision_tower."},
+      {"multi_modal_projector.", "model.multi_modal_projector."}};
+  for (const auto& [older, newer] : kRenamed) {
+    if (absl::StartsWith(name, older)) return newer + name.substr(std::string_view(older).size());
+  }
+  return name;
 }
 
 // File names of the shards that an index names, sorted.
@@ -169,14 +189,15 @@ absl::Status ModelDirectory::OpenWeights() {
     files_.push_back(*std::move(file));
     const size_t number = files_.size() - 1;
     for (const TensorInfo& tensor : files_.back().tensors()) {
-      if (!tensors_.emplace(tensor.name, std::pair(number, &tensor)).second) {
+      const std::string name = NameInModel(tensor.name, description_);
+      if (!tensors_.emplace(name, std::pair(number, &tensor)).second) {
         return Refuse(kInvalid, absl::StrCat(files_.back().path(), ": tensor ", Quoted(tensor.name),
                                              " is in another file of the model too"));
       }
     }
   }
   for (const auto& [tensor, file] : weight_map) {
-    const auto found = tensors_.find(tensor);
+    const auto found = tensors_.find(NameInModel(tensor, description_));
     if (found == tensors_.end() || files_[found->second.first].path() != JoinPath(path_, file)) {
       return Refuse(kInvalid, absl::StrCat(JoinPath(path_, kIndexFile), ": tensor ", Quoted(tensor),
                                            " is not in ", Quoted(file)));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -25,10 +26,12 @@ uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-bool IsNorm(const ModelDescription& description, std::string_view name) {
-  return name == description.final_norm.tensor ||
-         std::any_of(description.blocks.begin(), description.blocks.end(),
-                     [name](const Block& block) { return block.norm.tensor == name; });
+// What a norm's tensor holds where its weight is 1; none where it is no norm.
+std::optional<float> UnitNorm(const ModelDescription& description, std::string_view name) {
+  for (const NormSpec& norm : AllNorms(description)) {
+    if (norm.tensor == name) return static_cast<float>(1.0 - norm.offset);
+  }
+  return std::nullopt;
 }
 
 // Elements [first, end) of a tensor.
@@ -50,8 +53,8 @@ void FillRandomWeight(const ModelDescription& description, std::string_view name
   assert(found != tensors.end());
   int64_t count = 1;
   for (const int64_t size : found->shape) count *= size;
-  if (IsNorm(description, name)) {
-    std::fill(out, out + count, 1.0f);
+  if (const std::optional<float> unit = UnitNorm(description, name); unit) {
+    std::fill(out, out + count, *unit);
     return;
   }
   const uint64_t key = Mix(seed) ^ Hash(name);

@@ -34,9 +34,15 @@ std::string Message(const std::string& config) {
 
 TEST_CASE("published models have their published number of parameters", "[model_description]") {
   const std::vector<std::pair<std::string, int64_t>> cases = {
-      {kLlama2_7b, 6'738'415'616},      {kLlama31_8b, 8'030'261'248}, {kLlama32_1b, 1'235'814'400},
-      {kTinyLlama, 1'100'048'384},      {kQwen25_05b, 494'032'768},   {kQwen2_7b, 7'615'616'512},
+      {kLlama2_7b, 6'738'415'616},      {kLlama31_8b, 8'030'261'248},
+      {kLlama32_1b, 1'235'814'400},     {kTinyLlama, 1'100'048'384},
+      {kQwen25_05b, 494'032'768},       {kQwen2_7b, 7'615'616'512},
       {kMistral_7b_v03, 7'248'023'552}, {kSmolLm2_135m, 134'515'008},
+      {kQwen3_8b, 8'190'735'360},       {kGemma_7b, 8'537'680'896},
+      {kGemma2_2b, 2'614'341'888},      {kGemma3_12b, 11'766'034'176},
+      {kPhi3_mini, 3'821'079'552},      {kPhi4, 14'659'507'200},
+      {kSmolLm3_3b, 3'075'098'624},     {kOlmo2_7b, 7'298'617'344},
+      {kGranite33_8b, 8'170'864'640},
   };
   for (const auto& [config, parameters] : cases) {
     INFO(config);
@@ -56,11 +62,11 @@ TEST_CASE("a description lists blocks, tensors and targets", "[model_description
                                                           "gate_proj", "up_proj", "down_proj"});
   const Block& attention = model->blocks[2];
   CHECK(attention.layer == 1);
-  CHECK(attention.norm.tensor == "model.layers.1.input_layernorm.weight");
+  CHECK(attention.norm->tensor == "model.layers.1.input_layernorm.weight");
   CHECK(attention.in.out_features() == 896 + 2 * 128);
   CHECK(attention.in.parts[1].bias == "model.layers.1.self_attn.k_proj.bias");
   CHECK(attention.out.parts[0].bias.empty());
-  CHECK(ModulePath(attention, attention.in.parts[0]) == "model.layers.1.self_attn.q_proj");
+  CHECK(attention.in.parts[0].path == "model.layers.1.self_attn.q_proj");
   const auto& mixer = std::get<AttentionSpec>(attention.mixer);
   CHECK(mixer.heads == 14);
   CHECK(mixer.kv_heads == 2);
@@ -99,6 +105,106 @@ TEST_CASE("rotary frequencies are those of transformers", "[model_description]")
   }
 }
 
+void CheckFrequencies(const std::vector<float>& got,
+                      const std::vector<std::pair<int, float>>& expected) {
+  for (const auto& [index, value] : expected) {
+    INFO(index);
+    CHECK(got[static_cast<size_t>(index)] == Approx(value).epsilon(3e-7));
+  }
+}
+
+const RopeSpec& RopeOf(const ModelDescription& model, int layer) {
+  return std::get<AttentionSpec>(model.blocks[static_cast<size_t>(2 * layer)].mixer).rope;
+}
+
+TEST_CASE("yarn's and longrope's frequencies are those of transformers", "[model_description]") {
+  // Printed by transformers 5.17.
+  const auto yarn = DescribeModel(Patched(kQwen3_8b, R"({"rope_scaling": {"rope_type": "yarn",
+    "factor": 4.0, "original_max_position_embeddings": 32768}})"));
+  REQUIRE(yarn.ok());
+  CHECK(RopeOf(*yarn, 0).factor == Approx(1.138629436111989).epsilon(1e-12));
+  CheckFrequencies(RopeOf(*yarn, 0).inverse_frequencies, {{0, 1.0f},
+                                                          {20, 0.01333521492779255f},
+                                                          {30, 0.0010643609566614032f},
+                                                          {40, 4.4456985051510856e-05f},
+                                                          {63, 3.102344408034696e-07f}});
+  nlohmann::json table = {{"type", "longrope"}};
+  for (int i = 0; i < 48; ++i) {
+    table["short_factor"].push_back(1.0 + 0.01 * i);
+    table["long_factor"].push_back(1.0 + 0.25 * i);
+  }
+  nlohmann::json config = nlohmann::json::parse(kPhi4);
+  config.merge_patch({{"hidden_size", 3072},
+                      {"num_attention_heads", 24},
+                      {"num_key_value_heads", 8},
+                      {"max_position_embeddings", 131072},
+                      {"original_max_position_embeddings", 4096},
+                      {"partial_rotary_factor", 0.75},
+                      {"rope_theta", 10000.0},
+                      {"rope_scaling", table}});
+  const auto longrope = DescribeModel(config.dump());
+  REQUIRE(longrope.ok());
+  const RopeSpec& rope = RopeOf(*longrope, 0);
+  CHECK(rope.original_positions == 4096);
+  CHECK(rope.factor == Approx(1.1902380714238083).epsilon(1e-12));
+  CheckFrequencies(
+      rope.inverse_frequencies,
+      {{1, 0.8172318339347839f}, {20, 0.017953623086214066f}, {47, 8.24168382678181e-05f}});
+  CheckFrequencies(rope.long_frequencies,
+                   {{1, 0.6603233218193054f}, {20, 0.0035907248966395855f}, {47, 9.502177e-06f}});
+}
+
+TEST_CASE("layers differ as the config says", "[model_description]") {
+  const auto gemma = DescribeModel(kGemma3_12b);
+  REQUIRE(gemma.ok());
+  CHECK(gemma->embedding_tensor == "model.language_model.embed_tokens.weight");
+  CHECK(gemma->blocks[0].in.parts[0].path == "model.language_model.layers.0.self_attn.q_proj");
+  CHECK(gemma->vocabulary == 262208);
+  for (const int layer : {0, 4, 5, 11, 12}) {
+    INFO(layer);
+    const Block& block = gemma->blocks[static_cast<size_t>(2 * layer)];
+    const bool full = (layer + 1) % 6 == 0;
+    CHECK(std::get<AttentionSpec>(block.mixer).window == (full ? 0 : 1024));
+    CHECK(RopeOf(*gemma, layer).theta == (full ? 1e6 : 1e4));
+    CHECK(RopeOf(*gemma, layer).type == (full ? "linear" : "default"));
+    CHECK(block.norm->offset == 1);
+    CHECK(block.out_norm->tensor == "model.language_model.layers." + std::to_string(layer) +
+                                        ".post_attention_layernorm.weight");
+  }
+  const auto smol = DescribeModel(kSmolLm3_3b);
+  REQUIRE(smol.ok());
+  CHECK(RopeOf(*smol, 2).inverse_frequencies.size() == 64);
+  CHECK(RopeOf(*smol, 3).inverse_frequencies.empty());
+  const auto phi = DescribeModel(kPhi3_mini);
+  REQUIRE(phi.ok());
+  CHECK(TargetModules(*phi) ==
+        std::vector<std::string>{"qkv_proj", "o_proj", "gate_up_proj", "down_proj"});
+  CHECK(std::get<AttentionSpec>(phi->blocks[0].mixer).window == 2047);
+  const auto olmo = DescribeModel(kOlmo2_7b);
+  REQUIRE(olmo.ok());
+  CHECK_FALSE(olmo->blocks[0].norm.has_value());
+  CHECK(std::get<AttentionSpec>(olmo->blocks[0].mixer).qk_norm->k.size == 4096);
+  // x is kept divided by the residual's factor.
+  const auto granite = DescribeModel(kGranite33_8b);
+  REQUIRE(granite.ok());
+  CHECK(granite->embedding_factor == Approx(12 / 0.22));
+  CHECK(granite->blocks[0].norm->eps == Approx(1e-5 / (0.22 * 0.22)));
+  CHECK(granite->final_norm.factor == Approx(1.0 / 16));
+  CHECK(std::get<AttentionSpec>(granite->blocks[0].mixer).scale == 0.0078125);
+}
+
+TEST_CASE("kinds of layers turn alike in both spellings", "[model_description]") {
+  const auto older = DescribeModel(kGemma3_12b);
+  const auto newer = DescribeModel(Patched(kGemma3_12b, R"({"text_config": {"rope_scaling": null,
+    "rope_parameters": {
+      "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+      "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}})"));
+  REQUIRE(older.ok());
+  INFO(newer.status().ToString());
+  REQUIRE(newer.ok());
+  for (const int layer : {0, 5}) CHECK(RopeOf(*older, layer) == RopeOf(*newer, layer));
+}
+
 TEST_CASE("both spellings of a config mean the same", "[model_description]") {
   const auto older = DescribeModel(Patched(kLlama32_1b, R"({
     "dtype": null, "torch_dtype": "bfloat16", "rope_parameters": null, "rope_theta": 500000.0,
@@ -121,8 +227,11 @@ TEST_CASE("what is not implemented is refused by name", "[model_description]") {
       {"", "MODEL_INVALID: not JSON: parse error at line 1, column 1"},
       {"[]", "MODEL_INVALID: the config must be a JSON object"},
       {"{}", "MODEL_INVALID: neither architectures nor model_type"},
-      {Patched(kTiny, R"({"architectures": ["GemmaForCausalLM"], "model_type": "gemma"})"),
-       "MODEL_UNSUPPORTED: architecture \"GemmaForCausalLM\""},
+      {Patched(kTiny, R"({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"})"),
+       "MODEL_UNSUPPORTED: architecture \"MixtralForCausalLM\" (model_type \"mixtral\") is not "
+       "implemented (mixtures of experts are not implemented); these are: LlamaForCausalLM"},
+      {Patched(kTiny, R"({"architectures": ["Qwen3NextForCausalLM"], "model_type": null})"),
+       "linear attention and state spaces are not implemented"},
       {Patched(kTiny, R"({"architectures": ["LlamaForSequenceClassification"]})"),
        "MODEL_UNSUPPORTED: architecture \"LlamaForSequenceClassification\""},
       {Patched(kTiny, R"({"model_type": "mistral"})"), "(model_type \"mistral\")"},
@@ -140,7 +249,13 @@ TEST_CASE("what is not implemented is refused by name", "[model_description]") {
       {Patched(kMistral_7b_v03, R"({"num_key_value_heads": null})"),
        "num_key_value_heads is missing"},
       {Patched(kTiny, R"({"hidden_act": "gelu"})"),
-       "MODEL_UNSUPPORTED: hidden_act = \"gelu\" is not implemented (only \"silu\")"},
+       "MODEL_UNSUPPORTED: hidden_act = \"gelu\" is not implemented (\"silu\" and "
+       "\"gelu_pytorch_tanh\" are)"},
+      {Patched(kGemma2_2b, R"({"hidden_act": null, "hidden_activation": "gelu"})"),
+       "hidden_activation = \"gelu\" is not implemented"},
+      {Patched(kGemma2_2b, R"({"hidden_act": "gelu"})"), "both given, and differ"},
+      {Patched(kGemma2_2b, R"({"use_bidirectional_attention": true})"),
+       "use_bidirectional_attention = true is not implemented"},
       {Patched(kTiny, R"({"attention_dropout": 0.1})"), "attention_dropout = 0.1"},
       {Patched(kTiny, R"({"quantization_config": {"bits": 4}})"), "\"quantization_config\" = {"},
       {Patched(kTiny, R"({"attn_logit_softcapping": 50.0})"), "\"attn_logit_softcapping\" = 50.0"},
@@ -148,18 +263,30 @@ TEST_CASE("what is not implemented is refused by name", "[model_description]") {
       {Patched(kTiny, R"({"auto_map": {"AutoModel": "x.y"}})"), "\"auto_map\""},
       {Patched(kTiny, R"({"mlp_bias": true, "attention_bias": true})"), "ok"},
       {Patched(kMistral_7b_v03, R"({"attention_bias": true})"), "attention_bias = true"},
-      {Patched(kMistral_7b_v03, R"({"sliding_window": 4096})"), "sliding_window = 4096"},
-      {Patched(kMistral_7b_v03, R"({"sliding_window": 32768})"), "ok"},
-      {Patched(kQwen2_7b, R"({"use_sliding_window": true, "sliding_window": 4096})"),
-       "sliding_window = 4096"},
-      {Patched(kQwen2_7b, R"({"use_sliding_window": true, "sliding_window": null})"),
-       "use_sliding_window = true"},
-      {Patched(kQwen2_7b, R"({"sliding_window": 4096})"), "ok"},
+      {Patched(kMistral_7b_v03, R"({"sliding_window": 4096})"), "ok"},
+      {Patched(kMistral_7b_v03, R"({"sliding_window": 0})"),
+       "sliding_window is 0; it must be a whole number from 1"},
+      {Patched(kTiny, R"({"sliding_window": 16})"), "this architecture has no window"},
+      {Patched(kQwen2_7b, R"({"use_sliding_window": true, "sliding_window": 4096})"), "ok"},
       {Patched(kQwen2_7b, R"({"layer_types": ["full_attention", "sliding_attention"]})"),
-       "layer_types: \"sliding_attention\""},
-      {Patched(kTiny, R"({"rope_scaling": {"type": "linear", "factor": 2.0}})"),
-       "rope_scaling.rope_type \"linear\" is not implemented"},
-      {Patched(kTiny, R"({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}})"), "\"yarn\""},
+       "layer_types has 2 entries, num_hidden_layers is 28"},
+      {Patched(kTiny, R"({"layer_types": ["full_attention", "sliding_attention"]})"),
+       "layer_types names sliding_attention, but there is no sliding_window"},
+      {Patched(kTiny, R"({"layer_types": ["full_attention", "linear_attention"]})"),
+       "layer_types: \"linear_attention\" is not implemented (full_attention and "
+       "sliding_attention are)"},
+      {Patched(kSmolLm3_3b, R"({"no_rope_layers": [1, 0]})"),
+       "no_rope_layers has 2 entries, num_hidden_layers is 36"},
+      {Patched(kTiny, R"({"rope_scaling": {"type": "dynamic", "factor": 2.0}})"),
+       "rope_scaling.rope_type \"dynamic\" is not implemented (default, linear, llama3, yarn and "
+       "longrope are)"},
+      {Patched(kPhi4, R"({"rope_scaling": {"type": "longrope", "short_factor": [1, 2]}})"),
+       "short_factor must be a list of 64 numbers over 0"},
+      {Patched(kGemma3_12b, R"({"text_config": {"rope_scaling": {"rope_type": "dynamic"}}})"),
+       "text_config: rope_scaling.rope_type \"dynamic\" is not implemented"},
+      {Patched(kGemma3_12b, R"({"text_config": {"model_type": "gemma4_text"}})"),
+       "(model_type \"gemma4_text\") is not implemented"},
+      {Patched(kGemma3_12b, R"({"text_config": null})"), "text_config is missing"},
       {Patched(kTiny, R"({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}})"),
        "rope_scaling.low_freq_factor is missing"},
       {Patched(kTiny, R"({"rope_scaling": {"rope_type": "default", "factor": 2.0}})"),
@@ -168,8 +295,8 @@ TEST_CASE("what is not implemented is refused by name", "[model_description]") {
       {Patched(kTiny, R"({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}})"),
        "rope_theta is given twice"},
       {Patched(kTiny,
-               R"({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}})"),
-       "rope_parameters.partial_rotary_factor = 0.5"},
+               R"({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}})"),
+       "partial_rotary_factor: 3 of a head's 4 features cannot turn in pairs"},
   };
   for (const Case& each : cases) {
     INFO(each.config);

@@ -11,6 +11,7 @@
 #include "planner/cost/memory.h"
 #include "server/core/catalog/model_shape.h"
 #include "storage/models/model_description.h"
+#include "tests/storage/published_configs.h"
 #include "worker/engine/model.h"
 #include "worker/engine/slot.h"
 
@@ -26,8 +27,22 @@ inline storage::ModelDescription Describe(const std::string& sizes, const std::s
   return *description;
 }
 
+inline storage::ModelDescription Described(const std::string& config) {
+  const auto description = storage::DescribeModel(config);
+  INFO(description.status().ToString());
+  REQUIRE(description.ok());
+  return *description;
+}
+
 inline std::vector<storage::ModelDescription> Models() {
   return {
+      Described(storage::kQwen3_8b),
+      Described(storage::kGemma3_12b),
+      Described(storage::kPhi4),
+      Described(storage::kGemma2_2b),
+      Described(storage::kOlmo2_7b),
+      Described(storage::kSmolLm3_3b),
+      Described(storage::kGranite33_8b),
       // TinyLlama-1.1B, Qwen2.5-3B, Llama-3.1-8B, SmolLM2-135M, and heads that cuDNN alone takes.
       Describe(R"("hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
         "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000,
@@ -78,7 +93,7 @@ inline void CheckCudaMemory(kernels::Backend& backend, int multiprocessors) {
     }
     SlotOptions options;
     options.rank = 13;
-    options.target_modules = {"q_proj", "down_proj"};
+    options.target_modules = {storage::TargetModules(description).front(), "down_proj"};
     const auto tensors = ListLoraTensors(description, WholeModel(description), options);
     REQUIRE(tensors.ok());
     CHECK(planner::BytesOfSlot(model, {options.rank, options.target_modules}, device).total() ==

@@ -1,5 +1,6 @@
 // A job's bits do not depend on who shares its microbatches, how its batches are cut, how many
 // threads there are, or whether it was stopped and resumed.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <iostream>
@@ -17,7 +18,26 @@ constexpr uint64_t kFixedSeed = 20261121;
 struct Setting {
   std::string model_path;
   int64_t steps = 0;
+  int64_t longest = kLongest;
+  int32_t words = 384;
+  // Of a layer, as its files have them.
+  std::vector<std::string> attention = {"q_proj", "k_proj", "v_proj", "o_proj"};
+  std::vector<std::string> mlp = {"gate_proj", "up_proj", "down_proj"};
+
+  std::vector<TestRow> Rows(int64_t count, int64_t most, uint64_t seed) const {
+    return RandomRows(count, 17, std::min(most, longest), seed, words);
+  }
 };
+
+// A golden model: features of every kind, borders at 16 and 32.
+Setting Family(const std::string& name) {
+  Setting setting{"tests/golden/" + name + "/model", 3, 120, 192};
+  if (name == "phi3") {
+    setting.attention = {"qkv_proj", "o_proj"};
+    setting.mlp = {"gate_up_proj", "down_proj"};
+  }
+  return setting;
+}
 
 Setting Small(int64_t steps) {
   return {MakeRandomModel(std::filesystem::temp_directory_path() / "isolation_model"), steps};
@@ -27,9 +47,20 @@ Setting Wide(int64_t steps) {
   return {MakeWideRandomModel(std::filesystem::temp_directory_path() / "isolation_wide"), steps};
 }
 
-TestJob Subject() {
-  return MakeJob("subject", 13, {"q_proj", "v_proj", "o_proj", "down_proj"},
-                 RandomRows(40, 17, kLongest, 1), 2);
+TestJob Subject(const Setting& setting) {
+  std::vector<std::string> targets = setting.attention;
+  if (targets.size() == 4) targets.erase(targets.begin() + 1);  // q, v and o
+  targets.push_back(setting.mlp.back());
+  return MakeJob("subject", 13, targets, setting.Rows(40, kLongest, 1), 2);
+}
+
+// Of other ranks and targets.
+std::vector<TestJob> Strangers(const Setting& setting) {
+  std::vector<std::string> all = setting.attention;
+  all.insert(all.end(), setting.mlp.begin(), setting.mlp.end());
+  return {MakeJob("small", 4, {setting.attention[0]}, setting.Rows(20, 300, 2), 3),
+          MakeJob("all", 8, all, setting.Rows(20, 200, 3), 2),
+          MakeJob("wide", 64, setting.mlp, setting.Rows(20, 500, 4), 1)};
 }
 
 struct Result {
@@ -56,7 +87,7 @@ Result Alone(const Setting& setting, int threads, int32_t capacity, std::mt19937
                    .recomputation = recomputation,
                    .late = late});
   harness.Form();
-  TestJob job = Subject();
+  TestJob job = Subject(setting);
   harness.Load(job);
   while (job.step < setting.steps) harness.Step({&job}, job.step + 1 == setting.steps, random);
   Result result;
@@ -73,15 +104,9 @@ Result InCompany(const Setting& setting, std::mt19937_64* random, bool late = fa
                    .longest_sequence = static_cast<int32_t>(kLongest),
                    .late = late});
   harness.Form();
-  TestJob job = Subject();
+  TestJob job = Subject(setting);
   harness.Load(job);
-  std::vector<TestJob> strangers = {
-      MakeJob("small", 4, {"q_proj", "v_proj"}, RandomRows(20, 17, 300, 2), 3),
-      MakeJob("all", 8,
-              {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
-              RandomRows(20, 17, 200, 3), 2),
-      MakeJob("wide", 64, {"gate_proj", "up_proj", "k_proj"}, RandomRows(20, 17, 500, 4), 1),
-  };
+  std::vector<TestJob> strangers = Strangers(setting);
   std::vector<bool> resident(strangers.size(), false);
   while (job.step < setting.steps) {
     std::vector<TestJob*> jobs = {&job};
@@ -110,7 +135,7 @@ Result InCompany(const Setting& setting, std::mt19937_64* random, bool late = fa
 // Stopped after `stop` steps and resumed from the shard in a new group of another capacity.
 Result Resumed(const Setting& setting, int64_t stop, std::mt19937_64* random) {
   Result result;
-  TestJob job = Subject();
+  TestJob job = Subject(setting);
   std::string shard;
   for (const int32_t capacity : {2048, 901}) {
     Harness harness({.model_path = setting.model_path,
@@ -165,6 +190,20 @@ TEST_CASE("equal bits whatever is computed again") {
   std::mt19937_64 random(kFixedSeed);
   CheckEqual(Alone(setting, 2, 1500, &random, v1::FormGroup::NOTHING), reference);
   CheckEqual(Alone(setting, 2, 1500, &random, v1::FormGroup::BLOCKS), reference);
+}
+
+TEST_CASE("equal bits in every family: in company, resumed, whatever is computed again") {
+  for (const char* name :
+       {"qwen3", "qwen3_yarn", "mistral_window", "gemma", "gemma2", "gemma3", "gemma3_tower",
+        "mistral3_tower", "phi3", "smollm3", "olmo2", "olmo3", "granite"}) {
+    INFO(name);
+    const Setting setting = Family(name);
+    RunWithSeed(std::random_device()(), setting);
+    const Result reference = Alone(setting, 1, 900, nullptr);
+    std::mt19937_64 random(kFixedSeed);
+    CheckEqual(Alone(setting, 2, 1500, &random, v1::FormGroup::NOTHING, true), reference);
+    CheckEqual(Alone(setting, 2, 1500, &random, v1::FormGroup::BLOCKS), reference);
+  }
 }
 
 TEST_CASE("equal bits on a device that does everything as late as it may") {

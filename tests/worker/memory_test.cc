@@ -1,7 +1,9 @@
 // What the planner estimates is what the engine's arenas hold, byte for byte.
 #include "planner/cost/memory.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <filesystem>
 #include <limits>
 
 #include "kernels/cpu/cpu_backend.h"
@@ -21,22 +23,35 @@ storage::ModelDescription Describe(const std::string& config) {
   return *description;
 }
 
+// The golden models, of every family.
+std::vector<storage::ModelDescription> GoldenModels() {
+  std::vector<storage::ModelDescription> models;
+  for (const auto& entry : std::filesystem::directory_iterator("tests/golden")) {
+    const std::string config = entry.path().string() + "/model/config.json";
+    if (std::filesystem::exists(config)) models.push_back(Describe(ReadFile(config)));
+  }
+  REQUIRE(models.size() >= 15);
+  return models;
+}
+
 std::vector<storage::ModelDescription> Models() {
-  return {
-      Describe(ReadFile("tests/golden/llama_gqa_untied/model/config.json")),
-      Describe(ReadFile("tests/golden/qwen2_bias_tied/model/config.json")),
-      // SmolLM2-135M; odd sizes so that every allocation is rounded.
-      Describe(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+  std::vector<storage::ModelDescription> models = GoldenModels();
+  for (const storage::ModelDescription& model : {
+           // SmolLM2-135M; odd sizes so that every allocation is rounded.
+           Describe(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
         "hidden_act": "silu", "hidden_size": 576, "intermediate_size": 1536,
         "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
         "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100000,
         "tie_word_embeddings": true, "vocab_size": 49152})"),
-      Describe(R"({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2",
+           Describe(R"({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2",
         "hidden_act": "silu", "hidden_size": 70, "intermediate_size": 99,
         "num_hidden_layers": 3, "num_attention_heads": 5, "num_key_value_heads": 1,
         "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000,
         "tie_word_embeddings": false, "vocab_size": 101})"),
-  };
+       }) {
+    models.push_back(model);
+  }
+  return models;
 }
 
 constexpr Recomputation kRecomputations[] = {Recomputation::kNothing, Recomputation::kProducts,
@@ -81,12 +96,15 @@ TEST_CASE("a slot takes what the planner says") {
   const std::vector<std::vector<std::string>> targets = {
       {"q_proj", "v_proj"},
       {"down_proj"},
-      {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
+      {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+      {"qkv_proj", "o_proj", "gate_up_proj"}};
   const auto backend = kernels::MakeCpuBackend(1);
   for (const storage::ModelDescription& description : Models()) {
     const planner::ModelShape shape = server::ShapeOf(description);
     for (const int rank : {1, 4, 13, 64, 512}) {
       for (const std::vector<std::string>& names : targets) {
+        const std::vector<std::string> known = storage::TargetModules(description);
+        if (std::find(known.begin(), known.end(), names[0]) == known.end()) continue;
         INFO(description.architecture << " " << description.hidden << ": rank " << rank << ", "
                                       << names.size() << " targets");
         SlotOptions options;

@@ -125,13 +125,14 @@ std::string MakeSmolLm2Model(const std::string& folder) {
                                    {"vocab_size", 49152}});
 }
 
-std::vector<TestRow> RandomRows(int64_t count, int64_t shortest, int64_t longest, uint64_t seed) {
+std::vector<TestRow> RandomRows(int64_t count, int64_t shortest, int64_t longest, uint64_t seed,
+                                int32_t words) {
   std::mt19937_64 random(seed);
   std::vector<TestRow> rows(count);
   for (TestRow& row : rows) {
     const int64_t length = shortest + static_cast<int64_t>(random() % (longest - shortest + 1));
     for (int64_t i = 0; i < length; ++i) {
-      row.ids.push_back(static_cast<int32_t>(random() % 384));
+      row.ids.push_back(static_cast<int32_t>(random() % static_cast<uint64_t>(words)));
       row.labels.push_back(i == length - 1 || random() % 2 == 0 ? row.ids.back() : -100);
     }
   }

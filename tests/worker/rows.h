@@ -30,8 +30,10 @@ std::string MakeWideRandomModel(const std::string& folder);
 // SmolLM2-135M's shape in full, weights from a seed.
 std::string MakeSmolLm2Model(const std::string& folder);
 
-// Rows of random ids with lengths between `shortest` and `longest`; about half the tokens train.
-std::vector<TestRow> RandomRows(int64_t count, int64_t shortest, int64_t longest, uint64_t seed);
+// Rows of random ids below `words` with lengths between `shortest` and `longest`; about half the
+// tokens train.
+std::vector<TestRow> RandomRows(int64_t count, int64_t shortest, int64_t longest, uint64_t seed,
+                                int32_t words = 384);
 
 // A job with dropout on and weight decay, learning rate constant.
 TestJob MakeJob(const std::string& name, int rank, const std::vector<std::string>& targets,

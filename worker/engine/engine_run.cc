@@ -168,6 +168,7 @@ absl::Status Engine::AddSegment(const v1::Segment& segment, Resident* resident, 
   kernels::Segment entry;
   entry.first_row = flight->rows;
   entry.rows = rows;
+  entry.first_angle = model_->FirstAngle(rows);
   entry.mode = ModeOf(segment.mode());
   entry.slot = entry.mode == kernels::Mode::kReference ? -1 : resident->index;
   entry.dropout.seed = resident->slot->options().dropout_seed;

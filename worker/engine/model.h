@@ -12,6 +12,7 @@
 #include "sizes/group.h"
 #include "storage/models/model_description.h"
 #include "storage/models/model_directory.h"
+#include "worker/engine/model_parts.h"
 
 namespace lorad::worker {
 
@@ -38,8 +39,9 @@ using sizes::Recomputation;
 
 // A stage of a base model with the memory for one microbatch in flight. Runs the table of a
 // ModelDescription and knows no family by name. Forward keeps, per block and row, x at the block's
-// entry (H); unless blocks are computed again, of attention: q, k, v after the rotary embedding
-// ((N + 2G) D), its output (N D) and lse (N), of an MLP: gate and up (2F); if nothing is computed
+// entry (H); unless blocks are computed again, of attention: q, k, v after the rotary embedding, or
+// as the product leaves them where they are normed ((N + 2G) D), its output (N D) and lse (N), of an
+// MLP: gate and up (2F), of both what they leave where that is normed (H); if nothing is computed
 // again, the norm's output as well (H a block), the SwiGLU product (F an MLP) and S.
 //
 // Counting: constructed over a counting arena, a Model holds nothing and arena.bytes_max() is what
@@ -87,6 +89,9 @@ class Model {
   void Backward(const kernels::Batch& batch, int64_t rows, kernels::AdapterTable& table,
                 std::span<const float> weights);
 
+  // Row of the rope tables that position 0 of a sequence of so many rows has.
+  int64_t FirstAngle(int64_t rows) const;
+
   // Linear groups as the backend's AdapterTable numbers them: `in` and `out` of every block.
   int32_t groups() const { return 2 * (range_.end_block - range_.first_block); }
   int32_t InGroup(int32_t block) const { return 2 * (block - range_.first_block); }
@@ -101,45 +106,72 @@ class Model {
     const storage::Block* block = nullptr;
     int32_t index = 0;
     bool attention = false;
-    // Frozen.
+    // Frozen; norms where the block has them.
     kernels::TensorView norm;  // [1, H]
     std::unique_ptr<kernels::Linear> in;
     std::unique_ptr<kernels::Linear> out;
-    kernels::TensorView rope;  // [P, D]; attention
-    kernels::TensorView x;     // [T, H]; kept
+    kernels::TensorView out_norm;  // [1, H]
+    kernels::QkNorm qk_norm;       // attention
+    kernels::HeadAngles angles;    // attention; empty where nothing turns
+    kernels::TensorView x;         // [T, H]; kept
     // Kept, or where it is computed again shared by the blocks.
     kernels::TensorView mix;  // attention: [T, (N + 2G) D]; MLP: [T, 2F]
     kernels::TensorView h;    // [T, H]: the norm's output
     kernels::TensorView y;    // [T, N D] or [T, F]: what the mixer gives to `out`
     kernels::TensorView lse;  // [T, N]; attention
+    kernels::TensorView o;    // [T, H]: what `out` leaves, where that is normed
     // Saved by the LoRA linears, [T, LoraSavedColumns]; empty: computed again.
     kernels::TensorView in_saved;
     kernels::TensorView out_saved;
-    // Scratch shared by all blocks: gradients.
+    // Scratch shared by all blocks: q and k as attention reads them where they are normed, and
+    // gradients.
+    kernels::TensorView scratch_qk;    // [T, (N + G) D]
     kernels::TensorView scratch_dy;    // [T, N D] or [T, F]
     kernels::TensorView scratch_dmix;  // [T, (N + 2G) D]; attention (the MLP's overwrites mix)
   };
 
   void LayWeights(kernels::Arena& arena);
+  void LayAttentionWeights(const storage::AttentionSpec& spec, BlockState& state,
+                           kernels::Arena& arena);
   void LayActivations(kernels::Arena& arena);
+  void LayScratch(kernels::Arena& arena);
+  // What a block's forward leaves for its backward.
+  void LayBlock(BlockState& state, kernels::Arena& arena) const;
+  kernels::TensorView Activation(int64_t columns, kernels::Arena& arena) const;
   kernels::Limits BackendLimits() const;
-  kernels::TensorView RopeTable(const storage::RopeSpec& rope, kernels::Arena& arena);
+  kernels::HeadAngles RopeTable(const storage::AttentionSpec& spec, kernels::Arena& arena);
   void FillRopeTables();
+  absl::Status LoadBlock(const storage::ModelDirectory& directory, const BlockState& state);
   absl::Status LoadGroup(const storage::ModelDirectory& directory,
                          const storage::LinearGroup& group, kernels::Linear& linear);
   absl::Status LoadNorm(const storage::ModelDirectory& directory, const storage::NormSpec& norm,
                         const kernels::TensorView& view);
 
+  // x, normed where the block has a norm before it.
+  kernels::TensorView Input(const BlockState& state, int64_t rows) const;
+  void NormInput(const kernels::Batch& batch, int64_t rows, const BlockState& state);
   // From x to y.
   void Mix(const kernels::Batch& batch, int64_t rows, const BlockState& state,
            const kernels::AdapterTable& table);
+  void MixAttention(const kernels::Batch& batch, int64_t rows, const BlockState& state,
+                    const kernels::AdapterTable& table);
+  void NormQk(const kernels::Batch& batch, int64_t rows, const BlockState& state);
+  // q, k and v as attention reads them.
+  Qkv Attended(const BlockState& state, int64_t rows) const;
+  // From y to what is added to x, or normed first; `residual` and `to` as LoraLinear has them.
+  void Leave(const kernels::Batch& batch, int64_t rows, const BlockState& state,
+             const kernels::AdapterTable& table, const kernels::TensorView& residual,
+             const kernels::TensorView& to);
   // Computes what backward reads of the block and forward did not keep.
   void Restore(const kernels::Batch& batch, int64_t rows, const BlockState& state,
                const kernels::AdapterTable& table);
+  // `dout`: of what the block leaves.
   void BackwardAttention(const kernels::Batch& batch, int64_t rows, const BlockState& state,
-                         kernels::AdapterTable& table);
+                         const kernels::TensorView& dout, kernels::AdapterTable& table);
   void BackwardMlp(const kernels::Batch& batch, int64_t rows, const BlockState& state,
-                   kernels::AdapterTable& table);
+                   const kernels::TensorView& dout, kernels::AdapterTable& table);
+  void BackwardBlock(const kernels::Batch& batch, int64_t rows, const BlockState& state,
+                     kernels::AdapterTable& table);
   const kernels::TensorView& BorderAfter(size_t i) const;
   // Empty where nothing is kept.
   kernels::TensorView RowsOf(const kernels::TensorView& saved, int64_t rows) const;

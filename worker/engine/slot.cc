@@ -55,12 +55,11 @@ void ListGroup(const storage::Block& block, int32_t block_index, bool of_out_gro
       a.first_output = first_output;
       a.outputs = part.out_features;
       SlotTensor b = a;
-      const std::string module = storage::ModulePath(block, part);
-      a.name = storage::PeftKey(module, 'A');
+      a.name = storage::PeftKey(part.path, 'A');
       a.rows = options.rank;
       a.columns = group.in_features;
       a.initialization = SlotTensor::Initialization::kKaimingUniform;
-      b.name = storage::PeftKey(module, 'B');
+      b.name = storage::PeftKey(part.path, 'B');
       b.matrix = 'B';
       b.rows = part.out_features;
       b.columns = options.rank;

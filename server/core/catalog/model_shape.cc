@@ -1,6 +1,8 @@
 #include "server/core/catalog/model_shape.h"
 
+#include <algorithm>
 #include <variant>
+#include <vector>
 
 namespace lorad::server {
 namespace {
@@ -14,6 +16,21 @@ planner::ModelShape::Group GroupOf(const storage::LinearGroup& group) {
   return shape;
 }
 
+// A table for each rope that a layer has, as the engine makes them.
+void AddRopes(const storage::ModelDescription& description, planner::ModelShape* shape) {
+  std::vector<const storage::RopeSpec*> seen;
+  for (const storage::Block& block : description.blocks) {
+    const auto* attention = std::get_if<storage::AttentionSpec>(&block.mixer);
+    if (attention == nullptr || attention->rope.inverse_frequencies.empty()) continue;
+    const storage::RopeSpec& rope = attention->rope;
+    const auto same = [&rope](const storage::RopeSpec* other) { return *other == rope; };
+    if (std::any_of(seen.begin(), seen.end(), same)) continue;
+    seen.push_back(&rope);
+    shape->ropes.push_back({.features = 2 * static_cast<int64_t>(rope.inverse_frequencies.size()),
+                            .border = storage::LongRopeBorder(description)});
+  }
+}
+
 }  // namespace
 
 planner::ModelShape ShapeOf(const storage::ModelDescription& description) {
@@ -22,12 +39,23 @@ planner::ModelShape ShapeOf(const storage::ModelDescription& description) {
   shape.hidden = description.hidden;
   shape.vocabulary = description.vocabulary;
   shape.tied_head = description.tied_head;
+  AddRopes(description, &shape);
   for (const storage::Block& block : description.blocks) {
     if (block.layer != 0) break;  // all layers are alike
+    for (const auto* norm : {&block.norm, &block.out_norm}) {
+      if (norm->has_value()) shape.norms.push_back((*norm)->size);
+    }
+    shape.in_norm = block.norm.has_value();
+    shape.out_norm = block.out_norm.has_value();
     if (const auto* attention = std::get_if<storage::AttentionSpec>(&block.mixer)) {
       shape.heads = attention->heads;
       shape.kv_heads = attention->kv_heads;
       shape.head_size = attention->head_size;
+      shape.qk_norm = attention->qk_norm.has_value();
+      if (shape.qk_norm) {
+        shape.norms.push_back(attention->qk_norm->q.size);
+        shape.norms.push_back(attention->qk_norm->k.size);
+      }
     } else if (const auto* mlp = std::get_if<storage::GatedMlpSpec>(&block.mixer)) {
       shape.ffn = mlp->ffn;
     }

@@ -5,7 +5,10 @@ import json
 from formats import frobenius_difference, read_safetensors
 from house import GOLDEN, tell
 
-RUNS = {"llama-gqa-untied": ["r8_all", "r4_qv_rslora"], "qwen2-bias-tied": ["r16_attn", "r8_mlp"]}
+RUNS = {"llama-gqa-untied": ["r8_all", "r4_qv_rslora"], "qwen2-bias-tied": ["r16_attn", "r8_mlp"],
+        "qwen3": ["r4_all", "r3_some"], "qwen3-yarn": ["r4_all"], "mistral-window": ["r4_all"], "gemma": ["r4_all"],
+        "gemma2": ["r4_all"], "gemma3": ["r4_all"], "phi3": ["r4_all"], "smollm3": ["r4_all"], "olmo2": ["r4_all"],
+        "olmo3": ["r4_all"], "granite": ["r4_all"]}
 
 
 def folder_of(model, run=""):

@@ -19,7 +19,8 @@ def test_packed():
         house.start_worker()
         for job in house.wait(list(jobs)):
             tell(f"    {job['display_name']}: {job['adapters_per_microbatch']:.2f} adapters per microbatch")
-            assert job["adapters_per_microbatch"] > 1.5, "the jobs of one model were not packed"
+            alone = len(RUNS[jobs[job["name"]][0]]) == 1
+            assert alone or job["adapters_per_microbatch"] > 1.5, "the jobs of one model were not packed"
             check(house, job["name"], *jobs[job["name"]])
     house.clear()
 

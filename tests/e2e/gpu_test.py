@@ -33,7 +33,8 @@ def run_golden(precision):
         jobs = {house.submit(job_of(model, run)): (model, run) for model, runs in RUNS.items() for run in runs}
         house.start_worker("--device", DEVICE, "--precision", precision)
         done = house.wait(list(jobs))
-        assert all(job["adapters_per_microbatch"] > 1.5 for job in done), "the jobs of one model were not packed"
+        packed = [job for job in done if len(RUNS[jobs[job["name"]][0]]) > 1]
+        assert all(job["adapters_per_microbatch"] > 1.5 for job in packed), "the jobs of one model were not packed"
         found = {jobs[job["name"]]: differences(house, job["name"], *jobs[job["name"]]) for job in done}
     house.clear()
     return found

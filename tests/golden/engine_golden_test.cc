@@ -2,53 +2,11 @@
 // together and one at a time.
 #include <catch2/catch.hpp>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
-#include "storage/adapters/peft.h"
-#include "tests/worker/harness.h"
-#include "tests/worker/rows.h"
+#include "tests/golden/golden_run.h"
 
 namespace lorad::worker {
 namespace {
-
-constexpr double kLossTolerance = 1e-5;    // relative
-constexpr double kNormTolerance = 1e-4;    // relative; PEFT's is a float32 sum
-constexpr double kMatrixTolerance = 1e-4;  // relative Frobenius
-
-const std::string kFolder = "tests/golden/";
-
-struct GoldenJob {
-  TestJob job;
-  nlohmann::json expected;
-  std::string folder;
-};
-
-GoldenJob ReadJob(const std::string& folder) {
-  GoldenJob golden;
-  golden.folder = kFolder + folder;
-  golden.expected = nlohmann::json::parse(ReadFile(golden.folder + "/expected.json"));
-  const nlohmann::json& hyper = golden.expected.at("hyper");
-  const auto config =
-      storage::ParsePeftConfig(ReadFile(golden.folder + "/init/adapter_config.json"));
-  REQUIRE(config.ok());
-  TestJob& job = golden.job;
-  job.spec.set_job(folder);
-  job.spec.set_rank(config->rank);
-  job.spec.set_scale(config->scale());
-  for (const std::string& target : config->target_modules) job.spec.add_target_modules(target);
-  job.spec.set_beta1(hyper.at("beta1"));
-  job.spec.set_beta2(hyper.at("beta2"));
-  job.spec.set_eps(hyper.at("eps"));
-  job.spec.set_weight_decay(hyper.at("weight_decay"));
-  job.spec.set_max_grad_norm(hyper.at("max_grad_norm"));
-  job.content = folder;
-  job.rows = ReadTokenRows(golden.folder + "/train.jsonl");
-  job.batch = hyper.at("batch_size");
-  // The schedules are the planner's to test.
-  const auto rates = golden.expected.at("lr").get<std::vector<double>>();
-  job.learning_rate = [rates](int64_t t) { return rates.at(t); };
-  return golden;
-}
 
 void CheckRun(Harness* harness, GoldenJob* golden) {
   const std::vector<v1::StepDone>& steps = harness->steps(golden->job.name());
@@ -71,7 +29,7 @@ void CheckRun(Harness* harness, GoldenJob* golden) {
 }
 
 void Train(const std::string& model, const std::vector<GoldenJob*>& jobs) {
-  Harness harness({.model_path = kFolder + model + "/model",
+  Harness harness({.model_path = kGoldenFolder + model + "/model",
                    .threads = 2,
                    .capacity_tokens = 256,
                    .longest_sequence = 128});
@@ -95,13 +53,24 @@ struct Model {
 const Model kModels[] = {
     {"llama_gqa_untied", {"r8_all", "r4_qv_rslora"}},
     {"qwen2_bias_tied", {"r16_attn", "r8_mlp"}},
+    {"qwen3", {"r4_all", "r3_some"}},
+    {"qwen3_yarn", {"r4_all"}},
+    {"mistral_window", {"r4_all"}},
+    {"gemma", {"r4_all"}},
+    {"gemma2", {"r4_all"}},
+    {"gemma3", {"r4_all"}},
+    {"phi3", {"r4_all"}},
+    {"smollm3", {"r4_all"}},
+    {"olmo2", {"r4_all"}},
+    {"olmo3", {"r4_all"}},
+    {"granite", {"r4_all"}},
 };
 
 TEST_CASE("packed together, the golden runs come out as PEFT's") {
   for (const Model& model : kModels) {
     std::vector<GoldenJob> golden;
     for (const std::string& adapter : model.adapters) {
-      golden.push_back(ReadJob(model.name + "/" + adapter));
+      golden.push_back(ReadGoldenJob(model.name + "/" + adapter));
     }
     std::vector<GoldenJob*> jobs;
     for (GoldenJob& job : golden) jobs.push_back(&job);
@@ -112,7 +81,7 @@ TEST_CASE("packed together, the golden runs come out as PEFT's") {
 TEST_CASE("one at a time, the golden runs come out as PEFT's") {
   for (const Model& model : kModels) {
     for (const std::string& adapter : model.adapters) {
-      GoldenJob golden = ReadJob(model.name + "/" + adapter);
+      GoldenJob golden = ReadGoldenJob(model.name + "/" + adapter);
       Train(model.name, {&golden});
     }
   }

@@ -1,0 +1,57 @@
+#include "tests/golden/golden_run.h"
+
+#include <cmath>
+#include <set>
+#include <stdexcept>
+#include <vector>
+
+#include "storage/tensors/safetensors.h"
+
+namespace lorad::worker {
+namespace {
+
+// The last names of the modules whose matrices an adapter directory has.
+std::set<std::string> TrainedModules(const std::string& directory) {
+  const auto file = storage::SafetensorsFile::Open(directory + "/adapter_model.safetensors");
+  if (!file.ok()) throw std::runtime_error(std::string(file.status().message()));
+  std::set<std::string> modules;
+  for (const storage::TensorInfo& tensor : file->tensors()) {
+    const size_t end = tensor.name.find(".lora_");
+    const size_t begin = tensor.name.rfind('.', end - 1) + 1;
+    modules.insert(tensor.name.substr(begin, end - begin));
+  }
+  return modules;
+}
+
+}  // namespace
+
+GoldenJob ReadGoldenJob(const std::string& run) {
+  GoldenJob golden;
+  golden.folder = kGoldenFolder + run;
+  golden.expected = nlohmann::json::parse(ReadFile(golden.folder + "/expected.json"));
+  const nlohmann::json& hyper = golden.expected.at("hyper");
+  const auto config = nlohmann::json::parse(ReadFile(golden.folder + "/init/adapter_config.json"));
+  TestJob& job = golden.job;
+  job.spec.set_job(run);
+  const int rank = config.at("r");
+  const double alpha = config.at("lora_alpha");
+  job.spec.set_rank(rank);
+  job.spec.set_scale(alpha / (config.at("use_rslora") ? std::sqrt(rank) : rank));
+  for (const std::string& target : TrainedModules(golden.folder + "/init")) {
+    job.spec.add_target_modules(target);
+  }
+  job.spec.set_beta1(hyper.at("beta1"));
+  job.spec.set_beta2(hyper.at("beta2"));
+  job.spec.set_eps(hyper.at("eps"));
+  job.spec.set_weight_decay(hyper.at("weight_decay"));
+  job.spec.set_max_grad_norm(hyper.at("max_grad_norm"));
+  job.content = run;
+  job.rows = ReadTokenRows(golden.folder + "/train.jsonl");
+  job.batch = hyper.at("batch_size");
+  // The schedules are the planner's to test.
+  const auto rates = golden.expected.at("lr").get<std::vector<double>>();
+  job.learning_rate = [rates](int64_t t) { return rates.at(t); };
+  return golden;
+}
+
+}  // namespace lorad::worker

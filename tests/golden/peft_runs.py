@@ -1,0 +1,141 @@
+"""Makes the reference runs of the families in families.py: MODEL/model, and MODEL/RUN with init, train.jsonl,
+expected.json and final (README.md), by transformers and PEFT in float32 on a CPU, eager attention. tools/references runs
+it in an environment with fixed versions.
+
+usage: peft_runs.py GOLDEN_DIR [MODEL ...]
+"""
+
+import json
+import math
+import pathlib
+import random
+import shutil
+import sys
+
+import peft
+import torch
+import transformers
+from families import FAMILIES
+
+HYPER = {"learning_rate": 2e-3, "weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "max_grad_norm": 1.0,
+         "warmup_steps": 2, "schedule": "cosine", "steps": 12, "batch_size": 3, "epochs": 1, "shuffle": False}
+# Of a row; on both sides of windows of 16 and of borders at 32.
+LENGTHS = [5, 16, 17, 31, 32, 33, 34, 48, 63, 80]
+TEXT = r"model\.(language_model\.)?layers\."
+# What each run trains: a regular expression over module names.
+RUNS = {"r4_all": (4, 8, TEXT + r"\d+\.(self_attn|mlp)\.\w+_proj"),
+        "r3_some": (3, 12, TEXT + r"\d+\.(self_attn\.(q|v|qkv)|mlp\.(gate|up|gate_up))_proj")}
+RUNS_OF = {"qwen3": ["r4_all", "r3_some"]}
+
+
+def make_model(name, seed):
+    """Random weights of a size at which every feature counts, exact in bfloat16; norms near what they multiply by 1."""
+    config_class, model_class, fields = FAMILIES[name]
+    config = getattr(transformers, config_class)(**fields)
+    torch.manual_seed(seed)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, model_class)(config)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.dim() == 1 and "norm" in parameter_name:
+            parameter.data = parameter.data + 0.3 * torch.randn_like(parameter)
+        else:
+            spread = 1.2 / math.sqrt(parameter.shape[-1])
+            parameter.data = spread * torch.randn_like(parameter)
+        parameter.data = parameter.data.to(torch.bfloat16).to(torch.float32)
+    return model.eval()
+
+
+def make_rows(seed, vocabulary):
+    draw = random.Random(seed)
+    rows = []
+    for i in range(HYPER["steps"] * HYPER["batch_size"]):
+        length = LENGTHS[i % len(LENGTHS)]
+        ids = [draw.randrange(3, vocabulary - 1) for _ in range(length)]
+        prompt = draw.randrange(1, max(2, length // 2))
+        rows.append({"input_ids": ids, "labels": [-100] * prompt + ids[prompt:]})
+    return rows
+
+
+def rate_of(step):
+    """The cosine of transformers' get_cosine_schedule_with_warmup."""
+    warmup, steps, rate = HYPER["warmup_steps"], HYPER["steps"], HYPER["learning_rate"]
+    if step < warmup:
+        return rate * step / warmup
+    return rate * max(0.0, 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / (steps - warmup))))
+
+
+def train(model, rows):
+    """Losses, norms and rates of every step. Each row by itself: its neighbours' padding must not choose its rope."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1.0, betas=(HYPER["beta1"], HYPER["beta2"]), eps=HYPER["eps"],
+                                  weight_decay=HYPER["weight_decay"])
+    losses, norms, rates = [], [], []
+    size = HYPER["batch_size"]
+    for step in range(HYPER["steps"]):
+        batch = rows[step * size:(step + 1) * size]
+        trained = sum(sum(label != -100 for label in row["labels"][1:]) for row in batch)
+        total = 0.0
+        for row in batch:
+            logits = model(input_ids=torch.tensor([row["input_ids"]]), use_cache=False).logits[0, :-1].float()
+            labels = torch.tensor(row["labels"][1:])
+            loss = torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum") / trained
+            loss.backward()
+            total += loss.item()
+        losses.append(total)
+        norms.append(torch.nn.utils.clip_grad_norm_(parameters, HYPER["max_grad_norm"]).item())
+        rates.append(rate_of(step))
+        for group in optimizer.param_groups:
+            group["lr"] = rates[-1]
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"loss": losses, "grad_norm": norms, "lr": rates}
+
+
+def text_config(name):
+    fields = FAMILIES[name][2]
+    return fields.get("text_config", fields)
+
+
+def make_run(folder, name, run, seed):
+    rank, alpha, targets = RUNS[run]
+    model_class = getattr(transformers, FAMILIES[name][1])
+    base = model_class.from_pretrained(folder / "model", dtype=torch.float32, attn_implementation="eager")
+    torch.manual_seed(seed)
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(base, config)
+    for parameter_name, parameter in model.named_parameters():
+        if "lora_B" in parameter_name:
+            parameter.data = 0.05 * torch.randn_like(parameter)
+    names = sorted({n.split(".")[-1] for n, module in model.named_modules() if hasattr(module, "lora_A")})
+    model.peft_config["default"].target_modules = set(names)
+    # A name alone would also match the tower's projections, which are not trained.
+    if "text_config" in FAMILIES[name][2]:
+        model.peft_config["default"].target_modules = targets
+    to = folder / run
+    shutil.rmtree(to, ignore_errors=True)
+    model.save_pretrained(to / "init")
+    rows = make_rows(seed, text_config(name)["vocab_size"])
+    (to / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model.train()
+    expected = {"hyper": HYPER} | train(model, rows)
+    (to / "expected.json").write_text(json.dumps(expected, indent=1))
+    model.save_pretrained(to / "final")
+    for readme in to.glob("*/README.md"):
+        readme.unlink()
+    print(f"{name}/{run}: losses {expected['loss'][0]:.4f} to {expected['loss'][-1]:.4f}")
+
+
+def main():
+    golden = pathlib.Path(sys.argv[1])
+    for seed, name in enumerate(FAMILIES):
+        if len(sys.argv) > 2 and name not in sys.argv[2:]:
+            continue
+        folder = golden / name
+        shutil.rmtree(folder / "model", ignore_errors=True)
+        make_model(name, seed + 1).to(torch.bfloat16).save_pretrained(folder / "model")
+        (folder / "model/generation_config.json").unlink(missing_ok=True)
+        for run in RUNS_OF.get(name, ["r4_all"]):
+            make_run(folder, name, run, 100 + seed)
+
+
+main()

@@ -172,7 +172,8 @@ std::vector<v1::Microbatch> Pack(const std::vector<v1::Segment>& segments, int64
 // ---- Harness ----
 
 Harness::Harness(Options options) : options_(std::move(options)) {
-  backend = kernels::MakeCpuBackend(options_.threads);
+  backend =
+      options_.make_backend ? options_.make_backend() : kernels::MakeCpuBackend(options_.threads);
   if (options_.late) backend = MakeLateBackend(std::move(backend));
   const std::string numerics_id = NumericsId(*backend);
   CoreOptions core;

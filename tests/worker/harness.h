@@ -98,6 +98,8 @@ class Harness {
     int64_t memory_bytes = 0;
     v1::FormGroup::Recomputation recomputation = v1::FormGroup::PRODUCTS;
     bool late = false;  // the device does everything as late as it may
+    // Null: the CPU's, with so many threads.
+    std::function<std::unique_ptr<kernels::Backend>()> make_backend = nullptr;
   };
   explicit Harness(Options options);
 

@@ -15,7 +15,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+SEPARATE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 
 
 def make_model(setting):
@@ -25,7 +26,8 @@ def make_model(setting):
         base = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
     base.config.use_cache = False
     rank = setting["rank"]
-    lora = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=setting["dropout"], target_modules=TARGETS, task_type="CAUSAL_LM")
+    targets = FUSED if config.model_type == "phi3" else SEPARATE
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=setting["dropout"], target_modules=targets, task_type="CAUSAL_LM")
     model = get_peft_model(base, lora, adapter_name="a0")
     for i in range(1, setting["adapters"]):
         model.add_adapter(f"a{i}", lora)

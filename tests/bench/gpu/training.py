@@ -37,6 +37,17 @@ SETTINGS = {
     "llama-mixed-dropout": dict(model="llama-3.1-8b", adapters=4, sequences=4, length=0, dropout=0.1,
                                 microbatch=10240, bar=18000),
 }
+# What the features of other families cost, where they are asked for by name: each pair in one run.
+FEATURES = {
+    "qwen3-4x1024": dict(model="qwen3-8b", adapters=4, sequences=1, length=1024),
+    "qwen3-without-norms-4x1024": dict(model="qwen3-8b-without-norms", adapters=4, sequences=1, length=1024),
+    "phi4-4x1024": dict(model="phi-4", adapters=4, sequences=1, length=1024),
+    "gemma3-4x1024": dict(model="gemma-3-12b", adapters=4, sequences=1, length=1024),
+    "mistral-1x8192": dict(model="mistral-7b", adapters=1, sequences=1, length=8192),
+    "mistral-without-window-1x8192": dict(model="mistral-7b-without-window", adapters=1, sequences=1, length=8192),
+}
+SEPARATE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 
 
 def used_bytes():
@@ -69,7 +80,7 @@ def submit(house, setting, vocabulary, steps):
         jobs.append({
             "base_model": "model", "training_dataset": f"rows-{i}",
             "adapter": {"rank": setting["rank"], "alpha": 2 * setting["rank"], "dropout": setting["dropout"], "seed": i,
-                        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]},
+                        "target_modules": FUSED if setting["model"] == "phi-4" else SEPARATE},
             "training": {"max_steps": steps, "batch_size": setting["sequences"], "max_length": setting["length"] or 2048,
                          "learning_rate": 1e-4, "schedule": "CONSTANT", "seed": i, "checkpoint_every_steps": steps},
         })
@@ -166,7 +177,7 @@ def complete(setting):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setting", action="append", choices=sorted(SETTINGS))
+    parser.add_argument("--setting", action="append", choices=sorted(SETTINGS | FEATURES))
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--microbatch-tokens", type=int, help="instead of the setting's own")
     parser.add_argument("--no-peft", action="store_true")
@@ -175,18 +186,19 @@ def main():
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
     if options.list:
-        tell("\n".join(SETTINGS))
+        tell("\n".join(SETTINGS | FEATURES))
         return
     results = {}
     for name in options.setting or SETTINGS:
-        setting = complete(SETTINGS[name])
+        setting = complete((SETTINGS | FEATURES)[name])
         if options.microbatch_tokens:
             setting["microbatch"] = options.microbatch_tokens
         with traced(options.trace, name):
             ours = run_lorad(setting, options.steps)
         peft = None if options.no_peft else run_peft(setting, 5)
-        results[name] = {"lorad": ours, "peft": peft, "bar": setting["bar"]}
-        tell(f"{name}: {ours['tokens_per_second']:,.0f} tokens/s (bar {setting['bar']:,}), {ours['adapters_per_microbatch']:.2f} "
+        results[name] = {"lorad": ours, "peft": peft, "bar": setting.get("bar")}
+        bar = f" (bar {setting['bar']:,})" if "bar" in setting else ""
+        tell(f"{name}: {ours['tokens_per_second']:,.0f} tokens/s{bar}, {ours['adapters_per_microbatch']:.2f} "
              f"adapters a microbatch, {ours['peak_bytes'] / 2**30:.3f} GiB used, {ours['estimated_bytes'] / 2**30:.3f} GiB estimated")
         if options.trace:
             print_trace(options.trace, name)

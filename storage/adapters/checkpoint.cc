@@ -200,8 +200,8 @@ absl::StatusOr<std::vector<CheckpointFile>> WriteFiles(Files& files, const std::
     if (file.ok()) written.push_back(*std::move(file));
     return file.status();
   };
-  if (absl::Status status =
-          keep(WriteText(files, directory, kAdapterConfigFile, WritePeftConfig(config)));
+  if (absl::Status status = keep(WriteText(files, directory, kAdapterConfigFile,
+                                           WritePeftConfig(ForTensors(config, shard.header()))));
       !status.ok()) {
     return status;
   }

@@ -5,13 +5,16 @@
 #include <cassert>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "sizes/batch.h"
+#include "storage/adapters/module_regex.h"
 #include "storage/files/config_reader.h"
 #include "storage/files/errors.h"
 #include "storage/files/files.h"
@@ -32,11 +35,63 @@ std::string_view Leaf(std::string_view module) {
   return dot == std::string_view::npos ? module : module.substr(dot + 1);
 }
 
+// Of a module, or of several with dots between.
 bool IsModuleName(std::string_view name) {
-  return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) {
-    return absl::ascii_isalnum(c) || c == '_';
-  });
+  return !name.empty() && name.front() != '.' && name.back() != '.' &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) {
+           return absl::ascii_isalnum(c) || c == '_' || c == '.';
+         });
 }
+
+bool MeansModule(std::string_view name, std::string_view path) {
+  return path == name || absl::EndsWith(Absl(path), absl::StrCat(".", Absl(name)));
+}
+
+// Which of some modules the config means. Problems: a name or an expression that means none.
+class Targets {
+ public:
+  static absl::StatusOr<Targets> Of(const PeftConfig& config) {
+    Targets targets(config);
+    if (config.target_regex.empty()) return targets;
+    absl::StatusOr<ModuleRegex> regex = ModuleRegex::Compile(config.target_regex);
+    if (!regex.ok()) return regex.status();
+    targets.regex_ = *std::move(regex);
+    return targets;
+  }
+
+  absl::StatusOr<bool> Mean(std::string_view path) {
+    if (config_->all_linear) return true;
+    if (regex_) {
+      absl::StatusOr<bool> matches = regex_->Matches(path);
+      if (matches.ok() && *matches) used_.insert(config_->target_regex);
+      return matches;
+    }
+    bool mean = false;
+    for (const std::string& name : config_->target_modules) {
+      if (!MeansModule(name, path)) continue;
+      used_.insert(name);
+      mean = true;
+    }
+    return mean;
+  }
+
+  // Names, or the expression, that meant none of the modules so far.
+  std::vector<std::string> Unused() const {
+    std::vector<std::string> unused;
+    if (regex_ && used_.empty()) unused.push_back(config_->target_regex);
+    for (const std::string& name : config_->target_modules) {
+      if (used_.count(name) == 0) unused.push_back(name);
+    }
+    return unused;
+  }
+
+ private:
+  explicit Targets(const PeftConfig& config) : config_(&config) {}
+
+  const PeftConfig* config_;
+  std::optional<ModuleRegex> regex_;
+  std::set<std::string> used_;
+};
 
 void ReadTargets(ConfigReader& config, PeftConfig* out) {
   const nlohmann::json* targets = config.Find("target_modules");
@@ -49,10 +104,7 @@ void ReadTargets(ConfigReader& config, PeftConfig* out) {
     if (text == "all-linear") {
       out->all_linear = true;
     } else {
-      config.Problem(
-          absl::StrCat("target_modules = ", Quoted(text),
-                       " is a regular expression, which is not implemented; give a list of "
-                       "module names, or \"all-linear\""));
+      out->target_regex = text;
     }
     return;
   }
@@ -65,7 +117,7 @@ void ReadTargets(ConfigReader& config, PeftConfig* out) {
     const std::string name = target.is_string() ? target.get<std::string>() : "";
     if (!IsModuleName(name)) {
       config.Problem(absl::StrCat("target_modules has ", Quoted(name),
-                                  "; only plain module names such as q_proj are implemented"));
+                                  "; give names such as q_proj, or paths"));
       return;
     }
     names.insert(name);
@@ -229,6 +281,7 @@ std::string WritePeftConfig(const PeftConfig& config) {
   }
   if (!config.base_model.empty()) json["base_model_name_or_path"] = config.base_model;
   if (config.all_linear) json["target_modules"] = "all-linear";
+  if (!config.target_regex.empty()) json["target_modules"] = config.target_regex;
   return json.dump(2) + "\n";
 }
 
@@ -237,20 +290,47 @@ absl::StatusOr<std::vector<std::string>> ResolveTargets(const PeftConfig& config
   const std::vector<std::string> modules = TargetModules(description);
   // PEFT's "all-linear" leaves the output head out, as TargetModules does.
   if (config.all_linear) return modules;
-  std::vector<std::string> targets;
+  absl::StatusOr<Targets> targets = Targets::Of(config);
+  if (!targets.ok()) return targets.status();
+  std::set<std::string> meant, others;
+  for (const Block& block : description.blocks) {
+    for (const LinearGroup* group : {&block.in, &block.out}) {
+      for (const LinearPart& part : group->parts) {
+        const absl::StatusOr<bool> mean = targets->Mean(part.path);
+        if (!mean.ok()) return mean.status();
+        (*mean ? meant : others).insert(part.target);
+      }
+    }
+  }
+  for (const std::string& name : targets->Unused()) {
+    return Refuse(kInvalid, absl::StrCat("the model has no target module ", Quoted(name),
+                                         "; it has: ", absl::StrJoin(modules, ", ")));
+  }
+  std::vector<std::string> resolved;
   for (const std::string& module : modules) {
-    if (std::find(config.target_modules.begin(), config.target_modules.end(), module) !=
-        config.target_modules.end()) {
-      targets.push_back(module);
+    if (meant.count(module) == 0) continue;
+    if (others.count(module) != 0) {
+      return Refuse(kUnsupported, absl::StrCat("target_modules means ", Quoted(module),
+                                               " of some layers alone, which is not implemented"));
     }
+    resolved.push_back(module);
   }
-  for (const std::string& target : config.target_modules) {
-    if (std::find(targets.begin(), targets.end(), target) == targets.end()) {
-      return Refuse(kInvalid, absl::StrCat("the model has no target module ", Quoted(target),
-                                           "; it has: ", absl::StrJoin(modules, ", ")));
-    }
+  return resolved;
+}
+
+PeftConfig ForTensors(const PeftConfig& config, const SafetensorsHeader& header) {
+  constexpr std::string_view kText = "model.language_model.layers.";
+  std::string_view module;
+  char matrix = 0;
+  if (header.tensors.empty() || !SplitKey(header.tensors.front().name, &module, &matrix) ||
+      module.substr(0, kText.size()) != kText) {
+    return config;
   }
-  return targets;
+  PeftConfig precise = config;
+  precise.target_regex = absl::StrCat(R"(model\.language_model\.layers\.\d+\.\w+\.()",
+                                      absl::StrJoin(config.target_modules, "|"), ")");
+  precise.target_modules.clear();
+  return precise;
 }
 
 std::string PeftKey(std::string_view module_path, char matrix) {
@@ -277,8 +357,10 @@ std::vector<NamedShape> PeftTensors(const ModelDescription& description, int ran
 
 absl::StatusOr<std::vector<std::string>> CheckAdapterTensors(const PeftConfig& config,
                                                              const SafetensorsHeader& header) {
+  absl::StatusOr<Targets> targets = Targets::Of(config);
+  if (!targets.ok()) return targets.status();
   Problems problems;
-  std::set<std::string, std::less<>> modules;
+  std::set<std::string, std::less<>> modules, strangers;
   for (const TensorInfo& tensor : header.tensors) {
     std::string_view module;
     char matrix = 0;
@@ -289,18 +371,16 @@ absl::StatusOr<std::vector<std::string>> CheckAdapterTensors(const PeftConfig& c
       continue;
     }
     CheckMatrix(config, header, tensor, module, matrix, &problems);
+    const absl::StatusOr<bool> mean = targets->Mean(module);
+    if (!mean.ok()) return mean.status();
     modules.emplace(Leaf(module));
+    if (!*mean) strangers.emplace(Leaf(module));
   }
-  const std::vector<std::string>& targets = config.target_modules;
-  for (const std::string& target : targets) {
-    if (modules.count(target) == 0) {
-      problems.Add(absl::StrCat("no tensors for target module ", Quoted(target)));
-    }
+  for (const std::string& name : targets->Unused()) {
+    problems.Add(absl::StrCat("no tensors for target module ", Quoted(name)));
   }
-  for (const std::string& module : modules) {
-    if (!config.all_linear && std::find(targets.begin(), targets.end(), module) == targets.end()) {
-      problems.Add(absl::StrCat("tensors for ", Quoted(module), ", which target_modules lacks"));
-    }
+  for (const std::string& module : strangers) {
+    problems.Add(absl::StrCat("tensors for ", Quoted(module), ", which target_modules lacks"));
   }
   if (header.tensors.empty()) problems.Add("no tensors at all");
   if (absl::Status status = problems.Result(kInvalid); !status.ok()) return status;

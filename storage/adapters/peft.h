@@ -26,10 +26,13 @@ struct PeftConfig {
   double alpha = 8;
   double dropout = 0;
   bool rslora = false;
-  // Leaf names ("q_proj"), sorted, no doubles. "all-linear" in a file is kept as all_linear with an
-  // empty list until a model says what it means (ResolveTargets).
+  // Names ("q_proj"), paths and endings of paths ("self_attn.q_proj"), sorted, no doubles: a module
+  // is meant if its path is one of them or ends with "." and one. "all-linear" in a file is kept as
+  // all_linear, a regular expression as target_regex, which all of a path must match; the list is
+  // empty then.
   std::vector<std::string> target_modules;
   bool all_linear = false;
+  std::string target_regex;
   std::string base_model;  // base_model_name_or_path; "" = null
 
   double scale() const;  // alpha / rank, or alpha / sqrt(rank)
@@ -44,12 +47,17 @@ absl::StatusOr<PeftConfig> ParsePeftConfig(std::string_view adapter_config_json)
 // Every field that PEFT 0.21 writes, keys sorted; ends with a newline. Deterministic.
 std::string WritePeftConfig(const PeftConfig& config);
 
-// Target modules of `config` on this model; a name the model does not have is refused.
+// Target modules of `config` on this model, by their last names. Refused: a name or an expression
+// that none of its modules has, one that means a module in some layers and not in others.
 absl::StatusOr<std::vector<std::string>> ResolveTargets(const PeftConfig& config,
                                                         const ModelDescription& description);
 
 // "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"; `matrix` is 'A' or 'B'.
 std::string PeftKey(std::string_view module_path, char matrix);
+
+// What target_modules must be for PEFT to find the same modules again, of an adapter with these
+// tensors: beside a tower for images, whose modules have the same names, a regular expression.
+PeftConfig ForTensors(const PeftConfig& config, const SafetensorsHeader& header);
 
 // Tensors of an adapter with these targets (any order): A {rank, in}, B {out, rank}; by layer, then
 // in the order of the model's modules, A before B.
@@ -57,8 +65,8 @@ std::vector<NamedShape> PeftTensors(const ModelDescription& description, int ran
                                     const std::vector<std::string>& targets);
 
 // Checks the tensors of an adapter without a model: keys, pairs of A and B of the config's rank,
-// types F32/F16/BF16, modules and target_modules covering each other. Returns the leaf names,
-// sorted.
+// types F32/F16/BF16, modules and target_modules covering each other. Returns the last names of the
+// modules, sorted.
 absl::StatusOr<std::vector<std::string>> CheckAdapterTensors(const PeftConfig& config,
                                                              const SafetensorsHeader& header);
 

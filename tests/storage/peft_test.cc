@@ -141,9 +141,9 @@ TEST_CASE("options that change results are refused by name", "[peft]") {
       {R"({"some_future_option": 1})", "\"some_future_option\" = 1 is not known"},
       {R"({"target_modules": null})", "target_modules is missing"},
       {R"({"target_modules": []})", "must be a list"},
-      {R"({"target_modules": [1]})", "only plain module names"},
-      {R"({"target_modules": ["model.layers.0.self_attn.q_proj"]})", "only plain module names"},
-      {R"({"target_modules": ".*q_proj"})", "is a regular expression"},
+      {R"({"target_modules": [1]})", "give names such as q_proj, or paths"},
+      {R"({"target_modules": ["model.layers.0.self_attn.q_proj"]})", "ok"},
+      {R"({"target_modules": ".*q_proj"})", "ok"},
       {R"({"target_modules": "all-linear"})", "ok"},
       {R"({"target_modules": ["v_proj", "q_proj", "q_proj"]})", "ok"},
   };
@@ -249,6 +249,25 @@ TEST_CASE("an adapter is checked against itself and a model", "[peft]") {
   }
   {
     TinyAdapter tiny;
+    for (const char* targets :
+         {R"(["self_attn.q_proj", "v_proj"])", R"(".*self_attn\\.(q|v)_proj")",
+          R"("model\\.layers\\.[01]\\..*\\.[qv]_proj")"}) {
+      INFO(targets);
+      tiny.config = Patched(absl::StrCat(R"({"target_modules": )", targets, "}"));
+      CHECK(tiny.Message() == "ok");
+    }
+    tiny.config = Patched(R"({"target_modules": ".*q_proj"})");
+    CHECK_THAT(tiny.Message(), Contains("tensors for \"v_proj\", which target_modules lacks"));
+    tiny.config = Patched(R"({"target_modules": "q_proj|v_proj"})");  // all of a path
+    CHECK_THAT(tiny.Message(), Contains("no tensors for target module \"q_proj|v_proj\""));
+    tiny.config = Patched(R"({"target_modules": "(q_proj"})");
+    CHECK_THAT(tiny.Message(),
+               Contains("the regular expression \"(q_proj\" is wrong at character"));
+    tiny.config = Patched(R"({"target_modules": "(([a-z0-9._]+)+)+[0-9]{9}"})");
+    CHECK_THAT(tiny.Message(), Contains("takes too long") && Contains("it backtracks"));
+  }
+  {
+    TinyAdapter tiny;
     tiny.tensors.clear();
     CHECK_THAT(tiny.Message(), Contains("no tensors at all"));
   }
@@ -264,6 +283,27 @@ TEST_CASE("targets are resolved on a model", "[peft]") {
              Contains("no target module \"lm_head\"; it has: q_proj, k_proj"));
   config.all_linear = true;
   CHECK(ResolveTargets(config, model).value().size() == 7);
+  config = {};
+  config.target_regex = R"(.*\.(gate|up)_proj)";
+  CHECK(ResolveTargets(config, model).value() == std::vector<std::string>{"gate_proj", "up_proj"});
+  config.target_regex = R"(.*layers\.1\..*q_proj)";
+  CHECK_THAT(std::string(ResolveTargets(config, model).status().message()),
+             Contains("means \"q_proj\" of some layers alone"));
+}
+
+TEST_CASE("beside a tower the text model's modules alone are named", "[peft]") {
+  PeftConfig config;
+  config.target_modules = {"q_proj", "v_proj"};
+  const auto written = [&config](const std::string& layer) {
+    SafetensorsHeader header;
+    TensorInfo tensor;
+    tensor.name = PeftKey(layer + ".self_attn.q_proj", 'A');
+    header.tensors.push_back(tensor);
+    return nlohmann::json::parse(WritePeftConfig(ForTensors(config, header)))["target_modules"];
+  };
+  CHECK(written("model.layers.0") == nlohmann::json({"q_proj", "v_proj"}));
+  CHECK(written("model.language_model.layers.0") ==
+        R"(model\.language_model\.layers\.\d+\.\w+\.(q_proj|v_proj))");
 }
 
 TEST_CASE("values that are not finite are found", "[peft]") {

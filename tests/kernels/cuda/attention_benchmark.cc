@@ -90,6 +90,22 @@ void Table(const AttentionShape& shape, const AttentionOptions& options,
   }
 }
 
+// What a window saves: both directions with it, beside all keys.
+void WithWindows(const std::vector<Load>& loads) {
+  std::printf("%-40s %10s %10s %10s %10s %8s\n", "window", "forward", "backward", "all: fwd",
+              "all: bwd", "of all");
+  for (const Load& load : loads) {
+    AttentionShape all = load.shape;
+    all.window = 0;
+    const AttentionRig::Times within = TimesOf(load.shape, {}, load.lengths);
+    const AttentionRig::Times whole = TimesOf(all, {}, load.lengths);
+    std::printf("%-40s %10.3f %10.3f %10.3f %10.3f %8.2f\n", load.name, within.forward_ms,
+                within.backward_ms, whole.forward_ms, whole.backward_ms,
+                (within.forward_ms + within.backward_ms) / (whole.forward_ms + whole.backward_ms));
+    std::fflush(stdout);
+  }
+}
+
 // all: more than our backward beside cuDNN's.
 void Run(bool all) {
   const AttentionShape llama = {.heads = 32, .kv_heads = 8, .head_size = 128, .scale = 0.088f};
@@ -111,6 +127,12 @@ void Run(bool all) {
                {"64 x 128, N 32 G 8 D 128", llama, equal(64, 128)},
                {"16 x 512, N 32 G 4 D 64", tiny, equal(16, 512)},
                {"1 x 1024, N 32 G 8 D 128", llama, equal(1, 1024)}});
+  AttentionShape mistral = llama;
+  mistral.window = 4096;
+  const AttentionShape gemma = {
+      .heads = 16, .kv_heads = 8, .head_size = 256, .scale = 0.0625f, .window = 1024};
+  WithWindows({{"1 x 8192, N 32 G 8 D 128, window 4096", mistral, equal(1, 8192)},
+               {"2 x 4096, N 16 G 8 D 256, window 1024", gemma, equal(2, 4096)}});
   if (!all) return;
   const std::vector<Case> cases = {{64, 128, 0.45},    {16, 512, 0.58},    {8, 1024, 0.83},
                                    {4, 1024, 0},       {4, 1024, 0, 8192}, {1, 1024, 0},

@@ -116,6 +116,9 @@ LoadUnit Core::State::LoadOf(GroupState& group, JobState& state) {
   slot.set_eps(job.training().eps());
   slot.set_weight_decay(job.training().weight_decay());
   slot.set_max_grad_norm(job.training().max_grad_norm());
+  if (job.training().has_loraplus_lr_ratio()) {
+    slot.set_loraplus_lr_ratio(job.training().loraplus_lr_ratio());
+  }
 
   load.content = ContentOf(job);
   if (job.last_checkpoint_step() > 0) {

@@ -86,6 +86,7 @@ void CompleteTraining(v1::TrainingConfig& training, const JobReferences& referen
   if (!training.has_beta2()) training.set_beta2(0.999);
   if (!training.has_eps()) training.set_eps(1e-8);
   if (!training.has_max_grad_norm()) training.set_max_grad_norm(1.0);
+  if (!training.has_loraplus_lr_ratio()) training.set_loraplus_lr_ratio(1.0);
   if (!training.has_shuffle()) training.set_shuffle(true);
   if (!training.has_seed()) training.set_seed(0);
   if (!training.has_checkpoint_every_steps()) training.set_checkpoint_every_steps(50);
@@ -220,6 +221,7 @@ void CheckTraining(Checker& checker, const v1::Job& job, const JobReferences& re
   checker.Real("training.beta2", training.beta2(), 0, 1, 'h');
   checker.Real("training.eps", training.eps(), kEpsMin, 1, ' ');
   checker.Real("training.max_grad_norm", training.max_grad_norm(), 0, 1e9, ' ');
+  checker.Real("training.loraplus_lr_ratio", training.loraplus_lr_ratio(), 0, 1e4, 'l');
   checker.Between("training.checkpoint_every_steps", training.checkpoint_every_steps(), 0,
                   kStepsMax);
   checker.Between("training.eval_every_steps", training.eval_every_steps(), 0, kStepsMax);

@@ -6,8 +6,8 @@ from formats import frobenius_difference, read_safetensors
 from house import GOLDEN, tell
 
 RUNS = {"llama-gqa-untied": ["r8_all", "r4_qv_rslora"], "qwen2-bias-tied": ["r16_attn", "r8_mlp"],
-        "qwen3": ["r4_all", "r3_some"], "qwen3-yarn": ["r4_all"], "mistral-window": ["r4_all"], "gemma": ["r4_all"],
-        "gemma2": ["r4_all"], "gemma3": ["r4_all"], "phi3": ["r4_all"], "smollm3": ["r4_all"], "olmo2": ["r4_all"],
+        "qwen3": ["r4_all", "r3_some", "r4_loraplus"], "qwen3-yarn": ["r4_all"], "mistral-window": ["r4_all"], "gemma": ["r4_all"],
+        "gemma2": ["r4_all"], "gemma3": ["r4_all"], "gemma3-tower": ["r4_all"], "mistral3-tower": ["r4_all"], "phi3": ["r4_all"], "smollm3": ["r4_all"], "olmo2": ["r4_all"],
         "olmo3": ["r4_all"], "granite": ["r4_all"]}
 
 
@@ -22,13 +22,19 @@ def job_of(model, run):
     return {
         "display_name": name, "base_model": model, "training_dataset": name,
         "adapter": {"rank": config["r"], "alpha": config["lora_alpha"], "dropout": config["lora_dropout"],
-                    "target_modules": config["target_modules"], "use_rslora": config["use_rslora"], "init_from": name},
+                    "target_modules": targets_of(model, run), "use_rslora": config["use_rslora"], "init_from": name},
         "training": {"epochs": hyper["epochs"], "batch_size": hyper["batch_size"], "max_length": 256,
                      "learning_rate": hyper["learning_rate"], "schedule": hyper["schedule"].upper(),
                      "warmup_steps": hyper["warmup_steps"], "weight_decay": hyper["weight_decay"], "beta1": hyper["beta1"],
                      "beta2": hyper["beta2"], "eps": hyper["eps"], "max_grad_norm": hyper["max_grad_norm"],
+                     "loraplus_lr_ratio": hyper.get("loraplus_lr_ratio", 1.0),
                      "shuffle": hyper["shuffle"]},
     }
+
+
+def targets_of(model, run):
+    """The last names of the modules that have matrices."""
+    return sorted({name.split(".")[-3] for name in read_safetensors(folder_of(model, run) / "init/adapter_model.safetensors")})
 
 
 def name_of(model, run):

@@ -45,6 +45,7 @@ GoldenJob ReadGoldenJob(const std::string& run) {
   job.spec.set_eps(hyper.at("eps"));
   job.spec.set_weight_decay(hyper.at("weight_decay"));
   job.spec.set_max_grad_norm(hyper.at("max_grad_norm"));
+  job.spec.set_loraplus_lr_ratio(hyper.value("loraplus_lr_ratio", 1.0));
   job.content = run;
   job.rows = ReadTokenRows(golden.folder + "/train.jsonl");
   job.batch = hyper.at("batch_size");

@@ -16,6 +16,7 @@ import peft
 import torch
 import transformers
 from families import FAMILIES
+from peft.optimizers import create_loraplus_optimizer
 
 HYPER = {"learning_rate": 2e-3, "weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "max_grad_norm": 1.0,
          "warmup_steps": 2, "schedule": "cosine", "steps": 12, "batch_size": 3, "epochs": 1, "shuffle": False}
@@ -24,8 +25,10 @@ LENGTHS = [5, 16, 17, 31, 32, 33, 34, 48, 63, 80]
 TEXT = r"model\.(language_model\.)?layers\."
 # What each run trains: a regular expression over module names.
 RUNS = {"r4_all": (4, 8, TEXT + r"\d+\.(self_attn|mlp)\.\w+_proj"),
+        "r4_loraplus": (4, 8, TEXT + r"\d+\.self_attn\.\w+_proj"),
         "r3_some": (3, 12, TEXT + r"\d+\.(self_attn\.(q|v|qkv)|mlp\.(gate|up|gate_up))_proj")}
-RUNS_OF = {"qwen3": ["r4_all", "r3_some"]}
+RUNS_OF = {"qwen3": ["r4_all", "r3_some", "r4_loraplus"]}
+RATIOS = {"r4_loraplus": 16.0}  # LoRA+
 
 
 def make_model(name, seed):
@@ -64,11 +67,20 @@ def rate_of(step):
     return rate * max(0.0, 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / (steps - warmup))))
 
 
-def train(model, rows):
+def make_optimizer(model, ratio):
+    """PEFT's for LoRA+ where a ratio is given, which has groups of their own for A and B; rates are relative."""
+    options = {"lr": 1.0, "betas": (HYPER["beta1"], HYPER["beta2"]), "eps": HYPER["eps"], "weight_decay": HYPER["weight_decay"]}
+    if ratio == 1:
+        return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **options)
+    decay = options.pop("weight_decay")
+    return create_loraplus_optimizer(model, torch.optim.AdamW, loraplus_lr_ratio=ratio, loraplus_weight_decay=decay, **options)
+
+
+def train(model, rows, ratio):
     """Losses, norms and rates of every step. Each row by itself: its neighbours' padding must not choose its rope."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=1.0, betas=(HYPER["beta1"], HYPER["beta2"]), eps=HYPER["eps"],
-                                  weight_decay=HYPER["weight_decay"])
+    optimizer = make_optimizer(model, ratio)
+    relative = [group["lr"] for group in optimizer.param_groups]
     losses, norms, rates = [], [], []
     size = HYPER["batch_size"]
     for step in range(HYPER["steps"]):
@@ -84,8 +96,8 @@ def train(model, rows):
         losses.append(total)
         norms.append(torch.nn.utils.clip_grad_norm_(parameters, HYPER["max_grad_norm"]).item())
         rates.append(rate_of(step))
-        for group in optimizer.param_groups:
-            group["lr"] = rates[-1]
+        for group, rate in zip(optimizer.param_groups, relative):
+            group["lr"] = rates[-1] * rate
         optimizer.step()
         optimizer.zero_grad()
     return {"loss": losses, "grad_norm": norms, "lr": rates}
@@ -117,7 +129,8 @@ def make_run(folder, name, run, seed):
     rows = make_rows(seed, text_config(name)["vocab_size"])
     (to / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model.train()
-    expected = {"hyper": HYPER} | train(model, rows)
+    ratio = RATIOS.get(run, 1.0)
+    expected = {"hyper": HYPER | {"loraplus_lr_ratio": ratio}} | train(model, rows, ratio)
     (to / "expected.json").write_text(json.dumps(expected, indent=1))
     model.save_pretrained(to / "final")
     for readme in to.glob("*/README.md"):

@@ -55,6 +55,7 @@ SlotOptions OptionsOf(const v1::SlotSpec& spec) {
   options.eps = spec.eps();
   options.weight_decay = spec.weight_decay();
   options.max_grad_norm = spec.max_grad_norm();
+  if (spec.has_loraplus_lr_ratio()) options.loraplus_lr_ratio = spec.loraplus_lr_ratio();
   return options;
 }
 

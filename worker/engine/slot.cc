@@ -61,6 +61,7 @@ void ListGroup(const storage::Block& block, int32_t block_index, bool of_out_gro
       a.initialization = SlotTensor::Initialization::kKaimingUniform;
       b.name = storage::PeftKey(part.path, 'B');
       b.matrix = 'B';
+      b.learning_rate_factor = options.loraplus_lr_ratio;
       b.rows = part.out_features;
       b.columns = options.rank;
       tensors->push_back(std::move(a));

@@ -55,7 +55,8 @@ struct SlotOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0;
-  double max_grad_norm = 0;  // 0: no clipping
+  double max_grad_norm = 0;      // 0: no clipping
+  double loraplus_lr_ratio = 1;  // learning-rate factor of B matrices
 };
 
 // The tensors of a LoRA adapter on one stage, in the order (layer, target, A before B): the order

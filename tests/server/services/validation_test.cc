@@ -58,6 +58,7 @@ TEST_CASE("unset fields take their defaults") {
   CHECK(job.training().train_on() == v1::TrainingConfig::ASSISTANT);
   CHECK(job.training().shuffle());
   CHECK(job.training().max_grad_norm() == 1.0);
+  CHECK(job.training().loraplus_lr_ratio() == 1.0);
   CHECK(job.training().checkpoint_every_steps() == 50);
 }
 
@@ -173,6 +174,8 @@ TEST_CASE("each field that is out of range is named") {
        "must be at least 0 and less than 1, got -1"},
       {training([](auto& t) { t.set_eps(0); }), "training.eps",
        "must be at least 1e-30 and at most 1, got 0"},
+      {training([](auto& t) { t.set_loraplus_lr_ratio(0); }), "training.loraplus_lr_ratio",
+       "must be greater than 0 and at most 10000, got 0"},
       {training([](auto& t) { t.set_max_grad_norm(-1); }), "training.max_grad_norm",
        "must be at least 0 and at most 1e+09, got -1"},
       {training([](auto& t) { t.set_checkpoint_every_steps(-1); }),

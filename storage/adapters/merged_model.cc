@@ -84,8 +84,9 @@ void MergedModel::FindPatches() {
   for (const Block& block : model_.description().blocks) {
     for (const LinearGroup* group : {&block.in, &block.out}) {
       for (const LinearPart& part : group->parts) {
-        const std::string path = ModulePath(block, part);
+        const std::string& path = part.path;
         if (adapter_.file().Find(PeftKey(path, 'A')) == nullptr) continue;
+        [[maybe_unused]] bool found = false;
         for (size_t i = 0; i < weights_.size(); ++i) {
           const SafetensorsFile& file = model_.weight_files()[i];
           const TensorInfo* tensor = file.Find(part.tensor);
@@ -93,7 +94,9 @@ void MergedModel::FindPatches() {
           const uint64_t data = file.header().data_begin;
           weights_[i].patches.push_back(
               {path, tensor->type, data + tensor->begin, data + tensor->end, group->in_features});
+          found = true;
         }
+        assert(found);  // ModelDirectory has every tensor of its description
       }
     }
   }

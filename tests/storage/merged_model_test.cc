@@ -149,7 +149,7 @@ TEST_CASE("Weights with an adapter in them") {
       for (const Block& block : base->description().blocks) {
         for (const LinearGroup* group : {&block.in, &block.out}) {
           for (const LinearPart& part : group->parts) {
-            const std::string path = ModulePath(block, part);
+            const std::string& path = part.path;
             if (matrices->Find(PeftKey(path, 'A')) == nullptr) continue;
             changed[part.tensor] = {path, group->in_features};
           }

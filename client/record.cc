@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -32,6 +33,10 @@ std::int64_t StepsOf(const Job& job) {
 }
 
 ordered_json ToJson(const v1::Model& model) {
+  ordered_json ropes = ordered_json::array();
+  for (const v1::Model::Rope& rope : model.ropes()) {
+    ropes.push_back({{"features", rope.features()}, {"border_tokens", rope.border_tokens()}});
+  }
   return {{"name", model.name()},
           {"layers", model.layers()},
           {"hidden", model.hidden_size()},
@@ -42,6 +47,12 @@ ordered_json ToJson(const v1::Model& model) {
           {"vocabulary", model.vocabulary_size()},
           {"tied_head", model.tied_head()},
           {"bias", model.attention_bias()},
+          {"fused", model.fused_projections()},
+          {"in_norm", model.input_norms()},
+          {"out_norm", model.output_norms()},
+          {"q_norm", model.query_norm_size()},
+          {"k_norm", model.key_norm_size()},
+          {"ropes", std::move(ropes)},
           {"times_by_device", ordered_json::array()}};
 }
 

@@ -38,11 +38,11 @@ struct ModelShape {
   int64_t vocabulary = 0;
   bool tied_head = false;
   std::vector<Group> groups;  // qkv, o, gate_up, down
-  // Floats of each norm of a layer, beside the last norm's `hidden`.
-  std::vector<int64_t> norms;
-  bool in_norm = true;    // what goes into attention and MLP is normed
-  bool out_norm = false;  // what comes out of them is, before it is added
-  bool qk_norm = false;   // q and k are, before they turn
+  bool in_norm = true;        // what goes into attention and MLP is normed
+  bool out_norm = false;      // what comes out of them is, before it is added
+  // Floats of the norms of q and k before they turn, of a head's or of all; 0: there are none.
+  int64_t q_norm = 0;
+  int64_t k_norm = 0;
   std::vector<RopeTable> ropes;
 };
 

@@ -34,8 +34,8 @@ bool HasBias(const ModelShape::Group& group) {
 }
 
 int64_t WeightBytes(const ModelShape& model, const GroupShape& group) {
-  int64_t layer = 0;
-  for (const int64_t floats : model.norms) layer += Floats(floats);
+  const int64_t norms = (model.in_norm ? 2 : 0) + (model.out_norm ? 2 : 0);
+  int64_t layer = norms * Floats(model.hidden) + Floats(model.q_norm) + Floats(model.k_norm);
   for (const ModelShape::Group& linear : model.groups) {
     layer += Values(OutFeatures(linear) * linear.in_features, group.device);
     if (HasBias(linear)) layer += Values(OutFeatures(linear), group.device);
@@ -67,7 +67,8 @@ int64_t ActivationBytes(const ModelShape& model, const Linears& linears, const G
   int64_t layer = 2 * hidden;                  // the blocks' inputs
   int64_t attention_scratch = qkv + attended;  // gradients
   int64_t mlp_scratch = gated;                 // likewise; those of gate and up overwrite them
-  if (model.qk_norm) attention_scratch += values((model.heads + model.kv_heads) * model.head_size);
+  if (model.q_norm > 0)
+    attention_scratch += values((model.heads + model.kv_heads) * model.head_size);
   if (group.recomputation == Recomputation::kBlocks) {
     attention_scratch += attention + normed_out;
     mlp_scratch += gate_up + normed_out;

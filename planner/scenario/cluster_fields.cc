@@ -11,8 +11,41 @@ namespace lorad::planner::scenario {
 namespace {
 
 constexpr int64_t kBytesMax = int64_t{1} << 50;
-const char* const kTargets[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
-                                "gate_proj", "up_proj", "down_proj"};
+// Of all families: a model has its own of them.
+const char* const kTargets[] = {"q_proj",    "k_proj",  "v_proj",       "qkv_proj", "o_proj",
+                                "gate_proj", "up_proj", "gate_up_proj", "down_proj"};
+constexpr size_t kTargetsMax = std::size(kTargets);
+
+// q, k and v, and gate and up: modules of their own, or two that hold them all.
+void ReadGroups(Fields& fields, ModelShape* model) {
+  const bool bias = fields.Bool("bias", false);
+  const bool fused = fields.Bool("fused", false);
+  const int64_t q = model->heads * model->head_size, kv = model->kv_heads * model->head_size;
+  using Parts = std::vector<ModelShape::Part>;
+  const Parts qkv = fused ? Parts{{"qkv_proj", q + 2 * kv, bias}}
+                          : Parts{{"q_proj", q, bias}, {"k_proj", kv, bias}, {"v_proj", kv, bias}};
+  const Parts gate_up =
+      fused ? Parts{{"gate_up_proj", 2 * model->ffn, false}}
+            : Parts{{"gate_proj", model->ffn, false}, {"up_proj", model->ffn, false}};
+  model->groups = {{model->hidden, qkv},
+                   {q, {{"o_proj", model->hidden, false}}},
+                   {model->hidden, gate_up},
+                   {model->ffn, {{"down_proj", model->hidden, false}}}};
+}
+
+// Norms and tables of rope. A model that says nothing of them is a Llama's.
+void ReadNormsAndRopes(Fields& fields, ModelShape* model) {
+  model->in_norm = fields.Bool("in_norm", true);
+  model->out_norm = fields.Bool("out_norm", false);
+  model->q_norm = fields.Int64("q_norm", {.max = 1 << 18, .fallback = 0});
+  model->k_norm = fields.Int64("k_norm", {.max = 1 << 18, .fallback = 0});
+  for (Fields& rope : fields.Objects("ropes", {.max = 64, .required = false})) {
+    ModelShape::RopeTable& table = model->ropes.emplace_back();
+    table.features = rope.Int64("features", {.min = 2, .max = 512});
+    table.border = rope.Int64("border_tokens", {.max = kTokensMax, .fallback = 0});
+  }
+  if (model->ropes.empty()) model->ropes = {{.features = model->head_size}};
+}
 
 ModelShape ReadShape(Fields& fields) {
   ModelShape model;
@@ -24,16 +57,8 @@ ModelShape ReadShape(Fields& fields) {
   model.head_size = fields.Int64("head_size", {.min = 1, .max = 512});
   model.vocabulary = fields.Int64("vocabulary", {.min = 1, .max = 1 << 20});
   model.tied_head = fields.Bool("tied_head", false);
-  const bool bias = fields.Bool("bias", false);
-  const int64_t q = model.heads * model.head_size, kv = model.kv_heads * model.head_size;
-  model.groups = {
-      {model.hidden, {{"q_proj", q, bias}, {"k_proj", kv, bias}, {"v_proj", kv, bias}}},
-      {q, {{"o_proj", model.hidden, false}}},
-      {model.hidden, {{"gate_proj", model.ffn, false}, {"up_proj", model.ffn, false}}},
-      {model.ffn, {{"down_proj", model.hidden, false}}},
-  };
-  model.norms = {model.hidden, model.hidden};
-  model.ropes = {{.features = model.head_size}};
+  ReadGroups(fields, &model);
+  ReadNormsAndRopes(fields, &model);
   return model;
 }
 
@@ -141,8 +166,8 @@ WorkerView ReadWorkerView(Fields& fields, std::set<std::string>* names) {
 AdapterShape ReadAdapter(Fields& fields) {
   AdapterShape adapter;
   adapter.rank = fields.Int64("rank", {.min = 1, .max = sizes::kRankMax});
-  adapter.targets =
-      fields.Strings("targets", {.choices = AllTargets()}, {.min = 1, .max = 7, .required = false});
+  adapter.targets = fields.Strings("targets", {.choices = AllTargets()},
+                                   {.min = 1, .max = kTargetsMax, .required = false});
   if (adapter.targets.empty()) adapter.targets = AllTargets();
   return adapter;
 }

@@ -22,7 +22,7 @@ inline constexpr int64_t kStepsMax = int64_t{1} << 32;
 inline constexpr int64_t kSecondsMax = int64_t{1} << 40;
 inline constexpr size_t kListMax = 4096;
 
-// "models": shapes of the Llama family, and what is known of their speed.
+// "models": their shapes, and what is known of their speed.
 class Models {
  public:
   // With `devices` each base model must have times on each of these, above 0.

@@ -28,6 +28,14 @@ v1::Model Model() {
   model.set_head_size(8);
   model.set_vocabulary_size(64);
   model.set_tied_head(true);
+  model.set_fused_projections(true);
+  model.set_input_norms(false);
+  model.set_output_norms(true);
+  model.set_query_norm_size(16);
+  model.set_key_norm_size(8);
+  v1::Model::Rope& rope = *model.add_ropes();
+  rope.set_features(6);
+  rope.set_border_tokens(32);
   return model;
 }
 
@@ -48,7 +56,7 @@ Job Created(const std::string& name, std::int64_t after_s) {
   job.set_name(name);
   job.set_base_model("small");
   job.mutable_adapter()->set_rank(8);
-  job.mutable_adapter()->add_target_modules("q_proj");
+  job.mutable_adapter()->add_target_modules("qkv_proj");
   job.mutable_training()->set_max_length(512);
   job.mutable_training()->set_checkpoint_every_steps(25);
   job.mutable_create_time()->set_seconds(kStart + after_s);
@@ -98,6 +106,20 @@ planner::scenario::ReplayScenario Read(const Record& record) {
   return *std::move(read);
 }
 
+// Of Model().
+void CheckShape(const planner::ModelShape& shape) {
+  CHECK(shape.ffn == 32);
+  CHECK(shape.groups[0].parts[0].target == "qkv_proj");
+  CHECK(shape.groups[0].parts[0].out_features == 16 + 2 * 8);
+  CHECK(shape.groups[2].parts[0].target == "gate_up_proj");
+  CHECK(shape.groups[2].parts[0].out_features == 2 * 32);
+  CHECK(!shape.in_norm);
+  CHECK(shape.out_norm);
+  CHECK(shape.q_norm == 16);
+  CHECK(shape.k_norm == 8);
+  CHECK(shape.ropes == std::vector<planner::ModelShape::RopeTable>{{6, 32}});
+}
+
 TEST_CASE("A recorded history is read back") {
   Record record("team");
   record.Take(Model());
@@ -114,10 +136,10 @@ TEST_CASE("A recorded history is read back") {
   CHECK(a.content.step_tokens == 200);
   CHECK(a.content.longest_sequence == 300);
   CHECK(a.content.adapter.rank == 8);
-  CHECK(a.content.adapter.targets == std::vector<std::string>{"q_proj"});
+  CHECK(a.content.adapter.targets == std::vector<std::string>{"qkv_proj"});
   CHECK(a.content.priority == 3);
   CHECK(a.content.label_group == "math");
-  CHECK(a.content.model->ffn == 32);
+  CheckShape(*a.content.model);
   CHECK(a.checkpoint_steps == 25);
   CHECK(a.comes_s == 0);
   CHECK(a.started_s == 10);

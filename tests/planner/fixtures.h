@@ -35,7 +35,6 @@ inline ModelShape SmolLm2() {
       {576, {{"gate_proj", 1536, false}, {"up_proj", 1536, false}}},
       {1536, {{"down_proj", 576, false}}},
   };
-  model.norms = {576, 576};
   model.ropes = {{.features = 64}};
   return model;
 }
@@ -57,7 +56,6 @@ inline ModelShape Llama8B() {
       {4096, {{"gate_proj", 14336, false}, {"up_proj", 14336, false}}},
       {14336, {{"down_proj", 4096, false}}},
   };
-  model.norms = {4096, 4096};
   model.ropes = {{.features = 128}};
   return model;
 }
@@ -83,7 +81,6 @@ inline ModelShape Tiny() {
       {16, {{"gate_proj", 32, false}, {"up_proj", 32, false}}},
       {32, {{"down_proj", 16, false}}},
   };
-  model.norms = {16, 16};
   model.ropes = {{.features = 8}};
   return model;
 }

@@ -42,19 +42,15 @@ planner::ModelShape ShapeOf(const storage::ModelDescription& description) {
   AddRopes(description, &shape);
   for (const storage::Block& block : description.blocks) {
     if (block.layer != 0) break;  // all layers are alike
-    for (const auto* norm : {&block.norm, &block.out_norm}) {
-      if (norm->has_value()) shape.norms.push_back((*norm)->size);
-    }
     shape.in_norm = block.norm.has_value();
     shape.out_norm = block.out_norm.has_value();
     if (const auto* attention = std::get_if<storage::AttentionSpec>(&block.mixer)) {
       shape.heads = attention->heads;
       shape.kv_heads = attention->kv_heads;
       shape.head_size = attention->head_size;
-      shape.qk_norm = attention->qk_norm.has_value();
-      if (shape.qk_norm) {
-        shape.norms.push_back(attention->qk_norm->q.size);
-        shape.norms.push_back(attention->qk_norm->k.size);
+      if (attention->qk_norm) {
+        shape.q_norm = attention->qk_norm->q.size;
+        shape.k_norm = attention->qk_norm->k.size;
       }
     } else if (const auto* mlp = std::get_if<storage::GatedMlpSpec>(&block.mixer)) {
       shape.ffn = mlp->ffn;
@@ -73,6 +69,17 @@ void SetShape(const planner::ModelShape& shape, v1::Model* model) {
   model->set_tied_head(shape.tied_head);
   model->set_attention_bias(!shape.groups.empty() && !shape.groups.front().parts.empty() &&
                             shape.groups.front().parts.front().bias);
+  model->set_fused_projections(!shape.groups.empty() && shape.groups.front().parts.size() == 1);
+  model->set_input_norms(shape.in_norm);
+  model->set_output_norms(shape.out_norm);
+  model->set_query_norm_size(static_cast<int32_t>(shape.q_norm));
+  model->set_key_norm_size(static_cast<int32_t>(shape.k_norm));
+  model->clear_ropes();
+  for (const planner::ModelShape::RopeTable& table : shape.ropes) {
+    v1::Model::Rope* rope = model->add_ropes();
+    rope->set_features(static_cast<int32_t>(table.features));
+    rope->set_border_tokens(table.border);
+  }
 }
 
 planner::AdapterShape ShapeOfAdapter(const v1::AdapterConfig& adapter) {

@@ -20,9 +20,9 @@ struct RowSource {
   std::string dataset_sha256;
   std::string model_path;  // of the base model's directory (tokenizer, template)
   std::string model_fingerprint;
-  std::string chat_template_sha256;  // "": the directory's template
+  std::string chat_template_sha256 = "";  // "": the directory's template
   // Its text; shared with the model's record, for every unit has a source. Null: the directory's.
-  std::shared_ptr<const std::string> chat_template;
+  std::shared_ptr<const std::string> chat_template = nullptr;
   int32_t max_length = 1024;
   v1::TrainingConfig::Overflow overflow = v1::TrainingConfig::TRUNCATE;
   v1::TrainingConfig::TrainOn train_on = v1::TrainingConfig::ASSISTANT;

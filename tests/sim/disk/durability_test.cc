@@ -180,7 +180,7 @@ Operation OfTokenCache(const server::feed::House& house) {
   REQUIRE(directory.ok());
   auto model = storage::LoadTextModel(*directory);
   REQUIRE(model.ok());
-  const server::feed::TokenCacheKey key{"dataset", "model", 100, false};
+  const server::feed::TokenCacheKey key{"dataset", "model", {.max_length = 100}};
   const std::string rows = house.directory.Read("rows.jsonl");
   return {"WriteTokenCache",
           [rows](SimDisk& disk) {

@@ -1,6 +1,7 @@
 #include "planner/schedule/footprints.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "planner/schedule/shapes.h"
 
@@ -13,10 +14,10 @@ size_t Footprints::BaseOf(const std::string& base_model) {
 size_t Footprints::ClassOf(const std::string& base_model, const ModelShape& model,
                            const AdapterShape& adapter, int64_t longest_sequence) {
   const size_t base = BaseOf(base_model);
-  const auto [found, is_new] = numbers_.try_emplace(
-      {base, longest_sequence, adapter.rank, adapter.targets}, classes_.size());
-  if (is_new) classes_.push_back({{base, &model, &adapter, longest_sequence}, {}, {}});
-  return found->second;
+  const auto found = numbers_.find(std::tie(base, longest_sequence, adapter.rank, adapter.targets));
+  if (found != numbers_.end()) return found->second;
+  classes_.push_back({{base, &model, &adapter, longest_sequence}, {}, {}});
+  return numbers_[{base, longest_sequence, adapter.rank, adapter.targets}] = classes_.size() - 1;
 }
 
 size_t Footprints::KindOf(const WorkerKind& kind) {

@@ -66,7 +66,7 @@ class Footprints {
   };
 
   std::map<std::string, size_t> bases_;
-  std::map<ClassKey, size_t> numbers_;
+  std::map<ClassKey, size_t, std::less<>> numbers_;  // found without a copy of the targets
   std::vector<Class> classes_;
   std::vector<WorkerKind> kinds_;
   std::map<ShapeKey, int64_t> group_bytes_;

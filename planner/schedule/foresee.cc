@@ -54,6 +54,7 @@ struct Place {
 class Simulation {
  public:
   explicit Simulation(const ClusterView& view) : round_(view) {
+    foreseen_.reserve(2 * round_.queue.size());
     for (size_t i = 0; i < round_.queue.size(); ++i) {
       const size_t job_class = round_.queue[i].job_class;
       if (waiting_.size() <= job_class) waiting_.resize(job_class + 1);
@@ -67,7 +68,7 @@ class Simulation {
     }
   }
 
-  std::map<std::string, Foreseen> Run() {
+  std::unordered_map<std::string, Foreseen> Run() {
     for (Place& place : places_) Fill(place, 0);
     while (true) {
       Place* next = nullptr;
@@ -178,11 +179,13 @@ class Simulation {
   Round round_;
   std::vector<std::deque<size_t>> waiting_;  // by class, indexes of the queue in its order
   std::deque<Place> places_;
-  std::map<std::string, Foreseen> foreseen_;
+  std::unordered_map<std::string, Foreseen> foreseen_;
 };
 
 }  // namespace
 
-std::map<std::string, Foreseen> Foresee(const ClusterView& view) { return Simulation(view).Run(); }
+std::unordered_map<std::string, Foreseen> Foresee(const ClusterView& view) {
+  return Simulation(view).Run();
+}
 
 }  // namespace lorad::planner

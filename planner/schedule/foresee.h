@@ -12,8 +12,8 @@
 // Jobs whose steps or tokens are unknown count as in Schedule() (kUnknownSteps, kUnknownTokens).
 #pragma once
 
-#include <map>
 #include <string>
+#include <unordered_map>
 
 #include "planner/schedule/view.h"
 
@@ -29,6 +29,6 @@ struct Foreseen {
 
 // By the name of the job: those that train and stay, and those that wait and fit some worker of the
 // view alone. O((queued + running) (workers + classes of jobs)).
-std::map<std::string, Foreseen> Foresee(const ClusterView& view);
+std::unordered_map<std::string, Foreseen> Foresee(const ClusterView& view);
 
 }  // namespace lorad::planner

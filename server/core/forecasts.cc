@@ -1,5 +1,4 @@
 // When jobs will start and end, as far as is foreseen; and how true that was.
-#include <map>
 
 #include "server/core/state.h"
 
@@ -39,7 +38,7 @@ void Core::State::Forecast() {
   forecasts_.wanted = false;
   planner::ClusterView view = ClusterOf(Waiting::kAll);
   Ration(&view, nullptr);
-  const std::map<std::string, planner::Foreseen> foreseen = planner::Foresee(view);
+  const auto foreseen = planner::Foresee(view);
   const auto of = [&](const std::string& name) {
     const auto found = foreseen.find(name);
     return found == foreseen.end() ? nullptr : &found->second;
@@ -91,7 +90,7 @@ void Core::State::AddForecast(const JobState& job, v1::JobEstimate* estimate) {
     AddTimes(job.job().base_model(), &view);
   }
   Ration(&view, &job);
-  const std::map<std::string, planner::Foreseen> foreseen = planner::Foresee(view);
+  const auto foreseen = planner::Foresee(view);
   const auto found = foreseen.find(job.name());
   if (found == foreseen.end()) return;
   *estimate->mutable_forecast() =

@@ -133,6 +133,15 @@ void FilesMayNotGrow(Stage& stage, const Happening& h) {
                 [&stage] { stage.site.SetFileLimit(SimDisk::kUnbounded); });
 }
 
+// As on a share whose server hangs; it may be the network that does, to a worker too.
+void FilesHang(Stage& stage, const Happening& h) {
+  const auto for_us = static_cast<int64_t>(h.b % (12 * kSecondUs));
+  stage.site.HangFiles(for_us);
+  if (h.b / (12 * kSecondUs) % 2 == 0) return;
+  stage.site.At(stage.site.now_us() + for_us / 2,
+                [&stage, h] { stage.site.CutStream(NumberOf(stage, h)); });
+}
+
 // A share that is not mounted for a while.
 void FolderIsGone(Stage& stage, const Happening& h) {
   constexpr const char* kFolders[] = {"datasets", "checkpoints", "adapters", "uploads", "cache"};
@@ -248,6 +257,7 @@ constexpr Kind kCalamities[] = {
     {"the disk is full", DiskIsFull},
     {"the disk is read-only", DiskIsReadOnly},
     {"files may not grow", FilesMayNotGrow},
+    {"files hang for a while", FilesHang},
     {"a folder is gone for a while", FolderIsGone},
     {"a dataset is half there for a while", DatasetIsHalfThere},
     {"the model is gone, half there or another for a while", ModelIsSpoilt},

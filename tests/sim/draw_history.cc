@@ -66,6 +66,7 @@ SiteOptions DrawSite(uint64_t seed, std::mt19937_64& random) {
   options.seed = seed;
   options.machines = DrawMachines(random);
   options.delay_us_max = random() % 2 == 0 ? 2000 : 20'000;
+  options.file_us_max = std::vector{0, 0, 10'000, 40'000}[random() % 4];
   options.sqlite = random() % 5 == 0;
   options.reserve_bytes = random() % 2 == 0 ? 16'384 : 0;
   options.core.microbatch_tokens = 64;

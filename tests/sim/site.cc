@@ -11,7 +11,7 @@
 #include "server/store/startup.h"
 #include "storage/files/sha256.h"
 #include "storage/models/model_directory.h"
-#include "tests/sim/disk/memory_store.h"
+#include "tests/sim/disk/marked_store.h"
 
 namespace lorad::sim {
 namespace {
@@ -22,37 +22,6 @@ constexpr char kRoot[] = "/data";
 constexpr int64_t kRestartUs = 200'000;
 
 absl::Status Gone() { return absl::UnavailableError("the coordinator is not there"); }
-
-// As durable as the real one: each turn is one write and one sync of a file, and is there once the
-// sync has succeeded.
-class MarkedStore final : public MemoryStore {
- public:
-  explicit MarkedStore(SimFiles& files) : files_(files) {}
-
-  absl::Status Open() {
-    broken_ = Mark();
-    return broken_;
-  }
-  absl::Status Apply(const std::vector<storage::Mutation>& mutations) override {
-    if (mutations.empty()) return absl::OkStatus();
-    if (!broken_.ok()) return broken_;
-    const absl::Status status = Mark();
-    if (absl::IsResourceExhausted(status) || absl::IsUnavailable(status)) return status;
-    broken_ = status;
-    return status.ok() ? MemoryStore::Apply(mutations) : status;
-  }
-
- private:
-  absl::Status Mark() {
-    auto file = files_.OpenAppend("/data/lorad.sqlite");
-    if (!file.ok()) return file.status();
-    if (absl::Status status = (*file)->Append("turn"); !status.ok()) return status;
-    return (*file)->Sync();
-  }
-
-  SimFiles& files_;
-  absl::Status broken_;
-};
 
 // The room on the simulated disk.
 class SiteRoom final : public Disk {
@@ -102,12 +71,12 @@ class FunctionClock final : public Clock {
 // Tasks as entries of the site's agenda.
 class AgendaTasks final : public Tasks {
  public:
-  // `run`: after `earliest_us` or later; returns when it will be.
-  using Schedule = std::function<int64_t(int64_t earliest_us, std::function<void()>)>;
+  // The task runs after `earliest_us` or later; returns when.
+  using Schedule = std::function<int64_t(Queue, int64_t earliest_us, std::function<void()>)>;
   explicit AgendaTasks(Schedule schedule) : schedule_(std::move(schedule)) {}
 
   void Add(Queue queue, std::function<void()> task) override {
-    const int64_t at = schedule_(free_us_[queue], std::move(task));
+    const int64_t at = schedule_(queue, free_us_[queue], std::move(task));
     if (queue == Queue::kFiles || queue == Queue::kReads) free_us_[queue] = at;  // in their order
   }
 
@@ -150,7 +119,7 @@ Site::Site(const SiteOptions& options)
       disk_(options.seed),
       files_(disk_),
       vfs_(disk_),
-      memory_store_(std::make_unique<MarkedStore>(files_)),
+      memory_store_(std::make_unique<MarkedStore>(files_, absl::StrCat(kRoot, "/lorad.sqlite"))),
       promises_(options.core.request_ids_max) {
   StartCoordinator();
   for (const Machine& machine : options.machines) {
@@ -172,14 +141,21 @@ void Site::RunUntil(const std::function<bool()>& done, int64_t events_max) {
 
 // ---- the coordinator's process ----
 
+int64_t Site::EndOfTask(Tasks::Queue queue, int64_t earliest_us) {
+  const int64_t at_us = std::max(now_us(), earliest_us) + clock_.Delay();
+  if (queue != Tasks::Queue::kFiles) return at_us;
+  const auto range_us = static_cast<uint64_t>(options_.file_us_max) + 1;
+  return std::max(at_us, files_hang_until_us_) + static_cast<int64_t>(random()() % range_us);
+}
+
 absl::Status Site::TryStart() {
   const int64_t life = life_;
   process_ = std::make_unique<Process>(
       [this] {
         return Moment{now_us(), now_us() + wall_ahead_us_};
       },
-      [this, life](int64_t earliest_us, std::function<void()> task) {
-        const int64_t at = std::max(now_us(), earliest_us) + clock_.Delay();
+      [this, life](Tasks::Queue queue, int64_t earliest_us, std::function<void()> task) {
+        const int64_t at = EndOfTask(queue, earliest_us);
         At(at, [this, life, task = std::move(task)] {
           if (life == life_ && !disk_.stopped()) task();
           if (life == life_) Ring();

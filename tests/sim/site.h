@@ -30,6 +30,7 @@ struct SiteOptions {
   uint64_t seed = 1;
   std::vector<Machine> machines = {{"worker-0"}};
   int64_t delay_us_max = 1000;
+  int64_t file_us_max = 0;    // that a task of files takes; writing an upload takes no time
   int64_t reserve_bytes = 0;  // of room on the disk; 0: it is not looked at
   bool sqlite = false;  // else a store in memory, which writes to the disk as much as it needs
   server::CoreOptions core;
@@ -111,6 +112,8 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void SetRoom(uint64_t bytes);
   void SetReadOnly(bool read_only);
   void SetFileLimit(uint64_t bytes);
+  // What is to be done with files waits for so long, as on a share whose server hangs.
+  void HangFiles(int64_t us) { files_hang_until_us_ = now_us() + us; }
   // A folder or file below the data directory is not there, or a file is half there, until
   // Unveil or the next start of the coordinator.
   void Hide(const std::string& path);
@@ -167,6 +170,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void Ring();
   void Run();
   const server::Loop& loop() const;
+  int64_t EndOfTask(server::Tasks::Queue queue, int64_t earliest_us);
 
   // site_checks.cc
   bool disk_is_ill() const {
@@ -194,6 +198,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   const SiteOptions options_;
   Clockwork clock_;
   int64_t wall_ahead_us_ = kWallAheadUs;
+  int64_t files_hang_until_us_ = 0;
 
   const server::feed::House house_;              // the model's directory, and rows
   const std::string config_json_, fingerprint_;  // of the model, as it is

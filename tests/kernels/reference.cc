@@ -7,41 +7,46 @@
 
 namespace lorad::kernels::testing {
 
+namespace {
+
+double Dot(const double* x, const double* y, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+}  // namespace
+
 Matrix AttentionReference(const BatchData& data, const AttentionShape& shape, const Matrix& qkv,
                           Matrix* lse) {
   const int64_t d = shape.head_size;
+  const double scale = static_cast<double>(shape.scale);
+  const double cap = static_cast<double>(shape.cap);
   Matrix out(qkv.rows, shape.heads * d);
-  std::vector<double> score;
+  std::vector<double> weights;  // of the keys that a query sees
+  const auto row_of = [&](int64_t t, int64_t head) {
+    return &qkv.values[t * qkv.columns + head * d];
+  };
   for (const Segment& segment : data.segments) {
     for (int64_t head = 0; head < shape.heads; ++head) {
-      const int64_t q = head * d;
-      const int64_t k = (shape.heads + head / (shape.heads / shape.kv_heads)) * d;
-      const int64_t v = k + shape.kv_heads * d;
+      const int64_t k = shape.heads + head / (shape.heads / shape.kv_heads);
+      const int64_t v = k + shape.kv_heads;
       for (int64_t row = 0; row < segment.rows; ++row) {
         const int64_t t = segment.first_row + row;
-        score.assign(static_cast<size_t>(row + 1), 0);
-        double largest = -INFINITY;
         const int64_t first = shape.window == 0 ? 0 : std::max<int64_t>(row - shape.window + 1, 0);
+        weights.clear();
         for (int64_t key = first; key <= row; ++key) {
-          double dot = 0;
-          for (int64_t i = 0; i < d; ++i) {
-            dot += qkv.at(t, q + i) * qkv.at(segment.first_row + key, k + i);
-          }
-          dot *= static_cast<double>(shape.scale);
-          const double cap = static_cast<double>(shape.cap);
-          score[static_cast<size_t>(key)] = cap == 0 ? dot : cap * std::tanh(dot / cap);
-          largest = std::max(largest, score[static_cast<size_t>(key)]);
+          const double dot = Dot(row_of(t, head), row_of(segment.first_row + key, k), d) * scale;
+          weights.push_back(cap == 0 ? dot : cap * std::tanh(dot / cap));
         }
+        const double largest = std::ranges::max(weights);
         double sum = 0;
+        for (double& weight : weights) sum += weight = std::exp(weight - largest);
+        double* const to = &out.at(t, head * d);
         for (int64_t key = first; key <= row; ++key) {
-          double& value = score[static_cast<size_t>(key)];
-          sum += value = std::exp(value - largest);
-        }
-        for (int64_t key = first; key <= row; ++key) {
-          for (int64_t i = 0; i < d; ++i) {
-            out.at(t, q + i) +=
-                score[static_cast<size_t>(key)] / sum * qkv.at(segment.first_row + key, v + i);
-          }
+          const double weight = weights[key - first] / sum;
+          const double* const from = row_of(segment.first_row + key, v);
+          for (int64_t i = 0; i < d; ++i) to[i] += weight * from[i];
         }
         if (lse != nullptr) lse->at(t, head) = largest + std::log(sum);
       }

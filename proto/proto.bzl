@@ -2,8 +2,12 @@
 
 load("@rules_cc//cc:defs.bzl", "cc_library")
 
-def cc_proto(name, protos, grpc = False, deps = [], import_root = "proto", extra_inputs = []):
-    """A cc_library of the generated code of `protos` (paths below `import_root`)."""
+def cc_proto(name, protos, grpc = False, deps = [], import_root = "proto", extra_inputs = [], pch = None):
+    """A cc_library of the generated code of `protos` (paths below `import_root`).
+
+    With `pch`, a precompiled header that has the code's headers: that comes with the library, and the
+    code without it is NAME_code.
+    """
     stems = [p[:-len(".proto")] for p in protos]
     sources = [s + ".pb.cc" for s in stems]
     headers = [s + ".pb.h" for s in stems]
@@ -22,8 +26,17 @@ def cc_proto(name, protos, grpc = False, deps = [], import_root = "proto", extra
             " ".join(["%s/%s" % (import_root, p) for p in protos]),
         ),
     )
+    code = name + "_code" if pch else name
+    if pch:
+        cc_library(
+            name = name,
+            deps = [
+                code,
+                pch,
+            ],
+        )
     cc_library(
-        name = name,
+        name = code,
         srcs = sources,
         hdrs = headers,
         copts = ["-w"],

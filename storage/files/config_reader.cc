@@ -15,7 +15,7 @@ namespace {
 // A value for a message: at most 100 bytes of it.
 std::string Shown(const nlohmann::json& value) {
   std::string text = value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  if (text.size() > 100) text = text.substr(0, 100) + "...";
+  if (text.size() > 100) text = absl::StrCat(text.substr(0, 100), "...");
   return text;
 }
 

@@ -25,6 +25,10 @@ def mutation_test(name, source, deps, args = []):
         size = "medium",
         srcs = [name + "_mutant.cc"],
         args = args,
+        tags = ["manual"],
         copts = ["-O0", "-w"],
-        deps = deps + [":runner"],
+        deps = deps + [
+            ":runner",
+            "//third_party/pch:tests_messages",
+        ],
     )

@@ -60,7 +60,7 @@ class Optimizer {
 
 struct NormRequest {
   const Optimizer* optimizer = nullptr;
-  double* sum = nullptr;
+  double* sums = nullptr;  // [its tensors]
 };
 
 struct StepRequest {
@@ -105,7 +105,7 @@ class Backend {
   virtual void CopyToDevice(const float* host, const TensorView& device) = 0;
   virtual void CopyToHost(const TensorView& device, float* host) = 0;
 
-  // What is read back without a wait (ReadBack, SumOfSquares, TakeOverflow) lands in memory of
+  // What is read back without a wait (ReadBack, SumsOfSquares, TakeOverflow) lands in memory of
   // MakeHostArena that stays as it is meanwhile, and is there once a mark has passed that was set
   // after the call.
 
@@ -322,10 +322,14 @@ class Backend {
   // Slots that end a batch together come in one call, each once. A slot's bits do not depend on the
   // others.
   //
-  // *sum = sum of gradient^2 over the elements of all tensors, in fp64 in an order that their
-  // lengths and number fix; infinity where an accumulator lies outside +-kGradientLimit. sum: read
+  // sums[i] = sum of gradient^2 over the elements of tensor i, in fp64 in an order that its length
+  // fixes; infinity where an accumulator lies outside +-kGradientLimit. A tensor's sum does not
+  // depend on the others, so the stages of a model may each form those of their own. sums: read
   // back without a wait (see ReadBack).
-  virtual void SumOfSquares(std::span<const NormRequest> requests) = 0;
+  virtual void SumsOfSquares(std::span<const NormRequest> requests) = 0;
+  // The sum over all tensors of a slot, from SumsOfSquares of all of them in the slot's order: on
+  // the host, in an order that their number fixes, which belongs to what NumericsId stands for.
+  virtual double FoldSums(std::span<const double> sums) const = 0;
   // One step of torch.optim.AdamW on every tensor (Loshchilov & Hutter 2019, arXiv 1711.05101,
   // algorithm 2), lr the learning rate times the tensor's factor:
   //   g = clip_factor * gradient;  p *= 1 - lr wd;  m += (1 - beta1)(g - m);

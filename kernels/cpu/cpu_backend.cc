@@ -244,11 +244,13 @@ class CpuBackend final : public Backend {
     return optimizer;
   }
 
-  void SumOfSquares(std::span<const NormRequest> requests) override {
+  void SumsOfSquares(std::span<const NormRequest> requests) override {
     for (const NormRequest& request : requests) {
-      *request.sum = cpu::SumOfSquares(context(), Of(*request.optimizer).tensors);
+      cpu::SumsOfSquares(context(), Of(*request.optimizer).tensors, request.sums);
     }
   }
+
+  double FoldSums(std::span<const double> sums) const override { return cpu::FoldSums(sums); }
 
   void AdamW(std::span<const StepRequest> requests) override {
     for (const StepRequest& request : requests) {

@@ -88,7 +88,8 @@ void LossBackward(const Context& context, const CpuBatch& batch, std::span<const
 // optimizer.cc
 void InitializeA(const Context& context, uint64_t seed, int32_t layer, int32_t target,
                  const TensorView& a);
-double SumOfSquares(const Context& context, std::span<const OptimizerTensor> tensors);
+void SumsOfSquares(const Context& context, std::span<const OptimizerTensor> tensors, double* sums);
+double FoldSums(std::span<const double> sums);
 void AdamW(const Context& context, const AdamWOptions& options,
            std::span<const OptimizerTensor> tensors);
 void DropGradients(const Context& context, std::span<const OptimizerTensor> tensors);

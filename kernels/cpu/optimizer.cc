@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "kernels/cpu/ops.h"
@@ -58,7 +59,7 @@ void InitializeA(const Context& context, uint64_t seed, int32_t layer, int32_t t
   });
 }
 
-double SumOfSquares(const Context& context, std::span<const OptimizerTensor> tensors) {
+void SumsOfSquares(const Context& context, std::span<const OptimizerTensor> tensors, double* sums) {
   const std::vector<Block> blocks = Blocks(tensors);
   std::vector<double> partial(blocks.size());
   context.pool.Run(static_cast<int64_t>(blocks.size()), [&](int64_t index, int) {
@@ -68,15 +69,18 @@ double SumOfSquares(const Context& context, std::span<const OptimizerTensor> ten
                                                     block.count, &finite);
     partial[static_cast<size_t>(index)] = finite ? sum : std::numeric_limits<double>::infinity();
   });
-  double total = 0;
   size_t begin = 0;
   for (size_t tensor = 0; tensor < tensors.size(); ++tensor) {
     size_t end = begin;
     while (end < blocks.size() && blocks[end].tensor == tensor) ++end;
-    total += TreeSum(std::span(partial).subspan(begin, end - begin));
+    sums[tensor] = TreeSum(std::span(partial).subspan(begin, end - begin));
     begin = end;
   }
-  return total;
+}
+
+// One after the other.
+double FoldSums(std::span<const double> sums) {
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 void AdamW(const Context& context, const AdamWOptions& options,

@@ -340,13 +340,15 @@ class CudaBackend final : public Backend {
     return std::make_unique<CudaOptimizer>(context().tables, tensors);
   }
 
-  void SumOfSquares(std::span<const NormRequest> requests) override {
+  void SumsOfSquares(std::span<const NormRequest> requests) override {
     std::vector<SquaresJob> jobs;
     for (const NormRequest& request : requests) {
-      jobs.push_back({Of(*request.optimizer).memory.table, DeviceAddress(request.sum)});
+      jobs.push_back({Of(*request.optimizer).memory.table, DeviceAddress(request.sums)});
     }
-    cuda::SumOfSquares(stream(), jobs);
+    cuda::SumsOfSquares(stream(), jobs);
   }
+
+  double FoldSums(std::span<const double> sums) const override { return cuda::FoldSums(sums); }
 
   void AdamW(std::span<const StepRequest> requests) override {
     std::vector<AdamWJob> jobs;

@@ -372,22 +372,27 @@ class Bench {
     Release(mark);
   }
 
+  // A and B of seven targets.
+  static constexpr int64_t kMatricesOfLayer = 14;
+
   // Of all adapters once a step: the case of one microbatch a step.
   void Optimizer() {
     const int64_t mark = arena_->used();
     std::vector<NormRequest> norms;
     std::vector<StepRequest> steps;
-    readings_ = *backend_->MakeHostArena(kArenaAlignment * options_.adapters);
+    const int64_t matrices = kMatricesOfLayer * shape_.layers;
+    readings_ = *backend_->MakeHostArena(
+        ArenaBytes(matrices * static_cast<int64_t>(sizeof(double))) * options_.adapters);
     int64_t elements = 0;
     for (int32_t adapter = 0; adapter < options_.adapters; ++adapter) {
       const std::vector<OptimizerTensor> tensors = AdapterTensors();
       for (const OptimizerTensor& tensor : tensors) elements += tensor.elements;
       optimizers_.push_back(backend_->MakeOptimizer(tensors));
-      norms.push_back({optimizers_.back().get(), readings_->Allocate<double>(1)});
+      norms.push_back({optimizers_.back().get(), readings_->Allocate<double>(matrices)});
       steps.push_back({optimizers_.back().get(), {.learning_rate = 1e-4}});
     }
     const double all = static_cast<double>(elements);
-    Time("sum of squares", 1, 0, 8 * all, [=, this] { backend_->SumOfSquares(norms); });
+    Time("sum of squares", 1, 0, 8 * all, [=, this] { backend_->SumsOfSquares(norms); });
     Time("adamw", 1, 0, 42 * all, [=, this] { backend_->AdamW(steps); });
     Release(mark);
   }

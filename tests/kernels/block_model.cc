@@ -101,7 +101,7 @@ BlockModel::BlockModel(World& world, const BlockShape& shape, uint64_t seed, std
 void BlockModel::MakeReadings() {
   const auto lay = [this](Arena& arena) {
     readings_ = {.log_p = arena.Allocate<float>(kLossRowsMax),
-                 .sums = arena.Allocate<double>(static_cast<int64_t>(jobs_.size())),
+                 .sums = arena.Allocate<double>(static_cast<int64_t>(jobs_.size()) * kMatricesMax),
                  .overflows = arena.Allocate<int32_t>(static_cast<int64_t>(jobs_.size()))};
   };
   Arena counting(Device::kCpu);
@@ -240,13 +240,13 @@ void BlockModel::Step() {
   for (size_t slot = 0; slot < jobs_.size(); ++slot) {
     const Optimizer* optimizer = optimizers_[slot].get();
     if (optimizer == nullptr) continue;
-    norms.push_back({optimizer, readings_.sums + slot});
+    norms.push_back({optimizer, readings_.sums + slot * kMatricesMax});
     if (jobs_[slot] == kDivergedJob) continue;
     const double learning_rate = jobs_[slot] == kWatchedJob ? 1e-3 : 0;
     steps.push_back(
         {optimizer, {.learning_rate = learning_rate, .step = steps_, .clip_factor = 0.5}});
   }
-  backend_.SumOfSquares(norms);
+  backend_.SumsOfSquares(norms);
   for (size_t slot = 0; slot < jobs_.size(); ++slot) {
     if (optimizers_[slot] == nullptr) continue;
     backend_.TakeOverflow(*table_, static_cast<int32_t>(slot), readings_.overflows + slot);

@@ -63,6 +63,7 @@ class BlockModel {
  private:
   enum Group : int32_t { kQkv, kOut, kGateUp, kDown, kGroups };
   static constexpr int64_t kTargetsOfGroup = 3;
+  static constexpr int64_t kMatricesMax = 2 * kTargetsOfGroup * kGroups;  // of a slot
   struct Buffers;
 
   void MakeReadings();
@@ -99,7 +100,7 @@ class BlockModel {
   // What is read back without a wait, as the engine does; nobody looks.
   struct Readings {
     float* log_p = nullptr;
-    double* sums = nullptr;        // [slots]
+    double* sums = nullptr;        // [slots, kMatricesMax]
     int32_t* overflows = nullptr;  // [slots]
   };
   std::unique_ptr<Arena> host_arena_;

@@ -102,19 +102,31 @@ void World::Read(const void* device, int64_t bytes, void* host) {
 }
 
 double World::SumOfSquares(std::span<const OptimizerTensor> tensors) {
-  const std::unique_ptr<Optimizer> optimizer = backend_->MakeOptimizer(tensors);
-  const Optimizer* one = optimizer.get();
-  return SumsOfSquares({&one, 1}).front();
+  return backend_->FoldSums(SumsOfSquares(tensors));
 }
 
-std::vector<double> World::SumsOfSquares(std::span<const Optimizer* const> optimizers) {
-  double* sums = readings_->Allocate<double>(static_cast<int64_t>(optimizers.size()));
+std::vector<double> World::SumsOfSquares(std::span<const OptimizerTensor> tensors) {
+  const std::unique_ptr<Optimizer> optimizer = backend_->MakeOptimizer(tensors);
+  const Optimizer* one = optimizer.get();
+  const size_t count = tensors.size();
+  return SumsOfSquares({&one, 1}, {&count, 1}).front();
+}
+
+std::vector<std::vector<double>> World::SumsOfSquares(std::span<const Optimizer* const> optimizers,
+                                                      std::span<const size_t> tensors) {
   std::vector<NormRequest> requests;
-  for (size_t i = 0; i < optimizers.size(); ++i) requests.push_back({optimizers[i], sums + i});
-  backend_->SumOfSquares(requests);
+  for (size_t i = 0; i < optimizers.size(); ++i) {
+    double* sums = readings_->Allocate<double>(static_cast<int64_t>(tensors[i]));
+    requests.push_back({optimizers[i], sums});
+  }
+  backend_->SumsOfSquares(requests);
   backend_->Synchronize();
+  std::vector<std::vector<double>> result;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    result.emplace_back(requests[i].sums, requests[i].sums + tensors[i]);
+  }
   readings_->Rewind(0);
-  return {sums, sums + optimizers.size()};
+  return result;
 }
 
 void World::Step(const AdamWOptions& options, std::span<const OptimizerTensor> tensors) {

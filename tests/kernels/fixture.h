@@ -85,8 +85,11 @@ class World {
   void Write(const void* host, int64_t bytes, void* device);
   void Read(const void* device, int64_t bytes, void* host);
   // What the backend reads back without a wait, waited for.
-  double SumOfSquares(std::span<const OptimizerTensor> tensors);
-  std::vector<double> SumsOfSquares(std::span<const Optimizer* const> optimizers);  // in one call
+  double SumOfSquares(std::span<const OptimizerTensor> tensors);  // folded
+  std::vector<double> SumsOfSquares(std::span<const OptimizerTensor> tensors);
+  // Of slots with so many tensors each, in one call.
+  std::vector<std::vector<double>> SumsOfSquares(std::span<const Optimizer* const> optimizers,
+                                                 std::span<const size_t> tensors);
   bool TakeOverflow(AdapterTable& table, int32_t slot);
   // With an optimizer of this call's own.
   void Step(const AdamWOptions& options, std::span<const OptimizerTensor> tensors);

@@ -171,10 +171,10 @@ void CheckSums(World& world) {
     tensors.push_back({.gradient = gradient, .elements = n});
   }
   double total = 0;
+  const std::vector<double> sums = world.SumsOfSquares(tensors);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const double sum = world.SumOfSquares({&tensors[i], 1});
-    CHECK(sum == static_cast<double>(sizes[i]) * 0x1p-8);
-    total += sum;
+    CHECK(sums[i] == static_cast<double>(sizes[i]) * 0x1p-8);
+    total += sums[i];
   }
   CHECK(world.SumOfSquares(tensors) == total);
   set({-(int64_t{1} << 62)}, tensors.back().gradient + 77777);
@@ -235,6 +235,34 @@ struct Slots {
   std::vector<AdamWOptions> options;
 };
 
+// More matrices than FoldSums has lanes on any device, of several blocks each.
+TEST_CASE("A matrix' sum of squares does not depend on where its slot's list is cut") {
+  for (const BackendCase& backend : Backends()) {
+    INFO(backend.name);
+    World world(backend);
+    Random random(Seeds().front());
+    std::vector<OptimizerTensor> tensors;
+    for (int i = 0; i < 300; ++i) {
+      const int64_t n = random.Integer(1, 9000);
+      std::vector<int64_t> quanta(static_cast<size_t>(n));
+      for (int64_t& value : quanta) {
+        value = random.Integer(-(int64_t{1} << 50), int64_t{1} << 50);
+      }
+      int64_t* gradient = world.arena().Allocate<int64_t>(n);
+      world.Write(quanta.data(), n * static_cast<int64_t>(sizeof(int64_t)), gradient);
+      tensors.push_back({.gradient = gradient, .elements = n});
+    }
+    const std::vector<double> whole = world.SumsOfSquares(tensors);
+    for (const size_t cut : {size_t{1}, size_t{7}, size_t{150}, size_t{299}}) {
+      std::vector<double> parts = world.SumsOfSquares(std::span(tensors).first(cut));
+      const std::vector<double> rest = world.SumsOfSquares(std::span(tensors).subspan(cut));
+      parts.insert(parts.end(), rest.begin(), rest.end());
+      CHECK(parts == whole);
+      CHECK(world.backend().FoldSums(parts) == world.SumOfSquares(tensors));
+    }
+  }
+}
+
 TEST_CASE("Slots that step in one call get the bits that each gets alone") {
   for (const BackendCase& backend : Backends()) {
     INFO(backend.name);
@@ -248,12 +276,16 @@ TEST_CASE("Slots that step in one call get the bits that each gets alone") {
       all.push_back(together.optimizers[slot].get());
       requests.push_back({all.back(), together.options[slot]});
     }
-    const std::vector<double> sums = world.SumsOfSquares(all);
+    std::vector<size_t> counts;
+    for (const std::vector<DeviceTensor>& tensors : together.tensors) {
+      counts.push_back(tensors.size());
+    }
+    const std::vector<std::vector<double>> sums = world.SumsOfSquares(all, counts);
     world.backend().AdamW(requests);
     for (size_t slot = 0; slot < Slots::kSlots; ++slot) {
       const Optimizer* one = alone.optimizers[slot].get();
       const StepRequest request = {one, alone.options[slot]};
-      CHECK(world.SumsOfSquares({&one, 1}).front() == sums[slot]);
+      CHECK(world.SumsOfSquares({&one, 1}, {&counts[slot], 1}).front() == sums[slot]);
       world.backend().AdamW({&request, 1});
       const std::vector<Matrix> want = StateOf(alone.tensors[slot]);
       const std::vector<Matrix> got = StateOf(together.tensors[slot]);
@@ -263,7 +295,7 @@ TEST_CASE("Slots that step in one call get the bits that each gets alone") {
   }
 }
 
-TEST_CASE("SumOfSquares is exact where it can be, and infinite outside the range") {
+TEST_CASE("A sum of squares is exact where it can be, and infinite outside the range") {
   for (const BackendCase& backend : Backends()) {
     INFO(backend.name);
     World world(backend);

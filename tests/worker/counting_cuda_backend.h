@@ -118,7 +118,8 @@ class CountingCudaBackend final : public Backend {
   std::unique_ptr<Optimizer> MakeOptimizer(std::span<const OptimizerTensor>) override {
     NoDevice();
   }
-  void SumOfSquares(std::span<const NormRequest>) override { NoDevice(); }
+  void SumsOfSquares(std::span<const NormRequest>) override { NoDevice(); }
+  double FoldSums(std::span<const double>) const override { NoDevice(); }
   void AdamW(std::span<const StepRequest>) override { NoDevice(); }
   void DropGradients(const Optimizer&) override { NoDevice(); }
 

@@ -228,15 +228,16 @@ class LateBackend final : public Backend {
     optimizer->of_backend = backend_->MakeOptimizer(tensors);
     return optimizer;
   }
-  void SumOfSquares(std::span<const NormRequest> requests) override {
+  void SumsOfSquares(std::span<const NormRequest> requests) override {
     for (const NormRequest& request : requests) {
-      *request.sum = std::numeric_limits<double>::quiet_NaN();
-      Later([this, sum = request.sum, optimizer = Of(*request.optimizer)] {
-        const NormRequest of_backend = {optimizer.get(), sum};
-        backend_->SumOfSquares({&of_backend, 1});
+      *request.sums = std::numeric_limits<double>::quiet_NaN();
+      Later([this, sums = request.sums, optimizer = Of(*request.optimizer)] {
+        const NormRequest of_backend = {optimizer.get(), sums};
+        backend_->SumsOfSquares({&of_backend, 1});
       });
     }
   }
+  double FoldSums(std::span<const double> sums) const override { return backend_->FoldSums(sums); }
   void AdamW(std::span<const StepRequest> requests) override {
     for (const StepRequest& request : requests) {
       Later([this, options = request.options, optimizer = Of(*request.optimizer)] {

@@ -157,7 +157,8 @@ absl::Status Engine::MakeWayBack() {
             FailJob(job, &residents_.at(job), step, sequences, "validation loss");
           },
   });
-  return way_back_->Reserve(model_->shape().capacity_tokens, model_->shape().slots_max);
+  return way_back_->Reserve(model_->shape().capacity_tokens, model_->shape().slots_max,
+                            2 * model_->targets());
 }
 
 void Engine::Report(v1::Report report) { environment_.context.report(std::move(report)); }

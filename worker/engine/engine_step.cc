@@ -83,13 +83,13 @@ absl::Status Engine::ClipDown(Resident* resident, const v1::Operation& operation
   }
   way_back_->ReadMicrobatch();
   if (resident->failed) return absl::OkStatus();
-  const WayBack::NormReading& reading = way_back_->ReadNorm(*resident);
+  const WayBack::NormReading reading = way_back_->ReadNorm(*resident);
   std::vector<int64_t> not_finite;
   for (const auto& [sequence, loss] : resident->batch->losses) {
     if (!std::isfinite(loss.sum)) not_finite.push_back(sequence);
   }
-  const double norm = std::sqrt(reading.sum_of_squares);
-  if (!not_finite.empty() || reading.overflow != 0 || !std::isfinite(norm)) {
+  const double norm = std::sqrt(environment_.backend->FoldSums(reading.sums));
+  if (!not_finite.empty() || reading.overflow || !std::isfinite(norm)) {
     FailJob(operation.job(), resident, operation.step(), not_finite,
             not_finite.empty() ? "gradient norm" : "loss");
     return absl::OkStatus();

@@ -40,6 +40,14 @@ int64_t Model::CountBytes(kernels::Backend* backend, const storage::ModelDescrip
   return counting.bytes_max();
 }
 
+int64_t Model::targets() const {
+  int64_t targets = 0;
+  for (const BlockState& state : blocks_) {
+    targets += static_cast<int64_t>(state.block->in.parts.size() + state.block->out.parts.size());
+  }
+  return targets;
+}
+
 int64_t Model::FirstAngle(int64_t rows) const {
   const int64_t border = storage::LongRopeBorder(description_);
   return border > 0 && rows > border ? shape_.longest_sequence : 0;

@@ -97,6 +97,9 @@ class Model {
   int32_t InGroup(int32_t block) const { return 2 * (block - range_.first_block); }
   int32_t OutGroup(int32_t block) const { return InGroup(block) + 1; }
 
+  // Projections that an adapter may train: each has two matrices.
+  int64_t targets() const;
+
   const storage::ModelDescription& description() const { return description_; }
   const StageRange& range() const { return range_; }
   const GroupShape& shape() const { return shape_; }

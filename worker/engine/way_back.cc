@@ -7,10 +7,12 @@
 
 namespace lorad::worker {
 
-absl::Status WayBack::Reserve(int64_t capacity_tokens, int64_t slots_max) {
+absl::Status WayBack::Reserve(int64_t capacity_tokens, int64_t slots_max, int64_t matrices_max) {
+  matrices_max_ = matrices_max;
   const auto lay = [&](kernels::Arena& arena) {
     for (float*& log_p : log_p_) log_p = arena.Allocate<float>(capacity_tokens);
-    readings_ = arena.Allocate<NormReading>(slots_max);
+    sums_ = arena.Allocate<double>(slots_max * matrices_max);
+    overflows_ = arena.Allocate<int32_t>(slots_max);
   };
   kernels::Arena counting(kernels::Device::kCpu);
   lay(counting);
@@ -48,9 +50,9 @@ void WayBack::EnqueueNorms() {
   kernels::Backend& backend = *environment_.backend;
   std::vector<kernels::NormRequest> requests;
   for (const Resident* resident : norms_) {
-    requests.push_back({&resident->slot->optimizer(), &readings_[resident->index].sum_of_squares});
+    requests.push_back({&resident->slot->optimizer(), SumsOf(*resident)});
   }
-  backend.SumOfSquares(requests);
+  backend.SumsOfSquares(requests);
   for (const Resident* resident : norms_) TakeOverflow(*resident);
   backend.Mark(kNormsEnqueued);
   norms_.clear();
@@ -58,7 +60,7 @@ void WayBack::EnqueueNorms() {
 
 void WayBack::TakeOverflow(const Resident& resident) {
   environment_.backend->TakeOverflow(*environment_.table, resident.index,
-                                     &readings_[resident.index].overflow);
+                                     &overflows_[resident.index]);
 }
 
 void WayBack::EnqueueSteps() {
@@ -90,9 +92,10 @@ void WayBack::ReadMicrobatch() {
   if (evaluates) Report();  // it may fail jobs
 }
 
-const WayBack::NormReading& WayBack::ReadNorm(const Resident& resident) {
+WayBack::NormReading WayBack::ReadNorm(const Resident& resident) {
   environment_.backend->WaitFor(kNormsEnqueued);
-  return readings_[resident.index];
+  return {.sums = {SumsOf(resident), resident.slot->tensors().size()},
+          .overflow = overflows_[resident.index] != 0};
 }
 
 void WayBack::Report() {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,8 +45,8 @@ class WayBack {
   };
   // A slot's norm as the device has read it back.
   struct NormReading {
-    double sum_of_squares = 0;
-    int32_t overflow = 0;
+    std::span<const double> sums;  // of squares, of each matrix in the order of the slot's list
+    bool overflow = false;
   };
   // Moments of a microbatch that are marked on the device.
   enum Moment { kForwardBegins, kForwardEnds, kBackwardEnds, kMoments };
@@ -53,7 +54,7 @@ class WayBack {
   explicit WayBack(Environment environment) : environment_(std::move(environment)) {}
 
   // Memory for what is read back, before all else. RESOURCE_EXHAUSTED where there is none.
-  absl::Status Reserve(int64_t capacity_tokens, int64_t slots_max);
+  absl::Status Reserve(int64_t capacity_tokens, int64_t slots_max, int64_t matrices_max);
 
   // ---- to the first stage ----
 
@@ -76,7 +77,7 @@ class WayBack {
   // Waits for the microbatch, if one is unread.
   void ReadMicrobatch();
   // Waits for the newest norms.
-  const NormReading& ReadNorm(const Resident& resident);
+  NormReading ReadNorm(const Resident& resident);
   // Reports what has been read.
   void Report();
   // All of it, to the end.
@@ -93,6 +94,7 @@ class WayBack {
   static_assert(kNormsEnqueued < kernels::Backend::kMarks);
   static int MarkOf(int lane, Moment moment) { return lane * kMoments + moment; }
 
+  double* SumsOf(const Resident& resident) const { return sums_ + resident.index * matrices_max_; }
   // One a span.
   std::vector<SequenceLoss> LossesOf(const Flight& flight) const;
   void ReportEvaluations(const Flight& flight, const std::vector<SequenceLoss>& losses);
@@ -101,7 +103,9 @@ class WayBack {
   const Environment environment_;
   std::unique_ptr<kernels::Arena> arena_;  // of the host
   float* log_p_[kLanes] = {};
-  NormReading* readings_ = nullptr;  // [slots_max]
+  int64_t matrices_max_ = 0;      // of a slot
+  double* sums_ = nullptr;        // [slots_max, matrices_max]
+  int32_t* overflows_ = nullptr;  // [slots_max]
   int next_lane_ = 0;
   std::vector<const Resident*> norms_;       // collected
   std::vector<kernels::StepRequest> steps_;  // collected

@@ -277,7 +277,8 @@ __global__ void __launch_bounds__(kThreads)
     FoldKernel(const __grid_constant__ Launch<SquaresJob> launch) {
   ptx::TakeTurn();
   int index;
-  const OptimizerTable& table = JobOf(launch, index).table;
+  const SquaresJob& job = JobOf(launch, index);
+  const OptimizerTable& table = job.table;
   const OptimizerEntry& entry = table.entries[index];
   const int32_t blocks = static_cast<int32_t>(OptimizerBlocks(entry.elements));
   double sum = 0;
@@ -285,18 +286,7 @@ __global__ void __launch_bounds__(kThreads)
     sum += table.partials[entry.first_block + i];
   }
   const double total = TreeSum(sum);
-  if (threadIdx.x == 0) table.sums[index] = total;
-}
-
-// A thread block a job.
-__global__ void __launch_bounds__(kThreads)
-    TotalKernel(const __grid_constant__ Launch<SquaresJob> launch) {
-  ptx::TakeTurn();
-  const SquaresJob& job = launch.jobs[blockIdx.x];
-  double sum = 0;
-  for (int32_t i = threadIdx.x; i < job.table.count; i += kThreads) sum += job.table.sums[i];
-  const double total = TreeSum(sum);
-  if (threadIdx.x == 0) *job.total = total;
+  if (threadIdx.x == 0) job.sums[index] = total;
 }
 
 __global__ void TakeMarkKernel(int32_t* mark, int32_t* to) {
@@ -367,7 +357,7 @@ void DropGradients(cudaStream_t stream, const OptimizerTable& table) {
       table);
 }
 
-void SumOfSquares(cudaStream_t stream, std::span<const SquaresJob> jobs) {
+void SumsOfSquares(cudaStream_t stream, std::span<const SquaresJob> jobs) {
   ForLaunches(jobs, [&](Launch<SquaresJob>& launch, int count) {
     const unsigned int blocks =
         Cut(launch, count, [](const SquaresJob& job) { return job.table.blocks; });
@@ -381,9 +371,6 @@ void SumOfSquares(cudaStream_t stream, std::span<const SquaresJob> jobs) {
       LaunchKernel(FoldKernel, {.grid = matrices, .threads = kThreads, .early = true}, stream,
                    launch);
     }
-    LaunchKernel(TotalKernel,
-                 {.grid = static_cast<unsigned int>(count), .threads = kThreads, .early = true},
-                 stream, launch);
   });
 }
 

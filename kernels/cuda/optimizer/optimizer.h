@@ -42,14 +42,13 @@ struct OptimizerTable {
   const OptimizerEntry* entries = nullptr;  // [count]
   const int32_t* entry_of_block = nullptr;  // [blocks]
   double* partials = nullptr;               // [blocks], scratch of sums
-  double* sums = nullptr;                   // [count], likewise
   int32_t count = 0;
   int32_t blocks = 0;
 };
 
 struct SquaresJob {
   OptimizerTable table;
-  double* total = nullptr;  // in memory that device and host share
+  double* sums = nullptr;  // [count], in memory that device and host share
 };
 
 struct AdamWJob {
@@ -67,12 +66,14 @@ struct AdamWJob {
 // A job at most once in a call.
 void AdamW(cudaStream_t stream, std::span<const AdamWJob> jobs);
 void DropGradients(cudaStream_t stream, const OptimizerTable& table);
-// *total = the sum over all matrices of the job. A block: each thread its 16 elements in order,
-// then a tree over the threads; a matrix: each of 256 threads its blocks in order, then a tree; all
-// matrices likewise.
-void SumOfSquares(cudaStream_t stream, std::span<const SquaresJob> jobs);
+// sums[i] = the sum over matrix i of the job. A block: each thread its 16 elements in order, then a
+// tree over the threads; a matrix: each of 256 threads its blocks in order, then a tree.
+void SumsOfSquares(cudaStream_t stream, std::span<const SquaresJob> jobs);
+// The sum over all matrices, on the host, in the order of a matrix' blocks: lane l of 256 adds
+// matrices l, l + 256, ..., then the lanes are added by halves.
+double FoldSums(std::span<const double> sums);
 
-// *to = *mark, and the mark is cleared; to: as SquaresJob's total.
+// *to = *mark, and the mark is cleared; to: as SquaresJob's sums.
 void TakeMark(cudaStream_t stream, int32_t* mark, int32_t* to);
 
 // a [R, K] dense; the same values as the CPU's, bit for bit.

@@ -1,6 +1,7 @@
 #include "kernels/cuda/optimizer/tables.h"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <cmath>
 #include <limits>
@@ -58,6 +59,16 @@ AdamWJob JobOf(const OptimizerTable& table, const AdamWOptions& options) {
           .eps = static_cast<float>(options.eps)};
 }
 
+double FoldSums(std::span<const double> sums) {
+  constexpr size_t kLanes = 256;
+  std::array<double, kLanes> lanes = {};
+  for (size_t i = 0; i < sums.size(); ++i) lanes[i % kLanes] += sums[i];
+  for (size_t width = kLanes / 2; width > 0; width /= 2) {
+    for (size_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  }
+  return lanes[0];
+}
+
 OptimizerMemory::OptimizerMemory(TablePool& pool, std::span<const OptimizerTensor> tensors) {
   const int64_t count = static_cast<int64_t>(tensors.size());
   int64_t blocks = 0;
@@ -67,7 +78,6 @@ OptimizerMemory::OptimizerMemory(TablePool& pool, std::span<const OptimizerTenso
   const int64_t entries_at = layout.Add<OptimizerEntry>(count);
   const int64_t entry_of_block_at = layout.Add<int32_t>(blocks);
   const int64_t uploaded = layout.bytes();
-  const int64_t sums_at = layout.Add<double>(count);
   const int64_t partials_at = layout.Add<double>(blocks);
   memory = pool.Take(layout.bytes());
   OptimizerEntry* entries = memory.Host<OptimizerEntry>(entries_at);
@@ -84,7 +94,6 @@ OptimizerMemory::OptimizerMemory(TablePool& pool, std::span<const OptimizerTenso
   table = {.entries = memory.Device<OptimizerEntry>(entries_at),
            .entry_of_block = memory.Device<int32_t>(entry_of_block_at),
            .partials = memory.Device<double>(partials_at),
-           .sums = memory.Device<double>(sums_at),
            .count = static_cast<int32_t>(count),
            .blocks = static_cast<int32_t>(blocks)};
 }

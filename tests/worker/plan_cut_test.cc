@@ -53,32 +53,58 @@ std::string Text(const std::vector<bool>& kept) {
 TEST_CASE("a cut keeps what follows from the microbatches before it") {
   struct Case {
     const char* what;
-    int next;
     int64_t first_dropped;
     const char* kept;  // LOAD F3B3F4B4 a:NCSV b:NCSV FREE
     std::set<std::string> cut_jobs;
+    bool room;
   };
   const Case cases[] = {
-      {"all before the cut, load done", 1, 5, "1111111111111", {}},
-      {"b is cut in mid-batch", 1, 4, "1100111100001", {"b"}},
-      {"the same, with microbatch 3 behind us", 3, 4, "00111100001", {"b"}},
-      {"nothing has begun", 0, 3, "00000000000000", {"a", "b"}},
-      {"between the steps", 9, 4, "11111", {}},
+      {"all is before the cut", 5, "11111111111111", {}, false},
+      {"b is cut in mid-batch", 4, "11100111100001", {"b"}, false},
+      {"nothing has begun", 3, "00000000000000", {"a", "b"}, true},
   };
   for (const Case& c : cases) {
     INFO(c.what);
-    std::set<std::string> cut_jobs;
-    CHECK(Text(KeptAfterCut(TwoJobs(), c.next, c.first_dropped, &cut_jobs)) == c.kept);
-    CHECK(cut_jobs == c.cut_jobs);
+    CutLosses losses;
+    CHECK(Text(KeptAfterCut(TwoJobs(), c.first_dropped, {}, &losses)) == c.kept);
+    CHECK(losses.jobs == c.cut_jobs);
+    CHECK(losses.room == c.room);
   }
 }
 
 TEST_CASE("a job that is cut in one window stays cut in the next") {
-  std::set<std::string> cut_jobs = {"b"};
+  CutLosses losses = {.jobs = {"b"}};
   v1::Window next;
   Add(&next, Kind::SAVE, std::string("b"));
   Add(&next, Kind::FREE_SLOT, std::string("a"));
-  CHECK(Text(KeptAfterCut(next, 0, 4, &cut_jobs)) == "01");
+  CHECK(Text(KeptAfterCut(next, 4, {}, &losses)) == "01");
+}
+
+TEST_CASE("a slot is loaded where its window begins, and the room for it is there") {
+  v1::Window window;
+  Add(&window, Kind::FREE_SLOT, std::string("a"));
+  Add(&window, Kind::LOAD_SLOT, std::string("b"));
+  CutLosses losses;
+  CHECK(Text(KeptAfterCut(window, 4, {}, &losses)) == "11");
+  losses = {.jobs = {"a"}};  // keeps its slot, so b's place is taken
+  CHECK(Text(KeptAfterCut(window, 4, {}, &losses)) == "00");
+  CHECK(losses.jobs == std::set<std::string>{"a", "b"});
+  AddMicrobatch(&window, 4, {"b"});
+  losses = {};
+  CHECK(Text(KeptAfterCut(window, 4, {}, &losses)) == "10");
+  losses = {};
+  CHECK(Text(KeptAfterCut(window, 5, {}, &losses)) == "11");
+}
+
+TEST_CASE("what an earlier cut dropped is no loss to the next one") {
+  CutLosses losses;
+  const std::vector<bool> first = KeptAfterCut(TwoJobs(), 4, {}, &losses);
+  losses = {};
+  CHECK(KeptAfterCut(TwoJobs(), 4, first, &losses) == first);
+  CHECK(losses.jobs.empty());
+  v1::Window next;  // b comes again
+  Add(&next, Kind::FREE_SLOT, std::string("b"));
+  CHECK(Text(KeptAfterCut(next, 4, {}, &losses)) == "1");
 }
 
 }  // namespace

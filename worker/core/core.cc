@@ -78,7 +78,6 @@ void WorkerCore::State::LeaveEngine() {
   last_window_ = 0;
   first_not_enqueued_ = 0;
   hold_from_.reset();
-  cut_jobs_.clear();
   saves_put_off_.clear();
   saves_.Abandon();
   load_tries_ = 0;

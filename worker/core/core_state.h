@@ -38,9 +38,11 @@ class WorkerCore::State {
     double begun_ms = 0;
     int next = 0;            // index of the operation not yet begun
     std::vector<bool> kept;  // one entry per operation once a cut has touched it; else empty
+    std::set<std::string> cut_jobs;  // who has lost something to cuts, here or before
     int64_t dropped = 0;
-    std::deque<int> frees_put_off;  // FreeSlots that wait for the saves of their slot
-    absl::Status failure;           // why it cannot be executed
+    std::deque<int> frees_put_off;         // FreeSlots that wait for the saves of their slot
+    std::deque<std::string> loads_undone;  // jobs whose LoadSlot was done before a cut dropped it
+    absl::Status failure;                  // why it cannot be executed
     bool next_is_dropped() const { return !kept.empty() && !kept[static_cast<size_t>(next)]; }
   };
   enum class LinkState { kDown, kDialling, kStands, kHungUp };
@@ -83,9 +85,14 @@ class WorkerCore::State {
   void OnWindow(v1::Window& window);
   void OnCut(const v1::Cut& cut);
   void OnCutAt(const v1::CutAt& order);
+  // The smallest microbatch that a cut may drop.
+  int64_t FirstNotCommitted() const;
+  // A LoadSlot of this window is done or under way.
+  bool LoadHasBegun(const PendingWindow& pending) const;
   void GoOnWithWindow();
   Verdict MayBegin(PendingWindow& pending);
   Verdict MayBeginMicrobatch(const v1::Operation& operation);
+  Verdict MayLoad(const PendingWindow& pending);
   Verdict MaySave(const v1::Operation& operation);
   Verdict MayStep(const v1::Operation& operation);
   Verdict MayFree(PendingWindow& pending);
@@ -133,7 +140,6 @@ class WorkerCore::State {
   int64_t last_window_ = 0;
   int64_t first_not_enqueued_ = 0;
   std::optional<int64_t> hold_from_;  // between Cut and CutAt
-  std::set<std::string> cut_jobs_;    // who lost something to the cut of the windows at hand
   double idle_since_ms_ = 0;
 
   Saves saves_;

@@ -1,4 +1,5 @@
 // Windows: begun, executed, cut, ended; and the saves and loads in them.
+#include <algorithm>
 #include <cassert>
 #include <utility>
 
@@ -40,25 +41,45 @@ void WorkerCore::State::OnWindow(v1::Window& window) {
 
 void WorkerCore::State::OnCut(const v1::Cut& cut) {
   if (cut.epoch() != held_.epoch) return;
-  hold_from_ = first_not_enqueued_;
+  hold_from_ = FirstNotCommitted();
   v1::WorkerMessage message;
   v1::CutAnswer& answer = *message.mutable_cut_answer();
   answer.set_epoch(cut.epoch());
   answer.set_cut(cut.cut());
-  answer.set_first_not_enqueued(first_not_enqueued_);
+  answer.set_first_not_enqueued(*hold_from_);
   Do(Say{std::move(message)});
+}
+
+// What is loaded stays loaded on all stages: so a window whose loads have begun runs its first
+// microbatch too, and by that the other stages know.
+int64_t WorkerCore::State::FirstNotCommitted() const {
+  if (windows_.empty() || !LoadHasBegun(windows_.front())) return first_not_enqueued_;
+  const std::optional<int64_t> first = FirstMicrobatch(*windows_.front().window);
+  return first.has_value() ? std::max(first_not_enqueued_, *first + 1) : first_not_enqueued_;
+}
+
+bool WorkerCore::State::LoadHasBegun(const PendingWindow& pending) const {
+  for (int i = 0; i < pending.next; ++i) {
+    const bool load = pending.window->operations(i).kind() == v1::Operation::LOAD_SLOT;
+    if (load && (pending.kept.empty() || pending.kept[static_cast<size_t>(i)])) return true;
+  }
+  return false;
 }
 
 void WorkerCore::State::OnCutAt(const v1::CutAt& order) {
   if (order.epoch() != held_.epoch) return;
   hold_from_.reset();
+  CutLosses losses;
   for (PendingWindow& pending : windows_) {
-    // Operations that an earlier cut dropped stay dropped: only the rest is looked at.
-    const std::vector<bool> kept =
-        KeptAfterCut(*pending.window, pending.next, order.first_dropped(), &cut_jobs_);
-    pending.kept.resize(pending.window->operations_size(), true);
-    for (size_t i = 0; i < kept.size(); ++i) {
-      if (!kept[i]) pending.kept[pending.next + i] = false;
+    const std::vector<bool> before = std::exchange(pending.kept, {});
+    pending.kept = KeptAfterCut(*pending.window, order.first_dropped(), before, &losses);
+    pending.cut_jobs.insert(losses.jobs.begin(), losses.jobs.end());
+    // Of what is done or under way, only loads of a stage that is ahead of the first one.
+    for (int i = 0; i < pending.next; ++i) {
+      const v1::Operation& operation = pending.window->operations(i);
+      const bool was_kept = before.empty() || before[static_cast<size_t>(i)];
+      if (operation.kind() != v1::Operation::LOAD_SLOT || !was_kept) continue;
+      if (!pending.kept[static_cast<size_t>(i)]) pending.loads_undone.push_back(operation.job());
     }
   }
 }
@@ -89,8 +110,17 @@ void WorkerCore::State::GoOnWithWindow() {
     pending.frees_put_off.pop_front();
     return execute(index);
   }
-  const bool cut = pending.failure.ok() && !pending.kept.empty();
-  Order(EndWindow{cut ? cut_jobs_ : std::set<std::string>()}, Doing::kEnding);
+  if (pending.failure.ok() && !pending.loads_undone.empty()) {
+    auto free = std::make_shared<v1::Operation>();
+    free->set_kind(v1::Operation::FREE_SLOT);
+    free->set_job(pending.loads_undone.front());
+    pending.loads_undone.pop_front();
+    executing_ = std::move(free);
+    executing_put_off_ = false;
+    return Order(Execute{executing_}, Doing::kExecuting);
+  }
+  Order(EndWindow{pending.failure.ok() ? pending.cut_jobs : std::set<std::string>()},
+        Doing::kEnding);
 }
 
 WorkerCore::State::Verdict WorkerCore::State::MayBegin(PendingWindow& pending) {
@@ -105,8 +135,7 @@ WorkerCore::State::Verdict WorkerCore::State::MayBegin(PendingWindow& pending) {
     case v1::Operation::EVALUATE:
       return MayBeginMicrobatch(operation);
     case v1::Operation::LOAD_SLOT:
-      if (load_tries_ == 0) load_give_up_ms_ = now_ms_ + kLoadMs;
-      return now_ms_ < load_at_ms_ ? Verdict::kWait : Verdict::kGo;
+      return MayLoad(pending);
     case v1::Operation::SAVE:
       return MaySave(operation);
     case v1::Operation::STEP:
@@ -116,6 +145,15 @@ WorkerCore::State::Verdict WorkerCore::State::MayBegin(PendingWindow& pending) {
     default:
       return Verdict::kGo;
   }
+}
+
+WorkerCore::State::Verdict WorkerCore::State::MayLoad(const PendingWindow& pending) {
+  if (hold_from_.has_value()) {
+    const std::optional<int64_t> first = FirstMicrobatch(*pending.window);
+    if (first.has_value() && *first >= *hold_from_) return Verdict::kWait;
+  }
+  if (load_tries_ == 0) load_give_up_ms_ = now_ms_ + kLoadMs;
+  return now_ms_ < load_at_ms_ ? Verdict::kWait : Verdict::kGo;
 }
 
 WorkerCore::State::Verdict WorkerCore::State::MayBeginMicrobatch(const v1::Operation& operation) {
@@ -153,8 +191,9 @@ void WorkerCore::State::OnExecuted(const EngineDone& event) {
 // A LoadSlot whose content is not to be had now.
 void WorkerCore::State::OnLoadFailed(PendingWindow& pending, const absl::Status& status) {
   const v1::Operation& load = pending.window->operations(pending.next - 1);
-  if (!pending.kept.empty()) {  // a cut came meanwhile: as if it had not begun
-    ++pending.dropped;
+  if (!pending.kept.empty() && !pending.kept[static_cast<size_t>(pending.next - 1)]) {
+    ++pending.dropped;  // a cut came meanwhile: as if it had not begun
+    pending.loads_undone.pop_back();
     load_tries_ = 0;
     return;
   }
@@ -179,8 +218,6 @@ void WorkerCore::State::OnWindowEnded() {
   const PendingWindow pending = std::move(windows_.front());
   if (!pending.failure.ok()) return Fail(pending.failure, kBadWindow);
   windows_.pop_front();
-  // The last window that a cut touched is done: who was cut may come again.
-  if (windows_.empty() || windows_.front().kept.empty()) cut_jobs_.clear();
   v1::Report report;
   v1::WindowDone& done = *report.mutable_window_done();
   done.set_window(pending.window->number());

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/tensor.h"
+
+namespace lorad::worker {
+
+// Which way tensors go: activations to the next stage, their gradients to the one before.
+enum class Lane { kActivations, kGradients };
+
+// Rows of a microbatch on their way over a border.
+struct Passage {
+  int64_t microbatch = 0;
+  int64_t rows = 0;  // 0: the microbatch has none here, or no gradient
+  std::vector<int32_t> lost =
+      {};  // segments whose results are void, by their place in the microbatch
+
+  bool operator==(const Passage&) const = default;
+};
+
+// The way from one stage of a model to the others, for one epoch of a group. Two kinds of things
+// travel, and neither waits for the other:
+//
+//   tensors  between neighbours, [T', H] of the activation type. A rendezvous: a tensor leaves once
+//            the other side has memory for it, and lands in that memory. A lane delivers in the
+//            order of its Sends; on each side at most one of them is on its way.
+//   notes    between any two stages, some kilobytes, host to host. Delivered in the order in which
+//            one stage sent them to another; any number may be on their way.
+//
+// Every connection was opened with (epoch, stage, stages, numerics id), the same on both sides, or
+// refused. Every wait is bounded: DEADLINE_EXCEEDED after the transport's time limit, UNAVAILABLE
+// at once where the other stage is gone, and what Interrupt was given. After any of these the
+// transport is of no more use, and each later call gives that first error again. Errors of what the
+// other side sent (another microbatch's place, more rows than there is memory) are INTERNAL.
+//
+// Memory: belongs to the caller, is the host's, and is at rest when it is handed over: what is sent
+// is written, what is received into is read. From Send to WaitSent, and from PostReceive to
+// WaitReceived, it is the transport's.
+// Threads: one calls; Interrupt may come from any.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  // Gives the first passage.rows rows of `memory` on their way. REQUIRES: none of the lane is on
+  // its way from here (WaitSent).
+  virtual absl::Status Send(Lane lane, const Passage& passage,
+                            const kernels::TensorView& memory) = 0;
+  // Until what was sent last has left its memory; at once where nothing was.
+  virtual absl::Status WaitSent(Lane lane) = 0;
+  // Where the lane's next tensor lands. REQUIRES: none is awaited on the lane.
+  virtual absl::Status PostReceive(Lane lane, const kernels::TensorView& memory) = 0;
+  // Until it has landed. REQUIRES: PostReceive.
+  virtual absl::StatusOr<Passage> WaitReceived(Lane lane) = 0;
+
+  virtual absl::Status SendNote(int stage, std::string note) = 0;
+  // The next note of that stage.
+  virtual absl::StatusOr<std::string> WaitNote(int stage) = 0;
+
+  // Ends all waits, those under way and those to come. `why` is not OK.
+  virtual void Interrupt(absl::Status why) = 0;
+};
+
+}  // namespace lorad::worker

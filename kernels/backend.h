@@ -93,7 +93,7 @@ class Backend {
   virtual void Synchronize() = 0;
   // Remembers, under a number in 0..kMarks - 1, the moment at which everything enqueued so far is
   // done.
-  static constexpr int kMarks = 8;
+  static constexpr int kMarks = 80;
   virtual void Mark(int mark) = 0;
   // Waits for the moment of a mark; at once if it was never set.
   virtual void WaitFor(int mark) = 0;

@@ -77,16 +77,33 @@ constexpr int64_t RopeRows(int64_t longest, int64_t border) {
   return border > 0 && longest > border ? 2 * longest : longest;
 }
 
-// What a group's memory is planned for, whoever will be in it.
+// Which blocks of a model a stage holds. A block is half a layer (attention or MLP), so layers may
+// be cut between the two; the residual stream is what crosses a border. The stage of block 0 has
+// the embedding, the stage of the last block the final norm, the head and the loss.
+struct StageRange {
+  int32_t first_block = 0;
+  int32_t end_block = 0;  // exclusive
+
+  bool has_embedding() const { return first_block == 0; }
+  bool has_head(int64_t blocks_of_model) const { return end_block == blocks_of_model; }
+
+  bool operator==(const StageRange&) const = default;
+};
+
+// Microbatches that a stage may have in flight, at most: the engine keeps marks for each.
+inline constexpr int kInFlightMax = 16;
+
+// What the memory of a group's stage is planned for, whoever will be in it.
 struct GroupShape {
   int64_t capacity_tokens = 0;   // of a microbatch
   int64_t longest_sequence = 0;  // at most capacity_tokens
   DeviceShape device = {};       // the engine asks its backend instead
-  int stages = 1;
   Recomputation recomputation = Recomputation::kProducts;
   // The workspace has room for so many adapters of up to such a rank.
   int64_t rank_max = kRankMax;
   int64_t slots_max = kSlotsMax;
+  // Microbatches between their Forward and the end of their Backward.
+  int in_flight = 1;
 };
 
 struct AdapterShape {

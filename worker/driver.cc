@@ -165,7 +165,7 @@ EngineDone Driver::Obey(const EngineOrder& order) {
     staged_.clear();
   } else if (const auto* begin = std::get_if<BeginWindow>(&order)) {
     window_ = begin->window;
-    const absl::Status status = engine_->BeginWindow(*window_);
+    const absl::Status status = engine_->BeginWindow(window_);
     if (!status.ok()) return {status};
   } else if (const auto* end = std::get_if<EndWindow>(&order)) {
     engine_->EndWindow();

@@ -33,20 +33,19 @@ bool HasBias(const ModelShape::Group& group) {
                      [](const ModelShape::Part& part) { return part.bias; });
 }
 
-int64_t WeightBytes(const ModelShape& model, const GroupShape& group) {
-  const int64_t norms = (model.in_norm ? 2 : 0) + (model.out_norm ? 2 : 0);
-  int64_t layer = norms * Floats(model.hidden) + Floats(model.q_norm) + Floats(model.k_norm);
-  for (const ModelShape::Group& linear : model.groups) {
-    layer += Values(OutFeatures(linear) * linear.in_features, group.device);
-    if (HasBias(linear)) layer += Values(OutFeatures(linear), group.device);
-  }
-  const int64_t vocabulary = Values(model.vocabulary * model.hidden, group.device);
-  int64_t rope = 0;
-  for (const ModelShape::RopeTable& table : model.ropes) {
-    rope += Floats(sizes::RopeRows(group.longest_sequence, table.border) * table.features);
-  }
-  return model.layers * layer + Floats(model.hidden) + rope +
-         (model.tied_head ? vocabulary : 2 * vocabulary);
+// Blocks of a stage, by kind: attention and MLP in turn.
+struct Blocks {
+  int64_t attention = 0;
+  int64_t mlp = 0;
+};
+
+Blocks BlocksOf(const StageRange& range) {
+  const int64_t attention = (range.end_block + 1) / 2 - (range.first_block + 1) / 2;
+  return {.attention = attention, .mlp = range.end_block - range.first_block - attention};
+}
+
+bool HasHead(const ModelShape& model, const StageRange& range) {
+  return range.has_head(2 * model.layers);
 }
 
 // In: q, k, v and gate, up; out: o and down.
@@ -54,63 +53,127 @@ struct Linears {
   const ModelShape::Group &qkv, &o, &gate_up, &down;
 };
 
-int64_t ActivationBytes(const ModelShape& model, const Linears& linears, const GroupShape& group) {
+Linears LinearsOf(const ModelShape& model) {
+  assert(model.groups.size() == 4);
+  return {model.groups[0], model.groups[1], model.groups[2], model.groups[3]};
+}
+
+int64_t WeightBytes(const ModelShape& model, const GroupShape& group, const StageRange& range) {
+  const auto linear = [&](const ModelShape::Group& of) {
+    return Values(OutFeatures(of) * of.in_features, group.device) +
+           (HasBias(of) ? Values(OutFeatures(of), group.device) : 0);
+  };
+  const int64_t norms = ((model.in_norm ? 1 : 0) + (model.out_norm ? 1 : 0)) * Floats(model.hidden);
+  const Linears linears = LinearsOf(model);
+  const int64_t attention =
+      norms + Floats(model.q_norm) + Floats(model.k_norm) + linear(linears.qkv) + linear(linears.o);
+  const int64_t mlp = norms + linear(linears.gate_up) + linear(linears.down);
+  int64_t rope = 0;
+  for (const ModelShape::RopeTable& table : model.ropes) {
+    rope += Floats(sizes::RopeRows(group.longest_sequence, table.border) * table.features);
+  }
+  const int64_t vocabulary = Values(model.vocabulary * model.hidden, group.device);
+  const int64_t embedding = range.has_embedding() ? vocabulary : 0;
+  const bool shared = model.tied_head && range.has_embedding();
+  const int64_t head = HasHead(model, range) ? Floats(model.hidden) + (shared ? 0 : vocabulary) : 0;
+  const Blocks blocks = BlocksOf(range);
+  return blocks.attention * attention + blocks.mlp * mlp + rope + embedding + head;
+}
+
+// What one block of each kind keeps of a microbatch, and needs while it runs.
+struct BlockBytes {
+  int64_t attention = 0;
+  int64_t mlp = 0;
+  int64_t attention_scratch = 0;
+  int64_t mlp_scratch = 0;
+};
+
+BlockBytes BytesOfBlocks(const ModelShape& model, const GroupShape& group) {
+  const Linears linears = LinearsOf(model);
   const int64_t tokens = group.capacity_tokens;
   const auto values = [&](int64_t columns) { return Values(tokens * columns, group.device); };
+  const auto saved = [&](const ModelShape::Group& linear) {
+    return values(LoraSavedColumns(static_cast<int64_t>(linear.parts.size()), group.rank_max));
+  };
   const int64_t hidden = values(model.hidden);
   const int64_t qkv = values(OutFeatures(linears.qkv));
   const int64_t attended = values(linears.o.in_features);
   const int64_t gate_up = values(OutFeatures(linears.gate_up));
   const int64_t gated = values(linears.down.in_features);
-  const int64_t attention = qkv + attended + Floats(tokens * model.heads);
   const int64_t normed_out = model.out_norm ? hidden : 0;
-  int64_t layer = 2 * hidden;                  // the blocks' inputs
-  int64_t attention_scratch = qkv + attended;  // gradients
-  int64_t mlp_scratch = gated;                 // likewise; those of gate and up overwrite them
-  if (model.q_norm > 0)
-    attention_scratch += values((model.heads + model.kv_heads) * model.head_size);
-  if (group.recomputation == Recomputation::kBlocks) {
-    attention_scratch += attention + normed_out;
-    mlp_scratch += gate_up + normed_out;
-  } else {
-    layer += attention + gate_up + 2 * normed_out;
+  const int64_t attention = qkv + attended + Floats(tokens * model.heads) + normed_out;
+  const int64_t mlp = gate_up + normed_out;
+  BlockBytes bytes{.attention = hidden,  // the block's input
+                   .mlp = hidden,
+                   .attention_scratch = qkv + attended,  // gradients
+                   .mlp_scratch = gated};  // likewise; those of gate and up overwrite them
+  if (model.q_norm > 0) {
+    bytes.attention_scratch += values((model.heads + model.kv_heads) * model.head_size);
   }
+  const bool computes_blocks = group.recomputation == Recomputation::kBlocks;
+  (computes_blocks ? bytes.attention_scratch : bytes.attention) += attention;
+  (computes_blocks ? bytes.mlp_scratch : bytes.mlp) += mlp;
   if (group.recomputation == Recomputation::kNothing) {
-    layer += (model.in_norm ? 2 * hidden : 0) + gated;
-    for (const ModelShape::Group* linear :
-         {&linears.qkv, &linears.o, &linears.gate_up, &linears.down}) {
-      layer += values(LoraSavedColumns(static_cast<int64_t>(linear->parts.size()), group.rank_max));
-    }
+    const int64_t normed_in = model.in_norm ? hidden : 0;
+    bytes.attention += normed_in + saved(linears.qkv) + saved(linears.o);
+    bytes.mlp += normed_in + gated + saved(linears.gate_up) + saved(linears.down);
   } else {
-    mlp_scratch += gated;
+    bytes.mlp_scratch += gated;
   }
-  const int64_t border_and_gradients = 4 * hidden;
-  const int64_t loss = Floats(tokens) + hidden;
-  return model.layers * layer + border_and_gradients + loss +
-         std::max(attention_scratch, mlp_scratch);
+  return bytes;
+}
+
+int64_t ActivationBytes(const ModelShape& model, const GroupShape& group, const StageRange& range) {
+  const Blocks blocks = BlocksOf(range);
+  const BlockBytes bytes = BytesOfBlocks(model, group);
+  const int64_t hidden = Values(group.capacity_tokens * model.hidden, group.device);
+  const int64_t in_flight = group.in_flight;
+  const int64_t kept = blocks.attention * bytes.attention + blocks.mlp * bytes.mlp;
+  const int64_t norm_and_gradients = 3 * hidden;
+  const int64_t scratch = std::max(blocks.attention > 0 ? bytes.attention_scratch : 0,
+                                   blocks.mlp > 0 ? bytes.mlp_scratch : 0);
+  if (!HasHead(model, range)) return in_flight * kept + hidden + norm_and_gradients + scratch;
+  // The border and the unit gradient are kept, log p is not.
+  const int64_t loss = Floats(group.capacity_tokens) + in_flight * 2 * hidden;
+  return in_flight * kept + norm_and_gradients + loss + scratch;
+}
+
+int64_t TransferBytes(const ModelShape& model, const GroupShape& group, const StageRange& range) {
+  const int64_t neighbours = (range.has_embedding() ? 0 : 1) + (HasHead(model, range) ? 0 : 1);
+  return neighbours * 2 * Values(group.capacity_tokens * model.hidden, group.device);
 }
 
 // As the engine asks its backend for (worker/engine/model.h).
-sizes::Limits LimitsOf(const ModelShape& model, const GroupShape& group) {
+sizes::Limits LimitsOf(const ModelShape& model, const GroupShape& group, const StageRange& range) {
   sizes::Limits limits{.tokens = group.capacity_tokens,
                        .longest_segment = group.longest_sequence,
                        .hidden = model.hidden,
-                       .vocabulary = model.vocabulary,
+                       .vocabulary = HasHead(model, range) ? model.vocabulary : 0,
                        .rank = group.rank_max,
-                       .slots = 2 * group.slots_max,
-                       .heads = model.heads,
-                       .kv_heads = model.kv_heads,
-                       .head_size = model.head_size};
-  for (const ModelShape::Group& linear : model.groups) {
+                       .slots = 2 * group.slots_max};
+  const auto add = [&limits](const ModelShape::Group& linear) {
     limits.features = std::max({limits.features, linear.in_features, OutFeatures(linear)});
     limits.targets_in_group =
         std::max(limits.targets_in_group, static_cast<int64_t>(linear.parts.size()));
+  };
+  const Linears linears = LinearsOf(model);
+  const Blocks blocks = BlocksOf(range);
+  if (blocks.attention > 0) {
+    limits.heads = model.heads;
+    limits.kv_heads = model.kv_heads;
+    limits.head_size = model.head_size;
+    add(linears.qkv);
+    add(linears.o);
+  }
+  if (blocks.mlp > 0) {
+    add(linears.gate_up);
+    add(linears.down);
   }
   return limits;
 }
 
-int64_t WorkspaceBytes(const ModelShape& model, const GroupShape& group) {
-  const sizes::Limits limits = LimitsOf(model, group);
+int64_t WorkspaceBytes(const ModelShape& model, const GroupShape& group, const StageRange& range) {
+  const sizes::Limits limits = LimitsOf(model, group, range);
   const DeviceShape& device = group.device;
   switch (device.kind) {
     case DeviceKind::kCpu:
@@ -122,50 +185,71 @@ int64_t WorkspaceBytes(const ModelShape& model, const GroupShape& group) {
   return 0;
 }
 
-// fn(elements of A, elements of B) for every target of one layer.
+// fn(layers, elements of A, elements of B) for every target: the layers that have it here.
 template <class Fn>
-void ForEachTarget(const ModelShape& model, const AdapterShape& adapter, Fn fn) {
-  for (const ModelShape::Group& group : model.groups) {
+void ForEachTarget(const ModelShape& model, const AdapterShape& adapter, const StageRange& range,
+                   Fn fn) {
+  const Blocks blocks = BlocksOf(range);
+  for (size_t i = 0; i < model.groups.size(); ++i) {
+    const ModelShape::Group& group = model.groups[i];
+    const int64_t layers = i < 2 ? blocks.attention : blocks.mlp;
     for (const ModelShape::Part& part : group.parts) {
       if (std::find(adapter.targets.begin(), adapter.targets.end(), part.target) !=
           adapter.targets.end()) {
-        fn(adapter.rank * group.in_features, part.out_features * adapter.rank);
+        fn(layers, adapter.rank * group.in_features, part.out_features * adapter.rank);
       }
     }
   }
 }
 
+int64_t ParametersOn(const ModelShape& model, const AdapterShape& adapter,
+                     const StageRange& range) {
+  int64_t parameters = 0;
+  ForEachTarget(model, adapter, range,
+                [&](int64_t layers, int64_t a, int64_t b) { parameters += layers * (a + b); });
+  return parameters;
+}
+
 }  // namespace
 
+StageRange WholeModel(const ModelShape& model) {
+  return {0, static_cast<int32_t>(2 * model.layers)};
+}
+
 int64_t AdapterParameters(const ModelShape& model, const AdapterShape& adapter) {
-  int64_t parameters = 0;
-  ForEachTarget(model, adapter, [&](int64_t a, int64_t b) { parameters += a + b; });
-  return model.layers * parameters;
+  return ParametersOn(model, adapter, WholeModel(model));
 }
 
 GroupBytes BytesOfGroup(const ModelShape& model, const GroupShape& group) {
-  assert(group.stages == 1 && model.groups.size() == 4);
-  const Linears linears{model.groups[0], model.groups[1], model.groups[2], model.groups[3]};
-  return {.weights = WeightBytes(model, group),
-          .activations = ActivationBytes(model, linears, group),
-          .workspace = WorkspaceBytes(model, group)};
+  return BytesOfGroup(model, group, WholeModel(model));
+}
+
+GroupBytes BytesOfGroup(const ModelShape& model, const GroupShape& group, const StageRange& range) {
+  return {.weights = WeightBytes(model, group, range),
+          .activations = ActivationBytes(model, group, range),
+          .transfers = TransferBytes(model, group, range),
+          .workspace = WorkspaceBytes(model, group, range)};
 }
 
 SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
                       const DeviceShape& device) {
+  return BytesOfSlot(model, adapter, device, WholeModel(model));
+}
+
+SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
+                      const DeviceShape& device, const StageRange& range) {
   SlotBytes bytes;
-  ForEachTarget(model, adapter, [&](int64_t a, int64_t b) {
-    bytes.adapters += model.layers * (Floats(a) + Floats(b));
-    bytes.optimizer += model.layers * 2 * (Floats(a) + Floats(b));
-    bytes.optimizer += model.layers * (ArenaBytes(8 * a) + ArenaBytes(8 * b));
+  ForEachTarget(model, adapter, range, [&](int64_t layers, int64_t a, int64_t b) {
+    bytes.adapters += layers * (Floats(a) + Floats(b));
+    bytes.optimizer += layers * 2 * (Floats(a) + Floats(b));
+    bytes.optimizer += layers * (ArenaBytes(8 * a) + ArenaBytes(8 * b));
     if (device.value_bytes == kFloat) return;  // products read the masters
     for (const int64_t elements : {a, b}) {
-      bytes.adapters +=
-          model.layers * Values(elements / adapter.rank * PaddedRank(adapter.rank), device);
+      bytes.adapters += layers * Values(elements / adapter.rank * PaddedRank(adapter.rank), device);
     }
   });
   if (device.kind == DeviceKind::kCpu) {
-    bytes.staging = Floats(3 * AdapterParameters(model, adapter));
+    bytes.staging = Floats(3 * ParametersOn(model, adapter, range));
   }
   return bytes;
 }

@@ -1,4 +1,4 @@
-// Bytes of a stage, by the engine's own counting rules: those of worker/engine/model.h and
+// Bytes of a stage, or of a whole model on one, by the engine's own counting rules: those of worker/engine/model.h and
 // worker/engine/slot.h as formulas, and the layouts of kernels/ (sizes/) as they are. tests/worker
 // holds them equal to what the arena hands out, byte for byte.
 #pragma once
@@ -15,6 +15,7 @@ using sizes::DeviceShape;
 using sizes::GroupShape;
 using sizes::ModelShape;
 using sizes::Recomputation;
+using sizes::StageRange;
 using sizes::ToText;
 
 // No tokens yet. On a CPU products are computed again, on a GPU nothing is at first. On a GPU the
@@ -22,12 +23,13 @@ using sizes::ToText;
 // brings more.
 GroupShape EmptyShape(const DeviceShape& device);
 
-// The bytes of a group, whoever trains on it.
+// The bytes of a group's stage, whoever trains on it.
 struct GroupBytes {
   int64_t weights = 0;
   int64_t activations = 0;
+  int64_t transfers = 0;  // what comes from a neighbouring stage, and what is on its way there
   int64_t workspace = 0;
-  int64_t total() const { return weights + activations + workspace; }
+  int64_t total() const { return weights + activations + transfers + workspace; }
 };
 
 // The bytes of one slot.
@@ -39,9 +41,16 @@ struct SlotBytes {
 };
 
 int64_t AdapterParameters(const ModelShape& model, const AdapterShape& adapter);
+// All blocks of a model: two a layer.
+StageRange WholeModel(const ModelShape& model);
+
+// Of one stage; without a range, of all blocks on one stage.
 GroupBytes BytesOfGroup(const ModelShape& model, const GroupShape& group);
+GroupBytes BytesOfGroup(const ModelShape& model, const GroupShape& group, const StageRange& range);
 SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
                       const DeviceShape& device = {});
+SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
+                      const DeviceShape& device, const StageRange& range);
 
 // estimate * (1 + kMemoryMargin) <= budget.
 inline constexpr double kMemoryMargin = 0.02;

@@ -92,6 +92,51 @@ TEST_CASE("a group takes what the planner says") {
   }
 }
 
+// Every cut of a small model into a stage, in mid-layer too; a few of a large one.
+std::vector<StageRange> RangesOf(const storage::ModelDescription& description) {
+  const auto blocks = static_cast<int32_t>(description.blocks.size());
+  std::vector<StageRange> ranges;
+  for (int32_t first = 0; first < blocks; ++first) {
+    for (int32_t end = first + 1; end <= blocks; ++end) {
+      if (blocks <= 8 || (first % 13 == 0 && (end % 17 == 0 || end == blocks))) {
+        ranges.push_back({first, end});
+      }
+    }
+  }
+  return ranges;
+}
+
+TEST_CASE("a stage takes what the planner says, whatever its range and what is in flight") {
+  const auto backend = kernels::MakeCpuBackend(2);
+  for (const storage::ModelDescription& description : Models()) {
+    const planner::ModelShape shape = server::ShapeOf(description);
+    for (const StageRange& range : RangesOf(description)) {
+      for (const Recomputation recomputation : kRecomputations) {
+        for (const int in_flight : {1, 2, 5}) {
+          INFO(description.architecture << " " << description.hidden << ": blocks "
+                                        << range.first_block << " to " << range.end_block << ", "
+                                        << in_flight << " in flight, computing "
+                                        << ToText(recomputation) << " again");
+          const GroupShape group{.capacity_tokens = 1021,
+                                 .longest_sequence = 77,
+                                 .device = {.threads = 2},
+                                 .recomputation = recomputation,
+                                 .in_flight = in_flight};
+          CHECK(planner::BytesOfGroup(shape, group, range).total() ==
+                Model::CountBytes(backend.get(), description, range, group));
+        }
+      }
+      SlotOptions options;
+      options.rank = 13;
+      options.target_modules = storage::TargetModules(description);
+      const auto tensors = ListLoraTensors(description, range, options);
+      REQUIRE(tensors.ok());
+      CHECK(planner::BytesOfSlot(shape, {13, options.target_modules}, {}, range).total() ==
+            Slot::BudgetBytes(*backend, *tensors));
+    }
+  }
+}
+
 TEST_CASE("a slot takes what the planner says") {
   const std::vector<std::vector<std::string>> targets = {
       {"q_proj", "v_proj"},

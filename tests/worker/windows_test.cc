@@ -266,7 +266,7 @@ TEST_CASE("a group that cannot be formed fails with its reason") {
   options.memory_bytes = 100000;
   CHECK(FormFails(options).reason() == "MEMORY");
   CHECK(FormFails(SmallGroup(), [](v1::FormGroup* order) { order->set_stages(2); }).reason() ==
-        "STAGES_UNSUPPORTED");
+        "BAD_STAGE");
   CHECK(FormFails(SmallGroup(), [](v1::FormGroup* order) {
           order->set_model_fingerprint("other");
         }).reason() == "MODEL_CHANGED");
@@ -297,7 +297,7 @@ TEST_CASE("a window that cannot be executed ends the group with a report") {
   };
   const Case cases[] = {
       {"recv", [](v1::Window* w) { *w->add_operations() = Op(Kind::RECV, int64_t{1}); },
-       "one stage"},
+       "stage 0 of 1"},
       {"no microbatch",
        [](v1::Window* w) { *w->add_operations() = Op(Kind::FORWARD, int64_t{77}); },
        "not in the window"},
@@ -314,7 +314,7 @@ TEST_CASE("a window that cannot be executed ends the group with a report") {
       {"save of another step", [](v1::Window* w) { *w->add_operations() = Op(Kind::SAVE, "a", 5); },
        "at step"},
       {"two in flight", [](v1::Window* w) { w->mutable_operations()->SwapElements(1, 2); },
-       "memory for one"},
+       "memory for 1"},
       {"norm in flight",
        [](v1::Window* w) {
          w->mutable_operations()->SwapElements(w->operations_size() - 4, w->operations_size() - 3);

@@ -75,10 +75,59 @@ Recomputation RecomputationOf(const v1::FormGroup& order) {
   }
 }
 
+absl::StatusOr<GroupShape> ShapeOf(const v1::FormGroup& order) {
+  if (order.longest_sequence() < 1 || order.longest_sequence() > order.capacity_tokens()) {
+    return absl::InvalidArgumentError(absl::StrCat("longest sequence ", order.longest_sequence(),
+                                                   " is not in 1..", order.capacity_tokens(),
+                                                   " (the capacity)"));
+  }
+  const GroupShape shape{.capacity_tokens = order.capacity_tokens(),
+                         .longest_sequence = order.longest_sequence(),
+                         .recomputation = RecomputationOf(order),
+                         .rank_max = order.rank_max() > 0 ? order.rank_max() : kRankMax,
+                         .slots_max = order.slots_max() > 0 ? order.slots_max() : kSlotsMax,
+                         .in_flight = std::max(order.microbatches_in_flight(), 1)};
+  if (shape.rank_max > kRankMax || shape.slots_max > kSlotsMax) {
+    return absl::InvalidArgumentError(absl::StrCat("a group of ", shape.slots_max,
+                                                   " slots of rank ", shape.rank_max, ": at most ",
+                                                   kSlotsMax, " and ", kRankMax));
+  }
+  if (shape.in_flight > sizes::kInFlightMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        shape.in_flight, " microbatches in flight on a stage: at most ", sizes::kInFlightMax));
+  }
+  return shape;
+}
+
+// The blocks of this stage. Stage 0 begins with the first block, the last one ends with the last.
+absl::StatusOr<StageRange> RangeOf(const v1::FormGroup& order,
+                                   const storage::ModelDescription& description) {
+  const StageRange whole = WholeModel(description);
+  const StageRange range =
+      order.end_block() > 0 ? StageRange{order.first_block(), order.end_block()} : whole;
+  const int stages = std::max(order.stages(), 1);
+  const bool first = order.stage() == 0;
+  const bool last = order.stage() == stages - 1;
+  const bool fits = order.stage() >= 0 && order.stage() < stages && range.first_block >= 0 &&
+                    range.first_block < range.end_block && range.end_block <= whole.end_block &&
+                    first == (range.first_block == 0) &&
+                    last == (range.end_block == whole.end_block);
+  if (fits) return range;
+  return WithReason(
+      absl::InvalidArgumentError(absl::StrCat(
+          "blocks ", range.first_block, " to ", range.end_block, " of ", whole.end_block,
+          " cannot be stage ", order.stage(), " of ", stages,
+          ": the first stage begins with block 0, the last one ends with the last block")),
+      "BAD_STAGE");
+}
+
 }  // namespace
 
 Engine::Engine(const v1::FormGroup& order, const Environment& environment)
-    : environment_(environment), order_(order) {}
+    : environment_(environment),
+      order_(order),
+      stage_(order.stage()),
+      stages_(std::max(order.stages(), 1)) {}
 
 Engine::~Engine() {
   if (model_ != nullptr) environment_.backend->Synchronize();  // before memory goes
@@ -86,58 +135,39 @@ Engine::~Engine() {
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
                                                      const Environment& environment) {
-  if (order.stages() > 1 || order.stage() != 0) {
-    return WithReason(
-        absl::UnimplementedError(absl::StrCat("this worker runs whole models only, not stage ",
-                                              order.stage(), " of ", order.stages())),
-        "STAGES_UNSUPPORTED");
-  }
-  if (order.longest_sequence() < 1 || order.longest_sequence() > order.capacity_tokens()) {
-    return absl::InvalidArgumentError(absl::StrCat("longest sequence ", order.longest_sequence(),
-                                                   " is not in 1..", order.capacity_tokens(),
-                                                   " (the capacity)"));
-  }
+  const auto shape = ShapeOf(order);
+  if (!shape.ok()) return shape.status();
   const double started_ms = environment.clock();
   std::unique_ptr<Engine> engine(new Engine(order, environment));
-  auto directory = storage::ModelDirectory::Open(order.model_path());
-  if (!directory.ok()) return directory.status();
-  if (!order.model_fingerprint().empty() && order.model_fingerprint() != directory->fingerprint()) {
-    return WithReason(absl::FailedPreconditionError(absl::StrCat(
-                          "the files of ", order.model_path(),
-                          " are not those that were registered; register the model again")),
-                      "MODEL_CHANGED");
-  }
-  engine->directory_.emplace(*std::move(directory));
+  absl::Status status = engine->OpenDirectory();
+  if (!status.ok()) return status;
   const storage::ModelDescription& description = engine->directory_->description();
-  const StageRange range = WholeModel(description);
-  const GroupShape shape{.capacity_tokens = order.capacity_tokens(),
-                         .longest_sequence = order.longest_sequence(),
-                         .recomputation = RecomputationOf(order),
-                         .rank_max = order.rank_max() > 0 ? order.rank_max() : kRankMax,
-                         .slots_max = order.slots_max() > 0 ? order.slots_max() : kSlotsMax};
-  if (shape.rank_max > kRankMax || shape.slots_max > kSlotsMax) {
-    return absl::InvalidArgumentError(absl::StrCat("a group of ", shape.slots_max,
-                                                   " slots of rank ", shape.rank_max, ": at most ",
-                                                   kSlotsMax, " and ", kRankMax));
-  }
   kernels::Backend* backend = environment.backend;
-  engine->group_bytes_ = Model::CountBytes(backend, description, range, shape);
+  const auto range = RangeOf(order, description);
+  if (!range.ok()) return range.status();
+  if (engine->stages_ > 1 && backend->device() != kernels::Device::kCpu) {
+    return WithReason(absl::UnimplementedError("stages exchange tensors in the host's memory, so "
+                                               "only workers on CPUs can be one of several"),
+                      "STAGES_UNSUPPORTED");
+  }
+  engine->group_bytes_ = Model::CountBytes(backend, description, *range, *shape);
   const int64_t budget =
       order.budget_bytes() > 0 ? order.budget_bytes() : environment.options.memory_bytes;
-  absl::Status status = CheckFits(engine->group_bytes_, 0, budget, "the group");
+  status = CheckFits(engine->group_bytes_, 0, budget, "the group");
   if (!status.ok()) return status;
   const int64_t baseline_bytes = ResidentBytes();
   auto arena = backend->MakeArena(engine->group_bytes_);
   if (!arena.ok()) return WithReason(arena.status(), "MEMORY_TAKEN");
   engine->arena_ = *std::move(arena);
-  engine->model_ = std::make_unique<Model>(backend, description, range, shape, *engine->arena_);
+  engine->model_ = std::make_unique<Model>(backend, description, *range, *shape, *engine->arena_);
   status = engine->model_->Load(*engine->directory_);
   if (!status.ok()) return status;
   engine->table_ =
-      backend->MakeAdapterTable(static_cast<int32_t>(shape.slots_max), engine->model_->groups());
+      backend->MakeAdapterTable(static_cast<int32_t>(shape->slots_max), engine->model_->groups());
   status = engine->MakeWayBack();
   if (!status.ok()) return WithReason(status, "MEMORY_TAKEN");
-  engine->index_taken_.assign(static_cast<size_t>(shape.slots_max), false);
+  engine->index_taken_.assign(static_cast<size_t>(shape->slots_max), false);
+  engine->place_taken_.assign(static_cast<size_t>(shape->in_flight), false);
   v1::Report report;
   v1::GroupFormed& formed = *report.mutable_group_formed();
   formed.set_reserved_bytes(engine->group_bytes_);
@@ -147,18 +177,32 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   return engine;
 }
 
+absl::Status Engine::OpenDirectory() {
+  auto directory = storage::ModelDirectory::Open(order_.model_path());
+  if (!directory.ok()) return directory.status();
+  if (!order_.model_fingerprint().empty() &&
+      order_.model_fingerprint() != directory->fingerprint()) {
+    return WithReason(absl::FailedPreconditionError(absl::StrCat(
+                          "the files of ", order_.model_path(),
+                          " are not those that were registered; register the model again")),
+                      "MODEL_CHANGED");
+  }
+  directory_.emplace(*std::move(directory));
+  return absl::OkStatus();
+}
+
 absl::Status Engine::MakeWayBack() {
   way_back_ = std::make_unique<WayBack>(WayBack::Environment{
       .backend = environment_.backend,
       .table = table_.get(),
       .report = environment_.context.report,
+      .has_head = model_->has_head(),
       .on_loss_not_finite =
           [this](const std::string& job, int64_t step, const std::vector<int64_t>& sequences) {
             FailJob(job, &residents_.at(job), step, sequences, "validation loss");
           },
   });
-  return way_back_->Reserve(model_->shape().capacity_tokens, model_->shape().slots_max,
-                            2 * model_->targets());
+  return way_back_->Reserve(model_->shape(), 2 * model_->targets());
 }
 
 void Engine::Report(v1::Report report) { environment_.context.report(std::move(report)); }
@@ -247,7 +291,7 @@ absl::Status Engine::FetchContent(const v1::Operation& operation, Slot* slot) {
   request.set_epoch(order_.epoch());
   request.set_job(operation.job());
   request.set_content(operation.content());
-  SlotContentReader reader(environment_.backend, slot, true);
+  SlotContentReader reader(environment_.backend, slot, stages_ == 1);
   const int64_t timeout_ms = kFetchMs + slot->bytes() / kFetchBytesPerMs;
   absl::Status unreadable;  // kept apart: what the reader refuses no other try mends
   const absl::Status status =

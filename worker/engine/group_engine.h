@@ -28,8 +28,8 @@ class GroupEngine {
  public:
   virtual ~GroupEngine() = default;
 
-  // `window` stays alive until EndWindow.
-  virtual absl::Status BeginWindow(const v1::Window& window) = 0;
+  // Its microbatches may end in a later window: then it is kept alive here.
+  virtual absl::Status BeginWindow(std::shared_ptr<const v1::Window> window) = 0;
   virtual void EndWindow() = 0;
 
   // False: dropped, because its job has failed. An error is a window that cannot be executed, but

@@ -27,6 +27,7 @@ Model::Model(kernels::Backend* backend, const storage::ModelDescription& descrip
   assert(range.first_block >= 0 && range.first_block < range.end_block);
   assert(range.end_block <= static_cast<int32_t>(description_.blocks.size()));
   assert(shape.longest_sequence >= 1 && shape.longest_sequence <= shape.capacity_tokens);
+  assert(shape.in_flight >= 1 && shape.in_flight <= sizes::kInFlightMax);
   LayWeights(arena);
   LayActivations(arena);
   LayScratch(arena);
@@ -65,6 +66,18 @@ kernels::HeadAngles Model::RopeTable(const AttentionSpec& spec, kernels::Arena& 
   return {ropes_.back().table, spec.head_size};
 }
 
+void Model::ExchangeInput(size_t place, TensorView& memory) {
+  assert(!has_embedding());
+  std::swap(blocks_.front().kept[place].x, memory);
+}
+
+void Model::ExchangeOutput(TensorView& memory) {
+  assert(!has_head());
+  std::swap(borders_.front(), memory);
+}
+
+void Model::ExchangeGradient(TensorView& memory) { std::swap(dx_, memory); }
+
 void Model::LayAttentionWeights(const AttentionSpec& spec, BlockState& state,
                                 kernels::Arena& arena) {
   state.angles = RopeTable(spec, arena);
@@ -77,8 +90,10 @@ void Model::LayAttentionWeights(const AttentionSpec& spec, BlockState& state,
 
 void Model::LayWeights(kernels::Arena& arena) {
   const int64_t hidden = description_.hidden;
-  const bool has_head = range_.has_head(description_);
-  if (range_.has_embedding()) {
+  for (const storage::Block& block : description_.blocks) {
+    if (std::holds_alternative<AttentionSpec>(block.mixer)) RopeTable(Attention(block), arena);
+  }
+  if (has_embedding()) {
     embedding_ = backend_->MakeLinear(description_.vocabulary, hidden, false, arena);
   }
   for (int32_t i = range_.first_block; i < range_.end_block; ++i) {
@@ -96,7 +111,7 @@ void Model::LayWeights(kernels::Arena& arena) {
     if (state.attention) LayAttentionWeights(Attention(block), state, arena);
     blocks_.push_back(std::move(state));
   }
-  if (!has_head) return;
+  if (!has_head()) return;
   final_norm_ = arena.Matrix(1, hidden);
   if (description_.tied_head && embedding_ != nullptr) {
     head_ = embedding_.get();
@@ -110,38 +125,50 @@ TensorView Model::Activation(int64_t columns, kernels::Arena& arena) const {
   return arena.Matrix(shape_.capacity_tokens, columns, backend_->activation_dtype());
 }
 
-void Model::LayBlock(BlockState& state, kernels::Arena& arena) const {
-  state.mix = Activation(state.block->in.out_features(), arena);
-  if (state.block->out_norm) state.o = Activation(description_.hidden, arena);
+void Model::LayBlock(const BlockState& state, Kept& kept, kernels::Arena& arena) const {
+  kept.mix = Activation(state.block->in.out_features(), arena);
+  if (state.block->out_norm) kept.o = Activation(description_.hidden, arena);
   if (!state.attention) return;
-  state.y = Activation(state.block->out.in_features, arena);
-  state.lse = arena.Matrix(shape_.capacity_tokens, Attention(*state.block).heads);
+  kept.y = Activation(state.block->out.in_features, arena);
+  kept.lse = arena.Matrix(shape_.capacity_tokens, Attention(*state.block).heads);
 }
 
-void Model::LayActivations(kernels::Arena& arena) {
+void Model::LayPlace(size_t place, kernels::Arena& arena) {
   const int64_t hidden = description_.hidden;
   const auto saved = [&](const storage::LinearGroup& group) {
     const auto targets = static_cast<int64_t>(group.parts.size());
     return Activation(kernels::LoraSavedColumns(targets, shape_.rank_max), arena);
   };
   const bool keeps_all = shape_.recomputation == Recomputation::kNothing;
-  border_ = Activation(hidden, arena);
-  h_ = Activation(hidden, arena);
   for (BlockState& state : blocks_) {
-    state.x = Activation(hidden, arena);
-    state.h = keeps_all && state.block->norm ? Activation(hidden, arena) : h_;
-    if (shape_.recomputation != Recomputation::kBlocks) LayBlock(state, arena);
+    Kept& kept = state.kept[place];
+    kept.x = Activation(hidden, arena);
+    kept.h = keeps_all && state.block->norm ? Activation(hidden, arena) : h_;
+    if (shape_.recomputation != Recomputation::kBlocks) LayBlock(state, kept, arena);
     if (!keeps_all) continue;
-    if (!state.attention) state.y = Activation(Mlp(*state.block).ffn, arena);
-    state.in_saved = saved(state.block->in);
-    state.out_saved = saved(state.block->out);
+    if (!state.attention) kept.y = Activation(Mlp(*state.block).ffn, arena);
+    kept.in_saved = saved(state.block->in);
+    kept.out_saved = saved(state.block->out);
   }
+}
+
+void Model::LayActivations(kernels::Arena& arena) {
+  const int64_t hidden = description_.hidden;
+  const auto places = static_cast<size_t>(shape_.in_flight);
+  borders_.resize(has_head() ? places : 1);
+  for (TensorView& border : borders_) border = Activation(hidden, arena);
+  h_ = Activation(hidden, arena);
+  for (BlockState& state : blocks_) state.kept.resize(places);
+  for (size_t place = 0; place < places; ++place) LayPlace(place, arena);
   dh_ = Activation(hidden, arena);
   dx_ = Activation(hidden, arena);
-  if (range_.has_head(description_)) {
+  if (has_head()) {
     log_p_ = arena.Matrix(1, shape_.capacity_tokens);
-    unit_ = Activation(hidden, arena);
+    units_.resize(places);
+    for (TensorView& unit : units_) unit = Activation(hidden, arena);
   }
+  if (!has_embedding()) before_ = {Activation(hidden, arena), Activation(hidden, arena)};
+  if (!has_head()) behind_ = {Activation(hidden, arena), Activation(hidden, arena)};
 }
 
 // Blocks run one after the other, so their scratch overlaps in place; the workspace that follows
@@ -150,15 +177,24 @@ void Model::LayScratch(kernels::Arena& arena) {
   const int64_t mark = arena.used();
   int64_t scratch_bytes = 0;
   for (BlockState& state : blocks_) {
-    if (shape_.recomputation == Recomputation::kBlocks) LayBlock(state, arena);
+    Kept shared = state.kept[0];
+    if (shape_.recomputation == Recomputation::kBlocks) LayBlock(state, shared, arena);
     if (state.attention) {
       const AttentionSpec& spec = Attention(*state.block);
       if (spec.qk_norm) state.scratch_qk = Activation(QkColumns(spec), arena);
       state.scratch_dmix = Activation(state.block->in.out_features(), arena);
     } else if (shape_.recomputation != Recomputation::kNothing) {
-      state.y = Activation(Mlp(*state.block).ffn, arena);
+      shared.y = Activation(Mlp(*state.block).ffn, arena);
     }
     state.scratch_dy = Activation(state.block->out.in_features, arena);
+    for (Kept& kept : state.kept) {
+      if (shape_.recomputation == Recomputation::kBlocks) {
+        shared.x = kept.x;
+        kept = shared;
+      } else if (!state.attention && shape_.recomputation == Recomputation::kProducts) {
+        kept.y = shared.y;
+      }
+    }
     scratch_bytes = std::max(scratch_bytes, arena.used() - mark);
     arena.Rewind(mark);
   }
@@ -169,7 +205,7 @@ kernels::Limits Model::BackendLimits() const {
   kernels::Limits limits{.tokens = shape_.capacity_tokens,
                          .longest_segment = shape_.longest_sequence,
                          .hidden = description_.hidden,
-                         .vocabulary = description_.vocabulary,
+                         .vocabulary = has_head() ? description_.vocabulary : 0,
                          .rank = shape_.rank_max,
                          .slots = 2 * shape_.slots_max};
   for (const BlockState& state : blocks_) {

@@ -16,29 +16,18 @@
 
 namespace lorad::worker {
 
-// Which blocks of a model a stage holds. A block is half a layer (attention or MLP), so layers may
-// be cut between the two; the residual stream is what crosses a border. The stage of block 0 has
-// the embedding, the stage of the last block has the final norm, the head and the loss.
-struct StageRange {
-  int32_t first_block = 0;
-  int32_t end_block = 0;  // exclusive
-
-  bool has_embedding() const { return first_block == 0; }
-  bool has_head(const storage::ModelDescription& description) const {
-    return end_block == static_cast<int32_t>(description.blocks.size());
-  }
-};
-
-// All blocks on one stage.
-StageRange WholeModel(const storage::ModelDescription& description);
-
 using sizes::GroupShape;
 using sizes::kRankMax;
 using sizes::kSlotsMax;
 using sizes::Recomputation;
+using sizes::StageRange;
 
-// A stage of a base model with the memory for one microbatch in flight. Runs the table of a
-// ModelDescription and knows no family by name. Forward keeps, per block and row, x at the block's
+// All blocks on one stage.
+StageRange WholeModel(const storage::ModelDescription& description);
+
+// A stage of a base model with the memory for its microbatches in flight, each in a place of its
+// own. Runs the table of a ModelDescription and knows no family by name. Forward keeps, per block
+// and row, x at the block's
 // entry (H); unless blocks are computed again, of attention: q, k, v after the rotary embedding, or
 // as the product leaves them where they are normed ((N + 2G) D), its output (N D) and lse (N), of an
 // MLP: gate and up (2F), of both what they leave where that is normed (H); if nothing is computed
@@ -46,20 +35,22 @@ using sizes::Recomputation;
 //
 // Counting: constructed over a counting arena, a Model holds nothing and arena.bytes_max() is what
 // a real one takes. The rules, every line rounded up to 64 bytes as one allocation
-// (kernels/arena.h), T = capacity_tokens, P = longest_sequence; activations, border, scratch and
-// unit gradient are values of Backend::activation_dtype(), norms, rope, lse and log p are float32:
+// (kernels/arena.h), T = capacity_tokens, P = longest_sequence, k = in_flight; activations, border,
+// scratch and unit gradient are values of Backend::activation_dtype(), norms, rope, lse and log p
+// are float32:
 //   weights      whatever Backend::MakeLinear takes for: embedding [V, H]; per block the groups in
 //                and out; head [V, H] unless tied (and on the same stage). Per norm H.
-//   rope         P D per distinct RopeSpec
-//   activations  per block: T H; unless blocks are computed again attention T (N + 2G) D, T N D,
+//   rope         P D per distinct RopeSpec of the model, on every stage
+//   activations  k times, per block: T H; unless blocks are computed again attention T (N + 2G) D, T N D,
 //                T N; MLP 2 T F; if nothing is, T H more, T F of an MLP, and per linear
 //                T LoraSavedColumns
-//   border       T H (x behind the last block)
+//   border       T H (x behind the last block); k times where the head reads it again
 //   scratch      three times T H (h, dh, dx), and the larger of: attention T (N + 2G) D + T N D
 //   (dq,
 //                dk, dv and dout), MLP 2 T F (dy; y, unless it is kept), with what the block's own
 //                forward leaves where blocks are computed again
-//   loss         T (log p), T H (unit gradient)
+//   loss         with the head: T (log p), k times T H (unit gradient)
+//   transfers    twice T H for each neighbour: what comes next, and what is on its way
 //   workspace    whatever Backend::ReserveWorkspace takes
 // Threads: one.
 class Model {
@@ -78,16 +69,40 @@ class Model {
   // the arena. REQUIRES: a real arena.
   absl::Status Load(const storage::ModelDirectory& directory);
 
-  // Runs a microbatch of T' <= capacity rows up to log p of its loss rows. With `gradient` also the
-  // unit gradients, for a Backward on the same batch and table directly after it.
-  void Forward(const kernels::Batch& batch, int64_t rows, int64_t loss_rows,
-               const kernels::AdapterTable& table, bool gradient);
+  // A microbatch of T' <= capacity rows in its place: 0 <= place < in_flight.
+  struct Pass {
+    const kernels::Batch& batch;
+    int64_t rows = 0;
+    int64_t loss_rows = 0;
+    size_t place = 0;
+  };
+  // From the embedding, or from the place's input, up to log p of the loss rows, or to the output.
+  // With `gradient` the place keeps what Backward needs, the unit gradients included.
+  void Forward(const Pass& pass, const kernels::AdapterTable& table, bool gradient);
   // log p of the loss rows of the last Forward, read back without a wait (Backend::ReadBack).
-  void ReadBackLogP(float* log_p);
-  // Gradients of sum_i weights[i] * log_p[i], added into the slots' accumulators. Uses up what
-  // Forward kept.
-  void Backward(const kernels::Batch& batch, int64_t rows, kernels::AdapterTable& table,
-                std::span<const float> weights);
+  void ReadBackLogP(const Pass& pass, float* log_p);
+  // Gradients of sum_i weights[i] * log_p[i], or those that the output's gradient leads to, added
+  // into the slots' accumulators; the gradient of the input. Uses up what Forward kept in the
+  // place. REQUIRES: loss rows, on a stage with the head.
+  void Backward(const Pass& pass, kernels::AdapterTable& table, std::span<const float> weights);
+
+  // ---- what crosses the borders, activations and their gradients [T, H] ----
+  // A tensor is handed over by exchanging memory: what was there becomes the caller's.
+
+  // The place's input, before Forward. REQUIRES: no embedding.
+  void ExchangeInput(size_t place, kernels::TensorView& memory);
+  // The output of the last Forward. REQUIRES: no head.
+  void ExchangeOutput(kernels::TensorView& memory);
+  // The output's gradient before Backward, the input's behind it.
+  void ExchangeGradient(kernels::TensorView& memory);
+  // Memory for what comes over a border next, and for what is on its way over it. Empty where
+  // there is no neighbour.
+  struct Border {
+    kernels::TensorView coming;
+    kernels::TensorView going;
+  };
+  const Border& before() const { return before_; }
+  const Border& behind() const { return behind_; }
 
   // Row of the rope tables that position 0 of a sequence of so many rows has.
   int64_t FirstAngle(int64_t rows) const;
@@ -103,8 +118,25 @@ class Model {
   const storage::ModelDescription& description() const { return description_; }
   const StageRange& range() const { return range_; }
   const GroupShape& shape() const { return shape_; }
+  bool has_embedding() const { return range_.has_embedding(); }
+  bool has_head() const {
+    return range_.has_head(static_cast<int64_t>(description_.blocks.size()));
+  }
 
  private:
+  // What a block keeps of a microbatch; where it is computed again the memory is shared by all
+  // blocks and places.
+  struct Kept {
+    kernels::TensorView x;    // [T, H]; always kept
+    kernels::TensorView mix;  // attention: [T, (N + 2G) D]; MLP: [T, 2F]
+    kernels::TensorView h;    // [T, H]: the norm's output
+    kernels::TensorView y;    // [T, N D] or [T, F]: what the mixer gives to `out`
+    kernels::TensorView lse;  // [T, N]; attention
+    kernels::TensorView o;    // [T, H]: what `out` leaves, where that is normed
+    // Saved by the LoRA linears, [T, LoraSavedColumns]; empty: computed again.
+    kernels::TensorView in_saved;
+    kernels::TensorView out_saved;
+  };
   struct BlockState {
     const storage::Block* block = nullptr;
     int32_t index = 0;
@@ -116,16 +148,7 @@ class Model {
     kernels::TensorView out_norm;  // [1, H]
     kernels::QkNorm qk_norm;       // attention
     kernels::HeadAngles angles;    // attention; empty where nothing turns
-    kernels::TensorView x;         // [T, H]; kept
-    // Kept, or where it is computed again shared by the blocks.
-    kernels::TensorView mix;  // attention: [T, (N + 2G) D]; MLP: [T, 2F]
-    kernels::TensorView h;    // [T, H]: the norm's output
-    kernels::TensorView y;    // [T, N D] or [T, F]: what the mixer gives to `out`
-    kernels::TensorView lse;  // [T, N]; attention
-    kernels::TensorView o;    // [T, H]: what `out` leaves, where that is normed
-    // Saved by the LoRA linears, [T, LoraSavedColumns]; empty: computed again.
-    kernels::TensorView in_saved;
-    kernels::TensorView out_saved;
+    std::vector<Kept> kept;        // [in_flight]
     // Scratch shared by all blocks: q and k as attention reads them where they are normed, and
     // gradients.
     kernels::TensorView scratch_qk;    // [T, (N + G) D]
@@ -138,8 +161,9 @@ class Model {
                            kernels::Arena& arena);
   void LayActivations(kernels::Arena& arena);
   void LayScratch(kernels::Arena& arena);
+  void LayPlace(size_t place, kernels::Arena& arena);
   // What a block's forward leaves for its backward.
-  void LayBlock(BlockState& state, kernels::Arena& arena) const;
+  void LayBlock(const BlockState& state, Kept& kept, kernels::Arena& arena) const;
   kernels::TensorView Activation(int64_t columns, kernels::Arena& arena) const;
   kernels::Limits BackendLimits() const;
   kernels::HeadAngles RopeTable(const storage::AttentionSpec& spec, kernels::Arena& arena);
@@ -150,34 +174,30 @@ class Model {
   absl::Status LoadNorm(const storage::ModelDirectory& directory, const storage::NormSpec& norm,
                         const kernels::TensorView& view);
 
+  // With as many rows as the microbatch has.
+  static Kept KeptOf(const BlockState& state, const Pass& pass);
   // x, normed where the block has a norm before it.
-  kernels::TensorView Input(const BlockState& state, int64_t rows) const;
-  void NormInput(const kernels::Batch& batch, int64_t rows, const BlockState& state);
+  kernels::TensorView Input(const Pass& pass, const BlockState& state) const;
+  void NormInput(const Pass& pass, const BlockState& state);
   // From x to y.
-  void Mix(const kernels::Batch& batch, int64_t rows, const BlockState& state,
-           const kernels::AdapterTable& table);
-  void MixAttention(const kernels::Batch& batch, int64_t rows, const BlockState& state,
-                    const kernels::AdapterTable& table);
-  void NormQk(const kernels::Batch& batch, int64_t rows, const BlockState& state);
+  void Mix(const Pass& pass, const BlockState& state, const kernels::AdapterTable& table);
+  void MixAttention(const Pass& pass, const BlockState& state, const kernels::AdapterTable& table);
+  void NormQk(const Pass& pass, const BlockState& state);
   // q, k and v as attention reads them.
-  Qkv Attended(const BlockState& state, int64_t rows) const;
+  Qkv Attended(const Pass& pass, const BlockState& state) const;
   // From y to what is added to x, or normed first; `residual` and `to` as LoraLinear has them.
-  void Leave(const kernels::Batch& batch, int64_t rows, const BlockState& state,
-             const kernels::AdapterTable& table, const kernels::TensorView& residual,
-             const kernels::TensorView& to);
+  void Leave(const Pass& pass, const BlockState& state, const kernels::AdapterTable& table,
+             const kernels::TensorView& residual, const kernels::TensorView& to);
   // Computes what backward reads of the block and forward did not keep.
-  void Restore(const kernels::Batch& batch, int64_t rows, const BlockState& state,
-               const kernels::AdapterTable& table);
+  void Restore(const Pass& pass, const BlockState& state, const kernels::AdapterTable& table);
   // `dout`: of what the block leaves.
-  void BackwardAttention(const kernels::Batch& batch, int64_t rows, const BlockState& state,
-                         const kernels::TensorView& dout, kernels::AdapterTable& table);
-  void BackwardMlp(const kernels::Batch& batch, int64_t rows, const BlockState& state,
-                   const kernels::TensorView& dout, kernels::AdapterTable& table);
-  void BackwardBlock(const kernels::Batch& batch, int64_t rows, const BlockState& state,
-                     kernels::AdapterTable& table);
-  const kernels::TensorView& BorderAfter(size_t i) const;
-  // Empty where nothing is kept.
-  kernels::TensorView RowsOf(const kernels::TensorView& saved, int64_t rows) const;
+  void BackwardAttention(const Pass& pass, const BlockState& state, const kernels::TensorView& dout,
+                         kernels::AdapterTable& table);
+  void BackwardMlp(const Pass& pass, const BlockState& state, const kernels::TensorView& dout,
+                   kernels::AdapterTable& table);
+  void BackwardBlock(const Pass& pass, const BlockState& state, kernels::AdapterTable& table);
+  void BackwardHead(const Pass& pass, std::span<const float> weights);
+  const kernels::TensorView& BorderAfter(size_t i, size_t place) const;
 
   kernels::Backend* const backend_;
   const storage::ModelDescription description_;
@@ -194,13 +214,15 @@ class Model {
   kernels::Linear* head_ = nullptr;
   kernels::TensorView final_norm_;  // [1, H]
   std::vector<BlockState> blocks_;
-  kernels::TensorView border_;  // [T, H]: x behind the last block
-  kernels::TensorView h_;       // [T, H]: the last norm's output, and those that are not kept
-  kernels::TensorView dh_;      // [T, H]
-  kernels::TensorView dx_;      // [T, H]: the residual's gradient
-  kernels::TensorView log_p_;   // [1, T]
-  kernels::TensorView unit_;    // [T, H]
-  int64_t loss_rows_ = 0;       // of the last Forward
+  std::vector<kernels::TensorView> borders_;  // [T, H]: x behind the last block; of each place
+                                              // with the head, else one
+  kernels::TensorView h_;      // [T, H]: the last norm's output, and those that are not kept
+  kernels::TensorView dh_;     // [T, H]
+  kernels::TensorView dx_;     // [T, H]: the residual's gradient
+  kernels::TensorView log_p_;  // [1, T]
+  std::vector<kernels::TensorView> units_;  // [T, H]; of each place
+  Border before_;
+  Border behind_;
 };
 
 }  // namespace lorad::worker

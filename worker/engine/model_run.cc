@@ -23,198 +23,203 @@ float EmbeddingFactor(const storage::ModelDescription& description, kernels::DTy
 
 }  // namespace
 
-TensorView Model::RowsOf(const TensorView& saved, int64_t rows) const {
-  return shape_.recomputation == Recomputation::kNothing ? saved.Rows(0, rows) : TensorView{};
+Model::Kept Model::KeptOf(const BlockState& state, const Pass& pass) {
+  Kept kept = state.kept[pass.place];
+  for (TensorView* view : {&kept.x, &kept.mix, &kept.h, &kept.y, &kept.lse, &kept.o, &kept.in_saved,
+                           &kept.out_saved}) {
+    if (!view->empty()) *view = view->Rows(0, pass.rows);
+  }
+  return kept;
 }
 
-const TensorView& Model::BorderAfter(size_t i) const {
-  return i + 1 < blocks_.size() ? blocks_[i + 1].x : border_;
+const TensorView& Model::BorderAfter(size_t i, size_t place) const {
+  if (i + 1 < blocks_.size()) return blocks_[i + 1].kept[place].x;
+  return borders_.size() == 1 ? borders_.front() : borders_[place];
 }
 
-TensorView Model::Input(const BlockState& state, int64_t rows) const {
-  return state.block->norm ? state.h.Rows(0, rows) : state.x.Rows(0, rows);
+TensorView Model::Input(const Pass& pass, const BlockState& state) const {
+  const Kept kept = KeptOf(state, pass);
+  return state.block->norm ? kept.h : kept.x;
 }
 
-void Model::NormInput(const kernels::Batch& batch, int64_t rows, const BlockState& state) {
+void Model::NormInput(const Pass& pass, const BlockState& state) {
+  const Kept kept = KeptOf(state, pass);
   if (!state.block->norm) return;
-  backend_->RmsNorm(batch, state.x.Rows(0, rows), state.norm, EpsOf(*state.block->norm),
-                    state.h.Rows(0, rows));
+  backend_->RmsNorm(pass.batch, kept.x, state.norm, EpsOf(*state.block->norm), kept.h);
 }
 
-void Model::NormQk(const kernels::Batch& batch, int64_t rows, const BlockState& state) {
+void Model::NormQk(const Pass& pass, const BlockState& state) {
   const int64_t columns = QkColumns(Attention(*state.block));
-  backend_->QkNormRope(batch, state.mix.Rows(0, rows).Columns(0, columns), state.qk_norm,
-                       state.angles, state.scratch_qk.Rows(0, rows));
+  backend_->QkNormRope(pass.batch, KeptOf(state, pass).mix.Columns(0, columns), state.qk_norm,
+                       state.angles, state.scratch_qk.Rows(0, pass.rows));
 }
 
-Qkv Model::Attended(const BlockState& state, int64_t rows) const {
+Qkv Model::Attended(const Pass& pass, const BlockState& state) const {
   const AttentionSpec& spec = Attention(*state.block);
-  Qkv qkv = SplitQkv(state.mix.Rows(0, rows), spec);
+  Qkv qkv = SplitQkv(KeptOf(state, pass).mix, spec);
   if (!spec.qk_norm) return qkv;
-  const TensorView qk = state.scratch_qk.Rows(0, rows);
+  const TensorView qk = state.scratch_qk.Rows(0, pass.rows);
   qkv.q = qk.Columns(0, qkv.q.columns);
   qkv.k = qk.Columns(qkv.q.columns, qkv.k.columns);
   return qkv;
 }
 
-void Model::MixAttention(const kernels::Batch& batch, int64_t rows, const BlockState& state,
+void Model::MixAttention(const Pass& pass, const BlockState& state,
                          const kernels::AdapterTable& table) {
+  const Kept kept = KeptOf(state, pass);
   const AttentionSpec& spec = Attention(*state.block);
-  const TensorView mix = state.mix.Rows(0, rows);
-  const TensorView saved = RowsOf(state.in_saved, rows);
   const int32_t group = InGroup(state.index);
   if (!spec.qk_norm && !state.angles.empty()) {
-    backend_->LoraLinearRope(batch, *state.in, table, group, Input(state, rows), state.angles,
-                             QkColumns(spec), mix, saved);
+    backend_->LoraLinearRope(pass.batch, *state.in, table, group, Input(pass, state), state.angles,
+                             QkColumns(spec), kept.mix, kept.in_saved);
   } else {
-    backend_->LoraLinear(batch, *state.in, table, group, Input(state, rows), {}, mix, saved);
+    backend_->LoraLinear(pass.batch, *state.in, table, group, Input(pass, state), {}, kept.mix,
+                         kept.in_saved);
   }
-  if (spec.qk_norm) NormQk(batch, rows, state);
-  const Qkv qkv = Attended(state, rows);
-  backend_->Attention(batch, KernelShape(spec), qkv.q, qkv.k, qkv.v, state.y.Rows(0, rows),
-                      state.lse.Rows(0, rows));
+  if (spec.qk_norm) NormQk(pass, state);
+  const Qkv qkv = Attended(pass, state);
+  backend_->Attention(pass.batch, KernelShape(spec), qkv.q, qkv.k, qkv.v, kept.y, kept.lse);
 }
 
-void Model::Mix(const kernels::Batch& batch, int64_t rows, const BlockState& state,
-                const kernels::AdapterTable& table) {
-  NormInput(batch, rows, state);
-  if (state.attention) return MixAttention(batch, rows, state, table);
-  backend_->LoraLinearSwiGlu(batch, *state.in, table, InGroup(state.index),
-                             GateOf(Mlp(*state.block)), Input(state, rows), state.mix.Rows(0, rows),
-                             state.y.Rows(0, rows), RowsOf(state.in_saved, rows));
+void Model::Mix(const Pass& pass, const BlockState& state, const kernels::AdapterTable& table) {
+  const Kept kept = KeptOf(state, pass);
+  NormInput(pass, state);
+  if (state.attention) return MixAttention(pass, state, table);
+  backend_->LoraLinearSwiGlu(pass.batch, *state.in, table, InGroup(state.index),
+                             GateOf(Mlp(*state.block)), Input(pass, state), kept.mix, kept.y,
+                             kept.in_saved);
 }
 
-void Model::Leave(const kernels::Batch& batch, int64_t rows, const BlockState& state,
-                  const kernels::AdapterTable& table, const TensorView& residual,
-                  const TensorView& to) {
-  backend_->LoraLinear(batch, *state.out, table, OutGroup(state.index), state.y.Rows(0, rows),
-                       residual, to, RowsOf(state.out_saved, rows));
+void Model::Leave(const Pass& pass, const BlockState& state, const kernels::AdapterTable& table,
+                  const TensorView& residual, const TensorView& to) {
+  const Kept kept = KeptOf(state, pass);
+  backend_->LoraLinear(pass.batch, *state.out, table, OutGroup(state.index), kept.y, residual, to,
+                       kept.out_saved);
 }
 
-void Model::Restore(const kernels::Batch& batch, int64_t rows, const BlockState& state,
-                    const kernels::AdapterTable& table) {
+void Model::Restore(const Pass& pass, const BlockState& state, const kernels::AdapterTable& table) {
+  const Kept kept = KeptOf(state, pass);
   if (shape_.recomputation == Recomputation::kBlocks) {
-    Mix(batch, rows, state, table);
-    if (state.block->out_norm) Leave(batch, rows, state, table, {}, state.o.Rows(0, rows));
+    Mix(pass, state, table);
+    if (state.block->out_norm) Leave(pass, state, table, {}, kept.o);
     return;
   }
-  if (state.attention && Attention(*state.block).qk_norm) NormQk(batch, rows, state);
+  if (state.attention && Attention(*state.block).qk_norm) NormQk(pass, state);
   if (shape_.recomputation == Recomputation::kNothing) return;
-  NormInput(batch, rows, state);
+  NormInput(pass, state);
   if (state.attention) return;
-  backend_->SwiGlu(batch, GateOf(Mlp(*state.block)), state.mix.Rows(0, rows),
-                   state.y.Rows(0, rows));
+  backend_->SwiGlu(pass.batch, GateOf(Mlp(*state.block)), kept.mix, kept.y);
 }
 
-void Model::Forward(const kernels::Batch& batch, int64_t rows, int64_t loss_rows,
-                    const kernels::AdapterTable& table, bool gradient) {
-  assert(rows >= 1 && rows <= shape_.capacity_tokens && loss_rows <= rows);
+void Model::Forward(const Pass& pass, const kernels::AdapterTable& table, bool gradient) {
+  assert(pass.rows >= 1 && pass.rows <= shape_.capacity_tokens && pass.loss_rows <= pass.rows);
   if (embedding_ != nullptr) {
-    backend_->Embed(batch, *embedding_, EmbeddingFactor(description_, backend_->activation_dtype()),
-                    blocks_[0].x.Rows(0, rows));
+    backend_->Embed(pass.batch, *embedding_,
+                    EmbeddingFactor(description_, backend_->activation_dtype()),
+                    KeptOf(blocks_[0], pass).x);
   }
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const BlockState& state = blocks_[i];
-    const TensorView x = state.x.Rows(0, rows);
-    const TensorView next = BorderAfter(i).Rows(0, rows);
-    Mix(batch, rows, state, table);
+    const Kept kept = KeptOf(state, pass);
+    const TensorView next = BorderAfter(i, pass.place).Rows(0, pass.rows);
+    Mix(pass, state, table);
     if (state.block->out_norm) {
-      const TensorView o = state.o.Rows(0, rows);
-      Leave(batch, rows, state, table, {}, o);
-      backend_->RmsNormAdd(batch, o, state.out_norm, EpsOf(*state.block->out_norm), x, next);
+      Leave(pass, state, table, {}, kept.o);
+      backend_->RmsNormAdd(pass.batch, kept.o, state.out_norm, EpsOf(*state.block->out_norm),
+                           kept.x, next);
     } else {
-      Leave(batch, rows, state, table, x, next);
+      Leave(pass, state, table, kept.x, next);
     }
   }
-  loss_rows_ = loss_rows;
-  if (head_ == nullptr || loss_rows == 0) return;
-  const TensorView h = h_.Rows(0, rows);
-  backend_->RmsNorm(batch, border_.Rows(0, rows), final_norm_, EpsOf(description_.final_norm), h);
-  backend_->LinearLoss(batch, h, *head_, static_cast<float>(description_.logit_cap),
-                       log_p_.Columns(0, loss_rows),
-                       gradient ? unit_.Rows(0, loss_rows) : TensorView{});
+  if (head_ == nullptr || pass.loss_rows == 0) return;
+  const TensorView h = h_.Rows(0, pass.rows);
+  backend_->RmsNorm(pass.batch, borders_[pass.place].Rows(0, pass.rows), final_norm_,
+                    EpsOf(description_.final_norm), h);
+  backend_->LinearLoss(pass.batch, h, *head_, static_cast<float>(description_.logit_cap),
+                       log_p_.Columns(0, pass.loss_rows),
+                       gradient ? units_[pass.place].Rows(0, pass.loss_rows) : TensorView{});
 }
 
-void Model::ReadBackLogP(float* log_p) {
-  if (loss_rows_ > 0) backend_->ReadBack(log_p_.Columns(0, loss_rows_), log_p);
+void Model::ReadBackLogP(const Pass& pass, float* log_p) {
+  if (pass.loss_rows > 0) backend_->ReadBack(log_p_.Columns(0, pass.loss_rows), log_p);
 }
 
-void Model::BackwardAttention(const kernels::Batch& batch, int64_t rows, const BlockState& state,
-                              const TensorView& dout, kernels::AdapterTable& table) {
+void Model::BackwardAttention(const Pass& pass, const BlockState& state, const TensorView& dout,
+                              kernels::AdapterTable& table) {
+  const Kept kept = KeptOf(state, pass);
   const AttentionSpec& spec = Attention(*state.block);
-  const TensorView y = state.y.Rows(0, rows);
-  const TensorView lse = state.lse.Rows(0, rows);
-  const TensorView dy = state.scratch_dy.Rows(0, rows);
-  const TensorView dmix = state.scratch_dmix.Rows(0, rows);
-  const Qkv qkv = Attended(state, rows);
+  const TensorView dy = state.scratch_dy.Rows(0, pass.rows);
+  const TensorView dmix = state.scratch_dmix.Rows(0, pass.rows);
+  const Qkv qkv = Attended(pass, state);
   const Qkv dqkv = SplitQkv(dmix, spec);
-  backend_->LoraLinearBackward(batch, *state.out, table, OutGroup(state.index), y, dout, dy,
-                               RowsOf(state.out_saved, rows));
+  backend_->LoraLinearBackward(pass.batch, *state.out, table, OutGroup(state.index), kept.y, dout,
+                               dy, kept.out_saved);
   if (state.angles.empty()) {
-    backend_->AttentionBackward(batch, KernelShape(spec), qkv.q, qkv.k, qkv.v, y, lse, dy, dqkv.q,
-                                dqkv.k, dqkv.v);
+    backend_->AttentionBackward(pass.batch, KernelShape(spec), qkv.q, qkv.k, qkv.v, kept.y,
+                                kept.lse, dy, dqkv.q, dqkv.k, dqkv.v);
   } else {
-    backend_->AttentionRopeBackward(batch, KernelShape(spec), state.angles, qkv.q, qkv.k, qkv.v, y,
-                                    lse, dy, dqkv.q, dqkv.k, dqkv.v);
+    backend_->AttentionRopeBackward(pass.batch, KernelShape(spec), state.angles, qkv.q, qkv.k,
+                                    qkv.v, kept.y, kept.lse, dy, dqkv.q, dqkv.k, dqkv.v);
   }
   if (!spec.qk_norm) return;
   const int64_t columns = QkColumns(spec);
-  backend_->QkNormBackward(batch, state.mix.Rows(0, rows).Columns(0, columns), state.qk_norm,
+  backend_->QkNormBackward(pass.batch, kept.mix.Columns(0, columns), state.qk_norm,
                            dmix.Columns(0, columns));
 }
 
-void Model::BackwardMlp(const kernels::Batch& batch, int64_t rows, const BlockState& state,
-                        const TensorView& dout, kernels::AdapterTable& table) {
-  const TensorView mix = state.mix.Rows(0, rows);
-  const TensorView y = state.y.Rows(0, rows);
-  const TensorView dy = state.scratch_dy.Rows(0, rows);
-  backend_->LoraLinearSwiGluBackward(batch, *state.out, table, OutGroup(state.index),
-                                     GateOf(Mlp(*state.block)), mix, y, dout, dy, mix,
-                                     RowsOf(state.out_saved, rows));
+void Model::BackwardMlp(const Pass& pass, const BlockState& state, const TensorView& dout,
+                        kernels::AdapterTable& table) {
+  const Kept kept = KeptOf(state, pass);
+  const TensorView dy = state.scratch_dy.Rows(0, pass.rows);
+  backend_->LoraLinearSwiGluBackward(pass.batch, *state.out, table, OutGroup(state.index),
+                                     GateOf(Mlp(*state.block)), kept.mix, kept.y, dout, dy,
+                                     kept.mix, kept.out_saved);
 }
 
-void Model::BackwardBlock(const kernels::Batch& batch, int64_t rows, const BlockState& state,
-                          kernels::AdapterTable& table) {
-  const TensorView x = state.x.Rows(0, rows);
-  const TensorView dh = dh_.Rows(0, rows);
-  const TensorView dx = dx_.Rows(0, rows);
-  Restore(batch, rows, state, table);
+void Model::BackwardBlock(const Pass& pass, const BlockState& state, kernels::AdapterTable& table) {
+  const Kept kept = KeptOf(state, pass);
+  const TensorView dh = dh_.Rows(0, pass.rows);
+  const TensorView dx = dx_.Rows(0, pass.rows);
+  Restore(pass, state, table);
   TensorView dout = dx;
   if (state.block->out_norm) {
-    const TensorView o = state.o.Rows(0, rows);
-    dout = o;  // written where it was made
-    backend_->RmsNormGradient(batch, o, state.out_norm, EpsOf(*state.block->out_norm), dx, dout);
+    dout = kept.o;  // written where it was made
+    backend_->RmsNormGradient(pass.batch, kept.o, state.out_norm, EpsOf(*state.block->out_norm), dx,
+                              dout);
   }
   if (state.attention) {
-    BackwardAttention(batch, rows, state, dout, table);
+    BackwardAttention(pass, state, dout, table);
   } else {
-    BackwardMlp(batch, rows, state, dout, table);
+    BackwardMlp(pass, state, dout, table);
   }
   // Below block 0 there is nothing that trains.
   const bool last = state.index == 0;
-  backend_->LoraLinearBackward(
-      batch, *state.in, table, InGroup(state.index), Input(state, rows),
-      state.attention ? state.scratch_dmix.Rows(0, rows) : state.mix.Rows(0, rows),
-      last ? TensorView{} : dh, RowsOf(state.in_saved, rows));
+  backend_->LoraLinearBackward(pass.batch, *state.in, table, InGroup(state.index),
+                               Input(pass, state),
+                               state.attention ? state.scratch_dmix.Rows(0, pass.rows) : kept.mix,
+                               last ? TensorView{} : dh, kept.in_saved);
   if (last) return;
   if (state.block->norm) {
-    backend_->RmsNormBackward(batch, x, state.norm, EpsOf(*state.block->norm), dh, dx);
+    backend_->RmsNormBackward(pass.batch, kept.x, state.norm, EpsOf(*state.block->norm), dh, dx);
   } else {
-    backend_->Add(batch, dh, dx);
+    backend_->Add(pass.batch, dh, dx);
   }
 }
 
-void Model::Backward(const kernels::Batch& batch, int64_t rows, kernels::AdapterTable& table,
-                     std::span<const float> weights) {
-  assert(head_ != nullptr && static_cast<int64_t>(weights.size()) == loss_rows_);
-  if (loss_rows_ == 0) return;
-  const TensorView dh = dh_.Rows(0, rows);
-  const TensorView dx = dx_.Rows(0, rows);
-  backend_->LossBackward(batch, weights, unit_.Rows(0, loss_rows_), dh);
+void Model::BackwardHead(const Pass& pass, std::span<const float> weights) {
+  assert(pass.loss_rows > 0 && static_cast<int64_t>(weights.size()) == pass.loss_rows);
+  const TensorView dh = dh_.Rows(0, pass.rows);
+  const TensorView dx = dx_.Rows(0, pass.rows);
+  backend_->LossBackward(pass.batch, weights, units_[pass.place].Rows(0, pass.loss_rows), dh);
   backend_->Zero(dx);
-  backend_->RmsNormBackward(batch, border_.Rows(0, rows), final_norm_,
+  backend_->RmsNormBackward(pass.batch, borders_[pass.place].Rows(0, pass.rows), final_norm_,
                             EpsOf(description_.final_norm), dh, dx);
-  for (size_t i = blocks_.size(); i-- > 0;) BackwardBlock(batch, rows, blocks_[i], table);
+}
+
+void Model::Backward(const Pass& pass, kernels::AdapterTable& table,
+                     std::span<const float> weights) {
+  if (has_head()) BackwardHead(pass, weights);
+  for (size_t i = blocks_.size(); i-- > 0;) BackwardBlock(pass, blocks_[i], table);
 }
 
 }  // namespace lorad::worker

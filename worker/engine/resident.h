@@ -38,7 +38,11 @@ struct Verdict {
 struct Resident {
   std::unique_ptr<Slot> slot;  // null if it could not be loaded
   int32_t index = -1;          // in the adapter table
-  bool failed = false;         // not finite, or not loaded: nothing of it is done any more
+  // Not finite, or not loaded, as far as this stage knows: what its rows give is void. They are
+  // computed with the adapter off, for the other stages may not know yet,
+  bool failed = false;
+  // until a ClipDown tells all of them: from there on its rows are left out.
+  bool dropped = false;
   std::optional<OpenBatch> batch;
   std::optional<int64_t> normed_step;  // of the batch whose norm is on its way back
   std::optional<Verdict> verdict;
@@ -57,13 +61,19 @@ struct LossSpan {
   const v1::Segment* segment = nullptr;
   int64_t first = 0;
   int64_t count = 0;
+  int32_t index = 0;  // of the segment in its microbatch
+  bool lost = false;  // what it gives is void, here or on a stage before
 };
 
-// A microbatch from its Forward or Evaluate until what it gave is reported.
+// A microbatch from its coming, its Forward or Evaluate until what it gave is reported.
 struct Flight {
+  std::shared_ptr<const v1::Window> window;  // shared: may end before its microbatches do
   const v1::Microbatch* microbatch = nullptr;
-  int lane = 0;  // of the way back (way_back.h)
+  size_t place = 0;  // of the model (Model::Pass)
+  int lane = -1;     // of the way back (way_back.h), from its Forward on
+  bool evaluates = false;
   bool backward = false;
+  int64_t gradient_rows = 0;  // that have come from the stage behind
   int64_t rows = 0;
   int64_t squared_lengths = 0;
   std::vector<int32_t> ids;
@@ -71,6 +81,10 @@ struct Flight {
   std::vector<kernels::LossRow> loss_rows;
   std::vector<LossSpan> spans;
   std::unique_ptr<kernels::Batch> batch;
+
+  int64_t number() const { return microbatch->number(); }
+  bool forward() const { return lane >= 0; }
+  int64_t LossRows() const { return static_cast<int64_t>(loss_rows.size()); }
 };
 
 }  // namespace lorad::worker

@@ -1,18 +1,23 @@
 #include "worker/engine/way_back.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <map>
 #include <set>
 
 namespace lorad::worker {
 
-absl::Status WayBack::Reserve(int64_t capacity_tokens, int64_t slots_max, int64_t matrices_max) {
+absl::Status WayBack::Reserve(const GroupShape& shape, int64_t matrices_max) {
   matrices_max_ = matrices_max;
+  log_p_.resize(static_cast<size_t>(shape.in_flight) + 1);
+  lane_taken_.assign(log_p_.size(), false);
   const auto lay = [&](kernels::Arena& arena) {
-    for (float*& log_p : log_p_) log_p = arena.Allocate<float>(capacity_tokens);
-    sums_ = arena.Allocate<double>(slots_max * matrices_max);
-    overflows_ = arena.Allocate<int32_t>(slots_max);
+    if (environment_.has_head) {
+      for (float*& log_p : log_p_) log_p = arena.Allocate<float>(shape.capacity_tokens);
+    }
+    sums_ = arena.Allocate<double>(shape.slots_max * matrices_max);
+    overflows_ = arena.Allocate<int32_t>(shape.slots_max);
   };
   kernels::Arena counting(kernels::Device::kCpu);
   lay(counting);
@@ -26,9 +31,10 @@ absl::Status WayBack::Reserve(int64_t capacity_tokens, int64_t slots_max, int64_
 // ---- to the first stage ----
 
 int WayBack::TakeLane() {
-  const int lane = next_lane_;
-  next_lane_ = (lane + 1) % kLanes;
-  return lane;
+  const auto free = std::find(lane_taken_.begin(), lane_taken_.end(), false);
+  assert(free != lane_taken_.end());
+  *free = true;
+  return static_cast<int>(free - lane_taken_.begin());
 }
 
 void WayBack::Mark(int lane, Moment moment) { environment_.backend->Mark(MarkOf(lane, moment)); }
@@ -38,9 +44,9 @@ void WayBack::Add(Flight flight) {
   enqueued_ = std::move(flight);
 }
 
-void WayBack::AddStep(const kernels::StepRequest& request, v1::Report done) {
+void WayBack::AddStep(const kernels::StepRequest& request, std::optional<v1::Report> done) {
   steps_.push_back(request);
-  steps_done_.push_back(std::move(done));
+  if (done.has_value()) steps_done_.push_back(*std::move(done));
 }
 
 // ---- from stage to stage ----
@@ -82,8 +88,12 @@ void WayBack::ReadMicrobatch() {
   std::vector<SequenceLoss> losses = LossesOf(flight);
   for (size_t i = 0; i < losses.size(); ++i) {
     const LossSpan& span = flight.spans[i];
-    if (span.segment->mode() != v1::Segment::TRAIN || !span.resident->batch.has_value()) continue;
-    span.resident->batch->losses[span.segment->sequence()] = losses[i];
+    std::optional<OpenBatch>& batch = span.resident->batch;
+    if (span.segment->mode() != v1::Segment::TRAIN || !batch.has_value()) continue;
+    // A cut may have dropped the batch that it was of.
+    if (batch->expected.step() == span.segment->step()) {
+      batch->losses[span.segment->sequence()] = losses[i];
+    }
   }
   const bool evaluates =
       std::any_of(flight.spans.begin(), flight.spans.end(),
@@ -101,8 +111,9 @@ WayBack::NormReading WayBack::ReadNorm(const Resident& resident) {
 void WayBack::Report() {
   if (!read_.has_value()) return;
   const auto [flight, losses] = *std::exchange(read_, std::nullopt);
-  ReportEvaluations(flight, losses);
+  if (environment_.has_head) ReportEvaluations(flight, losses);
   ReportMicrobatch(flight);
+  lane_taken_[static_cast<size_t>(flight.lane)] = false;
 }
 
 void WayBack::Finish() {
@@ -131,7 +142,7 @@ void WayBack::ReportEvaluations(const Flight& flight, const std::vector<Sequence
   std::map<std::string, std::vector<int64_t>> not_finite;
   for (size_t i = 0; i < losses.size(); ++i) {
     const v1::Segment& segment = *flight.spans[i].segment;
-    if (segment.mode() == v1::Segment::TRAIN) continue;
+    if (segment.mode() == v1::Segment::TRAIN || flight.spans[i].lost) continue;
     v1::EvaluateDone& report = done[segment.job()];
     report.set_job(segment.job());
     report.set_step(segment.step());
@@ -164,7 +175,7 @@ void WayBack::ReportMicrobatch(const Flight& flight) {
       return environment_.backend->MsBetween(MarkOf(flight.lane, from), MarkOf(flight.lane, to));
     };
     done.set_forward_ms(ms(kForwardBegins, kForwardEnds));
-    if (flight.backward) done.set_backward_ms(ms(kForwardEnds, kBackwardEnds));
+    if (flight.backward) done.set_backward_ms(ms(kBackwardBegins, kBackwardEnds));
   }
   done.set_adapters(static_cast<int32_t>(jobs.size()));
   environment_.report(std::move(report));

@@ -29,9 +29,10 @@ namespace lorad::worker {
 //   read      | losses, in their batches         | the reading of a slot
 //   reported  | EvaluateDone, MicrobatchDone     | StepDone
 //
-// At most one microbatch is enqueued and unread, and one read and not reported: a microbatch is
-// read when the next one is enqueued, and reported when the device has its next work. So the device
-// waits for the host only while the norms of a window's batches decide their steps.
+// At most one microbatch is enqueued to its end and unread, and one read and not reported: a
+// microbatch is read when the next one has come to its end, and reported when the device has its
+// next work. So the device waits for the host only while the norms of a window's batches decide
+// their steps. Losses are read on the stage that has the head, and reported from there.
 // Threads: the engine's one.
 class WayBack {
  public:
@@ -39,6 +40,7 @@ class WayBack {
     kernels::Backend* backend = nullptr;
     kernels::AdapterTable* table = nullptr;
     std::function<void(v1::Report)> report;
+    bool has_head = true;
     // A validation loss is not finite; called between the reports of its microbatch.
     std::function<void(const std::string& job, int64_t step, const std::vector<int64_t>& sequences)>
         on_loss_not_finite;
@@ -49,17 +51,16 @@ class WayBack {
     bool overflow = false;
   };
   // Moments of a microbatch that are marked on the device.
-  enum Moment { kForwardBegins, kForwardEnds, kBackwardEnds, kMoments };
+  enum Moment { kForwardBegins, kForwardEnds, kBackwardBegins, kBackwardEnds, kMoments };
 
   explicit WayBack(Environment environment) : environment_(std::move(environment)) {}
 
   // Memory for what is read back, before all else. RESOURCE_EXHAUSTED where there is none.
-  absl::Status Reserve(int64_t capacity_tokens, int64_t slots_max, int64_t matrices_max);
+  absl::Status Reserve(const GroupShape& shape, int64_t matrices_max);
 
   // ---- to the first stage ----
 
-  // The next microbatch takes a lane: marks and memory for log p that the one before it does not
-  // use.
+  // A microbatch takes a lane until it is reported: marks and memory for log p of its own.
   int TakeLane();
   void Mark(int lane, Moment moment);
   float* log_p(int lane) { return log_p_[lane]; }  // [capacity_tokens]
@@ -67,7 +68,8 @@ class WayBack {
   void Add(Flight flight);
   // REQUIRES: `resident` has a batch and a slot, and stays until its norm is enqueued.
   void AddNorm(const Resident* resident) { norms_.push_back(resident); }
-  void AddStep(const kernels::StepRequest& request, v1::Report done);
+  // `done`: reported behind it; or nothing.
+  void AddStep(const kernels::StepRequest& request, std::optional<v1::Report> done);
 
   // ---- from stage to stage; each does nothing where nothing is there ----
 
@@ -87,10 +89,10 @@ class WayBack {
   void TakeOverflow(const Resident& resident);
 
  private:
-  // A microbatch is read while the next one is under way: two of all that one has of its own. One
-  // mark more is behind the newest norms.
-  static constexpr int kLanes = 2;
-  static constexpr int kNormsEnqueued = kLanes * kMoments;
+  // A microbatch is read while others are in flight: one lane more than these. One mark more is
+  // behind the newest norms.
+  static constexpr int kLanesMax = sizes::kInFlightMax + 1;
+  static constexpr int kNormsEnqueued = kLanesMax * kMoments;
   static_assert(kNormsEnqueued < kernels::Backend::kMarks);
   static int MarkOf(int lane, Moment moment) { return lane * kMoments + moment; }
 
@@ -101,12 +103,12 @@ class WayBack {
   void ReportMicrobatch(const Flight& flight);
 
   const Environment environment_;
-  std::unique_ptr<kernels::Arena> arena_;  // of the host
-  float* log_p_[kLanes] = {};
-  int64_t matrices_max_ = 0;      // of a slot
-  double* sums_ = nullptr;        // [slots_max, matrices_max]
-  int32_t* overflows_ = nullptr;  // [slots_max]
-  int next_lane_ = 0;
+  std::unique_ptr<kernels::Arena> arena_;    // of the host
+  std::vector<float*> log_p_;                // [in_flight + 1]
+  std::vector<bool> lane_taken_;             // likewise
+  int64_t matrices_max_ = 0;                 // of a slot
+  double* sums_ = nullptr;                   // [slots_max, matrices_max]
+  int32_t* overflows_ = nullptr;             // [slots_max]
   std::vector<const Resident*> norms_;       // collected
   std::vector<kernels::StepRequest> steps_;  // collected
   std::vector<v1::Report> steps_done_;       // of steps_

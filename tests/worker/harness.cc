@@ -6,8 +6,10 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/worker/late_backend.h"
+#include "tests/worker/stages.h"
 #include "worker/engine/engine.h"
 #include "worker/host/process.h"
+#include "worker/transport/in_process.h"
 
 namespace lorad::worker {
 namespace {
@@ -45,7 +47,7 @@ absl::Status MemoryBulk::Upload(int64_t call, const v1::UploadShardRequest::Head
   uploaded_.wait(lock, [&] { return header.job() != unanswered_ || call <= cancelled_; });
   if (call <= cancelled_) return absl::CancelledError("cancelled");
   if (away_) return absl::UnavailableError("away");
-  shards_[{header.job(), header.step()}] = std::move(bytes);
+  shards_[{header.job(), header.step(), header.stage()}] = std::move(bytes);
   uploaded_.notify_all();
   return absl::OkStatus();
 }
@@ -72,13 +74,17 @@ void MemoryBulk::SetUnanswered(const std::string& job) {
   uploaded_.notify_all();
 }
 
-std::string MemoryBulk::Shard(const std::string& job, int64_t step) {
+std::string MemoryBulk::Shard(const std::string& job, int64_t step, int32_t stages) {
   std::unique_lock lock(mutex_);
-  const bool came = uploaded_.wait_for(lock, std::chrono::seconds(20), [&] {
-    return shards_.count({job, step}) != 0;
-  });
-  Require(came, "no shard of " + job + " at step " + std::to_string(step));
-  return shards_.at({job, step});
+  std::vector<std::string> shards;
+  for (int32_t stage = 0; stage < stages; ++stage) {
+    const bool came = uploaded_.wait_for(lock, std::chrono::seconds(20), [&] {
+      return shards_.count({job, step, stage}) != 0;
+    });
+    Require(came, "no shard of " + job + " at step " + std::to_string(step));
+    shards.push_back(shards_.at({job, step, stage}));
+  }
+  return stages == 1 ? shards[0] : MergeShards(shards);
 }
 
 // ---- MemoryLink ----
@@ -171,22 +177,50 @@ std::vector<v1::Microbatch> Pack(const std::vector<v1::Segment>& segments, int64
 
 // ---- Harness ----
 
-Harness::Harness(Options options) : options_(std::move(options)) {
-  backend =
+Harness::Harness(Options options)
+    : workers([&] {
+        std::vector<std::unique_ptr<Worker>> made(options.cuts.size() + 1);
+        for (std::unique_ptr<Worker>& worker : made) worker = std::make_unique<Worker>();
+        return made;
+      }()),
+      link(workers.front()->link),
+      driver(workers.front()->driver),
+      options_(std::move(options)) {
+  for (std::unique_ptr<Worker>& worker : workers) Start(worker.get());
+}
+
+void Harness::Start(Worker* worker) {
+  worker->backend =
       options_.make_backend ? options_.make_backend() : kernels::MakeCpuBackend(options_.threads);
-  if (options_.late) backend = MakeLateBackend(std::move(backend));
-  const std::string numerics_id = NumericsId(*backend);
+  if (options_.late) worker->backend = MakeLateBackend(std::move(worker->backend));
+  kernels::Backend* backend = worker->backend.get();
+  const EngineOptions engine{.memory_bytes = options_.memory_bytes,
+                             .numerics_id = NumericsId(*backend)};
+  const FormEngine form =
+      [=, this](const v1::FormGroup& order,
+                const EngineContext& context) -> absl::StatusOr<std::unique_ptr<GroupEngine>> {
+    auto formed = Engine::Form(order, {backend, context, engine, SteadyClock()});
+    if (!formed.ok() || order.stages() < 2) return formed;
+    auto& transport = transports_.at(static_cast<size_t>(order.stage()));
+    const absl::Status status = (*formed)->Connect(std::move(transport));
+    if (!status.ok()) return status;
+    return formed;
+  };
   CoreOptions core;
-  core.hello.set_numerics_id(numerics_id);
-  driver = std::make_unique<Driver>(
-      std::move(core),
-      MakeFormEngine(backend.get(),
-                     {.memory_bytes = options_.memory_bytes, .numerics_id = numerics_id},
-                     SteadyClock()),
-      &link, &bulk, SteadyClock());
+  core.hello.set_numerics_id(engine.numerics_id);
+  worker->driver =
+      std::make_unique<Driver>(std::move(core), form, &worker->link, &bulk, SteadyClock());
   v1::CoordinatorMessage welcome;
   welcome.mutable_welcome();
-  link.Tell(std::move(welcome));
+  worker->link.Tell(std::move(welcome));
+}
+
+void Harness::Tell(const v1::CoordinatorMessage& message) {
+  for (std::unique_ptr<Worker>& worker : workers) worker->link.Tell(message);
+}
+
+void Harness::WaitIdle() {
+  for (std::unique_ptr<Worker>& worker : workers) worker->driver->WaitIdle();
 }
 
 void Harness::Order(v1::FormGroup order) {
@@ -196,9 +230,18 @@ void Harness::Order(v1::FormGroup order) {
 }
 
 void Harness::Submit(v1::Window window) {
-  v1::CoordinatorMessage message;
-  *message.mutable_window() = std::move(window);
-  link.Tell(std::move(message));
+  if (workers.size() == 1) {
+    v1::CoordinatorMessage message;
+    *message.mutable_window() = std::move(window);
+    return link.Tell(std::move(message));
+  }
+  const auto stages = static_cast<int>(workers.size());
+  std::vector<v1::Window> windows = WindowsOfStages(window, stages, options_.in_flight);
+  for (size_t stage = 0; stage < workers.size(); ++stage) {
+    v1::CoordinatorMessage message;
+    *message.mutable_window() = std::move(windows[stage]);
+    workers[stage]->link.Tell(std::move(message));
+  }
 }
 
 v1::CutAnswer Harness::Cut(int64_t cut) {
@@ -216,33 +259,52 @@ void Harness::CutAt(int64_t cut, int64_t first_dropped) {
   message.mutable_cut_at()->set_epoch(epoch_);
   message.mutable_cut_at()->set_cut(cut);
   message.mutable_cut_at()->set_first_dropped(first_dropped);
-  link.Tell(std::move(message));
+  Tell(message);
 }
 
 void Harness::Dissolve(int64_t epoch) {
   v1::CoordinatorMessage message;
   message.mutable_dissolve_group()->set_epoch(epoch);
-  link.Tell(std::move(message));
+  Tell(message);
 }
 
-void Harness::Form() {
+v1::FormGroup Harness::FormOrder(size_t stage) const {
   v1::FormGroup order;
   order.set_group("test");
-  order.set_epoch(++epoch_);
+  order.set_epoch(epoch_);
   order.set_model_path(options_.model_path);
-  order.set_stages(1);
+  order.set_stages(static_cast<int32_t>(workers.size()));
+  order.set_stage(static_cast<int32_t>(stage));
   order.set_capacity_tokens(options_.capacity_tokens);
   order.set_recomputation(options_.recomputation);
   order.set_longest_sequence(options_.longest_sequence);
-  Order(std::move(order));
+  if (workers.size() == 1) return order;
+  if (stage > 0) order.set_first_block(options_.cuts[stage - 1]);
+  order.set_end_block(stage < options_.cuts.size() ? options_.cuts[stage]
+                                                   : BlocksOf(options_.model_path));
+  order.set_microbatches_in_flight(options_.in_flight);
+  return order;
+}
+
+void Harness::Form() {
+  ++epoch_;
+  if (workers.size() > 1) {
+    const auto stages = static_cast<int>(workers.size());
+    transports_ = options_.join ? options_.join(stages) : JoinInProcess(stages, {});
+  }
+  for (size_t stage = 0; stage < workers.size(); ++stage) {
+    v1::CoordinatorMessage message;
+    *message.mutable_form_group() = FormOrder(stage);
+    workers[stage]->link.Tell(std::move(message));
+  }
   next_window_ = 1;
-  driver->WaitIdle();
-  bool formed = false;
+  WaitIdle();
+  size_t formed = 0;
   for (const v1::Report& report : TakeReports()) {
     Require(!report.has_group_failed(), report.ShortDebugString());
-    formed = formed || report.has_group_formed();
+    if (report.has_group_formed()) ++formed;
   }
-  Require(formed, "no GroupFormed");
+  Require(formed == workers.size(), "not every stage has a GroupFormed");
 }
 
 v1::Window Harness::NewWindow() {
@@ -339,7 +401,7 @@ double Harness::Evaluate(const TestJob& job, const std::vector<TestRow>& rows) {
 
 std::vector<v1::Report> Harness::Run(v1::Window window) {
   Submit(std::move(window));
-  driver->WaitIdle();
+  WaitIdle();
   std::vector<v1::Report> taken = TakeReports();
   for (const v1::Report& report : taken) {
     Require(!report.has_group_failed(), report.ShortDebugString());
@@ -348,15 +410,19 @@ std::vector<v1::Report> Harness::Run(v1::Window window) {
 }
 
 std::vector<v1::Report> Harness::TakeReports() {
-  std::vector<v1::Report> taken = link.TakeReports();
-  if (!taken.empty()) {
-    v1::CoordinatorMessage message;
-    message.mutable_acknowledge()->set_epoch(epoch_);
-    message.mutable_acknowledge()->set_number(taken.back().number());
-    link.Tell(std::move(message));
+  std::vector<v1::Report> all;
+  for (std::unique_ptr<Worker>& worker : workers) {
+    std::vector<v1::Report> taken = worker->link.TakeReports();
+    if (!taken.empty()) {
+      v1::CoordinatorMessage message;
+      message.mutable_acknowledge()->set_epoch(epoch_);
+      message.mutable_acknowledge()->set_number(taken.back().number());
+      worker->link.Tell(std::move(message));
+    }
+    all.insert(all.end(), taken.begin(), taken.end());
   }
-  for (const v1::Report& report : taken) Note(report);
-  return taken;
+  for (const v1::Report& report : all) Note(report);
+  return all;
 }
 
 void Harness::Note(const v1::Report& report) {

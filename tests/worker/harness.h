@@ -8,6 +8,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "worker/driver.h"
 #include "worker/link/bulk.h"
 #include "worker/link/link.h"
+#include "worker/transport/transport.h"
 
 namespace lorad::worker {
 
@@ -29,8 +31,8 @@ class MemoryBulk : public Bulk {
   void Cancel(int64_t call) override;
 
   void SetContent(const std::string& name, std::string bytes);
-  // Waits for the shard of (job, step).
-  std::string Shard(const std::string& job, int64_t step);
+  // Waits for the shards of (job, step) of all stages; they as one.
+  std::string Shard(const std::string& job, int64_t step, int32_t stages = 1);
   // While true, uploads answer kUnavailable.
   void SetAway(bool away);
   // Uploads of this job are not answered until they are cancelled or another job is named.
@@ -40,7 +42,7 @@ class MemoryBulk : public Bulk {
   std::mutex mutex_;
   std::condition_variable uploaded_;  // or anything else has changed
   std::map<std::string, std::string> contents_;
-  std::map<std::pair<std::string, int64_t>, std::string> shards_;
+  std::map<std::tuple<std::string, int64_t, int32_t>, std::string> shards_;  // by job, step, stage
   int64_t cancelled_ = 0;
   bool away_ = false;
   std::string unanswered_;
@@ -86,8 +88,9 @@ struct TestJob {
 };
 
 // What should not happen is thrown as std::runtime_error, so that tests and benchmarks can use it.
-// Plays the coordinator for one worker: forms a group, packs jobs' steps into windows, collects
-// reports. Packing is first-fit in the order of the sequences, shuffled when a generator is given.
+// Plays the coordinator for one worker, or for the workers of all stages: forms a group, packs
+// jobs' steps into windows, collects reports. Packing is first-fit in the order of the sequences,
+// shuffled when a generator is given.
 class Harness {
  public:
   struct Options {
@@ -98,6 +101,11 @@ class Harness {
     int64_t memory_bytes = 0;
     v1::FormGroup::Recomputation recomputation = v1::FormGroup::PRODUCTS;
     bool late = false;  // the device does everything as late as it may
+    // Several stages, each with a worker of its own: the first blocks of all but the first.
+    std::vector<int32_t> cuts = {};
+    int32_t in_flight = 1;  // microbatches on a stage
+    // The transports of a group; null: in this process, at once.
+    std::function<std::vector<std::unique_ptr<Transport>>(int stages)> join = nullptr;
     // Null: the CPU's, with so many threads.
     std::function<std::unique_ptr<kernels::Backend>()> make_backend = nullptr;
   };
@@ -131,7 +139,9 @@ class Harness {
   std::vector<v1::Report> Run(v1::Window window);
   std::vector<v1::Report> TakeReports();
 
-  std::string Shard(const TestJob& job) { return bulk.Shard(job.name(), job.step); }
+  std::string Shard(const TestJob& job) {
+    return bulk.Shard(job.name(), job.step, static_cast<int32_t>(workers.size()));
+  }
   const std::vector<v1::StepDone>& steps(const std::string& job) { return steps_[job]; }
   const std::vector<v1::NotFinite>& not_finite() const { return not_finite_; }
   const std::vector<v1::SlotFailed>& slot_failed() const { return slot_failed_; }
@@ -139,15 +149,30 @@ class Harness {
   // Adapters per microbatch that trained.
   double mean_adapters() const;
 
+  // Until all workers have done every window that came so far.
+  void WaitIdle();
+
   MemoryBulk bulk;
-  MemoryLink link;
-  std::unique_ptr<kernels::Backend> backend;
-  std::unique_ptr<Driver> driver;
+
+  // A worker of one stage.
+  struct Worker {
+    MemoryLink link;
+    std::unique_ptr<kernels::Backend> backend;
+    std::unique_ptr<Driver> driver;
+  };
+  std::vector<std::unique_ptr<Worker>> workers;  // the first stage's first
+  // Those of the first stage.
+  MemoryLink& link;
+  std::unique_ptr<Driver>& driver;
 
  private:
+  void Start(Worker* worker);
+  void Tell(const v1::CoordinatorMessage& message);
+  v1::FormGroup FormOrder(size_t stage) const;
   void Note(const v1::Report& report);
 
   const Options options_;
+  std::vector<std::unique_ptr<Transport>> transports_;  // of the group to be formed
   int64_t epoch_ = 0;
   int64_t next_window_ = 1;
   int64_t next_microbatch_ = 1;

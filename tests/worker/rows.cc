@@ -95,15 +95,20 @@ std::string WriteRandomModel(const std::string& folder, const nlohmann::json& si
   return folder;
 }
 
+const nlohmann::json kGoldenSizes = {{"hidden_size", 64},        {"intermediate_size", 160},
+                                     {"num_hidden_layers", 3},   {"num_attention_heads", 4},
+                                     {"num_key_value_heads", 2}, {"vocab_size", 384}};
+
 }  // namespace
 
 std::string MakeRandomModel(const std::string& folder) {
-  return WriteRandomModel(folder, {{"hidden_size", 64},
-                                   {"intermediate_size", 160},
-                                   {"num_hidden_layers", 3},
-                                   {"num_attention_heads", 4},
-                                   {"num_key_value_heads", 2},
-                                   {"vocab_size", 384}});
+  return WriteRandomModel(folder, kGoldenSizes);
+}
+
+std::string MakeTiedRandomModel(const std::string& folder) {
+  nlohmann::json sizes = kGoldenSizes;
+  sizes["tie_word_embeddings"] = true;
+  return WriteRandomModel(folder, sizes);
 }
 
 std::string MakeWideRandomModel(const std::string& folder) {

@@ -24,6 +24,8 @@ double WorstDistance(const std::string& shard, const std::string& peft_directory
 // Makes `folder` a model directory of the golden Llama's shape (3 layers, hidden 64, vocabulary
 // 384) but with 1024 positions and weights from a seed; returns it.
 std::string MakeRandomModel(const std::string& folder);
+// The same with a tied head.
+std::string MakeTiedRandomModel(const std::string& folder);
 // The same with SmolLM2's widths (hidden 576, feed-forward 1536), 1 layer and vocabulary 2048, so
 // that products take the library's paths for real sizes.
 std::string MakeWideRandomModel(const std::string& folder);

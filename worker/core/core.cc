@@ -1,6 +1,7 @@
 // The group: formed, left, failed; and the next orders to the engine.
 #include "worker/core/core.h"
 
+#include <algorithm>
 #include <cassert>
 #include <utility>
 
@@ -120,6 +121,8 @@ void WorkerCore::State::GoOn() {
   }
   if (form_.has_value()) {
     engine_epoch_ = form_->epoch();
+    engine_stage_ = form_->stage();
+    engine_stages_ = std::max(form_->stages(), 1);
     return Order(FormGroup{*std::exchange(form_, std::nullopt)}, Doing::kForming);
   }
   if (!formed_ || reports_.kept().size() >= kReportsMax) return;

@@ -131,7 +131,9 @@ class WorkerCore::State {
   bool leave_ = false;           // ... which is not wanted any more,
   double leave_by_ms_ = kNever;  // and is to be left by then
   std::optional<v1::FormGroup> form_;
-  int64_t engine_epoch_ = 0;  // of the engine's group
+  int64_t engine_epoch_ = 0;   // of the engine's group
+  int32_t engine_stage_ = 0;   // what it has of the model: this stage
+  int32_t engine_stages_ = 1;  // of so many
   Doing doing_ = Doing::kNothing;
   std::shared_ptr<const v1::Operation> executing_;
   bool executing_put_off_ = false;  // executing_ is not the front window's

@@ -281,8 +281,8 @@ void WorkerCore::State::BeginUploads() {
     header.set_job(shard.job);
     header.set_step(shard.step);
     header.set_epoch(engine_epoch_);
-    header.set_stage(0);
-    header.set_stages(1);
+    header.set_stage(engine_stage_);
+    header.set_stages(engine_stages_);
     header.set_size_bytes(shard.bytes);
     header.set_numerics_id(options_.hello.numerics_id());
     Do(Upload{number, std::move(header), shard.timeout_ms()});

@@ -1,0 +1,22 @@
+// A window as each stage of a model gets it, and the shards of all stages as one.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lorad/worker/v1/worker.pb.h"
+
+namespace lorad::worker {
+
+// Blocks of the model in a directory.
+int32_t BlocksOf(const std::string& model_path);
+
+// `window` is one stage's. Of each stage, the same microbatches and batches with the operations
+// that the planner orders; ids for the first one alone, labels for the last.
+std::vector<v1::Window> WindowsOfStages(const v1::Window& window, int stages, int in_flight);
+
+// The shard that one stage would have sent.
+std::string MergeShards(const std::vector<std::string>& shards);
+
+}  // namespace lorad::worker

@@ -28,11 +28,14 @@ void CheckRun(Harness* harness, GoldenJob* golden) {
   CHECK(matrices < kMatrixTolerance);
 }
 
-void Train(const std::string& model, const std::vector<GoldenJob*>& jobs) {
+void Train(const std::string& model, const std::vector<GoldenJob*>& jobs,
+           const std::vector<int32_t>& cuts = {}) {
   Harness harness({.model_path = kGoldenFolder + model + "/model",
                    .threads = 2,
                    .capacity_tokens = 256,
-                   .longest_sequence = 128});
+                   .longest_sequence = 128,
+                   .cuts = cuts,
+                   .in_flight = static_cast<int32_t>(cuts.size()) + 1});
   harness.Form();
   std::vector<TestJob*> train;
   for (GoldenJob* golden : jobs) {
@@ -68,15 +71,27 @@ const Model kModels[] = {
     {"granite", {"r4_all"}},
 };
 
+void TrainTogether(const Model& model, const std::vector<int32_t>& cuts = {}) {
+  std::vector<GoldenJob> golden;
+  for (const std::string& adapter : model.adapters) {
+    golden.push_back(ReadGoldenJob(model.name + "/" + adapter));
+  }
+  std::vector<GoldenJob*> jobs;
+  for (GoldenJob& job : golden) jobs.push_back(&job);
+  Train(model.name, jobs, cuts);
+}
+
 TEST_CASE("packed together, the golden runs come out as PEFT's") {
+  for (const Model& model : kModels) TrainTogether(model);
+}
+
+TEST_CASE("in two, three and four stages, cut in mid-layer, the golden runs come out as PEFT's") {
   for (const Model& model : kModels) {
-    std::vector<GoldenJob> golden;
-    for (const std::string& adapter : model.adapters) {
-      golden.push_back(ReadGoldenJob(model.name + "/" + adapter));
+    for (const std::vector<int32_t>& cuts :
+         std::vector<std::vector<int32_t>>{{3}, {1, 4}, {1, 2, 5}}) {
+      INFO(model.name << " in " << cuts.size() + 1 << " stages");
+      TrainTogether(model, cuts);
     }
-    std::vector<GoldenJob*> jobs;
-    for (GoldenJob& job : golden) jobs.push_back(&job);
-    Train(model.name, jobs);
   }
 }
 

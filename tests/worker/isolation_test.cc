@@ -79,13 +79,15 @@ void Collect(Harness* harness, const TestJob& job, Result* result) {
 
 Result Alone(const Setting& setting, int threads, int32_t capacity, std::mt19937_64* random,
              v1::FormGroup::Recomputation recomputation = v1::FormGroup::PRODUCTS,
-             bool late = false) {
+             bool late = false, const std::vector<int32_t>& cuts = {}) {
   Harness harness({.model_path = setting.model_path,
                    .threads = threads,
                    .capacity_tokens = capacity,
                    .longest_sequence = static_cast<int32_t>(kLongest),
                    .recomputation = recomputation,
-                   .late = late});
+                   .late = late,
+                   .cuts = cuts,
+                   .in_flight = static_cast<int32_t>(cuts.size()) + 1});
   harness.Form();
   TestJob job = Subject(setting);
   harness.Load(job);
@@ -192,7 +194,7 @@ TEST_CASE("equal bits whatever is computed again") {
   CheckEqual(Alone(setting, 2, 1500, &random, v1::FormGroup::BLOCKS), reference);
 }
 
-TEST_CASE("equal bits in every family: in company, resumed, whatever is computed again") {
+TEST_CASE("equal bits in every family: in company, resumed, in stages, computed again") {
   for (const char* name :
        {"qwen3", "qwen3_yarn", "mistral_window", "gemma", "gemma2", "gemma3", "gemma3_tower",
         "mistral3_tower", "phi3", "smollm3", "olmo2", "olmo3", "granite"}) {
@@ -203,6 +205,8 @@ TEST_CASE("equal bits in every family: in company, resumed, whatever is computed
     std::mt19937_64 random(kFixedSeed);
     CheckEqual(Alone(setting, 2, 1500, &random, v1::FormGroup::NOTHING, true), reference);
     CheckEqual(Alone(setting, 2, 1500, &random, v1::FormGroup::BLOCKS), reference);
+    CheckEqual(Alone(setting, 1, 1500, &random, v1::FormGroup::NOTHING, true, {1, 4}), reference);
+    CheckEqual(Alone(setting, 1, 901, &random, v1::FormGroup::BLOCKS, false, {3}), reference);
   }
 }
 

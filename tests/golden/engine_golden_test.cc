@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tests/golden/golden_run.h"
+#include "tests/worker/transport/join.h"
 
 namespace lorad::worker {
 namespace {
@@ -35,7 +36,8 @@ void Train(const std::string& model, const std::vector<GoldenJob*>& jobs,
                    .capacity_tokens = 256,
                    .longest_sequence = 128,
                    .cuts = cuts,
-                   .in_flight = static_cast<int32_t>(cuts.size()) + 1});
+                   .in_flight = static_cast<int32_t>(cuts.size()) + 1,
+                   .join = [](int stages) { return JoinBySockets(stages); }});
   harness.Form();
   std::vector<TestJob*> train;
   for (GoldenJob* golden : jobs) {
@@ -85,7 +87,7 @@ TEST_CASE("packed together, the golden runs come out as PEFT's") {
   for (const Model& model : kModels) TrainTogether(model);
 }
 
-TEST_CASE("in two, three and four stages, cut in mid-layer, the golden runs come out as PEFT's") {
+TEST_CASE("in two, three and four stages over sockets, the golden runs come out as PEFT's") {
   for (const Model& model : kModels) {
     for (const std::vector<int32_t>& cuts :
          std::vector<std::vector<int32_t>>{{3}, {1, 4}, {1, 2, 5}}) {

@@ -14,6 +14,7 @@
 #include "storage/tensors/safetensors.h"
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"
+#include "tests/worker/transport/join.h"
 #include "worker/transport/in_process.h"
 
 namespace lorad::worker {
@@ -142,6 +143,19 @@ TEST_CASE("one worker's bits over transports that are late, slow and shuffled") 
         options.late = late;
         CheckEqual(JoinAndLeave(options), one);
       }
+    }
+  }
+}
+
+TEST_CASE("one worker's bits over sockets") {
+  for (const std::string& model : {Untied(), Tied()}) {
+    const Outcome one = JoinAndLeave(Group(model));
+    for (const std::vector<int32_t>& cut :
+         std::vector<std::vector<int32_t>>{{3}, {1, 4}, {1, 2, 5}}) {
+      INFO(model << ", " << cut.size() + 1 << " stages");
+      Harness::Options options = InStages(Group(model), cut, 3);
+      options.join = [](int stages) { return JoinBySockets(stages); };
+      CheckEqual(JoinAndLeave(options), one);
     }
   }
 }

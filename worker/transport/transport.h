@@ -29,8 +29,8 @@ struct Passage {
 //   tensors  between neighbours, [T', H] of the activation type. A rendezvous: a tensor leaves once
 //            the other side has memory for it, and lands in that memory. A lane delivers in the
 //            order of its Sends; on each side at most one of them is on its way.
-//   notes    between any two stages, some kilobytes, host to host. Delivered in the order in which
-//            one stage sent them to another; any number may be on their way.
+//   notes    between stage 0 and each other one, some kilobytes, host to host. Delivered in the
+//            order in which they were sent; any number may be on their way.
 //
 // Every connection was opened with (epoch, stage, stages, numerics id), the same on both sides, or
 // refused. Every wait is bounded: DEADLINE_EXCEEDED after the transport's time limit, UNAVAILABLE
@@ -57,6 +57,7 @@ class Transport {
   // Until it has landed. REQUIRES: PostReceive.
   virtual absl::StatusOr<Passage> WaitReceived(Lane lane) = 0;
 
+  // REQUIRES, of both: one of the two stages is 0.
   virtual absl::Status SendNote(int stage, std::string note) = 0;
   // The next note of that stage.
   virtual absl::StatusOr<std::string> WaitNote(int stage) = 0;

@@ -1,0 +1,196 @@
+// Who may join by sockets, and who is refused; what comes over a connection that is no frame.
+#include "worker/transport/sockets.h"
+
+#include <poll.h>
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <thread>
+
+#include "tests/worker/transport/join.h"
+#include "worker/transport/frame.h"
+
+namespace lorad::worker {
+namespace {
+
+constexpr SocketsOptions kQuick{.join_ms = 400, .hello_ms = 100, .timeout_ms = 2'000};
+
+std::string MessageOf(const absl::StatusOr<std::unique_ptr<Transport>>& joined) {
+  return std::string(joined.status().message());
+}
+
+Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(5); }
+
+// A connection to a stage that the test speaks on by hand.
+class Raw {
+ public:
+  explicit Raw(const std::string& endpoint) {
+    auto dialled = Dial(endpoint, 5'000, Soon(), wake_up_);
+    REQUIRE(dialled.ok());
+    socket_ = *std::move(dialled);
+  }
+  void Say(std::string_view bytes) {
+    REQUIRE(WriteSome(socket_.get(), bytes.data(), static_cast<int64_t>(bytes.size())).ok());
+  }
+  void SayHello(int64_t epoch, int32_t stage, v1::StageHello::Purpose purpose) {
+    v1::StageHello hello;
+    hello.set_epoch(epoch);
+    hello.set_stage(stage);
+    hello.set_stages(2);
+    hello.set_numerics_id("numerics");
+    hello.set_purpose(purpose);
+    Say(BeginFrame(FrameKind::kHello, hello.SerializeAsString(), 0));
+  }
+  // What the other side says next; empty where it hangs up.
+  v1::StageHello Hear() {
+    std::string bytes(4096, '\0');
+    REQUIRE(Await(socket_.get(), POLLIN, Soon(), wake_up_).ok());
+    const auto got = ReadSome(socket_.get(), bytes.data(), 4096);
+    v1::StageHello hello;
+    if (got.ok()) hello.ParseFromString(bytes.substr(kFrameHeaderBytes, *got - kFrameHeaderBytes));
+    return hello;
+  }
+
+ private:
+  WakeUp wake_up_;
+  FileDescriptor socket_;
+};
+
+TEST_CASE("a frame is what it was, and nothing else is one") {
+  for (const int64_t body : {int64_t{0}, int64_t{5'000'000'000}}) {
+    const std::string frame = BeginFrame(FrameKind::kTensor, "head", body);
+    REQUIRE(frame.size() == kFrameHeaderBytes + 4);
+    const auto header = ParseFrameHeader(frame.substr(0, kFrameHeaderBytes));
+    REQUIRE(header.ok());
+    CHECK(header->kind == FrameKind::kTensor);
+    CHECK(header->head_bytes == 4);
+    CHECK(header->body_bytes == body);
+  }
+  const std::string good = BeginFrame(FrameKind::kNote, "", 0);
+  for (size_t at = 0; at < good.size(); ++at) {
+    INFO("byte " << at);
+    std::string bad = good;
+    bad[at] = static_cast<char>(0xEE);
+    CHECK(ParseFrameHeader(bad).ok() == (at == 8 || at == 9));  // a longer head
+  }
+  CHECK_FALSE(ParseFrameHeader(good.substr(1)).ok());
+}
+
+TEST_CASE("stages of one group join; of another epoch or numerics they do not") {
+  struct Case {
+    const char* what;
+    std::function<void(StageIdentity*)> change;
+    const char* message;
+  };
+  const Case cases[] = {
+      {"epoch", [](StageIdentity* me) { me->epoch += me->stage; }, "epoch 8"},
+      {"numerics",
+       [](StageIdentity* me) {
+         if (me->stage == 0) me->numerics_id = "other";
+       },
+       "numerics numerics"},
+  };
+  for (const auto& joined : TryJoinBySockets(4, kQuick)) CHECK(joined.ok());
+  for (const Case& c : cases) {
+    INFO(c.what);
+    const Joined joined = TryJoinBySockets(2, kQuick, c.change);
+    CHECK(absl::IsFailedPrecondition(joined[1].status()));  // told why
+    CHECK_THAT(MessageOf(joined[1]), Catch::Contains(c.message) && Catch::Contains("stage 0 at"));
+    CHECK(absl::IsDeadlineExceeded(joined[0].status()));  // waited for the right one
+    CHECK_THAT(MessageOf(joined[0]), Catch::Contains("stage 1 has not connected"));
+  }
+}
+
+TEST_CASE("strangers do not keep the right stage from joining") {
+  auto first = SocketsListener::Open("127.0.0.1", kQuick);
+  auto second = SocketsListener::Open("127.0.0.1", kQuick);
+  REQUIRE((first.ok() && second.ok()));
+  const std::vector<std::string> endpoints = {(*first)->endpoint(), (*second)->endpoint()};
+  Raw silent(endpoints[0]);
+  Raw garbage(endpoints[0]);
+  garbage.Say("GET / HTTP/1.1\r\nHost: here\r\n\r\n");
+  Raw old(endpoints[0]);
+  old.SayHello(6, 1, v1::StageHello::TENSORS);
+  Raw of_no_use(endpoints[0]);
+  of_no_use.SayHello(7, 0, v1::StageHello::TENSORS);
+  absl::StatusOr<std::unique_ptr<Transport>> joined[2] = {absl::UnknownError(""),
+                                                          absl::UnknownError("")};
+  std::thread other([&] { joined[0] = (*first)->Join({7, 0, 2, "numerics"}, endpoints); });
+  CHECK_THAT(old.Hear().refusal(), Catch::Contains("epoch 6"));
+  CHECK_THAT(of_no_use.Hear().refusal(), Catch::Contains("not awaited"));
+  joined[1] = (*second)->Join({7, 1, 2, "numerics"}, endpoints);
+  other.join();
+  REQUIRE(joined[0].ok());
+  REQUIRE(joined[1].ok());
+  REQUIRE((*joined[1])->SendNote(0, "here").ok());
+  CHECK(*(*joined[0])->WaitNote(1) == "here");
+}
+
+TEST_CASE("a stage that is there already is not taken again") {
+  auto first = SocketsListener::Open("127.0.0.1", kQuick);
+  REQUIRE(first.ok());
+  std::thread other([&] {
+    (*first)
+        ->Join({7, 0, 2, "numerics"}, {(*first)->endpoint(), "127.0.0.1:1"})
+        .status()
+        .IgnoreError();
+  });
+  Raw once((*first)->endpoint());
+  once.SayHello(7, 1, v1::StageHello::TENSORS);
+  CHECK(once.Hear().refusal().empty());
+  Raw twice((*first)->endpoint());
+  twice.SayHello(7, 1, v1::StageHello::TENSORS);
+  CHECK_THAT(twice.Hear().refusal(), Catch::Contains("there already"));
+  other.join();
+}
+
+TEST_CASE("a join ends where nobody listens, where no endpoint is one, and when interrupted") {
+  auto listener = SocketsListener::Open("127.0.0.1", kQuick);
+  REQUIRE(listener.ok());
+  struct Case {
+    const char* endpoint;
+    absl::StatusCode code;
+  };
+  const Case cases[] = {{"127.0.0.1:1", absl::StatusCode::kUnavailable},
+                        {"nowhere", absl::StatusCode::kInvalidArgument},
+                        {"127.0.0.1:", absl::StatusCode::kInvalidArgument},
+                        {"no.such.host.invalid:1", absl::StatusCode::kUnavailable}};
+  for (const Case& c : cases) {
+    INFO(c.endpoint);
+    const auto joined =
+        (*listener)->Join({7, 1, 2, "numerics"}, {c.endpoint, (*listener)->endpoint()});
+    CHECK(joined.status().code() == c.code);
+  }
+  CHECK(absl::IsInvalidArgument((*listener)->Join({7, 2, 2, "numerics"}, {"", ""}).status()));
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    (*listener)->Interrupt();
+  });
+  CHECK(absl::IsCancelled(
+      (*listener)->Join({7, 0, 2, "numerics"}, {(*listener)->endpoint(), ""}).status()));
+  other.join();
+}
+
+TEST_CASE("what is no frame, or on the wrong connection, ends the transport") {
+  for (const std::string& bytes :
+       {std::string("no frame at all, but long enough"), BeginFrame(FrameKind::kHello, "", 0),
+        BeginFrame(FrameKind::kTensor, "", 0)}) {
+    auto first = SocketsListener::Open("127.0.0.1", kQuick);
+    REQUIRE(first.ok());
+    absl::StatusOr<std::unique_ptr<Transport>> joined = absl::UnknownError("");
+    std::thread other([&] {
+      joined = (*first)->Join({7, 0, 2, "numerics"}, {(*first)->endpoint(), "127.0.0.1:1"});
+    });
+    Raw tensors((*first)->endpoint());
+    tensors.SayHello(7, 1, v1::StageHello::TENSORS);
+    Raw notes((*first)->endpoint());
+    notes.SayHello(7, 1, v1::StageHello::NOTES);
+    other.join();
+    REQUIRE(joined.ok());
+    notes.Say(bytes);
+    CHECK(absl::IsInternal((*joined)->WaitNote(1).status()));
+  }
+}
+
+}  // namespace
+}  // namespace lorad::worker

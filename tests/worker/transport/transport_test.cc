@@ -1,0 +1,213 @@
+// What every transport promises (worker/transport/transport.h): the same cases over each.
+#include "worker/transport/transport.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <functional>
+#include <numeric>
+#include <thread>
+
+#include "tests/worker/transport/join.h"
+#include "worker/transport/in_process.h"
+
+namespace lorad::worker {
+namespace {
+
+using Transports = std::vector<std::unique_ptr<Transport>>;
+using kernels::TensorView;
+
+constexpr int64_t kTimeoutMs = 300;
+
+struct Kind {
+  const char* name;
+  std::function<Transports(int stages, int64_t timeout_ms)> join;
+};
+
+std::vector<Kind> Kinds() {
+  using Moment = InProcessOptions::Moment;
+  const auto in_process = [](Moment moment, int64_t delay_us_max) {
+    return [=](int stages, int64_t timeout_ms) {
+      return JoinInProcess(
+          stages,
+          {.moment = moment, .delay_us_max = delay_us_max, .seed = 1, .timeout_ms = timeout_ms});
+    };
+  };
+  return {{"in process, at once", in_process(Moment::kAtOnce, 0)},
+          {"in process, at last", in_process(Moment::kAtLast, 0)},
+          {"in process, shuffled and slow", in_process(Moment::kShuffled, 500)},
+          {"sockets", [](int stages, int64_t timeout_ms) {
+             return JoinBySockets(stages, {.timeout_ms = timeout_ms});
+           }}};
+}
+
+// A tensor [rows, columns] of numbers that begin with `first`.
+struct Tensor {
+  Tensor(int64_t rows, int64_t columns, float first = 0)
+      : values(static_cast<size_t>(rows * columns)),
+        view(kernels::HostMatrix(values.data(), rows, columns)) {
+    std::iota(values.begin(), values.end(), first);
+  }
+  std::vector<float> values;
+  TensorView view;
+};
+
+TEST_CASE("tensors land in their order, whole, in the memory that was posted for them") {
+  constexpr int64_t kRows = 700;
+  constexpr int64_t kColumns = 1000;  // more than a socket holds
+  for (const Kind& kind : Kinds()) {
+    INFO(kind.name);
+    const Transports stages = kind.join(2, 10'000);
+    for (const Lane lane : {Lane::kActivations, Lane::kGradients}) {
+      Transport& from = *stages[lane == Lane::kActivations ? 0 : 1];
+      Transport& to = *stages[lane == Lane::kActivations ? 1 : 0];
+      std::thread sender([&] {
+        Tensor tensor(kRows, kColumns);
+        for (int64_t i = 0; i < 5; ++i) {
+          if (!from.WaitSent(lane).ok()) return;
+          std::iota(tensor.values.begin(), tensor.values.end(), static_cast<float>(i));
+          if (!from.Send(lane, {i, kRows - i, {1, static_cast<int32_t>(i)}}, tensor.view).ok()) {
+            return;
+          }
+        }
+        from.WaitSent(lane).IgnoreError();
+      });
+      for (int64_t i = 0; i < 5; ++i) {
+        Tensor tensor(kRows, kColumns, -1);
+        REQUIRE(to.PostReceive(lane, tensor.view).ok());
+        const auto passage = to.WaitReceived(lane);
+        REQUIRE(passage.ok());
+        CHECK(*passage == Passage{i, kRows - i, {1, static_cast<int32_t>(i)}});
+        const Tensor sent(kRows - i, kColumns, static_cast<float>(i));
+        Tensor want(kRows, kColumns, -1);  // the rest is as it was
+        std::copy(sent.values.begin(), sent.values.end(), want.values.begin());
+        CHECK((tensor.values == want.values));
+      }
+      sender.join();
+    }
+  }
+}
+
+TEST_CASE("a tensor of no rows lands too, and not before there is memory for one") {
+  for (const Kind& kind : Kinds()) {
+    INFO(kind.name);
+    const Transports stages = kind.join(2, 10'000);
+    Tensor tensor(1, 4);
+    REQUIRE(stages[0]->Send(Lane::kActivations, {3, 0}, tensor.view).ok());
+    REQUIRE(stages[1]->PostReceive(Lane::kActivations, tensor.view).ok());
+    const auto passage = stages[1]->WaitReceived(Lane::kActivations);
+    REQUIRE(passage.ok());
+    CHECK(*passage == Passage{3, 0});
+  }
+}
+
+TEST_CASE("notes come in order from each stage, and no tensor holds them up") {
+  for (const Kind& kind : Kinds()) {
+    INFO(kind.name);
+    const Transports stages = kind.join(3, 10'000);
+    Tensor large(2000, 1000);  // that nobody takes
+    REQUIRE(stages[0]->Send(Lane::kActivations, {1, 2000}, large.view).ok());
+    REQUIRE(stages[1]->Send(Lane::kGradients, {1, 2000}, large.view).ok());
+    for (const char* note : {"a", "", "c"}) {
+      REQUIRE(stages[1]->SendNote(0, note).ok());
+      REQUIRE(stages[2]->SendNote(0, std::string("2") + note).ok());
+    }
+    REQUIRE(stages[0]->SendNote(2, std::string(100'000, 'x')).ok());
+    for (const char* note : {"a", "", "c"}) {
+      CHECK(*stages[0]->WaitNote(2) == std::string("2") + note);
+      CHECK(*stages[0]->WaitNote(1) == note);
+    }
+    CHECK(stages[2]->WaitNote(0)->size() == 100'000);
+  }
+}
+
+double SecondsOf(const std::function<void()>& work) {
+  const auto begun = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
+
+// Every wait there is.
+std::vector<std::function<absl::Status(Transport&)>> Waits() {
+  return {[](Transport& stage) { return stage.WaitReceived(Lane::kActivations).status(); },
+          [](Transport& stage) { return stage.WaitNote(0).status(); },
+          [](Transport& stage) {
+            // Nobody posts memory on the other side; more than a socket holds.
+            static const Tensor tensor(20'000, 1000);
+            const absl::Status sent = stage.Send(Lane::kGradients, {1, 20'000}, tensor.view);
+            return sent.ok() ? stage.WaitSent(Lane::kGradients) : sent;
+          }};
+}
+
+TEST_CASE("every wait ends in time, and the transport with it") {
+  for (const Kind& kind : Kinds()) {
+    for (const auto& wait : Waits()) {
+      INFO(kind.name);
+      const Transports stages = kind.join(2, kTimeoutMs);
+      Tensor tensor(1, 4);
+      REQUIRE(stages[1]->PostReceive(Lane::kActivations, tensor.view).ok());
+      absl::Status status;
+      const double seconds = SecondsOf([&] { status = wait(*stages[1]); });
+      CHECK(absl::IsDeadlineExceeded(status));
+      CHECK(seconds >= 0.9 * kTimeoutMs / 1000);
+      CHECK(stages[1]->SendNote(0, "late") == status);
+      // The other side knows at once.
+      CHECK(SecondsOf([&] { CHECK_FALSE(stages[0]->WaitNote(1).ok()); }) < kTimeoutMs / 2000.0);
+    }
+  }
+}
+
+TEST_CASE("an interruption ends every wait, under way or to come") {
+  for (const Kind& kind : Kinds()) {
+    for (const auto& wait : Waits()) {
+      INFO(kind.name);
+      const Transports stages = kind.join(2, 60'000);
+      Tensor tensor(1, 4);
+      REQUIRE(stages[1]->PostReceive(Lane::kActivations, tensor.view).ok());
+      std::thread other([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        stages[1]->Interrupt(absl::AbortedError("dissolved"));
+      });
+      CHECK(wait(*stages[1]) == absl::AbortedError("dissolved"));
+      other.join();
+      CHECK(stages[1]->WaitNote(0).status() == absl::AbortedError("dissolved"));
+    }
+  }
+}
+
+TEST_CASE("a stage that is gone is known at once, in every wait") {
+  for (const Kind& kind : Kinds()) {
+    for (const auto& wait : Waits()) {
+      INFO(kind.name);
+      Transports stages = kind.join(2, 60'000);
+      Tensor tensor(1, 4);
+      REQUIRE(stages[1]->PostReceive(Lane::kActivations, tensor.view).ok());
+      std::thread other([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        stages[0].reset();
+      });
+      absl::Status status;
+      CHECK(SecondsOf([&] { status = wait(*stages[1]); }) < 2);
+      CHECK(absl::IsUnavailable(status));
+      CHECK_THAT(std::string(status.message()), Catch::Contains("stage 0"));
+      other.join();
+    }
+  }
+}
+
+TEST_CASE("a tensor that does not fit the memory posted for it is refused") {
+  for (const Kind& kind : Kinds()) {
+    INFO(kind.name);
+    for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{{3, 4}, {2, 5}}) {
+      const Transports stages = kind.join(2, 10'000);
+      Tensor sent(rows, columns);
+      Tensor memory(2, 4);
+      REQUIRE(stages[1]->PostReceive(Lane::kActivations, memory.view).ok());
+      stages[0]->Send(Lane::kActivations, {1, rows}, sent.view).IgnoreError();
+      CHECK(absl::IsInternal(stages[1]->WaitReceived(Lane::kActivations).status()));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lorad::worker

@@ -1,0 +1,356 @@
+#include "worker/transport/sockets.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cassert>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "worker/transport/frame.h"
+#include "worker/transport/handshake.h"
+
+namespace lorad::worker {
+namespace {
+
+using kernels::TensorView;
+
+char* BytesAt(const TensorView& memory, int64_t offset) {
+  return static_cast<char*>(memory.data) + offset;
+}
+
+int64_t BytesOf(const TensorView& memory, int64_t rows) {
+  return rows * memory.columns * kernels::BytesOf(memory.dtype);
+}
+
+// A frame on its way out. The body is the caller's.
+struct Outgoing {
+  std::string head;
+  const char* body = nullptr;
+  int64_t body_bytes = 0;
+  int64_t done = 0;
+
+  int64_t bytes() const { return static_cast<int64_t>(head.size()) + body_bytes; }
+};
+
+// One connection, seen from its loop.
+struct Connection {
+  FileDescriptor socket;
+  v1::StageHello::Purpose purpose = v1::StageHello::PURPOSE_UNSPECIFIED;
+  int peer = 0;
+
+  std::deque<Outgoing> out;
+
+  // The frame that comes: header and head, then the body.
+  std::string in;
+  std::optional<FrameHeader> header;
+  bool head_is_here = false;
+  int64_t body_done = 0;
+
+  // Of tensors.
+  std::optional<TensorView> posted;  // where the next one lands
+  v1::StagePassage coming;           // head_is_here
+  std::optional<Passage> landed;
+
+  std::deque<std::string> notes;
+
+  // A body is read into memory that somebody has posted, and not before.
+  bool wants_in() const { return !head_is_here || posted.has_value(); }
+};
+
+// One thread moves all bytes; calls leave and take them under the lock.
+class SocketsTransport final : public Transport {
+ public:
+  SocketsTransport(Connections connections, const StageIdentity& me, const SocketsOptions& options)
+      : stage_(me.stage), options_(options) {
+    for (auto& [key, socket] : connections) {
+      Connection& connection = connections_[key];
+      connection.socket = std::move(socket);
+      connection.purpose = key.first;
+      connection.peer = key.second;
+    }
+    loop_ = std::thread([this] { Loop(); });
+  }
+
+  ~SocketsTransport() override {
+    Interrupt(absl::CancelledError("the transport has ended"));
+    loop_.join();
+  }
+
+  absl::Status Send(Lane lane, const Passage& passage, const TensorView& memory) override {
+    assert(memory.row_stride == memory.columns && memory.device == kernels::Device::kCpu);
+    v1::StagePassage head;
+    head.set_microbatch(passage.microbatch);
+    head.set_rows(passage.rows);
+    head.set_columns(memory.columns);
+    head.set_value_bytes(static_cast<int32_t>(kernels::BytesOf(memory.dtype)));
+    head.mutable_lost()->Add(passage.lost.begin(), passage.lost.end());
+    const int64_t bytes = BytesOf(memory, passage.rows);
+    std::lock_guard lock(mutex_);
+    if (!broken_.ok()) return broken_;
+    Outgoing frame{.head = BeginFrame(FrameKind::kTensor, head.SerializeAsString(), bytes),
+                   .body = BytesAt(memory, 0),
+                   .body_bytes = bytes};
+    Tensors(To(lane)).out.push_back(std::move(frame));
+    wake_up_.Set();
+    return absl::OkStatus();
+  }
+
+  absl::Status WaitSent(Lane lane) override {
+    std::unique_lock lock(mutex_);
+    return Wait(lock, To(lane), [&] { return Tensors(To(lane)).out.empty(); });
+  }
+
+  absl::Status PostReceive(Lane lane, const TensorView& memory) override {
+    assert(memory.row_stride == memory.columns && memory.device == kernels::Device::kCpu);
+    std::lock_guard lock(mutex_);
+    if (!broken_.ok()) return broken_;
+    Connection& connection = Tensors(From(lane));
+    connection.posted = memory;
+    wake_up_.Set();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Passage> WaitReceived(Lane lane) override {
+    std::unique_lock lock(mutex_);
+    Connection& connection = Tensors(From(lane));
+    const absl::Status status =
+        Wait(lock, From(lane), [&] { return connection.landed.has_value(); });
+    if (!status.ok()) return status;
+    return *std::exchange(connection.landed, std::nullopt);
+  }
+
+  absl::Status SendNote(int stage, std::string note) override {
+    std::lock_guard lock(mutex_);
+    if (!broken_.ok()) return broken_;
+    Notes(stage).out.push_back({.head = BeginFrame(FrameKind::kNote, note, 0)});
+    wake_up_.Set();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::string> WaitNote(int stage) override {
+    std::unique_lock lock(mutex_);
+    std::deque<std::string>& notes = Notes(stage).notes;
+    const absl::Status status = Wait(lock, stage, [&] { return !notes.empty(); });
+    if (!status.ok()) return status;
+    std::string note = std::move(notes.front());
+    notes.pop_front();
+    return note;
+  }
+
+  void Interrupt(absl::Status why) override {
+    std::lock_guard lock(mutex_);
+    Break(std::move(why));
+  }
+
+ private:
+  int To(Lane lane) const { return lane == Lane::kActivations ? stage_ + 1 : stage_ - 1; }
+  int From(Lane lane) const { return lane == Lane::kActivations ? stage_ - 1 : stage_ + 1; }
+  Connection& Tensors(int stage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return connections_.at({v1::StageHello::TENSORS, stage});
+  }
+  Connection& Notes(int stage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return connections_.at({v1::StageHello::NOTES, stage});
+  }
+
+  template <class Ready>
+  absl::Status Wait(std::unique_lock<std::mutex>& lock, int stage, Ready ready) {
+    const auto limit =
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.timeout_ms);
+    const bool in_time = changed_.wait_until(lock, limit, [&] { return !broken_.ok() || ready(); });
+    if (!in_time) {
+      Break(absl::DeadlineExceededError(
+          absl::StrCat("stage ", stage, " has not answered for ", options_.timeout_ms, " ms")));
+    }
+    return broken_;
+  }
+
+  // The others learn of it by their sockets.
+  void Break(absl::Status why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (broken_.ok()) broken_ = std::move(why);
+    for (auto& [key, connection] : connections_) shutdown(connection.socket.get(), SHUT_RDWR);
+    changed_.notify_all();
+    wake_up_.Set();
+  }
+
+  void Loop() {
+    std::vector<pollfd> fds;
+    std::unique_lock lock(mutex_);
+    while (broken_.ok()) {
+      fds = {{wake_up_.fd(), POLLIN, 0}};
+      for (const auto& [key, connection] : connections_) {
+        const int events = (connection.wants_in() ? POLLIN : 0) |
+                           (connection.out.empty() ? 0 : POLLOUT) | POLLRDHUP;
+        fds.push_back({connection.socket.get(), static_cast<short>(events), 0});
+      }
+      lock.unlock();
+      poll(fds.data(), fds.size(), -1);
+      lock.lock();
+      wake_up_.Clear();
+      size_t i = 1;
+      for (auto& [key, connection] : connections_) {
+        if (broken_.ok()) Move(connection, fds[i].revents);
+        ++i;
+      }
+      changed_.notify_all();
+    }
+  }
+
+  void Move(Connection& connection, int events) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    absl::Status status = Write(connection);
+    if (status.ok()) status = Read(connection);
+    const bool gone = (events & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+    if (status.ok() && gone) status = absl::UnavailableError("it has closed the connection");
+    if (status.ok()) return;
+    Break(absl::Status(status.code(),
+                       absl::StrCat("stage ", connection.peer, ": ", status.message())));
+  }
+
+  absl::Status Write(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    while (!connection.out.empty()) {
+      Outgoing& frame = connection.out.front();
+      const auto head_bytes = static_cast<int64_t>(frame.head.size());
+      const bool in_head = frame.done < head_bytes;
+      const auto put = WriteSome(
+          connection.socket.get(),
+          in_head ? frame.head.data() + frame.done : frame.body + (frame.done - head_bytes),
+          in_head ? head_bytes - frame.done : frame.bytes() - frame.done);
+      if (!put.ok()) return put.status();
+      frame.done += *put;
+      if (frame.done == frame.bytes()) {
+        connection.out.pop_front();
+      } else if (*put == 0) {
+        break;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Read(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    while (connection.wants_in()) {
+      const auto more = connection.head_is_here ? ReadBody(connection) : ReadHead(connection);
+      if (!more.ok()) return more.status();
+      if (!*more) break;
+    }
+    return absl::OkStatus();
+  }
+
+  // True: it may go on at once.
+  absl::StatusOr<bool> ReadHead(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::string& in = connection.in;
+    const int64_t wanted =
+        kFrameHeaderBytes + (connection.header.has_value() ? connection.header->head_bytes : 0);
+    const auto had = static_cast<int64_t>(in.size());
+    if (had < wanted) {
+      in.resize(static_cast<size_t>(wanted));
+      const auto got = ReadSome(connection.socket.get(), in.data() + had, wanted - had);
+      in.resize(static_cast<size_t>(had + (got.ok() ? *got : 0)));
+      if (!got.ok()) return got.status();
+      if (*got == 0) return false;
+      if (had + *got < wanted) return true;
+    }
+    if (!connection.header.has_value()) {
+      const auto header = ParseFrameHeader(in);
+      if (!header.ok()) return header.status();
+      connection.header = *header;
+      return true;
+    }
+    return TakeHead(connection, in.substr(kFrameHeaderBytes));
+  }
+
+  absl::StatusOr<bool> TakeHead(Connection& connection, std::string head)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const FrameKind kind = connection.header->kind;
+    const bool of_notes = connection.purpose == v1::StageHello::NOTES;
+    if (kind != (of_notes ? FrameKind::kNote : FrameKind::kTensor)) {
+      return absl::InternalError("it sends what does not belong on this connection");
+    }
+    if (of_notes) {
+      connection.notes.push_back(std::move(head));
+      connection.in.clear();
+      connection.header.reset();
+      return true;
+    }
+    if (!connection.coming.ParseFromString(head)) {
+      return absl::InternalError("what it says of a tensor cannot be read");
+    }
+    connection.head_is_here = true;
+    connection.body_done = 0;
+    return true;
+  }
+
+  absl::StatusOr<bool> ReadBody(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const TensorView& memory = *connection.posted;
+    const v1::StagePassage& coming = connection.coming;
+    const int64_t bytes = connection.header->body_bytes;
+    if (coming.rows() < 0 || coming.rows() > memory.rows || coming.columns() != memory.columns ||
+        coming.value_bytes() != kernels::BytesOf(memory.dtype) ||
+        bytes != BytesOf(memory, coming.rows())) {
+      return absl::InternalError(
+          absl::StrCat("it sends ", coming.rows(), " rows of ", coming.columns(), " values of ",
+                       coming.value_bytes(), " bytes (", bytes,
+                       " in all) where there is memory for ", memory.rows, " of ", memory.columns));
+    }
+    if (connection.body_done < bytes) {
+      const auto got = ReadSome(connection.socket.get(), BytesAt(memory, connection.body_done),
+                                bytes - connection.body_done);
+      if (!got.ok()) return got.status();
+      connection.body_done += *got;
+      if (connection.body_done < bytes) return *got > 0;
+    }
+    connection.landed = {.microbatch = coming.microbatch(),
+                         .rows = coming.rows(),
+                         .lost = {coming.lost().begin(), coming.lost().end()}};
+    connection.posted.reset();
+    connection.head_is_here = false;
+    connection.header.reset();
+    connection.in.clear();
+    return true;
+  }
+
+  const int stage_;
+  const SocketsOptions options_;
+  WakeUp wake_up_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  absl::Status broken_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::pair<v1::StageHello::Purpose, int>, Connection> connections_
+      ABSL_GUARDED_BY(mutex_);
+  std::thread loop_;
+};
+
+}  // namespace
+
+SocketsListener::SocketsListener(Listening listening, std::string endpoint,
+                                 const SocketsOptions& options)
+    : socket_(std::move(listening.socket)), endpoint_(std::move(endpoint)), options_(options) {}
+
+absl::StatusOr<std::unique_ptr<SocketsListener>> SocketsListener::Open(
+    const std::string& host, const SocketsOptions& options) {
+  auto listening = Listen(host);
+  if (!listening.ok()) return listening.status();
+  const bool v6 = host.find(':') != std::string::npos;
+  std::string endpoint = absl::StrCat(v6 ? "[" : "", host, v6 ? "]" : "", ":", listening->port);
+  return std::unique_ptr<SocketsListener>(
+      new SocketsListener(*std::move(listening), std::move(endpoint), options));
+}
+
+absl::StatusOr<std::unique_ptr<Transport>> SocketsListener::Join(
+    const StageIdentity& me, const std::vector<std::string>& endpoints) {
+  if (me.stage < 0 || me.stage >= me.stages || endpoints.size() != static_cast<size_t>(me.stages)) {
+    return absl::InvalidArgumentError(absl::StrCat("stage ", me.stage, " of ", me.stages, " with ",
+                                                   endpoints.size(), " endpoints"));
+  }
+  auto connections = Shake(socket_, me, endpoints, options_, wake_up_);
+  if (!connections.ok()) return connections.status();
+  return std::make_unique<SocketsTransport>(*std::move(connections), me, options_);
+}
+
+}  // namespace lorad::worker

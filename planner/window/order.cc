@@ -13,18 +13,6 @@ using JobStep = std::pair<std::string, int64_t>;
 
 std::string Of(const JobStep& batch) { return absl::StrCat(batch.first, "/", batch.second); }
 
-// A place in the pipeline: a microbatch, or a Noop (index -1).
-struct Place {
-  int index = -1;
-  int64_t number = 0;
-};
-
-// Consecutive microbatches of one kind: run through the pipeline and drained before the next run.
-struct Run {
-  bool train = true;
-  std::vector<Place> places;
-};
-
 absl::Status CheckMicrobatches(const OrderInput& input) {
   int64_t last = -1;
   for (const Microbatch& microbatch : input.microbatches) {
@@ -82,52 +70,110 @@ absl::StatusOr<std::map<JobStep, int>> LastMicrobatches(const OrderInput& input)
   return last;
 }
 
-// Stage 0 is A = A(0) microbatches ahead of its backwards: a Step after the backward of place p
-// comes before the forwards of places > p + A on every stage, and before no earlier one on stage 0.
-// Each microbatch at its earliest such place: no fewer Noops will do.
-absl::StatusOr<std::vector<Run>> PlaceMicrobatches(const OrderInput& input,
-                                                   const std::map<JobStep, int>& last) {
-  const int ahead = ForwardsAhead(input.stages, input.in_flight, 0);
-  std::vector<Run> runs;
-  std::map<std::string, std::pair<int64_t, size_t>> newest;  // job -> (step, run) begun last
-  std::map<JobStep, int64_t> ended_at;                       // place in the newest train run
-  int64_t next_number = input.microbatches.empty() ? 0 : input.microbatches.back().number + 1;
+// The pipeline of one window. Everything happens in turns: in turn q every stage runs the Forward of
+// place q, the Backward of place q - A(s), and the Steps of place q - A, A = A(0). So an order that
+// runs on is one sequence of turns, cut anywhere.
+struct Pipeline {
+  std::vector<Place> places;  // those that were there before first
+  int64_t first_new = 0;
+  int64_t ahead = 0;  // A
+  // The turn behind whose Steps each job is freed, and all slots are loaded; below first_new: at the
+  // front.
+  std::vector<std::pair<std::string, int64_t>> frees;
+  int64_t loads = -1;
+
+  int64_t count() const { return static_cast<int64_t>(places.size()); }
+};
+
+// The place of a batch's end, of those that are in flight before.
+std::map<JobStep, int64_t> EndsBefore(const OrderInput& input) {
+  std::map<JobStep, int64_t> ended_at;
+  for (size_t i = 0; i < input.before.size(); ++i) {
+    for (const BatchEnd& end : input.before[i].ends) {
+      ended_at[{end.job, end.step}] = static_cast<int64_t>(i);
+    }
+  }
+  return ended_at;
+}
+
+void PlaceFrees(const OrderInput& input, const std::map<JobStep, int64_t>& ended_at,
+                Pipeline* pipeline) {
+  for (const std::string& job : input.frees) {
+    int64_t turn = -1;
+    for (const auto& [batch, place] : ended_at) {
+      if (batch.first == job) turn = std::max(turn, place + pipeline->ahead);
+    }
+    pipeline->frees.emplace_back(job, turn);
+    pipeline->loads = std::max(pipeline->loads, turn);
+  }
+}
+
+// Whether `segment` may follow what the job has begun last, and that it has begun it.
+bool Follows(const Segment& segment, int index, const std::map<JobStep, int>& last,
+             std::map<std::string, int64_t>* newest) {
+  const auto [it, first] = newest->emplace(segment.job, segment.step);
+  const int64_t before = it->second;
+  it->second = segment.step;
+  if (first || segment.step == before) return true;
+  const auto ended = last.find({segment.job, before});
+  return segment.step == before + 1 && (ended == last.end() || ended->second < index);
+}
+
+// A Step in the turn of place p + A comes before the forwards of places > p + A on every stage, and
+// before no earlier one on stage 0. Each microbatch at its earliest such place: no fewer Noops will
+// do.
+absl::StatusOr<Pipeline> PlaceMicrobatches(const OrderInput& input,
+                                           const std::map<JobStep, int>& last, bool leaves) {
+  Pipeline pipeline;
+  pipeline.places = input.before;
+  pipeline.first_new = pipeline.count();
+  pipeline.ahead = ForwardsAhead(input.stages, input.in_flight, 0);
+  std::map<JobStep, int64_t> ended_at = EndsBefore(input);
+  PlaceFrees(input, ended_at, &pipeline);
+  std::map<std::string, int64_t> newest;  // step begun last
+  for (const auto& [batch, place] : ended_at) newest[batch.first] = batch.second;
+  std::set<std::string> loaded;
+  for (const auto& [job, step] : input.loads) loaded.insert(job);
+  std::vector<std::vector<const BatchEnd*>> ends(input.microbatches.size());
+  for (const BatchEnd& end : input.ends) {
+    ends[static_cast<size_t>(last.at({end.job, end.step}))].push_back(&end);
+  }
+  int64_t next_number = 0;
+  if (!input.before.empty()) next_number = input.before.back().number + 1;
+  if (!input.microbatches.empty()) next_number = input.microbatches.back().number + 1;
+  const auto fill_up_to = [&](int64_t place) {
+    while (pipeline.count() < place)
+      pipeline.places.push_back({.number = next_number++, .ends = {}});
+  };
   for (size_t i = 0; i < input.microbatches.size(); ++i) {
     const Microbatch& microbatch = input.microbatches[i];
     const bool train = IsTrain(microbatch);
-    if (runs.empty() || runs.back().train != train) {
-      runs.push_back(Run{train, {}});
-      ended_at.clear();
-    }
-    Run& run = runs.back();
-    int64_t place = static_cast<int64_t>(run.places.size());
+    int64_t place = pipeline.count();
     for (const Segment& segment : microbatch.segments) {
+      const auto before = ended_at.find(
+          {segment.job, segment.mode == SegmentMode::kTrain ? segment.step - 1 : segment.step});
+      if (before != ended_at.end()) place = std::max(place, before->second + pipeline.ahead + 1);
+      if (loaded.contains(segment.job)) place = std::max(place, pipeline.loads + 1);
       if (segment.mode != SegmentMode::kTrain) continue;
-      const auto before = ended_at.find({segment.job, segment.step - 1});
-      if (before != ended_at.end()) place = std::max(place, before->second + ahead + 1);
-      const auto [it, first] = newest.emplace(segment.job, std::pair(segment.step, runs.size()));
-      const bool follows = segment.step == it->second.first ||
-                           (segment.step == it->second.first + 1 &&
-                            last.at({segment.job, segment.step - 1}) < static_cast<int>(i));
-      if (!first && !follows) {
+      const auto begun = newest.find(segment.job);
+      const int64_t step_before = begun == newest.end() ? 0 : begun->second;
+      if (!Follows(segment, static_cast<int>(i), last, &newest)) {
         return absl::InvalidArgumentError(
             absl::StrCat("microbatch ", microbatch.number, " holds batch ",
-                         Of({segment.job, segment.step}), " after one of ", it->second.first));
+                         Of({segment.job, segment.step}), " after one of ", step_before));
       }
-      it->second.first = segment.step;
     }
-    while (static_cast<int64_t>(run.places.size()) < place) {
-      run.places.push_back(Place{-1, next_number++});
-    }
-    run.places.push_back(Place{static_cast<int>(i), microbatch.number});
-    for (const Segment& segment : microbatch.segments) {
-      if (segment.mode == SegmentMode::kTrain &&
-          last.at({segment.job, segment.step}) == static_cast<int>(i)) {
-        ended_at[{segment.job, segment.step}] = place;
-      }
+    fill_up_to(place);
+    Place& placed = pipeline.places.emplace_back();
+    placed.number = microbatch.number;
+    placed.kind = train ? OperationKind::kForward : OperationKind::kEvaluate;
+    for (const BatchEnd* end : ends[i]) {
+      ended_at[{end->job, end->step}] = place;
+      placed.ends.push_back(*end);
     }
   }
-  return runs;
+  if (leaves) fill_up_to(pipeline.loads + 1);
+  return pipeline;
 }
 
 // Appends operations of one stage.
@@ -136,18 +182,18 @@ class StageWriter {
   StageWriter(int stage, int stages, std::vector<Operation>* out)
       : stage_(stage), stages_(stages), out_(out) {}
 
-  void Forward(const Place& place, OperationKind kind) {
-    if (place.index < 0) {
+  void Forward(const Place& place) {
+    if (place.kind == OperationKind::kNoop) {
       Put({.kind = OperationKind::kNoop, .microbatch = place.number});
       return;
     }
     if (stage_ > 0) Transfer(OperationKind::kRecv, place, stage_ - 1, false);
-    Put({.kind = kind, .microbatch = place.number});
+    Put({.kind = place.kind, .microbatch = place.number});
     if (stage_ + 1 < stages_) Transfer(OperationKind::kSend, place, stage_ + 1, false);
   }
 
   void Backward(const Place& place) {
-    if (place.index < 0) return;
+    if (place.kind != OperationKind::kForward) return;
     if (stage_ + 1 < stages_) Transfer(OperationKind::kRecv, place, stage_ + 1, true);
     Put({.kind = OperationKind::kBackward, .microbatch = place.number});
     if (stage_ > 0) Transfer(OperationKind::kSend, place, stage_ - 1, true);
@@ -177,58 +223,55 @@ class StageWriter {
   std::vector<Operation>* out_;
 };
 
-// One forward, one backward, and the batches' ends.
-void WriteTrainRun(const OrderInput& input, const Run& run,
-                   const std::map<int, std::vector<const BatchEnd*>>& ends, int stage,
-                   StageWriter* write) {
-  const auto ends_of = [&](const Place& place) -> std::vector<const BatchEnd*> {
-    const auto found = ends.find(place.index);
-    return found == ends.end() ? std::vector<const BatchEnd*>() : found->second;
-  };
-  const size_t ahead = static_cast<size_t>(ForwardsAhead(input.stages, input.in_flight, stage));
-  const size_t delay = static_cast<size_t>(ForwardsAhead(input.stages, input.in_flight, 0)) - ahead;
-  const size_t count = run.places.size();
-  for (size_t i = 0; i < std::min(ahead, count); ++i) {
-    write->Forward(run.places[i], OperationKind::kForward);
+// Frees, then loads, behind a turn; -1: at the front.
+void WriteBorder(const OrderInput& input, const Pipeline& pipeline, int64_t turn,
+                 StageWriter* write) {
+  for (const auto& [job, behind] : pipeline.frees) {
+    if (behind == turn) write->Put({.kind = OperationKind::kFreeSlot, .job = job});
   }
-  for (size_t i = 0; i < count + delay; ++i) {
-    if (i + ahead < count) write->Forward(run.places[i + ahead], OperationKind::kForward);
-    if (i < count) {
-      write->Backward(run.places[i]);
-      for (const BatchEnd* end : ends_of(run.places[i])) write->Norm(*end);
-    }
-    if (i < delay) continue;
-    for (const BatchEnd* end : ends_of(run.places[i - delay])) write->Step(*end);
+  for (const auto& [job, step] : input.loads) {
+    if (pipeline.loads != turn) break;
+    write->Put({.kind = OperationKind::kLoadSlot, .job = job, .step = step});
   }
 }
 
-std::vector<Operation> WriteStage(const OrderInput& input, const std::vector<Run>& runs,
-                                  const std::map<JobStep, int>& last, int stage) {
+std::vector<Operation> WriteStage(const OrderInput& input, const Pipeline& pipeline, int64_t turns,
+                                  int stage) {
   std::vector<Operation> operations;
-  size_t places = 0;
-  for (const Run& run : runs) places += run.places.size();
-  operations.reserve(6 * places + 4 * input.ends.size() + input.frees.size() + input.loads.size() +
-                     input.saves.size());
+  operations.reserve(6 * pipeline.places.size() + 4 * input.ends.size() + input.frees.size() +
+                     input.loads.size() + input.saves.size());
   StageWriter write(stage, input.stages, &operations);
-  for (const std::string& job : input.frees) {
-    write.Put({.kind = OperationKind::kFreeSlot, .job = job});
-  }
-  for (const auto& [job, step] : input.loads) {
-    write.Put({.kind = OperationKind::kLoadSlot, .job = job, .step = step});
-  }
+  const int64_t ahead = ForwardsAhead(input.stages, input.in_flight, stage);
+  const auto at = [&](int64_t place) -> const Place* {
+    return place >= 0 && place < pipeline.count() ? &pipeline.places[static_cast<size_t>(place)]
+                                                  : nullptr;
+  };
+  WriteBorder(input, pipeline, -1, &write);
   for (const auto& [job, step] : input.saves) {
     write.Put({.kind = OperationKind::kSave, .job = job, .step = step});
   }
-  std::map<int, std::vector<const BatchEnd*>> ends;  // by index of their last microbatch
-  for (const BatchEnd& end : input.ends) ends[last.at({end.job, end.step})].push_back(&end);
-  for (const Run& run : runs) {
-    if (run.train) {
-      WriteTrainRun(input, run, ends, stage, &write);
-      continue;
+  for (int64_t turn = pipeline.first_new; turn < turns; ++turn) {
+    if (const Place* place = at(turn)) write.Forward(*place);
+    if (const Place* place = at(turn - ahead)) {
+      write.Backward(*place);
+      for (const BatchEnd& end : place->ends) write.Norm(end);
     }
-    for (const Place& place : run.places) write.Forward(place, OperationKind::kEvaluate);
+    if (const Place* place = at(turn - pipeline.ahead)) {
+      for (const BatchEnd& end : place->ends) write.Step(end);
+    }
+    WriteBorder(input, pipeline, turn, &write);
   }
   return operations;
+}
+
+// Saves of steps that are in flight belong behind these.
+OrderInput WithSavesInFlight(OrderInput input) {
+  for (Place& place : input.before) {
+    for (BatchEnd& end : place.ends) {
+      end.save = std::erase(input.saves, std::pair(end.job, end.step)) > 0 || end.save;
+    }
+  }
+  return input;
 }
 
 }  // namespace
@@ -238,22 +281,29 @@ int ForwardsAhead(int stages, int in_flight, int stage) {
   return bound > stages ? bound - 1 - stage : std::min(stages - 1 - stage, bound - 1);
 }
 
-absl::StatusOr<std::vector<std::vector<Operation>>> OrderOperations(const OrderInput& input) {
-  if (input.stages < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(input.stages, " stages"));
+absl::StatusOr<std::vector<std::vector<Operation>>> OrderOperations(const OrderInput& given,
+                                                                    PlacesInFlight* left) {
+  if (given.stages < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(given.stages, " stages"));
   }
-  if (input.in_flight < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(input.in_flight, " microbatches in flight"));
+  if (given.in_flight < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(given.in_flight, " microbatches in flight"));
   }
-  if (absl::Status status = CheckMicrobatches(input); !status.ok()) return status;
+  if (absl::Status status = CheckMicrobatches(given); !status.ok()) return status;
+  const OrderInput input = WithSavesInFlight(given);
   absl::StatusOr<std::map<JobStep, int>> last = LastMicrobatches(input);
   if (!last.ok()) return last.status();
-  absl::StatusOr<std::vector<Run>> runs = PlaceMicrobatches(input, *last);
-  if (!runs.ok()) return runs.status();
+  absl::StatusOr<Pipeline> pipeline = PlaceMicrobatches(input, *last, left != nullptr);
+  if (!pipeline.ok()) return pipeline.status();
+  const int64_t turns = pipeline->count() + (left == nullptr ? pipeline->ahead : 0);
   std::vector<std::vector<Operation>> stages;
   stages.reserve(static_cast<size_t>(input.stages));
   for (int stage = 0; stage < input.stages; ++stage) {
-    stages.push_back(WriteStage(input, *runs, *last, stage));
+    stages.push_back(WriteStage(input, *pipeline, turns, stage));
+  }
+  if (left != nullptr) {
+    const int64_t kept = std::min(pipeline->ahead, pipeline->count());
+    left->assign(pipeline->places.end() - kept, pipeline->places.end());
   }
   return stages;
 }

@@ -20,11 +20,27 @@ struct BatchEnd {
   int64_t step = 0;
   double learning_rate = 0;
   bool save = false;  // Save stands directly after Step
+
+  bool operator==(const BatchEnd&) const = default;
 };
+
+// A place in the pipeline: a microbatch, or a Noop that keeps one free.
+struct Place {
+  int64_t number = 0;
+  OperationKind kind = OperationKind::kNoop;  // kForward, kEvaluate or kNoop
+  std::vector<BatchEnd> ends = {};            // batches whose last microbatch it is
+
+  bool operator==(const Place&) const = default;
+};
+
+// What a window leaves in the pipeline: its newest places, oldest first, forwarded on every stage
+// but not yet all backwarded and stepped.
+using PlacesInFlight = std::vector<Place>;
 
 struct OrderInput {
   int stages = 1;
   int in_flight = 0;                                   // microbatches on a stage; 0: `stages`
+  PlacesInFlight before = {};                          // what the window before has left
   std::vector<std::string> frees;                      // at the window's front, in this order,
   std::vector<std::pair<std::string, int64_t>> loads;  // then (job, step) of each LoadSlot,
   std::vector<std::pair<std::string, int64_t>> saves;  // then Saves of what was stepped before
@@ -40,16 +56,26 @@ struct OrderInput {
 int ForwardsAhead(int stages, int in_flight, int stage);
 
 // The list of every stage. One stage: Forward and Backward of each microbatch in turn. S stages:
-// one forward, one backward, stage s being A(s) microbatches ahead. NormUp follows the last
+// one forward, one backward, stage s being A(s) microbatches ahead, with an Evaluate in its turn like
+// any Forward. NormUp follows the last
 // Backward of its batch directly; ClipDown, Step and Save, in the order of `ends`, come
 // A(0) - A(s) places later, which is when stage 0 has all norms, and as early as any Forward needs
 // them: no stage stands still for the norms of another. A microbatch that holds batch j + 1 of a
 // job (or evaluates it after step j) gets the fewest Noop microbatches before it that put
 // Step(job, j) before its Forward on every stage; Noops take numbers from `microbatches`' last one
-// on and are added to no microbatch list. O(operations). INVALID_ARGUMENT where the input
+// on and are added to no microbatch list.
+//
+// Without `left` the pipeline is empty when the lists end. With it the order runs on into the next
+// window: the lists end with the Forward of the last place, and what follows from the A(0) newest
+// places is left for a window that has them `before`. So nobody drains at a border. A job whose
+// batch is in flight is freed behind its Step, slots are loaded behind the frees, and a Save of a
+// step that is in flight stands behind that; where no microbatch is left to run meanwhile, Noops
+// let the pipeline go on.
+// O(operations). INVALID_ARGUMENT where the input
 // contradicts itself (a batch without an end, an end without a batch, batches of a job out of
 // order, numbers that do not rise, a negative bound).
-absl::StatusOr<std::vector<std::vector<Operation>>> OrderOperations(const OrderInput& input);
+absl::StatusOr<std::vector<std::vector<Operation>>> OrderOperations(const OrderInput& input,
+                                                                    PlacesInFlight* left = nullptr);
 
 // OK, or what is wrong with the lists of a window:
 // - on every stage, Step(job, j) comes before the Forward of any microbatch that holds global batch
@@ -64,5 +90,8 @@ absl::StatusOr<std::vector<std::vector<Operation>>> OrderOperations(const OrderI
 // - every Recv has its Send, in the same order, and the lists run to their end under rendezvous
 //   sends with these buffers, whatever anything takes (execute.h).
 absl::Status VerifyWindow(const Window& window, const Buffers& buffers = {});
+// The same for windows that follow one another, the last of which leaves nothing in flight: their
+// lists joined.
+absl::Status VerifyWindows(const std::vector<Window>& windows, const Buffers& buffers = {});
 
 }  // namespace lorad::planner

@@ -203,4 +203,20 @@ absl::Status VerifyWindow(const Window& window, const Buffers& buffers) {
   return Execute(window.stages, buffers, [](int, const Operation&) { return 0.0; }).status();
 }
 
+absl::Status VerifyWindows(const std::vector<Window>& windows, const Buffers& buffers) {
+  Window joined;
+  for (const Window& window : windows) {
+    joined.stages.resize(std::max(joined.stages.size(), window.stages.size()));
+    const auto append = [](const auto& from, auto* to) {
+      to->insert(to->end(), from.begin(), from.end());
+    };
+    append(window.microbatches, &joined.microbatches);
+    append(window.batches, &joined.batches);
+    for (size_t stage = 0; stage < window.stages.size(); ++stage) {
+      append(window.stages[stage], &joined.stages[stage]);
+    }
+  }
+  return VerifyWindow(joined, buffers);
+}
+
 }  // namespace lorad::planner

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <functional>
 #include <map>
+#include <random>
 
 #include "tests/planner/fixtures.h"
 
@@ -282,6 +283,144 @@ TEST_CASE("Random pipelines verify, with the fewest Noops") {
       });
       REQUIRE(noops == FewestNoops(jobs_of, ForwardsAhead(stages, input.in_flight, 0)));
     }
+  }
+}
+
+// ---- over borders ----
+
+TEST_CASE("Two stages: what is in flight is left, and taken over") {
+  OrderInput first =
+      Input(2, {{Train("a", 1)}, {Train("b", 1)}}, {{"a", 1, 1, false}, {"b", 1, 1, false}});
+  PlacesInFlight left;
+  auto lists = OrderOperations(first, &left);
+  REQUIRE(lists.ok());
+  CHECK(ToText((*lists)[0]) ==
+        "F0; SEND F0>1; F1; SEND F1>1; RECV B0<1; B0; NORM_UP a/1; CLIP_DOWN a/1; STEP a/1 lr=1");
+  CHECK(ToText((*lists)[1]) ==
+        "RECV F0<0; F0; B0; SEND B0>0; NORM_UP a/1; RECV F1<0; F1; B1; SEND B1>0; NORM_UP b/1; "
+        "CLIP_DOWN a/1; STEP a/1 lr=1");
+  REQUIRE(left.size() == 1);
+  CHECK(left[0] == Place{1, OperationKind::kForward, {{"b", 1, 1, false}}});
+  // b is freed behind its step, c loaded behind that, a goes on meanwhile.
+  OrderInput second;
+  second.stages = 2;
+  second.before = left;
+  second.frees = {"b"};
+  second.loads = {{"c", 0}};
+  second.saves = {{"b", 1}};
+  second.microbatches = {{2, {Train("a", 2)}}, {3, {Train("c", 1)}}};
+  second.ends = {{"a", 2, 1, false}, {"c", 1, 1, false}};
+  lists = OrderOperations(second);
+  REQUIRE(lists.ok());
+  CHECK(ToText((*lists)[0]) ==
+        "F2; SEND F2>1; RECV B1<1; B1; NORM_UP b/1; CLIP_DOWN b/1; STEP b/1 lr=1; SAVE b/1; "
+        "FREE b; LOAD c/0; "
+        "F3; SEND F3>1; RECV B2<1; B2; NORM_UP a/2; CLIP_DOWN a/2; STEP a/2 lr=1; "
+        "RECV B3<1; B3; NORM_UP c/1; CLIP_DOWN c/1; STEP c/1 lr=1");
+  CHECK(ToText((*lists)[1]) ==
+        "RECV F2<0; F2; B2; SEND B2>0; NORM_UP a/2; CLIP_DOWN b/1; STEP b/1 lr=1; SAVE b/1; "
+        "FREE b; LOAD c/0; "
+        "RECV F3<0; F3; B3; SEND B3>0; NORM_UP c/1; CLIP_DOWN a/2; STEP a/2 lr=1; "
+        "CLIP_DOWN c/1; STEP c/1 lr=1");
+}
+
+TEST_CASE("With nothing else to run, a slot that is freed lets the pipeline go on by Noops") {
+  PlacesInFlight left;
+  REQUIRE(OrderOperations(Input(3, {{Train("a", 1)}}, {{"a", 1, 1, false}}), &left).ok());
+  REQUIRE(left.size() == 1);
+  OrderInput next;
+  next.stages = 3;
+  next.before = left;
+  next.frees = {"a"};
+  const auto lists = OrderOperations(next, &left);
+  REQUIRE(lists.ok());
+  CHECK(ToText((*lists)[0]) ==
+        "NOOP 1; NOOP 2; RECV B0<1; B0; NORM_UP a/1; CLIP_DOWN a/1; STEP a/1 lr=1; FREE a");
+  CHECK(left.size() == 2);
+  CHECK(left[0].kind == OperationKind::kNoop);
+}
+
+TEST_CASE("One stage leaves nothing") {
+  PlacesInFlight left;
+  const OrderInput input =
+      Input(1, {{Train("a", 1)}, {Train("a", 2)}}, {{"a", 1, 1, false}, {"a", 2, 1, false}});
+  const auto running_on = OrderOperations(input, &left);
+  CHECK(left.empty());
+  CHECK(*running_on == *OrderOperations(input));
+}
+
+// A job as it comes and goes over many windows.
+struct Life {
+  std::string name;
+  int64_t step = 0;
+  bool resident = false;
+};
+
+// One window at random: jobs join, leave, train a batch of some microbatches, evaluate.
+OrderInput RandomWindow(std::mt19937_64& random, int64_t* number, std::vector<Life>* lives) {
+  OrderInput input;
+  std::vector<std::vector<Segment>> trained, evaluated;
+  for (Life& life : *lives) {
+    const bool was_resident = life.resident;
+    if (random() % 4 == 0) {
+      life.resident = !life.resident;
+      if (life.resident) {
+        input.loads.emplace_back(life.name, life.step);
+      } else {
+        input.frees.push_back(life.name);
+      }
+    }
+    if (!life.resident) continue;
+    if (was_resident && random() % 4 == 0) evaluated.push_back({Evaluate(life.name, life.step)});
+    if (random() % 5 == 0) continue;
+    ++life.step;
+    const size_t count = 1 + random() % 3;
+    for (size_t i = 0; i < count; ++i) {
+      const bool shares = !trained.empty() && random() % 3 == 0 &&
+                          trained.back().front().job != life.name && i == 0;
+      if (shares) {
+        trained.back().push_back(Train(life.name, life.step));
+      } else {
+        trained.push_back({Train(life.name, life.step)});
+      }
+    }
+    input.ends.push_back({life.name, life.step, 1, random() % 3 == 0});
+  }
+  // Evaluations of a step that this window's batches follow come before these.
+  evaluated.insert(evaluated.end(), trained.begin(), trained.end());
+  for (std::vector<Segment>& segments : evaluated) {
+    input.microbatches.push_back({(*number)++, std::move(segments)});
+  }
+  return input;
+}
+
+TEST_CASE("Windows that run on are right when joined, whoever joins, leaves or evaluates") {
+  const uint64_t seed = std::random_device()();
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 300; ++round) {
+    const int stages = 1 + static_cast<int>(random() % 4);
+    const int in_flight = static_cast<int>(random() % 7);
+    INFO("round " << round << ", " << stages << " stages, " << in_flight << " in flight");
+    std::vector<Life> lives = {{"a"}, {"b"}, {"c"}, {"d"}};
+    int64_t number = 0;
+    PlacesInFlight left;
+    std::vector<Window> windows;
+    const int count = 1 + static_cast<int>(random() % 8);
+    for (int i = 0; i < count; ++i) {
+      OrderInput input = RandomWindow(random, &number, &lives);
+      input.stages = stages;
+      input.in_flight = in_flight;
+      input.before = left;
+      const bool last = i + 1 == count;
+      auto lists = OrderOperations(input, last ? nullptr : &left);
+      REQUIRE(lists.ok());
+      CHECK(left.size() <= static_cast<size_t>(ForwardsAhead(stages, in_flight, 0)));
+      windows.push_back({input.microbatches, {}, *lists});
+    }
+    const absl::Status status = VerifyWindows(windows);
+    INFO(status.ToString());
+    REQUIRE(status.ok());
   }
 }
 

@@ -34,7 +34,8 @@ struct Place {
 };
 
 // What a window leaves in the pipeline: its newest places, oldest first, forwarded on every stage
-// but not yet all backwarded and stepped.
+// but not yet all backwarded and stepped. Where a cut has dropped some of them these are Noops, in
+// their places, and the ends of what has lost something are gone.
 using PlacesInFlight = std::vector<Place>;
 
 struct OrderInput {

@@ -236,12 +236,21 @@ void Harness::Submit(v1::Window window) {
     return link.Tell(std::move(message));
   }
   const auto stages = static_cast<int>(workers.size());
-  std::vector<v1::Window> windows = WindowsOfStages(window, stages, options_.in_flight);
+  const planner::PlacesInFlight before = std::exchange(left, {});
+  std::vector<v1::Window> windows = WindowsOfStages(
+      window, stages, options_.in_flight, before, options_.runs_on && !draining_ ? &left : nullptr);
   for (size_t stage = 0; stage < workers.size(); ++stage) {
     v1::CoordinatorMessage message;
     *message.mutable_window() = std::move(windows[stage]);
     workers[stage]->link.Tell(std::move(message));
   }
+}
+
+void Harness::Drain() {
+  if (left.empty()) return;
+  draining_ = true;
+  Run(NewWindow());
+  draining_ = false;
 }
 
 v1::CutAnswer Harness::Cut(int64_t cut) {

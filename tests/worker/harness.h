@@ -14,6 +14,7 @@
 
 #include "kernels/backend.h"
 #include "lorad/worker/v1/worker.pb.h"
+#include "planner/window/order.h"
 #include "worker/driver.h"
 #include "worker/link/bulk.h"
 #include "worker/link/link.h"
@@ -104,6 +105,7 @@ class Harness {
     // Several stages, each with a worker of its own: the first blocks of all but the first.
     std::vector<int32_t> cuts = {};
     int32_t in_flight = 1;  // microbatches on a stage
+    bool runs_on = false;   // windows end without emptying the pipeline
     // The transports of a group; null: in this process, at once.
     std::function<std::vector<std::unique_ptr<Transport>>(int stages)> join = nullptr;
     // Null: the CPU's, with so many threads.
@@ -140,6 +142,7 @@ class Harness {
   std::vector<v1::Report> TakeReports();
 
   std::string Shard(const TestJob& job) {
+    Drain();
     return bulk.Shard(job.name(), job.step, static_cast<int32_t>(workers.size()));
   }
   const std::vector<v1::StepDone>& steps(const std::string& job) { return steps_[job]; }
@@ -149,6 +152,9 @@ class Harness {
   // Adapters per microbatch that trained.
   double mean_adapters() const;
 
+  // Where windows run on: a window that takes what is in flight to its end.
+  void Drain();
+  planner::PlacesInFlight left;  // by the window before
   // Until all workers have done every window that came so far.
   void WaitIdle();
 
@@ -175,6 +181,7 @@ class Harness {
   std::vector<std::unique_ptr<Transport>> transports_;  // of the group to be formed
   int64_t epoch_ = 0;
   int64_t next_window_ = 1;
+  bool draining_ = false;
   int64_t next_microbatch_ = 1;
   std::map<std::string, std::vector<v1::StepDone>> steps_;
   std::vector<v1::NotFinite> not_finite_;

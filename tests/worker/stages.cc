@@ -5,7 +5,6 @@
 #include <set>
 #include <stdexcept>
 
-#include "planner/window/order.h"
 #include "storage/adapters/checkpoint.h"
 #include "storage/models/model_directory.h"
 #include "storage/tensors/safetensors.h"
@@ -103,8 +102,12 @@ int32_t BlocksOf(const std::string& model_path) {
   return static_cast<int32_t>(directory->description().blocks.size());
 }
 
-std::vector<v1::Window> WindowsOfStages(const v1::Window& window, int stages, int in_flight) {
-  const auto lists = planner::OrderOperations(InputOf(window, stages, in_flight));
+std::vector<v1::Window> WindowsOfStages(const v1::Window& window, int stages, int in_flight,
+                                        const planner::PlacesInFlight& before,
+                                        planner::PlacesInFlight* left) {
+  planner::OrderInput input = InputOf(window, stages, in_flight);
+  input.before = before;
+  const auto lists = planner::OrderOperations(input, left);
   Require(lists.status());
   std::vector<v1::Window> windows;
   for (int stage = 0; stage < stages; ++stage) {

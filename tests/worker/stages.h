@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lorad/worker/v1/worker.pb.h"
+#include "planner/window/order.h"
 
 namespace lorad::worker {
 
@@ -13,8 +14,11 @@ namespace lorad::worker {
 int32_t BlocksOf(const std::string& model_path);
 
 // `window` is one stage's. Of each stage, the same microbatches and batches with the operations
-// that the planner orders; ids for the first one alone, labels for the last.
-std::vector<v1::Window> WindowsOfStages(const v1::Window& window, int stages, int in_flight);
+// that the planner orders; ids for the first one alone, labels for the last. `before` and `left`:
+// what the windows leave in the pipeline (planner::OrderOperations).
+std::vector<v1::Window> WindowsOfStages(const v1::Window& window, int stages, int in_flight,
+                                        const planner::PlacesInFlight& before = {},
+                                        planner::PlacesInFlight* left = nullptr);
 
 // The shard that one stage would have sent.
 std::string MergeShards(const std::vector<std::string>& shards);

@@ -94,6 +94,8 @@ class Engine : public GroupEngine {
   Model::Pass PassOf(const Flight& flight) const;
   // To the way back; its place is free.
   void Land(Flight* flight);
+  // Rows of the job's batch are between their Forward and the end of their Backward.
+  bool InFlight(const Resident& resident) const;
   absl::Status Run(const v1::Operation& operation);
   absl::Status Backward(const v1::Operation& operation);
 

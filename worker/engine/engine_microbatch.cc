@@ -216,8 +216,23 @@ Model::Pass Engine::PassOf(const Flight& flight) const {
 void Engine::Land(Flight* flight) {
   place_taken_[flight->place] = false;
   const int64_t number = flight->number();
+  std::set<Resident*> aboard;
+  for (const LossSpan& span : flight->spans) aboard.insert(span.resident);
   way_back_->Add(std::move(*flight));
   flights_.erase(number);
+  for (Resident* resident : aboard) {
+    if (resident->drops_when_landed && !InFlight(*resident)) DropBatch(resident);
+  }
+}
+
+bool Engine::InFlight(const Resident& resident) const {
+  for (const auto& [number, flight] : flights_) {
+    for (const LossSpan& span : flight.spans) {
+      const bool trains = span.segment->mode() == v1::Segment::TRAIN;
+      if (span.resident == &resident && trains) return true;
+    }
+  }
+  return false;
 }
 
 // Forward, or Evaluate: forward without a way back.

@@ -28,6 +28,7 @@ absl::Status Engine::CheckComplete(const std::string& job, const OpenBatch& batc
 
 void Engine::DropBatch(Resident* resident) {
   resident->CloseBatch();
+  resident->drops_when_landed = false;
   if (resident->slot == nullptr) return;
   way_back_->EnqueueNorms();
   way_back_->EnqueueSteps();
@@ -37,7 +38,12 @@ void Engine::DropBatch(Resident* resident) {
 
 void Engine::DropBatches(const std::set<std::string>& jobs) {
   for (auto& [job, resident] : residents_) {
-    if (resident.batch.has_value() && jobs.count(job) != 0) DropBatch(&resident);
+    if (!resident.batch.has_value() || jobs.count(job) == 0) continue;
+    if (InFlight(resident)) {
+      resident.drops_when_landed = true;  // its Backward still adds to the sums
+    } else {
+      DropBatch(&resident);
+    }
   }
 }
 

@@ -46,6 +46,7 @@ struct Resident {
   std::optional<OpenBatch> batch;
   std::optional<int64_t> normed_step;  // of the batch whose norm is on its way back
   std::optional<Verdict> verdict;
+  bool drops_when_landed = false;  // a cut has dropped its batch while rows of it are in flight
 
   // The batch ends, with its step or without.
   void CloseBatch() {

@@ -9,6 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "logging/log.h"
+#include "server/auth_command.h"
 #include "server/errors/errors.h"
 #include "server/serve.h"
 #include "server/version.h"
@@ -34,6 +35,7 @@ struct Arguments {
   int64_t patience_floor_s = 600;
   std::string log_format = "text";
   std::string log_level = "info";
+  AuthOptions auth;
 };
 
 CLI::Validator Between(double least, double most) {
@@ -95,6 +97,12 @@ void AddServe(CLI::App& app, Arguments& arguments) {
       ->type_name("DIR");
   serve.add_option("--listen", options.listen, "Loopback address; port 0 picks a free one")
       ->capture_default_str()
+      ->type_name("HOST:PORT");
+  serve
+      .add_option(
+          "--worker-listen", options.worker_listen,
+          "Address for workers on other hosts, over TLS (`lorad auth` makes what that needs; "
+          "default: none)")
       ->type_name("HOST:PORT");
   serve
       .add_option("--reserve", arguments.reserve,
@@ -167,13 +175,21 @@ int Main(int argc, char** argv) {
   app.require_subcommand(1);
   Arguments arguments;
   AddServe(app, arguments);
+  AddAuth(app, arguments.auth);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& wrong) {
-    fmt::print(stderr, "error: USAGE: {}; see `lorad serve --help`\n", wrong.what());
+    fmt::print(stderr, "error: USAGE: {}; see `lorad {} --help`\n", wrong.what(),
+               app.got_subcommand("auth") ? "auth" : "serve");
     return kWrongUsage;
+  }
+  if (app.got_subcommand("auth")) {
+    const absl::StatusOr<std::string> said = RunAuth(app, arguments.auth);
+    if (!said.ok()) return Fail(said.status(), kFailed);
+    fmt::print("{}", *said);
+    return 0;
   }
 
   const absl::StatusOr<WorkerChoice> workers = ParseWorkers(arguments.workers);

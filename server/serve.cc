@@ -19,14 +19,16 @@
 #include "server/services/api_server.h"
 #include "server/supervisor/supervisor.h"
 #include "server/version.h"
+#include "storage/credentials/credential_files.h"
 
 namespace lorad::server {
 namespace {
 
-constexpr absl::Duration kStopPatience = absl::Seconds(60);  // cutting and saving at SIGTERM
-constexpr absl::Duration kEndPatience = absl::Seconds(75);   // all of it
-constexpr absl::Duration kCallsGrace = absl::Seconds(1);     // calls under way when it stops
-constexpr absl::Duration kWorkerGrace = absl::Seconds(3);    // workers that were ordered to end
+constexpr absl::Duration kStopPatience = absl::Seconds(60);        // cutting and saving at SIGTERM
+constexpr absl::Duration kEndPatience = absl::Seconds(75);         // all of it
+constexpr absl::Duration kCallsGrace = absl::Seconds(1);           // calls under way when it stops
+constexpr absl::Duration kAuthorityNotice = absl::Hours(24 * 90);  // before it ends
+constexpr absl::Duration kWorkerGrace = absl::Seconds(3);  // workers that were ordered to end
 
 SupervisorSinks LogSinks() {
   return {[](const std::string& worker, const std::string& line) {
@@ -46,6 +48,32 @@ void EndProcessAfter(absl::Duration patience) {
                      absl::FormatDuration(patience));
     _exit(1);
   }).detach();
+}
+
+// Reads the site's authority, if workers on other hosts are to be served.
+absl::Status OpenToOtherHosts(const ServeOptions& options, storage::Files& files,
+                              ApiServerOptions* api_options) {
+  if (options.worker_listen.empty()) return absl::OkStatus();
+  absl::StatusOr<ListenAddress> listen = ParseWorkerListen(options.worker_listen);
+  if (!listen.ok()) return listen.status();
+  if (absl::Status status = CheckPortFree(*listen); !status.ok()) return status;
+  absl::StatusOr<storage::Authority> authority = storage::ReadAuthority(files, options.data_dir);
+  if (!authority.ok()) return authority.status();
+  const absl::Duration left = authority->validity().until - absl::Now();
+  const std::string mend = absl::StrCat("; `lorad auth init --data-dir ", options.data_dir,
+                                        " --replace` makes another, and then every worker needs a "
+                                        "new bundle");
+  const std::string until = storage::TimeText(authority->validity().until);
+  if (left <= absl::ZeroDuration()) {
+    return Error(absl::StatusCode::kFailedPrecondition, "AUTHORITY_EXPIRED",
+                 absl::StrCat("the site's authority held until ", until, mend));
+  }
+  if (left < kAuthorityNotice) {
+    spdlog::warn("the site's authority holds until {} only{}", until, mend);
+  }
+  api_options->worker_listen = *std::move(listen);
+  api_options->authority = std::make_shared<const storage::Authority>(*std::move(authority));
+  return absl::OkStatus();
 }
 
 class LoradDaemon final : public Daemon {
@@ -71,6 +99,9 @@ class LoradDaemon final : public Daemon {
 
     ApiServerOptions api_options;
     api_options.listen = *listen;
+    if (absl::Status status = OpenToOtherHosts(options, files, &api_options); !status.ok()) {
+      return status;
+    }
     api_options.model_roots = options.model_roots;
     api_options.own_workers = !workers->empty();
     for (const std::string& user : options.allow_users) {
@@ -113,6 +144,7 @@ class LoradDaemon final : public Daemon {
   }
 
   const ListenAddress& address() const override { return api_->address(); }
+  const ListenAddress& worker_address() const override { return api_->worker_address(); }
 
   std::vector<int64_t> worker_pids() const override {
     return supervisor_ == nullptr ? std::vector<int64_t>{} : supervisor_->pids();
@@ -190,6 +222,12 @@ absl::Status RunServer(const ServeOptions& options, storage::Files& files,
   std::fflush(stdout);
   spdlog::info("lorad {} serves {} on {}", kVersion, options.data_dir,
                (*daemon)->address().ToText());
+  if (!options.worker_listen.empty()) {
+    const std::string address = (*daemon)->worker_address().ToText();
+    std::printf("lorad listening for workers on %s\n", address.c_str());
+    std::fflush(stdout);
+    spdlog::info("workers on other hosts are served on {}", address);
+  }
 
   int received = 0;
   sigwait(&stop_signals, &received);

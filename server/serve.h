@@ -20,6 +20,7 @@ namespace lorad::server {
 struct ServeOptions {
   std::string data_dir;
   std::string listen = "127.0.0.1:7070";
+  std::string worker_listen;  // for workers on other hosts; "" = nowhere
   std::vector<std::string> model_roots = {"/"};
   std::vector<std::string>
       allow_users;  // names or numbers: may speak besides the daemon's and root
@@ -43,6 +44,8 @@ class Daemon {
   virtual ~Daemon() = default;
 
   virtual const ListenAddress& address() const = 0;
+  // For workers on other hosts; without --worker-listen it says nothing.
+  virtual const ListenAddress& worker_address() const = 0;
   virtual std::vector<int64_t> worker_pids() const = 0;
 
   // Clean stop: health says so, watches end, running jobs are cut and saved, workers end. A job
@@ -50,10 +53,10 @@ class Daemon {
   virtual void Stop(absl::Time deadline) = 0;
 };
 
-// Starts the daemon, prints "lorad listening on HOST:PORT" on stdout, waits for SIGTERM or SIGINT,
-// and stops it cleanly; what does not end in a minute and a quarter is left, and the process ends.
-// A second signal ends it at once. Call on the main thread, before
-// any other thread is started.
+// Starts the daemon, prints "lorad listening on HOST:PORT" on stdout, and with --worker-listen
+// "lorad listening for workers on HOST:PORT", waits for SIGTERM or SIGINT, and stops it cleanly;
+// what does not end in a minute and a quarter is left, and the process ends. A second signal ends
+// it at once. Call on the main thread, before any other thread is started.
 absl::Status RunServer(const ServeOptions& options, storage::Files& files,
                        storage::StoreHooks hooks = {});
 

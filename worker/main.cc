@@ -9,21 +9,29 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "logging/log.h"
 #include "spdlog/spdlog.h"
+#include "storage/files/errors.h"
+#include "storage/files/files.h"
 #include "worker/driver.h"
 #include "worker/engine/engine.h"
 #include "worker/host/device.h"
 #include "worker/host/limits.h"
 #include "worker/host/process.h"
+#include "worker/link/channel.h"
+#include "worker/link/credentials.h"
 #include "worker/link/grpc_bulk.h"
 #include "worker/link/grpc_link.h"
+#include "worker/link/renewal.h"
 
 namespace lorad::worker {
 namespace {
@@ -33,6 +41,7 @@ constexpr std::chrono::seconds kEndPatience(5);
 
 struct Flags {
   std::string coordinator;
+  std::string credentials;
   DeviceOptions device;
   std::string name;
   int64_t memory_bytes = 0;
@@ -48,6 +57,9 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
   auto* coordinator =
       app.add_option("--coordinator", flags->coordinator, "Address of the coordinator, HOST:PORT");
   list->excludes(coordinator);
+  app.add_option("--credentials", flags->credentials,
+                 "Bundle that `lorad auth worker NAME` made, for a coordinator on another host")
+      ->type_name("FILE");
   app.add_option("--device", flags->device.name, "Device to use: cpu or cuda:I")
       ->check([](const std::string& name) {
         const bool known = name == "cpu" || CudaIndex(name) >= 0;
@@ -58,8 +70,10 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
                  "Arithmetic on a GPU: bf16, or fp32 to compare with a reference")
       ->check(CLI::IsMember({"bf16", "fp32"}))
       ->capture_default_str();
-  app.add_option("--name", flags->name,
-                 "Name of this worker, unique in the cluster (default: host and process)");
+  app.add_option(
+      "--name", flags->name,
+      "Name of this worker, unique in the cluster (default: that of its certificate, or host and "
+      "process)");
   app.add_option("--threads", flags->device.threads,
                  "Threads for arithmetic on the CPU (default: all cores)")
       ->check(CLI::Range(0, kThreadsMax));
@@ -155,6 +169,26 @@ v1::Hello MakeHello(const Flags& flags, const OpenDevice& device, const std::str
   return hello;
 }
 
+// "REASON: message".
+std::string TextOf(const absl::Status& status) {
+  const auto reason = status.GetPayload(storage::Absl(storage::kReasonPayload));
+  const std::string message(status.message());
+  return reason ? absl::StrCat(std::string(*reason), ": ", message) : message;
+}
+
+// Null for a coordinator on this host.
+absl::StatusOr<std::unique_ptr<Credentials>> LoadCredentials(const Flags& flags) {
+  if (!flags.credentials.empty()) {
+    return Credentials::Load(storage::RealFiles(), flags.credentials, absl::Now());
+  }
+  if (IsLoopback(flags.coordinator)) return nullptr;
+  return storage::WithReason(
+      absl::StatusCode::kFailedPrecondition, "CREDENTIALS_MISSING",
+      absl::StrCat("a coordinator on another host (", flags.coordinator,
+                   ") is spoken to over TLS alone: name the worker's bundle with --credentials; "
+                   "`lorad auth worker NAME` at the coordinator makes it"));
+}
+
 int Run(Flags flags) {
   // Signals may reach any thread (libraries have some of their own), so the handler only writes a
   // byte, and a thread of ours waits for it.
@@ -167,13 +201,20 @@ int Run(Flags flags) {
   }
   kernels::Backend* backend = device->backend.get();
   if (flags.memory_bytes == 0) flags.memory_bytes = device->memory_bytes;
-  if (flags.name.empty()) flags.name = DefaultName();
+  const absl::StatusOr<std::unique_ptr<Credentials>> credentials = LoadCredentials(flags);
+  if (!credentials.ok()) {
+    spdlog::error("{}", TextOf(credentials.status()));
+    return 1;
+  }
+  if (flags.name.empty()) flags.name = *credentials ? (*credentials)->worker() : DefaultName();
 
   const std::string numerics_id = NumericsId(*backend);
   spdlog::info("worker {}: {}, numerics {} ({})", flags.name, device->description, numerics_id,
                backend->NumericsId());
-  GrpcBulk bulk(flags.coordinator);
-  GrpcLink link(flags.coordinator);
+  GrpcBulk bulk(flags.coordinator, credentials->get());
+  GrpcLink link(flags.coordinator, credentials->get());
+  std::optional<Renewal> renewal;
+  if (*credentials) renewal.emplace(flags.coordinator, credentials->get(), absl::Now);
   Driver driver(
       {.hello = MakeHello(flags, *device, numerics_id)},
       MakeFormEngine(backend, {.memory_bytes = flags.memory_bytes, .numerics_id = numerics_id},

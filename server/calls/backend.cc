@@ -34,11 +34,12 @@ void Attendance::WaitUntilEmpty() {
 }
 
 Backend::Backend(Driver& driver_in, std::vector<std::string> model_roots_in, bool own_workers_in,
-                 StreamWaits waits_in, ConnectionLimits connection_limits)
+                 StreamWaits waits_in, ConnectionLimits connection_limits, SiteCredentials site_in)
     : driver(driver_in),
       model_roots(std::move(model_roots_in)),
       own_workers(own_workers_in),
       waits(waits_in),
+      site(std::move(site_in)),
       connections(std::move(connection_limits)),
       watches("watches", kWatchesMax),
       uploads("uploads", kUploadsMax),

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -18,6 +19,7 @@
 #include "server/connections/connections.h"
 #include "server/driver/driver.h"
 #include "server/driver/task_pool.h"
+#include "storage/credentials/certificate.h"
 
 namespace lorad::server {
 
@@ -78,14 +80,22 @@ struct StreamWaits {
   absl::Duration bookmark = absl::Seconds(10);  // a watch of which nothing was told, but might be
 };
 
+// By what workers on other hosts are known.
+struct SiteCredentials {
+  std::shared_ptr<const storage::Authority>
+      authority;  // null: there are none. Shared with the door
+  std::function<absl::Time()> wall_clock;
+};
+
 struct Backend {
   Backend(Driver& driver, std::vector<std::string> model_roots, bool own_workers, StreamWaits waits,
-          ConnectionLimits connection_limits);
+          ConnectionLimits connection_limits, SiteCredentials site = {});
 
   Driver& driver;
   const std::vector<std::string> model_roots;  // models lie beneath one of them
   const bool own_workers;                      // of the daemon's: one will connect
   const StreamWaits waits;
+  const SiteCredentials site;
   Connections connections;
   Gate watches;
   Gate uploads;

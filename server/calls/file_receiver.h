@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <variant>
 
@@ -26,6 +27,8 @@ template <class Message>
 class Intake {
  public:
   virtual ~Intake() = default;
+  // Who calls, by its certificate ("" = somebody of this host): once, before the first Take.
+  virtual void ComesFrom(const std::string& /*worker*/) {}
   virtual absl::Status Take(const Message& message) = 0;
   // All has come: it is checked and made durable.
   virtual absl::Status Complete() = 0;
@@ -55,12 +58,13 @@ class FileReceiver final : public grpc::ServerReadReactor<Message> {
         question_(backend.driver, backend.answers),
         timer_(backend.patience, [this] { strand_.Post([this] { OnLate(); }); }),
         intake_(std::move(intake)) {
-    absl::StatusOr<Connections::Visit> visit = backend.connections.Enter(context->peer(), who);
+    absl::StatusOr<Connections::Visit> visit = backend.connections.Enter(CallerOf(*context), who);
     if (!visit.ok()) {
       End(visit.status());
       return;
     }
     visit_.emplace(*std::move(visit));
+    intake_->ComesFrom(visit_->worker());
     timer_.Start(backend.waits.first_message);
     this->StartRead(&message_);
   }

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -20,6 +21,8 @@ template <class Message>
 class Source {
  public:
   virtual ~Source() = default;
+  // Who calls, by its certificate ("" = somebody of this host): once, before the first Next.
+  virtual void ComesTo(const std::string& /*worker*/) {}
   // The next message; false: there is none any more.
   virtual absl::StatusOr<bool> Next(Message* message) = 0;
 };
@@ -38,7 +41,7 @@ class FileSender final : public grpc::ServerWriteReactor<Message> {
         strand_(who == Who::kWorker ? backend.fetches : backend.files),
         timer_(backend.patience, [context] { context->TryCancel(); }),
         source_(std::move(source)) {
-    if (absl::Status status = Enter(context->peer(), who); !status.ok()) {
+    if (absl::Status status = Enter(CallerOf(*context), who); !status.ok()) {
       End(status);
       return;
     }
@@ -58,10 +61,11 @@ class FileSender final : public grpc::ServerWriteReactor<Message> {
   }
 
  private:
-  absl::Status Enter(const std::string& peer, Who who) {
-    absl::StatusOr<Connections::Visit> visit = backend_.connections.Enter(peer, who);
+  absl::Status Enter(const Caller& caller, Who who) {
+    absl::StatusOr<Connections::Visit> visit = backend_.connections.Enter(caller, who);
     if (!visit.ok()) return visit.status();
     visit_.emplace(*std::move(visit));
+    source_->ComesTo(visit_->worker());
     if (who == Who::kWorker) return absl::OkStatus();
     absl::StatusOr<Gate::Pass> pass = backend_.downloads.Enter();
     if (!pass.ok()) return pass.status();

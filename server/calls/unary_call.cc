@@ -6,10 +6,9 @@
 
 namespace lorad::server {
 
-UnaryCall::UnaryCall(Backend& backend, grpc::CallbackServerContext* context)
+UnaryCall::UnaryCall(Backend& backend, grpc::CallbackServerContext* context, Connections::Who who)
     : here_(backend.calls), backend_(backend), question_(backend.driver, backend.answers) {
-  absl::StatusOr<Connections::Visit> visit =
-      backend.connections.Enter(context->peer(), Connections::Who::kClient);
+  absl::StatusOr<Connections::Visit> visit = backend.connections.Enter(CallerOf(*context), who);
   if (visit.ok()) {
     visit_.emplace(*std::move(visit));
   } else {

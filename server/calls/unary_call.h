@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -21,7 +22,11 @@ namespace lorad::server {
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   // Refuses who may not speak.
-  UnaryCall(Backend& backend, grpc::CallbackServerContext* context);
+  UnaryCall(Backend& backend, grpc::CallbackServerContext* context,
+            Connections::Who who = Connections::Who::kClient);
+
+  // Who calls, by its certificate; "" = somebody of this host, or nobody who may.
+  std::string worker() const { return visit_ ? visit_->worker() : ""; }
 
   // The last step.
   UnaryCall* End(const absl::Status& status);

@@ -16,10 +16,13 @@ absl::Status NotAsked(int64_t epoch, const std::string& what) {
 
 }  // namespace
 
-void WorkerEpochs::Ordered(const void* stream, const wire::CoordinatorMessage& order) {
+void WorkerEpochs::Ordered(const void* stream, const std::string& worker,
+                           const wire::CoordinatorMessage& order) {
   std::lock_guard lock(mutex_);
   if (order.has_form_group()) {
-    groups_[order.form_group().epoch()].stream = stream;
+    Group& group = groups_[order.form_group().epoch()];
+    group.stream = stream;
+    group.worker = worker;
   } else if (order.has_dissolve_group()) {
     groups_.erase(order.dissolve_group().epoch());
   } else if (order.has_window()) {
@@ -30,6 +33,8 @@ void WorkerEpochs::Ordered(const void* stream, const wire::CoordinatorMessage& o
         group->second.contents[operation.job()] = operation.content();
       } else if (operation.kind() == wire::Operation::FREE_SLOT) {
         group->second.contents.erase(operation.job());
+      } else if (operation.kind() == wire::Operation::SAVE) {
+        group->second.saves[operation.job()] = operation.step();
       }
     }
   }
@@ -40,19 +45,28 @@ void WorkerEpochs::Disconnected(const void* stream) {
   std::erase_if(groups_, [&](const auto& entry) { return entry.second.stream == stream; });
 }
 
-absl::Status WorkerEpochs::CheckUpload(const wire::UploadShardRequest::Header& header) const {
-  std::lock_guard lock(mutex_);
-  return groups_.contains(header.epoch())
-             ? absl::OkStatus()
-             : NotAsked(header.epoch(), absl::StrCat("save '", Quotable(header.job(), 100), "'"));
+const WorkerEpochs::Group* WorkerEpochs::Find(int64_t epoch, const std::string& caller) const {
+  const auto group = groups_.find(epoch);
+  if (group == groups_.end()) return nullptr;
+  return caller.empty() || caller == group->second.worker ? &group->second : nullptr;
 }
 
-absl::Status WorkerEpochs::CheckFetch(const wire::FetchSlotContentRequest& request) const {
+absl::Status WorkerEpochs::CheckUpload(const wire::UploadShardRequest::Header& header,
+                                       const std::string& caller) const {
   std::lock_guard lock(mutex_);
-  const auto group = groups_.find(request.epoch());
-  if (group != groups_.end()) {
-    const auto content = group->second.contents.find(request.job());
-    if (content != group->second.contents.end() && content->second == request.content()) {
+  if (const Group* group = Find(header.epoch(), caller)) {
+    const auto save = group->saves.find(header.job());
+    if (save != group->saves.end() && header.step() <= save->second) return absl::OkStatus();
+  }
+  return NotAsked(header.epoch(), absl::StrCat("save '", Quotable(header.job(), 100), "'"));
+}
+
+absl::Status WorkerEpochs::CheckFetch(const wire::FetchSlotContentRequest& request,
+                                      const std::string& caller) const {
+  std::lock_guard lock(mutex_);
+  if (const Group* group = Find(request.epoch(), caller)) {
+    const auto content = group->contents.find(request.job());
+    if (content != group->contents.end() && content->second == request.content()) {
       return absl::OkStatus();
     }
   }

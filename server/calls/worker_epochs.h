@@ -15,19 +15,28 @@ namespace lorad::server {
 
 class WorkerEpochs {
  public:
-  // An order is about to be sent on a control stream, whose address names it.
-  void Ordered(const void* stream, const worker::v1::CoordinatorMessage& order);
+  // An order is about to be sent on the control stream, whose address names it, of `worker`.
+  void Ordered(const void* stream, const std::string& worker,
+               const worker::v1::CoordinatorMessage& order);
   void Disconnected(const void* stream);
 
-  // FAILED_PRECONDITION (NOT_A_WORKERS_GROUP).
-  absl::Status CheckUpload(const worker::v1::UploadShardRequest::Header& header) const;
-  absl::Status CheckFetch(const worker::v1::FetchSlotContentRequest& request) const;
+  // Whether these are what a connected worker was told to do. `caller`: the worker that calls, by
+  // its certificate, whose group it must be; "" = somebody of this host. FAILED_PRECONDITION
+  // (NOT_A_WORKERS_GROUP).
+  absl::Status CheckUpload(const worker::v1::UploadShardRequest::Header& header,
+                           const std::string& caller) const;
+  absl::Status CheckFetch(const worker::v1::FetchSlotContentRequest& request,
+                          const std::string& caller) const;
 
  private:
   struct Group {
     const void* stream = nullptr;
+    std::string worker;
     std::map<std::string, std::string> contents;  // of loaded slots, by job
+    std::map<std::string, int64_t> saves;         // the last step that a job is to save
   };
+  const Group* Find(int64_t epoch, const std::string& caller) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable std::mutex mutex_;
   std::map<int64_t, Group> groups_ ABSL_GUARDED_BY(mutex_);  // by epoch

@@ -17,31 +17,43 @@
 namespace lorad::server {
 namespace {
 
-absl::Status NotAnAddress(const std::string& text) {
+absl::Status NotAnAddress(const std::string& option, const std::string& text) {
   return Error(
       absl::StatusCode::kInvalidArgument, "INVALID_LISTEN",
-      absl::StrCat("--listen must be ADDRESS:PORT like 127.0.0.1:7070 or [::1]:7070, got '", text,
+      absl::StrCat(option, " must be ADDRESS:PORT like 127.0.0.1:7070 or [::1]:7070, got '", text,
                    "'"));
 }
 
-absl::Status CheckLoopback(const std::string& host, const std::string& text) {
+bool IsAddress(const std::string& host) {
+  in6_addr any;
+  return inet_pton(AF_INET, host.c_str(), &any) == 1 ||
+         inet_pton(AF_INET6, host.c_str(), &any) == 1;
+}
+
+bool IsLoopback(const std::string& host) {
   in_addr v4;
   in6_addr v6;
-  bool loopback = false;
-  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) {
-    loopback = (ntohl(v4.s_addr) >> 24) == 127;
-  } else if (inet_pton(AF_INET6, host.c_str(), &v6) == 1) {
-    loopback = IN6_IS_ADDR_LOOPBACK(&v6);
-  } else {
-    return NotAnAddress(text);
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+}
+
+absl::StatusOr<ListenAddress> Parse(const char* option, const std::string& text) {
+  const size_t colon = text.rfind(':');
+  ListenAddress address;
+  address.option = option;
+  if (colon == std::string::npos || !absl::SimpleAtoi(text.substr(colon + 1), &address.port) ||
+      address.port < 0 || address.port > 65535) {
+    return NotAnAddress(option, text);
   }
-  if (loopback) return absl::OkStatus();
-  return Error(
-      absl::StatusCode::kFailedPrecondition, "NOT_LOOPBACK",
-      absl::StrCat("will not listen on ", host,
-                   ": others could reach it without credentials, and TLS cannot be "
-                   "configured in this version. Listen on 127.0.0.1, and use an SSH tunnel "
-                   "from elsewhere"));
+  address.host = text.substr(0, colon);
+  if (address.host == "localhost") address.host = "127.0.0.1";
+  if (address.host.size() > 2 && address.host.front() == '[' && address.host.back() == ']') {
+    address.host = address.host.substr(1, address.host.size() - 2);
+  } else if (address.host.find(':') != std::string::npos) {
+    return NotAnAddress(option, text);
+  }
+  if (!IsAddress(address.host)) return NotAnAddress(option, text);
+  return address;
 }
 
 }  // namespace
@@ -52,21 +64,17 @@ std::string ListenAddress::ToText() const {
 }
 
 absl::StatusOr<ListenAddress> ParseListen(const std::string& text) {
-  const size_t colon = text.rfind(':');
-  ListenAddress address;
-  if (colon == std::string::npos || !absl::SimpleAtoi(text.substr(colon + 1), &address.port) ||
-      address.port < 0 || address.port > 65535) {
-    return NotAnAddress(text);
-  }
-  address.host = text.substr(0, colon);
-  if (address.host == "localhost") address.host = "127.0.0.1";
-  if (address.host.size() > 2 && address.host.front() == '[' && address.host.back() == ']') {
-    address.host = address.host.substr(1, address.host.size() - 2);
-  } else if (address.host.find(':') != std::string::npos) {
-    return NotAnAddress(text);
-  }
-  if (absl::Status status = CheckLoopback(address.host, text); !status.ok()) return status;
-  return address;
+  absl::StatusOr<ListenAddress> address = Parse("--listen", text);
+  if (!address.ok() || IsLoopback(address->host)) return address;
+  return Error(absl::StatusCode::kFailedPrecondition, "NOT_LOOPBACK",
+               absl::StrCat("will not listen on ", address->host,
+                            ": others could reach it without credentials. Listen on 127.0.0.1, and "
+                            "use an SSH tunnel from elsewhere; workers on other hosts come by "
+                            "--worker-listen"));
+}
+
+absl::StatusOr<ListenAddress> ParseWorkerListen(const std::string& text) {
+  return Parse("--worker-listen", text);
 }
 
 absl::StatusOr<uid_t> ParseUser(const std::string& text) {
@@ -112,8 +120,8 @@ absl::StatusOr<int> OpenListeningSocket(ListenAddress* address) {
   if (cause == EADDRINUSE) {
     return Error(absl::StatusCode::kUnavailable, "PORT_IN_USE",
                  absl::StrCat("port ", address->port, " on ", address->host,
-                              " is in use: is a daemon running already? Choose another with "
-                              "--listen (port 0 = a free one)"));
+                              " is in use: is a daemon running already? Choose another with ",
+                              address->option, " (port 0 = a free one)"));
   }
   return Error(absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
                absl::StrCat("cannot listen on ", address->ToText(), ": ", strerror(cause)));

@@ -12,16 +12,19 @@
 namespace lorad::server {
 
 struct ListenAddress {
-  std::string host;  // 127.0.0.0/8 or ::1
-  int port = 0;      // 0 = a free one
+  std::string host;                 // an address
+  int port = 0;                     // 0 = a free one
+  const char* option = "--listen";  // where it was given, for messages
 
   std::string ToText() const;  // "127.0.0.1:7070", "[::1]:7070"
 };
 
 // "HOST:PORT" with HOST an address or localhost (which is 127.0.0.1). INVALID_ARGUMENT
 // (INVALID_LISTEN) for other text; FAILED_PRECONDITION (NOT_LOOPBACK) for a host that others can
-// reach: there is no TLS to protect it.
+// reach: no TLS protects it.
 absl::StatusOr<ListenAddress> ParseListen(const std::string& text);
+// The same for --worker-listen, which others may reach: TLS protects it.
+absl::StatusOr<ListenAddress> ParseWorkerListen(const std::string& text);
 
 // The user of --allow-user: a name of this machine's, or a number. INVALID_ARGUMENT (NO_SUCH_USER).
 absl::StatusOr<uid_t> ParseUser(const std::string& text);

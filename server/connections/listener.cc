@@ -17,20 +17,25 @@ namespace lorad::server {
 namespace {
 
 constexpr auto kNoDescriptor = std::chrono::milliseconds(50);
+constexpr int kReportMs = 1000;  // how late a silent peer at the workers' door is reported
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(ListenAddress* address,
+absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(ListenAddress* address, Door door,
                                                          Connections& connections) {
-  absl::StatusOr<PeerFinder> finder = PeerFinder::Open();
-  if (!finder.ok()) return finder.status();
+  std::optional<PeerFinder> finder;
+  if (door == Door::kLocal) {
+    absl::StatusOr<PeerFinder> opened = PeerFinder::Open();
+    if (!opened.ok()) return opened.status();
+    finder.emplace(*std::move(opened));
+  }
   const absl::StatusOr<int> socket = OpenListeningSocket(address);
   if (!socket.ok()) return socket.status();
   const int wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  return std::unique_ptr<Listener>(new Listener(*socket, wake, *std::move(finder), connections));
+  return std::unique_ptr<Listener>(new Listener(*socket, wake, std::move(finder), connections));
 }
 
-Listener::Listener(int socket, int wake, PeerFinder finder, Connections& connections)
+Listener::Listener(int socket, int wake, std::optional<PeerFinder> finder, Connections& connections)
     : socket_(socket), wake_(wake), finder_(std::move(finder)), connections_(connections) {}
 
 Listener::~Listener() {
@@ -53,7 +58,9 @@ void Listener::Stop() {
 void Listener::Run() {
   pollfd sources[] = {{socket_, POLLIN, 0}, {wake_, POLLIN, 0}};
   for (;;) {
-    if (poll(sources, 2, -1) < 0) continue;
+    const int ready = poll(sources, 2, finder_ ? -1 : kReportMs);
+    if (!finder_) connections_.ReportSilent();
+    if (ready <= 0) continue;
     if (sources[1].revents != 0) return;
     const int fd = accept4(socket_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd >= 0) {
@@ -65,9 +72,14 @@ void Listener::Run() {
   }
 }
 
+bool Listener::Admit(int fd) {
+  if (!finder_) return connections_.AdmitWorker(fd, AddressOfPeer(fd));
+  const absl::StatusOr<PeerFinder::Peer> peer = finder_->Find(fd);
+  return peer.ok() && connections_.Admit(fd, *peer);
+}
+
 void Listener::Receive(int fd) {
-  const absl::StatusOr<PeerFinder::Peer> peer = finder_.Find(fd);
-  if (!peer.ok() || !connections_.Admit(fd, *peer)) {
+  if (!Admit(fd)) {
     close(fd);
     return;
   }

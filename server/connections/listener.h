@@ -1,9 +1,10 @@
-// The daemon's door: accepts connections, asks the kernel who comes, and hands on whom the register
-// admits.
+// A door of the daemon: accepts connections, at the local one asks the kernel who comes, and hands
+// on whom the register admits.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "absl/status/statusor.h"
@@ -16,7 +17,7 @@ class Listener {
  public:
   // Listens on `address` (port 0: a free one is chosen and filled in); nobody is accepted yet.
   // UNAVAILABLE (PORT_IN_USE, CANNOT_LISTEN, PEER_CHECK_UNAVAILABLE).
-  static absl::StatusOr<std::unique_ptr<Listener>> Open(ListenAddress* address,
+  static absl::StatusOr<std::unique_ptr<Listener>> Open(ListenAddress* address, Door door,
                                                         Connections& connections);
   ~Listener();
 
@@ -26,13 +27,14 @@ class Listener {
   void Stop();
 
  private:
-  Listener(int socket, int wake, PeerFinder finder, Connections& connections);
+  Listener(int socket, int wake, std::optional<PeerFinder> finder, Connections& connections);
+  bool Admit(int fd);
   void Run();
   void Receive(int fd);
 
   const int socket_;
-  const int wake_;  // an eventfd
-  PeerFinder finder_;
+  const int wake_;                    // an eventfd
+  std::optional<PeerFinder> finder_;  // none at the workers' door
   Connections& connections_;
   std::function<void(int fd)> on_connection_;
   std::thread thread_;

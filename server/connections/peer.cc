@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "server/errors/errors.h"
 
 namespace lorad::server {
@@ -112,9 +111,11 @@ absl::StatusOr<uid_t> PeerFinder::Ask(const void* request, size_t bytes) {
   }
 }
 
-std::string PeerAddress(const std::string& grpc_peer) {
-  return absl::StrReplaceAll(grpc_peer.substr(grpc_peer.find(':') + 1),
-                             {{"%5B", "["}, {"%5D", "]"}});
+std::string AddressOfPeer(int fd) {
+  sockaddr_storage theirs = {};
+  socklen_t bytes = sizeof(theirs);
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&theirs), &bytes) != 0) return "";
+  return ToText(theirs);
 }
 
 }  // namespace lorad::server

@@ -34,8 +34,7 @@ class PeerFinder {
   uint32_t sequence_ = 0;
 };
 
-// The same text made of grpc::ServerContextBase::peer(): "ipv4:127.0.0.1:40000",
-// "ipv6:%5B::1%5D:40000".
-std::string PeerAddress(const std::string& grpc_peer);
+// The address of the peer of `fd`, as Peer's; "" where it is gone already.
+std::string AddressOfPeer(int fd);
 
 }  // namespace lorad::server

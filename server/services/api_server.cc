@@ -15,6 +15,7 @@
 #include "server/calls/backend.h"
 #include "server/calls/malformed_requests.h"
 #include "server/connections/listener.h"
+#include "server/connections/worker_door.h"
 #include "server/errors/errors.h"
 #include "server/services/services.h"
 #include "server/validation/limits.h"
@@ -24,6 +25,7 @@ namespace {
 
 constexpr int kKeepaliveMs = 20'000;        // a connection that says nothing is asked
 constexpr int kKeepaliveWaitMs = 10'000;    // and ends without an answer
+constexpr int kHandshakeMs = 10'000;        // TLS, and the first frames
 constexpr int kConnectionIdleMs = 300'000;  // without a call
 constexpr int kUnreadBytesMax = 4 << 20;    // of a stream
 
@@ -36,6 +38,12 @@ ConnectionLimits LimitsOf(const ApiServerOptions& options) {
   limits.for_workers = std::min(kWorkerConnectionsMax, limits.total / 4);
   limits.allowed = {0, geteuid()};
   limits.allowed.insert(options.allowed_users.begin(), options.allowed_users.end());
+  if (options.authority != nullptr) {
+    limits.worker_of = [authority = options.authority,
+                        clock = options.wall_clock](const std::string& certificate) {
+      return storage::WorkerOf(certificate, authority->certificate(), clock());
+    };
+  }
   return limits;
 }
 
@@ -46,6 +54,7 @@ void SetChannel(Builder& builder) {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kConnectionIdleMs);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
   // Workers ask every few seconds whether their coordinator still lives.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
   // The bytes that a sender may have under way before they are read: enough for 100 MB/s over 40
@@ -58,13 +67,40 @@ void SetChannel(Builder& builder) {
   builder.SetResourceQuota(grpc::ResourceQuota("lorad").SetMaxThreads(kReflectionThreadsMax));
 }
 
+// A socket of ours whose connections are handed to gRPC.
+struct Entrance {
+  ListenAddress address;
+  std::unique_ptr<Acceptor> acceptor;  // outlives the server
+  std::unique_ptr<Listener> listener;  // ends before the server does
+
+  // Before the server is built.
+  absl::Status Open(Door door, Connections& connections,
+                    std::shared_ptr<grpc::ServerCredentials> credentials, Builder& builder) {
+    absl::StatusOr<std::unique_ptr<Listener>> opened = Listener::Open(&address, door, connections);
+    if (!opened.ok()) return opened.status();
+    listener = *std::move(opened);
+    acceptor = builder.experimental().AddExternalConnectionAcceptor(
+        Builder::experimental_type::ExternalConnectionType::FROM_FD, std::move(credentials));
+    return absl::OkStatus();
+  }
+  // Once it serves.
+  void Start() {
+    listener->Start([this](int fd) {
+      Acceptor::NewConnectionParameters connection;
+      connection.fd = fd;
+      acceptor->HandleNewConnection(&connection);
+    });
+  }
+};
+
 class GrpcApiServer final : public ApiServer {
  public:
   GrpcApiServer(const ApiServerOptions& options, Driver& driver)
-      : address_(options.listen),
+      : local_{options.listen, nullptr, nullptr},
+        workers_{options.worker_listen, nullptr, nullptr},
         backend_(driver, options.model_roots, options.own_workers,
                  {options.first_message_wait, options.idle_wait, options.bookmark_wait},
-                 LimitsOf(options)) {
+                 LimitsOf(options), {options.authority, options.wall_clock}) {
     services_.push_back(MakeJobsService(backend_));
     services_.push_back(MakeDatasetsService(backend_));
     services_.push_back(MakeModelsService(backend_));
@@ -81,16 +117,14 @@ class GrpcApiServer final : public ApiServer {
   }
 
   absl::Status Serve() {
-    absl::StatusOr<std::unique_ptr<Listener>> listener =
-        Listener::Open(&address_, backend_.connections);
-    if (!listener.ok()) return listener.status();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     Builder builder;
     SetChannel(builder);
-    acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
-        Builder::experimental_type::ExternalConnectionType::FROM_FD,
-        grpc::InsecureServerCredentials());
+    absl::Status status =
+        local_.Open(Door::kLocal, backend_.connections, grpc::InsecureServerCredentials(), builder);
+    if (status.ok() && backend_.site.authority != nullptr) status = OpenWorkersDoor(builder);
+    if (!status.ok()) return status;
     std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
     creators.push_back(AnswerMalformedRequests());
     builder.experimental().SetInterceptorCreators(std::move(creators));
@@ -100,7 +134,7 @@ class GrpcApiServer final : public ApiServer {
     if (server_ == nullptr) {
       polled_->Shutdown();
       return Error(absl::StatusCode::kUnavailable, "CANNOT_LISTEN",
-                   "cannot serve on " + address_.ToText());
+                   "cannot serve on " + local_.address.ToText());
     }
     poller_ = std::thread([this] {
       void* tag;
@@ -108,16 +142,13 @@ class GrpcApiServer final : public ApiServer {
       while (polled_->Next(&tag, &ok)) {
       }
     });
-    listener_ = *std::move(listener);
-    listener_->Start([this](int fd) {
-      Acceptor::NewConnectionParameters connection;
-      connection.fd = fd;
-      acceptor_->HandleNewConnection(&connection);
-    });
+    local_.Start();
+    if (workers_.listener != nullptr) workers_.Start();
     return absl::OkStatus();
   }
 
-  const ListenAddress& address() const override { return address_; }
+  const ListenAddress& address() const override { return local_.address; }
+  const ListenAddress& worker_address() const override { return workers_.address; }
 
   void SetWritable(bool writable) override {
     if (backend_.stopping) return;
@@ -134,7 +165,8 @@ class GrpcApiServer final : public ApiServer {
   }
 
   void Stop(absl::Time deadline) override {
-    listener_.reset();
+    local_.listener.reset();
+    workers_.listener.reset();
     server_->Shutdown(absl::ToChronoTime(deadline));
     server_->Wait();
     backend_.calls.WaitUntilEmpty();
@@ -144,7 +176,14 @@ class GrpcApiServer final : public ApiServer {
   }
 
  private:
-  ListenAddress address_;
+  absl::Status OpenWorkersDoor(Builder& builder) {
+    auto credentials = WorkerDoorCredentials(*backend_.site.authority);
+    if (!credentials.ok()) return credentials.status();
+    return workers_.Open(Door::kWorkers, backend_.connections, *std::move(credentials), builder);
+  }
+
+  Entrance local_;
+  Entrance workers_;  // of other hosts; closed where the site has no authority
   Backend backend_;
   std::vector<std::unique_ptr<grpc::Service>> services_;
   // A queue that nothing is put into, so that there is always a thread that waits for the sockets.
@@ -152,9 +191,7 @@ class GrpcApiServer final : public ApiServer {
   // idle 1100.
   std::unique_ptr<grpc::ServerCompletionQueue> polled_;
   std::thread poller_;
-  std::unique_ptr<Acceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;  // before the services go
-  std::unique_ptr<Listener> listener_;    // before the server goes
 };
 
 }  // namespace

@@ -3,20 +3,27 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/connections/listen.h"
 #include "server/driver/driver.h"
+#include "storage/credentials/certificate.h"
 
 namespace lorad::server {
 
 struct ApiServerOptions {
   ListenAddress listen;
   std::vector<std::string> model_roots = {"/"};
+  // For workers on other hosts; without an authority there is no such door.
+  ListenAddress worker_listen;
+  std::shared_ptr<const storage::Authority> authority;
+  std::function<absl::Time()> wall_clock = absl::Now;  // certificates are judged by it
   bool own_workers = false;          // the daemon starts workers itself: one will connect
   std::vector<uid_t> allowed_users;  // may speak besides root and the daemon's own user
   // The longest waits of a stream: until its first message; while an upload sends nothing or a
@@ -37,6 +44,8 @@ class ApiServer {
 
   // With the port that was chosen where 0 was asked for.
   virtual const ListenAddress& address() const = 0;
+  // Of the door for workers on other hosts.
+  virtual const ListenAddress& worker_address() const = 0;
 
   // Sets what grpc.health.v1 says of the services whose creates need room on the disk
   // (lorad.v1.Jobs, Datasets, Adapters, Models); of the whole ("") it still says SERVING. Any

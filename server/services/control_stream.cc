@@ -64,7 +64,7 @@ ControlStream::ControlStream(Backend& backend, grpc::CallbackServerContext* cont
       context_(context),
       timer_(backend.patience, [this] { End(FirstMessageLate(backend_.waits.first_message)); }) {
   absl::StatusOr<Connections::Visit> visit =
-      backend.connections.Enter(context->peer(), Connections::Who::kWorker);
+      backend.connections.Enter(CallerOf(*context), Connections::Who::kWorker);
   if (!visit.ok()) {
     End(visit.status());
     return;
@@ -112,6 +112,15 @@ void ControlStream::OnDone() {
 
 absl::Status ControlStream::Greet() {
   if (absl::Status status = CheckHello(incoming_); !status.ok()) return status;
+  worker_ = incoming_.hello().worker();
+  if (const std::string& certified = visit_->worker(); !certified.empty() && worker_ != certified) {
+    return Error(absl::StatusCode::kPermissionDenied, "WORKER_NAME_NOT_CERTIFIED",
+                 absl::StrCat("it calls itself '", worker_, "', and its certificate is of worker '",
+                              certified,
+                              "': leave --name out, or take the bundle that `lorad auth "
+                              "worker ",
+                              worker_, "` makes"));
+  }
   absl::StatusOr<Gate::Pass> pass = backend_.workers.Enter();
   if (!pass.ok()) return pass.status();
   pass_.emplace(*std::move(pass));
@@ -133,7 +142,8 @@ void ControlStream::Enqueue(wire::CoordinatorMessage order) {
     context_->TryCancel();
     return;
   }
-  backend_.epochs.Ordered(this, order);
+  backend_.epochs.Ordered(this, worker_, order);
+  welcomed_ |= order.has_welcome();
   orders_.push_back(std::move(order));
   if (writing_) return;
   writing_ = true;
@@ -150,6 +160,11 @@ void ControlStream::End(const absl::Status& reason) {
 void ControlStream::FinishIfDue() {
   if (!ending_ || writing_ || finished_) return;
   finished_ = true;
+  if (!reason_.ok() && !worker_.empty() && !welcomed_) {
+    backend_.connections.refusals().Note(absl::StrCat("worker '", Quotable(worker_, 100), "' at ",
+                                                      HostOf(CallerOf(*context_).address)),
+                                         reason_);
+  }
   Finish(ToGrpc(reason_));
 }
 

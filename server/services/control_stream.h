@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "lorad/worker/v1/worker.pb.h"
@@ -45,11 +46,13 @@ class ControlStream final
   uint64_t connection_ = 0;
   std::optional<Connections::Visit> visit_;
   std::optional<Gate::Pass> pass_;
+  std::string worker_;  // the name in its Hello
 
   std::mutex mutex_;
   // The first is being written, if writing_.
   std::deque<worker::v1::CoordinatorMessage> orders_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool welcomed_ ABSL_GUARDED_BY(mutex_) = false;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status reason_ ABSL_GUARDED_BY(mutex_);

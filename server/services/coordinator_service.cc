@@ -1,4 +1,5 @@
 #include <grpcpp/grpcpp.h>
+#include <spdlog/spdlog.h>
 
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 #include "server/calls/backend.h"
 #include "server/calls/file_receiver.h"
 #include "server/calls/file_sender.h"
+#include "server/calls/unary_call.h"
 #include "server/calls/upload.h"
 #include "server/errors/errors.h"
 #include "server/services/control_stream.h"
@@ -27,6 +29,8 @@ using Context = grpc::CallbackServerContext;
 class ShardIntake final : public Intake<wire::UploadShardRequest> {
  public:
   explicit ShardIntake(Backend& backend) : backend_(backend) {}
+
+  void ComesFrom(const std::string& worker) override { worker_ = worker; }
 
   absl::Status Take(const wire::UploadShardRequest& message) override {
     if (!upload_) return TakeHeader(message);
@@ -54,7 +58,7 @@ class ShardIntake final : public Intake<wire::UploadShardRequest> {
   absl::Status TakeHeader(const wire::UploadShardRequest& message) {
     if (!message.has_header()) return NoHeader();
     shard_.header = message.header();
-    if (absl::Status status = backend_.epochs.CheckUpload(shard_.header); !status.ok()) {
+    if (absl::Status status = backend_.epochs.CheckUpload(shard_.header, worker_); !status.ok()) {
       return status;
     }
     absl::StatusOr<Upload> upload =
@@ -66,9 +70,31 @@ class ShardIntake final : public Intake<wire::UploadShardRequest> {
   }
 
   Backend& backend_;
+  std::string worker_;
   ShardUploaded shard_;
   std::optional<Upload> upload_;
 };
+
+// As long as the one before was, for the key of `asked`.
+absl::StatusOr<wire::RenewCertificateResponse> RenewedCertificate(const SiteCredentials& site,
+                                                                  const std::string& worker,
+                                                                  const std::string& before,
+                                                                  const std::string& asked) {
+  if (worker.empty()) {
+    return PreconditionFailed("CERTIFICATE_MISSING", "certificate",
+                              "only a worker that has come with a certificate has it renewed");
+  }
+  const absl::StatusOr<storage::Validity> validity = storage::ValidityOf(before);
+  if (!validity.ok()) return validity.status();
+  absl::StatusOr<std::string> certificate = site.authority->SignWorker(
+      asked, worker, storage::ValidFor(validity->length(), site.wall_clock()));
+  if (!certificate.ok()) return certificate.status();
+  spdlog::info("the certificate of worker '{}' is renewed until {}", worker,
+               storage::TimeText(storage::ValidityOf(*certificate)->until));
+  wire::RenewCertificateResponse response;
+  response.set_certificate(*std::move(certificate));
+  return response;
+}
 
 class CoordinatorService final : public wire::Coordinator::CallbackService {
  public:
@@ -90,6 +116,18 @@ class CoordinatorService final : public wire::Coordinator::CallbackService {
     return new FileReceiver<wire::UploadShardRequest, wire::UploadShardResponse>(
         backend_, context, Connections::Who::kWorker, std::make_unique<ShardIntake>(backend_),
         response);
+  }
+
+  grpc::ServerUnaryReactor* RenewCertificate(Context* context,
+                                             const wire::RenewCertificateRequest* request,
+                                             wire::RenewCertificateResponse* response) override {
+    auto* call = new UnaryCall(backend_, context, Connections::Who::kWorker);
+    const std::string worker = call->worker();
+    const std::string certificate = CallerOf(*context).certificate;
+    return call->Read<wire::RenewCertificateResponse>(
+        response, [this, worker, certificate, asked = request->request()] {
+          return RenewedCertificate(backend_.site, worker, certificate, asked);
+        });
   }
 
  private:

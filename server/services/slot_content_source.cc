@@ -40,7 +40,8 @@ absl::StatusOr<bool> SlotContentSource::Next(worker::v1::Chunk* chunk) {
 }
 
 absl::Status SlotContentSource::Open() {
-  if (absl::Status status = backend_.epochs.CheckFetch(request_); !status.ok()) return status;
+  if (absl::Status status = backend_.epochs.CheckFetch(request_, worker_); !status.ok())
+    return status;
   const absl::StatusOr<SlotContent> content = ParseSlotContent(request_.content());
   if (!content.ok()) return content.status();
   const DataDir& data_dir = backend_.driver.data_dir();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "lorad/worker/v1/worker.pb.h"
 #include "server/calls/backend.h"
@@ -17,6 +18,7 @@ class SlotContentSource final : public Source<worker::v1::Chunk> {
   // `backend` must outlive it.
   SlotContentSource(Backend& backend, worker::v1::FetchSlotContentRequest request);
 
+  void ComesTo(const std::string& worker) override { worker_ = worker; }
   absl::StatusOr<bool> Next(worker::v1::Chunk* chunk) override;
 
  private:
@@ -24,6 +26,7 @@ class SlotContentSource final : public Source<worker::v1::Chunk> {
 
   Backend& backend_;
   const worker::v1::FetchSlotContentRequest request_;
+  std::string worker_;
   std::unique_ptr<storage::ShardReader> reader_;  // null before the first chunk
 };
 

@@ -29,7 +29,7 @@ ValidationStream::ValidationStream(Backend& backend, grpc::CallbackServerContext
       question_(backend.driver, backend.answers),
       timer_(backend.patience, [this] { strand_.Post([this] { OnLate(); }); }) {
   absl::StatusOr<Connections::Visit> visit =
-      backend.connections.Enter(context->peer(), Connections::Who::kClient);
+      backend.connections.Enter(CallerOf(*context), Connections::Who::kClient);
   if (!visit.ok()) {
     End(visit.status());
     return;

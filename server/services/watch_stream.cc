@@ -53,16 +53,16 @@ WatchStream::WatchStream(Backend& backend, grpc::CallbackServerContext* context,
     : here_(backend.calls),
       backend_(backend),
       question_(backend.driver, backend.watch_hub.thread()) {
-  if (absl::Status status = Enter(context->peer(), request); !status.ok()) {
+  if (absl::Status status = Enter(CallerOf(*context), request); !status.ok()) {
     End(status);
   } else {
     backend_.watch_hub.thread().Add([this] { Begin(); });
   }
 }
 
-absl::Status WatchStream::Enter(const std::string& peer, const grpc::ByteBuffer& request) {
+absl::Status WatchStream::Enter(const Caller& caller, const grpc::ByteBuffer& request) {
   absl::StatusOr<Connections::Visit> visit =
-      backend_.connections.Enter(peer, Connections::Who::kClient);
+      backend_.connections.Enter(caller, Connections::Who::kClient);
   if (!visit.ok()) return visit.status();
   visit_.emplace(*std::move(visit));
   grpc::ByteBuffer copy = request;  // shares the bytes

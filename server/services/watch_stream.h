@@ -29,7 +29,7 @@ class WatchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   void OnDone() override;
 
  private:
-  absl::Status Enter(const std::string& peer, const grpc::ByteBuffer& request);
+  absl::Status Enter(const Caller& caller, const grpc::ByteBuffer& request);
 
   // All of this on the hub's thread.
   void Begin();

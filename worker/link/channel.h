@@ -1,9 +1,12 @@
 #pragma once
 
-#include <grpcpp/grpcpp.h>
+#include <grpcpp/channel.h>
 
 #include <memory>
 #include <string>
+
+#include "absl/status/status.h"
+#include "worker/link/credentials.h"
 
 namespace lorad::worker {
 
@@ -13,15 +16,16 @@ namespace lorad::worker {
 inline constexpr int kKeepaliveMs = 10'000;
 inline constexpr int kKeepaliveWaitMs = 90'000;
 
-// A connection of its own to the coordinator.
-inline std::shared_ptr<grpc::Channel> MakeChannel(const std::string& coordinator) {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveWaitMs);
-  arguments.SetMaxReceiveMessageSize(-1);  // a window is as large as its jobs' batches
-  return grpc::CreateCustomChannel(coordinator, grpc::InsecureChannelCredentials(), arguments);
-}
+// A connection of its own to the coordinator: over TLS with `credentials` as they are now, or
+// without where they are null.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& coordinator,
+                                           const Credentials* credentials);
+
+// The end of a call in words that say what to do, where it is TLS that did not come about.
+absl::Status ExplainTls(const absl::Status& status, const Credentials* credentials);
+
+// Whether a coordinator at `address` ("HOST:PORT") is on this host by its name: only there does it
+// speak without TLS.
+bool IsLoopback(const std::string& address);
 
 }  // namespace lorad::worker

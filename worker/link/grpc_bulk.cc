@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "lorad/worker/v1/worker.grpc.pb.h"
 #include "worker/link/channel.h"
@@ -18,6 +19,7 @@ constexpr size_t kChunkBytes = size_t{1} << 20;
 
 struct GrpcBulk::Stub {
   std::unique_ptr<v1::Coordinator::Stub> coordinator;
+  int64_t renewals = 0;  // of the credentials that it shows
 };
 
 // A call that Cancel can find while it runs.
@@ -48,17 +50,28 @@ class GrpcBulk::Call {
   grpc::ClientContext context_;
 };
 
-GrpcBulk::GrpcBulk(const std::string& coordinator) : stub_(std::make_unique<Stub>()) {
-  stub_->coordinator = v1::Coordinator::NewStub(MakeChannel(coordinator));
-}
+GrpcBulk::GrpcBulk(std::string coordinator, const Credentials* credentials)
+    : coordinator_(std::move(coordinator)), credentials_(credentials) {}
 
 GrpcBulk::~GrpcBulk() = default;
+
+std::shared_ptr<GrpcBulk::Stub> GrpcBulk::StubNow() {
+  const int64_t renewals = credentials_ == nullptr ? 0 : credentials_->renewals();
+  std::lock_guard lock(mutex_);
+  if (stub_ == nullptr || stub_->renewals != renewals) {
+    stub_ = std::make_shared<Stub>();
+    stub_->coordinator = v1::Coordinator::NewStub(MakeChannel(coordinator_, credentials_));
+    stub_->renewals = renewals;
+  }
+  return stub_;
+}
 
 absl::Status GrpcBulk::Fetch(int64_t number, const v1::FetchSlotContentRequest& request,
                              int64_t timeout_ms, const Sink& sink) {
   Call call(this, number, timeout_ms);
   if (call.cancelled()) return absl::CancelledError("the group is being left");
-  auto reader = stub_->coordinator->FetchSlotContent(&call.context(), request);
+  const std::shared_ptr<Stub> stub = StubNow();
+  auto reader = stub->coordinator->FetchSlotContent(&call.context(), request);
   v1::Chunk chunk;
   absl::Status sunk;
   while (sunk.ok() && reader->Read(&chunk)) sunk = sink(chunk.data());
@@ -72,7 +85,8 @@ absl::Status GrpcBulk::Upload(int64_t number, const v1::UploadShardRequest::Head
   Call call(this, number, timeout_ms);
   if (call.cancelled()) return absl::CancelledError("the group is being left");
   v1::UploadShardResponse response;
-  auto writer = stub_->coordinator->UploadShard(&call.context(), &response);
+  const std::shared_ptr<Stub> stub = StubNow();
+  auto writer = stub->coordinator->UploadShard(&call.context(), &response);
   v1::UploadShardRequest request;
   *request.mutable_header() = header;
   bool open = writer->Write(request);

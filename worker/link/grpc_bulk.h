@@ -8,13 +8,15 @@
 
 #include "absl/base/thread_annotations.h"
 #include "worker/link/bulk.h"
+#include "worker/link/credentials.h"
 
 namespace lorad::worker {
 
 // Bulk over gRPC, on a connection of its own: the control stream's flow control never waits for it.
 class GrpcBulk : public Bulk {
  public:
-  explicit GrpcBulk(const std::string& coordinator);
+  // As GrpcLink.
+  explicit GrpcBulk(std::string coordinator, const Credentials* credentials = nullptr);
   ~GrpcBulk() override;
 
   absl::Status Fetch(int64_t call, const v1::FetchSlotContentRequest& request, int64_t timeout_ms,
@@ -27,8 +29,13 @@ class GrpcBulk : public Bulk {
   struct Stub;
   class Call;
 
-  const std::unique_ptr<Stub> stub_;
+  // On a connection that shows the credentials as they are now. Shared with the calls on it.
+  std::shared_ptr<Stub> StubNow();
+
+  const std::string coordinator_;
+  const Credentials* const credentials_;
   std::mutex mutex_;
+  std::shared_ptr<Stub> stub_ ABSL_GUARDED_BY(mutex_);
   int64_t cancelled_ ABSL_GUARDED_BY(mutex_) = 0;  // and all before it
   std::set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
 };

@@ -20,7 +20,8 @@ struct GrpcLink::Call {
   bool writing = false;
 };
 
-GrpcLink::GrpcLink(std::string coordinator) : coordinator_(std::move(coordinator)) {
+GrpcLink::GrpcLink(std::string coordinator, const Credentials* credentials)
+    : coordinator_(std::move(coordinator)), credentials_(credentials) {
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -87,7 +88,7 @@ void GrpcLink::Run() {
 
 absl::Status GrpcLink::RunStream(const Order& order, Call* call) {
   // A channel of its own for every try: a broken one would wait out its own back-off.
-  call->stub = v1::Coordinator::NewStub(MakeChannel(coordinator_));
+  call->stub = v1::Coordinator::NewStub(MakeChannel(coordinator_, credentials_));
   call->rpc = call->stub->Control(&call->context);
   v1::WorkerMessage message;
   *message.mutable_hello() = order.hello;
@@ -104,7 +105,7 @@ absl::Status GrpcLink::RunStream(const Order& order, Call* call) {
   }
   wake_.notify_all();
   writer.join();
-  return FromRpc(call->rpc->Finish());
+  return ExplainTls(FromRpc(call->rpc->Finish()), credentials_);
 }
 
 void GrpcLink::WriteMessages(Call* call) {

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
+#include "worker/link/credentials.h"
 #include "worker/link/link.h"
 
 namespace lorad::worker {
@@ -17,7 +18,8 @@ namespace lorad::worker {
 // peer that does not answer for kKeepaliveMs twice over is gone (channel.h).
 class GrpcLink : public Link {
  public:
-  explicit GrpcLink(std::string coordinator);  // host:port
+  // To HOST:PORT; over TLS where `credentials` are not null. They must outlive it.
+  explicit GrpcLink(std::string coordinator, const Credentials* credentials = nullptr);
   ~GrpcLink() override;
 
   void Dial(int64_t stream, const v1::Hello& hello, Listener* listener) override;
@@ -38,6 +40,7 @@ class GrpcLink : public Link {
   void WriteMessages(Call* call);
 
   const std::string coordinator_;
+  const Credentials* const credentials_;
 
   std::mutex mutex_;
   std::condition_variable wake_;

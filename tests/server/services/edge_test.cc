@@ -125,7 +125,14 @@ struct Worker {
     wire::CoordinatorMessage form;
     form.mutable_form_group()->set_epoch(7);
     api.driver.sender(0)->Send(form);
+    wire::CoordinatorMessage window;
+    window.mutable_window()->set_epoch(7);
+    window.mutable_window()->add_operations()->set_kind(wire::Operation::SAVE);
+    window.mutable_window()->mutable_operations(0)->set_job("j");
+    window.mutable_window()->mutable_operations(0)->set_step(1);
+    api.driver.sender(0)->Send(window);
     REQUIRE(stream->Read(&form));
+    REQUIRE(stream->Read(&window));
   }
   ~Worker() {
     context.TryCancel();
@@ -138,6 +145,8 @@ struct Worker {
     auto writer = stub->UploadShard(&call, &response);
     wire::UploadShardRequest message;
     message.mutable_header()->set_epoch(7);
+    message.mutable_header()->set_job("j");
+    message.mutable_header()->set_step(1);
     message.mutable_header()->set_sha256(storage::Sha256::Of("tensor"));
     writer->Write(message);
     message.set_chunk("tensor");

@@ -131,6 +131,15 @@ struct WorkerFixture : ApiFixture {
     load.set_content(content);
     return message;
   }
+  static wire::CoordinatorMessage Save(int64_t epoch, const std::string& job, int64_t step) {
+    wire::CoordinatorMessage message;
+    message.mutable_window()->set_epoch(epoch);
+    wire::Operation& save = *message.mutable_window()->add_operations();
+    save.set_kind(wire::Operation::SAVE);
+    save.set_job(job);
+    save.set_step(step);
+    return message;
+  }
   // The sender that the driver was given, once it was.
   std::shared_ptr<WorkerSender> Sender(size_t index) {
     REQUIRE(Eventually([&] { return driver.sender(index) != nullptr; }));
@@ -237,6 +246,7 @@ TEST_CASE_METHOD(WorkerFixture, "shards are checked before they are handed over"
     auto writer = stub->UploadShard(&context, &response);
     wire::UploadShardRequest message;
     message.mutable_header()->set_job("j");
+    message.mutable_header()->set_step(2);
     message.mutable_header()->set_epoch(epoch);
     message.mutable_header()->set_size_bytes(size);
     message.mutable_header()->set_sha256(sha256);
@@ -251,6 +261,12 @@ TEST_CASE_METHOD(WorkerFixture, "shards are checked before they are handed over"
   auto stream = stub->Control(&context);
   REQUIRE(stream->Write(Hello("w")));
   Sender(0)->Send(Form(7));
+  CHECK(upload(7, 6, storage::Sha256::Of("tensor")) == "NOT_A_WORKERS_GROUP");
+  Sender(0)->Send(Save(7, "other", 2));
+  CHECK(upload(7, 6, storage::Sha256::Of("tensor")) == "NOT_A_WORKERS_GROUP");
+  Sender(0)->Send(Save(7, "j", 1));
+  CHECK(upload(7, 6, storage::Sha256::Of("tensor")) == "NOT_A_WORKERS_GROUP");
+  Sender(0)->Send(Save(7, "j", 2));
   CHECK(upload(7, 6, storage::Sha256::Of("tensor")).empty());
   CHECK(driver.Requests<ShardUploaded>().at(0).header.job() == "j");
   CHECK(Uploads().size() == 1);  // the driver's now
@@ -262,6 +278,7 @@ TEST_CASE_METHOD(WorkerFixture, "shards are checked before they are handed over"
   Sender(0)->Send(Order(7));  // dissolves it
   CHECK(upload(7, 6, storage::Sha256::Of("tensor")) == "NOT_A_WORKERS_GROUP");
   Sender(0)->Send(Form(8));
+  Sender(0)->Send(Save(8, "j", 2));
   context.TryCancel();
   stream->Finish();
   CHECK(Eventually(

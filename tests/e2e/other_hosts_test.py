@@ -1,0 +1,280 @@
+"""Workers on other hosts, over TLS: in network namespaces that the test makes where it may, else on this machine's own address.
+Who is let in, what is said to who is not, certificates that are renewed, and the same bits as from a worker of this host.
+
+usage: other_hosts_test.py [TEST ...]
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+
+from house import GOLDEN, LORA, LORAD, WORKER, Failure, House, Result, main, tell
+
+MODEL, ROWS = "llama_gqa_untied", "llama_gqa_untied/r8_all"
+
+
+def a_job(steps=24):
+    return {"base_model": "llama", "training_dataset": "rows", "adapter": {"rank": 8, "dropout": 0.1, "seed": 1},
+            "training": {"max_steps": steps, "batch_size": 3, "max_length": 256, "learning_rate": 2e-3, "seed": 1, "checkpoint_every_steps": 5}}
+
+
+def until(predicate, what, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not (found := predicate()):
+        if time.monotonic() > deadline:
+            raise Failure(f"not within {seconds} s: {what}")
+        time.sleep(0.05)
+    return found
+
+
+def lorad(*arguments):
+    """A command of lorad's that ends; its Result."""
+    command = list(map(str, [LORAD, *arguments]))
+    return Result(command, subprocess.run(command, capture_output=True, text=True, timeout=60))
+
+
+def must(result):
+    if result.status != 0:
+        raise Failure(str(result))
+    return result.out
+
+
+def own_address():
+    """An address of this machine that is not loopback; None where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with contextlib.suppress(OSError):
+            probe.connect(("192.0.2.1", 9))  # nothing is sent
+            address = probe.getsockname()[0]
+            return None if address.startswith("127.") else address
+    return None
+
+
+class OtherHost:
+    """Another host: a network namespace behind a pair of virtual interfaces. Without the right to make one, this host under its
+    own address."""
+
+    def __init__(self):
+        self.namespace = f"lorad{os.getpid()}"
+        self.link = f"lo{os.getpid()}"[:13]
+        subnet = f"10.213.{os.getpid() % 250}"
+        self.address, self.prefix = f"{subnet}.1", []
+        theirs = f"{self.link}x"
+        steps = [f"netns add {self.namespace}", f"link add {self.link} type veth peer name {theirs}",
+                 f"link set {theirs} netns {self.namespace}", f"addr add {subnet}.1/24 dev {self.link}", f"link set {self.link} up",
+                 f"-n {self.namespace} addr add {subnet}.2/24 dev {theirs}", f"-n {self.namespace} link set {theirs} up"]
+        if shutil.which("ip") and all(self.ip(step) for step in steps):
+            self.prefix = ["ip", "netns", "exec", self.namespace]
+            tell("    another network namespace is the other host")
+            return
+        self.close()
+        self.address = own_address() or "127.0.0.2"
+        tell(f"    no network namespace can be made here: the other host is this one at {self.address}")
+
+    def ip(self, step):
+        return subprocess.run(["ip", *step.split()], capture_output=True).returncode == 0
+
+    def close(self):
+        if shutil.which("ip"):
+            self.ip(f"link del {self.link}")
+            self.ip(f"netns del {self.namespace}")
+
+
+class Site(House):
+    """A daemon that serves workers on another host; its own workers are none."""
+
+    def __init__(self, host, *options):
+        super().__init__(None, "--workers", "none", "--worker-listen", f"{host.address}:0", *options)
+        self.host = host
+        self.door = None
+        tell("    " + must(lorad("auth", "init", "--data-dir", self.data_dir)).splitlines()[0])
+
+    def bundle(self, worker, *options, path=None):
+        path = path or self.folder / f"{worker}.pem"
+        must(lorad("auth", "worker", worker, "--data-dir", self.data_dir, "-o", path, *options))
+        return path
+
+    def start(self, *options, seconds=60):
+        served = r"workers on other hosts are served on (\S+)"
+        before = len(re.findall(served, self.log()))
+        took = super().start(*options, seconds=seconds)
+        until(lambda: len(re.findall(served, self.log())) > before, "the daemon serves workers on other hosts")
+        self.door = re.findall(served, self.log())[-1]
+        return took
+
+    def start_other(self, *options, log="worker.log"):
+        """A worker on the other host, with a log of its own."""
+        command = [*self.host.prefix, WORKER, "--coordinator", self.door, "--device", "cpu", "--threads", "1", *options]
+        with open(self.folder / log, "ab") as out:
+            worker = subprocess.Popen(list(map(str, command)), stdout=out, stderr=out)
+        self.workers.append(worker)
+        return worker
+
+    def worker_log(self, log="worker.log"):
+        return (self.folder / log).read_text(errors="replace")
+
+    def prepare(self):
+        self.lora("model", "add", "llama", "--path", GOLDEN / MODEL / "model")
+        self.lora("dataset", "add", "rows", GOLDEN / ROWS / "train.jsonl")
+
+    def train(self):
+        """Trains a job, and returns its adapter's hash."""
+        (job,) = self.wait([self.submit(a_job())], seconds=240)
+        return hashlib.sha256((self.adapter(job["name"]) / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+    def alive(self):
+        return sorted(worker["name"] for worker in self.objects("worker", "ls") if worker["state"] != "LOST")
+
+
+@contextlib.contextmanager
+def a_site(*options):
+    host = OtherHost()
+    try:
+        with Site(host, *options) as site:
+            yield site
+        site.clear()
+    finally:
+        host.close()
+
+
+def is_refused(site, reason, on_worker, on_coordinator, *options):
+    """A worker with these options is not let in, and both logs say why. Its exit status: it ends, or is ended."""
+    log = f"refused-{reason.replace(' ', '-')}.log"
+    before, alive = site.log(), site.alive()
+    worker = site.start_other(*options, log=log)
+    until(lambda: on_worker in site.worker_log(log), f"{log} says {on_worker!r}", 30)
+    if on_coordinator:
+        until(lambda: on_coordinator in site.log()[len(before):], f"the daemon's log says {on_coordinator!r}", 30)
+    worker.terminate()
+    status = worker.wait(20)
+    assert site.alive() == alive, f"{reason}: {site.alive()}, not {alive}"
+    tell(f"    {reason}: " + next(line for line in site.worker_log(log).splitlines() if on_worker in line)[:240])
+    return status
+
+
+def test_a_worker_on_another_host_trains_the_same_bits():
+    with a_site() as site:
+        site.prepare()
+        local = site.start_worker("--device", "cpu", "--threads", "1", "--name", "here")
+        site.wait_for_worker()
+        expected = site.train()
+        local.terminate()
+        local.wait()
+        site.start_other("--credentials", site.bundle("there"))
+        site.wait_for_worker()
+        assert site.alive() == ["there"], site.alive()
+        found = site.train()
+        assert found == expected, f"{found}, and from a worker of this host {expected}"
+        tell(f"    {found} from both")
+
+
+def test_who_is_refused():
+    with a_site() as site, Site(site.host) as other:
+        good = site.bundle("good")
+        site.start_other("--credentials", good)
+        until(lambda: site.alive() == ["good"], "the worker with a certificate is let in")
+
+        is_refused(site, "no bundle", "CREDENTIALS_MISSING", "")
+        is_refused(site, "another authority", "COORDINATOR_OF_ANOTHER_AUTHORITY", "TLS_NOT_COME_ABOUT",
+                   "--credentials", other.bundle("stranger"))
+        copy = site.folder / "copy.pem"
+        shutil.copy(good, copy)
+        copy.chmod(0o600)
+        is_refused(site, "a living worker's name", "WORKER_NAME_TAKEN", "refused worker 'good' at", "--credentials", copy)
+        assert is_refused(site, "another worker's name", "WORKER_NAME_NOT_CERTIFIED", "WORKER_NAME_NOT_CERTIFIED",
+                          "--credentials", site.bundle("second"), "--name", "good") == 1
+
+        old = site.bundle("old", "--valid", "10s")
+        time.sleep(10)
+        assert is_refused(site, "an expired certificate", "CERTIFICATE_EXPIRED", "", "--credentials", old) == 1
+        assert site.alive() == ["good"], site.alive()
+
+
+def test_clients_are_not_served_at_the_workers_port():
+    with a_site() as site:
+        client = [*site.host.prefix, LORA, "--server", site.door, "cluster"]
+        done = subprocess.run(list(map(str, client)), capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0, done.stdout
+        until(lambda: "TLS_NOT_COME_ABOUT" in site.log(), "the daemon's log says that somebody came without TLS")
+        site.lora("cluster")
+
+
+def test_certificates_are_renewed_while_a_job_trains():
+    """Longer than two certificates live, on one stream."""
+    with a_site() as site:
+        site.prepare()
+        bundle = site.bundle("short", "--valid", "15s")
+        first = bundle.read_text()
+        worker = site.start_other("--credentials", bundle)
+        site.wait_for_worker()
+        began = time.monotonic()
+        while time.monotonic() - began < 35:
+            site.train()
+        log = site.worker_log()
+        assert worker.poll() is None, log
+        assert log.count("registered with the coordinator") == 1 and "no coordinator" not in log, log
+        renewals = log.count("the certificate is renewed until")
+        assert renewals >= 2, log
+        assert bundle.read_text() != first and bundle.stat().st_mode & 0o777 == 0o600
+        # What was written is what a worker comes back with.
+        worker.terminate()
+        worker.wait(20)
+        site.start_other("--credentials", bundle)
+        until(lambda: site.alive() == ["short"], "the worker is back")
+        tell(f"    {renewals} renewals on one stream")
+
+
+def test_files():
+    """Damaged, missing, or open to others: which file, and the command that mends it."""
+    with a_site() as site:
+        bundle, data = site.bundle("b"), site.data_dir
+        authority = data / "authority.pem"
+        for path in (bundle, authority):
+            assert path.stat().st_mode & 0o777 == 0o600, path
+        for again, reason in ((lorad("auth", "init", "--data-dir", data), "AUTHORITY_EXISTS"),
+                              (lorad("auth", "worker", "b", "--data-dir", data, "-o", bundle), "BUNDLE_EXISTS"),
+                              (lorad("auth", "worker", "b c", "--data-dir", data), "WORKER_NAME_INVALID"),
+                              (lorad("auth", "worker", "b", "--data-dir", data, "--valid", "soon"), "INVALID_DURATION"),
+                              (lorad("auth", "worker", "b", "--data-dir", site.folder / "none"), "AUTHORITY_MISSING")):
+            assert again.status == 1 and f"error: {reason}: " in again.err, str(again)
+
+        whole = bundle.read_text()
+        bundle.chmod(0o644)
+        assert is_refused(site, "mode 0644", f"BUNDLE_UNSAFE: {bundle}: ", "", "--credentials", bundle) == 1
+        bundle.chmod(0o600)
+        bundle.write_text(whole[:len(whole) // 2])
+        assert is_refused(site, "half a bundle", f"BUNDLE_DAMAGED: {bundle}: ", "", "--credentials", bundle) == 1
+        bundle.unlink()
+        assert is_refused(site, "no bundle there", f"BUNDLE_MISSING: {bundle}: ", "", "--credentials", bundle) == 1
+
+        assert site.stop() == 0
+        text = authority.read_text()
+        authority.write_text(text[:len(text) // 2])
+        damaged = lorad("serve", "--data-dir", data, "--workers", "none", "--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0")
+        assert f"error: AUTHORITY_DAMAGED: {authority}: " in damaged.err, str(damaged)
+        authority.write_text(text)
+        authority.chmod(0o640)
+        open_to_others = lorad("auth", "worker", "c", "--data-dir", data, "-o", site.folder / "c.pem")
+        assert f"`chmod 600 {authority}`" in open_to_others.err, str(open_to_others)
+        authority.chmod(0o600)
+
+        # Another authority: the one before is kept, and workers of it are refused until they have new bundles.
+        bundle.write_text(whole)
+        bundle.chmod(0o600)
+        replaced = must(lorad("auth", "init", "--data-dir", data, "--replace"))
+        kept = re.search(r"kept as (\S+authority-[0-9a-f]{8}\.pem)", replaced)
+        assert kept and open(kept[1]).read() == text, replaced
+        site.start()
+        is_refused(site, "a replaced authority", "COORDINATOR_OF_ANOTHER_AUTHORITY", "TLS_NOT_COME_ABOUT", "--credentials", bundle)
+        site.bundle("b", "--replace", path=bundle)
+        site.start_other("--credentials", bundle)
+        until(lambda: site.alive() == ["b"], "the worker is let in with a new bundle")
+
+
+if __name__ == "__main__":
+    main([test_a_worker_on_another_host_trains_the_same_bits, test_who_is_refused,
+          test_clients_are_not_served_at_the_workers_port, test_certificates_are_renewed_while_a_job_trains, test_files])

@@ -192,6 +192,11 @@ EngineDone Driver::DoOperation(const v1::Operation& operation) {
   return done;
 }
 
+int64_t Driver::OrderCall() {
+  std::lock_guard lock(mutex_);
+  return order_call_;
+}
+
 EngineContext Driver::Context() {
   EngineContext context;
   context.report = [this](v1::Report report) {
@@ -200,12 +205,11 @@ EngineContext Driver::Context() {
   };
   context.fetch = [this](const v1::FetchSlotContentRequest& request, int64_t timeout_ms,
                          const Bulk::Sink& sink) {
-    int64_t call = 0;
-    {
-      std::lock_guard lock(mutex_);
-      call = order_call_;
-    }
-    return bulk_->Fetch(call, request, timeout_ms, sink);
+    return bulk_->Fetch(OrderCall(), request, timeout_ms, sink);
+  };
+  context.describe = [this](const v1::DescribeModelRequest& request, int64_t timeout_ms,
+                            const Bulk::PartSink& sink) {
+    return bulk_->Describe(OrderCall(), request, timeout_ms, sink);
   };
   return context;
 }

@@ -83,6 +83,8 @@ class Driver : public Link::Listener {
   EngineDone Obey(const EngineOrder& order);
   EngineDone DoOperation(const v1::Operation& operation);
   EngineContext Context();
+  // The number of the call that the engine's order under way may make.
+  int64_t OrderCall();
 
   void RunUploads();
   UploadDone TryUpload(const UploadTask& task);

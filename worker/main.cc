@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
@@ -24,6 +25,7 @@
 #include "storage/files/files.h"
 #include "worker/driver.h"
 #include "worker/engine/engine.h"
+#include "worker/engine/model_files.h"
 #include "worker/host/device.h"
 #include "worker/host/limits.h"
 #include "worker/host/process.h"
@@ -43,6 +45,7 @@ struct Flags {
   std::string coordinator;
   std::string credentials;
   DeviceOptions device;
+  std::vector<PathMap> model_maps;
   std::string name;
   int64_t memory_bytes = 0;
   bool die_with_parent = false;
@@ -89,6 +92,16 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
                             "must be at least 1MiB, for no model and adapter do with "
                             "less, got ",
                             bytes, " bytes");
+      });
+  app.add_option_function<std::vector<std::string>>(
+         "--model-map",
+         [flags](const std::vector<std::string>& texts) {
+           for (const std::string& text : texts) flags->model_maps.push_back(*ParsePathMap(text));
+         },
+         "Models that lie beneath FROM at the coordinator lie beneath TO here; may be given again")
+      ->type_name("FROM=TO")
+      ->check([](const std::string& text) {
+        return std::string(ParsePathMap(text).status().message());
       });
   app.add_flag("--die-with-parent", flags->die_with_parent,
                "End when the process that started this one ends");
@@ -215,11 +228,13 @@ int Run(Flags flags) {
   GrpcLink link(flags.coordinator, credentials->get());
   std::optional<Renewal> renewal;
   if (*credentials) renewal.emplace(flags.coordinator, credentials->get(), absl::Now);
-  Driver driver(
-      {.hello = MakeHello(flags, *device, numerics_id)},
-      MakeFormEngine(backend, {.memory_bytes = flags.memory_bytes, .numerics_id = numerics_id},
-                     SteadyClock()),
-      &link, &bulk, SteadyClock());
+  Driver driver({.hello = MakeHello(flags, *device, numerics_id)},
+                MakeFormEngine(backend,
+                               {.memory_bytes = flags.memory_bytes,
+                                .numerics_id = numerics_id,
+                                .model_maps = flags.model_maps},
+                               SteadyClock()),
+                &link, &bulk, SteadyClock());
   std::thread waiter([&] {
     pipe.Wait();
     driver.Stop();

@@ -23,6 +23,7 @@ void WorkerEpochs::Ordered(const void* stream, const std::string& worker,
     Group& group = groups_[order.form_group().epoch()];
     group.stream = stream;
     group.worker = worker;
+    group.order = order.form_group();
   } else if (order.has_dissolve_group()) {
     groups_.erase(order.dissolve_group().epoch());
   } else if (order.has_window()) {
@@ -72,6 +73,13 @@ absl::Status WorkerEpochs::CheckFetch(const wire::FetchSlotContentRequest& reque
   }
   return NotAsked(request.epoch(), absl::StrCat("load '", Quotable(request.job(), 100), "' from '",
                                                 Quotable(request.content(), 100), "'"));
+}
+
+absl::StatusOr<wire::FormGroup> WorkerEpochs::FormedBy(int64_t epoch,
+                                                       const std::string& caller) const {
+  std::lock_guard lock(mutex_);
+  if (const Group* group = Find(epoch, caller)) return group->order;
+  return NotAsked(epoch, "form a group");
 }
 
 }  // namespace lorad::server

@@ -9,6 +9,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "lorad/worker/v1/worker.pb.h"
 
 namespace lorad::server {
@@ -27,11 +28,14 @@ class WorkerEpochs {
                            const std::string& caller) const;
   absl::Status CheckFetch(const worker::v1::FetchSlotContentRequest& request,
                           const std::string& caller) const;
+  // The order that formed the group of an epoch.
+  absl::StatusOr<worker::v1::FormGroup> FormedBy(int64_t epoch, const std::string& caller) const;
 
  private:
   struct Group {
     const void* stream = nullptr;
     std::string worker;
+    worker::v1::FormGroup order;
     std::map<std::string, std::string> contents;  // of loaded slots, by job
     std::map<std::string, int64_t> saves;         // the last step that a job is to save
   };

@@ -95,6 +95,7 @@ void Core::State::OnReport(GroupState& group, const worker::v1::Report& report) 
 void Core::State::OnGroupFormed(GroupState& group, const worker::v1::GroupFormed& formed) {
   group.phase = GroupState::Phase::kRunning;
   group.formed_us = turn_.now_us();
+  WorkerOf(group).files_rest.times = 0;
   cluster_.fits().ObserveLoad(group.base_model, WorkerOf(group), formed.load_seconds());
   group.reserved_bytes = formed.reserved_bytes();
   if (group.members.empty()) group.idle_since_us = turn_.now_us();
@@ -110,6 +111,9 @@ void Core::State::OnGroupFailed(GroupState& group, const worker::v1::GroupFailed
     return Dissolve(group, message);
   }
   if (failed.reason() == kMemory) cluster_.RestForMemory(WorkerOf(group), message);
+  if (failed.reason() == kModelDiffers || failed.reason() == kModelNotFound) {
+    cluster_.RestForFiles(WorkerOf(group), message);
+  }
   turn_.Warn(absl::StrCat(group.name, ": ", failed.reason(), ": ", message));
   std::vector<std::string> names;
   for (const auto& [name, member] : group.members) names.push_back(name);

@@ -16,6 +16,7 @@
 #include "server/services/control_stream.h"
 #include "server/services/services.h"
 #include "server/services/slot_content_source.h"
+#include "server/store/model_parts.h"
 #include "server/validation/limits.h"
 
 namespace lorad::server {
@@ -96,6 +97,33 @@ absl::StatusOr<wire::RenewCertificateResponse> RenewedCertificate(const SiteCred
   return response;
 }
 
+// DescribeModel: of the group that the calling worker is to form.
+class ModelPartsSource final : public Source<wire::ModelPart> {
+ public:
+  ModelPartsSource(Backend& backend, KnownModelParts& known, int64_t epoch)
+      : backend_(backend), known_(known), epoch_(epoch) {}
+
+  void ComesTo(const std::string& worker) override { worker_ = worker; }
+
+  absl::StatusOr<bool> Next(wire::ModelPart* part) override {
+    if (reader_ == nullptr) {
+      const absl::StatusOr<wire::FormGroup> order = backend_.epochs.FormedBy(epoch_, worker_);
+      if (!order.ok()) return order.status();
+      auto reader = ModelPartsReader::Open(order->model_path(), order->model_fingerprint(), known_);
+      if (!reader.ok()) return reader.status();
+      reader_ = *std::move(reader);
+    }
+    return reader_->Next(part);
+  }
+
+ private:
+  Backend& backend_;
+  KnownModelParts& known_;
+  const int64_t epoch_;
+  std::string worker_;
+  std::unique_ptr<ModelPartsReader> reader_;  // null before the first
+};
+
 class CoordinatorService final : public wire::Coordinator::CallbackService {
  public:
   explicit CoordinatorService(Backend& backend) : backend_(backend) {}
@@ -118,6 +146,13 @@ class CoordinatorService final : public wire::Coordinator::CallbackService {
         response);
   }
 
+  grpc::ServerWriteReactor<wire::ModelPart>* DescribeModel(
+      Context* context, const wire::DescribeModelRequest* request) override {
+    return new FileSender<wire::ModelPart>(
+        backend_, context, Connections::Who::kWorker,
+        std::make_unique<ModelPartsSource>(backend_, known_models_, request->epoch()));
+  }
+
   grpc::ServerUnaryReactor* RenewCertificate(Context* context,
                                              const wire::RenewCertificateRequest* request,
                                              wire::RenewCertificateResponse* response) override {
@@ -132,6 +167,7 @@ class CoordinatorService final : public wire::Coordinator::CallbackService {
 
  private:
   Backend& backend_;
+  KnownModelParts known_models_;
 };
 
 }  // namespace

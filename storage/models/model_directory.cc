@@ -236,6 +236,36 @@ absl::Status ModelDirectory::CheckTensors() const {
   return At(path_, problems.Result(kInvalid));
 }
 
+std::vector<std::string> ModelDirectory::Parts() const {
+  std::vector<std::string> parts = {kConfigFile};
+  if (random_seed_) {
+    parts.push_back(kRandomFile);
+    return parts;
+  }
+  for (const NamedShape& tensor : AllTensors(description_)) parts.push_back(tensor.name);
+  return parts;
+}
+
+absl::StatusOr<std::string> ModelDirectory::PartSha256(const std::string& part) const {
+  if (part == kConfigFile || part == kRandomFile) {
+    const absl::StatusOr<std::string> text = ReadText(part);
+    if (!text.ok()) return text.status();
+    return Sha256::Of(*text);
+  }
+  const auto found = tensors_.find(part);
+  assert(found != tensors_.end());
+  const auto& [file, tensor] = found->second;
+  Sha256 sha;
+  sha.Update(
+      absl::StrCat(Absl(TensorTypeName(tensor->type)), " ", ShapeString(tensor->shape), "\n"));
+  const absl::Status status = files_[file].Stream(*tensor, [&](std::string_view piece) {
+    sha.Update(piece);
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return status;
+  return sha.HexDigest();
+}
+
 absl::StatusOr<std::string> ModelDirectory::ReadText(std::string_view file) const {
   return RealFiles().ReadAll(JoinPath(path_, file), kReadAllLimit);
 }

@@ -34,6 +34,14 @@ class ModelDirectory {
   const std::string& fingerprint() const { return fingerprint_; }
   bool has_tokenizer() const { return has_tokenizer_; }
 
+  // The parts that a worker loads, in a fixed order: "config.json", then the tensors of
+  // description(), or "random_weights.json" in their place. Two directories whose parts are equal
+  // train the same bits, whatever their files' names and times are.
+  std::vector<std::string> Parts() const;
+  // SHA-256 of a part: of the file's bytes; of a tensor's type, shape and bytes as they lie there.
+  // Reads them all. REQUIRES: it is one of Parts().
+  absl::StatusOr<std::string> PartSha256(const std::string& part) const;
+
   // Text of "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", ...; NOT_FOUND if it
   // is not there; at most 64 MiB.
   absl::StatusOr<std::string> ReadText(std::string_view file) const;

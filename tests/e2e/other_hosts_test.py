@@ -172,6 +172,40 @@ def test_a_worker_on_another_host_trains_the_same_bits():
         tell(f"    {found} from both")
 
 
+def test_models_lie_elsewhere_on_another_host():
+    """Under another path, with other times: what they hold counts. What is missing or differs is named, and another worker takes
+    the job meanwhile."""
+    with a_site() as site:
+        site.prepare()
+        there = site.folder / "there"
+        shutil.copytree(GOLDEN / MODEL / "model", there / "model", copy_function=shutil.copyfile)  # without the times
+        source = (GOLDEN / MODEL).resolve()
+        first = site.start_other("--credentials", site.bundle("elsewhere"), "--model-map", f"{source}={there}")
+        site.wait_for_worker()
+        expected = site.train()
+        assert "MODEL_" not in site.log(), site.log()
+        first.terminate()
+        first.wait()
+
+        weights = there / "model/model.safetensors"
+        whole = weights.read_bytes()
+        weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        site.start_other("--credentials", site.bundle("other-files"), "--model-map", f"{source}={there}")
+        site.start_other("--credentials", site.bundle("no-files"), "--model-map", f"{source}={site.folder}/nowhere")
+        until(lambda: site.alive() == ["no-files", "other-files"], "both workers are there")
+        job = site.submit(a_job())
+        for what in ("MODEL_DIFFERS: the model at .*there/model on this worker's host is not the coordinator's: .* differs",
+                     "MODEL_NOT_FOUND: .*nowhere/model: .* --model-map FROM=TO",
+                     "worker 'other-files' lacks files of a model", "worker 'no-files' lacks files of a model"):
+            until(lambda: re.search(what, site.log()), f"the daemon's log says {what}")
+        # Mended while the job waits.
+        weights.write_bytes(whole)
+        site.wait([job], seconds=120)
+        found = hashlib.sha256((site.adapter(job) / "adapter_model.safetensors").read_bytes()).hexdigest()
+        assert found == expected, f"{found}, not {expected}"
+        tell("    " + re.search("MODEL_DIFFERS: .*", site.log())[0][:300])
+
+
 def test_who_is_refused():
     with a_site() as site, Site(site.host) as other:
         good = site.bundle("good")
@@ -276,5 +310,5 @@ def test_files():
 
 
 if __name__ == "__main__":
-    main([test_a_worker_on_another_host_trains_the_same_bits, test_who_is_refused,
+    main([test_a_worker_on_another_host_trains_the_same_bits, test_models_lie_elsewhere_on_another_host, test_who_is_refused,
           test_clients_are_not_served_at_the_workers_port, test_certificates_are_renewed_while_a_job_trains, test_files])

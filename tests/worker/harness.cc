@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "storage/files/errors.h"
 #include "tests/worker/late_backend.h"
 #include "tests/worker/stages.h"
 #include "worker/engine/engine.h"
@@ -37,6 +38,12 @@ absl::Status MemoryBulk::Fetch(int64_t, const v1::FetchSlotContentRequest& reque
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+absl::Status MemoryBulk::Describe(int64_t, const v1::DescribeModelRequest&, int64_t,
+                                  const PartSink&) {
+  return storage::WithReason(absl::StatusCode::kFailedPrecondition, "MODEL_CHANGED",
+                             "the files are not those that were registered");
 }
 
 absl::Status MemoryBulk::Upload(int64_t call, const v1::UploadShardRequest::Header& header,

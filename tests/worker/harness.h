@@ -27,6 +27,9 @@ class MemoryBulk : public Bulk {
  public:
   absl::Status Fetch(int64_t call, const v1::FetchSlotContentRequest& request, int64_t timeout_ms,
                      const Sink& sink) override;
+  // The coordinator's files are not the registered ones.
+  absl::Status Describe(int64_t call, const v1::DescribeModelRequest& request, int64_t timeout_ms,
+                        const PartSink& sink) override;
   absl::Status Upload(int64_t call, const v1::UploadShardRequest::Header& header,
                       absl::Span<const std::string_view> parts, int64_t timeout_ms) override;
   void Cancel(int64_t call) override;

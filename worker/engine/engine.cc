@@ -139,8 +139,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   if (!shape.ok()) return shape.status();
   const double started_ms = environment.clock();
   std::unique_ptr<Engine> engine(new Engine(order, environment));
-  absl::Status status = engine->OpenDirectory();
-  if (!status.ok()) return status;
+  auto directory = environment.model_files->Open(order, environment.context);
+  if (!directory.ok()) return directory.status();
+  engine->directory_.emplace(*std::move(directory));
   const storage::ModelDescription& description = engine->directory_->description();
   kernels::Backend* backend = environment.backend;
   const auto range = RangeOf(order, description);
@@ -153,7 +154,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   engine->group_bytes_ = Model::CountBytes(backend, description, *range, *shape);
   const int64_t budget =
       order.budget_bytes() > 0 ? order.budget_bytes() : environment.options.memory_bytes;
-  status = CheckFits(engine->group_bytes_, 0, budget, "the group");
+  absl::Status status = CheckFits(engine->group_bytes_, 0, budget, "the group");
   if (!status.ok()) return status;
   const int64_t baseline_bytes = ResidentBytes();
   auto arena = backend->MakeArena(engine->group_bytes_);
@@ -175,20 +176,6 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   formed.set_load_seconds((environment.clock() - started_ms) / 1000);
   engine->Report(std::move(report));
   return engine;
-}
-
-absl::Status Engine::OpenDirectory() {
-  auto directory = storage::ModelDirectory::Open(order_.model_path());
-  if (!directory.ok()) return directory.status();
-  if (!order_.model_fingerprint().empty() &&
-      order_.model_fingerprint() != directory->fingerprint()) {
-    return WithReason(absl::FailedPreconditionError(absl::StrCat(
-                          "the files of ", order_.model_path(),
-                          " are not those that were registered; register the model again")),
-                      "MODEL_CHANGED");
-  }
-  directory_.emplace(*std::move(directory));
-  return absl::OkStatus();
 }
 
 absl::Status Engine::MakeWayBack() {
@@ -335,9 +322,11 @@ absl::Status Engine::FreeSlot(const std::string& job) {
 }
 
 FormEngine MakeFormEngine(kernels::Backend* backend, EngineOptions options, Clock clock) {
+  // Shared by the copies of the function, as one of which it is kept.
+  const auto model_files = std::make_shared<ModelFiles>(options.model_maps);
   return [=](const v1::FormGroup& order,
              const EngineContext& context) -> absl::StatusOr<std::unique_ptr<GroupEngine>> {
-    return Engine::Form(order, {backend, context, options, clock});
+    return Engine::Form(order, {backend, context, options, clock, model_files.get()});
   };
 }
 

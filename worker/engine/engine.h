@@ -17,6 +17,7 @@
 #include "storage/models/model_directory.h"
 #include "worker/engine/group_engine.h"
 #include "worker/engine/model.h"
+#include "worker/engine/model_files.h"
 #include "worker/engine/resident.h"
 #include "worker/engine/way_back.h"
 #include "worker/host/clock.h"
@@ -27,6 +28,7 @@ namespace lorad::worker {
 struct EngineOptions {
   int64_t memory_bytes = 0;  // for group and slots together; 0: no limit
   std::string numerics_id;
+  std::vector<PathMap> model_maps = {};  // where this host has models
 };
 
 // A formed group at work: the model's stage, the slots, and the batches that are under way. Memory
@@ -47,13 +49,14 @@ class Engine : public GroupEngine {
     EngineContext context;
     EngineOptions options;
     Clock clock;
+    ModelFiles* model_files = nullptr;  // outlives Form
   };
 
   // Opens the model, checks that it is the one meant and that it fits, and loads it. Reports
   // GroupFormed. Errors carry a reason for GroupFailed: MEMORY (more than the worker may use),
-  // MEMORY_TAKEN (it may, but others of the machine have it), MODEL_CHANGED, BAD_STAGE (the range
-  // of blocks is none of this model, or no stage with that number has it), STAGES_UNSUPPORTED (the
-  // device's memory is out of reach for transports), or what storage gave.
+  // MEMORY_TAKEN (it may, but others of the machine have it), BAD_STAGE (the range of blocks is none
+  // of this model, or no stage with that number has it), STAGES_UNSUPPORTED (the device's memory is
+  // out of reach for transports), or what ModelFiles::Open and storage gave.
   static absl::StatusOr<std::unique_ptr<Engine>> Form(const v1::FormGroup& order,
                                                       const Environment& environment);
   ~Engine() override;
@@ -73,7 +76,6 @@ class Engine : public GroupEngine {
  private:
   Engine(const v1::FormGroup& order, const Environment& environment);
 
-  absl::Status OpenDirectory();
   absl::Status MakeWayBack();
 
   absl::StatusOr<Resident*> Find(const std::string& job);

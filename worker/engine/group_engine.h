@@ -51,6 +51,10 @@ struct EngineContext {
   std::function<absl::Status(const v1::FetchSlotContentRequest&, int64_t timeout_ms,
                              const std::function<absl::Status(std::string_view)>& sink)>
       fetch;
+  // Hands what the coordinator's files of the group's model hold to the sink (Bulk::Describe).
+  std::function<absl::Status(const v1::DescribeModelRequest&, int64_t timeout_ms,
+                             const std::function<absl::Status(const v1::ModelPart&)>& sink)>
+      describe;
 };
 
 // Forms a group and reports GroupFormed. An error's reason is GroupFailed's.

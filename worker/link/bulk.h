@@ -10,9 +10,9 @@
 
 namespace lorad::worker {
 
-// Transfers that are too big for the control stream: slot contents in, checkpoint shards out. Every
-// call has a number, which its caller counts up, and ends within its time: kDeadlineExceeded.
-// Threads: any; several calls at once.
+// Transfers that are too big or too slow for the control stream: slot contents and hashes in,
+// checkpoint shards out. Every call has a number, which its caller counts up, and ends within its
+// time: kDeadlineExceeded. Threads: any; several calls at once.
 class Bulk {
  public:
   using Sink = std::function<absl::Status(std::string_view piece)>;
@@ -23,6 +23,11 @@ class Bulk {
   // sink ends the transfer and is returned.
   virtual absl::Status Fetch(int64_t call, const v1::FetchSlotContentRequest& request,
                              int64_t timeout_ms, const Sink& sink) = 0;
+
+  // Hands what the coordinator's files of the group's model hold to `sink`, part by part, in order.
+  using PartSink = std::function<absl::Status(const v1::ModelPart& part)>;
+  virtual absl::Status Describe(int64_t call, const v1::DescribeModelRequest& request,
+                                int64_t timeout_ms, const PartSink& sink) = 0;
 
   // Sends the parts, one after the other, as one shard. OK once it is on the coordinator's disk.
   virtual absl::Status Upload(int64_t call, const v1::UploadShardRequest::Header& header,

@@ -15,6 +15,18 @@ namespace {
 
 constexpr size_t kChunkBytes = size_t{1} << 20;
 
+// Hands every message of a call to `sink`, whose error ends it and is returned.
+template <class Message, class Sink>
+absl::Status ReadAll(grpc::ClientContext& context, grpc::ClientReader<Message>& reader,
+                     const Sink& sink) {
+  Message message;
+  absl::Status sunk;
+  while (sunk.ok() && reader.Read(&message)) sunk = sink(message);
+  if (!sunk.ok()) context.TryCancel();
+  const grpc::Status status = reader.Finish();
+  return sunk.ok() ? FromRpc(status) : sunk;
+}
+
 }  // namespace
 
 struct GrpcBulk::Stub {
@@ -71,13 +83,18 @@ absl::Status GrpcBulk::Fetch(int64_t number, const v1::FetchSlotContentRequest& 
   Call call(this, number, timeout_ms);
   if (call.cancelled()) return absl::CancelledError("the group is being left");
   const std::shared_ptr<Stub> stub = StubNow();
-  auto reader = stub->coordinator->FetchSlotContent(&call.context(), request);
-  v1::Chunk chunk;
-  absl::Status sunk;
-  while (sunk.ok() && reader->Read(&chunk)) sunk = sink(chunk.data());
-  if (!sunk.ok()) call.context().TryCancel();
-  const grpc::Status status = reader->Finish();
-  return sunk.ok() ? FromRpc(status) : sunk;
+  return ReadAll<v1::Chunk>(call.context(),
+                            *stub->coordinator->FetchSlotContent(&call.context(), request),
+                            [&](const v1::Chunk& chunk) { return sink(chunk.data()); });
+}
+
+absl::Status GrpcBulk::Describe(int64_t number, const v1::DescribeModelRequest& request,
+                                int64_t timeout_ms, const PartSink& sink) {
+  Call call(this, number, timeout_ms);
+  if (call.cancelled()) return absl::CancelledError("the group is being left");
+  const std::shared_ptr<Stub> stub = StubNow();
+  return ReadAll<v1::ModelPart>(call.context(),
+                                *stub->coordinator->DescribeModel(&call.context(), request), sink);
 }
 
 absl::Status GrpcBulk::Upload(int64_t number, const v1::UploadShardRequest::Header& header,

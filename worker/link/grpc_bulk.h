@@ -21,6 +21,8 @@ class GrpcBulk : public Bulk {
 
   absl::Status Fetch(int64_t call, const v1::FetchSlotContentRequest& request, int64_t timeout_ms,
                      const Sink& sink) override;
+  absl::Status Describe(int64_t call, const v1::DescribeModelRequest& request, int64_t timeout_ms,
+                        const PartSink& sink) override;
   absl::Status Upload(int64_t call, const v1::UploadShardRequest::Header& header,
                       absl::Span<const std::string_view> parts, int64_t timeout_ms) override;
   void Cancel(int64_t call) override;

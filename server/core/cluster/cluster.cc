@@ -106,8 +106,24 @@ void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello) {
   turn_.Do(Send{connection, std::move(message)});
   turn_.Info(absl::StrCat("worker '", hello.worker(), "' connected: ", hello.device(), ", ",
                           hello.threads(), " threads, ", hello.memory_bytes(), " bytes"));
+  WarnOfOthers(worker);
   SetTick();
   turn_.WantSchedule();
+}
+
+void Cluster::WarnOfOthers(const WorkerState& worker) {
+  const worker::v1::Hello& hello = worker.hello;
+  if (hello.version() != options_.version && !options_.version.empty()) {
+    turn_.Warn(absl::StrCat("worker '", hello.worker(), "' is of version ", hello.version(),
+                            ", this lorad of ", options_.version, ": run both from one release"));
+  }
+  for (const auto& [name, other] : workers_) {
+    if (other.connection == 0 || other.hello.numerics_id() == hello.numerics_id()) continue;
+    turn_.Warn(absl::StrCat("worker '", hello.worker(), "' has numerics ", hello.numerics_id(),
+                            ", and worker '", name, "' ", other.hello.numerics_id(),
+                            ": a job's bits depend on which of them trains it"));
+    return;  // one says enough
+  }
 }
 
 void Cluster::Put(const WorkerState& worker) {
@@ -140,6 +156,7 @@ void Cluster::Lose(WorkerState& worker) {
   worker.lost_us = turn_.now_us();
   worker.memory_rest = {};
   worker.memory_was_taken = false;
+  worker.files_rest = {};
   worker.group.clear();
   turn_.WantSchedule();
 }
@@ -222,6 +239,7 @@ absl::Status Cluster::CheckInvariants() const {
       if (worker.memory_was_taken || worker.memory_rest.until_us != 0) {
         return broken("is lost and rests for its memory");
       }
+      if (worker.files_rest.until_us != 0) return broken("is lost and rests for its files");
       continue;
     }
     if (!connections.insert(worker.connection).second) return broken("has another's connection");

@@ -85,6 +85,9 @@ class Cluster {
 
   // ---- rests (rests.cc) ----
   void RestForMemory(WorkerState& worker, const std::string& why);
+  // The files of a base model on its host are missing or other ones: meanwhile its jobs go to
+  // others.
+  void RestForFiles(WorkerState& worker, const std::string& why);
   // It said what does not fit: it rests, also when it comes again.
   void RestAsLiar(WorkerState& worker, const std::string& what);
   // Neither resting nor drained.
@@ -116,6 +119,8 @@ class Cluster {
   absl::Status CheckInvariants() const;
 
  private:
+  // Of another version, or of other numerics than one that is connected.
+  void WarnOfOthers(const WorkerState& worker);
   void Put(const WorkerState& worker);
   std::map<std::string, WorkerState>::iterator Erase(
       std::map<std::string, WorkerState>::iterator entry);

@@ -1,5 +1,5 @@
-// Workers that get nothing new: for a while, because they lack memory that they offered or said what
-// does not fit, or until an operator says so.
+// Workers that get nothing new: for a while, because they lack memory that they offered or files
+// of a model, or said what does not fit, or until an operator says so.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -32,6 +32,11 @@ void Cluster::RestForMemory(WorkerState& worker, const std::string& why) {
   Prolong(worker, worker.memory_rest, options_.rest_ms, options_.rest_max_ms, why);
 }
 
+void Cluster::RestForFiles(WorkerState& worker, const std::string& why) {
+  turn_.Warn(absl::StrCat("worker '", worker.hello.worker(), "' lacks files of a model: ", why));
+  Prolong(worker, worker.files_rest, options_.rest_ms, options_.rest_max_ms, why);
+}
+
 void Cluster::RestAsLiar(WorkerState& worker, const std::string& what) {
   Rest& rest = worker.lie_rest;
   const int64_t honest_us = turn_.now_us() - rest.until_us;
@@ -47,6 +52,9 @@ std::string Cluster::WhyRests(const WorkerState& worker) const {
   }
   if (worker.memory_rest.until_us > turn_.now_us()) {
     return absl::StrCat("lacks memory that it offered and tries again: ", worker.memory_rest.why);
+  }
+  if (worker.files_rest.until_us > turn_.now_us()) {
+    return absl::StrCat("lacks files of a model and tries again: ", worker.files_rest.why);
   }
   return "";
 }

@@ -27,6 +27,8 @@ struct WorkerState {
   // While others have taken the memory that it offered, it gets nothing new;
   Rest memory_rest;
   bool memory_was_taken = false;  // once, since its process started
+  // nor while the files of a model on its host are missing or other ones;
+  Rest files_rest;
   // nor for a while after it said what does not fit. Kept by its name, over its streams.
   Rest lie_rest;
   int lies = 0;  // in all

@@ -23,7 +23,8 @@ constexpr std::array kFailures = {
     // Failures that pass, or are mended while the job waits.
     Entry{"DISK_FULL", FailureKind::kPassing},
     Entry{"DATASET_UNREADABLE", FailureKind::kPassing},
-    Entry{"MODEL_NOT_FOUND", FailureKind::kPassing},  // its share is not mounted yet
+    Entry{kModelNotFound, FailureKind::kPassing},  // its share is not mounted yet
+    Entry{kModelDiffers, FailureKind::kPassing},   // on one worker's host
     Entry{"MODEL_UNREADABLE", FailureKind::kPassing},
     Entry{"MODEL_INVALID", FailureKind::kPassing},  // it was good once: its files are being copied
     Entry{"MODEL_CHANGED", FailureKind::kPassing},  // likewise, or put back in a moment; so is

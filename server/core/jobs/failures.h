@@ -23,6 +23,9 @@ inline constexpr char kRowsNotReady[] = "ROWS_NOT_READY";
 inline constexpr char kMemoryTaken[] = "MEMORY_TAKEN";
 // what it was to hold is more than was counted, and than it offered;
 inline constexpr char kMemory[] = "MEMORY";
+// the files of a model on its host are not the coordinator's, or not there;
+inline constexpr char kModelDiffers[] = "MODEL_DIFFERS";
+inline constexpr char kModelNotFound[] = "MODEL_NOT_FOUND";
 // what it was to load is not what was committed, or what it got is not whole.
 inline constexpr char kCheckpointCorrupt[] = "CHECKPOINT_CORRUPT";
 inline constexpr char kContentInvalid[] = "CONTENT_INVALID";

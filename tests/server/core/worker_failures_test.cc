@@ -34,6 +34,29 @@ TEST_CASE("a group whose model is not there yet: its jobs wait, are told, and go
   world->CheckInvariants();
 }
 
+TEST_CASE("a worker whose host lacks a model's files rests, and its jobs go to another") {
+  for (const char* reason : {"MODEL_DIFFERS", "MODEL_NOT_FOUND"}) {
+    INFO(reason);
+    WorldOptions options;
+    options.workers = 2;
+    auto world = MakeWorld(options);
+    world->StartWorkers();
+    world->Settle();
+    world->worker(0).Hang(true);
+    world->worker(1).Hang(true);
+    const std::string job = world->Submit(World::NewJob());
+    world->RunUntilState(job, Job::PREPARING);
+    world->Settle();
+    const int at = world->worker(0).epoch() != 0 ? 0 : 1;
+    world->worker(1 - at).Hang(false);
+    world->worker(at).Lie(GroupFailed(reason, "\"lm_head.weight\" differs"));
+    world->RunUntilState(job, Job::SUCCEEDED);  // while the first one hangs still
+    CHECK(HasEvent(*world, job, reason));
+    CHECK_FALSE(HasEvent(*world, job, "WORKER_LOST"));
+    world->CheckInvariants();
+  }
+}
+
 TEST_CASE("a group whose model has changed fails its jobs; what is told of it is kept in bounds") {
   auto world = MakeWorld();
   world->StartWorkers();

@@ -4,13 +4,16 @@
 
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "lorad/v1/jobs.grpc.pb.h"
 #include "lorad/worker/v1/worker.grpc.pb.h"
 #include "storage/credentials/certificate.h"
 #include "storage/files/sha256.h"
+#include "storage/models/model_directory.h"
 #include "tests/server/services/api_fixture.h"
 
 namespace lorad::server {
@@ -250,6 +253,45 @@ TEST_CASE("bulk calls are good for a worker's own group alone") {
   };
   CHECK(fetch(b) == "NOT_A_WORKERS_GROUP");
   CHECK(fetch(a) != "NOT_A_WORKERS_GROUP");
+}
+
+TEST_CASE("what a model's files hold is told to the worker that is to load it") {
+  DoorFixture door;
+  const auto a = door.ChannelOf("a");
+  Stream stream(door, a, "a", 0);
+  std::filesystem::create_directories(door.api.directory / "m");
+  std::filesystem::copy("tests/golden/llama_gqa_untied/model", door.api.directory / "m");
+  const auto model = storage::ModelDirectory::Open(door.api.directory / "m");
+  REQUIRE(model.ok());
+  wire::CoordinatorMessage form;
+  form.mutable_form_group()->set_epoch(7);
+  form.mutable_form_group()->set_model_path(model->path());
+  form.mutable_form_group()->set_model_fingerprint(model->fingerprint());
+  stream.Send(form);
+  const auto describe = [](const std::shared_ptr<grpc::Channel>& channel, int64_t epoch,
+                           std::vector<std::string>* told) {
+    Context context;
+    wire::DescribeModelRequest request;
+    request.set_epoch(epoch);
+    auto reader = wire::Coordinator::NewStub(channel)->DescribeModel(&context, request);
+    wire::ModelPart part;
+    told->clear();
+    while (reader->Read(&part)) told->push_back(part.name() + " " + part.sha256());
+    return Summary(reader->Finish());
+  };
+  std::vector<std::string> expected, told;
+  for (const std::string& part : model->Parts()) {
+    expected.push_back(part + " " + *model->PartSha256(part));
+  }
+  for (int i = 0; i < 2; ++i) {  // read, then known
+    CHECK(describe(a, 7, &told).empty());
+    CHECK(told == expected);
+  }
+  CHECK(describe(a, 6, &told) == "NOT_A_WORKERS_GROUP");
+  CHECK(describe(door.ChannelOf("b"), 7, &told) == "NOT_A_WORKERS_GROUP");
+  door.api.directory.Write("m/config.json", door.api.directory.Read("m/config.json") + " ");
+  CHECK(describe(a, 7, &told) == "MODEL_CHANGED");
+  CHECK(told.empty());
 }
 
 TEST_CASE("the workers' port serves workers alone") {

@@ -12,12 +12,13 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-ROOMS = ["client", "docs", "examples", "kernels", "logging", "planner", "proto", "server", "sizes", "storage", "tests",
+ROOMS = ["client", "deploy", "docs", "examples", "kernels", "logging", "planner", "proto", "server", "sizes", "storage", "tests",
          "third_party", "tools", "worker"]
 TOP = {".ci", ".bazelrc", "BUILD.bazel", "WORKSPACE", *ROOMS}
-CODE = {".bazel", ".bzl", ".cc", ".cu", ".cuh", ".h", ".proto", ".py", ".sh", ""}
+CODE = {".bazel", ".bzl", ".cc", ".conf", ".cu", ".cuh", ".h", ".proto", ".py", ".service", ".sh", ""}
 # Names of others that the documentation speaks of.
-FOREIGN = {"LlamaTokenizer", "CUDA_VISIBLE_DEVICES", "--racecheck-indirect-barrier-dependency", "omp.h", "nvml.h", "cupti.h"}
+FOREIGN = {"LlamaTokenizer", "CUDA_VISIBLE_DEVICES", "--racecheck-indirect-barrier-dependency", "--system", "--home-dir",
+           "--shell", "--now", "omp.h", "nvml.h", "cupti.h"}
 # Put together at run time.
 COMPOSED = {"ADAPTER_EXISTS"}
 # Words that stand for a name of the reader's.
@@ -25,7 +26,7 @@ ANY = re.compile(r"\b(NAME|FILE|X)\b")
 # What is made in a checkout, and so is not in a fresh one.
 MADE = ("third_party/wheels",)
 
-PATH = re.compile(r"(?<![\w./:@<-])((?:" + "|".join(ROOMS) + r"|\.ci)/[\w./*{},+-]*[\w*}/])")
+PATH = re.compile(r"(?<![\w./:@<-])((?:" + "|".join(ROOMS) + r"|\.ci)/[\w./*{},+@-]*[\w*}/])")
 FILE = re.compile(r"(?<![\w./*-])([\w-]+\.(?:md|h|cc|cu|cuh|proto))(?![\w*/])")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TARGET = re.compile(r"(?<![\w:/])//((?:" + "|".join(ROOMS) + r")[\w./-]*)(?::([\w.{},*-]+))?")

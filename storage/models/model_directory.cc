@@ -237,9 +237,10 @@ absl::Status ModelDirectory::CheckTensors() const {
 }
 
 std::vector<std::string> ModelDirectory::Parts() const {
-  std::vector<std::string> parts = {kConfigFile};
+  std::vector<std::string> parts;
+  parts.emplace_back(kConfigFile);
   if (random_seed_) {
-    parts.push_back(kRandomFile);
+    parts.emplace_back(kRandomFile);
     return parts;
   }
   for (const NamedShape& tensor : AllTensors(description_)) parts.push_back(tensor.name);

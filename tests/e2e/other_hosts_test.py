@@ -16,6 +16,7 @@ import time
 from house import GOLDEN, LORA, LORAD, WORKER, Failure, House, Result, main, tell
 
 MODEL, ROWS = "llama_gqa_untied", "llama_gqa_untied/r8_all"
+WORKERS = 64  # as many as a coordinator takes
 
 
 def a_job(steps=24):
@@ -309,6 +310,25 @@ def test_files():
         until(lambda: site.alive() == ["b"], "the worker is let in with a new bundle")
 
 
+def processor_seconds(pid):
+    user, system = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def test_idle_workers_cost_little():
+    with a_site() as site:
+        for number in range(WORKERS):
+            site.start_other("--memory", "1GiB", "--credentials", site.bundle(f"w{number}"))
+        until(lambda: len(site.alive()) == WORKERS, f"{WORKERS} workers are there", 120)
+        time.sleep(2)
+        began, before = time.monotonic(), processor_seconds(site.process.pid)
+        time.sleep(20)
+        share = (processor_seconds(site.process.pid) - before) / (time.monotonic() - began)
+        tell(f"    {WORKERS} idle workers cost the daemon {100 * share:.2f} % of a core")
+        assert share < 0.02, share
+
+
 if __name__ == "__main__":
     main([test_a_worker_on_another_host_trains_the_same_bits, test_models_lie_elsewhere_on_another_host, test_who_is_refused,
-          test_clients_are_not_served_at_the_workers_port, test_certificates_are_renewed_while_a_job_trains, test_files])
+          test_clients_are_not_served_at_the_workers_port, test_certificates_are_renewed_while_a_job_trains, test_files,
+          test_idle_workers_cost_little])

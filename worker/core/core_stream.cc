@@ -10,6 +10,9 @@ namespace {
 
 // From the first try to reach a coordinator to its Welcome.
 constexpr double kWelcomeMs = 10'000;
+// Without a group it says so often less that it lives: a coordinator with many idle workers does
+// little else than hear them.
+constexpr int64_t kIdle = 2;
 
 // Whether no retry mends it.
 bool Final(const absl::Status& status) {
@@ -138,7 +141,8 @@ void WorkerCore::State::OnTime() {
   }
   if (link_ == LinkState::kStands) {
     if (now_ms_ < heartbeat_at_ms_) return;
-    heartbeat_at_ms_ = now_ms_ + static_cast<double>(heartbeat_ms_);
+    heartbeat_at_ms_ =
+        now_ms_ + static_cast<double>(heartbeat_ms_ * (held_.epoch == 0 ? kIdle : 1));
     Do(ReadMemory{});
   } else if (held_.epoch != 0 && now_ms_ >= away_since_ms_ + static_cast<double>(lease_ms_)) {
     Log(Note::Level::kWarning,

@@ -1,6 +1,8 @@
 #include "worker/link/channel.h"
 
+#include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
+#include <netinet/in.h>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -62,8 +64,15 @@ absl::Status ExplainTls(const absl::Status& status, const Credentials* credentia
 }
 
 bool IsLoopback(const std::string& address) {
-  return absl::StartsWith(address, "localhost:") || absl::StartsWith(address, "127.") ||
-         absl::StartsWith(address, "[::1]:");
+  std::string host = address.substr(0, address.rfind(':'));
+  if (host == "localhost") return true;
+  if (absl::StartsWith(host, "[") && absl::EndsWith(host, "]")) {
+    host = host.substr(1, host.size() - 2);
+  }
+  in_addr v4;
+  in6_addr v6;
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
 }
 
 }  // namespace lorad::worker

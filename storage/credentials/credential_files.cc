@@ -56,6 +56,15 @@ absl::StatusOr<std::string> ReadPrivate(Files& files, const std::string& path, c
                    "; it must be a file of the user who runs this program"));
 }
 
+// AtomicWrite, into a file that is made now: what lies at its temporary path may be open to others.
+absl::Status WritePrivate(Files& files, const std::string& path, const std::string& text) {
+  const std::string temporary = absl::StrCat(path, ".tmp");
+  if (files.Exists(temporary) || files.IsLink(temporary)) {
+    if (absl::Status status = files.Remove(temporary); !status.ok()) return status;
+  }
+  return AtomicWrite(files, path, text);
+}
+
 absl::Status Broken(const std::string& path, const Kind& kind, const absl::Status& why) {
   return Refuse(absl::StrCat(kind.reason, "_DAMAGED"),
                 absl::StrCat(path, ": ", kind.what, " is damaged, ", std::string(why.message()),
@@ -101,9 +110,9 @@ absl::StatusOr<std::string> WriteAuthority(Files& files, const std::string& data
     const absl::StatusOr<std::string> before = files.ReadAll(path, kFileLimit);
     if (!before.ok()) return before.status();
     kept = JoinPath(data_dir, absl::StrCat("authority-", Sha256::Of(*before).substr(0, 8), ".pem"));
-    if (absl::Status status = AtomicWrite(files, kept, *before); !status.ok()) return status;
+    if (absl::Status status = WritePrivate(files, kept, *before); !status.ok()) return status;
   }
-  if (absl::Status status = AtomicWrite(files, path, authority.ToText()); !status.ok()) {
+  if (absl::Status status = WritePrivate(files, path, authority.ToText()); !status.ok()) {
     return status;
   }
   return kept;
@@ -152,7 +161,7 @@ absl::Status WriteBundle(Files& files, const std::string& path, const WorkerBund
                                    ": there is a file already; name another with -o, or "
                                    "write over it with --replace"));
   }
-  return AtomicWrite(files, path, ToText(bundle));
+  return WritePrivate(files, path, ToText(bundle));
 }
 
 }  // namespace lorad::storage

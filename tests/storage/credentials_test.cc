@@ -207,6 +207,17 @@ TEST_CASE("a bundle is one file, and its errors say what mends them") {
   CHECK(WriteBundle(files, path, *bundle, true).ok());
   CHECK_FALSE(std::filesystem::exists(path + ".tmp"));
 
+  // What somebody has left where it is written, open to others or leading elsewhere.
+  folder.Write("b.pem.tmp", "left");
+  chmod((path + ".tmp").c_str(), 0666);
+  CHECK(WriteBundle(files, path, *bundle, true).ok());
+  CHECK(ModeOf(path) == 0600);
+  folder.Write("elsewhere", "untouched");
+  std::filesystem::create_symlink(folder / "elsewhere", path + ".tmp");
+  CHECK(WriteBundle(files, path, *bundle, true).ok());
+  CHECK(ModeOf(path) == 0600);
+  CHECK(folder.Read("elsewhere") == "untouched");
+
   chmod(path.c_str(), 0604);
   Has(Text(ReadBundle(files, path).status()), "has mode 0604: `chmod 600 ");
   chmod(path.c_str(), 0600);

@@ -108,73 +108,91 @@ void PlaceFrees(const OrderInput& input, const std::map<JobStep, int64_t>& ended
   }
 }
 
-// Whether `segment` may follow what the job has begun last, and that it has begun it.
-bool Follows(const Segment& segment, int index, const std::map<JobStep, int>& last,
-             std::map<std::string, int64_t>* newest) {
-  const auto [it, first] = newest->emplace(segment.job, segment.step);
-  const int64_t before = it->second;
-  it->second = segment.step;
-  if (first || segment.step == before) return true;
-  const auto ended = last.find({segment.job, before});
-  return segment.step == before + 1 && (ended == last.end() || ended->second < index);
-}
-
-// A Step in the turn of place p + A comes before the forwards of places > p + A on every stage, and
-// before no earlier one on stage 0. Each microbatch at its earliest such place: no fewer Noops will
-// do.
-absl::StatusOr<Pipeline> PlaceMicrobatches(const OrderInput& input,
-                                           const std::map<JobStep, int>& last, bool leaves) {
-  Pipeline pipeline;
-  pipeline.places = input.before;
-  pipeline.first_new = pipeline.count();
-  pipeline.ahead = ForwardsAhead(input.stages, input.in_flight, 0);
-  std::map<JobStep, int64_t> ended_at = EndsBefore(input);
-  PlaceFrees(input, ended_at, &pipeline);
-  std::map<std::string, int64_t> newest;  // step begun last
-  for (const auto& [batch, place] : ended_at) newest[batch.first] = batch.second;
-  std::set<std::string> loaded;
-  for (const auto& [job, step] : input.loads) loaded.insert(job);
-  std::vector<std::vector<const BatchEnd*>> ends(input.microbatches.size());
-  for (const BatchEnd& end : input.ends) {
-    ends[static_cast<size_t>(last.at({end.job, end.step}))].push_back(&end);
-  }
-  int64_t next_number = 0;
-  if (!input.before.empty()) next_number = input.before.back().number + 1;
-  if (!input.microbatches.empty()) next_number = input.microbatches.back().number + 1;
-  const auto fill_up_to = [&](int64_t place) {
-    while (pipeline.count() < place)
-      pipeline.places.push_back({.number = next_number++, .ends = {}});
-  };
-  for (size_t i = 0; i < input.microbatches.size(); ++i) {
-    const Microbatch& microbatch = input.microbatches[i];
-    const bool train = IsTrain(microbatch);
-    int64_t place = pipeline.count();
-    for (const Segment& segment : microbatch.segments) {
-      const auto before = ended_at.find(
-          {segment.job, segment.mode == SegmentMode::kTrain ? segment.step - 1 : segment.step});
-      if (before != ended_at.end()) place = std::max(place, before->second + pipeline.ahead + 1);
-      if (loaded.contains(segment.job)) place = std::max(place, pipeline.loads + 1);
-      if (segment.mode != SegmentMode::kTrain) continue;
-      const auto begun = newest.find(segment.job);
-      const int64_t step_before = begun == newest.end() ? 0 : begun->second;
-      if (!Follows(segment, static_cast<int>(i), last, &newest)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("microbatch ", microbatch.number, " holds batch ",
-                         Of({segment.job, segment.step}), " after one of ", step_before));
-      }
+// Gives every microbatch its place. A Step in the turn of place p + A comes before the forwards of
+// places > p + A on every stage, and before no earlier one on stage 0: so each microbatch at its
+// earliest such place, for no fewer Noops will do.
+class Placer {
+ public:
+  Placer(const OrderInput& input, const std::map<JobStep, int>& last)
+      : input_(input), last_(last), ends_(input.microbatches.size()), ended_at_(EndsBefore(input)) {
+    pipeline_.places = input.before;
+    pipeline_.first_new = pipeline_.count();
+    pipeline_.ahead = ForwardsAhead(input.stages, input.in_flight, 0);
+    PlaceFrees(input, ended_at_, &pipeline_);
+    for (const auto& [batch, place] : ended_at_) newest_[batch.first] = batch.second;
+    for (const auto& [job, step] : input.loads) {
+      loaded_.insert(job);
+      newest_.erase(job);  // it begins at what it is loaded from
     }
-    fill_up_to(place);
-    Place& placed = pipeline.places.emplace_back();
+    for (const BatchEnd& end : input.ends) {
+      ends_[static_cast<size_t>(last.at({end.job, end.step}))].push_back(&end);
+    }
+    if (!input.before.empty()) next_number_ = input.before.back().number + 1;
+    if (!input.microbatches.empty()) next_number_ = input.microbatches.back().number + 1;
+  }
+
+  absl::StatusOr<Pipeline> Run(bool leaves) {
+    for (size_t i = 0; i < input_.microbatches.size(); ++i) {
+      if (absl::Status status = Add(i); !status.ok()) return status;
+    }
+    if (leaves) FillUpTo(pipeline_.loads + 1);
+    return std::move(pipeline_);
+  }
+
+ private:
+  absl::Status Add(size_t index) {
+    const Microbatch& microbatch = input_.microbatches[index];
+    int64_t place = pipeline_.count();
+    for (const Segment& segment : microbatch.segments) {
+      place = std::max(place, Earliest(segment));
+      if (segment.mode != SegmentMode::kTrain) continue;
+      if (absl::Status status = Begin(microbatch, segment, index); !status.ok()) return status;
+    }
+    FillUpTo(place);
+    Place& placed = pipeline_.places.emplace_back();
     placed.number = microbatch.number;
-    placed.kind = train ? OperationKind::kForward : OperationKind::kEvaluate;
-    for (const BatchEnd* end : ends[i]) {
-      ended_at[{end->job, end->step}] = place;
+    placed.kind = IsTrain(microbatch) ? OperationKind::kForward : OperationKind::kEvaluate;
+    for (const BatchEnd* end : ends_[index]) {
+      ended_at_[{end->job, end->step}] = place;
       placed.ends.push_back(*end);
     }
+    return absl::OkStatus();
   }
-  if (leaves) fill_up_to(pipeline.loads + 1);
-  return pipeline;
-}
+
+  // Behind the Step that it needs, and the load of its slot.
+  int64_t Earliest(const Segment& segment) const {
+    const bool trains = segment.mode == SegmentMode::kTrain;
+    const auto needs = ended_at_.find({segment.job, trains ? segment.step - 1 : segment.step});
+    const int64_t stepped = needs == ended_at_.end() ? 0 : needs->second + pipeline_.ahead + 1;
+    return std::max(stepped, loaded_.contains(segment.job) ? pipeline_.loads + 1 : 0);
+  }
+
+  // A job's batches follow one another, each whole before the next.
+  absl::Status Begin(const Microbatch& microbatch, const Segment& segment, size_t index) {
+    const auto [it, first] = newest_.emplace(segment.job, segment.step);
+    const int64_t before = std::exchange(it->second, segment.step);
+    if (first || segment.step == before) return absl::OkStatus();
+    const auto last = last_.find({segment.job, before});
+    const bool ended = last == last_.end() || last->second < static_cast<int>(index);
+    if (segment.step == before + 1 && ended) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("microbatch ", microbatch.number,
+                                                   " holds batch ", Of({segment.job, segment.step}),
+                                                   " after one of ", before));
+  }
+
+  void FillUpTo(int64_t place) {
+    while (pipeline_.count() < place) pipeline_.places.push_back({.number = next_number_++});
+  }
+
+  const OrderInput& input_;
+  const std::map<JobStep, int>& last_;              // index of each batch's last microbatch
+  std::vector<std::vector<const BatchEnd*>> ends_;  // by index of that
+  Pipeline pipeline_;
+  std::map<JobStep, int64_t> ended_at_;    // place of its last microbatch
+  std::map<std::string, int64_t> newest_;  // step begun last
+  std::set<std::string> loaded_;
+  int64_t next_number_ = 0;
+};
 
 // Appends operations of one stage.
 class StageWriter {
@@ -293,7 +311,7 @@ absl::StatusOr<std::vector<std::vector<Operation>>> OrderOperations(const OrderI
   const OrderInput input = WithSavesInFlight(given);
   absl::StatusOr<std::map<JobStep, int>> last = LastMicrobatches(input);
   if (!last.ok()) return last.status();
-  absl::StatusOr<Pipeline> pipeline = PlaceMicrobatches(input, *last, left != nullptr);
+  absl::StatusOr<Pipeline> pipeline = Placer(input, *last).Run(left != nullptr);
   if (!pipeline.ok()) return pipeline.status();
   const int64_t turns = pipeline->count() + (left == nullptr ? pipeline->ahead : 0);
   std::vector<std::vector<Operation>> stages;

@@ -1,6 +1,7 @@
 // The words in which sizes are asked for: a base model, a device, a group, an adapter.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -106,9 +107,26 @@ struct GroupShape {
   int in_flight = 1;
 };
 
+// What an adapter's matrices take.
 struct AdapterShape {
-  int64_t rank = 0;
-  std::vector<std::string> targets;
+  // A projection with matrices of one rank.
+  struct Part {
+    std::string target;
+    int64_t rank = 0;
+    int64_t layers = 0;  // in so many of the model's; 0: in all
+
+    auto operator<=>(const Part&) const = default;
+  };
+  std::vector<Part> parts;
+
+  AdapterShape() = default;
+  // In all layers with one rank.
+  AdapterShape(int64_t rank, const std::vector<std::string>& targets);
+
+  int64_t rank_max() const;    // 0 without parts
+  std::string ToText() const;  // "q_proj:8,v_proj:4x2"; equal if and only if the shapes are
+
+  auto operator<=>(const AdapterShape&) const = default;
 };
 
 }  // namespace lorad::sizes

@@ -185,18 +185,29 @@ int64_t WorkspaceBytes(const ModelShape& model, const GroupShape& group, const S
   return 0;
 }
 
-// fn(layers, elements of A, elements of B) for every target: the layers that have it here.
+// The matrices of a part of an adapter in each of some layers.
+struct Matrices {
+  int64_t layers = 0;
+  int64_t rank = 0;
+  int64_t a = 0, b = 0;  // elements
+};
+
+// fn(Matrices) for every part of the adapter that a stage has: of one that some layers alone have,
+// as many as could lie there. No product of the model has its name: not for it.
 template <class Fn>
-void ForEachTarget(const ModelShape& model, const AdapterShape& adapter, const StageRange& range,
-                   Fn fn) {
+void ForEachPart(const ModelShape& model, const AdapterShape& adapter, const StageRange& range,
+                 Fn fn) {
   const Blocks blocks = BlocksOf(range);
   for (size_t i = 0; i < model.groups.size(); ++i) {
     const ModelShape::Group& group = model.groups[i];
     const int64_t layers = i < 2 ? blocks.attention : blocks.mlp;
-    for (const ModelShape::Part& part : group.parts) {
-      if (std::find(adapter.targets.begin(), adapter.targets.end(), part.target) !=
-          adapter.targets.end()) {
-        fn(layers, adapter.rank * group.in_features, part.out_features * adapter.rank);
+    for (const ModelShape::Part& product : group.parts) {
+      for (const AdapterShape::Part& part : adapter.parts) {
+        if (part.target != product.target) continue;
+        fn(Matrices{.layers = part.layers > 0 ? std::min(part.layers, layers) : layers,
+                    .rank = part.rank,
+                    .a = part.rank * group.in_features,
+                    .b = product.out_features * part.rank});
       }
     }
   }
@@ -205,8 +216,8 @@ void ForEachTarget(const ModelShape& model, const AdapterShape& adapter, const S
 int64_t ParametersOn(const ModelShape& model, const AdapterShape& adapter,
                      const StageRange& range) {
   int64_t parameters = 0;
-  ForEachTarget(model, adapter, range,
-                [&](int64_t layers, int64_t a, int64_t b) { parameters += layers * (a + b); });
+  ForEachPart(model, adapter, range,
+              [&](const Matrices& part) { parameters += part.layers * (part.a + part.b); });
   return parameters;
 }
 
@@ -239,13 +250,12 @@ SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
 SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
                       const DeviceShape& device, const StageRange& range) {
   SlotBytes bytes;
-  ForEachTarget(model, adapter, range, [&](int64_t layers, int64_t a, int64_t b) {
-    bytes.adapters += layers * (Floats(a) + Floats(b));
-    bytes.optimizer += layers * 2 * (Floats(a) + Floats(b));
-    bytes.optimizer += layers * (ArenaBytes(8 * a) + ArenaBytes(8 * b));
-    if (device.value_bytes == kFloat) return;  // products read the masters
-    for (const int64_t elements : {a, b}) {
-      bytes.adapters += layers * Values(elements / adapter.rank * PaddedRank(adapter.rank), device);
+  ForEachPart(model, adapter, range, [&](const Matrices& part) {
+    for (const int64_t elements : {part.a, part.b}) {
+      bytes.adapters += part.layers * Floats(elements);
+      bytes.optimizer += part.layers * (2 * Floats(elements) + ArenaBytes(8 * elements));
+      if (device.value_bytes == kFloat) continue;  // products read the masters
+      bytes.adapters += part.layers * Values(elements / part.rank * PaddedRank(part.rank), device);
     }
   });
   if (device.kind == DeviceKind::kCpu) {

@@ -164,12 +164,10 @@ WorkerView ReadWorkerView(Fields& fields, std::set<std::string>* names) {
 }
 
 AdapterShape ReadAdapter(Fields& fields) {
-  AdapterShape adapter;
-  adapter.rank = fields.Int64("rank", {.min = 1, .max = sizes::kRankMax});
-  adapter.targets = fields.Strings("targets", {.choices = AllTargets()},
-                                   {.min = 1, .max = kTargetsMax, .required = false});
-  if (adapter.targets.empty()) adapter.targets = AllTargets();
-  return adapter;
+  const int64_t rank = fields.Int64("rank", {.min = 1, .max = sizes::kRankMax});
+  const std::vector<std::string> targets = fields.Strings(
+      "targets", {.choices = AllTargets()}, {.min = 1, .max = kTargetsMax, .required = false});
+  return {rank, targets.empty() ? AllTargets() : targets};
 }
 
 std::vector<std::string> AllTargets() { return {std::begin(kTargets), std::end(kTargets)}; }

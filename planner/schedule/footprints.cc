@@ -14,10 +14,10 @@ size_t Footprints::BaseOf(const std::string& base_model) {
 size_t Footprints::ClassOf(const std::string& base_model, const ModelShape& model,
                            const AdapterShape& adapter, int64_t longest_sequence) {
   const size_t base = BaseOf(base_model);
-  const auto found = numbers_.find(std::tie(base, longest_sequence, adapter.rank, adapter.targets));
+  const auto found = numbers_.find(std::tie(base, longest_sequence, adapter));
   if (found != numbers_.end()) return found->second;
   classes_.push_back({{base, &model, &adapter, longest_sequence}, {}, {}});
-  return numbers_[{base, longest_sequence, adapter.rank, adapter.targets}] = classes_.size() - 1;
+  return numbers_[{base, longest_sequence, adapter}] = classes_.size() - 1;
 }
 
 size_t Footprints::KindOf(const WorkerKind& kind) {

@@ -57,7 +57,7 @@ class Footprints {
   }
 
  private:
-  using ClassKey = std::tuple<size_t, int64_t, int64_t, std::vector<std::string>>;
+  using ClassKey = std::tuple<size_t, int64_t, AdapterShape>;
   using ShapeKey = std::tuple<size_t, int64_t, int64_t, int, int, int, int, int, int64_t, int64_t>;
   struct Class {
     Footprint footprint;

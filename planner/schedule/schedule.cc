@@ -20,9 +20,8 @@ namespace {
 // Two jobs of which the policy knows no difference but their order, as long as they wait.
 bool FareAlike(const QueuedJob& a, const QueuedJob& b) {
   const auto key = [](const QueuedJob& job) {
-    return std::tie(job.base_model, job.priority, job.longest_sequence, job.adapter.rank,
-                    job.adapter.targets, job.step_tokens, job.label_group, job.resumes,
-                    job.company_max, job.alone);
+    return std::tie(job.base_model, job.priority, job.longest_sequence, job.adapter,
+                    job.step_tokens, job.label_group, job.resumes, job.company_max, job.alone);
   };
   return key(a) == key(b);
 }

@@ -24,7 +24,7 @@ GroupShape Grown(const GroupShape& shape, const Footprint& job, int64_t microbat
   larger.longest_sequence = std::max(shape.longest_sequence, job.longest_sequence);
   larger.capacity_tokens =
       std::max(shape.capacity_tokens, CapacityFor(microbatch_tokens, larger.longest_sequence));
-  while (larger.rank_max < job.adapter->rank) larger.rank_max *= 2;
+  while (larger.rank_max < job.adapter->rank_max()) larger.rank_max *= 2;
   return larger;
 }
 
@@ -46,7 +46,8 @@ int64_t CapacityFor(int64_t microbatch_tokens, int64_t longest_sequence) {
 }
 
 bool Covers(const GroupShape& shape, const Footprint& job) {
-  return job.longest_sequence <= shape.longest_sequence && job.adapter->rank <= shape.rank_max;
+  return job.longest_sequence <= shape.longest_sequence &&
+         job.adapter->rank_max() <= shape.rank_max;
 }
 
 GroupShape ShapeAlone(Footprints& sizes, size_t job_class, size_t worker_kind) {

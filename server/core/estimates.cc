@@ -89,7 +89,7 @@ void Core::State::AddMemory(const v1::Job& job, int64_t longest_tokens,
     entry.set_group(group->name);
     planner::GroupShape shape = group->shape;
     shape.longest_sequence = std::max(shape.longest_sequence, longest_tokens);
-    shape.rank_max = std::max(shape.rank_max, queued.adapter.rank);
+    shape.rank_max = std::max(shape.rank_max, queued.adapter.rank_max());
     shape.capacity_tokens = std::max(shape.capacity_tokens, shape.longest_sequence);
     entry.set_forms_again(shape.longest_sequence != group->shape.longest_sequence ||
                           shape.rank_max != group->shape.rank_max);

@@ -2,7 +2,6 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
@@ -40,8 +39,7 @@ namespace {
 
 // Jobs of which it cannot be said that a worker has room for one and not for the other.
 std::string MemoryShapeOf(const planner::QueuedJob& job) {
-  return absl::StrCat(job.base_model, "/", job.longest_sequence, "/", job.adapter.rank, "/",
-                      absl::StrJoin(job.adapter.targets, ","));
+  return absl::StrCat(job.base_model, "/", job.longest_sequence, "/", job.adapter.ToText());
 }
 
 }  // namespace

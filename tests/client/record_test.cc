@@ -135,8 +135,7 @@ TEST_CASE("A recorded history is read back") {
   CHECK(a.content.remaining_steps == 100);
   CHECK(a.content.step_tokens == 200);
   CHECK(a.content.longest_sequence == 300);
-  CHECK(a.content.adapter.rank == 8);
-  CHECK(a.content.adapter.targets == std::vector<std::string>{"qkv_proj"});
+  CHECK(a.content.adapter == planner::AdapterShape(8, {"qkv_proj"}));
   CHECK(a.content.priority == 3);
   CHECK(a.content.label_group == "math");
   CheckShape(*a.content.model);

@@ -92,11 +92,13 @@ inline void CheckCudaMemory(kernels::Backend& backend, int multiprocessors) {
       }
     }
     SlotOptions options;
-    options.rank = 13;
-    options.target_modules = {storage::TargetModules(description).front(), "down_proj"};
+    const std::string first = storage::TargetModules(description).front();
+    options.modules = {{first, {0}, 13}, {"down_proj", {}, 64}};
+    planner::AdapterShape adapter;
+    adapter.parts = {{first, 13, 1}, {"down_proj", 64}};
     const auto tensors = ListLoraTensors(description, WholeModel(description), options);
     REQUIRE(tensors.ok());
-    CHECK(planner::BytesOfSlot(model, {options.rank, options.target_modules}, device).total() ==
+    CHECK(planner::BytesOfSlot(model, adapter, device).total() ==
           Slot::BudgetBytes(backend, *tensors));
   }
 }

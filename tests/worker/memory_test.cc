@@ -153,8 +153,7 @@ TEST_CASE("a slot takes what the planner says") {
         INFO(description.architecture << " " << description.hidden << ": rank " << rank << ", "
                                       << names.size() << " targets");
         SlotOptions options;
-        options.rank = rank;
-        options.target_modules = names;
+        for (const std::string& name : names) options.modules.push_back({name, {}, rank});
         const auto tensors = ListLoraTensors(description, WholeModel(description), options);
         REQUIRE(tensors.ok());
         CHECK(planner::BytesOfSlot(shape, {rank, names}).total() ==
@@ -164,6 +163,24 @@ TEST_CASE("a slot takes what the planner says") {
         CHECK(planner::AdapterParameters(shape, {rank, names}) == parameters);
       }
     }
+  }
+}
+
+TEST_CASE("a slot with patterns takes what the planner says") {
+  const auto backend = kernels::MakeCpuBackend(1);
+  for (const storage::ModelDescription& description : Models()) {
+    const planner::ModelShape shape = server::ShapeOf(description);
+    const std::vector<std::string> known = storage::TargetModules(description);
+    INFO(description.architecture << " " << description.hidden);
+    SlotOptions options;
+    options.modules = {{known[0], {0}, 3}, {known[0], {1, 2}, 17}, {"down_proj", {}, 64}};
+    planner::AdapterShape adapter;
+    adapter.parts = {{known[0], 3, 1}, {known[0], 17, 2}, {"down_proj", 64}};
+    const auto tensors = ListLoraTensors(description, WholeModel(description), options);
+    REQUIRE(tensors.status().message() == "");
+    CHECK(planner::BytesOfSlot(shape, adapter).total() == Slot::BudgetBytes(*backend, *tensors));
+    CHECK(planner::BytesOfSlot(shape, adapter).total() <
+          planner::BytesOfSlot(shape, {64, {known[0], "down_proj"}}).total());
   }
 }
 

@@ -144,6 +144,15 @@ std::vector<TestRow> RandomRows(int64_t count, int64_t shortest, int64_t longest
   return rows;
 }
 
+void AddModules(TestJob* job, const std::string& target, const std::vector<int32_t>& layers,
+                int rank) {
+  v1::SlotSpec::Modules& modules = *job->spec.add_modules();
+  modules.set_target(target);
+  modules.mutable_layers()->Add(layers.begin(), layers.end());
+  modules.set_rank(rank);
+  modules.set_scale(8.0 / rank);
+}
+
 TestJob MakeJob(const std::string& name, int rank, const std::vector<std::string>& targets,
                 std::vector<TestRow> rows, int64_t batch) {
   TestJob job;

@@ -40,5 +40,9 @@ std::vector<TestRow> RandomRows(int64_t count, int64_t shortest, int64_t longest
 // A job with dropout on and weight decay, learning rate constant.
 TestJob MakeJob(const std::string& name, int rank, const std::vector<std::string>& targets,
                 std::vector<TestRow> rows, int64_t batch);
+// Trains a projection in these layers (none: all) with this rank and a scale of its own; all that
+// the job trains is to be named so.
+void AddModules(TestJob* job, const std::string& target, const std::vector<int32_t>& layers,
+                int rank);
 
 }  // namespace lorad::worker

@@ -199,6 +199,18 @@ TEST_CASE("a slot that cannot be loaded fails with its reason, and nothing of it
       {"target", [](TestJob* job) { job->spec.add_target_modules("c_attn"); }, "c_attn"},
       {"no target", [](TestJob* job) { job->spec.clear_target_modules(); }, "no target"},
       {"dropout", [](TestJob* job) { job->spec.set_dropout(1); }, "dropout 1"},
+      {"layer",
+       [](TestJob* job) {
+         AddModules(job, "q_proj", {0, 3}, 4);
+       },
+       "layer 3 of q_proj"},
+      {"twice",
+       [](TestJob* job) {
+         AddModules(job, "q_proj", {}, 4);
+         AddModules(job, "q_proj", {1}, 8);
+       },
+       "q_proj of layer 1 twice"},
+      {"pattern", [](TestJob* job) { AddModules(job, "q_proj", {}, 600); }, "rank 600"},
   };
   size_t failed = 0;
   for (const Case& c : cases) {

@@ -44,10 +44,17 @@ absl::Status CheckFits(int64_t bytes, int64_t held, int64_t budget, std::string_
 SlotOptions OptionsOf(const v1::SlotSpec& spec) {
   SlotOptions options;
   options.job = spec.job();
-  options.rank = spec.rank();
-  options.scale = spec.scale();
   options.dropout = spec.dropout();
-  options.target_modules = {spec.target_modules().begin(), spec.target_modules().end()};
+  for (const std::string& target : spec.target_modules()) {
+    options.modules.push_back({target, {}, spec.rank(), spec.scale()});
+  }
+  if (spec.modules_size() > 0) options.modules.clear();
+  for (const v1::SlotSpec::Modules& modules : spec.modules()) {
+    options.modules.push_back({modules.target(),
+                               {modules.layers().begin(), modules.layers().end()},
+                               modules.rank(),
+                               modules.scale()});
+  }
   options.init_seed = spec.init_seed();
   options.dropout_seed = spec.seed();
   options.beta1 = spec.beta1();
@@ -238,8 +245,9 @@ absl::Status Engine::LoadSlot(const v1::Operation& operation) {
 
 absl::Status Engine::TryLoadSlot(const v1::Operation& operation, Resident* resident) {
   const SlotOptions options = OptionsOf(operation.slot());
-  if (options.rank > model_->shape().rank_max) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", options.rank, " of job ", options.job,
+  for (const SlotModules& modules : options.modules) {
+    if (modules.rank <= model_->shape().rank_max) continue;
+    return absl::InvalidArgumentError(absl::StrCat("rank ", modules.rank, " of job ", options.job,
                                                    "; this group was formed for ranks up to ",
                                                    model_->shape().rank_max));
   }

@@ -15,37 +15,68 @@ namespace {
 
 using kernels::TensorView;
 
-absl::Status CheckOptions(const SlotOptions& options, const std::vector<std::string>& known) {
-  if (options.rank < 1 || options.rank > kRankMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", options.rank, " of job ", options.job, " is not in 1..", kRankMax));
-  }
-  if (!(options.dropout >= 0 && options.dropout < 1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("dropout ", options.dropout, " of job ", options.job, " is not in [0, 1)"));
-  }
-  if (options.target_modules.empty()) {
+absl::Status CheckModules(const SlotOptions& options, const std::vector<std::string>& known,
+                          int layers) {
+  if (options.modules.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("job ", options.job, " names no target module"));
   }
-  for (const std::string& target : options.target_modules) {
-    if (std::find(known.begin(), known.end(), target) == known.end()) {
+  for (const SlotModules& modules : options.modules) {
+    if (modules.rank < 1 || modules.rank > kRankMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", modules.rank, " of job ", options.job, " is not in 1..", kRankMax));
+    }
+    if (std::find(known.begin(), known.end(), modules.target) == known.end()) {
       return absl::InvalidArgumentError(absl::StrCat("job ", options.job, " names target module ",
-                                                     target, ", which the model does not have"));
+                                                     modules.target,
+                                                     ", which the model does not have"));
+    }
+    for (const int32_t layer : modules.layers) {
+      if (layer >= 0 && layer < layers) continue;
+      return absl::InvalidArgumentError(absl::StrCat("job ", options.job, " names layer ", layer,
+                                                     " of ", modules.target, "; the model has ",
+                                                     layers));
     }
   }
   return absl::OkStatus();
 }
 
+absl::Status CheckOptions(const SlotOptions& options, const std::vector<std::string>& known,
+                          int layers) {
+  if (!(options.dropout >= 0 && options.dropout < 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("dropout ", options.dropout, " of job ", options.job, " is not in [0, 1)"));
+  }
+  return CheckModules(options, known, layers);
+}
+
+// How a projection of a layer is trained; nullptr: not at all.
+absl::StatusOr<const SlotModules*> ModulesOf(const SlotOptions& options, const std::string& target,
+                                             int layer) {
+  const SlotModules* found = nullptr;
+  for (const SlotModules& modules : options.modules) {
+    const bool here =
+        modules.layers.empty() ||
+        std::find(modules.layers.begin(), modules.layers.end(), layer) != modules.layers.end();
+    if (modules.target != target || !here) continue;
+    if (found != nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("job ", options.job, " names ", target, " of layer ", layer, " twice"));
+    }
+    found = &modules;
+  }
+  return found;
+}
+
 // A and B of every wanted part of a group, appended to `tensors`.
-void ListGroup(const storage::Block& block, int32_t block_index, bool of_out_group,
-               const SlotOptions& options, const std::vector<std::string>& known,
-               std::vector<SlotTensor>* tensors) {
+absl::Status ListGroup(const storage::Block& block, int32_t block_index, bool of_out_group,
+                       const SlotOptions& options, const std::vector<std::string>& known,
+                       std::vector<SlotTensor>* tensors) {
   const storage::LinearGroup& group = of_out_group ? block.out : block.in;
   int64_t first_output = 0;
   for (const storage::LinearPart& part : group.parts) {
-    const auto wanted =
-        std::find(options.target_modules.begin(), options.target_modules.end(), part.target);
-    if (wanted != options.target_modules.end()) {
+    const auto modules = ModulesOf(options, part.target, block.layer);
+    if (!modules.ok()) return modules.status();
+    if (*modules != nullptr) {
       SlotTensor a;
       a.layer = block.layer;
       a.target =
@@ -54,21 +85,23 @@ void ListGroup(const storage::Block& block, int32_t block_index, bool of_out_gro
       a.of_out_group = of_out_group;
       a.first_output = first_output;
       a.outputs = part.out_features;
+      a.scale = (*modules)->scale;
       SlotTensor b = a;
       a.name = storage::PeftKey(part.path, 'A');
-      a.rows = options.rank;
+      a.rows = (*modules)->rank;
       a.columns = group.in_features;
       a.initialization = SlotTensor::Initialization::kKaimingUniform;
       b.name = storage::PeftKey(part.path, 'B');
       b.matrix = 'B';
       b.learning_rate_factor = options.loraplus_lr_ratio;
       b.rows = part.out_features;
-      b.columns = options.rank;
+      b.columns = (*modules)->rank;
       tensors->push_back(std::move(a));
       tensors->push_back(std::move(b));
     }
     first_output += part.out_features;
   }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -76,14 +109,15 @@ void ListGroup(const storage::Block& block, int32_t block_index, bool of_out_gro
 absl::StatusOr<std::vector<SlotTensor>> ListLoraTensors(
     const storage::ModelDescription& description, StageRange range, const SlotOptions& options) {
   const std::vector<std::string> known = storage::TargetModules(description);
-  const absl::Status status = CheckOptions(options, known);
-  if (!status.ok()) return status;
+  absl::Status status = CheckOptions(options, known, description.layers);
   std::vector<SlotTensor> tensors;
-  for (int32_t i = range.first_block; i < range.end_block; ++i) {
+  for (int32_t i = range.first_block; i < range.end_block && status.ok(); ++i) {
     const storage::Block& block = description.blocks[i];
-    ListGroup(block, i, false, options, known, &tensors);
-    ListGroup(block, i, true, options, known, &tensors);
+    for (const bool of_out_group : {false, true}) {
+      if (status.ok()) status = ListGroup(block, i, of_out_group, options, known, &tensors);
+    }
   }
+  if (!status.ok()) return status;
   return tensors;
 }
 
@@ -189,12 +223,12 @@ void Slot::Bind(const Model& model, kernels::AdapterTable* table, int32_t index)
     const int32_t group = a.of_out_group ? model.OutGroup(a.block) : model.InGroup(a.block);
     groups[group].push_back({.first_output = a.first_output,
                              .outputs = a.outputs,
-                             .rank = options_.rank,
+                             .rank = a.rows,
                              .a = places_[i].master.f32(),
                              .b = places_[i + 1].master.f32(),
                              .a_copy = places_[i].copy,
                              .b_copy = places_[i + 1].copy,
-                             .scale = static_cast<float>(options_.scale),
+                             .scale = static_cast<float>(a.scale),
                              .dropout = static_cast<float>(options_.dropout),
                              .layer = a.layer,
                              .target = a.target,

@@ -29,6 +29,7 @@ struct SlotTensor {
   int32_t shared_with = -1;  // index of the tensor whose memory this one is; -1: its own
   double learning_rate_factor = 1;
   double decay_factor = 1;
+  double scale = 1;  // of the product that it is part of
   Initialization initialization = Initialization::kZero;
   // Where the model uses it.
   int32_t layer = 0;
@@ -42,13 +43,19 @@ struct SlotTensor {
   int64_t elements() const { return rows * columns; }
 };
 
+// A projection that a slot trains in some layers.
+struct SlotModules {
+  std::string target;
+  std::vector<int32_t> layers;  // empty: all
+  int64_t rank = 8;
+  double scale = 1;
+};
+
 // How a slot is trained: everything but the tensors.
 struct SlotOptions {
   std::string job;
-  int64_t rank = 8;
-  double scale = 1;
+  std::vector<SlotModules> modules;
   double dropout = 0;
-  std::vector<std::string> target_modules;
   uint64_t init_seed = 0;
   uint64_t dropout_seed = 0;
   double beta1 = 0.9;
@@ -60,8 +67,8 @@ struct SlotOptions {
 };
 
 // The tensors of a LoRA adapter on one stage, in the order (layer, target, A before B): the order
-// in which norms are folded. Refused: a target the model does not have, no target, a rank out of
-// 1..kRankMax, dropout outside [0, 1).
+// in which norms are folded. Refused: a target or a layer the model does not have, one that is
+// named twice, no target, a rank out of 1..kRankMax, dropout outside [0, 1).
 absl::StatusOr<std::vector<SlotTensor>> ListLoraTensors(
     const storage::ModelDescription& description, StageRange range, const SlotOptions& options);
 

@@ -28,8 +28,8 @@ QueuedJob LlamaJob(const std::string& name, int64_t arrival, int64_t longest = 1
 // On all seven linears.
 QueuedJob LargeJob(const std::string& name, int64_t arrival, int64_t rank) {
   QueuedJob job = LlamaJob(name, arrival, 1024, rank);
-  job.adapter.targets = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
-                         "gate_proj", "up_proj", "down_proj"};
+  job.adapter = {rank,
+                 {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
   return job;
 }
 

@@ -193,16 +193,15 @@ class Filler {
 
   void SetMap(const json& value, const std::string& at, const FieldDescriptor& field,
               Message& message) {
-    if (!value.is_object()) return Wrong(at, "an object of strings", value);
-    for (const auto& [key, text] : value.items()) {
-      if (!text.is_string()) {
-        Wrong(absl::StrCat(at, ".", key), "a string", text);
-        continue;
-      }
+    const FieldDescriptor& entry_value = *field.message_type()->map_value();
+    const bool numbers = entry_value.cpp_type() != FieldDescriptor::CPPTYPE_STRING;
+    if (!value.is_object()) {
+      return Wrong(at, numbers ? "an object of numbers" : "an object of strings", value);
+    }
+    for (const auto& [key, item] : value.items()) {
       Message* entry = message.GetReflection()->AddMessage(&message, &field);
       entry->GetReflection()->SetString(entry, field.message_type()->map_key(), key);
-      entry->GetReflection()->SetString(entry, field.message_type()->map_value(),
-                                        text.get<std::string>());
+      SetValue(item, absl::StrCat(at, ".", key), entry_value, *entry);
     }
   }
 
@@ -213,6 +212,7 @@ class Filler {
       case FieldDescriptor::CPPTYPE_INT32: {
         const auto number = Integer<std::int32_t>(value);
         if (!number) return Wrong(at, "a whole number of 32 bits", value);
+        if (field.is_repeated()) return reflection.AddInt32(&message, &field, *number);
         return reflection.SetInt32(&message, &field, *number);
       }
       case FieldDescriptor::CPPTYPE_UINT64: {
@@ -240,7 +240,9 @@ class Filler {
         return SetEnum(value, at, field, message);
       case FieldDescriptor::CPPTYPE_MESSAGE:
         if (!value.is_object()) return Wrong(at, "an object", value);
-        return Fill(value, at, *reflection.MutableMessage(&message, &field));
+        return Fill(value, at,
+                    field.is_repeated() ? *reflection.AddMessage(&message, &field)
+                                        : *reflection.MutableMessage(&message, &field));
       default:
         return Note(at, "cannot be given in a job file");
     }

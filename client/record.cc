@@ -75,15 +75,30 @@ ordered_json ToJson(const Worker& worker, const std::string& name) {
   return json;
 }
 
+// The adapter as a history knows it: one rank for all of its targets, the highest.
+ordered_json AdapterToJson(const v1::AdapterConfig& adapter) {
+  std::int32_t rank = adapter.modules().empty() ? adapter.rank() : 0;
+  std::set<std::string> targets;
+  for (const v1::AdapterModules& modules : adapter.modules()) {
+    rank = std::max(rank, modules.rank());
+    targets.insert(modules.target());
+  }
+  std::vector<std::string> names(targets.begin(), targets.end());
+  if (adapter.modules().empty()) {
+    names.assign(adapter.target_modules().begin(), adapter.target_modules().end());
+  }
+  return {{"rank", rank}, {"targets", names}};
+}
+
 ordered_json ToJson(const Job& job, double beginning_s) {
   const std::int64_t longest =
       job.longest_tokens() > 0 ? job.longest_tokens() : job.training().max_length();
+  const ordered_json adapter = AdapterToJson(job.adapter());
   ordered_json json = {
       {"name", job.name()},
       {"base_model", job.base_model()},
-      {"rank", job.adapter().rank()},
-      {"targets", std::vector<std::string>(job.adapter().target_modules().begin(),
-                                           job.adapter().target_modules().end())},
+      {"rank", adapter["rank"]},
+      {"targets", adapter["targets"]},
       {"longest_sequence", std::max<std::int64_t>(longest, 1)},
       {"step_tokens", std::max<std::int64_t>(job.total_tokens() / job.total_steps(), 1)},
       {"steps", StepsOf(job)},

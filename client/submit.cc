@@ -1,6 +1,7 @@
 // lora submit | estimate
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 
@@ -23,12 +24,14 @@ using lorad::v1::Jobs;
 
 struct Options {
   std::string file;
+  std::string peft;
   std::string name;
   std::string request_id;
   bool validate_only = false;
 };
 
-absl::StatusOr<Job> ReadJob(const std::string& path) {
+// Of a job, or of an adapter's config; "-" is standard input.
+absl::StatusOr<std::string> ReadText(const std::string& path) {
   // Far more than a job with all of its labels takes.
   constexpr std::size_t kBytesMax = 1 << 20;
   std::string text(kBytesMax + 1, '\0');
@@ -42,11 +45,26 @@ absl::StatusOr<Job> ReadJob(const std::string& path) {
   if (text.size() > kBytesMax) {
     return Error("BAD_JOB_FILE", absl::StrCat(path, ": is longer than ", kBytesMax, " bytes"));
   }
-  return ParseJob(text, path == "-" ? "standard input" : path);
+  return text;
+}
+
+// The job of the file, with the text of adapter_config.json where a PEFT directory is given.
+absl::StatusOr<Job> ReadJob(const Options& options) {
+  const absl::StatusOr<std::string> text = ReadText(options.file);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<Job> job = ParseJob(*text, options.file == "-" ? "standard input" : options.file);
+  if (!job.ok() || options.peft.empty()) return job;
+  std::error_code error;
+  const bool directory = std::filesystem::is_directory(options.peft, error);
+  const absl::StatusOr<std::string> config =
+      ReadText(directory ? absl::StrCat(options.peft, "/adapter_config.json") : options.peft);
+  if (!config.ok()) return config.status();
+  job->mutable_adapter()->set_peft_config(*config);
+  return job;
 }
 
 absl::Status Submit(Session& session, const Options& options) {
-  const absl::StatusOr<Job> job = ReadJob(options.file);
+  const absl::StatusOr<Job> job = ReadJob(options);
   if (!job.ok()) return job.status();
   lorad::v1::CreateJobRequest request;
   *request.mutable_job() = *job;
@@ -106,7 +124,7 @@ absl::Status Estimate(Session& session, const Options& options) {
   lorad::v1::EstimateJobRequest request;
   request.set_name(options.name);
   if (options.name.empty()) {
-    const absl::StatusOr<Job> job = ReadJob(options.file);
+    const absl::StatusOr<Job> job = ReadJob(options);
     if (!job.ok()) return job.status();
     *request.mutable_job() = *job;
   }
@@ -149,6 +167,10 @@ void AddSubmitCommands(CLI::App& app, Session& session) {
   CLI::App& submit = *app.add_subcommand("submit", "Create a job; prints its id");
   submit.add_option("-f,--file", options->file, "The job, as JSON; - reads standard input")
       ->required();
+  const char* const kPeft =
+      "A PEFT directory, or its adapter_config.json: the adapter's fields that the job does not "
+      "say";
+  submit.add_option("--peft", options->peft, kPeft);
   submit.add_flag("--validate-only", options->validate_only, "Check everything, store nothing");
   submit.add_option("--request-id", options->request_id,
                     "A repeated call with the same content answers with the first one's job");
@@ -162,8 +184,10 @@ void AddSubmitCommands(CLI::App& app, Session& session) {
       "yet created");
   auto* what = estimate.add_option_group("what");
   what->add_option("job", options->name, "The id of a live job");
-  what->add_option("-f,--file", options->file, "The job, as JSON; - reads standard input");
+  auto* file =
+      what->add_option("-f,--file", options->file, "The job, as JSON; - reads standard input");
   what->require_option(1);
+  estimate.add_option("--peft", options->peft, kPeft)->needs(file);
   estimate.callback([&session, options] {
     session.action = [&session, options] { return Estimate(session, *options); };
   });

@@ -1,13 +1,13 @@
 // The next window of a group.
 #include <algorithm>
 #include <cassert>
-#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "planner/window/learning_rate.h"
 #include "server/core/events/data_dir.h"
 #include "server/core/jobs/failures.h"
 #include "server/core/state.h"
+#include "storage/adapters/peft_config.h"
 
 namespace lorad::server {
 namespace {
@@ -22,6 +22,22 @@ bool EvaluationDue(const v1::Job& job, int64_t step) {
   if (job.validation_dataset().empty()) return false;
   const int64_t every = job.training().eval_every_steps();
   return step == 0 || step == job.total_steps() || (every > 0 && step % every == 0);
+}
+
+void SetModules(const v1::AdapterConfig& adapter, worker::v1::SlotSpec* slot) {
+  if (adapter.modules().empty()) {
+    slot->set_rank(adapter.rank());
+    slot->set_scale(storage::LoraScale(adapter.alpha(), adapter.rank(), adapter.use_rslora()));
+    *slot->mutable_target_modules() = adapter.target_modules();
+    return;
+  }
+  for (const v1::AdapterModules& modules : adapter.modules()) {
+    worker::v1::SlotSpec::Modules& to = *slot->add_modules();
+    to.set_target(modules.target());
+    *to.mutable_layers() = modules.layers();
+    to.set_rank(modules.rank());
+    to.set_scale(storage::LoraScale(modules.alpha(), modules.rank(), adapter.use_rslora()));
+  }
 }
 
 double LearningRateOf(const v1::Job& job, int64_t step) {
@@ -103,12 +119,8 @@ LoadUnit Core::State::LoadOf(GroupState& group, JobState& state) {
   load.step = job.step();
   worker::v1::SlotSpec& slot = load.slot;
   slot.set_job(job.name());
-  slot.set_rank(job.adapter().rank());
-  slot.set_scale(job.adapter().use_rslora()
-                     ? job.adapter().alpha() / std::sqrt(job.adapter().rank())
-                     : job.adapter().alpha() / job.adapter().rank());
+  SetModules(job.adapter(), &slot);
   slot.set_dropout(job.adapter().dropout());
-  *slot.mutable_target_modules() = job.adapter().target_modules();
   slot.set_init_seed(job.adapter().seed());
   slot.set_seed(job.training().seed());
   slot.set_beta1(job.training().beta1());

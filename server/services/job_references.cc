@@ -7,6 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "server/validation/adapter.h"
 #include "storage/adapters/peft.h"
 #include "storage/files/files.h"
 #include "storage/models/model_description.h"
@@ -49,24 +50,11 @@ absl::StatusOr<std::optional<std::string>> FindSource(Driver& driver, const std:
   return *checkpoint ? std::optional<std::string>(path) : std::nullopt;
 }
 
-v1::AdapterConfig ConfigOf(const storage::PeftAdapter& adapter) {
-  v1::AdapterConfig config;
-  config.set_rank(adapter.config().rank);
-  config.set_alpha(adapter.config().alpha);
-  config.set_use_rslora(adapter.config().rslora);
-  for (const std::string& module : adapter.modules()) config.add_target_modules(module);
-  return config;
-}
-
-// "" or why the matrices do not fit.
-absl::StatusOr<std::string> Misfit(Driver& driver, const storage::PeftAdapter& adapter,
-                                   const v1::Model& model) {
+absl::StatusOr<storage::ModelDescription> DescriptionOf(Driver& driver, const v1::Model& model) {
   absl::StatusOr<std::string> config = driver.files().ReadAll(
       storage::JoinPath(model.path(), "config.json"), storage::kReadAllLimit);
   if (!config.ok()) return config.status();
-  absl::StatusOr<storage::ModelDescription> description = storage::DescribeModel(*config);
-  if (!description.ok()) return description.status();
-  return std::string(adapter.CheckFits(*description).message());
+  return storage::DescribeModel(*config);
 }
 
 }  // namespace
@@ -97,6 +85,11 @@ absl::Status CompleteAgainst(Driver& driver, const std::vector<absl::StatusOr<Re
     references.model.target_modules.assign((*model)->target_modules().begin(),
                                            (*model)->target_modules().end());
     references.model.max_positions = (*model)->max_position_embeddings();
+    if (NeedsDescription(job.adapter())) {
+      auto description = DescriptionOf(driver, **model);
+      if (!description.ok()) return description.status();
+      references.description = *std::move(description);
+    }
   }
 
   std::string misfit;
@@ -108,11 +101,10 @@ absl::Status CompleteAgainst(Driver& driver, const std::vector<absl::StatusOr<Re
           storage::PeftAdapter::Open(**directory, driver.files());
       if (!adapter.ok()) return adapter.status();
       references.source_known = true;
-      references.source = ConfigOf(*adapter);
-      if (model->has_value()) {
-        absl::StatusOr<std::string> why = Misfit(driver, *adapter, **model);
-        if (!why.ok()) return why.status();
-        misfit = *std::move(why);
+      references.source = AdapterConfigOf(adapter->config());
+      if (references.description) {
+        references.source = PlainIfAlike(adapter->config(), *references.description);
+        misfit = std::string(adapter->CheckFits(*references.description).message());
       }
     }
   }

@@ -1,24 +1,17 @@
 #include "server/store/file_effects.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "server/store/slot_contents.h"
+#include "server/validation/adapter.h"
 #include "storage/adapters/checkpoint.h"
 
 namespace lorad::server {
 namespace {
 
 storage::PeftConfig ConfigOf(const WriteCheckpoint& effect) {
-  storage::PeftConfig config;
-  config.rank = effect.adapter.rank();
-  config.alpha = effect.adapter.alpha();
-  config.dropout = effect.adapter.dropout();
-  config.rslora = effect.adapter.use_rslora();
-  config.target_modules = {effect.adapter.target_modules().begin(),
-                           effect.adapter.target_modules().end()};
-  std::ranges::sort(config.target_modules);
+  storage::PeftConfig config = PeftConfigOf(effect.adapter);
   config.base_model = effect.base_model_path;
   return config;
 }

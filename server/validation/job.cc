@@ -1,69 +1,18 @@
 #include "server/validation/job.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
-#include <cmath>
-#include <set>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "server/validation/adapter.h"
+#include "server/validation/checker.h"
 #include "server/validation/limits.h"
 #include "server/validation/names.h"
-#include "storage/adapters/peft.h"
 
 namespace lorad::server {
 namespace {
-
-// Every digit that distinguishes it from its neighbours: 0.9999995 is not 1.
-std::string Shortest(double value) {
-  std::array<char, 32> text;
-  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
-}
-
-// Collects violations; each Check adds at most one.
-class Checker {
- public:
-  void Add(const std::string& field, const std::string& description) {
-    if (!description.empty()) violations_.push_back({field, description});
-  }
-
-  void Between(const std::string& field, int64_t value, int64_t low, int64_t high) {
-    if (value >= low && value <= high) return;
-    Add(field, absl::StrCat("must be between ", low, " and ", high, ", got ", value));
-  }
-
-  // low < value <= high, or low <= value < high, or both ends in, as `open` says: 'l', 'h' or ' '.
-  void Real(const std::string& field, double value, double low, double high, char open) {
-    const bool above = open == 'l' ? value > low : value >= low;  // false for NaN
-    const bool below = open == 'h' ? value < high : value <= high;
-    if (above && below) return;
-    Add(field,
-        absl::StrCat("must be ", open == 'l' ? "greater than " : "at least ", low, " and ",
-                     open == 'h' ? "less than " : "at most ", high, ", got ", Shortest(value)));
-  }
-
-  std::vector<FieldViolation> Take() { return std::move(violations_); }
-
- private:
-  std::vector<FieldViolation> violations_;
-};
-
-// Unset fields take their defaults: init_from's adapter's where there is one, else PEFT's.
-void CompleteAdapter(v1::AdapterConfig& adapter, const JobReferences& references) {
-  const bool continues = !adapter.init_from().empty() && references.source_known;
-  const v1::AdapterConfig& source = references.source;
-  if (!adapter.has_rank()) adapter.set_rank(continues ? source.rank() : 8);
-  if (!adapter.has_alpha()) adapter.set_alpha(continues ? source.alpha() : 8);
-  if (!adapter.has_use_rslora()) adapter.set_use_rslora(continues && source.use_rslora());
-  if (!adapter.has_seed()) adapter.set_seed(0);
-  if (adapter.target_modules().empty() && continues) {
-    *adapter.mutable_target_modules() = source.target_modules();
-  } else if (adapter.target_modules().empty()) {
-    adapter.add_target_modules("q_proj");
-    adapter.add_target_modules("v_proj");
-  }
-}
 
 void CompleteTraining(v1::TrainingConfig& training, const JobReferences& references) {
   if (!training.has_epochs()) training.set_epochs(1);
@@ -115,67 +64,6 @@ void CheckReference(Checker& checker, const std::string& field, const std::strin
     checker.Add(field, absl::StrCat("there is no ", kind, " '", Quotable(name, 2 * kNameBytesMax),
                                     "': ", how));
   }
-}
-
-std::set<std::string> AsSet(const v1::AdapterConfig& adapter) {
-  return {adapter.target_modules().begin(), adapter.target_modules().end()};
-}
-
-void CheckTargets(Checker& checker, const v1::AdapterConfig& adapter,
-                  const JobReferences& references) {
-  constexpr char kField[] = "adapter.target_modules";
-  if (adapter.target_modules_size() > kTargetModulesMax) {
-    checker.Add(kField, absl::StrCat("must be at most ", kTargetModulesMax, ", got ",
-                                     adapter.target_modules_size()));
-    return;
-  }
-  const std::vector<std::string>& own = references.model.target_modules;
-  std::set<std::string> seen;
-  std::set<std::string> unknown;
-  for (const std::string& target : adapter.target_modules()) {
-    if (!seen.insert(target).second) {
-      checker.Add(kField, absl::StrCat("names '", Quotable(target, kNameBytesMax), "' twice"));
-      return;
-    }
-    if (references.model_known && std::find(own.begin(), own.end(), target) == own.end()) {
-      unknown.insert(Quotable(target, kNameBytesMax));
-    }
-  }
-  if (unknown.empty()) return;
-  checker.Add(kField, absl::StrCat("must be among the model's ", absl::StrJoin(own, ", "),
-                                   ", got '", absl::StrJoin(unknown, "', '"), "'"));
-}
-
-void CheckSource(Checker& checker, const v1::AdapterConfig& adapter,
-                 const JobReferences& references) {
-  if (adapter.init_from().empty()) return;
-  if (!references.source_known) {
-    checker.Add("adapter.init_from",
-                absl::StrCat("there is no adapter or checkpoint '",
-                             Quotable(adapter.init_from(), 2 * kNameBytesMax),
-                             "': name an imported adapter, or a checkpoint as JOB/STEP"));
-    return;
-  }
-  const v1::AdapterConfig& source = references.source;
-  if (adapter.rank() != source.rank()) {
-    checker.Add("adapter.rank", absl::StrCat("must be ", source.rank(), " as in '",
-                                             adapter.init_from(), "', got ", adapter.rank()));
-  }
-  if (AsSet(adapter) != AsSet(source)) {
-    checker.Add("adapter.target_modules",
-                absl::StrCat("must be ", absl::StrJoin(source.target_modules(), ", "), " as in '",
-                             adapter.init_from(), "', got ",
-                             absl::StrJoin(adapter.target_modules(), ", ")));
-  }
-}
-
-void CheckAdapter(Checker& checker, const v1::AdapterConfig& adapter,
-                  const JobReferences& references) {
-  checker.Between("adapter.rank", adapter.rank(), 1, kRankMax);
-  checker.Real("adapter.alpha", adapter.alpha(), storage::kAlphaMin, 1e6, ' ');
-  checker.Real("adapter.dropout", adapter.dropout(), 0, storage::kDropoutMax, ' ');
-  CheckTargets(checker, adapter, references);
-  CheckSource(checker, adapter, references);
 }
 
 void CheckLength(Checker& checker, const v1::TrainingConfig& training,
@@ -248,7 +136,6 @@ void CheckLabels(Checker& checker, const v1::Job& job) {
 
 std::vector<FieldViolation> CompleteJob(v1::Job& job, const JobReferences& references) {
   DropOutputFields(job);
-  CompleteAdapter(*job.mutable_adapter(), references);
   CompleteTraining(*job.mutable_training(), references);
 
   Checker checker;
@@ -264,7 +151,7 @@ std::vector<FieldViolation> CompleteJob(v1::Job& job, const JobReferences& refer
     CheckReference(checker, "validation_dataset", "dataset", job.validation_dataset(),
                    references.validation_dataset_known, "create it first (lora dataset add)");
   }
-  CheckAdapter(checker, job.adapter(), references);
+  CompleteAdapter(checker, references, job.mutable_adapter());
   CheckTraining(checker, job, references);
   checker.Between("priority", job.priority(), -kPriorityMax, kPriorityMax);
   CheckLabels(checker, job);

@@ -2,11 +2,13 @@
 // the caller.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "lorad/v1/jobs.pb.h"
 #include "server/errors/errors.h"
+#include "storage/models/model_description.h"
 
 namespace lorad::server {
 
@@ -24,7 +26,9 @@ struct JobReferences {
   bool training_dataset_known = false;
   bool validation_dataset_known = false;  // looked at if the job names one
   bool source_known = false;              // of adapter.init_from; looked at if the job has one
-  v1::AdapterConfig source;               // rank, alpha, use_rslora, target_modules of it
+  v1::AdapterConfig source;               // what a PEFT config says of it (AdapterConfigOf)
+  // Of the model; needed by what NeedsDescription (validation/adapter.h) and by such a source.
+  std::optional<storage::ModelDescription> description;
 };
 
 // Fills `job`'s unset fields with their defaults, drops what only the service says, sorts nothing,

@@ -48,7 +48,6 @@ inline constexpr int64_t kShardBytesMax = int64_t{32} << 30;
 
 // Jobs.
 using sizes::kRankMax;
-inline constexpr int kTargetModulesMax = 64;
 inline constexpr double kEpsMin = 1e-30;  // smaller ones are 0 in float32
 inline constexpr int kPriorityMax = 100;
 inline constexpr int kEpochsMax = 10'000;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -81,19 +82,23 @@ absl::Status MergedModel::ListFiles(std::string_view chat_template) {
 }
 
 void MergedModel::FindPatches() {
+  ModuleMatcher matcher(adapter_.config());
   for (const Block& block : model_.description().blocks) {
     for (const LinearGroup* group : {&block.in, &block.out}) {
       for (const LinearPart& part : group->parts) {
         const std::string& path = part.path;
-        if (adapter_.file().Find(PeftKey(path, 'A')) == nullptr) continue;
+        const std::optional<ModuleLora> lora = matcher.Match(path);
+        if (!lora) continue;
+        const double scale = LoraScale(lora->alpha, lora->rank, adapter_.config().rslora);
         [[maybe_unused]] bool found = false;
         for (size_t i = 0; i < weights_.size(); ++i) {
           const SafetensorsFile& file = model_.weight_files()[i];
           const TensorInfo* tensor = file.Find(part.tensor);
           if (tensor == nullptr) continue;
           const uint64_t data = file.header().data_begin;
-          weights_[i].patches.push_back(
-              {path, tensor->type, data + tensor->begin, data + tensor->end, group->in_features});
+          weights_[i].patches.push_back({path, tensor->type, data + tensor->begin,
+                                         data + tensor->end, group->in_features,
+                                         static_cast<float>(scale)});
           found = true;
         }
         assert(found);  // ModelDirectory has every tensor of its description
@@ -180,7 +185,7 @@ void MergedModel::Apply(const Patch& patch, uint64_t offset, std::string* bytes)
       tile.b = factors_.b.data() + row * factors_.rank;
       tile.a = factors_.a.data() + column + c;
       tile.rank = factors_.rank;
-      tile.scale = static_cast<float>(adapter_.config().scale());
+      tile.scale = patch.scale;
       Merge(patch.type, tile);
     }
     at += rows > 1 ? rows * patch.in_features : width;

@@ -51,6 +51,7 @@ class MergedModel {
     TensorType type = TensorType::kF32;
     uint64_t begin = 0, end = 0;  // in the file
     int64_t in_features = 0;
+    float scale = 0;
   };
   struct WeightFile {
     std::string name;

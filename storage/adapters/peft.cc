@@ -4,136 +4,32 @@
 #include <array>
 #include <cassert>
 #include <cmath>
-#include <nlohmann/json.hpp>
+#include <map>
 #include <optional>
 #include <set>
 #include <utility>
+#include <variant>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "sizes/batch.h"
-#include "storage/adapters/module_regex.h"
 #include "storage/files/config_reader.h"
 #include "storage/files/errors.h"
 #include "storage/files/files.h"
-#include "storage/files/json.h"
 
 namespace lorad::storage {
 namespace {
 
 constexpr char kInvalid[] = "ADAPTER_INVALID";
-constexpr char kUnsupported[] = "ADAPTER_UNSUPPORTED";
+constexpr char kHead[] = "lm_head";
 constexpr char kKeyPrefix[] = "base_model.model.";
 constexpr uint64_t kConfigLimit = uint64_t{1} << 20;
-constexpr size_t kTargetLimit = 1000;
 
-// The last name of a module path: what target_modules matches.
+// The last name of a module path.
 std::string_view Leaf(std::string_view module) {
   const size_t dot = module.rfind('.');
   return dot == std::string_view::npos ? module : module.substr(dot + 1);
-}
-
-// Of a module, or of several with dots between.
-bool IsModuleName(std::string_view name) {
-  return !name.empty() && name.front() != '.' && name.back() != '.' &&
-         std::all_of(name.begin(), name.end(), [](unsigned char c) {
-           return absl::ascii_isalnum(c) || c == '_' || c == '.';
-         });
-}
-
-bool MeansModule(std::string_view name, std::string_view path) {
-  return path == name || absl::EndsWith(Absl(path), absl::StrCat(".", Absl(name)));
-}
-
-// Which of some modules the config means. Problems: a name or an expression that means none.
-class Targets {
- public:
-  static absl::StatusOr<Targets> Of(const PeftConfig& config) {
-    Targets targets(config);
-    if (config.target_regex.empty()) return targets;
-    absl::StatusOr<ModuleRegex> regex = ModuleRegex::Compile(config.target_regex);
-    if (!regex.ok()) return regex.status();
-    targets.regex_ = *std::move(regex);
-    return targets;
-  }
-
-  absl::StatusOr<bool> Mean(std::string_view path) {
-    if (config_->all_linear) return true;
-    if (regex_) {
-      absl::StatusOr<bool> matches = regex_->Matches(path);
-      if (matches.ok() && *matches) used_.insert(config_->target_regex);
-      return matches;
-    }
-    bool mean = false;
-    for (const std::string& name : config_->target_modules) {
-      if (!MeansModule(name, path)) continue;
-      used_.insert(name);
-      mean = true;
-    }
-    return mean;
-  }
-
-  // Names, or the expression, that meant none of the modules so far.
-  std::vector<std::string> Unused() const {
-    std::vector<std::string> unused;
-    if (regex_ && used_.empty()) unused.push_back(config_->target_regex);
-    for (const std::string& name : config_->target_modules) {
-      if (used_.count(name) == 0) unused.push_back(name);
-    }
-    return unused;
-  }
-
- private:
-  explicit Targets(const PeftConfig& config) : config_(&config) {}
-
-  const PeftConfig* config_;
-  std::optional<ModuleRegex> regex_;
-  std::set<std::string> used_;
-};
-
-void ReadTargets(ConfigReader& config, PeftConfig* out) {
-  const nlohmann::json* targets = config.Find("target_modules");
-  if (targets == nullptr) {
-    config.Problem("target_modules is missing");
-    return;
-  }
-  if (targets->is_string()) {
-    const std::string text = targets->get<std::string>();
-    if (text == "all-linear") {
-      out->all_linear = true;
-    } else {
-      out->target_regex = text;
-    }
-    return;
-  }
-  if (!targets->is_array() || targets->empty() || targets->size() > kTargetLimit) {
-    config.Problem("target_modules must be a list of module names");
-    return;
-  }
-  std::set<std::string> names;
-  for (const nlohmann::json& target : *targets) {
-    const std::string name = target.is_string() ? target.get<std::string>() : "";
-    if (!IsModuleName(name)) {
-      config.Problem(absl::StrCat("target_modules has ", Quoted(name),
-                                  "; give names such as q_proj, or paths"));
-      return;
-    }
-    names.insert(name);
-  }
-  out->target_modules.assign(names.begin(), names.end());
-}
-
-// Kinds of initialization that leave the base model's weights as they are. The others (PiSSA,
-// OLoRA, CorDA, LoftQ, LoRA-GA) train against changed weights that the adapter does not hold.
-void CheckInitialization(ConfigReader& config) {
-  const nlohmann::json* init = config.Find("init_lora_weights");
-  if (init == nullptr || init->is_boolean()) return;
-  for (const char* harmless : {"gaussian", "eva", "orthogonal"}) {
-    if (*init == harmless) return;
-  }
-  config.OnlyNeutral("init_lora_weights", true);
 }
 
 // Splits "base_model.model.PATH.lora_A.weight"; false if the key is none of these.
@@ -149,187 +45,183 @@ bool SplitKey(std::string_view key, std::string_view* module, char* matrix) {
   return true;
 }
 
-// One matrix: type, dimensions, rank, and its partner.
-void CheckMatrix(const PeftConfig& config, const SafetensorsHeader& header,
-                 const TensorInfo& tensor, std::string_view module, char matrix,
-                 Problems* problems) {
+// One matrix: type, dimensions, rank, and its partner. `lora` is what the config says of its
+// module.
+void CheckMatrix(const ModuleLora& lora, const SafetensorsHeader& header, const TensorInfo& tensor,
+                 std::string_view module, char matrix, Problems* problems) {
   const char other = matrix == 'A' ? 'B' : 'A';
   if (!IsFloatType(tensor.type)) {
     problems->Add(absl::StrCat("tensor ", Quoted(tensor.name), " has type ",
                                Absl(TensorTypeName(tensor.type)), "; F32, F16 and BF16 are read"));
   }
   const size_t rank_axis = matrix == 'A' ? 0 : 1;
-  if (tensor.shape.size() != 2 || tensor.shape[rank_axis] != config.rank ||
+  if (tensor.shape.size() != 2 || tensor.shape[rank_axis] != lora.rank ||
       tensor.shape[1 - rank_axis] < 1) {
-    problems->Add(absl::StrCat("tensor ", Quoted(tensor.name), " has shape ",
-                               ShapeString(tensor.shape), ", but r is ", config.rank));
+    problems->Add(absl::StrCat(
+        "tensor ", Quoted(tensor.name), " has shape ", ShapeString(tensor.shape), ", but ",
+        lora.patterned ? "its rank in rank_pattern" : "r", " is ", lora.rank));
   }
   if (header.Find(PeftKey(module, other)) == nullptr) {
     problems->Add(absl::StrCat("missing tensor ", Quoted(PeftKey(module, other))));
   }
 }
 
+std::string WithoutWeight(const std::string& tensor) {
+  constexpr std::string_view kWeight = ".weight";
+  return absl::EndsWith(tensor, Absl(kWeight)) ? tensor.substr(0, tensor.size() - kWeight.size())
+                                               : tensor;
+}
+
+// Modules that PEFT also looks at: what holds the linear ones, activations, norms, embedding and
+// head. Beside a tower, where files name tensors in another way, the first two.
+std::set<std::string> OtherModules(const ModelDescription& description) {
+  std::set<std::string> others = {kHead};
+  for (const Block& block : description.blocks) {
+    const std::string& path = block.in.parts.front().path;
+    for (size_t dot = path.find('.'); dot != path.npos; dot = path.find('.', dot + 1)) {
+      others.insert(path.substr(0, dot));
+    }
+    if (std::holds_alternative<GatedMlpSpec>(block.mixer)) {
+      others.insert(absl::StrCat(path.substr(0, path.rfind('.')), ".act_fn"));
+    }
+  }
+  if (description.in_tower) return others;
+  others.insert(WithoutWeight(description.embedding_tensor));
+  for (const NormSpec& norm : AllNorms(description)) others.insert(WithoutWeight(norm.tensor));
+  return others;
+}
+
+// Whether the last name of a path is a module's.
+bool IsKnown(const std::string& name, const ModelDescription& description) {
+  const std::vector<std::string> own = TargetModules(description);
+  return std::ranges::count(own, std::string(Leaf(name))) > 0;
+}
+
+// Why a name, an expression or a number meant no module that is trained.
+std::string WhyUnused(const std::string& field, const std::string& text, const PeftConfig& config,
+                      const ModelDescription& description) {
+  const std::vector<std::string> own = TargetModules(description);
+  const std::string has = absl::StrCat("; it has: ", absl::StrJoin(own, ", "));
+  if (field == "layers_to_transform") {
+    return absl::StrCat("layer ", text,
+                        " has no module that is trained; the model has layers 0 to ",
+                        description.layers - 1);
+  }
+  if (field == "exclude_modules") {
+    return absl::StrCat("the model has no module ", Quoted(text), " to leave out",
+                        DidYouMean(text, own), has);
+  }
+  if (field != "target_modules") {
+    return absl::StrCat(Quoted(text), " matches no module that is trained", DidYouMean(text, own),
+                        "; a pattern is the end of a path, such as q_proj or layers.0.self_attn."
+                        "q_proj, or an expression for one");
+  }
+  if (text == config.target_regex) {
+    return absl::StrCat("the expression ", Quoted(text),
+                        " matches no module that is trained; it must match all of a path, such as ",
+                        description.blocks.front().in.parts.front().path);
+  }
+  if (IsKnown(text, description)) {
+    return absl::StrCat(Quoted(text),
+                        " means no module: the model has none of this path, or all "
+                        "are in other layers than layers_to_transform has");
+  }
+  return absl::StrCat("the model has no target module ", Quoted(text), DidYouMean(text, own), has);
+}
+
+// By last name the layers in which there is one, of the modules that have tensors.
+std::map<std::string, std::set<int>> LayersOfTargets(const SafetensorsHeader& header,
+                                                     std::string_view before) {
+  std::map<std::string, std::set<int>> layers;
+  for (const TensorInfo& tensor : header.tensors) {
+    std::string_view module;
+    char matrix = 0;
+    if (!SplitKey(tensor.name, &module, &matrix) || !absl::StartsWith(Absl(module), Absl(before))) {
+      continue;
+    }
+    const std::string_view rest = module.substr(before.size());
+    int layer = 0;
+    if (!absl::SimpleAtoi(Absl(rest.substr(0, rest.find('.'))), &layer)) continue;
+    layers[std::string(Leaf(module))].insert(layer);
+  }
+  return layers;
+}
+
 }  // namespace
 
-double PeftConfig::scale() const {
-  return rslora ? alpha / std::sqrt(static_cast<double>(rank)) : alpha / rank;
-}
-
-absl::StatusOr<PeftConfig> ParsePeftConfig(std::string_view adapter_config_json) {
-  const absl::StatusOr<nlohmann::json> json = ParseJson(adapter_config_json, kInvalid);
-  if (!json.ok()) return json.status();
-  if (!json->is_object()) return Refuse(kInvalid, "the config must be a JSON object, {...}");
-  ConfigReader config(*json, "");
-  PeftConfig out;
-  const std::string type = config.String("peft_type", "");
-  if (type != "LORA") {
-    return Refuse(kUnsupported,
-                  absl::StrCat("peft_type ", Quoted(type), " is not implemented (LORA is)"));
-  }
-  out.rank = static_cast<int>(config.Integer("r", 1, sizes::kRankMax));
-  out.alpha = config.Number("lora_alpha", kAlphaMin, 1e9);
-  out.dropout = config.Number("lora_dropout", 0, kDropoutMax, 0.0);
-  out.rslora = config.Boolean("use_rslora", false);
-  out.base_model = config.String("base_model_name_or_path", "");
-  if (!config.problems().empty()) return config.Result(kInvalid);
-
-  ReadTargets(config, &out);
-  CheckInitialization(config);
-  config.OnlyNeutral("bias", "none");
-  config.OnlyNeutral("task_type", "CAUSAL_LM");
-  for (const char* field : {"alora_invocation_tokens",
-                            "alpha_pattern",
-                            "arrow_config",
-                            "corda_config",
-                            "ensure_weight_tying",
-                            "exclude_modules",
-                            "fan_in_fan_out",
-                            "kasa_config",
-                            "layer_replication",
-                            "layers_pattern",
-                            "layers_to_transform",
-                            "loftq_config",
-                            "lora_bias",
-                            "lora_ga_config",
-                            "megatron_config",
-                            "modules_to_save",
-                            "monteclora_config",
-                            "rank_pattern",
-                            "target_parameters",
-                            "trainable_token_indices",
-                            "use_bdlora",
-                            "use_dora",
-                            "use_qalora",
-                            "velora_config"}) {
-    config.OnlyEmpty(field);
-  }
-  // Notes, and settings of options that are refused when they are on.
-  config.Ignore({"auto_mapping", "eva_config", "inference_mode", "megatron_core", "peft_version",
-                 "qalora_group_size", "revision"});
-  config.RefuseRest();
-  if (!config.problems().empty()) return config.Result(kUnsupported);
-  return out;
-}
-
-std::string WritePeftConfig(const PeftConfig& config) {
-  nlohmann::json json = {
-      {"alora_invocation_tokens", nullptr},
-      {"alpha_pattern", nlohmann::json::object()},
-      {"arrow_config", nullptr},
-      {"auto_mapping", nullptr},
-      {"base_model_name_or_path", nullptr},
-      {"bias", "none"},
-      {"corda_config", nullptr},
-      {"ensure_weight_tying", false},
-      {"eva_config", nullptr},
-      {"exclude_modules", nullptr},
-      {"fan_in_fan_out", false},
-      {"inference_mode", true},
-      {"init_lora_weights", true},
-      {"kasa_config", nullptr},
-      {"layer_replication", nullptr},
-      {"layers_pattern", nullptr},
-      {"layers_to_transform", nullptr},
-      {"loftq_config", nlohmann::json::object()},
-      {"lora_alpha", config.alpha},
-      {"lora_bias", false},
-      {"lora_dropout", config.dropout},
-      {"lora_ga_config", nullptr},
-      {"megatron_config", nullptr},
-      {"megatron_core", "megatron.core"},
-      {"modules_to_save", nullptr},
-      {"monteclora_config", nullptr},
-      {"peft_type", "LORA"},
-      {"peft_version", "0.21.0"},
-      {"qalora_group_size", 16},
-      {"r", config.rank},
-      {"rank_pattern", nlohmann::json::object()},
-      {"revision", nullptr},
-      {"target_modules", config.target_modules},
-      {"target_parameters", nullptr},
-      {"task_type", "CAUSAL_LM"},
-      {"trainable_token_indices", nullptr},
-      {"use_bdlora", nullptr},
-      {"use_dora", false},
-      {"use_qalora", false},
-      {"use_rslora", config.rslora},
-      {"velora_config", nullptr},
-  };
-  // PEFT's own files have a whole alpha as an integer; vLLM's reader wants it so.
-  if (config.alpha == std::floor(config.alpha)) {
-    json["lora_alpha"] = static_cast<int64_t>(config.alpha);
-  }
-  if (!config.base_model.empty()) json["base_model_name_or_path"] = config.base_model;
-  if (config.all_linear) json["target_modules"] = "all-linear";
-  if (!config.target_regex.empty()) json["target_modules"] = config.target_regex;
-  return json.dump(2) + "\n";
-}
-
-absl::StatusOr<std::vector<std::string>> ResolveTargets(const PeftConfig& config,
-                                                        const ModelDescription& description) {
-  const std::vector<std::string> modules = TargetModules(description);
-  // PEFT's "all-linear" leaves the output head out, as TargetModules does.
-  if (config.all_linear) return modules;
-  absl::StatusOr<Targets> targets = Targets::Of(config);
-  if (!targets.ok()) return targets.status();
-  std::set<std::string> meant, others;
+ResolvedTargets ResolveTargets(const PeftConfig& config, const ModelDescription& description) {
+  ResolvedTargets resolved;
+  ModuleMatcher matcher(config);
   for (const Block& block : description.blocks) {
     for (const LinearGroup* group : {&block.in, &block.out}) {
       for (const LinearPart& part : group->parts) {
-        const absl::StatusOr<bool> mean = targets->Mean(part.path);
-        if (!mean.ok()) return mean.status();
-        (*mean ? meant : others).insert(part.target);
+        const std::optional<ModuleLora> lora = matcher.Match(part.path);
+        if (!lora) continue;
+        resolved.modules.push_back({.layer = block.layer,
+                                    .path = part.path,
+                                    .target = part.target,
+                                    .in_features = group->in_features,
+                                    .out_features = part.out_features,
+                                    .rank = lora->rank,
+                                    .alpha = lora->alpha});
       }
     }
   }
-  for (const std::string& name : targets->Unused()) {
-    return Refuse(kInvalid, absl::StrCat("the model has no target module ", Quoted(name),
-                                         "; it has: ", absl::StrJoin(modules, ", ")));
+  std::string stranger;
+  const std::string embedding = WithoutWeight(description.embedding_tensor);
+  for (const std::string& other : OtherModules(description)) {
+    const bool is_often_excluded = other == kHead || other == embedding;
+    if (matcher.MeansOther(other, is_often_excluded) && stranger.empty()) stranger = other;
   }
-  std::vector<std::string> resolved;
-  for (const std::string& module : modules) {
-    if (meant.count(module) == 0) continue;
-    if (others.count(module) != 0) {
-      return Refuse(kUnsupported, absl::StrCat("target_modules means ", Quoted(module),
-                                               " of some layers alone, which is not implemented"));
-    }
-    resolved.push_back(module);
+  resolved.problems = matcher.problems();
+  resolved.contradictions = matcher.contradictions();
+  const std::vector<std::pair<std::string, std::string>> unused = matcher.Unused();
+  const bool lacks_layer = std::ranges::any_of(
+      unused, [](const auto& word) { return word.first == "layers_to_transform"; });
+  for (const auto& [field, text] : unused) {
+    // Names that mean modules of other layers alone: the layers are wrong.
+    if (field == "target_modules" && lacks_layer && IsKnown(text, description)) continue;
+    // The modules of a tower are not in the description.
+    if (field == "exclude_modules" && description.in_tower) continue;
+    resolved.problems.push_back({field, WhyUnused(field, text, config, description)});
+  }
+  if (!stranger.empty() && unused.empty()) {
+    resolved.problems.push_back(
+        {"target_modules", absl::StrCat("means ", stranger, " too, and LoRA is for ",
+                                        absl::StrJoin(TargetModules(description), ", "),
+                                        ": let all of a path match, as in .*\\.q_proj")});
+  }
+  if (resolved.modules.empty() && resolved.problems.empty()) {
+    resolved.problems.push_back({"exclude_modules", "leaves no module to train"});
   }
   return resolved;
 }
 
 PeftConfig ForTensors(const PeftConfig& config, const SafetensorsHeader& header) {
   constexpr std::string_view kText = "model.language_model.layers.";
-  std::string_view module;
-  char matrix = 0;
-  if (header.tensors.empty() || !SplitKey(header.tensors.front().name, &module, &matrix) ||
-      module.substr(0, kText.size()) != kText) {
-    return config;
-  }
+  constexpr char kPattern[] = R"(model\.language_model\.layers\.)";
+  const std::map<std::string, std::set<int>> layers = LayersOfTargets(header, kText);
+  if (layers.empty()) return config;
   PeftConfig precise = config;
-  precise.target_regex = absl::StrCat(R"(model\.language_model\.layers\.\d+\.\w+\.()",
-                                      absl::StrJoin(config.target_modules, "|"), ")");
   precise.target_modules.clear();
+  if (!config.has_patterns()) {
+    precise.target_regex =
+        absl::StrCat(kPattern, R"(\d+\.\w+\.()", absl::StrJoin(config.target_modules, "|"), ")");
+    return precise;
+  }
+  precise.all_linear = false;
+  precise.exclude_modules.clear();
+  precise.exclude_regex.clear();
+  precise.layers_to_transform.clear();
+  precise.layers_pattern.clear();
+  std::map<std::set<int>, std::vector<std::string>> targets;
+  for (const auto& [target, in] : layers) targets[in].push_back(target);
+  std::vector<std::string> alternatives;
+  for (const auto& [in, names] : targets) {
+    alternatives.push_back(
+        absl::StrCat("(", absl::StrJoin(in, "|"), R"()\.\w+\.()", absl::StrJoin(names, "|"), ")"));
+  }
+  precise.target_regex = absl::StrCat(kPattern, "(", absl::StrJoin(alternatives, "|"), ")");
   return precise;
 }
 
@@ -339,26 +231,18 @@ std::string PeftKey(std::string_view module_path, char matrix) {
                       ".weight");
 }
 
-std::vector<NamedShape> PeftTensors(const ModelDescription& description, int rank,
-                                    const std::vector<std::string>& targets) {
+std::vector<NamedShape> PeftTensors(const std::vector<TargetModule>& modules) {
   std::vector<NamedShape> tensors;
-  for (const Block& block : description.blocks) {
-    for (const LinearGroup* group : {&block.in, &block.out}) {
-      for (const LinearPart& part : group->parts) {
-        if (std::find(targets.begin(), targets.end(), part.target) == targets.end()) continue;
-        const std::string& path = part.path;
-        tensors.push_back({PeftKey(path, 'A'), {rank, group->in_features}});
-        tensors.push_back({PeftKey(path, 'B'), {part.out_features, rank}});
-      }
-    }
+  for (const TargetModule& module : modules) {
+    tensors.push_back({PeftKey(module.path, 'A'), {module.rank, module.in_features}});
+    tensors.push_back({PeftKey(module.path, 'B'), {module.out_features, module.rank}});
   }
   return tensors;
 }
 
 absl::StatusOr<std::vector<std::string>> CheckAdapterTensors(const PeftConfig& config,
                                                              const SafetensorsHeader& header) {
-  absl::StatusOr<Targets> targets = Targets::Of(config);
-  if (!targets.ok()) return targets.status();
+  ModuleMatcher matcher(config);
   Problems problems;
   std::set<std::string, std::less<>> modules, strangers;
   for (const TensorInfo& tensor : header.tensors) {
@@ -370,17 +254,27 @@ absl::StatusOr<std::vector<std::string>> CheckAdapterTensors(const PeftConfig& c
                                 ")"));
       continue;
     }
-    CheckMatrix(config, header, tensor, module, matrix, &problems);
-    const absl::StatusOr<bool> mean = targets->Mean(module);
-    if (!mean.ok()) return mean.status();
+    const std::optional<ModuleLora> lora = matcher.Match(module);
+    CheckMatrix(lora.value_or(ModuleLora{.rank = config.rank}), header, tensor, module, matrix,
+                &problems);
     modules.emplace(Leaf(module));
-    if (!*mean) strangers.emplace(Leaf(module));
+    if (!lora) strangers.emplace(Leaf(module));
   }
-  for (const std::string& name : targets->Unused()) {
-    problems.Add(absl::StrCat("no tensors for target module ", Quoted(name)));
+  for (const PeftFieldProblem& problem : matcher.problems()) {
+    problems.Add(absl::StrCat(problem.field, ": ", problem.what));
+  }
+  const bool excludes = !config.exclude_modules.empty() || !config.exclude_regex.empty();
+  for (const auto& [field, text] : matcher.Unused()) {
+    const bool target = field == "target_modules";
+    // What is left out has no tensors.
+    if (field == "exclude_modules" || (target && excludes)) continue;
+    problems.Add(target ? absl::StrCat("no tensors for target module ", Quoted(text))
+                        : absl::StrCat("no tensors for ", Quoted(text), " of ", field));
   }
   for (const std::string& module : strangers) {
-    problems.Add(absl::StrCat("tensors for ", Quoted(module), ", which target_modules lacks"));
+    problems.Add(absl::StrCat(
+        "tensors for ", Quoted(module), ", which target_modules lacks",
+        config.layers_to_transform.empty() && !excludes ? "" : " or other fields leave out"));
   }
   if (header.tensors.empty()) problems.Add("no tensors at all");
   if (absl::Status status = problems.Result(kInvalid); !status.ok()) return status;
@@ -406,11 +300,14 @@ absl::StatusOr<PeftAdapter> PeftAdapter::Open(const std::string& directory, File
 }
 
 absl::Status PeftAdapter::CheckFits(const ModelDescription& description) const {
-  const absl::StatusOr<std::vector<std::string>> targets = ResolveTargets(config_, description);
-  if (!targets.ok()) return targets.status();
+  const ResolvedTargets targets = ResolveTargets(config_, description);
   Problems problems;
+  for (const PeftFieldProblem& problem : targets.problems) {
+    problems.Add(absl::StrCat(problem.field, ": ", problem.what));
+  }
+  if (!problems.empty()) return problems.Result(kInvalid);
   std::set<std::string> known;
-  for (const NamedShape& expected : PeftTensors(description, config_.rank, *targets)) {
+  for (const NamedShape& expected : PeftTensors(targets.modules)) {
     known.insert(expected.name);
     const TensorInfo* tensor = file_.Find(expected.name);
     if (tensor == nullptr) {

@@ -7,6 +7,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "storage/adapters/module_matcher.h"
+#include "storage/adapters/peft_config.h"
 #include "storage/files/files.h"
 #include "storage/models/model_description.h"
 #include "storage/tensors/safetensors_reader.h"
@@ -18,39 +20,30 @@ namespace lorad::storage {
 // reason ADAPTER_INVALID (broken or not fitting), ADAPTER_UNSUPPORTED (an option we do not
 // implement).
 
-inline constexpr char kAdapterConfigFile[] = "adapter_config.json";
 inline constexpr char kAdapterModelFile[] = "adapter_model.safetensors";
 
-struct PeftConfig {
-  int rank = 8;
-  double alpha = 8;
-  double dropout = 0;
-  bool rslora = false;
-  // Names ("q_proj"), paths and endings of paths ("self_attn.q_proj"), sorted, no doubles: a module
-  // is meant if its path is one of them or ends with "." and one. "all-linear" in a file is kept as
-  // all_linear, a regular expression as target_regex, which all of a path must match; the list is
-  // empty then.
-  std::vector<std::string> target_modules;
-  bool all_linear = false;
-  std::string target_regex;
-  std::string base_model;  // base_model_name_or_path; "" = null
-
-  double scale() const;  // alpha / rank, or alpha / sqrt(rank)
+// A linear module that an adapter trains.
+struct TargetModule {
+  int layer = 0;
+  std::string path;    // "model.layers.3.self_attn.q_proj"
+  std::string target;  // "q_proj"
+  int64_t in_features = 0;
+  int64_t out_features = 0;
+  int rank = 0;
+  double alpha = 0;
 };
 
-// Adapters that are trained and those that are read have the same limits. float32 rounds a dropout
-// nearer to 1 up.
-inline constexpr double kAlphaMin = 1e-9;
-inline constexpr double kDropoutMax = 0.999999;
+struct ResolvedTargets {
+  std::vector<TargetModule> modules;  // by layer, then in the order of the model's modules
+  // By field: names, expressions and numbers that mean nothing on this model (PEFT passes over
+  // them), or that mean what is no linear module of a layer.
+  std::vector<PeftFieldProblem> problems;
+  // Patterns that say different things of one module; the first counts.
+  std::vector<PeftFieldProblem> contradictions;
+};
 
-absl::StatusOr<PeftConfig> ParsePeftConfig(std::string_view adapter_config_json);
-// Every field that PEFT 0.21 writes, keys sorted; ends with a newline. Deterministic.
-std::string WritePeftConfig(const PeftConfig& config);
-
-// Target modules of `config` on this model, by their last names. Refused: a name or an expression
-// that none of its modules has, one that means a module in some layers and not in others.
-absl::StatusOr<std::vector<std::string>> ResolveTargets(const PeftConfig& config,
-                                                        const ModelDescription& description);
+// What `config` means on this model.
+ResolvedTargets ResolveTargets(const PeftConfig& config, const ModelDescription& description);
 
 // "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"; `matrix` is 'A' or 'B'.
 std::string PeftKey(std::string_view module_path, char matrix);
@@ -59,22 +52,19 @@ std::string PeftKey(std::string_view module_path, char matrix);
 // tensors: beside a tower for images, whose modules have the same names, a regular expression.
 PeftConfig ForTensors(const PeftConfig& config, const SafetensorsHeader& header);
 
-// Tensors of an adapter with these targets (any order): A {rank, in}, B {out, rank}; by layer, then
-// in the order of the model's modules, A before B.
-std::vector<NamedShape> PeftTensors(const ModelDescription& description, int rank,
-                                    const std::vector<std::string>& targets);
+// Tensors of an adapter with these modules: A {rank, in}, B {out, rank}; A before B.
+std::vector<NamedShape> PeftTensors(const std::vector<TargetModule>& modules);
 
-// Checks the tensors of an adapter without a model: keys, pairs of A and B of the config's rank,
-// types F32/F16/BF16, modules and target_modules covering each other. Returns the last names of the
-// modules, sorted.
+// Checks the tensors of an adapter without a model: keys, pairs of A and B of the module's rank,
+// types F32/F16/BF16; target_modules and the modules covering each other, and every layer and
+// pattern meaning one. Returns the last names of the modules, sorted.
 absl::StatusOr<std::vector<std::string>> CheckAdapterTensors(const PeftConfig& config,
                                                              const SafetensorsHeader& header);
 
 // An adapter directory at rest.
 class PeftAdapter {
  public:
-  // Checks all that can be checked without a model: config, keys, pairs of A and B of the config's
-  // rank, types F32/F16/BF16, at least one target. Values are not read.
+  // Checks all that can be checked without a model: config and tensors. Values are not read.
   // `files` must outlive it.
   static absl::StatusOr<PeftAdapter> Open(const std::string& directory, Files& files = RealFiles());
 

@@ -1,10 +1,31 @@
 #include "storage/files/errors.h"
 
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
 #include "absl/strings/cord.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
 namespace lorad::storage {
+namespace {
+
+// Characters to insert, to take out or to change.
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, change}));
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
 
 absl::Status WithReason(absl::StatusCode code, std::string_view reason, std::string_view message) {
   absl::Status status(code, Absl(message));
@@ -22,6 +43,19 @@ absl::Status At(std::string_view where, const absl::Status& status) {
   status.ForEachPayload(
       [&out](absl::string_view url, const absl::Cord& payload) { out.SetPayload(url, payload); });
   return out;
+}
+
+std::string DidYouMean(std::string_view word, const std::vector<std::string>& known) {
+  constexpr size_t kWordMax = 64;  // the longest that is compared
+  size_t least = std::max<size_t>(2, word.size() / 3) + 1;
+  std::string nearest;
+  for (const std::string& candidate : known) {
+    const size_t distance = word.size() > kWordMax ? least : EditDistance(word, candidate);
+    if (distance >= least) continue;
+    least = distance;
+    nearest = candidate;
+  }
+  return nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?");
 }
 
 std::string Quoted(std::string_view text) {

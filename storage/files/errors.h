@@ -2,6 +2,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -23,6 +24,9 @@ absl::Status Refuse(std::string_view reason, std::string_view message);
 
 // The same status with "`where`: " before its message; code and payloads stay.
 absl::Status At(std::string_view where, const absl::Status& status);
+
+// "; did you mean q_proj?" for the one of `known` that is nearest to `word`; "" if none is near.
+std::string DidYouMean(std::string_view word, const std::vector<std::string>& known);
 
 // `text` in quotes for a message: cut after 200 bytes, control characters and quotes escaped.
 std::string Quoted(std::string_view text);

@@ -6,8 +6,8 @@ from formats import frobenius_difference, read_safetensors
 from house import GOLDEN, tell
 
 RUNS = {"llama-gqa-untied": ["r8_all", "r4_qv_rslora"], "qwen2-bias-tied": ["r16_attn", "r8_mlp"],
-        "qwen3": ["r4_all", "r3_some", "r4_loraplus"], "qwen3-yarn": ["r4_all"], "mistral-window": ["r4_all"], "gemma": ["r4_all"],
-        "gemma2": ["r4_all"], "gemma3": ["r4_all"], "gemma3-tower": ["r4_all"], "mistral3-tower": ["r4_all"], "phi3": ["r4_all"], "smollm3": ["r4_all"], "olmo2": ["r4_all"],
+        "qwen3": ["r4_all", "r3_some", "r4_loraplus", "patterns", "all_linear", "regex"], "qwen3-yarn": ["r4_all"], "mistral-window": ["r4_all"], "gemma": ["r4_all"],
+        "gemma2": ["r4_all"], "gemma3": ["r4_all"], "gemma3-tower": ["r4_all"], "mistral3-tower": ["r4_all"], "phi3": ["r4_all", "all_linear"], "smollm3": ["r4_all"], "olmo2": ["r4_all"],
         "olmo3": ["r4_all"], "granite": ["r4_all"]}
 
 
@@ -16,13 +16,15 @@ def folder_of(model, run=""):
 
 
 def job_of(model, run):
-    hyper = json.loads((folder_of(model, run) / "expected.json").read_text())["hyper"]
+    expected = json.loads((folder_of(model, run) / "expected.json").read_text())
+    hyper = expected["hyper"]
     config = json.loads((folder_of(model, run) / "init/adapter_config.json").read_text())
     name = name_of(model, run)
+    targets = words_of(expected["peft"]) if "peft" in expected else {"target_modules": targets_of(model, run)}
     return {
         "display_name": name, "base_model": model, "training_dataset": name,
         "adapter": {"rank": config["r"], "alpha": config["lora_alpha"], "dropout": config["lora_dropout"],
-                    "target_modules": targets_of(model, run), "use_rslora": config["use_rslora"], "init_from": name},
+                    "use_rslora": config["use_rslora"], "init_from": name, **targets},
         "training": {"epochs": hyper["epochs"], "batch_size": hyper["batch_size"], "max_length": 256,
                      "learning_rate": hyper["learning_rate"], "schedule": hyper["schedule"].upper(),
                      "warmup_steps": hyper["warmup_steps"], "weight_decay": hyper["weight_decay"], "beta1": hyper["beta1"],
@@ -30,6 +32,15 @@ def job_of(model, run):
                      "loraplus_lr_ratio": hyper.get("loraplus_lr_ratio", 1.0),
                      "shuffle": hyper["shuffle"]},
     }
+
+
+def words_of(peft):
+    """What says which modules, in PEFT's words, as the service has it."""
+    said = {field: peft[field] for field in ("layers_to_transform", "rank_pattern", "alpha_pattern") if field in peft}
+    targets, excluded = peft["target_modules"], peft.get("exclude_modules", [])
+    said |= {"target_modules": ["all-linear"]} if targets == "all-linear" else \
+        {"target_regex": targets} if isinstance(targets, str) else {"target_modules": targets}
+    return said | ({"exclude_regex": excluded} if isinstance(excluded, str) else {"exclude_modules": excluded})
 
 
 def targets_of(model, run):

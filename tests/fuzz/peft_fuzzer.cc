@@ -27,11 +27,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!config.ok()) return 0;
   const auto again = ParsePeftConfig(WritePeftConfig(*config));
   assert(again.ok());
-  assert(again->rank == config->rank && again->scale() == config->scale());
-  assert(again->target_modules == config->target_modules);
+  assert(again->rank == config->rank && again->alpha == config->alpha);
+  assert(again->rslora == config->rslora && again->target_modules == config->target_modules);
+  assert(again->exclude_modules == config->exclude_modules);
+  assert(again->layers_to_transform == config->layers_to_transform);
+  assert(again->rank_pattern == config->rank_pattern);
+  assert(again->alpha_pattern == config->alpha_pattern);
   const auto targets = ResolveTargets(*config, *model);
-  if (targets.ok())
-    assert(PeftTensors(*model, config->rank, *targets).size() == 2 * targets->size());
+  assert(!targets.modules.empty() || !targets.problems.empty());
+  assert(PeftTensors(targets.modules).size() == 2 * targets.modules.size());
 
   if (text.size() == bytes.size()) return 0;
   const std::string_view file = bytes.substr(text.size() + 1);

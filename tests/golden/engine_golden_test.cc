@@ -58,7 +58,7 @@ struct Model {
 const Model kModels[] = {
     {"llama_gqa_untied", {"r8_all", "r4_qv_rslora"}},
     {"qwen2_bias_tied", {"r16_attn", "r8_mlp"}},
-    {"qwen3", {"r4_all", "r3_some", "r4_loraplus"}},
+    {"qwen3", {"r4_all", "r3_some", "r4_loraplus", "patterns", "all_linear", "regex"}},
     {"qwen3_yarn", {"r4_all"}},
     {"mistral_window", {"r4_all"}},
     {"gemma", {"r4_all"}},
@@ -66,7 +66,7 @@ const Model kModels[] = {
     {"gemma3", {"r4_all"}},
     {"gemma3_tower", {"r4_all"}},
     {"mistral3_tower", {"r4_all"}},
-    {"phi3", {"r4_all"}},
+    {"phi3", {"r4_all", "all_linear"}},
     {"smollm3", {"r4_all"}},
     {"olmo2", {"r4_all"}},
     {"olmo3", {"r4_all"}},

@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "storage/adapters/peft.h"
+#include "storage/models/model_description.h"
 #include "storage/tensors/safetensors.h"
 
 namespace lorad::worker {
@@ -21,6 +23,21 @@ std::set<std::string> TrainedModules(const std::string& directory) {
     modules.insert(tensor.name.substr(begin, end - begin));
   }
   return modules;
+}
+
+// What the config of the run means on its model, module by module.
+void AddPatterns(const std::string& folder, v1::SlotSpec* spec) {
+  const auto config = storage::ParsePeftConfig(ReadFile(folder + "/init/adapter_config.json"));
+  const auto model = storage::DescribeModel(ReadFile(folder + "/../model/config.json"));
+  if (!config.ok()) throw std::runtime_error(std::string(config.status().message()));
+  if (!model.ok()) throw std::runtime_error(std::string(model.status().message()));
+  for (const storage::TargetModule& module : storage::ResolveTargets(*config, *model).modules) {
+    v1::SlotSpec::Modules& modules = *spec->add_modules();
+    modules.set_target(module.target);
+    modules.add_layers(module.layer);
+    modules.set_rank(module.rank);
+    modules.set_scale(storage::LoraScale(module.alpha, module.rank, config->rslora));
+  }
 }
 
 }  // namespace
@@ -40,6 +57,7 @@ GoldenJob ReadGoldenJob(const std::string& run) {
   for (const std::string& target : TrainedModules(golden.folder + "/init")) {
     job.spec.add_target_modules(target);
   }
+  if (golden.expected.contains("peft")) AddPatterns(golden.folder, &job.spec);
   job.spec.set_beta1(hyper.at("beta1"));
   job.spec.set_beta2(hyper.at("beta2"));
   job.spec.set_eps(hyper.at("eps"));

@@ -2,7 +2,7 @@
 expected.json and final (README.md), by transformers and PEFT in float32 on a CPU, eager attention. tools/references runs
 it in an environment with fixed versions.
 
-usage: peft_runs.py GOLDEN_DIR [MODEL ...]
+usage: peft_runs.py GOLDEN_DIR [MODEL | MODEL/RUN ...]     with a run its model stays as it is
 """
 
 import json
@@ -27,7 +27,18 @@ TEXT = r"model\.(language_model\.)?layers\."
 RUNS = {"r4_all": (4, 8, TEXT + r"\d+\.(self_attn|mlp)\.\w+_proj"),
         "r4_loraplus": (4, 8, TEXT + r"\d+\.self_attn\.\w+_proj"),
         "r3_some": (3, 12, TEXT + r"\d+\.(self_attn\.(q|v|qkv)|mlp\.(gate|up|gate_up))_proj")}
-RUNS_OF = {"qwen3": ["r4_all", "r3_some", "r4_loraplus"]}
+# What others train, in PEFT's words; their configs are kept as PEFT writes them.
+PATTERNS = {
+    "patterns": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "self_attn.o_proj", "gate_proj", "down_proj"],
+                 "layers_to_transform": [0, 2], "exclude_modules": ["layers.2.self_attn.o_proj"],
+                 "rank_pattern": {"v_proj": 2, r"layers\.[02]\.mlp\.down_proj": 7, "layers.2.self_attn.q_proj": 16},
+                 "alpha_pattern": {"q_proj": 3, "model.layers.0.mlp.gate_proj": 24}},
+    "all_linear": {"r": 3, "lora_alpha": 6, "target_modules": "all-linear", "exclude_modules": r".*layers\.1\..*(up|o)_proj",
+                   "use_rslora": True, "rank_pattern": {r"mlp\.\w+": 5}},
+    "regex": {"r": 5, "lora_alpha": 4, "target_modules": r"model\.layers\.[12]\.(self_attn\.[kv]|mlp\.(gate|up))_proj",
+              "alpha_pattern": {r"layers\.1\.\w+\.(v|gate)_proj": 20}},
+}
+RUNS_OF = {"qwen3": ["r4_all", "r3_some", "r4_loraplus", "patterns", "all_linear", "regex"], "phi3": ["r4_all", "all_linear"]}
 RATIOS = {"r4_loraplus": 16.0}  # LoRA+
 
 
@@ -108,21 +119,25 @@ def text_config(name):
     return fields.get("text_config", fields)
 
 
-def make_run(folder, name, run, seed):
+def config_of(run):
+    if run in PATTERNS:
+        return peft.LoraConfig(task_type="CAUSAL_LM", **PATTERNS[run])
     rank, alpha, targets = RUNS[run]
+    return peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
+
+
+def make_run(folder, name, run, seed):
     model_class = getattr(transformers, FAMILIES[name][1])
     base = model_class.from_pretrained(folder / "model", dtype=torch.float32, attn_implementation="eager")
     torch.manual_seed(seed)
-    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
-    model = peft.get_peft_model(base, config)
+    model = peft.get_peft_model(base, config_of(run))
     for parameter_name, parameter in model.named_parameters():
         if "lora_B" in parameter_name:
             parameter.data = 0.05 * torch.randn_like(parameter)
-    names = sorted({n.split(".")[-1] for n, module in model.named_modules() if hasattr(module, "lora_A")})
-    model.peft_config["default"].target_modules = set(names)
-    # A name alone would also match the tower's projections, which are not trained.
-    if "text_config" in FAMILIES[name][2]:
-        model.peft_config["default"].target_modules = targets
+    # A name alone would also match a tower's projections, which are not trained.
+    if run in RUNS and "text_config" not in FAMILIES[name][2]:
+        names = {n.split(".")[-1] for n, module in model.named_modules() if hasattr(module, "lora_A")}
+        model.peft_config["default"].target_modules = names
     to = folder / run
     shutil.rmtree(to, ignore_errors=True)
     model.save_pretrained(to / "init")
@@ -131,6 +146,8 @@ def make_run(folder, name, run, seed):
     model.train()
     ratio = RATIOS.get(run, 1.0)
     expected = {"hyper": HYPER | {"loraplus_lr_ratio": ratio}} | train(model, rows, ratio)
+    if run in PATTERNS:
+        expected["peft"] = PATTERNS[run]
     (to / "expected.json").write_text(json.dumps(expected, indent=1))
     model.save_pretrained(to / "final")
     for readme in to.glob("*/README.md"):
@@ -141,14 +158,15 @@ def make_run(folder, name, run, seed):
 def main():
     golden = pathlib.Path(sys.argv[1])
     for seed, name in enumerate(FAMILIES):
-        if len(sys.argv) > 2 and name not in sys.argv[2:]:
-            continue
+        asked = sys.argv[2:]
         folder = golden / name
-        shutil.rmtree(folder / "model", ignore_errors=True)
-        make_model(name, seed + 1).to(torch.bfloat16).save_pretrained(folder / "model")
-        (folder / "model/generation_config.json").unlink(missing_ok=True)
+        if not asked or name in asked:
+            shutil.rmtree(folder / "model", ignore_errors=True)
+            make_model(name, seed + 1).to(torch.bfloat16).save_pretrained(folder / "model")
+            (folder / "model/generation_config.json").unlink(missing_ok=True)
         for run in RUNS_OF.get(name, ["r4_all"]):
-            make_run(folder, name, run, 100 + seed)
+            if not asked or name in asked or f"{name}/{run}" in asked:
+                make_run(folder, name, run, 100 + seed)
 
 
 main()

@@ -21,7 +21,11 @@ std::string ShardOf(const worker::v1::UploadShardRequest::Header& header, int ra
   const auto description = storage::DescribeModel(storage::kTiny);
   REQUIRE(description.ok());
   std::vector<storage::TensorEntry> entries;
-  for (const auto& tensor : storage::PeftTensors(*description, rank, {"q_proj"})) {
+  storage::PeftConfig config;
+  config.rank = rank;
+  config.target_modules = {"q_proj"};
+  for (const auto& tensor :
+       storage::PeftTensors(storage::ResolveTargets(config, *description).modules)) {
     for (const char* suffix : {"", storage::kFirstMomentSuffix, storage::kSecondMomentSuffix}) {
       entries.push_back({tensor.name + suffix, storage::TensorType::kF32, tensor.shape});
     }

@@ -27,7 +27,7 @@ const CheckpointState kState{"job-1", 7, "cpu-abc"};
 std::vector<TensorEntry> ShardEntries() {
   std::vector<TensorEntry> entries;
   for (const NamedShape& tensor :
-       PeftTensors(DescribeModel(kTiny).value(), 4, Config().target_modules)) {
+       PeftTensors(ResolveTargets(Config(), DescribeModel(kTiny).value()).modules)) {
     for (const char* suffix : {"", kFirstMomentSuffix, kSecondMomentSuffix}) {
       entries.push_back({tensor.name + suffix, TensorType::kF32, tensor.shape});
     }

@@ -43,7 +43,11 @@ TEST_CASE("adapters written by PEFT are read, and written byte for byte", "[gold
       {"llama_gqa_untied", "r4_qv_rslora"},
       {"llama_gqa_untied", "r8_all"},
       {"qwen2_bias_tied", "r16_attn"},
-      {"qwen2_bias_tied", "r8_mlp"}};
+      {"qwen2_bias_tied", "r8_mlp"},
+      {"qwen3", "patterns"},
+      {"qwen3", "all_linear"},
+      {"qwen3", "regex"},
+      {"phi3", "all_linear"}};
   for (const auto& [model_name, adapter_name] : adapters) {
     for (const std::string when : {"init", "final"}) {
       const std::string directory = kGolden + model_name + "/" + adapter_name + "/" + when;
@@ -59,6 +63,9 @@ TEST_CASE("adapters written by PEFT are read, and written byte for byte", "[gold
       const auto again = ParsePeftConfig(WritePeftConfig(adapter->config()));
       REQUIRE(again.ok());
       CHECK(again->target_modules == adapter->config().target_modules);
+      CHECK(again->target_regex == adapter->config().target_regex);
+      CHECK(again->rank_pattern == adapter->config().rank_pattern);
+      CHECK(again->alpha_pattern == adapter->config().alpha_pattern);
       CHECK(WritePeftConfig(*again).size() ==
             ReadFile(directory + "/adapter_config.json").size() + 1);
 

@@ -169,7 +169,9 @@ TEST_CASE("Weights with an adapter in them") {
           INFO(tensor.name);
           CHECK(WrongValues(Floats(before, tensor.name), Floats(after, tensor.name),
                             Floats(*matrices, PeftKey(path, 'A')),
-                            Floats(*matrices, PeftKey(path, 'B')), in, adapter->config().scale(),
+                            Floats(*matrices, PeftKey(path, 'B')), in,
+                            LoraScale(adapter->config().alpha, adapter->config().rank,
+                                      adapter->config().rslora),
                             type) == 0);
         }
       }

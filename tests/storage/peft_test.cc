@@ -84,7 +84,7 @@ TEST_CASE("an adapter config is read and written as PEFT does", "[peft]") {
   CHECK(config->rank == 4);
   CHECK(config->alpha == 8);
   CHECK(config->rslora);
-  CHECK(config->scale() == 4);
+  CHECK(LoraScale(config->alpha, config->rank, config->rslora) == 4);
   CHECK(config->target_modules == std::vector<std::string>{"q_proj", "v_proj"});
   CHECK(WritePeftConfig(*config) == kByPeft);
 }
@@ -96,6 +96,11 @@ TEST_CASE("every field survives a round trip", "[peft]") {
   config.dropout = 0.05;
   config.base_model = "a \"model\"";
   config.target_modules = {"down_proj", "k_proj"};
+  config.exclude_modules = {"layers.2.mlp.down_proj"};
+  config.layers_to_transform = {0, 2};
+  config.layers_pattern = {"layers"};
+  config.rank_pattern = {{"k_proj", 2}, {"layers.0.mlp.down_proj", 32}};
+  config.alpha_pattern = {{"k_proj", 0.5}};
   const auto again = ParsePeftConfig(WritePeftConfig(config));
   REQUIRE(again.ok());
   CHECK(again->rank == 13);
@@ -104,7 +109,12 @@ TEST_CASE("every field survives a round trip", "[peft]") {
   CHECK_FALSE(again->rslora);
   CHECK(again->base_model == config.base_model);
   CHECK(again->target_modules == config.target_modules);
-  CHECK(again->scale() == 0.5);
+  CHECK(again->exclude_modules == config.exclude_modules);
+  CHECK(again->layers_to_transform == config.layers_to_transform);
+  CHECK(again->layers_pattern == config.layers_pattern);
+  CHECK(again->rank_pattern == config.rank_pattern);
+  CHECK(again->alpha_pattern == config.alpha_pattern);
+  CHECK(LoraScale(again->alpha, again->rank, again->rslora) == 0.5);
 }
 
 TEST_CASE("options that change results are refused by name", "[peft]") {
@@ -122,16 +132,27 @@ TEST_CASE("options that change results are refused by name", "[peft]") {
       {R"({"lora_dropout": 1.0})", "lora_dropout is 1.0"},
       {R"({"use_rslora": 1})", "use_rslora is 1; it must be true or false"},
       {R"({"use_dora": true})", "ADAPTER_UNSUPPORTED: use_dora = true"},
-      {R"({"rank_pattern": {"q_proj": 2}})", "rank_pattern = {\"q_proj\":2}"},
-      {R"({"alpha_pattern": {"q_proj": 2}})", "alpha_pattern"},
+      {R"({"rank_pattern": {"q_proj": 2}})", "ok"},
+      {R"({"rank_pattern": {"q_proj": 0}})",
+       "rank_pattern.q_proj is 0; it must be a whole number from 1 to 512"},
+      {R"({"rank_pattern": {"": 2}})", "rank_pattern has an empty name"},
+      {R"({"rank_pattern": ["q_proj"]})", "rank_pattern must be an object"},
+      {R"({"alpha_pattern": {"q_proj": 0.5}})", "ok"},
+      {R"({"alpha_pattern": {"q_proj": -1}})", "alpha_pattern.q_proj is -1; it must be a number"},
       {R"({"bias": "all"})", "bias = \"all\""},
       {R"({"modules_to_save": ["lm_head"]})", "modules_to_save"},
       {R"({"modules_to_save": []})", "ok"},
-      {R"({"layers_to_transform": [1]})", "layers_to_transform = [1]"},
-      {R"({"layers_to_transform": 1})", "layers_to_transform = 1"},
+      {R"({"layers_to_transform": [1]})", "ok"},
+      {R"({"layers_to_transform": 1})", "ok"},
+      {R"({"layers_to_transform": [-1]})", "layers_to_transform must be numbers of layers"},
+      {R"({"layers_to_transform": [1], "target_modules": ".*q_proj"})",
+       "layers_to_transform needs target_modules as a list of names"},
+      {R"({"layers_pattern": "layers"})", "layers_pattern needs layers_to_transform"},
+      {R"({"layers_pattern": [1], "layers_to_transform": [1]})", "layers_pattern must be names"},
       {R"({"fan_in_fan_out": true})", "fan_in_fan_out"},
       {R"({"lora_bias": true})", "lora_bias"},
-      {R"({"exclude_modules": "x"})", "exclude_modules"},
+      {R"({"exclude_modules": "x"})", "ok"},
+      {R"({"exclude_modules": ["a b"]})", "exclude_modules has \"a b\"; give names"},
       {R"({"trainable_token_indices": [1]})", "trainable_token_indices"},
       {R"({"task_type": "SEQ_CLS"})", "task_type = \"SEQ_CLS\""},
       {R"({"task_type": null})", "ok"},
@@ -163,12 +184,19 @@ std::vector<TensorEntry> Entries(const std::vector<NamedShape>& tensors) {
   return entries;
 }
 
+// Those that this config asks for on this model.
+std::vector<TensorEntry> TensorsOf(const std::string& config, const ModelDescription& model) {
+  const ResolvedTargets targets = ResolveTargets(ParsePeftConfig(config).value(), model);
+  REQUIRE(targets.problems.empty());
+  return Entries(PeftTensors(targets.modules));
+}
+
 // An adapter of rank 4 on q_proj and v_proj of the tiny model.
 struct TinyAdapter {
   TempDirectory directory;
   ModelDescription model = DescribeModel(kTiny).value();
   std::string config = kByPeft;
-  std::vector<TensorEntry> tensors = Entries(PeftTensors(model, 4, {"q_proj", "v_proj"}));
+  std::vector<TensorEntry> tensors = TensorsOf(kByPeft, model);
 
   absl::StatusOr<PeftAdapter> Open() {
     directory.Write("adapter_config.json", config);
@@ -197,7 +225,7 @@ TEST_CASE("an adapter is checked against itself and a model", "[peft]") {
   {
     TinyAdapter tiny;
     tiny.config = Patched(R"({"target_modules": "all-linear"})");
-    tiny.tensors = Entries(PeftTensors(tiny.model, 4, TargetModules(tiny.model)));
+    tiny.tensors = TensorsOf(tiny.config, tiny.model);
     CHECK(tiny.Message() == "ok");
     tiny.tensors.resize(8);
     CHECK_THAT(tiny.Message(), Contains("does not fit") && Contains("missing tensor"));
@@ -273,22 +301,36 @@ TEST_CASE("an adapter is checked against itself and a model", "[peft]") {
   }
 }
 
-TEST_CASE("targets are resolved on a model", "[peft]") {
-  const ModelDescription model = DescribeModel(kTiny).value();
-  PeftConfig config;
-  config.target_modules = {"down_proj", "q_proj"};
-  CHECK(ResolveTargets(config, model).value() == std::vector<std::string>{"q_proj", "down_proj"});
-  config.target_modules = {"lm_head"};
-  CHECK_THAT(std::string(ResolveTargets(config, model).status().message()),
-             Contains("no target module \"lm_head\"; it has: q_proj, k_proj"));
-  config.all_linear = true;
-  CHECK(ResolveTargets(config, model).value().size() == 7);
-  config = {};
-  config.target_regex = R"(.*\.(gate|up)_proj)";
-  CHECK(ResolveTargets(config, model).value() == std::vector<std::string>{"gate_proj", "up_proj"});
-  config.target_regex = R"(.*layers\.1\..*q_proj)";
-  CHECK_THAT(std::string(ResolveTargets(config, model).status().message()),
-             Contains("means \"q_proj\" of some layers alone"));
+TEST_CASE("matrices have the rank that patterns give their module", "[peft]") {
+  TinyAdapter tiny;
+  tiny.config = Patched(R"({"rank_pattern": {"v_proj": 2}, "layers_to_transform": [1],
+                            "exclude_modules": ["k_proj"]})");
+  tiny.tensors = TensorsOf(tiny.config, tiny.model);
+  REQUIRE(tiny.tensors.size() == 4);
+  CHECK(tiny.tensors[3].shape == std::vector<int64_t>{4, 2});
+  CHECK(tiny.Message() == "ok");
+  tiny.tensors[2].shape = {4, 8};
+  CHECK_THAT(tiny.Message(), Contains("has shape [4, 8], but its rank in rank_pattern is 2"));
+  tiny.tensors[2].shape = {2, 8};
+  tiny.config = Patched(R"({"rank_pattern": {"v_proj": 2}, "layers_to_transform": [0, 1]})");
+  CHECK_THAT(tiny.Message(), Contains("no tensors for \"0\" of layers_to_transform"));
+  tiny.config = Patched(R"({"rank_pattern": {"v_proj": 2}, "layers_to_transform": [0]})");
+  CHECK_THAT(tiny.Message(),
+             Contains("tensors for \"q_proj\", which target_modules lacks or other fields"));
+  tiny.config = Patched(R"({"rank_pattern": {"v_proj": 2, "x": 3}})");
+  CHECK_THAT(tiny.Message(), Contains("no tensors for \"x\" of rank_pattern"));
+  tiny.config = Patched(R"({"rank_pattern": {"v_proj": 2}})");
+  CHECK_THAT(tiny.Message(), Contains("does not fit") && Contains("missing tensor"));
+}
+
+TEST_CASE("PEFT writes out what all-linear means, modules that are left out too", "[peft]") {
+  TinyAdapter tiny;
+  tiny.config = Patched(R"({"target_modules": ["model.layers.0.self_attn.q_proj",
+                            "model.layers.1.self_attn.q_proj", "k_proj"],
+                            "exclude_modules": ".*(layers\\.0|k_proj).*"})");
+  tiny.tensors = TensorsOf(tiny.config, tiny.model);
+  CHECK(tiny.tensors.size() == 2);
+  CHECK(tiny.Message() == "ok");
 }
 
 TEST_CASE("beside a tower the text model's modules alone are named", "[peft]") {
@@ -304,6 +346,12 @@ TEST_CASE("beside a tower the text model's modules alone are named", "[peft]") {
   CHECK(written("model.layers.0") == nlohmann::json({"q_proj", "v_proj"}));
   CHECK(written("model.language_model.layers.0") ==
         R"(model\.language_model\.layers\.\d+\.\w+\.(q_proj|v_proj))");
+  config.layers_to_transform = {0};
+  config.exclude_modules = {"v_proj"};
+  config.rank_pattern = {{"q_proj", 2}};
+  CHECK(written("model.layers.0") == nlohmann::json({"q_proj", "v_proj"}));
+  CHECK(written("model.language_model.layers.0") ==
+        R"(model\.language_model\.layers\.((0)\.\w+\.(q_proj)))");
 }
 
 TEST_CASE("values that are not finite are found", "[peft]") {

@@ -83,7 +83,13 @@ void SetShape(const planner::ModelShape& shape, v1::Model* model) {
 }
 
 planner::AdapterShape ShapeOfAdapter(const v1::AdapterConfig& adapter) {
-  return {adapter.rank(), {adapter.target_modules().begin(), adapter.target_modules().end()}};
+  planner::AdapterShape shape{adapter.rank(),
+                              {adapter.target_modules().begin(), adapter.target_modules().end()}};
+  if (adapter.modules_size() > 0) shape.parts.clear();
+  for (const v1::AdapterModules& modules : adapter.modules()) {
+    shape.parts.push_back({modules.target(), modules.rank(), modules.layers_size()});
+  }
+  return shape;
 }
 
 planner::WorkModel WorkOf(const planner::ModelShape& shape, const planner::DeviceShape& device) {

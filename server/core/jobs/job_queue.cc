@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/core/catalog/model_shape.h"
 
 namespace lorad::server {
 namespace {
@@ -24,9 +25,8 @@ JobQueue::Key JobQueue::KeyOf(const JobState& job) {
 std::string JobQueue::ShapeOf(const JobState& job) const {
   const v1::Job& content = job.job();
   return absl::StrCat(Resumes(job), "/", job.record.company_max(), "/", content.priority(), "/",
-                      job.record.longest_tokens(), "/", content.adapter().rank(), "/",
-                      absl::StrJoin(content.adapter().target_modules(), ","), "/",
-                      content.base_model(), "/",
+                      job.record.longest_tokens(), "/", ShapeOfAdapter(content.adapter()).ToText(),
+                      "/", content.base_model(), "/",
                       absl::StrJoin(quotas_.HeldBy(content.labels()), ","));
 }
 

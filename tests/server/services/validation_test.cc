@@ -122,7 +122,7 @@ TEST_CASE("each field that is out of range is named") {
       {adapter([](auto& a) { a.set_dropout(-0.1); }), "adapter.dropout",
        "must be at least 0 and at most 0.999999, got -0.1"},
       {adapter([](auto& a) { a.add_target_modules("o_proj"); }), "adapter.target_modules",
-       "must be among the model's q_proj, k_proj, v_proj, got 'o_proj'"},
+       "must be among the model's q_proj, k_proj, v_proj, got 'o_proj'; did you mean q_proj?"},
       {adapter([](auto& a) {
          a.add_target_modules("q_proj");
          a.add_target_modules("q_proj");

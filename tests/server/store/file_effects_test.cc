@@ -45,8 +45,12 @@ WriteCheckpoint NewWrite(const Folder& folder, const std::string& numerics_id = 
   write.adapter.set_alpha(8);
   write.adapter.add_target_modules("q_proj");
   std::vector<storage::TensorEntry> entries;
-  for (const auto& tensor :
-       storage::PeftTensors(storage::DescribeModel(storage::kTiny).value(), 4, {"q_proj"})) {
+  storage::PeftConfig config;
+  config.rank = 4;
+  config.target_modules = {"q_proj"};
+  const auto targets =
+      storage::ResolveTargets(config, storage::DescribeModel(storage::kTiny).value());
+  for (const auto& tensor : storage::PeftTensors(targets.modules)) {
     for (const char* suffix : {"", storage::kFirstMomentSuffix, storage::kSecondMomentSuffix}) {
       entries.push_back({tensor.name + suffix, storage::TensorType::kF32, tensor.shape});
     }

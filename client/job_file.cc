@@ -58,8 +58,8 @@ struct LineCounter {
   bool operator!=(const LineCounter& other) const { return at != other.at; }
 };
 
-// A first pass over the text: the line of every key, keys given twice, and the parser's own
-// complaint.
+// A first pass over the text: the line of every key that is in no list, keys given twice, and the
+// parser's own complaint.
 class KeyLines : public nlohmann::json_sax<json> {
  public:
   explicit KeyLines(const int& line) : line_(line) {}
@@ -71,8 +71,12 @@ class KeyLines : public nlohmann::json_sax<json> {
   bool number_float(number_float_t, const string_t&) override { return true; }
   bool string(string_t&) override { return true; }
   bool binary(binary_t&) override { return true; }
-  bool start_array(std::size_t) override { return Deeper(); }
+  bool start_array(std::size_t) override {
+    ++lists_;
+    return Deeper();
+  }
   bool end_array() override {
+    --lists_;
     --depth_;
     return true;
   }
@@ -87,6 +91,7 @@ class KeyLines : public nlohmann::json_sax<json> {
   }
   bool key(string_t& key) override {
     path_.back() = key;
+    if (lists_ > 0) return true;
     const std::string path = absl::StrJoin(path_, ".");
     if (!lines.emplace(path, line_).second) twice.emplace(path, line_);
     return true;
@@ -115,6 +120,7 @@ class KeyLines : public nlohmann::json_sax<json> {
 
   const int& line_;
   int depth_ = 0;
+  int lists_ = 0;  // around this place
   std::vector<std::string> path_;
 };
 

@@ -41,6 +41,25 @@ TEST_CASE("the job of the documentation is read") {
   CHECK(job->labels().at("team") == "math");
 }
 
+TEST_CASE("lists and tables of numbers, and messages in lists") {
+  const auto job = ParseJob(R"({"adapter": {
+      "target_regex": ".*_proj", "layers_to_transform": [0, 2e0], "rank_pattern": {"q_proj": 4, "a.b": "8"},
+      "alpha_pattern": {"q_proj": 0.5},
+      "modules": [{"target": "q_proj", "layers": [1, 2], "rank": 4}, {"target": "v_proj"}]}})",
+                            "job.json");
+  REQUIRE(job.ok());
+  const v1::AdapterConfig& adapter = job->adapter();
+  CHECK(adapter.target_regex() == ".*_proj");
+  CHECK(std::vector<int>(adapter.layers_to_transform().begin(),
+                         adapter.layers_to_transform().end()) == std::vector<int>{0, 2});
+  CHECK(adapter.rank_pattern().at("q_proj") == 4);
+  CHECK(adapter.rank_pattern().at("a.b") == 8);
+  CHECK(adapter.alpha_pattern().at("q_proj") == 0.5);
+  REQUIRE(adapter.modules_size() == 2);
+  CHECK(adapter.modules(0).layers_size() == 2);
+  CHECK(adapter.modules(1).target() == "v_proj");
+}
+
 TEST_CASE("every mistake is named by field and line") {
   struct Case {
     const char* text;
@@ -65,6 +84,12 @@ TEST_CASE("every mistake is named by field and line") {
       {R"({"training": {"learning_rate": "fast"}})",
        "  training.learning_rate: line 1: must be a number, got \"fast\"\n"},
       {R"({"labels": {"a": 1}})", "  labels.a: line 1: must be a string, got 1\n"},
+      {R"({"adapter": {"rank_pattern": {"q_proj": 1.5}}})",
+       "  adapter.rank_pattern.q_proj: line 1: must be a whole number of 32 bits, got 1.5\n"},
+      {R"({"adapter": {"alpha_pattern": [1]}})",
+       "  adapter.alpha_pattern: line 1: must be an object of numbers, got [1]\n"},
+      {R"({"adapter": {"layers_to_transform": ["x"]}})",
+       "  adapter.layers_to_transform: line 1: must be a whole number of 32 bits, got \"x\"\n"},
       {R"({"state": "RUNNING"})", "  state: line 1: is set by the service; leave it out\n"},
       {"{\"priority\": 1,\n \"priority\": 2}", "  priority: line 1: given again in line 2\n"},
   };

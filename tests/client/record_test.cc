@@ -154,6 +154,25 @@ TEST_CASE("A recorded history is read back") {
   CHECK(history.load_s.at({"small", kKey}) == 3);
 }
 
+TEST_CASE("Of a job with patterns its highest rank is recorded for all of its targets") {
+  Record record("");
+  record.Take(Model());
+  record.Take(Cluster());
+  record.Take(Workers({Connected("gpu", 5)}), kStart + 200);
+  Job job = Created("job-a", 100);
+  job.mutable_adapter()->clear_target_modules();
+  job.mutable_adapter()->set_target_regex(".*_proj");
+  for (const auto& [target, rank] : {std::pair("qkv_proj", 4), {"o_proj", 16}, {"qkv_proj", 8}}) {
+    v1::AdapterModules& modules = *job.mutable_adapter()->add_modules();
+    modules.set_target(target);
+    modules.set_rank(rank);
+    modules.add_layers(0);
+  }
+  record.Take(job);
+  CHECK(Read(record).history.jobs.at(0).content.adapter ==
+        planner::AdapterShape(16, {"o_proj", "qkv_proj"}));
+}
+
 TEST_CASE("Jobs are taken as far as they came") {
   Record record("");
   record.Take(Model());

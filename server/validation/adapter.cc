@@ -202,15 +202,18 @@ void SetModules(const storage::ResolvedTargets& targets, int layers, v1::Adapter
   }
 }
 
-// What names and patterns mean on the base model.
+// What names and patterns mean on the base model. A table of patterns that is not in `said` is one
+// that PEFT wrote: its order is known.
 void Resolve(Checker& checker, const storage::ModelDescription& description,
-             v1::AdapterConfig* adapter) {
+             const std::set<std::string>& said, v1::AdapterConfig* adapter) {
   const storage::PeftConfig config = PeftConfigOf(*adapter);
   const storage::ResolvedTargets targets = storage::ResolveTargets(config, description);
-  for (const auto* problems : {&targets.problems, &targets.contradictions}) {
-    for (const storage::PeftFieldProblem& problem : *problems) {
-      checker.Add(FieldOf(problem.field, *adapter), problem.what);
-    }
+  for (const storage::PeftFieldProblem& problem : targets.problems) {
+    checker.Add(FieldOf(problem.field, *adapter), problem.what);
+  }
+  for (const storage::PeftFieldProblem& contradiction : targets.contradictions) {
+    if (!said.contains(contradiction.field)) continue;
+    checker.Add(FieldOf(contradiction.field, *adapter), contradiction.what);
   }
   if (config.has_patterns()) SetModules(targets, description.layers, adapter);
 }
@@ -351,6 +354,9 @@ void CompleteAdapter(Checker& checker, const JobReferences& references,
                      v1::AdapterConfig* adapter) {
   adapter->clear_modules();
   TakePeftConfig(checker, adapter);
+  std::set<std::string> said;
+  if (!adapter->rank_pattern().empty()) said.insert("rank_pattern");
+  if (!adapter->alpha_pattern().empty()) said.insert("alpha_pattern");
   if (!adapter->init_from().empty() && references.source_known) {
     TakeUnset(references.source, adapter);
   }
@@ -374,7 +380,7 @@ void CompleteAdapter(Checker& checker, const JobReferences& references,
   if (!PeftConfigOf(*adapter).has_patterns()) {
     CheckPlainTargets(checker, *adapter, references);
   } else if (references.description) {
-    Resolve(checker, *references.description, adapter);
+    Resolve(checker, *references.description, said, adapter);
   }
   CheckSource(checker, *adapter, references);
 }

@@ -67,7 +67,7 @@ def test_said_by_peft():
             assert written == theirs, (written, theirs)
         own = house.object("show", submit_peft(house, a_job("qwen3", "patterns", {"rank_pattern": {"v_proj": 9}}),
                                                folder_of("qwen3", "patterns") / "init/adapter_config.json").out.strip())
-        assert own["adapter"]["rank_pattern"] == {"v_proj": 9} and own["adapter"]["alpha_pattern"]["q_proj"] == 3
+        assert own["adapter"]["rank_pattern"] == {"v_proj": 9} and own["adapter"]["alpha_pattern"]["q_proj"] == 32
         assert "rank 9, alpha 8, in layers 0, 2" in house.lora("show", own["name"]).out
         odd = house.folder / "odd"
         odd.mkdir()

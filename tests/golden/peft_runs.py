@@ -32,7 +32,7 @@ PATTERNS = {
     "patterns": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "self_attn.o_proj", "gate_proj", "down_proj"],
                  "layers_to_transform": [0, 2], "exclude_modules": ["layers.2.self_attn.o_proj"],
                  "rank_pattern": {"v_proj": 2, r"layers\.[02]\.mlp\.down_proj": 7, "layers.2.self_attn.q_proj": 16},
-                 "alpha_pattern": {"q_proj": 3, "model.layers.0.mlp.gate_proj": 24}},
+                 "alpha_pattern": {"q_proj": 32, "model.layers.0.mlp.gate_proj": 24}},
     "all_linear": {"r": 3, "lora_alpha": 6, "target_modules": "all-linear", "exclude_modules": r".*layers\.1\..*(up|o)_proj",
                    "use_rslora": True, "rank_pattern": {r"mlp\.\w+": 5}},
     "regex": {"r": 5, "lora_alpha": 4, "target_modules": r"model\.layers\.[12]\.(self_attn\.[kv]|mlp\.(gate|up))_proj",

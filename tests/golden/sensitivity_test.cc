@@ -78,9 +78,7 @@ std::string Changed(const Change& change) {
 }
 
 // The largest relative difference of a loss of four steps from the run's.
-double Moved(const Change& change) {
-  GoldenJob golden = ReadGoldenJob(std::string(change.model) + "/r4_all");
-  const std::string model = Changed(change);
+double Moved(GoldenJob golden, const std::string& model) {
   Harness harness(
       {.model_path = model, .threads = 2, .capacity_tokens = 256, .longest_sequence = 128});
   harness.Form();
@@ -97,9 +95,25 @@ double Moved(const Change& change) {
   return moved;
 }
 
+TEST_CASE("a reference run notices the scale of each module") {
+  for (const std::string run : {"qwen3/patterns", "qwen3/all_linear", "qwen3/regex"}) {
+    const int modules = ReadGoldenJob(run).job.spec.modules_size();
+    REQUIRE(modules > 0);
+    for (int i = 0; i < modules; ++i) {
+      GoldenJob golden = ReadGoldenJob(run);
+      v1::SlotSpec::Modules& changed = *golden.job.spec.mutable_modules(i);
+      changed.set_scale(1.25 * changed.scale());
+      const double moved = Moved(golden, kGoldenFolder + std::string("qwen3/model"));
+      INFO(run << ": the scale of " << changed.target() << " moves a loss by " << moved);
+      CHECK(moved > kMovedLeast);
+    }
+  }
+}
+
 TEST_CASE("a reference run notices each feature that is changed") {
   for (const Change& change : kChanges) {
-    const double moved = Moved(change);
+    const double moved =
+        Moved(ReadGoldenJob(std::string(change.model) + "/r4_all"), Changed(change));
     INFO(change.model << ": " << change.what << " moves a loss by " << moved);
     CHECK(moved > kMovedLeast);
   }

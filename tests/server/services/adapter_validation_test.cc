@@ -251,6 +251,17 @@ TEST_CASE("a job goes on from an adapter with patterns") {
                       "trains it with rank 16"));
 }
 
+TEST_CASE("of a source's patterns for one module the first counts, as in PEFT's file") {
+  v1::AdapterConfig source;
+  source.set_rank(4);
+  source.set_alpha(8);
+  source.add_target_modules("q_proj");
+  (*source.mutable_alpha_pattern())["q_proj"] = 1;
+  (*source.mutable_alpha_pattern())["layers.0.self_attn.q_proj"] = 2;
+  CHECK(Modules([](auto& a) { a.set_init_from("a"); }, References(source)) ==
+        "q_proj 4/2 0; q_proj 4/1 1; ");
+}
+
 TEST_CASE("an adapter that is alike in all layers is said by names") {
   const storage::ModelDescription model = storage::DescribeModel(storage::kTiny).value();
   storage::PeftConfig config;

@@ -36,7 +36,9 @@ def subjects():
                          "checkpoint_every_steps": 7, "eval_every_steps": 40},
         }
     return [job(4, ["q_proj", "v_proj"], 3, 0.1, "COSINE"), job(8, ATTENTION + MLP, 2, 0.05, "LINEAR"),
-            job(13, MLP, 4, 0.25, "CONSTANT"), job(64, ATTENTION + ["down_proj"], 2, 0.1, "COSINE", use_rslora=True)]
+            job(13, MLP, 4, 0.25, "CONSTANT"), job(64, ATTENTION + ["down_proj"], 2, 0.1, "COSINE", use_rslora=True),
+            job(5, ATTENTION + MLP, 3, 0.1, "LINEAR", exclude_modules=["layers.0.mlp.up_proj", "k_proj"],
+                rank_pattern={"layers.1.self_attn.q_proj": 32, "down_proj": 2}, alpha_pattern={"[vo]_proj": 40})]
 
 
 def stranger(steps, rank):

@@ -83,11 +83,16 @@ void SetShape(const planner::ModelShape& shape, v1::Model* model) {
 }
 
 planner::AdapterShape ShapeOfAdapter(const v1::AdapterConfig& adapter) {
-  planner::AdapterShape shape{adapter.rank(),
-                              {adapter.target_modules().begin(), adapter.target_modules().end()}};
-  if (adapter.modules_size() > 0) shape.parts.clear();
+  planner::AdapterShape shape;
+  if (adapter.modules().empty()) {
+    shape.parts.reserve(static_cast<size_t>(adapter.target_modules_size()));
+    for (const std::string& target : adapter.target_modules()) {
+      shape.parts.emplace_back(target, adapter.rank());
+    }
+    return shape;
+  }
   for (const v1::AdapterModules& modules : adapter.modules()) {
-    shape.parts.push_back({modules.target(), modules.rank(), modules.layers_size()});
+    shape.parts.emplace_back(modules.target(), modules.rank(), modules.layers_size());
   }
   return shape;
 }

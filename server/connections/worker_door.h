@@ -3,7 +3,7 @@
 // The handshake proves that the caller has the key of the certificate it shows, if it shows one.
 // Whether that certificate is a worker's is asked at each call (Connections::Enter), because a
 // refusal within the handshake reaches the other side as a connection that closed, without a word
-// of why: docs/adr/0026-certificates-are-judged-at-the-call.md.
+// of why: docs/adr/0022-certificates-are-judged-at-the-call.md.
 #pragma once
 
 #include <grpcpp/security/server_credentials.h>

@@ -127,11 +127,11 @@ TEST_CASE("a stage takes what the planner says, whatever its range and what is i
         }
       }
       SlotOptions options;
-      options.rank = 13;
-      options.target_modules = storage::TargetModules(description);
+      const std::vector<std::string> targets = storage::TargetModules(description);
+      for (const std::string& target : targets) options.modules.push_back({target, {}, 13});
       const auto tensors = ListLoraTensors(description, range, options);
       REQUIRE(tensors.ok());
-      CHECK(planner::BytesOfSlot(shape, {13, options.target_modules}, {}, range).total() ==
+      CHECK(planner::BytesOfSlot(shape, {13, targets}, {}, range).total() ==
             Slot::BudgetBytes(*backend, *tensors));
     }
   }

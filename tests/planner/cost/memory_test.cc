@@ -10,8 +10,7 @@ namespace {
 
 TEST_CASE("Weights, activations and workspace of a model that can be followed by hand") {
   const GroupBytes bytes = BytesOfGroup(
-      Tiny(),
-      {.capacity_tokens = 32, .longest_sequence = 20, .device = {.threads = 2}, .stages = 1});
+      Tiny(), {.capacity_tokens = 32, .longest_sequence = 20, .device = {.threads = 2}});
   // Each of two layers: norms 2 * 64; qkv 32 x 16 and bias 32; o 16 x 16; gate, up 64 x 16; down
   // 16 x 32. Then the last norm, the rotary table 20 x 8, embedding and head of 64 x 16.
   const int64_t layer = 2 * 64 + 4 * 512 + 128 + 4 * 256 + 4 * 1024 + 4 * 512;

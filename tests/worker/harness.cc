@@ -203,10 +203,11 @@ void Harness::Start(Worker* worker) {
   kernels::Backend* backend = worker->backend.get();
   const EngineOptions engine{.memory_bytes = options_.memory_bytes,
                              .numerics_id = NumericsId(*backend)};
+  const auto model_files = std::make_shared<ModelFiles>();
   const FormEngine form =
       [=, this](const v1::FormGroup& order,
                 const EngineContext& context) -> absl::StatusOr<std::unique_ptr<GroupEngine>> {
-    auto formed = Engine::Form(order, {backend, context, engine, SteadyClock()});
+    auto formed = Engine::Form(order, {backend, context, engine, SteadyClock(), model_files.get()});
     if (!formed.ok() || order.stages() < 2) return formed;
     auto& transport = transports_.at(static_cast<size_t>(order.stage()));
     const absl::Status status = (*formed)->Connect(std::move(transport));

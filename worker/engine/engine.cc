@@ -142,6 +142,7 @@ Engine::~Engine() {
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
                                                      const Environment& environment) {
+  assert(environment.model_files != nullptr);
   const auto shape = ShapeOf(order);
   if (!shape.ok()) return shape.status();
   const double started_ms = environment.clock();

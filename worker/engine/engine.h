@@ -49,7 +49,7 @@ class Engine : public GroupEngine {
     EngineContext context;
     EngineOptions options;
     Clock clock;
-    ModelFiles* model_files = nullptr;  // outlives Form
+    ModelFiles* model_files = nullptr;  // never null; outlives Form
   };
 
   // Opens the model, checks that it is the one meant and that it fits, and loads it. Reports

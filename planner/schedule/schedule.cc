@@ -93,7 +93,7 @@ class Scheduler {
       return;
     }
     round_.waiting.push_back(&job);
-    if (Awaited(round_, job) == nullptr && Dissolve(job)) return;
+    if (Dissolve(job)) return;
     if (const GroupState* group = PartedFrom(round_, job)) {
       if (!job.job->alone) round_.settled.insert(job.job);
       Decide(Decision::Kind::kWait, job).why = absl::StrCat(
@@ -145,9 +145,14 @@ class Scheduler {
     return false;
   }
 
+  // A group without jobs makes way. Where a group is being formed that the job could join, only one
+  // of a base model that no job of the queue is of: its worker idles otherwise.
   bool Dissolve(const Waiter& job) {
+    const GroupState* const awaited = Awaited(round_, job);
+    if (awaited != nullptr && !awaited->forming) return false;
     for (GroupState& group : round_.groups) {
       if (!group.settled() || group.jobs > 0 || !round_.FitsAlone(job, group)) continue;
+      if (awaited != nullptr && lookahead_.Asked(group.base)) continue;
       group.open = false;
       Decide(Decision::Kind::kDissolve, job).group = group.name;
       return true;

@@ -149,7 +149,7 @@ void CheckIdleness(const History& history, const Outcome& outcome) {
 TEST_CASE("All steps are done, no worker has two groups, nobody waits beside an idle worker") {
   int64_t moves = 0, evictions = 0, reforms = 0, losses = 0;
   for (const uint32_t seed : Seeds()) {
-    for (uint32_t i = 0; i < 60; ++i) {
+    for (uint32_t i = 0; i < 90; ++i) {
       INFO("seed " << seed << " history " << i);
       Random random(seed + i);
       const History history = Draw(random);

@@ -47,7 +47,7 @@ class Exchange {
   absl::Status WaitSent(int stage, Lane lane) {
     std::unique_lock lock(mutex_);
     Edge& edge = edges_[{stage, lane}];
-    return Wait(lock, [&]() -> std::optional<Time> {
+    return Wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> std::optional<Time> {
       Meet(edge, true);
       return edge.sending.has_value() ? std::nullopt : std::optional<Time>(Time());
     });
@@ -67,11 +67,12 @@ class Exchange {
   absl::StatusOr<Passage> WaitReceived(int from, Lane lane) {
     std::unique_lock lock(mutex_);
     Edge& edge = edges_[{from, lane}];
-    const absl::Status status = Wait(lock, [&]() -> std::optional<Time> {
-      Meet(edge, true);
-      if (!edge.landed.has_value()) return std::nullopt;
-      return edge.landed->second;
-    });
+    const absl::Status status =
+        Wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> std::optional<Time> {
+          Meet(edge, true);
+          if (!edge.landed.has_value()) return std::nullopt;
+          return edge.landed->second;
+        });
     if (!status.ok()) return status;
     edge.receiving.reset();
     return std::exchange(edge.landed, std::nullopt)->first;
@@ -112,7 +113,7 @@ class Exchange {
     std::optional<std::pair<Passage, Time>> landed;  // in `receiving`, to be seen from then on
   };
 
-  Time Later() {
+  Time Later() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (options_.delay_us_max == 0) return {};
     const auto delay =
         static_cast<int64_t>(random_() % static_cast<uint64_t>(options_.delay_us_max + 1));
@@ -120,7 +121,7 @@ class Exchange {
   }
 
   // Moves the tensor if both sides are there, and it is time.
-  void Meet(Edge& edge, bool waits) {
+  void Meet(Edge& edge, bool waits) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!edge.sending.has_value() || !edge.receiving.has_value() || edge.landed.has_value()) return;
     using Moment = InProcessOptions::Moment;
     const bool last = options_.moment == Moment::kAtLast ||
@@ -141,7 +142,8 @@ class Exchange {
 
   // `ready` gives the moment from which the wait is over, once that is known.
   template <class Ready>
-  absl::Status Wait(std::unique_lock<std::mutex>& lock, Ready ready) {
+  absl::Status Wait(std::unique_lock<std::mutex>& lock, Ready ready)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const Time limit =
         std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.timeout_ms);
     while (true) {

@@ -105,7 +105,8 @@ class SocketsTransport final : public Transport {
 
   absl::Status WaitSent(Lane lane) override {
     std::unique_lock lock(mutex_);
-    return Wait(lock, To(lane), [&] { return Tensors(To(lane)).out.empty(); });
+    const Connection& connection = Tensors(To(lane));
+    return Wait(lock, To(lane), [&] { return connection.out.empty(); });
   }
 
   absl::Status PostReceive(Lane lane, const TensorView& memory) override {
@@ -161,10 +162,13 @@ class SocketsTransport final : public Transport {
   }
 
   template <class Ready>
-  absl::Status Wait(std::unique_lock<std::mutex>& lock, int stage, Ready ready) {
+  absl::Status Wait(std::unique_lock<std::mutex>& lock, int stage, Ready ready)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const auto limit =
         std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.timeout_ms);
-    const bool in_time = changed_.wait_until(lock, limit, [&] { return !broken_.ok() || ready(); });
+    const bool in_time = changed_.wait_until(
+        lock, limit,
+        [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !broken_.ok() || ready(); });
     if (!in_time) {
       Break(absl::DeadlineExceededError(
           absl::StrCat("stage ", stage, " has not answered for ", options_.timeout_ms, " ms")));

@@ -27,6 +27,18 @@ struct WorkerView {
   std::string device_name = {};   // "NVIDIA H100"; workers of one name are equally fast
   // The base model whose weights it still holds, so that a group of it forms at once; empty: none.
   std::string loaded_base_model = {};
+  // The stages of one group are on workers of one numerics id, and had better be on one host.
+  std::string numerics_id = {};
+  std::string host = {};
+};
+
+// A stage of a group of several workers.
+struct StageView {
+  std::string worker;
+  StageRange range;
+  int64_t budget_bytes = 0;  // of the worker
+
+  bool operator==(const StageView&) const = default;
 };
 
 inline constexpr int64_t kNeverMoved = std::numeric_limits<int64_t>::max();
@@ -69,6 +81,7 @@ struct GroupView {
   bool forming = false;
   double ready_s = 0;    // `forming`: until it runs; 0: ClusterView::load_s
   int64_t formed_s = 0;  // since it was formed; under SchedulePolicy::minimum_run_s its shape stays
+  std::vector<StageView> stages = {};  // of several workers, in their order; empty: of `worker` alone
 };
 
 struct QueuedJob {
@@ -88,6 +101,8 @@ struct QueuedJob {
   int32_t company_max = 0;
   bool alone = false;           // it shares a group with nobody
   int64_t remaining_steps = 0;  // 0: unknown
+  // Its base model is to be on so many workers; 0: on one, or where it fits none, on the fewest.
+  int32_t stages = 0;
 };
 
 // Settings that change decisions beyond priority, arrival, memory and time; the defaults suit a
@@ -162,6 +177,9 @@ struct Decision {
   std::string worker;
   std::string base_model;
   GroupShape shape;  // and kReform
+  // kFormGroup of a group of several workers: all of them in their order, `worker` first. They are
+  // idle, of one numerics id, and each has memory for its stage.
+  std::vector<StageView> stages;
   std::string why;   // kWait, kReplace, kReform for no job: for the user who asks
   int place = 0;     // in the queue, from 1, of a job that is not admitted yet
 };

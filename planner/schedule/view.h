@@ -81,7 +81,8 @@ struct GroupView {
   bool forming = false;
   double ready_s = 0;    // `forming`: until it runs; 0: ClusterView::load_s
   int64_t formed_s = 0;  // since it was formed; under SchedulePolicy::minimum_run_s its shape stays
-  std::vector<StageView> stages = {};  // of several workers, in their order; empty: of `worker` alone
+  std::vector<StageView> stages =
+      {};  // of several workers, in their order; empty: of `worker` alone
 };
 
 struct QueuedJob {
@@ -180,8 +181,8 @@ struct Decision {
   // kFormGroup of a group of several workers: all of them in their order, `worker` first. They are
   // idle, of one numerics id, and each has memory for its stage.
   std::vector<StageView> stages;
-  std::string why;   // kWait, kReplace, kReform for no job: for the user who asks
-  int place = 0;     // in the queue, from 1, of a job that is not admitted yet
+  std::string why;  // kWait, kReplace, kReform for no job: for the user who asks
+  int place = 0;    // in the queue, from 1, of a job that is not admitted yet
 };
 
 // "admit", "form", "reform", "dissolve", "evict", "replace", "wait".

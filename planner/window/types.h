@@ -69,6 +69,30 @@ struct Batch {
   bool operator==(const Batch&) const = default;
 };
 
+// The end of a global batch: a Step after the last Backward of any of its microbatches.
+struct BatchEnd {
+  std::string job = {};
+  int64_t step = 0;
+  double learning_rate = 0;
+  bool save = false;  // Save stands directly after Step
+
+  bool operator==(const BatchEnd&) const = default;
+};
+
+// A place in the pipeline: a microbatch, or a Noop that keeps one free.
+struct Place {
+  int64_t number = 0;
+  OperationKind kind = OperationKind::kNoop;  // kForward, kEvaluate or kNoop
+  std::vector<BatchEnd> ends = {};            // batches whose last microbatch it is
+
+  bool operator==(const Place&) const = default;
+};
+
+// What a window leaves in the pipeline: its newest places, oldest first, forwarded on every stage
+// but not yet all backwarded and stepped. Where a cut has dropped some of them these are Noops, in
+// their places, and the ends of what has lost something are gone.
+using PlacesInFlight = std::vector<Place>;
+
 struct Window {
   std::vector<Microbatch> microbatches;
   std::vector<Batch> batches;

@@ -53,10 +53,13 @@ absl::StatusOr<Batch> BatchOf(const Unit& unit) {
 
 }  // namespace
 
-absl::StatusOr<Window> PlanWindow(const WindowInput& input, std::vector<PackResult>* packings) {
+absl::StatusOr<Window> PlanWindow(const WindowInput& input, std::vector<PackResult>* packings,
+                                  PlacesInFlight* left) {
   Window window;
   std::set<std::string> jobs;
   OrderInput order{.stages = input.stages,
+                   .in_flight = input.in_flight,
+                   .before = input.before,
                    .frees = input.frees,
                    .loads = input.loads,
                    .saves = input.saves,
@@ -77,9 +80,11 @@ absl::StatusOr<Window> PlanWindow(const WindowInput& input, std::vector<PackResu
     if (!status.ok()) return status;
   }
   order.microbatches = window.microbatches;
-  auto stages = OrderOperations(order);
+  if (left != nullptr) left->clear();
+  auto stages = OrderOperations(order, window.microbatches.empty() ? nullptr : left);
   if (!stages.ok()) return stages.status();
   window.stages = *std::move(stages);
+  if (input.stages > 1) return window;
   if (absl::Status status = VerifyWindow(window); !status.ok()) return status;
   return window;
 }

@@ -31,6 +31,8 @@ struct WindowInput {
   int64_t capacity_tokens = 0;
   int64_t padding = 1;
   int stages = 1;
+  int in_flight = 0;           // OrderInput::in_flight,
+  PlacesInFlight before = {};  // and OrderInput::before
   int64_t first_microbatch = 0;
   std::vector<std::string> frees;
   std::vector<std::pair<std::string, int64_t>> loads;  // (job, step)
@@ -43,8 +45,13 @@ struct WindowInput {
 // both by PackBatch. Deterministic unless `pack.cancelled` cuts it short; what is packed with what
 // never changes a job's bits. INVALID_ARGUMENT where a sequence exceeds the capacity. `packings`,
 // if given, gets how the train units were packed and then the evaluate units, where there are any.
+//
+// Of several stages the order runs on into the next window where there are units: `left`, which is
+// to be given then, gets what is in flight (OrderOperations). Without units the pipeline drains. One
+// stage leaves nothing, and its window is verified by itself (VerifyWindow).
 absl::StatusOr<Window> PlanWindow(const WindowInput& input,
-                                  std::vector<PackResult>* packings = nullptr);
+                                  std::vector<PackResult>* packings = nullptr,
+                                  PlacesInFlight* left = nullptr);
 
 struct WindowStatistics {
   int64_t microbatches = 0;

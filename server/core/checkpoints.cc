@@ -12,9 +12,9 @@ namespace lorad::server {
 namespace {
 
 constexpr int64_t kRetryMs = 1000;
-// The report of a Step is behind its shard by the time of a message, as a rule. No call waits for
-// longer: the worker has others to save.
-constexpr int64_t kEarlyShardUs = 10'000'000;
+// The report of a Step is behind its shard by the time of a message, as a rule, and the shards of
+// other stages by little more. No call waits for longer: the worker has others to save.
+constexpr int64_t kKeptShardUs = 10'000'000;
 
 int64_t BytesOf(const v1::Checkpoint& checkpoint) {
   int64_t bytes = 0;
@@ -36,19 +36,14 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
   if (!job || !found) return RefuseShard(request, content);
   GroupState& group = *found;
   const Member& member = group.members.at(header.job());
-  if (const std::string wrong = WhatIsWrong(header, member, WorkerOf(group).hello.numerics_id());
+  const auto stages = static_cast<int32_t>(group.stages.size());
+  if (const std::string wrong =
+          WhatIsWrong(header, member, stages, WorkerOf(group.first()).hello.numerics_id());
       !wrong.empty()) {
     turn_.Do(RemovePath{content.upload});
     return turn_.Fail(request, InvalidFields("header", {{"header", wrong}}));
   }
   group.heard_us = turn_.now_us();
-  if (member.done_step < header.step()) {
-    if (!StepMayCome(group, content)) return RefuseShard(request, content);
-    EarlyShard& early = group.early_shards[header.job()];
-    if (early.request != 0) SendAgain(early.request, early.content);
-    early = {request, content, turn_.now_us() + kEarlyShardUs};
-    return turn_.Do(SetTimer{kShardsWait, early.until_us});
-  }
   for (auto& [number, commit] : commits_) {
     if (commit.job == header.job() && commit.step == header.step()) {
       turn_.Do(RemovePath{content.upload});
@@ -56,56 +51,105 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
       return;
     }
   }
-  const auto tokens = job->saved_tokens.find(header.step());
-  if (tokens == job->saved_tokens.end()) return RefuseShard(request, content);  // never asked for
+  KeptShard& kept = group.kept_shards[{header.job(), header.stage()}];
+  if (kept.request != 0) SendAgain(kept.request, kept.content);
+  kept = {request, content, turn_.now_us() + kKeptShardUs};
+  CommitIfWhole(group, header.job(), header.step());
+  if (group.kept_shards.contains({header.job(), header.stage()})) {
+    turn_.Do(SetTimer{kShardsWait, turn_.now_us() + kKeptShardUs});
+  }
+}
+
+// All stages' shards of the step, which was reported, become a checkpoint; and what other stages have
+// kept of an older one never will.
+void Core::State::CommitIfWhole(GroupState& group, const std::string& name, int64_t step) {
+  JobState* job = jobs_.Find(name);
+  if (!job || group.members.at(name).done_step < step) return;
+  std::vector<KeptShard> shards;
+  for (int32_t stage = 0; stage < std::ssize(group.stages); ++stage) {
+    const auto found = group.kept_shards.find({name, stage});
+    if (found != group.kept_shards.end() && found->second.content.header.step() == step) {
+      shards.push_back(found->second);
+    }
+  }
+  if (shards.size() < group.stages.size()) return;
+  std::erase_if(group.kept_shards, [&](const auto& entry) { return entry.first.first == name; });
+  const auto tokens = job->saved_tokens.find(step);
+  if (tokens != job->saved_tokens.end()) return Commit(shards, *job, tokens->second);
+  for (const KeptShard& shard : shards)
+    RefuseShard(shard.request, shard.content);  // never asked for
+}
+
+void Core::State::Commit(const std::vector<KeptShard>& shards, JobState& job, int64_t tokens) {
+  const auto& header = shards.front().content.header;
   const uint64_t number = turn_.NewNumber();
   PendingCommit& commit = commits_[number];
-  commit.requests.push_back(request);
   commit.job = header.job();
   commit.epoch = header.epoch();
   commit.step = header.step();
-  commit.tokens = tokens->second;
+  commit.tokens = tokens;
   commit.path = absl::StrCat("checkpoints/", header.job(), "/", header.step());
   commit.numerics_id = header.numerics_id();
-  job->commits++;
+  job.commits++;
   WriteCheckpoint write;
+  for (const KeptShard& shard : shards) {
+    commit.requests.push_back(shard.request);
+    write.uploads.push_back(shard.content.upload);
+  }
   write.number = number;
-  write.upload = content.upload;
   write.path = commit.path;
   write.job = commit.job;
   write.step = commit.step;
   write.numerics_id = commit.numerics_id;
-  write.base_model_path = catalog_.Model(job->job().base_model()).record.model().path();
-  write.adapter = job->job().adapter();
+  write.base_model_path = catalog_.Model(job.job().base_model()).record.model().path();
+  write.adapter = job.job().adapter();
   turn_.Do(std::move(write));
 }
 
 bool Core::State::StepMayCome(const GroupState& group, const ShardUploaded& shard) {
-  const JobState* job = jobs_.Find(shard.header.job());
-  const auto member = group.members.find(shard.header.job());
-  if (!job || !IsPlaced(job->state()) || member == group.members.end() || member->second.leaving) {
-    return false;
-  }
-  return std::ranges::any_of(group.windows, [&](const SentWindow& window) {
-    const auto found = window.jobs.find(shard.header.job());
-    return found != window.jobs.end() && !found->second.given_up && found->second.batch &&
-           found->second.batch->step() == shard.header.step();
+  const std::string& name = shard.header.job();
+  const int64_t step = shard.header.step();
+  const JobState* job = jobs_.Find(name);
+  const auto member = group.members.find(name);
+  if (!job || member == group.members.end()) return false;
+  if (member->second.done_step >= step) return true;  // it has come
+  if (!IsPlaced(job->state()) || member->second.leaving) return false;
+  if (group.open_batches.contains({name, step})) return true;
+  return std::ranges::any_of(group.last().orders.windows, [&](const SentWindow& window) {
+    const auto found = window.jobs.find(name);
+    return found != window.jobs.end() && !found->second.given_up &&
+           std::ranges::any_of(found->second.steps,
+                               [&](const StepOrder& order) { return order.batch.step() == step; });
   });
 }
 
-void Core::State::AnswerEarlyShards(GroupState& group) {
-  std::vector<EarlyShard> settled;
-  std::erase_if(group.early_shards, [&](const auto& entry) {
-    const EarlyShard& early = entry.second;
-    if (StepMayCome(group, early.content) && early.until_us > turn_.now_us()) return false;
-    settled.push_back(early);
+// One that waits for a stage that has saved a newer step waits in vain.
+bool Core::State::IsPassedBy(const GroupState& group, const KeptShard& shard) {
+  const auto& header = shard.content.header;
+  return std::ranges::any_of(group.kept_shards, [&](const auto& entry) {
+    return entry.first.first == header.job() && entry.second.content.header.step() > header.step();
+  });
+}
+
+void Core::State::AnswerKeptShards(GroupState& group) {
+  std::set<std::pair<std::string, int64_t>> steps;
+  for (const auto& [key, kept] : group.kept_shards) {
+    steps.emplace(key.first, kept.content.header.step());
+  }
+  for (const auto& [job, step] : steps) CommitIfWhole(group, job, step);
+  std::vector<std::pair<KeptShard, bool>> settled;  // whether it is to come again
+  std::erase_if(group.kept_shards, [&](const auto& entry) {
+    const KeptShard& kept = entry.second;
+    const bool may_be_whole = StepMayCome(group, kept.content) && !IsPassedBy(group, kept);
+    if (may_be_whole && kept.until_us > turn_.now_us()) return false;
+    settled.emplace_back(kept, may_be_whole);
     return true;
   });
-  for (const EarlyShard& early : settled) {
-    if (StepMayCome(group, early.content)) {
-      SendAgain(early.request, early.content);
+  for (const auto& [kept, again] : settled) {
+    if (again) {
+      SendAgain(kept.request, kept.content);
     } else {
-      On(early.request, early.content);  // takes it where its Step was reported, else refuses it
+      RefuseShard(kept.request, kept.content);
     }
   }
 }
@@ -115,7 +159,8 @@ void Core::State::SendAgain(uint64_t request, const ShardUploaded& content) {
   turn_.Fail(request, Unavailable("STEP_NOT_REPORTED",
                                   absl::StrCat("step ", content.header.step(), " of job '",
                                                Quotable(content.header.job(), kNameBytesMax),
-                                               "' is not reported yet: send its checkpoint again"),
+                                               "' is not reported yet, or not saved by all stages: "
+                                               "send its checkpoint again"),
                                   kRetryMs));
 }
 
@@ -151,9 +196,14 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
     }
     GroupState* group = hopeless && job && IsPlaced(job->state()) ? GroupOf(*job) : nullptr;
     if (group && group->epoch == commit.epoch) {
-      CloseLiar(WorkerOf(*group),
-                absl::StrCat("a checkpoint of job '", commit.job, "' at step ", commit.step,
-                             " that is none: ", std::string(status.message())));
+      const std::string what =
+          absl::StrCat("a checkpoint of job '", commit.job, "' at step ", commit.step,
+                       " that is none: ", std::string(status.message()));
+      if (group->stages.size() == 1) {
+        CloseLiar(WorkerOf(group->first()), what);
+      } else {
+        LoseGroup(*group, what, Loss::kWorkersLie);  // any of them
+      }
     }
     return;
   }

@@ -60,7 +60,11 @@ v1::ClusterStatus Core::State::ViewCluster() {
     view.set_name(name);
     view.set_epoch(group.epoch);
     view.set_base_model(group.base_model);
-    view.add_workers(group.worker);
+    int64_t reserved_bytes = 0;
+    for (const StageState& stage : group.stages) {
+      view.add_workers(stage.worker);
+      reserved_bytes += stage.reserved_bytes;
+    }
     for (const auto& [job, member] : group.members) {
       if (!member.leaving) view.add_jobs(job);
     }
@@ -78,7 +82,7 @@ v1::ClusterStatus Core::State::ViewCluster() {
                                        static_cast<double>(group.microbatches));
     }
     view.set_tokens_per_second(Rate(group.pace));
-    view.set_reserved_bytes(group.reserved_bytes);
+    view.set_reserved_bytes(reserved_bytes);
     view.set_bound_microbatches(group.bound_microbatches);
     view.set_planning_seconds(static_cast<double>(group.planning_us) / 1e6);
     view.set_planning_hidden_seconds(static_cast<double>(group.planning_hidden_us) / 1e6);
@@ -113,7 +117,7 @@ v1::ListWorkersResponse Core::State::ViewWorkers() const {
 v1::Worker Core::State::ViewWorker(const WorkerState& worker) const {
   v1::Worker view;
   const GroupState* group = groups_.Find(worker.group);
-  const bool empty = !group || (group->members.empty() && group->windows.empty());
+  const bool empty = !group || (group->members.empty() && group->windows_at_hand() == 0);
   view.set_name(worker.hello.worker());
   view.set_state(worker.connection == 0 ? v1::Worker::LOST
                  : worker.drained       ? empty ? v1::Worker::DRAINED : v1::Worker::DRAINING

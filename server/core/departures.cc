@@ -160,7 +160,7 @@ void Core::State::StopPausing(JobState& job, const std::string& why) {
     jobs_.Transition(job, loaded ? v1::Job::RUNNING : v1::Job::PREPARING, why);
   }
   // One whose slot is being freed, or whose worker is drained, leaves, and is queued again at once.
-  const bool drained = WorkerOf(group).drained && job.state() != v1::Job::FINALIZING;
+  const bool drained = IsDrained(group) && job.state() != v1::Job::FINALIZING;
   member.departing = member.slot == Member::Slot::kFreeing || drained;
   member.resumes = member.departing;
   member.why_departs = drained ? WhyDrained(group) : why;
@@ -177,7 +177,9 @@ void Core::State::Requeue(JobState& job, const std::string& why) {
 // ---- draining ----
 
 std::string Core::State::WhyDrained(const GroupState& group) const {
-  return absl::StrCat("worker '", group.worker, "' is drained: ", WorkerOf(group).drain_reason);
+  const StageState& stage = *std::ranges::find_if(
+      group.stages, [&](const StageState& one) { return WorkerOf(one).drained; });
+  return absl::StrCat("worker '", stage.worker, "' is drained: ", WorkerOf(stage).drain_reason);
 }
 
 void Core::State::Drain(GroupState& group) {

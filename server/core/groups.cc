@@ -1,26 +1,15 @@
-// Groups: who is admitted, and how a group is formed, cut and dissolved.
+// Groups: who is admitted, and how a group is cut and dissolved.
 #include <algorithm>
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/core/catalog/model_shape.h"
 #include "server/core/jobs/losses.h"
 #include "server/core/state.h"
 
 namespace lorad::server {
 namespace {
-
-worker::v1::FormGroup::Recomputation ToWorker(planner::Recomputation recomputation) {
-  switch (recomputation) {
-    case planner::Recomputation::kNothing:
-      return worker::v1::FormGroup::NOTHING;
-    case planner::Recomputation::kBlocks:
-      return worker::v1::FormGroup::BLOCKS;
-    case planner::Recomputation::kProducts:
-      break;
-  }
-  return worker::v1::FormGroup::PRODUCTS;
-}
 
 constexpr char kWorkerLost[] = "WORKER_LOST";
 
@@ -35,15 +24,31 @@ int64_t StepTokens(const v1::Job& job) {
 }
 
 std::string WhatIsLost(const JobState& job, const std::string& group, const std::string& why) {
-  return absl::StrCat(group, " has lost its worker (", why, "); the job goes on from step ",
+  return absl::StrCat(group, " has lost a worker (", why, "); the job goes on from step ",
                       job.job().step());
 }
 
 }  // namespace
 
-void Core::State::SendTo(const GroupState& group, worker::v1::CoordinatorMessage message) {
-  const WorkerState& worker = WorkerOf(group);
+void Core::State::SendTo(const StageState& stage, worker::v1::CoordinatorMessage message) {
+  const WorkerState& worker = WorkerOf(stage);
   if (worker.connection != 0) turn_.Do(Send{worker.connection, std::move(message)});
+}
+
+void Core::State::SendTo(const GroupState& group, const worker::v1::CoordinatorMessage& message) {
+  for (const StageState& stage : group.stages) SendTo(stage, message);
+}
+
+bool Core::State::TakesJobs(const GroupState& group) const {
+  return std::ranges::all_of(
+      group.stages, [&](const StageState& stage) { return cluster_.TakesJobs(WorkerOf(stage)); });
+}
+
+std::string Core::State::WorkersText(const GroupState& group) {
+  if (group.stages.size() == 1) return absl::StrCat("worker '", group.first().worker, "'");
+  std::vector<std::string> names;
+  for (const StageState& stage : group.stages) names.push_back("'" + stage.worker + "'");
+  return absl::StrCat("workers ", absl::StrJoin(names, ", "));
 }
 
 // ---- scheduling ----
@@ -113,6 +118,8 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
     entry.idle = worker.group.empty() && cluster_.TakesJobs(worker);
     entry.microbatch_tokens = cluster_.TokensOf(worker);
     entry.device_name = DeviceKeyOf(&worker);
+    entry.numerics_id = worker.hello.numerics_id();
+    entry.host = worker.hello.host();
   }
   std::set<std::string_view> base_models;
   std::set<std::string_view> members;
@@ -123,12 +130,17 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
     entry.base_model = group.base_model;
     entry.model = catalog_.Model(group.base_model).shape;
     entry.shape = group.shape;
-    const WorkerState& worker = WorkerOf(group);
+    const WorkerState& worker = WorkerOf(group.first());
+    if (group.stages.size() > 1) {
+      for (const StageState& stage : group.stages) {
+        entry.stages.push_back({stage.worker, stage.range, WorkerOf(stage).hello.memory_bytes()});
+      }
+    }
     entry.budget_bytes = worker.hello.memory_bytes();
     entry.forming = group.phase == GroupState::Phase::kForming;
     entry.open = (group.phase == GroupState::Phase::kRunning || entry.forming) &&
-                 group.then == GroupState::Then::kGoOn && cluster_.TakesJobs(worker);
-    entry.worker = group.worker;
+                 group.then == GroupState::Then::kGoOn && TakesJobs(group);
+    entry.worker = group.first().worker;
     entry.device_name = DeviceKeyOf(&worker);
     entry.formed_s = group.formed_us > 0 ? SecondsSince(group.formed_us) : 0;
     base_models.insert(group.base_model);
@@ -234,42 +246,14 @@ void Core::State::Carry(const planner::Decision& decision) {
   }
 }
 
-GroupState& Core::State::FormGroup(const planner::Decision& decision) {
-  WorkerState& worker = cluster_.At(decision.worker);
-  assert(worker.connection != 0 && worker.group.empty());
-  GroupState& group = groups_.Form(decision.base_model, decision.worker, decision.shape);
-  group.peak_before_bytes = worker.peak_bytes;
-  worker.group = group.name;
-  const v1::Model& model = catalog_.Model(decision.base_model).record.model();
-  worker::v1::CoordinatorMessage message;
-  worker::v1::FormGroup& order = *message.mutable_form_group();
-  order.set_group(group.name);
-  order.set_epoch(group.epoch);
-  order.set_model_path(model.path());
-  order.set_model_fingerprint(model.fingerprint());
-  order.set_stage(0);
-  order.set_stages(1);
-  order.set_capacity_tokens(static_cast<int32_t>(decision.shape.capacity_tokens));
-  order.set_longest_sequence(static_cast<int32_t>(decision.shape.longest_sequence));
-  order.set_budget_bytes(worker.hello.memory_bytes());
-  order.set_rank_max(static_cast<int32_t>(decision.shape.rank_max));
-  order.set_slots_max(static_cast<int32_t>(decision.shape.slots_max));
-  order.set_recomputation(ToWorker(decision.shape.recomputation));
-  SendTo(group, std::move(message));
-  turn_.Info(absl::StrCat(group.name, ": forming for base model '", decision.base_model,
-                          "' on worker '", decision.worker, "', ", decision.shape.capacity_tokens,
-                          " tokens, recomputing ", planner::ToText(decision.shape.recomputation)));
-  return group;
-}
-
 void Core::State::Join(GroupState& group, JobState& job) {
   job.job().set_group(group.name);
   job.job().set_attempts(job.job().attempts() + 1);
   groups_.Join(group, job.name(), ShapeOfAdapter(job.job().adapter()), job.job().step());
   jobs_.Transition(job, v1::Job::PREPARING,
                    group.phase == GroupState::Phase::kForming
-                       ? absl::StrCat(group.name, " is being formed on worker '", group.worker, "'")
-                       : absl::StrCat("joins ", group.name, " on worker '", group.worker, "'"));
+                       ? absl::StrCat(group.name, " is being formed on ", WorkersText(group))
+                       : absl::StrCat("joins ", group.name, " on ", WorkersText(group)));
 }
 
 // ---- cutting ----
@@ -282,7 +266,7 @@ void Core::State::BeginCut(GroupState& group, GroupState::Then then, const std::
   }
   if (group.phase != Phase::kRunning) return;  // under way already, or nothing to cut yet
   groups_.DropPlan(group);                     // what is being planned comes too late
-  if (group.windows.empty()) {
+  if (group.windows_at_hand() == 0) {
     group.phase = Phase::kDraining;
     return;
   }
@@ -290,21 +274,30 @@ void Core::State::BeginCut(GroupState& group, GroupState::Then then, const std::
   worker::v1::CoordinatorMessage message;
   message.mutable_cut()->set_epoch(group.epoch);
   message.mutable_cut()->set_cut(++group.cut);
-  SendTo(group, std::move(message));
+  SendTo(group.first(), std::move(message));
 }
 
 void Core::State::OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& answer) {
   group.heard_us = turn_.now_us();
-  for (const std::string& job : GiveUpFrom(group.windows, answer.first_not_enqueued())) {
-    const auto member = group.members.find(job);
-    if (member != group.members.end()) member->second.slot = Member::Slot::kLoaded;
+  std::set<std::string> cut_jobs;
+  for (StageState& stage : group.stages) {
+    cut_jobs.merge(GiveUpFrom(stage.orders, answer.first_not_enqueued()));
   }
-  // With one stage its answer is the group's.
+  for (auto& [job, member] : group.members) {
+    if (member.slot == Member::Slot::kFreeing && !IsFreeing(group, job)) {
+      member.slot = Member::Slot::kLoaded;
+    }
+  }
+  CutPlaces(group.left, answer.first_not_enqueued(), cut_jobs);
+  std::erase_if(group.open_batches,
+                [&](const auto& entry) { return cut_jobs.contains(entry.first.first); });
+  group.drains = AnyInFlight(group.left);
+  // The first stage's answer is the group's.
   worker::v1::CoordinatorMessage message;
   message.mutable_cut_at()->set_epoch(group.epoch);
   message.mutable_cut_at()->set_cut(group.cut);
   message.mutable_cut_at()->set_first_dropped(answer.first_not_enqueued());
-  SendTo(group, std::move(message));
+  SendTo(group, message);
   group.phase = GroupState::Phase::kDraining;
 }
 
@@ -317,6 +310,11 @@ void Core::State::Resync(GroupState& group) {
   for (auto& [name, member] : group.members) {
     if (member.slot == Member::Slot::kLoading) member.slot = Member::Slot::kUnloaded;
     member.planned_step = member.done_step;
+    for (const planner::Place& place : group.left) {
+      for (const planner::BatchEnd& end : place.ends) {
+        if (end.job == name) member.planned_step = std::max(member.planned_step, end.step);
+      }
+    }
     const JobState* job = jobs_.Find(name);
     if (!job) continue;
     member.evaluation_step = job->evaluation.step;
@@ -341,7 +339,7 @@ void Core::State::EndMember(GroupState& group, const std::string& name) {
 void Core::State::Advance(GroupState& group) {
   using Phase = GroupState::Phase;
   using Then = GroupState::Then;
-  AnswerEarlyShards(group);
+  AnswerKeptShards(group);
   if (group.phase == Phase::kForming) {
     if (group.then == Then::kStop) return Dissolve(group, group.reform_why);
     // One that goes has nothing on the worker yet.
@@ -352,7 +350,7 @@ void Core::State::Advance(GroupState& group) {
     for (const std::string& name : left) EndMember(group, name);
     return;
   }
-  if (group.phase == Phase::kDraining && group.windows.empty()) {
+  if (group.phase == Phase::kDraining && group.windows_at_hand() == 0) {
     Resync(group);
     group.phase = group.then == Then::kGoOn ? Phase::kRunning : Phase::kSaving;
     // A cancelled job holds nothing but its slot now.
@@ -371,8 +369,8 @@ void Core::State::Advance(GroupState& group) {
   if (group.phase == Phase::kRunning) {
     EndUnloaded(group);
     EndUrgency(group);
-    if (WorkerOf(group).drained && group.members.empty() && group.windows.empty()) {
-      return Dissolve(group, "its worker is drained");
+    if (IsDrained(group) && group.members.empty() && group.windows_at_hand() == 0) {
+      return Dissolve(group, "a worker of it is drained");
     }
     PlanNext(group);
   }
@@ -384,7 +382,7 @@ void Core::State::Advance(GroupState& group) {
       return !job || !IsPlaced(job->state()) ||
              job->job().last_checkpoint_step() >= member.done_step;
     });
-    if (saved && group.windows.empty() && group.plan == 0) Dissolve(group, group.reform_why);
+    if (saved && group.windows_at_hand() == 0 && group.plan == 0) Dissolve(group, group.reform_why);
   }
 }
 
@@ -392,11 +390,9 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
   cluster_.KeepPeak(group);
   worker::v1::CoordinatorMessage message;
   message.mutable_dissolve_group()->set_epoch(group.epoch);
-  SendTo(group, std::move(message));
+  SendTo(group, message);
   turn_.Info(absl::StrCat(group.name, ": dissolved: ", why));
-  WorkerOf(group).group.clear();
-  const GroupState gone = groups_.Remove(group.name);
-  for (const auto& [job, early] : gone.early_shards) RefuseShard(early.request, early.content);
+  const GroupState gone = RemoveGroup(group);
   const bool again = gone.then == GroupState::Then::kReform ||
                      gone.phase == GroupState::Phase::kForming;  // which has failed
   for (const auto& [name, member] : gone.members) {
@@ -411,9 +407,20 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
   turn_.WantSchedule();
 }
 
+// Its workers have it no more, and nothing of it is awaited.
+GroupState Core::State::RemoveGroup(GroupState& group) {
+  for (const StageState& stage : group.stages) WorkerOf(stage).group.clear();
+  GroupState gone = groups_.Remove(group.name);
+  for (const auto& [key, kept] : gone.kept_shards) RefuseShard(kept.request, kept.content);
+  return gone;
+}
+
+// Workers that it has not lost let go of it, and are free for another.
 void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss) {
-  const GroupState gone = groups_.Remove(group.name);
-  for (const auto& [job, early] : gone.early_shards) RefuseShard(early.request, early.content);
+  worker::v1::CoordinatorMessage message;
+  message.mutable_dissolve_group()->set_epoch(group.epoch);
+  SendTo(group, message);
+  const GroupState gone = RemoveGroup(group);
   std::vector<JobState*> lost;
   for (const auto& [name, member] : gone.members) {
     JobState* job = jobs_.Find(name);

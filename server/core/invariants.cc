@@ -1,4 +1,6 @@
 // Whether the tables agree, each by itself and with the others.
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "server/core/state.h"
 
@@ -18,19 +20,24 @@ bool UsesWhatIsGone(const Catalog& catalog, const v1::Job& job) {
 
 }  // namespace
 
-// A group and its worker name each other, and the catalog has its base model.
+// A group and its workers name each other, and the catalog has its base model.
 absl::Status Core::State::CheckGroups() const {
   for (const auto& [name, group] : groups_.all()) {
-    const auto worker = cluster_.all().find(group.worker);
-    if (worker == cluster_.all().end() || worker->second.group != name) {
-      return Broken(name + " is not the group of its worker");
+    for (const StageState& stage : group.stages) {
+      const auto worker = cluster_.all().find(stage.worker);
+      if (worker == cluster_.all().end() || worker->second.group != name) {
+        return Broken(name + " is not the group of its worker");
+      }
     }
     if (!catalog_.HasModel(group.base_model)) return Broken(name + " has a model that is gone");
   }
   for (const auto& [name, worker] : cluster_.all()) {
     if (worker.group.empty()) continue;
     const GroupState* group = groups_.Find(worker.group);
-    if (!group || group->worker != name) return Broken("worker " + name + " has no such group");
+    if (!group ||
+        std::ranges::find(group->stages, name, &StageState::worker) == group->stages.end()) {
+      return Broken("worker " + name + " has no such group");
+    }
   }
   return absl::OkStatus();
 }

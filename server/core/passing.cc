@@ -25,14 +25,15 @@ void Core::State::TakeFailure(JobState& job, const std::string& reason,
 
 // A worker's word against our count: nobody knows who is right. The job is tried in less and less
 // company, and fails once two workers have said so of it alone.
-void Core::State::TakeTooLarge(JobState& job, const GroupState& group, const std::string& message) {
+void Core::State::TakeTooLarge(JobState& job, const GroupState& group, const std::string& worker,
+                               const std::string& message) {
   const auto jobs = static_cast<int32_t>(group.members.size());
   job.record.set_company_max(HalfOf(job.record.company_max(), jobs));
   job.record.set_alone(jobs == 1);
   Postpone(job, kMemory, message);
   if (jobs > 1) return;
   std::set<std::string>& workers = job.passing->too_large;
-  workers.insert(group.worker);
+  workers.insert(worker);
   if (workers.size() >= kWorkersThatAgree) jobs_.Fail(job, v1::JobError::SERVER, kMemory, message);
 }
 

@@ -18,6 +18,7 @@ namespace wire = worker::v1;
 constexpr int64_t kMachineBytesMax = int64_t{1} << 50;
 constexpr int kThreadsOfWorkerMax = 1 << 16;
 constexpr int kReasonBytesMax = 63;
+constexpr int kEndpointBytesMax = 1024;
 // Beyond all that is computed or measured, and sums of it are still finite.
 constexpr double kNumberMax = 1e100;
 constexpr double kTimeMax = 1e10;  // milliseconds or seconds
@@ -42,8 +43,15 @@ std::string Of(const char* name, const std::string& job) {
 
 // ---- one kind of report after the other ----
 
-std::string Check(const wire::GroupFormed& formed, const GroupState& group) {
-  if (group.phase != GroupState::Phase::kForming) return "GroupFormed, of a group that was formed";
+std::string Check(const wire::GroupFormed& formed, const GroupState& group,
+                  const StageState& stage) {
+  if (group.phase != GroupState::Phase::kForming || stage.formed) {
+    return "GroupFormed, of a group that was formed";
+  }
+  const bool several = group.stages.size() > 1;
+  const bool reachable =
+      !formed.endpoint().empty() && CheckText(formed.endpoint(), kEndpointBytesMax).empty();
+  if (several && !reachable) return "GroupFormed of a stage, without an endpoint that can be one";
   if (!Sane(formed.reserved_bytes()) || !Sane(formed.baseline_resident_bytes()) ||
       !IsTime(formed.load_seconds())) {
     return absl::StrCat("GroupFormed with ", formed.reserved_bytes(), " bytes in ",
@@ -52,12 +60,22 @@ std::string Check(const wire::GroupFormed& formed, const GroupState& group) {
   return "";
 }
 
-std::string Check(const wire::GroupFailed& failed, const GroupState&) {
+std::string Check(const wire::Connected& connected, const GroupState& group,
+                  const StageState& stage) {
+  const bool asked = group.phase == GroupState::Phase::kForming && group.stages.size() > 1 &&
+                     std::ranges::all_of(group.stages, &StageState::formed);
+  if (!asked || stage.connected) return "Connected, which was not asked for";
+  return IsTime(connected.connect_seconds())
+             ? ""
+             : absl::StrCat("Connected in ", connected.connect_seconds(), " s");
+}
+
+std::string Check(const wire::GroupFailed& failed) {
   return IsReason(failed.reason()) ? "" : "GroupFailed without a reason";
 }
 
-std::string Check(const wire::SlotLoaded& loaded, const GroupState& group) {
-  const JobOrders* orders = FindLoad(group.windows, loaded.job());
+std::string Check(const wire::SlotLoaded& loaded, const StageState& stage) {
+  const JobOrders* orders = FindLoad(stage.orders, loaded.job());
   if (!orders) return Of("SlotLoaded", loaded.job()) + ", which was not asked for";
   if (loaded.step() != *orders->load_step || !Sane(loaded.bytes())) {
     return absl::StrCat(Of("SlotLoaded", loaded.job()), " at step ", loaded.step(), " with ",
@@ -66,33 +84,32 @@ std::string Check(const wire::SlotLoaded& loaded, const GroupState& group) {
   return "";
 }
 
-std::string Check(const wire::SlotFailed& failed, const GroupState& group) {
-  if (!FindLoad(group.windows, failed.job())) {
+std::string Check(const wire::SlotFailed& failed, const StageState& stage) {
+  if (!FindLoad(stage.orders, failed.job())) {
     return Of("SlotFailed", failed.job()) + ", which was not asked for";
   }
   return IsReason(failed.reason()) ? "" : Of("SlotFailed", failed.job()) + " without a reason";
 }
 
-std::string Check(const wire::SlotFreed& freed, const GroupState& group) {
-  const auto member = group.members.find(freed.job());
+std::string Check(const wire::SlotFreed& freed, const GroupState& group, const StageState& stage) {
   const bool ordered =
-      member != group.members.end() && member->second.slot == Member::Slot::kFreeing;
+      group.members.contains(freed.job()) && stage.orders.freeing.contains(freed.job());
   return ordered ? "" : Of("SlotFreed", freed.job()) + ", which was not asked for";
 }
 
-std::string Check(const wire::StepDone& done, const GroupState& group) {
+std::string Check(const wire::StepDone& done, const StageState& stage) {
   const std::string what = absl::StrCat(Of("StepDone", done.job()), " at step ", done.step());
-  const JobOrders* orders = FindStep(group.windows, done.job());
-  if (!orders || orders->batch->step() != done.step()) return what + ", which was not asked for";
-  const wire::Batch& batch = *orders->batch;
+  const StepOrder* order = FindStep(stage.orders, done.job());
+  if (!order || order->batch.step() != done.step()) return what + ", which was not asked for";
+  const wire::Batch& batch = order->batch;
   if (done.tokens() != batch.tokens() || done.trained_tokens() != batch.trained_tokens()) {
     return absl::StrCat(what, " of ", done.tokens(), " tokens, ", done.trained_tokens(),
                         " of them trained; its batch has ", batch.tokens(), " and ",
                         batch.trained_tokens());
   }
-  if (done.learning_rate() != orders->learning_rate) {
+  if (done.learning_rate() != order->learning_rate) {
     return absl::StrCat(what, " with learning rate ", done.learning_rate(), "; asked for was ",
-                        orders->learning_rate);
+                        order->learning_rate);
   }
   if (!Finite(done.loss()) || !Finite(done.grad_norm()) || done.grad_norm() < 0 ||
       !IsTime(done.step_time_ms())) {
@@ -102,14 +119,15 @@ std::string Check(const wire::StepDone& done, const GroupState& group) {
   return "";
 }
 
-std::string Check(const wire::EvaluateDone& done, const GroupState& group) {
+std::string Check(const wire::EvaluateDone& done, const GroupState& group,
+                  const StageState& stage) {
   const std::string what = absl::StrCat(Of("EvaluateDone", done.job()), " at step ", done.step());
   if (done.sequence().empty() || done.loss_sum_size() != done.sequence_size() ||
       done.trained_tokens_size() != done.sequence_size()) {
     return absl::StrCat(what, " with ", done.sequence_size(), " sequences, ", done.loss_sum_size(),
                         " sums and ", done.trained_tokens_size(), " counts");
   }
-  const JobOrders* orders = FindEvaluation(group.windows, done.job(), done.step());
+  const JobOrders* orders = FindEvaluation(stage.orders, done.job(), done.step());
   std::set<int64_t> told;
   for (int i = 0; i < done.sequence_size(); ++i) {
     const int64_t sequence = done.sequence(i);
@@ -125,19 +143,19 @@ std::string Check(const wire::EvaluateDone& done, const GroupState& group) {
   return "";
 }
 
-std::string Check(const wire::NotFinite& report, const GroupState& group) {
+std::string Check(const wire::NotFinite& report, const StageState& stage) {
   const std::string what = absl::StrCat(Of("NotFinite", report.job()), " at step ", report.step());
   const bool evaluates = report.what() == "validation loss";
   if (!evaluates && report.what() != "loss" && report.what() != "gradient norm") {
     return what + " of nothing that is computed";
   }
-  const JobOrders* orders = evaluates ? FindEvaluation(group.windows, report.job(), report.step())
-                                      : FindStep(group.windows, report.job());
-  if (!orders || (!evaluates && orders->batch->step() != report.step())) {
-    return what + ", which was not asked for";
-  }
-  const int64_t first = evaluates ? orders->evaluate_first : 0;
-  const int64_t end = evaluates ? orders->evaluate_end : orders->batch->sequences();
+  const JobOrders* evaluation = FindEvaluation(stage.orders, report.job(), report.step());
+  const StepOrder* step = FindStep(stage.orders, report.job());
+  const bool asked =
+      evaluates ? evaluation != nullptr : step != nullptr && step->batch.step() == report.step();
+  if (!asked) return what + ", which was not asked for";
+  const int64_t first = evaluates ? evaluation->evaluate_first : 0;
+  const int64_t end = evaluates ? evaluation->evaluate_end : step->batch.sequences();
   const auto outside = [&](int64_t sequence) { return sequence < first || sequence >= end; };
   if (report.sequences_size() > end - first || std::ranges::any_of(report.sequences(), outside)) {
     return what + " in sequences that its batch does not have";
@@ -145,9 +163,10 @@ std::string Check(const wire::NotFinite& report, const GroupState& group) {
   return "";
 }
 
-std::string Check(const wire::MicrobatchDone& done, const GroupState& group) {
+std::string Check(const wire::MicrobatchDone& done, const GroupState& group,
+                  const StageState& stage) {
   const std::string what = absl::StrCat("MicrobatchDone of microbatch ", done.microbatch());
-  const auto* jobs = FindMicrobatch(group.windows, done.microbatch());
+  const auto* jobs = FindMicrobatch(stage.orders, done.microbatch());
   if (!jobs) return what + ", which was not asked for";
   if (done.tokens() < 0 || done.tokens() > group.shape.capacity_tokens ||
       done.squared_lengths() < 0 || done.squared_lengths() > done.tokens() * done.tokens() ||
@@ -161,16 +180,17 @@ std::string Check(const wire::MicrobatchDone& done, const GroupState& group) {
   return "";
 }
 
-std::string Check(const wire::WindowDone& done, const GroupState& group) {
+std::string Check(const wire::WindowDone& done, const StageState& stage) {
   const std::string what = absl::StrCat("WindowDone of window ", done.window());
-  if (group.windows.empty() || group.windows.front().number != done.window()) {
+  const auto& windows = stage.orders.windows;
+  if (windows.empty() || windows.front().number != done.window()) {
     return what + ", out of turn";
   }
   if (!IsTime(done.busy_ms()) || !IsTime(done.idle_ms()) || done.dropped_operations() < 0) {
     return absl::StrCat(what, ", busy for ", done.busy_ms(), " ms, idle for ", done.idle_ms(),
                         " ms, ", done.dropped_operations(), " operations dropped");
   }
-  for (const auto& [job, orders] : group.windows.front().jobs) {
+  for (const auto& [job, orders] : windows.front().jobs) {
     if (!orders.answered()) return absl::StrCat(what, ", but nothing was said of job '", job, "'");
   }
   return "";
@@ -178,29 +198,32 @@ std::string Check(const wire::WindowDone& done, const GroupState& group) {
 
 }  // namespace
 
-std::string WhatIsWrong(const wire::Report& report, const GroupState& group) {
+std::string WhatIsWrong(const wire::Report& report, const GroupState& group,
+                        const StageState& stage) {
   using Report = wire::Report;
   switch (report.content_case()) {
     case Report::kGroupFormed:
-      return Check(report.group_formed(), group);
+      return Check(report.group_formed(), group, stage);
+    case Report::kConnected:
+      return Check(report.connected(), group, stage);
     case Report::kGroupFailed:
-      return Check(report.group_failed(), group);
+      return Check(report.group_failed());
     case Report::kSlotLoaded:
-      return Check(report.slot_loaded(), group);
+      return Check(report.slot_loaded(), stage);
     case Report::kSlotFailed:
-      return Check(report.slot_failed(), group);
+      return Check(report.slot_failed(), stage);
     case Report::kSlotFreed:
-      return Check(report.slot_freed(), group);
+      return Check(report.slot_freed(), group, stage);
     case Report::kStepDone:
-      return Check(report.step_done(), group);
+      return Check(report.step_done(), stage);
     case Report::kEvaluateDone:
-      return Check(report.evaluate_done(), group);
+      return Check(report.evaluate_done(), group, stage);
     case Report::kNotFinite:
-      return Check(report.not_finite(), group);
+      return Check(report.not_finite(), stage);
     case Report::kMicrobatchDone:
-      return Check(report.microbatch_done(), group);
+      return Check(report.microbatch_done(), group, stage);
     case Report::kWindowDone:
-      return Check(report.window_done(), group);
+      return Check(report.window_done(), stage);
     case Report::kSaved:  // the shard's own call says it, and is what counts
       return "";
     case Report::CONTENT_NOT_SET:
@@ -264,10 +287,10 @@ std::string WhatIsWrong(const wire::Hello& hello) {
 }
 
 std::string WhatIsWrong(const wire::UploadShardRequest::Header& header, const Member& member,
-                        const std::string& numerics_id) {
-  if (header.stage() != 0 || header.stages() > 1) {
-    return absl::StrCat("stage ", header.stage(), " of ", header.stages(),
-                        "; its group has one stage");
+                        int32_t stages, const std::string& numerics_id) {
+  if (header.stage() < 0 || header.stage() >= stages || std::max(header.stages(), 1) != stages) {
+    return absl::StrCat("stage ", header.stage(), " of ", header.stages(), "; its group has ",
+                        stages);
   }
   if (!member.saves.contains(header.step())) {
     return absl::StrCat("no save of step ", header.step(), " was asked for");

@@ -7,7 +7,8 @@
 // | Hello             | names and numbers within their limits                                     |
 // | Heartbeat         | bytes that a machine can have                                             |
 // | CutAnswer         | once for a Cut; a microbatch of the epoch                                 |
-// | GroupFormed       | while the group is being formed                                           |
+// | GroupFormed       | once while the group is being formed; of several stages with an endpoint  |
+// | Connected         | once for a Connect                                                        |
 // | GroupFailed       | always; its reason is a word of capital letters                           |
 // | SlotLoaded, -Failed | once for a LoadSlot of a window at hand, from the step that was named   |
 // | SlotFreed         | once for a FreeSlot, when no Step of the job is awaited                   |
@@ -29,13 +30,16 @@ namespace lorad::server {
 
 struct GroupState;
 struct Member;
+struct StageState;
 
 std::string WhatIsWrong(const worker::v1::Hello& hello);
 std::string WhatIsWrong(const worker::v1::Heartbeat& heartbeat);
 std::string WhatIsWrong(const worker::v1::CutAnswer& answer, const GroupState& group);
-std::string WhatIsWrong(const worker::v1::Report& report, const GroupState& group);
-// Returns what is wrong with a member's shard. `numerics_id`: of the group's worker.
+// `stage`: of the group; its worker has said it.
+std::string WhatIsWrong(const worker::v1::Report& report, const GroupState& group,
+                        const StageState& stage);
+// Returns what is wrong with a member's shard. `numerics_id`: of the group's workers.
 std::string WhatIsWrong(const worker::v1::UploadShardRequest::Header& header, const Member& member,
-                        const std::string& numerics_id);
+                        int32_t stages, const std::string& numerics_id);
 
 }  // namespace lorad::server

@@ -29,8 +29,8 @@ bool SameBits(double a, double b) {
 
 }  // namespace
 
-void Core::State::OnReport(GroupState& group, const worker::v1::Report& report) {
-  WorkerState& worker = WorkerOf(group);
+void Core::State::OnReport(GroupState& group, StageState& stage, const worker::v1::Report& report) {
+  WorkerState& worker = WorkerOf(stage);
   // The group may be gone by then.
   const auto acknowledge = [this, &worker, epoch = group.epoch](int64_t number) {
     if (worker.connection == 0) return;
@@ -39,34 +39,34 @@ void Core::State::OnReport(GroupState& group, const worker::v1::Report& report) 
     message.mutable_acknowledge()->set_number(number);
     turn_.Do(Send{worker.connection, std::move(message)});
   };
-  if (report.number() > 0 && report.number() <= group.last_report) {
-    return acknowledge(group.last_report);
+  if (report.number() > 0 && report.number() <= stage.last_report) {
+    return acknowledge(stage.last_report);
   }
-  if (report.number() != group.last_report + 1) {
+  if (report.number() != stage.last_report + 1) {
     return CloseLiar(worker,
-                     absl::StrCat("report ", report.number(), " came after ", group.last_report));
+                     absl::StrCat("report ", report.number(), " came after ", stage.last_report));
   }
-  if (const std::string wrong = WhatIsWrong(report, group); !wrong.empty()) {
+  if (const std::string wrong = WhatIsWrong(report, group, stage); !wrong.empty()) {
     return CloseLiar(worker, wrong);
   }
-  group.last_report = report.number();
+  stage.last_report = report.number();
   group.heard_us = turn_.now_us();
   using Report = worker::v1::Report;
   switch (report.content_case()) {
     case Report::kGroupFormed:
-      OnGroupFormed(group, report.group_formed());
+      OnGroupFormed(group, stage, report.group_formed());
       break;
     case Report::kGroupFailed:
-      OnGroupFailed(group, report.group_failed());
+      OnGroupFailed(group, stage, report.group_failed());
       break;
     case Report::kSlotLoaded:
-      OnSlotLoaded(group, report.slot_loaded());
+      OnSlotLoaded(group, stage, report.slot_loaded());
       break;
     case Report::kSlotFailed:
-      OnSlotFailed(group, report.slot_failed());
+      OnSlotFailed(group, stage, report.slot_failed());
       break;
     case Report::kSlotFreed:
-      OnSlotFreed(group, report.slot_freed());
+      OnSlotFreed(group, stage, report.slot_freed());
       break;
     case Report::kStepDone:
       OnStepDone(group, report.step_done());
@@ -76,12 +76,15 @@ void Core::State::OnReport(GroupState& group, const worker::v1::Report& report) 
       break;
     case Report::kMicrobatchDone:
       // Frequent, and nothing of it is persisted: acknowledged with the report that follows.
-      return OnMicrobatchDone(group, report.microbatch_done());
+      return OnMicrobatchDone(group, stage, report.microbatch_done());
     case Report::kWindowDone:
-      OnWindowDone(group, report.window_done());
+      OnWindowDone(group, stage);
       break;
     case Report::kNotFinite:
       OnNotFinite(group, report.not_finite());
+      break;
+    case Report::kConnected:
+      OnStageConnected(group, stage, report.connected());
       break;
     case Report::kSaved:  // the shard's own call says it, and is what counts
     case Report::CONTENT_NOT_SET:
@@ -90,53 +93,20 @@ void Core::State::OnReport(GroupState& group, const worker::v1::Report& report) 
   acknowledge(report.number());
 }
 
-// ---- group and slots ----
+// ---- slots ----
 
-void Core::State::OnGroupFormed(GroupState& group, const worker::v1::GroupFormed& formed) {
-  group.phase = GroupState::Phase::kRunning;
-  group.formed_us = turn_.now_us();
-  WorkerOf(group).files_rest.times = 0;
-  cluster_.fits().ObserveLoad(group.base_model, WorkerOf(group), formed.load_seconds());
-  group.reserved_bytes = formed.reserved_bytes();
-  if (group.members.empty()) group.idle_since_us = turn_.now_us();
-  turn_.Info(absl::StrCat(group.name, ": formed in ", formed.load_seconds(), " s, ",
-                          formed.reserved_bytes(), " bytes"));
-  turn_.WantSchedule();
-}
-
-void Core::State::OnGroupFailed(GroupState& group, const worker::v1::GroupFailed& failed) {
-  const std::string message = Quotable(failed.message(), kMessageTextMax);
-  if (failed.reason() == kMemoryTaken) {
-    cluster_.RestForMemory(WorkerOf(group), message);
-    return Dissolve(group, message);
-  }
-  if (failed.reason() == kMemory) cluster_.RestForMemory(WorkerOf(group), message);
-  if (failed.reason() == kModelDiffers || failed.reason() == kModelNotFound) {
-    cluster_.RestForFiles(WorkerOf(group), message);
-  }
-  turn_.Warn(absl::StrCat(group.name, ": ", failed.reason(), ": ", message));
-  std::vector<std::string> names;
-  for (const auto& [name, member] : group.members) names.push_back(name);
-  for (const std::string& name : names) {
-    JobState* job = jobs_.Find(name);
-    if (!job || !IsPlaced(job->state())) continue;
-    if (failed.reason() == kMemory) {
-      TakeTooLarge(*job, group, message);
-    } else {
-      TakeFailure(*job, failed.reason(), message);
-    }
-  }
-  Dissolve(group, message);
-}
-
-void Core::State::OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& loaded) {
-  TakeLoad(group.windows, loaded.job());
+// Of several stages it is loaded once all have said so, and one that could not ends the membership
+// of the job: what the others have loaded is freed.
+void Core::State::OnSlotLoaded(GroupState& group, StageState& stage,
+                               const worker::v1::SlotLoaded& loaded) {
+  TakeLoad(stage.orders, loaded.job());
+  WorkerOf(stage).memory_rest.times = 0;
   const auto found = group.members.find(loaded.job());
-  if (found == group.members.end()) return;
+  if (found == group.members.end() || IsLoading(group, loaded.job())) return;
   found->second.slot = Member::Slot::kLoaded;
+  if (found->second.load_failed) return;
   GroupTable::CountBytes(group, *catalog_.Model(group.base_model).shape);
   JobState* job = jobs_.Find(loaded.job());
-  WorkerOf(group).memory_rest.times = 0;
   if (!job || job->state() != v1::Job::PREPARING) return;
   if (job->job().step() >= job->job().total_steps()) {
     jobs_.Transition(*job, v1::Job::FINALIZING, "its steps are done; what is left is evaluated");
@@ -148,30 +118,38 @@ void Core::State::OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& 
   }
 }
 
-void Core::State::OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& failed) {
-  TakeLoad(group.windows, failed.job());
-  if (!group.members.contains(failed.job())) return;
+void Core::State::OnSlotFailed(GroupState& group, StageState& stage,
+                               const worker::v1::SlotFailed& failed) {
+  TakeLoad(stage.orders, failed.job());
+  const auto member = group.members.find(failed.job());
+  if (member == group.members.end()) return;
+  WorkerState& worker = WorkerOf(stage);
   const std::string message = Quotable(failed.message(), kMessageTextMax);
   JobState* job = jobs_.Find(failed.job());
   const std::string content = job ? ContentOf(job->job()) : "";
   if (job && failed.reason() == kCheckpointCorrupt && content.empty()) {
-    return CloseLiar(WorkerOf(group), absl::StrCat("a damaged checkpoint of job '", job->name(),
-                                                   "', which has none"));
+    return CloseLiar(
+        worker, absl::StrCat("a damaged checkpoint of job '", job->name(), "', which has none"));
   }
   if (failed.reason() == kMemoryTaken) {
-    cluster_.RestForMemory(WorkerOf(group), message);
+    cluster_.RestForMemory(worker, message);
     if (job && job->state() == v1::Job::PREPARING) jobs_.Transition(*job, v1::Job::QUEUED, message);
   } else if (job && IsPlaced(job->state()) && job->state() != v1::Job::PAUSING) {
     if (failed.reason() == kMemory) {
-      cluster_.RestForMemory(WorkerOf(group), message);
-      TakeTooLarge(*job, group, message);
+      cluster_.RestForMemory(worker, message);
+      TakeTooLarge(*job, group, stage.worker, message);
     } else if (!content.empty()) {
-      LookAtContent(*job, group.worker, failed.reason(), message);
+      LookAtContent(*job, stage.worker, failed.reason(), message);
     } else {
       TakeFailure(*job, failed.reason(), message);
     }
   }
-  EndMember(group, failed.job());
+  if (group.stages.size() > 1) {
+    member->second.leaving = member->second.load_failed = true;
+    if (!IsLoading(group, failed.job())) member->second.slot = Member::Slot::kLoaded;
+  } else {
+    EndMember(group, failed.job());
+  }
   // A group without jobs may have its memory for shorter microbatches.
   if (failed.reason() == kMemoryTaken && group.members.empty() && options_.microbatch_tokens == 0 &&
       group.shape.capacity_tokens > planner::kMicrobatchTokens) {
@@ -179,8 +157,10 @@ void Core::State::OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& 
   }
 }
 
-void Core::State::OnSlotFreed(GroupState& group, const worker::v1::SlotFreed& freed) {
-  EndMember(group, freed.job());
+void Core::State::OnSlotFreed(GroupState& group, StageState& stage,
+                              const worker::v1::SlotFreed& freed) {
+  stage.orders.freeing.erase(freed.job());
+  if (!IsFreeing(group, freed.job())) EndMember(group, freed.job());
 }
 
 // ---- training ----
@@ -217,7 +197,7 @@ void Core::State::KeepMetrics(JobState& job, const worker::v1::StepDone& done) {
 }
 
 void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done) {
-  TakeStep(group.windows, done.job());
+  TakeStep(group.last().orders, done.job());
   const auto found = group.members.find(done.job());
   JobState* job = jobs_.Find(done.job());
   // Further work of an ended job is not published.
@@ -264,7 +244,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
 
 void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDone& done) {
   for (const int64_t sequence : done.sequence()) {
-    TakeSequence(group.windows, done.job(), done.step(), sequence);
+    TakeSequence(group.last().orders, done.job(), done.step(), sequence);
   }
   JobState* job = jobs_.Find(done.job());
   if (!group.members.contains(done.job()) || !job || !IsPlaced(job->state())) return;
@@ -314,7 +294,7 @@ void Core::State::MaybeFinish(JobState& job) {
 }
 
 void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& report) {
-  GiveUp(group.windows, report.job());
+  for (StageState& stage : group.stages) GiveUp(stage.orders, report.job());
   GroupTable::Leave(&group, report.job());
   JobState* job = jobs_.Find(report.job());
   if (!group.members.contains(report.job()) || !job || !IsPlaced(job->state())) return;
@@ -332,21 +312,15 @@ void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& re
 
 // ---- pace ----
 
-void Core::State::OnMicrobatchDone(GroupState& group, const worker::v1::MicrobatchDone& done) {
-  const std::vector<std::string> jobs = TakeMicrobatch(group.windows, done.microbatch());
+void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
+                                   const worker::v1::MicrobatchDone& done) {
+  const std::vector<std::string> jobs = TakeMicrobatch(stage.orders, done.microbatch());
+  if (&stage != &group.last()) return;
   group.microbatches++;
   group.adapters_in_microbatches += done.adapters();
   Keep(group.pace, turn_.now_us(), done.tokens(), kPaceMicrobatches);
-  // The model is of passes that compute no block again: such a backward holds a forward.
-  const bool recomputes = group.shape.recomputation == planner::Recomputation::kBlocks;
-  const double backward_ms =
-      std::max(done.backward_ms() - (recomputes ? done.forward_ms() : 0), 0.0);
-  cluster_.fits().Observe(group.base_model, *catalog_.Model(group.base_model).shape,
-                          WorkerOf(group), group.shape.capacity_tokens,
-                          {.tokens = done.tokens(),
-                           .squared_lengths = done.squared_lengths(),
-                           .forward_ms = done.forward_ms(),
-                           .backward_ms = backward_ms});
+  // The fit is of a model that is whole on one device.
+  if (group.stages.size() == 1) ObserveTimes(group, done);
   for (const std::string& name : jobs) {
     JobState* job = jobs_.Find(name);
     if (!job || !IsLive(job->state())) continue;
@@ -360,9 +334,22 @@ void Core::State::OnMicrobatchDone(GroupState& group, const worker::v1::Microbat
   }
 }
 
-void Core::State::OnWindowDone(GroupState& group, const worker::v1::WindowDone&) {
-  group.windows.pop_front();
-  group.windows_done++;
+void Core::State::ObserveTimes(const GroupState& group, const worker::v1::MicrobatchDone& done) {
+  // The model is of passes that compute no block again: such a backward holds a forward.
+  const bool recomputes = group.shape.recomputation == planner::Recomputation::kBlocks;
+  const double backward_ms =
+      std::max(done.backward_ms() - (recomputes ? done.forward_ms() : 0), 0.0);
+  cluster_.fits().Observe(group.base_model, *catalog_.Model(group.base_model).shape,
+                          WorkerOf(group.first()), group.shape.capacity_tokens,
+                          {.tokens = done.tokens(),
+                           .squared_lengths = done.squared_lengths(),
+                           .forward_ms = done.forward_ms(),
+                           .backward_ms = backward_ms});
+}
+
+void Core::State::OnWindowDone(GroupState& group, StageState& stage) {
+  TakeWindow(stage.orders);
+  if (&stage == &group.last()) group.windows_done++;
   groups_.HurryPlan(group);
 }
 

@@ -26,7 +26,8 @@
 //   cluster_view.cc the status of the cluster
 //   room.cc         a disk without room
 //   passing.cc      jobs that wait because of a failure that passes
-//   groups.cc       scheduling, forming, cutting and dissolving groups
+//   groups.cc       scheduling, cutting and dissolving groups
+//   forming.cc      how a group comes to be, and how its stages lose each other
 //   windows.cc      the next window of a group
 //   reports.cc      the reports of workers
 //   checkpoints.cc  shards and checkpoints
@@ -35,6 +36,7 @@
 //   departures.cc   jobs that leave their group alive: paused, evicted, moved, drained
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -175,8 +177,10 @@ class Core::State {
   // It said what does not fit: it is closed, and whoever comes by its name rests.
   void CloseLiar(WorkerState& worker, const std::string& what);
   // Never forgotten before its group is gone.
-  WorkerState& WorkerOf(const GroupState& group) { return cluster_.At(group.worker); }
-  const WorkerState& WorkerOf(const GroupState& group) const { return cluster_.At(group.worker); }
+  WorkerState& WorkerOf(const StageState& stage) { return cluster_.At(stage.worker); }
+  const WorkerState& WorkerOf(const StageState& stage) const { return cluster_.At(stage.worker); }
+  // Groups of several stages that do nothing, and those that are broken.
+  void LoseStuckGroups();
   void FinishStop();
 
   // ---- room.cc ----
@@ -187,7 +191,8 @@ class Core::State {
   // (failures.h). REQUIRES, here and below: it is live and not CANCELLING.
   void TakeFailure(JobState& job, const std::string& reason, const std::string& message);
   // Its group, or its slot there, needs more memory than was counted, by the worker's word.
-  void TakeTooLarge(JobState& job, const GroupState& group, const std::string& message);
+  void TakeTooLarge(JobState& job, const GroupState& group, const std::string& worker,
+                    const std::string& message);
   // The job waits, in the queue or for its rows, and is not tried before its back-off has passed: a
   // second, then twice as long each time until it makes progress. If the job is in a group, the
   // caller sees to it that its member leaves.
@@ -212,8 +217,6 @@ class Core::State {
   void AddTimes(const std::string& base_model, planner::ClusterView* view);
   void Carry(const planner::Decision& decision);
   std::string WhyWait(const planner::Decision& decision) const;
-  // Without members yet.
-  GroupState& FormGroup(const planner::Decision& decision);
   void Join(GroupState& group, JobState& job);
   void BeginCut(GroupState& group, GroupState::Then then, const std::string& why);
   void OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& answer);
@@ -225,8 +228,40 @@ class Core::State {
   // Decides which of the jobs that have lost their worker come under suspicion, and fail at last.
   void Suspect(const std::vector<JobState*>& lost, const std::string& group, int64_t jobs_of_group,
                const std::string& why);
-  void SendTo(const GroupState& group, worker::v1::CoordinatorMessage message);
+  GroupState RemoveGroup(GroupState& group);
+  void SendTo(const StageState& stage, worker::v1::CoordinatorMessage message);
+  // To all of its stages.
+  void SendTo(const GroupState& group, const worker::v1::CoordinatorMessage& message);
+  // None of its workers rests or is drained.
+  bool TakesJobs(const GroupState& group) const;
+  bool IsDrained(const GroupState& group) const {
+    return std::ranges::any_of(group.stages,
+                               [&](const StageState& stage) { return WorkerOf(stage).drained; });
+  }
+  // Some stage is yet to say that the job's slot is loaded, or freed.
+  static bool IsLoading(const GroupState& group, const std::string& job) {
+    return std::ranges::any_of(
+        group.stages, [&](const StageState& stage) { return FindLoad(stage.orders, job); });
+  }
+  static bool IsFreeing(const GroupState& group, const std::string& job) {
+    return std::ranges::any_of(
+        group.stages, [&](const StageState& stage) { return stage.orders.freeing.contains(job); });
+  }
+  // "worker 'a'", or "workers 'a', 'b'".
+  static std::string WorkersText(const GroupState& group);
   GroupState* GroupOf(const JobState& job) { return groups_.Find(job.job().group()); }
+
+  // ---- forming.cc ----
+  // Without members yet.
+  GroupState& FormGroup(const planner::Decision& decision);
+  worker::v1::FormGroup OrderToForm(const GroupState& group, size_t number) const;
+  void OnGroupFormed(GroupState& group, StageState& stage, const worker::v1::GroupFormed& formed);
+  void OnStageConnected(GroupState& group, StageState& stage,
+                        const worker::v1::Connected& connected);
+  void BeginToRun(GroupState& group);
+  void OnGroupFailed(GroupState& group, StageState& stage, const worker::v1::GroupFailed& failed);
+  void Break(GroupState& group, const StageState& stage, const std::string& message);
+  void EndBroken(GroupState& group);
 
   // ---- rations.cc ----
   void On(uint64_t request, const v1::SetQuotaRequest& content);
@@ -251,19 +286,21 @@ class Core::State {
   std::string ContentOf(const v1::Job& job) const;
   LoadUnit LoadOf(GroupState& group, JobState& job);
   void OnPlanned(const Planned& planned);
+  // To each stage its own, and what is awaited of it from then on.
+  void SendWindow(GroupState& group, const StageWindows& windows);
   void LoseRows(GroupState& group, const UnitFailure& failure);
 
   // ---- reports.cc ----
-  void OnReport(GroupState& group, const worker::v1::Report& report);
-  void OnGroupFormed(GroupState& group, const worker::v1::GroupFormed& formed);
-  void OnGroupFailed(GroupState& group, const worker::v1::GroupFailed& failed);
-  void OnSlotLoaded(GroupState& group, const worker::v1::SlotLoaded& loaded);
-  void OnSlotFailed(GroupState& group, const worker::v1::SlotFailed& failed);
-  void OnSlotFreed(GroupState& group, const worker::v1::SlotFreed& freed);
+  void OnReport(GroupState& group, StageState& stage, const worker::v1::Report& report);
+  void OnSlotLoaded(GroupState& group, StageState& stage, const worker::v1::SlotLoaded& loaded);
+  void OnSlotFailed(GroupState& group, StageState& stage, const worker::v1::SlotFailed& failed);
+  void OnSlotFreed(GroupState& group, StageState& stage, const worker::v1::SlotFreed& freed);
   void OnStepDone(GroupState& group, const worker::v1::StepDone& done);
   void OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDone& done);
-  void OnMicrobatchDone(GroupState& group, const worker::v1::MicrobatchDone& done);
-  void OnWindowDone(GroupState& group, const worker::v1::WindowDone& done);
+  void OnMicrobatchDone(GroupState& group, StageState& stage,
+                        const worker::v1::MicrobatchDone& done);
+  void ObserveTimes(const GroupState& group, const worker::v1::MicrobatchDone& done);
+  void OnWindowDone(GroupState& group, StageState& stage);
   void OnNotFinite(GroupState& group, const worker::v1::NotFinite& report);
   void KeepMetrics(JobState& job, const worker::v1::StepDone& done);
   // SUCCEEDED once the last checkpoint is committed and the last evaluation persisted.
@@ -276,7 +313,10 @@ class Core::State {
   // Its newest checkpoint is given up: it goes on from the one before it. REQUIRES: it is QUEUED.
   void LoseCheckpoint(JobState& job, const std::string& reason, const std::string& why);
   // Takes, refuses or sends back what was kept back, as soon as it is clear which.
-  void AnswerEarlyShards(GroupState& group);
+  void AnswerKeptShards(GroupState& group);
+  void CommitIfWhole(GroupState& group, const std::string& job, int64_t step);
+  bool IsPassedBy(const GroupState& group, const KeptShard& shard);
+  void Commit(const std::vector<KeptShard>& shards, JobState& job, int64_t tokens);
   bool StepMayCome(const GroupState& group, const ShardUploaded& shard);
   void RefuseShard(uint64_t request, const ShardUploaded& content);
   void SendAgain(uint64_t request, const ShardUploaded& content);

@@ -134,7 +134,7 @@ LoadUnit Core::State::LoadOf(GroupState& group, JobState& state) {
 
   load.content = ContentOf(job);
   if (job.last_checkpoint_step() > 0) {
-    const std::string& numerics_id = WorkerOf(group).hello.numerics_id();
+    const std::string& numerics_id = WorkerOf(group.first()).hello.numerics_id();
     if (state.record.numerics_id() != numerics_id) {
       jobs_.AddEvent(state, "NUMERICS_CHANGED",
                      absl::StrCat("goes on from step ", job.step(), " under numerics ", numerics_id,
@@ -147,7 +147,9 @@ LoadUnit Core::State::LoadOf(GroupState& group, JobState& state) {
 }
 
 void Core::State::PlanNext(GroupState& group) {
-  if (group.plan != 0 || group.windows.size() >= kWindowsAhead) return;
+  if (group.plan != 0 || group.windows_at_hand() >= kWindowsAhead) return;
+  // Behind a cut what is kept ends first, lest batches that have lost something mix with new ones.
+  if (group.drains) return groups_.PlanWindow(group, PlanInput());
   PlanInput input;
   for (auto& [name, member] : group.members) {
     if (member.leaving) {
@@ -178,7 +180,8 @@ void Core::State::PlanNext(GroupState& group) {
 }
 
 void Core::State::PlanSaves(GroupState& group) {
-  if (group.plan != 0 || !group.windows.empty()) return;
+  if (group.plan != 0 || group.windows_at_hand() > 0) return;
+  if (AnyInFlight(group.left)) return groups_.PlanWindow(group, PlanInput());
   PlanInput input;
   for (auto& [name, member] : group.members) {
     JobState* job = jobs_.Find(name);
@@ -229,28 +232,41 @@ void Core::State::OnPlanned(const Planned& planned) {
     return Dissolve(group, why);
   }
   for (const UnitFailure& failure : planned.failures) LoseRows(group, failure);
-  if (planned.window->operations().empty()) return;  // no unit is left
-  const worker::v1::Window& window = *planned.window;
-  assert(window.epoch() == group.epoch && window.number() == group.next_window);
+  if (planned.window->stages.front().operations().empty()) return;  // no unit is left
   groups_.KeepPlanning(group, planned.packing);
-  if (group.windows.empty()) group.heard_us = turn_.now_us();
-  group.windows.push_back(OrdersOf(window, group.next_microbatch));
-  // Planned before its job was not finite: the worker drops what is left of that, and says nothing.
+  SendWindow(group, *planned.window);
+}
+
+void Core::State::SendWindow(GroupState& group, const StageWindows& windows) {
+  assert(windows.stages.size() == group.stages.size());
+  if (group.windows_at_hand() == 0) group.heard_us = turn_.now_us();
+  for (size_t i = 0; i < group.stages.size(); ++i) {
+    const worker::v1::Window& window = windows.stages[i];
+    assert(window.epoch() == group.epoch && window.number() == group.next_window);
+    StageState& stage = group.stages[i];
+    AddWindow(window, windows, &stage == &group.last() ? &group.open_batches : nullptr,
+              stage.orders);
+    worker::v1::CoordinatorMessage message;
+    *message.mutable_window() = window;
+    SendTo(stage, std::move(message));
+  }
+  // Planned before its job was not finite: the workers drop what is left of that, and say nothing.
   for (const auto& [name, member] : group.members) {
     const JobState* job = jobs_.Find(name);
-    if (member.leaving && (!job || job->state() == v1::Job::FAILED)) GiveUp(group.windows, name);
+    if (!member.leaving || (job && job->state() != v1::Job::FAILED)) continue;
+    for (StageState& stage : group.stages) GiveUp(stage.orders, name);
   }
-  for (const auto& [job, step] : group.windows.back().saves) {
-    if (auto member = group.members.find(job); member != group.members.end()) {
-      member->second.saves.insert(step);
+  for (const worker::v1::Operation& operation : windows.stages.front().operations()) {
+    if (operation.kind() != worker::v1::Operation::SAVE) continue;
+    if (auto member = group.members.find(operation.job()); member != group.members.end()) {
+      member->second.saves.insert(operation.step());
     }
   }
   group.plan_frees.clear();
   group.next_window++;
-  group.next_microbatch += window.microbatches_size();
-  worker::v1::CoordinatorMessage message;
-  *message.mutable_window() = window;
-  SendTo(group, std::move(message));
+  group.next_microbatch = windows.next_microbatch;
+  group.left = windows.left;
+  group.drains = false;
 }
 
 }  // namespace lorad::server

@@ -16,6 +16,8 @@ namespace {
 
 constexpr int kProtocolVersion = 1;
 constexpr int64_t kWorkerRetryMs = 5000;
+// A stage that has lost another knows it before we know which worker is gone.
+constexpr int64_t kBrokenUs = 2'000'000;
 
 }  // namespace
 
@@ -65,16 +67,18 @@ void Core::State::OnSaid(const WorkerSaid& said) {
   if (!worker) return;  // it was closed; what it said before does not count
   worker->heard_us = turn_.now_us();
   GroupState* group = groups_.Find(worker->group);
+  StageState* stage = group ? &group->StageOn(worker->hello.worker()) : nullptr;
   std::string wrong;
   switch (said.message.content_case()) {
     case worker::v1::WorkerMessage::kReport:
       if (group && said.message.report().epoch() == group->epoch) {
-        OnReport(*group, said.message.report());
+        OnReport(*group, *stage, said.message.report());
       }
       break;
     case worker::v1::WorkerMessage::kCutAnswer:
       if (group && said.message.cut_answer().epoch() == group->epoch) {
-        wrong = WhatIsWrong(said.message.cut_answer(), *group);
+        wrong = stage == &group->first() ? WhatIsWrong(said.message.cut_answer(), *group)
+                                         : "CutAnswer of a stage that was not asked";
         if (wrong.empty()) OnCutAnswer(*group, said.message.cut_answer());
       }
       break;
@@ -128,16 +132,24 @@ std::string Core::State::WhyImpatient(const GroupState& group) {
   if (group.phase == Phase::kForming) {
     patience = PatienceToForm(options_, planner::BytesOfGroup(shape, group.shape).weights);
     what = absl::StrCat("it does not form ", group.name);
-  } else if (!group.windows.empty() || group.phase == Phase::kCutting) {
-    const WindowWork work = group.windows.empty() ? WindowWork() : group.windows.front().work;
+  } else if (group.windows_at_hand() > 0 || group.phase == Phase::kCutting) {
+    // Of several stages any waits for the others, so the oldest window of all says how long.
+    const SentWindow* oldest = nullptr;
+    for (const StageState& stage : group.stages) {
+      if (stage.orders.windows.empty()) continue;
+      const SentWindow& front = stage.orders.windows.front();
+      if (!oldest || front.number < oldest->number) oldest = &front;
+    }
+    const WindowWork work = oldest ? oldest->work : WindowWork();
     const planner::TimeModel assumed(planner::PriorOf(WorkOf(shape, group.shape.device)));
-    patience = PatienceFor(options_, work,
-                           cluster_.fits().TimesOf(group.base_model, shape, &WorkerOf(group),
-                                                   group.shape.capacity_tokens),
-                           assumed);
-    what = group.windows.empty() ? absl::StrCat("it does not answer a cut of ", group.name)
-                                 : absl::StrCat("it reports nothing of window ",
-                                                group.windows.front().number, " of ", group.name);
+    patience =
+        PatienceFor(options_, work,
+                    cluster_.fits().TimesOf(group.base_model, shape, &WorkerOf(group.first()),
+                                            group.shape.capacity_tokens),
+                    assumed);
+    what = oldest
+               ? absl::StrCat("it reports nothing of window ", oldest->number, " of ", group.name)
+               : absl::StrCat("it does not answer a cut of ", group.name);
   } else {
     return "";
   }
@@ -160,7 +172,7 @@ void Core::State::Tick() {
   bool any = false;
   for (WorkerState* worker : cluster_.Connected()) {
     const GroupState* group = groups_.Find(worker->group);
-    std::string why = group ? WhyImpatient(*group) : "";
+    std::string why = group && group->stages.size() == 1 ? WhyImpatient(*group) : "";
     if (turn_.now_us() - worker->heard_us > options_.lease_ms * kMillisecond) {
       why = absl::StrCat("it was silent for ", options_.lease_ms / 1000, " s");
     }
@@ -170,6 +182,7 @@ void Core::State::Tick() {
       CloseWorker(*worker, why);
     }
   }
+  LoseStuckGroups();
   std::vector<std::string> idle;
   for (const auto& [name, group] : groups_.all()) {
     if (group.phase == GroupState::Phase::kRunning && group.members.empty() &&
@@ -184,6 +197,20 @@ void Core::State::Tick() {
   turn_
       .WantSchedule();  // a job that has waited, or run, for long enough may have a place, or lose it
   if (any) cluster_.SetTick();
+}
+
+// Which of several stages holds up the others cannot be told from here: they all let go.
+void Core::State::LoseStuckGroups() {
+  for (const std::string& name : groups_.names()) {
+    GroupState& group = *groups_.Find(name);
+    if (group.stages.size() == 1) continue;
+    if (group.phase == GroupState::Phase::kBroken) {
+      if (turn_.now_us() - group.broken_us > kBrokenUs) EndBroken(group);
+    } else if (const std::string why = WhyImpatient(group); !why.empty()) {
+      turn_.Warn(absl::StrCat(name, " is lost: ", why));
+      LoseGroup(group, why, Loss::kAnybodys);
+    }
+  }
 }
 
 // ---- stop ----

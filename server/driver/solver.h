@@ -19,7 +19,7 @@ class Files;
 namespace lorad::server {
 
 struct SolvedPlan {
-  worker::v1::Window window;
+  StageWindows window;
   PackingReport packing;
   std::vector<UnitFailure> failures;  // units that the window is without
 };

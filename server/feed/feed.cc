@@ -133,6 +133,17 @@ worker::v1::Segment::Mode ToProto(planner::SegmentMode mode) {
   return worker::v1::Segment::MODE_UNSPECIFIED;
 }
 
+// Behind the window's microbatches and Noops.
+int64_t NextMicrobatch(const PlanInput& input, const planner::Window& planned) {
+  int64_t next = input.first_microbatch;
+  for (const std::vector<planner::Operation>& operations : planned.stages) {
+    for (const planner::Operation& operation : operations) {
+      next = std::max(next, operation.microbatch + 1);
+    }
+  }
+  return next;
+}
+
 }  // namespace
 
 // A source's tokens.
@@ -375,8 +386,11 @@ absl::StatusOr<Feed::Rows> Feed::OfUnit(const EvaluateUnit& unit, int64_t capaci
   return rows;
 }
 
-worker::v1::Window Feed::Fill(const PlanInput& input, const planner::Window& planned,
+// Ids go to the first stage, labels to the last one, lengths to all.
+worker::v1::Window Feed::Fill(const PlanInput& input, const planner::Window& planned, size_t stage,
                               const std::map<std::string, Rows>& rows) {
+  const bool first = stage == 0;
+  const bool last = stage + 1 == planned.stages.size();
   worker::v1::Window window;
   window.set_epoch(input.epoch);
   window.set_number(input.window);
@@ -391,8 +405,9 @@ worker::v1::Window Feed::Fill(const PlanInput& input, const planner::Window& pla
       to.set_mode(ToProto(segment.mode));
       to.set_step(segment.step);
       to.set_sequence(segment.sequence);
-      to.mutable_input_ids()->Add(row.ids.begin(), row.ids.end());
-      to.mutable_labels()->Add(row.labels.begin(), row.labels.end());
+      if (first) to.mutable_input_ids()->Add(row.ids.begin(), row.ids.end());
+      if (last) to.mutable_labels()->Add(row.labels.begin(), row.labels.end());
+      if (!first || !last) to.set_tokens(static_cast<int32_t>(row.ids.size()));
     }
   }
   for (const planner::Batch& batch : planned.batches) {
@@ -403,13 +418,15 @@ worker::v1::Window Feed::Fill(const PlanInput& input, const planner::Window& pla
     out.set_trained_tokens(batch.trained_tokens);
     out.set_tokens(batch.tokens);
   }
-  for (const planner::Operation& operation : planned.stages.front()) {
+  for (const planner::Operation& operation : planned.stages[stage]) {
     worker::v1::Operation& out = *window.add_operations();
     out.set_kind(ToProto(operation.kind));
     out.set_microbatch(std::max<int64_t>(0, operation.microbatch));
     out.set_job(operation.job);
     out.set_step(operation.step);
     out.set_learning_rate(operation.learning_rate);
+    out.set_peer(std::max(0, operation.peer));
+    out.set_gradient(operation.gradient);
     if (operation.kind != planner::OperationKind::kLoadSlot) continue;
     const auto load = std::find_if(
         input.loads.begin(), input.loads.end(),
@@ -424,6 +441,9 @@ absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input, const std::functio
   planner::WindowInput request;
   request.capacity_tokens = input.capacity_tokens;
   request.first_microbatch = input.first_microbatch;
+  request.stages = input.stages;
+  request.in_flight = input.in_flight > 1 ? input.in_flight : 0;
+  request.before = input.before;
   request.frees = input.frees;
   request.pack.cancelled = hurry;
   for (const LoadUnit& load : input.loads) {
@@ -444,9 +464,13 @@ absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input, const std::functio
   for (const EvaluateUnit& unit : input.evaluates) {
     add(unit.job, OfUnit(unit, input.capacity_tokens));
   }
-  absl::StatusOr<planner::Window> planned = planner::PlanWindow(request, &window.packings);
+  absl::StatusOr<planner::Window> planned =
+      planner::PlanWindow(request, &window.packings, &window.window.left);
   if (!planned.ok()) return planned.status();
-  window.window = Fill(input, *planned, rows);
+  for (size_t stage = 0; stage < planned->stages.size(); ++stage) {
+    window.window.stages.push_back(Fill(input, *planned, stage, rows));
+  }
+  window.window.next_microbatch = NextMicrobatch(input, *planned);
   window.statistics = planner::Describe(*planned, input.capacity_tokens);
   return window;
 }

@@ -37,7 +37,7 @@ struct FeedOptions {
 };
 
 struct FeedWindow {
-  worker::v1::Window window;
+  StageWindows window;
   planner::WindowStatistics statistics;
   std::vector<planner::PackResult> packings;  // of what is trained on and of what is evaluated
   std::vector<UnitFailure> failures;          // units that the window is without
@@ -97,7 +97,7 @@ class Feed {
   absl::StatusOr<Rows> OfUnit(const TrainUnit& unit, int64_t capacity_tokens);
   absl::StatusOr<Rows> OfUnit(const EvaluateUnit& unit, int64_t capacity_tokens);
   static worker::v1::Window Fill(const PlanInput& input, const planner::Window& planned,
-                                 const std::map<std::string, Rows>& rows);
+                                 size_t stage, const std::map<std::string, Rows>& rows);
 
   const FeedOptions options_;
   storage::Files& files_;

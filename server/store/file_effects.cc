@@ -41,7 +41,7 @@ absl::StatusOr<v1::Checkpoint> Execute(const WriteCheckpoint& effect, const Data
       return status;
     }
     const storage::CheckpointState expected{effect.job, effect.step, effect.numerics_id};
-    // Written before and not recorded. Whole, it has the bits of the shard: a step has them once
+    // Written before and not recorded. Whole, it has the bits of the shards: a step has them once
     // and for all. If not, it was never announced.
     if (files.Exists(directory)) {
       auto there = storage::OpenCheckpoint(files, directory, /*verify=*/true);
@@ -52,10 +52,12 @@ absl::StatusOr<v1::Checkpoint> Execute(const WriteCheckpoint& effect, const Data
       }
       if (absl::Status status = storage::RemoveTree(files, directory); !status.ok()) return status;
     }
-    return storage::CommitCheckpoint(files, effect.upload, expected, ConfigOf(effect), directory);
+    return storage::CommitCheckpoint(files, effect.uploads, expected, ConfigOf(effect), directory);
   };
   absl::StatusOr<storage::Checkpoint> written = write();
-  storage::RemoveTree(files, effect.upload).IgnoreError();
+  for (const std::string& upload : effect.uploads) {
+    storage::RemoveTree(files, upload).IgnoreError();
+  }
   if (!written.ok()) return written.status();
   v1::Checkpoint checkpoint;
   checkpoint.set_job(effect.job);

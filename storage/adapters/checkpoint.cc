@@ -69,12 +69,48 @@ absl::StatusOr<CheckpointFile> WriteText(Files& files, const std::string& direct
   return file->Finish();
 }
 
-// The shard's masters, or its moments, as a safetensors file.
+// The shards of all stages as one.
+class Shards {
+ public:
+  static absl::StatusOr<Shards> Open(Files& files, const std::vector<std::string>& paths) {
+    Shards shards;
+    for (const std::string& path : paths) {
+      absl::StatusOr<SafetensorsReader> shard = SafetensorsReader::Open(path, files);
+      if (!shard.ok()) return shard.status();
+      const std::vector<TensorInfo>& tensors = shard->tensors();
+      shards.all_.tensors.insert(shards.all_.tensors.end(), tensors.begin(), tensors.end());
+      shards.readers_.push_back(*std::move(shard));
+    }
+    std::ranges::sort(shards.all_.tensors, {}, &TensorInfo::name);
+    const auto twice = std::ranges::adjacent_find(shards.all_.tensors, {}, &TensorInfo::name);
+    if (twice != shards.all_.tensors.end()) {
+      return Invalid(absl::StrCat("tensor ", Quoted(twice->name), " is in two shards"));
+    }
+    return shards;
+  }
+
+  const std::vector<SafetensorsReader>& readers() const { return readers_; }
+  // All tensors; where their bytes lie is for the readers.
+  const SafetensorsHeader& header() const { return all_; }
+
+  absl::Status Stream(const std::string& name, const ByteSink& sink) const {
+    for (const SafetensorsReader& reader : readers_) {
+      if (const TensorInfo* tensor = reader.Find(name)) return reader.Stream(*tensor, sink);
+    }
+    return absl::NotFoundError(name);
+  }
+
+ private:
+  std::vector<SafetensorsReader> readers_;
+  SafetensorsHeader all_;
+};
+
+// The shards' masters, or their moments, as a safetensors file.
 absl::StatusOr<CheckpointFile> WriteTensors(Files& files, const std::string& directory,
-                                            const std::string& name, const SafetensorsReader& shard,
+                                            const std::string& name, const Shards& shards,
                                             bool moments) {
   std::vector<TensorEntry> entries;
-  for (const TensorInfo& tensor : shard.tensors()) {
+  for (const TensorInfo& tensor : shards.header().tensors) {
     if (IsMoment(tensor.name) == moments)
       entries.push_back({tensor.name, tensor.type, tensor.shape});
   }
@@ -84,23 +120,25 @@ absl::StatusOr<CheckpointFile> WriteTensors(Files& files, const std::string& dir
   SafetensorsWriter writer(layout, [&](std::string_view bytes) { return file->Append(bytes); });
   if (absl::Status status = writer.Start(); !status.ok()) return status;
   for (const TensorInfo& tensor : layout.tensors()) {
-    const absl::Status status = shard.Stream(
-        *shard.Find(tensor.name), [&](std::string_view bytes) { return writer.Append(bytes); });
+    const absl::Status status =
+        shards.Stream(tensor.name, [&](std::string_view bytes) { return writer.Append(bytes); });
     if (!status.ok()) return status;
   }
   writer.Finish();
   return file->Finish();
 }
 
-absl::Status CheckShard(const SafetensorsHeader& header, const CheckpointState& expected,
-                        const PeftConfig& config) {
-  const absl::StatusOr<CheckpointState> state = ShardState(header);
-  if (!state.ok()) return state.status();
-  if (*state != expected) {
-    return Invalid(absl::StrCat("it is of job ", Quoted(state->job), " at step ", state->step, " (",
-                                state->numerics_id, "), expected is job ", Quoted(expected.job),
-                                " at step ", expected.step, " (", expected.numerics_id, ")"));
-  }
+absl::Status CheckState(const SafetensorsReader& shard, const CheckpointState& expected) {
+  const absl::StatusOr<CheckpointState> state = ShardState(shard.header());
+  if (!state.ok()) return At(shard.path(), state.status());
+  if (*state == expected) return absl::OkStatus();
+  return At(shard.path(), Invalid(absl::StrCat(
+                              "it is of job ", Quoted(state->job), " at step ", state->step, " (",
+                              state->numerics_id, "), expected is job ", Quoted(expected.job),
+                              " at step ", expected.step, " (", expected.numerics_id, ")")));
+}
+
+absl::Status CheckTensors(const SafetensorsHeader& header, const PeftConfig& config) {
   SafetensorsHeader masters;
   size_t moments = 0;
   for (const TensorInfo& tensor : header.tensors) {
@@ -192,7 +230,7 @@ absl::StatusOr<std::string> HashOf(Files& files, const std::string& path, uint64
 
 // Writes everything but the rename: the files, each synced, and the manifest after them.
 absl::StatusOr<std::vector<CheckpointFile>> WriteFiles(Files& files, const std::string& directory,
-                                                       const SafetensorsReader& shard,
+                                                       const Shards& shards,
                                                        const CheckpointState& state,
                                                        const PeftConfig& config) {
   std::vector<CheckpointFile> written;
@@ -201,15 +239,15 @@ absl::StatusOr<std::vector<CheckpointFile>> WriteFiles(Files& files, const std::
     return file.status();
   };
   if (absl::Status status = keep(WriteText(files, directory, kAdapterConfigFile,
-                                           WritePeftConfig(ForTensors(config, shard.header()))));
+                                           WritePeftConfig(ForTensors(config, shards.header()))));
       !status.ok()) {
     return status;
   }
-  if (absl::Status status = keep(WriteTensors(files, directory, kAdapterModelFile, shard, false));
+  if (absl::Status status = keep(WriteTensors(files, directory, kAdapterModelFile, shards, false));
       !status.ok()) {
     return status;
   }
-  if (absl::Status status = keep(WriteTensors(files, directory, kOptimizerFile, shard, true));
+  if (absl::Status status = keep(WriteTensors(files, directory, kOptimizerFile, shards, true));
       !status.ok()) {
     return status;
   }
@@ -247,14 +285,18 @@ absl::StatusOr<CheckpointState> ShardState(const SafetensorsHeader& header) {
   return state;
 }
 
-absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files, const std::string& shard_path,
+absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files,
+                                            const std::vector<std::string>& shard_paths,
                                             const CheckpointState& expected,
                                             const PeftConfig& config,
                                             const std::string& directory) {
-  const absl::StatusOr<SafetensorsReader> shard = SafetensorsReader::Open(shard_path, files);
-  if (!shard.ok()) return shard.status();
-  if (absl::Status status = CheckShard(shard->header(), expected, config); !status.ok()) {
-    return At(shard_path, status);
+  const absl::StatusOr<Shards> shards = Shards::Open(files, shard_paths);
+  if (!shards.ok()) return shards.status();
+  for (const SafetensorsReader& shard : shards->readers()) {
+    if (absl::Status status = CheckState(shard, expected); !status.ok()) return status;
+  }
+  if (absl::Status status = CheckTensors(shards->header(), config); !status.ok()) {
+    return At(shard_paths.front(), status);
   }
   if (files.Exists(directory)) {
     absl::StatusOr<Checkpoint> there = OpenCheckpoint(files, directory, true);
@@ -266,7 +308,7 @@ absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files, const std::string& sha
   if (absl::Status status = RemoveTree(files, temporary); !status.ok()) return status;
   if (absl::Status status = files.MakeDirectory(temporary); !status.ok()) return status;
   absl::StatusOr<std::vector<CheckpointFile>> written =
-      WriteFiles(files, temporary, *shard, expected, config);
+      WriteFiles(files, temporary, *shards, expected, config);
   if (!written.ok()) return written.status();
   if (absl::Status status = files.SyncDirectory(temporary); !status.ok()) return status;
   if (absl::Status status = files.Rename(temporary, directory); !status.ok()) return status;

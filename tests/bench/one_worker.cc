@@ -227,7 +227,9 @@ void OneWorker::Plan(const server::Plan& plan) {
     for (const TrainUnit& unit : plan.input.trains) microbatch.add_segments()->set_job(unit.job);
   }
   plans_[plan.input.window] = plan.input;
-  events_.push_back(Planned{plan.number, std::move(window), {1, 1, {"greedy met the bound"}}});
+  const int64_t next = plan.input.first_microbatch + window.microbatches_size();
+  StageWindows windows{{std::move(window)}, {}, next};
+  events_.push_back(Planned{plan.number, std::move(windows), {1, 1, {"greedy met the bound"}}});
 }
 
 void OneWorker::Execute(const worker::v1::Window& window) {

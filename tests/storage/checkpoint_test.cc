@@ -119,7 +119,7 @@ TEST_CASE("a shard becomes a checkpoint that is an adapter, and a shard again", 
   const TempDirectory directory;
   const std::string shard = directory.Write("shard", ShardBytes());
   const auto committed =
-      CommitCheckpoint(RealFiles(), shard, kState, Config(), directory / "step-7");
+      CommitCheckpoint(RealFiles(), {shard}, kState, Config(), directory / "step-7");
   REQUIRE(committed.ok());
   CHECK(RealFiles().List(directory / "step-7").value() ==
         std::vector<std::string>{"adapter_config.json", "adapter_model.safetensors",
@@ -176,7 +176,7 @@ TEST_CASE("a shard that is not what was asked for is refused", "[checkpoint]") {
                            const std::map<std::string, std::string>& metadata) {
     const std::string shard = directory.Write("shard", SafetensorsOf(entries, metadata));
     const auto committed =
-        CommitCheckpoint(RealFiles(), shard, kState, Config(), directory / "step-7");
+        CommitCheckpoint(RealFiles(), {shard}, kState, Config(), directory / "step-7");
     CHECK_FALSE(RealFiles().Exists(directory / "step-7"));
     return committed.ok() ? "ok" : std::string(committed.status().message());
   };
@@ -207,7 +207,7 @@ TEST_CASE("a commit may be tried again, but not over another checkpoint", "[chec
   const std::string shard = directory.Write("shard", ShardBytes());
   const auto commit = [&](const CheckpointState& state) {
     directory.Write("shard", SafetensorsOf(ShardEntries(), ShardMetadata(state)));
-    return CommitCheckpoint(RealFiles(), shard, state, Config(), directory / "step-7").status();
+    return CommitCheckpoint(RealFiles(), {shard}, state, Config(), directory / "step-7").status();
   };
   CHECK(commit(kState).ok());
   CHECK(commit(kState).ok());
@@ -217,7 +217,7 @@ TEST_CASE("a commit may be tried again, but not over another checkpoint", "[chec
 TEST_CASE("damage to a checkpoint is found", "[checkpoint]") {
   const TempDirectory directory;
   const std::string shard = directory.Write("shard", ShardBytes());
-  REQUIRE(CommitCheckpoint(RealFiles(), shard, kState, Config(), directory / "c").ok());
+  REQUIRE(CommitCheckpoint(RealFiles(), {shard}, kState, Config(), directory / "c").ok());
   const auto message = [&](bool verify) {
     const auto checkpoint = OpenCheckpoint(RealFiles(), directory / "c", verify);
     return checkpoint.ok() ? "ok" : std::string(checkpoint.status().message());
@@ -252,7 +252,7 @@ TEST_CASE("damage to a checkpoint is found", "[checkpoint]") {
 TEST_CASE("a checkpoint that is not as it was committed does not stream", "[checkpoint]") {
   const TempDirectory directory;
   const std::string shard = directory.Write("shard", ShardBytes());
-  REQUIRE(CommitCheckpoint(RealFiles(), shard, kState, Config(), directory / "c").ok());
+  REQUIRE(CommitCheckpoint(RealFiles(), {shard}, kState, Config(), directory / "c").ok());
   const auto stream = [&] {
     return Read(ShardReader::OfCheckpoint(RealFiles(), directory / "c")).status();
   };
@@ -293,7 +293,7 @@ TEST_CASE("a checkpoint that is not as it was committed does not stream", "[chec
 TEST_CASE("a checkpoint's weights alone are compared with the manifest too", "[checkpoint]") {
   const TempDirectory directory;
   const std::string shard = directory.Write("shard", ShardBytes());
-  REQUIRE(CommitCheckpoint(RealFiles(), shard, kState, Config(), directory / "c").ok());
+  REQUIRE(CommitCheckpoint(RealFiles(), {shard}, kState, Config(), directory / "c").ok());
   const auto read = [&] {
     return Read(ShardReader::OfWeights(RealFiles(), directory / "c", "job-9"));
   };
@@ -324,7 +324,7 @@ class WornFiles final : public DyingFiles {
 TEST_CASE("an error of the disk is the reader's, and no damage", "[checkpoint]") {
   const TempDirectory directory;
   const std::string shard = directory.Write("shard", ShardBytes());
-  REQUIRE(CommitCheckpoint(RealFiles(), shard, kState, Config(), directory / "c").ok());
+  REQUIRE(CommitCheckpoint(RealFiles(), {shard}, kState, Config(), directory / "c").ok());
   const uint64_t size = directory.Read("c/adapter_model.safetensors").size();
   for (const uint64_t good : {uint64_t{0}, uint64_t{64}, size - 1}) {
     INFO("EIO from byte " << good << " on");
@@ -336,10 +336,10 @@ TEST_CASE("an error of the disk is the reader's, and no damage", "[checkpoint]")
 TEST_CASE("a commit of what is there already writes nothing and returns it", "[checkpoint]") {
   const TempDirectory directory;
   const std::string shard = directory.Write("shard", ShardBytes());
-  const auto first = CommitCheckpoint(RealFiles(), shard, kState, Config(), directory / "c");
+  const auto first = CommitCheckpoint(RealFiles(), {shard}, kState, Config(), directory / "c");
   REQUIRE(first.ok());
   DyingFiles reads_only(0);
-  const auto second = CommitCheckpoint(reads_only, shard, kState, Config(), directory / "c");
+  const auto second = CommitCheckpoint(reads_only, {shard}, kState, Config(), directory / "c");
   REQUIRE(second.ok());
   CHECK_FALSE(reads_only.died());
   CHECK(second->state == kState);
@@ -353,7 +353,7 @@ TEST_CASE("a commit of what is there already writes nothing and returns it", "[c
   weights.back() = static_cast<char>(weights.back() ^ 1);
   directory.Write("c/adapter_model.safetensors", weights);
   CHECK(absl::IsAlreadyExists(
-      CommitCheckpoint(RealFiles(), shard, kState, Config(), directory / "c").status()));
+      CommitCheckpoint(RealFiles(), {shard}, kState, Config(), directory / "c").status()));
 }
 
 TEST_CASE("a commit that dies at any effect leaves all or nothing, and can be tried again",
@@ -365,7 +365,7 @@ TEST_CASE("a commit that dies at any effect leaves all or nothing, and can be tr
   for (;; ++effects) {
     INFO("killed at effect " << effects);
     DyingFiles dying(effects);
-    const auto committed = CommitCheckpoint(dying, shard, kState, Config(), target);
+    const auto committed = CommitCheckpoint(dying, {shard}, kState, Config(), target);
     if (!dying.died()) {
       CHECK(committed.ok());
       break;
@@ -373,7 +373,7 @@ TEST_CASE("a commit that dies at any effect leaves all or nothing, and can be tr
     CHECK_FALSE(committed.ok());
     // What the next process finds.
     if (RealFiles().Exists(target)) CHECK(OpenCheckpoint(RealFiles(), target, true).ok());
-    REQUIRE(CommitCheckpoint(RealFiles(), shard, kState, Config(), target).ok());
+    REQUIRE(CommitCheckpoint(RealFiles(), {shard}, kState, Config(), target).ok());
     CHECK(OpenCheckpoint(RealFiles(), target, true).ok());
     CHECK_FALSE(RealFiles().Exists(target + ".tmp"));
     REQUIRE(RemoveTree(RealFiles(), target).ok());

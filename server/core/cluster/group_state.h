@@ -1,6 +1,7 @@
 // The state of a group and of the jobs in it. Plain values; GroupTable holds them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -21,7 +22,8 @@ struct Member {
   enum class Slot { kUnloaded, kLoading, kLoaded, kFreeing };
   Slot slot = Slot::kUnloaded;
   planner::AdapterShape adapter;
-  bool leaving = false;  // gets no more units; its slot is freed by the next window
+  bool leaving = false;      // gets no more units; its slot is freed by the next window
+  bool load_failed = false;  // on some stage of several
   // Gets no more units; when those at hand are done its last step is saved, then its slot is freed,
   // and the job waits again or is PAUSED (departures.cc).
   bool departing = false;
@@ -36,55 +38,70 @@ struct Member {
   std::set<int64_t> saves;         // steps whose shard was asked for and is not recorded
 };
 
-// A shard that overtook the report of its Step: it is kept back until that is there, lest its
-// metrics be lost for ever, or until it is clear that it will not come (AnswerEarlyShards).
-struct EarlyShard {
+// A shard that is kept back: until the report of its Step is there, lest its metrics be lost for
+// ever, and the shards of all other stages; or until it is clear that they will not come
+// (AnswerKeptShards).
+struct KeptShard {
   uint64_t request = 0;
   ShardUploaded content;
   int64_t until_us = 0;  // then it is to be sent again
 };
 
+// A worker's part of a group: the whole model, or one stage of several.
+struct StageState {
+  std::string worker;
+  planner::StageRange range = {};
+  std::string endpoint = {};  // of several: where the others reach it
+  bool formed = false;        // and
+  bool connected = false;     // of several: with the others
+  StageOrders orders = {};
+  int64_t last_report = 0;
+  int64_t reserved_bytes = 0;
+  int64_t peak_before_bytes = 0;  // WorkerState::peak_bytes when it was formed
+};
+
 struct GroupState {
   enum class Phase {
-    kForming,   // FormGroup is sent
+    kForming,   // FormGroup is sent; of several stages then Connect
     kRunning,   // windows go out
     kCutting,   // Cut is sent, CutAnswer awaited
     kDraining,  // CutAt is sent (or nothing was at hand), WindowDone of all awaited
     kSaving,    // last saves are under way, then it is dissolved
+    kBroken,    // a stage has lost another: it is awaited which worker is gone, if any is
   };
   enum class Then { kGoOn, kReform, kStop };  // after a cut; the higher one wins
 
   std::string name;
   int64_t epoch = 0;
   std::string base_model;
-  std::string worker;
+  std::vector<StageState> stages;  // in their order, at least one
   planner::GroupShape shape;
   Phase phase = Phase::kForming;
   Then then = Then::kGoOn;
   std::string reform_why;
   std::map<std::string, Member> members;
-  SentWindows windows;                  // not done
+  planner::PlacesInFlight left;         // in the pipeline, behind all windows at hand
+  OpenBatches open_batches;             // whose Step is in `left`
+  bool drains = false;                  // `left` ends before anything new begins
   uint64_t plan = 0;                    // number of the plan that is awaited; 0 = none
   std::vector<std::string> plan_frees;  // whose slots it frees
   int64_t plan_order_us = 0;            // when it was asked for,
   int64_t plan_needed_us = 0;           // and when the worker ran out of windows; 0 = not yet
   int64_t next_window = 1;
   int64_t next_microbatch = 1;
-  int64_t cut = 0;  // the newest
-  int64_t last_report = 0;
+  int64_t cut = 0;            // the newest
   int64_t idle_since_us = 0;  // 0 = it has members
   int64_t formed_us = 0;      // when it ran first; 0 = it is being formed
   // When it last said something of what it was asked, or was asked anything with nothing at hand:
   // its patience runs from there (patience.h).
   int64_t heard_us = 0;
-  std::map<std::string, EarlyShard> early_shards;  // by job
+  std::map<std::pair<std::string, int32_t>, KeptShard> kept_shards;  // by job and stage
   // The job for which others are evicted: until its first unit is planned, or the time is over, no
   // other gets one, lest it wait for theirs (departures.cc).
   std::string urgent;
   int64_t urgent_until_us = 0;
-  int64_t reserved_bytes = 0;
-  int64_t counted_bytes = 0;      // the most that it and its slots have taken
-  int64_t peak_before_bytes = 0;  // WorkerState::peak_bytes when it was formed
+  int64_t counted_bytes = 0;  // the most that it and its slots have taken
+  int64_t broken_us = 0;      // kBroken: since when
   int64_t windows_done = 0;
   int64_t microbatches = 0;
   int64_t adapters_in_microbatches = 0;
@@ -93,6 +110,22 @@ struct GroupState {
   int64_t bound_microbatches = 0;
   std::map<std::string, int64_t> packings;       // by path
   std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent microbatches
+
+  StageState& first() { return stages.front(); }
+  const StageState& first() const { return stages.front(); }
+  // The stage that has the losses, and so the Steps.
+  StageState& last() { return stages.back(); }
+  const StageState& last() const { return stages.back(); }
+  // Windows that are sent and that some stage has not done.
+  size_t windows_at_hand() const {
+    size_t most = 0;
+    for (const StageState& stage : stages) most = std::max(most, stage.orders.windows.size());
+    return most;
+  }
+  // REQUIRES: the worker has one of its stages.
+  StageState& StageOn(const std::string& worker) {
+    return *std::ranges::find(stages, worker, &StageState::worker);
+  }
 };
 
 }  // namespace lorad::server

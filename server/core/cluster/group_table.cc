@@ -16,14 +16,17 @@ std::string NameOf(int64_t epoch) { return absl::StrCat("group-", epoch); }
 std::string WhatIsBroken(const GroupState& group) {
   const bool forming = group.phase == GroupState::Phase::kForming;
   if (forming && group.plan != 0) return "it is being formed and awaits a plan";
-  if (forming && !group.windows.empty()) return "it is being formed and has windows";
+  if (forming && group.windows_at_hand() > 0) return "it is being formed and has windows";
   if (!group.members.empty() && group.idle_since_us != 0) return "it has members and is idle";
-  int64_t before = 0;
-  for (const SentWindow& window : group.windows) {
-    if (window.number <= before) return "its windows are out of order";
-    before = window.number;
+  if (group.stages.empty()) return "it has no worker";
+  for (const StageState& stage : group.stages) {
+    int64_t before = 0;
+    for (const SentWindow& window : stage.orders.windows) {
+      if (window.number <= before) return "its windows are out of order";
+      before = window.number;
+    }
+    if (before >= group.next_window) return "a window of its future is at hand";
   }
-  if (before >= group.next_window) return "a window of its future is at hand";
   return "";
 }
 
@@ -47,7 +50,7 @@ const GroupState* GroupTable::Find(const std::string& name) const {
   return found == groups_.end() ? nullptr : &found->second;
 }
 
-GroupState& GroupTable::Form(const std::string& base_model, const std::string& worker,
+GroupState& GroupTable::Form(const std::string& base_model, std::vector<StageState> stages,
                              const planner::GroupShape& shape) {
   const int64_t epoch = next_epoch_++;
   turn_.Put(storage::PutRecord(kMetaKind, kEpochKey, absl::StrCat(epoch)));
@@ -55,7 +58,7 @@ GroupState& GroupTable::Form(const std::string& base_model, const std::string& w
   group.name = NameOf(epoch);
   group.epoch = epoch;
   group.base_model = base_model;
-  group.worker = worker;
+  group.stages = std::move(stages);
   group.shape = shape;
   group.heard_us = turn_.now_us();
   return group;
@@ -95,7 +98,8 @@ void GroupTable::Erase(GroupState& group, const std::string& job) {
 }
 
 void GroupTable::CountBytes(GroupState& group, const planner::ModelShape& model) {
-  int64_t bytes = group.reserved_bytes;
+  int64_t bytes = 0;
+  for (const StageState& stage : group.stages) bytes += stage.reserved_bytes;
   for (const auto& [name, member] : group.members) {
     if (member.slot != Member::Slot::kLoaded) continue;
     bytes += planner::BytesOfSlot(model, member.adapter, group.shape.device).total();
@@ -125,22 +129,26 @@ int32_t GroupTable::OthersIn(const GroupState& group) {
 
 void GroupTable::PlanWindow(GroupState& group, PlanInput input) {
   if (input.frees.empty() && input.loads.empty() && input.saves.empty() && input.trains.empty() &&
-      input.evaluates.empty()) {
+      input.evaluates.empty() && !AnyInFlight(group.left)) {
     return;
   }
   input.epoch = group.epoch;
   input.window = group.next_window;
   input.first_microbatch = group.next_microbatch;
   input.capacity_tokens = static_cast<int32_t>(group.shape.capacity_tokens);
+  input.stages = static_cast<int>(group.stages.size());
+  input.in_flight = group.shape.in_flight;
+  input.before = group.left;
   group.plan = turn_.NewNumber();
   group.plan_frees = input.frees;
   group.plan_order_us = turn_.now_us();
-  group.plan_needed_us = group.windows.empty() ? turn_.now_us() : 0;
-  turn_.Do(Plan{group.plan, std::move(input), /*hurry=*/group.windows.empty()});
+  const bool hurry = group.windows_at_hand() == 0;
+  group.plan_needed_us = hurry ? turn_.now_us() : 0;
+  turn_.Do(Plan{group.plan, std::move(input), hurry});
 }
 
 void GroupTable::HurryPlan(GroupState& group) {
-  if (group.plan == 0 || group.plan_needed_us != 0 || !group.windows.empty()) return;
+  if (group.plan == 0 || group.plan_needed_us != 0 || group.windows_at_hand() > 0) return;
   group.plan_needed_us = turn_.now_us();
   turn_.Do(Hurry{group.plan});
 }
@@ -178,7 +186,9 @@ absl::Status GroupTable::CheckInvariants() const {
     };
     if (group.name != name || NameOf(group.epoch) != name) return broken("another name or epoch");
     if (group.epoch >= next_epoch_) return broken("its epoch may be given out again");
-    if (!workers.insert(group.worker).second) return broken("its worker has another group");
+    for (const StageState& stage : group.stages) {
+      if (!workers.insert(stage.worker).second) return broken("its worker has another stage");
+    }
     const bool awaits = group.plan != 0;
     if (awaits && !plans.insert(group.plan).second) return broken("another awaits its plan");
     for (const auto& [job, member] : group.members) {

@@ -2,7 +2,7 @@
 // formed.
 //
 // Invariants: a group is found by its name, which is made of its epoch; an epoch is used once, also
-// over starts, and is stored before the group is announced; a worker has one group, and a job is in
+// over starts, and is stored before the group is announced; a worker has one stage, and a job is in
 // one group, at most; a group that is being formed has neither plan nor windows; windows at hand
 // are numbered in their order; a plan is awaited by one group.
 //
@@ -34,8 +34,9 @@ class GroupTable {
   // Null where there is none.
   GroupState* Find(const std::string& name);
   const GroupState* Find(const std::string& name) const;
-  // A new one, in phase kForming and under an epoch of its own.
-  GroupState& Form(const std::string& base_model, const std::string& worker,
+  // A new one, in phase kForming and under an epoch of its own; `stages`: of each the worker, and of
+  // several the range.
+  GroupState& Form(const std::string& base_model, std::vector<StageState> stages,
                    const planner::GroupShape& shape);
   // Hands the group out; it is in the table no more. REQUIRES: it is there.
   GroupState Remove(const std::string& name);
@@ -59,7 +60,8 @@ class GroupTable {
   static int32_t OthersIn(const GroupState& group);
 
   // ---- plans ----
-  // Asks for the plan of the group's next window, where there is anything to do in it. REQUIRES: it awaits none.
+  // Asks for the plan of the group's next window, where there is anything to do in it, or in flight.
+  // REQUIRES: it awaits none.
   void PlanWindow(GroupState& group, PlanInput input);
   // The group's worker has run out of windows: a plan that is awaited is to end soon.
   void HurryPlan(GroupState& group);

@@ -13,11 +13,13 @@ void Cluster::OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& hear
 }
 
 void Cluster::KeepPeak(const GroupState& group) {
-  const WorkerState& worker = At(group.worker);
+  // The fit is of a model that is whole on one worker.
+  if (group.stages.size() > 1) return;
+  const WorkerState& worker = At(group.first().worker);
   // A GPU's memory is not in its process's resident set. And a peak is this group's only where it
   // is above what the process had before.
   if (group.shape.device.kind != planner::DeviceKind::kCpu || group.windows_done == 0 ||
-      group.counted_bytes == 0 || worker.peak_bytes <= group.peak_before_bytes) {
+      group.counted_bytes == 0 || worker.peak_bytes <= group.first().peak_before_bytes) {
     return;
   }
   const int64_t tokens = group.shape.capacity_tokens;

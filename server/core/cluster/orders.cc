@@ -6,25 +6,51 @@
 namespace lorad::server {
 namespace {
 
+using planner::OperationKind;
+using planner::Place;
 using worker::v1::Operation;
 using worker::v1::Segment;
 
-void AddMicrobatch(const worker::v1::Microbatch& microbatch, SentWindow* sent) {
-  std::vector<std::string> jobs;
+int64_t TokensOf(const Segment& segment) {
+  return segment.tokens() > 0 ? segment.tokens() : segment.input_ids_size();
+}
+
+void AddMicrobatch(const worker::v1::Microbatch& microbatch, bool losses, SentWindow* sent) {
+  std::vector<std::string>& jobs = sent->begins[microbatch.number()];
   sent->work.microbatches++;
   for (const Segment& segment : microbatch.segments()) {
     jobs.push_back(segment.job());
-    const auto tokens = static_cast<double>(segment.input_ids_size());
+    const auto tokens = static_cast<double>(TokensOf(segment));
     sent->work.tokens += tokens;
     sent->work.squared_lengths += tokens * tokens;
-    if (segment.mode() != Segment::EVALUATE) continue;
+    if (!losses || segment.mode() != Segment::EVALUATE) continue;
     JobOrders& orders = sent->jobs[segment.job()];
     orders.evaluate_step = segment.step();
     orders.sequences.insert(segment.sequence());
   }
   std::ranges::sort(jobs);
   jobs.erase(std::ranges::unique(jobs).begin(), jobs.end());
-  sent->microbatch_jobs.push_back(std::move(jobs));
+}
+
+void AddOperation(const Operation& operation, OpenBatches* losses, SentWindow* sent) {
+  switch (operation.kind()) {
+    case Operation::FREE_SLOT:
+      sent->frees.push_back(operation.job());
+      break;
+    case Operation::LOAD_SLOT:
+      sent->jobs[operation.job()].load_step = operation.step();
+      break;
+    case Operation::STEP:
+      if (losses != nullptr) {
+        auto batch = losses->extract({operation.job(), operation.step()});
+        if (batch.empty()) break;  // its job has lost it by a cut
+        sent->jobs[operation.job()].steps.push_back(
+            {std::move(batch.mapped()), operation.learning_rate()});
+      }
+      break;
+    default:
+      break;
+  }
 }
 
 // The first order of the job for which `awaited` holds.
@@ -39,120 +65,119 @@ auto FindFirst(Windows& windows, const std::string& job, Awaited awaited)
 }
 
 bool LoadAwaited(const JobOrders& orders) { return orders.load_step.has_value(); }
-bool StepAwaited(const JobOrders& orders) { return orders.batch.has_value(); }
-
-template <class Windows>
-auto FindJobs(Windows& windows, int64_t microbatch)
-    -> decltype(&windows.front().microbatch_jobs.front()) {
-  for (auto& window : windows) {
-    const auto many = static_cast<int64_t>(window.microbatch_jobs.size());
-    // Not by a difference: the number may be any.
-    if (microbatch < window.first_microbatch || microbatch >= window.first_microbatch + many) {
-      continue;
-    }
-    auto& jobs = window.microbatch_jobs[microbatch - window.first_microbatch];
-    return jobs.empty() ? nullptr : &jobs;
-  }
-  return nullptr;
-}
+bool StepAwaited(const JobOrders& orders) { return !orders.steps.empty(); }
 
 }  // namespace
 
-SentWindow OrdersOf(const worker::v1::Window& window, int64_t first_microbatch) {
-  SentWindow sent;
+void AddWindow(const worker::v1::Window& window, const StageWindows& of, OpenBatches* losses,
+               StageOrders& orders) {
+  SentWindow& sent = orders.windows.emplace_back();
   sent.number = window.number();
-  sent.first_microbatch = first_microbatch;
+  sent.next_microbatch = of.next_microbatch;
+  for (const Place& place : of.left) sent.left.insert(place.number);
   for (const worker::v1::Microbatch& microbatch : window.microbatches()) {
-    AddMicrobatch(microbatch, &sent);
+    AddMicrobatch(microbatch, losses != nullptr, &sent);
   }
-  for (const worker::v1::Batch& batch : window.batches()) sent.jobs[batch.job()].batch = batch;
-  for (const Operation& operation : window.operations()) {
-    switch (operation.kind()) {
-      case Operation::FREE_SLOT:
-        sent.frees.push_back(operation.job());
-        break;
-      case Operation::LOAD_SLOT:
-        sent.jobs[operation.job()].load_step = operation.step();
-        break;
-      case Operation::SAVE:
-        sent.saves.emplace_back(operation.job(), operation.step());
-        break;
-      case Operation::STEP:
-        sent.jobs[operation.job()].learning_rate = operation.learning_rate();
-        break;
-      default:
-        break;
-    }
+  orders.microbatches.insert(sent.begins.begin(), sent.begins.end());
+  if (losses != nullptr) {
+    for (const auto& batch : window.batches()) (*losses)[{batch.job(), batch.step()}] = batch;
   }
-  for (auto& [job, orders] : sent.jobs) {
-    if (orders.sequences.empty()) continue;
-    orders.evaluate_first = *orders.sequences.begin();
-    orders.evaluate_end = *orders.sequences.rbegin() + 1;
+  for (const Operation& operation : window.operations()) AddOperation(operation, losses, &sent);
+  for (auto& [job, of_job] : sent.jobs) {
+    if (of_job.sequences.empty()) continue;
+    of_job.evaluate_first = *of_job.sequences.begin();
+    of_job.evaluate_end = *of_job.sequences.rbegin() + 1;
   }
-  return sent;
+  orders.freeing.insert(sent.frees.begin(), sent.frees.end());
 }
 
-const JobOrders* FindLoad(const SentWindows& windows, const std::string& job) {
-  return FindFirst(windows, job, LoadAwaited);
+const JobOrders* FindLoad(const StageOrders& orders, const std::string& job) {
+  return FindFirst(orders.windows, job, LoadAwaited);
 }
 
-const JobOrders* FindStep(const SentWindows& windows, const std::string& job) {
-  return FindFirst(windows, job, StepAwaited);
+const StepOrder* FindStep(const StageOrders& orders, const std::string& job) {
+  const JobOrders* found = FindFirst(orders.windows, job, StepAwaited);
+  return found != nullptr ? &found->steps.front() : nullptr;
 }
 
-const JobOrders* FindEvaluation(const SentWindows& windows, const std::string& job, int64_t step) {
-  return FindFirst(windows, job, [step](const JobOrders& orders) {
-    return orders.evaluate_step == step && !orders.sequences.empty();
+const JobOrders* FindEvaluation(const StageOrders& orders, const std::string& job, int64_t step) {
+  return FindFirst(orders.windows, job, [step](const JobOrders& of_job) {
+    return of_job.evaluate_step == step && !of_job.sequences.empty();
   });
 }
 
-const std::vector<std::string>* FindMicrobatch(const SentWindows& windows, int64_t microbatch) {
-  return FindJobs(windows, microbatch);
+const std::vector<std::string>* FindMicrobatch(const StageOrders& orders, int64_t microbatch) {
+  const auto found = orders.microbatches.find(microbatch);
+  return found == orders.microbatches.end() ? nullptr : &found->second;
 }
 
-void TakeLoad(SentWindows& windows, const std::string& job) {
-  FindFirst(windows, job, LoadAwaited)->load_step.reset();
+void TakeLoad(StageOrders& orders, const std::string& job) {
+  FindFirst(orders.windows, job, LoadAwaited)->load_step.reset();
 }
 
-void TakeStep(SentWindows& windows, const std::string& job) {
-  FindFirst(windows, job, StepAwaited)->batch.reset();
+void TakeStep(StageOrders& orders, const std::string& job) {
+  FindFirst(orders.windows, job, StepAwaited)->steps.pop_front();
 }
 
-void TakeSequence(SentWindows& windows, const std::string& job, int64_t step, int64_t sequence) {
-  FindFirst(windows, job, [&](const JobOrders& orders) {
-    return orders.evaluate_step == step && orders.sequences.contains(sequence);
+void TakeSequence(StageOrders& orders, const std::string& job, int64_t step, int64_t sequence) {
+  FindFirst(orders.windows, job, [&](const JobOrders& of_job) {
+    return of_job.evaluate_step == step && of_job.sequences.contains(sequence);
   })->sequences.erase(sequence);
 }
 
-std::vector<std::string> TakeMicrobatch(SentWindows& windows, int64_t microbatch) {
-  return std::exchange(*FindJobs(windows, microbatch), {});
+std::vector<std::string> TakeMicrobatch(StageOrders& orders, int64_t microbatch) {
+  return std::move(orders.microbatches.extract(microbatch).mapped());
 }
 
-void GiveUp(SentWindows& windows, const std::string& job) {
-  for (SentWindow& window : windows) {
+void TakeWindow(StageOrders& orders) {
+  const SentWindow& window = orders.windows.front();
+  // Of a job that has failed no end is reported.
+  std::erase_if(orders.microbatches, [&](const auto& entry) {
+    return entry.first < window.next_microbatch && !window.left.contains(entry.first);
+  });
+  orders.windows.pop_front();
+}
+
+void GiveUp(StageOrders& orders, const std::string& job) {
+  for (SentWindow& window : orders.windows) {
     if (const auto found = window.jobs.find(job); found != window.jobs.end()) {
       found->second.given_up = true;
     }
   }
 }
 
-std::vector<std::string> GiveUpFrom(SentWindows& windows, int64_t first_dropped) {
+std::set<std::string> GiveUpFrom(StageOrders& orders, int64_t first_dropped) {
   std::set<std::string> cut_jobs;
-  std::vector<std::string> kept_slots;
-  for (SentWindow& window : windows) {
+  for (SentWindow& window : orders.windows) {
     for (const std::string& job : window.frees) {
-      if (cut_jobs.contains(job)) kept_slots.push_back(job);
+      if (cut_jobs.contains(job)) orders.freeing.erase(job);  // its FreeSlot is dropped
     }
-    for (size_t i = 0; i < window.microbatch_jobs.size(); ++i) {
-      if (window.first_microbatch + static_cast<int64_t>(i) < first_dropped) continue;
-      cut_jobs.insert(window.microbatch_jobs[i].begin(), window.microbatch_jobs[i].end());
+    for (const auto& [number, jobs] : window.begins) {
+      if (number >= first_dropped) cut_jobs.insert(jobs.begin(), jobs.end());
     }
-    for (auto& [job, orders] : window.jobs) {
+    for (auto& [job, of_job] : window.jobs) {
       // Whether a slot was loaded before the cut came is not known here.
-      if (orders.load_step || cut_jobs.contains(job)) orders.given_up = true;
+      if (of_job.load_step || cut_jobs.contains(job)) of_job.given_up = true;
     }
   }
-  return kept_slots;
+  std::erase_if(orders.microbatches,
+                [&](const auto& entry) { return entry.first >= first_dropped; });
+  return cut_jobs;
+}
+
+bool AnyInFlight(const planner::PlacesInFlight& places) {
+  return std::ranges::any_of(places, [](const Place& place) {
+    return place.kind == OperationKind::kForward || !place.ends.empty();
+  });
+}
+
+void CutPlaces(planner::PlacesInFlight& places, int64_t first_dropped,
+               const std::set<std::string>& cut_jobs) {
+  for (Place& place : places) {
+    std::erase_if(place.ends, [&](const auto& end) { return cut_jobs.contains(end.job); });
+    if (place.number >= first_dropped) place.kind = OperationKind::kNoop;
+  }
+  if (!AnyInFlight(places)) places.clear();
 }
 
 }  // namespace lorad::server

@@ -1,4 +1,4 @@
-// The orders of a group's windows at hand, and which of them the worker has answered already. A
+// The orders of a stage's windows at hand, and which of them its worker has answered already. A
 // report that answers no order is a lie (report_checks.h), and a window is done once all of its
 // orders are answered or given up.
 #pragma once
@@ -13,21 +13,27 @@
 #include <vector>
 
 #include "lorad/worker/v1/worker.pb.h"
+#include "server/core/events/plan.h"
 
 namespace lorad::server {
+
+// A Step is executed: on this batch, with this learning rate.
+struct StepOrder {
+  worker::v1::Batch batch;
+  double learning_rate = 0;
+};
 
 // The orders of one job in one window. An answered order is taken off.
 struct JobOrders {
   std::optional<int64_t> load_step;              // its slot is loaded, from this state
-  std::optional<worker::v1::Batch> batch;        // its Step is executed,
-  double learning_rate = 0;                      // with this
+  std::deque<StepOrder> steps;                   // of the stage that has the losses
   int64_t evaluate_step = -1;                    // after so many steps
   std::set<int64_t> sequences;                   // of the evaluation
   int64_t evaluate_first = 0, evaluate_end = 0;  // the range that `sequences` was
   // By a cut, or because the job is not finite: the rest need not come, but may.
   bool given_up = false;
 
-  bool answered() const { return given_up || (!load_step && !batch && sequences.empty()); }
+  bool answered() const { return given_up || (!load_step && steps.empty() && sequences.empty()); }
 };
 
 // Arithmetic of a window, for the time model.
@@ -39,36 +45,56 @@ struct WindowWork {
 
 struct SentWindow {
   int64_t number = 0;
-  int64_t first_microbatch = 0;
-  // By microbatch; emptied once that is reported done.
-  std::vector<std::vector<std::string>> microbatch_jobs;
+  int64_t next_microbatch = 0;                         // behind those that begin in it
+  std::map<int64_t, std::vector<std::string>> begins;  // the jobs of these
+  std::set<int64_t> left;                              // what is in flight behind it
   std::map<std::string, JobOrders> jobs;
   std::vector<std::string> frees;
-  std::vector<std::pair<std::string, int64_t>> saves;  // (job, step)
   WindowWork work;
 };
-using SentWindows = std::deque<SentWindow>;
 
-// `first_microbatch`: the number of its first one, also where it has none.
-SentWindow OrdersOf(const worker::v1::Window& window, int64_t first_microbatch);
+struct StageOrders {
+  std::deque<SentWindow> windows;  // not done, oldest first
+  // The jobs of each microbatch that is at hand and not reported done; one may end in a window
+  // behind its own.
+  std::map<int64_t, std::vector<std::string>> microbatches;
+  std::set<std::string> freeing;  // slots whose end is not reported; it may come behind its window
+};
+
+// Batches whose Step is not sent yet, by job and step.
+using OpenBatches = std::map<std::pair<std::string, int64_t>, worker::v1::Batch>;
+
+// The window goes to the stage. `losses`: that is the one that reports what has to do with
+// losses, the last one; null for the others.
+void AddWindow(const worker::v1::Window& window, const StageWindows& of, OpenBatches* losses,
+               StageOrders& orders);
 
 // The first order of that kind that waits for its answer; nullptr: none does.
-const JobOrders* FindLoad(const SentWindows& windows, const std::string& job);
-const JobOrders* FindStep(const SentWindows& windows, const std::string& job);
-const JobOrders* FindEvaluation(const SentWindows& windows, const std::string& job, int64_t step);
+const JobOrders* FindLoad(const StageOrders& orders, const std::string& job);
+const StepOrder* FindStep(const StageOrders& orders, const std::string& job);
+const JobOrders* FindEvaluation(const StageOrders& orders, const std::string& job, int64_t step);
 // The jobs of a microbatch that is at hand and not reported done.
-const std::vector<std::string>* FindMicrobatch(const SentWindows& windows, int64_t microbatch);
+const std::vector<std::string>* FindMicrobatch(const StageOrders& orders, int64_t microbatch);
 
 // Take off what was answered. REQUIRES: the order is found.
-void TakeLoad(SentWindows& windows, const std::string& job);
-void TakeStep(SentWindows& windows, const std::string& job);
-void TakeSequence(SentWindows& windows, const std::string& job, int64_t step, int64_t sequence);
-std::vector<std::string> TakeMicrobatch(SentWindows& windows, int64_t microbatch);
+void TakeLoad(StageOrders& orders, const std::string& job);
+void TakeStep(StageOrders& orders, const std::string& job);
+void TakeSequence(StageOrders& orders, const std::string& job, int64_t step, int64_t sequence);
+std::vector<std::string> TakeMicrobatch(StageOrders& orders, int64_t microbatch);
+// The oldest window is done. REQUIRES: there is one.
+void TakeWindow(StageOrders& orders);
 
 // The job is not finite: what is left of its orders need not come.
-void GiveUp(SentWindows& windows, const std::string& job);
+void GiveUp(StageOrders& orders, const std::string& job);
 // The worker drops every microbatch from `first_dropped` on and what follows from them, as
-// worker/core/plan_cut.h has it. The jobs whose FreeSlot is dropped.
-std::vector<std::string> GiveUpFrom(SentWindows& windows, int64_t first_dropped);
+// worker/core/plan_cut.h has it. The jobs that lose something.
+std::set<std::string> GiveUpFrom(StageOrders& orders, int64_t first_dropped);
+
+// Whether anything is to follow from these: a Backward, or a Step.
+bool AnyInFlight(const planner::PlacesInFlight& places);
+// What is left in the pipeline once a cut has dropped every microbatch from `first_dropped` on, and
+// what follows from them: `cut_jobs` have lost something.
+void CutPlaces(planner::PlacesInFlight& places, int64_t first_dropped,
+               const std::set<std::string>& cut_jobs);
 
 }  // namespace lorad::server

@@ -85,12 +85,12 @@ struct MoveUpload {
   std::string path;
 };
 
-// Makes a checkpoint's directory of an uploaded shard, manifest last, and removes the shard. ->
-// CheckpointWritten.
+// Makes a checkpoint's directory of the uploaded shards of all stages, manifest last, and removes the
+// shards. What it holds does not depend on how many there were. -> CheckpointWritten.
 struct WriteCheckpoint {
   uint64_t number = 0;
-  std::string upload;
-  std::string path;  // below the data directory
+  std::vector<std::string> uploads;  // by stage
+  std::string path;                  // below the data directory
   std::string job;
   int64_t step = 0;
   std::string numerics_id;

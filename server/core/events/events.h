@@ -167,7 +167,7 @@ struct RowsChecked {
 
 struct Planned {
   uint64_t number = 0;
-  absl::StatusOr<worker::v1::Window> window;  // of the units whose rows are there; may be empty
+  absl::StatusOr<StageWindows> window;  // of the units whose rows are there; may be empty
   PackingReport packing = {};
   std::vector<UnitFailure> failures = {};
 };

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "lorad/v1/jobs.pb.h"
 #include "lorad/worker/v1/worker.pb.h"
+#include "planner/window/types.h"
 
 namespace lorad::server {
 
@@ -70,17 +71,29 @@ struct SaveUnit {
 };
 
 // Order of operations in the window: frees, loads, saves, then the units packed together. At least
-// one of all lists is not empty; a job has at most one train or evaluate unit.
+// one of all lists is not empty, or something is in flight; a job has at most one train or evaluate
+// unit. Of several stages the order runs on over windows; one without units drains the pipeline.
 struct PlanInput {
   int64_t epoch = 0;
   int64_t window = 0;
   int64_t first_microbatch = 0;  // number of the first microbatch; numbers count up within an epoch
   int32_t capacity_tokens = 0;
+  int stages = 1;
+  int in_flight = 1;                    // microbatches on a stage, at most
+  planner::PlacesInFlight before = {};  // what the windows before have left
   std::vector<std::string> frees;
   std::vector<LoadUnit> loads;
   std::vector<SaveUnit> saves;
   std::vector<TrainUnit> trains;
   std::vector<EvaluateUnit> evaluates;
+};
+
+// One window as its stages get it: of each the operations that are its own, and of the rows what it
+// needs. Without operations where no unit is left.
+struct StageWindows {
+  std::vector<worker::v1::Window> stages;
+  planner::PlacesInFlight left = {};  // for the window behind it
+  int64_t next_microbatch = 0;        // the first number that nothing has
 };
 
 // A job whose rows were not to be had: its unit is left out of the window. The status carries a

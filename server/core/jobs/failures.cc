@@ -36,6 +36,7 @@ constexpr std::array kFailures = {
     Entry{"GROUP_FORM", FailureKind::kPassing},  // what a worker met while it formed a group,
     Entry{"SLOT_LOAD", FailureKind::kPassing},   // or loaded a slot
     Entry{kMemoryTaken, FailureKind::kPassing},
+    Entry{kStageLost, FailureKind::kPassing},
     Entry{"WORKER_LOST", FailureKind::kPassing},
 
     // Ours.

@@ -26,6 +26,8 @@ inline constexpr char kMemory[] = "MEMORY";
 // the files of a model on its host are not the coordinator's, or not there;
 inline constexpr char kModelDiffers[] = "MODEL_DIFFERS";
 inline constexpr char kModelNotFound[] = "MODEL_NOT_FOUND";
+// the way to another stage of its group is gone;
+inline constexpr char kStageLost[] = "STAGE_LOST";
 // what it was to load is not what was committed, or what it got is not whole.
 inline constexpr char kCheckpointCorrupt[] = "CHECKPOINT_CORRUPT";
 inline constexpr char kContentInvalid[] = "CONTENT_INVALID";

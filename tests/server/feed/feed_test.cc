@@ -103,7 +103,7 @@ TEST_CASE(
   const auto planned = house.Plan(input);
   REQUIRE(planned.status().message() == "");
   REQUIRE(planned->failures.empty());
-  const worker::v1::Window& window = planned->window;
+  const worker::v1::Window& window = planned->window.stages.at(0);
   CHECK(Text(window) ==
         "40: a/1#2=2[3] b/5#0=0[7]\n"
         "41: a/1#0=0[6] a/1#1=1[4]\n"
@@ -137,14 +137,14 @@ TEST_CASE("The program packs better than greedy; in a hurry greedy does, the bat
   REQUIRE(best.ok());
   REQUIRE(best->packings.size() == 1);
   CHECK(best->packings[0].path == planner::PackPath::kProgramImproved);
-  CHECK(best->window.microbatches_size() == 2);
+  CHECK(best->window.stages.at(0).microbatches_size() == 2);
   const auto hurried = house.Plan(input, [] { return true; });
   REQUIRE(hurried.ok());
   CHECK(hurried->packings[0].path == planner::PackPath::kCancelled);
-  CHECK(hurried->window.microbatches_size() == 3);
+  CHECK(hurried->window.stages.at(0).microbatches_size() == 3);
   CHECK(hurried->statistics.bound_microbatches == 2);
-  CHECK(hurried->window.batches(0).SerializeAsString() ==
-        best->window.batches(0).SerializeAsString());
+  CHECK(hurried->window.stages.at(0).batches(0).SerializeAsString() ==
+        best->window.stages.at(0).batches(0).SerializeAsString());
 }
 
 TEST_CASE("Steps go through shuffled epochs; a new feed gives the same rows") {
@@ -158,8 +158,9 @@ TEST_CASE("Steps go through shuffled epochs; a new feed gives the same rows") {
     input.trains = {unit};
     const auto planned = FeedHouse::Plan(feed, input);
     REQUIRE(planned.ok());
-    std::vector<int64_t> rows(static_cast<size_t>(planned->window.batches(0).sequences()));
-    for (const auto& microbatch : planned->window.microbatches()) {
+    std::vector<int64_t> rows(
+        static_cast<size_t>(planned->window.stages.at(0).batches(0).sequences()));
+    for (const auto& microbatch : planned->window.stages.at(0).microbatches()) {
       for (const auto& segment : microbatch.segments()) {
         rows[static_cast<size_t>(segment.sequence())] = segment.input_ids(0);
       }
@@ -258,7 +259,7 @@ TEST_CASE("Plans that ask for what is not there are refused") {
                         .sequences = c.sequences}};
     const auto planned = house.Plan(input);
     REQUIRE(planned.ok());
-    CHECK(planned->window.operations().empty());
+    CHECK(planned->window.stages.at(0).operations().empty());
     REQUIRE(planned->failures.size() == 1);
     CHECK(planned->failures[0].job == "e");
     CHECK(planned->failures[0].status.message() == c.expected);
@@ -274,7 +275,7 @@ TEST_CASE("One job's rows are gone: the window of the others is planned, and it 
   REQUIRE(house.feed.CheckRows(house.Source(a)).ok());
   const auto planned = house.feed.Plan(input);
   REQUIRE(planned.ok());
-  CHECK(Text(planned->window) ==
+  CHECK(Text(planned->window.stages.at(0)) ==
         "0: a/1#0=0[3] a/1#1=1[9]\nFORWARD BACKWARD NORM_UP CLIP_DOWN STEP ");
   REQUIRE(planned->failures.size() == 1);
   CHECK(planned->failures[0].job == "b");
@@ -428,7 +429,7 @@ TEST_CASE("Many threads, little room for open caches: everyone gets the right ro
         input.trains = {house.Train("a", 1, paths[which], 2)};
         const auto planned = FeedHouse::Plan(feed, input);
         const auto expected = static_cast<int64_t>(2 * which + 5);
-        if (!planned.ok() || planned->window.batches(0).tokens() != expected) ++wrong;
+        if (!planned.ok() || planned->window.stages.at(0).batches(0).tokens() != expected) ++wrong;
       }
     });
   }

@@ -36,7 +36,7 @@ class Folder {
 
 WriteCheckpoint NewWrite(const Folder& folder, const std::string& numerics_id = "cpu") {
   WriteCheckpoint write;
-  write.upload = folder.data_dir->NewUpload();
+  write.uploads = {folder.data_dir->NewUpload()};
   write.path = "checkpoints/job-1/7";
   write.job = "job-1";
   write.step = 7;
@@ -55,7 +55,7 @@ WriteCheckpoint NewWrite(const Folder& folder, const std::string& numerics_id = 
       entries.push_back({tensor.name + suffix, storage::TensorType::kF32, tensor.shape});
     }
   }
-  std::ofstream(write.upload) << storage::SafetensorsOf(
+  std::ofstream(write.uploads.front()) << storage::SafetensorsOf(
       entries, storage::ShardMetadata({write.job, write.step, write.numerics_id}));
   return write;
 }
@@ -67,12 +67,12 @@ TEST_CASE("a checkpoint that lies whole on the disk is answered as committed") {
   REQUIRE(first.ok());
   // Once more, and its shard is not even looked at.
   WriteCheckpoint again = NewWrite(folder);
-  std::ofstream(again.upload) << "no shard";
+  std::ofstream(again.uploads.front()) << "no shard";
   const auto second = folder.Execute(again);
   INFO(second.status().ToString());
   REQUIRE(second.ok());
   CHECK(second->SerializeAsString() == first->SerializeAsString());
-  CHECK_FALSE(fs::exists(again.upload));
+  CHECK_FALSE(fs::exists(again.uploads.front()));
 }
 
 TEST_CASE("what is not that checkpoint, or not whole, is written again") {

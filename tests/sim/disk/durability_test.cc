@@ -139,7 +139,7 @@ std::string ShardBytes(int64_t step) {
 
 server::WriteCheckpoint WriteOf(int64_t step) {
   server::WriteCheckpoint write;
-  write.upload = absl::StrCat("/data/uploads/shard-", step);
+  write.uploads = {absl::StrCat("/data/uploads/shard-", step)};
   write.path = absl::StrCat("checkpoints/", kJob, "/", step);
   write.job = kJob;
   write.step = step;
@@ -156,7 +156,7 @@ Operation OfWriteCheckpoint(bool retried) {
           [retried](SimDisk& disk) {
             MakeFolders(disk);
             SimFiles files(disk);
-            REQUIRE(storage::WriteSynced(files, WriteOf(1).upload, ShardBytes(1)).ok());
+            REQUIRE(storage::WriteSynced(files, WriteOf(1).uploads.front(), ShardBytes(1)).ok());
             disk.SyncAll();
             if (retried) REQUIRE(files.MakeDirectory("/data/checkpoints/job-1").ok());
           },

@@ -185,7 +185,7 @@ void World::Do(Effect effect) {
                  [&](Plan& plan) {
                    plans_.push_back(plan.input);
                    std::vector<UnitFailure> failures = DropUnits(plan.input);
-                   absl::StatusOr<worker::v1::Window> window = PlanWindow(plan.input);
+                   absl::StatusOr<StageWindows> window = PlanWindow(plan.input);
                    if (!plan_failure_.ok()) window = plan_failure_;
                    const std::string path = plan.hurry ? "cancelled" : "greedy met the bound";
                    const Planned planned{
@@ -211,7 +211,9 @@ void World::Do(Effect effect) {
                  [&](WriteCheckpoint& write) {
                    clock_.Later([this, life, write, post_later] {
                      if (life != life_) return;
-                     REQUIRE(uploads_.erase(write.upload) == 1);
+                     for (const std::string& upload : write.uploads) {
+                       REQUIRE(uploads_.erase(upload) == 1);
+                     }
                      if (!save_failure_.ok()) {
                        return post_later(CheckpointWritten{write.number, save_failure_});
                      }

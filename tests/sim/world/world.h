@@ -153,7 +153,7 @@ class World final : public CoordinatorSide {
   void Carry(std::vector<server::Effect> effects);
   void EndPlan(uint64_t number);
   void Do(server::Effect effect);
-  absl::StatusOr<worker::v1::Window> PlanWindow(const server::PlanInput& input);
+  absl::StatusOr<server::StageWindows> PlanWindow(const server::PlanInput& input);
   // Takes out the units whose rows are not to be had.
   std::vector<server::UnitFailure> DropUnits(server::PlanInput& input) const;
   void CheckRowsLater(const server::CheckRows& check);

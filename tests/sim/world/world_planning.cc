@@ -72,7 +72,7 @@ std::vector<UnitFailure> World::DropUnits(PlanInput& input) const {
   return failures;
 }
 
-absl::StatusOr<worker::v1::Window> World::PlanWindow(const PlanInput& input) {
+absl::StatusOr<StageWindows> World::PlanWindow(const PlanInput& input) {
   using worker::v1::Operation;
   worker::v1::Window window;
   window.set_epoch(input.epoch);
@@ -149,7 +149,7 @@ absl::StatusOr<worker::v1::Window> World::PlanWindow(const PlanInput& input) {
   for (int i = trained; i < window.microbatches_size(); ++i) {
     add(Operation::EVALUATE, "", 0).set_microbatch(window.microbatches(i).number());
   }
-  return window;
+  return StageWindows{{window}, {}, next};
 }
 
 }  // namespace lorad::sim

@@ -16,7 +16,9 @@ struct Fixture {
     turn.Begin({1'000'000, 0});
     groups.Load(6);
   }
-  GroupState& Form(const std::string& worker) { return groups.Form("m", worker, {}); }
+  GroupState& Form(const std::string& worker) {
+    return groups.Form("m", {StageState{.worker = worker}}, {});
+  }
 };
 
 TEST_CASE("an epoch is stored, and used once") {
@@ -87,7 +89,7 @@ TEST_CASE("groups that share what they must not are noticed") {
   GroupState& second = house.Form("w2");
   house.groups.Join(first, "a", {}, 0);
   REQUIRE(house.groups.CheckInvariants().ok());
-  SECTION("a worker") { second.worker = "w1"; }
+  SECTION("a worker") { second.first().worker = "w1"; }
   SECTION("a job") { house.groups.Join(second, "a", {}, 0); }
   SECTION("a plan") {
     first.phase = second.phase = GroupState::Phase::kRunning;
@@ -108,9 +110,10 @@ TEST_CASE("a group that cannot be as it is, is noticed") {
   SECTION("windows out of order") {
     group.phase = GroupState::Phase::kRunning;
     group.next_window = 3;
-    group.windows.resize(2);
-    group.windows[0].number = 2;
-    group.windows[1].number = 1;
+    auto& windows = group.first().orders.windows;
+    windows.resize(2);
+    windows[0].number = 2;
+    windows[1].number = 1;
   }
   CHECK_FALSE(house.groups.CheckInvariants().ok());
 }

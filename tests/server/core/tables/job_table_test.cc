@@ -178,7 +178,7 @@ TEST_CASE("progress takes the place of older progress, and goes when its job is 
 TEST_CASE("a member's job is not put away") {
   Fixture house;
   JobState& job = house.Queued();
-  GroupState& group = house.groups.Form("m", "w", {});
+  GroupState& group = house.groups.Form("m", {StageState{.worker = "w"}}, {});
   house.groups.Join(group, job.name(), {}, 0);
   house.jobs.Fail(job, v1::JobError::USER, "WHY", "because");
   house.End();

@@ -60,11 +60,11 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
   }
 }
 
-// All stages' shards of the step, which was reported, become a checkpoint; and what other stages have
-// kept of an older one never will.
+// All stages' shards of a step that was reported become a checkpoint.
 void Core::State::CommitIfWhole(GroupState& group, const std::string& name, int64_t step) {
   JobState* job = jobs_.Find(name);
-  if (!job || group.members.at(name).done_step < step) return;
+  const auto member = group.members.find(name);
+  if (!job || member == group.members.end() || member->second.done_step < step) return;
   std::vector<KeptShard> shards;
   for (int32_t stage = 0; stage < std::ssize(group.stages); ++stage) {
     const auto found = group.kept_shards.find({name, stage});

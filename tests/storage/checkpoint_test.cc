@@ -115,6 +115,58 @@ class DyingFiles : public Files {
   int left_;
 };
 
+// Matrices with their moments, every `of`-th of them from `first` on; all bytes differ.
+std::string PartOfShard(const SafetensorsFile& whole, size_t first, size_t of) {
+  std::vector<TensorEntry> entries;
+  for (size_t i = 0; i < whole.tensors().size(); ++i) {
+    const TensorInfo& tensor = whole.tensors()[i];
+    if (i / 3 % of == first) entries.push_back({tensor.name, tensor.type, tensor.shape});
+  }
+  std::string bytes;
+  const SafetensorsLayout layout(std::move(entries), whole.header().metadata);
+  SafetensorsWriter writer(layout, [&](std::string_view piece) {
+    bytes += piece;
+    return absl::OkStatus();
+  });
+  REQUIRE(writer.Start().ok());
+  for (const TensorInfo& tensor : layout.tensors()) {
+    REQUIRE(writer.Append(whole.view(*whole.Find(tensor.name))).ok());
+  }
+  writer.Finish();
+  return bytes;
+}
+
+TEST_CASE("the shards of any number of stages become the same checkpoint", "[checkpoint]") {
+  const TempDirectory directory;
+  const std::string shard = directory.Write("shard", ShardBytes());
+  REQUIRE(CommitCheckpoint(RealFiles(), {shard}, kState, Config(), directory / "one").ok());
+  const std::vector<std::string> names = RealFiles().List(directory / "one").value();
+  const auto whole = SafetensorsFile::Open(shard);
+  REQUIRE(whole.ok());
+  for (const size_t stages : {2, 3}) {
+    std::vector<std::string> parts;
+    for (size_t i = 0; i < stages; ++i) {
+      parts.push_back(directory.Write("part-" + std::to_string(i), PartOfShard(*whole, i, stages)));
+    }
+    const std::string many = directory / ("of-" + std::to_string(stages));
+    const auto committed = CommitCheckpoint(RealFiles(), parts, kState, Config(), many);
+    INFO(committed.status().ToString());
+    REQUIRE(committed.ok());
+    for (const std::string& name : names) {
+      INFO(name);
+      CHECK(directory.Read("one/" + name) ==
+            directory.Read("of-" + std::to_string(stages) + "/" + name));
+    }
+    const auto refused = [&](const std::vector<std::string>& shards) {
+      return std::string(CommitCheckpoint(RealFiles(), shards, kState, Config(), directory / "none")
+                             .status()
+                             .message());
+    };
+    CHECK_THAT(refused({parts[0], parts[0]}), Contains("is in two shards"));
+    CHECK_THAT(refused({parts[1]}), Contains("part-1"));
+  }
+}
+
 TEST_CASE("a shard becomes a checkpoint that is an adapter, and a shard again", "[checkpoint]") {
   const TempDirectory directory;
   const std::string shard = directory.Write("shard", ShardBytes());

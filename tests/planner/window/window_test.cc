@@ -39,6 +39,46 @@ TEST_CASE("A window of two jobs that train and one that is evaluated") {
   CHECK(statistics.adapters_per_microbatch == Approx(4.0 / 3));
 }
 
+TEST_CASE("Windows of several stages run on, and one without units drains the pipeline") {
+  std::vector<Window> windows;
+  PlacesInFlight left;
+  int64_t number = 0;
+  const auto plan = [&](std::vector<Unit> units,
+                        std::vector<std::pair<std::string, int64_t>> loads) {
+    WindowInput input;
+    input.capacity_tokens = 10;
+    input.stages = 3;
+    input.before = left;
+    input.first_microbatch = number;
+    input.loads = std::move(loads);
+    input.units = std::move(units);
+    auto window = PlanWindow(input, nullptr, &left);
+    REQUIRE(window.ok());
+    for (const auto& operation : window->stages[0]) {
+      number = std::max(number, operation.microbatch + 1);
+    }
+    windows.push_back(*std::move(window));
+  };
+  const auto train = [](const std::string& job, int64_t step) {
+    return Unit{job, SegmentMode::kTrain, step, {{0, 6, 5}, {1, 7, 3}}, 0.1, false};
+  };
+  plan({}, {{"a", 0}, {"b", 0}});
+  CHECK(left.empty());
+  for (int64_t step = 1; step <= 3; ++step) {
+    plan({train("a", step), train("b", step)}, {});
+    CHECK(left.size() == 2);
+  }
+  // What is in flight is not verified alone, but with what follows.
+  CHECK_FALSE(VerifyWindows(windows).ok());
+  plan({}, {});
+  CHECK(left.empty());
+  const absl::Status status = VerifyWindows(windows);
+  INFO(status.ToString());
+  CHECK(status.ok());
+  CHECK(ToText(windows.back().stages[2]) ==
+        "CLIP_DOWN a/3; STEP a/3 lr=0.1; CLIP_DOWN b/3; STEP b/3 lr=0.1");
+}
+
 TEST_CASE("A window of orders alone, and of nothing") {
   WindowInput input;
   input.capacity_tokens = 10;

@@ -129,6 +129,41 @@ TEST_CASE(
   CHECK(planned->statistics.microbatches == 3);
 }
 
+TEST_CASE("Of several stages the first gets ids, the last labels, and all lengths") {
+  FeedHouse house;
+  const std::string path = house.AddTokens("a.jsonl", {6, 4, 3, 2, 2});
+  PlanInput input = Input(10);
+  input.stages = 3;
+  input.in_flight = 3;
+  input.first_microbatch = 5;
+  input.trains = {house.Train("a", 1, path, 3)};
+  const auto planned = house.Plan(input);
+  REQUIRE(planned.ok());
+  REQUIRE(planned->window.stages.size() == 3);
+  for (size_t stage = 0; stage < 3; ++stage) {
+    const worker::v1::Window& window = planned->window.stages[stage];
+    const auto& segment = window.microbatches(0).segments(0);
+    CHECK(segment.tokens() == 6);
+    CHECK(segment.input_ids_size() == (stage == 0 ? 6 : 0));
+    CHECK(segment.labels_size() == (stage == 2 ? 6 : 0));
+    CHECK(window.batches_size() == 1);
+  }
+  CHECK(planned->window.left.size() == 2);
+  CHECK(planned->window.next_microbatch == 7);
+
+  PlanInput rest = Input(10);
+  rest.stages = rest.in_flight = 3;
+  rest.first_microbatch = planned->window.next_microbatch;
+  rest.before = planned->window.left;
+  const auto drained = house.Plan(rest);
+  REQUIRE(drained.ok());
+  CHECK(drained->window.left.empty());
+  CHECK(Text(drained->window.stages[2]) == "CLIP_DOWN STEP ");
+  CHECK(drained->window.stages[0].operations(0).kind() == worker::v1::Operation::RECV);
+  CHECK(drained->window.stages[0].operations(0).gradient());
+  CHECK(drained->window.stages[0].operations(0).peer() == 1);
+}
+
 TEST_CASE("The program packs better than greedy; in a hurry greedy does, the batch is the same") {
   FeedHouse house;
   PlanInput input = Input(10);

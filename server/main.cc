@@ -32,6 +32,7 @@ struct Arguments {
   std::string workers = "auto";
   std::string worker_memory;
   std::string reserve = "64MiB";
+  int64_t lease_s = 30;
   int64_t patience_floor_s = 600;
   std::string log_format = "text";
   std::string log_level = "info";
@@ -89,27 +90,8 @@ void AddPolicy(CLI::App& serve, CoreOptions& core) {
       ->type_name("SHARE");
 }
 
-void AddServe(CLI::App& app, Arguments& arguments) {
-  CLI::App& serve = *app.add_subcommand("serve", "Serves the API until SIGTERM, SIGINT or SIGHUP");
+void AddWorkers(CLI::App& serve, Arguments& arguments) {
   ServeOptions& options = arguments.serve;
-  serve.add_option("--data-dir", options.data_dir, "Where everything is kept; made if missing")
-      ->required()
-      ->type_name("DIR");
-  serve.add_option("--listen", options.listen, "Loopback address; port 0 picks a free one")
-      ->capture_default_str()
-      ->type_name("HOST:PORT");
-  serve
-      .add_option(
-          "--worker-listen", options.worker_listen,
-          "Address for workers on other hosts, over TLS (`lorad auth` makes what that needs; "
-          "default: none)")
-      ->type_name("HOST:PORT");
-  serve
-      .add_option("--reserve", arguments.reserve,
-                  "Room on the disk of the data directory that is kept for the store; creates are "
-                  "refused while as much is not free beside it (0: none)")
-      ->capture_default_str()
-      ->type_name("BYTES");
   serve
       .add_option(
           "--workers", arguments.workers,
@@ -135,18 +117,12 @@ void AddServe(CLI::App& app, Arguments& arguments) {
                   "lorad-worker (default: beside lorad, or in ../worker/)")
       ->type_name("PATH");
   serve
-      .add_option("--model-root", options.model_roots,
-                  "Models are registered from beneath it alone; may be given again (default: /)")
-      ->type_name("DIR");
-  serve
-      .add_option("--allow-user", options.allow_users,
-                  "User who may talk to it besides its own and root; may be given again")
-      ->type_name("NAME|UID");
-  serve
-      .add_option("--microbatch-tokens", options.core.microbatch_tokens,
-                  "Tokens that are packed into one microbatch (default: 1024 on a CPU; on a GPU "
-                  "8192, or less where memory is short)")
-      ->check(CLI::Range(16, 1 << 20));
+      .add_option(
+          "--lease", arguments.lease_s,
+          "A worker that is silent for so many seconds is lost, and its jobs go on elsewhere")
+      ->capture_default_str()
+      ->check(CLI::Range(2, 3600))
+      ->type_name("SECONDS");
   serve
       .add_option("--patience", options.core.patience,
                   "A worker that is alive but says nothing of a group that it forms, or of its "
@@ -160,6 +136,43 @@ void AddServe(CLI::App& app, Arguments& arguments) {
       ->capture_default_str()
       ->check(CLI::Range(1, 30 * 24 * 3600))
       ->type_name("SECONDS");
+}
+
+void AddServe(CLI::App& app, Arguments& arguments) {
+  CLI::App& serve = *app.add_subcommand("serve", "Serves the API until SIGTERM, SIGINT or SIGHUP");
+  ServeOptions& options = arguments.serve;
+  serve.add_option("--data-dir", options.data_dir, "Where everything is kept; made if missing")
+      ->required()
+      ->type_name("DIR");
+  serve.add_option("--listen", options.listen, "Loopback address; port 0 picks a free one")
+      ->capture_default_str()
+      ->type_name("HOST:PORT");
+  serve
+      .add_option(
+          "--worker-listen", options.worker_listen,
+          "Address for workers on other hosts, over TLS (`lorad auth` makes what that needs; "
+          "default: none)")
+      ->type_name("HOST:PORT");
+  serve
+      .add_option("--reserve", arguments.reserve,
+                  "Room on the disk of the data directory that is kept for the store; creates are "
+                  "refused while as much is not free beside it (0: none)")
+      ->capture_default_str()
+      ->type_name("BYTES");
+  serve
+      .add_option("--model-root", options.model_roots,
+                  "Models are registered from beneath it alone; may be given again (default: /)")
+      ->type_name("DIR");
+  serve
+      .add_option("--allow-user", options.allow_users,
+                  "User who may talk to it besides its own and root; may be given again")
+      ->type_name("NAME|UID");
+  serve
+      .add_option("--microbatch-tokens", options.core.microbatch_tokens,
+                  "Tokens that are packed into one microbatch (default: 1024 on a CPU; on a GPU "
+                  "8192, or less where memory is short)")
+      ->check(CLI::Range(16, 1 << 20));
+  AddWorkers(serve, arguments);
   AddPolicy(serve, options.core);
   serve.add_option("--log-format", arguments.log_format, "text or json, on stderr")
       ->capture_default_str()
@@ -207,6 +220,7 @@ int Main(int argc, char** argv) {
     arguments.serve.reserve_bytes = *bytes;
   }
   arguments.serve.core.policy.fair_share = !arguments.serve.core.share_label.empty();
+  arguments.serve.core.lease_ms = arguments.lease_s * 1000;
   arguments.serve.core.patience_floor_ms = arguments.patience_floor_s * 1000;
   // By link and by name: a runfiles tree has the worker beside the link.
   std::error_code ignored;

@@ -21,7 +21,7 @@ STORM_SECONDS = float(OPTIONS.get("seconds", 20))
 SUBJECTS = Subjects(SEED, STEPS)
 LAYERS = 4
 LOSS, MATRIX = 1e-5, 1e-4  # relative, from PEFT's
-LEASE_MS = 3000
+LEASE_S = 3
 
 
 def start_workers(house, count, *options):
@@ -113,7 +113,7 @@ def test_storm():
     """SIGKILL and SIGSTOP of random workers and SIGKILL of the coordinator; whoever is gone is started again."""
     want = one_worker()
     generator = random.Random(SEED + 1)
-    with House(None, "--workers", "none", "--microbatch-tokens", 1024, "--lease-ms", LEASE_MS) as house:
+    with House(None, "--workers", "none", "--microbatch-tokens", 1024, "--lease", LEASE_S) as house:
         SUBJECTS.prepare(house, "--stages", 2, layers=LAYERS)
         names = [house.submit(job) for job in SUBJECTS.jobs()]
         start_workers(house, 3)
@@ -130,7 +130,7 @@ def test_storm():
                 house.start("--listen", house.address)
             elif what == "stopped":
                 os.kill(worker.pid, signal.SIGSTOP)
-                time.sleep(generator.choice([0.3, 1.5 * LEASE_MS / 1000]))
+                time.sleep(generator.choice([0.3, 1.5 * LEASE_S]))
                 os.kill(worker.pid, signal.SIGCONT)
             else:
                 worker.kill()

@@ -113,6 +113,11 @@ void AddWorkers(CLI::App& serve, Arguments& arguments) {
                   "(default: bf16)")
       ->check(CLI::IsMember({"bf16", "fp32"}));
   serve
+      .add_option("--stage-address", options.workers.stage_address,
+                  "Name or address of this host at which its workers are reached by those on other "
+                  "hosts that have other stages of a model (default: 127.0.0.1, this host's alone)")
+      ->type_name("HOST");
+  serve
       .add_option("--worker-binary", options.workers.binary,
                   "lorad-worker (default: beside lorad, or in ../worker/)")
       ->type_name("PATH");

@@ -12,11 +12,14 @@
 
 namespace lorad::worker {
 
-Driver::Driver(CoreOptions options, FormEngine form_engine, Link* link, Bulk* bulk, Clock clock)
+Driver::Driver(CoreOptions options, FormEngine form_engine, OpenListener open_listener, Link* link,
+               Bulk* bulk, Clock clock)
     : form_engine_(std::move(form_engine)),
       link_(link),
       bulk_(bulk),
       clock_(std::move(clock)),
+      numerics_id_(options.hello.numerics_id()),
+      way_(std::move(open_listener)),
       core_(std::move(options)) {
   for (int i = 0; i < Saves::kTriesAtOnce; ++i) {
     upload_threads_.emplace_back([this] { RunUploads(); });
@@ -92,6 +95,7 @@ void Driver::Carry(Dial& effect) { link_->Dial(effect.stream, effect.hello, this
 void Driver::Carry(HangUp&) { link_->HangUp(); }
 void Driver::Carry(Say& effect) { link_->Say(std::move(effect.message)); }
 void Driver::Carry(FormGroup& effect) { Give(std::move(effect)); }
+void Driver::Carry(Connect& effect) { Give(std::move(effect)); }
 void Driver::Carry(LeaveGroup& effect) { Give(effect); }
 void Driver::Carry(BeginWindow& effect) { Give(std::move(effect)); }
 void Driver::Carry(Execute& effect) { Give(std::move(effect)); }
@@ -109,7 +113,12 @@ void Driver::Carry(Upload& effect) {
   upload_wake_.notify_one();
 }
 
-void Driver::Carry(CancelCalls&) { bulk_->Cancel(last_call_); }
+void Driver::Carry(GiveUpReceive&) { way_.GiveUpReceive(); }
+
+void Driver::Carry(CancelCalls&) {
+  bulk_->Cancel(last_call_);
+  way_.Interrupt(absl::CancelledError("the group is given up"));
+}
 
 void Driver::Carry(ReadMemory&) {
   memory_due_ = true;
@@ -154,19 +163,16 @@ void Driver::RunEngine() {
 }
 
 EngineDone Driver::Obey(const EngineOrder& order) {
+  absl::Status status;
   if (const auto* form = std::get_if<FormGroup>(&order)) {
-    auto engine = form_engine_(form->order, Context());
-    if (!engine.ok()) return {engine.status()};
-    engine_ = *std::move(engine);
+    status = Form(form->order);
+  } else if (const auto* connect = std::get_if<Connect>(&order)) {
+    status = JoinStages(connect->order);
   } else if (std::holds_alternative<LeaveGroup>(order)) {
-    engine_.reset();
-    window_.reset();
-    std::lock_guard lock(mutex_);
-    staged_.clear();
+    Leave();
   } else if (const auto* begin = std::get_if<BeginWindow>(&order)) {
     window_ = begin->window;
-    const absl::Status status = engine_->BeginWindow(window_);
-    if (!status.ok()) return {status};
+    status = engine_->BeginWindow(window_);
   } else if (const auto* end = std::get_if<EndWindow>(&order)) {
     engine_->EndWindow();
     if (!end->cut_jobs.empty()) engine_->DropBatches(end->cut_jobs);
@@ -174,7 +180,41 @@ EngineDone Driver::Obey(const EngineOrder& order) {
   } else {
     return DoOperation(*std::get<Execute>(order).operation);
   }
+  if (!status.ok()) return {status};
   return {true};
+}
+
+absl::Status Driver::Form(const v1::FormGroup& order) {
+  EngineContext context = Context();
+  if (order.stages() > 1) {
+    const auto endpoint = way_.Open();
+    if (!endpoint.ok()) return endpoint.status();
+    context.endpoint = *endpoint;
+  }
+  identity_ = {.epoch = order.epoch(),
+               .stage = order.stage(),
+               .stages = order.stages(),
+               .numerics_id = numerics_id_};
+  auto engine = form_engine_(order, context);
+  if (!engine.ok()) {
+    way_.Close();
+    return engine.status();
+  }
+  engine_ = *std::move(engine);
+  return absl::OkStatus();
+}
+
+absl::Status Driver::JoinStages(const v1::Connect& order) {
+  absl::Status status = way_.Join(identity_, {order.endpoints().begin(), order.endpoints().end()});
+  return status.ok() ? engine_->Connect(way_.transport()) : status;
+}
+
+void Driver::Leave() {
+  engine_.reset();
+  way_.Close();
+  window_.reset();
+  std::lock_guard lock(mutex_);
+  staged_.clear();
 }
 
 EngineDone Driver::DoOperation(const v1::Operation& operation) {

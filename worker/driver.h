@@ -20,6 +20,7 @@
 #include "worker/host/clock.h"
 #include "worker/link/bulk.h"
 #include "worker/link/link.h"
+#include "worker/transport/stage_way.h"
 
 namespace lorad::worker {
 
@@ -29,8 +30,10 @@ namespace lorad::worker {
 // for uploads.
 class Driver : public Link::Listener {
  public:
-  // Begins at once. `link` and `bulk` must outlive it; its end closes the link.
-  Driver(CoreOptions options, FormEngine form_engine, Link* link, Bulk* bulk, Clock clock);
+  // Begins at once. `link` and `bulk` must outlive it; its end closes the link. `open_listener`: for
+  // groups of several stages.
+  Driver(CoreOptions options, FormEngine form_engine, OpenListener open_listener, Link* link,
+         Bulk* bulk, Clock clock);
   // Waits for the operation in progress.
   ~Driver() override;
   Driver(const Driver&) = delete;
@@ -51,7 +54,7 @@ class Driver : public Link::Listener {
   void Broke(int64_t stream, absl::Status status) override;
 
  private:
-  using EngineOrder = std::variant<FormGroup, LeaveGroup, BeginWindow, Execute, EndWindow>;
+  using EngineOrder = std::variant<FormGroup, Connect, LeaveGroup, BeginWindow, Execute, EndWindow>;
   struct UploadTask {
     Upload upload;
     int64_t call = 0;
@@ -66,10 +69,12 @@ class Driver : public Link::Listener {
   void Carry(HangUp& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Carry(Say& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Carry(FormGroup& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(Connect& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Carry(LeaveGroup& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Carry(BeginWindow& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Carry(Execute& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Carry(EndWindow& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(GiveUpReceive& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Carry(Upload& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Carry(CancelCalls& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Carry(ReadMemory& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -81,6 +86,9 @@ class Driver : public Link::Listener {
   void RunEngine();
   // Without the lock, on the engine's thread.
   EngineDone Obey(const EngineOrder& order);
+  absl::Status Form(const v1::FormGroup& order);
+  absl::Status JoinStages(const v1::Connect& order);
+  void Leave();
   EngineDone DoOperation(const v1::Operation& operation);
   EngineContext Context();
   // The number of the call that the engine's order under way may make.
@@ -94,8 +102,12 @@ class Driver : public Link::Listener {
   Link* const link_;
   Bulk* const bulk_;
   const Clock clock_;
+  const std::string numerics_id_;
+
+  StageWay way_;  // the engine's thread, but for the ends of its waits
 
   // Only the engine's thread.
+  StageIdentity identity_;
   std::unique_ptr<GroupEngine> engine_;
   std::shared_ptr<const v1::Window> window_;  // that the engine has begun
 

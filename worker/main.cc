@@ -34,6 +34,7 @@
 #include "worker/link/grpc_bulk.h"
 #include "worker/link/grpc_link.h"
 #include "worker/link/renewal.h"
+#include "worker/transport/sockets.h"
 
 namespace lorad::worker {
 namespace {
@@ -47,6 +48,7 @@ struct Flags {
   DeviceOptions device;
   std::vector<PathMap> model_maps;
   std::string name;
+  std::string stage_address;
   int64_t memory_bytes = 0;
   bool die_with_parent = false;
   bool list_devices = false;
@@ -103,6 +105,10 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
       ->check([](const std::string& text) {
         return std::string(ParsePathMap(text).status().message());
       });
+  app.add_option("--stage-address", flags->stage_address,
+                 "Name or address of this machine at which the other stages of a model reach it "
+                 "(default: that from which it reaches the coordinator)")
+      ->type_name("HOST");
   app.add_flag("--die-with-parent", flags->die_with_parent,
                "End when the process that started this one ends");
   app.set_version_flag("--version", kVersion);
@@ -159,11 +165,8 @@ class SignalPipe {
 };
 
 std::string DefaultName() {
-  char host[48] = {};  // longer ones are cut short
-  if (gethostname(host, sizeof(host) - 1) != 0 && errno != ENAMETOOLONG) {
-    return absl::StrCat("worker-", getpid());
-  }
-  return absl::StrCat(host, "-", getpid());
+  const std::string host = HostName().substr(0, 47);
+  return absl::StrCat(host.empty() ? "worker" : host, "-", getpid());
 }
 
 v1::Hello MakeHello(const Flags& flags, const OpenDevice& device, const std::string& numerics_id) {
@@ -177,6 +180,7 @@ v1::Hello MakeHello(const Flags& flags, const OpenDevice& device, const std::str
   hello.set_threads(device.threads);
   hello.set_pid(getpid());
   hello.set_numerics_id(numerics_id);
+  hello.set_host(HostName());
   hello.set_multiprocessors(device.multiprocessors);
   hello.set_value_bytes(static_cast<int32_t>(kernels::BytesOf(device.backend->activation_dtype())));
   return hello;
@@ -200,6 +204,22 @@ absl::StatusOr<std::unique_ptr<Credentials>> LoadCredentials(const Flags& flags)
       absl::StrCat("a coordinator on another host (", flags.coordinator,
                    ") is spoken to over TLS alone: name the worker's bundle with --credentials; "
                    "`lorad auth worker NAME` at the coordinator makes it"));
+}
+
+// Where this stage of a model waits for the others.
+absl::StatusOr<std::unique_ptr<StageListener>> ListenForStages(const Flags& flags) {
+  absl::StatusOr<std::string> host = flags.stage_address;
+  if (flags.stage_address.empty()) host = LocalAddressTowards(flags.coordinator);
+  absl::Status status = host.status();
+  if (status.ok()) {
+    auto listener = SocketsListener::Open(*host);
+    if (listener.ok()) return listener;
+    status = listener.status();
+  }
+  return storage::WithReason(
+      absl::StatusCode::kFailedPrecondition, "STAGE_ADDRESS",
+      absl::StrCat("other stages cannot reach this worker: ", std::string(status.message()),
+                   "; give an address of this machine with --stage-address"));
 }
 
 int Run(Flags flags) {
@@ -228,13 +248,14 @@ int Run(Flags flags) {
   GrpcLink link(flags.coordinator, credentials->get());
   std::optional<Renewal> renewal;
   if (*credentials) renewal.emplace(flags.coordinator, credentials->get(), absl::Now);
-  Driver driver({.hello = MakeHello(flags, *device, numerics_id)},
-                MakeFormEngine(backend,
-                               {.memory_bytes = flags.memory_bytes,
-                                .numerics_id = numerics_id,
-                                .model_maps = flags.model_maps},
-                               SteadyClock()),
-                &link, &bulk, SteadyClock());
+  Driver driver(
+      {.hello = MakeHello(flags, *device, numerics_id)},
+      MakeFormEngine(backend,
+                     {.memory_bytes = flags.memory_bytes,
+                      .numerics_id = numerics_id,
+                      .model_maps = flags.model_maps},
+                     SteadyClock()),
+      [&flags] { return ListenForStages(flags); }, &link, &bulk, SteadyClock());
   std::thread waiter([&] {
     pipe.Wait();
     driver.Stop();

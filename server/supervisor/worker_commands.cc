@@ -104,10 +104,15 @@ absl::StatusOr<std::vector<std::string>> Gpus(const WorkerChoice& choice,
   return wanted;
 }
 
-WorkerCommand Command(const std::string& binary, const std::string& device,
-                      const std::string& name) {
-  return {.name = name,
-          .arguments = {binary, absl::StrCat("--device=", device), absl::StrCat("--name=", name)}};
+WorkerCommand Command(const std::string& binary, const std::string& device, const std::string& name,
+                      const WorkerOptions& options) {
+  WorkerCommand command = {
+      .name = name,
+      .arguments = {binary, absl::StrCat("--device=", device), absl::StrCat("--name=", name)}};
+  if (!options.stage_address.empty()) {
+    command.arguments.push_back(absl::StrCat("--stage-address=", options.stage_address));
+  }
+  return command;
 }
 
 }  // namespace
@@ -146,7 +151,8 @@ absl::StatusOr<std::vector<WorkerCommand>> WorkerCommands(const WorkerOptions& o
   const absl::StatusOr<std::vector<std::string>> gpus = Gpus(options.choice, *binary);
   if (!gpus.ok()) return gpus.status();
   for (const std::string& device : *gpus) {
-    WorkerCommand command = Command(*binary, device, absl::StrReplaceAll(device, {{":", "-"}}));
+    WorkerCommand command =
+        Command(*binary, device, absl::StrReplaceAll(device, {{":", "-"}}), options);
     if (!options.precision.empty()) {
       command.arguments.push_back(absl::StrCat("--precision=", options.precision));
     }
@@ -163,7 +169,7 @@ absl::StatusOr<std::vector<WorkerCommand>> WorkerCommands(const WorkerOptions& o
   const int64_t memory =
       options.memory_bytes > 0 ? options.memory_bytes : AvailableBytes() / 5 * 4 / count;
   for (int i = 0; i < count; ++i) {
-    WorkerCommand command = Command(*binary, "cpu", absl::StrCat("cpu-", i));
+    WorkerCommand command = Command(*binary, "cpu", absl::StrCat("cpu-", i), options);
     command.arguments.push_back(absl::StrCat("--threads=", threads));
     if (memory > 0) command.arguments.push_back(absl::StrCat("--memory=", memory));
     commands.push_back(std::move(command));

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "tests/golden/golden_run.h"
-#include "tests/worker/transport/join.h"
 
 namespace lorad::worker {
 namespace {
@@ -37,7 +36,7 @@ void Train(const std::string& model, const std::vector<GoldenJob*>& jobs,
                    .longest_sequence = 128,
                    .cuts = cuts,
                    .in_flight = static_cast<int32_t>(cuts.size()) + 1,
-                   .join = [](int stages) { return JoinBySockets(stages); }});
+                   .sockets = true});
   harness.Form();
   std::vector<TestJob*> train;
   for (GoldenJob* golden : jobs) {

@@ -25,6 +25,8 @@ inline std::string ToText(const v1::Report& report) {
       return "GroupFormed";
     case v1::Report::kGroupFailed:
       return absl::StrCat("GroupFailed ", report.group_failed().reason());
+    case v1::Report::kConnected:
+      return absl::StrCat("Connected in ", report.connected().connect_seconds(), " s");
     case v1::Report::kSlotFailed:
       return absl::StrCat("SlotFailed ", report.slot_failed().job(), " ",
                           report.slot_failed().reason());
@@ -58,6 +60,9 @@ struct EffectText {
   std::string operator()(const FormGroup& e) const {
     return absl::StrCat("form group of epoch ", e.order.epoch());
   }
+  std::string operator()(const Connect& e) const {
+    return absl::StrCat("connect ", e.order.endpoints_size(), " stages");
+  }
   std::string operator()(const LeaveGroup&) const { return "leave group"; }
   std::string operator()(const BeginWindow& e) const {
     return absl::StrCat("begin window ", e.window->number());
@@ -68,6 +73,7 @@ struct EffectText {
     for (const std::string& job : e.cut_jobs) absl::StrAppend(&text, ", drop batch of ", job);
     return text;
   }
+  std::string operator()(const GiveUpReceive&) const { return "give up receive"; }
   std::string operator()(const Upload& e) const {
     return absl::StrCat("upload ", e.upload, ": ", e.header.job(), " ", e.header.step(), " within ",
                         e.timeout_ms, " ms");
@@ -121,6 +127,20 @@ class Script {
     v1::CoordinatorMessage message;
     message.mutable_form_group()->set_group("g");
     message.mutable_form_group()->set_epoch(epoch);
+    return Hears(std::move(message));
+  }
+  Lines FormStages(int64_t epoch, int32_t stages) {
+    v1::CoordinatorMessage message;
+    message.mutable_form_group()->set_group("g");
+    message.mutable_form_group()->set_epoch(epoch);
+    message.mutable_form_group()->set_stage(1);
+    message.mutable_form_group()->set_stages(stages);
+    return Hears(std::move(message));
+  }
+  Lines Connect(int64_t epoch, int endpoints) {
+    v1::CoordinatorMessage message;
+    message.mutable_connect()->set_epoch(epoch);
+    for (int i = 0; i < endpoints; ++i) message.mutable_connect()->add_endpoints("here");
     return Hears(std::move(message));
   }
   Lines Cut(int64_t epoch) {
@@ -187,6 +207,16 @@ class WindowOf {
     for (const std::string& job : jobs) added.add_segments()->set_job(job);
     Add(v1::Operation::FORWARD).set_microbatch(microbatch);
     Add(v1::Operation::BACKWARD).set_microbatch(microbatch);
+    return *this;
+  }
+  // A stage between two others.
+  WindowOf& Pass(int64_t microbatch, const std::vector<std::string>& jobs) {
+    v1::Microbatch& added = *message_.mutable_window()->add_microbatches();
+    added.set_number(microbatch);
+    for (const std::string& job : jobs) added.add_segments()->set_job(job);
+    for (const auto kind : {v1::Operation::RECV, v1::Operation::FORWARD, v1::Operation::SEND}) {
+      Add(kind).set_microbatch(microbatch);
+    }
     return *this;
   }
   WindowOf& Step(const std::string& job, int64_t step) {

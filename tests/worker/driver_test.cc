@@ -15,6 +15,7 @@
 #include "worker/host/process.h"
 #include "worker/link/grpc_bulk.h"
 #include "worker/link/grpc_link.h"
+#include "worker/transport/sockets.h"
 
 namespace lorad::worker {
 namespace {
@@ -25,9 +26,10 @@ struct Worker {
       : backend(kernels::MakeCpuBackend(1)),
         bulk(coordinator),
         link(coordinator),
-        driver({.hello = Hello(*backend), .pause_first_ms = 10, .pause_last_ms = 50},
-               MakeFormEngine(backend.get(), {.numerics_id = NumericsId(*backend)}, SteadyClock()),
-               &link, &bulk, SteadyClock()) {}
+        driver(
+            {.hello = Hello(*backend), .pause_first_ms = 10, .pause_last_ms = 50},
+            MakeFormEngine(backend.get(), {.numerics_id = NumericsId(*backend)}, SteadyClock()),
+            [] { return SocketsListener::Open("127.0.0.1"); }, &link, &bulk, SteadyClock()) {}
   static v1::Hello Hello(const kernels::Backend& backend) {
     v1::Hello hello;
     hello.set_protocol_version(kProtocolVersion);

@@ -11,6 +11,7 @@
 #include "worker/engine/engine.h"
 #include "worker/host/process.h"
 #include "worker/transport/in_process.h"
+#include "worker/transport/sockets.h"
 
 namespace lorad::worker {
 namespace {
@@ -18,6 +19,23 @@ namespace {
 void Require(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
+
+// Of a stage of this process. Its transport lies ready.
+class InProcessListener : public StageListener {
+ public:
+  explicit InProcessListener(std::vector<std::unique_ptr<Transport>>* transports)
+      : transports_(*transports) {}
+  const std::string& endpoint() const override { return endpoint_; }
+  absl::StatusOr<std::unique_ptr<Transport>> Join(const StageIdentity& me,
+                                                  const std::vector<std::string>&) override {
+    return std::move(transports_.at(static_cast<size_t>(me.stage)));
+  }
+  void Interrupt() override {}
+
+ private:
+  std::vector<std::unique_ptr<Transport>>& transports_;
+  const std::string endpoint_ = "here";
+};
 
 }  // namespace
 
@@ -205,19 +223,18 @@ void Harness::Start(Worker* worker) {
                              .numerics_id = NumericsId(*backend)};
   const auto model_files = std::make_shared<ModelFiles>();
   const FormEngine form =
-      [=, this](const v1::FormGroup& order,
-                const EngineContext& context) -> absl::StatusOr<std::unique_ptr<GroupEngine>> {
-    auto formed = Engine::Form(order, {backend, context, engine, SteadyClock(), model_files.get()});
-    if (!formed.ok() || order.stages() < 2) return formed;
-    auto& transport = transports_.at(static_cast<size_t>(order.stage()));
-    const absl::Status status = (*formed)->Connect(std::move(transport));
-    if (!status.ok()) return status;
-    return formed;
+      [=](const v1::FormGroup& order,
+          const EngineContext& context) -> absl::StatusOr<std::unique_ptr<GroupEngine>> {
+    return Engine::Form(order, {backend, context, engine, SteadyClock(), model_files.get()});
+  };
+  const OpenListener open_listener = [this]() -> absl::StatusOr<std::unique_ptr<StageListener>> {
+    if (options_.sockets) return SocketsListener::Open("127.0.0.1");
+    return std::make_unique<InProcessListener>(&transports_);
   };
   CoreOptions core;
   core.hello.set_numerics_id(engine.numerics_id);
-  worker->driver =
-      std::make_unique<Driver>(std::move(core), form, &worker->link, &bulk, SteadyClock());
+  worker->driver = std::make_unique<Driver>(std::move(core), form, open_listener, &worker->link,
+                                            &bulk, SteadyClock());
   v1::CoordinatorMessage welcome;
   welcome.mutable_welcome();
   worker->link.Tell(std::move(welcome));
@@ -300,28 +317,49 @@ v1::FormGroup Harness::FormOrder(size_t stage) const {
   order.set_end_block(stage < options_.cuts.size() ? options_.cuts[stage]
                                                    : BlocksOf(options_.model_path));
   order.set_microbatches_in_flight(options_.in_flight);
+  if (stage < options_.budgets.size()) order.set_budget_bytes(options_.budgets[stage]);
   return order;
 }
 
 void Harness::Form() {
+  const std::vector<std::string> endpoints = FormStages();
+  if (workers.size() > 1) ConnectStages(endpoints);
+}
+
+std::vector<std::string> Harness::FormStages() {
   ++epoch_;
-  if (workers.size() > 1) {
-    const auto stages = static_cast<int>(workers.size());
-    transports_ = options_.join ? options_.join(stages) : JoinInProcess(stages, {});
-  }
+  next_window_ = 1;
   for (size_t stage = 0; stage < workers.size(); ++stage) {
     v1::CoordinatorMessage message;
     *message.mutable_form_group() = FormOrder(stage);
     workers[stage]->link.Tell(std::move(message));
   }
-  next_window_ = 1;
   WaitIdle();
-  size_t formed = 0;
+  std::vector<std::string> endpoints;
   for (const v1::Report& report : TakeReports()) {
     Require(!report.has_group_failed(), report.ShortDebugString());
-    if (report.has_group_formed()) ++formed;
+    if (report.has_group_formed()) endpoints.push_back(report.group_formed().endpoint());
   }
-  Require(formed == workers.size(), "not every stage has a GroupFormed");
+  Require(endpoints.size() == workers.size(), "not every stage has a GroupFormed");
+  return endpoints;
+}
+
+void Harness::ConnectStages(const std::vector<std::string>& endpoints) {
+  const auto stages = static_cast<int>(workers.size());
+  if (!options_.sockets) {
+    transports_ = options_.join ? options_.join(stages) : JoinInProcess(stages, {});
+  }
+  v1::CoordinatorMessage message;
+  message.mutable_connect()->set_epoch(epoch_);
+  message.mutable_connect()->mutable_endpoints()->Add(endpoints.begin(), endpoints.end());
+  Tell(message);
+  WaitIdle();
+  size_t connected = 0;
+  for (const v1::Report& report : TakeReports()) {
+    Require(!report.has_group_failed(), report.ShortDebugString());
+    if (report.has_connected()) ++connected;
+  }
+  Require(connected == workers.size(), "not every stage is Connected");
 }
 
 v1::Window Harness::NewWindow() {

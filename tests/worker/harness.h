@@ -109,14 +109,20 @@ class Harness {
     std::vector<int32_t> cuts = {};
     int32_t in_flight = 1;  // microbatches on a stage
     bool runs_on = false;   // windows end without emptying the pipeline
-    // The transports of a group; null: in this process, at once.
+    // How the stages are joined: over sockets of this machine, or by these transports; null: in this
+    // process, at once.
+    bool sockets = false;
     std::function<std::vector<std::unique_ptr<Transport>>(int stages)> join = nullptr;
+    std::vector<int64_t> budgets = {};  // of memory, by stage; none: no limit
     // Null: the CPU's, with so many threads.
     std::function<std::unique_ptr<kernels::Backend>()> make_backend = nullptr;
   };
   explicit Harness(Options options);
 
+  // And joins the stages, where there are several.
   void Form();
+  // But not yet. The endpoints of all stages, in their order.
+  std::vector<std::string> FormStages();
 
   // Empty if it failed (slot_failed()).
   v1::SlotLoaded Load(const TestJob& job);
@@ -176,6 +182,7 @@ class Harness {
 
  private:
   void Start(Worker* worker);
+  void ConnectStages(const std::vector<std::string>& endpoints);
   void Tell(const v1::CoordinatorMessage& message);
   v1::FormGroup FormOrder(size_t stage) const;
   void Note(const v1::Report& report);

@@ -14,7 +14,6 @@
 #include "storage/tensors/safetensors.h"
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"
-#include "tests/worker/transport/join.h"
 #include "worker/transport/in_process.h"
 
 namespace lorad::worker {
@@ -167,7 +166,7 @@ TEST_CASE("one worker's bits over sockets") {
          std::vector<std::vector<int32_t>>{{3}, {1, 4}, {1, 2, 5}}) {
       INFO(model << ", " << cut.size() + 1 << " stages");
       Harness::Options options = InStages(Group(model), cut, 3);
-      options.join = [](int stages) { return JoinBySockets(stages); };
+      options.sockets = true;
       CheckEqual(JoinAndLeave(options), one);
     }
   }

@@ -15,6 +15,7 @@ namespace {
 // A worker whose reports reach nobody stops here instead of growing. Two windows have some
 // hundreds.
 constexpr size_t kReportsMax = 65536;
+constexpr char kBadWindow[] = "BAD_WINDOW";  // as any order of a coordinator that is impossible
 
 }  // namespace
 
@@ -43,7 +44,8 @@ std::vector<Effect> WorkerCore::State::Apply(Event event) {
 }
 
 bool WorkerCore::State::idle() const {
-  return windows_.empty() && doing_ == Doing::kNothing && !form_.has_value() && !leave_;
+  return windows_.empty() && doing_ == Doing::kNothing && !form_.has_value() &&
+         !connect_.has_value() && !leave_;
 }
 
 // ---- what the coordinator wants ----
@@ -58,7 +60,22 @@ void WorkerCore::State::OnFormGroup(v1::FormGroup& order) {
   held_ = {order.group(), order.epoch()};
   failed_ = false;
   reports_.BeginEpoch(order.epoch());
+  stages_ = std::max(order.stages(), 1);
+  way_ = stages_ == 1 ? Way::kStands : Way::kAwaited;
   form_ = std::move(order);
+}
+
+// It may come before the engine's answer to FormGroup, whose report has gone ahead.
+void WorkerCore::State::OnConnect(v1::Connect& order) {
+  if (order.epoch() != held_.epoch || failed_) return;
+  if (way_ != Way::kAwaited || order.endpoints_size() != stages_) {
+    return Fail(absl::InvalidArgumentError(absl::StrCat(
+                    "Connect with ", order.endpoints_size(), " endpoints, of a group of ", stages_,
+                    way_ == Way::kAwaited ? "" : " that needs none any more")),
+                kBadWindow);
+  }
+  way_ = Way::kOrdered;
+  connect_ = std::move(order);
 }
 
 void WorkerCore::State::OnDissolve(int64_t epoch) {
@@ -74,6 +91,7 @@ void WorkerCore::State::GiveUpGroup() {
 
 void WorkerCore::State::LeaveEngine() {
   form_.reset();
+  connect_.reset();
   leave_ = formed_ || doing_ != Doing::kNothing;
   windows_.clear();
   last_window_ = 0;
@@ -125,7 +143,12 @@ void WorkerCore::State::GoOn() {
     engine_stages_ = std::max(form_->stages(), 1);
     return Order(FormGroup{*std::exchange(form_, std::nullopt)}, Doing::kForming);
   }
-  if (!formed_ || reports_.kept().size() >= kReportsMax) return;
+  if (!formed_) return;
+  if (connect_.has_value()) {
+    connect_begun_ms_ = now_ms_;
+    return Order(Connect{*std::exchange(connect_, std::nullopt)}, Doing::kConnecting);
+  }
+  if (reports_.kept().size() >= kReportsMax) return;
   if (SaveWhatWasPutOff()) return;
   if (windows_.empty()) return;
   GoOnWithWindow();
@@ -144,6 +167,8 @@ void WorkerCore::State::On(const EngineDone& event) {
   switch (std::exchange(doing_, Doing::kNothing)) {
     case Doing::kForming:
       return OnFormed(event);
+    case Doing::kConnecting:
+      return OnConnected(event);
     case Doing::kLeaving:
       formed_ = false;
       leave_by_ms_ = kNever;
@@ -166,6 +191,15 @@ void WorkerCore::State::OnFormed(const EngineDone& event) {
   if (leave_) return;
   if (!formed_) return Fail(event.done.status(), "GROUP_FORM");
   Log(Note::Level::kInfo, absl::StrCat("group ", held_.group, ", epoch ", held_.epoch, ": formed"));
+}
+
+void WorkerCore::State::OnConnected(const EngineDone& event) {
+  if (leave_) return;
+  if (!event.done.ok()) return Fail(event.done.status(), "STAGE_LOST");
+  way_ = Way::kStands;
+  v1::Report report;
+  report.mutable_connected()->set_connect_seconds((now_ms_ - connect_begun_ms_) / 1000);
+  Report(std::move(report));
 }
 
 }  // namespace lorad::worker

@@ -33,6 +33,11 @@ struct CoreOptions {
 // coordinator which closes the stream. Before the next dial the engine must have left its group;
 // one that hangs ends the process.
 //
+// A group of several stages is formed in two phases: FormGroup, and once all stages have said
+// GroupFormed, Connect, which joins them. A stage that cannot be reached, or is gone later, ends the
+// group's epoch here: GroupFailed{STAGE_LOST}. Nothing waits for other stages when the group is
+// given up.
+//
 // Windows are executed in the order they came, for one group at a time. Cut answers the smallest
 // microbatch number k whose Forward (or Evaluate) is not yet enqueued and holds everything from k
 // on until CutAt says what is dropped; then each window at hand runs what follows from the

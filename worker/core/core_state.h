@@ -46,7 +46,9 @@ class WorkerCore::State {
     bool next_is_dropped() const { return !kept.empty() && !kept[static_cast<size_t>(next)]; }
   };
   enum class LinkState { kDown, kDialling, kStands, kHungUp };
-  enum class Doing { kNothing, kForming, kLeaving, kBeginning, kExecuting, kEnding };
+  enum class Doing { kNothing, kForming, kConnecting, kLeaving, kBeginning, kExecuting, kEnding };
+  // To the other stages of the group that is held. Of one stage it stands.
+  enum class Way { kAwaited, kOrdered, kStands };
   enum class Verdict { kGo, kWait, kSkip };
 
   // ---- core_stream.cc: the coordinator, time, the process ----
@@ -67,6 +69,7 @@ class WorkerCore::State {
 
   // ---- core.cc: the group ----
   void OnFormGroup(v1::FormGroup& order);
+  void OnConnect(v1::Connect& order);
   void OnDissolve(int64_t epoch);
   // Nothing is held any more; the engine leaves what it has.
   void GiveUpGroup();
@@ -75,6 +78,7 @@ class WorkerCore::State {
   void On(EngineReported& event);
   void On(const EngineDone& event);
   void OnFormed(const EngineDone& event);
+  void OnConnected(const EngineDone& event);
   void Report(v1::Report report);
   // The epoch is over for this worker: reports it to the coordinator and lets go of everything.
   void Fail(const absl::Status& status, std::string_view otherwise);
@@ -131,6 +135,10 @@ class WorkerCore::State {
   bool leave_ = false;           // ... which is not wanted any more,
   double leave_by_ms_ = kNever;  // and is to be left by then
   std::optional<v1::FormGroup> form_;
+  int32_t stages_ = 1;  // of the group that is held
+  Way way_ = Way::kStands;
+  std::optional<v1::Connect> connect_;
+  double connect_begun_ms_ = 0;
   int64_t engine_epoch_ = 0;   // of the engine's group
   int32_t engine_stage_ = 0;   // what it has of the model: this stage
   int32_t engine_stages_ = 1;  // of so many

@@ -69,6 +69,8 @@ void WorkerCore::State::OnOrder(v1::CoordinatorMessage& message) {
   switch (message.content_case()) {
     case v1::CoordinatorMessage::kFormGroup:
       return OnFormGroup(*message.mutable_form_group());
+    case v1::CoordinatorMessage::kConnect:
+      return OnConnect(*message.mutable_connect());
     case v1::CoordinatorMessage::kWindow:
       return OnWindow(*message.mutable_window());
     case v1::CoordinatorMessage::kCut:

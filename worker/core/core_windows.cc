@@ -24,6 +24,11 @@ constexpr char kBadWindow[] = "BAD_WINDOW";
 
 void WorkerCore::State::OnWindow(v1::Window& window) {
   if (window.epoch() != held_.epoch || failed_) return;
+  if (way_ != Way::kStands) {
+    return Fail(absl::InvalidArgumentError(absl::StrCat("window ", window.number(),
+                                                        " came before this stage is Connected")),
+                kBadWindow);
+  }
   if (window.number() != last_window_ + 1) {
     return Fail(absl::InvalidArgumentError(
                     absl::StrCat("window ", window.number(), " came after ", last_window_)),
@@ -74,12 +79,17 @@ void WorkerCore::State::OnCutAt(const v1::CutAt& order) {
     const std::vector<bool> before = std::exchange(pending.kept, {});
     pending.kept = KeptAfterCut(*pending.window, order.first_dropped(), before, &losses);
     pending.cut_jobs.insert(losses.jobs.begin(), losses.jobs.end());
-    // Of what is done or under way, only loads of a stage that is ahead of the first one.
+    // Of what is done or under way: loads of a stage that is ahead of the first one, and a Recv of
+    // what that has not begun, so that nobody sends it.
     for (int i = 0; i < pending.next; ++i) {
       const v1::Operation& operation = pending.window->operations(i);
       const bool was_kept = before.empty() || before[static_cast<size_t>(i)];
-      if (operation.kind() != v1::Operation::LOAD_SLOT || !was_kept) continue;
-      if (!pending.kept[static_cast<size_t>(i)]) pending.loads_undone.push_back(operation.job());
+      if (!was_kept || pending.kept[static_cast<size_t>(i)]) continue;
+      if (operation.kind() == v1::Operation::LOAD_SLOT) {
+        pending.loads_undone.push_back(operation.job());
+      } else if (operation.kind() == v1::Operation::RECV && executing_.get() == &operation) {
+        Do(GiveUpReceive{});
+      }
     }
   }
 }

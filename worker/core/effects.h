@@ -38,6 +38,11 @@ struct FormGroup {
   v1::FormGroup order;
 };
 
+// Of several stages: this one is joined with the others.
+struct Connect {
+  v1::Connect order;
+};
+
 // Group and slots go. No upload is under way.
 struct LeaveGroup {};
 
@@ -57,6 +62,9 @@ struct EndWindow {
   std::set<std::string> cut_jobs;
 };
 
+// The Recv under way is for activations that are never sent: it ends, done with false.
+struct GiveUpReceive {};
+
 // ---- calls ----
 
 // One try to bring the shard that a Save has staged to the coordinator, given up after timeout_ms.
@@ -67,8 +75,9 @@ struct Upload {
   int64_t timeout_ms = 0;
 };
 
-// Uploads, and the fetch of a LoadSlot, that were ordered before this and have not ended do so
-// soon, with CANCELLED.
+// Uploads, the fetch of a LoadSlot, and whatever the engine's order under way waits for from other
+// stages: what was ordered before this and has not ended does so soon, with an error. The way to
+// the other stages is of no more use.
 struct CancelCalls {};
 
 // ---- the process ----
@@ -93,7 +102,8 @@ struct End {
   absl::Status status;
 };
 
-using Effect = std::variant<Dial, HangUp, Say, FormGroup, LeaveGroup, BeginWindow, Execute,
-                            EndWindow, Upload, CancelCalls, ReadMemory, SetTimer, Note, End>;
+using Effect =
+    std::variant<Dial, HangUp, Say, FormGroup, Connect, LeaveGroup, BeginWindow, Execute, EndWindow,
+                 GiveUpReceive, Upload, CancelCalls, ReadMemory, SetTimer, Note, End>;
 
 }  // namespace lorad::worker

@@ -33,10 +33,12 @@ struct EngineReported {
 
 // The one answer to each order of the engine.
 //   OK, true     done
-//   OK, false    Execute: dropped, for its job has failed
-//   error        FormGroup: not formed, with a reason for GroupFailed as payload.
-//                BeginWindow, Execute: the window cannot be executed. Execute of a LoadSlot, and
-//                UNAVAILABLE: what it starts from cannot be had now, and nothing has been reported.
+//   OK, false    Execute: dropped, for its job has failed, or the Recv was given up
+//   error        with a reason for GroupFailed as payload, or without:
+//                FormGroup: not formed. Connect: another stage is not there, or refuses.
+//                BeginWindow, Execute: the window cannot be executed, or another stage is gone.
+//                Execute of a LoadSlot, and UNAVAILABLE: what it starts from cannot be had now, and
+//                nothing has been reported.
 struct EngineDone {
   absl::StatusOr<bool> done;
   int64_t staged_bytes = 0;  // Execute of a Save that was done: of the whole shard

@@ -182,6 +182,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   formed.set_reserved_bytes(engine->group_bytes_);
   formed.set_baseline_resident_bytes(baseline_bytes);
   formed.set_load_seconds((environment.clock() - started_ms) / 1000);
+  formed.set_endpoint(environment.context.endpoint);
   engine->Report(std::move(report));
   return engine;
 }

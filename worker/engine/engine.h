@@ -63,10 +63,9 @@ class Engine : public GroupEngine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // The way to the other stages; before the first window. REQUIRES: there are several. An error of
-  // the transport, here and later, has the reason STAGE_LOST.
-  absl::Status Connect(std::unique_ptr<Transport> transport);
-
+  // REQUIRES: there are several stages. An error of the transport, here and later, has the reason
+  // STAGE_LOST.
+  absl::Status Connect(Transport* transport) override;
   absl::Status BeginWindow(std::shared_ptr<const v1::Window> window) override;
   void EndWindow() override;
   absl::StatusOr<bool> Execute(const v1::Operation& operation) override;
@@ -103,7 +102,8 @@ class Engine : public GroupEngine {
 
   // ---- engine_border.cc ----
   absl::Status CheckTransfer(const v1::Operation& operation) const;
-  absl::Status RecvActivations(const v1::Operation& operation);
+  // False: it was given up.
+  absl::StatusOr<bool> RecvActivations(const v1::Operation& operation);
   absl::Status SendActivations(const v1::Operation& operation);
   absl::Status RecvGradient(const v1::Operation& operation);
   absl::Status SendGradient(const v1::Operation& operation);
@@ -153,7 +153,7 @@ class Engine : public GroupEngine {
   std::map<int64_t, const v1::Microbatch*> microbatches_;  // of window_
 
   // Of several stages.
-  std::unique_ptr<Transport> transport_;
+  Transport* transport_ = nullptr;
   Model::Border before_;
   Model::Border behind_;
   // The microbatch whose output, or gradient, the model holds: a Send, or a Backward, takes it.

@@ -25,9 +25,9 @@ absl::Status Unexpected(const Passage& passage, int64_t microbatch, int64_t rows
 
 }  // namespace
 
-absl::Status Engine::Connect(std::unique_ptr<Transport> transport) {
+absl::Status Engine::Connect(Transport* transport) {
   assert(stages_ > 1 && transport_ == nullptr);
-  transport_ = std::move(transport);
+  transport_ = transport;
   before_ = model_->before();
   behind_ = model_->behind();
   absl::Status status;
@@ -60,13 +60,19 @@ absl::Status Engine::CheckTransfer(const v1::Operation& operation) const {
                    operation.peer(), ": this is stage ", stage_, " of ", stages_));
 }
 
-absl::Status Engine::RecvActivations(const v1::Operation& operation) {
+absl::StatusOr<bool> Engine::RecvActivations(const v1::Operation& operation) {
   absl::Status status = CheckTransfer(operation);
   if (!status.ok()) return status;
   auto flight = Begin(operation.microbatch());
   if (!flight.ok()) return flight.status();
-  const auto passage = transport_->WaitReceived(Lane::kActivations);
-  if (!passage.ok()) return Lost(passage.status());
+  const auto received = transport_->WaitReceived(Lane::kActivations);
+  if (!received.ok()) return Lost(received.status());
+  const std::optional<Passage>& passage = *received;
+  if (!passage.has_value()) {  // a cut drops it, and with it the batches that it has begun
+    place_taken_[(*flight)->place] = false;
+    flights_.erase(operation.microbatch());
+    return false;
+  }
   if (passage->microbatch != (*flight)->number() || passage->rows != (*flight)->rows) {
     return Unexpected(*passage, (*flight)->number(), (*flight)->rows);
   }
@@ -74,7 +80,9 @@ absl::Status Engine::RecvActivations(const v1::Operation& operation) {
     for (const int32_t index : passage->lost) span.lost = span.lost || span.index == index;
   }
   model_->ExchangeInput((*flight)->place, before_.coming);
-  return PostReceive(Lane::kActivations, before_.coming);
+  status = PostReceive(Lane::kActivations, before_.coming);
+  if (!status.ok()) return status;
+  return true;
 }
 
 absl::Status Engine::SendActivations(const v1::Operation& operation) {
@@ -111,8 +119,9 @@ absl::Status Engine::RecvGradient(const v1::Operation& operation) {
         gradient_of_.has_value() ? absl::StrCat("that of ", *gradient_of_, " is used and sent")
                                  : "its Forward"));
   }
-  const auto passage = transport_->WaitReceived(Lane::kGradients);
-  if (!passage.ok()) return Lost(passage.status());
+  const auto received = transport_->WaitReceived(Lane::kGradients);
+  if (!received.ok()) return Lost(received.status());
+  const std::optional<Passage>& passage = *received;  // never given up: its Forward was kept
   const bool expected = passage->rows == flight->rows || passage->rows == 0;
   if (passage->microbatch != flight->number() || !expected) {
     return Unexpected(*passage, flight->number(), flight->rows);

@@ -56,7 +56,7 @@ absl::StatusOr<bool> Engine::Execute(const v1::Operation& operation) {
     case v1::Operation::BACKWARD:
       return Done(Backward(operation));
     case v1::Operation::RECV:
-      return Done(operation.gradient() ? RecvGradient(operation) : RecvActivations(operation));
+      return operation.gradient() ? Done(RecvGradient(operation)) : RecvActivations(operation);
     case v1::Operation::SEND:
       return Done(operation.gradient() ? SendGradient(operation) : SendActivations(operation));
     case v1::Operation::LOAD_SLOT:

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "lorad/worker/v1/worker.pb.h"
+#include "worker/transport/transport.h"
 
 namespace lorad::worker {
 
@@ -28,12 +29,16 @@ class GroupEngine {
  public:
   virtual ~GroupEngine() = default;
 
+  // Of several stages: the way to the others, once, before the first window. It outlives this.
+  virtual absl::Status Connect(Transport* transport) = 0;
+
   // Its microbatches may end in a later window: then it is kept alive here.
   virtual absl::Status BeginWindow(std::shared_ptr<const v1::Window> window) = 0;
   virtual void EndWindow() = 0;
 
-  // False: dropped, because its job has failed. An error is a window that cannot be executed, but
-  // for LoadSlot's UNAVAILABLE: its content cannot be had now, and another try may follow.
+  // False: dropped, because its job has failed, or what it was to receive was given up. An error is
+  // a window that cannot be executed, or another stage that is gone, but for LoadSlot's UNAVAILABLE:
+  // its content cannot be had now, and another try may follow.
   virtual absl::StatusOr<bool> Execute(const v1::Operation& operation) = 0;
 
   // These jobs lose what their open batches have accumulated.
@@ -47,6 +52,8 @@ class GroupEngine {
 // The surroundings that an engine may use while it forms and executes, on its own thread.
 struct EngineContext {
   std::function<void(v1::Report)> report;
+  // Of several stages: where the others reach this one, for GroupFormed.
+  std::string endpoint = {};
   // Fetches the content that a slot starts from, once, within timeout_ms (Bulk::Fetch).
   std::function<absl::Status(const v1::FetchSlotContentRequest&, int64_t timeout_ms,
                              const std::function<absl::Status(std::string_view)>& sink)>

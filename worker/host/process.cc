@@ -1,5 +1,6 @@
 #include "worker/host/process.h"
 
+#include <limits.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -37,6 +38,12 @@ int64_t KilobytesOf(const char* path, const std::string& key) {
 
 int64_t ResidentBytes() { return KilobytesOf("/proc/self/status", "VmRSS:"); }
 int64_t PeakResidentBytes() { return KilobytesOf("/proc/self/status", "VmHWM:"); }
+
+std::string HostName() {
+  char name[HOST_NAME_MAX + 1] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "";
+}
+
 int64_t MachineMemoryBytes() { return KilobytesOf("/proc/meminfo", "MemTotal:"); }
 
 std::string NumericsId(const kernels::Backend& backend) {

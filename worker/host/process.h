@@ -13,6 +13,9 @@ namespace lorad::worker {
 int64_t ResidentBytes();
 int64_t PeakResidentBytes();
 
+// The name of this machine; empty where it has none.
+std::string HostName();
+
 // All of the machine's memory.
 int64_t MachineMemoryBytes();
 

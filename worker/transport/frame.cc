@@ -45,7 +45,7 @@ absl::StatusOr<FrameHeader> ParseFrameHeader(std::string_view bytes) {
   const uint64_t zero = Read(bytes, 12, 4);
   const uint64_t body = Read(bytes, 16, 8);
   const bool of_tensor = kind == static_cast<uint32_t>(FrameKind::kTensor);
-  if (kind < 1 || kind > 3 || zero != 0 || head > kFrameHeadBytesMax ||
+  if (kind < 1 || kind > 4 || zero != 0 || head > kFrameHeadBytesMax ||
       body > (of_tensor ? kFrameBodyBytesMax : 0)) {
     return absl::InternalError(absl::StrCat("a frame of kind ", kind, " with a head of ", head,
                                             " and a body of ", body, " bytes is none of a stage"));

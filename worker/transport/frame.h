@@ -1,7 +1,7 @@
 // How bytes on a connection between stages are cut:
 //
 //   0   magic      "LORD"
-//   4   kind       1 hello, 2 note, 3 tensor
+//   4   kind       1 hello, 2 note, 3 tensor, 4 room: the other side has memory for the next tensor
 //   8   head       bytes of the head: a StageHello, a note, a StagePassage
 //   12  zero
 //   16  body       bytes of the body: the rows of a tensor; else 0
@@ -18,7 +18,7 @@
 
 namespace lorad::worker {
 
-enum class FrameKind : uint32_t { kHello = 1, kNote = 2, kTensor = 3 };
+enum class FrameKind : uint32_t { kHello = 1, kNote = 2, kTensor = 3, kRoom = 4 };
 
 inline constexpr int64_t kFrameHeaderBytes = 24;
 inline constexpr int64_t kFrameHeadBytesMax = 1 << 20;

@@ -93,7 +93,7 @@ absl::StatusOr<FileDescriptor> DialStage(int stage, v1::StageHello::Purpose purp
     return absl::Status(status.code(),
                         absl::StrCat("stage ", stage, " at ", endpoint, ": ", status.message()));
   };
-  auto socket = Dial(endpoint, options.timeout_ms, deadline, wake_up);
+  auto socket = Dial(endpoint, options.silence_ms, deadline, wake_up);
   if (!socket.ok()) return failed(socket.status());
   absl::Status status = Write(*socket, HelloOf(me, purpose), deadline, wake_up);
   HelloReader answer;
@@ -169,7 +169,7 @@ class Reception {
     poll(fds.data(), fds.size(), static_cast<int>(std::max<int64_t>(left.count(), 0)) + 1);
     if (fds[0].revents != 0) return absl::CancelledError("interrupted");
     if (fds[1].revents == 0 || guests_.size() >= kGuestsMax) return absl::OkStatus();
-    auto accepted = Accept(listening_.get(), options_.timeout_ms);
+    auto accepted = Accept(listening_.get(), options_.silence_ms);
     if (accepted.ok()) guests_.push_back({*std::move(accepted), {}, In(options_.hello_ms)});
     return absl::OkStatus();  // who hangs up at once does not matter
   }

@@ -64,18 +64,26 @@ class Exchange {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<Passage> WaitReceived(int from, Lane lane) {
+  absl::StatusOr<std::optional<Passage>> WaitReceived(int from, Lane lane) {
     std::unique_lock lock(mutex_);
     Edge& edge = edges_[{from, lane}];
     const absl::Status status =
         Wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> std::optional<Time> {
           Meet(edge, true);
+          if (edge.given_up) return Time();
           if (!edge.landed.has_value()) return std::nullopt;
           return edge.landed->second;
         });
     if (!status.ok()) return status;
+    if (std::exchange(edge.given_up, false)) return std::nullopt;
     edge.receiving.reset();
     return std::exchange(edge.landed, std::nullopt)->first;
+  }
+
+  void GiveUpReceive(int from, Lane lane) {
+    std::lock_guard lock(mutex_);
+    edges_[{from, lane}].given_up = true;
+    changed_.notify_all();
   }
 
   absl::Status SendNote(int from, int to, std::string note) {
@@ -111,6 +119,7 @@ class Exchange {
     std::optional<std::pair<Passage, TensorView>> sending;
     std::optional<TensorView> receiving;
     std::optional<std::pair<Passage, Time>> landed;  // in `receiving`, to be seen from then on
+    bool given_up = false;                           // a wait for it has nothing to wait for
   };
 
   Time Later() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -186,9 +195,10 @@ class InProcessTransport final : public Transport {
   absl::Status PostReceive(Lane lane, const TensorView& memory) override {
     return exchange_->PostReceive(From(lane), lane, memory);
   }
-  absl::StatusOr<Passage> WaitReceived(Lane lane) override {
+  absl::StatusOr<std::optional<Passage>> WaitReceived(Lane lane) override {
     return exchange_->WaitReceived(From(lane), lane);
   }
+  void GiveUpReceive(Lane lane) override { exchange_->GiveUpReceive(From(lane), lane); }
   absl::Status SendNote(int stage, std::string note) override {
     return exchange_->SendNote(stage_, stage, std::move(note));
   }

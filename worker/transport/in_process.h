@@ -18,7 +18,7 @@ struct InProcessOptions {
   Moment moment = Moment::kAtOnce;
   int64_t delay_us_max = 0;  // a tensor or a note comes this much later at most, by the seed
   uint64_t seed = 0;
-  int64_t timeout_ms = 30'000;  // of every wait
+  int64_t timeout_ms = 30'000;  // of every wait: in one process a stage that is late is stuck
 };
 
 // Transports of `stages` stages in one process, stage 0's first. Each belongs to a thread of its

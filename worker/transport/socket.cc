@@ -29,9 +29,10 @@ absl::Status Failed(std::string_view what) {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-absl::StatusOr<Addresses> Resolve(const std::string& host, const std::string& port, int flags) {
+absl::StatusOr<Addresses> Resolve(const std::string& host, const std::string& port, int flags,
+                                  int type = SOCK_STREAM) {
   addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_socktype = type;
   hints.ai_flags = flags | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
@@ -143,6 +144,26 @@ absl::StatusOr<FileDescriptor> Dial(const std::string& endpoint, int64_t silence
   if (error == 0) return dialled;
   errno = error;
   return Failed(absl::StrCat("cannot reach ", endpoint));
+}
+
+// A connected datagram socket has its route looked up, and with it its own address.
+absl::StatusOr<std::string> LocalAddressTowards(const std::string& endpoint) {
+  const auto parsed = ParseEndpoint(endpoint);
+  if (!parsed.ok()) return parsed.status();
+  const auto addresses = Resolve(parsed->host, parsed->port, 0, SOCK_DGRAM);
+  if (!addresses.ok()) return addresses.status();
+  const addrinfo& address = **addresses;
+  const FileDescriptor asking(socket(address.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage own = {};
+  socklen_t length = sizeof(own);
+  char text[NI_MAXHOST] = {};
+  if (!asking.open() || connect(asking.get(), address.ai_addr, address.ai_addrlen) != 0 ||
+      getsockname(asking.get(), reinterpret_cast<sockaddr*>(&own), &length) != 0 ||
+      getnameinfo(reinterpret_cast<const sockaddr*>(&own), length, text, sizeof(text), nullptr, 0,
+                  NI_NUMERICHOST) != 0) {
+    return Failed(absl::StrCat("no address of this machine leads to ", endpoint));
+  }
+  return std::string(text);
 }
 
 absl::Status Await(int fd, short events, Deadline deadline, const WakeUp& wake_up) {

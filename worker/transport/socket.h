@@ -62,6 +62,9 @@ absl::StatusOr<FileDescriptor> Accept(int listening, int64_t silence_ms);
 absl::StatusOr<FileDescriptor> Dial(const std::string& endpoint, int64_t silence_ms,
                                     Deadline deadline, const WakeUp& wake_up);
 
+// The address of this machine from which `endpoint` is reached; nothing is sent. Errors as Dial's.
+absl::StatusOr<std::string> LocalAddressTowards(const std::string& endpoint);
+
 // Until `fd` is ready for `events` (poll(2)). Errors as Dial's.
 absl::Status Await(int fd, short events, Deadline deadline, const WakeUp& wake_up);
 

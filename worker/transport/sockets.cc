@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cassert>
 #include <condition_variable>
 #include <deque>
@@ -35,6 +36,7 @@ struct Outgoing {
   std::string head;
   const char* body = nullptr;
   int64_t body_bytes = 0;
+  bool of_tensor = false;
   int64_t done = 0;
 
   int64_t bytes() const { return static_cast<int64_t>(head.size()) + body_bytes; }
@@ -47,6 +49,8 @@ struct Connection {
   int peer = 0;
 
   std::deque<Outgoing> out;
+  std::optional<Outgoing> waiting;  // a tensor, until the other side has room for it
+  bool room = false;                // the other side has, and the next tensor may go
 
   // The frame that comes: header and head, then the body.
   std::string in;
@@ -58,11 +62,22 @@ struct Connection {
   std::optional<TensorView> posted;  // where the next one lands
   v1::StagePassage coming;           // head_is_here
   std::optional<Passage> landed;
+  bool given_up = false;  // a wait for it has nothing to wait for
 
   std::deque<std::string> notes;
 
-  // A body is read into memory that somebody has posted, and not before.
-  bool wants_in() const { return !head_is_here || posted.has_value(); }
+  // A tensor goes when the other side has room for it: then nothing that is sent waits in a socket,
+  // and a peer whose kernel takes nothing any more is gone.
+  void Go() {
+    if (!waiting.has_value() || !room) return;
+    out.push_back(*std::exchange(waiting, std::nullopt));
+    room = false;
+  }
+  bool sends() const {
+    return waiting.has_value() || std::any_of(out.begin(), out.end(), [](const Outgoing& frame) {
+             return frame.of_tensor;
+           });
+  }
 };
 
 // One thread moves all bytes; calls leave and take them under the lock.
@@ -95,10 +110,12 @@ class SocketsTransport final : public Transport {
     const int64_t bytes = BytesOf(memory, passage.rows);
     std::lock_guard lock(mutex_);
     if (!broken_.ok()) return broken_;
-    Outgoing frame{.head = BeginFrame(FrameKind::kTensor, head.SerializeAsString(), bytes),
-                   .body = BytesAt(memory, 0),
-                   .body_bytes = bytes};
-    Tensors(To(lane)).out.push_back(std::move(frame));
+    Connection& connection = Tensors(To(lane));
+    connection.waiting = {.head = BeginFrame(FrameKind::kTensor, head.SerializeAsString(), bytes),
+                          .body = BytesAt(memory, 0),
+                          .body_bytes = bytes,
+                          .of_tensor = true};
+    connection.Go();
     wake_up_.Set();
     return absl::OkStatus();
   }
@@ -106,7 +123,7 @@ class SocketsTransport final : public Transport {
   absl::Status WaitSent(Lane lane) override {
     std::unique_lock lock(mutex_);
     const Connection& connection = Tensors(To(lane));
-    return Wait(lock, To(lane), [&] { return connection.out.empty(); });
+    return Wait(lock, To(lane), [&] { return !connection.sends(); });
   }
 
   absl::Status PostReceive(Lane lane, const TensorView& memory) override {
@@ -115,17 +132,25 @@ class SocketsTransport final : public Transport {
     if (!broken_.ok()) return broken_;
     Connection& connection = Tensors(From(lane));
     connection.posted = memory;
+    connection.out.push_back({.head = BeginFrame(FrameKind::kRoom, "", 0)});
     wake_up_.Set();
     return absl::OkStatus();
   }
 
-  absl::StatusOr<Passage> WaitReceived(Lane lane) override {
+  absl::StatusOr<std::optional<Passage>> WaitReceived(Lane lane) override {
     std::unique_lock lock(mutex_);
     Connection& connection = Tensors(From(lane));
-    const absl::Status status =
-        Wait(lock, From(lane), [&] { return connection.landed.has_value(); });
+    const absl::Status status = Wait(
+        lock, From(lane), [&] { return connection.landed.has_value() || connection.given_up; });
     if (!status.ok()) return status;
-    return *std::exchange(connection.landed, std::nullopt);
+    if (std::exchange(connection.given_up, false)) return std::nullopt;
+    return std::exchange(connection.landed, std::nullopt);
+  }
+
+  void GiveUpReceive(Lane lane) override {
+    std::lock_guard lock(mutex_);
+    Tensors(From(lane)).given_up = true;
+    changed_.notify_all();
   }
 
   absl::Status SendNote(int stage, std::string note) override {
@@ -165,13 +190,13 @@ class SocketsTransport final : public Transport {
   absl::Status Wait(std::unique_lock<std::mutex>& lock, int stage, Ready ready)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const auto limit =
-        std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.timeout_ms);
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.wait_ms);
     const bool in_time = changed_.wait_until(
         lock, limit,
         [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !broken_.ok() || ready(); });
     if (!in_time) {
-      Break(absl::DeadlineExceededError(
-          absl::StrCat("stage ", stage, " has not answered for ", options_.timeout_ms, " ms")));
+      Break(absl::DeadlineExceededError(absl::StrCat(
+          "stage ", stage, " lives, but has sent nothing for ", options_.wait_ms, " ms")));
     }
     return broken_;
   }
@@ -190,8 +215,7 @@ class SocketsTransport final : public Transport {
     while (broken_.ok()) {
       fds = {{wake_up_.fd(), POLLIN, 0}};
       for (const auto& [key, connection] : connections_) {
-        const int events = (connection.wants_in() ? POLLIN : 0) |
-                           (connection.out.empty() ? 0 : POLLOUT) | POLLRDHUP;
+        const int events = POLLIN | (connection.out.empty() ? 0 : POLLOUT) | POLLRDHUP;
         fds.push_back({connection.socket.get(), static_cast<short>(events), 0});
       }
       lock.unlock();
@@ -238,12 +262,11 @@ class SocketsTransport final : public Transport {
   }
 
   absl::Status Read(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    while (connection.wants_in()) {
+    while (true) {
       const auto more = connection.head_is_here ? ReadBody(connection) : ReadHead(connection);
       if (!more.ok()) return more.status();
-      if (!*more) break;
+      if (!*more) return absl::OkStatus();
     }
-    return absl::OkStatus();
   }
 
   // True: it may go on at once.
@@ -273,17 +296,28 @@ class SocketsTransport final : public Transport {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const FrameKind kind = connection.header->kind;
     const bool of_notes = connection.purpose == v1::StageHello::NOTES;
-    if (kind != (of_notes ? FrameKind::kNote : FrameKind::kTensor)) {
+    if (kind == FrameKind::kHello || (kind == FrameKind::kNote) != of_notes) {
       return absl::InternalError("it sends what does not belong on this connection");
     }
+    if (kind == FrameKind::kTensor) return TakePassage(connection, head);
     if (of_notes) {
       connection.notes.push_back(std::move(head));
-      connection.in.clear();
-      connection.header.reset();
-      return true;
+    } else {
+      connection.room = true;
+      connection.Go();
     }
+    connection.in.clear();
+    connection.header.reset();
+    return true;
+  }
+
+  absl::StatusOr<bool> TakePassage(Connection& connection, const std::string& head)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!connection.coming.ParseFromString(head)) {
       return absl::InternalError("what it says of a tensor cannot be read");
+    }
+    if (!connection.posted.has_value()) {
+      return absl::InternalError("it sends a tensor that there is no room for");
     }
     connection.head_is_here = true;
     connection.body_done = 0;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,15 +34,18 @@ struct Passage {
 //            order in which they were sent; any number may be on their way.
 //
 // Every connection was opened with (epoch, stage, stages, numerics id), the same on both sides, or
-// refused. Every wait is bounded: DEADLINE_EXCEEDED after the transport's time limit, UNAVAILABLE
-// at once where the other stage is gone, and what Interrupt was given. After any of these the
-// transport is of no more use, and each later call gives that first error again. Errors of what the
-// other side sent (another microbatch's place, more rows than there is memory) are INTERNAL.
+// refused. Waits end with UNAVAILABLE where the other stage is gone, as soon as that is known, and
+// with what Interrupt was given. A stage that lives is waited for: it may have to wait for others
+// itself, for a slot's content or for a checkpoint on its way up, and only the coordinator knows
+// for how long; it calls Interrupt where that is too long. A limit (DEADLINE_EXCEEDED) is the last
+// resort, far behind all of that. After any of these the transport is of no more use, and each
+// later call gives that first error again. Errors of what the other side sent (another microbatch's
+// place, more rows than there is memory) are INTERNAL.
 //
 // Memory: belongs to the caller, is the host's, and is at rest when it is handed over: what is sent
 // is written, what is received into is read. From Send to WaitSent, and from PostReceive to
 // WaitReceived, it is the transport's.
-// Threads: one calls; Interrupt may come from any.
+// Threads: one calls; Interrupt and GiveUpReceive may come from any.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -54,8 +58,12 @@ class Transport {
   virtual absl::Status WaitSent(Lane lane) = 0;
   // Where the lane's next tensor lands. REQUIRES: none is awaited on the lane.
   virtual absl::Status PostReceive(Lane lane, const kernels::TensorView& memory) = 0;
-  // Until it has landed. REQUIRES: PostReceive.
-  virtual absl::StatusOr<Passage> WaitReceived(Lane lane) = 0;
+  // Until it has landed, or nothing: it was given up, and its memory stays posted. REQUIRES:
+  // PostReceive.
+  virtual absl::StatusOr<std::optional<Passage>> WaitReceived(Lane lane) = 0;
+  // One WaitReceived of the lane, under way or the next, does not wait any more: what it is for is
+  // never sent. REQUIRES: so it is; it would end otherwise.
+  virtual void GiveUpReceive(Lane lane) = 0;
 
   // REQUIRES, of both: one of the two stages is 0.
   virtual absl::Status SendNote(int stage, std::string note) = 0;

@@ -13,7 +13,7 @@
 namespace lorad::worker {
 namespace {
 
-constexpr SocketsOptions kQuick{.join_ms = 400, .hello_ms = 100, .timeout_ms = 2'000};
+constexpr SocketsOptions kQuick{.join_ms = 400, .hello_ms = 100, .wait_ms = 2'000};
 
 std::string MessageOf(const absl::StatusOr<std::unique_ptr<Transport>>& joined) {
   return std::string(joined.status().message());
@@ -169,6 +169,49 @@ TEST_CASE("a join ends where nobody listens, where no endpoint is one, and when 
   CHECK(absl::IsCancelled(
       (*listener)->Join({7, 0, 2, "numerics"}, {(*listener)->endpoint(), ""}).status()));
   other.join();
+}
+
+TEST_CASE("a neighbour that lives is waited for, however much is to be sent to it") {
+  // A tensor that no socket holds, for which there is room long after the kernel would have taken a
+  // peer that reads nothing for dead.
+  const auto stages = JoinBySockets(2, {.silence_ms = 1'000});
+  std::vector<float> values(16 << 20, 1);
+  std::vector<float> memory(values.size());
+  const auto view = [](std::vector<float>& of) {
+    return kernels::HostMatrix(of.data(), static_cast<int64_t>(of.size()) / 1024, 1024);
+  };
+  REQUIRE(stages[0]->Send(Lane::kActivations, {1, view(values).rows}, view(values)).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(3'500));
+  REQUIRE(stages[1]->PostReceive(Lane::kActivations, view(memory)).ok());
+  CHECK(stages[1]->WaitReceived(Lane::kActivations).ok());
+  CHECK(stages[0]->WaitSent(Lane::kActivations).ok());
+  CHECK((memory == values));
+}
+
+TEST_CASE("a tensor that comes before there is room for it ends the transport") {
+  auto first = SocketsListener::Open("127.0.0.1", kQuick);
+  REQUIRE(first.ok());
+  absl::StatusOr<std::unique_ptr<Transport>> joined = absl::UnknownError("");
+  std::thread other([&] {
+    joined = (*first)->Join({7, 0, 2, "numerics"}, {(*first)->endpoint(), "127.0.0.1:1"});
+  });
+  Raw tensors((*first)->endpoint());
+  tensors.SayHello(7, 1, v1::StageHello::TENSORS);
+  Raw notes((*first)->endpoint());
+  notes.SayHello(7, 1, v1::StageHello::NOTES);
+  other.join();
+  REQUIRE(joined.ok());
+  tensors.Say(BeginFrame(FrameKind::kTensor, v1::StagePassage().SerializeAsString(), 0));
+  const absl::Status status = (*joined)->WaitNote(1).status();
+  CHECK(absl::IsInternal(status));
+  CHECK_THAT(std::string(status.message()), Catch::Contains("no room"));
+}
+
+TEST_CASE("the address towards a coordinator of this machine is loopback's") {
+  CHECK(*LocalAddressTowards("127.0.0.1:4571") == "127.0.0.1");
+  CHECK(*LocalAddressTowards("[::1]:4571") == "::1");
+  CHECK(absl::IsInvalidArgument(LocalAddressTowards("nowhere").status()));
+  CHECK(absl::IsUnavailable(LocalAddressTowards("no.such.host.invalid:1").status()));
 }
 
 TEST_CASE("what is no frame, or on the wrong connection, ends the transport") {

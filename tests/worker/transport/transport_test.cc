@@ -37,7 +37,7 @@ std::vector<Kind> Kinds() {
           {"in process, at last", in_process(Moment::kAtLast, 0)},
           {"in process, shuffled and slow", in_process(Moment::kShuffled, 500)},
           {"sockets", [](int stages, int64_t timeout_ms) {
-             return JoinBySockets(stages, {.timeout_ms = timeout_ms});
+             return JoinBySockets(stages, {.wait_ms = timeout_ms});
            }}};
 }
 
@@ -171,6 +171,32 @@ TEST_CASE("an interruption ends every wait, under way or to come") {
       CHECK(wait(*stages[1]) == absl::AbortedError("dissolved"));
       other.join();
       CHECK(stages[1]->WaitNote(0).status() == absl::AbortedError("dissolved"));
+    }
+  }
+}
+
+TEST_CASE("a wait that is given up ends without a tensor, and the next one has the memory") {
+  for (const Kind& kind : Kinds()) {
+    for (const bool under_way : {true, false}) {
+      INFO(kind.name << (under_way ? ", under way" : ", before it waits"));
+      const Transports stages = kind.join(2, 60'000);
+      Tensor memory(1, 4, -1);
+      REQUIRE(stages[1]->PostReceive(Lane::kActivations, memory.view).ok());
+      std::thread other([&] {
+        if (under_way) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        stages[1]->GiveUpReceive(Lane::kActivations);
+      });
+      if (!under_way) other.join();
+      const auto nothing = stages[1]->WaitReceived(Lane::kActivations);
+      REQUIRE(nothing.ok());
+      CHECK_FALSE(nothing->has_value());
+      if (under_way) other.join();
+      Tensor sent(1, 4);
+      REQUIRE(stages[0]->Send(Lane::kActivations, {9, 1}, sent.view).ok());
+      const auto passage = stages[1]->WaitReceived(Lane::kActivations);
+      REQUIRE(passage.ok());
+      CHECK(*passage == Passage{9, 1});
+      CHECK((memory.values == sent.values));
     }
   }
 }

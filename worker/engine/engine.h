@@ -80,12 +80,14 @@ class Engine : public GroupEngine {
   absl::StatusOr<Resident*> Find(const std::string& job);
   absl::StatusOr<const v1::Microbatch*> FindMicrobatch(int64_t number) const;
   absl::StatusOr<bool> ExecuteOfJob(const v1::Operation& operation);
-  // No microbatch in flight has rows of the job, or of its batch of `step`.
+  // No microbatch in flight has rows of the job, or of its batch of `step`, but of dropped batches.
   absl::Status CheckLanded(const v1::Operation& operation, bool of_step) const;
 
   // ---- engine_microbatch.cc ----
   absl::StatusOr<Flight*> Begin(int64_t microbatch);
   absl::StatusOr<Flight> Prepare(const v1::Microbatch& microbatch);
+  // For the backend, as its segments are now.
+  void PrepareRows(Flight* flight);
   absl::Status AddSegment(const v1::Segment& segment, int32_t index, Resident* resident,
                           Flight* flight);
   absl::Status AddLossRows(const v1::Segment& segment, int64_t first_row, Flight* flight,
@@ -95,8 +97,6 @@ class Engine : public GroupEngine {
   Model::Pass PassOf(const Flight& flight) const;
   // To the way back; its place is free.
   void Land(Flight* flight);
-  // Rows of the job's batch are between their Forward and the end of their Backward.
-  bool InFlight(const Resident& resident) const;
   absl::Status Run(const v1::Operation& operation);
   absl::Status Backward(const v1::Operation& operation);
 
@@ -132,6 +132,7 @@ class Engine : public GroupEngine {
   void FailJob(const std::string& job, Resident* resident, int64_t step,
                const std::vector<int64_t>& sequences, const std::string& what);
   void DropBatch(Resident* resident);
+  void DropRows(const Resident& resident, Flight* flight);
   void Report(v1::Report report);
 
   const Environment environment_;

@@ -173,11 +173,14 @@ absl::StatusOr<Flight> Engine::Prepare(const v1::Microbatch& microbatch) {
     if (status.ok()) status = AddSegment(segment, index, *resident, &flight);
     if (!status.ok()) return status;
   }
-  if (flight.rows > 0) {
-    flight.batch = environment_.backend->PrepareBatch(
-        {.ids = flight.ids, .segments = flight.segments, .loss_rows = flight.loss_rows});
-  }
+  PrepareRows(&flight);
   return flight;
+}
+
+void Engine::PrepareRows(Flight* flight) {
+  if (flight->rows == 0) return;
+  flight->batch = environment_.backend->PrepareBatch(
+      {.ids = flight->ids, .segments = flight->segments, .loss_rows = flight->loss_rows});
 }
 
 // ---- in flight ----
@@ -216,23 +219,8 @@ Model::Pass Engine::PassOf(const Flight& flight) const {
 void Engine::Land(Flight* flight) {
   place_taken_[flight->place] = false;
   const int64_t number = flight->number();
-  std::set<Resident*> aboard;
-  for (const LossSpan& span : flight->spans) aboard.insert(span.resident);
   way_back_->Add(std::move(*flight));
   flights_.erase(number);
-  for (Resident* resident : aboard) {
-    if (resident->drops_when_landed && !InFlight(*resident)) DropBatch(resident);
-  }
-}
-
-bool Engine::InFlight(const Resident& resident) const {
-  for (const auto& [number, flight] : flights_) {
-    for (const LossSpan& span : flight.spans) {
-      const bool trains = span.segment->mode() == v1::Segment::TRAIN;
-      if (span.resident == &resident && trains) return true;
-    }
-  }
-  return false;
 }
 
 // Forward, or Evaluate: forward without a way back.
@@ -280,9 +268,9 @@ absl::Status Engine::Backward(const v1::Operation& operation) {
   if (model_->has_head()) flight->gradient_rows = flight->LossRows() > 0 ? flight->rows : 0;
   std::vector<float> weights(flight->loss_rows.size());
   for (const LossSpan& span : flight->spans) {
-    const std::optional<OpenBatch>& batch = span.resident->batch;
-    if (span.segment->mode() != v1::Segment::TRAIN || !batch.has_value()) continue;
-    const auto trained = static_cast<double>(batch->expected.trained_tokens());
+    const bool trains = span.segment->mode() == v1::Segment::TRAIN;
+    if (!trains || span.resident == nullptr || !span.resident->batch.has_value()) continue;
+    const auto trained = static_cast<double>(span.resident->batch->expected.trained_tokens());
     std::fill_n(weights.begin() + span.first, span.count, static_cast<float>(-1.0 / trained));
   }
   if (flight->rows > 0) {

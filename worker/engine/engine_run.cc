@@ -101,7 +101,7 @@ absl::StatusOr<bool> Engine::ExecuteOfJob(const v1::Operation& operation) {
 absl::Status Engine::CheckLanded(const v1::Operation& operation, bool of_step) const {
   for (const auto& [number, flight] : flights_) {
     for (const LossSpan& span : flight.spans) {
-      if (span.segment->job() != operation.job()) continue;
+      if (span.resident == nullptr || span.segment->job() != operation.job()) continue;
       const bool trains = span.segment->mode() == v1::Segment::TRAIN;
       if (of_step && !(trains && span.segment->step() == operation.step())) continue;
       return absl::InvalidArgumentError(absl::StrCat(v1::Operation::Kind_Name(operation.kind()),

@@ -28,7 +28,6 @@ absl::Status Engine::CheckComplete(const std::string& job, const OpenBatch& batc
 
 void Engine::DropBatch(Resident* resident) {
   resident->CloseBatch();
-  resident->drops_when_landed = false;
   if (resident->slot == nullptr) return;
   way_back_->EnqueueNorms();
   way_back_->EnqueueSteps();
@@ -39,12 +38,27 @@ void Engine::DropBatch(Resident* resident) {
 void Engine::DropBatches(const std::set<std::string>& jobs) {
   for (auto& [job, resident] : residents_) {
     if (!resident.batch.has_value() || jobs.count(job) == 0) continue;
-    if (InFlight(resident)) {
-      resident.drops_when_landed = true;  // its Backward still adds to the sums
-    } else {
-      DropBatch(&resident);
-    }
+    for (auto& [number, flight] : flights_) DropRows(resident, &flight);
+    DropBatch(&resident);
   }
+}
+
+// What is in flight of a batch that is dropped goes on with the adapter off, and nothing of it
+// reaches the job any more: its next batch may begin before these rows are back, and its slot may
+// end.
+void Engine::DropRows(const Resident& resident, Flight* flight) {
+  bool any = false;
+  for (size_t i = 0; i < flight->spans.size(); ++i) {
+    LossSpan& span = flight->spans[i];
+    if (span.resident != &resident || span.segment->mode() != v1::Segment::TRAIN) continue;
+    span.resident = nullptr;
+    flight->segments[i].mode = kernels::Mode::kReference;
+    flight->segments[i].slot = -1;
+    any = true;
+  }
+  if (!any) return;
+  environment_.backend->Synchronize();  // before the batch goes that the device may use
+  PrepareRows(flight);
 }
 
 void Engine::FailJob(const std::string& job, Resident* resident, int64_t step,

@@ -46,7 +46,6 @@ struct Resident {
   std::optional<OpenBatch> batch;
   std::optional<int64_t> normed_step;  // of the batch whose norm is on its way back
   std::optional<Verdict> verdict;
-  bool drops_when_landed = false;  // a cut has dropped its batch while rows of it are in flight
 
   // The batch ends, with its step or without.
   void CloseBatch() {
@@ -58,7 +57,7 @@ struct Resident {
 
 // Consecutive loss rows of one segment.
 struct LossSpan {
-  Resident* resident = nullptr;
+  Resident* resident = nullptr;  // null: a cut has dropped the batch that it is of
   const v1::Segment* segment = nullptr;
   int64_t first = 0;
   int64_t count = 0;

@@ -88,12 +88,9 @@ void WayBack::ReadMicrobatch() {
   std::vector<SequenceLoss> losses = LossesOf(flight);
   for (size_t i = 0; i < losses.size(); ++i) {
     const LossSpan& span = flight.spans[i];
-    std::optional<OpenBatch>& batch = span.resident->batch;
-    if (span.segment->mode() != v1::Segment::TRAIN || !batch.has_value()) continue;
-    // A cut may have dropped the batch that it was of.
-    if (batch->expected.step() == span.segment->step()) {
-      batch->losses[span.segment->sequence()] = losses[i];
-    }
+    const bool trains = span.segment->mode() == v1::Segment::TRAIN;
+    if (!trains || span.resident == nullptr || !span.resident->batch.has_value()) continue;
+    span.resident->batch->losses[span.segment->sequence()] = losses[i];
   }
   const bool evaluates =
       std::any_of(flight.spans.begin(), flight.spans.end(),

@@ -51,11 +51,10 @@ TEST_CASE("what the command line says of workers") {
 
 TEST_CASE("auto takes every GPU that the worker can use, else the CPU") {
   storage::TempDirectory directory;
-  auto commands = WorkerCommands(
-      {.memory_bytes = 2000000,
-       .precision = "fp32",
-       .stage_address = "10.0.0.7",
-       .binary = FakeWorker(directory, kTwoGpus)});
+  auto commands = WorkerCommands({.memory_bytes = 2000000,
+                                  .precision = "fp32",
+                                  .stage_address = "10.0.0.7",
+                                  .binary = FakeWorker(directory, kTwoGpus)});
   REQUIRE(commands.ok());
   REQUIRE(Names(*commands) == std::vector<std::string>{"cuda-0", "cuda-1"});
   CHECK(Has((*commands)[1], "--device=cuda:1"));

@@ -51,25 +51,59 @@ const worker::v1::Microbatch& SimEngine::Find(int64_t number) const {
   return window_->microbatches(0);
 }
 
-absl::StatusOr<bool> SimEngine::CarryOut(const worker::Effect& order) {
-  absl::StatusOr<bool> done = true;
+SimEngine::Flight& SimEngine::InFlight(int64_t number) {
+  const auto flight = flights_.find(number);
+  if (flight == flights_.end()) FAIL("microbatch " << number << " is not in flight");
+  return flight->second;
+}
+
+void SimEngine::CarryOut(const worker::Effect& order, const Done& done) {
   std::visit(Overloaded{
                  [&](const worker::FormGroup& form) {
-                   if (const absl::Status status = Form(form.order); !status.ok()) done = status;
+                   const absl::Status status = Form(form.order);
+                   status.ok() ? done(true) : done(status);
                  },
-                 [&](const worker::LeaveGroup&) { slots_.clear(); },
-                 [&](const worker::BeginWindow& begin) { window_ = begin.window; },
-                 [&](const worker::Execute& execute) { done = Execute(*execute.operation); },
-                 [&](const worker::EndWindow& end) { EndWindow(end.cut_jobs); },
+                 [&](const worker::Connect& connect) {
+                   REQUIRE(stage_ != nullptr);
+                   const auto& endpoints = connect.order.endpoints();
+                   stage_->Join({endpoints.begin(), endpoints.end()}, done);
+                 },
+                 [&](const worker::LeaveGroup&) {
+                   stage_.reset();
+                   slots_.clear();
+                   flights_.clear();
+                   done(true);
+                 },
+                 [&](const worker::BeginWindow& begin) {
+                   window_ = begin.window;
+                   done(true);
+                 },
+                 [&](const worker::Execute& execute) { Execute(*execute.operation, done); },
+                 [&](const worker::EndWindow& end) {
+                   EndWindow(end.cut_jobs);
+                   done(true);
+                 },
                  [](const auto&) { FAIL("this is no order of an engine"); },
              },
              order);
-  return done;
+}
+
+void SimEngine::Interrupt() {
+  if (stage_ != nullptr) stage_->Interrupt(absl::CancelledError("the group is given up"));
+}
+
+void SimEngine::GiveUpReceive() {
+  REQUIRE(stage_ != nullptr);
+  stage_->GiveUpReceive();
 }
 
 absl::Status SimEngine::Form(const worker::v1::FormGroup& order) {
+  stage_.reset();
   slots_.clear();
+  flights_.clear();
+  shares_.clear();
   capacity_tokens_ = order.capacity_tokens();
+  in_flight_max_ = static_cast<size_t>(std::max(order.microbatches_in_flight(), 1));
   if (script_.memory_taken || capacity_tokens_ > script_.group_tokens_most) {
     absl::Status taken = absl::ResourceExhaustedError("no memory is left");
     taken.SetPayload(storage::Absl(storage::kReasonPayload), absl::Cord("MEMORY_TAKEN"));
@@ -82,19 +116,42 @@ absl::Status SimEngine::Form(const worker::v1::FormGroup& order) {
   }
   worker::v1::Report report;
   report.mutable_group_formed()->set_reserved_bytes(1000);
+  if (order.stages() > 1) {
+    REQUIRE(hooks_.net != nullptr);
+    stage_ = std::make_unique<SimStage>(*hooks_.net, order.epoch(), order.stage(), order.stages());
+    report.mutable_group_formed()->set_endpoint(stage_->endpoint());
+  }
   hooks_.report(std::move(report));
   return absl::OkStatus();
 }
 
-// A batch that a cut left half done is started over.
+// A batch that a cut left half done is started over; nothing of it that is in flight counts.
 void SimEngine::EndWindow(const std::set<std::string>& cut_jobs) {
   window_.reset();
   for (const std::string& job : cut_jobs) {
-    if (auto slot = slots_.find(job); slot != slots_.end()) slot->second.sequences.clear();
+    const auto slot = slots_.find(job);
+    if (slot == slots_.end()) continue;
+    slot->second.sequences.clear();
+    slot->second.batch.reset();
+    for (auto& [number, flight] : flights_) flight.dropped.insert(job);
   }
 }
 
-absl::StatusOr<bool> SimEngine::Execute(const Operation& operation) {
+void SimEngine::Execute(const Operation& operation, const Done& done) {
+  switch (operation.kind()) {
+    case Operation::RECV:
+      return Receive(operation, done);
+    case Operation::SEND:
+      return Send(operation, done);
+    case Operation::CLIP_DOWN:
+      if (stage_ != nullptr) return ClipDown(operation, done);
+      return done(true);
+    default:
+      return done(ExecuteAlone(operation));
+  }
+}
+
+absl::StatusOr<bool> SimEngine::ExecuteAlone(const Operation& operation) {
   switch (operation.kind()) {
     case Operation::LOAD_SLOT:
       return Load(operation);
@@ -102,16 +159,14 @@ absl::StatusOr<bool> SimEngine::Execute(const Operation& operation) {
       Free(operation.job());
       return true;
     case Operation::FORWARD:
-      for (const auto& segment : Find(operation.microbatch()).segments()) {
-        const Slot& slot = At(segment.job());
-        if (!slot.failed) REQUIRE(segment.step() == slot.step + 1);
-      }
+    case Operation::EVALUATE:
+      Forward(operation);
       return true;
     case Operation::BACKWARD:
-      Backward(Find(operation.microbatch()));
+      Backward(operation);
       return true;
-    case Operation::EVALUATE:
-      Evaluate(Find(operation.microbatch()));
+    case Operation::NORM_UP:
+      if (stage_ != nullptr) NormUp(operation);
       return true;
     case Operation::STEP:
       if (At(operation.job()).failed) return false;
@@ -134,6 +189,7 @@ absl::StatusOr<bool> SimEngine::Load(const Operation& operation) {
   worker::v1::Report report;
   if (script_.memory_taken || capacity_tokens_ > script_.slot_tokens_most) {
     slot.failed = true;
+    slot.loaded = false;
     report.mutable_slot_failed()->set_job(job);
     report.mutable_slot_failed()->set_reason("MEMORY_TAKEN");
     report.mutable_slot_failed()->set_message("no memory is left");
@@ -154,23 +210,59 @@ absl::StatusOr<bool> SimEngine::Load(const Operation& operation) {
 }
 
 void SimEngine::Free(const std::string& job) {
+  for (const auto& [number, flight] : flights_) {
+    for (const auto& segment : flight.microbatch->segments()) {
+      REQUIRE((segment.job() != job || flight.dropped.contains(job)));
+    }
+  }
   REQUIRE(slots_.erase(job) == 1);
   worker::v1::Report report;
   report.mutable_slot_freed()->set_job(job);
   hooks_.report(std::move(report));
 }
 
-void SimEngine::Backward(const worker::v1::Microbatch& microbatch) {
-  for (const auto& segment : microbatch.segments()) {
-    At(segment.job()).sequences[segment.sequence()]++;
+// Its rows have come, or are made here.
+SimEngine::Flight& SimEngine::Begin(int64_t number) {
+  Flight flight;
+  flight.window = window_;
+  flight.microbatch = &Find(number);
+  for (const auto& segment : flight.microbatch->segments()) {
+    Slot& slot = At(segment.job());
+    if (slot.failed) flight.lost.insert(segment.job());
+    if (segment.mode() != worker::v1::Segment::TRAIN) continue;
+    if (!slot.failed) REQUIRE(segment.step() == slot.step + 1);
+    if (slot.batch.has_value()) continue;
+    const auto batch = std::ranges::find_if(window_->batches(), [&](const auto& entry) {
+      return entry.job() == segment.job() && entry.step() == segment.step();
+    });
+    REQUIRE(batch != window_->batches().end());
+    slot.batch = *batch;
   }
-  Report(microbatch, true);
+  REQUIRE(flights_.size() < in_flight_max_);
+  return flights_.emplace(number, std::move(flight)).first->second;
 }
 
-void SimEngine::Evaluate(const worker::v1::Microbatch& microbatch) {
+void SimEngine::Forward(const Operation& operation) {
+  Flight& flight = first() ? Begin(operation.microbatch()) : InFlight(operation.microbatch());
+  if (operation.kind() == Operation::FORWARD) return;
+  flight.evaluates = true;
+  Evaluate(flight);
+  if (last()) flights_.erase(operation.microbatch());
+}
+
+void SimEngine::Backward(const Operation& operation) {
+  const Flight& flight = InFlight(operation.microbatch());
+  for (const auto& segment : flight.microbatch->segments()) {
+    if (!flight.dropped.contains(segment.job())) At(segment.job()).sequences[segment.sequence()]++;
+  }
+  Report(*flight.microbatch, true);
+  if (first()) flights_.erase(operation.microbatch());
+}
+
+void SimEngine::Evaluate(const Flight& flight) {
   std::map<std::string, worker::v1::Report> reports;
-  for (const auto& segment : microbatch.segments()) {
-    if (At(segment.job()).failed) continue;
+  for (const auto& segment : flight.microbatch->segments()) {
+    if (!last() || flight.lost.contains(segment.job())) continue;
     REQUIRE(segment.mode() == worker::v1::Segment::EVALUATE);
     REQUIRE(segment.step() == At(segment.job()).step);
     worker::v1::EvaluateDone& done = *reports[segment.job()].mutable_evaluate_done();
@@ -183,38 +275,47 @@ void SimEngine::Evaluate(const worker::v1::Microbatch& microbatch) {
                       ValidationLoss(segment.job(), segment.step(), segment.sequence()));
   }
   for (auto& [job, report] : reports) hooks_.report(std::move(report));
-  Report(microbatch, false);
+  Report(*flight.microbatch, false);
+}
+
+bool SimEngine::IsBad(const Operation& step) const {
+  const auto bad = script_.bad_steps.find(step.job());
+  return (bad != script_.bad_steps.end() && bad->second == step.step()) ||
+         step.learning_rate() > script_.finite_rate_max;
+}
+
+void SimEngine::ReportNotFinite(const Operation& operation) {
+  worker::v1::Report report;
+  report.mutable_not_finite()->set_job(operation.job());
+  report.mutable_not_finite()->set_step(operation.step());
+  report.mutable_not_finite()->set_what("loss");
+  hooks_.report(std::move(report));
 }
 
 void SimEngine::Step(const Operation& operation) {
   Slot& slot = At(operation.job());
-  const auto batch = std::ranges::find_if(
-      window_->batches(), [&](const auto& entry) { return entry.job() == operation.job(); });
-  REQUIRE(batch != window_->batches().end());
+  REQUIRE(slot.batch.has_value());
+  const worker::v1::Batch batch = *std::exchange(slot.batch, std::nullopt);
   // Each sequence of the batch exactly once.
-  REQUIRE(static_cast<int64_t>(slot.sequences.size()) == batch->sequences());
+  REQUIRE(static_cast<int64_t>(slot.sequences.size()) == batch.sequences());
   for (const auto& [sequence, times] : slot.sequences) REQUIRE(times == 1);
   slot.sequences.clear();
   REQUIRE(operation.step() == slot.step + 1);
-  worker::v1::Report report;
-  const auto bad = script_.bad_steps.find(operation.job());
-  const bool is_bad = bad != script_.bad_steps.end() && bad->second == operation.step();
-  if (is_bad || operation.learning_rate() > script_.finite_rate_max) {
+  if (stage_ == nullptr && IsBad(operation)) {  // of several, ClipDown has said so
     slot.failed = true;
-    report.mutable_not_finite()->set_job(operation.job());
-    report.mutable_not_finite()->set_step(operation.step());
-    report.mutable_not_finite()->set_what("loss");
-    return hooks_.report(std::move(report));
+    return ReportNotFinite(operation);
   }
   slot.step = operation.step();
+  if (!last()) return;
+  worker::v1::Report report;
   worker::v1::StepDone& done = *report.mutable_step_done();
   done.set_job(operation.job());
   done.set_step(operation.step());
   done.set_loss(TrainLoss(operation.job(), operation.step()));
   done.set_grad_norm(done.loss() / 2);
   done.set_learning_rate(operation.learning_rate());
-  done.set_tokens(batch->tokens());
-  done.set_trained_tokens(batch->trained_tokens());
+  done.set_tokens(batch.tokens());
+  done.set_trained_tokens(batch.trained_tokens());
   done.set_step_time_ms(1);
   hooks_.report(std::move(report));
 }
@@ -224,8 +325,9 @@ void SimEngine::Report(const worker::v1::Microbatch& microbatch, bool backward) 
   int64_t tokens = 0, squares = 0;
   for (const auto& segment : microbatch.segments()) {
     jobs.insert(segment.job());
-    tokens += segment.input_ids_size();
-    squares += int64_t{segment.input_ids_size()} * segment.input_ids_size();
+    const int64_t length = segment.tokens() > 0 ? segment.tokens() : segment.input_ids_size();
+    tokens += length;
+    squares += length * length;
   }
   worker::v1::Report report;
   worker::v1::MicrobatchDone& done = *report.mutable_microbatch_done();

@@ -35,10 +35,11 @@ WorkerProcess* FindConnection(const std::vector<std::unique_ptr<WorkerProcess>>&
 }
 
 WorkerProcess::WorkerProcess(const Machine& machine, Clockwork& clock, CoordinatorSide& coordinator,
-                             const WorkerScript& script)
+                             const WorkerScript& script, StageNet* net)
     : clock_(clock),
       coordinator_(coordinator),
       script_(script),
+      net_(net),
       hello_(HelloOf(machine)),
       order_us_(machine.order_us) {}
 
@@ -53,6 +54,7 @@ void WorkerProcess::Start() {
     ApplyLater(0, worker::EngineReported{std::move(report)});
   };
   hooks.fetch = [this](const std::string& content) { return coordinator_.Fetch(content); };
+  hooks.net = net_;
   engine_ = std::make_unique<SimEngine>(std::move(hooks), script_);
   Apply(worker::Started{});
 }
@@ -97,7 +99,9 @@ void WorkerProcess::Do(worker::Effect effect) {
                  [&](worker::HangUp&) { EndStream(absl::CancelledError("hung up")); },
                  [&](worker::Say& say) { Say(std::move(say.message)); },
                  [&](worker::Upload& upload) { Upload(upload); },
+                 [&](worker::GiveUpReceive&) { engine_->GiveUpReceive(); },
                  [&](worker::CancelCalls&) {
+                   engine_->Interrupt();
                    for (const auto& [upload, tried] : uploads_) {
                      clock_.Later(IfAlive([this, upload = upload, number = tried.number] {
                        EndTry(upload, number, absl::CancelledError("given up"));
@@ -144,10 +148,12 @@ void WorkerProcess::CarryOut(worker::Effect order) {
     if (operation.kind() == worker::v1::Operation::SAVE) staged_bytes = SimEngine::kStagedBytes;
   }
   CheckUploads(order);
-  const worker::EngineDone done{engine_->CarryOut(order), staged_bytes};
-  // Behind the reports of this order, which lie on the agenda.
-  clock_.At(clock_.now_us(),
-            IfAlive([this, done] { ApplyLater(mischief_.slowness * order_us_, done); }));
+  engine_->CarryOut(order, [this, staged_bytes](const absl::StatusOr<bool>& done) {
+    const worker::EngineDone answer{done, staged_bytes};
+    // Behind the reports of this order, which lie on the agenda.
+    clock_.At(clock_.now_us(),
+              IfAlive([this, answer] { ApplyLater(mischief_.slowness * order_us_, answer); }));
+  });
 }
 
 void WorkerProcess::CheckUploads(const worker::Effect& order) const {

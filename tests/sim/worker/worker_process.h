@@ -53,9 +53,9 @@ struct Machine {
 
 class WorkerProcess {
  public:
-  // All three outlive it.
+  // All of them outlive it. `net`: where groups have several stages.
   WorkerProcess(const Machine& machine, Clockwork& clock, CoordinatorSide& coordinator,
-                const WorkerScript& script);
+                const WorkerScript& script, StageNet* net = nullptr);
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
 
@@ -119,6 +119,7 @@ class WorkerProcess {
   Clockwork& clock_;
   CoordinatorSide& coordinator_;
   const WorkerScript& script_;
+  StageNet* const net_;
   const worker::v1::Hello hello_;
   const int64_t order_us_;
   Mischief mischief_;

@@ -1,0 +1,168 @@
+#include "tests/sim/worker/sim_stage.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "storage/files/errors.h"
+
+namespace lorad::sim {
+namespace {
+
+constexpr int64_t kJoinUs = 10'000'000;
+// One has landed, one lies in the sender's memory.
+constexpr int kOnTheirWayMax = 2;
+
+absl::Status Lost(absl::Status status) {
+  status.SetPayload(storage::Absl(storage::kReasonPayload), absl::Cord("STAGE_LOST"));
+  return status;
+}
+
+}  // namespace
+
+// ---- the net ----
+
+std::string StageNet::Enter(SimStage* stage) {
+  std::string endpoint = absl::StrCat("stage:", ++endpoints_);
+  stages_[endpoint] = stage;
+  return endpoint;
+}
+
+void StageNet::Carry(const std::string& from, const std::string& to,
+                     std::function<void(SimStage*)> arrive) {
+  int64_t& free_us = free_us_[{from, to}];
+  free_us = std::max(free_us, clock_.now_us() + clock_.Delay());
+  clock_.At(free_us, [this, to, arrive = std::move(arrive)] {
+    const auto found = stages_.find(to);
+    arrive(found == stages_.end() ? nullptr : found->second);
+  });
+}
+
+// ---- a stage ----
+
+SimStage::SimStage(StageNet& net, int64_t epoch, int stage, int stages)
+    : net_(net), epoch_(epoch), stage_(stage), stages_(stages), endpoint_(net.Enter(this)) {}
+
+SimStage::~SimStage() {
+  waiting_.reset();
+  Break(absl::CancelledError("it has ended"));
+  net_.Leave(endpoint_);
+}
+
+void SimStage::Wait(std::function<bool()> ready, std::function<void(const absl::Status&)> then) {
+  REQUIRE_FALSE(waiting_.has_value());
+  waiting_ = {std::move(ready), std::move(then)};
+  Look();
+}
+
+void SimStage::Look() {
+  if (!waiting_.has_value() || (broken_.ok() && !waiting_->ready())) return;
+  const Waiting waiting = *std::exchange(waiting_, std::nullopt);
+  waiting.then(broken_);
+}
+
+// The others learn of it.
+void SimStage::Break(const absl::Status& why) {
+  if (!broken_.ok()) return;
+  broken_ = Lost(why);
+  for (int stage = 0; stage < static_cast<int>(endpoints_.size()); ++stage) {
+    if (stage == stage_) continue;
+    Carry(stage, [from = stage_](SimStage& other) {
+      other.Break(absl::UnavailableError(absl::StrCat("stage ", from, " is gone")));
+    });
+  }
+  Look();
+}
+
+// To a stage of the same group; others take nothing.
+void SimStage::Carry(int stage, std::function<void(SimStage&)> arrive) {
+  const std::string& to = endpoints_.at(static_cast<size_t>(stage));
+  net_.Carry(endpoint_, to, [epoch = epoch_, stage, arrive = std::move(arrive)](SimStage* other) {
+    if (other != nullptr && other->epoch_ == epoch && other->stage_ == stage) arrive(*other);
+  });
+}
+
+void SimStage::Join(const std::vector<std::string>& endpoints, Done done) {
+  REQUIRE(static_cast<int>(endpoints.size()) == stages_);
+  endpoints_ = endpoints;
+  for (int stage = 0; stage < stages_; ++stage) {
+    if (stage == stage_) continue;
+    Carry(stage, [from = stage_](SimStage& other) {
+      other.joined_.insert(from);
+      other.Look();
+    });
+  }
+  net_.clock_.AlarmAt(net_.clock_.now_us() + kJoinUs, [&net = net_, endpoint = endpoint_] {
+    const auto found = net.stages_.find(endpoint);
+    if (found == net.stages_.end()) return;
+    SimStage& stage = *found->second;
+    if (static_cast<int>(stage.joined_.size()) + 1 < stage.stages_) {
+      stage.Break(absl::DeadlineExceededError("not all stages have connected"));
+    }
+  });
+  Wait([this] { return static_cast<int>(joined_.size()) + 1 == stages_; },
+       [done = std::move(done)](const absl::Status& status) {
+         status.ok() ? done(true) : done(status);
+       });
+}
+
+void SimStage::Send(bool gradient, int64_t microbatch, const std::set<std::string>& lost,
+                    Done done) {
+  Lane& lane = lanes_[gradient];
+  Wait([&lane] { return lane.on_their_way < kOnTheirWayMax; },
+       [this, gradient, microbatch, lost, &lane,
+        done = std::move(done)](const absl::Status& status) {
+         if (!status.ok()) return done(status);
+         ++lane.on_their_way;
+         Carry(gradient ? stage_ - 1 : stage_ + 1, [gradient, microbatch, lost](SimStage& other) {
+           other.lanes_[gradient].come.push_back({microbatch, lost});
+           other.Look();
+         });
+         done(true);
+       });
+}
+
+void SimStage::Receive(bool gradient, int64_t microbatch, std::set<std::string>* lost, Done done) {
+  Lane& lane = lanes_[gradient];
+  const int from = gradient ? stage_ + 1 : stage_ - 1;
+  Wait([this, gradient, &lane] { return !lane.come.empty() || (given_up_ && !gradient); },
+       [=, this, &lane, done = std::move(done)](const absl::Status& status) {
+         if (!status.ok()) return done(status);
+         if (!gradient && std::exchange(given_up_, false)) return done(false);
+         const Tensor tensor = std::move(lane.come.front());
+         lane.come.pop_front();
+         REQUIRE(tensor.microbatch == microbatch);
+         lost->insert(tensor.lost.begin(), tensor.lost.end());
+         Carry(from, [gradient](SimStage& other) {
+           --other.lanes_[gradient].on_their_way;
+           other.Look();
+         });
+         done(true);
+       });
+}
+
+void SimStage::SendNote(int stage, worker::v1::StageNote note) {
+  if (!broken_.ok()) return;
+  Carry(stage, [from = stage_, note = std::move(note)](SimStage& other) {
+    other.notes_[from].push_back(note);
+    other.Look();
+  });
+}
+
+void SimStage::AwaitNote(int stage, OnNote on_note) {
+  std::deque<worker::v1::StageNote>& notes = notes_[stage];
+  Wait([&notes] { return !notes.empty(); },
+       [&notes, on_note = std::move(on_note)](const absl::Status& status) {
+         if (!status.ok()) return on_note(status);
+         const worker::v1::StageNote note = std::move(notes.front());
+         notes.pop_front();
+         on_note(note);
+       });
+}
+
+void SimStage::GiveUpReceive() {
+  given_up_ = true;
+  Look();
+}
+
+}  // namespace lorad::sim

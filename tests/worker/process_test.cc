@@ -13,6 +13,7 @@
 #include "tests/worker/fake_coordinator.h"
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"
+#include "tests/worker/stages.h"
 
 namespace lorad::worker {
 namespace {
@@ -144,6 +145,85 @@ TEST_CASE("its peak is what was planned") {
   std::cout << "peak over plan: " << ratio << ", of "
             << (formed.reserved_bytes() + slot_bytes) / (1 << 20) << " MiB" << std::endl;
   CHECK(ratio == Approx(1).margin(0.02));
+  kill(pid, SIGTERM);
+  CHECK(ExitStatus(pid) == 0);
+}
+
+// Stage `stage` of two of a model of six blocks.
+v1::CoordinatorMessage FormStage(int32_t stage) {
+  v1::CoordinatorMessage message;
+  v1::FormGroup& order = *message.mutable_form_group();
+  order.set_epoch(1);
+  order.set_model_path(MakeRandomModel(std::filesystem::temp_directory_path() / "process_model"));
+  order.set_stage(stage);
+  order.set_stages(2);
+  order.set_first_block(stage == 0 ? 0 : 3);
+  order.set_end_block(stage == 0 ? 3 : 6);
+  order.set_microbatches_in_flight(2);
+  order.set_capacity_tokens(128);
+  order.set_longest_sequence(100);
+  return message;
+}
+
+TEST_CASE("two processes train as two stages; of the one that is killed the other tells") {
+  FakeCoordinator coordinators[2];  // one's stream is one worker's
+  pid_t pids[2];
+  v1::CoordinatorMessage connect;
+  connect.mutable_connect()->set_epoch(1);
+  for (int32_t stage = 0; stage < 2; ++stage) {
+    pids[stage] = Start({"--coordinator", coordinators[stage].address(), "--threads", "1"});
+    CHECK_FALSE(coordinators[stage].AwaitHello().host().empty());
+    coordinators[stage].Send(FormStage(stage));
+    const v1::Report formed = coordinators[stage].AwaitReport(v1::Report::kGroupFormed);
+    connect.mutable_connect()->add_endpoints(formed.group_formed().endpoint());
+    CHECK_THAT(formed.group_formed().endpoint(), Catch::StartsWith("127.0.0.1:"));
+  }
+  for (FakeCoordinator& coordinator : coordinators) coordinator.Send(connect);
+  for (FakeCoordinator& coordinator : coordinators) {
+    CHECK(coordinator.AwaitReport(v1::Report::kConnected).connected().connect_seconds() < 1);
+  }
+  const TestJob job = MakeJob("a", 4, {"q_proj"}, RandomRows(2, 20, 90, 1), 1);
+  std::vector<v1::Window> windows = WindowsOfStages(OneStep(job).window(), 2, 2);
+  for (int32_t stage = 0; stage < 2; ++stage) {
+    v1::CoordinatorMessage message;
+    *message.mutable_window() = windows[static_cast<size_t>(stage)];
+    coordinators[stage].Send(message);
+  }
+  CHECK(coordinators[1].AwaitReport(v1::Report::kStepDone).step_done().loss() > 0);
+  coordinators[0].AwaitReport(v1::Report::kSaved);
+  coordinators[1].AwaitReport(v1::Report::kSaved);
+  CHECK(coordinators[1].header.stage() == 1);
+  CHECK(coordinators[1].header.stages() == 2);
+
+  // The next window reaches the last stage alone, which waits for the first one.
+  v1::CoordinatorMessage next;
+  next.mutable_window()->set_epoch(1);
+  next.mutable_window()->set_number(2);
+  *next.mutable_window()->add_microbatches() = windows[1].microbatches(0);
+  next.mutable_window()->mutable_microbatches(0)->set_number(2);
+  next.mutable_window()->mutable_microbatches(0)->mutable_segments(0)->set_step(2);
+  *next.mutable_window()->add_batches() = windows[1].batches(0);
+  next.mutable_window()->mutable_batches(0)->set_step(2);
+  *next.mutable_window()->add_operations() = Op(v1::Operation::RECV, int64_t{2});
+  coordinators[1].Send(next);
+  kill(pids[0], SIGKILL);
+  CHECK(ExitStatus(pids[0]) == 128 + SIGKILL);
+  const v1::GroupFailed failed =
+      coordinators[1].AwaitReport(v1::Report::kGroupFailed).group_failed();
+  CHECK(failed.reason() == "STAGE_LOST");
+  CHECK_THAT(failed.message(), Catch::Contains("stage 0"));
+  kill(pids[1], SIGTERM);
+  CHECK(ExitStatus(pids[1]) == 0);
+}
+
+TEST_CASE("an address of another machine is none to listen at for stages") {
+  FakeCoordinator coordinator;
+  const pid_t pid = Start({"--coordinator", coordinator.address(), "--stage-address", "192.0.2.1"});
+  coordinator.AwaitHello();
+  coordinator.Send(FormStage(0));
+  const v1::GroupFailed failed = coordinator.AwaitReport(v1::Report::kGroupFailed).group_failed();
+  CHECK(failed.reason() == "STAGE_ADDRESS");
+  CHECK_THAT(failed.message(), Catch::Contains("192.0.2.1") && Catch::Contains("--stage-address"));
   kill(pid, SIGTERM);
   CHECK(ExitStatus(pid) == 0);
 }

@@ -9,9 +9,9 @@
 
 #include "absl/status/statusor.h"
 #include "planner/cost/time.h"
-#include "planner/pipeline/cut.h"
 #include "planner/pipeline/grouping.h"
 #include "planner/pipeline/simulate.h"
+#include "planner/stages/cut.h"
 #include "planner/window/execute.h"
 #include "planner/window/pack.h"
 #include "planner/window/types.h"

@@ -19,26 +19,26 @@ constexpr double kTie = 1e-9;
 class Chooser {
  public:
   Chooser(Round& round, Lookahead& lookahead, size_t position)
-      : round_(round), lookahead_(lookahead), job_(round.queue[position]) {
-    const std::vector<bool>& robbed = lookahead.Robbed(position);
+      : round_(round),
+        lookahead_(lookahead),
+        job_(round.queue[position]),
+        robbed_(lookahead.Robbed(position)) {
     for (size_t i = 0; i < round.idle.size(); ++i) {
       const IdleWorker& idle = round.idle[i];
       if (idle.taken || !round.sizes.FitsAlone(job_.job_class, idle.worker_kind)) continue;
-      (robbed[idle.worker_kind] ? needed_ : free_).push_back(i);
+      (robbed_[idle.worker_kind] ? needed_ : free_).push_back(i);
     }
   }
 
   std::optional<Place> Choose() {
     // A suspect had better not be where others already are.
     if (job_.job->company_max > 0) {
-      Weigh(free_);
-      if (!best_) Weigh(needed_);
+      WeighIdle();
       if (!best_) WeighGroups();
       return best_;
     }
     WeighGroups();
-    Weigh(free_);
-    if (!best_) Weigh(needed_);
+    WeighIdle();
     if (best_ && best_->group) WeighEmpty();
     return best_;
   }
@@ -64,7 +64,7 @@ class Chooser {
       if (shorter && !group.pace.known && HasIdle(shape.device.kind)) continue;
       const double raise_s =
           group.SumOfEndsWith(job_.work, shape.capacity_tokens) - group.SumOfEnds();
-      Offer({g, 0, false, shape, raise_s},
+      Offer({.group = g, .shape = shape, .raise_s = raise_s},
             {0, shape.device.kind != DeviceKind::kCuda, -group.budget_bytes, group.worker});
     }
   }
@@ -74,6 +74,26 @@ class Chooser {
         free_, [&](size_t i) { return round_.idle[i].worker->device.kind == kind; });
   }
 
+  void WeighIdle() {
+    if (job_.needs != nullptr) return WeighSeveral();
+    Weigh(free_);
+    if (!best_) Weigh(needed_);
+  }
+
+  // A placement on idle workers, of which others have no more need unless it can go nowhere else.
+  void WeighSeveral() {
+    std::optional<Placement> placement = PlaceOnIdle(round_, job_, robbed_);
+    if (!placement && !best_) placement = PlaceOnIdle(round_, job_, {});
+    if (!placement) return;
+    const GroupState group = StateOf(round_.idle, *placement, job_.job->base_model,
+                                     *job_.job->model, round_.sizes, round_.paces);
+    const double raise_s = group.SumOfEndsWith(job_.work, group.shape.capacity_tokens);
+    const WorkerView& first = *round_.idle[placement->workers[0]].worker;
+    Offer({.several = placement, .shape = placement->shape, .raise_s = raise_s},
+          {group.delay_s > 0, first.device.kind != DeviceKind::kCuda, -first.budget_bytes,
+           first.name});
+  }
+
   void Weigh(const std::vector<size_t>& idle) {
     for (const size_t i : idle) {
       const WorkerView& worker = *round_.idle[i].worker;
@@ -81,7 +101,7 @@ class Chooser {
       const Pace& pace = round_.paces.Of(job_.job->base_model, worker.device_name);
       const GroupShape& shape =
           round_.sizes.AloneOn(job_.job_class, round_.idle[i].worker_kind).shape;
-      Offer({std::nullopt, i, false, shape, EndAlone(pace, shape, holds)},
+      Offer({.idle = i, .shape = shape, .raise_s = EndAlone(pace, shape, holds)},
             {!holds, worker.device.kind != DeviceKind::kCuda, -worker.budget_bytes, worker.name});
     }
   }
@@ -91,14 +111,14 @@ class Chooser {
   void WeighEmpty() {
     for (size_t g = 0; g < round_.groups.size(); ++g) {
       const GroupState& group = round_.groups[g];
-      if (!group.settled() || group.jobs > 0 || lookahead_.Asked(group.base) ||
-          !round_.FitsAlone(job_, group) || round_.Ahead(group) != nullptr) {
-        continue;
-      }
+      if (!group.settled() || group.jobs > 0 || lookahead_.Asked(group.base)) continue;
+      const std::optional<size_t> kind = round_.KindAlone(job_, group);
+      if (!kind || round_.Ahead(group) != nullptr) continue;
       const Pace& pace = round_.paces.Of(job_.job->base_model, group.device_name);
       if (!pace.known) continue;
-      const GroupShape& shape = round_.sizes.AloneOn(job_.job_class, group.worker_kind).shape;
-      Offer({g, 0, true, shape, EndAlone(pace, shape, false)},
+      const GroupShape& shape = round_.sizes.AloneOn(job_.job_class, *kind).shape;
+      const double end_s = EndAlone(pace, shape, false);
+      Offer({.group = g, .vacates = true, .shape = shape, .raise_s = end_s},
             {true, shape.device.kind != DeviceKind::kCuda, -group.budget_bytes, group.worker});
     }
   }
@@ -124,8 +144,9 @@ class Chooser {
   Round& round_;
   const Lookahead& lookahead_;
   const Waiter& job_;
-  std::vector<size_t> free_;    // idle workers that it fits,
-  std::vector<size_t> needed_;  // and those of them that others have more need of
+  const std::vector<bool>& robbed_;  // by kind of worker: others have more need of it
+  std::vector<size_t> free_;         // idle workers that it fits,
+  std::vector<size_t> needed_;       // and those of them that others have more need of
   std::optional<Place> best_;
   Rank rank_;
 };

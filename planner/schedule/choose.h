@@ -39,11 +39,12 @@ class Lookahead {
 };
 
 struct Place {
-  std::optional<size_t> group;  // index of Round::groups, or else
-  size_t idle = 0;              // of Round::idle
-  bool vacates = false;         // `group` has no jobs: it is to be dissolved, for its worker
-  GroupShape shape;             // of the group, with the job
-  double raise_s = 0;           // of the sum of ends
+  std::optional<size_t> group = {};       // index of Round::groups, or else
+  std::optional<Placement> several = {};  // on several idle workers, or else
+  size_t idle = 0;                        // of Round::idle
+  bool vacates = false;   // `group` has no jobs: it is to be dissolved, for its worker
+  GroupShape shape = {};  // of the group, with the job
+  double raise_s = 0;     // of the sum of ends
 };
 
 // None: the job fits nowhere, or is kept from where it fits.

@@ -6,8 +6,18 @@
 #include "planner/schedule/view.h"
 
 namespace lorad::planner {
+namespace {
 
-// "form w1 base=m 1024/900: a b", "admit g1: a", "wait #1: a (no worker is connected)",
+std::string StagesText(const Decision& decision) {
+  return absl::StrJoin(decision.stages, " | ", [](std::string* text, const StageView& stage) {
+    absl::StrAppend(text, stage.worker, " ", stage.range.first_block, "-",
+                    stage.range.end_block - 1);
+  });
+}
+
+}  // namespace
+
+// "form w1 base=m 1024/900: a b", "form w1 0-29 | w2 30-59 base=m 1024/900: a", "admit g1: a", "wait #1: a (no worker is connected)",
 // "evict g1: a for b", "replace g1 -> g2: a for b",
 // "replace g1 -> w1 base=m 1024/900: a (the jobs of both groups end ..)"
 const char* ToText(Decision::Kind kind) {
@@ -38,7 +48,8 @@ std::string ToText(const Decision& decision) {
   if (decision.kind == Decision::Kind::kReplace) absl::StrAppend(&text, " ->");
   if (!decision.to.empty()) absl::StrAppend(&text, " ", decision.to);
   if (!decision.worker.empty()) {
-    absl::StrAppend(&text, " ", decision.worker, " base=", decision.base_model);
+    absl::StrAppend(&text, " ", decision.stages.empty() ? decision.worker : StagesText(decision),
+                    " base=", decision.base_model);
   }
   if (decision.shape.capacity_tokens > 0) {
     absl::StrAppend(&text, " ", decision.shape.capacity_tokens, "/",

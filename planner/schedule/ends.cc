@@ -14,6 +14,12 @@ bool EndsBefore(const JobWork& a, const JobWork& b) {
 
 }  // namespace
 
+TimeCoefficients OfPipeline(const TimeCoefficients& times, double slowest_share) {
+  return {.constant_ms = slowest_share * times.constant_ms,
+          .token_ms = slowest_share * times.token_ms,
+          .squared_ms = slowest_share * times.squared_ms};
+}
+
 double RoundMs(const TimeCoefficients& times, int64_t step_tokens, int64_t capacity) {
   const auto tokens = static_cast<double>(step_tokens);
   const double microbatches = std::max(1.0, tokens / static_cast<double>(capacity));

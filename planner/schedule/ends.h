@@ -11,6 +11,11 @@
 //   end_j = end_(j - 1) + (n_j - n_(j - 1)) r(S_j),   end_0 = 0
 //   sum_j end_j = sum_j (k - j + 1) (n_j - n_(j - 1)) r(S_j)
 // which takes O(k log k), and O(k) where the jobs are sorted.
+//
+// The times of a base model (TimeCoefficients) are of all of it on one device: of a group of S
+// stages their sum over the stages. S workers are at S microbatches at once, so every a + b t costs
+// a round what it takes on the slowest stage, which does a share p of the work:
+//   a_S = p a,  b_S = p b;  p = 1 / S where stages are equal, the bubble aside
 #pragma once
 
 #include <cstddef>
@@ -29,6 +34,9 @@ struct JobWork {
 
   bool operator==(const JobWork&) const = default;
 };
+
+// Of a group of stages the slowest of which does that share of the work (stages/blocks.h).
+TimeCoefficients OfPipeline(const TimeCoefficients& times, double slowest_share);
 
 // r(S), in milliseconds. `capacity` (C) is of a microbatch, in tokens, above 0.
 double RoundMs(const TimeCoefficients& times, int64_t step_tokens, int64_t capacity);

@@ -52,8 +52,12 @@ class Chooser {
   // The fewest leavers after whom the job has its room in the group, if there are such.
   std::optional<Eviction> Clear(size_t g) const {
     const GroupState& group = groups_[g];
+    // Who needs several workers drives out nobody of another base model, and those who have several
+    // are not driven out by one: such groups drain.
+    const bool several = waiter_.needs != nullptr || !group.stages.empty();
+    if (several && group.base_model != job_.base_model) return std::nullopt;
     const Need need = NeedOf(group);
-    int64_t slot_bytes = group.slot_bytes;
+    StageBytes slot_bytes = group.slot_bytes;
     size_t jobs = group.jobs;
     for (const MemberState& member : group.members) {
       if (member.running == nullptr || !member.running->leaving) continue;
@@ -73,7 +77,7 @@ class Chooser {
     if (!HasRoom(group, need, slot_bytes, jobs)) return std::nullopt;
     // A large one may have made those before it unnecessary; the most important stay first.
     for (size_t i = chosen.size(); i-- > 0;) {
-      const int64_t bytes = group.members[chosen[i].member].slot_bytes;
+      const StageBytes& bytes = group.members[chosen[i].member].slot_bytes;
       if (!HasRoom(group, need, slot_bytes + bytes, jobs + 1)) continue;
       slot_bytes += bytes;
       ++jobs;
@@ -84,7 +88,7 @@ class Chooser {
 
   // The job's need of the group's worker, the slots of its other jobs apart.
   struct Need {
-    int64_t bytes = 0;
+    StageBytes bytes;
     bool alone = false;  // the group's base model is another
   };
   Need NeedOf(const GroupState& group) const {
@@ -92,13 +96,14 @@ class Chooser {
       return {.bytes = sizes_.AloneOn(waiter_.job_class, group.worker_kind).bytes, .alone = true};
     }
     const GroupShape shape = ShapeWith(sizes_, group, waiter_.job_class, job_.resumes);
-    return {.bytes = sizes_.GroupBytes(group.base, *group.model, shape) +
+    return {.bytes = sizes_.GroupBytes(group.base, *group.model, shape, group.worker_kind) +
                      sizes_.SlotBytes(waiter_.job_class, group.worker_kind)};
   }
 
-  static bool HasRoom(const GroupState& group, const Need& need, int64_t slot_bytes, size_t jobs) {
+  bool HasRoom(const GroupState& group, const Need& need, const StageBytes& slot_bytes,
+               size_t jobs) const {
     const size_t others_max = need.alone ? 0 : static_cast<size_t>(group.shape.slots_max) - 1;
-    return jobs <= others_max && Fits(need.bytes + slot_bytes, group.budget_bytes);
+    return jobs <= others_max && sizes_.Fit(need.bytes + slot_bytes, group.worker_kind);
   }
 
   // Those who can be re-placed first, then the least important first.
@@ -128,7 +133,7 @@ class Chooser {
 
   // The share of a group that re-placed jobs take.
   struct Taken {
-    int64_t bytes = 0;
+    StageBytes bytes;
     size_t jobs = 0;
   };
 
@@ -146,9 +151,9 @@ class Chooser {
       }
       const Taken before = taken.empty() ? Taken{} : taken[other];
       if (group.jobs + before.jobs >= static_cast<size_t>(group.shape.slots_max) ||
-          !Fits(group.bytes + group.slot_bytes + before.bytes +
-                    sizes_.SlotBytes(member.job_class, group.worker_kind),
-                group.budget_bytes)) {
+          !sizes_.Fit(group.bytes + group.slot_bytes + before.bytes +
+                          sizes_.SlotBytes(member.job_class, group.worker_kind),
+                      group.worker_kind)) {
         continue;
       }
       const double raise_s =

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "planner/schedule/view.h"
+#include "planner/stages/stage_bytes.h"
 
 namespace lorad::planner {
 
@@ -21,12 +22,23 @@ struct Footprint {
   const ModelShape* model = nullptr;  // borrowed, like the adapter, from the view
   const AdapterShape* adapter = nullptr;
   int64_t longest_sequence = 0;
+  int32_t stages = 0;  // as in QueuedJob
 };
-// and of a worker.
+// and of a worker, or of several that have the stages of a base model.
 struct WorkerKind {
-  DeviceShape device;
-  int64_t budget_bytes = 0;
-  int64_t microbatch_tokens = 0;  // as in ClusterView
+  struct Stage {
+    StageRange range;
+    DeviceShape device;
+    int64_t budget_bytes = 0;
+
+    bool operator==(const Stage&) const = default;
+  };
+  DeviceShape device;               // of several: of the first, as in their group's shape
+  int64_t budget_bytes = 0;         // likewise
+  int64_t microbatch_tokens = 0;    // as in ClusterView
+  std::vector<Stage> stages = {};   // of several;
+  size_t base = 0;                  // then the number of their base model,
+  int64_t pipeline_tokens_max = 0;  // and of a microbatch (TokensOfPipeline)
 
   bool operator==(const WorkerKind&) const = default;
 };
@@ -36,19 +48,24 @@ class Footprints {
   // Numbers for what is alike. REQUIRES: what is given outlives this.
   size_t BaseOf(const std::string& base_model);
   size_t ClassOf(const std::string& base_model, const ModelShape& model,
-                 const AdapterShape& adapter, int64_t longest_sequence);
+                 const AdapterShape& adapter, int64_t longest_sequence, int32_t stages = 0);
   size_t KindOf(const WorkerKind& kind);
 
   const Footprint& of(size_t job_class) const { return classes_[job_class].footprint; }
   const WorkerKind& kind(size_t worker_kind) const { return kinds_[worker_kind]; }
 
-  int64_t SlotBytes(size_t job_class, size_t worker_kind);
+  // Of several workers bytes are by stage. REQUIRES, where the kind is of several: the job, or the
+  // group, is of their base model.
+  StageBytes SlotBytes(size_t job_class, size_t worker_kind);
   // Of a group without its slots.
-  int64_t GroupBytes(size_t base, const ModelShape& model, const GroupShape& shape);
-  // ShapeAlone, and whether the job alone fits the worker in it.
+  StageBytes GroupBytes(size_t base, const ModelShape& model, const GroupShape& shape,
+                        size_t worker_kind);
+  // Whether each worker has memory for its stage.
+  bool Fit(const StageBytes& bytes, size_t worker_kind) const;
+  // ShapeAlone, and whether the job may be on such workers, and alone fits them in it.
   struct Alone {
     GroupShape shape;
-    int64_t bytes = 0;  // with its slot
+    StageBytes bytes;  // with its slot
     bool fits = false;
   };
   const Alone& AloneOn(size_t job_class, size_t worker_kind);
@@ -57,19 +74,20 @@ class Footprints {
   }
 
  private:
-  using ClassKey = std::tuple<size_t, int64_t, AdapterShape>;
-  using ShapeKey = std::tuple<size_t, int64_t, int64_t, int, int, int, int, int, int64_t, int64_t>;
+  using ClassKey = std::tuple<size_t, int64_t, int32_t, AdapterShape>;
+  using ShapeKey =
+      std::tuple<size_t, size_t, int64_t, int64_t, int, int, int, int, int, int64_t, int64_t>;
   struct Class {
     Footprint footprint;
     std::vector<std::optional<Alone>> alone;  // by kind
-    std::vector<int64_t> slot_bytes;          // likewise; -1: not asked for yet
+    std::vector<StageBytes> slot_bytes;       // likewise; of no stages: not asked for yet
   };
 
   std::map<std::string, size_t> bases_;
   std::map<ClassKey, size_t, std::less<>> numbers_;  // found without a copy of the targets
   std::vector<Class> classes_;
   std::vector<WorkerKind> kinds_;
-  std::map<ShapeKey, int64_t> group_bytes_;
+  std::map<ShapeKey, StageBytes> group_bytes_;
 };
 
 }  // namespace lorad::planner

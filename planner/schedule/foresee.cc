@@ -19,7 +19,7 @@ struct Trainee {
   double last_round = 0;  // of the group, after which it ends
   std::string job;
   JobWork work;  // as it is in the group's crew
-  int64_t slot_bytes = 0;
+  StageBytes slot_bytes;
 
   bool operator>(const Trainee& other) const { return last_round > other.last_round; }
 };
@@ -28,8 +28,9 @@ struct Trainee {
 struct Place {
   GroupState group;  // of it: what decides who fits
   const IdleWorker* idle = nullptr;
-  bool open = true;  // takes jobs at all
-  double now_s = 0;  // `rounds` were done by then; later than the simulation where it is formed
+  bool open = true;   // takes jobs at all
+  double load_s = 0;  // of several idle workers: until the first group is formed
+  double now_s = 0;   // `rounds` were done by then; later than the simulation where it is formed
   double rounds = 0;
   std::priority_queue<Trainee, std::vector<Trainee>, std::greater<>> trainees;
 
@@ -46,7 +47,7 @@ struct Place {
     now_s = time_s;
   }
   // REQUIRES: the group's crew has it.
-  void Begin(const std::string& job, const JobWork& work, int64_t slot_bytes) {
+  void Begin(const std::string& job, const JobWork& work, const StageBytes& slot_bytes) {
     trainees.push({rounds + static_cast<double>(work.remaining_steps), job, work, slot_bytes});
   }
 };
@@ -61,7 +62,9 @@ class Simulation {
       waiting_[job_class].push_back(i);
     }
     for (const GroupState& group : round_.groups) AddGroup(group);
+    for (const Waiter& job : round_.queue) AddSeveral(job);
     for (const IdleWorker& idle : round_.idle) {
+      if (idle.taken) continue;
       Place& place = places_.emplace_back();
       place.idle = &idle;
       place.group.worker_kind = idle.worker_kind;
@@ -99,6 +102,21 @@ class Simulation {
         --place.group.jobs;
       }
     }
+  }
+
+  // On several idle workers, where the job needs them and no group could take it.
+  void AddSeveral(const Waiter& job) {
+    if (job.needs == nullptr) return;
+    for (const Place& place : places_) {
+      if (round_.sizes.FitsAlone(job.job_class, place.group.worker_kind)) return;
+    }
+    const std::optional<Placement> placement = PlaceOnIdle(round_, job, {});
+    if (!placement) return;
+    for (const size_t idle : placement->workers) round_.idle[idle].taken = true;
+    Place& place = places_.emplace_back();
+    place.group = StateOf(round_.idle, *placement, job.job->base_model, *job.job->model,
+                          round_.sizes, round_.paces);
+    place.load_s = std::exchange(place.group.delay_s, 0);
   }
 
   void EndFirst(Place& place, double now_s) {
@@ -148,14 +166,17 @@ class Simulation {
     formed.worker_kind = group.worker_kind;
     formed.budget_bytes = kind.budget_bytes;
     formed.open = true;
+    formed.stages = group.stages;
+    formed.stage_kinds = group.stage_kinds;
     formed.shape = round_.sizes.AloneOn(job.job_class, group.worker_kind).shape;
-    formed.pace = round_.paces.Of(formed.base_model, formed.device_name);
+    formed.pace =
+        group.stages.empty() ? round_.paces.Of(formed.base_model, formed.device_name) : group.pace;
     group = std::move(formed);
-    place.now_s = now_s + (loaded ? 0 : group.pace.load_s);
+    place.now_s = now_s + (loaded ? std::exchange(place.load_s, 0) : group.pace.load_s);
   }
 
   void Join(Place& place, const Waiter& job) {
-    const int64_t slot_bytes = round_.sizes.SlotBytes(job.job_class, place.group.worker_kind);
+    const StageBytes slot_bytes = round_.sizes.SlotBytes(job.job_class, place.group.worker_kind);
     place.group.slot_bytes += slot_bytes;
     place.group.Suspect(job.job->company_max, job.job->alone);
     ++place.group.jobs;

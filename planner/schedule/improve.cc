@@ -306,7 +306,9 @@ void ImproveBase(Round& round, size_t base, int64_t& work, std::vector<Replaceme
   std::vector<GroupState*> groups, idle;
   std::vector<size_t> index;  // of the spots, in round.groups
   for (size_t g = 0; g < round.groups.size(); ++g) {
-    if (round.groups[g].base != base || !round.groups[g].open) continue;
+    // Jobs of several workers stay where they are placed.
+    const GroupState& group = round.groups[g];
+    if (group.base != base || !group.open || !group.stages.empty()) continue;
     groups.push_back(&round.groups[g]);
     index.push_back(g);
   }

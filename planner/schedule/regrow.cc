@@ -12,8 +12,9 @@ namespace lorad::planner {
 namespace {
 
 bool MayRegrow(Round& round, const GroupState& group) {
-  return group.settled() && !group.touched && group.joined.empty() && group.jobs > 0 &&
-         group.formed_s >= round.view.policy.minimum_run_s && IsKnown(group) &&
+  // Longer microbatches would leave a pipeline idle (TokensOfPipeline).
+  return group.settled() && group.stages.empty() && !group.touched && group.joined.empty() &&
+         group.jobs > 0 && group.formed_s >= round.view.policy.minimum_run_s && IsKnown(group) &&
          std::ranges::all_of(
              group.members,
              [](const MemberState& member) { return member.trains && !member.running->coming; }) &&

@@ -87,12 +87,13 @@ class Scheduler {
     const auto place = ChoosePlace(round_, lookahead_, i);
     if (place && place->vacates) return Vacate(round_.groups[*place->group], job);
     if (place) {
-      const size_t group = place->group ? *place->group : Form(job, place->idle);
+      const size_t group = place->group ? *place->group : Form(job, *place);
       Add(round_.groups[group], job, place->shape, round_.sizes);
       answers_.push_back({{}, i});
       return;
     }
     round_.waiting.push_back(&job);
+    KeepWorkers(round_, job);
     if (Dissolve(job)) return;
     if (const GroupState* group = PartedFrom(round_, job)) {
       if (!job.job->alone) round_.settled.insert(job.job);
@@ -115,10 +116,18 @@ class Scheduler {
   }
 
   // The index of the new group.
-  size_t Form(const Waiter& job, size_t idle) {
-    round_.idle[idle].taken = true;
-    round_.groups.push_back(StateOf(round_.idle[idle], job.job->base_model, *job.job->model,
-                                    round_.sizes, round_.paces));
+  size_t Form(const Waiter& job, const planner::Place& place) {
+    const std::string& base_model = job.job->base_model;
+    const ModelShape& model = *job.job->model;
+    if (place.several) {
+      for (const size_t idle : place.several->workers) round_.idle[idle].taken = true;
+      round_.groups.push_back(
+          StateOf(round_.idle, *place.several, base_model, model, round_.sizes, round_.paces));
+    } else {
+      round_.idle[place.idle].taken = true;
+      round_.groups.push_back(
+          StateOf(round_.idle[place.idle], base_model, model, round_.sizes, round_.paces));
+    }
     return round_.groups.size() - 1;
   }
 
@@ -243,6 +252,7 @@ class Scheduler {
       decision.worker = group.worker;
       decision.base_model = group.base_model;
       decision.shape = group.shape;
+      decision.stages = group.stages;
     }
     return decisions;
   }

@@ -5,9 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "planner/schedule/view.h"
+#include "planner/stages/place.h"
 
 namespace lorad::planner {
 
@@ -41,6 +43,15 @@ namespace lorad::planner {
 //   one where the sum of ends rises the least, and a job that can be re-placed and was not moved
 //   within the minimum run time may be of any priority;
 // - else waits, with the reason.
+// A group takes several workers only for a job that fits none of the connected ones alone, idle or
+// not, or whose base model is to be on several: then it is formed on the fewest idle ones, of one
+// numerics id, those of one host first, cut so that every stage fits and the slowest is as fast as
+// can be (stages/place.h), with microbatches so short that all stages have work (TokensOfPipeline).
+// From then on it is a group like others: jobs of its base model join it, wait for it and have it
+// formed again; it makes way when it is empty. But its jobs are not moved, nor driven out for another
+// base model. A job that waits for several workers has those that will be free the soonest kept from
+// all behind it: idle ones stay idle, and the groups of the others drain and are dissolved. As
+// nothing makes a draining group end later, it has them in the end: nobody starves.
 // Then the jobs that were placed change places where all end earlier so, and with `rebalance`
 // running jobs are moved where that pays: improve.h.
 // A job that waits and could run alone on a group's worker keeps everyone behind it out of that
@@ -86,7 +97,17 @@ double RecomputationFactor(Recomputation recomputation);
 GroupShape ShapeAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
                       int64_t microbatch_tokens);
 
-// Whether the job could run alone on such a worker; `microbatch_tokens` as in ClusterView.
+// The stages of a group formed for one job alone on several of these workers, idle or not
+// (stages/place.h), and the placement that lacks the least where there is none. `workers` by index;
+// of the job model, longest_sequence, adapter, stages and step_tokens count.
+std::optional<Placement> PlaceAlone(const QueuedJob& job, const std::vector<WorkerView>& workers,
+                                    int64_t microbatch_tokens);
+std::optional<Placement> PlaceAloneNearest(const QueuedJob& job,
+                                           const std::vector<WorkerView>& workers,
+                                           int64_t microbatch_tokens);
+
+// Whether the job could run alone on such a worker; `microbatch_tokens` as in ClusterView. No, where
+// its base model is to be on several.
 bool FitsAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
                int64_t microbatch_tokens);
 

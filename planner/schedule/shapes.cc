@@ -13,10 +13,17 @@ struct TokenRange {
   int64_t least = 0;
   int64_t most = 0;
 };
-TokenRange TokensOf(const DeviceShape& device, int64_t microbatch_tokens) {
-  if (microbatch_tokens > 0) return {microbatch_tokens, microbatch_tokens};
-  return {kMicrobatchTokens,
-          device.kind == DeviceKind::kCuda ? kMicrobatchTokensOfGpu : kMicrobatchTokens};
+TokenRange TokensOf(const WorkerKind& kind) {
+  if (kind.microbatch_tokens > 0) return {kind.microbatch_tokens, kind.microbatch_tokens};
+  const int64_t most =
+      kind.device.kind == DeviceKind::kCuda ? kMicrobatchTokensOfGpu : kMicrobatchTokens;
+  return {kMicrobatchTokens, kind.stages.empty() ? most : std::min(most, kind.pipeline_tokens_max)};
+}
+
+GroupShape EmptyOn(const WorkerKind& kind) {
+  GroupShape shape = EmptyShape(kind.device);
+  shape.in_flight = std::max(1, static_cast<int>(kind.stages.size()));
+  return shape;
 }
 
 GroupShape Grown(const GroupShape& shape, const Footprint& job, int64_t microbatch_tokens) {
@@ -50,32 +57,47 @@ bool Covers(const GroupShape& shape, const Footprint& job) {
          job.adapter->rank_max() <= shape.rank_max;
 }
 
+int64_t TokensOfPipeline(int64_t step_tokens, size_t stages) {
+  int64_t tokens = kMicrobatchTokensOfGpu;
+  while (tokens > kMicrobatchTokens && step_tokens < tokens * static_cast<int64_t>(stages)) {
+    tokens /= 2;
+  }
+  return tokens;
+}
+
+std::vector<ShapeChoice> ShapesAlone(const Footprint& job, const WorkerKind& kind) {
+  const TokenRange tokens = TokensOf(kind);
+  std::vector<ShapeChoice> shapes;
+  for (int64_t many = tokens.most; many > tokens.least; many /= 2) {
+    shapes.push_back({Grown(EmptyOn(kind), job, many), kAdaptersOfGpu});
+  }
+  GroupShape shape = Grown(EmptyOn(kind), job, tokens.least);
+  shapes.push_back({shape, 1});
+  for (const Recomputation more : {Recomputation::kProducts, Recomputation::kBlocks}) {
+    if (more <= shape.recomputation) continue;
+    shape.recomputation = more;
+    shapes.push_back({shape, 1});
+  }
+  return shapes;
+}
+
 GroupShape ShapeAlone(Footprints& sizes, size_t job_class, size_t worker_kind) {
   const Footprint& job = sizes.of(job_class);
-  const WorkerKind& kind = sizes.kind(worker_kind);
-  const TokenRange tokens = TokensOf(kind.device, kind.microbatch_tokens);
-  const int64_t slot_bytes = sizes.SlotBytes(job_class, worker_kind);
-  const auto fit = [&](const GroupShape& shape, int64_t adapters) {
-    return Fits(sizes.GroupBytes(job.base, *job.model, shape) + adapters * slot_bytes,
-                kind.budget_bytes);
-  };
-  for (int64_t many = tokens.most; many > tokens.least; many /= 2) {
-    const GroupShape shape = Grown(EmptyShape(kind.device), job, many);
-    if (fit(shape, kAdaptersOfGpu)) return shape;
+  const std::vector<ShapeChoice> shapes = ShapesAlone(job, sizes.kind(worker_kind));
+  const StageBytes slot = sizes.SlotBytes(job_class, worker_kind);
+  for (const ShapeChoice& choice : shapes) {
+    StageBytes bytes = sizes.GroupBytes(job.base, *job.model, choice.shape, worker_kind);
+    for (int64_t i = 0; i < choice.adapters; ++i) bytes += slot;
+    if (sizes.Fit(bytes, worker_kind)) return choice.shape;
   }
-  GroupShape shape = Grown(EmptyShape(kind.device), job, tokens.least);
-  for (const Recomputation more : {Recomputation::kProducts, Recomputation::kBlocks}) {
-    if (fit(shape, 1)) break;
-    shape.recomputation = std::max(shape.recomputation, more);
-  }
-  return shape;
+  return shapes.back().shape;
 }
 
 GroupShape ShapeAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
                       int64_t microbatch_tokens) {
   Footprints sizes;
   const size_t job_class =
-      sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence);
+      sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence, job.stages);
   return ShapeAlone(sizes, job_class, sizes.KindOf({device, budget_bytes, microbatch_tokens}));
 }
 
@@ -83,13 +105,13 @@ bool FitsAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_b
                int64_t microbatch_tokens) {
   Footprints sizes;
   const size_t job_class =
-      sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence);
+      sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence, job.stages);
   return sizes.FitsAlone(job_class, sizes.KindOf({device, budget_bytes, microbatch_tokens}));
 }
 
 GroupShape ShapeWith(Footprints& sizes, const GroupState& group, size_t job_class, bool resumes) {
   const WorkerKind& kind = sizes.kind(group.worker_kind);
-  const int64_t least = TokensOf(kind.device, kind.microbatch_tokens).least;
+  const int64_t least = TokensOf(kind).least;
   GroupShape shape = Grown(group.shape, sizes.of(job_class), least);
   const GroupShape& alone = sizes.AloneOn(job_class, group.worker_kind).shape;
   shape.recomputation = std::max(shape.recomputation, alone.recomputation);
@@ -106,9 +128,9 @@ GroupShape ShapeWith(Footprints& sizes, const GroupState& group, size_t job_clas
 }
 
 bool FitsIn(Footprints& sizes, const GroupState& group, const GroupShape& shape, size_t job_class) {
-  return Fits(sizes.GroupBytes(group.base, *group.model, shape) + group.slot_bytes +
-                  sizes.SlotBytes(job_class, group.worker_kind),
-              group.budget_bytes);
+  return sizes.Fit(sizes.GroupBytes(group.base, *group.model, shape, group.worker_kind) +
+                       group.slot_bytes + sizes.SlotBytes(job_class, group.worker_kind),
+                   group.worker_kind);
 }
 
 std::optional<GroupShape> ShapeOf(Footprints& sizes, const GroupState& group,

@@ -133,13 +133,13 @@ std::optional<GroupShape> Spots::ShapeIf(size_t index, const Item& comes,
   }
   if (comes.runs() && group.alone) return std::nullopt;
   if (!group.fresh()) {
-    const int64_t left =
-        leaves != nullptr ? round_->sizes.SlotBytes(leaves->job_class, group.worker_kind) : 0;
-    const int64_t more = round_->sizes.SlotBytes(comes.job_class, group.worker_kind);
-    if (!Covers(spot.shape, round_->sizes.of(comes.job_class)) ||
-        !Fits(spot.bytes + spot.slot_bytes - left + more, group.budget_bytes)) {
-      return std::nullopt;
+    if (!Covers(spot.shape, round_->sizes.of(comes.job_class))) return std::nullopt;
+    StageBytes bytes =
+        spot.bytes + spot.slot_bytes + round_->sizes.SlotBytes(comes.job_class, group.worker_kind);
+    if (leaves != nullptr) {
+      bytes -= round_->sizes.SlotBytes(leaves->job_class, group.worker_kind);
     }
+    if (!round_->sizes.Fit(bytes, group.worker_kind)) return std::nullopt;
     return spot.shape;
   }
   std::vector<ShapeFor> jobs = JobsOf(spot, leaves);
@@ -184,8 +184,9 @@ void Spots::Move(size_t index, size_t to, const GroupShape& shape) {
 
 void Spots::SetShape(Spot& spot, const GroupShape& shape) {
   spot.shape = shape;
-  spot.bytes =
-      spot.empty() ? 0 : round_->sizes.GroupBytes(spot.group->base, *spot.group->model, shape);
+  spot.bytes = spot.empty() ? StageBytes()
+                            : round_->sizes.GroupBytes(spot.group->base, *spot.group->model, shape,
+                                                       spot.group->worker_kind);
 }
 
 void Spots::WriteBack() {

@@ -38,9 +38,9 @@ struct Spot {
   // These change.
   Crew crew;
   GroupShape shape;
-  int64_t bytes = 0;       // without slots
-  int64_t slot_bytes = 0;  // those of jobs that move away too: they leave later
-  size_t jobs = 0;         // likewise
+  StageBytes bytes;       // without slots
+  StageBytes slot_bytes;  // those of jobs that move away too: they leave later
+  size_t jobs = 0;        // likewise
   std::vector<size_t> items;
   double sum_s = 0;  // of its jobs' ends
 

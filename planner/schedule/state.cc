@@ -4,12 +4,36 @@
 #include <utility>
 
 #include "planner/schedule/shapes.h"
+#include "planner/stages/blocks.h"
 
 namespace lorad::planner {
 namespace {
 
 void SetPace(GroupState& group, Paces& paces) {
   group.pace = paces.Of(group.base_model, group.device_name);
+  if (group.stages.empty()) return;
+  std::vector<StageRange> ranges;
+  for (const StageView& stage : group.stages) ranges.push_back(stage.range);
+  group.pace.times = OfPipeline(
+      group.pace.times, SlowestShare(*group.model, ranges, group.shape.longest_sequence / 2));
+}
+
+int64_t TokensOn(const ClusterView& view, int64_t own) {
+  return own > 0 ? own : view.microbatch_tokens;
+}
+
+// The group is on several workers: each by itself, and all together.
+void SetStages(GroupState& group, const std::vector<DeviceShape>& devices, int64_t tokens,
+               int64_t pipeline_tokens_max, Footprints& sizes) {
+  WorkerKind all{devices[0], group.budget_bytes, tokens};
+  all.base = group.base;
+  all.pipeline_tokens_max = pipeline_tokens_max;
+  for (size_t s = 0; s < group.stages.size(); ++s) {
+    const StageView& stage = group.stages[s];
+    all.stages.push_back({stage.range, devices[s], stage.budget_bytes});
+    group.stage_kinds.push_back(sizes.KindOf({devices[s], stage.budget_bytes, tokens}));
+  }
+  group.worker_kind = sizes.KindOf(all);
 }
 
 }  // namespace
@@ -67,12 +91,21 @@ GroupState StateOf(const GroupView& group, const ClusterView& view, Footprints& 
   state.device_name = group.device_name;
   state.model = group.model.get();
   state.base = sizes.BaseOf(group.base_model);
-  const int64_t tokens =
-      group.microbatch_tokens > 0 ? group.microbatch_tokens : view.microbatch_tokens;
-  state.worker_kind = sizes.KindOf({group.shape.device, group.budget_bytes, tokens});
+  const int64_t tokens = TokensOn(view, group.microbatch_tokens);
   state.shape = group.shape;
-  state.bytes = sizes.GroupBytes(state.base, *group.model, group.shape);
   state.budget_bytes = group.budget_bytes;
+  state.stages = group.stages;
+  if (group.stages.empty()) {
+    state.worker_kind = sizes.KindOf({group.shape.device, group.budget_bytes, tokens});
+  } else {
+    std::vector<DeviceShape> devices;
+    for (const StageView& stage : group.stages) {
+      const auto worker = std::ranges::find(view.workers, stage.worker, &WorkerView::name);
+      devices.push_back(worker == view.workers.end() ? group.shape.device : worker->device);
+    }
+    SetStages(state, devices, tokens, group.shape.capacity_tokens, sizes);
+  }
+  state.bytes = sizes.GroupBytes(state.base, *group.model, group.shape, state.worker_kind);
   state.open = group.open;
   state.changes = group.changes;
   state.forming = group.forming;
@@ -118,6 +151,26 @@ GroupState StateOf(const IdleWorker& idle, const std::string& base_model, const 
   return state;
 }
 
+GroupState StateOf(const std::vector<IdleWorker>& idle, const Placement& placement,
+                   const std::string& base_model, const ModelShape& model, Footprints& sizes,
+                   Paces& paces) {
+  GroupState state = StateOf(idle[placement.workers[0]], base_model, model, sizes, paces);
+  std::vector<DeviceShape> devices;
+  int64_t tokens = 0;
+  for (size_t s = 0; s < placement.workers.size(); ++s) {
+    const WorkerView& worker = *idle[placement.workers[s]].worker;
+    state.stages.push_back({worker.name, placement.ranges[s], worker.budget_bytes});
+    devices.push_back(worker.device);
+    tokens =
+        LeastTokens(tokens, sizes.kind(idle[placement.workers[s]].worker_kind).microbatch_tokens);
+    if (worker.loaded_base_model != base_model) state.delay_s = state.pace.load_s;
+  }
+  state.shape = placement.shape;
+  SetStages(state, devices, tokens, placement.shape.capacity_tokens, sizes);
+  SetPace(state, paces);
+  return state;
+}
+
 bool IsKnown(const GroupState& group) {
   return group.pace.known && std::ranges::all_of(group.members, [](const MemberState& member) {
            return member.running != nullptr && member.running->step_tokens > 0 &&
@@ -134,7 +187,7 @@ bool Mix(const GroupState& group, const QueuedJob& job) {
 void Add(GroupState& group, const Waiter& job, const GroupShape& shape, Footprints& sizes) {
   if (group.fresh()) {
     group.shape = shape;
-    group.bytes = sizes.GroupBytes(group.base, *group.model, shape);
+    group.bytes = sizes.GroupBytes(group.base, *group.model, shape, group.worker_kind);
   }
   group.slot_bytes += sizes.SlotBytes(job.job_class, group.worker_kind);
   group.lowest_priority = std::min(group.lowest_priority, job.job->priority);
@@ -149,17 +202,31 @@ Round::Round(const ClusterView& cluster) : view(cluster), paces(cluster) {
     groups.push_back(StateOf(group, view, sizes, paces));
   }
   for (const WorkerView& worker : view.workers) {
-    if (!worker.idle) continue;
-    const int64_t tokens =
-        worker.microbatch_tokens > 0 ? worker.microbatch_tokens : view.microbatch_tokens;
-    idle.push_back({&worker, sizes.KindOf({worker.device, worker.budget_bytes, tokens})});
+    if (worker.idle) idle.push_back({&worker, KindOf(worker)});
   }
   for (const size_t i : QueueOrder(view)) {
     const QueuedJob& job = view.queue[i];
-    queue.push_back({&job,
-                     sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence),
-                     WorkOf(job.step_tokens, job.remaining_steps)});
+    Waiter& waiter = queue.emplace_back();
+    waiter.job = &job;
+    waiter.job_class =
+        sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence, job.stages);
+    waiter.work = WorkOf(job.step_tokens, job.remaining_steps);
+    waiter.needs = NeedsOf(*this, waiter.job_class, waiter.work.step_tokens);
   }
+}
+
+size_t Round::KindOf(const WorkerView& worker) {
+  return sizes.KindOf(
+      {worker.device, worker.budget_bytes, TokensOn(view, worker.microbatch_tokens)});
+}
+
+std::optional<size_t> Round::KindAlone(const Waiter& job, const GroupState& group) {
+  if (group.kept_for == &job) return group.worker_kind;
+  const auto fits = [&](size_t kind) { return sizes.FitsAlone(job.job_class, kind); };
+  if (fits(group.worker_kind)) return group.worker_kind;
+  const auto stage = std::ranges::find_if(group.stage_kinds, fits);
+  if (stage == group.stage_kinds.end()) return std::nullopt;
+  return *stage;
 }
 
 const Waiter* Round::Ahead(const GroupState& group) {

@@ -16,6 +16,7 @@
 #include "planner/schedule/ends.h"
 #include "planner/schedule/footprints.h"
 #include "planner/schedule/schedule.h"
+#include "planner/stages/place.h"
 
 namespace lorad::planner {
 
@@ -24,6 +25,9 @@ struct Waiter {
   const QueuedJob* job = nullptr;
   size_t job_class = 0;  // in Footprints
   JobWork work;
+  // The placement that it needs, over all workers, idle or not: it fits none alone, or its base
+  // model is to be on several. Null: it needs one worker, or fits nowhere.
+  const Placement* needs = nullptr;
 };
 
 // How fast a base model trains on a device.
@@ -52,7 +56,7 @@ JobWork WorkOf(int64_t step_tokens, int64_t remaining_steps);
 struct MemberState {
   std::string job;
   size_t job_class = 0;
-  int64_t slot_bytes = 0;
+  StageBytes slot_bytes;
   const RunningJob* running = nullptr;  // nullptr: nothing is known
   JobWork work;
   bool trains = true;  // it does not leave
@@ -67,14 +71,17 @@ struct GroupState {
   size_t base = 0;         // in Footprints,
   size_t worker_kind = 0;  // likewise
   GroupShape shape;
-  int64_t budget_bytes = 0;
+  int64_t budget_bytes = 0;          // of the worker; of several: of the first
+  std::vector<StageView> stages;     // of several workers; empty: of one
+  std::vector<size_t> stage_kinds;   // of several: each by itself, in Footprints
+  const Waiter* kept_for = nullptr;  // waits for several workers, of which this group has some
   bool open = false;
   bool changes = false;
   bool forming = false;
   bool touched = false;  // a running job comes into it by a decision of this round
   int64_t formed_s = 0;
-  int64_t bytes = 0;  // without slots, of `shape`
-  int64_t slot_bytes = 0;
+  StageBytes bytes;  // without slots, of `shape`
+  StageBytes slot_bytes;
   size_t jobs = 0;
   // So many of the jobs that wait are known not to be ahead of others here, and never will be.
   mutable size_t not_ahead = 0;
@@ -107,11 +114,13 @@ struct GroupState {
   double SumOfEndsWith(const JobWork& comes, int64_t capacity_tokens) const;
 };
 
-// A worker that may have a group formed on it.
+// A worker that may have a group formed on it. It is `taken` once it has one, or is kept for a job
+// that waits for several.
 struct IdleWorker {
   const WorkerView* worker = nullptr;
   size_t worker_kind = 0;
   bool taken = false;
+  const Waiter* kept_for = nullptr;
 };
 
 // A group of the view; `microbatch_tokens` as in ClusterView.
@@ -120,6 +129,11 @@ GroupState StateOf(const GroupView& group, const ClusterView& view, Footprints& 
 // One that is formed on an idle worker, without jobs yet.
 GroupState StateOf(const IdleWorker& idle, const std::string& base_model, const ModelShape& model,
                    Footprints& sizes, Paces& paces);
+
+// One that is formed on several idle workers, without jobs yet.
+GroupState StateOf(const std::vector<IdleWorker>& idle, const Placement& placement,
+                   const std::string& base_model, const ModelShape& model, Footprints& sizes,
+                   Paces& paces);
 
 // All its times are known, and all its jobs' steps.
 bool IsKnown(const GroupState& group);
@@ -131,7 +145,8 @@ bool Mix(const GroupState& group, const QueuedJob& job);
 void Add(GroupState& group, const Waiter& job, const GroupShape& shape, Footprints& sizes);
 
 // What one Schedule() knows and has decided so far. Its parts are choose.h (where a job goes),
-// evict.cc, improve.h and regrow.h.
+// several.cc, evict.cc, improve.h and
+// regrow.h.
 struct Round {
   explicit Round(const ClusterView& view);
   Round(const Round&) = delete;
@@ -142,19 +157,43 @@ struct Round {
   // Tokens a second rise by least_gain, or someone of less priority is to be slowed down.
   bool Helps(const GroupState& group, const GroupShape& shape, const QueuedJob& job,
              const JobWork& work) const;
+  size_t KindOf(const WorkerView& worker);
+  // The kind of worker that the job could have alone if the group were not there, or had no other
+  // jobs: the group's, or of several that of the first stage whose worker it fits. Null where there
+  // is none. A group of which workers are kept for the job counts as its own.
+  std::optional<size_t> KindAlone(const Waiter& job, const GroupState& group);
   bool FitsAlone(const Waiter& job, const GroupState& group) {
-    return sizes.FitsAlone(job.job_class, group.worker_kind);
+    return KindAlone(job, group).has_value();
   }
 
   const ClusterView& view;
   Footprints sizes;
   Paces paces;
+  std::set<size_t> keepers;  // base models for whose jobs workers are kept
+  // By class of jobs, those that need several workers.
+  std::map<size_t, std::optional<Placement>> needs;
   std::vector<Waiter> queue;       // in queue order
   std::vector<GroupState> groups;  // of the view, and behind them those that this round forms
   std::vector<IdleWorker> idle;
   std::vector<const Waiter*> waiting;  // so far
   std::set<const QueuedJob*> settled;  // of those, who have a group that makes room for them
 };
+
+// ---- jobs that need several workers (several.cc) ----
+
+// The less of two settings of ClusterView::microbatch_tokens, where 0 says nothing.
+int64_t LeastTokens(int64_t a, int64_t b);
+// The placement of a job of that class over all workers of the view, if it needs several: once for
+// each class.
+const Placement* NeedsOf(Round& round, size_t job_class, int64_t step_tokens);
+// The placement of the job on idle workers that are not taken, by index of Round::idle; of kinds
+// with `without`, by kind, it gets none.
+std::optional<Placement> PlaceOnIdle(Round& round, const Waiter& job,
+                                     const std::vector<bool>& without);
+// The workers that a job that waits is to have are kept from the jobs behind it: those that will be
+// free the soonest and hold it. Idle ones are taken, and the groups of the others drain. Nothing
+// where it will come into a group that there is, or one ahead of the same base model has kept some.
+void KeepWorkers(Round& round, const Waiter& job);
 
 // The jobs that leave `group` so that the job can join it, have it formed again or have it
 // dissolved.

@@ -23,19 +23,56 @@ std::string BaseModels(const Round& round) {
   return names.empty() ? "none" : absl::StrJoin(names, ", ");
 }
 
-// Empty where the largest worker would hold it.
+// By the placement that lacks the least.
+std::string WhyNotOnSeveral(const Round& round, const QueuedJob& job) {
+  const auto nearest = PlaceAloneNearest(job, round.view.workers, round.view.microbatch_tokens);
+  if (!nearest) {
+    return job.stages < 2
+               ? ""
+               : absl::StrCat("its base model is registered for ", job.stages, " stages, and no ",
+                              job.stages, " workers of one numerics id are connected");
+  }
+  return absl::StrCat(job.stages < 2 ? ", and " : "needs ", "of ", nearest->workers.size(),
+                      " stages the tightest needs ", nearest->bytes[nearest->tightest],
+                      " bytes; its worker offers ",
+                      round.view.workers[nearest->workers[nearest->tightest]].budget_bytes);
+}
+
+// Empty where the largest worker would hold it, or several.
 std::string WhyNowhere(Round& round, const Waiter& job) {
+  if (job.needs != nullptr) return "";
+  if (job.job->stages > 1) return WhyNotOnSeveral(round, *job.job);
   int64_t budget = 0, needed = 0;
   for (const WorkerView& worker : round.view.workers) {
     if (worker.budget_bytes < budget) continue;
     budget = worker.budget_bytes;
-    const int64_t tokens =
-        worker.microbatch_tokens > 0 ? worker.microbatch_tokens : round.view.microbatch_tokens;
-    const size_t kind = round.sizes.KindOf({worker.device, budget, tokens});
-    needed = round.sizes.AloneOn(job.job_class, kind).bytes;
+    needed = round.sizes.AloneOn(job.job_class, round.KindOf(worker)).bytes[0];
   }
   if (Fits(needed, budget)) return "";
-  return absl::StrCat("needs ", needed, " bytes; the largest worker offers ", budget);
+  return absl::StrCat("needs ", needed, " bytes; the largest worker offers ", budget,
+                      job.job->stages == 1 ? "" : WhyNotOnSeveral(round, *job.job));
+}
+
+// It needs several workers, and no group of its base model could hold it.
+std::string WhyNotTogether(const Round& round, const Waiter& job) {
+  const Placement& needs = *job.needs;
+  std::string text =
+      absl::StrCat("needs ", needs.workers.size(),
+                   " workers of one numerics id, the tightest of whose stages takes ",
+                   needs.bytes[needs.tightest], " bytes: ");
+  const auto waits = [&](const Waiter* other) {
+    return other != nullptr && other->job->base_model == job.job->base_model;
+  };
+  const auto idle = std::ranges::count_if(
+      round.idle, [&](const IdleWorker& worker) { return waits(worker.kept_for); });
+  absl::StrAppend(&text, idle, idle == 1 ? " is idle" : " are idle");
+  std::vector<std::string> groups;
+  for (const GroupState& group : round.groups) {
+    if (waits(group.kept_for)) groups.push_back(NameOf(group));
+  }
+  if (groups.empty()) return absl::StrCat(text, ", and the others take no jobs now");
+  return absl::StrCat(text, "; waits until the jobs of ", absl::StrJoin(groups, ", "),
+                      " have ended");
 }
 
 std::string WhyNotIn(Round& round, const GroupState& group, const Waiter& job) {
@@ -87,8 +124,10 @@ std::string WhyWait(Round& round, const Waiter& job) {
   if (const GroupState* group = Awaited(round, job)) return BeingChanged("group " + group->name);
   const size_t base = round.sizes.of(job.job_class).base;
   for (const GroupState& group : round.groups) {
+    if (job.needs != nullptr && !round.FitsAlone(job, group)) continue;
     if (group.base == base) return WhyNotIn(round, group, job);
   }
+  if (job.needs != nullptr) return WhyNotTogether(round, job);
   return absl::StrCat("all workers train other base models (", BaseModels(round),
                       "); waits until one is free");
 }

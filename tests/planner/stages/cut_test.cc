@@ -1,4 +1,4 @@
-#include "planner/pipeline/cut.h"
+#include "planner/stages/cut.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -8,6 +8,8 @@
 
 namespace lorad::planner {
 namespace {
+
+constexpr double kNoCut = std::numeric_limits<double>::infinity();
 
 std::string Text(const std::vector<double>& block_ms, int stages) {
   const auto cut = CutStages(block_ms, stages);
@@ -100,6 +102,50 @@ TEST_CASE("Among the best the most even") {
     const double slowest = *std::max_element(cut->stage_ms.begin(), cut->stage_ms.end());
     REQUIRE(squares == LeastSquares(block_ms, 0, stages, slowest));
   }
+}
+
+// All cuts within the reach, gone through.
+double BestWithin(const std::vector<double>& block_ms, const Reach& reach, size_t stage,
+                  size_t from) {
+  if (stage == reach.size()) return from == block_ms.size() ? 0 : kNoCut;
+  double ms = 0, best = kNoCut;
+  for (size_t end = from + 1; end <= block_ms.size(); ++end) {
+    ms += block_ms[end - 1];
+    if (end > static_cast<size_t>(reach[stage][from])) break;
+    best = std::min(best, std::max(ms, BestWithin(block_ms, reach, stage + 1, end)));
+  }
+  return best;
+}
+
+TEST_CASE("No stage exceeds its reach, and within it cuts are the best of all") {
+  int cuts = 0, none = 0;
+  for (const uint32_t seed : Seeds()) {
+    std::mt19937 random(seed);
+    INFO("seed " << seed);
+    for (int i = 0; i < 2000; ++i) {
+      const int stages = 1 + static_cast<int>(random() % 4);
+      std::vector<double> block_ms(static_cast<size_t>(stages) + random() % 8);
+      for (double& ms : block_ms) ms = static_cast<double>(random() % 12);
+      const int blocks = static_cast<int>(block_ms.size());
+      Reach reach(static_cast<size_t>(stages));
+      for (std::vector<int>& of_stage : reach) {
+        const int most = 1 + static_cast<int>(random() % 6);
+        for (int b = 0; b < blocks; ++b) of_stage.push_back(std::min(b + most, blocks));
+      }
+      const double best = BestWithin(block_ms, reach, 0, 0);
+      const auto cut = CutStages(block_ms, stages, reach);
+      REQUIRE(cut.ok() == (best != kNoCut));
+      ++(cut.ok() ? cuts : none);
+      if (!cut.ok()) continue;
+      REQUIRE(*std::max_element(cut->stage_ms.begin(), cut->stage_ms.end()) == best);
+      for (size_t s = 0; s < reach.size(); ++s) {
+        REQUIRE(cut->first[s] < cut->first[s + 1]);
+        REQUIRE(cut->first[s + 1] <= reach[s][static_cast<size_t>(cut->first[s])]);
+      }
+    }
+  }
+  CHECK(cuts > 500);
+  CHECK(none > 500);
 }
 
 }  // namespace

@@ -17,13 +17,19 @@ struct Cut {
   bool operator==(const Cut&) const = default;
 };
 
-// The cut of block_ms (finite, >= 0; forward and backward together) into S non-empty stages with
+// How far each stage may reach: where stage s begins with block i, its blocks end at reach[s][i]
+// (exclusive) at most, as it has memory for no more. Empty: each may have any.
+using Reach = std::vector<std::vector<int>>;
+
+// The cut of block_ms (finite, >= 0; forward and backward together) into S non-empty stages, none of
+// which exceeds its reach, with
 //   min over cuts of  max_s sum_{b of stage s} ms_b,
 // among those the one with the least sum of squares of the stages' times, among those the one that
-// cuts earliest. Dynamic programming over (stages, blocks): O(S n) for the first,
-// O(S n m) for the rest, m blocks of a stage. INVALID_ARGUMENT where there
-// are fewer blocks than stages, no stage, or a time is negative or not finite.
-absl::StatusOr<Cut> CutStages(const std::vector<double>& block_ms, int stages);
+// cuts earliest. Dynamic programming over (stages, blocks): O(S n m), m blocks of a stage.
+// INVALID_ARGUMENT where there are fewer blocks than stages, no stage, or a time is negative or not
+// finite; NOT_FOUND where every cut exceeds the reach of some stage.
+absl::StatusOr<Cut> CutStages(const std::vector<double>& block_ms, int stages,
+                              const Reach& reach = {});
 
 // "0-39 1001.2 ms | 40-79 998.0 ms"
 std::string ToText(const Cut& cut);

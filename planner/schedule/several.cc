@@ -1,0 +1,187 @@
+// Jobs that need several workers: where they may go, and what is kept for them (schedule.h).
+#include <algorithm>
+#include <limits>
+#include <tuple>
+
+#include "planner/schedule/shapes.h"
+#include "planner/schedule/state.h"
+
+namespace lorad::planner {
+namespace {
+
+StageJob StageJobOf(const Footprint& job) {
+  return {*job.model, *job.adapter, job.longest_sequence, job.stages};
+}
+
+StageWorker StageWorkerOf(const WorkerView& worker, const std::string& base_model,
+                          int64_t microbatch_tokens) {
+  return {.name = worker.name,
+          .device = worker.device,
+          .budget_bytes = worker.budget_bytes,
+          .numerics_id = worker.numerics_id,
+          .host = worker.host,
+          .microbatch_tokens =
+              worker.microbatch_tokens > 0 ? worker.microbatch_tokens : microbatch_tokens,
+          .holds_model = !base_model.empty() && worker.loaded_base_model == base_model};
+}
+
+// The shapes of a group of so many stages for a job whose steps have so many tokens.
+std::vector<ShapeChoice> ShapesOnStages(const Footprint& job, int64_t step_tokens,
+                                        const std::vector<const StageWorker*>& workers) {
+  WorkerKind kind{workers[0]->device, workers[0]->budget_bytes, 0};
+  for (const StageWorker* worker : workers) {
+    kind.microbatch_tokens = LeastTokens(kind.microbatch_tokens, worker->microbatch_tokens);
+  }
+  kind.stages.resize(workers.size());
+  kind.pipeline_tokens_max = TokensOfPipeline(step_tokens, workers.size());
+  return ShapesAlone(job, kind);
+}
+
+std::optional<Placement> Place(const Footprint& job, int64_t step_tokens,
+                               const std::vector<StageWorker>& workers) {
+  return PlaceStages(StageJobOf(job), workers, [&](const auto& of_stages) {
+    return ShapesOnStages(job, step_tokens, of_stages);
+  });
+}
+
+std::vector<StageWorker> All(const std::vector<WorkerView>& views, int64_t microbatch_tokens) {
+  std::vector<StageWorker> workers;
+  for (const WorkerView& worker : views) {
+    workers.push_back(StageWorkerOf(worker, "", microbatch_tokens));
+  }
+  return workers;
+}
+
+// A worker that a job may wait for, and when it will be free.
+struct Candidate {
+  const WorkerView* worker = nullptr;
+  IdleWorker* idle = nullptr;   // now, or
+  GroupState* group = nullptr;  // once this has ended
+  double free_s = 0;
+};
+
+double EndOf(const GroupState& group) {
+  double end_s = 0;
+  for (const double job_s :
+       EndsOf(group.pace.times, std::max<int64_t>(1, group.shape.capacity_tokens),
+              group.crew.jobs())) {
+    end_s = std::max(end_s, job_s);
+  }
+  return group.delay_s + end_s;
+}
+
+// Those that will be free the soonest first. While a group drains nothing makes its end later, so
+// who is first stays so: the job's workers come together, and a change is to one that is free sooner.
+std::vector<Candidate> CandidatesOf(Round& round) {
+  std::vector<Candidate> candidates;
+  for (IdleWorker& idle : round.idle) {
+    if (!idle.taken) candidates.push_back({.worker = idle.worker, .idle = &idle});
+  }
+  for (GroupState& group : round.groups) {
+    if (group.kept_for != nullptr) continue;
+    const double end_s = EndOf(group);
+    const auto add = [&](const std::string& name) {
+      const auto worker = std::ranges::find(round.view.workers, name, &WorkerView::name);
+      if (worker == round.view.workers.end()) return;
+      candidates.push_back({.worker = &*worker, .group = &group, .free_s = end_s});
+    };
+    if (group.stages.empty()) add(group.worker);
+    for (const StageView& stage : group.stages) add(stage.worker);
+  }
+  std::ranges::stable_sort(candidates, [](const Candidate& a, const Candidate& b) {
+    const auto key = [](const Candidate& candidate) {
+      const size_t jobs = candidate.group != nullptr ? candidate.group->jobs : 0;
+      return std::tuple(candidate.group != nullptr, candidate.free_s, jobs,
+                        std::string_view(candidate.worker->name));
+    };
+    return key(a) < key(b);
+  });
+  return candidates;
+}
+
+}  // namespace
+
+int64_t LeastTokens(int64_t a, int64_t b) {
+  return a > 0 && b > 0 ? std::min(a, b) : std::max(a, b);
+}
+
+std::optional<Placement> PlaceAlone(const QueuedJob& job, const std::vector<WorkerView>& workers,
+                                    int64_t microbatch_tokens) {
+  const Footprint footprint{0, job.model.get(), &job.adapter, job.longest_sequence, job.stages};
+  const int64_t step_tokens = WorkOf(job.step_tokens, 0).step_tokens;
+  return Place(footprint, step_tokens, All(workers, microbatch_tokens));
+}
+
+std::optional<Placement> PlaceAloneNearest(const QueuedJob& job,
+                                           const std::vector<WorkerView>& workers,
+                                           int64_t microbatch_tokens) {
+  const Footprint footprint{0, job.model.get(), &job.adapter, job.longest_sequence, job.stages};
+  return PlaceNearest(
+      StageJobOf(footprint), All(workers, microbatch_tokens),
+      [&](const auto& of_stages) { return ShapesOnStages(footprint, kUnknownTokens, of_stages); });
+}
+
+const Placement* NeedsOf(Round& round, size_t job_class, int64_t step_tokens) {
+  const auto [entry, is_new] = round.needs.try_emplace(job_class);
+  std::optional<Placement>& needs = entry->second;
+  if (is_new) {
+    const Footprint job = round.sizes.of(job_class);
+    const bool fits_one = std::ranges::any_of(round.view.workers, [&](const WorkerView& worker) {
+      return round.sizes.FitsAlone(job_class, round.KindOf(worker));
+    });
+    if (!fits_one && job.stages != 1) {
+      needs = Place(job, step_tokens, All(round.view.workers, round.view.microbatch_tokens));
+    }
+  }
+  return needs ? &*needs : nullptr;
+}
+
+std::optional<Placement> PlaceOnIdle(Round& round, const Waiter& job,
+                                     const std::vector<bool>& without) {
+  std::vector<StageWorker> workers;
+  std::vector<size_t> index;
+  for (size_t i = 0; i < round.idle.size(); ++i) {
+    const IdleWorker& idle = round.idle[i];
+    if (idle.taken || (!without.empty() && without[idle.worker_kind])) continue;
+    workers.push_back(
+        StageWorkerOf(*idle.worker, job.job->base_model, round.view.microbatch_tokens));
+    index.push_back(i);
+  }
+  std::optional<Placement> placement =
+      Place(round.sizes.of(job.job_class), job.work.step_tokens, workers);
+  if (placement) {
+    for (size_t& worker : placement->workers) worker = index[worker];
+  }
+  return placement;
+}
+
+void KeepWorkers(Round& round, const Waiter& job) {
+  if (job.needs == nullptr) return;
+  const size_t base = round.sizes.of(job.job_class).base;
+  for (const GroupState& group : round.groups) {
+    if (group.base == base && round.sizes.FitsAlone(job.job_class, group.worker_kind)) return;
+  }
+  if (!round.keepers.insert(base).second) return;
+  const std::vector<Candidate> candidates = CandidatesOf(round);
+  std::vector<StageWorker> workers;
+  std::optional<Placement> placement;
+  for (const Candidate& candidate : candidates) {
+    workers.push_back(
+        StageWorkerOf(*candidate.worker, job.job->base_model, round.view.microbatch_tokens));
+    if (workers.size() < job.needs->workers.size()) continue;
+    placement = Place(round.sizes.of(job.job_class), job.work.step_tokens, workers);
+    if (placement) break;
+  }
+  if (!placement) return;  // some of the workers that it needs take no jobs
+  for (const size_t worker : placement->workers) {
+    const Candidate& candidate = candidates[worker];
+    if (candidate.group != nullptr) {
+      candidate.group->kept_for = &job;
+    } else {
+      candidate.idle->taken = true;
+      candidate.idle->kept_for = &job;
+    }
+  }
+}
+
+}  // namespace lorad::planner

@@ -1,0 +1,289 @@
+#include "planner/stages/place.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "planner/stages/blocks.h"
+#include "planner/stages/cut.h"
+
+namespace lorad::planner {
+namespace {
+
+using Workers = std::vector<const StageWorker*>;
+
+// The largest of lo .. hi for which `holds`, which holds up to some number and not beyond; lo - 1
+// where it holds for none.
+int Largest(int lo, int hi, absl::FunctionRef<bool(int)> holds) {
+  while (lo <= hi) {
+    const int middle = lo + (hi - lo) / 2;
+    holds(middle) ? lo = middle + 1 : hi = middle - 1;
+  }
+  return hi;
+}
+
+GroupShape On(const DeviceShape& device, GroupShape shape) {
+  shape.device = device;
+  return shape;
+}
+
+// Where a stage on that worker may end, by its first block. Blocks are alike but for their kind, so
+// what is between the first and the last is looked at once for each kind.
+std::vector<int> ReachOn(const StageWorker& worker, const StageJob& job,
+                         const ShapeChoice& choice) {
+  const GroupShape shape = On(worker.device, choice.shape);
+  const auto fits = [&](int first, int end) {
+    const StageRange range{first, end};
+    const int64_t slot = BytesOfSlot(job.model, job.adapter, worker.device, range).total();
+    return Fits(BytesOfGroup(job.model, shape, range).total() + choice.adapters * slot,
+                worker.budget_bytes);
+  };
+  const auto blocks = static_cast<int>(2 * job.model.layers);
+  int lengths[2] = {0,
+                    0};  // of stages without the embedding and the head that begin with that kind
+  for (const int first : {1, 2}) {
+    lengths[first % 2] =
+        Largest(1, blocks - 1 - first, [&](int length) { return fits(first, first + length); });
+  }
+  // The stage with the head begins here at the earliest.
+  const int last = blocks - Largest(1, blocks - 1, [&](int n) { return fits(blocks - n, blocks); });
+  std::vector<int> reach = {Largest(1, blocks, [&](int end) { return fits(0, end); })};
+  for (int first = 1; first < blocks; ++first) {
+    reach.push_back(first >= last ? blocks : std::min(first + lengths[first % 2], blocks - 1));
+  }
+  return reach;
+}
+
+// Whether any cut keeps to the reach: if one does, the one whose stages go as far as they can does.
+bool CanBeCut(const Reach& reach) {
+  const auto blocks = static_cast<int>(reach[0].size());
+  int at = 0;
+  for (const std::vector<int>& of_stage : reach) {
+    if (at < blocks) at = of_stage[static_cast<size_t>(at)];
+  }
+  return at == blocks && blocks >= static_cast<int>(reach.size());
+}
+
+Reach ReachOf(const Workers& workers, const StageJob& job, const ShapeChoice& choice) {
+  Reach reach;
+  for (size_t s = 0; s < workers.size(); ++s) {
+    const auto like = std::find_if(workers.begin(), workers.begin() + static_cast<ptrdiff_t>(s),
+                                   [&](const StageWorker* other) {
+                                     return other->device == workers[s]->device &&
+                                            other->budget_bytes == workers[s]->budget_bytes;
+                                   });
+    const auto index = static_cast<size_t>(like - workers.begin());
+    reach.push_back(index < s ? reach[index] : ReachOn(*workers[s], job, choice));
+  }
+  return reach;
+}
+
+// What it takes where it is cut by time within the reach. REQUIRES: there is such a cut.
+Placement Cutting(const Workers& workers, const StageWorker* all, const StageJob& job,
+                  const GroupShape& shape, const Reach& reach) {
+  // Sequences are half as long as the longest in the mean: how much attention takes beside MLPs
+  // hardly moves a cut, as stages have as many of the one as of the other.
+  const auto cut = CutStages(FlopsOfBlocks(job.model, job.longest_sequence / 2),
+                             static_cast<int>(workers.size()), reach);
+  Placement placement;
+  placement.shape = shape;
+  std::vector<DeviceShape> devices;
+  for (size_t s = 0; s < workers.size(); ++s) {
+    placement.workers.push_back(static_cast<size_t>(workers[s] - all));
+    placement.ranges.push_back({cut->first[s], cut->first[s + 1]});
+    devices.push_back(workers[s]->device);
+  }
+  placement.bytes = BytesOfStages(job.model, shape, placement.ranges, devices) +
+                    SlotBytesOfStages(job.model, job.adapter, placement.ranges, devices);
+  const auto share = [&](size_t s) {
+    return static_cast<double>(placement.bytes[s]) /
+           static_cast<double>(std::max<int64_t>(1, workers[s]->budget_bytes));
+  };
+  placement.fits = true;
+  for (size_t s = 0; s < workers.size(); ++s) {
+    placement.fits &= Fits(placement.bytes[s], workers[s]->budget_bytes);
+    if (share(s) > share(placement.tightest)) placement.tightest = s;
+  }
+  return placement;
+}
+
+// Workers that may have the stages of one group, by host.
+using Hosts = std::map<std::string, Workers>;
+
+// By falling budget; of equals those that hold the model.
+bool IsBefore(const StageWorker* a, const StageWorker* b) {
+  return std::tuple(-a->budget_bytes, !a->holds_model, std::string_view(a->name)) <
+         std::tuple(-b->budget_bytes, !b->holds_model, std::string_view(b->name));
+}
+
+std::vector<Hosts> Classes(const std::vector<StageWorker>& workers) {
+  std::map<std::tuple<std::string, int, int>, Hosts> classes;
+  for (const StageWorker& worker : workers) {
+    if (worker.numerics_id.empty()) continue;
+    const DeviceShape& device = worker.device;
+    classes[{worker.numerics_id, static_cast<int>(device.kind), device.value_bytes}][worker.host]
+        .push_back(&worker);
+  }
+  std::vector<Hosts> all;
+  for (auto& [key, hosts] : classes) {
+    for (auto& [host, of_host] : hosts) std::ranges::sort(of_host, IsBefore);
+    all.push_back(std::move(hosts));
+  }
+  return all;
+}
+
+// Stages of one host lie side by side, so that the fewest of their borders are between hosts.
+Workers ByHost(Workers workers) {
+  std::map<std::string_view, size_t> of_host;
+  for (const StageWorker* worker : workers) ++of_host[worker->host];
+  std::ranges::stable_sort(workers, [&](const StageWorker* a, const StageWorker* b) {
+    const auto key = [&](const StageWorker* worker) {
+      return std::tuple(~of_host[worker->host], std::string_view(worker->host));
+    };
+    return key(a) != key(b) ? key(a) < key(b) : IsBefore(a, b);
+  });
+  return workers;
+}
+
+// Sets of so many workers of one class that are worth a look.
+void AddSets(const Hosts& hosts, size_t count, std::vector<Workers>* sets) {
+  Workers all;
+  std::vector<const Workers*> by_count;
+  for (const auto& [host, workers] : hosts) {
+    all.insert(all.end(), workers.begin(), workers.end());
+    by_count.push_back(&workers);
+    if (workers.size() < count) continue;
+    sets->emplace_back(workers.begin(), workers.begin() + static_cast<ptrdiff_t>(count));
+  }
+  if (all.size() < count) return;
+  std::ranges::stable_sort(
+      by_count, [](const Workers* a, const Workers* b) { return a->size() > b->size(); });
+  Workers fewest_hosts;
+  for (const Workers* workers : by_count) {
+    for (const StageWorker* worker : *workers) {
+      if (fewest_hosts.size() < count) fewest_hosts.push_back(worker);
+    }
+  }
+  std::ranges::sort(all, IsBefore);
+  all.resize(count);
+  sets->push_back(ByHost(std::move(fewest_hosts)));
+  sets->push_back(ByHost(std::move(all)));
+}
+
+// Hosts, workers that would have to load, no GPUs, -budgets, name.
+using Rank = std::tuple<size_t, int64_t, bool, int64_t, std::string_view>;
+Rank RankOf(const Workers& workers) {
+  std::set<std::string_view> hosts;
+  int64_t lacking = 0, budget = 0;
+  for (const StageWorker* worker : workers) {
+    hosts.insert(worker->host);
+    lacking += !worker->holds_model;
+    budget += worker->budget_bytes;
+  }
+  return {hosts.size(), lacking, workers[0]->device.kind != DeviceKind::kCuda, -budget,
+          workers[0]->name};
+}
+
+// The sets of so many workers, the one that is wanted most first.
+std::vector<Workers> SetsOf(const std::vector<Hosts>& classes, size_t count) {
+  std::vector<Workers> sets;
+  for (const Hosts& hosts : classes) AddSets(hosts, count, &sets);
+  using Ranked = std::pair<Rank, Workers>;
+  std::vector<Ranked> ranked;
+  for (Workers& set : sets) {
+    const Rank rank = RankOf(set);
+    ranked.emplace_back(rank, std::move(set));
+  }
+  std::ranges::stable_sort(ranked, {}, &Ranked::first);
+  sets.clear();
+  for (Ranked& next : ranked) sets.push_back(std::move(next.second));
+  return sets;
+}
+
+// What memory sees of a set: sets of which it sees the same fit, or fit not, alike.
+using Like = std::pair<std::string, std::vector<std::tuple<int64_t, int, int, int64_t>>>;
+Like LikeOf(const Workers& workers) {
+  Like like{workers[0]->numerics_id, {}};
+  for (const StageWorker* worker : workers) {
+    like.second.emplace_back(worker->budget_bytes, worker->device.threads,
+                             worker->device.multiprocessors, worker->microbatch_tokens);
+  }
+  return like;
+}
+
+// visit(set) for the sets of every number of stages that the job may have, the fewest first, until
+// it says that it has seen enough.
+void ForEachSet(const StageJob& job, const std::vector<StageWorker>& workers,
+                absl::FunctionRef<bool(const Workers& set)> visit) {
+  const std::vector<Hosts> classes = Classes(workers);
+  const int most = static_cast<int>(std::min<int64_t>(kStagesMax, 2 * job.model.layers));
+  const int from = job.stages > 0 ? job.stages : 2;
+  const int to = job.stages > 0 ? std::min(job.stages, most) : most;
+  for (int count = from; count <= to; ++count) {
+    for (const Workers& set : SetsOf(classes, static_cast<size_t>(count))) {
+      if (visit(set)) return;
+    }
+  }
+}
+
+}  // namespace
+
+StageBytes BytesOfStages(const ModelShape& model, const GroupShape& shape,
+                         const std::vector<StageRange>& ranges,
+                         const std::vector<DeviceShape>& devices) {
+  StageBytes bytes;
+  for (size_t s = 0; s < ranges.size(); ++s) {
+    bytes.Append(BytesOfGroup(model, On(devices[s], shape), ranges[s]).total());
+  }
+  return bytes;
+}
+
+StageBytes SlotBytesOfStages(const ModelShape& model, const AdapterShape& adapter,
+                             const std::vector<StageRange>& ranges,
+                             const std::vector<DeviceShape>& devices) {
+  StageBytes bytes;
+  for (size_t s = 0; s < ranges.size(); ++s) {
+    bytes.Append(BytesOfSlot(model, adapter, devices[s], ranges[s]).total());
+  }
+  return bytes;
+}
+
+std::optional<Placement> PlaceStages(const StageJob& job, const std::vector<StageWorker>& workers,
+                                     ShapesOn shapes) {
+  std::optional<Placement> placement;
+  std::set<Like> too_small;
+  ForEachSet(job, workers, [&](const Workers& set) {
+    if (!too_small.insert(LikeOf(set)).second) return false;
+    for (const ShapeChoice& choice : shapes(set)) {
+      const Reach reach = ReachOf(set, job, choice);
+      if (!CanBeCut(reach)) continue;
+      placement = Cutting(set, workers.data(), job, choice.shape, reach);
+      return true;
+    }
+    return false;
+  });
+  return placement;
+}
+
+std::optional<Placement> PlaceNearest(const StageJob& job, const std::vector<StageWorker>& workers,
+                                      ShapesOn shapes) {
+  std::optional<Placement> nearest;
+  double least = 0;
+  ForEachSet(job, workers, [&](const Workers& set) {
+    Placement placement = Cutting(set, workers.data(), job, shapes(set).back().shape, {});
+    const size_t s = placement.tightest;
+    const double share = static_cast<double>(placement.bytes[s]) /
+                         static_cast<double>(std::max<int64_t>(1, set[s]->budget_bytes));
+    if (!nearest || share < least) {
+      least = share;
+      nearest = std::move(placement);
+    }
+    return false;
+  });
+  return nearest;
+}
+
+}  // namespace lorad::planner

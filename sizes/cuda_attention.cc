@@ -60,6 +60,7 @@ int64_t KvHeadsAtOnce(int64_t score_bytes_max, int64_t batch, int64_t rows, int6
 
 int64_t CudaAttentionBytes(const Limits& limits, int64_t value_bytes,
                            const AttentionChoice& choice) {
+  if (limits.heads == 0) return 0;  // a stage of MLPs alone
   if (value_bytes == 4) return 0;
   if (!choice.own_backward || !OwnBackwardTakes(limits.head_size)) {
     return kForwardBytes + CudnnBackwardBytes(limits, choice.score_bytes_max);

@@ -9,9 +9,12 @@ namespace lorad::sizes {
 
 CudaWorkspaceLayout LayCudaWorkspace(const Limits& limits, int64_t value_bytes,
                                      int64_t multiprocessors) {
-  const int64_t loss = LayCudaLoss(std::max<int64_t>(limits.tokens, 1), limits.vocabulary,
-                                   limits.hidden, value_bytes, multiprocessors)
-                           .bytes;
+  // A stage without the head has no loss.
+  const int64_t loss = limits.vocabulary == 0
+                           ? 0
+                           : LayCudaLoss(std::max<int64_t>(limits.tokens, 1), limits.vocabulary,
+                                         limits.hidden, value_bytes, multiprocessors)
+                                 .bytes;
   CudaWorkspaceLayout to;
   to.lora = LayCudaLora(limits, value_bytes);
   to.scratch_bytes = std::max({CudaAttentionBytes(limits, value_bytes), loss, kProductBytes});

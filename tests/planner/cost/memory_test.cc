@@ -28,6 +28,18 @@ TEST_CASE("Weights, activations and workspace of a model that can be followed by
   CHECK(bytes.total() == bytes.weights + bytes.activations + bytes.workspace);
 }
 
+TEST_CASE("A stage of one block has no workspace for the other kind") {
+  for (const DeviceKind kind : {DeviceKind::kCpu, DeviceKind::kCuda}) {
+    GroupShape shape{1024, 512, {.kind = kind, .threads = 2, .multiprocessors = 132}};
+    const int64_t both = BytesOfGroup(SmolLm2(), shape, {1, 3}).workspace;
+    for (const int32_t block : {1, 2}) {
+      const int64_t one = BytesOfGroup(SmolLm2(), shape, {block, block + 1}).workspace;
+      CHECK(one > 0);
+      CHECK(one <= both);
+    }
+  }
+}
+
 TEST_CASE("Slots") {
   // q: A 4 x 16, B 16 x 4; v: A 4 x 16, B 8 x 4; down: A 4 x 32, B 16 x 4, in each of two layers.
   const AdapterShape adapter{4, {"q_proj", "v_proj", "down_proj"}};

@@ -63,16 +63,15 @@ std::string WhyNotTogether(const Round& round, const Waiter& job) {
   const auto waits = [&](const Waiter* other) {
     return other != nullptr && other->job->base_model == job.job->base_model;
   };
-  const auto idle = std::ranges::count_if(
-      round.idle, [&](const IdleWorker& worker) { return waits(worker.kept_for); });
-  absl::StrAppend(&text, idle, idle == 1 ? " is idle" : " are idle");
   std::vector<std::string> groups;
   for (const GroupState& group : round.groups) {
     if (waits(group.kept_for)) groups.push_back(NameOf(group));
   }
-  if (groups.empty()) return absl::StrCat(text, ", and the others take no jobs now");
-  return absl::StrCat(text, "; waits until the jobs of ", absl::StrJoin(groups, ", "),
-                      " have ended");
+  const auto idle = std::ranges::count_if(
+      round.idle, [&](const IdleWorker& worker) { return waits(worker.kept_for); });
+  if (idle == 0 && groups.empty()) return absl::StrCat(text, "some of these take no jobs now");
+  return absl::StrCat(text, idle, idle == 1 ? " is" : " are", " idle; waits until the jobs of ",
+                      absl::StrJoin(groups, ", "), " have ended");
 }
 
 std::string WhyNotIn(Round& round, const GroupState& group, const Waiter& job) {

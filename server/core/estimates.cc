@@ -115,7 +115,13 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   v1::JobEstimate estimate;
   *estimate.mutable_peak_memory_bytes() = ToProto(alone.group, {alone.slot});
   estimate.set_budget_bytes(alone.budget_bytes);
-  estimate.set_fits(planner::Fits(alone.total(), estimate.budget_bytes()));
+  planner::QueuedJob several;
+  several.model = model;
+  several.longest_sequence = record.longest_tokens();
+  several.adapter = ShapeOfAdapter(job.adapter());
+  estimate.set_fits(
+      planner::Fits(alone.total(), estimate.budget_bytes()) ||
+      planner::PlaceAlone(several, cluster_.Views(), options_.microbatch_tokens).has_value());
   estimate.set_recomputation(server::ToProto(alone.shape.recomputation));
   AddMemory(job, record.longest_tokens(), &estimate);
 

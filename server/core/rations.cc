@@ -69,13 +69,17 @@ void Core::State::Ration(
   const auto fits_any = [&](const planner::QueuedJob& job) {
     const auto [known, is_new] = fits.try_emplace(MemoryShapeOf(job));
     if (!is_new) return known->second;
+    std::vector<planner::WorkerView> in_service;
     for (const planner::WorkerView& worker : view->workers) {
       const WorkerState& state = cluster_.At(worker.name);
       if (!cluster_.TakesJobs(state)) continue;
+      in_service.push_back(worker);
       const int64_t tokens =
           worker.microbatch_tokens > 0 ? worker.microbatch_tokens : view->microbatch_tokens;
       known->second |= planner::FitsAlone(job, worker.device, worker.budget_bytes, tokens);
     }
+    known->second =
+        known->second || planner::PlaceAlone(job, in_service, view->microbatch_tokens).has_value();
     return known->second;
   };
   Quotas::Allowance allowance(quotas_);

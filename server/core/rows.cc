@@ -1,5 +1,6 @@
 // Jobs and requests, when the rows that they wait for are checked.
 #include "absl/strings/str_cat.h"
+#include "server/core/catalog/model_shape.h"
 #include "server/core/jobs/failures.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
@@ -22,6 +23,20 @@ absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* e
   const LoneGroup alone = cluster_.GroupAlone(catalog_.Model(job.base_model()).shape, job.adapter(),
                                               record.longest_tokens());
   if (planner::Fits(alone.total(), alone.budget_bytes)) return absl::OkStatus();
+  planner::QueuedJob several;
+  several.model = catalog_.Model(job.base_model()).shape;
+  several.longest_sequence = record.longest_tokens();
+  several.adapter = ShapeOfAdapter(job.adapter());
+  const std::vector<planner::WorkerView> workers = cluster_.Views();
+  if (planner::PlaceAlone(several, workers, options_.microbatch_tokens)) return absl::OkStatus();
+  std::string on_several;
+  if (const auto nearest =
+          planner::PlaceAloneNearest(several, workers, options_.microbatch_tokens)) {
+    on_several = absl::StrCat("; on ", nearest->workers.size(),
+                              " workers of one numerics id the tightest stage needs ",
+                              nearest->bytes[nearest->tightest], " bytes, and its worker has ",
+                              workers[nearest->workers[nearest->tightest]].budget_bytes);
+  }
   error->set_reason("MEMORY_NEVER_FITS");
   error->set_field("adapter");
   error->set_message(absl::StrCat(
@@ -30,7 +45,7 @@ absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* e
       alone.total(), " bytes (weights ", alone.group.weights, ", activations ",
       alone.group.activations, ", workspace ", alone.group.workspace + alone.slot.staging,
       ", adapter ", alone.slot.adapters, ", optimizer ", alone.slot.optimizer,
-      "), and the worker has ", alone.budget_bytes,
+      "), and the worker has ", alone.budget_bytes, on_several,
       ": lower adapter.rank or training.max_length, or give a worker more memory"));
   return Error(
       absl::StatusCode::kInvalidArgument, error->reason(), error->message(),

@@ -206,6 +206,21 @@ LoneGroup Cluster::GroupAlone(const std::shared_ptr<const planner::ModelShape>& 
   return best.worker ? best : GroupAloneOn(nullptr, job);
 }
 
+std::vector<planner::WorkerView> Cluster::Views() const {
+  std::vector<planner::WorkerView> views;
+  for (const auto& [name, worker] : workers_) {
+    planner::WorkerView& view = views.emplace_back();
+    view.name = name;
+    view.budget_bytes = worker.hello.memory_bytes();
+    view.device = DeviceOf(worker.hello);
+    view.idle = true;
+    view.microbatch_tokens = TokensOf(worker);
+    view.numerics_id = worker.hello.numerics_id();
+    view.host = worker.hello.host();
+  }
+  return views;
+}
+
 LoneGroup Cluster::GroupAloneOn(const WorkerState* worker, const planner::QueuedJob& job) const {
   LoneGroup alone;
   alone.worker = worker;

@@ -108,6 +108,8 @@ class Cluster {
   // another) or, while there is none, on some CPU.
   LoneGroup GroupAlone(const std::shared_ptr<const planner::ModelShape>& model,
                        const v1::AdapterConfig& adapter, int64_t longest_tokens) const;
+  // The workers as the policy sees them, each as if it were idle; lost ones too.
+  std::vector<planner::WorkerView> Views() const;
   // On that worker; null: some CPU. Of the job only model, longest_sequence and adapter count.
   LoneGroup GroupAloneOn(const WorkerState* worker, const planner::QueuedJob& job) const;
 

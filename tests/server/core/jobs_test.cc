@@ -199,6 +199,41 @@ TEST_CASE("a job that can never fit is refused where workers are known, and fail
   CHECK(world->Job(job).error().reason() == "MEMORY_NEVER_FITS");
 }
 
+// The job's error where so many workers with that memory are connected; empty where it is QUEUED.
+std::string ErrorOn(int workers, int64_t memory_bytes) {
+  WorldOptions options;
+  options.workers = 0;
+  auto world = MakeWorld(options);
+  for (int i = 0; i < workers; ++i) {
+    worker::v1::Hello hello;
+    hello.set_protocol_version(1);
+    hello.set_worker(absl::StrCat("w", i));
+    hello.set_device("cpu");
+    hello.set_threads(2);
+    hello.set_numerics_id("cpu");
+    hello.set_memory_bytes(memory_bytes);
+    world->Connect(hello);
+  }
+  // Its slot, which stages share, is most of what it takes.
+  Job large = World::NewJob();
+  large.mutable_adapter()->set_rank(512);
+  large.mutable_adapter()->clear_target_modules();
+  for (const char* target : {"q_proj", "k_proj", "v_proj", "o_proj"}) {
+    large.mutable_adapter()->add_target_modules(target);
+  }
+  const std::string job = world->Submit(large);
+  world->Settle();
+  return world->Job(job).error().reason();
+}
+
+TEST_CASE("a job that fits no worker alone is accepted where it fits several together") {
+  int64_t memory_bytes = int64_t{1} << 30;
+  while (ErrorOn(1, memory_bytes).empty()) memory_bytes -= memory_bytes / 32;
+  CHECK(ErrorOn(1, memory_bytes) == "MEMORY_NEVER_FITS");
+  CHECK(ErrorOn(2, memory_bytes).empty());
+  CHECK(ErrorOn(2, 1 << 10) == "MEMORY_NEVER_FITS");
+}
+
 TEST_CASE("after a restart no job is judged by the workers that came back first") {
   WorldOptions options;
   options.workers = 0;

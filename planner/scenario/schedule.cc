@@ -51,6 +51,8 @@ class Reader {
   void ReadWorker(Fields& fields) {
     WorkerView& worker = view_.workers.emplace_back(ReadWorkerView(fields, &worker_names_));
     worker.loaded_base_model = ReadName(fields, "loaded_base_model");
+    worker.numerics_id = ReadName(fields, "numerics_id");
+    worker.host = ReadName(fields, "host");
     worker.idle = true;  // until a group names it
     workers_.emplace(worker.name, view_.workers.size() - 1);
   }
@@ -129,6 +131,7 @@ class Reader {
     job.longest_sequence = fields.Int64("longest_sequence", {.min = 1, .max = kTokensMax});
     job.waited_s = fields.Int64("waited_s", {.max = kSecondsMax, .fallback = 0});
     job.step_tokens = ReadStepTokens(fields);
+    job.stages = static_cast<int32_t>(fields.Int64("stages", {.max = kStagesMax, .fallback = 0}));
     job.remaining_steps = ReadRemainingSteps(fields);
     job.label_group = ReadName(fields, "label_group");
     if (model == nullptr) return;
@@ -152,6 +155,11 @@ ordered_json ToJson(const Decision& decision) {
   add("to", decision.to);
   add("for", decision.why_job);
   add("worker", decision.worker);
+  for (const StageView& stage : decision.stages) {
+    json["stages"].push_back({{"worker", stage.worker},
+                              {"first_block", stage.range.first_block},
+                              {"end_block", stage.range.end_block}});
+  }
   add("base_model", decision.base_model);
   if (decision.shape.capacity_tokens > 0) {
     json["capacity_tokens"] = decision.shape.capacity_tokens;

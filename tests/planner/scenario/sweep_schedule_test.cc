@@ -136,6 +136,27 @@ TEST_CASE("What is wrong in one place of a schedule hides nothing in another") {
         "$.queue[1].rank: is 0; give a whole number from 1 to 512");
 }
 
+TEST_CASE("Who would have which blocks of a model on several workers") {
+  json several = Schedule();
+  several["groups"] = json::array();
+  several["queue"][0]["stages"] = 2;
+  json second = several["workers"][0];
+  second["name"] = "second";
+  several["workers"].push_back(second);
+  for (json& worker : several["workers"]) worker["numerics_id"] = "n";
+  const auto result = RunSchedule(several);
+  REQUIRE(result.ok());
+  INFO(result->text);
+  const auto& decision = result->json["decisions"][0];
+  REQUIRE(decision["kind"] == "form");
+  REQUIRE(decision["stages"].size() == 2);
+  CHECK(decision["stages"][0]["first_block"] == 0);
+  CHECK(decision["stages"][0]["end_block"] == decision["stages"][1]["first_block"]);
+  CHECK(decision["stages"][0]["worker"] == decision["worker"]);
+  several["queue"][0]["stages"] = 17;
+  CHECK(!RunSchedule(several).ok());
+}
+
 TEST_CASE("A schedule's decisions") {
   const auto result = RunSchedule(Schedule());
   REQUIRE(result.ok());

@@ -17,7 +17,8 @@ std::string StagesText(const Decision& decision) {
 
 }  // namespace
 
-// "form w1 base=m 1024/900: a b", "form w1 0-29 | w2 30-59 base=m 1024/900: a", "admit g1: a", "wait #1: a (no worker is connected)",
+// "form w1 base=m 1024/900: a b", "form w1 0-29 | w2 30-59 base=m 1024/900: a",
+// "admit g1: a", "wait #1: a (no worker is connected)",
 // "evict g1: a for b", "replace g1 -> g2: a for b",
 // "replace g1 -> w1 base=m 1024/900: a (the jobs of both groups end ..)"
 const char* ToText(Decision::Kind kind) {

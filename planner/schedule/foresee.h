@@ -7,7 +7,8 @@
 // - Where a job ends, and on every idle worker now, the first of the queue that could run there
 //   alone comes next: it joins if the group has room for it, else the group takes nobody until its
 //   last job has ended, and is formed for that one then, which takes ClusterView::load_s.
-// - Where jobs need several workers, those that are idle now are put together for the first of them;
+// - Where jobs need several workers, those that are idle now are put together for the first of
+// them;
 //   the workers of a group of several stay together, and take jobs of its base model alone.
 // - Nobody arrives, is evicted or moves, and no microbatch grows back. A job that leaves its group
 //   is gone at once; where it goes on is not foreseen.
@@ -30,7 +31,8 @@ struct Foreseen {
 };
 
 // By the name of the job: those that train and stay, and those that wait and fit some worker of the
-// view alone, or one of its groups, or idle workers, of several. O((queued + running) (workers + classes of jobs)).
+// view alone, or one of its groups, or idle workers, of several. O((queued + running) (workers +
+// classes of jobs)).
 std::unordered_map<std::string, Foreseen> Foresee(const ClusterView& view);
 
 }  // namespace lorad::planner

@@ -14,7 +14,8 @@
 // A running job moves only out of an open group that runs, if nothing is under way with it, no
 // suspicion is on it and it was not moved within minimum_run_s; into a group that has room for it
 // beside all it has now, that takes newcomers and does not drain for a job that waits, or onto an
-// idle worker; never into or out of a group of several workers. As the queue has been gone over, no job that waits would fit that worker.
+// idle worker; never into or out of a group of several workers. As the queue has been gone over, no
+// job that waits would fit that worker.
 //
 // The work is bounded by kWork jobs looked at, never by a clock.
 #pragma once

@@ -7,7 +7,8 @@
 // (1, 1.025 for products, 4/3 for blocks: sizes/group.h),
 //   S(C_new) f(r_new) / f(r_now) + k (load_s + move_s) < S(C_now),   by DecideMove
 // as all k jobs wait for it. Never under minimum_run_s after it was formed, so at most once in that
-// time; never a group of several workers; never while a job joins, leaves, comes, or waits for the group to drain.
+// time; never a group of several workers; never while a job joins, leaves, comes, or waits for the
+// group to drain.
 #pragma once
 
 #include <cstddef>

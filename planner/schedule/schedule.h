@@ -48,21 +48,20 @@ namespace lorad::planner {
 // numerics id, those of one host first, cut so that every stage fits and the slowest is as fast as
 // can be (stages/place.h), with microbatches so short that all stages have work (TokensOfPipeline).
 // From then on it is a group like others: jobs of its base model join it, wait for it and have it
-// formed again; it makes way when it is empty. But its jobs are not moved, nor driven out for another
-// base model. A job that waits for several workers has those that will be free the soonest kept from
-// all behind it: idle ones stay idle, and the groups of the others drain and are dissolved. As
-// nothing makes a draining group end later, it has them in the end: nobody starves.
+// formed again; it makes way when it is empty. But its jobs are not moved, nor driven out for
+// another base model. A job that waits for several workers has those that will be free the soonest
+// kept from all behind it: idle ones stay idle, and the groups of the others drain and are
+// dissolved. As nothing makes a draining group end later, it has them in the end: nobody starves.
 // Then the jobs that were placed change places where all end earlier so, and with `rebalance`
-// running jobs are moved where that pays: improve.h.
-// A job that waits and could run alone on a group's worker keeps everyone behind it out of that
-// group, whatever their base models, so that the group drains for it (but for one that a group
-// makes room for: it needs no other): nobody starves behind his equals. Against a stream of higher
-// priorities that never ends nothing helps: that is what static priorities mean. Never thrash: who
-// is evicted for a higher priority cannot evict it, and who is evicted for an equal one begins to
-// wait again, behind, while the other has its minimum run time before it; so a place changes hands
-// between equals at most once in minimum_run_s. One decision a queued job, in queue order;
-// kFormGroup names several. kEvict and kReplace come besides, before the kWait of the job they are
-// for; kReplace for nobody comes last.
+// running jobs are moved where that pays: improve.h. A job that waits and could run alone on a
+// group's worker keeps everyone behind it out of that group, whatever their base models, so that
+// the group drains for it (but for one that a group makes room for: it needs no other): nobody
+// starves behind his equals. Against a stream of higher priorities that never ends nothing helps:
+// that is what static priorities mean. Never thrash: who is evicted for a higher priority cannot
+// evict it, and who is evicted for an equal one begins to wait again, behind, while the other has
+// its minimum run time before it; so a place changes hands between equals at most once in
+// minimum_run_s. One decision a queued job, in queue order; kFormGroup names several. kEvict and
+// kReplace come besides, before the kWait of the job they are for; kReplace for nobody comes last.
 std::vector<Decision> Schedule(const ClusterView& view);
 
 // The queue in the order in which jobs are placed, as indexes.
@@ -106,8 +105,8 @@ std::optional<Placement> PlaceAloneNearest(const QueuedJob& job,
                                            const std::vector<WorkerView>& workers,
                                            int64_t microbatch_tokens);
 
-// Whether the job could run alone on such a worker; `microbatch_tokens` as in ClusterView. No, where
-// its base model is to be on several.
+// Whether the job could run alone on such a worker; `microbatch_tokens` as in ClusterView. No,
+// where its base model is to be on several.
 bool FitsAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
                int64_t microbatch_tokens);
 

@@ -71,7 +71,8 @@ double EndOf(const GroupState& group) {
 }
 
 // Those that will be free the soonest first. While a group drains nothing makes its end later, so
-// who is first stays so: the job's workers come together, and a change is to one that is free sooner.
+// who is first stays so: the job's workers come together, and a change is to one that is free
+// sooner.
 std::vector<Candidate> CandidatesOf(Round& round) {
   std::vector<Candidate> candidates;
   for (IdleWorker& idle : round.idle) {

@@ -23,10 +23,10 @@ std::vector<ShapeChoice> ShapesAlone(const Footprint& job, const WorkerKind& kin
 // job begins its next batch before its Step. So a round lasts
 //   (a M + b T) / S max(1, S / M)
 // which is least at M = S: below it stages stand idle, above it each microbatch costs its constant
-// part for nothing. Four jobs of one sequence of 1,024 tokens are one microbatch of 8,192, and three
-// of four stages idle. Therefore the most of 8,192, half of that, .. of which T has S at least, and
-// kMicrobatchTokens where it has fewer: launches take over below. T is of the job for which the
-// group is formed: those who come later fill the pipeline better still.
+// part for nothing. Four jobs of one sequence of 1,024 tokens are one microbatch of 8,192, and
+// three of four stages idle. Therefore the most of 8,192, half of that, .. of which T has S at
+// least, and kMicrobatchTokens where it has fewer: launches take over below. T is of the job for
+// which the group is formed: those who come later fill the pipeline better still.
 int64_t TokensOfPipeline(int64_t step_tokens, size_t stages);
 
 // The group's shape with room for the job's sequences and rank; its microbatches as long as leave

@@ -9,9 +9,9 @@
 
 namespace lorad::planner {
 
-// Multiplications and additions of one token in each of the model's blocks (StageRange), forward and
-// backward, where its sequence has `length` tokens. With p parameters of a block's linear layers, N
-// heads of size D, V tokens in the vocabulary and a hidden size of H:
+// Multiplications and additions of one token in each of the model's blocks (StageRange), forward
+// and backward, where its sequence has `length` tokens. With p parameters of a block's linear
+// layers, N heads of size D, V tokens in the vocabulary and a hidden size of H:
 //   linear layers  2 p forward, 2 p backward: frozen weights have no gradient (kernels/backend.h)
 //   attention      2 N D length forward (the causal half), 2.5 times that backward
 //   head           2 H V forward, 2 H V backward, in the last block; the embedding only reads

@@ -21,8 +21,8 @@ struct Cut {
 // (exclusive) at most, as it has memory for no more. Empty: each may have any.
 using Reach = std::vector<std::vector<int>>;
 
-// The cut of block_ms (finite, >= 0; forward and backward together) into S non-empty stages, none of
-// which exceeds its reach, with
+// The cut of block_ms (finite, >= 0; forward and backward together) into S non-empty stages, none
+// of which exceeds its reach, with
 //   min over cuts of  max_s sum_{b of stage s} ms_b,
 // among those the one with the least sum of squares of the stages' times, among those the one that
 // cuts earliest. Dynamic programming over (stages, blocks): O(S n m), m blocks of a stage.

@@ -161,7 +161,7 @@ TEST_CASE("Of random clusters the fewest workers on the fewest hosts, by brute f
   size_t by_count[6] = {};
   for (const uint32_t seed : Seeds()) {
     std::mt19937 random(seed);
-    for (int i = 0; i < 150; ++i) {
+    for (int i = 0; i < 1000; ++i) {
       INFO("seed " << seed << " cluster " << i);
       const ModelShape model = Small(1 + static_cast<int64_t>(random() % 4), random() % 2 == 0);
       const auto blocks = static_cast<int32_t>(2 * model.layers);
@@ -202,7 +202,8 @@ TEST_CASE("Of random clusters the fewest workers on the fewest hosts, by brute f
       REQUIRE(hosts.size() == fewest.hosts);
     }
   }
-  for (const size_t count : {0, 2, 3, 4}) CHECK(by_count[count] > 0);
+  for (const size_t count : {0, 2, 3}) CHECK(by_count[count] > 20);
+  CHECK(by_count[4] > 0);
 }
 
 }  // namespace

@@ -240,15 +240,11 @@ LoneGroup Cluster::GroupAloneOn(const WorkerState* worker, const planner::Queued
 
 absl::Status Cluster::CheckInvariants() const {
   std::set<uint64_t> connections;
-  std::set<std::string> groups;
   for (const auto& [name, worker] : workers_) {
     const auto broken = [&](const std::string& what) {
       return absl::InternalError(absl::StrCat("cluster: worker '", name, "' ", what));
     };
     if (worker.hello.worker() != name) return broken("gave another name");
-    if (!worker.group.empty() && !groups.insert(worker.group).second) {
-      return broken("has another's group");
-    }
     if (worker.connection == 0) {
       if (!worker.group.empty()) return broken("is lost and has a group");
       if (worker.memory_was_taken || worker.memory_rest.until_us != 0) {

@@ -2,8 +2,7 @@
 // long work takes, and what memory it takes beyond what was counted.
 //
 // Invariants: a worker is found by the name that it gave; a connection is that of one worker; a
-// lost one has no group and no rest for its memory, which its next process finds out; two have
-// never one group; while any is connected, a tick is due. A worker that has connected has a record
+// lost one has no group and no rest for its memory, which its next process finds out; while any is connected, a tick is due. A worker that has connected has a record
 // in the store until it is forgotten: after a restart jobs are judged by those of before, too.
 //
 // It knows the Turn, and groups as values. That a worker's group is there, and is that worker's, is

@@ -166,7 +166,6 @@ TEST_CASE("workers that share what they must not are noticed") {
   first.group = "group-1";
   REQUIRE(house.cluster.CheckInvariants().ok());
   SECTION("a connection") { second.connection = 7; }
-  SECTION("a group") { second.group = "group-1"; }
   SECTION("a name") { second.hello.set_worker("v"); }
   SECTION("lost, with a group") { first.connection = 0; }
   SECTION("lost, at rest for its memory") {

@@ -1,4 +1,4 @@
-// lora model add | ls | show | rm
+// lora model add | ls | show | update | rm
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -26,6 +26,7 @@ struct Options {
   std::string path;
   std::string request_id;
   std::string chat_template;  // a file
+  int32_t stages = 0;
 };
 
 void Print(const Model& model, const Session& session) {
@@ -49,6 +50,7 @@ void Print(const Model& model, const Session& session) {
   table.Add({"chat template", !model.has_chat_template()             ? "no"
                               : model.chat_template_sha256().empty() ? "yes"
                                                                      : "given"});
+  table.Add({"stages", model.stages() == 0 ? "as few as hold it" : absl::StrCat(model.stages())});
   table.Add({"registered", TimeText(model.create_time())});
   table.Print(std::cout);
 }
@@ -62,6 +64,7 @@ absl::Status Add(Session& session, const Options& options) {
   const auto path = std::filesystem::absolute(options.path, error);
   request.set_path(error ? options.path : path.lexically_normal().string());
   request.set_request_id(options.request_id);
+  request.set_stages(options.stages);
   if (!options.chat_template.empty()) {
     absl::StatusOr<std::ifstream> file = OpenFile(options.chat_template);
     if (!file.ok()) return file.status();
@@ -103,6 +106,17 @@ absl::Status Show(Session& session, const Options& options) {
   return status;
 }
 
+absl::Status Update(Session& session, const Options& options) {
+  lorad::v1::UpdateModelRequest request;
+  request.mutable_model()->set_name(options.name);
+  request.mutable_model()->set_stages(options.stages);
+  request.mutable_update_mask()->add_paths("stages");
+  Model model;
+  const auto status = Call(session, &Models::Stub::UpdateModel, request, model);
+  if (status.ok()) Print(model, session);
+  return status;
+}
+
 absl::Status Remove(Session& session, const Options& options) {
   lorad::v1::UnregisterModelRequest request;
   request.set_name(options.name);
@@ -123,6 +137,8 @@ void AddModelCommands(CLI::App& app, Session& session) {
   add.add_option("--path", options->path, "The directory, on the server's machine")->required();
   add.add_option("--chat-template", options->chat_template,
                  "A Jinja file in the place of the directory's template");
+  add.add_option("--stages", options->stages,
+                 "So many workers share it, each with a stage; 0: as few as hold it");
   add.add_option("--request-id", options->request_id, "Makes a repeated call harmless");
   add.callback([&session, options] {
     session.action = [&session, options] { return Add(session, *options); };
@@ -136,6 +152,15 @@ void AddModelCommands(CLI::App& app, Session& session) {
   show.add_option("name", options->name, "The model's id")->required();
   show.callback([&session, options] {
     session.action = [&session, options] { return Show(session, *options); };
+  });
+
+  CLI::App& update =
+      *group.add_subcommand("update", "Change one; groups formed from then on follow it");
+  update.add_option("name", options->name, "The model's id")->required();
+  update.add_option("--stages", options->stages, "So many workers share it; 0: as few as hold it")
+      ->required();
+  update.callback([&session, options] {
+    session.action = [&session, options] { return Update(session, *options); };
   });
 
   CLI::App& remove = *group.add_subcommand("rm", "Forget one; its files stay");

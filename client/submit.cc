@@ -120,6 +120,18 @@ void PrintWorkers(const lorad::v1::JobEstimate& estimate) {
   table.Print(std::cout);
 }
 
+void PrintStages(const lorad::v1::JobEstimate& estimate) {
+  Table table({"STAGE", "WORKER", "BLOCKS", "NEEDS", "BUDGET"});
+  for (int s = 0; s < estimate.stages_size(); ++s) {
+    const lorad::v1::StageEstimate& stage = estimate.stages(s);
+    table.Add({absl::StrCat(s), stage.worker(),
+               absl::StrCat(stage.first_block(), " to ", stage.end_block() - 1),
+               BytesText(stage.bytes()), BytesText(stage.budget_bytes())});
+  }
+  std::cout << "\n";
+  table.Print(std::cout);
+}
+
 absl::Status Estimate(Session& session, const Options& options) {
   lorad::v1::EstimateJobRequest request;
   request.set_name(options.name);
@@ -156,6 +168,7 @@ absl::Status Estimate(Session& session, const Options& options) {
   if (estimate.has_forecast()) AddForecast(estimate.forecast(), table);
   table.Print(std::cout);
   if (estimate.workers_size() > 0) PrintWorkers(estimate);
+  if (estimate.stages_size() > 0) PrintStages(estimate);
   return absl::OkStatus();
 }
 

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/catalog/model_shape.h"
 #include "server/core/events/store_kinds.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
@@ -69,13 +68,8 @@ void Core::State::AnswerEstimates() {
   }
 }
 
-void Core::State::AddMemory(const v1::Job& job, int64_t longest_tokens,
+void Core::State::AddMemory(const std::string& job, const planner::QueuedJob& queued,
                             v1::JobEstimate* estimate) const {
-  const planner::ModelShape& model = *catalog_.Model(job.base_model()).shape;
-  planner::QueuedJob queued;
-  queued.model = catalog_.Model(job.base_model()).shape;
-  queued.longest_sequence = longest_tokens;
-  queued.adapter = ShapeOfAdapter(job.adapter());
   for (const auto& [name, worker] : cluster_.all()) {
     if (worker.connection == 0) continue;
     v1::WorkerEstimate& entry = *estimate->add_workers();
@@ -83,24 +77,40 @@ void Core::State::AddMemory(const v1::Job& job, int64_t longest_tokens,
     entry.set_worker(name);
     entry.set_budget_bytes(alone.budget_bytes);
     *entry.mutable_alone() = ToProto(alone.group, {alone.slot});
-    entry.set_fits_alone(planner::Fits(alone.total(), alone.budget_bytes));
+    entry.set_fits_alone(queued.stages < 2 && planner::Fits(alone.total(), alone.budget_bytes));
     const GroupState* group = groups_.Find(worker.group);
-    if (!group || group->base_model != job.base_model()) continue;
+    if (!group || group->base_model != queued.base_model || group->stages.size() > 1) continue;
     entry.set_group(group->name);
     planner::GroupShape shape = group->shape;
-    shape.longest_sequence = std::max(shape.longest_sequence, longest_tokens);
+    shape.longest_sequence = std::max(shape.longest_sequence, queued.longest_sequence);
     shape.rank_max = std::max(shape.rank_max, queued.adapter.rank_max());
     shape.capacity_tokens = std::max(shape.capacity_tokens, shape.longest_sequence);
     entry.set_forms_again(shape.longest_sequence != group->shape.longest_sequence ||
                           shape.rank_max != group->shape.rank_max);
     std::vector<planner::SlotBytes> slots = {alone.slot};
     for (const auto& [member_name, member] : group->members) {
-      if (member_name == job.name() || member.leaving || member.departing) continue;
-      slots.push_back(planner::BytesOfSlot(model, member.adapter, shape.device));
+      if (member_name == job || member.leaving || member.departing) continue;
+      slots.push_back(planner::BytesOfSlot(*queued.model, member.adapter, shape.device));
     }
-    *entry.mutable_beside() = ToProto(planner::BytesOfGroup(model, shape), slots);
+    *entry.mutable_beside() = ToProto(planner::BytesOfGroup(*queued.model, shape), slots);
     entry.set_fits_beside(std::ssize(slots) <= shape.slots_max &&
                           planner::Fits(entry.beside().total(), alone.budget_bytes));
+  }
+}
+
+void Core::State::AddStages(const planner::QueuedJob& queued, v1::JobEstimate* estimate) const {
+  const std::vector<planner::WorkerView> workers = cluster_.Views();
+  const auto placement = StagesOf(queued, workers);
+  if (!placement) return;
+  estimate->set_fits(placement->fits);
+  for (size_t s = 0; s < placement->workers.size(); ++s) {
+    const planner::WorkerView& worker = workers[placement->workers[s]];
+    v1::StageEstimate& stage = *estimate->add_stages();
+    stage.set_worker(worker.name);
+    stage.set_first_block(placement->ranges[s].first_block);
+    stage.set_end_block(placement->ranges[s].end_block);
+    stage.set_bytes(placement->bytes[s]);
+    stage.set_budget_bytes(worker.budget_bytes);
   }
 }
 
@@ -110,20 +120,15 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   *record.mutable_job() = job;
   v1::JobError error;
   if (absl::Status status = rows_.SumUp(record, &error); !status.ok()) return status;
-  const std::shared_ptr<const planner::ModelShape>& model = catalog_.Model(job.base_model()).shape;
-  const LoneGroup alone = cluster_.GroupAlone(model, job.adapter(), record.longest_tokens());
+  const planner::QueuedJob queued = Alone(job, record.longest_tokens());
+  const LoneGroup alone = cluster_.GroupAlone(queued);
   v1::JobEstimate estimate;
   *estimate.mutable_peak_memory_bytes() = ToProto(alone.group, {alone.slot});
   estimate.set_budget_bytes(alone.budget_bytes);
-  planner::QueuedJob several;
-  several.model = model;
-  several.longest_sequence = record.longest_tokens();
-  several.adapter = ShapeOfAdapter(job.adapter());
-  estimate.set_fits(
-      planner::Fits(alone.total(), estimate.budget_bytes()) ||
-      planner::PlaceAlone(several, cluster_.Views(), options_.microbatch_tokens).has_value());
+  estimate.set_fits(queued.stages < 2 && planner::Fits(alone.total(), alone.budget_bytes));
+  if (!estimate.fits()) AddStages(queued, &estimate);
   estimate.set_recomputation(server::ToProto(alone.shape.recomputation));
-  AddMemory(job, record.longest_tokens(), &estimate);
+  AddMemory(job.name(), queued, &estimate);
 
   const v1::Job& complete = record.job();
   estimate.set_total_steps(complete.total_steps());
@@ -135,8 +140,8 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
                         static_cast<double>(std::max<int64_t>(rows.tokens(), 1));
   const double of_step = static_cast<double>(complete.total_tokens()) /
                          static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
-  const planner::TimeModel& times =
-      cluster_.fits().TimesOf(job.base_model(), *model, alone.worker, alone.shape.capacity_tokens);
+  const planner::TimeModel& times = cluster_.fits().TimesOf(
+      job.base_model(), *queued.model, alone.worker, alone.shape.capacity_tokens);
   const double left =  // of its steps
       1 - static_cast<double>(job.step()) /
               static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));

@@ -55,16 +55,23 @@ std::string Core::State::WorkersText(const GroupState& group) {
 
 int64_t Core::State::SecondsSince(int64_t us) const { return (turn_.now_us() - us) / 1'000'000; }
 
+planner::QueuedJob Core::State::Alone(const v1::Job& job, int64_t longest_tokens) const {
+  const ModelState& model = catalog_.Model(job.base_model());
+  planner::QueuedJob alone;
+  alone.base_model = job.base_model();
+  alone.model = model.shape;
+  alone.stages = model.record.model().stages();
+  alone.longest_sequence = longest_tokens;
+  alone.adapter = ShapeOfAdapter(job.adapter());
+  return alone;
+}
+
 planner::QueuedJob Core::State::Queued(const JobState& job) const {
   const v1::Job& content = job.job();
-  planner::QueuedJob queued;
+  planner::QueuedJob queued = Alone(content, job.record.longest_tokens());
   queued.job = job.name();
-  queued.base_model = content.base_model();
-  queued.model = catalog_.Model(content.base_model()).shape;
   queued.priority = content.priority();
   queued.arrival = job.record.order();
-  queued.longest_sequence = job.record.longest_tokens();
-  queued.adapter = ShapeOfAdapter(content.adapter());
   queued.resumes = JobQueue::Resumes(job);
   queued.waited_s = SecondsSince(job.since_us);
   queued.step_tokens = StepTokens(content);

@@ -1,11 +1,59 @@
 // Jobs and requests, when the rows that they wait for are checked.
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
-#include "server/core/catalog/model_shape.h"
+#include "absl/strings/str_join.h"
 #include "server/core/jobs/failures.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 
 namespace lorad::server {
+
+namespace {
+
+absl::Status NeverFits(const planner::QueuedJob& job, const LoneGroup& alone,
+                       const std::optional<planner::Placement>& on_several,
+                       const std::vector<planner::WorkerView>& workers, v1::JobError* error) {
+  std::vector<std::string> where;
+  int64_t bytes = alone.total(), budget_bytes = alone.budget_bytes;
+  if (job.stages < 2) {
+    where.push_back(absl::StrCat(
+        "alone on the worker with the most room for it, and with blocks computed again, the job "
+        "needs ",
+        bytes, " bytes (weights ", alone.group.weights, ", activations ", alone.group.activations,
+        ", workspace ", alone.group.workspace + alone.slot.staging, ", adapter ",
+        alone.slot.adapters, ", optimizer ", alone.slot.optimizer, "), and the worker has ",
+        budget_bytes));
+  }
+  if (on_several) {
+    const size_t s = on_several->tightest;
+    bytes = on_several->bytes[s];
+    budget_bytes = workers[on_several->workers[s]].budget_bytes;
+    where.push_back(absl::StrCat("on ", on_several->workers.size(),
+                                 " workers of one numerics id the tightest stage needs ", bytes,
+                                 " bytes, and its worker has ", budget_bytes));
+  }
+  error->set_reason("MEMORY_NEVER_FITS");
+  error->set_field("adapter");
+  error->set_message(
+      absl::StrCat(absl::StrJoin(where, "; "),
+                   ": lower adapter.rank or training.max_length, or give a worker more memory"));
+  return Error(absl::StatusCode::kInvalidArgument, error->reason(), error->message(),
+               {{"bytes", absl::StrCat(bytes)}, {"budget_bytes", absl::StrCat(budget_bytes)}});
+}
+
+}  // namespace
+
+// Empty where the job is to be on one worker, or there are too few of one kind.
+std::optional<planner::Placement> Core::State::StagesOf(
+    const planner::QueuedJob& job, const std::vector<planner::WorkerView>& workers) const {
+  if (job.stages == 1) return std::nullopt;
+  auto placement = planner::PlaceAlone(job, workers, options_.microbatch_tokens);
+  return placement ? placement
+                   : planner::PlaceAloneNearest(job, workers, options_.microbatch_tokens);
+}
 
 void Core::State::ReadRowsAgain(JobState& job) {
   if (job.state() != v1::Job::QUEUED) return;
@@ -19,37 +67,14 @@ absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* e
   // says why.
   const bool all_back = turn_.starts() == 1 || turn_.run_us() >= options_.lease_ms * 1000;
   if (!all_back || cluster_.empty()) return absl::OkStatus();
-  const v1::Job& job = record.job();
-  const LoneGroup alone = cluster_.GroupAlone(catalog_.Model(job.base_model()).shape, job.adapter(),
-                                              record.longest_tokens());
-  if (planner::Fits(alone.total(), alone.budget_bytes)) return absl::OkStatus();
-  planner::QueuedJob several;
-  several.model = catalog_.Model(job.base_model()).shape;
-  several.longest_sequence = record.longest_tokens();
-  several.adapter = ShapeOfAdapter(job.adapter());
+  const planner::QueuedJob job = Alone(record.job(), record.longest_tokens());
+  const LoneGroup alone = cluster_.GroupAlone(job);
+  if (job.stages < 2 && planner::Fits(alone.total(), alone.budget_bytes)) return absl::OkStatus();
   const std::vector<planner::WorkerView> workers = cluster_.Views();
-  if (planner::PlaceAlone(several, workers, options_.microbatch_tokens)) return absl::OkStatus();
-  std::string on_several;
-  if (const auto nearest =
-          planner::PlaceAloneNearest(several, workers, options_.microbatch_tokens)) {
-    on_several = absl::StrCat("; on ", nearest->workers.size(),
-                              " workers of one numerics id the tightest stage needs ",
-                              nearest->bytes[nearest->tightest], " bytes, and its worker has ",
-                              workers[nearest->workers[nearest->tightest]].budget_bytes);
-  }
-  error->set_reason("MEMORY_NEVER_FITS");
-  error->set_field("adapter");
-  error->set_message(absl::StrCat(
-      "alone on the worker with the most room for it, and with blocks computed again, the job "
-      "needs ",
-      alone.total(), " bytes (weights ", alone.group.weights, ", activations ",
-      alone.group.activations, ", workspace ", alone.group.workspace + alone.slot.staging,
-      ", adapter ", alone.slot.adapters, ", optimizer ", alone.slot.optimizer,
-      "), and the worker has ", alone.budget_bytes, on_several,
-      ": lower adapter.rank or training.max_length, or give a worker more memory"));
-  return Error(
-      absl::StatusCode::kInvalidArgument, error->reason(), error->message(),
-      {{"bytes", absl::StrCat(alone.total())}, {"budget_bytes", absl::StrCat(alone.budget_bytes)}});
+  const auto on_several = StagesOf(job, workers);
+  // Registered for more stages than there are workers of one kind, it waits for them.
+  if (on_several ? on_several->fits : job.stages > 1) return absl::OkStatus();
+  return NeverFits(job, alone, on_several, workers, error);
 }
 
 void Core::State::FailRows(JobState& job, const v1::JobError& error) {

@@ -135,7 +135,10 @@ class Core::State {
   // The content, of a live job that is named so if it has a name.
   absl::StatusOr<v1::JobEstimate> Estimate(const v1::Job& job);
   absl::Status FindLive(EstimateJob* content) const;
-  void AddMemory(const v1::Job& job, int64_t longest_tokens, v1::JobEstimate* estimate) const;
+  // Of each worker, for a job of that name (empty: none yet).
+  void AddMemory(const std::string& job, const planner::QueuedJob& queued,
+                 v1::JobEstimate* estimate) const;
+  void AddStages(const planner::QueuedJob& queued, v1::JobEstimate* estimate) const;
   // Estimates that waited for a worker: one has connected, or they have waited long enough.
   void AnswerEstimates();
 
@@ -206,6 +209,11 @@ class Core::State {
   // ---- groups.cc ----
   void Schedule();
   int64_t SecondsSince(int64_t us) const;
+  // A job that asks where it would be alone, its rows at most so long. `job` gives model and adapter.
+  planner::QueuedJob Alone(const v1::Job& job, int64_t longest_tokens) const;
+  // The stages that such a job would have on these workers, fitting them or lacking the least.
+  std::optional<planner::Placement> StagesOf(const planner::QueuedJob& job,
+                                             const std::vector<planner::WorkerView>& workers) const;
   planner::QueuedJob Queued(const JobState& job) const;
   planner::RunningJob RunningOf(const JobState& job) const;
   // Of the queue a decision looks at some (job_queue.h).

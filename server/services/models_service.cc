@@ -34,6 +34,17 @@ std::string CheckTemplate(const std::string& text) {
   return absl::StrCat("must have at most ", kTemplateBytesMax, " bytes, got ", text.size());
 }
 
+std::string CheckMask(const google::protobuf::FieldMask& mask) {
+  if (mask.paths().empty()) return "must name what is to change: stages";
+  for (const std::string& path : mask.paths()) {
+    if (path != "stages") {
+      return absl::StrCat("'", Quotable(path, kNameBytesMax),
+                          "' cannot be changed: only stages can");
+    }
+  }
+  return "";
+}
+
 // Everything about a model that its directory says; with a template, that this one is in its place.
 absl::StatusOr<server::RegisterModel> DescribeDirectory(const std::string& name,
                                                         const std::string& path,
@@ -105,6 +116,14 @@ class ModelsService final : public v1::Models::CallbackService {
     return status.ok() ? call->Relay(std::move(page), response) : call->End(status);
   }
 
+  grpc::ServerUnaryReactor* UpdateModel(Context* context, const v1::UpdateModelRequest* request,
+                                        v1::Model* response) override {
+    auto* call = new UnaryCall(backend_, context);
+    absl::Status status =
+        RequestCheck().Field("update_mask", CheckMask(request->update_mask())).status();
+    return status.ok() ? call->Relay(*request, response) : call->End(status);
+  }
+
   grpc::ServerUnaryReactor* UnregisterModel(Context* context,
                                             const v1::UnregisterModelRequest* request,
                                             google::protobuf::Empty*) override {
@@ -118,8 +137,12 @@ class ModelsService final : public v1::Models::CallbackService {
     absl::StatusOr<server::RegisterModel> registration =
         DescribeDirectory(request.name(), *path, request.chat_template());
     if (!registration.ok()) return registration.status();
+    registration->model.set_stages(request.stages());
     registration->request_id = {request.request_id(),
                                 absl::StrCat("model ", request.name(), " ", *path)};
+    if (request.stages() != 0) {
+      absl::StrAppend(&registration->request_id.content, " stages ", request.stages());
+    }
     if (const std::string& sha256 = registration->model.chat_template_sha256(); !sha256.empty()) {
       absl::StrAppend(&registration->request_id.content, " ", sha256);
     }

@@ -182,7 +182,9 @@ def test_models():
                   ("model: an empty path", "path: must be given", "model", "add", "bad", "--path", ""),
                   ("model: bad name", "name", "model", "add", "Bad Name!", "--path", house.folder / "model"),
                   ("model: the name is taken", "good", "model", "add", "good", "--path", a_model(house, "other", lambda d: None)),
-                  ("model: unknown", "nobody", "model", "show", "nobody"), ("model: rm unknown", "nobody", "model", "rm", "nobody")]
+                  ("model: unknown", "nobody", "model", "show", "nobody"), ("model: rm unknown", "nobody", "model", "rm", "nobody"),
+                  ("model: update unknown", "nobody", "model", "update", "nobody", "--stages", 2),
+                  ("model: too many stages", "stages.*must be from 1 to", "model", "add", "many", "--path", house.folder / "model", "--stages", 99)]
         all_of(house, cases)
         assert stored(house) == before
     house.clear()

@@ -1,8 +1,10 @@
 #include "server/core/catalog/catalog.h"
 
+#include <algorithm>
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
+#include "planner/stages/place.h"
 #include "server/core/catalog/model_shape.h"
 #include "server/core/catalog/stored.h"
 #include "server/core/events/store_kinds.h"
@@ -38,6 +40,14 @@ template <class Record>
 const Record* FindIn(const std::map<std::string, Record>& records, const std::string& name) {
   const auto found = records.find(name);
   return found == records.end() ? nullptr : &found->second;
+}
+
+// A block, half a layer, is the least that a stage has.
+std::string CheckStages(int32_t stages, const planner::ModelShape& shape) {
+  const int64_t most = std::min<int64_t>(2 * shape.layers, planner::kStagesMax);
+  if (stages >= 0 && stages <= most) return "";
+  return absl::StrCat("must be from 1 to ", most, ", or 0 for as few as hold the model, got ",
+                      stages);
 }
 
 std::shared_ptr<const std::string> TemplateOf(const v1::Model& model) {
@@ -154,16 +164,35 @@ void Catalog::On(uint64_t request, const RegisterModel& content) {
   if (models_.contains(name)) return turn_.Fail(request, AlreadyExists(kModelKind, name));
   auto description = storage::DescribeModel(content.config_json);
   if (!description.ok()) return turn_.Fail(request, description.status());
+  auto shape = std::make_shared<const planner::ModelShape>(ShapeOf(*description));
+  if (const std::string wrong = CheckStages(content.model.stages(), *shape); !wrong.empty()) {
+    return turn_.Fail(request, InvalidFields("request", {{"stages", wrong}}));
+  }
   ModelState& model = models_[name];
   *model.record.mutable_model() = content.model;
   model.record.set_config_json(content.config_json);
   turn_.Stamp(model.record.mutable_model()->mutable_create_time());
   model.chat_template = TemplateOf(model.record.model());
-  model.shape = std::make_shared<const planner::ModelShape>(ShapeOf(*description));
+  model.shape = std::move(shape);
   SetShape(*model.shape, model.record.mutable_model());
   turn_.Put(storage::PutRecord(kModelKind, name, model.record.SerializeAsString()));
   answers_.Keep(kModelKind, content.request_id, name, model.record.model());
   turn_.Answer(request, model.record.model());
+}
+
+void Catalog::On(uint64_t request, const v1::UpdateModelRequest& content) {
+  const auto found = models_.find(content.model().name());
+  if (found == models_.end()) {
+    return turn_.Fail(request, NotFound(kModelKind, content.model().name()));
+  }
+  v1::Model& model = *found->second.record.mutable_model();
+  const int32_t stages = content.model().stages();
+  if (const std::string wrong = CheckStages(stages, *found->second.shape); !wrong.empty()) {
+    return turn_.Fail(request, InvalidFields("request", {{"model.stages", wrong}}));
+  }
+  model.set_stages(stages);
+  turn_.Put(storage::PutRecord(kModelKind, model.name(), found->second.record.SerializeAsString()));
+  turn_.Answer(request, model);
 }
 
 template <class Content>

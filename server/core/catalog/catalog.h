@@ -63,6 +63,7 @@ class Catalog {
   void On(uint64_t request, const RegisterModel& content);
   void On(uint64_t request, const v1::GetModelRequest& content);
   void On(uint64_t request, const v1::ListModelsRequest& content);
+  void On(uint64_t request, const v1::UpdateModelRequest& content);
   void On(uint64_t request, const CreateDataset& content);
   void On(uint64_t request, const v1::GetDatasetRequest& content);
   void On(uint64_t request, const v1::ListDatasetsRequest& content);

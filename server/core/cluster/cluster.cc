@@ -191,12 +191,7 @@ int64_t Cluster::TokensOf(const WorkerState& worker) const {
   return options_.microbatch_tokens;
 }
 
-LoneGroup Cluster::GroupAlone(const std::shared_ptr<const planner::ModelShape>& model,
-                              const v1::AdapterConfig& adapter, int64_t longest_tokens) const {
-  planner::QueuedJob job;
-  job.model = model;
-  job.longest_sequence = longest_tokens;
-  job.adapter = ShapeOfAdapter(adapter);
+LoneGroup Cluster::GroupAlone(const planner::QueuedJob& job) const {
   const auto left = [](const LoneGroup& alone) { return alone.budget_bytes - alone.total(); };
   LoneGroup best;
   for (const auto& [name, worker] : workers_) {

@@ -104,12 +104,12 @@ class Cluster {
   // Tokens of a microbatch of groups on it, as in planner::ClusterView.
   int64_t TokensOf(const WorkerState& worker) const;
   // On the worker where it leaves the most (the same job needs more memory on one device than on
-  // another) or, while there is none, on some CPU.
-  LoneGroup GroupAlone(const std::shared_ptr<const planner::ModelShape>& model,
-                       const v1::AdapterConfig& adapter, int64_t longest_tokens) const;
+  // another) or, while there is none, on some CPU. Of the job, here and below, only model,
+  // longest_sequence and adapter count.
+  LoneGroup GroupAlone(const planner::QueuedJob& job) const;
   // The workers as the policy sees them, each as if it were idle; lost ones too.
   std::vector<planner::WorkerView> Views() const;
-  // On that worker; null: some CPU. Of the job only model, longest_sequence and adapter count.
+  // On that worker; null: some CPU.
   LoneGroup GroupAloneOn(const WorkerState* worker, const planner::QueuedJob& job) const;
 
   // ---- what was learned of them ----

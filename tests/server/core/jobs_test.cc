@@ -199,8 +199,8 @@ TEST_CASE("a job that can never fit is refused where workers are known, and fail
   CHECK(world->Job(job).error().reason() == "MEMORY_NEVER_FITS");
 }
 
-// The job's error where so many workers with that memory are connected; empty where it is QUEUED.
-std::string ErrorOn(int workers, int64_t memory_bytes) {
+// A world of so many alike workers.
+std::unique_ptr<World> WorldOf(int workers, int64_t memory_bytes) {
   WorldOptions options;
   options.workers = 0;
   auto world = MakeWorld(options);
@@ -214,16 +214,35 @@ std::string ErrorOn(int workers, int64_t memory_bytes) {
     hello.set_memory_bytes(memory_bytes);
     world->Connect(hello);
   }
-  // Its slot, which stages share, is most of what it takes.
+  return world;
+}
+
+// Its slot, which stages share, is most of what it takes.
+Job Large() {
   Job large = World::NewJob();
   large.mutable_adapter()->set_rank(512);
   large.mutable_adapter()->clear_target_modules();
   for (const char* target : {"q_proj", "k_proj", "v_proj", "o_proj"}) {
     large.mutable_adapter()->add_target_modules(target);
   }
+  return large;
+}
+
+// The job's error where so many workers with that memory are connected; empty where it is QUEUED.
+std::string ErrorOn(int workers, int64_t memory_bytes, int stages = 0) {
+  auto world = WorldOf(workers, memory_bytes);
+  world->AddModel("cut", stages);
+  Job large = Large();
+  large.set_base_model("cut");
   const std::string job = world->Submit(large);
   world->Settle();
   return world->Job(job).error().reason();
+}
+
+v1::JobEstimate EstimateOn(World& world, const Job& job) {
+  EstimateJob request;
+  request.job = job;
+  return world.Get<v1::JobEstimate>(request);
 }
 
 TEST_CASE("a job that fits no worker alone is accepted where it fits several together") {
@@ -232,6 +251,68 @@ TEST_CASE("a job that fits no worker alone is accepted where it fits several tog
   CHECK(ErrorOn(1, memory_bytes) == "MEMORY_NEVER_FITS");
   CHECK(ErrorOn(2, memory_bytes).empty());
   CHECK(ErrorOn(2, 1 << 10) == "MEMORY_NEVER_FITS");
+  // Its model may forbid that, and then that is what it is told.
+  CHECK(ErrorOn(2, memory_bytes, 1) == "MEMORY_NEVER_FITS");
+
+  auto world = WorldOf(2, memory_bytes);
+  const v1::JobEstimate estimate = EstimateOn(*world, Large());
+  CHECK(estimate.fits());
+  REQUIRE(estimate.stages_size() == 2);
+  CHECK(estimate.stages(0).first_block() == 0);
+  CHECK(estimate.stages(0).end_block() == estimate.stages(1).first_block());
+  for (const auto& stage : estimate.stages()) {
+    CHECK(stage.budget_bytes() == memory_bytes);
+    CHECK(stage.bytes() > 0);
+    CHECK(stage.bytes() <= stage.budget_bytes());
+  }
+  CHECK(EstimateOn(*world, World::NewJob()).stages_size() == 0);
+}
+
+TEST_CASE("a model that is registered for several stages has no job on fewer") {
+  constexpr int64_t kPlenty = int64_t{1} << 34;
+  auto world = WorldOf(1, kPlenty);
+  world->AddModel("cut", 2);
+  Job cut = World::NewJob();
+  cut.set_base_model("cut");
+  CHECK_FALSE(EstimateOn(*world, cut).fits());
+  const std::string job = world->Submit(cut);
+  world->Settle();
+  CHECK(world->Job(job).state() == Job::QUEUED);
+  CHECK_THAT(world->Job(job).queue().why(),
+             Catch::Contains("registered for 2 stages, and no 2 workers of one numerics id"));
+  CHECK(ErrorOn(2, kPlenty, 2).empty());
+  CHECK(ErrorOn(2, 1 << 10, 2) == "MEMORY_NEVER_FITS");
+  CHECK(ErrorOn(1, 1 << 10, 2).empty());
+
+  auto two = WorldOf(2, kPlenty);
+  two->AddModel("cut", 2);
+  const v1::JobEstimate estimate = EstimateOn(*two, cut);
+  CHECK(estimate.fits());
+  CHECK(estimate.stages_size() == 2);
+  CHECK_FALSE(estimate.workers(0).fits_alone());
+}
+
+TEST_CASE("a model has at most as many stages as blocks, and they can be changed") {
+  auto world = WorldOf(2, int64_t{1} << 34);
+  v1::UpdateModelRequest update;
+  update.mutable_model()->set_name("m");
+  for (const int stages : {-1, 5, 1 << 30}) {
+    INFO(stages << " stages");
+    CHECK(Reason(world->Call(World::NewModel("cut", stages)).status()) == "INVALID_FIELDS");
+    update.mutable_model()->set_stages(stages);
+    CHECK(Reason(world->Call(update).status()) == "INVALID_FIELDS");
+  }
+  update.mutable_model()->set_name("nobody");
+  CHECK(Reason(world->Call(update).status()) == "NOT_FOUND");
+  const auto first_stages = [&] { return EstimateOn(*world, World::NewJob()).stages_size(); };
+  CHECK(first_stages() == 0);
+  update.mutable_model()->set_name("m");
+  update.mutable_model()->set_stages(2);
+  CHECK(world->Get<v1::Model>(update).stages() == 2);
+  CHECK(first_stages() == 2);
+  // It is kept.
+  world->CrashCoordinator();
+  CHECK(world->Get<v1::Model>(Named<v1::GetModelRequest>("m")).stages() == 2);
 }
 
 TEST_CASE("after a restart no job is judged by the workers that came back first") {

@@ -107,13 +107,18 @@ std::vector<v1::EvaluationMetrics> World::Evaluations(const std::string& name) {
   return {response->evaluations().begin(), response->evaluations().end()};
 }
 
-void World::AddModel(const std::string& name) {
+RegisterModel World::NewModel(const std::string& name, int stages) {
   RegisterModel request;
   request.model.set_name(name);
   request.model.set_path("/models/" + name);
   request.model.set_fingerprint("fp-" + name);
+  request.model.set_stages(stages);
   request.config_json = kConfig;
-  RequireOk(Call(request).status());
+  return request;
+}
+
+void World::AddModel(const std::string& name, int stages) {
+  RequireOk(Call(NewModel(name, stages)).status());
 }
 
 void World::AddDataset(const std::string& name, int64_t rows) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/catalog/model_shape.h"
 #include "server/core/events/store_kinds.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
@@ -100,7 +101,7 @@ void Core::State::AddMemory(const std::string& job, const planner::QueuedJob& qu
 
 void Core::State::AddStages(const planner::QueuedJob& queued, v1::JobEstimate* estimate) const {
   const std::vector<planner::WorkerView> workers = cluster_.Views();
-  const auto placement = StagesOf(queued, workers);
+  const auto placement = StagesAlone(queued, workers);
   if (!placement) return;
   estimate->set_fits(placement->fits);
   for (size_t s = 0; s < placement->workers.size(); ++s) {

@@ -47,7 +47,7 @@ absl::Status NeverFits(const planner::QueuedJob& job, const LoneGroup& alone,
 }  // namespace
 
 // Empty where the job is to be on one worker, or there are too few of one kind.
-std::optional<planner::Placement> Core::State::StagesOf(
+std::optional<planner::Placement> Core::State::StagesAlone(
     const planner::QueuedJob& job, const std::vector<planner::WorkerView>& workers) const {
   if (job.stages == 1) return std::nullopt;
   auto placement = planner::PlaceAlone(job, workers, options_.microbatch_tokens);
@@ -71,7 +71,7 @@ absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* e
   const LoneGroup alone = cluster_.GroupAlone(job);
   if (job.stages < 2 && planner::Fits(alone.total(), alone.budget_bytes)) return absl::OkStatus();
   const std::vector<planner::WorkerView> workers = cluster_.Views();
-  const auto on_several = StagesOf(job, workers);
+  const auto on_several = StagesAlone(job, workers);
   // Registered for more stages than there are workers of one kind, it waits for them.
   if (on_several ? on_several->fits : job.stages > 1) return absl::OkStatus();
   return NeverFits(job, alone, on_several, workers, error);

@@ -212,8 +212,8 @@ class Core::State {
   // A job that asks where it would be alone, its rows at most so long. `job` gives model and adapter.
   planner::QueuedJob Alone(const v1::Job& job, int64_t longest_tokens) const;
   // The stages that such a job would have on these workers, fitting them or lacking the least.
-  std::optional<planner::Placement> StagesOf(const planner::QueuedJob& job,
-                                             const std::vector<planner::WorkerView>& workers) const;
+  std::optional<planner::Placement> StagesAlone(
+      const planner::QueuedJob& job, const std::vector<planner::WorkerView>& workers) const;
   planner::QueuedJob Queued(const JobState& job) const;
   planner::RunningJob RunningOf(const JobState& job) const;
   // Of the queue a decision looks at some (job_queue.h).

@@ -57,7 +57,7 @@ class World final : public CoordinatorSide {
   std::vector<v1::StepMetrics> Metrics(const std::string& name);
   std::vector<v1::EvaluationMetrics> Evaluations(const std::string& name);
   // Of two layers; `stages` as in RegisterModelRequest.
-  static RegisterModel NewModel(const std::string& name, int stages = 0);
+  static server::RegisterModel NewModel(const std::string& name, int stages = 0);
   void AddModel(const std::string& name, int stages = 0);
   void AddDataset(const std::string& name, int64_t rows);
   // A job on model "m" with dataset "train": 12 rows, batches of 4, 2 epochs, a checkpoint every 2

@@ -303,7 +303,7 @@ TEST_CASE("a model has at most as many stages as blocks, and they can be changed
     CHECK(Reason(world->Call(update).status()) == "INVALID_FIELDS");
   }
   update.mutable_model()->set_name("nobody");
-  CHECK(Reason(world->Call(update).status()) == "NOT_FOUND");
+  CHECK(Reason(world->Call(update).status()) == "MODEL_NOT_FOUND");
   const auto first_stages = [&] { return EstimateOn(*world, World::NewJob()).stages_size(); };
   CHECK(first_stages() == 0);
   update.mutable_model()->set_name("m");

@@ -1,6 +1,8 @@
 // What strikes a site.
 #include <functional>
 #include <iterator>
+#include <string>
+#include <vector>
 
 #include "tests/sim/happenings.h"
 #include "tests/sim/worker/lies.h"
@@ -169,6 +171,46 @@ void CachesAreRemoved(Stage& stage, const Happening&) {
   storage::RemoveTree(stage.site.files(), "/data/cache").IgnoreError();
 }
 
+// ---- what strikes groups of several workers ----
+
+// For up to four leases.
+void WorkerIsStopped(Stage& stage, const Happening& h) {
+  WorkerOf(stage, h).Stop(100'000 + static_cast<int64_t>(h.b % (20 * kSecondUs)));
+}
+
+void WorkerIsAway(Stage& stage, const Happening& h) {
+  WorkerProcess& worker = WorkerOf(stage, h);
+  worker.Kill(/*restart=*/false);
+  stage.site.At(stage.site.now_us() + static_cast<int64_t>(h.b % (20 * kSecondUs)), [&worker] {
+    if (!worker.running()) worker.Start();
+  });
+}
+
+struct Ends {
+  std::string worker, other;
+};
+
+Ends EndsOfLink(Stage& stage, const Happening& h) {
+  const auto workers = static_cast<uint64_t>(stage.site.workers());
+  const int other = static_cast<int>((h.a + 1 + h.a / workers % (workers - 1)) % workers);
+  return {WorkerOf(stage, h).hello().worker(), stage.site.worker(other).hello().worker()};
+}
+
+// For longer than TCP has patience, or less.
+void LinkIsCut(Stage& stage, const Happening& h) {
+  if (stage.site.workers() < 2) return;
+  const Ends ends = EndsOfLink(stage, h);
+  const int64_t most_us = h.b % 2 == 0 ? 2 * kSecondUs : 25 * kSecondUs;
+  stage.site.net().Cut(ends.worker, ends.other, static_cast<int64_t>(h.b / 2) % most_us);
+}
+
+void LinkIsSlow(Stage& stage, const Happening& h) {
+  if (stage.site.workers() < 2) return;
+  const Ends ends = EndsOfLink(stage, h);
+  const int64_t by_us = std::vector<int64_t>{10'000, 200'000, 2 * kSecondUs}[h.b % 3];
+  stage.site.net().Slow(ends.worker, ends.other, by_us, (1 + Of(h.b / 3, 10)) * kSecondUs);
+}
+
 void CancelsJob(Stage& stage, const Happening& h) {
   if (!stage.jobs.empty()) stage.jobs[h.a % stage.jobs.size()]->Cancel();
 }
@@ -269,6 +311,10 @@ constexpr Kind kCalamities[] = {
     {"a team has a quota for a while", HasQuota, true},
     {"a client vanishes", ClientVanishes, true},
     {"a watch is cut", WatchIsCut, true},
+    {"a worker is stopped for a while", WorkerIsStopped, false, true},
+    {"a worker is away for a while", WorkerIsAway, false, true},
+    {"two workers are cut off from each other for a while", LinkIsCut, false, true},
+    {"two workers reach each other slowly for a while", LinkIsSlow, false, true},
 };
 
 }  // namespace

@@ -40,9 +40,29 @@ std::vector<Machine> DrawMachines(std::mt19937_64& random) {
   return machines;
 }
 
+// As many as the largest model needs, each with room for a layer of it and little more, and spare
+// ones, some of which have more room, other numerics, or come later.
+std::vector<Machine> DrawStageMachines(std::mt19937_64& random, int stages) {
+  std::vector<Machine> machines;
+  const int workers = stages + Draw(random, 0, 2);
+  const int64_t order_us = std::vector{500, 2000, 20'000}[random() % 3];
+  for (int i = 0; i < workers; ++i) {
+    Machine& machine = machines.emplace_back(Machine{absl::StrCat("worker-", i)});
+    machine.order_us = order_us;
+    machine.threads = 1;
+    machine.memory_bytes = kStageBytes + Draw(random, 0, kStageBytes / 20);
+    if (i < stages) continue;
+    if (random() % 3 == 0) machine.memory_bytes *= 2;
+    if (random() % 4 == 0) machine.numerics_id = "other";
+    if (random() % 2 == 0) machine.joins_us = Draw(random, 1, 10'000'000);
+  }
+  return machines;
+}
+
 // Of each kind of calamity how likely it is: one kind alone, all alike, or some of them.
-std::discrete_distribution<int> DrawCalamities(std::mt19937_64& random) {
-  const int kinds = CountKinds() - CountClientKinds();
+std::discrete_distribution<int> DrawCalamities(std::mt19937_64& random, bool stages) {
+  const auto kinds = static_cast<int>(std::ranges::count_if(
+      Calamities(), [&](const Kind& kind) { return stages || !kind.of_stages; }));
   std::vector<double> weights(kinds, 0);
   const int style = Draw(random, 0, 3);
   if (style == 0) weights[Draw(random, 0, kinds - 1)] = 1;
@@ -92,6 +112,20 @@ Rates DrawRates(std::mt19937_64& random) {
   return rates;
 }
 
+// A site whose models need 1 to 4 workers. Jobs of a high rank would fit nowhere.
+void DrawStages(std::mt19937_64& random, History* history) {
+  const int stages = Draw(random, 1, kLayersMax);
+  history->workers_min = stages;
+  history->site.machines = DrawStageMachines(random, stages);
+  history->rates.high_rank = 0;
+  for (int layers = 0; layers <= stages; ++layers) {
+    // Mostly the one that needs the most workers.
+    if (layers < stages && random() % 2 == 0) continue;
+    history->rates.layers.push_back(layers);
+    if (layers > 0) history->site.layers.push_back(layers);
+  }
+}
+
 // Two workers, of which the second has room for small jobs alone, and hardly anything goes wrong.
 void DrawCrowd(std::mt19937_64& random, History* history) {
   history->site.machines = {{"worker-0"}, {"worker-1"}};
@@ -116,12 +150,14 @@ History DrawHistory(uint64_t seed) {
   std::mt19937_64 random(seed);
   History history;
   history.site = DrawSite(seed, random);
-  if (random() % kCrowdEvery == 0) {
+  const bool stages = seed % kStagesEvery == 2;
+  if (!stages && random() % kCrowdEvery == 0) {
     DrawCrowd(random, &history);
     Number(history.happenings);
     return history;
   }
   history.rates = DrawRates(random);
+  if (stages) DrawStages(random, &history);
   const int64_t length_us = std::vector{2, 4, 8, 30}[random() % 4] * kSecondUs;
   const auto add = [&](int kind) {
     const int64_t at_us = static_cast<int64_t>(random() % static_cast<uint64_t>(length_us));
@@ -131,7 +167,7 @@ History DrawHistory(uint64_t seed) {
   for (int i = Draw(random, 3, 9); i > 0; --i) add(kJobKind);
   for (int i = Draw(random, 0, 10); i > 0; --i)
     add(Draw(random, kOthersKind, CountClientKinds() - 1));
-  std::discrete_distribution<int> calamities = DrawCalamities(random);
+  std::discrete_distribution<int> calamities = DrawCalamities(random, stages);
   if (history.rates.deadly > 0) {
     history.site.core.losses_without_progress_max =
         server::CoreOptions().losses_without_progress_max;

@@ -40,6 +40,10 @@ v1::Job RandomJob(const Rates& rates, uint64_t a, uint64_t b) {
   training.set_seed(b % 1000);
   job.set_priority(draw(3));
   (*job.mutable_labels())["team"] = draw(2) == 0 ? "a" : "b";
+  if (!rates.layers.empty()) {
+    const int layers = rates.layers[static_cast<size_t>(draw(rates.layers.size()))];
+    if (layers > 0) job.set_base_model(NameOfLayers(layers));
+  }
   return job;
 }
 

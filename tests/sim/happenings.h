@@ -21,6 +21,8 @@ struct Rates {
   double owns = 0;       // trained with a model, a dataset or an adapter of its own
   double poisoned = 0;   // whose steps are not finite from some step on
   double deadly = 0;     // whose steps end their workers
+  // Of base models of so many layers (models.h), each alike; 0: the tiny one. None: all are of that.
+  std::vector<int> layers;
 };
 
 // Whom and what a history has.
@@ -49,6 +51,7 @@ struct Kind {
   const char* name;
   void (*happen)(Stage& stage, const Happening& h);
   bool spares_workers = false;  // none is lost by it
+  bool of_stages = false;       // strikes groups of several workers
 };
 
 // What kinds there are, numbered from 0: clients first, then calamities (calamities.cc).

@@ -97,8 +97,9 @@ History Part(const History& history, const std::vector<int>& numbers, int worker
   std::erase_if(part.happenings, [&](const Happening& happening) {
     return std::ranges::count(numbers, happening.number) == 0;
   });
-  if (workers > 0 && workers < static_cast<int>(part.site.machines.size())) {
-    part.site.machines.resize(workers);
+  const int kept = std::max(workers, history.workers_min);
+  if (workers > 0 && kept < static_cast<int>(part.site.machines.size())) {
+    part.site.machines.resize(kept);
   }
   return part;
 }
@@ -127,7 +128,7 @@ Tally Play(const History& history) {
   Site& site = stage.site;
   site.script().finite_rate_max = kFiniteRateMax;
   site.script().survived_rate_max = kSurvivedRateMax;
-  site.AddModel();
+  site.AddModels();
   site.AddDataset("train.jsonl", 13);
   site.AddDataset("valid.jsonl", 5);
   site.AddDataset("long.jsonl", 7, Site::kLongRow);
@@ -173,11 +174,11 @@ History ShrinkHistory(const History& history, const std::function<bool(const His
   // Workers first, while all happenings are there to fail with fewer; with fewer workers fewer
   // happenings may do.
   for (bool fewer = true; fewer;) {
-    while (workers > 1 && still_fails(numbers, workers - 1)) --workers;
+    while (workers > history.workers_min && still_fails(numbers, workers - 1)) --workers;
     numbers = Shrink(
         numbers, [&](const std::vector<int>& kept) { return still_fails(kept, workers); },
         tries_max);
-    fewer = workers > 1 && still_fails(numbers, workers - 1);
+    fewer = workers > history.workers_min && still_fails(numbers, workers - 1);
   }
   return Part(history, numbers, workers);
 }

@@ -15,11 +15,14 @@ struct History {
   SiteOptions site;
   Rates rates;
   std::vector<Happening> happenings;  // by time, numbered from 0
+  int workers_min = 1;                // with fewer some job would fit nowhere
 };
 
+// One seed in kStagesEvery has base models that need several workers.
 History DrawHistory(uint64_t seed);  // draw_history.cc
+inline constexpr uint64_t kStagesEvery = 4;
 
-// With these of its happenings alone, and so many of its workers.
+// With these of its happenings alone, and so many of its workers, or workers_min.
 History Part(const History& history, const std::vector<int>& numbers, int workers);
 std::vector<int> NumbersOf(const History& history);
 

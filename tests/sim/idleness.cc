@@ -23,6 +23,15 @@ bool IsPostponed(const v1::Job& job) {
          why.find("quota team=") != std::string::npos;
 }
 
+// Another job may need several workers: those that it will get idle until it has all of them.
+bool AreKept(const v1::Job& job, const v1::ListJobsResponse& jobs) {
+  return std::ranges::any_of(jobs.jobs(), [&](const v1::Job& other) {
+    return other.state() == v1::Job::QUEUED && other.base_model() != job.base_model() &&
+           ModelNamed(other.base_model()).shape.layers > 1 &&
+           &ModelNamed(other.base_model()) != &TinyModel();
+  });
+}
+
 }  // namespace
 
 Idleness::Idleness(Site& site, const SiteOptions& options) : site_(site) {
@@ -56,51 +65,58 @@ void Idleness::Look() {
 }
 
 void Idleness::Compare(const v1::ListWorkersResponse& workers, const v1::ListJobsResponse& jobs) {
+  Workers idle;
+  for (const v1::Worker& worker : workers.workers()) {
+    // A rest may take a minute; that it ends, the end of the history shows.
+    if (worker.state() == v1::Worker::IDLE && worker.resting().empty()) idle.push_back(&worker);
+  }
   std::map<std::string, int64_t> since_us;
   for (const v1::Job& job : jobs.jobs()) {
     if (job.state() != v1::Job::QUEUED || IsPostponed(job)) continue;
-    for (const v1::Worker& worker : workers.workers()) {
-      // A rest may take a minute; that it ends, the end of the history shows.
-      const bool may_take = worker.state() == v1::Worker::IDLE && worker.resting().empty();
-      if (!may_take || !HasRoom(worker, job)) continue;
-      const auto before = since_us_.find(job.name());
-      since_us[job.name()] = before == since_us_.end() ? site_.now_us() : before->second;
-      INFO("job " << job.ShortDebugString() << " waits since " << since_us[job.name()]
-                  << " us beside " << worker.ShortDebugString());
-      REQUIRE(site_.now_us() - since_us[job.name()] < kIdleUs);
-    }
+    if (AreKept(job, jobs) || !HaveRoom(idle, job)) continue;
+    const auto before = since_us_.find(job.name());
+    since_us[job.name()] = before == since_us_.end() ? site_.now_us() : before->second;
+    INFO("job " << job.ShortDebugString() << " waits since " << since_us[job.name()]
+                << " us beside " << idle.size() << " idle workers");
+    REQUIRE(site_.now_us() - since_us[job.name()] < kIdleUs);
   }
   since_us_ = std::move(since_us);
 }
 
 // As the policy has it, if there were nobody else. Jobs of one shape fare alike.
-bool Idleness::HasRoom(const v1::Worker& worker, const v1::Job& job) {
-  const auto [room, is_new] = rooms_.try_emplace(
-      {worker.name(), worker.memory_bytes(), job.adapter().rank(), site_.LongestRowOf(job)});
-  if (is_new) room->second = FindRoom(worker, job);
+bool Idleness::HaveRoom(const Workers& idle, const v1::Job& job) {
+  std::string who;
+  for (const v1::Worker* worker : idle) {
+    absl::StrAppend(&who, worker->name(), " ", worker->memory_bytes(), " ");
+  }
+  const auto [room, is_new] =
+      rooms_.try_emplace({who, job.base_model(), job.adapter().rank(), site_.LongestRowOf(job)});
+  if (is_new) room->second = FindRoom(idle, job);
   return room->second;
 }
 
-bool Idleness::FindRoom(const v1::Worker& worker, const v1::Job& job) const {
-  const auto machine = machines_.find(worker.name());
-  if (machine == machines_.end()) return false;  // it lied about its name
-  worker::v1::Hello hello;
-  hello.set_device(machine->second.device);
-  hello.set_threads(machine->second.threads);
-  hello.set_multiprocessors(machine->second.multiprocessors);
+bool Idleness::FindRoom(const Workers& idle, const v1::Job& job) const {
   planner::ClusterView view;
   view.microbatch_tokens = 64;
-  planner::WorkerView& there = view.workers.emplace_back();
-  there.name = worker.name();
-  there.budget_bytes = worker.memory_bytes();
-  there.device = server::DeviceOf(hello);
-  there.idle = true;
-  there.microbatch_tokens = 64;
+  for (const v1::Worker* worker : idle) {
+    const auto machine = machines_.find(worker->name());
+    if (machine == machines_.end()) continue;  // it lied about its name
+    worker::v1::Hello hello;
+    hello.set_device(machine->second.device);
+    hello.set_threads(machine->second.threads);
+    hello.set_multiprocessors(machine->second.multiprocessors);
+    planner::WorkerView& there = view.workers.emplace_back();
+    there.name = worker->name();
+    there.budget_bytes = worker->memory_bytes();
+    there.device = server::DeviceOf(hello);
+    there.idle = true;
+    there.microbatch_tokens = 64;
+    there.numerics_id = machine->second.numerics_id;
+  }
   planner::QueuedJob& queued = view.queue.emplace_back();
   queued.job = job.name();
   queued.base_model = job.base_model();
-  queued.model = std::make_shared<const planner::ModelShape>(
-      server::ShapeOf(*storage::DescribeModel(storage::kTiny)));
+  queued.model = std::make_shared<const planner::ModelShape>(ModelNamed(job.base_model()).shape);
   queued.longest_sequence = site_.LongestRowOf(job);
   queued.adapter = server::ShapeOfAdapter(job.adapter());
   for (const planner::Decision& decision : planner::Schedule(view)) {

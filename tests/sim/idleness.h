@@ -1,11 +1,13 @@
-// Looks every second whether a worker idles beside a queued job that it has room for. For a moment
-// that may be: a checkpoint is being written, or the news is on its way. For longer it may not.
+// Looks every second whether workers idle beside a queued job that they have room for, one of them
+// or several together. For a moment that may be: a checkpoint is being written, or the news is on
+// its way. For longer it may not, unless they are kept for one that needs more of them.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "tests/sim/site.h"
 
@@ -20,15 +22,16 @@ class Idleness {
  private:
   void Look();
   void Compare(const v1::ListWorkersResponse& workers, const v1::ListJobsResponse& jobs);
-  bool HasRoom(const v1::Worker& worker, const v1::Job& job);
-  bool FindRoom(const v1::Worker& worker, const v1::Job& job) const;
+  using Workers = std::vector<const v1::Worker*>;
+  bool HaveRoom(const Workers& idle, const v1::Job& job);
+  bool FindRoom(const Workers& idle, const v1::Job& job) const;
 
   Site& site_;
   std::map<std::string, Machine> machines_;
-  // Of a worker's name and memory, a job's rank and longest row.
-  std::map<std::tuple<std::string, int64_t, int32_t, int64_t>, bool> rooms_;
+  // Of the names and memory of workers, a job's base model, rank and longest row.
+  std::map<std::tuple<std::string, std::string, int32_t, int64_t>, bool> rooms_;
   int64_t looked_us_ = 0;
-  std::map<std::string, int64_t> since_us_;  // jobs that wait beside an idle worker
+  std::map<std::string, int64_t> since_us_;  // jobs that wait beside idle workers
 };
 
 }  // namespace lorad::sim

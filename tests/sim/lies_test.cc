@@ -13,7 +13,7 @@ namespace {
 // Two jobs, one of which is cancelled while it runs.
 struct Liar {
   Liar() : site(Options()) {
-    site.AddModel();
+    site.AddModels();
     site.AddDataset("train.jsonl", 40);
     site.AddDataset("valid.jsonl", 5);
   }

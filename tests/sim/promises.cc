@@ -3,13 +3,10 @@
 #include <catch2/catch.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/catalog/model_shape.h"
 #include "server/core/events/records.pb.h"
 #include "server/core/events/store_kinds.h"
 #include "server/core/jobs/job_states.h"
 #include "server/store/committed_reads.h"
-#include "storage/models/model_description.h"
-#include "tests/storage/published_configs.h"
 
 namespace lorad::sim {
 namespace {
@@ -38,19 +35,6 @@ records::JobRecord Parse(const std::string& bytes) {
   return record;
 }
 
-const planner::ModelShape& TinyShape() {
-  static const auto* const shape =
-      new planner::ModelShape(ShapeOf(*storage::DescribeModel(storage::kTiny)));
-  return *shape;
-}
-
-planner::Recomputation RecomputationOf(const worker::v1::FormGroup& order) {
-  using Order = worker::v1::FormGroup;
-  if (order.recomputation() == Order::NOTHING) return planner::Recomputation::kNothing;
-  return order.recomputation() == Order::BLOCKS ? planner::Recomputation::kBlocks
-                                                : planner::Recomputation::kProducts;
-}
-
 }  // namespace
 
 // ---- requests ----
@@ -64,7 +48,7 @@ void Promises::Asked(uint64_t number, const Request& request, int64_t now_us) {
       },
       request);
   const auto* shard = std::get_if<ShardUploaded>(&request);
-  questions_[number] = {request, now_us, shard && !epochs_.contains(shard->header.epoch())};
+  questions_[number] = {request, now_us, shard && groups_.IsOver(shard->header.epoch())};
 }
 
 void Promises::Answered(uint64_t number, const absl::StatusOr<ReplyValue>& value) {
@@ -153,9 +137,6 @@ void Promises::LeaveOpen(const Request& request) {
 void Promises::CoordinatorDied() {
   for (const auto& [number, question] : questions_) LeaveOpen(question.request);
   questions_.clear();
-  epochs_.clear();
-  heard_.clear();
-  ended_.clear();
 }
 
 void Promises::CheckAnswers(int64_t now_us) const {
@@ -225,129 +206,6 @@ void Promises::CheckKept(storage::JobStore& store, storage::Files& files) const 
   }
   CheckJobs(store);
   CheckUses(store, files);
-}
-
-// ---- workers ----
-
-void Promises::OnFormGroup(uint64_t connection, const worker::v1::FormGroup& order,
-                           const worker::v1::Hello* hello) {
-  INFO("epoch " << order.epoch() << " after " << newest_epoch_);
-  REQUIRE(order.epoch() > newest_epoch_);  // also of coordinators that are dead
-  newest_epoch_ = order.epoch();
-  if (!hello || ended_.contains(connection)) return;  // the coordinator does not know yet
-  for (const auto& [other, group] : epochs_) REQUIRE(group.connection != connection);
-  Epoch& epoch = epochs_[order.epoch()];
-  epoch.connection = connection;
-  epoch.device = DeviceOf(*hello);
-  epoch.budget_bytes = hello->memory_bytes();
-  planner::GroupShape shape;
-  shape.capacity_tokens = order.capacity_tokens();
-  shape.longest_sequence = order.longest_sequence();
-  shape.device = epoch.device;
-  shape.recomputation = RecomputationOf(order);
-  shape.rank_max = order.rank_max();
-  shape.slots_max = order.slots_max();
-  epoch.group_bytes = planner::BytesOfGroup(TinyShape(), shape).total();
-  CheckBudget(epoch);
-}
-
-void Promises::CheckBudget(const Epoch& epoch) {
-  int64_t bytes = epoch.group_bytes;
-  for (const auto& [job, slot] : epoch.slots) bytes += slot.bytes;
-  INFO(epoch.slots.size() << " slots and their group take " << bytes << " bytes of "
-                          << epoch.budget_bytes);
-  REQUIRE(planner::Fits(bytes, epoch.budget_bytes));
-}
-
-void Promises::Sent(uint64_t connection, const worker::v1::CoordinatorMessage& message,
-                    const worker::v1::Hello* hello) {
-  if (message.has_form_group()) {
-    OnFormGroup(connection, message.form_group(), hello);
-  } else if (message.has_dissolve_group()) {
-    epochs_.erase(message.dissolve_group().epoch());
-  } else if (message.has_window()) {
-    OnWindow(message.window());
-  }
-}
-
-void Promises::OnWindow(const worker::v1::Window& window) {
-  INFO("window " << window.number() << " of epoch " << window.epoch());
-  const auto found = epochs_.find(window.epoch());
-  if (found == epochs_.end()) return;  // its stream has ended, which the coordinator does not know
-  Epoch& epoch = found->second;
-  REQUIRE(window.number() == ++epoch.window);
-  for (const worker::v1::Microbatch& microbatch : window.microbatches()) {
-    REQUIRE(microbatch.number() > epoch.microbatch);
-    epoch.microbatch = microbatch.number();
-  }
-  for (const worker::v1::Operation& operation : window.operations()) {
-    if (operation.kind() == worker::v1::Operation::LOAD_SLOT) OnLoad(window, operation.slot());
-  }
-}
-
-void Promises::OnLoad(const worker::v1::Window& window, const worker::v1::SlotSpec& slot) {
-  // A job is in one place at a time.
-  INFO("job " << slot.job());
-  for (const auto& [other, group] : epochs_) {
-    REQUIRE((other == window.epoch() || !group.slots.contains(slot.job())));
-  }
-  Epoch& epoch = epochs_.at(window.epoch());
-  const planner::AdapterShape adapter = {
-      slot.rank(), {slot.target_modules().begin(), slot.target_modules().end()}};
-  const int64_t bytes = planner::BytesOfSlot(TinyShape(), adapter, epoch.device).total();
-  epoch.slots[slot.job()] = {window.number(), bytes};
-  CheckBudget(epoch);
-}
-
-void Promises::Heard(uint64_t connection, const worker::v1::WorkerMessage& message,
-                     int64_t now_us) {
-  const auto [heard, first] = heard_.try_emplace(connection, Hearing{});
-  heard->second.newest_us = now_us;
-  if (!message.has_report()) return;
-  const auto epoch = epochs_.find(message.report().epoch());
-  if (epoch != epochs_.end() && epoch->second.connection == connection) {
-    OnReport(message.report(), epoch->second);
-  }
-}
-
-void Promises::MailTaken() {
-  for (auto& [connection, heard] : heard_) heard.applied_us = heard.newest_us;
-}
-
-void Promises::OnReport(const worker::v1::Report& report, Epoch& epoch) {
-  if (report.has_slot_loaded()) {
-    epoch.slots[report.slot_loaded().job()].window = 0;
-  } else if (report.has_slot_freed()) {
-    epoch.slots.erase(report.slot_freed().job());
-  } else if (report.has_slot_failed()) {
-    epoch.slots.erase(report.slot_failed().job());
-  } else if (report.has_window_done()) {
-    // What it was to load and did not was cut, or could not be had.
-    std::erase_if(epoch.slots, [&](const auto& entry) {
-      const int64_t window = entry.second.window;
-      return window != 0 && window <= report.window_done().window();
-    });
-  }
-}
-
-void Promises::StreamEnded(uint64_t connection) {
-  std::erase_if(epochs_, [&](const auto& entry) { return entry.second.connection == connection; });
-  heard_.erase(connection);
-  ended_.insert(connection);
-}
-
-void Promises::CheckClose(uint64_t connection, const absl::Status& reason, int64_t lease_us,
-                          int64_t now_us) const {
-  const std::string why(reason.message());
-  INFO("stream " << connection << " was ended: " << why);
-  if (mistrusted_.contains(connection)) return;
-  REQUIRE(why.find("does not fit") == std::string::npos);
-  REQUIRE(why.find(" came after ") == std::string::npos);
-  if (why.find("silent for") == std::string::npos) return;
-  // A standstill of up to a quarter of a lease is not told from silence. What came while the
-  // decision waited for the disk could not change it any more.
-  const auto heard = heard_.find(connection);
-  REQUIRE((heard == heard_.end() || now_us - heard->second.applied_us > lease_us - lease_us / 4));
 }
 
 }  // namespace lorad::sim

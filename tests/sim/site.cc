@@ -120,11 +120,26 @@ Site::Site(const SiteOptions& options)
       files_(disk_),
       vfs_(disk_),
       memory_store_(std::make_unique<MarkedStore>(files_, absl::StrCat(kRoot, "/lorad.sqlite"))),
-      promises_(options.core.request_ids_max) {
+      groups_(options.core.lease_ms * 1000),
+      promises_(options.core.request_ids_max, groups_),
+      net_(clock_) {
+  for (const int layers : options.layers) {
+    const BaseModel& model = ModelOfLayers(layers);
+    house_.directory.Write(model.folder + "/config.json", model.config_json);
+    house_.directory.Write(model.folder + "/random_weights.json", R"({"seed": 1})");
+  }
+  script_.rate_of = [this](const std::string& job, int64_t step) { return RateOf(job, step); };
   StartCoordinator();
   for (const Machine& machine : options.machines) {
-    workers_.push_back(std::make_unique<WorkerProcess>(machine, clock_, *this, script_));
-    workers_.back()->Start();
+    workers_.push_back(std::make_unique<WorkerProcess>(machine, clock_, *this, script_, &net_));
+    WorkerProcess& worker = *workers_.back();
+    if (machine.joins_us == 0) {
+      worker.Start();
+      continue;
+    }
+    At(now_us() + machine.joins_us, [&worker] {
+      if (!worker.running()) worker.Start();
+    });
   }
 }
 
@@ -226,7 +241,7 @@ void Site::Run() {
       REQUIRE((faults_ || disk_.stopped()));
       return Die(death_.value_or(Death::kKill));
     }
-    if (!process.mailbox.HasUpTo(process.mailbox.newest())) promises_.MailTaken();
+    if (!process.mailbox.HasUpTo(process.mailbox.newest())) groups_.MailTaken();
     if (!*went_on) break;
     CheckTurn();
   }
@@ -247,6 +262,7 @@ void Site::PauseCoordinator(int64_t us) {
     if (frozen_since_us_ >= 0) stood_still_us_ += now_us() - std::exchange(frozen_since_us_, -1);
     paused_ = false;
     wake_due_ = false;
+    groups_.WaitsStartOver(awake_us());
     Ring();
   });
 }
@@ -281,6 +297,7 @@ void Site::SpareCoordinator() {
 void Site::Die(Death death) {
   deaths_++;
   life_++;
+  groups_.CoordinatorDied();
   promises_.CoordinatorDied();
   orders_.CoordinatorDied();
   disk_.StopAfter(0);  // it does nothing more, not even close its files
@@ -354,9 +371,11 @@ void Site::Unveil() {
 bool Site::Post(decltype(server::Event::content) content) {
   if (!process_) return false;
   if (const auto* said = std::get_if<WorkerSaid>(&content)) {
-    promises_.Heard(said->connection, said->message, awake_us());
+    groups_.Heard(said->connection, said->message, awake_us());
   }
-  if (const auto* gone = std::get_if<WorkerGone>(&content)) promises_.StreamEnded(gone->connection);
+  if (const auto* gone = std::get_if<WorkerGone>(&content)) {
+    groups_.StreamEnded(gone->connection, awake_us());
+  }
   return process_->mailbox.Post(std::move(content));
 }
 
@@ -437,16 +456,23 @@ absl::StatusOr<std::string> Site::WriteUpload(const std::map<std::string, std::s
 
 RegisterModel Site::ModelRequest(const std::string& name) {
   RegisterModel request;
+  const BaseModel& model = ModelNamed(name);
+  const std::string path = house_.directory / model.folder;
+  const bool tiny = &model == &TinyModel();  // it may be spoilt
   request.model.set_name(name);
-  request.model.set_path(house_.model());
-  request.model.set_fingerprint(fingerprint_);
-  request.config_json = config_json_;
+  request.model.set_path(path);
+  request.model.set_fingerprint(tiny ? fingerprint_
+                                     : storage::ModelDirectory::Open(path)->fingerprint());
+  request.config_json = model.config_json;
   request.request_id = {"model " + name, name};
   return request;
 }
 
-void Site::AddModel() {
+void Site::AddModels() {
   Call([this] { return ModelRequest("m"); });
+  for (const int layers : options_.layers) {
+    Call([this, layers] { return ModelRequest(NameOfLayers(layers)); });
+  }
 }
 
 absl::StatusOr<CreateDataset> Site::DatasetRequest(const std::string& name, int64_t rows,

@@ -14,11 +14,13 @@
 #include <string>
 #include <vector>
 
+#include "planner/window/learning_rate.h"
 #include "server/driver/loop.h"
 #include "tests/server/feed/house.h"
 #include "tests/sim/disk/sim_disk.h"
 #include "tests/sim/disk/sim_files.h"
 #include "tests/sim/disk/sim_vfs.h"
+#include "tests/sim/group_promises.h"
 #include "tests/sim/promises.h"
 #include "tests/sim/standing_orders.h"
 #include "tests/sim/worker/clockwork.h"
@@ -32,7 +34,8 @@ struct SiteOptions {
   int64_t delay_us_max = 1000;
   int64_t file_us_max = 0;    // that a task of files takes; writing an upload takes no time
   int64_t reserve_bytes = 0;  // of room on the disk; 0: it is not looked at
-  bool sqlite = false;  // else a store in memory, which writes to the disk as much as it needs
+  bool sqlite = false;      // else a store in memory, which writes to the disk as much as it needs
+  std::vector<int> layers;  // of base models that need several workers (models.h)
   server::CoreOptions core;
 };
 
@@ -48,8 +51,8 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void Ask(server::Request request, OnReply on_reply);
   // Asks until there is an answer, and runs meanwhile.
   server::ReplyValue Call(const std::function<server::Request()>& request);
-  // The model "m", and datasets of so many short rows.
-  void AddModel();
+  // The model "m" and those of several layers, and datasets of so many short rows.
+  void AddModels();
   void AddDataset(const std::string& name, int64_t rows, int64_t longest_max = kShortRow);
   static constexpr int64_t kShortRow = 21, kLongRow = 60;  // tokens
   // The request for a dataset of so many rows of at most so many tokens; its upload is written now.
@@ -79,6 +82,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void StandStill(int64_t us) {
     clock_.StandStill(us);
     if (frozen_since_us_ < 0) stood_still_us_ += us;
+    groups_.WaitsStartOver(awake_us());
   }
   // The coordinator's process alone does, as by SIGSTOP.
   void PauseCoordinator(int64_t us);
@@ -104,6 +108,8 @@ class Site final : public server::Sinks, public CoordinatorSide {
   WorkerProcess& worker(int i) { return *workers_[i]; }
   int workers() const { return static_cast<int>(workers_.size()); }
   void CutStream(int worker);
+  // Between the workers of a group.
+  StageNet& net() { return net_; }
   // What goes wrong in all of them.
   WorkerScript& script() { return script_; }
   // On the disk from now on; with none set, a store that fails is a defect.
@@ -178,6 +184,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
            disk_.file_bytes_max() != SimDisk::kUnbounded;
   }
   void CheckEvaluations(const v1::Job& job);
+  void CheckCheckpoint(const v1::Job& job, int64_t step);
   void CheckSizes() const;
   void CheckCore();
   bool WatchOn();
@@ -192,8 +199,10 @@ class Site final : public server::Sinks, public CoordinatorSide {
   bool Post(decltype(server::Event::content) content) override;
   void TakeShard(const worker::v1::UploadShardRequest::Header& header, OnTaken on_taken) override;
   absl::StatusOr<int64_t> Fetch(const std::string& content) override;
-  int RankOf(const std::string& job);
-  void Mistrust(uint64_t connection) override { promises_.Mistrust(connection); }
+  // As its record has it; of a job that is not there, of none.
+  v1::Job JobOf(const std::string& job);
+  double RateOf(const std::string& job, int64_t step);
+  void Mistrust(uint64_t connection) override { groups_.Mistrust(connection); }
 
   const SiteOptions options_;
   Clockwork clock_;
@@ -227,6 +236,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   std::map<int64_t, Told> seen_;                      // by that watcher
   bool has_missed_ = false;                           // that watcher, and it was told so
   std::map<std::string, std::vector<int64_t>> rows_;  // of datasets: their lengths
+  GroupPromises groups_;
   Promises promises_;
   StandingOrders orders_;
   int64_t stood_still_us_ = 0;
@@ -234,6 +244,8 @@ class Site final : public server::Sinks, public CoordinatorSide {
   int64_t frozen_since_us_ = -1;  // so has awake_us() been; -1: it is not
 
   WorkerScript script_;
+  std::map<std::string, planner::LearningRateOptions> schedules_;  // of jobs that were loaded
+  StageNet net_;
   std::vector<std::unique_ptr<WorkerProcess>> workers_;
 };
 

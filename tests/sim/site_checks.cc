@@ -15,8 +15,12 @@ using namespace server;  // NOLINT: the site is the server's, simulated
 
 // A watcher that comes back after every death: it sees each revision once, in their order.
 void Site::CheckTurn() {
-  if (disk_is_ill()) promises_.StoreIsIll(awake_us());
+  if (disk_is_ill()) {
+    promises_.StoreIsIll(awake_us());
+    groups_.WaitsStartOver(awake_us());
+  }
   promises_.CheckAnswers(awake_us());
+  groups_.CheckWaits(awake_us());
   CheckSizes();
   CheckCore();
   // What was told and is not there after a death was never durable.
@@ -181,19 +185,32 @@ void Site::CheckJob(const v1::Job& job) {
   checkpoints.set_page_size(1000);
   const auto all = ReadCheckpoints(store(), checkpoints);
   REQUIRE(all.ok());
-  for (const v1::Checkpoint& kept : all->checkpoints()) {
-    const auto found = storage::OpenCheckpoint(
-        files_, absl::StrCat("/data/checkpoints/", name, "/", kept.step()), true);
-    INFO("checkpoint " << kept.step() << ": " << found.status());
-    REQUIRE(found.ok());
-    REQUIRE(found->state.step == kept.step());
-  }
+  for (const v1::Checkpoint& kept : all->checkpoints()) CheckCheckpoint(job, kept.step());
   if (job.state() != v1::Job::SUCCEEDED) return;
   REQUIRE(step == job.total_steps());
   REQUIRE(job.step() == step);
   REQUIRE(job.last_checkpoint_step() == step);
   REQUIRE(job.tokens() == tokens);
   CheckEvaluations(job);
+}
+
+// It is whole, and holds what it would if nothing had gone wrong.
+void Site::CheckCheckpoint(const v1::Job& job, int64_t step) {
+  const std::string directory = absl::StrCat("/data/checkpoints/", job.name(), "/", step);
+  const auto found = storage::OpenCheckpoint(files_, directory, true);
+  INFO("checkpoint " << step << ": " << found.status());
+  REQUIRE(found.ok());
+  REQUIRE(found->state.job == job.name());
+  REQUIRE(found->state.step == step);
+  const auto undisturbed = TensorFilesOf(ModelNamed(job.base_model()), job.name(), step,
+                                         static_cast<int>(job.adapter().rank()));
+  for (const auto& [name, bytes] : undisturbed) {
+    INFO(name << " is not that of an undisturbed run");
+    const auto read = files_.ReadAll(storage::JoinPath(directory, name), 1 << 24);
+    REQUIRE(read.ok());
+    const bool same = *read == bytes;
+    REQUIRE(same);
+  }
 }
 
 // One for each step at which one is due, of all rows of the validation set.

@@ -1,4 +1,5 @@
 // A site's coordinator as its workers reach it, and as it reaches them.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <utility>
 
@@ -8,62 +9,55 @@
 #include "server/core/events/store_kinds.h"
 #include "storage/adapters/checkpoint.h"
 #include "storage/adapters/peft.h"
-#include "storage/models/model_description.h"
 #include "tests/sim/site.h"
-#include "tests/storage/published_configs.h"
-#include "tests/storage/safetensors_bytes.h"
 
 namespace lorad::sim {
-namespace {
-
-// As worker/ would make it of a job of that rank.
-std::string ShardOf(const worker::v1::UploadShardRequest::Header& header, int rank) {
-  const auto description = storage::DescribeModel(storage::kTiny);
-  REQUIRE(description.ok());
-  std::vector<storage::TensorEntry> entries;
-  storage::PeftConfig config;
-  config.rank = rank;
-  config.target_modules = {"q_proj"};
-  for (const auto& tensor :
-       storage::PeftTensors(storage::ResolveTargets(config, *description).modules)) {
-    for (const char* suffix : {"", storage::kFirstMomentSuffix, storage::kSecondMomentSuffix}) {
-      entries.push_back({tensor.name + suffix, storage::TensorType::kF32, tensor.shape});
-    }
-  }
-  return storage::SafetensorsOf(
-      std::move(entries),
-      storage::ShardMetadata({header.job(), header.step(), header.numerics_id()}));
-}
-
-}  // namespace
 
 void Site::CutStream(int i) { workers_[i]->EndStream(absl::UnavailableError("the network broke")); }
 
 void Site::Send(uint64_t connection, worker::v1::CoordinatorMessage message) {
   WorkerProcess* const to = FindConnection(workers_, connection);
-  promises_.Sent(connection, message, to == nullptr ? nullptr : &to->hello());
+  groups_.Sent(connection, message, to == nullptr ? nullptr : &to->hello(), awake_us());
   if (to != nullptr && message.has_form_group()) orders_.CheckForming(to->hello().worker());
+  for (const worker::v1::Operation& operation : message.window().operations()) {
+    if (!operation.has_slot()) continue;
+    const v1::Job job = JobOf(operation.slot().job());
+    schedules_[job.name()] = {.schedule = planner::Schedule::kConstant,  // as all jobs here
+                              .peak = job.training().learning_rate(),
+                              .warmup_steps = job.training().warmup_steps(),
+                              .total_steps = job.total_steps()};
+  }
   if (to != nullptr) to->Send(std::move(message));
 }
 
 void Site::Close(uint64_t connection, const absl::Status& reason) {
   closings_++;
-  promises_.CheckClose(connection, reason, options_.core.lease_ms * 1000, awake_us());
-  promises_.StreamEnded(connection);
+  groups_.CheckClose(connection, reason, awake_us());
+  groups_.StreamEnded(connection, awake_us());
   if (WorkerProcess* const to = FindConnection(workers_, connection)) to->EndStream(reason);
 }
 
-// Of a job that is not there nobody looks at it.
-int Site::RankOf(const std::string& job) {
+v1::Job Site::JobOf(const std::string& job) {
   const auto stored = store().GetRecord(server::kJobKind, job);
   server::records::JobRecord record;
-  if (!stored.ok() || !stored->has_value() || !record.ParseFromString(**stored)) return 1;
-  return record.job().adapter().rank();
+  if (!stored.ok() || !stored->has_value() || !record.ParseFromString(**stored)) return {};
+  return record.job();
+}
+
+double Site::RateOf(const std::string& job, int64_t step) {
+  const auto schedule = schedules_.find(job);
+  return schedule == schedules_.end() ? 0 : planner::LearningRate(schedule->second, step - 1);
 }
 
 void Site::TakeShard(const worker::v1::UploadShardRequest::Header& header, OnTaken on_taken) {
   if (!serves()) return on_taken(absl::UnavailableError("nobody is there"));
-  const absl::StatusOr<std::string> path = WriteUpload(ShardOf(header, RankOf(header.job())));
+  // One that lies has what the whole of the tiny model would be.
+  const GroupPromises::Portion* known = groups_.Find(header.epoch(), header.stage());
+  const GroupPromises::Portion whole{&TinyModel(), planner::WholeModel(TinyModel().shape)};
+  const GroupPromises::Portion& portion = known != nullptr ? *known : whole;
+  const absl::StatusOr<std::string> path =
+      WriteUpload(ShardOf(*portion.model, portion.range, header,
+                          std::max(1, static_cast<int>(JobOf(header.job()).adapter().rank()))));
   if (!path.ok()) return on_taken(absl::UnavailableError(path.status().message()));
   Ask(server::ShardUploaded{header, *path},
       [on_taken = std::move(on_taken)](const absl::StatusOr<server::ReplyValue>& value) {

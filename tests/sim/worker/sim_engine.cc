@@ -118,7 +118,8 @@ absl::Status SimEngine::Form(const worker::v1::FormGroup& order) {
   report.mutable_group_formed()->set_reserved_bytes(1000);
   if (order.stages() > 1) {
     REQUIRE(hooks_.net != nullptr);
-    stage_ = std::make_unique<SimStage>(*hooks_.net, order.epoch(), order.stage(), order.stages());
+    stage_ = std::make_unique<SimStage>(*hooks_.net, hooks_.host, order.epoch(), order.stage(),
+                                        order.stages());
     report.mutable_group_formed()->set_endpoint(stage_->endpoint());
   }
   hooks_.report(std::move(report));
@@ -281,7 +282,7 @@ void SimEngine::Evaluate(const Flight& flight) {
 bool SimEngine::IsBad(const Operation& step) const {
   const auto bad = script_.bad_steps.find(step.job());
   return (bad != script_.bad_steps.end() && bad->second == step.step()) ||
-         step.learning_rate() > script_.finite_rate_max;
+         script_.rate_of(step.job(), step.step()) > script_.finite_rate_max;
 }
 
 void SimEngine::ReportNotFinite(const Operation& operation) {

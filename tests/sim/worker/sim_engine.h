@@ -28,6 +28,10 @@ struct WorkerScript {
   std::map<std::string, int64_t> bad_steps;  // by job: the step whose loss is not finite
   std::set<std::string> deadly;              // jobs whose steps end the process
   // Steps of a higher learning rate are not finite; of a still higher one, they end the process.
+  // Asked here, as a Step may stand in a window behind that of its norms.
+  std::function<double(const std::string& job, int64_t step)> rate_of = [](const auto&, int64_t) {
+    return 0.0;
+  };
   double finite_rate_max = std::numeric_limits<double>::infinity();
   double survived_rate_max = std::numeric_limits<double>::infinity();
   // Others have taken the memory of the machine, or what groups of longer microbatches than this,
@@ -49,6 +53,7 @@ class SimEngine {
     std::function<absl::StatusOr<int64_t>(const std::string& content)> fetch;
     // Between the stages of a group; null where all groups have one.
     StageNet* net = nullptr;
+    SimStage::Host host = {};
   };
   SimEngine(Hooks hooks, const WorkerScript& script) : hooks_(std::move(hooks)), script_(script) {}
 

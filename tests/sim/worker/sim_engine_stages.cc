@@ -37,14 +37,8 @@ void SimEngine::Send(const Operation& operation, const Done& done) {
 NormShare::State SimEngine::ShareOf(const Operation& operation) {
   const Slot& slot = At(operation.job());
   if (!slot.loaded) return NormShare::NO_SLOT;
-  const auto is_step = [&](const Operation& other) {
-    return other.kind() == Operation::STEP && other.job() == operation.job() &&
-           other.step() == operation.step();
-  };
-  // Losses are known on the last stage. The Step may stand in the next window.
-  const auto step = std::ranges::find_if(window_->operations(), is_step);
-  const bool bad = IsBad(step == window_->operations().end() ? operation : *step);
-  return slot.failed || (last() && bad) ? NormShare::NOT_FINITE : NormShare::FINITE;
+  // Losses are known on the last stage.
+  return slot.failed || (last() && IsBad(operation)) ? NormShare::NOT_FINITE : NormShare::FINITE;
 }
 
 void SimEngine::NormUp(const Operation& operation) {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <cstdlib>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "storage/files/errors.h"
@@ -10,6 +13,8 @@ namespace lorad::sim {
 namespace {
 
 constexpr int64_t kJoinUs = 10'000'000;
+// TCP's, of a peer from which nothing comes.
+constexpr int64_t kSilenceUs = 10'000'000;
 // One has landed, one lies in the sender's memory.
 constexpr int kOnTheirWayMax = 2;
 
@@ -25,23 +30,84 @@ absl::Status Lost(absl::Status status) {
 std::string StageNet::Enter(SimStage* stage) {
   std::string endpoint = absl::StrCat("stage:", ++endpoints_);
   stages_[endpoint] = stage;
+  workers_[endpoint] = stage->host_.worker;
   return endpoint;
 }
 
-void StageNet::Carry(const std::string& from, const std::string& to,
-                     std::function<void(SimStage*)> arrive) {
-  int64_t& free_us = free_us_[{from, to}];
-  free_us = std::max(free_us, clock_.now_us() + clock_.Delay());
-  clock_.At(free_us, [this, to, arrive = std::move(arrive)] {
-    const auto found = stages_.find(to);
-    arrive(found == stages_.end() ? nullptr : found->second);
+SimStage* StageNet::Find(const std::string& endpoint) const {
+  const auto found = stages_.find(endpoint);
+  return found == stages_.end() ? nullptr : found->second;
+}
+
+StageNet::Way StageNet::LinkOf(const std::string& worker, const std::string& other) {
+  return std::minmax(worker, other);
+}
+
+void StageNet::Cut(const std::string& worker, const std::string& other, int64_t for_us) {
+  const Way way = LinkOf(worker, other);
+  int64_t& until_us = links_[way].cut_until_us;
+  until_us = std::max(until_us, clock_.now_us() + for_us);
+  if (for_us <= kSilenceUs) return;
+  clock_.AlarmAt(clock_.now_us() + kSilenceUs, [this, way] { LoseThoseCutOff(way); });
+}
+
+void StageNet::LoseThoseCutOff(const Way& link) {
+  std::vector<std::pair<std::string, std::string>> lost;  // endpoints
+  for (const auto& [endpoint, stage] : stages_) {
+    for (const auto& [other_endpoint, other] : stages_) {
+      const bool between = LinkOf(stage->host_.worker, other->host_.worker) == link;
+      if (between && stage->IsConnectedWith(*other)) lost.emplace_back(endpoint, other_endpoint);
+    }
+  }
+  for (const auto& [endpoint, other] : lost) {
+    Find(endpoint)->host_.run([this, endpoint, other] {
+      SimStage* const stage = Find(endpoint);
+      if (stage == nullptr) return;
+      stage->Break(absl::UnavailableError(absl::StrCat("nothing comes from ", other)));
+    });
+  }
+}
+
+void StageNet::Slow(const std::string& worker, const std::string& other, int64_t by_us,
+                    int64_t for_us) {
+  Link& link = links_[LinkOf(worker, other)];
+  link.slow_until_us = clock_.now_us() + for_us;
+  link.slow_by_us = by_us;
+}
+
+int64_t StageNet::ArrivalUs(const SimStage& from, const std::string& to) {
+  int64_t at_us = clock_.now_us() + clock_.Delay();
+  const auto link = links_.find(LinkOf(from.host_.worker, workers_.at(to)));
+  if (link != links_.end()) {
+    const bool slow = clock_.now_us() < link->second.slow_until_us;
+    if (slow) at_us += static_cast<int64_t>(clock_.random()() % link->second.slow_by_us);
+    at_us = std::max(at_us, link->second.cut_until_us);
+  }
+  int64_t& free_us = free_us_[{from.endpoint_, to}];
+  free_us = std::max(free_us, at_us);
+  return free_us;
+}
+
+void StageNet::Carry(const SimStage& from, const std::string& to,
+                     std::function<void(SimStage&)> arrive) {
+  clock_.At(ArrivalUs(from, to), [this, to, arrive = std::move(arrive)] {
+    SimStage* const there = Find(to);
+    if (there == nullptr) return;
+    there->host_.run([this, to, arrive] {
+      if (SimStage* const stage = Find(to)) arrive(*stage);
+    });
   });
 }
 
 // ---- a stage ----
 
-SimStage::SimStage(StageNet& net, int64_t epoch, int stage, int stages)
-    : net_(net), epoch_(epoch), stage_(stage), stages_(stages), endpoint_(net.Enter(this)) {}
+SimStage::SimStage(StageNet& net, Host host, int64_t epoch, int stage, int stages)
+    : net_(net),
+      host_(std::move(host)),
+      epoch_(epoch),
+      stage_(stage),
+      stages_(stages),
+      endpoint_(net.Enter(this)) {}
 
 SimStage::~SimStage() {
   waiting_.reset();
@@ -74,11 +140,18 @@ void SimStage::Break(const absl::Status& why) {
   Look();
 }
 
+// Neighbours exchange tensors, stage 0 notes with each.
+bool SimStage::IsConnectedWith(const SimStage& other) const {
+  const int distance = std::abs(stage_ - other.stage_);
+  return epoch_ == other.epoch_ && distance > 0 &&
+         (distance == 1 || stage_ == 0 || other.stage_ == 0);
+}
+
 // To a stage of the same group; others take nothing.
 void SimStage::Carry(int stage, std::function<void(SimStage&)> arrive) {
   const std::string& to = endpoints_.at(static_cast<size_t>(stage));
-  net_.Carry(endpoint_, to, [epoch = epoch_, stage, arrive = std::move(arrive)](SimStage* other) {
-    if (other != nullptr && other->epoch_ == epoch && other->stage_ == stage) arrive(*other);
+  net_.Carry(*this, to, [epoch = epoch_, stage, arrive = std::move(arrive)](SimStage& other) {
+    if (other.epoch_ == epoch && other.stage_ == stage) arrive(other);
   });
 }
 
@@ -93,12 +166,9 @@ void SimStage::Join(const std::vector<std::string>& endpoints, Done done) {
     });
   }
   net_.clock_.AlarmAt(net_.clock_.now_us() + kJoinUs, [&net = net_, endpoint = endpoint_] {
-    const auto found = net.stages_.find(endpoint);
-    if (found == net.stages_.end()) return;
-    SimStage& stage = *found->second;
-    if (static_cast<int>(stage.joined_.size()) + 1 < stage.stages_) {
-      stage.Break(absl::DeadlineExceededError("not all stages have connected"));
-    }
+    SimStage* const stage = net.Find(endpoint);
+    if (stage == nullptr || static_cast<int>(stage->joined_.size()) + 1 == stage->stages_) return;
+    stage->Break(absl::DeadlineExceededError("not all stages have connected"));
   });
   Wait([this] { return static_cast<int>(joined_.size()) + 1 == stages_; },
        [done = std::move(done)](const absl::Status& status) {

@@ -28,17 +28,37 @@ class StageNet {
   StageNet(const StageNet&) = delete;
   StageNet& operator=(const StageNet&) = delete;
 
+  // What the stages of two workers send each other from now on waits for so long, as if a cable was
+  // out. After TCP's patience (sockets.h) those that are connected lose each other.
+  void Cut(const std::string& worker, const std::string& other, int64_t for_us);
+  // For so long it takes up to so much longer.
+  void Slow(const std::string& worker, const std::string& other, int64_t by_us, int64_t for_us);
+
  private:
   friend class SimStage;
+  using Way = std::pair<std::string, std::string>;
+  // Between two workers, either way.
+  struct Link {
+    int64_t cut_until_us = 0;
+    int64_t slow_until_us = 0;
+    int64_t slow_by_us = 0;
+  };
+  static Way LinkOf(const std::string& worker, const std::string& other);
   std::string Enter(SimStage* stage);
   void Leave(const std::string& endpoint) { stages_.erase(endpoint); }
-  // `arrive` gets null where nobody is there any more.
-  void Carry(const std::string& from, const std::string& to, std::function<void(SimStage*)> arrive);
+  // null: nobody is there any more.
+  SimStage* Find(const std::string& endpoint) const;
+  // Dropped where nobody is there any more.
+  void Carry(const SimStage& from, const std::string& to, std::function<void(SimStage&)> arrive);
+  int64_t ArrivalUs(const SimStage& from, const std::string& to);
+  void LoseThoseCutOff(const Way& link);
 
   Clockwork& clock_;
   int64_t endpoints_ = 0;  // that there were
   std::map<std::string, SimStage*> stages_;
-  std::map<std::pair<std::string, std::string>, int64_t> free_us_;  // of each way: then it is free
+  std::map<std::string, std::string> workers_;  // by endpoint, also of those that have gone
+  std::map<Way, int64_t> free_us_;              // of endpoints: then the way is free
+  std::map<Way, Link> links_;                   // of workers
 };
 
 // One stage of a group, from its forming to its end: the others see its end. At most one call waits
@@ -47,9 +67,14 @@ class SimStage {
  public:
   // What EngineDone is to say.
   using Done = std::function<void(absl::StatusOr<bool>)>;
+  // Where it runs: what comes to it is done at once, or when its process goes on.
+  struct Host {
+    std::string worker;
+    std::function<void(std::function<void()>)> run = [](const auto& what) { what(); };
+  };
 
   // The net outlives it.
-  SimStage(StageNet& net, int64_t epoch, int stage, int stages);
+  SimStage(StageNet& net, Host host, int64_t epoch, int stage, int stages);
   ~SimStage();
   SimStage(const SimStage&) = delete;
   SimStage& operator=(const SimStage&) = delete;
@@ -76,6 +101,7 @@ class SimStage {
   void GiveUpReceive();
 
  private:
+  friend class StageNet;
   struct Tensor {
     int64_t microbatch = 0;
     std::set<std::string> lost;
@@ -92,9 +118,11 @@ class SimStage {
   void Wait(std::function<bool()> ready, std::function<void(const absl::Status&)> then);
   void Look();
   void Break(const absl::Status& why);
+  bool IsConnectedWith(const SimStage& other) const;
   void Carry(int stage, std::function<void(SimStage&)> arrive);
 
   StageNet& net_;
+  const Host host_;
   const int64_t epoch_;
   const int stage_;
   const int stages_;

@@ -263,7 +263,7 @@ TEST_CASE("a stage that dies or is interrupted ends the waits of all others") {
 TEST_CASE("what is given up is not waited for, and the next tensor comes") {
   Clockwork clock(1, kDelayUs);
   StageNet net(clock);
-  SimStage first(net, 1, 0, 2), second(net, 1, 1, 2);
+  SimStage first(net, {}, 1, 0, 2), second(net, {}, 1, 1, 2);
   const auto run = [&] {
     while (clock.RunNext()) {
     }
@@ -291,6 +291,70 @@ TEST_CASE("what is given up is not waited for, and the next tensor comes") {
   run();
   CHECK(received == std::vector<bool>{false, true});
   CHECK(lost == std::set<std::string>{"a"});
+}
+
+// Two stages that are joined, on workers of their own.
+struct Pair {
+  Pair() {
+    const std::vector<std::string> endpoints = {first.endpoint(), second.endpoint()};
+    for (SimStage* stage : {&first, &second}) {
+      stage->Join(endpoints, [](const absl::StatusOr<bool>& done) { REQUIRE(done.ok()); });
+    }
+    while (clock.RunNext()) {
+    }
+  }
+
+  // When the second stage has received what the first one sends now, or has lost it.
+  int64_t SendOne(absl::StatusOr<bool>* received) {
+    const int64_t begun_us = clock.now_us();
+    int64_t end_us = -1;
+    std::set<std::string> lost;
+    second.Receive(false, 1, &lost, [&](const absl::StatusOr<bool>& done) {
+      *received = done;
+      end_us = clock.now_us();
+    });
+    first.Send(false, 1, {}, [](const auto&) {});
+    while (end_us < 0 && clock.RunNext()) {
+    }
+    return end_us - begun_us;
+  }
+
+  Clockwork clock{1, kDelayUs};
+  StageNet net{clock};
+  SimStage first{net, {"a"}, 1, 0, 2}, second{net, {"b"}, 1, 1, 2};
+};
+
+TEST_CASE("what stages send over a link that is cut or slow comes later, or they lose each other") {
+  absl::StatusOr<bool> received = absl::UnknownError("nothing yet");
+  SECTION("a moment") {
+    Pair pair;
+    pair.net.Cut("b", "a", 3'000'000);
+    const int64_t took_us = pair.SendOne(&received);
+    CHECK(received.ok());
+    CHECK(took_us >= 3'000'000);
+    CHECK(took_us < 3'000'000 + 2 * kDelayUs);
+  }
+  SECTION("longer than TCP has patience") {
+    Pair pair;
+    pair.net.Cut("a", "b", 30'000'000);
+    const int64_t took_us = pair.SendOne(&received);
+    CHECK(ReasonOf(received.status()) == "STAGE_LOST");
+    CHECK(took_us == 10'000'000);
+  }
+  SECTION("a link of others") {
+    Pair pair;
+    pair.net.Cut("a", "c", 30'000'000);
+    CHECK(pair.SendOne(&received) < 2 * kDelayUs);
+    CHECK(received.ok());
+  }
+  SECTION("slow") {
+    Pair pair;
+    pair.net.Slow("a", "b", 5'000'000, 1'000'000);
+    const int64_t took_us = pair.SendOne(&received);
+    CHECK(received.ok());
+    CHECK(took_us > 2 * kDelayUs);
+    CHECK(took_us < 5'000'000 + kDelayUs);
+  }
 }
 
 TEST_CASE("a stage that is not joined in time, or is not there, is lost") {

@@ -20,7 +20,7 @@ worker::v1::Hello HelloOf(const Machine& machine) {
   hello.set_threads(machine.threads);
   hello.set_multiprocessors(machine.multiprocessors);
   hello.set_value_bytes(machine.value_bytes);
-  hello.set_numerics_id("sim");
+  hello.set_numerics_id(machine.numerics_id);
   return hello;
 }
 
@@ -55,6 +55,8 @@ void WorkerProcess::Start() {
   };
   hooks.fetch = [this](const std::string& content) { return coordinator_.Fetch(content); };
   hooks.net = net_;
+  hooks.host.worker = hello_.worker();
+  hooks.host.run = [this](std::function<void()> what) { WhenAwake(std::move(what)); };
   engine_ = std::make_unique<SimEngine>(std::move(hooks), script_);
   Apply(worker::Started{});
 }
@@ -63,6 +65,8 @@ void WorkerProcess::Kill(bool restart) {
   if (!core_) return;
   hung_ = false;
   held_order_.reset();
+  stopped_until_us_ = 0;
+  backlog_.clear();
   EndStream(absl::UnavailableError("killed by signal 9"));
   life_++;
   core_.reset();
@@ -76,8 +80,30 @@ void WorkerProcess::Kill(bool restart) {
 
 std::function<void()> WorkerProcess::IfAlive(std::function<void()> what) {
   return [this, life = life_, what = std::move(what)] {
-    if (life_ == life) what();
+    if (life_ == life) WhenAwake(what);
   };
+}
+
+void WorkerProcess::WhenAwake(std::function<void()> what) {
+  const bool awake = clock_.now_us() >= stopped_until_us_ && backlog_.empty();
+  awake ? what() : backlog_.push_back(std::move(what));
+}
+
+void WorkerProcess::Stop(int64_t us) {
+  if (!core_) return;
+  stopped_until_us_ = std::max(stopped_until_us_, clock_.now_us() + us);
+  clock_.At(stopped_until_us_, [this, life = life_] {
+    if (life_ == life) GoOn();
+  });
+}
+
+void WorkerProcess::GoOn() {
+  const int64_t life = life_;
+  while (life_ == life && clock_.now_us() >= stopped_until_us_ && !backlog_.empty()) {
+    const std::function<void()> next = std::move(backlog_.front());
+    backlog_.pop_front();
+    next();
+  }
 }
 
 void WorkerProcess::Apply(decltype(worker::Event::content) content) {
@@ -170,7 +196,10 @@ void WorkerProcess::CheckUploads(const worker::Effect& order) const {
 
 void WorkerProcess::Hang(bool hung) {
   hung_ = hung;
-  if (!hung && held_order_) CarryOut(*std::exchange(held_order_, std::nullopt));
+  if (hung || !held_order_) return;
+  WhenAwake([this] {
+    if (!hung_ && held_order_) CarryOut(*std::exchange(held_order_, std::nullopt));
+  });
 }
 
 void WorkerProcess::Lie(worker::v1::WorkerMessage message) {
@@ -230,7 +259,10 @@ void WorkerProcess::Send(worker::v1::CoordinatorMessage message) {
   if (mischief_.CutsHere()) return EndStream(absl::UnavailableError("the network broke"));
   down_free_us_ = std::max(down_free_us_, clock_.now_us() + clock_.Delay());
   clock_.At(down_free_us_, [this, connection = connection_, message = std::move(message)] {
-    if (connection_ == connection) Apply(worker::CoordinatorSaid{stream_, message});
+    if (connection_ != connection) return;
+    WhenAwake([this, stream = stream_, message] {
+      Apply(worker::CoordinatorSaid{stream, message});
+    });
   });
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -49,6 +50,8 @@ struct Machine {
   int multiprocessors = 0;  // of a GPU
   int value_bytes = 0;      // likewise
   int64_t order_us = 1000;  // its engine takes so long for each
+  std::string numerics_id = "sim";
+  int64_t joins_us = 0;  // so long after the others
 };
 
 class WorkerProcess {
@@ -89,6 +92,8 @@ class WorkerProcess {
   Mischief& mischief() { return mischief_; }
   // Its engine does nothing that it is told until it is let.
   void Hang(bool hung);
+  // SIGSTOP, and SIGCONT after so long: what comes meanwhile waits, and its kernel answers.
+  void Stop(int64_t us);
   // Says this, a report under its next number.
   void Lie(worker::v1::WorkerMessage message);
   // What the script has held of its shards goes on.
@@ -103,6 +108,9 @@ class WorkerProcess {
 
   // A call of the process that runs; nothing happens where it has died by then.
   std::function<void()> IfAlive(std::function<void()> what);
+  // Now, or when the process goes on, in their order. REQUIRES: it runs.
+  void WhenAwake(std::function<void()> what);
+  void GoOn();
   void Apply(decltype(worker::Event::content) content);
   void ApplyLater(int64_t delay_us, decltype(worker::Event::content) content);
   void Do(worker::Effect effect);
@@ -127,6 +135,8 @@ class WorkerProcess {
   std::unique_ptr<worker::WorkerCore> core_;  // null: it does not run
   std::unique_ptr<SimEngine> engine_;
   int64_t life_ = 0;  // counts its starts and ends
+  int64_t stopped_until_us_ = 0;
+  std::deque<std::function<void()>> backlog_;  // of the process that is stopped
   bool hung_ = false;
   std::optional<worker::Effect> held_order_;  // of the engine that hangs
   uint64_t connection_ = 0;

@@ -281,8 +281,9 @@ void SimEngine::Evaluate(const Flight& flight) {
 
 bool SimEngine::IsBad(const Operation& step) const {
   const auto bad = script_.bad_steps.find(step.job());
+  const double rate = script_.rate_of(step.job(), step.step());
   return (bad != script_.bad_steps.end() && bad->second == step.step()) ||
-         script_.rate_of(step.job(), step.step()) > script_.finite_rate_max;
+         (rate > script_.finite_rate_max && rate <= script_.survived_rate_max);
 }
 
 void SimEngine::ReportNotFinite(const Operation& operation) {

@@ -101,6 +101,7 @@ void Core::State::OnGroupFormed(GroupState& group, StageState& stage,
 void Core::State::OnStageConnected(GroupState& group, StageState& stage,
                                    const worker::v1::Connected& connected) {
   stage.connected = true;
+  if (group.phase == GroupState::Phase::kBroken) return;
   if (!std::ranges::all_of(group.stages, &StageState::connected)) return;
   turn_.Info(absl::StrCat(group.name, ": its stages are connected, the last one after ",
                           connected.connect_seconds(), " s"));

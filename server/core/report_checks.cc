@@ -62,8 +62,11 @@ std::string Check(const wire::GroupFormed& formed, const GroupState& group,
 
 std::string Check(const wire::Connected& connected, const GroupState& group,
                   const StageState& stage) {
-  const bool asked = group.phase == GroupState::Phase::kForming && group.stages.size() > 1 &&
-                     std::ranges::all_of(group.stages, &StageState::formed);
+  // One stage may have lost another before this one heard of it.
+  const bool forms = group.phase == GroupState::Phase::kForming ||
+                     group.phase == GroupState::Phase::kBroken;
+  const bool asked =
+      forms && group.stages.size() > 1 && std::ranges::all_of(group.stages, &StageState::formed);
   if (!asked || stage.connected) return "Connected, which was not asked for";
   return IsTime(connected.connect_seconds())
              ? ""
@@ -235,7 +238,9 @@ std::string WhatIsWrong(const wire::Report& report, const GroupState& group,
 // ---- what is not a report ----
 
 std::string WhatIsWrong(const wire::CutAnswer& answer, const GroupState& group) {
-  if (group.phase != GroupState::Phase::kCutting || answer.cut() != group.cut) {
+  const bool asked = group.phase == GroupState::Phase::kCutting ||
+                     group.phase == GroupState::Phase::kBroken;  // in the midst of a cut
+  if (!asked || answer.cut() != group.cut) {
     return absl::StrCat("CutAnswer to cut ", answer.cut(), ", which was not asked for");
   }
   if (answer.first_not_enqueued() < 0 || answer.first_not_enqueued() > group.next_microbatch) {

@@ -79,7 +79,8 @@ void Core::State::OnSaid(const WorkerSaid& said) {
       if (group && said.message.cut_answer().epoch() == group->epoch) {
         wrong = stage == &group->first() ? WhatIsWrong(said.message.cut_answer(), *group)
                                          : "CutAnswer of a stage that was not asked";
-        if (wrong.empty()) OnCutAnswer(*group, said.message.cut_answer());
+        const bool cuts = group->phase == GroupState::Phase::kCutting;  // else it is broken
+        if (wrong.empty() && cuts) OnCutAnswer(*group, said.message.cut_answer());
       }
       break;
     case worker::v1::WorkerMessage::kHeartbeat:

@@ -139,8 +139,11 @@ void WorkerProcess::Do(worker::Effect effect) {
                  },
                  [&](worker::SetTimer& timer) { SetTimer(timer.at_ms); },
                  [&](worker::Note&) {},
-                 // Who was told to go is not started again.
-                 [&](worker::End& end) { Kill(/*restart=*/!end.status.ok()); },
+                 // Who was told to go comes with the next start of the coordinator, which may have
+                 // been while its process was stopped.
+                 [&](worker::End& end) {
+                   Kill(/*restart=*/!end.status.ok() || coordinator_.life() != dialled_life_);
+                 },
                  [&](auto& order) { CarryOut(std::move(order)); },
              },
              effect);
@@ -212,6 +215,7 @@ void WorkerProcess::Lie(worker::v1::WorkerMessage message) {
 
 void WorkerProcess::Dial(const worker::Dial& dial) {
   stream_ = dial.stream;
+  dialled_life_ = coordinator_.life();
   connection_ = coordinator_.NewConnection();
   up_free_us_ = down_free_us_ = clock_.now_us();
   clock_.Later([this, connection = connection_, hello = dial.hello] {

@@ -141,6 +141,7 @@ class WorkerProcess {
   std::optional<worker::Effect> held_order_;  // of the engine that hangs
   uint64_t connection_ = 0;
   int64_t stream_ = 0;
+  int64_t dialled_life_ = 0;  // of the coordinator
   bool silent_ = false;
   int64_t timer_ = 0;                          // counts SetTimer
   int64_t up_free_us_ = 0, down_free_us_ = 0;  // before that the stream is at work

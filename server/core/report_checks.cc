@@ -63,8 +63,8 @@ std::string Check(const wire::GroupFormed& formed, const GroupState& group,
 std::string Check(const wire::Connected& connected, const GroupState& group,
                   const StageState& stage) {
   // One stage may have lost another before this one heard of it.
-  const bool forms = group.phase == GroupState::Phase::kForming ||
-                     group.phase == GroupState::Phase::kBroken;
+  const bool forms =
+      group.phase == GroupState::Phase::kForming || group.phase == GroupState::Phase::kBroken;
   const bool asked =
       forms && group.stages.size() > 1 && std::ranges::all_of(group.stages, &StageState::formed);
   if (!asked || stage.connected) return "Connected, which was not asked for";

@@ -45,12 +45,12 @@ std::vector<Machine> DrawMachines(std::mt19937_64& random) {
 std::vector<Machine> DrawStageMachines(std::mt19937_64& random, int stages) {
   std::vector<Machine> machines;
   const int workers = stages + Draw(random, 0, 2);
-  const int64_t order_us = std::vector{500, 2000, 20'000}[random() % 3];
+  const int64_t order_us = std::vector{2000, 10'000, 40'000}[random() % 3];
   for (int i = 0; i < workers; ++i) {
     Machine& machine = machines.emplace_back(Machine{absl::StrCat("worker-", i)});
-    machine.order_us = order_us;
+    machine.order_us = random() % 3 == 0 ? 5 * order_us : order_us;  // others wait for it
     machine.threads = 1;
-    machine.memory_bytes = kStageBytes + Draw(random, 0, kStageBytes / 20);
+    machine.memory_bytes = kStageBytes + Draw(random, 0, kStageBytes / 12);
     if (i < stages) continue;
     if (random() % 3 == 0) machine.memory_bytes *= 2;
     if (random() % 4 == 0) machine.numerics_id = "other";
@@ -112,12 +112,14 @@ Rates DrawRates(std::mt19937_64& random) {
   return rates;
 }
 
-// A site whose models need 1 to 4 workers. Jobs of a high rank would fit nowhere.
+// A site whose models need 1 to 4 workers. Jobs of a high rank would fit nowhere; those of long rows
+// have groups cut, to be formed again.
 void DrawStages(std::mt19937_64& random, History* history) {
   const int stages = Draw(random, 1, kLayersMax);
   history->workers_min = stages;
   history->site.machines = DrawStageMachines(random, stages);
   history->rates.high_rank = 0;
+  history->rates.long_rows = 0.1 * Draw(random, 2, 5);
   for (int layers = 0; layers <= stages; ++layers) {
     // Mostly the one that needs the most workers.
     if (layers < stages && random() % 2 == 0) continue;

@@ -26,7 +26,7 @@ const BaseModel& TinyModel();
 // Needs as many workers of kStageBytes and one thread as it has layers: 1 to kLayersMax.
 const BaseModel& ModelOfLayers(int layers);
 inline constexpr int kLayersMax = 4;
-inline constexpr int64_t kStageBytes = 9'200'000;
+inline constexpr int64_t kStageBytes = 8'900'000;
 // "layers-3": the one of so many layers. Any other name: the tiny one, under which a site and its
 // clients register it.
 std::string NameOfLayers(int layers);

@@ -47,7 +47,7 @@ size_t WorkersOf(const planner::QueuedJob& job, const std::vector<planner::Worke
 
 TEST_CASE("a model needs as many workers as it has layers") {
   for (int layers = 1; layers <= kLayersMax; ++layers) {
-    for (const int64_t memory_bytes : {kStageBytes, kStageBytes + kStageBytes / 20}) {
+    for (const int64_t memory_bytes : {kStageBytes, kStageBytes + kStageBytes / 12}) {
       INFO(layers << " layers on workers of " << memory_bytes << " bytes");
       const planner::QueuedJob job = JobOn(ModelOfLayers(layers));
       CHECK(WorkersOf(job, Workers(kLayersMax + 1, memory_bytes)) == static_cast<size_t>(layers));

@@ -59,10 +59,14 @@ std::vector<Machine> DrawStageMachines(std::mt19937_64& random, int stages) {
   return machines;
 }
 
+// Kinds of calamities: those of groups of several workers come last.
+int CountKindsOfAll() {
+  return static_cast<int>(std::ranges::count(Calamities(), false, &Kind::of_stages));
+}
+
 // Of each kind of calamity how likely it is: one kind alone, all alike, or some of them.
 std::discrete_distribution<int> DrawCalamities(std::mt19937_64& random, bool stages) {
-  const auto kinds = static_cast<int>(std::ranges::count_if(
-      Calamities(), [&](const Kind& kind) { return stages || !kind.of_stages; }));
+  const int kinds = stages ? static_cast<int>(Calamities().size()) : CountKindsOfAll();
   std::vector<double> weights(kinds, 0);
   const int style = Draw(random, 0, 3);
   if (style == 0) weights[Draw(random, 0, kinds - 1)] = 1;
@@ -176,6 +180,9 @@ History DrawHistory(uint64_t seed) {
     calamities = SparingWorkers();
   }
   for (int i = Draw(random, 0, 30); i > 0; --i) add(CountClientKinds() + calamities(random));
+  for (int i = stages && history.rates.deadly == 0 ? Draw(random, 0, 4) : 0; i > 0; --i) {
+    add(Draw(random, CountClientKinds() + CountKindsOfAll(), CountKinds() - 1));
+  }
   Number(history.happenings);
   return history;
 }

@@ -33,7 +33,7 @@ struct Progress {
 };
 Progress* progress = nullptr;
 
-uint64_t seeds = 1000;
+uint64_t seeds = 1334;  // 1,000 of them of groups of one worker
 bool control = false;
 
 TEST_CASE("histories of a site") {

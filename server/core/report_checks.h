@@ -6,9 +6,9 @@
 // |-------------------|---------------------------------------------------------------------------|
 // | Hello             | names and numbers within their limits                                     |
 // | Heartbeat         | bytes that a machine can have                                             |
-// | CutAnswer         | once for a Cut, or where a stage was lost since; a microbatch of the epoch |
+// | CutAnswer         | once for a Cut, a stage lost since or not; a microbatch of the epoch      |
 // | GroupFormed       | once while the group is being formed; of several stages with an endpoint  |
-// | Connected         | once for a Connect, also where another stage was lost since               |
+// | Connected         | once for a Connect, a stage lost since or not                             |
 // | GroupFailed       | always; its reason is a word of capital letters                           |
 // | SlotLoaded, -Failed | once for a LoadSlot of a window at hand, from the step that was named   |
 // | SlotFreed         | once for a FreeSlot, when no Step of the job is awaited                   |

@@ -154,8 +154,9 @@ void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& m
   job.job().set_state(to);
   if (to == v1::Job::QUEUED) queue_.Enter(job);
   if (to == v1::Job::QUEUED || to == v1::Job::PREPARING) job.since_us = turn_.now_us();
-  job.moves_to.clear();
-  if (to == v1::Job::RUNNING) job.sent_elsewhere = false;
+  // One that was sent away before its slot was loaded runs for a moment on its way out.
+  if (to != v1::Job::RUNNING) job.moves_to.clear();
+  if (to == v1::Job::RUNNING && job.moves_to.empty()) job.sent_elsewhere = false;
   if (to == v1::Job::RUNNING && !job.job().has_start_time()) {
     turn_.Stamp(job.job().mutable_start_time());
   }

@@ -69,6 +69,22 @@ TEST_CASE("the queue goes by priority, then by arrival, and ids differ") {
   CHECK(house.jobs.CheckInvariants().ok());
 }
 
+TEST_CASE("who is on its way to another group while its slot comes is sent there once") {
+  Fixture house;
+  JobState& job = house.Queued();
+  house.jobs.Transition(job, Job::PREPARING, "joins");
+  job.moves_to = "group-2";
+  job.sent_elsewhere = true;
+  house.jobs.Transition(job, Job::RUNNING, "its slot is loaded");
+  CHECK(job.moves_to == "group-2");
+  CHECK(job.sent_elsewhere);
+  house.jobs.Transition(job, Job::QUEUED, "it has left");
+  CHECK(job.moves_to.empty());
+  house.jobs.Transition(job, Job::PREPARING, "joins");
+  house.jobs.Transition(job, Job::RUNNING, "its slot is loaded");
+  CHECK_FALSE(job.sent_elsewhere);
+}
+
 TEST_CASE("who is postponed stands in the queue and is not looked at before its time") {
   Fixture house;
   JobState& job = house.Queued();

@@ -85,15 +85,15 @@ std::string Difference(const v1::StageHello& theirs, const StageIdentity& mine) 
   return "";
 }
 
-absl::StatusOr<FileDescriptor> DialStage(int stage, v1::StageHello::Purpose purpose,
+absl::StatusOr<FileDescriptor> Introduce(int stage, v1::StageHello::Purpose purpose,
                                          const StageIdentity& me, const std::string& endpoint,
-                                         const SocketsOptions& options, Deadline deadline,
+                                         const DialStage& dial, Deadline deadline,
                                          const WakeUp& wake_up) {
   const auto failed = [&](const absl::Status& status) {
     return absl::Status(status.code(),
                         absl::StrCat("stage ", stage, " at ", endpoint, ": ", status.message()));
   };
-  auto socket = Dial(endpoint, options.silence_ms, deadline, wake_up);
+  auto socket = dial(purpose, stage, deadline);
   if (!socket.ok()) return failed(socket.status());
   absl::Status status = Write(*socket, HelloOf(me, purpose), deadline, wake_up);
   HelloReader answer;
@@ -224,7 +224,7 @@ class Reception {
 }  // namespace
 
 absl::StatusOr<Connections> Shake(const FileDescriptor& listening, const StageIdentity& me,
-                                  const std::vector<std::string>& endpoints,
+                                  const std::vector<std::string>& endpoints, const DialStage& dial,
                                   const SocketsOptions& options, const WakeUp& wake_up) {
   const Deadline deadline = In(options.join_ms);
   Connections connections;
@@ -233,7 +233,7 @@ absl::StatusOr<Connections> Shake(const FileDescriptor& listening, const StageId
     dialled = {{v1::StageHello::TENSORS, me.stage - 1}, {v1::StageHello::NOTES, 0}};
   }
   for (const auto& [purpose, stage] : dialled) {
-    auto socket = DialStage(stage, purpose, me, endpoints[static_cast<size_t>(stage)], options,
+    auto socket = Introduce(stage, purpose, me, endpoints[static_cast<size_t>(stage)], dial,
                             deadline, wake_up);
     if (!socket.ok()) return socket.status();
     connections[{purpose, stage}] = *std::move(socket);

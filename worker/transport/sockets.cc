@@ -83,8 +83,9 @@ struct Connection {
 // One thread moves all bytes; calls leave and take them under the lock.
 class SocketsTransport final : public Transport {
  public:
-  SocketsTransport(Connections connections, const StageIdentity& me, const SocketsOptions& options)
-      : stage_(me.stage), options_(options) {
+  SocketsTransport(Connections connections, const StageIdentity& me, const SocketsOptions& options,
+                   std::function<void()> at_end)
+      : stage_(me.stage), options_(options), at_end_(std::move(at_end)) {
     for (auto& [key, socket] : connections) {
       Connection& connection = connections_[key];
       connection.socket = std::move(socket);
@@ -97,6 +98,7 @@ class SocketsTransport final : public Transport {
   ~SocketsTransport() override {
     Interrupt(absl::CancelledError("the transport has ended"));
     loop_.join();
+    if (at_end_) at_end_();
   }
 
   absl::Status Send(Lane lane, const Passage& passage, const TensorView& memory) override {
@@ -355,6 +357,7 @@ class SocketsTransport final : public Transport {
 
   const int stage_;
   const SocketsOptions options_;
+  const std::function<void()> at_end_;
   WakeUp wake_up_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -365,6 +368,19 @@ class SocketsTransport final : public Transport {
 };
 
 }  // namespace
+
+std::unique_ptr<Transport> TransportOver(Connections connections, const StageIdentity& me,
+                                         const SocketsOptions& options,
+                                         std::function<void()> at_end) {
+  return std::make_unique<SocketsTransport>(std::move(connections), me, options, std::move(at_end));
+}
+
+absl::Status CheckStage(const StageIdentity& me, const std::vector<std::string>& endpoints) {
+  const bool inside = me.stage >= 0 && me.stage < me.stages;
+  if (inside && endpoints.size() == static_cast<size_t>(me.stages)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("stage ", me.stage, " of ", me.stages, " with ",
+                                                 endpoints.size(), " endpoints"));
+}
 
 SocketsListener::SocketsListener(Listening listening, std::string endpoint,
                                  const SocketsOptions& options)
@@ -382,13 +398,14 @@ absl::StatusOr<std::unique_ptr<SocketsListener>> SocketsListener::Open(
 
 absl::StatusOr<std::unique_ptr<Transport>> SocketsListener::Join(
     const StageIdentity& me, const std::vector<std::string>& endpoints) {
-  if (me.stage < 0 || me.stage >= me.stages || endpoints.size() != static_cast<size_t>(me.stages)) {
-    return absl::InvalidArgumentError(absl::StrCat("stage ", me.stage, " of ", me.stages, " with ",
-                                                   endpoints.size(), " endpoints"));
-  }
-  auto connections = Shake(socket_, me, endpoints, options_, wake_up_);
+  const absl::Status fits = CheckStage(me, endpoints);
+  if (!fits.ok()) return fits;
+  const auto dial = [&](v1::StageHello::Purpose, int stage, Deadline deadline) {
+    return Dial(endpoints[static_cast<size_t>(stage)], options_.silence_ms, deadline, wake_up_);
+  };
+  auto connections = Shake(socket_, me, endpoints, dial, options_, wake_up_);
   if (!connections.ok()) return connections.status();
-  return std::make_unique<SocketsTransport>(*std::move(connections), me, options_);
+  return TransportOver(*std::move(connections), me, options_);
 }
 
 }  // namespace lorad::worker

@@ -112,6 +112,14 @@ class Supervisor::Loop {
     thread_.join();
   }
 
+  void KillAll() {
+    {
+      std::lock_guard lock(mutex_);
+      kill_all_ = true;
+    }
+    if (wake_.write_end >= 0) (void)!write(wake_.write_end, "", 1);
+  }
+
   std::vector<int64_t> pids() const {
     std::lock_guard lock(mutex_);
     std::vector<int64_t> pids;
@@ -148,8 +156,10 @@ class Supervisor::Loop {
     int signals_sent = 0;
     while (true) {
       const Time now = SteadyClock::now();
+      bool kill_all = false;
       if (!stopping_since) {
         std::lock_guard lock(mutex_);
+        kill_all = std::exchange(kill_all_, false);
         if (stop_) {
           stopping_since = now;
           grace = grace_;
@@ -158,6 +168,7 @@ class Supervisor::Loop {
       const bool stopping = stopping_since.has_value();
       const absl::Duration since =
           stopping ? absl::FromChrono(now - *stopping_since) : absl::ZeroDuration();
+      if (kill_all) SignalAll(SIGKILL);
       if (!stopping) StartDue(now);
       if (stopping && !AnyRuns()) return;
       if (stopping && signals_sent == 0 && since >= grace) {
@@ -301,6 +312,7 @@ class Supervisor::Loop {
 
   mutable std::mutex mutex_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  bool kill_all_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Duration grace_ ABSL_GUARDED_BY(mutex_);
   std::vector<State> state_ ABSL_GUARDED_BY(mutex_);
 
@@ -314,6 +326,8 @@ Supervisor::Supervisor(std::vector<WorkerCommand> commands, const SupervisorOpti
 Supervisor::~Supervisor() = default;
 
 void Supervisor::Stop(absl::Duration grace) { loop_->Stop(grace); }
+
+void Supervisor::KillAll() { loop_->KillAll(); }
 
 std::vector<int64_t> Supervisor::pids() const { return loop_->pids(); }
 

@@ -53,6 +53,10 @@ class Supervisor {
   // Returns when all are gone.
   void Stop(absl::Duration grace);
 
+  // Kills all that run, even those that stand still. They are started again, as any that end.
+  // Threads: any.
+  void KillAll();
+
   // Processes that run now, in the order of the commands; 0 = not running. Any thread.
   std::vector<int64_t> pids() const;
   // How often each was started again. Any thread.

@@ -11,7 +11,6 @@
 #include "worker/engine/engine.h"
 #include "worker/host/process.h"
 #include "worker/transport/in_process.h"
-#include "worker/transport/sockets.h"
 
 namespace lorad::worker {
 namespace {
@@ -228,7 +227,7 @@ void Harness::Start(Worker* worker) {
     return Engine::Form(order, {backend, context, engine, SteadyClock(), model_files.get()});
   };
   const OpenListener open_listener = [this]() -> absl::StatusOr<std::unique_ptr<StageListener>> {
-    if (options_.sockets) return SocketsListener::Open("127.0.0.1");
+    if (options_.open_listener) return options_.open_listener();
     return std::make_unique<InProcessListener>(&transports_);
   };
   CoreOptions core;
@@ -346,7 +345,7 @@ std::vector<std::string> Harness::FormStages() {
 
 void Harness::ConnectStages(const std::vector<std::string>& endpoints) {
   const auto stages = static_cast<int>(workers.size());
-  if (!options_.sockets) {
+  if (!options_.open_listener) {
     transports_ = options_.join ? options_.join(stages) : JoinInProcess(stages, {});
   }
   v1::CoordinatorMessage message;

@@ -18,6 +18,7 @@
 #include "worker/driver.h"
 #include "worker/link/bulk.h"
 #include "worker/link/link.h"
+#include "worker/transport/listener.h"
 #include "worker/transport/transport.h"
 
 namespace lorad::worker {
@@ -109,9 +110,9 @@ class Harness {
     std::vector<int32_t> cuts = {};
     int32_t in_flight = 1;  // microbatches on a stage
     bool runs_on = false;   // windows end without emptying the pipeline
-    // How the stages are joined: over sockets of this machine, or by these transports; null: in this
-    // process, at once.
-    bool sockets = false;
+    // How the stages are joined: each by such a listener, or where there is none by these
+    // transports; null: in this process, at once.
+    OpenListener open_listener = nullptr;
     std::function<std::vector<std::unique_ptr<Transport>>(int stages)> join = nullptr;
     std::vector<int64_t> budgets = {};  // of memory, by stage; none: no limit
     // Null: the CPU's, with so many threads.

@@ -7,6 +7,7 @@
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"
 #include "tests/worker/stages.h"
+#include "tests/worker/transport/join.h"
 
 namespace lorad::worker {
 namespace {
@@ -23,7 +24,7 @@ Harness::Options TwoStages() {
           .longest_sequence = 100,
           .cuts = {3},
           .in_flight = 2,
-          .sockets = true};
+          .open_listener = ListenByASocket};
 }
 
 TestJob Job() { return MakeJob("a", 4, {"q_proj"}, RandomRows(4, 20, 90, 1), 2); }

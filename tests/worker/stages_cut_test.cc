@@ -11,6 +11,7 @@
 
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"
+#include "tests/worker/transport/join.h"
 #include "worker/transport/in_process.h"
 
 namespace lorad::worker {
@@ -242,9 +243,9 @@ TEST_CASE("windows that run on are cut where the first stage has come to") {
     const std::vector<int32_t>& cuts = kCuts[static_cast<size_t>(i) % kCuts.size()];
     const auto in_flight = static_cast<int32_t>(2 + random() % 4);
     Harness::Options options = Group(cuts, in_flight);
-    options.sockets = i % 2 == 0;
+    if (i % 2 == 0) options.open_listener = ListenByASocket;
     INFO("history " << i << ", " << in_flight << " in flight");
-    Pipeline pipeline(options.sockets ? options : Shuffled(options, random()));
+    Pipeline pipeline(options.open_listener ? options : Shuffled(options, random()));
     pipeline.SendAhead(1 + static_cast<int>(random() % 2));
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 60'000));
     pipeline.CutAt(pipeline.Ask());

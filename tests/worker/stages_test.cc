@@ -13,7 +13,9 @@
 
 #include "storage/tensors/safetensors.h"
 #include "tests/worker/harness.h"
+#include "tests/worker/mpi/site.h"
 #include "tests/worker/rows.h"
+#include "tests/worker/transport/join.h"
 #include "worker/transport/in_process.h"
 
 namespace lorad::worker {
@@ -159,17 +161,25 @@ TEST_CASE("one worker's bits where windows end without emptying the pipeline") {
   }
 }
 
-TEST_CASE("one worker's bits over sockets") {
+void CheckOver(const OpenListener& open_listener) {
   for (const std::string& model : {Untied(), Tied()}) {
     const Outcome one = JoinAndLeave(Group(model));
     for (const std::vector<int32_t>& cut :
          std::vector<std::vector<int32_t>>{{3}, {1, 4}, {1, 2, 5}}) {
       INFO(model << ", " << cut.size() + 1 << " stages");
       Harness::Options options = InStages(Group(model), cut, 3);
-      options.sockets = true;
+      options.open_listener = open_listener;
       CheckEqual(JoinAndLeave(options), one);
     }
   }
+}
+
+TEST_CASE("one worker's bits over sockets") { CheckOver(ListenByASocket); }
+
+TEST_CASE("one worker's bits over MPI") {
+  MpiSite* site = MpiSite::Here();
+  if (site == nullptr) return;
+  CheckOver([site] { return site->Listen(); });
 }
 
 // ---- what goes wrong ----

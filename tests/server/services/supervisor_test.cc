@@ -74,6 +74,18 @@ WorkerCommand Fake(const std::string& what) { return {"w-" + what, {kFakeWorker,
 
 bool Alive(int64_t pid) { return kill(static_cast<pid_t>(pid), 0) == 0; }
 
+TEST_CASE("what is killed is started again, though it stands still") {
+  Talk talk;
+  Supervisor supervisor({Fake("stay")}, Quick(), talk.sinks());
+  const size_t here = talk.Await("w-stay: here");
+  const int64_t stopped = supervisor.pids()[0];
+  kill(static_cast<pid_t>(stopped), SIGSTOP);
+  supervisor.KillAll();
+  talk.Await("w-stay: here", talk.Await("ended by signal 9", here));
+  CHECK_FALSE(Alive(stopped));
+  CHECK(supervisor.pids()[0] != stopped);
+}
+
 TEST_CASE("where descriptors are short, a worker is tried again later") {
   Talk talk;
   rlimit limit;

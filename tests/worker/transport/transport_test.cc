@@ -8,6 +8,7 @@
 #include <numeric>
 #include <thread>
 
+#include "tests/worker/mpi/site.h"
 #include "tests/worker/transport/join.h"
 #include "worker/transport/in_process.h"
 
@@ -33,12 +34,18 @@ std::vector<Kind> Kinds() {
           {.moment = moment, .delay_us_max = delay_us_max, .seed = 1, .timeout_ms = timeout_ms});
     };
   };
-  return {{"in process, at once", in_process(Moment::kAtOnce, 0)},
-          {"in process, at last", in_process(Moment::kAtLast, 0)},
-          {"in process, shuffled and slow", in_process(Moment::kShuffled, 500)},
-          {"sockets", [](int stages, int64_t timeout_ms) {
-             return JoinBySockets(stages, {.wait_ms = timeout_ms});
-           }}};
+  std::vector<Kind> kinds = {{"in process, at once", in_process(Moment::kAtOnce, 0)},
+                             {"in process, at last", in_process(Moment::kAtLast, 0)},
+                             {"in process, shuffled and slow", in_process(Moment::kShuffled, 500)},
+                             {"sockets", [](int stages, int64_t timeout_ms) {
+                                return JoinBySockets(stages, {.wait_ms = timeout_ms});
+                              }}};
+  if (MpiSite* site = MpiSite::Here(); site != nullptr) {
+    kinds.push_back({"MPI", [site](int stages, int64_t timeout_ms) {
+                       return AllOf(site->TryJoin(stages, {.wait_ms = timeout_ms}));
+                     }});
+  }
+  return kinds;
 }
 
 // A tensor [rows, columns] of numbers that begin with `first`.

@@ -52,6 +52,7 @@ class Reader {
     WorkerView& worker = view_.workers.emplace_back(ReadWorkerView(fields, &worker_names_));
     worker.loaded_base_model = ReadName(fields, "loaded_base_model");
     worker.numerics_id = ReadName(fields, "numerics_id");
+    worker.transport = ReadName(fields, "transport");
     worker.host = ReadName(fields, "host");
     worker.idle = true;  // until a group names it
     workers_.emplace(worker.name, view_.workers.size() - 1);

@@ -19,6 +19,7 @@ StageWorker StageWorkerOf(const WorkerView& worker, const std::string& base_mode
           .device = worker.device,
           .budget_bytes = worker.budget_bytes,
           .numerics_id = worker.numerics_id,
+          .transport = worker.transport,
           .host = worker.host,
           .microbatch_tokens =
               worker.microbatch_tokens > 0 ? worker.microbatch_tokens : microbatch_tokens,

@@ -27,8 +27,10 @@ struct WorkerView {
   std::string device_name = {};   // "NVIDIA H100"; workers of one name are equally fast
   // The base model whose weights it still holds, so that a group of it forms at once; empty: none.
   std::string loaded_base_model = {};
-  // The stages of one group are on workers of one numerics id, and had better be on one host.
+  // The stages of one group are on workers of one numerics id and one transport, and had better be
+  // on one host.
   std::string numerics_id = {};
+  std::string transport = {};
   std::string host = {};
 };
 
@@ -179,7 +181,7 @@ struct Decision {
   std::string base_model;
   GroupShape shape;  // and kReform
   // kFormGroup of a group of several workers: all of them in their order, `worker` first. They are
-  // idle, of one numerics id, and each has memory for its stage.
+  // idle, of one numerics id and transport, and each has memory for its stage.
   std::vector<StageView> stages;
   std::string why;  // kWait, kReplace, kReform for no job: for the user who asks
   int place = 0;    // in the queue, from 1, of a job that is not admitted yet

@@ -120,12 +120,13 @@ bool IsBefore(const StageWorker* a, const StageWorker* b) {
 }
 
 std::vector<Hosts> Classes(const std::vector<StageWorker>& workers) {
-  std::map<std::tuple<std::string, int, int>, Hosts> classes;
+  std::map<std::tuple<std::string, std::string, int, int>, Hosts> classes;
   for (const StageWorker& worker : workers) {
     if (worker.numerics_id.empty()) continue;
     const DeviceShape& device = worker.device;
-    classes[{worker.numerics_id, static_cast<int>(device.kind), device.value_bytes}][worker.host]
-        .push_back(&worker);
+    Hosts& hosts = classes[{worker.numerics_id, worker.transport, static_cast<int>(device.kind),
+                            device.value_bytes}];
+    hosts[worker.host].push_back(&worker);
   }
   std::vector<Hosts> all;
   for (auto& [key, hosts] : classes) {

@@ -22,6 +22,7 @@ struct StageWorker {
   DeviceShape device = {};
   int64_t budget_bytes = 0;
   std::string numerics_id = {};  // empty: it has no stage
+  std::string transport = {};    // by which it reaches other stages, which have the same
   std::string host = {};
   int64_t microbatch_tokens = 0;  // of a group that it is in; 0: as suits the device
   bool holds_model = false;       // its weights, from before
@@ -63,8 +64,8 @@ StageBytes SlotBytesOfStages(const ModelShape& model, const AdapterShape& adapte
                              const std::vector<StageRange>& ranges,
                              const std::vector<DeviceShape>& devices);
 
-// The fewest workers (or as many as the job says), of one numerics id, that hold the job. Of
-// equally few those on the fewest hosts, then those that hold most of the model, GPUs before CPUs,
+// The fewest workers (or as many as the job says), of one numerics id and transport, that hold the
+// job. Of equally few those on the fewest hosts, then those that hold most of the model, GPUs before CPUs,
 // the larger budgets, the first names. On each host the largest budgets are taken; where several
 // hosts are needed, those that have the most workers, and if these will not do the largest budgets
 // wherever they are. Stages lie on one host after another, on each by falling budget. The shape is
@@ -76,8 +77,8 @@ std::optional<Placement> PlaceStages(const StageJob& job, const std::vector<Stag
                                      ShapesOn shapes);
 
 // For the one who asks why there is none: the placement, in its last shape, whose tightest stage
-// lacks the least of its budget. None where there are no two workers of one numerics id, or fewer
-// than the job says.
+// lacks the least of its budget. None where there are no two workers of one numerics id and
+// transport, or fewer than the job says.
 std::optional<Placement> PlaceNearest(const StageJob& job, const std::vector<StageWorker>& workers,
                                       ShapesOn shapes);
 

@@ -126,6 +126,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
     entry.microbatch_tokens = cluster_.TokensOf(worker);
     entry.device_name = DeviceKeyOf(&worker);
     entry.numerics_id = worker.hello.numerics_id();
+    entry.transport = worker.hello.transport();
     entry.host = worker.hello.host();
   }
   std::set<std::string_view> base_models;

@@ -15,6 +15,7 @@ namespace lorad::server {
 namespace {
 
 constexpr int kProtocolVersion = 1;
+constexpr char kMpi[] = "mpi";  // Hello.transport
 constexpr int64_t kWorkerRetryMs = 5000;
 // A stage that has lost another knows it before we know which worker is gone.
 constexpr int64_t kBrokenUs = 2'000'000;
@@ -40,6 +41,17 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
                   absl::StrCat("worker '", hello.worker(), "' speaks version ",
                                hello.protocol_version(), " of the protocol, this lorad ",
                                kProtocolVersion, ": install the same version of both"));
+  }
+  if (hello.transport() == kMpi && !options_.mpi) {
+    turn_.Warn(absl::StrCat("worker '", hello.worker(),
+                            "' is refused: it reaches other stages over ",
+                            "MPI, and this lorad has no ompi-server (--transport)"));
+    return refuse(
+        "NO_MPI_SERVER",
+        absl::StrCat("worker '", hello.worker(),
+                     "' reaches other stages over MPI, and this lorad has no ompi-server: "
+                     "start `lorad serve --transport mpi`, or the worker with --transport "
+                     "sockets"));
   }
   if (stopping_) return put_off("SHUTTING_DOWN", "the coordinator is being stopped");
   WorkerState* known = cluster_.Find(hello.worker());

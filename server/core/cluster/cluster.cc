@@ -112,6 +112,7 @@ void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello) {
 }
 
 void Cluster::WarnOfOthers(const WorkerState& worker) {
+  WarnOfTransports(worker);
   const worker::v1::Hello& hello = worker.hello;
   if (hello.version() != options_.version && !options_.version.empty()) {
     turn_.Warn(absl::StrCat("worker '", hello.worker(), "' is of version ", hello.version(),
@@ -122,6 +123,17 @@ void Cluster::WarnOfOthers(const WorkerState& worker) {
     turn_.Warn(absl::StrCat("worker '", hello.worker(), "' has numerics ", hello.numerics_id(),
                             ", and worker '", name, "' ", other.hello.numerics_id(),
                             ": a job's bits depend on which of them trains it"));
+    return;  // one says enough
+  }
+}
+
+void Cluster::WarnOfTransports(const WorkerState& worker) {
+  const worker::v1::Hello& hello = worker.hello;
+  for (const auto& [name, other] : workers_) {
+    if (other.connection == 0 || other.hello.transport() == hello.transport()) continue;
+    turn_.Warn(absl::StrCat("worker '", hello.worker(), "' reaches other stages by '",
+                            hello.transport(), "', and worker '", name, "' by '",
+                            other.hello.transport(), "': no group has both (--transport)"));
     return;  // one says enough
   }
 }
@@ -211,6 +223,7 @@ std::vector<planner::WorkerView> Cluster::Views() const {
     view.idle = true;
     view.microbatch_tokens = TokensOf(worker);
     view.numerics_id = worker.hello.numerics_id();
+    view.transport = worker.hello.transport();
     view.host = worker.hello.host();
   }
   return views;

@@ -120,8 +120,9 @@ class Cluster {
   absl::Status CheckInvariants() const;
 
  private:
-  // Of another version, or of other numerics than one that is connected.
+  // Of another version, or of another transport or other numerics than one that is connected.
   void WarnOfOthers(const WorkerState& worker);
+  void WarnOfTransports(const WorkerState& worker);
   void Put(const WorkerState& worker);
   std::map<std::string, WorkerState>::iterator Erase(
       std::map<std::string, WorkerState>::iterator entry);

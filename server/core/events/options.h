@@ -17,6 +17,7 @@ struct CoreOptions {
   // that should take, but not before the floor.
   double patience = 10;
   int64_t patience_floor_ms = 600'000;
+  bool mpi = false;  // the site has an ompi-server, by which stages may be joined over MPI
   int64_t group_idle_ms = 300'000;  // a group without jobs is dissolved after this
   planner::SchedulePolicy policy = {};
   // Whose values are the users of policy.fair_share, and share the checks of rows: "team".

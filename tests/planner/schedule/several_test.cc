@@ -126,8 +126,8 @@ TEST_CASE("Why a job that needs several workers waits") {
   QueuedJob three = Narrow("a");
   three.stages = 3;
   CHECK(why(Of({Node("u"), Node("v")}, {}, {three})) ==
-        "its base model is registered for 3 stages, and no 3 workers of one numerics id are "
-        "connected");
+        "its base model is registered for 3 stages, and no 3 workers of one numerics id and "
+        "transport are connected");
   const std::string needs = why(
       Of({Node("u"), Busy(Node("v"))}, {On("g", {"v"}, {Narrow("x")}, Narrow("x"))}, {Wide("a")}));
   CHECK(

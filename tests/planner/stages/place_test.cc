@@ -74,6 +74,12 @@ TEST_CASE("The fewest workers of one numerics id, one host first") {
   CHECK(Place(model, {Worker("a", half), Worker("b", half)}) == "a 0-3 | b 4-7");
   CHECK(Place(model, {Worker("a", half, "h", "n"), Worker("b", half, "h", "m")}) == "nowhere");
   CHECK(Place(model, {Worker("a", half, "h", ""), Worker("b", half, "h", "")}) == "nowhere");
+  // Two that reach each other, though the first has more memory.
+  std::vector<StageWorker> reach = {Worker("a", 2 * half), Worker("b", half), Worker("c", half)};
+  reach[0].transport = "mpi";
+  CHECK(Place(model, reach) == "b 0-3 | c 4-7");
+  reach.pop_back();
+  CHECK(Place(model, reach) == "nowhere");
   // Two of one host, though the first is of another.
   CHECK(Place(model, {Worker("a", half, "g"), Worker("b", half), Worker("c", half)}) ==
         "b 0-3 | c 4-7");

@@ -85,5 +85,24 @@ TEST_CASE("a job that fits only a worker that is away waits for it and says why"
   ComeBack(*world, job);
 }
 
+TEST_CASE("a worker that reaches others over MPI is taken where the site has a server for that") {
+  for (const bool has_one : {false, true}) {
+    WorldOptions options;
+    options.core.mpi = has_one;
+    auto world = MakeWorld(options);
+    world->StartWorkers();
+    world->Settle();
+    worker::v1::Hello hello = world->worker(0).hello();
+    hello.set_worker("other");
+    hello.set_transport("mpi");
+    const uint64_t connection = world->Connect(hello);
+    world->Settle();
+    CHECK(world->IsConnected(connection) == has_one);
+    CHECK((CountNotes(*world, "worker 'other' is refused: it reaches other stages over MPI") ==
+           0) == has_one);
+    CHECK((CountNotes(*world, "no group has both (--transport)") > 0) == has_one);
+  }
+}
+
 }  // namespace
 }  // namespace lorad::server

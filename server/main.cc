@@ -113,6 +113,13 @@ void AddWorkers(CLI::App& serve, Arguments& arguments) {
                   "(default: bf16)")
       ->check(CLI::IsMember({"bf16", "fp32"}));
   serve
+      .add_option(
+          "--transport", options.workers.transport,
+          "How its workers reach one another that have stages of one model: sockets, or mpi "
+          "(starts ompi-server; workers that are started elsewhere may have --transport mpi "
+          "then; default: sockets)")
+      ->check(CLI::IsMember({"sockets", "mpi"}));
+  serve
       .add_option("--stage-address", options.workers.stage_address,
                   "Name or address of this host at which its workers are reached by those on other "
                   "hosts that have other stages of a model (default: 127.0.0.1, this host's alone)")

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -12,11 +13,13 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "server/driver/driver.h"
 #include "server/errors/errors.h"
 #include "server/process_limits.h"
 #include "server/services/api_server.h"
+#include "server/supervisor/ompi_server.h"
 #include "server/supervisor/supervisor.h"
 #include "server/version.h"
 #include "storage/credentials/credential_files.h"
@@ -38,6 +41,17 @@ SupervisorSinks LogSinks() {
             spdlog::log(wanted ? spdlog::level::info : spdlog::level::warn, "worker {} {}", worker,
                         what);
           }};
+}
+
+OmpiServer::Note LogOfOmpiServer() {
+  return [](const std::string& what, bool wanted) {
+    spdlog::log(wanted ? spdlog::level::info : spdlog::level::warn, "ompi-server {}", what);
+  };
+}
+
+std::string PathVariable() {
+  const char* path = std::getenv("PATH");
+  return path == nullptr ? "/usr/bin" : path;
 }
 
 // A disk or a library that hangs must not keep the daemon: what was acknowledged is stored.
@@ -96,6 +110,10 @@ class LoradDaemon final : public Daemon {
     }
     absl::StatusOr<std::vector<WorkerCommand>> workers = WorkerCommands(options.workers);
     if (!workers.ok()) return workers.status();
+    const bool mpi = options.workers.transport == "mpi";
+    absl::StatusOr<std::string> ompi_server = std::string();
+    if (mpi) ompi_server = FindOmpiServer(absl::StrSplit(PathVariable(), ':'));
+    if (!ompi_server.ok()) return ompi_server.status();
 
     ApiServerOptions api_options;
     api_options.listen = *listen;
@@ -114,6 +132,7 @@ class LoradDaemon final : public Daemon {
     driver_options.data_dir = options.data_dir;
     driver_options.core = options.core;
     driver_options.core.version = kVersion;
+    driver_options.core.mpi = mpi;
     driver_options.reserve_bytes = options.reserve_bytes;
     driver_options.on_writable = [this](const absl::Status& status) {
       std::lock_guard lock(health_mutex_);
@@ -125,6 +144,15 @@ class LoradDaemon final : public Daemon {
     if (!driver.ok()) return driver.status();
     driver_ = *std::move(driver);
 
+    if (mpi) {
+      absl::StatusOr<std::unique_ptr<OmpiServer>> started = OmpiServer::Start(
+          {.binary = *ompi_server, .folder = options.data_dir + "/ompi-server"}, LogOfOmpiServer());
+      if (!started.ok()) return started.status();
+      ompi_server_ = *std::move(started);
+      api_options.find_mpi_server = [server = ompi_server_.get()](const std::string& silent) {
+        return server->Find(silent);
+      };
+    }
     absl::StatusOr<std::unique_ptr<ApiServer>> api = ApiServer::Start(api_options, *driver_);
     if (!api.ok()) return api.status();
     api_ = *std::move(api);
@@ -167,6 +195,7 @@ class LoradDaemon final : public Daemon {
 
   // In the order in which they stand on each other.
   std::unique_ptr<Driver> driver_;
+  std::unique_ptr<OmpiServer> ompi_server_;  // null: no stages are joined over MPI
   std::unique_ptr<ApiServer> api_;
   std::unique_ptr<Supervisor> supervisor_;
 };

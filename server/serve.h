@@ -27,7 +27,7 @@ struct ServeOptions {
   CoreOptions core;
   int64_t reserve_bytes = int64_t{64} << 20;  // of room on the disk (disk.h)
 
-  WorkerOptions workers;  // embedded ones
+  WorkerOptions workers;  // embedded ones; with their transport "mpi" the site has an ompi-server
 };
 
 // "1073741824", "512MiB", "8GiB".

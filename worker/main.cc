@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,7 +34,10 @@
 #include "worker/link/credentials.h"
 #include "worker/link/grpc_bulk.h"
 #include "worker/link/grpc_link.h"
+#include "worker/link/mpi_server.h"
 #include "worker/link/renewal.h"
+#include "worker/mpi/helper.h"
+#include "worker/mpi/listener.h"
 #include "worker/transport/sockets.h"
 
 namespace lorad::worker {
@@ -41,6 +45,9 @@ namespace {
 
 constexpr char kVersion[] = "0.1.0";
 constexpr std::chrono::seconds kEndPatience(5);
+// How it reaches other stages.
+constexpr char kSockets[] = "sockets";
+constexpr char kMpi[] = "mpi";
 
 struct Flags {
   std::string coordinator;
@@ -48,6 +55,7 @@ struct Flags {
   DeviceOptions device;
   std::vector<PathMap> model_maps;
   std::string name;
+  std::string transport = kSockets;
   std::string stage_address;
   int64_t memory_bytes = 0;
   bool die_with_parent = false;
@@ -105,9 +113,14 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
       ->check([](const std::string& text) {
         return std::string(ParsePathMap(text).status().message());
       });
+  app.add_option("--transport", flags->transport,
+                 "How it reaches workers that have other stages of a model, which have the same: "
+                 "sockets, or mpi (Open MPI, with a coordinator that was started with it)")
+      ->check(CLI::IsMember({kSockets, kMpi}))
+      ->capture_default_str();
   app.add_option("--stage-address", flags->stage_address,
                  "Name or address of this machine at which the other stages of a model reach it "
-                 "(default: that from which it reaches the coordinator)")
+                 "(default: that from which it reaches the coordinator; of no use over MPI)")
       ->type_name("HOST");
   app.add_flag("--die-with-parent", flags->die_with_parent,
                "End when the process that started this one ends");
@@ -181,6 +194,7 @@ v1::Hello MakeHello(const Flags& flags, const OpenDevice& device, const std::str
   hello.set_pid(getpid());
   hello.set_numerics_id(numerics_id);
   hello.set_host(HostName());
+  hello.set_transport(flags.transport);
   hello.set_multiprocessors(device.multiprocessors);
   hello.set_value_bytes(static_cast<int32_t>(kernels::BytesOf(device.backend->activation_dtype())));
   return hello;
@@ -206,7 +220,7 @@ absl::StatusOr<std::unique_ptr<Credentials>> LoadCredentials(const Flags& flags)
                    "`lorad auth worker NAME` at the coordinator makes it"));
 }
 
-// Where this stage of a model waits for the others.
+// Where this stage of a model waits for the others, over sockets.
 absl::StatusOr<std::unique_ptr<StageListener>> ListenForStages(const Flags& flags) {
   absl::StatusOr<std::string> host = flags.stage_address;
   if (flags.stage_address.empty()) host = LocalAddressTowards(flags.coordinator);
@@ -222,7 +236,29 @@ absl::StatusOr<std::unique_ptr<StageListener>> ListenForStages(const Flags& flag
                    "; give an address of this machine with --stage-address"));
 }
 
-int Run(Flags flags) {
+// How this worker reaches other stages. FAILED_PRECONDITION: MPI is not installed.
+absl::StatusOr<OpenListener> TransportOf(const Flags& flags, const char* own_name,
+                                         const Credentials* credentials) {
+  if (flags.transport == kSockets) return OpenListener([&flags] { return ListenForStages(flags); });
+  // By link and by name: a runfiles tree has the helper beside the link.
+  std::error_code ignored;
+  const absl::StatusOr<std::string> helper =
+      FindHelper({std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path(),
+                  std::filesystem::absolute(own_name, ignored).parent_path()});
+  if (!helper.ok()) {
+    return storage::WithReason(helper.status().code(), "MPI_MISSING",
+                               std::string(helper.status().message()));
+  }
+  return OpenListener([helper = *helper, &flags, credentials] {
+    return MpiListener::Open(
+        {.helper = helper,
+         .find_server = [&flags, credentials](int64_t epoch, const std::string& silent) {
+           return FindMpiServer(flags.coordinator, credentials, epoch, silent);
+         }});
+  });
+}
+
+int Run(Flags flags, const char* own_name) {
   // Signals may reach any thread (libraries have some of their own), so the handler only writes a
   // byte, and a thread of ours waits for it.
   SignalPipe pipe;
@@ -239,6 +275,11 @@ int Run(Flags flags) {
     spdlog::error("{}", TextOf(credentials.status()));
     return 1;
   }
+  const absl::StatusOr<OpenListener> transport = TransportOf(flags, own_name, credentials->get());
+  if (!transport.ok()) {
+    spdlog::error("{}", TextOf(transport.status()));
+    return 1;
+  }
   if (flags.name.empty()) flags.name = *credentials ? (*credentials)->worker() : DefaultName();
 
   const std::string numerics_id = NumericsId(*backend);
@@ -248,14 +289,13 @@ int Run(Flags flags) {
   GrpcLink link(flags.coordinator, credentials->get());
   std::optional<Renewal> renewal;
   if (*credentials) renewal.emplace(flags.coordinator, credentials->get(), absl::Now);
-  Driver driver(
-      {.hello = MakeHello(flags, *device, numerics_id)},
-      MakeFormEngine(backend,
-                     {.memory_bytes = flags.memory_bytes,
-                      .numerics_id = numerics_id,
-                      .model_maps = flags.model_maps},
-                     SteadyClock()),
-      [&flags] { return ListenForStages(flags); }, &link, &bulk, SteadyClock());
+  Driver driver({.hello = MakeHello(flags, *device, numerics_id)},
+                MakeFormEngine(backend,
+                               {.memory_bytes = flags.memory_bytes,
+                                .numerics_id = numerics_id,
+                                .model_maps = flags.model_maps},
+                               SteadyClock()),
+                *transport, &link, &bulk, SteadyClock());
   std::thread waiter([&] {
     pipe.Wait();
     driver.Stop();
@@ -293,5 +333,5 @@ int main(int argc, char** argv) {
       return 1;
     }
   }
-  return lorad::worker::Run(flags);
+  return lorad::worker::Run(flags, argv[0]);
 }

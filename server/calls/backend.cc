@@ -34,12 +34,14 @@ void Attendance::WaitUntilEmpty() {
 }
 
 Backend::Backend(Driver& driver_in, std::vector<std::string> model_roots_in, bool own_workers_in,
-                 StreamWaits waits_in, ConnectionLimits connection_limits, SiteCredentials site_in)
+                 StreamWaits waits_in, ConnectionLimits connection_limits, SiteCredentials site_in,
+                 FindMpiServer find_mpi_server_in)
     : driver(driver_in),
       model_roots(std::move(model_roots_in)),
       own_workers(own_workers_in),
       waits(waits_in),
       site(std::move(site_in)),
+      find_mpi_server(std::move(find_mpi_server_in)),
       connections(std::move(connection_limits)),
       watches("watches", kWatchesMax),
       uploads("uploads", kUploadsMax),

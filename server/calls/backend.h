@@ -87,15 +87,21 @@ struct SiteCredentials {
   std::function<absl::Time()> wall_clock;
 };
 
+// The URI of the site's ompi-server; `silent`: of one that has not answered (OmpiServer::Find).
+// Null: the site has none. Any thread.
+using FindMpiServer = std::function<absl::StatusOr<std::string>(const std::string& silent)>;
+
 struct Backend {
   Backend(Driver& driver, std::vector<std::string> model_roots, bool own_workers, StreamWaits waits,
-          ConnectionLimits connection_limits, SiteCredentials site = {});
+          ConnectionLimits connection_limits, SiteCredentials site = {},
+          FindMpiServer find_mpi_server = nullptr);
 
   Driver& driver;
   const std::vector<std::string> model_roots;  // models lie beneath one of them
   const bool own_workers;                      // of the daemon's: one will connect
   const StreamWaits waits;
   const SiteCredentials site;
+  const FindMpiServer find_mpi_server;
   Connections connections;
   Gate watches;
   Gate uploads;

@@ -100,7 +100,8 @@ class GrpcApiServer final : public ApiServer {
         workers_{options.worker_listen, nullptr, nullptr},
         backend_(driver, options.model_roots, options.own_workers,
                  {options.first_message_wait, options.idle_wait, options.bookmark_wait},
-                 LimitsOf(options), {options.authority, options.wall_clock}) {
+                 LimitsOf(options), {options.authority, options.wall_clock},
+                 options.find_mpi_server) {
     services_.push_back(MakeJobsService(backend_));
     services_.push_back(MakeDatasetsService(backend_));
     services_.push_back(MakeModelsService(backend_));

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "server/calls/backend.h"
 #include "server/connections/listen.h"
 #include "server/driver/driver.h"
 #include "storage/credentials/certificate.h"
@@ -24,6 +25,7 @@ struct ApiServerOptions {
   ListenAddress worker_listen;
   std::shared_ptr<const storage::Authority> authority;
   std::function<absl::Time()> wall_clock = absl::Now;  // certificates are judged by it
+  FindMpiServer find_mpi_server;                       // null: no stages are joined over MPI
   bool own_workers = false;          // the daemon starts workers itself: one will connect
   std::vector<uid_t> allowed_users;  // may speak besides root and the daemon's own user
   // The longest waits of a stream: until its first message; while an upload sends nothing or a

@@ -97,6 +97,22 @@ absl::StatusOr<wire::RenewCertificateResponse> RenewedCertificate(const SiteCred
   return response;
 }
 
+// For a stage of the group that the worker was to form.
+absl::StatusOr<wire::FindMpiServerResponse> MpiServer(Backend& backend, const std::string& worker,
+                                                      const wire::FindMpiServerRequest& asked) {
+  const absl::Status formed = backend.epochs.FormedBy(asked.epoch(), worker).status();
+  if (!formed.ok()) return formed;
+  if (!backend.find_mpi_server) {
+    return Error(absl::StatusCode::kFailedPrecondition, "NO_MPI_SERVER",
+                 "this lorad has no ompi-server: start `lorad serve --transport mpi`");
+  }
+  absl::StatusOr<std::string> uri = backend.find_mpi_server(asked.silent_uri());
+  if (!uri.ok()) return uri.status();
+  wire::FindMpiServerResponse response;
+  response.set_uri(*std::move(uri));
+  return response;
+}
+
 // DescribeModel: of the group that the calling worker is to form.
 class ModelPartsSource final : public Source<wire::ModelPart> {
  public:
@@ -151,6 +167,16 @@ class CoordinatorService final : public wire::Coordinator::CallbackService {
     return new FileSender<wire::ModelPart>(
         backend_, context, Connections::Who::kWorker,
         std::make_unique<ModelPartsSource>(backend_, known_models_, request->epoch()));
+  }
+
+  grpc::ServerUnaryReactor* FindMpiServer(Context* context,
+                                          const wire::FindMpiServerRequest* request,
+                                          wire::FindMpiServerResponse* response) override {
+    auto* call = new UnaryCall(backend_, context, Connections::Who::kWorker);
+    return call->Read<wire::FindMpiServerResponse>(
+        response, [this, worker = call->worker(), asked = *request] {
+          return MpiServer(backend_, worker, asked);
+        });
   }
 
   grpc::ServerUnaryReactor* RenewCertificate(Context* context,

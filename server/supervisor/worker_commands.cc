@@ -109,6 +109,9 @@ WorkerCommand Command(const std::string& binary, const std::string& device, cons
   WorkerCommand command = {
       .name = name,
       .arguments = {binary, absl::StrCat("--device=", device), absl::StrCat("--name=", name)}};
+  if (!options.transport.empty()) {
+    command.arguments.push_back(absl::StrCat("--transport=", options.transport));
+  }
   if (!options.stage_address.empty()) {
     command.arguments.push_back(absl::StrCat("--stage-address=", options.stage_address));
   }

@@ -33,6 +33,7 @@ struct WorkerOptions {
   int64_t memory_bytes = 0;    // of each; 0 = on the CPU four fifths of what is available, shared
                                // out; on a GPU what the worker finds free
   std::string precision = {};  // of GPUs: "bf16" or "fp32"; empty = the worker's default
+  std::string transport = {};  // by which they reach other stages; empty = the worker's default
   std::string stage_address = {};  // where other stages reach them; empty = on this host alone
   std::string binary = {};         // empty = beside one of `directories`, or in ../worker/
   std::vector<std::string> directories = {};

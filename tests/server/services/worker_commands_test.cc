@@ -53,6 +53,7 @@ TEST_CASE("auto takes every GPU that the worker can use, else the CPU") {
   storage::TempDirectory directory;
   auto commands = WorkerCommands({.memory_bytes = 2000000,
                                   .precision = "fp32",
+                                  .transport = "mpi",
                                   .stage_address = "10.0.0.7",
                                   .binary = FakeWorker(directory, kTwoGpus)});
   REQUIRE(commands.ok());
@@ -61,6 +62,7 @@ TEST_CASE("auto takes every GPU that the worker can use, else the CPU") {
   CHECK(Has((*commands)[1], "--name=cuda-1"));
   CHECK(Has((*commands)[1], "--memory=2000000"));
   CHECK(Has((*commands)[1], "--precision=fp32"));
+  CHECK(Has((*commands)[1], "--transport=mpi"));
   CHECK(Has((*commands)[1], "--stage-address=10.0.0.7"));
 
   commands = WorkerCommands({.threads = 2, .binary = FakeWorker(directory, "cpu  CPU\\n")});
@@ -68,6 +70,9 @@ TEST_CASE("auto takes every GPU that the worker can use, else the CPU") {
   REQUIRE(Names(*commands) == std::vector<std::string>{"cpu-0"});
   CHECK(Has((*commands)[0], "--device=cpu"));
   CHECK(Has((*commands)[0], "--threads=2"));
+  CHECK(std::ranges::none_of((*commands)[0].arguments, [](const std::string& argument) {
+    return argument.starts_with("--transport");  // the worker's own default
+  }));
 }
 
 TEST_CASE("the workers that were asked for, or why not") {

@@ -11,6 +11,7 @@
 
 #include "lorad/v1/jobs.grpc.pb.h"
 #include "lorad/worker/v1/worker.grpc.pb.h"
+#include "server/errors/errors.h"
 #include "storage/credentials/certificate.h"
 #include "storage/files/sha256.h"
 #include "storage/models/model_directory.h"
@@ -50,15 +51,18 @@ class Log {
 };
 
 struct DoorFixture {
-  DoorFixture() : authority(storage::Authority::Make(kWide)), api(storage::RealFiles(), Options()) {
+  explicit DoorFixture(FindMpiServer find_mpi_server = nullptr)
+      : authority(storage::Authority::Make(kWide)),
+        api(storage::RealFiles(), Options(std::move(find_mpi_server))) {
     api.driver.answer = [](const Request& request) -> absl::StatusOr<ReplyValue> {
       if (std::holds_alternative<ShardUploaded>(request)) return ReplyValue(std::monostate());
       return ReplyValue(v1::Job());
     };
   }
 
-  ApiServerOptions Options() {
+  ApiServerOptions Options(FindMpiServer find_mpi_server) {
     ApiServerOptions options;
+    options.find_mpi_server = std::move(find_mpi_server);
     options.worker_listen = {"127.0.0.1", 0};
     options.authority = std::make_shared<const storage::Authority>(authority);
     options.wall_clock = [this] { return kNow + absl::Seconds(seconds.load()); };
@@ -292,6 +296,45 @@ TEST_CASE("what a model's files hold is told to the worker that is to load it") 
   door.api.directory.Write("m/config.json", door.api.directory.Read("m/config.json") + " ");
   CHECK(describe(a, 7, &told) == "MODEL_CHANGED");
   CHECK(told.empty());
+}
+
+TEST_CASE("a stage that joins over MPI is told where the site's server is") {
+  struct Case {
+    int64_t epoch;
+    const char* silent;
+    const char* answer;
+  };
+  const Case cases[] = {
+      {7, "", "uri of now"}, {7, "uri", "MPI_SERVER_STARTS"}, {6, "", "NOT_A_WORKERS_GROUP"}};
+  for (const bool site_has_one : {true, false}) {
+    DoorFixture door(site_has_one ? FindMpiServer([](const std::string& silent) {
+      absl::StatusOr<std::string> found = "uri of now";
+      if (silent == "uri") found = Unavailable("MPI_SERVER_STARTS", "it is being started", 1);
+      return found;
+    })
+                                  : nullptr);
+    const auto a = door.ChannelOf("a");
+    Stream stream(door, a, "a", 0);
+    wire::CoordinatorMessage form;
+    form.mutable_form_group()->set_epoch(7);
+    stream.Send(form);
+    const auto find = [](const std::shared_ptr<grpc::Channel>& channel, int64_t epoch,
+                         const std::string& silent) {
+      Context context;
+      wire::FindMpiServerRequest request;
+      request.set_epoch(epoch);
+      request.set_silent_uri(silent);
+      wire::FindMpiServerResponse response;
+      const grpc::Status status =
+          wire::Coordinator::NewStub(channel)->FindMpiServer(&context, request, &response);
+      return status.ok() ? response.uri() : Summary(status);
+    };
+    for (const Case& c : cases) {
+      const bool none = !site_has_one && c.epoch == 7;
+      CHECK(find(a, c.epoch, c.silent) == (none ? "NO_MPI_SERVER" : c.answer));
+    }
+    CHECK(find(door.ChannelOf("b"), 7, "") == "NOT_A_WORKERS_GROUP");
+  }
 }
 
 TEST_CASE("the workers' port serves workers alone") {

@@ -1,0 +1,267 @@
+"""Stages over MPI: two workers give the bytes of one, whoever is killed or stopped, and leave nothing behind.
+
+usage: mpi_test.py [TEST...] [seed=N] [steps=N] [times=N]     times: that a group is formed to be timed
+"""
+
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from house import BINARIES, LORAD, WORKER, Failure, House, Skipped, main, tell
+from isolation import Subjects, outcome, steps_done_twice_alike
+
+OPTIONS = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
+SEED = int(OPTIONS.get("seed", random.SystemRandom().randrange(2**31)))
+STEPS = int(OPTIONS.get("steps", 40))
+TIMES = int(OPTIONS.get("times", 2))
+SUBJECTS = Subjects(SEED, STEPS)
+LAYERS = 4
+HELPER = BINARIES / "worker/mpi/lorad-mpi"
+MICROBATCH = ("--microbatch-tokens", 1024)
+LEASE_S = 10
+
+
+def lacking():
+    if shutil.which("ompi-server") is None:
+        return "no Open MPI"
+    built = subprocess.run([HELPER, "check"], capture_output=True, text=True)
+    return f"lorad-mpi: {built.stderr.strip()}" if built.returncode else ""
+
+
+class Site:
+    """A daemon whose workers and helpers keep their temporary files in a folder of the test's own; its path is short, as
+    the names of MPI's sockets are bounded."""
+
+    def __init__(self, *options):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="lorad-", dir="/tmp"))
+        self.house = House(self.folder / "house", "--workers", "none", *MICROBATCH, *options)
+
+    def __enter__(self):
+        self.before = os.environ.get("TMPDIR")
+        os.environ["TMPDIR"] = str(self.folder)
+        self.house.folder.mkdir()
+        self.house.__enter__()
+        return self
+
+    def __exit__(self, *how):
+        try:
+            self.house.__exit__(*how)
+            if how[0] is None:
+                self.nothing_is_left()
+        finally:
+            os.environ.pop("TMPDIR")
+            if self.before is not None:
+                os.environ["TMPDIR"] = self.before
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def processes(self, name):
+        """Those of that name whose temporary files lie in the folder."""
+        found = []
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and pathlib.Path(os.readlink(entry / "exe")).name == name:
+                    if f"TMPDIR={self.folder}".encode() in (entry / "environ").read_bytes():
+                        found.append(int(entry.name))
+            except OSError:  # it has ended, or is another user's
+                continue
+        return sorted(found)
+
+    def nothing_is_left(self):
+        names = ["lorad-mpi", "orted", "ompi-server", "lorad-worker"]
+        until(lambda: not any(self.processes(name) for name in names), "the end of all processes")
+        left = [path.name for path in self.folder.iterdir() if path != self.house.folder]
+        assert not left, f"left in the temporary folder: {left}"
+        assert not (self.house.data_dir / "ompi-server").exists()
+
+    def start_worker(self, name, memory, transport="mpi"):
+        return self.house.start_worker("--name", name, "--threads", 1, "--memory", memory, "--transport", transport)
+
+    def groups(self):
+        return self.house.object("cluster")["groups"]
+
+    def epoch(self):
+        """Of the group of two workers that there is; 0: none."""
+        return max((int(group["epoch"]) for group in self.groups() if len(group["workers"]) == 2), default=0)
+
+    def steps(self, names):
+        return sum(self.house.object("show", name)["step"] for name in names)
+
+    def goes_on(self, names, steps=3):
+        goal = self.steps(names) + steps
+        until(lambda: self.steps(names) >= goal, f"{steps} more steps", 120)
+
+
+def until(predicate, what, seconds=60):
+    end = time.monotonic() + seconds
+    while not (found := predicate()):
+        if time.monotonic() > end:
+            raise Failure(f"not within {seconds} s: {what}")
+        time.sleep(0.05)
+    return found
+
+
+def jobs():
+    return SUBJECTS.jobs()[:2]
+
+
+def alone():
+    """The outcome of the jobs on one worker, and a memory that is too small for one and enough for two; once for all tests."""
+    if not hasattr(alone, "found"):
+        with House(None, "--workers", "none", *MICROBATCH) as house:
+            SUBJECTS.prepare(house, layers=LAYERS)
+            names = [house.submit(job) for job in jobs()]
+            house.start_worker("--name", "w", "--threads", "1")
+            house.wait(names)
+            path = house.folder / "submitted.json"
+            needed = int(house.object("estimate", "-f", path)["memory"]["total_bytes"])
+            alone.found = outcome(house, names), needed * 3 // 4
+        house.clear()
+    return alone.found
+
+
+def test_bytes_of_one_worker():
+    want, memory = alone()
+    with Site("--transport", "mpi") as site:
+        SUBJECTS.prepare(site.house, layers=LAYERS)
+        for name in ("w0", "w1"):
+            site.start_worker(name, memory)
+        names = [site.house.submit(job) for job in jobs()]
+        until(site.epoch, "a group of two workers")
+        assert len(until(lambda: site.processes("lorad-mpi"), "helpers")) <= 2
+        site.house.wait(names)
+        compare("over MPI", outcome(site.house, names), want)
+
+
+def compare(what, got, want):
+    for (bytes_got, steps_got, evaluated_got), (bytes_want, steps_want, evaluated_want) in zip(got, want, strict=True):
+        assert steps_got == steps_want and evaluated_got == evaluated_want, f"{what}: other figures"
+        assert bytes_got == bytes_want, f"{what}: the adapter's bytes differ"
+    tell(f"    {what}: {len(got)} adapters equal, bit for bit")
+
+
+def formed_again(site, names, what, seconds=90):
+    """Does `what`, and waits until the group has been formed again and trains."""
+    epoch, began = site.epoch(), time.monotonic()
+    what()
+    until(lambda: site.epoch() > epoch, "the group formed again", seconds)
+    site.goes_on(names, 1)
+    return time.monotonic() - began
+
+
+def test_whoever_is_killed_or_stopped():
+    want, memory = alone()
+    generator = random.Random(SEED)
+    with Site("--transport", "mpi", "--lease", LEASE_S) as site:
+        SUBJECTS.prepare(site.house, layers=LAYERS)
+        for name in ("w0", "w1"):
+            site.start_worker(name, memory)
+        names = [site.house.submit(job) for job in jobs()]
+        until(site.epoch, "a group of two workers")
+        site.goes_on(names)
+
+        def hit(program, signal_number):
+            processes = until(lambda: site.processes(program), f"a process {program}")
+            os.kill(generator.choice(processes), signal_number)
+
+        def kill_worker():
+            worker = site.house.workers.pop(0)
+            worker.kill()
+            worker.wait()
+            site.start_worker("w2", memory)
+
+        def stop_server():
+            hit("ompi-server", signal.SIGSTOP)
+            hit("lorad-mpi", signal.SIGKILL)
+
+        hit("ompi-server", signal.SIGKILL)
+        site.goes_on(names, 1)  # those that have joined need none
+        for name, what in (("helper killed", lambda: hit("lorad-mpi", signal.SIGKILL)),
+                           ("helper stopped", lambda: hit("lorad-mpi", signal.SIGSTOP)),
+                           ("server stopped, helper killed", stop_server), ("worker killed", kill_worker)):
+            tell(f"    {name}: trains again after {formed_again(site, names, what):.1f} s")
+        site.house.wait(names)
+        steps_done_twice_alike(site.house, names)
+        compare("disturbed", outcome(site.house, names), want)
+
+
+def test_transports_do_not_mix():
+    _, memory = alone()
+    with Site("--transport", "mpi") as site:
+        SUBJECTS.prepare(site.house, layers=LAYERS)
+        site.start_worker("w0", memory)
+        site.start_worker("w1", memory, "sockets")
+        until(lambda: len(site.house.worker_pids()) == 2, "two workers")
+        refused = site.house.run("submit", "-f", write_job(site.house))
+        assert refused.status != 0 and "MEMORY_NEVER_FITS" in refused.err, refused
+        assert re.search(r"'w[01]' reaches other stages by '\w+', and worker 'w[01]' by '\w+': no group has both", site.house.log())
+        # One that has the same makes a group.
+        site.start_worker("w2", memory)
+        name = site.house.submit(jobs()[0])
+        until(site.epoch, "a group of two workers")
+        (group,) = site.groups()
+        assert sorted(group["workers"]) == ["w0", "w2"], group
+        site.house.run("cancel", name)
+
+
+def write_job(house):
+    import json
+    path = house.folder / "job.json"
+    path.write_text(json.dumps(jobs()[0]))
+    return path
+
+
+def test_a_worker_whose_coordinator_has_no_server_is_refused():
+    with Site() as site:
+        worker = site.start_worker("w0", "64MiB")
+        assert worker.wait(30) == 1
+        log = site.house.log()
+        assert "worker 'w0' is refused" in log and "NO_MPI_SERVER" in log and "lorad serve --transport mpi" in log, log[-2000:]
+
+
+def test_where_mpi_is_missing():
+    """Runs also where it is."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="lorad-"))
+    served = subprocess.run([LORAD, "serve", "--data-dir", folder / "data", "--listen", "127.0.0.1:0", "--workers", "none", "--transport", "mpi"],
+                            capture_output=True, text=True, timeout=60, env={**os.environ, "PATH": str(folder)})
+    assert served.returncode == 1 and "MPI_MISSING" in served.stderr and "apt install" in served.stderr, served
+    assert not (folder / "data").exists(), "nothing is touched"
+    shutil.copy(WORKER, folder / "lorad-worker")
+    worked = subprocess.run([folder / "lorad-worker", "--coordinator", "127.0.0.1:1", "--transport", "mpi"], capture_output=True, text=True, timeout=60)
+    said = worked.stdout + worked.stderr
+    assert worked.returncode == 1 and "MPI_MISSING" in said and f"{folder}/lorad-mpi" in said and "--transport sockets" in said, worked
+    shutil.rmtree(folder)
+
+
+def test_time_to_form():
+    """What joining costs beyond loading, by transport: from the last stage's GroupFormed to the last Connected."""
+    _, memory = alone()
+    for transport, bar in (("sockets", 1), ("mpi", 3)):
+        times = []
+        with Site("--transport", transport) as site:
+            SUBJECTS.prepare(site.house, layers=LAYERS)
+            for i in range(TIMES):
+                workers = [site.start_worker(f"w{i}-{stage}", memory, transport) for stage in range(2)]
+                until(lambda: len(site.house.worker_pids()) == 2, "two workers")
+                name = site.house.submit(jobs()[0])
+                found = until(lambda: re.findall(r"its stages are connected, the last one after ([\d.e-]+) s", site.house.log())[i:], "connected stages")
+                times.append(float(found[0]))
+                site.house.run("cancel", name)
+                site.house.wait([name], state=None)
+                site.house.end_workers()
+                assert all(worker.returncode == 0 for worker in workers)
+        tell(f"    {transport}: joined in {statistics.median(times):.3f} s, at most {max(times):.3f} s of {len(times)}")
+        assert statistics.median(times) < bar, (transport, times)
+
+
+if __name__ == "__main__":
+    tell(f"seed {SEED}, {STEPS} steps")
+    main([test_where_mpi_is_missing, test_a_worker_whose_coordinator_has_no_server_is_refused, test_transports_do_not_mix,
+          test_bytes_of_one_worker, test_whoever_is_killed_or_stopped, test_time_to_form])

@@ -289,7 +289,7 @@ def test_time_to_form():
                 site.house.wait([name], state=None)
                 site.house.end_workers()
                 assert all(worker.returncode == 0 for worker in workers)
-        tell(f"    {transport}: joined in {statistics.median(times):.3f} s, at most {max(times):.3f} s of {len(times)}")
+        tell(f"    {transport}: joined in {1000 * statistics.median(times):.1f} ms, at most {1000 * max(times):.1f} ms of {len(times)}")
         assert statistics.median(times) < bar, (transport, times)
 
 

@@ -22,7 +22,7 @@ from isolation import Subjects, outcome, steps_done_twice_alike
 
 OPTIONS = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
 SEED = int(OPTIONS.get("seed", random.SystemRandom().randrange(2**31)))
-STEPS = int(OPTIONS.get("steps", 40))
+STEPS = int(OPTIONS.get("steps", 100))
 TIMES = int(OPTIONS.get("times", 2))
 SUBJECTS = Subjects(SEED, STEPS)
 # Most of its bytes are embedding and head, which lie on different stages.

@@ -184,6 +184,22 @@ def compare(what, got, want):
     tell(f"    {what}: {len(got)} adapters equal, bit for bit")
 
 
+def test_workers_that_mpirun_launched():
+    """What it says of its own job to the workers is no business of their helpers."""
+    want, memory = alone()
+    with Site("--transport", "mpi") as site:
+        prepare(site.house)
+        command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", 2, WORKER, "--coordinator", site.house.address,
+                   "--threads", 1, "--memory", memory, "--transport", "mpi"]
+        with open(site.house.log_path, "ab") as log:
+            site.house.workers.append(subprocess.Popen(list(map(str, command)), stdout=log, stderr=log))
+        site.has_workers(2)
+        names = [site.house.submit(job) for job in jobs()]
+        until(site.epoch, "a group of two workers")
+        site.house.wait(names)
+        compare("launched by mpirun", outcome(site.house, names), want)
+
+
 def formed_again(site, names, what, seconds=90):
     """Does `what`, and waits until the group has been formed again and trains."""
     epoch, began = site.epoch(), time.monotonic()
@@ -296,4 +312,4 @@ def test_time_to_form():
 if __name__ == "__main__":
     tell(f"seed {SEED}, {STEPS} steps")
     main([test_where_mpi_is_missing, test_a_worker_whose_coordinator_has_no_server_is_refused, test_transports_do_not_mix,
-          test_bytes_of_one_worker, test_whoever_is_killed_or_stopped, test_time_to_form])
+          test_bytes_of_one_worker, test_workers_that_mpirun_launched, test_whoever_is_killed_or_stopped, test_time_to_form])

@@ -18,7 +18,8 @@ TOP = {".ci", ".bazelrc", "BUILD.bazel", "WORKSPACE", *ROOMS}
 CODE = {".bazel", ".bzl", ".cc", ".conf", ".cu", ".cuh", ".h", ".proto", ".py", ".sbatch", ".service", ".sh", ""}
 # Names of others that the documentation speaks of.
 FOREIGN = {"LlamaTokenizer", "CUDA_VISIBLE_DEVICES", "--racecheck-indirect-barrier-dependency", "--system", "--home-dir",
-           "--shell", "--now", "--dependency", "--jobid", "--overlap", "--nodelist", "--pty", "omp.h", "nvml.h", "cupti.h"}
+           "--shell", "--now", "--dependency", "--jobid", "--overlap", "--nodelist", "--pty",
+           "omp.h", "nvml.h", "cupti.h"}
 # Put together at run time.
 COMPOSED = {"ADAPTER_EXISTS"}
 # Words that stand for a name of the reader's.

@@ -1,0 +1,194 @@
+"""deploy/mpirun under Debian's Open MPI: on this machine, and with a second host where the test may make a network namespace.
+Workers that are killed, and a run that is stopped and started again, end with the bits of an undisturbed run. Without mpirun
+(apt-get install openmpi-bin) it is skipped.
+
+usage: mpirun_test.py [TEST ...]
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+
+from house import ROOT, Skipped, main, tell
+from other_hosts_test import OtherHost, lorad, must
+from runs import STEPS, Run, hash_of, undisturbed, until
+
+FOLDER = ROOT / "deploy/mpirun"
+ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+class MpiRun(Run):
+    """A run with `hosts`, lines of a hostfile."""
+
+    def __init__(self, *hosts):
+        super().__init__()
+        for script in FOLDER.iterdir():
+            (self.folder / "bin" / script.name).symlink_to(script)
+        self.hosts = self.folder / "hosts"
+        self.hosts.write_text("".join(f"{host}\n" for host in hosts))
+        self.environment |= ROOT_MAY
+
+    def start(self, ranks=3, mpirun="", options=()):
+        """lorad-mpirun, as a process."""
+        command = ["lorad-mpirun", "--site", self.site, "--mpirun", f"--hostfile {self.hosts} -np {ranks} {mpirun}",
+                   "--worker", "--threads 1 --memory 1GiB", *options, "--", self.command]
+        with open(self.log, "ab") as log:
+            return subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env=self.environment)
+
+    def commands(self):
+        """{process: its command} of all in whose command the run's folder is."""
+        found = {}
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                command = (process / "cmdline").read_bytes().decode(errors="replace")
+                if str(self.folder) in command:
+                    found[int(process.name)] = command
+        return found
+
+    def rank(self, number):
+        """The process that mpirun started; it leads a group."""
+        return next(pid for pid, command in self.commands().items()
+                    if "bin/lorad-rank\0" in command and os.getpgid(pid) == pid and rank_in(pid) == number)
+
+    def worker(self, number):
+        """The lorad-worker of a rank."""
+        return next(pid for pid, command in self.commands().items() if command.startswith("lorad-worker\0")
+                    and f"worker-{number}.pem\0" in command and "--coordinator" in command)
+
+
+def rank_in(pid):
+    words = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next((int(word.split(b"=")[1]) for word in words if word.startswith(b"OMPI_COMM_WORLD_RANK=")), None)
+
+
+def test_workers_that_are_killed_change_no_bits():
+    """First a worker's rank with all that is in it, then the other's program, which is started again."""
+    expected = undisturbed()
+    with MpiRun("localhost slots=3") as run:
+        launcher = run.start()
+        until(lambda: run.step() > STEPS // 10, "the job trains")
+        first = run.trainer()
+        environment = pathlib.Path(f"/proc/{run.worker(first)}/environ").read_bytes()
+        assert not [word for word in environment.split(b"\0") if word.startswith((b"OMPI_", b"PMIX_", b"ORTE_"))], environment
+        os.killpg(run.rank(first), signal.SIGKILL)
+        until(lambda: run.trainer() == 3 - first, "the other worker trains")
+        at = until(run.step, "the job goes on")
+        until(lambda: run.step() > at, "the job gets further")
+        os.kill(run.worker(3 - first), signal.SIGKILL)
+        assert launcher.wait(240) == 0
+        assert hash_of(run.adapter) == expected
+        assert "lorad-worker has ended with status 137" in run.said(), run.said()
+        run.nothing_is_left()
+        tell(f"    worker-{first} was killed for good, worker-{3 - first} once: {expected}")
+
+
+def test_what_is_stopped_goes_on_when_started_again():
+    """First cleanly, then by a signal to mpirun, which ends all of its processes at once."""
+    expected = undisturbed()
+    with MpiRun("localhost slots=3") as run:
+        launcher = run.start()
+        until(lambda: run.step() > STEPS // 10, "the job trains")
+        launcher.terminate()
+        assert launcher.wait(60) == 75
+        assert "stopped before the command had ended" in run.said(), run.said()
+        run.nothing_is_left()
+        launcher = run.start()
+        until(run.step, "the job goes on")
+        os.kill(next(pid for pid, command in run.commands().items() if command.startswith("mpirun\0")), signal.SIGTERM)
+        assert launcher.wait(60) != 0
+        until(lambda: not run.commands(), "all that it had started has ended", 30)
+        launcher = run.start()
+        assert launcher.wait(240) == 0
+        saved = run.went_on_from()
+        assert saved > STEPS // 10, f"went on from step {saved}"
+        assert hash_of(run.adapter) == expected
+        run.nothing_is_left()
+        tell(f"    stopped, went on from step {saved}: {expected}")
+
+
+def test_a_second_host_from_the_hostfile():
+    """In a network namespace with a name of its own; what ssh would do there, a script does."""
+    host = OtherHost()
+    try:
+        if not host.prefix:
+            raise Skipped("no network namespace can be made here")
+        expected = undisturbed()
+        there = host.address.removesuffix(".1") + ".2"
+        with MpiRun("localhost slots=2", f"{there} slots=1") as run:
+            agent = run.folder / "agent"
+            agent.write_text(f"#!/bin/sh\n[ \"$1\" = {there} ] || exit 1\nshift\n"
+                             f"exec {' '.join(host.prefix)} unshare --uts sh -c \"hostname there; $*\"\n")
+            agent.chmod(0o755)
+            launcher = run.start(mpirun=f"--map-by slot --mca plm_rsh_agent {agent}", options=["--address", host.address])
+            until(lambda: run.step() > 0, "the job trains")
+            assert os.readlink(f"/proc/{run.worker(2)}/ns/net") != os.readlink("/proc/self/ns/net"), "worker-2 is on this host"
+            os.killpg(run.rank(1), signal.SIGKILL)  # so that it trains there, whoever began
+            assert launcher.wait(240) == 0
+            assert hash_of(run.adapter) == expected
+            run.nothing_is_left()
+            tell(f"    trained on the other host: {expected}")
+    finally:
+        host.close()
+
+
+def test_each_worker_of_a_host_takes_a_gpu_of_its_own():
+    """With a stand-in for lorad-worker that has two GPUs and says what it was told."""
+    with MpiRun("localhost slots=3") as run:
+        program = run.folder / "bin/lorad-worker"
+        program.unlink()
+        program.write_text("#!/bin/sh\n[ $1 = --list-devices ] && printf 'cuda:0  H100\\ncuda:1  H100\\ncpu  CPU\\n' && exit\n"
+                           "echo told: $* >&2\nexit 2\n")
+        program.chmod(0o755)
+        launcher = run.start(options=["--device", "cuda"])
+        told = until(lambda: (lines := re.findall(r"told: .*", run.said()))[1:] and lines, "both workers are started")
+        assert launcher.wait(60) == 1
+        assert "error: no worker is left" in run.said(), run.said()
+        assert sorted(re.search(r"--device (\S+)", line)[1] for line in told) == ["cuda:0", "cuda:1"], told
+        run.nothing_is_left()
+
+
+def test_when_the_coordinator_is_killed_the_run_ends():
+    """Rank 0 with its script: the daemon stops, and its workers with it."""
+    with MpiRun("localhost slots=2") as run:
+        launcher = run.start(ranks=2)
+        until(lambda: run.step() > 0, "the job trains")
+        os.killpg(run.rank(0), signal.SIGKILL)
+        assert launcher.wait(60) == 1
+        assert "lorad-mpirun: error: the coordinator was killed" in run.said(), run.said()
+        until(lambda: not run.commands(), "all that it had started has ended", 30)
+
+
+def test_a_worker_whose_coordinator_is_silent_ends():
+    with MpiRun() as run:
+        data, folder = run.folder / "data", run.site / "runs/a"
+        folder.mkdir(parents=True)
+        must(lorad("auth", "init", "--data-dir", data))
+        must(lorad("auth", "worker", "worker-1", "--data-dir", data, "-o", folder / "worker-1.pem"))
+        (folder / "address").write_text("localhost:1\n")
+        command = ["lorad-run-worker", "--site", str(run.site), "--run", "a", "--worker", "1", "--silence", "3", "--threads", "1"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=run.environment)
+        assert done.returncode == 1 and "nobody has touched" in done.stderr, done.stderr
+        until(lambda: not run.commands(), "its program has ended", 30)
+
+
+def test_bad_input():
+    with MpiRun() as run:
+        cases = [(["lorad-mpirun"], 2, "--site is missing"), (["lorad-mpirun", "--hostfile", "hosts"], 2, "given as --mpirun 'OPTIONS'"),
+                 (["lorad-mpirun", "--site"], 2, "--site wants a value"), (["lorad-rank"], 2, "by lorad-mpirun"),
+                 (["lorad-mpirun", "--site", run.site, "--mpirun", "-np 1"], 1, "ask mpirun for one more than workers"),
+                 (["lorad-mpirun", "--site", run.site, "--device", "tpu"], 2, "--device is cpu or cuda"),
+                 (["lorad-run-worker", "--site", run.site, "--run", "a", "--worker", "1", "--silence", "soon"], 2, "--silence must be")]
+        for command, status, said in cases:
+            done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, env=run.environment)
+            assert done.returncode == status and said in done.stderr, f"{command}: status {done.returncode}: {done.stderr}"
+
+
+if __name__ == "__main__":
+    main([test_workers_that_are_killed_change_no_bits, test_what_is_stopped_goes_on_when_started_again,
+          test_a_second_host_from_the_hostfile, test_each_worker_of_a_host_takes_a_gpu_of_its_own,
+          test_when_the_coordinator_is_killed_the_run_ends, test_a_worker_whose_coordinator_is_silent_ends, test_bad_input],
+         lacking=None if shutil.which("mpirun") else "Open MPI is not installed: there is no mpirun")

@@ -15,11 +15,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 ROOMS = ["client", "deploy", "docs", "examples", "kernels", "logging", "planner", "proto", "server", "sizes", "storage", "tests",
          "third_party", "tools", "worker"]
 TOP = {".ci", ".bazelrc", "BUILD.bazel", "WORKSPACE", *ROOMS}
-CODE = {".bazel", ".bzl", ".cc", ".conf", ".cu", ".cuh", ".h", ".proto", ".py", ".sbatch", ".service", ".sh", ""}
-# Names of others that the documentation speaks of.
-FOREIGN = {"LlamaTokenizer", "CUDA_VISIBLE_DEVICES", "--racecheck-indirect-barrier-dependency", "--system", "--home-dir",
-           "--shell", "--now", "--dependency", "--jobid", "--overlap", "--nodelist", "--pty",
-           "omp.h", "nvml.h", "cupti.h"}
+CODE = {".bazel", ".bzl", ".cc", ".conf", ".cu", ".cuh", ".h", ".proto", ".py", ".sbatch", ".service", ".sh", ".yaml", ""}
+# Names of others that the documentation speaks of, and the options of their programs.
+FOREIGN = {"LlamaTokenizer", "CUDA_VISIBLE_DEVICES", "omp.h", "nvml.h", "cupti.h",
+           "--racecheck-indirect-barrier-dependency", "--system", "--home-dir", "--shell", "--now",
+           "--dependency", "--jobid", "--overlap", "--nodelist", "--pty", "--from-file", "--replicas",
+           "--build-arg", "--stop-timeout", "--pids-limit", "--rm"}
 # Put together at run time.
 COMPOSED = {"ADAPTER_EXISTS"}
 # Words that stand for a name of the reader's.

@@ -1,0 +1,102 @@
+"""tools/install and deploy/container: what was built runs from where it is installed, and the image has the libraries that it asks
+for, a user that is not root, and the folders that deploy/kubernetes mounts. No image is built.
+
+usage: container_test.py [TEST ...]
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+
+from house import BINARIES, ROOT, Skipped, main, tell
+
+CONTAINERFILE = ROOT / "deploy/container/Containerfile"
+INSTALL = ROOT / "tools/install"
+
+
+def run(*command, **keywords):
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, **keywords)
+
+
+def libraries(program):
+    """{name: path} of what the dynamic linker finds for a program."""
+    return dict(re.findall(r"(\S+) => (\S+)", run("ldd", program).stdout))
+
+
+def instructions():
+    """[(word, what follows)] of the Containerfile, lines joined."""
+    text = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", CONTAINERFILE.read_text(), flags=re.M))
+    return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
+
+
+def last_stage():
+    found = instructions()
+    begin = max(i for i, (word, _) in enumerate(found) if word == "FROM")
+    return found[begin:]
+
+
+def test_what_is_installed_runs():
+    with tempfile.TemporaryDirectory() as folder:
+        prefix = pathlib.Path(folder) / "opt"
+        done = run(INSTALL, prefix, BINARIES)
+        assert done.returncode == 0, done.stderr
+        for program in ("lorad", "lorad-worker", "lora"):
+            said = run(prefix / "bin" / program, "--version", env={})
+            assert said.returncode == 0 and re.search(r"\d+\.\d+", said.stdout), f"{program}: {said}"
+        solver = pathlib.Path(libraries(prefix / "bin/lorad")["libhighs.so"]).resolve()
+        assert solver == (prefix / "lib/libhighs.so").resolve(), solver
+        for script in ("lorad-run-coordinator", "lorad-run-worker", "lorad-run-jobs", "lorad.sbatch", "lorad-mpirun", "lorad-rank"):
+            assert os.access(prefix / "bin" / script, os.X_OK), script
+
+
+def test_install_says_what_is_missing():
+    with tempfile.TemporaryDirectory() as folder:
+        for command, status, said in (([INSTALL], 2, "usage: tools/install PREFIX"),
+                                      ([INSTALL, f"{folder}/opt", folder], 1, "bazel build //server:lorad")):
+            done = run(*command)
+            assert done.returncode == status and said in done.stderr, f"{command}: {done}"
+
+
+def needed(packages):
+    """Packages with all that they depend on, as far as installed here."""
+    said = run("apt-cache", "depends", "--recurse", "--installed", "--no-recommends", "--no-suggests", "--no-conflicts",
+               "--no-breaks", "--no-replaces", "--no-enhances", *packages).stdout
+    return set(re.findall(r"^(\w[\w.+-]*)$", said, re.M))
+
+
+def test_the_image_has_the_libraries():
+    if not (shutil.which("dpkg") and shutil.which("apt-cache")):
+        raise Skipped("this is no Debian")
+    (install,) = [text for word, text in last_stage() if word == "RUN" and "apt-get install" in text]
+    listed = re.search(r"--no-install-recommends (.*?) &&", install)[1].split()
+    there = needed(listed)
+    asked = {}
+    for program in (BINARIES / "server/lorad", BINARIES / "worker/lorad-worker", BINARIES / "client/lora"):
+        asked |= {name: str(pathlib.Path(path).resolve()) for name, path in libraries(program).items()
+                  if name != "libhighs.so" and not re.search(r"/cuda|cublas|cudnn", path)}
+    # dpkg knows some by /lib and some by /usr/lib, which are one folder.
+    known = run("dpkg", "-S", *asked.values(), *(path.removeprefix("/usr") for path in asked.values())).stdout
+    owners = {path.removeprefix("/usr"): owner.split(":")[0] for owner, path in (line.split(": ", 1) for line in known.splitlines())}
+    missing = {name: path for name, path in asked.items() if owners.get(path.removeprefix("/usr")) not in there}
+    assert not missing, f"not in the image: {missing}"
+    tell(f"    {len(listed)} packages: {' '.join(listed)}")
+
+
+def test_it_is_not_root_and_asked_for_its_health():
+    said = dict(last_stage())
+    assert said["USER"] == "10001:10001" and said["VOLUME"] == "/var/lib/lorad" and '"lora", "cluster"' in said["HEALTHCHECK"], said
+    manifests = "".join(path.read_text() for path in sorted((ROOT / "deploy/kubernetes/gpu").glob("*.yaml")))
+    assert set(re.findall(r"runAsUser: (\d+)", manifests)) == {"10001"}
+    made = " ".join(text for word, text in last_stage() if word == "RUN")
+    for mounted in ("/var/lib/lorad", "/srv/models"):
+        assert f"mountPath: {mounted}" in manifests and mounted in made, mounted
+    bases = dict(text.split("=", 1) for word, text in instructions() if word == "ARG" and text.partition("=")[2])
+    assert bases == {"BUILD_BASE": "docker.io/library/debian:12", "RUN_BASE": "docker.io/library/debian:12-slim"}, bases
+
+
+if __name__ == "__main__":
+    main([test_what_is_installed_runs, test_install_says_what_is_missing, test_the_image_has_the_libraries,
+          test_it_is_not_root_and_asked_for_its_health])

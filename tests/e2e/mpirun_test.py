@@ -8,7 +8,6 @@ usage: mpirun_test.py [TEST ...]
 import contextlib
 import os
 import pathlib
-import re
 import shutil
 import signal
 import subprocess
@@ -136,18 +135,13 @@ def test_a_second_host_from_the_hostfile():
 
 
 def test_each_worker_of_a_host_takes_a_gpu_of_its_own():
-    """With a stand-in for lorad-worker that has two GPUs and says what it was told."""
+    """With a stand-in for lorad-worker that has two GPUs."""
     with MpiRun("localhost slots=3") as run:
-        program = run.folder / "bin/lorad-worker"
-        program.unlink()
-        program.write_text("#!/bin/sh\n[ $1 = --list-devices ] && printf 'cuda:0  H100\\ncuda:1  H100\\ncpu  CPU\\n' && exit\n"
-                           "echo told: $* >&2\nexit 2\n")
-        program.chmod(0o755)
+        run.stand_in(gpus=2)
         launcher = run.start(options=["--device", "cuda"])
-        told = until(lambda: (lines := re.findall(r"told: .*", run.said()))[1:] and lines, "both workers are started")
         assert launcher.wait(60) == 1
         assert "error: no worker is left" in run.said(), run.said()
-        assert sorted(re.search(r"--device (\S+)", line)[1] for line in told) == ["cuda:0", "cuda:1"], told
+        assert [device for device, _ in run.told()] == ["cuda:0", "cuda:1"], run.told()
         run.nothing_is_left()
 
 

@@ -87,6 +87,19 @@ class Run:
             return address.read_text().strip()
         return None
 
+    def stand_in(self, gpus):
+        """Puts a script into lorad-worker's place: it has GPUs, says what it is told and shown, and ends for good."""
+        program = self.folder / "bin/lorad-worker"
+        program.unlink()
+        listed = "".join(f"cuda:{i}  H100\\n" for i in range(gpus))
+        program.write_text(f"#!/bin/sh\n[ $1 = --list-devices ] && printf '{listed}cpu  CPU\\n' && exit\n"
+                           "echo \"told: $* shown: $CUDA_VISIBLE_DEVICES\" >&2\nexit 2\n")
+        program.chmod(0o755)
+
+    def told(self):
+        """[(--device, CUDA_VISIBLE_DEVICES)] of the stand-ins that have said so."""
+        return sorted(re.findall(r"told: .*--device (\S+).* shown: (\S*)", self.said()))
+
     def objects(self, *arguments):
         """What `lora` says of the run that serves; nothing where none does."""
         command = [LORA, "--server", self.clients() or "127.0.0.1:1", *arguments, "--json"]

@@ -37,8 +37,9 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
 KillWait=10
+GresTypes=gpu
 NodeName=n1 NodeHostname=localhost Port={ports[1]} CPUs=2 RealMemory=2000
-NodeName=n2 NodeHostname=localhost Port={ports[2]} CPUs=2 RealMemory=2000
+NodeName=n2 NodeHostname=localhost Port={ports[2]} CPUs=4 RealMemory=2000 Gres=gpu:2
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
 
@@ -52,12 +53,15 @@ def free_ports(count):
 
 
 class Cluster:
-    """A controller and two nodes of two processors each; ended with `with`."""
+    """A controller, a node of two processors and one of four with two links in the place of GPUs; ended with `with`."""
 
     def __init__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="lorad-slurm-", dir="/tmp"))  # Slurm's sockets want short paths
         self.config = self.folder / "slurm.conf"
         self.config.write_text(CONFIG.format(folder=self.folder, user=getpass.getuser(), ports=free_ports(3)))
+        for gpu in (0, 1):
+            (self.folder / f"gpu{gpu}").symlink_to("/dev/null")  # Slurm wants devices
+        (self.folder / "gres.conf").write_text(f"NodeName=n2 Name=gpu File={self.folder}/gpu[0-1]\n")
         self.daemons = []
 
     def __enter__(self):
@@ -87,10 +91,11 @@ class Cluster:
             raise Failure(f"{command}: status {done.returncode}: {done.stderr}")
         return done.stdout
 
-    def submit(self, run):
-        """The id of an allocation with two workers that trains the run's job."""
+    def submit(self, run, *options):
+        """The id of an allocation with two workers that trains the run's job; a worker on each node unless options say otherwise."""
         return self.run("sbatch", "--parsable", "--cpus-per-task=2", "--mem-per-cpu=500M", "--open-mode=append", "--output", run.log,
-                        SBATCH, "--site", run.site, "--worker", "--threads 1", "--", run.command, environment=run.environment).strip()
+                        *(options or ["--nodes=2"]), SBATCH, "--site", run.site, "--worker", "--threads 1", "--", run.command,
+                        environment=run.environment).strip()
 
     def steps(self, job):
         """{name: id} of the steps that run."""
@@ -160,6 +165,16 @@ def test_without_workers_it_ends():
         run.nothing_is_left()
 
 
+def test_each_worker_is_shown_a_gpu_of_its_own():
+    """With links for GPUs, and a stand-in for lorad-worker."""
+    with Cluster() as cluster, Run() as run:
+        run.stand_in(gpus=1)
+        job = cluster.submit(run, "--gpus-per-task=1")
+        assert cluster.end(job) == ("FAILED", 1)
+        assert run.told() == [("cuda:0", "0"), ("cuda:0", "1")], run.told()
+        run.nothing_is_left()
+
+
 def test_bad_input():
     """Said in a line, with the way to mend it, before anything is started."""
     with Run() as run:
@@ -184,5 +199,5 @@ def test_bad_input():
 if __name__ == "__main__":
     missing = [program for program in PROGRAMS if not shutil.which(program)]
     main([test_a_worker_that_is_cancelled_changes_no_bits, test_what_is_stopped_goes_on_when_submitted_again,
-          test_without_workers_it_ends, test_bad_input],
+          test_without_workers_it_ends, test_each_worker_is_shown_a_gpu_of_its_own, test_bad_input],
          lacking=f"Slurm is not installed: there is no {missing[0]}" if missing else None)

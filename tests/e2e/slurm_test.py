@@ -182,7 +182,7 @@ def test_bad_input():
         cases = [([SBATCH], 2, "--site is missing"), ([SBATCH, *site], 2, "start it with sbatch"),
                  ([SBATCH, "--ntasks", "2"], 2, "those of sbatch stand before lorad.sbatch"), ([SBATCH, "--site"], 2, "--site wants a value"),
                  (["lorad-run-coordinator", *site, "--run", "a/b", "--workers", "1"], 2, "--run must be of letters"),
-                 (["lorad-run-coordinator", *site, "--run", "a", "--workers", "none"], 2, "--workers must be a number"),
+                 (["lorad-run-coordinator", *site, "--run", "a", "--workers", "65"], 2, "--workers must be a number"),
                  (["lorad-run-coordinator", *site, "--run", "a", "--workers", "1", "--serve", "--listen here"], 1, "lorad did not start"),
                  (["lorad-run-worker", *site], 2, "usage: lorad-run-worker"), (["lorad-run-jobs", "out"], 2, "usage: lorad-run-jobs")]
         for command, status, said in cases:

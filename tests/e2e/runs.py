@@ -1,6 +1,7 @@
 """A run under a launcher (Slurm, mpirun): a job that trains the same bits whatever happens to the run, and the site's folder."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -16,13 +17,13 @@ from house import GOLDEN, LORA, LORAD, ROOT, WORKER, Failure, House, tell
 
 LAUNCH = ROOT / "deploy/launch"
 MODEL, ROWS = GOLDEN / "llama_gqa_untied/model", GOLDEN / "llama_gqa_untied/r8_all/train.jsonl"
-STEPS = 1000
+STEPS = 3000  # some seconds, so that there is time to disturb them
 
 
 def a_job():
     return {"base_model": "llama", "training_dataset": "rows", "adapter": {"rank": 8, "dropout": 0.1, "seed": 1},
             "training": {"max_steps": STEPS, "batch_size": 3, "max_length": 256, "learning_rate": 2e-3, "seed": 1,
-                         "checkpoint_every_steps": 50}}
+                         "checkpoint_every_steps": 100}}
 
 
 def until(predicate, what, seconds=120):
@@ -38,6 +39,7 @@ def hash_of(adapter):
     return hashlib.sha256((adapter / "adapter_model.safetensors").read_bytes()).hexdigest()
 
 
+@functools.cache
 def undisturbed():
     """The adapter's hash from a daemon of this host with one worker."""
     with House(None, "--workers", "cpu:1", "--worker-threads", "1") as house:

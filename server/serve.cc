@@ -19,6 +19,7 @@
 #include "server/errors/errors.h"
 #include "server/process_limits.h"
 #include "server/services/api_server.h"
+#include "server/services/beneath.h"
 #include "server/supervisor/ompi_server.h"
 #include "server/supervisor/supervisor.h"
 #include "server/version.h"
@@ -103,6 +104,7 @@ class LoradDaemon final : public Daemon {
     if (!listen.ok()) return listen.status();
     // An error that would be found late is reported before anything is touched.
     if (absl::Status status = CheckPortFree(*listen); !status.ok()) return status;
+    if (absl::Status status = CheckOpenat2(); !status.ok()) return status;
     for (const std::string& root : options.model_roots) {
       if (files.IsDirectory(root)) continue;
       return Error(absl::StatusCode::kNotFound, "MODEL_ROOT_MISSING",

@@ -6,6 +6,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "server/errors/errors.h"
 
 namespace lorad::server {
 namespace {
@@ -19,6 +23,14 @@ std::string Below(const std::string& root, const std::string& path) {
   return begin == std::string::npos ? "." : below.substr(begin);
 }
 
+// openat2: a descriptor of `below`, beneath the folder; -1 with errno.
+int OpenBeneath(int folder, const std::string& below) {
+  open_how how = {};
+  how.flags = O_PATH | O_CLOEXEC;
+  how.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS;
+  return static_cast<int>(syscall(SYS_openat2, folder, below.c_str(), &how, sizeof(how)));
+}
+
 }  // namespace
 
 absl::Status CheckBeneath(const std::string& root, const std::string& path) {
@@ -26,19 +38,30 @@ absl::Status CheckBeneath(const std::string& root, const std::string& path) {
       absl::NotFoundError("it is not there, or not to be read from here");
   const int folder = open(root.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return not_there;
-  open_how how = {};
-  how.flags = O_PATH | O_CLOEXEC;
-  how.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS;
   const std::string below = Below(root, path);
-  int64_t fd = -1;
+  int fd = -1;
   for (int i = 0; i < kTries; ++i) {
-    fd = syscall(SYS_openat2, folder, below.c_str(), &how, sizeof(how));
+    fd = OpenBeneath(folder, below);
     if (fd >= 0 || errno != EAGAIN) break;
   }
   close(folder);
   if (fd < 0) return not_there;
-  close(static_cast<int>(fd));
+  close(fd);
   return absl::OkStatus();
+}
+
+absl::Status CheckOpenat2() {
+  const int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+  const int fd = OpenBeneath(root, ".");
+  const int error = errno;
+  if (fd >= 0) close(fd);
+  if (root >= 0) close(root);
+  if (fd >= 0 || (error != ENOSYS && error != EPERM)) return absl::OkStatus();
+  return Error(absl::StatusCode::kUnimplemented, "OPENAT2_UNAVAILABLE",
+               absl::StrCat("the kernel does not answer openat2 here (", strerrorname_np(error),
+                            "), by which paths are kept beneath --model-root: it takes Linux 5.6, "
+                            "and a filter of system calls that lets it pass (systemd's "
+                            "RestrictSUIDSGID does not)"));
 }
 
 }  // namespace lorad::server

@@ -20,7 +20,7 @@ CODE = {".bazel", ".bzl", ".cc", ".conf", ".cu", ".cuh", ".h", ".proto", ".py", 
 FOREIGN = {"LlamaTokenizer", "CUDA_VISIBLE_DEVICES", "omp.h", "nvml.h", "cupti.h",
            "--racecheck-indirect-barrier-dependency", "--system", "--home-dir", "--shell", "--now",
            "--dependency", "--jobid", "--overlap", "--nodelist", "--pty", "--from-file", "--replicas",
-           "--build-arg", "--stop-timeout", "--pids-limit", "--rm"}
+           "--build-arg", "--stop-timeout", "--pids-limit", "--restart", "--rm"}
 # Put together at run time.
 COMPOSED = {"ADAPTER_EXISTS"}
 # Words that stand for a name of the reader's.

@@ -4,13 +4,16 @@ service is exposed to stays under a bar. Without systemd-analyze it is skipped. 
 usage: units_test.py [TEST ...]
 """
 
+import ctypes
 import pathlib
+import platform
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 
-from house import LORAD, ROOT, WORKER, Failure, main, tell
+from house import LORAD, ROOT, WORKER, Failure, Skipped, main, tell
 
 UNITS = ROOT / "deploy/systemd"
 EXPOSURE = {"lorad.service": 2.0, "lorad-worker@.service": 2.0}
@@ -75,6 +78,34 @@ def test_they_are_exposed_to_little():
             assert float(level[1]) <= bar, said
 
 
+def test_a_worker_comes_back_to_a_coordinator_that_was_started_again():
+    """It had been told to end, and had ended with 0."""
+    assert "\nRestart=always\n" in (UNITS / "lorad-worker@.service").read_text()
+
+
+def take_openat2_away():
+    """In a new process: from now on the kernel answers openat2 with ENOSYS, as under systemd's RestrictSUIDSGID."""
+    no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
+    steps = [(0x20, 0, 0, 0), (0x15, 0, 1, 437), (0x06, 0, 0, 0x00050000 | 38), (0x06, 0, 0, 0x7FFF0000)]  # number; openat2? ENOSYS; allow
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for arguments in ((no_new_privileges, 1, 0, 0, 0), (set_seccomp, filter_mode, program, 0, 0)):
+        if libc.prctl(*arguments) != 0:
+            raise OSError(ctypes.get_errno(), f"prctl{arguments}")
+
+
+def test_a_filter_that_takes_too_much_is_named():
+    if platform.machine() != "x86_64":
+        raise Skipped("the filter is written for x86-64")
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([LORAD, "serve", "--data-dir", f"{folder}/data", "--workers", "none", "--listen", "127.0.0.1:0"],
+                              capture_output=True, text=True, timeout=60, preexec_fn=take_openat2_away)
+        assert done.returncode == 1 and done.stderr.startswith("error: OPENAT2_UNAVAILABLE: "), done
+
+
 if __name__ == "__main__":
-    main([test_systemd_understands_them, test_verify_notices, test_they_are_exposed_to_little],
+    main([test_systemd_understands_them, test_verify_notices, test_they_are_exposed_to_little,
+          test_a_worker_comes_back_to_a_coordinator_that_was_started_again,
+          test_a_filter_that_takes_too_much_is_named],
          lacking=None if shutil.which("systemd-analyze") else "systemd-analyze is not installed")

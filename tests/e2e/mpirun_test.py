@@ -30,13 +30,22 @@ class MpiRun(Run):
         self.hosts = self.folder / "hosts"
         self.hosts.write_text("".join(f"{host}\n" for host in hosts))
         self.environment |= ROOT_MAY
+        self.launchers = []
+
+    def __exit__(self, *raised):
+        for launcher in self.launchers:  # of a test that failed
+            if launcher.poll() is None:
+                launcher.kill()  # and mpirun gets SIGTERM for it
+                launcher.wait()
+        super().__exit__(*raised)
 
     def start(self, ranks=3, mpirun="", options=()):
         """lorad-mpirun, as a process."""
         command = ["lorad-mpirun", "--site", self.site, "--mpirun", f"--hostfile {self.hosts} -np {ranks} {mpirun}",
                    "--worker", "--threads 1 --memory 1GiB", *options, "--", self.command]
         with open(self.log, "ab") as log:
-            return subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env=self.environment)
+            self.launchers.append(subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env=self.environment))
+        return self.launchers[-1]
 
     def commands(self):
         """{process: its command} of all in whose command the run's folder is."""

@@ -73,6 +73,9 @@ class Cluster:
         return self
 
     def __exit__(self, kind, *_):
+        if kind:  # of a test that failed
+            self.run("scancel", "--user", getpass.getuser())
+            until(lambda: not self.run("squeue", "-h"), "all jobs have ended", 60)
         for daemon in reversed(self.daemons):
             daemon.terminate()
             daemon.wait(30)

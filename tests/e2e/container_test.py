@@ -48,6 +48,7 @@ def test_what_is_installed_runs():
             assert said.returncode == 0 and re.search(r"\d+\.\d+", said.stdout), f"{program}: {said}"
         solver = pathlib.Path(libraries(prefix / "bin/lorad")["libhighs.so"]).resolve()
         assert solver == (prefix / "lib/libhighs.so").resolve(), solver
+        assert os.access(prefix / "bin/lorad-mpi", os.X_OK)
         for script in ("lorad-run-coordinator", "lorad-run-worker", "lorad-run-jobs", "lorad.sbatch", "lorad-mpirun", "lorad-rank"):
             assert os.access(prefix / "bin" / script, os.X_OK), script
 
@@ -74,7 +75,7 @@ def test_the_image_has_the_libraries():
     listed = re.search(r"--no-install-recommends (.*?) &&", install)[1].split()
     there = needed(listed)
     asked = {}
-    for program in (BINARIES / "server/lorad", BINARIES / "worker/lorad-worker", BINARIES / "client/lora"):
+    for program in (BINARIES / "server/lorad", BINARIES / "worker/lorad-worker", BINARIES / "worker/mpi/lorad-mpi", BINARIES / "client/lora"):
         asked |= {name: str(pathlib.Path(path).resolve()) for name, path in libraries(program).items()
                   if name != "libhighs.so" and not re.search(r"/cuda|cublas|cudnn", path)}
     # dpkg knows some by /lib and some by /usr/lib, which are one folder.

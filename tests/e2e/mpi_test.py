@@ -189,8 +189,9 @@ def test_workers_that_mpirun_launched():
     want, memory = alone()
     with Site("--transport", "mpi") as site:
         prepare(site.house)
-        command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", 2, WORKER, "--coordinator", site.house.address,
-                   "--threads", 1, "--memory", memory, "--transport", "mpi"]
+        # One that mpirun kills a second after it has asked it to end would leave its helper's folder.
+        command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "odls_base_sigkill_timeout", 60, "-n", 2,
+                   WORKER, "--coordinator", site.house.address, "--threads", 1, "--memory", memory, "--transport", "mpi"]
         with open(site.house.log_path, "ab") as log:
             site.house.workers.append(subprocess.Popen(list(map(str, command)), stdout=log, stderr=log))
         site.has_workers(2)

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tests/golden/golden_run.h"
+#include "tests/worker/transport/join.h"
 
 namespace lorad::worker {
 namespace {
@@ -36,7 +37,7 @@ void Train(const std::string& model, const std::vector<GoldenJob*>& jobs,
                    .longest_sequence = 128,
                    .cuts = cuts,
                    .in_flight = static_cast<int32_t>(cuts.size()) + 1,
-                   .sockets = true});
+                   .open_listener = ListenByASocket});
   harness.Form();
   std::vector<TestJob*> train;
   for (GoldenJob* golden : jobs) {

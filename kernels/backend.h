@@ -29,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/arena.h"
 #include "kernels/batch.h"
+#include "kernels/device_copies.h"
 #include "kernels/tensor.h"
 
 namespace lorad::kernels {
@@ -111,6 +112,10 @@ class Backend {
 
   // The dense values of `device`, float32.
   virtual void ReadBack(const TensorView& device, float* host) = 0;
+
+  // For those who carry tensors to other devices; null where memory is the host's: they read and
+  // write it themselves. The backend outlives it.
+  virtual std::unique_ptr<DeviceCopies> MakeCopies() { return nullptr; }
 
   // ---- handles ----
 

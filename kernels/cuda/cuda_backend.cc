@@ -10,6 +10,7 @@
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/device/context.h"
+#include "kernels/cuda/device/copies.h"
 #include "kernels/cuda/device/device.h"
 #include "kernels/cuda/device/transfer.h"
 #include "kernels/cuda/gemm/gemm.h"
@@ -112,6 +113,8 @@ class CudaBackend final : public Backend {
     context();
     transfer_.ReadBack(device, host);
   }
+
+  std::unique_ptr<DeviceCopies> MakeCopies() override { return MakeCudaCopies(context()); }
 
   // ---- handles ----
 

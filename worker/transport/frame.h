@@ -2,9 +2,9 @@
 //
 //   0   magic      "LORD"
 //   4   kind       1 hello, 2 note, 3 tensor, 4 room: the other side has memory for the next tensor
-//   8   head       bytes of the head: a StageHello, a note, a StagePassage
+//   8   head       bytes of the head: a StageHello, a note, a StagePassage, the memory's name
 //   12  zero
-//   16  body       bytes of the body: the rows of a tensor; else 0
+//   16  body       bytes of the body: the rows of a tensor that are not there already; else 0
 //   24  head, then body
 //
 // Integers are little-endian.

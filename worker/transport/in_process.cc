@@ -53,15 +53,29 @@ class Exchange {
     });
   }
 
-  absl::Status PostReceive(int from, Lane lane, const TensorView& memory) {
+  // `name`: of an Offer.
+  absl::Status PostReceive(int from, Lane lane, const TensorView& memory, std::string name) {
     std::lock_guard lock(mutex_);
     if (!broken_.ok()) return broken_;
     Edge& edge = edges_[{from, lane}];
     if (edge.receiving.has_value()) return absl::InternalError("a tensor is awaited already");
     edge.receiving = memory;
+    edge.name = std::move(name);
     Meet(edge, false);
     changed_.notify_all();
     return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::string> WaitRoom(int stage, Lane lane) {
+    std::unique_lock lock(mutex_);
+    const Edge& edge = edges_[{stage, lane}];
+    const absl::Status status =
+        Wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> std::optional<Time> {
+          if (edge.receiving.has_value() && !edge.landed.has_value()) return Time();
+          return std::nullopt;
+        });
+    if (!status.ok()) return status;
+    return edge.name;
   }
 
   absl::StatusOr<std::optional<Passage>> WaitReceived(int from, Lane lane) {
@@ -118,6 +132,7 @@ class Exchange {
   struct Edge {
     std::optional<std::pair<Passage, TensorView>> sending;
     std::optional<TensorView> receiving;
+    std::string name;                                // of what is offered
     std::optional<std::pair<Passage, Time>> landed;  // in `receiving`, to be seen from then on
     bool given_up = false;                           // a wait for it has nothing to wait for
   };
@@ -138,12 +153,13 @@ class Exchange {
     if (last && !waits) return;
     const auto [passage, memory] = *std::exchange(edge.sending, std::nullopt);
     const TensorView& to = *edge.receiving;
-    if (passage.rows > to.rows || memory.columns != to.columns || memory.dtype != to.dtype) {
+    if (passage.rows > to.rows || memory.columns != to.columns || memory.dtype != to.dtype ||
+        passage.in_place == edge.name.empty()) {
       broken_ = absl::InternalError(absl::StrCat(passage.rows, " rows of ", memory.columns,
                                                  " columns came where ", to.rows, " of ",
                                                  to.columns, " have memory"));
     } else {
-      CopyRows(memory, passage.rows, to);
+      if (!passage.in_place) CopyRows(memory, passage.rows, to);
       edge.landed.emplace(passage, Later());
     }
     changed_.notify_all();
@@ -193,7 +209,13 @@ class InProcessTransport final : public Transport {
   }
   absl::Status WaitSent(Lane lane) override { return exchange_->WaitSent(stage_, lane); }
   absl::Status PostReceive(Lane lane, const TensorView& memory) override {
-    return exchange_->PostReceive(From(lane), lane, memory);
+    return exchange_->PostReceive(From(lane), lane, memory, "");
+  }
+  absl::Status Offer(Lane lane, const TensorView& memory, std::string name) override {
+    return exchange_->PostReceive(From(lane), lane, memory, std::move(name));
+  }
+  absl::StatusOr<std::string> WaitRoom(Lane lane) override {
+    return exchange_->WaitRoom(stage_, lane);
   }
   absl::StatusOr<std::optional<Passage>> WaitReceived(Lane lane) override {
     return exchange_->WaitReceived(From(lane), lane);

@@ -50,7 +50,7 @@ struct Connection {
 
   std::deque<Outgoing> out;
   std::optional<Outgoing> waiting;  // a tensor, until the other side has room for it
-  bool room = false;                // the other side has, and the next tensor may go
+  std::optional<std::string> room;  // the other side has, by this name; the next tensor may go
 
   // The frame that comes: header and head, then the body.
   std::string in;
@@ -60,6 +60,7 @@ struct Connection {
 
   // Of tensors.
   std::optional<TensorView> posted;  // where the next one lands
+  bool offered = false;              // it is the other side who writes the rows there
   v1::StagePassage coming;           // head_is_here
   std::optional<Passage> landed;
   bool given_up = false;  // a wait for it has nothing to wait for
@@ -69,9 +70,9 @@ struct Connection {
   // A tensor goes when the other side has room for it: then nothing that is sent waits in a socket,
   // and a peer whose kernel takes nothing any more is gone.
   void Go() {
-    if (!waiting.has_value() || !room) return;
+    if (!waiting.has_value() || !room.has_value()) return;
     out.push_back(*std::exchange(waiting, std::nullopt));
-    room = false;
+    room.reset();
   }
   bool sends() const {
     return waiting.has_value() || std::any_of(out.begin(), out.end(), [](const Outgoing& frame) {
@@ -109,7 +110,7 @@ class SocketsTransport final : public Transport {
     head.set_columns(memory.columns);
     head.set_value_bytes(static_cast<int32_t>(kernels::BytesOf(memory.dtype)));
     head.mutable_lost()->Add(passage.lost.begin(), passage.lost.end());
-    const int64_t bytes = BytesOf(memory, passage.rows);
+    const int64_t bytes = passage.in_place ? 0 : BytesOf(memory, passage.rows);
     std::lock_guard lock(mutex_);
     if (!broken_.ok()) return broken_;
     Connection& connection = Tensors(To(lane));
@@ -130,13 +131,19 @@ class SocketsTransport final : public Transport {
 
   absl::Status PostReceive(Lane lane, const TensorView& memory) override {
     assert(memory.row_stride == memory.columns && memory.device == kernels::Device::kCpu);
-    std::lock_guard lock(mutex_);
-    if (!broken_.ok()) return broken_;
-    Connection& connection = Tensors(From(lane));
-    connection.posted = memory;
-    connection.out.push_back({.head = BeginFrame(FrameKind::kRoom, "", 0)});
-    wake_up_.Set();
-    return absl::OkStatus();
+    return MakeRoom(lane, memory, "");
+  }
+
+  absl::Status Offer(Lane lane, const TensorView& memory, std::string name) override {
+    return MakeRoom(lane, memory, std::move(name));
+  }
+
+  absl::StatusOr<std::string> WaitRoom(Lane lane) override {
+    std::unique_lock lock(mutex_);
+    const Connection& connection = Tensors(To(lane));
+    const absl::Status status = Wait(lock, To(lane), [&] { return connection.room.has_value(); });
+    if (!status.ok()) return status;
+    return *connection.room;
   }
 
   absl::StatusOr<std::optional<Passage>> WaitReceived(Lane lane) override {
@@ -186,6 +193,18 @@ class SocketsTransport final : public Transport {
   }
   Connection& Notes(int stage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return connections_.at({v1::StageHello::NOTES, stage});
+  }
+
+  // `name`: of an Offer.
+  absl::Status MakeRoom(Lane lane, const TensorView& memory, std::string name) {
+    std::lock_guard lock(mutex_);
+    if (!broken_.ok()) return broken_;
+    Connection& connection = Tensors(From(lane));
+    connection.posted = memory;
+    connection.offered = !name.empty();
+    connection.out.push_back({.head = BeginFrame(FrameKind::kRoom, name, 0)});
+    wake_up_.Set();
+    return absl::OkStatus();
   }
 
   template <class Ready>
@@ -305,7 +324,7 @@ class SocketsTransport final : public Transport {
     if (of_notes) {
       connection.notes.push_back(std::move(head));
     } else {
-      connection.room = true;
+      connection.room = std::move(head);
       connection.Go();
     }
     connection.in.clear();
@@ -332,7 +351,7 @@ class SocketsTransport final : public Transport {
     const int64_t bytes = connection.header->body_bytes;
     if (coming.rows() < 0 || coming.rows() > memory.rows || coming.columns() != memory.columns ||
         coming.value_bytes() != kernels::BytesOf(memory.dtype) ||
-        bytes != BytesOf(memory, coming.rows())) {
+        bytes != (connection.offered ? 0 : BytesOf(memory, coming.rows()))) {
       return absl::InternalError(
           absl::StrCat("it sends ", coming.rows(), " rows of ", coming.columns(), " values of ",
                        coming.value_bytes(), " bytes (", bytes,
@@ -347,7 +366,8 @@ class SocketsTransport final : public Transport {
     }
     connection.landed = {.microbatch = coming.microbatch(),
                          .rows = coming.rows(),
-                         .lost = {coming.lost().begin(), coming.lost().end()}};
+                         .lost = {coming.lost().begin(), coming.lost().end()},
+                         .in_place = connection.offered};
     connection.posted.reset();
     connection.head_is_here = false;
     connection.header.reset();

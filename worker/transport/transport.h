@@ -19,7 +19,8 @@ struct Passage {
   int64_t microbatch = 0;
   int64_t rows = 0;  // 0: the microbatch has none here, or no gradient
   std::vector<int32_t> lost =
-      {};  // segments whose results are void, by their place in the microbatch
+      {};                 // segments whose results are void, by their place in the microbatch
+  bool in_place = false;  // the rows are there already (Transport::Offer)
 
   bool operator==(const Passage&) const = default;
 };
@@ -42,10 +43,13 @@ struct Passage {
 // later call gives that first error again. Errors of what the other side sent (another microbatch's
 // place, more rows than there is memory) are INTERNAL.
 //
-// Memory: belongs to the caller, is the host's, and is at rest when it is handed over: what is sent
-// is written, what is received into is read. From Send to WaitSent, and from PostReceive to
-// WaitReceived, it is the transport's.
-// Threads: one calls; Interrupt and GiveUpReceive may come from any.
+// Memory: belongs to the caller. From Send to WaitSent, and from PostReceive to WaitReceived, it is
+// the transport's. The host's is at rest when it is handed over: what is sent is written, what is
+// received into is read. A device's (device_transport.h) is handed over and back in the order of the
+// device's operations: a Send gives what those before it write, and those behind a WaitReceived read
+// what it has brought.
+// Threads: one calls for each end of a lane and for the notes, so one may for all; Interrupt and
+// GiveUpReceive may come from any.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -64,6 +68,14 @@ class Transport {
   // One WaitReceived of the lane, under way or the next, does not wait any more: what it is for is
   // never sent. REQUIRES: so it is; it would end otherwise.
   virtual void GiveUpReceive(Lane lane) = 0;
+
+  // ---- for those who write into the other side's memory themselves ----
+
+  // As PostReceive, for a tensor of the shape of `memory` whose rows do not come this way: the other
+  // side learns `name`, writes the rows where it says, and then sends the passage alone, in_place.
+  virtual absl::Status Offer(Lane lane, const kernels::TensorView& memory, std::string name) = 0;
+  // Until the other side has memory for the lane's next tensor; its name, "" without an Offer.
+  virtual absl::StatusOr<std::string> WaitRoom(Lane lane) = 0;
 
   // REQUIRES, of both: one of the two stages is 0.
   virtual absl::Status SendNote(int stage, std::string note) = 0;

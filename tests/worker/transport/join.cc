@@ -4,6 +4,8 @@
 #include <thread>
 #include <utility>
 
+#include "worker/transport/device_listener.h"
+
 namespace lorad::worker {
 
 Joined TryJoin(int stages, const OpenListener& open_listener,
@@ -54,6 +56,17 @@ Joined TryJoinBySockets(int stages, const SocketsOptions& options,
 
 std::vector<std::unique_ptr<Transport>> JoinBySockets(int stages, const SocketsOptions& options) {
   return AllOf(TryJoinBySockets(stages, options));
+}
+
+Joined TryJoinDevices(const std::vector<StageDevice>& stages, const SocketsOptions& options) {
+  size_t next = 0;
+  return TryJoin(
+      static_cast<int>(stages.size()), [&]() -> absl::StatusOr<std::unique_ptr<StageListener>> {
+        const StageDevice& stage = stages.at(next++);
+        auto below = SocketsListener::Open("127.0.0.1", options);
+        if (!below.ok()) return below.status();
+        return std::make_unique<DeviceListener>(*std::move(below), stage.copies, stage.choice);
+      });
 }
 
 }  // namespace lorad::worker

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/device_copies.h"
+#include "worker/transport/choice.h"
 #include "worker/transport/sockets.h"
 
 namespace lorad::worker {
@@ -28,5 +30,12 @@ Joined TryJoinBySockets(int stages, const SocketsOptions& options,
 
 std::vector<std::unique_ptr<Transport>> JoinBySockets(int stages,
                                                       const SocketsOptions& options = {});
+
+// A stage with a device. It outlives the transports.
+struct StageDevice {
+  kernels::DeviceCopies* copies = nullptr;
+  TransportChoice choice = TransportChoice::kAuto;
+};
+Joined TryJoinDevices(const std::vector<StageDevice>& stages, const SocketsOptions& options = {});
 
 }  // namespace lorad::worker

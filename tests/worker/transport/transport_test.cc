@@ -9,7 +9,9 @@
 #include <thread>
 
 #include "tests/worker/mpi/site.h"
+#include "tests/worker/transport/fake_device.h"
 #include "tests/worker/transport/join.h"
+#include "worker/transport/device_transport.h"
 #include "worker/transport/in_process.h"
 
 namespace lorad::worker {
@@ -25,6 +27,15 @@ struct Kind {
   std::function<Transports(int stages, int64_t timeout_ms)> join;
 };
 
+Transports OnDevices(Transports below, Crossing crossing) {
+  static const std::unique_ptr<kernels::DeviceCopies> copies = MakeFakeCopies();
+  for (size_t stage = 0; stage < below.size(); ++stage) {
+    below[stage] = MakeDeviceTransport(static_cast<int>(stage), std::move(below[stage]),
+                                       copies.get(), {crossing, crossing});
+  }
+  return below;
+}
+
 std::vector<Kind> Kinds() {
   using Moment = InProcessOptions::Moment;
   const auto in_process = [](Moment moment, int64_t delay_us_max) {
@@ -34,15 +45,37 @@ std::vector<Kind> Kinds() {
           {.moment = moment, .delay_us_max = delay_us_max, .seed = 1, .timeout_ms = timeout_ms});
     };
   };
-  std::vector<Kind> kinds = {{"in process, at once", in_process(Moment::kAtOnce, 0)},
-                             {"in process, at last", in_process(Moment::kAtLast, 0)},
-                             {"in process, shuffled and slow", in_process(Moment::kShuffled, 500)},
-                             {"sockets", [](int stages, int64_t timeout_ms) {
-                                return JoinBySockets(stages, {.wait_ms = timeout_ms});
-                              }}};
+  const auto by_sockets = [](int stages, int64_t timeout_ms) {
+    return JoinBySockets(stages, {.wait_ms = timeout_ms});
+  };
+  std::vector<Kind> kinds = {
+      {"in process, at once", in_process(Moment::kAtOnce, 0)},
+      {"in process, at last", in_process(Moment::kAtLast, 0)},
+      {"in process, shuffled and slow", in_process(Moment::kShuffled, 500)},
+      {"sockets", by_sockets},
+      {"devices, staged, in process",
+       [=](int stages, int64_t timeout_ms) {
+         return OnDevices(in_process(Moment::kShuffled, 500)(stages, timeout_ms),
+                          Crossing::kStaged);
+       }},
+      {"devices, staged, by sockets",
+       [=](int stages, int64_t timeout_ms) {
+         return OnDevices(by_sockets(stages, timeout_ms), Crossing::kStaged);
+       }},
+      {"devices, by peer, in process",
+       [=](int stages, int64_t timeout_ms) {
+         return OnDevices(in_process(Moment::kAtLast, 500)(stages, timeout_ms), Crossing::kPeer);
+       }},
+      {"devices, by peer, with sockets", [=](int stages, int64_t timeout_ms) {
+         return OnDevices(by_sockets(stages, timeout_ms), Crossing::kPeer);
+       }}};
   if (MpiSite* site = MpiSite::Here(); site != nullptr) {
-    kinds.push_back({"MPI", [site](int stages, int64_t timeout_ms) {
-                       return AllOf(site->TryJoin(stages, {.wait_ms = timeout_ms}));
+    const auto by_mpi = [site](int stages, int64_t timeout_ms) {
+      return AllOf(site->TryJoin(stages, {.wait_ms = timeout_ms}));
+    };
+    kinds.push_back({"MPI", by_mpi});
+    kinds.push_back({"devices, staged, by MPI", [=](int stages, int64_t timeout_ms) {
+                       return OnDevices(by_mpi(stages, timeout_ms), Crossing::kStaged);
                      }});
   }
   return kinds;
@@ -224,6 +257,47 @@ TEST_CASE("a stage that is gone is known at once, in every wait") {
       CHECK(absl::IsUnavailable(status));
       CHECK_THAT(std::string(status.message()), Catch::Contains("stage 0"));
       other.join();
+    }
+  }
+}
+
+// The transports of the host's memory; those of devices choose between Offer and PostReceive.
+std::vector<Kind> Beneath() { return {Kinds()[0], Kinds()[3]}; }
+
+TEST_CASE("who is offered memory learns its name, and sends the passage alone") {
+  for (const Kind& kind : Beneath()) {
+    INFO(kind.name);
+    const Transports stages = kind.join(2, 10'000);
+    Tensor memory(2, 4, -1);
+    REQUIRE(stages[1]->Offer(Lane::kActivations, memory.view, "there").ok());
+    const auto name = stages[0]->WaitRoom(Lane::kActivations);
+    REQUIRE(name.ok());
+    CHECK(*name == "there");
+    const Tensor sent(2, 4);
+    const Passage passage{.microbatch = 1, .rows = 2, .in_place = true};
+    REQUIRE(stages[0]->Send(Lane::kActivations, passage, sent.view).ok());
+    CHECK(**stages[1]->WaitReceived(Lane::kActivations) == passage);
+    CHECK((memory.values == Tensor(2, 4, -1).values));  // the transport has left it alone
+    REQUIRE(stages[1]->PostReceive(Lane::kActivations, memory.view).ok());
+    CHECK(stages[0]->WaitRoom(Lane::kActivations)->empty());
+  }
+}
+
+TEST_CASE("rows that come where they were to be written, or the other way, are refused") {
+  for (const Kind& kind : Beneath()) {
+    for (const bool offered : {true, false}) {
+      INFO(kind.name << (offered ? ", offered" : ", posted"));
+      const Transports stages = kind.join(2, 10'000);
+      Tensor sent(2, 4);
+      Tensor memory(2, 4);
+      const absl::Status posted = offered
+                                      ? stages[1]->Offer(Lane::kActivations, memory.view, "there")
+                                      : stages[1]->PostReceive(Lane::kActivations, memory.view);
+      REQUIRE(posted.ok());
+      stages[0]
+          ->Send(Lane::kActivations, {.microbatch = 1, .rows = 2, .in_place = !offered}, sent.view)
+          .IgnoreError();
+      CHECK(absl::IsInternal(stages[1]->WaitReceived(Lane::kActivations).status()));
     }
   }
 }

@@ -1,0 +1,21 @@
+// A device whose memory is the host's and whose operations are done when they are called. Its copies
+// are not: each lane has a thread that does them later, at times of a seed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/device_copies.h"
+
+namespace lorad::worker {
+
+struct FakeDevice {
+  int64_t delay_us_max = 200;  // of a copy
+  bool shares = true;          // or refuses to
+  bool opens = true;           // what others share, or refuses to
+};
+
+// Two of one process can open each other's memory.
+std::unique_ptr<kernels::DeviceCopies> MakeFakeCopies(const FakeDevice& device = {});
+
+}  // namespace lorad::worker

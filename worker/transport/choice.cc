@@ -1,0 +1,15 @@
+#include "worker/transport/choice.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace lorad::worker {
+
+absl::StatusOr<TransportChoice> ParseTransportChoice(std::string_view word) {
+  if (word == "auto") return TransportChoice::kAuto;
+  if (word == "peer") return TransportChoice::kPeer;
+  if (word == "sockets") return TransportChoice::kSockets;
+  return absl::InvalidArgumentError(
+      absl::StrCat("must be auto, peer or sockets, got '", std::string(word), "'"));
+}
+
+}  // namespace lorad::worker

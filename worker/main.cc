@@ -38,6 +38,8 @@
 #include "worker/link/renewal.h"
 #include "worker/mpi/helper.h"
 #include "worker/mpi/listener.h"
+#include "worker/transport/choice.h"
+#include "worker/transport/device_listener.h"
 #include "worker/transport/sockets.h"
 
 namespace lorad::worker {
@@ -45,9 +47,6 @@ namespace {
 
 constexpr char kVersion[] = "0.1.0";
 constexpr std::chrono::seconds kEndPatience(5);
-// How it reaches other stages.
-constexpr char kSockets[] = "sockets";
-constexpr char kMpi[] = "mpi";
 
 struct Flags {
   std::string coordinator;
@@ -55,8 +54,8 @@ struct Flags {
   DeviceOptions device;
   std::vector<PathMap> model_maps;
   std::string name;
-  std::string transport = kSockets;
   std::string stage_address;
+  TransportChoice transport = TransportChoice::kAuto;
   int64_t memory_bytes = 0;
   bool die_with_parent = false;
   bool list_devices = false;
@@ -113,11 +112,17 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
       ->check([](const std::string& text) {
         return std::string(ParsePathMap(text).status().message());
       });
-  app.add_option("--transport", flags->transport,
-                 "How it reaches workers that have other stages of a model, which have the same: "
-                 "sockets, or mpi (Open MPI, with a coordinator that was started with it)")
-      ->check(CLI::IsMember({kSockets, kMpi}))
-      ->capture_default_str();
+  app.add_option_function<std::string>(
+         "--transport",
+         [flags](const std::string& word) { flags->transport = *ParseTransportChoice(word); },
+         "How tensors go to the other stages of a model: auto; peer, into the memory of another "
+         "GPU of this host, or not at all; sockets, through the hosts' memory; mpi, the same by "
+         "Open MPI, for workers that all have it and a coordinator that was started with it "
+         "(default: auto, peer where it can be had, else sockets)")
+      ->type_name("auto|peer|sockets|mpi")
+      ->check([](const std::string& word) {
+        return std::string(ParseTransportChoice(word).status().message());
+      });
   app.add_option("--stage-address", flags->stage_address,
                  "Name or address of this machine at which the other stages of a model reach it "
                  "(default: that from which it reaches the coordinator; of no use over MPI)")
@@ -194,7 +199,7 @@ v1::Hello MakeHello(const Flags& flags, const OpenDevice& device, const std::str
   hello.set_pid(getpid());
   hello.set_numerics_id(numerics_id);
   hello.set_host(HostName());
-  hello.set_transport(flags.transport);
+  hello.set_transport(flags.transport == TransportChoice::kMpi ? "mpi" : "sockets");
   hello.set_multiprocessors(device.multiprocessors);
   hello.set_value_bytes(static_cast<int32_t>(kernels::BytesOf(device.backend->activation_dtype())));
   return hello;
@@ -236,10 +241,12 @@ absl::StatusOr<std::unique_ptr<StageListener>> ListenForStages(const Flags& flag
                    "; give an address of this machine with --stage-address"));
 }
 
-// How this worker reaches other stages. FAILED_PRECONDITION: MPI is not installed.
-absl::StatusOr<OpenListener> TransportOf(const Flags& flags, const char* own_name,
-                                         const Credentials* credentials) {
-  if (flags.transport == kSockets) return OpenListener([&flags] { return ListenForStages(flags); });
+// How the host's memory reaches other stages. FAILED_PRECONDITION: MPI is not installed.
+absl::StatusOr<OpenListener> HostTransport(const Flags& flags, const char* own_name,
+                                           const Credentials* credentials) {
+  if (flags.transport != TransportChoice::kMpi) {
+    return OpenListener([&flags] { return ListenForStages(flags); });
+  }
   // By link and by name: a runfiles tree has the helper beside the link.
   std::error_code ignored;
   const absl::StatusOr<std::string> helper =
@@ -258,6 +265,26 @@ absl::StatusOr<OpenListener> TransportOf(const Flags& flags, const char* own_nam
   });
 }
 
+// How this worker reaches other stages. `copies`: of a device with memory of its own, else null; must
+// outlive the listeners. FAILED_PRECONDITION: MPI is not installed, or peer needs a GPU.
+absl::StatusOr<OpenListener> TransportOf(const Flags& flags, const char* own_name,
+                                         const Credentials* credentials,
+                                         kernels::DeviceCopies* copies) {
+  if (flags.transport == TransportChoice::kPeer && copies == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--transport peer is for GPUs, and this worker's device is ", flags.device.name));
+  }
+  absl::StatusOr<OpenListener> host = HostTransport(flags, own_name, credentials);
+  if (!host.ok() || copies == nullptr) return host;
+  return OpenListener(
+      [open_below = *std::move(host), copies,
+       choice = flags.transport]() -> absl::StatusOr<std::unique_ptr<StageListener>> {
+        auto below = open_below();
+        if (!below.ok()) return below.status();
+        return std::make_unique<DeviceListener>(*std::move(below), copies, choice);
+      });
+}
+
 int Run(Flags flags, const char* own_name) {
   // Signals may reach any thread (libraries have some of their own), so the handler only writes a
   // byte, and a thread of ours waits for it.
@@ -269,13 +296,15 @@ int Run(Flags flags, const char* own_name) {
     return 1;
   }
   kernels::Backend* backend = device->backend.get();
+  const std::unique_ptr<kernels::DeviceCopies> copies = backend->MakeCopies();
   if (flags.memory_bytes == 0) flags.memory_bytes = device->memory_bytes;
   const absl::StatusOr<std::unique_ptr<Credentials>> credentials = LoadCredentials(flags);
   if (!credentials.ok()) {
     spdlog::error("{}", TextOf(credentials.status()));
     return 1;
   }
-  const absl::StatusOr<OpenListener> transport = TransportOf(flags, own_name, credentials->get());
+  const absl::StatusOr<OpenListener> transport =
+      TransportOf(flags, own_name, credentials->get(), copies.get());
   if (!transport.ok()) {
     spdlog::error("{}", TextOf(transport.status()));
     return 1;

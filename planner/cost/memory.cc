@@ -140,7 +140,9 @@ int64_t ActivationBytes(const ModelShape& model, const GroupShape& group, const 
 
 int64_t TransferBytes(const ModelShape& model, const GroupShape& group, const StageRange& range) {
   const int64_t neighbours = (range.has_embedding() ? 0 : 1) + (HasHead(model, range) ? 0 : 1);
-  return neighbours * 2 * Values(group.capacity_tokens * model.hidden, group.device);
+  // On a GPU what comes lands in memory of its own first, which the neighbour may write.
+  const int64_t tensors = group.device.kind == DeviceKind::kCuda ? 3 : 2;
+  return neighbours * tensors * Values(group.capacity_tokens * model.hidden, group.device);
 }
 
 // As the engine asks its backend for (worker/engine/model.h).

@@ -198,11 +198,11 @@ class House:
     def worker_pids(self):
         return [w["pid"] for w in self.objects("worker", "ls") if w["state"] != "LOST" and w["pid"] > 0]
 
-    def wait_for_worker(self, seconds=30):
+    def wait_for_worker(self, count=1, seconds=30):
         deadline = time.monotonic() + seconds
-        while not any(worker["state"] == "IDLE" for worker in self.objects("worker", "ls")):
+        while sum(worker["state"] == "IDLE" for worker in self.objects("worker", "ls")) < count:
             if time.monotonic() > deadline:
-                raise Failure("no worker registered")
+                raise Failure(f"no {count} workers registered")
             time.sleep(0.05)
 
     def add_dataset(self, name, rows):

@@ -67,6 +67,20 @@ inline std::vector<storage::ModelDescription> Models() {
   };
 }
 
+// The first stage, one with two neighbours, and the last; with three microbatches in flight.
+inline void CheckStages(kernels::Backend& backend, const storage::ModelDescription& description,
+                        planner::GroupShape shape) {
+  shape.in_flight = 3;
+  const planner::ModelShape model = server::ShapeOf(description);
+  const auto blocks = static_cast<int32_t>(description.blocks.size());
+  for (const StageRange& range : {StageRange{0, 1}, {1, blocks - 1}, {blocks - 1, blocks}}) {
+    INFO("blocks " << range.first_block << " to " << range.end_block);
+    CHECK(planner::BytesOfGroup(model, shape, range).total() ==
+          Model::CountBytes(&backend, description, range, shape) +
+              Model::LandingBytes(backend, description, range, shape));
+  }
+}
+
 inline void CheckCudaMemory(kernels::Backend& backend, int multiprocessors) {
   const planner::DeviceShape device{
       .kind = planner::DeviceKind::kCuda,
@@ -88,6 +102,7 @@ inline void CheckCudaMemory(kernels::Backend& backend, int multiprocessors) {
                          << ToText(recomputation) << " again");
           CHECK(planner::BytesOfGroup(model, shape).total() ==
                 Model::CountBytes(&backend, description, WholeModel(description), shape));
+          CheckStages(backend, description, shape);
         }
       }
     }

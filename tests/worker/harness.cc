@@ -10,6 +10,7 @@
 #include "tests/worker/stages.h"
 #include "worker/engine/engine.h"
 #include "worker/host/process.h"
+#include "worker/transport/device_listener.h"
 #include "worker/transport/in_process.h"
 
 namespace lorad::worker {
@@ -217,6 +218,7 @@ void Harness::Start(Worker* worker) {
   worker->backend =
       options_.make_backend ? options_.make_backend() : kernels::MakeCpuBackend(options_.threads);
   if (options_.late) worker->backend = MakeLateBackend(std::move(worker->backend));
+  worker->copies = options_.make_copies ? options_.make_copies() : worker->backend->MakeCopies();
   kernels::Backend* backend = worker->backend.get();
   const EngineOptions engine{.memory_bytes = options_.memory_bytes,
                              .numerics_id = NumericsId(*backend)};
@@ -226,9 +228,17 @@ void Harness::Start(Worker* worker) {
           const EngineContext& context) -> absl::StatusOr<std::unique_ptr<GroupEngine>> {
     return Engine::Form(order, {backend, context, engine, SteadyClock(), model_files.get()});
   };
-  const OpenListener open_listener = [this]() -> absl::StatusOr<std::unique_ptr<StageListener>> {
-    if (options_.open_listener) return options_.open_listener();
-    return std::make_unique<InProcessListener>(&transports_);
+  const OpenListener open_listener = [this,
+                                      worker]() -> absl::StatusOr<std::unique_ptr<StageListener>> {
+    std::unique_ptr<StageListener> listener = std::make_unique<InProcessListener>(&transports_);
+    if (options_.open_listener) {
+      auto opened = options_.open_listener();
+      if (!opened.ok()) return opened.status();
+      listener = *std::move(opened);
+    }
+    if (worker->copies == nullptr) return listener;
+    return std::make_unique<DeviceListener>(std::move(listener), worker->copies.get(),
+                                            options_.transport);
   };
   CoreOptions core;
   core.hello.set_numerics_id(engine.numerics_id);

@@ -18,6 +18,7 @@
 #include "worker/driver.h"
 #include "worker/link/bulk.h"
 #include "worker/link/link.h"
+#include "worker/transport/choice.h"
 #include "worker/transport/listener.h"
 #include "worker/transport/transport.h"
 
@@ -114,6 +115,9 @@ class Harness {
     // transports; null: in this process, at once.
     OpenListener open_listener = nullptr;
     std::function<std::vector<std::unique_ptr<Transport>>(int stages)> join = nullptr;
+    // How the tensors of stages with devices cross, and by which copies: null: the backend's.
+    TransportChoice transport = TransportChoice::kAuto;
+    std::function<std::unique_ptr<kernels::DeviceCopies>()> make_copies = nullptr;
     std::vector<int64_t> budgets = {};  // of memory, by stage; none: no limit
     // Null: the CPU's, with so many threads.
     std::function<std::unique_ptr<kernels::Backend>()> make_backend = nullptr;
@@ -174,6 +178,7 @@ class Harness {
   struct Worker {
     MemoryLink link;
     std::unique_ptr<kernels::Backend> backend;
+    std::unique_ptr<kernels::DeviceCopies> copies;  // null where memory is the host's
     std::unique_ptr<Driver> driver;
   };
   std::vector<std::unique_ptr<Worker>> workers;  // the first stage's first

@@ -13,16 +13,15 @@
 
 #include "storage/tensors/safetensors.h"
 #include "tests/worker/harness.h"
+#include "tests/worker/join_and_leave.h"
 #include "tests/worker/mpi/site.h"
 #include "tests/worker/rows.h"
+#include "tests/worker/transport/fake_device.h"
 #include "tests/worker/transport/join.h"
 #include "worker/transport/in_process.h"
 
 namespace lorad::worker {
 namespace {
-
-const std::vector<std::string> kAll = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
-                                       "gate_proj", "up_proj", "down_proj"};
 
 // Three layers: six blocks.
 std::string Untied() {
@@ -42,62 +41,6 @@ Harness::Options InStages(Harness::Options options, std::vector<int32_t> cuts, i
   options.in_flight = in_flight;
   options.join = [transport](int stages) { return JoinInProcess(stages, transport); };
   return options;
-}
-
-// Of ranks 4 to 64, with dropout; "mlp" has no matrix in a stage that is one attention block.
-std::vector<TestJob> Jobs() {
-  return {MakeJob("small", 4, {"q_proj", "down_proj"}, RandomRows(12, 20, 100, 1), 4),
-          MakeJob("all", 16, kAll, RandomRows(12, 20, 100, 2), 3),
-          MakeJob("mlp", 64, {"gate_proj", "up_proj"}, RandomRows(12, 20, 100, 3), 2)};
-}
-
-// What has come of each job.
-struct Outcome {
-  std::map<std::string, std::vector<double>> losses, norms;
-  std::map<std::string, std::string> shards;
-  std::vector<double> evaluated;
-};
-
-// "small" trains alone, is joined by both others, which leave one after the other.
-Outcome JoinAndLeave(Harness* harness) {
-  harness->Form();
-  std::vector<TestJob> jobs = Jobs();
-  Outcome outcome;
-  harness->Load(jobs[0]);
-  harness->Step({&jobs[0]});
-  harness->Load(jobs[1]);
-  harness->Load(jobs[2]);
-  harness->Step({&jobs[0], &jobs[1], &jobs[2]});
-  outcome.evaluated.push_back(harness->Evaluate(jobs[1], jobs[1].rows));
-  harness->Step({&jobs[2], &jobs[0], &jobs[1]}, true);
-  harness->Free(jobs[2]);
-  harness->Step({&jobs[0], &jobs[1]}, true);
-  harness->Free(jobs[1]);
-  harness->Step({&jobs[0]}, true);
-  outcome.evaluated.push_back(harness->Evaluate(jobs[0], jobs[0].rows));
-  for (const TestJob& job : jobs) {
-    outcome.shards[job.name()] = harness->Shard(job);
-    for (const v1::StepDone& step : harness->steps(job.name())) {
-      outcome.losses[job.name()].push_back(step.loss());
-      outcome.norms[job.name()].push_back(step.grad_norm());
-    }
-  }
-  return outcome;
-}
-
-Outcome JoinAndLeave(const Harness::Options& options) {
-  Harness harness(options);
-  return JoinAndLeave(&harness);
-}
-
-void CheckEqual(const Outcome& got, const Outcome& want) {
-  CHECK(got.losses == want.losses);
-  CHECK(got.norms == want.norms);
-  CHECK(got.evaluated == want.evaluated);
-  for (const auto& [job, shard] : want.shards) {
-    INFO(job);
-    CHECK((got.shards.at(job) == shard));
-  }
 }
 
 TEST_CASE("one to four stages give one worker's bits, wherever the model is cut") {
@@ -182,6 +125,25 @@ TEST_CASE("one worker's bits over MPI") {
   CheckOver([site] { return site->Listen(); });
 }
 
+TEST_CASE("one worker's bits where tensors cross between devices, by peer or through hosts") {
+  const Outcome one = JoinAndLeave(Group(Untied()));
+  for (const std::vector<int32_t>& cut :
+       std::vector<std::vector<int32_t>>{{3}, {1, 4}, {1, 2, 5}}) {
+    for (const TransportChoice transport : {TransportChoice::kPeer, TransportChoice::kSockets}) {
+      for (const OpenListener& open_listener : {OpenListener(), OpenListener(ListenByASocket)}) {
+        INFO(cut.size() + 1 << " stages" << (transport == TransportChoice::kPeer ? ", by peer" : "")
+                            << (open_listener ? ", sockets" : ", in process"));
+        Harness::Options options = InStages(Group(Untied()), cut, 3);
+        options.open_listener = open_listener;
+        options.runs_on = true;
+        options.transport = transport;
+        options.make_copies = [] { return MakeFakeCopies(); };
+        CheckEqual(JoinAndLeave(options), one);
+      }
+    }
+  }
+}
+
 // ---- what goes wrong ----
 
 // A shard whose first matrix of a layer has an infinite element.
@@ -220,7 +182,7 @@ std::string ShardWithout(const std::string& shard, int layer) {
   return rest;
 }
 
-TestJob Victim() { return MakeJob("victim", 8, kAll, RandomRows(12, 20, 100, 5), 3); }
+TestJob Victim() { return MakeJob("victim", 8, kAllTargets, RandomRows(12, 20, 100, 5), 3); }
 
 std::string ShardAlone(TestJob job, int64_t steps) {
   Harness harness(Group(Untied()));
@@ -332,7 +294,7 @@ TEST_CASE("a microbatch without loss rows passes through all stages") {
   for (const size_t untrained : {0, 1, 3}) {
     std::fill(rows[untrained].labels.begin(), rows[untrained].labels.end(), -100);
   }
-  const TestJob job = MakeJob("job", 8, kAll, rows, 3);
+  const TestJob job = MakeJob("job", 8, kAllTargets, rows, 3);
   const std::string want = ShardAlone(job, 2);
   Harness harness(InStages(Group(Untied()), {1, 4}, 3));
   harness.Form();

@@ -154,18 +154,14 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   kernels::Backend* backend = environment.backend;
   const auto range = RangeOf(order, description);
   if (!range.ok()) return range.status();
-  if (engine->stages_ > 1 && backend->device() != kernels::Device::kCpu) {
-    return WithReason(absl::UnimplementedError("stages exchange tensors in the host's memory, so "
-                                               "only workers on CPUs can be one of several"),
-                      "STAGES_UNSUPPORTED");
-  }
-  engine->group_bytes_ = Model::CountBytes(backend, description, *range, *shape);
+  const int64_t arena_bytes = Model::CountBytes(backend, description, *range, *shape);
+  engine->group_bytes_ = arena_bytes + Model::LandingBytes(*backend, description, *range, *shape);
   const int64_t budget =
       order.budget_bytes() > 0 ? order.budget_bytes() : environment.options.memory_bytes;
   absl::Status status = CheckFits(engine->group_bytes_, 0, budget, "the group");
   if (!status.ok()) return status;
   const int64_t baseline_bytes = ResidentBytes();
-  auto arena = backend->MakeArena(engine->group_bytes_);
+  auto arena = backend->MakeArena(arena_bytes);
   if (!arena.ok()) return WithReason(arena.status(), "MEMORY_TAKEN");
   engine->arena_ = *std::move(arena);
   engine->model_ = std::make_unique<Model>(backend, description, *range, *shape, *engine->arena_);

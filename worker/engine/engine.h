@@ -55,8 +55,7 @@ class Engine : public GroupEngine {
   // Opens the model, checks that it is the one meant and that it fits, and loads it. Reports
   // GroupFormed. Errors carry a reason for GroupFailed: MEMORY (more than the worker may use),
   // MEMORY_TAKEN (it may, but others of the machine have it), BAD_STAGE (the range of blocks is none
-  // of this model, or no stage with that number has it), STAGES_UNSUPPORTED (the device's memory is
-  // out of reach for transports), or what ModelFiles::Open and storage gave.
+  // of this model, or no stage with that number has it), or what ModelFiles::Open and storage gave.
   static absl::StatusOr<std::unique_ptr<Engine>> Form(const v1::FormGroup& order,
                                                       const Environment& environment);
   ~Engine() override;
@@ -64,7 +63,7 @@ class Engine : public GroupEngine {
   Engine& operator=(const Engine&) = delete;
 
   // REQUIRES: there are several stages. An error of the transport, here and later, has the reason
-  // STAGE_LOST.
+  // STAGE_LOST, or MEMORY_TAKEN where it finds no memory.
   absl::Status Connect(Transport* transport) override;
   absl::Status BeginWindow(std::shared_ptr<const v1::Window> window) override;
   void EndWindow() override;
@@ -107,6 +106,7 @@ class Engine : public GroupEngine {
   absl::Status SendActivations(const v1::Operation& operation);
   absl::Status RecvGradient(const v1::Operation& operation);
   absl::Status SendGradient(const v1::Operation& operation);
+  void Settle();
   absl::Status PostReceive(Lane lane, const kernels::TensorView& memory);
   absl::Status Send(Lane lane, const Passage& passage, const kernels::TensorView& memory);
   absl::Status Tell(int stage, const v1::StageNote& note);
@@ -140,7 +140,7 @@ class Engine : public GroupEngine {
   const int stage_;
   const int stages_;
   std::optional<storage::ModelDirectory> directory_;
-  int64_t group_bytes_ = 0;  // of the model's arena
+  int64_t group_bytes_ = 0;  // of the model's arena, and what the transport takes of the device
   int64_t slot_bytes_ = 0;   // of all slots
   std::unique_ptr<kernels::Arena> arena_;
   std::unique_ptr<Model> model_;

@@ -12,7 +12,9 @@ namespace {
 
 absl::Status Lost(absl::Status status) {
   if (!status.ok()) {
-    status.SetPayload(storage::Absl(storage::kReasonPayload), absl::Cord("STAGE_LOST"));
+    const bool memory = absl::IsResourceExhausted(status);
+    status.SetPayload(storage::Absl(storage::kReasonPayload),
+                      absl::Cord(memory ? "MEMORY_TAKEN" : "STAGE_LOST"));
   }
   return status;
 }
@@ -36,15 +38,19 @@ absl::Status Engine::Connect(Transport* transport) {
   return status;
 }
 
-// The transport's threads read and write the memory at once, so nothing that is enqueued may use
-// it.
+// The host's memory is at rest when a transport gets it, a device's is handed over in the order of
+// its operations (transport.h).
+void Engine::Settle() {
+  if (environment_.backend->device() == kernels::Device::kCpu) environment_.backend->Synchronize();
+}
+
 absl::Status Engine::PostReceive(Lane lane, const kernels::TensorView& memory) {
-  environment_.backend->Synchronize();
+  Settle();
   return Lost(transport_->PostReceive(lane, memory));
 }
 
 absl::Status Engine::Send(Lane lane, const Passage& passage, const kernels::TensorView& memory) {
-  environment_.backend->Synchronize();
+  Settle();
   return Lost(transport_->Send(lane, passage, memory));
 }
 

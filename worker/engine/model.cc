@@ -41,6 +41,16 @@ int64_t Model::CountBytes(kernels::Backend* backend, const storage::ModelDescrip
   return counting.bytes_max();
 }
 
+int64_t Model::LandingBytes(const kernels::Backend& backend,
+                            const storage::ModelDescription& description, StageRange range,
+                            GroupShape shape) {
+  if (backend.device() == kernels::Device::kCpu) return 0;
+  const auto blocks = static_cast<int64_t>(description.blocks.size());
+  const int64_t neighbours = (range.has_embedding() ? 0 : 1) + (range.has_head(blocks) ? 0 : 1);
+  return neighbours * kernels::ArenaBytes(shape.capacity_tokens * description.hidden *
+                                          kernels::BytesOf(backend.activation_dtype()));
+}
+
 int64_t Model::targets() const {
   int64_t targets = 0;
   for (const BlockState& state : blocks_) {

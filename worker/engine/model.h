@@ -50,7 +50,8 @@ StageRange WholeModel(const storage::ModelDescription& description);
 //                dk, dv and dout), MLP 2 T F (dy; y, unless it is kept), with what the block's own
 //                forward leaves where blocks are computed again
 //   loss         with the head: T (log p), k times T H (unit gradient)
-//   transfers    twice T H for each neighbour: what comes next, and what is on its way
+//   transfers    twice T H for each neighbour: what comes next, and what is on its way; on a GPU once
+//                more, which is not of the arena: where it lands (LandingBytes)
 //   workspace    whatever Backend::ReserveWorkspace takes
 // Threads: one.
 class Model {
@@ -64,6 +65,12 @@ class Model {
   // Bytes of a real arena for it.
   static int64_t CountBytes(kernels::Backend* backend, const storage::ModelDescription& description,
                             StageRange range, GroupShape shape);
+
+  // What a transport takes of the device's memory beside the arena: where that is not the host's, one
+  // tensor for each neighbour (worker/transport/device_transport.h).
+  static int64_t LandingBytes(const kernels::Backend& backend,
+                              const storage::ModelDescription& description, StageRange range,
+                              GroupShape shape);
 
   // Fills the weights from the directory the description came from, tensor by tensor, straight into
   // the arena. REQUIRES: a real arena.

@@ -8,8 +8,9 @@ absl::StatusOr<TransportChoice> ParseTransportChoice(std::string_view word) {
   if (word == "auto") return TransportChoice::kAuto;
   if (word == "peer") return TransportChoice::kPeer;
   if (word == "sockets") return TransportChoice::kSockets;
+  if (word == "mpi") return TransportChoice::kMpi;
   return absl::InvalidArgumentError(
-      absl::StrCat("must be auto, peer or sockets, got '", std::string(word), "'"));
+      absl::StrCat("must be auto, peer, sockets or mpi, got '", std::string(word), "'"));
 }
 
 }  // namespace lorad::worker

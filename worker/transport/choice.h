@@ -12,9 +12,10 @@ enum class TransportChoice {
   kAuto,     // the fastest that both sides of a border have
   kPeer,     // by the copy engines of one host's GPUs, or not at all
   kSockets,  // through the hosts' memory
+  kMpi,      // the same, but by MPI: this choice is of those who join the hosts' memory, too
 };
 
-// "auto", "peer", "sockets". INVALID_ARGUMENT for another word.
+// "auto", "peer", "sockets", "mpi". INVALID_ARGUMENT for another word.
 absl::StatusOr<TransportChoice> ParseTransportChoice(std::string_view word);
 
 }  // namespace lorad::worker

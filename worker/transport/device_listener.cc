@@ -73,9 +73,9 @@ absl::Status Exchange(Transport* transport, std::deque<Neighbour>* neighbours) {
 absl::Status TryPeer(Transport* transport, kernels::DeviceCopies* copies, TransportChoice choice,
                      std::deque<Neighbour>* neighbours) {
   for (Neighbour& neighbour : *neighbours) {
-    auto probe = choice == TransportChoice::kSockets
-                     ? absl::FailedPreconditionError("sockets were asked for (--transport)")
-                     : copies->Share(kProbeBytes);
+    const bool staged = choice == TransportChoice::kSockets || choice == TransportChoice::kMpi;
+    auto probe = staged ? absl::FailedPreconditionError("another way was asked for (--transport)")
+                        : copies->Share(kProbeBytes);
     if (probe.ok()) {
       neighbour.probe = *std::move(probe);
       Say(kYes + neighbour.probe->name(), &neighbour);

@@ -46,7 +46,6 @@ constexpr std::array kFailures = {
     Entry{kCheckpointCorrupt, FailureKind::kServer},    // of init_from: its own has one before it
     Entry{"CONTENT_INVALID", FailureKind::kServer},
     Entry{"BAD_WINDOW", FailureKind::kServer},
-    Entry{"STAGES_UNSUPPORTED", FailureKind::kServer},
 };
 
 }  // namespace

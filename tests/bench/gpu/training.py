@@ -138,22 +138,25 @@ def print_trace(folder, name):
                    check=True)
 
 
-def run_lorad(setting, steps):
-    house = House(None, "--workers", "cuda:0", "--microbatch-tokens", setting["microbatch"])
+def run_lorad(setting, steps, stages=1):
+    """On `stages` GPUs, one stage of the model on each."""
+    workers = "cuda:" + ",".join(map(str, range(stages)))
+    house = House(None, "--workers", workers, "--microbatch-tokens", setting["microbatch"])
     model = house.folder / "model"
     subprocess.run([ROOT / "tools/make-model", setting["model"], model], check=True, stdout=subprocess.DEVNULL)
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
     with house:
-        house.wait_for_worker()
+        house.wait_for_worker(stages)
         before = used_bytes()
-        house.lora("model", "add", "model", "--path", model)
+        house.lora("model", "add", "model", "--path", model, *(["--stages", stages] if stages > 1 else []))
         estimated, names = submit(house, setting, vocabulary, steps)
         speed, peak = measure(house, names)
         jobs = house.wait(names)
         packed = sum(job["adapters_per_microbatch"] for job in jobs) / len(jobs)
+        log = house.log()
     house.clear()
     return {"tokens_per_second": speed, "peak_bytes": peak - before, "adapters_per_microbatch": packed,
-            "estimated_bytes": estimated, "step_ms": 1000 * setting["tokens"] / speed}
+            "estimated_bytes": estimated, "step_ms": 1000 * setting["tokens"] / speed, "log": log}
 
 
 def run_peft(setting, steps):
@@ -196,6 +199,7 @@ def main():
         with traced(options.trace, name):
             ours = run_lorad(setting, options.steps)
         peft = None if options.no_peft else run_peft(setting, 5)
+        ours.pop("log")
         results[name] = {"lorad": ours, "peft": peft, "bar": setting.get("bar")}
         bar = f" (bar {setting['bar']:,})" if "bar" in setting else ""
         tell(f"{name}: {ours['tokens_per_second']:,.0f} tokens/s{bar}, {ours['adapters_per_microbatch']:.2f} "
@@ -210,4 +214,5 @@ def main():
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -79,6 +79,7 @@ TEST_CASE("tensors go by peer where both sides can and want to, else through the
       {.what = "one opens nothing", .first = {.opens = false}, .second = {}},
       {.what = "the other opens nothing", .first = {}, .second = {.opens = false}},
       {.what = "one asks for sockets", .first = {}, .second = {}, .first_choice = Choice::kSockets},
+      {.what = "one asks for MPI", .first = {}, .second = {}, .first_choice = Choice::kMpi},
   };
   for (const Case& c : cases) {
     INFO(c.what);
@@ -138,8 +139,9 @@ TEST_CASE("a word that is none is refused") {
   CHECK(*ParseTransportChoice("auto") == TransportChoice::kAuto);
   CHECK(*ParseTransportChoice("peer") == TransportChoice::kPeer);
   CHECK(*ParseTransportChoice("sockets") == TransportChoice::kSockets);
+  CHECK(*ParseTransportChoice("mpi") == TransportChoice::kMpi);
   CHECK_THAT(std::string(ParseTransportChoice("nvlink").status().message()),
-             Catch::Contains("auto, peer or sockets, got 'nvlink'"));
+             Catch::Contains("auto, peer, sockets or mpi, got 'nvlink'"));
 }
 
 }  // namespace

@@ -1,0 +1,56 @@
+"""Tokens a second of one model on two GPUs as two stages, beside what one of the two does alone with the same jobs.
+
+usage: stages.py [--steps N] [--json FILE]
+
+The shape of Qwen2.5-14B with random weights, four adapters, sequences of mixed lengths (training.py has the rest). Skips
+where there are not two GPUs. The bar is the issue's: 1.93 times one GPU.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+
+from training import complete, run_lorad
+
+from house import WORKER, tell  # by the path that training has set
+
+SETTING = dict(model="qwen2.5-14b", adapters=4, sequences=8, length=0, microbatch=8192)
+STAGES = 2
+BAR = 1.93
+
+
+def count_gpus():
+    lines = subprocess.run([WORKER, "--list-devices"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return sum(line.startswith("cuda:") for line in lines)
+
+
+def ways(log):
+    """How each stage says that it reaches its neighbours."""
+    return [line[line.index("stage "):] for line in log.splitlines() if " reaches stage " in line]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--json", type=pathlib.Path)
+    options = parser.parse_args()
+    if count_gpus() < STAGES:
+        tell("skipped: fewer than two GPUs")
+        return
+    setting = complete(SETTING)
+    alone = run_lorad(setting, options.steps)
+    together = run_lorad(setting, options.steps, STAGES)
+    for way in ways(together["log"]):
+        tell(f"    {way}")
+    ratio = together["tokens_per_second"] / alone["tokens_per_second"]
+    tell(f"{SETTING['model']}: {alone['tokens_per_second']:,.0f} tokens/s on one GPU, {together['tokens_per_second']:,.0f} on "
+         f"{STAGES} as stages, {ratio:.3f} times as many (bar {BAR}); {alone['peak_bytes'] / 2**30:.1f} and "
+         f"{together['peak_bytes'] / 2**30:.1f} GiB used on the first")
+    if options.json:
+        options.json.write_text(json.dumps({"alone": alone["tokens_per_second"], "stages": together["tokens_per_second"],
+                                            "ratio": ratio}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

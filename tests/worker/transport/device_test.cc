@@ -105,6 +105,34 @@ TEST_CASE("each border is its own: one by peer, the next through the hosts' memo
   CHECK(third.landings == 0);
 }
 
+TEST_CASE("what comes waits until what came before it has left the memory in which both land") {
+  for (const TransportChoice choice : {TransportChoice::kPeer, TransportChoice::kSockets}) {
+    const auto copies = MakeFakeCopies({.delay_us_max = 20'000, .leads = false});
+    std::vector<std::vector<float>> came(8, std::vector<float>(100, -1));
+    {
+      const Joined joined = TryJoinDevices({{copies.get(), choice}, {copies.get(), choice}});
+      for (const auto& transport : joined) REQUIRE(transport.ok());
+      std::thread sender([&] {
+        for (size_t i = 0; i < came.size(); ++i) {
+          std::vector<float> sent(100, static_cast<float>(i));
+          const TensorView view = kernels::HostMatrix(sent.data(), 1, 100);
+          if (!(*joined[0])->Send(Lane::kActivations, {.rows = 1}, view).ok()) return;
+          if (!(*joined[0])->WaitSent(Lane::kActivations).ok()) return;
+        }
+      });
+      for (std::vector<float>& memory : came) {
+        const TensorView view = kernels::HostMatrix(memory.data(), 1, 100);
+        CHECK((*joined[1])->PostReceive(Lane::kActivations, view).ok());
+        CHECK((*joined[1])->WaitReceived(Lane::kActivations).ok());
+      }
+      sender.join();
+    }  // the end of the lanes
+    for (size_t i = 0; i < came.size(); ++i) {
+      CHECK((came[i] == std::vector<float>(100, static_cast<float>(i))));
+    }
+  }
+}
+
 TEST_CASE("a stage that must go by peer and cannot says which other and why") {
   const auto can = MakeFakeCopies();
   const auto cannot = MakeFakeCopies({.opens = false});

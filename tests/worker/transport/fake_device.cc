@@ -32,8 +32,7 @@ Shares& AllShares() {
 
 class FakeLane final : public kernels::CopyLane {
  public:
-  explicit FakeLane(int64_t delay_us_max)
-      : delay_us_max_(delay_us_max), thread_([this] { Run(); }) {}
+  explicit FakeLane(const FakeDevice& device) : device_(device), thread_([this] { Run(); }) {}
   ~FakeLane() override {
     Wait();
     {
@@ -47,7 +46,9 @@ class FakeLane final : public kernels::CopyLane {
   // Operations are done when they are called, so there is nothing to wait for, and nothing waits.
   void Remember() override {}
   void Follow() override {}
-  void Lead() override { Wait(); }
+  void Lead() override {
+    if (device_.leads) Wait();
+  }
 
   void Copy(const void* from, void* to, int64_t bytes) override {
     std::lock_guard lock(mutex_);
@@ -66,7 +67,8 @@ class FakeLane final : public kernels::CopyLane {
     while (true) {
       changed_.wait(lock, [&] { return end_ || !copies_.empty(); });
       if (copies_.empty()) return;
-      const auto delay = static_cast<int64_t>(random() % static_cast<uint64_t>(delay_us_max_ + 1));
+      const auto delay =
+          static_cast<int64_t>(random() % static_cast<uint64_t>(device_.delay_us_max + 1));
       const std::function<void()> copy = copies_.front();
       lock.unlock();
       std::this_thread::sleep_for(std::chrono::microseconds(delay));
@@ -77,7 +79,7 @@ class FakeLane final : public kernels::CopyLane {
     }
   }
 
-  const int64_t delay_us_max_;
+  const FakeDevice device_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> copies_;  // the first is under way
@@ -116,7 +118,7 @@ class FakeCopies final : public kernels::DeviceCopies {
   explicit FakeCopies(const FakeDevice& device) : device_(device) {}
 
   std::unique_ptr<kernels::CopyLane> MakeLane() override {
-    return std::make_unique<FakeLane>(device_.delay_us_max);
+    return std::make_unique<FakeLane>(device_);
   }
   absl::StatusOr<std::unique_ptr<kernels::Arena>> MakeHostArena(int64_t bytes) override {
     auto memory = std::make_shared<Memory>(static_cast<size_t>(bytes + kernels::kArenaAlignment));

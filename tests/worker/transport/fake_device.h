@@ -13,6 +13,9 @@ struct FakeDevice {
   int64_t delay_us_max = 200;  // of a copy
   bool shares = true;          // or refuses to
   bool opens = true;           // what others share, or refuses to
+  // Whether operations wait for a Lead, as they do; else who reads what was copied waits for the end
+  // of the lane.
+  bool leads = true;
 };
 
 // Two of one process can open each other's memory.

@@ -3,6 +3,7 @@
 #include "kernels/cuda/attention/kernels.h"
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/device/element.cuh"
+#include "kernels/cuda/device/launch.h"
 
 namespace lorad::kernels::cuda {
 namespace {
@@ -345,12 +346,11 @@ int64_t SharedBytes(int tiles, int boxes, int head_size) {
 
 void Launch(void (*kernel)(AttentionArguments), const AttentionArguments& arguments, int heads,
             int64_t shared_bytes, cudaStream_t stream) {
-  LORAD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(shared_bytes)));
   const dim3 grid(static_cast<unsigned>((arguments.longest + kTile - 1) / kTile),
                   static_cast<unsigned>(heads), static_cast<unsigned>(arguments.batch));
-  kernel<<<grid, kThreads, static_cast<size_t>(shared_bytes), stream>>>(arguments);
-  LORAD_CUDA_LAUNCHED();
+  LaunchKernel(kernel,
+               {.grid = grid, .threads = kThreads, .shared_bytes = static_cast<int>(shared_bytes)},
+               stream, arguments);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include <cuda_runtime.h>
 
+#include <mutex>
 #include <type_traits>
 
 #include "kernels/cuda/device/check.h"
@@ -33,10 +34,19 @@ inline bool CanLaunchEarly() {
   return can;
 }
 
+// How much shared memory a launch may ask for is a setting of the kernel, not of the launch. Stages
+// that are threads of one process ask for unlike amounts, so a launch has the setting to itself.
+inline std::mutex& SharedMemorySetting() {
+  static std::mutex setting;
+  return setting;
+}
+
 template <typename... Parameters>
 void LaunchKernel(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
                   const std::type_identity_t<Parameters>&... arguments) {
+  std::unique_lock<std::mutex> setting(SharedMemorySetting(), std::defer_lock);
   if (shape.shared_bytes > 0) {
+    setting.lock();
     LORAD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           shape.shared_bytes));
   }

@@ -1,5 +1,6 @@
 #include "kernels/cuda/lora/adapter_table.h"
 
+#include <atomic>
 #include <cassert>
 
 #include "kernels/cuda/device/check.h"
@@ -10,9 +11,10 @@
 namespace lorad::kernels::cuda {
 namespace {
 
-// Plans are told apart by the version of the table that they were made under.
+// Plans are told apart by the version of the table that they were made under. Each backend has a
+// thread of its own.
 uint64_t NextVersion() {
-  static uint64_t version = 0;  // one thread calls a backend
+  static std::atomic<uint64_t> version = 0;
   return ++version;
 }
 

@@ -356,6 +356,16 @@ TEST_CASE("a slot that is to be freed has its save tried no second time") {
   }
 }
 
+TEST_CASE("a save that was put off is not made once its slot is to be freed") {
+  Script s;
+  s.Begin();
+  s.Hears(WindowOf(1, 1).Save("a", 1).Step("a", 2).Save("a", 2).Free("a"));
+  s.Done();
+  s.DoneStaged();
+  CHECK(s.Done().empty());
+  CHECK(s.Uploaded(1) == Lines{"say 1.1 Saved a 1", "FREE_SLOT a 0"});
+}
+
 TEST_CASE("no upload reads the memory of a group that is left") {
   Script s;
   s.Begin();

@@ -260,10 +260,15 @@ WorkerCore::State::Verdict WorkerCore::State::MayStep(const v1::Operation& opera
   return Verdict::kGo;
 }
 
-// Its last saves go first; the rest of the window does not wait for them.
+// Its last shard goes first; the rest of the window does not wait for it. A save that was put off is
+// not made any more: who wants it frees the slot when it has come.
 WorkerCore::State::Verdict WorkerCore::State::MayFree(PendingWindow& pending) {
   const std::string& job = pending.window->operations(pending.next).job();
-  saves_put_off_.erase(job);
+  if (const auto put_off = saves_put_off_.find(job); put_off != saves_put_off_.end()) {
+    Log(Note::Level::kWarning, absl::StrCat("job ", job, ": step ", put_off->second.step(),
+                                            " is not saved: its slot is freed"));
+    saves_put_off_.erase(put_off);
+  }
   if (saves_.LastTry(job)) {
     Log(Note::Level::kWarning, absl::StrCat("job ", job, ": its last save was given up"));
   }

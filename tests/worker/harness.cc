@@ -473,6 +473,16 @@ std::vector<v1::Report> Harness::Run(v1::Window window) {
   return taken;
 }
 
+std::string Harness::Shard(const TestJob& job) {
+  Drain();
+  try {
+    return bulk.Shard(job.name(), job.step, static_cast<int32_t>(workers.size()));
+  } catch (const std::runtime_error& missing) {
+    TakeReports();
+    throw std::runtime_error(missing.what() + ("; failures so far:" + failures_));
+  }
+}
+
 std::vector<v1::Report> Harness::TakeReports() {
   std::vector<v1::Report> all;
   for (std::unique_ptr<Worker>& worker : workers) {
@@ -492,6 +502,9 @@ std::vector<v1::Report> Harness::TakeReports() {
 void Harness::Note(const v1::Report& report) {
   if (report.has_group_formed()) formed_ = report.group_formed();
   if (report.has_step_done()) steps_[report.step_done().job()].push_back(report.step_done());
+  if (report.has_group_failed() || report.has_not_finite() || report.has_slot_failed()) {
+    failures_ += "\n" + report.ShortDebugString();
+  }
   if (report.has_not_finite()) not_finite_.push_back(report.not_finite());
   if (report.has_slot_failed()) slot_failed_.push_back(report.slot_failed());
   if (report.has_microbatch_done() && report.microbatch_done().backward_ms() > 0) {

@@ -155,10 +155,8 @@ class Harness {
   std::vector<v1::Report> Run(v1::Window window);
   std::vector<v1::Report> TakeReports();
 
-  std::string Shard(const TestJob& job) {
-    Drain();
-    return bulk.Shard(job.name(), job.step, static_cast<int32_t>(workers.size()));
-  }
+  // As bulk's, of the job's last step; where there is none, what has failed so far is said, too.
+  std::string Shard(const TestJob& job);
   const std::vector<v1::StepDone>& steps(const std::string& job) { return steps_[job]; }
   const std::vector<v1::NotFinite>& not_finite() const { return not_finite_; }
   const std::vector<v1::SlotFailed>& slot_failed() const { return slot_failed_; }
@@ -202,6 +200,7 @@ class Harness {
   std::map<std::string, std::vector<v1::StepDone>> steps_;
   std::vector<v1::NotFinite> not_finite_;
   std::vector<v1::SlotFailed> slot_failed_;
+  std::string failures_;  // whole reports, a line each
   v1::GroupFormed formed_;
   int64_t microbatches_ = 0;
   int64_t adapters_ = 0;

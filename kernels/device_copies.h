@@ -29,6 +29,12 @@ class CopyLane {
   virtual void Lead() = 0;
   // The host waits for all copies so far.
   virtual void Wait() = 0;
+
+  // What a library that the device's maker has for it enqueues on (CUDA: the cudaStream_t), whose work
+  // then counts as a copy. The device is the calling thread's from then on.
+  virtual void* Queue() = 0;
+  // Whether all copies so far are done.
+  virtual bool Done() = 0;
 };
 
 // Memory of this device under a name by which others can open it. Whoever has it open keeps it: what
@@ -54,7 +60,8 @@ class DeviceCopies {
   virtual ~DeviceCopies() = default;
 
   virtual std::unique_ptr<CopyLane> MakeLane() = 0;
-  // As Backend::MakeHostArena.
+  // As Backend::MakeArena and Backend::MakeHostArena.
+  virtual absl::StatusOr<std::unique_ptr<Arena>> MakeArena(int64_t bytes) = 0;
   virtual absl::StatusOr<std::unique_ptr<Arena>> MakeHostArena(int64_t bytes) = 0;
   // RESOURCE_EXHAUSTED where there is no memory, FAILED_PRECONDITION where this device or system
   // shares none.

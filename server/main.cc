@@ -118,7 +118,7 @@ void AddWorkers(CLI::App& serve, Arguments& arguments) {
           "How its workers reach one another that have stages of one model, as lorad-worker's "
           "(default: auto); mpi starts ompi-server, and workers that are started elsewhere may "
           "have --transport mpi then")
-      ->check(CLI::IsMember({"auto", "peer", "sockets", "mpi"}));
+      ->check(CLI::IsMember({"auto", "peer", "nccl", "sockets", "mpi"}));
   serve
       .add_option("--stage-address", options.workers.stage_address,
                   "Name or address of this host at which its workers are reached by those on other "

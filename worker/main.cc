@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -40,6 +41,7 @@
 #include "worker/mpi/listener.h"
 #include "worker/transport/choice.h"
 #include "worker/transport/device_listener.h"
+#include "worker/transport/nccl.h"
 #include "worker/transport/sockets.h"
 
 namespace lorad::worker {
@@ -116,10 +118,11 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
          "--transport",
          [flags](const std::string& word) { flags->transport = *ParseTransportChoice(word); },
          "How tensors go to the other stages of a model: auto; peer, into the memory of another "
-         "GPU of this host, or not at all; sockets, through the hosts' memory; mpi, the same by "
-         "Open MPI, for workers that all have it and a coordinator that was started with it "
-         "(default: auto, peer where it can be had, else sockets)")
-      ->type_name("auto|peer|sockets|mpi")
+         "GPU of this host, or not at all; nccl, between GPUs by NCCL, or not at all; sockets, "
+         "through the hosts' memory; mpi, the same by Open MPI, for workers that all have it and "
+         "a coordinator that was started with it (default: auto: peer on one host, nccl between "
+         "hosts where both have it, else sockets)")
+      ->type_name("auto|peer|nccl|sockets|mpi")
       ->check([](const std::string& word) {
         return std::string(ParseTransportChoice(word).status().message());
       });
@@ -265,24 +268,47 @@ absl::StatusOr<OpenListener> HostTransport(const Flags& flags, const char* own_n
   });
 }
 
-// How this worker reaches other stages. `copies`: of a device with memory of its own, else null; must
-// outlive the listeners. FAILED_PRECONDITION: MPI is not installed, or peer needs a GPU.
+// What a worker with a GPU brings to reach others. FAILED_PRECONDITION: NCCL was asked for, and is
+// not there.
+absl::StatusOr<DeviceWay> DeviceWayOf(const Flags& flags, kernels::DeviceCopies* copies,
+                                      std::unique_ptr<const NcclLibrary>* nccl) {
+  DeviceWay way{.copies = copies, .choice = flags.transport, .host = HostName()};
+  if (way.choice != TransportChoice::kAuto && way.choice != TransportChoice::kNccl) return way;
+  auto opened = NcclLibrary::Open();
+  if (opened.ok()) {
+    *nccl = *std::move(opened);
+    way.nccl = nccl->get();
+    return way;
+  }
+  way.no_nccl = std::string(opened.status().message());
+  if (way.choice == TransportChoice::kAuto) return way;
+  return storage::WithReason(opened.status().code(), "NCCL_MISSING", way.no_nccl);
+}
+
+// How this worker reaches other stages. `copies`: of a device with memory of its own, else null; it
+// and `nccl`, which is opened here, must outlive the listeners. FAILED_PRECONDITION: MPI or NCCL is
+// not installed, or the choice needs a GPU.
 absl::StatusOr<OpenListener> TransportOf(const Flags& flags, const char* own_name,
                                          const Credentials* credentials,
-                                         kernels::DeviceCopies* copies) {
-  if (flags.transport == TransportChoice::kPeer && copies == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "--transport peer is for GPUs, and this worker's device is ", flags.device.name));
+                                         kernels::DeviceCopies* copies,
+                                         std::unique_ptr<const NcclLibrary>* nccl) {
+  const bool between_gpus =
+      flags.transport == TransportChoice::kPeer || flags.transport == TransportChoice::kNccl;
+  if (between_gpus && copies == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--transport ", flags.transport == TransportChoice::kPeer ? "peer" : "nccl",
+                     " is for GPUs, and this worker's device is ", flags.device.name));
   }
   absl::StatusOr<OpenListener> host = HostTransport(flags, own_name, credentials);
   if (!host.ok() || copies == nullptr) return host;
-  return OpenListener(
-      [open_below = *std::move(host), copies,
-       choice = flags.transport]() -> absl::StatusOr<std::unique_ptr<StageListener>> {
-        auto below = open_below();
-        if (!below.ok()) return below.status();
-        return std::make_unique<DeviceListener>(*std::move(below), copies, choice);
-      });
+  absl::StatusOr<DeviceWay> way = DeviceWayOf(flags, copies, nccl);
+  if (!way.ok()) return way.status();
+  return OpenListener([open_below = *std::move(host),
+                       way = *std::move(way)]() -> absl::StatusOr<std::unique_ptr<StageListener>> {
+    auto below = open_below();
+    if (!below.ok()) return below.status();
+    return std::make_unique<DeviceListener>(*std::move(below), way);
+  });
 }
 
 int Run(Flags flags, const char* own_name) {
@@ -290,6 +316,9 @@ int Run(Flags flags, const char* own_name) {
   // byte, and a thread of ours waits for it.
   SignalPipe pipe;
   signal(SIGPIPE, SIG_IGN);
+  // Before there are threads. NVLink's multicast, which NCCL would set up, can leave the host's GPUs
+  // unusable when a process is killed, and one sender and one receiver have no use for it.
+  setenv("NCCL_NVLS_ENABLE", "0", 1);
   absl::StatusOr<OpenDevice> device = Open(flags.device);
   if (!device.ok()) {
     spdlog::error("{}", std::string(device.status().message()));
@@ -303,8 +332,9 @@ int Run(Flags flags, const char* own_name) {
     spdlog::error("{}", TextOf(credentials.status()));
     return 1;
   }
+  std::unique_ptr<const NcclLibrary> nccl;
   const absl::StatusOr<OpenListener> transport =
-      TransportOf(flags, own_name, credentials->get(), copies.get());
+      TransportOf(flags, own_name, credentials->get(), copies.get(), &nccl);
   if (!transport.ok()) {
     spdlog::error("{}", TextOf(transport.status()));
     return 1;

@@ -1,5 +1,6 @@
 """Several workers as one on GPUs, a process each: jobs on 2 and 4 stages end with the bytes of one worker, by peer and
-through the host's memory, whoever is killed or stopped; the reference runs. Skips where there are not so many GPUs.
+through the host's memory, and by NCCL where the stages have a GPU each, whoever is killed or stopped; the reference
+runs. Skips where there are not so many GPUs.
 
 usage: gpu_stages_test.py [TEST ...] [devices=cuda:0,cuda:1] [seed=N] [steps=N] [seconds=N]     seconds: of the storm
        Stages take the devices in turn.
@@ -27,6 +28,8 @@ MEMORY = "6GiB"  # of each worker: several share a GPU
 FP32_LOSS_MAX = 1e-4  # relative, from PEFT's in float32 on a CPU
 LEASE_S = 5
 TRANSPORTS = {"peer": "by peer", "sockets": "through the host's memory"}  # and what is logged of each
+if len(set(DEVICES)) > 1:  # which takes no GPU twice
+    TRANSPORTS["nccl"] = "by NCCL"
 
 
 def lacking():
@@ -75,6 +78,8 @@ def test_bytes_of_one_worker():
     want = one_worker()
     for stages in (2, 4):
         for transport, logged in TRANSPORTS.items():
+            if transport == "nccl" and stages > len(set(DEVICES)):
+                continue
             with House(None, "--workers", "none", "--microbatch-tokens", 1024) as house:
                 SUBJECTS.prepare(house, "--stages", stages, layers=LAYERS)
                 names = [house.submit(job) for job in SUBJECTS.jobs()]
@@ -106,13 +111,21 @@ def test_goldens():
 
 
 def test_storm():
-    """SIGKILL and SIGSTOP of random workers that go by peer; whoever is gone is started again."""
+    """SIGKILL and SIGSTOP of random workers that go by peer, then of such that go by NCCL; whoever is gone is started
+    again."""
+    storm("peer", workers=3)
+    if "nccl" in TRANSPORTS:
+        storm("nccl", workers=2)
+
+
+def storm(transport, workers):
     want = one_worker()
     generator = random.Random(SEED + 1)
     with House(None, "--workers", "none", "--microbatch-tokens", 1024, "--lease", LEASE_S) as house:
         SUBJECTS.prepare(house, "--stages", 2, layers=LAYERS)
         names = [house.submit(job) for job in SUBJECTS.jobs()]
-        start_workers(house, 3, "--transport", "peer")
+        start_workers(house, workers, "--transport", transport)
+        places = list(range(workers))  # of each worker, which names its device
         counts = {"killed": 0, "stopped": 0}
         end = time.monotonic() + STORM_SECONDS
         while time.monotonic() < end:
@@ -129,11 +142,12 @@ def test_storm():
                 worker.kill()
                 worker.wait()
                 house.workers.pop(number)
-                start_worker(house, f"k{counts['killed']}", number, "--transport", "peer")
+                places.append(places.pop(number))  # as house.workers
+                start_worker(house, f"k{counts['killed']}", places[-1], "--transport", transport)
         live = sum(job["state"] != "SUCCEEDED" for job in house.objects("ls"))
         house.wait(names, seconds=300)
         steps_done_twice_alike(house, names)
-        SUBJECTS.compare(f"workers killed {counts['killed']} times, stopped {counts['stopped']}, {live} jobs outlived it",
+        SUBJECTS.compare(f"{TRANSPORTS[transport]}, workers killed {counts['killed']} times, stopped {counts['stopped']}, {live} jobs outlived it",
                          outcome(house, names), want)
     house.clear()
 

@@ -1,5 +1,6 @@
 // A model in stages on one GPU, each with a worker of its own in this process: an adapter gets the
-// bits that one worker gives it, by peer and through the host's memory. Skips where there is no GPU.
+// bits that one worker gives it, by peer and through the host's memory; on two GPUs by NCCL, too.
+// Skips where there is no GPU.
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <iostream>
@@ -11,6 +12,7 @@
 #include "tests/worker/join_and_leave.h"
 #include "tests/worker/rows.h"
 #include "tests/worker/transport/join.h"
+#include "worker/transport/nccl.h"
 
 namespace lorad::worker {
 namespace {
@@ -22,8 +24,8 @@ bool NoDevice() {
   return true;
 }
 
-std::unique_ptr<kernels::Backend> OnGpu() {
-  auto backend = kernels::MakeCudaBackend(0);
+std::unique_ptr<kernels::Backend> OnGpu(int index) {
+  auto backend = kernels::MakeCudaBackend(index);
   if (!backend.ok()) throw std::runtime_error(std::string(backend.status().message()));
   return *std::move(backend);
 }
@@ -46,7 +48,7 @@ Harness::Options OfShape(const Shape& shape) {
           .capacity_tokens = 256,
           .longest_sequence = 100,
           .recomputation = v1::FormGroup::NOTHING,
-          .make_backend = OnGpu};
+          .make_backend = [] { return OnGpu(0); }};
 }
 
 TEST_CASE("stages on one GPU give one worker's bits, by peer and through the host's memory") {
@@ -67,6 +69,32 @@ TEST_CASE("stages on one GPU give one worker's bits, by peer and through the hos
       }
     }
     std::cout << shape.path << ": " << 2 * shape.cuts.size() << " runs compared" << std::endl;
+  }
+}
+
+TEST_CASE("stages on two GPUs give one worker's bits, by NCCL and by peer") {
+  if (NoDevice()) return;
+  if (!kernels::ProbeCudaDevice(1).ok()) {
+    WARN("skipped: fewer than two GPUs");
+    return;
+  }
+  const auto nccl = NcclLibrary::Open();
+  if (!nccl.ok()) WARN("without NCCL: " << std::string(nccl.status().message()));
+  for (const Shape& shape : Shapes()) {
+    const Outcome one = JoinAndLeave(OfShape(shape));
+    for (const TransportChoice transport : {TransportChoice::kNccl, TransportChoice::kPeer}) {
+      if (transport == TransportChoice::kNccl && !nccl.ok()) continue;
+      INFO(shape.path << (transport == TransportChoice::kPeer ? ", by peer" : ", by NCCL"));
+      Harness::Options options = OfShape(shape);
+      options.cuts = shape.cuts.front();
+      options.in_flight = 3;
+      options.runs_on = true;
+      options.open_listener = ListenByASocket;
+      options.transport = transport;
+      options.nccl = nccl.ok() ? nccl->get() : nullptr;
+      options.make_backend = [stage = 0]() mutable { return OnGpu(stage++); };
+      CheckEqual(JoinAndLeave(options), one);
+    }
   }
 }
 

@@ -237,8 +237,11 @@ void Harness::Start(Worker* worker) {
       listener = *std::move(opened);
     }
     if (worker->copies == nullptr) return listener;
-    return std::make_unique<DeviceListener>(std::move(listener), worker->copies.get(),
-                                            options_.transport);
+    return std::make_unique<DeviceListener>(std::move(listener),
+                                            DeviceWay{.copies = worker->copies.get(),
+                                                      .choice = options_.transport,
+                                                      .host = "host",
+                                                      .nccl = options_.nccl});
   };
   CoreOptions core;
   core.hello.set_numerics_id(engine.numerics_id);

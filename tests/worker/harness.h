@@ -20,6 +20,7 @@
 #include "worker/link/link.h"
 #include "worker/transport/choice.h"
 #include "worker/transport/listener.h"
+#include "worker/transport/nccl.h"
 #include "worker/transport/transport.h"
 
 namespace lorad::worker {
@@ -118,6 +119,7 @@ class Harness {
     // How the tensors of stages with devices cross, and by which copies: null: the backend's.
     TransportChoice transport = TransportChoice::kAuto;
     std::function<std::unique_ptr<kernels::DeviceCopies>()> make_copies = nullptr;
+    const NcclLibrary* nccl = nullptr;
     std::vector<int64_t> budgets = {};  // of memory, by stage; none: no limit
     // Null: the CPU's, with so many threads.
     std::function<std::unique_ptr<kernels::Backend>()> make_backend = nullptr;

@@ -88,6 +88,7 @@ TEST_CASE("a refusal is status 1, a wrong flag another") {
   CHECK(ExitStatus(Start({"--coordinator", "127.0.0.1:1", "--transport", "carrier"})) > 1);
   // Whose memory is the host's has nothing that a neighbour could write into by peer.
   CHECK(ExitStatus(Start({"--coordinator", "127.0.0.1:1", "--transport", "peer"})) == 1);
+  CHECK(ExitStatus(Start({"--coordinator", "127.0.0.1:1", "--transport", "nccl"})) == 1);
 }
 
 // One training step of `job` with a save, as a window.

@@ -17,6 +17,7 @@
 #include "tests/worker/mpi/site.h"
 #include "tests/worker/rows.h"
 #include "tests/worker/transport/fake_device.h"
+#include "tests/worker/transport/fake_nccl_library.h"
 #include "tests/worker/transport/join.h"
 #include "worker/transport/in_process.h"
 
@@ -125,19 +126,23 @@ TEST_CASE("one worker's bits over MPI") {
   CheckOver([site] { return site->Listen(); });
 }
 
-TEST_CASE("one worker's bits where tensors cross between devices, by peer or through hosts") {
+TEST_CASE("one worker's bits where tensors cross between devices, by any way") {
+  const std::pair<const char*, TransportChoice> ways[] = {{"by peer", TransportChoice::kPeer},
+                                                          {"by NCCL", TransportChoice::kNccl},
+                                                          {"staged", TransportChoice::kSockets}};
   const Outcome one = JoinAndLeave(Group(Untied()));
   for (const std::vector<int32_t>& cut :
        std::vector<std::vector<int32_t>>{{3}, {1, 4}, {1, 2, 5}}) {
-    for (const TransportChoice transport : {TransportChoice::kPeer, TransportChoice::kSockets}) {
+    for (const auto& [name, transport] : ways) {
       for (const OpenListener& open_listener : {OpenListener(), OpenListener(ListenByASocket)}) {
-        INFO(cut.size() + 1 << " stages" << (transport == TransportChoice::kPeer ? ", by peer" : "")
+        INFO(cut.size() + 1 << " stages, " << name
                             << (open_listener ? ", sockets" : ", in process"));
         Harness::Options options = InStages(Group(Untied()), cut, 3);
         options.open_listener = open_listener;
         options.runs_on = true;
         options.transport = transport;
         options.make_copies = [] { return MakeFakeCopies(); };
+        options.nccl = &FakeNcclLibrary();
         CheckEqual(JoinAndLeave(options), one);
       }
     }

@@ -17,6 +17,9 @@ namespace {
 
 using kernels::TensorView;
 
+// What a receiver calls its memory: the sender needs no name, but a transport's Offer has one.
+constexpr char kByNccl[] = "NCCL";
+
 int64_t BytesOf(const TensorView& memory, int64_t rows) {
   return rows * memory.columns * kernels::BytesOf(memory.dtype);
 }
@@ -42,19 +45,22 @@ struct Departure {
   std::unique_ptr<kernels::OpenedMemory> opened;  // peer: the other side's
   std::string opened_name;
   std::unique_ptr<kernels::CopyLane> copies;  // behind the memory, for it ends first
-  std::optional<Tensor> leaving;              // until the transport beneath has it
+  std::unique_ptr<NcclEdge> edge;             // NCCL
+  std::optional<Tensor> leaving;              // until the transport beneath, or NCCL, has it
   std::thread thread;
 };
 
 // The end at which they come.
 struct Arrival {
   Crossing crossing = Crossing::kStaged;
-  std::unique_ptr<kernels::Arena> arena;          // staged: of the host
+  std::unique_ptr<kernels::Arena> arena;          // staged: of the host; NCCL: of the device
   std::unique_ptr<kernels::SharedMemory> shared;  // peer: of the device
   void* landing = nullptr;                        // in the one or the other
   std::unique_ptr<kernels::CopyLane> copies;      // behind the memory, for it ends first
+  std::unique_ptr<NcclEdge> edge;                 // NCCL; likewise
   std::optional<TensorView> posted;
   bool to_be_announced = false;  // `posted`, to the transport beneath
+  bool fetched = false;          // NCCL: the rows, by the thread
   std::thread thread;
 };
 
@@ -67,8 +73,10 @@ class DeviceTransport final : public Transport {
       const bool forward = lane == Lane::kActivations;
       Departure& departure = Of(departures_, lane);
       departure.crossing = forward ? crossings.behind : crossings.before;
+      departure.edge = std::move(Of(crossings.leaving, lane));
       Arrival& arrival = Of(arrivals_, lane);
       arrival.crossing = forward ? crossings.before : crossings.behind;
+      arrival.edge = std::move(Of(crossings.coming, lane));
     }
   }
 
@@ -131,6 +139,12 @@ class DeviceTransport final : public Transport {
     }
     auto passage = below_->WaitReceived(lane);
     if (!passage.ok() || !passage->has_value()) return passage;
+    if (arrival.edge != nullptr) {
+      std::unique_lock lock(mutex_);
+      const absl::Status status = Wait(lock, [&] { return arrival.fetched; });
+      if (!status.ok()) return status;
+      arrival.fetched = false;
+    }
     const int64_t rows = (*passage)->rows;
     if (rows > 0) {
       arrival.copies->Follow();
@@ -148,6 +162,14 @@ class DeviceTransport final : public Transport {
     return below_->Offer(lane, memory, std::move(name));
   }
   absl::StatusOr<std::string> WaitRoom(Lane lane) override { return below_->WaitRoom(lane); }
+  absl::StatusOr<Passage> WaitComing(Lane lane) override { return below_->WaitComing(lane); }
+  absl::Status broken() override {
+    {
+      std::lock_guard lock(mutex_);
+      if (!broken_.ok()) return broken_;
+    }
+    return below_->broken();
+  }
 
   absl::Status SendNote(int stage, std::string note) override {
     return below_->SendNote(stage, std::move(note));
@@ -210,6 +232,11 @@ class DeviceTransport final : public Transport {
       const auto landing = MakeHostMemory(shape, &arrival->arena);
       if (!landing.ok()) return landing.status();
       arrival->landing = *landing;
+    } else if (arrival->crossing == Crossing::kNccl) {
+      auto made = copies_->MakeArena(kernels::ArenaBytes(BytesOf(shape, shape.rows)));
+      if (!made.ok()) return made.status();
+      arrival->arena = *std::move(made);
+      arrival->landing = arrival->arena->Allocate(BytesOf(shape, shape.rows));
     } else {
       auto shared = copies_->Share(BytesOf(shape, shape.rows));
       if (!shared.ok()) return shared.status();
@@ -242,6 +269,7 @@ class DeviceTransport final : public Transport {
 
   absl::Status Carry(Lane lane, const Departure::Tensor& tensor, Departure* departure) {
     Passage passage = tensor.passage;
+    if (departure->crossing == Crossing::kNccl) return SendByNccl(lane, tensor, departure);
     if (departure->crossing == Crossing::kPeer) {
       absl::Status status = CopyAcross(lane, tensor, departure);
       if (!status.ok()) return status;
@@ -270,6 +298,34 @@ class DeviceTransport final : public Transport {
     return absl::OkStatus();
   }
 
+  // The other side's kernel is launched when the passage comes, so nothing is left to wait for here.
+  absl::Status SendByNccl(Lane lane, const Departure::Tensor& tensor, Departure* departure) {
+    departure->copies->Follow();
+    departure->copies->Wait();
+    absl::Status status = below_->WaitRoom(lane).status();
+    if (!status.ok()) return status;
+    Passage passage = tensor.passage;
+    passage.in_place = true;
+    status = below_->Send(lane, passage, At(nullptr, tensor.memory));
+    if (!status.ok() || passage.rows == 0) return status;
+    return departure->edge->Send(tensor.memory.data, BytesOf(tensor.memory, passage.rows),
+                                 [this] { return broken(); });
+  }
+
+  absl::Status FetchByNccl(Lane lane, const TensorView& shape, Arrival* arrival) {
+    const auto passage = below_->WaitComing(lane);
+    if (!passage.ok()) return passage.status();
+    if (passage->rows > 0) {
+      const absl::Status status = arrival->edge->Receive(
+          arrival->landing, BytesOf(shape, passage->rows), [this] { return broken(); });
+      if (!status.ok()) return status;
+    }
+    std::lock_guard lock(mutex_);
+    arrival->fetched = true;
+    changed_.notify_all();
+    return absl::OkStatus();
+  }
+
   void RunArrival(Lane lane) {
     Arrival& arrival = Of(arrivals_, lane);
     while (true) {
@@ -280,14 +336,29 @@ class DeviceTransport final : public Transport {
         shape = At(arrival.landing, *arrival.posted);
       }
       arrival.copies->Wait();  // what came before has left the memory
-      const absl::Status status = arrival.crossing == Crossing::kPeer
-                                      ? below_->Offer(lane, shape, arrival.shared->name())
-                                      : below_->PostReceive(lane, shape);
+      absl::Status status = Announce(lane, shape, arrival);
       if (!status.ok()) return Interrupt(status);
-      std::lock_guard lock(mutex_);
-      arrival.to_be_announced = false;
-      changed_.notify_all();
+      {
+        std::lock_guard lock(mutex_);
+        arrival.to_be_announced = false;
+        changed_.notify_all();
+      }
+      if (arrival.edge == nullptr) continue;
+      status = FetchByNccl(lane, shape, &arrival);
+      if (!status.ok()) return Interrupt(status);
     }
+  }
+
+  absl::Status Announce(Lane lane, const TensorView& shape, const Arrival& arrival) {
+    switch (arrival.crossing) {
+      case Crossing::kStaged:
+        return below_->PostReceive(lane, shape);
+      case Crossing::kPeer:
+        return below_->Offer(lane, shape, arrival.shared->name());
+      case Crossing::kNccl:
+        return below_->Offer(lane, shape, kByNccl);
+    }
+    return absl::InternalError("an unknown crossing");
   }
 
   const int stage_;
@@ -306,7 +377,7 @@ class DeviceTransport final : public Transport {
 
 std::unique_ptr<Transport> MakeDeviceTransport(int stage, std::unique_ptr<Transport> below,
                                                kernels::DeviceCopies* copies, Crossings crossings) {
-  return std::make_unique<DeviceTransport>(stage, std::move(below), copies, crossings);
+  return std::make_unique<DeviceTransport>(stage, std::move(below), copies, std::move(crossings));
 }
 
 }  // namespace lorad::worker

@@ -61,6 +61,7 @@ class Exchange {
     if (edge.receiving.has_value()) return absl::InternalError("a tensor is awaited already");
     edge.receiving = memory;
     edge.name = std::move(name);
+    edge.latest.reset();
     Meet(edge, false);
     changed_.notify_all();
     return absl::OkStatus();
@@ -76,6 +77,17 @@ class Exchange {
         });
     if (!status.ok()) return status;
     return edge.name;
+  }
+
+  absl::StatusOr<Passage> WaitComing(int from, Lane lane) {
+    std::unique_lock lock(mutex_);
+    Edge& edge = edges_[{from, lane}];
+    changed_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      Meet(edge, true);
+      return !broken_.ok() || edge.latest.has_value();
+    });
+    if (!broken_.ok()) return broken_;
+    return *edge.latest;
   }
 
   absl::StatusOr<std::optional<Passage>> WaitReceived(int from, Lane lane) {
@@ -126,6 +138,10 @@ class Exchange {
     if (broken_.ok()) broken_ = std::move(why);
     changed_.notify_all();
   }
+  absl::Status broken() {
+    std::lock_guard lock(mutex_);
+    return broken_;
+  }
 
  private:
   // A lane from one stage to its neighbour.
@@ -134,6 +150,7 @@ class Exchange {
     std::optional<TensorView> receiving;
     std::string name;                                // of what is offered
     std::optional<std::pair<Passage, Time>> landed;  // in `receiving`, to be seen from then on
+    std::optional<Passage> latest;                   // of what was posted last
     bool given_up = false;                           // a wait for it has nothing to wait for
   };
 
@@ -161,6 +178,7 @@ class Exchange {
     } else {
       if (!passage.in_place) CopyRows(memory, passage.rows, to);
       edge.landed.emplace(passage, Later());
+      edge.latest = passage;
     }
     changed_.notify_all();
   }
@@ -220,6 +238,10 @@ class InProcessTransport final : public Transport {
   absl::StatusOr<std::optional<Passage>> WaitReceived(Lane lane) override {
     return exchange_->WaitReceived(From(lane), lane);
   }
+  absl::StatusOr<Passage> WaitComing(Lane lane) override {
+    return exchange_->WaitComing(From(lane), lane);
+  }
+  absl::Status broken() override { return exchange_->broken(); }
   void GiveUpReceive(Lane lane) override { exchange_->GiveUpReceive(From(lane), lane); }
   absl::Status SendNote(int stage, std::string note) override {
     return exchange_->SendNote(stage_, stage, std::move(note));

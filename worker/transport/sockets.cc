@@ -63,7 +63,8 @@ struct Connection {
   bool offered = false;              // it is the other side who writes the rows there
   v1::StagePassage coming;           // head_is_here
   std::optional<Passage> landed;
-  bool given_up = false;  // a wait for it has nothing to wait for
+  std::optional<Passage> latest;  // of `posted`, given to a WaitReceived or not
+  bool given_up = false;          // a wait for it has nothing to wait for
 
   std::deque<std::string> notes;
 
@@ -146,6 +147,21 @@ class SocketsTransport final : public Transport {
     return *connection.room;
   }
 
+  absl::StatusOr<Passage> WaitComing(Lane lane) override {
+    std::unique_lock lock(mutex_);
+    const Connection& connection = Tensors(From(lane));
+    changed_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return !broken_.ok() || connection.latest.has_value();
+    });
+    if (!broken_.ok()) return broken_;
+    return *connection.latest;
+  }
+
+  absl::Status broken() override {
+    std::lock_guard lock(mutex_);
+    return broken_;
+  }
+
   absl::StatusOr<std::optional<Passage>> WaitReceived(Lane lane) override {
     std::unique_lock lock(mutex_);
     Connection& connection = Tensors(From(lane));
@@ -201,6 +217,7 @@ class SocketsTransport final : public Transport {
     if (!broken_.ok()) return broken_;
     Connection& connection = Tensors(From(lane));
     connection.posted = memory;
+    connection.latest.reset();
     connection.offered = !name.empty();
     connection.out.push_back({.head = BeginFrame(FrameKind::kRoom, name, 0)});
     wake_up_.Set();
@@ -368,6 +385,7 @@ class SocketsTransport final : public Transport {
                          .rows = coming.rows(),
                          .lost = {coming.lost().begin(), coming.lost().end()},
                          .in_place = connection.offered};
+    connection.latest = connection.landed;
     connection.posted.reset();
     connection.head_is_here = false;
     connection.header.reset();

@@ -76,6 +76,12 @@ class Transport {
   virtual absl::Status Offer(Lane lane, const kernels::TensorView& memory, std::string name) = 0;
   // Until the other side has memory for the lane's next tensor; its name, "" without an Offer.
   virtual absl::StatusOr<std::string> WaitRoom(Lane lane) = 0;
+  // The passage of the tensor that was offered last, as soon as it has come and until the next Offer,
+  // whether WaitReceived has given it or not: for those who fetch the rows themselves, ahead of their
+  // stage. Has no limit, for nothing may be due for hours.
+  virtual absl::StatusOr<Passage> WaitComing(Lane lane) = 0;
+  // OK, or the error that every call gives. Threads: any.
+  virtual absl::Status broken() = 0;
 
   // REQUIRES, of both: one of the two stages is 0.
   virtual absl::Status SendNote(int stage, std::string note) = 0;

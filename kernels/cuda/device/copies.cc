@@ -174,6 +174,18 @@ class CudaLane final : public CopyLane {
     LORAD_CUDA_CHECK(cudaEventSynchronize(done_));
   }
 
+  void* Queue() override {
+    Use();
+    return stream_.get();
+  }
+  bool Done() override {
+    Use();
+    const cudaError_t state = cudaStreamQuery(stream_.get());
+    if (state == cudaErrorNotReady) return false;
+    LORAD_CUDA_CHECK(state);
+    return true;
+  }
+
  private:
   // A thread that has not said which GPU it means is on the first.
   void Use() const { LORAD_CUDA_CHECK(cudaSetDevice(context_.device)); }
@@ -192,6 +204,11 @@ class CudaCopies final : public DeviceCopies {
   std::unique_ptr<CopyLane> MakeLane() override {
     Use();
     return std::make_unique<CudaLane>(context_);
+  }
+
+  absl::StatusOr<std::unique_ptr<Arena>> MakeArena(int64_t bytes) override {
+    Use();
+    return MakeDeviceArena(context_, bytes);
   }
 
   absl::StatusOr<std::unique_ptr<Arena>> MakeHostArena(int64_t bytes) override {

@@ -54,6 +54,9 @@ class Counting : public kernels::DeviceCopies {
     if (bytes != 4096) ++landings;
     return copies_->Share(bytes);
   }
+  absl::StatusOr<std::unique_ptr<kernels::Arena>> MakeArena(int64_t bytes) override {
+    return copies_->MakeArena(bytes);
+  }
   absl::StatusOr<std::unique_ptr<kernels::OpenedMemory>> Open(std::string_view name) override {
     return copies_->Open(name);
   }
@@ -151,7 +154,7 @@ TEST_CASE("an interruption ends a join whose neighbour stands still after the ha
   auto sockets = SocketsListener::Open("127.0.0.1");
   REQUIRE((stands_still.ok() && sockets.ok()));
   const std::vector<std::string> endpoints = {(*stands_still)->endpoint(), (*sockets)->endpoint()};
-  DeviceListener listener(*std::move(sockets), copies.get(), TransportChoice::kAuto);
+  DeviceListener listener(*std::move(sockets), {.copies = copies.get()});
   StageIdentity me{.epoch = 7, .stage = 1, .stages = 2, .numerics_id = "numerics"};
   auto joined = std::async(std::launch::async, [&] { return listener.Join(me, endpoints); });
   StageIdentity other = me;
@@ -166,10 +169,11 @@ TEST_CASE("an interruption ends a join whose neighbour stands still after the ha
 TEST_CASE("a word that is none is refused") {
   CHECK(*ParseTransportChoice("auto") == TransportChoice::kAuto);
   CHECK(*ParseTransportChoice("peer") == TransportChoice::kPeer);
+  CHECK(*ParseTransportChoice("nccl") == TransportChoice::kNccl);
   CHECK(*ParseTransportChoice("sockets") == TransportChoice::kSockets);
   CHECK(*ParseTransportChoice("mpi") == TransportChoice::kMpi);
   CHECK_THAT(std::string(ParseTransportChoice("nvlink").status().message()),
-             Catch::Contains("auto, peer, sockets or mpi, got 'nvlink'"));
+             Catch::Contains("auto, peer, nccl, sockets or mpi, got 'nvlink'"));
 }
 
 }  // namespace

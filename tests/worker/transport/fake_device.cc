@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/worker/transport/fake_queue.h"
 
 namespace lorad::worker {
 namespace {
@@ -51,16 +52,26 @@ class FakeLane final : public kernels::CopyLane {
   }
 
   void Copy(const void* from, void* to, int64_t bytes) override {
-    std::lock_guard lock(mutex_);
-    copies_.push_back([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
-    changed_.notify_all();
+    Enqueue([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
   }
   void Wait() override {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return copies_.empty(); });
   }
 
+  void* Queue() override { return &queue_; }
+  bool Done() override {
+    std::lock_guard lock(mutex_);
+    return copies_.empty();
+  }
+
  private:
+  void Enqueue(std::function<void()> work) {
+    std::lock_guard lock(mutex_);
+    copies_.push_back(std::move(work));
+    changed_.notify_all();
+  }
+
   void Run() {
     std::mt19937_64 random(7);
     std::unique_lock lock(mutex_);
@@ -84,6 +95,9 @@ class FakeLane final : public kernels::CopyLane {
   std::condition_variable changed_;
   std::deque<std::function<void()>> copies_;  // the first is under way
   bool end_ = false;
+  FakeQueue queue_ = {this, [](void* lane, void (*work)(void*), void* argument) {
+                        static_cast<FakeLane*>(lane)->Enqueue([=] { work(argument); });
+                      }};
   std::thread thread_;
 };
 
@@ -119,6 +133,9 @@ class FakeCopies final : public kernels::DeviceCopies {
 
   std::unique_ptr<kernels::CopyLane> MakeLane() override {
     return std::make_unique<FakeLane>(device_);
+  }
+  absl::StatusOr<std::unique_ptr<kernels::Arena>> MakeArena(int64_t bytes) override {
+    return MakeHostArena(bytes);
   }
   absl::StatusOr<std::unique_ptr<kernels::Arena>> MakeHostArena(int64_t bytes) override {
     auto memory = std::make_shared<Memory>(static_cast<size_t>(bytes + kernels::kArenaAlignment));

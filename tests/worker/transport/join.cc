@@ -58,15 +58,14 @@ std::vector<std::unique_ptr<Transport>> JoinBySockets(int stages, const SocketsO
   return AllOf(TryJoinBySockets(stages, options));
 }
 
-Joined TryJoinDevices(const std::vector<StageDevice>& stages, const SocketsOptions& options) {
+Joined TryJoinDevices(const std::vector<DeviceWay>& stages, const SocketsOptions& options) {
   size_t next = 0;
-  return TryJoin(
-      static_cast<int>(stages.size()), [&]() -> absl::StatusOr<std::unique_ptr<StageListener>> {
-        const StageDevice& stage = stages.at(next++);
-        auto below = SocketsListener::Open("127.0.0.1", options);
-        if (!below.ok()) return below.status();
-        return std::make_unique<DeviceListener>(*std::move(below), stage.copies, stage.choice);
-      });
+  return TryJoin(static_cast<int>(stages.size()),
+                 [&]() -> absl::StatusOr<std::unique_ptr<StageListener>> {
+                   auto below = SocketsListener::Open("127.0.0.1", options);
+                   if (!below.ok()) return below.status();
+                   return std::make_unique<DeviceListener>(*std::move(below), stages.at(next++));
+                 });
 }
 
 }  // namespace lorad::worker

@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device_copies.h"
-#include "worker/transport/choice.h"
+#include "worker/transport/agreement.h"
 #include "worker/transport/sockets.h"
 
 namespace lorad::worker {
@@ -31,11 +30,7 @@ Joined TryJoinBySockets(int stages, const SocketsOptions& options,
 std::vector<std::unique_ptr<Transport>> JoinBySockets(int stages,
                                                       const SocketsOptions& options = {});
 
-// A stage with a device. It outlives the transports.
-struct StageDevice {
-  kernels::DeviceCopies* copies = nullptr;
-  TransportChoice choice = TransportChoice::kAuto;
-};
-Joined TryJoinDevices(const std::vector<StageDevice>& stages, const SocketsOptions& options = {});
+// Stages with devices.
+Joined TryJoinDevices(const std::vector<DeviceWay>& stages, const SocketsOptions& options = {});
 
 }  // namespace lorad::worker

@@ -10,6 +10,7 @@
 
 #include "tests/worker/mpi/site.h"
 #include "tests/worker/transport/fake_device.h"
+#include "tests/worker/transport/fake_nccl_library.h"
 #include "tests/worker/transport/join.h"
 #include "worker/transport/device_transport.h"
 #include "worker/transport/in_process.h"
@@ -31,9 +32,17 @@ Transports OnDevices(Transports below, Crossing crossing) {
   static const std::unique_ptr<kernels::DeviceCopies> copies = MakeFakeCopies();
   for (size_t stage = 0; stage < below.size(); ++stage) {
     below[stage] = MakeDeviceTransport(static_cast<int>(stage), std::move(below[stage]),
-                                       copies.get(), {crossing, crossing});
+                                       copies.get(), {.before = crossing, .behind = crossing});
   }
   return below;
+}
+
+Transports ByNccl(int stages, int64_t timeout_ms) {
+  static const std::unique_ptr<kernels::DeviceCopies> copies = MakeFakeCopies();
+  const DeviceWay way = {
+      .copies = copies.get(), .choice = TransportChoice::kNccl, .nccl = &FakeNcclLibrary()};
+  return AllOf(TryJoinDevices(std::vector<DeviceWay>(static_cast<size_t>(stages), way),
+                              {.wait_ms = timeout_ms}));
 }
 
 std::vector<Kind> Kinds() {
@@ -66,9 +75,11 @@ std::vector<Kind> Kinds() {
        [=](int stages, int64_t timeout_ms) {
          return OnDevices(in_process(Moment::kAtLast, 500)(stages, timeout_ms), Crossing::kPeer);
        }},
-      {"devices, by peer, with sockets", [=](int stages, int64_t timeout_ms) {
+      {"devices, by peer, with sockets",
+       [=](int stages, int64_t timeout_ms) {
          return OnDevices(by_sockets(stages, timeout_ms), Crossing::kPeer);
-       }}};
+       }},
+      {"devices, by NCCL, with sockets", ByNccl}};
   if (MpiSite* site = MpiSite::Here(); site != nullptr) {
     const auto by_mpi = [site](int stages, int64_t timeout_ms) {
       return AllOf(site->TryJoin(stages, {.wait_ms = timeout_ms}));

@@ -244,6 +244,11 @@ GroupBytes BytesOfGroup(const ModelShape& model, const GroupShape& group, const 
           .workspace = WorkspaceBytes(model, group, range)};
 }
 
+int64_t BytesOfNccl(int borders) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  return borders == 0 ? 0 : 410 * kMiB + borders * 2 * (614 * kMiB);
+}
+
 SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
                       const DeviceShape& device) {
   return BytesOfSlot(model, adapter, device, WholeModel(model));

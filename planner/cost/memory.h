@@ -52,6 +52,11 @@ SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
 SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
                       const DeviceShape& device, const StageRange& range);
 
+// What NCCL takes of a GPU for a stage that exchanges tensors by it over so many of its borders: once
+// for itself, and a communicator for each direction of each border. Measured with 2.28.9 on H200s:
+// 0.4 GiB, and 0.3 to 0.6 GiB each, of which this is the most.
+int64_t BytesOfNccl(int borders);
+
 // estimate * (1 + kMemoryMargin) <= budget.
 inline constexpr double kMemoryMargin = 0.02;
 bool Fits(int64_t bytes, int64_t budget_bytes);

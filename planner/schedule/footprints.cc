@@ -66,7 +66,8 @@ StageBytes Footprints::GroupBytes(size_t base, const ModelShape& model, const Gr
   for (const WorkerKind::Stage& stage : kind.stages) {
     GroupShape there = shape;
     there.device = stage.device;
-    bytes.Append(BytesOfGroup(model, there, stage.range).total());
+    bytes.Append(BytesOfGroup(model, there, stage.range).total() +
+                 BytesOfNccl(stage.borders_by_nccl));
   }
   return bytes;
 }

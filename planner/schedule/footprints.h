@@ -30,6 +30,7 @@ struct WorkerKind {
     StageRange range;
     DeviceShape device;
     int64_t budget_bytes = 0;
+    int borders_by_nccl = 0;
 
     bool operator==(const Stage&) const = default;
   };

@@ -22,16 +22,27 @@ int64_t TokensOn(const ClusterView& view, int64_t own) {
   return own > 0 ? own : view.microbatch_tokens;
 }
 
-// The group is on several workers: each by itself, and all together.
-void SetStages(GroupState& group, const std::vector<DeviceShape>& devices, int64_t tokens,
+// What the bytes of a stage depend on, of the worker that has it.
+StageWorker SeatOf(const WorkerView& worker) {
+  return {.name = worker.name,
+          .device = worker.device,
+          .transport = worker.transport,
+          .host = worker.host};
+}
+
+// The group is on several workers, its seats: each by itself, and all together.
+void SetStages(GroupState& group, const std::vector<StageWorker>& seats, int64_t tokens,
                int64_t pipeline_tokens_max, Footprints& sizes) {
-  WorkerKind all{devices[0], group.budget_bytes, tokens};
+  WorkerKind all{seats[0].device, group.budget_bytes, tokens};
+  std::vector<const StageWorker*> by_stage;
+  for (const StageWorker& seat : seats) by_stage.push_back(&seat);
+  const std::vector<int> borders = BordersByNccl(by_stage);
   all.base = group.base;
   all.pipeline_tokens_max = pipeline_tokens_max;
   for (size_t s = 0; s < group.stages.size(); ++s) {
     const StageView& stage = group.stages[s];
-    all.stages.push_back({stage.range, devices[s], stage.budget_bytes});
-    group.stage_kinds.push_back(sizes.KindOf({devices[s], stage.budget_bytes, tokens}));
+    all.stages.push_back({stage.range, seats[s].device, stage.budget_bytes, borders[s]});
+    group.stage_kinds.push_back(sizes.KindOf({seats[s].device, stage.budget_bytes, tokens}));
   }
   group.worker_kind = sizes.KindOf(all);
 }
@@ -98,12 +109,14 @@ GroupState StateOf(const GroupView& group, const ClusterView& view, Footprints& 
   if (group.stages.empty()) {
     state.worker_kind = sizes.KindOf({group.shape.device, group.budget_bytes, tokens});
   } else {
-    std::vector<DeviceShape> devices;
+    std::vector<StageWorker> seats;
     for (const StageView& stage : group.stages) {
       const auto worker = std::ranges::find(view.workers, stage.worker, &WorkerView::name);
-      devices.push_back(worker == view.workers.end() ? group.shape.device : worker->device);
+      const bool gone = worker == view.workers.end();
+      seats.push_back(gone ? StageWorker{.name = stage.worker, .device = group.shape.device}
+                           : SeatOf(*worker));
     }
-    SetStages(state, devices, tokens, group.shape.capacity_tokens, sizes);
+    SetStages(state, seats, tokens, group.shape.capacity_tokens, sizes);
   }
   state.bytes = sizes.GroupBytes(state.base, *group.model, group.shape, state.worker_kind);
   state.open = group.open;
@@ -155,18 +168,18 @@ GroupState StateOf(const std::vector<IdleWorker>& idle, const Placement& placeme
                    const std::string& base_model, const ModelShape& model, Footprints& sizes,
                    Paces& paces) {
   GroupState state = StateOf(idle[placement.workers[0]], base_model, model, sizes, paces);
-  std::vector<DeviceShape> devices;
+  std::vector<StageWorker> seats;
   int64_t tokens = 0;
   for (size_t s = 0; s < placement.workers.size(); ++s) {
     const WorkerView& worker = *idle[placement.workers[s]].worker;
     state.stages.push_back({worker.name, placement.ranges[s], worker.budget_bytes});
-    devices.push_back(worker.device);
+    seats.push_back(SeatOf(worker));
     tokens =
         LeastTokens(tokens, sizes.kind(idle[placement.workers[s]].worker_kind).microbatch_tokens);
     if (worker.loaded_base_model != base_model) state.delay_s = state.pace.load_s;
   }
   state.shape = placement.shape;
-  SetStages(state, devices, tokens, placement.shape.capacity_tokens, sizes);
+  SetStages(state, seats, tokens, placement.shape.capacity_tokens, sizes);
   SetPace(state, paces);
   return state;
 }

@@ -15,6 +15,8 @@ namespace {
 
 using Workers = std::vector<const StageWorker*>;
 
+constexpr char kMpi[] = "mpi";  // StageWorker.transport
+
 // The largest of lo .. hi for which `holds`, which holds up to some number and not beyond; lo - 1
 // where it holds for none.
 int Largest(int lo, int hi, absl::FunctionRef<bool(int)> holds) {
@@ -32,13 +34,14 @@ GroupShape On(const DeviceShape& device, GroupShape shape) {
 
 // Where a stage on that worker may end, by its first block. Blocks are alike but for their kind, so
 // what is between the first and the last is looked at once for each kind.
-std::vector<int> ReachOn(const StageWorker& worker, const StageJob& job,
+std::vector<int> ReachOn(const StageWorker& worker, int borders, const StageJob& job,
                          const ShapeChoice& choice) {
   const GroupShape shape = On(worker.device, choice.shape);
   const auto fits = [&](int first, int end) {
     const StageRange range{first, end};
     const int64_t slot = BytesOfSlot(job.model, job.adapter, worker.device, range).total();
-    return Fits(BytesOfGroup(job.model, shape, range).total() + choice.adapters * slot,
+    return Fits(BytesOfGroup(job.model, shape, range).total() + BytesOfNccl(borders) +
+                    choice.adapters * slot,
                 worker.budget_bytes);
   };
   const auto blocks = static_cast<int>(2 * job.model.layers);
@@ -69,14 +72,16 @@ bool CanBeCut(const Reach& reach) {
 
 Reach ReachOf(const Workers& workers, const StageJob& job, const ShapeChoice& choice) {
   Reach reach;
+  const std::vector<int> borders = BordersByNccl(workers);
   for (size_t s = 0; s < workers.size(); ++s) {
-    const auto like = std::find_if(workers.begin(), workers.begin() + static_cast<ptrdiff_t>(s),
-                                   [&](const StageWorker* other) {
-                                     return other->device == workers[s]->device &&
-                                            other->budget_bytes == workers[s]->budget_bytes;
-                                   });
-    const auto index = static_cast<size_t>(like - workers.begin());
-    reach.push_back(index < s ? reach[index] : ReachOn(*workers[s], job, choice));
+    const auto is_like = [&](size_t other) {
+      return workers[other]->device == workers[s]->device &&
+             workers[other]->budget_bytes == workers[s]->budget_bytes &&
+             borders[other] == borders[s];
+    };
+    size_t like = 0;
+    while (!is_like(like)) ++like;
+    reach.push_back(like < s ? reach[like] : ReachOn(*workers[s], borders[s], job, choice));
   }
   return reach;
 }
@@ -96,8 +101,9 @@ Placement Cutting(const Workers& workers, const StageWorker* all, const StageJob
     placement.ranges.push_back({cut->first[s], cut->first[s + 1]});
     devices.push_back(workers[s]->device);
   }
-  placement.bytes = BytesOfStages(job.model, shape, placement.ranges, devices) +
-                    SlotBytesOfStages(job.model, job.adapter, placement.ranges, devices);
+  placement.bytes =
+      BytesOfStages(job.model, shape, placement.ranges, devices, BordersByNccl(workers)) +
+      SlotBytesOfStages(job.model, job.adapter, placement.ranges, devices);
   const auto share = [&](size_t s) {
     return static_cast<double>(placement.bytes[s]) /
            static_cast<double>(std::max<int64_t>(1, workers[s]->budget_bytes));
@@ -205,12 +211,14 @@ std::vector<Workers> SetsOf(const std::vector<Hosts>& classes, size_t count) {
 }
 
 // What memory sees of a set: sets of which it sees the same fit, or fit not, alike.
-using Like = std::pair<std::string, std::vector<std::tuple<int64_t, int, int, int64_t>>>;
+using Like = std::pair<std::string, std::vector<std::tuple<int64_t, int, int, int64_t, int>>>;
 Like LikeOf(const Workers& workers) {
   Like like{workers[0]->numerics_id, {}};
-  for (const StageWorker* worker : workers) {
-    like.second.emplace_back(worker->budget_bytes, worker->device.threads,
-                             worker->device.multiprocessors, worker->microbatch_tokens);
+  const std::vector<int> borders = BordersByNccl(workers);
+  for (size_t s = 0; s < workers.size(); ++s) {
+    const StageWorker& worker = *workers[s];
+    like.second.emplace_back(worker.budget_bytes, worker.device.threads,
+                             worker.device.multiprocessors, worker.microbatch_tokens, borders[s]);
   }
   return like;
 }
@@ -232,12 +240,26 @@ void ForEachSet(const StageJob& job, const std::vector<StageWorker>& workers,
 
 }  // namespace
 
+std::vector<int> BordersByNccl(const std::vector<const StageWorker*>& workers) {
+  std::vector<int> borders(workers.size());
+  for (size_t s = 0; s + 1 < workers.size(); ++s) {
+    const StageWorker& one = *workers[s];
+    const StageWorker& next = *workers[s + 1];
+    const bool gpus = one.device.kind == DeviceKind::kCuda && next.device.kind == DeviceKind::kCuda;
+    if (!gpus || one.host == next.host || one.transport == kMpi) continue;
+    ++borders[s];
+    ++borders[s + 1];
+  }
+  return borders;
+}
+
 StageBytes BytesOfStages(const ModelShape& model, const GroupShape& shape,
                          const std::vector<StageRange>& ranges,
-                         const std::vector<DeviceShape>& devices) {
+                         const std::vector<DeviceShape>& devices, const std::vector<int>& borders) {
   StageBytes bytes;
   for (size_t s = 0; s < ranges.size(); ++s) {
-    bytes.Append(BytesOfGroup(model, On(devices[s], shape), ranges[s]).total());
+    bytes.Append(BytesOfGroup(model, On(devices[s], shape), ranges[s]).total() +
+                 BytesOfNccl(borders[s]));
   }
   return bytes;
 }

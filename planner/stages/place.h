@@ -56,10 +56,15 @@ struct Placement {
   size_t tightest = 0;  // the stage that has the least room, or lacks the most, of its budget
 };
 
+// How many borders of each stage tensors may cross by NCCL: those between GPUs of two hosts, where
+// these reach each other not by MPI.
+std::vector<int> BordersByNccl(const std::vector<const StageWorker*>& workers);
+
 // The bytes of a group's stages, without slots, each on its worker's device; and those of a slot.
+// `borders`: by NCCL.
 StageBytes BytesOfStages(const ModelShape& model, const GroupShape& shape,
                          const std::vector<StageRange>& ranges,
-                         const std::vector<DeviceShape>& devices);
+                         const std::vector<DeviceShape>& devices, const std::vector<int>& borders);
 StageBytes SlotBytesOfStages(const ModelShape& model, const AdapterShape& adapter,
                              const std::vector<StageRange>& ranges,
                              const std::vector<DeviceShape>& devices);

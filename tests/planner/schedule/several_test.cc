@@ -121,6 +121,32 @@ TEST_CASE("A job that fits no worker alone has a group on several idle ones") {
   CHECK(First(Of({Node("u"), Node("v")}, {}, {registered})) == "form u base=small 1024/100: a");
 }
 
+TEST_CASE("A job joins GPUs of two hosts where there is room beside NCCL") {
+  const DeviceShape gpu{.kind = DeviceKind::kCuda, .multiprocessors = 132, .value_bytes = 2};
+  GroupShape shape = ShapeOnTwo();
+  shape.device = gpu;
+  const std::vector<StageRange> ranges = {{0, 28}, {28, 60}};
+  int64_t two_jobs = 0;
+  for (const StageRange& range : ranges) {
+    two_jobs = std::max(two_jobs, BytesOfGroup(SmolLm2(), shape, range).total() +
+                                      2 * BytesOfSlot(SmolLm2(), Rank(64), gpu, range).total());
+  }
+  const auto what = [&](const std::string& second_host, int64_t budget) {
+    std::vector<WorkerView> workers = {Busy(Node("u")), Busy(Node("v", second_host))};
+    GroupView group = On("g", {"u", "v"}, {Wide("x")}, Wide("x"));
+    group.shape = shape;
+    for (size_t s = 0; s < workers.size(); ++s) {
+      workers[s].device = gpu;
+      workers[s].budget_bytes = budget;
+      group.stages[s] = {workers[s].name, ranges[s], budget};
+    }
+    return First(Of(workers, {group}, {Wide("a")}));
+  };
+  CHECK(what("h", two_jobs * 103 / 100) == "admit g: a");
+  CHECK(what("g", two_jobs * 103 / 100) != "admit g: a");
+  CHECK(what("g", (two_jobs + BytesOfNccl(1)) * 103 / 100) == "admit g: a");
+}
+
 TEST_CASE("Why a job that needs several workers waits") {
   const auto why = [](const ClusterView& view) { return Schedule(view).at(0).why; };
   QueuedJob three = Narrow("a");

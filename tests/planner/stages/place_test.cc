@@ -98,6 +98,59 @@ TEST_CASE("The fewest workers of one numerics id, one host first") {
   CHECK(Place(model, {nine[0], nine[1]}, 3) == "nowhere");
 }
 
+TEST_CASE("Where GPUs are on two hosts, a stage has what NCCL takes for its borders between them") {
+  const ModelShape model = Small(6, true);
+  const auto place = [&](std::vector<std::string> hosts, const std::string& transport = "") {
+    std::vector<StageWorker> workers;
+    for (const std::string& host : hosts) {
+      StageWorker worker =
+          Worker(std::string(1, 'a' + static_cast<char>(workers.size())), int64_t{8} << 30, host);
+      worker.device = {.kind = DeviceKind::kCuda, .multiprocessors = 132, .value_bytes = 2};
+      worker.transport = transport;
+      workers.push_back(worker);
+    }
+    return *PlaceStages({model, kAdapter, 100, static_cast<int32_t>(hosts.size())}, workers,
+                        Shapes);
+  };
+  const Placement one_host = place({"h", "h", "h"});
+  const auto more = [&](const Placement& placement) {
+    CHECK(placement.ranges == one_host.ranges);
+    std::vector<int64_t> bytes;
+    for (size_t s = 0; s < 3; ++s) bytes.push_back(placement.bytes[s] - one_host.bytes[s]);
+    return bytes;
+  };
+  const int64_t one = BytesOfNccl(1), two = BytesOfNccl(2);
+  CHECK(one > int64_t{1} << 30);
+  CHECK(two > one);
+  CHECK(more(place({"h", "h", "g"})) == std::vector<int64_t>{0, one, one});
+  CHECK(more(place({"f", "g", "h"})) == std::vector<int64_t>{one, two, one});
+  CHECK(more(place({"f", "g", "h"}, "mpi")) == std::vector<int64_t>{0, 0, 0});
+  CHECK(BytesOfNccl(0) == 0);
+}
+
+TEST_CASE("GPUs of two hosts that would hold a model without NCCL do not with it") {
+  const ModelShape model = Small(6, true);
+  const Placement need = [&] {
+    std::vector<StageWorker> workers = {Worker("a", int64_t{8} << 30),
+                                        Worker("b", int64_t{8} << 30)};
+    for (StageWorker& worker : workers) {
+      worker.device = {.kind = DeviceKind::kCuda, .multiprocessors = 132, .value_bytes = 2};
+    }
+    return *PlaceStages({model, kAdapter, 100}, workers, Shapes);
+  }();
+  const auto holds = [&](int64_t budget, const std::string& host) {
+    std::vector<StageWorker> workers = {Worker("a", budget), Worker("b", budget, host)};
+    for (StageWorker& worker : workers) {
+      worker.device = {.kind = DeviceKind::kCuda, .multiprocessors = 132, .value_bytes = 2};
+    }
+    return PlaceStages({model, kAdapter, 100}, workers, Shapes).has_value();
+  };
+  const int64_t bytes = std::max(need.bytes[0], need.bytes[1]);
+  CHECK(holds(bytes * 103 / 100, "h"));
+  CHECK(!holds(bytes * 103 / 100, "g"));
+  CHECK(holds((bytes + BytesOfNccl(1)) * 103 / 100, "g"));
+}
+
 TEST_CASE("A stage short of memory has fewer blocks than time would give it") {
   const ModelShape model = Small(6, false);
   const int64_t large = Budget(model, 2, {0, 12}), small = Budget(model, 2, {8, 12});

@@ -1,6 +1,6 @@
 """Tokens a second of one model on two GPUs as two stages, beside what one of the two does alone with the same jobs.
 
-usage: stages.py [--steps N] [--json FILE]
+usage: stages.py [--transport auto|peer|nccl|sockets] [--steps N] [--json FILE]
 
 The shape of Qwen2.5-14B with random weights, four adapters, sequences of mixed lengths (training.py has the rest). Skips
 where there are not two GPUs. The bar is the issue's: 1.93 times one GPU.
@@ -33,6 +33,7 @@ def ways(log):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--transport", default="auto")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     if count_gpus() < STAGES:
@@ -40,7 +41,7 @@ def main():
         return
     setting = complete(SETTING)
     alone = run_lorad(setting, options.steps)
-    together = run_lorad(setting, options.steps, STAGES)
+    together = run_lorad(setting, options.steps, STAGES, options.transport)
     for way in ways(together["log"]):
         tell(f"    {way}")
     ratio = together["tokens_per_second"] / alone["tokens_per_second"]

@@ -138,10 +138,10 @@ def print_trace(folder, name):
                    check=True)
 
 
-def run_lorad(setting, steps, stages=1):
+def run_lorad(setting, steps, stages=1, transport="auto"):
     """On `stages` GPUs, one stage of the model on each."""
     workers = "cuda:" + ",".join(map(str, range(stages)))
-    house = House(None, "--workers", workers, "--microbatch-tokens", setting["microbatch"])
+    house = House(None, "--workers", workers, "--microbatch-tokens", setting["microbatch"], "--transport", transport)
     model = house.folder / "model"
     subprocess.run([ROOT / "tools/make-model", setting["model"], model], check=True, stdout=subprocess.DEVNULL)
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]

@@ -44,6 +44,10 @@ def main():
     together = run_lorad(setting, options.steps, STAGES, options.transport)
     for way in ways(together["log"]):
         tell(f"    {way}")
+    for what, run in (("one GPU", alone), (f"{STAGES} stages", together)):
+        group = run["group"]
+        tell(f"    {what}: microbatches of {group['capacity_tokens']} tokens at most, {group['adapters_per_microbatch']:.1f} "
+             f"adapters in each, {group.get('recomputation')}")
     ratio = together["tokens_per_second"] / alone["tokens_per_second"]
     tell(f"{SETTING['model']}: {alone['tokens_per_second']:,.0f} tokens/s on one GPU, {together['tokens_per_second']:,.0f} on "
          f"{STAGES} as stages, {ratio:.3f} times as many (bar {BAR}); {alone['peak_bytes'] / 2**30:.1f} and "

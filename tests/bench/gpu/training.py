@@ -103,9 +103,9 @@ def tokens_done(house, names):
 
 
 def measure(house, names):
-    """Tokens a second between two moments at which all jobs are running."""
+    """Tokens a second between two moments at which all jobs are running; bytes at most; the group as it was then."""
     pace = Pace(WARM_UP_STEPS)
-    peak = 0
+    peak, group = 0, None
     while True:
         tokens, step, ended = tokens_done(house, names)
         now = time.perf_counter()
@@ -113,11 +113,12 @@ def measure(house, names):
             break
         if pace.see(now, tokens, step):
             peak = used_bytes()
+            group = house.object("cluster")["groups"][0]
         time.sleep(POLL_SECONDS)
     speed = pace.tokens_per_second()
     if speed is None:
         raise SystemExit("too few steps to measure: raise --steps")
-    return speed, peak
+    return speed, peak, group
 
 
 @contextlib.contextmanager
@@ -150,13 +151,13 @@ def run_lorad(setting, steps, stages=1, transport="auto"):
         before = used_bytes()
         house.lora("model", "add", "model", "--path", model, *(["--stages", stages] if stages > 1 else []))
         estimated, names = submit(house, setting, vocabulary, steps)
-        speed, peak = measure(house, names)
+        speed, peak, group = measure(house, names)
         jobs = house.wait(names)
         packed = sum(job["adapters_per_microbatch"] for job in jobs) / len(jobs)
         log = house.log()
     house.clear()
     return {"tokens_per_second": speed, "peak_bytes": peak - before, "adapters_per_microbatch": packed,
-            "estimated_bytes": estimated, "step_ms": 1000 * setting["tokens"] / speed, "log": log}
+            "estimated_bytes": estimated, "step_ms": 1000 * setting["tokens"] / speed, "log": log, "group": group}
 
 
 def run_peft(setting, steps):

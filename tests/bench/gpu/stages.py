@@ -1,9 +1,10 @@
 """Tokens a second of one model on two GPUs as two stages, beside what one of the two does alone with the same jobs.
 
-usage: stages.py [--transport auto|peer|nccl|sockets] [--steps N] [--json FILE]
+usage: stages.py [--transport auto|peer|nccl|sockets] [--sequences N] [--microbatch N] [--steps N] [--json FILE]
 
-The shape of Qwen2.5-14B with random weights, four adapters, sequences of mixed lengths (training.py has the rest). Skips
-where there are not two GPUs. The bar is the issue's: 1.93 times one GPU.
+The shape of Qwen2.5-14B with random weights, four adapters, sequences of mixed lengths, N of them in a batch (training.py
+has the rest). Microbatches are as long as lorad finds right for either, where it is not said: those of a pipeline are
+shorter. Skips where there are not two GPUs. The bar is the issue's: 1.93 times one GPU.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from training import complete, run_lorad
 
 from house import WORKER, tell  # by the path that training has set
 
-SETTING = dict(model="qwen2.5-14b", adapters=4, sequences=8, length=0, microbatch=8192)
+SETTING = dict(model="qwen2.5-14b", adapters=4, length=0)
 STAGES = 2
 BAR = 1.93
 
@@ -32,14 +33,16 @@ def ways(log):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--transport", default="auto")
+    parser.add_argument("--sequences", type=int, default=32)
+    parser.add_argument("--microbatch", type=int, default=0)
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     if count_gpus() < STAGES:
         tell("skipped: fewer than two GPUs")
         return
-    setting = complete(SETTING)
+    setting = complete(SETTING | {"sequences": options.sequences, "microbatch": options.microbatch})
     alone = run_lorad(setting, options.steps)
     together = run_lorad(setting, options.steps, STAGES, options.transport)
     for way in ways(together["log"]):

@@ -140,9 +140,10 @@ def print_trace(folder, name):
 
 
 def run_lorad(setting, steps, stages=1, transport="auto"):
-    """On `stages` GPUs, one stage of the model on each."""
+    """On `stages` GPUs, one stage of the model on each; with a microbatch of 0 tokens of as many as lorad finds right."""
     workers = "cuda:" + ",".join(map(str, range(stages)))
-    house = House(None, "--workers", workers, "--microbatch-tokens", setting["microbatch"], "--transport", transport)
+    tokens = ["--microbatch-tokens", setting["microbatch"]] if setting["microbatch"] else []
+    house = House(None, "--workers", workers, *tokens, "--transport", transport)
     model = house.folder / "model"
     subprocess.run([ROOT / "tools/make-model", setting["model"], model], check=True, stdout=subprocess.DEVNULL)
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]

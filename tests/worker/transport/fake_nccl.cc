@@ -75,7 +75,7 @@ void Run(void* argument) {
   const auto ready = [&] {
     return comm->aborted || (sends ? meeting.passed != passed : meeting.from != nullptr);
   };
-  if (!changed.wait_for(lock, std::chrono::seconds(1), ready)) {
+  if (!changed.wait_for(lock, std::chrono::seconds(5), ready)) {
     ++Control().alone;
     changed.wait(lock, ready);
   }

@@ -113,7 +113,7 @@ TEST_CASE("a stage that goes while a kernel waits for it leaves none behind") {
   FakeNccl& nccl = FakeNcclState();
   const int kernels = nccl.kernels;
   const int aborted = nccl.aborted;
-  Pair pair({.delay_us_max = 2'000'000});  // its kernel begins half a second later
+  Pair pair({.delay_us_max = 3'000'000});  // its kernel begins three seconds later
   REQUIRE(pair.second->PostReceive(Lane::kActivations, pair.to).ok());
   REQUIRE(pair.first->Send(Lane::kActivations, {.rows = 6}, pair.from).ok());
   REQUIRE(Within(milliseconds(10'000), [&] { return nccl.kernels == kernels + 1; }));

@@ -13,6 +13,7 @@
 #include "client/calls/session.h"
 #include "client/recording.h"
 #include "client/text/json.h"
+#include "client/text/stages.h"
 #include "client/text/table.h"
 #include "lorad/v1/cluster.grpc.pb.h"
 
@@ -33,16 +34,28 @@ struct Options {
 
 void PrintGroups(const ClusterStatus& cluster) {
   Table groups({"GROUP", "EPOCH", "MODEL", "WORKERS", "JOBS", "CAPACITY", "WINDOWS", "MICROBATCHES",
-                "ADAPTERS/MICROBATCH", "TOKENS/S", "RESERVED"});
+                "ADAPTERS/MICROBATCH", "TOKENS/S", "BUBBLE", "RESERVED"});
   for (const auto& group : cluster.groups()) {
     groups.Add({group.name(), absl::StrCat(group.epoch()), group.base_model(),
                 absl::StrCat(group.workers_size()), absl::StrCat(group.jobs_size()),
                 absl::StrCat(group.capacity_tokens()), absl::StrCat(group.windows()),
                 absl::StrCat(group.microbatches()),
                 absl::StrFormat("%.2f", group.adapters_per_microbatch()),
-                CountText(group.tokens_per_second()), BytesText(group.reserved_bytes())});
+                CountText(group.tokens_per_second()),
+                group.measured_microbatches() > 0
+                    ? absl::StrFormat("%.1f %%", 100 * group.bubble_ratio())
+                    : "-",
+                BytesText(group.reserved_bytes())});
   }
   groups.Print(std::cout);
+  StageTable stages;
+  for (const auto& group : cluster.groups()) {
+    for (int stage = 0; stage < group.stages_size(); ++stage) {
+      stages.Add(group.name(), stage, group.stages(stage));
+    }
+  }
+  std::cout << "\n";
+  stages.Print(std::cout);
 }
 
 void AddErrors(const std::string& what, const lorad::v1::ForecastErrors& errors, Table& table) {
@@ -88,13 +101,15 @@ absl::Status ListWorkers(Session& session) {
   const auto status =
       Call(session, &Cluster::Stub::ListWorkers, lorad::v1::ListWorkersRequest(), response);
   if (!status.ok()) return status;
-  Table table({"WORKER", "STATE", "DEVICE", "NAME", "MEMORY", "THREADS", "GROUP", "PID", "RESTARTS",
-               "LIES", "CONNECTED"});
+  Table table({"WORKER", "STATE", "HOST", "DEVICE", "NAME", "MEMORY", "PEAK", "THREADS",
+               "TRANSPORT", "GROUP", "STAGE", "PID", "RESTARTS", "LIES", "CONNECTED"});
   for (const Worker& worker : response.workers()) {
     if (session.json) std::cout << ToJson(worker) << "\n";
-    table.Add({worker.name(), Worker::State_Name(worker.state()), worker.device(),
+    table.Add({worker.name(), Worker::State_Name(worker.state()), worker.host(), worker.device(),
                worker.device_name(), BytesText(worker.memory_bytes()),
-               absl::StrCat(worker.threads()), worker.group().empty() ? "-" : worker.group(),
+               BytesText(worker.peak_resident_bytes()), absl::StrCat(worker.threads()),
+               worker.transport(), worker.group().empty() ? "-" : worker.group(),
+               worker.stages() > 0 ? absl::StrCat(worker.stage(), " of ", worker.stages()) : "-",
                absl::StrCat(worker.pid()), absl::StrCat(worker.restarts()),
                absl::StrCat(worker.lies()), TimeText(worker.connect_time())});
   }

@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
   client::AddChangeCommands(app, session);
   client::AddWatchCommand(app, session);
   client::AddTopCommand(app, session);
+  client::AddTraceCommand(app, session);
   client::AddMetricsCommand(app, session);
   client::AddCheckpointCommands(app, session);
   client::AddModelCommands(app, session);

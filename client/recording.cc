@@ -1,8 +1,6 @@
 #include "client/recording.h"
 
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <thread>
 
@@ -10,6 +8,7 @@
 #include "client/calls/error.h"
 #include "client/calls/rpc.h"
 #include "client/record.h"
+#include "client/whole_file.h"
 #include "lorad/v1/cluster.grpc.pb.h"
 #include "lorad/v1/jobs.grpc.pb.h"
 #include "lorad/v1/models.grpc.pb.h"
@@ -44,19 +43,6 @@ absl::Status Look(Session& session, Record& record) {
       });
 }
 
-absl::Status Replace(const std::string& file, const std::string& text) {
-  const std::string partial = file + ".partial";
-  std::ofstream out(partial, std::ios::binary);
-  out << text;
-  out.close();
-  std::error_code error;
-  if (out.good()) std::filesystem::rename(partial, file, error);
-  if (out.good() && !error) return absl::OkStatus();
-  return Error("FILE_UNWRITABLE", absl::StrCat(file,
-                                               " cannot be written: name a file in a folder "
-                                               "that you may write to"));
-}
-
 }  // namespace
 
 absl::Status RecordCluster(Session& session, const RecordingOptions& options) {
@@ -71,7 +57,7 @@ absl::Status RecordCluster(Session& session, const RecordingOptions& options) {
       continue;
     }
     lost = false;
-    if (auto status = Replace(options.file, record.ToText()); !status.ok()) return status;
+    if (auto status = WriteWhole(options.file, record.ToText()); !status.ok()) return status;
     if (first || record.jobs() != told) {
       told = record.jobs();
       std::cerr << "lora: " << told << (told == 1 ? " job" : " jobs") << " in " << options.file

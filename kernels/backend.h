@@ -21,6 +21,7 @@
 #pragma once
 
 #include <cassert>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -100,6 +101,10 @@ class Backend {
   virtual void WaitFor(int mark) = 0;
   // Milliseconds from one mark to another; waits for both.
   virtual double MsBetween(int from, int to) = 0;
+  // The moment of a mark by the host's clock: exact where operations run in their caller, else as
+  // near as the device's clock can be held to the host's. REQUIRES: WaitFor, of it or of one that was
+  // set after it.
+  virtual std::chrono::steady_clock::time_point MomentOf(int mark) = 0;
   // Between host memory (dense, rows * columns float32 values) and a tensor of this device, rounded
   // or widened where its type is another. Host memory is read before CopyToDevice returns, and
   // written when CopyToHost returns (which waits for what is enqueued).

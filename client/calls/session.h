@@ -50,6 +50,7 @@ void AddWatchCommand(CLI::App& app, Session& session);
 void AddTopCommand(CLI::App& app, Session& session);
 void AddCheckpointCommands(CLI::App& app, Session& session);
 void AddClusterCommands(CLI::App& app, Session& session);  // cluster, worker ls, ..
+void AddTraceCommand(CLI::App& app, Session& session);
 void AddQuotaCommands(CLI::App& app, Session& session);
 
 }  // namespace lorad::client

@@ -53,6 +53,8 @@ class CpuBackend final : public Backend {
     return std::chrono::duration<double, std::milli>(marks_.at(to) - marks_.at(from)).count();
   }
 
+  std::chrono::steady_clock::time_point MomentOf(int mark) override { return marks_.at(mark); }
+
   void CopyToDevice(const float* host, const TensorView& device) override {
     for (int64_t row = 0; row < device.rows; ++row) {
       std::memcpy(device.row(row), host + row * device.columns, RowBytes(device));

@@ -12,6 +12,7 @@
 #include "kernels/cuda/device/context.h"
 #include "kernels/cuda/device/copies.h"
 #include "kernels/cuda/device/device.h"
+#include "kernels/cuda/device/device_clock.h"
 #include "kernels/cuda/device/transfer.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/handles/handles.h"
@@ -89,14 +90,24 @@ class CudaBackend final : public Backend {
 
   void Synchronize() override { LORAD_CUDA_CHECK(cudaStreamSynchronize(stream())); }
 
-  void Mark(int mark) override { marks_.at(static_cast<size_t>(mark)).Record(stream()); }
+  void Mark(int mark) override {
+    clock_.KeepNear(stream());
+    marks_.at(static_cast<size_t>(mark)).Record(stream());
+    is_set_.at(static_cast<size_t>(mark)) = true;
+  }
   void WaitFor(int mark) override {
     context();
+    if (!is_set_.at(static_cast<size_t>(mark))) return;
     marks_.at(static_cast<size_t>(mark)).Wait();
+    clock_.HasReached(marks_.at(static_cast<size_t>(mark)));
   }
   double MsBetween(int from, int to) override {
     context();
     return marks_.at(static_cast<size_t>(to)).MsSince(marks_.at(static_cast<size_t>(from)));
+  }
+  std::chrono::steady_clock::time_point MomentOf(int mark) override {
+    context();
+    return clock_.MomentOf(marks_.at(static_cast<size_t>(mark)));
   }
 
   void CopyToDevice(const float* host, const TensorView& device) override {
@@ -403,6 +414,8 @@ class CudaBackend final : public Backend {
   LoraMemory lora_memory_;
   void* gemm_workspace_ = nullptr;
   std::array<TimedEvent, kMarks> marks_;
+  std::array<bool, kMarks> is_set_ = {};
+  DeviceClock clock_;
 };
 
 }  // namespace

@@ -31,6 +31,11 @@ void Core::State::On(uint64_t request, const v1::ListWorkersRequest&) {
 std::optional<ReplyValue> Core::State::Look(const Request& request) {
   if (std::holds_alternative<v1::GetClusterRequest>(request)) return ViewCluster();
   if (std::holds_alternative<v1::ListWorkersRequest>(request)) return ViewWorkers();
+  if (const auto* trace = std::get_if<v1::GetTraceRequest>(&request)) {
+    absl::StatusOr<MeasuredGroup> measured = Measure(*trace);
+    if (!measured.ok()) return std::nullopt;
+    return *std::move(measured);
+  }
   const auto* asked = std::get_if<EstimateJob>(&request);
   if (!asked) return std::nullopt;
   EstimateJob estimate = *asked;
@@ -87,6 +92,10 @@ v1::ClusterStatus Core::State::ViewCluster() {
     view.set_planning_seconds(static_cast<double>(group.planning_us) / 1e6);
     view.set_planning_hidden_seconds(static_cast<double>(group.planning_hidden_us) / 1e6);
     view.mutable_packings()->insert(group.packings.begin(), group.packings.end());
+    const planner::Shares shares = planner::SharesOf(MomentsOf(group, kMeasuredKept));
+    AddStages(group, shares, view.mutable_stages());
+    view.set_measured_microbatches(shares.microbatches);
+    view.set_bubble_ratio(shares.bubble_ratio);
   }
   AddTimes(&status);
   *status.mutable_start_errors() = ToProto(cluster_.fits().starts());
@@ -141,6 +150,15 @@ v1::Worker Core::State::ViewWorker(const WorkerState& worker) const {
   view.set_multiprocessors(worker.hello.multiprocessors());
   view.set_value_bytes(DeviceOf(worker.hello).value_bytes);
   view.set_device_key(DeviceKeyOf(&worker));
+  view.set_host(worker.hello.host());
+  view.set_transport(worker.hello.transport());
+  if (group) {
+    const auto stage = std::ranges::find(group->stages, view.name(), &StageState::worker);
+    view.set_stage(static_cast<int32_t>(stage - group->stages.begin()));
+    view.set_stages(static_cast<int32_t>(group->stages.size()));
+  }
+  view.set_resident_bytes(worker.resident_bytes);
+  view.set_peak_resident_bytes(worker.peak_bytes);
   if (worker.drained) turn_.StampWall(worker.drain_wall_us, view.mutable_drain_time());
   return view;
 }

@@ -21,11 +21,19 @@ constexpr int kReasonBytesMax = 63;
 constexpr int kEndpointBytesMax = 1024;
 // Beyond all that is computed or measured, and sums of it are still finite.
 constexpr double kNumberMax = 1e100;
-constexpr double kTimeMax = 1e10;  // milliseconds or seconds
+constexpr double kTimeMax = 1e10;                   // milliseconds or seconds
+constexpr int64_t kMomentMaxUs = int64_t{1} << 53;  // all are doubles
 
 bool Finite(double value) { return std::abs(value) <= kNumberMax; }
 
 bool IsTime(double value) { return value >= 0 && value <= kTimeMax; }
+
+bool IsMoment(int64_t us) { return us >= 0 && us <= kMomentMaxUs; }
+
+bool IsSpan(const wire::MicrobatchDone::Transfer& transfer) {
+  return IsMoment(transfer.begin_us()) && IsMoment(transfer.end_us()) &&
+         transfer.begin_us() <= transfer.end_us();
+}
 
 bool Sane(int64_t bytes) { return bytes >= 0 && bytes <= kMachineBytesMax; }
 
@@ -180,6 +188,10 @@ std::string Check(const wire::MicrobatchDone& done, const GroupState& group,
   if (!IsTime(done.forward_ms()) || !IsTime(done.backward_ms())) {
     return absl::StrCat(what, " in ", done.forward_ms(), " and ", done.backward_ms(), " ms");
   }
+  if (!IsMoment(done.forward_begin_us()) || !IsMoment(done.backward_begin_us()) ||
+      !IsSpan(done.activations()) || !IsSpan(done.gradient())) {
+    return what + " at moments that no clock gives";
+  }
   return "";
 }
 
@@ -251,6 +263,7 @@ std::string WhatIsWrong(const wire::CutAnswer& answer, const GroupState& group) 
 }
 
 std::string WhatIsWrong(const wire::Heartbeat& heartbeat) {
+  if (!IsMoment(heartbeat.clock_us())) return "Heartbeat at a moment that no clock gives";
   if (Sane(heartbeat.resident_bytes()) && Sane(heartbeat.peak_resident_bytes())) return "";
   return absl::StrCat("Heartbeat with ", heartbeat.resident_bytes(), " bytes, at most ",
                       heartbeat.peak_resident_bytes());

@@ -5,7 +5,7 @@
 // | message           | fits                                                                      |
 // |-------------------|---------------------------------------------------------------------------|
 // | Hello             | names and numbers within their limits                                     |
-// | Heartbeat         | bytes that a machine can have                                             |
+// | Heartbeat         | bytes that a machine can have, a moment that its clock can                |
 // | CutAnswer         | once for a Cut, a stage lost since or not; a microbatch of the epoch      |
 // | GroupFormed       | once while the group is being formed; of several stages with an endpoint  |
 // | Connected         | once for a Connect, a stage lost since or not                             |

@@ -315,6 +315,7 @@ void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& re
 void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
                                    const worker::v1::MicrobatchDone& done) {
   const std::vector<std::string> jobs = TakeMicrobatch(stage.orders, done.microbatch());
+  KeepMeasured(done, jobs, &stage.measured);
   if (&stage != &group.last()) return;
   group.microbatches++;
   group.adapters_in_microbatches += done.adapters();

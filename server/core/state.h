@@ -24,6 +24,7 @@
 //   forecasts.cc    when jobs will start and end
 //   workers.cc      control streams and time-outs
 //   cluster_view.cc the status of the cluster
+//   measures.cc     what groups did, moment by moment
 //   room.cc         a disk without room
 //   passing.cc      jobs that wait because of a failure that passes
 //   groups.cc       scheduling, cutting and dissolving groups
@@ -163,6 +164,14 @@ class Core::State {
   void AddTimes(v1::ClusterStatus* status);
   v1::ListWorkersResponse ViewWorkers() const;
   v1::Worker ViewWorker(const WorkerState& worker) const;
+
+  // ---- measures.cc ----
+  void On(uint64_t request, const v1::GetTraceRequest& content);
+  absl::StatusOr<MeasuredGroup> Measure(const v1::GetTraceRequest& content) const;
+  // Of each stage the newest `count`.
+  std::vector<planner::StageMoments> MomentsOf(const GroupState& group, size_t count) const;
+  void AddStages(const GroupState& group, const planner::Shares& shares,
+                 google::protobuf::RepeatedPtrField<v1::GroupStage>* views) const;
 
   // ---- workers.cc ----
   void On(uint64_t request, const StopRequested& content);

@@ -10,6 +10,7 @@
 #include "server/calls/unary_call.h"
 #include "server/errors/errors.h"
 #include "server/services/services.h"
+#include "server/services/trace.h"
 #include "server/validation/limits.h"
 #include "server/validation/quota.h"
 #include "storage/files/files.h"
@@ -19,6 +20,8 @@ namespace {
 
 using Context = grpc::CallbackServerContext;
 using Names = std::vector<std::string>;
+
+constexpr int kTracedMax = 1024;  // what the core keeps
 
 class ClusterService final : public v1::Cluster::CallbackService {
  public:
@@ -40,6 +43,23 @@ class ClusterService final : public v1::Cluster::CallbackService {
   grpc::ServerUnaryReactor* ListWorkers(Context* context, const v1::ListWorkersRequest* request,
                                         v1::ListWorkersResponse* response) override {
     return (new UnaryCall(backend_, context))->Relay(*request, response);
+  }
+
+  grpc::ServerUnaryReactor* GetTrace(Context* context, const v1::GetTraceRequest* request,
+                                     v1::Trace* response) override {
+    auto* call = new UnaryCall(backend_, context);
+    if (request->microbatches() < 0 || request->microbatches() > kTracedMax) {
+      return call->End(InvalidFields(
+          "request",
+          {{"microbatches", absl::StrCat("must be from 1 to ", kTracedMax, ", or 0 for 256")}}));
+    }
+    return call->Ask(*request, [call, response](Question::Answer answer) {
+      if (!answer.ok()) return static_cast<void>(call->End(answer.status()));
+      call->OnReads([call, response, measured = std::get<MeasuredGroup>(*std::move(answer))] {
+        *response = ToTrace(measured);
+        call->End(absl::OkStatus());
+      });
+    });
   }
 
   grpc::ServerUnaryReactor* DrainWorker(Context* context, const v1::DrainWorkerRequest* request,

@@ -3,8 +3,11 @@
 
 #include <CLI/CLI.hpp>
 #include <catch2/catch.hpp>
+#include <cstdlib>
 #include <deque>
+#include <fstream>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
 
@@ -108,6 +111,8 @@ struct FakeCluster final : v1::Cluster::Service {
   v1::Quota set;
   std::vector<v1::Quota> quotas;
   std::string deleted;
+  v1::GetTraceRequest traced;
+  v1::Trace trace;
 
   grpc::Status DrainWorker(GrpcContext*, const v1::DrainWorkerRequest* request,
                            Worker* response) override {
@@ -134,6 +139,13 @@ struct FakeCluster final : v1::Cluster::Service {
     group.set_name("group-1");
     for (int i = 0; i < jobs; ++i) group.add_jobs("job-" + std::to_string(i));
     if (jobs > 0) --jobs;
+    return grpc::Status::OK;
+  }
+  grpc::Status GetTrace(GrpcContext*, const v1::GetTraceRequest* request,
+                        v1::Trace* response) override {
+    if (request->job() != "job-a") return Refused(grpc::NOT_FOUND, "JOB_NOT_FOUND");
+    traced = *request;
+    *response = trace;
     return grpc::Status::OK;
   }
   grpc::Status SetQuota(GrpcContext*, const v1::SetQuotaRequest* request,
@@ -194,6 +206,7 @@ struct Fixture {
     AddChangeCommands(app, session);
     AddWatchCommand(app, session);
     AddTopCommand(app, session);
+    AddTraceCommand(app, session);
     AddClusterCommands(app, session);
     AddQuotaCommands(app, session);
     std::ostringstream out, err;
@@ -344,6 +357,71 @@ TEST_CASE_METHOD(Fixture, "the list of workers says which are drained, and why")
   CHECK(Has(ran.out, "worker 'w' is drained since "));
   CHECK(Has(ran.out, ": a new disk\n"));
   CHECK(Has(Run("worker ls", true).out, R"("drain_reason": "a new disk")"));
+}
+
+void Add(v1::Trace::Bar::Kind kind, int stage, double begin_ms, double end_ms,
+         google::protobuf::RepeatedPtrField<v1::Trace::Bar>* bars) {
+  v1::Trace::Bar& bar = *bars->Add();
+  bar.set_kind(kind);
+  bar.set_stage(stage);
+  bar.set_microbatch(7);
+  bar.set_begin_ms(begin_ms);
+  bar.set_end_ms(end_ms);
+}
+
+// Microbatch 7 forward on two stages, as measured and as simulated.
+v1::Trace TwoStages() {
+  v1::Trace trace;
+  trace.set_group("group-1");
+  trace.set_bubble_ratio(0.25);
+  trace.set_simulated_bubble_ratio(0.125);
+  for (const char* worker : {"w0", "w1"}) {
+    trace.add_stages()->set_worker(worker);
+    trace.mutable_stages()->rbegin()->set_busy(0.75);
+  }
+  v1::Trace::Microbatch& microbatch = *trace.add_microbatches();
+  microbatch.set_number(7);
+  microbatch.set_tokens(99);
+  microbatch.add_jobs("job-a");
+  for (auto* bars : {trace.mutable_bars(), trace.mutable_simulated_bars()}) {
+    Add(v1::Trace::Bar::FORWARD, 0, 0, 1, bars);
+    Add(v1::Trace::Bar::ACTIVATIONS, 1, 1, 1.5, bars);
+    Add(v1::Trace::Bar::FORWARD, 1, 1.5, 3, bars);
+  }
+  return trace;
+}
+
+TEST_CASE_METHOD(Fixture, "a trace is shown, and written as a Chrome trace") {
+  cluster.trace = TwoStages();
+  const std::string file = std::string(std::getenv("TEST_TMPDIR")) + "/trace.json";
+  const Ran ran = Run("trace job-a --microbatches 5 -o " + file);
+  CHECK(ran.reason == "OK");
+  CHECK(cluster.traced.microbatches() == 5);
+  CHECK(Has(ran.out, "1 microbatches in 3.0 ms, bubble 25.0 %"));
+  CHECK(Has(ran.out, "75.0 %"));
+  CHECK(Has(ran.err, "trace.json is written"));
+  CHECK(Has(Run("trace job-a", true).out, R"("simulated_bubble_ratio": 0.125)"));
+
+  const auto chrome = nlohmann::json::parse(std::ifstream(file));
+  std::vector<std::string> bars;
+  for (const auto& event : chrome["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    CHECK(event["args"]["jobs"][0] == "job-a");
+    bars.push_back(event["name"].get<std::string>() + " " + event["pid"].dump() + "/" +
+                   event["tid"].dump() + " " + event["ts"].dump() + "+" + event["dur"].dump());
+  }
+  // A process a stage, measured before simulated; tracks: compute, send, receive.
+  CHECK(bars == std::vector<std::string>{"F7 0/0 0.0+1000.0", "f7 1/2 1000.0+500.0",
+                                         "f7 0/1 1000.0+500.0", "F7 1/0 1500.0+1500.0",
+                                         "F7 2/0 0.0+1000.0", "f7 3/2 1000.0+500.0",
+                                         "f7 2/1 1000.0+500.0", "F7 3/0 1500.0+1500.0"});
+}
+
+TEST_CASE_METHOD(Fixture, "a trace that cannot be had, or written, is an error") {
+  cluster.trace = TwoStages();
+  CHECK(Run("trace job-none").reason == "JOB_NOT_FOUND");
+  CHECK(Run("trace").reason == "USAGE");
+  CHECK(Run("trace job-a -o /no/such/folder/trace.json").reason == "FILE_UNWRITABLE");
 }
 
 TEST_CASE_METHOD(Fixture, "quotas are set as a whole, listed with their use, and deleted") {

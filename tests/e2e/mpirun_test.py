@@ -12,8 +12,8 @@ import shutil
 import signal
 import subprocess
 
+from hosts import OtherHost, lorad, must
 from house import ROOT, Skipped, main, tell
-from other_hosts_test import OtherHost, lorad, must
 from runs import STEPS, Run, hash_of, undisturbed, until
 
 FOLDER = ROOT / "deploy/mpirun"

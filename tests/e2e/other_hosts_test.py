@@ -9,11 +9,11 @@ import hashlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 
-from house import GOLDEN, LORA, LORAD, WORKER, Failure, House, Result, main, tell
+from hosts import OtherHost, Site, lorad, must, until
+from house import GOLDEN, LORA, main, tell
 
 MODEL, ROWS = "llama_gqa_untied", "llama_gqa_untied/r8_all"
 WORKERS = 64  # as many as a coordinator takes
@@ -24,100 +24,7 @@ def a_job(steps=24):
             "training": {"max_steps": steps, "batch_size": 3, "max_length": 256, "learning_rate": 2e-3, "seed": 1, "checkpoint_every_steps": 5}}
 
 
-def until(predicate, what, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (found := predicate()):
-        if time.monotonic() > deadline:
-            raise Failure(f"not within {seconds} s: {what}")
-        time.sleep(0.05)
-    return found
-
-
-def lorad(*arguments):
-    """A command of lorad's that ends; its Result."""
-    command = list(map(str, [LORAD, *arguments]))
-    return Result(command, subprocess.run(command, capture_output=True, text=True, timeout=60))
-
-
-def must(result):
-    if result.status != 0:
-        raise Failure(str(result))
-    return result.out
-
-
-def own_address():
-    """An address of this machine that is not loopback; None where it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        with contextlib.suppress(OSError):
-            probe.connect(("192.0.2.1", 9))  # nothing is sent
-            address = probe.getsockname()[0]
-            return None if address.startswith("127.") else address
-    return None
-
-
-class OtherHost:
-    """Another host: a network namespace behind a pair of virtual interfaces. Without the right to make one, this host under its
-    own address."""
-
-    def __init__(self):
-        self.namespace = f"lorad{os.getpid()}"
-        self.link = f"lo{os.getpid()}"[:13]
-        subnet = f"10.213.{os.getpid() % 250}"
-        self.address, self.prefix = f"{subnet}.1", []
-        theirs = f"{self.link}x"
-        steps = [f"netns add {self.namespace}", f"link add {self.link} type veth peer name {theirs}",
-                 f"link set {theirs} netns {self.namespace}", f"addr add {subnet}.1/24 dev {self.link}", f"link set {self.link} up",
-                 f"-n {self.namespace} addr add {subnet}.2/24 dev {theirs}", f"-n {self.namespace} link set {theirs} up"]
-        if shutil.which("ip") and all(self.ip(step) for step in steps):
-            self.prefix = ["ip", "netns", "exec", self.namespace]
-            tell("    another network namespace is the other host")
-            return
-        self.close()
-        self.address = own_address() or "127.0.0.2"
-        tell(f"    no network namespace can be made here: the other host is this one at {self.address}")
-
-    def ip(self, step):
-        return subprocess.run(["ip", *step.split()], capture_output=True).returncode == 0
-
-    def close(self):
-        if shutil.which("ip"):
-            self.ip(f"link del {self.link}")
-            self.ip(f"netns del {self.namespace}")
-
-
-class Site(House):
-    """A daemon that serves workers on another host; its own workers are none."""
-
-    def __init__(self, host, *options):
-        super().__init__(None, "--workers", "none", "--worker-listen", f"{host.address}:0", *options)
-        self.host = host
-        self.door = None
-        tell("    " + must(lorad("auth", "init", "--data-dir", self.data_dir)).splitlines()[0])
-
-    def bundle(self, worker, *options, path=None):
-        path = path or self.folder / f"{worker}.pem"
-        must(lorad("auth", "worker", worker, "--data-dir", self.data_dir, "-o", path, *options))
-        return path
-
-    def start(self, *options, seconds=60):
-        served = r"workers on other hosts are served on (\S+)"
-        before = len(re.findall(served, self.log()))
-        took = super().start(*options, seconds=seconds)
-        until(lambda: len(re.findall(served, self.log())) > before, "the daemon serves workers on other hosts")
-        self.door = re.findall(served, self.log())[-1]
-        return took
-
-    def start_other(self, *options, log="worker.log"):
-        """A worker on the other host, with a log of its own."""
-        command = [*self.host.prefix, WORKER, "--coordinator", self.door, "--device", "cpu", "--threads", "1", *options]
-        with open(self.folder / log, "ab") as out:
-            worker = subprocess.Popen(list(map(str, command)), stdout=out, stderr=out)
-        self.workers.append(worker)
-        return worker
-
-    def worker_log(self, log="worker.log"):
-        return (self.folder / log).read_text(errors="replace")
-
+class TrainingSite(Site):
     def prepare(self):
         self.lora("model", "add", "llama", "--path", GOLDEN / MODEL / "model")
         self.lora("dataset", "add", "rows", GOLDEN / ROWS / "train.jsonl")
@@ -127,15 +34,12 @@ class Site(House):
         (job,) = self.wait([self.submit(a_job())], seconds=240)
         return hashlib.sha256((self.adapter(job["name"]) / "adapter_model.safetensors").read_bytes()).hexdigest()
 
-    def alive(self):
-        return sorted(worker["name"] for worker in self.objects("worker", "ls") if worker["state"] != "LOST")
-
 
 @contextlib.contextmanager
 def a_site(*options):
     host = OtherHost()
     try:
-        with Site(host, *options) as site:
+        with TrainingSite(host, *options) as site:
             yield site
         site.clear()
     finally:

@@ -4,6 +4,8 @@ on another number of stages.
 usage: stages_test.py [TEST...] [seed=N] [steps=N] [seconds=N]     seconds: of the storm
 """
 
+import functools
+import json
 import os
 import random
 import signal
@@ -19,6 +21,7 @@ SEED = int(OPTIONS.get("seed", random.SystemRandom().randrange(2**31)))
 STEPS = int(OPTIONS.get("steps", 30))
 STORM_SECONDS = float(OPTIONS.get("seconds", 20))
 SUBJECTS = Subjects(SEED, STEPS)
+LONG = Subjects(SEED, 10 * STEPS)  # that a storm does not outlive
 LAYERS = 4
 LOSS, MATRIX = 1e-5, 1e-4  # relative, from PEFT's
 LEASE_S = 3
@@ -42,17 +45,17 @@ def until(predicate, what, seconds=60):
     return found
 
 
-def one_worker():
+@functools.cache
+def one_worker(subjects=SUBJECTS):
     """The outcome of jobs on one worker, once for all tests."""
-    if not hasattr(one_worker, "found"):
-        with House(None, "--workers", "none", "--microbatch-tokens", 1024) as house:
-            SUBJECTS.prepare(house, layers=LAYERS)
-            names = [house.submit(job) for job in SUBJECTS.jobs()]
-            start_workers(house, 1)
-            house.wait(names)
-            one_worker.found = outcome(house, names)
-        house.clear()
-    return one_worker.found
+    with House(None, "--workers", "none", "--microbatch-tokens", 1024) as house:
+        subjects.prepare(house, layers=LAYERS)
+        names = [house.submit(job) for job in subjects.jobs()]
+        start_workers(house, 1)
+        house.wait(names)
+        found = outcome(house, names)
+    house.clear()
+    return found
 
 
 def test_bytes_of_one_worker():
@@ -67,6 +70,71 @@ def test_bytes_of_one_worker():
             house.wait(names)
             SUBJECTS.compare(f"{stages} stages ({time.monotonic() - began:.0f} s)", outcome(house, names), want)
         house.clear()
+
+
+def spans(events, names, process, track):
+    return sorted((e["ts"], e["ts"] + e["dur"], e["name"]) for e in events
+                  if e["ph"] == "X" and names[e["pid"]].startswith(process) and e["tid"] == track)
+
+
+def check_pipeline(events, names, slack):
+    """A stage does one thing at a time, begins what it has received, and receives what was computed."""
+    compute, send, receive = range(3)
+    for stage in range(2):
+        for track in range(3):
+            bars = spans(events, names, f"stage {stage} ", track)
+            for before, behind in zip(bars, bars[1:]):
+                assert behind[0] >= before[1] - slack, (stage, track, before, behind)
+    ends = {name: end for _, end, name in spans(events, names, "stage 0 ", compute)}
+    starts = {name: start for start, _, name in spans(events, names, "stage 1 ", compute)}
+    arrivals = spans(events, names, "stage 1 ", receive)
+    assert arrivals == spans(events, names, "stage 0 ", send)
+    assert len(arrivals) > 10, arrivals
+    for start, end, name in arrivals:
+        forward = "F" + name[1:]
+        if forward in ends and forward in starts:
+            assert ends[forward] <= start + slack and end <= starts[forward] + slack, (name, start, end, ends[forward], starts[forward])
+
+
+def test_what_is_seen():
+    """`worker ls`, `cluster` and `trace` while two stages train."""
+    with House(None, "--workers", "none", "--microbatch-tokens", 1024) as house:
+        SUBJECTS.prepare(house, "--stages", 2, layers=LAYERS)
+        names = [house.submit(job) for job in SUBJECTS.jobs()]
+        refused = house.run("trace", names[0])
+        assert refused.status != 0 and "JOB_NOT_TRAINING" in refused.err, refused
+        start_workers(house, 2)
+        house.wait(names[:1], until=lambda job: job["step"] >= 5)
+        path = house.folder / "trace.json"
+        trace = house.object("trace", names[0], "-o", path, "--microbatches", 64)
+        (group,) = house.object("cluster")["groups"]
+        workers = house.objects("worker", "ls")
+        assert house.run("trace", names[0], "--microbatches", 2000).status != 0
+        house.lora("worker", "ls"), house.lora("cluster"), house.lora("trace", names[0])
+        house.wait(names)
+        refused = house.run("trace", names[0])
+        assert "JOB_NOT_TRAINING" in refused.err, refused
+        chrome = json.loads(path.read_text())
+    house.clear()
+
+    assert sorted(worker["stage"] for worker in workers) == [0, 1], workers
+    assert all(worker["stages"] == 2 and worker["host"] and worker["transport"] == "sockets" for worker in workers), workers
+    assert all(0 < worker["resident_bytes"] <= worker["peak_resident_bytes"] for worker in workers), workers
+    assert group["measured_microbatches"] > 0 and 0 < group["bubble_ratio"] < 1, group
+    for stage in group["stages"]:
+        assert abs(stage["busy"] + stage["waiting"] - 1) < 1e-9 and 0 < stage["busy"] < 1 and 0 < stage["transfer"] < 1, stage
+    assert group["stages"][0]["end_block"] == group["stages"][1]["first_block"], group
+
+    assert len(trace["microbatches"]) == 64 and trace["simulated_bars"], trace
+    assert trace["simulated_bubble_ratio"] <= trace["bubble_ratio"] + 1e-6, trace
+    events = chrome["traceEvents"]
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    for measured in (True, False):
+        word = "measured" if measured else "simulated"
+        names = {pid: name if name.endswith(word) else "" for pid, name in processes.items()}
+        assert sum(map(bool, names.values())) == 2, processes
+        check_pipeline(events, names, slack=2000 if measured else 1e-3)
+    tell(f"bubble {100 * trace['bubble_ratio']:.1f} %, of the same operations without waits {100 * trace['simulated_bubble_ratio']:.1f} %")
 
 
 def test_goldens():
@@ -109,18 +177,24 @@ def test_a_job_goes_on_on_another_number_of_stages():
     house.clear()
 
 
+def live(house):
+    return sum(job["state"] != "SUCCEEDED" for job in house.objects("ls"))
+
+
 def test_storm():
     """SIGKILL and SIGSTOP of random workers and SIGKILL of the coordinator; whoever is gone is started again."""
-    want = one_worker()
+    want = one_worker(LONG)
     generator = random.Random(SEED + 1)
     with House(None, "--workers", "none", "--microbatch-tokens", 1024, "--lease", LEASE_S) as house:
-        SUBJECTS.prepare(house, "--stages", 2, layers=LAYERS)
-        names = [house.submit(job) for job in SUBJECTS.jobs()]
+        LONG.prepare(house, "--stages", 2, layers=LAYERS)
+        names = [house.submit(job) for job in LONG.jobs()]
         start_workers(house, 3)
         counts = {"killed": 0, "stopped": 0, "coordinator": 0}
         end = time.monotonic() + STORM_SECONDS
         while time.monotonic() < end:
             time.sleep(generator.uniform(0.2, 3))
+            if not live(house):
+                raise Failure(f"all jobs ended before the storm did: more steps= than {STEPS}, or fewer seconds=")
             what = generator.choice(["killed", "killed", "stopped", "coordinator"])
             counts[what] += 1
             number = generator.randrange(len(house.workers))
@@ -137,11 +211,11 @@ def test_storm():
                 worker.wait()
                 house.workers.pop(number)
                 house.start_worker("--name", f"k{counts['killed']}", "--threads", "1")
-        live = sum(job["state"] != "SUCCEEDED" for job in house.objects("ls"))
+        left_live = live(house)
         house.wait(names, seconds=300)
         steps_done_twice_alike(house, names)
-        SUBJECTS.compare(f"workers killed {counts['killed']} times, stopped {counts['stopped']}, coordinator killed "
-                         f"{counts['coordinator']}, {live} jobs outlived it", outcome(house, names), want)
+        LONG.compare(f"workers killed {counts['killed']} times, stopped {counts['stopped']}, coordinator killed "
+                         f"{counts['coordinator']}, {left_live} jobs outlived it", outcome(house, names), want)
         left = [thing for thing in os.listdir("/dev/shm") if "lorad" in thing]
         assert not left, left
     house.clear()
@@ -149,4 +223,4 @@ def test_storm():
 
 if __name__ == "__main__":
     tell(f"seed {SEED}, {STEPS} steps")
-    main([test_bytes_of_one_worker, test_goldens, test_a_job_goes_on_on_another_number_of_stages, test_storm])
+    main([test_bytes_of_one_worker, test_what_is_seen, test_goldens, test_a_job_goes_on_on_another_number_of_stages, test_storm])

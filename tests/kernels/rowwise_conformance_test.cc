@@ -1,6 +1,7 @@
 // Embedding, RMSNorm, rotary embedding and SwiGLU of every backend against float64.
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <cmath>
 #include <numbers>
 
@@ -377,6 +378,29 @@ TEST_CASE("Marks measure what lies between them") {
     world.backend().Mark(Backend::kMarks - 1);
     const double ms = world.backend().MsBetween(0, Backend::kMarks - 1);
     CHECK((ms > 0 && ms < 10000));
+  }
+}
+
+TEST_CASE("A mark's moment lies between those at which the host set it and saw it") {
+  using std::chrono::microseconds;
+  using std::chrono::steady_clock;
+  for (const BackendCase& backend : Backends()) {
+    INFO(backend.name);
+    World world(backend);
+    const TensorView large = world.arena().Matrix(2000, 2000);
+    steady_clock::time_point last;
+    for (int mark = 0; mark < 8; ++mark) {
+      const auto set = steady_clock::now();
+      world.backend().Zero(large);
+      world.backend().Mark(mark);
+      world.backend().WaitFor(mark);
+      const auto seen = steady_clock::now();
+      const auto moment = world.backend().MomentOf(mark);
+      // A device's clock is known to some microseconds.
+      CHECK((moment > set - microseconds(200) && moment <= seen));
+      CHECK(moment > last);
+      last = moment;
+    }
   }
 }
 

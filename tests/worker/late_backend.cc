@@ -1,6 +1,7 @@
 #include "tests/worker/late_backend.h"
 
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <deque>
 #include <functional>
@@ -71,6 +72,9 @@ class LateBackend final : public Backend {
     WaitFor(from);
     WaitFor(to);
     return backend_->MsBetween(from, to);
+  }
+  std::chrono::steady_clock::time_point MomentOf(int mark) override {
+    return backend_->MomentOf(mark);
   }
   void CopyToDevice(const float* host, const TensorView& device) override {
     std::vector<float> values(host, host + device.elements());

@@ -1,5 +1,6 @@
 // The coordinator: reached, heard, lost; time; the end.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -124,6 +125,7 @@ void WorkerCore::State::On(const MemoryRead& event) {
   heartbeat.set_epoch(held_.epoch);
   heartbeat.set_resident_bytes(event.resident_bytes);
   heartbeat.set_peak_resident_bytes(event.peak_resident_bytes);
+  heartbeat.set_clock_us(std::llround(1e3 * now_ms_));
   Do(Say{std::move(message)});
 }
 

@@ -73,17 +73,18 @@ absl::StatusOr<bool> Engine::RecvActivations(const v1::Operation& operation) {
   if (!flight.ok()) return flight.status();
   const auto received = transport_->WaitReceived(Lane::kActivations);
   if (!received.ok()) return Lost(received.status());
-  const std::optional<Passage>& passage = *received;
-  if (!passage.has_value()) {  // a cut drops it, and with it the batches that it has begun
+  if (!received->has_value()) {  // a cut drops it, and with it the batches that it has begun
     place_taken_[(*flight)->place] = false;
     flights_.erase(operation.microbatch());
     return false;
   }
-  if (passage->microbatch != (*flight)->number() || passage->rows != (*flight)->rows) {
-    return Unexpected(*passage, (*flight)->number(), (*flight)->rows);
+  const Passage& passage = (*received)->passage;
+  if (passage.microbatch != (*flight)->number() || passage.rows != (*flight)->rows) {
+    return Unexpected(passage, (*flight)->number(), (*flight)->rows);
   }
+  (*flight)->activations = **received;
   for (LossSpan& span : (*flight)->spans) {
-    for (const int32_t index : passage->lost) span.lost = span.lost || span.index == index;
+    for (const int32_t index : passage.lost) span.lost = span.lost || span.index == index;
   }
   model_->ExchangeInput((*flight)->place, before_.coming);
   status = PostReceive(Lane::kActivations, before_.coming);
@@ -127,12 +128,13 @@ absl::Status Engine::RecvGradient(const v1::Operation& operation) {
   }
   const auto received = transport_->WaitReceived(Lane::kGradients);
   if (!received.ok()) return Lost(received.status());
-  const std::optional<Passage>& passage = *received;  // never given up: its Forward was kept
-  const bool expected = passage->rows == flight->rows || passage->rows == 0;
-  if (passage->microbatch != flight->number() || !expected) {
-    return Unexpected(*passage, flight->number(), flight->rows);
+  const Passage& passage = (*received)->passage;  // never given up: its Forward was kept
+  const bool expected = passage.rows == flight->rows || passage.rows == 0;
+  if (passage.microbatch != flight->number() || !expected) {
+    return Unexpected(passage, flight->number(), flight->rows);
   }
-  flight->gradient_rows = passage->rows;
+  flight->gradient = **received;
+  flight->gradient_rows = passage.rows;
   model_->ExchangeGradient(behind_.coming);
   gradient_of_ = flight->number();
   return PostReceive(Lane::kGradients, behind_.coming);

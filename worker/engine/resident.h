@@ -10,6 +10,7 @@
 #include "kernels/backend.h"
 #include "lorad/worker/v1/worker.pb.h"
 #include "worker/engine/slot.h"
+#include "worker/transport/transport.h"
 
 // The engine's records of a job that has a slot, and of a microbatch that is on the device.
 
@@ -81,6 +82,7 @@ struct Flight {
   std::vector<kernels::LossRow> loss_rows;
   std::vector<LossSpan> spans;
   std::unique_ptr<kernels::Batch> batch;
+  std::optional<Landing> activations, gradient;  // that have come, of several stages
 
   int64_t number() const { return microbatch->number(); }
   bool forward() const { return lane >= 0; }

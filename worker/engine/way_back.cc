@@ -2,11 +2,19 @@
 
 #include <algorithm>
 #include <cassert>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <set>
 
 namespace lorad::worker {
+namespace {
+
+int64_t MicrosOf(std::chrono::steady_clock::time_point moment) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(moment.time_since_epoch()).count();
+}
+
+}  // namespace
 
 absl::Status WayBack::Reserve(const GroupShape& shape, int64_t matrices_max) {
   matrices_max_ = matrices_max;
@@ -171,9 +179,22 @@ void WayBack::ReportMicrobatch(const Flight& flight) {
     const auto ms = [&](Moment from, Moment to) {
       return environment_.backend->MsBetween(MarkOf(flight.lane, from), MarkOf(flight.lane, to));
     };
+    const auto begin_us = [&](Moment moment) {
+      return MicrosOf(environment_.backend->MomentOf(MarkOf(flight.lane, moment)));
+    };
     done.set_forward_ms(ms(kForwardBegins, kForwardEnds));
-    if (flight.backward) done.set_backward_ms(ms(kBackwardBegins, kBackwardEnds));
+    done.set_forward_begin_us(begin_us(kForwardBegins));
+    if (flight.backward) {
+      done.set_backward_ms(ms(kBackwardBegins, kBackwardEnds));
+      done.set_backward_begin_us(begin_us(kBackwardBegins));
+    }
   }
+  const auto add = [](const Landing& landing, v1::MicrobatchDone::Transfer* transfer) {
+    transfer->set_begin_us(MicrosOf(landing.begin));
+    transfer->set_end_us(MicrosOf(landing.end));
+  };
+  if (flight.activations.has_value()) add(*flight.activations, done.mutable_activations());
+  if (flight.gradient.has_value()) add(*flight.gradient, done.mutable_gradient());
   done.set_adapters(static_cast<int32_t>(jobs.size()));
   environment_.report(std::move(report));
 }

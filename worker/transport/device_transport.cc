@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cassert>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
@@ -15,6 +16,7 @@
 namespace lorad::worker {
 namespace {
 
+using Time = std::chrono::steady_clock::time_point;
 using kernels::TensorView;
 
 // What a receiver calls its memory: the sender needs no name, but a transport's Offer has one.
@@ -60,7 +62,7 @@ struct Arrival {
   std::unique_ptr<NcclEdge> edge;                 // NCCL; likewise
   std::optional<TensorView> posted;
   bool to_be_announced = false;  // `posted`, to the transport beneath
-  bool fetched = false;          // NCCL: the rows, by the thread
+  std::optional<Time> fetched;   // NCCL: since when the rows are there, by the thread
   std::thread thread;
 };
 
@@ -130,30 +132,30 @@ class DeviceTransport final : public Transport {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::optional<Passage>> WaitReceived(Lane lane) override {
+  absl::StatusOr<std::optional<Landing>> WaitReceived(Lane lane) override {
     Arrival& arrival = Of(arrivals_, lane);
     {
       std::unique_lock lock(mutex_);
       const absl::Status status = Wait(lock, [&] { return !arrival.to_be_announced; });
       if (!status.ok()) return status;
     }
-    auto passage = below_->WaitReceived(lane);
-    if (!passage.ok() || !passage->has_value()) return passage;
+    auto landing = below_->WaitReceived(lane);
+    if (!landing.ok() || !landing->has_value()) return landing;
     if (arrival.edge != nullptr) {
       std::unique_lock lock(mutex_);
-      const absl::Status status = Wait(lock, [&] { return arrival.fetched; });
+      const absl::Status status = Wait(lock, [&] { return arrival.fetched.has_value(); });
       if (!status.ok()) return status;
-      arrival.fetched = false;
+      (*landing)->end = *std::exchange(arrival.fetched, std::nullopt);
     }
-    const int64_t rows = (*passage)->rows;
+    const int64_t rows = (*landing)->passage.rows;
     if (rows > 0) {
       arrival.copies->Follow();
       arrival.copies->Copy(arrival.landing, arrival.posted->data, BytesOf(*arrival.posted, rows));
       arrival.copies->Lead();
     }
     arrival.posted.reset();
-    (*passage)->in_place = false;  // it was, beneath
-    return passage;
+    (*landing)->passage.in_place = false;  // it was, beneath
+    return landing;
   }
 
   void GiveUpReceive(Lane lane) override { below_->GiveUpReceive(lane); }
@@ -271,15 +273,19 @@ class DeviceTransport final : public Transport {
     Passage passage = tensor.passage;
     if (departure->crossing == Crossing::kNccl) return SendByNccl(lane, tensor, departure);
     if (departure->crossing == Crossing::kPeer) {
-      absl::Status status = CopyAcross(lane, tensor, departure);
-      if (!status.ok()) return status;
+      const auto took_us = CopyAcross(lane, tensor, departure);
+      if (!took_us.ok()) return took_us.status();
       passage.in_place = true;
+      passage.took_us = *took_us;
+    } else {
+      departure->copies->Wait();
     }
-    departure->copies->Wait();
     return below_->Send(lane, passage, At(departure->staging, tensor.memory));
   }
 
-  absl::Status CopyAcross(Lane lane, const Departure::Tensor& tensor, Departure* departure) {
+  // How many microseconds it took, once the device has come to it.
+  absl::StatusOr<int64_t> CopyAcross(Lane lane, const Departure::Tensor& tensor,
+                                     Departure* departure) {
     const auto name = below_->WaitRoom(lane);
     if (!name.ok()) return name.status();
     if (departure->opened == nullptr || departure->opened_name != *name) {
@@ -290,12 +296,18 @@ class DeviceTransport final : public Transport {
     }
     const int64_t bytes = BytesOf(tensor.memory, tensor.passage.rows);
     // The other side refuses what it has no memory for, as soon as it is told.
-    if (bytes > departure->opened->bytes()) return absl::OkStatus();
-    std::lock_guard lock(mutex_);
-    if (!broken_.ok()) return broken_;
+    if (bytes > departure->opened->bytes()) return 0;
     departure->copies->Follow();
-    departure->copies->Copy(tensor.memory.data, departure->opened->address(), bytes);
-    return absl::OkStatus();
+    departure->copies->Wait();
+    const Time begin = std::chrono::steady_clock::now();
+    {
+      std::lock_guard lock(mutex_);
+      if (!broken_.ok()) return broken_;
+      departure->copies->Copy(tensor.memory.data, departure->opened->address(), bytes);
+    }
+    departure->copies->Wait();
+    const auto took = std::chrono::steady_clock::now() - begin;
+    return std::chrono::duration_cast<std::chrono::microseconds>(took).count();
   }
 
   // The other side's kernel is launched when the passage comes, so nothing is left to wait for here.
@@ -321,7 +333,7 @@ class DeviceTransport final : public Transport {
       if (!status.ok()) return status;
     }
     std::lock_guard lock(mutex_);
-    arrival->fetched = true;
+    arrival->fetched = std::chrono::steady_clock::now();
     changed_.notify_all();
     return absl::OkStatus();
   }

@@ -1,5 +1,6 @@
 #include "worker/transport/in_process.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -90,7 +91,7 @@ class Exchange {
     return *edge.latest;
   }
 
-  absl::StatusOr<std::optional<Passage>> WaitReceived(int from, Lane lane) {
+  absl::StatusOr<std::optional<Landing>> WaitReceived(int from, Lane lane) {
     std::unique_lock lock(mutex_);
     Edge& edge = edges_[{from, lane}];
     const absl::Status status =
@@ -98,12 +99,12 @@ class Exchange {
           Meet(edge, true);
           if (edge.given_up) return Time();
           if (!edge.landed.has_value()) return std::nullopt;
-          return edge.landed->second;
+          return edge.landed->end;
         });
     if (!status.ok()) return status;
     if (std::exchange(edge.given_up, false)) return std::nullopt;
     edge.receiving.reset();
-    return std::exchange(edge.landed, std::nullopt)->first;
+    return std::exchange(edge.landed, std::nullopt);
   }
 
   void GiveUpReceive(int from, Lane lane) {
@@ -148,10 +149,10 @@ class Exchange {
   struct Edge {
     std::optional<std::pair<Passage, TensorView>> sending;
     std::optional<TensorView> receiving;
-    std::string name;                                // of what is offered
-    std::optional<std::pair<Passage, Time>> landed;  // in `receiving`, to be seen from then on
-    std::optional<Passage> latest;                   // of what was posted last
-    bool given_up = false;                           // a wait for it has nothing to wait for
+    std::string name;               // of what is offered
+    std::optional<Landing> landed;  // in `receiving`, to be seen from its end on
+    std::optional<Passage> latest;  // of what was posted last
+    bool given_up = false;          // a wait for it has nothing to wait for
   };
 
   Time Later() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -176,9 +177,12 @@ class Exchange {
                                                  " columns came where ", to.rows, " of ",
                                                  to.columns, " have memory"));
     } else {
+      const Time begin =
+          std::chrono::steady_clock::now() - std::chrono::microseconds(passage.took_us);
       if (!passage.in_place) CopyRows(memory, passage.rows, to);
-      edge.landed.emplace(passage, Later());
       edge.latest = passage;
+      edge.latest->took_us = 0;
+      edge.landed = {*edge.latest, begin, std::max(Later(), std::chrono::steady_clock::now())};
     }
     changed_.notify_all();
   }
@@ -235,7 +239,7 @@ class InProcessTransport final : public Transport {
   absl::StatusOr<std::string> WaitRoom(Lane lane) override {
     return exchange_->WaitRoom(stage_, lane);
   }
-  absl::StatusOr<std::optional<Passage>> WaitReceived(Lane lane) override {
+  absl::StatusOr<std::optional<Landing>> WaitReceived(Lane lane) override {
     return exchange_->WaitReceived(From(lane), lane);
   }
   absl::StatusOr<Passage> WaitComing(Lane lane) override {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -62,7 +63,8 @@ struct Connection {
   std::optional<TensorView> posted;  // where the next one lands
   bool offered = false;              // it is the other side who writes the rows there
   v1::StagePassage coming;           // head_is_here
-  std::optional<Passage> landed;
+  std::chrono::steady_clock::time_point coming_since;
+  std::optional<Landing> landed;
   std::optional<Passage> latest;  // of `posted`, given to a WaitReceived or not
   bool given_up = false;          // a wait for it has nothing to wait for
 
@@ -110,6 +112,7 @@ class SocketsTransport final : public Transport {
     head.set_rows(passage.rows);
     head.set_columns(memory.columns);
     head.set_value_bytes(static_cast<int32_t>(kernels::BytesOf(memory.dtype)));
+    head.set_took_us(passage.took_us);
     head.mutable_lost()->Add(passage.lost.begin(), passage.lost.end());
     const int64_t bytes = passage.in_place ? 0 : BytesOf(memory, passage.rows);
     std::lock_guard lock(mutex_);
@@ -162,7 +165,7 @@ class SocketsTransport final : public Transport {
     return broken_;
   }
 
-  absl::StatusOr<std::optional<Passage>> WaitReceived(Lane lane) override {
+  absl::StatusOr<std::optional<Landing>> WaitReceived(Lane lane) override {
     std::unique_lock lock(mutex_);
     Connection& connection = Tensors(From(lane));
     const absl::Status status = Wait(
@@ -358,6 +361,7 @@ class SocketsTransport final : public Transport {
       return absl::InternalError("it sends a tensor that there is no room for");
     }
     connection.head_is_here = true;
+    connection.coming_since = std::chrono::steady_clock::now();
     connection.body_done = 0;
     return true;
   }
@@ -381,11 +385,14 @@ class SocketsTransport final : public Transport {
       connection.body_done += *got;
       if (connection.body_done < bytes) return *got > 0;
     }
-    connection.landed = {.microbatch = coming.microbatch(),
+    connection.latest = {.microbatch = coming.microbatch(),
                          .rows = coming.rows(),
                          .lost = {coming.lost().begin(), coming.lost().end()},
                          .in_place = connection.offered};
-    connection.latest = connection.landed;
+    connection.landed = {
+        .passage = *connection.latest,
+        .begin = connection.coming_since - std::chrono::microseconds(coming.took_us()),
+        .end = std::chrono::steady_clock::now()};
     connection.posted.reset();
     connection.head_is_here = false;
     connection.header.reset();

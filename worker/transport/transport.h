@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -20,9 +21,17 @@ struct Passage {
   int64_t rows = 0;  // 0: the microbatch has none here, or no gradient
   std::vector<int32_t> lost =
       {};                 // segments whose results are void, by their place in the microbatch
-  bool in_place = false;  // the rows are there already (Transport::Offer)
+  bool in_place = false;  // the rows are there already (Transport::Offer),
+  int64_t took_us = 0;    // and were on their way for so long; told to Landing, not to the receiver
 
   bool operator==(const Passage&) const = default;
+};
+
+// A tensor that has come.
+struct Landing {
+  Passage passage;
+  // While its rows moved: from when both sides were ready for it to its last byte.
+  std::chrono::steady_clock::time_point begin, end;
 };
 
 // The way from one stage of a model to the others, for one epoch of a group. Two kinds of things
@@ -64,7 +73,7 @@ class Transport {
   virtual absl::Status PostReceive(Lane lane, const kernels::TensorView& memory) = 0;
   // Until it has landed, or nothing: it was given up, and its memory stays posted. REQUIRES:
   // PostReceive.
-  virtual absl::StatusOr<std::optional<Passage>> WaitReceived(Lane lane) = 0;
+  virtual absl::StatusOr<std::optional<Landing>> WaitReceived(Lane lane) = 0;
   // One WaitReceived of the lane, under way or the next, does not wait any more: what it is for is
   // never sent. REQUIRES: so it is; it would end otherwise.
   virtual void GiveUpReceive(Lane lane) = 0;

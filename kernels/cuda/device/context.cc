@@ -18,6 +18,13 @@ size_t ClassOf(int64_t bytes) {
   return blocks <= 1 ? 0 : static_cast<size_t>(std::bit_width(blocks - 1));
 }
 
+bool IsDone(cudaEvent_t event) {
+  const cudaError_t error = cudaEventQuery(event);
+  if (error == cudaErrorNotReady) return false;
+  LORAD_CUDA_CHECK(error);
+  return true;
+}
+
 }  // namespace
 
 Stream::Stream() { LORAD_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
@@ -30,12 +37,7 @@ Event::~Event() { static_cast<void>(cudaEventDestroy(event_)); }
 
 void Event::Record(cudaStream_t stream) { LORAD_CUDA_CHECK(cudaEventRecord(event_, stream)); }
 
-bool Event::Done() const {
-  const cudaError_t error = cudaEventQuery(event_);
-  if (error == cudaErrorNotReady) return false;
-  LORAD_CUDA_CHECK(error);
-  return true;
-}
+bool Event::Done() const { return IsDone(event_); }
 
 void Event::Wait() const { LORAD_CUDA_CHECK(cudaEventSynchronize(event_)); }
 
@@ -48,6 +50,8 @@ TimedEvent::TimedEvent() { LORAD_CUDA_CHECK(cudaEventCreate(&event_)); }
 TimedEvent::~TimedEvent() { static_cast<void>(cudaEventDestroy(event_)); }
 
 void TimedEvent::Record(cudaStream_t stream) { LORAD_CUDA_CHECK(cudaEventRecord(event_, stream)); }
+
+bool TimedEvent::Done() const { return IsDone(event_); }
 
 void TimedEvent::Wait() const { LORAD_CUDA_CHECK(cudaEventSynchronize(event_)); }
 

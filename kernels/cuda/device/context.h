@@ -53,8 +53,10 @@ class TimedEvent {
   TimedEvent(const TimedEvent&) = delete;
   TimedEvent& operator=(const TimedEvent&) = delete;
   void Record(cudaStream_t stream);
+  // As Event's.
+  bool Done() const;
   void Wait() const;
-  // Waits for both.
+  // Waits for both. REQUIRES: both were recorded.
   double MsSince(const TimedEvent& earlier) const;
 
  private:

@@ -148,6 +148,27 @@ void Cluster::Put(const WorkerState& worker) {
   turn_.Put(storage::PutRecord(kWorkerKind, worker.hello.worker(), record.SerializeAsString()));
 }
 
+// ---- heartbeats ----
+
+void Cluster::OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& heartbeat) {
+  worker.resident_bytes = heartbeat.resident_bytes();
+  if (heartbeat.clock_us() > 0) worker.clock_offset.Heard(turn_.now_us(), heartbeat.clock_us());
+  worker.peak_bytes = std::max(worker.peak_bytes, heartbeat.peak_resident_bytes());
+}
+
+int64_t Cluster::ClockOffsetUs(const WorkerState& worker) const {
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const auto& [name, other] : workers_) {
+    const bool shares_clock =
+        &other == &worker || (other.connection != 0 && !worker.hello.host().empty() &&
+                              other.hello.host() == worker.hello.host());
+    if (shares_clock && other.clock_offset.known()) {
+      least = std::min(least, other.clock_offset.us());
+    }
+  }
+  return least == std::numeric_limits<int64_t>::max() ? 0 : least;
+}
+
 void Cluster::Drain(WorkerState& worker, const std::string& reason) {
   if (!worker.drained) worker.drain_wall_us = turn_.wall_us();
   worker.drained = true;

@@ -97,8 +97,12 @@ class Cluster {
   // The text that a waiting job shows about workers that rest or are drained; empty where none is.
   std::string WhyRest() const;
 
-  // ---- memory (memory.cc) ----
+  // ---- heartbeats ----
   void OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& heartbeat);
+  // How far the coordinator's clock is ahead of the worker's. Workers of one host share a clock.
+  int64_t ClockOffsetUs(const WorkerState& worker) const;
+
+  // ---- memory (memory.cc) ----
   // The group ends: the peak of its worker goes into the fit.
   void KeepPeak(const GroupState& group);
   // Tokens of a microbatch of groups on it, as in planner::ClusterView.

@@ -12,6 +12,7 @@
 
 #include "planner/cost/memory.h"
 #include "planner/schedule/schedule.h"
+#include "server/core/cluster/measured.h"
 #include "server/core/cluster/orders.h"
 #include "server/core/events/events.h"
 
@@ -58,6 +59,7 @@ struct StageState {
   int64_t last_report = 0;
   int64_t reserved_bytes = 0;
   int64_t peak_before_bytes = 0;  // WorkerState::peak_bytes when it was formed
+  std::deque<MeasuredMicrobatch> measured;
 };
 
 struct GroupState {

@@ -8,10 +8,6 @@
 
 namespace lorad::server {
 
-void Cluster::OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& heartbeat) {
-  worker.peak_bytes = std::max(worker.peak_bytes, heartbeat.peak_resident_bytes());
-}
-
 void Cluster::KeepPeak(const GroupState& group) {
   // The fit is of a model that is whole on one worker.
   if (group.stages.size() > 1) return;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "lorad/worker/v1/worker.pb.h"
+#include "server/core/cluster/measured.h"
 
 namespace lorad::server {
 
@@ -20,9 +21,11 @@ struct WorkerState {
   worker::v1::Hello hello;
   int64_t connect_wall_us = 0;
   int64_t heard_us = 0;
-  int64_t lost_us = 0;     // of one that is lost; if this process never saw it, its start
-  int connections = 0;     // since this process started
-  int64_t peak_bytes = 0;  // of its process, by its heartbeats
+  int64_t lost_us = 0;         // of one that is lost; if this process never saw it, its start
+  int connections = 0;         // since this process started
+  int64_t resident_bytes = 0;  // of its process, by its newest heartbeat
+  int64_t peak_bytes = 0;      // likewise, by all of them
+  ClockOffset clock_offset;
   std::string group;
   // While others have taken the memory that it offered, it gets nothing new;
   Rest memory_rest;

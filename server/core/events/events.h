@@ -21,6 +21,7 @@
 #include "lorad/v1/jobs.pb.h"
 #include "lorad/v1/models.pb.h"
 #include "lorad/worker/v1/worker.pb.h"
+#include "planner/pipeline/moments.h"
 #include "server/core/events/moment.h"
 #include "server/core/events/plan.h"
 #include "server/core/events/records.pb.h"
@@ -94,6 +95,12 @@ struct JobSnapshot {
   std::vector<v1::Job> jobs;  // by ascending revision
 };
 
+// -> GetTrace: the trace without its bars, and the moments that they are made of.
+struct MeasuredGroup {
+  v1::Trace trace;
+  std::vector<planner::StageMoments> stages;  // on one clock
+};
+
 // -> std::monostate once the checkpoint that the shard completes is committed (or was before).
 // `upload` as above, its size and sha256 checked against the header.
 struct ShardUploaded {
@@ -118,8 +125,9 @@ using Request = std::variant<
     v1::UnregisterModelRequest, CreateDataset, v1::GetDatasetRequest, v1::ListDatasetsRequest,
     v1::DeleteDatasetRequest, ImportAdapter, v1::GetAdapterRequest, v1::ListAdaptersRequest,
     v1::DeleteAdapterRequest, v1::DeleteCheckpointRequest, v1::GetClusterRequest,
-    v1::ListWorkersRequest, v1::DrainWorkerRequest, v1::UndrainWorkerRequest, v1::SetQuotaRequest,
-    v1::ListQuotasRequest, v1::DeleteQuotaRequest, ShardUploaded, StopRequested, GiveUpRequest>;
+    v1::ListWorkersRequest, v1::GetTraceRequest, v1::DrainWorkerRequest, v1::UndrainWorkerRequest,
+    v1::SetQuotaRequest, v1::ListQuotasRequest, v1::DeleteQuotaRequest, ShardUploaded,
+    StopRequested, GiveUpRequest>;
 
 // The upload that a request brings along; null where it brings none.
 inline const std::string* UploadOf(const Request& request) {
@@ -131,13 +139,13 @@ inline const std::string* UploadOf(const Request& request) {
 
 // Get -> the resource; List -> its response; Delete and Unregister -> std::monostate; Cancel,
 // Pause, Resume and Update -> v1::Job; Drain and Undrain -> v1::Worker; GetCluster ->
-// v1::ClusterStatus; ListWorkers -> v1::ListWorkersResponse; SetQuota -> v1::Quota; ListQuotas ->
+// v1::ClusterStatus; ListWorkers -> v1::ListWorkersResponse; GetTrace -> MeasuredGroup; SetQuota -> v1::Quota; ListQuotas ->
 // v1::ListQuotasResponse; DeleteQuota -> std::monostate.
 using ReplyValue =
     std::variant<std::monostate, v1::Job, v1::ListJobsResponse, v1::JobEstimate, JobSnapshot,
                  v1::Model, v1::ListModelsResponse, v1::Dataset, v1::ListDatasetsResponse,
                  v1::Adapter, v1::ListAdaptersResponse, v1::ClusterStatus, v1::ListWorkersResponse,
-                 v1::Worker, v1::Quota, v1::ListQuotasResponse>;
+                 v1::Worker, v1::Quota, v1::ListQuotasResponse, MeasuredGroup>;
 
 // ---- workers: `connection` names one control stream, never used again ----
 

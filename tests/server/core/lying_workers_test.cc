@@ -139,6 +139,17 @@ TEST_CASE("a worker that says what fits nothing is closed; its job goes on, othe
   }
 }
 
+// Of the job's newest window, while its worker hangs: it is asked for, and not done.
+int64_t MicrobatchAtHand(const Two& two) {
+  const auto& plans = two.world->plans();
+  const auto newest = std::find_if(plans.rbegin(), plans.rend(), [&](const PlanInput& plan) {
+    return std::ranges::any_of(plan.trains,
+                               [&](const TrainUnit& unit) { return unit.job == two.job; });
+  });
+  REQUIRE(newest != plans.rend());
+  return newest->first_microbatch;
+}
+
 TEST_CASE("MicrobatchDone with numbers that cannot be") {
   struct Numbers {
     int64_t tokens, squared_lengths;
@@ -156,8 +167,7 @@ TEST_CASE("MicrobatchDone with numbers that cannot be") {
     world.Settle();
     WorkerMessage message;
     auto& done = *message.mutable_report()->mutable_microbatch_done();
-    const int64_t last = world.plans().back().first_microbatch;
-    done.set_microbatch(last - 1);
+    done.set_microbatch(MicrobatchAtHand(two));
     done.set_tokens(numbers.tokens);
     done.set_squared_lengths(numbers.squared_lengths);
     done.set_forward_ms(numbers.forward_ms);
@@ -165,6 +175,30 @@ TEST_CASE("MicrobatchDone with numbers that cannot be") {
     done.set_adapters(numbers.adapters);
     world.worker(0).Lie(message);
     world.RunUntil([&] { return CountNotes(world, "MicrobatchDone of microbatch ") == 1; });
+    CHECK(CountNotes(world, "which was not asked for") == 0);
+    CheckAllIsWell(two);
+  }
+}
+
+TEST_CASE("MicrobatchDone at moments that no clock gives") {
+  using Done = worker::v1::MicrobatchDone;
+  const std::function<void(Done&)> lies[] = {
+      [](Done& done) { done.set_forward_begin_us(-1); },
+      [](Done& done) { done.set_backward_begin_us(std::numeric_limits<int64_t>::max()); },
+      [](Done& done) { done.mutable_activations()->set_end_us(-1); },
+      [](Done& done) { done.mutable_gradient()->set_begin_us(1); }};  // it ends before
+  for (const auto& lie : lies) {
+    Two two = MakeTwo();
+    World& world = *two.world;
+    world.RunUntil([&] { return world.Job(two.job).step() >= 1; });
+    world.worker(0).Hang(true);
+    world.Settle();
+    WorkerMessage message;
+    Done& done = *message.mutable_report()->mutable_microbatch_done();
+    done.set_microbatch(MicrobatchAtHand(two));
+    lie(done);
+    world.worker(0).Lie(message);
+    world.RunUntil([&] { return CountNotes(world, "at moments that no clock gives") == 1; });
     CheckAllIsWell(two);
   }
 }

@@ -23,9 +23,9 @@ void CheckPasses(Transport& first, Transport& second) {
     std::iota(sent.begin(), sent.end(), 3.0F);
     REQUIRE(to.PostReceive(lane, kernels::HostMatrix(memory.data(), 8, 100)).ok());
     REQUIRE(from.Send(lane, {5, 6, {1}}, kernels::HostMatrix(sent.data(), 6, 100)).ok());
-    const auto passage = to.WaitReceived(lane);
-    REQUIRE(passage.ok());
-    CHECK(*passage == Passage{5, 6, {1}});
+    const auto landing = to.WaitReceived(lane);
+    REQUIRE(landing.ok());
+    CHECK((*landing)->passage == Passage{5, 6, {1}});
     REQUIRE(from.WaitSent(lane).ok());
     std::vector<float> want = sent;
     want.resize(800, -1);

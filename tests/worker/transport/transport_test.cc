@@ -126,9 +126,9 @@ TEST_CASE("tensors land in their order, whole, in the memory that was posted for
       for (int64_t i = 0; i < 5; ++i) {
         Tensor tensor(kRows, kColumns, -1);
         REQUIRE(to.PostReceive(lane, tensor.view).ok());
-        const auto passage = to.WaitReceived(lane);
-        REQUIRE(passage.ok());
-        CHECK(*passage == Passage{i, kRows - i, {1, static_cast<int32_t>(i)}});
+        const auto landing = to.WaitReceived(lane);
+        REQUIRE(landing.ok());
+        CHECK((*landing)->passage == Passage{i, kRows - i, {1, static_cast<int32_t>(i)}});
         const Tensor sent(kRows - i, kColumns, static_cast<float>(i));
         Tensor want(kRows, kColumns, -1);  // the rest is as it was
         std::copy(sent.values.begin(), sent.values.end(), want.values.begin());
@@ -146,9 +146,9 @@ TEST_CASE("a tensor of no rows lands too, and not before there is memory for one
     Tensor tensor(1, 4);
     REQUIRE(stages[0]->Send(Lane::kActivations, {3, 0}, tensor.view).ok());
     REQUIRE(stages[1]->PostReceive(Lane::kActivations, tensor.view).ok());
-    const auto passage = stages[1]->WaitReceived(Lane::kActivations);
-    REQUIRE(passage.ok());
-    CHECK(*passage == Passage{3, 0});
+    const auto landing = stages[1]->WaitReceived(Lane::kActivations);
+    REQUIRE(landing.ok());
+    CHECK((*landing)->passage == Passage{3, 0});
   }
 }
 
@@ -244,9 +244,9 @@ TEST_CASE("a wait that is given up ends without a tensor, and the next one has t
       if (under_way) other.join();
       Tensor sent(1, 4);
       REQUIRE(stages[0]->Send(Lane::kActivations, {9, 1}, sent.view).ok());
-      const auto passage = stages[1]->WaitReceived(Lane::kActivations);
-      REQUIRE(passage.ok());
-      CHECK(*passage == Passage{9, 1});
+      const auto landing = stages[1]->WaitReceived(Lane::kActivations);
+      REQUIRE(landing.ok());
+      CHECK((*landing)->passage == Passage{9, 1});
       CHECK((memory.values == sent.values));
     }
   }
@@ -285,9 +285,13 @@ TEST_CASE("who is offered memory learns its name, and sends the passage alone") 
     REQUIRE(name.ok());
     CHECK(*name == "there");
     const Tensor sent(2, 4);
-    const Passage passage{.microbatch = 1, .rows = 2, .in_place = true};
+    Passage passage{.microbatch = 1, .rows = 2, .in_place = true, .took_us = 7000};
     REQUIRE(stages[0]->Send(Lane::kActivations, passage, sent.view).ok());
-    CHECK(**stages[1]->WaitReceived(Lane::kActivations) == passage);
+    const auto landing = stages[1]->WaitReceived(Lane::kActivations);
+    REQUIRE(landing.ok());
+    passage.took_us = 0;  // which only the moments tell
+    CHECK((*landing)->passage == passage);
+    CHECK((*landing)->end - (*landing)->begin >= milliseconds(7));
     CHECK((memory.values == Tensor(2, 4, -1).values));  // the transport has left it alone
     REQUIRE(stages[1]->PostReceive(Lane::kActivations, memory.view).ok());
     CHECK(stages[0]->WaitRoom(Lane::kActivations)->empty());

@@ -1,0 +1,45 @@
+// What stages say of their microbatches, kept for those who look.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "lorad/worker/v1/worker.pb.h"
+#include "planner/pipeline/moments.h"
+
+namespace lorad::server {
+
+// Of each stage so many microbatches, the newest.
+inline constexpr size_t kMeasuredKept = 1024;
+
+struct MeasuredMicrobatch {
+  planner::MicrobatchMoments moments;  // by the clock of the stage's worker
+  int64_t tokens = 0;
+  std::vector<std::string> jobs;
+};
+
+// REQUIRES: the report fits (WhatIsWrong).
+void KeepMeasured(const worker::v1::MicrobatchDone& done, std::vector<std::string> jobs,
+                  std::deque<MeasuredMicrobatch>* measured);
+
+// The newest `count` of them, with `offset_ms` added to each moment.
+planner::StageMoments NewestOf(const std::deque<MeasuredMicrobatch>& measured, size_t count,
+                               double offset_ms);
+
+// How far the coordinator's clock is ahead of a worker's: each of its messages says so, and how
+// long it was on its way. The least of the newest 64 counts, so what is left of that is the same
+// for all workers but for their distance.
+class ClockOffset {
+ public:
+  void Heard(int64_t now_us, int64_t clock_us);
+  bool known() const { return !heard_us_.empty(); }
+  // REQUIRES: known.
+  int64_t us() const;
+
+ private:
+  std::deque<int64_t> heard_us_;
+};
+
+}  // namespace lorad::server

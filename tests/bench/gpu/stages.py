@@ -1,6 +1,7 @@
 """Tokens a second of one model on two GPUs as two stages, beside what one of the two does alone with the same jobs.
 
 usage: stages.py [--transport auto|peer|nccl|sockets] [--sequences N] [--microbatch N] [--steps N] [--json FILE]
+                 [--trace FILE]
 
 The shape of Qwen2.5-14B with random weights, four adapters, sequences of mixed lengths, N of them in a batch (training.py
 has the rest). Microbatches are as long as lorad finds right for either, where it is not said: those of a pipeline are
@@ -38,6 +39,7 @@ def main():
     parser.add_argument("--sequences", type=int, default=32)
     parser.add_argument("--microbatch", type=int, default=0)
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--trace", type=pathlib.Path, help="a Chrome trace of the stages")
     options = parser.parse_args()
     if count_gpus() < STAGES:
         tell("skipped: fewer than two GPUs")
@@ -51,6 +53,13 @@ def main():
         group = run["group"]
         tell(f"    {what}: microbatches of {group['capacity_tokens']} tokens at most, {group['adapters_per_microbatch']:.1f} "
              f"adapters in each, {group.get('recomputation')}")
+    for number, stage in enumerate(together["group"]["stages"]):
+        tell(f"    stage {number}: busy {100 * stage['busy']:.1f} %, transfer {100 * stage['transfer']:.1f} %")
+    trace = together["trace"]
+    tell(f"    bubble {100 * trace['bubble_ratio']:.2f} % over {len(trace['microbatches'])} microbatches, {100 * trace['simulated_bubble_ratio']:.2f} % "
+         f"of the same operations without waits; one GPU alone idle {100 * alone['trace']['bubble_ratio']:.2f} %")
+    if options.trace:
+        options.trace.write_text(together["chrome_trace"])
     ratio = together["tokens_per_second"] / alone["tokens_per_second"]
     tell(f"{SETTING['model']}: {alone['tokens_per_second']:,.0f} tokens/s on one GPU, {together['tokens_per_second']:,.0f} on "
          f"{STAGES} as stages, {ratio:.3f} times as many (bar {BAR}); {alone['peak_bytes'] / 2**30:.1f} and "

@@ -102,10 +102,11 @@ def tokens_done(house, names):
     return sum(job["tokens"] for job in jobs), min(job["step"] for job in jobs), any(job["step"] >= job["total_steps"] for job in jobs)
 
 
-def measure(house, names):
-    """Tokens a second between two moments at which all jobs are running; bytes at most; the group as it was then."""
+def measure(house, names, steps):
+    """Tokens a second between two moments at which all jobs are running; bytes at most; the group shortly before the end, and
+    its trace."""
     pace = Pace(WARM_UP_STEPS)
-    peak, group = 0, None
+    peak, group, trace = 0, None, None
     while True:
         tokens, step, ended = tokens_done(house, names)
         now = time.perf_counter()
@@ -113,12 +114,14 @@ def measure(house, names):
             break
         if pace.see(now, tokens, step):
             peak = used_bytes()
+        if group is None and step >= steps - 2:
             group = house.object("cluster")["groups"][0]
+            trace = house.object("trace", names[0], "--microbatches", 1024, "-o", house.folder / "trace.json")
         time.sleep(POLL_SECONDS)
     speed = pace.tokens_per_second()
     if speed is None:
         raise SystemExit("too few steps to measure: raise --steps")
-    return speed, peak, group
+    return speed, peak, group, trace
 
 
 @contextlib.contextmanager
@@ -152,13 +155,15 @@ def run_lorad(setting, steps, stages=1, transport="auto"):
         before = used_bytes()
         house.lora("model", "add", "model", "--path", model, *(["--stages", stages] if stages > 1 else []))
         estimated, names = submit(house, setting, vocabulary, steps)
-        speed, peak, group = measure(house, names)
+        speed, peak, group, trace = measure(house, names, steps)
+        chrome_trace = (house.folder / "trace.json").read_text()
         jobs = house.wait(names)
         packed = sum(job["adapters_per_microbatch"] for job in jobs) / len(jobs)
         log = house.log()
     house.clear()
     return {"tokens_per_second": speed, "peak_bytes": peak - before, "adapters_per_microbatch": packed,
-            "estimated_bytes": estimated, "step_ms": 1000 * setting["tokens"] / speed, "log": log, "group": group}
+            "estimated_bytes": estimated, "step_ms": 1000 * setting["tokens"] / speed, "log": log, "group": group, "trace": trace,
+            "chrome_trace": chrome_trace}
 
 
 def run_peft(setting, steps):
@@ -201,7 +206,8 @@ def main():
         with traced(options.trace, name):
             ours = run_lorad(setting, options.steps)
         peft = None if options.no_peft else run_peft(setting, 5)
-        ours.pop("log")
+        for large in ("log", "trace", "chrome_trace"):
+            ours.pop(large)
         results[name] = {"lorad": ours, "peft": peft, "bar": setting.get("bar")}
         bar = f" (bar {setting['bar']:,})" if "bar" in setting else ""
         tell(f"{name}: {ours['tokens_per_second']:,.0f} tokens/s{bar}, {ours['adapters_per_microbatch']:.2f} "

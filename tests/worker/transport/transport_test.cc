@@ -291,7 +291,7 @@ TEST_CASE("who is offered memory learns its name, and sends the passage alone") 
     REQUIRE(landing.ok());
     passage.took_us = 0;  // which only the moments tell
     CHECK((*landing)->passage == passage);
-    CHECK((*landing)->end - (*landing)->begin >= milliseconds(7));
+    CHECK((*landing)->end - (*landing)->begin >= std::chrono::milliseconds(7));
     CHECK((memory.values == Tensor(2, 4, -1).values));  // the transport has left it alone
     REQUIRE(stages[1]->PostReceive(Lane::kActivations, memory.view).ok());
     CHECK(stages[0]->WaitRoom(Lane::kActivations)->empty());

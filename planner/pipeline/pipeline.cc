@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "planner/pipeline/pack_level.h"
 #include "planner/window/order.h"
 #include "planner/window/pack_batch.h"
+#include "planner/window/pack_level.h"
 #include "planner/window/pack_merge.h"
 
 namespace lorad::planner {

@@ -7,27 +7,56 @@
 #include "absl/strings/str_cat.h"
 #include "planner/window/order.h"
 #include "planner/window/pack.h"
+#include "planner/window/pack_level.h"
+#include "planner/window/turns.h"
 
 namespace lorad::planner {
 namespace {
 
-// Packs all units of one mode together and appends their microbatches.
-absl::Status PackUnits(const WindowInput& input, bool train, std::vector<Microbatch>* out,
-                       std::vector<PackResult>* packings) {
+int64_t TokensOf(const Unit& unit) {
+  int64_t tokens = 0;
+  for (const Unit::Sequence& sequence : unit.sequences) tokens += sequence.tokens;
+  return tokens;
+}
+
+// The units of one mode: those of each list share microbatches.
+std::vector<std::vector<const Unit*>> Together(const WindowInput& input, bool train) {
+  std::vector<const Unit*> units;
+  for (const Unit& unit : input.units) {
+    const bool has_rows = !unit.sequences.empty();
+    if (has_rows && (unit.mode != SegmentMode::kEvaluate) == train) units.push_back(&unit);
+  }
+  if (units.empty()) return {};
+  if (!train || input.stages == 1) return {units};
+  std::vector<TurnJob> jobs;
+  for (const Unit* unit : units) jobs.push_back({unit->job, TokensOf(*unit)});
+  const int in_flight = input.in_flight > 0 ? input.in_flight : input.stages;
+  std::vector<std::vector<const Unit*>> turns;
+  for (const std::vector<size_t>& turn : TakeTurns(
+           jobs, input.capacity_tokens, ForwardsAhead(input.stages, in_flight, 0), input.before)) {
+    auto& in_turn = turns.emplace_back();
+    for (const size_t job : turn) in_turn.push_back(units[job]);
+  }
+  return turns;
+}
+
+// Packs these units together and appends their microbatches.
+absl::Status PackUnits(const WindowInput& input, const std::vector<const Unit*>& units,
+                       std::vector<Microbatch>* out, std::vector<PackResult>* packings) {
   std::vector<Sample> samples;
   std::vector<Segment> segments;
-  for (const Unit& unit : input.units) {
-    if ((unit.mode != SegmentMode::kEvaluate) != train) continue;
-    for (const Unit::Sequence& sequence : unit.sequences) {
-      samples.push_back(Sample{unit.job, {sequence.tokens}});
+  for (const Unit* unit : units) {
+    for (const Unit::Sequence& sequence : unit->sequences) {
+      samples.push_back(Sample{unit->job, {sequence.tokens}});
       segments.push_back(
-          Segment{unit.job, unit.mode, unit.step, sequence.index, 0, sequence.tokens});
+          Segment{unit->job, unit->mode, unit->step, sequence.index, 0, sequence.tokens});
     }
   }
-  if (samples.empty()) return absl::OkStatus();
-  absl::StatusOr<PackResult> packed =
-      PackBatch(samples, {input.capacity_tokens, input.padding}, input.pack);
+  const PackOptions options{input.capacity_tokens, input.padding};
+  absl::StatusOr<PackResult> packed = PackBatch(samples, options, input.pack);
   if (!packed.ok()) return packed.status();
+  // Stages wait for one another where neighbours are of unequal length.
+  if (input.stages > 1) packed->packing = LevelBins(samples, packed->packing, options);
   for (const std::vector<int>& bin : packed->packing) {
     Microbatch& microbatch = out->emplace_back();
     microbatch.number = input.first_microbatch + static_cast<int64_t>(out->size()) - 1;
@@ -76,8 +105,10 @@ absl::StatusOr<Window> PlanWindow(const WindowInput& input, std::vector<PackResu
     order.ends.push_back(BatchEnd{unit.job, unit.step, unit.learning_rate, unit.save});
   }
   for (bool train : {true, false}) {
-    const absl::Status status = PackUnits(input, train, &window.microbatches, packings);
-    if (!status.ok()) return status;
+    for (const std::vector<const Unit*>& units : Together(input, train)) {
+      const absl::Status status = PackUnits(input, units, &window.microbatches, packings);
+      if (!status.ok()) return status;
+    }
   }
   order.microbatches = window.microbatches;
   if (left != nullptr) left->clear();

@@ -42,9 +42,11 @@ struct WindowInput {
 };
 
 // Train units are packed into microbatches of their own, evaluate units into others behind them,
-// both by PackBatch. Deterministic unless `pack.cancelled` cuts it short; what is packed with what
+// both by PackBatch. Of several stages the jobs that train take turns (turns.h), and microbatches
+// are levelled (pack_level.h). Deterministic unless `pack.cancelled` cuts it short; what is packed with what
 // never changes a job's bits. INVALID_ARGUMENT where a sequence exceeds the capacity. `packings`,
-// if given, gets how the train units were packed and then the evaluate units, where there are any.
+// if given, gets how the train units of each turn were packed and then the evaluate units, where
+// there are any.
 //
 // Of several stages the order runs on into the next window where there are units: `left`, which is
 // to be given then, gets what is in flight (OrderOperations). Without units the pipeline drains. One

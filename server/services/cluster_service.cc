@@ -10,7 +10,7 @@
 #include "server/calls/unary_call.h"
 #include "server/errors/errors.h"
 #include "server/services/services.h"
-#include "server/services/trace.h"
+#include "server/core/cluster/trace.h"
 #include "server/validation/limits.h"
 #include "server/validation/quota.h"
 #include "storage/files/files.h"

@@ -1,4 +1,4 @@
-#include "server/services/trace.h"
+#include "server/core/cluster/trace.h"
 
 #include <algorithm>
 #include <limits>

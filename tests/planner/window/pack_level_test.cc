@@ -1,4 +1,4 @@
-#include "planner/pipeline/pack_level.h"
+#include "planner/window/pack_level.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

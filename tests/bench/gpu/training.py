@@ -99,7 +99,7 @@ def tokens_done(house, names):
     for job in jobs:
         if job["state"] in ("FAILED", "CANCELLED"):
             raise SystemExit(f"{job['name']} {job['state']}: {job['error']}")
-    return sum(job["tokens"] for job in jobs), min(job["step"] for job in jobs), any(job["step"] >= job["total_steps"] for job in jobs)
+    return sum(job["tokens"] for job in jobs), min(job["step"] for job in jobs), any(job["step"] >= job["total_steps"] > 0 for job in jobs)
 
 
 def measure(house, names, steps):

@@ -3,6 +3,7 @@
 // else ends the test.
 #pragma once
 
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <span>
@@ -41,6 +42,7 @@ class CountingCudaBackend final : public Backend {
   void Mark(int) override { NoDevice(); }
   void WaitFor(int) override { NoDevice(); }
   double MsBetween(int, int) override { NoDevice(); }
+  std::chrono::steady_clock::time_point MomentOf(int) override { NoDevice(); }
   void CopyToDevice(const float*, const TensorView&) override { NoDevice(); }
   void CopyToHost(const TensorView&, float*) override { NoDevice(); }
   void ReadBack(const TensorView&, float*) override { NoDevice(); }

@@ -59,7 +59,7 @@ struct StageState {
   int64_t last_report = 0;
   int64_t reserved_bytes = 0;
   int64_t peak_before_bytes = 0;  // WorkerState::peak_bytes when it was formed
-  std::deque<MeasuredMicrobatch> measured;
+  std::deque<MeasuredMicrobatch> measured = {};
 };
 
 struct GroupState {

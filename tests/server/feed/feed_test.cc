@@ -131,7 +131,7 @@ TEST_CASE(
 
 TEST_CASE("Of several stages the first gets ids, the last labels, and all lengths") {
   FeedHouse house;
-  const std::string path = house.AddTokens("a.jsonl", {6, 2, 2, 2, 2});
+  const std::string path = house.AddTokens("a.jsonl", {6, 3, 3, 2, 2});
   PlanInput input = Input(10);
   input.stages = 3;
   input.in_flight = 3;

@@ -49,6 +49,7 @@ std::vector<Effect> Core::State::Recover(Moment now, int64_t starts_before) {
     } else if (job.state() == v1::Job::VALIDATING && rows_.Ensure(job.job())) {
       SettleJob(job);
     }
+    if (job.state() == v1::Job::QUEUED && job.record.has_wait()) WaitOn(job);
   }
   turn_.WantSchedule();
   return EndTurn(false);

@@ -213,6 +213,9 @@ class Core::State {
   }
   void Postpone(JobState& job, const std::string& reason, const std::string& message,
                 int64_t first_ms);
+  // After a start: the job, queued, waits for what is left of the back-off that its record has. Else
+  // losses would be counted against it that it has not waited after (losses.h).
+  void WaitOn(JobState& job);
   void TryPostponed();
 
   // ---- groups.cc ----
@@ -220,6 +223,8 @@ class Core::State {
   int64_t SecondsSince(int64_t us) const;
   // A job that asks where it would be alone, its rows at most so long. `job` gives model and adapter.
   planner::QueuedJob Alone(const v1::Job& job, int64_t longest_tokens) const;
+  planner::QueuedJob Alone(const v1::Job& job, int64_t longest_tokens,
+                           planner::AdapterShape adapter) const;
   // The stages that such a job would have on these workers, fitting them or lacking the least.
   std::optional<planner::Placement> StagesAlone(
       const planner::QueuedJob& job, const std::vector<planner::WorkerView>& workers) const;

@@ -42,7 +42,7 @@ struct Dealt {
 
 // In tokens, as turns.h has it.
 double CostOf(const std::vector<TurnJob>& jobs, const std::vector<std::vector<size_t>>& groups,
-              int64_t capacity_tokens, const TurnOptions& options) {
+              int64_t capacity_tokens, const TurnOptions& options, const PlacesInFlight& before) {
   std::vector<Dealt> dealt;
   int64_t all = 0, most = 0, tokens = 0;
   for (const std::vector<size_t>& group : groups) {
@@ -63,6 +63,9 @@ double CostOf(const std::vector<TurnJob>& jobs, const std::vector<std::vector<si
   cost += (waits + risks / 10) * static_cast<double>(tokens) / places;
   for (size_t g = 0; g < dealt.size(); ++g) {
     cost += std::abs(dealt[g].tokens - dealt[(g + 1) % dealt.size()].tokens) / 2;
+  }
+  if (!before.empty() && before.back().tokens > 0) {
+    cost += std::abs(dealt[0].tokens - static_cast<double>(before.back().tokens)) / 2;
   }
   return cost;
 }
@@ -85,7 +88,7 @@ Turns TakeTurns(const std::vector<TurnJob>& jobs, const TurnOptions& options,
   do {
     for (size_t count = 1; count <= jobs.size(); ++count) {
       std::vector<std::vector<size_t>> groups = Split(order, count);
-      const double cost = CostOf(jobs, groups, capacity, options);
+      const double cost = CostOf(jobs, groups, capacity, options, before);
       if (cost >= least) continue;
       least = cost;
       best = {capacity, std::move(groups)};

@@ -50,7 +50,8 @@ inline constexpr int64_t kShortestMicrobatch = 1024;
 //   + max(0, P - B) T / N                P = places_between, B = min (N - n(g)): the pipeline drains
 //                                        so far before a Step
 //   + 0.1 max(0, 4 P - max(P, B)) T / N  and so far at times, since microbatches differ
-//   + sum |w(g) - w(g + 1)| / 2          stages wait for a neighbour that is longer
+//   + sum |w(g) - w(g + 1)| / 2          stages wait for a neighbour that is longer; also where the
+//                                        first group follows what the window before has left
 // The factors are fitted to simulations of whole windows (tests/planner/window/turns_test.cc). Of
 // equal ones the longest microbatches, then the fewest groups: the fuller they are. So a group of
 // workers that was formed with long microbatches has short ones while one job trains in it.

@@ -139,7 +139,8 @@ class Core::State {
   // Of each worker, for a job of that name (empty: none yet).
   void AddMemory(const std::string& job, const planner::QueuedJob& queued,
                  v1::JobEstimate* estimate) const;
-  void AddStages(const planner::QueuedJob& queued, v1::JobEstimate* estimate) const;
+  std::optional<planner::Placement> AddStages(const planner::QueuedJob& queued,
+                                              v1::JobEstimate* estimate) const;
   // Estimates that waited for a worker: one has connected, or they have waited long enough.
   void AnswerEstimates();
 

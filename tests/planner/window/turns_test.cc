@@ -177,6 +177,18 @@ TEST_CASE("No length of microbatches that is fixed beforehand ends sooner by mor
   }
 }
 
+TEST_CASE("A window's microbatches are as long as those of the window before") {
+  for (const int jobs : {2, 4, 5}) {
+    const Run run = Train(2, jobs, 32, 8192, 20, 2048);
+    for (size_t w = 1; w < run.windows.size() - 1; ++w) {
+      const int64_t before = Tokens(run.windows[w - 1].microbatches.back());
+      const int64_t behind = Tokens(run.windows[w].microbatches.front());
+      INFO(jobs << " jobs, window " << w << ": " << before << " and " << behind << " tokens");
+      CHECK(std::abs(before - behind) < 2048);
+    }
+  }
+}
+
 TEST_CASE("Microbatches of several stages hold the jobs of one turn, and are levelled") {
   const Run run = Train(2, 4, 32, 4096, 3);
   for (const Window& window : run.windows) {

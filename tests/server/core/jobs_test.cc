@@ -337,10 +337,14 @@ TEST_CASE("a model has at most as many stages as blocks, and they can be changed
   CHECK(Reason(world->Call(update).status()) == "MODEL_NOT_FOUND");
   const auto first_stages = [&] { return EstimateOn(*world, World::NewJob()).stages_size(); };
   CHECK(first_stages() == 0);
+  const double alone_s = EstimateOn(*world, World::NewJob()).seconds();
   update.mutable_model()->set_name("m");
   update.mutable_model()->set_stages(2);
   CHECK(world->Get<v1::Model>(update).stages() == 2);
   CHECK(first_stages() == 2);
+  // As long as the slower of two stages takes.
+  CHECK(EstimateOn(*world, World::NewJob()).seconds() >= 0.5 * alone_s);
+  CHECK(EstimateOn(*world, World::NewJob()).seconds() < 0.8 * alone_s);
   // It is kept.
   world->CrashCoordinator();
   CHECK(world->Get<v1::Model>(Named<v1::GetModelRequest>("m")).stages() == 2);

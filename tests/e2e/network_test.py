@@ -22,7 +22,8 @@ OPTIONS = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
 SEED = int(OPTIONS.get("seed", random.SystemRandom().randrange(2**31)))
 STEPS = int(OPTIONS.get("steps", 14))
 SUBJECTS = Subjects(SEED, STEPS)
-LONG = Subjects(SEED, 4 * STEPS)  # that outlive the cuts
+LONG = Subjects(SEED, 6 * STEPS)  # that outlive the cuts
+SAVED = 7  # steps between two checkpoints, of Subjects
 LAYERS = 4
 LEASE_S = 3
 JOIN_S = 10  # worker/transport: until all stages are connected
@@ -75,10 +76,10 @@ class SiteOnWire(Site):
     def live(self, names):
         return [job["name"] for job in self.objects("ls") if job["name"] in names and job["state"] in LIVE_STATES]
 
-    def trains(self, names, seconds=20):
-        """Waits until each of the jobs has done another step of its own; returns the epoch of the group that did it."""
-        before = self.steps(names)
-        until(lambda: all(step > before[name] for name, step in self.steps(names).items()), "the jobs train", seconds)
+    def trains(self, names, seconds=20, steps=1, before=None):
+        """Waits until each of the jobs has done so many steps more; returns the epoch of the group that did them."""
+        before = before or self.steps(names)
+        until(lambda: all(step >= before[name] + steps for name, step in self.steps(names).items()), "the jobs train", seconds)
         return self.group()["epoch"]
 
     def cut_and_mend(self, names, link, within_s):
@@ -86,6 +87,7 @@ class SiteOnWire(Site):
         mending the jobs train again."""
         epoch = self.group()["epoch"]
         assert epoch > 0 and set(self.live(names)) == set(names), "jobs have ended before the cut"
+        before = self.steps(names)
         began = time.monotonic()
         self.wire.cut = {link}
         until(lambda: self.group()["epoch"] != epoch, f"epoch {epoch} is given up", within_s)
@@ -94,8 +96,9 @@ class SiteOnWire(Site):
             self.wait_for_worker(1, MARGIN_S)  # the other one is free
         self.wire.cut = frozenset()
         mended = time.monotonic()
-        # The kernels try again after pauses that have grown to as long as the cut was.
-        self.trains(names, 2 * within_s + MARGIN_S)
+        # The kernels try again after pauses that have grown to as long as the cut was. Without steps that are new, another loss would
+        # make suspects of the jobs; some were done after `before`.
+        self.trains(names, 2 * within_s + MARGIN_S, 4, before)
         return took, time.monotonic() - mended
 
     def submit_all(self, subjects, stages):
@@ -228,6 +231,9 @@ def test_cuts():
         wire.cut = frozenset()
         assert site.trains(names) == epoch and wire.counts["cut off"] > 0, wire.counts
 
+        # From here on the jobs have checkpoints, of both stages, to go on from.
+        site.trains(names, steps=SAVED + 1)
+
         # One stage from the coordinator, which gives the group up after a lease, and frees the other.
         for place in (FIRST, SECOND):
             took, mended = site.cut_and_mend(names, between(COORDINATOR, place), LEASE_S + MARGIN_S)
@@ -237,6 +243,7 @@ def test_cuts():
         # The stages from each other. Their kernels find it; then the coordinator waits for up to 2 s whether one of them is gone.
         took, mended = site.cut_and_mend(names, between(FIRST, SECOND), LEASE_S + BROKEN_S + MARGIN_S)
         tell(f"    step {min(site.steps(names).values())}: w1 and w2 are cut from each other: given up after {took:.1f} s, trains {mended:.1f} s after it was mended")
+        assert min(site.steps(names).values()) > SAVED, site.steps(names)
         assert all(site.reasons([name])["STAGE_LOST"] for name in site.live(names)), site.reasons(names)
         assert all("STAGE_LOST" in site.worker_log(f"w{place}.log") for place in (FIRST, SECOND))
         assert sorted(site.alive()) == ["w1", "w2"] and all(worker.poll() is None for worker in workers), site.alive()

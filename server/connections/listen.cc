@@ -130,8 +130,7 @@ absl::Status CheckStageAddress(const std::string& host) {
   const int cause = errno;
   if (fd >= 0) close(fd);
   if (ours) return absl::OkStatus();
-  return wrong(absl::StrCat("cannot be listened at (", strerror(cause),
-                            "); no interface of this host has it?"));
+  return wrong(absl::StrCat("is of no interface of this host (", strerror(cause), ")"));
 }
 
 absl::StatusOr<int> OpenListeningSocket(ListenAddress* address) {

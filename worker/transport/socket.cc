@@ -122,8 +122,8 @@ absl::Status CheckOwnHost(const std::string& host) {
   if (wildcard) return wrong("stands for all addresses, and others need one");
   const auto listening = Listen(host);
   if (listening.ok()) return absl::OkStatus();
-  return wrong(absl::StrCat("cannot be listened at (", std::string(listening.status().message()),
-                            "); no interface of this machine has it?"));
+  return wrong(absl::StrCat("is of no interface of this machine (",
+                            std::string(listening.status().message()), ")"));
 }
 
 absl::StatusOr<Listening> Listen(const std::string& host) {

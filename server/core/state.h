@@ -283,7 +283,7 @@ class Core::State {
                         const worker::v1::Connected& connected);
   void BeginToRun(GroupState& group);
   void OnGroupFailed(GroupState& group, StageState& stage, const worker::v1::GroupFailed& failed);
-  void Break(GroupState& group, const StageState& stage, const std::string& message);
+  void Break(GroupState& group, StageState& stage, const std::string& message);
   void EndBroken(GroupState& group);
 
   // ---- rations.cc ----

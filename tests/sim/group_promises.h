@@ -74,13 +74,15 @@ class GroupPromises {
     int64_t group_bytes = 0;            // of that, without slots
     std::map<std::string, Slot> slots;  // by job
     int64_t since_us = 0;               // its order was sent
+    bool lost_another = false;          // as it said
   };
   struct Epoch {
     const BaseModel* model = nullptr;
     std::string numerics_id;
     std::vector<Part> parts;
-    int64_t over_us = -1;    // since when it is, as the coordinator knows; -1: it is not
-    int64_t broken_us = -1;  // since when it knows that a stage has lost another
+    int64_t over_us = -1;        // since when it is, as the coordinator knows; -1: it is not
+    int64_t broken_us = -1;      // since when it knows that a stage has lost another
+    int64_t all_broken_us = -1;  // likewise, that each has
   };
   struct Hearing {
     int64_t newest_us = 0;

@@ -55,6 +55,7 @@ struct StageState {
   std::string endpoint = {};  // of several: where the others reach it
   bool formed = false;        // and
   bool connected = false;     // of several: with the others
+  bool lost_another = false;  // as its worker says
   StageOrders orders = {};
   int64_t last_report = 0;
   int64_t reserved_bytes = 0;
@@ -69,7 +70,7 @@ struct GroupState {
     kCutting,   // Cut is sent, CutAnswer awaited
     kDraining,  // CutAt is sent (or nothing was at hand), WindowDone of all awaited
     kSaving,    // last saves are under way, then it is dissolved
-    kBroken,    // a stage has lost another: it is awaited which worker is gone, if any is
+    kBroken,    // a stage has lost another: it is awaited which worker is gone, or that all live
   };
   enum class Then { kGoOn, kReform, kStop };  // after a cut; the higher one wins
 

@@ -65,7 +65,7 @@ double CostOf(const std::vector<TurnJob>& jobs, const std::vector<std::vector<si
     cost += std::abs(dealt[g].tokens - dealt[(g + 1) % dealt.size()].tokens) / 2;
   }
   if (!before.empty() && before.back().tokens > 0) {
-    cost += std::abs(dealt[0].tokens - static_cast<double>(before.back().tokens)) / 2;
+    cost += std::abs(dealt[0].tokens - static_cast<double>(before.back().tokens)) / 4;
   }
   return cost;
 }

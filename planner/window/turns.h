@@ -46,12 +46,13 @@ inline constexpr int64_t kShortestMicrobatch = 1024;
 // Of all microbatch lengths C (the capacity, half of it, .., none below kShortestMicrobatch or the
 // longest sequence) and all numbers of groups the choice with the least cost of a window. With
 // groups g of T(g) tokens in n(g) = ceil(T(g) / C) microbatches of w(g) = T(g) / n(g):
-//   N ConstantPart(capacity)           N = sum n(g): every microbatch has a constant part
+//   N ConstantPart(capacity)             N = sum n(g): every microbatch has a constant part
 //   + max(0, P - B) T / N                P = places_between, B = min (N - n(g)): the pipeline drains
 //                                        so far before a Step
 //   + 0.1 max(0, 4 P - max(P, B)) T / N  and so far at times, since microbatches differ
-//   + sum |w(g) - w(g + 1)| / 2          stages wait for a neighbour that is longer; also where the
-//                                        first group follows what the window before has left
+//   + sum |w(g) - w(g + 1)| / 2          stages wait for a neighbour that is longer
+//   + |w(1) - w'| / 4                    and where the last microbatch before had w' tokens: once,
+//                                        while another length pays in every window from now on
 // The factors are fitted to simulations of whole windows (tests/planner/window/turns_test.cc). Of
 // equal ones the longest microbatches, then the fewest groups: the fuller they are. So a group of
 // workers that was formed with long microbatches has short ones while one job trains in it.

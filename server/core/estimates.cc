@@ -147,8 +147,8 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
                         static_cast<double>(std::max<int64_t>(rows.tokens(), 1));
   const double of_step = static_cast<double>(complete.total_tokens()) /
                          static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
-  const planner::TimeModel& times = cluster_.fits().TimesOf(
-      job.base_model(), *queued.model, alone.worker, shape.capacity_tokens);
+  const planner::TimeModel& times =
+      cluster_.fits().TimesOf(job.base_model(), *queued.model, alone.worker, shape.capacity_tokens);
   const double left =  // of its steps
       1 - static_cast<double>(job.step()) /
               static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));

@@ -177,16 +177,36 @@ TEST_CASE("No length of microbatches that is fixed beforehand ends sooner by mor
   }
 }
 
-TEST_CASE("A window's microbatches are as long as those of the window before") {
+// A window for which two lengths cost alike takes that of the one before: each change leaves all
+// stages idle for a moment.
+TEST_CASE("Most windows have microbatches as long as those of the window before") {
   for (const int jobs : {2, 4, 5}) {
     const Run run = Train(2, jobs, 32, 8192, 20, 2048);
+    int changes = 0;
     for (size_t w = 1; w < run.windows.size() - 1; ++w) {
       const int64_t before = Tokens(run.windows[w - 1].microbatches.back());
       const int64_t behind = Tokens(run.windows[w].microbatches.front());
-      INFO(jobs << " jobs, window " << w << ": " << before << " and " << behind << " tokens");
-      CHECK(std::abs(before - behind) < 2048);
+      changes += std::abs(before - behind) > 2048 ? 1 : 0;
     }
+    INFO(jobs << " jobs");
+    CHECK(changes <= 3);
   }
+}
+
+TEST_CASE("Microbatches become long once there are jobs for that") {
+  PlacesInFlight before;
+  const auto plan = [&](int jobs) {
+    const Turns turns = TakeTurns(Jobs(jobs, 14'600), {8192, 1}, before);
+    const auto of_group = static_cast<int64_t>(turns.groups.back().size()) * 14'600;
+    const int64_t count = (of_group + turns.capacity_tokens - 1) / turns.capacity_tokens;
+    before = {{.number = 1, .tokens = of_group / count}};
+    return turns.capacity_tokens;
+  };
+  CHECK(plan(1) == 2048);
+  plan(4);
+  plan(4);
+  CHECK(plan(4) == 8192);
+  CHECK(plan(4) == 8192);
 }
 
 TEST_CASE("Microbatches of several stages hold the jobs of one turn, and are levelled") {

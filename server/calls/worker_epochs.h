@@ -1,4 +1,4 @@
-// The groups that the connected workers were ordered to form, and the contents to fetch: bulk calls
+// The groups that the connected workers were ordered to form, or were welcomed back with, and the contents to fetch: bulk calls
 // come on connections of their own, and are good for these alone. Any thread.
 #pragma once
 

@@ -133,6 +133,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
   std::set<std::string_view> members;
   std::vector<const JobState*> moving;
   for (const auto& [name, group] : groups_.all()) {
+    if (group.returning()) continue;  // nothing is decided of it
     planner::GroupView& entry = view.groups.emplace_back();
     entry.name = name;
     entry.base_model = group.base_model;
@@ -278,7 +279,11 @@ void Core::State::BeginCut(GroupState& group, GroupState::Then then, const std::
     group.phase = Phase::kDraining;
     return;
   }
-  group.phase = Phase::kCutting;
+  SendCut(group);
+}
+
+void Core::State::SendCut(GroupState& group) {
+  group.phase = GroupState::Phase::kCutting;
   worker::v1::CoordinatorMessage message;
   message.mutable_cut()->set_epoch(group.epoch);
   message.mutable_cut()->set_cut(++group.cut);
@@ -287,6 +292,7 @@ void Core::State::BeginCut(GroupState& group, GroupState::Then then, const std::
 
 void Core::State::OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& answer) {
   group.heard_us = turn_.now_us();
+  groups_changed_ = true;
   std::set<std::string> cut_jobs;
   for (StageState& stage : group.stages) {
     cut_jobs.merge(GiveUpFrom(stage.orders, answer.first_not_enqueued()));

@@ -148,11 +148,36 @@ bool GroupPromises::IsOver(int64_t epoch) const {
   return found == epochs_.end() || found->second.over_us >= 0;
 }
 
+// A worker goes on with what it holds: that is a stage of a group which the coordinator of before has
+// formed there, and nobody was told to let go of it.
+void GroupPromises::OnWelcome(uint64_t connection, const worker::v1::Welcome& welcome,
+                              const worker::v1::Hello* hello, int64_t now_us) {
+  if (!welcome.adopted() || hello == nullptr || ended_.contains(connection)) return;
+  const worker::v1::FormGroup& order = welcome.group();
+  INFO("worker " << hello->worker() << " is adopted with stage " << order.stage() << " of epoch "
+                 << order.epoch());
+  if (auto node = asleep_.extract(order.epoch())) epochs_.insert(std::move(node));
+  const auto found = epochs_.find(order.epoch());
+  REQUIRE(found != epochs_.end());
+  Epoch& epoch = found->second;
+  REQUIRE(order.stage() < std::ssize(epoch.parts));
+  Part& part = epoch.parts[order.stage()];
+  REQUIRE(part.worker == hello->worker());
+  REQUIRE(part.range == RangeOf(order, *epoch.model));
+  REQUIRE_FALSE(part.back);
+  part.back = part.resumes = true;
+  part.connection = connection;
+  part.since_us = now_us;
+  if (std::ranges::all_of(epoch.parts, &Part::back)) adoptions_++;
+}
+
 // ---- orders ----
 
 void GroupPromises::Sent(uint64_t connection, const worker::v1::CoordinatorMessage& message,
                          const worker::v1::Hello* hello, int64_t now_us) {
-  if (message.has_form_group()) {
+  if (message.has_welcome()) {
+    OnWelcome(connection, message.welcome(), hello, now_us);
+  } else if (message.has_form_group()) {
     OnFormGroup(connection, message.form_group(), hello, now_us);
   } else if (message.has_dissolve_group()) {
     OnDissolve(connection, message.dissolve_group().epoch(), now_us);
@@ -177,6 +202,16 @@ void GroupPromises::OnWindow(uint64_t connection, const worker::v1::Window& wind
   INFO("window " << window.number() << " of epoch " << window.epoch());
   Part* part = FindPart(window.epoch(), connection);
   if (part == nullptr) return;  // a stream of it has ended, which the coordinator does not know
+  const Epoch& epoch = epochs_.at(window.epoch());
+  REQUIRE(std::ranges::all_of(epoch.parts, &Part::back));
+  if (std::exchange(part->resumes, false)) {
+    // Windows that were lost on their way to it were never there.
+    REQUIRE(window.number() <= part->window + 1);
+    part->window = window.number() - 1;
+    std::erase_if(part->slots, [&](const auto& entry) {
+      return entry.second.window != 0 && entry.second.window >= window.number();
+    });
+  }
   REQUIRE(window.number() == ++part->window);
   for (const worker::v1::Microbatch& microbatch : window.microbatches()) {
     REQUIRE(microbatch.number() > part->microbatch);
@@ -249,6 +284,14 @@ void GroupPromises::StreamEnded(uint64_t connection, int64_t now_us) {
 }
 
 void GroupPromises::CoordinatorDied() {
+  for (auto& [number, epoch] : epochs_) {
+    if (epoch.over_us >= 0) continue;
+    for (Part& part : epoch.parts) {
+      part.connection = 0;
+      part.back = false;
+    }
+    asleep_[number] = std::move(epoch);
+  }
   epochs_.clear();
   heard_.clear();
   ended_.clear();

@@ -44,6 +44,8 @@ class GroupPromises {
   // Whoever is silent for a lease is closed, and a group that has lost a stage is given up: the
   // others are told to let go of it.
   void CheckWaits(int64_t now_us) const;
+  // So many groups were as their workers held them, after the coordinator had died.
+  int64_t adoptions() const { return adoptions_; }
   // Nothing of that epoch counts any more.
   bool IsOver(int64_t epoch) const;
 
@@ -74,6 +76,8 @@ class GroupPromises {
     int64_t group_bytes = 0;            // of that, without slots
     std::map<std::string, Slot> slots;  // by job
     int64_t since_us = 0;               // its order was sent
+    bool back = true;                   // or a coordinator of before has died, and it is not
+    bool resumes = false;               // it is back, and has got no window since
   };
   struct Epoch {
     const BaseModel* model = nullptr;
@@ -87,6 +91,8 @@ class GroupPromises {
     int64_t applied_us = 0;  // the newest that the coordinator may decide by
   };
 
+  void OnWelcome(uint64_t connection, const worker::v1::Welcome& welcome,
+                 const worker::v1::Hello* hello, int64_t now_us);
   void OnFormGroup(uint64_t connection, const worker::v1::FormGroup& order,
                    const worker::v1::Hello* hello, int64_t now_us);
   // The stages of an epoch are told one after the other, each on a worker of its own.
@@ -110,6 +116,8 @@ class GroupPromises {
   const int64_t lease_us_;
   int64_t newest_epoch_ = 0;
   std::map<int64_t, Epoch> epochs_;                          // some part of which is not told
+  std::map<int64_t, Epoch> asleep_;  // whose coordinator died; their workers may come back
+  int64_t adoptions_ = 0;
   std::map<std::pair<int64_t, int32_t>, Portion> portions_;  // by epoch and stage
   std::map<uint64_t, Hearing> heard_;                        // by connection
   std::set<uint64_t> ended_;                                 // connections

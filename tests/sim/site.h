@@ -159,6 +159,8 @@ class Site final : public server::Sinks, public CoordinatorSide {
   int64_t failed_starts() const { return failed_starts_; }
   // Streams that the coordinator ended itself.
   int64_t closings() const { return closings_; }
+  // Groups that a coordinator which was started again found with their workers.
+  int64_t adoptions() const { return groups_.adoptions(); }
 
   // Sinks.
   void Answer(uint64_t request, absl::StatusOr<server::ReplyValue> value) override;

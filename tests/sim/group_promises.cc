@@ -115,7 +115,8 @@ void GroupPromises::OnDissolve(uint64_t connection, int64_t epoch, int64_t now_u
 void GroupPromises::Forget(int64_t epoch) {
   const std::vector<Part>& parts = epochs_.at(epoch).parts;
   if (std::ranges::all_of(parts, [](const Part& part) { return part.connection == 0; })) {
-    epochs_.erase(epoch);
+    auto node = epochs_.extract(epoch);
+    if (!node.mapped().dissolved) asleep_.insert(std::move(node));
   }
 }
 
@@ -152,20 +153,29 @@ bool GroupPromises::IsOver(int64_t epoch) const {
 // formed there, and nobody was told to let go of it.
 void GroupPromises::OnWelcome(uint64_t connection, const worker::v1::Welcome& welcome,
                               const worker::v1::Hello* hello, int64_t now_us) {
-  if (!welcome.adopted() || hello == nullptr || ended_.contains(connection)) return;
+  if (!welcome.adopted()) return;
   const worker::v1::FormGroup& order = welcome.group();
-  INFO("worker " << hello->worker() << " is adopted with stage " << order.stage() << " of epoch "
-                 << order.epoch());
+  INFO("stage " << order.stage() << " of epoch " << order.epoch() << " is adopted");
   if (auto node = asleep_.extract(order.epoch())) epochs_.insert(std::move(node));
   const auto found = epochs_.find(order.epoch());
   REQUIRE(found != epochs_.end());
   Epoch& epoch = found->second;
   REQUIRE(order.stage() < std::ssize(epoch.parts));
   Part& part = epoch.parts[order.stage()];
-  REQUIRE(part.worker == hello->worker());
   REQUIRE(part.range == RangeOf(order, *epoch.model));
   REQUIRE_FALSE(part.back);
   part.back = part.resumes = true;
+  if (hello == nullptr || ended_.contains(connection)) {
+    epoch.over_us = now_us;  // the coordinator does not know yet
+    return;
+  }
+  REQUIRE(part.worker == hello->worker());
+  const worker::v1::Hello& said = hellos_.at(connection);
+  INFO("it said " << said.ShortDebugString());
+  REQUIRE(said.epoch() == order.epoch());
+  REQUIRE(said.group() == order.group());
+  REQUIRE((said.stage() == order.stage() && said.stages() == std::max(order.stages(), 1)));
+  REQUIRE(said.last_window() <= part.window);
   part.connection = connection;
   part.since_us = now_us;
   if (std::ranges::all_of(epoch.parts, &Part::back)) adoptions_++;
@@ -180,7 +190,12 @@ void GroupPromises::Sent(uint64_t connection, const worker::v1::CoordinatorMessa
   } else if (message.has_form_group()) {
     OnFormGroup(connection, message.form_group(), hello, now_us);
   } else if (message.has_dissolve_group()) {
-    OnDissolve(connection, message.dissolve_group().epoch(), now_us);
+    const int64_t epoch = message.dissolve_group().epoch();
+    asleep_.erase(epoch);
+    if (const auto found = epochs_.find(epoch); found != epochs_.end()) {
+      found->second.dissolved = true;
+    }
+    OnDissolve(connection, epoch, now_us);
   } else if (message.has_window()) {
     OnWindow(connection, message.window());
   } else if (message.has_acknowledge()) {
@@ -242,6 +257,10 @@ void GroupPromises::OnLoad(const worker::v1::Window& window, const worker::v1::S
 
 // ---- workers ----
 
+void GroupPromises::Introduced(uint64_t connection, const worker::v1::Hello& hello) {
+  hellos_[connection] = hello;
+}
+
 void GroupPromises::Heard(uint64_t connection, const worker::v1::WorkerMessage& message,
                           int64_t now_us) {
   heard_[connection].newest_us = now_us;
@@ -280,19 +299,23 @@ void GroupPromises::OnReport(const worker::v1::Report& report, Part& part) {
 void GroupPromises::StreamEnded(uint64_t connection, int64_t now_us) {
   LetGo(connection, now_us);
   heard_.erase(connection);
+  hellos_.erase(connection);
   ended_.insert(connection);
 }
 
 void GroupPromises::CoordinatorDied() {
   for (auto& [number, epoch] : epochs_) {
-    if (epoch.over_us >= 0) continue;
+    if (!epoch.dissolved) asleep_[number] = std::move(epoch);
+  }
+  epochs_.clear();
+  for (auto& [number, epoch] : asleep_) {
+    epoch.over_us = epoch.broken_us = -1;
     for (Part& part : epoch.parts) {
       part.connection = 0;
       part.back = false;
     }
-    asleep_[number] = std::move(epoch);
   }
-  epochs_.clear();
+  hellos_.clear();
   heard_.clear();
   ended_.clear();
 }

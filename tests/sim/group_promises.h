@@ -26,6 +26,7 @@ class GroupPromises {
   // `hello`: of the worker; null: it has gone.
   void Sent(uint64_t connection, const worker::v1::CoordinatorMessage& message,
             const worker::v1::Hello* hello, int64_t now_us);
+  void Introduced(uint64_t connection, const worker::v1::Hello& hello);
   void Heard(uint64_t connection, const worker::v1::WorkerMessage& message, int64_t now_us);
   // The coordinator has applied all that was heard so far.
   void MailTaken();
@@ -85,6 +86,7 @@ class GroupPromises {
     std::vector<Part> parts;
     int64_t over_us = -1;    // since when it is, as the coordinator knows; -1: it is not
     int64_t broken_us = -1;  // since when it knows that a stage has lost another
+    bool dissolved = false;  // a worker was told so: the store has it no more
   };
   struct Hearing {
     int64_t newest_us = 0;
@@ -116,9 +118,12 @@ class GroupPromises {
   const int64_t lease_us_;
   int64_t newest_epoch_ = 0;
   std::map<int64_t, Epoch> epochs_;                          // some part of which is not told
-  std::map<int64_t, Epoch> asleep_;  // whose coordinator died; their workers may come back
+  // Of a coordinator that died, whose workers may come back to the next one; and those of this one of
+  // which all streams have ended: whether it has stored that nobody knows.
+  std::map<int64_t, Epoch> asleep_;
   int64_t adoptions_ = 0;
   std::map<std::pair<int64_t, int32_t>, Portion> portions_;  // by epoch and stage
+  std::map<uint64_t, worker::v1::Hello> hellos_;             // by connection, as they came
   std::map<uint64_t, Hearing> heard_;                        // by connection
   std::set<uint64_t> ended_;                                 // connections
   std::set<uint64_t> mistrusted_;                            // likewise

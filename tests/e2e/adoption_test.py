@@ -116,7 +116,7 @@ def test_killed_again_and_again():
 def test_workers_that_die_with_it():
     """Started by `lorad serve` itself: the model is loaded again, and the jobs go on from their checkpoints."""
     want = undisturbed()
-    with House(None, "--microbatch-tokens", 1024, "--threads", 1) as house:
+    with House(None, "--microbatch-tokens", 1024, "--workers", "cpu:1", "--worker-threads", 1) as house:
         SUBJECTS.prepare(house, layers=LAYERS)
         names = [house.submit(job) for job in jobs_of_test()]
         until(lambda: all(house.object("show", name)["step"] > 2 for name in names), "all jobs run")

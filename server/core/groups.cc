@@ -133,7 +133,11 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
   std::set<std::string_view> members;
   std::vector<const JobState*> moving;
   for (const auto& [name, group] : groups_.all()) {
-    if (group.returning()) continue;  // nothing is decided of it
+    if (group.returning()) {
+      // Nothing is decided of it, nor of a job that waits and is yet to leave it.
+      for (const auto& [job, member] : group.members) members.insert(job);
+      continue;
+    }
     planner::GroupView& entry = view.groups.emplace_back();
     entry.name = name;
     entry.base_model = group.base_model;

@@ -371,6 +371,19 @@ TEST_CASE("a job that is paused, or whose worker is drained, meanwhile leaves it
   }
 }
 
+TEST_CASE("a job that was yet to leave its group gets no other one while that is away") {
+  const auto [world, job] = MakeRunning(1, 0, /*workers=*/2);
+  RunUntilStep(*world, job, 4);
+  world->FailRows("train", absl::UnavailableError("its share is away"));
+  world->RunUntilState(job, Job::QUEUED);
+  const records::GroupRecord record = RecordOfGroup(*world).value();
+  REQUIRE(record.members_size() == 1);  // its slot is not free yet
+  world->FailRows("train", absl::OkStatus());
+  world->CrashCoordinator();
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
 TEST_CASE("a coordinator that is stopped while groups are away waits for none") {
   const auto [world, job, hello] = MakeAbandoned();
   bool stopped = false;

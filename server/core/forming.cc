@@ -220,7 +220,8 @@ void Core::State::TakeUpGroups() {
     const bool taken_up = TakeUp(record);
     any |= taken_up;
     if (taken_up) continue;
-    turn_.Warn(absl::StrCat(record.group(), " is not what its jobs and workers are: it is formed again"));
+    turn_.Warn(
+        absl::StrCat(record.group(), " is not what its jobs and workers are: it is formed again"));
     turn_.Put(storage::DeleteRecord(kGroupKind, record.group()));
   }
   if (any) {
@@ -254,15 +255,14 @@ bool Core::State::TakeUp(const records::GroupRecord& record) {
     for (const auto& saved : member.saved_tokens()) job.saved_tokens[saved.step()] = saved.tokens();
     if (!member.has_evaluation()) continue;
     const records::GroupRecord::Evaluation& kept = member.evaluation();
-    job.evaluation = {.step = kept.step(),
-                      .sum = {kept.loss_sum(), kept.trained_tokens()},
-                      .next = kept.next()};
+    job.evaluation = {
+        .step = kept.step(), .sum = {kept.loss_sum(), kept.trained_tokens()}, .next = kept.next()};
     for (const records::GroupRecord::SequenceLoss& ahead : kept.ahead()) {
       job.evaluation.ahead[ahead.sequence()] = {ahead.loss_sum(), ahead.trained_tokens()};
     }
   }
-  turn_.Info(absl::StrCat(group->name, ": waits for ", WorkersText(*group),
-                          ", which may still hold it"));
+  turn_.Info(
+      absl::StrCat(group->name, ": waits for ", WorkersText(*group), ", which may still hold it"));
   return true;
 }
 
@@ -337,10 +337,9 @@ void Core::State::GiveUpReturn(GroupState& group, const std::string& why) {
     if (job->state() == v1::Job::CANCELLING) {
       jobs_.Transition(*job, v1::Job::CANCELLED, "the coordinator was started again");
     } else if (IsPlaced(job->state())) {
-      jobs_.Unplace(*job,
-                    absl::StrCat("the coordinator was started again (", why,
-                                 "); the job goes on from step ",
-                                 job->job().last_checkpoint_step()));
+      jobs_.Unplace(
+          *job, absl::StrCat("the coordinator was started again (", why,
+                             "); the job goes on from step ", job->job().last_checkpoint_step()));
     }
   }
   turn_.WantSchedule();

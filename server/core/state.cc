@@ -104,10 +104,11 @@ std::vector<Effect> Core::State::Apply(const Event& event) {
                  [&](const TimerFired& content) { OnTimer(content); },
              },
              event.content);
-  // Of what workers say it depends (reports.cc); of what clients ask, on whether it changes anything.
+  // Of what workers say it depends on what that is (reports.cc), and of what clients ask, on whether
+  // it changes anything (EndTurn).
   const bool asked = std::holds_alternative<WorkerSaid>(event.content) ||
                      std::holds_alternative<Requested>(event.content);
-  groups_changed_ |= !asked || turn_.puts();
+  groups_changed_ |= !asked;
   return EndTurn(event.more_follow);
 }
 
@@ -123,6 +124,7 @@ std::vector<Effect> Core::State::EndTurn(bool more_follow) {
   if (!more_follow) ForecastIfDue();
   FinishStop();
   AnswerEstimates();
+  groups_changed_ |= turn_.puts();
   if (!more_follow && std::exchange(groups_changed_, false)) StoreGroups();
   jobs_.Settle();
   return turn_.End();

@@ -421,7 +421,7 @@ class Core::State {
   std::vector<uint64_t> stops_;
   bool stopping_ = false;
   std::vector<records::GroupRecord> stored_groups_;  // from Load to Recover
-  bool groups_changed_ = false;  // their records may not be what they are
+  bool groups_changed_ = false;                      // their records may not be what they are
   struct {
     bool wanted = false;   // where jobs are has changed since the newest
     int64_t made_us = -1;  // the newest; -1: none yet

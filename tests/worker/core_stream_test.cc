@@ -188,8 +188,7 @@ TEST_CASE("without a coordinator nothing is loaded or uploaded, and the rest goe
   CHECK(s.Done().empty());
   CHECK(s.Wait(100) == Lines{"dial 2, epoch 1"});
   CHECK(s.Wait(3000).empty());
-  CHECK(s.Welcome(true) ==
-        Lines{"read memory", "upload 1: a 1 within 15000 ms", "LOAD_SLOT c 0"});
+  CHECK(s.Welcome(true) == Lines{"read memory", "upload 1: a 1 within 15000 ms", "LOAD_SLOT c 0"});
 }
 
 TEST_CASE("a coordinator that stands still is waited for as long as its stream stands") {

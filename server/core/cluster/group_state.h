@@ -65,12 +65,12 @@ struct StageState {
 
 struct GroupState {
   enum class Phase {
-    kForming,   // FormGroup is sent; of several stages then Connect
-    kRunning,   // windows go out
-    kCutting,   // Cut is sent, CutAnswer awaited
-    kDraining,  // CutAt is sent (or nothing was at hand), WindowDone of all awaited
-    kSaving,    // last saves are under way, then it is dissolved
-    kBroken,    // a stage has lost another: it is awaited which worker is gone, if any is
+    kForming,    // FormGroup is sent; of several stages then Connect
+    kRunning,    // windows go out
+    kCutting,    // Cut is sent, CutAnswer awaited
+    kDraining,   // CutAt is sent (or nothing was at hand), WindowDone of all awaited
+    kSaving,     // last saves are under way, then it is dissolved
+    kBroken,     // a stage has lost another: it is awaited which worker is gone, if any is
     kReturning,  // of before this start: its workers are awaited (forming.cc)
   };
   enum class Then { kGoOn, kReform, kStop };  // after a cut; the higher one wins

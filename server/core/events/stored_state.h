@@ -16,7 +16,7 @@ struct StoredState {
       workers, fits, quotas, groups;
   std::string store;  // its identity; empty where it has none yet
   int64_t last_revision = 0;
-  int64_t trimmed_revision = 0;    // revisions up to this one are gone
+  int64_t trimmed_revision = 0;  // revisions up to this one are gone
   // Of jobs whose progress is stored beside their record: v1::Job (job_progress.h).
   std::map<std::string, std::string> progress;
   int64_t last_epoch = 0;

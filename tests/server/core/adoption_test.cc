@@ -184,8 +184,8 @@ TEST_CASE("a worker that holds anything else is not believed, and the group is f
       {"a stage of more", [](worker::v1::Hello& m) { m.set_stages(2); }, "which is not its own"},
       {"fewer reports", [](worker::v1::Hello& m) { m.set_last_report(m.last_report() - 1); },
        "numbers its reports"},
-      {"a window of the future", [](worker::v1::Hello& m) { m.set_last_window(m.last_window() + 1); },
-       "is behind window"},
+      {"a window of the future",
+       [](worker::v1::Hello& m) { m.set_last_window(m.last_window() + 1); }, "is behind window"},
       {"fewer windows than it has done", [](worker::v1::Hello& m) { m.set_last_window(0); },
        "is behind window"},
       {"as another process", [](worker::v1::Hello& m) { m.set_pid(4711); }, "is another one"},
@@ -270,7 +270,7 @@ TEST_CASE("a record that does not fit its job is of no use") {
 // ---- lies of who comes back ----
 
 TEST_CASE("what is said of a group that came back is checked as ever") {
-  const auto lie = [](void (*change)(worker::v1::Report& report), const std::string& why) {
+  const auto lie = [](void (*change)(worker::v1::Report & report), const std::string& why) {
     INFO(why);
     const auto [world, job, hello] = MakeAbandoned();
     const records::GroupRecord record = RecordOfGroup(*world).value();

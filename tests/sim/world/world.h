@@ -30,7 +30,7 @@ struct WorldOptions {
   int64_t gpu_memory_bytes = 0;  // of each worker's GPU; 0: they are CPUs
   // 0: everything happens at once, in the order it was caused.
   int64_t delay_us_max = 0;
-  int64_t plan_us = 0;  // that a window takes to plan well; in a hurry, no time
+  int64_t plan_us = 0;           // that a window takes to plan well; in a hurry, no time
   bool workers_outlive = false;  // the coordinator: else they die with it
   server::CoreOptions core;
 };

@@ -248,7 +248,10 @@ bool Core::State::TakeUp(const records::GroupRecord& record) {
     if (!placed) member.leaving = true;
   }
   if (!groups_.TakeUp(*group)) return false;
-  for (const StageState& stage : group->stages) WorkerOf(stage).group = group->name;
+  for (const StageState& stage : group->stages) {
+    WorkerOf(stage).group = group->name;
+    WorkerOf(stage).awaited = true;
+  }
   for (const records::GroupRecord::Member& member : record.members()) {
     JobState& job = *jobs_.Find(member.job());
     if (!IsPlaced(job.state()) || job.job().group() != group->name) continue;

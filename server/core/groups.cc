@@ -427,7 +427,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
 
 // Its workers have it no more, and nothing of it is awaited.
 GroupState Core::State::RemoveGroup(GroupState& group) {
-  for (const StageState& stage : group.stages) WorkerOf(stage).group.clear();
+  for (const StageState& stage : group.stages) Cluster::LeaveGroup(WorkerOf(stage));
   GroupState gone = groups_.Remove(group.name);
   for (const auto& [key, kept] : gone.kept_shards) RefuseShard(kept.request, kept.content);
   return gone;

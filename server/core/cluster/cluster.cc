@@ -19,9 +19,7 @@ constexpr int64_t kHeartbeatsMissed = 5;
 constexpr int64_t kForgetUs = 24LL * 3600 * 1'000'000;  // a lost worker
 
 // It is lost, and no group of before this start waits for it.
-bool MayBeForgotten(const WorkerState& worker) {
-  return worker.connection == 0 && worker.group.empty();
-}
+bool MayBeForgotten(const WorkerState& worker) { return worker.connection == 0 && !worker.awaited; }
 
 }  // namespace
 
@@ -97,6 +95,7 @@ void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello,
                       worker::v1::Welcome welcome) {
   WorkerState& worker = workers_[hello.worker()];
   assert(worker.connection == 0);
+  worker.awaited = false;
   worker.connections++;
   worker.connection = connection;
   worker.hello = hello;
@@ -279,6 +278,9 @@ absl::Status Cluster::CheckInvariants() const {
       return absl::InternalError(absl::StrCat("cluster: worker '", name, "' ", what));
     };
     if (worker.hello.worker() != name) return broken("gave another name");
+    if (worker.awaited != (worker.connection == 0 && !worker.group.empty())) {
+      return broken("is lost and has a group, or is awaited by none");
+    }
     if (worker.connection == 0) {
       if (worker.memory_was_taken || worker.memory_rest.until_us != 0) {
         return broken("is lost and rests for its memory");

@@ -71,6 +71,10 @@ class Cluster {
   void Connect(uint64_t connection, const worker::v1::Hello& hello,
                worker::v1::Welcome welcome = {});
   void Lose(WorkerState& worker);
+  static void LeaveGroup(WorkerState& worker) {
+    worker.group.clear();
+    worker.awaited = false;
+  }
   // Connected, and heard of just now.
   bool IsAlive(const WorkerState& worker) const;
   void RenewLeases();

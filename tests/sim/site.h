@@ -150,8 +150,8 @@ class Site final : public server::Sinks, public CoordinatorSide {
   struct Told {
     std::string job;
     bool progress = false;
-    // It came about then or later: when nothing was new the last time, for all may have stood still
-    // between that and its being told.
+    // What it comes of was posted then or later: all may have stood still between that and its
+    // being told.
     int64_t at_us = 0;
   };
   const std::map<int64_t, Told>& told() const { return seen_; }
@@ -242,7 +242,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   std::map<std::string, v1::Job> followed_;           // by that watcher, as it saw them last
   std::map<int64_t, Told> seen_;                      // by that watcher
   bool has_missed_ = false;                           // that watcher, and it was told so
-  int64_t checked_us_ = 0;                            // the newest CheckTurn
+  int64_t idle_us_ = 0;                               // the loop had done all that had come
   std::map<std::string, std::vector<int64_t>> rows_;  // of datasets: their lengths
   GroupPromises groups_;
   Promises promises_;

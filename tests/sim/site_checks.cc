@@ -27,7 +27,6 @@ void Site::CheckTurn() {
   REQUIRE(watched_ <= revisions().newest());
   while (watched_ < revisions().newest() && WatchOn()) {
   }
-  checked_us_ = now_us();
 }
 
 // False: the disk does not say.
@@ -46,7 +45,7 @@ bool Site::WatchOn() {
   for (const auto& revision : found->revisions) {
     REQUIRE(revision->revision > watched_);
     watched_ = revision->revision;
-    seen_[watched_] = {revision->job, revision->progress, checked_us_};
+    seen_[watched_] = {revision->job, revision->progress, idle_us_};
     CheckToldChange(*revision);
   }
   REQUIRE(found->up_to >= watched_);

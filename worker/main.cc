@@ -202,6 +202,7 @@ v1::Hello MakeHello(const Flags& flags, const OpenDevice& device, const std::str
   hello.set_pid(getpid());
   hello.set_numerics_id(numerics_id);
   hello.set_host(HostName());
+  hello.set_outlives_coordinator(!flags.die_with_parent);
   hello.set_transport(flags.transport == TransportChoice::kMpi ? "mpi" : "sockets");
   hello.set_multiprocessors(device.multiprocessors);
   hello.set_value_bytes(static_cast<int32_t>(kernels::BytesOf(device.backend->activation_dtype())));

@@ -23,6 +23,16 @@ void WorkerEpochs::Ordered(const void* stream, const std::string& worker,
     Group& group = groups_[{order.form_group().epoch(), stream}];
     group.worker = worker;
     group.order = order.form_group();
+  } else if (order.has_welcome()) {
+    const wire::Welcome& welcome = order.welcome();
+    if (!welcome.adopted()) return;
+    Group& group = groups_[{welcome.group().epoch(), stream}];
+    group.worker = worker;
+    group.order = welcome.group();
+    for (const wire::Welcome::Load& load : welcome.loads()) {
+      group.contents[load.job()] = load.content();
+    }
+    for (const wire::Welcome::Save& save : welcome.saves()) group.saves[save.job()] = save.step();
   } else if (order.has_dissolve_group()) {
     groups_.erase({order.dissolve_group().epoch(), stream});
   } else if (order.has_window()) {

@@ -43,6 +43,9 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
     turn_.Do(RemovePath{content.upload});
     return turn_.Fail(request, InvalidFields("header", {{"header", wrong}}));
   }
+  if (group.returning() && !group.stages[header.stage()].returned) {
+    return SendAgain(request, content);
+  }
   group.heard_us = turn_.now_us();
   for (auto& [number, commit] : commits_) {
     if (commit.job == header.job() && commit.step == header.step()) {

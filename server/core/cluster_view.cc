@@ -94,6 +94,8 @@ v1::ClusterStatus Core::State::ViewCluster() {
     view.mutable_packings()->insert(group.packings.begin(), group.packings.end());
     const planner::Shares shares = planner::SharesOf(MomentsOf(group, kMeasuredKept));
     AddStages(group, shares, view.mutable_stages());
+    view.set_adopted(group.adopted > 0);
+    view.set_returning(group.returning());
     view.set_measured_microbatches(shares.microbatches);
     view.set_bubble_ratio(shares.bubble_ratio);
   }

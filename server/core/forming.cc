@@ -1,8 +1,14 @@
-// A group comes to be: its workers form it, those of several stages connect, and what goes wrong.
+// A group comes to be: its workers form it, those of several stages connect, and what goes wrong. Or
+// it comes back: a coordinator that is started again finds it with its workers.
+#include <algorithm>
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/catalog/model_shape.h"
+#include "server/core/cluster/group_records.h"
+#include "server/core/events/store_kinds.h"
 #include "server/core/jobs/failures.h"
+#include "server/core/report_checks.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 
@@ -118,6 +124,7 @@ void Core::State::BeginToRun(GroupState& group) {
 void Core::State::OnGroupFailed(GroupState& group, StageState& stage,
                                 const worker::v1::GroupFailed& failed) {
   const std::string message = Quotable(failed.message(), kMessageTextMax);
+  if (group.returning()) return GiveUpReturn(group, message);
   if (failed.reason() == kStageLost) return Break(group, stage, message);
   WorkerState& worker = WorkerOf(stage);
   if (failed.reason() == kMemoryTaken) {
@@ -167,6 +174,189 @@ void Core::State::EndBroken(GroupState& group) {
     if (job && IsPlaced(job->state())) TakeFailure(*job, kStageLost, why);
   }
   Dissolve(group, why);
+}
+
+// ---- of before this start ----
+
+// What a job alone knows is kept with its member, and is gone with it.
+std::string Core::State::RecordOf(const GroupState& group) const {
+  records::GroupRecord record = ToRecord(group);
+  for (records::GroupRecord::Member& member : *record.mutable_members()) {
+    const JobState* job = jobs_.FindWhole(member.job());
+    if (!job || !IsPlaced(job->state())) continue;
+    for (const auto& [step, tokens] : job->saved_tokens) {
+      records::GroupRecord::SavedTokens& saved = *member.add_saved_tokens();
+      saved.set_step(step);
+      saved.set_tokens(tokens);
+    }
+    const Evaluation& evaluation = job->evaluation;
+    if (evaluation.step < 0) continue;
+    records::GroupRecord::Evaluation& kept = *member.mutable_evaluation();
+    kept.set_step(evaluation.step);
+    kept.set_next(evaluation.next);
+    kept.set_loss_sum(evaluation.sum.loss_sum);
+    kept.set_trained_tokens(evaluation.sum.trained_tokens);
+    for (const auto& [sequence, loss] : evaluation.ahead) {
+      records::GroupRecord::SequenceLoss& ahead = *kept.add_ahead();
+      ahead.set_sequence(sequence);
+      ahead.set_loss_sum(loss.loss_sum);
+      ahead.set_trained_tokens(loss.trained_tokens);
+    }
+  }
+  return record.SerializeAsString();
+}
+
+void Core::State::StoreGroups() {
+  using Phase = GroupState::Phase;
+  for (const std::string& name : groups_.names()) {
+    GroupState& group = *groups_.Find(name);
+    const bool whole = group.phase != Phase::kForming && group.phase != Phase::kBroken;
+    const bool lasts = std::ranges::all_of(group.stages, [&](const StageState& stage) {
+      return WorkerOf(stage).hello.outlives_coordinator();
+    });
+    groups_.Store(group, whole && lasts ? RecordOf(group) : "");
+  }
+}
+
+void Core::State::TakeUpGroups() {
+  bool any = false;
+  for (const records::GroupRecord& record : std::exchange(stored_groups_, {})) {
+    const bool taken_up = TakeUp(record);
+    any |= taken_up;
+    if (taken_up) continue;
+    turn_.Warn(
+        absl::StrCat(record.group(), " is not what its jobs and workers are: it is formed again"));
+    turn_.Put(storage::DeleteRecord(kGroupKind, record.group()));
+  }
+  if (any) {
+    turn_.Do(SetTimer{kReturnEnds, turn_.now_us() + options_.lease_ms * kMillisecond});
+  }
+}
+
+bool Core::State::TakeUp(const records::GroupRecord& record) {
+  absl::StatusOr<GroupState> group = FromRecord(record);
+  if (!group.ok() || !catalog_.HasModel(group->base_model)) return false;
+  for (const StageState& stage : group->stages) {
+    if (!cluster_.Find(stage.worker)) return false;
+  }
+  group->shape.device = DeviceOf(WorkerOf(group->first()).hello);
+  group->stored = record.SerializeAsString();
+  group->idle_since_us = group->members.empty() ? turn_.now_us() : 0;
+  for (auto& [name, member] : group->members) {
+    const JobState* job = jobs_.Find(name);
+    if (!job) return false;  // what it takes of the memory is not known
+    member.adapter = ShapeOfAdapter(job->job().adapter());
+    member.save_us = turn_.now_us();
+    const bool placed = IsPlaced(job->state()) && job->job().group() == group->name;
+    if (placed && job->job().step() != member.done_step) return false;
+    if (!placed) member.leaving = true;
+  }
+  if (!groups_.TakeUp(*group)) return false;
+  for (const StageState& stage : group->stages) {
+    WorkerOf(stage).group = group->name;
+    WorkerOf(stage).awaited = true;
+  }
+  for (const records::GroupRecord::Member& member : record.members()) {
+    JobState& job = *jobs_.Find(member.job());
+    if (!IsPlaced(job.state()) || job.job().group() != group->name) continue;
+    for (const auto& saved : member.saved_tokens()) job.saved_tokens[saved.step()] = saved.tokens();
+    if (!member.has_evaluation()) continue;
+    const records::GroupRecord::Evaluation& kept = member.evaluation();
+    job.evaluation = {
+        .step = kept.step(), .sum = {kept.loss_sum(), kept.trained_tokens()}, .next = kept.next()};
+    for (const records::GroupRecord::SequenceLoss& ahead : kept.ahead()) {
+      job.evaluation.ahead[ahead.sequence()] = {ahead.loss_sum(), ahead.trained_tokens()};
+    }
+  }
+  turn_.Info(
+      absl::StrCat(group->name, ": waits for ", WorkersText(*group), ", which may still hold it"));
+  return true;
+}
+
+GroupState* Core::State::FindReturning(const WorkerState& worker, const worker::v1::Hello& hello) {
+  GroupState* group = groups_.Find(worker.group);
+  if (!group) return nullptr;
+  const std::string why = WhyNotAdopted(hello, worker.hello, *group);
+  if (why.empty()) return group;
+  GiveUpReturn(*group, absl::StrCat("worker '", hello.worker(), "' ", why));
+  return nullptr;
+}
+
+worker::v1::Welcome Core::State::WelcomeBack(const GroupState& group,
+                                             const StageState& stage) const {
+  worker::v1::Welcome welcome;
+  welcome.set_adopted(true);
+  *welcome.mutable_group() = OrderToForm(group, &stage - group.stages.data());
+  for (const SentWindow& window : stage.orders.windows) {
+    for (const auto& [job, orders] : window.jobs) {
+      if (!orders.load_step) continue;
+      worker::v1::Welcome::Load& load = *welcome.add_loads();
+      load.set_job(job);
+      load.set_content(orders.load_content);
+    }
+  }
+  for (const auto& [job, member] : group.members) {
+    if (member.saves.empty()) continue;
+    worker::v1::Welcome::Save& save = *welcome.add_saves();
+    save.set_job(job);
+    save.set_step(*member.saves.rbegin());
+  }
+  return welcome;
+}
+
+// What it has done and not reported comes now. Windows that had not come to it are as if they had not
+// been planned; the cut, whatever the phase was, shows what becomes of the others, and every stage
+// that was told of an earlier one is told of this.
+void Core::State::OnReturned(GroupState& group, StageState& stage) {
+  stage.returned = true;
+  const int64_t last_window = WorkerOf(stage).hello.last_window();
+  if (last_window + 1 < group.next_window) {
+    ForgetWindows(stage, last_window);
+    group.next_window = last_window + 1;
+  }
+  turn_.Info(absl::StrCat(group.name, ": worker '", stage.worker, "' is back, behind window ",
+                          last_window));
+  if (!std::ranges::all_of(group.stages, &StageState::returned)) return;
+  group.adopted++;
+  group.formed_us = group.heard_us = turn_.now_us();
+  turn_.Info(absl::StrCat(group.name, ": adopted: all of its workers are back"));
+  for (const auto& [name, member] : group.members) {
+    JobState* job = jobs_.Find(name);
+    if (!job || !IsPlaced(job->state())) continue;
+    jobs_.AddEvent(*job, "GROUP_ADOPTED",
+                   absl::StrCat("the coordinator was started again, and ", group.name,
+                                " is as its workers hold it; the job goes on behind step ",
+                                job->job().step()));
+  }
+  SendCut(group);
+  turn_.WantSchedule();
+}
+
+void Core::State::GiveUpReturn(GroupState& group, const std::string& why) {
+  worker::v1::CoordinatorMessage message;
+  message.mutable_dissolve_group()->set_epoch(group.epoch);
+  SendTo(group, message);
+  turn_.Info(absl::StrCat(group.name, ": is not adopted: ", why));
+  const GroupState gone = RemoveGroup(group);
+  for (const auto& [name, member] : gone.members) {
+    JobState* job = jobs_.Find(name);
+    if (!job) continue;
+    if (job->state() == v1::Job::CANCELLING) {
+      jobs_.Transition(*job, v1::Job::CANCELLED, "the coordinator was started again");
+    } else if (IsPlaced(job->state())) {
+      jobs_.Unplace(
+          *job, absl::StrCat("the coordinator was started again (", why,
+                             "); the job goes on from step ", job->job().last_checkpoint_step()));
+    }
+  }
+  turn_.WantSchedule();
+}
+
+void Core::State::EndReturns(const std::string& why) {
+  for (const std::string& name : groups_.names()) {
+    GroupState& group = *groups_.Find(name);
+    if (group.returning()) GiveUpReturn(group, why);
+  }
 }
 
 }  // namespace lorad::server

@@ -141,6 +141,11 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
   std::set<std::string_view> members;
   std::vector<const JobState*> moving;
   for (const auto& [name, group] : groups_.all()) {
+    if (group.returning()) {
+      // Nothing is decided of it, nor of a job that waits and is yet to leave it.
+      for (const auto& [job, member] : group.members) members.insert(job);
+      continue;
+    }
     planner::GroupView& entry = view.groups.emplace_back();
     entry.name = name;
     entry.base_model = group.base_model;
@@ -286,7 +291,11 @@ void Core::State::BeginCut(GroupState& group, GroupState::Then then, const std::
     group.phase = Phase::kDraining;
     return;
   }
-  group.phase = Phase::kCutting;
+  SendCut(group);
+}
+
+void Core::State::SendCut(GroupState& group) {
+  group.phase = GroupState::Phase::kCutting;
   worker::v1::CoordinatorMessage message;
   message.mutable_cut()->set_epoch(group.epoch);
   message.mutable_cut()->set_cut(++group.cut);
@@ -295,6 +304,7 @@ void Core::State::BeginCut(GroupState& group, GroupState::Then then, const std::
 
 void Core::State::OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& answer) {
   group.heard_us = turn_.now_us();
+  groups_changed_ = true;
   std::set<std::string> cut_jobs;
   for (StageState& stage : group.stages) {
     cut_jobs.merge(GiveUpFrom(stage.orders, answer.first_not_enqueued()));
@@ -429,7 +439,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
 
 // Its workers have it no more, and nothing of it is awaited.
 GroupState Core::State::RemoveGroup(GroupState& group) {
-  for (const StageState& stage : group.stages) WorkerOf(stage).group.clear();
+  for (const StageState& stage : group.stages) Cluster::LeaveGroup(WorkerOf(stage));
   GroupState gone = groups_.Remove(group.name);
   for (const auto& [key, kept] : gone.kept_shards) RefuseShard(kept.request, kept.content);
   return gone;

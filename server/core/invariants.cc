@@ -28,6 +28,10 @@ absl::Status Core::State::CheckGroups() const {
       if (worker == cluster_.all().end() || worker->second.group != name) {
         return Broken(name + " is not the group of its worker");
       }
+      const bool awaited = group.returning() && !stage.returned;
+      if (awaited != (worker->second.connection == 0)) {
+        return Broken(name + " waits for a worker that is there, or not for one that is lost");
+      }
     }
     if (!catalog_.HasModel(group.base_model)) return Broken(name + " has a model that is gone");
   }

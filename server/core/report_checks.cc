@@ -303,6 +303,45 @@ std::string WhatIsWrong(const wire::Hello& hello) {
   return "";
 }
 
+std::string WhyNotAdopted(const wire::Hello& hello, const wire::Hello& before,
+                          const GroupState& group) {
+  if (hello.epoch() != group.epoch || hello.group() != group.name) {
+    return hello.epoch() == 0 ? "holds nothing"
+                              : absl::StrCat("holds another group, of epoch ", hello.epoch());
+  }
+  const bool same_process =
+      hello.pid() == before.pid() && hello.host() == before.host() &&
+      hello.device() == before.device() && hello.memory_bytes() == before.memory_bytes() &&
+      hello.numerics_id() == before.numerics_id() && hello.value_bytes() == before.value_bytes() &&
+      hello.transport() == before.transport();
+  if (!same_process) return "is another one than before";
+  const auto stage = std::ranges::find(group.stages, hello.worker(), &StageState::worker);
+  const auto stages = static_cast<int32_t>(group.stages.size());
+  if (stage == group.stages.end() || hello.stage() != stage - group.stages.begin() ||
+      hello.stages() != stages) {
+    return absl::StrCat("holds stage ", hello.stage(), " of ", hello.stages(),
+                        ", which is not its own");
+  }
+  if (hello.last_report() < stage->last_report) {
+    return absl::StrCat("numbers its reports from ", hello.last_report(), " on; it has said ",
+                        stage->last_report);
+  }
+  const auto& windows = stage->orders.windows;
+  const int64_t sent = group.next_window - 1;
+  const int64_t done = windows.empty() ? sent : windows.front().number - 1;
+  if (hello.last_window() < done || hello.last_window() > sent) {
+    return absl::StrCat("is behind window ", hello.last_window(), "; it has done ", done, " of ",
+                        sent);
+  }
+  // Which of several stages has begun it is not known, and what it leaves in the pipeline is that of
+  // the window that is lost.
+  const bool alone = stages == 1 && group.left.empty() && group.open_batches.empty();
+  if (hello.last_window() < sent && !alone) {
+    return absl::StrCat("never got window ", hello.last_window() + 1);
+  }
+  return "";
+}
+
 std::string WhatIsWrong(const wire::UploadShardRequest::Header& header, const Member& member,
                         int32_t stages, const std::string& numerics_id) {
   if (header.stage() < 0 || header.stage() >= stages || std::max(header.stages(), 1) != stages) {

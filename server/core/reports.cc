@@ -33,6 +33,7 @@ void Core::State::OnReport(GroupState& group, StageState& stage, const worker::v
   WorkerState& worker = WorkerOf(stage);
   // The group may be gone by then.
   const auto acknowledge = [this, &worker, epoch = group.epoch](int64_t number) {
+    groups_changed_ = true;  // what is acknowledged does not come again
     if (worker.connection == 0) return;
     worker::v1::CoordinatorMessage message;
     message.mutable_acknowledge()->set_epoch(epoch);

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/catalog/stored.h"
 #include "server/core/events/overloaded.h"
+#include "server/core/events/store_kinds.h"
 
 namespace lorad::server {
 
@@ -29,6 +32,10 @@ absl::Status Core::State::Load(StoredState stored) {
   if (absl::Status status = cluster_.Load(stored.workers); !status.ok()) return status;
   if (absl::Status status = cluster_.fits().Load(stored.fits); !status.ok()) return status;
   groups_.Load(stored.last_epoch);
+  for (const auto& entry : stored.groups) {
+    absl::Status status = ParseStored(kGroupKind, entry, &stored_groups_.emplace_back());
+    if (!status.ok()) return status;
+  }
   return absl::OkStatus();
 }
 
@@ -36,12 +43,18 @@ std::vector<Effect> Core::State::Recover(Moment now, int64_t starts_before) {
   turn_.Start(now, starts_before);
   answers_.Prune();
   cluster_.Start();
+  TakeUpGroups();
   const std::set<std::string> live = jobs_.live();
   for (const std::string& name : live) {
     JobState& job = *jobs_.Find(name);
     job.since_us = now.steady_us;
+    GroupState* group = GroupOf(job);
+    const bool waits = group && group->members.contains(name);
     if (job.state() == v1::Job::CANCELLING) {
+      if (waits) GroupTable::Leave(group, name);
       jobs_.Transition(job, v1::Job::CANCELLED, "the coordinator was started again");
+    } else if (IsPlaced(job.state()) && waits) {
+      jobs_.Touch(job);  // its progress is taken up
     } else if (IsPlaced(job.state())) {
       jobs_.Unplace(job,
                     absl::StrCat("the coordinator was started again; the job goes on from step ",
@@ -51,6 +64,7 @@ std::vector<Effect> Core::State::Recover(Moment now, int64_t starts_before) {
     }
     if (job.state() == v1::Job::QUEUED && job.record.has_wait()) WaitOn(job);
   }
+  groups_changed_ = true;
   turn_.WantSchedule();
   return EndTurn(false);
 }
@@ -91,6 +105,11 @@ std::vector<Effect> Core::State::Apply(const Event& event) {
                  [&](const TimerFired& content) { OnTimer(content); },
              },
              event.content);
+  // Of what workers say it depends on what that is (reports.cc), and of what clients ask, on whether
+  // it changes anything (EndTurn).
+  const bool asked = std::holds_alternative<WorkerSaid>(event.content) ||
+                     std::holds_alternative<Requested>(event.content);
+  groups_changed_ |= !asked;
   return EndTurn(event.more_follow);
 }
 
@@ -106,6 +125,8 @@ std::vector<Effect> Core::State::EndTurn(bool more_follow) {
   if (!more_follow) ForecastIfDue();
   FinishStop();
   AnswerEstimates();
+  groups_changed_ |= turn_.puts();
+  if (!more_follow && std::exchange(groups_changed_, false)) StoreGroups();
   jobs_.Settle();
   return turn_.End();
 }

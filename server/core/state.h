@@ -28,7 +28,8 @@
 //   room.cc         a disk without room
 //   passing.cc      jobs that wait because of a failure that passes
 //   groups.cc       scheduling, cutting and dissolving groups
-//   forming.cc      how a group comes to be, and how its stages lose each other
+//   forming.cc      how a group comes to be, how its stages lose each other, and how it comes back
+//                   after a restart of the coordinator
 //   windows.cc      the next window of a group
 //   reports.cc      the reports of workers
 //   checkpoints.cc  shards and checkpoints
@@ -242,6 +243,7 @@ class Core::State {
   std::string WhyWait(const planner::Decision& decision) const;
   void Join(GroupState& group, JobState& job);
   void BeginCut(GroupState& group, GroupState::Then then, const std::string& why);
+  void SendCut(GroupState& group);
   void OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& answer);
   void Advance(GroupState& group);
   void Resync(GroupState& group);
@@ -285,6 +287,22 @@ class Core::State {
   void OnGroupFailed(GroupState& group, StageState& stage, const worker::v1::GroupFailed& failed);
   void Break(GroupState& group, StageState& stage, const std::string& message);
   void EndBroken(GroupState& group);
+  // Groups of before this start (docs/adr/0028-groups-are-found-again.md). At the end of a turn the
+  // records of those whose workers would outlive us are as they are;
+  void StoreGroups();
+  std::string RecordOf(const GroupState& group) const;
+  // at the next start they wait for their workers,
+  void TakeUpGroups();
+  bool TakeUp(const records::GroupRecord& record);
+  // each of which says what it holds. Null: that is not what is awaited, or nothing is.
+  GroupState* FindReturning(const WorkerState& worker, const worker::v1::Hello& hello);
+  worker::v1::Welcome WelcomeBack(const GroupState& group, const StageState& stage) const;
+  // It has been welcomed. Once all are back the group is cut.
+  void OnReturned(GroupState& group, StageState& stage);
+  // Its jobs go on from their checkpoints, and its workers let go of it.
+  void GiveUpReturn(GroupState& group, const std::string& why);
+  // Of all that still wait.
+  void EndReturns(const std::string& why);
 
   // ---- rations.cc ----
   void On(uint64_t request, const v1::SetQuotaRequest& content);
@@ -408,6 +426,8 @@ class Core::State {
   std::map<uint64_t, PendingLook> looks_;
   std::vector<uint64_t> stops_;
   bool stopping_ = false;
+  std::vector<records::GroupRecord> stored_groups_;  // from Load to Recover
+  bool groups_changed_ = false;                      // their records may not be what they are
   struct {
     bool wanted = false;   // where jobs are has changed since the newest
     int64_t made_us = -1;  // the newest; -1: none yet

@@ -71,7 +71,11 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
   if (known && known->connection != 0) {
     CloseWorker(*known, "another worker of its name has connected while it was silent");
   }
-  cluster_.Connect(connected.connection, hello);
+  GroupState* group = known ? FindReturning(*known, hello) : nullptr;
+  if (!group) return cluster_.Connect(connected.connection, hello);
+  StageState& stage = group->StageOn(hello.worker());
+  cluster_.Connect(connected.connection, hello, WelcomeBack(*group, stage));
+  OnReturned(*group, stage);
 }
 
 void Core::State::OnSaid(const WorkerSaid& said) {
@@ -142,6 +146,7 @@ std::string Core::State::WhyImpatient(const GroupState& group) {
   const planner::ModelShape& shape = *catalog_.Model(group.base_model).shape;
   Patience patience;
   std::string what;
+  if (group.returning()) return "";  // it waits for so long (EndReturns)
   if (group.phase == Phase::kForming) {
     patience = PatienceToForm(options_, planner::BytesOfGroup(shape, group.shape).weights);
     what = absl::StrCat("it does not form ", group.name);
@@ -177,6 +182,9 @@ void Core::State::OnTimer(const TimerFired& fired) {
   if (fired.timer == kPostponedEnds) TryPostponed();
   if (fired.timer == kTick) Tick();
   if (fired.timer == kForecastDue) forecasts_.timer_us = 0;
+  if (fired.timer == kReturnEnds) {
+    EndReturns(absl::StrCat("not all of its workers came back within ", options_.lease_ms, " ms"));
+  }
 }
 
 void Core::State::Tick() {
@@ -231,6 +239,7 @@ void Core::State::LoseStuckGroups() {
 void Core::State::On(uint64_t request, const StopRequested&) {
   stops_.push_back(request);
   if (std::exchange(stopping_, true)) return;
+  EndReturns("it is being stopped");  // no worker is taken on any more
   for (const std::string& name : groups_.names()) {
     BeginCut(*groups_.Find(name), GroupState::Then::kStop, "the coordinator is being stopped");
   }

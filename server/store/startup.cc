@@ -72,7 +72,7 @@ absl::Status ReadRevisions(storage::JobStore& store, StoredState* state) {
         if (!progress.ParseFromArray(value.data(), static_cast<int>(value.size()))) {
           return Corrupt(kProgressKind, key);
         }
-        state->progress.emplace(key);
+        state->progress.emplace(key, value);
         state->last_revision = std::max(state->last_revision, progress.revision());
         return absl::OkStatus();
       });
@@ -146,7 +146,7 @@ absl::StatusOr<StoredState> ReadStore(storage::JobStore& store) {
         std::pair{kAdapterKind, &state.adapters}, std::pair{kJobKind, &state.jobs},
         std::pair{kRowsKind, &state.rows}, std::pair{kRequestKind, &state.requests},
         std::pair{kWorkerKind, &state.workers}, std::pair{kFitKind, &state.fits},
-        std::pair{kQuotaKind, &state.quotas}}) {
+        std::pair{kQuotaKind, &state.quotas}, std::pair{kGroupKind, &state.groups}}) {
     if (absl::Status status = ReadKind(store, kind, records); !status.ok()) return status;
   }
   if (absl::Status status = ReadLiveMetrics(store, &state); !status.ok()) return status;

@@ -62,6 +62,7 @@ void Lies(Stage& stage, const Happening& h) {
   Mischief& mischief = MischiefOf(stage, h);
   mischief.lie = Of(h.b, CountLies());
   mischief.lies = 1 + Of(h.b / 1000, 8);
+  mischief.claims = Of(h.b / 100'000, 3);
 }
 
 void LiesOfShards(Stage& stage, const Happening& h) {

@@ -218,6 +218,8 @@ History DrawHistory(uint64_t seed) {
     add(Draw(random, CountClientKinds() + CountKindsOfAll(), CountKinds() - 1));
   }
   Number(history.happenings);
+  // In one of five the workers die with their coordinator, as far as that knows.
+  for (Machine& machine : history.site.machines) machine.outlives = seed % 5 != 1;
   return history;
 }
 

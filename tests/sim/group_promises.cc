@@ -115,7 +115,8 @@ void GroupPromises::OnDissolve(uint64_t connection, int64_t epoch, int64_t now_u
 void GroupPromises::Forget(int64_t epoch) {
   const std::vector<Part>& parts = epochs_.at(epoch).parts;
   if (std::ranges::all_of(parts, [](const Part& part) { return part.connection == 0; })) {
-    epochs_.erase(epoch);
+    auto node = epochs_.extract(epoch);
+    if (!node.mapped().dissolved) asleep_.insert(std::move(node));
   }
 }
 
@@ -148,14 +149,53 @@ bool GroupPromises::IsOver(int64_t epoch) const {
   return found == epochs_.end() || found->second.over_us >= 0;
 }
 
+// A worker goes on with what it holds: that is a stage of a group which the coordinator of before has
+// formed there, and nobody was told to let go of it.
+void GroupPromises::OnWelcome(uint64_t connection, const worker::v1::Welcome& welcome,
+                              const worker::v1::Hello* hello, int64_t now_us) {
+  if (!welcome.adopted()) return;
+  const worker::v1::FormGroup& order = welcome.group();
+  INFO("stage " << order.stage() << " of epoch " << order.epoch() << " is adopted");
+  if (auto node = asleep_.extract(order.epoch())) epochs_.insert(std::move(node));
+  const auto found = epochs_.find(order.epoch());
+  REQUIRE(found != epochs_.end());
+  Epoch& epoch = found->second;
+  REQUIRE(order.stage() < std::ssize(epoch.parts));
+  Part& part = epoch.parts[order.stage()];
+  REQUIRE(part.range == RangeOf(order, *epoch.model));
+  REQUIRE_FALSE(part.back);
+  part.back = part.resumes = true;
+  if (hello == nullptr || ended_.contains(connection)) {
+    epoch.over_us = now_us;  // the coordinator does not know yet
+    return;
+  }
+  REQUIRE(part.worker == hello->worker());
+  const worker::v1::Hello& said = hellos_.at(connection);
+  INFO("it said " << said.ShortDebugString());
+  REQUIRE(said.epoch() == order.epoch());
+  REQUIRE(said.group() == order.group());
+  REQUIRE((said.stage() == order.stage() && said.stages() == std::max(order.stages(), 1)));
+  REQUIRE(said.last_window() <= part.window);
+  part.connection = connection;
+  part.since_us = now_us;
+  if (std::ranges::all_of(epoch.parts, &Part::back)) adoptions_++;
+}
+
 // ---- orders ----
 
 void GroupPromises::Sent(uint64_t connection, const worker::v1::CoordinatorMessage& message,
                          const worker::v1::Hello* hello, int64_t now_us) {
-  if (message.has_form_group()) {
+  if (message.has_welcome()) {
+    OnWelcome(connection, message.welcome(), hello, now_us);
+  } else if (message.has_form_group()) {
     OnFormGroup(connection, message.form_group(), hello, now_us);
   } else if (message.has_dissolve_group()) {
-    OnDissolve(connection, message.dissolve_group().epoch(), now_us);
+    const int64_t epoch = message.dissolve_group().epoch();
+    asleep_.erase(epoch);
+    if (const auto found = epochs_.find(epoch); found != epochs_.end()) {
+      found->second.dissolved = true;
+    }
+    OnDissolve(connection, epoch, now_us);
   } else if (message.has_window()) {
     OnWindow(connection, message.window());
   } else if (message.has_acknowledge()) {
@@ -177,6 +217,16 @@ void GroupPromises::OnWindow(uint64_t connection, const worker::v1::Window& wind
   INFO("window " << window.number() << " of epoch " << window.epoch());
   Part* part = FindPart(window.epoch(), connection);
   if (part == nullptr) return;  // a stream of it has ended, which the coordinator does not know
+  const Epoch& epoch = epochs_.at(window.epoch());
+  REQUIRE(std::ranges::all_of(epoch.parts, &Part::back));
+  if (std::exchange(part->resumes, false)) {
+    // Windows that were lost on their way to it were never there.
+    REQUIRE(window.number() <= part->window + 1);
+    part->window = window.number() - 1;
+    std::erase_if(part->slots, [&](const auto& entry) {
+      return entry.second.window != 0 && entry.second.window >= window.number();
+    });
+  }
   REQUIRE(window.number() == ++part->window);
   for (const worker::v1::Microbatch& microbatch : window.microbatches()) {
     REQUIRE(microbatch.number() > part->microbatch);
@@ -206,6 +256,10 @@ void GroupPromises::OnLoad(const worker::v1::Window& window, const worker::v1::S
 }
 
 // ---- workers ----
+
+void GroupPromises::Introduced(uint64_t connection, const worker::v1::Hello& hello) {
+  hellos_[connection] = hello;
+}
 
 void GroupPromises::Heard(uint64_t connection, const worker::v1::WorkerMessage& message,
                           int64_t now_us) {
@@ -248,11 +302,23 @@ void GroupPromises::OnReport(const worker::v1::Report& report, Part& part) {
 void GroupPromises::StreamEnded(uint64_t connection, int64_t now_us) {
   LetGo(connection, now_us);
   heard_.erase(connection);
+  hellos_.erase(connection);
   ended_.insert(connection);
 }
 
 void GroupPromises::CoordinatorDied() {
+  for (auto& [number, epoch] : epochs_) {
+    if (!epoch.dissolved) asleep_[number] = std::move(epoch);
+  }
   epochs_.clear();
+  for (auto& [number, epoch] : asleep_) {
+    epoch.over_us = epoch.broken_us = -1;
+    for (Part& part : epoch.parts) {
+      part.connection = 0;
+      part.back = false;
+    }
+  }
+  hellos_.clear();
   heard_.clear();
   ended_.clear();
 }

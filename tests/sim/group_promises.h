@@ -26,6 +26,7 @@ class GroupPromises {
   // `hello`: of the worker; null: it has gone.
   void Sent(uint64_t connection, const worker::v1::CoordinatorMessage& message,
             const worker::v1::Hello* hello, int64_t now_us);
+  void Introduced(uint64_t connection, const worker::v1::Hello& hello);
   void Heard(uint64_t connection, const worker::v1::WorkerMessage& message, int64_t now_us);
   // The coordinator has applied all that was heard so far.
   void MailTaken();
@@ -44,6 +45,8 @@ class GroupPromises {
   // Whoever is silent for a lease is closed, and a group that has lost a stage is given up: the
   // others are told to let go of it.
   void CheckWaits(int64_t now_us) const;
+  // So many groups were as their workers held them, after the coordinator had died.
+  int64_t adoptions() const { return adoptions_; }
   // Nothing of that epoch counts any more.
   bool IsOver(int64_t epoch) const;
 
@@ -75,6 +78,8 @@ class GroupPromises {
     std::map<std::string, Slot> slots;  // by job
     int64_t since_us = 0;               // its order was sent
     bool lost_another = false;          // as it said
+    bool back = true;                   // or a coordinator of before has died, and it is not
+    bool resumes = false;               // it is back, and has got no window since
   };
   struct Epoch {
     const BaseModel* model = nullptr;
@@ -83,12 +88,15 @@ class GroupPromises {
     int64_t over_us = -1;        // since when it is, as the coordinator knows; -1: it is not
     int64_t broken_us = -1;      // since when it knows that a stage has lost another
     int64_t all_broken_us = -1;  // likewise, that each has
+    bool dissolved = false;      // a worker was told so: the store has it no more
   };
   struct Hearing {
     int64_t newest_us = 0;
     int64_t applied_us = 0;  // the newest that the coordinator may decide by
   };
 
+  void OnWelcome(uint64_t connection, const worker::v1::Welcome& welcome,
+                 const worker::v1::Hello* hello, int64_t now_us);
   void OnFormGroup(uint64_t connection, const worker::v1::FormGroup& order,
                    const worker::v1::Hello* hello, int64_t now_us);
   // The stages of an epoch are told one after the other, each on a worker of its own.
@@ -111,8 +119,13 @@ class GroupPromises {
 
   const int64_t lease_us_;
   int64_t newest_epoch_ = 0;
-  std::map<int64_t, Epoch> epochs_;                          // some part of which is not told
+  std::map<int64_t, Epoch> epochs_;  // some part of which is not told
+  // Of a coordinator that died, whose workers may come back to the next one; and those of this one of
+  // which all streams have ended: whether it has stored that nobody knows.
+  std::map<int64_t, Epoch> asleep_;
+  int64_t adoptions_ = 0;
   std::map<std::pair<int64_t, int32_t>, Portion> portions_;  // by epoch and stage
+  std::map<uint64_t, worker::v1::Hello> hellos_;             // by connection, as they came
   std::map<uint64_t, Hearing> heard_;                        // by connection
   std::set<uint64_t> ended_;                                 // connections
   std::set<uint64_t> mistrusted_;                            // likewise

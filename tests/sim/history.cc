@@ -156,6 +156,7 @@ Tally Play(const History& history) {
   tally.simulated_us = site.now_us() - begin_us;
   tally.deaths = site.deaths();
   tally.closings = site.closings();
+  tally.adoptions = site.adoptions();
   for (const int64_t value : {site.now_us(), site.disk().effects(), site.disk().syncs(),
                               site.deaths(), static_cast<int64_t>(site.random()())}) {
     tally.fingerprint = Mix(tally.fingerprint, static_cast<uint64_t>(value));

@@ -11,8 +11,9 @@ namespace lorad::sim {
 // What a trial tells of itself when it goes well.
 struct Tally {
   int64_t simulated_us = 0;
-  int64_t deaths = 0;        // of the coordinator
-  int64_t closings = 0;      // of workers, by the coordinator
+  int64_t deaths = 0;  // of the coordinator
+  int64_t closings = 0;
+  int64_t adoptions = 0;     // of groups      // of workers, by the coordinator
   uint64_t fingerprint = 0;  // of all that happened
 };
 

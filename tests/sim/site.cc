@@ -243,6 +243,7 @@ void Site::Run() {
     if (!*went_on) break;
     CheckTurn();
   }
+  if (!disk_is_ill()) idle_us_ = now_us();
   // What one turn has done is told in more steps than one.
   if (watched_ == revisions().newest()) orders_.CheckQuotas();
   const int64_t wake_us = process.loop->wake_us();
@@ -313,6 +314,9 @@ void Site::Die(Death death) {
 
 bool Site::Post(decltype(server::Event::content) content) {
   if (!process_) return false;
+  if (const auto* connected = std::get_if<WorkerConnected>(&content)) {
+    groups_.Introduced(connected->connection, connected->hello);
+  }
   if (const auto* said = std::get_if<WorkerSaid>(&content)) {
     groups_.Heard(said->connection, said->message, awake_us());
   }
@@ -449,6 +453,8 @@ int64_t Site::LongestRowOf(const v1::Job& job) const {
   return longest;
 }
 
-void Site::Log(Note::Level, const std::string&) {}
+void Site::Log(Note::Level, const std::string& message) {
+  if (message.find("never got window") != std::string::npos) lost_windows_++;
+}
 
 }  // namespace lorad::sim

@@ -150,6 +150,8 @@ class Site final : public server::Sinks, public CoordinatorSide {
   struct Told {
     std::string job;
     bool progress = false;
+    // What it comes of was posted then or later: all may have stood still between that and its
+    // being told.
     int64_t at_us = 0;
   };
   const std::map<int64_t, Told>& told() const { return seen_; }
@@ -159,6 +161,10 @@ class Site final : public server::Sinks, public CoordinatorSide {
   int64_t failed_starts() const { return failed_starts_; }
   // Streams that the coordinator ended itself.
   int64_t closings() const { return closings_; }
+  // Groups that a coordinator which was started again found with their workers.
+  int64_t adoptions() const { return groups_.adoptions(); }
+  // Groups that were given up because a window had not come to all of their stages.
+  int64_t lost_windows() const { return lost_windows_; }
 
   // Sinks.
   void Answer(uint64_t request, absl::StatusOr<server::ReplyValue> value) override;
@@ -227,6 +233,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   int64_t deaths_ = 0;
   int64_t failed_starts_ = 0;
   int64_t closings_ = 0;
+  int64_t lost_windows_ = 0;
   int64_t next_upload_ = 1;
   std::map<uint64_t, OnReply> replies_;
   uint64_t next_request_ = 1;
@@ -235,6 +242,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   std::map<std::string, v1::Job> followed_;           // by that watcher, as it saw them last
   std::map<int64_t, Told> seen_;                      // by that watcher
   bool has_missed_ = false;                           // that watcher, and it was told so
+  int64_t idle_us_ = 0;                               // the loop had done all that had come
   std::map<std::string, std::vector<int64_t>> rows_;  // of datasets: their lengths
   GroupPromises groups_;
   Promises promises_;

@@ -45,7 +45,7 @@ bool Site::WatchOn() {
   for (const auto& revision : found->revisions) {
     REQUIRE(revision->revision > watched_);
     watched_ = revision->revision;
-    seen_[watched_] = {revision->job, revision->progress, now_us()};
+    seen_[watched_] = {revision->job, revision->progress, idle_us_};
     CheckToldChange(*revision);
   }
   REQUIRE(found->up_to >= watched_);

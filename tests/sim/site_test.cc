@@ -41,10 +41,13 @@ void Explain(const History& history) {
   std::cout << "seed " << history.site.seed << " failed; so does\n" << ToText(smallest) << "\n";
 }
 
+// Among so many histories some group is found again.
+constexpr uint64_t kSeedsThatAdopt = 100;
+
 TEST_CASE("histories of a site end as they should") {
   const auto start = std::chrono::steady_clock::now();
   double simulated_s = 0;
-  int64_t deaths = 0, closings = 0;
+  int64_t deaths = 0, closings = 0, adoptions = 0;
   for (uint64_t seed = flags.seed; seed < flags.seed + flags.seeds; ++seed) {
     const History history = HistoryOf(seed);
     Tally tally;
@@ -55,13 +58,16 @@ TEST_CASE("histories of a site end as they should") {
     }
     deaths += tally.deaths;
     closings += tally.closings;
+    adoptions += tally.adoptions;
     simulated_s += static_cast<double>(tally.simulated_us) / 1e6;
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   std::cout << "site_test: " << flags.seeds << " histories, "
             << static_cast<double>(flags.seeds) * 60 / took.count() << " a minute, "
             << simulated_s / 60 / took.count() << " simulated hours a minute; the coordinator died "
-            << deaths << " times and closed " << closings << " workers\n";
+            << deaths << " times and closed " << closings << " workers; it found " << adoptions
+            << " groups again\n";
+  if (flags.seeds >= kSeedsThatAdopt) REQUIRE(adoptions > 0);
 }
 
 }  // namespace

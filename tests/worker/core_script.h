@@ -99,6 +99,21 @@ class Script {
     }
     return lines;
   }
+  // What it wants done while that time goes by, up to the first of it.
+  std::vector<Effect> Effects(double ms) {
+    const double until_ms = now_ms_ + ms;
+    std::vector<Effect> effects;
+    while (effects.empty() && timer_at_ms_.has_value() && *timer_at_ms_ <= until_ms) {
+      now_ms_ = *std::exchange(timer_at_ms_, std::nullopt);
+      effects = core_.Apply({now_ms_, TimerFired{}});
+      std::erase_if(effects, [this](const Effect& effect) {
+        const auto* timer = std::get_if<SetTimer>(&effect);
+        if (timer != nullptr) timer_at_ms_ = timer->at_ms;
+        return timer != nullptr;
+      });
+    }
+    return effects;
+  }
   // Time goes by. Heartbeats are left out.
   Lines Wait(double ms) {
     const double until_ms = now_ms_ + ms;

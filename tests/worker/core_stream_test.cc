@@ -137,6 +137,60 @@ TEST_CASE("a group is kept for one lease without a coordinator, however long a d
   CHECK(s.core().held().epoch == 0);
 }
 
+TEST_CASE("a Hello says what is held: the group, its stage, the newest report and window") {
+  Script s;
+  const auto dial = [&] {
+    v1::Hello hello;
+    for (const Effect& effect : s.Effects(100)) {
+      if (const auto* dialled = std::get_if<Dial>(&effect)) hello = dialled->hello;
+    }
+    return hello;
+  };
+  s.Happens(Started{});
+  s.Welcome(false);
+  s.FormStages(7, 3);
+  s.Done();
+  s.Connect(7, 3);
+  s.Done();
+  s.Hears(WindowOf(7, 1));
+  s.Hears(WindowOf(7, 2));
+  s.Happens(EngineReported{StepDone("a", 1)});
+  s.Breaks();
+  const v1::Hello hello = dial();
+  CHECK(hello.group() == "g");
+  CHECK(hello.epoch() == 7);
+  CHECK(hello.stage() == 1);
+  CHECK(hello.stages() == 3);
+  CHECK(hello.last_report() == 2);  // Connected, StepDone
+  CHECK(hello.last_window() == 2);
+}
+
+TEST_CASE("a coordinator that counts on a group which is given up meanwhile is hung up on") {
+  Script s;
+  s.Begin();
+  s.Breaks();
+  CHECK(s.Wait(100) == Lines{"dial 2, epoch 1"});
+  CHECK(s.Wait(9900) == Lines{"cancel calls", "leave group"});
+  CHECK(s.Welcome(true) == Lines{"hang up 2"});
+  s.Breaks();
+  s.Done();
+  CHECK(s.Wait(1000) == Lines{"dial 3, epoch 0"});
+  CHECK(s.Welcome(true) == Lines{"read memory"});  // that it holds nothing it has said
+}
+
+TEST_CASE("without a coordinator nothing is loaded or uploaded, and the rest goes on") {
+  Script s;
+  s.Begin();
+  s.Hears(WindowOf(1, 1).Save("a", 1).Step("b", 1).Load("c").Step("b", 2));
+  s.Done();
+  s.Breaks();
+  CHECK(s.DoneStaged() == Lines{"STEP b 1"});
+  CHECK(s.Done().empty());
+  CHECK(s.Wait(100) == Lines{"dial 2, epoch 1"});
+  CHECK(s.Wait(3000).empty());
+  CHECK(s.Welcome(true) == Lines{"read memory", "upload 1: a 1 within 15000 ms", "LOAD_SLOT c 0"});
+}
+
 TEST_CASE("a coordinator that stands still is waited for as long as its stream stands") {
   Script s;
   s.Begin();

@@ -60,6 +60,7 @@ void WorkerCore::State::OnFormGroup(v1::FormGroup& order) {
   held_ = {order.group(), order.epoch()};
   failed_ = false;
   reports_.BeginEpoch(order.epoch());
+  stage_ = order.stage();
   stages_ = std::max(order.stages(), 1);
   way_ = stages_ == 1 ? Way::kStands : Way::kAwaited;
   form_ = std::move(order);

@@ -27,9 +27,10 @@ struct CoreOptions {
 // again, what is reported. No clock, thread, file or network: the same code runs under the driver
 // (driver.h) and in a simulator. See docs/engine.md.
 //
-// The stream: when it breaks, the engine goes on with the windows it has. A new one is tried with
-// growing pauses, and a coordinator that still wants the group gets every report that it has not
-// acknowledged. A group that nobody asked for during one lease is given up, and so is that of a
+// The stream: when it breaks, the engine goes on with the windows it has, but for what must be
+// fetched or uploaded. A new one is tried with growing pauses, its Hello says what is held, and a
+// coordinator that still wants the group (ADR 0028) gets every report that it has not acknowledged. A
+// group that nobody asked for during one lease is given up, and so is that of a
 // coordinator which closes the stream. Before the next dial the engine must have left its group;
 // one that hangs ends the process.
 //

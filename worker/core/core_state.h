@@ -135,7 +135,9 @@ class WorkerCore::State {
   bool leave_ = false;           // ... which is not wanted any more,
   double leave_by_ms_ = kNever;  // and is to be left by then
   std::optional<v1::FormGroup> form_;
-  int32_t stages_ = 1;  // of the group that is held
+  int64_t hello_epoch_ = 0;  // what the newest Hello said is held
+  int32_t stage_ = 0;        // of the group that is held,
+  int32_t stages_ = 1;       // of so many
   Way way_ = Way::kStands;
   std::optional<v1::Connect> connect_;
   double connect_begun_ms_ = 0;

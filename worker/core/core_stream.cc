@@ -38,6 +38,10 @@ void WorkerCore::State::Dial() {
   hello.set_group(held_.group);
   hello.set_epoch(held_.epoch);
   hello.set_last_report(reports_.last_number());
+  hello.set_stage(held_.epoch == 0 ? 0 : stage_);
+  hello.set_stages(held_.epoch == 0 ? 0 : stages_);
+  hello.set_last_window(last_window_);
+  hello_epoch_ = held_.epoch;
   Do(worker::Dial{++stream_, std::move(hello)});
 }
 
@@ -61,6 +65,11 @@ void WorkerCore::State::OnWelcome(const v1::Welcome& welcome) {
   if (welcome.heartbeat_ms() > 0) heartbeat_ms_ = welcome.heartbeat_ms();
   if (welcome.lease_ms() > 0) lease_ms_ = welcome.lease_ms();
   Log(Note::Level::kInfo, "registered with the coordinator");
+  // What Hello told of may have been given up meanwhile: the coordinator is not to count on it.
+  if (welcome.adopted() && held_.epoch != hello_epoch_) {
+    Log(Note::Level::kWarning, "the coordinator goes on with a group that is given up");
+    return HangUpStream();
+  }
   if (held_.epoch != 0 && !welcome.adopted()) GiveUpGroup();
   // The reports that the old stream did not bring over.
   for (const v1::Report& report : reports_.kept()) SayReport(report);
@@ -156,7 +165,8 @@ void WorkerCore::State::OnTime() {
 }
 
 double WorkerCore::State::NextDue() const {
-  double due_ms = std::min({leave_by_ms_, welcome_by_ms_, saves_.NextDue()});
+  double due_ms = std::min(leave_by_ms_, welcome_by_ms_);
+  if (link_ == LinkState::kStands) due_ms = std::min(due_ms, saves_.NextDue());
   if (!leaving()) due_ms = std::min(due_ms, dial_at_ms_);
   if (link_ == LinkState::kStands) {
     due_ms = std::min(due_ms, heartbeat_at_ms_);

@@ -158,6 +158,7 @@ WorkerCore::State::Verdict WorkerCore::State::MayBegin(PendingWindow& pending) {
 }
 
 WorkerCore::State::Verdict WorkerCore::State::MayLoad(const PendingWindow& pending) {
+  if (link_ != LinkState::kStands) return Verdict::kWait;  // as BeginUploads
   if (hold_from_.has_value()) {
     const std::optional<int64_t> first = FirstMicrobatch(*pending.window);
     if (first.has_value() && *first >= *hold_from_) return Verdict::kWait;
@@ -289,7 +290,9 @@ bool WorkerCore::State::SaveWhatWasPutOff() {
   return false;
 }
 
+// A coordinator that was started again takes nothing of a worker that it has not welcomed.
 void WorkerCore::State::BeginUploads() {
+  if (link_ != LinkState::kStands) return;
   for (const int64_t number : saves_.Begin(now_ms_)) {
     const Saves::Shard& shard = saves_.at(number);
     v1::UploadShardRequest::Header header;

@@ -18,6 +18,9 @@ namespace {
 constexpr int64_t kHeartbeatsMissed = 5;
 constexpr int64_t kForgetUs = 24LL * 3600 * 1'000'000;  // a lost worker
 
+// It is lost, and no group of before this start waits for it.
+bool MayBeForgotten(const WorkerState& worker) { return worker.connection == 0 && !worker.awaited; }
+
 }  // namespace
 
 absl::Status Cluster::Load(const std::vector<std::pair<std::string, std::string>>& stored) {
@@ -65,11 +68,11 @@ WorkerState* Cluster::FindConnection(uint64_t connection) {
 
 bool Cluster::MakeRoom() {
   if (workers_.size() < static_cast<size_t>(kWorkersMax)) return true;
-  // Those that are connected stand at the end.
+  // Those that are connected, or awaited, stand at the end.
   const auto first = std::ranges::min_element(workers_, {}, [](const auto& entry) {
-    return std::pair(entry.second.connection != 0, entry.second.lost_us);
+    return std::pair(!MayBeForgotten(entry.second), entry.second.lost_us);
   });
-  if (first->second.connection != 0) return false;
+  if (!MayBeForgotten(first->second)) return false;
   Erase(first);
   return true;
 }
@@ -77,7 +80,7 @@ bool Cluster::MakeRoom() {
 void Cluster::ForgetLost() {
   for (auto entry = workers_.begin(); entry != workers_.end();) {
     const WorkerState& worker = entry->second;
-    const bool old = worker.connection == 0 && turn_.now_us() - worker.lost_us > kForgetUs;
+    const bool old = MayBeForgotten(worker) && turn_.now_us() - worker.lost_us > kForgetUs;
     entry = old ? Erase(entry) : std::next(entry);
   }
 }
@@ -88,11 +91,13 @@ std::map<std::string, WorkerState>::iterator Cluster::Erase(
   return workers_.erase(entry);
 }
 
-void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello) {
+void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello,
+                      worker::v1::Welcome welcome) {
   const auto [entry, is_new] = workers_.try_emplace(hello.worker());
   WorkerState& worker = entry->second;
   assert(worker.connection == 0);
   if (is_new) grown_us_ = turn_.now_us();
+  worker.awaited = false;
   worker.connections++;
   worker.connection = connection;
   worker.hello = hello;
@@ -100,11 +105,10 @@ void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello) {
   worker.heard_us = turn_.now_us();
   worker.peak_bytes = 0;
   Put(worker);
-  worker::v1::CoordinatorMessage message;
-  worker::v1::Welcome& welcome = *message.mutable_welcome();
   welcome.set_heartbeat_ms(static_cast<int32_t>(options_.heartbeat_ms));
   welcome.set_lease_ms(static_cast<int32_t>(options_.lease_ms));
-  welcome.set_adopted(false);  // groups are formed again, under a new epoch
+  worker::v1::CoordinatorMessage message;
+  *message.mutable_welcome() = std::move(welcome);
   turn_.Do(Send{connection, std::move(message)});
   turn_.Info(absl::StrCat("worker '", hello.worker(), "' connected: ", hello.device(), ", ",
                           hello.threads(), " threads, ", hello.memory_bytes(), " bytes"));
@@ -276,8 +280,10 @@ absl::Status Cluster::CheckInvariants() const {
       return absl::InternalError(absl::StrCat("cluster: worker '", name, "' ", what));
     };
     if (worker.hello.worker() != name) return broken("gave another name");
+    if (worker.awaited != (worker.connection == 0 && !worker.group.empty())) {
+      return broken("is lost and has a group, or is awaited by none");
+    }
     if (worker.connection == 0) {
-      if (!worker.group.empty()) return broken("is lost and has a group");
       if (worker.memory_was_taken || worker.memory_rest.until_us != 0) {
         return broken("is lost and rests for its memory");
       }

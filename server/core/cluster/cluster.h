@@ -2,7 +2,9 @@
 // long work takes, and what memory it takes beyond what was counted.
 //
 // Invariants: a worker is found by the name that it gave; a connection is that of one worker; a
-// lost one has no group and no rest for its memory, which its next process finds out; while any is connected, a tick is due. A worker that has connected has a record
+// lost one has no rest for its memory, which its next process finds out, and a group only where that
+// is of before this start and waits for it; while any is connected, a tick is due. A worker that has
+// connected has a record
 // in the store until it is forgotten: after a restart jobs are judged by those of before, too.
 //
 // It knows the Turn, and groups as values. That a worker's group is there, and is that worker's, is
@@ -67,9 +69,14 @@ class Cluster {
   bool MakeRoom();
   // Those that were lost a day ago, by the time that this process has run.
   void ForgetLost();
-  // It is welcomed. REQUIRES: none of its name is connected, and there is room.
-  void Connect(uint64_t connection, const worker::v1::Hello& hello);
+  // It is welcomed, by that. REQUIRES: none of its name is connected, and there is room.
+  void Connect(uint64_t connection, const worker::v1::Hello& hello,
+               worker::v1::Welcome welcome = {});
   void Lose(WorkerState& worker);
+  static void LeaveGroup(WorkerState& worker) {
+    worker.group.clear();
+    worker.awaited = false;
+  }
   // Connected, and heard of just now.
   bool IsAlive(const WorkerState& worker) const;
   void RenewLeases();

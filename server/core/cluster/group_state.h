@@ -56,6 +56,7 @@ struct StageState {
   bool formed = false;        // and
   bool connected = false;     // of several: with the others
   bool lost_another = false;  // as its worker says
+  bool returned = false;      // kReturning: its worker is back
   StageOrders orders = {};
   int64_t last_report = 0;
   int64_t reserved_bytes = 0;
@@ -65,12 +66,13 @@ struct StageState {
 
 struct GroupState {
   enum class Phase {
-    kForming,   // FormGroup is sent; of several stages then Connect
-    kRunning,   // windows go out
-    kCutting,   // Cut is sent, CutAnswer awaited
-    kDraining,  // CutAt is sent (or nothing was at hand), WindowDone of all awaited
-    kSaving,    // last saves are under way, then it is dissolved
-    kBroken,    // a stage has lost another: it is awaited which worker is gone, or that all live
+    kForming,    // FormGroup is sent; of several stages then Connect
+    kRunning,    // windows go out
+    kCutting,    // Cut is sent, CutAnswer awaited
+    kDraining,   // CutAt is sent (or nothing was at hand), WindowDone of all awaited
+    kSaving,     // last saves are under way, then it is dissolved
+    kBroken,     // a stage has lost another: it is awaited which worker is gone, or that all live
+    kReturning,  // of before this start: its workers are awaited (forming.cc)
   };
   enum class Then { kGoOn, kReform, kStop };  // after a cut; the higher one wins
 
@@ -93,6 +95,8 @@ struct GroupState {
   int64_t next_window = 1;
   int64_t next_microbatch = 1;
   int64_t cut = 0;            // the newest
+  int64_t adopted = 0;        // by so many coordinators that were started again
+  std::string stored = {};    // its record, as it was put last; empty: there is none
   int64_t idle_since_us = 0;  // 0 = it has members
   int64_t formed_us = 0;      // when it ran first; 0 = it is being formed
   // When it last said something of what it was asked, or was asked anything with nothing at hand:
@@ -119,6 +123,7 @@ struct GroupState {
   // The stage that has the losses, and so the Steps.
   StageState& last() { return stages.back(); }
   const StageState& last() const { return stages.back(); }
+  bool returning() const { return phase == Phase::kReturning; }
   // Windows that are sent and that some stage has not done.
   size_t windows_at_hand() const {
     size_t most = 0;

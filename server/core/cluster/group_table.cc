@@ -64,9 +64,38 @@ GroupState& GroupTable::Form(const std::string& base_model, std::vector<StageSta
   return group;
 }
 
+bool GroupTable::TakeUp(GroupState group) {
+  if (group.name != NameOf(group.epoch) || group.epoch >= next_epoch_) return false;
+  std::set<std::string> workers;
+  for (const StageState& stage : group.stages) {
+    if (!workers.insert(stage.worker).second) return false;
+  }
+  for (const auto& [name, other] : groups_) {
+    if (name == group.name) return false;
+    for (const StageState& stage : other.stages) {
+      if (workers.contains(stage.worker)) return false;
+    }
+    for (const auto& [job, member] : group.members) {
+      if (other.members.contains(job)) return false;
+    }
+  }
+  group.heard_us = turn_.now_us();
+  if (!WhatIsBroken(group).empty()) return false;
+  groups_[group.name] = std::move(group);
+  return true;
+}
+
+void GroupTable::Store(GroupState& group, std::string record) {
+  if (group.stored == record) return;
+  turn_.Put(record.empty() ? storage::DeleteRecord(kGroupKind, group.name)
+                           : storage::PutRecord(kGroupKind, group.name, record));
+  group.stored = std::move(record);
+}
+
 GroupState GroupTable::Remove(const std::string& name) {
   auto node = groups_.extract(name);
   assert(!node.empty());
+  Store(node.mapped(), "");
   return std::move(node.mapped());
 }
 

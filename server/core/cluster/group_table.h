@@ -38,7 +38,12 @@ class GroupTable {
   // several the range.
   GroupState& Form(const std::string& base_model, std::vector<StageState> stages,
                    const planner::GroupShape& shape);
-  // Hands the group out; it is in the table no more. REQUIRES: it is there.
+  // One of before this start (group_records.h). False: its name or its epoch is none, or taken, or one
+  // of its workers or jobs is in another group.
+  bool TakeUp(GroupState group);
+  // Its record is that now; the same as before, it is put no second time. Empty: it has none.
+  void Store(GroupState& group, std::string record);
+  // Hands the group out; it is in the table no more, nor is its record. REQUIRES: it is there.
   GroupState Remove(const std::string& name);
   // Their workers' time starts over.
   void RenewPatience();

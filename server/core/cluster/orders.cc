@@ -39,6 +39,7 @@ void AddOperation(const Operation& operation, OpenBatches* losses, SentWindow* s
       break;
     case Operation::LOAD_SLOT:
       sent->jobs[operation.job()].load_step = operation.step();
+      sent->jobs[operation.job()].load_content = operation.content();
       break;
     case Operation::STEP:
       if (losses != nullptr) {

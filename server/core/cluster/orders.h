@@ -25,7 +25,8 @@ struct StepOrder {
 
 // The orders of one job in one window. An answered order is taken off.
 struct JobOrders {
-  std::optional<int64_t> load_step;              // its slot is loaded, from this state
+  std::optional<int64_t> load_step;              // its slot is loaded, from this state,
+  std::string load_content = {};                 // fetched as that
   std::deque<StepOrder> steps;                   // of the stage that has the losses
   int64_t evaluate_step = -1;                    // after so many steps
   std::set<int64_t> sequences;                   // of the evaluation

@@ -27,6 +27,7 @@ struct WorkerState {
   int64_t peak_bytes = 0;      // likewise, by all of them
   ClockOffset clock_offset;
   std::string group;
+  bool awaited = false;  // lost, of before this start, while its group waits for it (kReturning)
   // While others have taken the memory that it offered, it gets nothing new;
   Rest memory_rest;
   bool memory_was_taken = false;  // once, since its process started

@@ -12,6 +12,7 @@ inline constexpr char kRequestKind[] = "request";    // key: KIND/REQUEST_ID; re
 inline constexpr char kWorkerKind[] = "worker";      // key: name; records::WorkerRecord
 inline constexpr char kFitKind[] = "fit";            // key: of what (fits.h); records::FitRecord
 inline constexpr char kQuotaKind[] = "quota";        // key: label; records::QuotaRecord
+inline constexpr char kGroupKind[] = "group";        // key: name; records::GroupRecord
 inline constexpr char kProgressKind[] = "progress";  // key: job; v1::Job (job_progress.h)
 inline constexpr char kMetaKind[] = "meta";
 inline constexpr char kEpochKey[] = "epoch";      // decimal text: the newest

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <set>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,11 +13,12 @@ namespace lorad::server {
 
 struct StoredState {
   std::vector<std::pair<std::string, std::string>> models, datasets, adapters, jobs, rows, requests,
-      workers, fits, quotas;
+      workers, fits, quotas, groups;
   std::string store;  // its identity; empty where it has none yet
   int64_t last_revision = 0;
-  int64_t trimmed_revision = 0;    // revisions up to this one are gone
-  std::set<std::string> progress;  // jobs whose progress is stored beside their record
+  int64_t trimmed_revision = 0;  // revisions up to this one are gone
+  // Of jobs whose progress is stored beside their record: v1::Job (job_progress.h).
+  std::map<std::string, std::string> progress;
   int64_t last_epoch = 0;
   int64_t starts = 0;  // of the coordinator on this store
   // Metric rows of live jobs, ascending: those after their newest checkpoint, at least the newest

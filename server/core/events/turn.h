@@ -28,6 +28,7 @@ inline constexpr uint64_t kPostponedEnds = 3;
 inline constexpr uint64_t kShardsWait = 4;
 inline constexpr uint64_t kEstimateEnds = 5;
 inline constexpr uint64_t kForecastDue = 6;
+inline constexpr uint64_t kReturnEnds = 7;
 
 class Turn {
  public:
@@ -52,6 +53,7 @@ class Turn {
 
   // ---- what it changes ----
   void Put(storage::Mutation mutation) { mutations_.push_back(std::move(mutation)); }
+  bool puts() const { return !mutations_.empty(); }
   void Do(Effect effect) { effects_.push_back(std::move(effect)); }
   void Answer(uint64_t request, ReplyValue value);
   // REQUIRES: an error.

@@ -7,6 +7,7 @@
 #include "server/core/catalog/stored.h"
 #include "server/core/events/kept.h"
 #include "server/core/events/store_kinds.h"
+#include "server/core/jobs/job_progress.h"
 #include "server/core/jobs/job_states.h"
 #include "server/errors/errors.h"
 
@@ -83,7 +84,9 @@ absl::Status JobTable::LoadJobs(StoredState& stored) {
     }
     auto job = std::make_unique<JobState>();
     job->record = record;
-    job->progress_stored = stored.progress.contains(entry.first);
+    const auto progress = stored.progress.find(entry.first);
+    job->progress_stored = progress != stored.progress.end();
+    if (job->progress_stored && IsPlaced(state)) TakeUpProgress(progress->second, *job);
     if (const auto& evaluated = record.evaluated_steps(); !evaluated.empty()) {
       job->record.set_evaluated_end(*evaluated.rbegin() + 1);
       job->record.clear_evaluated_steps();
@@ -94,6 +97,15 @@ absl::Status JobTable::LoadJobs(StoredState& stored) {
     jobs_[entry.first] = std::move(job);
   }
   return absl::OkStatus();
+}
+
+// It may go on from there, where its group is found again. Its revision stays that of the record,
+// until it is published.
+void JobTable::TakeUpProgress(const std::string& bytes, JobState& job) {
+  v1::Job progress;
+  if (!progress.ParseFromString(bytes) || progress.revision() < job.job().revision()) return;
+  progress.set_revision(job.job().revision());
+  SetProgress(std::move(progress), &job.job());
 }
 
 void JobTable::LoadMetrics(const StoredState& stored) {

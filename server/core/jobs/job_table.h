@@ -156,6 +156,7 @@ class JobTable {
 
  private:
   absl::Status LoadJobs(StoredState& stored);
+  static void TakeUpProgress(const std::string& bytes, JobState& job);
   void LoadMetrics(const StoredState& stored);
   // A change of what the job uses, or of its labels.
   void Recount(JobState& job, absl::FunctionRef<void()> change);

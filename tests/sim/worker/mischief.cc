@@ -17,6 +17,10 @@ bool Mischief::CutsHere() {
 worker::v1::Hello Mischief::Introduce(const worker::v1::Hello& hello) {
   WorkerMessage message;
   *message.mutable_hello() = hello;
+  if (claims > 0 && hello.epoch() != 0) {
+    claims--;
+    message.mutable_hello()->set_epoch(hello.epoch() + (claims % 2 == 0 ? 1 : -1));
+  }
   return Tell(std::move(message)).front().hello();
 }
 

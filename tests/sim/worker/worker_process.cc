@@ -21,6 +21,7 @@ worker::v1::Hello HelloOf(const Machine& machine) {
   hello.set_multiprocessors(machine.multiprocessors);
   hello.set_value_bytes(machine.value_bytes);
   hello.set_numerics_id(machine.numerics_id);
+  hello.set_outlives_coordinator(machine.outlives);
   return hello;
 }
 

@@ -52,6 +52,7 @@ struct Machine {
   int64_t order_us = 1000;  // its engine takes so long for each
   std::string numerics_id = "sim";
   int64_t joins_us = 0;  // so long after the others
+  bool outlives = true;  // Hello.outlives_coordinator
 };
 
 class WorkerProcess {

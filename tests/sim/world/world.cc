@@ -23,6 +23,7 @@ World::World(const WorldOptions& options)
     if (options.gpu_memory_bytes > 0) {
       machine = {machine.worker, "cuda:0", options.gpu_memory_bytes, 2, 132, 2};
     }
+    machine.outlives = options.workers_outlive;
     workers_.push_back(std::make_unique<WorkerProcess>(machine, clock_, *this, script_));
   }
   Start();
@@ -90,12 +91,18 @@ void World::Start() {
 
 void World::CrashCoordinator() {
   core_.reset();
-  for (const auto& worker : workers_) worker->Kill(/*restart=*/false);
+  for (const auto& worker : workers_) {
+    if (options_.workers_outlive) {
+      worker->EndStream(absl::UnavailableError("the coordinator was killed"));
+    } else {
+      worker->Kill(/*restart=*/false);
+    }
+  }
   // Clients see their calls break.
   auto replies = std::exchange(replies_, {});
   Start();
   for (auto& [request, on_reply] : replies) on_reply(absl::UnavailableError("the stream broke"));
-  StartWorkers();
+  if (!options_.workers_outlive) StartWorkers();
 }
 
 bool World::Post(decltype(Event::content) content) {

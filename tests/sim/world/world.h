@@ -30,7 +30,8 @@ struct WorldOptions {
   int64_t gpu_memory_bytes = 0;  // of each worker's GPU; 0: they are CPUs
   // 0: everything happens at once, in the order it was caused.
   int64_t delay_us_max = 0;
-  int64_t plan_us = 0;  // that a window takes to plan well; in a hurry, no time
+  int64_t plan_us = 0;           // that a window takes to plan well; in a hurry, no time
+  bool workers_outlive = false;  // the coordinator: else they die with it
   server::CoreOptions core;
 };
 
@@ -86,6 +87,8 @@ class World final : public CoordinatorSide {
   WorkerScript& script() { return script_; }
   // A process that says nothing but this; the number of its stream.
   uint64_t Connect(const worker::v1::Hello& hello);
+  // It says that, too.
+  void Say(uint64_t connection, const worker::v1::WorkerMessage& message);
   bool IsConnected(uint64_t connection) const { return !closed_.contains(connection); }
   // Why the coordinator ended a stream.
   const absl::Status& closed(uint64_t connection) const { return closed_.at(connection); }
@@ -94,7 +97,7 @@ class World final : public CoordinatorSide {
   // The coordinator's process is stopped for so long; what is due meanwhile comes at once after it.
   void StandStill(int64_t us) { clock_.StandStill(us); }
   // SIGKILL: what was not committed is gone, what was committed may not have been told; its workers
-  // die with it. All of them are started again at once.
+  // die with it, or lose their streams. It is started again at once, and with it who has died.
   void CrashCoordinator();
   void FailPlans(absl::Status status) { plan_failure_ = std::move(status); }
   // Its rows cannot be read while windows are planned; OK: they can.

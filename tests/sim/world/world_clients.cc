@@ -173,6 +173,10 @@ uint64_t World::Connect(const worker::v1::Hello& hello) {
   return connection;
 }
 
+void World::Say(uint64_t connection, const worker::v1::WorkerMessage& message) {
+  Post(WorkerSaid{connection, message});
+}
+
 void World::UploadShard(worker::v1::UploadShardRequest::Header header, OnReply on_reply) {
   Ask(ShardUploaded{std::move(header), NewUpload()}, std::move(on_reply));
 }

@@ -106,12 +106,27 @@ std::string FitsText(const lorad::v1::MemoryEstimate& memory, bool fits) {
   return absl::StrCat(BytesText(memory.total()), fits ? "" : ": does not fit");
 }
 
+// A job whose model is registered for several stages goes on no worker alone, whatever its room.
+std::string AloneText(const lorad::v1::WorkerEstimate& worker) {
+  const bool has_room = worker.alone().total() <= worker.budget_bytes();
+  if (!worker.fits_alone() && has_room) {
+    return absl::StrCat(BytesText(worker.alone().total()), ": not alone");
+  }
+  return FitsText(worker.alone(), worker.fits_alone());
+}
+
+std::string FitsText(const lorad::v1::JobEstimate& estimate) {
+  if (estimate.stages_size() == 0) return estimate.fits() ? "yes" : "no";
+  return absl::StrCat(estimate.fits() ? "yes, on " : "no, not even on ", estimate.stages_size(),
+                      " workers");
+}
+
 void PrintWorkers(const lorad::v1::JobEstimate& estimate) {
   Table table({"WORKER", "BUDGET", "ALONE", "GROUP", "BESIDE"});
   for (const lorad::v1::WorkerEstimate& worker : estimate.workers()) {
     const bool group = !worker.group().empty();
-    table.Add({worker.worker(), BytesText(worker.budget_bytes()),
-               FitsText(worker.alone(), worker.fits_alone()), group ? worker.group() : "-",
+    table.Add({worker.worker(), BytesText(worker.budget_bytes()), AloneText(worker),
+               group ? worker.group() : "-",
                !group ? "-"
                       : absl::StrCat(FitsText(worker.beside(), worker.fits_beside()),
                                      worker.forms_again() ? ", formed again" : "")});
@@ -164,7 +179,7 @@ absl::Status Estimate(Session& session, const Options& options) {
   table.Add({"computed again", RecomputationText(estimate.recomputation())});
   table.Add({"worker's budget", estimate.budget_bytes() == 0 ? "none is connected"
                                                              : BytesText(estimate.budget_bytes())});
-  table.Add({"fits", estimate.fits() ? "yes" : "no"});
+  table.Add({"fits", FitsText(estimate)});
   if (estimate.has_forecast()) AddForecast(estimate.forecast(), table);
   table.Print(std::cout);
   if (estimate.workers_size() > 0) PrintWorkers(estimate);

@@ -110,6 +110,9 @@ class LoradDaemon final : public Daemon {
       return Error(absl::StatusCode::kNotFound, "MODEL_ROOT_MISSING",
                    absl::StrCat("--model-root ", root, " is not a directory"));
     }
+    if (const std::string& host = options.workers.stage_address; !host.empty()) {
+      if (absl::Status status = CheckStageAddress(host); !status.ok()) return status;
+    }
     absl::StatusOr<std::vector<WorkerCommand>> workers = WorkerCommands(options.workers);
     if (!workers.ok()) return workers.status();
     const bool mpi = options.workers.transport == "mpi";

@@ -167,7 +167,7 @@ EngineDone Driver::Obey(const EngineOrder& order) {
   if (const auto* form = std::get_if<FormGroup>(&order)) {
     status = Form(form->order);
   } else if (const auto* connect = std::get_if<Connect>(&order)) {
-    status = JoinStages(connect->order);
+    status = JoinStages(*connect);
   } else if (std::holds_alternative<LeaveGroup>(order)) {
     Leave();
   } else if (const auto* begin = std::get_if<BeginWindow>(&order)) {
@@ -204,8 +204,10 @@ absl::Status Driver::Form(const v1::FormGroup& order) {
   return absl::OkStatus();
 }
 
-absl::Status Driver::JoinStages(const v1::Connect& order) {
-  absl::Status status = way_.Join(identity_, {order.endpoints().begin(), order.endpoints().end()});
+absl::Status Driver::JoinStages(const Connect& connect) {
+  identity_.lease_ms = connect.lease_ms;
+  const auto& endpoints = connect.order.endpoints();
+  const absl::Status status = way_.Join(identity_, {endpoints.begin(), endpoints.end()});
   return status.ok() ? engine_->Connect(way_.transport()) : status;
 }
 

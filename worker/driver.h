@@ -87,7 +87,7 @@ class Driver : public Link::Listener {
   // Without the lock, on the engine's thread.
   EngineDone Obey(const EngineOrder& order);
   absl::Status Form(const v1::FormGroup& order);
-  absl::Status JoinStages(const v1::Connect& order);
+  absl::Status JoinStages(const Connect& connect);
   void Leave();
   EngineDone DoOperation(const v1::Operation& operation);
   EngineContext Context();

@@ -34,12 +34,11 @@ struct WorkerKind {
 
     bool operator==(const Stage&) const = default;
   };
-  DeviceShape device;               // of several: of the first, as in their group's shape
-  int64_t budget_bytes = 0;         // likewise
-  int64_t microbatch_tokens = 0;    // as in ClusterView
-  std::vector<Stage> stages = {};   // of several;
-  size_t base = 0;                  // then the number of their base model,
-  int64_t pipeline_tokens_max = 0;  // and of a microbatch (TokensOfPipeline)
+  DeviceShape device;              // of several: of the first, as in their group's shape
+  int64_t budget_bytes = 0;        // likewise
+  int64_t microbatch_tokens = 0;   // as in ClusterView
+  std::vector<Stage> stages = {};  // of several;
+  size_t base = 0;                 // then the number of their base model
 
   bool operator==(const WorkerKind&) const = default;
 };

@@ -71,7 +71,7 @@ class Simulation {
     }
   }
 
-  std::unordered_map<std::string, Foreseen> Run() {
+  Foresight Run() {
     for (Place& place : places_) Fill(place, 0);
     while (true) {
       Place* next = nullptr;
@@ -200,13 +200,11 @@ class Simulation {
   Round round_;
   std::vector<std::deque<size_t>> waiting_;  // by class, indexes of the queue in its order
   std::deque<Place> places_;
-  std::unordered_map<std::string, Foreseen> foreseen_;
+  Foresight foreseen_;
 };
 
 }  // namespace
 
-std::unordered_map<std::string, Foreseen> Foresee(const ClusterView& view) {
-  return Simulation(view).Run();
-}
+Foresight Foresee(const ClusterView& view) { return Simulation(view).Run(); }
 
 }  // namespace lorad::planner

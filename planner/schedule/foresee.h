@@ -16,8 +16,8 @@
 #pragma once
 
 #include <string>
-#include <unordered_map>
 
+#include "absl/container/flat_hash_map.h"
 #include "planner/schedule/view.h"
 
 namespace lorad::planner {
@@ -30,9 +30,12 @@ struct Foreseen {
   bool operator==(const Foreseen&) const = default;
 };
 
-// By the name of the job: those that train and stay, and those that wait and fit some worker of the
+// By the name of the job.
+using Foresight = absl::flat_hash_map<std::string, Foreseen>;
+
+// Those that train and stay, and those that wait and fit some worker of the
 // view alone, or one of its groups, or idle workers, of several. O((queued + running) (workers +
 // classes of jobs)).
-std::unordered_map<std::string, Foreseen> Foresee(const ClusterView& view);
+Foresight Foresee(const ClusterView& view);
 
 }  // namespace lorad::planner

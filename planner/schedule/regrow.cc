@@ -12,7 +12,7 @@ namespace lorad::planner {
 namespace {
 
 bool MayRegrow(Round& round, const GroupState& group) {
-  // Longer microbatches would leave a pipeline idle (TokensOfPipeline).
+  // How long several stages take is not learned.
   return group.settled() && group.stages.empty() && !group.touched && group.joined.empty() &&
          group.jobs > 0 && group.formed_s >= round.view.policy.minimum_run_s && IsKnown(group) &&
          std::ranges::all_of(

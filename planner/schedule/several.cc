@@ -26,23 +26,20 @@ StageWorker StageWorkerOf(const WorkerView& worker, const std::string& base_mode
           .holds_model = !base_model.empty() && worker.loaded_base_model == base_model};
 }
 
-// The shapes of a group of so many stages for a job whose steps have so many tokens.
-std::vector<ShapeChoice> ShapesOnStages(const Footprint& job, int64_t step_tokens,
+// The shapes of a group on these workers for the job.
+std::vector<ShapeChoice> ShapesOnStages(const Footprint& job,
                                         const std::vector<const StageWorker*>& workers) {
   WorkerKind kind{workers[0]->device, workers[0]->budget_bytes, 0};
   for (const StageWorker* worker : workers) {
     kind.microbatch_tokens = LeastTokens(kind.microbatch_tokens, worker->microbatch_tokens);
   }
   kind.stages.resize(workers.size());
-  kind.pipeline_tokens_max = TokensOfPipeline(step_tokens, workers.size());
   return ShapesAlone(job, kind);
 }
 
-std::optional<Placement> Place(const Footprint& job, int64_t step_tokens,
-                               const std::vector<StageWorker>& workers) {
-  return PlaceStages(StageJobOf(job), workers, [&](const auto& of_stages) {
-    return ShapesOnStages(job, step_tokens, of_stages);
-  });
+std::optional<Placement> Place(const Footprint& job, const std::vector<StageWorker>& workers) {
+  return PlaceStages(StageJobOf(job), workers,
+                     [&](const auto& of_stages) { return ShapesOnStages(job, of_stages); });
 }
 
 std::vector<StageWorker> All(const std::vector<WorkerView>& views, int64_t microbatch_tokens) {
@@ -110,20 +107,18 @@ int64_t LeastTokens(int64_t a, int64_t b) {
 std::optional<Placement> PlaceAlone(const QueuedJob& job, const std::vector<WorkerView>& workers,
                                     int64_t microbatch_tokens) {
   const Footprint footprint{0, job.model.get(), &job.adapter, job.longest_sequence, job.stages};
-  const int64_t step_tokens = WorkOf(job.step_tokens, 0).step_tokens;
-  return Place(footprint, step_tokens, All(workers, microbatch_tokens));
+  return Place(footprint, All(workers, microbatch_tokens));
 }
 
 std::optional<Placement> PlaceAloneNearest(const QueuedJob& job,
                                            const std::vector<WorkerView>& workers,
                                            int64_t microbatch_tokens) {
   const Footprint footprint{0, job.model.get(), &job.adapter, job.longest_sequence, job.stages};
-  return PlaceNearest(
-      StageJobOf(footprint), All(workers, microbatch_tokens),
-      [&](const auto& of_stages) { return ShapesOnStages(footprint, kUnknownTokens, of_stages); });
+  return PlaceNearest(StageJobOf(footprint), All(workers, microbatch_tokens),
+                      [&](const auto& of_stages) { return ShapesOnStages(footprint, of_stages); });
 }
 
-const Placement* NeedsOf(Round& round, size_t job_class, int64_t step_tokens) {
+const Placement* NeedsOf(Round& round, size_t job_class) {
   const auto [entry, is_new] = round.needs.try_emplace(job_class);
   std::optional<Placement>& needs = entry->second;
   if (is_new) {
@@ -132,7 +127,7 @@ const Placement* NeedsOf(Round& round, size_t job_class, int64_t step_tokens) {
       return round.sizes.FitsAlone(job_class, round.KindOf(worker));
     });
     if (!fits_one && job.stages != 1) {
-      needs = Place(job, step_tokens, All(round.view.workers, round.view.microbatch_tokens));
+      needs = Place(job, All(round.view.workers, round.view.microbatch_tokens));
     }
   }
   return needs ? &*needs : nullptr;
@@ -149,8 +144,7 @@ std::optional<Placement> PlaceOnIdle(Round& round, const Waiter& job,
         StageWorkerOf(*idle.worker, job.job->base_model, round.view.microbatch_tokens));
     index.push_back(i);
   }
-  std::optional<Placement> placement =
-      Place(round.sizes.of(job.job_class), job.work.step_tokens, workers);
+  std::optional<Placement> placement = Place(round.sizes.of(job.job_class), workers);
   if (placement) {
     for (size_t& worker : placement->workers) worker = index[worker];
   }
@@ -171,7 +165,7 @@ void KeepWorkers(Round& round, const Waiter& job) {
     workers.push_back(
         StageWorkerOf(*candidate.worker, job.job->base_model, round.view.microbatch_tokens));
     if (workers.size() < job.needs->workers.size()) continue;
-    placement = Place(round.sizes.of(job.job_class), job.work.step_tokens, workers);
+    placement = Place(round.sizes.of(job.job_class), workers);
     if (placement) break;
   }
   if (!placement) return;  // some of the workers that it needs take no jobs

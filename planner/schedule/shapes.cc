@@ -15,9 +15,8 @@ struct TokenRange {
 };
 TokenRange TokensOf(const WorkerKind& kind) {
   if (kind.microbatch_tokens > 0) return {kind.microbatch_tokens, kind.microbatch_tokens};
-  const int64_t most =
-      kind.device.kind == DeviceKind::kCuda ? kMicrobatchTokensOfGpu : kMicrobatchTokens;
-  return {kMicrobatchTokens, kind.stages.empty() ? most : std::min(most, kind.pipeline_tokens_max)};
+  const bool gpu = kind.device.kind == DeviceKind::kCuda;
+  return {kMicrobatchTokens, gpu ? kMicrobatchTokensOfGpu : kMicrobatchTokens};
 }
 
 GroupShape EmptyOn(const WorkerKind& kind) {
@@ -55,14 +54,6 @@ int64_t CapacityFor(int64_t microbatch_tokens, int64_t longest_sequence) {
 bool Covers(const GroupShape& shape, const Footprint& job) {
   return job.longest_sequence <= shape.longest_sequence &&
          job.adapter->rank_max() <= shape.rank_max;
-}
-
-int64_t TokensOfPipeline(int64_t step_tokens, size_t stages) {
-  int64_t tokens = kMicrobatchTokensOfGpu;
-  while (tokens > kMicrobatchTokens && step_tokens < tokens * static_cast<int64_t>(stages)) {
-    tokens /= 2;
-  }
-  return tokens;
 }
 
 std::vector<ShapeChoice> ShapesAlone(const Footprint& job, const WorkerKind& kind) {

@@ -18,17 +18,6 @@ GroupShape ShapeAlone(Footprints& sizes, size_t job_class, size_t worker_kind);
 // The shapes that it tries, the best first: the first that fits is taken, else the last.
 std::vector<ShapeChoice> ShapesAlone(const Footprint& job, const WorkerKind& kind);
 
-// The most tokens of a microbatch that leave a pipeline busy. The jobs' steps of a round have T
-// tokens, M = T / C microbatches of a ms and b ms a token; each goes through all S stages, and no
-// job begins its next batch before its Step. So a round lasts
-//   (a M + b T) / S max(1, S / M)
-// which is least at M = S: below it stages stand idle, above it each microbatch costs its constant
-// part for nothing. Four jobs of one sequence of 1,024 tokens are one microbatch of 8,192, and
-// three of four stages idle. Therefore the most of 8,192, half of that, .. of which T has S at
-// least, and kMicrobatchTokens where it has fewer: launches take over below. T is of the job for
-// which the group is formed: those who come later fill the pipeline better still.
-int64_t TokensOfPipeline(int64_t step_tokens, size_t stages);
-
 // The group's shape with room for the job's sequences and rank; its microbatches as long as leave
 // room for the job, or where none do, as short as they get. A job that resumes is not put out: more
 // is recomputed, where that makes room.

@@ -32,13 +32,12 @@ StageWorker SeatOf(const WorkerView& worker) {
 
 // The group is on several workers, its seats: each by itself, and all together.
 void SetStages(GroupState& group, const std::vector<StageWorker>& seats, int64_t tokens,
-               int64_t pipeline_tokens_max, Footprints& sizes) {
+               Footprints& sizes) {
   WorkerKind all{seats[0].device, group.budget_bytes, tokens};
   std::vector<const StageWorker*> by_stage;
   for (const StageWorker& seat : seats) by_stage.push_back(&seat);
   const std::vector<int> borders = BordersByNccl(by_stage);
   all.base = group.base;
-  all.pipeline_tokens_max = pipeline_tokens_max;
   for (size_t s = 0; s < group.stages.size(); ++s) {
     const StageView& stage = group.stages[s];
     all.stages.push_back({stage.range, seats[s].device, stage.budget_bytes, borders[s]});
@@ -116,7 +115,7 @@ GroupState StateOf(const GroupView& group, const ClusterView& view, Footprints& 
       seats.push_back(gone ? StageWorker{.name = stage.worker, .device = group.shape.device}
                            : SeatOf(*worker));
     }
-    SetStages(state, seats, tokens, group.shape.capacity_tokens, sizes);
+    SetStages(state, seats, tokens, sizes);
   }
   state.bytes = sizes.GroupBytes(state.base, *group.model, group.shape, state.worker_kind);
   state.open = group.open;
@@ -179,7 +178,7 @@ GroupState StateOf(const std::vector<IdleWorker>& idle, const Placement& placeme
     if (worker.loaded_base_model != base_model) state.delay_s = state.pace.load_s;
   }
   state.shape = placement.shape;
-  SetStages(state, seats, tokens, placement.shape.capacity_tokens, sizes);
+  SetStages(state, seats, tokens, sizes);
   SetPace(state, paces);
   return state;
 }
@@ -224,7 +223,7 @@ Round::Round(const ClusterView& cluster) : view(cluster), paces(cluster) {
     waiter.job_class =
         sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence, job.stages);
     waiter.work = WorkOf(job.step_tokens, job.remaining_steps);
-    waiter.needs = NeedsOf(*this, waiter.job_class, waiter.work.step_tokens);
+    waiter.needs = NeedsOf(*this, waiter.job_class);
   }
 }
 

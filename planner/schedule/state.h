@@ -185,7 +185,7 @@ struct Round {
 int64_t LeastTokens(int64_t a, int64_t b);
 // The placement of a job of that class over all workers of the view, if it needs several: once for
 // each class.
-const Placement* NeedsOf(Round& round, size_t job_class, int64_t step_tokens);
+const Placement* NeedsOf(Round& round, size_t job_class);
 // The placement of the job on idle workers that are not taken, by index of Round::idle; of kinds
 // with `without`, by kind, it gets none.
 std::optional<Placement> PlaceOnIdle(Round& round, const Waiter& job,

@@ -151,6 +151,7 @@ class Placer {
     FillUpTo(place);
     Place& placed = pipeline_.places.emplace_back();
     placed.number = microbatch.number;
+    placed.tokens = Tokens(microbatch);
     placed.kind = IsTrain(microbatch) ? OperationKind::kForward : OperationKind::kEvaluate;
     for (const BatchEnd* end : ends_[index]) {
       ended_at_[{end->job, end->step}] = place;

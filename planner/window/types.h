@@ -84,6 +84,7 @@ struct Place {
   int64_t number = 0;
   OperationKind kind = OperationKind::kNoop;  // kForward, kEvaluate or kNoop
   std::vector<BatchEnd> ends = {};            // batches whose last microbatch it is
+  int64_t tokens = 0;                         // of the microbatch
 
   bool operator==(const Place&) const = default;
 };

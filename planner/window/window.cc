@@ -19,40 +19,57 @@ int64_t TokensOf(const Unit& unit) {
   return tokens;
 }
 
-// The units of one mode: those of each list share microbatches.
-std::vector<std::vector<const Unit*>> Together(const WindowInput& input, bool train) {
+// With its padding.
+int64_t LongestOf(const Unit& unit, int64_t padding) {
+  int64_t tokens = 0;
+  for (const Unit::Sequence& sequence : unit.sequences) tokens = std::max(tokens, sequence.tokens);
+  return (tokens + padding - 1) / padding * padding;
+}
+
+// Units that share microbatches, which hold so many tokens at most.
+struct Shared {
+  int64_t capacity_tokens = 0;
+  std::vector<const Unit*> units;
+};
+
+// The units of one mode.
+std::vector<Shared> Together(const WindowInput& input, bool train) {
   std::vector<const Unit*> units;
   for (const Unit& unit : input.units) {
     const bool has_rows = !unit.sequences.empty();
     if (has_rows && (unit.mode != SegmentMode::kEvaluate) == train) units.push_back(&unit);
   }
   if (units.empty()) return {};
-  if (!train || input.stages == 1) return {units};
+  if (!train || input.stages == 1) return {{input.capacity_tokens, units}};
   std::vector<TurnJob> jobs;
-  for (const Unit* unit : units) jobs.push_back({unit->job, TokensOf(*unit)});
-  const int in_flight = input.in_flight > 0 ? input.in_flight : input.stages;
-  std::vector<std::vector<const Unit*>> turns;
-  for (const std::vector<size_t>& turn : TakeTurns(
-           jobs, input.capacity_tokens, ForwardsAhead(input.stages, in_flight, 0), input.before)) {
-    auto& in_turn = turns.emplace_back();
-    for (const size_t job : turn) in_turn.push_back(units[job]);
+  for (const Unit* unit : units) {
+    jobs.push_back({unit->job, TokensOf(*unit), LongestOf(*unit, input.padding)});
   }
-  return turns;
+  const int in_flight = input.in_flight > 0 ? input.in_flight : input.stages;
+  const TurnOptions options{.capacity_tokens = input.capacity_tokens,
+                            .places_between = ForwardsAhead(input.stages, in_flight, 0)};
+  const Turns turns = TakeTurns(jobs, options, input.before);
+  std::vector<Shared> shared;
+  for (const std::vector<size_t>& turn : turns.groups) {
+    Shared& in_turn = shared.emplace_back(Shared{turns.capacity_tokens, {}});
+    for (const size_t job : turn) in_turn.units.push_back(units[job]);
+  }
+  return shared;
 }
 
 // Packs these units together and appends their microbatches.
-absl::Status PackUnits(const WindowInput& input, const std::vector<const Unit*>& units,
-                       std::vector<Microbatch>* out, std::vector<PackResult>* packings) {
+absl::Status PackUnits(const WindowInput& input, const Shared& shared, std::vector<Microbatch>* out,
+                       std::vector<PackResult>* packings) {
   std::vector<Sample> samples;
   std::vector<Segment> segments;
-  for (const Unit* unit : units) {
+  for (const Unit* unit : shared.units) {
     for (const Unit::Sequence& sequence : unit->sequences) {
       samples.push_back(Sample{unit->job, {sequence.tokens}});
       segments.push_back(
           Segment{unit->job, unit->mode, unit->step, sequence.index, 0, sequence.tokens});
     }
   }
-  const PackOptions options{input.capacity_tokens, input.padding};
+  const PackOptions options{shared.capacity_tokens, input.padding};
   absl::StatusOr<PackResult> packed = PackBatch(samples, options, input.pack);
   if (!packed.ok()) return packed.status();
   // Stages wait for one another where neighbours are of unequal length.
@@ -105,8 +122,8 @@ absl::StatusOr<Window> PlanWindow(const WindowInput& input, std::vector<PackResu
     order.ends.push_back(BatchEnd{unit.job, unit.step, unit.learning_rate, unit.save});
   }
   for (bool train : {true, false}) {
-    for (const std::vector<const Unit*>& units : Together(input, train)) {
-      const absl::Status status = PackUnits(input, units, &window.microbatches, packings);
+    for (const Shared& shared : Together(input, train)) {
+      const absl::Status status = PackUnits(input, shared, &window.microbatches, packings);
       if (!status.ok()) return status;
     }
   }

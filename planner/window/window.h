@@ -42,8 +42,8 @@ struct WindowInput {
 };
 
 // Train units are packed into microbatches of their own, evaluate units into others behind them,
-// both by PackBatch. Of several stages the jobs that train take turns (turns.h), and microbatches
-// are levelled (pack_level.h). Deterministic unless `pack.cancelled` cuts it short; what is packed with what
+// both by PackBatch. Of several stages the jobs that train take turns, in microbatches that may be
+// shorter than the capacity (turns.h), and microbatches are levelled (pack_level.h). Deterministic unless `pack.cancelled` cuts it short; what is packed with what
 // never changes a job's bits. INVALID_ARGUMENT where a sequence exceeds the capacity. `packings`,
 // if given, gets how the train units of each turn were packed and then the evaluate units, where
 // there are any.

@@ -1,11 +1,14 @@
-// The groups that the connected workers were ordered to form, or were welcomed back with, and the contents to fetch: bulk calls
-// come on connections of their own, and are good for these alone. Any thread.
+// The groups that the connected workers were ordered to form, or were welcomed back with, each worker
+// its stage, and the contents to fetch: bulk calls come on connections of their own, and are good for
+// these alone. Any thread.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -32,18 +35,21 @@ class WorkerEpochs {
   absl::StatusOr<worker::v1::FormGroup> FormedBy(int64_t epoch, const std::string& caller) const;
 
  private:
+  // What one worker was ordered.
   struct Group {
-    const void* stream = nullptr;
     std::string worker;
     worker::v1::FormGroup order;
     std::map<std::string, std::string> contents;  // of loaded slots, by job
     std::map<std::string, int64_t> saves;         // the last step that a job is to save
   };
-  const Group* Find(int64_t epoch, const std::string& caller) const
+  // One of the epoch that `caller` may speak for, and of which `asked` holds.
+  const Group* Find(int64_t epoch, const std::string& caller,
+                    const std::function<bool(const Group&)>& asked) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable std::mutex mutex_;
-  std::map<int64_t, Group> groups_ ABSL_GUARDED_BY(mutex_);  // by epoch
+  // By epoch and stream: each stage of a model has one.
+  std::map<std::pair<int64_t, const void*>, Group> groups_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace lorad::server

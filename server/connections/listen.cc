@@ -1,15 +1,21 @@
 #include "server/connections/listen.h"
 
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <pwd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/errors/errors.h"
@@ -88,6 +94,43 @@ absl::StatusOr<uid_t> ParseUser(const std::string& text) {
   return Error(
       absl::StatusCode::kInvalidArgument, "NO_SUCH_USER",
       absl::StrCat("--allow-user must be a user of this machine or a number, got '", text, "'"));
+}
+
+absl::Status CheckStageAddress(const std::string& host) {
+  const auto wrong = [&host](const std::string& why) {
+    return Error(absl::StatusCode::kInvalidArgument, "STAGE_ADDRESS",
+                 absl::StrCat("--stage-address '", absl::CHexEscape(host), "' ", why,
+                              "; give a name or an address of this host (`ip address` lists them), "
+                              "or leave it out"));
+  };
+  if (std::ranges::count(host, ':') == 1 || absl::StrContains(host, '[')) {
+    return wrong(
+        "is to be a name or an address alone: no brackets, and no port, which is a free one");
+  }
+  if (host.empty() || !std::ranges::all_of(host, [](unsigned char c) {
+        return absl::ascii_isalnum(c) || absl::StrContains(".-_:%", static_cast<char>(c));
+      })) {
+    return wrong("is no name and no address");
+  }
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) {
+    return wrong("is no name that this host knows, and no address");
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, &freeaddrinfo);
+  const bool all =
+      found->ai_family == AF_INET
+          ? reinterpret_cast<const sockaddr_in*>(found->ai_addr)->sin_addr.s_addr == INADDR_ANY
+          : IN6_IS_ADDR_UNSPECIFIED(
+                &reinterpret_cast<const sockaddr_in6*>(found->ai_addr)->sin6_addr);
+  if (all) return wrong("stands for all addresses, and others need one");
+  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const bool ours = fd >= 0 && bind(fd, found->ai_addr, found->ai_addrlen) == 0;
+  const int cause = errno;
+  if (fd >= 0) close(fd);
+  if (ours) return absl::OkStatus();
+  return wrong(absl::StrCat("is of no interface of this host (", strerror(cause), ")"));
 }
 
 absl::StatusOr<int> OpenListeningSocket(ListenAddress* address) {

@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "planner/stages/blocks.h"
 #include "server/core/catalog/model_shape.h"
 #include "server/core/events/store_kinds.h"
 #include "server/core/state.h"
@@ -99,10 +101,11 @@ void Core::State::AddMemory(const std::string& job, const planner::QueuedJob& qu
   }
 }
 
-void Core::State::AddStages(const planner::QueuedJob& queued, v1::JobEstimate* estimate) const {
+std::optional<planner::Placement> Core::State::AddStages(const planner::QueuedJob& queued,
+                                                         v1::JobEstimate* estimate) const {
   const std::vector<planner::WorkerView> workers = cluster_.Views();
-  const auto placement = StagesAlone(queued, workers);
-  if (!placement) return;
+  auto placement = StagesAlone(queued, workers);
+  if (!placement) return std::nullopt;
   estimate->set_fits(placement->fits);
   for (size_t s = 0; s < placement->workers.size(); ++s) {
     const planner::WorkerView& worker = workers[placement->workers[s]];
@@ -113,6 +116,7 @@ void Core::State::AddStages(const planner::QueuedJob& queued, v1::JobEstimate* e
     stage.set_bytes(placement->bytes[s]);
     stage.set_budget_bytes(worker.budget_bytes);
   }
+  return placement;
 }
 
 absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
@@ -127,8 +131,10 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   *estimate.mutable_peak_memory_bytes() = ToProto(alone.group, {alone.slot});
   estimate.set_budget_bytes(alone.budget_bytes);
   estimate.set_fits(queued.stages < 2 && planner::Fits(alone.total(), alone.budget_bytes));
-  if (!estimate.fits()) AddStages(queued, &estimate);
-  estimate.set_recomputation(server::ToProto(alone.shape.recomputation));
+  std::optional<planner::Placement> on_several;
+  if (!estimate.fits()) on_several = AddStages(queued, &estimate);
+  const planner::GroupShape& shape = on_several ? on_several->shape : alone.shape;
+  estimate.set_recomputation(server::ToProto(shape.recomputation));
   AddMemory(job.name(), queued, &estimate);
 
   const v1::Job& complete = record.job();
@@ -142,16 +148,16 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   const double of_step = static_cast<double>(complete.total_tokens()) /
                          static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
   const planner::TimeModel& times = cluster_.fits().TimesOf(
-      job.base_model(), *queued.model, alone.worker, alone.shape.capacity_tokens);
+      job.base_model(), *queued.model, alone.worker, shape.capacity_tokens);
   const double left =  // of its steps
       1 - static_cast<double>(job.step()) /
               static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
   const double trained = left * static_cast<double>(complete.total_tokens());
   const double squares = left * rows.squared_lengths() * passes;
   const double microbatches = left * static_cast<double>(complete.total_steps()) *
-                              std::ceil(of_step / static_cast<double>(alone.shape.capacity_tokens));
+                              std::ceil(of_step / static_cast<double>(shape.capacity_tokens));
   double ms = times.TrainMs(trained, squares, microbatches);
-  if (alone.shape.recomputation == planner::Recomputation::kBlocks) {
+  if (shape.recomputation == planner::Recomputation::kBlocks) {
     ms += times.EvaluateMs(trained, squares, microbatches);  // forward twice
   }
   if (!job.validation_dataset().empty()) {
@@ -162,7 +168,10 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
     const double tokens = static_cast<double>(validation.tokens());
     ms += static_cast<double>(between + 2) *
           times.EvaluateMs(tokens, validation.squared_lengths(),
-                           std::ceil(tokens / static_cast<double>(alone.shape.capacity_tokens)));
+                           std::ceil(tokens / static_cast<double>(shape.capacity_tokens)));
+  }
+  if (on_several) {  // what stages wait aside
+    ms *= planner::SlowestShare(*queued.model, on_several->ranges, queued.longest_sequence / 2);
   }
   estimate.set_seconds(ms / 1000);
   const double each = 1 / std::max(microbatches, 1.0);

@@ -151,14 +151,18 @@ void Core::State::OnGroupFailed(GroupState& group, StageState& stage,
 }
 
 // The way between two stages is gone. Where a worker is gone with it, which its stream says soon,
-// that is how the group is lost; else nobody is to blame, and its jobs are tried again.
-void Core::State::Break(GroupState& group, const StageState& stage, const std::string& message) {
-  if (group.phase == GroupState::Phase::kBroken) return;
-  turn_.Warn(absl::StrCat(group.name, ": worker '", stage.worker, "': ", message));
-  groups_.DropPlan(group);
-  group.phase = GroupState::Phase::kBroken;
-  group.broken_us = turn_.now_us();
-  group.reform_why = message;
+// that is how the group is lost; else nobody is to blame, and its jobs are tried again. Where every
+// worker says that it has lost another, all of them live: nothing more is to be awaited.
+void Core::State::Break(GroupState& group, StageState& stage, const std::string& message) {
+  stage.lost_another = true;
+  if (group.phase != GroupState::Phase::kBroken) {
+    turn_.Warn(absl::StrCat(group.name, ": worker '", stage.worker, "': ", message));
+    groups_.DropPlan(group);
+    group.phase = GroupState::Phase::kBroken;
+    group.broken_us = turn_.now_us();
+    group.reform_why = message;
+  }
+  if (std::ranges::all_of(group.stages, &StageState::lost_another)) EndBroken(group);
 }
 
 void Core::State::EndBroken(GroupState& group) {

@@ -1,6 +1,7 @@
 // Groups: who is admitted, and how a group is cut and dissolved.
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -56,19 +57,26 @@ std::string Core::State::WorkersText(const GroupState& group) {
 int64_t Core::State::SecondsSince(int64_t us) const { return (turn_.now_us() - us) / 1'000'000; }
 
 planner::QueuedJob Core::State::Alone(const v1::Job& job, int64_t longest_tokens) const {
+  return Alone(job, longest_tokens, ShapeOfAdapter(job.adapter()));
+}
+
+planner::QueuedJob Core::State::Alone(const v1::Job& job, int64_t longest_tokens,
+                                      planner::AdapterShape adapter) const {
   const ModelState& model = catalog_.Model(job.base_model());
   planner::QueuedJob alone;
   alone.base_model = job.base_model();
   alone.model = model.shape;
   alone.stages = model.record.model().stages();
   alone.longest_sequence = longest_tokens;
-  alone.adapter = ShapeOfAdapter(job.adapter());
+  alone.adapter = std::move(adapter);
   return alone;
 }
 
 planner::QueuedJob Core::State::Queued(const JobState& job) const {
   const v1::Job& content = job.job();
-  planner::QueuedJob queued = Alone(content, job.record.longest_tokens());
+  const bool known = !job.adapter.parts.empty();
+  planner::QueuedJob queued = Alone(content, job.record.longest_tokens(),
+                                    known ? job.adapter : ShapeOfAdapter(content.adapter()));
   queued.job = job.name();
   queued.priority = content.priority();
   queued.arrival = job.record.order();
@@ -387,8 +395,12 @@ void Core::State::Advance(GroupState& group) {
   if (group.phase == Phase::kRunning) {
     EndUnloaded(group);
     EndUrgency(group);
-    if (IsDrained(group) && group.members.empty() && group.windows_at_hand() == 0) {
-      return Dissolve(group, "a worker of it is drained");
+    if (group.members.empty() && group.windows_at_hand() == 0) {
+      if (IsDrained(group)) return Dissolve(group, "a worker of it is drained");
+      const int32_t stages = catalog_.Model(group.base_model).record.model().stages();
+      if (stages > 0 && std::ssize(group.stages) != stages) {
+        return Dissolve(group, absl::StrCat("its model is to be on ", stages, " workers"));
+      }
     }
     PlanNext(group);
   }

@@ -57,6 +57,18 @@ void Core::State::Postpone(JobState& job, const std::string& reason, const std::
   jobs_.Postpone(job, turn_.now_us() + pause_us);
 }
 
+void Core::State::WaitOn(JobState& job) {
+  const records::WaitRecord wait = job.record.wait();
+  // What is left of it; a clock that was set back makes nobody wait for longer than a failure does.
+  const int64_t left_us =
+      std::min(wait.until_us() - turn_.wall_us(), options_.postpone_max_ms * kMillisecond);
+  job.passing = std::make_unique<Passing>();
+  job.passing->tries = wait.tries();
+  if (left_us <= 0) return;
+  job.why = wait.why();
+  jobs_.Postpone(job, turn_.now_us() + left_us);
+}
+
 void Core::State::TryPostponed() {
   for (const std::string& name : jobs_.TakeDue()) {
     JobState* job = jobs_.Find(name);

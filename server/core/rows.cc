@@ -1,4 +1,6 @@
 // Jobs and requests, when the rows that they wait for are checked.
+#include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +14,9 @@
 namespace lorad::server {
 
 namespace {
+
+constexpr char kNeverFits[] = "MEMORY_NEVER_FITS";
+constexpr int64_t kJudgedEveryUs = 1'000'000;
 
 absl::Status NeverFits(const planner::QueuedJob& job, const LoneGroup& alone,
                        const std::optional<planner::Placement>& on_several,
@@ -35,7 +40,7 @@ absl::Status NeverFits(const planner::QueuedJob& job, const LoneGroup& alone,
                                  " workers of one numerics id the tightest stage needs ", bytes,
                                  " bytes, and its worker has ", budget_bytes));
   }
-  error->set_reason("MEMORY_NEVER_FITS");
+  error->set_reason(kNeverFits);
   error->set_field("adapter");
   error->set_message(
       absl::StrCat(absl::StrJoin(where, "; "),
@@ -84,7 +89,12 @@ void Core::State::FailRows(JobState& job, const v1::JobError& error) {
 void Core::State::SettleJob(JobState& job) {
   v1::JobError error;
   if (absl::Status status = AcceptRows(job.record, &error); !status.ok()) {
-    return FailRows(job, error);
+    // Others may still be on their way, those of one start above all.
+    const int64_t judged_us = cluster_.grown_us() + options_.join_ms * kMillisecond;
+    if (error.reason() != kNeverFits || turn_.now_us() >= judged_us) return FailRows(job, error);
+    if (!job.passing) job.passing = std::make_unique<Passing>();
+    job.why = absl::StrCat("workers still join: ", error.message());
+    return jobs_.Postpone(job, std::min(judged_us, turn_.now_us() + kJudgedEveryUs));
   }
   jobs_.EndPassing(job);
   job.why.clear();

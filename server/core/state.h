@@ -140,7 +140,8 @@ class Core::State {
   // Of each worker, for a job of that name (empty: none yet).
   void AddMemory(const std::string& job, const planner::QueuedJob& queued,
                  v1::JobEstimate* estimate) const;
-  void AddStages(const planner::QueuedJob& queued, v1::JobEstimate* estimate) const;
+  std::optional<planner::Placement> AddStages(const planner::QueuedJob& queued,
+                                              v1::JobEstimate* estimate) const;
   // Estimates that waited for a worker: one has connected, or they have waited long enough.
   void AnswerEstimates();
 
@@ -214,6 +215,9 @@ class Core::State {
   }
   void Postpone(JobState& job, const std::string& reason, const std::string& message,
                 int64_t first_ms);
+  // After a start: the job, queued, waits for what is left of the back-off that its record has. Else
+  // losses would be counted against it that it has not waited after (losses.h).
+  void WaitOn(JobState& job);
   void TryPostponed();
 
   // ---- groups.cc ----
@@ -221,6 +225,8 @@ class Core::State {
   int64_t SecondsSince(int64_t us) const;
   // A job that asks where it would be alone, its rows at most so long. `job` gives model and adapter.
   planner::QueuedJob Alone(const v1::Job& job, int64_t longest_tokens) const;
+  planner::QueuedJob Alone(const v1::Job& job, int64_t longest_tokens,
+                           planner::AdapterShape adapter) const;
   // The stages that such a job would have on these workers, fitting them or lacking the least.
   std::optional<planner::Placement> StagesAlone(
       const planner::QueuedJob& job, const std::vector<planner::WorkerView>& workers) const;
@@ -279,7 +285,7 @@ class Core::State {
                         const worker::v1::Connected& connected);
   void BeginToRun(GroupState& group);
   void OnGroupFailed(GroupState& group, StageState& stage, const worker::v1::GroupFailed& failed);
-  void Break(GroupState& group, const StageState& stage, const std::string& message);
+  void Break(GroupState& group, StageState& stage, const std::string& message);
   void EndBroken(GroupState& group);
   // Groups of before this start (docs/adr/0028-groups-are-found-again.md). At the end of a turn the
   // records of those whose workers would outlive us are as they are;

@@ -13,7 +13,7 @@ import subprocess
 import time
 
 from hosts import OtherHost, Site, lorad, must, until
-from house import GOLDEN, LORA, main, tell
+from house import GOLDEN, LORA, LORAD, WORKER, House, main, tell
 
 MODEL, ROWS = "llama_gqa_untied", "llama_gqa_untied/r8_all"
 WORKERS = 64  # as many as a coordinator takes
@@ -215,6 +215,24 @@ def test_files():
         until(lambda: site.alive() == ["b"], "the worker is let in with a new bundle")
 
 
+def test_addresses_for_stages():
+    """--stage-address is a name or an address of this host; anything else is refused at once, by a worker as by the daemon."""
+    with House(None, "--workers", "none") as house:
+        daemon = [LORAD, "serve", "--data-dir", house.folder / "other", "--listen", "127.0.0.1:0", "--workers", "cpu:1"]
+        for address, why in (("127.0.0.1:7072", "no port"), ("[::1]", "no brackets"), ("127.0.0.1\n", r"127\.0\.0\.1\\n' is no name"),
+                             ("two words", "is no name"), ("0.0.0.0", "all addresses"), ("::", "all addresses"),
+                             ("no.such.host.invalid", "no name that this"),
+                             ("192.0.2.1", "is of no interface .*Cannot assign requested address")):  # nobody's: RFC 5737
+            wanted = rf"STAGE_ADDRESS: --stage-address '.*{why}.*; give a name or an address of this (machine|host) .*leave it out"
+            for command in ([WORKER, "--coordinator", house.address], daemon):
+                said = subprocess.run([*command, "--stage-address", address], capture_output=True, text=True, timeout=60)
+                assert said.returncode == 1 and said.stderr.count("\n") == 1 and re.search(wanted, said.stderr), said
+        tell(f"    {said.stderr.strip()}")
+        house.start_worker("--device", "cpu", "--threads", "1", "--stage-address", "localhost")
+        house.wait_for_worker()
+    house.clear()
+
+
 def processor_seconds(pid):
     user, system = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
@@ -236,4 +254,4 @@ def test_idle_workers_cost_little():
 if __name__ == "__main__":
     main([test_a_worker_on_another_host_trains_the_same_bits, test_models_lie_elsewhere_on_another_host, test_who_is_refused,
           test_clients_are_not_served_at_the_workers_port, test_certificates_are_renewed_while_a_job_trains, test_files,
-          test_idle_workers_cost_little])
+          test_addresses_for_stages, test_idle_workers_cost_little])

@@ -4,17 +4,14 @@ on another number of stages.
 usage: stages_test.py [TEST...] [seed=N] [steps=N] [seconds=N]     seconds: of the storm
 """
 
-import functools
 import json
-import os
 import random
-import signal
 import sys
-import time
 
 import golden
-from house import Failure, House, main, tell
-from isolation import Subjects, outcome, steps_done_twice_alike
+from house import House, main, tell
+from isolation import Subjects, outcome
+from staged import HOUSE, LAYERS, groups, on_one_worker, on_stages, start_workers, storm, until
 
 OPTIONS = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
 SEED = int(OPTIONS.get("seed", random.SystemRandom().randrange(2**31)))
@@ -22,54 +19,17 @@ STEPS = int(OPTIONS.get("steps", 30))
 STORM_SECONDS = float(OPTIONS.get("seconds", 20))
 SUBJECTS = Subjects(SEED, STEPS)
 LONG = Subjects(SEED, 10 * STEPS)  # that a storm does not outlive
-LAYERS = 4
 LOSS, MATRIX = 1e-5, 1e-4  # relative, from PEFT's
 LEASE_S = 3
 
 
-def start_workers(house, count, *options):
-    for i in range(count):
-        house.start_worker("--name", f"w{i}", "--threads", "1", *options)
-
-
-def groups(house):
-    return [len(group["workers"]) for group in house.object("cluster")["groups"]]
-
-
-def until(predicate, what, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := predicate()):
-        if time.monotonic() > end:
-            raise Failure(f"not within {seconds} s: {what}")
-        time.sleep(0.05)
-    return found
-
-
-@functools.cache
-def one_worker(subjects=SUBJECTS):
-    """The outcome of jobs on one worker, once for all tests."""
-    with House(None, "--workers", "none", "--microbatch-tokens", 1024) as house:
-        subjects.prepare(house, layers=LAYERS)
-        names = [house.submit(job) for job in subjects.jobs()]
-        start_workers(house, 1)
-        house.wait(names)
-        found = outcome(house, names)
-    house.clear()
-    return found
+def start(house, name, place):
+    house.start_worker("--name", name, "--threads", "1")
 
 
 def test_bytes_of_one_worker():
-    want = one_worker()
     for stages in (2, 3, 4):
-        with House(None, "--workers", "none", "--microbatch-tokens", 1024) as house:
-            SUBJECTS.prepare(house, "--stages", stages, layers=LAYERS)
-            names = [house.submit(job) for job in SUBJECTS.jobs()]
-            start_workers(house, stages)
-            until(lambda: groups(house) == [stages], f"a group of {stages} workers")
-            began = time.monotonic()
-            house.wait(names)
-            SUBJECTS.compare(f"{stages} stages ({time.monotonic() - began:.0f} s)", outcome(house, names), want)
-        house.clear()
+        on_stages(SUBJECTS, start, stages)
 
 
 def spans(events, names, process, track):
@@ -98,12 +58,12 @@ def check_pipeline(events, names, slack):
 
 def test_what_is_seen():
     """`worker ls`, `cluster` and `trace` while two stages train."""
-    with House(None, "--workers", "none", "--microbatch-tokens", 1024) as house:
+    with House(None, *HOUSE) as house:
         SUBJECTS.prepare(house, "--stages", 2, layers=LAYERS)
         names = [house.submit(job) for job in SUBJECTS.jobs()]
         refused = house.run("trace", names[0])
         assert refused.status != 0 and "JOB_NOT_TRAINING" in refused.err, refused
-        start_workers(house, 2)
+        start_workers(house, start, 2)
         until(lambda: any(group["measured_microbatches"] > 40 for group in house.object("cluster")["groups"]), "40 microbatches are measured")
         path = house.folder / "trace.json"
         trace = house.object("trace", names[0], "-o", path, "--microbatches", 32)
@@ -146,7 +106,7 @@ def test_goldens():
                 house.lora("dataset", "add", golden.name_of(model, run), golden.folder_of(model, run) / "train.jsonl")
                 house.lora("adapter", "import", golden.name_of(model, run), "--path", golden.folder_of(model, run) / "init")
             names = [house.submit(golden.job_of(model, run)) for run in runs]
-            start_workers(house, stages)
+            start_workers(house, start, stages)
             house.wait(names)
             for name, run in zip(names, runs):
                 found = golden.differences(house, name, model, run)
@@ -156,11 +116,11 @@ def test_goldens():
 
 def test_a_job_goes_on_on_another_number_of_stages():
     """Stopped on two stages, it goes on alone, and then on three."""
-    want = one_worker()
-    with House(None, "--workers", "none", "--microbatch-tokens", 1024) as house:
+    want = on_one_worker(SUBJECTS, start)
+    with House(None, *HOUSE) as house:
         SUBJECTS.prepare(house, "--stages", 2, layers=LAYERS)
         names = [house.submit(job) for job in SUBJECTS.jobs()]
-        start_workers(house, 2)
+        start_workers(house, start, 2)
         for stages, share in ((1, 3), (3, 2)):
             house.wait(names[:1], until=lambda job: job["step"] >= STEPS // share)
             for name in names:
@@ -168,7 +128,7 @@ def test_a_job_goes_on_on_another_number_of_stages():
             house.wait(names, until=lambda job: job["state"] in ("PAUSED", "SUCCEEDED"))
             house.end_workers()
             house.lora("model", "update", "small", "--stages", stages)
-            start_workers(house, 3)
+            start_workers(house, start, 3)
             for name in names:
                 house.run("resume", name)
             until(lambda: set(groups(house)) == {stages}, f"groups of {stages} workers")
@@ -177,48 +137,9 @@ def test_a_job_goes_on_on_another_number_of_stages():
     house.clear()
 
 
-def live(house):
-    return sum(job["state"] != "SUCCEEDED" for job in house.objects("ls"))
-
-
 def test_storm():
-    """SIGKILL and SIGSTOP of random workers and SIGKILL of the coordinator; whoever is gone is started again."""
-    want = one_worker(LONG)
-    generator = random.Random(SEED + 1)
-    with House(None, "--workers", "none", "--microbatch-tokens", 1024, "--lease", LEASE_S) as house:
-        LONG.prepare(house, "--stages", 2, layers=LAYERS)
-        names = [house.submit(job) for job in LONG.jobs()]
-        start_workers(house, 3)
-        counts = {"killed": 0, "stopped": 0, "coordinator": 0}
-        end = time.monotonic() + STORM_SECONDS
-        while time.monotonic() < end:
-            time.sleep(generator.uniform(0.2, 3))
-            if not live(house):
-                raise Failure(f"all jobs ended before the storm did: more steps= than {STEPS}, or fewer seconds=")
-            what = generator.choice(["killed", "killed", "stopped", "coordinator"])
-            counts[what] += 1
-            number = generator.randrange(len(house.workers))
-            worker = house.workers[number]
-            if what == "coordinator":
-                house.kill()
-                house.start("--listen", house.address)
-            elif what == "stopped":
-                os.kill(worker.pid, signal.SIGSTOP)
-                time.sleep(generator.choice([0.3, 1.5 * LEASE_S]))
-                os.kill(worker.pid, signal.SIGCONT)
-            else:
-                worker.kill()
-                worker.wait()
-                house.workers.pop(number)
-                house.start_worker("--name", f"k{counts['killed']}", "--threads", "1")
-        left_live = live(house)
-        house.wait(names, seconds=300)
-        steps_done_twice_alike(house, names)
-        LONG.compare(f"workers killed {counts['killed']} times, stopped {counts['stopped']}, coordinator killed "
-                         f"{counts['coordinator']}, {left_live} jobs outlived it", outcome(house, names), want)
-        left = [thing for thing in os.listdir("/dev/shm") if "lorad" in thing]
-        assert not left, left
-    house.clear()
+    storm(LONG, start, workers=3, seconds=STORM_SECONDS, generator=random.Random(SEED + 1), lease_s=LEASE_S,
+          calamities=("killed", "killed", "stopped", "coordinator"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 // What happens in a history, and among whom, drawn from its seed.
 #include <algorithm>
+#include <cstdlib>
 #include <random>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "tests/sim/history.h"
@@ -144,6 +146,33 @@ void DrawCrowd(std::mt19937_64& random, History* history) {
   }
 }
 
+int KindOf(std::string_view name) {
+  for (int kind = 0; kind < CountKinds(); ++kind) {
+    if (name == NameOfKind(kind)) return kind;
+  }
+  std::abort();
+}
+
+// Workers die again and again, and the coordinator soon after each. A minute of that fails nobody.
+void DrawRestless(std::mt19937_64& random, History* history) {
+  const int dies = KindOf("a worker dies"), killed = KindOf("the coordinator is killed");
+  history->site.core.losses_without_progress_max =
+      server::CoreOptions().losses_without_progress_max;
+  const auto add = [&](int64_t at_us, int kind) {
+    const uint64_t a = random(), b = random() >> 1;
+    history->happenings.push_back({0, at_us, kind, a, b});
+  };
+  for (int i = Draw(random, 1, 3); i > 0; --i) add(0, kJobKind);
+  const int pause_ms = std::vector{60, 200, 600, 2000}[random() % 4];
+  int64_t at_us = 100'000;
+  while (at_us < 50 * kSecondUs) {
+    at_us += Draw(random, 20, pause_ms) * 1000;
+    add(at_us, dies);
+    at_us += Draw(random, 1, pause_ms) * 1000;
+    if (random() % 4 > 0) add(at_us, killed);
+  }
+}
+
 void Number(std::vector<Happening>& happenings) {
   std::ranges::stable_sort(happenings, {}, &Happening::at_us);
   int number = 0;
@@ -159,6 +188,11 @@ History DrawHistory(uint64_t seed) {
   const bool stages = seed % kStagesEvery == 2;
   if (!stages && random() % kCrowdEvery == 0) {
     DrawCrowd(random, &history);
+    Number(history.happenings);
+    return history;
+  }
+  if (seed % kRestlessEvery == 9) {
+    DrawRestless(random, &history);
     Number(history.happenings);
     return history;
   }

@@ -271,8 +271,11 @@ void GroupPromises::Heard(uint64_t connection, const worker::v1::WorkerMessage& 
   part->report = std::max(part->report, report.number());
   OnReport(report, *part);
   Epoch& epoch = epochs_.at(report.epoch());
-  if (report.group_failed().reason() == "STAGE_LOST" && epoch.broken_us < 0) {
-    epoch.broken_us = now_us;
+  if (report.group_failed().reason() != "STAGE_LOST") return;
+  part->lost_another = true;
+  if (epoch.broken_us < 0) epoch.broken_us = now_us;
+  if (epoch.all_broken_us < 0 && std::ranges::all_of(epoch.parts, &Part::lost_another)) {
+    epoch.all_broken_us = now_us;
   }
 }
 
@@ -309,8 +312,9 @@ void GroupPromises::CoordinatorDied() {
   }
   epochs_.clear();
   for (auto& [number, epoch] : asleep_) {
-    epoch.over_us = epoch.broken_us = -1;
+    epoch.over_us = epoch.broken_us = epoch.all_broken_us = -1;
     for (Part& part : epoch.parts) {
+      part.lost_another = false;
       part.connection = 0;
       part.back = false;
     }
@@ -349,6 +353,7 @@ void GroupPromises::CheckWaits(int64_t now_us) const {
       waits("it is silent", std::max(heard_us, part.since_us), lease_us_);
       if (epoch.over_us >= 0) waits("its group has lost another", epoch.over_us, 0);
       if (epoch.broken_us >= 0) waits("its group is broken", epoch.broken_us, kBrokenUs);
+      if (epoch.all_broken_us >= 0) waits("all are cut off", epoch.all_broken_us, 0);
     }
   }
 }

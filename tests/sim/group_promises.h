@@ -79,14 +79,16 @@ class GroupPromises {
     int64_t since_us = 0;               // its order was sent
     bool back = true;                   // or a coordinator of before has died, and it is not
     bool resumes = false;               // it is back, and has got no window since
+    bool lost_another = false;          // as it said
   };
   struct Epoch {
     const BaseModel* model = nullptr;
     std::string numerics_id;
     std::vector<Part> parts;
-    int64_t over_us = -1;    // since when it is, as the coordinator knows; -1: it is not
-    int64_t broken_us = -1;  // since when it knows that a stage has lost another
-    bool dissolved = false;  // a worker was told so: the store has it no more
+    int64_t over_us = -1;        // since when it is, as the coordinator knows; -1: it is not
+    int64_t broken_us = -1;      // since when it knows that a stage has lost another
+    int64_t all_broken_us = -1;  // likewise, that each has
+    bool dissolved = false;      // a worker was told so: the store has it no more
   };
   struct Hearing {
     int64_t newest_us = 0;

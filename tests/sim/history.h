@@ -18,9 +18,10 @@ struct History {
   int workers_min = 1;                // with fewer some job would fit nowhere
 };
 
-// One seed in kStagesEvery has base models that need several workers.
+// One seed in kStagesEvery has base models that need several workers, and one in kRestlessEvery has
+// workers and coordinators that die for a minute.
 History DrawHistory(uint64_t seed);  // draw_history.cc
-inline constexpr uint64_t kStagesEvery = 4;
+inline constexpr uint64_t kStagesEvery = 4, kRestlessEvery = 64;
 
 // With these of its happenings alone, and so many of its workers, or workers_min.
 History Part(const History& history, const std::vector<int>& numbers, int workers);

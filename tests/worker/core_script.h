@@ -61,7 +61,7 @@ struct EffectText {
     return absl::StrCat("form group of epoch ", e.order.epoch());
   }
   std::string operator()(const Connect& e) const {
-    return absl::StrCat("connect ", e.order.endpoints_size(), " stages");
+    return absl::StrCat("connect ", e.order.endpoints_size(), " stages, lease ", e.lease_ms, " ms");
   }
   std::string operator()(const LeaveGroup&) const { return "leave group"; }
   std::string operator()(const BeginWindow& e) const {
@@ -132,10 +132,10 @@ class Script {
   Lines Hears(v1::CoordinatorMessage message) {
     return Happens(CoordinatorSaid{stream, std::move(message)});
   }
-  Lines Welcome(bool adopted) {
+  Lines Welcome(bool adopted, int32_t lease_ms = 10'000) {
     v1::CoordinatorMessage message;
     message.mutable_welcome()->set_adopted(adopted);
-    message.mutable_welcome()->set_lease_ms(10'000);
+    message.mutable_welcome()->set_lease_ms(lease_ms);
     return Hears(std::move(message));
   }
   Lines Form(int64_t epoch) {

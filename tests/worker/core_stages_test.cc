@@ -24,11 +24,11 @@ void Join(Script* s) {
 TEST_CASE("a stage is formed, then connected, then has its windows") {
   Script s;
   s.Happens(Started{});
-  s.Welcome(false);
+  s.Welcome(false, 4'000);
   CHECK(s.FormStages(1, 3) == Lines{"form group of epoch 1"});
   CHECK(s.Done().empty());
   CHECK(s.core().idle());
-  CHECK(s.Connect(1, 3) == Lines{"connect 3 stages"});
+  CHECK(s.Connect(1, 3) == Lines{"connect 3 stages, lease 4000 ms"});
   CHECK_FALSE(s.core().idle());
   s.Wait(250);
   CHECK(s.Done() == Lines{"say 1.1 Connected in 0.25 s"});
@@ -42,7 +42,7 @@ TEST_CASE("Connect may come before the engine has answered, and waits for it") {
   s.Welcome(false);
   s.FormStages(1, 3);
   CHECK(s.Connect(1, 3).empty());
-  CHECK(s.Done() == Lines{"connect 3 stages"});
+  CHECK(s.Done() == Lines{"connect 3 stages, lease 10000 ms"});
 }
 
 TEST_CASE("a Connect of another epoch is ignored; an impossible one ends the group") {
@@ -95,7 +95,8 @@ TEST_CASE("a stage that cannot be reached is lost, with what the transport says"
   CHECK(s.core().held().epoch == 1);  // until its report is acknowledged
   CHECK(s.FormStages(2, 3) == Lines{"form group of epoch 2"});
   CHECK(s.Done().empty());
-  CHECK(s.Connect(2, 3) == Lines{"connect 3 stages"});  // another epoch, another way
+  CHECK(s.Connect(2, 3) ==
+        Lines{"connect 3 stages, lease 10000 ms"});  // another epoch, another way
 }
 
 TEST_CASE("a stage that goes in mid-window is lost, and no window is to blame") {

@@ -147,7 +147,7 @@ void WorkerCore::State::GoOn() {
   if (!formed_) return;
   if (connect_.has_value()) {
     connect_begun_ms_ = now_ms_;
-    return Order(Connect{*std::exchange(connect_, std::nullopt)}, Doing::kConnecting);
+    return Order(Connect{*std::exchange(connect_, std::nullopt), lease_ms_}, Doing::kConnecting);
   }
   if (reports_.kept().size() >= kReportsMax) return;
   if (SaveWhatWasPutOff()) return;

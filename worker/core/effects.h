@@ -41,6 +41,7 @@ struct FormGroup {
 // Of several stages: this one is joined with the others.
 struct Connect {
   v1::Connect order;
+  int64_t lease_ms = 0;  // the coordinator's: no stage waits longer for a host that is cut off
 };
 
 // Group and slots go. No upload is under way.

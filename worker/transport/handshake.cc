@@ -114,6 +114,44 @@ absl::StatusOr<FileDescriptor> Introduce(int stage, v1::StageHello::Purpose purp
   return socket;
 }
 
+// The log's lines about connections that are refused: the first at once, then one a second at most,
+// which counts those that had none. The last ones are told at the end.
+class RefusalLog {
+ public:
+  explicit RefusalLog(int stage) : stage_(stage) {}
+  RefusalLog(const RefusalLog&) = delete;
+  RefusalLog& operator=(const RefusalLog&) = delete;
+  ~RefusalLog() { Write(); }
+
+  void Note(const std::string& peer, const std::string& why) {
+    ++count_;
+    latest_ = absl::StrCat(peer, ": ", why);
+    Tell();
+  }
+  // What is due.
+  void Tell() {
+    if (std::chrono::steady_clock::now() >= next_) Write();
+  }
+  Deadline next() const { return count_ == 0 ? Deadline::max() : next_; }
+
+ private:
+  void Write() {
+    if (count_ == 0) return;
+    const std::string before =
+        count_ == 1 ? "" : absl::StrCat(" (and ", count_ - 1, " more before it)");
+    spdlog::warn("stage {} refuses a connection of {}{}", stage_, latest_, before);
+    count_ = 0;
+    next_ = In(kEveryMs);
+  }
+
+  static constexpr int64_t kEveryMs = 1'000;
+
+  const int stage_;
+  int64_t count_ = 0;  // that no line has told of
+  std::string latest_ = {};
+  Deadline next_ = Deadline::min();
+};
+
 // Takes the connections of the stages behind this one.
 class Reception {
  public:
@@ -132,6 +170,7 @@ class Reception {
 
   absl::Status Run(Deadline deadline) {
     while (!awaited_.empty()) {
+      refusals_.Tell();
       const auto now = std::chrono::steady_clock::now();
       if (now >= deadline) {
         return absl::DeadlineExceededError(absl::StrCat(
@@ -154,6 +193,7 @@ class Reception {
   // A connection that has not said who it is.
   struct Guest {
     FileDescriptor socket;
+    std::string peer;
     HelloReader reader;
     Deadline until;
   };
@@ -164,14 +204,22 @@ class Reception {
       fds.push_back({guest.socket.get(), POLLIN, 0});
       deadline = std::min(deadline, guest.until);
     }
+    deadline = std::min(deadline, refusals_.next());
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
         deadline - std::chrono::steady_clock::now());
     poll(fds.data(), fds.size(), static_cast<int>(std::max<int64_t>(left.count(), 0)) + 1);
     if (fds[0].revents != 0) return absl::CancelledError("interrupted");
-    if (fds[1].revents == 0 || guests_.size() >= kGuestsMax) return absl::OkStatus();
+    if (fds[1].revents == 0) return absl::OkStatus();
     auto accepted = Accept(listening_.get(), options_.silence_ms);
-    if (accepted.ok()) guests_.push_back({*std::move(accepted), {}, In(options_.hello_ms)});
-    return absl::OkStatus();  // who hangs up at once does not matter
+    if (!accepted.ok()) return absl::OkStatus();  // who hangs up at once does not matter
+    // A stage says hello at once: who has been silent for longest is the least likely to be one.
+    if (guests_.size() == kGuestsMax) {
+      Refuse(guests_.front(), "it has not said who it is, and others wait", false);
+      guests_.erase(guests_.begin());
+    }
+    std::string peer = PeerOf(accepted->get());
+    guests_.push_back({*std::move(accepted), std::move(peer), {}, In(options_.hello_ms)});
+    return absl::OkStatus();
   }
 
   // True: the guest is dealt with.
@@ -202,7 +250,7 @@ class Reception {
   }
 
   bool Refuse(Guest& guest, const std::string& why, bool answers) {
-    spdlog::warn("stage {} refuses a connection: {}", me_.stage, why);
+    refusals_.Note(guest.peer, why);
     if (!answers) return true;
     v1::StageHello hello = HelloOf(me_, v1::StageHello::PURPOSE_UNSPECIFIED);
     hello.set_refusal(why);
@@ -218,7 +266,8 @@ class Reception {
   const WakeUp& wake_up_;
   Connections* const connections_;
   std::vector<std::pair<v1::StageHello::Purpose, int>> awaited_;
-  std::vector<Guest> guests_;
+  std::vector<Guest> guests_;  // the newest last
+  RefusalLog refusals_{me_.stage};
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,12 +12,14 @@
 
 namespace lorad::worker {
 
-// What both sides of a connection must say alike, but for the stage.
+// What both sides of a connection must say alike, but for the stage and the lease.
 struct StageIdentity {
   int64_t epoch = 0;
   int stage = 0;
   int stages = 1;
   std::string numerics_id;
+  // For how long the coordinator waits for a worker that is silent. It is not said.
+  int64_t lease_ms = std::numeric_limits<int64_t>::max();
 };
 
 // A stage that the others can reach, before they have. Threads: Interrupt may come from any, the

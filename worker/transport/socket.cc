@@ -15,6 +15,9 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace lorad::worker {
@@ -95,6 +98,34 @@ absl::StatusOr<Endpoint> ParseEndpoint(std::string_view text) {
   return endpoint;
 }
 
+absl::Status CheckOwnHost(const std::string& host) {
+  const auto wrong = [&host](std::string_view why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", absl::CHexEscape(host), "' ", std::string(why)));
+  };
+  const bool has_port = std::count(host.begin(), host.end(), ':') == 1;
+  if (has_port || absl::StrContains(host, '[')) {
+    return wrong(
+        "is to be a name or an address alone: no brackets, and no port, which is a free one");
+  }
+  const bool of_host = std::all_of(host.begin(), host.end(), [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '-' || c == '_' || c == ':' || c == '%';
+  });
+  if (host.empty() || !of_host) return wrong("is no name and no address");
+  const auto addresses = Resolve(host, "0", AI_PASSIVE);
+  if (!addresses.ok()) return wrong("is no name that this machine knows, and no address");
+  const sockaddr* const first = (*addresses)->ai_addr;
+  const bool wildcard =
+      first->sa_family == AF_INET
+          ? reinterpret_cast<const sockaddr_in*>(first)->sin_addr.s_addr == INADDR_ANY
+          : IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6*>(first)->sin6_addr);
+  if (wildcard) return wrong("stands for all addresses, and others need one");
+  const auto listening = Listen(host);
+  if (listening.ok()) return absl::OkStatus();
+  return wrong(absl::StrCat("is of no interface of this machine (",
+                            std::string(listening.status().message()), ")"));
+}
+
 absl::StatusOr<Listening> Listen(const std::string& host) {
   const auto addresses = Resolve(host, "0", AI_PASSIVE);
   if (!addresses.ok()) return addresses.status();
@@ -144,6 +175,20 @@ absl::StatusOr<FileDescriptor> Dial(const std::string& endpoint, int64_t silence
   if (error == 0) return dialled;
   errno = error;
   return Failed(absl::StrCat("cannot reach ", endpoint));
+}
+
+std::string PeerOf(int fd) {
+  sockaddr_storage peer = {};
+  socklen_t length = sizeof(peer);
+  char host[NI_MAXHOST] = {};
+  char port[NI_MAXSERV] = {};
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0 ||
+      getnameinfo(reinterpret_cast<const sockaddr*>(&peer), length, host, sizeof(host), port,
+                  sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "?";
+  }
+  const bool v6 = peer.ss_family == AF_INET6;
+  return absl::StrCat(v6 ? "[" : "", host, v6 ? "]:" : ":", port);
 }
 
 // A connected datagram socket has its route looked up, and with it its own address.

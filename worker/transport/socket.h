@@ -49,6 +49,10 @@ struct Endpoint {
 };
 absl::StatusOr<Endpoint> ParseEndpoint(std::string_view text);
 
+// Whether `host` is a name or an address of this machine at which one can listen for others: no
+// port, no wildcard, an interface has it. INVALID_ARGUMENT with what is wrong.
+absl::Status CheckOwnHost(const std::string& host);
+
 // A socket that listens on a free port of `host`, and which one that is.
 struct Listening {
   FileDescriptor socket;
@@ -61,6 +65,9 @@ absl::StatusOr<FileDescriptor> Accept(int listening, int64_t silence_ms);
 // UNAVAILABLE where nobody listens or no way leads there, DEADLINE_EXCEEDED, CANCELLED by `wake_up`.
 absl::StatusOr<FileDescriptor> Dial(const std::string& endpoint, int64_t silence_ms,
                                     Deadline deadline, const WakeUp& wake_up);
+
+// Who is at the other end, "10.0.0.2:40000" or "[::1]:40000"; "?" where it has gone.
+std::string PeerOf(int fd);
 
 // The address of this machine from which `endpoint` is reached; nothing is sent. Errors as Dial's.
 absl::StatusOr<std::string> LocalAddressTowards(const std::string& endpoint);

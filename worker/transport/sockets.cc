@@ -445,12 +445,14 @@ absl::StatusOr<std::unique_ptr<Transport>> SocketsListener::Join(
     const StageIdentity& me, const std::vector<std::string>& endpoints) {
   const absl::Status fits = CheckStage(me, endpoints);
   if (!fits.ok()) return fits;
+  SocketsOptions options = options_;
+  options.silence_ms = std::min(options.silence_ms, me.lease_ms);
   const auto dial = [&](v1::StageHello::Purpose, int stage, Deadline deadline) {
-    return Dial(endpoints[static_cast<size_t>(stage)], options_.silence_ms, deadline, wake_up_);
+    return Dial(endpoints[static_cast<size_t>(stage)], options.silence_ms, deadline, wake_up_);
   };
-  auto connections = Shake(socket_, me, endpoints, dial, options_, wake_up_);
+  auto connections = Shake(socket_, me, endpoints, dial, options, wake_up_);
   if (!connections.ok()) return connections.status();
-  return TransportOver(*std::move(connections), me, options_);
+  return TransportOver(*std::move(connections), me, options);
 }
 
 }  // namespace lorad::worker

@@ -13,9 +13,12 @@
 namespace lorad::worker {
 
 struct SocketsOptions {
-  int64_t join_ms = 10'000;     // until all stages are connected
-  int64_t hello_ms = 2'000;     // until a connection says who it is
-  int64_t silence_ms = 10'000;  // a peer whose kernel does not answer for so long is gone
+  int64_t join_ms = 10'000;  // until all stages are connected
+  int64_t hello_ms = 2'000;  // until a connection says who it is
+  // A peer whose kernel does not answer for so long is gone, or for the coordinator's lease if that
+  // is shorter (StageIdentity): a host that is cut off from its neighbour alone holds up its group
+  // no longer than one that is cut off from the coordinator.
+  int64_t silence_ms = 10'000;
   // Of every wait for a peer that lives: the last resort (transport.h). A window's loads and saves
   // take seconds and minutes.
   int64_t wait_ms = 3'600'000;

@@ -93,8 +93,10 @@ std::map<std::string, WorkerState>::iterator Cluster::Erase(
 
 void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello,
                       worker::v1::Welcome welcome) {
-  WorkerState& worker = workers_[hello.worker()];
+  const auto [entry, is_new] = workers_.try_emplace(hello.worker());
+  WorkerState& worker = entry->second;
   assert(worker.connection == 0);
+  if (is_new) grown_us_ = turn_.now_us();
   worker.awaited = false;
   worker.connections++;
   worker.connection = connection;

@@ -52,6 +52,8 @@ class Cluster {
   // ---- finding ----
   const std::map<std::string, WorkerState>& all() const { return workers_; }
   bool empty() const { return workers_.empty(); }
+  // When a worker came last whom nobody knew; 0: none since the start.
+  int64_t grown_us() const { return grown_us_; }
   std::vector<WorkerState*> Connected();
   // Null where there is none.
   WorkerState* Find(const std::string& name);
@@ -143,6 +145,7 @@ class Cluster {
   const CoreOptions& options_;
   Turn& turn_;
   std::map<std::string, WorkerState> workers_;
+  int64_t grown_us_ = 0;
   Fits fits_;
   int64_t tick_us_ = 0;  // when the next is due; 0 = none is set
 };

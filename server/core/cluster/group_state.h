@@ -56,6 +56,7 @@ struct StageState {
   bool formed = false;        // and
   bool connected = false;     // of several: with the others
   bool returned = false;      // kReturning: its worker is back
+  bool lost_another = false;  // as its worker says
   StageOrders orders = {};
   int64_t last_report = 0;
   int64_t reserved_bytes = 0;
@@ -70,7 +71,7 @@ struct GroupState {
     kCutting,    // Cut is sent, CutAnswer awaited
     kDraining,   // CutAt is sent (or nothing was at hand), WindowDone of all awaited
     kSaving,     // last saves are under way, then it is dissolved
-    kBroken,     // a stage has lost another: it is awaited which worker is gone, if any is
+    kBroken,     // a stage has lost another: it is awaited which worker is gone, or that all live
     kReturning,  // of before this start: its workers are awaited (forming.cc)
   };
   enum class Then { kGoOn, kReform, kStop };  // after a cut; the higher one wins

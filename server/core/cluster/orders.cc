@@ -176,7 +176,9 @@ void CutPlaces(planner::PlacesInFlight& places, int64_t first_dropped,
                const std::set<std::string>& cut_jobs) {
   for (Place& place : places) {
     std::erase_if(place.ends, [&](const auto& end) { return cut_jobs.contains(end.job); });
-    if (place.number >= first_dropped) place.kind = OperationKind::kNoop;
+    if (place.number < first_dropped) continue;
+    place.kind = OperationKind::kNoop;
+    place.tokens = 0;
   }
   if (!AnyInFlight(places)) places.clear();
 }

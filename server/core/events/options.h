@@ -13,6 +13,8 @@ struct CoreOptions {
   int32_t microbatch_tokens = 0;  // 0: as suits the device (planner/schedule/view.h)
   int64_t heartbeat_ms = 1000;
   int64_t lease_ms = 30'000;  // a worker silent for so long is lost
+  // A job that fits nowhere is not judged before no new worker has come for so long.
+  int64_t join_ms = 10'000;
   // A worker that is alive and says nothing of what it was asked is lost after so many times what
   // that should take, but not before the floor.
   double patience = 10;

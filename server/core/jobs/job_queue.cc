@@ -25,8 +25,8 @@ JobQueue::Key JobQueue::KeyOf(const JobState& job) {
 std::string JobQueue::ShapeOf(const JobState& job) const {
   const v1::Job& content = job.job();
   return absl::StrCat(Resumes(job), "/", job.record.company_max(), "/", content.priority(), "/",
-                      job.record.longest_tokens(), "/", ShapeOfAdapter(content.adapter()).ToText(),
-                      "/", content.base_model(), "/",
+                      job.record.longest_tokens(), "/", job.adapter.ToText(), "/",
+                      content.base_model(), "/",
                       absl::StrJoin(quotas_.HeldBy(content.labels()), ","));
 }
 
@@ -44,6 +44,7 @@ bool JobQueue::Withhold(JobState& job) {
 }
 
 void JobQueue::Enter(JobState& job) {
+  if (job.adapter.parts.empty()) job.adapter = ShapeOfAdapter(job.job().adapter());
   queue_[KeyOf(job)] = &job;
   Offer(job);
   places_known_ = false;
@@ -76,12 +77,18 @@ void JobQueue::ChangeShapes(absl::FunctionRef<void()> change) {
   for (JobState* job : offered) Offer(*job);
 }
 
-int JobQueue::PlaceOf(const JobState& job) const {
-  if (!places_known_) {
-    int place = 0;
-    for (const auto& [key, queued] : queue_) queued->place = ++place;
-    places_known_ = true;
+void JobQueue::CountPlaces() const {
+  if (places_known_) return;
+  order_.clear();
+  for (const auto& [key, queued] : queue_) {
+    order_.push_back(queued);
+    queued->place = static_cast<int>(order_.size());
   }
+  places_known_ = true;
+}
+
+int JobQueue::PlaceOf(const JobState& job) const {
+  CountPlaces();
   return job.place;
 }
 
@@ -91,6 +98,9 @@ void JobQueue::Postpone(JobState& job, int64_t until_us) {
   if (job.state() == v1::Job::QUEUED) Withhold(job);
   postponed_.erase({job.passing->until_us, job.name()});
   job.passing->until_us = until_us;
+  job.record.mutable_wait()->set_until_us(turn_.wall_us() + until_us - turn_.now_us());
+  job.record.mutable_wait()->set_tries(job.passing->tries);
+  job.record.mutable_wait()->set_why(job.why);
   postponed_.insert({until_us, job.name()});
   SetTimer();
 }
@@ -99,6 +109,7 @@ void JobQueue::EndPassing(JobState& job) {
   if (!job.passing) return;
   postponed_.erase({job.passing->until_us, job.name()});
   job.passing.reset();
+  job.record.clear_wait();
 }
 
 std::vector<std::string> JobQueue::TakeDue() {
@@ -146,9 +157,8 @@ std::vector<const JobState*> JobQueue::View(const std::set<std::string_view>& me
 }
 
 std::vector<JobState*> JobQueue::All() const {
-  std::vector<JobState*> all;
-  for (const auto& [key, job] : queue_) all.push_back(job);
-  return all;
+  CountPlaces();
+  return order_;
 }
 
 // ---- invariants ----

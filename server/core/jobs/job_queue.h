@@ -43,7 +43,7 @@ class JobQueue {
   // Changes what the shapes of all jobs depend on: the quotas.
   void ChangeShapes(absl::FunctionRef<void()> change);
   // It is not tried before that time; of a job that is not in the queue the time alone is kept.
-  // REQUIRES: job.passing.
+  // The record says so too (WaitRecord). REQUIRES: job.passing.
   void Postpone(JobState& job, int64_t until_us);
   // The failure has passed, or the job has ended: job.passing is null after it.
   void EndPassing(JobState& job);
@@ -73,12 +73,15 @@ class JobQueue {
   // The order: who resumes, then by priority, then by arrival.
   using Key = std::tuple<bool, int32_t, int64_t>;
   static Key KeyOf(const JobState& job);
+  void CountPlaces() const;
   std::string ShapeOf(const JobState& job) const;
   bool Withhold(JobState& job);  // whether it was offered
 
   Turn& turn_;
   const Quotas& quotas_;
   std::map<Key, JobState*> queue_;
+  // All in their order, and JobState::place of each, where they are known.
+  mutable std::vector<JobState*> order_;
   mutable bool places_known_ = true;
   // Those of the queue that may be placed now, by their shape.
   std::map<std::string, std::map<Key, JobState*>> shapes_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lorad/v1/jobs.pb.h"
+#include "planner/cost/memory.h"
 #include "server/core/events/records.pb.h"
 #include "server/core/jobs/job_forecast.h"
 
@@ -56,6 +57,7 @@ struct JobState {
   std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent steps
   int commits = 0;                               // checkpoints that are being written
   int place = 0;                                 // in the queue, from 1
+  planner::AdapterShape adapter;                 // job().adapter(), known once it has been queued
   bool resumes = false;                          // queued, and before those that have not begun
   int64_t since_us = 0;                          // in the queue, or in its group
   int64_t moved_us = 0;                          // when it was moved last; 0 = never

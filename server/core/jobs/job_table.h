@@ -111,8 +111,14 @@ class JobTable {
   // The job, QUEUED and withheld until now, may be placed.
   void Offer(JobState& job) { queue_.Offer(job); }
   // As JobQueue has them.
-  void Postpone(JobState& job, int64_t until_us) { queue_.Postpone(job, until_us); }
-  void EndPassing(JobState& job) { queue_.EndPassing(job); }
+  void Postpone(JobState& job, int64_t until_us) {
+    queue_.Postpone(job, until_us);
+    Touch(job);  // its record has the wait
+  }
+  void EndPassing(JobState& job) {
+    if (job.passing) Touch(job);  // its record has the wait
+    queue_.EndPassing(job);
+  }
   std::vector<std::string> TakeDue() { return queue_.TakeDue(); }
   void SetPostponedTimer() { queue_.SetTimer(); }
   void ChangeQuotas(absl::FunctionRef<void()> change) {

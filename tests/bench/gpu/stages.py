@@ -54,7 +54,8 @@ def main():
         tell(f"    {what}: microbatches of {group['capacity_tokens']} tokens at most, {group['adapters_per_microbatch']:.1f} "
              f"adapters in each, {group.get('recomputation')}")
     for number, stage in enumerate(together["group"]["stages"]):
-        tell(f"    stage {number}: busy {100 * stage['busy']:.1f} %, transfer {100 * stage['transfer']:.1f} %")
+        tell(f"    stage {number}: busy {100 * stage['busy']:.1f} %, transfer {100 * stage['transfer']:.1f} %, "
+             f"{together['peak_bytes'][number] / 2**30:.2f} GiB used, {together['estimated_bytes'][number] / 2**30:.2f} estimated")
     trace = together["trace"]
     tell(f"    bubble {100 * trace['bubble_ratio']:.2f} % over {len(trace['microbatches'])} microbatches, {100 * trace['simulated_bubble_ratio']:.2f} % "
          f"of the same operations without waits; one GPU alone idle {100 * alone['trace']['bubble_ratio']:.2f} %")
@@ -62,8 +63,8 @@ def main():
         options.trace.write_text(together["chrome_trace"])
     ratio = together["tokens_per_second"] / alone["tokens_per_second"]
     tell(f"{SETTING['model']}: {alone['tokens_per_second']:,.0f} tokens/s on one GPU, {together['tokens_per_second']:,.0f} on "
-         f"{STAGES} as stages, {ratio:.3f} times as many (bar {BAR}); {alone['peak_bytes'] / 2**30:.1f} and "
-         f"{together['peak_bytes'] / 2**30:.1f} GiB used on the first")
+         f"{STAGES} as stages, {ratio:.3f} times as many (bar {BAR}); alone {alone['peak_bytes'][0] / 2**30:.2f} GiB used, "
+         f"{alone['estimated_bytes'][0] / 2**30:.2f} estimated")
     if options.json:
         options.json.write_text(json.dumps({"alone": alone["tokens_per_second"], "stages": together["tokens_per_second"],
                                             "ratio": ratio}, indent=2) + "\n")

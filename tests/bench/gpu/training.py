@@ -51,10 +51,10 @@ FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 
 
 def used_bytes():
-    """Of GPU 0, as the driver counts them."""
-    out = subprocess.run(["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+    """Of each GPU, as the driver counts them."""
+    out = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
                          capture_output=True, text=True, check=True).stdout
-    return int(out.strip()) << 20
+    return [int(line) << 20 for line in out.split()]
 
 
 def lengths_of(setting, rng, count):
@@ -86,9 +86,14 @@ def submit(house, setting, vocabulary, steps):
         })
     asked = house.folder / "estimate.json"
     asked.write_text(json.dumps(jobs[0]))
-    memory = house.object("estimate", "-f", asked)["peak_memory_bytes"]
-    # Of a group with the first job alone, and what each further one brings.
-    expected = memory["total"] + (len(jobs) - 1) * (memory["adapters"] + memory["optimizer"])
+    estimate = house.object("estimate", "-f", asked)
+    memory = estimate["peak_memory_bytes"]
+    # Of a group with the first job alone, and what each further one brings: to a stage by its blocks.
+    further = (len(jobs) - 1) * (memory["adapters"] + memory["optimizer"])
+    expected = [memory["total"] + further]
+    if stages := estimate.get("stages"):
+        blocks = [stage["end_block"] - stage["first_block"] for stage in stages]
+        expected = [stage["bytes"] + further * count / sum(blocks) for stage, count in zip(stages, blocks)]
     return expected, [house.submit(job) for job in jobs]
 
 
@@ -106,7 +111,7 @@ def measure(house, names, steps):
     """Tokens a second between two moments at which all jobs are running; bytes at most; the group shortly before the end, and
     its trace."""
     pace = Pace(WARM_UP_STEPS)
-    peak, group, trace = 0, None, None
+    peak, group, trace = [], None, None
     while True:
         tokens, step, ended = tokens_done(house, names)
         now = time.perf_counter()
@@ -157,12 +162,14 @@ def run_lorad(setting, steps, stages=1, transport="auto"):
         estimated, names = submit(house, setting, vocabulary, steps)
         speed, peak, group, trace = measure(house, names, steps)
         chrome_trace = (house.folder / "trace.json").read_text()
+        devices = {worker["name"]: int(worker["device"].split(":")[1]) for worker in house.objects("worker", "ls")}
         jobs = house.wait(names)
         packed = sum(job["adapters_per_microbatch"] for job in jobs) / len(jobs)
         log = house.log()
     house.clear()
-    return {"tokens_per_second": speed, "peak_bytes": peak - before, "adapters_per_microbatch": packed,
-            "estimated_bytes": estimated, "step_ms": 1000 * setting["tokens"] / speed, "log": log, "group": group, "trace": trace,
+    seats = [devices[worker] for worker in group["workers"]]
+    return {"tokens_per_second": speed, "peak_bytes": [peak[device] - before[device] for device in seats],
+            "adapters_per_microbatch": packed, "estimated_bytes": estimated, "step_ms": 1000 * setting["tokens"] / speed, "log": log, "group": group, "trace": trace,
             "chrome_trace": chrome_trace}
 
 
@@ -211,7 +218,7 @@ def main():
         results[name] = {"lorad": ours, "peft": peft, "bar": setting.get("bar")}
         bar = f" (bar {setting['bar']:,})" if "bar" in setting else ""
         tell(f"{name}: {ours['tokens_per_second']:,.0f} tokens/s{bar}, {ours['adapters_per_microbatch']:.2f} "
-             f"adapters a microbatch, {ours['peak_bytes'] / 2**30:.3f} GiB used, {ours['estimated_bytes'] / 2**30:.3f} GiB estimated")
+             f"adapters a microbatch, {ours['peak_bytes'][0] / 2**30:.3f} GiB used, {ours['estimated_bytes'][0] / 2**30:.3f} GiB estimated")
         if options.trace:
             print_trace(options.trace, name)
         if peft:

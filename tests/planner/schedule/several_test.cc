@@ -192,12 +192,12 @@ TEST_CASE("What a waiting job needs is kept from those behind it") {
                  {Narrow("a", 1)})) == "dissolve #1 g: a");
 }
 
-TEST_CASE("Microbatches are as many as stages, where a step has the tokens") {
+TEST_CASE("Several workers have room for microbatches as long as fit, whatever the steps") {
   DeviceShape gpu{.kind = DeviceKind::kCuda, .multiprocessors = 132, .value_bytes = 2};
-  const auto capacity = [&](int64_t step_tokens, int32_t stages) {
+  const auto capacity = [&](int64_t step_tokens, int32_t stages, int64_t gib) {
     std::vector<WorkerView> workers;
     for (int32_t i = 0; i < stages; ++i) {
-      WorkerView worker{"w" + std::to_string(i), int64_t{78} << 30, gpu, true};
+      WorkerView worker{"w" + std::to_string(i), gib << 30, gpu, true};
       worker.numerics_id = "n";
       workers.push_back(worker);
     }
@@ -210,11 +210,12 @@ TEST_CASE("Microbatches are as many as stages, where a step has the tokens") {
     REQUIRE(decision.shape.recomputation == Recomputation::kNothing);
     return decision.shape.capacity_tokens;
   };
-  CHECK(capacity(4 * 1024, 4) == 1024);
-  CHECK(capacity(8 * 1024, 4) == 2048);
-  CHECK(capacity(32 * 1024, 4) == 8192);
-  CHECK(capacity(32 * 1024, 2) == 8192);
-  CHECK(capacity(1024, 2) == 1024);
+  for (const int64_t step_tokens : {1024, 4 * 1024, 32 * 1024}) {
+    CHECK(capacity(step_tokens, 2, 78) == 8192);
+    CHECK(capacity(step_tokens, 4, 78) == 8192);
+    CHECK(capacity(step_tokens, 2, 39) == 4096);
+    CHECK(capacity(step_tokens, 4, 19) == 2048);
+  }
 }
 
 TEST_CASE("A pipeline is as fast as its slowest stage lets it be") {

@@ -300,7 +300,7 @@ TEST_CASE("Two stages: what is in flight is left, and taken over") {
         "RECV F0<0; F0; B0; SEND B0>0; NORM_UP a/1; RECV F1<0; F1; B1; SEND B1>0; NORM_UP b/1; "
         "CLIP_DOWN a/1; STEP a/1 lr=1");
   REQUIRE(left.size() == 1);
-  CHECK(left[0] == Place{1, OperationKind::kForward, {{"b", 1, 1, false}}});
+  CHECK(left[0] == Place{1, OperationKind::kForward, {{"b", 1, 1, false}}, 10});
   // b is freed behind its step, c loaded behind that, a goes on meanwhile.
   OrderInput second;
   second.stages = 2;

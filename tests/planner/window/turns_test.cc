@@ -13,7 +13,7 @@
 namespace lorad::planner {
 namespace {
 
-using Turns = std::vector<std::vector<size_t>>;
+using Groups = std::vector<std::vector<size_t>>;
 
 PlacesInFlight InFlight(const std::vector<std::string>& jobs) {
   PlacesInFlight places;
@@ -21,26 +21,56 @@ PlacesInFlight InFlight(const std::vector<std::string>& jobs) {
   return places;
 }
 
-TEST_CASE("As few turns as keep stages from waiting for a Step") {
-  const std::vector<TurnJob> jobs = {{"a", 1000}, {"b", 1000}, {"c", 1000}, {"d", 1000}};
-  // Nothing is to lie between: all share.
-  CHECK(TakeTurns(jobs, 500, 0, {}) == Turns{{0, 1, 2, 3}});
-  // Of two turns each has four microbatches.
-  CHECK(TakeTurns(jobs, 500, 1, {}) == Turns{{0, 1}, {2, 3}});
-  CHECK(TakeTurns(jobs, 500, 4, {}) == Turns{{0, 1}, {2, 3}});
-  // Of three the largest has four of eight, of four each has two.
-  CHECK(TakeTurns(jobs, 500, 5, {}) == Turns{{0}, {1}, {2}, {3}});
-  // Never enough.
-  CHECK(TakeTurns(jobs, 5000, 9, {}) == Turns{{0}, {1}, {2}, {3}});
-  CHECK(TakeTurns({{"a", 1}}, 5000, 3, {}) == Turns{{0}});
-  CHECK(TakeTurns({}, 5000, 3, {}).empty());
+// Jobs a, b, .. of so many tokens each, in sequences of 500 at most.
+std::vector<TurnJob> Jobs(int count, int64_t tokens) {
+  std::vector<TurnJob> jobs;
+  for (int j = 0; j < count; ++j)
+    jobs.push_back({std::string(1, static_cast<char>('a' + j)), tokens, 500});
+  return jobs;
+}
+
+TEST_CASE("Turns and microbatches are as few as leave enough between two batches of a job") {
+  struct Case {
+    std::string what;
+    int jobs;
+    int64_t tokens, capacity, between, chosen;
+    size_t turns;
+  };
+  for (const Case& c : {
+           Case{"nothing is to lie between: all share", 4, 2000, 1024, 0, 1024, 1},
+           Case{"two turns of four microbatches each", 4, 2000, 1024, 1, 1024, 2},
+           Case{"one a turn leaves the most between", 4, 2000, 1024, 4, 1024, 4},
+           Case{"long microbatches, for there are enough", 4, 14'600, 8192, 2, 8192, 4},
+           Case{"shorter ones, for four would be few", 4, 3650, 8192, 2, 2048, 4},
+           Case{"a batch of each is one microbatch, not all of them", 4, 1024, 8192, 3, 8192, 4},
+           Case{"alone: many short ones drain less", 1, 14'600, 8192, 2, 1024, 1},
+           Case{"alone on one stage: long ones", 1, 14'600, 8192, 0, 8192, 1},
+       }) {
+    INFO(c.what);
+    const Turns turns = TakeTurns(Jobs(c.jobs, c.tokens), {c.capacity, c.between}, {});
+    CHECK(turns.capacity_tokens == c.chosen);
+    CHECK(turns.groups.size() == c.turns);
+  }
+  CHECK(TakeTurns({}, {5000, 3}, {}).groups.empty());
+}
+
+TEST_CASE(
+    "No microbatch is planned shorter than a sequence, or than the capacity where that is short") {
+  CHECK(TakeTurns({{"a", 14'600, 3000}}, {8192, 2}, {}).capacity_tokens == 4096);
+  CHECK(TakeTurns({{"a", 14'600, 5000}}, {8192, 2}, {}).capacity_tokens == 8192);
+  CHECK(TakeTurns({{"a", 14'600, 100}}, {512, 2}, {}).capacity_tokens == 512);
+  CHECK(TakeTurns({{"a", 14'600, 100}}, {1500, 2}, {}).capacity_tokens == 1500);
 }
 
 TEST_CASE("Who is in flight keeps its turn, and who is not comes by name") {
-  const std::vector<TurnJob> jobs = {{"d", 1000}, {"a", 1000}, {"b", 1000}, {"c", 1000}};
-  CHECK(TakeTurns(jobs, 500, 4, {}) == Turns{{1, 2}, {3, 0}});
-  CHECK(TakeTurns(jobs, 500, 4, InFlight({"b", "a"})) == Turns{{3, 0}, {2, 1}});
-  CHECK(TakeTurns(jobs, 500, 4, InFlight({"gone", "a"})) == Turns{{2, 3}, {0, 1}});
+  const std::vector<TurnJob> jobs = {
+      {"d", 2000, 9}, {"a", 2000, 9}, {"b", 2000, 9}, {"c", 2000, 9}};
+  const auto groups = [&](const PlacesInFlight& before) {
+    return TakeTurns(jobs, {1024, 1}, before).groups;
+  };
+  CHECK(groups({}) == Groups{{1, 2}, {3, 0}});
+  CHECK(groups(InFlight({"b", "a"})) == Groups{{3, 0}, {2, 1}});
+  CHECK(groups(InFlight({"gone", "a"})) == Groups{{2, 3}, {0, 1}});
 }
 
 // ---- whole windows ----
@@ -48,12 +78,14 @@ TEST_CASE("Who is in flight keeps its turn, and who is not comes by name") {
 struct Run {
   std::vector<Window> windows;
   Simulation simulation;
+  int64_t tokens = 0;
 };
 
 // `jobs` jobs of `sequences` sequences a batch, lengths like those of summarization, one batch a
-// window; a microbatch takes as long as its tokens.
-Run Train(int stages, int jobs, int sequences, int64_t capacity, int windows) {
-  std::mt19937_64 random(7);
+// window; a microbatch takes as long as its tokens, and a constant part.
+Run Train(int stages, int jobs, int sequences, int64_t capacity, int windows,
+          int64_t longest = 2048, uint64_t seed = 7) {
+  std::mt19937_64 random(seed);
   std::lognormal_distribution<double> length(5.8, 0.8);
   Run run;
   PlacesInFlight left;
@@ -72,7 +104,7 @@ Run Train(int stages, int jobs, int sequences, int64_t capacity, int windows) {
       unit.job = "job" + std::to_string(j);
       unit.step = w + 1;
       for (int64_t s = 0; s < sequences; ++s) {
-        const auto tokens = std::min<int64_t>(capacity, 32 + std::llround(length(random)));
+        const auto tokens = std::min<int64_t>(longest, 32 + std::llround(length(random)));
         unit.sequences.push_back({s, tokens, tokens});
       }
       input.units.push_back(std::move(unit));
@@ -80,7 +112,8 @@ Run Train(int stages, int jobs, int sequences, int64_t capacity, int windows) {
     auto window = PlanWindow(input, nullptr, &left);
     REQUIRE(window.ok());
     for (const Microbatch& microbatch : window->microbatches) {
-      const double ms = 1e-3 * static_cast<double>(Tokens(microbatch));
+      const double ms = 1e-3 * static_cast<double>(Tokens(microbatch) + kMicrobatchCostTokens);
+      run.tokens += Tokens(microbatch);
       options.costs[microbatch.number] = {
           std::vector<double>(static_cast<size_t>(stages), ms),
           std::vector<double>(static_cast<size_t>(stages), 1.2 * ms), 0};
@@ -118,6 +151,41 @@ TEST_CASE("Four jobs keep stages busy over the borders of windows") {
                   << " tokens: " << run.simulation.bubble_ratio);
     CHECK(run.simulation.bubble_ratio < c.bubble_max);
     CHECK(VerifyWindows(run.windows).message() == "");
+  }
+}
+
+// What is chosen is held against what the same windows take with lengths fixed beforehand.
+TEST_CASE("No length of microbatches that is fixed beforehand ends sooner by more than 3 %") {
+  for (const int stages : {2, 3, 4}) {
+    for (const int jobs : {1, 2, 4, 5, 8}) {
+      for (const int sequences : {4, 8, 16, 32, 64}) {
+        const int seed = 7 + stages + jobs;
+        const Run chosen = Train(stages, jobs, sequences, 8192, 10, 1024, seed);
+        for (const int64_t fixed : {4096, 2048, 1024}) {
+          const Run other = Train(stages, jobs, sequences, fixed, 10, 1024, seed);
+          REQUIRE(chosen.tokens == other.tokens);
+          INFO(stages << " stages, " << jobs << " jobs of " << sequences << " sequences, " << fixed
+                      << " tokens: " << other.simulation.makespan_ms << " ms, bubble "
+                      << other.simulation.bubble_ratio
+                      << "; chosen: " << chosen.windows[1].microbatches.size() << " microbatches, "
+                      << chosen.simulation.makespan_ms << " ms, bubble "
+                      << chosen.simulation.bubble_ratio);
+          CHECK(chosen.simulation.makespan_ms < 1.03 * other.simulation.makespan_ms);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("A window's microbatches are as long as those of the window before") {
+  for (const int jobs : {2, 4, 5}) {
+    const Run run = Train(2, jobs, 32, 8192, 20, 2048);
+    for (size_t w = 1; w < run.windows.size() - 1; ++w) {
+      const int64_t before = Tokens(run.windows[w - 1].microbatches.back());
+      const int64_t behind = Tokens(run.windows[w].microbatches.front());
+      INFO(jobs << " jobs, window " << w << ": " << before << " and " << behind << " tokens");
+      CHECK(std::abs(before - behind) < 2048);
+    }
   }
 }
 

@@ -199,20 +199,24 @@ TEST_CASE("a job that can never fit is refused where workers are known, and fail
   CHECK(world->Job(job).error().reason() == "MEMORY_NEVER_FITS");
 }
 
+worker::v1::Hello HelloOf(const std::string& name, int64_t memory_bytes) {
+  worker::v1::Hello hello;
+  hello.set_protocol_version(1);
+  hello.set_worker(name);
+  hello.set_device("cpu");
+  hello.set_threads(2);
+  hello.set_numerics_id("cpu");
+  hello.set_memory_bytes(memory_bytes);
+  return hello;
+}
+
 // A world of so many alike workers.
 std::unique_ptr<World> WorldOf(int workers, int64_t memory_bytes) {
   WorldOptions options;
   options.workers = 0;
   auto world = MakeWorld(options);
   for (int i = 0; i < workers; ++i) {
-    worker::v1::Hello hello;
-    hello.set_protocol_version(1);
-    hello.set_worker(absl::StrCat("w", i));
-    hello.set_device("cpu");
-    hello.set_threads(2);
-    hello.set_numerics_id("cpu");
-    hello.set_memory_bytes(memory_bytes);
-    world->Connect(hello);
+    world->Connect(HelloOf(absl::StrCat("w", i), memory_bytes));
   }
   return world;
 }
@@ -228,14 +232,15 @@ Job Large() {
   return large;
 }
 
-// The job's error where so many workers with that memory are connected; empty where it is QUEUED.
+// The job's error where so many workers with that memory are connected, and no other has come for a
+// while; empty where it is QUEUED.
 std::string ErrorOn(int workers, int64_t memory_bytes, int stages = 0) {
   auto world = WorldOf(workers, memory_bytes);
   world->AddModel("cut", stages);
   Job large = Large();
   large.set_base_model("cut");
   const std::string job = world->Submit(large);
-  world->Settle();
+  world->RunUntil([&] { return world->StateOf(job) != Job::VALIDATING; });
   return world->Job(job).error().reason();
 }
 
@@ -266,6 +271,32 @@ TEST_CASE("a job that fits no worker alone is accepted where it fits several tog
     CHECK(stage.bytes() <= stage.budget_bytes());
   }
   CHECK(EstimateOn(*world, World::NewJob()).stages_size() == 0);
+}
+
+TEST_CASE("a job that fits nowhere waits for workers that may still come") {
+  constexpr int64_t kJoinUs = 10'000'000;
+  WorldOptions options;
+  options.workers = 0;
+  auto world = MakeWorld(options);
+  world->Connect(HelloOf("small", 1 << 10));
+  const std::string job = world->Submit(World::NewJob());
+  const std::string other = world->Submit(World::NewJob());
+  world->Sleep(kJoinUs - 1'000'000);
+  CHECK(world->StateOf(job) == Job::VALIDATING);
+  world->Connect(HelloOf("smaller", 1 << 9));
+  world->Sleep(kJoinUs - 1'000'000);
+  CHECK(world->StateOf(job) == Job::VALIDATING);
+  REQUIRE(world->Call(Named<v1::CancelJobRequest>(other)).ok());
+  SECTION("and one comes") {
+    world->Connect(HelloOf("large", int64_t{1} << 34));
+    world->Sleep(2'000'000);
+    CHECK(world->StateOf(job) != Job::VALIDATING);
+    CHECK(IsLive(world->StateOf(job)));
+  }
+  SECTION("and none does") {
+    world->Sleep(2'000'000);
+    CHECK(world->Job(job).error().reason() == "MEMORY_NEVER_FITS");
+  }
 }
 
 TEST_CASE("a model that is registered for several stages has no job on fewer") {
@@ -306,36 +337,54 @@ TEST_CASE("a model has at most as many stages as blocks, and they can be changed
   CHECK(Reason(world->Call(update).status()) == "MODEL_NOT_FOUND");
   const auto first_stages = [&] { return EstimateOn(*world, World::NewJob()).stages_size(); };
   CHECK(first_stages() == 0);
+  const double alone_s = EstimateOn(*world, World::NewJob()).seconds();
   update.mutable_model()->set_name("m");
   update.mutable_model()->set_stages(2);
   CHECK(world->Get<v1::Model>(update).stages() == 2);
   CHECK(first_stages() == 2);
+  // As long as the slower of two stages takes.
+  CHECK(EstimateOn(*world, World::NewJob()).seconds() >= 0.5 * alone_s);
+  CHECK(EstimateOn(*world, World::NewJob()).seconds() < 0.8 * alone_s);
   // It is kept.
   world->CrashCoordinator();
   CHECK(world->Get<v1::Model>(Named<v1::GetModelRequest>("m")).stages() == 2);
+}
+
+TEST_CASE("an idle group is on as many workers as its model is to be, jobs in one go on") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const auto update_to = [&](int stages) {
+    v1::UpdateModelRequest update;
+    update.mutable_model()->set_name("m");
+    update.mutable_model()->set_stages(stages);
+    REQUIRE(world->Call(update).ok());
+    world->Sleep(1000);
+    return world->Get<v1::ClusterStatus>(v1::GetClusterRequest()).groups_size();
+  };
+  const std::string job = world->Submit(World::NewJob());
+  world->RunUntilState(job, Job::RUNNING);
+  CHECK(update_to(2) == 1);
+  CHECK(update_to(1) == 1);
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->Sleep(1'000'000);  // its slot is freed
+  CHECK(update_to(1) == 1);
+  CHECK(update_to(0) == 1);  // on as many as it needs
+  CHECK(update_to(2) == 0);
 }
 
 TEST_CASE("after a restart no job is judged by the workers that came back first") {
   WorldOptions options;
   options.workers = 0;
   auto world = MakeWorld(options);
-  worker::v1::Hello small;
-  small.set_protocol_version(1);
-  small.set_worker("small");
-  small.set_device("cpu");
-  small.set_memory_bytes(1 << 10);
-  small.set_threads(2);
+  const worker::v1::Hello small = HelloOf("small", 1 << 10);
   world->SlowChecks("train", 1'000'000);
   const std::string job = world->Submit(World::NewJob());
   world->CrashCoordinator();
   world->Connect(small);
   world->RunUntilState(job, Job::QUEUED);
   // Nor later, by those that are away.
-  worker::v1::Hello large = small;
-  large.set_worker("large");
-  large.set_memory_bytes(1LL << 30);
   auto known = MakeWorld(options);
-  known->Connect(large);
+  known->Connect(HelloOf("large", 1LL << 30));
   known->Settle();
   known->CrashCoordinator();
   known->Connect(small);

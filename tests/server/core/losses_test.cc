@@ -154,6 +154,32 @@ TEST_CASE("suspicion outlives the coordinator") {
   CHECK(Losses(*world) <= 10);
 }
 
+TEST_CASE("a minute of dying workers and coordinators fails nobody") {
+  auto world = MakeWorld();
+  const std::string job = world->Submit(LongJob());
+  world->Settle();
+  world->StartWorkers();
+  const int64_t begin_us = world->now_us();
+  int losses = 0;
+  while (world->now_us() - begin_us < 60'000'000) {
+    if (world->StateOf(job) == Job::PREPARING) {
+      world->worker(0).Kill();
+      world->RunUntil([&] { return world->StateOf(job) == Job::QUEUED; });
+      world->CrashCoordinator();
+      ++losses;
+    }
+    const int64_t now_us = world->now_us();
+    world->RunUntil([&] {
+      return world->StateOf(job) == Job::PREPARING || world->now_us() - now_us > 1'000'000;
+    });
+    REQUIRE(IsLive(world->StateOf(job)));
+  }
+  // Two at once, and then one after each pause: of 10, 20 and 40 seconds.
+  CHECK(losses >= 3);
+  CHECK(losses <= 5);
+  world->RunUntilState(job, Job::SUCCEEDED);
+}
+
 TEST_CASE("workers that die four times by chance fail nobody") {
   auto world = MakeWorld();
   std::vector<std::string> jobs;

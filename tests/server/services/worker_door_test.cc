@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -257,6 +258,41 @@ TEST_CASE("bulk calls are good for a worker's own group alone") {
   };
   CHECK(fetch(b) == "NOT_A_WORKERS_GROUP");
   CHECK(fetch(a) != "NOT_A_WORKERS_GROUP");
+}
+
+TEST_CASE("bulk calls are good for every stage of a group, for as long as it is one") {
+  DoorFixture door;
+  const auto a = door.ChannelOf("a");
+  const auto b = door.ChannelOf("b");
+  const auto c = door.ChannelOf("c");
+  const std::string refused = "NOT_A_WORKERS_GROUP";
+  Stream first(door, a, "a", 0);
+  std::optional<Stream> second(std::in_place, door, b, "b", 1);
+  Stream third(door, c, "c", 2);
+  wire::CoordinatorMessage form;
+  form.mutable_form_group()->set_epoch(7);
+  form.mutable_form_group()->set_stages(2);
+  first.Send(form);
+  form.mutable_form_group()->set_stage(1);
+  second->Send(form);
+  first.Send(SaveOrder(7));
+  CHECK(Upload(a, 7).empty());
+  CHECK(Upload(b, 7) == refused);  // which was not told to save
+  second->Send(SaveOrder(7));
+  CHECK(Upload(a, 7).empty());
+  CHECK(Upload(b, 7).empty());
+  CHECK(Upload(c, 7) == refused);
+  CHECK(Upload(door.api.channel, 7).empty());  // of this host
+
+  second.reset();
+  CHECK(Eventually([&] { return Upload(b, 7) == refused; }));
+  CHECK(Upload(a, 7).empty());
+  wire::CoordinatorMessage dissolve;
+  dissolve.mutable_dissolve_group()->set_epoch(7);
+  third.Send(dissolve);  // of no group of its own
+  CHECK(Upload(a, 7).empty());
+  first.Send(dissolve);
+  CHECK(Upload(a, 7) == refused);
 }
 
 TEST_CASE("what a model's files hold is told to the worker that is to load it") {

@@ -1,12 +1,22 @@
 // Who may join by sockets, and who is refused; what comes over a connection that is no frame.
 #include "worker/transport/sockets.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <memory>
+#include <regex>
+#include <sstream>
+#include <string>
 #include <thread>
+#include <vector>
 
+#include "spdlog/sinks/ostream_sink.h"
+#include "spdlog/spdlog.h"
 #include "tests/worker/transport/join.h"
 #include "worker/transport/frame.h"
 
@@ -126,6 +136,87 @@ TEST_CASE("strangers do not keep the right stage from joining") {
   CHECK(*(*joined[0])->WaitNote(1) == "here");
 }
 
+// How long TCP waits on the connections of this process.
+std::vector<int> UserTimeouts() {
+  std::vector<int> found;
+  for (int fd = 0; fd < 1024; ++fd) {
+    sockaddr_storage peer = {};
+    socklen_t length = sizeof(peer);
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0) continue;
+    int ms = 0;
+    length = sizeof(ms);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, &length) == 0) found.push_back(ms);
+  }
+  return found;
+}
+
+TEST_CASE("a host that is cut off is waited for as long as its coordinator would, or less") {
+  struct Case {
+    int64_t silence_ms, lease_ms;
+    int waits_ms;
+  };
+  for (const Case& c : {Case{10'000, 3'000, 3'000}, Case{10'000, 30'000, 10'000}}) {
+    INFO(c.lease_ms);
+    const auto joined = AllOf(TryJoinBySockets(
+        2, {.silence_ms = c.silence_ms}, [&c](StageIdentity* me) { me->lease_ms = c.lease_ms; }));
+    CHECK(UserTimeouts() == std::vector<int>(4, c.waits_ms));  // two connections, both ends
+  }
+}
+
+TEST_CASE("more strangers than are listened to at once do not keep the right stage from joining") {
+  // No stranger is refused for its silence in the time of this test.
+  constexpr SocketsOptions kPatient{.join_ms = 20'000, .hello_ms = 60'000};
+  auto first = SocketsListener::Open("127.0.0.1", kPatient);
+  auto second = SocketsListener::Open("127.0.0.1", kPatient);
+  REQUIRE((first.ok() && second.ok()));
+  const std::vector<std::string> endpoints = {(*first)->endpoint(), (*second)->endpoint()};
+  absl::StatusOr<std::unique_ptr<Transport>> joined[2] = {absl::UnknownError(""),
+                                                          absl::UnknownError("")};
+  std::thread other([&] { joined[0] = (*first)->Join({7, 0, 2, "numerics"}, endpoints); });
+  std::vector<std::unique_ptr<Raw>> silent;
+  for (int i = 0; i < 100; ++i) silent.push_back(std::make_unique<Raw>(endpoints[0]));
+  joined[1] = (*second)->Join({7, 1, 2, "numerics"}, endpoints);
+  other.join();
+  CHECK(joined[0].ok());
+  CHECK(joined[1].ok());
+}
+
+TEST_CASE("who is refused is told of with its address, once a second at most") {
+  std::ostringstream lines;
+  const auto before = spdlog::default_logger();
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>(
+      "test", std::make_shared<spdlog::sinks::ostream_sink_mt>(lines)));
+  auto listener = SocketsListener::Open("127.0.0.1", {.join_ms = 2'500});
+  REQUIRE(listener.ok());
+  std::thread joins([&] {
+    (*listener)
+        ->Join({7, 0, 2, "numerics"}, {(*listener)->endpoint(), "127.0.0.1:1"})
+        .status()
+        .IgnoreError();
+  });
+  constexpr int kStrangers = 150;  // the last 50 at once, fewer than the kernel keeps waiting
+  for (int i = 0; i < kStrangers; ++i) {
+    Raw garbage((*listener)->endpoint());
+    garbage.Say("GET / HTTP/1.1\r\nHost: here\r\n\r\n");
+    std::this_thread::sleep_for(std::chrono::milliseconds(i < 100 ? 12 : 0));
+  }
+  joins.join();
+  spdlog::set_default_logger(before);
+  const std::string said = lines.str();
+  INFO(said);
+  const std::regex line(
+      "stage 0 refuses a connection of 127\\.0\\.0\\.1:\\d+: [^\n]+?"
+      "(?: \\(and (\\d+) more before it\\))?\n");
+  int written = 0, told = 0;
+  for (std::sregex_iterator at(said.begin(), said.end(), line), end; at != end; ++at) {
+    ++written;
+    told += 1 + ((*at)[1].matched ? std::stoi((*at)[1].str()) : 0);
+  }
+  CHECK(told == kStrangers);  // each is counted once, the last ones too
+  CHECK(written >= 2);
+  CHECK(written <= 4);  // in 2.5 s: at once, after one second and two, and at the end
+}
+
 TEST_CASE("a stage that is there already is not taken again") {
   auto first = SocketsListener::Open("127.0.0.1", kQuick);
   REQUIRE(first.ok());
@@ -212,6 +303,31 @@ TEST_CASE("the address towards a coordinator of this machine is loopback's") {
   CHECK(*LocalAddressTowards("[::1]:4571") == "::1");
   CHECK(absl::IsInvalidArgument(LocalAddressTowards("nowhere").status()));
   CHECK(absl::IsUnavailable(LocalAddressTowards("no.such.host.invalid:1").status()));
+}
+
+TEST_CASE("an address to listen at for other stages is one of this machine's, and no port") {
+  for (const char* host : {"127.0.0.1", "::1", "localhost"}) {
+    INFO(host);
+    CHECK(CheckOwnHost(host).ok());
+  }
+  struct Case {
+    const char* host;
+    const char* why;
+  };
+  const Case cases[] = {{"", "'' is no name"},
+                        {"127.0.0.1:80", "no port"},
+                        {"[::1]", "no brackets"},
+                        {"127.0.0.1\n", "'127.0.0.1\\n' is no name"},
+                        {"0.0.0.0", "all addresses"},
+                        {"::", "all addresses"},
+                        {"no.such.host.invalid", "no name that this machine knows"},
+                        {"192.0.2.1", "Cannot assign requested address"}};
+  for (const Case& c : cases) {
+    INFO(c.host);
+    const absl::Status status = CheckOwnHost(c.host);
+    CHECK(absl::IsInvalidArgument(status));
+    CHECK_THAT(std::string(status.message()), Catch::Contains(c.why));
+  }
 }
 
 TEST_CASE("what is no frame, or on the wrong connection, ends the transport") {

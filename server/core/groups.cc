@@ -302,31 +302,6 @@ void Core::State::SendCut(GroupState& group) {
   SendTo(group.first(), std::move(message));
 }
 
-void Core::State::OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& answer) {
-  group.heard_us = turn_.now_us();
-  groups_changed_ = true;
-  std::set<std::string> cut_jobs;
-  for (StageState& stage : group.stages) {
-    cut_jobs.merge(GiveUpFrom(stage.orders, answer.first_not_enqueued()));
-  }
-  for (auto& [job, member] : group.members) {
-    if (member.slot == Member::Slot::kFreeing && !IsFreeing(group, job)) {
-      member.slot = Member::Slot::kLoaded;
-    }
-  }
-  CutPlaces(group.left, answer.first_not_enqueued(), cut_jobs);
-  std::erase_if(group.open_batches,
-                [&](const auto& entry) { return cut_jobs.contains(entry.first.first); });
-  group.drains = AnyInFlight(group.left);
-  // The first stage's answer is the group's.
-  worker::v1::CoordinatorMessage message;
-  message.mutable_cut_at()->set_epoch(group.epoch);
-  message.mutable_cut_at()->set_cut(group.cut);
-  message.mutable_cut_at()->set_first_dropped(answer.first_not_enqueued());
-  SendTo(group, message);
-  group.phase = GroupState::Phase::kDraining;
-}
-
 void Core::State::Resync(GroupState& group) {
   // A slot that a window freed is announced once its checkpoints are up, which may be later.
   for (const std::string& job : std::exchange(group.plan_frees, {})) {

@@ -30,7 +30,7 @@
 //   groups.cc       scheduling, cutting and dissolving groups
 //   forming.cc      how a group comes to be, how its stages lose each other, and how it comes back
 //                   after a restart of the coordinator
-//   windows.cc      the next window of a group
+//   windows.cc      the next window of a group, and what a cut leaves of those at hand
 //   reports.cc      the reports of workers
 //   checkpoints.cc  shards and checkpoints
 //   contents.cc     contents that slots start from, where a worker could not load it
@@ -244,7 +244,6 @@ class Core::State {
   void Join(GroupState& group, JobState& job);
   void BeginCut(GroupState& group, GroupState::Then then, const std::string& why);
   void SendCut(GroupState& group);
-  void OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& answer);
   void Advance(GroupState& group);
   void Resync(GroupState& group);
   void EndMember(GroupState& group, const std::string& job);
@@ -330,6 +329,8 @@ class Core::State {
   // To each stage its own, and what is awaited of it from then on.
   void SendWindow(GroupState& group, const StageWindows& windows);
   void LoseRows(GroupState& group, const UnitFailure& failure);
+  // What of the windows at hand is dropped, and what is awaited of them still.
+  void OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& answer);
 
   // ---- reports.cc ----
   void OnReport(GroupState& group, StageState& stage, const worker::v1::Report& report);

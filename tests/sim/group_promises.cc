@@ -312,8 +312,9 @@ void GroupPromises::CoordinatorDied() {
   }
   epochs_.clear();
   for (auto& [number, epoch] : asleep_) {
-    epoch.over_us = epoch.broken_us = -1;
+    epoch.over_us = epoch.broken_us = epoch.all_broken_us = -1;
     for (Part& part : epoch.parts) {
+      part.lost_another = false;
       part.connection = 0;
       part.back = false;
     }

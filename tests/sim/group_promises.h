@@ -77,9 +77,9 @@ class GroupPromises {
     int64_t group_bytes = 0;            // of that, without slots
     std::map<std::string, Slot> slots;  // by job
     int64_t since_us = 0;               // its order was sent
-    bool lost_another = false;          // as it said
     bool back = true;                   // or a coordinator of before has died, and it is not
     bool resumes = false;               // it is back, and has got no window since
+    bool lost_another = false;          // as it said
   };
   struct Epoch {
     const BaseModel* model = nullptr;

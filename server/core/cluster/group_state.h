@@ -55,8 +55,8 @@ struct StageState {
   std::string endpoint = {};  // of several: where the others reach it
   bool formed = false;        // and
   bool connected = false;     // of several: with the others
-  bool lost_another = false;  // as its worker says
   bool returned = false;      // kReturning: its worker is back
+  bool lost_another = false;  // as its worker says
   StageOrders orders = {};
   int64_t last_report = 0;
   int64_t reserved_bytes = 0;

@@ -64,7 +64,7 @@ void Core::State::WaitOn(JobState& job) {
       std::min(wait.until_us() - turn_.wall_us(), options_.postpone_max_ms * kMillisecond);
   job.passing = std::make_unique<Passing>();
   job.passing->tries = wait.tries();
-  if (left_us <= 0) return;
+  if (left_us <= 0 || job.state() != v1::Job::QUEUED) return;
   job.why = wait.why();
   jobs_.Postpone(job, turn_.now_us() + left_us);
 }

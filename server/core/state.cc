@@ -62,7 +62,7 @@ std::vector<Effect> Core::State::Recover(Moment now, int64_t starts_before) {
     } else if (job.state() == v1::Job::VALIDATING && rows_.Ensure(job.job())) {
       SettleJob(job);
     }
-    if (job.state() == v1::Job::QUEUED && job.record.has_wait()) WaitOn(job);
+    if (job.record.has_wait() && !job.passing) WaitOn(job);
   }
   groups_changed_ = true;
   turn_.WantSchedule();

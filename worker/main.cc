@@ -60,6 +60,7 @@ struct Flags {
   TransportChoice transport = TransportChoice::kAuto;
   int64_t memory_bytes = 0;
   bool die_with_parent = false;
+  bool supervised = false;
   bool list_devices = false;
 };
 
@@ -132,6 +133,8 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
       ->type_name("HOST");
   app.add_flag("--die-with-parent", flags->die_with_parent,
                "End when the process that started this one ends");
+  app.add_flag("--supervised", flags->supervised,
+               "One of those that lorad serve starts, and ends with itself");
   app.set_version_flag("--version", kVersion);
   try {
     app.parse(argc, argv);
@@ -202,7 +205,7 @@ v1::Hello MakeHello(const Flags& flags, const OpenDevice& device, const std::str
   hello.set_pid(getpid());
   hello.set_numerics_id(numerics_id);
   hello.set_host(HostName());
-  hello.set_outlives_coordinator(!flags.die_with_parent);
+  hello.set_outlives_coordinator(!flags.die_with_parent && !flags.supervised);
   hello.set_transport(flags.transport == TransportChoice::kMpi ? "mpi" : "sockets");
   hello.set_multiprocessors(device.multiprocessors);
   hello.set_value_bytes(static_cast<int32_t>(kernels::BytesOf(device.backend->activation_dtype())));

@@ -106,9 +106,9 @@ absl::StatusOr<std::vector<std::string>> Gpus(const WorkerChoice& choice,
 
 WorkerCommand Command(const std::string& binary, const std::string& device, const std::string& name,
                       const WorkerOptions& options) {
-  WorkerCommand command = {
-      .name = name,
-      .arguments = {binary, absl::StrCat("--device=", device), absl::StrCat("--name=", name)}};
+  WorkerCommand command = {.name = name,
+                           .arguments = {binary, "--supervised", absl::StrCat("--device=", device),
+                                         absl::StrCat("--name=", name)}};
   if (!options.transport.empty()) {
     command.arguments.push_back(absl::StrCat("--transport=", options.transport));
   }

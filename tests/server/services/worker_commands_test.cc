@@ -58,6 +58,7 @@ TEST_CASE("auto takes every GPU that the worker can use, else the CPU") {
                                   .binary = FakeWorker(directory, kTwoGpus)});
   REQUIRE(commands.ok());
   REQUIRE(Names(*commands) == std::vector<std::string>{"cuda-0", "cuda-1"});
+  CHECK(Has((*commands)[1], "--supervised"));
   CHECK(Has((*commands)[1], "--device=cuda:1"));
   CHECK(Has((*commands)[1], "--name=cuda-1"));
   CHECK(Has((*commands)[1], "--memory=2000000"));

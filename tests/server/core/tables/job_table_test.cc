@@ -90,8 +90,18 @@ TEST_CASE("who is postponed stands in the queue and is not looked at before its 
   JobState& job = house.Queued();
   house.End();
   job.passing = std::make_unique<Passing>();
+  job.passing->tries = 3;
+  job.why = "because";
   house.jobs.Postpone(job, 1'500'000);
-  CHECK(std::get<SetTimer>(house.End().back()).at_us == 1'500'000);
+  // A start of the coordinator goes by the record.
+  CHECK(job.record.wait().until_us() - house.turn.wall_us() == 1'500'000 - house.turn.now_us());
+  CHECK(job.record.wait().tries() == 3);
+  CHECK(job.record.wait().why() == "because");
+  const std::vector<Effect> effects = house.End();
+  const auto timer = std::ranges::find_if(
+      effects, [](const Effect& effect) { return std::holds_alternative<SetTimer>(effect); });
+  REQUIRE(timer != effects.end());
+  CHECK(std::get<SetTimer>(*timer).at_us == 1'500'000);
   CHECK(house.Seen().empty());
   CHECK_FALSE(house.jobs.queue().empty());
   CHECK(house.jobs.CheckInvariants().ok());
@@ -113,6 +123,7 @@ TEST_CASE("what has passed, and who has ended, is not postponed any more") {
   SECTION("it goes on, and is postponed again") {
     house.jobs.EndPassing(job);
     CHECK_FALSE(job.passing);
+    CHECK_FALSE(job.record.has_wait());
     job.passing = std::make_unique<Passing>();
     house.jobs.Postpone(job, 2'500'000);
     house.turn.Begin({1'500'000, 0});

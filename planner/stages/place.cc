@@ -60,14 +60,22 @@ std::vector<int> ReachOn(const StageWorker& worker, int borders, const StageJob&
   return reach;
 }
 
-// Whether any cut keeps to the reach: if one does, the one whose stages go as far as they can does.
+// Whether any cut keeps to the reach, each stage having a block at least. A stage that begins later
+// ends no earlier, so of the blocks at which one may begin the last before an end decides it.
 bool CanBeCut(const Reach& reach) {
-  const auto blocks = static_cast<int>(reach[0].size());
-  int at = 0;
+  const size_t blocks = reach[0].size();
+  std::vector<char> ends(blocks + 1, 0);  // whether the stages so far may end there
+  ends[0] = 1;
   for (const std::vector<int>& of_stage : reach) {
-    if (at < blocks) at = of_stage[static_cast<size_t>(at)];
+    std::vector<char> next(blocks + 1, 0);
+    int reached = 0;  // by a stage that begins at the last such block
+    for (size_t end = 1; end <= blocks; ++end) {
+      if (ends[end - 1] != 0) reached = of_stage[end - 1];
+      next[end] = reached >= static_cast<int>(end) ? 1 : 0;
+    }
+    ends = std::move(next);
   }
-  return at == blocks && blocks >= static_cast<int>(reach.size());
+  return ends[blocks] != 0;
 }
 
 Reach ReachOf(const Workers& workers, const StageJob& job, const ShapeChoice& choice) {

@@ -96,6 +96,16 @@ absl::StatusOr<uid_t> ParseUser(const std::string& text) {
       absl::StrCat("--allow-user must be a user of this machine or a number, got '", text, "'"));
 }
 
+// All of this host, all hosts, or a group of them.
+static bool StandsForMany(const sockaddr& address) {
+  if (address.sa_family == AF_INET) {
+    const in_addr_t number = ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr);
+    return number == INADDR_ANY || number == INADDR_BROADCAST || IN_MULTICAST(number);
+  }
+  const in6_addr& of_six = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+  return IN6_IS_ADDR_UNSPECIFIED(&of_six) || IN6_IS_ADDR_MULTICAST(&of_six);
+}
+
 absl::Status CheckStageAddress(const std::string& host) {
   const auto wrong = [&host](const std::string& why) {
     return Error(absl::StatusCode::kInvalidArgument, "STAGE_ADDRESS",
@@ -119,12 +129,9 @@ absl::Status CheckStageAddress(const std::string& host) {
     return wrong("is no name that this host knows, and no address");
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, &freeaddrinfo);
-  const bool all =
-      found->ai_family == AF_INET
-          ? reinterpret_cast<const sockaddr_in*>(found->ai_addr)->sin_addr.s_addr == INADDR_ANY
-          : IN6_IS_ADDR_UNSPECIFIED(
-                &reinterpret_cast<const sockaddr_in6*>(found->ai_addr)->sin6_addr);
-  if (all) return wrong("stands for all addresses, and others need one");
+  if (StandsForMany(*found->ai_addr)) {
+    return wrong("stands for all addresses or many, and others need one");
+  }
   const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const bool ours = fd >= 0 && bind(fd, found->ai_addr, found->ai_addrlen) == 0;
   const int cause = errno;

@@ -96,7 +96,7 @@ void Core::State::On(uint64_t request, const CreateJob& content) {
     *record.mutable_job() = content.job;
     v1::JobError error;
     if (absl::Status status = AcceptRows(record, &error); !status.ok()) {
-      return turn_.Fail(request, status);
+      if (content.validate_only || !MayFitLater(error)) return turn_.Fail(request, status);
     }
     if (content.validate_only) return turn_.Answer(request, record.job());
   } else if (content.validate_only) {

@@ -86,15 +86,21 @@ void Core::State::FailRows(JobState& job, const v1::JobError& error) {
   jobs_.Fail(job, error.category(), error.reason(), error.message(), error.field(), error.line());
 }
 
+int64_t Core::State::JudgedFromUs() const {
+  return cluster_.grown_us() + options_.join_ms * kMillisecond;
+}
+
+bool Core::State::MayFitLater(const v1::JobError& error) const {
+  return error.reason() == kNeverFits && turn_.now_us() < JudgedFromUs();
+}
+
 void Core::State::SettleJob(JobState& job) {
   v1::JobError error;
   if (absl::Status status = AcceptRows(job.record, &error); !status.ok()) {
-    // Others may still be on their way, those of one start above all.
-    const int64_t judged_us = cluster_.grown_us() + options_.join_ms * kMillisecond;
-    if (error.reason() != kNeverFits || turn_.now_us() >= judged_us) return FailRows(job, error);
+    if (!MayFitLater(error)) return FailRows(job, error);
     if (!job.passing) job.passing = std::make_unique<Passing>();
     job.why = absl::StrCat("workers still join: ", error.message());
-    return jobs_.Postpone(job, std::min(judged_us, turn_.now_us() + kJudgedEveryUs));
+    return jobs_.Postpone(job, std::min(JudgedFromUs(), turn_.now_us() + kJudgedEveryUs));
   }
   jobs_.EndPassing(job);
   job.why.clear();

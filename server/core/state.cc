@@ -8,6 +8,7 @@
 #include "server/core/catalog/stored.h"
 #include "server/core/events/overloaded.h"
 #include "server/core/events/store_kinds.h"
+#include "server/errors/errors.h"
 
 namespace lorad::server {
 
@@ -29,6 +30,13 @@ absl::Status Core::State::Load(StoredState stored) {
   if (absl::Status status = answers_.Load(std::move(stored.requests)); !status.ok()) return status;
   if (absl::Status status = quotas_.Load(stored.quotas); !status.ok()) return status;
   if (absl::Status status = jobs_.Load(stored); !status.ok()) return status;
+  for (const std::string& name : jobs_.live()) {
+    const std::string& model = jobs_.FindWhole(name)->job().base_model();
+    if (catalog_.HasModel(model)) continue;
+    return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
+                 absl::StrCat("the stored job '", name, "' is of the model '", model,
+                              "', which is not stored: put back an older copy of the store"));
+  }
   if (absl::Status status = cluster_.Load(stored.workers); !status.ok()) return status;
   if (absl::Status status = cluster_.fits().Load(stored.fits); !status.ok()) return status;
   groups_.Load(stored.last_epoch);

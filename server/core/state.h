@@ -130,6 +130,10 @@ class Core::State {
   void AskAgain(const std::string& key, const absl::Status& status);
   // The rows are good, and the job can ever fit; fills in what follows from them.
   absl::Status AcceptRows(records::JobRecord& record, v1::JobError* error) const;
+  // Other workers may still be on their way, those of one start above all: until then nobody is
+  // judged by what there is.
+  bool MayFitLater(const v1::JobError& error) const;
+  int64_t JudgedFromUs() const;
   void SettleJob(JobState& job);
   // One that read them again goes on waiting for its place.
   void GoOnWithRows(JobState& job);

@@ -122,11 +122,10 @@ absl::Status MakeFolders(const DataDir& data_dir, storage::Files& files) {
 }
 
 absl::Status CheckStoreIsThere(const DataDir& data_dir, storage::Files& files) {
-  for (const char* file : {"lorad.sqlite", "lorad.sqlite-wal"}) {
-    const absl::StatusOr<uint64_t> bytes = files.Size(data_dir.Full(file));
-    if (bytes.ok() && *bytes > 0) return absl::OkStatus();
-    if (!bytes.ok() && !absl::IsNotFound(bytes.status())) return bytes.status();
-  }
+  // Its log alone is nothing: SQLite would begin a new one over it.
+  const absl::StatusOr<uint64_t> bytes = files.Size(data_dir.Full("lorad.sqlite"));
+  if (bytes.ok() && *bytes > 0) return absl::OkStatus();
+  if (!bytes.ok() && !absl::IsNotFound(bytes.status())) return bytes.status();
   for (const char* folder : {"datasets", "adapters", "checkpoints"}) {
     const auto names = files.List(data_dir.Full(folder));
     if (!names.ok()) return names.status();

@@ -458,17 +458,21 @@ def test_store_that_is_gone():
     """Started over, an empty store would make leftovers of all datasets and checkpoints, and remove them."""
     with House(None, "--workers", "none") as house:
         house.add_dataset("rows", [{"text": "one"}])
-        house.stop()
+        house.kill()
+        files = {file: file.read_bytes() for file in house.data_dir.glob("lorad.sqlite*")}
         store = house.data_dir / "lorad.sqlite"
-        for lose in (lambda: store.rename(house.folder / "kept"), lambda: store.write_bytes(b"")):
-            lose()
-            for log in house.data_dir.glob("lorad.sqlite-*"):
-                log.unlink()
+        assert len(files[house.data_dir / "lorad.sqlite-wal"]) > 0  # which alone is no store either
+        for empty, left in ((False, ()), (True, ()), (False, files), (True, files)):
+            for file, content in files.items():
+                file.write_bytes(content) if file in left else file.unlink(missing_ok=True)
+            store.write_bytes(b"") if empty else store.unlink(missing_ok=True)
             started = subprocess.run(list(map(str, house.command())), capture_output=True, text=True, timeout=60)
             assert started.returncode == 1 and re.search("error: STORE_MISSING: .*lorad.sqlite", started.stderr), started
             assert len(list((house.data_dir / "datasets").iterdir())) == 1
+            assert all(file == store or file.read_bytes() == files[file] for file in left), left
         tell(f"    {started.stderr.strip()[-250:]}")
-        (house.folder / "kept").rename(store)
+        for file, content in files.items():
+            file.write_bytes(content)
         house.start()
         assert len(house.objects("dataset", "ls")) == 1
     house.clear()

@@ -221,6 +221,7 @@ def test_addresses_for_stages():
         daemon = [LORAD, "serve", "--data-dir", house.folder / "other", "--listen", "127.0.0.1:0", "--workers", "cpu:1"]
         for address, why in (("127.0.0.1:7072", "no port"), ("[::1]", "no brackets"), ("127.0.0.1\n", r"127\.0\.0\.1\\n' is no name"),
                              ("two words", "is no name"), ("0.0.0.0", "all addresses"), ("::", "all addresses"),
+                             ("224.0.0.1", "or many"), ("255.255.255.255", "or many"), ("ff02::1", "or many"),
                              ("no.such.host.invalid", "no name that this"),
                              ("192.0.2.1", "is of no interface .*Cannot assign requested address")):  # nobody's: RFC 5737
             wanted = rf"STAGE_ADDRESS: --stage-address '.*{why}.*; give a name or an address of this (machine|host) .*leave it out"

@@ -57,6 +57,16 @@ absl::Status Prepare(int fd, int64_t silence_ms) {
   return done ? absl::OkStatus() : Failed("cannot prepare a socket");
 }
 
+// All of this host, all hosts, or a group of them.
+bool StandsForMany(const sockaddr& address) {
+  if (address.sa_family == AF_INET) {
+    const in_addr_t number = ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr);
+    return number == INADDR_ANY || number == INADDR_BROADCAST || IN_MULTICAST(number);
+  }
+  const in6_addr& of_six = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+  return IN6_IS_ADDR_UNSPECIFIED(&of_six) || IN6_IS_ADDR_MULTICAST(&of_six);
+}
+
 }  // namespace
 
 FileDescriptor::~FileDescriptor() {
@@ -114,12 +124,9 @@ absl::Status CheckOwnHost(const std::string& host) {
   if (host.empty() || !of_host) return wrong("is no name and no address");
   const auto addresses = Resolve(host, "0", AI_PASSIVE);
   if (!addresses.ok()) return wrong("is no name that this machine knows, and no address");
-  const sockaddr* const first = (*addresses)->ai_addr;
-  const bool wildcard =
-      first->sa_family == AF_INET
-          ? reinterpret_cast<const sockaddr_in*>(first)->sin_addr.s_addr == INADDR_ANY
-          : IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6*>(first)->sin6_addr);
-  if (wildcard) return wrong("stands for all addresses, and others need one");
+  if (StandsForMany(*(*addresses)->ai_addr)) {
+    return wrong("stands for all addresses or many, and others need one");
+  }
   const auto listening = Listen(host);
   if (listening.ok()) return absl::OkStatus();
   return wrong(absl::StrCat("is of no interface of this machine (",

@@ -216,6 +216,64 @@ Fewest FewestOf(const ModelShape& model, const std::vector<StageWorker>& workers
   return fewest;
 }
 
+TEST_CASE("A worker that holds no block has no stage") {
+  const ModelShape model = Small(4, true);
+  const int64_t half = Budget(model, 2, {0, 4}, 130);
+  const StageWorker large = Worker("a", 4 * half), small = Worker("b", 1);
+  CHECK(Place(model, {large, small}, 2) == "nowhere");
+  CHECK(Place(model, {large, small, Worker("c", half)}, 2) == "a 0-3 | c 4-7");
+  CHECK(Place(model, {large, small, Worker("c", half)}, 3) == "nowhere");
+  const auto nearest = PlaceNearest({model, kAdapter, 100, 2}, {large, small}, Shapes);
+  REQUIRE(nearest.has_value());
+  CHECK_FALSE(nearest->fits);
+}
+
+// In the least shape, the larger worker first.
+bool AnyCutFits(const ModelShape& model, const std::vector<StageWorker>& two) {
+  GroupShape shape{256, 100, kCpu};
+  shape.recomputation = Recomputation::kBlocks;
+  shape.in_flight = 2;
+  const auto fits = [&](const StageWorker& worker, StageRange range) {
+    return Fits(BytesOfGroup(model, shape, range).total() +
+                    BytesOfSlot(model, kAdapter, kCpu, range).total(),
+                worker.budget_bytes);
+  };
+  const bool ordered = two[0].budget_bytes >= two[1].budget_bytes;
+  const StageWorker& first = two[ordered ? 0 : 1];
+  const StageWorker& last = two[ordered ? 1 : 0];
+  const auto blocks = static_cast<int32_t>(2 * model.layers);
+  for (int32_t cut = 1; cut < blocks; ++cut) {
+    if (fits(first, {0, cut}) && fits(last, {cut, blocks})) return true;
+  }
+  return false;
+}
+
+TEST_CASE("Two workers of any memory hold a model if some cut does, by brute force") {
+  int found = 0, without = 0;
+  for (const uint32_t seed : Seeds()) {
+    std::mt19937_64 random(seed);
+    for (int i = 0; i < 2000; ++i) {
+      INFO("seed " << seed << " pair " << i);
+      const ModelShape model = Small(1 + static_cast<int64_t>(random() % 6), random() % 2 == 0);
+      const auto blocks = static_cast<int32_t>(2 * model.layers);
+      const auto most = static_cast<uint64_t>(Budget(model, 2, {0, blocks}));
+      const std::vector<StageWorker> two = {
+          Worker("a", static_cast<int64_t>(1 + random() % most)),
+          Worker("b", static_cast<int64_t>(1 + random() % (random() % 3 == 0 ? most / 8 : most)))};
+      const auto placement = PlaceStages({model, kAdapter, 100, 2}, two, Shapes);
+      REQUIRE(placement.has_value() == AnyCutFits(model, two));
+      REQUIRE(PlaceNearest({model, kAdapter, 100, 2}, two, Shapes).has_value());
+      ++(placement ? found : without);
+      if (!placement) continue;
+      REQUIRE(placement->fits);
+      REQUIRE(placement->ranges[0].end_block > 0);
+      REQUIRE(placement->ranges[1].end_block > placement->ranges[1].first_block);
+    }
+  }
+  CHECK(found > 100);
+  CHECK(without > 100);
+}
+
 TEST_CASE("Of random clusters the fewest workers on the fewest hosts, by brute force") {
   size_t by_count[6] = {};
   for (const uint32_t seed : Seeds()) {

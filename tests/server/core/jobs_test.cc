@@ -293,9 +293,19 @@ TEST_CASE("a job that fits nowhere waits for workers that may still come") {
     CHECK(world->StateOf(job) != Job::VALIDATING);
     CHECK(IsLive(world->StateOf(job)));
   }
+  SECTION("one that comes later and whose rows are known waits like it") {
+    CHECK(world->StateOf(world->Submit(World::NewJob())) == Job::VALIDATING);
+    CreateJob asks;
+    asks.job = World::NewJob();
+    asks.validate_only = true;
+    CHECK(Reason(world->Call(asks).status()) == "MEMORY_NEVER_FITS");
+  }
   SECTION("and none does") {
     world->Sleep(2'000'000);
     CHECK(world->Job(job).error().reason() == "MEMORY_NEVER_FITS");
+    CreateJob late;
+    late.job = World::NewJob();
+    CHECK(Reason(world->Call(late).status()) == "MEMORY_NEVER_FITS");
   }
 }
 

@@ -373,6 +373,22 @@ TEST_CASE("a store of the version before opens: its live job goes on, its reques
   CHECK(Reason(ask("something else").status) == "REQUEST_ID_REUSED");
 }
 
+TEST_CASE("a store that lacks the model of a live job is not opened") {
+  const Job config = bench::TypicalJob();
+  StoredState stored = bench::HouseOf(config);
+  records::JobRecord record;
+  record.set_order(1);
+  *record.mutable_job() = config;
+  record.mutable_job()->set_name("job-aaaaaaaa");
+  record.mutable_job()->set_state(Job::QUEUED);
+  stored.jobs.emplace_back("job-aaaaaaaa", record.SerializeAsString());
+  stored.models.clear();
+  std::vector<Effect> effects;
+  const auto core = Core::Create({}, std::move(stored), {2'000'000, 2'000'000}, &effects);
+  CHECK(Reason(core.status()) == "STORE_CORRUPT");
+  CHECK_THAT(std::string(core.status().message()), Catch::Contains("job-aaaaaaaa"));
+}
+
 // ---- a long queue ----
 
 // 10,000 jobs of 28 shapes on one worker that has room for few of them.

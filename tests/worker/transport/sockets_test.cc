@@ -320,6 +320,9 @@ TEST_CASE("an address to listen at for other stages is one of this machine's, an
                         {"127.0.0.1\n", "'127.0.0.1\\n' is no name"},
                         {"0.0.0.0", "all addresses"},
                         {"::", "all addresses"},
+                        {"224.0.0.1", "or many"},
+                        {"255.255.255.255", "or many"},
+                        {"ff02::1", "or many"},
                         {"no.such.host.invalid", "no name that this machine knows"},
                         {"192.0.2.1", "Cannot assign requested address"}};
   for (const Case& c : cases) {

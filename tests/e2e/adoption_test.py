@@ -14,7 +14,7 @@ from isolation import Subjects, outcome
 
 OPTIONS = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
 SEED = int(OPTIONS.get("seed", random.SystemRandom().randrange(2**31)))
-STEPS = int(OPTIONS.get("steps", 60))
+STEPS = int(OPTIONS.get("steps", 400))
 KILLS = int(OPTIONS.get("kills", 3))
 SUBJECTS = Subjects(SEED, STEPS)
 LAYERS = 4
@@ -69,7 +69,7 @@ def steps(house, names):
 
 def disturb(house, names, generator):
     """One death of the coordinator; the seconds from its next start to the first new step."""
-    goal = steps(house, names) + generator.randrange(1, STEPS // 4)
+    goal = steps(house, names) + generator.randrange(1, STEPS // 8)
     until(lambda: steps(house, names) >= goal, f"step {goal}")
     time.sleep(generator.uniform(0, 0.2))
     pids = [worker.pid for worker in house.workers]
@@ -81,6 +81,8 @@ def disturb(house, names, generator):
     assert steps(house, names) >= before, "a step that was told is gone"
     until(lambda: any(group["adopted"] for group in house.object("cluster")["groups"]), "a group that is adopted")
     known = steps(house, names)
+    if known == STEPS * len(names):
+        raise Failure(f"all jobs had ended: more steps= than {STEPS} are needed")
     until(lambda: steps(house, names) > known, "a new step")
     assert [worker.pid for worker in house.workers if worker.poll() is None] == pids, "a worker has ended"
     return time.monotonic() - began

@@ -221,7 +221,7 @@ TEST_CASE("A worker that holds no block has no stage") {
   const int64_t half = Budget(model, 2, {0, 4}, 130);
   const StageWorker large = Worker("a", 4 * half), small = Worker("b", 1);
   CHECK(Place(model, {large, small}, 2) == "nowhere");
-  CHECK(Place(model, {large, small, Worker("c", half)}, 2) == "a 0-3 | c 4-7");
+  CHECK(Place(model, {large, small, Worker("c", half)}, 2) == "a 0-4 | c 5-7");
   CHECK(Place(model, {large, small, Worker("c", half)}, 3) == "nowhere");
   const auto nearest = PlaceNearest({model, kAdapter, 100, 2}, {large, small}, Shapes);
   REQUIRE(nearest.has_value());

@@ -11,23 +11,13 @@ import time
 
 from house import Failure, House, main, tell
 from isolation import Subjects, outcome
+from staged import HOUSE, LAYERS, until
 
 OPTIONS = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
 SEED = int(OPTIONS.get("seed", random.SystemRandom().randrange(2**31)))
 STEPS = int(OPTIONS.get("steps", 400))
 KILLS = int(OPTIONS.get("kills", 3))
 SUBJECTS = Subjects(SEED, STEPS)
-LAYERS = 4
-SERVE = ["--workers", "none", "--microbatch-tokens", 1024]
-
-
-def until(predicate, what, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := predicate()):
-        if time.monotonic() > end:
-            raise Failure(f"not within {seconds} s: {what}")
-        time.sleep(0.02)
-    return found
 
 
 def jobs_of_test():
@@ -46,7 +36,7 @@ def start_workers(house, count):
 
 @functools.cache
 def undisturbed():
-    with House(None, *SERVE) as house:
+    with House(None, *HOUSE) as house:
         SUBJECTS.prepare(house, layers=LAYERS)
         names = [house.submit(job) for job in jobs_of_test()]
         start_workers(house, 1)
@@ -92,7 +82,7 @@ def test_killed_again_and_again():
     want = undisturbed()
     for stages in (1, 2, 3):
         generator = random.Random(SEED + stages)
-        with House(None, *SERVE) as house:
+        with House(None, *HOUSE) as house:
             SUBJECTS.prepare(house, *(["--stages", stages] if stages > 1 else []), layers=LAYERS)
             names = [house.submit(job) for job in jobs_of_test()]
             start_workers(house, stages)
@@ -133,7 +123,7 @@ def test_workers_that_die_with_it():
 def test_one_stage_does_not_come_back():
     """Killed with its coordinator: the group is given up, and formed again when the worker is there."""
     want = undisturbed()
-    with House(None, *SERVE, "--lease", 3) as house:
+    with House(None, *HOUSE, "--lease", 3) as house:
         SUBJECTS.prepare(house, "--stages", 2, layers=LAYERS)
         names = [house.submit(job) for job in jobs_of_test()]
         start_workers(house, 2)

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/catalog/model_shape.h"
-#include "server/core/cluster/group_records.h"
 #include "server/core/events/store_kinds.h"
 #include "server/core/jobs/failures.h"
 #include "server/core/report_checks.h"
@@ -228,13 +227,19 @@ void Core::State::TakeUpGroups() {
         absl::StrCat(record.group(), " is not what its jobs and workers are: it is formed again"));
     turn_.Put(storage::DeleteRecord(kGroupKind, record.group()));
   }
+  for (const auto& [name, group] : groups_.all()) {
+    for (const std::string& key : group.stored_windows) stored_windows_.erase(key);
+  }
+  for (const auto& [key, window] : std::exchange(stored_windows_, {})) {
+    turn_.Put(storage::DeleteRecord(kWindowKind, key));  // of a group that is none any more
+  }
   if (any) {
     turn_.Do(SetTimer{kReturnEnds, turn_.now_us() + options_.lease_ms * kMillisecond});
   }
 }
 
 bool Core::State::TakeUp(const records::GroupRecord& record) {
-  absl::StatusOr<GroupState> group = FromRecord(record);
+  absl::StatusOr<GroupState> group = FromRecord(record, stored_windows_);
   if (!group.ok() || !catalog_.HasModel(group->base_model)) return false;
   for (const StageState& stage : group->stages) {
     if (!cluster_.Find(stage.worker)) return false;
@@ -304,18 +309,25 @@ worker::v1::Welcome Core::State::WelcomeBack(const GroupState& group,
   return welcome;
 }
 
-// What it has done and not reported comes now. Windows that had not come to it are as if they had not
-// been planned; the cut, whatever the phase was, shows what becomes of the others, and every stage
-// that was told of an earlier one is told of this.
+// The stage never got these.
+void Core::State::SendWindowsAgain(const GroupState& group, const StageState& stage) {
+  for (const SentWindow& window : stage.orders.windows) {
+    if (window.number <= WorkerOf(stage).hello.last_window()) continue;
+    worker::v1::CoordinatorMessage message;
+    *message.mutable_window() = window.message;
+    SendTo(stage, std::move(message));
+    turn_.Info(absl::StrCat(group.name, ": window ", window.number, " goes to worker '",
+                            stage.worker, "' again"));
+  }
+}
+
+// What it has done and not reported comes now. Once all are back, each has the windows of all; the
+// cut, whatever the phase was, shows what becomes of them, and every stage that was told of an
+// earlier one is told of this.
 void Core::State::OnReturned(GroupState& group, StageState& stage) {
   stage.returned = true;
-  const int64_t last_window = WorkerOf(stage).hello.last_window();
-  if (last_window + 1 < group.next_window) {
-    ForgetWindows(stage, last_window);
-    group.next_window = last_window + 1;
-  }
   turn_.Info(absl::StrCat(group.name, ": worker '", stage.worker, "' is back, behind window ",
-                          last_window));
+                          WorkerOf(stage).hello.last_window()));
   if (!std::ranges::all_of(group.stages, &StageState::returned)) return;
   group.adopted++;
   group.formed_us = group.heard_us = turn_.now_us();
@@ -328,6 +340,7 @@ void Core::State::OnReturned(GroupState& group, StageState& stage) {
                                 " is as its workers hold it; the job goes on behind step ",
                                 job->job().step()));
   }
+  for (const StageState& one : group.stages) SendWindowsAgain(group, one);
   SendCut(group);
   turn_.WantSchedule();
 }

@@ -333,12 +333,6 @@ std::string WhyNotAdopted(const wire::Hello& hello, const wire::Hello& before,
     return absl::StrCat("is behind window ", hello.last_window(), "; it has done ", done, " of ",
                         sent);
   }
-  // Which of several stages has begun it is not known, and what it leaves in the pipeline is that of
-  // the window that is lost.
-  const bool alone = stages == 1 && group.left.empty() && group.open_batches.empty();
-  if (hello.last_window() < sent && !alone) {
-    return absl::StrCat("never got window ", hello.last_window() + 1);
-  }
   return "";
 }
 

@@ -44,6 +44,7 @@ absl::Status Core::State::Load(StoredState stored) {
     absl::Status status = ParseStored(kGroupKind, entry, &stored_groups_.emplace_back());
     if (!status.ok()) return status;
   }
+  stored_windows_ = {stored.windows.begin(), stored.windows.end()};
   return absl::OkStatus();
 }
 

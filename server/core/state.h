@@ -53,6 +53,7 @@
 #include "server/core/catalog/catalog.h"
 #include "server/core/catalog/row_checks.h"
 #include "server/core/cluster/cluster.h"
+#include "server/core/cluster/group_records.h"
 #include "server/core/cluster/group_table.h"
 #include "server/core/core.h"
 #include "server/core/events/store_kinds.h"
@@ -302,6 +303,7 @@ class Core::State {
   GroupState* FindReturning(const WorkerState& worker, const worker::v1::Hello& hello);
   worker::v1::Welcome WelcomeBack(const GroupState& group, const StageState& stage) const;
   // It has been welcomed. Once all are back the group is cut.
+  void SendWindowsAgain(const GroupState& group, const StageState& stage);
   void OnReturned(GroupState& group, StageState& stage);
   // Its jobs go on from their checkpoints, and its workers let go of it.
   void GiveUpReturn(GroupState& group, const std::string& why);
@@ -432,7 +434,8 @@ class Core::State {
   std::map<uint64_t, PendingLook> looks_;
   std::vector<uint64_t> stops_;
   bool stopping_ = false;
-  std::vector<records::GroupRecord> stored_groups_;  // from Load to Recover
+  std::vector<records::GroupRecord> stored_groups_;  // from Load to Recover,
+  WindowRecords stored_windows_;                     // and so are these
   bool groups_changed_ = false;                      // their records may not be what they are
   struct {
     bool wanted = false;   // where jobs are has changed since the newest

@@ -145,7 +145,8 @@ absl::StatusOr<StoredState> ReadStore(storage::JobStore& store) {
         std::pair{kAdapterKind, &state.adapters}, std::pair{kJobKind, &state.jobs},
         std::pair{kRowsKind, &state.rows}, std::pair{kRequestKind, &state.requests},
         std::pair{kWorkerKind, &state.workers}, std::pair{kFitKind, &state.fits},
-        std::pair{kQuotaKind, &state.quotas}, std::pair{kGroupKind, &state.groups}}) {
+        std::pair{kQuotaKind, &state.quotas}, std::pair{kGroupKind, &state.groups},
+        std::pair{kWindowKind, &state.windows}}) {
     if (absl::Status status = ReadKind(store, kind, records); !status.ok()) return status;
   }
   if (absl::Status status = ReadLiveMetrics(store, &state); !status.ok()) return status;

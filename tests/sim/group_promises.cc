@@ -15,6 +15,8 @@ constexpr int64_t kTicksOfLease = 8;
 constexpr int64_t kBrokenUs = 2'000'000;
 // From the coordinator's decision until its mail is out.
 constexpr int64_t kMailUs = 1'000'000;
+// A window that did not come to its worker is one of the newest.
+constexpr size_t kWindowsKept = 8;
 
 planner::Recomputation RecomputationOf(const worker::v1::FormGroup& order) {
   using Order = worker::v1::FormGroup;
@@ -164,7 +166,7 @@ void GroupPromises::OnWelcome(uint64_t connection, const worker::v1::Welcome& we
   Part& part = epoch.parts[order.stage()];
   REQUIRE(part.range == RangeOf(order, *epoch.model));
   REQUIRE_FALSE(part.back);
-  part.back = part.resumes = true;
+  part.back = true;
   if (hello == nullptr || ended_.contains(connection)) {
     epoch.over_us = now_us;  // the coordinator does not know yet
     return;
@@ -176,6 +178,7 @@ void GroupPromises::OnWelcome(uint64_t connection, const worker::v1::Welcome& we
   REQUIRE(said.group() == order.group());
   REQUIRE((said.stage() == order.stage() && said.stages() == std::max(order.stages(), 1)));
   REQUIRE(said.last_window() <= part.window);
+  part.next_window = said.last_window() + 1;
   part.connection = connection;
   part.since_us = now_us;
   if (std::ranges::all_of(epoch.parts, &Part::back)) adoptions_++;
@@ -219,15 +222,11 @@ void GroupPromises::OnWindow(uint64_t connection, const worker::v1::Window& wind
   if (part == nullptr) return;  // a stream of it has ended, which the coordinator does not know
   const Epoch& epoch = epochs_.at(window.epoch());
   REQUIRE(std::ranges::all_of(epoch.parts, &Part::back));
-  if (std::exchange(part->resumes, false)) {
-    // Windows that were lost on their way to it were never there.
-    REQUIRE(window.number() <= part->window + 1);
-    part->window = window.number() - 1;
-    std::erase_if(part->slots, [&](const auto& entry) {
-      return entry.second.window != 0 && entry.second.window >= window.number();
-    });
-  }
-  REQUIRE(window.number() == ++part->window);
+  REQUIRE(window.number() == part->next_window++);
+  if (window.number() <= part->window) return OnWindowAgain(window, *part);
+  part->window = window.number();
+  part->windows[window.number()] = window.SerializeAsString();
+  if (part->windows.size() > kWindowsKept) part->windows.erase(part->windows.begin());
   for (const worker::v1::Microbatch& microbatch : window.microbatches()) {
     REQUIRE(microbatch.number() > part->microbatch);
     part->microbatch = microbatch.number();
@@ -237,6 +236,13 @@ void GroupPromises::OnWindow(uint64_t connection, const worker::v1::Window& wind
       OnLoad(window, operation.slot(), *part);
     }
   }
+}
+
+// It was lost on its way, and others may have begun it.
+void GroupPromises::OnWindowAgain(const worker::v1::Window& window, const Part& part) {
+  const auto first = part.windows.find(window.number());
+  REQUIRE(first != part.windows.end());
+  REQUIRE(window.SerializeAsString() == first->second);
 }
 
 void GroupPromises::OnLoad(const worker::v1::Window& window, const worker::v1::SlotSpec& slot,

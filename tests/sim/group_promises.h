@@ -68,9 +68,11 @@ class GroupPromises {
   struct Part {
     uint64_t connection = 0;
     std::string worker;
-    int64_t window = 0;      // the newest
-    int64_t microbatch = 0;  // likewise
-    int64_t report = 0;      // likewise, of those that came
+    int64_t window = 0;       // the newest that was sent
+    int64_t next_window = 1;  // to be sent: of one that is back, behind the newest that it got
+    std::map<int64_t, std::string> windows;  // the newest that were sent
+    int64_t microbatch = 0;                  // the newest
+    int64_t report = 0;                      // likewise, of those that came
     planner::DeviceShape device;
     planner::StageRange range;
     int64_t budget_bytes = 0;           // of the worker's memory
@@ -78,7 +80,6 @@ class GroupPromises {
     std::map<std::string, Slot> slots;  // by job
     int64_t since_us = 0;               // its order was sent
     bool back = true;                   // or a coordinator of before has died, and it is not
-    bool resumes = false;               // it is back, and has got no window since
     bool lost_another = false;          // as it said
   };
   struct Epoch {
@@ -104,6 +105,7 @@ class GroupPromises {
   void OnDissolve(uint64_t connection, int64_t epoch, int64_t now_us);
   void OnAcknowledge(uint64_t connection, const worker::v1::AcknowledgeReports& order) const;
   void OnWindow(uint64_t connection, const worker::v1::Window& window);
+  static void OnWindowAgain(const worker::v1::Window& window, const Part& part);
   void OnLoad(const worker::v1::Window& window, const worker::v1::SlotSpec& slot, Part& part);
   // The memory that a worker offers is given away once.
   static void CheckBudget(const Part& part);

@@ -454,7 +454,7 @@ int64_t Site::LongestRowOf(const v1::Job& job) const {
 }
 
 void Site::Log(Note::Level, const std::string& message) {
-  if (message.find("never got window") != std::string::npos) lost_windows_++;
+  if (message.ends_with("' again")) windows_sent_again_++;
 }
 
 }  // namespace lorad::sim

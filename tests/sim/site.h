@@ -164,7 +164,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   // Groups that a coordinator which was started again found with their workers.
   int64_t adoptions() const { return groups_.adoptions(); }
   // Groups that were given up because a window had not come to all of their stages.
-  int64_t lost_windows() const { return lost_windows_; }
+  int64_t windows_sent_again() const { return windows_sent_again_; }
 
   // Sinks.
   void Answer(uint64_t request, absl::StatusOr<server::ReplyValue> value) override;
@@ -233,7 +233,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   int64_t deaths_ = 0;
   int64_t failed_starts_ = 0;
   int64_t closings_ = 0;
-  int64_t lost_windows_ = 0;
+  int64_t windows_sent_again_ = 0;
   int64_t next_upload_ = 1;
   std::map<uint64_t, OnReply> replies_;
   uint64_t next_request_ = 1;

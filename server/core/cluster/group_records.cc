@@ -186,6 +186,20 @@ bool IsWhole(const GroupRecord& record) {
   return whole;
 }
 
+bool FindMessages(const WindowRecords& windows, GroupState* group) {
+  for (StageState& stage : group->stages) {
+    for (SentWindow& window : stage.orders.windows) {
+      const auto found = windows.find(KeyOfWindow(*group, stage, window.number));
+      if (found == windows.end() || !window.message.ParseFromString(found->second)) return false;
+      if (window.message.number() != window.number || window.message.epoch() != group->epoch) {
+        return false;
+      }
+      group->stored_windows.insert(found->first);
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 records::GroupRecord ToRecord(const GroupState& group) {
@@ -213,7 +227,12 @@ records::GroupRecord ToRecord(const GroupState& group) {
   return record;
 }
 
-absl::StatusOr<GroupState> FromRecord(const records::GroupRecord& record) {
+std::string KeyOfWindow(const GroupState& group, const StageState& stage, int64_t number) {
+  return absl::StrCat(group.name, "/", &stage - group.stages.data(), "/", number);
+}
+
+absl::StatusOr<GroupState> FromRecord(const records::GroupRecord& record,
+                                      const WindowRecords& windows) {
   if (!IsWhole(record)) {
     return absl::InvalidArgumentError(absl::StrCat("the record of ", record.group(), " is none"));
   }
@@ -228,6 +247,9 @@ absl::StatusOr<GroupState> FromRecord(const records::GroupRecord& record) {
   group.shape.slots_max = record.slots_max();
   group.shape.in_flight = record.in_flight();
   for (const GroupRecord::Stage& stage : record.stages()) group.stages.push_back(From(stage));
+  if (!FindMessages(windows, &group)) {
+    return absl::InvalidArgumentError(absl::StrCat("a window of ", record.group(), " is lost"));
+  }
   for (const GroupRecord::Member& member : record.members()) {
     group.members[member.job()] = From(member);
   }
@@ -246,17 +268,6 @@ absl::StatusOr<GroupState> FromRecord(const records::GroupRecord& record) {
   group.adopted = record.adopted();
   group.phase = GroupState::Phase::kReturning;
   return group;
-}
-
-void ForgetWindows(StageState& stage, int64_t last_window) {
-  StageOrders& orders = stage.orders;
-  while (!orders.windows.empty() && orders.windows.back().number > last_window) {
-    for (const std::string& job : orders.windows.back().frees) orders.freeing.erase(job);
-    for (const auto& [number, jobs] : orders.windows.back().begins) {
-      orders.microbatches.erase(number);
-    }
-    orders.windows.pop_back();
-  }
 }
 
 }  // namespace lorad::server

@@ -94,11 +94,12 @@ struct GroupState {
   int64_t plan_needed_us = 0;           // and when the worker ran out of windows; 0 = not yet
   int64_t next_window = 1;
   int64_t next_microbatch = 1;
-  int64_t cut = 0;            // the newest
-  int64_t adopted = 0;        // by so many coordinators that were started again
-  std::string stored = {};    // its record, as it was put last; empty: there is none
-  int64_t idle_since_us = 0;  // 0 = it has members
-  int64_t formed_us = 0;      // when it ran first; 0 = it is being formed
+  int64_t cut = 0;          // the newest
+  int64_t adopted = 0;      // by so many coordinators that were started again
+  std::string stored = {};  // its record, as it was put last; empty: there is none
+  std::set<std::string> stored_windows = {};  // keys of those at hand (group_records.h)
+  int64_t idle_since_us = 0;                  // 0 = it has members
+  int64_t formed_us = 0;                      // when it ran first; 0 = it is being formed
   // When it last said something of what it was asked, or was asked anything with nothing at hand:
   // its patience runs from there (patience.h).
   int64_t heard_us = 0;

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cassert>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/cluster/group_records.h"
 #include "server/core/events/store_kinds.h"
 
 namespace lorad::server {
@@ -90,6 +92,18 @@ void GroupTable::Store(GroupState& group, std::string record) {
   turn_.Put(record.empty() ? storage::DeleteRecord(kGroupKind, group.name)
                            : storage::PutRecord(kGroupKind, group.name, record));
   group.stored = std::move(record);
+  std::set<std::string> left = std::exchange(group.stored_windows, {});
+  if (!group.stored.empty()) {
+    for (const StageState& stage : group.stages) {
+      for (const SentWindow& window : stage.orders.windows) {
+        const std::string key = KeyOfWindow(group, stage, window.number);
+        group.stored_windows.insert(key);
+        if (left.erase(key) > 0) continue;
+        turn_.Put(storage::PutRecord(kWindowKind, key, window.message.SerializeAsString()));
+      }
+    }
+  }
+  for (const std::string& key : left) turn_.Put(storage::DeleteRecord(kWindowKind, key));
 }
 
 GroupState GroupTable::Remove(const std::string& name) {

@@ -41,9 +41,10 @@ class GroupTable {
   // One of before this start (group_records.h). False: its name or its epoch is none, or taken, or one
   // of its workers or jobs is in another group.
   bool TakeUp(GroupState group);
-  // Its record is that now; the same as before, it is put no second time. Empty: it has none.
+  // Its record is that now, and its windows at hand have theirs (group_records.h); what is the same
+  // as before is put no second time. Empty: it has none.
   void Store(GroupState& group, std::string record);
-  // Hands the group out; it is in the table no more, nor is its record. REQUIRES: it is there.
+  // Hands the group out; it is in the table no more, nor are its records. REQUIRES: it is there.
   GroupState Remove(const std::string& name);
   // Their workers' time starts over.
   void RenewPatience();

@@ -74,6 +74,7 @@ void AddWindow(const worker::v1::Window& window, const StageWindows& of, OpenBat
                StageOrders& orders) {
   SentWindow& sent = orders.windows.emplace_back();
   sent.number = window.number();
+  sent.message = window;
   sent.next_microbatch = of.next_microbatch;
   for (const Place& place : of.left) sent.left.insert(place.number);
   for (const worker::v1::Microbatch& microbatch : window.microbatches()) {

@@ -46,6 +46,7 @@ struct WindowWork {
 
 struct SentWindow {
   int64_t number = 0;
+  worker::v1::Window message;                          // as it went to the worker
   int64_t next_microbatch = 0;                         // behind those that begin in it
   std::map<int64_t, std::vector<std::string>> begins;  // the jobs of these
   std::set<int64_t> left;                              // what is in flight behind it

@@ -3,16 +3,18 @@
 
 namespace lorad::server {
 
-inline constexpr char kModelKind[] = "model";        // key: name; records::ModelRecord
-inline constexpr char kDatasetKind[] = "dataset";    // key: name; records::DatasetRecord
-inline constexpr char kAdapterKind[] = "adapter";    // key: name; records::AdapterRecord
-inline constexpr char kJobKind[] = "job";            // key: name; records::JobRecord
-inline constexpr char kRowsKind[] = "rows";          // key: what was checked; records::RowsSummary
-inline constexpr char kRequestKind[] = "request";    // key: KIND/REQUEST_ID; records::RequestRecord
-inline constexpr char kWorkerKind[] = "worker";      // key: name; records::WorkerRecord
-inline constexpr char kFitKind[] = "fit";            // key: of what (fits.h); records::FitRecord
-inline constexpr char kQuotaKind[] = "quota";        // key: label; records::QuotaRecord
-inline constexpr char kGroupKind[] = "group";        // key: name; records::GroupRecord
+inline constexpr char kModelKind[] = "model";      // key: name; records::ModelRecord
+inline constexpr char kDatasetKind[] = "dataset";  // key: name; records::DatasetRecord
+inline constexpr char kAdapterKind[] = "adapter";  // key: name; records::AdapterRecord
+inline constexpr char kJobKind[] = "job";          // key: name; records::JobRecord
+inline constexpr char kRowsKind[] = "rows";        // key: what was checked; records::RowsSummary
+inline constexpr char kRequestKind[] = "request";  // key: KIND/REQUEST_ID; records::RequestRecord
+inline constexpr char kWorkerKind[] = "worker";    // key: name; records::WorkerRecord
+inline constexpr char kFitKind[] = "fit";          // key: of what (fits.h); records::FitRecord
+inline constexpr char kQuotaKind[] = "quota";      // key: label; records::QuotaRecord
+inline constexpr char kGroupKind[] = "group";      // key: name; records::GroupRecord
+// key: GROUP/STAGE/NUMBER; worker::v1::Window, of a group that has a record
+inline constexpr char kWindowKind[] = "window";
 inline constexpr char kProgressKind[] = "progress";  // key: job; v1::Job (job_progress.h)
 inline constexpr char kMetaKind[] = "meta";
 inline constexpr char kEpochKey[] = "epoch";      // decimal text: the newest

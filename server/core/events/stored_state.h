@@ -13,7 +13,7 @@ namespace lorad::server {
 
 struct StoredState {
   std::vector<std::pair<std::string, std::string>> models, datasets, adapters, jobs, rows, requests,
-      workers, fits, quotas, groups;
+      workers, fits, quotas, groups, windows;
   std::string store;  // its identity; empty where it has none yet
   int64_t last_revision = 0;
   int64_t trimmed_revision = 0;  // revisions up to this one are gone

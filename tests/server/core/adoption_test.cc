@@ -252,6 +252,51 @@ TEST_CASE("a group whose record is gone is formed again") {
   world->CheckInvariants();
 }
 
+std::vector<std::string> KeysOfWindows(World& world) {
+  std::vector<std::string> keys;
+  const absl::Status status =
+      world.store().ScanRecords(kWindowKind, [&](std::string_view key, std::string_view) {
+        keys.emplace_back(key);
+        return absl::OkStatus();
+      });
+  REQUIRE(status.ok());
+  return keys;
+}
+
+TEST_CASE("a window is in the store as long as it is at hand") {
+  const auto [world, job] = MakeRunning();
+  RunUntilStep(*world, job, 5);
+  for (int more = 0; more < 200; ++more) {
+    world->RunNext();
+    const records::GroupRecord record = RecordOfGroup(*world).value();
+    std::vector<std::string> at_hand;
+    for (const auto& window : record.stages(0).windows()) {
+      at_hand.push_back(absl::StrCat(record.group(), "/0/", window.number()));
+    }
+    std::ranges::sort(at_hand);  // as the store does
+    REQUIRE(KeysOfWindows(*world) == at_hand);
+  }
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->Settle();
+  CHECK(KeysOfWindows(*world).empty());
+}
+
+TEST_CASE("a group whose windows are lost is formed again") {
+  const auto [world, job] = MakeRunning();
+  RunUntilStep(*world, job, 5);
+  std::vector<storage::Mutation> gone;
+  for (const std::string& key : KeysOfWindows(*world)) {
+    gone.push_back(storage::DeleteRecord(kWindowKind, key));
+  }
+  REQUIRE_FALSE(gone.empty());
+  REQUIRE(world->store().Apply(gone).ok());
+  world->CrashCoordinator();
+  CHECK(world->StateOf(job) == Job::QUEUED);
+  CHECK(CountNotes(*world, "is not what its jobs and workers are") == 1);
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
 TEST_CASE("a record that does not fit its job is of no use") {
   const auto [world, job] = MakeRunning();
   RunUntilStep(*world, job, 5);

@@ -201,6 +201,8 @@ void GroupPromises::Sent(uint64_t connection, const worker::v1::CoordinatorMessa
     OnDissolve(connection, epoch, now_us);
   } else if (message.has_window()) {
     OnWindow(connection, message.window());
+  } else if (message.has_cut()) {
+    OnCut(connection, message.cut());
   } else if (message.has_acknowledge()) {
     OnAcknowledge(connection, message.acknowledge());
   }
@@ -243,6 +245,19 @@ void GroupPromises::OnWindowAgain(const worker::v1::Window& window, const Part& 
   const auto first = part.windows.find(window.number());
   REQUIRE(first != part.windows.end());
   REQUIRE(window.SerializeAsString() == first->second);
+}
+
+// It is of windows that all stages have, for what one has begun waits for the others: also those that
+// were sent before and did not come.
+void GroupPromises::OnCut(uint64_t connection, const worker::v1::Cut& cut) {
+  const Part* asked = FindPart(cut.epoch(), connection);
+  if (asked == nullptr) return;
+  for (const Part& part : epochs_.at(cut.epoch()).parts) {
+    INFO("cut " << cut.cut() << " of epoch " << cut.epoch() << ", worker " << part.worker);
+    if (part.connection == 0) continue;
+    REQUIRE(part.next_window == asked->next_window);
+    REQUIRE(part.next_window > part.window);
+  }
 }
 
 void GroupPromises::OnLoad(const worker::v1::Window& window, const worker::v1::SlotSpec& slot,

@@ -106,6 +106,7 @@ class GroupPromises {
   void OnAcknowledge(uint64_t connection, const worker::v1::AcknowledgeReports& order) const;
   void OnWindow(uint64_t connection, const worker::v1::Window& window);
   static void OnWindowAgain(const worker::v1::Window& window, const Part& part);
+  void OnCut(uint64_t connection, const worker::v1::Cut& cut);
   void OnLoad(const worker::v1::Window& window, const worker::v1::SlotSpec& slot, Part& part);
   // The memory that a worker offers is given away once.
   static void CheckBudget(const Part& part);

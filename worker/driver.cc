@@ -206,6 +206,7 @@ absl::Status Driver::Form(const v1::FormGroup& order) {
 
 absl::Status Driver::JoinStages(const Connect& connect) {
   identity_.lease_ms = connect.lease_ms;
+  identity_.secret = connect.order.secret();
   const auto& endpoints = connect.order.endpoints();
   const absl::Status status = way_.Join(identity_, {endpoints.begin(), endpoints.end()});
   return status.ok() ? engine_->Connect(way_.transport()) : status;

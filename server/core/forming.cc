@@ -10,6 +10,7 @@
 #include "server/core/report_checks.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
+#include "storage/files/sha256.h"
 
 namespace lorad::server {
 namespace {
@@ -99,6 +100,8 @@ void Core::State::OnGroupFormed(GroupState& group, StageState& stage,
   if (group.stages.size() == 1) return BeginToRun(group);
   worker::v1::CoordinatorMessage message;
   message.mutable_connect()->set_epoch(group.epoch);
+  message.mutable_connect()->set_secret(
+      storage::Sha256::Of(absl::StrCat(options_.group_key, "/", group.epoch)));
   for (const StageState& one : group.stages) message.mutable_connect()->add_endpoints(one.endpoint);
   SendTo(group, message);
 }

@@ -35,6 +35,7 @@ namespace {
 
 // A call that finds no place is asked to come again after so long.
 constexpr int64_t kBusyRetryMs = 500;
+constexpr int kGroupKeyWords = 8;  // of 32 bits
 
 class DriverImpl final : public Driver, private Sinks {
  public:
@@ -81,10 +82,11 @@ class DriverImpl final : public Driver, private Sinks {
     store_ = *std::move(store);
     std::random_device device;
     const uint64_t random = uint64_t{device()} << 32 | device();
-    auto loop =
-        Loop::Start({options_.core, options_.reserve_bytes, options_.solver_threads, random},
-                    {clock_, data_dir_, files_, *store_, *disk_, tasks_, *solver_, mailbox_,
-                     revisions_, *this});
+    CoreOptions core = options_.core;
+    for (int i = 0; i < kGroupKeyWords; ++i) absl::StrAppend(&core.group_key, device(), ".");
+    auto loop = Loop::Start({core, options_.reserve_bytes, options_.solver_threads, random},
+                            {clock_, data_dir_, files_, *store_, *disk_, tasks_, *solver_, mailbox_,
+                             revisions_, *this});
     if (!loop.ok()) return loop.status();
     loop_ = *std::move(loop);
     malloc_trim(0);  // what was read to begin with goes back to the system

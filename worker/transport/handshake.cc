@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "spdlog/spdlog.h"
+#include "storage/files/sha256.h"
 #include "worker/transport/frame.h"
 
 namespace lorad::worker {
@@ -14,6 +15,13 @@ namespace {
 
 Deadline In(int64_t ms) { return std::chrono::steady_clock::now() + std::chrono::milliseconds(ms); }
 
+// As StageHello.proof has it.
+std::string ProofOf(const StageIdentity& group, int from, int to, v1::StageHello::Purpose purpose) {
+  return storage::Sha256::Of(
+      absl::StrCat(group.secret, "/", group.epoch, "/", from, "/", to, "/", purpose));
+}
+
+// Without a proof.
 v1::StageHello HelloOf(const StageIdentity& me, v1::StageHello::Purpose purpose) {
   v1::StageHello hello;
   hello.set_epoch(me.epoch);
@@ -21,6 +29,12 @@ v1::StageHello HelloOf(const StageIdentity& me, v1::StageHello::Purpose purpose)
   hello.set_stages(me.stages);
   hello.set_numerics_id(me.numerics_id);
   hello.set_purpose(purpose);
+  return hello;
+}
+
+v1::StageHello HelloTo(int stage, const StageIdentity& me, v1::StageHello::Purpose purpose) {
+  v1::StageHello hello = HelloOf(me, purpose);
+  hello.set_proof(ProofOf(me, me.stage, stage, purpose));
   return hello;
 }
 
@@ -82,6 +96,9 @@ std::string Difference(const v1::StageHello& theirs, const StageIdentity& mine) 
     return absl::StrCat("numerics ", theirs.numerics_id(), ", and this stage has ",
                         mine.numerics_id, ": the same worker version and device type is needed");
   }
+  if (theirs.proof() != ProofOf(mine, theirs.stage(), mine.stage, theirs.purpose())) {
+    return absl::StrCat("no proof that it is of the group of epoch ", mine.epoch);
+  }
   return "";
 }
 
@@ -95,7 +112,7 @@ absl::StatusOr<FileDescriptor> Introduce(int stage, v1::StageHello::Purpose purp
   };
   auto socket = dial(purpose, stage, deadline);
   if (!socket.ok()) return failed(socket.status());
-  absl::Status status = Write(*socket, HelloOf(me, purpose), deadline, wake_up);
+  absl::Status status = Write(*socket, HelloTo(stage, me, purpose), deadline, wake_up);
   HelloReader answer;
   while (status.ok()) {
     const auto whole = answer.Go(*socket);
@@ -241,7 +258,8 @@ class Reception {
                                  ", or is there already"),
                     true);
     }
-    if (!Write(guest.socket, HelloOf(me_, hello.purpose()), In(options_.hello_ms), wake_up_).ok()) {
+    const v1::StageHello answer = HelloTo(hello.stage(), me_, hello.purpose());
+    if (!Write(guest.socket, answer, In(options_.hello_ms), wake_up_).ok()) {
       return true;  // it has gone again
     }
     (*connections_)[*awaited] = std::move(guest.socket);

@@ -12,12 +12,13 @@
 
 namespace lorad::worker {
 
-// What both sides of a connection must say alike, but for the stage and the lease.
+// What both sides of a connection must have alike, but for the stage and the lease.
 struct StageIdentity {
   int64_t epoch = 0;
   int stage = 0;
   int stages = 1;
   std::string numerics_id;
+  std::string secret = {};  // of the group, proved and never said
   // For how long the coordinator waits for a worker that is silent. It is not said.
   int64_t lease_ms = std::numeric_limits<int64_t>::max();
 };

@@ -34,8 +34,9 @@ struct SocketsOptions {
 //
 // A stage listens before it knows where the others do, and joins them once it does. The later stage
 // dials, and says hello (StageHello); the earlier one answers, or refuses with the reason and goes
-// on waiting for the right one: a connection of another epoch, of other stages or numerics, that is
-// there already, that says nothing in time, or something else.
+// on waiting for the right one: a connection of another epoch, of other stages or numerics, without
+// proof that it has the group's secret, that is there already, that says nothing in time, or
+// something else.
 class SocketsListener : public StageListener {
  public:
   // On a free port of `host`, a name or an address of this machine.

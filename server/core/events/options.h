@@ -49,6 +49,8 @@ struct CoreOptions {
   int64_t request_answers_max = 10'000;
   int64_t rows_max = 20'000;  // summaries of checked rows
   std::string version;
+  std::string
+      group_key;  // nobody guesses it: the secrets of groups of several stages are made of it
 
   // The user of a job with these labels (a map of strings): the value of share_label, or "".
   template <class Labels>

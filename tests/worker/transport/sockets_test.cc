@@ -17,6 +17,7 @@
 
 #include "spdlog/sinks/ostream_sink.h"
 #include "spdlog/spdlog.h"
+#include "storage/files/sha256.h"
 #include "tests/worker/transport/join.h"
 #include "worker/transport/frame.h"
 
@@ -31,6 +32,12 @@ std::string MessageOf(const absl::StatusOr<std::unique_ptr<Transport>>& joined) 
 
 Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(5); }
 
+// As worker.proto has it.
+std::string ProofOf(const std::string& secret, int64_t epoch, int from, int to, int purpose) {
+  return storage::Sha256::Of(secret + "/" + std::to_string(epoch) + "/" + std::to_string(from) +
+                             "/" + std::to_string(to) + "/" + std::to_string(purpose));
+}
+
 // A connection to a stage that the test speaks on by hand.
 class Raw {
  public:
@@ -42,8 +49,15 @@ class Raw {
   void Say(std::string_view bytes) {
     REQUIRE(WriteSome(socket_.get(), bytes.data(), static_cast<int64_t>(bytes.size())).ok());
   }
-  void SayHello(int64_t epoch, int32_t stage, v1::StageHello::Purpose purpose) {
+  // With the proof of who has `secret`.
+  void SayHello(int64_t epoch, int32_t stage, v1::StageHello::Purpose purpose,
+                const std::string& secret = "") {
+    SayProof(epoch, stage, purpose, ProofOf(secret, epoch, stage, 0, purpose));
+  }
+  void SayProof(int64_t epoch, int32_t stage, v1::StageHello::Purpose purpose,
+                const std::string& proof) {
     v1::StageHello hello;
+    hello.set_proof(proof);
     hello.set_epoch(epoch);
     hello.set_stage(stage);
     hello.set_stages(2);
@@ -99,6 +113,7 @@ TEST_CASE("stages of one group join; of another epoch or numerics they do not") 
          if (me->stage == 0) me->numerics_id = "other";
        },
        "numerics numerics"},
+      {"secret", [](StageIdentity* me) { me->secret = std::to_string(me->stage); }, "no proof"},
   };
   for (const auto& joined : TryJoinBySockets(4, kQuick)) CHECK(joined.ok());
   for (const Case& c : cases) {
@@ -233,6 +248,77 @@ TEST_CASE("a stage that is there already is not taken again") {
   twice.SayHello(7, 1, v1::StageHello::TENSORS);
   CHECK_THAT(twice.Hear().refusal(), Catch::Contains("there already"));
   other.join();
+}
+
+TEST_CASE("only who has the group's secret is a stage of it, and nobody learns it by asking") {
+  auto first = SocketsListener::Open("127.0.0.1", kQuick);
+  REQUIRE(first.ok());
+  const StageIdentity me{
+      .epoch = 7, .stage = 0, .stages = 2, .numerics_id = "numerics", .secret = "ours"};
+  std::thread other([&] {
+    (*first)->Join(me, {(*first)->endpoint(), "127.0.0.1:1"}).status().IgnoreError();
+  });
+  const auto purpose = v1::StageHello::TENSORS;
+  const struct {
+    const char* what;
+    std::string proof;
+  } strangers[] = {
+      {"none", ""},
+      {"another secret", ProofOf("theirs", 7, 1, 0, purpose)},
+      {"what a stage has said to another", ProofOf("ours", 7, 1, 2, purpose)},
+      {"for other tidings", ProofOf("ours", 7, 1, 0, v1::StageHello::NOTES)},
+      {"of the epoch before", ProofOf("ours", 6, 1, 0, purpose)},
+      {"of who is called", ProofOf("ours", 7, 0, 1, purpose)},
+  };
+  for (const auto& stranger : strangers) {
+    INFO(stranger.what);
+    Raw raw((*first)->endpoint());
+    raw.SayProof(7, 1, purpose, stranger.proof);
+    const v1::StageHello answer = raw.Hear();
+    CHECK_THAT(answer.refusal(), Catch::Contains("no proof"));
+    CHECK(answer.proof().empty());
+  }
+  Raw right((*first)->endpoint());
+  right.SayHello(7, 1, purpose, "ours");
+  const v1::StageHello answer = right.Hear();
+  CHECK(answer.refusal().empty());
+  CHECK(answer.proof() == ProofOf("ours", 7, 0, 1, purpose));
+  other.join();
+}
+
+TEST_CASE("who listens where a stage did, and has not its group's secret, is not believed") {
+  auto listening = Listen("127.0.0.1");
+  REQUIRE(listening.ok());
+  const std::string endpoint = "127.0.0.1:" + std::to_string(listening->port);
+  for (const bool has_secret : {false, true}) {
+    std::thread impostor([&] {
+      WakeUp wake_up;
+      REQUIRE(Await(listening->socket.get(), POLLIN, Soon(), wake_up).ok());
+      auto accepted = Accept(listening->socket.get(), 5'000);
+      REQUIRE(accepted.ok());
+      REQUIRE(Await(accepted->get(), POLLIN, Soon(), wake_up).ok());
+      std::string said(4096, '\0');
+      const auto got = ReadSome(accepted->get(), said.data(), 4096);
+      REQUIRE(got.ok());
+      v1::StageHello hello;
+      REQUIRE(hello.ParseFromString(said.substr(kFrameHeaderBytes, *got - kFrameHeaderBytes)));
+      hello.set_stage(0);  // and its proof is what it was
+      if (has_secret) hello.set_proof(ProofOf("ours", 7, 0, 1, hello.purpose()));
+      const std::string frame = BeginFrame(FrameKind::kHello, hello.SerializeAsString(), 0);
+      WriteSome(accepted->get(), frame.data(), static_cast<int64_t>(frame.size())).IgnoreError();
+    });
+    auto stage = SocketsListener::Open("127.0.0.1", kQuick);
+    REQUIRE(stage.ok());
+    const StageIdentity me{
+        .epoch = 7, .stage = 1, .stages = 2, .numerics_id = "numerics", .secret = "ours"};
+    const auto joined = (*stage)->Join(me, {endpoint, (*stage)->endpoint()});
+    impostor.join();
+    if (has_secret) {  // and goes on to the notes, for which nobody answers
+      CHECK(absl::IsDeadlineExceeded(joined.status()));
+    } else {
+      CHECK_THAT(MessageOf(joined), Catch::Contains("no proof"));
+    }
+  }
 }
 
 TEST_CASE("a join ends where nobody listens, where no endpoint is one, and when interrupted") {

@@ -1,6 +1,7 @@
 // lora submit | estimate
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -115,10 +116,22 @@ std::string AloneText(const lorad::v1::WorkerEstimate& worker) {
   return FitsText(worker.alone(), worker.fits_alone());
 }
 
+// A job may fit by a worker that is known and away.
 std::string FitsText(const lorad::v1::JobEstimate& estimate) {
-  if (estimate.stages_size() == 0) return estimate.fits() ? "yes" : "no";
-  return absl::StrCat(estimate.fits() ? "yes, on " : "no, not even on ", estimate.stages_size(),
-                      " workers");
+  const auto is_here = [&](const lorad::v1::StageEstimate& stage) {
+    return std::ranges::any_of(
+        estimate.workers(), [&](const auto& worker) { return worker.worker() == stage.worker(); });
+  };
+  if (estimate.stages_size() == 0) {
+    if (!estimate.fits()) return "no";
+    const bool now =
+        std::ranges::any_of(estimate.workers(), &lorad::v1::WorkerEstimate::fits_alone);
+    return now ? "yes" : "yes, but on no worker that is connected";
+  }
+  const auto away = estimate.stages_size() - std::ranges::count_if(estimate.stages(), is_here);
+  return absl::StrCat(
+      estimate.fits() ? "yes, on " : "no, not even on ", estimate.stages_size(), " workers",
+      away == 0 ? "" : absl::StrCat(", of which ", away, away == 1 ? " is" : " are", " away"));
 }
 
 void PrintWorkers(const lorad::v1::JobEstimate& estimate) {

@@ -5,6 +5,7 @@ usage: faults_jobs_test.py [TEST ...]
 """
 
 import json
+import re
 import signal
 import threading
 import time
@@ -280,6 +281,11 @@ def test_an_estimate_asked_for_before_a_worker_came():
             house.wait_for_worker()
             found.append(seconds_of_estimate(house))
             tell(f"    before: {before} s; with a worker of two threads: {found[-1]} s")
+            estimate = ("estimate", "-f", house.folder / "job.json")
+            assert re.search("^fits +yes$", house.lora(*estimate).out, re.MULTILINE)
+            house.end_workers()
+            until(lambda: house.objects("worker", "ls")[0]["state"] == "LOST", 10, "the loss of the worker")
+            assert re.search("^fits +yes, but on no worker that is connected$", house.lora(*estimate).out, re.MULTILINE)
         house.clear()
     assert abs(found[0] - found[1]) < 0.01 * found[0], f"{found[1]} s, and asked for with the worker there at first {found[0]} s"
 

@@ -33,9 +33,8 @@ absl::Status Core::State::Load(StoredState stored) {
   for (const std::string& name : jobs_.live()) {
     const std::string& model = jobs_.FindWhole(name)->job().base_model();
     if (catalog_.HasModel(model)) continue;
-    return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
-                 absl::StrCat("the stored job '", name, "' is of the model '", model,
-                              "', which is not stored: put back an older copy of the store"));
+    return StoreCorrupt(absl::StrCat("job '", name, "'"),
+                        absl::StrCat("is of the model '", model, "', which is not stored"));
   }
   if (absl::Status status = cluster_.Load(stored.workers); !status.ok()) return status;
   if (absl::Status status = cluster_.fits().Load(stored.fits); !status.ok()) return status;

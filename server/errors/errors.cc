@@ -89,6 +89,12 @@ std::vector<FieldViolation> FieldViolations(const absl::Status& status) {
   return violations;
 }
 
+absl::Status StoreCorrupt(const std::string& what, const std::string& wrong) {
+  return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
+               absl::StrCat("the stored ", what, " ", wrong,
+                            "; put a copy of the data directory in its place"));
+}
+
 absl::Status NotFound(const std::string& kind, const std::string& name) {
   return Error(absl::StatusCode::kNotFound, absl::StrCat(absl::AsciiStrToUpper(kind), "_NOT_FOUND"),
                absl::StrCat("there is no ", kind, " '", name, "'"), {{kind, name}});

@@ -27,8 +27,7 @@ template <class Record>
 absl::StatusOr<Record> Parse(const char* kind, std::string_view name, std::string_view bytes) {
   Record record;
   if (record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return record;
-  return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
-               absl::StrCat("the stored ", kind, " '", std::string(name), "' cannot be read"));
+  return StoreCorrupt(absl::StrCat(kind, " '", std::string(name), "'"));
 }
 
 class Reader {

@@ -14,12 +14,6 @@
 namespace lorad::server {
 namespace {
 
-absl::Status Corrupt(const std::string& what) {
-  return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
-               absl::StrCat("the stored ", what,
-                            " cannot be read; put a copy of the data directory in its place"));
-}
-
 // The changes among these. Older versions stored progress beside them: something newer is told of
 // its job.
 absl::StatusOr<RevisionLog::Revisions> Changes(std::vector<storage::Entry> entries) {
@@ -27,7 +21,7 @@ absl::StatusOr<RevisionLog::Revisions> Changes(std::vector<storage::Entry> entri
   records::RevisionRecord record;  // one for all: its strings keep their room
   for (storage::Entry& entry : entries) {
     if (!record.ParseFromString(entry.value))
-      return Corrupt(absl::StrCat(kRevisionSeries, " ", entry.number));
+      return StoreCorrupt(absl::StrCat(kRevisionSeries, " ", entry.number));
     if (record.progress_only()) continue;
     changes.push_back(std::make_shared<const RevisionLog::Revision>(
         RevisionLog::Revision{entry.number, record.job().name(), std::move(entry.value)}));
@@ -40,7 +34,7 @@ absl::StatusOr<int64_t> Trimmed(storage::JobStore& store) {
   absl::StatusOr<std::optional<std::string>> text = store.GetRecord(kMetaKind, kTrimmedKey);
   if (!text.ok()) return text.status();
   int64_t trimmed = 0;
-  if (*text && !absl::SimpleAtoi(**text, &trimmed)) return Corrupt(kTrimmedKey);
+  if (*text && !absl::SimpleAtoi(**text, &trimmed)) return StoreCorrupt(kTrimmedKey);
   return trimmed;
 }
 

@@ -21,9 +21,7 @@ constexpr const char* kFolders[] = {"uploads",     "datasets", "adapters",
 constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
 absl::Status Corrupt(std::string_view kind, std::string_view key) {
-  return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
-               absl::StrCat("the stored ", std::string(kind), " '", std::string(key),
-                            "' cannot be read; put a copy of the data directory in its place"));
+  return StoreCorrupt(absl::StrCat(std::string(kind), " '", std::string(key), "'"));
 }
 
 absl::Status ReadKind(storage::JobStore& store, const char* kind,

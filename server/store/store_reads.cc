@@ -23,8 +23,7 @@ absl::StatusOr<Message> ReadRecord(storage::JobStore& store, const char* kind,
   if (!*bytes) return NotFound(kind, name);
   Message message;
   if (!message.ParseFromString(**bytes)) {
-    return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
-                 absl::StrCat("the stored ", kind, " '", name, "' cannot be read"));
+    return StoreCorrupt(absl::StrCat(kind, " '", name, "'"));
   }
   return message;
 }
@@ -43,9 +42,7 @@ absl::StatusOr<bool> ReadPage(storage::JobStore& store, const char* series, cons
   if (more) entries->pop_back();
   for (const storage::Entry& entry : *entries) {
     if (!add()->ParseFromString(entry.value)) {
-      return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
-                   absl::StrCat("the stored ", series, " ", entry.number, " of job '", job,
-                                "' cannot be read"));
+      return StoreCorrupt(absl::StrCat(series, " ", entry.number, " of job '", job, "'"));
     }
   }
   return more;

@@ -15,8 +15,7 @@ template <class Resource>
 absl::StatusOr<ReplyValue> ParseAs(const std::string& bytes) {
   Resource resource;
   if (!resource.ParseFromString(bytes)) {
-    return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
-                 "the answer that was stored for this request_id cannot be read");
+    return StoreCorrupt("answer of this request_id");
   }
   return ReplyValue(std::move(resource));
 }

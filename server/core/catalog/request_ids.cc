@@ -41,8 +41,7 @@ absl::Status RequestIds::Load(std::vector<std::pair<std::string, std::string>> s
     const bool parsed = record.ParseFromString(bytes);
     const size_t digest_bytes = record.content_sha256().size();
     if (!parsed || (digest_bytes != 0 && digest_bytes != 32)) {
-      return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
-                   absl::StrCat("the stored request '", key, "' cannot be read"));
+      return StoreCorrupt(absl::StrCat("request '", key, "'"));
     }
     Kept& kept = kept_[key];
     if (digest_bytes == 0) {

@@ -15,8 +15,7 @@ template <class Message>
 absl::Status ParseStored(const char* kind, const std::pair<std::string, std::string>& stored,
                          Message* message) {
   if (message->ParseFromString(stored.second)) return absl::OkStatus();
-  return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
-               absl::StrCat("the stored ", kind, " '", stored.first, "' cannot be read"));
+  return StoreCorrupt(absl::StrCat(kind, " '", stored.first, "'"));
 }
 
 }  // namespace lorad::server

@@ -70,8 +70,7 @@ absl::Status JobTable::LoadJobs(StoredState& stored) {
     jobs_by_state_[state]++;
     const auto [place_of, is_new] = by_order_.try_emplace(record.order());
     if (!is_new) {
-      return Error(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
-                   absl::StrCat("the stored job '", entry.first, "' stands where another does"));
+      return StoreCorrupt(absl::StrCat("job '", entry.first, "'"), "stands where another does");
     }
     quotas_.Add(record.job().labels(), UseOf(record));
     JobEntry& place = place_of->second;

@@ -317,12 +317,11 @@ void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
                                    const worker::v1::MicrobatchDone& done) {
   const std::vector<std::string> jobs = TakeMicrobatch(stage.orders, done.microbatch());
   KeepMeasured(done, jobs, &stage.measured);
+  ObserveTimes(group, done);
   if (&stage != &group.last()) return;
   group.microbatches++;
   group.adapters_in_microbatches += done.adapters();
   Keep(group.pace, turn_.now_us(), done.tokens(), kPaceMicrobatches);
-  // The fit is of a model that is whole on one device.
-  if (group.stages.size() == 1) ObserveTimes(group, done);
   for (const std::string& name : jobs) {
     JobState* job = jobs_.Find(name);
     if (!job || !IsLive(job->state())) continue;
@@ -336,16 +335,24 @@ void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
   }
 }
 
-void Core::State::ObserveTimes(const GroupState& group, const worker::v1::MicrobatchDone& done) {
+// The fit is of a model that is whole on one worker; where stages are on unlike ones nothing is
+// learned.
+void Core::State::ObserveTimes(GroupState& group, const worker::v1::MicrobatchDone& done) {
+  const std::string device = DeviceKeyOf(&WorkerOf(group.first()));
+  const bool alike = std::ranges::all_of(group.stages, [&](const StageState& stage) {
+    return DeviceKeyOf(&WorkerOf(stage)) == device;
+  });
+  const auto times = alike ? group.passes.Add(done, group.stages.size()) : std::nullopt;
+  if (!times) return;
   // The model is of passes that compute no block again: such a backward holds a forward.
   const bool recomputes = group.shape.recomputation == planner::Recomputation::kBlocks;
   const double backward_ms =
-      std::max(done.backward_ms() - (recomputes ? done.forward_ms() : 0), 0.0);
+      std::max(times->backward_ms - (recomputes ? times->forward_ms : 0), 0.0);
   cluster_.fits().Observe(group.base_model, *catalog_.Model(group.base_model).shape,
                           WorkerOf(group.first()), group.shape.capacity_tokens,
                           {.tokens = done.tokens(),
                            .squared_lengths = done.squared_lengths(),
-                           .forward_ms = done.forward_ms(),
+                           .forward_ms = times->forward_ms,
                            .backward_ms = backward_ms});
 }
 

@@ -348,7 +348,7 @@ class Core::State {
   void OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDone& done);
   void OnMicrobatchDone(GroupState& group, StageState& stage,
                         const worker::v1::MicrobatchDone& done);
-  void ObserveTimes(const GroupState& group, const worker::v1::MicrobatchDone& done);
+  void ObserveTimes(GroupState& group, const worker::v1::MicrobatchDone& done);
   void OnWindowDone(GroupState& group, StageState& stage);
   void OnNotFinite(GroupState& group, const worker::v1::NotFinite& report);
   void KeepMetrics(JobState& job, const worker::v1::StepDone& done);

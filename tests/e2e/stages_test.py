@@ -69,6 +69,7 @@ def test_what_is_seen():
         trace = house.object("trace", names[0], "-o", path, "--microbatches", 32)
         (group,) = house.object("cluster")["groups"]
         workers = house.objects("worker", "ls")
+        learned = house.object("estimate", names[0])
         assert house.run("trace", names[0], "--microbatches", 2000).status != 0
         house.lora("worker", "ls"), house.lora("cluster"), house.lora("trace", names[0])
         house.wait(names)
@@ -84,6 +85,7 @@ def test_what_is_seen():
     for stage in group["stages"]:
         assert abs(stage["busy"] + stage["waiting"] - 1) < 1e-9 and 0 < stage["busy"] < 1 and 0 < stage["transfer"] < 1, stage
     assert group["stages"][0]["end_block"] == group["stages"][1]["first_block"], group
+    assert learned["seconds_basis"] == "measured on this base model", learned
 
     assert len(trace["microbatches"]) == 32 and trace["simulated_bars"], trace
     assert trace["simulated_bubble_ratio"] <= trace["bubble_ratio"] + 1e-6, trace

@@ -118,6 +118,7 @@ struct GroupState {
   int64_t bound_microbatches = 0;
   std::map<std::string, int64_t> packings;       // by path
   std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent microbatches
+  WholePasses passes;
 
   StageState& first() { return stages.front(); }
   const StageState& first() const { return stages.front(); }

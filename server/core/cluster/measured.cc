@@ -54,6 +54,18 @@ planner::StageMoments NewestOf(const std::deque<MeasuredMicrobatch>& measured, s
   return newest;
 }
 
+std::optional<WholePasses::Times> WholePasses::Add(const worker::v1::MicrobatchDone& done,
+                                                   size_t stages) {
+  if (done.forward_begin_us() == 0) return std::nullopt;  // nothing was computed here
+  Sum& sum = open_[done.microbatch()];
+  sum.times.forward_ms += done.forward_ms();
+  sum.times.backward_ms += done.backward_ms();
+  if (++sum.stages == stages) return open_.extract(done.microbatch()).mapped().times;
+  // Of one that a stage has dropped the rest does not come.
+  if (open_.size() > kMeasuredKept) open_.erase(open_.begin());
+  return std::nullopt;
+}
+
 void ClockOffset::Heard(int64_t now_us, int64_t clock_us) {
   heard_us_.push_back(now_us - clock_us);
   if (heard_us_.size() > kOffsetsKept) heard_us_.pop_front();

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +29,25 @@ void KeepMeasured(const worker::v1::MicrobatchDone& done, std::vector<std::strin
 // The newest `count` of them, with `offset_ms` added to each moment.
 planner::StageMoments NewestOf(const std::deque<MeasuredMicrobatch>& measured, size_t count,
                                double offset_ms);
+
+// What the stages of a group compute of a microbatch, each for itself, summed up: what one worker with
+// all blocks would take.
+class WholePasses {
+ public:
+  struct Times {
+    double forward_ms = 0;
+    double backward_ms = 0;
+  };
+  // One of `stages` has done its part. The sums, where it is the last to say so.
+  std::optional<Times> Add(const worker::v1::MicrobatchDone& done, size_t stages);
+
+ private:
+  struct Sum {
+    Times times;
+    size_t stages = 0;  // that are in it
+  };
+  std::map<int64_t, Sum> open_;  // by microbatch
+};
 
 // How far the coordinator's clock is ahead of a worker's: each of its messages says so, and how
 // long it was on its way. The least of the newest 64 counts, so what is left of that is the same

@@ -77,7 +77,7 @@ class Site(House):
 
     def __init__(self, host, *options):
         """`host`: at whose address the daemon serves, and where other workers are."""
-        super().__init__(None, "--workers", "none", "--worker-listen", f"{host.address}:0", *options)
+        super().__init__(None, "--workers", "none", *options)
         self.host = host
         self.door = None
         tell("    " + must(lorad("auth", "init", "--data-dir", self.data_dir)).splitlines()[0])
@@ -86,6 +86,10 @@ class Site(House):
         path = path or self.folder / f"{worker}.pem"
         must(lorad("auth", "worker", worker, "--data-dir", self.data_dir, "-o", path, *options))
         return path
+
+    def command(self, *options):
+        door = [] if "--worker-listen" in options else ["--worker-listen", f"{self.host.address}:0"]
+        return super().command(*door, *options)
 
     def start(self, *options, seconds=60):
         served = r"workers on other hosts are served on (\S+)"

@@ -1,12 +1,13 @@
 """Stages on hosts of their own, joined by a wire that is slow, loses frames and is cut (wire.py): jobs end with the bytes of one
 worker, and what a cut holds up is given up within a lease. Skipped where no network namespace can be made.
 
-usage: network_test.py [TEST...] [seed=N] [steps=N]
+usage: network_test.py [TEST...] [seed=N] [steps=N] [seconds=N] (of the storm)
 """
 
 import collections
 import functools
 import hashlib
+import itertools
 import random
 import re
 import subprocess
@@ -14,7 +15,7 @@ import sys
 import time
 
 from hosts import Site, until
-from house import LIVE_STATES, House, main, tell
+from house import LIVE_STATES, Failure, House, main, tell
 from isolation import Subjects, outcome, steps_done_twice_alike
 from wire import Wire, between, why_there_are_none
 
@@ -23,6 +24,8 @@ SEED = int(OPTIONS.get("seed", random.SystemRandom().randrange(2**31)))
 STEPS = int(OPTIONS.get("steps", 14))
 SUBJECTS = Subjects(SEED, STEPS)
 LONG = Subjects(SEED, 6 * STEPS)  # that outlive the cuts
+SECONDS = int(OPTIONS.get("seconds", 10))
+STORMY = Subjects(SEED, 10 * SECONDS)  # that outlive the storm
 SAVED = 7  # steps between two checkpoints, of Subjects
 LAYERS = 4
 LEASE_S = 3
@@ -65,6 +68,11 @@ class SiteOnWire(Site):
             return self.start_other("--credentials", bundle, *options, log=f"{name}.log")
         finally:
             self.host = coordinator
+
+    def restart(self):
+        """The daemon, killed and started again where it was."""
+        self.kill()
+        self.start("--listen", self.address, "--worker-listen", self.door)
 
     def group(self):
         groups = self.object("cluster")["groups"]
@@ -269,7 +277,46 @@ def test_a_stage_that_nobody_can_reach():
         site.ends_as_on_one_worker("after stages that were not reached", names, SUBJECTS)
 
 
+def test_a_storm():
+    """Random links cut for up to more than a lease, and mended; a wire that gets slower and loses more; workers and the
+    coordinator killed and started again: the jobs outlive it, and end with the bytes of one worker."""
+    generator = random.Random(SEED)
+    links = [between(*pair) for pair in itertools.combinations((COORDINATOR, FIRST, SECOND, THIRD), 2)]
+    with Wire(4, 0.5, 0, SEED) as wire, SiteOnWire(wire) as site:
+        names = site.submit_all(STORMY, 2)
+        workers = {place: site.start_on(place) for place in (FIRST, SECOND, THIRD)}
+        site.trains(names)
+        counts = collections.Counter()
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            time.sleep(generator.uniform(0, LEASE_S))
+            if not site.live(names):
+                raise Failure("all jobs ended before the storm did: more steps= are needed, or fewer seconds=")
+            what = generator.choice(("cuts", "cuts", "cuts", "wires", "workers", "coordinators"))
+            counts[what] += 1
+            if what == "cuts":
+                wire.cut = frozenset(generator.sample(links, generator.randrange(1, len(links) + 1)))
+                time.sleep(generator.uniform(0.1, 1.5 * LEASE_S))
+                wire.cut = frozenset()
+            elif what == "wires":
+                wire.delay_ms, wire.loss = generator.choice((0.1, 1, 5, 20)), generator.choice((0, 0.01, 0.03))
+            elif what == "workers":
+                place = generator.choice(list(workers))
+                workers[place].kill()
+                workers[place].wait()
+                site.workers.remove(workers[place])
+                workers[place] = site.start_on(place)
+            else:
+                site.restart()
+        wire.delay_ms, wire.loss = 0.5, 0
+        outlived = len(site.live(names))
+        said = f"{dict(counts)}, {wire.counts['cut off']} frames cut off and {wire.counts['lost']} lost, {outlived} jobs outlived it"
+        if not outlived:
+            raise Failure(f"no job outlived the storm: more steps= are needed, or fewer seconds= ({said})")
+        site.ends_as_on_one_worker(said, names, STORMY)
+
+
 if __name__ == "__main__":
     tell(f"seed {SEED}, {STEPS} steps")
-    main([test_the_wire_itself, test_a_slow_and_lossy_wire, test_cuts, test_a_stage_that_nobody_can_reach],
+    main([test_the_wire_itself, test_a_slow_and_lossy_wire, test_cuts, test_a_stage_that_nobody_can_reach, test_a_storm],
          lacking=why_there_are_none())

@@ -24,6 +24,7 @@
 #include "server/supervisor/supervisor.h"
 #include "server/version.h"
 #include "storage/credentials/credential_files.h"
+#include "worker/host/stage_address.h"
 
 namespace lorad::server {
 namespace {
@@ -111,7 +112,7 @@ class LoradDaemon final : public Daemon {
                    absl::StrCat("--model-root ", root, " is not a directory"));
     }
     if (const std::string& host = options.workers.stage_address; !host.empty()) {
-      if (absl::Status status = CheckStageAddress(host); !status.ok()) return status;
+      if (absl::Status status = worker::CheckStageAddress(host); !status.ok()) return status;
     }
     absl::StatusOr<std::vector<WorkerCommand>> workers = WorkerCommands(options.workers);
     if (!workers.ok()) return workers.status();

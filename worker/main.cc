@@ -31,6 +31,7 @@
 #include "worker/host/device.h"
 #include "worker/host/limits.h"
 #include "worker/host/process.h"
+#include "worker/host/stage_address.h"
 #include "worker/link/channel.h"
 #include "worker/link/credentials.h"
 #include "worker/link/grpc_bulk.h"
@@ -248,19 +249,6 @@ absl::StatusOr<std::unique_ptr<StageListener>> ListenForStages(const Flags& flag
                    "; give an address of this machine with --stage-address"));
 }
 
-// What is known to be wrong with --stage-address before any stage is wanted.
-absl::Status CheckStageAddress(const Flags& flags) {
-  if (flags.stage_address.empty()) return absl::OkStatus();
-  const absl::Status status = CheckOwnHost(flags.stage_address);
-  if (status.ok()) return status;
-  return storage::WithReason(
-      absl::StatusCode::kInvalidArgument, "STAGE_ADDRESS",
-      absl::StrCat(
-          "--stage-address ", std::string(status.message()),
-          "; give a name or an address of this machine (`ip address` lists them), or leave "
-          "it out"));
-}
-
 // How the host's memory reaches other stages. FAILED_PRECONDITION: MPI is not installed.
 absl::StatusOr<OpenListener> HostTransport(const Flags& flags, const char* own_name,
                                            const Credentials* credentials) {
@@ -344,9 +332,11 @@ int Run(Flags flags, const char* own_name) {
   kernels::Backend* backend = device->backend.get();
   const std::unique_ptr<kernels::DeviceCopies> copies = backend->MakeCopies();
   if (flags.memory_bytes == 0) flags.memory_bytes = device->memory_bytes;
-  if (const absl::Status status = CheckStageAddress(flags); !status.ok()) {
-    spdlog::error("{}", TextOf(status));
-    return 1;
+  if (!flags.stage_address.empty()) {
+    if (const absl::Status status = CheckStageAddress(flags.stage_address); !status.ok()) {
+      spdlog::error("{}", TextOf(status));
+      return 1;
+    }
   }
   const absl::StatusOr<std::unique_ptr<Credentials>> credentials = LoadCredentials(flags);
   if (!credentials.ok()) {

@@ -96,50 +96,6 @@ absl::StatusOr<uid_t> ParseUser(const std::string& text) {
       absl::StrCat("--allow-user must be a user of this machine or a number, got '", text, "'"));
 }
 
-// All of this host, all hosts, or a group of them.
-static bool StandsForMany(const sockaddr& address) {
-  if (address.sa_family == AF_INET) {
-    const in_addr_t number = ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr);
-    return number == INADDR_ANY || number == INADDR_BROADCAST || IN_MULTICAST(number);
-  }
-  const in6_addr& of_six = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
-  return IN6_IS_ADDR_UNSPECIFIED(&of_six) || IN6_IS_ADDR_MULTICAST(&of_six);
-}
-
-absl::Status CheckStageAddress(const std::string& host) {
-  const auto wrong = [&host](const std::string& why) {
-    return Error(absl::StatusCode::kInvalidArgument, "STAGE_ADDRESS",
-                 absl::StrCat("--stage-address '", absl::CHexEscape(host), "' ", why,
-                              "; give a name or an address of this host (`ip address` lists them), "
-                              "or leave it out"));
-  };
-  if (std::ranges::count(host, ':') == 1 || absl::StrContains(host, '[')) {
-    return wrong(
-        "is to be a name or an address alone: no brackets, and no port, which is a free one");
-  }
-  if (host.empty() || !std::ranges::all_of(host, [](unsigned char c) {
-        return absl::ascii_isalnum(c) || absl::StrContains(".-_:%", static_cast<char>(c));
-      })) {
-    return wrong("is no name and no address");
-  }
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) {
-    return wrong("is no name that this host knows, and no address");
-  }
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, &freeaddrinfo);
-  if (StandsForMany(*found->ai_addr)) {
-    return wrong("stands for all addresses or many, and others need one");
-  }
-  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const bool ours = fd >= 0 && bind(fd, found->ai_addr, found->ai_addrlen) == 0;
-  const int cause = errno;
-  if (fd >= 0) close(fd);
-  if (ours) return absl::OkStatus();
-  return wrong(absl::StrCat("is of no interface of this host (", strerror(cause), ")"));
-}
-
 absl::StatusOr<int> OpenListeningSocket(ListenAddress* address) {
   sockaddr_storage storage = {};
   socklen_t length;

@@ -29,10 +29,6 @@ absl::StatusOr<ListenAddress> ParseWorkerListen(const std::string& text);
 // The user of --allow-user: a name of this machine's, or a number. INVALID_ARGUMENT (NO_SUCH_USER).
 absl::StatusOr<uid_t> ParseUser(const std::string& text);
 
-// A name or an address of this host at which its workers are to be reached (--stage-address).
-// INVALID_ARGUMENT (STAGE_ADDRESS): it has a port, stands for all addresses, or is not of this host.
-absl::Status CheckStageAddress(const std::string& host);
-
 // A socket that listens there, not blocking; a port that was 0 is filled in. The caller closes it.
 // UNAVAILABLE (PORT_IN_USE, CANNOT_LISTEN).
 absl::StatusOr<int> OpenListeningSocket(ListenAddress* address);

@@ -57,16 +57,6 @@ absl::Status Prepare(int fd, int64_t silence_ms) {
   return done ? absl::OkStatus() : Failed("cannot prepare a socket");
 }
 
-// All of this host, all hosts, or a group of them.
-bool StandsForMany(const sockaddr& address) {
-  if (address.sa_family == AF_INET) {
-    const in_addr_t number = ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr);
-    return number == INADDR_ANY || number == INADDR_BROADCAST || IN_MULTICAST(number);
-  }
-  const in6_addr& of_six = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
-  return IN6_IS_ADDR_UNSPECIFIED(&of_six) || IN6_IS_ADDR_MULTICAST(&of_six);
-}
-
 }  // namespace
 
 FileDescriptor::~FileDescriptor() {
@@ -106,31 +96,6 @@ absl::StatusOr<Endpoint> ParseEndpoint(std::string_view text) {
     endpoint.host = endpoint.host.substr(1, endpoint.host.size() - 2);
   }
   return endpoint;
-}
-
-absl::Status CheckOwnHost(const std::string& host) {
-  const auto wrong = [&host](std::string_view why) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", absl::CHexEscape(host), "' ", std::string(why)));
-  };
-  const bool has_port = std::count(host.begin(), host.end(), ':') == 1;
-  if (has_port || absl::StrContains(host, '[')) {
-    return wrong(
-        "is to be a name or an address alone: no brackets, and no port, which is a free one");
-  }
-  const bool of_host = std::all_of(host.begin(), host.end(), [](unsigned char c) {
-    return absl::ascii_isalnum(c) || c == '.' || c == '-' || c == '_' || c == ':' || c == '%';
-  });
-  if (host.empty() || !of_host) return wrong("is no name and no address");
-  const auto addresses = Resolve(host, "0", AI_PASSIVE);
-  if (!addresses.ok()) return wrong("is no name that this machine knows, and no address");
-  if (StandsForMany(*(*addresses)->ai_addr)) {
-    return wrong("stands for all addresses or many, and others need one");
-  }
-  const auto listening = Listen(host);
-  if (listening.ok()) return absl::OkStatus();
-  return wrong(absl::StrCat("is of no interface of this machine (",
-                            std::string(listening.status().message()), ")"));
 }
 
 absl::StatusOr<Listening> Listen(const std::string& host) {

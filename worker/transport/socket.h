@@ -49,10 +49,6 @@ struct Endpoint {
 };
 absl::StatusOr<Endpoint> ParseEndpoint(std::string_view text);
 
-// Whether `host` is a name or an address of this machine at which one can listen for others: no
-// port, no wildcard, an interface has it. INVALID_ARGUMENT with what is wrong.
-absl::Status CheckOwnHost(const std::string& host);
-
 // A socket that listens on a free port of `host`, and which one that is.
 struct Listening {
   FileDescriptor socket;

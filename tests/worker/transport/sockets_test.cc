@@ -391,34 +391,6 @@ TEST_CASE("the address towards a coordinator of this machine is loopback's") {
   CHECK(absl::IsUnavailable(LocalAddressTowards("no.such.host.invalid:1").status()));
 }
 
-TEST_CASE("an address to listen at for other stages is one of this machine's, and no port") {
-  for (const char* host : {"127.0.0.1", "::1", "localhost"}) {
-    INFO(host);
-    CHECK(CheckOwnHost(host).ok());
-  }
-  struct Case {
-    const char* host;
-    const char* why;
-  };
-  const Case cases[] = {{"", "'' is no name"},
-                        {"127.0.0.1:80", "no port"},
-                        {"[::1]", "no brackets"},
-                        {"127.0.0.1\n", "'127.0.0.1\\n' is no name"},
-                        {"0.0.0.0", "all addresses"},
-                        {"::", "all addresses"},
-                        {"224.0.0.1", "or many"},
-                        {"255.255.255.255", "or many"},
-                        {"ff02::1", "or many"},
-                        {"no.such.host.invalid", "no name that this machine knows"},
-                        {"192.0.2.1", "Cannot assign requested address"}};
-  for (const Case& c : cases) {
-    INFO(c.host);
-    const absl::Status status = CheckOwnHost(c.host);
-    CHECK(absl::IsInvalidArgument(status));
-    CHECK_THAT(std::string(status.message()), Catch::Contains(c.why));
-  }
-}
-
 TEST_CASE("what is no frame, or on the wrong connection, ends the transport") {
   for (const std::string& bytes :
        {std::string("no frame at all, but long enough"), BeginFrame(FrameKind::kHello, "", 0),

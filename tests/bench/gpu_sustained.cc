@@ -19,6 +19,7 @@ namespace {
 
 using namespace kernels;
 using cuda::GemmArguments;
+using cuda::OwnedMatrix;
 using cuda::Product;
 
 constexpr float kWeightSize = 0.02f;
@@ -64,22 +65,6 @@ void Print(const char* name, double ms, double flops, int64_t tokens, const Powe
   std::fflush(stdout);
 }
 
-// A matrix of bfloat16, random.
-struct Dense {
-  Dense(int64_t rows, int64_t columns, float size)
-      : memory(rows * columns * BytesOf(DType::kBfloat16)),
-        view{.data = memory.data(),
-             .rows = rows,
-             .columns = columns,
-             .row_stride = columns,
-             .dtype = DType::kBfloat16,
-             .device = Device::kCuda} {
-    cuda::FillRandom(view, size, static_cast<uint64_t>(rows * 31 + columns));
-  }
-  cuda::DeviceMemory memory;
-  TensorView view;
-};
-
 // Forward and input gradient of one weight, dy being what forward left in y.
 class FrozenPair {
  public:
@@ -124,7 +109,7 @@ class FrozenPair {
   }
 
   cuda::LibraryPeer& peer_;
-  const Dense x_, dx_, y_, weight_;
+  const OwnedMatrix x_, dx_, y_, weight_;
   const GemmArguments forward_, backward_;
   const cublasLtMatmulAlgo_t forward_algorithm_, backward_algorithm_;
   const double flops_;
@@ -240,7 +225,7 @@ void SpendOnMatrixUnits(const FrozenProducts& products, double seconds, PowerMet
     weights += static_cast<double>(products.layers * shape.outputs * shape.inputs);
   }
   const double operations = 4 * static_cast<double>(products.tokens) * weights / kParts;
-  const Dense operands(cuda::kMatrixUnitsBytes / 128, 64, 1);
+  const OwnedMatrix operands(cuda::kMatrixUnitsBytes / 128, 64, 1);
   const cuda::DeviceMemory sink(sizeof(float));
   const StreamSteps stream;
   const auto spend = [&](const char* name) {

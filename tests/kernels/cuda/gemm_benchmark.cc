@@ -24,19 +24,6 @@ namespace {
 
 using Launch = std::function<void(int set)>;
 
-struct Dense {
-  Dense(int64_t rows, int64_t columns)
-      : memory(rows * columns * 2),
-        view{.data = memory.data(),
-             .rows = rows,
-             .columns = columns,
-             .row_stride = columns,
-             .dtype = DType::kBfloat16,
-             .device = Device::kCuda} {}
-  DeviceMemory memory;
-  TensorView view;
-};
-
 // One product's matrices, several times over.
 class Matrices {
  public:
@@ -47,9 +34,9 @@ class Matrices {
     const double bytes = 2.0 * static_cast<double>(rows * (inner + outer) + outputs * inputs);
     const int sets = std::clamp(static_cast<int>(200e6 / bytes) + 1, 2, 8);
     for (int i = 0; i < sets; ++i) {
-      x_.push_back(std::make_unique<Dense>(rows, inner));
-      weight_.push_back(std::make_unique<Dense>(outputs, inputs));
-      y_.push_back(std::make_unique<Dense>(rows, outer));
+      x_.push_back(std::make_unique<OwnedMatrix>(rows, inner));
+      weight_.push_back(std::make_unique<OwnedMatrix>(outputs, inputs));
+      y_.push_back(std::make_unique<OwnedMatrix>(rows, outer));
       FillRandom(x_.back()->view, 1, static_cast<uint64_t>(3 * i + 1));
       FillRandom(weight_.back()->view, 0.02f, static_cast<uint64_t>(3 * i + 2));
     }
@@ -67,7 +54,7 @@ class Matrices {
 
  private:
   const Product product_;
-  std::vector<std::unique_ptr<Dense>> x_, weight_, y_;
+  std::vector<std::unique_ptr<OwnedMatrix>> x_, weight_, y_;
 };
 
 // Times single launches, in random order without pauses: the device's clock follows its power with
@@ -165,7 +152,7 @@ class Terms {
         int targets, bool masked) {
     const bool forward = product == Product::kForward;
     constexpr int64_t kRank = 16;
-    coefficients_ = std::make_unique<Dense>(rows, kRank * adapters * targets);
+    coefficients_ = std::make_unique<OwnedMatrix>(rows, kRank * adapters * targets);
     FillConstant(coefficients_->view, 0);
     const int64_t outer = forward ? shape.outputs : shape.inputs;
     const int64_t words = (outer + kMaskColumns - 1) / kMaskColumns * (kMaskColumns / 32);
@@ -181,8 +168,8 @@ class Terms {
       for (int adapter = 0; adapter < adapters; ++adapter) {
         const int64_t outputs = shape.outputs / targets;
         const int64_t column = kRank * (target * adapters + adapter);
-        factors_.push_back(
-            std::make_unique<Dense>(forward ? outputs : kRank, forward ? kRank : shape.inputs));
+        factors_.push_back(std::make_unique<OwnedMatrix>(forward ? outputs : kRank,
+                                                         forward ? kRank : shape.inputs));
         FillRandom(factors_.back()->view, 0.1f, 5);
         FillRandom(coefficients_->view.Rows(rows / adapters * adapter, rows / adapters)
                        .Columns(column, kRank),
@@ -215,8 +202,8 @@ class Terms {
   }
 
  private:
-  std::unique_ptr<Dense> coefficients_;
-  std::vector<std::unique_ptr<Dense>> factors_;
+  std::unique_ptr<OwnedMatrix> coefficients_;
+  std::vector<std::unique_ptr<OwnedMatrix>> factors_;
   std::vector<std::unique_ptr<DeviceMemory>> masks_;
   std::unique_ptr<DeviceArray<LowRankTerm>> terms_;
   std::unique_ptr<DeviceArray<int32_t>> first_, list_;
@@ -233,7 +220,7 @@ void BenchTerms(const Gemm& gemm, Product product, int64_t rows, const Shape& sh
   if (product == Product::kInputGradient) {
     cases.push_back(std::make_unique<Terms>(gemm, product, rows, shape, 4, targets, true));
   }
-  Dense residual(rows, matrices.Arguments(0).y.columns);
+  OwnedMatrix residual(rows, matrices.Arguments(0).y.columns);
   FillRandom(residual.view, 1, 11);
   std::vector<Launch> launches;
   const auto run = [&](const Terms* terms, bool with_residual) {
@@ -267,7 +254,7 @@ void BenchSwiGlu(int64_t rows, int64_t hidden, int64_t size, int clusters) {
   constexpr size_t kLaunches = 600;  // of each: seconds at the power limit
   const Matrices gate_up(Product::kForward, rows, 2 * size, hidden);
   const Matrices down(Product::kInputGradient, rows, hidden, size);
-  const Dense gated(rows, size), old(rows, 2 * size), gradient(rows, 2 * size);
+  const OwnedMatrix gated(rows, size), old(rows, 2 * size), gradient(rows, 2 * size);
   FillRandom(old.view, 2, 11);
   const auto run = [&](const GemmArguments& arguments, HopperTile tile) {
     LaunchHopper(arguments.product, tile, PlanHopper(arguments, tile), clusters, nullptr);

@@ -164,6 +164,10 @@ DeviceMemory::DeviceMemory(int64_t bytes) {
 }
 DeviceMemory::~DeviceMemory() { cudaFree(data_); }
 
+OwnedMatrix::OwnedMatrix(int64_t rows, int64_t columns, float scale) : OwnedMatrix(rows, columns) {
+  FillRandom(view, scale, static_cast<uint64_t>(rows * 31 + columns));
+}
+
 Fenced::Fenced(int64_t rows, int64_t columns, DType dtype)
     : stride_((columns + 7) / 8 * 8 + kColumnsBeside),
       rows_(rows + 2 * kRowsAround),

@@ -24,6 +24,23 @@ class DeviceMemory {
   void* data_ = nullptr;
 };
 
+// A matrix of bfloat16 in memory of its own.
+struct OwnedMatrix {
+  OwnedMatrix(int64_t rows, int64_t columns)
+      : memory(rows * columns * BytesOf(DType::kBfloat16)),
+        view{.data = memory.data(),
+             .rows = rows,
+             .columns = columns,
+             .row_stride = columns,
+             .dtype = DType::kBfloat16,
+             .device = Device::kCuda} {}
+  // FillRandom.
+  OwnedMatrix(int64_t rows, int64_t columns, float scale);
+
+  DeviceMemory memory;
+  TensorView view;
+};
+
 template <typename T>
 class DeviceArray {
  public:

@@ -153,7 +153,8 @@ def run_lorad(setting, steps, stages=1, transport="auto"):
     tokens = ["--microbatch-tokens", setting["microbatch"]] if setting["microbatch"] else []
     house = House(None, "--workers", workers, *tokens, "--transport", transport)
     model = house.folder / "model"
-    subprocess.run([ROOT / "tools/make-model", setting["model"], model], check=True, stdout=subprocess.DEVNULL)
+    layers = ["--layers", str(setting["layers"])] if setting.get("layers") else []
+    subprocess.run([ROOT / "tools/make-model", setting["model"], model, *layers], check=True, stdout=subprocess.DEVNULL)
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
     with house:
         house.wait_for_worker(stages)

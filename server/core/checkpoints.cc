@@ -1,6 +1,7 @@
 // Shards become checkpoints: uploaded, written whole, recorded, and only then announced.
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/report_checks.h"
@@ -192,6 +193,11 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
                             status.ToString()));
     // The shard's bytes do not change when it is sent again; the disk's answer may.
     const bool hopeless = absl::IsInvalidArgument(status) || absl::IsDataLoss(status);
+    if (job && !hopeless && std::exchange(job->unwritten_step, commit.step) != commit.step) {
+      jobs_.AddEvent(*job, "CHECKPOINT_NOT_WRITTEN",
+                     absl::StrCat("the checkpoint of step ", commit.step, " cannot be written: ",
+                                  std::string(status.message()), "; it is tried again"));
+    }
     for (const uint64_t request : commit.requests) {
       turn_.Fail(request, hopeless ? status
                                    : Unavailable("CHECKPOINT_NOT_WRITTEN",

@@ -250,6 +250,9 @@ TEST_CASE("a checkpoint that cannot be written is not told of; the job does not 
   world->Settle();
   CHECK(world->StateOf(job) == Job::FINALIZING);
   CHECK(world->Job(job).last_checkpoint_step() == 0);
+  world->Sleep(10'000'000);  // it is tried again, and told of once
+  const auto events = world->Events(job);
+  CHECK(std::ranges::count(events, "CHECKPOINT_NOT_WRITTEN", &v1::Event::reason) == 1);
   // Asked for again after a while, also where the worker has given up.
   world->FailSaves(absl::OkStatus());
   world->RunUntilState(job, Job::SUCCEEDED);

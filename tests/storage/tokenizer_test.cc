@@ -44,8 +44,9 @@ std::vector<uint32_t> Flat(const std::vector<TextSpan>& spans) {
 }
 
 TEST_CASE("every family gives the library's ids, spans and texts") {
-  for (const std::string kind : {"gpt2", "llama2", "llama3", "metaspace_always", "metaspace_first",
-                                 "metaspace_never", "odd", "qwen2", "smollm2", "tekken"}) {
+  for (const std::string kind : {"gemma", "gpt2", "llama2", "llama3", "metaspace_always",
+                                 "metaspace_first", "metaspace_never", "odd", "olmo2", "phi3",
+                                 "phi4", "phi4_mini", "qwen2", "qwen3", "smollm2", "tekken"}) {
     const auto tokenizer = Load(Published(kind));
     std::ifstream cases(kFolder + kind + ".cases.jsonl");
     int count = 0;

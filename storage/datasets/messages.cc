@@ -1,7 +1,6 @@
 #include "storage/datasets/messages.h"
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -105,22 +104,6 @@ absl::StatusOr<bool> IsTrained(const std::string& where, const Value& message) {
   return Wrong(where, absl::StrCat(".weight must be 0 or 1, got ", Shown(*weight)));
 }
 
-Value WithReasoning(const Value& message) {
-  constexpr std::array<std::string_view, 3> kNames = {"reasoning_content", "thinking", "reasoning"};
-  const Value* reasoning = nullptr;
-  for (const std::string_view name : kNames) {
-    const Value* found = message.dict().Find(name);
-    if (reasoning == nullptr && found != nullptr && !found->is_none()) reasoning = found;
-  }
-  if (reasoning == nullptr) return message;
-  const Value kept = *reasoning;
-  jinja::Dict fields;
-  fields.Set("thinking", kept);
-  for (const auto& [key, value] : message.dict().items) fields.Set(key, value);
-  fields.Set("reasoning_content", kept);
-  return Value::MakeDict(std::move(fields));
-}
-
 absl::StatusOr<ChatMessage> MakeOne(const std::string& where, const Value& message) {
   if (message.is_list()) return Wrong(where, " must not be a list");
   if (!message.is_dict()) return Wrong(where, " must be a message object");
@@ -133,7 +116,7 @@ absl::StatusOr<ChatMessage> MakeOne(const std::string& where, const Value& messa
   if (absl::Status status = CheckCalls(where, message); !status.ok()) return status;
   absl::StatusOr<bool> trained = IsTrained(where, message);
   if (!trained.ok()) return trained.status();
-  return ChatMessage{role->text(), WithReasoning(message), *trained};
+  return ChatMessage{role->text(), message, *trained};
 }
 
 }  // namespace

@@ -17,8 +17,8 @@ namespace lorad::storage {
 //
 // A message is an object with a string `role`; its `content` is a string, null, or a list of parts
 // {"type": "text", "text"} (it may be absent beside tool_calls). `tool_calls` hold arguments that
-// are JSON. `weight` is 0 or 1. Other keys are the template's business. Reasoning that is called
-// `thinking` or `reasoning` is given as `reasoning_content` too, as transformers does.
+// are JSON. `weight` is 0 or 1. Other keys are the template's business, `reasoning_content` and
+// `thinking` among them: none is given under another name.
 absl::StatusOr<std::vector<ChatMessage>> MakeMessages(std::string_view name,
                                                       const jinja::Value& list,
                                                       int64_t messages_max);

@@ -90,18 +90,11 @@ void MergedModel::FindPatches() {
         const std::optional<ModuleLora> lora = matcher.Match(path);
         if (!lora) continue;
         const double scale = LoraScale(lora->alpha, lora->rank, adapter_.config().rslora);
-        [[maybe_unused]] bool found = false;
-        for (size_t i = 0; i < weights_.size(); ++i) {
-          const SafetensorsFile& file = model_.weight_files()[i];
-          const TensorInfo* tensor = file.Find(part.tensor);
-          if (tensor == nullptr) continue;
-          const uint64_t data = file.header().data_begin;
-          weights_[i].patches.push_back({path, tensor->type, data + tensor->begin,
-                                         data + tensor->end, group->in_features,
-                                         static_cast<float>(scale)});
-          found = true;
-        }
-        assert(found);  // ModelDirectory has every tensor of its description
+        const auto [file, tensor] = model_.Find(part.tensor);
+        const uint64_t data = model_.weight_files()[file].header().data_begin;
+        weights_[file].patches.push_back({path, tensor->type, data + tensor->begin,
+                                          data + tensor->end, group->in_features,
+                                          static_cast<float>(scale)});
       }
     }
   }

@@ -253,9 +253,7 @@ absl::StatusOr<std::string> ModelDirectory::PartSha256(const std::string& part) 
     if (!text.ok()) return text.status();
     return Sha256::Of(*text);
   }
-  const auto found = tensors_.find(part);
-  assert(found != tensors_.end());
-  const auto& [file, tensor] = found->second;
+  const auto [file, tensor] = Find(part);
   Sha256 sha;
   sha.Update(
       absl::StrCat(Absl(TensorTypeName(tensor->type)), " ", ShapeString(tensor->shape), "\n"));
@@ -267,6 +265,12 @@ absl::StatusOr<std::string> ModelDirectory::PartSha256(const std::string& part) 
   return sha.HexDigest();
 }
 
+std::pair<size_t, const TensorInfo*> ModelDirectory::Find(std::string_view name) const {
+  const auto found = tensors_.find(name);
+  assert(found != tensors_.end());
+  return found->second;
+}
+
 absl::StatusOr<std::string> ModelDirectory::ReadText(std::string_view file) const {
   return RealFiles().ReadAll(JoinPath(path_, file), kReadAllLimit);
 }
@@ -276,9 +280,8 @@ absl::Status ModelDirectory::ReadTensor(std::string_view name, float* out) const
     FillRandomWeight(description_, name, *random_seed_, out);
     return absl::OkStatus();
   }
-  const auto found = tensors_.find(name);
-  assert(found != tensors_.end());
-  return files_[found->second.first].ReadFloats(*found->second.second, out);
+  const auto [file, tensor] = Find(name);
+  return files_[file].ReadFloats(*tensor, out);
 }
 
 }  // namespace lorad::storage

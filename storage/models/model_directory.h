@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -29,6 +30,9 @@ class ModelDirectory {
   uint64_t weight_bytes() const { return weight_bytes_; }  // of the weight files
   // None where the weights are random ones.
   const std::vector<SafetensorsFile>& weight_files() const { return files_; }
+  // Where a tensor of description() lies: its file's index in weight_files(), and the tensor there,
+  // which may have an older name. REQUIRES: it is one of them, and weights are no random ones.
+  std::pair<size_t, const TensorInfo*> Find(std::string_view name) const;
   // Changes when a file that matters does (names, sizes, modification times, safetensors headers,
   // config and tokenizer files by content). 64 hexadecimal digits.
   const std::string& fingerprint() const { return fingerprint_; }

@@ -11,7 +11,7 @@ TYPES = {"F32": ("f", 4), "I64": ("q", 8), "I32": ("i", 4)}
 
 
 def read_safetensors(path):
-    """{name: (shape, values)} of a file of F32 and integer tensors."""
+    """{name: (shape, values)} of a file of F32, BF16 (as floats) and integer tensors."""
     data = pathlib.Path(path).read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + length])
@@ -20,8 +20,11 @@ def read_safetensors(path):
         if name == "__metadata__":
             continue
         begin, end = entry["data_offsets"]
-        values = array.array(TYPES[entry["dtype"]][0])
-        values.frombytes(data[8 + length + begin:8 + length + end])
+        content = data[8 + length + begin:8 + length + end]
+        if entry["dtype"] == "BF16":  # the upper half of an F32
+            content = array.array("I", (half << 16 for half in array.array("H", content))).tobytes()
+        values = array.array("f" if entry["dtype"] == "BF16" else TYPES[entry["dtype"]][0])
+        values.frombytes(content)
         tensors[name] = (entry["shape"], values)
     return tensors
 

@@ -11,7 +11,7 @@ import pathlib
 import shutil
 import subprocess
 
-from formats import write_model
+from formats import read_safetensors, write_model, write_safetensors
 from house import BINARIES, GOLDEN, House, Skipped, main, tell
 
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "lorad/references"
@@ -102,28 +102,52 @@ def test_losses():
     house.clear()
 
 
+MERGED_RUNS = [
+    "llama_gqa_untied/r8_all", "llama_gqa_untied/r4_qv_rslora", "qwen2_bias_tied/r16_attn", "qwen3/r4_all", "qwen3/patterns",
+    "qwen3/regex", "qwen3_yarn/r4_all", "mistral_window/r4_all", "mistral3_tower/r4_all", "gemma/r4_all", "gemma2/r4_all",
+    "gemma3/r4_all", "gemma3_tower/r4_all", "phi3/r4_all", "phi3/all_linear", "smollm3/r4_all", "olmo2/r4_all", "olmo3/r4_all",
+    "granite/r4_all"]
+
+
+def as_float32(model, folder):
+    """A model of tests/golden with its weights, which bfloat16 has exactly, as float32: then a merge rounds nothing away."""
+    folder.mkdir()
+    write_safetensors(folder / "model.safetensors", read_safetensors(model / "model.safetensors"), {"format": "pt"})
+    shutil.copy(model / "config.json", folder)
+    return folder
+
+
 def test_merged():
-    """The logits of a merged directory beside PEFT's merge_and_unload; transformers reads it as it is."""
+    """The logits of merged directories beside PEFT's merge_and_unload, for every family; transformers reads them as they are."""
     python = references("venv/bin/python")
-    for model, adapter in (("llama_gqa_untied", "r8_all"), ("llama_gqa_untied", "r4_qv_rslora"), ("qwen2_bias_tied", "r16_attn")):
-        with House() as house:
-            house.lora("model", "add", "base", "--path", GOLDEN / model / "model")
-            house.lora("dataset", "add", "rows", GOLDEN / model / adapter / "train.jsonl")
-            house.lora("adapter", "import", "init", "--path", GOLDEN / model / adapter / "init")
-            job = house.submit({"base_model": "base", "training_dataset": "rows", "adapter": {"init_from": "init"},
-                                "training": {"max_steps": 3, "max_length": 256, "learning_rate": 1e-2}})
-            house.wait([job])
-            house.lora("checkpoint", "get", job, "-o", house.folder / "adapter")
-            house.lora("checkpoint", "get", job, "--merged", "-o", house.folder / "merged")
-            done = subprocess.run([python, GOLDEN / "trl/merged_logits.py", GOLDEN / model / "model", house.folder / "adapter", house.folder / "merged"],
-                                  capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[-3000:]
-            logits = json.loads(done.stdout)
-            assert logits["difference"] <= LOGIT_MAX, f"{model} {adapter}: logits differ by {logits['difference']}"
-            assert logits["moved"] > 1e3 * LOGIT_MAX, f"{model} {adapter}: the adapter moves no logit by more than {logits['moved']}"
-            tell(f"    {model} {adapter}: logits of up to {logits['largest']:.1f} within {logits['difference']:.1e}; the adapter moves "
-                 f"them by {logits['moved']:.2f}")
-        house.clear()
+    with House() as house:
+        for model in sorted({run.split("/")[0] for run in MERGED_RUNS}):
+            house.lora("model", "add", model.replace("_", "-"), "--path", as_float32(GOLDEN / model / "model", house.folder / model))
+        jobs = {}
+        for run in MERGED_RUNS:
+            model, name = run.split("/")[0].replace("_", "-"), run.replace("/", "-").replace("_", "-")
+            house.lora("dataset", "add", name, GOLDEN / run / "train.jsonl")
+            house.lora("adapter", "import", name, "--path", GOLDEN / run / "init")
+            jobs[run] = house.submit({"base_model": model, "training_dataset": name, "adapter": {"init_from": name},
+                                      "training": {"max_steps": 3, "max_length": 256, "learning_rate": 1e-2}})
+        house.wait(jobs.values())
+        directories = []
+        for run, job in jobs.items():
+            folder = house.folder / run.replace("/", "-")
+            folder.mkdir()
+            house.lora("checkpoint", "get", job, "-o", folder / "adapter")
+            house.lora("checkpoint", "get", job, "--merged", "-o", folder / "merged")
+            directories += [house.folder / run.split("/")[0], folder / "adapter", folder / "merged"]
+        done = subprocess.run([python, GOLDEN / "trl/merged_logits.py", *directories], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        results = [json.loads(line) for line in done.stdout.splitlines()]
+        assert len(results) == len(jobs)
+        for run, logits in zip(jobs, results):
+            assert logits["difference"] <= LOGIT_MAX, f"{run}: logits differ by {logits['difference']}"
+            assert logits["moved"] > 1e3 * LOGIT_MAX, f"{run}: the adapter moves no logit by more than {logits['moved']}"
+            tell(f"    {run}: logits of up to {logits['largest']:.1f} within {logits['difference']:.1e}; the adapter moves them by "
+                 f"{logits['moved']:.2f}")
+    house.clear()
 
 
 def test_chat_templates():

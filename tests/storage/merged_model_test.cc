@@ -6,7 +6,9 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <set>
 
+#include "storage/adapters/module_matcher.h"
 #include "storage/files/errors.h"
 #include "storage/tensors/safetensors.h"
 #include "tests/storage/temp_directory.h"
@@ -175,6 +177,65 @@ TEST_CASE("Weights with an adapter in them") {
                             type) == 0);
         }
       }
+    }
+  }
+}
+
+// Every family's small model with the adapter that PEFT trained on it: all its matrices, and no
+// other tensor, change, also where the file has names of an older order (towers), fused projections
+// (Phi-3), or a rank and alpha for each module (patterns).
+TEST_CASE("Weights of every family with an adapter in them") {
+  const std::pair<std::string, int> runs[] = {
+      {"gemma/r4_all", 21},          {"gemma2/r4_all", 21},   {"gemma3/r4_all", 28},
+      {"gemma3_tower/r4_all", 28},   {"granite/r4_all", 21},  {"mistral3_tower/r4_all", 21},
+      {"mistral_window/r4_all", 21}, {"olmo2/r4_all", 21},    {"olmo3/r4_all", 21},
+      {"phi3/r4_all", 12},           {"phi3/all_linear", 10}, {"qwen2_bias_tied/r16_attn", 12},
+      {"qwen3/r4_all", 21},          {"qwen3/patterns", 0},   {"qwen3/regex", 0},
+      {"qwen3_yarn/r4_all", 21},     {"smollm3/r4_all", 21}};
+  for (const auto& [run, matrices_expected] : runs) {
+    INFO(run);
+    const TempDirectory directory;
+    const std::string model = "tests/golden/" + run.substr(0, run.find('/')) + "/model";
+    const std::string path = "tests/golden/" + run + "/final";
+    const auto base = ModelDirectory::Open(model);
+    REQUIRE(base.status().message() == "");
+    auto merged = MergedModel::Open(model, base->fingerprint(), path, "");
+    REQUIRE(merged.status().message() == "");
+    WriteMerged(directory, *merged, 1 << 20);
+    const auto result = ModelDirectory::Open(directory / "merged");
+    REQUIRE(result.status().message() == "");
+    const auto adapter = PeftAdapter::Open(path);
+    REQUIRE(adapter.ok());
+    const auto matrices = SafetensorsFile::Open(path + "/adapter_model.safetensors");
+    std::set<std::string> changed;
+    for (const Block& block : base->description().blocks) {
+      for (const LinearGroup* group : {&block.in, &block.out}) {
+        for (const LinearPart& part : group->parts) {
+          const TensorInfo* a = matrices->Find(PeftKey(part.path, 'A'));
+          if (a == nullptr) continue;
+          INFO(part.tensor);
+          const auto lora = ModuleMatcher(adapter->config()).Match(part.path);
+          REQUIRE(lora.has_value());
+          REQUIRE(a->shape[0] == lora->rank);
+          const TensorInfo* tensor = base->Find(part.tensor).second;
+          changed.insert(tensor->name);
+          const SafetensorsFile& before = base->weight_files()[0];
+          const SafetensorsFile& after = result->weight_files()[0];
+          CHECK(WrongValues(Floats(before, tensor->name), Floats(after, tensor->name),
+                            Floats(*matrices, PeftKey(part.path, 'A')),
+                            Floats(*matrices, PeftKey(part.path, 'B')), group->in_features,
+                            LoraScale(lora->alpha, lora->rank, adapter->config().rslora),
+                            tensor->type) == 0);
+        }
+      }
+    }
+    CHECK(2 * changed.size() == matrices->tensors().size());
+    if (matrices_expected != 0) CHECK(changed.size() == static_cast<size_t>(matrices_expected));
+    for (const TensorInfo& tensor : base->weight_files()[0].tensors()) {
+      const SafetensorsFile& after = result->weight_files()[0];
+      INFO(tensor.name);
+      CHECK((base->weight_files()[0].view(tensor) == after.view(*after.Find(tensor.name))) ==
+            !changed.contains(tensor.name));
     }
   }
 }

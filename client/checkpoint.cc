@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/calls/download.h"
 #include "client/calls/error.h"
+#include "client/calls/read_ahead.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/calls/sha256.h"
@@ -80,13 +81,18 @@ absl::Status FetchMergedFile(Session& session, const Merged& merged, const Remot
   Checkpoints::Stub stub(session.channel());
   grpc::ClientContext context;  // without a deadline: a large model takes as long as it takes
   const auto stream = stub.DownloadMerged(&context, request);
-  lorad::v1::DownloadMergedResponse response;
   Sha256 hash;
   std::string expected;
-  while (stream->Read(&response)) {
-    hash.Update(response.chunk());
-    expected = response.sha256();
-    if (!sink(response.chunk())) context.TryCancel();
+  {
+    ReadAhead<lorad::v1::DownloadMergedResponse,
+              grpc::ClientReader<lorad::v1::DownloadMergedResponse>>
+        ahead(*stream);
+    lorad::v1::DownloadMergedResponse response;
+    while (ahead.Next(&response)) {
+      hash.Update(response.chunk());
+      expected = response.sha256();
+      if (!sink(response.chunk())) context.TryCancel();
+    }
   }
   const absl::Status status = session.FromRpc(stream->Finish());
   if (!status.ok() || hash.HexDigest() == expected) return status;

@@ -37,10 +37,11 @@ absl::Status Unwritable(const fs::path& path, int error) {
   return Error("FILE_UNWRITABLE", absl::StrCat(path.string(), ": ", std::strerror(error)));
 }
 
-// In pieces: for a larger one Linux takes large pages for its cache, and a virtual machine often has
-// to get those from its host first, which takes eight times as long as the copy.
+// In pieces: for a larger one Linux takes large pages for its cache, and a virtual machine that
+// gives its free memory back often has to get those from its host first, which takes four times as
+// long as the copy.
 bool WriteAll(int fd, absl::string_view bytes) {
-  constexpr std::size_t kPieceBytes = 128 << 10;
+  constexpr std::size_t kPieceBytes = 16 << 10;
   while (!bytes.empty()) {
     const ssize_t written = write(fd, bytes.data(), std::min(bytes.size(), kPieceBytes));
     if (written < 0 && errno == EINTR) continue;

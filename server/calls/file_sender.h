@@ -16,7 +16,7 @@
 
 namespace lorad::server {
 
-// Called on a thread for files, one call after the other.
+// Called on a thread for files, one call after the other, and one message ahead of the client.
 template <class Message>
 class Source {
  public:
@@ -73,13 +73,22 @@ class FileSender final : public grpc::ServerWriteReactor<Message> {
     return absl::OkStatus();
   }
 
+  // The next message is made while the last one is written: reading and sending overlap.
   void Send() {
-    message_.Clear();
-    const absl::StatusOr<bool> more = source_->Next(&message_);
-    if (!more.ok()) return End(more.status());
-    if (!*more) return End(absl::OkStatus());
+    if (!next_is_made_) MakeNext();
+    next_is_made_ = false;
+    if (!more_.ok()) return End(more_.status());
+    if (!*more_) return End(absl::OkStatus());
+    std::swap(message_, next_);
     timer_.Start(backend_.waits.idle);
     this->StartWrite(&message_);
+    MakeNext();
+  }
+
+  void MakeNext() {
+    next_.Clear();
+    more_ = source_->Next(&next_);
+    next_is_made_ = true;
   }
 
   void End(const absl::Status& status) { this->Finish(ToGrpc(status)); }
@@ -92,7 +101,10 @@ class FileSender final : public grpc::ServerWriteReactor<Message> {
   Patience::Timer timer_;
   // The strand alone:
   const std::unique_ptr<Source<Message>> source_;
-  Message message_;
+  Message message_;  // that is written
+  Message next_;
+  absl::StatusOr<bool> more_ = false;  // what Next said of next_
+  bool next_is_made_ = false;
 };
 
 }  // namespace lorad::server

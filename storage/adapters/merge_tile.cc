@@ -1,5 +1,10 @@
 #include "storage/adapters/merge_tile.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -56,47 +61,126 @@ struct Stored<TensorType::kF16> {
   }
 };
 
+// Rows that are summed at once: what is read of A serves them all.
+constexpr int64_t kRows = 4;
+using Sums = float[kRows][kTileColumns];
+
+// sums[i, c] = sum over k of b[row + i, k] * a[k, c] by fused products in the order of k, of `rows`
+// <= kRows rows. Without the instruction the C library computes them, slowly, with the same bits.
+__attribute__((always_inline)) inline void SumAnywhere(const MergeTile& tile, int64_t row,
+                                                       int64_t rows, Sums sums) {
+  for (int64_t i = 0; i < rows; ++i) {
+    std::fill_n(sums[i], tile.columns, 0.0f);
+    for (int64_t k = 0; k < tile.rank; ++k) {
+      const float factor = tile.b[(row + i) * tile.rank + k];
+      const float* a = tile.a + k * tile.in_features;
+      for (int64_t c = 0; c < tile.columns; ++c) sums[i][c] = std::fma(factor, a[c], sums[i][c]);
+    }
+  }
+}
+
+// Adds the scaled sums to rows of the tile from `row` on.
 template <TensorType kType, bool kWhole>
-__attribute__((always_inline)) inline void MergeRows(const MergeTile& tile) {
+__attribute__((always_inline)) inline void AddRows(const MergeTile& tile, int64_t row, int64_t rows,
+                                                   const Sums sums) {
   using Bits = typename Stored<kType>::Bits;
   const int64_t columns = kWhole ? kTileColumns : tile.columns;  // a known length makes vectors
-  for (int64_t i = 0; i < tile.rows; ++i) {
-    float sum[kTileColumns] = {};
-    for (int64_t k = 0; k < tile.rank; ++k) {
-      const float factor = tile.b[i * tile.rank + k];
-      const float* row = tile.a + k * tile.in_features;
-      for (int64_t c = 0; c < columns; ++c) sum[c] = std::fma(factor, row[c], sum[c]);
-    }
+  for (int64_t i = 0; i < rows; ++i) {
     Bits bits[kTileColumns];
-    char* const place =
-        tile.values + static_cast<size_t>(i * tile.in_features) * sizeof(Bits);  // unaligned
+    char* const place = tile.values + static_cast<size_t>((row + i) * tile.in_features) *
+                                          sizeof(Bits);  // unaligned
     std::memcpy(bits, place, static_cast<size_t>(columns) * sizeof(Bits));
     for (int64_t c = 0; c < columns; ++c) {
-      const float added = tile.scale * sum[c];  // rounded by itself
+      const float added = tile.scale * sums[i][c];  // rounded by itself
       bits[c] = Stored<kType>::Round(Stored<kType>::Read(bits[c]) + added);
     }
     std::memcpy(place, bits, static_cast<size_t>(columns) * sizeof(Bits));
   }
 }
 
+using Sum = void (*)(const MergeTile& tile, int64_t row, int64_t rows, Sums sums);
+
+template <Sum kSum>
 __attribute__((always_inline)) inline void MergeAnyTile(TensorType type, const MergeTile& tile) {
   const bool whole = tile.columns == kTileColumns;
-  if (type == TensorType::kF32) {
-    whole ? MergeRows<TensorType::kF32, true>(tile) : MergeRows<TensorType::kF32, false>(tile);
-  } else if (type == TensorType::kBF16) {
-    whole ? MergeRows<TensorType::kBF16, true>(tile) : MergeRows<TensorType::kBF16, false>(tile);
-  } else {
-    MergeRows<TensorType::kF16, false>(tile);
+  alignas(64) Sums sums;
+  for (int64_t row = 0; row < tile.rows; row += kRows) {
+    const int64_t rows = std::min(kRows, tile.rows - row);
+    whole ? kSum(tile, row, rows, sums) : SumAnywhere(tile, row, rows, sums);
+    if (type == TensorType::kF32) {
+      whole ? AddRows<TensorType::kF32, true>(tile, row, rows, sums)
+            : AddRows<TensorType::kF32, false>(tile, row, rows, sums);
+    } else if (type == TensorType::kBF16) {
+      whole ? AddRows<TensorType::kBF16, true>(tile, row, rows, sums)
+            : AddRows<TensorType::kBF16, false>(tile, row, rows, sums);
+    } else {
+      AddRows<TensorType::kF16, false>(tile, row, rows, sums);
+    }
   }
 }
 
-// Without the instruction the C library computes fused products, slowly and with the same bits.
-void MergeAnywhere(TensorType type, const MergeTile& tile) { MergeAnyTile(type, tile); }
+void MergeAnywhere(TensorType type, const MergeTile& tile) {
+  MergeAnyTile<SumAnywhere>(type, tile);
+}
 
 #if defined(__x86_64__)
+// Both of whole tiles: their sums stay in registers.
+__attribute__((target("avx2,fma"))) void SumFused(const MergeTile& tile, int64_t row, int64_t rows,
+                                                  Sums sums) {
+  constexpr int64_t kVectors = kTileColumns / 8;
+  for (int64_t i = 0; i < rows; ++i) {
+    __m256 sum[kVectors];
+#pragma GCC unroll 8
+    for (int64_t v = 0; v < kVectors; ++v) sum[v] = _mm256_setzero_ps();
+    for (int64_t k = 0; k < tile.rank; ++k) {
+      const __m256 factor = _mm256_set1_ps(tile.b[(row + i) * tile.rank + k]);
+      const float* a = tile.a + k * tile.in_features;
+#pragma GCC unroll 8
+      for (int64_t v = 0; v < kVectors; ++v) {
+        sum[v] = _mm256_fmadd_ps(factor, _mm256_loadu_ps(a + 8 * v), sum[v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int64_t v = 0; v < kVectors; ++v) _mm256_storeu_ps(sums[i] + 8 * v, sum[v]);
+  }
+}
+
 __attribute__((target("avx2,fma"), optimize("O3", "fp-contract=off"))) void MergeFused(
     TensorType type, const MergeTile& tile) {
-  MergeAnyTile(type, tile);
+  MergeAnyTile<SumFused>(type, tile);
+}
+
+__attribute__((target("avx512f"))) void SumWide(const MergeTile& tile, int64_t row, int64_t rows,
+                                                Sums sums) {
+  constexpr int64_t kVectors = kTileColumns / 16;
+  // Rows that are not there repeat the last one; nobody reads their sums.
+  const float* b[kRows];
+  for (int64_t i = 0; i < kRows; ++i) b[i] = tile.b + (row + std::min(i, rows - 1)) * tile.rank;
+  __m512 sum[kRows * kVectors];
+#pragma GCC unroll 16
+  for (int64_t v = 0; v < kRows * kVectors; ++v) sum[v] = _mm512_setzero_ps();
+  for (int64_t k = 0; k < tile.rank; ++k) {
+    const float* a = tile.a + k * tile.in_features;
+#pragma GCC unroll 4
+    for (int64_t v = 0; v < kVectors; ++v) {
+      const __m512 values = _mm512_loadu_ps(a + 16 * v);
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < kRows; ++i) {
+        sum[i * kVectors + v] =
+            _mm512_fmadd_ps(_mm512_set1_ps(b[i][k]), values, sum[i * kVectors + v]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int64_t v = 0; v < kRows * kVectors; ++v) {
+    _mm512_storeu_ps(sums[v / kVectors] + 16 * (v % kVectors), sum[v]);
+  }
+}
+
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,prefer-vector-width=512"),
+               optimize("O3", "fp-contract=off"))) void
+MergeWide(TensorType type, const MergeTile& tile) {
+  MergeAnyTile<SumWide>(type, tile);
 }
 #endif
 
@@ -105,6 +189,10 @@ __attribute__((target("avx2,fma"), optimize("O3", "fp-contract=off"))) void Merg
 void Merge(TensorType type, const MergeTile& tile) {
 #if defined(__x86_64__)
   static const bool fused = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  static const bool wide = fused && __builtin_cpu_supports("avx512f") &&
+                           __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (wide) return MergeWide(type, tile);
   if (fused) return MergeFused(type, tile);
 #endif
   MergeAnywhere(type, tile);

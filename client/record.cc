@@ -75,36 +75,34 @@ ordered_json ToJson(const Worker& worker, const std::string& name) {
   return json;
 }
 
-// The adapter as a history knows it: one rank for all of its targets, the highest.
-ordered_json AdapterToJson(const v1::AdapterConfig& adapter) {
-  std::int32_t rank = adapter.modules().empty() ? adapter.rank() : 0;
-  std::set<std::string> targets;
-  for (const v1::AdapterModules& modules : adapter.modules()) {
-    rank = std::max(rank, modules.rank());
-    targets.insert(modules.target());
-  }
-  std::vector<std::string> names(targets.begin(), targets.end());
+// Adds the adapter as a history knows it: one rank for its targets, or each projection's ranks with
+// the number of layers that have them.
+void AddAdapter(const v1::AdapterConfig& adapter, ordered_json* json) {
   if (adapter.modules().empty()) {
-    names.assign(adapter.target_modules().begin(), adapter.target_modules().end());
+    (*json)["rank"] = adapter.rank();
+    (*json)["targets"] =
+        std::vector<std::string>(adapter.target_modules().begin(), adapter.target_modules().end());
+    return;
   }
-  return {{"rank", rank}, {"targets", names}};
+  ordered_json& list = (*json)["modules"] = ordered_json::array();
+  for (const v1::AdapterModules& modules : adapter.modules()) {
+    list.push_back({{"target", modules.target()},
+                    {"rank", modules.rank()},
+                    {"layers", modules.layers_size()}});
+  }
 }
 
 ordered_json ToJson(const Job& job, double beginning_s) {
   const std::int64_t longest =
       job.longest_tokens() > 0 ? job.longest_tokens() : job.training().max_length();
-  const ordered_json adapter = AdapterToJson(job.adapter());
-  ordered_json json = {
-      {"name", job.name()},
-      {"base_model", job.base_model()},
-      {"rank", adapter["rank"]},
-      {"targets", adapter["targets"]},
-      {"longest_sequence", std::max<std::int64_t>(longest, 1)},
-      {"step_tokens", std::max<std::int64_t>(job.total_tokens() / job.total_steps(), 1)},
-      {"steps", StepsOf(job)},
-      {"checkpoint_steps", job.training().checkpoint_every_steps()},
-      {"priority", job.priority()},
-      {"comes_s", Seconds(job.create_time()) - beginning_s}};
+  ordered_json json = {{"name", job.name()}, {"base_model", job.base_model()}};
+  AddAdapter(job.adapter(), &json);
+  json["longest_sequence"] = std::max<std::int64_t>(longest, 1);
+  json["step_tokens"] = std::max<std::int64_t>(job.total_tokens() / job.total_steps(), 1);
+  json["steps"] = StepsOf(job);
+  json["checkpoint_steps"] = job.training().checkpoint_every_steps();
+  json["priority"] = job.priority();
+  json["comes_s"] = Seconds(job.create_time()) - beginning_s;
   if (!job.has_start_time() || job.step() == 0) return json;
   json["started_s"] = Seconds(job.start_time()) - beginning_s;
   if (HasEnded(job)) json["ended_s"] = Seconds(job.end_time()) - beginning_s;

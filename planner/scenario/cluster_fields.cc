@@ -11,6 +11,7 @@ namespace lorad::planner::scenario {
 namespace {
 
 constexpr int64_t kBytesMax = int64_t{1} << 50;
+constexpr int64_t kLayersMax = 512;
 // Of all families: a model has its own of them.
 const char* const kTargets[] = {"q_proj",    "k_proj",  "v_proj",       "qkv_proj", "o_proj",
                                 "gate_proj", "up_proj", "gate_up_proj", "down_proj"};
@@ -49,7 +50,7 @@ void ReadNormsAndRopes(Fields& fields, ModelShape* model) {
 
 ModelShape ReadShape(Fields& fields) {
   ModelShape model;
-  model.layers = fields.Int64("layers", {.min = 1, .max = 512});
+  model.layers = fields.Int64("layers", {.min = 1, .max = kLayersMax});
   model.hidden = fields.Int64("hidden", {.min = 1, .max = 1 << 16});
   model.ffn = fields.Int64("ffn", {.min = 1, .max = 1 << 18});
   model.heads = fields.Int64("heads", {.min = 1, .max = 512});
@@ -164,6 +165,17 @@ WorkerView ReadWorkerView(Fields& fields, std::set<std::string>* names) {
 }
 
 AdapterShape ReadAdapter(Fields& fields) {
+  if (fields.Has("modules")) {
+    AdapterShape adapter;
+    for (Fields& entry : fields.Objects("modules", {.min = 1, .max = kListMax})) {
+      AdapterShape::Part part;
+      part.target = entry.String("target", {.choices = AllTargets()});
+      part.rank = entry.Int64("rank", {.min = 1, .max = sizes::kRankMax});
+      part.layers = entry.Int64("layers", {.max = kLayersMax, .fallback = 0});
+      adapter.parts.push_back(std::move(part));
+    }
+    return adapter;
+  }
   const int64_t rank = fields.Int64("rank", {.min = 1, .max = sizes::kRankMax});
   const std::vector<std::string> targets = fields.Strings(
       "targets", {.choices = AllTargets()}, {.min = 1, .max = kTargetsMax, .required = false});

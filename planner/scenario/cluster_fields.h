@@ -51,6 +51,7 @@ class Models {
 
 // Name, budget and device; `names` collects the names.
 WorkerView ReadWorkerView(Fields& fields, std::set<std::string>* names);
+// One rank for its targets, or `modules`: a rank and a number of layers for each projection.
 AdapterShape ReadAdapter(Fields& fields);
 std::vector<std::string> AllTargets();  // which an adapter has where none are named
 int32_t ReadPriority(Fields& fields);

@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "planner/scenario/fields.h"
 #include "planner/scenario/replay.h"
@@ -154,7 +155,7 @@ TEST_CASE("A recorded history is read back") {
   CHECK(history.load_s.at({"small", kKey}) == 3);
 }
 
-TEST_CASE("Of a job with patterns its highest rank is recorded for all of its targets") {
+TEST_CASE("Of a job with patterns each projection's ranks and layers are recorded") {
   Record record("");
   record.Take(Model());
   record.Take(Cluster());
@@ -162,15 +163,17 @@ TEST_CASE("Of a job with patterns its highest rank is recorded for all of its ta
   Job job = Created("job-a", 100);
   job.mutable_adapter()->clear_target_modules();
   job.mutable_adapter()->set_target_regex(".*_proj");
-  for (const auto& [target, rank] : {std::pair("qkv_proj", 4), {"o_proj", 16}, {"qkv_proj", 8}}) {
+  planner::AdapterShape expected;
+  for (const auto& [target, rank, layers] :
+       {std::tuple("qkv_proj", 4, 1), {"o_proj", 16, 0}, {"qkv_proj", 8, 1}}) {
     v1::AdapterModules& modules = *job.mutable_adapter()->add_modules();
     modules.set_target(target);
     modules.set_rank(rank);
-    modules.add_layers(0);
+    for (int i = 0; i < layers; ++i) modules.add_layers(i);
+    expected.parts.push_back({target, rank, layers});
   }
   record.Take(job);
-  CHECK(Read(record).history.jobs.at(0).content.adapter ==
-        planner::AdapterShape(16, {"o_proj", "qkv_proj"}));
+  CHECK(Read(record).history.jobs.at(0).content.adapter == expected);
 }
 
 TEST_CASE("Jobs are taken as far as they came") {

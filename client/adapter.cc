@@ -1,5 +1,7 @@
 // lora adapter import | ls | show | rm
 
+#include "client/text/adapter.h"
+
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <fstream>
@@ -28,6 +30,7 @@ struct Options {
   std::string request_id;
 };
 
+// The last names of its modules.
 std::string Targets(const Adapter& adapter) {
   return JoinText({adapter.target_modules().begin(), adapter.target_modules().end()});
 }
@@ -42,7 +45,10 @@ void Print(const Adapter& adapter, const Session& session) {
   table.Add({"rank", absl::StrCat(adapter.rank())});
   table.Add({"alpha", absl::StrFormat("%g", adapter.alpha())});
   table.Add({"rsLoRA", adapter.use_rslora() ? "yes" : "no"});
-  table.Add({"target modules", Targets(adapter)});
+  // Of one that an older version imported no more than the names is known.
+  table.Add(
+      {"target modules", adapter.has_config() ? TargetsText(adapter.config()) : Targets(adapter)});
+  AddPatterns(adapter.config(), table);
   table.Add({"size", BytesText(adapter.size_bytes())});
   table.Add({"sha256", adapter.sha256()});
   table.Add({"imported", TimeText(adapter.create_time())});
@@ -116,32 +122,30 @@ void AddAdapterCommands(CLI::App& app, Session& session) {
   group.require_subcommand(0, 1);
   const auto options = std::make_shared<Options>();
 
-  CLI::App& import = *group.add_subcommand("import", "Store a PEFT adapter directory");
-  import.add_option("name", options->name, "The adapter's id")->required();
-  import.add_option("--path", options->path, "adapter_config.json and adapter_model.safetensors")
+  CLI::App& add = *group.add_subcommand("import", "Store a PEFT adapter directory");
+  add.add_option("name", options->name, "The adapter's id")->required();
+  add.add_option("--path", options->path, "adapter_config.json and adapter_model.safetensors")
       ->required();
-  import.add_option("--request-id", options->request_id, "Makes a repeated call harmless");
-  import.callback([&session, options] {
-    session.action = [&session, options] { return Import(session, *options);
-};
-}  // namespace lorad::client
-);
+  add.add_option("--request-id", options->request_id, "Makes a repeated call harmless");
+  add.callback([&session, options] {
+    session.action = [&session, options] { return Import(session, *options); };
+  });
 
-group.add_subcommand("ls", "List them")->callback([&session] {
-  session.action = [&session] { return List(session); };
-});
+  group.add_subcommand("ls", "List them")->callback([&session] {
+    session.action = [&session] { return List(session); };
+  });
 
-CLI::App& show = *group.add_subcommand("show", "Show one");
-show.add_option("name", options->name, "The adapter's id")->required();
-show.callback([&session, options] {
-  session.action = [&session, options] { return Show(session, *options); };
-});
+  CLI::App& show = *group.add_subcommand("show", "Show one");
+  show.add_option("name", options->name, "The adapter's id")->required();
+  show.callback([&session, options] {
+    session.action = [&session, options] { return Show(session, *options); };
+  });
 
-CLI::App& remove = *group.add_subcommand("rm", "Delete one");
-remove.add_option("name", options->name, "The adapter's id")->required();
-remove.callback([&session, options] {
-  session.action = [&session, options] { return Remove(session, *options); };
-});
+  CLI::App& remove = *group.add_subcommand("rm", "Delete one");
+  remove.add_option("name", options->name, "The adapter's id")->required();
+  remove.callback([&session, options] {
+    session.action = [&session, options] { return Remove(session, *options); };
+  });
 }
 
 }  // namespace lorad::client

@@ -5,10 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/labels.h"
+#include "client/text/adapter.h"
 #include "client/text/forecast.h"
 #include "client/text/json.h"
 #include "client/text/table.h"
@@ -81,27 +81,6 @@ void AddProgress(const Job& job, Table& table) {
   table.Add({"adapters per microbatch", absl::StrFormat("%.2f", job.adapters_per_microbatch())});
 }
 
-// Names, or the expression in their place, and what is left out.
-std::string TargetsText(const lorad::v1::AdapterConfig& adapter) {
-  std::string text =
-      adapter.target_regex().empty()
-          ? JoinText({adapter.target_modules().begin(), adapter.target_modules().end()})
-          : adapter.target_regex();
-  if (adapter.exclude_modules_size() > 0) {
-    absl::StrAppend(&text, ", without ",
-                    JoinText({adapter.exclude_modules().begin(), adapter.exclude_modules().end()}));
-  }
-  if (!adapter.exclude_regex().empty())
-    absl::StrAppend(&text, ", without ", adapter.exclude_regex());
-  return text;
-}
-
-std::string LayersText(const lorad::v1::AdapterModules& modules) {
-  if (modules.layers().empty()) return "all layers";
-  return absl::StrCat(modules.layers_size() == 1 ? "layer " : "layers ",
-                      absl::StrJoin(modules.layers(), ", "));
-}
-
 absl::Status Show(Session& session, const Options& options) {
   lorad::v1::GetJobRequest request;
   request.set_name(options.name);
@@ -140,10 +119,7 @@ absl::Status Show(Session& session, const Options& options) {
       {"validation dataset", job.validation_dataset().empty() ? "-" : job.validation_dataset()});
   table.Add({"adapter", absl::StrFormat("rank %d, alpha %g, dropout %g, on %s", adapter.rank(),
                                         adapter.alpha(), adapter.dropout(), TargetsText(adapter))});
-  for (const lorad::v1::AdapterModules& modules : adapter.modules()) {
-    table.Add({"  " + modules.target(), absl::StrFormat("rank %d, alpha %g, in %s", modules.rank(),
-                                                        modules.alpha(), LayersText(modules))});
-  }
+  AddModules(adapter, table);
   AddProgress(job, table);
   table.Add({"created", TimeText(job.create_time())});
   table.Add({"started", TimeText(job.start_time())});

@@ -15,6 +15,7 @@
 #include "server/calls/unary_call.h"
 #include "server/calls/upload.h"
 #include "server/services/services.h"
+#include "server/validation/adapter.h"
 #include "server/validation/limits.h"
 #include "server/validation/utf8.h"
 #include "storage/adapters/peft.h"
@@ -190,6 +191,10 @@ class AdapterIntake final : public Intake<v1::ImportAdapterRequest> {
     for (const std::string& module : adapter->modules()) {
       import_.adapter.add_target_modules(module);
     }
+    v1::AdapterConfig& config = *import_.adapter.mutable_config();
+    config = AdapterConfigOf(adapter->config());
+    config.set_dropout(adapter->config().dropout);
+    if (adapter->config().has_patterns()) SetModules(adapter->Trained(), 0, &config);
     import_.adapter.set_size_bytes(upload_->model_bytes());
     import_.adapter.set_sha256(sha256);
     return CheckUtf8("adapter", import_.adapter);

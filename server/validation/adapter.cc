@@ -185,23 +185,6 @@ std::string FieldOf(const std::string& peft_field, const v1::AdapterConfig& adap
   return absl::StrCat("adapter.", peft_field);
 }
 
-void SetModules(const storage::ResolvedTargets& targets, int layers, v1::AdapterConfig* adapter) {
-  std::map<std::tuple<std::string, int, double>, v1::AdapterModules*> known;
-  for (const storage::TargetModule& module : targets.modules) {
-    v1::AdapterModules*& entry = known[{module.target, module.rank, module.alpha}];
-    if (entry == nullptr) {
-      entry = adapter->add_modules();
-      entry->set_target(module.target);
-      entry->set_rank(module.rank);
-      entry->set_alpha(module.alpha);
-    }
-    entry->add_layers(module.layer);
-  }
-  for (v1::AdapterModules& entry : *adapter->mutable_modules()) {
-    if (entry.layers_size() == layers) entry.clear_layers();
-  }
-}
-
 // What names and patterns mean on the base model. A table of patterns that is not in `said` is one
 // that PEFT wrote: its order is known.
 void Resolve(Checker& checker, const storage::ModelDescription& description,
@@ -215,7 +198,7 @@ void Resolve(Checker& checker, const storage::ModelDescription& description,
     if (!said.contains(contradiction.field)) continue;
     checker.Add(FieldOf(contradiction.field, *adapter), contradiction.what);
   }
-  if (config.has_patterns()) SetModules(targets, description.layers, adapter);
+  if (config.has_patterns()) SetModules(targets.modules, description.layers, adapter);
 }
 
 std::set<std::string> AsSet(const v1::AdapterConfig& adapter) {
@@ -321,6 +304,24 @@ v1::AdapterConfig AdapterConfigOf(const storage::PeftConfig& config) {
   adapter.mutable_rank_pattern()->insert(config.rank_pattern.begin(), config.rank_pattern.end());
   adapter.mutable_alpha_pattern()->insert(config.alpha_pattern.begin(), config.alpha_pattern.end());
   return adapter;
+}
+
+void SetModules(const std::vector<storage::TargetModule>& modules, int layers,
+                v1::AdapterConfig* adapter) {
+  std::map<std::tuple<std::string, int, double>, v1::AdapterModules*> known;
+  for (const storage::TargetModule& module : modules) {
+    v1::AdapterModules*& entry = known[{module.target, module.rank, module.alpha}];
+    if (entry == nullptr) {
+      entry = adapter->add_modules();
+      entry->set_target(module.target);
+      entry->set_rank(module.rank);
+      entry->set_alpha(module.alpha);
+    }
+    entry->add_layers(module.layer);
+  }
+  for (v1::AdapterModules& entry : *adapter->mutable_modules()) {
+    if (entry.layers_size() == layers) entry.clear_layers();
+  }
 }
 
 v1::AdapterConfig PlainIfAlike(const storage::PeftConfig& config,

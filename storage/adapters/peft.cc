@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <variant>
 
@@ -297,6 +298,35 @@ absl::StatusOr<PeftAdapter> PeftAdapter::Open(const std::string& directory, File
   absl::StatusOr<std::vector<std::string>> modules = CheckAdapterTensors(*config, file->header());
   if (!modules.ok()) return At(file->path(), modules.status());
   return PeftAdapter(*std::move(config), *std::move(file), *std::move(modules));
+}
+
+std::vector<TargetModule> PeftAdapter::Trained() const {
+  constexpr std::string_view kLayers = ".layers.";
+  ModuleMatcher matcher(config_);
+  std::vector<TargetModule> trained;
+  for (const TensorInfo& tensor : file_.tensors()) {
+    std::string_view path;
+    char matrix = 0;
+    if (!SplitKey(tensor.name, &path, &matrix) || matrix != 'A') continue;
+    const size_t before = path.find(kLayers);
+    if (before == std::string_view::npos) continue;
+    const std::string_view rest = path.substr(before + kLayers.size());
+    int layer = 0;
+    if (!absl::SimpleAtoi(Absl(rest.substr(0, rest.find('.'))), &layer)) continue;
+    const std::optional<ModuleLora> lora = matcher.Match(path);
+    const TensorInfo* b = file_.Find(PeftKey(path, 'B'));
+    assert(lora && b != nullptr);  // Open
+    trained.push_back({.layer = layer,
+                       .path = std::string(path),
+                       .target = std::string(Leaf(path)),
+                       .in_features = tensor.shape[1],
+                       .out_features = b->shape[0],
+                       .rank = lora->rank,
+                       .alpha = lora->alpha});
+  }
+  std::ranges::sort(trained, {},
+                    [](const TargetModule& module) { return std::tie(module.layer, module.path); });
+  return trained;
 }
 
 absl::Status PeftAdapter::CheckFits(const ModelDescription& description) const {

@@ -73,6 +73,10 @@ class PeftAdapter {
   // Leaf names of the modules that have matrices, sorted.
   const std::vector<std::string>& modules() const { return modules_; }
 
+  // Each module that has matrices, with what the config says of it: by layer, then by path. Those
+  // whose path has no layer's number are left out: no model has such.
+  std::vector<TargetModule> Trained() const;
+
   // Every matrix that `description` and the config's targets ask for is there in its shape, and no
   // other.
   absl::Status CheckFits(const ModelDescription& description) const;

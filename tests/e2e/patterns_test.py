@@ -44,6 +44,33 @@ def submit_peft(house, job, peft):
     return house.run("submit", "-f", path, "--peft", peft)
 
 
+def test_shown():
+    """`adapter show` and `ls` say what an imported config says, and which module has which rank, as its file has them."""
+    with House(None, "--workers", "none") as house:
+        for run in ("patterns", "regex", "r4_all"):
+            folder = folder_of("qwen3", run) / "init"
+            house.lora("adapter", "import", f"of-{run}".replace("_", "-"), "--path", folder)
+        theirs = json.loads((folder_of("qwen3", "patterns") / "init/adapter_config.json").read_text())
+        shown = house.object("adapter", "show", "of-patterns")["config"]
+        for field in ("rank_pattern", "alpha_pattern", "layers_to_transform", "exclude_modules"):
+            assert shown[field] == theirs[field] and shown[field], (field, shown)
+        tensors = read_safetensors(folder_of("qwen3", "patterns") / "init/adapter_model.safetensors")
+        ranks = {(key.split(".")[6], int(key.split(".")[4])): shape[0] for key, (shape, _) in tensors.items() if ".lora_A." in key}
+        told = {(module["target"], layer): module["rank"] for module in shown["modules"] for layer in module["layers"]}
+        assert told == ranks and len(set(ranks.values())) > 1, (told, ranks)
+        text = house.lora("adapter", "show", "of-patterns").out
+        for words in ("rank pattern", "alpha pattern", "layers", "without", "in layers "):
+            assert words in text, text
+        regex = house.lora("adapter", "show", "of-regex").out
+        assert house.object("adapter", "show", "of-regex")["config"]["target_regex"] in regex, regex
+        plain = house.object("adapter", "show", "of-r4-all")
+        assert plain["config"]["rank"] == 4 and plain["config"].get("modules", []) == [], plain
+        assert "pattern" not in house.lora("adapter", "show", "of-r4-all").out
+        listed = house.lora("adapter", "ls").out
+        assert all(line in listed for line in ("of-patterns", "of-regex", "of-r4-all")), listed
+    house.clear()
+
+
 def test_said_by_peft():
     """--peft says what the words say; what the job says itself goes before it, what is not implemented is named."""
     with House() as house:
@@ -221,4 +248,4 @@ def test_read_by_peft():
 
 
 if __name__ == "__main__":
-    main([test_said_by_peft, test_goes_on, test_company, test_merged, test_refused, test_read_by_peft])
+    main([test_shown, test_said_by_peft, test_goes_on, test_company, test_merged, test_refused, test_read_by_peft])

@@ -1,9 +1,12 @@
 // Files that transformers and PEFT wrote (tests/golden), through our readers and writers.
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "storage/adapters/checkpoint.h"
@@ -87,6 +90,30 @@ TEST_CASE("adapters written by PEFT are read, and written byte for byte", "[gold
       CHECK(bytes == ReadFile(directory + "/adapter_model.safetensors"));
     }
   }
+}
+
+TEST_CASE("what an adapter trained is known without its model") {
+  const auto adapter = PeftAdapter::Open("tests/golden/qwen3/patterns/init");
+  const auto model = ModelDirectory::Open("tests/golden/qwen3/model");
+  REQUIRE(adapter.ok());
+  REQUIRE(model.ok());
+  auto expected = ResolveTargets(adapter->config(), model->description()).modules;
+  std::ranges::sort(expected, {}, [](const auto& m) { return std::tie(m.layer, m.path); });
+  const std::vector<TargetModule> trained = adapter->Trained();
+  REQUIRE(trained.size() == expected.size());
+  std::set<int> ranks;
+  for (size_t i = 0; i < trained.size(); ++i) {
+    INFO(expected[i].path);
+    CHECK(trained[i].layer == expected[i].layer);
+    CHECK(trained[i].path == expected[i].path);
+    CHECK(trained[i].target == expected[i].target);
+    CHECK(trained[i].in_features == expected[i].in_features);
+    CHECK(trained[i].out_features == expected[i].out_features);
+    CHECK(trained[i].rank == expected[i].rank);
+    CHECK(trained[i].alpha == expected[i].alpha);
+    ranks.insert(trained[i].rank);
+  }
+  CHECK(ranks.size() > 1);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/calls/error.h"
+#include "client/inputs/job_names.h"
 
 namespace lorad::client {
 namespace {
@@ -144,12 +145,15 @@ class Filler {
  public:
   explicit Filler(const KeyLines& keys) : keys_(keys) {}
 
-  void Fill(const json& object, const std::string& path, Message& message) {
+  void Fill(json object, const std::string& path, Message& message) {
+    const auto taken = TakeNames(
+        path, object, [&](const std::string& at, const std::string& what) { Note(at, what); });
+    written_.insert(taken.begin(), taken.end());
     for (const auto& [name, value] : object.items()) {
       const std::string at = path.empty() ? name : absl::StrCat(path, ".", name);
       const FieldDescriptor* field = FindField(*message.GetDescriptor(), name);
       if (field == nullptr) {
-        Note(at, absl::StrCat("no such field", Nearest(*message.GetDescriptor(), name)));
+        Note(at, absl::StrCat("no such field", Nearest(*message.GetDescriptor(), path, name)));
       } else if (path.empty() && !Contains(field->name())) {
         if (!value.is_null()) Note(at, "is set by the service; leave it out");
       } else if (!value.is_null()) {
@@ -158,8 +162,12 @@ class Filler {
     }
   }
 
-  void Note(const std::string& path, absl::string_view what) {
-    const auto line = keys_.lines.find(path);
+  // A field that was given by another library's name is told by that name. Of two names, as in
+  // "training.a x b", the first one's line is told.
+  void Note(const std::string& field, absl::string_view what) {
+    const auto written = written_.find(field);
+    const std::string& path = written == written_.end() ? field : written->second;
+    const auto line = keys_.lines.find(path.substr(0, path.find(' ')));
     violations_.push_back(line == keys_.lines.end()
                               ? absl::StrCat(path, ": ", what)
                               : absl::StrCat(path, ": line ", line->second, ": ", what));
@@ -177,16 +185,48 @@ class Filler {
     return field != nullptr ? field : type.FindFieldByCamelcaseName(name);
   }
 
-  static std::string Nearest(const Descriptor& type, absl::string_view name) {
+  // The field that is meant: by a name that is near, ours or another library's, or in another
+  // section.
+  static std::string Nearest(const Descriptor& type, absl::string_view section,
+                             absl::string_view name) {
     std::string best;
     std::size_t best_distance = std::max<std::size_t>(2, name.size() / 3) + 1;
-    for (int i = 0; i < type.field_count(); ++i) {
-      const std::size_t distance = EditDistance(name, type.field(i)->name());
-      if (distance >= best_distance) continue;
+    const auto consider = [&](absl::string_view candidate, absl::string_view meant) {
+      const std::size_t distance = EditDistance(name, candidate);
+      if (distance >= best_distance) return;
       best_distance = distance;
-      best = type.field(i)->name();
+      best = std::string(meant);
+    };
+    for (const absl::string_view other : {"adapter", "training", ""}) {
+      if (other == section) continue;
+      const std::string meant = FieldOf(other, name);
+      if (!meant.empty()) return absl::StrCat("; did you mean ", meant, "?");
+    }
+    for (int i = 0; i < type.field_count(); ++i) {
+      const std::string& field = type.field(i)->name();
+      if (!section.empty() || Contains(field)) consider(field, field);
+    }
+    // A name of one or two letters is near to everything short.
+    for (const JobName& other : JobNames()) {
+      if (other.section == section && other.name.size() > 2) consider(other.name, other.field);
     }
     return best.empty() ? "" : absl::StrCat("; did you mean ", best, "?");
+  }
+
+  // The path of the field that has this very name in the section, or ""
+  static std::string FieldOf(absl::string_view section, absl::string_view name) {
+    const Descriptor* type = lorad::v1::Job::descriptor();
+    if (!section.empty()) type = type->FindFieldByName(std::string(section))->message_type();
+    std::string field;
+    if (type->FindFieldByName(std::string(name)) != nullptr &&
+        (!section.empty() || Contains(name))) {
+      field = std::string(name);
+    }
+    for (const JobName& other : JobNames()) {
+      if (other.section == section && other.name == name) field = std::string(other.field);
+    }
+    if (field.empty() || section.empty()) return field;
+    return absl::StrCat(absl::string_view(section), ".", field);
   }
 
   void Set(const json& value, const std::string& at, const FieldDescriptor& field,
@@ -300,6 +340,7 @@ class Filler {
   }
 
   const KeyLines& keys_;
+  std::map<std::string, std::string> written_;  // a field's path -> as the user wrote it
   std::vector<std::string> violations_;
 };
 

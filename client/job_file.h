@@ -6,7 +6,8 @@
 
 namespace lorad::client {
 
-// Reads a job as users write it: proto3 JSON with the proto's names (camelCase is read too). All
+// Reads a job as users write it: proto3 JSON with the proto's names (camelCase is read too), or
+// with those that PEFT, TRL and transformers have for the same (client/inputs/job_names.h). All
 // mistakes are found at once and named by field and line: names that no field has (with the nearest
 // that one has), values of another type, fields that only the service sets, keys given twice.
 // Values out of range are the service's to refuse. `file_name` is for the messages.

@@ -1,9 +1,13 @@
 #include "client/job_file.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <fstream>
+#include <iterator>
 #include <sstream>
 
 #include "client/calls/error.h"
+#include "client/inputs/job_names.h"
 
 namespace lorad::client {
 namespace {
@@ -79,8 +83,9 @@ TEST_CASE("every mistake is named by field and line") {
        "  adapter.target_modules: line 1: must be a list, got \"q_proj\"\n"},
       {R"({"training": {"shuffle": 1}})",
        "  training.shuffle: line 1: must be true or false, got 1\n"},
-      {R"({"training": {"schedule": "cosine"}})",
-       "  training.schedule: line 1: must be one of CONSTANT, LINEAR, COSINE, got \"cosine\"\n"},
+      {R"({"training": {"schedule": "polynomial"}})",
+       "  training.schedule: line 1: must be one of CONSTANT, LINEAR, COSINE, got "
+       "\"polynomial\"\n"},
       {R"({"training": {"learning_rate": "fast"}})",
        "  training.learning_rate: line 1: must be a number, got \"fast\"\n"},
       {R"({"labels": {"a": 1}})", "  labels.a: line 1: must be a string, got 1\n"},
@@ -114,6 +119,124 @@ TEST_CASE("what is not JSON is placed by line and column") {
   const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
   CHECK(ErrorOf("{\n\"priority\": " + deep + "}") ==
         "error: BAD_JOB_FILE: job.json: line 2: nested deeper than 16 levels\n");
+}
+
+// The job of this text under one section, field by field.
+std::string JobOf(const std::string& section, const std::string& text) {
+  const auto job = ParseJob(
+      section.empty() ? "{" + text + "}" : "{\"" + section + "\": {" + text + "}}", "job.json");
+  return job.ok() ? job->ShortDebugString() : ErrorOf("{\"" + section + "\": {" + text + "}}");
+}
+
+TEST_CASE("names of PEFT, TRL and transformers mean our fields") {
+  struct Case {
+    const char* section;
+    const char* theirs;
+    const char* ours;
+  };
+  const Case cases[] = {
+      {"", R"("run_name": "a")", R"("display_name": "a")"},
+      {"adapter", R"("r": 16)", R"("rank": 16)"},
+      {"adapter", R"("r": 16, "rank": 16.0)", R"("rank": 16)"},
+      {"adapter", R"("lora_alpha": 32)", R"("alpha": 32)"},
+      {"adapter", R"("lora_dropout": 0.1)", R"("dropout": 0.1)"},
+      {"adapter", R"("use_rslora": true)", R"("useRslora": true)"},
+      {"adapter", R"("target_modules": "all-linear")", R"("target_modules": ["all-linear"])"},
+      {"training", R"("num_train_epochs": 3.0)", R"("epochs": 3)"},
+      {"training", R"("per_device_train_batch_size": 4)", R"("batch_size": 4)"},
+      {"training", R"("per_device_train_batch_size": 2, "gradient_accumulation_steps": 4)",
+       R"("batch_size": 8)"},
+      {"training",
+       R"("per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "batch_size": 8)",
+       R"("batch_size": 8)"},
+      {"training", R"("max_seq_length": 512)", R"("max_length": 512)"},
+      {"training", R"("lr_scheduler_type": "cosine")", R"("schedule": "COSINE")"},
+      {"training", R"("schedule": "cosine")", R"("schedule": "COSINE")"},
+      {"training", R"("lr_scheduler_type": "linear")", R"("schedule": "LINEAR")"},
+      {"training", R"("lr_scheduler_type": "constant")", R"("schedule": "CONSTANT")"},
+      {"training", R"("lr_scheduler_type": "constant_with_warmup", "warmup_steps": 2)",
+       R"("schedule": "CONSTANT", "warmup_steps": 2)"},
+      {"training", R"("warmup_ratio": 0.03, "max_steps": 110)",
+       R"("warmup_steps": 4, "max_steps": 110)"},
+      {"training", R"("warmup_ratio": 0)", R"("warmup_steps": 0)"},
+      {"training", R"("adam_beta1": 0.8)", R"("beta1": 0.8)"},
+      {"training", R"("adam_beta2": 0.95)", R"("beta2": 0.95)"},
+      {"training", R"("adam_epsilon": 1e-6)", R"("eps": 1e-6)"},
+      {"training", R"("save_steps": 7)", R"("checkpoint_every_steps": 7)"},
+      {"training", R"("eval_steps": 7)", R"("eval_every_steps": 7)"},
+      {"training", R"("data_seed": 7)", R"("seed": 7)"},
+      {"training", R"("max_seq_length": null)", R"("max_length": null)"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.theirs);
+    CHECK(JobOf(c.section, c.theirs) == JobOf(c.section, c.ours));
+    CHECK(JobOf(c.section, c.ours).find("error") == std::string::npos);
+  }
+  // So that no name of the table goes without a row above.
+  for (const JobName& name : JobNames()) {
+    INFO(name.name);
+    CHECK(std::any_of(std::begin(cases), std::end(cases), [&](const Case& c) {
+      return std::string(c.theirs).find("\"" + std::string(name.name) + "\"") != std::string::npos;
+    }));
+  }
+}
+
+TEST_CASE("names that disagree, and values without an equal, are told by name and line") {
+  struct Case {
+    const char* text;
+    const char* line;
+  };
+  const Case cases[] = {
+      {R"({"adapter": {"rank": 8, "r": 16}})",
+       "  adapter.r: line 1: says 16, but adapter.rank says 8: they are one field; leave one "
+       "out\n"},
+      {R"({"training": {"num_train_epochs": 1.5}})",
+       "  training.num_train_epochs: line 1: must be a whole number of 32 bits, got 1.5\n"},
+      {"{\"training\": {\"per_device_train_batch_size\": 2,\n"
+       "\"gradient_accumulation_steps\": 4, \"batch_size\": 4}}",
+       "  training.per_device_train_batch_size x gradient_accumulation_steps: line 1: says 8, but "
+       "training.batch_size says 4: they are one field; leave one out\n"},
+      {R"({"training": {"gradient_accumulation_steps": 4}})",
+       "  training.gradient_accumulation_steps: line 1: needs per_device_train_batch_size beside "
+       "it; batch_size is their product\n"},
+      {R"({"training": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 0}})",
+       "  training.gradient_accumulation_steps: line 1: must be a whole number of at least 1, got "
+       "0\n"},
+      {R"({"training": {"lr_scheduler_type": "polynomial"}})",
+       "  training.lr_scheduler_type: line 1: must be one of CONSTANT, LINEAR, COSINE, got "
+       "\"polynomial\"\n"},
+      {R"({"training": {"lr_scheduler_type": "constant", "warmup_steps": 3}})",
+       "  training.lr_scheduler_type: line 1: \"constant\" has no warm-up in transformers; say "
+       "\"constant_with_warmup\", or leave the warm-up out\n"},
+      {R"({"training": {"warmup_ratio": 0.1}})",
+       "  training.warmup_ratio: line 1: needs max_steps beside it; else give warmup_steps, the "
+       "ratio times the steps that lora estimate tells, rounded up\n"},
+      {R"({"training": {"warmup_ratio": 2, "max_steps": 4}})",
+       "  training.warmup_ratio: line 1: must be a number from 0 to 1, got 2\n"},
+      {R"({"r": 8})", "  r: line 1: no such field; did you mean adapter.rank?\n"},
+      {R"({"training": {"lora_alpha": 8}})",
+       "  training.lora_alpha: line 1: no such field; did you mean adapter.alpha?\n"},
+      {R"({"adapter": {"base_model": "x"}})",
+       "  adapter.base_model: line 1: no such field; did you mean base_model?\n"},
+      {R"({"training": {"num_train_epoch": 8}})",
+       "  training.num_train_epoch: line 1: no such field; did you mean epochs?\n"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.text);
+    CHECK(ErrorOf(c.text) ==
+          std::string("error: BAD_JOB_FILE: job.json: 1 field is wrong\n") + c.line);
+  }
+}
+
+TEST_CASE("the documentation has a row for every name") {
+  std::ifstream file("docs/api.md");
+  const std::string page((std::istreambuf_iterator<char>(file)), {});
+  for (const JobName& name : JobNames()) {
+    const std::string section = name.section.empty() ? "" : std::string(name.section) + ".";
+    INFO(name.name);
+    CHECK(page.find("| `" + section + std::string(name.name) + "` | `" + std::string(name.field) +
+                    "`") != std::string::npos);
+  }
 }
 
 }  // namespace

@@ -1,0 +1,175 @@
+#include "client/inputs/job_names.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+
+namespace lorad::client {
+namespace {
+
+using nlohmann::json;
+
+constexpr char kAccumulation[] = "gradient_accumulation_steps";
+constexpr char kPerDevice[] = "per_device_train_batch_size";
+constexpr char kRatio[] = "warmup_ratio";
+
+constexpr std::array<JobName, 16> kNames = {{
+    {"", "run_name", "display_name"},
+    {"adapter", "r", "rank"},
+    {"adapter", "lora_alpha", "alpha"},
+    {"adapter", "lora_dropout", "dropout"},
+    {"training", "num_train_epochs", "epochs"},
+    {"training", kPerDevice, "batch_size"},
+    {"training", kAccumulation, "batch_size"},
+    {"training", "max_seq_length", "max_length"},
+    {"training", "lr_scheduler_type", "schedule"},
+    {"training", kRatio, "warmup_steps"},
+    {"training", "adam_beta1", "beta1"},
+    {"training", "adam_beta2", "beta2"},
+    {"training", "adam_epsilon", "eps"},
+    {"training", "save_steps", "checkpoint_every_steps"},
+    {"training", "eval_steps", "eval_every_steps"},
+    {"training", "data_seed", "seed"},
+}};
+
+std::string Path(absl::string_view section, absl::string_view name) {
+  return section.empty() ? std::string(name)
+                         : absl::StrCat(absl::string_view(section), ".", absl::string_view(name));
+}
+
+std::string Text(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// Exchanges the names of one section.
+class Taker {
+ public:
+  Taker(absl::string_view section, json& object, const NoteMistake& note)
+      : section_(section), object_(object), note_(note) {}
+
+  std::map<std::string, std::string> Take() {
+    TakeBatch();
+    TakeRatio();
+    for (const JobName& name : kNames) {
+      if (name.section == section_) Exchange(name);
+    }
+    Values();
+    return std::move(written_);
+  }
+
+ private:
+  json* Find(const char* name) {
+    const auto at = object_.find(name);
+    return at == object_.end() || at->is_null() ? nullptr : &*at;
+  }
+
+  void Note(absl::string_view name, const std::string& what) { note_(Path(section_, name), what); }
+
+  // What another name of the field says must be the same.
+  void Put(const std::string& field, const std::string& name, const json& value) {
+    const json* other = Find(field.c_str());
+    const std::string path = Path(section_, field);
+    if (other == nullptr) {
+      object_[field] = value;
+      written_[path] = Path(section_, name);
+    } else if (*other != value) {
+      const auto theirs = written_.find(path);
+      Note(name, absl::StrCat("says ", Text(value), ", but ",
+                              theirs == written_.end() ? path : theirs->second, " says ",
+                              Text(*other), ": they are one field; leave one out"));
+    }
+  }
+
+  void Exchange(const JobName& name) {
+    const auto at = object_.find(std::string(name.name));
+    if (at == object_.end()) return;
+    const json value = *at;
+    object_.erase(at);
+    if (!value.is_null()) Put(std::string(name.field), std::string(name.name), value);
+  }
+
+  // A count of at least 1 under this name, taken out of the object; one that is none is noted.
+  std::optional<std::int64_t> TakeCount(const char* name) {
+    const json value = object_[name];
+    object_.erase(name);
+    const double count = value.is_number() ? value.get<double>() : 0;
+    if (count < 1 || count != std::floor(count) || count > std::numeric_limits<int>::max()) {
+      Note(name, absl::StrCat("must be a whole number of at least 1, got ", Text(value)));
+      return std::nullopt;
+    }
+    return static_cast<std::int64_t>(count);
+  }
+
+  void TakeBatch() {
+    if (section_ != "training" || Find(kAccumulation) == nullptr) return;
+    if (Find(kPerDevice) == nullptr) {
+      object_.erase(kAccumulation);
+      return Note(kAccumulation,
+                  absl::StrCat("needs ", kPerDevice, " beside it; batch_size is their product"));
+    }
+    const auto times = TakeCount(kAccumulation);
+    const auto rows = TakeCount(kPerDevice);
+    if (!times || !rows) return;
+    Put("batch_size", absl::StrCat(kPerDevice, " x ", kAccumulation), *times * *rows);
+  }
+
+  void TakeRatio() {
+    if (section_ != "training" || Find(kRatio) == nullptr) return;
+    const json ratio = *Find(kRatio);
+    object_.erase(kRatio);
+    if (!ratio.is_number() || ratio.get<double>() < 0 || ratio.get<double>() > 1) {
+      return Note(kRatio, absl::StrCat("must be a number from 0 to 1, got ", Text(ratio)));
+    }
+    const json* steps = Find("max_steps");
+    const double count = steps != nullptr && steps->is_number() ? steps->get<double>() : 0;
+    if (ratio.get<double>() > 0 && !(count > 0 && count <= std::numeric_limits<int>::max())) {
+      return Note(kRatio,
+                  "needs max_steps beside it; else give warmup_steps, the ratio times the "
+                  "steps that lora estimate tells, rounded up");
+    }
+    Put("warmup_steps", kRatio, static_cast<std::int64_t>(std::ceil(ratio.get<double>() * count)));
+  }
+
+  void Values() {
+    if (json* targets = Find("target_modules");
+        section_ == "adapter" && targets != nullptr && *targets == "all-linear") {
+      *targets = json::array({"all-linear"});
+    }
+    json* schedule = Find("schedule");
+    if (section_ != "training" || schedule == nullptr || !schedule->is_string()) return;
+    const std::string given = schedule->get<std::string>();
+    const json* warmup = Find("warmup_steps");
+    if (given == "constant" && warmup != nullptr && *warmup != 0) {
+      Note(written_.contains("training.schedule") ? "lr_scheduler_type" : "schedule",
+           "\"constant\" has no warm-up in transformers; say \"constant_with_warmup\", or leave "
+           "the warm-up out");
+    }
+    if (given == "constant" || given == "linear" || given == "cosine") {
+      *schedule = absl::AsciiStrToUpper(given);
+    }
+    if (given == "constant_with_warmup") *schedule = "CONSTANT";
+  }
+
+  const absl::string_view section_;
+  json& object_;
+  const NoteMistake& note_;
+  std::map<std::string, std::string> written_;
+};
+
+}  // namespace
+
+absl::Span<const JobName> JobNames() { return kNames; }
+
+std::map<std::string, std::string> TakeNames(absl::string_view section, json& object,
+                                             const NoteMistake& note) {
+  return Taker(section, object, note).Take();
+}
+
+}  // namespace lorad::client

@@ -1,9 +1,8 @@
 // lora dataset add | validate | ls | show | rm
 
 #include <CLI/CLI.hpp>
-#include <filesystem>
-#include <fstream>
 #include <iostream>
+#include <memory>
 #include <optional>
 #include <thread>
 
@@ -13,7 +12,7 @@
 #include "client/calls/error.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
-#include "client/calls/upload.h"
+#include "client/inputs/row_source.h"
 #include "client/text/json.h"
 #include "client/text/table.h"
 #include "lorad/v1/datasets.grpc.pb.h"
@@ -27,7 +26,9 @@ using lorad::v1::Datasets;
 
 struct Options {
   std::string name;
-  std::string file;
+  std::string file;  // "-" is standard input
+  std::string format;
+  std::string columns;
   std::string request_id;
   std::string model;
   std::string stored;
@@ -53,11 +54,26 @@ void Print(const Dataset& dataset, const Session& session) {
   table.Print(std::cout);
 }
 
+// Sends rows as messages that hold a chunk each, below the API's limit of 1 MiB. A stream that the
+// server ended early is no error here: its Finish() says why.
+template <typename Request, typename Writer>
+absl::Status SendRows(RowSource& rows, Writer& writer) {
+  constexpr std::size_t kChunkBytes = 256 << 10;
+  Request request;
+  while (true) {
+    const absl::StatusOr<std::string> bytes = rows.Next();
+    if (!bytes.ok()) return bytes.status();
+    if (bytes->empty()) return absl::OkStatus();
+    for (std::size_t at = 0; at < bytes->size(); at += kChunkBytes) {
+      request.set_chunk(bytes->substr(at, kChunkBytes));
+      if (!writer.Write(request)) return absl::OkStatus();
+    }
+  }
+}
+
 absl::Status Add(Session& session, const Options& options) {
-  absl::StatusOr<std::ifstream> file = OpenFile(options.file);
-  if (!file.ok()) return file.status();
-  std::error_code error;
-  const auto size = std::filesystem::file_size(options.file, error);
+  const auto rows = RowSource::Open(options.file, options.format, options.columns);
+  if (!rows.ok()) return rows.status();
   Dataset dataset;
   Datasets::Stub stub(session.channel());
   grpc::ClientContext context;
@@ -66,10 +82,10 @@ absl::Status Add(Session& session, const Options& options) {
   lorad::v1::CreateDatasetRequest first;
   first.mutable_config()->set_name(options.name);
   first.mutable_config()->set_request_id(options.request_id);
-  first.mutable_config()->set_size_bytes(error ? 0 : static_cast<std::int64_t>(size));
+  first.mutable_config()->set_size_bytes((*rows)->size_bytes());
   absl::Status read = absl::OkStatus();
   if (writer->Write(first)) {
-    read = WriteChunks<lorad::v1::CreateDatasetRequest>(*file, options.file, *writer);
+    read = SendRows<lorad::v1::CreateDatasetRequest>(**rows, *writer);
   }
   if (!read.ok()) {
     context.TryCancel();
@@ -188,9 +204,11 @@ absl::Status Validate(Session& session, const Options& options) {
   config.set_refuse_overflow(options.refuse_overflow);
   if (const absl::Status rules = ReadRules(options, config); !rules.ok()) return rules;
   if (const absl::Status range = ReadRange(options.print_rows, config); !range.ok()) return range;
-  absl::StatusOr<std::ifstream> file = std::ifstream();
-  if (!options.file.empty()) file = OpenFile(options.file);
-  if (!file.ok()) return file.status();
+  absl::StatusOr<std::unique_ptr<RowSource>> rows = std::unique_ptr<RowSource>();
+  if (!options.file.empty()) {
+    rows = RowSource::Open(options.file, options.format, options.columns);
+  }
+  if (!rows.ok()) return rows.status();
 
   Datasets::Stub stub(session.channel());
   grpc::ClientContext context;
@@ -201,7 +219,7 @@ absl::Status Validate(Session& session, const Options& options) {
   absl::Status read = absl::OkStatus();
   std::thread sender([&] {
     if (stream->Write(first) && !options.file.empty()) {
-      read = WriteChunks<lorad::v1::ValidateDatasetRequest>(*file, options.file, *stream);
+      read = SendRows<lorad::v1::ValidateDatasetRequest>(**rows, *stream);
     }
     if (!read.ok()) context.TryCancel();
     stream->WritesDone();
@@ -253,6 +271,17 @@ absl::Status Remove(Session& session, const Options& options) {
 
 }  // namespace
 
+namespace {
+
+void AddFileOptions(CLI::App& command, Options& options) {
+  command.add_option("--format", options.format,
+                     "jsonl, json, csv or tsv (default: by name and first bytes)");
+  command.add_option("--columns", options.columns,
+                     "Renames: prompt=question,completion=answer takes prompt from question");
+}
+
+}  // namespace
+
 void AddDatasetCommands(CLI::App& app, Session& session) {
   CLI::App& group = *app.add_subcommand("dataset", "Training rows, as JSON Lines");
   group.require_subcommand(0, 1);
@@ -260,7 +289,10 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
 
   CLI::App& add = *group.add_subcommand("add", "Store a file of rows");
   add.add_option("name", options->name, "The dataset's id")->required();
-  add.add_option("file", options->file, "A .jsonl file")->required();
+  add.add_option("file", options->file,
+                 "JSON Lines, a JSON array, CSV or TSV, also packed by gzip; -: stdin")
+      ->required();
+  AddFileOptions(add, *options);
   add.add_option("--request-id", options->request_id, "Makes a repeated call harmless");
   add.callback([&session, options] {
     session.action = [&session, options] { return Add(session, *options); };
@@ -268,7 +300,8 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
 
   CLI::App& validate =
       *group.add_subcommand("validate", "Render and tokenize rows by a model, storing nothing");
-  validate.add_option("file", options->file, "A .jsonl file");
+  validate.add_option("file", options->file, "As dataset add takes it");
+  AddFileOptions(validate, *options);
   validate.add_option("--dataset", options->stored, "A stored dataset in place of a file");
   validate.add_option("--model", options->model, "Whose tokenizer and template")->required();
   validate.add_option("--max-length", options->max_length,

@@ -3,6 +3,8 @@
 usage: rows_test.py [TEST ...]
 """
 
+import csv
+import gzip
 import json
 
 from formats import write_model
@@ -135,5 +137,36 @@ def test_as_trl():
     house.clear()
 
 
+def test_other_formats():
+    """CSV, TSV, JSON arrays, packed and from standard input, have the hash of the JSON Lines."""
+    rows = [{"question": f"Janet\u2019s {i} ducks, \"why\"?\nTell.", "answer": f"{i} / 2\t#### {i}"} for i in range(500)]
+    with House(None, "--workers", "none") as house:
+        lines = write_rows(house.folder / "rows.jsonl", rows)
+        files = {}
+        for name, separator in (("csv", ","), ("tsv", "\t")):
+            files[name] = house.folder / f"rows.{name}"
+            with files[name].open("w", newline="") as out:
+                writer = csv.DictWriter(out, ["question", "answer"], delimiter=separator)
+                writer.writeheader()
+                writer.writerows(rows)
+        for name, indent in (("array", None), ("indented", 2)):
+            files[name] = house.folder / f"{name}.json"
+            files[name].write_text(json.dumps(rows, indent=indent))
+        files["packed"] = house.folder / "rows.csv.gz"
+        files["packed"].write_bytes(gzip.compress(files["csv"].read_bytes()))
+        columns = ("--columns", "prompt=question,completion=answer")
+        renamed = write_rows(house.folder / "renamed.jsonl", [{"prompt": r["question"], "completion": r["answer"]} for r in rows])
+        (right,) = house.objects("dataset", "add", "renamed", renamed)
+        for name, path in {**files, "lines2": lines}.items():
+            (added,) = house.objects("dataset", "add", f"by-{name}", path, *columns)
+            assert (added["sha256"], added["rows"]) == (right["sha256"], 500), (name, added)
+        (piped,) = house.lora("dataset", "add", "piped", "-", "--format", "csv", *columns, "--json", stdin=files["csv"].read_text()).objects()
+        assert piped["sha256"] == right["sha256"], piped
+        ragged = house.run("dataset", "add", "ragged", "-", "--format", "csv", stdin="prompt,completion\na,b\na\n")
+        assert ragged.status == 1 and "BAD_ROWS_FILE: standard input: line 3: has 1 fields, the header has 2" in ragged.err, ragged
+        assert house.run("dataset", "show", "ragged").status != 0
+    house.clear()
+
+
 if __name__ == "__main__":
-    main([test_rows_without_a_trained_token, test_a_template_that_is_given, test_all_tokens, test_as_trl])
+    main([test_rows_without_a_trained_token, test_a_template_that_is_given, test_all_tokens, test_as_trl, test_other_formats])

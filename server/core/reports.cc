@@ -338,12 +338,13 @@ void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
 // The fit is of a model that is whole on one worker; where stages are on unlike ones nothing is
 // learned.
 void Core::State::ObserveTimes(GroupState& group, const worker::v1::MicrobatchDone& done) {
-  const std::string device = DeviceKeyOf(&WorkerOf(group.first()));
-  const bool alike = std::ranges::all_of(group.stages, [&](const StageState& stage) {
-    return DeviceKeyOf(&WorkerOf(stage)) == device;
-  });
-  const auto times = alike ? group.passes.Add(done, group.stages.size()) : std::nullopt;
+  const auto times = group.passes.Add(done, group.stages.size());
   if (!times) return;
+  const bool alike = std::ranges::all_of(group.stages, [&](const StageState& stage) {
+    return &stage == &group.first() ||
+           DeviceKeyOf(&WorkerOf(stage)) == DeviceKeyOf(&WorkerOf(group.first()));
+  });
+  if (!alike) return;
   // The model is of passes that compute no block again: such a backward holds a forward.
   const bool recomputes = group.shape.recomputation == planner::Recomputation::kBlocks;
   const double backward_ms =

@@ -25,7 +25,7 @@ STEPS = int(OPTIONS.get("steps", 14))
 SUBJECTS = Subjects(SEED, STEPS)
 LONG = Subjects(SEED, 6 * STEPS)  # that outlive the cuts
 SECONDS = int(OPTIONS.get("seconds", 10))
-STORMY = Subjects(SEED, 10 * SECONDS)  # that outlive the storm
+STRIKES = 3  # of a storm, at least, that jobs meet, however fast they are
 SAVED = 7  # steps between two checkpoints, of Subjects
 LAYERS = 4
 LEASE_S = 3
@@ -279,19 +279,21 @@ def test_a_stage_that_nobody_can_reach():
 
 def test_a_storm():
     """Random links cut for up to more than a lease, and mended; a wire that gets slower and loses more; workers and the
-    coordinator killed and started again: the jobs outlive it, and end with the bytes of one worker."""
+    coordinator killed and started again; jobs that come whenever none is left: all end with the bytes of one worker."""
     generator = random.Random(SEED)
     links = [between(*pair) for pair in itertools.combinations((COORDINATOR, FIRST, SECOND, THIRD), 2)]
     with Wire(4, 0.5, 0, SEED) as wire, SiteOnWire(wire) as site:
-        names = site.submit_all(STORMY, 2)
+        rounds = [site.submit_all(LONG, 2)]
         workers = {place: site.start_on(place) for place in (FIRST, SECOND, THIRD)}
-        site.trains(names)
+        site.trains(rounds[0])
         counts = collections.Counter()
+        met = 0
         end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
-            time.sleep(generator.uniform(0, LEASE_S))
-            if not site.live(names):
-                raise Failure("all jobs ended before the storm did: more steps= are needed, or fewer seconds=")
+        while time.monotonic() < end or met < STRIKES:
+            if not site.live(rounds[-1]):
+                rounds.append([site.submit(job) for job in LONG.jobs()])
+            time.sleep(generator.uniform(0, LEASE_S / 2))
+            met += bool(site.live(rounds[-1]))
             what = generator.choice(("cuts", "cuts", "cuts", "wires", "workers", "coordinators"))
             counts[what] += 1
             if what == "cuts":
@@ -309,11 +311,9 @@ def test_a_storm():
             else:
                 site.restart()
         wire.delay_ms, wire.loss = 0.5, 0
-        outlived = len(site.live(names))
-        said = f"{dict(counts)}, {wire.counts['cut off']} frames cut off and {wire.counts['lost']} lost, {outlived} jobs outlived it"
-        if not outlived:
-            raise Failure(f"no job outlived the storm: more steps= are needed, or fewer seconds= ({said})")
-        site.ends_as_on_one_worker(said, names, STORMY)
+        tell(f"    {dict(counts)}, {met} of them met by jobs; {wire.counts['cut off']} frames cut off and {wire.counts['lost']} lost")
+        for number, names in enumerate(rounds, start=1):
+            site.ends_as_on_one_worker(f"jobs of round {number} of {len(rounds)}", names, LONG)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import time
 from hosts import Site, until
 from house import LIVE_STATES, Failure, House, main, tell
 from isolation import Subjects, outcome, steps_done_twice_alike
+from staged import Storm
 from wire import Wire, between, why_there_are_none
 
 OPTIONS = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
@@ -25,7 +26,6 @@ STEPS = int(OPTIONS.get("steps", 14))
 SUBJECTS = Subjects(SEED, STEPS)
 LONG = Subjects(SEED, 6 * STEPS)  # that outlive the cuts
 SECONDS = int(OPTIONS.get("seconds", 10))
-STRIKES = 3  # of a storm, at least, that jobs meet, however fast they are
 SAVED = 7  # steps between two checkpoints, of Subjects
 LAYERS = 4
 LEASE_S = 3
@@ -127,13 +127,16 @@ class SiteOnWire(Site):
         assert any(re.search(f"STAGE_LOST: {said}", self.worker_log(path.name)) for path in self.folder.glob("w*.log"))
         tell(f"    told after {time.monotonic() - began:.1f} s: {events()[-1]}")
 
-    def ends_as_on_one_worker(self, what, names, subjects):
-        """Waits for the jobs; they have the bytes of one worker, and each step and checkpoint once."""
+    def wait_for_each_once(self, names):
+        """Waits for the jobs; they have each step and each checkpoint once."""
         self.wait(names, seconds=120)
         for name in names:
             for kind, of in (("steps", ["metrics", name]), ("checkpoints", ["checkpoint", "ls", name])):
                 numbers = [one["step"] for one in self.objects(*of)]
                 assert len(numbers) == len(set(numbers)), f"{name}: {kind} more than once: {numbers}"
+
+    def ends_as_on_one_worker(self, what, names, subjects):
+        self.wait_for_each_once(names)
         steps_done_twice_alike(self, names)
         subjects.compare(what, outcome(self, names), one_worker(subjects))
 
@@ -283,17 +286,12 @@ def test_a_storm():
     generator = random.Random(SEED)
     links = [between(*pair) for pair in itertools.combinations((COORDINATOR, FIRST, SECOND, THIRD), 2)]
     with Wire(4, 0.5, 0, SEED) as wire, SiteOnWire(wire) as site:
-        rounds = [site.submit_all(LONG, 2)]
+        LONG.prepare(site, "--stages", 2, layers=LAYERS)
+        jobs = Storm(site, LONG)
         workers = {place: site.start_on(place) for place in (FIRST, SECOND, THIRD)}
-        site.trains(rounds[0])
+        site.trains(jobs.rounds[0])
         counts = collections.Counter()
-        met = 0
-        end = time.monotonic() + SECONDS
-        while time.monotonic() < end or met < STRIKES:
-            if not site.live(rounds[-1]):
-                rounds.append([site.submit(job) for job in LONG.jobs()])
-            time.sleep(generator.uniform(0, LEASE_S / 2))
-            met += bool(site.live(rounds[-1]))
+        for _ in jobs.strikes(SECONDS, lambda: generator.uniform(0, LEASE_S / 2)):
             what = generator.choice(("cuts", "cuts", "cuts", "wires", "workers", "coordinators"))
             counts[what] += 1
             if what == "cuts":
@@ -311,9 +309,8 @@ def test_a_storm():
             else:
                 site.restart()
         wire.delay_ms, wire.loss = 0.5, 0
-        tell(f"    {dict(counts)}, {met} of them met by jobs; {wire.counts['cut off']} frames cut off and {wire.counts['lost']} lost")
-        for number, names in enumerate(rounds, start=1):
-            site.ends_as_on_one_worker(f"jobs of round {number} of {len(rounds)}", names, LONG)
+        said = f"{dict(counts)}, {wire.counts['cut off']} frames cut off and {wire.counts['lost']} lost"
+        jobs.subsides(said, one_worker(LONG), site.wait_for_each_once)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ import os
 import signal
 import time
 
-from house import Failure, House, tell
+from house import LIVE_STATES, Failure, House, tell
 from isolation import outcome, steps_done_twice_alike
 
 LAYERS = 4
 HOUSE = ("--workers", "none", "--microbatch-tokens", 1024)
+STRIKES = 3  # of a storm, at least, that jobs meet
 
 
 def start_workers(house, start, count):
@@ -22,10 +23,6 @@ def start_workers(house, start, count):
 def groups(house):
     """Of each how many workers it has."""
     return [len(group["workers"]) for group in house.object("cluster")["groups"]]
-
-
-def live(house):
-    return sum(job["state"] != "SUCCEEDED" for job in house.objects("ls"))
 
 
 def until(predicate, what, seconds=120):
@@ -68,21 +65,52 @@ def on_stages(subjects, start, stages, log=None):
     house.clear()
 
 
+class Storm:
+    """Jobs that meet strikes: the same ones are submitted again whenever none of them is left, so that it makes no
+    difference how fast the machine is."""
+
+    def __init__(self, house, subjects):
+        self.house, self.subjects = house, subjects
+        self.rounds = []
+        self.met = 0
+        self.go_on()
+
+    def live(self):
+        return sum(job["state"] in LIVE_STATES for job in self.house.objects("ls") if job["name"] in self.rounds[-1])
+
+    def go_on(self):
+        if not self.rounds or not self.live():
+            self.rounds.append([self.house.submit(job) for job in self.subjects.jobs()])
+
+    def strikes(self, seconds, pause):
+        """For so many seconds, and until jobs have met enough of them; pause() is how long to wait before each."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end or self.met < STRIKES:
+            self.go_on()
+            time.sleep(pause())
+            self.met += bool(self.live())
+            yield
+
+    def subsides(self, said, want, check):
+        """check(names) waits for the jobs of a round, which then have the outcome `want`."""
+        tell(f"    {said}; jobs met {self.met} of them")
+        for number, names in enumerate(self.rounds, start=1):
+            check(names)
+            steps_done_twice_alike(self.house, names)
+            self.subjects.compare(f"round {number} of {len(self.rounds)}", outcome(self.house, names), want)
+
+
 def storm(subjects, start, workers, seconds, generator, lease_s, calamities=("killed", "killed", "stopped")):
     """SIGKILL and SIGSTOP of random workers, and of the coordinator where `calamities` has "coordinator"; whoever is gone
-    is started again. Jobs on two stages are to outlive it."""
+    is started again. Jobs on two stages end as on one worker."""
     want = on_one_worker(subjects, start)
     with House(None, *HOUSE, "--lease", lease_s) as house:
         subjects.prepare(house, "--stages", 2, layers=LAYERS)
-        names = [house.submit(job) for job in subjects.jobs()]
+        jobs = Storm(house, subjects)
         start_workers(house, start, workers)
         places = list(range(workers))  # as house.workers
         counts = dict.fromkeys(calamities, 0)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            time.sleep(generator.uniform(0.2, lease_s))
-            if not live(house):
-                raise Failure("all jobs ended before the storm did: more steps= are needed, or fewer seconds=")
+        for _ in jobs.strikes(seconds, lambda: generator.uniform(0.2, lease_s / 2)):
             what = generator.choice(calamities)
             counts[what] += 1
             number = generator.randrange(len(house.workers))
@@ -100,13 +128,7 @@ def storm(subjects, start, workers, seconds, generator, lease_s, calamities=("ki
                 house.workers.pop(number)
                 places.append(places.pop(number))
                 start(house, f"k{counts['killed']}", places[-1])
-        outlived = live(house)
-        tell(f"    {counts}, and {outlived} jobs of {len(names)} go on")
-        if not outlived:
-            raise Failure("no job outlived the storm: more steps= are needed, or fewer seconds=")
-        house.wait(names, seconds=400)
-        steps_done_twice_alike(house, names)
-        subjects.compare(f"{counts}, {outlived} jobs outlived it", outcome(house, names), want)
+        jobs.subsides(counts, want, lambda names: house.wait(names, seconds=400))
         left = [thing for thing in os.listdir("/dev/shm") if "lorad" in thing]
         assert not left, left
     house.clear()

@@ -18,7 +18,7 @@ SEED = int(OPTIONS.get("seed", random.SystemRandom().randrange(2**31)))
 STEPS = int(OPTIONS.get("steps", 30))
 STORM_SECONDS = float(OPTIONS.get("seconds", 20))
 SUBJECTS = Subjects(SEED, STEPS)
-LONG = Subjects(SEED, 25 * STEPS)  # that a storm does not outlive
+LONG = Subjects(SEED, 25 * STEPS)  # that most storms do not outlive
 LOSS, MATRIX = 1e-5, 1e-4  # relative, from PEFT's
 LEASE_S = 3
 

@@ -1,9 +1,7 @@
 // usage: transfer_benchmark
 // A product beside a tensor that is on its way to another stage (kernels/device_copies.h): to the
-// host's pinned memory, from it, and into another GPU's memory where there are two. Beside copies
-// that end before the product does it says so, and gives no figure. The bar is 1.03 times the time
-// alone. Needs a GPU.
-#include <algorithm>
+// host's pinned memory, from it, and into another GPU's memory where there are two. The bar is 1.03
+// times the time alone. Needs a GPU.
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -21,8 +19,10 @@ namespace {
 constexpr int64_t kRows = 8192;
 constexpr int64_t kHidden = 5120;  // of Qwen2.5-14B, whose tensors cross
 constexpr int64_t kTensorBytes = kRows * kHidden * 2;
-constexpr int kRounds = 25;
-constexpr int kProducts = 8;  // of a round
+constexpr int kBlocks = 60;  // of products, one behind the other; each second one has copies beside
+constexpr int kWarmUp = 10;  // of those: until the card is as warm as it gets
+constexpr int kProducts = 16;      // of a block
+constexpr double kOfABlock = 0.9;  // that copies take, for which there is time beside it
 constexpr double kBar = 1.03;
 
 struct Shape {
@@ -43,12 +43,7 @@ struct Way {
   void* to;
 };
 
-double Median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
-// Milliseconds of one of kProducts products on the default stream, from event to event.
+// The same product over and over, on the default stream.
 class Products {
  public:
   Products(Gemm& gemm, const Shape& shape)
@@ -62,24 +57,12 @@ class Products {
     arguments_.x = x_.view;
     arguments_.weight = weight_.view;
     arguments_.y = y_.view;
-    LORAD_CUDA_CHECK(cudaEventCreate(&begin_));
-    LORAD_CUDA_CHECK(cudaEventCreate(&end_));
-  }
-  ~Products() {
-    cudaEventDestroy(begin_);
-    cudaEventDestroy(end_);
   }
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;
 
-  double Ms() {
-    LORAD_CUDA_CHECK(cudaEventRecord(begin_));
+  void EnqueueBlock() {
     for (int i = 0; i < kProducts; ++i) gemm_.Run(arguments_, workspace_.data(), nullptr);
-    LORAD_CUDA_CHECK(cudaEventRecord(end_));
-    LORAD_CUDA_CHECK(cudaEventSynchronize(end_));
-    float ms = 0;
-    LORAD_CUDA_CHECK(cudaEventElapsedTime(&ms, begin_, end_));
-    return ms / kProducts;
   }
 
  private:
@@ -88,55 +71,87 @@ class Products {
   const OwnedMatrix x_, weight_, y_;
   const DeviceMemory workspace_;
   GemmArguments arguments_;
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+};
+
+// Moments on a stream.
+class Events {
+ public:
+  explicit Events(int count) : events_(count) {
+    for (cudaEvent_t& event : events_) LORAD_CUDA_CHECK(cudaEventCreate(&event));
+  }
+  ~Events() {
+    for (const cudaEvent_t event : events_) cudaEventDestroy(event);
+  }
+  Events(const Events&) = delete;
+  Events& operator=(const Events&) = delete;
+
+  cudaEvent_t operator[](int number) const { return events_[number]; }
+  double Ms(int from, int to) const {
+    float ms = 0;
+    LORAD_CUDA_CHECK(cudaEventElapsedTime(&ms, events_[from], events_[to]));
+    return ms;
+  }
+
+ private:
+  std::vector<cudaEvent_t> events_;
 };
 
 // Gigabytes a second of the way with nothing beside it, once it is warm.
 double Speed(CopyLane& lane, const Way& way) {
   constexpr int kCopies = 16;
-  cudaEvent_t events[2];
-  for (cudaEvent_t& event : events) LORAD_CUDA_CHECK(cudaEventCreate(&event));
+  const Events events(2);
   auto* queue = static_cast<cudaStream_t>(lane.Queue());
   lane.Copy(way.from, way.to, kTensorBytes);
   LORAD_CUDA_CHECK(cudaEventRecord(events[0], queue));
   for (int i = 0; i < kCopies; ++i) lane.Copy(way.from, way.to, kTensorBytes);
   LORAD_CUDA_CHECK(cudaEventRecord(events[1], queue));
   lane.Wait();
-  float ms = 0;
-  LORAD_CUDA_CHECK(cudaEventElapsedTime(&ms, events[0], events[1]));
-  for (const cudaEvent_t event : events) LORAD_CUDA_CHECK(cudaEventDestroy(event));
-  return kCopies * static_cast<double>(kTensorBytes) / ms * 1e-6;
+  return kCopies * static_cast<double>(kTensorBytes) / events.Ms(0, 1) * 1e-6;
 }
 
+// Products without a rest, as in training: a card at its power limit would be faster behind one.
+// Copies begin with each second block and end before it does.
 void Bench(Gemm& gemm, CopyLane& lane, const Way& way) {
   const double speed = Speed(lane, way);
   for (const Shape& shape : kShapes) {
     Products products(gemm, shape);
-    const double expected_ms = kProducts * products.Ms();
-    // Twice as many as end meanwhile: the products may slow the copies down, and not up.
-    const int copies =
-        2 + static_cast<int>(2 * expected_ms * 1e6 * speed / static_cast<double>(kTensorBytes));
-    std::vector<double> alone, beside;
-    int pending = 0;
-    for (int round = 0; round < 2 * kRounds; ++round) {
-      // In pairs that begin with one and the other in turn, each after products like it: a card at
-      // its power limit is slower after work than after a rest.
-      const bool copying = (round % 4 == 1 || round % 4 == 2);
-      products.Ms();
-      for (int i = 0; copying && i < copies; ++i) lane.Copy(way.from, way.to, kTensorBytes);
-      (copying ? beside : alone).push_back(products.Ms());
-      pending += copying && !lane.Done() ? 1 : 0;
-      lane.Wait();
+    const Events first(2);
+    products.EnqueueBlock();
+    LORAD_CUDA_CHECK(cudaEventRecord(first[0]));
+    products.EnqueueBlock();
+    LORAD_CUDA_CHECK(cudaEventRecord(first[1]));
+    LORAD_CUDA_CHECK(cudaEventSynchronize(first[1]));
+    const auto copies = static_cast<int>(kOfABlock * first.Ms(0, 1) * 1e6 * speed /
+                                         static_cast<double>(kTensorBytes));
+
+    auto* queue = static_cast<cudaStream_t>(lane.Queue());
+    const Events ends(kBlocks + 1), copied(2 * kBlocks);
+    LORAD_CUDA_CHECK(cudaEventRecord(ends[0]));
+    for (int block = 0; block < kBlocks; ++block) {
+      if (block % 2 == 1) {
+        LORAD_CUDA_CHECK(cudaStreamWaitEvent(queue, ends[block]));
+        LORAD_CUDA_CHECK(cudaEventRecord(copied[2 * block], queue));
+        for (int i = 0; i < copies; ++i) lane.Copy(way.from, way.to, kTensorBytes);
+        LORAD_CUDA_CHECK(cudaEventRecord(copied[2 * block + 1], queue));
+      }
+      products.EnqueueBlock();
+      LORAD_CUDA_CHECK(cudaEventRecord(ends[block + 1]));
     }
-    std::printf("%-28s %-28s %4.0f GB/s  alone %7.3f ms", way.name.c_str(), shape.name, speed,
-                Median(alone));
-    if (pending < kRounds) {
-      std::printf("  the copies ended first in %d of %d rounds\n", kRounds - pending, kRounds);
-      continue;
+    lane.Wait();
+    LORAD_CUDA_CHECK(cudaEventSynchronize(ends[kBlocks]));
+
+    double alone = 0, beside = 0, copying = 0;
+    for (int block = kWarmUp; block < kBlocks; ++block) {
+      (block % 2 == 1 ? beside : alone) += ends.Ms(block, block + 1);
+      if (block % 2 == 1) copying += copied.Ms(2 * block, 2 * block + 1);
     }
-    const double ratio = Median(beside) / Median(alone);
-    std::printf("  beside %7.3f ms  %.3f times (bar %.2f%s)\n", Median(beside), ratio, kBar,
-                ratio <= kBar ? "" : ": missed");
+    constexpr int kOfEach = kProducts * (kBlocks - kWarmUp) / 2;
+    const double ratio = beside / alone;
+    std::printf(
+        "%-28s %-28s %4.0f GB/s for %3.0f %% of the time  alone %7.3f ms  beside %7.3f ms  "
+        "%.3f times (bar %.2f%s)\n",
+        way.name.c_str(), shape.name, speed, 100 * copying / beside, alone / kOfEach,
+        beside / kOfEach, ratio, kBar, ratio <= kBar ? "" : ": missed");
     std::fflush(stdout);
   }
 }

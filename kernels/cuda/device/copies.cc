@@ -20,6 +20,11 @@ namespace {
 
 using ProcessId = std::array<uint32_t, 4>;
 
+// What CUDA IPC shares is the block that an allocation is in, and smaller ones are several in one:
+// then a process that has one open would reach the others, and whoever gets its place when it is
+// freed. Whole blocks are their allocation's alone, and are kept while anybody has them open.
+constexpr int64_t kBlockBytes = int64_t{2} << 20;
+
 // Drawn once: of no other process, on this host or another.
 const ProcessId& ThisProcess() {
   static const ProcessId drawn = [] {
@@ -219,8 +224,8 @@ class CudaCopies final : public DeviceCopies {
   absl::StatusOr<std::unique_ptr<SharedMemory>> Share(int64_t bytes) override {
     Use();
     void* address = nullptr;
-    const cudaError_t error =
-        cudaMalloc(&address, static_cast<size_t>(std::max(bytes, kArenaAlignment)));
+    const int64_t blocks = std::max<int64_t>((bytes + kBlockBytes - 1) / kBlockBytes, 1);
+    const cudaError_t error = cudaMalloc(&address, static_cast<size_t>(blocks * kBlockBytes));
     if (error == cudaErrorMemoryAllocation) {
       static_cast<void>(cudaGetLastError());
       return absl::ResourceExhaustedError(

@@ -24,7 +24,8 @@ namespace {
 constexpr int64_t kRows = 2048;
 constexpr int64_t kColumns = 4096;
 constexpr int64_t kValues = kRows * kColumns;
-constexpr int64_t kBytes = kValues * static_cast<int64_t>(sizeof(float));
+constexpr int64_t kRowBytes = kColumns * static_cast<int64_t>(sizeof(float));
+constexpr int64_t kBytes = kRows * kRowBytes;
 constexpr char kFolderVariable[] = "COPIES_TEST_FOLDER";
 
 bool NoDevice() {
@@ -36,15 +37,15 @@ bool NoDevice() {
 
 // A GPU with two tensors.
 struct Rig {
-  Rig()
+  explicit Rig(int64_t rows = kRows)
       : backend(*MakeCudaBackend(0)),
         copies(backend->MakeCopies()),
-        arena(*backend->MakeArena(2 * kBytes)),
-        a(arena->Matrix(kRows, kColumns)),
-        b(arena->Matrix(kRows, kColumns)) {}
+        arena(*backend->MakeArena(2 * rows * kRowBytes)),
+        a(arena->Matrix(rows, kColumns)),
+        b(arena->Matrix(rows, kColumns)) {}
 
   std::vector<float> Read(const TensorView& view) {
-    std::vector<float> values(static_cast<size_t>(kValues));
+    std::vector<float> values(static_cast<size_t>(view.rows * kColumns));
     backend->CopyToHost(view, values.data());
     return values;
   }
@@ -55,8 +56,8 @@ struct Rig {
   TensorView a, b;
 };
 
-std::vector<float> Numbers(float first) {
-  std::vector<float> values(static_cast<size_t>(kValues));
+std::vector<float> Numbers(float first, int64_t rows = kRows) {
+  std::vector<float> values(static_cast<size_t>(rows * kColumns));
   std::iota(values.begin(), values.end(), first);
   return values;
 }
@@ -127,16 +128,18 @@ std::string Await(const std::filesystem::path& path) {
 // owner has let go of it.
 TEST_CASE("the other process", "[.][other-process]") {
   const std::filesystem::path folder = std::getenv(kFolderVariable);
-  Rig rig;
-  const auto opened = rig.copies->Open(Await(folder / "name"));
+  const std::string name = Await(folder / "name");
+  const int64_t rows = std::stoll(Await(folder / "rows"));
+  Rig rig(rows);
+  const auto opened = rig.copies->Open(name);
   if (!opened.ok()) Write(folder / "written", std::string(opened.status().message()));
   REQUIRE(opened.ok());
   const auto lane = rig.copies->MakeLane();
   const auto write = [&](float first, const char* done) {
-    rig.backend->CopyToDevice(Numbers(first).data(), rig.a);
+    rig.backend->CopyToDevice(Numbers(first, rows).data(), rig.a);
     lane->Remember();
     lane->Follow();
-    lane->Copy(rig.a.data, (*opened)->address(), kBytes);
+    lane->Copy(rig.a.data, (*opened)->address(), rows * kRowBytes);
     lane->Wait();
     Write(folder / done, "");
   };
@@ -147,6 +150,8 @@ TEST_CASE("the other process", "[.][other-process]") {
 
 TEST_CASE("another process writes into shared memory, and into nobody's once that is freed") {
   if (NoDevice()) return;
+  // Of more than a block of the driver's, and of so little that several allocations share one.
+  const int64_t rows = GENERATE(as<int64_t>(), kRows, 4);
   const auto folder =
       std::filesystem::temp_directory_path() / ("copies_test_" + std::to_string(getpid()));
   std::filesystem::create_directories(folder);
@@ -157,29 +162,30 @@ TEST_CASE("another process writes into shared memory, and into nobody's once tha
         ("'" + program + "' '[other-process]' >'" + folder.string() + "/log' 2>&1").c_str());
   });
   {
-    Rig rig;
-    auto shared = rig.copies->Share(kBytes);
+    Rig rig(rows);
+    auto shared = rig.copies->Share(rows * kRowBytes);
     REQUIRE(shared.ok());
+    Write(folder / "rows", std::to_string(rows));
     Write(folder / "name", (*shared)->name());
     const std::string problem = Await(folder / "written");
     INFO(problem);
     REQUIRE(problem.empty());
     const auto lane = rig.copies->MakeLane();
-    lane->Copy((*shared)->address(), rig.a.data, kBytes);
+    lane->Copy((*shared)->address(), rig.a.data, rows * kRowBytes);
     lane->Lead();
-    CHECK((rig.Read(rig.a) == Numbers(3)));
+    CHECK((rig.Read(rig.a) == Numbers(3, rows)));
 
     shared->reset();
     // Who gets memory now does not get what the other process still has open.
     std::vector<std::unique_ptr<Arena>> arenas;
     std::vector<TensorView> views;
-    for (int i = 0; i < 8; ++i) {
-      arenas.push_back(*rig.backend->MakeArena(kBytes));
-      views.push_back(arenas.back()->Matrix(kRows, kColumns));
+    for (int i = 0; i < (rows == kRows ? 8 : 100); ++i) {
+      arenas.push_back(*rig.backend->MakeArena(rows * kRowBytes));
+      views.push_back(arenas.back()->Matrix(rows, kColumns));
     }
     Write(folder / "freed", "");
     Await(folder / "written again");
-    const std::vector<float> zeros(static_cast<size_t>(kValues));
+    const std::vector<float> zeros(static_cast<size_t>(rows * kColumns));
     for (const TensorView& view : views) CHECK((rig.Read(view) == zeros));
   }
   CHECK(other.get() == 0);

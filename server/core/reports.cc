@@ -127,8 +127,9 @@ void Core::State::OnSlotFailed(GroupState& group, StageState& stage,
   WorkerState& worker = WorkerOf(stage);
   const std::string message = Quotable(failed.message(), kMessageTextMax);
   JobState* job = jobs_.Find(failed.job());
-  const std::string content = job ? ContentOf(job->job()) : "";
-  if (job && failed.reason() == kCheckpointCorrupt && content.empty()) {
+  // What an ended job began with may be deleted.
+  const std::string content = job && IsLive(job->state()) ? ContentOf(job->job()) : "";
+  if (job && IsLive(job->state()) && failed.reason() == kCheckpointCorrupt && content.empty()) {
     return CloseLiar(
         worker, absl::StrCat("a damaged checkpoint of job '", job->name(), "', which has none"));
   }
@@ -160,7 +161,7 @@ void Core::State::OnSlotFailed(GroupState& group, StageState& stage,
 
 void Core::State::OnSlotFreed(GroupState& group, StageState& stage,
                               const worker::v1::SlotFreed& freed) {
-  stage.orders.freeing.erase(freed.job());
+  if (stage.orders.freeing.erase(freed.job()) == 0) return TakeUndone(stage.orders, freed.job());
   if (!IsFreeing(group, freed.job())) EndMember(group, freed.job());
 }
 

@@ -65,8 +65,24 @@ auto FindFirst(Windows& windows, const std::string& job, Awaited awaited)
   return nullptr;
 }
 
+std::vector<std::string> LoadsOf(const SentWindow& window) {
+  std::vector<std::string> jobs;
+  for (const Operation& operation : window.message.operations()) {
+    if (operation.kind() == Operation::LOAD_SLOT) jobs.push_back(operation.job());
+  }
+  return jobs;
+}
+
 bool LoadAwaited(const JobOrders& orders) { return orders.load_step.has_value(); }
 bool StepAwaited(const JobOrders& orders) { return !orders.steps.empty(); }
+
+// Its load was done, and the cut drops it all the same.
+bool IsUndone(const SentWindow& window, const std::string& job) {
+  const auto found = window.jobs.find(job);
+  if (found == window.jobs.end()) return false;
+  if (!found->second.given_up || LoadAwaited(found->second)) return false;
+  return std::ranges::count(LoadsOf(window), job) > 0;
+}
 
 }  // namespace
 
@@ -113,6 +129,17 @@ const std::vector<std::string>* FindMicrobatch(const StageOrders& orders, int64_
   return found == orders.microbatches.end() ? nullptr : &found->second;
 }
 
+bool LoadIsUndone(const StageOrders& orders, const std::string& job) {
+  return std::ranges::any_of(orders.windows,
+                             [&](const SentWindow& window) { return IsUndone(window, job); });
+}
+
+void TakeUndone(StageOrders& orders, const std::string& job) {
+  std::ranges::find_if(orders.windows, [&](const SentWindow& window) {
+    return IsUndone(window, job);
+  })->jobs.erase(job);
+}
+
 void TakeLoad(StageOrders& orders, const std::string& job) {
   FindFirst(orders.windows, job, LoadAwaited)->load_step.reset();
 }
@@ -150,16 +177,22 @@ void GiveUp(StageOrders& orders, const std::string& job) {
 
 std::set<std::string> GiveUpFrom(StageOrders& orders, int64_t first_dropped) {
   std::set<std::string> cut_jobs;
+  bool room = true;  // that loads count on: every FreeSlot so far is kept
   for (SentWindow& window : orders.windows) {
     for (const std::string& job : window.frees) {
-      if (cut_jobs.contains(job)) orders.freeing.erase(job);  // its FreeSlot is dropped
+      if (!cut_jobs.contains(job)) continue;
+      orders.freeing.erase(job);  // its FreeSlot is dropped
+      room = false;
+    }
+    const bool begins = window.begins.empty() || window.begins.begin()->first < first_dropped;
+    for (const std::string& job : LoadsOf(window)) {
+      if (!begins || !room) cut_jobs.insert(job);
     }
     for (const auto& [number, jobs] : window.begins) {
       if (number >= first_dropped) cut_jobs.insert(jobs.begin(), jobs.end());
     }
     for (auto& [job, of_job] : window.jobs) {
-      // Whether a slot was loaded before the cut came is not known here.
-      if (of_job.load_step || cut_jobs.contains(job)) of_job.given_up = true;
+      if (cut_jobs.contains(job)) of_job.given_up = true;
     }
   }
   std::erase_if(orders.microbatches,

@@ -78,11 +78,16 @@ const JobOrders* FindEvaluation(const StageOrders& orders, const std::string& jo
 // The jobs of a microbatch that is at hand and not reported done.
 const std::vector<std::string>* FindMicrobatch(const StageOrders& orders, int64_t microbatch);
 
+// Whether a slot was loaded for a LoadSlot that a cut has dropped: the stage was ahead of the first
+// one, and frees it again.
+bool LoadIsUndone(const StageOrders& orders, const std::string& job);
+
 // Take off what was answered. REQUIRES: the order is found.
 void TakeLoad(StageOrders& orders, const std::string& job);
 void TakeStep(StageOrders& orders, const std::string& job);
 void TakeSequence(StageOrders& orders, const std::string& job, int64_t step, int64_t sequence);
 std::vector<std::string> TakeMicrobatch(StageOrders& orders, int64_t microbatch);
+void TakeUndone(StageOrders& orders, const std::string& job);
 // The oldest window is done. REQUIRES: there is one.
 void TakeWindow(StageOrders& orders);
 

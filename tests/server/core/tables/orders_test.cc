@@ -125,5 +125,37 @@ TEST_CASE("a slot whose FreeSlot a cut drops is not awaited any more") {
   CHECK(orders.freeing == std::set<std::string>{"b"});
 }
 
+// A window that loads a job and begins a microbatch of another one.
+worker::v1::Window LoadAndBegin(int64_t number, const std::string& load, int64_t microbatch) {
+  worker::v1::Window window;
+  window.set_number(number);
+  Operation& operation = *window.add_operations();
+  operation.set_kind(Operation::LOAD_SLOT);
+  operation.set_job(load);
+  AddMicrobatch(window, microbatch, "other");
+  return window;
+}
+
+TEST_CASE("a slot that is loaded for a window which a cut drops is freed again, once") {
+  StageOrders ahead, behind;
+  OpenBatches open;
+  for (StageOrders* orders : {&ahead, &behind}) {
+    AddWindow(LoadAndBegin(1, "a", 3), {{}, {}, 4}, &open, *orders);
+    AddWindow(LoadAndBegin(2, "b", 5), {{}, {}, 6}, &open, *orders);
+    TakeLoad(*orders, "a");
+  }
+  TakeLoad(ahead, "b");
+  CHECK_FALSE(LoadIsUndone(ahead, "b"));
+  for (StageOrders* orders : {&ahead, &behind}) GiveUpFrom(*orders, 5);
+  CHECK_FALSE(LoadIsUndone(ahead, "a"));  // its window has begun
+  REQUIRE(LoadIsUndone(ahead, "b"));
+  TakeUndone(ahead, "b");
+  CHECK_FALSE(LoadIsUndone(ahead, "b"));
+  CHECK_FALSE(LoadIsUndone(behind, "b"));  // not loaded, as far as is known
+  REQUIRE(FindLoad(behind, "b") != nullptr);
+  TakeLoad(behind, "b");  // on its way when the cut came
+  CHECK(LoadIsUndone(behind, "b"));
+}
+
 }  // namespace
 }  // namespace lorad::server

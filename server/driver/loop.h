@@ -98,6 +98,8 @@ class Loop {
   CoreSizes SizesOfCore() const { return core_->SizesNow(); }
   // As RoomWatch::Check. Any thread.
   absl::Status CheckRoom() const { return room_.Check(); }
+  // A turn is not committed, for the store has no room.
+  bool waits_for_store() const { return !stalled_.ok(); }
   // As Core has it: for tests.
   absl::Status CheckInvariants() const { return core_->CheckInvariants(); }
 

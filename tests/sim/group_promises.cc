@@ -71,7 +71,8 @@ void GroupPromises::OnFormGroup(uint64_t connection, const worker::v1::FormGroup
     part.group_bytes = planner::BytesOfGroup(epoch.model->shape, shape, part.range).total();
     CheckBudget(part);
   } else if (epoch.over_us < 0) {
-    epoch.over_us = now_us;  // the coordinator does not know yet
+    // The coordinator does not know yet: the news may be behind mail that is late, up to a lease.
+    epoch.over_us = now_us + lease_us_;
   }
   epoch.parts.push_back(std::move(part));
   if (std::ssize(epoch.parts) == std::max(order.stages(), 1)) Forget(order.epoch());
@@ -168,7 +169,8 @@ void GroupPromises::OnWelcome(uint64_t connection, const worker::v1::Welcome& we
   REQUIRE_FALSE(part.back);
   part.back = true;
   if (hello == nullptr || ended_.contains(connection)) {
-    epoch.over_us = now_us;  // the coordinator does not know yet
+    // The coordinator does not know yet: the news may be behind mail that is late, up to a lease.
+    epoch.over_us = now_us + lease_us_;
     return;
   }
   REQUIRE(part.worker == hello->worker());

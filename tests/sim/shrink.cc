@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cassert>
 #include <cstdio>
+#include <cstring>
+#include <exception>
 #include <iostream>
 
 namespace lorad::sim {
@@ -41,6 +43,9 @@ class SharedTally {
   bool well = true;
   try {
     *tally = trial();
+  } catch (const std::exception& error) {  // not of an assertion
+    std::cout << "thrown: " << error.what() << "\n";
+    well = false;
   } catch (...) {  // a failed assertion, which has been printed
     well = false;
   }
@@ -62,6 +67,10 @@ bool GoesWell(const std::function<Tally()>& trial, bool quiet, Tally* tally, int
   const pid_t ended = waitpid(child, &status, 0);
   assert(ended == child);
   *tally = *shared;
+  if (WIFSIGNALED(status) && !quiet) {
+    std::cout << "ended by signal " << WTERMSIG(status) << ": " << strsignal(WTERMSIG(status))
+              << "\n";
+  }
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 

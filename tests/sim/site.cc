@@ -243,7 +243,7 @@ void Site::Run() {
     if (!*went_on) break;
     CheckTurn();
   }
-  if (!disk_is_ill()) idle_us_ = now_us();
+  if (!disk_is_ill() && !process.loop->waits_for_store()) idle_us_ = now_us();
   // What one turn has done is told in more steps than one.
   if (watched_ == revisions().newest()) orders_.CheckQuotas();
   const int64_t wake_us = process.loop->wake_us();

@@ -41,6 +41,14 @@ void Explain(const History& history) {
   std::cout << "seed " << history.site.seed << " failed; so does\n" << ToText(smallest) << "\n";
 }
 
+TEST_CASE("histories that failed once end as they should") {
+  for (const uint64_t seed : kFailedOnce) {
+    INFO("seed " << seed);
+    Tally tally;
+    CHECK(GoesWell([&] { return Play(DrawHistory(seed)); }, false, &tally));
+  }
+}
+
 // Among so many histories some group is found again.
 constexpr uint64_t kSeedsThatAdopt = 100;
 

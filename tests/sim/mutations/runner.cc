@@ -36,14 +36,16 @@ Progress* progress = nullptr;
 uint64_t seeds = 1334;  // 1,000 of them of groups of one worker
 bool control = false;
 
+void PlaySeed(uint64_t seed) {
+  progress->seed = seed;
+  const itimerval limit = {.it_interval = {}, .it_value = {.tv_sec = kSecondsOfSeed, .tv_usec = 0}};
+  setitimer(ITIMER_PROF, &limit, nullptr);  // ends us
+  Play(DrawHistory(seed));
+}
+
 TEST_CASE("histories of a site") {
-  for (uint64_t seed = 1; seed <= seeds; ++seed) {
-    progress->seed = seed;
-    const itimerval limit = {.it_interval = {},
-                             .it_value = {.tv_sec = kSecondsOfSeed, .tv_usec = 0}};
-    setitimer(ITIMER_PROF, &limit, nullptr);  // ends us
-    Play(DrawHistory(seed));
-  }
+  for (uint64_t seed = 1; seed <= seeds; ++seed) PlaySeed(seed);
+  for (const uint64_t seed : kFailedOnce) PlaySeed(seed);
 }
 
 // What noticed, of all that the child has written.

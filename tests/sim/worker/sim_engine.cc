@@ -197,7 +197,12 @@ absl::StatusOr<bool> SimEngine::Load(const Operation& operation) {
   } else {
     if (!operation.content().empty()) {
       const absl::StatusOr<int64_t> step = hooks_.fetch(operation.content());
-      if (!step.ok()) return step.status();
+      if (!step.ok()) {
+        slot.loaded = false;
+        slot.failed = true;
+        slots_[job] = slot;
+        return step.status();
+      }
       slot.step = *step;
     }
     REQUIRE(slot.step == operation.step());

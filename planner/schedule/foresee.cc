@@ -14,6 +14,8 @@ namespace lorad::planner {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
+// A measurement that says more than that is of something else: of jobs that have just come, say.
+constexpr double kSlownessMax = 16;
 
 struct Trainee {
   double last_round = 0;  // of the group, after which it ends
@@ -32,11 +34,13 @@ struct Place {
   double load_s = 0;  // of several idle workers: until the first group is formed
   double now_s = 0;   // `rounds` were done by then; later than the simulation where it is formed
   double rounds = 0;
+  double slowness = 1;  // as many times as long as by the time model its rounds have lasted
   std::priority_queue<Trainee, std::vector<Trainee>, std::greater<>> trainees;
 
-  double RoundSeconds() const {
+  double ModelSeconds() const {
     return RoundMs(group.pace.times, group.crew.step_tokens(), group.shape.capacity_tokens) / 1000;
   }
+  double RoundSeconds() const { return slowness * ModelSeconds(); }
   double NextEnd() const {
     if (trainees.empty()) return kNever;
     return now_s + (trainees.top().last_round - rounds) * RoundSeconds();
@@ -102,6 +106,10 @@ class Simulation {
         --place.group.jobs;
       }
     }
+    if (group.tokens_per_second <= 0 || place.trainees.empty()) return;
+    const auto tokens = static_cast<double>(group.crew.step_tokens());
+    place.slowness = std::clamp(tokens / group.tokens_per_second / place.ModelSeconds(),
+                                1 / kSlownessMax, kSlownessMax);
   }
 
   // On several idle workers, where the job needs them and no group could take it.
@@ -156,6 +164,7 @@ class Simulation {
                         (place.idle != nullptr && group.base_model.empty() &&
                          place.idle->worker->loaded_base_model == job.job->base_model);
     const WorkerKind& kind = round_.sizes.kind(group.worker_kind);
+    if (group.base_model != job.job->base_model) place.slowness = 1;
     GroupState formed;
     formed.name = group.name;
     formed.base_model = job.job->base_model;

@@ -103,6 +103,7 @@ GroupState StateOf(const GroupView& group, const ClusterView& view, Footprints& 
   state.base = sizes.BaseOf(group.base_model);
   const int64_t tokens = TokensOn(view, group.microbatch_tokens);
   state.shape = group.shape;
+  state.tokens_per_second = group.tokens_per_second;
   state.budget_bytes = group.budget_bytes;
   state.stages = group.stages;
   if (group.stages.empty()) {

@@ -80,7 +80,8 @@ struct GroupState {
   bool forming = false;
   bool touched = false;  // a running job comes into it by a decision of this round
   int64_t formed_s = 0;
-  StageBytes bytes;  // without slots, of `shape`
+  double tokens_per_second = 0;  // GroupView's
+  StageBytes bytes;              // without slots, of `shape`
   StageBytes slot_bytes;
   size_t jobs = 0;
   // So many of the jobs that wait are known not to be ahead of others here, and never will be.

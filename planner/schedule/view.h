@@ -83,6 +83,9 @@ struct GroupView {
   bool forming = false;
   double ready_s = 0;    // `forming`: until it runs; 0: ClusterView::load_s
   int64_t formed_s = 0;  // since it was formed; under SchedulePolicy::minimum_run_s its shape stays
+  // That it has trained lately, whatever its rounds had beside microbatches; 0: unknown. For
+  // forecasts alone.
+  double tokens_per_second = 0;
   std::vector<StageView> stages =
       {};  // of several workers, in their order; empty: of `worker` alone
 };

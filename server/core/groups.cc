@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "server/core/catalog/model_shape.h"
 #include "server/core/jobs/losses.h"
+#include "server/core/pace.h"
 #include "server/core/state.h"
 
 namespace lorad::server {
@@ -164,6 +165,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
     entry.worker = group.first().worker;
     entry.device_name = DeviceKeyOf(&worker);
     entry.formed_s = group.formed_us > 0 ? SecondsSince(group.formed_us) : 0;
+    if (group.pace.size() >= kPaceKnown) entry.tokens_per_second = Rate(group.pace);
     base_models.insert(group.base_model);
     entry.changes = group.phase != GroupState::Phase::kRunning;
     entry.microbatch_tokens = cluster_.TokensOf(worker);

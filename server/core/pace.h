@@ -8,6 +8,9 @@
 
 namespace lorad::server {
 
+// With fewer ends a rate is a guess.
+constexpr size_t kPaceKnown = 8;
+
 using Pace = std::deque<std::pair<int64_t, int64_t>>;  // (time in us, tokens), oldest first
 
 // Keeps the newest `max`.

@@ -21,6 +21,7 @@ constexpr size_t kMessageTextMax = 2000;
 constexpr int kSequencesNamedMax = 20;
 
 constexpr size_t kPaceSteps = 20;
+constexpr int64_t kForecastAgainUs = 5'000'000;
 constexpr size_t kPaceMicrobatches = 64;
 
 bool SameBits(double a, double b) {
@@ -217,6 +218,8 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   const int64_t batch = view.training().batch_size();
   const int64_t steps_of_epoch = (job->record.training_rows() + batch - 1) / batch;
   view.set_epoch(static_cast<double>(done.step()) / static_cast<double>(steps_of_epoch));
+  // How fast its group is it shows as it goes.
+  if (turn_.now_us() - forecasts_.made_us >= kForecastAgainUs) forecasts_.wanted = true;
   Keep(job->pace, turn_.now_us(), done.tokens(), kPaceSteps);
   view.set_tokens_per_second(Rate(job->pace));
   if (view.tokens_per_second() > 0) {

@@ -30,6 +30,21 @@ TEST_CASE("jobs of a group end as their rounds say") {
   }
 }
 
+TEST_CASE("a group goes on as fast as it has trained lately") {
+  ClusterView view = With(Timed({}, {Steps("other", 10, 200, 1, "n")}),
+                          {Running("g", "slow", {{200, 10}, {200, 20}})});
+  view.groups[0].tokens_per_second = 400;  // by the time model: 400 tokens in 500 ms
+  const auto seen = Foresee(view);
+  CheckNear(seen.at("g0"), 0, 10);
+  CheckNear(seen.at("g1"), 0, 16);  // alone: 200 tokens in 300 ms, twice as long
+  // What another base model takes is not known by that.
+  const double load_s = seen.at("other").start_s - 16;
+  CHECK(load_s >= 0);
+  CheckNear(seen.at("other"), 16 + load_s, 16 + load_s + 3);
+  view.groups[0].tokens_per_second = 1e-9;
+  CHECK(Foresee(view).at("g0").end_s == Approx(16 * 5));
+}
+
 TEST_CASE("an idle worker takes what fits once its group is formed") {
   const auto seen = Foresee(Timed({IdleOn("w")}, {Steps("a", 10), Steps("b", 10)}, 4));
   CheckNear(seen.at("a"), 4, 9);  // rounds of 500 ms

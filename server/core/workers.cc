@@ -72,7 +72,13 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
     CloseWorker(*known, "another worker of its name has connected while it was silent");
   }
   GroupState* group = known ? FindReturning(*known, hello) : nullptr;
-  if (!group) return cluster_.Connect(connected.connection, hello);
+  if (!group) {
+    if (hello.epoch() > 0) {
+      turn_.Info(absl::StrCat("worker '", hello.worker(), "' comes with ", hello.group(),
+                              ", epoch ", hello.epoch(), ", which is over: it lets go of it"));
+    }
+    return cluster_.Connect(connected.connection, hello);
+  }
   StageState& stage = group->StageOn(hello.worker());
   cluster_.Connect(connected.connection, hello, WelcomeBack(*group, stage));
   OnReturned(*group, stage);

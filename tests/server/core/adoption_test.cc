@@ -167,6 +167,17 @@ TEST_CASE("what a worker holds is adopted where it is what the store has") {
   CHECK(world->Job(job).step() >= 5);
 }
 
+TEST_CASE("a worker that holds what nobody knows is told so in the log") {
+  const auto [world, job, abandoned] = MakeAbandoned();
+  worker::v1::Hello hello = abandoned;
+  hello.set_worker("stranger");
+  hello.set_group("group-9");
+  const uint64_t connection = world->Connect(hello);
+  world->Settle();
+  CHECK(world->IsConnected(connection));
+  CHECK(CountNotes(*world, "worker 'stranger' comes with group-9, epoch 1, which is over") == 1);
+}
+
 TEST_CASE("a worker that holds anything else is not believed, and the group is formed again") {
   struct Case {
     const char* name;

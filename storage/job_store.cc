@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <cassert>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -18,8 +21,8 @@ namespace lorad::storage {
 namespace {
 
 constexpr char kFile[] = "lorad.sqlite";
-constexpr int kApplicationId = 0x4c6f5244;  // "LoRD"
-constexpr int kCheckpointFrames = 1000;     // SQLite's own default
+constexpr uint32_t kApplicationId = 0x4c6f5244;  // "LoRD"
+constexpr int kCheckpointFrames = 1000;          // SQLite's own default
 
 // Step i brings a file of version i to version i + 1. Never change one that was released.
 constexpr std::array<const char*, 2> kMigrations = {
@@ -51,6 +54,14 @@ constexpr std::array<ActionSql, 6> kActions = {{
     {"INSERT OR REPLACE INTO dropped (kind, key) VALUES (?1, ?2)", false, false},
     {"DELETE FROM series WHERE kind = ?1 AND key = ?2 AND number <= ?3", true, false},
 }};
+
+absl::Status NotOurs(const std::string& path) {
+  return WithReason(
+      absl::StatusCode::kDataLoss, "STORE_CORRUPT",
+      absl::StrCat(path,
+                   " is a database, but not lorad's: it is left as it is; name another "
+                   "--data-dir"));
+}
 
 // Writes the log at `path`, where there is one, in place once more and syncs it. A process that
 // ended because it could not sync it has left turns that may lie in the kernel's memory alone: read
@@ -309,9 +320,7 @@ class SqliteJobStore : public JobStore {
     absl::StatusOr<int64_t> tables = Pragma("SELECT count(*) FROM sqlite_master");
     if (!tables.ok()) return tables.status();
     if ((*version != 0 || *tables != 0) && *application != kApplicationId) {
-      return WithReason(
-          absl::StatusCode::kDataLoss, "STORE_CORRUPT",
-          absl::StrCat(path_, " is a database, but not lorad's; name another --data-dir"));
+      return NotOurs(path_);
     }
     const int64_t ours = kMigrations.size();
     if (*version > ours) {
@@ -448,6 +457,29 @@ Mutation DeleteSeries(std::string_view kind, std::string_view key) {
 }
 Mutation TrimSeries(std::string_view kind, std::string_view key, int64_t number) {
   return {Mutation::Action::kTrimSeries, std::string(kind), std::string(key), number, ""};
+}
+
+// The header of SQLite's format: https://www.sqlite.org/fileformat2.html#the_database_header
+absl::Status JobStore::CheckIsOurs(const std::string& directory) {
+  constexpr size_t kHeaderBytes = 100, kPages = 28, kApplication = 68;
+  const std::string path = absl::StrCat(directory, "/", kFile);
+  std::string header(kHeaderBytes, '\0');
+  if (!std::ifstream(path, std::ios::binary).read(header.data(), kHeaderBytes)) {
+    return absl::OkStatus();
+  }
+  const auto number = [&](size_t at) {
+    uint32_t value = 0;  // the most significant byte first
+    for (size_t i = 0; i < 4; ++i) value = value << 8 | static_cast<unsigned char>(header[at + i]);
+    return value;
+  };
+  if (number(kApplication) == kApplicationId || !header.starts_with("SQLite format 3")) {
+    return absl::OkStatus();
+  }
+  // One that was made and not closed yet says in its log what it is, or has no table.
+  std::error_code error;
+  const bool logged = std::filesystem::file_size(path + "-wal", error) > 0 && !error;
+  if (number(kApplication) == 0 && (logged || number(kPages) <= 1)) return absl::OkStatus();
+  return NotOurs(path);
 }
 
 absl::StatusOr<std::unique_ptr<JobStore>> JobStore::Open(const std::string& directory,

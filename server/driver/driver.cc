@@ -64,6 +64,8 @@ class DriverImpl final : public Driver, private Sinks {
 
   absl::Status Init(storage::StoreHooks hooks) {
     if (absl::Status status = CheckOwner(data_dir_.root(), geteuid()); !status.ok()) return status;
+    absl::Status ours = storage::JobStore::CheckIsOurs(data_dir_.root());  // before all changes
+    if (!ours.ok()) return ours;
     if (absl::Status status = MakeFolders(data_dir_, files_); !status.ok()) return status;
     absl::StatusOr<std::vector<std::string>> opened = MakePrivate(data_dir_.root());
     if (!opened.ok()) return opened.status();

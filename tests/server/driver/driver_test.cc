@@ -178,6 +178,25 @@ TEST_CASE("a second daemon is refused, by name") {
   CHECK(std::string(second.status().message()).find(std::to_string(getpid())) != std::string::npos);
 }
 
+TEST_CASE("a directory that has another program's database is left as it is") {
+  const TempDir dir;
+  const fs::path file = fs::path(dir.path()) / "lorad.sqlite";
+  std::string header = "SQLite format 3";
+  header.resize(100);
+  header[71] = 77;  // the last byte of whose it is
+  std::ofstream(file, std::ios::binary) << header;
+  fs::permissions(dir.path(), fs::perms(0755));
+  fs::permissions(file, fs::perms(0644));
+  DriverOptions options;
+  options.data_dir = dir.path();
+  const auto driver =
+      Driver::Start(options, storage::RealFiles(), {}, std::make_unique<FakeSolver>());
+  CHECK(absl::IsDataLoss(driver.status()));
+  CHECK(std::distance(fs::directory_iterator(dir.path()), fs::directory_iterator()) == 1);
+  CHECK(fs::status(dir.path()).permissions() == fs::perms(0755));
+  CHECK(fs::status(file).permissions() == fs::perms(0644));
+}
+
 TEST_CASE("requests of many threads share turns, and each gets its own answer") {
   TempDir dir;
   int commits = 0;

@@ -332,6 +332,33 @@ TEST_CASE(
   CHECK_FALSE(store->Apply({PutRecord("job", "lost", "1")}).ok());
 }
 
+TEST_CASE("another program's database is known by its first bytes") {
+  TempDir dir;
+  CHECK(JobStore::CheckIsOurs(dir.path()).ok());  // there is none
+  {
+    auto store = OpenOk(dir.path());  // which says what it is in its log alone
+    REQUIRE(store->Apply({PutRecord("job", "a", "1")}).ok());
+    CHECK(JobStore::CheckIsOurs(dir.path()).ok());
+  }
+  CHECK(JobStore::CheckIsOurs(dir.path()).ok());
+  fs::remove(dir.file("lorad.sqlite"));
+  std::ofstream(dir.file("lorad.sqlite"));
+  CHECK(JobStore::CheckIsOurs(dir.path()).ok());  // a start that was killed at once
+  for (const std::string application : {"0", "77"}) {
+    fs::remove(dir.file("lorad.sqlite"));
+    sqlite3* other = nullptr;
+    REQUIRE(sqlite3_open(dir.file("lorad.sqlite").c_str(), &other) == SQLITE_OK);
+    const std::string sql = "CREATE TABLE other (x); PRAGMA application_id=" + application;
+    REQUIRE(sqlite3_exec(other, sql.c_str(), nullptr, nullptr, nullptr) == SQLITE_OK);
+    sqlite3_close(other);
+    const absl::Status status = JobStore::CheckIsOurs(dir.path());
+    CHECK(Reason(status) == "STORE_CORRUPT");
+    CHECK(status.message().find("left as it is; name another --data-dir") != std::string::npos);
+    CHECK_FALSE(fs::exists(dir.file("lorad.sqlite-wal")));
+    CHECK(Reason(JobStore::Open(dir.path()).status()) == "STORE_CORRUPT");
+  }
+}
+
 TEST_CASE("a lock that is no file is left alone") {
   TempDir dir;
   std::ofstream(dir.file("precious")) << "text";

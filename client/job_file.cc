@@ -7,11 +7,11 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,6 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "client/calls/error.h"
 #include "client/inputs/job_names.h"
+#include "client/inputs/job_text.h"
 
 namespace lorad::client {
 namespace {
@@ -33,97 +34,6 @@ using nlohmann::json;
 constexpr std::array<absl::string_view, 8> kInputFields = {
     "display_name", "base_model", "training_dataset", "validation_dataset",
     "adapter",      "training",   "priority",         "labels"};
-
-// Reads characters and counts lines, so that the key just parsed can be placed.
-struct LineCounter {
-  using iterator_category = std::input_iterator_tag;
-  using value_type = char;
-  using difference_type = std::ptrdiff_t;
-  using pointer = const char*;
-  using reference = const char&;
-
-  const char* at;
-  int* line;
-
-  reference operator*() const { return *at; }
-  LineCounter& operator++() {
-    if (*at++ == '\n') ++*line;
-    return *this;
-  }
-  LineCounter operator++(int) {
-    LineCounter before = *this;
-    ++*this;
-    return before;
-  }
-  bool operator==(const LineCounter& other) const { return at == other.at; }
-  bool operator!=(const LineCounter& other) const { return at != other.at; }
-};
-
-// A first pass over the text: the line of every key that is in no list, keys given twice, and the
-// parser's own complaint.
-class KeyLines : public nlohmann::json_sax<json> {
- public:
-  explicit KeyLines(const int& line) : line_(line) {}
-
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t&) override { return true; }
-  bool string(string_t&) override { return true; }
-  bool binary(binary_t&) override { return true; }
-  bool start_array(std::size_t) override {
-    ++lists_;
-    return Deeper();
-  }
-  bool end_array() override {
-    --lists_;
-    --depth_;
-    return true;
-  }
-  bool start_object(std::size_t) override {
-    path_.emplace_back();
-    return Deeper();
-  }
-  bool end_object() override {
-    --depth_;
-    path_.pop_back();
-    return true;
-  }
-  bool key(string_t& key) override {
-    path_.back() = key;
-    if (lists_ > 0) return true;
-    const std::string path = absl::StrJoin(path_, ".");
-    if (!lines.emplace(path, line_).second) twice.emplace(path, line_);
-    return true;
-  }
-  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& e) override {
-    const absl::string_view what(e.what());
-    const std::size_t tag = what.find("] ");
-    complaint =
-        absl::StrCat("not JSON: ", what.substr(tag == absl::string_view::npos ? 0 : tag + 2));
-    return false;
-  }
-
-  std::map<std::string, int> lines;
-  std::map<std::string, int> twice;
-  std::string complaint;
-
- private:
-  // A job nests 3 deep. The code after the parser walks the tree by recursion.
-  static constexpr int kDepthMax = 16;
-
-  bool Deeper() {
-    if (++depth_ <= kDepthMax) return true;
-    complaint = absl::StrCat("line ", line_, ": nested deeper than ", kDepthMax, " levels");
-    return false;
-  }
-
-  const int& line_;
-  int depth_ = 0;
-  int lists_ = 0;  // around this place
-  std::vector<std::string> path_;
-};
 
 std::size_t EditDistance(absl::string_view a, absl::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
@@ -143,7 +53,7 @@ std::size_t EditDistance(absl::string_view a, absl::string_view b) {
 // Fills a message from JSON and notes every mistake by field.
 class Filler {
  public:
-  explicit Filler(const KeyLines& keys) : keys_(keys) {}
+  Filler(const JobText& text, JobFormat format) : text_(text), format_(format) {}
 
   void Fill(json object, const std::string& path, Message& message) {
     const auto taken = TakeNames(
@@ -167,10 +77,18 @@ class Filler {
   void Note(const std::string& field, absl::string_view what) {
     const auto written = written_.find(field);
     const std::string& path = written == written_.end() ? field : written->second;
-    const auto line = keys_.lines.find(path.substr(0, path.find(' ')));
-    violations_.push_back(line == keys_.lines.end()
+    // What is written wrong has no value that could be of the wrong type.
+    if (told_.contains(path)) return;
+    const auto place = text_.places.find(path.substr(0, path.find(' ')));
+    violations_.push_back(place == text_.places.end()
                               ? absl::StrCat(path, ": ", what)
-                              : absl::StrCat(path, ": line ", line->second, ": ", what));
+                              : absl::StrCat(path, ": ", place->second, ": ", what));
+  }
+
+  // What is wrong with how the file is written.
+  void NoteMistakes() {
+    for (const auto& [path, what] : text_.mistakes) Note(path, what);
+    for (const auto& [path, what] : text_.mistakes) told_.insert(path);
   }
 
   const std::vector<std::string>& violations() const { return violations_; }
@@ -277,7 +195,7 @@ class Filler {
         if (!value.is_boolean()) return Wrong(at, "true or false", value);
         return reflection.SetBool(&message, &field, value.get<bool>());
       case FieldDescriptor::CPPTYPE_STRING:
-        if (!value.is_string()) return Wrong(at, "a string", value);
+        if (!value.is_string()) return WrongString(at, value);
         if (field.is_repeated()) {
           return reflection.AddString(&message, &field, value.get<std::string>());
         }
@@ -339,32 +257,29 @@ class Filler {
     Note(at, absl::StrCat("must be ", wanted, ", got ", given));
   }
 
-  const KeyLines& keys_;
+  // What has no quotes is text in YAML until it looks like something else.
+  void WrongString(const std::string& at, const json& value) {
+    const bool quotes = format_ == JobFormat::kYaml && value.is_primitive();
+    Wrong(at, quotes ? "a string, in quotes" : "a string", value);
+  }
+
+  const JobText& text_;
+  const JobFormat format_;
   std::map<std::string, std::string> written_;  // a field's path -> as the user wrote it
+  std::set<std::string> told_;
   std::vector<std::string> violations_;
 };
 
 }  // namespace
 
-absl::StatusOr<lorad::v1::Job> ParseJob(absl::string_view text, absl::string_view file_name) {
-  int line = 1;
-  KeyLines keys(line);
-  const LineCounter begin{text.data(), &line};
-  const LineCounter end{text.data() + text.size(), &line};
-  if (!json::sax_parse(begin, end, &keys)) {
-    return Error("BAD_JOB_FILE", absl::StrCat(file_name, ": ", keys.complaint));
-  }
-  const json root = json::parse(text.begin(), text.end());
-  if (!root.is_object()) {
-    return Error("BAD_JOB_FILE",
-                 absl::StrCat(file_name, ": must hold one JSON object, {\"base_model\": ...}"));
-  }
+absl::StatusOr<lorad::v1::Job> ParseJob(absl::string_view text, absl::string_view file_name,
+                                        JobFormat format) {
+  const absl::StatusOr<JobText> read = ReadJobText(format, text, file_name);
+  if (!read.ok()) return read.status();
   lorad::v1::Job job;
-  Filler filler(keys);
-  filler.Fill(root, "", job);
-  for (const auto& [path, second] : keys.twice) {
-    filler.Note(path, absl::StrCat("given again in line ", second));
-  }
+  Filler filler(*read, format);
+  filler.NoteMistakes();
+  filler.Fill(read->root, "", job);
   const std::vector<std::string>& violations = filler.violations();
   if (violations.empty()) return job;
   return Error("BAD_JOB_FILE",

@@ -11,6 +11,7 @@
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/calls/upload.h"
+#include "client/inputs/job_text.h"
 #include "client/job_file.h"
 #include "client/text/forecast.h"
 #include "client/text/json.h"
@@ -25,6 +26,7 @@ using lorad::v1::Jobs;
 
 struct Options {
   std::string file;
+  std::string format;
   std::string peft;
   std::string name;
   std::string request_id;
@@ -51,9 +53,12 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
 
 // The job of the file, with the text of adapter_config.json where a PEFT directory is given.
 absl::StatusOr<Job> ReadJob(const Options& options) {
+  const absl::StatusOr<JobFormat> format = JobFormatOf(options.file, options.format);
+  if (!format.ok()) return format.status();
   const absl::StatusOr<std::string> text = ReadText(options.file);
   if (!text.ok()) return text.status();
-  absl::StatusOr<Job> job = ParseJob(*text, options.file == "-" ? "standard input" : options.file);
+  absl::StatusOr<Job> job =
+      ParseJob(*text, options.file == "-" ? "standard input" : options.file, *format);
   if (!job.ok() || options.peft.empty()) return job;
   std::error_code error;
   const bool directory = std::filesystem::is_directory(options.peft, error);
@@ -206,8 +211,10 @@ void AddSubmitCommands(CLI::App& app, Session& session) {
   const auto options = std::make_shared<Options>();
 
   CLI::App& submit = *app.add_subcommand("submit", "Create a job; prints its id");
-  submit.add_option("-f,--file", options->file, "The job, as JSON; - reads standard input")
-      ->required();
+  const char* const kFile = "The job, as JSON, YAML or TOML; - reads standard input";
+  const char* const kFormat = "json, yaml or toml (default: by the file's name, else json)";
+  submit.add_option("-f,--file", options->file, kFile)->required();
+  submit.add_option("--format", options->format, kFormat);
   const char* const kPeft =
       "A PEFT directory, or its adapter_config.json: the adapter's fields that the job does not "
       "say";
@@ -225,9 +232,9 @@ void AddSubmitCommands(CLI::App& app, Session& session) {
       "yet created");
   auto* what = estimate.add_option_group("what");
   what->add_option("job", options->name, "The id of a live job");
-  auto* file =
-      what->add_option("-f,--file", options->file, "The job, as JSON; - reads standard input");
+  auto* file = what->add_option("-f,--file", options->file, kFile);
   what->require_option(1);
+  estimate.add_option("--format", options->format, kFormat)->needs(file);
   estimate.add_option("--peft", options->peft, kPeft)->needs(file);
   estimate.callback([&session, options] {
     session.action = [&session, options] { return Estimate(session, *options); };

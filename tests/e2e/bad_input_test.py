@@ -299,6 +299,14 @@ def test_jobs():
         unread.write_text("{")
         deep = house.folder / "deep.json"
         deep.write_text('{"labels": ' + "[" * 200000 + "]" * 200000 + "}")
+        yaml, toml = house.folder / "list.yaml", house.folder / "twice.toml"
+        yaml.write_text("- base_model: good\n")
+        toml.write_text('base_model = "good"\nbase_model = "good"\n')
+        for command in ("submit", "estimate"):
+            cases += [(f"job: {command} YAML that is a list", "BAD_JOB_FILE.*line 1, column 1: .*not a list", command, "-f", yaml),
+                      (f"job: {command} TOML with a key twice", "BAD_JOB_FILE.*line 2, column", command, "-f", toml),
+                      (f"job: {command} YAML taken for JSON", "BAD_JOB_FILE.*not JSON", command, "-f", yaml, "--format", "json"),
+                      (f"job: {command} of an unknown format", "USAGE.*json, yaml or toml", command, "-f", yaml, "--format", "xml")]
         cases += [("job: not JSON", "line 1, column", "submit", "-f", unread), ("job: nests too deep", "line 1: nested deeper", "submit", "-f", deep), ("job: no such file", "nowhere", "submit", "-f", "nowhere"),
                   ("job: unknown", "job-nobody", "show", "job-nobody"), ("job: cancel unknown", "job-nobody", "cancel", "job-nobody"),
                   ("job: metrics of unknown", "job-nobody", "metrics", "job-nobody"), ("job: events of unknown", "job-nobody", "events", "job-nobody"),

@@ -290,7 +290,7 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
   CLI::App& add = *group.add_subcommand("add", "Store a file of rows");
   add.add_option("name", options->name, "The dataset's id")->required();
   add.add_option("file", options->file,
-                 "JSON Lines, a JSON array, CSV or TSV, also packed by gzip; -: stdin")
+                 "JSON Lines, a JSON array, CSV or TSV, also packed by gzip or zstd; -: stdin")
       ->required();
   AddFileOptions(add, *options);
   add.add_option("--request-id", options->request_id, "Makes a repeated call harmless");

@@ -1,7 +1,7 @@
 #include "client/inputs/row_source.h"
 
-#include <zlib.h>
-
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <iostream>
 #include <utility>
@@ -24,9 +24,41 @@ std::optional<RowFormat> FormatOf(absl::string_view name) {
   return std::nullopt;
 }
 
+// What cannot be taken, by its first bytes, and the way to what can.
+struct Refused {
+  absl::string_view magic;
+  absl::string_view what;
+};
+constexpr std::array<Refused, 5> kRefused = {{
+    {"PAR1",
+     "is Parquet, which is not read; python3 -c 'import pandas, sys; "
+     "pandas.read_parquet(sys.argv[1]).to_json(sys.argv[2], orient=\"records\", lines=True)' "
+     "IN.parquet OUT.jsonl makes JSON Lines of it"},
+    {"ARROW1",
+     "is Arrow, which is not read; python3 -c 'import pandas, sys; "
+     "pandas.read_feather(sys.argv[1]).to_json(sys.argv[2], orient=\"records\", lines=True)' "
+     "IN.arrow OUT.jsonl makes JSON Lines of it"},
+    {"PK\x03\x04",
+     "is a zip file, which is not read; unzip -p FILE | lora dataset add NAME -; a spreadsheet is "
+     "saved as CSV first"},
+    {absl::string_view("\xfd"
+                       "7zXZ\0",
+                       6),
+     "is packed by xz, which is not read; xz -dc FILE | lora dataset add NAME -"},
+    {"BZh", "is packed by bzip2, which is not read; bzip2 -dc FILE | lora dataset add NAME -"},
+}};
+
+// bzip2's three letters could begin a table; a block's bytes behind them could not.
+bool Begins(absl::string_view bytes, absl::string_view magic) {
+  if (!absl::StartsWith(bytes, magic)) return false;
+  return magic != "BZh" || bytes.substr(std::min<std::size_t>(bytes.size(), 4), 6) == "1AY&SY";
+}
+
 // A list is told from lines by its bracket.
 RowFormat GuessFormat(absl::string_view path, absl::string_view bytes) {
-  if (absl::EndsWith(path, ".gz")) path.remove_suffix(3);
+  for (const absl::string_view packed : {".gz", ".zst"}) {
+    if (absl::EndsWith(path, packed)) path.remove_suffix(packed.size());
+  }
   if (absl::EndsWith(path, ".csv")) return RowFormat::kCsv;
   if (absl::EndsWith(path, ".tsv")) return RowFormat::kTsv;
   if (absl::StartsWith(bytes, "\xef\xbb\xbf")) bytes.remove_prefix(3);
@@ -41,10 +73,6 @@ RowSource::RowSource(std::string path, Columns columns)
     : path_(std::move(path)),
       name_(path_ == "-" ? "standard input" : path_),
       columns_(std::move(columns)) {}
-
-RowSource::~RowSource() {
-  if (gzip_ != nullptr) inflateEnd(gzip_.get());
-}
 
 absl::Status RowSource::Wrong(const std::string& what) const {
   return Error("BAD_ROWS_FILE", absl::StrCat(name_, ": ", what));
@@ -74,28 +102,20 @@ absl::StatusOr<std::unique_ptr<RowSource>> RowSource::Open(const std::string& pa
 
 absl::Status RowSource::Prepare(const std::string& format) {
   if (const auto status = Read(first_); !status.ok()) return status;
-  const absl::string_view bytes(first_);
-  if (absl::StartsWith(bytes, "PAR1")) {
-    return Wrong(
-        "is Parquet, which is not read; python3 -c 'import pandas, sys; "
-        "pandas.read_parquet(sys.argv[1]).to_json(sys.argv[2], orient=\"records\", lines=True)' "
-        "IN.parquet OUT.jsonl makes JSON Lines of it");
+  unpacker_ = MakeUnpacker(first_);
+  if (unpacker_ != nullptr) {
+    unpacker_->Give(std::exchange(first_, std::string()));
+    absl::StatusOr<std::string> plain = NextPlain();
+    if (!plain.ok()) return plain.status();
+    first_ = *std::move(plain);
   }
-  if (absl::StartsWith(bytes, "\x28\xb5\x2f\xfd")) {
-    return Wrong("is packed by zstd, which is not read; zstd -dc FILE | lora dataset add NAME -");
+  for (const Refused& refused : kRefused) {
+    if (Begins(first_, refused.magic)) return Wrong(std::string(refused.what));
   }
-  std::string plain = first_;
-  if (absl::StartsWith(bytes, "\x1f\x8b")) {
-    gzip_ = std::make_unique<z_stream>();
-    if (inflateInit2(gzip_.get(), 16 + MAX_WBITS) != Z_OK) return Wrong("no memory to unpack it");
-    plain.clear();
-    if (const auto status = Inflate(first_, plain); !status.ok()) return status;
-  }
-  first_ = std::move(plain);
   const RowFormat meant = format.empty() ? GuessFormat(path_, first_) : *FormatOf(format);
   converter_ = MakeRowConverter(meant, columns_, name_);
   std::error_code error;
-  if (meant == RowFormat::kLines && columns_.empty() && gzip_ == nullptr && path_ != "-") {
+  if (meant == RowFormat::kLines && columns_.empty() && unpacker_ == nullptr && path_ != "-") {
     const auto size = std::filesystem::file_size(path_, error);
     size_bytes_ = error ? 0 : static_cast<std::int64_t>(size);
   }
@@ -111,47 +131,34 @@ absl::Status RowSource::Read(std::string& bytes) {
   return absl::OkStatus();
 }
 
-// Members may follow one another, as gzip takes them.
-absl::Status RowSource::Inflate(const std::string& packed, std::string& bytes) {
-  z_stream& zip = *gzip_;
-  zip.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(packed.data()));
-  zip.avail_in = static_cast<uInt>(packed.size());
-  std::string piece(kReadBytes, '\0');
-  bool more = zip.avail_in > 0;
-  while (more) {
-    zip.next_out = reinterpret_cast<Bytef*>(piece.data());
-    zip.avail_out = static_cast<uInt>(piece.size());
-    const int status = inflate(&zip, Z_NO_FLUSH);
-    if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR) {
-      return Wrong(absl::StrCat("is no whole gzip file (", zip.msg == nullptr ? "?" : zip.msg,
-                                "); gzip -t tells more"));
+// "" at the end.
+absl::StatusOr<std::string> RowSource::NextPlain() {
+  if (!first_.empty()) return std::exchange(first_, std::string());
+  while (true) {
+    if (unpacker_ != nullptr) {
+      absl::StatusOr<std::string> piece = unpacker_->Unpack();
+      if (!piece.ok()) return Wrong(std::string(piece.status().message()));
+      if (!piece->empty()) return piece;
     }
-    bytes.append(piece, 0, piece.size() - zip.avail_out);
-    member_open_ = status != Z_STREAM_END;
-    more = zip.avail_in > 0 || (member_open_ && zip.avail_out == 0);
-    if (status == Z_STREAM_END && zip.avail_in > 0) inflateReset(&zip);
+    if (ended_) {
+      if (unpacker_ == nullptr || unpacker_->AtEnd()) return std::string();
+      return Wrong("the packed file is cut off; gzip -t or zstd -t tells more");
+    }
+    std::string read;
+    if (const auto status = Read(read); !status.ok()) return status;
+    if (unpacker_ == nullptr) return read;
+    unpacker_->Give(std::move(read));
   }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> RowSource::Next() {
   std::string out;
   while (out.empty() && !finished_) {
-    std::string bytes = std::exchange(first_, std::string());
-    if (bytes.empty() && !ended_) {
-      std::string read;
-      if (const auto status = Read(read); !status.ok()) return status;
-      if (gzip_ == nullptr) {
-        bytes = std::move(read);
-      } else if (const auto status = Inflate(read, bytes); !status.ok()) {
-        return status;
-      }
-    }
-    if (const auto status = converter_->Take(bytes, out); !status.ok()) return status;
-    if (!ended_) continue;
-    if (member_open_) return Wrong("the gzip file is cut off; gzip -t tells more");
-    finished_ = true;
-    if (const auto status = converter_->Finish(out); !status.ok()) return status;
+    const absl::StatusOr<std::string> bytes = NextPlain();
+    if (!bytes.ok()) return bytes.status();
+    finished_ = bytes->empty();
+    const auto status = finished_ ? converter_->Finish(out) : converter_->Take(*bytes, out);
+    if (!status.ok()) return status;
   }
   return out;
 }

@@ -10,13 +10,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/inputs/rows.h"
-
-struct z_stream_s;
+#include "client/inputs/unpacker.h"
 
 namespace lorad::client {
 
-// A file of rows, or standard input ("-"), as JSON Lines: gzip is taken off, other formats are
-// converted, in memory of some MiB. Threads: one at a time.
+// A file of rows, or standard input ("-"), as JSON Lines: gzip and zstd are taken off, other formats
+// are converted, in memory of some MiB and the window that zstd was told to pack with
+// (client/inputs/unpacker.h). Threads: one at a time.
 class RowSource {
  public:
   // `format` is jsonl, json, csv or tsv; "" goes by the file's name and its first bytes. Errors:
@@ -24,7 +24,6 @@ class RowSource {
   static absl::StatusOr<std::unique_ptr<RowSource>> Open(const std::string& path,
                                                          const std::string& format,
                                                          const std::string& columns);
-  ~RowSource();
 
   // The next bytes; "" at the end. Errors: BAD_ROWS_FILE, FILE_UNREADABLE.
   absl::StatusOr<std::string> Next();
@@ -35,7 +34,7 @@ class RowSource {
   RowSource(std::string path, Columns columns);
   absl::Status Prepare(const std::string& format);
   absl::Status Read(std::string& bytes);
-  absl::Status Inflate(const std::string& packed, std::string& bytes);
+  absl::StatusOr<std::string> NextPlain();
   absl::Status Wrong(const std::string& what) const;
 
   const std::string path_;
@@ -43,9 +42,8 @@ class RowSource {
   const Columns columns_;
   std::ifstream file_;
   std::istream* in_ = nullptr;
-  std::unique_ptr<z_stream_s> gzip_;  // where the file is packed
-  bool member_open_ = false;          // a member of the gzip file is not at its end
-  std::string first_;                 // read already, packed where the file is
+  std::unique_ptr<Unpacker> unpacker_;  // where the file is packed
+  std::string first_;                   // read already, and unpacked
   bool ended_ = false;
   bool finished_ = false;
   std::unique_ptr<RowConverter> converter_;

@@ -1,5 +1,7 @@
 // Rows in other formats become JSON Lines.
+#include <sys/resource.h>
 #include <zlib.h>
+#include <zstd.h>
 
 #include <catch2/catch.hpp>
 #include <cstdio>
@@ -10,6 +12,7 @@
 
 #include "client/calls/error.h"
 #include "client/inputs/row_source.h"
+#include "client/inputs/unpacker.h"
 
 namespace lorad::client {
 namespace {
@@ -153,6 +156,25 @@ std::string Gzip(const std::string& text) {
   return out;
 }
 
+std::string Zstd(const std::string& text) {
+  std::string out(ZSTD_compressBound(text.size()), '\0');
+  const std::size_t size = ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3);
+  REQUIRE_FALSE(ZSTD_isError(size));
+  return out.substr(0, size);
+}
+
+// A frame with a window of 2^log bytes, and blocks of 128 KiB of line ends (RFC 8878, 3.1.1).
+std::string ZstdBlanks(int window_log, int blocks) {
+  std::string frame("\x28\xb5\x2f\xfd\x00", 5);
+  frame += static_cast<char>((window_log - 10) << 3);
+  for (int i = 0; i < blocks; ++i) {
+    const int header = (128 << 10) << 3 | 1 << 1 | (i + 1 == blocks ? 1 : 0);  // RLE
+    for (int shift = 0; shift < 24; shift += 8) frame += static_cast<char>(header >> shift);
+    frame += '\n';
+  }
+  return frame;
+}
+
 std::string AllOf(const std::string& path, const std::string& format = "") {
   const auto source = RowSource::Open(path, format, "");
   if (!source.ok()) return ErrorText(source.status());
@@ -184,7 +206,51 @@ TEST_CASE("files say by name and first bytes what they are") {
   CHECK(AllOf(folder.Write("a.csv.gz", Gzip(table))) == lines);
   CHECK(AllOf(folder.Write("a.json.gz", Gzip(list))) == lines);
   CHECK(AllOf(folder.Write("a.gz", Gzip(lines) + Gzip(lines))) == lines + lines);
+  CHECK(AllOf(folder.Write("a.csv.zst", Zstd(table))) == lines);
+  CHECK(AllOf(folder.Write("a.json.zst", Zstd(list))) == lines);
+  CHECK(AllOf(folder.Write("renamed", Zstd(table)), "csv") == lines);
+  CHECK(AllOf(folder.Write("a.zst", Zstd(lines) + Zstd("") + Zstd(lines))) == lines + lines);
+  const std::string skipped("\x50\x2a\x4d\x18\x02\0\0\0xx", 10);
+  CHECK(AllOf(folder.Write("b.zst", skipped + Zstd(lines))) == lines);
+  CHECK(AllOf(folder.Write("largest.zst", ZstdBlanks(27, 1))).size() == 128 << 10);
+  CHECK(AllOf(folder.Write("empty.zst", Zstd(""))).empty());
   CHECK(AllOf(folder.Write("empty.jsonl", "")).empty());
+}
+
+std::int64_t PeakBytes() {
+  rusage used = {};
+  getrusage(RUSAGE_SELF, &used);
+  return std::int64_t{1024} * used.ru_maxrss;
+}
+
+TEST_CASE("what unpacks to much takes little memory") {
+  const Folder folder;
+  const std::int64_t kBytes = 256 << 20;
+  for (const bool zstd : {true, false}) {
+    INFO((zstd ? "zstd" : "gzip"));
+    // Members of 1 MiB: a thousandth of it is packed, in less than is read at once.
+    std::string packed = zstd ? ZstdBlanks(20, kBytes / (128 << 10)) : std::string();
+    if (!zstd) {
+      const std::string member = Gzip(std::string(1 << 20, '\n'));
+      for (int i = 0; i < kBytes >> 20; ++i) packed += member;
+    }
+    const std::string path = folder.Write("bomb", packed);
+    const std::int64_t before = PeakBytes();
+    const auto source = RowSource::Open(path, "", "");
+    REQUIRE(source.ok());
+    std::int64_t bytes = 0;
+    std::size_t largest = 0;
+    while (true) {
+      const auto piece = (*source)->Next();
+      REQUIRE(piece.ok());
+      if (piece->empty()) break;
+      bytes += static_cast<std::int64_t>(piece->size());
+      largest = std::max(largest, piece->size());
+    }
+    CHECK(bytes == kBytes);
+    CHECK(largest <= kPieceBytes);
+    CHECK(PeakBytes() - before < 8 << 20);
+  }
 }
 
 TEST_CASE("files that cannot be taken say what to do") {
@@ -197,7 +263,22 @@ TEST_CASE("files that cannot be taken say what to do") {
   is_in(AllOf(folder.Write("cut.csv.gz", packed.substr(0, packed.size() - 6))), "cut off");
   is_in(AllOf(folder.Write("bad.gz", "\x1f\x8bxxxxxxxxxxxx")), "no whole gzip file");
   is_in(AllOf(folder.Write("a.parquet", "PAR1....")), "pandas.read_parquet");
-  is_in(AllOf(folder.Write("a.zst", "\x28\xb5\x2f\xfd....")), "zstd -dc FILE |");
+  is_in(AllOf(folder.Write("a.arrow", "ARROW1..")), "pandas.read_feather");
+  is_in(AllOf(folder.Write("a.xlsx", "PK\x03\x04....")), "unzip -p FILE |");
+  is_in(AllOf(folder.Write("a.xz", std::string("\xfd"
+                                               "7zXZ\0....",
+                                               10))),
+        "xz -dc FILE |");
+  is_in(AllOf(folder.Write("a.bz2", "BZh91AY&SY....")), "bzip2 -dc FILE |");
+  CHECK(AllOf(folder.Write("bzh.csv", "BZh\n1\n")) == "{\"BZh\": \"1\"}\n");
+  const std::string parquet = "PAR1....";
+  is_in(AllOf(folder.Write("a.parquet.gz", Gzip(parquet))), "pandas.read_parquet");
+  const std::string frame = Zstd("a\n1\n");
+  is_in(AllOf(folder.Write("cut.csv.zst", frame.substr(0, frame.size() - 2))), "cut off");
+  is_in(AllOf(folder.Write("bad.zst", "\x28\xb5\x2f\xfd....")), "no whole zstd file");
+  is_in(AllOf(folder.Write("more.zst", frame + "xxxx")), "no whole zstd file");
+  is_in(AllOf(folder.Write("wide.zst", ZstdBlanks(28, 1))), "zstd -dc --long=31 FILE |");
+  is_in(AllOf(folder.Write("wider.zst", ZstdBlanks(41, 1))), "window of more than 128 MiB");
   is_in(AllOf(folder.path + "/none"), "FILE_UNREADABLE");
   is_in(AllOf(folder.path), "FILE_UNREADABLE");
   is_in(AllOf(folder.Write("b.csv", "a\n1\n"), "xml"), "USAGE");

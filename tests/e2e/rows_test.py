@@ -4,6 +4,7 @@ usage: rows_test.py [TEST ...]
 """
 
 import csv
+import ctypes
 import gzip
 import json
 
@@ -20,6 +21,16 @@ MARKED = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'ass
 def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def zstd_of(data):
+    """Packed by the library that lora itself links: Python's has no zstd."""
+    library = ctypes.CDLL("libzstd.so.1")
+    library.ZSTD_compress.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]
+    library.ZSTD_compress.restype = ctypes.c_size_t
+    out = ctypes.create_string_buffer(len(data) + 1024)
+    size = library.ZSTD_compress(out, len(out), data, len(data), 3)
+    return out.raw[:size]
 
 
 def turns(*contents, **more):
@@ -154,6 +165,8 @@ def test_other_formats():
             files[name].write_text(json.dumps(rows, indent=indent))
         files["packed"] = house.folder / "rows.csv.gz"
         files["packed"].write_bytes(gzip.compress(files["csv"].read_bytes()))
+        files["zstd"] = house.folder / "rows.csv.zst"
+        files["zstd"].write_bytes(zstd_of(files["csv"].read_bytes()))
         columns = ("--columns", "prompt=question,completion=answer")
         renamed = write_rows(house.folder / "renamed.jsonl", [{"prompt": r["question"], "completion": r["answer"]} for r in rows])
         (right,) = house.objects("dataset", "add", "renamed", renamed)

@@ -173,6 +173,10 @@ absl::Status PrintReport(const DatasetReport& report, const std::string& what,
                 << report.sample() << "\n";
     }
   }
+  if (!session.json && 2 * report.truncated_rows() > report.sequences()) {
+    std::cerr << "warning: " << report.truncated_rows() << " of " << report.sequences()
+              << " sequences are cut at this --max-length\n";
+  }
   if (report.error_count() == 0 && report.errors().empty()) return absl::OkStatus();
   std::string lines;
   for (const lorad::v1::RowError& error : report.errors()) {

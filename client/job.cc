@@ -101,6 +101,7 @@ absl::Status Show(Session& session, const Options& options) {
     if (!job.error().field().empty()) table.Add({"field", job.error().field()});
     if (job.error().line() > 0) table.Add({"line", absl::StrCat(job.error().line())});
   }
+  for (const std::string& warning : job.warnings()) table.Add({"warning", warning});
   if (job.has_queue()) {
     const int place = job.queue().place();
     table.Add({"queue", absl::StrCat(place > 0 ? absl::StrCat("place ", place, ": ") : "",

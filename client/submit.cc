@@ -69,6 +69,11 @@ absl::StatusOr<Job> ReadJob(const Options& options) {
   return job;
 }
 
+// Beside what is printed for scripts; JSON has them itself.
+void PrintWarnings(const google::protobuf::RepeatedPtrField<std::string>& warnings) {
+  for (const std::string& warning : warnings) std::cerr << "warning: " << warning << "\n";
+}
+
 absl::Status Submit(Session& session, const Options& options) {
   const absl::StatusOr<Job> job = ReadJob(options);
   if (!job.ok()) return job.status();
@@ -88,6 +93,7 @@ absl::Status Submit(Session& session, const Options& options) {
   } else {
     std::cout << created.name() << "\n";
   }
+  if (!session.json) PrintWarnings(created.warnings());
   if (!options.validate_only && !std::cout.flush()) {
     return Error("OUTPUT_LOST",
                  absl::StrCat("stdout cannot be written; the job was created: ", created.name()));
@@ -202,6 +208,7 @@ absl::Status Estimate(Session& session, const Options& options) {
   table.Print(std::cout);
   if (estimate.workers_size() > 0) PrintWorkers(estimate);
   if (estimate.stages_size() > 0) PrintStages(estimate);
+  PrintWarnings(estimate.warnings());
   return absl::OkStatus();
 }
 

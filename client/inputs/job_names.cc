@@ -18,9 +18,8 @@ using nlohmann::json;
 
 constexpr char kAccumulation[] = "gradient_accumulation_steps";
 constexpr char kPerDevice[] = "per_device_train_batch_size";
-constexpr char kRatio[] = "warmup_ratio";
 
-constexpr std::array<JobName, 16> kNames = {{
+constexpr std::array<JobName, 15> kNames = {{
     {"", "run_name", "display_name"},
     {"adapter", "r", "rank"},
     {"adapter", "lora_alpha", "alpha"},
@@ -30,7 +29,6 @@ constexpr std::array<JobName, 16> kNames = {{
     {"training", kAccumulation, "batch_size"},
     {"training", "max_seq_length", "max_length"},
     {"training", "lr_scheduler_type", "schedule"},
-    {"training", kRatio, "warmup_steps"},
     {"training", "adam_beta1", "beta1"},
     {"training", "adam_beta2", "beta2"},
     {"training", "adam_epsilon", "eps"},
@@ -56,7 +54,6 @@ class Taker {
 
   std::map<std::string, std::string> Take() {
     TakeBatch();
-    TakeRatio();
     for (const JobName& name : kNames) {
       if (name.section == section_) Exchange(name);
     }
@@ -120,23 +117,6 @@ class Taker {
     Put("batch_size", absl::StrCat(kPerDevice, " x ", kAccumulation), *times * *rows);
   }
 
-  void TakeRatio() {
-    if (section_ != "training" || Find(kRatio) == nullptr) return;
-    const json ratio = *Find(kRatio);
-    object_.erase(kRatio);
-    if (!ratio.is_number() || ratio.get<double>() < 0 || ratio.get<double>() > 1) {
-      return Note(kRatio, absl::StrCat("must be a number from 0 to 1, got ", Text(ratio)));
-    }
-    const json* steps = Find("max_steps");
-    const double count = steps != nullptr && steps->is_number() ? steps->get<double>() : 0;
-    if (ratio.get<double>() > 0 && !(count > 0 && count <= std::numeric_limits<int>::max())) {
-      return Note(kRatio,
-                  "needs max_steps beside it; else give warmup_steps, the ratio times the "
-                  "steps that lora estimate tells, rounded up");
-    }
-    Put("warmup_steps", kRatio, static_cast<std::int64_t>(std::ceil(ratio.get<double>() * count)));
-  }
-
   void Values() {
     if (json* targets = Find("target_modules");
         section_ == "adapter" && targets != nullptr && *targets == "all-linear") {
@@ -145,8 +125,11 @@ class Taker {
     json* schedule = Find("schedule");
     if (section_ != "training" || schedule == nullptr || !schedule->is_string()) return;
     const std::string given = schedule->get<std::string>();
-    const json* warmup = Find("warmup_steps");
-    if (given == "constant" && warmup != nullptr && *warmup != 0) {
+    const auto warms_up = [&](const char* name) {
+      const json* warmup = Find(name);
+      return warmup != nullptr && *warmup != 0;
+    };
+    if (given == "constant" && (warms_up("warmup_steps") || warms_up("warmup_ratio"))) {
       Note(written_.contains("training.schedule") ? "lr_scheduler_type" : "schedule",
            "\"constant\" has no warm-up in transformers; say \"constant_with_warmup\", or leave "
            "the warm-up out");

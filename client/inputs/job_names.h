@@ -29,7 +29,6 @@ using NoteMistake = std::function<void(const std::string& path, const std::strin
 // the user wrote, of what was exchanged. Two names that say different things, and values that have
 // no equal here, are mistakes.
 //   batch_size = per_device_train_batch_size x gradient_accumulation_steps
-//   warmup_steps = ceil(warmup_ratio x max_steps); a mistake where max_steps is not given
 std::map<std::string, std::string> TakeNames(absl::string_view section, nlohmann::json& object,
                                              const NoteMistake& note);
 

@@ -104,7 +104,10 @@ void Core::State::SettleJob(JobState& job) {
   }
   jobs_.EndPassing(job);
   job.why.clear();
-  jobs_.Transition(job, v1::Job::QUEUED, "its rows are good");
+  const auto& warnings = job.job().warnings();
+  jobs_.Transition(job, v1::Job::QUEUED,
+                   absl::StrCat("its rows are good", warnings.empty() ? "" : "; ",
+                                absl::StrJoin(warnings, "; ")));
 }
 
 void Core::State::TakeRows(JobState& job, const absl::Status& status) {

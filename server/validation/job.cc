@@ -104,6 +104,10 @@ void CheckTraining(Checker& checker, const v1::Job& job, const JobReferences& re
                                                   static_cast<int>(training.schedule())));
   }
   checker.Between("training.warmup_steps", training.warmup_steps(), 0, kStepsMax);
+  checker.Real("training.warmup_ratio", training.warmup_ratio(), 0, 1, ' ');
+  if (training.warmup_ratio() != 0 && training.warmup_steps() != 0) {
+    checker.Add("training.warmup_ratio", "stands in the place of warmup_steps; leave one out");
+  }
   checker.Real("training.weight_decay", training.weight_decay(), 0, 1e3, ' ');
   checker.Real("training.beta1", training.beta1(), 0, 1, 'h');
   checker.Real("training.beta2", training.beta2(), 0, 1, 'h');

@@ -181,5 +181,51 @@ def test_other_formats():
     house.clear()
 
 
+def test_warnings_and_a_share_of_warm_up():
+    """What is likely not meant is told by submit, estimate, show, events and validate; a ratio is steps once they are known."""
+    with House() as house:
+        house.lora("model", "add", "tiny", "--path", write_model(house.folder / "tiny", tokenizer=True))
+        rows = write_rows(house.folder / "rows.jsonl", [{"text": "a" * 80}] * 6 + [{"text": "ab"}] * 4)
+        house.lora("dataset", "add", "rows", rows)
+        cut = "training_dataset: 6 of 10 sequences are cut at training.max_length 64"
+        large = "training.batch_size: is 16, and training_dataset makes 10 sequences: each step trains on all of them"
+        careless = house.folder / "careless.json"
+        careless.write_text(json.dumps(job_of("tiny", "rows", batch_size=16)))
+        for command in (("submit", "--validate-only"), ("estimate",)):
+            told = house.lora(*command, "-f", careless)
+            assert told.err.splitlines()[-2:] == [f"warning: {cut}", f"warning: {large}"], told
+            assert "warning" not in told.out, told
+            told = house.lora(*command, "-f", careless, "--json")
+            assert told.objects()[0]["warnings"] == [cut, large] and told.err == "", told
+        job = house.lora("submit", "-f", careless).out.strip()
+        (shown,) = house.wait([job])
+        assert shown["warnings"] == [cut, large], shown
+        assert house.lora("show", job).out.count("\nwarning ") == 2
+        assert f"its rows are good; {cut}; {large}" in [event["message"] for event in house.objects("events", job)]
+        told = house.lora("dataset", "validate", rows, "--model", "tiny", "--max-length", "64")
+        assert told.err == "warning: 6 of 10 sequences are cut at this --max-length\n", told
+        told = house.lora("dataset", "validate", rows, "--model", "tiny", "--max-length", "96")
+        assert told.err == "", told
+
+        yaml = "base_model: tiny\ntraining_dataset: rows\nadapter: {r: 2}\ntraining:\n  num_train_epochs: 3\n  max_length: 96\n" \
+               "  per_device_train_batch_size: 2\n  learning_rate: 1e-3\n  warmup_ratio: 0.25\n"
+        told = house.lora("submit", "-f", "-", "--format", "yaml", stdin=yaml)
+        assert told.err == "", told
+        (shown,) = house.wait([told.out.strip()])
+        assert (shown["total_steps"], shown["training"]["warmup_steps"], shown["training"]["warmup_ratio"]) == (15, 4, 0), shown
+        rates = [step["learning_rate"] for step in house.objects("metrics", shown["name"])]
+        wanted = [1e-3 * (t / 4 if t < 4 else (15 - t) / 11) for t in range(15)]  # transformers' linear schedule
+        assert len(rates) == 15 and all(abs(a - b) < 1e-12 for a, b in zip(rates, wanted)), rates
+        # As it is shown it is taken again, with the same steps.
+        fields = ("base_model", "training_dataset", "adapter", "training")
+        again = {name: shown[name] for name in fields}
+        again["adapter"].pop("modules")
+        (checked,) = house.lora("submit", "-f", "-", "--validate-only", "--json", stdin=json.dumps(again)).objects()
+        assert checked["training"] == shown["training"], checked
+        both = house.run("submit", "-f", "-", "--format", "yaml", stdin=yaml + "  warmup_steps: 4\n")
+        assert both.status == 1 and "training.warmup_ratio: stands in the place of warmup_steps; leave one out" in both.err, both
+    house.clear()
+
+
 if __name__ == "__main__":
-    main([test_rows_without_a_trained_token, test_a_template_that_is_given, test_all_tokens, test_as_trl, test_other_formats])
+    main([test_warnings_and_a_share_of_warm_up, test_rows_without_a_trained_token, test_a_template_that_is_given, test_all_tokens, test_as_trl, test_other_formats])

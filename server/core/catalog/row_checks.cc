@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/catalog/stored.h"
@@ -48,6 +49,49 @@ std::string UntrainedText(const records::RowsSummary& rows) {
   if (rows.untrained_lines().empty()) return "";
   return absl::StrCat("; no token is trained on in line ", rows.untrained_lines(),
                       " (training.overflow = SKIP leaves such rows out)");
+}
+
+// The steps of a warm-up that is a share of them: transformers' rounding.
+void SettleWarmup(v1::Job& job) {
+  v1::TrainingConfig& training = *job.mutable_training();
+  if (training.warmup_ratio() <= 0) return;
+  const double steps = std::ceil(training.warmup_ratio() * static_cast<double>(job.total_steps()));
+  constexpr int32_t kMax = std::numeric_limits<int32_t>::max();  // epochs may make more steps
+  training.set_warmup_steps(static_cast<int32_t>(std::min<double>(steps, kMax)));
+  training.set_warmup_ratio(0);
+}
+
+void WarnOfRows(const std::string& field, const records::RowsSummary& rows, v1::Job& job) {
+  const v1::TrainingConfig& training = job.training();
+  if (2 * rows.truncated_rows() > rows.rows()) {
+    job.add_warnings(absl::StrCat(field, ": ", rows.truncated_rows(), " of ", rows.rows(),
+                                  " sequences are cut at training.max_length ",
+                                  training.max_length()));
+  }
+  if (rows.skipped_rows() > rows.rows()) {
+    job.add_warnings(absl::StrCat(field, ": ", rows.skipped_rows(), " rows are left out and ",
+                                  rows.rows(),
+                                  " sequences are trained on: training.overflow is SKIP, and "
+                                  "training.max_length ",
+                                  training.max_length()));
+  }
+}
+
+// Of a job whose steps are known, and the sequences that it trains on.
+void WarnOfSteps(int64_t sequences, v1::Job& job) {
+  const v1::TrainingConfig& training = job.training();
+  if (training.batch_size() > sequences) {
+    job.add_warnings(absl::StrCat("training.batch_size: is ", training.batch_size(),
+                                  ", and training_dataset makes ", sequences,
+                                  sequences == 1 ? " sequence" : " sequences",
+                                  ": each step trains on all of them"));
+  }
+  if (training.warmup_steps() >= job.total_steps()) {
+    job.add_warnings(absl::StrCat("training.warmup_steps: is ", training.warmup_steps(),
+                                  ", and the job has ", job.total_steps(),
+                                  job.total_steps() == 1 ? " step" : " steps",
+                                  ": training.learning_rate is never reached"));
+  }
 }
 
 }  // namespace
@@ -124,6 +168,7 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
   int64_t truncated = 0;
   int64_t skipped = 0;
   int64_t sequences = 0;
+  job.clear_warnings();
   const std::pair<const char*, const std::string*> datasets[] = {
       {"training_dataset", &job.training_dataset()},
       {"validation_dataset", &job.validation_dataset()}};
@@ -146,6 +191,7 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
     truncated += rows.truncated_rows();
     skipped += rows.skipped_rows();
     sequences += rows.rows();
+    WarnOfRows(field, rows, job);
   }
   const records::RowsSummary& rows = *Find(KeyOf(job, job.training_dataset()));
   if (!job.validation_dataset().empty()) {
@@ -160,6 +206,8 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
   job.set_sequences(sequences);
   job.set_total_steps(TotalSteps(job, rows.rows()));
   job.set_total_tokens(TotalTokens(job, rows));
+  SettleWarmup(job);
+  WarnOfSteps(rows.rows(), job);
   return absl::OkStatus();
 }
 

@@ -166,6 +166,15 @@ TEST_CASE("each field that is out of range is named") {
        "training.schedule", "must be CONSTANT, LINEAR or COSINE, got 9"},
       {training([](auto& t) { t.set_warmup_steps(-1); }), "training.warmup_steps",
        "must be between 0 and 100000000, got -1"},
+      {training([](auto& t) { t.set_warmup_ratio(-0.1); }), "training.warmup_ratio",
+       "must be at least 0 and at most 1, got -0.1"},
+      {training([](auto& t) { t.set_warmup_ratio(1.5); }), "training.warmup_ratio",
+       "must be at least 0 and at most 1, got 1.5"},
+      {training([](auto& t) {
+         t.set_warmup_ratio(0.1);
+         t.set_warmup_steps(3);
+       }),
+       "training.warmup_ratio", "stands in the place of warmup_steps; leave one out"},
       {training([](auto& t) { t.set_weight_decay(-1); }), "training.weight_decay",
        "must be at least 0 and at most 1000, got -1"},
       {training([](auto& t) { t.set_beta1(1); }), "training.beta1",

@@ -2,6 +2,7 @@
 #include "server/core/catalog/row_checks.h"
 
 #include <catch2/catch.hpp>
+#include <limits>
 
 namespace lorad::server {
 namespace {
@@ -72,6 +73,97 @@ TEST_CASE("one check serves all who wait for it") {
   REQUIRE(house.rows.SumUp(record, &error).ok());
   CHECK(record.job().total_steps() == 4);  // 4 rows and 2 rows, twice
   CHECK(record.job().total_tokens() == 120);
+}
+
+// The job as it is once its rows are known: `count` of them, `cut` and `skipped` as said.
+v1::Job Settled(v1::Job job, int64_t count, int64_t cut = 0, int64_t skipped = 0) {
+  Fixture house;
+  if (job.training().overflow() == v1::TrainingConfig::OVERFLOW_UNSPECIFIED) {
+    job.mutable_training()->set_overflow(v1::TrainingConfig::TRUNCATE);
+  }
+  const std::string key = house.rows.KeyOf(job, "d");
+  house.rows.Ensure(job);
+  records::RowsSummary summary;
+  summary.set_rows(count);
+  summary.set_tokens(10 * count);
+  summary.set_truncated_rows(cut);
+  summary.set_skipped_rows(skipped);
+  house.rows.End({key, summary});
+  records::JobRecord record;
+  *record.mutable_job() = job;
+  v1::JobError error;
+  REQUIRE(house.rows.SumUp(record, &error).ok());
+  // Again, as after a restart: nothing is said twice, nothing changes.
+  const std::string once = record.job().SerializeAsString();
+  REQUIRE(house.rows.SumUp(record, &error).ok());
+  CHECK(record.job().SerializeAsString() == once);
+  return record.job();
+}
+
+TEST_CASE("a warm-up that is a share becomes steps once the steps are known") {
+  struct Case {
+    double ratio;
+    int32_t warmup_steps;  // given
+    int32_t max_steps;
+    int32_t wanted;
+  };
+  // 25 rows, batches of 4, 2 epochs: 14 steps.
+  const Case cases[] = {
+      {0, 0, 0, 0},    {0, 3, 0, 3},  {0.1, 0, 0, 2},    {0.5, 0, 0, 7},
+      {1e-9, 0, 0, 1}, {1, 0, 0, 14}, {0.03, 0, 110, 4}, {0.1, 0, 10, 1},
+  };
+  for (const Case& c : cases) {
+    INFO(c.ratio << " of " << c.max_steps);
+    v1::Job job = Fixture::JobOf("a");
+    job.mutable_training()->set_warmup_ratio(c.ratio);
+    job.mutable_training()->set_warmup_steps(c.warmup_steps);
+    job.mutable_training()->set_max_steps(c.max_steps);
+    const v1::Job settled = Settled(job, 25);
+    CHECK(settled.training().warmup_steps() == c.wanted);
+    CHECK(settled.training().warmup_ratio() == 0);
+  }
+  v1::Job endless = Fixture::JobOf("a");
+  endless.mutable_training()->set_warmup_ratio(1);
+  endless.mutable_training()->set_batch_size(1);
+  endless.mutable_training()->set_epochs(10'000);
+  CHECK(Settled(endless, 1'000'000).training().warmup_steps() ==
+        std::numeric_limits<int32_t>::max());
+}
+
+TEST_CASE("what is allowed and likely not meant is a warning") {
+  const auto warnings = [](const v1::Job& job) {
+    return std::vector<std::string>(job.warnings().begin(), job.warnings().end());
+  };
+  using Lines = std::vector<std::string>;
+  const v1::Job job = Fixture::JobOf("a");
+  CHECK(warnings(Settled(job, 4)).empty());
+  CHECK(warnings(Settled(job, 3)) ==
+        Lines{"training.batch_size: is 4, and training_dataset makes 3 sequences: each step trains "
+              "on all of them"});
+  CHECK(warnings(Settled(job, 1)) ==
+        Lines{"training.batch_size: is 4, and training_dataset makes 1 sequence: each step trains "
+              "on all of them"});
+  CHECK(warnings(Settled(job, 100, 50)).empty());
+  CHECK(warnings(Settled(job, 100, 51)) ==
+        Lines{"training_dataset: 51 of 100 sequences are cut at training.max_length 64"});
+  v1::Job skips = job;
+  skips.mutable_training()->set_overflow(v1::TrainingConfig::SKIP);
+  CHECK(warnings(Settled(skips, 50, 0, 50)).empty());
+  CHECK(warnings(Settled(skips, 50, 0, 51)) ==
+        Lines{"training_dataset: 51 rows are left out and 50 sequences are trained on: "
+              "training.overflow is SKIP, and training.max_length 64"});
+  v1::Job warms_up = job;  // 14 steps
+  warms_up.mutable_training()->set_warmup_steps(13);
+  CHECK(warnings(Settled(warms_up, 25)).empty());
+  warms_up.mutable_training()->set_warmup_steps(14);
+  CHECK(warnings(Settled(warms_up, 25)) ==
+        Lines{"training.warmup_steps: is 14, and the job has 14 steps: training.learning_rate is "
+              "never reached"});
+  v1::Job validates = job;
+  validates.set_validation_dataset("d");
+  CHECK(warnings(Settled(validates, 10, 6)) ==
+        Lines{"training_dataset: 6 of 10 sequences are cut at training.max_length 64",
+              "validation_dataset: 6 of 10 sequences are cut at training.max_length 64"});
 }
 
 TEST_CASE("a check that nobody waits for any more is cancelled") {

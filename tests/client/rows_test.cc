@@ -225,7 +225,7 @@ std::int64_t PeakBytes() {
 
 TEST_CASE("what unpacks to much takes little memory") {
   const Folder folder;
-  const std::int64_t kBytes = 256 << 20;
+  const std::int64_t kBytes = 64 << 20;
   for (const bool zstd : {true, false}) {
     INFO((zstd ? "zstd" : "gzip"));
     // Members of 1 MiB: a thousandth of it is packed, in less than is read at once.
@@ -235,7 +235,7 @@ TEST_CASE("what unpacks to much takes little memory") {
       for (int i = 0; i < kBytes >> 20; ++i) packed += member;
     }
     const std::string path = folder.Write("bomb", packed);
-    const std::int64_t before = PeakBytes();
+    [[maybe_unused]] const std::int64_t before = PeakBytes();
     const auto source = RowSource::Open(path, "", "");
     REQUIRE(source.ok());
     std::int64_t bytes = 0;
@@ -249,7 +249,9 @@ TEST_CASE("what unpacks to much takes little memory") {
     }
     CHECK(bytes == kBytes);
     CHECK(largest <= kPieceBytes);
+#ifndef __SANITIZE_ADDRESS__  // which keeps what is freed
     CHECK(PeakBytes() - before < 8 << 20);
+#endif
   }
 }
 

@@ -61,7 +61,10 @@ absl::StatusOr<JobText> ReadJobText(JobFormat format, absl::string_view text,
                                     absl::string_view file_name) {
   absl::StatusOr<JobText> job = Read(format, text);
   if (job.ok()) return job;
-  return Error("BAD_JOB_FILE", absl::StrCat(file_name, ": ", job.status().message()));
+  const bool guessed = format == JobFormat::kJson && !absl::EndsWithIgnoreCase(file_name, ".json");
+  return Error("BAD_JOB_FILE",
+               absl::StrCat(file_name, ": ", job.status().message(),
+                            guessed ? "; --format yaml or toml says that it is no JSON" : ""));
 }
 
 }  // namespace lorad::client

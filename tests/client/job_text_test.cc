@@ -292,6 +292,16 @@ TEST_CASE("a file that is no job is told by line and column") {
   }
 }
 
+TEST_CASE("what is no JSON, by a name that does not say JSON, may be another format") {
+  for (const char* name : {"standard input", "job.conf"}) {
+    const std::string error = Printed(ParseJob("base_model: x\n", name).status());
+    CHECK(error.find("; --format yaml or toml says that it is no JSON\n") != std::string::npos);
+  }
+  const std::string error = Printed(ParseJob("base_model: x\n", "job.JSON").status());
+  CHECK(error.find("not JSON") != std::string::npos);
+  CHECK(error.find("--format") == std::string::npos);
+}
+
 TEST_CASE("wrong fields are told by name, line and column") {
   struct Case {
     JobFormat format;

@@ -14,7 +14,7 @@ import termios
 import time
 
 from formats import read_safetensors, token_rows, write_model
-from house import House, LORAD, PLAN, WORKER, main, tell
+from house import House, LORA, LORAD, PLAN, ROOT, WORKER, main, tell
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 ID = re.compile(r"[a-z0-9-]+")
@@ -263,5 +263,29 @@ def test_top_stays_up_to_date():
     house.clear()
 
 
+def test_files_of_jobs_in_three_formats():
+    """lorad-run-jobs fetches the adapter of each under the file's name, and the same job has the same adapter."""
+    with House(None, "--workers", "cpu:1") as house:
+        prepare(house)
+        files = {
+            "a.json": json.dumps({"base_model": "small", "training_dataset": "rows", "adapter": {"rank": 2},
+                                  "training": {"max_steps": 2, "batch_size": 2, "max_length": 512, "learning_rate": 1e-3}}),
+            "b.b.yml": "base_model: small\ntraining_dataset: rows\nadapter: {r: 2}\n"
+                       "training: {max_steps: 2, batch_size: 2, max_length: 512, learning_rate: 1e-3}\n",
+            "c.toml": 'base_model = "small"\ntraining_dataset = "rows"\nadapter.r = 2\n'
+                      "[training]\nmax_steps = 2\nbatch_size = 2\nmax_length = 512\nlearning_rate = 1e-3\n"}
+        for name, text in files.items():
+            (house.folder / name).write_text(text)
+        out = house.folder / "out"
+        environment = {**os.environ, "PATH": f"{LORA.parent}:{os.environ['PATH']}", "LORAD_SERVER": house.address}
+        command = [ROOT / "deploy/launch/lorad-run-jobs", out, *(house.folder / name for name in files)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        assert done.returncode == 0, done
+        assert sorted(path.name for path in out.iterdir()) == ["a", "b.b", "c"], done
+        weights = {(path / "adapter_model.safetensors").read_bytes() for path in out.iterdir()}
+        assert len(weights) == 1, "the same job in another format has another adapter"
+    house.clear()
+
+
 if __name__ == "__main__":
-    main([test_daemon, test_a_job_in_json, test_filters_and_removal, test_checkpoints, test_watch_outlives_the_daemon, test_top_stays_up_to_date])
+    main([test_daemon, test_a_job_in_json, test_files_of_jobs_in_three_formats, test_filters_and_removal, test_checkpoints, test_watch_outlives_the_daemon, test_top_stays_up_to_date])

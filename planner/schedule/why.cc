@@ -27,10 +27,7 @@ std::string BaseModels(const Round& round) {
 std::string WhyNotOnSeveral(const Round& round, const QueuedJob& job) {
   const auto nearest = PlaceAloneNearest(job, round.view.workers, round.view.microbatch_tokens);
   if (!nearest) {
-    return job.stages < 2 ? ""
-                          : absl::StrCat("its base model is registered for ", job.stages,
-                                         " stages, and no ", job.stages,
-                                         " workers of one numerics id and transport are connected");
+    return job.stages < 2 ? "" : WorkersLackFor(job.stages);
   }
   return absl::StrCat(job.stages < 2 ? ", and " : "needs ", "of ", nearest->workers.size(),
                       " stages the tightest needs ", nearest->bytes[nearest->tightest],

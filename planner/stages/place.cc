@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "planner/stages/blocks.h"
 #include "planner/stages/cut.h"
 
@@ -315,6 +316,11 @@ std::optional<Placement> PlaceNearest(const StageJob& job, const std::vector<Sta
     return false;
   });
   return nearest;
+}
+
+std::string WorkersLackFor(int32_t stages) {
+  return absl::StrCat("its base model is registered for ", stages, " stages, and no ", stages,
+                      " workers of one numerics id and transport are connected");
 }
 
 }  // namespace lorad::planner

@@ -87,4 +87,7 @@ std::optional<Placement> PlaceStages(const StageJob& job, const std::vector<Stag
 std::optional<Placement> PlaceNearest(const StageJob& job, const std::vector<StageWorker>& workers,
                                       ShapesOn shapes);
 
+// Where there is not even that for a base model that is registered for so many stages.
+std::string WorkersLackFor(int32_t stages);
+
 }  // namespace lorad::planner

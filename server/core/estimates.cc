@@ -143,6 +143,9 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   estimate.set_truncated_rows(complete.truncated_rows());
   estimate.set_skipped_rows(complete.skipped_rows());
   *estimate.mutable_warnings() = complete.warnings();
+  if (queued.stages > 1 && !on_several && !cluster_.empty()) {
+    estimate.add_warnings(planner::WorkersLackFor(queued.stages));
+  }
   const records::RowsSummary& rows = *rows_.Find(rows_.KeyOf(job, job.training_dataset()));
   const double passes = static_cast<double>(complete.total_tokens()) /
                         static_cast<double>(std::max<int64_t>(rows.tokens(), 1));

@@ -315,7 +315,10 @@ TEST_CASE("a model that is registered for several stages has no job on fewer") {
   world->AddModel("cut", 2);
   Job cut = World::NewJob();
   cut.set_base_model("cut");
-  CHECK_FALSE(EstimateOn(*world, cut).fits());
+  const v1::JobEstimate lacking = EstimateOn(*world, cut);
+  CHECK_FALSE(lacking.fits());
+  REQUIRE(lacking.warnings_size() == 1);
+  CHECK_THAT(lacking.warnings(0), Catch::Contains("registered for 2 stages, and no 2 workers"));
   const std::string job = world->Submit(cut);
   world->Settle();
   CHECK(world->Job(job).state() == Job::QUEUED);
@@ -329,6 +332,7 @@ TEST_CASE("a model that is registered for several stages has no job on fewer") {
   two->AddModel("cut", 2);
   const v1::JobEstimate estimate = EstimateOn(*two, cut);
   CHECK(estimate.fits());
+  CHECK(estimate.warnings_size() == 0);
   CHECK(estimate.stages_size() == 2);
   CHECK_FALSE(estimate.workers(0).fits_alone());
 }

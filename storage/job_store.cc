@@ -463,6 +463,12 @@ Mutation TrimSeries(std::string_view kind, std::string_view key, int64_t number)
 absl::Status JobStore::CheckIsOurs(const std::string& directory) {
   constexpr size_t kHeaderBytes = 100, kPages = 28, kApplication = 68;
   const std::string path = absl::StrCat(directory, "/", kFile);
+  std::error_code error;
+  const std::filesystem::file_status file = std::filesystem::status(path, error);
+  if (std::filesystem::exists(file) && !std::filesystem::is_regular_file(file)) {
+    return WithReason(absl::StatusCode::kDataLoss, "STORE_CORRUPT",
+                      absl::StrCat(path, " is no file: move it away, or name another --data-dir"));
+  }
   std::string header(kHeaderBytes, '\0');
   if (!std::ifstream(path, std::ios::binary).read(header.data(), kHeaderBytes)) {
     return absl::OkStatus();
@@ -476,7 +482,6 @@ absl::Status JobStore::CheckIsOurs(const std::string& directory) {
     return absl::OkStatus();
   }
   // One that was made and not closed yet says in its log what it is, or has no table.
-  std::error_code error;
   const bool logged = std::filesystem::file_size(path + "-wal", error) > 0 && !error;
   if (number(kApplication) == 0 && (logged || number(kPages) <= 1)) return absl::OkStatus();
   return NotOurs(path);

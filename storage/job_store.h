@@ -67,8 +67,9 @@ struct StoreHooks {
 
 class JobStore {
  public:
-  // DATA_LOSS (STORE_CORRUPT) where DIRECTORY/lorad.sqlite is another program's database, by its
-  // first bytes alone: nothing is written, and no lock is needed. What they do not show Open finds.
+  // DATA_LOSS (STORE_CORRUPT) where DIRECTORY/lorad.sqlite is no file, or another program's
+  // database, by its first bytes alone: nothing is written, and no lock is needed. What they do not
+  // show Open finds.
   static absl::Status CheckIsOurs(const std::string& directory);
   // Opens or makes DIRECTORY/lorad.sqlite and brings its schema up to date. The caller holds the
   // directory's lock. `vfs`: the name of a registered sqlite3_vfs; empty = the operating system's.

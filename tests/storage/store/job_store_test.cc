@@ -332,6 +332,16 @@ TEST_CASE(
   CHECK_FALSE(store->Apply({PutRecord("job", "lost", "1")}).ok());
 }
 
+TEST_CASE("what is no file is not opened as a store") {
+  TempDir dir;
+  REQUIRE(mkfifo(dir.file("lorad.sqlite").c_str(), 0600) == 0);  // to open it would wait for ever
+  CHECK(Reason(JobStore::CheckIsOurs(dir.path())) == "STORE_CORRUPT");
+  fs::remove(dir.file("lorad.sqlite"));
+  fs::create_directory(dir.file("lorad.sqlite"));
+  const absl::Status status = JobStore::CheckIsOurs(dir.path());
+  CHECK(status.message().find("is no file: move it away") != std::string::npos);
+}
+
 TEST_CASE("another program's database is known by its first bytes") {
   TempDir dir;
   CHECK(JobStore::CheckIsOurs(dir.path()).ok());  // there is none

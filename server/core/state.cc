@@ -40,8 +40,11 @@ absl::Status Core::State::Load(StoredState stored) {
   if (absl::Status status = cluster_.fits().Load(stored.fits); !status.ok()) return status;
   groups_.Load(stored.last_epoch);
   for (const auto& entry : stored.groups) {
-    absl::Status status = ParseStored(kGroupKind, entry, &stored_groups_.emplace_back());
-    if (!status.ok()) return status;
+    records::GroupRecord& record = stored_groups_.emplace_back();
+    if (absl::Status status = ParseStored(kGroupKind, entry, &record); !status.ok()) return status;
+    if (record.group() == entry.first) continue;
+    record.Clear();  // of another name, or emptied: it is formed again, and its record removed
+    record.set_group(entry.first);
   }
   stored_windows_ = {stored.windows.begin(), stored.windows.end()};
   return absl::OkStatus();

@@ -323,6 +323,25 @@ TEST_CASE("a record that does not fit its job is of no use") {
   world->CheckInvariants();
 }
 
+TEST_CASE("a record that is emptied, or of another name, is warned of by its own and removed") {
+  const bool emptied = GENERATE(true, false);
+  const auto [world, job] = MakeRunning();
+  RunUntilStep(*world, job, 5);
+  const records::GroupRecord record = RecordOfGroup(*world).value();
+  const std::string key = emptied ? record.group() : "group-77";
+  REQUIRE(
+      world->store()
+          .Apply({storage::DeleteRecord(kGroupKind, record.group()),
+                  storage::PutRecord(kGroupKind, key, emptied ? "" : record.SerializeAsString())})
+          .ok());
+  world->CrashCoordinator();
+  CHECK(world->StateOf(job) == Job::QUEUED);
+  CHECK(CountNotes(*world, key + " is not what its jobs and workers are") == 1);
+  CHECK_FALSE(RecordOfGroup(*world).has_value());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
 // ---- lies of who comes back ----
 
 TEST_CASE("what is said of a group that came back is checked as ever") {

@@ -334,6 +334,10 @@ TEST_CASE("a model that is registered for several stages has no job on fewer") {
   CHECK(estimate.fits());
   CHECK(estimate.warnings_size() == 0);
   CHECK(estimate.stages_size() == 2);
+  // A microbatch a step: its stages work one after the other, the slowest at most as long as both.
+  const double alone_s = EstimateOn(*two, World::NewJob()).seconds();
+  CHECK(estimate.seconds() > 0.99 * alone_s);
+  CHECK(estimate.seconds() < 2 * alone_s);
   CHECK_FALSE(estimate.workers(0).fits_alone());
 }
 
@@ -351,14 +355,22 @@ TEST_CASE("a model has at most as many stages as blocks, and they can be changed
   CHECK(Reason(world->Call(update).status()) == "MODEL_NOT_FOUND");
   const auto first_stages = [&] { return EstimateOn(*world, World::NewJob()).stages_size(); };
   CHECK(first_stages() == 0);
+  world->AddDataset("large", 2048);
+  Job large = World::NewJob();
+  large.set_training_dataset("large");
+  large.mutable_training()->set_batch_size(1024);
   const double alone_s = EstimateOn(*world, World::NewJob()).seconds();
+  const double large_alone_s = EstimateOn(*world, large).seconds();
   update.mutable_model()->set_name("m");
   update.mutable_model()->set_stages(2);
   CHECK(world->Get<v1::Model>(update).stages() == 2);
   CHECK(first_stages() == 2);
-  // As long as the slower of two stages takes.
-  CHECK(EstimateOn(*world, World::NewJob()).seconds() >= 0.5 * alone_s);
-  CHECK(EstimateOn(*world, World::NewJob()).seconds() < 0.8 * alone_s);
+  // Its steps are of one microbatch: one stage works after the other.
+  CHECK(EstimateOn(*world, World::NewJob()).seconds() >= 0.99 * alone_s);
+  CHECK(EstimateOn(*world, World::NewJob()).seconds() < 1.6 * alone_s);
+  // Of many: the stages work at once, as long as the slower one takes.
+  CHECK(EstimateOn(*world, large).seconds() >= 0.5 * large_alone_s);
+  CHECK(EstimateOn(*world, large).seconds() < 0.8 * large_alone_s);
   // It is kept.
   world->CrashCoordinator();
   CHECK(world->Get<v1::Model>(Named<v1::GetModelRequest>("m")).stages() == 2);

@@ -135,16 +135,23 @@ const Placement* NeedsOf(Round& round, size_t job_class) {
 
 std::optional<Placement> PlaceOnIdle(Round& round, const Waiter& job,
                                      const std::vector<bool>& without) {
-  std::vector<StageWorker> workers;
   std::vector<size_t> index;
   for (size_t i = 0; i < round.idle.size(); ++i) {
     const IdleWorker& idle = round.idle[i];
     if (idle.taken || (!without.empty() && without[idle.worker_kind])) continue;
-    workers.push_back(
-        StageWorkerOf(*idle.worker, job.job->base_model, round.view.microbatch_tokens));
     index.push_back(i);
   }
-  std::optional<Placement> placement = Place(round.sizes.of(job.job_class), workers);
+  const auto failed = [&](size_t i) { return round.idle[i].worker->joins_failed; };
+  std::ranges::stable_sort(index, {}, failed);
+  std::vector<StageWorker> workers;
+  std::optional<Placement> placement;
+  for (size_t next = 0; !placement && next < index.size(); ++next) {
+    workers.push_back(StageWorkerOf(*round.idle[index[next]].worker, job.job->base_model,
+                                    round.view.microbatch_tokens));
+    // All that have joined what they were to, and then one more each time.
+    const bool more = next + 1 < index.size() && failed(index[next + 1]) == 0;
+    if (!more) placement = Place(round.sizes.of(job.job_class), workers);
+  }
   if (placement) {
     for (size_t& worker : placement->workers) worker = index[worker];
   }

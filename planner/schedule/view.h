@@ -32,6 +32,9 @@ struct WorkerView {
   std::string numerics_id = {};
   std::string transport = {};
   std::string host = {};
+  // Groups of several stages that it was to be in and that could not be joined, since one was: some
+  // stage cannot reach another, and which of the two is to blame nobody knows.
+  int32_t joins_failed = 0;
 };
 
 // A stage of a group of several workers.

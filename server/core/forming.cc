@@ -120,6 +120,9 @@ void Core::State::BeginToRun(GroupState& group) {
   group.phase = GroupState::Phase::kRunning;
   group.formed_us = turn_.now_us();
   if (group.members.empty()) group.idle_since_us = turn_.now_us();
+  for (const StageState& stage : group.stages) {
+    if (group.stages.size() > 1) WorkerOf(stage).joins_failed = 0;
+  }
   turn_.WantSchedule();
 }
 
@@ -156,19 +159,26 @@ void Core::State::OnGroupFailed(GroupState& group, StageState& stage,
 // that is how the group is lost; else nobody is to blame, and its jobs are tried again. Where every
 // worker says that it has lost another, all of them live: nothing more is to be awaited.
 void Core::State::Break(GroupState& group, StageState& stage, const std::string& message) {
-  stage.lost_another = true;
+  const std::string said = absl::StrCat("worker '", stage.worker, "': ", message);
   if (group.phase != GroupState::Phase::kBroken) {
-    turn_.Warn(absl::StrCat(group.name, ": worker '", stage.worker, "': ", message));
+    turn_.Warn(absl::StrCat(group.name, ": ", said));
     groups_.DropPlan(group);
     group.phase = GroupState::Phase::kBroken;
     group.broken_us = turn_.now_us();
-    group.reform_why = message;
+    group.reform_why = said;
+  } else if (!stage.lost_another) {
+    // The first to say so may have lost one that let go because it had lost another itself.
+    absl::StrAppend(&group.reform_why, "; ", said);
   }
+  stage.lost_another = true;
   if (std::ranges::all_of(group.stages, &StageState::lost_another)) EndBroken(group);
 }
 
 void Core::State::EndBroken(GroupState& group) {
   const std::string why = group.reform_why;
+  for (const StageState& stage : group.stages) {
+    if (group.formed_us == 0) ++WorkerOf(stage).joins_failed;
+  }
   std::vector<std::string> names;
   for (const auto& [name, member] : group.members) names.push_back(name);
   for (const std::string& name : names) {

@@ -137,6 +137,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
     entry.numerics_id = worker.hello.numerics_id();
     entry.transport = worker.hello.transport();
     entry.host = worker.hello.host();
+    entry.joins_failed = worker.joins_failed;
   }
   std::set<std::string_view> base_models;
   std::set<std::string_view> members;

@@ -280,6 +280,21 @@ def test_a_stage_that_nobody_can_reach():
         site.ends_as_on_one_worker("after stages that were not reached", names, SUBJECTS)
 
 
+def test_others_are_taken_for_a_stage_that_nobody_can_reach():
+    """Of three workers the first by name cannot be reached: the other two train, while it goes on to be there."""
+    with Wire(4, 0.5, 0, SEED) as wire, SiteOnWire(wire) as site:
+        wire.hosts[FIRST].ip("addr add 10.78.0.1/32 dev wire")
+        began = time.monotonic()
+        names = site.submit_all(SUBJECTS, 2)
+        site.start_on(FIRST, "--stage-address", "10.78.0.1")
+        for place in (SECOND, THIRD):
+            site.start_on(place)
+        until(lambda: site.group()["workers"] == ["w2", "w3"] and site.group()["measured_microbatches"], "w2 and w3 train", 60)
+        tell(f"    the other two train after {time.monotonic() - began:.1f} s")
+        site.ends_as_on_one_worker("on the other two", names, SUBJECTS)
+        assert "w1" in site.alive(), site.alive()
+
+
 def test_a_storm():
     """Random links cut for up to more than a lease, and mended; a wire that gets slower and loses more; workers and the
     coordinator killed and started again; jobs that come whenever none is left: all end with the bytes of one worker."""
@@ -315,5 +330,6 @@ def test_a_storm():
 
 if __name__ == "__main__":
     tell(f"seed {SEED}, {STEPS} steps")
-    main([test_the_wire_itself, test_a_slow_and_lossy_wire, test_cuts, test_a_stage_that_nobody_can_reach, test_a_storm],
+    main([test_the_wire_itself, test_a_slow_and_lossy_wire, test_cuts, test_a_stage_that_nobody_can_reach,
+          test_others_are_taken_for_a_stage_that_nobody_can_reach, test_a_storm],
          lacking=why_there_are_none())

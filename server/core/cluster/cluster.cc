@@ -196,6 +196,7 @@ void Cluster::Lose(WorkerState& worker) {
   worker.memory_rest = {};
   worker.memory_was_taken = false;
   worker.files_rest = {};
+  worker.joins_failed = 0;
   worker.group.clear();
   turn_.WantSchedule();
 }

@@ -35,7 +35,8 @@ struct WorkerState {
   Rest files_rest;
   // nor for a while after it said what does not fit. Kept by its name, over its streams.
   Rest lie_rest;
-  int lies = 0;  // in all
+  int lies = 0;              // in all
+  int32_t joins_failed = 0;  // planner::WorkerView's, of its process
   // By an operator: it gets no new job. Kept by its name, over streams and starts.
   bool drained = false;
   std::string drain_reason;

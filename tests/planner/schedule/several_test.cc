@@ -121,6 +121,32 @@ TEST_CASE("A job that fits no worker alone has a group on several idle ones") {
   CHECK(First(Of({Node("u"), Node("v")}, {}, {registered})) == "form u base=small 1024/100: a");
 }
 
+// How many groups are formed until one is joined, where none that has `bad` as a stage but the last
+// can be.
+int AttemptsUntilJoined(std::vector<WorkerView> workers, const std::string& bad) {
+  for (int attempt = 1; attempt <= 10; ++attempt) {
+    const Decision decision = Schedule(Of(workers, {}, {Wide("a")})).at(0);
+    REQUIRE(decision.stages.size() == 2);
+    if (decision.stages[0].worker != bad) return attempt;
+    for (WorkerView& worker : workers) {
+      if (worker.name == decision.stages[0].worker || worker.name == decision.stages[1].worker) {
+        ++worker.joins_failed;
+      }
+    }
+  }
+  return 0;
+}
+
+TEST_CASE("A worker that others cannot reach is left for those that have joined a group") {
+  CHECK(AttemptsUntilJoined({Node("a"), Node("u"), Node("v")}, "a") == 3);
+  CHECK(AttemptsUntilJoined({Node("a"), Node("u"), Node("v"), Node("w")}, "a") == 2);
+  // It is taken where nobody else is there, for it may be reached by now.
+  CHECK(AttemptsUntilJoined({Node("a"), Node("u")}, "a") == 0);
+  WorkerView failed = Node("a");
+  failed.joins_failed = 3;
+  CHECK(First(Of({failed, Node("u"), Node("v")}, {}, {Wide("x")})).substr(0, 7) == "form u ");
+}
+
 TEST_CASE("A job joins GPUs of two hosts where there is room beside NCCL") {
   const DeviceShape gpu{.kind = DeviceKind::kCuda, .multiprocessors = 132, .value_bytes = 2};
   GroupShape shape = ShapeOnTwo();

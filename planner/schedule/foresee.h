@@ -9,9 +9,9 @@
 // - Where a job ends, and on every idle worker now, the first of the queue that could run there
 //   alone comes next: it joins if the group has room for it, else the group takes nobody until its
 //   last job has ended, and is formed for that one then, which takes ClusterView::load_s.
-// - Where jobs need several workers, those that are idle now are put together for the first of
-// them;
-//   the workers of a group of several stay together, and take jobs of its base model alone.
+// - Where jobs need several workers, those that will be free the soonest are kept for the first of
+//   each base model, unless a group of it is there that could take it; they are put together once
+//   all are free. Workers that are together without a job are parted for whoever comes next.
 // - Nobody arrives, is evicted or moves, and no microbatch grows back. A job that leaves its group
 //   is gone at once; where it goes on is not foreseen.
 // Jobs whose steps or tokens are unknown count as in Schedule() (kUnknownSteps, kUnknownTokens).
@@ -35,9 +35,9 @@ struct Foreseen {
 // By the name of the job.
 using Foresight = absl::flat_hash_map<std::string, Foreseen>;
 
-// Those that train and stay, and those that wait and fit some worker of the
-// view alone, or one of its groups, or idle workers, of several. O((queued + running) (workers +
-// classes of jobs)).
+// Those that train and stay, and those that wait and fit some worker of the view alone, or one of
+// its groups, or several of its workers. O((queued + running) (workers + classes of jobs)), and a
+// placement (stages/place.h) each time that several workers are put together.
 Foresight Foresee(const ClusterView& view);
 
 }  // namespace lorad::planner

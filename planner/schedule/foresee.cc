@@ -39,11 +39,25 @@ struct Place {
   double now_s = 0;   // `rounds` were done by then; later than the simulation where it is formed
   double rounds = 0;
   double last_round = 0;  // after which all that came into it have ended
-  double slowness = 1;    // as many times as long as by the time model its rounds have lasted
+  double longest_step_ms = 0;
+  double slowness = 1;  // as many times as long as by the time model its rounds have lasted
   std::priority_queue<Trainee, std::vector<Trainee>, std::greater<>> trainees;
 
   double ModelSeconds() const {
-    return RoundMs(group.pace.times, group.crew.step_tokens(), group.shape.capacity_tokens) / 1000;
+    const double ms =
+        RoundMs(group.pace.times, group.crew.step_tokens(), group.shape.capacity_tokens);
+    return std::max(ms, longest_step_ms) / 1000;
+  }
+  // On several workers a round lasts no less than the step of any job does where none overlaps it.
+  void SetLongestStep() {
+    longest_step_ms = 0;
+    if (group.stages.empty()) return;
+    const int64_t capacity = group.shape.capacity_tokens;
+    for (const JobWork& job : group.crew.jobs()) {
+      const double alone_ms = RoundMs(group.pace.times, job.step_tokens, capacity) *
+                              FillAndDrainFactor(job.step_tokens, capacity, group.stages.size());
+      longest_step_ms = std::max(longest_step_ms, alone_ms);
+    }
   }
   double RoundSeconds() const { return slowness * ModelSeconds(); }
   double NextEnd() const {
@@ -161,6 +175,7 @@ class Simulation {
         --place.group.jobs;
       }
     }
+    place.SetLongestStep();
     if (group.tokens_per_second <= 0 || place.trainees.empty()) return;
     const auto tokens = static_cast<double>(group.crew.step_tokens());
     place.slowness = std::clamp(tokens / group.tokens_per_second / place.ModelSeconds(),
@@ -173,6 +188,7 @@ class Simulation {
     place.now_s = now_s;
     place.trainees.pop();
     place.group.crew.Remove(ended.work);
+    place.SetLongestStep();
     place.group.slot_bytes -= ended.slot_bytes;
     --place.group.jobs;
     foreseen_[ended.job].end_s = now_s;
@@ -246,6 +262,7 @@ class Simulation {
     ++place.group.jobs;
     place.group.lowest_priority = std::min(place.group.lowest_priority, job.job->priority);
     place.group.crew.Add(job.work);
+    place.SetLongestStep();
     place.Begin(job.job->job, job.work, slot_bytes);
     foreseen_[job.job->job].start_s = place.now_s;
     waiting_[job.job_class].pop_front();

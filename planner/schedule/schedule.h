@@ -91,6 +91,12 @@ inline constexpr int64_t kAdaptersOfGpu = 2;  // so that the next one need not w
 // What a step takes over one that computes nothing again (sizes/group.h).
 double RecomputationFactor(Recomputation recomputation);
 
+// What a step that no other overlaps takes over its stages' work: its m microbatches go through S
+// stages in (m + S - 1) times what one takes on the slowest. Microbatches have at most
+// `capacity_tokens`, and a window may cut them down to kMicrobatchTokens:
+//   (m + S - 1) / m,  m = max(1, ceil(step_tokens / capacity), floor(step_tokens / kMicrobatchTokens))
+double FillAndDrainFactor(int64_t step_tokens, int64_t capacity_tokens, size_t stages);
+
 // The shape of a group formed on a device for one job alone: with the least recomputation with
 // which it fits the budget, and with the most where it fits with none; `microbatch_tokens` as in
 // ClusterView. Of the job only model, longest_sequence and adapter count.

@@ -104,6 +104,13 @@ int64_t LeastTokens(int64_t a, int64_t b) {
   return a > 0 && b > 0 ? std::min(a, b) : std::max(a, b);
 }
 
+double FillAndDrainFactor(int64_t step_tokens, int64_t capacity_tokens, size_t stages) {
+  const int64_t microbatches =
+      std::max({int64_t{1}, (step_tokens + capacity_tokens - 1) / capacity_tokens,
+                step_tokens / kMicrobatchTokens});
+  return 1 + static_cast<double>(stages - 1) / static_cast<double>(microbatches);
+}
+
 std::optional<Placement> PlaceAlone(const QueuedJob& job, const std::vector<WorkerView>& workers,
                                     int64_t microbatch_tokens) {
   const Footprint footprint{0, job.model.get(), &job.adapter, job.longest_sequence, job.stages};

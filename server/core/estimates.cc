@@ -158,20 +158,15 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
               static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
   const double trained = left * static_cast<double>(complete.total_tokens());
   const double squares = left * rows.squared_lengths() * passes;
-  const double step_microbatches =
-      std::max(std::ceil(of_step / static_cast<double>(shape.capacity_tokens)), 1.0);
-  const double microbatches =
-      left * static_cast<double>(complete.total_steps()) * step_microbatches;
+  const double microbatches = left * static_cast<double>(complete.total_steps()) *
+                              std::ceil(of_step / static_cast<double>(shape.capacity_tokens));
   double ms = times.TrainMs(trained, squares, microbatches);
   if (shape.recomputation == planner::Recomputation::kBlocks) {
     ms += times.EvaluateMs(trained, squares, microbatches);  // forward twice
   }
   if (on_several) {
-    // Alone no step overlaps the next: each fills the stages and drains them, in microbatches that
-    // a window may cut shorter, down to kMicrobatchTokens.
-    const double cut = std::max(
-        step_microbatches, std::floor(of_step / static_cast<double>(planner::kMicrobatchTokens)));
-    ms *= (cut + static_cast<double>(on_several->ranges.size()) - 1) / cut;
+    ms *= planner::FillAndDrainFactor(static_cast<int64_t>(of_step), shape.capacity_tokens,
+                                      on_several->ranges.size());
   }
   if (!job.validation_dataset().empty()) {
     const records::RowsSummary& validation =

@@ -246,6 +246,15 @@ TEST_CASE("Several workers have room for microbatches as long as fit, whatever t
   }
 }
 
+TEST_CASE("A step that no other overlaps fills the stages and drains them") {
+  CHECK(FillAndDrainFactor(0, 1024, 2) == 2);
+  CHECK(FillAndDrainFactor(1024, 1024, 4) == 4);
+  CHECK(FillAndDrainFactor(1025, 1024, 2) == 1.5);
+  CHECK(FillAndDrainFactor(8192, 8192, 2) == 1.125);  // cut to eight
+  CHECK(FillAndDrainFactor(1000, 100, 3) == 1.2);
+  CHECK(FillAndDrainFactor(1000, 100, 1) == 1);
+}
+
 TEST_CASE("A pipeline is as fast as its slowest stage lets it be") {
   ClusterView view = Timed({}, {});
   view.times[{"large", "slow"}] = {100, 1, 0};
@@ -257,8 +266,16 @@ TEST_CASE("A pipeline is as fast as its slowest stage lets it be") {
   }
   view.queue = {job};
   const double share = SlowestShare(SmolLm2(), {{0, 38}, {38, 60}}, 50);
-  CHECK(Foresee(view).at("a").end_s == Approx(10 * 0.3 * share));
   CHECK(share == Approx(0.5).margin(0.03));
+  // A job alone whose steps are one microbatch has one stage wait for the other.
+  CHECK(Foresee(view).at("a").end_s == Approx(10 * 0.3 * share * 2));
+  // Two jobs overlap, and so do the microbatches of one step.
+  view.queue.push_back(job);
+  view.queue.back().job = "b";
+  CHECK(Foresee(view).at("a").end_s == Approx(10 * 0.5 * share * 1.2).epsilon(1e-9));
+  view.queue.pop_back();
+  view.queue[0].step_tokens = 4096;
+  CHECK(Foresee(view).at("a").end_s == Approx(10 * (0.4 + 4.096) * share * 5 / 4));
 }
 
 // A round of each takes 0.3 s alone, of several at most as long; forming takes 5 s.

@@ -1,19 +1,21 @@
 """A scenario of `lorad-plan pipeline` for a model on more stages than there are GPUs, from what two stages took.
 
-usage: more_stages.py MEASURED SCENARIO [--layers N] [--capacity N] > NEW
+usage: more_stages.py MEASURED SCENARIO [--capacity N] > NEW
 
-MEASURED is what stages.py --json wrote; SCENARIO gives stages, adapters and batches, and how much of them is measured. A layer's
-forward and backward are what the two stages took for it, least squares over their microbatches, with the head for as many layers
-as its multiplications are; so cards of different speeds come out as their mean. Attention has its share of the layer.
+MEASURED is what stages.py --json wrote; SCENARIO gives stages, adapters and batches, and how much of them is measured. The model
+has all layers of its shape (tools/make-model). A layer's forward and backward are what the two stages took for it, least squares
+over their microbatches, with the head for as many layers as its multiplications are; so cards of different speeds come out as
+their mean. Attention has its share of the layer.
 """
 
 import argparse
 import json
 import pathlib
+import subprocess
 import sys
+import tempfile
 
-# Llama-3.1-70B: millions of weights of a layer's two halves, and of the head.
-ATTENTION, MLP, HEAD = 151.0, 704.6, 1050.7
+MAKE_MODEL = pathlib.Path(__file__).resolve().parents[3] / "tools/make-model"
 FIRST = 16  # microbatches that build attention's plans: they are left out
 KINDS = {"forward": "FORWARD", "backward": "BACKWARD"}
 
@@ -29,30 +31,49 @@ def line(points):
     return (constant, slope) if constant >= 0 else (0, xy / xx)
 
 
-def layers_of(trace):
+class Weights:
+    """How many weights a layer's two halves and the head multiply by."""
+
+    def __init__(self, config):
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        width = config.get("head_dim", hidden // heads)
+        self.attention = 2 * hidden * width * (heads + config["num_key_value_heads"])
+        self.mlp = 3 * hidden * config["intermediate_size"]
+        self.head = hidden * config["vocab_size"]
+        self.layer = self.attention + self.mlp
+        self.layers = config["num_hidden_layers"]
+
+
+def weights_of(shape):
+    with tempfile.TemporaryDirectory() as directory:
+        subprocess.run([MAKE_MODEL, shape, directory], check=True, stdout=subprocess.DEVNULL)
+        return Weights(json.loads((pathlib.Path(directory) / "config.json").read_text()))
+
+
+def layers_of(trace, weights):
     """How many layers each stage has, the head counted as some."""
     layers = [(stage["end_block"] - stage["first_block"]) / 2 for stage in trace["stages"]]
-    return layers[:-1] + [layers[-1] + HEAD / (ATTENTION + MLP)]
+    return layers[:-1] + [layers[-1] + weights.head / weights.layer]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measured", type=pathlib.Path)
     parser.add_argument("scenario", type=pathlib.Path)
-    parser.add_argument("--layers", type=int, default=80)
     parser.add_argument("--capacity", type=int, default=0, help="default: what was measured")
     options = parser.parse_args()
     measured, scenario = json.loads(options.measured.read_text()), json.loads(options.scenario.read_text())
     trace = measured["trace"]
     tokens = {one["number"]: one["tokens"] for one in trace["microbatches"]}
-    layers = layers_of(trace)
+    weights = weights_of(measured["model"])
+    layers = layers_of(trace, weights)
 
     def points(kind, stage, share):
         return [(tokens[bar["microbatch"]], share * (bar["end_ms"] - bar["begin_ms"])) for bar in trace["simulated_bars"]
                 if bar["kind"] == kind and bar["stage"] == stage and bar["microbatch"] > FIRST]
 
-    def part(weights):
-        share = weights / (ATTENTION + MLP)
+    def part(of_weights):
+        share = of_weights / weights.layer
         costs = {}
         for name, kind in KINDS.items():
             constant, slope = line([point for stage in range(len(layers)) for point in points(kind, stage, share / layers[stage])])
@@ -63,8 +84,8 @@ def main():
     scenario |= {
         "about": [f"{options.scenario.name}, with the times that {options.measured.name} has of {len(layers)} stages."],
         "capacity": options.capacity or measured["group"]["capacity_tokens"],
-        "model": {"layers": options.layers, "cut": "half_layers", "attention": part(ATTENTION), "mlp": part(MLP),
-                  "head": part(HEAD) | {"trained_only": False}},
+        "model": {"layers": weights.layers, "cut": "half_layers", "attention": part(weights.attention), "mlp": part(weights.mlp),
+                  "head": part(weights.head) | {"trained_only": False}},
         "transfer": {"latency_ms": constant, "token_ms": slope},
     }
     json.dump(scenario, sys.stdout, indent=2)

@@ -5,7 +5,7 @@ usage: stages.py [--model SHAPE [--layers N]] [--transport auto|peer|nccl|socket
 
 The shape of Qwen2.5-14B with random weights, four adapters, sequences of mixed lengths, N of them in a batch (training.py
 has the rest). Microbatches are as long as lorad finds right for either, where it is not said: those of a pipeline are
-shorter. Skips where there are not two GPUs. The bar is the issue's: 1.93 times one GPU.
+shorter. Skips where there are not two GPUs. The bar of the 14B: 1.93 times one GPU.
 
 With --layers the model has so many, and one GPU alone trains half of them: what a stage does. The bar is 0.95 of that. So the
 stages of a model that is too large for two GPUs are measured; FILE of --json has each microbatch's times.
@@ -22,7 +22,7 @@ from house import WORKER, tell  # by the path that training has set
 
 SETTING = dict(adapters=4, length=0)
 STAGES = 2
-BAR = 1.93
+BARS = {"qwen2.5-14b": 1.93}
 BAR_OF_STAGE = 0.95
 
 
@@ -69,13 +69,13 @@ def main():
     if options.trace:
         options.trace.write_text(together["chrome_trace"])
     ratio = together["tokens_per_second"] / alone["tokens_per_second"]
-    bar = BAR_OF_STAGE if options.layers else BAR
+    bar = BAR_OF_STAGE if options.layers else BARS.get(options.model)
     model = f"{options.model}, {options.layers} layers, on one GPU half of them" if options.layers else options.model
     tell(f"{model}: {alone['tokens_per_second']:,.0f} tokens/s on one GPU, {together['tokens_per_second']:,.0f} on "
-         f"{STAGES} as stages, {ratio:.3f} times as many (bar {bar}); alone {alone['peak_bytes'][0] / 2**30:.2f} GiB used, "
+         f"{STAGES} as stages, {ratio:.3f} times as many{f' (bar {bar})' if bar else ''}; alone {alone['peak_bytes'][0] / 2**30:.2f} GiB used, "
          f"{alone['estimated_bytes'][0] / 2**30:.2f} estimated")
     if options.json:
-        options.json.write_text(json.dumps({"alone": alone["tokens_per_second"], "stages": together["tokens_per_second"],
+        options.json.write_text(json.dumps({"model": options.model, "alone": alone["tokens_per_second"], "stages": together["tokens_per_second"],
                                             "ratio": ratio, "group": together["group"], "trace": trace}, indent=2) + "\n")
 
 

@@ -134,6 +134,16 @@ void DrawStages(std::mt19937_64& random, History* history) {
   }
 }
 
+// One more worker, which would be taken first, and does for groups of one alone.
+void AddIsolated(History* history) {
+  std::vector<Machine>& machines = history->site.machines;
+  Machine machine = machines.front();
+  machine.worker = "isolated";
+  machine.isolated = true;
+  machines.insert(machines.begin(), machine);
+  ++history->workers_min;
+}
+
 // Two workers, of which the second has room for small jobs alone, and hardly anything goes wrong.
 void DrawCrowd(std::mt19937_64& random, History* history) {
   history->site.machines = {{"worker-0"}, {"worker-1"}};
@@ -218,6 +228,7 @@ History DrawHistory(uint64_t seed) {
     add(Draw(random, CountClientKinds() + CountKindsOfAll(), CountKinds() - 1));
   }
   Number(history.happenings);
+  if (stages && seed / kStagesEvery % kIsolatedEvery == kIsolatedEvery - 1) AddIsolated(&history);
   // In one of five the workers die with their coordinator, as far as that knows.
   for (Machine& machine : history.site.machines) machine.outlives = seed % 5 != 1;
   return history;

@@ -22,6 +22,8 @@ struct History {
 // workers and coordinators that die for a minute.
 History DrawHistory(uint64_t seed);  // draw_history.cc
 inline constexpr uint64_t kStagesEvery = 4, kRestlessEvery = 64;
+// Of those of stages one in so many has one worker more, the first by name, that no other can reach.
+inline constexpr uint64_t kIsolatedEvery = 8;
 // Of histories that have found what the first thousands do not. Mutations hold those that found a
 // defect of lorad's to it, should histories be drawn otherwise one day.
 inline constexpr uint64_t kFailedOnce[] = {601358, 601659, 606798, 607242, 608288, 612714,

@@ -129,6 +129,7 @@ Site::Site(const SiteOptions& options)
   script_.rate_of = [this](const std::string& job, int64_t step) { return RateOf(job, step); };
   StartCoordinator();
   for (const Machine& machine : options.machines) {
+    if (machine.isolated) net_.Isolate(machine.worker);
     workers_.push_back(std::make_unique<WorkerProcess>(machine, clock_, *this, script_, &net_));
     WorkerProcess& worker = *workers_.back();
     if (machine.joins_us == 0) {

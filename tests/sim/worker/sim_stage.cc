@@ -90,6 +90,7 @@ int64_t StageNet::ArrivalUs(const SimStage& from, const std::string& to) {
 
 void StageNet::Carry(const SimStage& from, const std::string& to,
                      std::function<void(SimStage&)> arrive) {
+  if (isolated_.contains(from.host_.worker) || isolated_.contains(workers_.at(to))) return;
   clock_.At(ArrivalUs(from, to), [this, to, arrive = std::move(arrive)] {
     SimStage* const there = Find(to);
     if (there == nullptr) return;

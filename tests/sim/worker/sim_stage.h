@@ -33,6 +33,8 @@ class StageNet {
   void Cut(const std::string& worker, const std::string& other, int64_t for_us);
   // For so long it takes up to so much longer.
   void Slow(const std::string& worker, const std::string& other, int64_t by_us, int64_t for_us);
+  // Nothing comes from it or to it, as where it said an address to which there is no route.
+  void Isolate(const std::string& worker) { isolated_.insert(worker); }
 
  private:
   friend class SimStage;
@@ -59,6 +61,7 @@ class StageNet {
   std::map<std::string, std::string> workers_;  // by endpoint, also of those that have gone
   std::map<Way, int64_t> free_us_;              // of endpoints: then the way is free
   std::map<Way, Link> links_;                   // of workers
+  std::set<std::string> isolated_;              // likewise
 };
 
 // One stage of a group, from its forming to its end: the others see its end. At most one call waits

@@ -51,8 +51,9 @@ struct Machine {
   int value_bytes = 0;      // likewise
   int64_t order_us = 1000;  // its engine takes so long for each
   std::string numerics_id = "sim";
-  int64_t joins_us = 0;  // so long after the others
-  bool outlives = true;  // Hello.outlives_coordinator
+  int64_t joins_us = 0;   // so long after the others
+  bool outlives = true;   // Hello.outlives_coordinator
+  bool isolated = false;  // no other worker can reach it, nor it them
 };
 
 class WorkerProcess {

@@ -14,7 +14,7 @@ import sys
 import golden
 from house import WORKER, House, main, tell
 from isolation import Subjects
-from staged import on_stages, start_workers, storm
+from staged import HOUSE, LAYERS, joins_within, on_stages, start_workers, storm
 
 OPTIONS = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
 DEVICES = OPTIONS.get("devices", "cuda:0").split(",")
@@ -27,6 +27,7 @@ MEMORY = "6GiB"  # of each worker: several share a GPU
 FP32_LOSS_MAX = 1e-4  # relative, from PEFT's in float32 on a CPU
 LEASE_S = 5
 TRANSPORTS = {"peer": "by peer", "sockets": "through the host's memory"}  # and what is logged of each
+JOINS, JOIN_BARS = 3, {"peer": 1, "sockets": 1, "nccl": 3}  # seconds
 if len(set(DEVICES)) > 1:  # which takes no GPU twice
     TRANSPORTS["nccl"] = "by NCCL"
 
@@ -78,6 +79,20 @@ def test_goldens():
         house.clear()
 
 
+def test_time_to_form():
+    for transport in TRANSPORTS:
+        with House(None, *HOUSE) as house:
+            SUBJECTS.prepare(house, "--stages", 2, layers=LAYERS)
+
+            def begin(i):
+                for place in range(2):
+                    by(transport)(house, f"w{i}-{place}", place)
+                return house.submit(SUBJECTS.jobs()[0])
+
+            joins_within(house, transport, JOINS, JOIN_BARS[transport], begin)
+        house.clear()
+
+
 def test_storm():
     """SIGKILL and SIGSTOP of random workers that go by peer, then of such that go by NCCL; whoever is gone is started
     again."""
@@ -88,4 +103,4 @@ def test_storm():
 
 if __name__ == "__main__":
     tell(f"seed {SEED}, {STEPS} steps, on {', '.join(DEVICES)}")
-    main([test_bytes_of_one_worker, test_goldens, test_storm], lacking=lacking())
+    main([test_bytes_of_one_worker, test_goldens, test_time_to_form, test_storm], lacking=lacking())

@@ -10,15 +10,15 @@ import random
 import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
 from formats import token_rows, write_model
-from house import BINARIES, LORAD, WORKER, Failure, House, Skipped, main, tell
+from house import BINARIES, LORAD, WORKER, House, Skipped, main, tell
 from isolation import Subjects, outcome, steps_done_twice_alike
+from staged import joins_within, until
 
 OPTIONS = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
 SEED = int(OPTIONS.get("seed", random.SystemRandom().randrange(2**31)))
@@ -108,15 +108,6 @@ class Site:
     def goes_on(self, names, steps=3):
         goal = self.steps(names) + steps
         until(lambda: self.steps(names) >= goal, f"{steps} more steps", 120)
-
-
-def until(predicate, what, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := predicate()):
-        if time.monotonic() > end:
-            raise Failure(f"not within {seconds} s: {what}")
-        time.sleep(0.05)
-    return found
 
 
 def jobs():
@@ -296,24 +287,18 @@ def test_where_mpi_is_missing():
 
 
 def test_time_to_form():
-    """What joining costs beyond loading, by transport: from the last stage's GroupFormed to the last Connected."""
     _, memory = alone()
     for transport, bar in (("sockets", 1), ("mpi", 3)):
-        times = []
         with Site("--transport", transport) as site:
             prepare(site.house)
-            for i in range(TIMES):
-                workers = [site.start_worker(f"w{i}-{stage}", memory, transport) for stage in range(2)]
+
+            def begin(i):
+                for stage in range(2):
+                    site.start_worker(f"w{i}-{stage}", memory, transport)
                 site.has_workers(2)
-                name = site.house.submit(jobs()[0])
-                found = until(lambda: re.findall(r"its stages are connected, the last one after ([\d.e-]+) s", site.house.log())[i:], "connected stages")
-                times.append(float(found[0]))
-                site.house.run("cancel", name)
-                site.house.wait([name], state=None)
-                site.house.end_workers()
-                assert all(worker.returncode == 0 for worker in workers)
-        tell(f"    {transport}: joined in {1000 * statistics.median(times):.1f} ms, at most {1000 * max(times):.1f} ms of {len(times)}")
-        assert statistics.median(times) < bar, (transport, times)
+                return site.house.submit(jobs()[0])
+
+            joins_within(site.house, transport, TIMES, bar, begin)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@
 """
 
 import os
+import re
 import signal
+import statistics
 import time
 
 from house import LIVE_STATES, Failure, House, tell
@@ -32,6 +34,23 @@ def until(predicate, what, seconds=120):
             raise Failure(f"not within {seconds} s: {what}")
         time.sleep(0.05)
     return found
+
+
+def joins_within(house, what, times, bar, begin):
+    """What joining costs beyond loading: from the last stage's GroupFormed to the last Connected, by what the daemon says,
+    so many times; begin(i) starts workers and submits a job to them. The median is within `bar` seconds."""
+    found = []
+    for i in range(times):
+        name = begin(i)
+        said = until(lambda: re.findall(r"its stages are connected, the last one after ([\d.e-]+) s", house.log())[i:], "connected stages")
+        found.append(float(said[0]))
+        house.run("cancel", name)
+        house.wait([name], state=None)
+        workers = list(house.workers)
+        house.end_workers()
+        assert all(worker.returncode == 0 for worker in workers), [worker.returncode for worker in workers]
+    tell(f"    {what}: joined in {1000 * statistics.median(found):.1f} ms, at most {1000 * max(found):.1f} ms of {len(found)} (bar {bar} s)")
+    assert statistics.median(found) < bar, (what, found)
 
 
 _outcomes = {}

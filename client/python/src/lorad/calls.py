@@ -1,0 +1,186 @@
+"""The way to the daemon: one channel, calls that are tried again, uploads, downloads and watches that go on where they
+broke off. All of gRPC is in this file.
+
+Threads: a Connection may be used from any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
+
+import grpc
+
+from lorad.errors import LoradError, NotFoundError, from_rpc
+from lorad.v1 import (adapters_pb2_grpc, checkpoints_pb2, checkpoints_pb2_grpc, cluster_pb2_grpc, datasets_pb2,
+                      datasets_pb2_grpc, jobs_pb2, jobs_pb2_grpc, models_pb2_grpc)
+
+CALL_SECONDS = 60.0
+CHUNK_BYTES = 256 * 1024
+PAUSE_SECONDS = 0.2  # before the second attempt; doubled for each one after it
+PAUSE_SECONDS_MAX = 5.0
+OPTIONS = [
+    ("grpc.max_receive_message_length", 64 << 20),  # a page of 1000 jobs with long labels
+    ("grpc.enable_http_proxy", 0),
+    # A daemon that is there but answers nothing is noticed in a call that would wait for ever.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+
+
+def new_request_id() -> str:
+    """Names one thing that is to be created, so that creating it may be repeated."""
+    return uuid.uuid4().hex
+
+
+class _Attempts:
+    """Whether, and after what pause, something is tried again."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._pause = PAUSE_SECONDS
+
+    def pause_or_raise(self, error: LoradError) -> None:
+        """Sleeps before the next attempt; raises `error` where it does not pass, or the time is over."""
+        passes = error.code == "UNAVAILABLE" or error.retry_after is not None
+        wait = max(self._pause, error.retry_after or 0.0)
+        if not passes or time.monotonic() + wait > self._end:
+            raise error
+        time.sleep(wait)
+        self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
+
+
+class Connection:
+    """A channel to `server` (HOST:PORT). `retry_seconds`: for so long a daemon that is away is waited for."""
+
+    def __init__(self, server: str, retry_seconds: float) -> None:
+        self.server = server
+        self.retry_seconds = retry_seconds
+        self.channel: Any = grpc.insecure_channel(server, options=OPTIONS)
+        stub: Any = adapters_pb2_grpc
+        self.adapters: Any = stub.AdaptersStub(self.channel)
+        stub = checkpoints_pb2_grpc
+        self.checkpoints: Any = stub.CheckpointsStub(self.channel)
+        stub = cluster_pb2_grpc
+        self.cluster: Any = stub.ClusterStub(self.channel)
+        stub = datasets_pb2_grpc
+        self.datasets: Any = stub.DatasetsStub(self.channel)
+        stub = jobs_pb2_grpc
+        self.jobs: Any = stub.JobsStub(self.channel)
+        stub = models_pb2_grpc
+        self.models: Any = stub.ModelsStub(self.channel)
+
+    def close(self) -> None:
+        """Ends all calls."""
+        self.channel.close()
+
+    def call(self, method: Callable[..., Any], request: Any, *, seconds: float | None = CALL_SECONDS,
+             retry_seconds: float | None = None) -> Any:
+        """One call, tried again while the daemon is away: what creates needs a request id."""
+        attempts = _Attempts(self.retry_seconds if retry_seconds is None else retry_seconds)
+        while True:
+            try:
+                return method(request, timeout=seconds)
+            except grpc.RpcError as error:
+                found = from_rpc(error, self.server)
+            attempts.pause_or_raise(found)
+
+    def delete(self, method: Callable[..., Any], request: Any) -> None:
+        """The same for what deletes: what is gone at a later attempt was deleted by the first."""
+        attempts = _Attempts(self.retry_seconds)
+        repeated = False
+        while True:
+            try:
+                method(request, timeout=CALL_SECONDS)
+                return
+            except grpc.RpcError as error:
+                found = from_rpc(error, self.server)
+            if repeated and isinstance(found, NotFoundError):
+                return
+            attempts.pause_or_raise(found)
+            repeated = True
+
+    def pages(self, method: Callable[..., Any], request: Any, field: str) -> Iterator[Any]:
+        """What a list has, page by page."""
+        request.page_size = 1000
+        while True:
+            page = self.call(method, request)
+            yield from getattr(page, field)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def upload(self, name: str, file: IO[bytes], size: int) -> datasets_pb2.Dataset:
+        """Stores `file` as the dataset `name`."""
+        config = datasets_pb2.CreateDatasetRequest.Config(name=name, request_id=new_request_id(), size_bytes=size)
+
+        def requests() -> Iterator[datasets_pb2.CreateDatasetRequest]:
+            file.seek(0)
+            yield datasets_pb2.CreateDatasetRequest(config=config)
+            while chunk := file.read(CHUNK_BYTES):
+                yield datasets_pb2.CreateDatasetRequest(chunk=chunk)
+
+        def create(_: None, timeout: float | None) -> Any:
+            return self.datasets.CreateDataset(requests(), timeout=timeout)
+
+        dataset: datasets_pb2.Dataset = self.call(create, None, seconds=None)
+        return dataset
+
+    def download(self, job: str, step: int, file: checkpoints_pb2.CheckpointFile, folder: pathlib.Path) -> None:
+        """Fetches one file of a checkpoint into `folder`, where it appears once it is whole and its hash is right."""
+        part = folder / f".{file.name}.part"
+        attempts = _Attempts(self.retry_seconds)
+        digest, offset = hashlib.sha256(), 0
+        with part.open("wb") as out:
+            while True:
+                request = checkpoints_pb2.DownloadCheckpointRequest(job=job, step=step, file=file.name, offset=offset)
+                try:
+                    for answer in self.checkpoints.DownloadCheckpoint(request):
+                        out.write(answer.chunk)
+                        digest.update(answer.chunk)
+                        offset += len(answer.chunk)
+                    break
+                except grpc.RpcError as error:
+                    found = from_rpc(error, self.server)
+                attempts.pause_or_raise(found)
+        if digest.hexdigest() != file.sha256:
+            part.unlink()
+            raise LoradError(f"{file.name} of {job} was damaged on the way", code="DATA_LOSS", reason="DAMAGED")
+        os.replace(part, folder / file.name)
+
+    def watch(self, names: Sequence[str], timeout: float | None = None) -> Iterator[jobs_pb2.WatchJobsResponse]:
+        """What happens to these jobs: the present state, then every change in order. It goes on by itself where the
+        connection broke, without leaving out or repeating a change while the daemon keeps them (an hour at least).
+        TimeoutError after `timeout` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        attempts: _Attempts | None = None
+        revision, store = 0, ""
+        while True:
+            request = jobs_pb2.WatchJobsRequest(names=names, resume_from_revision=revision, resume_from_store=store,
+                                                bookmarks=True)
+            left = None if end is None else max(0.0, end - time.monotonic())
+            stream = self.jobs.WatchJobs(request, timeout=left)
+            try:
+                for answer in stream:
+                    attempts = None
+                    revision, store = max(revision, answer.revision), answer.store
+                    yield answer
+                found = LoradError("the daemon ended the watch", code="UNAVAILABLE", reason="STREAM_ENDED")
+            except grpc.RpcError as error:
+                found = from_rpc(error, self.server)
+            finally:
+                stream.cancel()
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError(f"{', '.join(names)}: not done after {timeout:g} s")
+            if found.code == "OUT_OF_RANGE" and revision > 0:  # no longer kept, or of another store
+                revision, store = 0, ""
+                continue
+            attempts = attempts or _Attempts(self.retry_seconds)
+            attempts.pause_or_raise(found)

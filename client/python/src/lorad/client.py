@@ -1,0 +1,235 @@
+"""A daemon: its models, datasets and jobs, and what makes a job."""
+
+from __future__ import annotations
+
+import os
+import re
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from lorad import names, rows
+from lorad.calls import Connection, new_request_id
+from lorad.errors import AlreadyExistsError, InvalidError, NotFoundError
+from lorad.job import Job
+from lorad.v1 import cluster_pb2, datasets_pb2, jobs_pb2, models_pb2
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from lorad.names import JobFields
+
+DEFAULT_SERVER = "127.0.0.1:7070"
+CONNECT_SECONDS = 10.0
+RETRY_SECONDS = 60.0
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def connect(server: str | None = None, *, retry_seconds: float = RETRY_SECONDS) -> Client:
+    """A client of the daemon at `server` (HOST:PORT; default: LORAD_SERVER, or 127.0.0.1:7070).
+
+    UnavailableError where none answers within 10 s. Later on, calls and watches wait `retry_seconds` for a daemon that
+    went away, and go on then."""
+    address = server or os.environ.get("LORAD_SERVER") or DEFAULT_SERVER
+    if not re.fullmatch(r".+:\d{1,5}", address):
+        raise rows.wrong("server", f"must be HOST:PORT, got {address!r}")
+    connection = Connection(address, retry_seconds)
+    client = Client(connection)
+    try:
+        connection.call(connection.cluster.GetCluster, cluster_pb2.GetClusterRequest(), seconds=CONNECT_SECONDS,
+                        retry_seconds=min(retry_seconds, CONNECT_SECONDS))
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+class Models:
+    """The base models of a daemon."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def list(self) -> list[models_pb2.Model]:
+        """All of them."""
+        return [*self._connection.pages(self._connection.models.ListModels, models_pb2.ListModelsRequest(), "models")]
+
+    def get(self, name: str) -> models_pb2.Model:
+        """One; NotFoundError where there is none."""
+        model: models_pb2.Model = self._connection.call(self._connection.models.GetModel,
+                                                        models_pb2.GetModelRequest(name=name))
+        return model
+
+    def add(self, name: str, path: str | os.PathLike[str], *, chat_template: str = "", stages: int = 0) -> models_pb2.Model:
+        """Registers the Hugging Face directory `path`, which the daemon reads; it must be a path there. A model of this
+        name and path that is there already is answered with, unless a template or stages are said."""
+        request = models_pb2.RegisterModelRequest(name=name, path=os.fspath(path), request_id=new_request_id(),
+                                                  chat_template=chat_template, stages=stages)
+        try:
+            model: models_pb2.Model = self._connection.call(self._connection.models.RegisterModel, request, seconds=None)
+        except AlreadyExistsError:
+            model = self.get(name)
+            if model.path != os.path.normpath(request.path) or chat_template or stages:
+                raise
+        return model
+
+    def remove(self, name: str) -> None:
+        """Forgets it; its files stay."""
+        self._connection.delete(self._connection.models.UnregisterModel, models_pb2.UnregisterModelRequest(name=name))
+
+
+class Datasets:
+    """The rows that a daemon has stored."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def list(self) -> list[datasets_pb2.Dataset]:
+        """All of them."""
+        request = datasets_pb2.ListDatasetsRequest()
+        return [*self._connection.pages(self._connection.datasets.ListDatasets, request, "datasets")]
+
+    def get(self, name: str) -> datasets_pb2.Dataset:
+        """One; NotFoundError where there is none."""
+        dataset: datasets_pb2.Dataset = self._connection.call(self._connection.datasets.GetDataset,
+                                                              datasets_pb2.GetDatasetRequest(name=name))
+        return dataset
+
+    def add(self, data: Any, name: str | None = None, *, columns: rows.Columns | None = None) -> datasets_pb2.Dataset:
+        """Stores rows: a list or another iterable of mappings, a file's path (JSON Lines, a JSON array, CSV or TSV,
+        perhaps gzip), a datasets.Dataset, a DataFrame of pandas.
+
+        name     default: one made of the rows' hash, so that the same rows are stored once
+        columns  the name in the rows -> that in the data, e.g. {"prompt": "question", "completion": "answer"}
+
+        The same rows under the same name are answered with as they are stored."""
+        spool = rows.Spool(data, columns)
+        try:
+            wanted = name or f"rows-{spool.sha256[:16]}"
+            try:
+                found = self.get(wanted)
+            except NotFoundError:
+                try:
+                    return self._connection.upload(wanted, spool.file, spool.size)
+                except AlreadyExistsError:  # by another client, a moment ago
+                    found = self.get(wanted)
+            if found.sha256 != spool.sha256:
+                raise AlreadyExistsError(f"there is a dataset {wanted!r} of other rows", code="ALREADY_EXISTS",
+                                         reason="DATASET_EXISTS")
+            return found
+        finally:
+            spool.close()
+
+    def remove(self, name: str) -> None:
+        """Deletes it."""
+        self._connection.delete(self._connection.datasets.DeleteDataset, datasets_pb2.DeleteDatasetRequest(name=name))
+
+
+class Client:
+    """A daemon. Made by `connect`; ended by `close`, or with `with`. Threads: any may use it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.models = Models(connection)
+        self.datasets = Datasets(connection)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<lorad.Client of {self.connection.server}>"
+
+    def close(self) -> None:
+        """Ends its calls; jobs go on."""
+        self.connection.close()
+
+    def cluster(self) -> cluster_pb2.ClusterStatus:
+        """The daemon, its groups, and how many jobs are in which state."""
+        status: cluster_pb2.ClusterStatus = self.connection.call(self.connection.cluster.GetCluster,
+                                                                 cluster_pb2.GetClusterRequest())
+        return status
+
+    def jobs(self, filter: str = "") -> list[Job]:
+        """All jobs, newest first; `filter` as in docs/api.md, e.g. 'state = RUNNING AND labels.team = math'."""
+        request = jobs_pb2.ListJobsRequest(filter=filter)
+        return [Job(self.connection, job) for job in self.connection.pages(self.connection.jobs.ListJobs, request, "jobs")]
+
+    def job(self, name: str) -> Job:
+        """The job of this id; NotFoundError where there is none."""
+        found = self.connection.call(self.connection.jobs.GetJob, jobs_pb2.GetJobRequest(name=name))
+        return Job(self.connection, found)
+
+    def train(self, base_model: str, data: Any, *, validation_data: Any = None, peft_config: Any = None, args: Any = None,
+              columns: rows.Columns | None = None, **fields: Unpack[JobFields]) -> Job:
+        """Creates a job, and answers once the daemon has stored it.
+
+        base_model       a registered model's name
+        data             rows as `Datasets.add` takes them, one of its datasets, or a stored dataset's name
+        validation_data  likewise; its loss is measured at the start, every eval_every_steps, and at the end
+        peft_config      a LoraConfig of PEFT's; what it does not say, and `fields` do not, has its default
+        args             an SFTConfig of TRL's: its fields that mean something here, their defaults too; others that are
+                         set are refused by name
+        columns          as `Datasets.add` has it, for both
+        fields           rank=16, learning_rate=2e-4, ...: by our names or those of PEFT and transformers (docs/api.md);
+                         they go before peft_config and args
+
+        InvalidError holds all that is wrong."""
+        request = self._prepare(base_model, data, validation_data, peft_config, args, columns, fields)
+        return Job(self.connection, self._create(request))
+
+    def check(self, base_model: str, data: Any, *, validation_data: Any = None, peft_config: Any = None, args: Any = None,
+              columns: rows.Columns | None = None, **fields: Unpack[JobFields]) -> list[str]:
+        """Checks a job and every row of its data without creating it; the arguments are those of `train`. Answers with
+        warnings: what is allowed and likely not meant. InvalidError as there."""
+        request = self._prepare(base_model, data, validation_data, peft_config, args, columns, fields)
+        return list(self._create(request, validate_only=True).warnings)
+
+    def estimate(self, base_model: str, data: Any, *, validation_data: Any = None, peft_config: Any = None,
+                 args: Any = None, columns: rows.Columns | None = None,
+                 **fields: Unpack[JobFields]) -> jobs_pb2.JobEstimate:
+        """What a job would cost in memory and time; the arguments are those of `train`."""
+        request = self._prepare(base_model, data, validation_data, peft_config, args, columns, fields)
+        try:
+            estimate: jobs_pb2.JobEstimate = self.connection.call(
+                self.connection.jobs.EstimateJob, jobs_pb2.EstimateJobRequest(job=request.job), seconds=None)
+        except InvalidError as error:
+            raise _renamed(error, request) from None
+        return estimate
+
+    def _prepare(self, base_model: str, data: Any, validation_data: Any, peft_config: Any, args: Any,
+                 columns: rows.Columns | None, fields: Any) -> names.Request:
+        request = names.build(base_model, fields, peft_config, args)  # before anything is uploaded
+        name, dataset_format = self._dataset(data, columns)
+        request.job.training_dataset = name
+        request.train_on(dataset_format)
+        if validation_data is not None:
+            request.job.validation_dataset, _ = self._dataset(validation_data, columns)
+        request.origins |= {"training_dataset": "data", "validation_dataset": "validation_data"}
+        return request
+
+    def _dataset(self, data: Any, columns: rows.Columns | None) -> tuple[str, int]:
+        """The name and format of a stored dataset of these rows."""
+        stored = data.name if isinstance(data, datasets_pb2.Dataset) else data
+        if isinstance(stored, str) and NAME.fullmatch(stored):
+            try:
+                return stored, self.datasets.get(stored).format
+            except NotFoundError:
+                return stored, 0  # the daemon says so beside all else that is wrong
+        dataset = self.datasets.add(data, columns=columns)
+        return dataset.name, dataset.format
+
+    def _create(self, request: names.Request, validate_only: bool = False) -> jobs_pb2.Job:
+        create = jobs_pb2.CreateJobRequest(job=request.job, request_id=new_request_id(), validate_only=validate_only)
+        try:
+            job: jobs_pb2.Job = self.connection.call(self.connection.jobs.CreateJob, create, seconds=None)
+        except InvalidError as error:
+            raise _renamed(error, request) from None
+        return job
+
+
+def _renamed(error: InvalidError, request: names.Request) -> InvalidError:
+    """The daemon's error by the names that the caller used."""
+    return InvalidError(error.message, code=error.code, reason=error.reason, metadata=error.metadata,
+                        violations=request.in_their_words(error.violations), retry_after=error.retry_after)

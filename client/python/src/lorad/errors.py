@@ -1,0 +1,105 @@
+"""What goes wrong, as exceptions whose text holds every violation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from google.rpc import error_details_pb2, status_pb2
+
+DETAILS_KEY = "grpc-status-details-bin"
+
+
+@dataclasses.dataclass(frozen=True)
+class Violation:
+    """One thing that is wrong: `field` is the argument, field, row or limit to blame."""
+
+    field: str
+    description: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.description}" if self.field else self.description
+
+
+class LoradError(Exception):
+    """An answer of the daemon's, or of this package, that is an error.
+
+    code         the gRPC code's name, e.g. "NOT_FOUND"
+    reason       for programs, e.g. "DATASET_NOT_FOUND"; docs/api.md lists them
+    violations   all that is wrong, each with its field
+    metadata     what the error is about
+    retry_after  seconds after which it is worth trying again; None: nobody knows
+    """
+
+    def __init__(self, message: str, *, code: str = "UNKNOWN", reason: str = "", violations: Sequence[Violation] = (),
+                 metadata: dict[str, str] | None = None, retry_after: float | None = None) -> None:
+        self.message = message
+        self.code = code
+        self.reason = reason or code
+        self.violations = list(violations)
+        self.metadata = dict(metadata or {})
+        self.retry_after = retry_after
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return "\n  ".join([f"{self.reason}: {self.message}", *map(str, self.violations)])
+
+
+class InvalidError(LoradError, ValueError):
+    """Arguments, fields or rows that are not right: `violations` has all of them."""
+
+
+class NotFoundError(LoradError, LookupError):
+    """There is no such job, model, dataset, checkpoint, ..."""
+
+
+class AlreadyExistsError(LoradError):
+    """The name, or the request id, is taken."""
+
+
+class UnavailableError(LoradError, ConnectionError):
+    """The daemon is not there, or cannot do it now."""
+
+
+class JobFailedError(LoradError):
+    """A job that was waited for has ended without success; `reason` is the job's."""
+
+
+_CLASSES: dict[str, type[LoradError]] = {
+    "INVALID_ARGUMENT": InvalidError, "NOT_FOUND": NotFoundError, "ALREADY_EXISTS": AlreadyExistsError,
+    "UNAVAILABLE": UnavailableError,
+}
+
+
+def invalid(violations: Sequence[Violation], what: str, reason: str = "INVALID_FIELDS") -> InvalidError:
+    """The error of all these at once; `what` names what they are of, e.g. "of the job"."""
+    count = f"1 field {what} is" if len(violations) == 1 else f"{len(violations)} fields {what} are"
+    return InvalidError(f"{count} not valid", code="INVALID_ARGUMENT", reason=reason, violations=violations)
+
+
+def from_rpc(error: Any, server: str) -> LoradError:
+    """The exception for a grpc.RpcError of a call to `server`."""
+    code, message = error.code().name, error.details() or ""
+    keywords: dict[str, Any] = {}
+    violations: list[Violation] = []
+    for key, value in error.trailing_metadata() or ():
+        if key != DETAILS_KEY:
+            continue
+        for detail in status_pb2.Status.FromString(value).details:
+            info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+            precondition, quota = error_details_pb2.PreconditionFailure(), error_details_pb2.QuotaFailure()
+            retry = error_details_pb2.RetryInfo()
+            if detail.Unpack(info):
+                keywords |= {"reason": info.reason, "metadata": dict(info.metadata)}
+            elif detail.Unpack(bad):
+                violations += [Violation(v.field, v.description) for v in bad.field_violations]
+            elif detail.Unpack(precondition):
+                violations += [Violation(v.subject, v.description) for v in precondition.violations]
+            elif detail.Unpack(quota):
+                violations += [Violation(v.subject, v.description) for v in quota.violations]
+            elif detail.Unpack(retry):
+                keywords["retry_after"] = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+    if code == "UNAVAILABLE" and "reason" not in keywords:
+        message = f"no daemon answers at {server}: {message}"
+    return _CLASSES.get(code, LoradError)(message, code=code, violations=violations, **keywords)

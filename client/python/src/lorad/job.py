@@ -1,0 +1,212 @@
+"""A job: follow it, wait for it, see its metrics, take its adapter."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lorad.callbacks import Callback
+from lorad.calls import Connection
+from lorad.errors import JobFailedError, LoradError, Violation
+from lorad.progress import choose
+from lorad.tables import Table
+from lorad.v1 import checkpoints_pb2, jobs_pb2
+
+ENDED = frozenset({jobs_pb2.Job.SUCCEEDED, jobs_pb2.Job.FAILED, jobs_pb2.Job.CANCELLED})
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")  # the config last: then all is there
+STEPS = [field.name for field in jobs_pb2.StepMetrics.DESCRIPTOR.fields]
+EVALUATIONS = [field.name for field in jobs_pb2.EvaluationMetrics.DESCRIPTOR.fields]
+PAGE_STEPS = 10_000
+
+
+class Job:
+    """A job of a daemon. `info` is the job as it was last seen (lorad.v1's Job), `refresh` sees again.
+
+    Threads: one at a time."""
+
+    def __init__(self, connection: Connection, info: jobs_pb2.Job) -> None:
+        self._connection = connection
+        self.info = info
+        # What callbacks were told of, so that a wait that was interrupted goes on behind it.
+        self._told_step = 0
+        self._told_evaluation = -1
+
+    def __repr__(self) -> str:
+        return f"<lorad.Job {self.name} {self.state} step {self.info.step}/{self.info.total_steps}>"
+
+    @property
+    def name(self) -> str:
+        """Its id."""
+        return self.info.name
+
+    @property
+    def state(self) -> str:
+        """Its state when it was last seen: "QUEUED", "RUNNING", "SUCCEEDED", ..."""
+        return jobs_pb2.Job.State.Name(self.info.state)
+
+    @property
+    def done(self) -> bool:
+        """Whether it had ended when it was last seen."""
+        return self.info.state in ENDED
+
+    def refresh(self) -> Job:
+        """Sees how it stands now."""
+        return self._ask(self._connection.jobs.GetJob, jobs_pb2.GetJobRequest(name=self.name))
+
+    def watch(self, timeout: float | None = None) -> Iterator[jobs_pb2.Job]:
+        """The job as it stands, then after every change, to its end. Broken connections and a daemon that is started
+        again are gone over. TimeoutError after `timeout` seconds."""
+        for answer in self._connection.watch([self.name], timeout):
+            if answer.deleted:
+                raise LoradError(f"{self.name} was deleted", code="NOT_FOUND", reason="JOB_NOT_FOUND")
+            if not answer.HasField("job"):
+                continue
+            self.info = answer.job
+            yield answer.job
+            if self.done:
+                return
+
+    def wait(self, *, progress: bool | None = None, callbacks: Sequence[Callback] = (),
+             timeout: float | None = None) -> Job:
+        """Waits until it has ended, and answers with itself. It goes on whatever happens to who waits: after Ctrl-C,
+        wait again.
+
+        progress   None: a bar where somebody looks on and tqdm is installed, else lines on stderr; False: nothing
+        callbacks  are told of each step and evaluation, once and in order
+        timeout    seconds; then TimeoutError
+
+        JobFailedError where it failed or was cancelled."""
+        shown = choose(progress)
+        for callback in callbacks:
+            callback.on_begin(self.info)
+        try:
+            for info in self.watch(timeout):
+                shown.show(info)
+                if callbacks:
+                    self._tell(callbacks)
+        finally:
+            shown.close()
+            for callback in callbacks:
+                callback.on_end(self.info)
+        if self.info.state != jobs_pb2.Job.SUCCEEDED:
+            raise self._failure()
+        return self
+
+    def _tell(self, callbacks: Sequence[Callback]) -> None:
+        for row in self._series(jobs_pb2.GetMetricsRequest.TRAINING, self._told_step):
+            self._told_step = row["step"]
+            for callback in callbacks:
+                callback.on_step(self.info, row)
+        for row in self._series(jobs_pb2.GetMetricsRequest.EVALUATION, self._told_evaluation):
+            self._told_evaluation = row["step"]
+            for callback in callbacks:
+                callback.on_evaluation(self.info, row)
+
+    def _failure(self) -> JobFailedError:
+        error = self.info.error
+        if self.info.state == jobs_pb2.Job.CANCELLED:
+            return JobFailedError(f"{self.name} was cancelled", code="CANCELLED", reason="CANCELLED")
+        where = error.field or (f"line {error.line}" if error.line else "")
+        return JobFailedError(f"{self.name} has failed: {error.message}", code="FAILED", reason=error.reason,
+                              violations=[Violation(where, error.message)] if where else [],
+                              metadata={"category": jobs_pb2.JobError.Category.Name(error.category)})
+
+    def _series(self, series: jobs_pb2.GetMetricsRequest.Series, after: int) -> Iterator[dict[str, Any]]:
+        training = series == jobs_pb2.GetMetricsRequest.TRAINING
+        columns = STEPS if training else EVALUATIONS
+        while True:
+            request = jobs_pb2.GetMetricsRequest(job=self.name, series=series, after_step=after, page_size=PAGE_STEPS)
+            answer = self._connection.call(self._connection.jobs.GetMetrics, request)
+            for row in answer.steps if training else answer.evaluations:
+                after = row.step
+                yield {name: getattr(row, name) for name in columns}
+            if not answer.more:
+                return
+
+    def metrics(self) -> Table:
+        """A row for each optimizer step: step, loss, grad_norm (before clipping), learning_rate, trained_tokens,
+        tokens, step_time_ms."""
+        return Table(STEPS, self._series(jobs_pb2.GetMetricsRequest.TRAINING, 0))
+
+    def evaluations(self) -> Table:
+        """A row for each evaluation: step (0: before training), validation_loss, trained_tokens."""
+        return Table(EVALUATIONS, self._series(jobs_pb2.GetMetricsRequest.EVALUATION, -1))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws its losses over its steps, on `ax` or a figure of their own; answers with the axes. Needs matplotlib."""
+        steps, evaluations = self.metrics(), self.evaluations()
+        if ax is None:
+            try:
+                import matplotlib.pyplot
+            except ImportError as error:
+                raise ImportError("plot needs matplotlib: pip install matplotlib") from error
+            ax = matplotlib.pyplot.subplots()[1]
+        ax.plot(steps.column("step"), steps.column("loss"), label="training")
+        if evaluations:
+            ax.plot(evaluations.column("step"), evaluations.column("validation_loss"), marker="o", label="validation")
+        ax.set_xlabel("step")
+        ax.set_ylabel("loss")
+        ax.set_title(self.info.display_name or self.name)
+        ax.legend()
+        return ax
+
+    def checkpoints(self) -> list[checkpoints_pb2.Checkpoint]:
+        """What it has saved, oldest first."""
+        request = checkpoints_pb2.ListCheckpointsRequest(job=self.name)
+        return [*self._connection.pages(self._connection.checkpoints.ListCheckpoints, request, "checkpoints")]
+
+    def adapter(self, path: str | os.PathLike[str], step: int = 0) -> pathlib.Path:
+        """Fetches its adapter as a directory that PEFT loads (adapter_model.safetensors, adapter_config.json), and
+        answers with its path. `step`: of a checkpoint; 0: the newest. Files of these names are replaced."""
+        request = checkpoints_pb2.GetCheckpointRequest(job=self.name, step=step)
+        checkpoint = self._connection.call(self._connection.checkpoints.GetCheckpoint, request)
+        files = {file.name: file for file in checkpoint.files}
+        folder = pathlib.Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ADAPTER_FILES:
+            self._connection.download(self.name, checkpoint.step, files[name], folder)
+        return folder
+
+    def peft(self, model: Any, step: int = 0, **keywords: Any) -> Any:
+        """`model` (of transformers) with this job's adapter on it: peft.PeftModel.from_pretrained(model, ..., **keywords).
+        Needs peft."""
+        try:
+            from peft import PeftModel
+        except ImportError as error:
+            raise ImportError("Job.peft needs peft: pip install peft") from error
+        with tempfile.TemporaryDirectory(prefix="lorad-adapter-") as folder:
+            return PeftModel.from_pretrained(model, str(self.adapter(folder, step)), **keywords)
+
+    def events(self) -> list[jobs_pb2.Event]:
+        """What happened to it, oldest first."""
+        request = jobs_pb2.ListEventsRequest(job=self.name)
+        return [*self._connection.pages(self._connection.jobs.ListEvents, request, "events")]
+
+    def estimate(self) -> jobs_pb2.JobEstimate:
+        """What it takes in memory, and when it starts and ends; of a live job."""
+        estimate: jobs_pb2.JobEstimate = self._connection.call(
+            self._connection.jobs.EstimateJob, jobs_pb2.EstimateJobRequest(name=self.name), seconds=None)
+        return estimate
+
+    def cancel(self) -> Job:
+        """Ends it; what it has saved stays. May be repeated."""
+        return self._ask(self._connection.jobs.CancelJob, jobs_pb2.CancelJobRequest(name=self.name))
+
+    def pause(self) -> Job:
+        """Saves its last step and lets its place go. May be repeated."""
+        return self._ask(self._connection.jobs.PauseJob, jobs_pb2.PauseJobRequest(name=self.name))
+
+    def resume(self) -> Job:
+        """Goes on after a pause, with the same bits. May be repeated."""
+        return self._ask(self._connection.jobs.ResumeJob, jobs_pb2.ResumeJobRequest(name=self.name))
+
+    def delete(self) -> None:
+        """Deletes it with its events, metrics and checkpoints, once it has ended."""
+        self._connection.delete(self._connection.jobs.DeleteJob, jobs_pb2.DeleteJobRequest(name=self.name))
+
+    def _ask(self, method: Any, request: Any) -> Job:
+        self.info = self._connection.call(method, request)
+        return self

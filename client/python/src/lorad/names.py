@@ -1,0 +1,265 @@
+"""The arguments of `Client.train` as a job: our names, those of PEFT, TRL and transformers, a LoraConfig and an
+SFTConfig. Pure: knows no daemon.
+
+The names of others are those of the table in client/inputs/job_names.cc, which `lora` reads job files by;
+tests/e2e/package_names_test.py holds both equal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from lorad import sft
+from lorad.errors import Violation, invalid
+from lorad.v1 import datasets_pb2, jobs_pb2
+
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict
+
+    class JobFields(TypedDict, total=False):
+        """What may be said of a job by name. docs/api.md ("A job's fields") says what each means and its default."""
+
+        display_name: str
+        priority: int
+        labels: Mapping[str, str]
+        # The adapter.
+        rank: int
+        alpha: float
+        dropout: float
+        target_modules: list[str] | set[str] | str
+        use_rslora: bool
+        init_from: str
+        target_regex: str
+        exclude_modules: list[str] | set[str]
+        exclude_regex: str
+        layers_to_transform: list[int]
+        rank_pattern: Mapping[str, int]
+        alpha_pattern: Mapping[str, float]
+        # Training.
+        epochs: int
+        max_steps: int
+        batch_size: int
+        max_length: int
+        overflow: str
+        learning_rate: float
+        schedule: str
+        warmup_steps: int
+        warmup_ratio: float
+        weight_decay: float
+        beta1: float
+        beta2: float
+        eps: float
+        max_grad_norm: float
+        shuffle: bool
+        checkpoint_every_steps: int
+        loraplus_lr_ratio: float
+        eval_every_steps: int
+        train_on: str
+        # Both: of the initialization, of the order of rows and of dropout.
+        seed: int
+        # PEFT's, TRL's and transformers' names.
+        run_name: str
+        r: int
+        lora_alpha: float
+        lora_dropout: float
+        num_train_epochs: float
+        per_device_train_batch_size: int
+        gradient_accumulation_steps: int
+        max_seq_length: int
+        lr_scheduler_type: str
+        adam_beta1: float
+        adam_beta2: float
+        adam_epsilon: float
+        save_steps: int
+        eval_steps: int
+        data_seed: int
+
+Section = str
+PER_DEVICE, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
+
+# Theirs -> the section and the field that is ours.
+NAMES: dict[str, tuple[Section, str]] = {
+    "run_name": ("", "display_name"),
+    "r": ("adapter", "rank"),
+    "lora_alpha": ("adapter", "alpha"),
+    "lora_dropout": ("adapter", "dropout"),
+    "num_train_epochs": ("training", "epochs"),
+    PER_DEVICE: ("training", "batch_size"),
+    ACCUMULATION: ("training", "batch_size"),
+    "max_seq_length": ("training", "max_length"),
+    "lr_scheduler_type": ("training", "schedule"),
+    "adam_beta1": ("training", "beta1"),
+    "adam_beta2": ("training", "beta2"),
+    "adam_epsilon": ("training", "eps"),
+    "save_steps": ("training", "checkpoint_every_steps"),
+    "eval_steps": ("training", "eval_every_steps"),
+    "data_seed": ("training", "seed"),
+}
+
+_NOT_SAID = {"adapter": {"peft_config", "modules", "seed"}, "training": {"seed"}}
+_MESSAGES: dict[Section, Any] = {"": jobs_pb2.Job, "adapter": jobs_pb2.AdapterConfig, "training": jobs_pb2.TrainingConfig}
+# Ours -> its section.
+FIELDS: dict[str, Section] = {
+    **{name: "" for name in ("display_name", "priority", "labels")},
+    **{field.name: section for section, left_out in _NOT_SAID.items()
+       for field in _MESSAGES[section].DESCRIPTOR.fields if field.name not in left_out},
+}
+SEED = "seed"  # of both sections
+
+
+@dataclasses.dataclass
+class Request:
+    """A job as it was asked for."""
+
+    job: jobs_pb2.Job
+    # Where it stands in `job` -> the argument that said it.
+    origins: dict[str, str] = dataclasses.field(default_factory=dict)
+    # What an SFTConfig says of the tokens that are trained on, which depends on the rows' format.
+    sft_loss: sft.Loss | None = None
+
+    def train_on(self, dataset_format: int) -> None:
+        """Settles what is trained on, once the format of the rows is known."""
+        if self.sft_loss is not None:
+            conversation = dataset_format == datasets_pb2.Dataset.MESSAGES
+            said = self.sft_loss.of_conversations if conversation else self.sft_loss.of_completions
+            self.job.training.MergeFrom(jobs_pb2.TrainingConfig(train_on=said))
+
+    def in_their_words(self, violations: list[Violation]) -> list[Violation]:
+        """The daemon's violations by the names of the arguments."""
+        return [Violation(self.origins.get(v.field, v.field), v.description) for v in violations]
+
+
+def build(base_model: str, fields: Mapping[str, Any], peft_config: Any = None, args: Any = None) -> Request:
+    """The job that these arguments mean, without its datasets. InvalidError has everything that is wrong.
+
+    What `fields` says goes before `args` (an SFTConfig) and `peft_config` (a LoraConfig)."""
+    return _Builder().build(base_model, fields, peft_config, args)
+
+
+def plain(value: Any) -> Any:
+    """A value of another library's as one of Python's own: enums, numpy's numbers, sets."""
+    value = getattr(value, "value", value)
+    if not isinstance(value, (str, bytes, list, Mapping)) and hasattr(value, "item"):
+        value = value.item()
+    return sorted(value) if isinstance(value, (set, frozenset)) else value
+
+
+def suggest(name: str) -> str:
+    """The nearest name, as the end of a sentence."""
+    near = difflib.get_close_matches(name, [*FIELDS, *NAMES, SEED, "validation_data", "peft_config", "columns"], 1, 0.7)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+        self.values: dict[tuple[Section, str], tuple[str, Any]] = {}
+
+    def build(self, base_model: str, fields: Mapping[str, Any], peft_config: Any, args: Any) -> Request:
+        read = sft.read(args) if args is not None else sft.Read({}, None, [])
+        self.violations += read.violations
+        self._take({name: value for name, value in fields.items() if value is not None})
+        said, self.values = self.values, {}
+        self._take(read.fields)
+        theirs = {key: (f"{type(args).__name__}.{name}", value) for key, (name, value) in self.values.items()}
+        self.values = theirs | said
+        self._schedule()
+        request = Request(jobs_pb2.Job(base_model=base_model))
+        for (section, field), (name, value) in self.values.items():
+            path = f"{section}.{field}" if section else field
+            request.origins[path] = name
+            self._set(request.job, section, field, name, value)
+        if peft_config is not None:
+            self._peft(request, peft_config)
+        if ("training", "train_on") not in self.values:
+            request.sft_loss = read.loss
+        if self.violations:
+            raise invalid(self.violations, "of the job")
+        return request
+
+    def _note(self, name: str, what: str) -> None:
+        self.violations.append(Violation(name, what))
+
+    def _put(self, section: Section, field: str, name: str, value: Any) -> None:
+        other = self.values.setdefault((section, field), (name, value))
+        if other[1] != value:
+            self._note(name, f"says {value!r}, but {other[0]} says {other[1]!r}: they are one field; leave one out")
+
+    def _take(self, fields: Mapping[str, Any]) -> None:
+        given = {name: plain(value) for name, value in fields.items()}
+        self._take_batch(given)
+        for name, value in given.items():
+            if name in NAMES:
+                self._put(*NAMES[name], name, value)
+            elif name in FIELDS:
+                self._put(FIELDS[name], name, name, value)
+            elif name == SEED:
+                self._put("adapter", SEED, SEED, value)
+                if "data_seed" not in given:
+                    self._put("training", SEED, SEED, value)
+            else:
+                self._note(name, f"there is no such field{suggest(name)}")
+
+    def _take_batch(self, given: dict[str, Any]) -> None:
+        """batch_size = per_device_train_batch_size x gradient_accumulation_steps"""
+        if ACCUMULATION not in given:
+            return
+        times = given.pop(ACCUMULATION)
+        if PER_DEVICE not in given:
+            return self._note(ACCUMULATION, f"needs {PER_DEVICE} beside it; batch_size is their product")
+        rows = given.pop(PER_DEVICE)
+        counts = {ACCUMULATION: times, PER_DEVICE: rows}
+        wrong = [name for name, value in counts.items() if not isinstance(value, int) or isinstance(value, bool) or value < 1]
+        for name in wrong:
+            self._note(name, f"must be a whole number of at least 1, got {counts[name]!r}")
+        if not wrong:
+            name = PER_DEVICE if times == 1 else f"{PER_DEVICE} x {ACCUMULATION}"
+            self._put("training", "batch_size", name, times * rows)
+
+    def _schedule(self) -> None:
+        """transformers' words for schedules, in which "constant" has no warm-up."""
+        key = ("training", "schedule")
+        if key not in self.values or not isinstance(self.values[key][1], str):
+            return
+        name, value = self.values[key]
+        warms_up = any(self.values.get(("training", field), ("", 0))[1] for field in ("warmup_steps", "warmup_ratio"))
+        if value == "constant" and warms_up:
+            self._note(name, '"constant" has no warm-up in transformers; say "constant_with_warmup", or leave the '
+                             "warm-up out")
+        self.values[key] = (name, "CONSTANT" if value == "constant_with_warmup" else value)
+
+    def _set(self, job: jobs_pb2.Job, section: Section, field: str, name: str, value: Any) -> None:
+        message: Any = getattr(job, section) if section else job
+        descriptor = message.DESCRIPTOR.fields_by_name[field]
+        if descriptor.enum_type is not None and isinstance(value, str):
+            words = [v.name for v in descriptor.enum_type.values if v.number]
+            if value.upper() not in words:
+                return self._note(name, f"must be one of {', '.join(words)}, got {value!r}")
+            value = value.upper()
+        if field == "target_modules" and isinstance(value, str):
+            if value != "all-linear":
+                return self._note(name, f'must be a list of names, or "all-linear", got {value!r}; an expression is '
+                                        "target_regex")
+            value = [value]
+        if isinstance(value, float) and value.is_integer() and descriptor.cpp_type in (
+                FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_UINT64):
+            value = int(value)
+        try:
+            merged = type(message)(**{field: value})
+        except (TypeError, ValueError, OverflowError) as error:
+            return self._note(name, f"cannot be {value!r}: {error}")
+        if isinstance(value, bool) != (descriptor.cpp_type == FieldDescriptor.CPPTYPE_BOOL) and not isinstance(value, (list, Mapping)):
+            return self._note(name, f"cannot be {value!r}")
+        message.MergeFrom(merged)
+
+    def _peft(self, request: Request, config: Any) -> None:
+        try:
+            request.job.adapter.peft_config = sft.peft_text(config)
+        except (TypeError, ValueError, AttributeError) as error:
+            self._note("peft_config", f"is no LoraConfig: {error}")
+        request.origins["adapter.peft_config"] = "peft_config"

@@ -1,0 +1,125 @@
+"""How far a job is: a bar of tqdm's in terminals and notebooks, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol
+
+from lorad.v1 import jobs_pb2
+
+LINE_SECONDS = 10.0  # between two lines of one state
+
+
+class Progress(Protocol):
+    """Who is told of a job."""
+
+    def show(self, job: jobs_pb2.Job) -> None:
+        """The job as it stands."""
+
+    def close(self) -> None:
+        """No more is told."""
+
+
+def describe(job: jobs_pb2.Job) -> str:
+    """A job in one line."""
+    parts = [job.name, jobs_pb2.Job.State.Name(job.state)]
+    if job.total_steps:
+        parts.append(f"step {job.step}/{job.total_steps}")
+    parts += numbers(job)
+    if job.queue.why:
+        parts.append(f"place {job.queue.place}: {job.queue.why}" if job.queue.place else job.queue.why)
+    return "  ".join(parts)
+
+
+def numbers(job: jobs_pb2.Job) -> list[str]:
+    """What it trained, as words."""
+    parts = []
+    if job.HasField("loss"):
+        parts.append(f"loss {job.loss:.4f}")
+    if job.HasField("validation_loss"):
+        parts.append(f"validation {job.validation_loss:.4f}")
+    if job.tokens_per_second:
+        parts.append(f"{job.tokens_per_second:.0f} tokens/s")
+    return parts
+
+
+class Silent:
+    """Nothing is shown."""
+
+    def show(self, job: jobs_pb2.Job) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Lines:
+    """A line to `out` where the state changes, and now and then between."""
+
+    def __init__(self, out: Any = None) -> None:
+        self._out = out or sys.stderr
+        self._state: int | None = None
+        self._next = 0.0
+        self._warned = 0
+
+    def show(self, job: jobs_pb2.Job) -> None:
+        """Writes a line where one is due."""
+        for warning in job.warnings[self._warned:]:
+            print(f"{job.name}  warning: {warning}", file=self._out, flush=True)
+        self._warned = max(self._warned, len(job.warnings))
+        if job.state == self._state and time.monotonic() < self._next:
+            return
+        self._state, self._next = job.state, time.monotonic() + LINE_SECONDS
+        print(describe(job), file=self._out, flush=True)
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Bar:
+    """A bar of tqdm's over the job's steps."""
+
+    def __init__(self, tqdm: Any) -> None:
+        self._bar = tqdm(total=None, unit="step")
+        self._state: int | None = None
+        self._warned = 0
+
+    def show(self, job: jobs_pb2.Job) -> None:
+        """Moves the bar."""
+        for warning in job.warnings[self._warned:]:
+            self._bar.write(f"{job.name}  warning: {warning}")
+        self._warned = max(self._warned, len(job.warnings))
+        if job.total_steps:
+            self._bar.total = job.total_steps
+        self._bar.set_description_str(f"{job.name} {jobs_pb2.Job.State.Name(job.state)}", refresh=False)
+        self._bar.set_postfix_str(", ".join(numbers(job)) or job.queue.why, refresh=False)
+        self._bar.update(job.step - self._bar.n)  # draws now and then; a job that is resumed goes back
+        if job.state != self._state:
+            self._state = job.state
+            self._bar.refresh()
+
+    def close(self) -> None:
+        """Leaves the bar as it stands."""
+        self._bar.close()
+
+
+def in_notebook() -> bool:
+    """Whether this is a Jupyter kernel."""
+    shell = sys.modules.get("IPython")
+    found = shell.get_ipython() if shell is not None and hasattr(shell, "get_ipython") else None
+    return found is not None and "IPKernelApp" in getattr(found, "config", {})
+
+
+def choose(progress: bool | None) -> Progress:
+    """None: a bar where somebody looks on and tqdm is installed, else lines. True: a bar if tqdm is installed.
+    False: nothing."""
+    if progress is False:
+        return Silent()
+    if progress or in_notebook() or sys.stderr.isatty():
+        try:
+            from tqdm.auto import tqdm
+        except ImportError:
+            return Lines()
+        return Bar(tqdm)
+    return Lines()

@@ -1,0 +1,176 @@
+"""Rows as you have them (lists, iterables, files, datasets.Dataset, pandas) as JSON Lines, which the daemon takes.
+
+Each row is written as `json.dumps` writes it, so the same rows have one hash whatever they came in; a file of JSON Lines
+goes byte for byte as it is. Memory: one row at a time, of a file that is a JSON array all of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import itertools
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any
+
+from lorad.errors import InvalidError, Violation
+
+Columns = Mapping[str, str]
+CHUNK_BYTES = 1 << 20
+MEMORY_BYTES = 16 << 20  # of spooled rows; more goes to a temporary file
+FRAME_ROWS = 1000  # of a DataFrame, converted at once
+MAGIC = {b"PAR1": "Parquet: pass pandas.read_parquet(path), or a datasets.Dataset",
+         b"ARROW1": "Arrow: pass pandas.read_feather(path), or a datasets.Dataset",
+         b"\x28\xb5\x2f\xfd": "zstd: unpack it with `zstd -d`, or use `lora dataset add`",
+         b"\xfd7zXZ": "xz: unpack it with `xz -d`", b"BZh": "bzip2: unpack it with `bzip2 -d`", b"PK\x03\x04": "zip: unpack it"}
+
+
+class Spool:
+    """Rows as one file of JSON Lines; `size` in bytes, `sha256` as the daemon has it. Close it."""
+
+    def __init__(self, data: Any, columns: Columns | None = None) -> None:
+        self.file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES)
+        digest = hashlib.sha256()
+        try:
+            for chunk in json_lines(data, columns):
+                digest.update(chunk)
+                self.file.write(chunk)
+        except BaseException:
+            self.file.close()
+            raise
+        self.size = self.file.tell()
+        self.sha256 = digest.hexdigest()
+
+    def close(self) -> None:
+        """Frees the file."""
+        self.file.close()
+
+
+def wrong(where: str, what: str) -> InvalidError:
+    """The error of one row, file or argument."""
+    return InvalidError("the rows are not valid", code="INVALID_ARGUMENT", reason="ROWS_INVALID",
+                        violations=[Violation(where, what)])
+
+
+def json_lines(data: Any, columns: Columns | None = None) -> Iterator[bytes]:
+    """The rows as bytes. `columns`: the name in the rows -> that in the data; what it does not name stays."""
+    if isinstance(data, (str, os.PathLike)):
+        yield from _file_lines(pathlib.Path(data), columns)
+        return
+    for number, row in enumerate(_rows_of(data)):
+        yield _line(row, f"rows[{number}]", columns)
+
+
+def _rows_of(data: Any) -> Iterator[Any]:
+    if hasattr(data, "iloc") and hasattr(data, "to_dict"):
+        return _frame_rows(data)
+    if isinstance(data, Mapping):
+        names = ", ".join(map(repr, itertools.islice(data, 5)))
+        raise wrong("data", f"is a mapping of {names}: pass a list of rows, or one split of it")
+    if isinstance(data, (bytes, bytearray)) or not isinstance(data, Iterable):
+        raise wrong("data", f"must be rows, a file's path, or a dataset's name, got {type(data).__name__}")
+    if hasattr(data, "features") and hasattr(data, "column_names"):  # Arrow fills keys that a row lacks with None
+        return (_without_none(row) for row in data)
+    return iter(data)
+
+
+def _frame_rows(frame: Any) -> Iterator[dict[str, Any]]:
+    if not frame.columns.is_unique:
+        raise wrong("data", "two columns of the DataFrame have one name")
+    for begin in range(0, len(frame), FRAME_ROWS):
+        for row in frame.iloc[begin:begin + FRAME_ROWS].to_dict("records"):
+            yield {str(key): value for key, value in row.items() if not _is_missing(value)}
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float) and value != value
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
+
+
+def _convert(value: Any) -> Any:
+    """What json does not know: numpy's arrays and numbers, torch's tensors, other mappings and sequences."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__} has no JSON")
+
+
+def _line(row: Any, where: str, columns: Columns | None) -> bytes:
+    if not isinstance(row, Mapping):
+        raise wrong(where, f"must be a mapping such as {{'prompt': ..., 'completion': ...}}, got {type(row).__name__}")
+    if columns:
+        lacking = [theirs for theirs in columns.values() if theirs not in row]
+        if lacking:
+            raise wrong(where, f"has no column {lacking[0]!r}: it has {', '.join(map(repr, row))}")
+        ours = {theirs: name for name, theirs in columns.items()}
+        renamed = [ours.get(key, key) for key in row]
+        if len(set(renamed)) < len(renamed):
+            raise wrong(where, f"two columns come to one name: {', '.join(map(repr, renamed))}")
+        row = dict(zip(renamed, row.values()))
+    try:
+        return json.dumps(dict(row), allow_nan=False, default=_convert).encode() + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise wrong(where, str(error)) from None
+
+
+def _file_lines(path: pathlib.Path, columns: Columns | None) -> Iterator[bytes]:
+    if not path.is_file():
+        hint = "" if path.exists() else "; a dataset that is stored has a name of a-z, 0-9 and -"
+        raise wrong("data", f"there is no file {str(path)!r}{hint}")
+    name = path.name.lower().removesuffix(".gz")
+    with path.open("rb") as raw:
+        front = raw.read(8)
+        raw.seek(0)
+        for magic, what in MAGIC.items():
+            if front.startswith(magic):
+                raise wrong(str(path), f"is {what}")
+        file: Any = gzip.GzipFile(fileobj=raw) if front.startswith(b"\x1f\x8b") else raw
+        try:
+            if name.endswith((".csv", ".tsv")):
+                yield from _table_lines(file, str(path), "\t" if name.endswith(".tsv") else ",", columns)
+                return
+            head: bytes = file.read(CHUNK_BYTES)
+            rest = iter(lambda: file.read(CHUNK_BYTES), b"")
+            if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+                for number, row in enumerate(json.loads(b"".join([head, *rest]).decode("utf-8-sig"))):
+                    yield _line(row, f"{path}[{number}]", columns)
+            elif columns:
+                file.seek(0)
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        yield _line(json.loads(line.decode("utf-8-sig")), f"{path}:{number}", columns)
+            else:
+                yield from filter(None, itertools.chain([head], rest))
+        except (EOFError, gzip.BadGzipFile, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise wrong(str(path), str(error)) from None
+
+
+def _table_lines(file: Any, name: str, delimiter: str, columns: Columns | None) -> Iterator[bytes]:
+    reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=delimiter, strict=True)
+    try:
+        header = next(reader, [])
+        if not header or len(set(header)) < len(header):
+            raise wrong(f"{name}:1", "the header names a column twice" if header else "there is no header")
+        for row in reader:
+            if not row:
+                continue
+            if len(row) != len(header):
+                raise wrong(f"{name}:{reader.line_num}", f"has {len(row)} fields, the header {len(header)}")
+            if any("\0" in value for value in row):
+                raise wrong(f"{name}:{reader.line_num}", "has a zero byte")
+            yield _line(dict(zip(header, row)), f"{name}:{reader.line_num}", columns)
+    except csv.Error as error:
+        raise wrong(f"{name}:{reader.line_num}", str(error)) from None

@@ -1,0 +1,156 @@
+"""TRL's SFTConfig and PEFT's LoraConfig, read as they are, without either library.
+
+Every field of an SFTConfig is one of three: it means something here and is taken, its default too, so that the job is
+what SFTTrainer would have done; it is about how and where SFTTrainer runs, and means nothing here; or it must stand at
+its default, and is refused by name where it does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from lorad.errors import Violation
+
+# Taken under their own names, where they are not None.
+TAKEN = ["learning_rate", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps",
+         "lr_scheduler_type", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm",
+         "seed", "data_seed", "max_seq_length"]
+# Taken by the functions below.
+READ = ["max_steps", "max_length", "warmup_steps", "optim", "save_strategy", "save_steps", "eval_strategy", "eval_steps",
+        "run_name", "completion_only_loss", "assistant_only_loss", "train_sampling_strategy"]
+# How and where SFTTrainer runs: devices, memory, speed, logs, files. The daemon has its own ways.
+IGNORED = [
+    "output_dir", "overwrite_output_dir", "logging_dir", "logging_strategy", "logging_steps", "logging_first_step",
+    "log_on_each_node", "logging_nan_inf_filter", "include_num_input_tokens_seen", "log_level", "log_level_replica",
+    "disable_tqdm", "report_to", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
+    "bf16", "fp16", "tf32", "bf16_full_eval", "fp16_full_eval", "use_cpu", "no_cuda", "use_mps_device",
+    "gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_offloading", "torch_compile",
+    "torch_compile_backend", "torch_compile_mode", "use_liger_kernel", "liger_kernel_config", "use_cache",
+    "torch_empty_cache_steps", "average_tokens_across_devices", "per_device_eval_batch_size", "eval_accumulation_steps",
+    "eval_on_start", "prediction_loss_only", "eval_do_concat_batches", "do_train", "do_eval", "full_determinism",
+    "accelerator_config", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers",
+    "dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataset_num_proc", "padding_free",
+    "pad_to_multiple_of", "skip_memory_metrics", "local_rank", "ddp_find_unused_parameters", "ddp_bucket_cap_mb",
+    "ddp_broadcast_buffers", "ddp_static_graph", "ddp_backend", "ddp_timeout", "debug", "remove_unused_columns",
+    "save_only_model", "save_on_each_node", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy",
+    "hub_always_push", "hub_revision", "enable_jit_checkpoint",
+]
+ADAMW = {"adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """Which tokens are trained on, as TrainingConfig.TrainOn has it."""
+
+    of_conversations: str
+    of_completions: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """What an SFTConfig says: fields by names that `names.build` takes."""
+
+    fields: dict[str, Any]
+    loss: Loss | None
+    violations: list[Violation]
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "value", value)  # of an enum
+
+
+def read(args: Any) -> Read:
+    """Reads an SFTConfig, or another dataclass of TrainingArguments' fields."""
+    kind = type(args).__name__
+    if not dataclasses.is_dataclass(args) or isinstance(args, type):
+        return Read({}, None, [Violation("args", f"must be an SFTConfig, got {kind}")])
+    values = {field.name: _plain(getattr(args, field.name)) for field in dataclasses.fields(args)}
+    fields = {name: values[name] for name in TAKEN if values.get(name) is not None}
+    mistakes: list[Violation] = []
+
+    def refuse(name: str, why: str) -> None:
+        mistakes.append(Violation(f"{kind}.{name}", why))
+
+    _read_steps(values, fields, refuse)
+    if "max_length" in values:
+        if values["max_length"] is None:
+            refuse("max_length", "must be a number: rows are cut there")
+        else:
+            fields["max_length"] = values["max_length"]
+    if values.get("optim", "adamw_torch") not in ADAMW:
+        refuse("optim", f"must be adamw_torch or adamw_torch_fused, got {values['optim']!r}")
+    order = values.get("train_sampling_strategy", "random")
+    if order == "sequential":
+        fields["shuffle"] = False
+    elif order != "random":
+        refuse("train_sampling_strategy", f'must be "random" or "sequential", got {order!r}')
+    if values.get("run_name") and values["run_name"] != values.get("output_dir"):
+        fields["run_name"] = values["run_name"]
+    _refuse_others(args, values, refuse)
+    loss = None
+    if "assistant_only_loss" in values:
+        loss = Loss(of_conversations="ASSISTANT" if values["assistant_only_loss"] else "ALL",
+                    of_completions="ALL" if values.get("completion_only_loss") is False else "ASSISTANT")
+    return Read(fields, loss, mistakes)
+
+
+def _read_steps(values: dict[str, Any], fields: dict[str, Any], refuse: Any) -> None:
+    """What is counted in steps."""
+    if (values.get("max_steps") or 0) > 0:
+        fields["max_steps"] = values["max_steps"]
+    warmup = values.get("warmup_steps") or 0
+    if 0 < warmup < 1:  # a share of the steps, since transformers 5
+        fields["warmup_ratio"] = warmup
+    elif warmup:
+        fields["warmup_steps"] = warmup
+        fields.pop("warmup_ratio", None)  # steps go before it in transformers
+    for strategy, steps, default in (("save_strategy", "save_steps", 500), ("eval_strategy", "eval_steps", None)):
+        when = values.get(strategy, "no" if strategy == "eval_strategy" else "steps")
+        every = values.get(steps) or default or values.get("logging_steps") or 0
+        if when == "no":
+            fields[steps] = 0
+        elif when != "steps":
+            refuse(strategy, f'must be "steps" or "no", got {when!r}')
+        elif every != int(every) or every < 1:
+            refuse(steps, f"must be a whole number of at least 1, got {every!r}")
+        else:
+            fields[steps] = int(every)
+
+
+def _refuse_others(args: Any, values: dict[str, Any], refuse: Any) -> None:
+    """All that is not known here stands at its default."""
+    known = {*TAKEN, *READ, *IGNORED}
+    for field in dataclasses.fields(args):
+        if field.name in known:
+            continue
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        value = values[field.name]
+        # What __post_init__ makes of nothing: [] of None, {} of None, ...
+        if value != _plain(default) and (value or default):
+            refuse(field.name, f"{value!r} is not supported; it must be {_plain(default)!r}, its default")
+
+
+def peft_text(config: Any) -> str:
+    """The text of the adapter_config.json that `config` (a LoraConfig) would be saved as."""
+    said = config if isinstance(config, Mapping) else config.to_dict()
+    if not isinstance(said, Mapping):
+        raise TypeError(f"{type(config).__name__}.to_dict gives no mapping")
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, (set, frozenset)):
+            return sorted(value)
+        if isinstance(value, Mapping):
+            return dict(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return dataclasses.asdict(value)
+        plain = _plain(value)
+        if plain is value:
+            raise TypeError(f"{value!r} has no JSON")
+        return plain
+
+    return json.dumps({key: _plain(value) for key, value in said.items()}, default=convert)

@@ -1,0 +1,306 @@
+"""The Python package without a daemon: what arguments, LoraConfigs, SFTConfigs and rows come to.
+
+usage: package_names_test.py [TEST...]
+"""
+
+import dataclasses
+import enum
+import gzip
+import json
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+
+import package
+from house import main, tell
+
+FOLDER = package.load()
+
+import lorad  # noqa: E402
+from lorad import names, rows  # noqa: E402
+from lorad.v1 import datasets_pb2, jobs_pb2  # noqa: E402
+
+Training = jobs_pb2.TrainingConfig
+
+
+def violations_of(call, *arguments, **keywords):
+    """{field: description} of the InvalidError that the call raises."""
+    try:
+        call(*arguments, **keywords)
+    except lorad.InvalidError as error:
+        assert all(str(v) in str(error) for v in error.violations), error
+        return {v.field: v.description for v in error.violations}
+    raise AssertionError("nothing was wrong")
+
+
+def job_of(**fields):
+    keywords = {name: fields.pop(name) for name in ("peft_config", "args") if name in fields}
+    return names.build("m", fields, **keywords).job
+
+
+def test_the_names_are_those_of_the_command_line():
+    text = (package.CHECKOUT / "client/inputs/job_names.cc").read_text()
+    table = text[text.index("kNames = {{"):text.index("}};")]
+    table = table.replace("kPerDevice", '"per_device_train_batch_size"').replace("kAccumulation", '"gradient_accumulation_steps"')
+    theirs = {name: (section, field) for section, name, field in re.findall(r'\{"(\w*)", "(\w+)", "(\w+)"\}', table)}
+    assert len(theirs) == int(re.search(r"JobName, (\d+)>", text)[1]), "the table is not read whole"
+    assert names.NAMES == theirs, set(names.NAMES.items()) ^ set(theirs.items())
+
+
+def test_the_typed_fields_are_all_that_is_taken():
+    text = (FOLDER / "lorad/names.py").read_text()
+    typed = re.findall(r"^        (\w+): ", text[text.index("class JobFields"):text.index("\nSection")], re.MULTILINE)
+    taken = {*names.FIELDS, *names.NAMES, names.SEED}
+    assert len(typed) == len(set(typed)) and set(typed) == taken, set(typed) ^ taken
+
+
+def test_our_names():
+    job = job_of(rank=16, alpha=32, target_modules={"v_proj", "q_proj"}, rank_pattern={"q_proj": 4}, learning_rate=2e-4,
+                 epochs=2, schedule="cosine", train_on="all", shuffle=False, seed=7, labels={"team": "math"}, priority=-3,
+                 display_name="sums", max_grad_norm=0)
+    assert job.adapter.rank == 16 and job.adapter.alpha == 32 and list(job.adapter.target_modules) == ["q_proj", "v_proj"]
+    assert dict(job.adapter.rank_pattern) == {"q_proj": 4} and job.adapter.seed == job.training.seed == 7
+    assert job.training.learning_rate == 2e-4 and job.training.epochs == 2 and job.training.schedule == Training.COSINE
+    assert job.training.train_on == Training.ALL and job.training.HasField("shuffle") and not job.training.shuffle
+    assert job.training.HasField("max_grad_norm") and not job.training.HasField("batch_size"), job
+    assert (job.display_name, job.priority, dict(job.labels)) == ("sums", -3, {"team": "math"})
+    assert job_of(rank=None) == job_of(), "None is as if it were not said"
+
+
+def test_their_names():
+    job = job_of(r=16, lora_alpha=32, lora_dropout=0.1, num_train_epochs=3.0, per_device_train_batch_size=2,
+                 gradient_accumulation_steps=4, max_seq_length=256, lr_scheduler_type="constant_with_warmup", warmup_steps=3,
+                 adam_beta1=0.8, adam_beta2=0.9, adam_epsilon=1e-6, save_steps=5, eval_steps=6, data_seed=9, seed=7,
+                 run_name="sums", target_modules="all-linear")
+    assert (job.adapter.rank, job.adapter.alpha, job.adapter.dropout) == (16, 32, 0.1)
+    assert list(job.adapter.target_modules) == ["all-linear"] and job.display_name == "sums"
+    t = job.training
+    assert (t.epochs, t.batch_size, t.max_length, t.schedule) == (3, 8, 256, Training.CONSTANT)
+    assert (t.beta1, t.beta2, t.eps, t.checkpoint_every_steps, t.eval_every_steps) == (0.8, 0.9, 1e-6, 5, 6)
+    assert (t.seed, job.adapter.seed) == (9, 7)
+    assert job_of(r=8, rank=8) == job_of(rank=8)
+
+
+def test_every_mistake_at_once():
+    found = violations_of(job_of, r=8, rank=16, learning_rat=1e-4, epochs=1.5, batch_size="eight", schedule="wavy",
+                          target_modules=".*q", shuffle=1, max_steps=True, gradient_accumulation_steps=2)
+    assert set(found) == {"rank", "learning_rat", "epochs", "batch_size", "schedule", "target_modules", "shuffle", "max_steps",
+                          "gradient_accumulation_steps"}, found
+    assert "one field" in found["rank"] and found["learning_rat"].endswith("did you mean learning_rate?")
+    assert "CONSTANT, LINEAR, COSINE" in found["schedule"] and "target_regex" in found["target_modules"]
+    assert "constant_with_warmup" in violations_of(job_of, schedule="constant", warmup_ratio=0.1)["schedule"]
+    assert "whole number" in violations_of(job_of, per_device_train_batch_size=0, gradient_accumulation_steps=1)[
+        "per_device_train_batch_size"]
+
+
+class Strategy(str, enum.Enum):
+    NO, STEPS, EPOCH = "no", "steps", "epoch"
+
+
+@dataclasses.dataclass
+class SFTConfig:
+    """As TRL's, the fields that matter here."""
+    output_dir: str = "out"
+    learning_rate: float = 2e-5
+    num_train_epochs: float = 3.0
+    per_device_train_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    max_steps: int = -1
+    max_length: int | None = 1024
+    warmup_steps: float = 0
+    warmup_ratio: float | None = None
+    lr_scheduler_type: str = "linear"
+    optim: str = "adamw_torch_fused"
+    save_strategy: Strategy = Strategy.STEPS
+    save_steps: float = 500
+    eval_strategy: Strategy = Strategy.NO
+    eval_steps: float | None = None
+    logging_steps: float = 10
+    seed: int = 42
+    data_seed: int | None = None
+    run_name: str | None = None
+    completion_only_loss: bool | None = None
+    assistant_only_loss: bool = False
+    packing: bool = False
+    neftune_noise_alpha: float | None = None
+    bf16: bool = True
+    debug: list = dataclasses.field(default_factory=list)
+    include_for_metrics: list = dataclasses.field(default_factory=list)
+
+
+def test_an_sft_config():
+    t = job_of(args=SFTConfig()).training
+    assert (t.epochs, t.batch_size, t.max_length, t.learning_rate, t.schedule) == (3, 8, 1024, 2e-5, Training.LINEAR)
+    assert (t.max_steps, t.checkpoint_every_steps, t.eval_every_steps, t.seed, t.warmup_steps) == (0, 500, 0, 42, 0)
+    job = job_of(args=SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=7, warmup_steps=0.1,
+                                eval_strategy=Strategy.STEPS, save_strategy=Strategy.NO, run_name="x", data_seed=3))
+    t = job.training
+    assert (t.batch_size, t.max_steps, t.warmup_ratio, t.eval_every_steps, t.checkpoint_every_steps) == (4, 7, 0.1, 10, 0)
+    assert (t.seed, job.adapter.seed, job.display_name) == (3, 42, "x")
+    t = job_of(args=SFTConfig(), learning_rate=1e-3, epochs=1, batch_size=4, seed=1).training
+    assert (t.learning_rate, t.epochs, t.batch_size, t.seed) == (1e-3, 1, 4, 1), "what is said goes before the config"
+    found = violations_of(job_of, args=SFTConfig(packing=True, neftune_noise_alpha=5.0, max_length=None, num_train_epochs=1.5,
+                                                 save_strategy=Strategy.EPOCH, optim="lion_32bit", include_for_metrics=["loss"]))
+    assert set(found) == {f"SFTConfig.{name}" for name in (
+        "packing", "neftune_noise_alpha", "max_length", "num_train_epochs", "save_strategy", "optim", "include_for_metrics")}, found
+    assert "args" in violations_of(job_of, args={"learning_rate": 1})
+
+
+def test_what_an_sft_config_trains_on():
+    def trained(rows_format, **fields):
+        request = names.build("m", fields.pop("said", {}), None, SFTConfig(**fields))
+        request.train_on(rows_format)
+        return Training.TrainOn.Name(request.job.training.train_on)
+
+    chat, pairs = datasets_pb2.Dataset.MESSAGES, datasets_pb2.Dataset.PROMPT_COMPLETION
+    assert trained(chat) == "ALL" and trained(chat, assistant_only_loss=True) == "ASSISTANT"
+    assert trained(pairs) == "ASSISTANT" and trained(pairs, completion_only_loss=False) == "ALL"
+    assert trained(chat, said={"train_on": "assistant"}) == "ASSISTANT"
+
+
+class LoraConfig:
+    """As PEFT's."""
+    def to_dict(self):
+        return {"peft_type": Strategy.NO, "r": 4, "target_modules": {"v_proj", "q_proj"}, "rank_pattern": {}}
+
+
+def test_a_lora_config():
+    text = job_of(peft_config=LoraConfig()).adapter.peft_config
+    assert json.loads(text) == {"peft_type": "no", "r": 4, "target_modules": ["q_proj", "v_proj"], "rank_pattern": {}}
+    assert "peft_config" in violations_of(job_of, peft_config=3)
+
+
+def test_the_configs_of_the_libraries():
+    python = package.references()
+    script = """
+import sys; sys.path.append(sys.argv[1]); sys.path += sys.argv[2:]
+from peft import LoraConfig
+from trl import SFTConfig
+import lorad
+from lorad import names, sft
+import dataclasses
+job = names.build("m", {"batch_size": 4}, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], task_type="CAUSAL_LM"),
+                  SFTConfig(use_cpu=True, bf16=False, max_steps=5, lr_scheduler_type="cosine", warmup_steps=2)).job
+t = job.training
+assert (t.batch_size, t.max_steps, t.warmup_steps, t.learning_rate, t.max_length) == (4, 5, 2, 2e-5, 1024), t
+assert '"peft_type": "LORA"' in job.adapter.peft_config, job
+try:
+    names.build("m", {}, None, SFTConfig(use_cpu=True, bf16=False, packing=True, neftune_noise_alpha=3, label_smoothing_factor=0.1))
+    raise SystemExit("nothing was refused")
+except lorad.InvalidError as error:
+    assert {v.field for v in error.violations} == {"SFTConfig.packing", "SFTConfig.neftune_noise_alpha",
+                                                   "SFTConfig.label_smoothing_factor"}, error
+gone = {*sft.TAKEN, *sft.READ} - {f.name for f in dataclasses.fields(SFTConfig)}
+print("names of older versions alone:", *sorted(gone))
+"""
+    needs = [path for path in package.NEEDS if path.name != "typing_extensions"]
+    done = subprocess.run([python, "-c", script, FOLDER, *needs], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    tell(f"    {done.stdout.strip()}")
+
+
+def lines_of(data, columns=None):
+    return b"".join(rows.json_lines(data, columns))
+
+
+ROWS = [{"prompt": "2 + 2 =", "completion": " 4"}, {"prompt": "gr\u00fc\u00df \U0001f600", "completion": "a\nb"}]
+
+
+def test_rows_of_every_kind():
+    want = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")))
+    (folder / "a.jsonl").write_bytes(want)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(want))
+    (folder / "a.json").write_text(json.dumps(ROWS, indent=1))
+    table = "\ufeffprompt,completion\n" + "".join('"{prompt}","{completion}"\n'.format(**row) for row in ROWS)
+    (folder / "a.csv").write_text(table)
+    (folder / "a.csv.gz").write_bytes(gzip.compress(table.encode()))
+    for data in (ROWS, tuple(ROWS), iter(ROWS), *(folder / name for name in ("a.jsonl", "a.jsonl.gz", "a.json", "a.csv", "a.csv.gz")),
+                 str(folder / "a.jsonl")):
+        assert lines_of(data) == want, data
+    renamed = {"prompt": "question", "completion": "answer"}
+    theirs = [{"question": row["prompt"], "answer": row["completion"]} for row in ROWS]
+    assert lines_of(theirs, renamed) == want
+    (folder / "b.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in theirs))
+    assert lines_of(folder / "b.jsonl", renamed) == want
+    spool = rows.Spool(ROWS)
+    assert spool.size == len(want) and spool.file.seek(0) == 0 and spool.file.read() == want
+    spool.close()
+
+
+def test_rows_that_are_wrong():
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")))
+    for name, content, where, what in [
+            ("ragged.csv", b"a,b\n1,2\n1\n", ":3", "1 fields, the header 2"),
+            ("twice.csv", b"a,a\n1,2\n", ":1", "twice"),
+            ("empty.csv", b"", ":1", "no header"),
+            ("nul.csv", b"a,b\n1,\0\n", ":2", ""),
+            ("latin.csv", b"a,b\n\xff,1\n", "", "utf-8"),
+            ("rows.parquet", b"PAR1....", "", "read_parquet"),
+            ("rows.jsonl.zst", b"\x28\xb5\x2f\xfd....", "", "zstd"),
+            ("cut.json", b"[{}", "", "delimiter"),
+            ("cut.jsonl.gz", gzip.compress(b"{}\n" * 1000)[:20], "", ""),
+            ("numbers.json", b"[1]", "[0]", "mapping")]:
+        path = folder / name
+        path.write_bytes(content)
+        found = violations_of(lines_of, path)
+        ((field, said),) = found.items()
+        assert field == f"{path}{where}" and what in said, found
+    assert "rows[1]" in violations_of(lines_of, [{}, {"x": float("nan")}])
+    assert "rows[0]" in violations_of(lines_of, ["text"]) and "rows[0]" in violations_of(lines_of, [{"x": object()}])
+    assert "no column 'q'" in violations_of(lines_of, [{"a": 1}], {"prompt": "q"})["rows[0]"]
+    assert "one name" in violations_of(lines_of, [{"q": 1, "prompt": 2}], {"prompt": "q"})["rows[0]"]
+    assert "'train'" in violations_of(lines_of, {"train": ROWS})["data"]
+    assert "no file" in violations_of(lines_of, folder / "gone.jsonl")["data"]
+    assert "int" in violations_of(lines_of, 3)["data"]
+
+
+def test_rows_of_datasets_and_pandas():
+    python = package.references()
+    script = """
+import json, sys; sys.path.append(sys.argv[1]); sys.path += sys.argv[2:]
+import datasets, pandas, numpy
+from lorad import rows
+def lines(data): return b"".join(rows.json_lines(data)).decode()
+def text(rows): return "".join(json.dumps(row) + "\\n" for row in rows)
+plain = [{"prompt": "2 + 2 =", "completion": " 4"}, {"prompt": "x", "completion": "y"}]
+chat = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 1}]}]
+tokens = [{"input_ids": [1, 2], "labels": [-100, 2]}]
+holes = [{"instruction": "a", "output": "b", "input": None}, {"instruction": "c", "output": "d", "input": "e"}]
+whole = [{k: v for k, v in row.items() if v is not None} for row in holes]
+for given, want in ((plain, plain), (chat, chat), (tokens, tokens), (holes, whole)):
+    assert lines(datasets.Dataset.from_list(given)) == text(want), lines(datasets.Dataset.from_list(given))
+    assert lines(pandas.DataFrame(given)) == text(want), lines(pandas.DataFrame(given))
+assert lines(datasets.Dataset.from_list(plain).to_iterable_dataset()) == text(plain)
+assert lines(datasets.Dataset.from_list(tokens).with_format("numpy")) == text(tokens)
+assert lines(pandas.DataFrame({"input_ids": [numpy.array([1, 2])], "labels": [numpy.array([-100, 2])]})) == text(tokens)
+assert lines(pandas.DataFrame({"a": range(2500)})).count("\\n") == 2500
+from lorad.tables import Table
+frame = Table(["step", "loss"], [{"step": 1, "loss": 2.0}]).to_pandas()
+assert list(frame.columns) == ["step", "loss"] and frame.loss[0] == 2.0
+"""
+    needs = [path for path in package.NEEDS if path.name != "typing_extensions"]
+    done = subprocess.run([python, "-c", script, FOLDER, *needs], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_tables():
+    table = lorad.Table(["step", "loss"], [{"step": 1, "loss": 2.0}, {"step": 10, "loss": 1.23456789}])
+    assert str(table) == "step     loss\n   1        2\n  10  1.23457", str(table)
+    assert table.column("step") == [1, 10] and len(table) == 2 and table[0]["loss"] == 2.0
+
+
+def test_the_wheel():
+    wanted = {"lorad/py.typed", "lorad/v1/jobs_pb2.py", "lorad/v1/jobs_pb2.pyi", "lorad/v1/jobs_pb2_grpc.py"}
+    record = next(FOLDER.glob("lorad-*.dist-info/RECORD")).read_text()
+    files = {str(p.relative_to(FOLDER)) for p in FOLDER.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    assert files == {line.split(",")[0] for line in record.splitlines()} and wanted <= files, files
+    assert f"\nVersion: {lorad.__version__}\n" in next(FOLDER.glob("lorad-*.dist-info/METADATA")).read_text()
+    text = (package.CHECKOUT / "client/main.cc").read_text()
+    assert f'kVersion[] = "{lorad.__version__}"' in text, "the package and the command line are of two versions"
+
+
+if __name__ == "__main__":
+    main([value for name, value in list(globals().items()) if name.startswith("test_")])

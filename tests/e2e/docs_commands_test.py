@@ -12,12 +12,14 @@ import subprocess
 import sys
 import tempfile
 
+import package
 from formats import write_model
 from house import BINARIES, House, ROOT, tell
 
 # The checkout itself: `bazel query` and the folders' links need it, not the test's copy of it.
 CHECKOUT = (ROOT / "README.md").resolve().parent
 IN_CHECKOUT = {"docs/HACKING.md"}
+WITH_PACKAGE = {"docs/python.md"}  # the Python package is installed
 COMMAND_SECONDS = 300
 
 
@@ -145,8 +147,10 @@ def run_block(shell, block):
     return 0
 
 
-def environment_of(house):
+def environment_of(house, page=""):
     wheels = [*sorted((CHECKOUT / "third_party/wheels/python").glob("*")), CHECKOUT / "third_party/wheels/googleapis"]
+    if page in WITH_PACKAGE:
+        wheels.insert(0, package.unpack())
     paths = [BINARIES / room for room in ("server", "worker", "client")]
     return {**os.environ, "HOME": os.path.expanduser("~"), "LORAD_SERVER": house.address,
             "PATH": ":".join(map(str, [*paths, *os.environ.get("PATH", "/usr/bin:/bin").split(":")])),
@@ -188,7 +192,7 @@ def run_page(page):
         folder = CHECKOUT if name in IN_CHECKOUT else house.folder / "scratch"
         if folder != CHECKOUT:
             make_scratch(folder)
-        shell = Shell(folder, environment_of(house))
+        shell = Shell(folder, environment_of(house, name))
         try:
             for block in blocks:
                 try:

@@ -182,5 +182,7 @@ class Connection:
             if found.code == "OUT_OF_RANGE" and revision > 0:  # no longer kept, or of another store
                 revision, store = 0, ""
                 continue
+            if found.code == "CANCELLED":  # so a daemon that stops ends its watches
+                found.code = "UNAVAILABLE"
             attempts = attempts or _Attempts(self.retry_seconds)
             attempts.pause_or_raise(found)

@@ -1,0 +1,206 @@
+"""The Python package against a daemon of the test's own, which answers as it is told to: what is tried again, and how.
+
+usage: package_calls_test.py [TEST...]
+"""
+
+import contextlib
+import hashlib
+import time
+from concurrent import futures
+
+import package
+from house import main
+
+package.load()
+
+import grpc  # noqa: E402
+import lorad  # noqa: E402
+from google.protobuf import any_pb2, duration_pb2, empty_pb2  # noqa: E402
+from google.rpc import code_pb2, error_details_pb2, status_pb2  # noqa: E402
+from lorad.v1 import cluster_pb2, cluster_pb2_grpc, datasets_pb2, datasets_pb2_grpc, jobs_pb2, jobs_pb2_grpc  # noqa: E402
+
+Code = grpc.StatusCode
+RUNNING, SUCCEEDED = jobs_pb2.Job.RUNNING, jobs_pb2.Job.SUCCEEDED
+
+
+class Refusal(Exception):
+    """What a call is answered with: a code, a reason and details of google.rpc."""
+
+    def __init__(self, code, reason="", *details):
+        self.code, self.reason, self.details = code, reason, details
+
+
+class Daemon(cluster_pb2_grpc.ClusterServicer, jobs_pb2_grpc.JobsServicer, datasets_pb2_grpc.DatasetsServicer):
+    """`answers`: of each method, what its calls are answered with, one after another; `asked`: what they were asked."""
+
+    def __init__(self):
+        self.answers, self.asked = {}, {}
+
+    def _refuse(self, refusal, context):
+        if refusal.reason:
+            status = status_pb2.Status(code=code_pb2.Code.Value(refusal.code.name), message="it is so")
+            for detail in (error_details_pb2.ErrorInfo(reason=refusal.reason, domain="lorad", metadata={"what": "this"}),
+                           *refusal.details):
+                packed = any_pb2.Any()
+                packed.Pack(detail)
+                status.details.append(packed)
+            context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+        context.abort(refusal.code, "it is so")
+
+    def _answer(self, method, request, context):
+        self.asked.setdefault(method, []).append(request)
+        answer = self.answers[method].pop(0)
+        if isinstance(answer, Refusal):
+            self._refuse(answer, context)
+        return answer
+
+    def GetCluster(self, request, context):
+        return cluster_pb2.ClusterStatus()
+
+    def CreateJob(self, request, context):
+        return self._answer("CreateJob", request, context)
+
+    def DeleteJob(self, request, context):
+        return self._answer("DeleteJob", request, context)
+
+    def GetDataset(self, request, context):
+        return self._answer("GetDataset", request, context)
+
+    def CreateDataset(self, requests, context):
+        return self._answer("CreateDataset", list(requests), context)
+
+    def WatchJobs(self, request, context):
+        for item in self._answer("WatchJobs", request, context):
+            if isinstance(item, Refusal):
+                self._refuse(item, context)
+            yield item
+
+
+@contextlib.contextmanager
+def daemon_and_client(retry_seconds=20.0):
+    daemon = Daemon()
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    cluster_pb2_grpc.add_ClusterServicer_to_server(daemon, server)
+    jobs_pb2_grpc.add_JobsServicer_to_server(daemon, server)
+    datasets_pb2_grpc.add_DatasetsServicer_to_server(daemon, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with lorad.connect(f"127.0.0.1:{port}", retry_seconds=retry_seconds) as client:
+            yield daemon, client
+    finally:
+        server.stop(0).wait()
+
+
+def job_at(step, state=RUNNING):
+    return jobs_pb2.Job(name="job-1", state=state, step=step, total_steps=9)
+
+
+def error_of(kind, call, *arguments, **keywords):
+    try:
+        call(*arguments, **keywords)
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def test_a_create_is_repeated_with_its_id():
+    retry = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=1))
+    with daemon_and_client() as (daemon, client):
+        daemon.answers = {"GetDataset": [datasets_pb2.Dataset(name="sums")] * 2,
+                          "CreateJob": [Refusal(Code.UNAVAILABLE), Refusal(Code.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS", retry), job_at(0),
+                                        job_at(0)]}
+        began = time.monotonic()
+        client.train("m", "sums")
+        assert time.monotonic() - began > 1, "it did not wait as long as it was told to"
+        client.train("m", "sums")
+        ids = [request.request_id for request in daemon.asked["CreateJob"]]
+        assert ids[0] and ids[0] == ids[1] == ids[2] != ids[3], ids
+
+
+def test_what_does_not_pass_is_not_repeated():
+    quota = error_details_pb2.QuotaFailure(violations=[{"subject": "team=math", "description": "two jobs at most"}])
+    stands = error_details_pb2.PreconditionFailure(violations=[{"subject": "job-1", "description": "is live"}])
+    with daemon_and_client() as (daemon, client):
+        daemon.answers = {"GetDataset": [datasets_pb2.Dataset(name="sums")], "CreateJob": [Refusal(Code.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", quota)]}
+        error = error_of(lorad.LoradError, client.train, "m", "sums")
+        assert (error.code, error.reason, error.metadata) == ("RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED", {"what": "this"})
+        assert str(error) == "QUOTA_EXCEEDED: it is so\n  team=math: two jobs at most", error
+        job = lorad.Job(client.connection, job_at(1))
+        daemon.answers = {"DeleteJob": [Refusal(Code.FAILED_PRECONDITION, "JOB_LIVE", stands)]}
+        assert "job-1: is live" in str(error_of(lorad.LoradError, job.delete))
+        assert len(daemon.asked["CreateJob"]) == len(daemon.asked["DeleteJob"]) == 1
+
+
+def test_the_time_for_retries_ends():
+    with daemon_and_client(retry_seconds=1.0) as (daemon, client):
+        daemon.answers = {"GetDataset": [Refusal(Code.UNAVAILABLE, "SHUTTING_DOWN")] * 20}
+        began = time.monotonic()
+        error = error_of(lorad.UnavailableError, client.datasets.get, "sums")
+        assert error.reason == "SHUTTING_DOWN" and time.monotonic() - began < 3
+        assert 2 <= len(daemon.asked["GetDataset"]) <= 5, len(daemon.asked["GetDataset"])
+
+
+def test_a_delete_whose_answer_was_lost():
+    with daemon_and_client() as (daemon, client):
+        job = lorad.Job(client.connection, job_at(9, SUCCEEDED))
+        daemon.answers = {"DeleteJob": [Refusal(Code.UNAVAILABLE), Refusal(Code.NOT_FOUND, "JOB_NOT_FOUND")]}
+        job.delete()
+        daemon.answers = {"DeleteJob": [Refusal(Code.NOT_FOUND, "JOB_NOT_FOUND")]}
+        error_of(lorad.NotFoundError, job.delete)
+        daemon.answers = {"DeleteJob": [empty_pb2.Empty()]}
+        job.delete()
+
+
+def test_an_upload_is_sent_again_whole():
+    rows = [{"text": "x" * 100_000}] * 10
+    with daemon_and_client() as (daemon, client):
+        missing = Refusal(Code.NOT_FOUND, "DATASET_NOT_FOUND")
+        daemon.answers = {"GetDataset": [missing], "CreateDataset": [Refusal(Code.UNAVAILABLE), datasets_pb2.Dataset(name="mine")]}
+        assert client.datasets.add(iter(rows)).name == "mine"
+        first, second = daemon.asked["CreateDataset"]
+        assert first == second and first[0].config.request_id, "the second upload is another"
+        sent = b"".join(request.chunk for request in first[1:])
+        assert len(sent) == first[0].config.size_bytes > 1_000_000 and max(len(r.chunk) for r in first) <= 1 << 20
+        sha256 = hashlib.sha256(sent).hexdigest()
+        assert first[0].config.name == f"rows-{sha256[:16]}"
+        # Another client was quicker.
+        daemon.answers = {"GetDataset": [missing, datasets_pb2.Dataset(name="theirs", sha256=sha256)],
+                          "CreateDataset": [Refusal(Code.ALREADY_EXISTS, "DATASET_EXISTS")]}
+        assert client.datasets.add(rows).name == "theirs"
+
+
+def change(revision, job, store="store-1"):
+    return jobs_pb2.WatchJobsResponse(revision=revision, job=job, store=store)
+
+
+def test_a_watch_goes_on_where_it_broke():
+    bookmark = jobs_pb2.WatchJobsResponse(revision=7, store="store-1")
+    with daemon_and_client() as (daemon, client):
+        job = lorad.Job(client.connection, job_at(0))
+        daemon.answers = {"WatchJobs": [
+            [change(5, job_at(1)), change(6, job_at(2)), bookmark, Refusal(Code.UNAVAILABLE)],
+            [Refusal(Code.UNAVAILABLE, "SHUTTING_DOWN")],
+            [change(8, job_at(3)), Refusal(Code.CANCELLED)],
+            [change(9, job_at(4))],  # and the stream ends
+            [Refusal(Code.OUT_OF_RANGE, "OTHER_STORE")],
+            [change(2, job_at(5), "store-2"), change(3, job_at(9, SUCCEEDED), "store-2")]]}
+        assert [seen.step for seen in job.watch()] == [1, 2, 3, 4, 5, 9] and job.done
+        resumed = [(request.resume_from_revision, request.resume_from_store) for request in daemon.asked["WatchJobs"]]
+        assert resumed == [(0, ""), (7, "store-1"), (7, "store-1"), (8, "store-1"), (9, "store-1"), (0, "")], resumed
+        assert all(list(request.names) == ["job-1"] and request.bookmarks for request in daemon.asked["WatchJobs"])
+
+
+def test_a_watch_that_does_not_go_on():
+    with daemon_and_client(retry_seconds=0.5) as (daemon, client):
+        job = lorad.Job(client.connection, job_at(0))
+        daemon.answers = {"WatchJobs": [[jobs_pb2.WatchJobsResponse(revision=3, job=job_at(1), deleted=True)],
+                                        [Refusal(Code.NOT_FOUND, "JOB_NOT_FOUND")],
+                                        *[[Refusal(Code.UNAVAILABLE)]] * 9]}
+        assert "was deleted" in str(error_of(lorad.LoradError, job.wait, progress=False))
+        assert error_of(lorad.NotFoundError, job.wait, progress=False).reason == "JOB_NOT_FOUND"
+        error_of(lorad.UnavailableError, job.wait, progress=False)
+
+
+if __name__ == "__main__":
+    main([value for name, value in list(globals().items()) if name.startswith("test_")])

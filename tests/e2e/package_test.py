@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -121,6 +122,7 @@ def test_every_mistake_is_told_by_the_callers_names():
         assert same == client.models.get("smollm2-135m")
         error_of(lorad.AlreadyExistsError, client.models.add, "smollm2-135m",
                  write_model(house.folder / "models/elsewhere", tokenizer=True))
+        assert "no adapter_model.safetensors" in str(error_of(lorad.InvalidError, client.adapters.add, "mine", house.folder))
     error = error_of(lorad.UnavailableError, lorad.connect, "127.0.0.1:1", retry_seconds=0)
     assert "127.0.0.1:1" in str(error), error
     assert "HOST:PORT" in str(error_of(lorad.InvalidError, lorad.connect, "nowhere"))
@@ -357,6 +359,46 @@ assert len(found) == 4 and all(value.abs().max() > 0 for value in found.values()
         done = subprocess.run([python, "-c", script, house.address, house.folder, FOLDER, *needs], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert read_safetensors(house.folder / "theirs/adapter_model.safetensors")
+
+
+def test_an_sft_config_trains_as_trl():
+    """The SFTConfig by which TRL trained the references, handed to the package as it is, gives TRL's losses."""
+    python, losses = package.references(), package.REFERENCES.parents[2] / "losses"
+    if not (losses / "expected.json").exists():
+        raise Skipped("tools/references has not been run here")
+    script = """
+import json, pathlib, sys; sys.path.append(sys.argv[3]); sys.path += sys.argv[4:]
+import lorad
+from trl import SFTConfig
+client, folder = lorad.connect(sys.argv[1]), pathlib.Path(sys.argv[2])
+expected = json.loads((folder / "expected.json").read_text())
+said, worst = expected["settings"], 0.0
+client.models.add("tiny", folder / "model")
+assert client.adapters.add("init", folder / "init").rank == 4 and [a.name for a in client.adapters.list()] == ["init"]
+names = {"LINEAR": "linear", "COSINE": "cosine", "CONSTANT": "constant_with_warmup"}
+for schedule, want in expected["runs"].items():
+    args = SFTConfig(max_length=said["max_length"], per_device_train_batch_size=said["batch_size"], max_steps=said["max_steps"],
+                     learning_rate=said["learning_rate"], lr_scheduler_type=names[schedule], warmup_steps=said["warmup_steps"],
+                     logging_steps=1, report_to="none", use_cpu=True, bf16=False, save_strategy="no",
+                     train_sampling_strategy="sequential", assistant_only_loss=True)
+    job = client.train("tiny", folder / "rows.jsonl", init_from="init", args=args).wait(progress=False)
+    got = job.metrics()
+    assert len(got) == len(want["losses"]) == said["max_steps"]
+    worst = max([worst, *(abs(a - b) / b for a, b in zip(got.column("loss"), want["losses"]))])
+    assert [rate.hex() for rate in got.column("learning_rate")] == want["learning_rates"], schedule
+client.adapters.remove("init")
+assert len(expected["runs"]) == 3 and worst <= 2e-5, worst
+print(f"losses within {worst:.1e} of TRL's, learning rates to the last bit")
+"""
+    with house_with_model() as (house, _):
+        needs = [path for path in package.NEEDS if path.name != "typing_extensions"]
+        copy = house.folder / "references"
+        shutil.copytree(losses, copy)
+        for path in (losses.parent / "tokenizers/smollm2").glob("[!.]*"):
+            shutil.copy(path, copy / "model")
+        done = subprocess.run([python, "-c", script, house.address, copy, FOLDER, *needs], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        tell(f"    {done.stdout.strip()}")
 
 
 NOTEBOOK_RUNNER = """

@@ -17,11 +17,13 @@ from typing import IO, Any
 import grpc
 
 from lorad.errors import LoradError, NotFoundError, from_rpc
-from lorad.v1 import (adapters_pb2_grpc, checkpoints_pb2, checkpoints_pb2_grpc, cluster_pb2_grpc, datasets_pb2,
+from lorad.v1 import (adapters_pb2, adapters_pb2_grpc, checkpoints_pb2, checkpoints_pb2_grpc, cluster_pb2_grpc, datasets_pb2,
                       datasets_pb2_grpc, jobs_pb2, jobs_pb2_grpc, models_pb2_grpc)
 
 CALL_SECONDS = 60.0
 CHUNK_BYTES = 256 * 1024
+# Of a PEFT adapter. Fetched in this order: where the config is, all is there.
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 PAUSE_SECONDS = 0.2  # before the second attempt; doubled for each one after it
 PAUSE_SECONDS_MAX = 5.0
 OPTIONS = [
@@ -132,6 +134,24 @@ class Connection:
 
         dataset: datasets_pb2.Dataset = self.call(create, None, seconds=None)
         return dataset
+
+    def import_adapter(self, name: str, folder: pathlib.Path) -> adapters_pb2.Adapter:
+        """Stores the two files of a PEFT adapter's directory as the adapter `name`."""
+        config = adapters_pb2.ImportAdapterRequest.Config(name=name, request_id=new_request_id())
+
+        def requests() -> Iterator[adapters_pb2.ImportAdapterRequest]:
+            yield adapters_pb2.ImportAdapterRequest(config=config)
+            for file_name in ADAPTER_FILES[::-1]:
+                yield adapters_pb2.ImportAdapterRequest(file=file_name)
+                with (folder / file_name).open("rb") as file:
+                    while chunk := file.read(CHUNK_BYTES):
+                        yield adapters_pb2.ImportAdapterRequest(chunk=chunk)
+
+        def create(_: None, timeout: float | None) -> Any:
+            return self.adapters.ImportAdapter(requests(), timeout=timeout)
+
+        adapter: adapters_pb2.Adapter = self.call(create, None, seconds=None)
+        return adapter
 
     def download(self, job: str, step: int, file: checkpoints_pb2.CheckpointFile, folder: pathlib.Path) -> None:
         """Fetches one file of a checkpoint into `folder`, where it appears once it is whole and its hash is right."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import re
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lorad import names, rows
-from lorad.calls import Connection, new_request_id
-from lorad.errors import AlreadyExistsError, InvalidError, NotFoundError
+from lorad.calls import ADAPTER_FILES, Connection, new_request_id
+from lorad.errors import AlreadyExistsError, InvalidError, NotFoundError, Violation, invalid
 from lorad.job import Job
-from lorad.v1 import cluster_pb2, datasets_pb2, jobs_pb2, models_pb2
+from lorad.v1 import adapters_pb2, cluster_pb2, datasets_pb2, jobs_pb2, models_pb2
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,7 +32,7 @@ def connect(server: str | None = None, *, retry_seconds: float = RETRY_SECONDS) 
     went away, and go on then."""
     address = server or os.environ.get("LORAD_SERVER") or DEFAULT_SERVER
     if not re.fullmatch(r".+:\d{1,5}", address):
-        raise rows.wrong("server", f"must be HOST:PORT, got {address!r}")
+        raise invalid([Violation("server", f"must be HOST:PORT, got {address!r}")], "of the call")
     connection = Connection(address, retry_seconds)
     client = Client(connection)
     try:
@@ -124,11 +125,43 @@ class Datasets:
         self._connection.delete(self._connection.datasets.DeleteDataset, datasets_pb2.DeleteDatasetRequest(name=name))
 
 
+class Adapters:
+    """PEFT adapters that were imported, to go on training from: `train(..., init_from=NAME)`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def list(self) -> list[adapters_pb2.Adapter]:
+        """All of them."""
+        request = adapters_pb2.ListAdaptersRequest()
+        return [*self._connection.pages(self._connection.adapters.ListAdapters, request, "adapters")]
+
+    def get(self, name: str) -> adapters_pb2.Adapter:
+        """One; NotFoundError where there is none."""
+        adapter: adapters_pb2.Adapter = self._connection.call(self._connection.adapters.GetAdapter,
+                                                              adapters_pb2.GetAdapterRequest(name=name))
+        return adapter
+
+    def add(self, name: str, path: str | os.PathLike[str]) -> adapters_pb2.Adapter:
+        """Imports the directory `path` of this machine, as PEFT's save_pretrained writes it."""
+        folder = pathlib.Path(path)
+        lacking = [file for file in ADAPTER_FILES if not (folder / file).is_file()]
+        if lacking:
+            raise invalid([Violation("path", f"{str(folder)!r} is no PEFT adapter: it has no {' and no '.join(lacking)}")],
+                          "of the call")
+        return self._connection.import_adapter(name, folder)
+
+    def remove(self, name: str) -> None:
+        """Deletes it."""
+        self._connection.delete(self._connection.adapters.DeleteAdapter, adapters_pb2.DeleteAdapterRequest(name=name))
+
+
 class Client:
     """A daemon. Made by `connect`; ended by `close`, or with `with`. Threads: any may use it."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.adapters = Adapters(connection)
         self.models = Models(connection)
         self.datasets = Datasets(connection)
 

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lorad.callbacks import Callback
-from lorad.calls import Connection
+from lorad.calls import ADAPTER_FILES, Connection
 from lorad.errors import JobFailedError, LoradError, Violation
 from lorad.progress import choose
 from lorad.tables import Table
 from lorad.v1 import checkpoints_pb2, jobs_pb2
 
 ENDED = frozenset({jobs_pb2.Job.SUCCEEDED, jobs_pb2.Job.FAILED, jobs_pb2.Job.CANCELLED})
-ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")  # the config last: then all is there
 STEPS = [field.name for field in jobs_pb2.StepMetrics.DESCRIPTOR.fields]
 EVALUATIONS = [field.name for field in jobs_pb2.EvaluationMetrics.DESCRIPTOR.fields]
 PAGE_STEPS = 10_000
@@ -110,7 +109,8 @@ class Job:
         if self.info.state == jobs_pb2.Job.CANCELLED:
             return JobFailedError(f"{self.name} was cancelled", code="CANCELLED", reason="CANCELLED")
         where = error.field or (f"line {error.line}" if error.line else "")
-        return JobFailedError(f"{self.name} has failed: {error.message}", code="FAILED", reason=error.reason,
+        what = f"{self.name} has failed" if where else f"{self.name} has failed: {error.message}"
+        return JobFailedError(what, code="FAILED", reason=error.reason,
                               violations=[Violation(where, error.message)] if where else [],
                               metadata={"category": jobs_pb2.JobError.Category.Name(error.category)})
 

@@ -52,7 +52,7 @@ class Spool:
 
 
 def wrong(where: str, what: str) -> InvalidError:
-    """The error of one row, file or argument."""
+    """The error of rows: of one row, of a file, or of the argument."""
     return InvalidError("the rows are not valid", code="INVALID_ARGUMENT", reason="ROWS_INVALID",
                         violations=[Violation(where, what)])
 

@@ -19,7 +19,7 @@ namespace {
 using lorad::v1::Job;
 using lorad::v1::Jobs;
 
-// Every step of a running job changes its etag: so often labels are read and written again.
+// Others may change the job in between: so often labels are read and written again.
 constexpr int kTriesMax = 10;
 
 struct Options {

@@ -79,7 +79,7 @@ void Core::State::TakeForecast(JobState& job, const planner::Foreseen* foreseen)
   if (!job.forecast || job.first_forecast || job.job().has_first_forecast()) return;
   job.first_forecast = job.forecast;
   *job.job().mutable_first_forecast() = ToProto(job.forecast);
-  jobs_.Touch(job);
+  jobs_.TouchProgress(job);
 }
 
 void Core::State::AddForecast(const JobState& job, v1::JobEstimate* estimate) {

@@ -2,12 +2,9 @@
 
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-
 namespace lorad::server {
 namespace {
 
-// Without the etag, which is the revision as text.
 const std::vector<const google::protobuf::FieldDescriptor*>& ProgressFields() {
   static const auto* const fields = [] {
     auto* found = new std::vector<const google::protobuf::FieldDescriptor*>;
@@ -16,7 +13,8 @@ const std::vector<const google::protobuf::FieldDescriptor*>& ProgressFields() {
           v1::Job::kTokensFieldNumber, v1::Job::kTokensPerSecondFieldNumber,
           v1::Job::kLossFieldNumber, v1::Job::kLearningRateFieldNumber,
           v1::Job::kGradNormFieldNumber, v1::Job::kSecondsLeftFieldNumber,
-          v1::Job::kPackedWithFieldNumber, v1::Job::kAdaptersPerMicrobatchFieldNumber}) {
+          v1::Job::kPackedWithFieldNumber, v1::Job::kAdaptersPerMicrobatchFieldNumber,
+          v1::Job::kFirstForecastFieldNumber}) {
       found->push_back(v1::Job::descriptor()->FindFieldByNumber(number));
     }
     return found;
@@ -36,7 +34,6 @@ v1::Job ProgressOf(const v1::Job& job) {
 
 void SetProgress(v1::Job progress, v1::Job* job) {
   job->GetReflection()->SwapFields(&progress, job, ProgressFields());
-  job->set_etag(absl::StrCat(job->revision()));
 }
 
 v1::Job SummaryOf(const v1::Job& job) {

@@ -25,12 +25,13 @@ void JobTable::Publish(JobState& job) {
   by_revision_.erase(job.job().revision());
   job.job().set_revision(++revision_);
   by_revision_[revision_] = job.record.order();
-  job.job().set_etag(absl::StrCat(revision_));
+  const bool progress = !job.record_changed;
+  // Who read the job before a step of it, or a new forecast, may still change it.
+  if (!progress) job.job().set_etag(absl::StrCat(revision_));
   v1::WatchJobsResponse message;
   *message.mutable_job() = View(job);
   message.set_revision(revision_);
   std::string bytes = message.SerializeAsString();
-  const bool progress = !job.record_changed;
   if (!progress) StoreChange(bytes);
   if (progress && revision_ - job.stored_revision < kWholeEvery) {
     StoreProgress(job, message.job());

@@ -198,6 +198,28 @@ TEST_CASE("a job's priority moves it in the queue") {
   world->CheckInvariants();
 }
 
+TEST_CASE("an etag outlives steps, forecasts and a start, not a change") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(World::NewJob());
+  world->RunUntil([&] { return world->Job(job).step() >= 1; }, 10'000);
+  const Job before = world->Job(job);
+  world->RunUntil([&] { return world->Job(job).step() > before.step(); }, 10'000);
+  REQUIRE(world->StateOf(job) == Job::RUNNING);
+  CHECK(world->Job(job).revision() > before.revision());
+  v1::UpdateJobRequest update;
+  *update.mutable_job() = before;
+  (*update.mutable_job()->mutable_labels())["team"] = "math";
+  update.mutable_update_mask()->add_paths("labels");
+  const Job changed = world->Get<Job>(update);
+  CHECK(changed.etag() != before.etag());
+  CHECK(Reason(world->Call(update).status()) == "ETAG_MISMATCH");
+  world->CrashCoordinator();
+  CHECK(world->Job(job).labels().at("team") == "math");
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
 // GPUs with room for two jobs of that rank on each.
 WorldOptions RoomForTwo() {
   WorldOptions options;

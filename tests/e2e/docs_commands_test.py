@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-import package
+import python_package
 from formats import write_model
 from house import BINARIES, House, ROOT, tell
 
@@ -150,7 +150,7 @@ def run_block(shell, block):
 def environment_of(house, page=""):
     wheels = [*sorted((CHECKOUT / "third_party/wheels/python").glob("*")), CHECKOUT / "third_party/wheels/googleapis"]
     if page in WITH_PACKAGE:
-        wheels.insert(0, package.unpack())
+        wheels.insert(0, python_package.unpack())
     paths = [BINARIES / room for room in ("server", "worker", "client")]
     return {**os.environ, "HOME": os.path.expanduser("~"), "LORAD_SERVER": house.address,
             "PATH": ":".join(map(str, [*paths, *os.environ.get("PATH", "/usr/bin:/bin").split(":")])),

@@ -2,7 +2,7 @@
 SFTConfig. Pure: knows no daemon.
 
 The names of others are those of the table in client/inputs/job_names.cc, which `lora` reads job files by;
-tests/e2e/package_names_test.py holds both equal.
+tests/e2e/python_names_test.py holds both equal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The Python package against a daemon of the test's own, which answers as it is told to: what is tried again, and how.
 
-usage: package_calls_test.py [TEST...]
+usage: python_calls_test.py [TEST...]
 """
 
 import contextlib
@@ -8,10 +8,10 @@ import hashlib
 import time
 from concurrent import futures
 
-import package
+import python_package
 from house import main
 
-package.load()
+python_package.load()
 
 import grpc  # noqa: E402
 import lorad  # noqa: E402

@@ -1,6 +1,6 @@
 """The Python package without a daemon: what arguments, LoraConfigs, SFTConfigs and rows come to.
 
-usage: package_names_test.py [TEST...]
+usage: python_names_test.py [TEST...]
 """
 
 import dataclasses
@@ -13,10 +13,10 @@ import re
 import subprocess
 import tempfile
 
-import package
+import python_package
 from house import main, tell
 
-FOLDER = package.load()
+FOLDER = python_package.load()
 
 import lorad  # noqa: E402
 from lorad import names, rows  # noqa: E402
@@ -41,7 +41,7 @@ def job_of(**fields):
 
 
 def test_the_names_are_those_of_the_command_line():
-    text = (package.CHECKOUT / "client/inputs/job_names.cc").read_text()
+    text = (python_package.CHECKOUT / "client/inputs/job_names.cc").read_text()
     table = text[text.index("kNames = {{"):text.index("}};")]
     table = table.replace("kPerDevice", '"per_device_train_batch_size"').replace("kAccumulation", '"gradient_accumulation_steps"')
     theirs = {name: (section, field) for section, name, field in re.findall(r'\{"(\w*)", "(\w+)", "(\w+)"\}', table)}
@@ -173,7 +173,7 @@ def test_a_lora_config():
 
 
 def test_the_configs_of_the_libraries():
-    python = package.references()
+    python = python_package.references()
     script = """
 import sys; sys.path.append(sys.argv[1]); sys.path += sys.argv[2:]
 from peft import LoraConfig
@@ -195,7 +195,7 @@ except lorad.InvalidError as error:
 gone = {*sft.TAKEN, *sft.READ} - {f.name for f in dataclasses.fields(SFTConfig)}
 print("names of older versions alone:", *sorted(gone))
 """
-    needs = [path for path in package.NEEDS if path.name != "typing_extensions"]
+    needs = [path for path in python_package.NEEDS if path.name != "typing_extensions"]
     done = subprocess.run([python, "-c", script, FOLDER, *needs], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     tell(f"    {done.stdout.strip()}")
@@ -258,7 +258,7 @@ def test_rows_that_are_wrong():
 
 
 def test_rows_of_datasets_and_pandas():
-    python = package.references()
+    python = python_package.references()
     script = """
 import json, sys; sys.path.append(sys.argv[1]); sys.path += sys.argv[2:]
 import datasets, pandas, numpy
@@ -281,7 +281,7 @@ from lorad.tables import Table
 frame = Table(["step", "loss"], [{"step": 1, "loss": 2.0}]).to_pandas()
 assert list(frame.columns) == ["step", "loss"] and frame.loss[0] == 2.0
 """
-    needs = [path for path in package.NEEDS if path.name != "typing_extensions"]
+    needs = [path for path in python_package.NEEDS if path.name != "typing_extensions"]
     done = subprocess.run([python, "-c", script, FOLDER, *needs], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -298,7 +298,7 @@ def test_the_wheel():
     files = {str(p.relative_to(FOLDER)) for p in FOLDER.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
     assert files == {line.split(",")[0] for line in record.splitlines()} and wanted <= files, files
     assert f"\nVersion: {lorad.__version__}\n" in next(FOLDER.glob("lorad-*.dist-info/METADATA")).read_text()
-    text = (package.CHECKOUT / "client/main.cc").read_text()
+    text = (python_package.CHECKOUT / "client/main.cc").read_text()
     assert f'kVersion[] = "{lorad.__version__}"' in text, "the package and the command line are of two versions"
 
 

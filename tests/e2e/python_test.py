@@ -1,6 +1,6 @@
 """The Python package against a daemon: from rows to an adapter, through restarts, with everybody's objects.
 
-usage: package_test.py [TEST...]
+usage: python_test.py [TEST...]
 """
 
 import contextlib
@@ -16,11 +16,11 @@ import threading
 import time
 import types
 
-import package
+import python_package
 from formats import read_safetensors, write_model
 from house import House, ROOT, Skipped, main, tell
 
-FOLDER = package.load()
+FOLDER = python_package.load()
 
 import lorad  # noqa: E402
 
@@ -325,7 +325,7 @@ def test_a_plot_and_a_bar():
 
 def test_the_objects_of_the_libraries():
     """PEFT's and TRL's objects train what their fields by name train, and the adapter goes back onto a model."""
-    python = package.references()
+    python = python_package.references()
     script = """
 import pathlib, sys; sys.path.append(sys.argv[3]); sys.path += sys.argv[4:]
 import lorad, datasets, pandas
@@ -355,7 +355,7 @@ found = {name: value for name, value in model.named_parameters() if "lora_B" in 
 assert len(found) == 4 and all(value.abs().max() > 0 for value in found.values())
 """
     with house_with_model() as (house, _):
-        needs = [path for path in package.NEEDS if path.name != "typing_extensions"]
+        needs = [path for path in python_package.NEEDS if path.name != "typing_extensions"]
         done = subprocess.run([python, "-c", script, house.address, house.folder, FOLDER, *needs], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert read_safetensors(house.folder / "theirs/adapter_model.safetensors")
@@ -363,7 +363,7 @@ assert len(found) == 4 and all(value.abs().max() > 0 for value in found.values()
 
 def test_an_sft_config_trains_as_trl():
     """The SFTConfig by which TRL trained the references, handed to the package as it is, gives TRL's losses."""
-    python, losses = package.references(), package.REFERENCES.parents[2] / "losses"
+    python, losses = python_package.references(), python_package.REFERENCES.parents[2] / "losses"
     if not (losses / "expected.json").exists():
         raise Skipped("tools/references has not been run here")
     script = """
@@ -391,7 +391,7 @@ assert len(expected["runs"]) == 3 and worst <= 2e-5, worst
 print(f"losses within {worst:.1e} of TRL's, learning rates to the last bit")
 """
     with house_with_model() as (house, _):
-        needs = [path for path in package.NEEDS if path.name != "typing_extensions"]
+        needs = [path for path in python_package.NEEDS if path.name != "typing_extensions"]
         copy = house.folder / "references"
         shutil.copytree(losses, copy)
         for path in (losses.parent / "tokenizers/smollm2").glob("[!.]*"):
@@ -426,9 +426,9 @@ def test_the_notebook():
     assert first[0] == "import lorad" and "job.adapter(" in first[-1] and len(first) <= 10, len(first)
     with house_with_model() as (house, _):
         try:
-            python, needs = package.references(), [path for path in package.NEEDS if path.name != "typing_extensions"]
+            python, needs = python_package.references(), [path for path in python_package.NEEDS if path.name != "typing_extensions"]
         except Skipped:
-            python, needs = sys.executable, package.NEEDS
+            python, needs = sys.executable, python_package.NEEDS
         scratch = tempfile.mkdtemp(dir=house.folder)
         done = subprocess.run([python, "-c", NOTEBOOK_RUNNER, FOLDER, NOTEBOOK, *needs], capture_output=True, text=True, cwd=scratch,
                               env={**os.environ, "LORAD_SERVER": house.address})

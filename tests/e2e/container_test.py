@@ -1,20 +1,17 @@
-"""tools/install and deploy/container: what was built runs from where it is installed, and the image has the libraries that it asks
-for, a user that is not root, and the folders that deploy/kubernetes mounts. No image is built.
+"""deploy/container: the image has the libraries that what was built asks for, a user that is not root, and the folders that
+deploy/kubernetes mounts. No image is built; tests/e2e/install_test.py tries what tools/install puts into it.
 
 usage: container_test.py [TEST ...]
 """
 
-import os
 import pathlib
 import re
 import shutil
 import subprocess
-import tempfile
 
 from house import BINARIES, ROOT, Skipped, main, tell
 
 CONTAINERFILE = ROOT / "deploy/container/Containerfile"
-INSTALL = ROOT / "tools/install"
 
 
 def run(*command, **keywords):
@@ -36,29 +33,6 @@ def last_stage():
     found = instructions()
     begin = max(i for i, (word, _) in enumerate(found) if word == "FROM")
     return found[begin:]
-
-
-def test_what_is_installed_runs():
-    with tempfile.TemporaryDirectory() as folder:
-        prefix = pathlib.Path(folder) / "opt"
-        done = run(INSTALL, prefix, BINARIES)
-        assert done.returncode == 0, done.stderr
-        for program in ("lorad", "lorad-worker", "lora"):
-            said = run(prefix / "bin" / program, "--version", env={})
-            assert said.returncode == 0 and re.search(r"\d+\.\d+", said.stdout), f"{program}: {said}"
-        solver = pathlib.Path(libraries(prefix / "bin/lorad")["libhighs.so"]).resolve()
-        assert solver == (prefix / "lib/libhighs.so").resolve(), solver
-        assert os.access(prefix / "bin/lorad-mpi", os.X_OK)
-        for script in ("lorad-run-coordinator", "lorad-run-worker", "lorad-run-jobs", "lorad.sbatch", "lorad-mpirun", "lorad-rank"):
-            assert os.access(prefix / "bin" / script, os.X_OK), script
-
-
-def test_install_says_what_is_missing():
-    with tempfile.TemporaryDirectory() as folder:
-        for command, status, said in (([INSTALL], 2, "usage: tools/install PREFIX"),
-                                      ([INSTALL, f"{folder}/opt", folder], 1, "bazel build //server:lorad")):
-            done = run(*command)
-            assert done.returncode == status and said in done.stderr, f"{command}: {done}"
 
 
 def needed(packages):
@@ -99,5 +73,4 @@ def test_it_is_not_root_and_asked_for_its_health():
 
 
 if __name__ == "__main__":
-    main([test_what_is_installed_runs, test_install_says_what_is_missing, test_the_image_has_the_libraries,
-          test_it_is_not_root_and_asked_for_its_health])
+    main([test_the_image_has_the_libraries, test_it_is_not_root_and_asked_for_its_health])

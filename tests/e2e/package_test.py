@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 
 from formats import token_rows, write_model
-from house import BINARIES, LORA, Skipped, main, tell
+from house import BINARIES, LORA, WORKER, Skipped, main, tell
 
 DEB = BINARIES / "deploy/package/lorad.deb"
 LEFT_OUT = re.compile(r"/usr/share/(doc|doc-base|info|man|locale|lintian|bug|common-licenses|zoneinfo|i18n)/")
@@ -126,6 +126,8 @@ def is_debian():
 def make_bare_root(folder):
     """A root without the package, or the case is skipped."""
     is_debian()
+    if re.search("cublas|cudnn", run("ldd", WORKER).stdout):
+        raise Skipped("CUDA's libraries are in no package of Debian's")
     root = pathlib.Path(folder) / "root"
     root.mkdir()
     found = closure(control()["Depends"])

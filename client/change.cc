@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/calls/error.h"
+#include "client/calls/find_job.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/labels.h"
@@ -33,7 +34,8 @@ struct Options {
 
 template <typename Request>
 absl::Status ChangeEach(Session& session, Method<Jobs::Stub, Request, Job> method,
-                        const std::vector<std::string>& names) {
+                        std::vector<std::string>& names) {
+  if (auto status = FindJobs(session, names); !status.ok()) return status;
   for (const std::string& name : names) {
     Request request;
     request.set_name(name);
@@ -63,7 +65,8 @@ absl::Status FillLabels(Session& session, const Options& options, Job& values) {
   return absl::OkStatus();
 }
 
-absl::Status Update(Session& session, const Options& options) {
+absl::Status Update(Session& session, Options& options) {
+  if (auto status = FindJob(session, options.name); !status.ok()) return status;
   const bool changes_labels = !options.labels.empty() || !options.removed_labels.empty();
   lorad::v1::UpdateJobRequest request;
   Job& values = *request.mutable_job();
@@ -95,7 +98,7 @@ absl::Status Update(Session& session, const Options& options) {
 
 void AddUpdate(CLI::App& app, Session& session, const std::shared_ptr<Options>& options) {
   CLI::App& update = *app.add_subcommand("update", "Change a job's priority and labels");
-  update.add_option("job", options->name, "The job's id")->required();
+  update.add_option("job", options->name, "The job's id, or its name")->required();
   update.add_option("--priority", options->priority, "Higher ones are placed first; -100 to 100");
   update.add_option("--label", options->labels, "KEY=VALUE, to be added or changed")
       ->check(CheckLabel);
@@ -116,7 +119,7 @@ void AddChangeCommands(CLI::App& app, Session& session) {
 
   CLI::App& pause =
       *app.add_subcommand("pause", "Save jobs and take them off their workers, until resumed");
-  pause.add_option("jobs", options->names, "Ids")->required();
+  pause.add_option("jobs", options->names, "Ids or names")->required();
   pause.callback([&session, options] {
     session.action = [&session, options] {
       return ChangeEach(session, &Jobs::Stub::PauseJob, options->names);
@@ -125,7 +128,7 @@ void AddChangeCommands(CLI::App& app, Session& session) {
 
   CLI::App& resume =
       *app.add_subcommand("resume", "Let paused jobs go on from where they were saved");
-  resume.add_option("jobs", options->names, "Ids")->required();
+  resume.add_option("jobs", options->names, "Ids or names")->required();
   resume.callback([&session, options] {
     session.action = [&session, options] {
       return ChangeEach(session, &Jobs::Stub::ResumeJob, options->names);

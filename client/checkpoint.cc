@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/calls/download.h"
 #include "client/calls/error.h"
+#include "client/calls/find_job.h"
 #include "client/calls/read_ahead.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
@@ -31,7 +32,8 @@ struct Options {
   bool merged = false;
 };
 
-absl::Status List(Session& session, const Options& options) {
+absl::Status List(Session& session, Options& options) {
+  if (auto status = FindJob(session, options.job); !status.ok()) return status;
   lorad::v1::ListCheckpointsRequest request;
   request.set_job(options.job);
   Table table({"JOB", "STEP", "FILES", "SIZE", "CREATED"});
@@ -130,7 +132,8 @@ absl::Status GetMerged(Session& session, const Options& options) {
   return absl::OkStatus();
 }
 
-absl::Status Get(Session& session, const Options& options) {
+absl::Status Get(Session& session, Options& options) {
+  if (auto status = FindJob(session, options.job); !status.ok()) return status;
   if (options.merged) return GetMerged(session, options);
   lorad::v1::GetCheckpointRequest request;
   request.set_job(options.job);
@@ -169,13 +172,13 @@ void AddCheckpointCommands(CLI::App& app, Session& session) {
   const auto options = std::make_shared<Options>();
 
   CLI::App& list = *group.add_subcommand("ls", "List a job's checkpoints, oldest first");
-  list.add_option("job", options->job, "The job's id")->required();
+  list.add_option("job", options->job, "The job's id, or its name")->required();
   list.callback([&session, options] {
     session.action = [&session, options] { return List(session, *options); };
   });
 
   CLI::App& get = *group.add_subcommand("get", "Fetch one as a PEFT adapter directory");
-  get.add_option("job", options->job, "The job's id")->required();
+  get.add_option("job", options->job, "The job's id, or its name")->required();
   get.add_option("--step", options->step, "Of which step; the newest if not given");
   get.add_option("-o,--output", options->directory, "The directory to make")->required();
   CLI::Option* all = get.add_flag("--all", options->all, "With the optimizer's state too");

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/calls/find_job.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/labels.h"
@@ -81,7 +82,8 @@ void AddProgress(const Job& job, Table& table) {
   table.Add({"adapters per microbatch", absl::StrFormat("%.2f", job.adapters_per_microbatch())});
 }
 
-absl::Status Show(Session& session, const Options& options) {
+absl::Status Show(Session& session, Options& options) {
+  if (auto status = FindJob(session, options.name); !status.ok()) return status;
   lorad::v1::GetJobRequest request;
   request.set_name(options.name);
   Job job;
@@ -129,7 +131,8 @@ absl::Status Show(Session& session, const Options& options) {
   return status;
 }
 
-absl::Status Events(Session& session, const Options& options) {
+absl::Status Events(Session& session, Options& options) {
+  if (auto status = FindJob(session, options.name); !status.ok()) return status;
   lorad::v1::ListEventsRequest request;
   request.set_job(options.name);
   Table table({"TIME", "REASON", "MESSAGE"});
@@ -146,7 +149,8 @@ absl::Status Events(Session& session, const Options& options) {
   return status;
 }
 
-absl::Status Cancel(Session& session, const Options& options) {
+absl::Status Cancel(Session& session, Options& options) {
+  if (auto status = FindJobs(session, options.names); !status.ok()) return status;
   for (const std::string& name : options.names) {
     lorad::v1::CancelJobRequest request;
     request.set_name(name);
@@ -159,7 +163,8 @@ absl::Status Cancel(Session& session, const Options& options) {
   return absl::OkStatus();
 }
 
-absl::Status Remove(Session& session, const Options& options) {
+absl::Status Remove(Session& session, Options& options) {
+  if (auto status = FindJobs(session, options.names); !status.ok()) return status;
   for (const std::string& name : options.names) {
     lorad::v1::DeleteJobRequest request;
     request.set_name(name);
@@ -183,25 +188,25 @@ void AddJobCommands(CLI::App& app, Session& session) {
   });
 
   CLI::App& show = *app.add_subcommand("show", "Show a job");
-  show.add_option("job", options->name, "The job's id")->required();
+  show.add_option("job", options->name, "The job's id, or its name")->required();
   show.callback([&session, options] {
     session.action = [&session, options] { return Show(session, *options); };
   });
 
   CLI::App& events = *app.add_subcommand("events", "What happened to a job");
-  events.add_option("job", options->name, "The job's id")->required();
+  events.add_option("job", options->name, "The job's id, or its name")->required();
   events.callback([&session, options] {
     session.action = [&session, options] { return Events(session, *options); };
   });
 
   CLI::App& cancel = *app.add_subcommand("cancel", "Stop jobs; their checkpoints stay");
-  cancel.add_option("jobs", options->names, "Ids")->required();
+  cancel.add_option("jobs", options->names, "Ids or names")->required();
   cancel.callback([&session, options] {
     session.action = [&session, options] { return Cancel(session, *options); };
   });
 
   CLI::App& remove = *app.add_subcommand("rm", "Delete finished jobs with all they saved");
-  remove.add_option("jobs", options->names, "Ids")->required();
+  remove.add_option("jobs", options->names, "Ids or names")->required();
   remove.callback([&session, options] {
     session.action = [&session, options] { return Remove(session, *options); };
   });

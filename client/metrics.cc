@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
+#include "client/calls/find_job.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/text/json.h"
@@ -37,7 +38,8 @@ void Collect(const GetMetricsResponse& page, const Session& session, Table& tabl
   }
 }
 
-absl::Status Metrics(Session& session, const Options& options) {
+absl::Status Metrics(Session& session, Options& options) {
+  if (auto status = FindJob(session, options.job); !status.ok()) return status;
   GetMetricsRequest request;
   request.set_job(options.job);
   request.set_series(options.evaluation ? GetMetricsRequest::EVALUATION
@@ -69,7 +71,7 @@ absl::Status Metrics(Session& session, const Options& options) {
 void AddMetricsCommand(CLI::App& app, Session& session) {
   const auto options = std::make_shared<Options>();
   CLI::App& metrics = *app.add_subcommand("metrics", "Loss and more of every step of a job");
-  metrics.add_option("job", options->job, "The job's id")->required();
+  metrics.add_option("job", options->job, "The job's id, or its name")->required();
   metrics.add_flag("--evaluation", options->evaluation, "Validation losses instead");
   metrics.add_option("--after-step", options->after_step, "Only later steps");
   metrics.callback([&session, options] {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/calls/error.h"
+#include "client/calls/find_job.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/calls/upload.h"
@@ -171,7 +172,8 @@ void PrintStages(const lorad::v1::JobEstimate& estimate) {
   table.Print(std::cout);
 }
 
-absl::Status Estimate(Session& session, const Options& options) {
+absl::Status Estimate(Session& session, Options& options) {
+  if (auto status = FindJob(session, options.name); !status.ok()) return status;
   lorad::v1::EstimateJobRequest request;
   request.set_name(options.name);
   if (options.name.empty()) {
@@ -238,7 +240,7 @@ void AddSubmitCommands(CLI::App& app, Session& session) {
       "Memory and time of a job, and when it starts and ends: a live one, or one not "
       "yet created");
   auto* what = estimate.add_option_group("what");
-  what->add_option("job", options->name, "The id of a live job");
+  what->add_option("job", options->name, "The id or name of a live job");
   auto* file = what->add_option("-f,--file", options->file, kFile);
   what->require_option(1);
   estimate.add_option("--format", options->format, kFormat)->needs(file);

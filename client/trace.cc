@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/calls/find_job.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/text/chrome_trace.h"
@@ -51,7 +52,8 @@ void Print(const Trace& trace) {
   table.Print(std::cout);
 }
 
-absl::Status Show(Session& session, const Options& options) {
+absl::Status Show(Session& session, Options& options) {
+  if (auto status = FindJob(session, *options.request.mutable_job()); !status.ok()) return status;
   Trace trace;
   auto status = Call(session, &Cluster::Stub::GetTrace, options.request, trace);
   if (!status.ok()) return status;
@@ -81,7 +83,8 @@ void AddTraceCommand(CLI::App& app, Session& session) {
       "order would have allowed");
   trace
       .add_option_function<std::string>(
-          "job", [options](const std::string& job) { options->request.set_job(job); }, "Its ID")
+          "job", [options](const std::string& job) { options->request.set_job(job); },
+          "Its id or name")
       ->required();
   trace.add_option("-o,--output", options->file, "Write a Chrome trace into this file");
   trace.add_option_function<int>(

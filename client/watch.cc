@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/calls/error.h"
+#include "client/calls/find_job.h"
 #include "client/calls/follow.h"
 #include "client/calls/session.h"
 #include "client/live_table.h"
@@ -134,7 +135,8 @@ class Watch {
   bool present_told_ = false;
 };
 
-absl::Status Run(Session& session, const Options& options) {
+absl::Status Run(Session& session, Options& options) {
+  if (auto status = FindJobs(session, options.jobs); !status.ok()) return status;
   const bool table = options.jobs.empty() && !options.until_done && !session.json;
   return table && isatty(STDOUT_FILENO) != 0 ? ShowLiveTable(session)
                                              : Watch(session, options).Run();
@@ -145,7 +147,8 @@ absl::Status Run(Session& session, const Options& options) {
 void AddWatchCommand(CLI::App& app, Session& session) {
   const auto options = std::make_shared<Options>();
   CLI::App& watch = *app.add_subcommand("watch", "Follow jobs while they change");
-  watch.add_option("jobs", options->jobs, "Ids; none: all that are live, and those that come");
+  watch.add_option("jobs", options->jobs,
+                   "Ids or names; none: all that are live, and those that come");
   watch.add_flag("--until-done", options->until_done,
                  "End when all are done, with 0 only if all succeeded");
   watch.callback([&session, options] {

@@ -42,6 +42,7 @@ struct FakeJobs final : v1::Jobs::Service {
   std::vector<std::string> paused;
   std::deque<Job> watched;
   std::string filter;
+  std::vector<Job> named;  // what is asked for by display name
 
   FakeJobs() {
     job.set_name("job-a");
@@ -55,6 +56,13 @@ struct FakeJobs final : v1::Jobs::Service {
   grpc::Status ListJobs(GrpcContext*, const v1::ListJobsRequest* request,
                         v1::ListJobsResponse* response) override {
     filter = request->filter();
+    if (filter.starts_with("display_name")) {
+      for (const Job& one : named) {
+        if (filter != "display_name = \"" + one.display_name() + "\"") continue;
+        *response->add_jobs() = one;
+      }
+      return grpc::Status::OK;
+    }
     *response->add_jobs() = job;
     return grpc::Status::OK;
   }
@@ -178,6 +186,7 @@ Worker Standing(Worker::State state) {
 struct Ran {
   std::string reason;  // "OK", "USAGE" or that of the error
   std::string out, err;
+  std::string error;  // as it is printed
 };
 
 struct Fixture {
@@ -203,7 +212,11 @@ struct Fixture {
     session.json = json;
     CLI::App app("", "lora");
     app.fallthrough();
+    AddSubmitCommands(app, session);
+    AddJobCommands(app, session);
     AddChangeCommands(app, session);
+    AddMetricsCommand(app, session);
+    AddCheckpointCommands(app, session);
     AddWatchCommand(app, session);
     AddTopCommand(app, session);
     AddTraceCommand(app, session);
@@ -217,6 +230,9 @@ struct Fixture {
       app.parse(arguments);
       const absl::Status status = session.action();
       ran.reason = status.ok() ? "OK" : ReasonOf(status);
+      std::ostringstream printed;
+      if (!status.ok()) PrintError(status, printed);
+      ran.error = printed.str();
     } catch (const CLI::ParseError&) {
       ran.reason = "USAGE";
     }
@@ -242,6 +258,47 @@ TEST_CASE_METHOD(Fixture, "jobs are paused and resumed one after the other, up t
   CHECK(Run("pause job-a job-done job-b").reason == "JOB_ENDED");
   CHECK(jobs.paused == std::vector<std::string>{"job-a"});
   CHECK(Run("pause").reason == "USAGE");
+}
+
+TEST_CASE_METHOD(Fixture, "a job is found by its name, unless several have it") {
+  Job one;
+  one.set_name("job-22222222");
+  one.set_display_name("sums");
+  one.set_state(Job::RUNNING);
+  one.set_base_model("small");
+  jobs.named = {one};
+  one.set_name("job-33333333");
+  one.set_display_name("job-twice");
+  jobs.named.push_back(one);
+  one.set_name("job-44444444");
+  one.set_state(Job::FAILED);
+  jobs.named.push_back(one);
+
+  CHECK(Run("pause sums").err == "job-22222222: PAUSING\n");
+  // All names are found before the first job is changed.
+  jobs.paused.clear();
+  const Ran twice = Run("pause sums job-twice");
+  CHECK(twice.reason == "AMBIGUOUS_NAME");
+  CHECK(twice.error ==
+        "error: AMBIGUOUS_NAME: 2 jobs have the name 'job-twice'; say which by its id\n"
+        "  job-33333333: RUNNING, of small\n  job-44444444: FAILED, of small\n");
+  CHECK(jobs.paused.empty());
+  for (const char* command :
+       {"show", "events", "cancel", "rm", "update --priority 1", "resume", "metrics", "watch",
+        "trace", "estimate", "checkpoint ls", "checkpoint get -o folder"}) {
+    INFO(command);
+    CHECK(Run(std::string(command) + " job-twice").reason == "AMBIGUOUS_NAME");
+  }
+  // An id is not looked for, and what names nothing is the service's to refuse.
+  jobs.filter.clear();
+  CHECK(Run("pause job-33333333").err == "job-33333333: PAUSING\n");
+  CHECK(jobs.filter.empty());
+  CHECK(Run("trace nobody").reason == "JOB_NOT_FOUND");
+  Job odd;
+  odd.set_name("job-55555555");
+  odd.set_display_name(R"(\"a\")");  // as the filter writes it
+  jobs.named = {odd};
+  CHECK(Run(R"(pause '"a"')").err == "job-55555555: PAUSING\n");
 }
 
 TEST_CASE_METHOD(Fixture, "a priority is sent alone, with the etag if asked") {

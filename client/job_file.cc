@@ -55,6 +55,11 @@ class Filler {
  public:
   Filler(const JobText& text, JobFormat format) : text_(text), format_(format) {}
 
+  // Passes over what only the service sets.
+  void AllowOutput() { output_allowed_ = true; }
+  // Lists and null replace what the message has; maps are added to.
+  void Replace() { replaces_ = true; }
+
   void Fill(json object, const std::string& path, Message& message) {
     const auto taken = TakeNames(
         path, object, [&](const std::string& at, const std::string& what) { Note(at, what); });
@@ -65,9 +70,13 @@ class Filler {
       if (field == nullptr) {
         Note(at, absl::StrCat("no such field", Nearest(*message.GetDescriptor(), path, name)));
       } else if (path.empty() && !Contains(field->name())) {
-        if (!value.is_null()) Note(at, "is set by the service; leave it out");
-      } else if (!value.is_null()) {
-        Set(value, at, *field, message);
+        if (!value.is_null() && !output_allowed_) Note(at, OutputText(name));
+      } else {
+        const bool list = field->is_repeated() && !field->is_map();
+        if (replaces_ && (list || value.is_null())) {
+          message.GetReflection()->ClearField(&message, field);
+        }
+        if (!value.is_null()) Set(value, at, *field, message);
       }
     }
   }
@@ -93,7 +102,6 @@ class Filler {
 
   const std::vector<std::string>& violations() const { return violations_; }
 
- private:
   static bool Contains(absl::string_view name) {
     return std::find(kInputFields.begin(), kInputFields.end(), name) != kInputFields.end();
   }
@@ -103,6 +111,7 @@ class Filler {
     return field != nullptr ? field : type.FindFieldByCamelcaseName(name);
   }
 
+ private:
   // The field that is meant: by a name that is near, ours or another library's, or in another
   // section.
   static std::string Nearest(const Descriptor& type, absl::string_view section,
@@ -129,6 +138,16 @@ class Filler {
       if (other.section == section && other.name.size() > 2) consider(other.name, other.field);
     }
     return best.empty() ? "" : absl::StrCat("; did you mean ", best, "?");
+  }
+
+  static std::string OutputText(const std::string& name) {
+    for (const absl::string_view section : {"adapter", "training"}) {
+      const std::string meant = FieldOf(section, name);
+      if (!meant.empty()) {
+        return absl::StrCat("is set by the service; did you mean ", meant, "?");
+      }
+    }
+    return "is set by the service; leave it out";
   }
 
   // The path of the field that has this very name in the section, or ""
@@ -265,27 +284,114 @@ class Filler {
 
   const JobText& text_;
   const JobFormat format_;
+  bool output_allowed_ = false;
+  bool replaces_ = false;
   std::map<std::string, std::string> written_;  // a field's path -> as the user wrote it
   std::set<std::string> told_;
   std::vector<std::string> violations_;
 };
 
+// A job as `lora show --json` prints it, in whole.
+bool IsShown(const json& root) {
+  return root.contains("etag") && root.contains("create_time") && root.contains("state");
+}
+
+absl::Status BadFields(absl::string_view where, const std::vector<std::string>& violations) {
+  if (violations.empty()) return absl::OkStatus();
+  return Error("BAD_JOB_FILE",
+               absl::StrCat(where, ": ", violations.size(),
+                            violations.size() == 1 ? " field is wrong" : " fields are wrong"),
+               absl::StrJoin(violations, "\n"));
+}
+
+// What is text needs no quotes, all else is JSON, or text for who reads it to judge.
+json SettingValue(const std::string& text, bool is_text) {
+  if (is_text) return text;
+  json value = json::parse(text, nullptr, false);
+  return value.is_discarded() ? json(text) : value;
+}
+
+// Puts the value at its path. The key of a map is all that follows its name, dots as well.
+void PutSetting(std::string path, const std::string& text, json* root) {
+  const Descriptor* type = lorad::v1::Job::descriptor();
+  json* object = root;
+  std::string section;
+  while (true) {
+    const std::size_t dot = path.find('.');
+    const std::string name = path.substr(0, dot);
+    const FieldDescriptor* field = type == nullptr ? nullptr : Filler::FindField(*type, name);
+    if (field == nullptr) {
+      for (const JobName& other : JobNames()) {
+        if (type == nullptr || other.section != section || other.name != name) continue;
+        field = type->FindFieldByName(std::string(other.field));
+      }
+    }
+    if (dot == std::string::npos) {
+      const bool is_text = field != nullptr && !field->is_repeated() &&
+                           field->cpp_type() == FieldDescriptor::CPPTYPE_STRING;
+      (*object)[name] = SettingValue(text, is_text);
+      return;
+    }
+    path.erase(0, dot + 1);
+    object = &(*object)[name];
+    if (!object->is_object()) *object = json::object();
+    if (field != nullptr && field->is_map()) {
+      const bool is_text =
+          field->message_type()->map_value()->cpp_type() == FieldDescriptor::CPPTYPE_STRING;
+      (*object)[path] = SettingValue(text, is_text);
+      return;
+    }
+    const bool is_section = field != nullptr && !field->is_repeated() &&
+                            field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
+    type = is_section ? field->message_type() : nullptr;
+    section = name;
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<lorad::v1::Job> ParseJob(absl::string_view text, absl::string_view file_name,
                                         JobFormat format) {
-  const absl::StatusOr<JobText> read = ReadJobText(format, text, file_name);
+  absl::StatusOr<JobText> read = ReadJobText(format, text, file_name);
   if (!read.ok()) return read.status();
   lorad::v1::Job job;
   Filler filler(*read, format);
+  const bool shown = IsShown(read->root);
+  if (shown) filler.AllowOutput();
   filler.NoteMistakes();
   filler.Fill(read->root, "", job);
-  const std::vector<std::string>& violations = filler.violations();
-  if (violations.empty()) return job;
-  return Error("BAD_JOB_FILE",
-               absl::StrCat(file_name, ": ", violations.size(),
-                            violations.size() == 1 ? " field is wrong" : " fields are wrong"),
-               absl::StrJoin(violations, "\n"));
+  if (absl::Status status = BadFields(file_name, filler.violations()); !status.ok()) return status;
+  if (shown) return InputOf(job);
+  return job;
+}
+
+lorad::v1::Job InputOf(lorad::v1::Job job) {
+  const Descriptor& type = *lorad::v1::Job::descriptor();
+  for (int i = 0; i < type.field_count(); ++i) {
+    if (Filler::Contains(type.field(i)->name())) continue;
+    job.GetReflection()->ClearField(&job, type.field(i));
+  }
+  job.mutable_adapter()->clear_modules();
+  return job;
+}
+
+absl::Status SetFields(const std::vector<std::string>& settings, lorad::v1::Job& job) {
+  if (settings.empty()) return absl::OkStatus();
+  JobText text;
+  text.root = json::object();
+  for (const std::string& setting : settings) {
+    const std::size_t equals = setting.find('=');
+    if (equals == 0 || equals == std::string::npos) {
+      return Error("USAGE", absl::StrCat("--set wants FIELD=VALUE, as in "
+                                         "training.learning_rate=1e-3, got '",
+                                         setting, "'"));
+    }
+    PutSetting(setting.substr(0, equals), setting.substr(equals + 1), &text.root);
+  }
+  Filler filler(text, JobFormat::kJson);
+  filler.Replace();
+  filler.Fill(text.root, "", job);
+  return BadFields("--set", filler.violations());
 }
 
 }  // namespace lorad::client

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "client/inputs/job_text.h"
@@ -12,8 +15,19 @@ namespace lorad::client {
 // TRL and transformers have for the same (client/inputs/job_names.h). All mistakes are found at
 // once and named by field and line: names that no field has (with the nearest that one has), values
 // of another type, fields that only the service sets, keys given twice. Values out of range are the
-// service's to refuse. `file_name` is for the messages.
+// service's to refuse. `file_name` is for the messages. A job as `lora show --json` prints it (it has
+// state, etag and create_time) is read as InputOf has it.
 absl::StatusOr<lorad::v1::Job> ParseJob(absl::string_view text, absl::string_view file_name,
                                         JobFormat format = JobFormat::kJson);
+
+// What the client said of a job: without the fields that only the service sets.
+lorad::v1::Job InputOf(lorad::v1::Job job);
+
+// Sets fields of the job by "FIELD=VALUE", as in training.learning_rate=1e-3: by path, with the
+// names that job files have, the last one where one is given twice. A value is text where the field
+// is text, and JSON elsewhere. Lists, and null (the service's default), replace what the job has;
+// keys of maps (labels.team=math) are added. Errors: USAGE where it is no such pair; BAD_JOB_FILE
+// with all mistakes by field, and the job is then of no use.
+absl::Status SetFields(const std::vector<std::string>& settings, lorad::v1::Job& job);
 
 }  // namespace lorad::client

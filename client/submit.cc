@@ -1,4 +1,4 @@
-// lora submit | estimate
+// lora submit | clone | estimate
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -31,6 +31,7 @@ struct Options {
   std::string peft;
   std::string name;
   std::string request_id;
+  std::vector<std::string> settings;
   bool validate_only = false;
 };
 
@@ -60,7 +61,9 @@ absl::StatusOr<Job> ReadJob(const Options& options) {
   if (!text.ok()) return text.status();
   absl::StatusOr<Job> job =
       ParseJob(*text, options.file == "-" ? "standard input" : options.file, *format);
-  if (!job.ok() || options.peft.empty()) return job;
+  if (!job.ok()) return job;
+  if (auto status = SetFields(options.settings, *job); !status.ok()) return status;
+  if (options.peft.empty()) return job;
   std::error_code error;
   const bool directory = std::filesystem::is_directory(options.peft, error);
   const absl::StatusOr<std::string> config =
@@ -75,11 +78,9 @@ void PrintWarnings(const google::protobuf::RepeatedPtrField<std::string>& warnin
   for (const std::string& warning : warnings) std::cerr << "warning: " << warning << "\n";
 }
 
-absl::Status Submit(Session& session, const Options& options) {
-  const absl::StatusOr<Job> job = ReadJob(options);
-  if (!job.ok()) return job.status();
+absl::Status Create(Session& session, const Options& options, Job job) {
   lorad::v1::CreateJobRequest request;
-  *request.mutable_job() = *job;
+  *request.mutable_job() = std::move(job);
   request.set_request_id(options.request_id);
   request.set_validate_only(options.validate_only);
   Job created;
@@ -100,6 +101,39 @@ absl::Status Submit(Session& session, const Options& options) {
                  absl::StrCat("stdout cannot be written; the job was created: ", created.name()));
   }
   return absl::OkStatus();
+}
+
+absl::Status Submit(Session& session, const Options& options) {
+  absl::StatusOr<Job> job = ReadJob(options);
+  if (!job.ok()) return job.status();
+  return Create(session, options, *std::move(job));
+}
+
+// The same job again, but for what is set.
+absl::Status Clone(Session& session, Options& options) {
+  if (auto status = FindJob(session, options.name); !status.ok()) return status;
+  lorad::v1::GetJobRequest request;
+  request.set_name(options.name);
+  Job job;
+  auto status = Call(session, &Jobs::Stub::GetJob, request, job);
+  if (status.ok()) {
+    job = InputOf(std::move(job));
+    status = SetFields(options.settings, job);
+  }
+  return status.ok() ? Create(session, options, std::move(job)) : status;
+}
+
+constexpr char kSet[] =
+    "FIELD=VALUE in the place of what the job says, as in training.learning_rate=1e-3; may be "
+    "given "
+    "again";
+
+// The options of what creates a job.
+void AddCreation(CLI::App& command, Options* options) {
+  command.add_option("--set", options->settings, kSet)->allow_extra_args(false);
+  command.add_flag("--validate-only", options->validate_only, "Check everything, store nothing");
+  command.add_option("--request-id", options->request_id,
+                     "A repeated call with the same content answers with the first one's job");
 }
 
 const char* RecomputationText(lorad::v1::Recomputation recomputation) {
@@ -228,11 +262,17 @@ void AddSubmitCommands(CLI::App& app, Session& session) {
       "A PEFT directory, or its adapter_config.json: the adapter's fields that the job does not "
       "say";
   submit.add_option("--peft", options->peft, kPeft);
-  submit.add_flag("--validate-only", options->validate_only, "Check everything, store nothing");
-  submit.add_option("--request-id", options->request_id,
-                    "A repeated call with the same content answers with the first one's job");
+  AddCreation(submit, options.get());
   submit.callback([&session, options] {
     session.action = [&session, options] { return Submit(session, *options); };
+  });
+
+  CLI::App& clone =
+      *app.add_subcommand("clone", "Create a job like another, but for what is set; prints its id");
+  clone.add_option("job", options->name, "The job's id, or its name")->required();
+  AddCreation(clone, options.get());
+  clone.callback([&session, options] {
+    session.action = [&session, options] { return Clone(session, *options); };
   });
 
   CLI::App& estimate = *app.add_subcommand(
@@ -245,6 +285,7 @@ void AddSubmitCommands(CLI::App& app, Session& session) {
   what->require_option(1);
   estimate.add_option("--format", options->format, kFormat)->needs(file);
   estimate.add_option("--peft", options->peft, kPeft)->needs(file);
+  estimate.add_option("--set", options->settings, kSet)->needs(file)->allow_extra_args(false);
   estimate.callback([&session, options] {
     session.action = [&session, options] { return Estimate(session, *options); };
   });

@@ -42,7 +42,7 @@ void SetDeadline(grpc::ClientContext& context, int seconds);
 void AddModelCommands(CLI::App& app, Session& session);
 void AddDatasetCommands(CLI::App& app, Session& session);
 void AddAdapterCommands(CLI::App& app, Session& session);
-void AddSubmitCommands(CLI::App& app, Session& session);  // submit, estimate
+void AddSubmitCommands(CLI::App& app, Session& session);  // submit, clone, estimate
 void AddJobCommands(CLI::App& app, Session& session);     // ls, show, events, cancel, rm
 void AddChangeCommands(CLI::App& app, Session& session);  // pause, resume, update
 void AddMetricsCommand(CLI::App& app, Session& session);

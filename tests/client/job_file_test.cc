@@ -20,6 +20,10 @@ std::string ErrorOf(const std::string& text) {
   return out.str();
 }
 
+bool Has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
 TEST_CASE("the job of the documentation is read") {
   const auto job = ParseJob(R"({
     "display_name": "gsm8k-r8", "base_model": "smollm2-135m", "training_dataset": "gsm8k-train",
@@ -236,6 +240,108 @@ TEST_CASE("the documentation has a row for every name") {
     CHECK(page.find("| `" + section + std::string(name.name) + "` | `" + std::string(name.field) +
                     "`") != std::string::npos);
   }
+}
+
+TEST_CASE("a job as the service shows it is a job file, without what the service says") {
+  const std::string shown =
+      R"({"name": "job-1", "display_name": "sums", "base_model": "small",
+          "adapter": {"rank": 8, "rank_pattern": {}, "modules": [{"target": "q_proj", "rank": 8}]},
+          "training": {"epochs": null, "max_steps": 4, "schedule": "SCHEDULE_UNSPECIFIED"},
+          "state": "RUNNING", "create_time": "2026-01-31T12:00:05Z", "etag": "7", "step": 3,
+          "error": null})";
+  const auto job = ParseJob(shown, "job.json");
+  REQUIRE(job.ok());
+  CHECK(job->display_name() == "sums");
+  CHECK(job->adapter().rank() == 8);
+  CHECK(job->adapter().modules_size() == 0);
+  CHECK(job->training().max_steps() == 4);
+  CHECK(job->name().empty());
+  CHECK(job->step() == 0);
+  // Mistakes are told all the same, and what has no etag was written by hand.
+  CHECK(Has(ErrorOf(R"({"state": "RUNNING", "create_time": "", "etag": "7", "stat": 1})"),
+            "stat: line 1: no such field"));
+  CHECK(Has(ErrorOf(R"({"step": 3, "create_time": ""})"), "step: line 1: is set by the service"));
+}
+
+TEST_CASE("fields are set by their paths") {
+  struct Case {
+    const char* setting;
+    const char* field;  // as the text form of the job has it, without line ends
+  };
+  const Case cases[] = {
+      {"training.learning_rate=1e-3", "learning_rate: 0.001"},
+      {"training.learningRate=.5", "learning_rate: 0.5"},
+      {"training.num_train_epochs=3", "epochs: 3"},
+      {"training.lr_scheduler_type=cosine", "schedule: COSINE"},
+      {"training.shuffle=false", "shuffle: false"},
+      {"adapter.r=16", "rank: 16"},
+      {"adapter.target_modules=[\"k_proj\"]", "target_modules: \"k_proj\""},
+      {"adapter.target_modules=all-linear", "target_modules: \"all-linear\""},
+      {"adapter.rank_pattern.layers.0.q_proj=4", "key: \"layers.0.q_proj\" value: 4"},
+      {"display_name=12", "display_name: \"12\""},
+      {"run_name=true", "display_name: \"true\""},
+      {"labels.team=7", "key: \"team\" value: \"7\""},
+      {"labels.a.b=x=y", "key: \"a.b\" value: \"x=y\""},
+      {"priority=-3", "priority: -3"},
+  };
+  const auto base = ParseJob(R"({"display_name": "sums", "labels": {"team": "math", "who": "me"},
+      "adapter": {"r": 8, "target_modules": ["q_proj"]},
+      "training": {"epochs": 1, "learning_rate": 2e-4}})",
+                             "job.json");
+  REQUIRE(base.ok());
+  for (const Case& c : cases) {
+    INFO(c.setting);
+    v1::Job job = *base;
+    CHECK(SetFields({c.setting}, job).ok());
+    INFO(job.ShortDebugString());
+    CHECK(Has(job.ShortDebugString(), c.field));
+    CHECK(job.labels().at("who") == "me");
+    CHECK(job.adapter().target_modules_size() == 1);
+  }
+  v1::Job job = *base;
+  CHECK(SetFields({"training.epochs=2", "training.epochs=5", "training.learning_rate=null"}, job)
+            .ok());
+  CHECK(job.training().epochs() == 5);
+  CHECK_FALSE(job.training().has_learning_rate());
+  CHECK(SetFields({"labels.team=art"}, job).ok());
+  CHECK(job.labels().at("team") == "art");
+  CHECK(job.labels().size() == 2);
+}
+
+TEST_CASE("what cannot be set is told by field") {
+  struct Case {
+    const char* setting;
+    const char* error;
+  };
+  const Case cases[] = {
+      {"training.learning_rat=1",
+       "training.learning_rat: no such field; did you mean learning_rate"},
+      {"training.learning_rate=fast", "training.learning_rate: must be a number, got \"fast\""},
+      {"training.learning_rate=", "training.learning_rate: must be a number, got \"\""},
+      {"training.epochs.x=1", "training.epochs: must be a whole number of 32 bits, got {\"x\":1}"},
+      {"training=3", "training: must be an object, got 3"},
+      {"nothing.at.all=3", "nothing: no such field"},
+      {"training.=3", "training.: no such field"},
+      {"state=RUNNING", "state: is set by the service; leave it out"},
+      {"learning_rate=1",
+       "learning_rate: is set by the service; did you mean training.learning_rate?"},
+      {"training", "USAGE: --set wants FIELD=VALUE"},
+      {"=3", "USAGE: --set wants FIELD=VALUE"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.setting);
+    v1::Job job;
+    const absl::Status status = SetFields({c.setting}, job);
+    REQUIRE_FALSE(status.ok());
+    std::ostringstream out;
+    PrintError(status, out);
+    INFO(out.str());
+    CHECK(Has(out.str(), c.error));
+  }
+  v1::Job job;
+  std::ostringstream out;
+  PrintError(SetFields({"priority=x", "adapter.rank=1.5"}, job), out);
+  CHECK(Has(out.str(), "--set: 2 fields are wrong"));
 }
 
 }  // namespace

@@ -1,0 +1,157 @@
+// The commands that create jobs, against a service that keeps what it is asked.
+#include <grpcpp/grpcpp.h>
+
+#include <CLI/CLI.hpp>
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "client/calls/error.h"
+#include "client/calls/session.h"
+#include "lorad/v1/jobs.grpc.pb.h"
+
+namespace lorad::client {
+namespace {
+
+using v1::Job;
+using GrpcContext = grpc::ServerContext;
+
+struct FakeJobs final : v1::Jobs::Service {
+  Job job;
+  std::vector<v1::CreateJobRequest> created;
+
+  grpc::Status GetJob(GrpcContext*, const v1::GetJobRequest* request, Job* response) override {
+    if (request->name() != job.name()) return {grpc::NOT_FOUND, "no such job"};
+    *response = job;
+    return grpc::Status::OK;
+  }
+  grpc::Status ListJobs(GrpcContext*, const v1::ListJobsRequest* request,
+                        v1::ListJobsResponse* response) override {
+    if (request->filter() == "display_name = \"sums\"") *response->add_jobs() = job;
+    return grpc::Status::OK;
+  }
+  grpc::Status CreateJob(GrpcContext*, const v1::CreateJobRequest* request,
+                         Job* response) override {
+    created.push_back(*request);
+    *response = request->job();
+    response->set_name("job-22222222");
+    return grpc::Status::OK;
+  }
+};
+
+struct Fixture {
+  FakeJobs jobs;
+  std::unique_ptr<grpc::Server> server;
+  int port = 0;
+  std::string out;
+
+  Fixture() {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(&jobs);
+    server = builder.BuildAndStart();
+    REQUIRE(server);
+    Job& job = jobs.job;
+    job.set_name("job-11111111");
+    job.set_display_name("sums");
+    job.set_base_model("small");
+    job.set_training_dataset("rows");
+    job.mutable_adapter()->set_rank(4);
+    job.mutable_adapter()->add_target_modules("q_proj");
+    job.mutable_adapter()->add_modules()->set_target("q_proj");
+    job.mutable_training()->set_learning_rate(2e-4);
+    job.mutable_training()->set_seed(18446744073709551615u);
+    (*job.mutable_labels())["team"] = "math";
+    job.set_state(Job::RUNNING);
+    job.mutable_create_time()->set_seconds(1800000000);
+    job.set_etag("7");
+    job.set_step(3);
+    job.add_warnings("rows are cut");
+  }
+  ~Fixture() { server->Shutdown(std::chrono::system_clock::now()); }
+
+  // As `lora ARGUMENTS`: "OK", "USAGE" or the error's reason.
+  std::string Run(const std::string& arguments, bool json = false) {
+    Session session;
+    session.server = "127.0.0.1:" + std::to_string(port);
+    session.json = json;
+    CLI::App app("", "lora");
+    app.fallthrough();
+    AddSubmitCommands(app, session);
+    AddJobCommands(app, session);
+    std::ostringstream printed, talk;
+    std::streambuf* const real_out = std::cout.rdbuf(printed.rdbuf());
+    std::streambuf* const real_err = std::cerr.rdbuf(talk.rdbuf());
+    std::string reason = "OK";
+    try {
+      app.parse(arguments);
+      const absl::Status status = session.action();
+      if (!status.ok()) reason = ReasonOf(status);
+    } catch (const CLI::ParseError&) {
+      reason = "USAGE";
+    }
+    std::cout.rdbuf(real_out);
+    std::cerr.rdbuf(real_err);
+    out = printed.str();
+    return reason;
+  }
+
+  // What the client said of the job, without what the service did.
+  Job Input() const {
+    Job job = jobs.job;
+    job.clear_name();
+    job.mutable_adapter()->clear_modules();
+    job.clear_state();
+    job.clear_create_time();
+    job.clear_etag();
+    job.clear_step();
+    job.clear_warnings();
+    return job;
+  }
+};
+
+TEST_CASE_METHOD(Fixture, "a clone is the same job, but for what is set") {
+  CHECK(Run("clone sums") == "OK");
+  CHECK(out == "job-22222222\n");
+  REQUIRE(jobs.created.size() == 1);
+  CHECK(jobs.created[0].job().SerializeAsString() == Input().SerializeAsString());
+
+  CHECK(Run("clone --set training.learning_rate=1e-3 job-11111111 --set adapter.r=8 "
+            "--validate-only --request-id again") == "OK");
+  REQUIRE(jobs.created.size() == 2);
+  Job set = Input();
+  set.mutable_training()->set_learning_rate(1e-3);
+  set.mutable_adapter()->set_rank(8);
+  CHECK(jobs.created[1].job().SerializeAsString() == set.SerializeAsString());
+  CHECK(jobs.created[1].validate_only());
+  CHECK(jobs.created[1].request_id() == "again");
+
+  CHECK(Run("clone sums --set training.learning_rat=1") == "BAD_JOB_FILE");
+  CHECK(Run("clone sums --set rank") == "USAGE");
+  CHECK(Run("clone nobody") == "NOT_FOUND");
+  CHECK(Run("clone") == "USAGE");
+  CHECK(jobs.created.size() == 2);
+}
+
+TEST_CASE_METHOD(Fixture, "what show prints as JSON is submitted again") {
+  const std::string file = std::string(std::getenv("TEST_TMPDIR")) + "/shown.json";
+  CHECK(Run("show sums", true) == "OK");
+  std::ofstream(file) << out;
+  CHECK(Run("submit -f " + file) == "OK");
+  REQUIRE(jobs.created.size() == 1);
+  Job input = Input();
+  CHECK(jobs.created[0].job().SerializeAsString() == input.SerializeAsString());
+
+  CHECK(Run("submit --set labels.team=art --set priority=2 -f " + file) == "OK");
+  REQUIRE(jobs.created.size() == 2);
+  (*input.mutable_labels())["team"] = "art";
+  input.set_priority(2);
+  CHECK(jobs.created[1].job().SerializeAsString() == input.SerializeAsString());
+  CHECK(Run("submit --set priority=high -f " + file) == "BAD_JOB_FILE");
+  CHECK(jobs.created.size() == 2);
+}
+
+}  // namespace
+}  // namespace lorad::client

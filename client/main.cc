@@ -3,13 +3,16 @@
 #include <google/protobuf/stubs/logging.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "client/calls/address.h"
 #include "client/calls/error.h"
 #include "client/calls/session.h"
+#include "client/calls/usage.h"
 
 namespace {
 
@@ -30,6 +33,16 @@ absl::Status SayWhatIsNoText(absl::Status status, int argc, char** argv) {
                                 "all text must be UTF-8, and this argument is not: " + quoted);
   }
   return status;
+}
+
+// Says what is wrong, if anything is.
+int End(const lorad::client::Session& session, const absl::Status& status) {
+  if (!status.ok() && session.json) {
+    lorad::client::PrintErrorJson(status, std::cerr);
+  } else if (!status.ok()) {
+    lorad::client::PrintError(status, std::cerr);
+  }
+  return lorad::client::ExitStatus(status);
 }
 
 }  // namespace
@@ -68,19 +81,16 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& wrong) {
-    std::cerr << "error: USAGE: " << wrong.what() << "; see `lora --help`\n";
-    return 2;
+    const std::vector<std::string> arguments(argv + 1, argv + argc);
+    // What stands behind the mistake is not parsed.
+    session.json = std::ranges::count(arguments, "--json") > 0;
+    return End(session, client::UsageError(app, wrong, arguments));
   }
   if (session.action == nullptr) {
-    std::cerr << "error: USAGE: a command is missing; see `lora --help`\n";
-    return 2;
+    return End(session, client::Error("USAGE", "a command is missing; see `lora --help`"));
   }
   const absl::Status status = SayWhatIsNoText(session.action(), argc, argv);
   std::cout.flush();
-  if (status.ok() && std::cout.good()) return 0;
-  client::PrintError(
-      status.ok() ? client::Error("OUTPUT_LOST", "stdout cannot be written; is its disk full?")
-                  : status,
-      std::cerr);
-  return 1;
+  if (!status.ok() || std::cout.good()) return End(session, status);
+  return End(session, client::Error("OUTPUT_LOST", "stdout cannot be written; is its disk full?"));
 }

@@ -305,8 +305,7 @@ def test_jobs():
         for command in ("submit", "estimate"):
             cases += [(f"job: {command} YAML that is a list", "BAD_JOB_FILE.*line 1, column 1: .*not a list", command, "-f", yaml),
                       (f"job: {command} TOML with a key twice", "BAD_JOB_FILE.*line 2, column", command, "-f", toml),
-                      (f"job: {command} YAML taken for JSON", "BAD_JOB_FILE.*not JSON", command, "-f", yaml, "--format", "json"),
-                      (f"job: {command} of an unknown format", "USAGE.*json, yaml or toml", command, "-f", yaml, "--format", "xml")]
+                      (f"job: {command} YAML taken for JSON", "BAD_JOB_FILE.*not JSON", command, "-f", yaml, "--format", "json")]
         cases += [("job: not JSON", "line 1, column", "submit", "-f", unread), ("job: nests too deep", "line 1: nested deeper", "submit", "-f", deep), ("job: no such file", "nowhere", "submit", "-f", "nowhere"),
                   ("job: unknown", "job-nobody", "show", "job-nobody"), ("job: cancel unknown", "job-nobody", "cancel", "job-nobody"),
                   ("job: metrics of unknown", "job-nobody", "metrics", "job-nobody"), ("job: events of unknown", "job-nobody", "events", "job-nobody"),
@@ -314,6 +313,14 @@ def test_jobs():
                   ("checkpoint: unknown job", "job-nobody", "checkpoint", "get", "job-nobody", "-o", house.folder / "out")]
         all_of(house, cases)
         assert house.objects("ls") == []
+        for command in ("submit", "estimate"):
+            refused(house, f"job: {command} of an unknown format", "USAGE.*json, yaml or toml", command, "-f", yaml, "--format", "xml", status=2)
+        refused(house, "usage: a word that is near a command", "no such command: lora wach; did you mean `lora watch`\\?", "wach", status=2)
+        for status, reason, command in ((1, "INVALID_FIELDS", ["submit", "-f", both]), (1, "JOB_NOT_FOUND", ["show", "job-aaaaaaaa"]), (2, "USAGE", ["wach"])):
+            result = house.run(*command, "--json")
+            error = json.loads(result.err)["error"]
+            if (result.status, error["reason"], result.out) != (status, reason, "") or (command[-1] == both and len(error["violations"]) < 3):
+                raise Failure(f"errors under --json: {command}\n{result}")
         for command in (["submit"], ["frobnicate"], ["ls", "--frobnicate"], ["dataset"], ["metrics", "a", "--after-step", "x"]):
             refused(house, f"usage: lora {' '.join(command)}", "USAGE", *command, status=2)
     house.clear()

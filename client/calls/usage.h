@@ -1,0 +1,28 @@
+#pragma once
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace CLI {
+class App;
+class ParseError;
+}  // namespace CLI
+
+namespace lorad::client {
+
+// What is wrong with a command line (without the program's name), as an error USAGE that names the
+// command or option that is nearest to an unknown one, and the help of the command that was meant.
+absl::Status UsageError(const CLI::App& app, const CLI::ParseError& wrong,
+                        const std::vector<std::string>& arguments);
+
+// PrintError as one line of JSON, for --json: {"error": {"reason": "...", "message": "...",
+// "violations": ["adapter.rank: must be ..."]}}. REQUIRES: not ok.
+void PrintErrorJson(const absl::Status& status, std::ostream& out);
+
+// As docs/api.md has it: 0 done, 2 wrong usage, 1 everything else.
+int ExitStatus(const absl::Status& status);
+
+}  // namespace lorad::client

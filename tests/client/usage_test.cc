@@ -1,0 +1,94 @@
+#include "client/calls/usage.h"
+
+#include <CLI/CLI.hpp>
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "client/calls/error.h"
+#include "client/text/nearest.h"
+
+namespace lorad::client {
+namespace {
+
+struct Case {
+  std::vector<std::string> arguments;
+  const char* message;  // a part of it
+  const char* help;     // the command whose help is named
+};
+
+// The shape of `lora`: commands, a command with commands, options of both.
+absl::Status Parse(std::vector<std::string> arguments) {
+  CLI::App app("", "lora");
+  std::string server, filter, job;
+  bool json = false;
+  app.add_option("--server", server);
+  app.add_flag("--json", json);
+  app.require_subcommand(0, 1);
+  app.fallthrough();
+  app.add_subcommand("ls")->add_option("--filter", filter);
+  app.add_subcommand("watch")->add_option("job", job)->required();
+  CLI::App& dataset = *app.add_subcommand("dataset");
+  dataset.require_subcommand(1);
+  dataset.add_subcommand("validate");
+  dataset.add_subcommand("rm");
+  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+  try {
+    app.parse(reversed);
+  } catch (const CLI::ParseError& wrong) {
+    return UsageError(app, wrong, arguments);
+  }
+  return absl::OkStatus();
+}
+
+TEST_CASE("wrong usage names the nearest command or option and the right help") {
+  const Case cases[] = {
+      {{"wach"}, "no such command: lora wach; did you mean `lora watch`?", "lora"},
+      {{"--server", "h:1", "wach", "job"}, "did you mean `lora watch`?", "lora"},
+      {{"frobnicate"}, "no such command: lora frobnicate; see", "lora"},
+      {{"dataset", "validat"}, "did you mean `lora dataset validate`?", "lora dataset"},
+      {{"dataset"}, "subcommand is required", "lora dataset"},
+      {{"watch"}, "job is required", "lora watch"},
+      {{"ls", "--filtr", "x"},
+       "lora ls has no option --filtr; did you mean `--filter`?",
+       "lora ls"},
+      {{"ls", "--jsn"}, "did you mean `--json`?", "lora ls"},
+      {{"ls", "word"}, "not expected: word; see", "lora ls"},
+      {{"ls", "--frobnicate"}, "has no option --frobnicate; see", "lora ls"},
+  };
+  for (const Case& c : cases) {
+    const absl::Status status = Parse(c.arguments);
+    const std::string message(status.message());
+    INFO(message);
+    CHECK(ReasonOf(status) == "USAGE");
+    CHECK(ExitStatus(status) == 2);
+    CHECK(message.find(c.message) != std::string::npos);
+    CHECK(message.find("see `" + std::string(c.help) + " --help`") != std::string::npos);
+  }
+  CHECK(Parse({"ls", "--filter", "x", "--json"}).ok());
+}
+
+TEST_CASE("an error as JSON is one line that has all of it") {
+  std::ostringstream out;
+  const absl::Status status =
+      Error("INVALID_JOB", "2 fields\nare \"wrong\" \x1b[31m\xff", "adapter.rank: a\npriority: b");
+  PrintErrorJson(status, out);
+  const std::string text = out.str();
+  CHECK(std::count(text.begin(), text.end(), '\n') == 1);
+  CHECK(text.find('\x1b') == std::string::npos);
+  const auto error = nlohmann::json::parse(text).at("error");
+  CHECK(error.at("reason") == "INVALID_JOB");
+  CHECK(error.at("message") == "2 fields\nare \"wrong\" \x1b[31m\xef\xbf\xbd");
+  CHECK(error.at("violations") == nlohmann::json{"adapter.rank: a", "priority: b"});
+  CHECK(ExitStatus(status) == 1);
+  CHECK(ExitStatus(absl::OkStatus()) == 0);
+}
+
+TEST_CASE("what is far from everything is near to nothing") {
+  CHECK(Nearest("shwo", {"ls", "show"}) == "show");
+  CHECK(Nearest("frobnicate", {"ls", "show"}).empty());
+  CHECK(Nearest("x", {}).empty());
+}
+
+}  // namespace
+}  // namespace lorad::client

@@ -21,6 +21,7 @@
 #include "client/calls/error.h"
 #include "client/inputs/job_names.h"
 #include "client/inputs/job_text.h"
+#include "client/text/nearest.h"
 
 namespace lorad::client {
 namespace {
@@ -34,21 +35,6 @@ using nlohmann::json;
 constexpr std::array<absl::string_view, 8> kInputFields = {
     "display_name", "base_model", "training_dataset", "validation_dataset",
     "adapter",      "training",   "priority",         "labels"};
-
-std::size_t EditDistance(absl::string_view a, absl::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
-    }
-  }
-  return row[b.size()];
-}
 
 // Fills a message from JSON and notes every mistake by field.
 class Filler {

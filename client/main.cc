@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "client/calls/address.h"
 #include "client/calls/error.h"
 #include "client/calls/session.h"
@@ -87,7 +88,10 @@ int main(int argc, char** argv) {
     return End(session, client::UsageError(app, wrong, arguments));
   }
   if (session.action == nullptr) {
-    return End(session, client::Error("USAGE", "a command is missing; see `lora --help`"));
+    const auto chosen = app.get_subcommands();
+    const std::string group = chosen.empty() ? "" : absl::StrCat(" ", chosen[0]->get_name());
+    return End(session, client::Error("USAGE", absl::StrCat("a command is missing; see `lora",
+                                                            group, " --help`")));
   }
   const absl::Status status = SayWhatIsNoText(session.action(), argc, argv);
   std::cout.flush();

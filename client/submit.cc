@@ -118,15 +118,14 @@ absl::Status Clone(Session& session, Options& options) {
   auto status = Call(session, &Jobs::Stub::GetJob, request, job);
   if (status.ok()) {
     job = InputOf(std::move(job));
+    job.clear_display_name();  // by which the other one is found
     status = SetFields(options.settings, job);
   }
   return status.ok() ? Create(session, options, std::move(job)) : status;
 }
 
 constexpr char kSet[] =
-    "FIELD=VALUE in the place of what the job says, as in training.learning_rate=1e-3; may be "
-    "given "
-    "again";
+    "FIELD=VALUE in the place of what the job says, as in training.learning_rate=1e-3; repeatable";
 
 // The options of what creates a job.
 void AddCreation(CLI::App& command, Options* options) {

@@ -116,14 +116,18 @@ TEST_CASE_METHOD(Fixture, "a clone is the same job, but for what is set") {
   CHECK(Run("clone sums") == "OK");
   CHECK(out == "job-22222222\n");
   REQUIRE(jobs.created.size() == 1);
-  CHECK(jobs.created[0].job().SerializeAsString() == Input().SerializeAsString());
+  Job nameless = Input();
+  nameless.clear_display_name();
+  CHECK(jobs.created[0].job().SerializeAsString() == nameless.SerializeAsString());
 
   CHECK(Run("clone --set training.learning_rate=1e-3 job-11111111 --set adapter.r=8 "
+            "--set display_name=faster "
             "--validate-only --request-id again") == "OK");
   REQUIRE(jobs.created.size() == 2);
   Job set = Input();
   set.mutable_training()->set_learning_rate(1e-3);
   set.mutable_adapter()->set_rank(8);
+  set.set_display_name("faster");
   CHECK(jobs.created[1].job().SerializeAsString() == set.SerializeAsString());
   CHECK(jobs.created[1].validate_only());
   CHECK(jobs.created[1].request_id() == "again");

@@ -316,6 +316,7 @@ def test_jobs():
         for command in ("submit", "estimate"):
             refused(house, f"job: {command} of an unknown format", "USAGE.*json, yaml or toml", command, "-f", yaml, "--format", "xml", status=2)
         refused(house, "usage: a word that is near a command", "no such command: lora wach; did you mean `lora watch`\\?", "wach", status=2)
+        refused(house, "usage: a group without a command", "a command is missing; see `lora dataset --help`", "dataset", status=2)
         for status, reason, command in ((1, "INVALID_FIELDS", ["submit", "-f", both]), (1, "JOB_NOT_FOUND", ["show", "job-aaaaaaaa"]), (2, "USAGE", ["wach"])):
             result = house.run(*command, "--json")
             error = json.loads(result.err)["error"]

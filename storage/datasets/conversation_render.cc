@@ -68,8 +68,9 @@ class Renderer {
                                             "turns follow, so what its weight of 0 takes out "
                                             "cannot be told"));
       }
+      // A mark may begin within the generation prompt, before the turn does.
       std::erase_if(spans,
-                    [&](TextSpan s) { return s.begin >= left->begin && s.begin < left->end; });
+                    [&](TextSpan s) { return s.end > left->begin && s.begin < left->end; });
     }
     return One(std::move(spans), true);
   }

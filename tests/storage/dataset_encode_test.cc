@@ -303,6 +303,22 @@ TEST_CASE("What stands between generation marks is trained on") {
                     "{% endfor %}{% if not add_generation_prompt %}.{% endif %}")) ==
         "turn 0: the chat template renders it otherwise once more turns follow, so what its weight "
         "of 0 takes out cannot be told");
+
+  // Marks that begin within the generation prompt: a weight of 0 takes its own turn out all the same.
+  const TextModel early = Model(
+      "{% for m in messages %}{% if m['role'] == 'assistant' %}[A{% generation %}:"
+      "{{ m['content'] }}]{% endgeneration %}{% else %}[U:{{ m['content'] }}]{% endif %}"
+      "{% endfor %}{% if add_generation_prompt %}[A:{% endif %}");
+  const auto weighed = [&](const std::string& first, const std::string& second) {
+    return Texts(R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"c")" +
+                     first + R"(},{"role":"assistant","content":"d")" + second + "}]}",
+                 early);
+  };
+  const std::string none = R"(,"weight":0)";
+  CHECK(weighed("", "") == "[U:a][A(:c])[A(:d])");
+  CHECK(weighed("", none) == "[U:a][A(:c])[A:d]");
+  CHECK(weighed(none, R"(,"weight":1)") == "[U:a][A:c][A(:d])");
+  CHECK(weighed(none, none) == "no token of the row is trained on (the first one never is)");
 }
 
 TEST_CASE("A row shown with its trained text marked") {

@@ -19,7 +19,7 @@ from house import BINARIES, House, ROOT, tell
 # The checkout itself: `bazel query` and the folders' links need it, not the test's copy of it.
 CHECKOUT = (ROOT / "README.md").resolve().parent
 IN_CHECKOUT = {"docs/HACKING.md"}
-WITH_PACKAGE = {"docs/python.md"}  # the Python package is installed
+WITH_PACKAGE = {"docs/coming-from-openai.md", "docs/coming-from-trl.md", "docs/python.md"}  # the Python package is installed
 COMMAND_SECONDS = 300
 
 

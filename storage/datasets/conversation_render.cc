@@ -69,8 +69,7 @@ class Renderer {
                                             "cannot be told"));
       }
       // A mark may begin within the generation prompt, before the turn does.
-      std::erase_if(spans,
-                    [&](TextSpan s) { return s.end > left->begin && s.begin < left->end; });
+      std::erase_if(spans, [&](TextSpan s) { return s.end > left->begin && s.begin < left->end; });
     }
     return One(std::move(spans), true);
   }

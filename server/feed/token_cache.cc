@@ -20,7 +20,8 @@ using storage::Sha256;
 
 static_assert(std::endian::native == std::endian::little, "the cache is mapped as it lies");
 
-constexpr std::string_view kMagic = "LORADTK1";
+// Its number rises where rows become other tokens or labels than before: older caches are made again.
+constexpr std::string_view kMagic = "LORADTK2";
 constexpr size_t kHashBytes = 64;
 constexpr size_t kBufferBytes = 1 << 20;
 

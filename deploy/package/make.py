@@ -150,6 +150,18 @@ def dependencies(tree, programs, fields):
     return {field: text for field, text in re.findall(r"shlibs:(\w+)=(.*)", done.stdout)}
 
 
+def overrides(programs):
+    """What lintian is to let pass: CUDA's libraries lie in no package of Debian's, so programs name their folder."""
+    lines = []
+    for program in sorted(programs):
+        data = program.read_bytes()
+        found = elf.runpath(data) if data.startswith(b"\x7fELF") else None
+        for folder in found[3].split(":") if found else []:
+            if "/cuda" in folder:
+                lines.append(f"lorad: custom-library-search-path RUNPATH {folder} [usr/bin/{program.name}]\n")
+    return "".join(lines)
+
+
 def write_deb(tree, version, options):
     changelog = options.changelog.read_text()
     if not changelog.startswith(f"lorad ({version}) "):
@@ -164,6 +176,8 @@ def write_deb(tree, version, options):
         (root / "lib").mkdir()
         (root / "usr/lib/systemd").rename(root / "lib/systemd")
         write(root / "usr/share/doc/lorad/changelog.gz", packed(changelog))
+        if said := overrides((root / "usr/bin").iterdir()):
+            write(root / "usr/share/lintian/overrides/lorad", said)
         wanted = dependencies(root / "usr", [["bin/lora", "bin/lorad", "bin/lorad-worker", "lib/lorad/" + options.library.name], ["bin/lorad-mpi"]],
                               ["Depends", "Recommends"])
         files = [path for path in sorted(root.rglob("*")) if path.is_file()]

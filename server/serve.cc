@@ -246,7 +246,10 @@ absl::Status RunServer(const ServeOptions& options, storage::Files& files,
   sigemptyset(&stop_signals);
   sigaddset(&stop_signals, SIGTERM);
   sigaddset(&stop_signals, SIGINT);
-  sigaddset(&stop_signals, SIGHUP);  // its terminal is closed
+  // Its terminal is closed; where it is to outlive that, nohup has the signal ignored.
+  struct sigaction hang_up = {};
+  sigaction(SIGHUP, nullptr, &hang_up);
+  if (hang_up.sa_handler != SIG_IGN) sigaddset(&stop_signals, SIGHUP);
   // Blocked in every thread to come: sigwait below is the only one to see them.
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
 

@@ -153,7 +153,8 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
 
 int signal_pipe_end = -1;  // where the handler writes
 
-// SIGTERM, SIGINT and SIGHUP (its terminal is closed) as a byte to wait for.
+// SIGTERM, SIGINT and SIGHUP (its terminal is closed) as a byte to wait for; the last one not where
+// it is ignored, as nohup has it.
 class SignalPipe {
  public:
   SignalPipe() {
@@ -165,7 +166,9 @@ class SignalPipe {
     action.sa_handler = [](int) { WriteByte(signal_pipe_end); };
     sigaction(SIGTERM, &action, nullptr);
     sigaction(SIGINT, &action, nullptr);
-    sigaction(SIGHUP, &action, nullptr);
+    struct sigaction hang_up = {};
+    sigaction(SIGHUP, nullptr, &hang_up);
+    if (hang_up.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
   }
   SignalPipe(const SignalPipe&) = delete;
   SignalPipe& operator=(const SignalPipe&) = delete;

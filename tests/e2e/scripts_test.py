@@ -40,6 +40,31 @@ def is_running(pid):
     return True
 
 
+def test_hang_up():
+    """A terminal that is closed ends the daemon and a worker of its own, but those that nohup started."""
+    for ignored in (False, True):
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        try:
+            house = House(None, "--workers", "none")
+            house.start()
+            worker = house.start_worker("--name", "w")
+        finally:
+            signal.signal(signal.SIGHUP, before)
+        house.wait_for_worker()
+        for process in (worker, house.process):
+            process.send_signal(signal.SIGHUP)
+            if ignored:
+                time.sleep(1)
+                assert process.poll() is None, house.log()
+            else:
+                assert process.wait(30) == 0, house.log()
+        if ignored:
+            assert house.objects("worker", "ls")[0]["state"] == "IDLE"
+            house.end_workers()
+            assert house.stop() == 0
+        house.clear()
+
+
 def test_daemon():
     """One line on stdout, and a clean stop by either signal."""
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -288,4 +313,4 @@ def test_files_of_jobs_in_three_formats():
 
 
 if __name__ == "__main__":
-    main([test_daemon, test_a_job_in_json, test_files_of_jobs_in_three_formats, test_filters_and_removal, test_checkpoints, test_watch_outlives_the_daemon, test_top_stays_up_to_date])
+    main([test_hang_up, test_daemon, test_a_job_in_json, test_files_of_jobs_in_three_formats, test_filters_and_removal, test_checkpoints, test_watch_outlives_the_daemon, test_top_stays_up_to_date])

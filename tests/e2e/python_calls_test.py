@@ -63,6 +63,9 @@ class Daemon(cluster_pb2_grpc.ClusterServicer, jobs_pb2_grpc.JobsServicer, datas
     def DeleteJob(self, request, context):
         return self._answer("DeleteJob", request, context)
 
+    def GetMetrics(self, request, context):
+        return self._answer("GetMetrics", request, context)
+
     def GetDataset(self, request, context):
         return self._answer("GetDataset", request, context)
 
@@ -96,14 +99,6 @@ def job_at(step, state=RUNNING):
     return jobs_pb2.Job(name="job-1", state=state, step=step, total_steps=9)
 
 
-def error_of(kind, call, *arguments, **keywords):
-    try:
-        call(*arguments, **keywords)
-    except kind as error:
-        return error
-    raise AssertionError(f"no {kind.__name__}")
-
-
 def test_a_create_is_repeated_with_its_id():
     retry = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=1))
     with daemon_and_client() as (daemon, client):
@@ -123,12 +118,12 @@ def test_what_does_not_pass_is_not_repeated():
     stands = error_details_pb2.PreconditionFailure(violations=[{"subject": "job-1", "description": "is live"}])
     with daemon_and_client() as (daemon, client):
         daemon.answers = {"GetDataset": [datasets_pb2.Dataset(name="sums")], "CreateJob": [Refusal(Code.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", quota)]}
-        error = error_of(lorad.LoradError, client.train, "m", "sums")
+        error = python_package.error_of(lorad.LoradError, client.train, "m", "sums")
         assert (error.code, error.reason, error.metadata) == ("RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED", {"what": "this"})
         assert str(error) == "QUOTA_EXCEEDED: it is so\n  team=math: two jobs at most", error
         job = lorad.Job(client.connection, job_at(1))
         daemon.answers = {"DeleteJob": [Refusal(Code.FAILED_PRECONDITION, "JOB_LIVE", stands)]}
-        assert "job-1: is live" in str(error_of(lorad.LoradError, job.delete))
+        assert "job-1: is live" in str(python_package.error_of(lorad.LoradError, job.delete))
         assert len(daemon.asked["CreateJob"]) == len(daemon.asked["DeleteJob"]) == 1
 
 
@@ -136,7 +131,7 @@ def test_the_time_for_retries_ends():
     with daemon_and_client(retry_seconds=1.0) as (daemon, client):
         daemon.answers = {"GetDataset": [Refusal(Code.UNAVAILABLE, "SHUTTING_DOWN")] * 20}
         began = time.monotonic()
-        error = error_of(lorad.UnavailableError, client.datasets.get, "sums")
+        error = python_package.error_of(lorad.UnavailableError, client.datasets.get, "sums")
         assert error.reason == "SHUTTING_DOWN" and time.monotonic() - began < 3
         assert 2 <= len(daemon.asked["GetDataset"]) <= 5, len(daemon.asked["GetDataset"])
 
@@ -147,7 +142,7 @@ def test_a_delete_whose_answer_was_lost():
         daemon.answers = {"DeleteJob": [Refusal(Code.UNAVAILABLE), Refusal(Code.NOT_FOUND, "JOB_NOT_FOUND")]}
         job.delete()
         daemon.answers = {"DeleteJob": [Refusal(Code.NOT_FOUND, "JOB_NOT_FOUND")]}
-        error_of(lorad.NotFoundError, job.delete)
+        python_package.error_of(lorad.NotFoundError, job.delete)
         daemon.answers = {"DeleteJob": [empty_pb2.Empty()]}
         job.delete()
 
@@ -191,15 +186,50 @@ def test_a_watch_goes_on_where_it_broke():
         assert all(list(request.names) == ["job-1"] and request.bookmarks for request in daemon.asked["WatchJobs"])
 
 
+def test_each_callback_hears_all():
+    """One that raises costs another nothing, one that comes late hears what was before it."""
+    class Record(lorad.Callback):
+        def __init__(self, raises_at=0):
+            self.steps, self.raises_at = [], raises_at
+
+        def on_step(self, job, metrics):
+            self.steps.append(metrics["step"])
+            if metrics["step"] == self.raises_at:
+                raise ZeroDivisionError
+
+    def series(first, last):
+        return jobs_pb2.GetMetricsResponse(steps=[jobs_pb2.StepMetrics(step=step) for step in range(first, last + 1)])
+
+    with daemon_and_client() as (daemon, client):
+        job = lorad.Job(client.connection, job_at(0))
+        bad, good, late = Record(raises_at=2), Record(), Record()
+        nothing = jobs_pb2.GetMetricsResponse()
+        daemon.answers = {"WatchJobs": [[change(1, job_at(3))], [change(2, job_at(3, SUCCEEDED))]],
+                          "GetMetrics": [series(1, 3), series(3, 3), nothing, series(1, 3), nothing, series(1, 3), nothing]}
+        python_package.error_of(ZeroDivisionError, job.wait, progress=False, callbacks=[bad, good])
+        job.wait(progress=False, callbacks=[bad, good, late])
+        assert bad.steps == good.steps == late.steps == [1, 2, 3], (bad.steps, good.steps, late.steps)
+        asked = [request.after_step for request in daemon.asked["GetMetrics"]]
+        assert asked == [0, 2, -1, 0, -1, 0, -1], asked
+
+
+def test_attempts_last_as_long_as_is_said():
+    with daemon_and_client(retry_seconds=2.0) as (daemon, client):
+        daemon.answers = {"GetDataset": [Refusal(Code.UNAVAILABLE)] * 20}
+        began = time.monotonic()
+        python_package.error_of(lorad.UnavailableError, client.datasets.get, "rows")
+        assert 2.0 <= time.monotonic() - began < 3.0
+
+
 def test_a_watch_that_does_not_go_on():
     with daemon_and_client(retry_seconds=0.5) as (daemon, client):
         job = lorad.Job(client.connection, job_at(0))
         daemon.answers = {"WatchJobs": [[jobs_pb2.WatchJobsResponse(revision=3, job=job_at(1), deleted=True)],
                                         [Refusal(Code.NOT_FOUND, "JOB_NOT_FOUND")],
                                         *[[Refusal(Code.UNAVAILABLE)]] * 9]}
-        assert "was deleted" in str(error_of(lorad.LoradError, job.wait, progress=False))
-        assert error_of(lorad.NotFoundError, job.wait, progress=False).reason == "JOB_NOT_FOUND"
-        error_of(lorad.UnavailableError, job.wait, progress=False)
+        assert "was deleted" in str(python_package.error_of(lorad.LoradError, job.wait, progress=False))
+        assert python_package.error_of(lorad.NotFoundError, job.wait, progress=False).reason == "JOB_NOT_FOUND"
+        python_package.error_of(lorad.UnavailableError, job.wait, progress=False)
 
 
 if __name__ == "__main__":

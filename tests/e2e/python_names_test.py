@@ -231,6 +231,8 @@ def test_rows_of_every_kind():
 
 
 def test_rows_that_are_wrong():
+    for columns in (5, ["prompt"], {"prompt": 1}):
+        assert "must be a mapping" in str(python_package.error_of(lorad.InvalidError, lines_of, ROWS, columns)), columns
     folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")))
     for name, content, where, what in [
             ("ragged.csv", b"a,b\n1,2\n1\n", ":3", "1 fields, the header 2"),

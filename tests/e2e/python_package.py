@@ -30,6 +30,14 @@ def load():
     return folder
 
 
+def error_of(kind, call, *arguments, **keywords):
+    try:
+        call(*arguments, **keywords)
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
 def references():
     """The Python that has PEFT, TRL, datasets and pandas."""
     if not REFERENCES.exists():

@@ -40,14 +40,6 @@ def house_with_model(*options):
     house.clear()
 
 
-def error_of(kind, call, *arguments, **keywords):
-    try:
-        call(*arguments, **keywords)
-    except kind as error:
-        return error
-    raise AssertionError(f"no {kind.__name__}")
-
-
 class Record(lorad.Callback):
     """What a callback was told."""
     def __init__(self):
@@ -103,41 +95,41 @@ def test_from_rows_to_an_adapter():
         assert estimate.total_steps == 3 and estimate.peak_memory_bytes.total > 0
         assert client.check("smollm2-135m", ROWS, batch_size=64, max_length=64, max_steps=1), "a batch of more than the data"
         job.delete()
-        error_of(lorad.NotFoundError, job.refresh)
+        python_package.error_of(lorad.NotFoundError, job.refresh)
 
 
 def test_every_mistake_is_told_by_the_callers_names():
     with house_with_model() as (house, client):
-        error = error_of(lorad.InvalidError, client.train, "smollm2-135m", "products", r=0, lora_dropout=2, learning_rate=-1)
+        error = python_package.error_of(lorad.InvalidError, client.train, "smollm2-135m", "products", r=0, lora_dropout=2, learning_rate=-1)
         assert error.reason == "INVALID_FIELDS" and error.code == "INVALID_ARGUMENT"
         assert {v.field for v in error.violations} == {"data", "r", "lora_dropout", "learning_rate"}, error
         assert str(error).count("\n  ") == 4 and "\n  r: must be between 1 and 512, got 0" in str(error), error
         assert len(client.datasets.list()) == 0
-        error = error_of(lorad.InvalidError, client.datasets.add, [{"prompt": "a", "completion": "b"}, {"prompt": 1, "completion": "c"}])
+        error = python_package.error_of(lorad.InvalidError, client.datasets.add, [{"prompt": "a", "completion": "b"}, {"prompt": 1, "completion": "c"}])
         assert str(error).startswith("DATASET_INVALID: line 2: prompt must be"), error
         client.datasets.add(ROWS, "sums")
-        assert error_of(lorad.AlreadyExistsError, client.datasets.add, ROWS[1:], "sums").reason == "DATASET_EXISTS"
-        assert error_of(lorad.NotFoundError, client.job, "job-none").reason == "JOB_NOT_FOUND"
+        assert python_package.error_of(lorad.AlreadyExistsError, client.datasets.add, ROWS[1:], "sums").reason == "DATASET_EXISTS"
+        assert python_package.error_of(lorad.NotFoundError, client.job, "job-none").reason == "JOB_NOT_FOUND"
         same = client.models.add("smollm2-135m", client.models.get("smollm2-135m").path)
         assert same == client.models.get("smollm2-135m")
-        error_of(lorad.AlreadyExistsError, client.models.add, "smollm2-135m",
+        python_package.error_of(lorad.AlreadyExistsError, client.models.add, "smollm2-135m",
                  write_model(house.folder / "models/elsewhere", tokenizer=True))
-        assert "no adapter_model.safetensors" in str(error_of(lorad.InvalidError, client.adapters.add, "mine", house.folder))
-    error = error_of(lorad.UnavailableError, lorad.connect, "127.0.0.1:1", retry_seconds=0)
+        assert "no adapter_model.safetensors" in str(python_package.error_of(lorad.InvalidError, client.adapters.add, "mine", house.folder))
+    error = python_package.error_of(lorad.UnavailableError, lorad.connect, "127.0.0.1:1", retry_seconds=0)
     assert "127.0.0.1:1" in str(error), error
-    assert "HOST:PORT" in str(error_of(lorad.InvalidError, lorad.connect, "nowhere"))
+    assert "HOST:PORT" in str(python_package.error_of(lorad.InvalidError, lorad.connect, "nowhere"))
 
 
 def test_jobs_that_do_not_succeed():
     with house_with_model() as (_, client):
         job = client.train("smollm2-135m", ROWS, rank=2, max_steps=100_000, **SMALL)
-        error_of(TimeoutError, job.wait, progress=False, timeout=0.5)
+        python_package.error_of(TimeoutError, job.wait, progress=False, timeout=0.5)
         threading.Timer(1, job.cancel).start()
-        assert error_of(lorad.JobFailedError, job.wait, progress=False, timeout=120).reason == "CANCELLED"
+        assert python_package.error_of(lorad.JobFailedError, job.wait, progress=False, timeout=120).reason == "CANCELLED"
         assert job.cancel().state == "CANCELLED"
         long = [{"prompt": "x" * 200, "completion": "y"}]
         failed = client.train("smollm2-135m", long, overflow="error", max_steps=1, **SMALL)
-        error = error_of(lorad.JobFailedError, failed.wait, progress=False, timeout=120)
+        error = python_package.error_of(lorad.JobFailedError, failed.wait, progress=False, timeout=120)
         assert error.metadata["category"] == "USER" and error.violations and failed.state == "FAILED", error
 
 
@@ -209,7 +201,7 @@ def test_a_download_goes_on():
                 yield answer
 
         connection.checkpoints.DownloadCheckpoint = spoilt
-        assert error_of(lorad.LoradError, job.adapter, house.folder / "other").reason == "DAMAGED"
+        assert python_package.error_of(lorad.LoradError, job.adapter, house.folder / "other").reason == "DAMAGED"
         assert not list((house.folder / "other").iterdir())
 
 
@@ -268,7 +260,7 @@ def test_the_callbacks_of_others():
         assert writers[0].folder == "runs/sums" and writers[0].closed and not given.closed and given.rows[-1] == "flushed"
         for writer in (*writers, given):
             assert [(step, value) for name, value, step in filter(lambda r: r != "flushed", writer.rows) if name == "train/loss"] == losses
-        error = error_of(ImportError, job.wait, progress=False, callbacks=[lorad.WandbCallback()])
+        error = python_package.error_of(ImportError, job.wait, progress=False, callbacks=[lorad.WandbCallback()])
         assert "pip install wandb" in str(error)
 
 

@@ -1,6 +1,7 @@
 """Who hears of a job's steps while `Job.wait` waits: your own Callback, Weights & Biases, TensorBoard.
 
-Each step is told once and in order, however often the connection breaks.
+Each step is told once and in order, however often the connection breaks. `job` is the API's message:
+`client.job(job.name)` is the one that can be cancelled.
 """
 
 from __future__ import annotations

@@ -50,12 +50,13 @@ class _Attempts:
         self._pause = PAUSE_SECONDS
 
     def pause_or_raise(self, error: LoradError) -> None:
-        """Sleeps before the next attempt; raises `error` where it does not pass, or the time is over."""
+        """Sleeps before the next attempt, the last of which comes as the time is over; raises `error` where it does not
+        pass, or the time was over."""
         passes = error.code == "UNAVAILABLE" or error.retry_after is not None
-        wait = max(self._pause, error.retry_after or 0.0)
-        if not passes or time.monotonic() + wait > self._end:
+        left = self._end - time.monotonic()
+        if not passes or left <= 0:
             raise error
-        time.sleep(wait)
+        time.sleep(min(max(self._pause, error.retry_after or 0.0), left))
         self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
 
 

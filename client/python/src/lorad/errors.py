@@ -59,7 +59,7 @@ class AlreadyExistsError(LoradError):
 
 
 class UnavailableError(LoradError, ConnectionError):
-    """The daemon is not there, or cannot do it now."""
+    """The daemon is not there, does not answer in time, or cannot do it now."""
 
 
 class JobFailedError(LoradError):
@@ -68,7 +68,7 @@ class JobFailedError(LoradError):
 
 _CLASSES: dict[str, type[LoradError]] = {
     "INVALID_ARGUMENT": InvalidError, "NOT_FOUND": NotFoundError, "ALREADY_EXISTS": AlreadyExistsError,
-    "UNAVAILABLE": UnavailableError,
+    "UNAVAILABLE": UnavailableError, "DEADLINE_EXCEEDED": UnavailableError,
 }
 
 
@@ -100,6 +100,6 @@ def from_rpc(error: Any, server: str) -> LoradError:
                 violations += [Violation(v.subject, v.description) for v in quota.violations]
             elif detail.Unpack(retry):
                 keywords["retry_after"] = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
-    if code == "UNAVAILABLE" and "reason" not in keywords:
+    if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED") and "reason" not in keywords:
         message = f"no daemon answers at {server}: {message}"
     return _CLASSES.get(code, LoradError)(message, code=code, violations=violations, **keywords)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import tempfile
@@ -21,6 +22,15 @@ EVALUATIONS = [field.name for field in jobs_pb2.EvaluationMetrics.DESCRIPTOR.fie
 PAGE_STEPS = 10_000
 
 
+@dataclasses.dataclass
+class _Told:
+    """Up to where a callback has heard, so that a wait that was interrupted goes on behind it."""
+
+    callback: Callback
+    step: int = 0
+    evaluation: int = -1
+
+
 class Job:
     """A job of a daemon. `info` is the job as it was last seen (lorad.v1's Job), `refresh` sees again.
 
@@ -29,9 +39,7 @@ class Job:
     def __init__(self, connection: Connection, info: jobs_pb2.Job) -> None:
         self._connection = connection
         self.info = info
-        # What callbacks were told of, so that a wait that was interrupted goes on behind it.
-        self._told_step = 0
-        self._told_evaluation = -1
+        self._told: list[_Told] = []
 
     def __repr__(self) -> str:
         return f"<lorad.Job {self.name} {self.state} step {self.info.step}/{self.info.total_steps}>"
@@ -74,7 +82,7 @@ class Job:
         wait again.
 
         progress   None: a bar where somebody looks on and tqdm is installed, else lines on stderr; False: nothing
-        callbacks  are told of each step and evaluation, once and in order
+        callbacks  each is told of every step and evaluation since the job began, once and in order
         timeout    seconds; then TimeoutError
 
         JobFailedError where it failed or was cancelled."""
@@ -84,8 +92,8 @@ class Job:
         try:
             for info in self.watch(timeout):
                 shown.show(info)
-                if callbacks:
-                    self._tell(callbacks)
+                for callback in callbacks:
+                    self._tell(callback)
         finally:
             shown.close()
             for callback in callbacks:
@@ -94,15 +102,17 @@ class Job:
             raise self._failure()
         return self
 
-    def _tell(self, callbacks: Sequence[Callback]) -> None:
-        for row in self._series(jobs_pb2.GetMetricsRequest.TRAINING, self._told_step):
-            self._told_step = row["step"]
-            for callback in callbacks:
-                callback.on_step(self.info, row)
-        for row in self._series(jobs_pb2.GetMetricsRequest.EVALUATION, self._told_evaluation):
-            self._told_evaluation = row["step"]
-            for callback in callbacks:
-                callback.on_evaluation(self.info, row)
+    def _tell(self, callback: Callback) -> None:
+        told = next((one for one in self._told if one.callback is callback), None)
+        if told is None:
+            told = _Told(callback)
+            self._told.append(told)
+        for row in self._series(jobs_pb2.GetMetricsRequest.TRAINING, told.step):
+            told.step = row["step"]
+            callback.on_step(self.info, row)
+        for row in self._series(jobs_pb2.GetMetricsRequest.EVALUATION, told.evaluation):
+            told.evaluation = row["step"]
+            callback.on_evaluation(self.info, row)
 
     def _failure(self) -> JobFailedError:
         error = self.info.error

@@ -59,6 +59,10 @@ def wrong(where: str, what: str) -> InvalidError:
 
 def json_lines(data: Any, columns: Columns | None = None) -> Iterator[bytes]:
     """The rows as bytes. `columns`: the name in the rows -> that in the data; what it does not name stays."""
+    named = columns is None or isinstance(columns, Mapping) and all(
+        isinstance(text, str) for pair in columns.items() for text in pair)
+    if not named:
+        raise wrong("columns", f"must be a mapping of the names in the rows to those in the data, got {columns!r}")
     if isinstance(data, (str, os.PathLike)):
         yield from _file_lines(pathlib.Path(data), columns)
         return

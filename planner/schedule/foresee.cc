@@ -40,6 +40,7 @@ struct Place {
   double rounds = 0;
   double last_round = 0;  // after which all that came into it have ended
   double longest_step_ms = 0;
+  bool paced = false;   // `slowness` was measured
   double slowness = 1;  // as many times as long as by the time model its rounds have lasted
   std::priority_queue<Trainee, std::vector<Trainee>, std::greater<>> trainees;
 
@@ -49,9 +50,10 @@ struct Place {
     return std::max(ms, longest_step_ms) / 1000;
   }
   // On several workers a round lasts no less than the step of any job does where none overlaps it.
+  // Where the group's pace was measured that has it already.
   void SetLongestStep() {
     longest_step_ms = 0;
-    if (group.stages.empty()) return;
+    if (group.stages.empty() || paced) return;
     const int64_t capacity = group.shape.capacity_tokens;
     for (const JobWork& job : group.crew.jobs()) {
       const double alone_ms = RoundMs(group.pace.times, job.step_tokens, capacity) *
@@ -175,8 +177,9 @@ class Simulation {
         --place.group.jobs;
       }
     }
+    place.paced = group.tokens_per_second > 0 && !place.trainees.empty();
     place.SetLongestStep();
-    if (group.tokens_per_second <= 0 || place.trainees.empty()) return;
+    if (!place.paced) return;
     const auto tokens = static_cast<double>(group.crew.step_tokens());
     place.slowness = std::clamp(tokens / group.tokens_per_second / place.ModelSeconds(),
                                 1 / kSlownessMax, kSlownessMax);
@@ -235,7 +238,10 @@ class Simulation {
                         (place.idle != nullptr && group.base_model.empty() &&
                          place.idle->worker->loaded_base_model == job.job->base_model);
     const WorkerKind& kind = round_.sizes.kind(group.worker_kind);
-    if (group.base_model != job.job->base_model) place.slowness = 1;
+    if (group.base_model != job.job->base_model) {
+      place.slowness = 1;
+      place.paced = false;
+    }
     GroupState formed;
     formed.name = group.name;
     formed.base_model = job.job->base_model;

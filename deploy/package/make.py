@@ -1,6 +1,6 @@
 """Makes what is installed: a tree of bin, lib and share as one tar file, and a Debian package of the same tree. No root is needed.
 
-usage: make.py --programs FILE... --library FILE --scripts FILE... --units FILE... --drop-ins FILE... --examples FILE...
+usage: make.py --programs FILE... --solver FILE --scripts FILE... --units FILE... --drop-ins FILE... --examples FILE...
                --licences FILE FILE --changelog FILE --maintainer-scripts FILE... --tar OUT --deb OUT
 
 Programs are stripped, and forget the build tree: a library that Debian lacks lies in lib/lorad beside bin, where their RUNPATH finds
@@ -68,8 +68,8 @@ def stage(tree, options):
         write(copy, program.read_bytes(), 0o755)
         subprocess.run(["strip", "--strip-unneeded", "--remove-section=.comment", copy], check=True)
         elf.forget_build_tree(copy)
-    write(tree / "lib/lorad" / options.library.name, options.library.read_bytes())
-    subprocess.run(["strip", "--strip-unneeded", "--remove-section=.comment", tree / "lib/lorad" / options.library.name], check=True)
+    write(tree / "lib/lorad" / options.solver.name, options.solver.read_bytes())
+    subprocess.run(["strip", "--strip-unneeded", "--remove-section=.comment", tree / "lib/lorad" / options.solver.name], check=True)
     for script in options.scripts:
         write(tree / "bin" / script.name, script.read_bytes(), 0o755)
     for unit in options.units:
@@ -178,7 +178,7 @@ def write_deb(tree, version, options):
         write(root / "usr/share/doc/lorad/changelog.gz", packed(changelog))
         if said := overrides((root / "usr/bin").iterdir()):
             write(root / "usr/share/lintian/overrides/lorad", said)
-        wanted = dependencies(root / "usr", [["bin/lora", "bin/lorad", "bin/lorad-worker", "lib/lorad/" + options.library.name], ["bin/lorad-mpi"]],
+        wanted = dependencies(root / "usr", [["bin/lora", "bin/lorad", "bin/lorad-worker", "lib/lorad/" + options.solver.name], ["bin/lorad-mpi"]],
                               ["Depends", "Recommends"])
         files = [path for path in sorted(root.rglob("*")) if path.is_file()]
         architecture = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
@@ -200,7 +200,7 @@ def main():
     parser = argparse.ArgumentParser()
     for name in ("programs", "scripts", "units", "drop-ins", "examples", "licences", "maintainer-scripts"):
         parser.add_argument("--" + name, type=pathlib.Path, nargs="+", required=True)
-    for name in ("library", "changelog", "tar", "deb"):
+    for name in ("solver", "changelog", "tar", "deb"):
         parser.add_argument("--" + name, type=pathlib.Path, required=True)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -423,12 +423,16 @@ GroupState Core::State::RemoveGroup(GroupState& group) {
   return gone;
 }
 
-// Workers that it has not lost let go of it, and are free for another.
+// Workers that it has not lost let go of it, and are free for another once they say so.
 void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss) {
   worker::v1::CoordinatorMessage message;
   message.mutable_dissolve_group()->set_epoch(group.epoch);
   SendTo(group, message);
   const GroupState gone = RemoveGroup(group);
+  for (const StageState& stage : gone.stages) {
+    WorkerState& worker = WorkerOf(stage);
+    if (worker.connection != 0) worker.leaves_epoch = gone.epoch;
+  }
   std::vector<JobState*> lost;
   for (const auto& [name, member] : gone.members) {
     JobState* job = jobs_.Find(name);

@@ -28,7 +28,7 @@ inline constexpr uint64_t kIsolatedEvery = 8;
 // defect of lorad's to it, should histories be drawn otherwise one day.
 inline constexpr uint64_t kFailedOnce[] = {601358, 601659, 606798, 607242, 608288, 612714,
                                            614848, 619400, 629234, 632262, 633514, 639768,
-                                           726154, 728172, 731508, 735280};
+                                           726154, 728172, 731508, 735280, 1013478};
 
 // With these of its happenings alone, and so many of its workers, or workers_min.
 History Part(const History& history, const std::vector<int>& numbers, int workers);

@@ -209,7 +209,7 @@ TEST_CASE("a group that is dissolved in mid-operation is left when that ends") {
   s.Begin();
   s.Hears(WindowOf(1, 1).Train(1, {"a"}));
   s.Done();
-  CHECK(s.Dissolve(1) == Lines{"cancel calls"});
+  CHECK(s.Dissolve(1) == Lines{"cancel calls", "read memory"});
   CHECK(s.Form(2) == Lines{"cancel calls"});
   CHECK(s.Fails(absl::InvalidArgumentError("too late")) == Lines{"leave group"});
   CHECK(s.Done() == Lines{"form group of epoch 2"});
@@ -417,7 +417,7 @@ TEST_CASE("a load that is waited for can be cut and left") {
     CHECK(s.Done() == Lines{"say 1.1 WindowDone 1, 3 dropped"});
   }
   SECTION("left") {
-    CHECK(s.Dissolve(1) == Lines{"cancel calls"});
+    CHECK(s.Dissolve(1) == Lines{"cancel calls", "read memory"});
     CHECK(s.Fails(absl::UnavailableError("cancelled")) == Lines{"leave group"});
   }
 }

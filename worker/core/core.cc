@@ -88,6 +88,7 @@ void WorkerCore::State::GiveUpGroup() {
   held_ = {};
   failed_ = false;
   reports_.BeginEpoch(0);
+  heartbeat_at_ms_ = now_ms_;  // it says so, and may have another
 }
 
 void WorkerCore::State::LeaveEngine() {

@@ -160,6 +160,9 @@ void Cluster::OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& hear
   worker.resident_bytes = heartbeat.resident_bytes();
   if (heartbeat.clock_us() > 0) worker.clock_offset.Heard(turn_.now_us(), heartbeat.clock_us());
   worker.peak_bytes = std::max(worker.peak_bytes, heartbeat.peak_resident_bytes());
+  if (worker.leaves_epoch == 0 || heartbeat.epoch() == worker.leaves_epoch) return;
+  worker.leaves_epoch = 0;
+  turn_.WantSchedule();
 }
 
 int64_t Cluster::ClockOffsetUs(const WorkerState& worker) const {
@@ -197,6 +200,7 @@ void Cluster::Lose(WorkerState& worker) {
   worker.memory_was_taken = false;
   worker.files_rest = {};
   worker.joins_failed = 0;
+  worker.leaves_epoch = 0;
   worker.group.clear();
   turn_.WantSchedule();
 }

@@ -107,6 +107,7 @@ class Cluster {
   std::string WhyRest() const;
 
   // ---- heartbeats ----
+  // Jobs are placed again where it has let go of a group that was lost.
   void OnHeartbeat(WorkerState& worker, const worker::v1::Heartbeat& heartbeat);
   // How far the coordinator's clock is ahead of the worker's. Workers of one host share a clock.
   int64_t ClockOffsetUs(const WorkerState& worker) const;

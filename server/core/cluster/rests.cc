@@ -56,6 +56,7 @@ std::string Cluster::WhyRests(const WorkerState& worker) const {
   if (worker.files_rest.until_us > turn_.now_us()) {
     return absl::StrCat("lacks files of a model and tries again: ", worker.files_rest.why);
   }
+  if (worker.leaves_epoch != 0) return "lets go of a group that was lost";
   return "";
 }
 

@@ -35,7 +35,10 @@ struct WorkerState {
   Rest files_rest;
   // nor for a while after it said what does not fit. Kept by its name, over its streams.
   Rest lie_rest;
-  int lies = 0;              // in all
+  int lies = 0;  // in all
+  // Nor before it has let go of a group that was lost on another worker: what ended that one may be
+  // about to end it, and would be held against the next job. 0: of none.
+  int64_t leaves_epoch = 0;
   int32_t joins_failed = 0;  // planner::WorkerView's, of its process
   // By an operator: it gets no new job. Kept by its name, over streams and starts.
   bool drained = false;

@@ -65,6 +65,7 @@ JobState* JobTable::TakeUp(const std::string& name) {
   ended_.erase(found);
   auto job = std::make_unique<JobState>();
   RecordOf(entry, &job->record);
+  job->etag_of = HashOfEtag(job->job());
   entry.record = std::string();
   entry.job = job.get();
   put_away_.insert(name);

@@ -1,6 +1,6 @@
 // A job in part. The fields that every step changes, or a forecast, apart from those that seldom
-// change: after a step they alone are stored, beside the job's record, and the job's etag stays. And
-// the fields that lists show.
+// change: after a step they alone are stored, beside the job's record. And the fields that lists
+// show.
 #pragma once
 
 #include "lorad/v1/jobs.pb.h"

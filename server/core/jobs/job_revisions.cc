@@ -3,8 +3,11 @@
 // What is more than progress is a change: the store keeps it in a series of its own, from which
 // watchers go on who come back. Of progress the newest of each job is stored, in one record.
 #include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "server/core/events/store_kinds.h"
 #include "server/core/jobs/job_progress.h"
@@ -20,14 +23,21 @@ constexpr int64_t kTrimMin = 32;
 
 }  // namespace
 
+uint64_t HashOfEtag(const v1::Job& job) {
+  std::vector<std::pair<std::string, std::string>> labels(job.labels().begin(), job.labels().end());
+  std::ranges::sort(labels);
+  return absl::HashOf(static_cast<int>(job.state()), job.priority(), labels);
+}
+
 void JobTable::Publish(JobState& job) {
   touched_.erase(job.name());
   by_revision_.erase(job.job().revision());
   job.job().set_revision(++revision_);
   by_revision_[revision_] = job.record.order();
   const bool progress = !job.record_changed;
-  // Who read the job before a step of it, or a new forecast, may still change it.
-  if (!progress) job.job().set_etag(absl::StrCat(revision_));
+  // Who read the job before a step, a checkpoint or a new forecast of it may still change it.
+  const uint64_t etag_of = HashOfEtag(job.job());
+  if (std::exchange(job.etag_of, etag_of) != etag_of) job.job().set_etag(absl::StrCat(revision_));
   v1::WatchJobsResponse message;
   *message.mutable_job() = View(job);
   message.set_revision(revision_);

@@ -47,6 +47,7 @@ struct JobState {
   // More than its progress has changed since the record was stored, or nobody knows.
   bool record_changed = true;
   int64_t stored_revision = 0;   // when it was
+  uint64_t etag_of = 0;          // what its etag stands for, hashed (HashOfEtag)
   bool progress_stored = false;  // there is a record of its progress beside it
   // The newest metric rows after the newest checkpoint (kMetricRowsKept), also those of steps that
   // will be executed again.
@@ -82,6 +83,9 @@ struct JobState {
   const std::string& name() const { return record.job().name(); }
   v1::Job::State state() const { return record.job().state(); }
 };
+
+// Of what an etag stands for: the job's state, and what its users may change. For this process alone.
+uint64_t HashOfEtag(const v1::Job& job);  // job_revisions.cc
 
 // A job in the order of arrival. When it has ended, and nobody works on it any more, the record's
 // bytes alone are kept: there may be 100,000 of them.

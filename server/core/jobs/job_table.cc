@@ -83,6 +83,7 @@ absl::Status JobTable::LoadJobs(StoredState& stored) {
     }
     auto job = std::make_unique<JobState>();
     job->record = record;
+    job->etag_of = HashOfEtag(record.job());
     const auto progress = stored.progress.find(entry.first);
     job->progress_stored = progress != stored.progress.end();
     if (job->progress_stored && IsPlaced(state)) TakeUpProgress(progress->second, *job);

@@ -198,13 +198,23 @@ TEST_CASE("a job's priority moves it in the queue") {
   world->CheckInvariants();
 }
 
-TEST_CASE("an etag outlives steps, forecasts and a start, not a change") {
+TEST_CASE("an etag outlives steps, checkpoints, evaluations and a start, not a change") {
   auto world = MakeWorld();
   world->StartWorkers();
-  const std::string job = world->Submit(World::NewJob());
+  Job content = World::NewJob();
+  content.set_validation_dataset("valid");
+  content.mutable_training()->set_eval_every_steps(2);
+  content.mutable_training()->set_checkpoint_every_steps(2);
+  const std::string job = world->Submit(content);
   world->RunUntil([&] { return world->Job(job).step() >= 1; }, 10'000);
   const Job before = world->Job(job);
-  world->RunUntil([&] { return world->Job(job).step() > before.step(); }, 10'000);
+  world->RunUntil(
+      [&] {
+        const Job now = world->Job(job);
+        return now.last_checkpoint_step() > before.last_checkpoint_step() &&
+               now.step() >= before.step() + 3;  // an evaluation lies between
+      },
+      10'000);
   REQUIRE(world->StateOf(job) == Job::RUNNING);
   CHECK(world->Job(job).revision() > before.revision());
   v1::UpdateJobRequest update;

@@ -20,6 +20,15 @@ bool IsNews(int told_place, int place) {
   return place != told_place && (place <= 10 || 10 * std::abs(place - told_place) >= told_place);
 }
 
+// Who is tried again later starts no sooner; that others may go before it until then is not counted.
+planner::Foreseen NotBeforeItsRetry(const JobState& job, planner::Foreseen foreseen,
+                                    int64_t now_us) {
+  if (job.state() != v1::Job::QUEUED || !job.passing) return foreseen;
+  const double late_s = Seconds(job.passing->until_us - now_us) - foreseen.start_s;
+  if (late_s <= 0) return foreseen;
+  return {.start_s = foreseen.start_s + late_s, .end_s = foreseen.end_s + late_s};
+}
+
 }  // namespace
 
 void Core::State::ForecastIfDue() {
@@ -63,11 +72,12 @@ void Core::State::Forecast() {
   }
 }
 
-JobForecast Core::State::ToForecast(const planner::Foreseen& foreseen, bool started) const {
+JobForecast Core::State::ForecastOf(const JobState& job, const planner::Foreseen& by_policy) const {
+  const planner::Foreseen foreseen = NotBeforeItsRetry(job, by_policy, turn_.now_us());
   const Fits& fits = cluster_.fits();
   return {.made_us = turn_.now_us(),
           .made_wall_us = turn_.wall_us(),
-          .started = started,
+          .started = job.state() == v1::Job::RUNNING,
           .start_s = foreseen.start_s,
           .start = fits.starts().IntervalOf(foreseen.start_s),
           .end_s = foreseen.end_s,
@@ -75,7 +85,7 @@ JobForecast Core::State::ToForecast(const planner::Foreseen& foreseen, bool star
 }
 
 void Core::State::TakeForecast(JobState& job, const planner::Foreseen* foreseen) {
-  job.forecast = foreseen ? ToForecast(*foreseen, job.state() == v1::Job::RUNNING) : JobForecast();
+  job.forecast = foreseen ? ForecastOf(job, *foreseen) : JobForecast();
   if (!job.forecast || job.first_forecast || job.job().has_first_forecast()) return;
   job.first_forecast = job.forecast;
   *job.job().mutable_first_forecast() = ToProto(job.forecast);
@@ -93,8 +103,9 @@ void Core::State::AddForecast(const JobState& job, v1::JobEstimate* estimate) {
   const auto foreseen = planner::Foresee(view);
   const auto found = foreseen.find(job.name());
   if (found == foreseen.end()) return;
-  *estimate->mutable_forecast() =
-      ToProto(ToForecast(found->second, job.state() == v1::Job::RUNNING));
+  // `job` may be a copy of a live one, without what has happened to it.
+  const JobState& live = is_new ? job : *jobs_.Find(job.name());
+  *estimate->mutable_forecast() = ToProto(ForecastOf(live, found->second));
 }
 
 // ---- what came of them ----

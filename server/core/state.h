@@ -157,7 +157,7 @@ class Core::State {
   void TakeForecast(JobState& job, const planner::Foreseen* foreseen);
   // As things stand now; of a job that is not live yet as if it came. None: not set.
   void AddForecast(const JobState& job, v1::JobEstimate* estimate);
-  JobForecast ToForecast(const planner::Foreseen& foreseen, bool started) const;
+  JobForecast ForecastOf(const JobState& job, const planner::Foreseen& by_policy) const;
   // The job starts, or has succeeded, now.
   void NoteStart(JobState& job);
   void NoteEnd(const JobState& job);

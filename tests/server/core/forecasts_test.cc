@@ -1,5 +1,8 @@
 // When jobs will start and end, as the coordinator says it, as stories.
+#include <string_view>
+
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "tests/server/core/scenario.h"
 
 namespace lorad::server {
@@ -41,6 +44,37 @@ std::vector<std::string> SubmitMany(World& world, int count) {
 
 v1::JobEstimate EstimateOf(World& world, const std::string& name) {
   return world.Get<v1::JobEstimate>(EstimateJob{.name = name});
+}
+
+// Of the text "..; tried again at 2020-09-13 12:26:41 UTC".
+int64_t RetryOf(const std::string& why) {
+  constexpr std::string_view kBefore = "tried again at ";
+  const size_t at = why.find(kBefore);
+  REQUIRE(at != std::string::npos);
+  absl::Time retry;
+  REQUIRE(
+      absl::ParseTime("%Y-%m-%d %H:%M:%S UTC", why.substr(at + kBefore.size()), &retry, nullptr));
+  return absl::ToUnixMicros(retry);
+}
+
+TEST_CASE("a job that is tried again later is not said to start before that") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->script().deadly.insert(job);  // its worker is lost at each of its steps
+  const auto is_put_off = [&] {
+    return world->Job(job).queue().why().find("tried again at") != std::string::npos;
+  };
+  world->RunUntil(is_put_off);
+  world->Sleep(1'500'000);  // a forecast a second
+  REQUIRE(is_put_off());
+  const Job waits = world->Job(job);
+  REQUIRE(waits.queue().has_forecast());
+  const v1::Forecast& forecast = waits.queue().forecast();
+  CHECK(Micros(forecast.start_time()) >= RetryOf(waits.queue().why()));
+  CHECK(Micros(forecast.end_time()) > Micros(forecast.start_time()));
+  const v1::JobEstimate estimate = EstimateOf(*world, job);
+  CHECK(Micros(estimate.forecast().start_time()) >= RetryOf(waits.queue().why()));
 }
 
 TEST_CASE("a job that waits says when it starts and ends, and that comes true") {

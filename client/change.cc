@@ -1,4 +1,4 @@
-// lora pause | resume | update
+// lora pause | resume | cancel | update
 
 #include <CLI/CLI.hpp>
 #include <iostream>
@@ -35,8 +35,7 @@ struct Options {
 template <typename Request>
 absl::Status ChangeEach(Session& session, Method<Jobs::Stub, Request, Job> method,
                         std::vector<std::string>& names) {
-  if (auto status = FindJobs(session, names); !status.ok()) return status;
-  for (const std::string& name : names) {
+  return OnEachJob(session, names, [&](const std::string& name) {
     Request request;
     request.set_name(name);
     Job job;
@@ -44,8 +43,8 @@ absl::Status ChangeEach(Session& session, Method<Jobs::Stub, Request, Job> metho
     if (!status.ok()) return status;
     if (session.json) std::cout << ToJson(job) << "\n";
     if (!session.json) std::cerr << name << ": " << Job::State_Name(job.state()) << "\n";
-  }
-  return absl::OkStatus();
+    return status;
+  });
 }
 
 // The job's labels as they are, changed as asked, and the etag that they had.
@@ -103,8 +102,14 @@ void AddUpdate(CLI::App& app, Session& session, const std::shared_ptr<Options>& 
   update.add_option("--label", options->labels, "KEY=VALUE, to be added or changed")
       ->check(CheckLabel);
   update.add_option("--remove-label", options->removed_labels, "KEY, to be taken away");
-  update.add_option("--etag", options->etag, "Change it only if the job still has this etag");
-  update.callback([&session, options] {
+  CLI::Option* etag =
+      update.add_option("--etag", options->etag, "Change it only if the job still has this etag");
+  update.callback([&session, options, etag] {
+    if (etag->count() > 0 && options->etag.empty()) {
+      throw CLI::ValidationError("--etag",
+                                 "is empty: give the etag of the job as it was read "
+                                 "(`lora show JOB --json`), or leave --etag out");
+    }
     if (!options->priority && options->labels.empty() && options->removed_labels.empty()) {
       throw CLI::RequiredError("what is to change (--priority, --label or --remove-label)");
     }
@@ -132,6 +137,14 @@ void AddChangeCommands(CLI::App& app, Session& session) {
   resume.callback([&session, options] {
     session.action = [&session, options] {
       return ChangeEach(session, &Jobs::Stub::ResumeJob, options->names);
+    };
+  });
+
+  CLI::App& cancel = *app.add_subcommand("cancel", "Stop jobs; their checkpoints stay");
+  cancel.add_option("jobs", options->names, "Ids or names")->required();
+  cancel.callback([&session, options] {
+    session.action = [&session, options] {
+      return ChangeEach(session, &Jobs::Stub::CancelJob, options->names);
     };
   });
 

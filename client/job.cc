@@ -1,4 +1,4 @@
-// lora ls | show | events | cancel | rm
+// lora ls | show | events | rm
 
 #include <CLI/CLI.hpp>
 #include <iostream>
@@ -149,30 +149,13 @@ absl::Status Events(Session& session, Options& options) {
   return status;
 }
 
-absl::Status Cancel(Session& session, Options& options) {
-  if (auto status = FindJobs(session, options.names); !status.ok()) return status;
-  for (const std::string& name : options.names) {
-    lorad::v1::CancelJobRequest request;
-    request.set_name(name);
-    Job job;
-    const auto status = Call(session, &Jobs::Stub::CancelJob, request, job);
-    if (!status.ok()) return status;
-    if (session.json) std::cout << ToJson(job) << "\n";
-    if (!session.json) std::cerr << name << ": " << Job::State_Name(job.state()) << "\n";
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Remove(Session& session, Options& options) {
-  if (auto status = FindJobs(session, options.names); !status.ok()) return status;
-  for (const std::string& name : options.names) {
+  return OnEachJob(session, options.names, [&](const std::string& name) {
     lorad::v1::DeleteJobRequest request;
     request.set_name(name);
     google::protobuf::Empty empty;
-    const auto status = Call(session, &Jobs::Stub::DeleteJob, request, empty);
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
+    return Call(session, &Jobs::Stub::DeleteJob, request, empty);
+  });
 }
 
 }  // namespace
@@ -197,12 +180,6 @@ void AddJobCommands(CLI::App& app, Session& session) {
   events.add_option("job", options->name, "The job's id, or its name")->required();
   events.callback([&session, options] {
     session.action = [&session, options] { return Events(session, *options); };
-  });
-
-  CLI::App& cancel = *app.add_subcommand("cancel", "Stop jobs; their checkpoints stay");
-  cancel.add_option("jobs", options->names, "Ids or names")->required();
-  cancel.callback([&session, options] {
-    session.action = [&session, options] { return Cancel(session, *options); };
   });
 
   CLI::App& remove = *app.add_subcommand("rm", "Delete finished jobs with all they saved");

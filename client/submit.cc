@@ -206,10 +206,11 @@ void PrintStages(const lorad::v1::JobEstimate& estimate) {
 }
 
 absl::Status Estimate(Session& session, Options& options) {
-  if (auto status = FindJob(session, options.name); !status.ok()) return status;
   lorad::v1::EstimateJobRequest request;
-  request.set_name(options.name);
-  if (options.name.empty()) {
+  if (options.file.empty()) {
+    if (auto status = FindJob(session, options.name); !status.ok()) return status;
+    request.set_name(options.name);
+  } else {
     const absl::StatusOr<Job> job = ReadJob(options);
     if (!job.ok()) return job.status();
     *request.mutable_job() = *job;
@@ -278,14 +279,15 @@ void AddSubmitCommands(CLI::App& app, Session& session) {
       "estimate",
       "Memory and time of a job, and when it starts and ends: a live one, or one not "
       "yet created");
-  auto* what = estimate.add_option_group("what");
-  what->add_option("job", options->name, "The id or name of a live job");
-  auto* file = what->add_option("-f,--file", options->file, kFile);
-  what->require_option(1);
+  auto* job = estimate.add_option("job", options->name, "The id or name of a live job");
+  auto* file = estimate.add_option("-f,--file", options->file, kFile)->excludes(job);
   estimate.add_option("--format", options->format, kFormat)->needs(file);
   estimate.add_option("--peft", options->peft, kPeft)->needs(file);
   estimate.add_option("--set", options->settings, kSet)->needs(file)->allow_extra_args(false);
-  estimate.callback([&session, options] {
+  estimate.callback([&session, options, job, file] {
+    if (job->count() + file->count() == 0) {
+      throw CLI::RequiredError("a job's id or name, or -f with a file");
+    }
     session.action = [&session, options] { return Estimate(session, *options); };
   });
 }

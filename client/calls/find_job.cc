@@ -1,6 +1,7 @@
 #include "client/calls/find_job.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -27,7 +28,10 @@ bool IsId(absl::string_view text) {
 }  // namespace
 
 absl::Status FindJob(Session& session, std::string& job) {
-  if (job.empty() || IsId(job)) return absl::OkStatus();
+  if (job.empty()) {
+    return Error("NO_NAME", "the name of a job is empty: give an id or a name (`lora ls`)");
+  }
+  if (IsId(job)) return absl::OkStatus();
   lorad::v1::ListJobsRequest request;
   request.set_filter(absl::StrCat(
       "display_name = \"", absl::StrReplaceAll(job, {{"\\", "\\\\"}, {"\"", "\\\""}}), "\""));
@@ -56,7 +60,37 @@ absl::Status FindJobs(Session& session, std::vector<std::string>& jobs) {
   for (std::string& job : jobs) {
     if (absl::Status status = FindJob(session, job); !status.ok()) return status;
   }
+  std::vector<std::string> once;
+  for (std::string& job : jobs) {
+    if (std::find(once.begin(), once.end(), job) == once.end()) once.push_back(std::move(job));
+  }
+  jobs = std::move(once);
   return absl::OkStatus();
+}
+
+absl::Status OnEachJob(Session& session, std::vector<std::string>& jobs,
+                       absl::FunctionRef<absl::Status(const std::string& job)> act) {
+  if (absl::Status status = FindJobs(session, jobs); !status.ok()) return status;
+  if (jobs.size() == 1) return act(jobs[0]);
+  for (const std::string& name : jobs) {
+    lorad::v1::GetJobRequest request;
+    request.set_name(name);
+    Job job;
+    const absl::Status status = Call(session, &Jobs::Stub::GetJob, request, job);
+    if (!status.ok()) return status;
+  }
+  std::vector<std::string> lines;
+  absl::Status first;
+  for (const std::string& name : jobs) {
+    const absl::Status status = act(name);
+    if (status.ok()) continue;
+    first.Update(status);
+    lines.push_back(absl::StrCat(name, ": ", status.message()));
+  }
+  if (lines.size() < 2) return first;
+  return Error(ReasonOf(first),
+               absl::StrCat(lines.size(), " of ", jobs.size(), " jobs are as they were"),
+               absl::StrJoin(lines, "\n"));
 }
 
 }  // namespace lorad::client

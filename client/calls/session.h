@@ -43,8 +43,8 @@ void AddModelCommands(CLI::App& app, Session& session);
 void AddDatasetCommands(CLI::App& app, Session& session);
 void AddAdapterCommands(CLI::App& app, Session& session);
 void AddSubmitCommands(CLI::App& app, Session& session);  // submit, clone, estimate
-void AddJobCommands(CLI::App& app, Session& session);     // ls, show, events, cancel, rm
-void AddChangeCommands(CLI::App& app, Session& session);  // pause, resume, update
+void AddJobCommands(CLI::App& app, Session& session);     // ls, show, events, rm
+void AddChangeCommands(CLI::App& app, Session& session);  // pause, resume, cancel, update
 void AddMetricsCommand(CLI::App& app, Session& session);
 void AddWatchCommand(CLI::App& app, Session& session);
 void AddTopCommand(CLI::App& app, Session& session);

@@ -1,22 +1,19 @@
 // The commands that change jobs, workers and quotas, against services that a script plays.
 #include <grpcpp/grpcpp.h>
 
-#include <CLI/CLI.hpp>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <deque>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <thread>
 
-#include "client/calls/error.h"
-#include "client/calls/session.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "lorad/v1/cluster.grpc.pb.h"
 #include "lorad/v1/jobs.grpc.pb.h"
+#include "tests/client/run_command.h"
 
 namespace lorad::client {
 namespace {
@@ -43,13 +40,15 @@ struct FakeJobs final : v1::Jobs::Service {
   std::deque<Job> watched;
   std::string filter;
   std::vector<Job> named;  // what is asked for by display name
+  std::string absent;      // a job that is not there
 
   FakeJobs() {
     job.set_name("job-a");
     job.set_etag("1");
     (*job.mutable_labels())["team"] = "math";
   }
-  grpc::Status GetJob(GrpcContext*, const v1::GetJobRequest*, Job* response) override {
+  grpc::Status GetJob(GrpcContext*, const v1::GetJobRequest* request, Job* response) override {
+    if (request->name() == absent) return Refused(grpc::NOT_FOUND, "JOB_NOT_FOUND");
     *response = job;
     return grpc::Status::OK;
   }
@@ -85,7 +84,8 @@ struct FakeJobs final : v1::Jobs::Service {
     return grpc::Status::OK;
   }
   grpc::Status PauseJob(GrpcContext*, const v1::PauseJobRequest* request, Job* response) override {
-    if (request->name() == "job-done") return Refused(grpc::FAILED_PRECONDITION, "JOB_ENDED");
+    if (request->name() == "job-done" || request->name() == "job-ended")
+      return Refused(grpc::FAILED_PRECONDITION, "JOB_ENDED");
     paused.push_back(request->name());
     response->set_name(request->name());
     response->set_state(Job::PAUSING);
@@ -183,12 +183,6 @@ Worker Standing(Worker::State state) {
   return worker;
 }
 
-struct Ran {
-  std::string reason;  // "OK", "USAGE" or that of the error
-  std::string out, err;
-  std::string error;  // as it is printed
-};
-
 struct Fixture {
   FakeJobs jobs;
   FakeCluster cluster;
@@ -205,42 +199,8 @@ struct Fixture {
   }
   ~Fixture() { server->Shutdown(std::chrono::system_clock::now()); }
 
-  // As `lora ARGUMENTS`.
   Ran Run(const std::string& arguments, bool json = false) const {
-    Session session;
-    session.server = "127.0.0.1:" + std::to_string(port);
-    session.json = json;
-    CLI::App app("", "lora");
-    app.fallthrough();
-    AddSubmitCommands(app, session);
-    AddJobCommands(app, session);
-    AddChangeCommands(app, session);
-    AddMetricsCommand(app, session);
-    AddCheckpointCommands(app, session);
-    AddWatchCommand(app, session);
-    AddTopCommand(app, session);
-    AddTraceCommand(app, session);
-    AddClusterCommands(app, session);
-    AddQuotaCommands(app, session);
-    std::ostringstream out, err;
-    std::streambuf* const real_out = std::cout.rdbuf(out.rdbuf());
-    std::streambuf* const real_err = std::cerr.rdbuf(err.rdbuf());
-    Ran ran;
-    try {
-      app.parse(arguments);
-      const absl::Status status = session.action();
-      ran.reason = status.ok() ? "OK" : ReasonOf(status);
-      std::ostringstream printed;
-      if (!status.ok()) PrintError(status, printed);
-      ran.error = printed.str();
-    } catch (const CLI::ParseError&) {
-      ran.reason = "USAGE";
-    }
-    std::cout.rdbuf(real_out);
-    std::cerr.rdbuf(real_err);
-    ran.out = out.str();
-    ran.err = err.str();
-    return ran;
+    return RunCommand(port, arguments, json);
   }
 };
 
@@ -248,16 +208,43 @@ bool Has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST_CASE_METHOD(Fixture, "jobs are paused and resumed one after the other, up to an error") {
+TEST_CASE_METHOD(Fixture, "jobs are paused and resumed one after the other") {
   const Ran paused = Run("pause job-a job-b");
   CHECK(paused.reason == "OK");
   CHECK(paused.out.empty());
   CHECK(paused.err == "job-a: PAUSING\njob-b: PAUSING\n");
   CHECK(Has(Run("resume job-a", true).out, R"("state": "QUEUED")"));
   jobs.paused.clear();
-  CHECK(Run("pause job-a job-done job-b").reason == "JOB_ENDED");
-  CHECK(jobs.paused == std::vector<std::string>{"job-a"});
   CHECK(Run("pause").reason == "USAGE");
+}
+
+TEST_CASE_METHOD(Fixture, "one of several jobs that is refused holds up no other") {
+  const Ran one = Run("pause job-a job-done job-b job-a");
+  CHECK(one.reason == "JOB_ENDED");
+  CHECK(one.err == "job-a: PAUSING\njob-b: PAUSING\n");  // each of them once
+  const Ran two = Run("pause job-done job-a job-ended");
+  CHECK(two.error ==
+        "error: JOB_ENDED: 2 of 3 jobs are as they were\n  job-done: as the script says\n"
+        "  job-ended: as the script says\n");
+  // Nothing is done where one of them is not there, or has no name.
+  jobs.paused.clear();
+  jobs.absent = "job-b";
+  CHECK(Run("pause job-a job-b").reason == "JOB_NOT_FOUND");
+  CHECK(Run("cancel job-a EMPTY").reason == "NO_NAME");
+  CHECK(jobs.paused.empty());
+}
+
+TEST_CASE_METHOD(Fixture, "an empty name is a mistake, not all jobs") {
+  for (const char* command :
+       {"show EMPTY", "rm EMPTY", "watch EMPTY", "estimate EMPTY", "update --priority 1 EMPTY"}) {
+    INFO(command);
+    CHECK(Run(command).reason == "NO_NAME");
+  }
+  CHECK(Run("update job-a --priority 1 --etag EMPTY").reason == "USAGE");
+  CHECK(Run("estimate").reason == "USAGE");
+  CHECK(Run("estimate job-a -f job.json").reason == "USAGE");
+  CHECK(Run("estimate -- job-a").reason == Run("estimate job-a").reason);
+  CHECK(Run("estimate -- job-a").reason != "USAGE");
 }
 
 TEST_CASE_METHOD(Fixture, "a job is found by its name, unless several have it") {

@@ -1,16 +1,13 @@
 // The commands that create jobs, against a service that keeps what it is asked.
 #include <grpcpp/grpcpp.h>
 
-#include <CLI/CLI.hpp>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
-#include <sstream>
 
-#include "client/calls/error.h"
-#include "client/calls/session.h"
 #include "lorad/v1/jobs.grpc.pb.h"
+#include "tests/client/run_command.h"
 
 namespace lorad::client {
 namespace {
@@ -74,28 +71,9 @@ struct Fixture {
 
   // As `lora ARGUMENTS`: "OK", "USAGE" or the error's reason.
   std::string Run(const std::string& arguments, bool json = false) {
-    Session session;
-    session.server = "127.0.0.1:" + std::to_string(port);
-    session.json = json;
-    CLI::App app("", "lora");
-    app.fallthrough();
-    AddSubmitCommands(app, session);
-    AddJobCommands(app, session);
-    std::ostringstream printed, talk;
-    std::streambuf* const real_out = std::cout.rdbuf(printed.rdbuf());
-    std::streambuf* const real_err = std::cerr.rdbuf(talk.rdbuf());
-    std::string reason = "OK";
-    try {
-      app.parse(arguments);
-      const absl::Status status = session.action();
-      if (!status.ok()) reason = ReasonOf(status);
-    } catch (const CLI::ParseError&) {
-      reason = "USAGE";
-    }
-    std::cout.rdbuf(real_out);
-    std::cerr.rdbuf(real_err);
-    out = printed.str();
-    return reason;
+    Ran ran = RunCommand(port, arguments, json);
+    out = std::move(ran.out);
+    return ran.reason;
   }
 
   // What the client said of the job, without what the service did.

@@ -15,7 +15,9 @@ void DeviceClock::KeepNear(cudaStream_t stream) {
   const Moment now = std::chrono::steady_clock::now();
   if (!enqueued_.has_value()) {
     bases_[base_].Record(stream);
-    enqueued_ = now;
+    bases_[base_].Wait();
+    enqueued_ = std::chrono::steady_clock::now();
+    offsets_.push_back(enqueued_->time_since_epoch());
   } else if (!awaited_ && now - *enqueued_ >= kBaseEvery) {
     bases_[1 - base_].Record(stream);
     enqueued_ = now;

@@ -15,14 +15,16 @@ namespace lorad::kernels::cuda {
 //
 // and the host knows the base's moment from above: whenever it has waited for an event, its own
 // clock is at most late. The least of what the newest 64 events say counts, for a host that had to
-// wait for its device is late by some microseconds only. Each second a new base follows the one
-// before, so that neither float's precision nor the drift of the two clocks adds up.
+// wait for its device is late by some microseconds only. So it waits for the first base: else what
+// comes before its first wait would be told late, and out of order. Each second a new base follows
+// the one before, so that neither float's precision nor the drift of the two clocks adds up.
 // Threads: one.
 class DeviceClock {
  public:
   using Moment = std::chrono::steady_clock::time_point;
 
-  // Before an event is recorded on the stream. Enqueues a base where one is due; waits for nothing.
+  // Before an event is recorded on the stream. Enqueues a base where one is due. Waits for the
+  // first one, and for nothing ever after.
   void KeepNear(cudaStream_t stream);
   // The host has just waited for this event.
   void HasReached(const TimedEvent& event);

@@ -67,6 +67,8 @@ def main():
         tell(f"    stage {number}: busy {100 * stage['busy']:.1f} %, transfer {100 * stage['transfer']:.1f} %, "
              f"{together['peak_bytes'][number] / 2**30:.2f} GiB used, {together['estimated_bytes'][number] / 2**30:.2f} estimated")
     trace = together["trace"]
+    if not trace["simulated_bars"]:
+        raise SystemExit("what the stages did is in no order that can be run again: their clocks are off")
     tell(f"    bubble {100 * trace['bubble_ratio']:.2f} % over {len(trace['microbatches'])} microbatches, {100 * trace['simulated_bubble_ratio']:.2f} % "
          f"of the same operations without waits; one GPU alone idle {100 * alone['trace']['bubble_ratio']:.2f} %")
     if options.trace:

@@ -121,7 +121,8 @@ def measure(house, names, steps):
             peak = used_bytes()
         if group is None and step >= steps - 2:
             group = house.object("cluster")["groups"][0]
-            trace = house.object("trace", names[0], "--microbatches", 1024, "-o", house.folder / "trace.json")
+            warm = int(group["microbatches"] * (1 - WARM_UP_STEPS / steps))  # of the steps that count for the speed
+            trace = house.object("trace", names[0], "--microbatches", min(max(warm, 2), 1024), "-o", house.folder / "trace.json")
         time.sleep(POLL_SECONDS)
     speed = pace.tokens_per_second()
     if speed is None:

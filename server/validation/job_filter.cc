@@ -2,15 +2,33 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
 
 namespace lorad::server {
 namespace {
+
+// "VALIDATING, QUEUED, .. or FAILED": all but that of no job.
+std::string StatesText() {
+  const auto& states = *v1::Job::State_descriptor();
+  std::vector<std::string> names;
+  for (int i = 0; i < states.value_count(); ++i) {
+    if (states.value(i)->number() != v1::Job::STATE_UNSPECIFIED) {
+      names.emplace_back(states.value(i)->name());
+    }
+  }
+  const std::string last = std::move(names.back());
+  names.pop_back();
+  return absl::StrCat(absl::StrJoin(names, ", "), " or ", last);
+}
 
 constexpr char kLabels[] = "labels.";
 constexpr size_t kLabelsBytes = sizeof(kLabels) - 1;
@@ -89,9 +107,7 @@ class Parser {
     v1::Job::State state;
     if (term.field == "state" &&
         (!v1::Job::State_Parse(term.value, &state) || state == v1::Job::STATE_UNSPECIFIED)) {
-      return WrongBefore(
-          "a state must stand here: VALIDATING, QUEUED, PREPARING, RUNNING, FINALIZING, "
-          "SUCCEEDED, CANCELLING, CANCELLED or FAILED");
+      return WrongBefore(absl::StrCat("a state must stand here: ", StatesText()));
     }
     return absl::OkStatus();
   }

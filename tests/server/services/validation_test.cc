@@ -304,8 +304,8 @@ TEST_CASE("filters that are wrong say where") {
       {"state = RUNNING OR state = FAILED", "column 17: AND must stand between two terms"},
       {"display_name = \"x", "column 16: the double quotes that begin here must end"},
       {"state = WALKING",
-       "column 9: a state must stand here: VALIDATING, QUEUED, PREPARING, "
-       "RUNNING, FINALIZING, SUCCEEDED, CANCELLING, CANCELLED or FAILED"},
+       "column 9: a state must stand here: VALIDATING, QUEUED, PREPARING, RUNNING, FINALIZING, "
+       "SUCCEEDED, CANCELLING, CANCELLED, FAILED, PAUSING or PAUSED"},
       {std::string(3000, ' '), "must have at most 2048 bytes, got 3000"},
   };
   for (const auto& [text, description] : cases) {

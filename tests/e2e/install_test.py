@@ -156,6 +156,33 @@ def test_install_says_what_is_wrong():
             assert done.returncode == status and said in done.stderr and not files_of(folder), f"{command}: {done}"
 
 
+def test_what_is_in_the_way_is_named_and_stays():
+    with tempfile.TemporaryDirectory() as folder:
+        prefix = pathlib.Path(folder) / "opt"
+        prefix.mkdir()
+        (prefix / "bin").write_text("mine")
+        done = run(INSTALL, prefix, TREE)
+        assert done.returncode == 1 and f"{prefix}/bin is in the way: it is no folder" in done.stderr, done
+        assert files_of(prefix) == {"bin"}, files_of(prefix)
+        (prefix / "bin").unlink()
+        (prefix / "bin/lora").mkdir(parents=True)
+        done = run(INSTALL, prefix, TREE)
+        assert done.returncode == 1 and f"{prefix}/bin/lora is in the way: it is a folder" in done.stderr, done
+        assert files_of(prefix) == {"bin", "bin/lora"}, files_of(prefix)
+
+
+def test_a_tree_that_breaks_off_leaves_nothing():
+    with tempfile.TemporaryDirectory() as folder:
+        prefix, part = pathlib.Path(folder) / "opt", pathlib.Path(folder) / "part.tar"
+        part.write_bytes(TREE.read_bytes()[:1 << 20])
+        done = run(INSTALL, prefix, part)
+        assert done.returncode == 1 and "is no archive that tar reads" in done.stderr, done
+        # Where the disk is full in the middle: a file may be no larger than so many blocks.
+        done = run("bash", "-c", f"ulimit -f 2000; trap '' XFSZ; {INSTALL} {prefix} {TREE}")
+        assert done.returncode == 1 and "nothing is installed" in done.stderr, done
+        assert not [path for path in files_of(prefix) if not (prefix / path).is_dir()], files_of(prefix)
+
+
 def test_man_pages_tell_every_option():
     with tempfile.TemporaryDirectory() as folder:
         manual = install(f"{folder}/opt") / "share/man/man1"

@@ -255,9 +255,10 @@ void AddSubmitCommands(CLI::App& app, Session& session) {
 
   CLI::App& submit = *app.add_subcommand("submit", "Create a job; prints its id");
   const char* const kFile = "The job, as JSON, YAML or TOML; - reads standard input";
-  const char* const kFormat = "json, yaml or toml (default: by the file's name, else json)";
+  const char* const kFormat = "Of the file (default: by its name, else json)";
+  const char* const kFormats = "TEXT:{json,yaml,toml}";
   submit.add_option("-f,--file", options->file, kFile)->required();
-  submit.add_option("--format", options->format, kFormat);
+  submit.add_option("--format", options->format, kFormat)->type_name(kFormats);
   const char* const kPeft =
       "A PEFT directory, or its adapter_config.json: the adapter's fields that the job does not "
       "say";
@@ -281,7 +282,7 @@ void AddSubmitCommands(CLI::App& app, Session& session) {
       "yet created");
   auto* job = estimate.add_option("job", options->name, "The id or name of a live job");
   auto* file = estimate.add_option("-f,--file", options->file, kFile)->excludes(job);
-  estimate.add_option("--format", options->format, kFormat)->needs(file);
+  estimate.add_option("--format", options->format, kFormat)->needs(file)->type_name(kFormats);
   estimate.add_option("--peft", options->peft, kPeft)->needs(file);
   estimate.add_option("--set", options->settings, kSet)->needs(file)->allow_extra_args(false);
   estimate.callback([&session, options, job, file] {

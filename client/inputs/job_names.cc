@@ -117,11 +117,19 @@ class Taker {
     Put("batch_size", absl::StrCat(kPerDevice, " x ", kAccumulation), *times * *rows);
   }
 
-  void Values() {
-    if (json* targets = Find("target_modules");
-        section_ == "adapter" && targets != nullptr && *targets == "all-linear") {
-      *targets = json::array({"all-linear"});
+  // In PEFT a text is "all-linear" or an expression.
+  void Targets() {
+    json* targets = Find("target_modules");
+    if (targets == nullptr || !targets->is_string()) return;
+    if (*targets != "all-linear") {
+      Note("target_modules", absl::StrCat("must be a list of names, or \"all-linear\", got ",
+                                          Text(*targets), "; an expression is a target_regex"));
     }
+    *targets = json::array({"all-linear"});
+  }
+
+  void Values() {
+    if (section_ == "adapter") Targets();
     json* schedule = Find("schedule");
     if (section_ != "training" || schedule == nullptr || !schedule->is_string()) return;
     const std::string given = schedule->get<std::string>();

@@ -84,7 +84,9 @@ TEST_CASE("every mistake is named by field and line") {
        "  adapter.seed: line 1: must be a whole number from 0 to 2^64 - 1, got -1\n"},
       {R"({"adapter": 3})", "  adapter: line 1: must be an object, got 3\n"},
       {R"({"adapter": {"target_modules": "q_proj"}})",
-       "  adapter.target_modules: line 1: must be a list, got \"q_proj\"\n"},
+       "  adapter.target_modules: line 1: must be a list of names, or \"all-linear\", got "
+       "\"q_proj\"; an "
+       "expression is a target_regex\n"},
       {R"({"training": {"shuffle": 1}})",
        "  training.shuffle: line 1: must be true or false, got 1\n"},
       {R"({"training": {"schedule": "polynomial"}})",

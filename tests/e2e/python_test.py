@@ -105,6 +105,8 @@ def test_every_mistake_is_told_by_the_callers_names():
         assert {v.field for v in error.violations} == {"data", "r", "lora_dropout", "learning_rate"}, error
         assert str(error).count("\n  ") == 4 and "\n  r: must be between 1 and 512, got 0" in str(error), error
         assert len(client.datasets.list()) == 0
+        error = python_package.error_of(lorad.InvalidError, client.train, "smollm2-135m", ROWS, labels={"team": 3})
+        assert "labels: keys and values must be text, got 'team': 3" in str(error), error
         error = python_package.error_of(lorad.InvalidError, client.datasets.add, [{"prompt": "a", "completion": "b"}, {"prompt": 1, "completion": "c"}])
         assert str(error).startswith("DATASET_INVALID: line 2: prompt must be"), error
         client.datasets.add(ROWS, "sums")
@@ -117,7 +119,8 @@ def test_every_mistake_is_told_by_the_callers_names():
         assert "no adapter_model.safetensors" in str(python_package.error_of(lorad.InvalidError, client.adapters.add, "mine", house.folder))
     error = python_package.error_of(lorad.UnavailableError, lorad.connect, "127.0.0.1:1", retry_seconds=0)
     assert "127.0.0.1:1" in str(error), error
-    assert "HOST:PORT" in str(python_package.error_of(lorad.InvalidError, lorad.connect, "nowhere"))
+    for address in ("nowhere", "http://127.0.0.1:7070", 7070):
+        assert "HOST:PORT" in str(python_package.error_of(lorad.InvalidError, lorad.connect, address)), address
 
 
 def test_jobs_that_do_not_succeed():
@@ -127,6 +130,8 @@ def test_jobs_that_do_not_succeed():
         threading.Timer(1, job.cancel).start()
         assert python_package.error_of(lorad.JobFailedError, job.wait, progress=False, timeout=120).reason == "CANCELLED"
         assert job.cancel().state == "CANCELLED"
+        ended = str(python_package.error_of(lorad.LoradError, job.pause))
+        assert ended.startswith("JOB_ENDED: ") and ended.count("CANCELLED") == 1, ended
         long = [{"prompt": "x" * 200, "completion": "y"}]
         failed = client.train("smollm2-135m", long, overflow="error", max_steps=1, **SMALL)
         error = python_package.error_of(lorad.JobFailedError, failed.wait, progress=False, timeout=120)

@@ -31,7 +31,7 @@ def connect(server: str | None = None, *, retry_seconds: float = RETRY_SECONDS) 
     UnavailableError where none answers within 10 s. Later on, calls and watches wait `retry_seconds` for a daemon that
     went away, and go on then."""
     address = server or os.environ.get("LORAD_SERVER") or DEFAULT_SERVER
-    if not re.fullmatch(r".+:\d{1,5}", address):
+    if not isinstance(address, str) or not re.fullmatch(r"[^\s/]+:\d{1,5}", address):
         raise invalid([Violation("server", f"must be HOST:PORT, got {address!r}")], "of the call")
     connection = Connection(address, retry_seconds)
     client = Client(connection)

@@ -43,7 +43,9 @@ class LoradError(Exception):
         super().__init__(message)
 
     def __str__(self) -> str:
-        return "\n  ".join([f"{self.reason}: {self.message}", *map(str, self.violations)])
+        # A failed precondition's only violation may be what the message says.
+        more = [str(violation) for violation in self.violations if violation.description != self.message]
+        return "\n  ".join([f"{self.reason}: {self.message}", *more])
 
 
 class InvalidError(LoradError, ValueError):

@@ -249,6 +249,10 @@ class _Builder:
         if isinstance(value, float) and value.is_integer() and descriptor.cpp_type in (
                 FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_UINT64):
             value = int(value)
+        if field == "labels" and isinstance(value, Mapping):
+            for key, text in value.items():
+                if not isinstance(key, str) or not isinstance(text, str):
+                    return self._note(name, f"keys and values must be text, got {key!r}: {text!r}")
         try:
             merged = type(message)(**{field: value})
         except (TypeError, ValueError, OverflowError) as error:

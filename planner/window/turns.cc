@@ -55,11 +55,12 @@ double CostOf(const std::vector<TurnJob>& jobs, const std::vector<std::vector<si
     tokens += of_group;
   }
   const auto places = static_cast<double>(all);
-  double cost = places * static_cast<double>(ConstantPart(options.capacity_tokens));
+  double cost = places * static_cast<double>(
+                             std::min(options.microbatch_cost_tokens, options.capacity_tokens / 8));
   const auto wanted = static_cast<double>(options.places_between);
   const auto between = static_cast<double>(all - most);
   const double waits = std::max(0.0, wanted - between);
-  const double risks = std::max(0.0, 4 * wanted - std::max(wanted, between));
+  const double risks = std::max(0.0, 2 * wanted - std::max(wanted, between));
   cost += (waits + risks / 10) * static_cast<double>(tokens) / places;
   for (size_t g = 0; g < dealt.size(); ++g) {
     cost += std::abs(dealt[g].tokens - dealt[(g + 1) % dealt.size()].tokens) / 2;
@@ -72,9 +73,7 @@ double CostOf(const std::vector<TurnJob>& jobs, const std::vector<std::vector<si
 
 }  // namespace
 
-int64_t ConstantPart(int64_t capacity_tokens) {
-  return std::min(kMicrobatchCostTokens, capacity_tokens / 8);
-}
+int64_t MicrobatchCostTokens(int64_t hidden) { return (int64_t{1} << 20) / hidden; }
 
 Turns TakeTurns(const std::vector<TurnJob>& jobs, const TurnOptions& options,
                 const PlacesInFlight& before) {

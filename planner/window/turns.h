@@ -17,9 +17,20 @@ struct TurnJob {
   int64_t longest = 0;  // of its sequences
 };
 
+// What a microbatch takes beside its tokens, in tokens: weights are read and kernels launched for
+// each, however short, and the last wave of each product's tiles leaves some multiprocessors idle,
+// of so many more tokens as the model's hidden size is smaller:
+//   2^20 / hidden
+// On an H200 the stages of Qwen2.5-14B (5,120) took 2.6 % longer a token with microbatches of 4,096 at
+// most than with those of 8,192, as 200 tokens do, and those of Qwen2.5-3B (2,048) 7 %, as 500 do.
+// REQUIRES: hidden > 0.
+int64_t MicrobatchCostTokens(int64_t hidden);
+inline constexpr int64_t kMicrobatchCostTokens = 200;  // where the model is not known
+
 struct TurnOptions {
   int64_t capacity_tokens = 0;  // of a microbatch, at most
   int64_t places_between = 0;   // where so many lie between two batches of a job nobody waits
+  int64_t microbatch_cost_tokens = kMicrobatchCostTokens;  // what a microbatch takes beside its own
 };
 
 // The jobs, by index, in groups that take turns: the microbatches of a group follow those of the
@@ -30,15 +41,6 @@ struct Turns {
   std::vector<std::vector<size_t>> groups;
 };
 
-// What a microbatch takes beside its tokens, in tokens: weights are read and kernels launched for
-// each, however short. From the shape of Qwen2.5-14B on an H200, whose stages took 2.6 % longer a
-// token with microbatches of 4,096 at most than with those of 8,192, and 9.5 % with those of 2,048.
-inline constexpr int64_t kMicrobatchCostTokens = 200;
-
-// The same of a group whose microbatches hold at most so many tokens: an eighth of them where that is
-// less, for short ones are meant for devices that lose less by them.
-int64_t ConstantPart(int64_t capacity_tokens);
-
 // No microbatches are planned shorter than this where longer ones have room: kernels fill a device
 // less well below.
 inline constexpr int64_t kShortestMicrobatch = 1024;
@@ -46,10 +48,11 @@ inline constexpr int64_t kShortestMicrobatch = 1024;
 // Of all microbatch lengths C (the capacity, half of it, .., none below kShortestMicrobatch or the
 // longest sequence) and all numbers of groups the choice with the least cost of a window. With
 // groups g of T(g) tokens in n(g) = ceil(T(g) / C) microbatches of w(g) = T(g) / n(g):
-//   N ConstantPart(capacity)             N = sum n(g): every microbatch has a constant part
+//   N min(microbatch_cost, capacity / 8) N = sum n(g): every microbatch has a constant part, of which
+//                                        devices whose microbatches are short lose less
 //   + max(0, P - B) T / N                P = places_between, B = min (N - n(g)): the pipeline drains
 //                                        so far before a Step
-//   + 0.1 max(0, 4 P - max(P, B)) T / N  and so far at times, since microbatches differ
+//   + 0.1 max(0, 2 P - max(P, B)) T / N  and so far at times, since microbatches differ
 //   + sum |w(g) - w(g + 1)| / 2          stages wait for a neighbour that is longer
 //   + |w(1) - w'| / 4                    and where the last microbatch before had w' tokens: once,
 //                                        while another length pays in every window from now on

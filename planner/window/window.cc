@@ -47,7 +47,8 @@ std::vector<Shared> Together(const WindowInput& input, bool train) {
   }
   const int in_flight = input.in_flight > 0 ? input.in_flight : input.stages;
   const TurnOptions options{.capacity_tokens = input.capacity_tokens,
-                            .places_between = ForwardsAhead(input.stages, in_flight, 0)};
+                            .places_between = ForwardsAhead(input.stages, in_flight, 0),
+                            .microbatch_cost_tokens = input.microbatch_cost_tokens};
   const Turns turns = TakeTurns(jobs, options, input.before);
   std::vector<Shared> shared;
   for (const std::vector<size_t>& turn : turns.groups) {

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "planner/window/pack_batch.h"
+#include "planner/window/turns.h"
 #include "planner/window/types.h"
 
 namespace lorad::planner {
@@ -31,8 +32,9 @@ struct WindowInput {
   int64_t capacity_tokens = 0;
   int64_t padding = 1;
   int stages = 1;
-  int in_flight = 0;           // OrderInput::in_flight,
-  PlacesInFlight before = {};  // and OrderInput::before
+  int in_flight = 0;                                       // OrderInput::in_flight,
+  PlacesInFlight before = {};                              // and OrderInput::before
+  int64_t microbatch_cost_tokens = kMicrobatchCostTokens;  // TurnOptions'
   int64_t first_microbatch = 0;
   std::vector<std::string> frees;
   std::vector<std::pair<std::string, int64_t>> loads;  // (job, step)

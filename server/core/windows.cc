@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "planner/window/learning_rate.h"
+#include "planner/window/turns.h"
 #include "server/core/events/data_dir.h"
 #include "server/core/jobs/failures.h"
 #include "server/core/state.h"
@@ -151,6 +152,8 @@ void Core::State::PlanNext(GroupState& group) {
   // Behind a cut what is kept ends first, lest batches that have lost something mix with new ones.
   if (group.drains) return groups_.PlanWindow(group, PlanInput());
   PlanInput input;
+  const planner::ModelShape& model = *catalog_.Model(group.base_model).shape;
+  input.microbatch_cost_tokens = planner::MicrobatchCostTokens(model.hidden);
   for (auto& [name, member] : group.members) {
     if (member.leaving) {
       if (member.slot != Member::Slot::kLoaded) continue;

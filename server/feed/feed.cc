@@ -444,6 +444,7 @@ absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input, const std::functio
   request.stages = input.stages;
   request.in_flight = input.in_flight > 1 ? input.in_flight : 0;
   request.before = input.before;
+  request.microbatch_cost_tokens = input.microbatch_cost_tokens;
   request.frees = input.frees;
   request.pack.cancelled = hurry;
   for (const LoadUnit& load : input.loads) {

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "lorad/v1/jobs.pb.h"
 #include "lorad/worker/v1/worker.pb.h"
+#include "planner/window/turns.h"
 #include "planner/window/types.h"
 
 namespace lorad::server {
@@ -81,6 +82,7 @@ struct PlanInput {
   int stages = 1;
   int in_flight = 1;                    // microbatches on a stage, at most
   planner::PlacesInFlight before = {};  // what the windows before have left
+  int64_t microbatch_cost_tokens = planner::kMicrobatchCostTokens;  // planner::TurnOptions'
   std::vector<std::string> frees;
   std::vector<LoadUnit> loads;
   std::vector<SaveUnit> saves;

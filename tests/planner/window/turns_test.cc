@@ -40,8 +40,9 @@ TEST_CASE("Turns and microbatches are as few as leave enough between two batches
            Case{"nothing is to lie between: all share", 4, 2000, 1024, 0, 1024, 1},
            Case{"two turns of four microbatches each", 4, 2000, 1024, 1, 1024, 2},
            Case{"one a turn leaves the most between", 4, 2000, 1024, 4, 1024, 4},
-           Case{"long microbatches, for there are enough", 4, 14'600, 8192, 2, 8192, 4},
-           Case{"shorter ones, for four would be few", 4, 3650, 8192, 2, 2048, 4},
+           Case{"long microbatches, for there are enough", 4, 14'600, 8192, 2, 8192, 2},
+           Case{"one of each job, which do for two between", 4, 3650, 8192, 2, 8192, 4},
+           Case{"shorter ones, for four would be few", 4, 3650, 8192, 4, 2048, 4},
            Case{"a batch of each is one microbatch, not all of them", 4, 1024, 8192, 3, 8192, 4},
            Case{"alone: many short ones drain less", 1, 14'600, 8192, 2, 1024, 1},
            Case{"alone on one stage: long ones", 1, 14'600, 8192, 0, 8192, 1},
@@ -60,6 +61,19 @@ TEST_CASE(
   CHECK(TakeTurns({{"a", 14'600, 5000}}, {8192, 2}, {}).capacity_tokens == 8192);
   CHECK(TakeTurns({{"a", 14'600, 100}}, {512, 2}, {}).capacity_tokens == 512);
   CHECK(TakeTurns({{"a", 14'600, 100}}, {1500, 2}, {}).capacity_tokens == 1500);
+}
+
+TEST_CASE("Microbatches of small models take more beside their tokens, and are longer for that") {
+  CHECK(MicrobatchCostTokens(5120) == 204);
+  CHECK(MicrobatchCostTokens(2048) == 512);
+  const auto chosen = [](int64_t hidden) {
+    const TurnOptions options{.capacity_tokens = 8192,
+                              .places_between = 4,
+                              .microbatch_cost_tokens = MicrobatchCostTokens(hidden)};
+    return TakeTurns(Jobs(4, 14'600), options, {}).capacity_tokens;
+  };
+  CHECK(chosen(8192) == 4096);
+  CHECK(chosen(2048) == 8192);
 }
 
 TEST_CASE("Who is in flight keeps its turn, and who is not comes by name") {
@@ -144,7 +158,7 @@ TEST_CASE("Four jobs keep stages busy over the borders of windows") {
     int64_t capacity;
     double bubble_max;
   };
-  for (const Case& c : {Case{2, 32, 4096, 0.03}, Case{2, 8, 2048, 0.06}, Case{4, 32, 4096, 0.06},
+  for (const Case& c : {Case{2, 32, 4096, 0.03}, Case{2, 8, 2048, 0.06}, Case{4, 32, 4096, 0.04},
                         Case{2, 8, 4096, 0.10}}) {
     const Run run = Train(c.stages, 4, c.sequences, c.capacity, 22);
     INFO(c.stages << " stages, " << c.sequences << " sequences, " << c.capacity

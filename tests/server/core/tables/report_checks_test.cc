@@ -1,5 +1,5 @@
 // What a stage may say while its group is breaking: another one has lost its neighbour first.
-#include "server/core/report_checks.h"
+#include "server/core/cluster/report_checks.h"
 
 #include <catch2/catch.hpp>
 

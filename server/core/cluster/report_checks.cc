@@ -20,6 +20,7 @@ constexpr int kReasonBytesMax = 63;
 constexpr int kEndpointBytesMax = 1024;
 // Beyond all that is computed or measured, and sums of it are still finite.
 constexpr double kNumberMax = 1e100;
+constexpr double kRoundingMax = 1e-6;               // of a log probability, above 0
 constexpr double kTimeMax = 1e10;                   // milliseconds or seconds
 constexpr int64_t kMomentMaxUs = int64_t{1} << 53;  // all are doubles
 
@@ -184,7 +185,7 @@ std::string Check(const wire::Generated& generated, const GroupState& group,
   }
   const bool finite = generated.token() >= 0;
   if (generated.token() < -1 || generated.token() >= group.vocabulary_size ||
-      (finite && !(generated.log_probability() <= 0 && Finite(generated.log_probability())))) {
+      (finite && !(generated.log_probability() <= kRoundingMax && Finite(generated.log_probability())))) {
     return absl::StrCat(what, ": ", generated.token(), " with log probability ",
                         generated.log_probability());
   }

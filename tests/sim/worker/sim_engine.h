@@ -25,7 +25,7 @@ double ValidationLoss(const std::string& job, int64_t step, int64_t sequence);
 // The token behind so many, whoever computes it: of the content that a slot was loaded with (empty:
 // the base model) and of the answer's seed.
 int32_t NextToken(const std::string& content, uint64_t seed, int64_t tokens);
-inline constexpr int32_t kTokensOfModel = 250;  // that answers have, from 1 on
+inline constexpr int32_t kTokensOfModel = 15;  // that answers have, from 1 on
 
 // What a story makes happen in workers. One for all of them, and it may change at any time.
 struct WorkerScript {

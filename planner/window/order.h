@@ -21,7 +21,7 @@ struct OrderInput {
   std::vector<std::string> frees;                      // at the window's front, in this order,
   std::vector<std::pair<std::string, int64_t>> loads;  // then (job, step) of each LoadSlot,
   std::vector<std::pair<std::string, int64_t>> saves;  // then Saves of what was stepped before
-  std::vector<Microbatch> microbatches;  // in pipeline order; one kind of pass each
+  std::vector<Microbatch> microbatches;                // in pipeline order; one kind of pass each
   std::vector<BatchEnd> ends;
 };
 

@@ -21,9 +21,7 @@ namespace {
 constexpr uint64_t kReadBytes = 1 << 20;
 using Rows = std::map<int64_t, storage::DatasetRow>;
 
-std::string Field(int index, const char* name) {
-  return absl::StrCat("asks[", index, "].", name);
-}
+std::string Field(int index, const char* name) { return absl::StrCat("asks[", index, "].", name); }
 
 void CheckAsk(const v1::Ask& ask, int index, std::vector<FieldViolation>* wrong) {
   const auto add = [&](const char* field, const std::string& what) {
@@ -67,11 +65,13 @@ absl::StatusOr<Rows> ReadRows(Driver& driver, const std::string& dataset,
   const int64_t last = *std::ranges::max_element(wanted);
   Rows rows;
   int64_t seen = 0;
-  storage::DatasetScanner scanner({}, [&](int64_t row, int64_t, const storage::DatasetRow& content) {
-    seen = row + 1;
-    if (std::ranges::count(wanted, row) > 0) rows.emplace(row, content);
-    return absl::OkStatus();
-  });
+  storage::DatasetScanner scanner({},
+                                  [&](int64_t row, int64_t, const storage::DatasetRow& content) {
+                                    seen = row + 1;
+                                    if (std::ranges::count(wanted, row) > 0)
+                                      rows.emplace(row, content);
+                                    return absl::OkStatus();
+                                  });
   for (uint64_t offset = 0; seen <= last;) {
     const absl::StatusOr<std::string> bytes = driver.files().ReadRange(*path, offset, kReadBytes);
     if (!bytes.ok()) return bytes.status();
@@ -82,8 +82,8 @@ absl::StatusOr<Rows> ReadRows(Driver& driver, const std::string& dataset,
   if (seen <= last) scanner.Finish();
   if (rows.contains(last)) return rows;
   return Error(absl::StatusCode::kNotFound, "ROW_NOT_FOUND",
-               absl::StrCat("dataset '", dataset, "' has ", seen, " rows, counted from 0: there is ",
-                            "no row ", last));
+               absl::StrCat("dataset '", dataset, "' has ", seen,
+                            " rows, counted from 0: there is ", "no row ", last));
 }
 
 absl::StatusOr<storage::Prompt> PromptOf(const v1::Ask& ask, const storage::TextModel& text,
@@ -96,8 +96,8 @@ absl::StatusOr<storage::Prompt> PromptOf(const v1::Ask& ask, const storage::Text
     case v1::Ask::kRow:
       return storage::RowPrompt(rows.at(ask.row().dataset()).at(ask.row().row()), text);
     default:
-      return storage::Prompt{
-          .ids = {ask.token_ids().ids().begin(), ask.token_ids().ids().end()}, .reference = {}};
+      return storage::Prompt{.ids = {ask.token_ids().ids().begin(), ask.token_ids().ids().end()},
+                             .reference = {}};
   }
 }
 
@@ -109,14 +109,14 @@ absl::Status CheckPrompt(const std::vector<int32_t>& ids, const v1::Model& model
   }
   for (const int32_t id : ids) {
     if (id >= 0 && id < vocabulary) continue;
-    return InvalidFields("ask", {{"prompt", absl::StrCat("token ", id, " is none of the model's ",
-                                                         vocabulary)}});
+    return InvalidFields(
+        "ask", {{"prompt", absl::StrCat("token ", id, " is none of the model's ", vocabulary)}});
   }
   if (std::ssize(ids) <= positions) return absl::OkStatus();
-  return Error(absl::StatusCode::kInvalidArgument, "PROMPT_TOO_LONG",
-               absl::StrCat("the prompt has ", ids.size(), " tokens, ",
-                            std::ssize(ids) - positions, " more than the ", positions,
-                            " positions of model '", model.name(), "'"));
+  return Error(
+      absl::StatusCode::kInvalidArgument, "PROMPT_TOO_LONG",
+      absl::StrCat("the prompt has ", ids.size(), " tokens, ", std::ssize(ids) - positions,
+                   " more than the ", positions, " positions of model '", model.name(), "'"));
 }
 
 // The error with the ask that has it before its message.
@@ -146,8 +146,8 @@ absl::Status CheckAdapter(Driver& driver, const std::string& name,
 absl::Status CheckAsks(const v1::GenerateRequest& request) {
   std::vector<FieldViolation> wrong;
   if (request.asks().empty() || request.asks_size() > kAsksMax) {
-    wrong.push_back({"asks", absl::StrCat("must be 1 to ", kAsksMax, ", got ",
-                                          request.asks_size())});
+    wrong.push_back(
+        {"asks", absl::StrCat("must be 1 to ", kAsksMax, ", got ", request.asks_size())});
   }
   for (int i = 0; i < std::min(request.asks_size(), kAsksMax); ++i) {
     CheckAsk(request.asks(i), i, &wrong);

@@ -26,8 +26,8 @@ absl::Status CheckAsks(const v1::GenerateRequest& request);
 
 struct PreparedAsks {
   StartGeneration start;
-  storage::TextModel text;               // of the base model
-  std::vector<std::string> references;   // by ask: a row's own answer
+  storage::TextModel text;              // of the base model
+  std::vector<std::string> references;  // by ask: a row's own answer
 };
 
 // All asks are of `model`. INVALID_ARGUMENT: a prompt that cannot be rendered, has no token, leaves

@@ -11,16 +11,15 @@ Pieces::Pieces(const v1::GenerateRequest& request, const PreparedAsks& prepared,
     const auto& stop = request.asks(i).stop();
     answers_.push_back(
         {.text = storage::TextStream(prepared.text.tokenizer.get(), {stop.begin(), stop.end()}),
-         .prompt_tokens = static_cast<int32_t>(
-             prepared.start.asks[static_cast<size_t>(i)].prompt.size())});
+         .prompt_tokens =
+             static_cast<int32_t>(prepared.start.asks[static_cast<size_t>(i)].prompt.size())});
   }
   seen_.resize(answers_.size());
 }
 
 ReadGeneration Pieces::Next() const { return {started_.name, seen_, ended_}; }
 
-void Pieces::Take(const GenerationNews::Piece& piece,
-                  std::vector<v1::GenerateResponse>* messages) {
+void Pieces::Take(const GenerationNews::Piece& piece, std::vector<v1::GenerateResponse>* messages) {
   const auto index = static_cast<size_t>(piece.index);
   Answer& answer = answers_[index];
   if (answer.ended) return;

@@ -30,8 +30,9 @@ absl::StatusOr<GuestContent> Core::State::ContentOfJob(const AskedAnswer& ask) {
   if (!job) return NotFound(kJobKind, ask.job);
   const v1::Job& view = job->job();
   if (!ask.base_model.empty() && ask.base_model != view.base_model()) {
-    return InvalidFields("ask", {{"base_model", absl::StrCat("job '", ask.job, "' is of '",
-                                                             view.base_model(), "'")}});
+    return InvalidFields(
+        "ask",
+        {{"base_model", absl::StrCat("job '", ask.job, "' is of '", view.base_model(), "'")}});
   }
   const auto& steps = job->record.checkpoint_steps();
   if (ask.step && std::ranges::count(steps, *ask.step) == 0) {
@@ -39,13 +40,13 @@ absl::StatusOr<GuestContent> Core::State::ContentOfJob(const AskedAnswer& ask) {
   }
   if (steps.empty()) {
     const int64_t every = view.training().checkpoint_every_steps();
-    const int64_t due = every > 0 ? std::min<int64_t>(every, view.total_steps())
-                                  : int64_t{view.total_steps()};
-    const std::string when =
-        !IsLive(job->state()) ? "and has ended without one"
-        : due > 0 ? absl::StrCat("and saves the first one at step ", due, "; it is ",
-                                 ToText(job->state()), ", at step ", view.step())
-                  : absl::StrCat("and is ", ToText(job->state()));
+    const int64_t due =
+        every > 0 ? std::min<int64_t>(every, view.total_steps()) : int64_t{view.total_steps()};
+    const std::string when = !IsLive(job->state()) ? "and has ended without one"
+                             : due > 0
+                                 ? absl::StrCat("and saves the first one at step ", due, "; it is ",
+                                                ToText(job->state()), ", at step ", view.step())
+                                 : absl::StrCat("and is ", ToText(job->state()));
     return PreconditionFailed(
         "NO_CHECKPOINT", absl::StrCat("job ", ask.job),
         absl::StrCat("job '", ask.job, "' has no checkpoint yet that could be asked, ", when));
@@ -150,9 +151,8 @@ void Core::State::On(uint64_t request, const StartGeneration& content) {
     contents.push_back(*std::move(of));
   }
   started.name = generations_.Start(
-      content.asks, contents, [&](const GuestContent& of, int64_t tokens) {
-        return RoomyTokens(of, tokens);
-      });
+      content.asks, contents,
+      [&](const GuestContent& of, int64_t tokens) { return RoomyTokens(of, tokens); });
   turn_.Answer(request, std::move(started));
 }
 

@@ -24,9 +24,8 @@ const planner::Decision* FindOf(const std::vector<planner::Decision>& decisions,
 }
 
 bool DrivesOut(const std::vector<planner::Decision>& decisions, const std::string& guest) {
-  return std::ranges::any_of(decisions, [&](const planner::Decision& decision) {
-    return decision.why_job == guest;
-  });
+  return std::ranges::any_of(
+      decisions, [&](const planner::Decision& decision) { return decision.why_job == guest; });
 }
 
 }  // namespace
@@ -52,7 +51,8 @@ bool Core::State::MayHavePlace(const Guest& guest, const planner::ClusterView& v
   std::set<std::string> taken;
   for (const planner::Decision& decision : of_jobs) {
     if (decision.kind != Kind::kFormGroup && decision.kind != Kind::kReplace) continue;
-    if (decision.kind == Kind::kFormGroup && decision.base_model == guest.of.base_model) return true;
+    if (decision.kind == Kind::kFormGroup && decision.base_model == guest.of.base_model)
+      return true;
     taken.insert(decision.worker);
     for (const planner::StageView& stage : decision.stages) taken.insert(stage.worker);
   }

@@ -66,8 +66,7 @@ class GenerateStream final : public grpc::ServerWriteReactor<v1::GenerateRespons
   // All of this on the strand.
 
   // A question whose answer goes on here.
-  void Ask(std::vector<Request> requests,
-           std::function<void(std::vector<Question::Answer>)> then) {
+  void Ask(std::vector<Request> requests, std::function<void(std::vector<Question::Answer>)> then) {
     question_.AskAll(std::move(requests), [this, then = std::move(then)](auto answers) {
       strand_.Post([this, then, answers = std::move(answers)]() mutable {
         for (const Question::Answer& answer : answers) {
@@ -102,9 +101,9 @@ class GenerateStream final : public grpc::ServerWriteReactor<v1::GenerateRespons
   void FindModel() {
     if (base_models_.size() > 1) {
       return End(InvalidFields(
-          "request", {{"asks", absl::StrCat("all must be of one base model; these are of '",
-                                            *base_models_.begin(), "' and '",
-                                            *base_models_.rbegin(), "'")}}));
+          "request",
+          {{"asks", absl::StrCat("all must be of one base model; these are of '",
+                                 *base_models_.begin(), "' and '", *base_models_.rbegin(), "'")}}));
     }
     v1::GetModelRequest get;
     get.set_name(*base_models_.begin());

@@ -53,9 +53,9 @@ absl::StatusOr<Prompt> ChatPrompt(std::string_view messages_json, const TextMode
                   "model with one");
   }
   // A row whose prompt it is: so it is read as rows are.
-  const absl::StatusOr<DatasetRow> row = ParseRow(
-      absl::StrCat("{\"prompt\": ", Absl(messages_json),
-                   ", \"completion\": [{\"role\": \"assistant\", \"content\": \"-\"}]}"));
+  const absl::StatusOr<DatasetRow> row =
+      ParseRow(absl::StrCat("{\"prompt\": ", Absl(messages_json),
+                            ", \"completion\": [{\"role\": \"assistant\", \"content\": \"-\"}]}"));
   if (!row.ok()) return Refuse(kReason, absl::StrCat("messages: ", row.status().message()));
   const auto* messages = std::get_if<PromptCompletionMessagesRow>(&*row);
   if (messages == nullptr) return Refuse(kReason, "messages must be a JSON array of messages");
@@ -83,16 +83,15 @@ absl::StatusOr<Prompt> RowPrompt(const DatasetRow& row, const TextModel& model) 
   if (std::holds_alternative<TextRow>(row)) {
     return Refuse(kReason, "a row of text alone asks nothing: it has no answer of its own");
   }
-  absl::StatusOr<std::vector<RenderedRow>> rendered =
-      RenderRow(row, model, TrainOn::kAssistant);
+  absl::StatusOr<std::vector<RenderedRow>> rendered = RenderRow(row, model, TrainOn::kAssistant);
   if (!rendered.ok()) return rendered.status();
   if (rendered->empty() || rendered->back().trained.empty()) {
     return Refuse(kReason, "the row has no answer of its own");
   }
   const RenderedRow& last = rendered->back();
   const TextSpan answer = last.trained.back();
-  absl::StatusOr<Prompt> prompt = Encode(std::string_view(last.text).substr(0, answer.begin),
-                                         last.add_special_tokens, model);
+  absl::StatusOr<Prompt> prompt =
+      Encode(std::string_view(last.text).substr(0, answer.begin), last.add_special_tokens, model);
   if (prompt.ok()) prompt->reference = last.text.substr(answer.begin, answer.end - answer.begin);
   return prompt;
 }

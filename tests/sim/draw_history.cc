@@ -215,8 +215,7 @@ History DrawHistory(uint64_t seed) {
     history.happenings.push_back({0, at_us, kind, a, b});
   };
   for (int i = Draw(random, 3, 9); i > 0; --i) add(kJobKind);
-  for (int i = Draw(random, 0, 10); i > 0; --i)
-    add(Draw(random, kOthersKind, kAsksKind - 1));
+  for (int i = Draw(random, 0, 10); i > 0; --i) add(Draw(random, kOthersKind, kAsksKind - 1));
   std::discrete_distribution<int> calamities = DrawCalamities(random, stages);
   if (history.rates.deadly > 0) {
     history.site.core.losses_without_progress_max =

@@ -143,9 +143,8 @@ const std::vector<std::string>* FindMicrobatch(const StageOrders& orders, int64_
 }
 
 bool IsAsked(const StageOrders& orders, const TokenKey& token) {
-  return std::ranges::any_of(orders.windows, [&](const SentWindow& window) {
-    return window.generates.contains(token);
-  });
+  return std::ranges::any_of(
+      orders.windows, [&](const SentWindow& window) { return window.generates.contains(token); });
 }
 
 void TakeToken(StageOrders& orders, const TokenKey& token) {

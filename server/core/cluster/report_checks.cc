@@ -185,7 +185,8 @@ std::string Check(const wire::Generated& generated, const GroupState& group,
   }
   const bool finite = generated.token() >= 0;
   if (generated.token() < -1 || generated.token() >= group.vocabulary_size ||
-      (finite && !(generated.log_probability() <= kRoundingMax && Finite(generated.log_probability())))) {
+      (finite &&
+       !(generated.log_probability() <= kRoundingMax && Finite(generated.log_probability())))) {
     return absl::StrCat(what, ": ", generated.token(), " with log probability ",
                         generated.log_probability());
   }

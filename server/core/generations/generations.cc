@@ -39,18 +39,16 @@ absl::Status Generations::CheckRoom(size_t answers) const {
 }
 
 // Names of guests are not used again after a start either: a group that comes back may have one.
-std::string Generations::GuestFor(
-    const GuestContent& content, int64_t tokens,
-    absl::FunctionRef<int64_t(const GuestContent&, int64_t)> roomy) {
+std::string Generations::GuestFor(const GuestContent& content, int64_t tokens,
+                                  absl::FunctionRef<int64_t(const GuestContent&, int64_t)> roomy) {
   for (const auto& [name, guest] : guests_) {
     if (guest.of.base_model == content.base_model && guest.of.content == content.content &&
         guest.longest_tokens >= tokens) {
       return name;
     }
   }
-  const std::string name =
-      absl::StrCat(std::string(content.base() ? kBasePrefix : kGuestPrefix), turn_.starts(), "-",
-                   turn_.NewNumber());
+  const std::string name = absl::StrCat(std::string(content.base() ? kBasePrefix : kGuestPrefix),
+                                        turn_.starts(), "-", turn_.NewNumber());
   Guest& guest = guests_[name];
   guest.name = name;
   guest.of = content;
@@ -90,11 +88,12 @@ void Generations::On(uint64_t request, const ReadGeneration& content) {
   if (found == generations_.end()) return turn_.Fail(request, Gone(content.name));
   Generation& generation = found->second;
   if (content.seen.size() != generation.answers.size()) {
-    return turn_.Fail(request, InvalidFields("generation", {{"seen", "is not one of each answer"}}));
+    return turn_.Fail(request,
+                      InvalidFields("generation", {{"seen", "is not one of each answer"}}));
   }
   if (generation.reader != 0) {
-    return turn_.Fail(request, PreconditionFailed("READ_ALREADY", content.name,
-                                                  "another reads this generation"));
+    return turn_.Fail(
+        request, PreconditionFailed("READ_ALREADY", content.name, "another reads this generation"));
   }
   generation.reader = request;
   generation.seen = content.seen;
@@ -213,9 +212,8 @@ GenerationNews Generations::NewsOf(const Generation& generation) const {
     piece.index = answer.index;
     const size_t from = std::min(seen, answer.tokens.size());
     piece.tokens.assign(answer.tokens.begin() + static_cast<int64_t>(from), answer.tokens.end());
-    piece.log_probabilities.assign(
-        answer.log_probabilities.begin() + static_cast<int64_t>(from),
-        answer.log_probabilities.end());
+    piece.log_probabilities.assign(answer.log_probabilities.begin() + static_cast<int64_t>(from),
+                                   answer.log_probabilities.end());
     piece.finish = answer.finish;
   }
   return news;
@@ -259,9 +257,8 @@ std::vector<Guest*> Generations::Waiting() {
   for (auto& [name, guest] : guests_) {
     if (guest.group.empty()) waiting.push_back(&guest);
   }
-  std::ranges::sort(waiting, {}, [](const Guest* guest) {
-    return std::pair(guest->arrival_us, guest->name);
-  });
+  std::ranges::sort(waiting, {},
+                    [](const Guest* guest) { return std::pair(guest->arrival_us, guest->name); });
   return waiting;
 }
 

@@ -165,7 +165,7 @@ class Generations {
   std::map<std::string, Generation> generations_;
   std::map<std::string, Answer> answers_;  // "GENERATION/INDEX"
   std::map<std::string, Guest> guests_;
-  std::set<std::string> changed_;            // generations, in this turn
+  std::set<std::string> changed_;  // generations, in this turn
   int64_t windows_ = 0;
   bool timer_ = false;
 };

@@ -295,8 +295,7 @@ TEST_CASE("who asks for what is not there learns why") {
   other = AskBase();
   other.max_tokens = 1 << 30;
   CHECK(reason(other) == "NO_WORKER_FITS");
-  CHECK(Reason(world->Call(ReadGeneration{"generation-9", {0}, {}}).status()) ==
-        "GENERATION_GONE");
+  CHECK(Reason(world->Call(ReadGeneration{"generation-9", {0}, {}}).status()) == "GENERATION_GONE");
   world->CheckInvariants();
 }
 
@@ -329,9 +328,7 @@ TEST_CASE("a reader that vanishes ends its answers, whether it waits or asks for
     REQUIRE(world->Call(EndGeneration{reader.started().name}).ok());
     world->RunUntil([&] { return reader.ended(); });
   }
-  SECTION("it asks for nothing") {
-    reader.Vanish();
-  }
+  SECTION("it asks for nothing") { reader.Vanish(); }
   world->Sleep(2 * kUnreadUs);
   const size_t before = world->plans().size();
   world->Sleep(kUnreadUs);

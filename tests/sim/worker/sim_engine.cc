@@ -38,8 +38,8 @@ double ValidationLoss(const std::string& job, int64_t step, int64_t sequence) {
 }
 
 int32_t NextToken(const std::string& content, uint64_t seed, int64_t tokens) {
-  return 1 + static_cast<int32_t>(Hash(content, static_cast<int64_t>(seed), tokens) %
-                                  kTokensOfModel);
+  return 1 +
+         static_cast<int32_t>(Hash(content, static_cast<int64_t>(seed), tokens) % kTokensOfModel);
 }
 
 SimEngine::Slot& SimEngine::At(const std::string& job) {

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <set>
 
-#include "sizes/batch.h"
+#include "sizes/group.h"
 #include "tests/worker/answers.h"
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"

@@ -26,15 +26,6 @@ constexpr int64_t LoraSavedColumns(int64_t targets, int64_t rank_max) {
   return targets * PaddedRank(rank_max);
 }
 
-// Logits are kept of at most so many rows at a time, in float32, each row with room for a multiple of
-// this many words.
-inline constexpr int64_t kLogitRows = 16;
-inline constexpr int64_t kLogitAlignment = 64;
-constexpr int64_t LogitFloats(int64_t capacity_tokens, int64_t vocabulary) {
-  return (capacity_tokens < kLogitRows ? capacity_tokens : kLogitRows) *
-         RoundUp(vocabulary, kLogitAlignment);
-}
-
 // The largest that will be asked of a backend between two ReserveWorkspace calls.
 struct Limits {
   int64_t tokens = 0;            // T

@@ -150,9 +150,11 @@ void Core::State::On(uint64_t request, const StartGeneration& content) {
     started.steps.push_back(of->step);
     contents.push_back(*std::move(of));
   }
-  started.name = generations_.Start(
-      content.asks, contents,
-      [&](const GuestContent& of, int64_t tokens) { return RoomyTokens(of, tokens); });
+  const auto roomy = [&](const GuestContent& of, int64_t tokens) {
+    return RoomyTokens(of, tokens);
+  };
+  const auto takes_more = [&](const Guest& guest) { return TakesMore(guest); };
+  started.name = generations_.Start(content.asks, contents, {roomy, takes_more});
   turn_.Answer(request, std::move(started));
 }
 

@@ -48,8 +48,9 @@ bool Core::State::MayHavePlace(const Guest& guest, const planner::ClusterView& v
   const bool waits = std::ranges::any_of(
       of_jobs, [](const planner::Decision& decision) { return decision.kind == Kind::kWait; });
   if (!waits) return true;
-  std::set<std::string> taken;
+  std::set<std::string> taken, dissolved;
   for (const planner::Decision& decision : of_jobs) {
+    if (decision.kind == Kind::kDissolve) dissolved.insert(decision.group);
     if (decision.kind != Kind::kFormGroup && decision.kind != Kind::kReplace) continue;
     if (decision.kind == Kind::kFormGroup && decision.base_model == guest.of.base_model)
       return true;
@@ -57,6 +58,8 @@ bool Core::State::MayHavePlace(const Guest& guest, const planner::ClusterView& v
     for (const planner::StageView& stage : decision.stages) taken.insert(stage.worker);
   }
   for (const planner::GroupView& group : view.groups) {
+    // One that nobody is in, and no job has it make way.
+    if (group.jobs.empty() && group.open && !dissolved.contains(group.name)) return true;
     if (group.base_model != guest.of.base_model || !group.open) continue;
     if (!std::ranges::all_of(group.jobs, Generations::IsGuest)) return true;
   }
@@ -101,6 +104,15 @@ std::vector<planner::Decision> Core::State::Decide(planner::ClusterView view) {
   }
   view.queue.resize(jobs);
   return planner::Schedule(view);
+}
+
+bool Core::State::TakesMore(const Guest& guest) const {
+  const GroupState* group = groups_.Find(guest.group);
+  if (!group) return true;
+  if (!TakesJobs(*group)) return false;
+  return jobs_.queue().empty() || !std::ranges::all_of(group->members, [](const auto& member) {
+           return Generations::IsGuest(member.first);
+         });
 }
 
 void Core::State::JoinAny(GroupState& group, const std::string& name) {

@@ -151,6 +151,8 @@ class Core::State {
   std::vector<planner::Decision> Decide(planner::ClusterView view);
   bool MayHavePlace(const Guest& guest, const planner::ClusterView& view,
                     const std::vector<planner::Decision>& of_jobs) const;
+  // It waits, or its group would stay without it, or nobody waits for that.
+  bool TakesMore(const Guest& guest) const;
   // Guests among the jobs that a decision names.
   void JoinAny(GroupState& group, const std::string& name);
   void SayWhy(const std::string& name, const std::string& why);

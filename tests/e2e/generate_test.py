@@ -25,8 +25,8 @@ TEMPLATE = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 def job_of(dataset="rows", **training):
     return {"base_model": "tiny", "training_dataset": dataset,
             "adapter": {"rank": 16, "alpha": 32, "seed": 1},
-            "training": {"max_steps": 120, "batch_size": 8, "max_length": 16, "learning_rate": 1e-2, "schedule": "CONSTANT",
-                         "checkpoint_every_steps": 40, **training}}
+            "training": {"max_steps": 300, "batch_size": 8, "max_length": 16, "learning_rate": 1e-2, "schedule": "CONSTANT",
+                         "checkpoint_every_steps": 100, **training}}
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def test_an_adapter_answers_what_it_has_learned():
         assert (plain.out, plain.err) == ("#2\n", ""), plain
         assert house.lora("generate", job, "-", "--raw", "--max-tokens", "2", stdin="d").out == "#3\n"
         told = answer(house, job, "c", "--raw", "--max-tokens", "9")
-        assert told["text"].startswith("#2") and told["step"] == 120 and told["prompt_tokens"] == 1, told
+        assert told["text"].startswith("#2") and told["step"] == 300 and told["prompt_tokens"] == 1, told
         assert told["completion_tokens"] == len(told["token_ids"]) == len(told["log_probabilities"]), told
         assert all(p <= 1e-6 for p in told["log_probabilities"]), told
         assert told["finish_reason"] == ("EOS" if told["completion_tokens"] < 9 else "LENGTH"), told
@@ -71,12 +71,12 @@ def test_an_adapter_answers_what_it_has_learned():
         stopped = answer(house, job, "c", "--raw", "--stop", "#2")
         assert (stopped["text"], stopped["finish_reason"]) == ("", "STOP"), stopped
 
-        both = house.lora("generate", job, "c", "--raw", "--max-tokens", "2", "--with", "tiny", "--with", f"{job}/40").out
+        both = house.lora("generate", job, "c", "--raw", "--max-tokens", "2", "--with", "tiny", "--with", f"{job}/100").out
         blocks = both.split("== ")[1:]
-        assert [block.split("\n")[0] for block in blocks] == [job, "tiny", f"{job}/40"], both
+        assert [block.split("\n")[0] for block in blocks] == [job, "tiny", f"{job}/100"], both
         assert blocks[0] == f"{job}\n#2\n", both
-        one_by_one = [answer(house, source, "c", "--raw")["token_ids"] for source in (job, "tiny", f"{job}/40")]
-        at_once = house.objects("generate", job, "c", "--raw", "--with", "tiny", "--with", f"{job}/40")
+        one_by_one = [answer(house, source, "c", "--raw")["token_ids"] for source in (job, "tiny", f"{job}/100")]
+        at_once = house.objects("generate", job, "c", "--raw", "--with", "tiny", "--with", f"{job}/100")
         assert [one["token_ids"] for one in at_once] == one_by_one, "an answer depends on who else is asked"
 
         chats = [answer(house, "tiny", "hello", *more) for more in ((), ("--system", "be brief"))]
@@ -155,13 +155,13 @@ def test_a_client_that_leaves_and_a_daemon_that_is_killed():
 def test_from_python():
     with house_with_model() as house:
         with lorad.connect(house.address) as client:
-            job = client.train("tiny", "rows", rank=16, lora_alpha=32, max_steps=120, batch_size=8, max_length=16,
+            job = client.train("tiny", "rows", rank=16, lora_alpha=32, max_steps=300, batch_size=8, max_length=16,
                                learning_rate=1e-2, lr_scheduler_type="constant")
             job.wait(progress=False)
             pieces = []
             told = client.generate(job, "e", raw=True, max_tokens=2, on_text=lambda index, text: pieces.append((index, text)))
             assert str(told) == "#4" == "".join(text for _, text in pieces) and told.finish_reason == "LENGTH", told
-            at_once = client.generate([job, "tiny", f"{job.name}/120"], "e", raw=True, max_tokens=2)
+            at_once = client.generate([job, "tiny", f"{job.name}/300"], "e", raw=True, max_tokens=2)
             assert at_once[0] == at_once[2] == told != at_once[1], at_once
             assert client.generate("tiny", [{"role": "user", "content": "hello"}]) == client.generate("tiny", "hello")
             assert client.generate("tiny", told.token_ids, max_tokens=1).prompt_tokens == 2

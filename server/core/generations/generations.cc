@@ -40,10 +40,10 @@ absl::Status Generations::CheckRoom(size_t answers) const {
 
 // Names of guests are not used again after a start either: a group that comes back may have one.
 std::string Generations::GuestFor(const GuestContent& content, int64_t tokens,
-                                  absl::FunctionRef<int64_t(const GuestContent&, int64_t)> roomy) {
+                                  const Choice& choice) {
   for (const auto& [name, guest] : guests_) {
     if (guest.of.base_model == content.base_model && guest.of.content == content.content &&
-        guest.longest_tokens >= tokens) {
+        guest.longest_tokens >= tokens && choice.takes_more(guest)) {
       return name;
     }
   }
@@ -53,15 +53,14 @@ std::string Generations::GuestFor(const GuestContent& content, int64_t tokens,
   guest.name = name;
   guest.of = content;
   guest.of.slot.set_job(name);
-  guest.longest_tokens = roomy(content, tokens);
+  guest.longest_tokens = choice.roomy(content, tokens);
   guest.arrival_us = turn_.now_us();
   turn_.WantSchedule();
   return name;
 }
 
 std::string Generations::Start(const std::vector<AskedAnswer>& asks,
-                               const std::vector<GuestContent>& contents,
-                               absl::FunctionRef<int64_t(const GuestContent&, int64_t)> roomy) {
+                               const std::vector<GuestContent>& contents, const Choice& choice) {
   assert(asks.size() == contents.size());
   const std::string name = absl::StrCat("generation-", turn_.starts(), "-", turn_.NewNumber());
   Generation& generation = generations_[name];
@@ -75,7 +74,7 @@ std::string Generations::Start(const std::vector<AskedAnswer>& asks,
     answer.how = asks[i];
     // The last token is not run again.
     const int64_t tokens = std::ssize(asks[i].prompt) + asks[i].max_tokens - 1;
-    answer.guest = GuestFor(contents[i], tokens, roomy);
+    answer.guest = GuestFor(contents[i], tokens, choice);
     guests_.at(answer.guest).answers.insert(of);
   }
   generation.seen.resize(asks.size());

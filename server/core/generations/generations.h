@@ -97,10 +97,16 @@ class Generations {
   // ---- calls ----
   // RESOURCE_EXHAUSTED where so many more are too many.
   absl::Status CheckRoom(size_t answers) const;
-  // `asks` and `contents` by answer, `roomy` what a group should have room for where a guest needs
-  // so much. The name of the generation.
+  // What a guest is chosen by.
+  struct Choice {
+    // What a group should have room for where a guest needs so many tokens.
+    absl::FunctionRef<int64_t(const GuestContent&, int64_t)> roomy;
+    // Whether more may be asked of a guest that is there: else it might stay for ever.
+    absl::FunctionRef<bool(const Guest&)> takes_more;
+  };
+  // `asks` and `contents` by answer. The name of the generation.
   std::string Start(const std::vector<AskedAnswer>& asks, const std::vector<GuestContent>& contents,
-                    absl::FunctionRef<int64_t(const GuestContent&, int64_t)> roomy);
+                    const Choice& choice);
   void On(uint64_t request, const ReadGeneration& content);
   void On(uint64_t request, const EndGeneration& content);
   // Whether the request was a reader's; then its generation ends.
@@ -150,8 +156,7 @@ class Generations {
   };
 
   // The name of a guest for such an answer.
-  std::string GuestFor(const GuestContent& content, int64_t tokens,
-                       absl::FunctionRef<int64_t(const GuestContent&, int64_t)> roomy);
+  std::string GuestFor(const GuestContent& content, int64_t tokens, const Choice& choice);
   static worker::v1::Segment SegmentOf(const Answer& answer);
   void EndAnswer(Answer& answer, v1::GenerateResponse::FinishReason finish);
   void Leave(const Answer& answer);

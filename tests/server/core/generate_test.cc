@@ -367,13 +367,30 @@ TEST_CASE("while jobs of another model wait, guests do not keep a worker from th
   v1::Job other = World::NewJob();
   other.set_base_model("m2");
   const std::string job = world->Submit(other);
-  AskedAnswer long_ask = AskBase(2, 4);
-  long_ask.prompt.assign(600, 1);  // a guest of its own
+  AskedAnswer long_ask = AskBase(2, 4);  // of the same guest, if that took more
   Reader second(*world, {long_ask});
   world->RunUntilState(job, v1::Job::SUCCEEDED);
   CHECK(first.ended());
   world->RunUntil([&] { return second.ended(); });
   CHECK(second.tokens(0) == Expected("", long_ask));
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job that fits nowhere keeps nobody from an answer") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Reader first(*world, {AskBase(1, 4)});
+  world->RunUntil([&] { return first.ended(); });
+  world->AddModel("several", 4);
+  v1::Job stuck = World::NewJob();
+  stuck.set_base_model("several");  // on four workers, and there is one
+  const std::string job = world->Submit(stuck);
+  world->RunUntilState(job, v1::Job::QUEUED);
+  for (uint64_t seed : {2, 3}) {
+    Reader more(*world, {AskBase(seed, 4)});
+    world->RunUntil([&] { return more.ended(); });
+    CHECK(more.tokens(0) == Expected("", AskBase(seed, 4)));
+  }
   world->CheckInvariants();
 }
 

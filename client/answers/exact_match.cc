@@ -1,4 +1,3 @@
-#define PCRE2_CODE_UNIT_WIDTH 8
 #include "client/answers/exact_match.h"
 
 #include <pcre2.h>

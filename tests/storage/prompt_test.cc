@@ -79,7 +79,7 @@ TEST_CASE("a row is asked up to its last answer, which is its own") {
 
 std::unique_ptr<Tokenizer> Published(const std::string& kind) {
   std::ifstream in(kFolder + kind + ".json");
-  auto tokenizer = Tokenizer::FromJson({std::istreambuf_iterator<char>(in), {}});
+  auto tokenizer = Tokenizer::FromJson(std::string(std::istreambuf_iterator<char>(in), {}));
   REQUIRE(tokenizer.ok());
   return *std::move(tokenizer);
 }

@@ -87,7 +87,7 @@ def test_an_adapter_answers_what_it_has_learned():
         assert first == again != other, (first, other)
 
         folder = house.adapter(job)
-        house.lora("adapter", "import", "mine", folder)
+        house.lora("adapter", "import", "mine", "--path", folder)
         assert answer(house, "tiny+mine", "c", "--raw")["token_ids"] == one_by_one[0]
 
 

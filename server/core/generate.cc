@@ -34,6 +34,8 @@ absl::StatusOr<GuestContent> Core::State::ContentOfJob(const AskedAnswer& ask) {
         "ask",
         {{"base_model", absl::StrCat("job '", ask.job, "' is of '", view.base_model(), "'")}});
   }
+  // Of one that has ended it may be gone.
+  if (!catalog_.HasModel(view.base_model())) return NotFound(kModelKind, view.base_model());
   const auto& steps = job->record.checkpoint_steps();
   if (ask.step && std::ranges::count(steps, *ask.step) == 0) {
     return NotFound("checkpoint", absl::StrCat(ask.job, "/", *ask.step));

@@ -288,6 +288,13 @@ TEST_CASE("who asks for what is not there learns why") {
   other = AskJob(job);
   other.step = 3;
   CHECK(reason(other) == "CHECKPOINT_NOT_FOUND");
+  v1::Job gone = World::NewJob();
+  gone.set_base_model("m2");
+  const std::string ended = world->Submit(gone);
+  world->RunUntilState(ended, v1::Job::SUCCEEDED);
+  REQUIRE(world->Call(Named<v1::UnregisterModelRequest>("m2")).ok());
+  CHECK(reason(AskJob(ended)) == "MODEL_NOT_FOUND");
+  world->AddModel("m2");
   other = AskBase();
   other.base_model = "m2";
   CHECK(world->Call(StartGeneration{{AskBase(), other}}).status().code() ==

@@ -75,6 +75,7 @@ int main(int argc, char** argv) {
   client::AddModelCommands(app, session);
   client::AddDatasetCommands(app, session);
   client::AddAdapterCommands(app, session);
+  client::AddGenerateCommands(app, session);
   client::AddClusterCommands(app, session);
   client::AddQuotaCommands(app, session);
   try {

@@ -322,6 +322,14 @@ class Backend {
   virtual void LossBackward(const Batch& batch, std::span<const float> weights,
                             const TensorView& unit, const TensorView& dx) = 0;
 
+  // The head over some rows alone, whole as no other operation has it:
+  //   z[i] = W x[rows[i]], or cap tanh(W x[rows[i]] / cap) where cap is not 0.
+  // x [T, H]; rows: n, host, read before the call returns, 0 <= rows[i] < T; head: W [V, H], without
+  // bias; z [n, V] float32 out, its rows a multiple of 16 bytes apart. The bits of z[i] are a function of
+  // its row of x alone.
+  virtual void Logits(const Batch& batch, const TensorView& x, std::span<const int32_t> rows,
+                      const Linear& head, float cap, const TensorView& z) = 0;
+
   // ---- slots and the optimizer ----
 
   // New A of PEFT: uniform in [-1/sqrt(K), 1/sqrt(K)) (Kaiming, a = sqrt 5), a function of (seed,

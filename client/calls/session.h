@@ -52,5 +52,6 @@ void AddCheckpointCommands(CLI::App& app, Session& session);
 void AddClusterCommands(CLI::App& app, Session& session);  // cluster, worker ls, ..
 void AddTraceCommand(CLI::App& app, Session& session);
 void AddQuotaCommands(CLI::App& app, Session& session);
+void AddGenerateCommands(CLI::App& app, Session& session);  // generate, evaluate
 
 }  // namespace lorad::client

@@ -236,6 +236,11 @@ class CpuBackend final : public Backend {
     cpu::LossBackward(context(), Of(batch), weights, unit, dx);
   }
 
+  void Logits(const Batch& batch, const TensorView& x, std::span<const int32_t> rows,
+              const Linear& head, float cap, const TensorView& z) override {
+    cpu::Logits(context(), Of(batch), x, rows, Of(head), cap, z);
+  }
+
   void InitializeA(uint64_t seed, int32_t layer, int32_t target, const TensorView& a) override {
     cpu::InitializeA(context(), seed, layer, target, a);
   }

@@ -85,6 +85,10 @@ void LinearLoss(const Context& context, const CpuBatch& batch, const TensorView&
 void LossBackward(const Context& context, const CpuBatch& batch, std::span<const float> weights,
                   const TensorView& unit, const TensorView& dx);
 
+// logits.cc
+void Logits(const Context& context, const CpuBatch& batch, const TensorView& x,
+            std::span<const int32_t> rows, const CpuLinear& head, float cap, const TensorView& z);
+
 // optimizer.cc
 void InitializeA(const Context& context, uint64_t seed, int32_t layer, int32_t target,
                  const TensorView& a);

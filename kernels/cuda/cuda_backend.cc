@@ -344,6 +344,14 @@ class CudaBackend final : public Backend {
     cuda::LossBackward(stream(), Of(batch).tables, table.Device<float>(0), unit, dx);
   }
 
+  void Logits(const Batch& batch, const TensorView& x, std::span<const int32_t> rows,
+              const Linear& head, float cap, const TensorView& z) override {
+    if (rows.empty()) return;
+    assert(x.rows == Of(batch).tokens() && z.rows == static_cast<int64_t>(rows.size()));
+    const DeviceTable table = Uploaded(rows);
+    loss_.Logits(x, table.Device<int32_t>(0), Of(head), cap, z);
+  }
+
   // ---- slots and the optimizer ----
 
   void InitializeA(uint64_t seed, int32_t layer, int32_t target, const TensorView& a) override {
@@ -397,10 +405,11 @@ class CudaBackend final : public Backend {
   }
 
   // To be kept until what reads it is enqueued.
-  DeviceTable Uploaded(std::span<const float> values) {
+  template <typename T>
+  DeviceTable Uploaded(std::span<const T> values) {
     const int64_t bytes = static_cast<int64_t>(values.size_bytes());
     DeviceTable table = context().tables.Take(bytes);
-    std::copy(values.begin(), values.end(), table.Host<float>(0));
+    std::copy(values.begin(), values.end(), table.Host<T>(0));
     table.Upload(bytes);
     return table;
   }

@@ -133,9 +133,10 @@ int64_t ActivationBytes(const ModelShape& model, const GroupShape& group, const 
   const int64_t scratch = std::max(blocks.attention > 0 ? bytes.attention_scratch : 0,
                                    blocks.mlp > 0 ? bytes.mlp_scratch : 0);
   if (!HasHead(model, range)) return in_flight * kept + hidden + norm_and_gradients + scratch;
+  const int64_t logits = Floats(sizes::LogitFloats(group.capacity_tokens, model.vocabulary));
   // The border and the unit gradient are kept, log p is not.
   const int64_t loss = Floats(group.capacity_tokens) + in_flight * 2 * hidden;
-  return in_flight * kept + norm_and_gradients + loss + scratch;
+  return in_flight * kept + norm_and_gradients + loss + std::max(scratch, logits);
 }
 
 int64_t TransferBytes(const ModelShape& model, const GroupShape& group, const StageRange& range) {

@@ -10,7 +10,8 @@ namespace lorad::planner {
 namespace {
 
 bool IsForward(const Operation& operation) {
-  return operation.kind == OperationKind::kForward || operation.kind == OperationKind::kEvaluate;
+  return operation.kind == OperationKind::kForward || operation.kind == OperationKind::kEvaluate ||
+         operation.kind == OperationKind::kGenerate;
 }
 
 bool IsWork(const Operation& operation) {
@@ -113,6 +114,8 @@ const char* KindOf(const Operation& operation) {
       return "backward";
     case OperationKind::kEvaluate:
       return "evaluate";
+    case OperationKind::kGenerate:
+      return "generate";
     case OperationKind::kStep:
       return "step";
     case OperationKind::kSend:

@@ -23,7 +23,8 @@ Stream StreamOf(const Operation& operation) {
 bool Computes(const Operation& operation, int64_t microbatch, bool gradient) {
   if (operation.microbatch != microbatch) return false;
   if (gradient) return operation.kind == OperationKind::kBackward;
-  return operation.kind == OperationKind::kForward || operation.kind == OperationKind::kEvaluate;
+  return operation.kind == OperationKind::kForward || operation.kind == OperationKind::kEvaluate ||
+         operation.kind == OperationKind::kGenerate;
 }
 
 constexpr int kNone = -1;

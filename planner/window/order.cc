@@ -13,6 +13,12 @@ using JobStep = std::pair<std::string, int64_t>;
 
 std::string Of(const JobStep& batch) { return absl::StrCat(batch.first, "/", batch.second); }
 
+// The pass forward of a microbatch of such segments.
+OperationKind KindOf(SegmentMode mode) {
+  if (mode == SegmentMode::kGenerate) return OperationKind::kGenerate;
+  return Trains(mode) ? OperationKind::kForward : OperationKind::kEvaluate;
+}
+
 absl::Status CheckMicrobatches(const OrderInput& input) {
   int64_t last = -1;
   for (const Microbatch& microbatch : input.microbatches) {
@@ -26,10 +32,9 @@ absl::Status CheckMicrobatches(const OrderInput& input) {
     }
     std::map<std::string, int64_t> steps;
     for (const Segment& segment : microbatch.segments) {
-      if ((segment.mode == SegmentMode::kEvaluate) !=
-          (microbatch.segments.front().mode == SegmentMode::kEvaluate)) {
+      if (KindOf(segment.mode) != KindOf(microbatch.segments.front().mode)) {
         return absl::InvalidArgumentError(
-            absl::StrCat("microbatch ", last, " holds segments to train on and to evaluate"));
+            absl::StrCat("microbatch ", last, " holds segments of different kinds"));
       }
       if (steps.emplace(segment.job, segment.step).first->second != segment.step) {
         return absl::InvalidArgumentError(
@@ -38,10 +43,6 @@ absl::Status CheckMicrobatches(const OrderInput& input) {
     }
   }
   return absl::OkStatus();
-}
-
-bool IsTrain(const Microbatch& microbatch) {
-  return microbatch.segments.front().mode != SegmentMode::kEvaluate;
 }
 
 // The index of the last microbatch of every batch.
@@ -152,7 +153,7 @@ class Placer {
     Place& placed = pipeline_.places.emplace_back();
     placed.number = microbatch.number;
     placed.tokens = Tokens(microbatch);
-    placed.kind = IsTrain(microbatch) ? OperationKind::kForward : OperationKind::kEvaluate;
+    placed.kind = KindOf(microbatch.segments.front().mode);
     for (const BatchEnd* end : ends_[index]) {
       ended_at_[{end->job, end->step}] = place;
       placed.ends.push_back(*end);

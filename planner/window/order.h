@@ -21,7 +21,7 @@ struct OrderInput {
   std::vector<std::string> frees;                      // at the window's front, in this order,
   std::vector<std::pair<std::string, int64_t>> loads;  // then (job, step) of each LoadSlot,
   std::vector<std::pair<std::string, int64_t>> saves;  // then Saves of what was stepped before
-  std::vector<Microbatch> microbatches;  // in pipeline order; train and evaluate never share one
+  std::vector<Microbatch> microbatches;                // in pipeline order; one kind of pass each
   std::vector<BatchEnd> ends;
 };
 
@@ -33,7 +33,7 @@ struct OrderInput {
 int ForwardsAhead(int stages, int in_flight, int stage);
 
 // The list of every stage. One stage: Forward and Backward of each microbatch in turn. S stages:
-// one forward, one backward, stage s being A(s) microbatches ahead, with an Evaluate in its turn like
+// one forward, one backward, stage s being A(s) microbatches ahead, with an Evaluate or a Generate in its turn like
 // any Forward. NormUp follows the last
 // Backward of its batch directly; ClipDown, Step and Save, in the order of `ends`, come
 // A(0) - A(s) places later, which is when stage 0 has all norms, and as early as any Forward needs

@@ -17,6 +17,8 @@ const char* Name(SegmentMode mode) {
       return "evaluate";
     case SegmentMode::kReference:
       return "reference";
+    case SegmentMode::kGenerate:
+      return "generate";
   }
   assert(false);
   return "";
@@ -66,6 +68,8 @@ std::string ToText(const Operation& operation) {
       return absl::StrCat("FREE ", operation.job);
     case OperationKind::kNoop:
       return absl::StrCat("NOOP ", operation.microbatch);
+    case OperationKind::kGenerate:
+      return absl::StrCat("G", operation.microbatch);
   }
   assert(false);
   return "";

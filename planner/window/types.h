@@ -8,14 +8,19 @@
 
 namespace lorad::planner {
 
-enum class SegmentMode { kTrain, kEvaluate, kReference };
+enum class SegmentMode { kTrain, kEvaluate, kReference, kGenerate };
+
+// Whether a microbatch of such segments has a backward pass.
+constexpr bool Trains(SegmentMode mode) {
+  return mode == SegmentMode::kTrain || mode == SegmentMode::kReference;
+}
 
 // Consecutive tokens of one sequence in a microbatch, all of one adapter.
 struct Segment {
   std::string job = {};
   SegmentMode mode = SegmentMode::kTrain;
   int64_t step = 0;      // train: the step its batch belongs to, from 1; evaluate: steps done
-  int64_t sequence = 0;  // its index in the global batch, or in the validation set
+  int64_t sequence = 0;  // its index in the global batch, in the validation set, or among answers
   int64_t first_position = 0;
   int64_t tokens = 0;
 
@@ -43,12 +48,13 @@ enum class OperationKind {
   kLoadSlot,
   kFreeSlot,
   kNoop,
+  kGenerate,
 };
 
 // One entry of a stage's list. Fields that a kind does not use stay at their defaults.
 struct Operation {
   OperationKind kind = OperationKind::kNoop;
-  int64_t microbatch = -1;   // Recv, Send, Forward, Backward, Evaluate, Noop
+  int64_t microbatch = -1;   // Recv, Send, Forward, Backward, Evaluate, Generate, Noop
   std::string job = {};      // NormUp, ClipDown, Step, Save, LoadSlot, FreeSlot
   int64_t step = 0;          // the same but FreeSlot
   double learning_rate = 0;  // Step
@@ -82,7 +88,7 @@ struct BatchEnd {
 // A place in the pipeline: a microbatch, or a Noop that keeps one free.
 struct Place {
   int64_t number = 0;
-  OperationKind kind = OperationKind::kNoop;  // kForward, kEvaluate or kNoop
+  OperationKind kind = OperationKind::kNoop;  // kForward, kEvaluate, kGenerate or kNoop
   std::vector<BatchEnd> ends = {};            // batches whose last microbatch it is
   int64_t tokens = 0;                         // of the microbatch
 
@@ -106,7 +112,7 @@ int64_t Tokens(const Microbatch& microbatch);
 // Different adapters in it.
 int64_t Adapters(const Microbatch& microbatch);
 
-// For logs and tests. "F3", "B3", "E3", "STEP a/2 lr=0.001", "SAVE a/2", "LOAD a/2", "FREE a",
+// For logs and tests. "F3", "B3", "E3", "G3", "STEP a/2 lr=0.001", "SAVE a/2", "LOAD a/2", "FREE a",
 // "NORM_UP a/2", "CLIP_DOWN a/2", "NOOP 3", "SEND F3>1", "RECV B3<1".
 std::string ToText(const Operation& operation);
 // Joined by "; ".

@@ -55,8 +55,12 @@ class StageVerifier {
   bool HasNext() const { return stage_ + 1 < window_.stages.size(); }
 
   static bool IsTrain(const Microbatch& microbatch) {
-    return microbatch.segments.empty() ||
-           microbatch.segments.front().mode != SegmentMode::kEvaluate;
+    return microbatch.segments.empty() || Trains(microbatch.segments.front().mode);
+  }
+
+  static bool IsGenerate(const Microbatch& microbatch) {
+    return !microbatch.segments.empty() &&
+           microbatch.segments.front().mode == SegmentMode::kGenerate;
   }
 
   template <class... Parts>
@@ -71,6 +75,7 @@ class StageVerifier {
     switch (operation.kind) {
       case OperationKind::kForward:
       case OperationKind::kEvaluate:
+      case OperationKind::kGenerate:
         return Forward(operation);
       case OperationKind::kBackward:
         return Backward(operation);
@@ -106,7 +111,10 @@ class StageVerifier {
     const auto found = by_number_.find(operation.microbatch);
     if (found == by_number_.end()) return Wrong("no such microbatch");
     const bool train = operation.kind == OperationKind::kForward;
-    if (train != IsTrain(*found->second)) return Wrong("the microbatch is of the other kind");
+    const bool generates = operation.kind == OperationKind::kGenerate;
+    if (train != IsTrain(*found->second) || generates != IsGenerate(*found->second)) {
+      return Wrong("the microbatch is of another kind");
+    }
     if (!forward_.insert(operation.microbatch).second) return Wrong("run twice");
     if (HasPrevious() && !received_.contains({operation.microbatch, false})) {
       return Wrong("its activations are not received");
@@ -133,7 +141,7 @@ class StageVerifier {
     if (!forward_.contains(operation.microbatch)) return Wrong("no Forward before it");
     if (!backward_.insert(operation.microbatch).second) return Wrong("run twice");
     const Microbatch& microbatch = *by_number_.at(operation.microbatch);
-    if (!IsTrain(microbatch)) return Wrong("of a microbatch to evaluate");
+    if (!IsTrain(microbatch)) return Wrong("of a microbatch that has no backward pass");
     if (HasNext() && !received_.contains({operation.microbatch, true})) {
       return Wrong("its gradient is not received");
     }

@@ -1,6 +1,7 @@
 #include "planner/window/window.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -32,15 +33,22 @@ struct Shared {
   std::vector<const Unit*> units;
 };
 
-// The units of one mode.
-std::vector<Shared> Together(const WindowInput& input, bool train) {
+enum class Pass { kTrain, kEvaluate, kGenerate };
+
+Pass PassOf(SegmentMode mode) {
+  if (mode == SegmentMode::kGenerate) return Pass::kGenerate;
+  return Trains(mode) ? Pass::kTrain : Pass::kEvaluate;
+}
+
+// The units of one pass.
+std::vector<Shared> Together(const WindowInput& input, Pass pass) {
   std::vector<const Unit*> units;
   for (const Unit& unit : input.units) {
     const bool has_rows = !unit.sequences.empty();
-    if (has_rows && (unit.mode != SegmentMode::kEvaluate) == train) units.push_back(&unit);
+    if (has_rows && PassOf(unit.mode) == pass) units.push_back(&unit);
   }
   if (units.empty()) return {};
-  if (!train || input.stages == 1) return {{input.capacity_tokens, units}};
+  if (pass != Pass::kTrain || input.stages == 1) return {{input.capacity_tokens, units}};
   std::vector<TurnJob> jobs;
   for (const Unit* unit : units) {
     jobs.push_back({unit->job, TokensOf(*unit), LongestOf(*unit, input.padding)});
@@ -122,8 +130,8 @@ absl::StatusOr<Window> PlanWindow(const WindowInput& input, std::vector<PackResu
     window.batches.push_back(*std::move(batch));
     order.ends.push_back(BatchEnd{unit.job, unit.step, unit.learning_rate, unit.save});
   }
-  for (bool train : {true, false}) {
-    for (const Shared& shared : Together(input, train)) {
+  for (const Pass pass : {Pass::kTrain, Pass::kEvaluate, Pass::kGenerate}) {
+    for (const Shared& shared : Together(input, pass)) {
       const absl::Status status = PackUnits(input, shared, &window.microbatches, packings);
       if (!status.ok()) return status;
     }
@@ -140,20 +148,21 @@ absl::StatusOr<Window> PlanWindow(const WindowInput& input, std::vector<PackResu
 
 WindowStatistics Describe(const Window& window, int64_t capacity_tokens) {
   WindowStatistics statistics;
-  std::vector<Sample> train, evaluate;
+  std::map<Pass, std::vector<Sample>> samples;
   int64_t adapters = 0;
   for (const Microbatch& microbatch : window.microbatches) {
     ++statistics.microbatches;
     statistics.tokens += Tokens(microbatch);
     adapters += Adapters(microbatch);
     for (const Segment& segment : microbatch.segments) {
-      (segment.mode == SegmentMode::kEvaluate ? evaluate : train)
-          .push_back(Sample{segment.job, {segment.tokens}});
+      samples[PassOf(segment.mode)].push_back(Sample{segment.job, {segment.tokens}});
     }
   }
   if (statistics.microbatches == 0) return statistics;
   const PackOptions options{capacity_tokens, 1};
-  statistics.bound_microbatches = LowerBoundL2(train, options) + LowerBoundL2(evaluate, options);
+  for (const auto& [pass, of_pass] : samples) {
+    statistics.bound_microbatches += LowerBoundL2(of_pass, options);
+  }
   const double microbatches = static_cast<double>(statistics.microbatches);
   statistics.adapters_per_microbatch = static_cast<double>(adapters) / microbatches;
   statistics.fill = static_cast<double>(statistics.tokens) /

@@ -16,7 +16,7 @@ namespace lorad::planner {
 // The work of one job in a window.
 struct Unit {
   struct Sequence {
-    int64_t index = 0;  // in the global batch, or in the validation set
+    int64_t index = 0;  // in the global batch, in the validation set, or among answers
     int64_t tokens = 0;
     int64_t trained_tokens = 0;
   };
@@ -43,12 +43,12 @@ struct WindowInput {
   PackLimits pack = {};
 };
 
-// Train units are packed into microbatches of their own, evaluate units into others behind them,
-// both by PackBatch. Of several stages the jobs that train take turns, in microbatches that may be
+// Train units are packed into microbatches of their own, evaluate units into others behind them, and
+// generate units behind these, all by PackBatch. Of several stages the jobs that train take turns, in microbatches that may be
 // shorter than the capacity (turns.h), and microbatches are levelled (pack_level.h). Deterministic unless `pack.cancelled` cuts it short; what is packed with what
 // never changes a job's bits. INVALID_ARGUMENT where a sequence exceeds the capacity. `packings`,
-// if given, gets how the train units of each turn were packed and then the evaluate units, where
-// there are any.
+// if given, gets how the train units of each turn were packed and then the evaluate and the
+// generate units, where there are any.
 //
 // Of several stages the order runs on into the next window where there are units: `left`, which is
 // to be given then, gets what is in flight (OrderOperations). Without units the pipeline drains. One

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/report_checks.h"
+#include "server/core/cluster/report_checks.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
@@ -305,6 +305,9 @@ void Core::State::On(uint64_t request, const v1::DeleteCheckpointRequest& conten
   jobs_.FreeBytes(*job, content.step());
   job->record.mutable_tokens_at_checkpoints()->erase(content.step());
   turn_.Put(storage::DeleteEntry(kCheckpointSeries, content.job(), content.step()));
+  EndGenerations(
+      [&](const GuestContent& of) { return of.job == content.job() && of.step == content.step(); },
+      absl::StrCat("checkpoint '", name, "' was deleted"));
   turn_.Do(RemovePath{absl::StrCat("checkpoints/", name)});
   jobs_.AddEvent(
       *job, "CHECKPOINT_DELETED",

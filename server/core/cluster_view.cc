@@ -71,7 +71,7 @@ v1::ClusterStatus Core::State::ViewCluster() {
       reserved_bytes += stage.reserved_bytes;
     }
     for (const auto& [job, member] : group.members) {
-      if (!member.leaving) view.add_jobs(job);
+      if (!member.leaving && !Generations::IsGuest(job)) view.add_jobs(job);
     }
     view.set_capacity_tokens(static_cast<int32_t>(group.shape.capacity_tokens));
     view.set_recomputation(ToProto(group.shape.recomputation));

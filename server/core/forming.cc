@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/catalog/model_shape.h"
+#include "server/core/cluster/report_checks.h"
 #include "server/core/events/store_kinds.h"
 #include "server/core/jobs/failures.h"
-#include "server/core/report_checks.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 #include "storage/files/sha256.h"
@@ -69,6 +69,7 @@ worker::v1::FormGroup Core::State::OrderToForm(const GroupState& group, size_t n
 
 GroupState& Core::State::FormGroup(const planner::Decision& decision) {
   GroupState& group = groups_.Form(decision.base_model, StagesOf(decision), decision.shape);
+  group.vocabulary_size = VocabularyOf(decision.base_model);
   for (size_t i = 0; i < group.stages.size(); ++i) {
     StageState& stage = group.stages[i];
     WorkerState& worker = WorkerOf(stage);
@@ -259,8 +260,15 @@ bool Core::State::TakeUp(const records::GroupRecord& record) {
   }
   group->shape.device = DeviceOf(WorkerOf(group->first()).hello);
   group->stored = record.SerializeAsString();
+  group->vocabulary_size = VocabularyOf(group->base_model);
+  // Guests are kept by nobody: their slots are freed.
+  std::erase_if(group->members, [](const auto& entry) { return Generations::IsBase(entry.first); });
   group->idle_since_us = group->members.empty() ? turn_.now_us() : 0;
   for (auto& [name, member] : group->members) {
+    if (Generations::IsGuest(name)) {
+      member.leaving = true;
+      continue;
+    }
     const JobState* job = jobs_.Find(name);
     if (!job) return false;  // what it takes of the memory is not known
     member.adapter = ShapeOfAdapter(job->job().adapter());
@@ -275,6 +283,7 @@ bool Core::State::TakeUp(const records::GroupRecord& record) {
     WorkerOf(stage).awaited = true;
   }
   for (const records::GroupRecord::Member& member : record.members()) {
+    if (Generations::IsGuest(member.job())) continue;
     JobState& job = *jobs_.Find(member.job());
     if (!IsPlaced(job.state()) || job.job().group() != group->name) continue;
     for (const auto& saved : member.saved_tokens()) job.saved_tokens[saved.step()] = saved.tokens();

@@ -177,8 +177,11 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
       planner::RunningJob& running = entry.running.emplace_back();
       running.longest_sequence = group.shape.longest_sequence;
       running.leaving = true;
+      if (const Guest* guest = generations_.Find(job)) {
+        running.longest_sequence = guest->longest_tokens;
+      }
       const JobState* found = jobs_.FindWhole(job);
-      if (!found) continue;  // deleted, and about to leave
+      if (!found) continue;  // a guest, or deleted and about to leave
       running = RunningOf(*found);
       if (member.departing && !found->moves_to.empty()) moving.push_back(found);
       // One that is tried alone would stand before all others again (losses.h).
@@ -214,10 +217,10 @@ void Core::State::AddComing(const JobState& job, planner::ClusterView* view) con
 void Core::State::Schedule() {
   if (stopping_ || !turn_.room().ok()) return;
   forecasts_.wanted = true;
-  if (jobs_.queue().empty() && !options_.policy.rebalance) return;
+  if (jobs_.queue().empty() && !options_.policy.rebalance && generations_.Waiting().empty()) return;
   planner::ClusterView view = ClusterOf(Waiting::kThoseLookedAt);
   Ration(&view);
-  for (const planner::Decision& decision : planner::Schedule(view)) Carry(decision);
+  for (const planner::Decision& decision : Decide(std::move(view))) Carry(decision);
 }
 
 std::string Core::State::WhyWait(const planner::Decision& decision) const {
@@ -234,13 +237,11 @@ void Core::State::Carry(const planner::Decision& decision) {
   using Kind = planner::Decision::Kind;
   switch (decision.kind) {
     case Kind::kAdmit:
-      for (const std::string& job : decision.jobs) {
-        Join(*groups_.Find(decision.group), *jobs_.Find(job));
-      }
+      for (const std::string& job : decision.jobs) JoinAny(*groups_.Find(decision.group), job);
       break;
     case Kind::kFormGroup: {
       GroupState& group = FormGroup(decision);
-      for (const std::string& job : decision.jobs) Join(group, *jobs_.Find(job));
+      for (const std::string& job : decision.jobs) JoinAny(group, job);
       break;
     }
     case Kind::kReform: {
@@ -250,7 +251,7 @@ void Core::State::Carry(const planner::Decision& decision) {
           absl::StrCat("formed again ", shorter ? "with shorter microbatches" : "in another shape",
                        " to make room");
       for (const std::string& job : decision.jobs) {
-        jobs_.Find(job)->why = absl::StrCat("group ", decision.group, " is ", how, " for it");
+        SayWhy(job, absl::StrCat("group ", decision.group, " is ", how, " for it"));
       }
       BeginCut(group, GroupState::Then::kReform, how);
       break;
@@ -265,7 +266,7 @@ void Core::State::Carry(const planner::Decision& decision) {
       for (const std::string& job : decision.jobs) Move(*jobs_.Find(job), decision);
       break;
     case Kind::kWait:
-      for (const std::string& job : decision.jobs) jobs_.Find(job)->why = WhyWait(decision);
+      for (const std::string& job : decision.jobs) SayWhy(job, WhyWait(decision));
       break;
   }
 }
@@ -313,6 +314,7 @@ void Core::State::Resync(GroupState& group) {
   }
   for (auto& [name, member] : group.members) {
     if (member.slot == Member::Slot::kLoading) member.slot = Member::Slot::kUnloaded;
+    generations_.ForgetAsked(name);
     member.planned_step = member.done_step;
     for (const planner::Place& place : group.left) {
       for (const planner::BatchEnd& end : place.ends) {
@@ -330,6 +332,7 @@ void Core::State::EndMember(GroupState& group, const std::string& name) {
   const auto found = group.members.find(name);
   const Member member = found == group.members.end() ? Member() : found->second;
   groups_.Erase(group, name);
+  generations_.Unplace(name);
   JobState* job = jobs_.Find(name);
   if (job && job->state() == v1::Job::CANCELLING) {
     jobs_.Transition(*job, v1::Job::CANCELLED, "it has left its group");
@@ -372,6 +375,7 @@ void Core::State::Advance(GroupState& group) {
   }
   if (group.phase == Phase::kRunning) {
     EndUnloaded(group);
+    EndGuests(group);
     EndUrgency(group);
     if (group.members.empty() && group.windows_at_hand() == 0) {
       if (IsDrained(group)) return Dissolve(group, "a worker of it is drained");
@@ -419,6 +423,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
 GroupState Core::State::RemoveGroup(GroupState& group) {
   for (const StageState& stage : group.stages) Cluster::LeaveGroup(WorkerOf(stage));
   GroupState gone = groups_.Remove(group.name);
+  for (const auto& [member, state] : gone.members) generations_.Unplace(member);
   for (const auto& [key, kept] : gone.kept_shards) RefuseShard(kept.request, kept.content);
   return gone;
 }
@@ -435,6 +440,7 @@ void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss
   }
   std::vector<JobState*> lost;
   for (const auto& [name, member] : gone.members) {
+    if (loss == Loss::kAnybodys) generations_.CountLoss(name, why);
     JobState* job = jobs_.Find(name);
     if (job && job->state() == v1::Job::CANCELLING) {
       jobs_.Transition(*job, v1::Job::CANCELLED, "its worker is gone");

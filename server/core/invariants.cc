@@ -87,6 +87,10 @@ absl::Status Core::State::CheckInvariants() const {
   status.Update(quotas_.CheckInvariants());
   status.Update(jobs_.CheckInvariants());
   status.Update(cluster_.CheckInvariants());
+  status.Update(generations_.CheckInvariants([&](const std::string& group, const std::string& of) {
+    const GroupState* found = groups_.Find(group);
+    return found && found->members.contains(of);
+  }));
   status.Update(CheckGroups());
   status.Update(CheckJobs());
   return status;

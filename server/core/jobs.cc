@@ -183,6 +183,8 @@ void Core::State::On(uint64_t request, const v1::DeleteJobRequest& content) {
                                     absl::StrCat("job '", user, "' starts from a checkpoint of '",
                                                  name, "': wait until it ends, or cancel it")));
   }
+  EndGenerations([&](const GuestContent& of) { return of.job == name; },
+                 absl::StrCat("job '", name, "' was deleted"));
   jobs_.Delete(*job);
   turn_.Answer(request, std::monostate());
 }

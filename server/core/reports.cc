@@ -6,10 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/core/cluster/report_checks.h"
 #include "server/core/events/kept.h"
 #include "server/core/jobs/failures.h"
 #include "server/core/pace.h"
-#include "server/core/report_checks.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 
@@ -82,6 +82,10 @@ void Core::State::OnReport(GroupState& group, StageState& stage, const worker::v
     case Report::kWindowDone:
       OnWindowDone(group, stage);
       break;
+    case Report::kGenerated:
+      TakeToken(stage.orders, {report.generated().generation(), report.generated().number()});
+      generations_.OnGenerated(report.generated());
+      break;
     case Report::kNotFinite:
       OnNotFinite(group, report.not_finite());
       break;
@@ -127,6 +131,7 @@ void Core::State::OnSlotFailed(GroupState& group, StageState& stage,
   if (member == group.members.end()) return;
   WorkerState& worker = WorkerOf(stage);
   const std::string message = Quotable(failed.message(), kMessageTextMax);
+  if (Generations::IsGuest(failed.job())) FailGuest(failed, worker, message);
   JobState* job = jobs_.Find(failed.job());
   // What an ended job began with may be deleted.
   const std::string content = job && IsLive(job->state()) ? ContentOf(job->job()) : "";
@@ -321,6 +326,8 @@ void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
                                    const worker::v1::MicrobatchDone& done) {
   const std::vector<std::string> jobs = TakeMicrobatch(stage.orders, done.microbatch());
   KeepMeasured(done, jobs, &stage.measured);
+  // Of answers: the head sees but their last tokens, and no job is trained.
+  if (std::ranges::any_of(jobs, Generations::IsGuest)) return;
   ObserveTimes(group, done);
   if (&stage != &group.last()) return;
   group.microbatches++;

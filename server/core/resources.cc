@@ -21,6 +21,8 @@ void Core::State::On(uint64_t request, const v1::UnregisterModelRequest& content
       !status.ok()) {
     return turn_.Fail(request, status);
   }
+  EndGenerations([&](const GuestContent& of) { return of.base_model == name; },
+                 absl::StrCat("model '", name, "' was unregistered"));
   // A group without jobs may still hold its weights.
   for (const std::string& group_name : groups_.names()) {
     GroupState& group = *groups_.Find(group_name);
@@ -49,6 +51,8 @@ void Core::State::On(uint64_t request, const v1::DeleteAdapterRequest& content) 
       !status.ok()) {
     return turn_.Fail(request, status);
   }
+  EndGenerations([&](const GuestContent& of) { return of.adapter == name; },
+                 absl::StrCat("adapter '", name, "' was deleted"));
   catalog_.Delete(kAdapterKind, name);
   turn_.Answer(request, std::monostate());
 }

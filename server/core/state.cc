@@ -22,7 +22,8 @@ Core::State::State(const CoreOptions& options)
       groups_(turn_),
       quotas_(turn_),
       jobs_(options_, turn_, rows_, groups_, quotas_),
-      cluster_(options_, turn_) {}
+      cluster_(options_, turn_),
+      generations_(turn_) {}
 
 absl::Status Core::State::Load(StoredState stored) {
   if (absl::Status status = catalog_.Load(stored); !status.ok()) return status;
@@ -136,6 +137,7 @@ std::vector<Effect> Core::State::EndTurn(bool more_follow) {
   if (!more_follow) ForecastIfDue();
   FinishStop();
   AnswerEstimates();
+  generations_.Tell();
   groups_changed_ |= turn_.puts();
   if (!more_follow && std::exchange(groups_changed_, false)) StoreGroups();
   jobs_.Settle();

@@ -9,6 +9,7 @@
 //   quotas.h       what jobs of a label may have, and have
 //   job_table.h    jobs, their queue and revisions
 //   cluster.h      workers
+//   generations.h  answers that are being made, and the guests of groups who make them
 //
 // An arrow is "knows": all know Turn; Catalog knows Answers; RowChecks knows Catalog; JobTable
 // knows Quotas and RowChecks, and looks at GroupTable; State knows them all, and none knows State. State
@@ -34,6 +35,8 @@
 //   reports.cc      the reports of workers
 //   checkpoints.cc  shards and checkpoints
 //   contents.cc     contents that slots start from, where a worker could not load it
+//   generate.cc     answers that clients ask for, and their tokens
+//   guests.cc       where the adapters that are asked have a place
 //   rations.cc      quotas: requests for them, and what a scheduling turn may place
 //   departures.cc   jobs that leave their group alive: paused, evicted, moved, drained
 #pragma once
@@ -58,6 +61,7 @@
 #include "server/core/core.h"
 #include "server/core/events/store_kinds.h"
 #include "server/core/events/turn.h"
+#include "server/core/generations/generations.h"
 #include "server/core/jobs/job_states.h"
 #include "server/core/jobs/job_table.h"
 #include "server/core/jobs/quotas.h"
@@ -66,6 +70,9 @@ namespace lorad::server {
 
 // Whether a step's end, as the job was configured, is to be saved.
 bool SaveDue(const v1::Job& job, int64_t step);
+
+// The matrices of the adapter.
+void SetModules(const v1::AdapterConfig& adapter, worker::v1::SlotSpec* slot);
 
 // The cause of the loss of a worker.
 enum class Loss {
@@ -101,7 +108,7 @@ class Core::State {
   template <class Content>
   requires requires(JobTable& table, const Content& content) { table.On(0, content); }
   void On(uint64_t request, const Content& content) { jobs_.On(request, content); }
-  void On(uint64_t request, const GiveUpRequest& content) { rows_.On(request, content); }
+  void On(uint64_t request, const GiveUpRequest& content);
 
   // ---- resources.cc ----
   void On(uint64_t request, const v1::UnregisterModelRequest& content);
@@ -120,6 +127,39 @@ class Core::State {
   bool AnsweredBefore(uint64_t request, const CreateJob& content);
   void StoreJob(uint64_t request, const CreateJob& content);
   absl::Status CheckReferences(const v1::Job& job) const;
+
+  // ---- generate.cc ----
+  void On(uint64_t request, const StartGeneration& content);
+  void On(uint64_t request, const ReadGeneration& content) { generations_.On(request, content); }
+  void On(uint64_t request, const EndGeneration& content) { generations_.On(request, content); }
+  absl::StatusOr<GuestContent> ContentFor(const AskedAnswer& ask);
+  absl::StatusOr<GuestContent> ContentOfJob(const AskedAnswer& ask);
+  // Whether the guest fits no worker that is connected, alone.
+  bool FitsNowhere(const GuestContent& content, int64_t longest_tokens);
+  // What the guest is to have room for, lest a group is formed again for each longer prompt.
+  int64_t RoomyTokens(const GuestContent& content, int64_t tokens) const;
+  // Those that are made with what has gone end.
+  void EndGenerations(absl::FunctionRef<bool(const GuestContent&)> of, const std::string& what);
+  // The next tokens of its guests' answers, beside what `input` trains.
+  void AddGenerations(const GroupState& group, PlanInput* input);
+  LoadUnit LoadOf(const Guest& guest) const;
+
+  // ---- guests.cc ----
+  planner::QueuedJob Queued(const Guest& guest) const;
+  // What the policy decides of the jobs of the view, and of the guests that wait and may have a
+  // place beside them.
+  std::vector<planner::Decision> Decide(planner::ClusterView view);
+  bool MayHavePlace(const Guest& guest, const planner::ClusterView& view,
+                    const std::vector<planner::Decision>& of_jobs) const;
+  // It waits, or its group would stay without it, or nobody waits for that.
+  bool TakesMore(const Guest& guest) const;
+  // Guests among the jobs that a decision names.
+  void JoinAny(GroupState& group, const std::string& name);
+  void SayWhy(const std::string& name, const std::string& why);
+  // What is next for a member that is a guest: its load, or the end of its slot.
+  void PlanGuest(const std::string& name, Member& member, PlanInput* input);
+  // Those whose answers have ended, and that have no slot to free.
+  void EndGuests(GroupState& group);
 
   // ---- rows.cc ----
   void On(uint64_t request, const EstimateJob& content);
@@ -282,6 +322,9 @@ class Core::State {
   GroupState* GroupOf(const JobState& job) { return groups_.Find(job.job().group()); }
 
   // ---- forming.cc ----
+  int32_t VocabularyOf(const std::string& base_model) const {
+    return static_cast<int32_t>(catalog_.Model(base_model).shape->vocabulary);
+  }
   // Without members yet.
   GroupState& FormGroup(const planner::Decision& decision);
   worker::v1::FormGroup OrderToForm(const GroupState& group, size_t number) const;
@@ -343,6 +386,9 @@ class Core::State {
   void OnReport(GroupState& group, StageState& stage, const worker::v1::Report& report);
   void OnSlotLoaded(GroupState& group, StageState& stage, const worker::v1::SlotLoaded& loaded);
   void OnSlotFailed(GroupState& group, StageState& stage, const worker::v1::SlotFailed& failed);
+  // Its answers end.
+  void FailGuest(const worker::v1::SlotFailed& failed, WorkerState& worker,
+                 const std::string& message);
   void OnSlotFreed(GroupState& group, StageState& stage, const worker::v1::SlotFreed& freed);
   void OnStepDone(GroupState& group, const worker::v1::StepDone& done);
   void OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDone& done);
@@ -429,6 +475,7 @@ class Core::State {
   Quotas quotas_;
   JobTable jobs_;
   Cluster cluster_;
+  Generations generations_;
 
   std::map<uint64_t, PendingCommit> commits_;
   std::map<uint64_t, PendingLook> looks_;

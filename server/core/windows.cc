@@ -25,22 +25,6 @@ bool EvaluationDue(const v1::Job& job, int64_t step) {
   return step == 0 || step == job.total_steps() || (every > 0 && step % every == 0);
 }
 
-void SetModules(const v1::AdapterConfig& adapter, worker::v1::SlotSpec* slot) {
-  if (adapter.modules().empty()) {
-    slot->set_rank(adapter.rank());
-    slot->set_scale(storage::LoraScale(adapter.alpha(), adapter.rank(), adapter.use_rslora()));
-    *slot->mutable_target_modules() = adapter.target_modules();
-    return;
-  }
-  for (const v1::AdapterModules& modules : adapter.modules()) {
-    worker::v1::SlotSpec::Modules& to = *slot->add_modules();
-    to.set_target(modules.target());
-    *to.mutable_layers() = modules.layers();
-    to.set_rank(modules.rank());
-    to.set_scale(storage::LoraScale(modules.alpha(), modules.rank(), adapter.use_rslora()));
-  }
-}
-
 double LearningRateOf(const v1::Job& job, int64_t step) {
   planner::LearningRateOptions options;
   switch (job.training().schedule()) {
@@ -60,6 +44,22 @@ double LearningRateOf(const v1::Job& job, int64_t step) {
 }
 
 }  // namespace
+
+void SetModules(const v1::AdapterConfig& adapter, worker::v1::SlotSpec* slot) {
+  if (adapter.modules().empty()) {
+    slot->set_rank(adapter.rank());
+    slot->set_scale(storage::LoraScale(adapter.alpha(), adapter.rank(), adapter.use_rslora()));
+    *slot->mutable_target_modules() = adapter.target_modules();
+    return;
+  }
+  for (const v1::AdapterModules& modules : adapter.modules()) {
+    worker::v1::SlotSpec::Modules& to = *slot->add_modules();
+    to.set_target(modules.target());
+    *to.mutable_layers() = modules.layers();
+    to.set_rank(modules.rank());
+    to.set_scale(storage::LoraScale(modules.alpha(), modules.rank(), adapter.use_rslora()));
+  }
+}
 
 bool SaveDue(const v1::Job& job, int64_t step) {
   const int64_t every = job.training().checkpoint_every_steps();
@@ -155,7 +155,9 @@ void Core::State::PlanNext(GroupState& group) {
   const planner::ModelShape& model = *catalog_.Model(group.base_model).shape;
   input.microbatch_cost_tokens = planner::MicrobatchCostTokens(model.hidden);
   for (auto& [name, member] : group.members) {
-    if (member.leaving) {
+    if (Generations::IsGuest(name)) {
+      if (member.leaving || group.urgent.empty()) PlanGuest(name, member, &input);
+    } else if (member.leaving) {
       if (member.slot != Member::Slot::kLoaded) continue;
       member.slot = Member::Slot::kFreeing;
       input.frees.push_back(name);
@@ -179,6 +181,7 @@ void Core::State::PlanNext(GroupState& group) {
       }
     }
   }
+  if (group.urgent.empty()) AddGenerations(group, &input);
   groups_.PlanWindow(group, std::move(input));
 }
 

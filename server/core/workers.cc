@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/core/catalog/model_shape.h"
 #include "server/core/cluster/patience.h"
-#include "server/core/report_checks.h"
+#include "server/core/cluster/report_checks.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
@@ -187,6 +187,7 @@ void Core::State::OnTimer(const TimerFired& fired) {
   if (fired.timer == kRestEnds) turn_.WantSchedule();
   if (fired.timer == kPostponedEnds) TryPostponed();
   if (fired.timer == kTick) Tick();
+  if (fired.timer == kGenerationsUnread) generations_.EndUnread();
   if (fired.timer == kForecastDue) forecasts_.timer_us = 0;
   if (fired.timer == kReturnEnds) {
     EndReturns(absl::StrCat("not all of its workers came back within ", options_.lease_ms, " ms"));
@@ -245,6 +246,8 @@ void Core::State::LoseStuckGroups() {
 void Core::State::On(uint64_t request, const StopRequested&) {
   stops_.push_back(request);
   if (std::exchange(stopping_, true)) return;
+  generations_.Fail([](const Guest&) { return true; },
+                    Unavailable("SHUTTING_DOWN", "the coordinator is being stopped", 5000));
   EndReturns("it is being stopped");  // no worker is taken on any more
   for (const std::string& name : groups_.names()) {
     BeginCut(*groups_.Find(name), GroupState::Then::kStop, "the coordinator is being stopped");

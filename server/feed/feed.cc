@@ -117,6 +117,8 @@ worker::v1::Operation::Kind ToProto(planner::OperationKind kind) {
       return worker::v1::Operation::FREE_SLOT;
     case planner::OperationKind::kNoop:
       return worker::v1::Operation::NOOP;
+    case planner::OperationKind::kGenerate:
+      return worker::v1::Operation::GENERATE;
   }
   return worker::v1::Operation::KIND_UNSPECIFIED;
 }
@@ -129,8 +131,32 @@ worker::v1::Segment::Mode ToProto(planner::SegmentMode mode) {
       return worker::v1::Segment::EVALUATE;
     case planner::SegmentMode::kReference:
       return worker::v1::Segment::REFERENCE;
+    case planner::SegmentMode::kGenerate:
+      return worker::v1::Segment::GENERATE;
   }
   return worker::v1::Segment::MODE_UNSPECIFIED;
+}
+
+planner::Unit UnitOf(const GenerateUnit& generate) {
+  planner::Unit unit;
+  unit.job = generate.job;
+  unit.mode = planner::SegmentMode::kGenerate;
+  for (const worker::v1::Segment& segment : generate.segments) {
+    unit.sequences.push_back({std::ssize(unit.sequences), segment.input_ids_size(), 0});
+  }
+  return unit;
+}
+
+// Ids go to the first stage, lengths to all where there are several.
+void FillGenerate(const PlanInput& input, const planner::Segment& segment, bool first, bool last,
+                  worker::v1::Segment* to) {
+  const auto unit = std::ranges::find(input.generates, segment.job, &GenerateUnit::job);
+  *to = unit->segments[static_cast<size_t>(segment.sequence)];
+  to->set_job(segment.job);
+  to->set_mode(worker::v1::Segment::GENERATE);
+  to->set_sequence(segment.sequence);
+  if (!first || !last) to->set_tokens(to->input_ids_size());
+  if (!first) to->clear_input_ids();
 }
 
 // Behind the window's microbatches and Noops.
@@ -398,6 +424,10 @@ worker::v1::Window Feed::Fill(const PlanInput& input, const planner::Window& pla
     worker::v1::Microbatch& out = *window.add_microbatches();
     out.set_number(microbatch.number);
     for (const planner::Segment& segment : microbatch.segments) {
+      if (segment.mode == planner::SegmentMode::kGenerate) {
+        FillGenerate(input, segment, first, last, out.add_segments());
+        continue;
+      }
       const Rows& of_job = rows.at(segment.job);
       const CachedRow row = of_job.cache->row(of_job.row_of.at(segment.sequence));
       worker::v1::Segment& to = *out.add_segments();
@@ -465,6 +495,7 @@ absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input, const std::functio
   for (const EvaluateUnit& unit : input.evaluates) {
     add(unit.job, OfUnit(unit, input.capacity_tokens));
   }
+  for (const GenerateUnit& unit : input.generates) request.units.push_back(UnitOf(unit));
   absl::StatusOr<planner::Window> planned =
       planner::PlanWindow(request, &window.packings, &window.window.left);
   if (!planned.ok()) return planned.status();

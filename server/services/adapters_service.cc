@@ -236,6 +236,11 @@ class AdaptersService final : public v1::Adapters::CallbackService {
     return (new UnaryCall(backend_, context))->Relay(*request);
   }
 
+  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
+      Context* context, const v1::GenerateRequest* request) override {
+    return NewGenerateStream(backend_, context, *request);
+  }
+
  private:
   Backend& backend_;
 };

@@ -5,14 +5,25 @@
 #include <memory>
 
 namespace grpc {
+class CallbackServerContext;
 class Service;
-}
+template <class Response>
+class ServerWriteReactor;
+}  // namespace grpc
+
+namespace lorad::v1 {
+class GenerateRequest;
+class GenerateResponse;
+}  // namespace lorad::v1
 
 namespace lorad::server {
 
 struct Backend;
 
 std::unique_ptr<grpc::Service> MakeAdaptersService(Backend& backend);
+// Its call Generate, which belongs to itself (generate_stream.cc).
+grpc::ServerWriteReactor<v1::GenerateResponse>* NewGenerateStream(
+    Backend& backend, grpc::CallbackServerContext* context, const v1::GenerateRequest& request);
 std::unique_ptr<grpc::Service> MakeCheckpointsService(Backend& backend);
 std::unique_ptr<grpc::Service> MakeClusterService(Backend& backend);
 std::unique_ptr<grpc::Service> MakeDatasetsService(Backend& backend);

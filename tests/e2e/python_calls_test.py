@@ -17,7 +17,7 @@ import grpc  # noqa: E402
 import lorad  # noqa: E402
 from google.protobuf import any_pb2, duration_pb2, empty_pb2  # noqa: E402
 from google.rpc import code_pb2, error_details_pb2, status_pb2  # noqa: E402
-from lorad.v1 import cluster_pb2, cluster_pb2_grpc, datasets_pb2, datasets_pb2_grpc, jobs_pb2, jobs_pb2_grpc  # noqa: E402
+from lorad.v1 import adapters_pb2, adapters_pb2_grpc, cluster_pb2, cluster_pb2_grpc, datasets_pb2, datasets_pb2_grpc, jobs_pb2, jobs_pb2_grpc  # noqa: E402
 
 Code = grpc.StatusCode
 RUNNING, SUCCEEDED = jobs_pb2.Job.RUNNING, jobs_pb2.Job.SUCCEEDED
@@ -30,7 +30,8 @@ class Refusal(Exception):
         self.code, self.reason, self.details = code, reason, details
 
 
-class Daemon(cluster_pb2_grpc.ClusterServicer, jobs_pb2_grpc.JobsServicer, datasets_pb2_grpc.DatasetsServicer):
+class Daemon(adapters_pb2_grpc.AdaptersServicer, cluster_pb2_grpc.ClusterServicer, jobs_pb2_grpc.JobsServicer,
+             datasets_pb2_grpc.DatasetsServicer):
     """`answers`: of each method, what its calls are answered with, one after another; `asked`: what they were asked."""
 
     def __init__(self):
@@ -72,6 +73,12 @@ class Daemon(cluster_pb2_grpc.ClusterServicer, jobs_pb2_grpc.JobsServicer, datas
     def CreateDataset(self, requests, context):
         return self._answer("CreateDataset", list(requests), context)
 
+    def Generate(self, request, context):
+        for item in self._answer("Generate", request, context):
+            if isinstance(item, Refusal):
+                self._refuse(item, context)
+            yield item
+
     def WatchJobs(self, request, context):
         for item in self._answer("WatchJobs", request, context):
             if isinstance(item, Refusal):
@@ -83,6 +90,7 @@ class Daemon(cluster_pb2_grpc.ClusterServicer, jobs_pb2_grpc.JobsServicer, datas
 def daemon_and_client(retry_seconds=20.0):
     daemon = Daemon()
     server = grpc.server(futures.ThreadPoolExecutor(4))
+    adapters_pb2_grpc.add_AdaptersServicer_to_server(daemon, server)
     cluster_pb2_grpc.add_ClusterServicer_to_server(daemon, server)
     jobs_pb2_grpc.add_JobsServicer_to_server(daemon, server)
     datasets_pb2_grpc.add_DatasetsServicer_to_server(daemon, server)
@@ -111,6 +119,33 @@ def test_a_create_is_repeated_with_its_id():
         client.train("m", "sums")
         ids = [request.request_id for request in daemon.asked["CreateJob"]]
         assert ids[0] and ids[0] == ids[1] == ids[2] != ids[3], ids
+
+
+def piece(index=0, **fields):
+    return adapters_pb2.GenerateResponse(index=index, **fields)
+
+
+def test_an_answer_comes_in_pieces_and_is_not_asked_for_twice():
+    with daemon_and_client() as (daemon, client):
+        daemon.answers = {"Generate": [
+            [piece(waiting="no worker is connected"), piece(1, text="x"), piece(text="a", token_ids=[1], log_probabilities=[-1.0], step=5),
+             piece(text="b", token_ids=[2], log_probabilities=[-2.0], finish_reason="EOS", prompt_tokens=3, completion_tokens=2),
+             piece(1, finish_reason="LENGTH", completion_tokens=1)],
+            [piece(text="a"), Refusal(Code.UNAVAILABLE, "SHUTTING_DOWN")],
+            [piece(text="a")],
+            [Refusal(Code.NOT_FOUND, "ASKED_IS_GONE")]]}
+        told = []
+        one, other = client.generate(["job-aaaaaaaa/5", "m"], "hi", system="be brief", stop=["."], on_text=lambda *heard: told.append(heard))
+        assert told == [(1, "x"), (0, "a"), (0, "b")], told
+        assert (one.text, one.token_ids, one.log_probabilities, one.step) == ("ab", [1, 2], [-1.0, -2.0], 5), one
+        assert (one.finish_reason, one.prompt_tokens, one.completion_tokens, str(other)) == ("EOS", 3, 2, "x"), one
+        (asked,) = daemon.asked["Generate"]
+        assert (asked.asks[0].job, asked.asks[0].step, asked.asks[1].base_model, asked.asks[1].HasField("step")) == ("job-aaaaaaaa", 5, "m", False)
+        assert "be brief" in asked.asks[0].messages_json and asked.asks[0].stop == ["."] and asked.asks[0].max_tokens == 128, asked
+        assert python_package.error_of(lorad.UnavailableError, client.generate, "m", "hi").reason == "SHUTTING_DOWN"
+        assert python_package.error_of(lorad.LoradError, client.generate, "m", "hi").reason == "GENERATION_CUT_SHORT"
+        assert python_package.error_of(lorad.NotFoundError, client.generate, "m", "hi").reason == "ASKED_IS_GONE"
+        assert len(daemon.asked["Generate"]) == 4
 
 
 def test_what_does_not_pass_is_not_repeated():

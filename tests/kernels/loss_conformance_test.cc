@@ -1,7 +1,9 @@
 // Head and loss of every backend against float64.
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <limits>
 #include <utility>
+#include <vector>
 
 #include "tests/kernels/lora_fixture.h"
 
@@ -72,6 +74,75 @@ TEST_CASE("LinearLoss and LossBackward") {
         }
       }
     }
+  }
+}
+
+void CheckLogits(World& world, Random& random, int64_t vocabulary, float cap, bool isolated) {
+  Backend& backend = world.backend();
+  const int64_t hidden = world.Columns(random.Integer(1, 90));
+  const BatchData data = RandomBatch(random, 6, 90, 2, vocabulary);
+  const auto batch = backend.PrepareBatch(data.description());
+  const Matrix head = world.RandomMatrix(random, vocabulary, hidden, 1);
+  const Matrix x = world.RandomMatrix(random, data.tokens(), hidden);
+  const auto linear = DeviceLinear(world, head, Matrix());
+  const Guarded device_x(world, x);
+  const auto logits = [&](const std::vector<int32_t>& rows) {
+    Guarded z(world, static_cast<int64_t>(rows.size()), vocabulary, Kind::kFloat32);
+    backend.Logits(*batch, device_x.view(), rows, *linear, cap, z.view());
+    CHECK(Compare(z.Read(), LogitsReference(x, rows, head, static_cast<double>(cap)),
+                  world.Within(kLogits)) == "");
+    CHECK(z.Intact());
+    return z.Bits();
+  };
+  // Some rows in any order and more than once; each again by itself.
+  std::vector<int32_t> rows = {static_cast<int32_t>(data.tokens() - 1), 0};
+  for (int64_t more = random.Integer(0, 30); more > 0; --more) {
+    rows.push_back(static_cast<int32_t>(random.Integer(0, data.tokens() - 1)));
+  }
+  const std::vector<float> together = logits(rows);
+  for (size_t i = 0; isolated && i < rows.size(); ++i) {
+    const auto begin = together.begin() + static_cast<std::ptrdiff_t>(i) * vocabulary;
+    CHECK(logits({rows[i]}) == std::vector<float>(begin, begin + vocabulary));
+  }
+}
+
+TEST_CASE("Logits, a row's bits its own") {
+  for (const BackendCase& backend : Backends()) {
+    for (const uint64_t seed : Seeds()) {
+      for (const int64_t vocabulary : {1, 37, 1100, 2999}) {
+        for (const float cap : {0.0f, 3.0f}) {
+          INFO(backend.name << ", seed " << seed << ", vocabulary " << vocabulary << ", cap "
+                            << cap);
+          Random random(seed);
+          World world(backend);
+          CheckLogits(world, random, vocabulary, cap, !backend.family.empty());
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("Logits of no rows, and of a row that is not a number beside another") {
+  for (const BackendCase& backend : Backends()) {
+    INFO(backend.name);
+    World world(backend);
+    const std::vector<int32_t> ids = {1, 2};
+    const std::vector<Segment> segments = {{.first_row = 0, .rows = 2}};
+    const auto batch = world.backend().PrepareBatch({ids, segments, {}});
+    Matrix values(2, 8);
+    values.at(0, 3) = std::numeric_limits<double>::quiet_NaN();
+    values.at(1, 0) = 2;
+    const Guarded x(world, values);
+    Matrix head(8, 8);
+    for (int64_t i = 0; i < 8; ++i) head.at(i, i) = 1;
+    const auto linear = DeviceLinear(world, head, Matrix());
+    world.backend().Logits(*batch, x.view(), {}, *linear, 0, {});
+    Guarded z(world, 2, 8, Kind::kFloat32);
+    world.backend().Logits(*batch, x.view(), std::vector<int32_t>{0, 1}, *linear, 0, z.view());
+    const Matrix got = z.Read();
+    CHECK(std::isnan(got.at(0, 3)));
+    CHECK(got.at(1, 0) == 2);
+    CHECK(got.at(1, 3) == 0);
   }
 }
 

@@ -97,6 +97,19 @@ Matrix LoraReference(const BatchData& data, const Matrix& x, const Matrix& weigh
   return y;
 }
 
+Matrix LogitsReference(const Matrix& x, const std::vector<int32_t>& rows, const Matrix& head,
+                       double cap) {
+  Matrix logits(static_cast<int64_t>(rows.size()), head.rows);
+  for (size_t index = 0; index < rows.size(); ++index) {
+    for (int64_t word = 0; word < head.rows; ++word) {
+      double dot = 0;
+      for (int64_t i = 0; i < x.columns; ++i) dot += x.at(rows[index], i) * head.at(word, i);
+      logits.at(static_cast<int64_t>(index), word) = cap == 0 ? dot : cap * std::tanh(dot / cap);
+    }
+  }
+  return logits;
+}
+
 Matrix LossReference(const BatchData& data, const Matrix& x, const Matrix& head, double cap) {
   Matrix log_p(1, static_cast<int64_t>(data.loss_rows.size()));
   std::vector<double> score(static_cast<size_t>(head.rows));

@@ -34,6 +34,10 @@ bool Kept(const DropoutKey& key, const Target& target, int64_t position, int64_t
 Matrix LoraReference(const BatchData& data, const Matrix& x, const Matrix& weight,
                      const Matrix& bias, const std::vector<Adapter>& adapters);
 
+// Row i: the logits of x's row rows[i], capped where cap is not 0.  head [V, H]; returns [n, V].
+Matrix LogitsReference(const Matrix& x, const std::vector<int32_t>& rows, const Matrix& head,
+                       double cap = 0);
+
 // log p of every loss row, logits capped where cap is not 0.  x [T, H], head [V, H]; returns [1, n].
 Matrix LossReference(const BatchData& data, const Matrix& x, const Matrix& head, double cap = 0);
 

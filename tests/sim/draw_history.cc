@@ -215,8 +215,7 @@ History DrawHistory(uint64_t seed) {
     history.happenings.push_back({0, at_us, kind, a, b});
   };
   for (int i = Draw(random, 3, 9); i > 0; --i) add(kJobKind);
-  for (int i = Draw(random, 0, 10); i > 0; --i)
-    add(Draw(random, kOthersKind, CountClientKinds() - 1));
+  for (int i = Draw(random, 0, 10); i > 0; --i) add(Draw(random, kOthersKind, kAsksKind - 1));
   std::discrete_distribution<int> calamities = DrawCalamities(random, stages);
   if (history.rates.deadly > 0) {
     history.site.core.losses_without_progress_max =
@@ -227,6 +226,8 @@ History DrawHistory(uint64_t seed) {
   for (int i = stages && history.rates.deadly == 0 ? Draw(random, 0, 4) : 0; i > 0; --i) {
     add(Draw(random, CountClientKinds() + CountKindsOfAll(), CountKinds() - 1));
   }
+  // The last to be drawn, so that seeds of before have what they had.
+  for (int i = Draw(random, 0, 5); i > 0; --i) add(kAsksKind);
   Number(history.happenings);
   if (stages && seed / kStagesEvery % kIsolatedEvery == kIsolatedEvery - 1) AddIsolated(&history);
   // In one of five the workers die with their coordinator, as far as that knows.

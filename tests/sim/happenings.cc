@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
+#include "tests/sim/clients/asking_client.h"
 #include "tests/sim/clients/crowd.h"
 
 namespace lorad::sim {
@@ -130,6 +131,26 @@ void Watches(Stage& stage, const Happening& h) {
   stage.watchers.back()->Begin();
 }
 
+// Each of a job that there is, at its newest checkpoint, or of its base model.
+void AsksAdapters(Stage& stage, const Happening& h) {
+  std::string base_model = "m", job;
+  if (!stage.jobs.empty()) {
+    const JobClient& of = *stage.jobs[h.a % stage.jobs.size()];
+    job = of.acknowledged();
+    if (!job.empty()) base_model = of.planned().base_model();
+  }
+  std::vector<server::AskedAnswer> asks(1 + h.b % 5);
+  for (size_t i = 0; i < asks.size(); ++i) {
+    const uint64_t drawn = (h.b >> (4 + 8 * i)) + h.a;
+    asks[i].base_model = base_model;
+    if (drawn % 3 > 0) asks[i].job = job;
+    asks[i].prompt.assign(1 + drawn / 3 % 40, 1);
+    asks[i].max_tokens = 1 + static_cast<int32_t>(drawn / 7 % 20);
+    asks[i].seed = drawn;
+  }
+  Add(stage, h, std::make_unique<AskingClient>(stage.site, std::move(asks)));
+}
+
 constexpr Kind kClients[] = {
     {"somebody creates a job", CreatesJob},
     {"somebody creates more jobs than are looked at", CrowdComes},
@@ -138,6 +159,7 @@ constexpr Kind kClients[] = {
     {"somebody lists", Lists},
     {"somebody reads what was", Reads},
     {"somebody watches", Watches},
+    {"somebody asks adapters", AsksAdapters},
 };
 
 const Kind& KindAt(int kind) {

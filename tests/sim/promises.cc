@@ -1,5 +1,6 @@
 #include "tests/sim/promises.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -140,8 +141,12 @@ void Promises::CoordinatorDied() {
 }
 
 void Promises::CheckAnswers(int64_t now_us) const {
-  if (questions_.empty()) return;
-  const auto& [number, oldest] = *questions_.begin();
+  // Who reads answers waits until there is a place for them.
+  const auto found = std::ranges::find_if(questions_, [](const auto& question) {
+    return !std::holds_alternative<ReadGeneration>(question.second.request);
+  });
+  if (found == questions_.end()) return;
+  const auto& [number, oldest] = *found;
   const auto* shard = std::get_if<ShardUploaded>(&oldest.request);
   INFO("request " << number << " of kind " << oldest.request.index() << " "
                   << (shard ? shard->header.ShortDebugString() : "") << " was asked "

@@ -116,6 +116,10 @@ class CountingCudaBackend final : public Backend {
                     const TensorView&) override {
     NoDevice();
   }
+  void Logits(const Batch&, const TensorView&, std::span<const int32_t>, const Linear&, float,
+              const TensorView&) override {
+    NoDevice();
+  }
   void InitializeA(uint64_t, int32_t, int32_t, const TensorView&) override { NoDevice(); }
   std::unique_ptr<Optimizer> MakeOptimizer(std::span<const OptimizerTensor>) override {
     NoDevice();

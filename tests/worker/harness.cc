@@ -325,6 +325,14 @@ void Harness::AddSteps(const std::vector<TestJob*>& jobs, bool save, std::mt1993
   }
 }
 
+void Harness::AddGenerations(const std::vector<v1::Segment>& segments, v1::Window* window) {
+  for (v1::Microbatch& microbatch : Pack(segments, options_.capacity_tokens)) {
+    microbatch.set_number(NextMicrobatch());
+    *window->add_operations() = Op(v1::Operation::GENERATE, microbatch.number());
+    *window->add_microbatches() = std::move(microbatch);
+  }
+}
+
 void Harness::Step(const std::vector<TestJob*>& jobs, bool save, std::mt19937_64* random) {
   v1::Window window = NewWindow();
   AddSteps(jobs, save, random, &window);

@@ -94,6 +94,8 @@ class Harness {
   // Adds the sequences of `jobs`' next steps and their operations to a window.
   void AddSteps(const std::vector<TestJob*>& jobs, bool save, std::mt19937_64* random,
                 v1::Window* window);
+  // Adds segments that generate, packed, and their operations.
+  void AddGenerations(const std::vector<v1::Segment>& segments, v1::Window* window);
   // What the coordinator would say.
   void Order(v1::FormGroup order);
   void Submit(v1::Window window);

@@ -221,6 +221,12 @@ class LateBackend final : public Backend {
       backend_->LossBackward(batch, weights, unit, dx);
     });
   }
+  void Logits(const Batch& batch, const TensorView& x, std::span<const int32_t> rows,
+              const Linear& head, float cap, const TensorView& z) override {
+    Later([=, this, &batch, &head, rows = Copied(rows)] {
+      backend_->Logits(batch, x, rows, head, cap, z);
+    });
+  }
 
   // ---- slots and the optimizer ----
 

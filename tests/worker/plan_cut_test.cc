@@ -72,6 +72,23 @@ TEST_CASE("a cut keeps what follows from the microbatches before it") {
   }
 }
 
+TEST_CASE("what generates is dropped by its microbatch, and the model itself loses nothing") {
+  v1::Window window;
+  AddMicrobatch(&window, 3, {"a"});
+  AddMicrobatch(&window, 4, {"", "b"});
+  window.mutable_microbatches(1)->mutable_segments(0)->mutable_sampling()->set_base(true);
+  for (const int64_t microbatch : {3, 4}) Add(&window, Kind::GENERATE, microbatch);
+  Add(&window, Kind::FREE_SLOT, std::string("a"));
+  Add(&window, Kind::FREE_SLOT, std::string("b"));
+  CutLosses losses;
+  CHECK(Text(KeptAfterCut(window, 4, {}, &losses)) == "1010");
+  CHECK(losses.jobs == std::set<std::string>{"b"});
+  losses = {};
+  CHECK(Text(KeptAfterCut(window, 3, {}, &losses)) == "0000");
+  losses = {};
+  CHECK(Text(KeptAfterCut(window, 5, {}, &losses)) == "1111");
+}
+
 TEST_CASE("a job that is cut in one window stays cut in the next") {
   CutLosses losses = {.jobs = {"b"}};
   v1::Window next;

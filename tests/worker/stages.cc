@@ -62,6 +62,14 @@ planner::OrderInput InputOf(const v1::Window& window, int stages, int in_flight)
   return input;
 }
 
+bool Generates(const v1::Window& window, int64_t number) {
+  for (const v1::Microbatch& microbatch : window.microbatches()) {
+    if (microbatch.number() != number || microbatch.segments().empty()) continue;
+    return microbatch.segments(0).mode() == v1::Segment::GENERATE;
+  }
+  return false;
+}
+
 v1::Operation ToWorker(const planner::Operation& planned, const v1::Window& window) {
   static const std::map<planner::OperationKind, v1::Operation::Kind> kinds = {
       {planner::OperationKind::kRecv, v1::Operation::RECV},
@@ -85,6 +93,10 @@ v1::Operation ToWorker(const planner::Operation& planned, const v1::Window& wind
   }
   v1::Operation operation;
   operation.set_kind(kinds.at(planned.kind));
+  // Which stages pass on alike.
+  if (operation.kind() == v1::Operation::EVALUATE && Generates(window, planned.microbatch)) {
+    operation.set_kind(v1::Operation::GENERATE);
+  }
   operation.set_microbatch(planned.microbatch);
   operation.set_job(planned.job);
   operation.set_step(planned.step);

@@ -1,10 +1,8 @@
 // Windows as the coordinator may send them: cut, malformed, with jobs that fail, with a coordinator
 // that is away.
 #include <catch2/catch.hpp>
-#include <cstring>
 #include <filesystem>
 
-#include "storage/tensors/safetensors.h"
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"
 
@@ -89,21 +87,6 @@ TEST_CASE("a cut drops every window at hand and none that comes later") {
   a.step = 0;
   harness.Step({&a}, true);
   CHECK(harness.Shard(a) == ShardAlone(JobA(), 1));
-}
-
-// A shard whose last value is infinite.
-std::string Spoiled(std::string shard) {
-  const float infinity = INFINITY;
-  const auto header = storage::ParseSafetensorsHeader(shard, shard.size());
-  REQUIRE(header.ok());
-  for (const storage::TensorInfo& tensor : header->tensors) {
-    if (tensor.name.find("lora_B.weight") == std::string::npos) continue;
-    if (tensor.name.find(".exp_avg") != std::string::npos) continue;
-    std::memcpy(&shard[header->data_begin + tensor.begin], &infinity, sizeof(infinity));
-    return shard;
-  }
-  FAIL("no matrix B");
-  return shard;
 }
 
 TEST_CASE("a job that is not finite fails alone; its neighbour keeps its bits") {

@@ -143,6 +143,7 @@ WorkerCore::State::Verdict WorkerCore::State::MayBegin(PendingWindow& pending) {
   switch (operation.kind()) {
     case v1::Operation::FORWARD:
     case v1::Operation::EVALUATE:
+    case v1::Operation::GENERATE:
       return MayBeginMicrobatch(operation);
     case v1::Operation::LOAD_SLOT:
       return MayLoad(pending);

@@ -22,6 +22,7 @@ class Cut {
       case v1::Operation::FORWARD:
       case v1::Operation::BACKWARD:
       case v1::Operation::EVALUATE:
+      case v1::Operation::GENERATE:
         return operation.microbatch() < first_dropped_;
       case v1::Operation::NORM_UP:
       case v1::Operation::CLIP_DOWN:
@@ -41,7 +42,9 @@ class Cut {
     if (operation.kind() == v1::Operation::FREE_SLOT) losses_->room = true;
     for (const v1::Microbatch& microbatch : window_.microbatches()) {
       if (!operation.job().empty() || microbatch.number() != operation.microbatch()) continue;
-      for (const v1::Segment& segment : microbatch.segments()) losses_->jobs.insert(segment.job());
+      for (const v1::Segment& segment : microbatch.segments()) {
+        if (!segment.sampling().base()) losses_->jobs.insert(segment.job());
+      }
     }
   }
 

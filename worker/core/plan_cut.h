@@ -22,7 +22,8 @@ struct CutLosses {
 // Which operations of `window` are executed when the plan is cut so that no microbatch numbered
 // `first_dropped` or higher runs (docs/engine.md, Windows): those that follow from the microbatches
 // before it.
-//   Forward, Backward, Evaluate, Recv, Send   kept if their microbatch is < first_dropped
+//   Forward, Backward, Evaluate, Generate,    kept if their microbatch is < first_dropped
+//   Recv, Send
 //   NormUp, ClipDown, Step, Save, FreeSlot    kept if their job has lost nothing so far
 //   LoadSlot                                  kept if its job and room have lost nothing so far, and
 //                                             the window's FirstMicrobatch is < first_dropped, or

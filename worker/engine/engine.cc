@@ -194,7 +194,8 @@ absl::Status Engine::MakeWayBack() {
             FailJob(job, &residents_.at(job), step, sequences, "validation loss");
           },
   });
-  return way_back_->Reserve(model_->shape(), 2 * model_->targets());
+  return way_back_->Reserve(model_->shape(), 2 * model_->targets(),
+                            model_->description().vocabulary);
 }
 
 void Engine::Report(v1::Report report) { environment_.context.report(std::move(report)); }

@@ -37,8 +37,8 @@ struct EngineOptions {
 // Of several stages each has an engine, which executes its own list of a window's operations. What
 // crosses a border goes through the transport at Recv and Send; the norm of a batch goes to stage 0
 // at NormUp, and its decision comes to all at ClipDown. Ids are read on the first stage, labels on
-// the last one, which also reports what has to do with losses: StepDone, EvaluateDone, NotFinite.
-// All stages report what they load, free, save and execute.
+// the last one, which also reports what has to do with losses and logits: StepDone, EvaluateDone,
+// NotFinite, Generated. All stages report what they load, free, save and execute.
 //
 // Operations are enqueued on the device and the host goes on; how their results come back is in
 // worker/engine/way_back.h.
@@ -96,6 +96,7 @@ class Engine : public GroupEngine {
   Model::Pass PassOf(const Flight& flight) const;
   // To the way back; its place is free.
   void Land(Flight* flight);
+  void ReadBackLogits(Flight* flight);
   absl::Status Run(const v1::Operation& operation);
   absl::Status Backward(const v1::Operation& operation);
 

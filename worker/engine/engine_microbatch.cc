@@ -11,8 +11,9 @@ namespace {
 
 constexpr int32_t kNotTrained = -100;
 
-kernels::Mode ModeOf(const v1::Segment& segment, const Resident& resident) {
-  if (resident.failed) return kernels::Mode::kReference;
+// resident: null where the adapter is off.
+kernels::Mode ModeOf(const v1::Segment& segment, const Resident* resident) {
+  if (resident == nullptr || resident->failed) return kernels::Mode::kReference;
   switch (segment.mode()) {
     case v1::Segment::TRAIN:
       return kernels::Mode::kTrain;
@@ -33,10 +34,16 @@ absl::Status Malformed(const v1::Segment& segment, const std::string& what) {
                                                  what));
 }
 
-bool Trains(const Flight& flight) {
-  return std::any_of(flight.spans.begin(), flight.spans.end(), [](const LossSpan& span) {
-    return span.segment->mode() == v1::Segment::TRAIN;
-  });
+bool Generates(const v1::Segment& segment) { return segment.mode() == v1::Segment::GENERATE; }
+
+// No adapter, and no job that must have a slot.
+bool OfBase(const v1::Segment& segment) { return Generates(segment) && segment.sampling().base(); }
+
+// What only is evaluated does not train, and what generates does nothing else.
+bool Suits(const v1::Segment& segment, v1::Operation::Kind kind) {
+  if (kind == v1::Operation::GENERATE) return Generates(segment);
+  if (Generates(segment)) return false;
+  return kind == v1::Operation::FORWARD || segment.mode() != v1::Segment::TRAIN;
 }
 
 }  // namespace
@@ -116,9 +123,11 @@ absl::Status Engine::AddSegment(const v1::Segment& segment, int32_t index, Resid
   entry.first_row = flight->rows;
   entry.rows = rows;
   entry.first_angle = model_->FirstAngle(rows);
-  entry.mode = ModeOf(segment, *resident);
+  entry.mode = ModeOf(segment, resident);
   entry.slot = entry.mode == kernels::Mode::kReference ? -1 : resident->index;
-  if (resident->slot != nullptr) entry.dropout.seed = resident->slot->options().dropout_seed;
+  if (resident != nullptr && resident->slot != nullptr) {
+    entry.dropout.seed = resident->slot->options().dropout_seed;
+  }
   entry.dropout.step = static_cast<uint32_t>(segment.step());
   entry.dropout.sequence = static_cast<uint32_t>(segment.sequence());
   flight->segments.push_back(entry);
@@ -141,8 +150,12 @@ absl::Status Engine::AddSegment(const v1::Segment& segment, int32_t index, Resid
                 .segment = &segment,
                 .first = flight->LossRows(),
                 .index = index,
-                .lost = resident->failed};
-  if (model_->has_head()) {
+                .lost = resident != nullptr && resident->failed};
+  if (Generates(segment)) {
+    span.first = flight->LogitRows();
+    span.count = 1;
+    flight->logit_rows.push_back(static_cast<int32_t>(entry.first_row + rows - 1));
+  } else if (model_->has_head()) {
     absl::Status status = AddLossRows(segment, entry.first_row, flight, &span);
     if (!status.ok()) return status;
   }
@@ -161,9 +174,16 @@ absl::StatusOr<Flight> Engine::Prepare(const v1::Microbatch& microbatch) {
   flight.microbatch = &microbatch;
   for (int32_t index = 0; index < microbatch.segments_size(); ++index) {
     const v1::Segment& segment = microbatch.segments(index);
-    auto resident = Find(segment.job());
+    if (Generates(segment) != Generates(microbatch.segments(0))) {
+      return Malformed(segment, "some of its microbatch generate and some do not");
+    }
+    auto resident = OfBase(segment) ? absl::StatusOr<Resident*>(nullptr) : Find(segment.job());
     if (!resident.ok()) return resident.status();
-    if ((*resident)->dropped) continue;
+    if (*resident != nullptr && (*resident)->dropped) {
+      // Who waits for a token is told that there is none.
+      if (Generates(segment)) flight.spans.push_back({.segment = &segment, .lost = true});
+      continue;
+    }
     if (flight.rows + LengthOf(segment) > model_->shape().capacity_tokens) {
       return Malformed(segment, absl::StrCat("microbatch ", microbatch.number(), " exceeds ",
                                              model_->shape().capacity_tokens, " tokens"));
@@ -223,7 +243,22 @@ void Engine::Land(Flight* flight) {
   flights_.erase(number);
 }
 
-// Forward, or Evaluate: forward without a way back.
+// Behind the last norm's rows, as many as there is memory for at a time.
+void Engine::ReadBackLogits(Flight* flight) {
+  const std::span<const int32_t> rows = flight->logit_rows;
+  if (rows.empty()) return;
+  way_back_->ReadMicrobatch();  // the host keeps the logits of one microbatch
+  for (size_t first = 0; first < rows.size(); first += sizes::kLogitRows) {
+    if (first > 0) {
+      environment_.backend->Synchronize();
+      way_back_->ChooseTokens(flight);
+    }
+    const size_t count = std::min<size_t>(sizes::kLogitRows, rows.size() - first);
+    model_->ReadBackLogits(PassOf(*flight), rows.subspan(first, count), way_back_->logits());
+  }
+}
+
+// Forward; or Evaluate or Generate: forward without a way back.
 absl::Status Engine::Run(const v1::Operation& operation) {
   const auto begun =
       model_->has_embedding() ? Begin(operation.microbatch()) : FindFlight(operation);
@@ -234,16 +269,21 @@ absl::Status Engine::Run(const v1::Operation& operation) {
         "Forward of microbatch ", flight->number(),
         flight->forward() ? " comes twice" : absl::StrCat(" before Send of ", *output_of_)));
   }
-  flight->evaluates = operation.kind() == v1::Operation::EVALUATE;
-  if (flight->evaluates && Trains(*flight)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("microbatch ", flight->number(), " trains, but is only evaluated"));
+  flight->evaluates = operation.kind() != v1::Operation::FORWARD;
+  for (const LossSpan& span : flight->spans) {
+    if (Suits(*span.segment, operation.kind())) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        v1::Operation::Kind_Name(operation.kind()), " of microbatch ", flight->number(),
+        ", which has a segment to ", v1::Segment::Mode_Name(span.segment->mode())));
   }
   flight->lane = way_back_->TakeLane();
   if (flight->rows > 0) {
     way_back_->Mark(flight->lane, WayBack::kForwardBegins);
     model_->Forward(PassOf(*flight), *table_, !flight->evaluates);
-    if (model_->has_head()) model_->ReadBackLogP(PassOf(*flight), way_back_->log_p(flight->lane));
+    if (model_->has_head()) {
+      model_->ReadBackLogP(PassOf(*flight), way_back_->log_p(flight->lane));
+      ReadBackLogits(flight);
+    }
     way_back_->Mark(flight->lane, WayBack::kForwardEnds);
   }
   if (!model_->has_head()) {

@@ -52,6 +52,7 @@ absl::StatusOr<bool> Engine::Execute(const v1::Operation& operation) {
       return true;
     case v1::Operation::FORWARD:
     case v1::Operation::EVALUATE:
+    case v1::Operation::GENERATE:
       return Done(Run(operation));
     case v1::Operation::BACKWARD:
       return Done(Backward(operation));

@@ -181,7 +181,7 @@ void Model::LayActivations(kernels::Arena& arena) {
   if (!has_head()) behind_ = {Activation(hidden, arena), Activation(hidden, arena)};
 }
 
-// Blocks run one after the other, so their scratch overlaps in place; the workspace that follows
+// Blocks run one after the other, and logits behind them, so their scratch overlaps in place; the workspace that follows
 // begins behind the largest.
 void Model::LayScratch(kernels::Arena& arena) {
   const int64_t mark = arena.used();
@@ -205,6 +205,14 @@ void Model::LayScratch(kernels::Arena& arena) {
         kept.y = shared.y;
       }
     }
+    scratch_bytes = std::max(scratch_bytes, arena.used() - mark);
+    arena.Rewind(mark);
+  }
+  if (has_head()) {
+    const int64_t rows = std::min(shape_.capacity_tokens, sizes::kLogitRows);
+    const int64_t vocabulary = description_.vocabulary;
+    logits_ = arena.Matrix(rows, sizes::RoundUp(vocabulary, sizes::kLogitAlignment))
+                  .Columns(0, vocabulary);
     scratch_bytes = std::max(scratch_bytes, arena.used() - mark);
     arena.Rewind(mark);
   }

@@ -45,10 +45,11 @@ StageRange WholeModel(const storage::ModelDescription& description);
 //                T N; MLP 2 T F; if nothing is, T H more, T F of an MLP, and per linear
 //                T LoraSavedColumns
 //   border       T H (x behind the last block); k times where the head reads it again
-//   scratch      three times T H (h, dh, dx), and the larger of: attention T (N + 2G) D + T N D
+//   scratch      three times T H (h, dh, dx), and the largest of: attention T (N + 2G) D + T N D
 //   (dq,
 //                dk, dv and dout), MLP 2 T F (dy; y, unless it is kept), with what the block's own
-//                forward leaves where blocks are computed again
+//                forward leaves where blocks are computed again; with the head, logits of
+//                min(kLogitRows, T) rows, float32
 //   loss         with the head: T (log p), k times T H (unit gradient)
 //   transfers    twice T H for each neighbour: what comes next, and what is on its way; on a GPU once
 //                more, which is not of the arena: where it lands (LandingBytes)
@@ -88,6 +89,10 @@ class Model {
   void Forward(const Pass& pass, const kernels::AdapterTable& table, bool gradient);
   // log p of the loss rows of the last Forward, read back without a wait (Backend::ReadBack).
   void ReadBackLogP(const Pass& pass, float* log_p);
+  // Logits [n, V] of some rows of the last Forward, read back without a wait; host: dense. They
+  // lie in scratch memory, and stay there until the next operation. REQUIRES: the head, and n <=
+  // kLogitRows.
+  void ReadBackLogits(const Pass& pass, std::span<const int32_t> rows, float* host);
   // Gradients of sum_i weights[i] * log_p[i], or those that the output's gradient leads to, added
   // into the slots' accumulators; the gradient of the input. Uses up what Forward kept in the
   // place. REQUIRES: loss rows, on a stage with the head.
@@ -203,6 +208,8 @@ class Model {
   void BackwardMlp(const Pass& pass, const BlockState& state, const kernels::TensorView& dout,
                    kernels::AdapterTable& table);
   void BackwardBlock(const Pass& pass, const BlockState& state, kernels::AdapterTable& table);
+  // The last norm's output of the last Forward's rows.
+  kernels::TensorView NormedOutput(const Pass& pass);
   void BackwardHead(const Pass& pass, std::span<const float> weights);
   const kernels::TensorView& BorderAfter(size_t i, size_t place) const;
 
@@ -223,10 +230,11 @@ class Model {
   std::vector<BlockState> blocks_;
   std::vector<kernels::TensorView> borders_;  // [T, H]: x behind the last block; of each place
                                               // with the head, else one
-  kernels::TensorView h_;      // [T, H]: the last norm's output, and those that are not kept
-  kernels::TensorView dh_;     // [T, H]
-  kernels::TensorView dx_;     // [T, H]: the residual's gradient
-  kernels::TensorView log_p_;  // [1, T]
+  kernels::TensorView h_;       // [T, H]: the last norm's output, and those that are not kept
+  kernels::TensorView dh_;      // [T, H]
+  kernels::TensorView dx_;      // [T, H]: the residual's gradient
+  kernels::TensorView log_p_;   // [1, T]
+  kernels::TensorView logits_;  // [min(kLogitRows, T), V], in the blocks' scratch
   std::vector<kernels::TensorView> units_;  // [T, H]; of each place
   Border before_;
   Border behind_;

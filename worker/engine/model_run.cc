@@ -132,12 +132,24 @@ void Model::Forward(const Pass& pass, const kernels::AdapterTable& table, bool g
     }
   }
   if (head_ == nullptr || pass.loss_rows == 0) return;
+  backend_->LinearLoss(pass.batch, NormedOutput(pass), *head_,
+                       static_cast<float>(description_.logit_cap),
+                       log_p_.Columns(0, pass.loss_rows),
+                       gradient ? units_[pass.place].Rows(0, pass.loss_rows) : TensorView{});
+}
+
+TensorView Model::NormedOutput(const Pass& pass) {
   const TensorView h = h_.Rows(0, pass.rows);
   backend_->RmsNorm(pass.batch, borders_[pass.place].Rows(0, pass.rows), final_norm_,
                     EpsOf(description_.final_norm), h);
-  backend_->LinearLoss(pass.batch, h, *head_, static_cast<float>(description_.logit_cap),
-                       log_p_.Columns(0, pass.loss_rows),
-                       gradient ? units_[pass.place].Rows(0, pass.loss_rows) : TensorView{});
+  return h;
+}
+
+void Model::ReadBackLogits(const Pass& pass, std::span<const int32_t> rows, float* host) {
+  const TensorView logits = logits_.Rows(0, static_cast<int64_t>(rows.size()));
+  backend_->Logits(pass.batch, NormedOutput(pass), rows, *head_,
+                   static_cast<float>(description_.logit_cap), logits);
+  backend_->ReadBack(logits, host);
 }
 
 void Model::ReadBackLogP(const Pass& pass, float* log_p) {

@@ -9,6 +9,7 @@
 
 #include "kernels/backend.h"
 #include "lorad/worker/v1/worker.pb.h"
+#include "worker/engine/sampling.h"
 #include "worker/engine/slot.h"
 #include "worker/transport/transport.h"
 
@@ -56,12 +57,13 @@ struct Resident {
   }
 };
 
-// Consecutive loss rows of one segment.
+// Consecutive loss rows of one segment; of one that generates the row whose logits are wanted.
 struct LossSpan {
-  Resident* resident = nullptr;  // null: a cut has dropped the batch that it is of
+  // Null: a cut has dropped the batch that it is of, or it generates without an adapter.
+  Resident* resident = nullptr;
   const v1::Segment* segment = nullptr;
   int64_t first = 0;
-  int64_t count = 0;
+  int64_t count = 0;  // 0 of a segment that generates: its rows are left out
   int32_t index = 0;  // of the segment in its microbatch
   bool lost = false;  // what it gives is void, here or on a stage before
 };
@@ -70,9 +72,9 @@ struct LossSpan {
 struct Flight {
   std::shared_ptr<const v1::Window> window;  // shared: may end before its microbatches do
   const v1::Microbatch* microbatch = nullptr;
-  size_t place = 0;  // of the model (Model::Pass)
-  int lane = -1;     // of the way back (way_back.h), from its Forward on
-  bool evaluates = false;
+  size_t place = 0;        // of the model (Model::Pass)
+  int lane = -1;           // of the way back (way_back.h), from its Forward on
+  bool evaluates = false;  // there is no way back: Evaluate, or Generate
   bool backward = false;
   int64_t gradient_rows = 0;  // that have come from the stage behind
   int64_t rows = 0;
@@ -81,11 +83,14 @@ struct Flight {
   std::vector<kernels::Segment> segments;
   std::vector<kernels::LossRow> loss_rows;
   std::vector<LossSpan> spans;
+  std::vector<int32_t> logit_rows;  // of the segments that generate, in their order
+  std::vector<ChosenToken> chosen;  // of these, as far as their logits have been read
   std::unique_ptr<kernels::Batch> batch;
   std::optional<Landing> activations, gradient;  // that have come, of several stages
 
   int64_t number() const { return microbatch->number(); }
   bool forward() const { return lane >= 0; }
+  int64_t LogitRows() const { return static_cast<int64_t>(logit_rows.size()); }
   int64_t LossRows() const { return static_cast<int64_t>(loss_rows.size()); }
 };
 

@@ -16,13 +16,16 @@ int64_t MicrosOf(std::chrono::steady_clock::time_point moment) {
 
 }  // namespace
 
-absl::Status WayBack::Reserve(const GroupShape& shape, int64_t matrices_max) {
+absl::Status WayBack::Reserve(const GroupShape& shape, int64_t matrices_max, int64_t vocabulary) {
   matrices_max_ = matrices_max;
+  vocabulary_ = vocabulary;
   log_p_.resize(static_cast<size_t>(shape.in_flight) + 1);
   lane_taken_.assign(log_p_.size(), false);
   const auto lay = [&](kernels::Arena& arena) {
     if (environment_.has_head) {
       for (float*& log_p : log_p_) log_p = arena.Allocate<float>(shape.capacity_tokens);
+      logits_ =
+          arena.Allocate<float>(std::min(shape.capacity_tokens, sizes::kLogitRows) * vocabulary);
     }
     sums_ = arena.Allocate<double>(shape.slots_max * matrices_max);
     overflows_ = arena.Allocate<int32_t>(shape.slots_max);
@@ -93,6 +96,7 @@ void WayBack::ReadMicrobatch() {
     environment_.backend->WaitFor(
         MarkOf(flight.lane, flight.backward ? kBackwardEnds : kForwardEnds));
   }
+  ChooseTokens(&flight);
   std::vector<SequenceLoss> losses = LossesOf(flight);
   for (size_t i = 0; i < losses.size(); ++i) {
     const LossSpan& span = flight.spans[i];
@@ -116,7 +120,10 @@ WayBack::NormReading WayBack::ReadNorm(const Resident& resident) {
 void WayBack::Report() {
   if (!read_.has_value()) return;
   const auto [flight, losses] = *std::exchange(read_, std::nullopt);
-  if (environment_.has_head) ReportEvaluations(flight, losses);
+  if (environment_.has_head) {
+    ReportEvaluations(flight, losses);
+    ReportTokens(flight);
+  }
   ReportMicrobatch(flight);
   lane_taken_[static_cast<size_t>(flight.lane)] = false;
 }
@@ -130,10 +137,25 @@ void WayBack::Finish() {
 
 // ---- what is read, what is reported ----
 
+void WayBack::ChooseTokens(Flight* flight) const {
+  if (!environment_.has_head) return;
+  const auto begin = static_cast<int64_t>(flight->chosen.size());
+  const int64_t end = std::min(flight->LogitRows(), begin + sizes::kLogitRows);
+  if (begin == end) return;
+  flight->chosen.resize(static_cast<size_t>(end));
+  for (const LossSpan& span : flight->spans) {
+    if (span.count == 0 || span.first < begin || span.first >= end) continue;
+    const float* z = logits_ + (span.first - begin) * vocabulary_;
+    flight->chosen[static_cast<size_t>(span.first)] =
+        ChooseToken({z, static_cast<size_t>(vocabulary_)}, span.segment->sampling());
+  }
+}
+
 std::vector<SequenceLoss> WayBack::LossesOf(const Flight& flight) const {
   std::vector<SequenceLoss> losses(flight.spans.size());
   for (size_t i = 0; i < flight.spans.size(); ++i) {
     const LossSpan& span = flight.spans[i];
+    if (span.segment->mode() == v1::Segment::GENERATE) continue;
     losses[i].trained_tokens = span.count;
     for (int64_t row = span.first; row < span.first + span.count; ++row) {
       losses[i].sum -= static_cast<double>(log_p_[flight.lane][row]);
@@ -147,7 +169,9 @@ void WayBack::ReportEvaluations(const Flight& flight, const std::vector<Sequence
   std::map<std::string, std::vector<int64_t>> not_finite;
   for (size_t i = 0; i < losses.size(); ++i) {
     const v1::Segment& segment = *flight.spans[i].segment;
-    if (segment.mode() == v1::Segment::TRAIN || flight.spans[i].lost) continue;
+    const bool evaluates =
+        segment.mode() == v1::Segment::EVALUATE || segment.mode() == v1::Segment::REFERENCE;
+    if (!evaluates || flight.spans[i].lost) continue;
     v1::EvaluateDone& report = done[segment.job()];
     report.set_job(segment.job());
     report.set_step(segment.step());
@@ -167,9 +191,27 @@ void WayBack::ReportEvaluations(const Flight& flight, const std::vector<Sequence
   }
 }
 
+void WayBack::ReportTokens(const Flight& flight) {
+  for (const LossSpan& span : flight.spans) {
+    if (span.segment->mode() != v1::Segment::GENERATE) continue;
+    const bool has = !span.lost && span.count > 0;
+    const ChosenToken token = has ? flight.chosen[static_cast<size_t>(span.first)] : ChosenToken{};
+    v1::Report report;
+    v1::Generated& generated = *report.mutable_generated();
+    generated.set_generation(span.segment->sampling().generation());
+    generated.set_number(span.segment->sampling().number());
+    generated.set_token(token.token);
+    generated.set_log_probability(token.log_probability);
+    environment_.report(std::move(report));
+  }
+}
+
 void WayBack::ReportMicrobatch(const Flight& flight) {
   std::set<std::string> jobs;
-  for (const LossSpan& span : flight.spans) jobs.insert(span.segment->job());
+  for (const LossSpan& span : flight.spans) {
+    const bool base = span.segment->mode() == v1::Segment::GENERATE && span.resident == nullptr;
+    if (!base) jobs.insert(span.segment->job());
+  }
   v1::Report report;
   v1::MicrobatchDone& done = *report.mutable_microbatch_done();
   done.set_microbatch(flight.microbatch->number());

@@ -24,10 +24,12 @@ namespace lorad::worker {
 //   ----------|----------------------------------|------------------------------------------------
 //   collected |                                  | norms and steps that were asked for: several
 //             |                                  | jobs' small kernels run as one
-//   enqueued  | forward, backward, log p read    | sums of squares, overflow marks; AdamW
-//             | back                             |
-//   read      | losses, in their batches         | the reading of a slot
-//   reported  | EvaluateDone, MicrobatchDone     | StepDone
+//   enqueued  | forward, backward, log p or      | sums of squares, overflow marks; AdamW
+//             | logits read back                 |
+//   read      | losses, in their batches; tokens | the reading of a slot
+//             | chosen                           |
+//   reported  | EvaluateDone, Generated,         | StepDone
+//             | MicrobatchDone                   |
 //
 // At most one microbatch is enqueued to its end and unread, and one read and not reported: a
 // microbatch is read when the next one has come to its end, and reported when the device has its
@@ -56,7 +58,8 @@ class WayBack {
   explicit WayBack(Environment environment) : environment_(std::move(environment)) {}
 
   // Memory for what is read back, before all else. RESOURCE_EXHAUSTED where there is none.
-  absl::Status Reserve(const GroupShape& shape, int64_t matrices_max);
+  // vocabulary: of the head.
+  absl::Status Reserve(const GroupShape& shape, int64_t matrices_max, int64_t vocabulary);
 
   // ---- to the first stage ----
 
@@ -64,6 +67,10 @@ class WayBack {
   int TakeLane();
   void Mark(int lane, Moment moment);
   float* log_p(int lane) { return log_p_[lane]; }  // [capacity_tokens]
+  // Of the microbatch that comes next to its end: REQUIRES that the one before is read.
+  float* logits() { return logits_; }  // [kLogitRows, vocabulary]
+  // From logits() the tokens of the flight's next rows, as many as lie there.
+  void ChooseTokens(Flight* flight) const;
   // All of its kernels are enqueued. The microbatch before it is read.
   void Add(Flight flight);
   // REQUIRES: `resident` has a batch and a slot, and stays until its norm is enqueued.
@@ -100,12 +107,15 @@ class WayBack {
   // One a span.
   std::vector<SequenceLoss> LossesOf(const Flight& flight) const;
   void ReportEvaluations(const Flight& flight, const std::vector<SequenceLoss>& losses);
+  void ReportTokens(const Flight& flight);
   void ReportMicrobatch(const Flight& flight);
 
   const Environment environment_;
-  std::unique_ptr<kernels::Arena> arena_;    // of the host
-  std::vector<float*> log_p_;                // [in_flight + 1]
-  std::vector<bool> lane_taken_;             // likewise
+  std::unique_ptr<kernels::Arena> arena_;  // of the host
+  std::vector<float*> log_p_;              // [in_flight + 1]
+  std::vector<bool> lane_taken_;           // likewise
+  float* logits_ = nullptr;                // [kLogitRows, vocabulary_]
+  int64_t vocabulary_ = 0;
   int64_t matrices_max_ = 0;                 // of a slot
   double* sums_ = nullptr;                   // [slots_max, matrices_max]
   int32_t* overflows_ = nullptr;             // [slots_max]

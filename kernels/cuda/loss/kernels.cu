@@ -157,6 +157,11 @@ __device__ void WriteGradient(const float* z, int64_t vocabulary, float cap, flo
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    CapKernel(float* z, int64_t stride, int64_t vocabulary, float cap) {
+  CapRow(z + blockIdx.x * stride, vocabulary, cap);
+}
+
 template <bool kAccurate, bool kCapped, typename G>
 __global__ void __launch_bounds__(kThreads)
     SoftmaxGradientKernel(LossRange range, float* logits, int64_t logits_stride, int64_t vocabulary,
@@ -204,6 +209,12 @@ void LaunchGatherRows(const LossRange& range, const TensorView& x, const TensorV
 void LaunchScatterRows(const LossRange& range, const TensorView& from, const TensorView& to,
                        cudaStream_t stream) {
   CopyRows(range, false, from, to, stream);
+}
+
+void LaunchCap(const TensorView& z, float cap, cudaStream_t stream) {
+  CapKernel<<<static_cast<unsigned>(z.rows), kThreads, 0, stream>>>(z.f32(), z.row_stride,
+                                                                    z.columns, cap);
+  LORAD_CUDA_LAUNCHED();
 }
 
 void LaunchSoftmaxGradient(const LossRange& range, const TensorView& logits, float cap,

@@ -45,4 +45,7 @@ void LaunchSoftmaxGradient(const LossRange& range, const TensorView& logits, flo
                            const TensorView& log_p, const TensorView& gradient, bool accurate,
                            cudaStream_t stream);
 
+// z = cap tanh(z / cap).  z [n, V] float32, in and out.
+void LaunchCap(const TensorView& z, float cap, cudaStream_t stream);
+
 }  // namespace lorad::kernels::cuda

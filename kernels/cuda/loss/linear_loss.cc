@@ -126,6 +126,30 @@ void LinearLossOperation::Run(const CudaBatch& batch, const TensorView& x, const
   }
 }
 
+void LinearLossOperation::Logits(const TensorView& x, const int32_t* rows, const CudaLinear& head,
+                                 float cap, const TensorView& z) {
+  const cudaStream_t stream = context_.stream.get();
+  const TensorView& weight = head.weight;
+  assert(x.columns == weight.columns && x.dtype == context_.activation && !head.has_bias);
+  assert(z.columns == weight.rows && z.dtype == DType::kFloat32 && IsProductOutput(z));
+  const Plan plan = PlanOf(z.rows, weight.rows, weight.columns);
+  assert(plan.bytes <= workspace_bytes_);
+  LossRange range = {.rows = rows};
+  while (range.first < z.rows) {
+    range.count = std::min(plan.rows, z.rows - range.first);
+    const TensorView gathered =
+        Scratch(plan.gathered_at, range.count, x.columns, RoundUp(x.columns, 64), x.dtype);
+    LaunchGatherRows(range, x, gathered, stream);
+    gemm_.Run({.product = Product::kForward,
+               .x = gathered,
+               .weight = weight,
+               .y = z.Rows(range.first, range.count)},
+              workspace_ + plan.gemm_at, stream);
+    range.first += range.count;
+  }
+  if (cap != 0) LaunchCap(z, cap, stream);
+}
+
 LossChunk LinearLossOperation::ChunkOf(const Plan& plan) const {
   return {.targets = reinterpret_cast<int32_t*>(workspace_ + plan.targets_at),
           .references = reinterpret_cast<float*>(workspace_ + plan.references_at),

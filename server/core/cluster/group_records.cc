@@ -181,7 +181,7 @@ bool IsWhole(const GroupRecord& record) {
     whole = whole && within(member.slot(), Member::Slot::kFreeing);
   }
   for (const GroupRecord::Place& place : record.left()) {
-    whole = whole && within(place.kind(), planner::OperationKind::kNoop);
+    whole = whole && within(place.kind(), planner::OperationKind::kGenerate);
   }
   return whole;
 }
@@ -195,6 +195,8 @@ bool FindMessages(const WindowRecords& windows, GroupState* group) {
         return false;
       }
       group->stored_windows.insert(found->first);
+      window.generates = GeneratesOf(window.message);
+      window.generates_may_be_told = true;
     }
   }
   return true;

@@ -79,6 +79,7 @@ struct GroupState {
   std::string name;
   int64_t epoch = 0;
   std::string base_model;
+  int32_t vocabulary_size = 0;     // of the base model
   std::vector<StageState> stages;  // in their order, at least one
   planner::GroupShape shape;
   Phase phase = Phase::kForming;

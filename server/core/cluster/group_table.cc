@@ -172,7 +172,7 @@ int32_t GroupTable::OthersIn(const GroupState& group) {
 
 void GroupTable::PlanWindow(GroupState& group, PlanInput input) {
   if (input.frees.empty() && input.loads.empty() && input.saves.empty() && input.trains.empty() &&
-      input.evaluates.empty() && !AnyInFlight(group.left)) {
+      input.evaluates.empty() && input.generates.empty() && !AnyInFlight(group.left)) {
     return;
   }
   input.epoch = group.epoch;

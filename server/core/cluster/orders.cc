@@ -86,6 +86,18 @@ bool IsUndone(const SentWindow& window, const std::string& job) {
 
 }  // namespace
 
+std::map<TokenKey, int64_t> GeneratesOf(const worker::v1::Window& window) {
+  std::map<TokenKey, int64_t> generates;
+  for (const worker::v1::Microbatch& microbatch : window.microbatches()) {
+    for (const Segment& segment : microbatch.segments()) {
+      if (segment.mode() != Segment::GENERATE) continue;
+      const worker::v1::Sampling& sampling = segment.sampling();
+      generates[{sampling.generation(), sampling.number()}] = microbatch.number();
+    }
+  }
+  return generates;
+}
+
 void AddWindow(const worker::v1::Window& window, const StageWindows& of, OpenBatches* losses,
                StageOrders& orders) {
   SentWindow& sent = orders.windows.emplace_back();
@@ -98,6 +110,7 @@ void AddWindow(const worker::v1::Window& window, const StageWindows& of, OpenBat
   }
   orders.microbatches.insert(sent.begins.begin(), sent.begins.end());
   if (losses != nullptr) {
+    sent.generates = GeneratesOf(window);
     for (const auto& batch : window.batches()) (*losses)[{batch.job(), batch.step()}] = batch;
   }
   for (const Operation& operation : window.operations()) AddOperation(operation, losses, &sent);
@@ -127,6 +140,17 @@ const JobOrders* FindEvaluation(const StageOrders& orders, const std::string& jo
 const std::vector<std::string>* FindMicrobatch(const StageOrders& orders, int64_t microbatch) {
   const auto found = orders.microbatches.find(microbatch);
   return found == orders.microbatches.end() ? nullptr : &found->second;
+}
+
+bool IsAsked(const StageOrders& orders, const TokenKey& token) {
+  return std::ranges::any_of(
+      orders.windows, [&](const SentWindow& window) { return window.generates.contains(token); });
+}
+
+void TakeToken(StageOrders& orders, const TokenKey& token) {
+  for (SentWindow& window : orders.windows) {
+    if (window.generates.erase(token) > 0) return;
+  }
 }
 
 bool LoadIsUndone(const StageOrders& orders, const std::string& job) {
@@ -194,6 +218,8 @@ std::set<std::string> GiveUpFrom(StageOrders& orders, int64_t first_dropped) {
     for (auto& [job, of_job] : window.jobs) {
       if (cut_jobs.contains(job)) of_job.given_up = true;
     }
+    std::erase_if(window.generates,
+                  [&](const auto& entry) { return entry.second >= first_dropped; });
   }
   std::erase_if(orders.microbatches,
                 [&](const auto& entry) { return entry.first >= first_dropped; });

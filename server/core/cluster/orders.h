@@ -44,6 +44,9 @@ struct WindowWork {
   double microbatches = 0;
 };
 
+// Whose token, and which of its answer.
+using TokenKey = std::pair<std::string, int64_t>;
+
 struct SentWindow {
   int64_t number = 0;
   worker::v1::Window message;                          // as it went to the worker
@@ -52,6 +55,9 @@ struct SentWindow {
   std::set<int64_t> left;                              // what is in flight behind it
   std::map<std::string, JobOrders> jobs;
   std::vector<std::string> frees;
+  // Tokens that are asked for, of the stage that has the losses, each with its microbatch.
+  std::map<TokenKey, int64_t> generates = {};
+  bool generates_may_be_told = false;  // of before this start: some of them are told already
   WindowWork work;
 };
 
@@ -71,10 +77,14 @@ using OpenBatches = std::map<std::pair<std::string, int64_t>, worker::v1::Batch>
 void AddWindow(const worker::v1::Window& window, const StageWindows& of, OpenBatches* losses,
                StageOrders& orders);
 
+// The tokens that a window asks for.
+std::map<TokenKey, int64_t> GeneratesOf(const worker::v1::Window& window);
+
 // The first order of that kind that waits for its answer; nullptr: none does.
 const JobOrders* FindLoad(const StageOrders& orders, const std::string& job);
 const StepOrder* FindStep(const StageOrders& orders, const std::string& job);
 const JobOrders* FindEvaluation(const StageOrders& orders, const std::string& job, int64_t step);
+bool IsAsked(const StageOrders& orders, const TokenKey& token);
 // The jobs of a microbatch that is at hand and not reported done.
 const std::vector<std::string>* FindMicrobatch(const StageOrders& orders, int64_t microbatch);
 
@@ -86,6 +96,7 @@ bool LoadIsUndone(const StageOrders& orders, const std::string& job);
 void TakeLoad(StageOrders& orders, const std::string& job);
 void TakeStep(StageOrders& orders, const std::string& job);
 void TakeSequence(StageOrders& orders, const std::string& job, int64_t step, int64_t sequence);
+void TakeToken(StageOrders& orders, const TokenKey& token);
 std::vector<std::string> TakeMicrobatch(StageOrders& orders, int64_t microbatch);
 void TakeUndone(StageOrders& orders, const std::string& job);
 // The oldest window is done. REQUIRES: there is one.

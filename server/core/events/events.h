@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -112,6 +113,57 @@ struct ShardUploaded {
 // from here on.
 struct StopRequested {};
 
+// An answer that is asked for: of a job as of a step (none: its newest checkpoint), or of a base
+// model with an adapter or alone. All but the source is checked: prompt and max_tokens - 1 tokens
+// have positions, and ids are of the vocabulary.
+struct AskedAnswer {
+  std::string job = {};
+  std::optional<int64_t> step = {};
+  std::string base_model = {};  // may be empty beside a job
+  std::string adapter = {};
+  std::vector<int32_t> prompt = {};
+  int32_t max_tokens = 1;
+  double temperature = 0, top_p = 0;
+  uint64_t seed = 0;
+  std::vector<int32_t> ends = {};  // tokens with which it ends (EOS)
+};
+
+// -> GenerationStarted. Nothing of it is kept over starts.
+struct StartGeneration {
+  std::vector<AskedAnswer> asks;
+};
+
+struct GenerationStarted {
+  std::string name;
+  std::vector<int64_t> steps;  // by answer: of the job's checkpoint; 0: it is of none
+};
+
+// -> GenerationNews, once there is something that the reader has not seen; an error ends it.
+// Whoever asks for nothing for 30 s has gone. NOT_FOUND: it has ended, or this coordinator knows
+// nothing of it.
+struct ReadGeneration {
+  std::string name;
+  std::vector<int32_t> seen;   // tokens, of each answer
+  std::vector<int32_t> ended;  // answers whose end is known; one that goes on is to end
+};
+
+struct GenerationNews {
+  struct Piece {
+    int32_t index = 0;
+    std::vector<int32_t> tokens;
+    std::vector<double> log_probabilities;
+    v1::GenerateResponse::FinishReason finish = v1::GenerateResponse::FINISH_REASON_UNSPECIFIED;
+  };
+  std::vector<Piece> pieces;
+  std::string waiting;  // why nothing comes; empty: nothing new about that
+  bool over = false;    // it knows the end of all, and the generation is no more
+};
+
+// -> std::monostate, also where there is none.
+struct EndGeneration {
+  std::string name;
+};
+
 // -> std::monostate. Nobody waits for the reply to that request any more: where it is kept for rows
 // or for a worker, it is answered CANCELLED now, and checks that it alone waited for end.
 struct GiveUpRequest {
@@ -127,7 +179,7 @@ using Request = std::variant<
     v1::DeleteAdapterRequest, v1::DeleteCheckpointRequest, v1::GetClusterRequest,
     v1::ListWorkersRequest, v1::GetTraceRequest, v1::DrainWorkerRequest, v1::UndrainWorkerRequest,
     v1::SetQuotaRequest, v1::ListQuotasRequest, v1::DeleteQuotaRequest, ShardUploaded,
-    StopRequested, GiveUpRequest>;
+    StopRequested, GiveUpRequest, StartGeneration, ReadGeneration, EndGeneration>;
 
 // The upload that a request brings along; null where it brings none.
 inline const std::string* UploadOf(const Request& request) {
@@ -145,7 +197,8 @@ using ReplyValue =
     std::variant<std::monostate, v1::Job, v1::ListJobsResponse, v1::JobEstimate, JobSnapshot,
                  v1::Model, v1::ListModelsResponse, v1::Dataset, v1::ListDatasetsResponse,
                  v1::Adapter, v1::ListAdaptersResponse, v1::ClusterStatus, v1::ListWorkersResponse,
-                 v1::Worker, v1::Quota, v1::ListQuotasResponse, MeasuredGroup>;
+                 v1::Worker, v1::Quota, v1::ListQuotasResponse, MeasuredGroup, GenerationStarted,
+                 GenerationNews>;
 
 // ---- workers: `connection` names one control stream, never used again ----
 

@@ -71,9 +71,16 @@ struct SaveUnit {
   int64_t step = 0;
 };
 
+// The next tokens of answers of one guest (server/core/generations), at most one of each answer. The
+// segments are whole: ids, and how the token is chosen.
+struct GenerateUnit {
+  std::string job;  // the guest
+  std::vector<worker::v1::Segment> segments;
+};
+
 // Order of operations in the window: frees, loads, saves, then the units packed together. At least
 // one of all lists is not empty, or something is in flight; a job has at most one train or evaluate
-// unit. Of several stages the order runs on over windows; one without units drains the pipeline.
+// unit, a guest one generate unit. Of several stages the order runs on over windows; one without units drains the pipeline.
 struct PlanInput {
   int64_t epoch = 0;
   int64_t window = 0;
@@ -88,6 +95,7 @@ struct PlanInput {
   std::vector<SaveUnit> saves;
   std::vector<TrainUnit> trains;
   std::vector<EvaluateUnit> evaluates;
+  std::vector<GenerateUnit> generates = {};
 };
 
 // One window as its stages get it: of each the operations that are its own, and of the rows what it

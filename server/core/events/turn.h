@@ -29,6 +29,7 @@ inline constexpr uint64_t kShardsWait = 4;
 inline constexpr uint64_t kEstimateEnds = 5;
 inline constexpr uint64_t kForecastDue = 6;
 inline constexpr uint64_t kReturnEnds = 7;
+inline constexpr uint64_t kGenerationsUnread = 8;
 
 class Turn {
  public:

@@ -10,6 +10,42 @@
 namespace lorad::planner {
 namespace {
 
+TEST_CASE("Tokens that are generated stand behind all else, in microbatches of their own") {
+  WindowInput input;
+  input.capacity_tokens = 10;
+  input.first_microbatch = 1;
+  input.units = {
+      {"guest-1-2", SegmentMode::kGenerate, 0, {{0, 6, 0}, {1, 5, 0}}, 0, false},
+      {"base-1-3", SegmentMode::kGenerate, 0, {{0, 4, 0}}, 0, false},
+      {"a", SegmentMode::kTrain, 1, {{0, 3, 2}}, 0.1, false},
+      {"b", SegmentMode::kEvaluate, 1, {{0, 2, 1}}, 0, false},
+  };
+  const auto window = PlanWindow(input);
+  REQUIRE(window.ok());
+  CHECK(ToText(*window) ==
+        "batch a/1: 1 sequences, 2 of 3 tokens trained\n"
+        "microbatch 1: train a/1#0[3]\n"
+        "microbatch 2: evaluate b/1#0[2]\n"
+        "microbatch 3: generate guest-1-2/0#0[6] base-1-3/0#0[4]\n"
+        "microbatch 4: generate guest-1-2/0#1[5]\n"
+        "stage 0: F1; B1; NORM_UP a/1; CLIP_DOWN a/1; STEP a/1 lr=0.1; E2; G3; G4\n");
+  input.units[0].sequences[0].tokens = 11;
+  CHECK(PlanWindow(input).status().code() == absl::StatusCode::kInvalidArgument);
+
+  Window wrong = *window;
+  wrong.stages[0].back().kind = OperationKind::kEvaluate;
+  CHECK_FALSE(VerifyWindow(wrong).ok());
+
+  input.units[0].sequences[0].tokens = 6;
+  input.stages = 3;
+  input.in_flight = 3;
+  PlacesInFlight left;
+  const auto several = PlanWindow(input, nullptr, &left);
+  REQUIRE(several.ok());
+  CHECK(left.size() == 2);
+  for (const Place& place : left) CHECK(place.kind == OperationKind::kGenerate);
+}
+
 TEST_CASE("A window of two jobs that train and one that is evaluated") {
   WindowInput input;
   input.capacity_tokens = 10;

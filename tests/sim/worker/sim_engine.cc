@@ -37,6 +37,11 @@ double ValidationLoss(const std::string& job, int64_t step, int64_t sequence) {
   return LossOf(job, step, sequence);
 }
 
+int32_t NextToken(const std::string& content, uint64_t seed, int64_t tokens) {
+  return 1 +
+         static_cast<int32_t>(Hash(content, static_cast<int64_t>(seed), tokens) % kTokensOfModel);
+}
+
 SimEngine::Slot& SimEngine::At(const std::string& job) {
   const auto slot = slots_.find(job);
   if (slot == slots_.end()) FAIL("job " << job << " has no slot");
@@ -161,6 +166,7 @@ absl::StatusOr<bool> SimEngine::ExecuteAlone(const Operation& operation) {
       return true;
     case Operation::FORWARD:
     case Operation::EVALUATE:
+    case Operation::GENERATE:
       Forward(operation);
       return true;
     case Operation::BACKWARD:
@@ -185,6 +191,7 @@ absl::StatusOr<bool> SimEngine::ExecuteAlone(const Operation& operation) {
 absl::StatusOr<bool> SimEngine::Load(const Operation& operation) {
   const std::string& job = operation.slot().job();
   Slot slot;
+  slot.content = operation.content();
   // One that failed for its memory is tried again; any other is there once.
   if (const auto known = slots_.find(job); known != slots_.end()) REQUIRE(known->second.failed);
   worker::v1::Report report;
@@ -233,6 +240,7 @@ SimEngine::Flight& SimEngine::Begin(int64_t number) {
   flight.window = window_;
   flight.microbatch = &Find(number);
   for (const auto& segment : flight.microbatch->segments()) {
+    if (segment.sampling().base()) continue;  // it has no slot
     Slot& slot = At(segment.job());
     if (slot.failed) flight.lost.insert(segment.job());
     if (segment.mode() != worker::v1::Segment::TRAIN) continue;
@@ -252,7 +260,7 @@ void SimEngine::Forward(const Operation& operation) {
   Flight& flight = first() ? Begin(operation.microbatch()) : InFlight(operation.microbatch());
   if (operation.kind() == Operation::FORWARD) return;
   flight.evaluates = true;
-  Evaluate(flight);
+  operation.kind() == Operation::GENERATE ? Generate(flight) : Evaluate(flight);
   if (last()) flights_.erase(operation.microbatch());
 }
 
@@ -281,6 +289,33 @@ void SimEngine::Evaluate(const Flight& flight) {
                       ValidationLoss(segment.job(), segment.step(), segment.sequence()));
   }
   for (auto& [job, report] : reports) hooks_.report(std::move(report));
+  Report(*flight.microbatch, false);
+}
+
+// What it is to go on from is what was generated before, all of it.
+void SimEngine::Generate(const Flight& flight) {
+  for (const auto& segment : flight.microbatch->segments()) {
+    REQUIRE(segment.mode() == worker::v1::Segment::GENERATE);
+    const worker::v1::Sampling& sampling = segment.sampling();
+    const std::string content = sampling.base() ? "" : At(segment.job()).content;
+    const int64_t tokens = segment.tokens() > 0 ? segment.tokens() : segment.input_ids_size();
+    if (first()) {
+      REQUIRE(segment.input_ids_size() == tokens);
+      for (int64_t i = tokens - sampling.number(); i < tokens; ++i) {
+        const int32_t id = segment.input_ids(static_cast<int>(i));
+        REQUIRE(id == NextToken(content, sampling.seed(), i));
+      }
+    }
+    if (!last()) continue;
+    worker::v1::Report report;
+    worker::v1::Generated& generated = *report.mutable_generated();
+    generated.set_generation(sampling.generation());
+    generated.set_number(sampling.number());
+    const bool lost = flight.lost.contains(segment.job());
+    generated.set_token(lost ? -1 : NextToken(content, sampling.seed(), tokens));
+    generated.set_log_probability(-1);
+    hooks_.report(std::move(report));
+  }
   Report(*flight.microbatch, false);
 }
 

@@ -22,6 +22,10 @@ namespace lorad::sim {
 // What the loss of a step is, whoever computes it; of an evaluation, for each trained token.
 double TrainLoss(const std::string& job, int64_t step);
 double ValidationLoss(const std::string& job, int64_t step, int64_t sequence);
+// The token behind so many, whoever computes it: of the content that a slot was loaded with (empty:
+// the base model) and of the answer's seed.
+int32_t NextToken(const std::string& content, uint64_t seed, int64_t tokens);
+inline constexpr int32_t kTokensOfModel = 15;  // that answers have, from 1 on
 
 // What a story makes happen in workers. One for all of them, and it may change at any time.
 struct WorkerScript {
@@ -70,6 +74,7 @@ class SimEngine {
  private:
   struct Slot {
     int64_t step = 0;
+    std::string content = {};          // that it was loaded with
     bool loaded = true;                // here
     bool failed = false;               // what is left of it is void,
     bool dropped = false;              // and all stages know
@@ -94,6 +99,7 @@ class SimEngine {
   void Forward(const worker::v1::Operation& operation);
   void Backward(const worker::v1::Operation& operation);
   void Evaluate(const Flight& flight);
+  void Generate(const Flight& flight);
   void Step(const worker::v1::Operation& operation);
   bool IsBad(const worker::v1::Operation& step) const;
   void ReportNotFinite(const worker::v1::Operation& operation);

@@ -149,6 +149,21 @@ absl::StatusOr<StageWindows> World::PlanWindow(const PlanInput& input) {
   for (int i = trained; i < window.microbatches_size(); ++i) {
     add(Operation::EVALUATE, "", 0).set_microbatch(window.microbatches(i).number());
   }
+  const int evaluated = window.microbatches_size();
+  for (const GenerateUnit& unit : input.generates) {
+    REQUIRE(!unit.segments.empty());
+    for (const worker::v1::Segment& segment : unit.segments) {
+      REQUIRE(segment.input_ids_size() <= input.capacity_tokens);
+      worker::v1::Microbatch& microbatch = *window.add_microbatches();
+      microbatch.set_number(next++);
+      *microbatch.add_segments() = segment;
+      microbatch.mutable_segments(0)->set_job(unit.job);
+      microbatch.mutable_segments(0)->set_mode(worker::v1::Segment::GENERATE);
+    }
+  }
+  for (int i = evaluated; i < window.microbatches_size(); ++i) {
+    add(Operation::GENERATE, "", 0).set_microbatch(window.microbatches(i).number());
+  }
   return StageWindows{{window}, {}, next};
 }
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import sys
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from lorad import names, rows
+from lorad import answers, names, rows
 from lorad.calls import ADAPTER_FILES, Connection, new_request_id
 from lorad.errors import AlreadyExistsError, InvalidError, NotFoundError, Violation, invalid
 from lorad.job import Job
@@ -230,6 +232,49 @@ class Client:
         except InvalidError as error:
             raise _renamed(error, request) from None
         return estimate
+
+    def generate(self, source: str | Job | Sequence[str | Job], prompt: answers.Prompt, *, adapter: str = "",
+                 system: str = "", raw: bool = False, max_tokens: int = 128, temperature: float = 0.0, top_p: float = 0.0,
+                 seed: int = 0, stop: Sequence[str] = (), timeout: float | None = 600.0,
+                 on_text: Callable[[int, str], None] | None = None) -> Any:
+        """Asks a job's adapter, or a base model: an `Answer`, whose text is `str(answer)`.
+
+        source       a Job, its id, "ID/STEP" for one of its checkpoints, or a model's name; a list of these, all of one
+                     base model, is asked at once and answered with a list
+        prompt       what the user says, rendered by the model's chat template behind `system`; a list of messages
+                     ({"role", "content"}); a list of token ids; or with `raw` a text as it is
+        adapter      an imported adapter, on the base model `source`
+        temperature  0: always the most likely token; else `seed` decides, and the same again gives the same answer
+        stop         texts before which the answer ends
+        on_text      is called with an answer's index and each piece of its text as it comes
+
+        LoradError where it cannot be asked, or the call breaks off; TimeoutError after `timeout` seconds. Nothing of a
+        call is kept: ask again."""
+        many = not isinstance(source, (str, Job))
+        how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": stop}
+        asks = [answers.ask(one, prompt, adapter=adapter, system=system, raw=raw, how=how)
+                for one in (source if many else [source])]
+        made = answers.generate(self.connection, asks, timeout, on_text)
+        return made if many else made[0]
+
+    def evaluate(self, source: str | Job, dataset: str | datasets_pb2.Dataset, exact_match: str, *, adapter: str = "",
+                 limit: int | None = None, max_tokens: int = 256, temperature: float = 0.0, top_p: float = 0.0,
+                 seed: int = 0, stop: Sequence[str] = (), timeout: float | None = 600.0,
+                 progress: bool = True) -> answers.Evaluation:
+        """Asks a dataset's rows, each up to its last answer, and counts those that are answered right: where the first
+        group of the expression `exact_match`, found in the answer, is that found in the row's own.
+
+        limit     only the first rows
+        timeout   seconds for 64 rows
+        progress  lines on stderr
+
+        `.exact_match` is the share, `.wrong` a table of the others."""
+        how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": stop}
+        request = answers.ask(source, None, adapter=adapter, system="", raw=False, how=how)
+        stored = self.datasets.get(dataset if isinstance(dataset, str) else dataset.name)
+        shown: Callable[[int, int, int], None] = answers.Lines(sys.stderr) if progress else lambda *_: None
+        return answers.evaluate(self.connection, request, stored, exact_match, limit=limit, timeout=timeout,
+                                progress=shown)
 
     def _prepare(self, base_model: str, data: Any, validation_data: Any, peft_config: Any, args: Any,
                  columns: rows.Columns | None, fields: Any) -> names.Request:

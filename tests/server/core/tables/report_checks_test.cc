@@ -1,5 +1,5 @@
 // What a stage may say while its group is breaking: another one has lost its neighbour first.
-#include "server/core/report_checks.h"
+#include "server/core/cluster/report_checks.h"
 
 #include <catch2/catch.hpp>
 
@@ -30,6 +30,62 @@ TEST_CASE("a stage is Connected once, also where another one was lost meanwhile"
   }
   const GroupState running = TwoStages(GroupState::Phase::kRunning);
   CHECK_FALSE(WhatIsWrong(report, running, running.last()).empty());
+}
+
+worker::v1::Window AsksFor(int64_t number) {
+  worker::v1::Window window;
+  window.set_number(1);
+  for (const int64_t microbatch : {4, 5}) {
+    worker::v1::Microbatch& one = *window.add_microbatches();
+    one.set_number(microbatch);
+    worker::v1::Segment& segment = *one.add_segments();
+    segment.set_mode(worker::v1::Segment::GENERATE);
+    segment.mutable_sampling()->set_generation("g/" + std::to_string(microbatch));
+    segment.mutable_sampling()->set_number(number);
+  }
+  return window;
+}
+
+worker::v1::Report Generated(const std::string& generation, int64_t number, int32_t token) {
+  worker::v1::Report report;
+  report.mutable_generated()->set_generation(generation);
+  report.mutable_generated()->set_number(number);
+  report.mutable_generated()->set_token(token);
+  report.mutable_generated()->set_log_probability(-1);
+  return report;
+}
+
+TEST_CASE("a token is told once, where it was asked for, by the stage that has the head") {
+  GroupState group = TwoStages(GroupState::Phase::kRunning);
+  group.vocabulary_size = 16;
+  OpenBatches batches;
+  const worker::v1::Window window = AsksFor(7);
+  AddWindow(window, StageWindows{{window, window}, {}, 6}, nullptr, group.first().orders);
+  AddWindow(window, StageWindows{{window, window}, {}, 6}, &batches, group.last().orders);
+  const auto fits = [&](const worker::v1::Report& report, const StageState& stage) {
+    return WhatIsWrong(report, group, stage).empty();
+  };
+  CHECK(fits(Generated("g/4", 7, 15), group.last()));
+  CHECK(fits(Generated("g/4", 7, -1), group.last()));
+  CHECK_FALSE(fits(Generated("g/4", 7, 15), group.first()));
+  CHECK_FALSE(fits(Generated("g/4", 8, 15), group.last()));
+  CHECK_FALSE(fits(Generated("g/6", 7, 15), group.last()));
+  CHECK_FALSE(fits(Generated("g/4", 7, 16), group.last()));
+  CHECK_FALSE(fits(Generated("g/4", 7, -2), group.last()));
+  worker::v1::Report sure = Generated("g/4", 7, 1);
+  sure.mutable_generated()->set_log_probability(0.5);
+  CHECK_FALSE(fits(sure, group.last()));
+
+  worker::v1::Report done;
+  done.mutable_window_done()->set_window(1);
+  CHECK(fits(done, group.first()));
+  CHECK_FALSE(fits(done, group.last()));
+  TakeToken(group.last().orders, {"g/4", 7});
+  CHECK_FALSE(fits(Generated("g/4", 7, 15), group.last()));
+  CHECK_FALSE(fits(done, group.last()));
+  GiveUpFrom(group.last().orders, 5);  // a cut drops the other one
+  CHECK(fits(done, group.last()));
+  CHECK_FALSE(fits(Generated("g/5", 7, 1), group.last()));
 }
 
 TEST_CASE("a cut is answered also where a stage was lost meanwhile") {

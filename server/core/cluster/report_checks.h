@@ -15,6 +15,7 @@
 // | StepDone          | once for a Step of a window at hand, the job's next, with its batch's     |
 // |                   | tokens and learning rate, and numbers that are finite                     |
 // | EvaluateDone      | once for each sequence of an evaluation of a window at hand, sums finite  |
+// | Generated         | once for a token of a window at hand, of the model's vocabulary or -1     |
 // | NotFinite         | for a Step or an evaluation of a window at hand, sequences of its batch   |
 // | MicrobatchDone    | once for a microbatch of a window at hand; numbers finite, none negative  |
 // | WindowDone        | for the oldest window at hand, when all of its orders are answered        |

@@ -1,11 +1,10 @@
-#include "server/core/report_checks.h"
+#include "server/core/cluster/report_checks.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/cluster/group_state.h"
-#include "server/core/core.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
 #include "server/validation/names.h"
@@ -21,6 +20,7 @@ constexpr int kReasonBytesMax = 63;
 constexpr int kEndpointBytesMax = 1024;
 // Beyond all that is computed or measured, and sums of it are still finite.
 constexpr double kNumberMax = 1e100;
+constexpr double kRoundingMax = 1e-6;               // of a log probability, above 0
 constexpr double kTimeMax = 1e10;                   // milliseconds or seconds
 constexpr int64_t kMomentMaxUs = int64_t{1} << 53;  // all are doubles
 
@@ -175,6 +175,24 @@ std::string Check(const wire::NotFinite& report, const StageState& stage) {
   return "";
 }
 
+std::string Check(const wire::Generated& generated, const GroupState& group,
+                  const StageState& stage) {
+  const std::string what =
+      absl::StrCat("Generated of answer '", Quotable(generated.generation(), kNameBytesMax),
+                   "', token ", generated.number());
+  if (!IsAsked(stage.orders, {generated.generation(), generated.number()})) {
+    return what + ", which was not asked for";
+  }
+  const bool finite = generated.token() >= 0;
+  if (generated.token() < -1 || generated.token() >= group.vocabulary_size ||
+      (finite &&
+       !(generated.log_probability() <= kRoundingMax && Finite(generated.log_probability())))) {
+    return absl::StrCat(what, ": ", generated.token(), " with log probability ",
+                        generated.log_probability());
+  }
+  return "";
+}
+
 std::string Check(const wire::MicrobatchDone& done, const GroupState& group,
                   const StageState& stage) {
   const std::string what = absl::StrCat("MicrobatchDone of microbatch ", done.microbatch());
@@ -209,6 +227,10 @@ std::string Check(const wire::WindowDone& done, const StageState& stage) {
   for (const auto& [job, orders] : windows.front().jobs) {
     if (!orders.answered()) return absl::StrCat(what, ", but nothing was said of job '", job, "'");
   }
+  if (!windows.front().generates.empty() && !windows.front().generates_may_be_told) {
+    return absl::StrCat(what, ", but nothing was said of answer '",
+                        windows.front().generates.begin()->first.first, "'");
+  }
   return "";
 }
 
@@ -240,6 +262,8 @@ std::string WhatIsWrong(const wire::Report& report, const GroupState& group,
       return Check(report.microbatch_done(), group, stage);
     case Report::kWindowDone:
       return Check(report.window_done(), stage);
+    case Report::kGenerated:
+      return Check(report.generated(), group, stage);
     case Report::kSaved:  // the shard's own call says it, and is what counts
       return "";
     case Report::CONTENT_NOT_SET:

@@ -1,0 +1,28 @@
+// Whether an answer is a row's own: the first group of a regular expression in both.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace lorad::client {
+
+class ExactMatch {
+ public:
+  // An expression of PCRE2, of characters. USAGE: it is none, or has no group.
+  static absl::StatusOr<ExactMatch> Parse(const std::string& expression);
+
+  // The first group where the expression is found first; none: it is not found, or that would take
+  // too long. A group that takes no part in it is empty.
+  std::optional<std::string> Find(const std::string& text) const;
+
+ private:
+  struct Code;
+  explicit ExactMatch(std::shared_ptr<const Code> code) : code_(std::move(code)) {}
+
+  std::shared_ptr<const Code> code_;  // copies share it
+};
+
+}  // namespace lorad::client

@@ -1,0 +1,83 @@
+"""Makes MODEL/generated.json of the reference models: what transformers generates greedily after some prompts, without an
+adapter and with that of every run (RUN/final), in float32 on a CPU, eager attention. tools/references runs it.
+
+usage: generate_runs.py GOLDEN_DIR [MODEL ...]
+
+For each adapter ("" = none) and prompt: the tokens of model.generate, their log probabilities by one pass over all of
+them, and how far the most likely token was ahead of the next one. A prompt where that is less than the engines may differ
+by would compare noise, and ends the script.
+
+transformers' cache changes no token, as the script checks, but with longrope: a sequence that grows over the border gets
+other tokens with a cache than without (transformers 5.17). There it generates without.
+"""
+
+import json
+import pathlib
+import random
+import sys
+
+import peft
+import torch
+import transformers
+from families import FAMILIES
+
+TOKENS = 16
+PROMPTS = [1, 7, 15, 24, 30, 47]  # lengths; on both sides of windows of 16 and borders at 32, some within 16 tokens of them
+MARGIN = 1e-4
+
+
+def load(folder):
+    name = folder.name
+    kind = FAMILIES[name][1] if name in FAMILIES else "AutoModelForCausalLM"
+    model = getattr(transformers, kind).from_pretrained(folder / "model", dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
+
+
+def answer(model, prompt, use_cache):
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        # No token ends an answer here: ours has no tokenizer.
+        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False,
+                             eos_token_id=None, pad_token_id=0, use_cache=use_cache)
+        tokens = out[0, len(prompt):].tolist()
+        assert len(tokens) == TOKENS
+        log_p, margin = [], float("inf")
+        for i, token in enumerate(tokens):
+            # Each prefix by itself, as the engine runs it: transformers' longrope goes by a row's length.
+            logits = model(input_ids=out[:, :len(prompt) + i], use_cache=False).logits[0, -1].double()
+            assert int(logits.argmax()) == token, "generate and a pass without a cache differ"
+            first, second = logits.topk(2).values.tolist()
+            margin = min(margin, first - second)
+            log_p.append(torch.log_softmax(logits, -1)[token].item())
+    if margin < MARGIN:
+        sys.exit(f"two tokens are {margin} apart after {prompt}")
+    return {"prompt": prompt, "tokens": tokens, "log_probability": log_p, "margin": margin}
+
+
+def main():
+    golden = pathlib.Path(sys.argv[1])
+    for config in sorted(golden.glob("*/model/config.json")):
+        folder = config.parent.parent
+        if sys.argv[2:] and folder.name not in sys.argv[2:]:
+            continue
+        fields = json.loads(config.read_text())
+        vocabulary = fields.get("text_config", fields)["vocab_size"]
+        use_cache = "longrope" not in config.read_text()
+        draw = random.Random(folder.name)
+        prompts = [[draw.randrange(3, vocabulary - 1) for _ in range(length)] for length in PROMPTS]
+        generated = {}
+        for run in [""] + sorted(path.parent.name for path in folder.glob("*/final")):
+            model = load(folder)
+            model.generation_config.eos_token_id = None
+            if run:
+                model = peft.PeftModel.from_pretrained(model, folder / run / "final").eval()
+            generated[run] = [answer(model, prompt, use_cache) for prompt in prompts]
+        lines = ",\n".join(f'  {json.dumps(run)}: [\n    ' + ",\n    ".join(json.dumps(a) for a in answers) + "]"
+                           for run, answers in generated.items())
+        (folder / "generated.json").write_text("{\n" + lines + "\n}\n")
+        tokens = {token for answers in generated.values() for a in answers for token in a["tokens"]}
+        margin = min(a["margin"] for answers in generated.values() for a in answers)
+        print(f"{folder.name}: {len(generated)} adapters, {len(tokens)} words, least margin {margin:.2g}")
+
+
+main()

@@ -1,0 +1,405 @@
+// Answers that clients ask for, as stories.
+#include <map>
+#include <optional>
+
+#include "server/core/generations/generations.h"
+#include "tests/server/core/scenario.h"
+
+namespace lorad::server {
+namespace {
+
+using sim::NextToken;
+
+// 30 steps, a checkpoint every 2.
+v1::Job LongJob() {
+  v1::Job job = World::NewJob();
+  job.mutable_training()->set_epochs(10);
+  return job;
+}
+
+AskedAnswer AskBase(uint64_t seed = 1, int32_t max_tokens = 6) {
+  AskedAnswer ask;
+  ask.base_model = "m";
+  ask.prompt = {3, 1, 4, 1, 5};
+  ask.max_tokens = max_tokens;
+  ask.seed = seed;
+  return ask;
+}
+
+AskedAnswer AskJob(const std::string& job, uint64_t seed = 1, int32_t max_tokens = 6) {
+  AskedAnswer ask = AskBase(seed, max_tokens);
+  ask.base_model = "";
+  ask.job = job;
+  return ask;
+}
+
+std::string ContentOf(const std::string& job, int64_t step) {
+  return "weights:checkpoints/" + job + "/" + std::to_string(step);
+}
+
+// What the answer is, whoever computes it.
+std::vector<int32_t> Expected(const std::string& content, const AskedAnswer& ask) {
+  std::vector<int32_t> tokens;
+  while (std::ssize(tokens) < ask.max_tokens) {
+    tokens.push_back(NextToken(content, ask.seed, std::ssize(ask.prompt) + std::ssize(tokens)));
+    if (std::ranges::count(ask.ends, tokens.back()) > 0) break;
+  }
+  return tokens;
+}
+
+// A client that reads to the end.
+class Reader {
+ public:
+  Reader(World& world, std::vector<AskedAnswer> asks) : world_(world), tokens_(asks.size()) {
+    finish_.resize(asks.size());
+    world.Ask(StartGeneration{std::move(asks)}, [this](absl::StatusOr<ReplyValue> reply) {
+      if (!reply.ok()) return End(reply.status());
+      started_ = std::get<GenerationStarted>(*reply);
+      Read();
+    });
+  }
+  bool ended() const { return status_.has_value(); }
+  const absl::Status& status() const { return *status_; }
+  const GenerationStarted& started() const { return started_; }
+  const std::vector<int32_t>& tokens(size_t i) const { return tokens_[i]; }
+  v1::GenerateResponse::FinishReason finish(size_t i) const { return finish_[i]; }
+  const std::vector<std::string>& waiting() const { return waiting_; }
+  void Stop(int32_t index) { ended_.push_back(index); }
+  // It asks for nothing more.
+  void Vanish() { vanished_ = true; }
+  uint64_t reading() const { return reading_; }
+
+ private:
+  void End(absl::Status status) { status_ = std::move(status); }
+  void Read() {
+    if (vanished_) return;
+    ReadGeneration read{started_.name, {}, ended_};
+    for (const auto& tokens : tokens_) read.seen.push_back(static_cast<int32_t>(tokens.size()));
+    reading_ = world_.Ask(std::move(read), [this](absl::StatusOr<ReplyValue> reply) {
+      if (!reply.ok()) return End(reply.status());
+      const auto& news = std::get<GenerationNews>(*reply);
+      for (const GenerationNews::Piece& piece : news.pieces) {
+        auto& tokens = tokens_[static_cast<size_t>(piece.index)];
+        tokens.insert(tokens.end(), piece.tokens.begin(), piece.tokens.end());
+        CHECK(piece.log_probabilities.size() == piece.tokens.size());
+        finish_[static_cast<size_t>(piece.index)] = piece.finish;
+        if (piece.finish != v1::GenerateResponse::FINISH_REASON_UNSPECIFIED) {
+          ended_.push_back(piece.index);
+        }
+      }
+      if (!news.waiting.empty()) waiting_.push_back(news.waiting);
+      if (news.over) return End(absl::OkStatus());
+      Read();
+    });
+  }
+
+  World& world_;
+  GenerationStarted started_;
+  uint64_t reading_ = 0;
+  std::vector<std::vector<int32_t>> tokens_;
+  std::vector<v1::GenerateResponse::FinishReason> finish_;
+  std::vector<int32_t> ended_;
+  std::vector<std::string> waiting_;
+  std::optional<absl::Status> status_;
+  bool vanished_ = false;
+};
+
+int64_t WindowsOf(World& world) {
+  int64_t most = 0;
+  for (const PlanInput& plan : world.plans()) most = std::max(most, plan.window);
+  return most;
+}
+
+TEST_CASE("a base model answers without a job, and its group stays") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const AskedAnswer ask = AskBase();
+  Reader reader(*world, {ask});
+  world->RunUntil([&] { return reader.ended(); });
+  REQUIRE(reader.status().ok());
+  CHECK(reader.tokens(0) == Expected("", ask));
+  CHECK(reader.finish(0) == v1::GenerateResponse::LENGTH);
+  CHECK(WindowsOf(*world) == 6);  // a window for each token
+  world->Settle();
+  world->CheckInvariants();
+}
+
+TEST_CASE("several answers of a job's checkpoints and the base are made at once") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(World::NewJob());
+  world->RunUntilState(job, v1::Job::SUCCEEDED);
+  AskedAnswer old = AskJob(job, 7);
+  old.step = 2;
+  const std::vector<AskedAnswer> asks = {AskJob(job), AskBase(5), old, AskJob(job, 2, 3)};
+  const int64_t before = WindowsOf(*world);
+  Reader reader(*world, asks);
+  world->RunUntil([&] { return reader.ended(); });
+  REQUIRE(reader.status().ok());
+  CHECK(reader.started().steps == std::vector<int64_t>{6, 0, 2, 6});
+  CHECK(reader.tokens(0) == Expected(ContentOf(job, 6), asks[0]));
+  CHECK(reader.tokens(1) == Expected("", asks[1]));
+  CHECK(reader.tokens(2) == Expected(ContentOf(job, 2), asks[2]));
+  CHECK(reader.tokens(3) == Expected(ContentOf(job, 6), asks[3]));
+  // A load, and then each of the two windows that are on their way has the tokens of some. One
+  // after the other they would take 21.
+  CHECK(WindowsOf(*world) - before <= 1 + 2 * 6 + 1);
+  world->Settle();
+  world->CheckInvariants();
+}
+
+TEST_CASE("an answer ends with an end-of-text token, or when its reader has enough") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  AskedAnswer ends = AskBase(1, 50);
+  ends.ends = {NextToken("", 1, 5 + 4)};
+  const std::vector<int32_t> expected = Expected("", ends);
+  REQUIRE(expected.size() <= 5);
+  Reader reader(*world, {ends});
+  world->RunUntil([&] { return reader.ended(); });
+  CHECK(reader.tokens(0) == expected);
+  CHECK(reader.finish(0) == v1::GenerateResponse::EOS);
+
+  Reader other(*world, {AskBase(1, 1000)});
+  world->RunUntil([&] { return other.tokens(0).size() >= 4; });
+  other.Stop(0);
+  world->RunUntil([&] { return other.ended(); });
+  CHECK(other.status().ok());
+  CHECK(other.tokens(0).size() < 10);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job that trains is asked at its newest checkpoint, and keeps its steps") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).last_checkpoint_step() >= 4; });
+  const AskedAnswer ask = AskJob(job, 3, 8);
+  Reader reader(*world, {ask});
+  world->RunUntil([&] { return reader.ended(); });
+  REQUIRE(reader.status().ok());
+  CHECK(reader.tokens(0) == Expected(ContentOf(job, reader.started().steps[0]), ask));
+  CHECK(world->StateOf(job) == v1::Job::RUNNING);  // beside it
+  world->RunUntilState(job, v1::Job::SUCCEEDED);
+  CHECK(world->Job(job).attempts() <= 2);  // its group was formed again at most once
+  CHECK(world->Metrics(job).size() == 30);
+  world->CheckInvariants();
+}
+
+TEST_CASE("beside a job answers have no more of a window than its own tokens, or one token") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).last_checkpoint_step() >= 2; });
+  std::vector<AskedAnswer> asks;
+  for (uint64_t i = 0; i < 40; ++i) asks.push_back(AskBase(i, 4));
+  const size_t before = world->plans().size();
+  Reader reader(*world, asks);
+  world->RunUntil([&] { return reader.ended(); });
+  REQUIRE(reader.status().ok());
+  for (size_t i = 0; i < asks.size(); ++i) CHECK(reader.tokens(i) == Expected("", asks[i]));
+  int64_t beside = 0;
+  for (size_t i = before; i < world->plans().size(); ++i) {
+    const PlanInput& plan = world->plans()[i];
+    if (plan.trains.empty() || plan.generates.empty()) continue;
+    int64_t tokens = 0;
+    for (const auto& unit : plan.generates) {
+      for (const auto& segment : unit.segments) tokens += segment.input_ids_size();
+    }
+    ++beside;
+    CHECK(tokens <= 4 * 20);  // its batches: 4 rows of 20 tokens
+  }
+  CHECK(beside > 0);
+  world->RunUntilState(job, v1::Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("answers wait for a worker and say so; one that is lost costs a token") {
+  auto world = MakeWorld();
+  const AskedAnswer ask = AskBase(1, 40);
+  Reader reader(*world, {ask});
+  world->Settle();
+  REQUIRE(!reader.waiting().empty());
+  CHECK(reader.waiting().front() == "no worker is connected");
+  world->StartWorkers();
+  world->RunUntil([&] { return reader.tokens(0).size() >= 10; });
+  world->worker(0).Kill();
+  world->RunUntil([&] { return reader.ended(); });
+  REQUIRE(reader.status().ok());
+  CHECK(reader.tokens(0) == Expected("", ask));
+  world->CheckInvariants();
+}
+
+TEST_CASE("an answer goes on when its group is cut for a job that is cancelled") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  const std::string other = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).last_checkpoint_step() >= 4; });
+  const AskedAnswer ask = AskJob(job, 3, 30);
+  Reader reader(*world, {ask, AskBase(4, 30)});
+  world->RunUntil([&] { return reader.tokens(0).size() >= 3; });
+  world->Get<v1::Job>(Named<v1::CancelJobRequest>(other));
+  world->RunUntil([&] { return reader.ended(); });
+  REQUIRE(reader.status().ok());
+  CHECK(reader.tokens(0) == Expected(ContentOf(job, reader.started().steps[0]), ask));
+  CHECK(reader.tokens(1) == Expected("", AskBase(4, 30)));
+  world->CheckInvariants();
+}
+
+TEST_CASE("a group is formed again for a prompt that is longer than its rows, once") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).last_checkpoint_step() >= 4; });
+  AskedAnswer ask = AskJob(job, 3, 4);
+  ask.prompt.assign(700, 2);
+  Reader reader(*world, {ask});
+  world->RunUntil([&] { return reader.ended(); });
+  REQUIRE(reader.status().ok());
+  CHECK(reader.tokens(0) == Expected(ContentOf(job, reader.started().steps[0]), ask));
+  CHECK(world->StateOf(job) != v1::Job::SUCCEEDED);
+  world->RunUntilState(job, v1::Job::SUCCEEDED);
+  CHECK(world->Metrics(job).size() == 30);
+  CHECK(world->Job(job).attempts() == 2);
+  world->CheckInvariants();
+}
+
+TEST_CASE("who asks for what is not there learns why") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const auto reason = [&](AskedAnswer ask) {
+    return Reason(world->Call(StartGeneration{{std::move(ask)}}).status());
+  };
+  CHECK(reason(AskJob("job-none")) == "JOB_NOT_FOUND");
+  AskedAnswer other = AskBase();
+  other.base_model = "none";
+  CHECK(reason(other) == "MODEL_NOT_FOUND");
+  other = AskBase();
+  other.adapter = "none";
+  CHECK(reason(other) == "ADAPTER_NOT_FOUND");
+  v1::Job slow = LongJob();
+  slow.mutable_training()->set_checkpoint_every_steps(0);
+  const std::string job = world->Submit(slow);
+  world->RunUntil([&] { return world->Job(job).step() >= 2; });
+  const absl::Status none = world->Call(StartGeneration{{AskJob(job)}}).status();
+  CHECK(Reason(none) == "NO_CHECKPOINT");
+  CHECK(std::string(none.message()).find("first one at step 30") != std::string::npos);
+  other = AskJob(job);
+  other.step = 3;
+  CHECK(reason(other) == "CHECKPOINT_NOT_FOUND");
+  v1::Job gone = World::NewJob();
+  gone.set_base_model("m2");
+  const std::string ended = world->Submit(gone);
+  world->RunUntilState(ended, v1::Job::SUCCEEDED);
+  REQUIRE(world->Call(Named<v1::UnregisterModelRequest>("m2")).ok());
+  CHECK(reason(AskJob(ended)) == "MODEL_NOT_FOUND");
+  world->AddModel("m2");
+  other = AskBase();
+  other.base_model = "m2";
+  CHECK(world->Call(StartGeneration{{AskBase(), other}}).status().code() ==
+        absl::StatusCode::kInvalidArgument);
+  other = AskBase();
+  other.max_tokens = 1 << 30;
+  CHECK(reason(other) == "NO_WORKER_FITS");
+  CHECK(Reason(world->Call(ReadGeneration{"generation-9", {0}, {}}).status()) == "GENERATION_GONE");
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job that is deleted while it is asked ends the call") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(World::NewJob());
+  world->RunUntilState(job, v1::Job::SUCCEEDED);
+  Reader reader(*world, {AskJob(job, 1, 100), AskBase(1, 100)});
+  world->RunUntil([&] { return reader.tokens(0).size() >= 3; });
+  REQUIRE(world->Call(Named<v1::DeleteJobRequest>(job)).ok());
+  world->RunUntil([&] { return reader.ended(); });
+  CHECK(reader.status().code() == absl::StatusCode::kNotFound);
+  CHECK(Reason(reader.status()) == "ASKED_IS_GONE");
+  world->Settle();
+  world->CheckInvariants();
+}
+
+TEST_CASE("a reader that vanishes ends its answers, whether it waits or asks for nothing") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Reader reader(*world, {AskBase(1, 1'000)});
+  world->RunUntil([&] { return reader.tokens(0).size() >= 3; });
+  SECTION("it is given up") {
+    REQUIRE(world->Call(GiveUpRequest{reader.reading()}).ok());
+    world->RunUntil([&] { return reader.ended(); });
+    CHECK(reader.status().code() == absl::StatusCode::kCancelled);
+  }
+  SECTION("it ends it") {
+    REQUIRE(world->Call(EndGeneration{reader.started().name}).ok());
+    world->RunUntil([&] { return reader.ended(); });
+  }
+  SECTION("it asks for nothing") { reader.Vanish(); }
+  world->Sleep(2 * kUnreadUs);
+  const size_t before = world->plans().size();
+  world->Sleep(kUnreadUs);
+  CHECK(world->plans().size() == before);  // nothing is asked for any more
+  CHECK(Reason(world->Call(ReadGeneration{reader.started().name, {0}, {}}).status()) ==
+        "GENERATION_GONE");
+  world->CheckInvariants();
+}
+
+TEST_CASE("a coordinator that is killed forgets answers, and its jobs go on") {
+  WorldOptions options;
+  options.workers_outlive = GENERATE(false, true);
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).last_checkpoint_step() >= 4; });
+  Reader reader(*world, {AskJob(job, 1, 200), AskBase(1, 200)});
+  world->RunUntil([&] { return reader.tokens(0).size() >= 3 && reader.tokens(1).size() >= 3; });
+  world->CrashCoordinator();
+  CHECK(Reason(world->Call(ReadGeneration{reader.started().name, {0, 0}, {}}).status()) ==
+        "GENERATION_GONE");
+  const AskedAnswer ask = AskBase(9);
+  Reader again(*world, {ask});
+  world->RunUntil([&] { return again.ended(); });
+  CHECK(again.tokens(0) == Expected("", ask));
+  world->RunUntilState(job, v1::Job::SUCCEEDED);
+  CHECK(world->Metrics(job).size() == 30);
+  world->CheckInvariants();
+}
+
+TEST_CASE("while jobs of another model wait, guests do not keep a worker from them") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Reader first(*world, {AskBase(1, 60)});
+  world->RunUntil([&] { return first.tokens(0).size() >= 3; });
+  v1::Job other = World::NewJob();
+  other.set_base_model("m2");
+  const std::string job = world->Submit(other);
+  AskedAnswer long_ask = AskBase(2, 4);  // of the same guest, if that took more
+  Reader second(*world, {long_ask});
+  world->RunUntilState(job, v1::Job::SUCCEEDED);
+  CHECK(first.ended());
+  world->RunUntil([&] { return second.ended(); });
+  CHECK(second.tokens(0) == Expected("", long_ask));
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job that fits nowhere keeps nobody from an answer") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Reader first(*world, {AskBase(1, 4)});
+  world->RunUntil([&] { return first.ended(); });
+  world->AddModel("several", 4);
+  v1::Job stuck = World::NewJob();
+  stuck.set_base_model("several");  // on four workers, and there is one
+  const std::string job = world->Submit(stuck);
+  world->RunUntilState(job, v1::Job::QUEUED);
+  for (uint64_t seed : {2, 3}) {
+    Reader more(*world, {AskBase(seed, 4)});
+    world->RunUntil([&] { return more.ended(); });
+    CHECK(more.tokens(0) == Expected("", AskBase(seed, 4)));
+  }
+  world->CheckInvariants();
+}
+
+}  // namespace
+}  // namespace lorad::server

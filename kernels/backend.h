@@ -324,9 +324,9 @@ class Backend {
 
   // The head over some rows alone, whole as no other operation has it:
   //   z[i] = W x[rows[i]], or cap tanh(W x[rows[i]] / cap) where cap is not 0.
-  // x [T, H]; rows: n, host, read before the call returns, 0 <= rows[i] < T; head: W [V, H], without
-  // bias; z [n, V] float32 out, its rows a multiple of 16 bytes apart. The bits of z[i] are a function of
-  // its row of x alone.
+  // x [T, H]; rows: n, host, read before the call returns, 0 <= rows[i] < T; head: W [V, H],
+  // without bias; z [n, V] float32 out, its rows a multiple of 16 bytes apart. The bits of z[i] are
+  // a function of its row of x alone.
   virtual void Logits(const Batch& batch, const TensorView& x, std::span<const int32_t> rows,
                       const Linear& head, float cap, const TensorView& z) = 0;
 

@@ -94,8 +94,8 @@ struct StageRange {
 // Microbatches that a stage may have in flight, at most: the engine keeps marks for each.
 inline constexpr int kInFlightMax = 16;
 
-// Logits are kept of at most so many rows at a time, in float32, each row with room for a multiple of
-// this many words.
+// Logits are kept of at most so many rows at a time, in float32, each row with room for a multiple
+// of this many words.
 inline constexpr int64_t kLogitRows = 16;
 inline constexpr int64_t kLogitAlignment = 64;
 constexpr int64_t LogitFloats(int64_t capacity_tokens, int64_t vocabulary) {

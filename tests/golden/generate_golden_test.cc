@@ -1,5 +1,5 @@
 // What the engine generates greedily against what transformers does (generate_runs.py): the same
-// tokens, with and without an adapter, all answers of a model packed together, in stages and on one.
+// tokens, with and without an adapter, all answers of a model together, in stages and on one.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>

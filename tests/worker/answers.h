@@ -32,9 +32,9 @@ Answer Ask(const std::string& job, std::vector<int32_t> prompt, double temperatu
 // What the answer's next token needs.
 v1::Segment NextOf(const Answer& answer, const std::string& generation);
 
-// One window: a token more for each of the answers, all packed together; with the next step of every
-// job between two halves of them, where there are jobs. Where a token does not come, or comes twice, it
-// throws std::runtime_error; -1 is appended as any other.
+// One window: a token more for each of the answers, all packed together; with the next step of
+// every job between two halves of them, where there are jobs. Where a token does not come, or comes
+// twice, it throws std::runtime_error; -1 is appended as any other.
 void Continue(Harness* harness, const std::vector<Answer*>& answers,
               const std::vector<TestJob*>& jobs = {}, bool save = false,
               std::mt19937_64* random = nullptr);

@@ -1,5 +1,5 @@
-// What generates: a token depends on its prefix, its adapter and its Sampling, and on nothing that is
-// beside it; what trains beside it keeps its bits; what cannot be generated is said.
+// What generates: a token depends on its prefix, its adapter and its Sampling, and on nothing that
+// is beside it; what trains beside it keeps its bits; what cannot be generated is said.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -257,11 +257,13 @@ TEST_CASE("what has no token is told so, and its neighbours have theirs") {
     TestJob training = a;
     harness.Step({&training, &b});
     REQUIRE(harness.not_finite().size() == 1);
-    std::vector<Answer> later = {Ask("b", prompt), Ask("", prompt), Ask("b", prompt)};
+    std::vector<Answer> later = {Ask("", prompt), Ask("b", prompt), Ask("", prompt),
+                                 Ask("b", prompt)};
     Continue(&harness, AllOf(later));
-    CheckNone(later[0]);
-    CheckNone(later[2]);
-    CHECK(later[1] == answers[3]);
+    CHECK(later[0] == answers[3]);
+    CheckNone(later[1]);
+    CHECK(later[2] == answers[3]);
+    CheckNone(later[3]);
 
     Harness alone(InStages(cuts));
     alone.Form();

@@ -21,7 +21,7 @@ std::string AdapterContent(const std::string& directory, const std::string& job)
 // a PEFT directory.
 double WorstDistance(const std::string& shard, const std::string& peft_directory);
 
-// A shard with a value of a matrix B that is infinite; throws std::runtime_error where there is none.
+// The shard with a value of a matrix B infinite; throws std::runtime_error where there is none.
 std::string Spoiled(std::string shard);
 
 // Makes `folder` a model directory of the golden Llama's shape (3 layers, hidden 64, vocabulary

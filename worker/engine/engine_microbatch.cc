@@ -181,7 +181,9 @@ absl::StatusOr<Flight> Engine::Prepare(const v1::Microbatch& microbatch) {
     if (!resident.ok()) return resident.status();
     if (*resident != nullptr && (*resident)->dropped) {
       // Who waits for a token is told that there is none.
-      if (Generates(segment)) flight.spans.push_back({.segment = &segment, .lost = true});
+      if (Generates(segment)) {
+        flight.spans.push_back({.segment = &segment, .index = index, .lost = true});
+      }
       continue;
     }
     if (flight.rows + LengthOf(segment) > model_->shape().capacity_tokens) {

@@ -181,8 +181,8 @@ void Model::LayActivations(kernels::Arena& arena) {
   if (!has_head()) behind_ = {Activation(hidden, arena), Activation(hidden, arena)};
 }
 
-// Blocks run one after the other, and logits behind them, so their scratch overlaps in place; the workspace that follows
-// begins behind the largest.
+// Blocks run one after the other, and logits behind them, so their scratch overlaps in place; the
+// workspace that follows begins behind the largest.
 void Model::LayScratch(kernels::Arena& arena) {
   const int64_t mark = arena.used();
   int64_t scratch_bytes = 0;

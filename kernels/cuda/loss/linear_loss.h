@@ -52,8 +52,8 @@ class LinearLossOperation {
   // unit [n, H] may be empty; its rows that do not train are left as they were.
   void Run(const CudaBatch& batch, const TensorView& x, const CudaLinear& head,
            const TensorView& log_p, const TensorView& unit, float cap = 0);
-  // Backend::Logits of the rows [n] in device memory. The products are cuBLASLt's, whose algorithm is
-  // one for all n, into float32; z: its memory and its rows aligned to 16 bytes.
+  // Backend::Logits of the rows [n] in device memory. The products are cuBLASLt's, whose algorithm
+  // is one for all n, into float32; z: its memory and its rows aligned to 16 bytes.
   void Logits(const TensorView& x, const int32_t* rows, const CudaLinear& head, float cap,
               const TensorView& z);
 

@@ -76,10 +76,14 @@ void Time(Harness* harness, const std::vector<Expected>& all) {
   const double alone = SecondsOf(harness, one_by_one);
   std::printf("%zu answers, %d tokens each: %.2f s together, %.2f s one after the other\n",
               kTimedAnswers, kTimedTokens, packed, alone);
+  std::fflush(stdout);
 }
 
-int Run(const std::string& model, const std::string& folder) {
+int Run(const std::string& model, const std::string& folder, size_t tokens) {
   std::vector<Expected> all = ReadExpected(folder + "/generated.json");
+  for (Expected& expected : all) {
+    expected.tokens.resize(std::min(tokens, expected.tokens.size()));
+  }
   Harness harness(
       {.model_path = model, .threads = 2, .capacity_tokens = 1024, .longest_sequence = 128});
   harness.Form();
@@ -109,11 +113,12 @@ int Run(const std::string& model, const std::string& folder) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: generate_smollm2 MODEL_DIRECTORY\n");
+    std::fprintf(stderr, "usage: generate_smollm2 MODEL_DIRECTORY [TOKENS]\n");
     return 2;
   }
   try {
-    return lorad::worker::Run(argv[1], "tests/golden/smollm2_gsm8k_r4_qv");
+    return lorad::worker::Run(argv[1], "tests/golden/smollm2_gsm8k_r4_qv",
+                              argc > 2 ? std::stoul(argv[2]) : 64);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -16,8 +16,8 @@
 namespace lorad::worker {
 namespace {
 
-// transformers' own log probabilities with and without its cache lie this far apart.
-constexpr double kLogProbabilityTolerance = 1e-3;
+// Absolute; 1.1e-5 was seen over 320 tokens.
+constexpr double kLogProbabilityTolerance = 1e-4;
 constexpr size_t kTimedAnswers = 16;
 constexpr int kTimedTokens = 4;
 const std::string kRun = "smollm2_gsm8k_r4_qv";

@@ -2,6 +2,8 @@
 adapter and with that of every run (RUN/final), in float32 on a CPU, eager attention. tools/references runs it.
 
 usage: generate_runs.py GOLDEN_DIR [MODEL ...]
+       generate_runs.py GOLDEN_DIR --smollm2 MODEL_DIR ROWS     the same of SmolLM2 after 32 questions of ROWS, every other one
+                                                                with smollm2_gsm8k_r4_qv/final, 64 tokens each
 
 For each adapter ("" = none) and prompt: the tokens of model.generate, their log probabilities by one pass over all of
 them, and how far the most likely token was ahead of the next one. A prompt where that is less than the engines may differ
@@ -54,8 +56,50 @@ def answer(model, prompt, use_cache):
     return {"prompt": prompt, "tokens": tokens, "log_probability": log_p, "margin": margin}
 
 
+def write(path, generated):
+    lines = ",\n".join(f'  {json.dumps(run)}: [\n    ' + ",\n    ".join(json.dumps(a) for a in answers) + "]"
+                       for run, answers in generated.items())
+    path.write_text("{\n" + lines + "\n}\n")
+
+
+def smollm2(golden, directory, rows):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    run = "smollm2_gsm8k_r4_qv"
+    model = peft.PeftModel.from_pretrained(model, golden / run / "final").eval()
+    generated = {"": [], run: []}
+    for line in open(rows):
+        row = json.loads(line)
+        # Short ones, for every token runs its prefix again.
+        prompt = tokenizer(row["messages"][0]["content"] if "messages" in row else row["prompt"])["input_ids"][:32]
+        ids = torch.tensor([prompt])
+        to = generated["" if len(generated[""]) == len(generated[run]) else run]
+        with torch.no_grad():
+            if to is generated[""]:
+                model.disable_adapter_layers()
+            else:
+                model.enable_adapter_layers()
+            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False,
+                                 eos_token_id=None, pad_token_id=0, return_dict_in_generate=True, output_logits=True)
+        tokens = out.sequences[0, len(prompt):].tolist()
+        logits = torch.cat(out.logits).double()
+        assert logits.argmax(-1).tolist() == tokens and len(tokens) == 64
+        best = logits.topk(2).values
+        margin = (best[:, 0] - best[:, 1]).min().item()
+        if margin < MARGIN:
+            print(f"passed over: two tokens are {margin} apart")
+            continue
+        log_p = torch.log_softmax(logits, -1)[range(64), tokens].tolist()
+        to.append({"prompt": prompt, "tokens": tokens, "log_probability": [round(p, 7) for p in log_p], "margin": margin})
+        write(golden / run / "generated.json", generated)  # as it grows: all of it takes minutes
+        if len(generated[run]) == 16:
+            return
+
+
 def main():
     golden = pathlib.Path(sys.argv[1])
+    if sys.argv[2:3] == ["--smollm2"]:
+        return smollm2(golden, pathlib.Path(sys.argv[3]), sys.argv[4])
     for config in sorted(golden.glob("*/model/config.json")):
         folder = config.parent.parent
         if sys.argv[2:] and folder.name not in sys.argv[2:]:
@@ -72,9 +116,7 @@ def main():
             if run:
                 model = peft.PeftModel.from_pretrained(model, folder / run / "final").eval()
             generated[run] = [answer(model, prompt, use_cache) for prompt in prompts]
-        lines = ",\n".join(f'  {json.dumps(run)}: [\n    ' + ",\n    ".join(json.dumps(a) for a in answers) + "]"
-                           for run, answers in generated.items())
-        (folder / "generated.json").write_text("{\n" + lines + "\n}\n")
+        write(folder / "generated.json", generated)
         tokens = {token for answers in generated.values() for a in answers for token in a["tokens"]}
         margin = min(a["margin"] for answers in generated.values() for a in answers)
         print(f"{folder.name}: {len(generated)} adapters, {len(tokens)} words, least margin {margin:.2g}")

@@ -52,6 +52,7 @@ bool AskingClient::Take(const absl::StatusOr<server::ReplyValue>& reply) {
     INFO(started_.name << ": " << reply.status());
     const bool may_be = absl::IsNotFound(reply.status()) ||
                         absl::IsFailedPrecondition(reply.status()) ||
+                        absl::IsResourceExhausted(reply.status()) ||
                         absl::IsDataLoss(reply.status());
     REQUIRE(may_be);
     if (started_.name.empty() || ++tries_ > 1) return true;

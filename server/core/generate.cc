@@ -90,20 +90,28 @@ absl::StatusOr<GuestContent> Core::State::ContentFor(const AskedAnswer& ask) {
   return content;
 }
 
-bool Core::State::FitsNowhere(const GuestContent& content, int64_t longest_tokens) {
-  Guest guest{.name = "", .of = content, .longest_tokens = longest_tokens};
+bool Core::State::FitsNowhere(const GuestContent& content, int64_t longest_tokens,
+                              const std::vector<planner::WorkerView>& workers) const {
+  const Guest guest{.name = "", .of = content, .longest_tokens = longest_tokens};
   const planner::QueuedJob queued = Queued(guest);
-  std::vector<planner::WorkerView> workers;
-  for (const planner::WorkerView& worker : ClusterOf(Waiting::kThoseLookedAt).workers) {
+  for (const planner::WorkerView& worker : workers) {
     const int64_t tokens =
         worker.microbatch_tokens > 0 ? worker.microbatch_tokens : options_.microbatch_tokens;
     if (planner::FitsAlone(queued, worker.device, worker.budget_bytes, tokens)) return false;
-    workers.push_back(worker);
   }
   return !workers.empty() && !planner::PlaceAlone(queued, workers, options_.microbatch_tokens);
 }
 
-int64_t Core::State::RoomyTokens(const GuestContent& content, int64_t tokens) const {
+absl::Status Core::State::NoWorkerFits(const GuestContent& content, int64_t tokens) {
+  return LimitExceeded("NO_WORKER_FITS", "memory",
+                       absl::StrCat("no connected worker has room for model '", content.base_model,
+                                    "' with this adapter and ", tokens,
+                                    " tokens, even alone: ask for fewer tokens (max_tokens, "
+                                    "prompt), or add a worker with more memory"));
+}
+
+int64_t Core::State::RoomyTokens(const GuestContent& content, int64_t tokens,
+                                 const std::vector<planner::WorkerView>& workers) const {
   for (const auto& [name, group] : groups_.all()) {
     if (group.base_model == content.base_model && group.shape.longest_sequence >= tokens) {
       return tokens;
@@ -113,7 +121,9 @@ int64_t Core::State::RoomyTokens(const GuestContent& content, int64_t tokens) co
       catalog_.Model(content.base_model).record.model().max_position_embeddings();
   int64_t roomy = kRoomyTokens;
   while (roomy < tokens) roomy *= 2;
-  return std::max(tokens, positions > 0 ? std::min(roomy, positions) : roomy);
+  if (positions > 0) roomy = std::min(roomy, positions);
+  if (roomy <= tokens || workers.empty() || FitsNowhere(content, roomy, workers)) return tokens;
+  return roomy;
 }
 
 // ---- calls ----
@@ -126,6 +136,7 @@ void Core::State::On(uint64_t request, const StartGeneration& content) {
   if (absl::Status status = generations_.CheckRoom(content.asks.size()); !status.ok()) {
     return turn_.Fail(request, status);
   }
+  const std::vector<planner::WorkerView> workers = ClusterOf(Waiting::kThoseLookedAt).workers;
   std::vector<GuestContent> contents;
   GenerationStarted started;
   for (const AskedAnswer& ask : content.asks) {
@@ -140,20 +151,14 @@ void Core::State::On(uint64_t request, const StartGeneration& content) {
                                                         contents.front().base_model, "' and '",
                                                         of->base_model, "'")}}));
     }
-    if (FitsNowhere(*of, tokens)) {
-      return turn_.Fail(
-          request,
-          LimitExceeded("NO_WORKER_FITS", "memory",
-                        absl::StrCat("no connected worker has room for model '", of->base_model,
-                                     "' with this adapter and ", tokens,
-                                     " tokens, even alone: ask for fewer tokens (max_tokens, "
-                                     "prompt), or add a worker with more memory")));
+    if (FitsNowhere(*of, tokens, workers)) {
+      return turn_.Fail(request, NoWorkerFits(*of, tokens));
     }
     started.steps.push_back(of->step);
     contents.push_back(*std::move(of));
   }
   const auto roomy = [&](const GuestContent& of, int64_t tokens) {
-    return RoomyTokens(of, tokens);
+    return RoomyTokens(of, tokens, workers);
   };
   const auto takes_more = [&](const Guest& guest) { return TakesMore(guest); };
   started.name = generations_.Start(content.asks, contents, {roomy, takes_more});

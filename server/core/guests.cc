@@ -68,9 +68,22 @@ bool Core::State::MayHavePlace(const Guest& guest, const planner::ClusterView& v
   });
 }
 
+void Core::State::FailMisfits(const std::vector<planner::WorkerView>& workers) {
+  if (turn_.now_us() < JudgedFromUs()) return;
+  std::vector<std::pair<std::string, absl::Status>> misfits;
+  for (const Guest* guest : generations_.Waiting()) {
+    if (!FitsNowhere(guest->of, guest->longest_tokens, workers)) continue;
+    misfits.emplace_back(guest->name, NoWorkerFits(guest->of, guest->longest_tokens));
+  }
+  for (const auto& [name, status] : misfits) {
+    generations_.Fail([&](const Guest& guest) { return guest.name == name; }, status);
+  }
+}
+
 std::vector<planner::Decision> Core::State::Decide(planner::ClusterView view) {
   std::vector<planner::Decision> decisions = planner::Schedule(view);
   const size_t jobs = view.queue.size();
+  FailMisfits(view.workers);
   std::vector<Guest*> guests = generations_.Waiting();
   for (Guest* guest : guests) {
     if (cluster_.Connected().empty()) generations_.Say(*guest, "no worker is connected");

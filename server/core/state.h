@@ -134,10 +134,13 @@ class Core::State {
   void On(uint64_t request, const EndGeneration& content) { generations_.On(request, content); }
   absl::StatusOr<GuestContent> ContentFor(const AskedAnswer& ask);
   absl::StatusOr<GuestContent> ContentOfJob(const AskedAnswer& ask);
-  // Whether the guest fits no worker that is connected, alone.
-  bool FitsNowhere(const GuestContent& content, int64_t longest_tokens);
+  // Whether the guest fits none of these workers, nor several of them, alone; of none, false.
+  bool FitsNowhere(const GuestContent& content, int64_t longest_tokens,
+                   const std::vector<planner::WorkerView>& workers) const;
+  static absl::Status NoWorkerFits(const GuestContent& content, int64_t tokens);
   // What the guest is to have room for, lest a group is formed again for each longer prompt.
-  int64_t RoomyTokens(const GuestContent& content, int64_t tokens) const;
+  int64_t RoomyTokens(const GuestContent& content, int64_t tokens,
+                      const std::vector<planner::WorkerView>& workers) const;
   // Those that are made with what has gone end.
   void EndGenerations(absl::FunctionRef<bool(const GuestContent&)> of, const std::string& what);
   // The next tokens of its guests' answers, beside what `input` trains.
@@ -149,6 +152,8 @@ class Core::State {
   // What the policy decides of the jobs of the view, and of the guests that wait and may have a
   // place beside them.
   std::vector<planner::Decision> Decide(planner::ClusterView view);
+  // Those that wait and fit none of them, once no other worker is on its way, end.
+  void FailMisfits(const std::vector<planner::WorkerView>& workers);
   bool MayHavePlace(const Guest& guest, const planner::ClusterView& view,
                     const std::vector<planner::Decision>& of_jobs) const;
   // It waits, or its group would stay without it, or nobody waits for that.

@@ -53,9 +53,10 @@ std::string OfRow(const std::string& line) {
 TEST_CASE("a text is asked as it is, messages as the template renders them") {
   CHECK(Text(TextPrompt("hi", Model())) == "Bhi");
   CHECK(Text(ChatPrompt(R"([{"role": "user", "content": "hi"}])", Model())) == "[U:hi][A:");
-  CHECK(Text(ChatPrompt(
-            R"([{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"}])",
-            Model())) == "[U:a][A:bE][U:c][A:");
+  CHECK(
+      Text(ChatPrompt(
+          R"([{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"}])",
+          Model())) == "[U:a][A:bE][U:c][A:");
 }
 
 TEST_CASE("what cannot be asked says why") {

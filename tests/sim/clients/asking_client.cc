@@ -50,9 +50,9 @@ bool AskingClient::Take(const absl::StatusOr<server::ReplyValue>& reply) {
     // Of what is gone, or has no checkpoint yet; or the coordinator was started again meanwhile. One
     // that asks twice at once is told that it reads already.
     INFO(started_.name << ": " << reply.status());
-    const bool may_be = absl::IsNotFound(reply.status()) ||
-                        absl::IsFailedPrecondition(reply.status()) ||
-                        absl::IsDataLoss(reply.status());
+    const bool may_be =
+        absl::IsNotFound(reply.status()) || absl::IsFailedPrecondition(reply.status()) ||
+        absl::IsResourceExhausted(reply.status()) || absl::IsDataLoss(reply.status());
     REQUIRE(may_be);
     if (started_.name.empty() || ++tries_ > 1) return true;
     started_ = {};

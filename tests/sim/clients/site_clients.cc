@@ -62,6 +62,7 @@ Request DeleteOf(const std::string& kind, const std::string& name) {
 // ---- asking ----
 
 bool Client::Passes(const absl::Status& status) const {
+  if (status.GetPayload("lorad/reason") == absl::Cord("NO_WORKER_FITS")) return false;
   if (absl::IsUnavailable(status) || absl::IsResourceExhausted(status)) return true;
   const bool of_disk = absl::IsInternal(status) || absl::IsUnknown(status) ||
                        absl::IsDataLoss(status) || absl::IsAborted(status);

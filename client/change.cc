@@ -10,8 +10,8 @@
 #include "client/calls/find_job.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
-#include "client/labels.h"
 #include "client/text/json.h"
+#include "client/text/labels.h"
 #include "lorad/v1/jobs.grpc.pb.h"
 
 namespace lorad::client {

@@ -1,10 +1,13 @@
-// lora checkpoint ls | get
+// lora checkpoint ls | get | rm
+
+#include <google/protobuf/empty.pb.h>
 
 #include <CLI/CLI.hpp>
 #include <iostream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/calls/download.h"
 #include "client/calls/error.h"
 #include "client/calls/find_job.h"
@@ -27,6 +30,7 @@ using lorad::v1::Merged;
 struct Options {
   std::string job;
   std::int64_t step = 0;
+  std::vector<std::int64_t> steps;
   std::string directory;
   bool all = false;
   bool merged = false;
@@ -164,6 +168,26 @@ absl::Status Get(Session& session, Options& options) {
   return absl::OkStatus();
 }
 
+// Each by itself; what cannot be deleted holds up no other.
+absl::Status Remove(Session& session, Options& options) {
+  if (auto status = FindJob(session, options.job); !status.ok()) return status;
+  absl::Status first;
+  std::vector<std::string> lines;
+  for (const std::int64_t step : options.steps) {
+    lorad::v1::DeleteCheckpointRequest request;
+    request.set_job(options.job);
+    request.set_step(step);
+    google::protobuf::Empty empty;
+    const auto status = Call(session, &Checkpoints::Stub::DeleteCheckpoint, request, empty);
+    if (status.ok()) continue;
+    first.Update(status);
+    lines.push_back(absl::StrCat("step ", step, ": ", status.message()));
+  }
+  if (lines.size() < 2) return first;
+  return Error(ReasonOf(first), absl::StrCat(lines.size(), " checkpoints are as they were"),
+               absl::StrJoin(lines, "\n"));
+}
+
 }  // namespace
 
 void AddCheckpointCommands(CLI::App& app, Session& session) {
@@ -187,6 +211,15 @@ void AddCheckpointCommands(CLI::App& app, Session& session) {
       ->excludes(all);
   get.callback([&session, options] {
     session.action = [&session, options] { return Get(session, *options); };
+  });
+
+  CLI::App& remove = *group.add_subcommand("rm", "Delete some of a job's checkpoints");
+  remove.add_option("job", options->job, "The job's id, or its name")->required();
+  remove.add_option("--step", options->steps, "Of which step; may be given again")
+      ->required()
+      ->allow_extra_args(false);
+  remove.callback([&session, options] {
+    session.action = [&session, options] { return Remove(session, *options); };
   });
 }
 

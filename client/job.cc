@@ -2,17 +2,20 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <limits>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/calls/find_job.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
-#include "client/labels.h"
 #include "client/text/adapter.h"
 #include "client/text/forecast.h"
 #include "client/text/json.h"
+#include "client/text/labels.h"
 #include "client/text/table.h"
+#include "client/text/width.h"
 #include "lorad/v1/jobs.grpc.pb.h"
 
 namespace lorad::client {
@@ -21,8 +24,11 @@ namespace {
 using lorad::v1::Job;
 using lorad::v1::Jobs;
 
+constexpr std::int64_t kPageMax = 1000;  // of ListJobs
+
 struct Options {
   std::string filter;
+  std::optional<std::int64_t> limit;
   std::string name;
   std::vector<std::string> names;
 };
@@ -31,30 +37,52 @@ std::string LossOrDash(bool known, double loss) { return known ? LossText(loss) 
 
 std::string StepsText(const Job& job) { return absl::StrCat(job.step(), "/", job.total_steps()); }
 
+std::vector<std::string> RowOf(const Job& job) {
+  return {job.name(),
+          job.display_name().empty() ? "-" : job.display_name(),
+          Job::State_Name(job.state()),
+          job.base_model(),
+          absl::StrCat(job.adapter().rank()),
+          StepsText(job),
+          LossOrDash(job.has_loss(), job.loss()),
+          LossOrDash(job.has_validation_loss(), job.validation_loss()),
+          CountText(job.tokens_per_second()),
+          job.has_seconds_left() ? DurationText(job.seconds_left()) : "-",
+          TimeText(job.create_time())};
+}
+
+// On a terminal the columns fit it; the last one goes first, and of the others those that are asked
+// for the least.
 absl::Status List(Session& session, const Options& options) {
   Table table({"JOB", "NAME", "STATE", "MODEL", "RANK", "STEP", "LOSS", "VALIDATION", "TOKENS/S",
                "LEFT", "CREATED"});
   lorad::v1::ListJobsRequest request;
   request.set_filter(options.filter);
   if (!session.json) request.set_view(lorad::v1::ListJobsRequest::SUMMARY);
-  const auto status = ForEachPage(
-      session, &Jobs::Stub::ListJobs, request, [&](const lorad::v1::ListJobsResponse& page) {
-        for (const Job& job : page.jobs()) {
-          if (session.json) {
-            std::cout << ToJson(job) << "\n";
-            continue;
-          }
-          table.Add({job.name(), job.display_name().empty() ? "-" : job.display_name(),
-                     Job::State_Name(job.state()), job.base_model(),
-                     absl::StrCat(job.adapter().rank()), StepsText(job),
-                     LossOrDash(job.has_loss(), job.loss()),
-                     LossOrDash(job.has_validation_loss(), job.validation_loss()),
-                     CountText(job.tokens_per_second()),
-                     job.has_seconds_left() ? DurationText(job.seconds_left()) : "-",
-                     TimeText(job.create_time())});
-        }
-      });
-  if (status.ok() && !session.json) table.Print(std::cout);
+  std::int64_t left = options.limit.value_or(std::numeric_limits<std::int64_t>::max());
+  const auto take = [&](const lorad::v1::ListJobsResponse& page) {
+    for (const Job& job : page.jobs()) {
+      if (left-- <= 0) return;
+      if (session.json) {
+        std::cout << ToJson(job) << "\n";
+      } else {
+        table.Add(RowOf(job));
+      }
+    }
+  };
+  absl::Status status;
+  if (left <= kPageMax) {
+    request.set_page_size(static_cast<std::int32_t>(left));
+    lorad::v1::ListJobsResponse page;
+    status = Call(session, &Jobs::Stub::ListJobs, request, page);
+    if (status.ok()) take(page);
+  } else {
+    status = ForEachPage(session, &Jobs::Stub::ListJobs, request, take);
+  }
+  if (!status.ok() || session.json) return status;
+  for (const std::string& line : table.Fit(TerminalColumns(), {0, 3, 1, 6, 9, 2, 4, 7, 5, 8})) {
+    std::cout << line << "\n";
+  }
   return status;
 }
 
@@ -166,6 +194,8 @@ void AddJobCommands(CLI::App& app, Session& session) {
   CLI::App& list = *app.add_subcommand("ls", "List jobs, newest first");
   list.add_option("--filter", options->filter,
                   "Terms joined by AND: state = RUNNING, base_model = X, labels.KEY != X");
+  list.add_option("--limit", options->limit, "The newest so many alone")
+      ->check(CLI::Range(std::int64_t{1}, std::numeric_limits<std::int64_t>::max()));
   list.callback([&session, options] {
     session.action = [&session, options] { return List(session, *options); };
   });

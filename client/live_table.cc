@@ -19,6 +19,7 @@
 #include "client/calls/follow.h"
 #include "client/calls/rpc.h"
 #include "client/text/cluster_board.h"
+#include "client/text/width.h"
 #include "lorad/v1/cluster.grpc.pb.h"
 
 namespace lorad::client {
@@ -171,7 +172,7 @@ class LiveTable {
       if (lost_) lines[0] = absl::StrCat("lost ", session_.server, "; trying again");
     }
     drawn_ = size;
-    lines[0].resize(std::min<std::size_t>(lines[0].size(), size.columns));
+    lines[0] = CutToWidth(lines[0], static_cast<std::size_t>(size.columns));
     Screen::Draw(lines);
   }
 

@@ -70,6 +70,7 @@ int main(int argc, char** argv) {
   client::AddWatchCommand(app, session);
   client::AddTopCommand(app, session);
   client::AddTraceCommand(app, session);
+  client::AddCompareCommand(app, session);
   client::AddMetricsCommand(app, session);
   client::AddCheckpointCommands(app, session);
   client::AddModelCommands(app, session);

@@ -46,6 +46,7 @@ void AddSubmitCommands(CLI::App& app, Session& session);  // submit, clone, esti
 void AddJobCommands(CLI::App& app, Session& session);     // ls, show, events, rm
 void AddChangeCommands(CLI::App& app, Session& session);  // pause, resume, cancel, update
 void AddMetricsCommand(CLI::App& app, Session& session);
+void AddCompareCommand(CLI::App& app, Session& session);
 void AddWatchCommand(CLI::App& app, Session& session);
 void AddTopCommand(CLI::App& app, Session& session);
 void AddCheckpointCommands(CLI::App& app, Session& session);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "client/text/progress.h"
 #include "client/text/table.h"
+#include "client/text/width.h"
 
 namespace lorad::client {
 namespace {
@@ -61,7 +62,7 @@ int Shown(int all, int rows) { return rows <= 0 || all < rows ? all : std::max(r
 std::vector<std::string> WithMore(std::vector<std::string> lines, int more, int columns) {
   if (more <= 0) return lines;
   const std::string line = absl::StrCat("and ", more, " more");
-  lines.push_back(columns > 0 ? line.substr(0, columns) : line);
+  lines.push_back(columns > 0 ? CutToWidth(line, static_cast<std::size_t>(columns)) : line);
   return lines;
 }
 
@@ -97,7 +98,7 @@ void ClusterBoard::Take(v1::ListWorkersResponse workers, v1::ClusterStatus clust
 
 std::vector<std::string> ClusterBoard::Lines(int rows, int columns) const {
   std::vector<std::string> lines = {Counts()};
-  if (columns > 0) lines[0] = lines[0].substr(0, columns);
+  if (columns > 0) lines[0] = CutToWidth(lines[0], static_cast<std::size_t>(columns));
   const int left = rows > 0 ? std::max(rows - 3, 1) : 0;  // with two blank lines
   const int for_workers = jobs_.empty() ? left : left / kWorkersShare;
   const std::vector<std::string> workers = WorkerLines(for_workers, columns);

@@ -11,26 +11,13 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "client/text/width.h"
 
 namespace lorad::client {
 namespace {
 
 // Of the column that is cut to what is left.
 constexpr std::size_t kLeastWidth = 12;
-
-// Characters, not bytes: a column of UTF-8 names stays straight.
-std::size_t Width(const std::string& text) {
-  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; });
-}
-
-// Its first characters, where it has more.
-std::string Cut(const std::string& text, std::size_t width) {
-  std::size_t characters = 0;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if ((text[i] & 0xc0) != 0x80 && ++characters > width) return text.substr(0, i);
-  }
-  return text;
-}
 
 bool IsNumber(const std::string& cell) {
   return !cell.empty() && (cell == "-" || (cell[0] >= '0' && cell[0] <= '9'));
@@ -48,7 +35,7 @@ std::vector<Table::Column> Table::Columns() const {
   for (std::size_t i = 0; i < rows_[0].size(); ++i) {
     Column column{i, 0, rows_.size() > 1};
     for (std::size_t row = 0; row < rows_.size(); ++row) {
-      column.width = std::max(column.width, Width(rows_[row][i]));
+      column.width = std::max(column.width, WidthOf(rows_[row][i]));
       if (row > 0 && !IsNumber(rows_[row][i])) column.right = false;
     }
     columns.push_back(column);
@@ -60,8 +47,8 @@ std::string Table::Line(const std::vector<std::string>& row,
                         const std::vector<Column>& columns) const {
   std::string line;
   for (const Column& column : columns) {
-    const std::string cell = Cut(row[column.index], column.width);
-    const std::string space(column.width - Width(cell), ' ');
+    const std::string cell = CutToWidth(row[column.index], column.width);
+    const std::string space(column.width - WidthOf(cell), ' ');
     if (&column != &columns.front()) line += "  ";
     line += column.right ? space + cell : cell + space;
   }

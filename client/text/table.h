@@ -11,8 +11,8 @@ class Timestamp;
 
 namespace lorad::client {
 
-// A table of text on a terminal: columns as wide as their widest cell, numbers to the right. A
-// table without rows prints its heads alone.
+// A table of text on a terminal: columns as wide as their widest cell (width.h), numbers to the
+// right. A table without rows prints its heads alone.
 class Table {
  public:
   explicit Table(std::vector<std::string> heads) : rows_{std::move(heads)} {}

@@ -30,6 +30,7 @@ inline Ran RunCommand(int port, const std::string& arguments, bool json = false)
   AddSubmitCommands(app, session);
   AddJobCommands(app, session);
   AddChangeCommands(app, session);
+  AddCompareCommand(app, session);
   AddMetricsCommand(app, session);
   AddCheckpointCommands(app, session);
   AddWatchCommand(app, session);

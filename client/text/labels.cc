@@ -1,4 +1,4 @@
-#include "client/labels.h"
+#include "client/text/labels.h"
 
 #include <map>
 

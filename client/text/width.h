@@ -1,0 +1,21 @@
+// How wide text is on a terminal: letters of Chinese, Japanese and Korean and most emoji take two
+// columns, what combines with the letter before it none. Threads: safe from any.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace lorad::client {
+
+// In columns. A byte that is no UTF-8 counts one; a control character as well.
+std::size_t WidthOf(absl::string_view text);
+
+// Its first whole characters, of no more than so many columns.
+std::string CutToWidth(absl::string_view text, std::size_t columns);
+
+// How many columns the terminal on standard output has; 0: it is none.
+int TerminalColumns();
+
+}  // namespace lorad::client

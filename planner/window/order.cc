@@ -19,6 +19,13 @@ OperationKind KindOf(SegmentMode mode) {
   return Trains(mode) ? OperationKind::kForward : OperationKind::kEvaluate;
 }
 
+const char* Mixed(const Microbatch& microbatch) {
+  const bool generates = std::ranges::any_of(microbatch.segments, [](const Segment& segment) {
+    return segment.mode == SegmentMode::kGenerate;
+  });
+  return generates ? "to generate behind and others" : "to train on and to evaluate";
+}
+
 absl::Status CheckMicrobatches(const OrderInput& input) {
   int64_t last = -1;
   for (const Microbatch& microbatch : input.microbatches) {
@@ -34,7 +41,7 @@ absl::Status CheckMicrobatches(const OrderInput& input) {
     for (const Segment& segment : microbatch.segments) {
       if (KindOf(segment.mode) != KindOf(microbatch.segments.front().mode)) {
         return absl::InvalidArgumentError(
-            absl::StrCat("microbatch ", last, " holds segments of different kinds"));
+            absl::StrCat("microbatch ", last, " holds segments ", Mixed(microbatch)));
       }
       if (steps.emplace(segment.job, segment.step).first->second != segment.step) {
         return absl::InvalidArgumentError(

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "server/core/jobs/job_states.h"
+#include "tests/sim/clients/asking_client.h"
 #include "tests/sim/clients/job_client.h"
 #include "tests/sim/site.h"
 
@@ -45,15 +46,17 @@ struct Liar {
     return plan;
   }
 
-  // To the end of both jobs, with a worker that has just been started.
+  // To the end of both jobs and of an answer, with a worker that has just been started.
   void Run() {
     site.worker(0).Kill();
     JobClient stays(site, census, PlanOf("stays")), leaves(site, census, PlanOf("leaves"));
     stays.Begin();
     leaves.Begin();
+    AskingClient asks(site, {{.base_model = "m", .prompt = {1, 2, 3}, .max_tokens = 5}});
+    asks.Begin();
     site.RunUntil([&] { return leaves.job().step() >= 2 || leaves.ended(); }, 100'000);
     leaves.Cancel();
-    site.RunUntil([&] { return stays.ended() && leaves.ended(); }, 200'000);
+    site.RunUntil([&] { return stays.ended() && leaves.ended() && asks.ended(); }, 200'000);
     INFO(stays.job().ShortDebugString());
     CHECK(stays.job().state() == v1::Job::SUCCEEDED);
     INFO(leaves.job().ShortDebugString());

@@ -42,6 +42,9 @@ EvaluateDone* Part(WorkerMessage& m, EvaluateDone*) {
 MicrobatchDone* Part(WorkerMessage& m, MicrobatchDone*) {
   return m.report().has_microbatch_done() ? m.mutable_report()->mutable_microbatch_done() : nullptr;
 }
+Generated* Part(WorkerMessage& m, Generated*) {
+  return m.report().has_generated() ? m.mutable_report()->mutable_generated() : nullptr;
+}
 WindowDone* Part(WorkerMessage& m, WindowDone*) {
   return m.report().has_window_done() ? m.mutable_report()->mutable_window_done() : nullptr;
 }
@@ -176,6 +179,15 @@ const std::vector<Lie>& Lies() {
                            [](MicrobatchDone& m) { m.set_tokens(-1); }),
       With<MicrobatchDone>("a microbatch of more adapters than there are",
                            [](MicrobatchDone& m) { m.set_adapters(1 << 30); }),
+
+      With<Generated>("a token of nobody's answer",
+                      [](Generated& m) { m.set_generation(kNobody); }),
+      With<Generated>("a token too far", [](Generated& m) { m.set_number(m.number() + 1); }),
+      With<Generated>("a token that no vocabulary has", [](Generated& m) { m.set_token(1 << 30); }),
+      With<Generated>("a token below nothing", [](Generated& m) { m.set_token(-7); }),
+      With<Generated>("more likely than certain", [](Generated& m) { m.set_log_probability(1); }),
+      With<Generated>("a likelihood that is no number",
+                      [](Generated& m) { m.set_log_probability(kNan); }),
 
       With<WindowDone>("a window out of turn", [](WindowDone& m) { m.set_window(m.window() + 1); }),
       With<WindowDone>("a window busy before it began", [](WindowDone& m) { m.set_busy_ms(-1); }),

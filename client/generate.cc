@@ -112,7 +112,7 @@ absl::Status Generate(Session& session, Options& options) {
         if (streams) std::cout << message.text() << std::flush;
       },
       &answers);
-  if (streams) std::cout << "\n";
+  if (streams && (status.ok() || !answers[0].text.empty())) std::cout << "\n";
   if (!status.ok() || streams) return status;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     if (session.json) {
@@ -300,6 +300,7 @@ void AddGenerateCommands(CLI::App& app, Session& session) {
   generate.add_option("--system", options->system, "A system message before the prompt");
   AddHow(generate, *options);
   generate.callback([&session, options] {
+    if (options->raw && !options->system.empty()) throw CLI::ExcludesError("--system", "--raw");
     session.action = [&session, options] { return Generate(session, *options); };
   });
 

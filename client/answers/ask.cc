@@ -8,7 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "client/calls/error.h"
 #include "client/calls/find_job.h"
+#include "client/calls/rpc.h"
 #include "lorad/v1/adapters.grpc.pb.h"
+#include "lorad/v1/models.grpc.pb.h"
 
 namespace lorad::client {
 namespace {
@@ -20,9 +22,32 @@ bool IsJob(const std::string& asked, const std::string& found) {
   return found != asked || asked.rfind(kJobBegins, 0) == 0;
 }
 
+absl::StatusOr<bool> HasModel(Session& session, const std::string& name) {
+  v1::GetModelRequest request;
+  request.set_name(name);
+  v1::Model model;
+  const absl::Status status = Call(session, &v1::Models::Stub::GetModel, request, model);
+  if (status.ok()) return true;
+  if (ReasonOf(status) == "MODEL_NOT_FOUND" || absl::IsInvalidArgument(status)) return false;
+  return status;
+}
+
 }  // namespace
 
 absl::Status SetSource(Session& session, const std::string& source, v1::Ask* ask) {
+  // No job that somebody gives a base model's name stands before it.
+  const std::size_t plus = source.find('+');
+  const absl::StatusOr<bool> is_model = HasModel(session, source.substr(0, plus));
+  if (!is_model.ok()) return is_model.status();
+  if (*is_model) {
+    ask->set_base_model(source.substr(0, plus));
+    if (plus == std::string::npos) return absl::OkStatus();
+    if (plus + 1 == source.size()) {
+      return Error("NO_NAME", absl::StrCat("'", source, "' names no adapter behind its +"));
+    }
+    ask->set_adapter(source.substr(plus + 1));
+    return absl::OkStatus();
+  }
   std::string job = source;
   if (absl::Status status = FindJob(session, job); !status.ok()) return status;
   const std::size_t slash = source.rfind('/');
@@ -42,10 +67,10 @@ absl::Status SetSource(Session& session, const std::string& source, v1::Ask* ask
     ask->set_job(job);
     return absl::OkStatus();
   }
-  const std::size_t plus = source.find('+');
-  ask->set_base_model(source.substr(0, plus));
-  if (plus != std::string::npos) ask->set_adapter(source.substr(plus + 1));
-  return absl::OkStatus();
+  return Error("NOTHING_TO_ASK",
+               absl::StrCat("there is no job and no base model '", source,
+                            "' (`lora ls`, `lora model ls`); an imported adapter is asked as "
+                            "MODEL+ADAPTER"));
 }
 
 absl::Status Generate(Session& session, const v1::GenerateRequest& request, int seconds,

@@ -12,8 +12,8 @@
 
 namespace lorad::client {
 
-// Whom `source` names: JOB, JOB/STEP (a job's id or its name), MODEL, or MODEL+ADAPTER, an imported
-// one. What names no job is taken for a model, for the service to refuse. Errors: as FindJob.
+// Whom `source` names: MODEL, or MODEL+ADAPTER (an imported one), else JOB or JOB/STEP (a job's id or
+// its name). Errors: NOTHING_TO_ASK where it names none, NO_NAME, and those of FindJob and the call.
 absl::Status SetSource(Session& session, const std::string& source, v1::Ask* ask);
 
 // One answer, as far as it has come.

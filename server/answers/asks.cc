@@ -86,15 +86,16 @@ absl::StatusOr<Rows> ReadRows(Driver& driver, const std::string& dataset,
                             " rows, counted from 0: there is ", "no row ", last));
 }
 
-absl::StatusOr<storage::Prompt> PromptOf(const v1::Ask& ask, const storage::TextModel& text,
+absl::StatusOr<storage::Prompt> PromptOf(const v1::Ask& ask, const AskedModel& model,
                                          const std::map<std::string, Rows>& rows) {
   switch (ask.prompt_case()) {
     case v1::Ask::kText:
-      return storage::TextPrompt(ask.text(), text);
+      return storage::TextPrompt(ask.text(), model.text);
     case v1::Ask::kMessagesJson:
-      return storage::ChatPrompt(ask.messages_json(), text);
+      return storage::ChatPrompt(ask.messages_json(), model.text);
     case v1::Ask::kRow:
-      return storage::RowPrompt(rows.at(ask.row().dataset()).at(ask.row().row()), text);
+      return storage::RowPrompt(rows.at(ask.row().dataset()).at(ask.row().row()), model.text,
+                                model.ends);
     default:
       return storage::Prompt{.ids = {ask.token_ids().ids().begin(), ask.token_ids().ids().end()},
                              .reference = {}};
@@ -119,10 +120,13 @@ absl::Status CheckPrompt(const std::vector<int32_t>& ids, const v1::Model& model
                    " more than the ", positions, " positions of model '", model.name(), "'"));
 }
 
-// The error with the ask that has it before its message.
-absl::Status OfAsk(int index, int asks, const absl::Status& status) {
-  if (asks == 1 || status.ok()) return status;
-  absl::Status out(status.code(), absl::StrCat("ask ", index, ": ", status.message()));
+// The error with the row, or the ask, that has it before its message.
+absl::Status OfAsk(const v1::Ask& ask, int index, int asks, const absl::Status& status) {
+  if (status.ok() || (asks == 1 && !ask.has_row())) return status;
+  const std::string what = ask.has_row() ? absl::StrCat("row ", ask.row().row(), " of dataset '",
+                                                        ask.row().dataset(), "'")
+                                         : absl::StrCat("ask ", index);
+  absl::Status out(status.code(), absl::StrCat(what, ": ", status.message()));
   status.ForEachPayload(
       [&out](absl::string_view url, const absl::Cord& payload) { out.SetPayload(url, payload); });
   return out;
@@ -156,12 +160,8 @@ absl::Status CheckAsks(const v1::GenerateRequest& request) {
 }
 
 absl::StatusOr<PreparedAsks> PrepareAsks(Driver& driver, const v1::GenerateRequest& request,
-                                         const v1::Model& model) {
-  absl::StatusOr<storage::ModelDirectory> directory = storage::ModelDirectory::Open(model.path());
-  if (!directory.ok()) return directory.status();
-  absl::StatusOr<storage::TextModel> text =
-      storage::LoadTextModel(*directory, model.chat_template());
-  if (!text.ok()) return text.status();
+                                         const v1::Model& model,
+                                         std::shared_ptr<const AskedModel> asked_model) {
   std::map<std::string, std::vector<int64_t>> wanted;
   std::vector<std::string> adapters;
   for (const v1::Ask& ask : request.asks()) {
@@ -171,7 +171,7 @@ absl::StatusOr<PreparedAsks> PrepareAsks(Driver& driver, const v1::GenerateReque
     }
   }
   for (const std::string& adapter : adapters) {
-    if (absl::Status status = CheckAdapter(driver, adapter, *directory); !status.ok()) {
+    if (absl::Status status = CheckAdapter(driver, adapter, asked_model->directory); !status.ok()) {
       return status;
     }
   }
@@ -182,13 +182,12 @@ absl::StatusOr<PreparedAsks> PrepareAsks(Driver& driver, const v1::GenerateReque
     rows[dataset] = *std::move(read);
   }
   PreparedAsks prepared;
-  const std::vector<int32_t> ends = storage::EndTokens(*directory, *text);
   for (int i = 0; i < request.asks_size(); ++i) {
     const v1::Ask& ask = request.asks(i);
-    absl::StatusOr<storage::Prompt> prompt = PromptOf(ask, *text, rows);
+    absl::StatusOr<storage::Prompt> prompt = PromptOf(ask, *asked_model, rows);
     absl::Status status = prompt.status();
-    if (status.ok()) status = CheckPrompt(prompt->ids, model, text->vocabulary);
-    if (!status.ok()) return OfAsk(i, request.asks_size(), status);
+    if (status.ok()) status = CheckPrompt(prompt->ids, model, asked_model->text.vocabulary);
+    if (!status.ok()) return OfAsk(ask, i, request.asks_size(), status);
     AskedAnswer& asked = prepared.start.asks.emplace_back();
     asked.job = ask.job();
     if (ask.has_step()) asked.step = ask.step();
@@ -202,10 +201,10 @@ absl::StatusOr<PreparedAsks> PrepareAsks(Driver& driver, const v1::GenerateReque
     asked.temperature = ask.temperature();
     asked.top_p = ask.top_p();
     asked.seed = ask.seed();
-    if (!ask.ignore_eos()) asked.ends = ends;
+    if (!ask.ignore_eos()) asked.ends = asked_model->ends;
     prepared.references.push_back(std::move(prompt->reference));
   }
-  prepared.text = *std::move(text);
+  prepared.model = std::move(asked_model);
   return prepared;
 }
 

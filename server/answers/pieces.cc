@@ -9,10 +9,10 @@ Pieces::Pieces(const v1::GenerateRequest& request, const PreparedAsks& prepared,
     : prepared_(prepared), started_(std::move(started)) {
   for (int i = 0; i < request.asks_size(); ++i) {
     const auto& stop = request.asks(i).stop();
-    answers_.push_back(
-        {.text = storage::TextStream(prepared.text.tokenizer.get(), {stop.begin(), stop.end()}),
-         .prompt_tokens =
-             static_cast<int32_t>(prepared.start.asks[static_cast<size_t>(i)].prompt.size())});
+    answers_.push_back({.text = storage::TextStream(prepared.model->text.tokenizer.get(),
+                                                    {stop.begin(), stop.end()}),
+                        .prompt_tokens = static_cast<int32_t>(
+                            prepared.start.asks[static_cast<size_t>(i)].prompt.size())});
   }
   seen_.resize(answers_.size());
 }

@@ -99,6 +99,9 @@ bool Core::State::FitsNowhere(const GuestContent& content, int64_t longest_token
         worker.microbatch_tokens > 0 ? worker.microbatch_tokens : options_.microbatch_tokens;
     if (planner::FitsAlone(queued, worker.device, worker.budget_bytes, tokens)) return false;
   }
+  // Of a model that is to be on more workers than there are, it waits for these.
+  if (std::ssize(workers) < catalog_.Model(content.base_model).record.model().stages())
+    return false;
   return !workers.empty() && !planner::PlaceAlone(queued, workers, options_.microbatch_tokens);
 }
 

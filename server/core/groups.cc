@@ -215,6 +215,11 @@ void Core::State::AddComing(const JobState& job, planner::ClusterView* view) con
 }
 
 void Core::State::Schedule() {
+  if (!turn_.room().ok()) {
+    for (Guest* guest : generations_.Waiting()) {
+      generations_.Say(*guest, std::string(turn_.room().message()));
+    }
+  }
   if (stopping_ || !turn_.room().ok()) return;
   forecasts_.wanted = true;
   if (jobs_.queue().empty() && !options_.policy.rebalance && generations_.Waiting().empty()) return;

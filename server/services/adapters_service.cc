@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "lorad/v1/adapters.grpc.pb.h"
+#include "server/answers/asked_models.h"
 #include "server/calls/backend.h"
 #include "server/calls/call.h"
 #include "server/calls/file_receiver.h"
@@ -238,11 +239,12 @@ class AdaptersService final : public v1::Adapters::CallbackService {
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
       Context* context, const v1::GenerateRequest* request) override {
-    return NewGenerateStream(backend_, context, *request);
+    return NewGenerateStream(backend_, models_, context, *request);
   }
 
  private:
   Backend& backend_;
+  AskedModels models_;
 };
 
 }  // namespace

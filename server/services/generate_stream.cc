@@ -29,10 +29,11 @@ namespace {
 // Belongs to itself.
 class GenerateStream final : public grpc::ServerWriteReactor<v1::GenerateResponse> {
  public:
-  GenerateStream(Backend& backend, grpc::CallbackServerContext* context,
+  GenerateStream(Backend& backend, AskedModels& models, grpc::CallbackServerContext* context,
                  v1::GenerateRequest request)
       : here_(backend.calls),
         backend_(backend),
+        models_(models),
         context_(context),
         strand_(backend.files),
         question_(backend.driver, backend.answers),
@@ -114,7 +115,10 @@ class GenerateStream final : public grpc::ServerWriteReactor<v1::GenerateRespons
 
   void Prepare(const v1::Model& model) {
     if (context_->IsCancelled()) return End(absl::CancelledError("the client left"));
-    absl::StatusOr<PreparedAsks> prepared = PrepareAsks(backend_.driver, request_, model);
+    absl::StatusOr<std::shared_ptr<const AskedModel>> asked = models_.Get(model);
+    if (!asked.ok()) return End(asked.status());
+    absl::StatusOr<PreparedAsks> prepared =
+        PrepareAsks(backend_.driver, request_, model, *std::move(asked));
     if (!prepared.ok()) return End(prepared.status());
     prepared_.emplace(*std::move(prepared));
     Ask({prepared_->start}, [this](std::vector<Question::Answer> answers) {
@@ -158,6 +162,7 @@ class GenerateStream final : public grpc::ServerWriteReactor<v1::GenerateRespons
 
   const Attendance::Token here_;
   Backend& backend_;
+  AskedModels& models_;
   grpc::CallbackServerContext* const context_;
   Strand strand_;
   Question question_;
@@ -175,8 +180,9 @@ class GenerateStream final : public grpc::ServerWriteReactor<v1::GenerateRespons
 }  // namespace
 
 grpc::ServerWriteReactor<v1::GenerateResponse>* NewGenerateStream(
-    Backend& backend, grpc::CallbackServerContext* context, const v1::GenerateRequest& request) {
-  return new GenerateStream(backend, context, request);
+    Backend& backend, AskedModels& models, grpc::CallbackServerContext* context,
+    const v1::GenerateRequest& request) {
+  return new GenerateStream(backend, models, context, request);
 }
 
 }  // namespace lorad::server

@@ -18,12 +18,14 @@ class GenerateResponse;
 
 namespace lorad::server {
 
+class AskedModels;
 struct Backend;
 
 std::unique_ptr<grpc::Service> MakeAdaptersService(Backend& backend);
 // Its call Generate, which belongs to itself (generate_stream.cc).
 grpc::ServerWriteReactor<v1::GenerateResponse>* NewGenerateStream(
-    Backend& backend, grpc::CallbackServerContext* context, const v1::GenerateRequest& request);
+    Backend& backend, AskedModels& models, grpc::CallbackServerContext* context,
+    const v1::GenerateRequest& request);
 std::unique_ptr<grpc::Service> MakeCheckpointsService(Backend& backend);
 std::unique_ptr<grpc::Service> MakeClusterService(Backend& backend);
 std::unique_ptr<grpc::Service> MakeDatasetsService(Backend& backend);

@@ -1,5 +1,6 @@
 #include "storage/datasets/prompt.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <variant>
@@ -40,6 +41,17 @@ std::vector<int32_t> Ids(const nlohmann::json& config) {
   return ids;
 }
 
+// The text before the first of the tokens that end an answer, whose texts these are.
+std::string BeforeEnd(std::string text, const TextModel& model, const std::vector<int32_t>& ends) {
+  size_t end = text.size();
+  for (const int32_t id : ends) {
+    const absl::StatusOr<std::string> of_token = model.tokenizer->Decode({id}, false);
+    if (of_token.ok() && !of_token->empty()) end = std::min(end, text.find(*of_token));
+  }
+  text.resize(end);
+  return text;
+}
+
 }  // namespace
 
 absl::StatusOr<Prompt> TextPrompt(std::string_view text, const TextModel& model) {
@@ -65,7 +77,8 @@ absl::StatusOr<Prompt> ChatPrompt(std::string_view messages_json, const TextMode
   return Encode(rendered->text, false, model);
 }
 
-absl::StatusOr<Prompt> RowPrompt(const DatasetRow& row, const TextModel& model) {
+absl::StatusOr<Prompt> RowPrompt(const DatasetRow& row, const TextModel& model,
+                                 const std::vector<int32_t>& ends) {
   if (const auto* tokens = std::get_if<TokensRow>(&row)) {
     Prompt prompt;
     size_t end = 0;
@@ -73,8 +86,9 @@ absl::StatusOr<Prompt> RowPrompt(const DatasetRow& row, const TextModel& model) 
     prompt.ids.assign(tokens->input_ids.begin(),
                       tokens->input_ids.begin() + static_cast<int64_t>(end));
     if (model.tokenizer == nullptr) return prompt;
-    const std::vector<int32_t> rest(tokens->input_ids.begin() + static_cast<int64_t>(end),
-                                    tokens->input_ids.end());
+    std::vector<int32_t> rest(tokens->input_ids.begin() + static_cast<int64_t>(end),
+                              tokens->input_ids.end());
+    rest.erase(std::ranges::find_first_of(rest, ends), rest.end());
     absl::StatusOr<std::string> reference = model.tokenizer->Decode(rest, true);
     if (!reference.ok()) return reference.status();
     prompt.reference = *std::move(reference);
@@ -92,7 +106,10 @@ absl::StatusOr<Prompt> RowPrompt(const DatasetRow& row, const TextModel& model) 
   const TextSpan answer = last.trained.back();
   absl::StatusOr<Prompt> prompt =
       Encode(std::string_view(last.text).substr(0, answer.begin), last.add_special_tokens, model);
-  if (prompt.ok()) prompt->reference = last.text.substr(answer.begin, answer.end - answer.begin);
+  if (prompt.ok()) {
+    prompt->reference =
+        BeforeEnd(last.text.substr(answer.begin, answer.end - answer.begin), model, ends);
+  }
   return prompt;
 }
 

@@ -52,6 +52,9 @@ def test_an_adapter_answers_what_it_has_learned():
         score = house.lora("evaluate", job, "--dataset", "rows", "--exact-match", "#(.)", "--max-tokens", "2")
         assert score.out == "exact match: 8 of 8 right (100 %)\n", score
         assert "8/8 answered" in score.err, score
+        # The row's own answer ends where the model's does: before its end-of-text token.
+        whole = house.lora("evaluate", job, "--dataset", "rows", "--exact-match", "#(.*)", "--max-tokens", "2")
+        assert whole.out == "exact match: 8 of 8 right (100 %)\n", whole
         base = house.lora("evaluate", "tiny", "--dataset", "rows", "--exact-match", "#(.)", "--max-tokens", "2")
         assert base.out.splitlines()[0].split() == ["ROW", "EXPECTED", "GOT"], base
         assert len(base.out.splitlines()) == 1 + 8 + 1 and "0 of 8 right" in base.out, base
@@ -70,6 +73,11 @@ def test_an_adapter_answers_what_it_has_learned():
         assert answer(house, job, "c", "--raw", "--max-tokens", "9", "--stop", "2")["text"] == "#"
         stopped = answer(house, job, "c", "--raw", "--stop", "#2")
         assert (stopped["text"], stopped["finish_reason"]) == ("", "STOP"), stopped
+
+        # No job takes a base model's name from it.
+        renamed = house.submit({**job_of(max_steps=1), "display_name": "tiny"})
+        house.wait([renamed])
+        assert house.object("generate", "tiny", "c", "--raw", "--max-tokens", "2")["step"] == 0
 
         both = house.lora("generate", job, "c", "--raw", "--max-tokens", "2", "--with", "tiny", "--with", f"{job}/100").out
         blocks = both.split("== ")[1:]
@@ -95,10 +103,12 @@ def test_what_cannot_be_asked():
     with house_with_model() as house:
         def refused(reason, *arguments):
             result = house.run("generate", *arguments)
-            assert result.status == 1 and reason in result.err and result.out.strip() == "", result
+            assert result.status == 1 and reason in result.err and result.out == "", result
             return result.err
 
-        refused("MODEL_NOT_FOUND", "nobody", "a")
+        refused("NOTHING_TO_ASK", "nobody", "a")
+        refused("NO_NAME", "tiny+", "a")
+        refused("NO_NAME", "", "a")
         refused("JOB_NOT_FOUND", "job-aaaaaaaa", "a")
         refused("ADAPTER_NOT_FOUND", "tiny+none", "a")
         assert "44 more than the 256 positions" in refused("PROMPT_TOO_LONG", "tiny", "a" * 300, "--raw")

@@ -44,10 +44,12 @@ std::string Text(const absl::StatusOr<Prompt>& prompt) {
   return prompt->reference.empty() ? text : text + " -> " + prompt->reference;
 }
 
+constexpr int32_t kEnd = 256;
+
 std::string OfRow(const std::string& line) {
   const auto row = ParseRow(line);
   REQUIRE(row.ok());
-  return Text(RowPrompt(*row, Model()));
+  return Text(RowPrompt(*row, Model(), {kEnd}));
 }
 
 TEST_CASE("a text is asked as it is, messages as the template renders them") {
@@ -68,11 +70,12 @@ TEST_CASE("what cannot be asked says why") {
 }
 
 TEST_CASE("a row is asked up to its last answer, which is its own") {
-  CHECK(OfRow(R"({"prompt": "2+2=", "completion": "4"})") == "B2+2= -> 4<e>");
+  CHECK(OfRow(R"({"prompt": "2+2=", "completion": "4"})") == "B2+2= -> 4");
   CHECK(OfRow(R"({"messages": [{"role":"user","content":"a"},{"role":"assistant","content":"b"},
               {"role":"user","content":"c"},{"role":"assistant","content":"d"}]})") ==
-        "[U:a][A:bE][U:c][A: -> d<e>]");
+        "[U:a][A:bE][U:c][A: -> d");
   CHECK(OfRow(R"({"input_ids": [65, 66, 67], "labels": [-100, -100, 67]})") == "AB -> C");
+  CHECK(OfRow(R"({"input_ids": [65, 67, 256, 10], "labels": [-100, 67, 256, 10]})") == "A -> C");
   CHECK(OfRow(R"({"text": "abc"})").starts_with("a row of text alone asks nothing"));
 }
 

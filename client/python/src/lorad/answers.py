@@ -83,6 +83,11 @@ def ask(source: str | Job, prompt: Prompt | None, *, adapter: str, system: str, 
             request.step = int(found[2])
     else:
         request.base_model = name
+    if isinstance(prompt, (bytes, bytearray)):
+        raise invalid([Violation("prompt", "is bytes: decode them to text, or give a list of token ids")], "of the call")
+    if system and (raw or not isinstance(prompt, str)):
+        raise invalid([Violation("system", "goes before a prompt that is rendered: put it into the messages, or into the "
+                                           "raw text")], "of the call")
     if isinstance(prompt, str) and raw:
         request.text = prompt
     elif isinstance(prompt, str):

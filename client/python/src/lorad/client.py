@@ -235,7 +235,7 @@ class Client:
 
     def generate(self, source: str | Job | Sequence[str | Job], prompt: answers.Prompt, *, adapter: str = "",
                  system: str = "", raw: bool = False, max_tokens: int = 128, temperature: float = 0.0, top_p: float = 0.0,
-                 seed: int = 0, stop: Sequence[str] = (), timeout: float | None = 600.0,
+                 seed: int = 0, stop: str | Sequence[str] = (), timeout: float | None = 600.0,
                  on_text: Callable[[int, str], None] | None = None) -> Any:
         """Asks a job's adapter, or a base model: an `Answer`, whose text is `str(answer)`.
 
@@ -251,7 +251,7 @@ class Client:
         LoradError where it cannot be asked, or the call breaks off; TimeoutError after `timeout` seconds. Nothing of a
         call is kept: ask again."""
         many = not isinstance(source, (str, Job))
-        how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": stop}
+        how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": [stop] if isinstance(stop, str) else stop}
         asks = [answers.ask(one, prompt, adapter=adapter, system=system, raw=raw, how=how)
                 for one in (source if many else [source])]
         made = answers.generate(self.connection, asks, timeout, on_text)
@@ -259,7 +259,7 @@ class Client:
 
     def evaluate(self, source: str | Job, dataset: str | datasets_pb2.Dataset, exact_match: str, *, adapter: str = "",
                  limit: int | None = None, max_tokens: int = 256, temperature: float = 0.0, top_p: float = 0.0,
-                 seed: int = 0, stop: Sequence[str] = (), timeout: float | None = 600.0,
+                 seed: int = 0, stop: str | Sequence[str] = (), timeout: float | None = 600.0,
                  progress: bool = True) -> answers.Evaluation:
         """Asks a dataset's rows, each up to its last answer, and counts those that are answered right: where the first
         group of the expression `exact_match`, found in the answer, is that found in the row's own.
@@ -269,7 +269,9 @@ class Client:
         progress  lines on stderr
 
         `.exact_match` is the share, `.wrong` a table of the others."""
-        how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": stop}
+        how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": [stop] if isinstance(stop, str) else stop}
+        if limit is not None and limit < 1:
+            raise invalid([Violation("limit", f"must be at least 1, got {limit}")], "of the call")
         request = answers.ask(source, None, adapter=adapter, system="", raw=False, how=how)
         stored = self.datasets.get(dataset if isinstance(dataset, str) else dataset.name)
         shown: Callable[[int, int, int], None] = answers.Lines(sys.stderr) if progress else lambda *_: None

@@ -120,6 +120,9 @@ TEST_CASE_METHOD(ChangesFixture, "bad updates of a job change nothing") {
   CHECK(Get(name).etag() == etag);
   request.mutable_job()->set_etag(etag);
   CHECK(Update(request) == "OK");
+  CHECK(Get(name).etag() == etag);  // its priority is what it was
+  request.mutable_job()->set_priority(7);
+  CHECK(Update(request) == "OK");
   CHECK(Update(request) == "ETAG_MISMATCH");  // it has changed by that
 }
 

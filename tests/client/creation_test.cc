@@ -40,16 +40,10 @@ struct FakeJobs final : v1::Jobs::Service {
 
 struct Fixture {
   FakeJobs jobs;
-  std::unique_ptr<grpc::Server> server;
-  int port = 0;
+  Served served{{&jobs}};
   std::string out;
 
   Fixture() {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(&jobs);
-    server = builder.BuildAndStart();
-    REQUIRE(server);
     Job& job = jobs.job;
     job.set_name("job-11111111");
     job.set_display_name("sums");
@@ -67,11 +61,10 @@ struct Fixture {
     job.set_step(3);
     job.add_warnings("rows are cut");
   }
-  ~Fixture() { server->Shutdown(std::chrono::system_clock::now()); }
 
   // As `lora ARGUMENTS`: "OK", "USAGE" or the error's reason.
   std::string Run(const std::string& arguments, bool json = false) {
-    Ran ran = RunCommand(port, arguments, json);
+    Ran ran = served.Run(arguments, json);
     out = std::move(ran.out);
     return ran.reason;
   }

@@ -94,21 +94,10 @@ struct FakeCheckpoints final : v1::Checkpoints::Service {
 struct Fixture {
   FakeJobs jobs;
   FakeCheckpoints checkpoints;
-  std::unique_ptr<grpc::Server> server;
-  int port = 0;
-
-  Fixture() {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(&jobs);
-    builder.RegisterService(&checkpoints);
-    server = builder.BuildAndStart();
-    REQUIRE(server);
-  }
-  ~Fixture() { server->Shutdown(std::chrono::system_clock::now()); }
+  Served served{{&jobs, &checkpoints}};
 
   Ran Run(const std::string& arguments, bool json = false) const {
-    return RunCommand(port, arguments, json);
+    return served.Run(arguments, json);
   }
 };
 

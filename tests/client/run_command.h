@@ -1,9 +1,15 @@
 // Commands of `lora` as its user gives them, against services that a test plays.
 #pragma once
 
+#include <grpcpp/grpcpp.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <initializer_list>
 #include <iostream>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -63,5 +69,28 @@ inline Ran RunCommand(int port, const std::string& arguments, bool json = false)
   ran.err = err.str();
   return ran;
 }
+
+// A server of services that a test plays, on a port of loopback, as long as it lives.
+class Served {
+ public:
+  explicit Served(std::initializer_list<grpc::Service*> services) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    for (grpc::Service* service : services) builder.RegisterService(service);
+    server_ = builder.BuildAndStart();
+    REQUIRE(server_);
+  }
+  ~Served() { server_->Shutdown(std::chrono::system_clock::now()); }
+  Served(const Served&) = delete;
+  Served& operator=(const Served&) = delete;
+
+  Ran Run(const std::string& arguments, bool json = false) const {
+    return RunCommand(port_, arguments, json);
+  }
+
+ private:
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+};
 
 }  // namespace lorad::client

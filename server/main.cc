@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/strings/numbers.h"
+#include "absl/synchronization/mutex.h"
 #include "logging/log.h"
 #include "server/auth_command.h"
 #include "server/errors/errors.h"
@@ -250,5 +251,7 @@ int Main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   lorad::logging::KeepStandardDescriptors();
+  // Debian's absl looks for a cycle at every lock that gRPC takes.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   return lorad::server::Main(argc, argv);
 }

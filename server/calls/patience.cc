@@ -21,7 +21,8 @@ struct Patience::Entry {
   std::function<void()> on_due ABSL_GUARDED_BY(mutex);  // null once the timer is gone
 };
 
-Patience::Patience(absl::Duration tick) : tick_(tick), thread_([this] { Run(); }) {}
+Patience::Patience(absl::Duration tick)
+    : tick_(tick), look_from_us_(kStopped), thread_([this] { Run(); }) {}
 
 Patience::~Patience() {
   {
@@ -38,17 +39,35 @@ int64_t Patience::NowUs() {
       .count();
 }
 
+void Patience::LookFrom(int64_t at_us) {
+  int64_t from_us = look_from_us_.load();
+  while (at_us < from_us && !look_from_us_.compare_exchange_weak(from_us, at_us)) {
+  }
+}
+
+std::vector<std::shared_ptr<Patience::Entry>> Patience::Due(int64_t now_us) {
+  std::vector<std::shared_ptr<Entry>> due;
+  if (now_us < look_from_us_.load()) return due;
+  // A timer that starts from here on says so itself: it is in time, seen below or not.
+  look_from_us_ = kStopped;
+  for (const std::shared_ptr<Entry>& entry : entries_) {
+    int64_t at_us = entry->at_us.load();
+    if (at_us == kDue) continue;
+    if (at_us <= now_us && entry->at_us.compare_exchange_strong(at_us, kDue)) {
+      due.push_back(entry);
+    } else {
+      LookFrom(at_us);  // as it is, or as it was started meanwhile
+    }
+  }
+  return due;
+}
+
 void Patience::Run() {
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, absl::ToChronoMicroseconds(tick_),
                          [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_; })) {
-    const int64_t now_us = NowUs();
-    std::vector<std::shared_ptr<Entry>> due;
-    for (const std::shared_ptr<Entry>& entry : entries_) {
-      int64_t at_us = entry->at_us.load();
-      if (at_us == kDue || at_us > now_us) continue;
-      if (entry->at_us.compare_exchange_strong(at_us, kDue)) due.push_back(entry);
-    }
+    std::vector<std::shared_ptr<Entry>> due = Due(NowUs());
+    if (due.empty()) continue;
     lock.unlock();
     for (const std::shared_ptr<Entry>& entry : due) {
       std::lock_guard held(entry->mutex);
@@ -80,7 +99,9 @@ void Patience::Timer::Close() {
 }
 
 void Patience::Timer::Start(absl::Duration wait) {
-  entry_->at_us = NowUs() + absl::ToInt64Microseconds(wait);
+  const int64_t at_us = NowUs() + absl::ToInt64Microseconds(wait);
+  entry_->at_us = at_us;
+  patience_.LookFrom(at_us);
 }
 
 void Patience::Timer::Stop() { entry_->at_us = kStopped; }

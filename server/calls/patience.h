@@ -9,6 +9,7 @@
 #include <mutex>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
@@ -50,8 +51,12 @@ class Patience {
  private:
   static int64_t NowUs();  // monotonic
   void Run();
+  // Those of the timers that are due at now_us.
+  std::vector<std::shared_ptr<Entry>> Due(int64_t now_us) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LookFrom(int64_t at_us);  // any thread
 
   const absl::Duration tick_;
+  std::atomic<int64_t> look_from_us_;  // no timer is due before
   std::mutex mutex_;
   std::condition_variable wake_;
   std::set<std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);

@@ -125,8 +125,7 @@ void Site::CheckSizes() const {
   const CoreOptions& options = options_.core;
   INFO("seed " << options_.seed << ": " << sizes.live_jobs << " live jobs");
   const auto bounded = [](const char* what, int64_t size, int64_t bound) {
-    INFO(what << ": " << size << ", at most " << bound);
-    REQUIRE(size <= bound);
+    if (size > bound) FAIL(what << ": " << size << ", at most " << bound);
   };
   bounded("request ids", sizes.request_ids, options.request_ids_max);
   bounded("jobs taken up", sizes.whole_jobs, sizes.live_jobs + sizes.ended_jobs_at_work);

@@ -1,6 +1,5 @@
 // Whole histories of a site among calamities. A failing seed is printed, with a smaller history
 // that fails as well and the command that plays it again.
-#define CATCH_CONFIG_RUNNER
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <iostream>
@@ -8,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "tests/sim/history.h"
+#include "third_party/catch_main.h"
 
 namespace lorad::sim {
 namespace {
@@ -19,6 +19,14 @@ struct Flags {
   int workers = 0;
   int shrink = 400;
 } flags;
+
+const bool added[] = {
+    testing::AddFlag(&flags.seed, "--seed", "seed", "the first seed"),
+    testing::AddFlag(&flags.seeds, "--seeds", "count", "how many"),
+    testing::AddFlag(&flags.keep, "--keep", "numbers", "of what happens, these alone: 3,7,12"),
+    testing::AddFlag(&flags.workers, "--workers", "count", "the first of them alone"),
+    testing::AddFlag(&flags.shrink, "--shrink", "tries", "to make a failing history smaller"),
+};
 
 History HistoryOf(uint64_t seed) {
   const History history = DrawHistory(seed);
@@ -80,16 +88,3 @@ TEST_CASE("histories of a site end as they should") {
 
 }  // namespace
 }  // namespace lorad::sim
-
-int main(int argc, char** argv) {
-  Catch::Session session;
-  using Catch::clara::Opt;
-  auto& flags = lorad::sim::flags;
-  session.cli(session.cli() | Opt(flags.seed, "seed")["--seed"]("the first seed") |
-              Opt(flags.seeds, "count")["--seeds"]("how many") |
-              Opt(flags.keep, "numbers")["--keep"]("of what happens, these alone: 3,7,12") |
-              Opt(flags.workers, "count")["--workers"]("the first of them alone") |
-              Opt(flags.shrink, "tries")["--shrink"]("to make a failing history smaller"));
-  if (const int error = session.applyCommandLine(argc, argv); error != 0) return error;
-  return session.run();
-}

@@ -26,9 +26,9 @@ def mutation_test(name, source, deps, args = []):
         srcs = [name + "_mutant.cc"],
         args = args,
         tags = ["manual"],
-        copts = ["-O0", "-w"],
+        copts = ["-w"],
         deps = deps + [
             ":runner",
-            "//third_party/pch:tests_messages",
+            "//third_party/pch:messages",
         ],
     )

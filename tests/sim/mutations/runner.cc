@@ -1,6 +1,5 @@
 // Runs histories of a site, seed after seed, until one of them fails: with a mutation in the code
 // one must (the test passes then), without it (--control) none may.
-#define CATCH_CONFIG_RUNNER
 #include <sys/mman.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -16,6 +15,7 @@
 #include <string>
 
 #include "tests/sim/history.h"
+#include "third_party/catch_main.h"
 
 namespace lorad::sim {
 
@@ -35,6 +35,10 @@ Progress* progress = nullptr;
 
 uint64_t seeds = 1334;  // 1,000 of them of groups of one worker
 bool control = false;
+const bool added[] = {
+    testing::AddFlag(&seeds, "--seeds", "count", "at most"),
+    testing::AddFlag(&control, "--control", "", "none may fail"),
+};
 
 void PlaySeed(uint64_t seed) {
   progress->seed = seed;
@@ -79,7 +83,7 @@ int Judge(const std::string& output, int status) {
   return failed == control ? 1 : 0;
 }
 
-int Main(Catch::Session& session) {
+int RunAndJudge(const std::function<int()>& run) {
   void* shared =
       mmap(nullptr, sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   assert(shared != MAP_FAILED);
@@ -91,7 +95,7 @@ int Main(Catch::Session& session) {
   if (child == 0) {
     dup2(fileno(file), STDOUT_FILENO);
     dup2(fileno(file), STDERR_FILENO);
-    return session.run();
+    return run();
   }
   int status = 0;
   waitpid(child, &status, 0);
@@ -102,6 +106,8 @@ int Main(Catch::Session& session) {
   return Judge(output, status);
 }
 
+const bool runs = testing::RunTestsBy(RunAndJudge);
+
 }  // namespace
 
 bool ReachMutation() {
@@ -110,12 +116,3 @@ bool ReachMutation() {
 }
 
 }  // namespace lorad::sim
-
-int main(int argc, char** argv) {
-  Catch::Session session;
-  using Catch::clara::Opt;
-  session.cli(session.cli() | Opt(lorad::sim::seeds, "count")["--seeds"]("at most") |
-              Opt(lorad::sim::control)["--control"]("none may fail"));
-  if (const int error = session.applyCommandLine(argc, argv); error != 0) return error;
-  return lorad::sim::Main(session);
-}

@@ -1,6 +1,7 @@
-// Looks every second whether workers idle beside a queued job that they have room for, one of them
-// or several together. For a moment that may be: a checkpoint is being written, or the news is on
-// its way. For longer it may not, unless they are kept for one that needs more of them.
+// Looks every second whether workers idle, or only answer, beside a queued job that they have room
+// for, one of them or several together. For a moment that may be: a checkpoint is being written, the
+// news is on its way, or a group that answers is being cut. For longer it may not, unless they are
+// kept for one that needs more of them.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,11 @@ class Idleness {
 
  private:
   void Look();
-  void Compare(const v1::ListWorkersResponse& workers, const v1::ListJobsResponse& jobs);
+  struct Seen {
+    v1::ClusterStatus cluster;
+    v1::ListWorkersResponse workers;
+  };
+  void Compare(const Seen& seen, const v1::ListJobsResponse& jobs);
   using Workers = std::vector<const v1::Worker*>;
   bool HaveRoom(const Workers& idle, const v1::Job& job);
   bool FindRoom(const Workers& idle, const v1::Job& job) const;

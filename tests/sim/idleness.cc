@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kLookUs = 1'000'000;
 constexpr int64_t kIdleUs = 10'000'000;
+constexpr int kQuestions = 3;
 
 // It has met a failure that passes: its back-off is not over. Or the store has: nothing is begun. Or
 // a quota holds it.
@@ -57,29 +58,29 @@ void Idleness::Look() {
   const bool stood_still = site_.now_us() - looked_us_ > 3 * kLookUs;
   if (is_ill || stood_still || !site_.serves()) since_us_.clear();
   looked_us_ = site_.now_us();
-  // One event after the other: nothing happens between the two.
+  // One event after the other: nothing happens between them. Their answers may come in any order.
   auto seen = std::make_shared<Seen>();
-  site_.Ask(v1::GetClusterRequest(), [seen](const absl::StatusOr<server::ReplyValue>& value) {
-    if (value.ok()) seen->cluster = std::get<v1::ClusterStatus>(*value);
-  });
-  site_.Ask(v1::ListWorkersRequest(), [seen](const absl::StatusOr<server::ReplyValue>& value) {
-    if (value.ok()) seen->workers = std::get<v1::ListWorkersResponse>(*value);
-  });
-  v1::ListJobsRequest request;
-  request.set_page_size(1000);
-  site_.Ask(request, [this, again, seen](const absl::StatusOr<server::ReplyValue>& value) {
-    // An answer that took so long says nothing of the time in between.
-    const bool stood_still = site_.now_us() - looked_us_ > 3 * kLookUs;
-    if (value.ok() && !stood_still) {
-      Compare(*seen, std::get<v1::ListJobsResponse>(*value));
-    } else {
-      since_us_.clear();
-    }
-    again();
-  });
+  const auto ask = [&]<class Answer>(server::Request request, Answer Seen::*part) {
+    site_.Ask(std::move(request),
+              [this, again, seen, part](const absl::StatusOr<server::ReplyValue>& value) {
+                if (value.ok()) (*seen).*part = std::get<Answer>(*value);
+                seen->whole &= value.ok();
+                if (++seen->answers < kQuestions) return;
+                // Answers that took so long say nothing of the time in between.
+                const bool stood_still = site_.now_us() - looked_us_ > 3 * kLookUs;
+                seen->whole && !stood_still ? Compare(*seen) : since_us_.clear();
+                again();
+              });
+  };
+  v1::ListJobsRequest jobs;
+  jobs.set_page_size(1000);
+  ask(v1::GetClusterRequest(), &Seen::cluster);
+  ask(v1::ListWorkersRequest(), &Seen::workers);
+  ask(jobs, &Seen::jobs);
 }
 
-void Idleness::Compare(const Seen& seen, const v1::ListJobsResponse& jobs) {
+void Idleness::Compare(const Seen& seen) {
+  const v1::ListJobsResponse& jobs = seen.jobs;
   Workers idle;
   for (const v1::Worker& worker : seen.workers.workers()) {
     if (MayTrain(worker, seen.cluster)) idle.push_back(&worker);

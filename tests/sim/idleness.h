@@ -25,8 +25,11 @@ class Idleness {
   struct Seen {
     v1::ClusterStatus cluster;
     v1::ListWorkersResponse workers;
+    v1::ListJobsResponse jobs;
+    int answers = 0;
+    bool whole = true;
   };
-  void Compare(const Seen& seen, const v1::ListJobsResponse& jobs);
+  void Compare(const Seen& seen);
   using Workers = std::vector<const v1::Worker*>;
   bool HaveRoom(const Workers& idle, const v1::Job& job);
   bool FindRoom(const Workers& idle, const v1::Job& job) const;

@@ -29,8 +29,15 @@ class Idleness {
     int answers = 0;
     bool whole = true;
   };
-  void Compare(const Seen& seen);
   using Workers = std::vector<const v1::Worker*>;
+  using Since = std::map<std::string, int64_t>;
+  void Compare(const Seen& seen);
+  void Compare(const Workers& free, const v1::ListJobsResponse& jobs, int64_t us_max,
+               Since* since_before_us);
+  void Forget() {
+    since_us_.clear();
+    since_answering_us_.clear();
+  }
   bool HaveRoom(const Workers& idle, const v1::Job& job);
   bool FindRoom(const Workers& idle, const v1::Job& job) const;
 
@@ -39,7 +46,8 @@ class Idleness {
   // Of the names and memory of workers, a job's base model, rank and longest row.
   std::map<std::tuple<std::string, std::string, int32_t, int64_t>, bool> rooms_;
   int64_t looked_us_ = 0;
-  std::map<std::string, int64_t> since_us_;  // jobs that wait beside idle workers
+  Since since_us_;            // jobs that wait beside idle workers,
+  Since since_answering_us_;  // or beside such as idle or only answer
 };
 
 }  // namespace lorad::sim

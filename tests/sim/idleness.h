@@ -46,8 +46,8 @@ class Idleness {
   // Of the names and memory of workers, a job's base model, rank and longest row.
   std::map<std::tuple<std::string, std::string, int32_t, int64_t>, bool> rooms_;
   int64_t looked_us_ = 0;
-  Since since_us_;            // jobs that wait beside idle workers,
-  Since since_answering_us_;  // or beside such as idle or only answer
+  Since since_us_;            // jobs that wait beside workers in no group,
+  Since since_answering_us_;  // or beside such as idle in a group or only answer
 };
 
 }  // namespace lorad::sim

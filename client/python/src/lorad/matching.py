@@ -31,8 +31,8 @@ class GaveUp(Exception):
 class Matcher:
     """Searches texts for one expression. Belongs to one thread; to be used as a context."""
 
-    def __init__(self, expression: str, seconds: float = SEARCH_SECONDS) -> None:
-        self._expression, self._seconds = expression, seconds
+    def __init__(self, expression: str, seconds: float | None = None) -> None:
+        self._expression, self._seconds = expression, SEARCH_SECONDS if seconds is None else seconds
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 

@@ -161,7 +161,7 @@ constexpr uint64_t kOnce = 10;  // b of an ask: one answer, and its client asks 
 // One slow worker, whom somebody asks for long answers of one base model, and jobs of others.
 void DrawTalkative(std::mt19937_64& random, History* history) {
   history->site.machines = {{"worker-0"}};
-  history->site.machines[0].order_us = 60'000;
+  history->site.machines[0].order_us = 200'000;
   history->rates.owns = 0.8;
   const auto add = [&](int64_t at_us, int kind, uint64_t a, uint64_t b) {
     history->happenings.push_back({0, at_us, kind, a, b});

@@ -13,9 +13,9 @@ namespace {
 
 constexpr int64_t kLookUs = 1'000'000;
 constexpr int64_t kIdleUs = 10'000'000;
-// A group without jobs may be being cut. A worker that does not answer that is given up after
-// patience_floor_ms.
-constexpr int64_t kAnswersUs = 40'000'000;
+// A group that trains nobody may be being cut, or a job that leaves it is being saved: a shard that
+// got lost is asked for again after a minute.
+constexpr int64_t kAnswersUs = 90'000'000;
 constexpr int kQuestions = 3;
 
 // It has met a failure that passes: its back-off is not over. Or the store has: nothing is begun. Or
@@ -25,12 +25,6 @@ bool IsPostponed(const v1::Job& job) {
   return why.find("tried again at") != std::string::npos ||
          why.find("the store cannot be written") != std::string::npos ||
          why.find("quota team=") != std::string::npos;
-}
-
-// It waits for a group of its base model, however long that saves, rather than have one without jobs
-// formed again: so the policy has it (Awaited).
-bool AwaitsGroup(const v1::Job& job) {
-  return job.queue().why().find("is being formed or changed") != std::string::npos;
 }
 
 // Another job may need several workers: those that it will get idle until it has all of them.
@@ -104,9 +98,7 @@ void Idleness::Compare(const Workers& free, const v1::ListJobsResponse& jobs, in
   Since since_us;
   for (const v1::Job& job : jobs.jobs()) {
     if (job.state() != v1::Job::QUEUED || IsPostponed(job)) continue;
-    const bool in_groups = std::ranges::any_of(
-        free, [](const v1::Worker* worker) { return !worker->group().empty(); });
-    if (AreKept(job, jobs) || (in_groups && AwaitsGroup(job)) || !HaveRoom(free, job)) continue;
+    if (AreKept(job, jobs) || !HaveRoom(free, job)) continue;
     const auto before = since_before_us->find(job.name());
     since_us[job.name()] = before == since_before_us->end() ? site_.now_us() : before->second;
     INFO("job " << job.ShortDebugString() << " waits since " << since_us[job.name()]

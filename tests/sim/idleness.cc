@@ -57,7 +57,8 @@ Idleness::Idleness(Site& site, const SiteOptions& options) : site_(site) {
 void Idleness::Look() {
   const auto again = [this] { site_.At(site_.now_us() + kLookUs, [this] { Look(); }); };
   const SimDisk& disk = site_.disk();
-  const bool is_ill = disk.read_only() || disk.capacity_bytes() != SimDisk::kUnbounded;
+  const bool is_ill =
+      disk.read_only() || disk.capacity_bytes() != SimDisk::kUnbounded || site_.files_hang();
   const bool stood_still = site_.now_us() - looked_us_ > 3 * kLookUs;
   if (is_ill || stood_still || !site_.serves()) Forget();
   looked_us_ = site_.now_us();

@@ -3,7 +3,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <iostream>
@@ -42,29 +41,38 @@ absl::StatusOr<bool> HasModel(Session& session, const std::string& name) {
   return status;
 }
 
-// How long this process stood still at a stretch: stopped (SIGSTOP, Ctrl-Z), or its machine asleep.
+// How long this process stood still at a stretch, as it does when it is stopped (SIGSTOP, Ctrl-Z).
 class StandStill {
  public:
   StandStill() : watch_([this](const std::stop_token& stop) { Watch(stop); }) {}
-  double seconds() const { return longest_s_; }
+
+  double seconds() {
+    std::lock_guard lock(mutex_);
+    Look();  // who was stopped may ask before the watch goes on
+    return longest_s_;
+  }
 
  private:
+  using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds kLook{500};
 
+  void Look() {
+    const std::chrono::duration<double> since = Clock::now() - seen_ - kLook;
+    longest_s_ = std::max(longest_s_, since.count());
+    seen_ = Clock::now();
+  }
   void Watch(const std::stop_token& stop) {
-    std::mutex mutex;
-    std::condition_variable_any ends;
-    std::unique_lock lock(mutex);
-    for (auto seen = std::chrono::steady_clock::now(); !stop.stop_requested();) {
-      ends.wait_for(lock, stop, kLook, [] { return false; });
-      const auto now = std::chrono::steady_clock::now();
-      const std::chrono::duration<double> since = now - seen - kLook;
-      longest_s_ = std::max<double>(longest_s_, since.count());
-      seen = now;
+    std::unique_lock lock(mutex_);
+    while (!stop.stop_requested()) {
+      ends_.wait_for(lock, stop, kLook, [] { return false; });
+      Look();
     }
   }
 
-  std::atomic<double> longest_s_ = 0;
+  std::mutex mutex_;
+  std::condition_variable_any ends_;
+  Clock::time_point seen_ = Clock::now();  // guarded by mutex_, and
+  double longest_s_ = 0;                   // likewise
   std::jthread watch_;
 };
 
@@ -141,7 +149,7 @@ absl::Status Generate(Session& session, const v1::GenerateRequest& request, int 
   v1::Adapters::Stub stub(session.channel());
   grpc::ClientContext context;
   SetDeadline(context, seconds);
-  const StandStill stood;
+  StandStill stood;
   const auto stream = stub.Generate(&context, request);
   v1::GenerateResponse message;
   while (stream->Read(&message)) {

@@ -101,16 +101,16 @@ def check_prompt(prompt: Any) -> None:
     if isinstance(prompt, (bytes, bytearray)):
         raise invalid([Violation("prompt", "is bytes: decode them to text, or give a list of token ids")], "of the call")
     if isinstance(prompt, str):
-        return check_text("prompt", prompt)
+        check_text("prompt", prompt)
+        return
     if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence):
         raise wrong_type("prompt", wanted, prompt)
     if not prompt:
         raise invalid([Violation("prompt", f"is empty: give {wanted}")], "of the call")
-    ids = isinstance(prompt[0], int)
+    kind, a_part = (int, "a token id") if isinstance(prompt[0], int) else (Mapping, "a message")
     for i, part in enumerate(prompt):
-        if isinstance(part, bool) or not isinstance(part, int if ids else Mapping):
-            raise wrong_type(f"prompt[{i}]", "a token id, as the first is" if ids else "a message ({\"role\", \"content\"})"
-                             if i or isinstance(part, Mapping) else "a message or a token id", part)
+        if isinstance(part, bool) or not isinstance(part, kind):
+            raise wrong_type(f"prompt[{i}]", a_part if i else "a message or a token id", part)
 
 
 def check_text(argument: str, text: Any) -> None:

@@ -76,7 +76,8 @@ int main(int argc, char** argv) {
   client::AddModelCommands(app, session);
   client::AddDatasetCommands(app, session);
   client::AddAdapterCommands(app, session);
-  client::AddGenerateCommands(app, session);
+  client::AddGenerateCommand(app, session);
+  client::AddEvaluateCommand(app, session);
   client::AddClusterCommands(app, session);
   client::AddQuotaCommands(app, session);
   try {

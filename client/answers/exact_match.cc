@@ -47,14 +47,15 @@ absl::StatusOr<ExactMatch> ExactMatch::Parse(const std::string& expression) {
   return ExactMatch(std::move(code));
 }
 
-std::optional<std::string> ExactMatch::Find(const std::string& text) const {
+ExactMatch::Found ExactMatch::Find(const std::string& text) const {
   const MatchData data(pcre2_match_data_create_from_pattern(code_->compiled, nullptr));
   const int found = pcre2_match(code_->compiled, reinterpret_cast<PCRE2_SPTR>(text.data()),
                                 text.size(), 0, 0, data.get(), nullptr);
-  if (found < 1) return std::nullopt;
+  // All else that goes wrong is a limit: of steps, of their nesting, of memory for them.
+  if (found < 1) return {.group = std::nullopt, .gave_up = found != PCRE2_ERROR_NOMATCH};
   const PCRE2_SIZE* places = pcre2_get_ovector_pointer(data.get());
-  if (found < 2 || places[2] == PCRE2_UNSET) return "";
-  return text.substr(places[2], places[3] - places[2]);
+  if (found < 2 || places[2] == PCRE2_UNSET) return {.group = ""};
+  return {.group = text.substr(places[2], places[3] - places[2])};
 }
 
 }  // namespace lorad::client

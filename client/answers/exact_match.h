@@ -14,9 +14,14 @@ class ExactMatch {
   // An expression of PCRE2, of characters. USAGE: it is none, or has no group.
   static absl::StatusOr<ExactMatch> Parse(const std::string& expression);
 
-  // The first group where the expression is found first; none: it is not found, or that would take
-  // too long. A group that takes no part in it is empty.
-  std::optional<std::string> Find(const std::string& text) const;
+  struct Found {
+    std::optional<std::string> group;
+    // Whether it is there nobody knows: an expression that tries more ways than PCRE2's limit
+    // (10,000,000), as one does that goes back and forth, is given up.
+    bool gave_up = false;
+  };
+  // The first group where the expression is found first. A group that takes no part in it is empty.
+  Found Find(const std::string& text) const;
 
  private:
   struct Code;

@@ -3,6 +3,8 @@
 #include <grpcpp/support/status.h>
 
 #include <cassert>
+#include <map>
+#include <string>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -26,8 +28,11 @@ absl::Status Make(absl::StatusCode code, absl::string_view reason, absl::string_
   return status;
 }
 
+constexpr absl::string_view kMetadata = "lorad/metadata/";
+
 struct Details {
   std::string reason;
+  std::map<std::string, std::string> metadata;
   std::string violations;
 };
 
@@ -38,7 +43,10 @@ Details ReadDetails(const grpc::Status& status) {
   for (const google::protobuf::Any& any : rich.details()) {
     google::rpc::ErrorInfo info;
     google::rpc::BadRequest bad;
-    if (any.UnpackTo(&info)) details.reason = info.reason();
+    if (any.UnpackTo(&info)) {
+      details.reason = info.reason();
+      details.metadata = {info.metadata().begin(), info.metadata().end()};
+    }
     if (!any.UnpackTo(&bad)) continue;
     for (const auto& violation : bad.field_violations()) {
       absl::StrAppend(&details.violations, details.violations.empty() ? "" : "\n",
@@ -81,12 +89,21 @@ absl::Status FromRpc(const grpc::Status& status, absl::string_view server) {
                            "); is it a lorad of this version?");
   }
   if (details.reason.empty()) details.reason = absl::StatusCodeToString(code);
-  return Make(code, details.reason, message, details.violations);
+  absl::Status made = Make(code, details.reason, message, details.violations);
+  for (const auto& [key, value] : details.metadata) {
+    made.SetPayload(absl::StrCat(kMetadata, key), absl::Cord(value));
+  }
+  return made;
 }
 
 std::string ReasonOf(const absl::Status& status) {
   const auto reason = status.GetPayload(kReason);
   return reason.has_value() ? std::string(*reason) : absl::StatusCodeToString(status.code());
+}
+
+std::string MetadataOf(const absl::Status& status, absl::string_view key) {
+  const auto value = status.GetPayload(absl::StrCat(kMetadata, key));
+  return value.has_value() ? std::string(*value) : "";
 }
 
 void PrintError(const absl::Status& status, std::ostream& out) {

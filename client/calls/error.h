@@ -28,4 +28,7 @@ void PrintError(const absl::Status& status, std::ostream& out);
 
 std::string ReasonOf(const absl::Status& status);
 
+// An entry of the metadata of the answer's google.rpc.ErrorInfo; "" where it has none.
+std::string MetadataOf(const absl::Status& status, absl::string_view key);
+
 }  // namespace lorad::client

@@ -53,6 +53,7 @@ void AddCheckpointCommands(CLI::App& app, Session& session);
 void AddClusterCommands(CLI::App& app, Session& session);  // cluster, worker ls, ..
 void AddTraceCommand(CLI::App& app, Session& session);
 void AddQuotaCommands(CLI::App& app, Session& session);
-void AddGenerateCommands(CLI::App& app, Session& session);  // generate, evaluate
+void AddGenerateCommand(CLI::App& app, Session& session);
+void AddEvaluateCommand(CLI::App& app, Session& session);
 
 }  // namespace lorad::client

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
-#include "server/validation/utf8.h"
 #include "storage/adapters/peft.h"
 #include "storage/datasets/dataset.h"
 #include "storage/datasets/prompt.h"
@@ -19,6 +18,7 @@ namespace lorad::server {
 namespace {
 
 constexpr uint64_t kReadBytes = 1 << 20;
+constexpr char kAskPayload[] = "lorad/metadata/ask";  // errors.h
 using Rows = std::map<int64_t, storage::DatasetRow>;
 
 std::string Field(int index, const char* name) { return absl::StrCat("asks[", index, "].", name); }
@@ -82,8 +82,8 @@ absl::StatusOr<Rows> ReadRows(Driver& driver, const std::string& dataset,
   if (seen <= last) scanner.Finish();
   if (rows.contains(last)) return rows;
   return Error(absl::StatusCode::kNotFound, "ROW_NOT_FOUND",
-               absl::StrCat("dataset '", dataset, "' has ", seen,
-                            " rows, counted from 0: there is ", "no row ", last));
+               absl::StrCat("dataset '", dataset, "' has ", seen, seen == 1 ? " row" : " rows",
+                            ", counted from 0: there is no row ", last));
 }
 
 absl::StatusOr<storage::Prompt> PromptOf(const v1::Ask& ask, const AskedModel& model,
@@ -120,9 +120,11 @@ absl::Status CheckPrompt(const std::vector<int32_t>& ids, const v1::Model& model
                    " more than the ", positions, " positions of model '", model.name(), "'"));
 }
 
-// The error with the row, or the ask, that has it before its message.
-absl::Status OfAsk(const v1::Ask& ask, int index, int asks, const absl::Status& status) {
-  if (status.ok() || (asks == 1 && !ask.has_row())) return status;
+// The error with the row, or the ask, that has it before its message, and the ask in its metadata:
+// who asks many can leave it out.
+absl::Status OfAsk(const v1::Ask& ask, int index, int asks, absl::Status status) {
+  status.SetPayload(kAskPayload, absl::Cord(absl::StrCat(index)));
+  if (asks == 1 && !ask.has_row()) return status;
   const std::string what = ask.has_row() ? absl::StrCat("row ", ask.row().row(), " of dataset '",
                                                         ask.row().dataset(), "'")
                                          : absl::StrCat("ask ", index);

@@ -1,6 +1,7 @@
 // Answers that clients ask for: whom they ask, what a window has of them, and how they end.
 #include <algorithm>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "server/core/catalog/model_shape.h"
 #include "server/core/events/data_dir.h"
@@ -14,6 +15,7 @@ namespace {
 
 // Groups are formed for prompts of so many tokens at least, and for twice as many, ...
 constexpr int64_t kRoomyTokens = 256;
+constexpr char kAskPayload[] = "lorad/metadata/ask";  // of errors that are of one ask (errors.h)
 
 // What a job's next window has of tokens, in the mean; 0: nobody knows.
 int64_t MeanTokens(const v1::Job& job, int64_t rows) {
@@ -155,7 +157,9 @@ void Core::State::On(uint64_t request, const StartGeneration& content) {
                                                         of->base_model, "'")}}));
     }
     if (FitsNowhere(*of, tokens, workers)) {
-      return turn_.Fail(request, NoWorkerFits(*of, tokens));
+      absl::Status status = NoWorkerFits(*of, tokens);
+      status.SetPayload(kAskPayload, absl::Cord(absl::StrCat(contents.size())));
+      return turn_.Fail(request, status);
     }
     started.steps.push_back(of->step);
     contents.push_back(*std::move(of));

@@ -1,13 +1,17 @@
 // Where the adapters that are asked have a place: in groups, beside jobs, by the same policy.
 //
 // A guest stands before all jobs that wait, as it goes soon, but takes nothing from them: it drives
-// nobody out, and who waits longer than a round for a place is left out of the decision, so that no
-// group drains for it. While jobs wait it comes only where some train, or onto a worker that they
-// do not take, so that a stream of guests does not keep a worker from a job.
+// nobody out, who waits longer than a round for a place is left out of the decision, so that no
+// group drains for it, and where a job would wait that has a place without the guests, the jobs are
+// placed first. A group that only answers is in no job's way either: where jobs wait that could
+// have its workers it is cut, and its guests go on elsewhere, or wait, with the tokens that they
+// have. So answers never hold up a job for longer than a microbatch takes, and no guest comes back
+// onto a worker that a job is to have.
 #include <algorithm>
 #include <limits>
 #include <set>
 
+#include "absl/strings/str_cat.h"
 #include "server/core/state.h"
 
 namespace lorad::server {
@@ -21,6 +25,34 @@ const planner::Decision* FindOf(const std::vector<planner::Decision>& decisions,
     return decision.why_job != guest && std::ranges::count(decision.jobs, guest) > 0;
   });
   return found == decisions.end() ? nullptr : &*found;
+}
+
+bool UsesWorkers(const planner::Decision& decision) {
+  return decision.kind == Kind::kFormGroup ||
+         (decision.kind == Kind::kReplace && !decision.worker.empty());
+}
+
+std::set<std::string> WorkersOf(const planner::Decision& decision) {
+  std::set<std::string> workers = {decision.worker};
+  for (const planner::StageView& stage : decision.stages) workers.insert(stage.worker);
+  return workers;
+}
+
+std::set<std::string> WhoWait(const std::vector<planner::Decision>& decisions) {
+  std::set<std::string> jobs;
+  for (const planner::Decision& decision : decisions) {
+    if (decision.kind == Kind::kWait) jobs.insert(decision.jobs.begin(), decision.jobs.end());
+  }
+  return jobs;
+}
+
+// Some job waits that does not by the decisions of the jobs alone.
+bool HoldUpJobs(const std::vector<planner::Decision>& with_guests,
+                const std::vector<planner::Decision>& of_jobs) {
+  const std::set<std::string> wait = WhoWait(of_jobs);
+  return std::ranges::any_of(WhoWait(with_guests), [&](const std::string& job) {
+    return !Generations::IsGuest(job) && !wait.contains(job);
+  });
 }
 
 bool DrivesOut(const std::vector<planner::Decision>& decisions, const std::string& guest) {
@@ -45,23 +77,18 @@ planner::QueuedJob Core::State::Queued(const Guest& guest) const {
 
 bool Core::State::MayHavePlace(const Guest& guest, const planner::ClusterView& view,
                                const std::vector<planner::Decision>& of_jobs) const {
-  const bool waits = std::ranges::any_of(
-      of_jobs, [](const planner::Decision& decision) { return decision.kind == Kind::kWait; });
-  if (!waits) return true;
+  if (WhoWait(of_jobs).empty()) return true;
   std::set<std::string> taken, dissolved;
   for (const planner::Decision& decision : of_jobs) {
     if (decision.kind == Kind::kDissolve) dissolved.insert(decision.group);
-    if (decision.kind != Kind::kFormGroup && decision.kind != Kind::kReplace) continue;
-    if (decision.kind == Kind::kFormGroup && decision.base_model == guest.of.base_model)
-      return true;
-    taken.insert(decision.worker);
-    for (const planner::StageView& stage : decision.stages) taken.insert(stage.worker);
+    if (!UsesWorkers(decision)) continue;
+    if (decision.base_model == guest.of.base_model) return true;
+    taken.merge(WorkersOf(decision));
   }
   for (const planner::GroupView& group : view.groups) {
     // One that nobody is in, and no job has it make way.
     if (group.jobs.empty() && group.open && !dissolved.contains(group.name)) return true;
-    if (group.base_model != guest.of.base_model || !group.open) continue;
-    if (!std::ranges::all_of(group.jobs, Generations::IsGuest)) return true;
+    if (group.base_model == guest.of.base_model && group.open) return true;
   }
   return std::ranges::any_of(view.workers, [&](const planner::WorkerView& worker) {
     return worker.idle && !taken.contains(worker.name);
@@ -80,8 +107,67 @@ void Core::State::FailMisfits(const std::vector<planner::WorkerView>& workers) {
   }
 }
 
+bool Core::State::OnlyAnswers(const GroupState& group) {
+  using Phase = GroupState::Phase;
+  if (group.phase == Phase::kBroken || group.returning()) return false;
+  // Of one that nobody is in any more, and that is being cut, the policy knows nothing.
+  if (group.members.empty() && group.then == GroupState::Then::kGoOn) return false;
+  return std::ranges::all_of(group.members,
+                             [](const auto& member) { return Generations::IsGuest(member.first); });
+}
+
+void Core::State::MakeWay(planner::ClusterView* view) {
+  std::set<std::string> answering;
+  for (const auto& [name, group] : groups_.all()) {
+    if (OnlyAnswers(group)) answering.insert(name);
+  }
+  if (answering.empty() || view->queue.empty()) return;
+  const std::vector<planner::Decision> as_it_is = planner::Schedule(*view);
+  const std::set<std::string> waiting = WhoWait(as_it_is);
+  if (waiting.empty()) return;
+  std::set<std::string> taken;
+  for (const planner::Decision& decision : as_it_is) {
+    if (UsesWorkers(decision)) taken.merge(WorkersOf(decision));
+  }
+  planner::ClusterView freed = *view;
+  std::erase_if(freed.queue, [&](const auto& job) { return !waiting.contains(job.job); });
+  std::erase_if(freed.groups, [&](const auto& group) { return answering.contains(group.name); });
+  for (planner::WorkerView& worker : freed.workers) {
+    const WorkerState& state = cluster_.At(worker.name);
+    if (answering.contains(state.group)) worker.idle = cluster_.TakesJobs(state);
+    if (taken.contains(worker.name)) worker.idle = false;
+  }
+  std::set<std::string> promised, kept;
+  for (const planner::Decision& decision : planner::Schedule(freed)) {
+    if (decision.kind != Kind::kFormGroup) continue;
+    const std::set<std::string> workers = WorkersOf(decision);
+    std::string group;
+    for (const std::string& worker : workers) {
+      const std::string& of = cluster_.At(worker).group;
+      if (!answering.contains(of)) continue;
+      group = of;
+      BeginCut(*groups_.Find(group), GroupState::Then::kStop,
+               absl::StrCat("it only answers, and makes way for job ", decision.jobs.front()));
+    }
+    if (group.empty()) continue;
+    promised.insert(decision.jobs.begin(), decision.jobs.end());
+    kept.insert(workers.begin(), workers.end());
+    for (const std::string& job : decision.jobs) {
+      SayWhy(job, absl::StrCat("group ", group, ", which only answers, makes way for it"));
+    }
+  }
+  std::erase_if(view->queue, [&](const auto& job) { return promised.contains(job.job); });
+  for (planner::WorkerView& worker : view->workers) {
+    if (kept.contains(worker.name)) worker.idle = false;
+  }
+  for (planner::GroupView& group : view->groups) {
+    if (groups_.Find(group.name)->then == GroupState::Then::kStop) group.open = false;
+  }
+}
+
 std::vector<planner::Decision> Core::State::Decide(planner::ClusterView view) {
-  std::vector<planner::Decision> decisions = planner::Schedule(view);
+  MakeWay(&view);
+  std::vector<planner::Decision> of_jobs = planner::Schedule(view);
   const size_t jobs = view.queue.size();
   FailMisfits(view.workers);
   std::vector<Guest*> guests = generations_.Waiting();
@@ -89,7 +175,7 @@ std::vector<planner::Decision> Core::State::Decide(planner::ClusterView view) {
     if (cluster_.Connected().empty()) generations_.Say(*guest, "no worker is connected");
   }
   std::erase_if(guests, [&](Guest* guest) {
-    if (MayHavePlace(*guest, view, decisions)) return false;
+    if (MayHavePlace(*guest, view, of_jobs)) return false;
     generations_.Say(*guest, "jobs wait for a worker, and none of its base model trains");
     return true;
   });
@@ -99,7 +185,7 @@ std::vector<planner::Decision> Core::State::Decide(planner::ClusterView view) {
       view.queue.push_back(Queued(*guest));
       AddTimes(guest->of.base_model, &view);
     }
-    decisions = planner::Schedule(view);
+    std::vector<planner::Decision> decisions = planner::Schedule(view);
     const size_t before = guests.size();
     std::erase_if(guests, [&](Guest* guest) {
       const planner::Decision* decision = FindOf(decisions, guest->name);
@@ -113,19 +199,18 @@ std::vector<planner::Decision> Core::State::Decide(planner::ClusterView view) {
                                    : "no group of its base model has room for it");
       return true;
     });
-    if (guests.size() == before) return decisions;
+    if (guests.size() < before) continue;
+    if (!HoldUpJobs(decisions, of_jobs)) return decisions;
+    // The guests have what is left once the jobs have their places: every such round places a job.
+    turn_.WantSchedule();
+    return of_jobs;
   }
-  view.queue.resize(jobs);
-  return planner::Schedule(view);
+  return of_jobs;
 }
 
 bool Core::State::TakesMore(const Guest& guest) const {
   const GroupState* group = groups_.Find(guest.group);
-  if (!group) return true;
-  if (!TakesJobs(*group)) return false;
-  return jobs_.queue().empty() || !std::ranges::all_of(group->members, [](const auto& member) {
-           return Generations::IsGuest(member.first);
-         });
+  return !group || TakesJobs(*group);
 }
 
 void Core::State::JoinAny(GroupState& group, const std::string& name) {

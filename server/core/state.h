@@ -149,14 +149,20 @@ class Core::State {
 
   // ---- guests.cc ----
   planner::QueuedJob Queued(const Guest& guest) const;
+  // Nobody but guests is in it, or was before it began to be dissolved.
+  static bool OnlyAnswers(const GroupState& group);
+  // Jobs of the view that wait, and would form a group on workers of groups that only answer, get
+  // these: such groups are cut. The jobs, and idle workers that they are to have besides, leave the
+  // view.
+  void MakeWay(planner::ClusterView* view);
   // What the policy decides of the jobs of the view, and of the guests that wait and may have a
-  // place beside them.
+  // place beside them: no job waits that would not without the guests.
   std::vector<planner::Decision> Decide(planner::ClusterView view);
   // Those that wait and fit none of them, once no other worker is on its way, end.
   void FailMisfits(const std::vector<planner::WorkerView>& workers);
   bool MayHavePlace(const Guest& guest, const planner::ClusterView& view,
                     const std::vector<planner::Decision>& of_jobs) const;
-  // It waits, or its group would stay without it, or nobody waits for that.
+  // It waits, or none of its workers is drained or rests: else it might stay for ever.
   bool TakesMore(const Guest& guest) const;
   // Guests among the jobs that a decision names.
   void JoinAny(GroupState& group, const std::string& name);

@@ -42,6 +42,8 @@ inline Ran RunCommand(int port, const std::string& arguments, bool json = false)
   AddWatchCommand(app, session);
   AddTopCommand(app, session);
   AddTraceCommand(app, session);
+  AddGenerateCommand(app, session);
+  AddEvaluateCommand(app, session);
   AddClusterCommands(app, session);
   AddQuotaCommands(app, session);
   std::ostringstream out, err;

@@ -4,6 +4,7 @@ usage: generate_test.py [TEST...]
 """
 
 import contextlib
+import os
 import signal
 import subprocess
 import time
@@ -60,7 +61,7 @@ def test_an_adapter_answers_what_it_has_learned():
         assert len(base.out.splitlines()) == 1 + 8 + 1 and "0 of 8 right" in base.out, base
         *rows, total = house.objects("evaluate", job, "--dataset", "rows", "--exact-match", "#(.)", "--max-tokens", "2", "--limit", "3")
         assert [row["row"] for row in rows] == [0, 1, 2] and all(row["right"] for row in rows), rows
-        assert total == {"rows": 3, "right": 3, "without_reference": 0, "exact_match": 1.0}, total
+        assert total == {"rows": 3, "right": 3, "without_reference": 0, "gave_up": 0, "not_asked": 0, "exact_match": 1.0}, total
 
         plain = house.lora("generate", job, "c", "--raw", "--max-tokens", "2")
         assert (plain.out, plain.err) == ("#2\n", ""), plain
@@ -99,6 +100,12 @@ def test_an_adapter_answers_what_it_has_learned():
         assert answer(house, "tiny+mine", "c", "--raw")["token_ids"] == one_by_one[0]
 
 
+def refused_usage(house, *arguments):
+    result = house.run("generate", *arguments)
+    assert result.status == 2 and "error: USAGE: " in result.err and result.out == "", result
+    return result.err
+
+
 def test_what_cannot_be_asked():
     with house_with_model() as house:
         def refused(reason, *arguments):
@@ -122,9 +129,69 @@ def test_what_cannot_be_asked():
         assert "all must be of one base model" in refused("INVALID_FIELDS", "tiny", "a", "--with", "bare")
         longest = answer(house, "tiny", "a" * 250, "--raw", "--max-tokens", "100")
         assert longest["completion_tokens"] <= 7, "256 positions: 6 more, and a token that needs none"
+        assert f"ask '{job}/2'" in refused_usage(house, f"{job}/02", "a")
+        assert "from 0 to 18446744073709551615, got '-1'" in refused_usage(house, "tiny", "a", "--seed=-1")
+        assert len(refused_usage(house, "tiny", "a", "--max-tokens", "0")) < 150
+        half = "the prompt is not: at byte 2, 0xE2 begins no whole character"
+        for stdin, prompt in ((None, os.fsdecode(b"ab\xe2\x82")), (b"ab\xe2\x82", "-")):
+            command = list(map(str, house.lora_command("generate", "tiny", prompt)))
+            told = subprocess.run(command, input=stdin, capture_output=True, timeout=60)
+            assert told.returncode == 1 and f"INVALID_ARGUMENT: all text must be UTF-8, and {half}" in told.stderr.decode(), told
         wrong = house.run("evaluate", "tiny", "--dataset", "rows", "--exact-match", "#.")
         assert wrong.status == 2 and "has no group" in wrong.err, wrong
         assert "DATASET_NOT_FOUND" in house.run("evaluate", "tiny", "--dataset", "no", "--exact-match", "(.)").err
+
+
+# Two that can be asked, one of them with an answer that an expression like (a+)+$ goes back and forth over.
+MIXED = [{"prompt": "a" * 300, "completion": "#0"}, {"prompt": "b", "completion": "a" * 40 + "b"},
+         {"prompt": "c" * 280, "completion": "#2"}, {"prompt": "d", "completion": "#3"}]
+
+
+def test_rows_that_cannot_be_asked_are_left_out():
+    with house_with_model() as house:
+        house.add_dataset("mixed", MIXED)
+        house.add_dataset("long", MIXED[:1])
+        how = ("--exact-match", "#(.)", "--max-tokens", "2")
+        table = house.lora("evaluate", "tiny", "--dataset", "mixed", *how)
+        assert "of 2 right" in table.out and table.out.endswith(", 2 rows could not be asked\n"), table
+        assert table.out.count("not asked: PROMPT_TOO_LONG: row ") == 2, table
+        assert "the own answer of 1 row (1), so none" in table.err, table
+        *rows, total = house.objects("evaluate", "tiny", "--dataset", "mixed", *how)
+        assert {row["row"]: row["error"]["reason"] for row in rows if "error" in row} == {0: "PROMPT_TOO_LONG", 2: "PROMPT_TOO_LONG"}, rows
+        assert sorted(row["row"] for row in rows) == [0, 1, 2, 3], rows
+        assert (total["rows"], total["not_asked"], total["without_reference"]) == (2, 2, 1), total
+        none = house.run("evaluate", "tiny", "--dataset", "long", *how)
+        assert none.status == 1 and "error: PROMPT_TOO_LONG: none of 1 row could be asked; row 0 of" in none.err, none
+        gave_up = house.lora("evaluate", "tiny", "--dataset", "mixed", "--exact-match", "(a+)+$", "--max-tokens", "2")
+        assert "- (the expression gave up)" in gave_up.out and "answers of 1 row (1) and was given up" in gave_up.err, gave_up
+        *rows, total = house.objects("evaluate", "tiny", "--dataset", "mixed", "--exact-match", "(a+)+$", "--max-tokens", "2")
+        assert total["gave_up"] == 1 and [row["row"] for row in rows if row.get("gave_up")] == [1], rows
+
+        lorad.matching.SEARCH_SECONDS = 0.5
+        with lorad.connect(house.address) as client:
+            judged = client.evaluate("tiny", "mixed", "#(.)", max_tokens=2, progress=False)
+            assert (judged.rows, judged.without_reference, judged.gave_up) == (2, 1, []), judged
+            assert judged.not_asked.column("row") == [0, 2] and str(judged).endswith(", 2 rows could not be asked"), judged
+            judged = client.evaluate("tiny", "mixed", "(a+)+$", max_tokens=2, progress=False)
+            assert judged.gave_up == [1] and 1 in judged.wrong.column("row"), judged
+            error = python_package.error_of(lorad.LoradError, client.evaluate, "tiny", "long", "#(.)", progress=False)
+            assert error.reason == "PROMPT_TOO_LONG" and "none of 1 row" in str(error), error
+
+
+def test_answers_make_way_for_a_job_of_another_model():
+    with house_with_model() as house:
+        other = write_model(house.folder / "other", tokenizer=True, positions=256)
+        house.lora("model", "add", "other", "--path", other)
+        asks = ("tiny", "a", "--raw", "--max-tokens", "250", "--temperature", "1", "--seed", "5")
+        alone = answer(house, *asks)
+        assert alone["completion_tokens"] > 100, "too short an answer to be interrupted"
+        client = subprocess.Popen(list(map(str, house.lora_command("generate", *asks))), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        first = client.stdout.read(1)
+        job = house.submit({**job_of(max_steps=20), "base_model": "other", "priority": 100})
+        house.wait([job])
+        rest, err = client.communicate(timeout=120)
+        assert (first + rest).decode() == alone["text"] + "\n", "an answer that was interrupted is another one"
+        assert client.returncode == 0 and b"waits: " in err, err
 
 
 def test_jobs_beside_answers_keep_their_bits():
@@ -181,6 +248,9 @@ def test_from_python():
             python_package.error_of(lorad.NotFoundError, client.generate, "nobody", "a")
             error = python_package.error_of(lorad.InvalidError, client.evaluate, job, "rows", "#.", progress=False)
             assert "has no group" in str(error), error
+            for text in ("\ud800", [{"role": "user", "content": "\ud800"}]):
+                error = python_package.error_of(lorad.InvalidError, client.generate, "tiny", text)
+                assert error.code == "INVALID_ARGUMENT", error
             began = time.monotonic()
             python_package.error_of(TimeoutError, client.generate, "tiny", "a", raw=True, max_tokens=255, timeout=0.01)
             assert time.monotonic() - began < 5

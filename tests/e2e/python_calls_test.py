@@ -148,6 +148,27 @@ def test_an_answer_comes_in_pieces_and_is_not_asked_for_twice():
         assert len(daemon.asked["Generate"]) == 4
 
 
+def test_an_argument_that_is_none_is_named():
+    with daemon_and_client() as (daemon, client):
+        for kind, said, arguments in (
+                (TypeError, "prompt must be a text", ("m", None)), (TypeError, "prompt must be a text", ("m", 5)),
+                (TypeError, "prompt must be a text", ("m", {"role": "user"})), (lorad.InvalidError, "prompt: is empty", ("m", [])),
+                (TypeError, "prompt[0] must be a message or a token id", ("m", ["a", "b"])),
+                (TypeError, "prompt[1] must be a token id", ("m", [1, "b"])), (TypeError, "prompt[1] must be a token id", ("m", [1, None])),
+                (TypeError, "prompt[1] must be a message", ("m", [{"role": "user", "content": "a"}, None])),
+                (lorad.InvalidError, "prompt: is no text: character 1 (U+D800)", ("m", "a\ud800")),
+                (TypeError, "source must be a Job", (None, "a")), (TypeError, "source must be a Job", ([None], "a")),
+                (lorad.InvalidError, "source: is empty", ([], "a")),
+                (lorad.InvalidError, "ask 'job-aaaaaaaa/2'", ("job-aaaaaaaa/02", "a"))):
+            error = python_package.error_of(kind, client.generate, *arguments)
+            assert said in str(error) and isinstance(error, (TypeError, ValueError)), (arguments, error)
+        for said, arguments in (("dataset must be", ("m", None, "(.)")), ("exact_match must be", ("m", "rows", None)),
+                                ("source must be", (None, "rows", "(.)"))):
+            assert said in str(python_package.error_of(TypeError, client.evaluate, *arguments)), arguments
+        assert "limit must be" in str(python_package.error_of(TypeError, client.evaluate, "m", "rows", "(.)", limit="3"))
+        assert "Generate" not in daemon.asked, daemon.asked
+
+
 def test_what_does_not_pass_is_not_repeated():
     quota = error_details_pb2.QuotaFailure(violations=[{"subject": "team=math", "description": "two jobs at most"}])
     stands = error_details_pb2.PreconditionFailure(violations=[{"subject": "job-1", "description": "is live"}])

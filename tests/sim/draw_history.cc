@@ -156,6 +156,25 @@ void DrawCrowd(std::mt19937_64& random, History* history) {
   }
 }
 
+constexpr uint64_t kOnce = 10;  // b of an ask: one answer, and its client asks for nothing twice
+
+// One slow worker, whom somebody asks for long answers of one base model, and jobs of others.
+void DrawTalkative(std::mt19937_64& random, History* history) {
+  history->site.machines = {{"worker-0"}};
+  history->site.machines[0].order_us = 200'000;
+  history->rates.owns = 0.8;
+  const auto add = [&](int64_t at_us, int kind, uint64_t a, uint64_t b) {
+    history->happenings.push_back({0, at_us, kind, a, b});
+  };
+  for (int i = Draw(random, 1, 3); i > 0; --i) {
+    add(static_cast<int64_t>(random() % 2'000'000), kAsksKind, 16 * (random() % 1000) + 5, kOnce);
+  }
+  for (int i = Draw(random, 1, 4); i > 0; --i) {
+    const int64_t at_us = 2 * kSecondUs + static_cast<int64_t>(random() % 20'000'000);
+    add(at_us, kJobKind, random(), random() >> 1);
+  }
+}
+
 int KindOf(std::string_view name) {
   for (int kind = 0; kind < CountKinds(); ++kind) {
     if (name == NameOfKind(kind)) return kind;
@@ -203,6 +222,11 @@ History DrawHistory(uint64_t seed) {
   }
   if (seed % kRestlessEvery == 9) {
     DrawRestless(random, &history);
+    Number(history.happenings);
+    return history;
+  }
+  if (seed % kTalkativeEvery == 21) {
+    DrawTalkative(random, &history);
     Number(history.happenings);
     return history;
   }

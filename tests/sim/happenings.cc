@@ -145,7 +145,8 @@ void AsksAdapters(Stage& stage, const Happening& h) {
     asks[i].base_model = base_model;
     if (drawn % 3 > 0) asks[i].job = job;
     asks[i].prompt.assign(1 + drawn / 3 % 40, 1);
-    asks[i].max_tokens = 1 + static_cast<int32_t>(drawn / 7 % 20);
+    // Some go on for so long that jobs come beside them.
+    asks[i].max_tokens = drawn % 16 == 5 ? 300 : 1 + static_cast<int32_t>(drawn / 7 % 20);
     asks[i].seed = drawn;
   }
   Add(stage, h, std::make_unique<AskingClient>(stage.site, std::move(asks)));

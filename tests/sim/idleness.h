@@ -1,6 +1,7 @@
-// Looks every second whether workers idle beside a queued job that they have room for, one of them
-// or several together. For a moment that may be: a checkpoint is being written, or the news is on
-// its way. For longer it may not, unless they are kept for one that needs more of them.
+// Looks every second whether workers idle, or only answer, beside a queued job that they have room
+// for, one of them or several together. For a moment that may be: a checkpoint is being written, the
+// news is on its way, or a group that answers is being cut. For longer it may not, unless they are
+// kept for one that needs more of them.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,22 @@ class Idleness {
 
  private:
   void Look();
-  void Compare(const v1::ListWorkersResponse& workers, const v1::ListJobsResponse& jobs);
+  struct Seen {
+    v1::ClusterStatus cluster;
+    v1::ListWorkersResponse workers;
+    v1::ListJobsResponse jobs;
+    int answers = 0;
+    bool whole = true;
+  };
   using Workers = std::vector<const v1::Worker*>;
+  using Since = std::map<std::string, int64_t>;
+  void Compare(const Seen& seen);
+  void Compare(const Workers& free, const v1::ListJobsResponse& jobs, int64_t us_max,
+               Since* since_before_us);
+  void Forget() {
+    since_us_.clear();
+    since_answering_us_.clear();
+  }
   bool HaveRoom(const Workers& idle, const v1::Job& job);
   bool FindRoom(const Workers& idle, const v1::Job& job) const;
 
@@ -31,7 +46,8 @@ class Idleness {
   // Of the names and memory of workers, a job's base model, rank and longest row.
   std::map<std::tuple<std::string, std::string, int32_t, int64_t>, bool> rooms_;
   int64_t looked_us_ = 0;
-  std::map<std::string, int64_t> since_us_;  // jobs that wait beside idle workers
+  Since since_us_;            // jobs that wait beside workers in no group,
+  Since since_answering_us_;  // or beside such as idle in a group or only answer
 };
 
 }  // namespace lorad::sim

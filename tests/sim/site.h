@@ -120,6 +120,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void SetFileLimit(uint64_t bytes);
   // What is to be done with files waits for so long, as on a share whose server hangs.
   void HangFiles(int64_t us) { files_hang_until_us_ = now_us() + us; }
+  bool files_hang() const { return now_us() < files_hang_until_us_; }
   // A folder or file below the data directory is not there, or a file is half there, until
   // Unveil or the next start of the coordinator.
   void Hide(const std::string& path);

@@ -16,7 +16,8 @@ constexpr std::string_view kBasePrefix = "base-";
 absl::Status Gone(const std::string& name) {
   return Error(absl::StatusCode::kNotFound, "GENERATION_GONE",
                absl::StrCat("there is no generation '", Quotable(name, 100),
-                            "': it has ended, or the coordinator was started again"));
+                            "': it has ended, nobody has read it for ", kUnreadUs / 1'000'000,
+                            " s, or the coordinator was started again"));
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 // one, or a base model alone ("base-.." in the place of "guest-.."), that answers ask. It waits for
 // a place and is then a member of one group, beside jobs. It goes with its last answer.
 //
-// Nothing of this is kept over starts. A group that is formed again, or lost, costs an answer the
-// token that was asked for: it goes on elsewhere from those that it has.
+// Nothing of this is kept over starts. A group that is formed again, makes way for a job, or is
+// lost, costs an answer the token that was asked for: it goes on elsewhere from those that it has.
 //
 // Invariants: an answer that has not ended is one of its guest's, and a guest has one at least; a
 // token is asked for once at a time; a reader is answered once. A generation that nobody has asked

@@ -366,20 +366,120 @@ TEST_CASE("a coordinator that is killed forgets answers, and its jobs go on") {
   world->CheckInvariants();
 }
 
-TEST_CASE("while jobs of another model wait, guests do not keep a worker from them") {
+v1::Job JobOf(const std::string& base_model, int32_t priority = 0) {
+  v1::Job job = World::NewJob();
+  job.set_base_model(base_model);
+  job.set_priority(priority);
+  return job;
+}
+
+// How often the token behind so many was asked for, of all answers.
+int64_t TimesAsked(World& world, int64_t number) {
+  int64_t times = 0;
+  for (const PlanInput& plan : world.plans()) {
+    for (const GenerateUnit& unit : plan.generates) {
+      for (const auto& segment : unit.segments) times += segment.sampling().number() == number;
+    }
+  }
+  return times;
+}
+
+TEST_CASE("a group that only answers makes way for a job of another model, and answers go on") {
   auto world = MakeWorld();
   world->StartWorkers();
-  Reader first(*world, {AskBase(1, 60)});
+  const AskedAnswer long_ask = AskBase(1, 60);
+  Reader first(*world, {long_ask});
   world->RunUntil([&] { return first.tokens(0).size() >= 3; });
-  v1::Job other = World::NewJob();
-  other.set_base_model("m2");
-  const std::string job = world->Submit(other);
-  AskedAnswer long_ask = AskBase(2, 4);  // of the same guest, if that took more
-  Reader second(*world, {long_ask});
+  const std::string job = world->Submit(JobOf("m2", GENERATE(0, 100)));
+  world->RunUntilState(job, v1::Job::RUNNING);
+  CHECK(!first.ended());
+  const size_t had = first.tokens(0).size();
+  CHECK(had < 10);
+  Reader second(*world, {AskBase(2, 4)});  // more of the same guest
   world->RunUntilState(job, v1::Job::SUCCEEDED);
-  CHECK(first.ended());
-  world->RunUntil([&] { return second.ended(); });
-  CHECK(second.tokens(0) == Expected("", long_ask));
+  CHECK(first.tokens(0).size() == had);
+  CHECK(second.tokens(0).empty());
+  REQUIRE(!first.waiting().empty());
+  world->RunUntil([&] { return first.ended() && second.ended(); });
+  REQUIRE(first.status().ok());
+  CHECK(first.tokens(0) == Expected("", long_ask));
+  CHECK(second.tokens(0) == Expected("", AskBase(2, 4)));
+  // Only the token that was under way was asked for again.
+  CHECK(TimesAsked(*world, 1) == 2);
+  CHECK(TimesAsked(*world, 50) == 1);
+  CHECK(CountNotes(*world, "it only answers, and makes way for job " + job) == 1);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a group that is being formed for answers alone makes way, too") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  world->Settle();
+  world->worker(0).Hang(true);
+  Reader reader(*world, {AskBase(1, 60)});
+  world->Settle();
+  const std::string job = world->Submit(JobOf("m2"));
+  world->worker(0).Hang(false);
+  world->RunUntilState(job, v1::Job::SUCCEEDED);
+  CHECK(reader.tokens(0).empty());
+  world->RunUntil([&] { return reader.ended(); });
+  CHECK(reader.tokens(0) == Expected("", AskBase(1, 60)));
+  world->CheckInvariants();
+}
+
+TEST_CASE("answers that wait do not take a worker that a job is to have") {
+  auto world = MakeWorld();
+  Reader reader(*world, {AskBase(1, 60)});
+  const std::string job = world->Submit(JobOf("m2"));
+  world->StartWorkers();
+  world->RunUntilState(job, v1::Job::SUCCEEDED);
+  CHECK(reader.tokens(0).empty());
+  world->RunUntil([&] { return reader.ended(); });
+  CHECK(reader.tokens(0) == Expected("", AskBase(1, 60)));
+  CHECK(CountNotes(*world, "makes way") == 0);  // no group was formed in vain
+  world->CheckInvariants();
+}
+
+TEST_CASE("no job is driven out where a group that only answers can make way") {
+  WorldOptions options;
+  options.workers = 2;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  const std::string trains = world->Submit(LongJob());
+  world->RunUntilState(trains, v1::Job::RUNNING);
+  AskedAnswer ask = AskBase(1, 200);
+  ask.base_model = "m2";
+  Reader reader(*world, {ask});
+  world->RunUntil([&] { return reader.tokens(0).size() >= 3; });
+  world->AddModel("m3");
+  const std::string urgent = world->Submit(JobOf("m3", 100));
+  world->RunUntilState(urgent, v1::Job::SUCCEEDED);
+  world->RunUntilState(trains, v1::Job::SUCCEEDED);
+  CHECK(world->Job(trains).attempts() == 1);
+  world->RunUntil([&] { return reader.ended(); });
+  REQUIRE(reader.status().ok());
+  CHECK(reader.tokens(0) == Expected("", ask));
+  world->CheckInvariants();
+}
+
+TEST_CASE("a stream of asks keeps no worker from the jobs of another model") {
+  WorldOptions options;
+  options.seed = GENERATE(1, 2, 3);
+  options.delay_us_max = 20'000;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  std::vector<std::unique_ptr<Reader>> readers;
+  std::vector<std::string> jobs;
+  for (uint64_t i = 0; i < 12; ++i) {
+    readers.push_back(std::make_unique<Reader>(*world, std::vector{AskBase(i, 30)}));
+    if (i % 4 == 1) jobs.push_back(world->Submit(JobOf("m2")));
+    world->Sleep(200'000);
+  }
+  for (const std::string& job : jobs) world->RunUntilState(job, v1::Job::SUCCEEDED);
+  for (uint64_t i = 0; i < readers.size(); ++i) {
+    world->RunUntil([&] { return readers[i]->ended(); });
+    CHECK(readers[i]->tokens(0) == Expected("", AskBase(i, 30)));
+  }
   world->CheckInvariants();
 }
 

@@ -12,14 +12,17 @@ from typing import Any
 import grpc
 
 from lorad.calls import Connection
-from lorad.errors import LoradError, Violation, from_rpc, invalid
+from lorad.errors import LoradError, UnavailableError, Violation, from_rpc, invalid
 from lorad.job import Job
+from lorad.matching import GaveUp, Matcher
 from lorad.tables import Table
 from lorad.v1 import adapters_pb2, datasets_pb2
 
 JOB = re.compile(r"(job-[a-z0-9]{8})(?:/([1-9][0-9]*))?")
 ROWS_AT_ONCE = 64
+JOB_STEP = re.compile(r"(job-[a-z0-9]{8})/0*([1-9][0-9]*)")
 WRONG = ["row", "expected", "got", "answer"]
+NOT_ASKED = ["row", "reason", "message"]
 Finish = adapters_pb2.GenerateResponse.FinishReason
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
@@ -56,11 +59,22 @@ class Answer:
 
 @dataclasses.dataclass
 class Evaluation:
-    """How many answers to a dataset's rows were right."""
+    """How many answers to a dataset's rows were right.
+
+    rows               that were asked
+    right              of them
+    wrong              the others, as a table
+    without_reference  rows in whose own answer the expression finds nothing, so none can be right
+    gave_up            rows, by number, on whose answers the expression went back and forth too long; they count as wrong
+    not_asked          rows that could not be asked, as a table; they do not count
+    """
 
     rows: int
     right: int
     wrong: Table
+    without_reference: int = 0
+    gave_up: list[int] = dataclasses.field(default_factory=list)
+    not_asked: Table = dataclasses.field(default_factory=lambda: Table(NOT_ASKED, []))
 
     @property
     def exact_match(self) -> float:
@@ -68,23 +82,69 @@ class Evaluation:
         return self.right / self.rows if self.rows else 0.0
 
     def __str__(self) -> str:
-        return f"exact match: {self.right} of {self.rows} right ({100 * self.exact_match:.1f} %)"
+        left_out = f", {_rows(len(self.not_asked))} could not be asked" if len(self.not_asked) else ""
+        return f"exact match: {self.right} of {self.rows} right ({100 * self.exact_match:.1f} %){left_out}"
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
+
+
+def wrong_type(argument: str, wanted: str, value: Any) -> TypeError:
+    """The error of an argument of another type."""
+    return TypeError(f"{argument} must be {wanted}, not {type(value).__name__}")
+
+
+def check_prompt(prompt: Any) -> None:
+    """TypeError or InvalidError where it is none, by its name."""
+    wanted = "a text, a list of messages ({\"role\", \"content\"}), or a list of token ids"
+    if isinstance(prompt, (bytes, bytearray)):
+        raise invalid([Violation("prompt", "is bytes: decode them to text, or give a list of token ids")], "of the call")
+    if isinstance(prompt, str):
+        check_text("prompt", prompt)
+        return
+    if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence):
+        raise wrong_type("prompt", wanted, prompt)
+    if not prompt:
+        raise invalid([Violation("prompt", f"is empty: give {wanted}")], "of the call")
+    kind, a_part = (int, "a token id") if isinstance(prompt[0], int) else (Mapping, "a message")
+    for i, part in enumerate(prompt):
+        if isinstance(part, bool) or not isinstance(part, kind):
+            raise wrong_type(f"prompt[{i}]", a_part if i else "a message or a token id", part)
+
+
+def check_text(argument: str, text: Any) -> None:
+    """A str that UTF-8 can hold: no half of a pair of UTF-16."""
+    if not isinstance(text, str):
+        raise wrong_type(argument, "a text", text)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise invalid([Violation(argument, f"is no text: character {error.start} (U+{ord(text[error.start]):04X}) is half of one")],
+                      "of the call") from None
 
 
 def ask(source: str | Job, prompt: Prompt | None, *, adapter: str, system: str, raw: bool,
         how: Mapping[str, Any]) -> adapters_pb2.Ask:
     """One ask of a call. `prompt` None: it is yet to be set."""
+    if not isinstance(source, (str, Job)):
+        raise wrong_type("source", "a Job, a job's id, \"ID/STEP\" or a model's name", source)
     request = adapters_pb2.Ask(adapter=adapter, **how)
     name = source.name if isinstance(source, Job) else source
     found = JOB.fullmatch(name)
+    otherwise = JOB_STEP.fullmatch(name)
+    if otherwise and not found:
+        raise invalid([Violation("source", f"{name!r} is no step as it is written: ask '{otherwise[1]}/{otherwise[2]}'")],
+                      "of the call")
     if found:
         request.job = found[1]
         if found[2]:
             request.step = int(found[2])
     else:
         request.base_model = name
-    if isinstance(prompt, (bytes, bytearray)):
-        raise invalid([Violation("prompt", "is bytes: decode them to text, or give a list of token ids")], "of the call")
+    if prompt is not None:
+        check_prompt(prompt)
+    check_text("system", system)
     if system and (raw or not isinstance(prompt, str)):
         raise invalid([Violation("system", "goes before a prompt that is rendered: put it into the messages, or into the "
                                            "raw text")], "of the call")
@@ -93,10 +153,13 @@ def ask(source: str | Job, prompt: Prompt | None, *, adapter: str, system: str, 
     elif isinstance(prompt, str):
         messages = [{"role": "system", "content": system}] if system else []
         request.messages_json = json.dumps([*messages, {"role": "user", "content": prompt}])
-    elif prompt is not None and prompt and isinstance(prompt[0], int):
+    elif prompt is not None and isinstance(prompt[0], int):
         request.token_ids.ids.extend(prompt)  # type: ignore[arg-type]
     elif prompt is not None:
-        request.messages_json = json.dumps(list(prompt))
+        try:
+            request.messages_json = json.dumps([dict(message) for message in prompt])  # type: ignore[call-overload]
+        except TypeError as error:
+            raise TypeError(f"prompt: a message holds what JSON does not: {error}") from None
     return request
 
 
@@ -104,12 +167,22 @@ def stream(connection: Connection, asks: Sequence[adapters_pb2.Ask],
            timeout: float | None) -> Iterator[adapters_pb2.GenerateResponse]:
     """The messages of one call to its end. It is not begun again where it breaks off: nothing of it is kept."""
     call = connection.adapters.Generate(adapters_pb2.GenerateRequest(asks=asks), timeout=timeout)
+    begun = False
     try:
-        yield from call
+        for message in call:
+            begun = True
+            yield message
     except grpc.RpcError as error:
         found = from_rpc(error, connection.server)
         if found.code == "DEADLINE_EXCEEDED":
-            raise TimeoutError(f"the answers were not there after {timeout:g} s") from None
+            raise TimeoutError(f"no answer within {timeout:g} s: give a larger timeout") from None
+        if found.reason == "CANCELLED":  # the daemon's way to end a call that nobody reads
+            raise LoradError("the answers were not read for long, so the daemon gave them up: ask again", code="CANCELLED",
+                             reason="NOT_READ") from None
+        if begun and found.reason == "UNAVAILABLE":
+            raise UnavailableError(f"the connection to {connection.server} broke off while answers came (the daemon ended, or "
+                                   "this process stood still for long): ask again", code="UNAVAILABLE",
+                                   reason="BROKEN_OFF") from None
         raise found from None
     finally:
         call.cancel()
@@ -144,21 +217,57 @@ def evaluate(connection: Connection, how: adapters_pb2.Ask, dataset: datasets_pb
     if not expression.groups:
         raise invalid([Violation("exact_match", "has no group: put ( and ) around what is compared")], "of the call")
     rows = dataset.rows if limit is None else min(limit, dataset.rows)
-    right, wrong = 0, []
-    for begin in range(0, rows, ROWS_AT_ONCE):
+    result = Evaluation(0, 0, Table(WRONG, []))
+    wrong: list[dict[str, Any]] = []
+    not_asked: list[dict[str, Any]] = []
+    with Matcher(exact_match) as matcher:
+        for begin in range(0, rows, ROWS_AT_ONCE):
+            end = min(begin + ROWS_AT_ONCE, rows)
+            for row, answer in _ask_rows(connection, how, dataset.name, range(begin, end), timeout, not_asked):
+                _judge(matcher, row, answer, result, wrong)
+            progress(end, rows, result.right)
+    if rows and not result.rows:
+        first = not_asked[0]
+        raise LoradError(f"none of {_rows(rows)} could be asked; {first['message']}", code="FAILED_PRECONDITION",
+                         reason=first["reason"])
+    result.wrong, result.not_asked = Table(WRONG, wrong), Table(NOT_ASKED, not_asked)
+    return result
+
+
+def _ask_rows(connection: Connection, how: adapters_pb2.Ask, dataset: str, numbers: Sequence[int], timeout: float | None,
+              not_asked: list[dict[str, Any]]) -> list[tuple[int, Answer]]:
+    """Those that can be asked, with their answers. A call is refused before any of it is answered, for one row's sake."""
+    left = list(numbers)
+    while left:
         asks = []
-        for row in range(begin, min(begin + ROWS_AT_ONCE, rows)):
+        for row in left:
             asks.append(adapters_pb2.Ask())
             asks[-1].CopyFrom(how)
-            asks[-1].row.dataset, asks[-1].row.row = dataset.name, row
-        for row, answer in enumerate(generate(connection, asks, timeout), begin):
-            expected, got = (found and found[1] for found in map(expression.search, (answer.reference, answer.text)))
-            if expected is not None and expected == got:
-                right += 1
-            else:
-                wrong.append({"row": row, "expected": expected, "got": got, "answer": answer.text})
-        progress(begin + len(asks), rows, right)
-    return Evaluation(rows, right, Table(WRONG, wrong))
+            asks[-1].row.dataset, asks[-1].row.row = dataset, row
+        try:
+            return list(zip(left, generate(connection, asks, timeout), strict=True))
+        except LoradError as error:
+            ask = error.metadata.get("ask", "")
+            if not ask.isdecimal() or int(ask) >= len(left):
+                raise
+            not_asked.append({"row": left.pop(int(ask)), "reason": error.reason, "message": error.message})
+    return []
+
+
+def _judge(matcher: Matcher, row: int, answer: Answer, result: Evaluation, wrong: list[dict[str, Any]]) -> None:
+    expected: str | None = None
+    got: str | None = None
+    result.rows += 1
+    try:
+        expected = matcher.first_group(answer.reference)
+        result.without_reference += expected is None
+        got = matcher.first_group(answer.text)
+    except GaveUp:
+        result.gave_up.append(row)
+    if expected is not None and expected == got:
+        result.right += 1
+    else:
+        wrong.append({"row": row, "expected": expected, "got": got, "answer": answer.text})
 
 
 class Lines:

@@ -250,7 +250,11 @@ class Client:
 
         LoradError where it cannot be asked, or the call breaks off; TimeoutError after `timeout` seconds. Nothing of a
         call is kept: ask again."""
-        many = not isinstance(source, (str, Job))
+        if prompt is None:
+            answers.check_prompt(prompt)
+        many = isinstance(source, (list, tuple))
+        if many and not source:
+            raise invalid([Violation("source", "is empty: name a job or a model at least")], "of the call")
         how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": [stop] if isinstance(stop, str) else stop}
         asks = [answers.ask(one, prompt, adapter=adapter, system=system, raw=raw, how=how)
                 for one in (source if many else [source])]
@@ -268,8 +272,16 @@ class Client:
         timeout   seconds for 64 rows
         progress  lines on stderr
 
-        `.exact_match` is the share, `.wrong` a table of the others."""
+        `.exact_match` is the share, `.wrong` a table of the others. Rows that cannot be asked (too long, say) are left out
+        and stand in `.not_asked`; LoradError where none can. The expression is searched for in a process of its own, for
+        5 s at most: `.gave_up` has the rows where that was not enough."""
         how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": [stop] if isinstance(stop, str) else stop}
+        if not isinstance(exact_match, str):
+            raise answers.wrong_type("exact_match", "a regular expression as a text", exact_match)
+        if not isinstance(dataset, (str, datasets_pb2.Dataset)):
+            raise answers.wrong_type("dataset", "a dataset or its name", dataset)
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+            raise answers.wrong_type("limit", "a whole number", limit)
         if limit is not None and limit < 1:
             raise invalid([Violation("limit", f"must be at least 1, got {limit}")], "of the call")
         request = answers.ask(source, None, adapter=adapter, system="", raw=False, how=how)

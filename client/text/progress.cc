@@ -122,7 +122,7 @@ std::string ProgressBar(const Job& job, int columns) {
     std::string line = Compose(job, shape);
     if (WidthOf(line) <= room) return line;
   }
-  return CutToWidth(Compose(job, kShapes.back()), room);
+  return CutToWidth(Title(job), room);
 }
 
 void ProgressView::Update(const Job& job, std::int64_t now_ms) {

@@ -56,7 +56,8 @@ TEST_CASE("a bar fits, and cuts no figure: the speed stays longest") {
   CHECK(ProgressBar(job, 60) ==
         "job-a (\xe6\x95\xb0\xe5\xad\xa6 sums  50/100  212 tokens/s  1m 05s left");
   CHECK(ProgressBar(job, 40) == "job-a (\xe6\x95\xb0\xe5\xad\xa6 sums  50/100  212 tokens/s");
-  CHECK(ProgressBar(job, 10) == "job-  50/1");
+  CHECK(ProgressBar(job, 16) == "job-  50/100");
+  CHECK(ProgressBar(job, 10) == "job-a (\xe6\x95\xb0");
   for (int columns = 30; columns < 200; ++columns) {
     const std::string line = ProgressBar(job, columns);
     CHECK(WidthOf(line) < static_cast<std::size_t>(columns));

@@ -367,7 +367,7 @@ def test_what_has_room_on_a_terminal():
         house.wait([waits], until=lambda job: job["state"] == "PAUSED")
         house.lora("finish", waits)
         assert house.object("show", waits)["state"] == "SUCCEEDED"
-        house.lora("worker", "drain", house.objects("worker", "ls")[0]["name"])
+        house.lora("worker", "drain", house.objects("worker", "ls")[0]["name"], "--reason", "a test")
         idle = house.submit(a_job())
         refused = house.run("finish", idle)
         assert refused.status == 1 and "NOTHING_TRAINED" in refused.err and "cancel it" in refused.err, refused

@@ -43,23 +43,20 @@ absl::Status List(Session& session, Options& options) {
   lorad::v1::ListCheckpointsRequest request;
   request.set_job(options.job);
   Table table({"JOB", "STEP", "FILES", "SIZE", "VALIDATION", "BEST", "CREATED"});
-  const auto status =
-      ForEachPage(session, &Checkpoints::Stub::ListCheckpoints, request,
-                  [&](const lorad::v1::ListCheckpointsResponse& page) {
-                    for (const Checkpoint& checkpoint : page.checkpoints()) {
-                      if (session.json) std::cout << ToJson(checkpoint) << "\n";
-                      std::int64_t bytes = 0;
-                      for (const CheckpointFile& file : checkpoint.files())
-                        bytes += file.size_bytes();
-                      table.Add({checkpoint.job(), absl::StrCat(checkpoint.step()),
-                                 absl::StrCat(checkpoint.files_size()), BytesText(bytes),
-                                 checkpoint.has_validation_loss()
-                                     ? LossText(checkpoint.validation_loss())
-                                     : "-",
-                                 checkpoint.best() ? "best" : "-",
-                                 TimeText(checkpoint.create_time())});
-                    }
-                  });
+  const auto status = ForEachPage(
+      session, &Checkpoints::Stub::ListCheckpoints, request,
+      [&](const lorad::v1::ListCheckpointsResponse& page) {
+        for (const Checkpoint& checkpoint : page.checkpoints()) {
+          if (session.json) std::cout << ToJson(checkpoint) << "\n";
+          std::int64_t bytes = 0;
+          for (const CheckpointFile& file : checkpoint.files()) bytes += file.size_bytes();
+          table.Add(
+              {checkpoint.job(), absl::StrCat(checkpoint.step()),
+               absl::StrCat(checkpoint.files_size()), BytesText(bytes),
+               checkpoint.has_validation_loss() ? LossText(checkpoint.validation_loss()) : "-",
+               checkpoint.best() ? "best" : "-", TimeText(checkpoint.create_time())});
+        }
+      });
   if (status.ok() && !session.json) table.Print(std::cout);
   return status;
 }
@@ -128,10 +125,9 @@ absl::Status FindBest(Session& session, Options& options) {
                                     }
                                   });
   if (!status.ok() || options.step > 0) return status;
-  return Error("NO_BEST",
-               absl::StrCat("no checkpoint of ", options.job,
-                            " was evaluated: give jobs a validation_dataset and "
-                            "eval_every_steps, or name a --step"));
+  return Error("NO_BEST", absl::StrCat("no checkpoint of ", options.job,
+                                       " was evaluated: give jobs a validation_dataset and "
+                                       "eval_every_steps, or name a --step"));
 }
 
 absl::Status GetMerged(Session& session, const Options& options) {

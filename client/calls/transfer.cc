@@ -49,8 +49,8 @@ std::string TransferLine(const std::string& what, const Transferred& so_far, int
   std::array<Part, 6> parts;
   parts[0] = {what, 4};
   if (so_far.total > 0) {
-    const double share = std::clamp(
-        static_cast<double>(so_far.bytes) / static_cast<double>(so_far.total), 0.0, 1.0);
+    const double share =
+        std::clamp(static_cast<double>(so_far.bytes) / static_cast<double>(so_far.total), 0.0, 1.0);
     const auto full = static_cast<std::size_t>(share * kBarWidth);
     parts[1] = {absl::StrCat("[", std::string(full, '#'), std::string(kBarWidth - full, ' '), "]"),
                 5};

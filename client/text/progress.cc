@@ -117,7 +117,8 @@ std::string ProgressLine(const Job& job) {
 
 std::string ProgressBar(const Job& job, int columns) {
   if (columns <= 0) return Compose(job, kShapes[0]);
-  const auto room = static_cast<std::size_t>(columns) - 1;  // a line that wraps would break the redrawing
+  const auto room =
+      static_cast<std::size_t>(columns) - 1;  // a line that wraps would break the redrawing
   for (const Shape& shape : kShapes) {
     std::string line = Compose(job, shape);
     if (WidthOf(line) <= room) return line;

@@ -36,25 +36,24 @@ std::string WarmupText(const TrainingConfig& training) {
 }  // namespace
 
 void AddTraining(const TrainingConfig& training, Table& table) {
-  table.Add({"length", training.max_steps() > 0
-                           ? absl::StrCat(training.max_steps(), " steps")
-                           : absl::StrCat(training.epochs(), " epochs")});
+  table.Add({"length", training.max_steps() > 0 ? absl::StrCat(training.max_steps(), " steps")
+                                                : absl::StrCat(training.epochs(), " epochs")});
   table.Add({"batch", absl::StrFormat("%d sequences of up to %d tokens, longer ones: %s",
                                       training.batch_size(), training.max_length(),
                                       TrainingConfig::Overflow_Name(training.overflow()))});
-  table.Add({"trained on", absl::StrFormat("%s, %s, seed %d",
-                                           TrainingConfig::TrainOn_Name(training.train_on()),
-                                           training.shuffle() ? "shuffled" : "in the file's order",
-                                           training.seed())});
+  table.Add(
+      {"trained on",
+       absl::StrFormat("%s, %s, seed %d", TrainingConfig::TrainOn_Name(training.train_on()),
+                       training.shuffle() ? "shuffled" : "in the file's order", training.seed())});
   table.Add({"schedule", absl::StrCat(RateText(training.learning_rate()), " ",
                                       TrainingConfig::Schedule_Name(training.schedule()),
                                       WarmupText(training))});
-  table.Add({"optimizer",
-             absl::StrFormat("AdamW, betas %g and %g, eps %g, weight decay %g, clipping %g, LoRA+ "
-                             "ratio %g",
-                             training.beta1(), training.beta2(), training.eps(),
-                             training.weight_decay(), training.max_grad_norm(),
-                             training.loraplus_lr_ratio())});
+  table.Add(
+      {"optimizer",
+       absl::StrFormat("AdamW, betas %g and %g, eps %g, weight decay %g, clipping %g, LoRA+ "
+                       "ratio %g",
+                       training.beta1(), training.beta2(), training.eps(), training.weight_decay(),
+                       training.max_grad_norm(), training.loraplus_lr_ratio())});
   table.Add({"checkpoints", CheckpointsText(training)});
   table.Add({"evaluations", Every(training.eval_every_steps(), "at the start and the end")});
 }

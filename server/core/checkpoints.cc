@@ -284,13 +284,13 @@ void Core::State::DropCheckpoints(JobState& job) {
     }
     RemoveCheckpoint(job, step);
     const v1::TrainingConfig& training = job.job().training();
-    const std::string best =
-        training.checkpoint_keep_best() > 0
-            ? absl::StrCat(", and the best ", training.checkpoint_keep_best())
-            : "";
-    jobs_.AddEvent(job, "CHECKPOINT_REMOVED",
-                   absl::StrCat("the checkpoint of step ", step, " was removed: kept are the newest ",
-                                std::max(training.checkpoint_keep_last(), 1), best));
+    const std::string best = training.checkpoint_keep_best() > 0
+                                 ? absl::StrCat(", and the best ", training.checkpoint_keep_best())
+                                 : "";
+    jobs_.AddEvent(
+        job, "CHECKPOINT_REMOVED",
+        absl::StrCat("the checkpoint of step ", step, " was removed: kept are the newest ",
+                     std::max(training.checkpoint_keep_last(), 1), best));
   }
 }
 

@@ -45,7 +45,8 @@ class TokenCache {
   int64_t bytes() const { return static_cast<int64_t>(mapping_->bytes().size()); }
   CachedRow row(int64_t row) const;  // REQUIRES: 0 <= row < rows()
   int64_t tokens(int64_t row) const;
-  int64_t line(int64_t row) const;  // of the dataset's file, from 1; rows of one line have become several
+  int64_t line(
+      int64_t row) const;  // of the dataset's file, from 1; rows of one line have become several
   const storage::DatasetReport& report() const { return report_; }
 
  private:

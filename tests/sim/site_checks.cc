@@ -214,7 +214,8 @@ void Site::CheckJob(const v1::Job& job) {
 void Site::CheckRemoved(const v1::Job& job,
                         const google::protobuf::RepeatedPtrField<v1::Event>& events,
                         const google::protobuf::RepeatedPtrField<v1::Checkpoint>& kept) {
-  const int last = job.training().checkpoint_keep_last(), best = job.training().checkpoint_keep_best();
+  const int last = job.training().checkpoint_keep_last(),
+            best = job.training().checkpoint_keep_best();
   bool others_went = false;  // by their user, or given up
   std::vector<int64_t> removed;
   for (const v1::Event& event : events) {

@@ -180,14 +180,14 @@ struct GiveUpRequest {
 using Request = std::variant<
     CreateJob, v1::GetJobRequest, v1::ListJobsRequest, v1::DeleteJobRequest, v1::CancelJobRequest,
     v1::PauseJobRequest, v1::ResumeJobRequest, v1::FinishJobRequest, HoldCheckpoint,
-    v1::UpdateJobRequest, EstimateJob, SnapshotJobs,
-    RegisterModel, v1::GetModelRequest, v1::ListModelsRequest, v1::UpdateModelRequest,
-    v1::UnregisterModelRequest, CreateDataset, v1::GetDatasetRequest, v1::ListDatasetsRequest,
-    v1::DeleteDatasetRequest, ImportAdapter, v1::GetAdapterRequest, v1::ListAdaptersRequest,
-    v1::DeleteAdapterRequest, v1::DeleteCheckpointRequest, v1::GetClusterRequest,
-    v1::ListWorkersRequest, v1::GetTraceRequest, v1::DrainWorkerRequest, v1::UndrainWorkerRequest,
-    v1::SetQuotaRequest, v1::ListQuotasRequest, v1::DeleteQuotaRequest, ShardUploaded,
-    StopRequested, GiveUpRequest, StartGeneration, ReadGeneration, EndGeneration>;
+    v1::UpdateJobRequest, EstimateJob, SnapshotJobs, RegisterModel, v1::GetModelRequest,
+    v1::ListModelsRequest, v1::UpdateModelRequest, v1::UnregisterModelRequest, CreateDataset,
+    v1::GetDatasetRequest, v1::ListDatasetsRequest, v1::DeleteDatasetRequest, ImportAdapter,
+    v1::GetAdapterRequest, v1::ListAdaptersRequest, v1::DeleteAdapterRequest,
+    v1::DeleteCheckpointRequest, v1::GetClusterRequest, v1::ListWorkersRequest, v1::GetTraceRequest,
+    v1::DrainWorkerRequest, v1::UndrainWorkerRequest, v1::SetQuotaRequest, v1::ListQuotasRequest,
+    v1::DeleteQuotaRequest, ShardUploaded, StopRequested, GiveUpRequest, StartGeneration,
+    ReadGeneration, EndGeneration>;
 
 // The upload that a request brings along; null where it brings none.
 inline const std::string* UploadOf(const Request& request) {

@@ -40,7 +40,8 @@ std::vector<int64_t> PassedCheckpoints(const records::JobRecord& record) {
   std::ranges::sort(steps);
   std::set<int64_t> kept = {job.last_checkpoint_step()};
   if (IsLive(job.state())) kept.insert(job.step());
-  for (size_t i = 0; i < std::min(last, steps.size()); ++i) kept.insert(steps[steps.size() - 1 - i]);
+  for (size_t i = 0; i < std::min(last, steps.size()); ++i)
+    kept.insert(steps[steps.size() - 1 - i]);
   const std::vector<int64_t> by_loss = ByLoss(record);
   for (size_t i = 0; i < std::min(static_cast<size_t>(best), by_loss.size()); ++i) {
     kept.insert(by_loss[i]);

@@ -312,8 +312,9 @@ TEST_CASE("a job that finishes survives the deaths of its worker and of the coor
   Job longer = LongJob();
   longer.mutable_training()->set_checkpoint_every_steps(every);
   const std::string job = world->Submit(longer);
-  world->RunUntil([&] { return world->Job(job).last_checkpoint_step() >= every &&
-                               world->Job(job).step() >= 3; });
+  world->RunUntil([&] {
+    return world->Job(job).last_checkpoint_step() >= every && world->Job(job).step() >= 3;
+  });
   world->worker(0).Hang(true);
   const int64_t end = Finish(*world, job).finish_step();
   if (kills_worker) {

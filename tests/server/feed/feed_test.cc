@@ -275,7 +275,8 @@ TEST_CASE("Rows without a trained token are all named, or left out and counted")
   input.trains[0].source = source;
   const auto planned = house.Plan(input);
   REQUIRE(planned.ok());
-  CHECK(planned->lines.at(0).lines == std::vector<int64_t>{1, 4});  // of the file, not of what is left
+  CHECK(planned->lines.at(0).lines ==
+        std::vector<int64_t>{1, 4});  // of the file, not of what is left
   CHECK(skipped->error_count() == 0);
   CHECK(skipped->rows() == 2);
   CHECK(skipped->skipped_rows() == 3);

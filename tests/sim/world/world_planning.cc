@@ -78,8 +78,7 @@ std::vector<BatchLines> World::LinesOf(const PlanInput& input) {
   std::vector<BatchLines> lines;
   for (const TrainUnit& unit : input.trains) {
     BatchLines& batch = lines.emplace_back(BatchLines{unit.job, unit.step, {}});
-    const feed::BatchPlace place =
-        feed::PlaceOfStep(unit.source.rows, unit.batch_size, unit.step);
+    const feed::BatchPlace place = feed::PlaceOfStep(unit.source.rows, unit.batch_size, unit.step);
     for (int64_t row = place.begin; row < place.end; ++row) batch.lines.push_back(row + 1);
   }
   return lines;

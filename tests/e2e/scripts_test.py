@@ -335,6 +335,17 @@ def test_what_has_room_on_a_terminal():
                     assert width_of(line) < columns, (columns, line)
                     assert "tokens/s" in line or name[:4] not in line, (columns, line)
         house.wait([name], until=lambda job: job["last_checkpoint_step"] >= 15)
+        table = Terminal([*house.lora_command(), "watch"], columns=120)
+        table.until("\x1b[H", name, "VALIDATION", "\x1b[J")
+        for columns in (80, 60):
+            table.resize(columns)
+            table.until("\x1b[J")  # the end of what it may have been drawing
+            table.until("\x1b[H", name, "\x1b[J")
+            frame = table.drawn[table.drawn.index("\x1b[H"):table.drawn.rindex("\x1b[J")]
+            assert "TOKENS/S" in frame, frame
+            assert all(width_of(line) <= columns for line in lines_of(frame)), (columns, frame)
+        table.program.send_signal(signal.SIGINT)
+        table.to_the_end()
         for columns in (60, 80, 120):
             for line in lines_of(Terminal([*house.lora_command(), "ls"], columns=columns).to_the_end()):
                 assert width_of(line) <= columns, (columns, line)

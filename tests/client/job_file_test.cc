@@ -179,9 +179,10 @@ TEST_CASE("names of PEFT, TRL and transformers mean our fields") {
     CHECK(JobOf(c.section, c.theirs) == JobOf(c.section, c.ours));
     CHECK(JobOf(c.section, c.ours).find("error") == std::string::npos);
   }
-  CHECK(JobOf("training", R"("load_best_model_at_end": true)")
-            .find("training.load_best_model_at_end: is not done: a job's adapter is that of its "
-                  "last step; say checkpoint_keep_best = 1") != std::string::npos);
+  CHECK(
+      JobOf("training", R"("load_best_model_at_end": true)")
+          .find("training.load_best_model_at_end: line 1: is not done: a job's adapter is that of "
+                "its last step; say checkpoint_keep_best = 1") != std::string::npos);
   // So that no name of the table goes without a row above.
   for (const JobName& name : JobNames()) {
     INFO(name.name);

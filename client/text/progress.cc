@@ -47,14 +47,15 @@ std::string Title(const Job& job) {
 // What a bar shows. Titles are filled up, or cut, to so many columns; 0: as they are.
 struct Shape {
   std::size_t title = 0;
-  bool bar = false, validation = false, loss = false, share = false, left = false, state = true;
+  bool bar = false, validation = false, loss = false, share = false, left = false, state = true,
+       speed = true;
 };
 
 constexpr std::size_t kTitleWidth = 24;
 constexpr int kBarWidth = 24;
 
 // The richest first.
-constexpr std::array<Shape, 10> kShapes = {{
+constexpr std::array<Shape, 11> kShapes = {{
     {kTitleWidth, true, true, true, true, true},
     {0, true, true, true, true, true},
     {0, false, true, true, true, true},
@@ -65,6 +66,7 @@ constexpr std::array<Shape, 10> kShapes = {{
     {16},
     {8},
     {.title = 4, .state = false},
+    {.title = 4, .state = false, .speed = false},
 }};
 
 std::string TitleIn(const Job& job, std::size_t columns) {
@@ -91,7 +93,7 @@ std::string Compose(const Job& job, const Shape& shape) {
   if (shape.state && job.state() != Job::RUNNING) {
     absl::StrAppend(&line, "  ", Job::State_Name(job.state()));
   }
-  AppendFigures(job, shape.loss, shape.validation, shape.left, line);
+  if (shape.speed) AppendFigures(job, shape.loss, shape.validation, shape.left, line);
   if (shape.state && job.has_error()) absl::StrAppend(&line, "  ", job.error().reason());
   return line;
 }

@@ -12,6 +12,7 @@
 #include "client/calls/error.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
+#include "client/calls/transfer.h"
 #include "client/calls/upload.h"
 #include "client/text/json.h"
 #include "client/text/table.h"
@@ -23,6 +24,8 @@ namespace {
 using lorad::v1::Adapter;
 using lorad::v1::Adapters;
 using lorad::v1::ImportAdapterRequest;
+
+constexpr char kWeightsFile[] = "adapter_model.safetensors";
 
 struct Options {
   std::string name;
@@ -65,13 +68,17 @@ absl::Status Import(Session& session, const Options& options) {
   request.mutable_config()->set_name(options.name);
   request.mutable_config()->set_request_id(options.request_id);
   bool open = writer->Write(request);
-  for (const char* name : {"adapter_config.json", "adapter_model.safetensors"}) {
+  std::error_code unknown;  // its opening says what is wrong with it
+  const auto size =
+      std::filesystem::file_size(std::filesystem::path(options.path) / kWeightsFile, unknown);
+  TransferBar bar(!session.json, options.name, unknown ? 0 : static_cast<std::int64_t>(size));
+  for (const char* name : {"adapter_config.json", kWeightsFile}) {
     const std::string path = (std::filesystem::path(options.path) / name).string();
     absl::StatusOr<std::ifstream> file = OpenFile(path);
     absl::Status read = file.status();
     request.set_file(name);
     open = open && read.ok() && writer->Write(request);
-    if (open) read = WriteChunks<ImportAdapterRequest>(*file, path, *writer);
+    if (open) read = WriteChunks<ImportAdapterRequest>(*file, path, *writer, bar);
     if (!read.ok()) {
       context.TryCancel();
       return read;

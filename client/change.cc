@@ -1,4 +1,4 @@
-// lora pause | resume | cancel | update
+// lora pause | resume | finish | cancel | update
 
 #include <CLI/CLI.hpp>
 #include <iostream>
@@ -42,7 +42,13 @@ absl::Status ChangeEach(Session& session, Method<Jobs::Stub, Request, Job> metho
     const auto status = Call(session, method, request, job);
     if (!status.ok()) return status;
     if (session.json) std::cout << ToJson(job) << "\n";
-    if (!session.json) std::cerr << name << ": " << Job::State_Name(job.state()) << "\n";
+    if (!session.json) {
+      std::cerr << name << ": " << Job::State_Name(job.state())
+                << (job.finish_step() > 0 ? absl::StrCat(", ends at step ", job.finish_step(),
+                                                         " of ", job.total_steps())
+                                          : "")
+                << "\n";
+    }
     return status;
   });
 }
@@ -140,7 +146,17 @@ void AddChangeCommands(CLI::App& app, Session& session) {
     };
   });
 
-  CLI::App& cancel = *app.add_subcommand("cancel", "Stop jobs; their checkpoints stay");
+  CLI::App& finish = *app.add_subcommand(
+      "finish", "End jobs with what they have: their last step is saved, and they SUCCEED");
+  finish.add_option("jobs", options->names, "Ids or names")->required();
+  finish.callback([&session, options] {
+    session.action = [&session, options] {
+      return ChangeEach(session, &Jobs::Stub::FinishJob, options->names);
+    };
+  });
+
+  CLI::App& cancel = *app.add_subcommand(
+      "cancel", "Stop jobs; their last step is saved where that is quick, their checkpoints stay");
   cancel.add_option("jobs", options->names, "Ids or names")->required();
   cancel.callback([&session, options] {
     session.action = [&session, options] {

@@ -15,6 +15,7 @@
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/calls/sha256.h"
+#include "client/calls/transfer.h"
 #include "client/text/json.h"
 #include "client/text/table.h"
 #include "lorad/v1/checkpoints.grpc.pb.h"
@@ -34,26 +35,28 @@ struct Options {
   std::string directory;
   bool all = false;
   bool merged = false;
+  bool best = false;
 };
 
 absl::Status List(Session& session, Options& options) {
   if (auto status = FindJob(session, options.job); !status.ok()) return status;
   lorad::v1::ListCheckpointsRequest request;
   request.set_job(options.job);
-  Table table({"JOB", "STEP", "FILES", "SIZE", "CREATED"});
-  const auto status =
-      ForEachPage(session, &Checkpoints::Stub::ListCheckpoints, request,
-                  [&](const lorad::v1::ListCheckpointsResponse& page) {
-                    for (const Checkpoint& checkpoint : page.checkpoints()) {
-                      if (session.json) std::cout << ToJson(checkpoint) << "\n";
-                      std::int64_t bytes = 0;
-                      for (const CheckpointFile& file : checkpoint.files())
-                        bytes += file.size_bytes();
-                      table.Add({checkpoint.job(), absl::StrCat(checkpoint.step()),
-                                 absl::StrCat(checkpoint.files_size()), BytesText(bytes),
-                                 TimeText(checkpoint.create_time())});
-                    }
-                  });
+  Table table({"JOB", "STEP", "FILES", "SIZE", "VALIDATION", "BEST", "CREATED"});
+  const auto status = ForEachPage(
+      session, &Checkpoints::Stub::ListCheckpoints, request,
+      [&](const lorad::v1::ListCheckpointsResponse& page) {
+        for (const Checkpoint& checkpoint : page.checkpoints()) {
+          if (session.json) std::cout << ToJson(checkpoint) << "\n";
+          std::int64_t bytes = 0;
+          for (const CheckpointFile& file : checkpoint.files()) bytes += file.size_bytes();
+          table.Add(
+              {checkpoint.job(), absl::StrCat(checkpoint.step()),
+               absl::StrCat(checkpoint.files_size()), BytesText(bytes),
+               checkpoint.has_validation_loss() ? LossText(checkpoint.validation_loss()) : "-",
+               checkpoint.best() ? "best" : "-", TimeText(checkpoint.create_time())});
+        }
+      });
   if (status.ok() && !session.json) table.Print(std::cout);
   return status;
 }
@@ -105,6 +108,28 @@ absl::Status FetchMergedFile(Session& session, const Merged& merged, const Remot
   return absl::DataLossError(absl::StrCat(file.name, ": what came is not what was sent"));
 }
 
+std::int64_t BytesOf(const std::vector<RemoteFile>& files) {
+  std::int64_t bytes = 0;
+  for (const RemoteFile& file : files) bytes += file.size_bytes;
+  return bytes;
+}
+
+// The step of the checkpoint that is marked as best.
+absl::Status FindBest(Session& session, Options& options) {
+  lorad::v1::ListCheckpointsRequest request;
+  request.set_job(options.job);
+  const auto status = ForEachPage(session, &Checkpoints::Stub::ListCheckpoints, request,
+                                  [&](const lorad::v1::ListCheckpointsResponse& page) {
+                                    for (const Checkpoint& checkpoint : page.checkpoints()) {
+                                      if (checkpoint.best()) options.step = checkpoint.step();
+                                    }
+                                  });
+  if (!status.ok() || options.step > 0) return status;
+  return Error("NO_BEST", absl::StrCat("no checkpoint of ", options.job,
+                                       " was evaluated: give jobs a validation_dataset and "
+                                       "eval_every_steps, or name a --step"));
+}
+
 absl::Status GetMerged(Session& session, const Options& options) {
   lorad::v1::GetMergedRequest request;
   request.set_job(options.job);
@@ -119,12 +144,14 @@ absl::Status GetMerged(Session& session, const Options& options) {
     }
     files.push_back({file.name(), file.size_bytes(), ""});
   }
+  TransferBar bar(!session.json, options.directory, BytesOf(files));
   const auto status = DownloadDirectory(
       options.directory, files,
       [&](const RemoteFile& file, std::int64_t offset, const Sink& sink) {
         return FetchMergedFile(session, merged, file, offset, sink);
       },
-      merged.etag().substr(0, 8));
+      merged.etag().substr(0, 8), &bar);
+  bar.End();
   if (!status.ok()) return status;
   if (session.json) {
     std::cout << ToJson(merged) << "\n";
@@ -138,6 +165,9 @@ absl::Status GetMerged(Session& session, const Options& options) {
 
 absl::Status Get(Session& session, Options& options) {
   if (auto status = FindJob(session, options.job); !status.ok()) return status;
+  if (options.best) {
+    if (auto status = FindBest(session, options); !status.ok()) return status;
+  }
   if (options.merged) return GetMerged(session, options);
   lorad::v1::GetCheckpointRequest request;
   request.set_job(options.job);
@@ -154,10 +184,14 @@ absl::Status Get(Session& session, Options& options) {
     if (!options.all && !absl::StartsWith(file.name(), "adapter_")) continue;
     files.push_back({file.name(), file.size_bytes(), file.sha256()});
   }
+  TransferBar bar(!session.json, options.directory, BytesOf(files));
   const auto status = DownloadDirectory(
-      options.directory, files, [&](const RemoteFile& file, std::int64_t offset, const Sink& sink) {
+      options.directory, files,
+      [&](const RemoteFile& file, std::int64_t offset, const Sink& sink) {
         return FetchFile(session, checkpoint, file, offset, sink);
-      });
+      },
+      "", &bar);
+  bar.End();
   if (!status.ok()) return status;
   if (session.json) {
     std::cout << ToJson(checkpoint) << "\n";
@@ -203,7 +237,9 @@ void AddCheckpointCommands(CLI::App& app, Session& session) {
 
   CLI::App& get = *group.add_subcommand("get", "Fetch one as a PEFT adapter directory");
   get.add_option("job", options->job, "The job's id, or its name")->required();
-  get.add_option("--step", options->step, "Of which step; the newest if not given");
+  CLI::Option* step =
+      get.add_option("--step", options->step, "Of which step; the newest if not given");
+  get.add_flag("--best", options->best, "The one of the lowest validation loss")->excludes(step);
   get.add_option("-o,--output", options->directory, "The directory to make")->required();
   CLI::Option* all = get.add_flag("--all", options->all, "With the optimizer's state too");
   get.add_flag("--merged", options->merged,

@@ -12,6 +12,7 @@
 #include "client/calls/error.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
+#include "client/calls/transfer.h"
 #include "client/inputs/row_source.h"
 #include "client/text/json.h"
 #include "client/text/table.h"
@@ -57,7 +58,7 @@ void Print(const Dataset& dataset, const Session& session) {
 // Sends rows as messages that hold a chunk each, below the API's limit of 1 MiB. A stream that the
 // server ended early is no error here: its Finish() says why.
 template <typename Request, typename Writer>
-absl::Status SendRows(RowSource& rows, Writer& writer) {
+absl::Status SendRows(RowSource& rows, Writer& writer, TransferBar& bar) {
   constexpr std::size_t kChunkBytes = 256 << 10;
   Request request;
   while (true) {
@@ -67,6 +68,7 @@ absl::Status SendRows(RowSource& rows, Writer& writer) {
     for (std::size_t at = 0; at < bytes->size(); at += kChunkBytes) {
       request.set_chunk(bytes->substr(at, kChunkBytes));
       if (!writer.Write(request)) return absl::OkStatus();
+      bar.Add(static_cast<std::int64_t>(request.chunk().size()));
     }
   }
 }
@@ -85,7 +87,8 @@ absl::Status Add(Session& session, const Options& options) {
   first.mutable_config()->set_size_bytes((*rows)->size_bytes());
   absl::Status read = absl::OkStatus();
   if (writer->Write(first)) {
-    read = SendRows<lorad::v1::CreateDatasetRequest>(**rows, *writer);
+    TransferBar bar(!session.json, options.name, (*rows)->size_bytes());
+    read = SendRows<lorad::v1::CreateDatasetRequest>(**rows, *writer, bar);
   }
   if (!read.ok()) {
     context.TryCancel();
@@ -223,7 +226,10 @@ absl::Status Validate(Session& session, const Options& options) {
   absl::Status read = absl::OkStatus();
   std::thread sender([&] {
     if (stream->Write(first) && !options.file.empty()) {
-      read = SendRows<lorad::v1::ValidateDatasetRequest>(**rows, *stream);
+      // Rows that are printed meanwhile would be drawn over.
+      TransferBar bar(!session.json && options.print_rows.empty(), options.file,
+                      (*rows)->size_bytes());
+      read = SendRows<lorad::v1::ValidateDatasetRequest>(**rows, *stream, bar);
     }
     if (!read.ok()) context.TryCancel();
     stream->WritesDone();

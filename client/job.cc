@@ -1,6 +1,7 @@
 // lora ls | show | events | rm
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 #include <limits>
 #include <optional>
@@ -14,7 +15,9 @@
 #include "client/text/forecast.h"
 #include "client/text/json.h"
 #include "client/text/labels.h"
+#include "client/text/plot.h"
 #include "client/text/table.h"
+#include "client/text/training.h"
 #include "client/text/width.h"
 #include "lorad/v1/jobs.grpc.pb.h"
 
@@ -25,6 +28,9 @@ using lorad::v1::Job;
 using lorad::v1::Jobs;
 
 constexpr std::int64_t kPageMax = 1000;  // of ListJobs
+constexpr int kLossesMax = 10'000;       // of GetMetrics; so many of the newest are drawn
+constexpr int kSparklineColumns = 48;
+constexpr int kFieldColumns = 24;  // of the table's first column
 
 struct Options {
   std::string filter;
@@ -88,8 +94,16 @@ absl::Status List(Session& session, const Options& options) {
 
 void AddProgress(const Job& job, Table& table) {
   table.Add({"step", StepsText(job)});
+  if (job.finish_step() > 0) {
+    table.Add({"finish", absl::StrCat("its user asked it to end at step ", job.finish_step(),
+                                      " of ", job.total_steps())});
+  }
   table.Add({"epoch", absl::StrFormat("%.2f", job.epoch())});
   if (job.sequences() > 0) table.Add({"sequences", absl::StrCat(job.sequences())});
+  if (job.truncated_rows() > 0) {
+    table.Add({"truncated rows", absl::StrFormat("%d, cut at %d tokens", job.truncated_rows(),
+                                                 job.training().max_length())});
+  }
   if (job.skipped_rows() > 0) table.Add({"skipped rows", absl::StrCat(job.skipped_rows())});
   table.Add({"tokens", absl::StrCat(job.tokens(), " of ", job.total_tokens())});
   table.Add({"tokens/s", CountText(job.tokens_per_second())});
@@ -108,6 +122,24 @@ void AddProgress(const Job& job, Table& table) {
     table.Add({"group", absl::StrCat(job.group(), ", with ", job.packed_with(), " others")});
   }
   table.Add({"adapters per microbatch", absl::StrFormat("%.2f", job.adapters_per_microbatch())});
+}
+
+// On a terminal alone: elsewhere `lora metrics` has the numbers.
+absl::Status AddLosses(Session& session, const Job& job, Table& table) {
+  const int columns = std::min(TerminalColumns() - kFieldColumns, kSparklineColumns);
+  if (columns < 8 || job.step() == 0) return absl::OkStatus();
+  lorad::v1::GetMetricsRequest request;
+  request.set_job(job.name());
+  request.set_after_step(std::max<std::int64_t>(job.step() - kLossesMax, 0));
+  request.set_page_size(kLossesMax);
+  lorad::v1::GetMetricsResponse response;
+  const auto status = Call(session, &Jobs::Stub::GetMetrics, request, response);
+  if (!status.ok()) return status;
+  std::vector<std::pair<std::int64_t, double>> points;
+  for (const auto& step : response.steps()) points.emplace_back(step.step(), step.loss());
+  const std::string line = Sparkline(points, columns, WritesUtf8());
+  if (!line.empty()) table.Add({"losses", line});
+  return status;
 }
 
 absl::Status Show(Session& session, Options& options) {
@@ -151,7 +183,9 @@ absl::Status Show(Session& session, Options& options) {
   table.Add({"adapter", absl::StrFormat("rank %d, alpha %g, dropout %g, on %s", adapter.rank(),
                                         adapter.alpha(), adapter.dropout(), TargetsText(adapter))});
   AddModules(adapter, table);
+  AddTraining(job.training(), table);
   AddProgress(job, table);
+  if (auto added = AddLosses(session, job, table); !added.ok()) return added;
   table.Add({"created", TimeText(job.create_time())});
   table.Add({"started", TimeText(job.start_time())});
   table.Add({"ended", TimeText(job.end_time())});

@@ -1,14 +1,17 @@
 // lora watch
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <chrono>
 #include <iostream>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/calls/error.h"
@@ -18,6 +21,7 @@
 #include "client/live_table.h"
 #include "client/text/json.h"
 #include "client/text/progress.h"
+#include "client/text/width.h"
 #include "lorad/v1/jobs.pb.h"
 
 namespace lorad::client {
@@ -31,15 +35,12 @@ struct Options {
   bool until_done = false;
 };
 
+constexpr std::chrono::milliseconds kLookEvery(100);  // at the terminal's size
+
 std::int64_t NowMs() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
-}
-
-int TerminalColumns() {
-  winsize size{};
-  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
 // One run of `lora watch` in lines, or in bars where jobs are named.
@@ -48,7 +49,8 @@ class Watch {
   Watch(Session& session, const Options& options)
       : session_(session),
         options_(options),
-        view_(std::cout, !options.jobs.empty() && isatty(STDOUT_FILENO) != 0, TerminalColumns()) {}
+        bars_(!options.jobs.empty() && !session.json && isatty(STDOUT_FILENO) != 0),
+        view_(std::cout, bars_, TerminalColumns) {}
 
   absl::Status Run() {
     Following following;
@@ -58,12 +60,26 @@ class Watch {
     following.lost = [this] {
       std::cerr << "lora: lost " << session_.server << "; trying again\n";
     };
+    session_.channel();  // made before there are threads
+    std::thread sizes([this] { FollowSize(); });
     absl::Status status = Follower(session_, following).Run();
+    ended_ = true;
+    sizes.join();
     return status.ok() ? Verdict() : status;
   }
 
  private:
+  // Bars are drawn anew where the terminal has changed, though nothing came.
+  void FollowSize() {
+    while (bars_ && !ended_) {
+      std::this_thread::sleep_for(kLookEvery);
+      std::lock_guard lock(mutex_);
+      view_.FollowSize();
+    }
+  }
+
   bool Take(const WatchJobsResponse& news) {
+    std::lock_guard lock(mutex_);
     if (news.deleted()) {
       ShowDeleted(news.job());
     } else if (news.has_job()) {
@@ -129,7 +145,10 @@ class Watch {
 
   Session& session_;
   const Options& options_;
-  ProgressView view_;
+  const bool bars_;
+  std::atomic<bool> ended_ = false;
+  std::mutex mutex_;
+  ProgressView view_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Job::State> states_;
   std::map<std::string, std::string> errors_;
   bool present_told_ = false;

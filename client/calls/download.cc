@@ -101,7 +101,8 @@ std::int64_t SizeOf(const fs::path& path) {
 }
 
 // Appends what is missing of the file. ok = all of its bytes are there, right or wrong.
-absl::Status Append(const fs::path& path, const RemoteFile& file, const Fetch& fetch) {
+absl::Status Append(const fs::path& path, const RemoteFile& file, const Fetch& fetch,
+                    TransferBar* bar) {
   const Descriptor out(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
   if (out.get() < 0) return Unwritable(path, errno);
   int write_error = 0;
@@ -110,6 +111,7 @@ absl::Status Append(const fs::path& path, const RemoteFile& file, const Fetch& f
   const Sink sink = [&](absl::string_view bytes) {
     if (WriteAll(out.get(), bytes)) {
       behind.Wrote(bytes.size());
+      if (bar) bar->Add(static_cast<std::int64_t>(bytes.size()));
       return true;
     }
     write_error = errno;
@@ -123,18 +125,26 @@ absl::Status Append(const fs::path& path, const RemoteFile& file, const Fetch& f
   return fetched;
 }
 
-absl::Status DownloadFile(const fs::path& path, const RemoteFile& file, const Fetch& fetch) {
+absl::Status DownloadFile(const fs::path& path, const RemoteFile& file, const Fetch& fetch,
+                          TransferBar* bar) {
   absl::Status status = absl::OkStatus();
   std::error_code ignored;  // what stays in the way is found by its size or its hash
+  const auto remove = [&] {
+    if (bar) bar->Skip(-SizeOf(path));
+    fs::remove(path, ignored);
+  };
+  if (bar) bar->Skip(SizeOf(path));
   for (int attempt = 0; attempt < kAttemptsMax; ++attempt) {
-    if (SizeOf(path) > file.size_bytes) fs::remove(path, ignored);
-    if (SizeOf(path) < file.size_bytes || file.size_bytes == 0) status = Append(path, file, fetch);
+    if (SizeOf(path) > file.size_bytes) remove();
+    if (SizeOf(path) < file.size_bytes || file.size_bytes == 0) {
+      status = Append(path, file, fetch, bar);
+    }
     if (absl::IsUnavailable(status) || absl::IsDataLoss(status)) continue;
     if (!status.ok()) return status;
     const bool right = file.sha256.empty() || Sha256OfFile(path) == file.sha256;
     if (SizeOf(path) == file.size_bytes && right) return Sync(path);
     // Left over from another checkpoint, or damaged on the way: once more from the first byte.
-    fs::remove(path, ignored);
+    remove();
   }
   if (!status.ok()) return status;
   return Error("CHECKSUM_MISMATCH",
@@ -147,7 +157,7 @@ absl::Status DownloadFile(const fs::path& path, const RemoteFile& file, const Fe
 }  // namespace
 
 absl::Status DownloadDirectory(const fs::path& directory, const std::vector<RemoteFile>& files,
-                               const Fetch& fetch, const std::string& tag) {
+                               const Fetch& fetch, const std::string& tag, TransferBar* bar) {
   std::error_code error;
   if (directory.empty()) {
     return Error("FILE_UNWRITABLE", "the directory to make has no name: give one with -o");
@@ -166,7 +176,7 @@ absl::Status DownloadDirectory(const fs::path& directory, const std::vector<Remo
   fs::create_directories(partial, error);
   if (error) return Unwritable(partial, error.value());
   for (const RemoteFile& file : files) {
-    const absl::Status status = DownloadFile(partial / file.name, file, fetch);
+    const absl::Status status = DownloadFile(partial / file.name, file, fetch, bar);
     if (!status.ok()) return status;
   }
   if (const absl::Status status = Sync(partial); !status.ok()) return status;

@@ -44,7 +44,7 @@ void AddDatasetCommands(CLI::App& app, Session& session);
 void AddAdapterCommands(CLI::App& app, Session& session);
 void AddSubmitCommands(CLI::App& app, Session& session);  // submit, clone, estimate
 void AddJobCommands(CLI::App& app, Session& session);     // ls, show, events, rm
-void AddChangeCommands(CLI::App& app, Session& session);  // pause, resume, cancel, update
+void AddChangeCommands(CLI::App& app, Session& session);  // pause, .., update
 void AddMetricsCommand(CLI::App& app, Session& session);
 void AddCompareCommand(CLI::App& app, Session& session);
 void AddWatchCommand(CLI::App& app, Session& session);

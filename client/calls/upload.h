@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "client/calls/error.h"
+#include "client/calls/transfer.h"
 
 namespace lorad::client {
 
@@ -28,7 +29,8 @@ inline absl::StatusOr<std::ifstream> OpenFile(const std::string& path) {
 // Sends a file as messages that hold a chunk each, below the API's limit of 1 MiB. A stream that
 // the server ended early is no error here: its Finish() says why.
 template <typename Request, typename Writer>
-absl::Status WriteChunks(std::istream& file, const std::string& path, Writer& writer) {
+absl::Status WriteChunks(std::istream& file, const std::string& path, Writer& writer,
+                         TransferBar& bar) {
   constexpr std::size_t kChunkBytes = 256 << 10;
   Request request;
   while (file) {
@@ -38,6 +40,7 @@ absl::Status WriteChunks(std::istream& file, const std::string& path, Writer& wr
     if (file.bad()) return Unreadable(path);
     chunk.resize(static_cast<std::size_t>(file.gcount()));
     if (!chunk.empty() && !writer.Write(request)) break;
+    bar.Add(static_cast<std::int64_t>(chunk.size()));
   }
   return absl::OkStatus();
 }

@@ -18,8 +18,9 @@ using nlohmann::json;
 
 constexpr char kAccumulation[] = "gradient_accumulation_steps";
 constexpr char kPerDevice[] = "per_device_train_batch_size";
+constexpr char kBestAtEnd[] = "load_best_model_at_end";
 
-constexpr std::array<JobName, 15> kNames = {{
+constexpr std::array<JobName, 16> kNames = {{
     {"", "run_name", "display_name"},
     {"adapter", "r", "rank"},
     {"adapter", "lora_alpha", "alpha"},
@@ -33,6 +34,7 @@ constexpr std::array<JobName, 15> kNames = {{
     {"training", "adam_beta2", "beta2"},
     {"training", "adam_epsilon", "eps"},
     {"training", "save_steps", "checkpoint_every_steps"},
+    {"training", "save_total_limit", "checkpoint_keep_last"},
     {"training", "eval_steps", "eval_every_steps"},
     {"training", "data_seed", "seed"},
 }};
@@ -128,8 +130,21 @@ class Taker {
     *targets = json::array({"all-linear"});
   }
 
+  // Nothing is loaded at the end, so only "false" means the same.
+  void BestAtEnd() {
+    const auto at = object_.find(kBestAtEnd);
+    if (at == object_.end()) return;
+    const json value = *at;
+    object_.erase(at);
+    if (value.is_null() || value == false) return;
+    Note(kBestAtEnd,
+         "is not done: a job's adapter is that of its last step; say checkpoint_keep_best = 1, and "
+         "fetch the best one with `lora checkpoint get JOB --best`");
+  }
+
   void Values() {
     if (section_ == "adapter") Targets();
+    if (section_ == "training") BestAtEnd();
     json* schedule = Find("schedule");
     if (section_ != "training" || schedule == nullptr || !schedule->is_string()) return;
     const std::string given = schedule->get<std::string>();

@@ -1,6 +1,7 @@
 #include "client/text/plot.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -88,6 +89,32 @@ std::vector<std::string> PlotLines(const std::vector<Curve>& curves, int columns
   lines.push_back(absl::StrCat(std::string(margin + 2, ' '), first,
                                std::string(width > used ? width - used : 1, ' '), last));
   return lines;
+}
+
+std::string Sparkline(const std::vector<std::pair<std::int64_t, double>>& points, int columns,
+                      bool utf8) {
+  static constexpr std::array<const char*, 8> kBlocks = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+  static constexpr std::array<const char*, 8> kLetters = {"_", ".", "-", "~", "=", "+", "*", "#"};
+  std::vector<double> values;
+  for (const auto& [step, value] : points) {
+    if (std::isfinite(value)) values.push_back(value);
+  }
+  const std::size_t width = std::min(values.size(), static_cast<std::size_t>(std::max(columns, 0)));
+  std::vector<double> means;
+  for (std::size_t i = 0; i < width; ++i) {
+    const std::size_t begin = i * values.size() / width, end = (i + 1) * values.size() / width;
+    double sum = 0;
+    for (std::size_t at = begin; at < end; ++at) sum += values[at];
+    means.push_back(sum / static_cast<double>(end - begin));
+  }
+  if (means.empty()) return "";
+  const auto [least, most] = std::ranges::minmax(means);
+  std::string line;
+  for (const double mean : means) {
+    const double share = most > least ? (mean - least) / (most - least) : 0.5;
+    line += (utf8 ? kBlocks : kLetters)[PlaceOf(share, kBlocks.size())];
+  }
+  return line;
 }
 
 }  // namespace lorad::client

@@ -19,4 +19,9 @@ struct Curve {
 // REQUIRES: columns >= 20, rows >= 4.
 std::vector<std::string> PlotLines(const std::vector<Curve>& curves, int columns, int rows);
 
+// One line of at most so many columns: the means of neighbouring points, from low to high as
+// "▁▂▃▄▅▆▇█", or where the terminal has no `utf8` as "_.-~=+*#". Empty where nothing is finite.
+std::string Sparkline(const std::vector<std::pair<std::int64_t, double>>& points, int columns,
+                      bool utf8);
+
 }  // namespace lorad::client

@@ -1,10 +1,13 @@
 #include "client/text/progress.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/text/table.h"
+#include "client/text/width.h"
 
 namespace lorad::client {
 namespace {
@@ -13,9 +16,9 @@ using lorad::v1::Job;
 
 constexpr std::int64_t kLineEveryMs = 1000;
 
-void AppendFigures(const Job& job, std::string& line) {
-  if (job.has_loss()) absl::StrAppend(&line, "  loss ", LossText(job.loss()));
-  if (job.has_validation_loss()) {
+void AppendFigures(const Job& job, bool loss, bool validation, bool left, std::string& line) {
+  if (loss && job.has_loss()) absl::StrAppend(&line, "  loss ", LossText(job.loss()));
+  if (validation && job.has_validation_loss()) {
     absl::StrAppend(&line, "  validation ", LossText(job.validation_loss()));
   }
   // One that is PAUSED is done for now: what was measured before tells nothing about it.
@@ -23,7 +26,7 @@ void AppendFigures(const Job& job, std::string& line) {
   if (job.tokens_per_second() > 0) {
     absl::StrAppendFormat(&line, "  %.0f tokens/s", job.tokens_per_second());
   }
-  if (job.has_seconds_left()) {
+  if (left && job.has_seconds_left()) {
     absl::StrAppend(&line, "  ", DurationText(job.seconds_left()), " left");
   }
 }
@@ -41,6 +44,60 @@ std::string Title(const Job& job) {
                                     : absl::StrCat(job.name(), " (", job.display_name(), ")");
 }
 
+// What a bar shows. Titles are filled up, or cut, to so many columns; 0: as they are.
+struct Shape {
+  std::size_t title = 0;
+  bool bar = false, validation = false, loss = false, share = false, left = false, state = true,
+       speed = true;
+};
+
+constexpr std::size_t kTitleWidth = 24;
+constexpr int kBarWidth = 24;
+
+// The richest first.
+constexpr std::array<Shape, 11> kShapes = {{
+    {kTitleWidth, true, true, true, true, true},
+    {0, true, true, true, true, true},
+    {0, false, true, true, true, true},
+    {16, false, true, true, true, true},
+    {16, false, false, true, true, true},
+    {16, false, false, true, false, true},
+    {16, false, false, false, false, true},
+    {16},
+    {8},
+    {.title = 4, .state = false},
+    {.title = 4, .state = false, .speed = false},
+}};
+
+std::string TitleIn(const Job& job, std::size_t columns) {
+  const std::string title = Title(job);
+  if (columns == 0) return title;
+  const std::size_t width = WidthOf(title);
+  if (columns == kTitleWidth) {  // a longer one stands as it is
+    return title + std::string(columns > width ? columns - width : 0, ' ');
+  }
+  return CutToWidth(title, columns);
+}
+
+std::string Compose(const Job& job, const Shape& shape) {
+  const double share = job.total_steps() > 0 ? static_cast<double>(job.step()) /
+                                                   static_cast<double>(job.total_steps())
+                                             : 0;
+  std::string line = TitleIn(job, shape.title);
+  if (shape.bar) {
+    const int full = std::clamp(static_cast<int>(share * kBarWidth), 0, kBarWidth);
+    absl::StrAppend(&line, " [", std::string(full, '#'), std::string(kBarWidth - full, ' '), "]");
+  }
+  if (shape.share) absl::StrAppendFormat(&line, " %3.0f%%", 100 * share);
+  absl::StrAppend(&line, shape.share ? " " : "  ", job.step(), "/", job.total_steps());
+  if (shape.state && job.state() != Job::RUNNING) {
+    absl::StrAppend(&line, "  ", Job::State_Name(job.state()));
+  }
+  if (shape.speed) AppendFigures(job, shape.loss, shape.validation, shape.left, line);
+  if (shape.state && job.has_error()) absl::StrAppend(&line, "  ", job.error().reason());
+  return line;
+}
+
 }  // namespace
 
 bool IsDone(Job::State state) {
@@ -54,34 +111,28 @@ std::string ProgressLine(const Job& job) {
   }
   AppendPause(job, line);
   if (job.total_steps() > 0) absl::StrAppend(&line, "  step ", job.step(), "/", job.total_steps());
-  AppendFigures(job, line);
+  AppendFigures(job, true, true, true, line);
   if (job.has_error())
     absl::StrAppend(&line, "  ", job.error().reason(), ": ", job.error().message());
   return line;
 }
 
 std::string ProgressBar(const Job& job, int columns) {
-  constexpr int kBarWidth = 24;
-  const double share = job.total_steps() > 0 ? static_cast<double>(job.step()) /
-                                                   static_cast<double>(job.total_steps())
-                                             : 0;
-  const int full = std::clamp(static_cast<int>(share * kBarWidth), 0, kBarWidth);
-  std::string line = absl::StrFormat("%-24s [%s%s] %3.0f%% ", Title(job), std::string(full, '#'),
-                                     std::string(kBarWidth - full, ' '), 100 * share);
-  absl::StrAppend(&line, job.step(), "/", job.total_steps());
-  if (job.state() != Job::RUNNING) absl::StrAppend(&line, "  ", Job::State_Name(job.state()));
-  AppendFigures(job, line);
-  if (job.has_error()) absl::StrAppend(&line, "  ", job.error().reason());
-  // A line that wraps would break the redrawing.
-  if (columns > 0 && line.size() >= static_cast<std::size_t>(columns)) line.resize(columns - 1);
-  return line;
+  if (columns <= 0) return Compose(job, kShapes[0]);
+  const auto room =
+      static_cast<std::size_t>(columns) - 1;  // a line that wraps would break the redrawing
+  for (const Shape& shape : kShapes) {
+    std::string line = Compose(job, shape);
+    if (WidthOf(line) <= room) return line;
+  }
+  return CutToWidth(Title(job), room);
 }
 
 void ProgressView::Update(const Job& job, std::int64_t now_ms) {
   if (jobs_.find(job.name()) == jobs_.end()) order_.push_back(job.name());
   jobs_[job.name()] = job;
   if (terminal_) {
-    Redraw(now_ms);
+    Redraw();
   } else {
     PrintLine(job, now_ms);
   }
@@ -100,12 +151,26 @@ void ProgressView::PrintLine(const Job& job, std::int64_t now_ms) {
   out_ << ProgressLine(job) << std::endl;
 }
 
-void ProgressView::Redraw(std::int64_t) {
-  if (drawn_lines_ > 0) out_ << "\x1b[" << drawn_lines_ << "A";
-  for (const std::string& name : order_) {
-    out_ << "\r\x1b[2K" << ProgressBar(jobs_[name], columns_) << "\n";
+void ProgressView::FollowSize() {
+  if (terminal_ && !drawn_.empty() && columns_of_() != columns_) Redraw();
+}
+
+// A terminal that has become narrower has wrapped what was drawn.
+void ProgressView::Redraw() {
+  const int before = std::exchange(columns_, columns_of_());
+  std::size_t lines = 0;
+  for (const std::size_t width : drawn_) {
+    const auto room = static_cast<std::size_t>(std::max(columns_, 1));
+    lines += columns_ > 0 && width > room ? (width + room - 1) / room : 1;
   }
-  drawn_lines_ = order_.size();
+  if (lines > 0) out_ << "\x1b[" << lines << "A";
+  if (lines > 0 && before != columns_) out_ << "\r\x1b[J";
+  drawn_.clear();
+  for (const std::string& name : order_) {
+    const std::string line = ProgressBar(jobs_[name], columns_);
+    out_ << "\r\x1b[2K" << line << "\n";
+    drawn_.push_back(WidthOf(line));
+  }
   out_.flush();
 }
 

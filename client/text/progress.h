@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lorad/v1/jobs.pb.h"
@@ -17,20 +19,23 @@ bool IsDone(lorad::v1::Job::State state);
 // 212 tokens/s  1m 05s left".
 std::string ProgressLine(const lorad::v1::Job& job);
 
-// The same as a bar that fits in `columns` characters.
+// The same as a bar in fewer than `columns` characters (0: any number). What does not fit goes whole:
+// first the bar, then parts of the title, figures and the time left; state, steps and speed stay longest.
 std::string ProgressBar(const lorad::v1::Job& job, int columns);
 
 // Shows jobs while they change. On a terminal every job has a line that is drawn again; elsewhere a
 // line is printed when a job's state changes, and otherwise at most one a second of a job, so that
-// a log stays readable. Time comes in from outside.
+// a log stays readable. Time and the terminal's columns come in from outside. Threads: one at a time.
 class ProgressView {
  public:
-  ProgressView(std::ostream& out, bool terminal, int columns)
-      : out_(out), terminal_(terminal), columns_(columns) {}
+  ProgressView(std::ostream& out, bool terminal, std::function<int()> columns)
+      : out_(out), terminal_(terminal), columns_of_(std::move(columns)) {}
 
   void Update(const lorad::v1::Job& job, std::int64_t now_ms);
   // It is gone.
   void Delete(const lorad::v1::Job& job);
+  // Draws again where the terminal has other columns than when it drew last.
+  void FollowSize();
 
  private:
   struct Shown {
@@ -39,15 +44,16 @@ class ProgressView {
   };
 
   void PrintLine(const lorad::v1::Job& job, std::int64_t now_ms);
-  void Redraw(std::int64_t now_ms);
+  void Redraw();
 
   std::ostream& out_;
   const bool terminal_;
-  const int columns_;
+  const std::function<int()> columns_of_;
+  int columns_ = 0;  // when it drew last
   std::vector<std::string> order_;
   std::map<std::string, lorad::v1::Job> jobs_;
   std::map<std::string, Shown> shown_;
-  std::size_t drawn_lines_ = 0;
+  std::vector<std::size_t> drawn_;  // how wide each line is that it drew last
 };
 
 }  // namespace lorad::client

@@ -6,6 +6,9 @@
 #include <wchar.h>
 
 #include <cstdint>
+#include <cstdlib>
+
+#include "absl/strings/ascii.h"
 
 namespace lorad::client {
 namespace {
@@ -73,6 +76,16 @@ std::string CutToWidth(absl::string_view text, std::size_t columns) {
     bytes += character.bytes;
   }
   return std::string(text.substr(0, bytes));
+}
+
+bool WritesUtf8() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    const char* value = getenv(name);
+    if (value == nullptr || *value == '\0') continue;  // the first that is set counts
+    const std::string text = absl::AsciiStrToLower(value);
+    return text.find("utf-8") != std::string::npos || text.find("utf8") != std::string::npos;
+  }
+  return false;
 }
 
 int TerminalColumns() {

@@ -18,4 +18,7 @@ std::string CutToWidth(absl::string_view text, std::size_t columns);
 // How many columns the terminal on standard output has; 0: it is none.
 int TerminalColumns();
 
+// Whether the user's locale (LC_ALL, LC_CTYPE, LANG) writes UTF-8.
+bool WritesUtf8();
+
 }  // namespace lorad::client

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/cluster/report_checks.h"
+#include "server/core/jobs/kept_checkpoints.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
@@ -16,6 +17,10 @@ constexpr int64_t kRetryMs = 1000;
 // The report of a Step is behind its shard by the time of a message, as a rule, and the shards of
 // other stages by little more. No call waits for longer: the worker has others to save.
 constexpr int64_t kKeptShardUs = 10'000'000;
+// A checkpoint that was read so recently may be read on: a download asks for its files one by one.
+constexpr int64_t kHeldUs = 60'000'000;
+// What is to go and is in use is looked at again so soon.
+constexpr int64_t kDropAgainUs = 20'000'000;
 
 int64_t BytesOf(const v1::Checkpoint& checkpoint) {
   int64_t bytes = 0;
@@ -249,9 +254,71 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
         saves.erase(saves.begin(), saves.upper_bound(commit.step));
       }
     }
+    if (job->commits == 0) ForgetLosses(job->record);
     MaybeFinish(*job);
+    DropCheckpoints(*job);
   }
   for (const uint64_t request : commit.requests) turn_.Answer(request, std::monostate());
+}
+
+// ---- what is kept (kept_checkpoints.h) ----
+
+bool Core::State::IsInUse(const std::string& job, int64_t step) const {
+  const auto held = held_.find({job, step});
+  if (held != held_.end() && held->second > turn_.now_us()) return true;
+  if (generations_.Asks(job, step)) return true;
+  const std::string name = absl::StrCat(job, "/", step);
+  const std::string user = jobs_.FirstLive(
+      [&](const JobState& live) { return live.job().adapter().init_from() == name; });
+  return !user.empty();
+}
+
+// The record of the newer one, by which these are passed, is of this turn or an older one: files go
+// once that is durable (effects.h).
+void Core::State::DropCheckpoints(JobState& job) {
+  for (const int64_t step : PassedCheckpoints(job.record)) {
+    if (IsInUse(job.name(), step)) {
+      if (drop_again_.empty()) turn_.Do(SetTimer{kDropAgain, turn_.now_us() + kDropAgainUs});
+      drop_again_.insert(job.name());
+      continue;
+    }
+    RemoveCheckpoint(job, step);
+    const v1::TrainingConfig& training = job.job().training();
+    const std::string best = training.checkpoint_keep_best() > 0
+                                 ? absl::StrCat(", and the best ", training.checkpoint_keep_best())
+                                 : "";
+    jobs_.AddEvent(
+        job, "CHECKPOINT_REMOVED",
+        absl::StrCat("the checkpoint of step ", step, " was removed: kept are the newest ",
+                     std::max(training.checkpoint_keep_last(), 1), best));
+  }
+}
+
+void Core::State::DropAgain() {
+  for (const std::string& name : std::exchange(drop_again_, {})) {
+    if (JobState* job = jobs_.Find(name)) DropCheckpoints(*job);
+  }
+}
+
+void Core::State::RemoveCheckpoint(JobState& job, int64_t step) {
+  auto& steps = *job.record.mutable_checkpoint_steps();
+  steps.erase(std::ranges::find(steps, step));
+  jobs_.FreeBytes(job, step);
+  job.record.mutable_tokens_at_checkpoints()->erase(step);
+  job.record.mutable_validation_losses()->erase(step);
+  turn_.Put(storage::DeleteEntry(kCheckpointSeries, job.name(), step));
+  turn_.Do(RemovePath{absl::StrCat("checkpoints/", job.name(), "/", step)});
+}
+
+void Core::State::On(uint64_t request, const HoldCheckpoint& content) {
+  const JobState* job = jobs_.Find(content.job);
+  if (!job) return turn_.Fail(request, NotFound(kJobKind, content.job));
+  const int64_t step = content.step > 0 ? content.step : job->job().last_checkpoint_step();
+  std::erase_if(held_, [&](const auto& entry) { return entry.second <= turn_.now_us(); });
+  if (std::ranges::count(job->record.checkpoint_steps(), step) > 0) {
+    held_[{content.job, step}] = turn_.now_us() + kHeldUs;
+  }
+  turn_.Answer(request, jobs_.View(*job));
 }
 
 // It is not named any more, so the step's next shard is written again; what is there is believed
@@ -264,6 +331,7 @@ void Core::State::LoseCheckpoint(JobState& job, const std::string& reason, const
   steps.RemoveLast();
   jobs_.FreeBytes(job, lost);
   tokens.erase(lost);
+  job.record.mutable_validation_losses()->erase(lost);
   turn_.Put(storage::DeleteEntry(kCheckpointSeries, job.name(), lost));
   const int64_t before = steps.empty() ? 0 : *steps.rbegin();
   const auto known = tokens.find(before);
@@ -301,14 +369,10 @@ void Core::State::On(uint64_t request, const v1::DeleteCheckpointRequest& conten
                                     absl::StrCat("job '", user, "' starts from checkpoint '", name,
                                                  "': wait until it ends, or cancel it")));
   }
-  steps.erase(found);
-  jobs_.FreeBytes(*job, content.step());
-  job->record.mutable_tokens_at_checkpoints()->erase(content.step());
-  turn_.Put(storage::DeleteEntry(kCheckpointSeries, content.job(), content.step()));
   EndGenerations(
       [&](const GuestContent& of) { return of.job == content.job() && of.step == content.step(); },
       absl::StrCat("checkpoint '", name, "' was deleted"));
-  turn_.Do(RemovePath{absl::StrCat("checkpoints/", name)});
+  RemoveCheckpoint(*job, content.step());
   jobs_.AddEvent(
       *job, "CHECKPOINT_DELETED",
       absl::StrCat("the checkpoint of step ", content.step(), " was deleted by its user"));

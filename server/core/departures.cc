@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/events/store_kinds.h"
+#include "server/core/jobs/due.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 
@@ -45,7 +46,8 @@ void Core::State::PlanDeparture(const std::string& name, Member& member, PlanInp
 void Core::State::EndUnloaded(GroupState& group) {
   std::vector<std::string> left;
   for (const auto& [name, member] : group.members) {
-    if (member.departing && member.slot == Member::Slot::kUnloaded) left.push_back(name);
+    const bool goes = member.departing || member.leaving;
+    if (goes && member.slot == Member::Slot::kUnloaded) left.push_back(name);
   }
   for (const std::string& name : left) EndMember(group, name);
 }
@@ -106,6 +108,10 @@ void Core::State::On(uint64_t request, const v1::PauseJobRequest& content) {
   JobState* job = jobs_.Find(content.name());
   if (!job) return turn_.Fail(request, NotFound(kJobKind, content.name()));
   constexpr char kWhy[] = "paused by its user";
+  if (job->job().finish_step() > 0 && IsLive(job->state())) {
+    return turn_.Fail(request, WrongState(*job, "JOB_FINALIZING",
+                                          "it was asked to finish, so there is nothing to pause"));
+  }
   switch (job->state()) {
     case v1::Job::PAUSING:
     case v1::Job::PAUSED:
@@ -153,7 +159,7 @@ void Core::State::StopPausing(JobState& job, const std::string& why) {
   GroupState& group = *GroupOf(job);
   Member& member = group.members.at(job.name());
   const bool loaded = member.slot == Member::Slot::kLoaded || member.slot == Member::Slot::kFreeing;
-  if (loaded && job.job().step() >= job.job().total_steps()) {
+  if (loaded && job.job().step() >= EndStep(job.job())) {
     // Only what is evaluated is left, so it had not become RUNNING.
     jobs_.Transition(job, v1::Job::FINALIZING, why);
   } else {
@@ -172,6 +178,78 @@ void Core::State::Requeue(JobState& job, const std::string& why) {
   if (job.job().total_steps() > 0) return jobs_.Transition(job, v1::Job::QUEUED, why);
   jobs_.Transition(job, v1::Job::VALIDATING, why);
   if (rows_.Ensure(job.job())) SettleJob(job);
+}
+
+// ---- finishing ----
+
+void Core::State::On(uint64_t request, const v1::FinishJobRequest& content) {
+  JobState* job = jobs_.Find(content.name());
+  if (!job) return turn_.Fail(request, NotFound(kJobKind, content.name()));
+  const bool asked = job->job().finish_step() > 0;
+  const bool ends = job->state() == v1::Job::FINALIZING ||
+                    (asked && (job->state() == v1::Job::SUCCEEDED || IsLive(job->state())));
+  if (job->state() == v1::Job::CANCELLING || (!ends && !IsLive(job->state()))) {
+    return turn_.Fail(request, WrongState(*job, "JOB_ENDED", "only a live job can be finished"));
+  }
+  if (!ends && job->job().step() == 0) {
+    return turn_.Fail(request, WrongState(*job, "NOTHING_TRAINED",
+                                          "no step of it is trained, so there is nothing to keep; "
+                                          "cancel it (CancelJob)"));
+  }
+  if (!ends) Finish(*job);
+  EndFinished();
+  jobs_.PublishIfTouched(*job);
+  turn_.Answer(request, jobs_.View(*job));
+}
+
+void Core::State::Finish(JobState& job) {
+  GroupState* group = IsPlaced(job.state()) ? GroupOf(job) : nullptr;
+  int64_t end = job.job().step();
+  if (group) end = std::max(end, group->members.at(job.name()).planned_step);
+  job.job().set_finish_step(end);
+  jobs_.AddEvent(job, "FINISHING",
+                 absl::StrCat("its user asked it to finish: it ends at step ", end, " of ",
+                              job.job().total_steps()));
+  VoidForecast(job);
+  jobs_.NoteFinishing(job);
+  if (!group || job.job().step() < end) return;
+  group->members.at(job.name()).departing = false;
+  jobs_.Transition(job, v1::Job::FINALIZING, "the last step that it was to finish is done");
+  MaybeFinish(job);
+}
+
+// Its newest checkpoint may be about to be written, or be in doubt (contents.cc).
+void Core::State::EndFinished() {
+  for (const std::string& name : jobs_.finishing()) {
+    JobState& job = *jobs_.Find(name);
+    const bool waits = job.state() == v1::Job::QUEUED || job.state() == v1::Job::PAUSED;
+    const int64_t last = job.job().last_checkpoint_step();
+    if (!waits || last == 0 || job.commits > 0 || job.reads_content) continue;
+    job.job().set_finish_step(last);
+    jobs_.Transition(job, v1::Job::SUCCEEDED, WhatItHas(job.job()));
+    DropCheckpoints(job);
+  }
+}
+
+// ---- cancelling ----
+
+bool Core::State::SavesLast(const GroupState& group, const Member& member,
+                            const JobState& job) const {
+  return job.state() == v1::Job::CANCELLING && turn_.now_us() < job.cancel_until_us &&
+         group.then == GroupState::Then::kGoOn && member.slot == Member::Slot::kLoaded &&
+         job.job().last_checkpoint_step() < member.done_step && turn_.room().ok();
+}
+
+void Core::State::EndCancelled(const GroupState& group) {
+  for (const auto& [name, member] : group.members) {
+    JobState* job = member.leaving ? jobs_.Find(name) : nullptr;
+    if (!job || job->state() != v1::Job::CANCELLING || SavesLast(group, member, *job)) continue;
+    const int64_t last = job->job().last_checkpoint_step();
+    jobs_.Transition(*job, v1::Job::CANCELLED,
+                     last > 0 && last == member.done_step
+                         ? absl::StrCat("cut out of its group, and saved at step ", last)
+                         : "cut out of its group");
+  }
 }
 
 // ---- draining ----

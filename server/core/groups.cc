@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/core/catalog/model_shape.h"
+#include "server/core/jobs/due.h"
 #include "server/core/jobs/losses.h"
 #include "server/core/pace.h"
 #include "server/core/state.h"
@@ -17,7 +18,7 @@ constexpr char kWorkerLost[] = "WORKER_LOST";
 
 // One that still evaluates counts as one step.
 int64_t RemainingSteps(const v1::Job& job) {
-  return job.total_steps() > 0 ? std::max<int64_t>(job.total_steps() - job.step(), 1) : 0;
+  return job.total_steps() > 0 ? std::max<int64_t>(EndStep(job) - job.step(), 1) : 0;
 }
 
 // In the mean; 0: not known.
@@ -370,7 +371,7 @@ void Core::State::Advance(GroupState& group) {
     for (const auto& [name, member] : group.members) {
       if (!member.leaving) continue;
       JobState* job = jobs_.Find(name);
-      if (job && job->state() == v1::Job::CANCELLING) {
+      if (job && job->state() == v1::Job::CANCELLING && !SavesLast(group, member, *job)) {
         jobs_.Transition(*job, v1::Job::CANCELLED, "cut out of its group");
       }
       if (member.slot == Member::Slot::kUnloaded) left.push_back(name);
@@ -379,6 +380,7 @@ void Core::State::Advance(GroupState& group) {
     turn_.WantSchedule();
   }
   if (group.phase == Phase::kRunning) {
+    EndCancelled(group);
     EndUnloaded(group);
     EndGuests(group);
     EndUrgency(group);

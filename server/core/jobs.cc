@@ -15,6 +15,8 @@ namespace lorad::server {
 namespace {
 
 constexpr int64_t kLiveJobsMax = 100'000;
+// A job that is cancelled is saved first, if that takes no longer.
+constexpr int64_t kCancelSaveUs = 10'000'000;
 
 // OK where no etag is given.
 absl::Status CheckEtag(const JobState& job, const std::string& etag) {
@@ -147,12 +149,13 @@ void Core::State::On(uint64_t request, const v1::CancelJobRequest& content) {
   if (!job) return turn_.Fail(request, NotFound(kJobKind, content.name()));
   if (IsLive(job->state()) && job->state() != v1::Job::CANCELLING) {
     GroupState* group = IsPlaced(job->state()) ? GroupOf(*job) : nullptr;
-    const std::string group_name = job->job().group();
     jobs_.Transition(*job, v1::Job::CANCELLING, "cancelled by its user");
     if (!group) {
       jobs_.Transition(*job, v1::Job::CANCELLED, "it was not running");
     } else {
       GroupTable::Leave(group, job->name());
+      job->cancel_until_us = turn_.now_us() + kCancelSaveUs;
+      turn_.Do(SetTimer{kCancelSaved, job->cancel_until_us});
       BeginCut(*group, GroupState::Then::kGoOn, "");
     }
     jobs_.Publish(*job);

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/core/cluster/report_checks.h"
 #include "server/core/events/kept.h"
+#include "server/core/jobs/due.h"
 #include "server/core/jobs/failures.h"
 #include "server/core/pace.h"
 #include "server/core/state.h"
@@ -18,7 +20,7 @@ namespace {
 
 // So many bytes of a worker's text are kept, in events and errors of jobs.
 constexpr size_t kMessageTextMax = 2000;
-constexpr int kSequencesNamedMax = 20;
+constexpr size_t kRowsNamedMax = 20;
 
 constexpr size_t kPaceSteps = 20;
 constexpr int64_t kForecastAgainUs = 5'000'000;
@@ -26,6 +28,41 @@ constexpr size_t kPaceMicrobatches = 64;
 
 bool SameBits(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
+}
+
+std::string Listed(const std::set<int64_t>& numbers) {
+  const std::vector<int64_t> all(numbers.begin(), numbers.end());
+  const auto named = static_cast<std::ptrdiff_t>(std::min(all.size(), kRowsNamedMax));
+  return absl::StrCat(absl::StrJoin(all.begin(), all.begin() + named, ", "),
+                      all.size() > kRowsNamedMax ? ", .." : "");
+}
+
+// Lines of the dataset's file: those of the sequences that are reported, or where the loss of none
+// is to blame, all of the batch. Empty: nobody knows.
+std::set<int64_t> LinesToBlame(const Member& member, const worker::v1::NotFinite& report) {
+  const auto batch = member.lines.find(report.step());
+  if (batch == member.lines.end()) return {};
+  const std::vector<int64_t>& lines = batch->second;
+  if (report.sequences().empty()) return {lines.begin(), lines.end()};
+  std::set<int64_t> named;
+  for (const int64_t sequence : report.sequences()) {
+    if (sequence >= 0 && sequence < std::ssize(lines)) named.insert(lines[sequence]);
+  }
+  return named;
+}
+
+// The rows of its batch: ", in line 3 of dataset 'x'".
+std::string RowsToBlame(const std::set<int64_t>& lines, const std::string& dataset,
+                        const worker::v1::NotFinite& report) {
+  const bool all = report.sequences().empty();
+  if (!lines.empty()) {
+    return absl::StrCat(all ? "; its batch is of" : ", in", lines.size() > 1 ? " lines " : " line ",
+                        Listed(lines), " of dataset '", dataset, "'");
+  }
+  if (all) return "";
+  return absl::StrCat(", in sequences ",
+                      Listed({report.sequences().begin(), report.sequences().end()}),
+                      " of its batch");
 }
 
 }  // namespace
@@ -114,7 +151,7 @@ void Core::State::OnSlotLoaded(GroupState& group, StageState& stage,
   GroupTable::CountBytes(group, *catalog_.Model(group.base_model).shape);
   JobState* job = jobs_.Find(loaded.job());
   if (!job || job->state() != v1::Job::PREPARING) return;
-  if (job->job().step() >= job->job().total_steps()) {
+  if (job->job().step() >= EndStep(job->job())) {
     jobs_.Transition(*job, v1::Job::FINALIZING, "its steps are done; what is left is evaluated");
     MaybeFinish(*job);  // its last checkpoint may have been recorded after it lost its worker
   } else {
@@ -209,8 +246,11 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   const auto found = group.members.find(done.job());
   JobState* job = jobs_.Find(done.job());
   // Further work of an ended job is not published.
-  if (found == group.members.end() || !job || !IsPlaced(job->state())) return;
+  const bool counts = job && (IsPlaced(job->state()) || job->state() == v1::Job::CANCELLING);
+  if (found == group.members.end() || !counts) return;
   found->second.done_step = done.step();
+  auto& lines = found->second.lines;
+  lines.erase(lines.begin(), lines.upper_bound(done.step()));
   found->second.save_us = turn_.now_us();
   KeepMetrics(*job, done);
   v1::Job& view = job->job();
@@ -244,10 +284,15 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
     }
     jobs_.EndPassing(*job);
   }
-  if (done.step() == view.total_steps()) {
+  // Of a group that came back more was at hand than was known.
+  if (view.finish_step() > 0) view.set_finish_step(std::max(view.finish_step(), done.step()));
+  if (done.step() == EndStep(view) && IsPlaced(job->state()) &&
+      job->state() != v1::Job::FINALIZING) {
     view.set_seconds_left(0);
     found->second.departing = false;  // it ends here instead
-    jobs_.Transition(*job, v1::Job::FINALIZING, "its last step is done");
+    jobs_.Transition(*job, v1::Job::FINALIZING,
+                     view.finish_step() > 0 ? "the last step that it was to finish is done"
+                                            : "its last step is done");
   }
   jobs_.TouchProgress(*job);
 }
@@ -280,6 +325,9 @@ void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDo
   row.set_validation_loss(sum.loss_sum /
                           static_cast<double>(std::max<int64_t>(sum.trained_tokens, 1)));
   evaluation = {};
+  if (done.step() > 0) {
+    (*job->record.mutable_validation_losses())[done.step()] = row.validation_loss();
+  }
   turn_.Put(
       storage::PutEntry(kEvaluationSeries, job->name(), done.step(), row.SerializeAsString()));
   job->record.set_evaluated_end(done.step() + 1);
@@ -287,18 +335,17 @@ void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDo
   if (done.step() == 0) job->job().set_initial_validation_loss(row.validation_loss());
   jobs_.Touch(*job);
   MaybeFinish(*job);
+  DropCheckpoints(*job);
 }
 
 void Core::State::MaybeFinish(JobState& job) {
   const v1::Job& view = job.job();
   if (job.state() != v1::Job::FINALIZING) return;
-  if (view.last_checkpoint_step() != view.total_steps()) return;
-  if (!view.validation_dataset().empty() && job.record.evaluated_end() <= view.total_steps()) {
-    return;
-  }
+  if (view.last_checkpoint_step() != EndStep(view)) return;
+  const bool evaluates = EvaluationDue(view, EndStep(view));
+  if (evaluates && job.record.evaluated_end() <= view.total_steps()) return;
   GroupState* group = GroupOf(job);
-  jobs_.Transition(job, v1::Job::SUCCEEDED,
-                   absl::StrCat("its adapter is the checkpoint of step ", view.total_steps()));
+  jobs_.Transition(job, v1::Job::SUCCEEDED, WhatItHas(view));
   NoteEnd(job);
   GroupTable::Leave(group, job.name());
 }
@@ -307,17 +354,14 @@ void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& re
   for (StageState& stage : group.stages) GiveUp(stage.orders, report.job());
   GroupTable::Leave(&group, report.job());
   JobState* job = jobs_.Find(report.job());
+  if (job) job->cancel_until_us = 0;  // its slot is saved no more
   if (!group.members.contains(report.job()) || !job || !IsPlaced(job->state())) return;
-  const int named = std::min(report.sequences_size(), kSequencesNamedMax);
-  const std::string rows =
-      named == 0 ? ""
-                 : absl::StrCat(", in sequences ",
-                                absl::StrJoin(report.sequences().begin(),
-                                              report.sequences().begin() + named, ", "),
-                                named < report.sequences_size() ? ", .." : "", " of its batch");
+  const std::set<int64_t> lines = LinesToBlame(group.members.at(report.job()), report);
   jobs_.Fail(*job, v1::JobError::USER, "NOT_FINITE",
-             absl::StrCat("the ", report.what(), " of step ", report.step(), " is not finite", rows,
-                          ": lower training.learning_rate, or look at those rows"));
+             absl::StrCat("the ", report.what(), " of step ", report.step(), " is not finite",
+                          RowsToBlame(lines, job->job().training_dataset(), report),
+                          ": lower training.learning_rate, or look at those rows"),
+             "", lines.size() == 1 ? *lines.begin() : 0);
 }
 
 // ---- pace ----

@@ -76,6 +76,8 @@ std::vector<Effect> Core::State::Recover(Moment now, int64_t starts_before) {
     }
     if (job.record.has_wait() && !job.passing) WaitOn(job);
   }
+  drop_again_ = jobs_.TakeKeepers();
+  DropAgain();
   groups_changed_ = true;
   turn_.WantSchedule();
   return EndTurn(false);
@@ -129,6 +131,7 @@ std::vector<Effect> Core::State::EndTurn(bool more_follow) {
   // A group that moves on can make room, and a decision can give a group something to do; every
   // round takes at least one job or group a step further.
   do {
+    EndFinished();
     if (!more_follow && turn_.TakeScheduleWanted()) Schedule();
     for (const std::string& name : groups_.names()) {
       if (GroupState* group = groups_.Find(name)) Advance(*group);

@@ -38,13 +38,15 @@
 //   generate.cc     answers that clients ask for, and their tokens
 //   guests.cc       where the adapters that are asked have a place
 //   rations.cc      quotas: requests for them, and what a scheduling turn may place
-//   departures.cc   jobs that leave their group alive: paused, evicted, moved, drained
+//   departures.cc   jobs that leave their group alive (paused, evicted, moved, drained), finish where
+//                   they stand, or are saved before they are cancelled
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,12 +66,10 @@
 #include "server/core/generations/generations.h"
 #include "server/core/jobs/job_states.h"
 #include "server/core/jobs/job_table.h"
+#include "server/core/jobs/pending.h"
 #include "server/core/jobs/quotas.h"
 
 namespace lorad::server {
-
-// Whether a step's end, as the job was configured, is to be saved.
-bool SaveDue(const v1::Job& job, int64_t step);
 
 // The matrices of the adapter.
 void SetModules(const v1::AdapterConfig& adapter, worker::v1::SlotSpec* slot);
@@ -123,6 +123,7 @@ class Core::State {
   void On(uint64_t request, const v1::CancelJobRequest& content);
   void On(uint64_t request, const v1::PauseJobRequest& content);
   void On(uint64_t request, const v1::ResumeJobRequest& content);
+  void On(uint64_t request, const v1::FinishJobRequest& content);
   void On(uint64_t request, const v1::UpdateJobRequest& content);
   bool AnsweredBefore(uint64_t request, const CreateJob& content);
   void StoreJob(uint64_t request, const CreateJob& content);
@@ -409,7 +410,7 @@ class Core::State {
   void OnWindowDone(GroupState& group, StageState& stage);
   void OnNotFinite(GroupState& group, const worker::v1::NotFinite& report);
   void KeepMetrics(JobState& job, const worker::v1::StepDone& done);
-  // SUCCEEDED once the last checkpoint is committed and the last evaluation persisted.
+  // SUCCEEDED once the last checkpoint is committed, and what is due there evaluated.
   void MaybeFinish(JobState& job);
 
   // ---- checkpoints.cc ----
@@ -423,6 +424,12 @@ class Core::State {
   void CommitIfWhole(GroupState& group, const std::string& job, int64_t step);
   bool IsPassedBy(const GroupState& group, const KeptShard& shard);
   void Commit(const std::vector<KeptShard>& shards, JobState& job, int64_t tokens);
+  // What the job's settings let go, and nobody uses, goes; what is used is looked at again.
+  void DropCheckpoints(JobState& job);
+  void DropAgain();
+  void RemoveCheckpoint(JobState& job, int64_t step);
+  bool IsInUse(const std::string& job, int64_t step) const;
+  void On(uint64_t request, const HoldCheckpoint& content);
   bool StepMayCome(const GroupState& group, const ShardUploaded& shard);
   void RefuseShard(uint64_t request, const ShardUploaded& content);
   void SendAgain(uint64_t request, const ShardUploaded& content);
@@ -449,6 +456,13 @@ class Core::State {
   void PlanDeparture(const std::string& name, Member& member, PlanInput* input);
   // Those who depart, or have left, and whose slot was never asked for.
   void EndUnloaded(GroupState& group);
+  // It trains what is at hand, and nothing more. REQUIRES: it has trained a step, and is not ending.
+  void Finish(JobState& job);
+  void EndFinished();  // those that wait, and have a checkpoint
+  // It is to be cancelled, and its last step can still be saved, and is not yet.
+  bool SavesLast(const GroupState& group, const Member& member, const JobState& job) const;
+  // Those that are cut out of the group, and have nothing to save.
+  void EndCancelled(const GroupState& group);
   void On(uint64_t request, const v1::DrainWorkerRequest& content);
   void On(uint64_t request, const v1::UndrainWorkerRequest& content);
   std::string WhyDrained(const GroupState& group) const;
@@ -460,22 +474,6 @@ class Core::State {
   void LookAtContent(JobState& job, const std::string& worker, const std::string& reason,
                      const std::string& message);
   void OnContentRead(const ContentRead& read);
-
-  struct PendingCommit {
-    std::vector<uint64_t> requests;
-    std::string job;
-    int64_t epoch = 0;  // of the group that it is from
-    int64_t step = 0;
-    int64_t tokens = 0;  // of the job, at that step
-    std::string path;
-    std::string numerics_id;
-  };
-  struct PendingLook {
-    std::string job;
-    std::string content;
-    std::string worker;  // which could not load it, and what it said
-    std::string reason, message;
-  };
 
   const CoreOptions options_;
   Turn turn_;
@@ -490,6 +488,8 @@ class Core::State {
 
   std::map<uint64_t, PendingCommit> commits_;
   std::map<uint64_t, PendingLook> looks_;
+  std::map<std::pair<std::string, int64_t>, int64_t> held_;  // (job, step) -> until, steady
+  std::set<std::string> drop_again_;  // jobs with a checkpoint that goes once nobody uses it
   std::vector<uint64_t> stops_;
   bool stopping_ = false;
   std::vector<records::GroupRecord> stored_groups_;  // from Load to Recover,

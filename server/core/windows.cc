@@ -6,6 +6,7 @@
 #include "planner/window/learning_rate.h"
 #include "planner/window/turns.h"
 #include "server/core/events/data_dir.h"
+#include "server/core/jobs/due.h"
 #include "server/core/jobs/failures.h"
 #include "server/core/state.h"
 #include "storage/adapters/peft_config.h"
@@ -18,12 +19,6 @@ constexpr size_t kWindowsAhead = 2;
 // A save that is not there after so long is asked for again: its shard may have got lost on the
 // way.
 constexpr int64_t kSaveAgainUs = 60'000'000;
-
-bool EvaluationDue(const v1::Job& job, int64_t step) {
-  if (job.validation_dataset().empty()) return false;
-  const int64_t every = job.training().eval_every_steps();
-  return step == 0 || step == job.total_steps() || (every > 0 && step % every == 0);
-}
 
 double LearningRateOf(const v1::Job& job, int64_t step) {
   planner::LearningRateOptions options;
@@ -61,11 +56,6 @@ void SetModules(const v1::AdapterConfig& adapter, worker::v1::SlotSpec* slot) {
   }
 }
 
-bool SaveDue(const v1::Job& job, int64_t step) {
-  const int64_t every = job.training().checkpoint_every_steps();
-  return step == job.total_steps() || (every > 0 && step % every == 0);
-}
-
 // The sequence of a job's units: [evaluate 0] step 1 [evaluate 1] step 2 ..., each evaluation in
 // parts.
 void Core::State::AddUnit(Member& member, const JobState& state, PlanInput* input) const {
@@ -88,7 +78,7 @@ void Core::State::AddUnit(Member& member, const JobState& state, PlanInput* inpu
       return;
     }
   }
-  if (step >= job.total_steps()) return;
+  if (step >= EndStep(job)) return;
   TrainUnit& unit = input->trains.emplace_back();
   unit.job = job.name();
   unit.step = step + 1;
@@ -159,6 +149,10 @@ void Core::State::PlanNext(GroupState& group) {
       if (member.leaving || group.urgent.empty()) PlanGuest(name, member, &input);
     } else if (member.leaving) {
       if (member.slot != Member::Slot::kLoaded) continue;
+      if (JobState* job = jobs_.Find(name); job && SavesLast(group, member, *job)) {
+        if (member.planned_step <= member.done_step) PlanSave(*job, member, &input);
+        continue;
+      }
       member.slot = Member::Slot::kFreeing;
       input.frees.push_back(name);
     } else if (member.departing) {
@@ -174,10 +168,8 @@ void Core::State::PlanNext(GroupState& group) {
       JobState& job = *jobs_.Find(name);
       AddUnit(member, job, &input);
       if (job.state() == v1::Job::FINALIZING && job.commits == 0 &&
-          job.job().last_checkpoint_step() < member.done_step &&
-          turn_.now_us() - member.save_us > kSaveAgainUs) {
-        member.save_us = turn_.now_us();
-        input.saves.push_back({name, member.done_step});
+          member.planned_step <= member.done_step) {
+        PlanSave(job, member, &input);
       }
     }
   }
@@ -239,6 +231,10 @@ void Core::State::OnPlanned(const Planned& planned) {
   }
   for (const UnitFailure& failure : planned.failures) LoseRows(group, failure);
   if (planned.window->stages.front().operations().empty()) return;  // no unit is left
+  for (const BatchLines& batch : planned.lines) {
+    const auto member = group.members.find(batch.job);
+    if (member != group.members.end()) member->second.lines[batch.step] = batch.lines;
+  }
   groups_.KeepPlanning(group, planned.packing);
   SendWindow(group, *planned.window);
 }

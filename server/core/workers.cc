@@ -188,6 +188,7 @@ void Core::State::OnTimer(const TimerFired& fired) {
   if (fired.timer == kPostponedEnds) TryPostponed();
   if (fired.timer == kTick) Tick();
   if (fired.timer == kGenerationsUnread) generations_.EndUnread();
+  if (fired.timer == kDropAgain) DropAgain();
   if (fired.timer == kForecastDue) forecasts_.timer_us = 0;
   if (fired.timer == kReturnEnds) {
     EndReturns(absl::StrCat("not all of its workers came back within ", options_.lease_ms, " ms"));

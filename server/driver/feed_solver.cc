@@ -34,7 +34,8 @@ class FeedSolver : public Solver {
         "adapters a microbatch, {:.0f} % full ({})",
         input.epoch, input.window, found.microbatches, found.bound_microbatches, found.tokens,
         found.adapters_per_microbatch, 100 * found.fill, absl::StrJoin(report.paths, ", "));
-    return SolvedPlan{std::move(planned->window), std::move(report), std::move(planned->failures)};
+    return SolvedPlan{std::move(planned->window), std::move(report), std::move(planned->failures),
+                      std::move(planned->lines)};
   }
 
  private:

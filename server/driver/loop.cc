@@ -341,7 +341,7 @@ void Loop::Do(Plan& plan) {
       return;
     }
     around.mailbox.Post(Planned{plan.number, std::move(solved->window), std::move(solved->packing),
-                                std::move(solved->failures)});
+                                std::move(solved->failures), std::move(solved->lines)});
   });
 }
 

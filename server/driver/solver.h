@@ -22,6 +22,7 @@ struct SolvedPlan {
   StageWindows window;
   PackingReport packing;
   std::vector<UnitFailure> failures;  // units that the window is without
+  std::vector<BatchLines> lines = {};
 };
 
 class Solver {

@@ -467,6 +467,12 @@ worker::v1::Window Feed::Fill(const PlanInput& input, const planner::Window& pla
   return window;
 }
 
+BatchLines Feed::LinesOf(const Rows& rows) {
+  BatchLines batch{.job = rows.unit.job, .step = rows.unit.step, .lines = {}};
+  for (const auto& [sequence, row] : rows.row_of) batch.lines.push_back(rows.cache->line(row));
+  return batch;
+}
+
 absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input, const std::function<bool()>& hurry) {
   planner::WindowInput request;
   request.capacity_tokens = input.capacity_tokens;
@@ -489,6 +495,9 @@ absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input, const std::functio
       return;
     }
     request.units.push_back(of_unit->unit);
+    if (of_unit->unit.mode == planner::SegmentMode::kTrain) {
+      window.lines.push_back(LinesOf(*of_unit));
+    }
     rows[job] = *std::move(of_unit);
   };
   for (const TrainUnit& unit : input.trains) add(unit.job, OfUnit(unit, input.capacity_tokens));

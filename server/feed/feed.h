@@ -41,6 +41,7 @@ struct FeedWindow {
   planner::WindowStatistics statistics;
   std::vector<planner::PackResult> packings;  // of what is trained on and of what is evaluated
   std::vector<UnitFailure> failures;          // units that the window is without
+  std::vector<BatchLines> lines;              // of what is trained on
 };
 
 // Thread-safe: solver threads call it side by side. A cache is built, opened and checked once even
@@ -96,6 +97,7 @@ class Feed {
   absl::StatusOr<Rows> OpenRows(const RowSource& source);
   absl::StatusOr<Rows> OfUnit(const TrainUnit& unit, int64_t capacity_tokens);
   absl::StatusOr<Rows> OfUnit(const EvaluateUnit& unit, int64_t capacity_tokens);
+  static BatchLines LinesOf(const Rows& rows);
   static worker::v1::Window Fill(const PlanInput& input, const planner::Window& planned,
                                  size_t stage, const std::map<std::string, Rows>& rows);
 

@@ -20,8 +20,9 @@ using storage::Sha256;
 
 static_assert(std::endian::native == std::endian::little, "the cache is mapped as it lies");
 
-// Its number rises where rows become other tokens or labels than before: older caches are made again.
-constexpr std::string_view kMagic = "LORADTK2";
+// Its number rises where rows become other tokens or labels than before, or the layout another one:
+// older caches are made again.
+constexpr std::string_view kMagic = "LORADTK3";
 constexpr size_t kHashBytes = 64;
 constexpr size_t kBufferBytes = 1 << 20;
 
@@ -92,12 +93,14 @@ absl::StatusOr<storage::DatasetReport> WriteRows(Files& files, const std::string
   CacheWriter writer(file);
   writer.Append(kMagic);
   std::vector<uint64_t> index = {0};
+  std::vector<uint64_t> lines;
   std::vector<uint32_t> trained;
   storage::DatasetEncoder encoder(
-      model, key.options, [&](int64_t, int64_t, const storage::EncodedRow& row) {
+      model, key.options, [&](int64_t, int64_t line, const storage::EncodedRow& row) {
         writer.Append(BytesOf(row.ids));
         writer.Append(BytesOf(row.labels));
         index.push_back(index.back() + row.ids.size());
+        lines.push_back(static_cast<uint64_t>(line));
         trained.push_back(static_cast<uint32_t>(storage::TrainedTokens(row.labels)));
         return absl::OkStatus();
       });
@@ -114,6 +117,7 @@ absl::StatusOr<storage::DatasetReport> WriteRows(Files& files, const std::string
   const std::string metadata = Metadata(key, *report);
   const Footer footer{trained.size(), index.back(), metadata.size()};
   writer.Append(BytesOf(index));
+  writer.Append(BytesOf(lines));
   writer.Append(BytesOf(trained));
   writer.PadTo8();
   writer.Append(metadata);
@@ -194,7 +198,8 @@ absl::Status TokenCache::Check(const TokenCacheKey& key) {
   const auto up8 = [](uint64_t bytes) { return (bytes + 7) / 8 * 8; };
   const uint64_t tokens_at = kMagic.size();
   const uint64_t index_at = tokens_at + footer.tokens * 2 * sizeof(int32_t);
-  const uint64_t trained_at = index_at + (footer.rows + 1) * sizeof(uint64_t);
+  const uint64_t lines_at = index_at + (footer.rows + 1) * sizeof(uint64_t);
+  const uint64_t trained_at = lines_at + footer.rows * sizeof(uint64_t);
   const uint64_t metadata_at = up8(trained_at + footer.rows * sizeof(uint32_t));
   if (up8(metadata_at + footer.metadata_bytes) != footer_at) return Damaged("its size is wrong");
   const std::string_view hashed(begin, bytes - kHashBytes);
@@ -209,6 +214,7 @@ absl::Status TokenCache::Check(const TokenCacheKey& key) {
   rows_ = static_cast<int64_t>(footer.rows);
   tokens_ = reinterpret_cast<const int32_t*>(begin + tokens_at);
   index_ = reinterpret_cast<const uint64_t*>(begin + index_at);
+  lines_ = reinterpret_cast<const uint64_t*>(begin + lines_at);
   trained_ = reinterpret_cast<const uint32_t*>(begin + trained_at);
   report_.format = static_cast<storage::DatasetFormat>(metadata.value("format", 0));
   report_.rows = metadata.value("rows", int64_t{0});
@@ -227,6 +233,11 @@ CachedRow TokenCache::row(int64_t row) const {
   const size_t count = static_cast<size_t>(tokens(row));
   const int32_t* ids = tokens_ + 2 * index_[row];
   return {{ids, count}, {ids + count, count}, trained_[row]};
+}
+
+int64_t TokenCache::line(int64_t row) const {
+  assert(row >= 0 && row < rows_);
+  return static_cast<int64_t>(lines_[row]);
 }
 
 int64_t TokenCache::tokens(int64_t row) const {

@@ -45,6 +45,8 @@ class TokenCache {
   int64_t bytes() const { return static_cast<int64_t>(mapping_->bytes().size()); }
   CachedRow row(int64_t row) const;  // REQUIRES: 0 <= row < rows()
   int64_t tokens(int64_t row) const;
+  int64_t line(
+      int64_t row) const;  // of the dataset's file, from 1; rows of one line have become several
   const storage::DatasetReport& report() const { return report_; }
 
  private:
@@ -54,6 +56,7 @@ class TokenCache {
   std::unique_ptr<storage::MappedFile> mapping_;
   int64_t rows_ = 0;
   const uint64_t* index_ = nullptr;    // {rows + 1} first token of each row
+  const uint64_t* lines_ = nullptr;    // {rows}
   const uint32_t* trained_ = nullptr;  // {rows}
   const int32_t* tokens_ = nullptr;    // ids of row 0, labels of row 0, ids of row 1, ...
   storage::DatasetReport report_;

@@ -13,6 +13,7 @@
 #include "server/calls/call.h"
 #include "server/calls/file_sender.h"
 #include "server/calls/unary_call.h"
+#include "server/core/jobs/kept_checkpoints.h"
 #include "server/services/services.h"
 #include "server/validation/limits.h"
 #include "storage/adapters/merged_model.h"
@@ -25,13 +26,57 @@ namespace {
 
 using Context = grpc::CallbackServerContext;
 
+constexpr absl::Duration kPatience = absl::Seconds(30);
+constexpr absl::Duration kHoldAgain = absl::Seconds(20);
+
+// Says that a checkpoint is read, for as long as Next goes on: where the job's settings let
+// checkpoints go, this one stays meanwhile (HoldCheckpoint). Where nobody answers, nothing can be
+// removed either.
+class Hold {
+ public:
+  explicit Hold(Driver& driver) : driver_(driver) {}
+
+  // The newest, where the step is 0, has its step from then on.
+  void Take(v1::GetCheckpointRequest* get) {
+    v1::GetJobRequest get_job;
+    get_job.set_name(get->job());
+    const absl::StatusOr<v1::Job> job = driver_.Ask<v1::Job>(get_job, absl::Now() + kPatience);
+    if (!job.ok() || !KeepsSome(job->training())) return;
+    held_ = {get->job(), get->step()};
+    const absl::StatusOr<v1::Job> now = Ask();
+    if (!now.ok()) return;
+    if (get->step() == 0) get->set_step(now->last_checkpoint_step());
+    held_.step = get->step();
+  }
+  void Renew() {
+    if (held_.step > 0 && absl::Now() >= again_) Ask().IgnoreError();
+  }
+
+ private:
+  absl::StatusOr<v1::Job> Ask() {
+    again_ = absl::Now() + kHoldAgain;
+    return driver_.Ask<v1::Job>(held_, absl::Now() + kPatience);
+  }
+
+  Driver& driver_;
+  HoldCheckpoint held_;  // step 0: nothing is
+  absl::Time again_;
+};
+
+// What GetCheckpoint answers; whoever asked may read it next.
+absl::StatusOr<v1::Checkpoint> FindCheckpoint(Driver& driver, v1::GetCheckpointRequest get) {
+  Hold(driver).Take(&get);
+  return driver.GetCheckpoint(get);
+}
+
 // Bytes [offset, size) of a checkpoint's file.
 class CheckpointSource final : public Source<v1::DownloadCheckpointResponse> {
  public:
   CheckpointSource(Driver& driver, v1::DownloadCheckpointRequest request)
-      : driver_(driver), request_(std::move(request)), offset_(request_.offset()) {}
+      : driver_(driver), request_(std::move(request)), hold_(driver), offset_(request_.offset()) {}
 
   absl::StatusOr<bool> Next(v1::DownloadCheckpointResponse* response) override {
+    hold_.Renew();
     const bool first = path_.empty();
     if (first) {
       absl::Status status = Open(response);
@@ -61,6 +106,7 @@ class CheckpointSource final : public Source<v1::DownloadCheckpointResponse> {
     v1::GetCheckpointRequest get;
     get.set_job(request_.job());
     get.set_step(request_.step());
+    hold_.Take(&get);
     std::string directory;
     absl::StatusOr<v1::Checkpoint> checkpoint = driver_.GetCheckpoint(get, &directory);
     if (!checkpoint.ok()) return checkpoint.status();
@@ -85,12 +131,11 @@ class CheckpointSource final : public Source<v1::DownloadCheckpointResponse> {
 
   Driver& driver_;
   const v1::DownloadCheckpointRequest request_;
+  Hold hold_;
   std::string path_;  // empty before the first message
   int64_t size_ = 0;
   int64_t offset_ = 0;
 };
-
-constexpr absl::Duration kPatience = absl::Seconds(30);
 
 // A merge before any byte of it is made.
 struct Merge {
@@ -117,7 +162,8 @@ absl::StatusOr<v1::Model> BaseOf(Driver& driver, const v1::Job& job) {
                    job.base_model(), "' has now: register those again under this name"));
 }
 
-absl::StatusOr<Merge> OpenMerge(Driver& driver, const std::string& job_name, int64_t step) {
+absl::StatusOr<Merge> OpenMerge(Driver& driver, Hold& hold, const std::string& job_name,
+                                int64_t step) {
   v1::GetJobRequest get_job;
   get_job.set_name(job_name);
   const absl::StatusOr<v1::Job> job = driver.Ask<v1::Job>(get_job, absl::Now() + kPatience);
@@ -125,6 +171,7 @@ absl::StatusOr<Merge> OpenMerge(Driver& driver, const std::string& job_name, int
   v1::GetCheckpointRequest get;
   get.set_job(job_name);
   get.set_step(step);
+  hold.Take(&get);
   std::string directory;
   const absl::StatusOr<v1::Checkpoint> checkpoint = driver.GetCheckpoint(get, &directory);
   if (!checkpoint.ok()) return checkpoint.status();
@@ -154,7 +201,8 @@ absl::StatusOr<Merge> OpenMerge(Driver& driver, const std::string& job_name, int
 
 // What GetMerged answers.
 absl::StatusOr<v1::Merged> DescribeMerged(Driver& driver, const v1::GetMergedRequest& request) {
-  absl::StatusOr<Merge> merge = OpenMerge(driver, request.job(), request.step());
+  Hold hold(driver);
+  absl::StatusOr<Merge> merge = OpenMerge(driver, hold, request.job(), request.step());
   if (!merge.ok()) return merge.status();
   return std::move(merge->description);
 }
@@ -163,7 +211,7 @@ absl::StatusOr<v1::Merged> DescribeMerged(Driver& driver, const v1::GetMergedReq
 class MergedSource final : public Source<v1::DownloadMergedResponse> {
  public:
   MergedSource(Driver& driver, v1::DownloadMergedRequest request)
-      : driver_(driver), request_(std::move(request)), offset_(request_.offset()) {}
+      : driver_(driver), request_(std::move(request)), hold_(driver), offset_(request_.offset()) {}
 
   absl::StatusOr<bool> Next(v1::DownloadMergedResponse* response) override;
 
@@ -174,6 +222,7 @@ class MergedSource final : public Source<v1::DownloadMergedResponse> {
 
   Driver& driver_;
   const v1::DownloadMergedRequest request_;
+  Hold hold_;
   std::unique_ptr<storage::MergedModel> merged_;  // null before the first message
   std::string model_path_, fingerprint_;
   int64_t size_ = 0;
@@ -183,7 +232,7 @@ class MergedSource final : public Source<v1::DownloadMergedResponse> {
 };
 
 absl::Status MergedSource::Open() {
-  absl::StatusOr<Merge> merge = OpenMerge(driver_, request_.job(), request_.step());
+  absl::StatusOr<Merge> merge = OpenMerge(driver_, hold_, request_.job(), request_.step());
   if (!merge.ok()) return merge.status();
   if (merge->description.etag() != request_.etag()) {
     return Error(absl::StatusCode::kAborted, "ETAG_MISMATCH",
@@ -223,6 +272,7 @@ absl::Status MergedSource::CheckUnchanged() const {
 
 absl::StatusOr<bool> MergedSource::Next(v1::DownloadMergedResponse* response) {
   if (ended_) return false;
+  hold_.Renew();
   if (merged_ == nullptr) {
     if (absl::Status status = Open(); !status.ok()) return status;
   }
@@ -258,7 +308,7 @@ class CheckpointsService final : public v1::Checkpoints::CallbackService {
   grpc::ServerUnaryReactor* GetCheckpoint(Context* context, const v1::GetCheckpointRequest* request,
                                           v1::Checkpoint* response) override {
     return (new UnaryCall(backend_, context))->Read<v1::Checkpoint>(response, [this, request] {
-      return backend_.driver.GetCheckpoint(*request);
+      return FindCheckpoint(backend_.driver, *request);
     });
   }
 

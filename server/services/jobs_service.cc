@@ -80,6 +80,11 @@ class JobsService final : public Base {
     return (new UnaryCall(backend_, context))->Relay(*request, response);
   }
 
+  grpc::ServerUnaryReactor* FinishJob(Context* context, const v1::FinishJobRequest* request,
+                                      v1::Job* response) override {
+    return (new UnaryCall(backend_, context))->Relay(*request, response);
+  }
+
   grpc::ServerUnaryReactor* UpdateJob(Context* context, const v1::UpdateJobRequest* request,
                                       v1::Job* response) override {
     auto* call = new UnaryCall(backend_, context);

@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/core/events/store_kinds.h"
+#include "server/core/jobs/kept_checkpoints.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
 #include "server/validation/page_token.h"
@@ -97,9 +98,22 @@ absl::StatusOr<v1::GetMetricsResponse> ReadMetrics(storage::JobStore& store,
   return response;
 }
 
+namespace {
+
+// Its validation loss, and whether none has a lower one, as the job's record has them.
+void AddLoss(const records::JobRecord& job, v1::Checkpoint* checkpoint) {
+  const auto loss = job.validation_losses().find(checkpoint->step());
+  if (loss == job.validation_losses().end()) return;
+  checkpoint->set_validation_loss(loss->second);
+  checkpoint->set_best(BestCheckpoint(job) == checkpoint->step());
+}
+
+}  // namespace
+
 absl::StatusOr<v1::ListCheckpointsResponse> ReadCheckpoints(
     storage::JobStore& store, const v1::ListCheckpointsRequest& request) {
-  if (auto job = ReadJob(store, request.job()); !job.ok()) return job.status();
+  const absl::StatusOr<records::JobRecord> job = ReadJob(store, request.job());
+  if (!job.ok()) return job.status();
   const std::string scope = "checkpoints/" + request.job();
   absl::StatusOr<int64_t> after = After(scope, request.page_token(), 0);
   if (!after.ok()) return after.status();
@@ -108,6 +122,7 @@ absl::StatusOr<v1::ListCheckpointsResponse> ReadCheckpoints(
       ReadPage(store, kCheckpointSeries, request.job(), *after, PageSize(request.page_size()),
                [&] { return response.add_checkpoints(); });
   if (!more.ok()) return more.status();
+  for (v1::Checkpoint& checkpoint : *response.mutable_checkpoints()) AddLoss(*job, &checkpoint);
   if (*more) {
     const auto& last = response.checkpoints(response.checkpoints_size() - 1);
     response.set_next_page_token(MakePageToken(scope, absl::StrCat(last.step())));
@@ -135,6 +150,7 @@ absl::StatusOr<v1::Checkpoint> ReadCheckpoint(storage::JobStore& store,
   if (response.checkpoints().empty() || response.checkpoints(0).step() != step) {
     return NotFound("checkpoint", absl::StrCat(request.job(), "/", request.step()));
   }
+  AddLoss(*job, response.mutable_checkpoints(0));
   return std::move(*response.mutable_checkpoints(0));
 }
 

@@ -84,6 +84,11 @@ void CheckLength(Checker& checker, const v1::TrainingConfig& training,
   }
 }
 
+// Whether a step before the last one may be both saved and evaluated.
+bool EvaluatesCheckpoints(const v1::TrainingConfig& training) {
+  return training.checkpoint_every_steps() > 0 && training.eval_every_steps() > 0;
+}
+
 void CheckTraining(Checker& checker, const v1::Job& job, const JobReferences& references) {
   const v1::TrainingConfig& training = job.training();
   checker.Between("training.epochs", training.epochs(), 1, kEpochsMax);
@@ -116,6 +121,16 @@ void CheckTraining(Checker& checker, const v1::Job& job, const JobReferences& re
   checker.Real("training.loraplus_lr_ratio", training.loraplus_lr_ratio(), 0, 1e4, 'l');
   checker.Between("training.checkpoint_every_steps", training.checkpoint_every_steps(), 0,
                   kStepsMax);
+  checker.Between("training.checkpoint_keep_last", training.checkpoint_keep_last(), 0, kStepsMax);
+  checker.Between("training.checkpoint_keep_best", training.checkpoint_keep_best(), 0, kStepsMax);
+  if (training.checkpoint_keep_best() > 0 && job.validation_dataset().empty()) {
+    checker.Add("training.checkpoint_keep_best",
+                "needs a validation_dataset: the best are those of the lowest validation loss");
+  } else if (training.checkpoint_keep_best() > 0 && !EvaluatesCheckpoints(training)) {
+    checker.Add("training.checkpoint_keep_best",
+                "needs eval_every_steps at steps that are saved, such as checkpoint_every_steps: a "
+                "checkpoint's loss is known where it is evaluated");
+  }
   checker.Between("training.eval_every_steps", training.eval_every_steps(), 0, kStepsMax);
   if (training.eval_every_steps() > 0 && job.validation_dataset().empty()) {
     checker.Add("training.eval_every_steps", "needs a validation_dataset");

@@ -91,6 +91,17 @@ struct FakeJobs final : v1::Jobs::Service {
     response->set_state(Job::PAUSING);
     return grpc::Status::OK;
   }
+  grpc::Status FinishJob(GrpcContext*, const v1::FinishJobRequest* request,
+                         Job* response) override {
+    if (request->name() == "job-done") {
+      return Refused(grpc::FAILED_PRECONDITION, "NOTHING_TRAINED");
+    }
+    response->set_name(request->name());
+    response->set_state(Job::RUNNING);
+    response->set_finish_step(7);
+    response->set_total_steps(20);
+    return grpc::Status::OK;
+  }
   grpc::Status ResumeJob(GrpcContext*, const v1::ResumeJobRequest* request,
                          Job* response) override {
     response->set_name(request->name());
@@ -195,6 +206,15 @@ struct Fixture {
 
 bool Has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
+}
+
+TEST_CASE_METHOD(Fixture, "a job is to finish, and says where it ends") {
+  const Ran finished = Run("finish job-a");
+  CHECK(finished.reason == "OK");
+  CHECK(finished.out.empty());
+  CHECK(finished.err == "job-a: RUNNING, ends at step 7 of 20\n");
+  CHECK(Run("finish job-done").reason == "NOTHING_TRAINED");
+  CHECK(Run("finish").reason == "USAGE");
 }
 
 TEST_CASE_METHOD(Fixture, "jobs are paused and resumed one after the other") {

@@ -168,6 +168,8 @@ TEST_CASE("names of PEFT, TRL and transformers mean our fields") {
       {"training", R"("adam_beta2": 0.95)", R"("beta2": 0.95)"},
       {"training", R"("adam_epsilon": 1e-6)", R"("eps": 1e-6)"},
       {"training", R"("save_steps": 7)", R"("checkpoint_every_steps": 7)"},
+      {"training", R"("save_total_limit": 2)", R"("checkpoint_keep_last": 2)"},
+      {"training", R"("load_best_model_at_end": false)", R"("max_steps": null)"},
       {"training", R"("eval_steps": 7)", R"("eval_every_steps": 7)"},
       {"training", R"("data_seed": 7)", R"("seed": 7)"},
       {"training", R"("max_seq_length": null)", R"("max_length": null)"},
@@ -177,6 +179,10 @@ TEST_CASE("names of PEFT, TRL and transformers mean our fields") {
     CHECK(JobOf(c.section, c.theirs) == JobOf(c.section, c.ours));
     CHECK(JobOf(c.section, c.ours).find("error") == std::string::npos);
   }
+  CHECK(
+      JobOf("training", R"("load_best_model_at_end": true)")
+          .find("training.load_best_model_at_end: line 1: is not done: a job's adapter is that of "
+                "its last step; say checkpoint_keep_best = 1") != std::string::npos);
   // So that no name of the table goes without a row above.
   for (const JobName& name : JobNames()) {
     INFO(name.name);

@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <limits>
 #include <sstream>
 
 #include "absl/strings/str_join.h"
+#include "client/calls/transfer.h"
+#include "client/text/plot.h"
 #include "client/text/table.h"
+#include "client/text/width.h"
 
 namespace lorad::client {
 namespace {
@@ -30,7 +34,7 @@ TEST_CASE("a job's progress as a line and as a bar") {
   CHECK(ProgressBar(job, 200) ==
         "job-a                    [############            ]  50% 50/100  loss 1.4018  212 "
         "tokens/s  1m 05s left");
-  CHECK(ProgressBar(job, 40).size() == 39);
+  CHECK(ProgressBar(job, 0) == ProgressBar(job, 200));
 
   Job failed = job;
   failed.set_state(Job::FAILED);
@@ -38,6 +42,78 @@ TEST_CASE("a job's progress as a line and as a bar") {
   failed.mutable_error()->set_message("the loss is not finite");
   CHECK(ProgressLine(failed) ==
         "job-a  FAILED  step 50/100  loss 1.4018  NOT_FINITE: the loss is not finite");
+}
+
+TEST_CASE("a bar fits, and cuts no figure: the speed stays longest") {
+  Job job = Running("job-a", 50);
+  job.set_display_name("\xe6\x95\xb0\xe5\xad\xa6 sums of a long name");  // two wide letters
+  job.set_validation_loss(1.25);
+  CHECK(ProgressBar(job, 120) ==
+        "job-a (\xe6\x95\xb0\xe5\xad\xa6 sums of a long name)  50% 50/100  loss 1.4018  validation "
+        "1.2500  212 tokens/s  1m 05s left");
+  CHECK(ProgressBar(job, 80) ==
+        "job-a (\xe6\x95\xb0\xe5\xad\xa6 sums  50% 50/100  loss 1.4018  212 tokens/s  1m 05s left");
+  CHECK(ProgressBar(job, 60) ==
+        "job-a (\xe6\x95\xb0\xe5\xad\xa6 sums  50/100  212 tokens/s  1m 05s left");
+  CHECK(ProgressBar(job, 40) == "job-a (\xe6\x95\xb0\xe5\xad\xa6 sums  50/100  212 tokens/s");
+  CHECK(ProgressBar(job, 16) == "job-  50/100");
+  CHECK(ProgressBar(job, 10) == "job-a (\xe6\x95\xb0");
+  for (int columns = 30; columns < 200; ++columns) {
+    const std::string line = ProgressBar(job, columns);
+    CHECK(WidthOf(line) < static_cast<std::size_t>(columns));
+    CHECK(line.find("212 tokens/s") != std::string::npos);
+  }
+}
+
+TEST_CASE("bars are drawn again where the terminal has another size") {
+  std::ostringstream out;
+  int columns = 100;
+  ProgressView view(out, true, [&] { return columns; });
+  view.FollowSize();
+  CHECK(out.str().empty());  // nothing is drawn yet
+  Job job = Running("job-a", 50);
+  view.Update(job, 0);
+  view.Update(Running("job-b", 50), 1);
+  out.str("");
+  view.FollowSize();
+  CHECK(out.str().empty());
+  columns = 60;  // each of both lines, of 99 columns at most, is wrapped into two
+  view.FollowSize();
+  CHECK(out.str().starts_with("\x1b[4A\r\x1b[J"));
+  CHECK(out.str().find("212 tokens/s") != std::string::npos);
+  out.str("");
+  view.FollowSize();
+  CHECK(out.str().empty());
+}
+
+TEST_CASE("a transfer's line fits, and keeps the share, the time left and the speed longest") {
+  const Transferred half{.bytes = 48 << 20, .before = 8 << 20, .total = 96 << 20, .seconds = 4};
+  CHECK(TransferLine("rows.jsonl", half, 120) ==
+        "rows.jsonl  [############            ]   50%  48.0 MiB of 96.0 MiB  10.0 MiB/s  5s left");
+  CHECK(TransferLine("rows.jsonl", half, 80) ==
+        "rows.jsonl   50%  48.0 MiB of 96.0 MiB  10.0 MiB/s  5s left");
+  CHECK(TransferLine("rows.jsonl", half, 40) == " 50%  10.0 MiB/s  5s left");
+  CHECK(TransferLine("rows.jsonl", half, 20) == " 50%  5s left");
+  CHECK(TransferLine("rows.jsonl", half, 19).empty());
+  CHECK(TransferLine("-", {.bytes = 3 << 20, .before = 0, .total = 0, .seconds = 2}, 80) ==
+        "-  3.0 MiB  1.5 MiB/s  2s");
+  for (int columns = 20; columns < 150; ++columns) {
+    const std::string line = TransferLine("\xe6\x95\xb0\xe5\xad\xa6.jsonl", half, columns);
+    CHECK(WidthOf(line) < static_cast<std::size_t>(columns));
+    CHECK(line.find(" 50%") != std::string::npos);
+  }
+}
+
+TEST_CASE("a line of losses, from high to low") {
+  std::vector<std::pair<std::int64_t, double>> points;
+  for (std::int64_t step = 1; step <= 8; ++step) points.emplace_back(step, 9.0 - step);
+  CHECK(Sparkline(points, 8, false) == "#*+=~-._");
+  CHECK(Sparkline(points, 4, false) == "#+-_");  // means of two
+  CHECK(WidthOf(Sparkline(points, 8, true)) == 8);
+  points.emplace_back(9, std::numeric_limits<double>::quiet_NaN());
+  CHECK(Sparkline(points, 100, false) == "#*+=~-._");
+  CHECK(Sparkline({{1, 2.0}, {2, 2.0}}, 8, false).size() == 2);
+  CHECK(Sparkline({}, 8, true).empty());
 }
 
 TEST_CASE("a paused job says what it waits for") {
@@ -54,7 +130,7 @@ TEST_CASE("a paused job says what it waits for") {
 
 TEST_CASE("elsewhere than on a terminal: one line a second, and every change of state") {
   std::ostringstream out;
-  ProgressView view(out, false, 0);
+  ProgressView view(out, false, [] { return 0; });
   view.Update(Running("job-a", 1), 10000);
   view.Update(Running("job-a", 2), 10300);
   view.Update(Running("job-a", 3), 11000);
@@ -71,7 +147,7 @@ TEST_CASE("elsewhere than on a terminal: one line a second, and every change of 
 
 TEST_CASE("on a terminal the jobs' lines are drawn again in their order") {
   std::ostringstream out;
-  ProgressView view(out, true, 80);
+  ProgressView view(out, true, [] { return 80; });
   view.Update(Running("job-a", 1), 0);
   view.Update(Running("job-b", 1), 1);
   const std::string text = out.str();

@@ -264,7 +264,8 @@ FIELDS = [
     ("adapter.init_from", "nobody"), ("training.epochs", 0), ("training.max_steps", -1), ("training.batch_size", 0),
     ("training.max_length", 0), ("training.max_length", 1 << 20), ("training.learning_rate", -1.0), ("training.warmup_steps", -1),
     ("training.weight_decay", -0.5), ("training.beta1", 1.0), ("training.beta2", -0.1), ("training.eps", 0.0),
-    ("training.max_grad_norm", -1.0), ("training.checkpoint_every_steps", -1), ("training.eval_every_steps", -1), ("priority", 101),
+    ("training.max_grad_norm", -1.0), ("training.checkpoint_every_steps", -1),
+    ("training.checkpoint_keep_last", -1), ("training.checkpoint_keep_best", 1), ("training.eval_every_steps", -1), ("priority", 101),
     ("base_model", "nobody"), ("training_dataset", "nobody"), ("validation_dataset", "nobody"), ("base_model", ""),
     ("display_name", "x" * 10000), ("labels.team", "y" * 10000),
 ]

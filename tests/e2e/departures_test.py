@@ -187,6 +187,28 @@ def test_killed_while_pausing():
         assert adapter_of(house, job) == bytes_undisturbed
 
 
+def test_finished():
+    """A job that is to finish ends there, over a kill -9 as well, with what an undisturbed one has at that step."""
+    with a_house() as house:
+        job_of = lambda every: {**a_job(), "training": {**a_job()["training"], "max_steps": 80, "checkpoint_every_steps": every}}
+        (undisturbed,) = house.wait([house.submit(job_of(1))])
+        for killed in (False, True):
+            job = house.submit(job_of(0))
+            reach(house, job, 5)
+            end = int(house.object("finish", job)["finish_step"])
+            if killed:
+                house.kill()
+                house.start()
+                assert house.object("show", job)["finish_step"] == end
+            (done,) = house.wait([job])
+            assert 5 <= done["step"] == done["finish_step"] == done["last_checkpoint_step"] == end < 80, done
+            folders = [house.folder / f"{name}-{end}" for name in (undisturbed["name"], job)]
+            for name, folder in zip((undisturbed["name"], job), folders):
+                house.lora("checkpoint", "get", name, "--step", end, "-o", folder)
+            same = {(folder / "adapter_model.safetensors").read_bytes() for folder in folders}
+            assert len(same) == 1, f"finished at {end}, other bytes"
+
+
 def test_killed_while_draining():
     """The same while its worker is DRAINING: after the start it is drained, and its job waits."""
     with a_house() as house:
@@ -206,4 +228,5 @@ def test_killed_while_draining():
 
 
 if __name__ == "__main__":
-    main([test_paused, test_drained, test_updated, test_quota, test_killed_while_pausing, test_killed_while_draining])
+    main([test_paused, test_drained, test_updated, test_quota, test_killed_while_pausing, test_finished,
+          test_killed_while_draining])

@@ -73,13 +73,14 @@ def test_their_names():
     job = job_of(r=16, lora_alpha=32, lora_dropout=0.1, num_train_epochs=3.0, per_device_train_batch_size=2,
                  gradient_accumulation_steps=4, max_seq_length=256, lr_scheduler_type="constant_with_warmup", warmup_steps=3,
                  adam_beta1=0.8, adam_beta2=0.9, adam_epsilon=1e-6, save_steps=5, eval_steps=6, data_seed=9, seed=7,
-                 run_name="sums", target_modules="all-linear")
+                 run_name="sums", target_modules="all-linear", save_total_limit=3, load_best_model_at_end=False)
     assert (job.adapter.rank, job.adapter.alpha, job.adapter.dropout) == (16, 32, 0.1)
     assert list(job.adapter.target_modules) == ["all-linear"] and job.display_name == "sums"
     t = job.training
     assert (t.epochs, t.batch_size, t.max_length, t.schedule) == (3, 8, 256, Training.CONSTANT)
     assert (t.beta1, t.beta2, t.eps, t.checkpoint_every_steps, t.eval_every_steps) == (0.8, 0.9, 1e-6, 5, 6)
-    assert (t.seed, job.adapter.seed) == (9, 7)
+    assert (t.seed, job.adapter.seed, t.checkpoint_keep_last) == (9, 7, 3)
+    assert "best=True" in violations_of(job_of, load_best_model_at_end=True)["load_best_model_at_end"]
     assert job_of(r=8, rank=8) == job_of(rank=8)
 
 
@@ -115,6 +116,8 @@ class SFTConfig:
     optim: str = "adamw_torch_fused"
     save_strategy: Strategy = Strategy.STEPS
     save_steps: float = 500
+    save_total_limit: int | None = None
+    load_best_model_at_end: bool = False
     eval_strategy: Strategy = Strategy.NO
     eval_steps: float | None = None
     logging_steps: float = 10
@@ -134,11 +137,12 @@ def test_an_sft_config():
     t = job_of(args=SFTConfig()).training
     assert (t.epochs, t.batch_size, t.max_length, t.learning_rate, t.schedule) == (3, 8, 1024, 2e-5, Training.LINEAR)
     assert (t.max_steps, t.checkpoint_every_steps, t.eval_every_steps, t.seed, t.warmup_steps) == (0, 500, 0, 42, 0)
-    job = job_of(args=SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=7, warmup_steps=0.1,
+    job = job_of(args=SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=7, warmup_steps=0.1, save_total_limit=2,
                                 eval_strategy=Strategy.STEPS, save_strategy=Strategy.NO, run_name="x", data_seed=3))
     t = job.training
     assert (t.batch_size, t.max_steps, t.warmup_ratio, t.eval_every_steps, t.checkpoint_every_steps) == (4, 7, 0.1, 10, 0)
-    assert (t.seed, job.adapter.seed, job.display_name) == (3, 42, "x")
+    assert (t.seed, job.adapter.seed, job.display_name, t.checkpoint_keep_last) == (3, 42, "x", 2)
+    assert "best=True" in violations_of(job_of, args=SFTConfig(load_best_model_at_end=True))["SFTConfig.load_best_model_at_end"]
     t = job_of(args=SFTConfig(), learning_rate=1e-3, epochs=1, batch_size=4, seed=1).training
     assert (t.learning_rate, t.epochs, t.batch_size, t.seed) == (1e-3, 1, 4, 1), "what is said goes before the config"
     found = violations_of(job_of, args=SFTConfig(packing=True, neftune_noise_alpha=5.0, max_length=None, num_train_epochs=1.5,

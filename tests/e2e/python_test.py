@@ -132,6 +132,13 @@ def test_jobs_that_do_not_succeed():
         assert job.cancel().state == "CANCELLED"
         ended = str(python_package.error_of(lorad.LoradError, job.pause))
         assert ended.startswith("JOB_ENDED: ") and ended.count("CANCELLED") == 1, ended
+        assert python_package.error_of(lorad.LoradError, job.finish).reason == "JOB_ENDED"
+        early = client.train("smollm2-135m", ROWS, rank=2, max_steps=100_000, **SMALL)
+        next(info for info in early.watch(120) if info.step > 0)
+        assert early.finish().info.finish_step > 0 and early.wait(progress=False, timeout=120).state == "SUCCEEDED"
+        assert 0 < early.info.step == early.info.finish_step == early.info.last_checkpoint_step < 100_000, early.info
+        with tempfile.TemporaryDirectory() as folder:
+            assert "evaluated" in str(python_package.error_of(ValueError, early.adapter, folder, best=True))
         long = [{"prompt": "x" * 200, "completion": "y"}]
         failed = client.train("smollm2-135m", long, overflow="error", max_steps=1, **SMALL)
         error = python_package.error_of(lorad.JobFailedError, failed.wait, progress=False, timeout=120)

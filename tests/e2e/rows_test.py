@@ -7,6 +7,7 @@ import csv
 import ctypes
 import gzip
 import json
+import re
 
 from formats import write_model
 from house import GOLDEN, House, main, tell
@@ -200,7 +201,8 @@ def test_warnings_and_a_share_of_warm_up():
         job = house.lora("submit", "-f", careless).out.strip()
         (shown,) = house.wait([job])
         assert shown["warnings"] == [cut, large], shown
-        assert house.lora("show", job).out.count("\nwarning ") == 2
+        told = house.lora("show", job).out
+        assert told.count("\nwarning ") == 2 and re.search(r"\ntruncated rows +6, cut at 64 tokens\n", told), told
         assert f"its rows are good; {cut}; {large}" in [event["message"] for event in house.objects("events", job)]
         told = house.lora("dataset", "validate", rows, "--model", "tiny", "--max-length", "64")
         assert told.err == "warning: 6 of 10 sequences are cut at this --max-length\n", told

@@ -252,6 +252,7 @@ History DrawHistory(uint64_t seed) {
   }
   // The last to be drawn, so that seeds of before have what they had.
   for (int i = Draw(random, 0, 5); i > 0; --i) add(kAsksKind);
+  for (int i = random() % 3 == 0 ? Draw(random, 1, 3) : 0; i > 0; --i) add(kFinishKind);
   Number(history.happenings);
   if (stages && seed / kStagesEvery % kIsolatedEvery == kIsolatedEvery - 1) AddIsolated(&history);
   // In one of five the workers die with their coordinator, as far as that knows.

@@ -39,6 +39,10 @@ v1::Job RandomJob(const Rates& rates, uint64_t a, uint64_t b) {
   training.set_checkpoint_every_steps(draw(4));
   training.set_eval_every_steps(draw(4));
   training.set_seed(b % 1000);
+  if ((b >> 52) % 4 == 0) training.set_checkpoint_keep_last(static_cast<int>((b >> 54) % 3));
+  const bool evaluates = !job.validation_dataset().empty() && training.eval_every_steps() > 0 &&
+                         training.checkpoint_every_steps() > 0;
+  if (evaluates && (b >> 56) % 3 == 0) training.set_checkpoint_keep_best(1 + (b >> 58) % 2);
   job.set_priority(draw(3));
   (*job.mutable_labels())["team"] = draw(2) == 0 ? "a" : "b";
   if (!rates.layers.empty()) {
@@ -152,6 +156,10 @@ void AsksAdapters(Stage& stage, const Happening& h) {
   Add(stage, h, std::make_unique<AskingClient>(stage.site, std::move(asks)));
 }
 
+void Finishes(Stage& stage, const Happening& h) {
+  if (!stage.jobs.empty()) stage.jobs[h.a % stage.jobs.size()]->Finish();
+}
+
 constexpr Kind kClients[] = {
     {"somebody creates a job", CreatesJob},
     {"somebody creates more jobs than are looked at", CrowdComes},
@@ -161,6 +169,7 @@ constexpr Kind kClients[] = {
     {"somebody reads what was", Reads},
     {"somebody watches", Watches},
     {"somebody asks adapters", AsksAdapters},
+    {"somebody has a job finish", Finishes},
 };
 
 const Kind& KindAt(int kind) {

@@ -62,7 +62,8 @@ const char* NameOfKind(int kind);
 inline constexpr int kJobKind = 0;     // a client that creates a job
 inline constexpr int kCrowdKind = 1;   // one that creates very many
 inline constexpr int kOthersKind = 2;  // the first of the others
-inline constexpr int kAsksKind = 7;    // the last: one that asks adapters
+inline constexpr int kAsksKind = 7;    // one that asks adapters
+inline constexpr int kFinishKind = 8;  // the last: one that has a job finish
 
 void Happen(Stage& stage, const Happening& happening);
 // From here on nothing goes wrong any more: what would still strike, does not.

@@ -52,6 +52,7 @@ class Promises {
   void LeaveOpen(const server::Request& request);
   void TakeBack(const server::Request& request, bool for_sure);
   void CheckJobs(storage::JobStore& store) const;
+  static bool IsRemoved(storage::JobStore& store, const std::string& job, int64_t step);
   void CheckUses(storage::JobStore& store, storage::Files& files) const;
 
   const int64_t request_ids_max_;

@@ -192,6 +192,9 @@ class Site final : public server::Sinks, public CoordinatorSide {
   }
   void CheckEvaluations(const v1::Job& job);
   void CheckCheckpoint(const v1::Job& job, int64_t step);
+  void CheckRemoved(const v1::Job& job, const google::protobuf::RepeatedPtrField<v1::Event>& events,
+                    const google::protobuf::RepeatedPtrField<v1::Checkpoint>& kept);
+  std::optional<double> LossAt(const v1::Job& job, int64_t step);
   void CheckSizes() const;
   void CheckCore();
   bool WatchOn();

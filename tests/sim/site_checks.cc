@@ -1,6 +1,8 @@
 // What must hold in a site, whatever has happened to it.
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <cstdio>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/events/store_kinds.h"
@@ -191,12 +193,69 @@ void Site::CheckJob(const v1::Job& job) {
   const auto all = ReadCheckpoints(store(), checkpoints);
   REQUIRE(all.ok());
   for (const v1::Checkpoint& kept : all->checkpoints()) CheckCheckpoint(job, kept.step());
+  CheckRemoved(job, told->events(), all->checkpoints());
   if (job.state() != v1::Job::SUCCEEDED) return;
-  REQUIRE(step == job.total_steps());
-  REQUIRE(job.step() == step);
-  REQUIRE(job.last_checkpoint_step() == step);
-  REQUIRE(job.tokens() == tokens);
+  const bool finished = job.finish_step() > 0;
+  const int64_t end = finished ? job.finish_step() : job.total_steps();
+  REQUIRE(end <= job.total_steps());
+  // One that was to finish may have lost its worker, and ends at a checkpoint before its last step.
+  REQUIRE((finished ? step >= end : step == end));
+  REQUIRE(job.step() == end);
+  REQUIRE(job.last_checkpoint_step() == end);
+  REQUIRE((all->checkpoints().empty() || all->checkpoints().rbegin()->step() == end));
+  int64_t tokens_at_end = 0;
+  for (int64_t i = 0; i < end; ++i) tokens_at_end += rows->steps(static_cast<int>(i)).tokens();
+  REQUIRE(job.tokens() == tokens_at_end);
   CheckEvaluations(job);
+}
+
+// The newest ones and the best are there; what was removed was neither.
+void Site::CheckRemoved(const v1::Job& job,
+                        const google::protobuf::RepeatedPtrField<v1::Event>& events,
+                        const google::protobuf::RepeatedPtrField<v1::Checkpoint>& kept) {
+  const int last = job.training().checkpoint_keep_last(),
+            best = job.training().checkpoint_keep_best();
+  bool others_went = false;  // by their user, or given up
+  std::vector<int64_t> removed;
+  for (const v1::Event& event : events) {
+    int64_t step = 0;
+    if (event.reason() == "CHECKPOINT_REMOVED") {
+      REQUIRE(sscanf(event.message().c_str(), "the checkpoint of step %ld was", &step) == 1);
+      removed.push_back(step);
+    }
+    others_went |= event.reason() == "CHECKPOINT_DELETED" ||
+                   event.message().find(" is given up (") != std::string::npos;
+  }
+  REQUIRE((removed.empty() || last > 0 || best > 0));
+  if (others_went || kept.empty()) return;
+  for (const int64_t step : removed) {
+    INFO("removed was step " << step);
+    const auto newer = std::ranges::count_if(
+        kept, [&](const v1::Checkpoint& checkpoint) { return checkpoint.step() > step; });
+    REQUIRE(newer >= 1);
+    if (best == 0) REQUIRE(newer >= std::max(last, 1));
+    const auto lost = LossAt(job, step);
+    if (best == 0 || !lost) continue;
+    // It had a loss, and so there are as many that are as good.
+    REQUIRE(std::ranges::count_if(kept, [&](const v1::Checkpoint& checkpoint) {
+              return checkpoint.has_validation_loss() && checkpoint.validation_loss() <= *lost;
+            }) >= best);
+  }
+  if (IsLive(job.state()) || (last == 0 && best == 0)) return;
+  REQUIRE(kept.size() <= std::max(last, 1) + best);
+}
+
+// The validation loss at the step; nothing where it was not evaluated.
+std::optional<double> Site::LossAt(const v1::Job& job, int64_t step) {
+  v1::GetMetricsRequest request;
+  request.set_job(job.name());
+  request.set_series(v1::GetMetricsRequest::EVALUATION);
+  request.set_after_step(step - 1);
+  request.set_page_size(1);
+  const auto rows = ReadMetrics(store(), request);
+  REQUIRE(rows.ok());
+  if (rows->evaluations().empty() || rows->evaluations(0).step() != step) return std::nullopt;
+  return rows->evaluations(0).validation_loss();
 }
 
 // It is whole, and holds what it would if nothing had gone wrong.
@@ -222,6 +281,8 @@ void Site::CheckCheckpoint(const v1::Job& job, int64_t step) {
 void Site::CheckEvaluations(const v1::Job& job) {
   std::vector<int64_t> due;
   const int64_t every = job.training().eval_every_steps();
+  // Of one that was to finish nothing is due at its end, and something may have been done beyond it.
+  const bool finished = job.finish_step() > 0;
   for (int64_t step = 0; step <= job.total_steps(); ++step) {
     const bool now = step == 0 || step == job.total_steps() || (every > 0 && step % every == 0);
     if (now && !job.validation_dataset().empty()) due.push_back(step);
@@ -233,7 +294,11 @@ void Site::CheckEvaluations(const v1::Job& job) {
   request.set_page_size(1000);
   const auto rows = ReadMetrics(store(), request);
   REQUIRE(rows.ok());
-  REQUIRE(rows->evaluations_size() == std::ssize(due));
+  const auto needed = static_cast<int>(
+      finished ? std::ranges::count_if(due, [&](int64_t step) { return step < job.finish_step(); })
+               : std::ssize(due));
+  REQUIRE(rows->evaluations_size() <= std::ssize(due));
+  REQUIRE((finished ? rows->evaluations_size() >= needed : rows->evaluations_size() == needed));
   for (int i = 0; i < rows->evaluations_size(); ++i) {
     const v1::EvaluationMetrics& row = rows->evaluations(i);
     INFO("evaluation " << row.ShortDebugString());

@@ -58,6 +58,9 @@ void StandingOrders::Ordered(const Request& request, const ReplyValue& value) {
   if (const auto* pause = std::get_if<v1::PauseJobRequest>(&request)) {
     if (open_.contains("job " + pause->name())) return;
     paused_[pause->name()] = std::get<v1::Job>(value).revision();
+  } else if (const auto* finish = std::get_if<v1::FinishJobRequest>(&request)) {
+    const auto& job = std::get<v1::Job>(value);
+    if (job.finish_step() > 0) finishing_[finish->name()] = job.revision();
   } else if (const auto* drain = std::get_if<v1::DrainWorkerRequest>(&request)) {
     if (!open_.contains("worker " + drain->name())) drained_.insert(drain->name());
   } else if (const auto* set = std::get_if<v1::SetQuotaRequest>(&request)) {
@@ -87,6 +90,17 @@ void StandingOrders::Told(const v1::Job& job) {
   } else {
     placed_.erase(job.name());
   }
+  // It trains no step beyond, and does not forget it.
+  if (job.finish_step() > 0) {
+    INFO("it is to finish: " << job.ShortDebugString());
+    REQUIRE(job.step() <= job.finish_step());
+    REQUIRE(job.state() != v1::Job::PAUSED);
+  }
+  const auto finishing = finishing_.find(job.name());
+  if (finishing != finishing_.end() && job.revision() > finishing->second) {
+    INFO("it was asked to finish, and forgets it: " << job.ShortDebugString());
+    REQUIRE(job.finish_step() > 0);
+  }
   const auto paused = paused_.find(job.name());
   if (paused == paused_.end() || job.revision() <= paused->second) return;
   if (job.state() == v1::Job::PAUSING || job.state() == v1::Job::PAUSED) return;
@@ -100,6 +114,7 @@ void StandingOrders::Told(const v1::Job& job) {
 void StandingOrders::ToldDeleted(const std::string& job) {
   placed_.erase(job);
   paused_.erase(job);
+  finishing_.erase(job);
 }
 
 int64_t StandingOrders::Running(const std::string& label) const {

@@ -37,6 +37,9 @@ struct Member {
   int64_t save_ordered = -1;       // step of a save before the group is dissolved
   int64_t save_us = 0;             // when its newest step, or a save beside one, was asked for
   std::set<int64_t> saves;         // steps whose shard was asked for and is not recorded
+  // Of the batches at hand, by step: the lines of the dataset's file that they are of. Those of
+  // before a restart of the coordinator are not known.
+  std::map<int64_t, std::vector<int64_t>> lines = {};
 };
 
 // A shard that is kept back: until the report of its Step is there, lest its metrics be lost for

@@ -164,6 +164,13 @@ struct EndGeneration {
   std::string name;
 };
 
+// -> v1::Job, whose last_checkpoint_step is meant where the step is 0. Somebody reads the checkpoint:
+// for a minute it is not removed for the sake of newer ones (checkpoint_keep_last).
+struct HoldCheckpoint {
+  std::string job;
+  int64_t step = 0;
+};
+
 // -> std::monostate. Nobody waits for the reply to that request any more: where it is kept for rows
 // or for a worker, it is answered CANCELLED now, and checks that it alone waited for end.
 struct GiveUpRequest {
@@ -172,14 +179,15 @@ struct GiveUpRequest {
 
 using Request = std::variant<
     CreateJob, v1::GetJobRequest, v1::ListJobsRequest, v1::DeleteJobRequest, v1::CancelJobRequest,
-    v1::PauseJobRequest, v1::ResumeJobRequest, v1::UpdateJobRequest, EstimateJob, SnapshotJobs,
-    RegisterModel, v1::GetModelRequest, v1::ListModelsRequest, v1::UpdateModelRequest,
-    v1::UnregisterModelRequest, CreateDataset, v1::GetDatasetRequest, v1::ListDatasetsRequest,
-    v1::DeleteDatasetRequest, ImportAdapter, v1::GetAdapterRequest, v1::ListAdaptersRequest,
-    v1::DeleteAdapterRequest, v1::DeleteCheckpointRequest, v1::GetClusterRequest,
-    v1::ListWorkersRequest, v1::GetTraceRequest, v1::DrainWorkerRequest, v1::UndrainWorkerRequest,
-    v1::SetQuotaRequest, v1::ListQuotasRequest, v1::DeleteQuotaRequest, ShardUploaded,
-    StopRequested, GiveUpRequest, StartGeneration, ReadGeneration, EndGeneration>;
+    v1::PauseJobRequest, v1::ResumeJobRequest, v1::FinishJobRequest, HoldCheckpoint,
+    v1::UpdateJobRequest, EstimateJob, SnapshotJobs, RegisterModel, v1::GetModelRequest,
+    v1::ListModelsRequest, v1::UpdateModelRequest, v1::UnregisterModelRequest, CreateDataset,
+    v1::GetDatasetRequest, v1::ListDatasetsRequest, v1::DeleteDatasetRequest, ImportAdapter,
+    v1::GetAdapterRequest, v1::ListAdaptersRequest, v1::DeleteAdapterRequest,
+    v1::DeleteCheckpointRequest, v1::GetClusterRequest, v1::ListWorkersRequest, v1::GetTraceRequest,
+    v1::DrainWorkerRequest, v1::UndrainWorkerRequest, v1::SetQuotaRequest, v1::ListQuotasRequest,
+    v1::DeleteQuotaRequest, ShardUploaded, StopRequested, GiveUpRequest, StartGeneration,
+    ReadGeneration, EndGeneration>;
 
 // The upload that a request brings along; null where it brings none.
 inline const std::string* UploadOf(const Request& request) {
@@ -190,7 +198,7 @@ inline const std::string* UploadOf(const Request& request) {
 }
 
 // Get -> the resource; List -> its response; Delete and Unregister -> std::monostate; Cancel,
-// Pause, Resume and Update -> v1::Job; Drain and Undrain -> v1::Worker; GetCluster ->
+// Pause, Resume, Finish and Update -> v1::Job; Drain and Undrain -> v1::Worker; GetCluster ->
 // v1::ClusterStatus; ListWorkers -> v1::ListWorkersResponse; GetTrace -> MeasuredGroup; SetQuota -> v1::Quota; ListQuotas ->
 // v1::ListQuotasResponse; DeleteQuota -> std::monostate.
 using ReplyValue =
@@ -231,6 +239,7 @@ struct Planned {
   absl::StatusOr<StageWindows> window;  // of the units whose rows are there; may be empty
   PackingReport packing = {};
   std::vector<UnitFailure> failures = {};
+  std::vector<BatchLines> lines = {};
 };
 
 // The result of MoveUpload.

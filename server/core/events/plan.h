@@ -113,6 +113,13 @@ struct UnitFailure {
   absl::Status status;
 };
 
+// The lines of a dataset's file that a batch is of, from 1, by sequence.
+struct BatchLines {
+  std::string job;
+  int64_t step = 0;
+  std::vector<int64_t> lines;
+};
+
 // How a window was packed, for the metrics.
 struct PackingReport {
   int64_t microbatches = 0;

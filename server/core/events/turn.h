@@ -30,6 +30,8 @@ inline constexpr uint64_t kEstimateEnds = 5;
 inline constexpr uint64_t kForecastDue = 6;
 inline constexpr uint64_t kReturnEnds = 7;
 inline constexpr uint64_t kGenerationsUnread = 8;
+inline constexpr uint64_t kCancelSaved = 9;
+inline constexpr uint64_t kDropAgain = 10;
 
 class Turn {
  public:

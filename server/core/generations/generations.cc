@@ -252,6 +252,12 @@ const Guest* Generations::Find(const std::string& guest) const {
   return found == guests_.end() ? nullptr : &found->second;
 }
 
+bool Generations::Asks(const std::string& job, int64_t step) const {
+  return std::ranges::any_of(guests_, [&](const auto& entry) {
+    return entry.second.of.job == job && entry.second.of.step == step;
+  });
+}
+
 std::vector<Guest*> Generations::Waiting() {
   std::vector<Guest*> waiting;
   for (auto& [name, guest] : guests_) {

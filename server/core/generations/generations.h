@@ -119,6 +119,8 @@ class Generations {
   void Tell();
 
   // ---- guests ----
+  // Whether a checkpoint of a job is one of them.
+  bool Asks(const std::string& job, int64_t step) const;
   Guest* Find(const std::string& guest);
   const Guest* Find(const std::string& guest) const;
   // Those without a place, by arrival.

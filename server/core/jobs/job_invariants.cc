@@ -53,6 +53,9 @@ absl::Status JobTable::CheckWhole(const std::string& name, const JobState& job) 
   if (live_.contains(name) != is_live || put_away_.contains(name) == is_live) {
     return Broken(name + " counts as live and has ended, or the other way round");
   }
+  if (finishing_.contains(name) != (is_live && job.job().finish_step() > 0)) {
+    return Broken(name + " is to finish, and does not, or the other way round");
+  }
   if (job.reads_rows && job.state() != v1::Job::QUEUED) {
     return Broken(name + " reads its rows, and is not QUEUED");
   }

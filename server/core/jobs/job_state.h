@@ -58,6 +58,7 @@ struct JobState {
   std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent steps
   int commits = 0;                               // checkpoints that are being written
   int64_t unwritten_step = 0;                    // whose checkpoint could not be: that is told once
+  int64_t cancel_until_us = 0;                   // its last step may be saved until then
   int place = 0;                                 // in the queue, from 1
   planner::AdapterShape adapter;                 // job().adapter(), known once it has been queued
   bool resumes = false;                          // queued, and before those that have not begun

@@ -13,7 +13,7 @@ struct Transition {
 };
 
 // The way of a job; besides, every live state may go to CANCELLING (once) and to FAILED.
-constexpr std::array<Transition, 20> kTransitions = {{
+constexpr std::array<Transition, 22> kTransitions = {{
     {State::VALIDATING, State::QUEUED},
     {State::QUEUED, State::PREPARING},
     {State::PREPARING, State::RUNNING},
@@ -39,6 +39,9 @@ constexpr std::array<Transition, 20> kTransitions = {{
     {State::PAUSING, State::RUNNING},
     {State::PAUSED, State::VALIDATING},
     {State::PAUSED, State::QUEUED},
+    // Asked to finish, it waits and has a checkpoint.
+    {State::QUEUED, State::SUCCEEDED},
+    {State::PAUSED, State::SUCCEEDED},
 }};
 
 }  // namespace

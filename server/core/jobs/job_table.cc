@@ -9,6 +9,7 @@
 #include "server/core/events/store_kinds.h"
 #include "server/core/jobs/job_progress.h"
 #include "server/core/jobs/job_states.h"
+#include "server/core/jobs/kept_checkpoints.h"
 #include "server/errors/errors.h"
 
 namespace lorad::server {
@@ -75,6 +76,7 @@ absl::Status JobTable::LoadJobs(StoredState& stored) {
     quotas_.Add(record.job().labels(), UseOf(record));
     JobEntry& place = place_of->second;
     by_revision_[record.job().revision()] = record.order();
+    if (!PassedCheckpoints(record).empty()) keepers_.insert(entry.first);
     if (!IsLive(state)) {
       ended_[entry.first] = record.order();
       place.ended_state = state;
@@ -93,6 +95,7 @@ absl::Status JobTable::LoadJobs(StoredState& stored) {
     }
     place.job = job.get();
     live_.insert(entry.first);
+    if (record.job().finish_step() > 0) finishing_.insert(entry.first);
     if (job->state() == v1::Job::QUEUED) queue_.Enter(*job);
     jobs_[entry.first] = std::move(job);
   }
@@ -176,6 +179,7 @@ void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& m
   if (!IsLive(to)) {
     turn_.Stamp(job.job().mutable_end_time());
     live_.erase(job.name());
+    finishing_.erase(job.name());
     put_away_.insert(job.name());
     job.job().clear_seconds_left();
     job.metrics.clear();

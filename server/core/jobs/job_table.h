@@ -25,6 +25,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -69,6 +70,11 @@ class JobTable {
   static QuotaUse UseOf(const records::JobRecord& record);
   static const records::JobRecord& RecordOf(const JobEntry& entry, records::JobRecord* space);
   const std::set<std::string>& live() const { return live_; }  // names
+  // Names of live jobs that were asked to finish: a copy, for the caller may end them.
+  std::set<std::string> finishing() const { return finishing_; }
+  void NoteFinishing(const JobState& job) { finishing_.insert(job.name()); }
+  // Once, after Load: names of jobs whose settings let checkpoints go.
+  std::set<std::string> TakeKeepers() { return std::exchange(keepers_, {}); }
   // The first live job, by name, of which it holds; empty: it holds of none.
   std::string FirstLive(absl::FunctionRef<bool(const JobState&)> holds) const;
   const std::map<int, int64_t>& count_by_state() const { return jobs_by_state_; }
@@ -186,6 +192,8 @@ class JobTable {
   std::unordered_map<std::string, int64_t> ended_;  // name -> order: the record alone is kept
   std::set<std::string> put_away_;                  // names: may be, or soon
   std::set<std::string> live_;                      // names
+  std::set<std::string> finishing_;                 // names: of them, those with a finish_step
+  std::set<std::string> keepers_;                   // until TakeKeepers
   std::map<int, int64_t> jobs_by_state_;
   std::set<std::string> touched_;  // names
   int64_t revision_ = 0;

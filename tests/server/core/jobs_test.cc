@@ -141,6 +141,9 @@ TEST_CASE("a loss that is not finite fails its job alone") {
   CHECK(failed.error().category() == v1::JobError::USER);
   CHECK(failed.error().reason() == "NOT_FINITE");
   CHECK(failed.error().message().find("step 3") != std::string::npos);
+  // Of 12 rows in batches of 4, the third batch; no sequence's loss is to blame.
+  CHECK(failed.error().message().find("its batch is of lines 9, 10, 11, 12 of dataset 'train'") !=
+        std::string::npos);
   CHECK(failed.step() == 2);
   CHECK(world->Job(good).attempts() == 1);
   world->CheckInvariants();

@@ -216,5 +216,154 @@ TEST_CASE("whatever users, operators and workers do, jobs end as if nothing had 
   for (uint64_t seed = 1; seed <= 300; ++seed) RunHistory(seed);
 }
 
+Job Finish(World& world, const std::string& job) {
+  return world.Get<Job>(Named<v1::FinishJobRequest>(job));
+}
+
+std::string WhyNotFinished(World& world, const std::string& job) {
+  return Reason(world.Call(Named<v1::FinishJobRequest>(job)).status());
+}
+
+TEST_CASE("a running job finishes with the steps at hand; its neighbour does not notice") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Job longer = LongJob();
+  longer.mutable_training()->set_checkpoint_every_steps(0);
+  longer.set_validation_dataset("valid");
+  longer.mutable_training()->set_eval_every_steps(1);
+  const std::string job = world->Submit(longer);
+  const std::string neighbour = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  const Job asked = Finish(*world, job);
+  CHECK(IsLive(asked.state()));
+  CHECK(asked.finish_step() >= 3);
+  CHECK(Finish(*world, job).finish_step() == asked.finish_step());
+  CHECK(Reason(world->Call(Named<v1::PauseJobRequest>(job)).status()) == "JOB_FINALIZING");
+  world->RunUntilState(job, Job::SUCCEEDED);
+  const Job done = world->Job(job);
+  CHECK(done.step() == asked.finish_step());
+  CHECK(done.step() < done.total_steps());
+  CHECK(done.last_checkpoint_step() == done.step());
+  CHECK(HasEvent(*world, job, "FINISHING"));
+  CHECK(world->Events(job).back().message().find(absl::StrCat(
+            "of step ", done.step(), ", of ", done.total_steps(), " that were planned")) !=
+        std::string::npos);
+  CHECK(Finish(*world, job).state() == Job::SUCCEEDED);  // a call that is repeated
+  world->RunUntilState(neighbour, Job::SUCCEEDED);
+  CHECK(world->Job(neighbour).attempts() == 1);
+  CHECK(WhyNotFinished(*world, neighbour) == "JOB_ENDED");
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job without a step cannot finish, nor one that is cancelled") {
+  auto world = MakeWorld();
+  const std::string job = world->Submit(LongJob());
+  CHECK(WhyNotFinished(*world, job) == "NOTHING_TRAINED");
+  CHECK(WhyNotFinished(*world, "job-none") == "JOB_NOT_FOUND");
+  world->StartWorkers();
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  world->Get<Job>(Named<v1::CancelJobRequest>(job));
+  CHECK(WhyNotFinished(*world, job) == "JOB_ENDED");
+  world->RunUntilState(job, Job::CANCELLED);
+  CHECK(WhyNotFinished(*world, job) == "JOB_ENDED");
+}
+
+TEST_CASE("a job that waits finishes at once, at its checkpoint") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  Pause(*world, job);
+  SECTION("paused") {
+    world->RunUntilState(job, Job::PAUSED);
+    CHECK(Finish(*world, job).state() == Job::SUCCEEDED);
+  }
+  SECTION("on its way there") {
+    Finish(*world, job);
+    world->RunUntilState(job, Job::SUCCEEDED);
+  }
+  SECTION("resumed, and nobody has room") {
+    world->RunUntilState(job, Job::PAUSED);
+    world->worker(0).Kill(/*restart=*/false);
+    world->Settle();
+    Resume(*world, job);
+    CHECK(Finish(*world, job).state() == Job::SUCCEEDED);
+  }
+  SECTION("about to be loaded") {
+    world->RunUntilState(job, Job::PAUSED);
+    Resume(*world, job);
+    world->RunUntilState(job, Job::PREPARING);
+    Finish(*world, job);
+    world->RunUntilState(job, Job::SUCCEEDED);
+    const std::string next = world->Submit(World::NewJob());
+    world->RunUntilState(next, Job::SUCCEEDED);
+  }
+  const Job done = world->Job(job);
+  CHECK(done.step() >= 3);
+  CHECK(done.finish_step() == done.step());
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job that finishes survives the deaths of its worker and of the coordinator") {
+  const auto kills_worker = GENERATE(true, false);
+  const auto every = GENERATE(0, 2);
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Job longer = LongJob();
+  longer.mutable_training()->set_checkpoint_every_steps(every);
+  const std::string job = world->Submit(longer);
+  world->RunUntil([&] {
+    return world->Job(job).last_checkpoint_step() >= every && world->Job(job).step() >= 3;
+  });
+  world->worker(0).Hang(true);
+  const int64_t end = Finish(*world, job).finish_step();
+  if (kills_worker) {
+    world->worker(0).Kill(/*restart=*/true);
+  } else {
+    world->CrashCoordinator();
+  }
+  world->worker(0).Hang(false);
+  world->RunUntilState(job, Job::SUCCEEDED);
+  const Job done = world->Job(job);
+  // What it has is a checkpoint; without one it is trained again up to where it was to end.
+  CHECK((every > 0 ? done.step() % every == 0 && done.step() <= end : done.step() == end));
+  CHECK(done.step() == done.finish_step());
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job that is cancelled is saved first") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Job longer = LongJob();
+  longer.mutable_training()->set_checkpoint_every_steps(0);
+  const std::string job = world->Submit(longer);
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  SECTION("its last step") {
+    CHECK(world->Get<Job>(Named<v1::CancelJobRequest>(job)).state() == Job::CANCELLING);
+    world->RunUntilState(job, Job::CANCELLED);
+    const Job done = world->Job(job);
+    CHECK(done.step() >= 3);
+    CHECK(done.last_checkpoint_step() == done.step());
+  }
+  SECTION("if that is quick: a disk that takes nothing holds it up for ten seconds") {
+    world->FailSaves(absl::ResourceExhaustedError("disk full"));
+    const int64_t asked_us = world->now_us();
+    world->Get<Job>(Named<v1::CancelJobRequest>(job));
+    world->RunUntilState(job, Job::CANCELLED);
+    CHECK(world->Job(job).last_checkpoint_step() == 0);
+    CHECK(world->now_us() - asked_us >= 9'000'000);
+    CHECK(world->now_us() - asked_us <= 11'000'000);
+    world->FailSaves(absl::OkStatus());
+  }
+  SECTION("unless its worker is gone") {
+    world->worker(0).Kill(/*restart=*/false);
+    world->Get<Job>(Named<v1::CancelJobRequest>(job));
+    world->RunUntilState(job, Job::CANCELLED);
+    CHECK(world->Job(job).last_checkpoint_step() == 0);
+  }
+  world->Settle();
+  world->CheckInvariants();
+}
+
 }  // namespace
 }  // namespace lorad::server

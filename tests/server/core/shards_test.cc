@@ -1,7 +1,12 @@
 // Every shard that is sent up is answered, as stories.
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <string>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "server/store/store_reads.h"
 #include "tests/server/core/scenario.h"
 
 namespace lorad::server {
@@ -162,9 +167,8 @@ TEST_CASE("a slot that is freed while its checkpoint goes up is not freed again 
   const std::string neighbour = world->Submit(content);
   const std::string third = world->Submit(content);
   world->script().shards_held = {job};
-  world->RunUntil([&] { return world->Job(job).step() >= 3; });
-  world->Get<Job>(Named<v1::CancelJobRequest>(job));
-  world->RunUntilState(job, Job::CANCELLED);
+  world->script().bad_steps[job] = 4;
+  world->RunUntilState(job, Job::FAILED);
   world->Settle();  // the window that frees its slot ends behind its shard
   CHECK(world->StateOf(neighbour) == Job::RUNNING);
   CHECK_FALSE(world->plans().back().trains.empty());
@@ -179,6 +183,111 @@ TEST_CASE("a slot that is freed while its checkpoint goes up is not freed again 
   world->RunUntilState(third, Job::CANCELLED);
   world->RunUntilState(neighbour, Job::SUCCEEDED);
   CHECK(world->Job(neighbour).attempts() == 1);
+  world->CheckInvariants();
+}
+
+// ---- what is kept of checkpoints ----
+
+// Those that the job has, as the disk has them.
+std::vector<int64_t> Kept(World& world, const std::string& job) {
+  const std::string prefix = absl::StrCat("checkpoints/", job, "/");
+  std::vector<int64_t> steps;
+  for (const std::string& path : world.disk()) {
+    if (path.starts_with(prefix)) steps.push_back(std::stoll(path.substr(prefix.size())));
+  }
+  std::ranges::sort(steps);
+  return steps;
+}
+
+// 60 steps, of which every second one is saved.
+Job KeepingJob(int last, int best) {
+  Job job = World::NewJob();
+  job.mutable_training()->set_epochs(20);
+  job.mutable_training()->set_checkpoint_keep_last(last);
+  job.mutable_training()->set_checkpoint_keep_best(best);
+  if (best == 0) return job;
+  job.set_validation_dataset("valid");
+  job.mutable_training()->set_eval_every_steps(2);
+  return job;
+}
+
+TEST_CASE("of a job's checkpoints the newest are kept, over a restart too") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(KeepingJob(2, 0));
+  const std::string all = world->Submit(KeepingJob(0, 0));
+  world->RunUntil([&] { return world->Job(job).last_checkpoint_step() >= 8; });
+  CHECK(Kept(*world, job).size() == 2);
+  world->CrashCoordinator();
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->RunUntilState(all, Job::SUCCEEDED);
+  CHECK(Kept(*world, job) == std::vector<int64_t>{58, 60});
+  CHECK(Kept(*world, all).size() == 30);
+  CHECK(HasEvent(*world, job, "CHECKPOINT_REMOVED"));
+  CHECK_FALSE(HasEvent(*world, all, "CHECKPOINT_REMOVED"));
+  world->CheckInvariants();
+}
+
+TEST_CASE("the best are kept beside the newest") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(KeepingJob(0, 2));
+  world->RunUntilState(job, Job::SUCCEEDED);
+  std::vector<std::pair<double, int64_t>> losses;
+  for (const v1::EvaluationMetrics& row : world->Evaluations(job)) {
+    if (row.step() > 0) losses.emplace_back(row.validation_loss(), -row.step());
+  }
+  REQUIRE(losses.size() == 30);
+  std::ranges::sort(losses);
+  std::set<int64_t> expected = {60, -losses[0].second, -losses[1].second};
+  const std::vector<int64_t> kept = Kept(*world, job);
+  CHECK(std::set<int64_t>(kept.begin(), kept.end()) == expected);
+  v1::ListCheckpointsRequest request;
+  request.set_job(job);
+  const auto listed = ReadCheckpoints(world->store(), request);
+  REQUIRE(listed.ok());
+  for (const v1::Checkpoint& checkpoint : listed->checkpoints()) {
+    CHECK(checkpoint.best() == (checkpoint.step() == -losses[0].second));
+    CHECK(checkpoint.has_validation_loss());
+  }
+  world->CheckInvariants();
+}
+
+TEST_CASE("a checkpoint that is read or begun from is kept until that is over") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(KeepingJob(1, 0));
+  world->RunUntil([&] { return !Kept(*world, job).empty(); });
+  const int64_t step = Kept(*world, job).front();
+  SECTION("read") {
+    CHECK(world->Get<Job>(HoldCheckpoint{job, step}).name() == job);
+    world->RunUntilState(job, Job::SUCCEEDED);
+    CHECK(Kept(*world, job) == std::vector<int64_t>{step, 60});
+    world->Sleep(50 * kSecond);
+    CHECK(world->Get<Job>(HoldCheckpoint{job, step}).name() == job);  // a download goes on
+    world->Sleep(50 * kSecond);
+    CHECK(Kept(*world, job) == std::vector<int64_t>{step, 60});
+  }
+  SECTION("begun from") {
+    Job heir = World::NewJob();
+    heir.mutable_adapter()->set_init_from(absl::StrCat(job, "/", step));
+    heir.set_base_model("m");
+    const std::string name = world->Submit(heir);
+    world->Get<Job>(Named<v1::PauseJobRequest>(name));
+    world->RunUntilState(job, Job::SUCCEEDED);
+    CHECK(Kept(*world, job) == std::vector<int64_t>{step, 60});
+    world->Get<Job>(Named<v1::CancelJobRequest>(name));
+    world->RunUntilState(name, Job::CANCELLED);
+  }
+  SECTION("read while the coordinator died") {
+    world->Get<Job>(HoldCheckpoint{job, step});
+    world->RunUntilState(job, Job::SUCCEEDED);
+    CHECK(Kept(*world, job).size() == 2);
+    world->CrashCoordinator();
+  }
+  CHECK(Reason(world->Call(HoldCheckpoint{"job-none", 1}).status()) == "JOB_NOT_FOUND");
+  world->Sleep(100 * kSecond);
+  CHECK(Kept(*world, job) == std::vector<int64_t>{60});
   world->CheckInvariants();
 }
 

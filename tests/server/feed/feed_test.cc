@@ -104,6 +104,11 @@ TEST_CASE(
   REQUIRE(planned.status().message() == "");
   REQUIRE(planned->failures.empty());
   const worker::v1::Window& window = planned->window.stages.at(0);
+  REQUIRE(planned->lines.size() == 2);
+  CHECK(planned->lines[0].lines == std::vector<int64_t>{1, 2, 3});
+  CHECK(planned->lines[1].job == "b");
+  CHECK(planned->lines[1].step == 5);
+  CHECK(planned->lines[1].lines == std::vector<int64_t>{1});  // the third pass over two rows
   CHECK(Text(window) ==
         "40: a/1#2=2[3] b/5#0=0[7]\n"
         "41: a/1#0=0[6] a/1#1=1[4]\n"
@@ -265,6 +270,13 @@ TEST_CASE("Rows without a trained token are all named, or left out and counted")
   source.overflow = v1::TrainingConfig::SKIP;
   const auto skipped = house.feed.CheckRows(source);
   REQUIRE(skipped.ok());
+  PlanInput input = Input(10);
+  input.trains = {house.Train("a", 1, "a.jsonl", 2)};
+  input.trains[0].source = source;
+  const auto planned = house.Plan(input);
+  REQUIRE(planned.ok());
+  CHECK(planned->lines.at(0).lines ==
+        std::vector<int64_t>{1, 4});  // of the file, not of what is left
   CHECK(skipped->error_count() == 0);
   CHECK(skipped->rows() == 2);
   CHECK(skipped->skipped_rows() == 3);

@@ -191,6 +191,17 @@ TEST_CASE("each field that is out of range is named") {
        "training.checkpoint_every_steps", "must be between 0 and 100000000, got -1"},
       {training([](auto& t) { t.set_eval_every_steps(5); }), "training.eval_every_steps",
        "needs a validation_dataset"},
+      {training([](auto& t) { t.set_checkpoint_keep_last(-1); }), "training.checkpoint_keep_last",
+       "must be between 0 and 100000000, got -1"},
+      {training([](auto& t) { t.set_checkpoint_keep_best(1); }), "training.checkpoint_keep_best",
+       "needs a validation_dataset: the best are those of the lowest validation loss"},
+      {[](v1::Job& j) {
+         j.set_validation_dataset("valid");
+         j.mutable_training()->set_checkpoint_keep_best(1);
+       },
+       "training.checkpoint_keep_best",
+       "needs eval_every_steps at steps that are saved, such as checkpoint_every_steps: a "
+       "checkpoint's loss is known where it is evaluated"},
       {[](v1::Job& j) { j.set_priority(101); }, "priority",
        "must be between -100 and 100, got 101"},
       {[](v1::Job& j) { (*j.mutable_labels())["Team"] = "x"; }, "labels.Team",

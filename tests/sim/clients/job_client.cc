@@ -151,6 +151,10 @@ void JobClient::Resume() {
   if (!name_.empty()) Insist(Named<v1::ResumeJobRequest>(name_), [] {});
 }
 
+void JobClient::Finish() {
+  if (!name_.empty()) Insist(Named<v1::FinishJobRequest>(name_), [] {});
+}
+
 void JobClient::SetPriority(int32_t priority) {
   if (name_.empty()) return;
   v1::UpdateJobRequest request;

@@ -31,6 +31,7 @@ class JobClient final : public Client {
   void Pause(int64_t us);
   void Resume();
   void SetPriority(int32_t priority);
+  void Finish();
   const v1::Job& planned() const { return plan_.job; }
   const std::string& acknowledged() const { return name_; }
   const v1::Job& job() const { return seen_; }  // without a name: not yet

@@ -195,8 +195,11 @@ void World::Do(Effect effect) {
                    absl::StatusOr<StageWindows> window = PlanWindow(plan.input);
                    if (!plan_failure_.ok()) window = plan_failure_;
                    const std::string path = plan.hurry ? "cancelled" : "greedy met the bound";
-                   const Planned planned{
-                       plan.number, std::move(window), {1, 1, {path}}, std::move(failures)};
+                   const Planned planned{plan.number,
+                                         std::move(window),
+                                         {1, 1, {path}},
+                                         std::move(failures),
+                                         LinesOf(plan.input)};
                    if (plan.hurry || options_.plan_us == 0) return post_later(planned);
                    unhurried_[plan.number] = [post_later, planned] { post_later(planned); };
                    clock_.At(now_us() + options_.plan_us, [this, life, number = plan.number] {

@@ -158,6 +158,7 @@ class World final : public CoordinatorSide {
   void Carry(std::vector<server::Effect> effects);
   void EndPlan(uint64_t number);
   void Do(server::Effect effect);
+  static std::vector<server::BatchLines> LinesOf(const server::PlanInput& input);
   absl::StatusOr<server::StageWindows> PlanWindow(const server::PlanInput& input);
   // Takes out the units whose rows are not to be had.
   std::vector<server::UnitFailure> DropUnits(server::PlanInput& input) const;

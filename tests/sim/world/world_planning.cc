@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/feed/row_order.h"
 #include "tests/sim/world/world.h"
 
 namespace lorad::sim {
@@ -70,6 +71,17 @@ std::vector<UnitFailure> World::DropUnits(PlanInput& input) const {
   std::erase_if(input.trains, drop);
   std::erase_if(input.evaluates, drop);
   return failures;
+}
+
+// A row is a line, and rows come in their order.
+std::vector<BatchLines> World::LinesOf(const PlanInput& input) {
+  std::vector<BatchLines> lines;
+  for (const TrainUnit& unit : input.trains) {
+    BatchLines& batch = lines.emplace_back(BatchLines{unit.job, unit.step, {}});
+    const feed::BatchPlace place = feed::PlaceOfStep(unit.source.rows, unit.batch_size, unit.step);
+    for (int64_t row = place.begin; row < place.end; ++row) batch.lines.push_back(row + 1);
+  }
+  return lines;
 }
 
 absl::StatusOr<StageWindows> World::PlanWindow(const PlanInput& input) {

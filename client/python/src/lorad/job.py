@@ -168,9 +168,12 @@ class Job:
         request = checkpoints_pb2.ListCheckpointsRequest(job=self.name)
         return [*self._connection.pages(self._connection.checkpoints.ListCheckpoints, request, "checkpoints")]
 
-    def adapter(self, path: str | os.PathLike[str], step: int = 0) -> pathlib.Path:
+    def adapter(self, path: str | os.PathLike[str], step: int = 0, best: bool = False) -> pathlib.Path:
         """Fetches its adapter as a directory that PEFT loads (adapter_model.safetensors, adapter_config.json), and
-        answers with its path. `step`: of a checkpoint; 0: the newest. Files of these names are replaced."""
+        answers with its path. `step`: of a checkpoint; 0: the newest, or with `best` the one of the lowest validation
+        loss. Files of these names are replaced."""
+        if best:
+            step = self._best_step(step)
         request = checkpoints_pb2.GetCheckpointRequest(job=self.name, step=step)
         checkpoint = self._connection.call(self._connection.checkpoints.GetCheckpoint, request)
         files = {file.name: file for file in checkpoint.files}
@@ -179,6 +182,14 @@ class Job:
         for name in ADAPTER_FILES:
             self._connection.download(self.name, checkpoint.step, files[name], folder)
         return folder
+
+    def _best_step(self, step: int) -> int:
+        if step:
+            raise ValueError("step and best name a checkpoint each: leave one out")
+        found = next((checkpoint.step for checkpoint in self.checkpoints() if checkpoint.best), None)
+        if found is None:
+            raise ValueError(f"no checkpoint of {self.name} was evaluated: give it validation_data and eval_every_steps")
+        return found
 
     def peft(self, model: Any, step: int = 0, **keywords: Any) -> Any:
         """`model` (of transformers) with this job's adapter on it: peft.PeftModel.from_pretrained(model, ..., **keywords).
@@ -202,8 +213,14 @@ class Job:
         return estimate
 
     def cancel(self) -> Job:
-        """Ends it; what it has saved stays. May be repeated."""
+        """Ends it; its last step is saved where that takes no more than ten seconds, and what it has saved stays. May be
+        repeated."""
         return self._ask(self._connection.jobs.CancelJob, jobs_pb2.CancelJobRequest(name=self.name))
+
+    def finish(self) -> Job:
+        """Ends it with what it has: its last step is saved, and it SUCCEEDED. May be repeated. LoradError where no
+        step of it is trained (reason NOTHING_TRAINED), or it has ended (JOB_ENDED)."""
+        return self._ask(self._connection.jobs.FinishJob, jobs_pb2.FinishJobRequest(name=self.name))
 
     def pause(self) -> Job:
         """Saves its last step and lets its place go. May be repeated."""

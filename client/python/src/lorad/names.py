@@ -57,6 +57,8 @@ if TYPE_CHECKING:
         max_grad_norm: float
         shuffle: bool
         checkpoint_every_steps: int
+        checkpoint_keep_last: int
+        checkpoint_keep_best: int
         loraplus_lr_ratio: float
         eval_every_steps: int
         train_on: str
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
         adam_beta2: float
         adam_epsilon: float
         save_steps: int
+        save_total_limit: int
         eval_steps: int
         data_seed: int
 
@@ -97,6 +100,7 @@ NAMES: dict[str, tuple[Section, str]] = {
     "adam_beta2": ("training", "beta2"),
     "adam_epsilon": ("training", "eps"),
     "save_steps": ("training", "checkpoint_every_steps"),
+    "save_total_limit": ("training", "checkpoint_keep_last"),
     "eval_steps": ("training", "eval_every_steps"),
     "data_seed": ("training", "seed"),
 }
@@ -202,6 +206,9 @@ class _Builder:
                 self._put("adapter", SEED, SEED, value)
                 if "data_seed" not in given:
                     self._put("training", SEED, SEED, value)
+            elif name == sft.BEST_AT_END:
+                if value:
+                    self._note(name, sft.NO_BEST_AT_END)
             else:
                 self._note(name, f"there is no such field{suggest(name)}")
 

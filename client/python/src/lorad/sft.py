@@ -17,10 +17,10 @@ from lorad.errors import Violation
 # Taken under their own names, where they are not None.
 TAKEN = ["learning_rate", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps",
          "lr_scheduler_type", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm",
-         "seed", "data_seed", "max_seq_length"]
+         "seed", "data_seed", "max_seq_length", "save_total_limit"]
 # Taken by the functions below.
 READ = ["max_steps", "max_length", "warmup_steps", "optim", "save_strategy", "save_steps", "eval_strategy", "eval_steps",
-        "run_name", "completion_only_loss", "assistant_only_loss", "train_sampling_strategy"]
+        "run_name", "load_best_model_at_end", "completion_only_loss", "assistant_only_loss", "train_sampling_strategy"]
 # How and where SFTTrainer runs: devices, memory, speed, logs, files. The daemon has its own ways.
 IGNORED = [
     "output_dir", "overwrite_output_dir", "logging_dir", "logging_strategy", "logging_steps", "logging_first_step",
@@ -38,6 +38,9 @@ IGNORED = [
     "save_only_model", "save_on_each_node", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy",
     "hub_always_push", "hub_revision", "enable_jit_checkpoint",
 ]
+BEST_AT_END = "load_best_model_at_end"
+NO_BEST_AT_END = ("is not done: a job's adapter is that of its last step; say checkpoint_keep_best=1, and fetch the best one "
+                  "with job.adapter(path, best=True)")
 ADAMW = {"adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"}
 
 
@@ -82,6 +85,8 @@ def read(args: Any) -> Read:
             fields["max_length"] = values["max_length"]
     if values.get("optim", "adamw_torch") not in ADAMW:
         refuse("optim", f"must be adamw_torch or adamw_torch_fused, got {values['optim']!r}")
+    if values.get(BEST_AT_END):
+        refuse(BEST_AT_END, NO_BEST_AT_END)
     order = values.get("train_sampling_strategy", "random")
     if order == "sequential":
         fields["shuffle"] = False

@@ -87,11 +87,12 @@ absl::Status WhyBroken(const absl::Status& status, int seconds, double stood_sti
   // The daemon ends a call that nobody reads, a connection that answers no ping, or its answers.
   if (reason == "CANCELLED" ||
       (stopped && (reason == "UNREACHABLE" || reason == "GENERATION_GONE"))) {
-    return Error(
-        "NOT_READ",
-        absl::StrCat(stopped ? absl::StrFormat("this lora stood still for %.0f s", stood_still_s)
-                             : "the answers were not read for long",
-                     ", so the daemon gave them up: ask again"));
+    const std::string what =
+        stopped
+            ? absl::StrFormat("this lora stood still for %.0f s, so the daemon gave its answers up",
+                              stood_still_s)
+            : "the answers were not read for long, so the daemon gave them up";
+    return Error("NOT_READ", absl::StrCat(what, ": ask again"));
   }
   return status;
 }

@@ -12,9 +12,8 @@
 //   generations.h  answers that are being made, and the guests of groups who make them
 //
 // An arrow is "knows": all know Turn; Catalog knows Answers; RowChecks knows Catalog; JobTable
-// knows Quotas and RowChecks, and looks at GroupTable; State knows them all, and none knows State. State
-// itself keeps what is under way: checkpoints that are written, contents that are read, requests to
-// stop.
+// knows Quotas and RowChecks, and looks at GroupTable; State knows them all, and none knows State.
+// It keeps what is under way: checkpoints and contents that are written and read, and stops.
 //
 //   state.cc        turns, and recovery at a start
 //   invariants.cc   whether the tables agree
@@ -29,8 +28,7 @@
 //   room.cc         a disk without room
 //   passing.cc      jobs that wait because of a failure that passes
 //   groups.cc       scheduling, cutting and dissolving groups
-//   forming.cc      how a group comes to be, how its stages lose each other, and how it comes back
-//                   after a restart of the coordinator
+//   forming.cc      how groups come to be, lose stages, and come back after a restart
 //   windows.cc      the next window of a group, and what a cut leaves of those at hand
 //   reports.cc      the reports of workers
 //   checkpoints.cc  shards and checkpoints
@@ -150,14 +148,10 @@ class Core::State {
 
   // ---- guests.cc ----
   planner::QueuedJob Queued(const Guest& guest) const;
-  // Nobody but guests is in it, or was before it began to be dissolved.
-  static bool OnlyAnswers(const GroupState& group);
-  // Jobs of the view that wait, and would form a group on workers of groups that only answer, get
-  // these: such groups are cut. The jobs, and idle workers that they are to have besides, leave the
-  // view.
+  static bool OnlyAnswers(const GroupState& group);  // nobody but guests is in it, or was
+  // Cuts groups that only answer for jobs that could have their workers; these leave the view.
   void MakeWay(planner::ClusterView* view);
-  // What the policy decides of the jobs of the view, and of the guests that wait and may have a
-  // place beside them: no job waits that would not without the guests.
+  // Of the jobs of the view, and of guests in whose way no job would wait that does not without them.
   std::vector<planner::Decision> Decide(planner::ClusterView view);
   // Those that wait and fit none of them, once no other worker is on its way, end.
   void FailMisfits(const std::vector<planner::WorkerView>& workers);

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/cluster/report_checks.h"
-#include "server/core/jobs/kept_checkpoints.h"
+#include "server/core/rules/kept_checkpoints.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"

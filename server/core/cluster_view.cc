@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "server/core/catalog/model_shape.h"
-#include "server/core/pace.h"
+#include "server/core/rules/pace.h"
 #include "server/core/state.h"
 
 namespace lorad::server {

@@ -3,7 +3,7 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/jobs/failures.h"
+#include "server/core/rules/failures.h"
 #include "server/core/state.h"
 
 namespace lorad::server {

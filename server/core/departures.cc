@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/events/store_kinds.h"
-#include "server/core/jobs/due.h"
+#include "server/core/rules/due.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 

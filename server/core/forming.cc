@@ -7,7 +7,7 @@
 #include "server/core/catalog/model_shape.h"
 #include "server/core/cluster/report_checks.h"
 #include "server/core/events/store_kinds.h"
-#include "server/core/jobs/failures.h"
+#include "server/core/rules/failures.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 #include "storage/files/sha256.h"

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/core/catalog/model_shape.h"
 #include "server/core/events/data_dir.h"
-#include "server/core/jobs/failures.h"
+#include "server/core/rules/failures.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 #include "storage/adapters/peft_config.h"

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "server/core/jobs/failures.h"
-#include "server/core/jobs/losses.h"
+#include "server/core/rules/failures.h"
+#include "server/core/rules/losses.h"
 #include "server/core/state.h"
 
 namespace lorad::server {

@@ -9,9 +9,9 @@
 #include "absl/strings/str_join.h"
 #include "server/core/cluster/report_checks.h"
 #include "server/core/events/kept.h"
-#include "server/core/jobs/due.h"
-#include "server/core/jobs/failures.h"
-#include "server/core/pace.h"
+#include "server/core/rules/due.h"
+#include "server/core/rules/failures.h"
+#include "server/core/rules/pace.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/core/jobs/failures.h"
+#include "server/core/rules/failures.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 

@@ -27,7 +27,8 @@
 //   measures.cc     what groups did, moment by moment
 //   room.cc         a disk without room
 //   passing.cc      jobs that wait because of a failure that passes
-//   groups.cc       scheduling, cutting and dissolving groups
+//   placing.cc      what the policy sees, and what becomes of its decisions
+//   groups.cc       cutting, dissolving and losing groups
 //   forming.cc      how groups come to be, lose stages, and come back after a restart
 //   windows.cc      the next window of a group, and what a cut leaves of those at hand
 //   reports.cc      the reports of workers
@@ -62,10 +63,10 @@
 #include "server/core/events/store_kinds.h"
 #include "server/core/events/turn.h"
 #include "server/core/generations/generations.h"
-#include "server/core/jobs/job_states.h"
 #include "server/core/jobs/job_table.h"
 #include "server/core/jobs/pending.h"
 #include "server/core/jobs/quotas.h"
+#include "server/core/rules/job_states.h"
 
 namespace lorad::server {
 
@@ -272,7 +273,7 @@ class Core::State {
   void WaitOn(JobState& job);
   void TryPostponed();
 
-  // ---- groups.cc ----
+  // ---- placing.cc ----
   void Schedule();
   int64_t SecondsSince(int64_t us) const;
   // A job that asks where it would be alone, its rows at most so long. `job` gives model and adapter.
@@ -294,6 +295,8 @@ class Core::State {
   void Carry(const planner::Decision& decision);
   std::string WhyWait(const planner::Decision& decision) const;
   void Join(GroupState& group, JobState& job);
+
+  // ---- groups.cc ----
   void BeginCut(GroupState& group, GroupState::Then then, const std::string& why);
   void SendCut(GroupState& group);
   void Advance(GroupState& group);
@@ -306,7 +309,6 @@ class Core::State {
                const std::string& why);
   GroupState RemoveGroup(GroupState& group);
   void SendTo(const StageState& stage, worker::v1::CoordinatorMessage message);
-  // To all of its stages.
   void SendTo(const GroupState& group, const worker::v1::CoordinatorMessage& message);
   // None of its workers rests or is drained.
   bool TakesJobs(const GroupState& group) const;

@@ -6,8 +6,8 @@
 #include "planner/window/learning_rate.h"
 #include "planner/window/turns.h"
 #include "server/core/events/data_dir.h"
-#include "server/core/jobs/due.h"
-#include "server/core/jobs/failures.h"
+#include "server/core/rules/due.h"
+#include "server/core/rules/failures.h"
 #include "server/core/state.h"
 #include "storage/adapters/peft_config.h"
 

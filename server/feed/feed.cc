@@ -7,6 +7,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "server/feed/fill.h"
 #include "server/feed/row_order.h"
 #include "storage/datasets/dataset_encode.h"
 #include "storage/files/errors.h"
@@ -91,83 +92,16 @@ absl::Status NotPlanned(const std::string& message) {
   return Because("WINDOW_NOT_PLANNED", absl::InvalidArgumentError(message));
 }
 
-worker::v1::Operation::Kind ToProto(planner::OperationKind kind) {
-  switch (kind) {
-    case planner::OperationKind::kRecv:
-      return worker::v1::Operation::RECV;
-    case planner::OperationKind::kSend:
-      return worker::v1::Operation::SEND;
-    case planner::OperationKind::kForward:
-      return worker::v1::Operation::FORWARD;
-    case planner::OperationKind::kBackward:
-      return worker::v1::Operation::BACKWARD;
-    case planner::OperationKind::kEvaluate:
-      return worker::v1::Operation::EVALUATE;
-    case planner::OperationKind::kNormUp:
-      return worker::v1::Operation::NORM_UP;
-    case planner::OperationKind::kClipDown:
-      return worker::v1::Operation::CLIP_DOWN;
-    case planner::OperationKind::kStep:
-      return worker::v1::Operation::STEP;
-    case planner::OperationKind::kSave:
-      return worker::v1::Operation::SAVE;
-    case planner::OperationKind::kLoadSlot:
-      return worker::v1::Operation::LOAD_SLOT;
-    case planner::OperationKind::kFreeSlot:
-      return worker::v1::Operation::FREE_SLOT;
-    case planner::OperationKind::kNoop:
-      return worker::v1::Operation::NOOP;
-    case planner::OperationKind::kGenerate:
-      return worker::v1::Operation::GENERATE;
+absl::Status Add(int64_t sequence, int64_t row, int64_t capacity_tokens, UnitRows* rows) {
+  if (rows->cache->tokens(row) > capacity_tokens) {
+    return NotPlanned(absl::StrCat("job ", rows->unit.job, ": row ", row, " has ",
+                                   rows->cache->tokens(row), " tokens; a microbatch holds ",
+                                   capacity_tokens));
   }
-  return worker::v1::Operation::KIND_UNSPECIFIED;
-}
-
-worker::v1::Segment::Mode ToProto(planner::SegmentMode mode) {
-  switch (mode) {
-    case planner::SegmentMode::kTrain:
-      return worker::v1::Segment::TRAIN;
-    case planner::SegmentMode::kEvaluate:
-      return worker::v1::Segment::EVALUATE;
-    case planner::SegmentMode::kReference:
-      return worker::v1::Segment::REFERENCE;
-    case planner::SegmentMode::kGenerate:
-      return worker::v1::Segment::GENERATE;
-  }
-  return worker::v1::Segment::MODE_UNSPECIFIED;
-}
-
-planner::Unit UnitOf(const GenerateUnit& generate) {
-  planner::Unit unit;
-  unit.job = generate.job;
-  unit.mode = planner::SegmentMode::kGenerate;
-  for (const worker::v1::Segment& segment : generate.segments) {
-    unit.sequences.push_back({std::ssize(unit.sequences), segment.input_ids_size(), 0});
-  }
-  return unit;
-}
-
-// Ids go to the first stage, lengths to all where there are several.
-void FillGenerate(const PlanInput& input, const planner::Segment& segment, bool first, bool last,
-                  worker::v1::Segment* to) {
-  const auto unit = std::ranges::find(input.generates, segment.job, &GenerateUnit::job);
-  *to = unit->segments[static_cast<size_t>(segment.sequence)];
-  to->set_job(segment.job);
-  to->set_mode(worker::v1::Segment::GENERATE);
-  to->set_sequence(segment.sequence);
-  if (!first || !last) to->set_tokens(to->input_ids_size());
-  if (!first) to->clear_input_ids();
-}
-
-// Behind the window's microbatches and Noops.
-int64_t NextMicrobatch(const PlanInput& input, const planner::Window& planned) {
-  int64_t next = input.first_microbatch;
-  for (const std::vector<planner::Operation>& operations : planned.stages) {
-    for (const planner::Operation& operation : operations) {
-      next = std::max(next, operation.microbatch + 1);
-    }
-  }
-  return next;
+  rows->unit.sequences.push_back(
+      {sequence, rows->cache->tokens(row), rows->cache->row(row).trained_tokens});
+  rows->row_of[sequence] = row;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -191,16 +125,6 @@ struct Feed::Entry {
 struct Feed::Order {
   std::once_flag made;
   std::vector<int64_t> rows;
-};
-
-// The rows of one plan: what the planner packs, and where each sequence's tokens lie.
-struct Feed::Rows {
-  planner::Unit unit;
-  std::shared_ptr<Entry> entry;  // in use
-  std::shared_ptr<const TokenCache> cache;
-  std::map<int64_t, int64_t> row_of;  // sequence -> row
-
-  absl::Status Add(int64_t sequence, int64_t row, int64_t capacity_tokens);
 };
 
 Feed::Feed(const FeedOptions& options, storage::Files& files, std::function<int64_t()> now_us)
@@ -351,30 +275,21 @@ absl::StatusOr<records::RowsSummary> Feed::CheckRows(const RowSource& source,
   return summary;
 }
 
-absl::StatusOr<Feed::Rows> Feed::OpenRows(const RowSource& source) {
-  Rows rows;
-  rows.entry = EntryOf(source);
-  if (absl::Status status = Open(source, *rows.entry); !status.ok()) {
+absl::StatusOr<UnitRows> Feed::OpenRows(const RowSource& source) {
+  const std::shared_ptr<Entry> entry = EntryOf(source);
+  if (absl::Status status = Open(source, *entry); !status.ok()) {
     return Because("ROWS_NOT_READY",
                    absl::UnavailableError(absl::StrCat("the tokens of dataset '", source.dataset,
                                                        "' are made again: ", status.message())));
   }
-  rows.cache = rows.entry->Cache();
+  UnitRows rows;
+  rows.cache = entry->Cache();
+  rows.in_use = entry;
   return rows;
 }
 
-absl::Status Feed::Rows::Add(int64_t sequence, int64_t row, int64_t capacity_tokens) {
-  if (cache->tokens(row) > capacity_tokens) {
-    return NotPlanned(absl::StrCat("job ", unit.job, ": row ", row, " has ", cache->tokens(row),
-                                   " tokens; a microbatch holds ", capacity_tokens));
-  }
-  unit.sequences.push_back({sequence, cache->tokens(row), cache->row(row).trained_tokens});
-  row_of[sequence] = row;
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Feed::Rows> Feed::OfUnit(const TrainUnit& unit, int64_t capacity_tokens) {
-  absl::StatusOr<Rows> rows = OpenRows(unit.source);
+absl::StatusOr<UnitRows> Feed::OfUnit(const TrainUnit& unit, int64_t capacity_tokens) {
+  absl::StatusOr<UnitRows> rows = OpenRows(unit.source);
   if (!rows.ok()) return rows.status();
   if (unit.step < 1 || unit.batch_size < 1) {
     return NotPlanned(
@@ -388,14 +303,14 @@ absl::StatusOr<Feed::Rows> Feed::OfUnit(const TrainUnit& unit, int64_t capacity_
   const BatchPlace place = PlaceOfStep(rows->cache->rows(), unit.batch_size, unit.step);
   const auto order = OrderOf({rows->cache->rows(), unit.shuffle, unit.seed, place.epoch});
   for (int64_t i = place.begin; i < place.end; ++i) {
-    absl::Status status = rows->Add(i - place.begin, (*order)[i], capacity_tokens);
+    absl::Status status = Add(i - place.begin, (*order)[i], capacity_tokens, &*rows);
     if (!status.ok()) return status;
   }
   return rows;
 }
 
-absl::StatusOr<Feed::Rows> Feed::OfUnit(const EvaluateUnit& unit, int64_t capacity_tokens) {
-  absl::StatusOr<Rows> rows = OpenRows(unit.source);
+absl::StatusOr<UnitRows> Feed::OfUnit(const EvaluateUnit& unit, int64_t capacity_tokens) {
+  absl::StatusOr<UnitRows> rows = OpenRows(unit.source);
   if (!rows.ok()) return rows.status();
   const int64_t end = unit.first_sequence + unit.sequences;
   if (unit.first_sequence < 0 || unit.sequences < 1 || end > rows->cache->rows()) {
@@ -406,71 +321,10 @@ absl::StatusOr<Feed::Rows> Feed::OfUnit(const EvaluateUnit& unit, int64_t capaci
   rows->unit.mode = planner::SegmentMode::kEvaluate;
   rows->unit.step = unit.step;
   for (int64_t row = unit.first_sequence; row < end; ++row) {
-    absl::Status status = rows->Add(row, row, capacity_tokens);
+    absl::Status status = Add(row, row, capacity_tokens, &*rows);
     if (!status.ok()) return status;
   }
   return rows;
-}
-
-// Ids go to the first stage, labels to the last one, lengths to all.
-worker::v1::Window Feed::Fill(const PlanInput& input, const planner::Window& planned, size_t stage,
-                              const std::map<std::string, Rows>& rows) {
-  const bool first = stage == 0;
-  const bool last = stage + 1 == planned.stages.size();
-  worker::v1::Window window;
-  window.set_epoch(input.epoch);
-  window.set_number(input.window);
-  for (const planner::Microbatch& microbatch : planned.microbatches) {
-    worker::v1::Microbatch& out = *window.add_microbatches();
-    out.set_number(microbatch.number);
-    for (const planner::Segment& segment : microbatch.segments) {
-      if (segment.mode == planner::SegmentMode::kGenerate) {
-        FillGenerate(input, segment, first, last, out.add_segments());
-        continue;
-      }
-      const Rows& of_job = rows.at(segment.job);
-      const CachedRow row = of_job.cache->row(of_job.row_of.at(segment.sequence));
-      worker::v1::Segment& to = *out.add_segments();
-      to.set_job(segment.job);
-      to.set_mode(ToProto(segment.mode));
-      to.set_step(segment.step);
-      to.set_sequence(segment.sequence);
-      if (first) to.mutable_input_ids()->Add(row.ids.begin(), row.ids.end());
-      if (last) to.mutable_labels()->Add(row.labels.begin(), row.labels.end());
-      if (!first || !last) to.set_tokens(static_cast<int32_t>(row.ids.size()));
-    }
-  }
-  for (const planner::Batch& batch : planned.batches) {
-    worker::v1::Batch& out = *window.add_batches();
-    out.set_job(batch.job);
-    out.set_step(batch.step);
-    out.set_sequences(batch.sequences);
-    out.set_trained_tokens(batch.trained_tokens);
-    out.set_tokens(batch.tokens);
-  }
-  for (const planner::Operation& operation : planned.stages[stage]) {
-    worker::v1::Operation& out = *window.add_operations();
-    out.set_kind(ToProto(operation.kind));
-    out.set_microbatch(std::max<int64_t>(0, operation.microbatch));
-    out.set_job(operation.job);
-    out.set_step(operation.step);
-    out.set_learning_rate(operation.learning_rate);
-    out.set_peer(std::max(0, operation.peer));
-    out.set_gradient(operation.gradient);
-    if (operation.kind != planner::OperationKind::kLoadSlot) continue;
-    const auto load = std::find_if(
-        input.loads.begin(), input.loads.end(),
-        [&](const LoadUnit& candidate) { return candidate.slot.job() == operation.job; });
-    *out.mutable_slot() = load->slot;
-    out.set_content(load->content);
-  }
-  return window;
-}
-
-BatchLines Feed::LinesOf(const Rows& rows) {
-  BatchLines batch{.job = rows.unit.job, .step = rows.unit.step, .lines = {}};
-  for (const auto& [sequence, row] : rows.row_of) batch.lines.push_back(rows.cache->line(row));
-  return batch;
 }
 
 absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input, const std::function<bool()>& hurry) {
@@ -487,9 +341,9 @@ absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input, const std::functio
     request.loads.emplace_back(load.slot.job(), load.step);
   }
   for (const SaveUnit& save : input.saves) request.saves.emplace_back(save.job, save.step);
-  std::map<std::string, Rows> rows;
+  std::map<std::string, UnitRows> rows;
   FeedWindow window;
-  const auto add = [&](const std::string& job, absl::StatusOr<Rows> of_unit) {
+  const auto add = [&](const std::string& job, absl::StatusOr<UnitRows> of_unit) {
     if (!of_unit.ok()) {
       window.failures.push_back({job, of_unit.status()});
       return;
@@ -509,7 +363,7 @@ absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input, const std::functio
       planner::PlanWindow(request, &window.packings, &window.window.left);
   if (!planned.ok()) return planned.status();
   for (size_t stage = 0; stage < planned->stages.size(); ++stage) {
-    window.window.stages.push_back(Fill(input, *planned, stage, rows));
+    window.window.stages.push_back(FillWindow(input, *planned, stage, rows));
   }
   window.window.next_microbatch = NextMicrobatch(input, *planned);
   window.statistics = planner::Describe(*planned, input.capacity_tokens);
@@ -518,7 +372,7 @@ absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input, const std::functio
 
 absl::StatusOr<int64_t> Feed::TotalTokens(const RowSource& source, bool shuffle, uint64_t seed,
                                           int32_t batch_size, int64_t total_steps) {
-  const absl::StatusOr<Rows> rows = OpenRows(source);
+  const absl::StatusOr<UnitRows> rows = OpenRows(source);
   if (!rows.ok()) return rows.status();
   if (total_steps <= 0 || batch_size <= 0) return 0;
   // Whole epochs, and the part of the last one that is not whole.

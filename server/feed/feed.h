@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -13,10 +12,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "lorad/worker/v1/worker.pb.h"
 #include "planner/window/window.h"
 #include "server/core/events/plan.h"
 #include "server/core/events/records.pb.h"
+#include "server/feed/fill.h"
 #include "server/feed/kept_by_use.h"
 #include "server/feed/token_cache.h"
 #include "storage/files/files.h"
@@ -80,7 +79,6 @@ class Feed {
  private:
   struct Entry;
   struct Order;
-  struct Rows;
   // (rows, shuffle, seed, epoch)
   using OrderKey = std::tuple<int64_t, bool, uint64_t, int64_t>;
 
@@ -94,12 +92,9 @@ class Feed {
   absl::StatusOr<storage::DatasetReport> Tokenize(const RowSource& source,
                                                   const std::atomic<bool>* cancelled);
   absl::Status MakeRoom();
-  absl::StatusOr<Rows> OpenRows(const RowSource& source);
-  absl::StatusOr<Rows> OfUnit(const TrainUnit& unit, int64_t capacity_tokens);
-  absl::StatusOr<Rows> OfUnit(const EvaluateUnit& unit, int64_t capacity_tokens);
-  static BatchLines LinesOf(const Rows& rows);
-  static worker::v1::Window Fill(const PlanInput& input, const planner::Window& planned,
-                                 size_t stage, const std::map<std::string, Rows>& rows);
+  absl::StatusOr<UnitRows> OpenRows(const RowSource& source);
+  absl::StatusOr<UnitRows> OfUnit(const TrainUnit& unit, int64_t capacity_tokens);
+  absl::StatusOr<UnitRows> OfUnit(const EvaluateUnit& unit, int64_t capacity_tokens);
 
   const FeedOptions options_;
   storage::Files& files_;

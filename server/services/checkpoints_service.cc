@@ -13,7 +13,7 @@
 #include "server/calls/call.h"
 #include "server/calls/file_sender.h"
 #include "server/calls/unary_call.h"
-#include "server/core/jobs/kept_checkpoints.h"
+#include "server/core/rules/kept_checkpoints.h"
 #include "server/services/services.h"
 #include "server/validation/limits.h"
 #include "storage/adapters/merged_model.h"

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/core/events/store_kinds.h"
 #include "server/core/jobs/job_progress.h"
-#include "server/core/jobs/job_states.h"
+#include "server/core/rules/job_states.h"
 #include "server/errors/errors.h"
 #include "server/validation/job_filter.h"
 #include "server/validation/limits.h"

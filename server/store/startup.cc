@@ -10,7 +10,7 @@
 #include "server/core/events/kept.h"
 #include "server/core/events/records.pb.h"
 #include "server/core/events/store_kinds.h"
-#include "server/core/jobs/job_states.h"
+#include "server/core/rules/job_states.h"
 #include "server/errors/errors.h"
 
 namespace lorad::server {

@@ -8,7 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/core/events/store_kinds.h"
-#include "server/core/jobs/kept_checkpoints.h"
+#include "server/core/rules/kept_checkpoints.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
 #include "server/validation/page_token.h"

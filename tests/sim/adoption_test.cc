@@ -4,7 +4,7 @@
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/jobs/job_states.h"
+#include "server/core/rules/job_states.h"
 #include "server/store/store_reads.h"
 #include "tests/sim/site.h"
 

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/core.h"
-#include "server/core/jobs/job_states.h"
+#include "server/core/rules/job_states.h"
 #include "tests/sim/site.h"
 
 namespace lorad::sim {

@@ -3,7 +3,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "server/core/jobs/job_states.h"
+#include "server/core/rules/job_states.h"
 #include "tests/sim/clients/asking_client.h"
 #include "tests/sim/clients/job_client.h"
 #include "tests/sim/site.h"

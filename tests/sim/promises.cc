@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/core/events/records.pb.h"
 #include "server/core/events/store_kinds.h"
-#include "server/core/jobs/job_states.h"
+#include "server/core/rules/job_states.h"
 #include "server/store/committed_reads.h"
 
 namespace lorad::sim {

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/events/store_kinds.h"
-#include "server/core/jobs/job_states.h"
+#include "server/core/rules/job_states.h"
 #include "server/store/store_reads.h"
 #include "storage/adapters/checkpoint.h"
 #include "tests/sim/site.h"

@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/jobs/job_states.h"
+#include "server/core/rules/job_states.h"
 
 namespace lorad::sim {
 namespace {

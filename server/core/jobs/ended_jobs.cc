@@ -5,8 +5,8 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/jobs/job_states.h"
 #include "server/core/jobs/job_table.h"
+#include "server/core/rules/job_states.h"
 
 namespace lorad::server {
 

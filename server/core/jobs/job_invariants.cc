@@ -1,7 +1,7 @@
 // Whether the indices of the jobs agree.
 #include "absl/strings/str_cat.h"
-#include "server/core/jobs/job_states.h"
 #include "server/core/jobs/job_table.h"
+#include "server/core/rules/job_states.h"
 
 namespace lorad::server {
 namespace {

@@ -8,8 +8,8 @@
 #include "server/core/events/kept.h"
 #include "server/core/events/store_kinds.h"
 #include "server/core/jobs/job_progress.h"
-#include "server/core/jobs/job_states.h"
-#include "server/core/jobs/kept_checkpoints.h"
+#include "server/core/rules/job_states.h"
+#include "server/core/rules/kept_checkpoints.h"
 #include "server/errors/errors.h"
 
 namespace lorad::server {

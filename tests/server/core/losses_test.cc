@@ -1,5 +1,5 @@
 // A job that ends its workers fails, and it alone.
-#include "server/core/jobs/losses.h"
+#include "server/core/rules/losses.h"
 
 #include <algorithm>
 

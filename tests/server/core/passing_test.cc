@@ -1,7 +1,7 @@
 // What passes does not fail a job, as stories.
 #include <algorithm>
 
-#include "server/core/jobs/failures.h"
+#include "server/core/rules/failures.h"
 #include "tests/server/core/scenario.h"
 
 namespace lorad::server {

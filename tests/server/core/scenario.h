@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/core/jobs/job_states.h"
+#include "server/core/rules/job_states.h"
 #include "tests/sim/world/world.h"
 
 namespace lorad::server {

@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/jobs/job_states.h"
+#include "server/core/rules/job_states.h"
 #include "server/store/store_reads.h"
 
 namespace lorad::sim {

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/events/overloaded.h"
-#include "server/core/jobs/job_states.h"
+#include "server/core/rules/job_states.h"
 #include "server/store/startup.h"
 
 namespace lorad::sim {

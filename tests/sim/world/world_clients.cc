@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/events/data_dir.h"
-#include "server/core/jobs/job_states.h"
+#include "server/core/rules/job_states.h"
 #include "server/store/store_reads.h"
 #include "tests/sim/world/world.h"
 

@@ -1,4 +1,4 @@
-#include "server/core/jobs/job_states.h"
+#include "server/core/rules/job_states.h"
 
 #include <catch2/catch.hpp>
 #include <map>
@@ -19,13 +19,13 @@ const std::vector<State> kStates = {
 // Every legal pair; all others are refused.
 const std::map<State, std::set<State>> kLegal = {
     {Job::VALIDATING, {Job::QUEUED, Job::PAUSED, Job::CANCELLING, Job::FAILED}},
-    {Job::QUEUED, {Job::PREPARING, Job::PAUSED, Job::CANCELLING, Job::FAILED}},
+    {Job::QUEUED, {Job::PREPARING, Job::PAUSED, Job::SUCCEEDED, Job::CANCELLING, Job::FAILED}},
     {Job::PREPARING,
      {Job::RUNNING, Job::FINALIZING, Job::QUEUED, Job::PAUSING, Job::CANCELLING, Job::FAILED}},
     {Job::RUNNING, {Job::FINALIZING, Job::QUEUED, Job::PAUSING, Job::CANCELLING, Job::FAILED}},
     {Job::PAUSING,
      {Job::PAUSED, Job::FINALIZING, Job::PREPARING, Job::RUNNING, Job::CANCELLING, Job::FAILED}},
-    {Job::PAUSED, {Job::VALIDATING, Job::QUEUED, Job::CANCELLING, Job::FAILED}},
+    {Job::PAUSED, {Job::VALIDATING, Job::QUEUED, Job::SUCCEEDED, Job::CANCELLING, Job::FAILED}},
     {Job::FINALIZING, {Job::SUCCEEDED, Job::QUEUED, Job::CANCELLING, Job::FAILED}},
     {Job::CANCELLING, {Job::CANCELLED, Job::FAILED}},
 };

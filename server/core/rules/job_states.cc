@@ -1,4 +1,4 @@
-#include "server/core/jobs/job_states.h"
+#include "server/core/rules/job_states.h"
 
 #include <array>
 

@@ -1,4 +1,4 @@
-#include "server/core/jobs/failures.h"
+#include "server/core/rules/failures.h"
 
 #include <array>
 #include <cassert>

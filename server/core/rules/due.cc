@@ -1,4 +1,4 @@
-#include "server/core/jobs/due.h"
+#include "server/core/rules/due.h"
 
 #include "absl/strings/str_cat.h"
 

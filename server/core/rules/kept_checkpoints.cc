@@ -1,12 +1,12 @@
-#include "server/core/jobs/kept_checkpoints.h"
+#include "server/core/rules/kept_checkpoints.h"
 
 #include <algorithm>
 #include <cmath>
 #include <set>
 #include <utility>
 
-#include "server/core/jobs/due.h"
-#include "server/core/jobs/job_states.h"
+#include "server/core/rules/due.h"
+#include "server/core/rules/job_states.h"
 
 namespace lorad::server {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/core/jobs/losses.h"
+#include "server/core/rules/losses.h"
 
 #include <algorithm>
 

@@ -1,0 +1,257 @@
+// What the policy sees of jobs, groups and workers, and how its decisions are carried out.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/catalog/model_shape.h"
+#include "server/core/rules/due.h"
+#include "server/core/rules/pace.h"
+#include "server/core/state.h"
+
+namespace lorad::server {
+namespace {
+
+// One that still evaluates counts as one step.
+int64_t RemainingSteps(const v1::Job& job) {
+  return job.total_steps() > 0 ? std::max<int64_t>(EndStep(job) - job.step(), 1) : 0;
+}
+
+// In the mean; 0: not known.
+int64_t StepTokens(const v1::Job& job) {
+  return job.total_steps() > 0 ? job.total_tokens() / job.total_steps() : 0;
+}
+
+}  // namespace
+
+int64_t Core::State::SecondsSince(int64_t us) const { return (turn_.now_us() - us) / 1'000'000; }
+
+planner::QueuedJob Core::State::Alone(const v1::Job& job, int64_t longest_tokens) const {
+  return Alone(job, longest_tokens, ShapeOfAdapter(job.adapter()));
+}
+
+planner::QueuedJob Core::State::Alone(const v1::Job& job, int64_t longest_tokens,
+                                      planner::AdapterShape adapter) const {
+  const ModelState& model = catalog_.Model(job.base_model());
+  planner::QueuedJob alone;
+  alone.base_model = job.base_model();
+  alone.model = model.shape;
+  alone.stages = model.record.model().stages();
+  alone.longest_sequence = longest_tokens;
+  alone.adapter = std::move(adapter);
+  return alone;
+}
+
+planner::QueuedJob Core::State::Queued(const JobState& job) const {
+  const v1::Job& content = job.job();
+  const bool known = !job.adapter.parts.empty();
+  planner::QueuedJob queued = Alone(content, job.record.longest_tokens(),
+                                    known ? job.adapter : ShapeOfAdapter(content.adapter()));
+  queued.job = job.name();
+  queued.priority = content.priority();
+  queued.arrival = job.record.order();
+  queued.resumes = JobQueue::Resumes(job);
+  queued.waited_s = SecondsSince(job.since_us);
+  queued.step_tokens = StepTokens(content);
+  queued.label_group = options_.LabelGroup(content.labels());
+  queued.remaining_steps = RemainingSteps(content);
+  queued.company_max = job.record.company_max();
+  queued.alone = job.record.alone();
+  return queued;
+}
+
+void Core::State::AddTimes(const std::string& base_model, planner::ClusterView* view) {
+  const planner::ModelShape& shape = *catalog_.Model(base_model).shape;
+  for (const WorkerState* worker : cluster_.Connected()) {
+    const planner::DeviceKey key(base_model, DeviceKeyOf(worker));
+    if (view->times.contains(key)) continue;
+    const int64_t tokens = cluster_.TokensOf(*worker);
+    const bool gpu = DeviceOf(worker->hello).kind == planner::DeviceKind::kCuda;
+    const int64_t usual = gpu ? planner::kMicrobatchTokensOfGpu : planner::kMicrobatchTokens;
+    view->times[key] = cluster_.fits()
+                           .TimesOf(base_model, shape, worker, tokens > 0 ? tokens : usual)
+                           .TrainCoefficients();
+    view->load_s[key] = cluster_.fits().LoadSeconds(base_model, shape, *worker);
+  }
+}
+
+planner::RunningJob Core::State::RunningOf(const JobState& job) const {
+  planner::RunningJob running;
+  running.priority = job.job().priority();
+  running.arrival = job.record.order();
+  running.running_s = SecondsSince(job.since_us);
+  running.longest_sequence = job.record.longest_tokens();
+  running.step_tokens = StepTokens(job.job());
+  running.remaining_steps = RemainingSteps(job.job());
+  running.label_group = options_.LabelGroup(job.job().labels());
+  running.company_max = job.record.company_max();
+  running.alone = job.record.alone();
+  if (job.moved_us > 0) running.moved_s = SecondsSince(job.moved_us);
+  return running;
+}
+
+planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
+  planner::ClusterView view;
+  view.microbatch_tokens = options_.microbatch_tokens;
+  view.policy = options_.policy;
+  for (const auto& [name, worker] : cluster_.all()) {
+    if (worker.connection == 0) continue;
+    planner::WorkerView& entry = view.workers.emplace_back();
+    entry.name = name;
+    entry.budget_bytes = worker.hello.memory_bytes();
+    entry.device = DeviceOf(worker.hello);
+    entry.idle = worker.group.empty() && cluster_.TakesJobs(worker);
+    entry.microbatch_tokens = cluster_.TokensOf(worker);
+    entry.device_name = DeviceKeyOf(&worker);
+    entry.numerics_id = worker.hello.numerics_id();
+    entry.transport = worker.hello.transport();
+    entry.host = worker.hello.host();
+    entry.joins_failed = worker.joins_failed;
+  }
+  std::set<std::string_view> base_models;
+  std::set<std::string_view> members;
+  std::vector<const JobState*> moving;
+  for (const auto& [name, group] : groups_.all()) {
+    if (group.returning()) {
+      // Nothing is decided of it, nor of a job that waits and is yet to leave it.
+      for (const auto& [job, member] : group.members) members.insert(job);
+      continue;
+    }
+    planner::GroupView& entry = view.groups.emplace_back();
+    entry.name = name;
+    entry.base_model = group.base_model;
+    entry.model = catalog_.Model(group.base_model).shape;
+    entry.shape = group.shape;
+    const WorkerState& worker = WorkerOf(group.first());
+    if (group.stages.size() > 1) {
+      for (const StageState& stage : group.stages) {
+        entry.stages.push_back({stage.worker, stage.range, WorkerOf(stage).hello.memory_bytes()});
+      }
+    }
+    entry.budget_bytes = worker.hello.memory_bytes();
+    entry.forming = group.phase == GroupState::Phase::kForming;
+    entry.open = (group.phase == GroupState::Phase::kRunning || entry.forming) &&
+                 group.then == GroupState::Then::kGoOn && TakesJobs(group);
+    entry.worker = group.first().worker;
+    entry.device_name = DeviceKeyOf(&worker);
+    entry.formed_s = group.formed_us > 0 ? SecondsSince(group.formed_us) : 0;
+    if (group.pace.size() >= kPaceKnown) entry.tokens_per_second = Rate(group.pace);
+    base_models.insert(group.base_model);
+    entry.changes = group.phase != GroupState::Phase::kRunning;
+    entry.microbatch_tokens = cluster_.TokensOf(worker);
+    for (const auto& [job, member] : group.members) {
+      members.insert(job);
+      entry.jobs.push_back(job);
+      entry.adapters.push_back(member.adapter);
+      planner::RunningJob& running = entry.running.emplace_back();
+      running.longest_sequence = group.shape.longest_sequence;
+      running.leaving = true;
+      if (const Guest* guest = generations_.Find(job)) {
+        running.longest_sequence = guest->longest_tokens;
+      }
+      const JobState* found = jobs_.FindWhole(job);
+      if (!found) continue;  // a guest, or deleted and about to leave
+      running = RunningOf(*found);
+      if (member.departing && !found->moves_to.empty()) moving.push_back(found);
+      // One that is tried alone would stand before all others again (losses.h).
+      running.leaving = member.leaving || member.departing || !MayDepart(*found) || running.alone;
+    }
+  }
+  for (const JobState* job : moving) AddComing(*job, &view);
+  const auto add = [&](const JobState& job) {
+    view.queue.push_back(Queued(job));
+    base_models.insert(job.job().base_model());
+  };
+  if (waiting == Waiting::kAll) {
+    const std::vector<JobState*> all = jobs_.queue().All();
+    view.queue.reserve(all.size() + 1);
+    for (const JobState* job : all) add(*job);
+  } else {
+    for (const JobState* job : jobs_.queue().View(members)) add(*job);
+  }
+  for (const std::string_view name : base_models) AddTimes(std::string(name), &view);
+  return view;
+}
+
+void Core::State::AddComing(const JobState& job, planner::ClusterView* view) const {
+  const auto to = std::ranges::find(view->groups, job.moves_to, &planner::GroupView::name);
+  if (to == view->groups.end()) return;  // it is gone meanwhile
+  to->jobs.push_back(job.name());
+  to->adapters.push_back(ShapeOfAdapter(job.job().adapter()));
+  planner::RunningJob& running = to->running.emplace_back(RunningOf(job));
+  running.moved_s = 0;
+  running.coming = true;
+}
+
+void Core::State::Schedule() {
+  if (!turn_.room().ok()) {
+    for (Guest* guest : generations_.Waiting()) {
+      generations_.Say(*guest, std::string(turn_.room().message()));
+    }
+  }
+  if (stopping_ || !turn_.room().ok()) return;
+  forecasts_.wanted = true;
+  if (jobs_.queue().empty() && !options_.policy.rebalance && generations_.Waiting().empty()) return;
+  planner::ClusterView view = ClusterOf(Waiting::kThoseLookedAt);
+  Ration(&view);
+  for (const planner::Decision& decision : Decide(std::move(view))) Carry(decision);
+}
+
+std::string Core::State::WhyWait(const planner::Decision& decision) const {
+  const std::string rest = cluster_.WhyRest();
+  if (rest.empty()) return decision.why;
+  // Where none takes jobs, the text of those that rest says all.
+  const bool any = std::ranges::any_of(cluster_.all(), [&](const auto& entry) {
+    return entry.second.connection != 0 && cluster_.TakesJobs(entry.second);
+  });
+  return any && !groups_.empty() ? absl::StrCat(decision.why, "; ", rest) : rest;
+}
+
+void Core::State::Carry(const planner::Decision& decision) {
+  using Kind = planner::Decision::Kind;
+  switch (decision.kind) {
+    case Kind::kAdmit:
+      for (const std::string& job : decision.jobs) JoinAny(*groups_.Find(decision.group), job);
+      break;
+    case Kind::kFormGroup: {
+      GroupState& group = FormGroup(decision);
+      for (const std::string& job : decision.jobs) JoinAny(group, job);
+      break;
+    }
+    case Kind::kReform: {
+      GroupState& group = *groups_.Find(decision.group);
+      const bool shorter = decision.shape.capacity_tokens < group.shape.capacity_tokens;
+      const std::string how =
+          absl::StrCat("formed again ", shorter ? "with shorter microbatches" : "in another shape",
+                       " to make room");
+      for (const std::string& job : decision.jobs) {
+        SayWhy(job, absl::StrCat("group ", decision.group, " is ", how, " for it"));
+      }
+      BeginCut(group, GroupState::Then::kReform, how);
+      break;
+    }
+    case Kind::kDissolve:
+      Dissolve(*groups_.Find(decision.group), "it makes room for another base model");
+      break;
+    case Kind::kEvict:
+      for (const std::string& job : decision.jobs) Evict(*jobs_.Find(job), decision.why_job);
+      break;
+    case Kind::kReplace:
+      for (const std::string& job : decision.jobs) Move(*jobs_.Find(job), decision);
+      break;
+    case Kind::kWait:
+      for (const std::string& job : decision.jobs) SayWhy(job, WhyWait(decision));
+      break;
+  }
+}
+
+void Core::State::Join(GroupState& group, JobState& job) {
+  job.job().set_group(group.name);
+  job.job().set_attempts(job.job().attempts() + 1);
+  groups_.Join(group, job.name(), ShapeOfAdapter(job.job().adapter()), job.job().step());
+  jobs_.Transition(job, v1::Job::PREPARING,
+                   group.phase == GroupState::Phase::kForming
+                       ? absl::StrCat(group.name, " is being formed on ", WorkersText(group))
+                       : absl::StrCat("joins ", group.name, " on ", WorkersText(group)));
+}
+
+}  // namespace lorad::server

@@ -267,9 +267,8 @@ class Core::State {
   }
   void Postpone(JobState& job, const std::string& reason, const std::string& message,
                 int64_t first_ms);
-  // After a start: the job, where it is queued, waits for what is left of the back-off that its
-  // record has, and the next one is as long as if nothing had been. Else losses would be counted
-  // against it that it has not waited after (losses.h). REQUIRES: job.record.wait.
+  // After a start: the job, where it is queued, waits for what is left of its record's back-off, and
+  // the next is as long as ever: losses count after a wait (losses.h). REQUIRES: job.record.wait.
   void WaitOn(JobState& job);
   void TryPostponed();
 

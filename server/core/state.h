@@ -37,8 +37,8 @@
 //   generate.cc     answers that clients ask for, and their tokens
 //   guests.cc       where the adapters that are asked have a place
 //   rations.cc      quotas: requests for them, and what a scheduling turn may place
-//   departures.cc   jobs that leave their group alive (paused, evicted, moved, drained), finish where
-//                   they stand, or are saved before they are cancelled
+//   departures.cc   jobs that leave their group alive (paused, evicted, moved, drained), finish
+//                   where they stand, or are saved before they are cancelled
 #pragma once
 
 #include <algorithm>
@@ -267,8 +267,8 @@ class Core::State {
   }
   void Postpone(JobState& job, const std::string& reason, const std::string& message,
                 int64_t first_ms);
-  // After a start: the job, where it is queued, waits for what is left of its record's back-off, and
-  // the next is as long as ever: losses count after a wait (losses.h). REQUIRES: job.record.wait.
+  // After a start: the job, where it is queued, waits for the rest of its record's back-off, and the
+  // next is as long as ever: losses count after a wait (losses.h). REQUIRES: job.record.wait.
   void WaitOn(JobState& job);
   void TryPostponed();
 

@@ -244,6 +244,11 @@ absl::Status Evaluate(Session& session, Options& options) {
   Table wrong({"ROW", "EXPECTED", "GOT"});
   if (absl::Status status = EvaluateRows(session, options, *match, how, rows, &score, &wrong);
       !status.ok()) {
+    // What came is said all the same; in JSON every row was, as it came.
+    if (!session.json && score.rows > 0) {
+      wrong.Print(std::cout);
+      std::cout << "exact match so far: " << ScoreText(score) << "\n";
+    }
     return status;
   }
   Print(session, score, wrong);

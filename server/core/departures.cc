@@ -218,13 +218,19 @@ void Core::State::Finish(JobState& job) {
   MaybeFinish(job);
 }
 
-// Its newest checkpoint may be about to be written, or be in doubt (contents.cc).
+// Its newest checkpoint may be about to be written, or be in doubt (contents.cc). What was trained
+// beyond it, and lost with a worker, is trained again: the step that was said is the step that it is.
 void Core::State::EndFinished() {
   for (const std::string& name : jobs_.finishing()) {
     JobState& job = *jobs_.Find(name);
     const bool waits = job.state() == v1::Job::QUEUED || job.state() == v1::Job::PAUSED;
     const int64_t last = job.job().last_checkpoint_step();
-    if (!waits || last == 0 || job.commits > 0 || job.reads_content) continue;
+    if (!waits || job.commits > 0 || job.reads_content) continue;
+    if (last < job.job().finish_step()) {
+      if (job.state() == v1::Job::PAUSED)
+        Requeue(job, "asked to finish, it is trained up to there");
+      continue;
+    }
     job.job().set_finish_step(last);
     jobs_.Transition(job, v1::Job::SUCCEEDED, WhatItHas(job.job()));
     DropCheckpoints(job);

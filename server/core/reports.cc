@@ -285,7 +285,10 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
     jobs_.EndPassing(*job);
   }
   // Of a group that came back more was at hand than was known.
-  if (view.finish_step() > 0) view.set_finish_step(std::max(view.finish_step(), done.step()));
+  if (view.finish_step() > 0 && done.step() > view.finish_step()) {
+    view.set_finish_step(done.step());
+    jobs_.Touch(*job);  // the record has it: what is progress alone may be lost
+  }
   if (done.step() == EndStep(view) && IsPlaced(job->state()) &&
       job->state() != v1::Job::FINALIZING) {
     view.set_seconds_left(0);

@@ -76,8 +76,9 @@ std::vector<Effect> Core::State::Recover(Moment now, int64_t starts_before) {
     }
     if (job.record.has_wait() && !job.passing) WaitOn(job);
   }
+  // Not in this turn: what is on the disk is first held against what the records name (leftovers.h).
   drop_again_ = jobs_.TakeKeepers();
-  DropAgain();
+  if (!drop_again_.empty()) turn_.Do(SetTimer{kDropAgain, turn_.now_us()});
   groups_changed_ = true;
   turn_.WantSchedule();
   return EndTurn(false);

@@ -453,7 +453,7 @@ class Core::State {
   void EndUnloaded(GroupState& group);
   // It trains what is at hand, and nothing more. REQUIRES: it has trained a step, and is not ending.
   void Finish(JobState& job);
-  void EndFinished();  // those that wait, and have a checkpoint
+  void EndFinished();  // those that wait, and are saved at their finish_step
   // It is to be cancelled, and its last step can still be saved, and is not yet.
   bool SavesLast(const GroupState& group, const Member& member, const JobState& job) const;
   // Those that are cut out of the group, and have nothing to save.

@@ -68,9 +68,11 @@ struct FakeAdapters final : v1::Adapters::Service {
   std::vector<v1::GenerateRequest> asked;
   std::string says;  // of one that is no row, before `ends`
   grpc::Status ends;
+  size_t whole_calls = 0;  // that end well before one ends so
 
   grpc::Status Generate(GrpcContext*, const v1::GenerateRequest* request, Writer* writer) override {
     asked.push_back(*request);
+    const bool whole = ends.ok() || asked.size() <= whole_calls;
     for (int i = 0; i < request->asks_size(); ++i) {
       if (request->asks(i).has_row() && bad.contains(request->asks(i).row().row())) {
         return Refused(grpc::INVALID_ARGUMENT, "PROMPT_TOO_LONG", std::to_string(i));
@@ -86,10 +88,10 @@ struct FakeAdapters final : v1::Adapters::Service {
       message.add_token_ids(1);
       message.add_log_probabilities(-1);
       message.set_reference("#" + std::to_string(row));
-      if (ends.ok()) message.set_finish_reason(v1::GenerateResponse::EOS);
+      if (whole) message.set_finish_reason(v1::GenerateResponse::EOS);
       writer->Write(message);
     }
-    return ends;
+    return whole ? grpc::Status::OK : ends;
   }
 };
 
@@ -136,6 +138,17 @@ TEST_CASE_METHOD(AskFixture, "an evaluation fails where no row can be asked, or 
   adapters.bad = {};
   adapters.ends = Refused(grpc::FAILED_PRECONDITION, "NOT_FINITE");
   CHECK(served.Run(kEvaluate).reason == "NOT_FINITE");
+}
+
+TEST_CASE_METHOD(AskFixture, "an evaluation that breaks off says what it had counted") {
+  datasets.rows = 100;
+  adapters.wrong = {7};
+  adapters.whole_calls = 1;
+  adapters.ends = Refused(grpc::UNAVAILABLE, "SHUTTING_DOWN");
+  const Ran table = served.Run(kEvaluate);
+  CHECK(table.error == "error: SHUTTING_DOWN: as the script says\n");
+  CHECK_THAT(table.out, Catch::Contains("- (EOS): ?\n"));
+  CHECK_THAT(table.out, Catch::EndsWith("exact match so far: 63 of 64 right (98.4 %)\n"));
 }
 
 TEST_CASE_METHOD(AskFixture, "a call that breaks off says why, and keeps what has come") {

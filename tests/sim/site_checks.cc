@@ -198,7 +198,7 @@ void Site::CheckJob(const v1::Job& job) {
   const bool finished = job.finish_step() > 0;
   const int64_t end = finished ? job.finish_step() : job.total_steps();
   REQUIRE(end <= job.total_steps());
-  // One that was to finish may have lost its worker, and ends at a checkpoint before its last step.
+  // One that waited as it was to finish ends at its newest checkpoint: it may have been further.
   REQUIRE((finished ? step >= end : step == end));
   REQUIRE(job.step() == end);
   REQUIRE(job.last_checkpoint_step() == end);

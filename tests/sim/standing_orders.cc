@@ -60,7 +60,7 @@ void StandingOrders::Ordered(const Request& request, const ReplyValue& value) {
     paused_[pause->name()] = std::get<v1::Job>(value).revision();
   } else if (const auto* finish = std::get_if<v1::FinishJobRequest>(&request)) {
     const auto& job = std::get<v1::Job>(value);
-    if (job.finish_step() > 0) finishing_[finish->name()] = job.revision();
+    if (job.finish_step() > 0) finishing_[finish->name()] = {job.revision(), job.finish_step()};
   } else if (const auto* drain = std::get_if<v1::DrainWorkerRequest>(&request)) {
     if (!open_.contains("worker " + drain->name())) drained_.insert(drain->name());
   } else if (const auto* set = std::get_if<v1::SetQuotaRequest>(&request)) {
@@ -97,9 +97,10 @@ void StandingOrders::Told(const v1::Job& job) {
     REQUIRE(job.state() != v1::Job::PAUSED);
   }
   const auto finishing = finishing_.find(job.name());
-  if (finishing != finishing_.end() && job.revision() > finishing->second) {
-    INFO("it was asked to finish, and forgets it: " << job.ShortDebugString());
-    REQUIRE(job.finish_step() > 0);
+  if (finishing != finishing_.end() && job.revision() > finishing->second.revision) {
+    INFO("it was asked to finish at step " << finishing->second.step
+                                           << ", and forgets it: " << job.ShortDebugString());
+    REQUIRE(job.finish_step() >= finishing->second.step);
   }
   const auto paused = paused_.find(job.name());
   if (paused == paused_.end() || job.revision() <= paused->second) return;

@@ -45,10 +45,14 @@ class StandingOrders {
   std::map<uint64_t, server::Request> questions_;
   // Resumes, undrains and changes of a quota that are under way, by what they are of.
   std::multiset<std::string> open_;
-  std::map<std::string, int64_t> finishing_;  // job -> its revision as the end was acknowledged
-  std::map<std::string, int64_t> paused_;     // job -> its revision as the pause was acknowledged
-  std::set<std::string> drained_;             // workers
-  std::map<std::string, Limit> limits_;       // by label, of running jobs
+  struct End {
+    int64_t revision = 0;  // of the job as it was acknowledged
+    int64_t step = 0;
+  };
+  std::map<std::string, End> finishing_;   // by job
+  std::map<std::string, int64_t> paused_;  // job -> its revision as the pause was acknowledged
+  std::set<std::string> drained_;          // workers
+  std::map<std::string, Limit> limits_;    // by label, of running jobs
   std::map<std::string, std::set<std::string>> placed_;  // job in a group -> its labels
 };
 

@@ -325,8 +325,9 @@ TEST_CASE("a job that finishes survives the deaths of its worker and of the coor
   world->worker(0).Hang(false);
   world->RunUntilState(job, Job::SUCCEEDED);
   const Job done = world->Job(job);
-  // What it has is a checkpoint; without one it is trained again up to where it was to end.
-  CHECK((every > 0 ? done.step() % every == 0 && done.step() <= end : done.step() == end));
+  // It is trained again up to where it was to end; workers that a coordinator finds again may have
+  // had more at hand than it knew.
+  CHECK((kills_worker ? done.step() == end : done.step() >= end));
   CHECK(done.step() == done.finish_step());
   world->CheckInvariants();
 }

@@ -90,7 +90,7 @@ class Watch {
     return !options_.until_done || !AllDone();
   }
 
-  void Show(const Job& job) {
+  void Show(const Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     SayPaused(job);
     states_[job.name()] = job.state();
     errors_[job.name()] = job.error().message();
@@ -101,7 +101,7 @@ class Watch {
     }
   }
 
-  void ShowDeleted(const Job& job) {
+  void ShowDeleted(const Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (session_.json) {
       std::cout << "{\"name\": \"" << job.name() << "\", \"deleted\": true}" << std::endl;
     } else {

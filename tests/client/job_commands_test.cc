@@ -1,0 +1,159 @@
+// The commands that change jobs and watch them, against services that a script plays.
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include "tests/client/fakes.h"
+
+namespace lorad::client {
+namespace {
+
+TEST_CASE_METHOD(Fixture, "a job is to finish, and says where it ends") {
+  const Ran finished = Run("finish job-a");
+  CHECK(finished.reason == "OK");
+  CHECK(finished.out.empty());
+  CHECK(finished.err == "job-a: RUNNING, ends at step 7 of 20\n");
+  CHECK(Run("finish job-done").reason == "NOTHING_TRAINED");
+  CHECK(Run("finish").reason == "USAGE");
+}
+
+TEST_CASE_METHOD(Fixture, "jobs are paused and resumed one after the other") {
+  const Ran paused = Run("pause job-a job-b");
+  CHECK(paused.reason == "OK");
+  CHECK(paused.out.empty());
+  CHECK(paused.err == "job-a: PAUSING\njob-b: PAUSING\n");
+  CHECK(Has(Run("resume job-a", true).out, R"("state": "QUEUED")"));
+  jobs.paused.clear();
+  CHECK(Run("pause").reason == "USAGE");
+}
+
+TEST_CASE_METHOD(Fixture, "one of several jobs that is refused holds up no other") {
+  const Ran one = Run("pause job-a job-done job-b job-a");
+  CHECK(one.reason == "JOB_ENDED");
+  CHECK(one.err == "job-a: PAUSING\njob-b: PAUSING\n");  // each of them once
+  const Ran two = Run("pause job-done job-a job-ended");
+  CHECK(two.error ==
+        "error: JOB_ENDED: 2 of 3 jobs are as they were\n  job-done: as the script says\n"
+        "  job-ended: as the script says\n");
+  // Nothing is done where one of them is not there, or has no name.
+  jobs.paused.clear();
+  jobs.absent = "job-b";
+  CHECK(Run("pause job-a job-b").reason == "JOB_NOT_FOUND");
+  CHECK(Run("cancel job-a EMPTY").reason == "NO_NAME");
+  CHECK(jobs.paused.empty());
+}
+
+TEST_CASE_METHOD(Fixture, "an empty name is a mistake, not all jobs") {
+  for (const char* command :
+       {"show EMPTY", "rm EMPTY", "watch EMPTY", "estimate EMPTY", "update --priority 1 EMPTY"}) {
+    INFO(command);
+    CHECK(Run(command).reason == "NO_NAME");
+  }
+  CHECK(Run("update job-a --priority 1 --etag EMPTY").reason == "USAGE");
+  CHECK(Run("estimate").reason == "USAGE");
+  CHECK(Run("estimate job-a -f job.json").reason == "USAGE");
+  CHECK(Run("estimate -- job-a").reason == Run("estimate job-a").reason);
+  CHECK(Run("estimate -- job-a").reason != "USAGE");
+}
+
+TEST_CASE_METHOD(Fixture, "a job is found by its name, unless several have it") {
+  Job one;
+  one.set_name("job-22222222");
+  one.set_display_name("sums");
+  one.set_state(Job::RUNNING);
+  one.set_base_model("small");
+  jobs.named = {one};
+  one.set_name("job-33333333");
+  one.set_display_name("job-twice");
+  jobs.named.push_back(one);
+  one.set_name("job-44444444");
+  one.set_state(Job::FAILED);
+  jobs.named.push_back(one);
+
+  CHECK(Run("pause sums").err == "job-22222222: PAUSING\n");
+  // All names are found before the first job is changed.
+  jobs.paused.clear();
+  const Ran twice = Run("pause sums job-twice");
+  CHECK(twice.reason == "AMBIGUOUS_NAME");
+  CHECK(twice.error ==
+        "error: AMBIGUOUS_NAME: 2 jobs have the name 'job-twice'; say which by its id\n"
+        "  job-33333333: RUNNING, of small\n  job-44444444: FAILED, of small\n");
+  CHECK(jobs.paused.empty());
+  for (const char* command :
+       {"show", "events", "cancel", "rm", "update --priority 1", "resume", "metrics", "watch",
+        "trace", "estimate", "checkpoint ls", "checkpoint get -o folder"}) {
+    INFO(command);
+    CHECK(Run(std::string(command) + " job-twice").reason == "AMBIGUOUS_NAME");
+  }
+  // An id is not looked for, and what names nothing is the service's to refuse.
+  jobs.filter.clear();
+  CHECK(Run("pause job-33333333").err == "job-33333333: PAUSING\n");
+  CHECK(jobs.filter.empty());
+  CHECK(Run("trace nobody").reason == "JOB_NOT_FOUND");
+  Job odd;
+  odd.set_name("job-55555555");
+  odd.set_display_name(R"(\"a\")");  // as the filter writes it
+  jobs.named = {odd};
+  CHECK(Run(R"(pause '"a"')").err == "job-55555555: PAUSING\n");
+}
+
+TEST_CASE_METHOD(Fixture, "a priority is sent alone, with the etag if asked") {
+  CHECK(Run("update job-a --priority -3").err == "job-a: priority -3, labels team=math\n");
+  REQUIRE(jobs.updates.size() == 1);
+  CHECK(jobs.updates[0].update_mask().paths_size() == 1);
+  CHECK(jobs.updates[0].job().etag().empty());
+  CHECK(Run("update job-a --priority 4 --etag 0").reason == "ETAG_MISMATCH");
+  CHECK(jobs.updates.size() == 2);
+  CHECK(Run("update job-a --priority 4 --etag 1").reason == "OK");
+  CHECK(jobs.job.priority() == 4);
+}
+
+TEST_CASE_METHOD(Fixture, "labels are read, changed and written again until nobody came between") {
+  jobs.races = 3;
+  const Ran ran = Run("update job-a --label run=7 user=bob=ann --remove-label team");
+  CHECK(ran.reason == "OK");
+  CHECK(ran.err == "job-a: priority 0, labels raced=0, run=7, user=bob=ann\n");
+  CHECK(jobs.updates.size() == 4);
+  jobs.races = 1000;
+  CHECK(Run("update job-a --label run=8").reason == "ETAG_MISMATCH");
+  CHECK(jobs.updates.size() == 4 + 10);
+  // A caller who names the etag wants no second try.
+  CHECK(Run("update job-a --label run=8 --etag 1").reason == "ETAG_MISMATCH");
+  CHECK(jobs.updates.size() == 4 + 10 + 1);
+  CHECK(Run("update job-a").reason == "USAGE");
+  CHECK(Run("update job-a --label run").reason == "USAGE");
+  CHECK(Run("update job-a --priority high").reason == "USAGE");
+}
+
+TEST_CASE_METHOD(Fixture, "a watch goes on behind a pause, and says what it waits for") {
+  for (const Job::State state :
+       {Job::RUNNING, Job::PAUSING, Job::PAUSED, Job::PAUSED, Job::QUEUED, Job::SUCCEEDED}) {
+    jobs.job.set_state(state);
+    jobs.watched.push_back(jobs.job);
+  }
+  Ran ran = Run("watch job-a --until-done");
+  CHECK(ran.reason == "OK");
+  CHECK(ran.err ==
+        "lora: job-a is PAUSED; waiting until it is resumed (`lora resume job-a`) or cancelled\n");
+  CHECK(Has(ran.out, "job-a  PAUSED  waits for `lora resume job-a`\n"));
+  CHECK(Has(ran.out, "job-a  SUCCEEDED\n"));
+  ran = Run("watch job-a --until-done", true);
+  CHECK(std::count(ran.out.begin(), ran.out.end(), '\n') == 6);
+}
+
+TEST_CASE_METHOD(Fixture, "a watch of all jobs ends when all that were live are done") {
+  for (const Job::State state : {Job::SUCCEEDED, Job::RUNNING, Job::SUCCEEDED}) {
+    jobs.job.set_name(jobs.watched.size() < 1 ? "job-a" : "job-b");
+    jobs.job.set_state(state);
+    jobs.watched.push_back(jobs.job);
+  }
+  Ran ran = Run("watch --until-done");
+  CHECK(ran.reason == "OK");
+  CHECK(ran.out == "job-a  SUCCEEDED\njob-b  RUNNING\njob-b  SUCCEEDED\n");
+  jobs.watched.clear();  // none is live
+  ran = Run("watch --until-done");
+  CHECK(ran.reason == "OK");
+  CHECK(ran.out.empty());
+}
+
+}  // namespace
+}  // namespace lorad::client

@@ -43,7 +43,7 @@ void Print(const Adapter& adapter, const Session& session) {
     std::cout << ToJson(adapter) << "\n";
     return;
   }
-  Table table({"FIELD", "VALUE"});
+  Table table = Table::OfFields();
   table.Add({"name", adapter.name()});
   table.Add({"rank", absl::StrCat(adapter.rank())});
   table.Add({"alpha", absl::StrFormat("%g", adapter.alpha())});

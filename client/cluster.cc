@@ -74,7 +74,7 @@ absl::Status Show(Session& session) {
     std::cout << ToJson(cluster) << "\n";
     return status;
   }
-  Table table({"FIELD", "VALUE"});
+  Table table = Table::OfFields();
   table.Add({"version", cluster.version()});
   table.Add({"started", TimeText(cluster.start_time())});
   table.Add({"workers", absl::StrCat(cluster.workers())});

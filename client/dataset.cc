@@ -45,7 +45,7 @@ void Print(const Dataset& dataset, const Session& session) {
     std::cout << ToJson(dataset) << "\n";
     return;
   }
-  Table table({"FIELD", "VALUE"});
+  Table table = Table::OfFields();
   table.Add({"name", dataset.name()});
   table.Add({"format", Dataset::Format_Name(dataset.format())});
   table.Add({"rows", absl::StrCat(dataset.rows())});
@@ -160,7 +160,7 @@ absl::Status PrintReport(const DatasetReport& report, const std::string& what,
   if (session.json) {
     std::cout << ToJson(report) << "\n";
   } else {
-    Table table({"FIELD", "VALUE"});
+    Table table = Table::OfFields();
     table.Add({"format", Dataset::Format_Name(report.format())});
     table.Add({"rows", absl::StrCat(report.rows())});
     table.Add({"sequences", absl::StrCat(report.sequences())});

@@ -41,6 +41,17 @@ struct Options {
 
 std::string LossOrDash(bool known, double loss) { return known ? LossText(loss) : "-"; }
 
+// Before training and now; one alone until it is evaluated again.
+std::string ValidationText(const Job& job) {
+  const std::string initial =
+      LossOrDash(job.has_initial_validation_loss(), job.initial_validation_loss());
+  if (!job.has_validation_loss()) return initial;
+  const std::string now = LossText(job.validation_loss());
+  return job.has_initial_validation_loss() && job.validation_loss() == job.initial_validation_loss()
+             ? absl::StrCat(now, " before training")
+             : absl::StrCat(initial, " -> ", now);
+}
+
 std::string StepsText(const Job& job) { return absl::StrCat(job.step(), "/", job.total_steps()); }
 
 std::vector<std::string> RowOf(const Job& job) {
@@ -108,10 +119,7 @@ void AddProgress(const Job& job, Table& table) {
   table.Add({"tokens", absl::StrCat(job.tokens(), " of ", job.total_tokens())});
   table.Add({"tokens/s", CountText(job.tokens_per_second())});
   table.Add({"loss", LossOrDash(job.has_loss(), job.loss())});
-  table.Add(
-      {"validation loss",
-       absl::StrCat(LossOrDash(job.has_initial_validation_loss(), job.initial_validation_loss()),
-                    " -> ", LossOrDash(job.has_validation_loss(), job.validation_loss()))});
+  table.Add({"validation loss", ValidationText(job)});
   table.Add({"learning rate", job.has_learning_rate() ? RateText(job.learning_rate()) : "-"});
   table.Add({"gradient norm", LossOrDash(job.has_grad_norm(), job.grad_norm())});
   table.Add({"time left", job.has_seconds_left() ? DurationText(job.seconds_left()) : "-"});
@@ -154,7 +162,7 @@ absl::Status Show(Session& session, Options& options) {
     return status;
   }
   const auto& adapter = job.adapter();
-  Table table({"FIELD", "VALUE"});
+  Table table = Table::OfFields();
   table.Add({"job", job.name()});
   if (!job.display_name().empty()) table.Add({"name", job.display_name()});
   table.Add({"state", Job::State_Name(job.state())});

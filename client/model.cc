@@ -34,7 +34,7 @@ void Print(const Model& model, const Session& session) {
     std::cout << ToJson(model) << "\n";
     return;
   }
-  Table table({"FIELD", "VALUE"});
+  Table table = Table::OfFields();
   table.Add({"name", model.name()});
   table.Add({"path", model.path()});
   table.Add({"architecture", model.architecture()});

@@ -223,7 +223,7 @@ absl::Status Estimate(Session& session, Options& options) {
     return absl::OkStatus();
   }
   const lorad::v1::MemoryEstimate& memory = estimate.peak_memory_bytes();
-  Table table({"FIELD", "VALUE"});
+  Table table = Table::OfFields();
   table.Add({"steps", absl::StrCat(estimate.total_steps())});
   table.Add({"tokens", absl::StrCat(estimate.total_tokens())});
   table.Add({"truncated rows", absl::StrCat(estimate.truncated_rows())});

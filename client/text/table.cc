@@ -16,7 +16,7 @@
 namespace lorad::client {
 namespace {
 
-// Of the column that is cut to what is left.
+// Of a column that is cut.
 constexpr std::size_t kLeastWidth = 12;
 
 bool IsNumber(const std::string& cell) {
@@ -33,7 +33,7 @@ void Table::Add(std::vector<std::string> cells) {
 std::vector<Table::Column> Table::Columns() const {
   std::vector<Column> columns;
   for (std::size_t i = 0; i < rows_[0].size(); ++i) {
-    Column column{i, 0, rows_.size() > 1};
+    Column column{i, 0, numbers_right_ && rows_.size() > 1};
     for (std::size_t row = 0; row < rows_.size(); ++row) {
       column.width = std::max(column.width, WidthOf(rows_[row][i]));
       if (row > 0 && !IsNumber(rows_[row][i])) column.right = false;
@@ -76,9 +76,14 @@ std::vector<std::string> Table::Fit(int columns, const std::vector<int>& rank) c
       return sum;
     };
     while (shown.size() > 1 && width() > room) {
-      shown.erase(std::max_element(shown.begin(), shown.end(), [&](const auto& a, const auto& b) {
-        return rank[a.index] < rank[b.index];
-      }));
+      const auto least = std::ranges::max_element(
+          shown, {}, [&](const Column& column) { return rank[column.index]; });
+      const std::size_t excess = width() - room;
+      if (!least->right && least->width >= kLeastWidth + excess) {
+        least->width -= excess;
+      } else {
+        shown.erase(least);
+      }
     }
     shown[0].width = std::min(shown[0].width, room);
     const std::size_t left = room - std::min(room, width());

@@ -16,14 +16,21 @@ namespace lorad::client {
 class Table {
  public:
   explicit Table(std::vector<std::string> heads) : rows_{std::move(heads)} {}
+  // Of one thing: a row for each of its fields, a name and a value; these begin all in one column.
+  static Table OfFields() {
+    Table table({"FIELD", "VALUE"});
+    table.numbers_right_ = false;
+    return table;
+  }
 
   // REQUIRES: as many cells as heads.
   void Add(std::vector<std::string> cells);
   void Print(std::ostream& out) const;
   // Its lines, the heads first, in `columns` characters (0: any number). Of the columns but the last
-  // those that do not fit beside each other go, the one with the highest `rank` first; rank 0 stays,
-  // cut where it must be. The last one is cut to what is left, and goes where that is too little to
-  // read. REQUIRES: a rank for each column but the last.
+  // those that do not fit beside each other go, the one with the highest `rank` first; one of words
+  // is cut instead where enough is left of it to read, and that of rank 0 stays, cut where it must
+  // be. The last one is cut to what is left, and goes where that is too little to read. REQUIRES: a
+  // rank for each column but the last.
   std::vector<std::string> Fit(int columns, const std::vector<int>& rank) const;
 
  private:
@@ -36,6 +43,7 @@ class Table {
   std::string Line(const std::vector<std::string>& row, const std::vector<Column>& columns) const;
 
   std::vector<std::vector<std::string>> rows_;  // the heads first
+  bool numbers_right_ = true;
 };
 
 // How values look in tables and lines. An unknown value is "-".

@@ -147,7 +147,7 @@ void CheckLabels(Checker& checker, const v1::Job& job) {
   for (const auto& [key, value] : sorted) {
     const std::string field = absl::StrCat("labels.", key.substr(0, kLabelKeyBytesMax));
     checker.Add(field, CheckLabelKey(key));
-    checker.Add(field, CheckText(value, kLabelValueBytesMax));
+    checker.Add(field, CheckVisibleText(value, kLabelValueBytesMax));
   }
 }
 
@@ -161,7 +161,7 @@ std::vector<FieldViolation> CompleteJob(v1::Job& job, const JobReferences& refer
   if (!job.name().empty()) {
     checker.Add("name", "is chosen by the service: leave it out, and use display_name for yours");
   }
-  checker.Add("display_name", CheckText(job.display_name(), kDisplayNameBytesMax));
+  checker.Add("display_name", CheckVisibleText(job.display_name(), kDisplayNameBytesMax));
   CheckReference(checker, "base_model", "model", job.base_model(), references.model_known,
                  "register it first (lora model add)");
   CheckReference(checker, "training_dataset", "dataset", job.training_dataset(),

@@ -1,9 +1,14 @@
 #include "server/validation/names.h"
 
+#include <unicode/uchar.h>
+#include <unicode/utf8.h>
+
 #include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "server/validation/limits.h"
 
 namespace lorad::server {
@@ -12,6 +17,14 @@ namespace {
 bool IsLowerOrDigit(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); }
 
 bool IsControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
+
+// Formats that stand between letters without being seen, ends of lines, and orders to write from
+// right to left; not the two joiners, which languages and emoji need.
+bool IsUnseen(UChar32 c) {
+  constexpr UChar32 kNonJoiner = 0x200c, kJoiner = 0x200d;
+  return c != kNonJoiner && c != kJoiner &&
+         (U_GET_GC_MASK(c) & (U_GC_CF_MASK | U_GC_ZL_MASK | U_GC_ZP_MASK)) != 0;
+}
 
 }  // namespace
 
@@ -64,6 +77,20 @@ std::string CheckText(const std::string& text, int bytes_max) {
   if (std::any_of(text.begin(), text.end(), IsControl) ||
       std::adjacent_find(text.begin(), text.end(), is_c1) != text.end()) {
     return "must not hold control characters";
+  }
+  return "";
+}
+
+std::string CheckVisibleText(const std::string& text, int bytes_max) {
+  if (std::string wrong = CheckText(text, bytes_max); !wrong.empty()) return wrong;
+  const auto size = static_cast<int32_t>(text.size());
+  for (int32_t at = 0; at < size;) {
+    UChar32 character;  // below 0 where it is no UTF-8, which CheckUtf8 says
+    U8_NEXT(text.data(), at, size, character);
+    if (character < 0 || !IsUnseen(character)) continue;
+    return absl::StrFormat(
+        "must not hold characters that are not seen or turn the direction of text, got U+%04X",
+        static_cast<uint32_t>(character));
   }
   return "";
 }

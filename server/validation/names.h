@@ -19,6 +19,10 @@ std::string CheckRequestId(const std::string& request_id);
 // Free text for people: at most `bytes_max`, no control characters.
 std::string CheckText(const std::string& text, int bytes_max);
 
+// Names and labels that people tell apart by looking: such text, without characters that are not
+// seen or that turn the direction of what follows. (What joins letters and emoji is allowed.)
+std::string CheckVisibleText(const std::string& text, int bytes_max);
+
 // Keys of labels: 1 to 63 of a-z, 0-9, '.', '_', '/' and '-'.
 std::string CheckLabelKey(const std::string& key);
 

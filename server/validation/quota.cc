@@ -13,7 +13,7 @@ std::string CheckQuotaLabel(const std::string& label) {
                         Quotable(label, kLabelKeyBytesMax), "'");
   }
   if (std::string wrong = CheckLabelKey(label.substr(0, equals)); !wrong.empty()) return wrong;
-  return CheckText(label.substr(equals + 1), kLabelValueBytesMax);
+  return CheckVisibleText(label.substr(equals + 1), kLabelValueBytesMax);
 }
 
 std::vector<FieldViolation> CheckQuota(const v1::Quota& quota) {

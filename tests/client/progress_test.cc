@@ -192,6 +192,27 @@ TEST_CASE("a table that must fit loses its least columns, then cuts what is left
   }
 }
 
+TEST_CASE("a column of words is cut before it goes, where enough of it is left") {
+  Table table({"JOB", "NAME", "STATE", "STEP", "CREATED"});
+  table.Add({"job-a", "a long name of a job", "RUNNING", "1/9", "today"});
+  const std::vector<int> rank = {0, 3, 1, 2};
+  const auto row = [&](int columns) { return table.Fit(columns, rank)[1]; };
+  CHECK(row(80) == "job-a  a long name of a job  RUNNING   1/9  today");
+  CHECK(row(42) == "job-a  a long name of a job  RUNNING   1/9");
+  CHECK(row(41) == "job-a  a long name of a jo  RUNNING   1/9");
+  CHECK(row(34) == "job-a  a long name   RUNNING   1/9");
+  CHECK(row(33) == "job-a  RUNNING   1/9  today");
+}
+
+TEST_CASE("fields of one thing begin in one column, numbers or not") {
+  Table table = Table::OfFields();
+  table.Add({"a", "1"});
+  table.Add({"bc", "2 of 3"});
+  std::ostringstream out;
+  table.Print(out);
+  CHECK(out.str() == "FIELD  VALUE\na      1\nbc     2 of 3\n");
+}
+
 TEST_CASE("values as people read them") {
   CHECK(BytesText(512) == "512 B");
   CHECK(BytesText(98'000'000) == "93.5 MiB");

@@ -101,6 +101,24 @@ struct Fixture {
   }
 };
 
+TEST_CASE_METHOD(Fixture, "a job shows the losses between which it was evaluated") {
+  Job& job = jobs.jobs["job-aaaaaaaa"];
+  const auto shown = [&] {
+    const Lines lines = absl::StrSplit(Run("show job-aaaaaaaa").out, '\n');
+    for (const std::string& line : lines) {
+      if (line.starts_with("validation loss")) return line.substr(line.find("  "));
+    }
+    return std::string("nothing");
+  };
+  const std::string space(10, ' ');
+  CHECK(shown() == space + "-");
+  job.set_initial_validation_loss(1.5);
+  job.set_validation_loss(1.5);
+  CHECK(shown() == space + "1.5000 before training");
+  job.set_validation_loss(1.25);
+  CHECK(shown() == space + "1.5000 -> 1.2500");
+}
+
 TEST_CASE_METHOD(Fixture, "metrics are CSV with all digits, or a picture") {
   CHECK(Run("metrics job-aaaaaaaa --csv").out ==
         "step,loss,grad_norm,learning_rate,trained_tokens,tokens,step_time_ms\n"

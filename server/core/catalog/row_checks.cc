@@ -4,6 +4,7 @@
 #include <cassert>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/catalog/stored.h"
@@ -91,6 +92,15 @@ void WarnOfSteps(int64_t sequences, v1::Job& job) {
                                   ", and the job has ", job.total_steps(),
                                   job.total_steps() == 1 ? " step" : " steps",
                                   ": training.learning_rate is never reached"));
+  }
+  const int64_t judged =
+      std::lcm<int64_t>(training.checkpoint_every_steps(), training.eval_every_steps());
+  if (training.checkpoint_keep_best() > 0 && judged >= job.total_steps()) {
+    job.add_warnings(
+        absl::StrCat("training.checkpoint_keep_best: no step before the last one, ",
+                     job.total_steps(), ", is both saved (checkpoint_every_steps is ",
+                     training.checkpoint_every_steps(), ") and evaluated (eval_every_steps is ",
+                     training.eval_every_steps(), "): the best checkpoint is the last one"));
   }
 }
 

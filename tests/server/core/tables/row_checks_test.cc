@@ -159,6 +159,16 @@ TEST_CASE("what is allowed and likely not meant is a warning") {
   CHECK(warnings(Settled(warms_up, 25)) ==
         Lines{"training.warmup_steps: is 14, and the job has 14 steps: training.learning_rate is "
               "never reached"});
+  v1::Job keeps = job;  // 14 steps
+  keeps.mutable_training()->set_checkpoint_every_steps(4);
+  keeps.mutable_training()->set_eval_every_steps(6);
+  keeps.mutable_training()->set_checkpoint_keep_best(1);
+  CHECK(warnings(Settled(keeps, 25)).empty());  // step 12
+  keeps.mutable_training()->set_eval_every_steps(7);
+  CHECK(warnings(Settled(keeps, 25)) ==
+        Lines{"training.checkpoint_keep_best: no step before the last one, 14, is both saved "
+              "(checkpoint_every_steps is 4) and evaluated (eval_every_steps is 7): the best "
+              "checkpoint is the last one"});
   v1::Job validates = job;
   validates.set_validation_dataset("d");
   CHECK(warnings(Settled(validates, 10, 6)) ==

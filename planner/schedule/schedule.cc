@@ -21,7 +21,8 @@ namespace {
 bool FareAlike(const QueuedJob& a, const QueuedJob& b) {
   const auto key = [](const QueuedJob& job) {
     return std::tie(job.base_model, job.priority, job.longest_sequence, job.adapter,
-                    job.step_tokens, job.label_group, job.resumes, job.company_max, job.alone);
+                    job.step_tokens, job.label_group, job.resumes, job.company_max, job.alone,
+                    job.asks);
   };
   return key(a) == key(b);
 }
@@ -180,7 +181,7 @@ class Scheduler {
 
   // Evicts from groups that do not drain for a job ahead of it.
   bool Evict(const Waiter& job) {
-    if (!view_.policy.evict) return false;
+    if (!view_.policy.evict || job.job->asks) return false;
     std::vector<bool> allowed;
     for (const GroupState& group : round_.groups) allowed.push_back(round_.Ahead(group) == &job);
     const double points = PointsOf(view_.policy, job.job->waited_s) - ShareOf(*job.job);

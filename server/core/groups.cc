@@ -33,6 +33,21 @@ bool Core::State::TakesJobs(const GroupState& group) const {
       group.stages, [&](const StageState& stage) { return cluster_.TakesJobs(WorkerOf(stage)); });
 }
 
+bool Core::State::IsDrained(const GroupState& group) const {
+  return std::ranges::any_of(group.stages,
+                             [&](const StageState& stage) { return WorkerOf(stage).drained; });
+}
+
+bool Core::State::IsLoading(const GroupState& group, const std::string& job) {
+  return std::ranges::any_of(group.stages,
+                             [&](const StageState& stage) { return FindLoad(stage.orders, job); });
+}
+
+bool Core::State::IsFreeing(const GroupState& group, const std::string& job) {
+  return std::ranges::any_of(
+      group.stages, [&](const StageState& stage) { return stage.orders.freeing.contains(job); });
+}
+
 std::string Core::State::WorkersText(const GroupState& group) {
   if (group.stages.size() == 1) return absl::StrCat("worker '", group.first().worker, "'");
   std::vector<std::string> names;

@@ -80,6 +80,11 @@ void Site::CheckToldChange(const RevisionLog::Revision& revision) {
     REQUIRE(message.job().step() == message.job().last_checkpoint_step());
     if (before != followed_.end()) CheckDeparture(before->second, message.job());
   }
+  const int64_t came_us = came_us_.try_emplace(revision.job, now_us()).first->second;
+  const bool succeeds = message.job().state() == v1::Job::SUCCEEDED;
+  if (succeeds && before != followed_.end() && IsLive(before->second.state())) {
+    succeeded_us_.push_back(came_us);
+  }
   orders_.Told(message.job());
   followed_[revision.job] = message.job();
 }

@@ -263,7 +263,10 @@ TEST_CASE("a job without a step cannot finish, nor one that is cancelled") {
   world->StartWorkers();
   world->RunUntil([&] { return world->Job(job).step() >= 3; });
   world->Get<Job>(Named<v1::CancelJobRequest>(job));
-  CHECK(WhyNotFinished(*world, job) == "JOB_ENDED");
+  REQUIRE(world->StateOf(job) == Job::CANCELLING);
+  CHECK(WhyNotFinished(*world, job) == "JOB_CANCELLING");
+  CHECK(Reason(world->Call(Named<v1::PauseJobRequest>(job)).status()) == "JOB_CANCELLING");
+  CHECK(Reason(world->Call(Named<v1::ResumeJobRequest>(job)).status()) == "JOB_CANCELLING");
   world->RunUntilState(job, Job::CANCELLED);
   CHECK(WhyNotFinished(*world, job) == "JOB_ENDED");
 }
@@ -302,6 +305,39 @@ TEST_CASE("a job that waits finishes at once, at its checkpoint") {
   CHECK(done.step() >= 3);
   CHECK(done.finish_step() == done.step());
   world->CheckInvariants();
+}
+
+TEST_CASE("a job whose steps were all lost says so where it is to finish") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Job longer = LongJob();
+  longer.mutable_training()->set_checkpoint_every_steps(0);
+  const std::string job = world->Submit(longer);
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  world->worker(0).Kill(/*restart=*/false);
+  world->RunUntilState(job, Job::QUEUED);
+  const absl::Status refused = world->Call(Named<v1::FinishJobRequest>(job)).status();
+  CHECK(Reason(refused) == "NOTHING_TRAINED");
+  CHECK(std::string(refused.message()).find("lost before one was saved") != std::string::npos);
+}
+
+TEST_CASE("a job that waits for its end is said to finish") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Job longer = LongJob();
+  longer.mutable_training()->set_checkpoint_every_steps(0);
+  const std::string job = world->Submit(longer);
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  world->worker(0).Hang(true);
+  Finish(*world, job);
+  world->worker(0).Kill(/*restart=*/false);
+  world->RunUntilState(job, Job::QUEUED);
+  const absl::Status refused = world->Call(Named<v1::PauseJobRequest>(job)).status();
+  CHECK(Reason(refused) == "JOB_FINISHING");
+  CHECK(std::string(refused.message()).find("is QUEUED: it was asked to finish") !=
+        std::string::npos);
+  // It is cancelled as any other.
+  CHECK(world->Get<Job>(Named<v1::CancelJobRequest>(job)).state() == Job::CANCELLED);
 }
 
 TEST_CASE("a job that finishes survives the deaths of its worker and of the coordinator") {

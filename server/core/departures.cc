@@ -272,10 +272,15 @@ void Core::State::EndCancelled(const GroupState& group) {
     JobState* job = member.leaving ? jobs_.Find(name) : nullptr;
     if (!job || job->state() != v1::Job::CANCELLING || SavesLast(group, member, *job)) continue;
     const int64_t last = job->job().last_checkpoint_step();
-    jobs_.Transition(*job, v1::Job::CANCELLED,
-                     last > 0 && last == member.done_step
-                         ? absl::StrCat("cut out of its group, and saved at step ", last)
-                         : "cut out of its group");
+    std::string how = "cut out of its group";
+    if (last > 0 && last == member.done_step) {
+      absl::StrAppend(&how, ", and saved at step ", last);
+    } else if (!turn_.room().ok()) {
+      absl::StrAppend(&how, "; ", std::string(turn_.room().message()));
+    } else if (turn_.now_us() >= job->cancel_until_us) {
+      absl::StrAppend(&how, "; saving took too long");
+    }
+    jobs_.Transition(*job, v1::Job::CANCELLED, how);
   }
 }
 

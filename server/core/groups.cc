@@ -133,14 +133,10 @@ void Core::State::Advance(GroupState& group) {
     Resync(group);
     group.phase = group.then == Then::kGoOn ? Phase::kRunning : Phase::kSaving;
     // A cancelled job holds nothing but its slot now.
+    EndCancelled(group);
     std::vector<std::string> left;
     for (const auto& [name, member] : group.members) {
-      if (!member.leaving) continue;
-      JobState* job = jobs_.Find(name);
-      if (job && job->state() == v1::Job::CANCELLING && !SavesLast(group, member, *job)) {
-        jobs_.Transition(*job, v1::Job::CANCELLED, "cut out of its group");
-      }
-      if (member.slot == Member::Slot::kUnloaded) left.push_back(name);
+      if (member.leaving && member.slot == Member::Slot::kUnloaded) left.push_back(name);
     }
     for (const std::string& name : left) EndMember(group, name);
     turn_.WantSchedule();

@@ -368,6 +368,13 @@ TEST_CASE("a job that finishes survives the deaths of its worker and of the coor
   world->CheckInvariants();
 }
 
+std::string WhyUnsaved(World& world, const std::string& job) {
+  for (const v1::Event& event : world.Events(job)) {
+    if (event.reason() == "LAST_STEP_NOT_SAVED") return event.message();
+  }
+  return "";
+}
+
 TEST_CASE("a job that is cancelled is saved first") {
   auto world = MakeWorld();
   world->StartWorkers();
@@ -381,6 +388,7 @@ TEST_CASE("a job that is cancelled is saved first") {
     const Job done = world->Job(job);
     CHECK(done.step() >= 3);
     CHECK(done.last_checkpoint_step() == done.step());
+    CHECK(!HasEvent(*world, job, "LAST_STEP_NOT_SAVED"));
   }
   SECTION("if that is quick: a disk that takes nothing holds it up for ten seconds") {
     world->FailSaves(absl::ResourceExhaustedError("disk full"));
@@ -391,12 +399,29 @@ TEST_CASE("a job that is cancelled is saved first") {
     CHECK(world->now_us() - asked_us >= 9'000'000);
     CHECK(world->now_us() - asked_us <= 11'000'000);
     world->FailSaves(absl::OkStatus());
+    CHECK(WhyUnsaved(*world, job).find("saving took too long") != std::string::npos);
   }
   SECTION("unless its worker is gone") {
     world->worker(0).Kill(/*restart=*/false);
     world->Get<Job>(Named<v1::CancelJobRequest>(job));
     world->RunUntilState(job, Job::CANCELLED);
     CHECK(world->Job(job).last_checkpoint_step() == 0);
+    CHECK(WhyUnsaved(*world, job).find("step ") == 0);
+  }
+  SECTION("unless the disk is full") {
+    world->SetRoom(0, 1000);
+    world->Get<Job>(Named<v1::CancelJobRequest>(job));
+    world->RunUntilState(job, Job::CANCELLED);
+    CHECK(WhyUnsaved(*world, job).find("/data") != std::string::npos);
+    world->SetRoom(2000, 1000);
+  }
+  SECTION("unless the coordinator is killed") {
+    world->worker(0).Hang(true);
+    CHECK(world->Get<Job>(Named<v1::CancelJobRequest>(job)).state() == Job::CANCELLING);
+    world->CrashCoordinator();
+    world->RunUntilState(job, Job::CANCELLED);
+    CHECK(WhyUnsaved(*world, job).find("was started again") != std::string::npos);
+    world->worker(0).Hang(false);
   }
   world->Settle();
   world->CheckInvariants();

@@ -168,10 +168,18 @@ void JobTable::NoteUnsaved(JobState& job, const std::string& why) {
                                  : "it has no checkpoint"));
 }
 
+void JobTable::DropMetricsBeyond(const JobState& job) {
+  for (int64_t step = job.job().step() + 1; step <= job.record.furthest_step(); ++step) {
+    turn_.Put(storage::DeleteEntry(kMetricsSeries, job.name(), step));
+    turn_.Put(storage::DeleteEntry(kEvaluationSeries, job.name(), step));
+  }
+}
+
 void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& message) {
   const v1::Job::State from = job.state();
   assert(IsLegal(from, to));
   if (to == v1::Job::CANCELLED) NoteUnsaved(job, message);
+  if (to == v1::Job::SUCCEEDED) DropMetricsBeyond(job);
   const QuotaUse used = UseOf(job.record);
   if (from == v1::Job::QUEUED) queue_.Leave(job);
   if (from == v1::Job::VALIDATING || std::exchange(job.reads_rows, false)) rows_.Leave(job.job());

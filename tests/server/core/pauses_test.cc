@@ -307,6 +307,26 @@ TEST_CASE("a job that waits finishes at once, at its checkpoint") {
   world->CheckInvariants();
 }
 
+TEST_CASE("a job that waits and had been further has no rows beyond its end") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Job longer = LongJob();
+  longer.mutable_training()->set_checkpoint_every_steps(10);
+  longer.set_validation_dataset("valid");
+  longer.mutable_training()->set_eval_every_steps(3);
+  const std::string job = world->Submit(longer);
+  world->RunUntil([&] { return world->Job(job).step() >= 17; });
+  world->worker(0).Kill(/*restart=*/false);
+  world->RunUntilState(job, Job::QUEUED);
+  REQUIRE(world->Metrics(job).size() >= 17);
+  REQUIRE(world->Evaluations(job).back().step() == 15);
+  CHECK(Finish(*world, job).state() == Job::SUCCEEDED);
+  REQUIRE(world->Job(job).step() == 10);
+  CHECK(world->Metrics(job).size() == 10);
+  CHECK(world->Evaluations(job).back().step() == 9);
+  world->CheckInvariants();
+}
+
 TEST_CASE("a job whose steps were all lost says so where it is to finish") {
   auto world = MakeWorld();
   world->StartWorkers();

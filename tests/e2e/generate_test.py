@@ -162,6 +162,9 @@ def test_rows_that_cannot_be_asked_are_left_out():
         assert (total["rows"], total["not_asked"], total["without_reference"]) == (2, 2, 1), total
         none = house.run("evaluate", "tiny", "--dataset", "long", *how)
         assert none.status == 1 and "error: PROMPT_TOO_LONG: none of 1 row could be asked; row 0 of" in none.err, none
+        house.add_dataset("empty", [{"prompt": "", "completion": "#1"}])
+        empty = house.run("evaluate", "tiny", "--dataset", "empty", *how)
+        assert "error: PROMPT_INVALID: none of 1 row could be asked; row 0 of dataset 'empty': the prompt is empty" in empty.err, empty
         gave_up = house.lora("evaluate", "tiny", "--dataset", "mixed", "--exact-match", "(a+)+$", "--max-tokens", "2")
         assert "- (the expression gave up)" in gave_up.out and "answers of 1 row (1) and was given up" in gave_up.err, gave_up
         *rows, total = house.objects("evaluate", "tiny", "--dataset", "mixed", "--exact-match", "(a+)+$", "--max-tokens", "2")

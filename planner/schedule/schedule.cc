@@ -104,7 +104,8 @@ class Scheduler {
           NameOf(*group));
       return;
     }
-    if (Awaited(round_, job) == nullptr && (Reform(job) || Evict(job))) return;
+    const bool awaits = Awaited(round_, job) != nullptr;
+    if (Reform(job, awaits) || (!awaits && Evict(job))) return;
     Decide(Decision::Kind::kWait, job).why = WhyWait(round_, job);
   }
 
@@ -132,9 +133,11 @@ class Scheduler {
     return round_.groups.size() - 1;
   }
 
-  // A job that does not fit beside the group's jobs in any shape waits for one to end.
-  bool Reform(const Waiter& job) {
+  // A job that does not fit beside the group's jobs in any shape waits for one to end. While it awaits
+  // another group, only one without jobs is formed again: that interrupts nobody.
+  bool Reform(const Waiter& job, bool awaits) {
     for (GroupState& group : round_.groups) {
+      if (awaits && group.jobs > 0) continue;
       // A job ahead decides what becomes of the group.
       if (!group.settled() || group.base_model != job.job->base_model ||
           round_.Ahead(group) != &job) {

@@ -214,6 +214,7 @@ void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss
     if (job && job->state() == v1::Job::CANCELLING) {
       jobs_.Transition(*job, v1::Job::CANCELLED, "its worker is gone");
     } else if (job && IsPlaced(job->state())) {
+      job->barren_losses = member.done_step > member.joined_step ? 0 : job->barren_losses + 1;
       lost.push_back(job);
       jobs_.FallBack(*job);
     }
@@ -250,6 +251,11 @@ void Core::State::Suspect(const std::vector<JobState*>& lost, const std::string&
       // Its next loss may be held against it, so whoever else ends workers has time to pass.
       job->record.set_losses_alone(job->record.losses_alone() + 1);
       Postpone(*job, kWorkerLost, what, options_.loss_pause_ms);
+      continue;
+    }
+    if (!to_blame && job->barren_losses > 1) {
+      const int64_t ms = options_.postpone_ms << std::min(job->barren_losses - 2, 20);
+      PauseFor(*job, kWorkerLost, what, std::min(ms, options_.postpone_max_ms));
       continue;
     }
     jobs_.AddEvent(*job, kWorkerLost, what);

@@ -267,14 +267,13 @@ class Core::State {
   // Its group, or its slot there, needs more memory than was counted, by the worker's word.
   void TakeTooLarge(JobState& job, const GroupState& group, const std::string& worker,
                     const std::string& message);
-  // The job waits, in the queue or for its rows, and is not tried before its back-off has passed: a
-  // second, then twice as long each time until it makes progress. If the job is in a group, the
-  // caller sees to it that its member leaves.
-  void Postpone(JobState& job, const std::string& reason, const std::string& message) {
-    Postpone(job, reason, message, options_.postpone_ms);
-  }
+  // The job waits, in the queue or for its rows, and is not tried before its back-off has passed:
+  // `first_ms` (0: postpone_ms), then twice as long each time until it makes progress. If the job is
+  // in a group, the caller sees to it that its member leaves.
   void Postpone(JobState& job, const std::string& reason, const std::string& message,
-                int64_t first_ms);
+                int64_t first_ms = 0);
+  // The same, for so long.
+  void PauseFor(JobState& job, const std::string& reason, const std::string& message, int64_t ms);
   // After a start: the job, where it is queued, waits for the rest of its record's back-off, and the
   // next is as long as ever: losses count after a wait (losses.h). REQUIRES: job.record.wait.
   void WaitOn(JobState& job);

@@ -197,6 +197,34 @@ def test_answers_make_way_for_a_job_of_another_model():
         assert client.returncode == 0 and b"waits: " in err, err
 
 
+def test_jobs_that_came_later_do_not_pass_an_ask():
+    """Three jobs of another model train at any time for a minute, or until it is answered: 10 s and what those need to end."""
+    with house_with_model() as house:
+        other = write_model(house.folder / "other", tokenizer=True, positions=256)
+        house.lora("model", "add", "other", "--path", other)
+        jobs = []
+
+        def train():
+            live = [job for job in jobs if house.object("show", job)["state"] not in ("SUCCEEDED", "FAILED")]
+            while len(live) < 3:
+                live.append(house.submit({**job_of(max_steps=1000 + 500 * (len(jobs) % 3)), "base_model": "other"}))
+                jobs.append(live[-1])
+
+        train()
+        house.wait(jobs, until=lambda job: job["state"] == "RUNNING")
+        client = subprocess.Popen(list(map(str, house.lora_command("generate", "tiny", "a", "--raw", "--max-tokens", "4"))),
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        began = time.monotonic()
+        while client.poll() is None and time.monotonic() - began < 60:
+            train()
+            time.sleep(0.2)
+        waited = time.monotonic() - began
+        out, err = client.communicate(timeout=120)
+        print(f"an ask waited for {waited:.1f} s, {len(jobs)} jobs had come")
+        assert client.returncode == 0 and out and waited < 45, (waited, len(jobs), err)
+        house.wait(jobs)
+
+
 def test_jobs_beside_answers_keep_their_bits():
     with house_with_model() as house:
         alone = house.submit(job_of(max_steps=400, checkpoint_every_steps=10))

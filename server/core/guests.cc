@@ -132,8 +132,9 @@ void Core::State::FailMisfits(const std::vector<planner::WorkerView>& workers) {
     if (!FitsNowhere(guest->of, guest->longest_tokens, workers)) continue;
     misfits.emplace_back(guest->name, NoWorkerFits(guest->of, guest->longest_tokens));
   }
-  for (const auto& [name, status] : misfits) {
-    generations_.Fail([&](const Guest& guest) { return guest.name == name; }, status);
+  for (const auto& misfit : misfits) {
+    generations_.Fail([&](const Guest& guest) { return guest.name == misfit.first; },
+                      misfit.second);
   }
 }
 

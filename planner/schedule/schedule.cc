@@ -21,7 +21,8 @@ namespace {
 bool FareAlike(const QueuedJob& a, const QueuedJob& b) {
   const auto key = [](const QueuedJob& job) {
     return std::tie(job.base_model, job.priority, job.longest_sequence, job.adapter,
-                    job.step_tokens, job.label_group, job.resumes, job.company_max, job.alone);
+                    job.step_tokens, job.label_group, job.resumes, job.company_max, job.alone,
+                    job.asks);
   };
   return key(a) == key(b);
 }
@@ -103,7 +104,8 @@ class Scheduler {
           NameOf(*group));
       return;
     }
-    if (Awaited(round_, job) == nullptr && (Reform(job) || Evict(job))) return;
+    const bool awaits = Awaited(round_, job) != nullptr;
+    if (Reform(job, awaits) || (!awaits && Evict(job))) return;
     Decide(Decision::Kind::kWait, job).why = WhyWait(round_, job);
   }
 
@@ -131,9 +133,11 @@ class Scheduler {
     return round_.groups.size() - 1;
   }
 
-  // A job that does not fit beside the group's jobs in any shape waits for one to end.
-  bool Reform(const Waiter& job) {
+  // A job that does not fit beside the group's jobs in any shape waits for one to end. While it awaits
+  // another group, only one without jobs is formed again: that interrupts nobody.
+  bool Reform(const Waiter& job, bool awaits) {
     for (GroupState& group : round_.groups) {
+      if (awaits && group.jobs > 0) continue;
       // A job ahead decides what becomes of the group.
       if (!group.settled() || group.base_model != job.job->base_model ||
           round_.Ahead(group) != &job) {
@@ -180,7 +184,7 @@ class Scheduler {
 
   // Evicts from groups that do not drain for a job ahead of it.
   bool Evict(const Waiter& job) {
-    if (!view_.policy.evict) return false;
+    if (!view_.policy.evict || job.job->asks) return false;
     std::vector<bool> allowed;
     for (const GroupState& group : round_.groups) allowed.push_back(round_.Ahead(group) == &job);
     const double points = PointsOf(view_.policy, job.job->waited_s) - ShareOf(*job.job);

@@ -32,7 +32,7 @@ namespace lorad::planner {
 // - but has a group without jobs dissolved, rather than join one that has some, where the sum of
 //   ends rises less on its worker and nobody in the queue is of that group's base model;
 // - else waits for a group of its base model that is being formed or changed and that it would fit
-//   alone;
+//   alone, unless another one of that base model has no jobs: this is formed again, with room for it;
 // - else has a group without jobs dissolved;
 // - else has a group of its base model formed again, if that has room for all of its jobs and this
 //   one then: for longer sequences or a higher rank, with shorter microbatches, or without what

@@ -109,6 +109,7 @@ struct QueuedJob {
   // them (0: it is none).
   int32_t company_max = 0;
   bool alone = false;           // it shares a group with nobody
+  bool asks = false;            // no job, but an adapter that is asked: nobody is evicted for it
   int64_t remaining_steps = 0;  // 0: unknown
   // Its base model is to be on so many workers; 0: on one, or where it fits none, on the fewest.
   int32_t stages = 0;

@@ -75,7 +75,10 @@ std::string WhyNotIn(Round& round, const GroupState& group, const Waiter& job) {
   const std::string name = NameOf(group);
   if (!group.open) return BeingChanged(name);
   if (const Waiter* ahead = round.Ahead(group); ahead != nullptr && ahead != &job) {
-    return absl::StrCat("behind job ", ahead->job->job, ", for which ", name, " is draining");
+    const std::string who = ahead->job->asks
+                                ? absl::StrCat("an ask of '", ahead->job->base_model, "'")
+                                : absl::StrCat("job ", ahead->job->job);
+    return absl::StrCat("behind ", who, ", for which ", name, " is draining");
   }
   if (group.full()) return absl::StrCat(name, " is full");
   const GroupShape shape =

@@ -105,13 +105,13 @@ absl::StatusOr<storage::Prompt> PromptOf(const v1::Ask& ask, const AskedModel& m
 absl::Status CheckPrompt(const std::vector<int32_t>& ids, const v1::Model& model,
                          int64_t vocabulary) {
   const int64_t positions = model.max_position_embeddings();
-  if (ids.empty()) {
-    return InvalidFields("ask", {{"prompt", "has no token"}});
-  }
+  const auto invalid = [](const std::string& what) {
+    return Error(absl::StatusCode::kInvalidArgument, "PROMPT_INVALID", what);
+  };
+  if (ids.empty()) return invalid("the prompt is empty: it has no token that could be run");
   for (const int32_t id : ids) {
     if (id >= 0 && id < vocabulary) continue;
-    return InvalidFields(
-        "ask", {{"prompt", absl::StrCat("token ", id, " is none of the model's ", vocabulary)}});
+    return invalid(absl::StrCat("the prompt's token ", id, " is none of the model's ", vocabulary));
   }
   if (std::ssize(ids) <= positions) return absl::OkStatus();
   return Error(

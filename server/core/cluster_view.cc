@@ -3,6 +3,7 @@
 #include <cmath>
 #include <optional>
 
+#include "absl/strings/str_cat.h"
 #include "server/core/catalog/model_shape.h"
 #include "server/core/rules/pace.h"
 #include "server/core/state.h"
@@ -16,6 +17,14 @@ v1::ForecastErrors ToProto(const planner::ForecastErrors& errors) {
   proto.set_mean_error(errors.mean_error());
   proto.set_inside(errors.share_inside());
   return proto;
+}
+
+// Of one that is lost, and was there before this start of the coordinator, so many seconds ago.
+std::string WhyAway(const WorkerState& worker, int64_t start_s) {
+  const std::string since = absl::StrCat("since the coordinator was started, ", start_s, " s ago");
+  const char* const holds = ": it may still hold ";
+  if (worker.awaited) return absl::StrCat("is awaited ", since, holds, worker.group);
+  return worker.connections == 0 ? absl::StrCat("has not come back ", since) : "";
 }
 
 }  // namespace
@@ -146,7 +155,8 @@ v1::Worker Core::State::ViewWorker(const WorkerState& worker) const {
   turn_.StampWall(worker.connect_wall_us, view.mutable_connect_time());
   view.set_restarts(std::max(worker.connections - 1, 0));
   view.set_lies(worker.lies);
-  view.set_resting(cluster_.WhyRests(worker));
+  view.set_resting(worker.connection == 0 ? WhyAway(worker, turn_.run_us() / 1'000'000)
+                                          : cluster_.WhyRests(worker));
   view.set_drained(worker.drained);
   view.set_drain_reason(worker.drain_reason);
   view.set_multiprocessors(worker.hello.multiprocessors());

@@ -21,6 +21,25 @@ absl::Status WrongState(const JobState& job, const std::string& reason, const st
       absl::StrCat("job '", job.name(), "' is ", ToText(job.state()), ": ", why));
 }
 
+// It is CANCELLING, or has ended.
+absl::Status NotLive(const JobState& job, const std::string& what) {
+  if (job.state() == v1::Job::CANCELLING) {
+    return WrongState(job, "JOB_CANCELLING",
+                      absl::StrCat("its user cancelled it, and it can be ", what, " no more"));
+  }
+  return WrongState(job, "JOB_ENDED", absl::StrCat("only a live job can be ", what));
+}
+
+absl::Status NothingTrained(const JobState& job) {
+  const int64_t lost = job.record.furthest_step();
+  return WrongState(
+      job, "NOTHING_TRAINED",
+      lost == 0 ? "no step of it is trained, so there is nothing to keep; cancel it (CancelJob)"
+                : absl::StrCat("it is to train again from step 0, for the ", lost,
+                               " steps that it had done were lost before one was saved, so there "
+                               "is nothing to keep; let it train, or cancel it (CancelJob)"));
+}
+
 }  // namespace
 
 void Core::State::Depart(JobState& job, const std::string& why, bool resumes) {
@@ -108,9 +127,13 @@ void Core::State::On(uint64_t request, const v1::PauseJobRequest& content) {
   JobState* job = jobs_.Find(content.name());
   if (!job) return turn_.Fail(request, NotFound(kJobKind, content.name()));
   constexpr char kWhy[] = "paused by its user";
-  if (job->job().finish_step() > 0 && IsLive(job->state())) {
-    return turn_.Fail(request, WrongState(*job, "JOB_FINALIZING",
-                                          "it was asked to finish, so there is nothing to pause"));
+  const bool goes_on = IsLive(job->state()) && job->state() != v1::Job::FINALIZING &&
+                       job->state() != v1::Job::CANCELLING;
+  if (job->job().finish_step() > 0 && goes_on) {
+    return turn_.Fail(request,
+                      WrongState(*job, "JOB_FINISHING",
+                                 absl::StrCat("it was asked to finish, and does so at step ",
+                                              job->job().finish_step(), ": it cannot be paused")));
   }
   switch (job->state()) {
     case v1::Job::PAUSING:
@@ -129,7 +152,7 @@ void Core::State::On(uint64_t request, const v1::PauseJobRequest& content) {
       return turn_.Fail(request, WrongState(*job, "JOB_FINALIZING",
                                             "its last step is done, so there is nothing to pause"));
     default:
-      return turn_.Fail(request, WrongState(*job, "JOB_ENDED", "only a live job can be paused"));
+      return turn_.Fail(request, NotLive(*job, "paused"));
   }
   VoidForecast(*job);
   jobs_.PublishIfTouched(*job);
@@ -140,7 +163,7 @@ void Core::State::On(uint64_t request, const v1::ResumeJobRequest& content) {
   JobState* job = jobs_.Find(content.name());
   if (!job) return turn_.Fail(request, NotFound(kJobKind, content.name()));
   if (!IsLive(job->state()) || job->state() == v1::Job::CANCELLING) {
-    return turn_.Fail(request, WrongState(*job, "JOB_ENDED", "only a live job can be resumed"));
+    return turn_.Fail(request, NotLive(*job, "resumed"));
   }
   constexpr char kWhy[] = "resumed by its user";
   if (job->state() == v1::Job::PAUSED) {
@@ -189,12 +212,10 @@ void Core::State::On(uint64_t request, const v1::FinishJobRequest& content) {
   const bool ends = job->state() == v1::Job::FINALIZING ||
                     (asked && (job->state() == v1::Job::SUCCEEDED || IsLive(job->state())));
   if (job->state() == v1::Job::CANCELLING || (!ends && !IsLive(job->state()))) {
-    return turn_.Fail(request, WrongState(*job, "JOB_ENDED", "only a live job can be finished"));
+    return turn_.Fail(request, NotLive(*job, "finished"));
   }
   if (!ends && job->job().step() == 0) {
-    return turn_.Fail(request, WrongState(*job, "NOTHING_TRAINED",
-                                          "no step of it is trained, so there is nothing to keep; "
-                                          "cancel it (CancelJob)"));
+    return turn_.Fail(request, NothingTrained(*job));
   }
   if (!ends) Finish(*job);
   EndFinished();
@@ -251,10 +272,15 @@ void Core::State::EndCancelled(const GroupState& group) {
     JobState* job = member.leaving ? jobs_.Find(name) : nullptr;
     if (!job || job->state() != v1::Job::CANCELLING || SavesLast(group, member, *job)) continue;
     const int64_t last = job->job().last_checkpoint_step();
-    jobs_.Transition(*job, v1::Job::CANCELLED,
-                     last > 0 && last == member.done_step
-                         ? absl::StrCat("cut out of its group, and saved at step ", last)
-                         : "cut out of its group");
+    std::string how = "cut out of its group";
+    if (last > 0 && last == member.done_step) {
+      absl::StrAppend(&how, ", and saved at step ", last);
+    } else if (!turn_.room().ok()) {
+      absl::StrAppend(&how, "; ", std::string(turn_.room().message()));
+    } else if (turn_.now_us() >= job->cancel_until_us) {
+      absl::StrAppend(&how, "; saving took too long");
+    }
+    jobs_.Transition(*job, v1::Job::CANCELLED, how);
   }
 }
 

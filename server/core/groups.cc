@@ -33,6 +33,21 @@ bool Core::State::TakesJobs(const GroupState& group) const {
       group.stages, [&](const StageState& stage) { return cluster_.TakesJobs(WorkerOf(stage)); });
 }
 
+bool Core::State::IsDrained(const GroupState& group) const {
+  return std::ranges::any_of(group.stages,
+                             [&](const StageState& stage) { return WorkerOf(stage).drained; });
+}
+
+bool Core::State::IsLoading(const GroupState& group, const std::string& job) {
+  return std::ranges::any_of(group.stages,
+                             [&](const StageState& stage) { return FindLoad(stage.orders, job); });
+}
+
+bool Core::State::IsFreeing(const GroupState& group, const std::string& job) {
+  return std::ranges::any_of(
+      group.stages, [&](const StageState& stage) { return stage.orders.freeing.contains(job); });
+}
+
 std::string Core::State::WorkersText(const GroupState& group) {
   if (group.stages.size() == 1) return absl::StrCat("worker '", group.first().worker, "'");
   std::vector<std::string> names;
@@ -118,14 +133,10 @@ void Core::State::Advance(GroupState& group) {
     Resync(group);
     group.phase = group.then == Then::kGoOn ? Phase::kRunning : Phase::kSaving;
     // A cancelled job holds nothing but its slot now.
+    EndCancelled(group);
     std::vector<std::string> left;
     for (const auto& [name, member] : group.members) {
-      if (!member.leaving) continue;
-      JobState* job = jobs_.Find(name);
-      if (job && job->state() == v1::Job::CANCELLING && !SavesLast(group, member, *job)) {
-        jobs_.Transition(*job, v1::Job::CANCELLED, "cut out of its group");
-      }
-      if (member.slot == Member::Slot::kUnloaded) left.push_back(name);
+      if (member.leaving && member.slot == Member::Slot::kUnloaded) left.push_back(name);
     }
     for (const std::string& name : left) EndMember(group, name);
     turn_.WantSchedule();
@@ -203,6 +214,7 @@ void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss
     if (job && job->state() == v1::Job::CANCELLING) {
       jobs_.Transition(*job, v1::Job::CANCELLED, "its worker is gone");
     } else if (job && IsPlaced(job->state())) {
+      job->barren_losses = member.done_step > member.joined_step ? 0 : job->barren_losses + 1;
       lost.push_back(job);
       jobs_.FallBack(*job);
     }
@@ -239,6 +251,11 @@ void Core::State::Suspect(const std::vector<JobState*>& lost, const std::string&
       // Its next loss may be held against it, so whoever else ends workers has time to pass.
       job->record.set_losses_alone(job->record.losses_alone() + 1);
       Postpone(*job, kWorkerLost, what, options_.loss_pause_ms);
+      continue;
+    }
+    if (!to_blame && job->barren_losses > 1) {
+      const int64_t ms = options_.postpone_ms << std::min(job->barren_losses - 2, 20);
+      PauseFor(*job, kWorkerLost, what, std::min(ms, options_.postpone_max_ms));
       continue;
     }
     jobs_.AddEvent(*job, kWorkerLost, what);

@@ -5,8 +5,14 @@
 // group drains for it, and where a job would wait that has a place without the guests, the jobs are
 // placed first. A group that only answers is in no job's way either: where jobs wait that could
 // have its workers it is cut, and its guests go on elsewhere, or wait, with the tokens that they
-// have. So answers never hold up a job for longer than a microbatch takes, and no guest comes back
-// onto a worker that a job is to have.
+// have. So no guest comes back onto a worker that a job is to have.
+//
+// One that has waited for kAskPatienceUs waits from then on like a job, too: it stands in the queue
+// behind the jobs that came before it, and those that came later stand behind it, whatever their
+// priorities, so they are kept out of groups that drain for it (but still nobody is evicted). The
+// place that it gets so is its turn: its group makes way for nobody for kAskTurnUs, and after that
+// it waits anew, behind the jobs that wait. So a guest waits for the jobs that came before it, a job
+// for one turn of each guest that did, and neither for a stream of the other.
 #include <algorithm>
 #include <limits>
 #include <set>
@@ -18,11 +24,22 @@ namespace lorad::server {
 namespace {
 
 using Kind = planner::Decision::Kind;
+using Phase = GroupState::Phase;
+
+// A guest waits for so long without being in anybody's way, and has its place for so long, once its
+// group runs, before others that wait.
+constexpr int64_t kAskPatienceUs = 10'000'000;
+constexpr int64_t kAskTurnUs = 30'000'000;
+
+// From then on in the queue.
+bool WaitsLikeAJob(const Guest& guest, int64_t now_us) {
+  return now_us - guest.since_us >= kAskPatienceUs;
+}
 
 const planner::Decision* FindOf(const std::vector<planner::Decision>& decisions,
                                 const std::string& guest) {
   const auto found = std::ranges::find_if(decisions, [&](const planner::Decision& decision) {
-    return decision.why_job != guest && std::ranges::count(decision.jobs, guest) > 0;
+    return std::ranges::count(decision.jobs, guest) > 0;
   });
   return found == decisions.end() ? nullptr : &*found;
 }
@@ -46,18 +63,30 @@ std::set<std::string> WhoWait(const std::vector<planner::Decision>& decisions) {
   return jobs;
 }
 
-// Some job waits that does not by the decisions of the jobs alone.
-bool HoldUpJobs(const std::vector<planner::Decision>& with_guests,
-                const std::vector<planner::Decision>& of_jobs) {
-  const std::set<std::string> wait = WhoWait(of_jobs);
-  return std::ranges::any_of(WhoWait(with_guests), [&](const std::string& job) {
-    return !Generations::IsGuest(job) && !wait.contains(job);
-  });
+// Somebody of the queue waits who does not by the decisions of the queue alone.
+bool HoldUp(const std::vector<planner::Decision>& with_guests,
+            const std::vector<planner::Decision>& of_queue) {
+  return !std::ranges::includes(WhoWait(of_queue), WhoWait(with_guests));
 }
 
-bool DrivesOut(const std::vector<planner::Decision>& decisions, const std::string& guest) {
-  return std::ranges::any_of(
-      decisions, [&](const planner::Decision& decision) { return decision.why_job == guest; });
+std::string WhoIs(const Generations& generations, const std::string& name) {
+  const Guest* guest = generations.Find(name);
+  return guest ? absl::StrCat("an ask of '", guest->of.base_model, "'")
+               : absl::StrCat("job ", name);
+}
+
+// By the policy, but no group is formed again for a guest twice.
+std::vector<planner::Decision> ScheduleOnce(const planner::ClusterView& view,
+                                            const Generations& generations) {
+  std::vector<planner::Decision> decisions = planner::Schedule(view);
+  for (planner::Decision& decision : decisions) {
+    if (decision.kind != Kind::kReform || decision.jobs.empty()) continue;
+    const Guest* guest = generations.Find(decision.jobs.front());
+    if (!guest || !guest->reformed) continue;
+    decision.kind = Kind::kWait;
+    decision.why = absl::StrCat("waits until group ", decision.group, " has room for it");
+  }
+  return decisions;
 }
 
 }  // namespace
@@ -68,18 +97,19 @@ planner::QueuedJob Core::State::Queued(const Guest& guest) const {
   planner::QueuedJob queued = Alone(job, guest.longest_tokens, guest.of.shape);
   queued.job = guest.name;
   queued.priority = std::numeric_limits<int32_t>::max();
-  queued.arrival = guest.arrival_us;
+  queued.arrival = guest.since_us;
   queued.resumes = true;
+  queued.asks = true;
   queued.step_tokens = guest.longest_tokens;
   queued.remaining_steps = 1;
   return queued;
 }
 
 bool Core::State::MayHavePlace(const Guest& guest, const planner::ClusterView& view,
-                               const std::vector<planner::Decision>& of_jobs) const {
-  if (WhoWait(of_jobs).empty()) return true;
+                               const std::vector<planner::Decision>& of_queue) const {
+  if (WhoWait(of_queue).empty()) return true;
   std::set<std::string> taken, dissolved;
-  for (const planner::Decision& decision : of_jobs) {
+  for (const planner::Decision& decision : of_queue) {
     if (decision.kind == Kind::kDissolve) dissolved.insert(decision.group);
     if (!UsesWorkers(decision)) continue;
     if (decision.base_model == guest.of.base_model) return true;
@@ -102,13 +132,13 @@ void Core::State::FailMisfits(const std::vector<planner::WorkerView>& workers) {
     if (!FitsNowhere(guest->of, guest->longest_tokens, workers)) continue;
     misfits.emplace_back(guest->name, NoWorkerFits(guest->of, guest->longest_tokens));
   }
-  for (const auto& [name, status] : misfits) {
-    generations_.Fail([&](const Guest& guest) { return guest.name == name; }, status);
+  for (const auto& misfit : misfits) {
+    generations_.Fail([&](const Guest& guest) { return guest.name == misfit.first; },
+                      misfit.second);
   }
 }
 
 bool Core::State::OnlyAnswers(const GroupState& group) {
-  using Phase = GroupState::Phase;
   if (group.phase == Phase::kBroken || group.returning()) return false;
   // Of one that nobody is in any more, and that is being cut, the policy knows nothing.
   if (group.members.empty() && group.then == GroupState::Then::kGoOn) return false;
@@ -116,10 +146,51 @@ bool Core::State::OnlyAnswers(const GroupState& group) {
                              [](const auto& member) { return Generations::IsGuest(member.first); });
 }
 
+bool Core::State::IsInTurn(const GroupState& group) const {
+  return std::ranges::any_of(group.members, [&](const auto& member) {
+    const Guest* guest = generations_.Find(member.first);
+    if (!guest || !guest->in_turn) return false;
+    return group.phase == Phase::kForming ||
+           turn_.now_us() - std::max(guest->placed_us, group.formed_us) < kAskTurnUs;
+  });
+}
+
+std::string Core::State::WhoIsInTurn() const {
+  for (const auto& [name, group] : groups_.all()) {
+    if (OnlyAnswers(group) && IsInTurn(group)) {
+      return absl::StrCat("; group ", name, " answers an ask that has waited, for ",
+                          kAskTurnUs / 1'000'000, " s at most");
+    }
+  }
+  return "";
+}
+
+void Core::State::AddClaims(planner::ClusterView* view) {
+  std::vector<planner::QueuedJob> claims;
+  for (const Guest* guest : generations_.Waiting()) {
+    if (!WaitsLikeAJob(*guest, turn_.now_us())) continue;
+    planner::QueuedJob& claim = claims.emplace_back(Queued(*guest));
+    claim.resumes = false;
+    claim.waited_s = SecondsSince(guest->since_us);
+    claim.priority = 0;
+    claim.arrival = std::numeric_limits<int64_t>::max();
+    for (const planner::QueuedJob& job : view->queue) {
+      // It goes first in any case, and would have the others' order turn as its group is formed again.
+      if (job.resumes) continue;
+      claim.priority = std::max(claim.priority, job.priority);
+      const bool later = jobs_.Find(job.job)->since_us > guest->since_us;
+      if (later) claim.arrival = std::min(claim.arrival, job.arrival);
+    }
+    AddTimes(guest->of.base_model, view);
+  }
+  // Of one order of arrival those go first that stand first.
+  view->queue.insert(view->queue.begin(), claims.begin(), claims.end());
+}
+
 void Core::State::MakeWay(planner::ClusterView* view) {
   std::set<std::string> answering;
   for (const auto& [name, group] : groups_.all()) {
-    if (OnlyAnswers(group)) answering.insert(name);
+    if (OnlyAnswers(group) && !IsInTurn(group)) answering.insert(name);
   }
   if (answering.empty() || view->queue.empty()) return;
   const std::vector<planner::Decision> as_it_is = planner::Schedule(*view);
@@ -146,8 +217,11 @@ void Core::State::MakeWay(planner::ClusterView* view) {
       const std::string& of = cluster_.At(worker).group;
       if (!answering.contains(of)) continue;
       group = of;
-      BeginCut(*groups_.Find(group), GroupState::Then::kStop,
-               absl::StrCat("it only answers, and makes way for job ", decision.jobs.front()));
+      GroupState& goes = *groups_.Find(group);
+      for (const auto& [guest, member] : goes.members) generations_.EndTurn(guest);
+      BeginCut(goes, GroupState::Then::kStop,
+               absl::StrCat("it only answers, and makes way for ",
+                            WhoIs(generations_, decision.jobs.front())));
     }
     if (group.empty()) continue;
     promised.insert(decision.jobs.begin(), decision.jobs.end());
@@ -165,47 +239,52 @@ void Core::State::MakeWay(planner::ClusterView* view) {
   }
 }
 
-std::vector<planner::Decision> Core::State::Decide(planner::ClusterView view) {
-  MakeWay(&view);
-  std::vector<planner::Decision> of_jobs = planner::Schedule(view);
-  const size_t jobs = view.queue.size();
-  FailMisfits(view.workers);
+std::vector<Guest*> Core::State::WithoutPlace(const planner::ClusterView& view,
+                                              const std::vector<planner::Decision>& of_queue) {
   std::vector<Guest*> guests = generations_.Waiting();
-  for (Guest* guest : guests) {
-    if (cluster_.Connected().empty()) generations_.Say(*guest, "no worker is connected");
-  }
   std::erase_if(guests, [&](Guest* guest) {
-    if (MayHavePlace(*guest, view, of_jobs)) return false;
+    const planner::Decision* decision = FindOf(of_queue, guest->name);
+    guest->in_turn = decision && decision->kind != Kind::kWait;
+    // Of one that a group makes way for nothing is decided.
+    if (guest->in_turn || (!decision && WaitsLikeAJob(*guest, turn_.now_us()))) return true;
+    if (view.workers.empty()) generations_.Say(*guest, "no worker is connected");
+    if (MayHavePlace(*guest, view, of_queue)) return false;
     generations_.Say(*guest, "jobs wait for a worker, and none of its base model trains");
     return true;
   });
+  return guests;
+}
+
+std::vector<planner::Decision> Core::State::Decide(planner::ClusterView view) {
+  FailMisfits(view.workers);
+  AddClaims(&view);
+  MakeWay(&view);
+  const std::vector<planner::Decision> of_queue = ScheduleOnce(view, generations_);
+  std::vector<Guest*> guests = WithoutPlace(view, of_queue);
+  if (guests.empty()) return of_queue;  // as mostly; the queue may be long
+  const std::vector<planner::QueuedJob> queue = view.queue;
   while (!guests.empty()) {
-    view.queue.resize(jobs);
+    view.queue = queue;
     for (const Guest* guest : guests) {
+      std::erase_if(view.queue, [&](const auto& job) { return job.job == guest->name; });
       view.queue.push_back(Queued(*guest));
       AddTimes(guest->of.base_model, &view);
     }
-    std::vector<planner::Decision> decisions = planner::Schedule(view);
+    std::vector<planner::Decision> decisions = ScheduleOnce(view, generations_);
     const size_t before = guests.size();
     std::erase_if(guests, [&](Guest* guest) {
       const planner::Decision* decision = FindOf(decisions, guest->name);
-      const bool again = decision && decision->kind == Kind::kReform && guest->reformed;
-      if (decision && decision->kind != Kind::kWait && !again &&
-          !DrivesOut(decisions, guest->name)) {
-        return false;
-      }
-      generations_.Say(*guest, decision && decision->kind == Kind::kWait
-                                   ? WhyWait(*decision)
-                                   : "no group of its base model has room for it");
+      if (decision->kind != Kind::kWait) return false;
+      generations_.Say(*guest, WhyWait(*decision));
       return true;
     });
     if (guests.size() < before) continue;
-    if (!HoldUpJobs(decisions, of_jobs)) return decisions;
-    // The guests have what is left once the jobs have their places: every such round places a job.
+    if (!HoldUp(decisions, of_queue)) return decisions;
+    // The guests have what is left once the queue has its places: every such round places a job.
     turn_.WantSchedule();
-    return of_jobs;
+    return of_queue;
   }
-  return of_jobs;
+  return of_queue;
 }
 
 bool Core::State::TakesMore(const Guest& guest) const {
@@ -222,10 +301,7 @@ void Core::State::JoinAny(GroupState& group, const std::string& name) {
 }
 
 void Core::State::SayWhy(const std::string& name, const std::string& why) {
-  if (Guest* guest = generations_.Find(name)) {
-    guest->reformed = true;
-    return generations_.Say(*guest, why);
-  }
+  if (Guest* guest = generations_.Find(name)) return generations_.Say(*guest, why);
   jobs_.Find(name)->why = why;
 }
 

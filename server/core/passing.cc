@@ -39,16 +39,22 @@ void Core::State::TakeTooLarge(JobState& job, const GroupState& group, const std
 
 void Core::State::Postpone(JobState& job, const std::string& reason, const std::string& message,
                            int64_t first_ms) {
+  if (!job.passing) job.passing = std::make_unique<Passing>();
+  const int64_t ms = first_ms > 0 ? first_ms : options_.postpone_ms;
+  PauseFor(job, reason, message,
+           std::min(ms << std::min(job.passing->tries++, 20), options_.postpone_max_ms));
+}
+
+void Core::State::PauseFor(JobState& job, const std::string& reason, const std::string& message,
+                           int64_t ms) {
   assert(IsLive(job.state()) && job.state() != v1::Job::CANCELLING);
   if (!job.passing) job.passing = std::make_unique<Passing>();
-  Passing& passing = *job.passing;
-  const int64_t pause_us =
-      std::min(first_ms << std::min(passing.tries, 20), options_.postpone_max_ms) * kMillisecond;
-  passing.tries++;
+  const Passing& passing = *job.passing;
   if (IsPlaced(job.state())) {
     jobs_.Unplace(job, absl::StrCat(reason, ": ", message));
   }
   jobs_.CountFailure(job, reason, message);
+  const int64_t pause_us = ms * kMillisecond;
   const int times = std::max(passing.event.count(), 1);
   const absl::Time again = absl::FromUnixMicros(turn_.wall_us() + pause_us);
   job.why = absl::StrCat(reason, ": ", message,

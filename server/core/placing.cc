@@ -198,12 +198,12 @@ void Core::State::Schedule() {
 
 std::string Core::State::WhyWait(const planner::Decision& decision) const {
   const std::string rest = cluster_.WhyRest();
-  if (rest.empty()) return decision.why;
+  if (rest.empty()) return absl::StrCat(decision.why, WhoIsInTurn());
   // Where none takes jobs, the text of those that rest says all.
   const bool any = std::ranges::any_of(cluster_.all(), [&](const auto& entry) {
     return entry.second.connection != 0 && cluster_.TakesJobs(entry.second);
   });
-  return any && !groups_.empty() ? absl::StrCat(decision.why, "; ", rest) : rest;
+  return any && !groups_.empty() ? absl::StrCat(decision.why, WhoIsInTurn(), "; ", rest) : rest;
 }
 
 void Core::State::Carry(const planner::Decision& decision) {
@@ -225,6 +225,7 @@ void Core::State::Carry(const planner::Decision& decision) {
                        " to make room");
       for (const std::string& job : decision.jobs) {
         SayWhy(job, absl::StrCat("group ", decision.group, " is ", how, " for it"));
+        if (Guest* guest = generations_.Find(job)) guest->reformed = true;
       }
       BeginCut(group, GroupState::Then::kReform, how);
       break;

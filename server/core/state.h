@@ -150,14 +150,22 @@ class Core::State {
   // ---- guests.cc ----
   planner::QueuedJob Queued(const Guest& guest) const;
   static bool OnlyAnswers(const GroupState& group);  // nobody but guests is in it, or was
-  // Cuts groups that only answer for jobs that could have their workers; these leave the view.
+  // An ask that has waited for its place has it for a while, and makes no way meanwhile.
+  bool IsInTurn(const GroupState& group) const;
+  std::string WhoIsInTurn() const;  // behind a reason to wait; empty: nobody is
+  // Guests that have waited for long stand in the view's queue like jobs, from then on.
+  void AddClaims(planner::ClusterView* view);
+  // Cuts groups that only answer for who could have their workers; these leave the view.
   void MakeWay(planner::ClusterView* view);
-  // Of the jobs of the view, and of guests in whose way no job would wait that does not without them.
+  // Of the view's jobs, and of guests in whose way nobody would wait who does not without them.
   std::vector<planner::Decision> Decide(planner::ClusterView view);
+  // Guests of which the decisions leave open whether they have a place; the others say why.
+  std::vector<Guest*> WithoutPlace(const planner::ClusterView& view,
+                                   const std::vector<planner::Decision>& of_queue);
   // Those that wait and fit none of them, once no other worker is on its way, end.
   void FailMisfits(const std::vector<planner::WorkerView>& workers);
   bool MayHavePlace(const Guest& guest, const planner::ClusterView& view,
-                    const std::vector<planner::Decision>& of_jobs) const;
+                    const std::vector<planner::Decision>& of_queue) const;
   // It waits, or none of its workers is drained or rests: else it might stay for ever.
   bool TakesMore(const Guest& guest) const;
   // Guests among the jobs that a decision names.
@@ -259,14 +267,13 @@ class Core::State {
   // Its group, or its slot there, needs more memory than was counted, by the worker's word.
   void TakeTooLarge(JobState& job, const GroupState& group, const std::string& worker,
                     const std::string& message);
-  // The job waits, in the queue or for its rows, and is not tried before its back-off has passed: a
-  // second, then twice as long each time until it makes progress. If the job is in a group, the
-  // caller sees to it that its member leaves.
-  void Postpone(JobState& job, const std::string& reason, const std::string& message) {
-    Postpone(job, reason, message, options_.postpone_ms);
-  }
+  // The job waits, in the queue or for its rows, and is not tried before its back-off has passed:
+  // `first_ms` (0: postpone_ms), then twice as long each time until it makes progress. If the job is
+  // in a group, the caller sees to it that its member leaves.
   void Postpone(JobState& job, const std::string& reason, const std::string& message,
-                int64_t first_ms);
+                int64_t first_ms = 0);
+  // The same, for so long.
+  void PauseFor(JobState& job, const std::string& reason, const std::string& message, int64_t ms);
   // After a start: the job, where it is queued, waits for the rest of its record's back-off, and the
   // next is as long as ever: losses count after a wait (losses.h). REQUIRES: job.record.wait.
   void WaitOn(JobState& job);
@@ -311,19 +318,10 @@ class Core::State {
   void SendTo(const GroupState& group, const worker::v1::CoordinatorMessage& message);
   // None of its workers rests or is drained.
   bool TakesJobs(const GroupState& group) const;
-  bool IsDrained(const GroupState& group) const {
-    return std::ranges::any_of(group.stages,
-                               [&](const StageState& stage) { return WorkerOf(stage).drained; });
-  }
+  bool IsDrained(const GroupState& group) const;
   // Some stage is yet to say that the job's slot is loaded, or freed.
-  static bool IsLoading(const GroupState& group, const std::string& job) {
-    return std::ranges::any_of(
-        group.stages, [&](const StageState& stage) { return FindLoad(stage.orders, job); });
-  }
-  static bool IsFreeing(const GroupState& group, const std::string& job) {
-    return std::ranges::any_of(
-        group.stages, [&](const StageState& stage) { return stage.orders.freeing.contains(job); });
-  }
+  static bool IsLoading(const GroupState& group, const std::string& job);
+  static bool IsFreeing(const GroupState& group, const std::string& job);
   // "worker 'a'", or "workers 'a', 'b'".
   static std::string WorkersText(const GroupState& group);
   GroupState* GroupOf(const JobState& job) { return groups_.Find(job.job().group()); }

@@ -162,6 +162,9 @@ def test_rows_that_cannot_be_asked_are_left_out():
         assert (total["rows"], total["not_asked"], total["without_reference"]) == (2, 2, 1), total
         none = house.run("evaluate", "tiny", "--dataset", "long", *how)
         assert none.status == 1 and "error: PROMPT_TOO_LONG: none of 1 row could be asked; row 0 of" in none.err, none
+        house.add_dataset("empty", [{"prompt": "", "completion": "#1"}])
+        empty = house.run("evaluate", "tiny", "--dataset", "empty", *how)
+        assert "error: PROMPT_INVALID: none of 1 row could be asked; row 0 of dataset 'empty': the prompt is empty" in empty.err, empty
         gave_up = house.lora("evaluate", "tiny", "--dataset", "mixed", "--exact-match", "(a+)+$", "--max-tokens", "2")
         assert "- (the expression gave up)" in gave_up.out and "answers of 1 row (1) and was given up" in gave_up.err, gave_up
         *rows, total = house.objects("evaluate", "tiny", "--dataset", "mixed", "--exact-match", "(a+)+$", "--max-tokens", "2")
@@ -192,6 +195,34 @@ def test_answers_make_way_for_a_job_of_another_model():
         rest, err = client.communicate(timeout=120)
         assert (first + rest).decode() == alone["text"] + "\n", "an answer that was interrupted is another one"
         assert client.returncode == 0 and b"waits: " in err, err
+
+
+def test_jobs_that_came_later_do_not_pass_an_ask():
+    """Three jobs of another model train at any time for a minute, or until it is answered: 10 s and what those need to end."""
+    with house_with_model() as house:
+        other = write_model(house.folder / "other", tokenizer=True, positions=256)
+        house.lora("model", "add", "other", "--path", other)
+        jobs = []
+
+        def train():
+            live = [job for job in jobs if house.object("show", job)["state"] not in ("SUCCEEDED", "FAILED")]
+            while len(live) < 3:
+                live.append(house.submit({**job_of(max_steps=1000 + 500 * (len(jobs) % 3)), "base_model": "other"}))
+                jobs.append(live[-1])
+
+        train()
+        house.wait(jobs, until=lambda job: job["state"] == "RUNNING")
+        client = subprocess.Popen(list(map(str, house.lora_command("generate", "tiny", "a", "--raw", "--max-tokens", "4"))),
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        began = time.monotonic()
+        while client.poll() is None and time.monotonic() - began < 60:
+            train()
+            time.sleep(0.2)
+        waited = time.monotonic() - began
+        out, err = client.communicate(timeout=120)
+        print(f"an ask waited for {waited:.1f} s, {len(jobs)} jobs had come")
+        assert client.returncode == 0 and out and waited < 45, (waited, len(jobs), err)
+        house.wait(jobs)
 
 
 def test_jobs_beside_answers_keep_their_bits():

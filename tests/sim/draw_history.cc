@@ -175,6 +175,21 @@ void DrawTalkative(std::mt19937_64& random, History* history) {
   }
 }
 
+// One slow worker, whom somebody asks a base model, and more jobs of others than it has time for.
+void DrawBesieged(std::mt19937_64& random, History* history) {
+  history->site.machines = {{"worker-0"}};
+  history->site.machines[0].order_us = 200'000;
+  history->rates.owns = 1;
+  for (int i = Draw(random, 1, 3); i > 0; --i) {
+    history->happenings.push_back({0, 0, kAsksKind, 16 * (random() % 1000), kOnce});
+  }
+  int64_t at_us = 0;
+  for (int i = 0; i < 30; ++i) {
+    at_us += Draw(random, 200, 3000) * 1000;
+    history->happenings.push_back({0, at_us, kJobKind, random(), random() >> 1});
+  }
+}
+
 int KindOf(std::string_view name) {
   for (int kind = 0; kind < CountKinds(); ++kind) {
     if (name == NameOfKind(kind)) return kind;
@@ -227,6 +242,11 @@ History DrawHistory(uint64_t seed) {
   }
   if (seed % kTalkativeEvery == 21) {
     DrawTalkative(random, &history);
+    Number(history.happenings);
+    return history;
+  }
+  if (seed % kBesiegedEvery == 53) {
+    DrawBesieged(random, &history);
     Number(history.happenings);
     return history;
   }

@@ -3,6 +3,7 @@
 // deaths and the disk's faults are simulated; one seed reproduces everything.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -158,6 +159,10 @@ class Site final : public server::Sinks, public CoordinatorSide {
   const std::map<int64_t, Told>& told() const { return seen_; }
   // So much has followed that revision, or what did is so old, that it need not be kept.
   bool MayBeGone(int64_t revision) const;
+  // Jobs that came after that moment, as far as that watcher knows, and have succeeded.
+  int64_t SucceededOfThoseAfter(int64_t at_us) const {
+    return std::ranges::count_if(succeeded_us_, [&](int64_t came_us) { return came_us > at_us; });
+  }
   int64_t deaths() const { return deaths_; }
   int64_t failed_starts() const { return failed_starts_; }
   // Streams that the coordinator ended itself.
@@ -245,6 +250,8 @@ class Site final : public server::Sinks, public CoordinatorSide {
   int64_t watched_ = 0;                               // the newest revision that a watcher has seen
   std::map<std::string, v1::Job> followed_;           // by that watcher, as it saw them last
   std::map<int64_t, Told> seen_;                      // by that watcher
+  std::map<std::string, int64_t> came_us_;            // jobs, likewise
+  std::vector<int64_t> succeeded_us_;                 // when those came that have
   bool has_missed_ = false;                           // that watcher, and it was told so
   int64_t idle_us_ = 0;                               // the loop had done all that had come
   std::map<std::string, std::vector<int64_t>> rows_;  // of datasets: their lengths

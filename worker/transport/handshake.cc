@@ -186,6 +186,21 @@ class Reception {
   }
 
   absl::Status Run(Deadline deadline) {
+    const absl::Status status = TakeAll(deadline);
+    if (!absl::IsCancelled(status)) TurnAway();
+    return status;
+  }
+
+ private:
+  // A connection that has not said who it is.
+  struct Guest {
+    FileDescriptor socket;
+    std::string peer;
+    HelloReader reader;
+    Deadline until;
+  };
+
+  absl::Status TakeAll(Deadline deadline) {
     while (!awaited_.empty()) {
       refusals_.Tell();
       const auto now = std::chrono::steady_clock::now();
@@ -206,14 +221,18 @@ class Reception {
     return absl::OkStatus();
   }
 
- private:
-  // A connection that has not said who it is.
-  struct Guest {
-    FileDescriptor socket;
-    std::string peer;
-    HelloReader reader;
-    Deadline until;
-  };
+  // Nobody is awaited any more: who has not said who it is, here or in the kernel's backlog, was none
+  // of the group. The listening socket does not wait.
+  void TurnAway() {
+    constexpr char kWhy[] = "it has not said who it is, and no stage is awaited any more";
+    for (Guest& guest : guests_) Refuse(guest, kWhy, false);
+    guests_.clear();
+    for (size_t i = 0; i < kGuestsMax; ++i) {
+      const auto accepted = Accept(listening_.get(), options_.silence_ms);
+      if (!accepted.ok()) break;
+      refusals_.Note(PeerOf(accepted->get()), kWhy);
+    }
+  }
 
   absl::Status Poll(Deadline deadline) {
     std::vector<pollfd> fds = {{wake_up_.fd(), POLLIN, 0}, {listening_.get(), POLLIN, 0}};

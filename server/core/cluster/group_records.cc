@@ -152,7 +152,7 @@ Member From(const GroupRecord::Member& record) {
   member.departing = record.departing();
   member.resumes = record.resumes();
   member.why_departs = record.why_departs();
-  member.done_step = member.planned_step = record.done_step();
+  member.joined_step = member.done_step = member.planned_step = record.done_step();
   member.save_ordered = record.save_ordered();
   member.saves = {record.saves().begin(), record.saves().end()};
   return member;

@@ -30,6 +30,7 @@ struct Member {
   bool departing = false;
   bool resumes = false;  // it is queued before others then
   std::string why_departs = {};
+  int64_t joined_step = 0;  // where it was when it came, or came back
   int64_t done_step = 0;
   int64_t planned_step = 0;
   int64_t evaluation_step = -1;    // whose sequences are being planned

@@ -123,7 +123,7 @@ Member& GroupTable::Join(GroupState& group, const std::string& job,
                          const planner::AdapterShape& adapter, int64_t step) {
   Member& member = group.members[job];
   member.adapter = adapter;
-  member.done_step = member.planned_step = step;
+  member.joined_step = member.done_step = member.planned_step = step;
   member.save_us = turn_.now_us();
   group.idle_since_us = 0;
   return member;

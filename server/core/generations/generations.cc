@@ -55,7 +55,7 @@ std::string Generations::GuestFor(const GuestContent& content, int64_t tokens,
   guest.of = content;
   guest.of.slot.set_job(name);
   guest.longest_tokens = choice.roomy(content, tokens);
-  guest.arrival_us = turn_.now_us();
+  guest.since_us = turn_.now_us();
   turn_.WantSchedule();
   return name;
 }
@@ -264,8 +264,20 @@ std::vector<Guest*> Generations::Waiting() {
     if (guest.group.empty()) waiting.push_back(&guest);
   }
   std::ranges::sort(waiting, {},
-                    [](const Guest* guest) { return std::pair(guest->arrival_us, guest->name); });
+                    [](const Guest* guest) { return std::pair(guest->since_us, guest->name); });
   return waiting;
+}
+
+void Generations::Place(Guest& guest, const std::string& group) {
+  guest.group = group;
+  guest.placed_us = turn_.now_us();
+}
+
+void Generations::EndTurn(const std::string& name) {
+  Guest* guest = Find(name);
+  if (!guest) return;
+  const bool has_token = guest->since_us > guest->placed_us;
+  if (std::exchange(guest->in_turn, false) || has_token) guest->since_us = turn_.now_us();
 }
 
 void Generations::Say(Guest& guest, std::string why) {
@@ -360,6 +372,7 @@ void Generations::OnGenerated(const worker::v1::Generated& generated) {
                                  " are not finite: the adapter, or the base model, is broken")));
   }
   guest.losses = 0;
+  guest.since_us = turn_.now_us();
   answer.tokens.push_back(generated.token());
   answer.log_probabilities.push_back(generated.log_probability());
   changed_.insert(answer.generation);

@@ -77,9 +77,11 @@ struct Guest {
   std::string name;
   GuestContent of;
   int64_t longest_tokens = 0;  // that it is to have room for
-  int64_t arrival_us = 0;
+  int64_t since_us = 0;        // it came, got its newest token, or had its turn: who waits longest
   std::set<std::string> answers = {};  // that have not ended
   std::string group = {};              // whose member it is; empty: it waits for a place
+  int64_t placed_us = 0;               // since when
+  bool in_turn = false;                // its place was its turn among the jobs (guests.cc)
   std::string why = {};                // it waits
   bool reformed = false;               // a group was formed again for it
   int losses = 0;                      // since its last token
@@ -123,9 +125,11 @@ class Generations {
   bool Asks(const std::string& job, int64_t step) const;
   Guest* Find(const std::string& guest);
   const Guest* Find(const std::string& guest) const;
-  // Those without a place, by arrival.
+  // Those without a place, who has waited longest first.
   std::vector<Guest*> Waiting();
-  void Place(Guest& guest, const std::string& group) { guest.group = group; }
+  void Place(Guest& guest, const std::string& group);
+  // Its group makes way for others: it waits anew, behind them, if it has had its turn or a token.
+  void EndTurn(const std::string& guest);
   void Say(Guest& guest, std::string why);
   // It is no member of a group any more, if it is there at all: nothing of it is asked for.
   void Unplace(const std::string& guest);

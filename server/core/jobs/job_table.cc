@@ -159,9 +159,27 @@ JobState& JobTable::Create(const v1::Job& content, uint64_t random, const std::s
   return job;
 }
 
+void JobTable::NoteUnsaved(JobState& job, const std::string& why) {
+  const int64_t step = job.job().step(), last = job.job().last_checkpoint_step();
+  if (step <= last) return;
+  AddEvent(job, "LAST_STEP_NOT_SAVED",
+           absl::StrCat("step ", step, ", its last, is not saved (", why, "): ",
+                        last > 0 ? absl::StrCat("its newest checkpoint is that of step ", last)
+                                 : "it has no checkpoint"));
+}
+
+void JobTable::DropMetricsBeyond(const JobState& job) {
+  for (int64_t step = job.job().step() + 1; step <= job.record.furthest_step(); ++step) {
+    turn_.Put(storage::DeleteEntry(kMetricsSeries, job.name(), step));
+    turn_.Put(storage::DeleteEntry(kEvaluationSeries, job.name(), step));
+  }
+}
+
 void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& message) {
   const v1::Job::State from = job.state();
   assert(IsLegal(from, to));
+  if (to == v1::Job::CANCELLED) NoteUnsaved(job, message);
+  if (to == v1::Job::SUCCEEDED) DropMetricsBeyond(job);
   const QuotaUse used = UseOf(job.record);
   if (from == v1::Job::QUEUED) queue_.Leave(job);
   if (from == v1::Job::VALIDATING || std::exchange(job.reads_rows, false)) rows_.Leave(job.job());

@@ -173,6 +173,10 @@ class JobTable {
   void StoreChange(const std::string& bytes);
   void TellDeletion(const JobState& job);
   void DropOldChanges();
+  // An event where the job, which is about to be CANCELLED, has a step that no checkpoint has.
+  void NoteUnsaved(JobState& job, const std::string& why);
+  // Of steps that it had done beyond the one at which it is about to have SUCCEEDED.
+  void DropMetricsBeyond(const JobState& job);
   absl::StatusOr<std::map<int64_t, int64_t>> Among(const SnapshotJobs& content) const;
   JobState* TakeUp(const std::string& name);
   void PutEndedAway();

@@ -120,6 +120,18 @@ TEST_CASE("Evictions") {
         "one of them ends)\n");
 }
 
+TEST_CASE("An ask waits like a job, but nobody is evicted for it") {
+  QueuedJob ask = Other(Job("x", 9));
+  ClusterView view = View({Group("g", "m", int64_t{1} << 40, {{"a"}})}, {ask, Job("y", 0)});
+  CHECK(Text(view) ==
+        "evict g: a for x\nwait #1: x (group g makes room for it)\n"
+        "wait #2: y (group g is being formed or changed)\n");
+  view.queue[0].asks = true;
+  CHECK(Text(view) ==
+        "wait #1: x (all workers train other base models (m); waits until one is free)\n"
+        "wait #2: y (behind an ask of 'n', for which group g is draining)\n");
+}
+
 std::string OrderOf(const ClusterView& view) {
   std::string order;
   for (size_t i : QueueOrder(view)) order += (order.empty() ? "" : " ") + view.queue[i].job;

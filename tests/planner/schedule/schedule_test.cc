@@ -240,6 +240,20 @@ TEST_CASE("Decisions") {
   }
 }
 
+TEST_CASE("A group that changes is waited for, but not beside one without jobs") {
+  for (const bool forming : {false, true}) {
+    CAPTURE(forming);
+    ClusterView view{{Busy("w1"), Busy("w2")},
+                     {Group("g", "m", 1, false), Group("h", "m", 1)},
+                     {Job("a", "m", 1, 501)}};
+    view.groups[0].changes = true;
+    view.groups[0].forming = forming;
+    CHECK(Text(view) == "wait #1: a (group g is being formed or changed)\n");
+    view.groups[1] = Group("h", "m", 0);
+    CHECK(Text(view) == "reform #1 h 1024/501: a\n");
+  }
+}
+
 TEST_CASE("Random clusters: budgets hold, groups are of one base model, all jobs are answered") {
   for (uint32_t seed : Seeds()) {
     std::mt19937 random(seed);

@@ -201,7 +201,42 @@ TEST_CASE("workers that die four times by chance fail nobody") {
   world->CheckInvariants();
 }
 
-// Losses in company follow each other as fast as workers come back.
+TEST_CASE("jobs that lose their workers before they have done a step wait longer each time") {
+  auto world = MakeWorld();
+  std::vector<std::string> jobs;
+  for (int i = 0; i < 64; ++i) jobs.push_back(world->Submit(LongJob()));
+  const std::string& job = jobs.front();
+  world->Settle();
+  world->StartWorkers();
+  const auto lose = [&] {
+    world->RunUntilState(job, Job::PREPARING);
+    world->worker(0).Kill();
+    world->RunUntilState(job, Job::QUEUED);
+    return world->now_us();
+  };
+  // Once may happen to anybody; then they are many suspects, none of them alone.
+  lose();
+  CHECK(world->Job(job).queue().why().find("tried again at") == std::string::npos);
+  for (const int64_t seconds : {1, 2, 4}) {
+    const int64_t lost_us = lose();
+    const std::string why = world->Job(job).queue().why();
+    CHECK(why.starts_with("WORKER_LOST: "));
+    CHECK(why.find("tried again at") != std::string::npos);
+    world->RunUntilState(job, Job::PREPARING);
+    CHECK(world->now_us() - lost_us >= seconds * 1'000'000);
+    CHECK(world->now_us() - lost_us < (seconds + 1) * 1'000'000);
+  }
+  // A step of its own, and it starts over.
+  const int64_t step = world->Job(job).step();
+  world->RunUntil([&] { return world->Job(job).step() > step; });
+  world->worker(0).Kill();
+  world->RunUntilState(job, Job::QUEUED);
+  CHECK(world->Job(job).queue().why().find("tried again at") == std::string::npos);
+  for (const std::string& one : jobs) world->RunUntilState(one, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+// Losses in company follow each other within seconds, and each waits longer than the one before.
 TEST_CASE("workers that are ended for a minute, whenever they form a group, fail nobody") {
   for (const int company : {1, 2, 4, 7}) {
     CAPTURE(company);

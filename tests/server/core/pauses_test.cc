@@ -263,7 +263,10 @@ TEST_CASE("a job without a step cannot finish, nor one that is cancelled") {
   world->StartWorkers();
   world->RunUntil([&] { return world->Job(job).step() >= 3; });
   world->Get<Job>(Named<v1::CancelJobRequest>(job));
-  CHECK(WhyNotFinished(*world, job) == "JOB_ENDED");
+  REQUIRE(world->StateOf(job) == Job::CANCELLING);
+  CHECK(WhyNotFinished(*world, job) == "JOB_CANCELLING");
+  CHECK(Reason(world->Call(Named<v1::PauseJobRequest>(job)).status()) == "JOB_CANCELLING");
+  CHECK(Reason(world->Call(Named<v1::ResumeJobRequest>(job)).status()) == "JOB_CANCELLING");
   world->RunUntilState(job, Job::CANCELLED);
   CHECK(WhyNotFinished(*world, job) == "JOB_ENDED");
 }
@@ -304,6 +307,59 @@ TEST_CASE("a job that waits finishes at once, at its checkpoint") {
   world->CheckInvariants();
 }
 
+TEST_CASE("a job that waits and had been further has no rows beyond its end") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Job longer = LongJob();
+  longer.mutable_training()->set_checkpoint_every_steps(10);
+  longer.set_validation_dataset("valid");
+  longer.mutable_training()->set_eval_every_steps(3);
+  const std::string job = world->Submit(longer);
+  world->RunUntil([&] { return world->Job(job).step() >= 17; });
+  world->worker(0).Kill(/*restart=*/false);
+  world->RunUntilState(job, Job::QUEUED);
+  REQUIRE(world->Metrics(job).size() >= 17);
+  REQUIRE(world->Evaluations(job).back().step() == 15);
+  CHECK(Finish(*world, job).state() == Job::SUCCEEDED);
+  REQUIRE(world->Job(job).step() == 10);
+  CHECK(world->Metrics(job).size() == 10);
+  CHECK(world->Evaluations(job).back().step() == 9);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job whose steps were all lost says so where it is to finish") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Job longer = LongJob();
+  longer.mutable_training()->set_checkpoint_every_steps(0);
+  const std::string job = world->Submit(longer);
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  world->worker(0).Kill(/*restart=*/false);
+  world->RunUntilState(job, Job::QUEUED);
+  const absl::Status refused = world->Call(Named<v1::FinishJobRequest>(job)).status();
+  CHECK(Reason(refused) == "NOTHING_TRAINED");
+  CHECK(std::string(refused.message()).find("lost before one was saved") != std::string::npos);
+}
+
+TEST_CASE("a job that waits for its end is said to finish") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Job longer = LongJob();
+  longer.mutable_training()->set_checkpoint_every_steps(0);
+  const std::string job = world->Submit(longer);
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  world->worker(0).Hang(true);
+  Finish(*world, job);
+  world->worker(0).Kill(/*restart=*/false);
+  world->RunUntilState(job, Job::QUEUED);
+  const absl::Status refused = world->Call(Named<v1::PauseJobRequest>(job)).status();
+  CHECK(Reason(refused) == "JOB_FINISHING");
+  CHECK(std::string(refused.message()).find("is QUEUED: it was asked to finish") !=
+        std::string::npos);
+  // It is cancelled as any other.
+  CHECK(world->Get<Job>(Named<v1::CancelJobRequest>(job)).state() == Job::CANCELLED);
+}
+
 TEST_CASE("a job that finishes survives the deaths of its worker and of the coordinator") {
   const auto kills_worker = GENERATE(true, false);
   const auto every = GENERATE(0, 2);
@@ -332,6 +388,13 @@ TEST_CASE("a job that finishes survives the deaths of its worker and of the coor
   world->CheckInvariants();
 }
 
+std::string WhyUnsaved(World& world, const std::string& job) {
+  for (const v1::Event& event : world.Events(job)) {
+    if (event.reason() == "LAST_STEP_NOT_SAVED") return event.message();
+  }
+  return "";
+}
+
 TEST_CASE("a job that is cancelled is saved first") {
   auto world = MakeWorld();
   world->StartWorkers();
@@ -345,6 +408,7 @@ TEST_CASE("a job that is cancelled is saved first") {
     const Job done = world->Job(job);
     CHECK(done.step() >= 3);
     CHECK(done.last_checkpoint_step() == done.step());
+    CHECK(!HasEvent(*world, job, "LAST_STEP_NOT_SAVED"));
   }
   SECTION("if that is quick: a disk that takes nothing holds it up for ten seconds") {
     world->FailSaves(absl::ResourceExhaustedError("disk full"));
@@ -355,12 +419,29 @@ TEST_CASE("a job that is cancelled is saved first") {
     CHECK(world->now_us() - asked_us >= 9'000'000);
     CHECK(world->now_us() - asked_us <= 11'000'000);
     world->FailSaves(absl::OkStatus());
+    CHECK(WhyUnsaved(*world, job).find("saving took too long") != std::string::npos);
   }
   SECTION("unless its worker is gone") {
     world->worker(0).Kill(/*restart=*/false);
     world->Get<Job>(Named<v1::CancelJobRequest>(job));
     world->RunUntilState(job, Job::CANCELLED);
     CHECK(world->Job(job).last_checkpoint_step() == 0);
+    CHECK(WhyUnsaved(*world, job).find("step ") == 0);
+  }
+  SECTION("unless the disk is full") {
+    world->SetRoom(0, 1000);
+    world->Get<Job>(Named<v1::CancelJobRequest>(job));
+    world->RunUntilState(job, Job::CANCELLED);
+    CHECK(WhyUnsaved(*world, job).find("/data") != std::string::npos);
+    world->SetRoom(2000, 1000);
+  }
+  SECTION("unless the coordinator is killed") {
+    world->worker(0).Hang(true);
+    CHECK(world->Get<Job>(Named<v1::CancelJobRequest>(job)).state() == Job::CANCELLING);
+    world->CrashCoordinator();
+    world->RunUntilState(job, Job::CANCELLED);
+    CHECK(WhyUnsaved(*world, job).find("was started again") != std::string::npos);
+    world->worker(0).Hang(false);
   }
   world->Settle();
   world->CheckInvariants();

@@ -104,5 +104,29 @@ TEST_CASE("a worker that reaches others over MPI is taken where the site has a s
   }
 }
 
+TEST_CASE("workers of before a start are said to be awaited") {
+  WorldOptions options;
+  options.workers_outlive = true;
+  const auto world = MakeWorld(options);
+  world->StartWorkers();
+  v1::Job content = World::NewJob();
+  content.mutable_training()->set_epochs(10);
+  const std::string job = world->Submit(content);
+  world->RunUntilState(job, v1::Job::RUNNING);
+  const auto resting = [&] {
+    return world->Get<v1::ListWorkersResponse>(v1::ListWorkersRequest()).workers(0).resting();
+  };
+  CHECK(resting().empty());
+  world->CrashCoordinator();
+  CHECK(resting().starts_with("is awaited since the coordinator was started, 0 s ago: it may "));
+  world->RunUntilState(job, v1::Job::SUCCEEDED);
+  CHECK(resting().empty());
+  world->worker(0).Kill(/*restart=*/false);
+  world->Settle();
+  CHECK(resting().empty());  // it is lost, and nobody knows of what
+  world->CrashCoordinator();
+  CHECK(resting().starts_with("has not come back since the coordinator was started, 0 s ago"));
+}
+
 }  // namespace
 }  // namespace lorad::server

@@ -157,7 +157,14 @@ TEST_CASE_METHOD(GenerateFixture, "what cannot be asked is refused before anythi
     const grpc::Status status = Refusal();
     CHECK(status.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
     CHECK(ErrorInfoOf(status).metadata().at("ask") == "1");
-    CHECK_THAT(status.error_message(), Catch::Contains("ask 1: "));
+    CHECK(ErrorInfoOf(status).reason() == "PROMPT_INVALID");
+    CHECK_THAT(status.error_message(), Catch::Contains("ask 1: the prompt's token 1073741824 is"));
+  }
+  SECTION("a prompt that is empty") {
+    AskOf("job-a", {});
+    const grpc::Status status = Refusal();
+    CHECK(ErrorInfoOf(status).reason() == "PROMPT_INVALID");
+    CHECK_THAT(status.error_message(), Catch::Contains("the prompt is empty"));
   }
   SECTION("a prompt that is too long") {
     AskOf("job-a", std::vector<int32_t>(33, 1));

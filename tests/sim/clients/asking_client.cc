@@ -45,8 +45,19 @@ void AskingClient::TakePiece(const GenerationNews::Piece& piece) {
   ended_.push_back(piece.index);
 }
 
+void AskingClient::EndWait() {
+  if (since_us_ >= 0) {
+    INFO(started_.name << " of '" << asks_[0].base_model << "' waited since " << since_us_
+                       << " us");
+    REQUIRE(site_.SucceededOfThoseAfter(since_us_) <= kPassedMax);
+  }
+  since_us_ = site_.now_us();
+}
+
 bool AskingClient::Take(const absl::StatusOr<server::ReplyValue>& reply) {
   if (!reply.ok()) {
+    EndWait();
+    since_us_ = -1;
     // Of what is gone, or has no checkpoint yet; or the coordinator was started again meanwhile. One
     // that asks twice at once is told that it reads already.
     INFO(started_.name << ": " << reply.status());
@@ -63,9 +74,11 @@ bool AskingClient::Take(const absl::StatusOr<server::ReplyValue>& reply) {
   if (const auto* started = std::get_if<GenerationStarted>(&*reply)) {
     REQUIRE(started->steps.size() == asks_.size());
     started_ = *started;
+    EndWait();
     return false;
   }
   const auto& news = std::get<GenerationNews>(*reply);
+  if (!news.pieces.empty()) EndWait();
   for (const GenerationNews::Piece& piece : news.pieces) TakePiece(piece);
   REQUIRE(news.over == (ended_.size() == asks_.size() && news.pieces.empty()));
   return news.over;

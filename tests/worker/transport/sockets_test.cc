@@ -8,6 +8,7 @@
 
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <regex>
 #include <sstream>
@@ -196,40 +197,73 @@ TEST_CASE("more strangers than are listened to at once do not keep the right sta
   CHECK(joined[1].ok());
 }
 
-TEST_CASE("who is refused is told of with its address, once a second at most") {
+// The lines of the log that tell of refused connections, and how many of these they tell of.
+struct Refusals {
+  int lines = 0;
+  int told = 0;
+};
+
+Refusals RefusalsDuring(const std::function<void()>& what) {
   std::ostringstream lines;
   const auto before = spdlog::default_logger();
   spdlog::set_default_logger(std::make_shared<spdlog::logger>(
       "test", std::make_shared<spdlog::sinks::ostream_sink_mt>(lines)));
-  auto listener = SocketsListener::Open("127.0.0.1", {.join_ms = 2'500});
-  REQUIRE(listener.ok());
-  std::thread joins([&] {
-    (*listener)
-        ->Join({7, 0, 2, "numerics"}, {(*listener)->endpoint(), "127.0.0.1:1"})
-        .status()
-        .IgnoreError();
-  });
-  constexpr int kStrangers = 150;  // the last 50 at once, fewer than the kernel keeps waiting
-  for (int i = 0; i < kStrangers; ++i) {
-    Raw garbage((*listener)->endpoint());
-    garbage.Say("GET / HTTP/1.1\r\nHost: here\r\n\r\n");
-    std::this_thread::sleep_for(std::chrono::milliseconds(i < 100 ? 12 : 0));
-  }
-  joins.join();
+  what();
   spdlog::set_default_logger(before);
   const std::string said = lines.str();
   INFO(said);
   const std::regex line(
       "stage 0 refuses a connection of 127\\.0\\.0\\.1:\\d+: [^\n]+?"
       "(?: \\(and (\\d+) more before it\\))?\n");
-  int written = 0, told = 0;
+  Refusals refusals;
   for (std::sregex_iterator at(said.begin(), said.end(), line), end; at != end; ++at) {
-    ++written;
-    told += 1 + ((*at)[1].matched ? std::stoi((*at)[1].str()) : 0);
+    ++refusals.lines;
+    refusals.told += 1 + ((*at)[1].matched ? std::stoi((*at)[1].str()) : 0);
   }
-  CHECK(told == kStrangers);  // each is counted once, the last ones too
-  CHECK(written >= 2);
-  CHECK(written <= 4);  // in 2.5 s: at once, after one second and two, and at the end
+  return refusals;
+}
+
+TEST_CASE("who says nothing is told of once no stage is awaited, in the kernel's backlog too") {
+  auto listener = SocketsListener::Open("127.0.0.1", {.join_ms = 20'000, .hello_ms = 60'000});
+  REQUIRE(listener.ok());
+  const std::string endpoint = (*listener)->endpoint();
+  std::vector<std::unique_ptr<Raw>> silent;
+  const auto come = [&](int count) {
+    for (int i = 0; i < count; ++i) silent.push_back(std::make_unique<Raw>(endpoint));
+  };
+  const Refusals refusals = RefusalsDuring([&] {
+    come(5);
+    Raw tensors(endpoint), notes(endpoint);
+    tensors.SayHello(7, 1, v1::StageHello::TENSORS);
+    notes.SayHello(7, 1, v1::StageHello::NOTES);
+    come(10);  // nobody looks at these before the stage is there
+    CHECK((*listener)->Join({7, 0, 2, "numerics"}, {endpoint, "127.0.0.1:1"}).ok());
+  });
+  CHECK(refusals.told == 15);
+  CHECK(refusals.lines == 2);
+}
+
+TEST_CASE("who is refused is told of with its address, once a second at most") {
+  auto listener = SocketsListener::Open("127.0.0.1", {.join_ms = 2'500});
+  REQUIRE(listener.ok());
+  constexpr int kStrangers = 150;  // the last 50 at once, fewer than the kernel keeps waiting
+  const Refusals refusals = RefusalsDuring([&] {
+    std::thread joins([&] {
+      (*listener)
+          ->Join({7, 0, 2, "numerics"}, {(*listener)->endpoint(), "127.0.0.1:1"})
+          .status()
+          .IgnoreError();
+    });
+    for (int i = 0; i < kStrangers; ++i) {
+      Raw garbage((*listener)->endpoint());
+      garbage.Say("GET / HTTP/1.1\r\nHost: here\r\n\r\n");
+      std::this_thread::sleep_for(std::chrono::milliseconds(i < 100 ? 12 : 0));
+    }
+    joins.join();
+  });
+  CHECK(refusals.told == kStrangers);  // each is counted once, the last ones too
+  CHECK(refusals.lines >= 2);
+  CHECK(refusals.lines <= 4);  // in 2.5 s: at once, after one second and two, and at the end
 }
 
 TEST_CASE("a stage that is there already is not taken again") {

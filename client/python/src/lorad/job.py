@@ -219,7 +219,7 @@ class Job:
 
     def finish(self) -> Job:
         """Ends it with what it has: its last step is saved, and it SUCCEEDED. May be repeated. LoradError where no
-        step of it is trained (reason NOTHING_TRAINED), or it has ended (JOB_ENDED)."""
+        step of it is trained (reason NOTHING_TRAINED), or it is cancelled or has ended (JOB_CANCELLING, JOB_ENDED)."""
         return self._ask(self._connection.jobs.FinishJob, jobs_pb2.FinishJobRequest(name=self.name))
 
     def pause(self) -> Job:

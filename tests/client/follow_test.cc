@@ -5,6 +5,7 @@
 
 #include <catch2/catch.hpp>
 #include <deque>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -112,9 +113,15 @@ TEST_CASE_METHOD(Fixture, "a refusal ends it, and so does a daemon that never wa
 
 TEST_CASE_METHOD(Fixture, "whoever stops it from outside waits for no news") {
   jobs.streams = {{{3}, grpc::StatusCode::OK, /*stays=*/true}};
-  Follower follower(session, WhatToFollow());
+  std::promise<void> heard;
+  Following following = WhatToFollow();
+  following.told = [&](const v1::WatchJobsResponse&) {
+    heard.set_value();
+    return true;
+  };
+  Follower follower(session, following);
   std::thread stops([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    heard.get_future().wait();
     follower.Stop();
   });
   CHECK(follower.Run().ok());

@@ -12,7 +12,7 @@ import time
 from house import GOLDEN, Failure, House, main, tell
 
 MODEL, ROWS = "llama_gqa_untied", "llama_gqa_untied/r8_all"
-STEPS = 150
+STEPS = 450  # some seconds, so that commands come in time
 
 
 def a_job(**fields):
@@ -123,7 +123,7 @@ def test_updated():
         name = worker_of(house)["name"]
         house.lora("worker", "drain", name, "--reason", "so that all wait", "--wait")
         first, second = house.submit(a_job()), house.submit(a_job(labels={"team": "math"}))
-        places = [house.object("show", job)["queue"]["place"] for job in (first, second)]
+        places = [becomes(house, job, "QUEUED")["queue"]["place"] for job in (first, second)]
         assert places == [1, 2], places
         changed = house.object("update", second, "--priority", "5", "--label", "run=2", "user=bob")
         assert changed["priority"] == 5 and changed["labels"] == {"team": "math", "run": "2", "user": "bob"}, changed
@@ -190,7 +190,7 @@ def test_killed_while_pausing():
 def test_finished():
     """A job that is to finish ends there, over a kill -9 as well, with what an undisturbed one has at that step."""
     with a_house() as house:
-        job_of = lambda every: {**a_job(), "training": {**a_job()["training"], "max_steps": 80, "checkpoint_every_steps": every}}
+        job_of = lambda every: {**a_job(), "training": {**a_job()["training"], "max_steps": 300, "checkpoint_every_steps": every}}
         (undisturbed,) = house.wait([house.submit(job_of(1))])
         for killed in (False, True):
             job = house.submit(job_of(0))
@@ -201,7 +201,7 @@ def test_finished():
                 house.start()
                 assert house.object("show", job)["finish_step"] == end
             (done,) = house.wait([job])
-            assert 5 <= done["step"] == done["finish_step"] == done["last_checkpoint_step"] == end < 80, done
+            assert 5 <= done["step"] == done["finish_step"] == done["last_checkpoint_step"] == end < 300, done
             folders = [house.folder / f"{name}-{end}" for name in (undisturbed["name"], job)]
             for name, folder in zip((undisturbed["name"], job), folders):
                 house.lora("checkpoint", "get", name, "--step", end, "-o", folder)

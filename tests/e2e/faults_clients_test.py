@@ -14,7 +14,7 @@ import time
 
 from faults import Pace, add_rows, add_small_model, check_no_job_failed, raise_descriptor_limit, small_job, until
 from formats import write_model
-from house import Failure, House, Skipped, main, tell
+from house import Failure, House, Skipped, each_below, main, tell
 from http2 import Connection
 from lorad.v1 import datasets_pb2, jobs_pb2
 from lorad.worker.v1 import worker_pb2
@@ -212,11 +212,10 @@ def test_others_may_not_read_the_data_directory():
             add_small_model(house)
             add_rows(house, "rows")
             house.wait([house.submit(small_job(max_steps=6))])
-            wrong = []
-            for path in [house.data_dir, *house.data_dir.rglob("*")]:
-                mode = stat.S_IMODE(path.lstat().st_mode)
-                if mode != (0o700 if path.is_dir() else 0o600):
-                    wrong.append(f"{path.relative_to(house.folder)} {mode:o}")
+            found = [(house.data_dir, house.data_dir.lstat()), *each_below(house.data_dir, lambda path: (path, path.lstat()))]
+            wrong = [f"{path.relative_to(house.folder)} {stat.S_IMODE(is_.st_mode):o}" for path, is_ in found
+                     if stat.S_IMODE(is_.st_mode) != (0o700 if stat.S_ISDIR(is_.st_mode) else 0o600)]
+            assert len(found) > 10, found
             assert not wrong, f"{len(wrong)} can be used by others: {', '.join(wrong[:6])}"
         house.clear()
     finally:

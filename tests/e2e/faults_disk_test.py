@@ -13,7 +13,7 @@ import subprocess
 import time
 
 from faults import Pace, add_rows, add_small_model, check_no_job_failed, fill, mounted, small_job, step_of, strace, until, workers_of
-from house import Failure, House, Skipped, main, tell
+from house import Failure, House, Skipped, each_below, main, tell
 
 DISK = "512m"
 FULL_SECONDS = 40
@@ -139,7 +139,7 @@ def test_a_store_that_cannot_be_synced_ends_the_daemon():
     with House(None, "--workers", "cpu:1", "--worker-threads", 1) as house:
         add_small_model(house)
         add_rows(house, "rows")
-        job = house.submit(small_job(max_steps=400))
+        job = house.submit(small_job(max_steps=1000))  # some seconds, so that it saves while strace is there
         until(lambda: step_of(house, job) > 5, 30, "the first steps")
         acknowledged = [j["name"] for j in house.objects("ls")]
         syncs = "fsync,fdatasync"
@@ -155,7 +155,8 @@ def test_a_store_that_cannot_be_synced_ends_the_daemon():
 
 
 def hashes_below(folder):
-    return {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in folder.rglob("*") if path.is_file()}
+    hashes = each_below(folder, lambda path: path.is_file() and (hashlib.sha256(path.read_bytes()).hexdigest(), path))
+    return dict(filter(None, hashes))
 
 
 def test_an_older_store_put_back():

@@ -8,13 +8,13 @@ import socket
 import subprocess
 import time
 
-from house import LORAD, WORKER, Failure, House, Result, tell
+from house import LORAD, WORKER, Failure, House, Result, running_seconds, tell
 
 
 def until(predicate, what, seconds=60):
-    deadline = time.monotonic() + seconds
+    deadline = running_seconds() + seconds
     while not (found := predicate()):
-        if time.monotonic() > deadline:
+        if running_seconds() > deadline:
             raise Failure(f"not within {seconds} s: {what}")
         time.sleep(0.05)
     return found
@@ -49,12 +49,13 @@ class OtherHost:
     def __init__(self):
         self.namespace = f"lorad{os.getpid()}"
         self.link = f"lo{os.getpid()}"[:13]
-        subnet = f"10.213.{os.getpid() % 250}"
-        self.address, self.prefix = f"{subnet}.1", []
+        # Of four addresses each, so that two tests at once hardly ever have the same.
+        high, low = divmod(4 * (os.getpid() % (1 << 14)), 256)
+        self.address, self.there, self.prefix = f"10.213.{high}.{low + 1}", f"10.213.{high}.{low + 2}", []
         theirs = f"{self.link}x"
         steps = [f"netns add {self.namespace}", f"link add {self.link} type veth peer name {theirs}",
-                 f"link set {theirs} netns {self.namespace}", f"addr add {subnet}.1/24 dev {self.link}", f"link set {self.link} up",
-                 f"-n {self.namespace} addr add {subnet}.2/24 dev {theirs}", f"-n {self.namespace} link set {theirs} up"]
+                 f"link set {theirs} netns {self.namespace}", f"addr add {self.address}/30 dev {self.link}", f"link set {self.link} up",
+                 f"-n {self.namespace} addr add {self.there}/30 dev {theirs}", f"-n {self.namespace} link set {theirs} up"]
         if shutil.which("ip") and all(self.ip(step) for step in steps):
             self.prefix = ["ip", "netns", "exec", self.namespace]
             tell("    another network namespace is the other host")

@@ -1,5 +1,7 @@
 """The built house, driven as a user does: `lorad serve` in a folder of its own and `lora` against it."""
 
+import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -212,6 +214,49 @@ class House:
 
     def clear(self):
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class RunningClock:
+    """For bars and short limits, which are about lorad: as time.monotonic, but where all of this machine stands still for a while,
+    of that no more than a blink is counted."""
+    BLINK = 0.25
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.shown, self.looked = 0.0, time.monotonic()
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def run(self):
+        while True:
+            time.sleep(0.02)
+            self.seconds()
+
+    def seconds(self):
+        with self.lock:
+            now = time.monotonic()
+            self.shown += min(now - self.looked, self.BLINK)
+            self.looked = now
+            return self.shown
+
+
+@functools.cache
+def running_clock():
+    return RunningClock()
+
+
+def running_seconds():
+    """By that clock, which begins at the first call."""
+    return running_clock().seconds()
+
+
+def each_below(folder, look):
+    """[look(path)] of all below a folder in which others write; what goes meanwhile is passed over."""
+    found = []
+    for parent, folders, files in os.walk(folder):
+        for name in folders + files:
+            with contextlib.suppress(FileNotFoundError):
+                found.append(look(pathlib.Path(parent, name)))
+    return found
 
 
 def tell(*parts):

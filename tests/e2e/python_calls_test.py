@@ -9,7 +9,7 @@ import time
 from concurrent import futures
 
 import python_package
-from house import main
+from house import main, running_seconds
 
 python_package.load()
 
@@ -186,9 +186,9 @@ def test_what_does_not_pass_is_not_repeated():
 def test_the_time_for_retries_ends():
     with daemon_and_client(retry_seconds=1.0) as (daemon, client):
         daemon.answers = {"GetDataset": [Refusal(Code.UNAVAILABLE, "SHUTTING_DOWN")] * 20}
-        began = time.monotonic()
+        began = running_seconds()
         error = python_package.error_of(lorad.UnavailableError, client.datasets.get, "sums")
-        assert error.reason == "SHUTTING_DOWN" and time.monotonic() - began < 3
+        assert error.reason == "SHUTTING_DOWN" and running_seconds() - began < 3
         assert 2 <= len(daemon.asked["GetDataset"]) <= 5, len(daemon.asked["GetDataset"])
 
 
@@ -272,9 +272,9 @@ def test_each_callback_hears_all():
 def test_attempts_last_as_long_as_is_said():
     with daemon_and_client(retry_seconds=2.0) as (daemon, client):
         daemon.answers = {"GetDataset": [Refusal(Code.UNAVAILABLE)] * 20}
-        began = time.monotonic()
+        began, ran = time.monotonic(), running_seconds()
         python_package.error_of(lorad.UnavailableError, client.datasets.get, "rows")
-        assert 2.0 <= time.monotonic() - began < 3.0
+        assert time.monotonic() - began >= 2.0 and running_seconds() - ran < 3.0
 
 
 def test_a_watch_that_does_not_go_on():

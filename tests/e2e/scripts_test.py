@@ -1,5 +1,6 @@
 """What scripts may rely on: streams, exit statuses, keys, ids, times."""
 
+import codecs
 import fcntl
 import json
 import os
@@ -251,6 +252,7 @@ class Terminal:
         self.program = subprocess.Popen(list(map(str, command)), env={**os.environ, **environment}, **streams)
         os.close(self.theirs)
         self.drawn = ""
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a piece may end in the middle of a letter
 
     def resize(self, columns):
         fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -263,7 +265,7 @@ class Terminal:
                 piece = os.read(self.ours, 65536) if select.select([self.ours], [], [], 0.2)[0] else b""
             except OSError:
                 break
-            self.drawn += piece.decode(errors="replace")
+            self.drawn += self.decoder.decode(piece)
         assert self.program.wait(10) == 0, self.drawn[-2000:]
         return self.drawn
 
@@ -275,7 +277,7 @@ class Terminal:
             if not select.select([self.ours], [], [], 0.2)[0]:
                 continue
             try:
-                self.drawn += os.read(self.ours, 65536).decode()
+                self.drawn += self.decoder.decode(os.read(self.ours, 65536))
             except OSError:  # the program has ended
                 break
         assert all(text in self.drawn for text in texts), (texts, self.drawn[-2000:])
@@ -285,7 +287,7 @@ def test_top_stays_up_to_date():
     """On a terminal `lora top`, like `lora watch` without ids, outlives the daemon and ends well at Ctrl-C."""
     with House(None, "--workers", "cpu:1") as house:
         prepare(house)
-        name = house.submit(a_job(max_steps=300, checkpoint_every_steps=5, eval_every_steps=0))
+        name = house.submit(a_job(max_steps=100_000, checkpoint_every_steps=5, eval_every_steps=0))
         port = house.address.split(":")[1]
         once = house.lora("top").out
         assert "JOB" in once and name in once and "\x1b" not in once, once

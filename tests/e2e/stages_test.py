@@ -18,6 +18,7 @@ SEED = int(OPTIONS.get("seed", random.SystemRandom().randrange(2**31)))
 STEPS = int(OPTIONS.get("steps", 30))
 STORM_SECONDS = float(OPTIONS.get("seconds", 20))
 SUBJECTS = Subjects(SEED, STEPS)
+LASTING = Subjects(SEED, 6 * STEPS)  # that commands catch as they train
 LONG = Subjects(SEED, 25 * STEPS)  # that most storms do not outlive
 LOSS, MATRIX = 1e-5, 1e-4  # relative, from PEFT's
 LEASE_S = 3
@@ -59,8 +60,8 @@ def check_pipeline(events, names, slack):
 def test_what_is_seen():
     """`worker ls`, `cluster` and `trace` while two stages train."""
     with House(None, *HOUSE) as house:
-        SUBJECTS.prepare(house, "--stages", 2, layers=LAYERS)
-        names = [house.submit(job) for job in SUBJECTS.jobs()]
+        LASTING.prepare(house, "--stages", 2, layers=LAYERS)
+        names = [house.submit(job) for job in LASTING.jobs()]
         refused = house.run("trace", names[0])
         assert refused.status != 0 and "JOB_NOT_TRAINING" in refused.err, refused
         start_workers(house, start, 2)
@@ -118,15 +119,14 @@ def test_goldens():
 
 def test_a_job_goes_on_on_another_number_of_stages():
     """Stopped on two stages, it goes on alone, and then on three."""
-    want = on_one_worker(SUBJECTS, start)
+    want = on_one_worker(LASTING, start)
     with House(None, *HOUSE) as house:
-        SUBJECTS.prepare(house, "--stages", 2, layers=LAYERS)
-        names = [house.submit(job) for job in SUBJECTS.jobs()]
+        LASTING.prepare(house, "--stages", 2, layers=LAYERS)
+        names = [house.submit(job) for job in LASTING.jobs()]
         start_workers(house, start, 2)
-        for stages, share in ((1, 3), (3, 2)):
-            house.wait(names[:1], until=lambda job: job["step"] >= STEPS // share)
-            for name in names:
-                house.run("pause", name)
+        for stages, share in ((1, 6), (3, 3)):
+            house.wait(names[:1], until=lambda job: job["step"] >= LASTING.steps // share)
+            house.lora("pause", *names)
             house.wait(names, until=lambda job: job["state"] in ("PAUSED", "SUCCEEDED"))
             house.end_workers()
             house.lora("model", "update", "small", "--stages", stages)
@@ -135,7 +135,7 @@ def test_a_job_goes_on_on_another_number_of_stages():
                 house.run("resume", name)
             until(lambda: set(groups(house)) == {stages}, f"groups of {stages} workers")
         house.wait(names)
-        SUBJECTS.compare("on 2, 1 and 3 stages", outcome(house, names), want)
+        LASTING.compare("on 2, 1 and 3 stages", outcome(house, names), want)
     house.clear()
 
 

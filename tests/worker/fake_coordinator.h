@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
@@ -33,10 +34,6 @@ class FakeCoordinator : public v1::Coordinator::Service {
     // As the real one: workers ask whether their coordinator still lives.
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
     builder.RegisterService(this);
-    {
-      std::lock_guard lock(mutex_);
-      closing_ = false;
-    }
     server_ = builder.BuildAndStart();
     REQUIRE(server_ != nullptr);
   }
@@ -49,7 +46,7 @@ class FakeCoordinator : public v1::Coordinator::Service {
   void Break() {
     {
       std::lock_guard lock(mutex_);
-      closing_ = true;
+      ended_ = newest_;
       if (context_ != nullptr) context_->TryCancel();
     }
     wake_.notify_all();
@@ -92,11 +89,12 @@ class FakeCoordinator : public v1::Coordinator::Service {
   grpc::Status Control(
       grpc::ServerContext* context,
       grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::WorkerMessage>* stream) override {
+    int mine = 0;  // a worker may be back before the stream that broke has ended here
     {
       std::lock_guard lock(mutex_);
       if (!refuse_.ok()) return refuse_;
       context_ = context;
-      closing_ = false;
+      mine = ++newest_;
       orders_.clear();
       v1::CoordinatorMessage welcome;
       welcome.mutable_welcome()->set_heartbeat_ms(20);
@@ -107,8 +105,8 @@ class FakeCoordinator : public v1::Coordinator::Service {
     std::thread writer([&] {
       std::unique_lock lock(mutex_);
       while (true) {
-        wake_.wait(lock, [&] { return closing_ || !orders_.empty(); });
-        if (closing_) return;
+        wake_.wait(lock, [&] { return ended_ >= mine || newest_ > mine || !orders_.empty(); });
+        if (ended_ >= mine || newest_ > mine) return;
         const v1::CoordinatorMessage message = std::move(orders_.front());
         orders_.pop_front();
         lock.unlock();
@@ -124,8 +122,8 @@ class FakeCoordinator : public v1::Coordinator::Service {
     }
     {
       std::lock_guard lock(mutex_);
-      closing_ = true;
-      context_ = nullptr;
+      ended_ = std::max(ended_, mine);
+      if (context_ == context) context_ = nullptr;
     }
     wake_.notify_all();
     writer.join();
@@ -189,7 +187,8 @@ class FakeCoordinator : public v1::Coordinator::Service {
   std::condition_variable wake_;
   std::condition_variable heard_;
   grpc::ServerContext* context_ = nullptr;
-  bool closing_ = false;
+  int newest_ = 0;  // of the streams, counted from 1
+  int ended_ = 0;   // the streams up to this one are to end
   grpc::Status refuse_;
   std::deque<v1::CoordinatorMessage> orders_;
   std::deque<v1::WorkerMessage> messages_;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
-#include <chrono>
+#include <ctime>
 #include <iostream>
 #include <random>
 
@@ -135,12 +135,12 @@ TEST_CASE("10,000 jobs that wait for 64 workers") {
                                200 + static_cast<int64_t>(random() % 4) * 100, i,
                                random() % 2 > 0 ? "m" : "n"));
   }
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();  // of this process, whoever else computes
   const auto seen = Foresee(view);
-  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
-  std::cout << "foresaw 10,000 jobs in " << took.count() << " ms\n";
+  const double took_ms = 1e3 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  std::cout << "foresaw 10,000 jobs in " << took_ms << " ms\n";
   CHECK(seen.size() == 10'000);
-  CHECK(took.count() < 1000);  // a hang or a square would show; the bar is measured by hand
+  CHECK(took_ms < 1000);  // a hang or a square would show; the bar is measured by hand
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
-#include <chrono>
+#include <ctime>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -194,9 +194,8 @@ TEST_CASE("Greedy wins ties: the program's packing comes only where it is better
   }
 }
 
-double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+// Of this process, whoever else computes.
+double Seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 struct Instance {
   std::string kind;

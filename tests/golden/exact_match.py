@@ -42,20 +42,22 @@ def answer(model, tokenizer, messages, tokens):
 
 def main():
     directory, rows, tokens, *adapters = sys.argv[1:]
+    torch.set_num_threads(1)  # one answer waits for memory more than for arithmetic, and threads for each other
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     plain = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     asked = [json.loads(line)["messages"] for line in open(rows)]
     model = plain
-    for adapter in adapters:
-        if adapter != "-" and model is plain:
-            model = peft.PeftModel.from_pretrained(plain, adapter, adapter_name=adapter)
-        elif adapter != "-":
-            model.load_adapter(adapter, adapter_name=adapter)
+    names = [None if adapter == "-" else f"adapter-{i}" for i, adapter in enumerate(adapters)]  # a path's dots are no name's
+    for name, adapter in zip(names, adapters):
+        if name and model is plain:
+            model = peft.PeftModel.from_pretrained(plain, adapter, adapter_name=name)
+        elif name:
+            model.load_adapter(adapter, adapter_name=name)
     model.eval()
-    for adapter in adapters:
-        if adapter != "-":
-            model.set_adapter(adapter)
-        without = adapter == "-" and model is not plain
+    for name in names:
+        if name:
+            model.set_adapter(name)
+        without = name is None and model is not plain
         with torch.no_grad(), model.disable_adapter() if without else contextlib.nullcontext():
             for messages in asked:
                 print(json.dumps(answer(model, tokenizer, messages, int(tokens))), flush=True)

@@ -14,8 +14,8 @@ NAME = "lorad"
 TAG = "py3-none-any"
 # The stubs are protoc 3.21's, which later runtimes still take; tests run with the newest of those in tools/setup.
 REQUIRES = ["grpcio>=1.51", "protobuf>=4.21.12", "googleapis-common-protos>=1.56", "typing-extensions>=4.6"]
-EXTRAS = {"progress": ["tqdm"], "pandas": ["pandas"], "plot": ["matplotlib"], "peft": ["peft", "transformers"],
-          "wandb": ["wandb"], "tensorboard": ["tensorboardX"]}
+EXTRAS = {"progress": ["tqdm"], "pandas": ["pandas"], "parquet": ["pyarrow"], "zstd": ['backports.zstd; python_version < "3.14"'],
+          "plot": ["matplotlib"], "peft": ["peft", "transformers"], "wandb": ["wandb"], "tensorboard": ["tensorboardX"]}
 
 
 def metadata(version, readme):
@@ -23,7 +23,7 @@ def metadata(version, readme):
              "Summary: Fine-tunes LoRA adapters by a lorad daemon", "License: Apache-2.0", "Requires-Python: >=3.11",
              *(f"Requires-Dist: {what}" for what in REQUIRES)]
     for extra, needs in EXTRAS.items():
-        lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {what}; extra == "{extra}"' for what in needs)]
+        lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {what}{" and" if ";" in what else ";"} extra == "{extra}"' for what in needs)]
     return "\n".join([*lines, "Classifier: Typing :: Typed", "Description-Content-Type: text/markdown", "", readme])
 
 

@@ -48,16 +48,18 @@ void ThreadPool::Execute(const Job& job) {
   }
   job_ = job;
   next_item_.store(0, std::memory_order_relaxed);
-  running_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
   {
     std::lock_guard lock(mutex_);
-    generation_.fetch_add(1, std::memory_order_release);
+    const uint64_t last = state_.load(std::memory_order_relaxed) >> kJobShift;
+    state_.store(((last + 1) << kJobShift) | kOpen, std::memory_order_release);
   }
   wake_.notify_all();
   TakeItems(job, 0);
+  // Who has not come yet finds no item: on a busy machine it may wake much later.
+  state_.fetch_and(~kOpen, std::memory_order_acq_rel);
   // The last items are short: yielding costs less than sleeping, and leaves the core to a worker
   // that shares it.
-  for (int spin = 0; running_.load(std::memory_order_acquire) != 0; ++spin) {
+  for (int spin = 0; (state_.load(std::memory_order_acquire) & kWorkers) != 0; ++spin) {
     if (spin < kSpins) {
       Pause();
     } else {
@@ -67,20 +69,25 @@ void ThreadPool::Execute(const Job& job) {
 }
 
 void ThreadPool::Work(int thread) {
-  uint64_t done = 0;
+  uint64_t seen = 0;  // the last job of which this thread knows
+  const auto job_now = [this] { return state_.load(std::memory_order_acquire) >> kJobShift; };
   for (;;) {
-    for (int spin = 0; spin < kSpins && generation_.load(std::memory_order_acquire) == done;
-         ++spin) {
-      Pause();
-    }
-    if (generation_.load(std::memory_order_acquire) == done) {
+    for (int spin = 0; spin < kSpins && job_now() == seen; ++spin) Pause();
+    if (job_now() == seen) {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return stop_.load() || generation_.load() != done; });
-      if (generation_.load() == done) return;  // stopped
+      wake_.wait(lock, [&] { return stop_.load() || job_now() != seen; });
+      if (job_now() == seen) return;  // stopped
     }
-    done = generation_.load(std::memory_order_acquire);
+    uint64_t state = state_.load(std::memory_order_acquire);
+    bool joined = false;
+    while (!joined && (state & kOpen) != 0) {
+      joined = state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel,
+                                            std::memory_order_acquire);
+    }
+    seen = state >> kJobShift;
+    if (!joined) continue;
     TakeItems(job_, thread);
-    running_.fetch_sub(1, std::memory_order_release);
+    state_.fetch_sub(1, std::memory_order_release);
   }
 }
 

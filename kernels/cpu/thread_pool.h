@@ -47,14 +47,18 @@ class ThreadPool {
   void Work(int thread);
   void TakeItems(const Job& job, int thread);
 
+  // Of state_: how many workers are at job_, whether more may join them, and which job it is.
+  static constexpr uint64_t kWorkers = 0xffff;
+  static constexpr uint64_t kOpen = 0x10000;
+  static constexpr int kJobShift = 17;
+
   std::vector<std::thread> workers_;
-  Job job_;                              // written while no worker runs
-  std::atomic<int64_t> next_item_{0};    // of job_
-  std::atomic<uint64_t> generation_{0};  // counts jobs; a worker runs each once
-  std::atomic<int> running_{0};          // workers that have not finished job_
+  Job job_;                            // written while no worker is at it and none may join
+  std::atomic<int64_t> next_item_{0};  // of job_
+  std::atomic<uint64_t> state_{0};     // a worker joins each job once at most
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
-  std::condition_variable wake_;  // generation_ or stop_ changed
+  std::condition_variable wake_;  // another job, or stop_ changed
 };
 
 }  // namespace lorad::kernels::cpu

@@ -3,6 +3,7 @@
 usage: python_names_test.py [TEST...]
 """
 
+import contextlib
 import dataclasses
 import enum
 import gzip
@@ -11,6 +12,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import tempfile
 
 import python_package
@@ -19,6 +21,7 @@ from house import main, tell
 FOLDER = python_package.load()
 
 import lorad  # noqa: E402
+from backports import zstd  # noqa: E402
 from lorad import names, rows  # noqa: E402
 from lorad.v1 import datasets_pb2, jobs_pb2  # noqa: E402
 
@@ -212,6 +215,24 @@ def lines_of(data, columns=None):
 ROWS = [{"prompt": "2 + 2 =", "completion": " 4"}, {"prompt": "gr\u00fc\u00df \U0001f600", "completion": "a\nb"}]
 
 
+# A frame of zstd's that holds no rows.
+SKIPPED = b"\x5e\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"note"
+
+
+@contextlib.contextmanager
+def without(*names):
+    """As if these modules were not installed."""
+    before = {name: sys.modules.get(name) for name in names}
+    sys.modules.update(dict.fromkeys(names))
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name)
+            if module is not None:
+                sys.modules[name] = module
+
+
 def test_rows_of_every_kind():
     want = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
     folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")))
@@ -221,8 +242,10 @@ def test_rows_of_every_kind():
     table = "\ufeffprompt,completion\n" + "".join('"{prompt}","{completion}"\n'.format(**row) for row in ROWS)
     (folder / "a.csv").write_text(table)
     (folder / "a.csv.gz").write_bytes(gzip.compress(table.encode()))
-    for data in (ROWS, tuple(ROWS), iter(ROWS), *(folder / name for name in ("a.jsonl", "a.jsonl.gz", "a.json", "a.csv", "a.csv.gz")),
-                 str(folder / "a.jsonl")):
+    (folder / "a.jsonl.zst").write_bytes(SKIPPED + zstd.compress(want[:10]) + zstd.compress(want[10:]))
+    (folder / "a.csv.zst").write_bytes(zstd.compress(table.encode()))
+    files = [folder / name for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.json", "a.csv", "a.csv.gz", "a.csv.zst")]
+    for data in (ROWS, tuple(ROWS), iter(ROWS), *files, str(folder / "a.jsonl")):
         assert lines_of(data) == want, data
     renamed = {"prompt": "question", "completion": "answer"}
     theirs = [{"question": row["prompt"], "answer": row["completion"]} for row in ROWS]
@@ -244,16 +267,26 @@ def test_rows_that_are_wrong():
             ("empty.csv", b"", ":1", "no header"),
             ("nul.csv", b"a,b\n1,\0\n", ":2", ""),
             ("latin.csv", b"a,b\n\xff,1\n", "", "utf-8"),
-            ("rows.parquet", b"PAR1....", "", "read_parquet"),
-            ("rows.jsonl.zst", b"\x28\xb5\x2f\xfd....", "", "zstd"),
+            ("rows.arrow", b"ARROW1..", "", "read_feather"),
+            ("rows.parquet.gz", gzip.compress(b"PAR1...."), "", "Parquet packed by gzip"),
+            ("rows.parquet.zst", zstd.compress(b"PAR1...."), "", "unpack it with `zstd -d`"),
+            ("rows.jsonl.zst", b"\x28\xb5\x2f\xfd....", "", "no whole zstd file"),
+            ("cut.jsonl.zst", zstd.compress(b"{}\n" * 1000)[:-1], "", "ended before the end"),
+            ("more.jsonl.zst", zstd.compress(b"{}\n") + b"xxxx", "", "no whole zstd file"),
             ("cut.json", b"[{}", "", "delimiter"),
-            ("cut.jsonl.gz", gzip.compress(b"{}\n" * 1000)[:20], "", ""),
+            ("cut.jsonl.gz", gzip.compress(b"{}\n" * 1000)[:20], "", "no whole gzip file"),
+            ("spoilt.jsonl.gz", gzip.compress(b"{}\n" * 1000)[:10] + b"\xff" * 10, "", "no whole gzip file"),
             ("numbers.json", b"[1]", "[0]", "mapping")]:
         path = folder / name
         path.write_bytes(content)
         found = violations_of(lines_of, path)
         ((field, said),) = found.items()
         assert field == f"{path}{where}" and what in said, found
+    with without("compression.zstd", "backports.zstd", "pyarrow"):
+        for name, content, what in (("lacking.zst", zstd.compress(b"{}"), "pip install backports.zstd"),
+                                    ("lacking.parquet", b"PAR1....", "pip install pyarrow")):
+            (folder / name).write_bytes(content)
+            assert what in violations_of(lines_of, folder / name)[str(folder / name)], name
     assert "rows[1]" in violations_of(lines_of, [{}, {"x": float("nan")}])
     assert "rows[0]" in violations_of(lines_of, ["text"]) and "rows[0]" in violations_of(lines_of, [{"x": object()}])
     assert "no column 'q'" in violations_of(lines_of, [{"a": 1}], {"prompt": "q"})["rows[0]"]
@@ -266,7 +299,7 @@ def test_rows_that_are_wrong():
 def test_rows_of_datasets_and_pandas():
     python = python_package.references()
     script = """
-import json, sys; sys.path.append(sys.argv[1]); sys.path += sys.argv[2:]
+import json, pathlib, sys, tempfile; sys.path.append(sys.argv[1]); sys.path += sys.argv[2:]
 import datasets, pandas, numpy
 from lorad import rows
 def lines(data): return b"".join(rows.json_lines(data)).decode()
@@ -283,6 +316,27 @@ assert lines(datasets.Dataset.from_list(plain).to_iterable_dataset()) == text(pl
 assert lines(datasets.Dataset.from_list(tokens).with_format("numpy")) == text(tokens)
 assert lines(pandas.DataFrame({"input_ids": [numpy.array([1, 2])], "labels": [numpy.array([-100, 2])]})) == text(tokens)
 assert lines(pandas.DataFrame({"a": range(2500)})).count("\\n") == 2500
+folder = pathlib.Path(tempfile.mkdtemp())
+def parquet(rows, **how):
+    datasets.Dataset.from_list(rows).to_parquet(folder / "rows.bin", **how)  # told by its bytes, not by its name
+    return folder / "rows.bin"
+for given, want in ((plain, plain), (chat, chat), (tokens, tokens), (holes, whole)):
+    assert lines(parquet(given)) == text(want), lines(parquet(given))
+many = [{"prompt": str(i), "completion": "x"} for i in range(2500)]
+assert lines(parquet(many, batch_size=700)) == text(many)
+assert b"".join(rows.json_lines(parquet(many), {"question": "prompt"})).decode().count('"question"') == 2500
+pandas.DataFrame(plain).to_parquet(folder / "of_pandas.parquet")
+assert lines(folder / "of_pandas.parquet") == text(plain)
+def error_of(path):
+    try: lines(path)
+    except ValueError as error: return str(error)
+    raise SystemExit(f"{path} was taken")
+whole_file = parquet(many).read_bytes()
+for cut in (whole_file[:-9], b"PAR1....", whole_file[:100] + b"x" * 400 + whole_file[500:]):
+    (folder / "cut.parquet").write_bytes(cut)
+    assert "cut.parquet: is no whole Parquet file: " in error_of(folder / "cut.parquet"), error_of(folder / "cut.parquet")
+pandas.DataFrame({"prompt": ["a"], "completion": pandas.to_datetime(["2026-01-01"])}).to_parquet(folder / "dates.parquet")
+assert "dates.parquet[0]: a datetime has no JSON" in error_of(folder / "dates.parquet").replace("Timestamp", "datetime"), error_of(folder / "dates.parquet")
 from lorad.tables import Table
 frame = Table(["step", "loss"], [{"step": 1, "loss": 2.0}]).to_pandas()
 assert list(frame.columns) == ["step", "loss"] and frame.loss[0] == 2.0

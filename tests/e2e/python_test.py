@@ -447,7 +447,7 @@ MYPY = """[mypy]
 strict = True
 [mypy-lorad.v1.*]
 ignore_errors = True
-[mypy-grpc.*,google.*,pandas.*,tqdm.*,wandb.*,matplotlib.*,peft.*,torch.*,tensorboardX.*]
+[mypy-grpc.*,google.*,pandas.*,pyarrow.*,tqdm.*,wandb.*,matplotlib.*,peft.*,torch.*,tensorboardX.*]
 ignore_missing_imports = True
 """
 TYPED = """import lorad

@@ -2,8 +2,9 @@
 adapter and with that of every run (RUN/final), in float32 on a CPU, eager attention. tools/references runs it.
 
 usage: generate_runs.py GOLDEN_DIR [MODEL ...]
-       generate_runs.py GOLDEN_DIR --smollm2 MODEL_DIR ROWS     the same of SmolLM2 after 32 questions of ROWS, every other one
-                                                                with smollm2_gsm8k_r4_qv/final, 64 tokens each
+       generate_runs.py GOLDEN_DIR --smollm2 MODEL_DIR ROWS...  the same of SmolLM2, 64 tokens after the beginnings of 50
+                                                                questions of ROWS, every other one with
+                                                                smollm2_gsm8k_r4_qv/final
 
 For each adapter ("" = none) and prompt: the tokens of model.generate, their log probabilities by one pass over all of
 them, and how far the most likely token was ahead of the next one. A prompt where that is less than the engines may differ
@@ -13,6 +14,7 @@ transformers' cache changes no token, as the script checks, but with longrope: a
 other tokens with a cache than without (transformers 5.17). There it generates without.
 """
 
+import contextlib
 import json
 import pathlib
 import random
@@ -26,6 +28,10 @@ from families import FAMILIES
 TOKENS = 16
 PROMPTS = [1, 7, 15, 24, 30, 47]  # lengths; on both sides of windows of 16 and borders at 32, some within 16 tokens of them
 MARGIN = 1e-4
+# Of the real model.
+REAL_PROMPTS = 50
+REAL_TOKENS = 64
+REAL_LENGTHS = [8, 16, 24, 32]  # of the prompts, in turn: an engine without a cache runs each prefix again
 
 
 def load(folder):
@@ -62,44 +68,36 @@ def write(path, generated):
     path.write_text("{\n" + lines + "\n}\n")
 
 
-def smollm2(golden, directory, rows):
+def smollm2(golden, directory, files):
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     run = "smollm2_gsm8k_r4_qv"
     model = peft.PeftModel.from_pretrained(model, golden / run / "final").eval()
+    rows = [json.loads(line) for file in files for line in open(file)][:REAL_PROMPTS]
+    assert len(rows) == REAL_PROMPTS, f"{files} have {len(rows)} rows"
     generated = {"": [], run: []}
-    for line in open(rows):
-        row = json.loads(line)
-        # Short ones, for every token runs its prefix again.
-        prompt = tokenizer(row["messages"][0]["content"] if "messages" in row else row["prompt"])["input_ids"][:32]
+    for i, row in enumerate(rows):
+        prompt = tokenizer(row["messages"][0]["content"])["input_ids"][:REAL_LENGTHS[i // 2 % len(REAL_LENGTHS)]]
         ids = torch.tensor([prompt])
-        to = generated["" if len(generated[""]) == len(generated[run]) else run]
-        with torch.no_grad():
-            if to is generated[""]:
-                model.disable_adapter_layers()
-            else:
-                model.enable_adapter_layers()
-            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False,
+        to = generated["" if i % 2 == 0 else run]
+        with torch.no_grad(), model.disable_adapter() if i % 2 == 0 else contextlib.nullcontext():
+            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=REAL_TOKENS, do_sample=False,
                                  eos_token_id=None, pad_token_id=0, return_dict_in_generate=True, output_logits=True)
         tokens = out.sequences[0, len(prompt):].tolist()
         logits = torch.cat(out.logits).double()
-        assert logits.argmax(-1).tolist() == tokens and len(tokens) == 64
+        assert logits.argmax(-1).tolist() == tokens and len(tokens) == REAL_TOKENS
         best = logits.topk(2).values
         margin = (best[:, 0] - best[:, 1]).min().item()
-        if margin < MARGIN:
-            print(f"passed over: two tokens are {margin} apart")
-            continue
-        log_p = torch.log_softmax(logits, -1)[range(64), tokens].tolist()
+        log_p = torch.log_softmax(logits, -1)[range(REAL_TOKENS), tokens].tolist()
         to.append({"prompt": prompt, "tokens": tokens, "log_probability": [round(p, 7) for p in log_p], "margin": margin})
+        print(f"{i + 1} of {REAL_PROMPTS}: two tokens are {margin:.2g} apart at least", flush=True)
         write(golden / run / "generated.json", generated)  # as it grows: all of it takes minutes
-        if len(generated[run]) == 16:
-            return
 
 
 def main():
     golden = pathlib.Path(sys.argv[1])
     if sys.argv[2:3] == ["--smollm2"]:
-        return smollm2(golden, pathlib.Path(sys.argv[3]), sys.argv[4])
+        return smollm2(golden, pathlib.Path(sys.argv[3]), sys.argv[4:])
     for config in sorted(golden.glob("*/model/config.json")):
         folder = config.parent.parent
         if sys.argv[2:] and folder.name not in sys.argv[2:]:

@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -157,7 +157,7 @@ def ask(source: str | Job, prompt: Prompt | None, *, adapter: str, system: str, 
         request.token_ids.ids.extend(prompt)  # type: ignore[arg-type]
     elif prompt is not None:
         try:
-            request.messages_json = json.dumps([dict(message) for message in prompt])  # type: ignore[call-overload]
+            request.messages_json = json.dumps([dict(message) for message in cast(Sequence[Mapping[str, Any]], prompt)])
         except TypeError as error:
             raise TypeError(f"prompt: a message holds what JSON does not: {error}") from None
     return request

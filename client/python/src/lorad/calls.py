@@ -6,6 +6,7 @@ Threads: a Connection may be used from any.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pathlib
@@ -16,6 +17,7 @@ from typing import IO, Any
 
 import grpc
 
+from lorad import transfers
 from lorad.errors import LoradError, NotFoundError, from_rpc
 from lorad.v1 import (adapters_pb2, adapters_pb2_grpc, checkpoints_pb2, checkpoints_pb2_grpc, cluster_pb2_grpc, datasets_pb2,
                       datasets_pb2_grpc, jobs_pb2, jobs_pb2_grpc, models_pb2_grpc)
@@ -61,11 +63,13 @@ class _Attempts:
 
 
 class Connection:
-    """A channel to `server` (HOST:PORT). `retry_seconds`: for so long a daemon that is away is waited for."""
+    """A channel to `server` (HOST:PORT). `retry_seconds`: for so long a daemon that is away is waited for. `progress`:
+    whether uploads and downloads are shown (`transfers.choose`)."""
 
-    def __init__(self, server: str, retry_seconds: float) -> None:
+    def __init__(self, server: str, retry_seconds: float, progress: bool | None = None) -> None:
         self.server = server
         self.retry_seconds = retry_seconds
+        self.progress = progress
         self.channel: Any = grpc.insecure_channel(server, options=OPTIONS)
         stub: Any = adapters_pb2_grpc
         self.adapters: Any = stub.AdaptersStub(self.channel)
@@ -123,35 +127,44 @@ class Connection:
     def upload(self, name: str, file: IO[bytes], size: int) -> datasets_pb2.Dataset:
         """Stores `file` as the dataset `name`."""
         config = datasets_pb2.CreateDatasetRequest.Config(name=name, request_id=new_request_id(), size_bytes=size)
+        shown: transfers.Transfer
 
         def requests() -> Iterator[datasets_pb2.CreateDatasetRequest]:
             file.seek(0)
             yield datasets_pb2.CreateDatasetRequest(config=config)
             while chunk := file.read(CHUNK_BYTES):
                 yield datasets_pb2.CreateDatasetRequest(chunk=chunk)
+                shown.at(file.tell())
 
         def create(_: None, timeout: float | None) -> Any:
             return self.datasets.CreateDataset(requests(), timeout=timeout)
 
-        dataset: datasets_pb2.Dataset = self.call(create, None, seconds=None)
+        with contextlib.closing(transfers.choose(self.progress, f"uploading {name}", size)) as shown:
+            dataset: datasets_pb2.Dataset = self.call(create, None, seconds=None)
         return dataset
 
     def import_adapter(self, name: str, folder: pathlib.Path) -> adapters_pb2.Adapter:
         """Stores the two files of a PEFT adapter's directory as the adapter `name`."""
         config = adapters_pb2.ImportAdapterRequest.Config(name=name, request_id=new_request_id())
+        size = sum((folder / file_name).stat().st_size for file_name in ADAPTER_FILES)
+        shown: transfers.Transfer
 
         def requests() -> Iterator[adapters_pb2.ImportAdapterRequest]:
+            moved = 0
             yield adapters_pb2.ImportAdapterRequest(config=config)
             for file_name in ADAPTER_FILES[::-1]:
                 yield adapters_pb2.ImportAdapterRequest(file=file_name)
                 with (folder / file_name).open("rb") as file:
                     while chunk := file.read(CHUNK_BYTES):
                         yield adapters_pb2.ImportAdapterRequest(chunk=chunk)
+                        moved += len(chunk)
+                        shown.at(moved)
 
         def create(_: None, timeout: float | None) -> Any:
             return self.adapters.ImportAdapter(requests(), timeout=timeout)
 
-        adapter: adapters_pb2.Adapter = self.call(create, None, seconds=None)
+        with contextlib.closing(transfers.choose(self.progress, f"importing {name}", size)) as shown:
+            adapter: adapters_pb2.Adapter = self.call(create, None, seconds=None)
         return adapter
 
     def download(self, job: str, step: int, file: checkpoints_pb2.CheckpointFile, folder: pathlib.Path) -> None:
@@ -159,7 +172,8 @@ class Connection:
         part = folder / f".{file.name}.part"
         attempts = _Attempts(self.retry_seconds)
         digest, offset = hashlib.sha256(), 0
-        with part.open("wb") as out:
+        with part.open("wb") as out, contextlib.closing(
+                transfers.choose(self.progress, f"downloading {file.name}", file.size_bytes)) as shown:
             while True:
                 request = checkpoints_pb2.DownloadCheckpointRequest(job=job, step=step, file=file.name, offset=offset)
                 try:
@@ -167,6 +181,7 @@ class Connection:
                         out.write(answer.chunk)
                         digest.update(answer.chunk)
                         offset += len(answer.chunk)
+                        shown.at(offset)
                     break
                 except grpc.RpcError as error:
                     found = from_rpc(error, self.server)

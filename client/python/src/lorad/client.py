@@ -27,15 +27,18 @@ RETRY_SECONDS = 60.0
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
-def connect(server: str | None = None, *, retry_seconds: float = RETRY_SECONDS) -> Client:
+def connect(server: str | None = None, *, retry_seconds: float = RETRY_SECONDS, progress: bool | None = None) -> Client:
     """A client of the daemon at `server` (HOST:PORT; default: LORAD_SERVER, or 127.0.0.1:7070).
 
     UnavailableError where none answers within 10 s. Later on, calls and watches wait `retry_seconds` for a daemon that
-    went away, and go on then."""
+    went away, and go on then.
+
+    progress  of uploads and downloads that take over a second. None: a bar where somebody looks on and tqdm is
+              installed, else lines on stderr; False: nothing"""
     address = server or os.environ.get("LORAD_SERVER") or DEFAULT_SERVER
     if not isinstance(address, str) or not re.fullmatch(r"[^\s/]+:\d{1,5}", address):
         raise invalid([Violation("server", f"must be HOST:PORT, got {address!r}")], "of the call")
-    connection = Connection(address, retry_seconds)
+    connection = Connection(address, retry_seconds, progress)
     client = Client(connection)
     try:
         connection.call(connection.cluster.GetCluster, cluster_pb2.GetClusterRequest(), seconds=CONNECT_SECONDS,
@@ -253,11 +256,11 @@ class Client:
         if prompt is None:
             answers.check_prompt(prompt)
         many = isinstance(source, (list, tuple))
-        if many and not source:
+        sources: list[Any] = [*source] if isinstance(source, (list, tuple)) else [source]
+        if not sources:
             raise invalid([Violation("source", "is empty: name a job or a model at least")], "of the call")
         how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": [stop] if isinstance(stop, str) else stop}
-        asks = [answers.ask(one, prompt, adapter=adapter, system=system, raw=raw, how=how)
-                for one in (source if many else [source])]
+        asks = [answers.ask(one, prompt, adapter=adapter, system=system, raw=raw, how=how) for one in sources]
         made = answers.generate(self.connection, asks, timeout, on_text)
         return made if many else made[0]
 

@@ -111,15 +111,21 @@ def in_notebook() -> bool:
     return found is not None and "IPKernelApp" in getattr(found, "config", {})
 
 
+def find_tqdm(progress: bool | None) -> Any:
+    """tqdm, where a bar is wanted or somebody looks on, and it is installed; else None."""
+    if not (progress or in_notebook() or sys.stderr.isatty()):
+        return None
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return None
+    return tqdm
+
+
 def choose(progress: bool | None) -> Progress:
     """None: a bar where somebody looks on and tqdm is installed, else lines. True: a bar if tqdm is installed.
     False: nothing."""
     if progress is False:
         return Silent()
-    if progress or in_notebook() or sys.stderr.isatty():
-        try:
-            from tqdm.auto import tqdm
-        except ImportError:
-            return Lines()
-        return Bar(tqdm)
-    return Lines()
+    tqdm = find_tqdm(progress)
+    return Bar(tqdm) if tqdm else Lines()

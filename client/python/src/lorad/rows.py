@@ -1,7 +1,7 @@
 """Rows as you have them (lists, iterables, files, datasets.Dataset, pandas) as JSON Lines, which the daemon takes.
 
 Each row is written as `json.dumps` writes it, so the same rows have one hash whatever they came in; a file of JSON Lines
-goes byte for byte as it is. Memory: one row at a time, of a file that is a JSON array all of it.
+goes byte for byte as it is. Memory: one row at a time, of Parquet a row group, of a file that is a JSON array all of it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import importlib
 import io
 import itertools
 import json
 import os
 import pathlib
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
@@ -24,10 +26,12 @@ Columns = Mapping[str, str]
 CHUNK_BYTES = 1 << 20
 MEMORY_BYTES = 16 << 20  # of spooled rows; more goes to a temporary file
 FRAME_ROWS = 1000  # of a DataFrame, converted at once
-MAGIC = {b"PAR1": "Parquet: pass pandas.read_parquet(path), or a datasets.Dataset",
-         b"ARROW1": "Arrow: pass pandas.read_feather(path), or a datasets.Dataset",
-         b"\x28\xb5\x2f\xfd": "zstd: unpack it with `zstd -d`, or use `lora dataset add`",
+GZIP = b"\x1f\x8b"
+PARQUET = b"PAR1"
+MAGIC = {b"ARROW1": "Arrow: pass pandas.read_feather(path), or a datasets.Dataset",
          b"\xfd7zXZ": "xz: unpack it with `xz -d`", b"BZh": "bzip2: unpack it with `bzip2 -d`", b"PK\x03\x04": "zip: unpack it"}
+# zstd's frames, and those that are to be skipped (RFC 8878, 3.1), as pzstd writes one in front.
+ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 | i]) + b"\x2a\x4d\x18" for i in range(16)))
 
 
 class Spool:
@@ -134,32 +138,85 @@ def _file_lines(path: pathlib.Path, columns: Columns | None) -> Iterator[bytes]:
     if not path.is_file():
         hint = "" if path.exists() else "; a dataset that is stored has a name of a-z, 0-9 and -"
         raise wrong("data", f"there is no file {str(path)!r}{hint}")
-    name = path.name.lower().removesuffix(".gz")
     with path.open("rb") as raw:
-        front = raw.read(8)
-        raw.seek(0)
-        for magic, what in MAGIC.items():
-            if front.startswith(magic):
-                raise wrong(str(path), f"is {what}")
-        file: Any = gzip.GzipFile(fileobj=raw) if front.startswith(b"\x1f\x8b") else raw
+        file, packing, broken = _unpacked(raw, path)
         try:
-            if name.endswith((".csv", ".tsv")):
-                yield from _table_lines(file, str(path), "\t" if name.endswith(".tsv") else ",", columns)
+            front = _begins(file)
+            if front.startswith(PARQUET):
+                if packing:
+                    raise wrong(str(path), f"is Parquet packed by {packing}: unpack it with `{packing} -d`")
+                for number, row in enumerate(_parquet_rows(path)):
+                    yield _line(_without_none(row), f"{path}[{number}]", columns)
                 return
-            head: bytes = file.read(CHUNK_BYTES)
-            rest = iter(lambda: file.read(CHUNK_BYTES), b"")
-            if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
-                for number, row in enumerate(json.loads(b"".join([head, *rest]).decode("utf-8-sig"))):
-                    yield _line(row, f"{path}[{number}]", columns)
-            elif columns:
-                file.seek(0)
-                for number, line in enumerate(file, 1):
-                    if line.strip():
-                        yield _line(json.loads(line.decode("utf-8-sig")), f"{path}:{number}", columns)
-            else:
-                yield from filter(None, itertools.chain([head], rest))
-        except (EOFError, gzip.BadGzipFile, UnicodeDecodeError, json.JSONDecodeError) as error:
+            for magic, what in MAGIC.items():
+                if front.startswith(magic):
+                    raise wrong(str(path), f"is {what}")
+            yield from _text_lines(file, path, columns)
+        except broken as error:
+            raise wrong(str(path), f"is no whole {packing} file ({error}); `{packing} -t` tells more") from None
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
             raise wrong(str(path), str(error)) from None
+
+
+def _begins(file: Any) -> bytes:
+    front: bytes = file.read(8)
+    file.seek(0)
+    return front
+
+
+def _unpacked(raw: IO[bytes], path: pathlib.Path) -> tuple[Any, str, tuple[type[Exception], ...]]:
+    """The file as it was before it was packed, by what it is packed, and what reading it then may raise."""
+    front = _begins(raw)
+    if front.startswith(GZIP):
+        return gzip.GzipFile(fileobj=raw), "gzip", (EOFError, gzip.BadGzipFile, zlib.error)
+    if not front.startswith(ZSTD):
+        return raw, "", ()
+    zstd = _zstd()
+    if zstd is None:
+        raise wrong(str(path), "is packed by zstd, which needs backports.zstd: pip install backports.zstd, or unpack it with "
+                               "`zstd -d`")
+    return zstd.ZstdFile(raw), "zstd", (EOFError, zstd.ZstdError)
+
+
+def _zstd() -> Any:
+    for name in ("compression.zstd", "backports.zstd"):  # the former from Python 3.14 on
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    return None
+
+
+def _parquet_rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise wrong(str(path), "is Parquet, which needs pyarrow: pip install pyarrow") from None
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=FRAME_ROWS):
+                yield from batch.to_pylist()
+    except (ArrowException, OSError) as error:
+        raise wrong(str(path), f"is no whole Parquet file: {error}") from None
+
+
+def _text_lines(file: Any, path: pathlib.Path, columns: Columns | None) -> Iterator[bytes]:
+    name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
+    if name.endswith((".csv", ".tsv")):
+        yield from _table_lines(file, str(path), "\t" if name.endswith(".tsv") else ",", columns)
+        return
+    head: bytes = file.read(CHUNK_BYTES)
+    rest = iter(lambda: file.read(CHUNK_BYTES), b"")
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+        for number, row in enumerate(json.loads(b"".join([head, *rest]).decode("utf-8-sig"))):
+            yield _line(row, f"{path}[{number}]", columns)
+    elif columns:
+        file.seek(0)
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield _line(json.loads(line.decode("utf-8-sig")), f"{path}:{number}", columns)
+    else:
+        yield from filter(None, itertools.chain([head], rest))
 
 
 def _table_lines(file: Any, name: str, delimiter: str, columns: Columns | None) -> Iterator[bytes]:

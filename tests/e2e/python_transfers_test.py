@@ -1,0 +1,237 @@
+"""Uploads and downloads of the Python package as somebody sees them who looks on: in a terminal, in a notebook and in a log, by
+tqdm and without it. The daemon is the test's own, and slow.
+
+usage: python_transfers_test.py [TEST...]
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import os
+import pathlib
+import pty
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+import types
+from concurrent import futures
+
+import python_package
+from house import main
+
+FOLDER = python_package.load()
+
+import grpc  # noqa: E402
+import lorad  # noqa: E402
+from lorad import transfers  # noqa: E402
+from lorad.v1 import (adapters_pb2, adapters_pb2_grpc, checkpoints_pb2, checkpoints_pb2_grpc, cluster_pb2,  # noqa: E402
+                      cluster_pb2_grpc, datasets_pb2, datasets_pb2_grpc, jobs_pb2, jobs_pb2_grpc)
+
+SIZE = 24 << 20
+SECONDS = 3.0  # that it takes to move them
+CONTENT = bytes(range(256)) * (SIZE // 256)
+FILES = [checkpoints_pb2.CheckpointFile(name="adapter_config.json", size_bytes=2, sha256=hashlib.sha256(b"{}").hexdigest()),
+         checkpoints_pb2.CheckpointFile(name="adapter_model.safetensors", size_bytes=SIZE, sha256=hashlib.sha256(CONTENT).hexdigest())]
+# As tqdm writes it: 45%|####   | 10.8M/24.0M [00:01<00:01, 9.9MB/s], and as we do where it is not there.
+TQDM = r"{} \S+: +(\d+)%\|.*\| [\d.]+[kM]/24\.0M \[\d\d:\d\d<\d\d:\d\d, +[\d.]+[kM]B/s\]"
+OURS = r"{}(?: \S*)?  (\d+)%  [\d.]+ [KM]iB of 24\.0 MiB  [\d.]+ MiB/s  \ds left"
+SCRIPT = """
+import pathlib, sys; sys.path[:0] = sys.argv[3:]
+folder = pathlib.Path(sys.argv[2])
+if "tqdm" not in folder.name: sys.modules["tqdm"] = None
+import lorad
+with lorad.connect(sys.argv[1], progress=False if "silent" in folder.name else None) as client:
+    client.datasets.add(folder / "rows.jsonl")
+    client.adapters.add("mine", folder / "adapter")
+    client.job("job-aaaaaaaa").adapter(folder / "fetched")
+"""
+
+
+class Daemon(adapters_pb2_grpc.AdaptersServicer, checkpoints_pb2_grpc.CheckpointsServicer, cluster_pb2_grpc.ClusterServicer,
+             datasets_pb2_grpc.DatasetsServicer, jobs_pb2_grpc.JobsServicer):
+    """Takes and gives bytes slowly. `cuts`: so many uploads break off in their middle."""
+
+    def __init__(self, seconds=SECONDS, cuts=0):
+        self.seconds, self.cuts = seconds, cuts
+
+    def _take(self, requests, context):
+        taken = 0
+        for request in requests:
+            taken += len(request.chunk)
+            time.sleep(self.seconds * len(request.chunk) / SIZE)
+            if self.cuts and taken > SIZE / 2:
+                self.cuts -= 1
+                context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
+        return taken
+
+    def GetCluster(self, request, context):
+        return cluster_pb2.ClusterStatus()
+
+    def GetDataset(self, request, context):
+        context.abort(grpc.StatusCode.NOT_FOUND, "there is none")
+
+    def CreateDataset(self, requests, context):
+        return datasets_pb2.Dataset(size_bytes=self._take(requests, context))
+
+    def ImportAdapter(self, requests, context):
+        self._take(requests, context)
+        return adapters_pb2.Adapter(name="mine")
+
+    def GetJob(self, request, context):
+        return jobs_pb2.Job(name=request.name)
+
+    def GetCheckpoint(self, request, context):
+        return checkpoints_pb2.Checkpoint(step=1, files=FILES)
+
+    def DownloadCheckpoint(self, request, context):
+        content = CONTENT if request.file.endswith("safetensors") else b"{}"
+        for begin in range(0, len(content), 1 << 18):
+            piece = content[begin:begin + (1 << 18)]
+            time.sleep(self.seconds * len(piece) / SIZE)
+            yield checkpoints_pb2.DownloadCheckpointResponse(chunk=piece)
+
+
+@contextlib.contextmanager
+def listening(daemon):
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    for service in (adapters_pb2_grpc.add_AdaptersServicer_to_server, checkpoints_pb2_grpc.add_CheckpointsServicer_to_server,
+                    cluster_pb2_grpc.add_ClusterServicer_to_server, datasets_pb2_grpc.add_DatasetsServicer_to_server,
+                    jobs_pb2_grpc.add_JobsServicer_to_server):
+        service(daemon, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait()
+
+
+def folder_with_files(name):
+    folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-", dir=os.environ.get("TEST_TMPDIR")))
+    (folder / "adapter").mkdir()
+    (folder / "adapter/adapter_config.json").write_bytes(b"{}")
+    (folder / "adapter/adapter_model.safetensors").write_bytes(CONTENT)
+    (folder / "rows.jsonl").write_bytes(b"{}\n" * (SIZE // 3))
+    return folder
+
+
+def seen_in_terminal(name, columns):
+    """What the script writes to a terminal of so many columns."""
+    folder = folder_with_files(name)
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with listening(Daemon()) as address:
+        child = subprocess.Popen([sys.executable, "-c", SCRIPT, address, folder, FOLDER, *python_package.NEEDS], stderr=terminal)
+        os.close(terminal)
+        seen = b""
+        with contextlib.suppress(OSError):  # so a terminal ends
+            while piece := os.read(screen, 65536):
+                seen += piece
+        os.close(screen)
+        assert child.wait() == 0, seen.decode()
+    assert (folder / "fetched/adapter_model.safetensors").read_bytes() == CONTENT
+    return seen.decode()
+
+
+def check_shown(seen, form, columns):
+    for what in ("uploading", "importing", "downloading"):
+        lines = [line for line in re.split(r"[\r\n]|\x1b\[K", seen) if what in line]
+        shares = [int(found[1]) for line in lines if (found := re.fullmatch(form.format(what), line.strip()))]
+        assert len(shares) >= 3, f"{what} is shown {len(shares)} times as it should be:\n{seen!r}"
+        assert shares == sorted(shares) and shares[0] > 0 and shares[-1] > shares[0], (what, shares)
+        assert all(len(line) < columns + 1 for line in lines), max(lines, key=len)
+
+
+def test_bars_of_tqdm_in_a_terminal():
+    seen = seen_in_terminal("tqdm", 100)
+    check_shown(seen, TQDM, 100)
+    assert seen.endswith("\r") and not seen.rsplit("\r", 2)[1].strip(), f"a bar stays: {seen[-200:]!r}"
+
+
+def test_lines_in_a_terminal_without_tqdm():
+    seen = seen_in_terminal("plain", 60)  # so the names are cut
+    check_shown(seen, OURS, 60)
+    assert seen.endswith("\r\x1b[K"), f"a line stays: {seen[-200:]!r}"
+
+
+def test_nothing_is_shown_where_it_is_not_wanted():
+    assert seen_in_terminal("silent-tqdm", 80) == ""
+
+
+class FakeBar:
+    """What tqdm is told."""
+    made = []
+
+    def __init__(self, **said):
+        self.said, self.n, self.places, self.closed = said, 0, [], False
+        FakeBar.made.append(self)
+
+    def update(self, count):
+        self.n += count
+        self.places.append(self.n)
+
+    def close(self):
+        self.closed = True
+
+
+@contextlib.contextmanager
+def notebook():
+    """As Jupyter's kernel looks to who asks, with a tqdm that notes what it is told."""
+    shell = types.SimpleNamespace(config={"IPKernelApp": {}})
+    stand_ins = {"IPython": types.SimpleNamespace(get_ipython=lambda: shell), "tqdm": types.ModuleType("tqdm"),
+                 "tqdm.auto": types.SimpleNamespace(tqdm=FakeBar)}
+    before = {name: sys.modules.get(name) for name in stand_ins}
+    sys.modules.update(stand_ins)
+    FakeBar.made = []
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name)
+            if module is not None:
+                sys.modules[name] = module
+
+
+def test_bars_in_a_notebook():
+    """tqdm.auto's bars, and one that goes back where the upload begins again."""
+    folder = folder_with_files("notebook")
+    with notebook(), listening(Daemon(seconds=0, cuts=1)) as address, lorad.connect(address, retry_seconds=20) as client:
+        assert client.datasets.add(folder / "rows.jsonl", "rows").size_bytes == SIZE
+        client.adapters.add("mine", folder / "adapter")
+        client.job("job-aaaaaaaa").adapter(folder / "fetched")
+    rows, mine, model, config = FakeBar.made
+    assert [bar.said["desc"] for bar in FakeBar.made] == ["uploading rows", "importing mine", "downloading adapter_model.safetensors",
+                                                          "downloading adapter_config.json"]
+    assert [bar.said["total"] for bar in FakeBar.made] == [SIZE, SIZE + 2, SIZE, 2]
+    assert all(bar.closed and bar.n == bar.said["total"] for bar in FakeBar.made), [bar.n for bar in FakeBar.made]
+    assert any(after < before for before, after in zip(rows.places, rows.places[1:])), "it was not told that the upload began again"
+    for bar in (mine, model, config):
+        assert bar.places == sorted(bar.places)
+    assert all((bar.said["unit"], bar.said["unit_divisor"], bar.said["delay"]) == ("B", 1024, transfers.QUIET_SECONDS) for bar in FakeBar.made)
+
+
+def test_a_log_has_a_line_now_and_then():
+    out, clock = io.StringIO(), [100.0]
+    monotonic, transfers.time = transfers.time, types.SimpleNamespace(monotonic=lambda: clock[0])
+    try:
+        line = transfers.Line("uploading rows", 1000 << 20, out)
+        for second, moved in ((5, 100), (10, 200), (15, 300), (20, 1000)):
+            clock[0] = 100.0 + second
+            line.at(moved << 20)
+        line.close()
+    finally:
+        transfers.time = monotonic
+    assert out.getvalue() == ("uploading rows  20%  200.0 MiB of 1000.0 MiB  20.0 MiB/s  40s left\n"
+                              "uploading rows  100%  1000.0 MiB of 1000.0 MiB  50.0 MiB/s  0s left\n"), out.getvalue()
+    assert [transfers.duration_text(seconds) for seconds in (0.4, 59, 65, 3660)] == ["0s", "59s", "1m 05s", "1h 01m"]
+    assert [transfers.bytes_text(count) for count in (0, 1023, 1536, 5 << 40)] == ["0 B", "1023 B", "1.5 KiB", "5.0 TiB"]
+
+
+if __name__ == "__main__":
+    main([test_bars_of_tqdm_in_a_terminal, test_lines_in_a_terminal_without_tqdm, test_nothing_is_shown_where_it_is_not_wanted,
+          test_bars_in_a_notebook, test_a_log_has_a_line_now_and_then])

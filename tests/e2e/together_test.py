@@ -1,0 +1,100 @@
+"""How much faster 16 prompts of four adapters are answered in one call than one after the other, through the daemon; the
+adapters have the quick start's ranks and targets. In short on a small model; by hand on another:
+
+usage: together_test.py [model=DIR] [tokens=N] [prompt=N,N,...] [times=N]
+"""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import sys
+import time
+
+import python_package
+from formats import write_tokenizer
+from house import GOLDEN, House, ROOT, main, tell
+
+python_package.load()
+
+import lorad  # noqa: E402
+from lorad import answers  # noqa: E402
+
+SAID = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+TOKENS = int(SAID.get("tokens", 16))
+PROMPT_TOKENS = [int(word) for word in SAID.get("prompt", "32").split(",")]
+TIMES = int(SAID.get("times", 3))
+PROMPTS = 16
+WORDS = 300  # ids of the prompts, which every model here has
+
+
+def small_model(folder):
+    """One of tests/golden, with the tokenizer of the tests' own models."""
+    shutil.copytree(GOLDEN / "llama_gqa_untied/model", folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def adapters_of(house):
+    """Four jobs as the quick start has them, after a step each."""
+    draw = random.Random(1)
+    row = [draw.randrange(3, WORDS) for _ in range(16)]
+    house.add_dataset("rows", [{"input_ids": row, "labels": row}] * 2)
+    jobs = []
+    for path in sorted((ROOT / "examples/quickstart").glob("job-*.json")):
+        job = json.loads(path.read_text()) | {"base_model": "asked", "training_dataset": "rows"}
+        del job["validation_dataset"]
+        jobs.append(house.submit(job | {"training": {"max_steps": 1, "batch_size": 1, "max_length": 64, "learning_rate": 1e-3}}))
+    house.wait(jobs)
+    return jobs
+
+
+def processor_seconds(pid):
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def windows(client):
+    return sum(group.windows for group in client.cluster().groups)
+
+
+def timed(house, client, parties):
+    """The tokens of all answers, the seconds that the calls took, one after the other, those of the worker's processor, and in
+    how many windows."""
+    (worker,) = house.worker_pids()
+    began, used, done = time.monotonic(), processor_seconds(worker), windows(client)
+    made = [answer.token_ids for asks in parties for answer in answers.generate(client.connection, asks, None)]
+    return made, time.monotonic() - began, processor_seconds(worker) - used, windows(client) - done
+
+
+def fastest(house, client, parties):
+    """Of TIMES."""
+    runs = [timed(house, client, parties) for _ in range(TIMES)]
+    assert all(run[0] == runs[0][0] for run in runs), "the same prompts have other answers"
+    return min(runs, key=lambda run: run[1])
+
+
+def test_sixteen_at_once():
+    with House() as house, lorad.connect(house.address) as client:
+        house.lora("model", "add", "asked", "--path", SAID.get("model") or small_model(house.folder / "small"))
+        jobs = adapters_of(house)
+        how = {"max_tokens": TOKENS, "temperature": 0, "top_p": 0, "seed": 0, "stop": []}
+        for length in PROMPT_TOKENS:
+            draw = random.Random(length)
+            asks = [answers.ask(jobs[i % len(jobs)], [draw.randrange(3, WORDS) for _ in range(length)], adapter="", system="",
+                                raw=False, how=how) for i in range(PROMPTS)]
+            timed(house, client, [asks[:len(jobs)]])  # the adapters are loaded
+            together, seconds, used, in_windows = fastest(house, client, [asks])
+            by_turns, seconds_by_turns, used_by_turns, in_windows_by_turns = fastest(house, client, [[ask] for ask in asks])
+            assert together == by_turns, "an answer depends on who else is asked"
+            tell(f"    prompts of {length} tokens: {sum(map(len, together))} tokens in {seconds:.2f} s at once, in {seconds_by_turns:.2f} s "
+                 f"one after the other: {seconds_by_turns / seconds:.2f} times; the worker's processor time {used:.2f} and "
+                 f"{used_by_turns:.2f} s, {in_windows} and {in_windows_by_turns} windows")
+            # Two windows are under way, each with a token of half of the answers.
+            assert in_windows <= 3 * TOKENS < sum(map(len, together)) <= in_windows_by_turns, "what is asked at once is not answered at once"
+    house.clear()
+
+
+if __name__ == "__main__":
+    main([test_sixteen_at_once])

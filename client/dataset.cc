@@ -6,6 +6,7 @@
 #include <optional>
 #include <thread>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -118,8 +119,8 @@ absl::Status ReadRange(const std::string& text, lorad::v1::ValidateDatasetReques
 absl::Status ReadRules(const Options& options, lorad::v1::ValidateDatasetRequest::Config& config) {
   lorad::v1::TrainingConfig::Overflow overflow = lorad::v1::TrainingConfig::OVERFLOW_UNSPECIFIED;
   lorad::v1::TrainingConfig::TrainOn train_on = lorad::v1::TrainingConfig::TRAIN_ON_UNSPECIFIED;
-  if (!options.overflow.empty() &&
-      !lorad::v1::TrainingConfig::Overflow_Parse(options.overflow, &overflow)) {
+  if (!options.overflow.empty() && !lorad::v1::TrainingConfig::Overflow_Parse(
+                                       absl::AsciiStrToUpper(options.overflow), &overflow)) {
     return Error("USAGE", absl::StrCat("--overflow must be TRUNCATE, ERROR or SKIP, got ",
                                        options.overflow));
   }

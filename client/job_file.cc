@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -221,7 +222,9 @@ class Filler {
                Message& message) {
     const google::protobuf::EnumDescriptor& type = *field.enum_type();
     const google::protobuf::EnumValueDescriptor* found = nullptr;
-    if (value.is_string()) found = type.FindValueByName(value.get<std::string>());
+    if (value.is_string()) {
+      found = type.FindValueByName(absl::AsciiStrToUpper(value.get<std::string>()));
+    }
     if (found == nullptr) {
       std::vector<std::string> names;
       for (int i = 0; i < type.value_count(); ++i) {

@@ -30,7 +30,7 @@ COMPLETIONS = {"bash": "share/bash-completion/completions/{}", "zsh": "share/zsh
 MAINTAINER = "The lorad authors <lorad@lorad.invalid>"
 DESCRIPTION = """fine-tunes many LoRA adapters at once on shared models
  A daemon that trains LoRA adapters on frozen base models, several jobs packed
- into common microbatches, on processors. Directories of Hugging Face models
+ into common microbatches. Directories of Hugging Face models
  go in, adapters as PEFT reads them come out; no Python is needed. An adapter's
  bits do not depend on who shared the machine, and after a crash every job goes
  on from its last checkpoint.

@@ -63,10 +63,17 @@ absl::StatusOr<std::vector<std::string>> ListDevices(const std::string& binary) 
   }
   const int status = pipe == nullptr ? -1 : pclose(pipe.release());
   if (status != 0) {
-    return Error(absl::StatusCode::kFailedPrecondition, "WORKER_BINARY_BROKEN",
-                 absl::StrCat("'", binary, " --list-devices' ended with status ",
-                              WIFEXITED(status) ? WEXITSTATUS(status) : status,
-                              "; --worker-binary names another"));
+    constexpr int kNotLoaded = 127;  // of the loader, which has named the library on stderr
+    const int exit_status = WIFEXITED(status) ? WEXITSTATUS(status) : status;
+    return Error(
+        absl::StatusCode::kFailedPrecondition, "WORKER_BINARY_BROKEN",
+        absl::StrCat("'", binary, " --list-devices' ended with status ", exit_status,
+                     exit_status == kNotLoaded
+                         ? ": a library that it needs is not here (said above); one that was built "
+                           "with CUDA needs CUDA 13 and cuDNN 9, one that was built with "
+                           "--config=no-cuda does not"
+                         : "",
+                     "; --worker-binary names another"));
   }
   std::vector<std::string> devices;
   for (const absl::string_view line : absl::StrSplit(output, '\n', absl::SkipEmpty())) {
@@ -75,13 +82,13 @@ absl::StatusOr<std::vector<std::string>> ListDevices(const std::string& binary) 
   return devices;
 }
 
-// The GPUs to use; empty for a choice of the CPU.
+// The GPUs to use; empty for a choice of the CPU. A binary that cannot run is found here.
 absl::StatusOr<std::vector<std::string>> Gpus(const WorkerChoice& choice,
                                               const std::string& binary) {
   std::vector<std::string> visible;
-  if (choice.kind == WorkerChoice::Kind::kCpu) return visible;
   absl::StatusOr<std::vector<std::string>> devices = ListDevices(binary);
   if (!devices.ok()) return devices.status();
+  if (choice.kind == WorkerChoice::Kind::kCpu) return visible;
   for (std::string& device : *devices) {
     if (absl::StartsWith(device, kCudaPrefix)) visible.push_back(std::move(device));
   }

@@ -41,7 +41,7 @@ struct WorkerOptions {
 
 // Finds the binary and asks it for the devices it can use (lorad-worker --list-devices). None for
 // kNone. --coordinator is left to the caller, who knows its port later. Errors:
-// WORKER_BINARY_MISSING; WORKER_BINARY_BROKEN, it did not answer; NO_SUCH_DEVICE, a GPU that was
+// WORKER_BINARY_MISSING; WORKER_BINARY_BROKEN, it cannot run here; NO_SUCH_DEVICE, a GPU that was
 // asked for is not there (the message says which are).
 absl::StatusOr<std::vector<WorkerCommand>> WorkerCommands(const WorkerOptions& options);
 

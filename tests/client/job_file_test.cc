@@ -158,6 +158,8 @@ TEST_CASE("names of PEFT, TRL and transformers mean our fields") {
       {"training", R"("max_seq_length": 512)", R"("max_length": 512)"},
       {"training", R"("lr_scheduler_type": "cosine")", R"("schedule": "COSINE")"},
       {"training", R"("schedule": "cosine")", R"("schedule": "COSINE")"},
+      {"training", R"("overflow": "skip", "train_on": "All")",
+       R"("overflow": "SKIP", "train_on": "ALL")"},
       {"training", R"("lr_scheduler_type": "linear")", R"("schedule": "LINEAR")"},
       {"training", R"("lr_scheduler_type": "constant")", R"("schedule": "CONSTANT")"},
       {"training", R"("lr_scheduler_type": "constant_with_warmup", "warmup_steps": 2)",

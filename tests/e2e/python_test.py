@@ -112,6 +112,11 @@ def test_every_mistake_is_told_by_the_callers_names():
         client.datasets.add(ROWS, "sums")
         assert python_package.error_of(lorad.AlreadyExistsError, client.datasets.add, ROWS[1:], "sums").reason == "DATASET_EXISTS"
         assert python_package.error_of(lorad.NotFoundError, client.job, "job-none").reason == "JOB_NOT_FOUND"
+        named = [client.train("smollm2-135m", ROWS, max_steps=1, display_name=name, **SMALL)
+                 for name in ('the "first"\\', "twice", "twice")]
+        assert client.job('the "first"\\').name == named[0].name
+        error = python_package.error_of(lorad.LoradError, client.job, "twice")
+        assert error.reason == "AMBIGUOUS_NAME" and all(job.name in str(error) for job in named[1:]), error
         same = client.models.add("smollm2-135m", client.models.get("smollm2-135m").path)
         assert same == client.models.get("smollm2-135m")
         python_package.error_of(lorad.AlreadyExistsError, client.models.add, "smollm2-135m",
@@ -294,6 +299,7 @@ def test_a_plot_and_a_bar():
         class Bar:
             def __init__(self, total, unit):
                 self.total, self.n, self.shown, self.closed = total, 0, [], False
+                self.initial = self.last_print_n = 0
                 bars.append(self)
 
             def set_description_str(self, text, refresh):
@@ -318,9 +324,11 @@ def test_a_plot_and_a_bar():
         sys.modules["tqdm.auto"] = types.SimpleNamespace(tqdm=Bar)
         try:
             job = client.train("smollm2-135m", ROWS, validation_data=ROWS[:2], rank=2, max_steps=3, **SMALL).wait(progress=True)
+            client.job(job.name).wait(progress=True)
         finally:
             del sys.modules["tqdm"], sys.modules["tqdm.auto"]
         assert bars[0].closed and bars[0].shown[-1] == (f"{job.name} SUCCEEDED", 3, 3), bars[0].shown
+        assert (bars[0].initial, bars[1].initial, bars[1].n) == (0, 3, 3), "the speed is of steps that were not looked on"
         axes = FakeAxes()
         assert job.plot(axes) is axes
         assert axes.lines == [("training", [1, 2, 3], job.metrics().column("loss")),

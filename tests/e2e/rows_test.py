@@ -59,7 +59,7 @@ def test_rows_without_a_trained_token():
         refused = house.run("submit", "-f", "-", "--validate-only", stdin=json.dumps(job_of("tiny", "rows")))
         assert "INVALID_ROWS" in refused.err and "in line 1-25, 29 (training.overflow = SKIP" in refused.err, refused.err
 
-        (report,) = house.objects("dataset", "validate", rows, "--model", "tiny", "--max-length", "64", "--overflow", "SKIP")
+        (report,) = house.objects("dataset", "validate", rows, "--model", "tiny", "--max-length", "64", "--overflow", "skip")
         assert (report["rows"], report["sequences"], report["skipped_rows"]) == (29, 3, 26), report
         job = house.submit(job_of("tiny", "rows", overflow="SKIP"))
         (shown,) = house.wait([job])

@@ -95,8 +95,16 @@ TEST_CASE("the workers that were asked for, or why not") {
   const auto no_gpu = WorkerCommands(
       {.choice = ParseWorkers("cuda").value(), .binary = FakeWorker(directory, "cpu  CPU\\n")});
   CHECK(Reason(no_gpu.status()) == "NO_SUCH_DEVICE");
-  const auto broken = WorkerCommands({.binary = FakeWorker(directory, "", 3)});
-  CHECK(Reason(broken.status()) == "WORKER_BINARY_BROKEN");
+  for (const char* workers : {"auto", "cuda", "cpu:1"}) {
+    INFO(workers);
+    const auto broken = WorkerCommands(
+        {.choice = ParseWorkers(workers).value(), .binary = FakeWorker(directory, "", 3)});
+    CHECK(Reason(broken.status()) == "WORKER_BINARY_BROKEN");
+    CHECK(std::string(broken.status().message()).find("CUDA") == std::string::npos);
+  }
+  const auto not_loaded = WorkerCommands({.binary = FakeWorker(directory, "", 127)});
+  CHECK(std::string(not_loaded.status().message()).find("needs CUDA 13 and cuDNN 9") !=
+        std::string::npos);
   CHECK(Reason(WorkerCommands({.binary = directory / "nothing"}).status()) ==
         "WORKER_BINARY_MISSING");
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lorad import answers, names, rows
 from lorad.calls import ADAPTER_FILES, Connection, new_request_id
-from lorad.errors import AlreadyExistsError, InvalidError, NotFoundError, Violation, invalid
+from lorad.errors import AlreadyExistsError, InvalidError, LoradError, NotFoundError, Violation, invalid
 from lorad.job import Job
 from lorad.v1 import adapters_pb2, cluster_pb2, datasets_pb2, jobs_pb2, models_pb2
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 DEFAULT_SERVER = "127.0.0.1:7070"
 CONNECT_SECONDS = 10.0
 RETRY_SECONDS = 60.0
+JOB_ID = re.compile(r"job-[a-z0-9]{8}")
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -195,7 +196,17 @@ class Client:
         return [Job(self.connection, job) for job in self.connection.pages(self.connection.jobs.ListJobs, request, "jobs")]
 
     def job(self, name: str) -> Job:
-        """The job of this id; NotFoundError where there is none."""
+        """The job of this id, or of this display name; NotFoundError where there is none, LoradError (AMBIGUOUS_NAME) where
+        several have the name."""
+        if not JOB_ID.fullmatch(name):
+            quoted = name.replace("\\", "\\\\").replace('"', '\\"')
+            named = self.jobs(f'display_name = "{quoted}"')
+            if len(named) > 1:
+                ids = ", ".join(job.name for job in named)
+                raise LoradError(f"{len(named)} jobs have the name {name!r}; say which by its id: {ids}", code="INVALID_ARGUMENT",
+                                 reason="AMBIGUOUS_NAME")
+            if named:
+                return named[0]
         found = self.connection.call(self.connection.jobs.GetJob, jobs_pb2.GetJobRequest(name=name))
         return Job(self.connection, found)
 

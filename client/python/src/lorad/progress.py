@@ -84,6 +84,7 @@ class Bar:
         self._bar = tqdm(total=None, unit="step")
         self._state: int | None = None
         self._warned = 0
+        self._began = False
 
     def show(self, job: jobs_pb2.Job) -> None:
         """Moves the bar."""
@@ -92,6 +93,9 @@ class Bar:
         self._warned = max(self._warned, len(job.warnings))
         if job.total_steps:
             self._bar.total = job.total_steps
+        if not self._began:  # the speed is that of steps that were looked on
+            self._began = True
+            self._bar.initial = self._bar.n = self._bar.last_print_n = job.step
         self._bar.set_description_str(f"{job.name} {jobs_pb2.Job.State.Name(job.state)}", refresh=False)
         self._bar.set_postfix_str(", ".join(numbers(job)) or job.queue.why, refresh=False)
         self._bar.update(job.step - self._bar.n)  # draws now and then; a job that is resumed goes back

@@ -2,7 +2,6 @@
 is there whole or not at all, and everything goes on."""
 
 import concurrent.futures
-import contextlib
 import hashlib
 import json
 import os
@@ -12,7 +11,7 @@ import subprocess
 import time
 
 from formats import token_rows, write_model
-from house import BINARIES, Failure, House, WORKER, main, tell
+from house import BINARIES, Failure, House, WORKER, each_below, main, tell
 
 CRASHING_LORAD = BINARIES / "tests/e2e/crashing_lorad"
 POINTS_MAX = 2000  # far beyond what any of the scenes has
@@ -88,14 +87,8 @@ def run_point(name, template, point, act, check, workers):
 
 def check_nothing_left(house, restarted):
     """No half-written file survives a start; what is younger, or gone as we look, is being written now."""
-    left = []
-    for folder, folders, files in os.walk(house.data_dir):
-        for name in folders + files:
-            if name.endswith((".tmp", ".partial")):
-                with contextlib.suppress(FileNotFoundError):
-                    path = os.path.join(folder, name)
-                    if os.stat(path).st_mtime < restarted:
-                        left.append(path)
+    half_written = each_below(house.data_dir, lambda path: path.name.endswith((".tmp", ".partial")) and path.stat().st_mtime < restarted and path)
+    left = [str(path) for path in half_written if path]
     assert not left, f"left over: {left}"
 
 

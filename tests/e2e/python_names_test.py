@@ -3,7 +3,6 @@
 usage: python_names_test.py [TEST...]
 """
 
-import contextlib
 import dataclasses
 import enum
 import gzip
@@ -219,18 +218,9 @@ ROWS = [{"prompt": "2 + 2 =", "completion": " 4"}, {"prompt": "gr\u00fc\u00df \U
 SKIPPED = b"\x5e\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"note"
 
 
-@contextlib.contextmanager
 def without(*names):
     """As if these modules were not installed."""
-    before = {name: sys.modules.get(name) for name in names}
-    sys.modules.update(dict.fromkeys(names))
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            sys.modules.pop(name)
-            if module is not None:
-                sys.modules[name] = module
+    return python_package.stand_ins(dict.fromkeys(names))
 
 
 def test_rows_of_every_kind():

@@ -1,5 +1,6 @@
 """The Python package from its wheel, as `pip install` would lay it out, with the pinned wheels of third_party below it."""
 
+import contextlib
 import os
 import pathlib
 import sys
@@ -28,6 +29,20 @@ def load():
     folder = unpack()
     sys.path[:0] = [str(folder), *map(str, NEEDS)]
     return folder
+
+
+@contextlib.contextmanager
+def stand_ins(modules):
+    """{name: module} stand where Python looks for modules; None: as if it were not installed."""
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name)
+            if module is not None:
+                sys.modules[name] = module
 
 
 def error_of(kind, call, *arguments, **keywords):

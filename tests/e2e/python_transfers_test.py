@@ -179,22 +179,12 @@ class FakeBar:
         self.closed = True
 
 
-@contextlib.contextmanager
 def notebook():
     """As Jupyter's kernel looks to who asks, with a tqdm that notes what it is told."""
     shell = types.SimpleNamespace(config={"IPKernelApp": {}})
-    stand_ins = {"IPython": types.SimpleNamespace(get_ipython=lambda: shell), "tqdm": types.ModuleType("tqdm"),
-                 "tqdm.auto": types.SimpleNamespace(tqdm=FakeBar)}
-    before = {name: sys.modules.get(name) for name in stand_ins}
-    sys.modules.update(stand_ins)
     FakeBar.made = []
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            sys.modules.pop(name)
-            if module is not None:
-                sys.modules[name] = module
+    return python_package.stand_ins({"IPython": types.SimpleNamespace(get_ipython=lambda: shell), "tqdm": types.ModuleType("tqdm"),
+                                     "tqdm.auto": types.SimpleNamespace(tqdm=FakeBar)})
 
 
 def test_bars_in_a_notebook():

@@ -220,6 +220,15 @@ Job Finish(World& world, const std::string& job) {
   return world.Get<Job>(Named<v1::FinishJobRequest>(job));
 }
 
+// It is saved and evaluated after so many steps each; 0: at its end alone.
+Job EvaluatedJob(int save_every, int evaluate_every) {
+  Job job = LongJob();
+  job.mutable_training()->set_checkpoint_every_steps(save_every);
+  job.set_validation_dataset("valid");
+  job.mutable_training()->set_eval_every_steps(evaluate_every);
+  return job;
+}
+
 std::string WhyNotFinished(World& world, const std::string& job) {
   return Reason(world.Call(Named<v1::FinishJobRequest>(job)).status());
 }
@@ -227,11 +236,7 @@ std::string WhyNotFinished(World& world, const std::string& job) {
 TEST_CASE("a running job finishes with the steps at hand; its neighbour does not notice") {
   auto world = MakeWorld();
   world->StartWorkers();
-  Job longer = LongJob();
-  longer.mutable_training()->set_checkpoint_every_steps(0);
-  longer.set_validation_dataset("valid");
-  longer.mutable_training()->set_eval_every_steps(1);
-  const std::string job = world->Submit(longer);
+  const std::string job = world->Submit(EvaluatedJob(0, 1));
   const std::string neighbour = world->Submit(LongJob());
   world->RunUntil([&] { return world->Job(job).step() >= 3; });
   const Job asked = Finish(*world, job);
@@ -310,11 +315,7 @@ TEST_CASE("a job that waits finishes at once, at its checkpoint") {
 TEST_CASE("a job that waits and had been further has no rows beyond its end") {
   auto world = MakeWorld();
   world->StartWorkers();
-  Job longer = LongJob();
-  longer.mutable_training()->set_checkpoint_every_steps(10);
-  longer.set_validation_dataset("valid");
-  longer.mutable_training()->set_eval_every_steps(3);
-  const std::string job = world->Submit(longer);
+  const std::string job = world->Submit(EvaluatedJob(10, 3));
   world->RunUntil([&] { return world->Job(job).step() >= 17; });
   world->worker(0).Kill(/*restart=*/false);
   world->RunUntilState(job, Job::QUEUED);

@@ -209,7 +209,11 @@ void Core::State::AddGenerations(const GroupState& group, PlanInput* input) {
   if (guests.empty()) return;
   const int64_t capacity = group.shape.capacity_tokens;
   int64_t tokens_left = kMicrobatchesAlone * capacity;
-  if (!input->trains.empty() || !input->evaluates.empty()) {
+  if (input->trains.empty() && input->evaluates.empty()) {
+    // A pass over half of the answers costs a single worker nearly what one over all costs, so they
+    // go in step; of several stages each has a half.
+    if (group.stages.size() == 1 && generations_.AnyAsked(guests)) return;
+  } else {
     int64_t tokens = 0;
     const auto add = [&](const std::string& name, int64_t rows) {
       const int64_t mean = MeanTokens(jobs_.Find(name)->job(), rows);

@@ -61,6 +61,34 @@ inline float Exp(float x) {
   return x < -87.33654f ? 0.0f : result;
 }
 
+// e^x within 2 ulp for x <= 0: 2^k e^r as above, e^r by its Taylor series, of which what is left out
+// is below 5e-18. 0 below -708.
+inline double ExpFp64(double x) {
+  constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52
+  const double clamped = x < -708.0 ? -708.0 : x;
+  const double shifted = clamped * 1.4426950408889634 + kMagic;
+  const double k = shifted - kMagic;
+  double r = clamped - k * 0.693145751953125;
+  r = r - k * 1.42860682030941723e-6;
+  double p = 1.6059043836821613e-10;  // 1 / 13!
+  p = p * r + 2.0876756987868099e-9;
+  p = p * r + 2.5052108385441719e-8;
+  p = p * r + 2.7557319223985891e-7;
+  p = p * r + 2.7557319223985893e-6;
+  p = p * r + 2.4801587301587302e-5;
+  p = p * r + 1.9841269841269841e-4;
+  p = p * r + 1.3888888888888889e-3;
+  p = p * r + 8.3333333333333333e-3;
+  p = p * r + 4.1666666666666667e-2;
+  p = p * r + 1.6666666666666667e-1;
+  p = p * r + 0.5;
+  p = p * (r * r) + r + 1.0;
+  const int64_t exponent =
+      __builtin_bit_cast(int64_t, shifted) - __builtin_bit_cast(int64_t, kMagic);
+  const double result = p * __builtin_bit_cast(double, (exponent + 1023) << 52);
+  return x < -708.0 ? 0.0 : result;
+}
+
 // rsqrt(mean(x^2) + eps).
 inline float InverseRms(const float* x, float eps, int64_t n) {
   Lanes squares;
@@ -223,6 +251,20 @@ inline float ScaledExpSum(float* z, float scale, float shift, int64_t n) {
 }
 
 float ExpSum(float* z, float shift, int64_t n) { return ScaledExpSum(z, 1.0f, shift, n); }
+
+double ExpSumFp64(const float* z, float shift, int64_t n) {
+  double lane[kLanes] = {};
+  const double base = shift;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int j = 0; j < kLanes; ++j) lane[j] += ExpFp64(static_cast<double>(z[i + j]) - base);
+  }
+  for (int j = 0; i + j < n; ++j) lane[j] += ExpFp64(static_cast<double>(z[i + j]) - base);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int j = 0; j < width; ++j) lane[j] += lane[j + width];
+  }
+  return lane[0];
+}
 
 float Softmax(float* z, float scale, int64_t n) {
   const float shift = MaxOf(z, n) * scale;
@@ -439,6 +481,7 @@ const Loops LORAD_LOOPS = {
     .capped_softmax_backward = CappedSoftmaxBackward,
     .max = MaxOf,
     .exp_sum = ExpSum,
+    .exp_sum_fp64 = ExpSumFp64,
     .dot = Dot,
     .scale = Scale,
     .add_scaled = AddScaled,

@@ -63,6 +63,8 @@ struct Loops {
   float (*max)(const float* z, int64_t n);
   // z = exp(z - shift); returns the sum.
   float (*exp_sum)(float* z, float shift, int64_t n);
+  // sum exp(z - shift) in fp64, for z <= shift.
+  double (*exp_sum_fp64)(const float* z, float shift, int64_t n);
   float (*dot)(const float* x, const float* y, int64_t n);
   // y = factor * x.
   void (*scale)(const float* x, float factor, float* y, int64_t n);

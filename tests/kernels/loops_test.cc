@@ -68,6 +68,28 @@ TEST_CASE("Dropout bits are Philox's lanes on every instruction set") {
   }
 }
 
+TEST_CASE("The sum of exponentials in fp64 is that of the C library") {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const Loops* loops : SupportedLoops()) {
+    INFO(loops->name);
+    for (const float x : {0.0f, -1e-8f, -0.1f, -0.34657f, -1.0f, -87.4f, -700.0f, -707.9f}) {
+      INFO(x);
+      const double want = std::exp(static_cast<double>(x));
+      CHECK(std::fabs(loops->exp_sum_fp64(&x, 0, 1) - want) <= 5e-16 * want);
+    }
+    for (const float x : {-709.0f, -1e30f, -kInfinity}) CHECK(loops->exp_sum_fp64(&x, 0, 1) == 0);
+    for (const int64_t n : {1, 15, 16, 17, 1000}) {
+      std::vector<float> z(static_cast<size_t>(n));
+      double want = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        z[static_cast<size_t>(i)] = 3 - static_cast<float>(i * 37 % 1000) / 50;
+        want += std::exp(static_cast<double>(z[static_cast<size_t>(i)]) - 3);
+      }
+      CHECK(std::fabs(loops->exp_sum_fp64(z.data(), 3, n) - want) <= 1e-15 * want);
+    }
+  }
+}
+
 TEST_CASE("A mask keeps about its share, and selects, so that NaN does not pass") {
   const Loops& loops = *SupportedLoops().back();
   int64_t kept = 0;

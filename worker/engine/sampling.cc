@@ -5,10 +5,17 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/cpu/loops.h"
 #include "kernels/philox.h"
 
 namespace lorad::worker {
 namespace {
+
+// Looked for once: it asks the processor.
+const kernels::cpu::Loops& BestLoops() {
+  static const kernels::cpu::Loops& best = *kernels::cpu::SupportedLoops().back();
+  return best;
+}
 
 // In [0, 1), of the token's own counter.
 double Uniform(const v1::Sampling& sampling) {
@@ -76,9 +83,9 @@ ChosenToken ChooseToken(std::span<const float> logits, const v1::Sampling& sampl
   if (std::isinf(logits[most_likely])) return {};
   const auto max = static_cast<double>(logits[most_likely]);
   const auto log_probability = [&](size_t token) {
-    double sum = 0;
-    for (const float z : logits) sum += std::exp(static_cast<double>(z) - max);
-    return static_cast<double>(logits[token]) - max - std::log(sum);
+    return static_cast<double>(logits[token]) - max -
+           std::log(
+               BestLoops().exp_sum_fp64(logits.data(), logits[most_likely], std::ssize(logits)));
   };
   size_t token = most_likely;
   if (sampling.temperature() > 0) {

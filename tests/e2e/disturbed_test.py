@@ -15,15 +15,17 @@ import sys
 import time
 
 from house import WORKER, Failure, House, main, tell
-from placement_test import MICROBATCH_TOKENS, large_job, prepare, room_for, wait_for_workers
+from placement_test import MICROBATCH_TOKENS, large_job, prepare, room_for
 
 JOBS = 4
+PASSED = "as if undisturbed"
 STEPS = 2500  # long enough for a move to pay, and short enough to wait for
 ARGUMENTS = argparse.ArgumentParser()
 ARGUMENTS.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
 ARGUMENTS.add_argument("--times", type=int, default=1)
 ARGUMENTS.add_argument("--at-once", type=int, default=1)
 ARGUMENTS.add_argument("--devices", default="cpu")
+ARGUMENTS.add_argument("--patience", type=float, default=1, help=argparse.SUPPRESS)  # of crowds: everything takes so many times as long
 
 
 def subject(i):
@@ -36,7 +38,8 @@ def adapter_of(house, job):
     return hashlib.sha256((house.adapter(job) / "adapter_model.safetensors").read_bytes()).hexdigest()
 
 
-def until(predicate, what, seconds=60):
+def until(predicate, what):
+    seconds = 60 * OPTIONS.patience
     end = time.monotonic() + seconds
     while not (found := predicate()):
         if time.monotonic() > end:
@@ -62,7 +65,7 @@ class Run:
         self.house, self.generator, self.room = house, generator, room
         for i in range(2):
             start_worker(house, i, "--memory", room)
-        wait_for_workers(house, 2)
+        until(lambda: house.object("cluster")["workers"] == 2, "2 workers")
         self.jobs = [house.submit(subject(i)) for i in range(JOBS)]
 
     def states(self):
@@ -108,6 +111,7 @@ class Run:
         self.house.lora("worker", "undrain", worker)
 
     def disturb(self):
+        """Says what happened."""
         self.evict()
         self.move()
         others = [self.pause, self.pause, self.drain, self.drain]
@@ -118,15 +122,15 @@ class Run:
         assert live, "they ended before the last disturbance"
         self.house.wait(self.jobs)
         events = [reasons(self.house, job) for job in self.jobs]
-        tell("    evicted " + ", moved ".join(str(sum(job.count(reason) for job in events)) for reason in ("EVICTED", "MOVED"))
-             + f", paused 2, drained 2; {live} of {JOBS} jobs outlived the last")
+        return ("evicted " + ", moved ".join(str(sum(job.count(reason) for job in events)) for reason in ("EVICTED", "MOVED"))
+                + f", paused 2, drained 2; {live} of {JOBS} jobs outlived the last")
 
 
 def test_disturbed():
     with House(None, "--workers", "none", "--microbatch-tokens", MICROBATCH_TOKENS) as house:
         prepare(house)
         start_worker(house, 9)  # a name that nobody else has
-        wait_for_workers(house, 1)
+        until(lambda: house.object("cluster")["workers"] == 1, "a worker")
         room = room_for(house, subject(0), 2, gpu=OPTIONS.devices != "cpu")
         undisturbed = [house.submit(subject(i)) for i in range(JOBS)]
         house.wait(undisturbed)
@@ -136,23 +140,25 @@ def test_disturbed():
         for seed in range(OPTIONS.seed, OPTIONS.seed + OPTIONS.times):
             tell(f"    seed {seed}")
             run = Run(house, random.Random(seed), room)
-            run.disturb()
+            what = run.disturb()
             got = [adapter_of(house, job) for job in run.jobs]
             assert got == want, f"seed {seed}: of jobs {[i for i in range(JOBS) if got[i] != want[i]]} the bytes differ"
+            tell(f"    {PASSED}: {what}")
             house.end_workers()
     house.clear()
 
 
 def test_disturbed_side_by_side():
     """As many tests of this kind at once, each in a process of its own, with seeds that follow each other."""
-    command = [sys.executable, "-B", __file__, "--times", str(OPTIONS.times), "--devices", OPTIONS.devices]
+    command = [sys.executable, "-B", __file__, "--times", str(OPTIONS.times), "--devices", OPTIONS.devices, "--patience", str(OPTIONS.at_once)]
     seeds = [OPTIONS.seed + i * OPTIONS.times for i in range(OPTIONS.at_once)]
     runs = [subprocess.Popen([*command, "--seed", str(seed)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for seed in seeds]
     outputs = [run.communicate()[0] for run in runs]
-    for seed, run, output in zip(seeds, runs, outputs):
-        assert run.returncode == 0, f"from seed {seed}:\n{output}"
-    tell(f"    {OPTIONS.at_once * OPTIONS.times} runs, seeds {OPTIONS.seed} to {seeds[-1] + OPTIONS.times - 1}: "
-         f"{JOBS * OPTIONS.at_once * OPTIONS.times} jobs with the bytes of undisturbed ones")
+    passed = sum(output.count(f"    {PASSED}: ") for output in outputs)
+    tell(f"    {passed} of {OPTIONS.at_once * OPTIONS.times} runs, seeds {OPTIONS.seed} to {seeds[-1] + OPTIONS.times - 1}: "
+         f"{JOBS * passed} jobs with the bytes of undisturbed ones")
+    failed = [f"from seed {seed}:\n{output}" for seed, run, output in zip(seeds, runs, outputs) if run.returncode != 0]
+    assert not failed, "\n".join(failed)
 
 
 def lacking():

@@ -29,9 +29,9 @@ int64_t AdapterShape::rank_max() const {
 }
 
 std::string AdapterShape::ToText() const {
-  std::string text;
+  std::string text = trains ? "" : "answers:";
   for (const Part& part : parts) {
-    if (!text.empty()) text += ",";
+    if (&part != &parts.front()) text += ",";
     text += part.target + ":" + std::to_string(part.rank);
     if (part.layers > 0) text += "x" + std::to_string(part.layers);
   }

@@ -127,13 +127,16 @@ struct AdapterShape {
     auto operator<=>(const Part&) const = default;
   };
   std::vector<Part> parts;
+  bool trains = true;  // else it only answers: no gradients, moments or staging
 
   AdapterShape() = default;
   // In all layers with one rank.
   AdapterShape(int64_t rank, const std::vector<std::string>& targets);
 
-  int64_t rank_max() const;    // 0 without parts
-  std::string ToText() const;  // "q_proj:8,v_proj:4x2"; equal if and only if the shapes are
+  int64_t rank_max() const;  // 0 without parts
+  // "q_proj:8,v_proj:4x2", behind "answers:" where it does not train; equal if and only if the
+  // shapes are.
+  std::string ToText() const;
 
   auto operator<=>(const AdapterShape&) const = default;
 };

@@ -261,12 +261,14 @@ SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
   ForEachPart(model, adapter, range, [&](const Matrices& part) {
     for (const int64_t elements : {part.a, part.b}) {
       bytes.adapters += part.layers * Floats(elements);
-      bytes.optimizer += part.layers * (2 * Floats(elements) + ArenaBytes(8 * elements));
+      if (adapter.trains) {
+        bytes.optimizer += part.layers * (2 * Floats(elements) + ArenaBytes(8 * elements));
+      }
       if (device.value_bytes == kFloat) continue;  // products read the masters
       bytes.adapters += part.layers * Values(elements / part.rank * PaddedRank(part.rank), device);
     }
   });
-  if (device.kind == DeviceKind::kCpu) {
+  if (device.kind == DeviceKind::kCpu && adapter.trains) {
     bytes.staging = Floats(3 * ParametersOn(model, adapter, range));
   }
   return bytes;

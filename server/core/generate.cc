@@ -63,6 +63,7 @@ absl::StatusOr<GuestContent> Core::State::ContentOfJob(const AskedAnswer& ask) {
                             absl::StrCat("checkpoints/", ask.job, "/", content.step)});
   SetModules(view.adapter(), &content.slot);
   content.shape = ShapeOfAdapter(view.adapter());
+  content.shape.trains = false;
   return content;
 }
 
@@ -74,6 +75,7 @@ absl::StatusOr<GuestContent> Core::State::ContentFor(const AskedAnswer& ask) {
   if (ask.adapter.empty()) {
     const auto& targets = catalog_.Model(ask.base_model).record.model().target_modules();
     if (!targets.empty()) content.shape = planner::AdapterShape(1, {targets[0]});
+    content.shape.trains = false;
     return content;
   }
   if (!catalog_.HasAdapter(ask.adapter)) return NotFound(kAdapterKind, ask.adapter);
@@ -89,6 +91,7 @@ absl::StatusOr<GuestContent> Core::State::ContentFor(const AskedAnswer& ask) {
   }
   SetModules(config, &content.slot);
   content.shape = ShapeOfAdapter(config);
+  content.shape.trains = false;
   return content;
 }
 
@@ -191,11 +194,7 @@ LoadUnit Core::State::LoadOf(const Guest& guest) const {
   LoadUnit load;
   load.slot = guest.of.slot;
   load.content = guest.of.content;
-  // Nothing is stepped: these are what an optimizer is made with.
-  load.slot.set_beta1(0.9);
-  load.slot.set_beta2(0.999);
-  load.slot.set_eps(1e-8);
-  load.slot.set_max_grad_norm(1);
+  load.slot.set_answers_only(true);
   return load;
 }
 

@@ -270,8 +270,9 @@ void GroupPromises::OnLoad(const worker::v1::Window& window, const worker::v1::S
     if (number == window.epoch() || epoch.over_us >= 0) continue;
     for (const Part& other : epoch.parts) REQUIRE_FALSE(other.slots.contains(slot.job()));
   }
-  const planner::AdapterShape adapter = {
-      slot.rank(), {slot.target_modules().begin(), slot.target_modules().end()}};
+  planner::AdapterShape adapter(slot.rank(),
+                                {slot.target_modules().begin(), slot.target_modules().end()});
+  adapter.trains = !slot.answers_only();
   const planner::ModelShape& shape = epochs_.at(window.epoch()).model->shape;
   const int64_t bytes = planner::BytesOfSlot(shape, adapter, part.device, part.range).total();
   part.slots[slot.job()] = {window.number(), bytes};

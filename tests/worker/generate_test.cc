@@ -146,6 +146,30 @@ TEST_CASE("an adapter that is on is not one that is off, and the model itself ha
   CHECK(answer == answers[1]);
 }
 
+TEST_CASE("a slot that only answers gives the tokens of one that trains, and trains nothing") {
+  const TestRow prompt = RandomRows(1, 30, 30, 8)[0];
+  std::vector<Answer> answers;
+  std::vector<int64_t> bytes;
+  for (const bool only : {false, true}) {
+    Harness harness(Group());
+    harness.Form();
+    TestJob job = JobA();
+    job.spec.set_answers_only(only);
+    job.step = 2;
+    job.content = "a-2";
+    harness.bulk.SetContent(job.content, ShardAlone(JobA(), 2));
+    bytes.push_back(harness.Load(job).bytes());
+    REQUIRE(harness.slot_failed().empty());
+    answers.push_back(Ask("a", prompt.ids, 1, 3));
+    for (int i = 0; i < kTokens; ++i) Continue(&harness, {&answers.back()});
+    CHECK(std::isfinite(harness.Evaluate(job, {prompt})));
+    if (!only) continue;
+    CHECK_THROWS_WITH(harness.Step({&job}, false), Catch::Contains("only answers"));
+  }
+  CHECK(answers[0] == answers[1]);
+  CHECK(bytes[0] > 6 * bytes[1]);  // moments, gradients, staging: 28 bytes more to 4
+}
+
 TEST_CASE("a log probability is the one that evaluation finds") {
   Harness harness(Group());
   harness.Form();

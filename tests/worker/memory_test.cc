@@ -154,7 +154,15 @@ TEST_CASE("a slot takes what the planner says") {
                                       << names.size() << " targets");
         SlotOptions options;
         for (const std::string& name : names) options.modules.push_back({name, {}, rank});
-        const auto tensors = ListLoraTensors(description, WholeModel(description), options);
+        planner::AdapterShape adapter(rank, names);
+        adapter.trains = false;
+        options.answers_only = true;
+        auto tensors = ListLoraTensors(description, WholeModel(description), options);
+        REQUIRE(tensors.ok());
+        CHECK(planner::BytesOfSlot(shape, adapter).total() ==
+              Slot::BudgetBytes(*backend, *tensors));
+        options.answers_only = false;
+        tensors = ListLoraTensors(description, WholeModel(description), options);
         REQUIRE(tensors.ok());
         CHECK(planner::BytesOfSlot(shape, {rank, names}).total() ==
               Slot::BudgetBytes(*backend, *tensors));

@@ -63,6 +63,7 @@ SlotOptions OptionsOf(const v1::SlotSpec& spec) {
   options.weight_decay = spec.weight_decay();
   options.max_grad_norm = spec.max_grad_norm();
   if (spec.has_loraplus_lr_ratio()) options.loraplus_lr_ratio = spec.loraplus_lr_ratio();
+  options.answers_only = spec.answers_only();
   return options;
 }
 
@@ -285,7 +286,8 @@ absl::Status Engine::FetchContent(const v1::Operation& operation, Slot* slot) {
   request.set_epoch(order_.epoch());
   request.set_job(operation.job());
   request.set_content(operation.content());
-  SlotContentReader reader(environment_.backend, slot, stages_ == 1);
+  const bool whole = stages_ == 1 && !slot->options().answers_only;
+  SlotContentReader reader(environment_.backend, slot, whole);
   const int64_t timeout_ms = kFetchMs + slot->bytes() / kFetchBytesPerMs;
   absl::Status unreadable;  // kept apart: what the reader refuses no other try mends
   const absl::Status status =
@@ -304,6 +306,10 @@ absl::Status Engine::Save(Resident* resident, const v1::Operation& operation) {
     return absl::InvalidArgumentError(absl::StrCat("Save of job ", operation.job(), " at step ",
                                                    operation.step(), ", but its slot is at step ",
                                                    resident->slot->step()));
+  }
+  if (resident->slot->options().answers_only) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Save of job ", operation.job(), ", whose slot only answers"));
   }
   resident->slot->Stage(environment_.options.numerics_id);
   return absl::OkStatus();

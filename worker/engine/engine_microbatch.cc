@@ -59,6 +59,9 @@ absl::StatusOr<const v1::Microbatch*> Engine::FindMicrobatch(int64_t number) con
 }
 
 absl::Status Engine::OpenBatchFor(const v1::Segment& segment, Resident* resident) {
+  if (resident->slot != nullptr && resident->slot->options().answers_only) {
+    return Malformed(segment, "its slot only answers");
+  }
   if (!resident->batch.has_value()) {
     if (resident->slot != nullptr && segment.step() != resident->slot->step() + 1) {
       return Malformed(segment, absl::StrCat("the slot is at step ", resident->slot->step()));

@@ -86,6 +86,7 @@ absl::Status ListGroup(const storage::Block& block, int32_t block_index, bool of
       a.first_output = first_output;
       a.outputs = part.out_features;
       a.scale = (*modules)->scale;
+      a.trainable = !options.answers_only;
       SlotTensor b = a;
       a.name = storage::PeftKey(part.path, 'A');
       a.rows = (*modules)->rank;
@@ -189,6 +190,7 @@ absl::StatusOr<std::unique_ptr<Slot>> Slot::Create(kernels::Backend* backend,
       if (!view.empty()) backend->Zero(view);
     }
   }
+  if (slot->options_.answers_only) return slot;
   slot->optimizer_ = slot->MakeOptimizer();
   backend->DropGradients(*slot->optimizer_);
   return slot;

@@ -64,6 +64,7 @@ struct SlotOptions {
   double weight_decay = 0;
   double max_grad_norm = 0;      // 0: no clipping
   double loraplus_lr_ratio = 1;  // learning-rate factor of B matrices
+  bool answers_only = false;     // none of its tensors is trainable
 };
 
 // The tensors of a LoRA adapter on one stage, in the order (layer, target, A before B): the order
@@ -83,7 +84,7 @@ struct SlotBytes {
 //   per tensor that shares no other's memory   4 e (master); where activations are not float32 also
 //                                              the copy that products read: 2 bytes an element, the
 //                                              rank rounded up to kernels::kRankAlignment
-//   and where it trains                        4 e (exp_avg), 4 e (exp_avg_sq), 8 e (gradient)
+//   and where it is trainable                  4 e (exp_avg), 4 e (exp_avg_sq), 8 e (gradient)
 //   on the host, once                          12 bytes an element of those that train: staging of
 //                                              a save
 // Threads: one; what a save has staged may be read on others.

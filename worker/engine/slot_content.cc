@@ -126,15 +126,23 @@ void SlotContentReader::Fill(std::string_view* data) {
     return;
   }
   const uint64_t first = run_done_ / sizeof(float);
-  const size_t taken =
-      std::min({left - carry_.size(), data->size(), kPieceFloats * sizeof(float) - carry_.size()});
-  carry_.append(data->substr(0, taken));
-  data->remove_prefix(taken);
-  const size_t values = carry_.size() / sizeof(float);
-  if (values == 0) return;
-  piece_.resize(values);
-  std::memcpy(piece_.data(), carry_.data(), values * sizeof(float));
-  carry_.erase(0, values * sizeof(float));
+  const auto take = [data](size_t bytes, char* to) {
+    std::memcpy(to, data->data(), bytes);
+    data->remove_prefix(bytes);
+  };
+  if (!carry_.empty() || data->size() < sizeof(float)) {
+    const size_t had = carry_.size();
+    carry_.resize(std::min(sizeof(float), had + data->size()));
+    take(carry_.size() - had, carry_.data() + had);
+    if (carry_.size() < sizeof(float)) return;
+    piece_.resize(1);
+    std::memcpy(piece_.data(), carry_.data(), sizeof(float));
+    carry_.clear();
+  } else {
+    piece_.resize(std::min({left, data->size(), kPieceFloats * sizeof(float)}) / sizeof(float));
+    take(piece_.size() * sizeof(float), reinterpret_cast<char*>(piece_.data()));
+  }
+  const size_t values = piece_.size();
   // The tensor is dense: a stretch of it is a matrix of one row.
   const kernels::TensorView stretch{.data = run.target.f32() + first,
                                     .rows = 1,

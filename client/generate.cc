@@ -61,6 +61,14 @@ void SetPrompt(const Options& options, v1::Ask* ask) {
   ask->set_messages_json(Dump(messages));
 }
 
+// An answer that was to be longer than the model has positions for.
+void SayCutOff(const std::string& source, const Answered& answer, int max_tokens) {
+  if (answer.finish != GenerateResponse::LENGTH || answer.completion_tokens >= max_tokens) return;
+  std::cerr << "warning: the answer of " << source << " ended at the model's last position: behind "
+            << "the prompt's " << answer.prompt_tokens << " tokens " << answer.completion_tokens
+            << " have a place, not the " << max_tokens << " of --max-tokens\n";
+}
+
 absl::Status Generate(Session& session, Options& options) {
   if (absl::Status status = ReadPrompt(options); !status.ok()) return status;
   std::vector<std::string> sources = {options.source};
@@ -82,6 +90,9 @@ absl::Status Generate(Session& session, Options& options) {
       },
       &answers);
   if (streams && (status.ok() || !answers[0].text.empty())) std::cout << "\n";
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    SayCutOff(sources[i], answers[i], options.max_tokens);
+  }
   if (streams) return status;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     // Of a call that breaks off, what has come.

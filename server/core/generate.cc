@@ -118,20 +118,21 @@ absl::Status Core::State::NoWorkerFits(const GuestContent& content, int64_t toke
                                     "prompt), or add a worker with more memory"));
 }
 
-int64_t Core::State::RoomyTokens(const GuestContent& content, int64_t tokens,
+int64_t Core::State::RoomyTokens(const GuestContent& content, const AnswerRoom& room,
                                  const std::vector<planner::WorkerView>& workers) const {
+  int64_t longest = 0;  // of the groups that there are
   for (const auto& [name, group] : groups_.all()) {
-    if (group.base_model == content.base_model && group.shape.longest_sequence >= tokens) {
-      return tokens;
-    }
+    if (group.base_model != content.base_model) continue;
+    longest = std::max(longest, group.shape.longest_sequence);
   }
+  if (longest >= room.soon) return std::min(longest, room.most);
   const int64_t positions =
       catalog_.Model(content.base_model).record.model().max_position_embeddings();
   int64_t roomy = kRoomyTokens;
-  while (roomy < tokens) roomy *= 2;
+  while (roomy < room.soon) roomy *= 2;
   if (positions > 0) roomy = std::min(roomy, positions);
-  if (roomy <= tokens || workers.empty() || FitsNowhere(content, roomy, workers)) return tokens;
-  return roomy;
+  const bool fits = !workers.empty() && !FitsNowhere(content, roomy, workers);
+  return fits ? std::max(roomy, room.soon) : room.soon;
 }
 
 // ---- calls ----
@@ -167,12 +168,20 @@ void Core::State::On(uint64_t request, const StartGeneration& content) {
     started.steps.push_back(of->step);
     contents.push_back(*std::move(of));
   }
-  const auto roomy = [&](const GuestContent& of, int64_t tokens) {
-    return RoomyTokens(of, tokens, workers);
+  const auto roomy = [&](const GuestContent& of, const AnswerRoom& room) {
+    return RoomyTokens(of, room, workers);
   };
   const auto takes_more = [&](const Guest& guest) { return TakesMore(guest); };
   started.name = generations_.Start(content.asks, contents, {roomy, takes_more});
   turn_.Answer(request, std::move(started));
+}
+
+void Core::State::OnGenerated(const worker::v1::Generated& generated) {
+  const auto roomy = [&](const GuestContent& of, const AnswerRoom& room) {
+    return RoomyTokens(of, room, ClusterOf(Waiting::kThoseLookedAt).workers);
+  };
+  const auto takes_more = [&](const Guest& guest) { return TakesMore(guest); };
+  generations_.OnGenerated(generated, {roomy, takes_more});
 }
 
 // Of a generation, it is a reader's, and that is all that there is of it; else of rows.

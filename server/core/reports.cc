@@ -121,7 +121,7 @@ void Core::State::OnReport(GroupState& group, StageState& stage, const worker::v
       break;
     case Report::kGenerated:
       TakeToken(stage.orders, {report.generated().generation(), report.generated().number()});
-      generations_.OnGenerated(report.generated());
+      OnGenerated(report.generated());
       break;
     case Report::kNotFinite:
       OnNotFinite(group, report.not_finite());

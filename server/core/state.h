@@ -139,8 +139,9 @@ class Core::State {
                    const std::vector<planner::WorkerView>& workers) const;
   static absl::Status NoWorkerFits(const GuestContent& content, int64_t tokens);
   // What the guest is to have room for, lest a group is formed again for each longer prompt.
-  int64_t RoomyTokens(const GuestContent& content, int64_t tokens,
+  int64_t RoomyTokens(const GuestContent& content, const AnswerRoom& room,
                       const std::vector<planner::WorkerView>& workers) const;
+  void OnGenerated(const worker::v1::Generated& generated);
   // Those that are made with what has gone end.
   void EndGenerations(absl::FunctionRef<bool(const GuestContent&)> of, const std::string& what);
   // The next tokens of its guests' answers, beside what `input` trains.

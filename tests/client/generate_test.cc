@@ -68,6 +68,7 @@ struct FakeAdapters final : v1::Adapters::Service {
   std::vector<v1::GenerateRequest> asked;
   std::string says;  // of one that is no row, before `ends`
   grpc::Status ends;
+  v1::GenerateResponse::FinishReason finish = v1::GenerateResponse::EOS;
   size_t whole_calls = 0;  // that end well before one ends so
 
   grpc::Status Generate(GrpcContext*, const v1::GenerateRequest* request, Writer* writer) override {
@@ -88,7 +89,8 @@ struct FakeAdapters final : v1::Adapters::Service {
       message.add_token_ids(1);
       message.add_log_probabilities(-1);
       message.set_reference("#" + std::to_string(row));
-      if (whole) message.set_finish_reason(v1::GenerateResponse::EOS);
+      if (whole) message.set_finish_reason(finish);
+      message.set_prompt_tokens(5);
       writer->Write(message);
     }
     return whole ? grpc::Status::OK : ends;
@@ -178,6 +180,17 @@ TEST_CASE_METHOD(AskFixture, "a call that breaks off says why, and keeps what ha
     CHECK(line.at("completion_tokens") == 1);
     CHECK(line.at("finish_reason") == "FINISH_REASON_UNSPECIFIED");
   }
+}
+
+TEST_CASE_METHOD(AskFixture, "an answer that ends at the model's last position says so") {
+  constexpr char kSaid[] =
+      "warning: the answer of m ended at the model's last position: behind the prompt's 5 tokens 1 "
+      "have a place, not the 9 of --max-tokens\n";
+  CHECK(served.Run("generate m hello --max-tokens 9").err.empty());
+  adapters.finish = v1::GenerateResponse::LENGTH;
+  CHECK(served.Run("generate m hello --max-tokens 9").err == kSaid);
+  CHECK(served.Run("generate m hello --max-tokens 9", true).err == kSaid);
+  CHECK(served.Run("generate m hello --max-tokens 1").err.empty());
 }
 
 TEST_CASE_METHOD(AskFixture, "a step is asked as it is shown") {

@@ -40,11 +40,11 @@ absl::Status Generations::CheckRoom(size_t answers) const {
 }
 
 // Names of guests are not used again after a start either: a group that comes back may have one.
-std::string Generations::GuestFor(const GuestContent& content, int64_t tokens,
+std::string Generations::GuestFor(const GuestContent& content, const AnswerRoom& room,
                                   const Choice& choice) {
   for (const auto& [name, guest] : guests_) {
     if (guest.of.base_model == content.base_model && guest.of.content == content.content &&
-        guest.longest_tokens >= tokens && choice.takes_more(guest)) {
+        guest.longest_tokens >= room.soon && choice.takes_more(guest)) {
       return name;
     }
   }
@@ -54,10 +54,20 @@ std::string Generations::GuestFor(const GuestContent& content, int64_t tokens,
   guest.name = name;
   guest.of = content;
   guest.of.slot.set_job(name);
-  guest.longest_tokens = choice.roomy(content, tokens);
+  guest.longest_tokens = choice.roomy(content, room);
   guest.since_us = turn_.now_us();
   turn_.WantSchedule();
   return name;
+}
+
+void Generations::GiveGuest(Answer& answer, const std::string& name, const GuestContent& content,
+                            const Choice& choice) {
+  AnswerRoom room;
+  // The last token is not run again.
+  room.most = std::ssize(answer.how.prompt) + answer.how.max_tokens - 1;
+  room.soon = std::min(room.most, answer.prefix_tokens() + kTokensAhead);
+  answer.guest = GuestFor(content, room, choice);
+  guests_.at(answer.guest).answers.insert(name);
 }
 
 std::string Generations::Start(const std::vector<AskedAnswer>& asks,
@@ -73,10 +83,7 @@ std::string Generations::Start(const std::vector<AskedAnswer>& asks,
     answer.generation = name;
     answer.index = static_cast<int32_t>(i);
     answer.how = asks[i];
-    // The last token is not run again.
-    const int64_t tokens = std::ssize(asks[i].prompt) + asks[i].max_tokens - 1;
-    answer.guest = GuestFor(contents[i], tokens, choice);
-    guests_.at(answer.guest).answers.insert(of);
+    GiveGuest(answer, of, contents[i], choice);
   }
   generation.seen.resize(asks.size());
   SetTimer();
@@ -364,7 +371,7 @@ worker::v1::Segment Generations::SegmentOf(const Answer& answer) {
 }
 
 // One of an answer that has ended meanwhile, or was asked for again, does not count.
-void Generations::OnGenerated(const worker::v1::Generated& generated) {
+void Generations::OnGenerated(const worker::v1::Generated& generated, const Choice& choice) {
   const auto found = answers_.find(generated.generation());
   if (found == answers_.end() || found->second.ended()) return;
   Answer& answer = found->second;
@@ -389,6 +396,11 @@ void Generations::OnGenerated(const worker::v1::Generated& generated) {
     EndAnswer(answer, v1::GenerateResponse::EOS);
   } else if (std::ssize(answer.tokens) >= answer.how.max_tokens) {
     EndAnswer(answer, v1::GenerateResponse::LENGTH);
+  } else if (answer.prefix_tokens() > guest.longest_tokens) {
+    // Another guest first, as this one may go with its last answer.
+    const Answer outgrown = answer;
+    GiveGuest(answer, found->first, GuestContent(guest.of), choice);
+    Leave(outgrown);
   }
 }
 
@@ -409,6 +421,7 @@ absl::Status Generations::CheckInvariants(
     ++live;
     const Guest* guest = Find(answer.guest);
     if (!guest || !guest->answers.contains(name)) return broken(name + " is of no guest");
+    if (answer.prefix_tokens() > guest->longest_tokens) return broken(name + " has no room");
     if (answer.asked && guest->group.empty()) return broken(name + " is asked for nowhere");
   }
   for (const auto& [name, generation] : generations_) {

@@ -4,15 +4,16 @@
 // it has seen of each. An answer grows by one token at a time: its prompt and all tokens so far are
 // run, and the token behind them comes back. A guest is an adapter as of a checkpoint, an imported
 // one, or a base model alone ("base-.." in the place of "guest-.."), that answers ask. It waits for
-// a place and is then a member of one group, beside jobs. It goes with its last answer.
+// a place and is then a member of one group, beside jobs. It goes with its last answer. It has room
+// for what comes soon, not for max_tokens: an answer that outgrows it goes on with another.
 //
 // Nothing of this is kept over starts. A group that is formed again, makes way for a job, or is
 // lost, costs an answer the token that was asked for: it goes on elsewhere from those that it has.
 //
-// Invariants: an answer that has not ended is one of its guest's, and a guest has one at least; a
-// token is asked for once at a time; a reader is answered once. A generation that nobody has asked
-// for longer than kUnreadUs is over, so what it holds is bounded: max_tokens of each answer, and
-// kAnswersMax answers in all.
+// Invariants: an answer that has not ended is one of its guest's and fits its room, and a guest has
+// one at least; a token is asked for once at a time; a reader is answered once. A generation that
+// nobody has asked for longer than kUnreadUs is over, so what it holds is bounded: max_tokens of each
+// answer, and kAnswersMax answers in all.
 //
 // It knows the Turn, and jobs, models and groups by name alone. Threads: the core's one. Errors:
 // those of the API, as Status.
@@ -43,6 +44,9 @@ inline constexpr int64_t kUnreadUs = 30'000'000;
 inline constexpr double kShareBesideJobs = 0.5;
 // A window of answers alone has so many microbatches, so that a job that comes does not wait long.
 inline constexpr int64_t kMicrobatchesAlone = 4;
+// An answer has room for so many more tokens at least, or for all that it may have: mostly it has
+// ended before it needs more.
+inline constexpr int64_t kTokensAhead = 256;
 // So many groups in a row may be lost under a guest that has got no token before it is to blame.
 inline constexpr int kLossesOfGuestMax = 3;
 
@@ -59,6 +63,12 @@ struct Answer {
 
   int64_t prefix_tokens() const { return std::ssize(how.prompt) + std::ssize(tokens); }
   bool ended() const { return finish != v1::GenerateResponse::FINISH_REASON_UNSPECIFIED; }
+};
+
+// Tokens that an answer is to have room for: those that come next, and all that it may have.
+struct AnswerRoom {
+  int64_t soon = 0;
+  int64_t most = 0;
 };
 
 // What a guest is made of.
@@ -101,8 +111,8 @@ class Generations {
   absl::Status CheckRoom(size_t answers) const;
   // What a guest is chosen by.
   struct Choice {
-    // What a group should have room for where a guest needs so many tokens.
-    absl::FunctionRef<int64_t(const GuestContent&, int64_t)> roomy;
+    // What a group should have room for where a guest needs that.
+    absl::FunctionRef<int64_t(const GuestContent&, const AnswerRoom&)> roomy;
     // Whether more may be asked of a guest that is there: else it might stay for ever.
     absl::FunctionRef<bool(const Guest&)> takes_more;
   };
@@ -144,7 +154,7 @@ class Generations {
   // The next tokens of these guests' answers, those who have waited longest first, while so many
   // tokens have room; the first one is always taken.
   std::vector<GenerateUnit> AskFor(const std::vector<std::string>& guests, int64_t tokens_left);
-  void OnGenerated(const worker::v1::Generated& generated);
+  void OnGenerated(const worker::v1::Generated& generated, const Choice& choice);
 
   bool empty() const { return generations_.empty(); }
   // OK where the invariants hold, else INTERNAL and which does not. `member`: whether a group has
@@ -163,8 +173,10 @@ class Generations {
     absl::Status failed;
   };
 
-  // The name of a guest for such an answer.
-  std::string GuestFor(const GuestContent& content, int64_t tokens, const Choice& choice);
+  // Makes the answer, which has that name, one of a guest's with room for it.
+  void GiveGuest(Answer& answer, const std::string& name, const GuestContent& content,
+                 const Choice& choice);
+  std::string GuestFor(const GuestContent& content, const AnswerRoom& room, const Choice& choice);
   static worker::v1::Segment SegmentOf(const Answer& answer);
   void EndAnswer(Answer& answer, v1::GenerateResponse::FinishReason finish);
   void Leave(const Answer& answer);

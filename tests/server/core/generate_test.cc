@@ -1,4 +1,6 @@
 // Answers that clients ask for, as stories.
+#include <set>
+
 #include "tests/server/core/asks.h"
 
 namespace lorad::server {
@@ -162,6 +164,62 @@ TEST_CASE("a group is formed again for a prompt that is longer than its rows, on
   world->RunUntilState(job, v1::Job::SUCCEEDED);
   CHECK(world->Metrics(job).size() == 30);
   CHECK(world->Job(job).attempts() == 2);
+  world->CheckInvariants();
+}
+
+std::set<int64_t> EpochsThatAnswer(World& world) {
+  std::set<int64_t> epochs;
+  for (const PlanInput& plan : world.plans()) {
+    if (!plan.generates.empty()) epochs.insert(plan.epoch);
+  }
+  return epochs;
+}
+
+TEST_CASE("room is made for the tokens that come, not for those that may") {
+  auto world = MakeWorld();
+  // 2000 tokens more do not fit; 512 do: a prompt of 5 tokens and the 256 behind it, rounded up.
+  world->script().longest_most = 512;
+  world->StartWorkers();
+  Reader reader(*world, {AskBase(1, 2000)});
+  world->RunUntil([&] { return reader.tokens(0).size() >= 10; });
+  REQUIRE(world->Call(EndGeneration{reader.started().name}).ok());
+  CHECK(EpochsThatAnswer(*world).size() == 1);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a group that has room for what comes is not formed again for what may") {
+  auto world = MakeWorld();
+  world->SetLongest("train", 600);
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).last_checkpoint_step() >= 4; });
+  Reader reader(*world, {AskJob(job, 3, 2000)});
+  world->RunUntil([&] { return reader.tokens(0).size() >= 400; });
+  REQUIRE(world->Call(EndGeneration{reader.started().name}).ok());
+  world->RunUntilState(job, v1::Job::SUCCEEDED);
+  CHECK(world->Job(job).attempts() == 1);
+  std::set<std::string> guests;
+  for (const PlanInput& plan : world->plans()) {
+    for (const GenerateUnit& unit : plan.generates) guests.insert(unit.job);
+  }
+  CHECK(guests.size() == 1);  // it has all the room that the group has
+  world->CheckInvariants();
+}
+
+TEST_CASE("answers that outgrow their group's room go on in one that has more") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(World::NewJob());
+  world->RunUntilState(job, v1::Job::SUCCEEDED);
+  const std::vector<AskedAnswer> asks = {AskJob(job, 3, 1100), AskJob(job, 4, 20), AskBase(5, 600)};
+  Reader reader(*world, asks);
+  world->RunUntil([&] { return reader.ended(); });
+  REQUIRE(reader.status().ok());
+  CHECK(reader.tokens(0) == Expected(ContentOf(job, reader.started().steps[0]), asks[0]));
+  CHECK(reader.tokens(1) == Expected(ContentOf(job, reader.started().steps[1]), asks[1]));
+  CHECK(reader.tokens(2) == Expected("", asks[2]));
+  CHECK(EpochsThatAnswer(*world).size() == 3);  // of 512, 1024 and 2048 tokens
+  world->Settle();
   world->CheckInvariants();
 }
 

@@ -22,6 +22,7 @@
 #include "client/calls/error.h"
 #include "client/inputs/job_names.h"
 #include "client/inputs/job_text.h"
+#include "client/inputs/needless_names.h"
 #include "client/text/nearest.h"
 
 namespace lorad::client {
@@ -149,6 +150,9 @@ class Filler {
     for (const JobName& other : JobNames()) {
       if (other.section == section && other.name == name) field = std::string(other.field);
     }
+    for (const NeedlessName& other : NeedlessNames()) {
+      if (other.section == section && other.name == name) field = std::string(name);
+    }
     if (field.empty() || section.empty()) return field;
     return absl::StrCat(absl::string_view(section), ".", field);
   }
@@ -181,7 +185,7 @@ class Filler {
     switch (field.cpp_type()) {
       case FieldDescriptor::CPPTYPE_INT32: {
         const auto number = Integer<std::int32_t>(value);
-        if (!number) return Wrong(at, "a whole number of 32 bits", value);
+        if (!number) return Wrong(at, WholeText(field, value), value);
         if (field.is_repeated()) return reflection.AddInt32(&message, &field, *number);
         return reflection.SetInt32(&message, &field, *number);
       }
@@ -216,6 +220,12 @@ class Filler {
       default:
         return Note(at, "cannot be given in a job file");
     }
+  }
+
+  static absl::string_view WholeText(const FieldDescriptor& field, const json& value) {
+    const bool part = field.name() == "epochs" && value.is_number();
+    return part ? "a whole number (max_steps ends a job within an epoch)"
+                : "a whole number of 32 bits";
   }
 
   void SetEnum(const json& value, const std::string& at, const FieldDescriptor& field,

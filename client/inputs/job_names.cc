@@ -10,6 +10,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "client/inputs/needless_names.h"
 
 namespace lorad::client {
 namespace {
@@ -18,7 +19,6 @@ using nlohmann::json;
 
 constexpr char kAccumulation[] = "gradient_accumulation_steps";
 constexpr char kPerDevice[] = "per_device_train_batch_size";
-constexpr char kBestAtEnd[] = "load_best_model_at_end";
 
 constexpr std::array<JobName, 16> kNames = {{
     {"", "run_name", "display_name"},
@@ -59,6 +59,7 @@ class Taker {
     for (const JobName& name : kNames) {
       if (name.section == section_) Exchange(name);
     }
+    TakeNeedless();
     Values();
     return std::move(written_);
   }
@@ -130,21 +131,19 @@ class Taker {
     *targets = json::array({"all-linear"});
   }
 
-  // Nothing is loaded at the end, so only "false" means the same.
-  void BestAtEnd() {
-    const auto at = object_.find(kBestAtEnd);
-    if (at == object_.end()) return;
-    const json value = *at;
-    object_.erase(at);
-    if (value.is_null() || value == false) return;
-    Note(kBestAtEnd,
-         "is not done: a job's adapter is that of its last step; say checkpoint_keep_best = 1, and "
-         "fetch the best one with `lora checkpoint get JOB --best`");
+  void TakeNeedless() {
+    for (const NeedlessName& name : NeedlessNames()) {
+      if (name.section != section_) continue;
+      const auto at = object_.find(std::string(name.name));
+      if (at == object_.end()) continue;
+      const std::string wrong = WhyNot(name, *at);
+      if (!wrong.empty()) Note(name.name, wrong);
+      object_.erase(at);
+    }
   }
 
   void Values() {
     if (section_ == "adapter") Targets();
-    if (section_ == "training") BestAtEnd();
     json* schedule = Find("schedule");
     if (section_ != "training" || schedule == nullptr || !schedule->is_string()) return;
     const std::string given = schedule->get<std::string>();

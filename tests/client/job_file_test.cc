@@ -8,6 +8,7 @@
 
 #include "client/calls/error.h"
 #include "client/inputs/job_names.h"
+#include "client/inputs/needless_names.h"
 
 namespace lorad::client {
 namespace {
@@ -171,7 +172,6 @@ TEST_CASE("names of PEFT, TRL and transformers mean our fields") {
       {"training", R"("adam_epsilon": 1e-6)", R"("eps": 1e-6)"},
       {"training", R"("save_steps": 7)", R"("checkpoint_every_steps": 7)"},
       {"training", R"("save_total_limit": 2)", R"("checkpoint_keep_last": 2)"},
-      {"training", R"("load_best_model_at_end": false)", R"("max_steps": null)"},
       {"training", R"("eval_steps": 7)", R"("eval_every_steps": 7)"},
       {"training", R"("data_seed": 7)", R"("seed": 7)"},
       {"training", R"("max_seq_length": null)", R"("max_length": null)"},
@@ -181,10 +181,6 @@ TEST_CASE("names of PEFT, TRL and transformers mean our fields") {
     CHECK(JobOf(c.section, c.theirs) == JobOf(c.section, c.ours));
     CHECK(JobOf(c.section, c.ours).find("error") == std::string::npos);
   }
-  CHECK(
-      JobOf("training", R"("load_best_model_at_end": true)")
-          .find("training.load_best_model_at_end: line 1: is not done: a job's adapter is that of "
-                "its last step; say checkpoint_keep_best = 1") != std::string::npos);
   // So that no name of the table goes without a row above.
   for (const JobName& name : JobNames()) {
     INFO(name.name);
@@ -204,7 +200,8 @@ TEST_CASE("names that disagree, and values without an equal, are told by name an
        "  adapter.r: line 1: says 16, but adapter.rank says 8: they are one field; leave one "
        "out\n"},
       {R"({"training": {"num_train_epochs": 1.5}})",
-       "  training.num_train_epochs: line 1: must be a whole number of 32 bits, got 1.5\n"},
+       "  training.num_train_epochs: line 1: must be a whole number (max_steps ends a job within "
+       "an epoch), got 1.5\n"},
       {"{\"training\": {\"per_device_train_batch_size\": 2,\n"
        "\"gradient_accumulation_steps\": 4, \"batch_size\": 4}}",
        "  training.per_device_train_batch_size x gradient_accumulation_steps: line 1: says 8, but "
@@ -241,9 +238,56 @@ TEST_CASE("names that disagree, and values without an equal, are told by name an
   }
 }
 
+TEST_CASE("names that say what is done anyway are taken out, with another value they are refused") {
+  for (const NeedlessName& name : NeedlessNames()) {
+    INFO(name.name);
+    const std::string said = "\"" + std::string(name.name) + "\": ";
+    const std::string ours = name.section == "adapter" ? "\"rank\": 4" : "\"max_steps\": 3";
+    const auto job_of = [&](const std::string& value) {
+      return JobOf(std::string(name.section), said + value + ", " + ours);
+    };
+    const std::string expected = JobOf(std::string(name.section), ours);
+    CHECK(job_of("null") == expected);
+    const auto values = nlohmann::json::parse(name.values.empty() ? "[1, \"x\"]" : name.values);
+    for (const auto& value : values) CHECK(job_of(value.dump()) == expected);
+    const std::string other = job_of("\"anything else\"");
+    if (name.values.empty()) {
+      CHECK(other == expected);
+    } else {
+      CHECK(other.find("got \"anything else\": " + std::string(name.why)) != std::string::npos);
+    }
+  }
+  struct Case {
+    const char* text;
+    const char* line;
+  };
+  const Case cases[] = {
+      {R"({"adapter": {"bias": "all"}})",
+       "  adapter.bias: line 1: must be \"none\", or be left out, got \"all\": biases are not "
+       "trained, LoRA's matrices alone\n"},
+      {"{\"training\": {\n\"metric_for_best_model\": \"accuracy\"}}",
+       "  training.metric_for_best_model: line 2: must be \"loss\" or \"eval_loss\", or be left "
+       "out, "
+       "got \"accuracy\": the best checkpoint is that of the lowest validation loss\n"},
+      {R"({"bf16": true})", "  bf16: line 1: no such field; did you mean training.bf16?\n"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.text);
+    CHECK(ErrorOf(c.text) ==
+          std::string("error: BAD_JOB_FILE: job.json: 1 field is wrong\n") + c.line);
+  }
+  lorad::v1::Job job;
+  CHECK(SetFields({"training.optim=adamw_torch", "adapter.bias=none"}, job).ok());
+  CHECK(!SetFields({"training.optim=lion"}, job).ok());
+}
+
 TEST_CASE("the documentation has a row for every name") {
   std::ifstream file("docs/api.md");
   const std::string page((std::istreambuf_iterator<char>(file)), {});
+  for (const NeedlessName& name : NeedlessNames()) {
+    INFO(name.name);
+    CHECK(page.find("`" + std::string(name.name) + "`") != std::string::npos);
+  }
   for (const JobName& name : JobNames()) {
     const std::string section = name.section.empty() ? "" : std::string(name.section) + ".";
     INFO(name.name);

@@ -17,6 +17,7 @@ import grpc  # noqa: E402
 import lorad  # noqa: E402
 from google.protobuf import any_pb2, duration_pb2, empty_pb2  # noqa: E402
 from google.rpc import code_pb2, error_details_pb2, status_pb2  # noqa: E402
+from lorad.v1 import checkpoints_pb2, checkpoints_pb2_grpc  # noqa: E402
 from lorad.v1 import adapters_pb2, adapters_pb2_grpc, cluster_pb2, cluster_pb2_grpc, datasets_pb2, datasets_pb2_grpc, jobs_pb2, jobs_pb2_grpc  # noqa: E402
 
 Code = grpc.StatusCode
@@ -31,7 +32,7 @@ class Refusal(Exception):
 
 
 class Daemon(adapters_pb2_grpc.AdaptersServicer, cluster_pb2_grpc.ClusterServicer, jobs_pb2_grpc.JobsServicer,
-             datasets_pb2_grpc.DatasetsServicer):
+             datasets_pb2_grpc.DatasetsServicer, checkpoints_pb2_grpc.CheckpointsServicer):
     """`answers`: of each method, what its calls are answered with, one after another; `asked`: what they were asked."""
 
     def __init__(self):
@@ -67,6 +68,9 @@ class Daemon(adapters_pb2_grpc.AdaptersServicer, cluster_pb2_grpc.ClusterService
     def GetMetrics(self, request, context):
         return self._answer("GetMetrics", request, context)
 
+    def ListCheckpoints(self, request, context):
+        return self._answer("ListCheckpoints", request, context)
+
     def GetDataset(self, request, context):
         return self._answer("GetDataset", request, context)
 
@@ -93,6 +97,7 @@ def daemon_and_client(retry_seconds=20.0):
     adapters_pb2_grpc.add_AdaptersServicer_to_server(daemon, server)
     cluster_pb2_grpc.add_ClusterServicer_to_server(daemon, server)
     jobs_pb2_grpc.add_JobsServicer_to_server(daemon, server)
+    checkpoints_pb2_grpc.add_CheckpointsServicer_to_server(daemon, server)
     datasets_pb2_grpc.add_DatasetsServicer_to_server(daemon, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -167,6 +172,21 @@ def test_an_argument_that_is_none_is_named():
             assert said in str(python_package.error_of(TypeError, client.evaluate, *arguments)), arguments
         assert "limit must be" in str(python_package.error_of(TypeError, client.evaluate, "m", "rows", "(.)", limit="3"))
         assert "Generate" not in daemon.asked, daemon.asked
+
+
+def test_arguments_of_a_job_that_are_none_are_named():
+    with daemon_and_client() as (daemon, client):
+        assert "base_model: must be the name" in str(python_package.error_of(lorad.InvalidError, client.train, [{"text": "a"}], "m"))
+        assert "data: has no rows" in str(python_package.error_of(lorad.InvalidError, client.train, "m", []))
+        job = lorad.Job(client.connection, job_at(1))
+        for said, callbacks in (("callbacks[0] must be a lorad.Callback, got <built-in function print>", [print]),
+                                ("callbacks[1] must be a lorad.Callback, got <class", [lorad.Callback(), lorad.Callback]),
+                                ("callbacks must be a list of lorad.Callback, got <", lorad.Callback())):
+            assert said in str(python_package.error_of(TypeError, job.wait, callbacks=callbacks)), callbacks
+        daemon.answers = {"ListCheckpoints": [checkpoints_pb2.ListCheckpointsResponse(checkpoints=[{"step": 2}])]}
+        error = python_package.error_of(lorad.InvalidError, job.adapter, "out", best=True)
+        assert error.reason == "NO_BEST" and "no checkpoint of job-1 was evaluated: leave best out" in str(error), error
+        assert "step: names a checkpoint" in str(python_package.error_of(lorad.InvalidError, job.adapter, "out", 2, best=True))
 
 
 def test_what_does_not_pass_is_not_repeated():

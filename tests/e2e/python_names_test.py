@@ -21,7 +21,7 @@ FOLDER = python_package.load()
 
 import lorad  # noqa: E402
 from backports import zstd  # noqa: E402
-from lorad import names, rows  # noqa: E402
+from lorad import names, needless, rows  # noqa: E402
 from lorad.v1 import datasets_pb2, jobs_pb2  # noqa: E402
 
 Training = jobs_pb2.TrainingConfig
@@ -49,6 +49,41 @@ def test_the_names_are_those_of_the_command_line():
     theirs = {name: (section, field) for section, name, field in re.findall(r'\{"(\w*)", "(\w+)", "(\w+)"\}', table)}
     assert len(theirs) == int(re.search(r"JobName, (\d+)>", text)[1]), "the table is not read whole"
     assert names.NAMES == theirs, set(names.NAMES.items()) ^ set(theirs.items())
+
+
+def test_the_needless_names_are_those_of_the_command_line():
+    text = (python_package.CHECKOUT / "client/inputs/needless_names.cc").read_text()
+    literal = r'(?:R"\((?:.*?)\)"|(?:"(?:[^"\\]|\\.)*"\s*)+)'
+
+    def value_of(expression):
+        if expression.startswith("k"):
+            return constants[expression]
+        if expression.startswith("R"):
+            return expression[3:-2]
+        return "".join(json.loads(part) for part in re.findall(r'"(?:[^"\\]|\\.)*"', expression))
+
+    constants = {name: value_of(said) for name, said in re.findall(rf"constexpr char (k\w+)\[\] =\s*({literal});", text)}
+    rows = re.findall(rf'\{{"(adapter|training)", "(\w+)",\s*(k\w+|{literal}),\s*(k\w+|{literal})\}},', text)
+    theirs = {name: (value_of(values), value_of(why)) for _, name, values, why in rows}
+    assert len(theirs) == text.count('    {"adapter", ') + text.count('    {"training", '), "the table is not read whole"
+    fixed = {name: (json.loads(values), why) for name, (values, why) in theirs.items() if values}
+    assert needless.FIXED == fixed, [name for name in {*fixed, *needless.FIXED} if fixed.get(name) != needless.FIXED.get(name)]
+    assert needless.NAMES == {*theirs}, needless.NAMES ^ {*theirs}
+
+
+def test_needless_names():
+    plain = job_of(rank=4)
+    for name, (values, why) in needless.FIXED.items():
+        for value in values:
+            assert job_of(rank=4, **{name: value}) == plain, (name, value)
+        assert violations_of(job_of, **{name: "anything else"})[name].endswith(f"got 'anything else': {why}"), name
+    for name in needless.NOTES + needless.IGNORED:
+        assert job_of(rank=4, **{name: "anything"}) == plain, name
+    assert "batch_size counts rows" in violations_of(job_of, packing=True)["packing"]
+    assert "batch_size counts rows" in violations_of(job_of, args=SFTConfig(packing=True))["SFTConfig.packing"]
+    told = dataclasses.make_dataclass("Told", [("metric_for_best_model", str, None), ("greater_is_better", bool, None)])
+    assert job_of(args=told("eval_loss", False)) == job_of(args=told(None, None))
+    assert "lowest" in violations_of(job_of, args=told("accuracy", False))["Told.metric_for_best_model"]
 
 
 def test_the_typed_fields_are_all_that_is_taken():
@@ -93,6 +128,10 @@ def test_every_mistake_at_once():
                           "gradient_accumulation_steps"}, found
     assert "one field" in found["rank"] and found["learning_rat"].endswith("did you mean learning_rate?")
     assert "CONSTANT, LINEAR, COSINE" in found["schedule"] and "target_regex" in found["target_modules"]
+    assert found["epochs"] == "must be a whole number, got 1.5; max_steps ends a job within an epoch"
+    assert found["batch_size"].startswith("cannot be 'eight'")
+    swapped = violations_of(names.build, [{"text": "a"}], {})
+    assert swapped == {"base_model": "must be the name of a registered model, got list; it comes first, then the data"}
     assert "constant_with_warmup" in violations_of(job_of, schedule="constant", warmup_ratio=0.1)["schedule"]
     assert "whole number" in violations_of(job_of, per_device_train_batch_size=0, gradient_accumulation_steps=1)[
         "per_device_train_batch_size"]
@@ -277,6 +316,9 @@ def test_rows_that_are_wrong():
                                     ("lacking.parquet", b"PAR1....", "pip install pyarrow")):
             (folder / name).write_bytes(content)
             assert what in violations_of(lines_of, folder / name)[str(folder / name)], name
+    (folder / "none.jsonl").write_bytes(b"")
+    for none, where in (([], "data"), (iter(()), "data"), (folder / "none.jsonl", str(folder / "none.jsonl"))):
+        assert violations_of(rows.Spool, none)[where].startswith("has no rows: give one"), where
     assert "rows[1]" in violations_of(lines_of, [{}, {"x": float("nan")}])
     assert "rows[0]" in violations_of(lines_of, ["text"]) and "rows[0]" in violations_of(lines_of, [{"x": object()}])
     assert "no column 'q'" in violations_of(lines_of, [{"a": 1}], {"prompt": "q"})["rows[0]"]

@@ -29,6 +29,12 @@ class Callback:
         """Waiting ends: the job has ended, in whatever state, or the wait was broken off."""
 
 
+def wrong_callback(argument: str, wanted: str, value: Any) -> TypeError:
+    """The error of what is none."""
+    return TypeError(f"{argument} must be {wanted}, got {value!r}: derive a class from lorad.Callback and write its on_step "
+                     "(job, metrics), and pass [an object of it]")
+
+
 STEP_NAMES = {"loss": "train/loss", "grad_norm": "train/grad_norm", "learning_rate": "train/learning_rate",
               "tokens": "train/tokens", "step_time_ms": "train/step_time_ms"}
 EVALUATION_NAMES = {"validation_loss": "eval/loss"}

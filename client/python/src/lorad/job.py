@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lorad.callbacks import Callback
+from lorad.callbacks import Callback, wrong_callback
 from lorad.calls import ADAPTER_FILES, Connection
-from lorad.errors import JobFailedError, LoradError, Violation
+from lorad.errors import JobFailedError, LoradError, Violation, invalid
 from lorad.progress import choose
 from lorad.tables import Table
 from lorad.v1 import checkpoints_pb2, jobs_pb2
@@ -86,6 +86,11 @@ class Job:
         timeout    seconds; then TimeoutError
 
         JobFailedError where it failed or was cancelled."""
+        if not isinstance(callbacks, (list, tuple)):
+            raise wrong_callback("callbacks", "a list of lorad.Callback", callbacks)
+        for i, callback in enumerate(callbacks):
+            if not isinstance(callback, Callback):
+                raise wrong_callback(f"callbacks[{i}]", "a lorad.Callback", callback)
         shown = choose(progress)
         for callback in callbacks:
             callback.on_begin(self.info)
@@ -185,10 +190,11 @@ class Job:
 
     def _best_step(self, step: int) -> int:
         if step:
-            raise ValueError("step and best name a checkpoint each: leave one out")
+            raise invalid([Violation("step", f"names a checkpoint, got {step}, and so does best=True: leave one out")], "of the call")
         found = next((checkpoint.step for checkpoint in self.checkpoints() if checkpoint.best), None)
         if found is None:
-            raise ValueError(f"no checkpoint of {self.name} was evaluated: give it validation_data and eval_every_steps")
+            raise invalid([Violation("best", f"no checkpoint of {self.name} was evaluated: leave best out for the newest, and "
+                                             "give the next job validation_data and eval_every_steps")], "of the call", "NO_BEST")
         return found
 
     def peft(self, model: Any, step: int = 0, **keywords: Any) -> Any:

@@ -2,7 +2,7 @@
 SFTConfig. Pure: knows no daemon.
 
 The names of others are those of the table in client/inputs/job_names.cc, which `lora` reads job files by;
-tests/e2e/python_names_test.py holds both equal.
+tests/e2e/python_names_test.py holds both equal. Those of needless.py need not be said.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from lorad import sft
+from lorad import needless, sft
 from lorad.errors import Violation, invalid
 from lorad.v1 import datasets_pb2, jobs_pb2
 
@@ -165,6 +165,9 @@ class _Builder:
         self.values: dict[tuple[Section, str], tuple[str, Any]] = {}
 
     def build(self, base_model: str, fields: Mapping[str, Any], peft_config: Any, args: Any) -> Request:
+        if not isinstance(base_model, str):
+            raise invalid([Violation("base_model", f"must be the name of a registered model, got {type(base_model).__name__}; it "
+                                                   "comes first, then the data")], "of the job")
         read = sft.read(args) if args is not None else sft.Read({}, None, [])
         self.violations += read.violations
         self._take({name: value for name, value in fields.items() if value is not None})
@@ -206,9 +209,9 @@ class _Builder:
                 self._put("adapter", SEED, SEED, value)
                 if "data_seed" not in given:
                     self._put("training", SEED, SEED, value)
-            elif name == sft.BEST_AT_END:
-                if value:
-                    self._note(name, sft.NO_BEST_AT_END)
+            elif name in needless.NAMES:
+                if wrong := needless.why_not(name, value):
+                    self._note(name, wrong)
             else:
                 self._note(name, f"there is no such field{suggest(name)}")
 
@@ -256,6 +259,9 @@ class _Builder:
         if isinstance(value, float) and value.is_integer() and descriptor.cpp_type in (
                 FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_UINT64):
             value = int(value)
+        if isinstance(value, float) and descriptor.cpp_type == FieldDescriptor.CPPTYPE_INT32:
+            hint = "; max_steps ends a job within an epoch" if field == "epochs" else ""
+            return self._note(name, f"must be a whole number, got {value!r}{hint}")
         if field == "labels" and isinstance(value, Mapping):
             for key, text in value.items():
                 if not isinstance(key, str) or not isinstance(text, str):

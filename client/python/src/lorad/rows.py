@@ -44,6 +44,9 @@ class Spool:
             for chunk in json_lines(data, columns):
                 digest.update(chunk)
                 self.file.write(chunk)
+            if not self.file.tell():
+                where = str(data) if isinstance(data, (str, os.PathLike)) else "data"
+                raise wrong(where, "has no rows: give one at least, such as {'prompt': ..., 'completion': ...}")
         except BaseException:
             self.file.close()
             raise

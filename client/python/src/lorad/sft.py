@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from lorad import needless
 from lorad.errors import Violation
 
 # Taken under their own names, where they are not None.
@@ -21,27 +22,6 @@ TAKEN = ["learning_rate", "num_train_epochs", "per_device_train_batch_size", "gr
 # Taken by the functions below.
 READ = ["max_steps", "max_length", "warmup_steps", "optim", "save_strategy", "save_steps", "eval_strategy", "eval_steps",
         "run_name", "load_best_model_at_end", "completion_only_loss", "assistant_only_loss", "train_sampling_strategy"]
-# How and where SFTTrainer runs: devices, memory, speed, logs, files. The daemon has its own ways.
-IGNORED = [
-    "output_dir", "overwrite_output_dir", "logging_dir", "logging_strategy", "logging_steps", "logging_first_step",
-    "log_on_each_node", "logging_nan_inf_filter", "include_num_input_tokens_seen", "log_level", "log_level_replica",
-    "disable_tqdm", "report_to", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
-    "bf16", "fp16", "tf32", "bf16_full_eval", "fp16_full_eval", "use_cpu", "no_cuda", "use_mps_device",
-    "gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_offloading", "torch_compile",
-    "torch_compile_backend", "torch_compile_mode", "use_liger_kernel", "liger_kernel_config", "use_cache",
-    "torch_empty_cache_steps", "average_tokens_across_devices", "per_device_eval_batch_size", "eval_accumulation_steps",
-    "eval_on_start", "prediction_loss_only", "eval_do_concat_batches", "do_train", "do_eval", "full_determinism",
-    "accelerator_config", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers",
-    "dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataset_num_proc", "padding_free",
-    "pad_to_multiple_of", "skip_memory_metrics", "local_rank", "ddp_find_unused_parameters", "ddp_bucket_cap_mb",
-    "ddp_broadcast_buffers", "ddp_static_graph", "ddp_backend", "ddp_timeout", "debug", "remove_unused_columns",
-    "save_only_model", "save_on_each_node", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy",
-    "hub_always_push", "hub_revision", "enable_jit_checkpoint",
-]
-BEST_AT_END = "load_best_model_at_end"
-NO_BEST_AT_END = ("is not done: a job's adapter is that of its last step; say checkpoint_keep_best=1, and fetch the best one "
-                  "with job.adapter(path, best=True)")
-ADAMW = {"adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +63,9 @@ def read(args: Any) -> Read:
             refuse("max_length", "must be a number: rows are cut there")
         else:
             fields["max_length"] = values["max_length"]
-    if values.get("optim", "adamw_torch") not in ADAMW:
-        refuse("optim", f"must be adamw_torch or adamw_torch_fused, got {values['optim']!r}")
-    if values.get(BEST_AT_END):
-        refuse(BEST_AT_END, NO_BEST_AT_END)
+    for name in ("optim", "load_best_model_at_end"):
+        if values.get(name) and (wrong := needless.why_not(name, values[name])):
+            refuse(name, wrong)
     order = values.get("train_sampling_strategy", "random")
     if order == "sequential":
         fields["shuffle"] = False
@@ -127,7 +106,7 @@ def _read_steps(values: dict[str, Any], fields: dict[str, Any], refuse: Any) -> 
 
 def _refuse_others(args: Any, values: dict[str, Any], refuse: Any) -> None:
     """All that is not known here stands at its default."""
-    known = {*TAKEN, *READ, *IGNORED}
+    known = {*TAKEN, *READ, *needless.IGNORED}
     for field in dataclasses.fields(args):
         if field.name in known:
             continue
@@ -137,7 +116,11 @@ def _refuse_others(args: Any, values: dict[str, Any], refuse: Any) -> None:
         value = values[field.name]
         # What __post_init__ makes of nothing: [] of None, {} of None, ...
         if value != _plain(default) and (value or default):
-            refuse(field.name, f"{value!r} is not supported; it must be {_plain(default)!r}, its default")
+            wrong = f"{value!r} is not supported; it must be {_plain(default)!r}, its default"
+            if field.name in needless.FIXED:
+                wrong = needless.why_not(field.name, value)
+            if wrong:
+                refuse(field.name, wrong)
 
 
 def peft_text(config: Any) -> str:

@@ -23,6 +23,10 @@ std::string Quoted(const std::string& text) {
   }
 }
 
+std::string SeparatorText(char separator) {
+  return separator == '\t' ? "tabs" : separator == ',' ? "commas" : std::string(1, separator);
+}
+
 }  // namespace
 
 absl::Status CsvRows::Wrong(std::int64_t line, const std::string& what) const {
@@ -107,7 +111,30 @@ absl::Status CsvRows::EndField() {
   return absl::OkStatus();
 }
 
+// The error of a header that another separator divides; OK where it may be one column.
+absl::Status CsvRows::CheckSeparator() const {
+  const std::string& header = row_[0];
+  for (const char other : {';', '\t', '|', ','}) {
+    if (other == separator_ || header.find(other) == std::string::npos) continue;
+    std::string mend = other == '\t' ? "say --format tsv" : "say --format csv";
+    if (other == ';' || other == '|') {
+      mend = absl::StrCat(
+          "python3 -c 'import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, "
+          "delimiter=\"",
+          std::string(1, other), "\"))' < FILE | lora dataset add NAME - --format csv");
+    }
+    return Wrong(row_line_,
+                 absl::StrCat("the header is one column, ", Quoted(header), ": it seems to have ",
+                              SeparatorText(other), " between columns, not ",
+                              SeparatorText(separator_), "; ", mend));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CsvRows::TakeHeader() {
+  if (row_.size() == 1 && !columns_.contains(row_[0])) {
+    if (const auto status = CheckSeparator(); !status.ok()) return status;
+  }
   std::set<std::string> seen;
   std::set<std::string> found;
   for (std::size_t i = 0; i < row_.size(); ++i) {
@@ -121,7 +148,11 @@ absl::Status CsvRows::TakeHeader() {
     if (renamed != columns_.end()) found.insert(name);
     const std::string key = renamed == columns_.end() ? name : renamed->second;
     if (!seen.insert(key).second) {
-      return Wrong(row_line_, absl::StrCat("two columns are ", key, "; rename or remove one"));
+      const bool by_option = std::ranges::any_of(
+          columns_, [&](const auto& pair) { return pair.second == key && pair.first != key; });
+      return Wrong(row_line_, absl::StrCat("two columns are ", key,
+                                           by_option ? ", one of them by --columns" : "",
+                                           "; rename or remove one"));
     }
     keys_.push_back(absl::StrCat(Quoted(key), ": "));
   }

@@ -26,6 +26,7 @@ class CsvRows final : public RowConverter {
   absl::Status EndField();
   absl::Status EndRow(std::string& out);
   absl::Status TakeHeader();
+  absl::Status CheckSeparator() const;
   absl::Status Wrong(std::int64_t line, const std::string& what) const;
 
   const char separator_;

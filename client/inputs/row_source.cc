@@ -67,6 +67,13 @@ RowFormat GuessFormat(absl::string_view path, absl::string_view bytes) {
   return list ? RowFormat::kArray : RowFormat::kLines;
 }
 
+// Fields between separators, and nothing of JSON.
+bool LooksLikeTable(absl::string_view bytes) {
+  const absl::string_view line = bytes.substr(0, bytes.find('\n'));
+  return line.find_first_of("{[") == absl::string_view::npos &&
+         line.find_first_of(",;\t") != absl::string_view::npos;
+}
+
 }  // namespace
 
 RowSource::RowSource(std::string path, Columns columns)
@@ -113,6 +120,10 @@ absl::Status RowSource::Prepare(const std::string& format) {
     if (Begins(first_, refused.magic)) return Wrong(std::string(refused.what));
   }
   const RowFormat meant = format.empty() ? GuessFormat(path_, first_) : *FormatOf(format);
+  if (format.empty() && meant == RowFormat::kLines && LooksLikeTable(first_)) {
+    return Wrong(
+        "line 1 is no JSON object, as JSON Lines has it; say --format csv or tsv of a table");
+  }
   converter_ = MakeRowConverter(meant, columns_, name_);
   std::error_code error;
   if (meant == RowFormat::kLines && columns_.empty() && unpacker_ == nullptr && path_ != "-") {

@@ -408,7 +408,9 @@ absl::StatusOr<DatasetRow> MakeRow(Fields& fields, const DatasetLimits& limits) 
       kReason,
       absl::StrCat("unknown format: the row's keys are (", absl::StrJoin(fields.keys, ", "),
                    "); expected messages; conversations; prompt and "
-                   "completion; instruction and output; text; or input_ids and labels"));
+                   "completion; instruction and output; text; or input_ids and labels; columns of "
+                   "other names are renamed as rows are stored, by --columns "
+                   "prompt=question,completion=answer or Python's columns"));
 }
 
 }  // namespace

@@ -68,6 +68,8 @@ TEST_CASE("rows are converted, whatever the pieces they come in") {
       {kArray, "[{\"q\": {\"q\": 1}, \"b\": \"q\"}]", "{\"p\": {\"q\": 1}, \"b\": \"q\"}\n", "p=q"},
       {kLines, "{\"q\": 1}\n\n{\"b\": 1, \"q\": 2}", "{\"p\": 1}\n{\"b\": 1, \"p\": 2}\n", "p=q"},
       {kLines, "any \xff thing", "any \xff thing"},
+      {kCsv, "q;a\n1\n", "{\"text\": \"1\"}\n", "text=q;a"},
+      {kCsv, "q;a,b\n1,2\n", "{\"q;a\": \"1\", \"b\": \"2\"}\n"},
   };
   for (const Case& c : cases) {
     for (const std::size_t piece : {1, 2, 3, 1000}) {
@@ -82,7 +84,22 @@ TEST_CASE("what is wrong with a file of rows is told by line, with the way to me
       {kCsv, "a,b\n1,2\n\n1,2,3\n",
        "4: has 3 fields, the header has 2; put fields that have a comma in them in quotes"},
       {kCsv, "a,b,a\n", "1: two columns are a; rename or remove one"},
-      {kCsv, "a,b\n", "1: two columns are a; rename or remove one", "a=b"},
+      {kCsv, "a,b\n", "1: two columns are a, one of them by --columns; rename or remove one",
+       "a=b"},
+      {kCsv, "q;a\n1;2\n",
+       "1: the header is one column, \"q;a\": it seems to have ; between columns, not commas; "
+       "python3 "
+       "-c "
+       "'import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, "
+       "delimiter=\";\"))' < FILE | lora dataset add NAME - --format csv"},
+      {kCsv, "q\ta\n",
+       "1: the header is one column, \"q\\ta\": it seems to have tabs between columns, not commas; "
+       "say "
+       "--format tsv"},
+      {RowFormat::kTsv, "q,a\n",
+       "1: the header is one column, \"q,a\": it seems to have commas between columns, not tabs; "
+       "say "
+       "--format csv"},
       {kCsv, ",a\n0,x\n",
        "1: column 1 has no name in the header; pandas leaves its index out with "
        "to_csv(index=False)"},
@@ -281,6 +298,9 @@ TEST_CASE("files that cannot be taken say what to do") {
   is_in(AllOf(folder.Write("more.zst", frame + "xxxx")), "no whole zstd file");
   is_in(AllOf(folder.Write("wide.zst", ZstdBlanks(28, 1))), "zstd -dc --long=31 FILE |");
   is_in(AllOf(folder.Write("wider.zst", ZstdBlanks(41, 1))), "window of more than 128 MiB");
+  is_in(AllOf(folder.Write("table.txt", "q,a\n{1},2\n")), "say --format csv or tsv of a table");
+  is_in(AllOf(folder.Write("table.gz", Gzip("q\ta\n"))), "say --format csv or tsv of a table");
+  CHECK(AllOf(folder.Write("table.txt", "q,a\n"), "jsonl") == "q,a\n");
   is_in(AllOf(folder.path + "/none"), "FILE_UNREADABLE");
   is_in(AllOf(folder.path), "FILE_UNREADABLE");
   is_in(AllOf(folder.Write("b.csv", "a\n1\n"), "xml"), "USAGE");

@@ -293,6 +293,8 @@ def test_rows_that_are_wrong():
     for name, content, where, what in [
             ("ragged.csv", b"a,b\n1,2\n1\n", ":3", "1 fields, the header 2"),
             ("twice.csv", b"a,a\n1,2\n", ":1", "twice"),
+            ("semicolons.csv", b"q;a\n1;2\n", ":1", "pandas.read_csv(path, sep=';')"),
+            ("commas.tsv", b"q,a\n1,2\n", ":1", "between columns, not '\\t'"),
             ("empty.csv", b"", ":1", "no header"),
             ("nul.csv", b"a,b\n1,\0\n", ":2", ""),
             ("latin.csv", b"a,b\n\xff,1\n", "", "utf-8"),

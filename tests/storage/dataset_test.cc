@@ -142,16 +142,21 @@ TEST_CASE("Bad rows, each with one clear reason") {
        "a byte order mark at column 1; it may stand at the file's start alone"},
       {"{}",
        "unknown format: the row's keys are (); expected messages; conversations; "
-       "prompt and completion; instruction and output; text; or input_ids and labels"},
+       "prompt and completion; instruction and output; text; or input_ids and labels; columns of "
+       "other names are renamed as rows are stored, by --columns prompt=question,completion=answer "
+       "or Python's columns"},
       {R"({"question":"a","answer":"b"})",
        "unknown format: the row's keys are (question, answer); expected messages; conversations; "
        "prompt and "
-       "completion; instruction and output; text; or input_ids and labels"},
+       "completion; instruction and output; text; or input_ids and labels; columns of other names "
+       "are renamed as rows are stored, by --columns prompt=question,completion=answer or Python's "
+       "columns"},
       {"{\"" + std::string(39, 'k') + "é\":1}",
        "unknown format: the row's keys are (" + std::string(39, 'k') +
            "); expected messages; conversations; prompt and completion; instruction and output; "
            "text; or "
-           "input_ids and labels"},
+           "input_ids and labels; columns of other names are renamed as rows are stored, by "
+           "--columns prompt=question,completion=answer or Python's columns"},
       {R"({"text":"a","text":"b"})", "key \"text\" stands twice"},
       {R"({"text":1})", "text must be a string"},
       {R"({"text":null})", "text must be a string"},

@@ -16,6 +16,7 @@
 #include "client/calls/upload.h"
 #include "client/text/json.h"
 #include "client/text/table.h"
+#include "client/text/width.h"
 #include "lorad/v1/adapters.grpc.pb.h"
 
 namespace lorad::client {
@@ -55,7 +56,7 @@ void Print(const Adapter& adapter, const Session& session) {
   table.Add({"size", BytesText(adapter.size_bytes())});
   table.Add({"sha256", adapter.sha256()});
   table.Add({"imported", TimeText(adapter.create_time())});
-  table.Print(std::cout);
+  table.PrintFields(std::cout, TerminalColumns());
 }
 
 absl::Status Import(Session& session, const Options& options) {

@@ -4,6 +4,7 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "client/calls/error.h"
@@ -42,8 +43,11 @@ absl::Status ChangeEach(Session& session, Method<Jobs::Stub, Request, Job> metho
     const auto status = Call(session, method, request, job);
     if (!status.ok()) return status;
     if (session.json) std::cout << ToJson(job) << "\n";
+    constexpr bool kCancels = std::is_same_v<Request, lorad::v1::CancelJobRequest>;
+    const bool ended = job.state() == Job::SUCCEEDED || job.state() == Job::FAILED;
     if (!session.json) {
       std::cerr << name << ": " << Job::State_Name(job.state())
+                << (kCancels && ended ? ": it had ended already, so nothing is cancelled" : "")
                 << (job.finish_step() > 0 ? absl::StrCat(", ends at step ", job.finish_step(),
                                                          " of ", job.total_steps())
                                           : "")

@@ -15,6 +15,7 @@
 #include "client/text/json.h"
 #include "client/text/stages.h"
 #include "client/text/table.h"
+#include "client/text/width.h"
 #include "lorad/v1/cluster.grpc.pb.h"
 
 namespace lorad::client {
@@ -47,7 +48,7 @@ void PrintGroups(const ClusterStatus& cluster) {
                     : "-",
                 BytesText(group.reserved_bytes())});
   }
-  groups.Print(std::cout);
+  groups.PrintFit(std::cout, TerminalColumns(), {0, 9, 1, 3, 2, 6, 10, 8, 7, 4, 5});
   StageTable stages;
   for (const auto& group : cluster.groups()) {
     for (int stage = 0; stage < group.stages_size(); ++stage) {
@@ -88,7 +89,7 @@ absl::Status Show(Session& session) {
     table.Add({"lost", absl::StrCat(cluster.lost_files(), " files and folders, ",
                                     BytesText(cluster.lost_bytes()), ", in lost/")});
   }
-  table.Print(std::cout);
+  table.PrintFields(std::cout, TerminalColumns());
   if (cluster.groups_size() > 0) {
     std::cout << "\n";
     PrintGroups(cluster);
@@ -114,7 +115,7 @@ absl::Status ListWorkers(Session& session) {
                absl::StrCat(worker.lies()), TimeText(worker.connect_time())});
   }
   if (session.json) return status;
-  table.Print(std::cout);
+  table.PrintFit(std::cout, TerminalColumns(), {0, 1, 5, 3, 8, 4, 9, 11, 13, 2, 6, 12, 7, 10});
   for (const Worker& worker : response.workers()) {
     if (worker.drained()) {
       std::cout << "\nworker '" << worker.name() << "' is drained since "

@@ -17,6 +17,7 @@
 #include "client/inputs/row_source.h"
 #include "client/text/json.h"
 #include "client/text/table.h"
+#include "client/text/width.h"
 #include "lorad/v1/datasets.grpc.pb.h"
 
 namespace lorad::client {
@@ -53,7 +54,7 @@ void Print(const Dataset& dataset, const Session& session) {
   table.Add({"size", BytesText(dataset.size_bytes())});
   table.Add({"sha256", dataset.sha256()});
   table.Add({"created", TimeText(dataset.create_time())});
-  table.Print(std::cout);
+  table.PrintFields(std::cout, TerminalColumns());
 }
 
 // Sends rows as messages that hold a chunk each, below the API's limit of 1 MiB. A stream that the
@@ -171,7 +172,7 @@ absl::Status PrintReport(const DatasetReport& report, const std::string& what,
     table.Add({"skipped rows", absl::StrCat(report.skipped_rows())});
     table.Add({"longest row", absl::StrCat(report.longest_tokens(), " tokens")});
     table.Add({"bad rows", absl::StrCat(report.error_count())});
-    table.Print(std::cout);
+    table.PrintFields(std::cout, TerminalColumns());
     if (!report.sample().empty()) {
       std::cout << "\nA row as rendered, what is trained on between guillemets:\n"
                 << report.sample() << "\n";

@@ -30,7 +30,7 @@ using lorad::v1::Jobs;
 constexpr std::int64_t kPageMax = 1000;  // of ListJobs
 constexpr int kLossesMax = 10'000;       // of GetMetrics; so many of the newest are drawn
 constexpr int kSparklineColumns = 48;
-constexpr int kFieldColumns = 24;  // of the table's first column
+constexpr int kFieldColumns = 25;  // of the table's first column, and what is before the next
 
 struct Options {
   std::string filter;
@@ -97,9 +97,7 @@ absl::Status List(Session& session, const Options& options) {
     status = ForEachPage(session, &Jobs::Stub::ListJobs, request, take);
   }
   if (!status.ok() || session.json) return status;
-  for (const std::string& line : table.Fit(TerminalColumns(), {0, 3, 1, 6, 9, 2, 4, 7, 5, 8})) {
-    std::cout << line << "\n";
-  }
+  table.PrintFit(std::cout, TerminalColumns(), {0, 3, 1, 6, 9, 2, 4, 7, 5, 8});
   return status;
 }
 
@@ -127,7 +125,8 @@ void AddProgress(const Job& job, Table& table) {
                                     ? "-"
                                     : absl::StrCat("step ", job.last_checkpoint_step())});
   if (!job.group().empty()) {
-    table.Add({"group", absl::StrCat(job.group(), ", with ", job.packed_with(), " others")});
+    table.Add({"group", absl::StrCat(job.group(), ", with ", job.packed_with(),
+                                     job.packed_with() == 1 ? " other" : " others")});
   }
   table.Add({"adapters per microbatch", absl::StrFormat("%.2f", job.adapters_per_microbatch())});
 }
@@ -197,7 +196,7 @@ absl::Status Show(Session& session, Options& options) {
   table.Add({"created", TimeText(job.create_time())});
   table.Add({"started", TimeText(job.start_time())});
   table.Add({"ended", TimeText(job.end_time())});
-  table.Print(std::cout);
+  table.PrintFields(std::cout, TerminalColumns());
   return status;
 }
 

@@ -13,6 +13,7 @@
 #include "client/calls/upload.h"
 #include "client/text/json.h"
 #include "client/text/table.h"
+#include "client/text/width.h"
 #include "lorad/v1/models.grpc.pb.h"
 
 namespace lorad::client {
@@ -52,7 +53,7 @@ void Print(const Model& model, const Session& session) {
                                                                      : "given"});
   table.Add({"stages", model.stages() == 0 ? "as few as hold it" : absl::StrCat(model.stages())});
   table.Add({"registered", TimeText(model.create_time())});
-  table.Print(std::cout);
+  table.PrintFields(std::cout, TerminalColumns());
 }
 
 absl::Status Add(Session& session, const Options& options) {

@@ -16,7 +16,9 @@
 #include "client/job_file.h"
 #include "client/text/forecast.h"
 #include "client/text/json.h"
+#include "client/text/stages.h"
 #include "client/text/table.h"
+#include "client/text/width.h"
 #include "lorad/v1/jobs.grpc.pb.h"
 
 namespace lorad::client {
@@ -78,6 +80,18 @@ void PrintWarnings(const google::protobuf::RepeatedPtrField<std::string>& warnin
   for (const std::string& warning : warnings) std::cerr << "warning: " << warning << "\n";
 }
 
+// Others of its name: from now on commands want an id. What cannot be found out is not said.
+void WarnOfName(Session& session, const Job& job) {
+  if (job.display_name().empty()) return;
+  const absl::StatusOr<std::vector<Job>> named = JobsNamed(session, job.display_name());
+  if (!named.ok()) return;
+  const auto other =
+      std::ranges::find_if(*named, [&](const Job& found) { return found.name() != job.name(); });
+  if (other == named->end()) return;
+  std::cerr << "warning: " << other->name() << " has the name '" << job.display_name()
+            << "', too: commands find each by its id alone\n";
+}
+
 absl::Status Create(Session& session, const Options& options, Job job) {
   lorad::v1::CreateJobRequest request;
   *request.mutable_job() = std::move(job);
@@ -96,6 +110,7 @@ absl::Status Create(Session& session, const Options& options, Job job) {
     std::cout << created.name() << "\n";
   }
   if (!session.json) PrintWarnings(created.warnings());
+  WarnOfName(session, created);
   if (!options.validate_only && !std::cout.flush()) {
     return Error("OUTPUT_LOST",
                  absl::StrCat("stdout cannot be written; the job was created: ", created.name()));
@@ -194,11 +209,10 @@ void PrintWorkers(const lorad::v1::JobEstimate& estimate) {
 }
 
 void PrintStages(const lorad::v1::JobEstimate& estimate) {
-  Table table({"STAGE", "WORKER", "BLOCKS", "NEEDS", "BUDGET"});
+  Table table({"STAGE", "WORKER", "LAYERS", "NEEDS", "BUDGET"});
   for (int s = 0; s < estimate.stages_size(); ++s) {
     const lorad::v1::StageEstimate& stage = estimate.stages(s);
-    table.Add({absl::StrCat(s), stage.worker(),
-               absl::StrCat(stage.first_block(), " to ", stage.end_block() - 1),
+    table.Add({absl::StrCat(s), stage.worker(), LayersText(stage.first_block(), stage.end_block()),
                BytesText(stage.bytes()), BytesText(stage.budget_bytes())});
   }
   std::cout << "\n";
@@ -241,7 +255,7 @@ absl::Status Estimate(Session& session, Options& options) {
                                                              : BytesText(estimate.budget_bytes())});
   table.Add({"fits", FitsText(estimate)});
   if (estimate.has_forecast()) AddForecast(estimate.forecast(), table);
-  table.Print(std::cout);
+  table.PrintFields(std::cout, TerminalColumns());
   if (estimate.workers_size() > 0) PrintWorkers(estimate);
   if (estimate.stages_size() > 0) PrintStages(estimate);
   PrintWarnings(estimate.warnings());

@@ -27,32 +27,39 @@ bool IsId(absl::string_view text) {
 
 }  // namespace
 
+absl::StatusOr<std::vector<Job>> JobsNamed(Session& session, const std::string& name) {
+  lorad::v1::ListJobsRequest request;
+  request.set_filter(absl::StrCat(
+      "display_name = \"", absl::StrReplaceAll(name, {{"\\", "\\\\"}, {"\"", "\\\""}}), "\""));
+  request.set_view(lorad::v1::ListJobsRequest::SUMMARY);
+  std::vector<Job> jobs;
+  const auto status = ForEachPage(session, &Jobs::Stub::ListJobs, request,
+                                  [&](const lorad::v1::ListJobsResponse& page) {
+                                    jobs.insert(jobs.end(), page.jobs().begin(), page.jobs().end());
+                                  });
+  if (!status.ok()) return status;
+  return jobs;
+}
+
 absl::Status FindJob(Session& session, std::string& job) {
   if (job.empty()) {
     return Error("NO_NAME", "the name of a job is empty: give an id or a name (`lora ls`)");
   }
   if (IsId(job)) return absl::OkStatus();
-  lorad::v1::ListJobsRequest request;
-  request.set_filter(absl::StrCat(
-      "display_name = \"", absl::StrReplaceAll(job, {{"\\", "\\\\"}, {"\"", "\\\""}}), "\""));
-  request.set_view(lorad::v1::ListJobsRequest::SUMMARY);
-  std::vector<std::string> ids;
-  std::vector<std::string> lines;
-  const auto status = ForEachPage(
-      session, &Jobs::Stub::ListJobs, request, [&](const lorad::v1::ListJobsResponse& page) {
-        for (const Job& found : page.jobs()) {
-          ids.push_back(found.name());
-          lines.push_back(absl::StrCat(found.name(), ": ", Job::State_Name(found.state()), ", of ",
-                                       found.base_model()));
-        }
-      });
-  if (!status.ok()) return status;
-  if (ids.size() > 1) {
-    return Error("AMBIGUOUS_NAME",
-                 absl::StrCat(ids.size(), " jobs have the name '", job, "'; say which by its id"),
-                 absl::StrJoin(lines, "\n"));
+  const absl::StatusOr<std::vector<Job>> named = JobsNamed(session, job);
+  if (!named.ok()) return named.status();
+  if (named->size() > 1) {
+    std::vector<std::string> lines;
+    for (const Job& found : *named) {
+      lines.push_back(absl::StrCat(found.name(), ": ", Job::State_Name(found.state()), ", of ",
+                                   found.base_model()));
+    }
+    return Error(
+        "AMBIGUOUS_NAME",
+        absl::StrCat(named->size(), " jobs have the name '", job, "'; say which by its id"),
+        absl::StrJoin(lines, "\n"));
   }
-  if (!ids.empty()) job = ids[0];
+  if (!named->empty()) job = named->front().name();
   return absl::OkStatus();
 }
 

@@ -5,9 +5,14 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/calls/session.h"
+#include "lorad/v1/jobs.pb.h"
 
 namespace lorad::client {
+
+// The jobs that have this display name, newest first, without their configuration.
+absl::StatusOr<std::vector<lorad::v1::Job>> JobsNamed(Session& session, const std::string& name);
 
 // Writes into `job` the id of the job that a user means by it: an id ("job-" and 8 letters and
 // digits) stays as it is, everything else is the display name of a job. What names no job stays too,

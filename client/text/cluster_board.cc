@@ -118,9 +118,13 @@ std::string ClusterBoard::Counts() const {
   for (const auto& [name, job] : jobs_) ++of_kind[Kind(job.state())];
   double tokens_per_second = 0;
   for (const Group& group : cluster_.groups()) tokens_per_second += group.tokens_per_second();
-  return absl::StrFormat("%d workers, %d jobs run, %d wait, %d paused; %.0f tokens/s",
-                         workers_.workers_size(), of_kind[0], of_kind[1], of_kind[2],
-                         tokens_per_second);
+  const auto of = [](int count, const char* one, const char* several) {
+    return absl::StrCat(count, " ", count == 1 ? one : several);
+  };
+  return absl::StrCat(of(workers_.workers_size(), "worker, ", "workers, "),
+                      of(of_kind[0], "job runs, ", "jobs run, "),
+                      of(of_kind[1], "waits, ", "wait, "),
+                      absl::StrFormat("%d paused; %.0f tokens/s", of_kind[2], tokens_per_second));
 }
 
 std::vector<std::string> ClusterBoard::WorkerLines(int rows, int columns) const {

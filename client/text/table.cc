@@ -23,6 +23,21 @@ bool IsNumber(const std::string& cell) {
   return !cell.empty() && (cell == "-" || (cell[0] >= '0' && cell[0] <= '9'));
 }
 
+// In lines of so many columns, broken at blanks where there are any. One line at least.
+std::vector<std::string> Wrapped(std::string text, std::size_t columns) {
+  std::vector<std::string> lines;
+  while (WidthOf(text) > columns) {
+    std::string line = CutToWidth(text, columns);
+    const std::size_t blank = text[line.size()] == ' ' ? line.size() : line.rfind(' ');
+    if (blank != std::string::npos && blank > 0) line.resize(blank);
+    text.erase(0, line.size());
+    text.erase(0, text.find_first_not_of(' '));
+    lines.push_back(std::move(line));
+  }
+  lines.push_back(std::move(text));
+  return lines;
+}
+
 }  // namespace
 
 void Table::Add(std::vector<std::string> cells) {
@@ -95,6 +110,25 @@ std::vector<std::string> Table::Fit(int columns, const std::vector<int>& rank) c
   std::vector<std::string> lines;
   for (const auto& row : rows_) lines.push_back(Line(row, shown));
   return lines;
+}
+
+void Table::PrintFit(std::ostream& out, int columns, const std::vector<int>& rank) const {
+  for (const std::string& line : Fit(columns, rank)) out << line << '\n';
+}
+
+void Table::PrintFields(std::ostream& out, int columns) const {
+  const std::size_t indent = Columns()[0].width + 2;
+  const auto room = static_cast<std::size_t>(std::max(columns, 0));
+  if (room < indent + kLeastWidth) return Print(out);
+  for (const auto& row : rows_) {
+    std::string name = row[0];
+    for (const std::string& part : Wrapped(row[1], room - indent)) {
+      out << name;
+      if (!part.empty()) out << std::string(indent - WidthOf(name), ' ') << part;
+      out << '\n';
+      name.clear();
+    }
+  }
 }
 
 std::string BytesText(std::int64_t bytes) {

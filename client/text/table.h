@@ -16,7 +16,8 @@ namespace lorad::client {
 class Table {
  public:
   explicit Table(std::vector<std::string> heads) : rows_{std::move(heads)} {}
-  // Of one thing: a row for each of its fields, a name and a value; these begin all in one column.
+  // Of one thing: a row for each of its fields, a name and a value; these begin all in one column,
+  // and go on beneath where they are longer than fits.
   static Table OfFields() {
     Table table({"FIELD", "VALUE"});
     table.numbers_right_ = false;
@@ -26,6 +27,9 @@ class Table {
   // REQUIRES: as many cells as heads.
   void Add(std::vector<std::string> cells);
   void Print(std::ostream& out) const;
+  // Its lines in so many characters (0: any number). Of fields alone.
+  void PrintFields(std::ostream& out, int columns) const;
+  void PrintFit(std::ostream& out, int columns, const std::vector<int>& rank) const;
   // Its lines, the heads first, in `columns` characters (0: any number). Of the columns but the last
   // those that do not fit beside each other go, the one with the highest `rank` first; one of words
   // is cut instead where enough is left of it to read, and that of rank 0 stays, cut where it must

@@ -6,7 +6,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "client/text/stages.h"
 #include "tests/client/fakes.h"
+#include "tests/client/terminal.h"
 
 namespace lorad::client {
 namespace {
@@ -19,7 +21,7 @@ TEST_CASE_METHOD(Fixture, "top is one table where stdout is no terminal") {
   cluster.jobs = 2;
   Ran ran = Run("top");
   CHECK(ran.reason == "OK");
-  CHECK(Has(ran.out, "1 workers, 0 jobs run, 1 wait, 0 paused; 0 tokens/s\n"));
+  CHECK(Has(ran.out, "1 worker, 0 jobs run, 1 waits, 0 paused; 0 tokens/s\n"));
   CHECK(Has(ran.out, "drained: a new disk\n"));
   CHECK(Has(ran.out, "place 1: waits for a worker\n"));
   CHECK(jobs.filter == "state != SUCCEEDED AND state != FAILED AND state != CANCELLED");
@@ -65,6 +67,53 @@ TEST_CASE_METHOD(Fixture, "the list of workers says which are drained, and why")
   CHECK(Has(ran.out, "worker 'w' is drained since "));
   CHECK(Has(ran.out, ": a new disk\n"));
   CHECK(Has(Run("worker ls", true).out, R"("drain_reason": "a new disk")"));
+}
+
+TEST_CASE_METHOD(Fixture, "workers and groups fit the terminal, the most asked for first") {
+  Worker worker = Standing(Worker::BUSY);
+  worker.set_name("gpu-node-17-1");
+  worker.set_host("gpu-node-17.example.org");
+  worker.set_device("cuda:1");
+  worker.set_device_name("NVIDIA H100 80GB HBM3");
+  worker.set_memory_bytes(80'000'000'000);
+  worker.set_transport("nvlink");
+  worker.set_group("group-123");
+  worker.mutable_connect_time()->set_seconds(1'800'000'000);
+  cluster.looks = {Standing(Worker::IDLE)};
+  cluster.beside = {worker};
+  v1::GroupStage stage;
+  stage.set_worker("gpu-node-17-1");
+  stage.set_host("gpu-node-17.example.org");
+  stage.set_transport("nvlink");
+  stage.set_first_block(0);
+  stage.set_end_block(60);
+  cluster.stages = {stage, stage};
+  cluster.stages[1].set_first_block(3);
+  cluster.stages[1].set_end_block(4);
+  cluster.jobs = 2;
+  const std::string all = Run("worker ls").out;
+  CHECK(Has(all, "RESTARTS"));
+  for (const unsigned short columns : {60, 80, 120}) {
+    INFO(columns);
+    const Terminal terminal(columns);
+    const std::string workers = Run("worker ls").out;
+    CHECK(WiderThan(columns, workers.substr(0, workers.find("\n\n"))).empty());
+    CHECK(Has(workers, "gpu-node-17-1  BUSY"));
+    CHECK(Has(workers, "group-123"));
+    CHECK(workers.substr(0, workers.find('\n')) != all.substr(0, all.find('\n')));
+    const std::string shown = Run("cluster").out;
+    CHECK(WiderThan(columns, shown).empty());
+    CHECK(Has(shown, "0 to 29"));
+    CHECK(Has(shown, "1 (MLP)"));
+  }
+}
+
+TEST_CASE("blocks are told as layers, and where one is cut") {
+  CHECK(LayersText(0, 60) == "0 to 29");
+  CHECK(LayersText(2, 4) == "1");
+  CHECK(LayersText(2, 3) == "1 (attention)");
+  CHECK(LayersText(3, 4) == "1 (MLP)");
+  CHECK(LayersText(3, 13) == "1 (MLP) to 6 (attention)");
 }
 
 void Add(v1::Trace::Bar::Kind kind, int stage, double begin_ms, double end_ms,

@@ -110,6 +110,20 @@ TEST_CASE_METHOD(Fixture, "a clone is the same job, but for what is set") {
   CHECK(jobs.created.size() == 2);
 }
 
+TEST_CASE_METHOD(Fixture, "a name that another job has is warned of") {
+  constexpr char kSaid[] =
+      "warning: job-11111111 has the name 'sums', too: commands find each by its id alone\n";
+  const auto said = [&](const std::string& more) {
+    return served.Run("clone job-11111111 " + more).err;
+  };
+  CHECK(said("").empty());
+  CHECK(said("--set display_name=other").empty());
+  CHECK(said("--set display_name=sums") == kSaid);
+  CHECK(said("--set display_name=sums --validate-only").ends_with(kSaid));
+  jobs.job.set_name("job-22222222");  // as a repeated call is answered with it
+  CHECK(served.Run("clone job-22222222 --set display_name=sums").err.empty());
+}
+
 TEST_CASE_METHOD(Fixture, "what show prints as JSON is submitted again") {
   const std::string file = std::string(std::getenv("TEST_TMPDIR")) + "/shown.json";
   CHECK(Run("show sums", true) == "OK");

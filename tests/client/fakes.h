@@ -88,6 +88,11 @@ struct FakeJobs final : v1::Jobs::Service {
     response->set_state(Job::PAUSING);
     return grpc::Status::OK;
   }
+  grpc::Status CancelJob(GrpcContext*, const v1::CancelJobRequest*, Job* response) override {
+    *response = job;
+    if (job.state() != Job::SUCCEEDED) response->set_state(Job::CANCELLING);
+    return grpc::Status::OK;
+  }
   grpc::Status FinishJob(GrpcContext*, const v1::FinishJobRequest* request,
                          Job* response) override {
     if (request->name() == "job-done") {
@@ -122,6 +127,8 @@ struct FakeJobs final : v1::Jobs::Service {
 // The worker "w", as it stands at one look after the other; the last one stays.
 struct FakeCluster final : v1::Cluster::Service {
   std::deque<Worker> looks;
+  std::vector<Worker> beside;          // others, that stay as they are
+  std::vector<v1::GroupStage> stages;  // of its group
   int jobs = 0;
   std::string reason;
   v1::Quota set;
@@ -146,6 +153,7 @@ struct FakeCluster final : v1::Cluster::Service {
   grpc::Status ListWorkers(GrpcContext*, const v1::ListWorkersRequest*,
                            v1::ListWorkersResponse* response) override {
     *response->add_workers() = looks.front();
+    for (const Worker& worker : beside) *response->add_workers() = worker;
     if (looks.size() > 1) looks.pop_front();
     return grpc::Status::OK;
   }
@@ -155,6 +163,7 @@ struct FakeCluster final : v1::Cluster::Service {
     group.set_name("group-1");
     for (int i = 0; i < jobs; ++i) group.add_jobs("job-" + std::to_string(i));
     if (jobs > 0) --jobs;
+    for (const v1::GroupStage& stage : stages) *group.add_stages() = stage;
     return grpc::Status::OK;
   }
   grpc::Status GetTrace(GrpcContext*, const v1::GetTraceRequest* request,

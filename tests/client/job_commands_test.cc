@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/client/fakes.h"
+#include "tests/client/terminal.h"
 
 namespace lorad::client {
 namespace {
@@ -14,6 +15,34 @@ TEST_CASE_METHOD(Fixture, "a job is to finish, and says where it ends") {
   CHECK(finished.err == "job-a: RUNNING, ends at step 7 of 20\n");
   CHECK(Run("finish job-done").reason == "NOTHING_TRAINED");
   CHECK(Run("finish").reason == "USAGE");
+}
+
+TEST_CASE_METHOD(Fixture, "cancelling says where there was nothing to cancel any more") {
+  CHECK(Run("cancel job-a").err == "job-a: CANCELLING\n");
+  jobs.job.set_state(Job::SUCCEEDED);
+  const Ran ran = Run("cancel job-a");
+  CHECK(ran.reason == "OK");
+  CHECK(ran.err == "job-a: SUCCEEDED: it had ended already, so nothing is cancelled\n");
+}
+
+TEST_CASE_METHOD(Fixture, "a job is shown as wide as the terminal, with all that is to say") {
+  Job& job = jobs.job;
+  job.set_state(Job::QUEUED);
+  job.mutable_queue()->set_place(3);
+  job.mutable_queue()->set_why(
+      "waits until group group-1 has room for it: it has 8 jobs, and their adapters take 1.5 GiB");
+  job.mutable_adapter()->set_target_regex(std::string(150, 'x'));
+  std::string all = Run("show job-a").out;
+  std::erase_if(all, [](char c) { return c == ' ' || c == '\n'; });
+  for (const unsigned short columns : {60, 80, 120}) {
+    INFO(columns);
+    const Terminal terminal(columns);
+    std::string shown = Run("show job-a").out;
+    CHECK(WiderThan(columns, shown).empty());
+    CHECK(Has(shown, "\nqueue                    place 3: waits until group"));
+    std::erase_if(shown, [](char c) { return c == ' ' || c == '\n'; });
+    CHECK(shown == all);
+  }
 }
 
 TEST_CASE_METHOD(Fixture, "jobs are paused and resumed one after the other") {

@@ -213,6 +213,28 @@ TEST_CASE("fields of one thing begin in one column, numbers or not") {
   CHECK(out.str() == "FIELD  VALUE\na      1\nbc     2 of 3\n");
 }
 
+TEST_CASE("values that are longer than the terminal go on beneath, broken at blanks") {
+  Table table = Table::OfFields();
+  table.Add({"why", "it waits for a worker"});
+  table.Add({"path", "abcdefghijklmnop"});
+  table.Add({"none", ""});
+  const auto printed = [&](int columns) {
+    std::ostringstream out;
+    table.PrintFields(out, columns);
+    return out.str();
+  };
+  CHECK(printed(20) ==
+        "FIELD  VALUE\n"
+        "why    it waits for\n"
+        "       a worker\n"
+        "path   abcdefghijklm\n"
+        "       nop\n"
+        "none\n");
+  CHECK(printed(21).starts_with("FIELD  VALUE\nwhy    it waits for a\n       worker\n"));
+  CHECK(printed(28) == printed(0));
+  CHECK(printed(18) == printed(0));  // too narrow for any value
+}
+
 TEST_CASE("values as people read them") {
   CHECK(BytesText(512) == "512 B");
   CHECK(BytesText(98'000'000) == "93.5 MiB");

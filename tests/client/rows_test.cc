@@ -301,6 +301,7 @@ TEST_CASE("files that cannot be taken say what to do") {
   is_in(AllOf(folder.Write("table.txt", "q,a\n{1},2\n")), "say --format csv or tsv of a table");
   is_in(AllOf(folder.Write("table.gz", Gzip("q\ta\n"))), "say --format csv or tsv of a table");
   CHECK(AllOf(folder.Write("table.txt", "q,a\n"), "jsonl") == "q,a\n");
+  CHECK(AllOf(folder.Write("two.jsonl", "{\"q\": 1, \"a\": 2}\n")) == "{\"q\": 1, \"a\": 2}\n");
   is_in(AllOf(folder.path + "/none"), "FILE_UNREADABLE");
   is_in(AllOf(folder.path), "FILE_UNREADABLE");
   is_in(AllOf(folder.Write("b.csv", "a\n1\n"), "xml"), "USAGE");

@@ -294,13 +294,13 @@ def test_top_stays_up_to_date():
         assert [job["name"] for job in json.loads(house.lora("top", "--json").out)["jobs"]] == [name]
         tops = [Terminal(list(map(str, [*house.lora_command(), command]))) for command in ("top", "watch")]
         for top in tops:
-            top.until("\x1b[?1049h", name, "RUNNING", "1 jobs run")
+            top.until("\x1b[?1049h", name, "RUNNING", "1 job runs")
         house.kill()
         for top in tops:
             top.until("lost 127.0.0.1:" + port)
         house.start("--listen", f"127.0.0.1:{port}")
         for top in tops:
-            top.until(name, "RUNNING", "1 jobs run")
+            top.until(name, "RUNNING", "1 job runs")
             top.program.send_signal(signal.SIGINT)
             top.until("\x1b[?25h\x1b[?1049l")
             assert top.program.wait(10) == 0, top.program.stderr.read()

@@ -16,6 +16,8 @@ namespace {
 
 namespace scenario = lorad::planner::scenario;
 
+constexpr char kVersion[] = "0.1.0";
+
 struct Options {
   std::string file = "-";
   std::string trace, svg;
@@ -112,6 +114,7 @@ int main(int argc, char** argv) {
       "stdout is the plan, stderr is talk. Exit status: 0 done, 1 no such plan, 2 wrong scenario "
       "or usage.",
       "lorad-plan");
+  app.set_version_flag("--version", kVersion);
   app.require_subcommand(1);
   Options options;
   for (const scenario::Subcommand& command : scenario::Subcommands()) {

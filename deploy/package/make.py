@@ -1,6 +1,6 @@
 """Makes what is installed: a tree of bin, lib and share as one tar file, and a Debian package of the same tree. No root is needed.
 
-usage: make.py --programs FILE... --solver FILE --scripts FILE... --units FILE... --drop-ins FILE... --examples FILE...
+usage: make.py --programs FILE... --solver FILE --scripts FILE... --units FILE... --drop-ins FILE... --examples FILE... --plans FILE...
                --licences FILE FILE --changelog FILE --maintainer-scripts FILE... --tar OUT --deb OUT
 
 Programs are stripped, and forget the build tree: a library that Debian lacks lies in lib/lorad beside bin, where their RUNPATH finds
@@ -25,7 +25,7 @@ import help
 import man
 
 EPOCH = 1767225600  # 2026-01-01, of all files
-COMMANDS = {"lora": True, "lorad": False, "lorad-worker": False}  # with pages and completions; whether options of the program fall through
+COMMANDS = {"lora": True, "lorad": False, "lorad-worker": False, "lorad-plan": False}  # with pages and completions; whether options of the program fall through
 COMPLETIONS = {"bash": "share/bash-completion/completions/{}", "zsh": "share/zsh/{}/_{}", "fish": "share/fish/vendor_completions.d/{}.fish"}
 MAINTAINER = "The lorad authors <lorad@lorad.invalid>"
 DESCRIPTION = """fine-tunes many LoRA adapters at once on shared models
@@ -35,8 +35,9 @@ DESCRIPTION = """fine-tunes many LoRA adapters at once on shared models
  bits do not depend on who shared the machine, and after a crash every job goes
  on from its last checkpoint.
  .
- It has the coordinator lorad, its workers, the command line lora, units of
- systemd (not enabled), and scripts that start it under Slurm and mpirun."""
+ It has the coordinator lorad, its workers, the command line lora, the planner
+ lorad-plan, units of systemd (not enabled), and scripts that start it under
+ Slurm and mpirun."""
 
 
 def write(path, content, mode=0o644):
@@ -77,6 +78,8 @@ def stage(tree, options):
     documents = tree / "share/doc/lorad"
     for example in [*options.drop_ins, *options.examples]:
         write(documents / "examples" / example.name, example.read_bytes())
+    for plan in options.plans:
+        write(documents / "examples/plans" / plan.name, plan.read_bytes())
     licence, library_licence = (path.read_text() for path in options.licences)
     write(documents / "copyright", copyright_of(licence, library_licence))
 
@@ -178,7 +181,7 @@ def write_deb(tree, version, options):
         write(root / "usr/share/doc/lorad/changelog.gz", packed(changelog))
         if said := overrides((root / "usr/bin").iterdir()):
             write(root / "usr/share/lintian/overrides/lorad", said)
-        wanted = dependencies(root / "usr", [["bin/lora", "bin/lorad", "bin/lorad-worker", "lib/lorad/" + options.solver.name], ["bin/lorad-mpi"]],
+        wanted = dependencies(root / "usr", [["bin/lora", "bin/lorad", "bin/lorad-worker", "bin/lorad-plan", "lib/lorad/" + options.solver.name], ["bin/lorad-mpi"]],
                               ["Depends", "Recommends"])
         files = [path for path in sorted(root.rglob("*")) if path.is_file()]
         architecture = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
@@ -198,7 +201,7 @@ def write_deb(tree, version, options):
 
 def main():
     parser = argparse.ArgumentParser()
-    for name in ("programs", "scripts", "units", "drop-ins", "examples", "licences", "maintainer-scripts"):
+    for name in ("programs", "scripts", "units", "drop-ins", "examples", "plans", "licences", "maintainer-scripts"):
         parser.add_argument("--" + name, type=pathlib.Path, nargs="+", required=True)
     for name in ("solver", "changelog", "tar", "deb"):
         parser.add_argument("--" + name, type=pathlib.Path, required=True)

@@ -14,11 +14,11 @@ import subprocess
 import tempfile
 
 from formats import read_safetensors, token_rows, write_model
-from house import BINARIES, LORA, LORAD, ROOT, WORKER, House, Skipped, main, tell
+from house import BINARIES, LORA, LORAD, PLAN, ROOT, WORKER, House, Skipped, main, tell
 
 INSTALL = ROOT / "tools/install"
 TREE = BINARIES / "deploy/package/lorad.tar"
-PROGRAMS = {"lora": LORA, "lorad": LORAD, "lorad-worker": WORKER}
+PROGRAMS = {"lora": LORA, "lorad": LORAD, "lorad-worker": WORKER, "lorad-plan": PLAN}
 SCRIPTS = ("lorad-run-coordinator", "lorad-run-worker", "lorad-run-jobs", "lorad.sbatch", "lorad-mpirun", "lorad-rank")
 PLAIN = {"PATH": "/usr/bin:/bin"}  # no LD_LIBRARY_PATH, and no way to what was built
 
@@ -87,12 +87,15 @@ def test_what_is_installed_runs_from_elsewhere():
         (copy / "lib").mkdir(parents=True)
         shutil.copytree(prefix / "bin", copy / "bin")
         shutil.copytree(prefix / "lib/lorad", copy / "lib/lorad")
+        shutil.copytree(prefix / "share/doc/lorad/examples", copy / "examples")
         shutil.rmtree(prefix)
         for program, built in PROGRAMS.items():
             said = run(copy / "bin" / program, "--version", env={})
             assert said.returncode == 0 and said.stdout == run(built, "--version").stdout, f"{program}: {said}"
         found = dict(re.findall(r"(\S+) => (\S+)", run("ldd", copy / "bin/lorad", env=PLAIN).stdout))
         assert pathlib.Path(found["libhighs.so"]).resolve() == (copy / "lib/lorad/libhighs.so").resolve(), found
+        planned = run(copy / "bin/lorad-plan", "pack", copy / "examples/plans/pack.json", env={})
+        assert planned.returncode == 0 and planned.stdout, planned
         for script in (*SCRIPTS, "lorad-mpi"):
             assert os.access(copy / "bin" / script, os.X_OK), script
         with Installed(copy, pathlib.Path(folder) / "house") as house:
@@ -220,6 +223,8 @@ COMPLETIONS = [
     (["lorad", "auth", ""], {"init", "worker"}, "serve"),
     (["lorad-worker", "--transport", "s"], {"sockets"}, "auto"),
     (["lorad-worker", "--dev"], {"--device"}, "--name"),
+    (["lorad-plan", ""], {"pack", "schedule", "sweep"}, "submit"),
+    (["lorad-plan", "schedule", "--"], {"--json", "--svg"}, "--data-dir"),
 ]
 
 BASH = """source "$1"; name=$2; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))

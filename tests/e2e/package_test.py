@@ -167,7 +167,7 @@ def test_it_runs_with_what_it_depends_on_and_goes():
         before = files_of(root)
         done = enter(root, "dpkg", "-i", "/lorad.deb")
         assert done.returncode == 0, done
-        for program in ("lora", "lorad", "lorad-worker"):
+        for program in ("lora", "lorad", "lorad-worker", "lorad-plan"):
             said = enter(root, program, "--version")
             assert said.returncode == 0 and said.stdout == run(LORA, "--version").stdout, f"{program}: {said}"
         assert "lorad:" in (root / "etc/passwd").read_text(), "the user of the units is not there"

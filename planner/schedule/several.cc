@@ -1,5 +1,6 @@
 // Jobs that need several workers: where they may go, and what is kept for them (schedule.h).
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <tuple>
 
@@ -130,11 +131,14 @@ const Placement* NeedsOf(Round& round, size_t job_class) {
   std::optional<Placement>& needs = entry->second;
   if (is_new) {
     const Footprint job = round.sizes.of(job_class);
-    const bool fits_one = std::ranges::any_of(round.view.workers, [&](const WorkerView& worker) {
+    std::vector<WorkerView> awaited;
+    std::ranges::remove_copy_if(round.view.workers, std::back_inserter(awaited),
+                                &WorkerView::overdue);
+    const bool fits_one = std::ranges::any_of(awaited, [&](const WorkerView& worker) {
       return round.sizes.FitsAlone(job_class, round.KindOf(worker));
     });
     if (!fits_one && job.stages != 1) {
-      needs = Place(job, All(round.view.workers, round.view.microbatch_tokens));
+      needs = Place(job, All(awaited, round.view.microbatch_tokens));
     }
   }
   return needs ? &*needs : nullptr;

@@ -59,6 +59,7 @@
 #include "server/core/cluster/cluster.h"
 #include "server/core/cluster/group_records.h"
 #include "server/core/cluster/group_table.h"
+#include "server/core/cluster/patience.h"
 #include "server/core/core.h"
 #include "server/core/events/store_kinds.h"
 #include "server/core/events/turn.h"
@@ -245,8 +246,8 @@ class Core::State {
   void Tick();
   // A coordinator that stood still cannot say who was silent meanwhile: all get their time back.
   void RenewLeases(int64_t late_us);
-  // Why the group's worker counts as lost though it is alive; empty: it does not.
-  std::string WhyImpatient(const GroupState& group);
+  // What the group's workers were asked and have not said yet; nothing where that is theirs to say.
+  std::optional<Asked> AskedOf(const GroupState& group);
   void LoseWorker(WorkerState& worker, const std::string& why, Loss loss);
   void CloseWorker(WorkerState& worker, const std::string& why, Loss loss = Loss::kAnybodys);
   // It said what does not fit: it is closed, and whoever comes by its name rests.

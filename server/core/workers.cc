@@ -1,11 +1,9 @@
 // Control streams, their time-outs, and what the cluster looks like.
 #include <algorithm>
 #include <cassert>
-#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/catalog/model_shape.h"
-#include "server/core/cluster/patience.h"
 #include "server/core/cluster/report_checks.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
@@ -147,40 +145,37 @@ void Core::State::RenewLeases(int64_t late_us) {
   groups_.RenewPatience();
 }
 
-std::string Core::State::WhyImpatient(const GroupState& group) {
+std::optional<Asked> Core::State::AskedOf(const GroupState& group) {
   using Phase = GroupState::Phase;
   const planner::ModelShape& shape = *catalog_.Model(group.base_model).shape;
-  Patience patience;
-  std::string what;
-  if (group.returning()) return "";  // it waits for so long (EndReturns)
+  if (group.returning()) return std::nullopt;  // it waits for so long (EndReturns)
   if (group.phase == Phase::kForming) {
-    patience = PatienceToForm(options_, planner::BytesOfGroup(shape, group.shape).weights);
-    what = absl::StrCat("it does not form ", group.name);
-  } else if (group.windows_at_hand() > 0 || group.phase == Phase::kCutting) {
-    // Of several stages any waits for the others, so the oldest window of all says how long.
-    const SentWindow* oldest = nullptr;
-    for (const StageState& stage : group.stages) {
-      if (stage.orders.windows.empty()) continue;
-      const SentWindow& front = stage.orders.windows.front();
-      if (!oldest || front.number < oldest->number) oldest = &front;
-    }
-    const WindowWork work = oldest ? oldest->work : WindowWork();
-    const planner::TimeModel assumed(planner::PriorOf(WorkOf(shape, group.shape.device)));
-    patience =
-        PatienceFor(options_, work,
-                    cluster_.fits().TimesOf(group.base_model, shape, &WorkerOf(group.first()),
-                                            group.shape.capacity_tokens),
-                    assumed);
-    what = oldest
-               ? absl::StrCat("it reports nothing of window ", oldest->number, " of ", group.name)
-               : absl::StrCat("it does not answer a cut of ", group.name);
-  } else {
-    return "";
+    return Asked{PatienceToForm(options_, planner::BytesOfGroup(shape, group.shape).weights),
+                 absl::StrCat("it does not form ", group.name)};
   }
-  const int64_t quiet_us = turn_.now_us() - group.heard_us;
-  if (quiet_us <= patience.limit_us) return "";
-  return absl::StrCat(what, " for ", quiet_us / 1'000'000, " s; expected were ",
-                      std::ceil(patience.expected_s), " s (--patience, --patience-floor)");
+  if (group.windows_at_hand() == 0 && group.phase != Phase::kCutting) {
+    const bool saves = std::ranges::any_of(
+        group.members, [](const auto& entry) { return !entry.second.saves.empty(); });
+    if (saves) return Asked{};  // what gets lost is asked for again
+    return std::nullopt;
+  }
+  // Of several stages any waits for the others, so the oldest window of all says how long.
+  const SentWindow* oldest = nullptr;
+  for (const StageState& stage : group.stages) {
+    if (stage.orders.windows.empty()) continue;
+    const SentWindow& front = stage.orders.windows.front();
+    if (!oldest || front.number < oldest->number) oldest = &front;
+  }
+  const WindowWork work = oldest ? oldest->work : WindowWork();
+  const planner::TimeModel assumed(planner::PriorOf(WorkOf(shape, group.shape.device)));
+  const Patience patience =
+      PatienceFor(options_, work,
+                  cluster_.fits().TimesOf(group.base_model, shape, &WorkerOf(group.first()),
+                                          group.shape.capacity_tokens),
+                  assumed);
+  return Asked{patience, oldest ? absl::StrCat("it reports nothing of window ", oldest->number,
+                                               " of ", group.name)
+                                : absl::StrCat("it does not answer a cut of ", group.name)};
 }
 
 void Core::State::OnTimer(const TimerFired& fired) {
@@ -201,7 +196,10 @@ void Core::State::Tick() {
   bool any = false;
   for (WorkerState* worker : cluster_.Connected()) {
     const GroupState* group = groups_.Find(worker->group);
-    std::string why = group && group->stages.size() == 1 ? WhyImpatient(*group) : "";
+    std::string why;
+    if (group && group->stages.size() == 1) {
+      why = WhyImpatient(AskedOf(*group), turn_.now_us() - group->heard_us);
+    }
     if (turn_.now_us() - worker->heard_us > options_.lease_ms * kMillisecond) {
       why = absl::StrCat("it was silent for ", options_.lease_ms / 1000, " s");
     }
@@ -235,7 +233,9 @@ void Core::State::LoseStuckGroups() {
     if (group.stages.size() == 1) continue;
     if (group.phase == GroupState::Phase::kBroken) {
       if (turn_.now_us() - group.broken_us > kBrokenUs) EndBroken(group);
-    } else if (const std::string why = WhyImpatient(group); !why.empty()) {
+    } else if (const std::string why =
+                   WhyImpatient(AskedOf(group), turn_.now_us() - group.heard_us);
+               !why.empty()) {
       turn_.Warn(absl::StrCat(name, " is lost: ", why));
       LoseGroup(group, why, Loss::kAnybodys);
     }

@@ -1,6 +1,9 @@
 #include "server/core/cluster/patience.h"
 
 #include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
 
 namespace lorad::server {
 namespace {
@@ -25,6 +28,18 @@ Patience PatienceFor(const CoreOptions& options, const WindowWork& work,
     return times.TrainMs(work.tokens, work.squared_lengths, work.microbatches);
   };
   return Of(options, std::max(ms(measured), ms(assumed)) / 1000);
+}
+
+std::string WhyImpatient(const std::optional<Asked>& asked, int64_t quiet_us) {
+  if (!asked || quiet_us <= asked->patience.limit_us) return "";
+  return absl::StrCat(asked->what, " for ", quiet_us / 1'000'000, " s; expected were ",
+                      std::ceil(asked->patience.expected_s), " s (--patience, --patience-floor)");
+}
+
+bool IsOverdue(const CoreOptions& options, const std::optional<Asked>& asked, int64_t quiet_us) {
+  if (!asked) return false;
+  const double lease_s = static_cast<double>(options.lease_ms) / 1000;
+  return static_cast<double>(quiet_us) / 1e6 > asked->patience.expected_s + lease_s;
 }
 
 }  // namespace lorad::server

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
 
 #include "planner/cost/time.h"
 #include "server/core/cluster/orders.h"
@@ -18,6 +21,12 @@ struct Patience {
   int64_t limit_us = 0;
 };
 
+// What workers were asked and have not answered, in words that begin a sentence about one of them.
+struct Asked {
+  Patience patience = {.limit_us = std::numeric_limits<int64_t>::max()};
+  std::string what = {};
+};
+
 // The patience with a group that is being formed: its weights are read.
 Patience PatienceToForm(const CoreOptions& options, int64_t weights_bytes);
 
@@ -25,5 +34,13 @@ Patience PatienceToForm(const CoreOptions& options, int64_t weights_bytes);
 // whatever device, or by the speed that is assumed of the group's own, whichever is longer.
 Patience PatienceFor(const CoreOptions& options, const WindowWork& work,
                      const planner::TimeModel& measured, const planner::TimeModel& assumed);
+
+// Why one that has said nothing of it for so long counts as lost though it is alive; empty: it does
+// not.
+std::string WhyImpatient(const std::optional<Asked>& asked, int64_t quiet_us);
+
+// Whether it has taken a lease longer than expected: no job need wait for that where others would
+// do.
+bool IsOverdue(const CoreOptions& options, const std::optional<Asked>& asked, int64_t quiet_us);
 
 }  // namespace lorad::server

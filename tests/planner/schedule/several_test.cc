@@ -23,6 +23,9 @@ TEST_CASE("A job that fits no worker alone has a group on several idle ones") {
   WorkerView big = Busy(Node("big"));
   big.budget_bytes = kBig;
   CHECK(First(Of({Node("u"), Node("v"), big}, {}, {Wide("a")})).substr(0, 7) == "wait #1");
+  // Not so where that is overdue: it may never be free.
+  big.overdue = true;
+  CHECK(First(Of({Node("u"), Node("v"), big}, {}, {Wide("a")})).substr(0, 11) == "form u 0-37");
   // It joins a group of several.
   CHECK(Text(Of({Busy(Node("u")), Busy(Node("v"))}, {On("g", {"u", "v"}, {Wide("x")}, Wide("x"))},
                 {Wide("a")})) == "admit g: a\n");

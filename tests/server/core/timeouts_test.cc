@@ -40,6 +40,27 @@ TEST_CASE("patience is a multiple of what is expected, and never less than its f
   CHECK(PatienceToForm(options, 1).limit_us == 30 * 24 * 3600 * kSecond);
 }
 
+TEST_CASE("a worker is overdue a lease after what it was asked should have been done") {
+  CoreOptions options;  // a lease is 30 s
+  const Asked forms{{.expected_s = 280, .limit_us = 2800 * kSecond}, "it does not form group-1"};
+  struct Case {
+    std::optional<Asked> asked;
+    int64_t quiet_us;
+    bool is_lost, is_overdue;
+  };
+  const Case cases[] = {
+      {std::nullopt, 3600 * kSecond, false, false}, {forms, 310 * kSecond, false, false},
+      {forms, 311 * kSecond, false, true},          {forms, 2801 * kSecond, true, true},
+      {Asked{}, 30 * kSecond, false, false},  // of no known time, and asked for again if it is lost
+      {Asked{}, 31 * kSecond, false, true},
+  };
+  for (const Case& one : cases) {
+    CAPTURE(one.quiet_us);
+    CHECK(WhyImpatient(one.asked, one.quiet_us).empty() == !one.is_lost);
+    CHECK(IsOverdue(options, one.asked, one.quiet_us) == one.is_overdue);
+  }
+}
+
 TEST_CASE("a worker that is alive and never forms its group is lost") {
   auto world = MakeWorld();
   world->StartWorkers();

@@ -121,7 +121,8 @@ void Record::Take(const v1::ClusterStatus& cluster) {
 void Record::Take(const v1::ListWorkersResponse& workers, double now_s) {
   std::set<std::string> here;
   for (const Worker& worker : workers.workers()) {
-    if (worker.state() == Worker::LOST || worker.drained()) continue;
+    const bool away = worker.state() == Worker::LOST || worker.state() == Worker::AWAITED;
+    if (away || worker.drained()) continue;
     here.insert(worker.name());
     WorkerRecord& record = presences_[worker.name()];
     record.newest = worker;

@@ -139,8 +139,9 @@ v1::Worker Core::State::ViewWorker(const WorkerState& worker) const {
   const GroupState* group = groups_.Find(worker.group);
   const bool empty = !group || (group->members.empty() && group->windows_at_hand() == 0);
   view.set_name(worker.hello.worker());
-  view.set_state(worker.connection == 0 ? v1::Worker::LOST
-                 : worker.drained       ? empty ? v1::Worker::DRAINED : v1::Worker::DRAINING
+  view.set_state(cluster_.IsAwaited(worker) ? v1::Worker::AWAITED
+                 : worker.connection == 0   ? v1::Worker::LOST
+                 : worker.drained           ? empty ? v1::Worker::DRAINED : v1::Worker::DRAINING
                  : group && group->phase == GroupState::Phase::kForming ? v1::Worker::FORMING
                  : empty                                                ? v1::Worker::IDLE
                                                                         : v1::Worker::BUSY);

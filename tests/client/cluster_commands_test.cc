@@ -52,7 +52,11 @@ TEST_CASE_METHOD(Fixture, "a worker is drained, and waited for until it is empty
 }
 
 TEST_CASE_METHOD(Fixture, "a wait for a worker that goes, or is undrained, ends with that") {
-  cluster.looks = {Standing(Worker::DRAINING), Standing(Worker::LOST)};
+  // One that is awaited may come back.
+  cluster.looks = {Standing(Worker::DRAINING), Standing(Worker::AWAITED),
+                   Standing(Worker::DRAINED)};
+  CHECK(Run("worker drain w --reason r --wait").reason == "OK");
+  cluster.looks = {Standing(Worker::DRAINING), Standing(Worker::AWAITED), Standing(Worker::LOST)};
   CHECK(Run("worker drain w --reason r --wait").reason == "WORKER_LOST");
   Worker undrained = Standing(Worker::BUSY);
   undrained.set_drained(false);
@@ -67,6 +71,9 @@ TEST_CASE_METHOD(Fixture, "the list of workers says which are drained, and why")
   CHECK(Has(ran.out, "worker 'w' is drained since "));
   CHECK(Has(ran.out, ": a new disk\n"));
   CHECK(Has(Run("worker ls", true).out, R"("drain_reason": "a new disk")"));
+  cluster.looks = {Standing(Worker::AWAITED)};
+  CHECK(Has(Run("worker ls").out, "w       AWAITED"));
+  CHECK(Has(Run("worker ls", true).out, R"("state": "AWAITED")"));
 }
 
 TEST_CASE_METHOD(Fixture, "workers and groups fit the terminal, the most asked for first") {

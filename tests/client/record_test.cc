@@ -209,7 +209,7 @@ TEST_CASE("Workers come, go, come back, and are drained") {
     record.Take(Workers(workers), static_cast<double>(kStart + after_s));
   };
   Worker lost = Connected("w", 5);
-  lost.set_state(Worker::LOST);
+  lost.set_state(GENERATE(Worker::LOST, Worker::AWAITED));
   Worker drained = Connected("v", 300);
   drained.set_state(Worker::DRAINED);
   drained.set_drained(true);

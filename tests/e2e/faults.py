@@ -15,7 +15,7 @@ import time
 
 import stubs
 from formats import token_rows, write_model
-from house import Failure, LIVE_STATES, Skipped, running_seconds, tell
+from house import AWAY_STATES, Failure, LIVE_STATES, Skipped, running_seconds, tell
 
 stubs.load()
 
@@ -82,8 +82,8 @@ def is_live(job):
 
 
 def workers_of(house):
-    """{name: (pid, restarts)} of those that are not lost."""
-    return {w["name"]: (w["pid"], w["restarts"]) for w in house.objects("worker", "ls") if w["state"] != "LOST"}
+    """{name: (pid, restarts)} of those that are connected."""
+    return {w["name"]: (w["pid"], w["restarts"]) for w in house.objects("worker", "ls") if w["state"] not in AWAY_STATES}
 
 
 # ---- another client ----

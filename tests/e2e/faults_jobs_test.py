@@ -12,7 +12,7 @@ import time
 
 from faults import Proxy, add_rows, add_small_model, channel_to, check_no_job_failed, check_stops, hanging, seeded, small_job, step_of, until, workers_of
 from formats import write_model
-from house import House, main, running_seconds, tell
+from house import AWAY_STATES, House, main, running_seconds, tell
 from lorad.v1 import jobs_pb2, jobs_pb2_grpc
 
 MODELS_AWAY_SECONDS = 20
@@ -284,7 +284,7 @@ def test_an_estimate_asked_for_before_a_worker_came():
             estimate = ("estimate", "-f", house.folder / "job.json")
             assert re.search("^fits +yes$", house.lora(*estimate).out, re.MULTILINE)
             house.end_workers()
-            until(lambda: house.objects("worker", "ls")[0]["state"] == "LOST", 60, "the loss of the worker")
+            until(lambda: house.objects("worker", "ls")[0]["state"] in AWAY_STATES, 60, "the loss of the worker")
             assert re.search("^fits +yes, but on no worker that is connected$", house.lora(*estimate).out, re.MULTILINE)
         house.clear()
     assert abs(found[0] - found[1]) < 0.01 * found[0], f"{found[1]} s, and asked for with the worker there at first {found[0]} s"

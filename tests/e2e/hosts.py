@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 
-from house import LORAD, WORKER, Failure, House, Result, running_seconds, tell
+from house import AWAY_STATES, LORAD, WORKER, Failure, House, Result, running_seconds, tell
 
 
 def until(predicate, what, seconds=60):
@@ -112,4 +112,4 @@ class Site(House):
         return (self.folder / log).read_text(errors="replace")
 
     def alive(self):
-        return sorted(worker["name"] for worker in self.objects("worker", "ls") if worker["state"] != "LOST")
+        return sorted(worker["name"] for worker in self.objects("worker", "ls") if worker["state"] not in AWAY_STATES)

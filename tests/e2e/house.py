@@ -26,6 +26,7 @@ LORA = BINARIES / "client/lora"
 PLAN = BINARIES / "planner/lorad-plan"
 GOLDEN = ROOT / "tests/golden"
 
+AWAY_STATES = {"AWAITED", "LOST"}  # of workers that are not connected
 LIVE_STATES = {"VALIDATING", "QUEUED", "PREPARING", "RUNNING", "FINALIZING", "CANCELLING", "PAUSING", "PAUSED"}
 
 
@@ -192,13 +193,13 @@ class House:
             worker.wait()
         self.workers.clear()
         deadline = time.monotonic() + 60
-        while any(worker["state"] != "LOST" for worker in self.objects("worker", "ls")):
+        while any(worker["state"] not in AWAY_STATES for worker in self.objects("worker", "ls")):
             if time.monotonic() > deadline:
-                raise Failure("workers that have ended are not lost")
+                raise Failure("workers that have ended are connected")
             time.sleep(0.05)
 
     def worker_pids(self):
-        return [w["pid"] for w in self.objects("worker", "ls") if w["state"] != "LOST" and w["pid"] > 0]
+        return [w["pid"] for w in self.objects("worker", "ls") if w["state"] not in AWAY_STATES and w["pid"] > 0]
 
     def wait_for_worker(self, count=1, seconds=30):
         deadline = time.monotonic() + seconds

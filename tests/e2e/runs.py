@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 
-from house import GOLDEN, LORA, LORAD, ROOT, WORKER, Failure, House, tell
+from house import AWAY_STATES, GOLDEN, LORA, LORAD, ROOT, WORKER, Failure, House, tell
 
 LAUNCH = ROOT / "deploy/launch"
 MODEL, ROWS = GOLDEN / "llama_gqa_untied/model", GOLDEN / "llama_gqa_untied/r8_all/train.jsonl"
@@ -114,7 +114,7 @@ class Run:
 
     def trainer(self):
         """The number of the worker that trains; None where none does."""
-        busy = [worker["name"] for worker in self.objects("worker", "ls") if worker.get("group") and worker["state"] != "LOST"]
+        busy = [worker["name"] for worker in self.objects("worker", "ls") if worker.get("group") and worker["state"] not in AWAY_STATES]
         return int(busy[0].removeprefix("worker-")) if busy else None
 
     def went_on_from(self):

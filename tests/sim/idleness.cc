@@ -39,9 +39,8 @@ bool AreKept(const v1::Job& job, const v1::ListJobsResponse& jobs) {
 // In no group, or in one without jobs: of nobody, or of adapters and base models that are asked.
 bool MayTrain(const v1::Worker& worker, const v1::ClusterStatus& cluster) {
   // A rest may take a minute; that it ends, the end of the history shows.
-  if (!worker.resting().empty() || worker.drained() || worker.state() == v1::Worker::LOST) {
-    return false;
-  }
+  const bool away = worker.state() == v1::Worker::LOST || worker.state() == v1::Worker::AWAITED;
+  if (away || worker.drained() || !worker.resting().empty()) return false;
   if (worker.state() == v1::Worker::IDLE) return true;
   const auto group = std::ranges::find(cluster.groups(), worker.group(),
                                        [](const auto& one) { return one.name(); });

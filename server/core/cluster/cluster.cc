@@ -205,13 +205,19 @@ void Cluster::Lose(WorkerState& worker) {
   turn_.WantSchedule();
 }
 
+bool Cluster::IsAwaited(const WorkerState& worker) const {
+  if (worker.connection != 0) return false;
+  const int64_t since_us = worker.connections == 0 ? worker.lost_us : worker.heard_us;
+  return worker.awaited || turn_.now_us() - since_us < options_.lease_ms * kMillisecond;
+}
+
 bool Cluster::IsAlive(const WorkerState& worker) const {
   return worker.connection != 0 && turn_.now_us() - worker.heard_us <=
                                        kHeartbeatsMissed * options_.heartbeat_ms * kMillisecond;
 }
 
 void Cluster::RenewLeases() {
-  for (auto& [name, worker] : workers_) worker.heard_us = turn_.now_us();
+  for (WorkerState* worker : Connected()) worker->heard_us = turn_.now_us();
 }
 
 int64_t Cluster::TickUs() const {

@@ -77,6 +77,8 @@ class Cluster {
     worker.group.clear();
     worker.awaited = false;
   }
+  // Not connected, and its lease runs: from when it was heard of, or of before this start from that.
+  bool IsAwaited(const WorkerState& worker) const;
   // Connected, and heard of just now.
   bool IsAlive(const WorkerState& worker) const;
   void RenewLeases();

@@ -364,8 +364,11 @@ TEST_CASE("workers as others see them") {
   world->worker(0).Kill(/*restart=*/false);
   world->RunUntilState(job, Job::QUEUED);
   workers = world->Get<v1::ListWorkersResponse>(v1::ListWorkersRequest());
-  CHECK(workers.workers(0).state() == v1::Worker::LOST);
+  CHECK(workers.workers(0).state() == v1::Worker::AWAITED);
   CHECK(Cluster(*world).workers() == 0);
+  world->Sleep(31'000'000);
+  workers = world->Get<v1::ListWorkersResponse>(v1::ListWorkersRequest());
+  CHECK(workers.workers(0).state() == v1::Worker::LOST);
 }
 
 }  // namespace

@@ -113,12 +113,15 @@ TEST_CASE("workers of before a start are said to be awaited") {
   content.mutable_training()->set_epochs(10);
   const std::string job = world->Submit(content);
   world->RunUntilState(job, v1::Job::RUNNING);
-  const auto resting = [&] {
-    return world->Get<v1::ListWorkersResponse>(v1::ListWorkersRequest()).workers(0).resting();
+  const auto worker = [&] {
+    return world->Get<v1::ListWorkersResponse>(v1::ListWorkersRequest()).workers(0);
   };
+  const auto resting = [&] { return worker().resting(); };
   CHECK(resting().empty());
   world->CrashCoordinator();
   CHECK(resting().starts_with("is awaited since the coordinator was started, 0 s ago: it may "));
+  CHECK(worker().state() == v1::Worker::AWAITED);
+  CHECK_FALSE(worker().group().empty());
   world->RunUntilState(job, v1::Job::SUCCEEDED);
   CHECK(resting().empty());
   world->worker(0).Kill(/*restart=*/false);
@@ -126,6 +129,45 @@ TEST_CASE("workers of before a start are said to be awaited") {
   CHECK(resting().empty());  // it is lost, and nobody knows of what
   world->CrashCoordinator();
   CHECK(resting().starts_with("has not come back since the coordinator was started, 0 s ago"));
+  CHECK(worker().state() == v1::Worker::AWAITED);
+  world->Sleep(29'000'000);
+  CHECK(worker().state() == v1::Worker::AWAITED);
+  world->Sleep(2'000'000);
+  CHECK(worker().state() == v1::Worker::LOST);
+}
+
+TEST_CASE("a lost worker is awaited until it was silent for a lease, however it was lost") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  world->Settle();
+  const auto state = [&] {
+    return world->Get<v1::ListWorkersResponse>(v1::ListWorkersRequest()).workers(0).state();
+  };
+  SECTION("its stream breaks, and it comes back") {
+    world->worker(0).Kill(/*restart=*/false);
+    world->Settle();
+    CHECK(state() == v1::Worker::AWAITED);
+    world->worker(0).Start();
+    world->Settle();
+    CHECK(state() == v1::Worker::IDLE);
+  }
+  SECTION("it is closed for its silence") {
+    world->worker(0).Silence();
+    world->RunUntil([&] { return CountNotes(*world, "is gone: it was silent") == 1; });
+    CHECK(state() == v1::Worker::LOST);
+  }
+  SECTION("the coordinator stands still later") {
+    world->worker(0).Kill(/*restart=*/false);
+    world->Sleep(31'000'000);
+    worker::v1::Hello other = world->worker(0).hello();
+    other.set_worker("x");
+    world->Connect(other);  // so that there is a tick
+    world->Settle();
+    world->StandStill(60'000'000);
+    world->Sleep(10'000'000);
+    CHECK(CountNotes(*world, "the coordinator stood still") == 1);
+    CHECK(state() == v1::Worker::LOST);
+  }
 }
 
 }  // namespace

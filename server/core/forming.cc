@@ -303,7 +303,7 @@ bool Core::State::TakeUp(const records::GroupRecord& record) {
 GroupState* Core::State::FindReturning(const WorkerState& worker, const worker::v1::Hello& hello) {
   GroupState* group = groups_.Find(worker.group);
   if (!group) return nullptr;
-  const std::string why = WhyNotAdopted(hello, worker.hello, *group);
+  const std::string why = WhyNotAdopted(hello, *group);
   if (why.empty()) return group;
   GiveUpReturn(*group, absl::StrCat("worker '", hello.worker(), "' ", why));
   return nullptr;

@@ -52,17 +52,12 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
                      "sockets"));
   }
   if (stopping_) return put_off("SHUTTING_DOWN", "the coordinator is being stopped");
-  WorkerState* known = cluster_.Find(hello.worker());
-  if (known && cluster_.IsAlive(*known)) {
-    // It may be the same one, whose broken stream has not been heard of yet: it is to try again.
+  if (const std::string why = cluster_.WhyTaken(hello); !why.empty()) {
     turn_.Do(Disconnect{connected.connection,
-                        Unavailable("WORKER_NAME_TAKEN",
-                                    absl::StrCat("a worker named '", hello.worker(),
-                                                 "' is connected and alive: give this one another "
-                                                 "name (--name)"),
-                                    options_.heartbeat_ms)});
+                        Unavailable("WORKER_NAME_TAKEN", why, options_.heartbeat_ms)});
     return;
   }
+  WorkerState* known = cluster_.Find(hello.worker());
   if (!known && !cluster_.MakeRoom()) {
     return put_off("TOO_MANY_WORKERS", absl::StrCat("there are ", kWorkersMax, " workers"));
   }

@@ -6,6 +6,8 @@ usage: adoption_test.py [TEST...] [seed=N] [steps=N] [kills=N]
 
 import functools
 import random
+import re
+import signal
 import sys
 import time
 
@@ -141,6 +143,37 @@ def test_one_stage_does_not_come_back():
     house.clear()
 
 
+def test_another_process_of_the_name():
+    """It comes first after a kill of the coordinator, while the worker of the name stands still: it is kept from the name."""
+    want = undisturbed()
+    with House(None, *HOUSE) as house:
+        SUBJECTS.prepare(house, layers=LAYERS)
+        names = [house.submit(job) for job in jobs_of_test()]
+        start_workers(house, 1)
+        until(lambda: all(house.object("show", name)["step"] > 2 for name in names), "all jobs run")
+        (first,) = house.workers
+        house.kill()
+        first.send_signal(signal.SIGSTOP)
+        house.start_worker("--name", "w0", "--threads", "1")
+        house.start("--listen", house.address)
+        until(lambda: house.log().count("WORKER_NAME_TAKEN") >= 2, "the daemon and the second process say so", 20)
+        (worker,) = house.objects("worker", "ls")
+        assert worker["state"] == "AWAITED" and worker["pid"] == first.pid, worker
+        first.send_signal(signal.SIGCONT)
+        until(lambda: house.objects("worker", "ls")[0]["state"] == "BUSY", "the first process is back", 20)
+        house.wait(names)
+        assert house.objects("worker", "ls")[0]["pid"] == first.pid
+        compare("beside another process of its name", outcome(house, names), want)
+        for name in names:
+            assert [event["reason"] for event in house.objects("events", name)].count("GROUP_ADOPTED") == 1, name
+        said = f"process {first.pid} on host '.*' had the name 'w0' before the coordinator was started"
+        assert re.search(f"refused worker 'w0' at .*: WORKER_NAME_TAKEN: {said}", house.log()), "the daemon does not say so"
+        own = [line for line in house.log().splitlines() if re.search(said, line) and "refused worker" not in line]
+        assert own, "the second process does not say so"
+    house.clear()
+
+
 if __name__ == "__main__":
     tell(f"seed {SEED}, {STEPS} steps, killed {KILLS} times")
-    main([test_killed_again_and_again, test_workers_that_die_with_it, test_one_stage_does_not_come_back])
+    main([test_killed_again_and_again, test_workers_that_die_with_it, test_one_stage_does_not_come_back,
+          test_another_process_of_the_name])

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/core/catalog/model_shape.h"
 #include "server/core/catalog/stored.h"
+#include "server/core/cluster/report_checks.h"
 #include "server/core/events/store_kinds.h"
 #include "server/validation/limits.h"
 
@@ -211,9 +212,24 @@ bool Cluster::IsAwaited(const WorkerState& worker) const {
   return worker.awaited || turn_.now_us() - since_us < options_.lease_ms * kMillisecond;
 }
 
-bool Cluster::IsAlive(const WorkerState& worker) const {
-  return worker.connection != 0 && turn_.now_us() - worker.heard_us <=
-                                       kHeartbeatsMissed * options_.heartbeat_ms * kMillisecond;
+std::string Cluster::WhyTaken(const worker::v1::Hello& hello) const {
+  const auto found = workers_.find(hello.worker());
+  if (found == workers_.end()) return "";
+  const WorkerState& worker = found->second;
+  constexpr char kMend[] = "give this one another name (--name)";
+  if (worker.connection != 0) {
+    const int64_t silent_us = turn_.now_us() - worker.heard_us;
+    if (silent_us > kHeartbeatsMissed * options_.heartbeat_ms * kMillisecond) return "";
+    return absl::StrCat("a worker named '", hello.worker(), "' is connected and alive: ", kMend);
+  }
+  const bool may_live = worker.connections == 0 && worker.hello.outlives_coordinator();
+  if (!may_live || !IsAwaited(worker) || IsSameProcess(hello, worker.hello)) return "";
+  return absl::StrCat(
+      "process ", worker.hello.pid(), " on host '", worker.hello.host(), "' had the name '",
+      hello.worker(),
+      "' before the coordinator was started, and may still live: it is awaited for ",
+      options_.lease_ms / 1000, " s from that, and this one, process ", hello.pid(), " on host '",
+      hello.host(), "', tries again; if both live, ", kMend);
 }
 
 void Cluster::RenewLeases() {

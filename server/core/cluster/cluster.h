@@ -79,8 +79,10 @@ class Cluster {
   }
   // Not connected, and its lease runs: from when it was heard of, or of before this start from that.
   bool IsAwaited(const WorkerState& worker) const;
-  // Connected, and heard of just now.
-  bool IsAlive(const WorkerState& worker) const;
+  // Why the process may not have its name yet; empty: it may. One of the name is connected and was
+  // heard of just now (it may be the same one, whose broken stream has not been heard of yet), or
+  // was there before this start, outlives that, is another process, and is awaited.
+  std::string WhyTaken(const worker::v1::Hello& hello) const;
   void RenewLeases();
   // From one tick to the next. A standstill of twice as long, a quarter of a lease, is always seen.
   int64_t TickUs() const;

@@ -328,18 +328,18 @@ std::string WhatIsWrong(const wire::Hello& hello) {
   return "";
 }
 
-std::string WhyNotAdopted(const wire::Hello& hello, const wire::Hello& before,
-                          const GroupState& group) {
+bool IsSameProcess(const wire::Hello& hello, const wire::Hello& before) {
+  return hello.pid() == before.pid() && hello.host() == before.host() &&
+         hello.device() == before.device() && hello.memory_bytes() == before.memory_bytes() &&
+         hello.numerics_id() == before.numerics_id() &&
+         hello.value_bytes() == before.value_bytes() && hello.transport() == before.transport();
+}
+
+std::string WhyNotAdopted(const wire::Hello& hello, const GroupState& group) {
   if (hello.epoch() != group.epoch || hello.group() != group.name) {
     return hello.epoch() == 0 ? "holds nothing"
                               : absl::StrCat("holds another group, of epoch ", hello.epoch());
   }
-  const bool same_process =
-      hello.pid() == before.pid() && hello.host() == before.host() &&
-      hello.device() == before.device() && hello.memory_bytes() == before.memory_bytes() &&
-      hello.numerics_id() == before.numerics_id() && hello.value_bytes() == before.value_bytes() &&
-      hello.transport() == before.transport();
-  if (!same_process) return "is another one than before";
   const auto stage = std::ranges::find(group.stages, hello.worker(), &StageState::worker);
   const auto stages = static_cast<int32_t>(group.stages.size());
   if (stage == group.stages.end() || hello.stage() != stage - group.stages.begin() ||

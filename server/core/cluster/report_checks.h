@@ -39,10 +39,11 @@ std::string WhatIsWrong(const worker::v1::CutAnswer& answer, const GroupState& g
 // `stage`: of the group; its worker has said it.
 std::string WhatIsWrong(const worker::v1::Report& report, const GroupState& group,
                         const StageState& stage);
-// Why the group, which waits for the worker, does not go on with what that says it holds; empty: it
-// does. `before`: what it said of itself before the coordinator was started again.
-std::string WhyNotAdopted(const worker::v1::Hello& hello, const worker::v1::Hello& before,
-                          const GroupState& group);
+// Whether one process may have said both.
+bool IsSameProcess(const worker::v1::Hello& hello, const worker::v1::Hello& before);
+// Why the group, which waits for the worker, does not go on with what that process says it holds;
+// empty: it does.
+std::string WhyNotAdopted(const worker::v1::Hello& hello, const GroupState& group);
 // Returns what is wrong with a member's shard. `numerics_id`: of the group's workers.
 std::string WhatIsWrong(const worker::v1::UploadShardRequest::Header& header, const Member& member,
                         int32_t stages, const std::string& numerics_id);

@@ -199,10 +199,6 @@ TEST_CASE("a worker that holds anything else is not believed, and the group is f
        [](worker::v1::Hello& m) { m.set_last_window(m.last_window() + 1); }, "is behind window"},
       {"fewer windows than it has done", [](worker::v1::Hello& m) { m.set_last_window(0); },
        "is behind window"},
-      {"as another process", [](worker::v1::Hello& m) { m.set_pid(4711); }, "is another one"},
-      {"with other numerics", [](worker::v1::Hello& m) { m.set_numerics_id("other"); },
-       "is another one"},
-      {"on another host", [](worker::v1::Hello& m) { m.set_host("elsewhere"); }, "is another one"},
   };
   for (const Case& one : cases) {
     INFO(one.name);
@@ -213,6 +209,64 @@ TEST_CASE("a worker that holds anything else is not believed, and the group is f
     world->RunUntil([&] { return CountNotes(*world, "is not adopted") == 1; });
     CheckFormedAgain(*world, job, one.why);
   }
+}
+
+TEST_CASE("the name of a worker that is awaited is kept from other processes for a lease") {
+  struct Case {
+    const char* name;
+    void (*change)(worker::v1::Hello& hello);
+  };
+  const Case cases[] = {
+      {"another process", [](worker::v1::Hello& m) { m.set_pid(4711); }},
+      {"another process, with nothing",
+       [](worker::v1::Hello& m) {
+         m.set_pid(4711);
+         m.set_epoch(0);
+       }},
+      {"with other numerics", [](worker::v1::Hello& m) { m.set_numerics_id("other"); }},
+      {"on another host", [](worker::v1::Hello& m) { m.set_host("elsewhere"); }},
+  };
+  for (const Case& one : cases) {
+    for (const bool comes_back : {true, false}) {
+      INFO(one.name << (comes_back ? ", and the first comes back" : ", and the first is gone"));
+      auto [world, job, hello] = MakeAbandoned();
+      worker::v1::Hello other = hello;
+      one.change(other);
+      const uint64_t early = world->Connect(other);
+      world->Settle();
+      REQUIRE_FALSE(world->IsConnected(early));
+      CHECK(Reason(world->closed(early)) == "WORKER_NAME_TAKEN");
+      CHECK_THAT(std::string(world->closed(early).message()),
+                 Catch::Contains("may still live: it is awaited for 30 s from that"));
+      CHECK(world->StateOf(job) == Job::RUNNING);
+      if (comes_back) {
+        const uint64_t first = world->Connect(hello);
+        world->Settle();
+        CHECK(world->IsConnected(first));
+        CHECK(HasEvent(*world, job, "GROUP_ADOPTED"));
+        continue;
+      }
+      world->Sleep(kLeaseUs + 1'000'000);
+      CheckFormedAgain(*world, job, "not all of its workers came back");
+      const uint64_t late = world->Connect(other);
+      world->Settle();
+      CHECK(world->IsConnected(late));
+    }
+  }
+}
+
+TEST_CASE("nobody is kept from the name of a worker that died with its coordinator") {
+  auto [world, job, hello] = MakeAbandoned();
+  hello.set_worker("own");
+  hello.set_epoch(0);
+  hello.set_outlives_coordinator(false);
+  world->Connect(hello);
+  world->Settle();
+  world->CrashCoordinator();
+  hello.set_pid(4711);
+  const uint64_t next = world->Connect(hello);
+  world->Settle();
+  CHECK(world->IsConnected(next));
 }
 
 TEST_CASE("a worker that is not of the group does not get it") {

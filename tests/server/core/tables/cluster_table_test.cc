@@ -45,15 +45,30 @@ TEST_CASE("a worker is found by its connection until it is lost, and comes again
   CHECK(house.cluster.all().size() == 1);
 }
 
-TEST_CASE("a worker is alive for five heartbeats") {
+TEST_CASE("the name of a worker that is connected is taken for five heartbeats") {
   Fixture house;
-  const WorkerState& worker = house.Connect("w", 7);
+  const worker::v1::Hello hello = house.Connect("w", 7).hello;
   house.Pass(5 * house.options.heartbeat_ms);
-  CHECK(house.cluster.IsAlive(worker));
+  CHECK_FALSE(house.cluster.WhyTaken(hello).empty());
   house.Pass(1);
-  CHECK_FALSE(house.cluster.IsAlive(worker));
+  CHECK(house.cluster.WhyTaken(hello).empty());
   house.cluster.RenewLeases();
-  CHECK(house.cluster.IsAlive(worker));
+  CHECK_FALSE(house.cluster.WhyTaken(hello).empty());
+}
+
+TEST_CASE("a worker that is not connected is awaited for a lease from when it was heard of") {
+  Fixture house;
+  WorkerState& worker = house.Connect("w", 7);
+  CHECK_FALSE(house.cluster.IsAwaited(worker));
+  house.Pass(house.options.lease_ms / 2);
+  house.cluster.Lose(worker);
+  CHECK(house.cluster.IsAwaited(worker));
+  CHECK(house.cluster.WhyTaken(worker.hello).empty());
+  house.cluster.RenewLeases();  // of those that are connected
+  house.Pass(house.options.lease_ms / 2 - 1);
+  CHECK(house.cluster.IsAwaited(worker));
+  house.Pass(1);
+  CHECK_FALSE(house.cluster.IsAwaited(worker));
 }
 
 TEST_CASE("one tick is due at a time, and says how late it comes") {
@@ -121,7 +136,8 @@ TEST_CASE("a worker is remembered over a start of the coordinator, and for a day
   house.cluster.Start();
   const WorkerState* worker = house.cluster.Find("w");
   REQUIRE(worker);
-  CHECK_FALSE(house.cluster.IsAlive(*worker));
+  CHECK(worker->connection == 0);
+  CHECK(house.cluster.IsAwaited(*worker));
   CHECK(worker->hello.memory_bytes() == 1 << 30);
   CHECK(house.cluster.CheckInvariants().ok());
 

@@ -36,11 +36,14 @@ bool AreKept(const v1::Job& job, const v1::ListJobsResponse& jobs) {
   });
 }
 
+// A rest may take a minute; that it ends, the end of the history shows.
+bool TakesJobs(const v1::Worker& worker) {
+  const bool away = worker.state() == v1::Worker::LOST || worker.state() == v1::Worker::AWAITED;
+  return !away && !worker.drained() && worker.resting().empty();
+}
+
 // In no group, or in one without jobs: of nobody, or of adapters and base models that are asked.
 bool MayTrain(const v1::Worker& worker, const v1::ClusterStatus& cluster) {
-  // A rest may take a minute; that it ends, the end of the history shows.
-  const bool away = worker.state() == v1::Worker::LOST || worker.state() == v1::Worker::AWAITED;
-  if (away || worker.drained() || !worker.resting().empty()) return false;
   if (worker.state() == v1::Worker::IDLE) return true;
   const auto group = std::ranges::find(cluster.groups(), worker.group(),
                                        [](const auto& one) { return one.name(); });
@@ -84,13 +87,19 @@ void Idleness::Look() {
 
 void Idleness::Compare(const Seen& seen) {
   Workers idle, free;
+  busy_.clear();
   for (const v1::Worker& worker : seen.workers.workers()) {
-    if (!MayTrain(worker, seen.cluster)) continue;
+    if (!TakesJobs(worker)) continue;
+    if (!MayTrain(worker, seen.cluster)) {
+      busy_.push_back(&worker);
+      continue;
+    }
     free.push_back(&worker);
     if (worker.group().empty()) idle.push_back(&worker);
   }
   Compare(idle, seen.jobs, kIdleUs, &since_us_);
   Compare(free, seen.jobs, kAnswersUs, &since_answering_us_);
+  busy_.clear();
 }
 
 void Idleness::Compare(const Workers& free, const v1::ListJobsResponse& jobs, int64_t us_max,
@@ -112,8 +121,11 @@ void Idleness::Compare(const Workers& free, const v1::ListJobsResponse& jobs, in
 // As the policy has it, if there were nobody else. Jobs of one shape fare alike.
 bool Idleness::HaveRoom(const Workers& idle, const v1::Job& job) {
   std::string who;
-  for (const v1::Worker* worker : idle) {
-    absl::StrAppend(&who, worker->name(), " ", worker->memory_bytes(), " ");
+  for (const Workers* workers : {&idle, static_cast<const Workers*>(&busy_)}) {
+    for (const v1::Worker* worker : *workers) {
+      absl::StrAppend(&who, worker->name(), " ", worker->memory_bytes(), " ");
+    }
+    absl::StrAppend(&who, "/ ");
   }
   const auto [room, is_new] =
       rooms_.try_emplace({who, job.base_model(), job.adapter().rank(), site_.LongestRowOf(job)});
@@ -121,23 +133,30 @@ bool Idleness::HaveRoom(const Workers& idle, const v1::Job& job) {
   return room->second;
 }
 
+planner::WorkerView Idleness::ViewOf(const v1::Worker& worker, bool idle) const {
+  const Machine& machine = machines_.at(worker.name());
+  worker::v1::Hello hello;
+  hello.set_device(machine.device);
+  hello.set_threads(machine.threads);
+  hello.set_multiprocessors(machine.multiprocessors);
+  planner::WorkerView view;
+  view.name = worker.name();
+  view.budget_bytes = worker.memory_bytes();
+  view.device = server::DeviceOf(hello);
+  view.idle = idle;
+  view.microbatch_tokens = 64;
+  view.numerics_id = machine.numerics_id;
+  return view;
+}
+
 bool Idleness::FindRoom(const Workers& idle, const v1::Job& job) const {
   planner::ClusterView view;
   view.microbatch_tokens = 64;
-  for (const v1::Worker* worker : idle) {
-    const auto machine = machines_.find(worker->name());
-    if (machine == machines_.end()) continue;  // it lied about its name
-    worker::v1::Hello hello;
-    hello.set_device(machine->second.device);
-    hello.set_threads(machine->second.threads);
-    hello.set_multiprocessors(machine->second.multiprocessors);
-    planner::WorkerView& there = view.workers.emplace_back();
-    there.name = worker->name();
-    there.budget_bytes = worker->memory_bytes();
-    there.device = server::DeviceOf(hello);
-    there.idle = true;
-    there.microbatch_tokens = 64;
-    there.numerics_id = machine->second.numerics_id;
+  for (const Workers* workers : {&idle, &busy_}) {
+    for (const v1::Worker* worker : *workers) {
+      if (!machines_.contains(worker->name())) continue;  // it lied about its name
+      view.workers.push_back(ViewOf(*worker, workers == &idle));
+    }
   }
   planner::QueuedJob& queued = view.queue.emplace_back();
   queued.job = job.name();

@@ -1,7 +1,8 @@
 // Looks every second whether workers idle, or only answer, beside a queued job that they have room
-// for, one of them or several together. For a moment that may be: a checkpoint is being written, the
-// news is on its way, or a group that answers is being cut. For longer it may not, unless they are
-// kept for one that needs more of them.
+// for, one of them or several together; several only for what fits no connected worker alone (ADR
+// 0025). For a moment that may be: a checkpoint is being written, the news is on its way, or a
+// group that answers is being cut. For longer it may not, unless they are kept for one that needs
+// more of them.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "planner/schedule/view.h"
 #include "tests/sim/site.h"
 
 namespace lorad::sim {
@@ -40,9 +42,11 @@ class Idleness {
   }
   bool HaveRoom(const Workers& idle, const v1::Job& job);
   bool FindRoom(const Workers& idle, const v1::Job& job) const;
+  planner::WorkerView ViewOf(const v1::Worker& worker, bool idle) const;
 
   Site& site_;
   std::map<std::string, Machine> machines_;
+  Workers busy_;  // in the answer that is looked at
   // Of the names and memory of workers, a job's base model, rank and longest row.
   std::map<std::tuple<std::string, std::string, int32_t, int64_t>, bool> rooms_;
   int64_t looked_us_ = 0;

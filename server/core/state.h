@@ -37,8 +37,7 @@
 //   generate.cc     answers that clients ask for, and their tokens
 //   guests.cc       where the adapters that are asked have a place
 //   rations.cc      quotas: requests for them, and what a scheduling turn may place
-//   departures.cc   jobs that leave their group alive (paused, evicted, moved, drained), finish
-//                   where they stand, or are saved before they are cancelled
+//   departures.cc   jobs that leave their group with what they have: paused, moved, cancelled, ...
 #pragma once
 
 #include <algorithm>

@@ -321,7 +321,7 @@ def test_what_has_room_on_a_terminal():
     """`lora watch JOB`, `ls` and `show` at 60, 80 and 120 columns, and a finish: of wide letters and a terminal that shrinks."""
     with House(None, "--workers", "cpu:1") as house:
         prepare(house)
-        title = "\u6570\u5b66 and \u8bed\u6587 in a name that is long"
+        title = "\u6570\u5b66 and \u8bed\u6587 are long"  # with all figures at their widest the line has 118 columns
         name = house.submit({**a_job(max_steps=100_000, checkpoint_every_steps=5, eval_every_steps=5, checkpoint_keep_last=2,
                                      checkpoint_keep_best=1), "display_name": title})
         watch = Terminal([*house.lora_command(), "watch", "--until-done", name], columns=120)

@@ -64,6 +64,10 @@ double TimeModel::EvaluateMs(double tokens, double squared_lengths, double micro
          forward.squared_ms * squared_lengths;
 }
 
+double TimeModel::EvaluatedShare(double tokens) const {
+  return EvaluateMs(tokens, 0, 1) / TrainMs(tokens, 0, 1);
+}
+
 Prediction TimeModel::PredictTrainMs(double tokens, double squared_lengths) const {
   const Prediction forward = forward_.Predict(tokens, squared_lengths, prior_.forward);
   const Prediction backward = backward_.Predict(tokens, squared_lengths, prior_.backward);

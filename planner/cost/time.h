@@ -78,6 +78,9 @@ class TimeModel {
   void Observe(int64_t tokens, int64_t squared_lengths, double forward_ms, double backward_ms);
   double TrainMs(double tokens, double squared_lengths, double microbatches) const;
   double EvaluateMs(double tokens, double squared_lengths, double microbatches) const;
+  // What a token that is evaluated takes of the time of one that is trained, in microbatches of so
+  // many tokens; attention aside.
+  double EvaluatedShare(double tokens) const;
   // Forward and backward of one microbatch. The interval takes the errors of the two as
   // independent; before anything was measured it is from 0 to infinity.
   Prediction PredictTrainMs(double tokens, double squared_lengths) const;

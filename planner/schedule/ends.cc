@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 #include <numeric>
 #include <tuple>
 
@@ -13,6 +14,17 @@ bool EndsBefore(const JobWork& a, const JobWork& b) {
 }
 
 }  // namespace
+
+JobWork WithEvaluations(const JobWork& steps, const EvaluationWork& evaluations,
+                        double evaluated_share) {
+  if (evaluations.parts == 0) return steps;
+  const int64_t rounds = steps.remaining_steps + evaluations.parts;
+  const double tokens =
+      static_cast<double>(steps.step_tokens) * static_cast<double>(steps.remaining_steps) +
+      evaluated_share * static_cast<double>(evaluations.tokens);
+  const int64_t mean = std::llround(tokens / static_cast<double>(rounds));
+  return {.step_tokens = std::max<int64_t>(mean, 1), .remaining_steps = rounds};
+}
 
 TimeCoefficients OfPipeline(const TimeCoefficients& times, double slowest_share) {
   return {.constant_ms = slowest_share * times.constant_ms,

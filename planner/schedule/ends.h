@@ -12,6 +12,13 @@
 //   sum_j end_j = sum_j (k - j + 1) (n_j - n_(j - 1)) r(S_j)
 // which takes O(k log k), and O(k) where the jobs are sorted.
 //
+// Evaluations take part in that: a job does a unit each round, a step or a part of an evaluation,
+// while the others of its group train. So n steps of s tokens and p parts of v tokens together are
+// n + p rounds, of (n s + f v) / (n + p) tokens in the mean, where f is what an evaluated token takes
+// of a trained one's time (TimeModel::EvaluatedShare). The tokens are counted as if trained in all
+// that is weighed and measured, so no pace has to know which of the two a group did lately. Where a
+// job trains alone in rounds of less than C tokens, a part is charged all of a and not its share.
+//
 // The times of a base model (TimeCoefficients) are of all of it on one device: of a group of S
 // stages their sum over the stages. S workers are at S microbatches at once, so every a + b t costs
 // a round what it takes on the slowest stage, which does a share p of the work:
@@ -27,13 +34,25 @@
 
 namespace lorad::planner {
 
+// Evaluations that a job still has to do.
+struct EvaluationWork {
+  int64_t parts = 0;   // of one round each
+  int64_t tokens = 0;  // of all parts together
+
+  bool operator==(const EvaluationWork&) const = default;
+};
+
 // What a job still has to do.
 struct JobWork {
-  int64_t step_tokens = 0;  // of one of its steps
-  int64_t remaining_steps = 0;
+  int64_t step_tokens = 0;      // of one of its rounds, as if trained
+  int64_t remaining_steps = 0;  // rounds: its steps, and parts of evaluations
 
   bool operator==(const JobWork&) const = default;
 };
+
+// That work, of steps alone, and those evaluations.
+JobWork WithEvaluations(const JobWork& steps, const EvaluationWork& evaluations,
+                        double evaluated_share);
 
 // Of a group of stages the slowest of which does that share of the work (stages/blocks.h).
 TimeCoefficients OfPipeline(const TimeCoefficients& times, double slowest_share);

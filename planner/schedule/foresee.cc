@@ -170,7 +170,7 @@ class Simulation {
     place.open = group.open;
     place.now_s = group.delay_s;
     for (const MemberState& member : group.members) {
-      if (member.trains) {
+      if (member.works) {
         place.Begin(member.job, member.work, member.slot_bytes);
       } else {
         place.group.slot_bytes -= member.slot_bytes;

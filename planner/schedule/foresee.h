@@ -6,6 +6,7 @@
 // - Groups train in rounds, each of which takes r(S) ms (ends.h), and their jobs end in them. Where
 //   a group's pace is known (GroupView::tokens_per_second), its rounds last as many times as long
 //   as those of its jobs have: what a round has beside its microbatches no time model knows.
+//   Both have evaluations in them as if trained (ends.h), so these are counted once.
 // - Where a job ends, and on every idle worker now, the first of the queue that could run there
 //   alone comes next: it joins if the group has room for it, else the group takes nobody until its
 //   last job has ended, and is formed for that one then, which takes ClusterView::load_s.
@@ -13,7 +14,8 @@
 //   each base model, unless a group of it is there that could take it; they are put together once
 //   all are free. Workers that are together without a job are parted for whoever comes next.
 // - Nobody arrives, is evicted or moves, and no microbatch grows back. A job that leaves its group
-//   is gone at once; where it goes on is not foreseen.
+//   is gone at once; where it goes on is not foreseen. One that finishes is there until it has
+//   evaluated.
 // Jobs whose steps or tokens are unknown count as in Schedule() (kUnknownSteps, kUnknownTokens).
 #pragma once
 
@@ -35,9 +37,9 @@ struct Foreseen {
 // By the name of the job.
 using Foresight = absl::flat_hash_map<std::string, Foreseen>;
 
-// Those that train and stay, and those that wait and fit some worker of the view alone, or one of
-// its groups, or several of its workers. O((queued + running) (workers + classes of jobs)), and a
-// placement (stages/place.h) each time that several workers are put together.
+// Those that train and stay, or finish, and those that wait and fit some worker of the view alone,
+// or one of its groups, or several of its workers. O((queued + running) (workers + classes of
+// jobs)), and a placement (stages/place.h) each time that several workers are put together.
 Foresight Foresee(const ClusterView& view);
 
 }  // namespace lorad::planner

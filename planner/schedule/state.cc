@@ -56,6 +56,16 @@ Paces::Paces(const ClusterView& view) : view_(view) {
     mean.constant_ms += (times.constant_ms - mean.constant_ms) / n;
     mean.token_ms += (times.token_ms - mean.token_ms) / n;
   }
+  std::map<std::string, double> shares;
+  for (const auto& [key, share] : view.evaluated_shares) {
+    double& mean = evaluated_shares_[key.first];
+    mean += (share - mean) / ++shares[key.first];
+  }
+}
+
+double Paces::EvaluatedShare(const std::string& base_model) const {
+  const auto mean = evaluated_shares_.find(base_model);
+  return mean == evaluated_shares_.end() ? kEvaluatedShare : mean->second;
 }
 
 const Pace& Paces::Of(const std::string& base_model, const std::string& device_name) {
@@ -77,9 +87,12 @@ const Pace& Paces::Of(const std::string& base_model, const std::string& device_n
   return pace;
 }
 
-JobWork WorkOf(int64_t step_tokens, int64_t remaining_steps) {
-  return {.step_tokens = step_tokens > 0 ? step_tokens : kUnknownTokens,
-          .remaining_steps = remaining_steps > 0 ? remaining_steps : kUnknownSteps};
+JobWork WorkOf(int64_t step_tokens, int64_t remaining_steps, const EvaluationWork& evaluations,
+               double evaluated_share) {
+  const bool known = remaining_steps > 0 || evaluations.parts > 0;
+  return WithEvaluations({.step_tokens = step_tokens > 0 ? step_tokens : kUnknownTokens,
+                          .remaining_steps = known ? remaining_steps : kUnknownSteps},
+                         evaluations, evaluated_share);
 }
 
 double GroupState::SumOfEnds() const {
@@ -135,10 +148,12 @@ GroupState StateOf(const GroupView& group, const ClusterView& view, Footprints& 
         member.running != nullptr ? known.longest_sequence : group.shape.longest_sequence;
     member.job_class = sizes.ClassOf(group.base_model, *group.model, group.adapters[i], longest);
     member.slot_bytes = sizes.SlotBytes(member.job_class, state.worker_kind);
-    member.work = WorkOf(known.step_tokens, known.remaining_steps);
+    member.work = WorkOf(known.step_tokens, known.remaining_steps, known.evaluations,
+                         paces.EvaluatedShare(group.base_model));
     member.trains = !known.leaving;
+    member.works = member.trains || known.finishes;
     state.slot_bytes += member.slot_bytes;
-    if (member.trains) state.crew.Add(member.work);
+    if (member.works) state.crew.Add(member.work);
     if (member.running == nullptr) continue;
     state.Suspect(known.company_max, known.alone);
     state.lowest_priority = std::min(state.lowest_priority, known.priority);
@@ -187,7 +202,8 @@ GroupState StateOf(const std::vector<IdleWorker>& idle, const Placement& placeme
 bool IsKnown(const GroupState& group) {
   return group.pace.known && std::ranges::all_of(group.members, [](const MemberState& member) {
            return member.running != nullptr && member.running->step_tokens > 0 &&
-                  (member.running->remaining_steps > 0 || !member.trains);
+                  (member.running->remaining_steps > 0 || member.running->evaluations.parts > 0 ||
+                   !member.works);
          });
 }
 
@@ -223,7 +239,8 @@ Round::Round(const ClusterView& cluster) : view(cluster), paces(cluster) {
     waiter.job = &job;
     waiter.job_class =
         sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence, job.stages);
-    waiter.work = WorkOf(job.step_tokens, job.remaining_steps);
+    waiter.work = WorkOf(job.step_tokens, job.remaining_steps, job.evaluations,
+                         paces.EvaluatedShare(job.base_model));
     waiter.needs = NeedsOf(*this, waiter.job_class);
   }
 }

@@ -42,17 +42,22 @@ class Paces {
  public:
   explicit Paces(const ClusterView& view);
   const Pace& Of(const std::string& base_model, const std::string& device_name);
+  double EvaluatedShare(const std::string& base_model) const;
 
  private:
   const ClusterView& view_;
-  std::map<std::string, TimeCoefficients> means_;  // of a base model over its devices
+  std::map<std::string, TimeCoefficients> means_;   // of a base model over its devices
+  std::map<std::string, double> evaluated_shares_;  // likewise
   std::map<DeviceKey, Pace> paces_;
 };
 
 // What a job with unknown numbers is taken for.
 inline constexpr int64_t kUnknownSteps = 1000;
 inline constexpr int64_t kUnknownTokens = 1024;
-JobWork WorkOf(int64_t step_tokens, int64_t remaining_steps);
+// Where a backward pass takes as long as a forward one, as with frozen weights.
+inline constexpr double kEvaluatedShare = 0.5;
+JobWork WorkOf(int64_t step_tokens, int64_t remaining_steps, const EvaluationWork& evaluations,
+               double evaluated_share);
 
 struct MemberState {
   std::string job;
@@ -61,6 +66,7 @@ struct MemberState {
   const RunningJob* running = nullptr;  // nullptr: nothing is known
   JobWork work;
   bool trains = true;  // it does not leave
+  bool works = true;   // it trains, or finishes: it takes part in rounds
 };
 
 struct GroupState {
@@ -94,7 +100,7 @@ struct GroupState {
   int32_t suspects = 0;
   int32_t company_max = std::numeric_limits<int32_t>::max();
   bool alone = false;  // the one that it has is
-  // Time: of the jobs that train in it, from `delay_s` on.
+  // Time: of the jobs that work in it, from `delay_s` on.
   Pace pace;
   double delay_s = 0;
   Crew crew;

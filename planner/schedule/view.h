@@ -12,6 +12,7 @@
 
 #include "planner/cost/memory.h"
 #include "planner/cost/time.h"
+#include "planner/schedule/ends.h"
 
 namespace lorad::planner {
 
@@ -61,9 +62,13 @@ struct RunningJob {
   std::string label_group = {};
   // Is being evicted or re-placed already, or must not be: it does its last saves, say.
   bool leaving = false;
-  int32_t company_max = 0;        // as in QueuedJob,
-  bool alone = false;             // likewise
-  int64_t remaining_steps = 0;    // 0: unknown
+  int32_t company_max = 0;      // as in QueuedJob,
+  bool alone = false;           // likewise
+  int64_t remaining_steps = 0;  // 0: unknown, or it has evaluations alone to do
+  EvaluationWork evaluations = {};
+  // Is `leaving` because it ends here, but first has its last evaluation to do: until then it takes
+  // part in rounds.
+  bool finishes = false;
   int64_t moved_s = kNeverMoved;  // since kReplace moved it last
   // Was re-placed and is on its way into this group: it takes room, and nothing is decided of it.
   // In the group that it comes from it is `leaving`.
@@ -89,8 +94,8 @@ struct GroupView {
   bool forming = false;
   double ready_s = 0;    // `forming`: until it runs; 0: ClusterView::load_s
   int64_t formed_s = 0;  // since it was formed; under SchedulePolicy::minimum_run_s its shape stays
-  // That it has trained lately, whatever its rounds had beside microbatches; 0: unknown. For
-  // forecasts alone.
+  // That it has trained lately, whatever its rounds had beside microbatches, and those evaluated as
+  // if trained (ends.h); 0: unknown. For forecasts alone.
   double tokens_per_second = 0;
   std::vector<StageView> stages =
       {};  // of several workers, in their order; empty: of `worker` alone
@@ -113,7 +118,8 @@ struct QueuedJob {
   int32_t company_max = 0;
   bool alone = false;           // it shares a group with nobody
   bool asks = false;            // no job, but an adapter that is asked: nobody is evicted for it
-  int64_t remaining_steps = 0;  // 0: unknown
+  int64_t remaining_steps = 0;  // 0: unknown, or it has evaluations alone to do
+  EvaluationWork evaluations = {};
   // Its base model is to be on so many workers; 0: on one, or where it fits none, on the fewest.
   int32_t stages = 0;
 };
@@ -162,6 +168,9 @@ struct ClusterView {
   // Predicted seconds until a group that is formed on such a device runs; unknown: 0, and not
   // weighed where no times of the base model are known.
   std::map<DeviceKey, double> load_s = {};
+  // TimeModel::EvaluatedShare; a base model's is the mean over its devices, unknown:
+  // kEvaluatedShare.
+  std::map<DeviceKey, double> evaluated_shares = {};
   double move_s = 2;  // that moving a job takes of its time: a checkpoint, and loading its slot
 };
 

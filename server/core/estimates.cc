@@ -9,6 +9,7 @@
 #include "planner/stages/blocks.h"
 #include "server/core/catalog/model_shape.h"
 #include "server/core/events/store_kinds.h"
+#include "server/core/jobs/evaluations_left.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 
@@ -123,6 +124,10 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   JobState state;
   records::JobRecord& record = state.record;
   *record.mutable_job() = job;
+  if (const JobState* live = jobs_.FindWhole(job.name())) {
+    record.set_evaluated_end(live->record.evaluated_end());
+    state.evaluation = live->evaluation;
+  }
   v1::JobError error;
   if (absl::Status status = rows_.SumUp(record, &error); !status.ok()) return status;
   const planner::QueuedJob queued = Alone(job, record.longest_tokens());
@@ -168,15 +173,15 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
     ms *= planner::FillAndDrainFactor(static_cast<int64_t>(of_step), shape.capacity_tokens,
                                       on_several->ranges.size());
   }
-  if (!job.validation_dataset().empty()) {
+  const planner::EvaluationWork evaluations = EvaluationsLeft(state, options_.evaluate_sequences);
+  if (evaluations.parts > 0) {
     const records::RowsSummary& validation =
         *rows_.Find(rows_.KeyOf(job, job.validation_dataset()));
-    const int64_t every = job.training().eval_every_steps();
-    const int64_t between = every > 0 ? (complete.total_steps() - 1) / every : 0;
-    const double tokens = static_cast<double>(validation.tokens());
-    ms += static_cast<double>(between + 2) *
-          times.EvaluateMs(tokens, validation.squared_lengths(),
-                           std::ceil(tokens / static_cast<double>(shape.capacity_tokens)));
+    const auto tokens = static_cast<double>(evaluations.tokens);
+    const double share = tokens / static_cast<double>(std::max<int64_t>(validation.tokens(), 1));
+    ms += times.EvaluateMs(tokens, share * validation.squared_lengths(),
+                           std::max(static_cast<double>(evaluations.parts),
+                                    tokens / static_cast<double>(shape.capacity_tokens)));
   }
   if (on_several) {  // what stages wait aside
     ms *= planner::SlowestShare(*queued.model, on_several->ranges, queued.longest_sequence / 2);

@@ -77,7 +77,7 @@ JobForecast Core::State::ForecastOf(const JobState& job, const planner::Foreseen
   const Fits& fits = cluster_.fits();
   return {.made_us = turn_.now_us(),
           .made_wall_us = turn_.wall_us(),
-          .started = job.state() == v1::Job::RUNNING,
+          .started = job.state() == v1::Job::RUNNING || job.state() == v1::Job::FINALIZING,
           .start_s = foreseen.start_s,
           .start = fits.starts().IntervalOf(foreseen.start_s),
           .end_s = foreseen.end_s,

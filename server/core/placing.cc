@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/catalog/model_shape.h"
+#include "server/core/jobs/evaluations_left.h"
 #include "server/core/rules/due.h"
 #include "server/core/rules/pace.h"
 #include "server/core/state.h"
@@ -11,14 +12,23 @@
 namespace lorad::server {
 namespace {
 
-// One that still evaluates counts as one step.
-int64_t RemainingSteps(const v1::Job& job) {
-  return job.total_steps() > 0 ? std::max<int64_t>(EndStep(job) - job.step(), 1) : 0;
+// One that is yet to be saved counts as one step.
+int64_t RemainingSteps(const v1::Job& job, const planner::EvaluationWork& evaluations) {
+  if (job.total_steps() == 0) return 0;
+  return std::max<int64_t>(EndStep(job) - job.step(), evaluations.parts > 0 ? 0 : 1);
 }
 
 // In the mean; 0: not known.
 int64_t StepTokens(const v1::Job& job) {
   return job.total_steps() > 0 ? job.total_tokens() / job.total_steps() : 0;
+}
+
+// Of a microbatch, where no group of the worker says it.
+int64_t UsualTokens(const Cluster& cluster, const WorkerState& worker) {
+  const int64_t tokens = cluster.TokensOf(worker);
+  if (tokens > 0) return tokens;
+  const bool gpu = DeviceOf(worker.hello).kind == planner::DeviceKind::kCuda;
+  return gpu ? planner::kMicrobatchTokensOfGpu : planner::kMicrobatchTokens;
 }
 
 }  // namespace
@@ -53,7 +63,8 @@ planner::QueuedJob Core::State::Queued(const JobState& job) const {
   queued.waited_s = SecondsSince(job.since_us);
   queued.step_tokens = StepTokens(content);
   queued.label_group = options_.LabelGroup(content.labels());
-  queued.remaining_steps = RemainingSteps(content);
+  queued.evaluations = EvaluationsLeft(job, options_.evaluate_sequences);
+  queued.remaining_steps = RemainingSteps(content, queued.evaluations);
   queued.company_max = job.record.company_max();
   queued.alone = job.record.alone();
   return queued;
@@ -64,14 +75,21 @@ void Core::State::AddTimes(const std::string& base_model, planner::ClusterView* 
   for (const WorkerState* worker : cluster_.Connected()) {
     const planner::DeviceKey key(base_model, DeviceKeyOf(worker));
     if (view->times.contains(key)) continue;
-    const int64_t tokens = cluster_.TokensOf(*worker);
-    const bool gpu = DeviceOf(worker->hello).kind == planner::DeviceKind::kCuda;
-    const int64_t usual = gpu ? planner::kMicrobatchTokensOfGpu : planner::kMicrobatchTokens;
     view->times[key] = cluster_.fits()
-                           .TimesOf(base_model, shape, worker, tokens > 0 ? tokens : usual)
+                           .TimesOf(base_model, shape, worker, UsualTokens(cluster_, *worker))
                            .TrainCoefficients();
+    view->evaluated_shares[key] = EvaluatedShare(base_model, *worker);
     view->load_s[key] = cluster_.fits().LoadSeconds(base_model, shape, *worker);
   }
+}
+
+// The same wherever evaluated tokens are counted as if trained, so that it does not matter there how
+// long the microbatches of a group are.
+double Core::State::EvaluatedShare(const std::string& base_model, const WorkerState& worker) {
+  const int64_t tokens = UsualTokens(cluster_, worker);
+  return cluster_.fits()
+      .TimesOf(base_model, *catalog_.Model(base_model).shape, &worker, tokens)
+      .EvaluatedShare(static_cast<double>(tokens));
 }
 
 planner::RunningJob Core::State::RunningOf(const JobState& job) const {
@@ -81,7 +99,9 @@ planner::RunningJob Core::State::RunningOf(const JobState& job) const {
   running.running_s = SecondsSince(job.since_us);
   running.longest_sequence = job.record.longest_tokens();
   running.step_tokens = StepTokens(job.job());
-  running.remaining_steps = RemainingSteps(job.job());
+  running.evaluations = EvaluationsLeft(job, options_.evaluate_sequences);
+  running.remaining_steps = RemainingSteps(job.job(), running.evaluations);
+  running.finishes = job.state() == v1::Job::FINALIZING && running.evaluations.parts > 0;
   running.label_group = options_.LabelGroup(job.job().labels());
   running.company_max = job.record.company_max();
   running.alone = job.record.alone();

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
+#include <cmath>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/core/cluster/report_checks.h"
 #include "server/core/events/kept.h"
+#include "server/core/jobs/evaluations_left.h"
 #include "server/core/rules/due.h"
 #include "server/core/rules/failures.h"
 #include "server/core/rules/pace.h"
@@ -23,6 +25,7 @@ constexpr size_t kMessageTextMax = 2000;
 constexpr size_t kRowsNamedMax = 20;
 
 constexpr size_t kPaceSteps = 20;
+constexpr size_t kPaceUnits = 64;
 constexpr int64_t kForecastAgainUs = 5'000'000;
 constexpr size_t kPaceMicrobatches = 64;
 
@@ -241,6 +244,27 @@ void Core::State::KeepMetrics(JobState& job, const worker::v1::StepDone& done) {
   turn_.Warn(absl::StrCat("job '", job.name(), "': NUMERICS_MISMATCH: ", what));
 }
 
+// A step, or a part of an evaluation, of so many tokens is done: how fast the group is shows as it
+// goes, and what the job still has to do at that pace.
+void Core::State::CountUnit(const GroupState& group, JobState& job, int64_t trained,
+                            double evaluated) {
+  if (turn_.now_us() - forecasts_.made_us >= kForecastAgainUs) forecasts_.wanted = true;
+  v1::Job& view = job.job();
+  const planner::EvaluationWork left = EvaluationsLeft(job, options_.evaluate_sequences);
+  const double share = evaluated > 0 || left.tokens > 0
+                           ? EvaluatedShare(group.base_model, WorkerOf(group.first()))
+                           : 0;
+  Keep(job.work, turn_.now_us(), trained + std::llround(share * evaluated), kPaceUnits);
+  const bool trains = view.step() < EndStep(view);
+  const double tokens_left =
+      (trains ? static_cast<double>(std::max<int64_t>(view.total_tokens() - view.tokens(), 0))
+              : 0) +
+      share * static_cast<double>(left.tokens);
+  if (tokens_left <= 0) view.set_seconds_left(0);
+  const double rate = Rate(job.work);
+  if (rate > 0) view.set_seconds_left(tokens_left / rate);
+}
+
 void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done) {
   TakeStep(group.last().orders, done.job());
   const auto found = group.members.find(done.job());
@@ -263,15 +287,9 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   const int64_t batch = view.training().batch_size();
   const int64_t steps_of_epoch = (job->record.training_rows() + batch - 1) / batch;
   view.set_epoch(static_cast<double>(done.step()) / static_cast<double>(steps_of_epoch));
-  // How fast its group is it shows as it goes.
-  if (turn_.now_us() - forecasts_.made_us >= kForecastAgainUs) forecasts_.wanted = true;
   Keep(job->pace, turn_.now_us(), done.tokens(), kPaceSteps);
   view.set_tokens_per_second(Rate(job->pace));
-  if (view.tokens_per_second() > 0) {
-    view.set_seconds_left(
-        static_cast<double>(std::max<int64_t>(view.total_tokens() - view.tokens(), 0)) /
-        view.tokens_per_second());
-  }
+  CountUnit(group, *job, done.tokens(), 0);
   if (done.step() > job->record.furthest_step()) {
     job->record.set_furthest_step(done.step());
     job->record.set_losses_without_progress(0);
@@ -291,7 +309,6 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   }
   if (done.step() == EndStep(view) && IsPlaced(job->state()) &&
       job->state() != v1::Job::FINALIZING) {
-    view.set_seconds_left(0);
     found->second.departing = false;  // it ends here instead
     jobs_.Transition(*job, v1::Job::FINALIZING,
                      view.finish_step() > 0 ? "the last step that it was to finish is done"
@@ -314,6 +331,7 @@ void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDo
     evaluation.ahead[done.sequence(i)] = {done.loss_sum(i), done.trained_tokens(i)};
   }
   SequenceLoss& sum = evaluation.sum;
+  const int64_t before = evaluation.next;
   for (auto first = evaluation.ahead.begin();
        first != evaluation.ahead.end() && first->first == evaluation.next;
        first = evaluation.ahead.erase(first)) {
@@ -321,7 +339,8 @@ void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDo
     sum.trained_tokens += first->second.trained_tokens;
     evaluation.next++;
   }
-  if (evaluation.next < job->record.validation_rows()) return;
+  CountUnit(group, *job, 0, ValidationTokens(*job, evaluation.next - before));
+  if (evaluation.next < job->record.validation_rows()) return jobs_.TouchProgress(*job);
   v1::EvaluationMetrics row;
   row.set_step(done.step());
   row.set_trained_tokens(sum.trained_tokens);
@@ -379,7 +398,10 @@ void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
   if (&stage != &group.last()) return;
   group.microbatches++;
   group.adapters_in_microbatches += done.adapters();
-  Keep(group.pace, turn_.now_us(), done.tokens(), kPaceMicrobatches);
+  const bool trains = done.backward_ms() > 0;
+  const double share = trains ? 1 : EvaluatedShare(group.base_model, WorkerOf(group.first()));
+  Keep(group.pace, turn_.now_us(), std::llround(share * static_cast<double>(done.tokens())),
+       kPaceMicrobatches);
   for (const std::string& name : jobs) {
     JobState* job = jobs_.Find(name);
     if (!job || !IsLive(job->state())) continue;

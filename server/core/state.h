@@ -265,18 +265,16 @@ class Core::State {
   // The job has met this failure: it is postponed where that passes, else FAILED by its kind
   // (failures.h). REQUIRES, here and below: it is live and not CANCELLING.
   void TakeFailure(JobState& job, const std::string& reason, const std::string& message);
-  // Its group, or its slot there, needs more memory than was counted, by the worker's word.
+  // By the worker's word the group, or the slot, needs more memory than was counted.
   void TakeTooLarge(JobState& job, const GroupState& group, const std::string& worker,
                     const std::string& message);
-  // The job waits, in the queue or for its rows, and is not tried before its back-off has passed:
-  // `first_ms` (0: postpone_ms), then twice as long each time until it makes progress. If the job is
-  // in a group, the caller sees to it that its member leaves.
+  // The job waits, queued or for its rows, and is not tried before its back-off has passed: `first_ms`
+  // (0: postpone_ms), twice as long each time until progress. The caller has it leave its group.
   void Postpone(JobState& job, const std::string& reason, const std::string& message,
                 int64_t first_ms = 0);
   // The same, for so long.
   void PauseFor(JobState& job, const std::string& reason, const std::string& message, int64_t ms);
-  // After a start: the job, where it is queued, waits for the rest of its record's back-off, and the
-  // next is as long as ever: losses count after a wait (losses.h). REQUIRES: job.record.wait.
+  // After a start: a queued job waits for what its record's back-off has left (losses.h).
   void WaitOn(JobState& job);
   void TryPostponed();
 
@@ -299,6 +297,7 @@ class Core::State {
   void AddComing(const JobState& job, planner::ClusterView* view) const;
   // Of the base model on every connected worker's device.
   void AddTimes(const std::string& base_model, planner::ClusterView* view);
+  double EvaluatedShare(const std::string& base_model, const WorkerState& worker);
   void Carry(const planner::Decision& decision);
   std::string WhyWait(const planner::Decision& decision) const;
   void Join(GroupState& group, JobState& job);
@@ -396,6 +395,7 @@ class Core::State {
   void FailGuest(const worker::v1::SlotFailed& failed, WorkerState& worker,
                  const std::string& message);
   void OnSlotFreed(GroupState& group, StageState& stage, const worker::v1::SlotFreed& freed);
+  void CountUnit(const GroupState& group, JobState& job, int64_t trained, double evaluated);
   void OnStepDone(GroupState& group, const worker::v1::StepDone& done);
   void OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDone& done);
   void OnMicrobatchDone(GroupState& group, StageState& stage,

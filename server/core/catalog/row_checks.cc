@@ -205,7 +205,9 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
   }
   const records::RowsSummary& rows = *Find(KeyOf(job, job.training_dataset()));
   if (!job.validation_dataset().empty()) {
-    record.set_validation_rows(Find(KeyOf(job, job.validation_dataset()))->rows());
+    const records::RowsSummary& validation = *Find(KeyOf(job, job.validation_dataset()));
+    record.set_validation_rows(validation.rows());
+    record.set_validation_tokens(validation.tokens());
   }
   record.set_training_rows(rows.rows());
   record.set_training_row_tokens(rows.tokens());

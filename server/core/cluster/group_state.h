@@ -121,8 +121,9 @@ struct GroupState {
   int64_t planning_us = 0;         // from Plan to Planned,
   int64_t planning_hidden_us = 0;  // and how much of it while the worker had a window to run
   int64_t bound_microbatches = 0;
-  std::map<std::string, int64_t> packings;       // by path
-  std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent microbatches
+  std::map<std::string, int64_t> packings;  // by path
+  // (time_us, tokens as if trained) of recent microbatches.
+  std::deque<std::pair<int64_t, int64_t>> pace;
   WholePasses passes;
 
   StageState& first() { return stages.front(); }

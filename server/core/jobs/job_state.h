@@ -56,11 +56,13 @@ struct JobState {
   std::map<int64_t, int64_t> saved_tokens;
   Evaluation evaluation;
   std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent steps
-  int commits = 0;                               // checkpoints that are being written
-  int64_t unwritten_step = 0;                    // whose checkpoint could not be: that is told once
-  int64_t cancel_until_us = 0;                   // its last step may be saved until then
-  int barren_losses = 0;  // groups in a row that were lost before it had done a step in them
-  int place = 0;          // in the queue, from 1
+  // (time_us, tokens as if trained) of recent steps and parts of evaluations.
+  std::deque<std::pair<int64_t, int64_t>> work;
+  int commits = 0;              // checkpoints that are being written
+  int64_t unwritten_step = 0;   // whose checkpoint could not be: that is told once
+  int64_t cancel_until_us = 0;  // its last step may be saved until then
+  int barren_losses = 0;        // groups in a row that were lost before it had done a step in them
+  int place = 0;                // in the queue, from 1
   planner::AdapterShape adapter;  // job().adapter(), known once it has been queued
   bool resumes = false;           // queued, and before those that have not begun
   int64_t since_us = 0;           // in the queue, or in its group

@@ -203,6 +203,7 @@ void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& m
     job.metrics.clear();
     job.evaluation = {};
     job.pace.clear();
+    job.work.clear();
     queue_.EndPassing(job);
   }
   if (!IsPlaced(to) && to != v1::Job::CANCELLING) job.job().clear_group();
@@ -231,6 +232,7 @@ void JobTable::FallBack(JobState& job) {
   job.job().clear_seconds_left();
   job.evaluation = {};
   job.pace.clear();
+  job.work.clear();
   Touch(job);
 }
 

@@ -18,6 +18,9 @@ bool SaveDue(const v1::Job& job, int64_t step);
 // Likewise whether it is to be evaluated: where it was asked to finish, nothing is any more.
 bool EvaluationDue(const v1::Job& job, int64_t step);
 
+// How many evaluations are due at that step, which is not before the job's own, and behind it.
+int64_t EvaluationsDue(const v1::Job& job, int64_t first_step);
+
 // What a job that SUCCEEDED has: a sentence for its event.
 std::string WhatItHas(const v1::Job& job);
 

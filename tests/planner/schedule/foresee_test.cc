@@ -45,6 +45,57 @@ TEST_CASE("a group goes on as fast as it has trained lately") {
   CHECK(Foresee(view).at("g0").end_s == Approx(16 * 5));
 }
 
+// What evaluations take, window by window: 200 ms and a ms a token of a step of 2048 tokens in two
+// microbatches, half of that for a part of an evaluation that is as long.
+constexpr int64_t kLong = 2048;
+constexpr double kStepS = 2.248, kPartS = kStepS / 2;
+
+TEST_CASE("a job's evaluations take part in the rounds of its group") {
+  ClusterView view = With(Timed({}, {}), {Running("g", "slow", {{kLong, 10}, {kLong, 20}})});
+  RunningJob& evaluated = view.groups[0].running[0];
+  evaluated.evaluations = {.parts = 10, .tokens = 10 * kLong};
+  // Every other window has a part of its; the other job has a step in each.
+  const double together_s = 20 * kStepS + 10 * kStepS + 10 * kPartS;
+  CheckNear(Foresee(view).at("g0"), 0, together_s);
+  CheckNear(Foresee(view).at("g1"), 0, together_s);
+  SECTION("the pace of a group has them too, and they count once") {
+    const double tokens = 30 * kLong + 10 * kLong / 2;
+    view.groups[0].tokens_per_second = tokens / (3 * together_s);
+    CheckNear(Foresee(view).at("g0"), 0, 3 * together_s);
+  }
+  SECTION("by the base model's share of a trained token's time") {
+    view.evaluated_shares[{"m", "slow"}] = 0.2;
+    view.evaluated_shares[{"m", "fast"}] = 0.3;
+    view.evaluated_shares[{"n", "slow"}] = 0.9;
+    CheckNear(Foresee(view).at("g0"), 0, 30 * kStepS + 10 * kStepS / 4);
+  }
+  SECTION("one that only evaluates is not taken for one of unknown steps") {
+    evaluated.remaining_steps = 0;
+    CheckNear(Foresee(view).at("g0"), 0, 10 * kStepS + 10 * kPartS);
+  }
+}
+
+TEST_CASE("a job that waits has evaluations ahead of it") {
+  ClusterView view = Timed({IdleOn("w")}, {Steps("a", 10, kLong)}, 4);
+  view.queue[0].evaluations = {.parts = 11, .tokens = 11 * kLong};
+  view.queue.push_back(Steps("other", 10, 200, 1, "n"));
+  const auto seen = Foresee(view);
+  CHECK(seen.at("a").end_s == Approx(4 + 10 * kStepS + 11 * kPartS).epsilon(1e-3));
+  CHECK(seen.at("other").start_s == Approx(seen.at("a").end_s + 4));
+}
+
+TEST_CASE("one that finishes holds its place until it has evaluated") {
+  ClusterView view =
+      With(Timed({}, {Steps("other", 10, 200, 1, "n")}), {Running("g", "slow", {{kLong, 0}})});
+  RunningJob& finishes = view.groups[0].running[0];
+  finishes.leaving = true;
+  CHECK_FALSE(Foresee(view).contains("g0"));
+  finishes.evaluations = {.parts = 4, .tokens = 4 * kLong};
+  finishes.finishes = true;
+  CheckNear(Foresee(view).at("g0"), 0, 4 * kPartS);
+  CheckNear(Foresee(view).at("other"), 4 * kPartS, 4 * kPartS + 3);
+}
+
 TEST_CASE("an idle worker takes what fits once its group is formed") {
   const auto seen = Foresee(Timed({IdleOn("w")}, {Steps("a", 10), Steps("b", 10)}, 4));
   CheckNear(seen.at("a"), 4, 9);  // rounds of 500 ms

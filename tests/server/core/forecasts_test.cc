@@ -1,4 +1,5 @@
 // When jobs will start and end, as the coordinator says it, as stories.
+#include <algorithm>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
@@ -133,6 +134,80 @@ TEST_CASE("a forecast is made again every second, and told when it is news") {
   }
   CHECK(news >= 2);
   CHECK(news <= 10);  // of 20 forecasts
+}
+
+// Of 120 steps, each with an evaluation behind it that takes ten windows.
+Job EvaluatedJob(World& world) {
+  world.AddDataset("large", 160);
+  Job job = LongJob();
+  job.set_validation_dataset("large");
+  job.mutable_training()->set_eval_every_steps(1);
+  return job;
+}
+
+// Seconds from its making.
+double EndOf(const v1::JobEstimate& estimate) {
+  const v1::Forecast& forecast = estimate.forecast();
+  return 1e-6 * static_cast<double>(Micros(forecast.end_time()) - Micros(forecast.make_time()));
+}
+
+TEST_CASE("a job that has not begun ends when its time alone is over, with its evaluations") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  world->Settle();
+  const Job job = EvaluatedJob(*world);
+  const auto estimate = world->Get<v1::JobEstimate>(EstimateJob{.job = job});
+  REQUIRE(estimate.seconds() > 0);
+  // It loads the base model, and no attention is in it.
+  CHECK(EndOf(estimate) > 0.9 * estimate.seconds());
+  CHECK(EndOf(estimate) < 1.3 * estimate.seconds());
+}
+
+TEST_CASE("the end of a job that trains is foreseen with the evaluations that are left, once") {
+  WorldOptions options = Few();
+  options.delay_us_max = 10'000;  // rounds last some times as long as microbatches, not a hundred
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  const std::string name = world->Submit(EvaluatedJob(*world));
+  for (const int64_t step : {30, 60, 110}) {
+    world->RunUntil([&] { return world->Job(name).step() >= step; });
+    const int64_t began_us = world->now_us();
+    const double foreseen_s = EndOf(EstimateOf(*world, name));
+    const double left_s = world->Job(name).seconds_left();
+    auto again = MakeWorld(options);  // the same until then, to see what comes of it
+    again->StartWorkers();
+    const std::string same = again->Submit(EvaluatedJob(*again));
+    again->RunUntilState(same, Job::SUCCEEDED);
+    const double took_s = 1e-6 * static_cast<double>(again->now_us() - began_us);
+    INFO("from step " << step << ": foreseen " << foreseen_s << ", left " << left_s << ", took "
+                      << took_s);
+    CHECK(foreseen_s == Approx(took_s).epsilon(0.2));
+    CHECK(left_s == Approx(took_s).epsilon(0.2));
+  }
+}
+
+TEST_CASE("a job is not at its end while its last evaluation runs") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  Job content = EvaluatedJob(*world);
+  content.mutable_training()->set_eval_every_steps(0);
+  const std::string name = world->Submit(content);
+  world->RunUntilState(name, Job::FINALIZING);
+  const v1::JobEstimate estimate = EstimateOf(*world, name);
+  REQUIRE(estimate.has_forecast());
+  CHECK_FALSE(estimate.forecast().has_start_time());
+  CHECK(EndOf(estimate) > 0);
+  double least_s = world->Job(name).seconds_left();
+  const double first_s = least_s;
+  world->RunUntil([&] {
+    const bool evaluated = world->Evaluations(name).size() == 2;
+    if (!evaluated) least_s = std::min(least_s, world->Job(name).seconds_left());
+    return evaluated;
+  });
+  CHECK(least_s > 0);
+  CHECK(least_s < first_s / 4);  // it gets less with every part
+  world->RunUntilState(name, Job::SUCCEEDED);
+  CHECK_FALSE(world->Job(name).has_seconds_left());
 }
 
 TEST_CASE("who comes before it puts a waiting job off, and an estimate says so") {

@@ -39,6 +39,19 @@ constexpr std::array<JobName, 16> kNames = {{
     {"training", "data_seed", "seed"},
 }};
 
+// What needless names say where they say what they may (needless_names.h), if a field can say
+// something else: then they are as good as that field.
+struct Meaning {
+  absl::string_view name;
+  const char* field;
+  const char* value;  // as JSON
+};
+constexpr std::array<Meaning, 3> kMeanings = {{
+    {"train_sampling_strategy", "shuffle", "true"},
+    {"completion_only_loss", "train_on", R"("ASSISTANT")"},
+    {"assistant_only_loss", "train_on", R"("ASSISTANT")"},
+}};
+
 std::string Path(absl::string_view section, absl::string_view name) {
   return section.empty() ? std::string(name)
                          : absl::StrCat(absl::string_view(section), ".", absl::string_view(name));
@@ -136,9 +149,13 @@ class Taker {
       if (name.section != section_) continue;
       const auto at = object_.find(std::string(name.name));
       if (at == object_.end()) continue;
-      const std::string wrong = WhyNot(name, *at);
-      if (!wrong.empty()) Note(name.name, wrong);
+      const json value = *at;
       object_.erase(at);
+      const std::string wrong = WhyNot(name, value);
+      if (!wrong.empty()) Note(name.name, wrong);
+      const auto* means = std::ranges::find(kMeanings, name.name, &Meaning::name);
+      if (means == kMeanings.end() || !wrong.empty() || value.is_null()) continue;
+      Put(means->field, std::string(name.name), json::parse(means->value));
     }
   }
 

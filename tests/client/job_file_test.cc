@@ -239,6 +239,10 @@ TEST_CASE("names that disagree, and values without an equal, are told by name an
 }
 
 TEST_CASE("names that say what is done anyway are taken out, with another value they are refused") {
+  const std::map<absl::string_view, const char*> meanings = {
+      {"train_sampling_strategy", R"("shuffle": true)"},
+      {"completion_only_loss", R"("train_on": "ASSISTANT")"},
+      {"assistant_only_loss", R"("train_on": "ASSISTANT")"}};
   for (const NeedlessName& name : NeedlessNames()) {
     INFO(name.name);
     const std::string said = "\"" + std::string(name.name) + "\": ";
@@ -249,7 +253,12 @@ TEST_CASE("names that say what is done anyway are taken out, with another value 
     const std::string expected = JobOf(std::string(name.section), ours);
     CHECK(job_of("null") == expected);
     const auto values = nlohmann::json::parse(name.values.empty() ? "[1, \"x\"]" : name.values);
-    for (const auto& value : values) CHECK(job_of(value.dump()) == expected);
+    const auto means = meanings.find(name.name);
+    const std::string meant =
+        means == meanings.end()
+            ? expected
+            : JobOf(std::string(name.section), std::string(means->second) + ", " + ours);
+    for (const auto& value : values) CHECK(job_of(value.dump()) == meant);
     const std::string other = job_of("\"anything else\"");
     if (name.values.empty()) {
       CHECK(other == expected);
@@ -269,6 +278,14 @@ TEST_CASE("names that say what is done anyway are taken out, with another value 
        "  training.metric_for_best_model: line 2: must be \"loss\" or \"eval_loss\", or be left "
        "out, "
        "got \"accuracy\": the best checkpoint is that of the lowest validation loss\n"},
+      {R"({"training": {"train_on": "ALL", "completion_only_loss": true}})",
+       "  training.completion_only_loss: line 1: says \"ASSISTANT\", but training.train_on says "
+       "\"ALL\": they are one field; leave one out\n"},
+      {R"({"training": {"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 8}}}})",
+       "  training.accelerator_config: line 1: must be {} or \"\", or be left out, got "
+       "{\"gradient_accumulation_kwargs\":{\"num_steps\":8}}: the daemon runs jobs its own way; "
+       "say "
+       "gradient_accumulation_steps for its num_steps\n"},
       {R"({"bf16": true})", "  bf16: line 1: no such field; did you mean training.bf16?\n"},
   };
   for (const Case& c : cases) {

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import types
 
 import python_package
 from house import main, tell
@@ -69,18 +70,36 @@ def test_the_needless_names_are_those_of_the_command_line():
     fixed = {name: (json.loads(values), why) for name, (values, why) in theirs.items() if values}
     assert needless.FIXED == fixed, [name for name in {*fixed, *needless.FIXED} if fixed.get(name) != needless.FIXED.get(name)]
     assert needless.NAMES == {*theirs}, needless.NAMES ^ {*theirs}
+    text = (python_package.CHECKOUT / "client/inputs/job_names.cc").read_text()
+    meanings = text[text.index("kMeanings = {{"):text.index("}};", text.index("kMeanings = {{"))]
+    rows = re.findall(r'\{"(\w+)", "(\w+)", (?:R"\((.*?)\)"|"(\w+)")\},', meanings)
+    assert needless.MEANINGS == {name: (field, json.loads(raw or plain)) for name, field, raw, plain in rows}, rows
 
 
 def test_needless_names():
     plain = job_of(rank=4)
     for name, (values, why) in needless.FIXED.items():
         for value in values:
-            assert job_of(rank=4, **{name: value}) == plain, (name, value)
+            field, means = needless.MEANINGS.get(name, (None, None))
+            assert job_of(rank=4, **{name: value}) == (job_of(rank=4, **{field: means}) if field else plain), (name, value)
         assert violations_of(job_of, **{name: "anything else"})[name].endswith(f"got 'anything else': {why}"), name
     for name in needless.NOTES + needless.IGNORED:
         assert job_of(rank=4, **{name: "anything"}) == plain, name
     assert "batch_size counts rows" in violations_of(job_of, packing=True)["packing"]
     assert "batch_size counts rows" in violations_of(job_of, args=SFTConfig(packing=True))["SFTConfig.packing"]
+    # What is said by name goes before an SFTConfig, and says no more than one thing.
+    assert job_of(assistant_only_loss=True, args=SFTConfig()).training.train_on == Training.ASSISTANT
+    assert job_of(completion_only_loss=True, args=SFTConfig(completion_only_loss=False)).training.train_on == Training.ASSISTANT
+    ordered = dataclasses.make_dataclass("Ordered", [("train_sampling_strategy", str, "sequential")])
+    shuffled = job_of(train_sampling_strategy="random", args=ordered()).training
+    assert shuffled.HasField("shuffle") and shuffled.shuffle
+    assert "one field" in violations_of(job_of, train_on="ALL", completion_only_loss=True)["completion_only_loss"]
+    assert "leave one out" in violations_of(job_of, save_strategy="steps", args=SFTConfig(save_strategy="no"))["save_strategy"]
+    assert job_of(eval_strategy="steps", eval_steps=7, args=SFTConfig()).training.eval_every_steps == 7
+    steps = {"gradient_accumulation_kwargs": {"num_steps": 8}}
+    assert "num_steps" in violations_of(job_of, accelerator_config=steps)["accelerator_config"]
+    config = dataclasses.make_dataclass("Config", [("accelerator_config", object, dataclasses.field(default_factory=lambda: types.SimpleNamespace(**steps)))])
+    assert "num_steps" in violations_of(job_of, args=config())["Config.accelerator_config"]
     told = dataclasses.make_dataclass("Told", [("metric_for_best_model", str, None), ("greater_is_better", bool, None)])
     assert job_of(args=told("eval_loss", False)) == job_of(args=told(None, None))
     assert "lowest" in violations_of(job_of, args=told("accuracy", False))["Told.metric_for_best_model"]

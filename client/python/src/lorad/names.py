@@ -170,6 +170,11 @@ class _Builder:
                                                    "comes first, then the data")], "of the job")
         read = sft.read(args) if args is not None else sft.Read({}, None, [])
         self.violations += read.violations
+        for name, *steps in (("save_strategy", "save_steps", "checkpoint_every_steps"), ("eval_strategy", "eval_steps", "eval_every_steps")):
+            theirs = plain(getattr(args, name, None))
+            is_said = fields.get(name) is not None and not any(fields.get(field) is not None for field in steps)
+            if is_said and theirs not in (None, plain(fields[name])):
+                self._note(name, f"says {fields[name]!r}, but {type(args).__name__}.{name} says {theirs!r}: say {steps[0]}, or leave one out")
         self._take({name: value for name, value in fields.items() if value is not None})
         said, self.values = self.values, {}
         self._take(read.fields)
@@ -210,8 +215,11 @@ class _Builder:
                 if "data_seed" not in given:
                     self._put("training", SEED, SEED, value)
             elif name in needless.NAMES:
-                if wrong := needless.why_not(name, value):
+                wrong = needless.why_not(name, value)
+                if wrong:
                     self._note(name, wrong)
+                elif name in needless.MEANINGS:
+                    self._put("training", needless.MEANINGS[name][0], name, needless.MEANINGS[name][1])
             else:
                 self._note(name, f"there is no such field{suggest(name)}")
 

@@ -73,8 +73,15 @@ FIXED: dict[str, tuple[list[Any], str]] = {
     "deepspeed": (["", {}], _PLACES),
     "fsdp": (["", [], False], _PLACES),
     "fsdp_config": ([{}], _PLACES),
+    "accelerator_config": ([{}, ""], "the daemon runs jobs its own way; say gradient_accumulation_steps for its num_steps"),
     "load_in_4bit": ([False], _PRECISION),
     "load_in_8bit": ([False], _PRECISION),
+}
+# Name -> the field that could say something else, and what it says where the name says what it may.
+MEANINGS: dict[str, tuple[str, Any]] = {
+    "train_sampling_strategy": ("shuffle", True),
+    "completion_only_loss": ("train_on", "ASSISTANT"),
+    "assistant_only_loss": ("train_on", "ASSISTANT"),
 }
 # PEFT's notes, and settings of what is off.
 NOTES = [
@@ -91,7 +98,7 @@ IGNORED = [
     "torch_compile_backend", "torch_compile_mode", "use_liger_kernel", "liger_kernel_config", "use_cache",
     "torch_empty_cache_steps", "average_tokens_across_devices", "per_device_eval_batch_size",
     "eval_accumulation_steps", "eval_on_start", "prediction_loss_only", "eval_do_concat_batches", "do_train",
-    "do_eval", "full_determinism", "accelerator_config", "dataloader_num_workers", "dataloader_pin_memory",
+    "do_eval", "full_determinism", "dataloader_num_workers", "dataloader_pin_memory",
     "dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_multiprocessing_context",
     "dataset_num_proc", "padding_free", "pad_to_multiple_of", "skip_memory_metrics", "local_rank",
     "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph", "ddp_backend",

@@ -73,6 +73,9 @@ def read(args: Any) -> Read:
         refuse("train_sampling_strategy", f'must be "random" or "sequential", got {order!r}')
     if values.get("run_name") and values["run_name"] != values.get("output_dir"):
         fields["run_name"] = values["run_name"]
+    accelerator = getattr(args, "accelerator_config", None)
+    if (getattr(accelerator, "gradient_accumulation_kwargs", None) or {}).get("num_steps"):
+        refuse("accelerator_config", needless.FIXED["accelerator_config"][1])
     _refuse_others(args, values, refuse)
     loss = None
     if "assistant_only_loss" in values:
@@ -106,7 +109,7 @@ def _read_steps(values: dict[str, Any], fields: dict[str, Any], refuse: Any) -> 
 
 def _refuse_others(args: Any, values: dict[str, Any], refuse: Any) -> None:
     """All that is not known here stands at its default."""
-    known = {*TAKEN, *READ, *needless.IGNORED}
+    known = {*TAKEN, *READ, *needless.IGNORED, "accelerator_config"}
     for field in dataclasses.fields(args):
         if field.name in known:
             continue

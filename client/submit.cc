@@ -82,8 +82,10 @@ void PrintWarnings(const google::protobuf::RepeatedPtrField<std::string>& warnin
 
 // Others of its name: from now on commands want an id. What cannot be found out is not said.
 void WarnOfName(Session& session, const Job& job) {
+  constexpr int kItselfAndAnother = 2;
   if (job.display_name().empty()) return;
-  const absl::StatusOr<std::vector<Job>> named = JobsNamed(session, job.display_name());
+  const absl::StatusOr<std::vector<Job>> named =
+      JobsNamed(session, job.display_name(), kItselfAndAnother);
   if (!named.ok()) return;
   const auto other =
       std::ranges::find_if(*named, [&](const Job& found) { return found.name() != job.name(); });
@@ -110,11 +112,11 @@ absl::Status Create(Session& session, const Options& options, Job job) {
     std::cout << created.name() << "\n";
   }
   if (!session.json) PrintWarnings(created.warnings());
-  WarnOfName(session, created);
   if (!options.validate_only && !std::cout.flush()) {
     return Error("OUTPUT_LOST",
                  absl::StrCat("stdout cannot be written; the job was created: ", created.name()));
   }
+  WarnOfName(session, created);
   return absl::OkStatus();
 }
 

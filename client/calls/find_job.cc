@@ -27,11 +27,19 @@ bool IsId(absl::string_view text) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<Job>> JobsNamed(Session& session, const std::string& name) {
+absl::StatusOr<std::vector<Job>> JobsNamed(Session& session, const std::string& name, int most) {
   lorad::v1::ListJobsRequest request;
   request.set_filter(absl::StrCat(
       "display_name = \"", absl::StrReplaceAll(name, {{"\\", "\\\\"}, {"\"", "\\\""}}), "\""));
   request.set_view(lorad::v1::ListJobsRequest::SUMMARY);
+  if (most > 0) {
+    request.set_page_size(most);
+    lorad::v1::ListJobsResponse page;
+    if (auto status = Call(session, &Jobs::Stub::ListJobs, request, page); !status.ok()) {
+      return status;
+    }
+    return std::vector<Job>(page.jobs().begin(), page.jobs().end());
+  }
   std::vector<Job> jobs;
   const auto status = ForEachPage(session, &Jobs::Stub::ListJobs, request,
                                   [&](const lorad::v1::ListJobsResponse& page) {

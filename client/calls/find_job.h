@@ -11,8 +11,10 @@
 
 namespace lorad::client {
 
-// The jobs that have this display name, newest first, without their configuration.
-absl::StatusOr<std::vector<lorad::v1::Job>> JobsNamed(Session& session, const std::string& name);
+// The jobs that have this display name, newest first, without their configuration; so many at most,
+// 0: all.
+absl::StatusOr<std::vector<lorad::v1::Job>> JobsNamed(Session& session, const std::string& name,
+                                                      int most = 0);
 
 // Writes into `job` the id of the job that a user means by it: an id ("job-" and 8 letters and
 // digits) stays as it is, everything else is the display name of a job. What names no job stays too,

@@ -159,6 +159,7 @@ def test_disturbed_side_by_side():
          f"{JOBS * passed} jobs with the bytes of undisturbed ones")
     failed = [f"from seed {seed}:\n{output}" for seed, run, output in zip(seeds, runs, outputs) if run.returncode != 0]
     assert not failed, "\n".join(failed)
+    assert passed == OPTIONS.at_once * OPTIONS.times, "some runs ended without a word"
 
 
 def lacking():

@@ -228,7 +228,7 @@ def _table_lines(file: Any, name: str, delimiter: str, columns: Columns | None) 
         header = next(reader, [])
         if not header or len(set(header)) < len(header):
             raise wrong(f"{name}:1", "the header names a column twice" if header else "there is no header")
-        other = next((c for c in ";\t|," if c in header[0]), "")
+        other = next((c for c in ";\t|," if c != delimiter and c in header[0]), "")
         if len(header) == 1 and other and header[0] not in (columns or {}).values():
             raise wrong(f"{name}:1", f"the header is one column, {header[0]!r}: it seems to have {other!r} between columns, not "
                                      f"{delimiter!r}; pass pandas.read_csv(path, sep={other!r})")

@@ -166,6 +166,16 @@ TEST_CASE("a slot that only answers gives the tokens of one that trains, and tra
     if (!only) continue;
     CHECK_THROWS_WITH(harness.Step({&job}, false), Catch::Contains("only answers"));
   }
+  Harness harness(Group());
+  harness.Form();
+  TestJob job = JobA();
+  job.spec.set_answers_only(true);
+  job.spec.mutable_target_modules()->RemoveLast();
+  job.content = "a-2";
+  harness.bulk.SetContent(job.content, ShardAlone(JobA(), 2));
+  harness.Load(job);
+  REQUIRE(harness.slot_failed().size() == 1);
+  CHECK(harness.slot_failed()[0].reason() == "CONTENT_INVALID");
   CHECK(answers[0] == answers[1]);
   CHECK(bytes[0] > 6 * bytes[1]);  // moments, gradients, staging: 28 bytes more to 4
 }

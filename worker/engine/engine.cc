@@ -286,8 +286,7 @@ absl::Status Engine::FetchContent(const v1::Operation& operation, Slot* slot) {
   request.set_epoch(order_.epoch());
   request.set_job(operation.job());
   request.set_content(operation.content());
-  const bool whole = stages_ == 1 && !slot->options().answers_only;
-  SlotContentReader reader(environment_.backend, slot, whole);
+  SlotContentReader reader(environment_.backend, slot, stages_ == 1);
   const int64_t timeout_ms = kFetchMs + slot->bytes() / kFetchBytesPerMs;
   absl::Status unreadable;  // kept apart: what the reader refuses no other try mends
   const absl::Status status =

@@ -68,6 +68,7 @@ absl::Status SlotContentReader::ReadHeader() {
 absl::Status SlotContentReader::Plan(const storage::SafetensorsHeader& header) {
   const std::string& job = slot_->options().job;
   std::map<std::string, std::pair<kernels::TensorView, size_t>> wanted;
+  std::set<std::string> left_out;
   size_t masters = 0;
   size_t moments = 0;
   for (size_t i = 0; i < slot_->tensors().size(); ++i) {
@@ -76,9 +77,14 @@ absl::Status SlotContentReader::Plan(const storage::SafetensorsHeader& header) {
     if (tensor.shared_with >= 0) continue;
     wanted[tensor.name] = {place.master, i};
     ++masters;
-    if (!tensor.trainable) continue;
-    wanted[absl::StrCat(tensor.name, storage::kFirstMomentSuffix)] = {place.exp_avg, i};
-    wanted[absl::StrCat(tensor.name, storage::kSecondMomentSuffix)] = {place.exp_avg_sq, i};
+    const std::string first = absl::StrCat(tensor.name, storage::kFirstMomentSuffix);
+    const std::string second = absl::StrCat(tensor.name, storage::kSecondMomentSuffix);
+    if (!tensor.trainable) {
+      left_out.insert({first, second});
+      continue;
+    }
+    wanted[first] = {place.exp_avg, i};
+    wanted[second] = {place.exp_avg_sq, i};
     moments += 2;
   }
   std::vector<const storage::TensorInfo*> in_file_order;
@@ -90,7 +96,9 @@ absl::Status SlotContentReader::Plan(const storage::SafetensorsHeader& header) {
   for (const storage::TensorInfo* info : in_file_order) {
     const auto found = wanted.find(info->name);
     if (found == wanted.end()) {
-      if (whole_) return Invalid(job, "has a tensor that does not belong to it: " + info->name);
+      if (whole_ && !left_out.contains(info->name)) {
+        return Invalid(job, "has a tensor that does not belong to it: " + info->name);
+      }
       runs_.push_back({info->bytes(), kernels::TensorView{}});
       continue;
     }

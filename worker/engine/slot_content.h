@@ -15,8 +15,8 @@ namespace lorad::worker {
 // Reads a shard (docs/formats/checkpoint.md) into a slot as its bytes come by, tensor by tensor:
 // holds the header and at most one piece. Every master of the slot must be there in its shape, the
 // moments for all tensors or for none (a fresh start: they stay zero); with `whole` anything else
-// in the file is refused, without it (one stage of several, a slot that only answers) it is
-// skipped.
+// in the file is refused, without it (one stage of several) it is skipped, as moments are that a
+// slot that only answers has no place for.
 class SlotContentReader {
  public:
   SlotContentReader(kernels::Backend* backend, Slot* slot, bool whole);

@@ -65,7 +65,10 @@ double TimeModel::EvaluateMs(double tokens, double squared_lengths, double micro
 }
 
 double TimeModel::EvaluatedShare(double tokens) const {
-  return EvaluateMs(tokens, 0, 1) / TrainMs(tokens, 0, 1);
+  // A forward that was measured says nothing beside a backward that was not.
+  const TimeModel assumed(prior_);
+  const TimeModel& times = backward_.observations() > 0 ? *this : assumed;
+  return times.EvaluateMs(tokens, 0, 1) / times.TrainMs(tokens, 0, 1);
 }
 
 Prediction TimeModel::PredictTrainMs(double tokens, double squared_lengths) const {

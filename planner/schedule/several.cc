@@ -69,7 +69,7 @@ double EndOf(const GroupState& group) {
   return group.delay_s + end_s;
 }
 
-// Those that will be free the soonest first. While a group drains nothing makes its end later, so
+// Those that will be free the soonest first, of one that is overdue nobody knows when. While a group drains nothing makes its end later, so
 // who is first stays so: the job's workers come together, and a change is to one that is free
 // sooner.
 std::vector<Candidate> CandidatesOf(Round& round) {
@@ -83,7 +83,8 @@ std::vector<Candidate> CandidatesOf(Round& round) {
     const auto add = [&](const std::string& name) {
       const auto worker = std::ranges::find(round.view.workers, name, &WorkerView::name);
       if (worker == round.view.workers.end()) return;
-      candidates.push_back({.worker = &*worker, .group = &group, .free_s = end_s});
+      const double free_s = worker->overdue ? std::numeric_limits<double>::infinity() : end_s;
+      candidates.push_back({.worker = &*worker, .group = &group, .free_s = free_s});
     };
     if (group.stages.empty()) add(group.worker);
     for (const StageView& stage : group.stages) add(stage.worker);
@@ -131,14 +132,20 @@ const Placement* NeedsOf(Round& round, size_t job_class) {
   std::optional<Placement>& needs = entry->second;
   if (is_new) {
     const Footprint job = round.sizes.of(job_class);
-    std::vector<WorkerView> awaited;
-    std::ranges::remove_copy_if(round.view.workers, std::back_inserter(awaited),
-                                &WorkerView::overdue);
-    const bool fits_one = std::ranges::any_of(awaited, [&](const WorkerView& worker) {
+    const std::vector<WorkerView>& all = round.view.workers;
+    const auto fits = [&](const WorkerView& worker) {
       return round.sizes.FitsAlone(job_class, round.KindOf(worker));
-    });
+    };
+    const bool fits_one = std::ranges::any_of(
+        all, [&](const WorkerView& worker) { return !worker.overdue && fits(worker); });
     if (!fits_one && job.stages != 1) {
-      needs = Place(job, All(awaited, round.view.microbatch_tokens));
+      std::vector<WorkerView> in_time;
+      std::ranges::remove_copy_if(all, std::back_inserter(in_time), &WorkerView::overdue);
+      needs = Place(job, All(in_time, round.view.microbatch_tokens));
+      // What only they could hold, with others, waits for those that are overdue, too.
+      if (!needs && std::ranges::none_of(all, fits)) {
+        needs = Place(job, All(all, round.view.microbatch_tokens));
+      }
     }
   }
   return needs ? &*needs : nullptr;

@@ -73,7 +73,11 @@ TEST_CASE("Before any measurement the prior speaks, and says so") {
   CHECK(model.EvaluateMs(1000, 0, 1) == Approx(2000));
   CHECK(model.TrainMs(1000, 0, 1) == Approx(4000));
   CHECK(model.TrainMs(0, 1e6, 1) == Approx(1000 * 3.5));
+  CHECK(model.EvaluatedShare(1000) == Approx(0.5));
+  model.Observe(1000, 250'000, 300, 0);  // evaluated alone: its backward is not known
+  CHECK(model.EvaluatedShare(1000) == Approx(0.5));
   for (int i = 0; i < 50; ++i) model.Observe(1000, 250'000, 3000, 5000);
+  CHECK(model.EvaluatedShare(1000) == Approx(0.41).epsilon(0.02));  // attention aside
   CHECK(std::string(model.basis()) == kMeasuredBasis);
   CHECK(model.TrainMs(1000, 250'000, 1) == Approx(8000).epsilon(0.05));
 }

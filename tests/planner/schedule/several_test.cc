@@ -123,6 +123,17 @@ TEST_CASE("What a waiting job needs is kept from those behind it") {
   // The group is empty: it makes way.
   CHECK(First(Of(workers, {On("g", {"v"}, {}, Narrow("x"))}, {Wide("a", 1), Narrow("b", 2)})) ==
         "dissolve #1 g: a");
+  // Though the other one is overdue: without it the job has no room.
+  std::vector<WorkerView> late = workers;
+  late[1].overdue = true;
+  CHECK(Text(Of(late, {busy}, {Wide("a", 1), Narrow("b", 2)})).find("form u") == std::string::npos);
+  // With a third one it waits for that instead, and its group drains, not the one that is overdue.
+  late.push_back(Busy(Node("w")));
+  QueuedJob longer = Narrow("y");
+  longer.remaining_steps = 100'000;
+  const GroupView longest = On("k", {"w"}, {longer}, Narrow("y"));
+  CHECK(First(Of(late, {busy, longest}, {Wide("a", 1), Narrow("b", 2)}))
+            .find("until the jobs of group k have ended") != std::string::npos);
   // A third worker is nobody's need.
   CHECK(Text(Of({Node("u"), Busy(Node("v")), Node("w", "h", "other")}, {busy},
                 {Wide("a", 1), Narrow("b", 2)}))

@@ -131,8 +131,12 @@ int64_t Core::State::RoomyTokens(const GuestContent& content, const AnswerRoom& 
   int64_t roomy = kRoomyTokens;
   while (roomy < room.soon) roomy *= 2;
   if (positions > 0) roomy = std::min(roomy, positions);
-  const bool fits = !workers.empty() && !FitsNowhere(content, roomy, workers);
-  return fits ? std::max(roomy, room.soon) : room.soon;
+  roomy = std::max(roomy, room.soon);
+  // Where that is too much, all that it may need is better than to outgrow its room again and again.
+  for (const int64_t tokens : {roomy, std::min(roomy, room.most)}) {
+    if (!workers.empty() && !FitsNowhere(content, tokens, workers)) return tokens;
+  }
+  return room.soon;
 }
 
 // ---- calls ----
@@ -220,7 +224,8 @@ void Core::State::AddGenerations(const GroupState& group, PlanInput* input) {
   if (input->trains.empty() && input->evaluates.empty()) {
     // A pass over half of the answers costs a single worker nearly what one over all costs, so they
     // go in step; of several stages each has a half.
-    if (group.stages.size() == 1 && generations_.AnyAsked(guests)) return;
+    const auto asks = [](const SentWindow& window) { return !window.generates.empty(); };
+    if (group.stages.size() == 1 && std::ranges::any_of(group.first().orders.windows, asks)) return;
   } else {
     int64_t tokens = 0;
     const auto add = [&](const std::string& name, int64_t rows) {

@@ -10,8 +10,8 @@
 // One that has waited for kAskPatienceUs waits from then on like a job, too: it stands in the queue
 // behind the jobs that came before it, and those that came later stand behind it, whatever their
 // priorities, so they are kept out of groups that drain for it (but still nobody is evicted). The
-// place that it gets so is its turn: its group makes way for nobody for kAskTurnUs, and after that
-// it waits anew, behind the jobs that wait. So a guest waits for the jobs that came before it, a job
+// place that it gets so is its turn: its group makes way for nobody for kAskTurnUs, or until an
+// answer outgrows its room, and after that it waits anew, behind the jobs that wait. So a guest waits for the jobs that came before it, a job
 // for one turn of each guest that did, and neither for a stream of the other.
 #include <algorithm>
 #include <limits>

@@ -303,10 +303,13 @@ std::string WhatIsWrong(const wire::Hello& hello) {
   if (const std::string wrong = CheckWorkerName(hello.worker()); !wrong.empty()) {
     return absl::StrCat("Hello.worker ", wrong);
   }
-  const Text texts[] = {
-      {"version", hello.version(), 128},         {"device", hello.device(), 64},
-      {"device_name", hello.device_name(), 512}, {"numerics_id", hello.numerics_id(), 512},
-      {"transport", hello.transport(), 64},      {"group", hello.group(), kNameBytesMax}};
+  const Text texts[] = {{"version", hello.version(), 128},
+                        {"device", hello.device(), 64},
+                        {"device_name", hello.device_name(), 512},
+                        {"numerics_id", hello.numerics_id(), 512},
+                        {"host", hello.host(), 256},
+                        {"transport", hello.transport(), 64},
+                        {"group", hello.group(), kNameBytesMax}};
   for (const Text& text : texts) {
     if (const std::string wrong = CheckText(text.value, text.bytes_max); !wrong.empty()) {
       return absl::StrCat("Hello.", text.field, " ", wrong);

@@ -319,15 +319,6 @@ void Generations::CountLoss(const std::string& name, const std::string& why) {
 
 // ---- tokens ----
 
-bool Generations::AnyAsked(const std::vector<std::string>& guests) const {
-  return std::ranges::any_of(guests, [&](const std::string& name) {
-    const Guest* guest = Find(name);
-    return guest && std::ranges::any_of(guest->answers, [&](const std::string& answer) {
-             return answers_.at(answer).asked;
-           });
-  });
-}
-
 std::vector<GenerateUnit> Generations::AskFor(const std::vector<std::string>& guests,
                                               int64_t tokens_left) {
   std::vector<Answer*> waiting;

@@ -149,8 +149,6 @@ class Generations {
   void ForgetAsked(const std::string& guest);
 
   // ---- tokens ----
-  // Whether a token of one of these guests' answers is in a plan or in a window at hand.
-  bool AnyAsked(const std::vector<std::string>& guests) const;
   // The next tokens of these guests' answers, those who have waited longest first, while so many
   // tokens have room; the first one is always taken.
   std::vector<GenerateUnit> AskFor(const std::vector<std::string>& guests, int64_t tokens_left);

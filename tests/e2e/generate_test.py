@@ -207,7 +207,7 @@ def test_answers_make_way_for_a_job_of_another_model():
         job = house.submit({**job_of(max_steps=20), "priority": 100})
         house.wait([job])
         rest, err = client.communicate(timeout=120)
-        assert (first + rest).decode() == alone["text"] + "\n", "an answer that was interrupted is another one"
+        assert (first + rest).decode() == alone["text"] + "\n", ("an answer that was interrupted is another one", first + rest, alone, err)
         assert client.returncode == 0 and b"waits: " in err, err
 
 

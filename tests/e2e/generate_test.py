@@ -202,7 +202,9 @@ def test_answers_make_way_for_a_job_of_another_model():
             if alone["completion_tokens"] > 100:
                 break
         assert alone["completion_tokens"] > 100, "too short an answer to be interrupted"
-        client = subprocess.Popen(list(map(str, house.lora_command("generate", *asks))), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        # Unbuffered: communicate() below knows nothing of what a buffer has beside the first byte.
+        client = subprocess.Popen(list(map(str, house.lora_command("generate", *asks))), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  bufsize=0)
         first = client.stdout.read(1)
         job = house.submit({**job_of(max_steps=20), "priority": 100})
         house.wait([job])

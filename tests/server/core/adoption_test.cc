@@ -1,70 +1,9 @@
 // A coordinator that is killed finds groups with their workers again, where what they hold is what
 // its store has of them (docs/adr/0028-groups-are-found-again.md).
-#include <optional>
-
-#include "server/core/events/records.pb.h"
-#include "server/core/events/store_kinds.h"
-#include "tests/server/core/scenario.h"
+#include "tests/server/core/adoption.h"
 
 namespace lorad::server {
 namespace {
-
-using Job = v1::Job;
-
-constexpr int64_t kLeaseUs = 30'000'000;
-
-Job LongJob() {
-  Job job = World::NewJob();
-  job.mutable_training()->set_max_steps(40);
-  job.mutable_training()->set_checkpoint_every_steps(30);
-  job.set_validation_dataset("valid");
-  job.mutable_training()->set_eval_every_steps(7);
-  return job;
-}
-
-struct Running {
-  std::unique_ptr<World> world;
-  std::string job;
-};
-
-Running MakeRunning(uint64_t seed = 1, int64_t delay_us_max = 0, int workers = 1) {
-  WorldOptions options;
-  options.seed = seed;
-  options.workers = workers;
-  options.delay_us_max = delay_us_max;
-  options.workers_outlive = true;
-  Running running{MakeWorld(options), ""};
-  running.world->StartWorkers();
-  running.job = running.world->Submit(LongJob());
-  return running;
-}
-
-void RunUntilStep(World& world, const std::string& job, int64_t step) {
-  world.RunUntil([&] { return world.Job(job).step() >= step; });
-}
-
-std::optional<records::GroupRecord> RecordOfGroup(World& world) {
-  std::optional<records::GroupRecord> found;
-  const absl::Status status =
-      world.store().ScanRecords(kGroupKind, [&](std::string_view, std::string_view value) {
-        REQUIRE(found.emplace().ParseFromArray(value.data(), static_cast<int>(value.size())));
-        return absl::OkStatus();
-      });
-  REQUIRE(status.ok());
-  return found;
-}
-
-int64_t CountEvents(World& world, const std::string& job, const std::string& reason) {
-  const auto events = world.Events(job);
-  return std::ranges::count(events, reason, [](const v1::Event& event) { return event.reason(); });
-}
-
-// It never was back in the queue.
-void CheckWentOn(World& world, const std::string& job) {
-  const std::vector<State> states = StatesOf(world, job);
-  CHECK(std::ranges::count(states, Job::PREPARING) == 1);
-  CHECK(world.Job(job).attempts() == 1);
-}
 
 TEST_CASE("a group is found again wherever the coordinator was killed, and no step is lost") {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
@@ -124,29 +63,6 @@ TEST_CASE("workers that die with their coordinator leave no record") {
 }
 
 // ---- what is not adopted ----
-
-// Its worker is gone, and the coordinator was killed: whoever comes now says what he likes.
-struct Abandoned {
-  std::unique_ptr<World> world;
-  std::string job;
-  worker::v1::Hello hello;  // as its worker would say it
-};
-
-Abandoned MakeAbandoned() {
-  auto [world, job] = MakeRunning();
-  RunUntilStep(*world, job, 5);
-  const records::GroupRecord record = RecordOfGroup(*world).value();
-  worker::v1::Hello hello = world->worker(0).hello();
-  hello.set_group(record.group());
-  hello.set_epoch(record.epoch());
-  hello.set_stage(0);
-  hello.set_stages(1);
-  hello.set_last_report(record.stages(0).last_report());
-  hello.set_last_window(record.next_window() - 1);
-  world->CrashCoordinator();
-  world->worker(0).Kill(/*restart=*/false);
-  return {std::move(world), job, hello};
-}
 
 // The job has fallen back to its beginning, for no checkpoint was due, and ends all the same.
 void CheckFormedAgain(World& world, const std::string& job, const std::string& why) {
@@ -440,97 +356,6 @@ TEST_CASE("reports that come again do not count again") {
     CheckWentOn(*world, job);
     world->CheckInvariants();
   }
-}
-
-// ---- what clients want meanwhile ----
-
-template <class Request>
-void Order(World& world, const std::string& name) {
-  REQUIRE(world.Call(Named<Request>(name)).ok());
-}
-
-TEST_CASE("a job that is cancelled while its group is away is cut out of it") {
-  const auto [world, job] = MakeRunning();
-  const std::string other = world->Submit(LongJob());
-  RunUntilStep(*world, job, 4);
-  RunUntilStep(*world, other, 4);
-  world->CrashCoordinator();
-  Order<v1::CancelJobRequest>(*world, job);
-  CHECK(world->StateOf(job) == Job::CANCELLING);
-  world->RunUntilState(job, Job::CANCELLED);
-  world->RunUntilState(other, Job::SUCCEEDED);
-  CheckWentOn(*world, other);
-  world->CheckInvariants();
-}
-
-TEST_CASE("a job that was being cancelled is cancelled, and its group comes back without it") {
-  const auto [world, job] = MakeRunning(3, 2000);
-  const std::string other = world->Submit(LongJob());
-  RunUntilStep(*world, job, 4);
-  RunUntilStep(*world, other, 4);
-  Order<v1::CancelJobRequest>(*world, job);
-  world->CrashCoordinator();
-  CHECK(world->StateOf(job) == Job::CANCELLED);
-  Order<v1::DeleteJobRequest>(*world, job);
-  world->RunUntilState(other, Job::SUCCEEDED);
-  CheckWentOn(*world, other);
-  world->CheckInvariants();
-}
-
-TEST_CASE("a job that is paused, or whose worker is drained, meanwhile leaves its group saved") {
-  for (const bool drains : {false, true}) {
-    const auto [world, job] = MakeRunning();
-    RunUntilStep(*world, job, 4);
-    world->CrashCoordinator();
-    if (drains) {
-      Order<v1::DrainWorkerRequest>(*world, "worker-0");
-    } else {
-      Order<v1::PauseJobRequest>(*world, job);
-    }
-    world->RunUntilState(job, drains ? Job::QUEUED : Job::PAUSED);
-    CHECK(world->Job(job).step() >= 4);
-    CHECK(HasEvent(*world, job, "GROUP_ADOPTED"));
-    if (drains) {
-      Order<v1::UndrainWorkerRequest>(*world, "worker-0");
-    } else {
-      Order<v1::ResumeJobRequest>(*world, job);
-    }
-    world->RunUntilState(job, Job::SUCCEEDED);
-    world->CheckInvariants();
-  }
-}
-
-TEST_CASE("a job that was yet to leave its group gets no other one while that is away") {
-  const auto [world, job] = MakeRunning(1, 0, /*workers=*/2);
-  RunUntilStep(*world, job, 4);
-  world->FailRows("train", absl::UnavailableError("its share is away"));
-  world->RunUntilState(job, Job::QUEUED);
-  const records::GroupRecord record = RecordOfGroup(*world).value();
-  REQUIRE(record.members_size() == 1);  // its slot is not free yet
-  world->FailRows("train", absl::OkStatus());
-  world->CrashCoordinator();
-  world->RunUntilState(job, Job::SUCCEEDED);
-  world->CheckInvariants();
-}
-
-TEST_CASE("a coordinator that is stopped while groups are away waits for none") {
-  const auto [world, job, hello] = MakeAbandoned();
-  bool stopped = false;
-  world->Ask(StopRequested(), [&](const auto&) { stopped = true; });
-  world->RunUntil([&] { return stopped; });
-  CHECK(world->StateOf(job) == Job::QUEUED);
-  CHECK_FALSE(RecordOfGroup(*world).has_value());
-}
-
-TEST_CASE("a base model that no job needs may be unregistered while its group is away") {
-  auto [world, job] = MakeRunning();
-  world->RunUntilState(job, Job::SUCCEEDED);
-  Order<v1::DeleteJobRequest>(*world, job);
-  world->Settle();
-  world->CrashCoordinator();
-  Order<v1::UnregisterModelRequest>(*world, "m");
-  CHECK_FALSE(RecordOfGroup(*world).has_value());
-  world->Sleep(kLeaseUs);
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/catalog/model_shape.h"
-#include "server/core/rules/pace.h"
 #include "server/core/state.h"
 
 namespace lorad::server {
@@ -95,7 +94,7 @@ v1::ClusterStatus Core::State::ViewCluster() {
       view.set_adapters_per_microbatch(static_cast<double>(group.adapters_in_microbatches) /
                                        static_cast<double>(group.microbatches));
     }
-    view.set_tokens_per_second(Rate(group.pace));
+    view.set_tokens_per_second(group.pace.Rate());
     view.set_reserved_bytes(reserved_bytes);
     view.set_bound_microbatches(group.bound_microbatches);
     view.set_planning_seconds(static_cast<double>(group.planning_us) / 1e6);

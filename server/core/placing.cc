@@ -6,7 +6,6 @@
 #include "server/core/catalog/model_shape.h"
 #include "server/core/jobs/evaluations_left.h"
 #include "server/core/rules/due.h"
-#include "server/core/rules/pace.h"
 #include "server/core/state.h"
 
 namespace lorad::server {
@@ -157,7 +156,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
     entry.worker = group.first().worker;
     entry.device_name = DeviceKeyOf(&worker);
     entry.formed_s = group.formed_us > 0 ? SecondsSince(group.formed_us) : 0;
-    if (group.pace.size() >= kPaceKnown) entry.tokens_per_second = Rate(group.pace);
+    if (group.pace.IsKnown()) entry.tokens_per_second = group.pace.Rate();
     base_models.insert(group.base_model);
     entry.changes = group.phase != GroupState::Phase::kRunning;
     entry.microbatch_tokens = cluster_.TokensOf(worker);

@@ -13,7 +13,6 @@
 #include "server/core/jobs/evaluations_left.h"
 #include "server/core/rules/due.h"
 #include "server/core/rules/failures.h"
-#include "server/core/rules/pace.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 
@@ -24,10 +23,7 @@ namespace {
 constexpr size_t kMessageTextMax = 2000;
 constexpr size_t kRowsNamedMax = 20;
 
-constexpr size_t kPaceSteps = 20;
-constexpr size_t kPaceUnits = 64;
 constexpr int64_t kForecastAgainUs = 5'000'000;
-constexpr size_t kPaceMicrobatches = 64;
 
 bool SameBits(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
@@ -254,14 +250,14 @@ void Core::State::CountUnit(const GroupState& group, JobState& job, int64_t trai
   const double share = evaluated > 0 || left.tokens > 0
                            ? EvaluatedShare(group.base_model, WorkerOf(group.first()))
                            : 0;
-  Keep(job.work, turn_.now_us(), trained + std::llround(share * evaluated), kPaceUnits);
+  job.work.Add(turn_.now_us(), trained + std::llround(share * evaluated));
   const bool trains = view.step() < EndStep(view);
   const double tokens_left =
       (trains ? static_cast<double>(std::max<int64_t>(view.total_tokens() - view.tokens(), 0))
               : 0) +
       share * static_cast<double>(left.tokens);
   if (tokens_left <= 0) view.set_seconds_left(0);
-  const double rate = Rate(job.work);
+  const double rate = job.work.Rate();
   if (rate > 0) view.set_seconds_left(tokens_left / rate);
 }
 
@@ -287,8 +283,8 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   const int64_t batch = view.training().batch_size();
   const int64_t steps_of_epoch = (job->record.training_rows() + batch - 1) / batch;
   view.set_epoch(static_cast<double>(done.step()) / static_cast<double>(steps_of_epoch));
-  Keep(job->pace, turn_.now_us(), done.tokens(), kPaceSteps);
-  view.set_tokens_per_second(Rate(job->pace));
+  job->pace.Add(turn_.now_us(), done.tokens());
+  view.set_tokens_per_second(job->pace.Rate());
   CountUnit(group, *job, done.tokens(), 0);
   if (done.step() > job->record.furthest_step()) {
     job->record.set_furthest_step(done.step());
@@ -400,8 +396,7 @@ void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
   group.adapters_in_microbatches += done.adapters();
   const bool trains = done.backward_ms() > 0;
   const double share = trains ? 1 : EvaluatedShare(group.base_model, WorkerOf(group.first()));
-  Keep(group.pace, turn_.now_us(), std::llround(share * static_cast<double>(done.tokens())),
-       kPaceMicrobatches);
+  group.pace.Add(turn_.now_us(), std::llround(share * static_cast<double>(done.tokens())));
   for (const std::string& name : jobs) {
     JobState* job = jobs_.Find(name);
     if (!job || !IsLive(job->state())) continue;

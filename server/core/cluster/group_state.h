@@ -15,6 +15,7 @@
 #include "server/core/cluster/measured.h"
 #include "server/core/cluster/orders.h"
 #include "server/core/events/events.h"
+#include "server/core/rules/pace.h"
 
 namespace lorad::server {
 
@@ -122,8 +123,7 @@ struct GroupState {
   int64_t planning_hidden_us = 0;  // and how much of it while the worker had a window to run
   int64_t bound_microbatches = 0;
   std::map<std::string, int64_t> packings;  // by path
-  // (time_us, tokens as if trained) of recent microbatches.
-  std::deque<std::pair<int64_t, int64_t>> pace;
+  Pace pace{64};  // of microbatches, the tokens of evaluations as if trained
   WholePasses passes;
 
   StageState& first() { return stages.front(); }

@@ -2,18 +2,17 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lorad/v1/jobs.pb.h"
 #include "planner/cost/memory.h"
 #include "server/core/events/records.pb.h"
 #include "server/core/jobs/job_forecast.h"
+#include "server/core/rules/pace.h"
 
 namespace lorad::server {
 
@@ -55,10 +54,9 @@ struct JobState {
   // job().tokens at steps whose save was asked for and is not committed yet.
   std::map<int64_t, int64_t> saved_tokens;
   Evaluation evaluation;
-  std::deque<std::pair<int64_t, int64_t>> pace;  // (time_us, tokens) of recent steps
-  // (time_us, tokens as if trained) of recent steps and parts of evaluations.
-  std::deque<std::pair<int64_t, int64_t>> work;
-  int commits = 0;              // checkpoints that are being written
+  Pace pace{20};    // of steps
+  Pace work{64};    // of steps and parts of evaluations, the tokens of these as if trained
+  int commits = 0;  // checkpoints that are being written
   int64_t unwritten_step = 0;   // whose checkpoint could not be: that is told once
   int64_t cancel_until_us = 0;  // its last step may be saved until then
   int barren_losses = 0;        // groups in a row that were lost before it had done a step in them

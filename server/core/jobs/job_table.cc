@@ -202,8 +202,8 @@ void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& m
     job.job().clear_seconds_left();
     job.metrics.clear();
     job.evaluation = {};
-    job.pace.clear();
-    job.work.clear();
+    job.pace.Clear();
+    job.work.Clear();
     queue_.EndPassing(job);
   }
   if (!IsPlaced(to) && to != v1::Job::CANCELLING) job.job().clear_group();
@@ -231,8 +231,8 @@ void JobTable::FallBack(JobState& job) {
   job.job().clear_tokens_per_second();
   job.job().clear_seconds_left();
   job.evaluation = {};
-  job.pace.clear();
-  job.work.clear();
+  job.pace.Clear();
+  job.work.Clear();
   Touch(job);
 }
 

@@ -1,31 +1,56 @@
-// How fast tokens were trained lately: the ends of microbatches, with the tokens of each.
+// How fast tokens were trained lately: the ends of steps or microbatches, with the tokens of each.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <utility>
 
 namespace lorad::server {
 
-// With fewer ends a rate is a guess.
-constexpr size_t kPaceKnown = 8;
+// A rate is that of the newest ends, and of two seconds at least: what else the machine does in a
+// moment, such as to start a command or to write a file, makes a tenth of a second of small steps
+// twice as long.
+class Pace {
+ public:
+  static constexpr int64_t kSpanUs = 2'000'000;
 
-using Pace = std::deque<std::pair<int64_t, int64_t>>;  // (time in us, tokens), oldest first
+  // Goes by so many of the newest ends; those that come faster than that in the span are taken
+  // together.
+  explicit Pace(size_t ends) : ends_(ends) {}
 
-// Keeps the newest `max`.
-inline void Keep(Pace& pace, int64_t time_us, int64_t tokens, size_t max) {
-  pace.emplace_back(time_us, tokens);
-  if (pace.size() > max) pace.pop_front();
-}
+  // REQUIRES: no time before the last.
+  void Add(int64_t time_us, int64_t tokens) {
+    const size_t size = kept_.size();
+    if (size >= 2 && (time_us - kept_[size - 2].time_us) * static_cast<int64_t>(ends_) < kSpanUs) {
+      kept_.back() = {time_us, kept_.back().tokens + tokens};
+      return;
+    }
+    kept_.push_back({time_us, tokens});
+    if (kept_.size() > ends_) kept_.pop_front();
+  }
 
-// Tokens a second from the first end to the last; 0 before there are two.
-inline double Rate(const Pace& pace) {
-  if (pace.size() < 2) return 0;
-  int64_t tokens = 0;
-  for (size_t i = 1; i < pace.size(); ++i) tokens += pace[i].second;
-  const int64_t us = pace.back().first - pace.front().first;
-  return us > 0 ? static_cast<double>(tokens) * 1e6 / static_cast<double>(us) : 0;
-}
+  void Clear() { kept_.clear(); }
+
+  // Tokens a second from the first end to the last; 0 before there are two.
+  double Rate() const {
+    if (kept_.size() < 2) return 0;
+    int64_t tokens = 0;
+    for (size_t i = 1; i < kept_.size(); ++i) tokens += kept_[i].tokens;
+    const int64_t us = kept_.back().time_us - kept_.front().time_us;
+    return us > 0 ? static_cast<double>(tokens) * 1e6 / static_cast<double>(us) : 0;
+  }
+
+  // With fewer ends the rate is a guess.
+  bool IsKnown() const { return kept_.size() >= 8; }
+
+ private:
+  struct Ends {
+    int64_t time_us = 0;  // of the last
+    int64_t tokens = 0;   // of all
+  };
+
+  size_t ends_;
+  std::deque<Ends> kept_;  // oldest first
+};
 
 }  // namespace lorad::server

@@ -1,0 +1,55 @@
+#include "server/core/rules/pace.h"
+
+#include <catch2/catch.hpp>
+
+namespace lorad::server {
+namespace {
+
+constexpr int64_t kSecond = 1'000'000;
+
+TEST_CASE("a rate is of the tokens that came after the first end") {
+  Pace pace(4);
+  CHECK(pace.Rate() == 0);
+  pace.Add(10 * kSecond, 900);
+  CHECK(pace.Rate() == 0);
+  pace.Add(12 * kSecond, 100);
+  pace.Add(15 * kSecond, 200);
+  CHECK(pace.Rate() == Approx(60));
+  pace.Clear();
+  CHECK(pace.Rate() == 0);
+}
+
+TEST_CASE("a rate goes by the newest ends") {
+  Pace pace(4);
+  for (int i = 0; i < 10; ++i) pace.Add(i * kSecond, 1000);
+  for (int i = 10; i < 14; ++i) pace.Add(i * kSecond, 10);
+  CHECK(pace.Rate() == Approx(10));
+}
+
+// Steps of 1.6 ms, of which those within a tenth of a second last three times as long.
+TEST_CASE("a rate of small steps is not that of a moment") {
+  for (const size_t ends : {20, 64}) {
+    Pace pace(ends);
+    int64_t now_us = 0;
+    for (; now_us < 4 * kSecond; now_us += 1600) pace.Add(now_us, 16);
+    CHECK(pace.Rate() == Approx(10'000).epsilon(0.01));
+    for (; now_us < 4.1 * kSecond; now_us += 4800) pace.Add(now_us, 16);
+    CHECK(pace.Rate() > 9'500);
+    // What lasts does show.
+    for (; now_us < 7 * kSecond; now_us += 4800) pace.Add(now_us, 16);
+    CHECK(pace.Rate() == Approx(10'000. / 3).epsilon(0.01));
+  }
+}
+
+TEST_CASE("a rate of two ends is a guess") {
+  Pace pace(64);
+  for (int i = 0; i < 7; ++i) {
+    pace.Add(i * kSecond, 1);
+    CHECK_FALSE(pace.IsKnown());
+  }
+  pace.Add(7 * kSecond, 1);
+  CHECK(pace.IsKnown());
+}
+
+}  // namespace
+}  // namespace lorad::server

@@ -44,7 +44,7 @@ namespace lorad::planner {
 //   within the minimum run time may be of any priority;
 // - else waits, with the reason.
 // A group takes several workers only for a job that fits none of the connected ones alone, idle or
-// not but for those that are overdue, or whose base model is to be on several: then it is formed on
+// not but for doubtful ones (WorkerView), or whose base model is to be on several: then it is formed on
 // the fewest idle ones, of one numerics id, those of one host first, cut so that every stage fits
 // and the slowest is as fast as can be (stages/place.h). Microbatches so short that all stages have
 // work are a window's own choice (window/turns.h): the group has room for long ones.

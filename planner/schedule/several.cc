@@ -69,9 +69,9 @@ double EndOf(const GroupState& group) {
   return group.delay_s + end_s;
 }
 
-// Those that will be free the soonest first, of one that is overdue nobody knows when. While a group drains nothing makes its end later, so
-// who is first stays so: the job's workers come together, and a change is to one that is free
-// sooner.
+// Those that will be free the soonest first, doubtful ones last. While a group drains nothing makes
+// its end later, so who is first stays so: the job's workers come together, and a change is to one
+// that is free sooner.
 std::vector<Candidate> CandidatesOf(Round& round) {
   std::vector<Candidate> candidates;
   for (IdleWorker& idle : round.idle) {
@@ -83,7 +83,7 @@ std::vector<Candidate> CandidatesOf(Round& round) {
     const auto add = [&](const std::string& name) {
       const auto worker = std::ranges::find(round.view.workers, name, &WorkerView::name);
       if (worker == round.view.workers.end()) return;
-      const double free_s = worker->overdue ? std::numeric_limits<double>::infinity() : end_s;
+      const double free_s = worker->doubtful ? std::numeric_limits<double>::infinity() : end_s;
       candidates.push_back({.worker = &*worker, .group = &group, .free_s = free_s});
     };
     if (group.stages.empty()) add(group.worker);
@@ -137,12 +137,12 @@ const Placement* NeedsOf(Round& round, size_t job_class) {
       return round.sizes.FitsAlone(job_class, round.KindOf(worker));
     };
     const bool fits_one = std::ranges::any_of(
-        all, [&](const WorkerView& worker) { return !worker.overdue && fits(worker); });
+        all, [&](const WorkerView& worker) { return !worker.doubtful && fits(worker); });
     if (!fits_one && job.stages != 1) {
-      std::vector<WorkerView> in_time;
-      std::ranges::remove_copy_if(all, std::back_inserter(in_time), &WorkerView::overdue);
-      needs = Place(job, All(in_time, round.view.microbatch_tokens));
-      // What only they could hold, with others, waits for those that are overdue, too.
+      std::vector<WorkerView> sure;
+      std::ranges::remove_copy_if(all, std::back_inserter(sure), &WorkerView::doubtful);
+      needs = Place(job, All(sure, round.view.microbatch_tokens));
+      // What only they could hold, with others, waits for doubtful ones, too.
       if (!needs && std::ranges::none_of(all, fits)) {
         needs = Place(job, All(all, round.view.microbatch_tokens));
       }

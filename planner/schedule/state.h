@@ -25,7 +25,7 @@ struct Waiter {
   const QueuedJob* job = nullptr;
   size_t job_class = 0;  // in Footprints
   JobWork work;
-  // The placement that it needs, over all workers, idle or not, that are not overdue (over all
+  // The placement that it needs, over all workers, idle or not, that are not doubtful (over all
   // where these have no room): it fits none of them alone, or its base model is to be on several.
   // Null: it needs one worker, or fits nowhere.
   const Placement* needs = nullptr;

@@ -36,9 +36,9 @@ struct WorkerView {
   // Groups of several stages that it was to be in and that could not be joined, since one was: some
   // stage cannot reach another, and which of the two is to blame nobody knows.
   int32_t joins_failed = 0;
-  // Its group has said nothing for longer than what it was asked should take: no job waits for it
-  // that several others would hold.
-  bool overdue = false;
+  // When it takes a job again nobody knows: it is drained, or its group has said nothing for longer
+  // than what it was asked should take. No job waits for it that several others would hold.
+  bool doubtful = false;
 };
 
 // A stage of a group of several workers.

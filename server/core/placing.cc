@@ -125,8 +125,9 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
     entry.transport = worker.hello.transport();
     entry.host = worker.hello.host();
     entry.joins_failed = worker.joins_failed;
+    entry.doubtful = worker.drained;
     if (const GroupState* group = groups_.Find(worker.group)) {
-      entry.overdue = IsOverdue(options_, AskedOf(*group), turn_.now_us() - group->heard_us);
+      entry.doubtful |= IsOverdue(options_, AskedOf(*group), turn_.now_us() - group->heard_us);
     }
   }
   std::set<std::string_view> base_models;

@@ -23,8 +23,8 @@ TEST_CASE("A job that fits no worker alone has a group on several idle ones") {
   WorkerView big = Busy(Node("big"));
   big.budget_bytes = kBig;
   CHECK(First(Of({Node("u"), Node("v"), big}, {}, {Wide("a")})).substr(0, 7) == "wait #1");
-  // Not so where that is overdue: it may never be free.
-  big.overdue = true;
+  // Not so where nobody knows when that will be free.
+  big.doubtful = true;
   CHECK(First(Of({Node("u"), Node("v"), big}, {}, {Wide("a")})).substr(0, 11) == "form u 0-37");
   // It joins a group of several.
   CHECK(Text(Of({Busy(Node("u")), Busy(Node("v"))}, {On("g", {"u", "v"}, {Wide("x")}, Wide("x"))},
@@ -123,11 +123,11 @@ TEST_CASE("What a waiting job needs is kept from those behind it") {
   // The group is empty: it makes way.
   CHECK(First(Of(workers, {On("g", {"v"}, {}, Narrow("x"))}, {Wide("a", 1), Narrow("b", 2)})) ==
         "dissolve #1 g: a");
-  // Though the other one is overdue: without it the job has no room.
+  // Though the other one is doubtful: without it the job has no room.
   std::vector<WorkerView> late = workers;
-  late[1].overdue = true;
+  late[1].doubtful = true;
   CHECK(Text(Of(late, {busy}, {Wide("a", 1), Narrow("b", 2)})).find("form u") == std::string::npos);
-  // With a third one it waits for that instead, and its group drains, not the one that is overdue.
+  // With a third one it waits for that instead, and its group drains, not the doubtful one.
   late.push_back(Busy(Node("w")));
   QueuedJob longer = Narrow("y");
   longer.remaining_steps = 100'000;

@@ -17,8 +17,8 @@
 namespace lorad::storage {
 namespace {
 
-absl::Status CannotOpen(const std::string& path, int error) {
-  const std::string what = absl::StrCat(path, ": cannot open: ", std::strerror(error));
+absl::Status Cannot(const char* what_for, const std::string& path, int error) {
+  const std::string what = absl::StrCat(path, ": cannot ", what_for, " it: ", std::strerror(error));
   switch (error) {
     case ENOSPC:
     case EDQUOT:
@@ -44,11 +44,11 @@ absl::Status CannotOpen(const std::string& path, int error) {
 absl::StatusOr<DirectoryLock> DirectoryLock::Take(const std::string& directory) {
   const std::string path = absl::StrCat(directory, "/lock");
   const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (file < 0) return CannotOpen(path, errno);
+  if (file < 0) return Cannot("open", path, errno);
   DirectoryLock lock(file);
   struct stat about;
-  if (fstat(file, &about) != 0) return CannotOpen(path, errno);
-  if (!S_ISREG(about.st_mode)) return CannotOpen(path, EISDIR);
+  if (fstat(file, &about) != 0) return Cannot("open", path, errno);
+  if (!S_ISREG(about.st_mode)) return Cannot("open", path, EISDIR);
   if (flock(file, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) {
       return absl::InternalError(absl::StrCat(path, ": flock: ", std::strerror(errno)));
@@ -64,9 +64,10 @@ absl::StatusOr<DirectoryLock> DirectoryLock::Take(const std::string& directory) 
                      "; stop that one first, or name another --data-dir"));
   }
   const std::string pid = absl::StrCat(getpid(), "\n");
+  errno = ENOSPC;  // of a write that ends early
   if (ftruncate(file, 0) != 0 ||
       pwrite(file, pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
-    return absl::InternalError(absl::StrCat(path, ": ", std::strerror(errno)));
+    return Cannot("write", path, errno);
   }
   return lock;
 }

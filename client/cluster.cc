@@ -78,6 +78,7 @@ absl::Status Show(Session& session) {
   Table table = Table::OfFields();
   table.Add({"version", cluster.version()});
   table.Add({"started", TimeText(cluster.start_time())});
+  for (const std::string& warning : cluster.warnings()) table.Add({"warning", warning});
   table.Add({"workers", absl::StrCat(cluster.workers())});
   for (const auto& [state, count] : std::map<std::string, std::int64_t>(
            cluster.jobs_by_state().begin(), cluster.jobs_by_state().end())) {

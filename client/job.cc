@@ -52,12 +52,16 @@ std::string ValidationText(const Job& job) {
              : absl::StrCat(initial, " -> ", now);
 }
 
+std::string StateText(const Job& job) {
+  return absl::StrCat(Job::State_Name(job.state()), job.stalled().empty() ? "" : ", stalled");
+}
+
 std::string StepsText(const Job& job) { return absl::StrCat(job.step(), "/", job.total_steps()); }
 
 std::vector<std::string> RowOf(const Job& job) {
   return {job.name(),
           job.display_name().empty() ? "-" : job.display_name(),
-          Job::State_Name(job.state()),
+          StateText(job),
           job.base_model(),
           absl::StrCat(job.adapter().rank()),
           StepsText(job),
@@ -170,6 +174,7 @@ absl::Status Show(Session& session, Options& options) {
     if (!job.error().field().empty()) table.Add({"field", job.error().field()});
     if (job.error().line() > 0) table.Add({"line", absl::StrCat(job.error().line())});
   }
+  if (!job.stalled().empty()) table.Add({"stalled", job.stalled()});
   for (const std::string& warning : job.warnings()) table.Add({"warning", warning});
   if (job.has_queue()) {
     const int place = job.queue().place();

@@ -45,7 +45,7 @@ auto PlaceOf(const Job& job) {
 
 std::string Why(const Job& job) {
   if (job.has_error()) return absl::StrCat(job.error().reason(), ": ", job.error().message());
-  if (!job.has_queue()) return "";
+  if (!job.has_queue()) return job.stalled();
   return job.queue().place() == 0
              ? job.queue().why()
              : absl::StrCat("place ", job.queue().place(), ": ", job.queue().why());

@@ -31,8 +31,9 @@ void AppendFigures(const Job& job, bool loss, bool validation, bool left, std::s
   }
 }
 
-// The way on for a job that does not go on by itself.
+// The way on for a job that does not go on by itself, or does nothing until something passes.
 void AppendPause(const Job& job, std::string& line) {
+  if (!job.stalled().empty()) absl::StrAppend(&line, "  stalled: ", job.stalled());
   if (job.state() == Job::PAUSING) absl::StrAppend(&line, "  its last step is being saved");
   if (job.state() == Job::PAUSED) {
     absl::StrAppend(&line, "  waits for `lora resume ", job.name(), "`");
@@ -93,6 +94,7 @@ std::string Compose(const Job& job, const Shape& shape) {
   if (shape.state && job.state() != Job::RUNNING) {
     absl::StrAppend(&line, "  ", Job::State_Name(job.state()));
   }
+  if (shape.state && !job.stalled().empty()) absl::StrAppend(&line, "  stalled");
   if (shape.speed) AppendFigures(job, shape.loss, shape.validation, shape.left, line);
   if (shape.state && job.has_error()) absl::StrAppend(&line, "  ", job.error().reason());
   return line;

@@ -60,6 +60,9 @@ v1::ClusterStatus Core::State::ViewCluster() {
   v1::ClusterStatus status;
   status.set_version(options_.version);
   turn_.StampWall(turn_.start_wall_us(), status.mutable_start_time());
+  if (!turn_.room().ok()) {
+    status.add_warnings(absl::StrCat(turn_.room().message(), "; jobs wait until there is"));
+  }
   int workers = 0;
   for (const auto& [name, worker] : cluster_.all()) workers += worker.connection != 0;
   status.set_workers(workers);
@@ -94,7 +97,7 @@ v1::ClusterStatus Core::State::ViewCluster() {
       view.set_adapters_per_microbatch(static_cast<double>(group.adapters_in_microbatches) /
                                        static_cast<double>(group.microbatches));
     }
-    view.set_tokens_per_second(group.pace.Rate());
+    if (turn_.room().ok()) view.set_tokens_per_second(group.pace.Rate());
     view.set_reserved_bytes(reserved_bytes);
     view.set_bound_microbatches(group.bound_microbatches);
     view.set_planning_seconds(static_cast<double>(group.planning_us) / 1e6);

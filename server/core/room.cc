@@ -36,16 +36,19 @@ void Core::State::OnRoom(const RoomChanged& room) {
   turn_.SetRoom(CheckRoom(room));
   if (turn_.room().ok() == !was_low) return;
   turn_.WantSchedule();
-  if (turn_.room().ok()) {
-    return turn_.Info(absl::StrCat("the disk of ", room.path, " has room again: all goes on"));
-  }
+  const bool low = !was_low;
   const std::string why(turn_.room().message());
-  turn_.Warn(absl::StrCat(why, "; jobs wait until there is"));
+  if (low) {
+    turn_.Warn(absl::StrCat(why, "; jobs wait until there is"));
+  } else {
+    turn_.Info(absl::StrCat("the disk of ", room.path, " has room again: all goes on"));
+  }
   const std::set<std::string> live = jobs_.live();
   for (const std::string& name : live) {
     JobState& job = *jobs_.Find(name);
     if (!IsPlaced(job.state())) continue;
-    jobs_.AddEvent(job, "DISK_FULL", why + "; the job waits where it is");
+    if (low) jobs_.AddEvent(job, "DISK_FULL", why + "; the job waits where it is");
+    jobs_.TouchProgress(job);  // it is stalled, or is no more
   }
 }
 

@@ -72,6 +72,16 @@ TEST_CASE("jobs stand in the order in which they run, the ended ones last") {
   CHECK(board.Lines(0, 0).size() == 1);
 }
 
+TEST_CASE("a job that has a place and does nothing says why") {
+  ClusterBoard board;
+  v1::WatchJobsResponse news;
+  news.mutable_job()->set_name("job");
+  news.mutable_job()->set_state(Job::RUNNING);
+  news.mutable_job()->set_stalled("the disk has no room");
+  board.Take(news);
+  CHECK_THAT(board.Lines(0, 0).back(), Catch::EndsWith("  the disk has no room"));
+}
+
 TEST_CASE("a board fits its terminal, and says how much it leaves out") {
   ClusterBoard board;
   SetWorkers(board, 10);

@@ -9,6 +9,7 @@
 #include "client/text/stages.h"
 #include "tests/client/fakes.h"
 #include "tests/client/terminal.h"
+#include "tests/storage/temp_directory.h"
 
 namespace lorad::client {
 namespace {
@@ -185,7 +186,20 @@ TEST_CASE_METHOD(Fixture, "a trace that cannot be had, or written, is an error")
   cluster.trace = TwoStages();
   CHECK(Run("trace job-none").reason == "JOB_NOT_FOUND");
   CHECK(Run("trace").reason == "USAGE");
-  CHECK(Run("trace job-a -o /no/such/folder/trace.json").reason == "FILE_UNWRITABLE");
+  const Ran nowhere = Run("trace job-a -o /no/such/folder/trace.json");
+  CHECK(nowhere.reason == "FILE_UNWRITABLE");
+  CHECK(Has(nowhere.error, "/no/such/folder/trace.json cannot be written: No such file"));
+  const storage::TempDirectory folder;
+  std::filesystem::create_directories(folder / "is-there");
+  const Ran taken = Run("trace job-a -o " + (folder / "is-there"));
+  CHECK(Has(taken.error, "is-there cannot be written: Is a directory"));
+  CHECK_FALSE(std::filesystem::exists(folder / "is-there.partial"));
+}
+
+TEST_CASE_METHOD(Fixture, "the cluster says what is the matter with it") {
+  CHECK_FALSE(Has(Run("cluster").out, "warning"));
+  cluster.warning = "the disk has no room";
+  CHECK(Has(Run("cluster").out, "warning  the disk has no room\n"));
 }
 
 TEST_CASE_METHOD(Fixture, "quotas are set as a whole, listed with their use, and deleted") {

@@ -131,6 +131,7 @@ struct FakeCluster final : v1::Cluster::Service {
   std::vector<v1::GroupStage> stages;  // of its group
   int jobs = 0;
   std::string reason;
+  std::string warning;
   v1::Quota set;
   std::vector<v1::Quota> quotas;
   std::string deleted;
@@ -161,6 +162,7 @@ struct FakeCluster final : v1::Cluster::Service {
                           v1::ClusterStatus* response) override {
     v1::Group& group = *response->add_groups();
     group.set_name("group-1");
+    if (!warning.empty()) response->add_warnings(warning);
     for (int i = 0; i < jobs; ++i) group.add_jobs("job-" + std::to_string(i));
     if (jobs > 0) --jobs;
     for (const v1::GroupStage& stage : stages) *group.add_stages() = stage;

@@ -45,6 +45,15 @@ TEST_CASE_METHOD(Fixture, "a job is shown as wide as the terminal, with all that
   }
 }
 
+TEST_CASE_METHOD(Fixture, "a job that has a place and does nothing says so") {
+  jobs.job.set_state(Job::RUNNING);
+  CHECK_FALSE(Has(Run("ls").out, "stalled"));
+  CHECK_FALSE(Has(Run("show job-a").out, "stalled"));
+  jobs.job.set_stalled("the disk has no room");
+  CHECK(Has(Run("ls").out, "RUNNING, stalled"));
+  CHECK(Has(Run("show job-a").out, "stalled                  the disk has no room\n"));
+}
+
 TEST_CASE_METHOD(Fixture, "jobs are paused and resumed one after the other") {
   const Ran paused = Run("pause job-a job-b");
   CHECK(paused.reason == "OK");

@@ -36,6 +36,14 @@ TEST_CASE("a job's progress as a line and as a bar") {
         "tokens/s  1m 05s left");
   CHECK(ProgressBar(job, 0) == ProgressBar(job, 200));
 
+  Job stalled = job;
+  stalled.set_stalled("the disk of /data has 0 MiB free");
+  stalled.clear_tokens_per_second();
+  stalled.clear_seconds_left();
+  CHECK(ProgressLine(stalled) ==
+        "job-a  RUNNING  stalled: the disk of /data has 0 MiB free  step 50/100  loss 1.4018");
+  CHECK(ProgressBar(stalled, 60) == "job-a  50% 50/100  stalled  loss 1.4018");
+
   Job failed = job;
   failed.set_state(Job::FAILED);
   failed.mutable_error()->set_reason("NOT_FINITE");

@@ -33,7 +33,15 @@ v1::Job JobTable::View(const JobState& state) const {
   }
   const GroupState* group = groups_.Find(job.group());
   if (group && IsPlaced(job.state())) job.set_packed_with(GroupTable::OthersIn(*group));
+  ShowStalled(&job);
   return job;
+}
+
+void JobTable::ShowStalled(v1::Job* job) const {
+  if (turn_.room().ok() || !IsPlaced(job->state())) return;
+  job->set_stalled(std::string(turn_.room().message()));
+  job->clear_tokens_per_second();
+  job->clear_seconds_left();
 }
 
 v1::Job JobTable::View(const JobEntry& entry) const {
@@ -71,6 +79,7 @@ void JobTable::On(uint64_t request, const v1::ListJobsRequest& content) const {
       if (response.jobs_size() == page_size) break;
       if (content.view() == v1::ListJobsRequest::SUMMARY) {
         *response.add_jobs() = SummaryOf(*job);
+        ShowStalled(response.mutable_jobs(response.jobs_size() - 1));
       } else if (entry->second.job) {
         *response.add_jobs() = View(*entry->second.job);
       } else {

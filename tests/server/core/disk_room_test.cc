@@ -49,12 +49,38 @@ TEST_CASE("without room nothing new is planned, and all goes on by itself once t
   CHECK(world->Job(runs).step() == step);
   CHECK(world->StateOf(runs) == Job::RUNNING);
   CHECK(HasEvent(*world, runs, "DISK_FULL"));
+  // It says so wherever it is shown, with no speed and no end.
+  const std::string no_room = "the disk of /data has 0 MiB free";
+  v1::ListJobsRequest summaries;
+  summaries.set_view(v1::ListJobsRequest::SUMMARY);
+  summaries.set_filter("state = RUNNING");
+  const auto listed = world->Get<v1::ListJobsResponse>(summaries);
+  REQUIRE(listed.jobs_size() == 2);
+  const auto announced = [&](const std::string& name) {
+    for (auto news = world->announced().rbegin(); news != world->announced().rend(); ++news) {
+      if (news->job().name() == name) return news->job();
+    }
+    return Job();
+  };
+  for (const Job& shown : {world->Job(runs), announced(runs), listed.jobs(0), listed.jobs(1)}) {
+    CHECK_THAT(shown.stalled(), Catch::StartsWith(no_room));
+    CHECK(shown.tokens_per_second() == 0);
+    CHECK_FALSE(shown.has_seconds_left());
+  }
+  const auto cluster = world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
+  REQUIRE(cluster.warnings_size() == 1);
+  CHECK_THAT(cluster.warnings(0), Catch::StartsWith(no_room));
+  CHECK(cluster.groups(0).tokens_per_second() == 0);
   // A job that is cancelled leaves its group all the same.
   REQUIRE(world->Call(Named<v1::CancelJobRequest>(cancelled)).ok());
   world->RunUntilState(cancelled, Job::CANCELLED);
   world->Settle();
   CHECK(world->Job(runs).packed_with() == 0);
   world->SetRoom(100 * kMiB, 80 * kMiB);
+  world->Sleep(1);
+  CHECK(world->Job(runs).stalled().empty());
+  CHECK(announced(runs).stalled().empty());
+  CHECK(world->Get<v1::ClusterStatus>(v1::GetClusterRequest()).warnings_size() == 0);
   world->RunUntilState(runs, Job::SUCCEEDED);
   CHECK(world->Job(runs).attempts() == 1);
   world->CheckInvariants();

@@ -27,6 +27,8 @@ def describe(job: jobs_pb2.Job) -> str:
     if job.total_steps:
         parts.append(f"step {job.step}/{job.total_steps}")
     parts += numbers(job)
+    if job.stalled:
+        parts.append(f"stalled: {job.stalled}")
     if job.queue.why:
         parts.append(f"place {job.queue.place}: {job.queue.why}" if job.queue.place else job.queue.why)
     return "  ".join(parts)
@@ -97,7 +99,7 @@ class Bar:
             self._began = True
             self._bar.initial = self._bar.n = self._bar.last_print_n = job.step
         self._bar.set_description_str(f"{job.name} {jobs_pb2.Job.State.Name(job.state)}", refresh=False)
-        self._bar.set_postfix_str(", ".join(numbers(job)) or job.queue.why, refresh=False)
+        self._bar.set_postfix_str(", ".join(numbers(job)) or job.stalled or job.queue.why, refresh=False)
         self._bar.update(job.step - self._bar.n)  # draws now and then; a job that is resumed goes back
         if job.state != self._state:
             self._state = job.state

@@ -25,6 +25,17 @@ constexpr size_t kRowsNamedMax = 20;
 
 constexpr int64_t kForecastAgainUs = 5'000'000;
 
+// Of the steps that it still has to do; of one that ends before its last step in the mean.
+double TokensToTrain(const v1::Job& job) {
+  const int64_t steps = EndStep(job) - job.step();
+  if (steps <= 0) return 0;
+  if (EndStep(job) < job.total_steps()) {
+    return static_cast<double>(steps) * static_cast<double>(job.total_tokens()) /
+           static_cast<double>(job.total_steps());
+  }
+  return static_cast<double>(std::max<int64_t>(job.total_tokens() - job.tokens(), 0));
+}
+
 bool SameBits(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
 }
@@ -251,11 +262,7 @@ void Core::State::CountUnit(const GroupState& group, JobState& job, int64_t trai
                            ? EvaluatedShare(group.base_model, WorkerOf(group.first()))
                            : 0;
   job.work.Add(turn_.now_us(), trained + std::llround(share * evaluated));
-  const bool trains = view.step() < EndStep(view);
-  const double tokens_left =
-      (trains ? static_cast<double>(std::max<int64_t>(view.total_tokens() - view.tokens(), 0))
-              : 0) +
-      share * static_cast<double>(left.tokens);
+  const double tokens_left = TokensToTrain(view) + share * static_cast<double>(left.tokens);
   if (tokens_left <= 0) view.set_seconds_left(0);
   const double rate = job.work.Rate();
   if (rate > 0) view.set_seconds_left(tokens_left / rate);

@@ -210,6 +210,23 @@ TEST_CASE("a job is not at its end while its last evaluation runs") {
   CHECK_FALSE(world->Job(name).has_seconds_left());
 }
 
+TEST_CASE("the time that is left of a job that is to finish is that of its steps at hand") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  Job content = World::NewJob();
+  content.mutable_training()->set_epochs(100);
+  const std::string name = world->Submit(content);
+  world->RunUntil([&] { return world->Job(name).step() >= 30; });
+  const Job asked = world->Get<Job>(Named<v1::FinishJobRequest>(name));
+  REQUIRE(asked.finish_step() > asked.step() + 1);
+  world->RunUntil([&] { return world->Job(name).step() > asked.step(); });
+  const Job job = world->Job(name);
+  const double of_all = asked.seconds_left() / static_cast<double>(300 - asked.step());
+  CHECK(job.seconds_left() ==
+        Approx(of_all * static_cast<double>(asked.finish_step() - job.step())).epsilon(0.3));
+  world->RunUntilState(name, Job::SUCCEEDED);
+}
+
 TEST_CASE("who comes before it puts a waiting job off, and an estimate says so") {
   auto world = MakeWorld(Few());
   world->StartWorkers();

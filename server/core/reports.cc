@@ -139,11 +139,25 @@ void Core::State::OnReport(GroupState& group, StageState& stage, const worker::v
     case Report::kConnected:
       OnStageConnected(group, stage, report.connected());
       break;
+    case Report::kSaveDelayed:
+      OnSaveDelayed(stage, report.save_delayed());
+      break;
     case Report::kSaved:  // the shard's own call says it, and is what counts
     case Report::CONTENT_NOT_SET:
       break;
   }
   acknowledge(report.number());
+}
+
+void Core::State::OnSaveDelayed(const StageState& stage, const worker::v1::SaveDelayed& delayed) {
+  JobState* job = jobs_.Find(delayed.job());
+  if (!job || job->job().group() != WorkerOf(stage).group) return;
+  if (!job->saved_tokens.contains(delayed.step()) || delayed.step() <= job->unwritten_step) return;
+  job->unwritten_step = delayed.step();
+  jobs_.AddEvent(*job, "CHECKPOINT_NOT_WRITTEN",
+                 absl::StrCat("worker '", stage.worker, "' cannot send the checkpoint of step ",
+                              delayed.step(), ": ", Quotable(delayed.message(), kMessageTextMax),
+                              "; it is tried again"));
 }
 
 // ---- slots ----

@@ -391,7 +391,6 @@ class Core::State {
   void OnReport(GroupState& group, StageState& stage, const worker::v1::Report& report);
   void OnSlotLoaded(GroupState& group, StageState& stage, const worker::v1::SlotLoaded& loaded);
   void OnSlotFailed(GroupState& group, StageState& stage, const worker::v1::SlotFailed& failed);
-  // Its answers end.
   void FailGuest(const worker::v1::SlotFailed& failed, WorkerState& worker,
                  const std::string& message);
   void OnSlotFreed(GroupState& group, StageState& stage, const worker::v1::SlotFreed& freed);
@@ -403,6 +402,7 @@ class Core::State {
   void ObserveTimes(GroupState& group, const worker::v1::MicrobatchDone& done);
   void OnWindowDone(GroupState& group, StageState& stage);
   void OnNotFinite(GroupState& group, const worker::v1::NotFinite& report);
+  void OnSaveDelayed(const StageState& stage, const worker::v1::SaveDelayed& delayed);
   void KeepMetrics(JobState& job, const worker::v1::StepDone& done);
   // SUCCEEDED once the last checkpoint is committed, and what is due there evaluated.
   void MaybeFinish(JobState& job);

@@ -34,6 +34,9 @@ inline std::string ToText(const v1::Report& report) {
       return absl::StrCat("StepDone ", report.step_done().job(), " ", report.step_done().step());
     case v1::Report::kSaved:
       return absl::StrCat("Saved ", report.saved().job(), " ", report.saved().step());
+    case v1::Report::kSaveDelayed:
+      return absl::StrCat("SaveDelayed ", report.save_delayed().job(), " ",
+                          report.save_delayed().step(), " ", report.save_delayed().message());
     case v1::Report::kWindowDone:
       return absl::StrCat("WindowDone ", report.window_done().window(), ", ",
                           report.window_done().dropped_operations(), " dropped");

@@ -235,9 +235,11 @@ TEST_CASE("an upload is tried again with growing pauses, and gets more time if i
   s.Done();
   s.DoneStaged();
   s.Done();
+  absl::Status full = absl::UnavailableError("disk full");
+  full.SetPayload("lorad/reason", absl::Cord("CHECKPOINT_NOT_WRITTEN"));
   for (const double pause_ms : {100, 200, 400, 800, 1600, 3200, 5000, 5000}) {
     INFO(pause_ms);
-    CHECK(s.Uploaded(1, absl::ResourceExhaustedError("disk full")).empty());
+    CHECK(s.Uploaded(1, full).empty());
     CHECK(s.Wait(pause_ms - 1).empty());
     CHECK(s.Wait(1) == Lines{"upload 1: a 1 within 15000 ms"});
   }
@@ -245,8 +247,29 @@ TEST_CASE("an upload is tried again with growing pauses, and gets more time if i
     s.Uploaded(1, absl::DeadlineExceededError("late"));
     CHECK(s.Wait(5000) == Lines{absl::StrCat("upload 1: a 1 within ", timeout_ms, " ms")});
   }
-  CHECK(s.Uploaded(1, absl::FailedPreconditionError("STALE_EPOCH")).empty());
+  absl::Status unwanted = absl::FailedPreconditionError("not wanted any more");
+  unwanted.SetPayload("lorad/reason", absl::Cord("STALE_EPOCH"));
+  CHECK(s.Uploaded(1, unwanted).empty());
   CHECK(s.Wait(100'000).empty());
+}
+
+TEST_CASE("an upload that fails for ten seconds is told of once") {
+  Script s;
+  s.Begin();
+  s.Hears(WindowOf(1, 1).Save("a", 1));
+  s.Done();
+  s.DoneStaged();
+  s.Done();
+  const absl::Status refused = absl::FailedPreconditionError("the certificate is over");
+  CHECK(s.Uploaded(1, refused).empty());
+  s.Wait(9'999);
+  CHECK(s.Uploaded(1, refused).empty());
+  s.Wait(5'000);
+  CHECK(s.Uploaded(1, refused) == Lines{"say 1.2 SaveDelayed a 1 the certificate is over"});
+  s.Wait(5'000);
+  CHECK(s.Uploaded(1, refused).empty());
+  s.Wait(5'000);
+  CHECK(s.Uploaded(1) == Lines{"say 1.3 Saved a 1"});
 }
 
 TEST_CASE("one job's upload does not hold up another's, and four go at once") {
@@ -313,13 +336,13 @@ TEST_CASE("the save of a last step is not lost while the one before is stuck") {
     s.Uploaded(1, kAway);
     s.Wait(5000);
   }
-  CHECK(s.Uploaded(1) == Lines{"say 1.2 Saved a 1", "SAVE a 2"});
+  CHECK(s.Uploaded(1) == Lines{"say 1.3 Saved a 1", "SAVE a 2"});
   CHECK(s.DoneStaged() == Lines{"upload 2: a 2 within 15000 ms"});
   // Asked again for what is on its way: once is enough.
   CHECK(s.Hears(WindowOf(1, 2).Save("a", 2)) == Lines{"begin window 2"});
   CHECK(s.Done() == Lines{"end window"});
   s.Done();
-  CHECK(s.Uploaded(2) == Lines{"say 1.4 Saved a 2"});
+  CHECK(s.Uploaded(2) == Lines{"say 1.5 Saved a 2"});
 }
 
 TEST_CASE("a slot is freed behind its save, and its neighbours' operations do not wait") {

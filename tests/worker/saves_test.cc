@@ -7,10 +7,17 @@ namespace {
 
 using Numbers = std::vector<int64_t>;
 
+absl::Status Because(absl::StatusCode code, const std::string& reason) {
+  absl::Status status(code, "why");
+  if (!reason.empty()) status.SetPayload("lorad/reason", absl::Cord(reason));
+  return status;
+}
+
 TEST_CASE("what a status means for a shard") {
   struct Case {
     absl::StatusCode code;
     Saves::Outcome outcome;
+    const char* reason = "";
   };
   const Case cases[] = {
       {absl::StatusCode::kOk, Saves::Outcome::kSaved},
@@ -21,20 +28,23 @@ TEST_CASE("what a status means for a shard") {
       {absl::StatusCode::kCancelled, Saves::Outcome::kAgain},
       {absl::StatusCode::kInternal, Saves::Outcome::kAgain},
       {absl::StatusCode::kUnknown, Saves::Outcome::kAgain},
-      {absl::StatusCode::kFailedPrecondition, Saves::Outcome::kGivenUp},
+      {absl::StatusCode::kFailedPrecondition, Saves::Outcome::kAgain},
+      {absl::StatusCode::kFailedPrecondition, Saves::Outcome::kAgain, "CERTIFICATE_EXPIRED"},
+      {absl::StatusCode::kFailedPrecondition, Saves::Outcome::kGivenUp, "STALE_EPOCH"},
+      {absl::StatusCode::kFailedPrecondition, Saves::Outcome::kGivenUp, "NOT_A_WORKERS_GROUP"},
       {absl::StatusCode::kInvalidArgument, Saves::Outcome::kGivenUp},
-      {absl::StatusCode::kNotFound, Saves::Outcome::kGivenUp},
+      {absl::StatusCode::kNotFound, Saves::Outcome::kAgain},
       {absl::StatusCode::kDataLoss, Saves::Outcome::kGivenUp},
-      {absl::StatusCode::kPermissionDenied, Saves::Outcome::kGivenUp},
+      {absl::StatusCode::kPermissionDenied, Saves::Outcome::kAgain},
   };
   for (const Case& c : cases) {
-    INFO(absl::StatusCodeToString(c.code));
+    INFO(absl::StatusCodeToString(c.code) << " " << c.reason);
     for (const bool last : {false, true}) {
       Saves saves;
       const int64_t number = saves.Add("a", 3, 10, 0);
       CHECK(saves.Begin(0) == Numbers{number});
       if (last) CHECK_FALSE(saves.LastTry("a"));
-      const Saves::Ended ended = saves.End(number, absl::Status(c.code, "why"), 5);
+      const Saves::Ended ended = saves.End(number, Because(c.code, c.reason), 5);
       const bool again = c.outcome == Saves::Outcome::kAgain;
       CHECK(ended.outcome == (again && last ? Saves::Outcome::kGivenUp : c.outcome));
       CHECK(ended.shard.step == 3);
@@ -55,6 +65,20 @@ TEST_CASE("tries begin in the order of staging, each when it is due") {
   CHECK(saves.NextDue() == 100);
   CHECK(saves.Begin(99).empty());
   CHECK(saves.Begin(100) == Numbers{2});
+}
+
+TEST_CASE("of a shard that is delayed is told what the coordinator does not know itself") {
+  for (const char* known : {"", "CHECKPOINT_NOT_WRITTEN", "STEP_NOT_REPORTED"}) {
+    Saves saves;
+    const int64_t number = saves.Add("a", 3, 10, 0);
+    const auto fails_at = [&](double now_ms) {
+      saves.Begin(now_ms);
+      return saves.End(number, Because(absl::StatusCode::kUnavailable, known), now_ms).tell;
+    };
+    CHECK_FALSE(fails_at(9'000));
+    CHECK(fails_at(15'000) == std::string(known).empty());
+    CHECK_FALSE(fails_at(21'000));
+  }
 }
 
 TEST_CASE("what is abandoned is waited for only while it is under way") {

@@ -310,7 +310,7 @@ void WorkerCore::State::BeginUploads() {
 
 void WorkerCore::State::On(const UploadDone& event) {
   if (!saves_.under_way(event.upload)) return;
-  const auto [shard, outcome] = saves_.End(event.upload, event.status, now_ms_);
+  const auto [shard, outcome, tell] = saves_.End(event.upload, event.status, now_ms_);
   const auto note = [&](std::string_view what) {
     Log(Note::Level::kWarning, absl::StrCat("job ", shard.job, ": step ", shard.step, " ",
                                             std::string(what), ": ", event.status.ToString()));
@@ -325,9 +325,16 @@ void WorkerCore::State::On(const UploadDone& event) {
       saved.set_bytes(shard.bytes);
       return Report(std::move(report));
     }
-    case Saves::Outcome::kAgain:
+    case Saves::Outcome::kAgain: {
       if (shard.failed_tries == 1) note("is not saved yet");
-      return;
+      if (!tell) return;
+      v1::Report report;
+      v1::SaveDelayed& delayed = *report.mutable_save_delayed();
+      delayed.set_job(shard.job);
+      delayed.set_step(shard.step);
+      delayed.set_message(std::string(event.status.message()));
+      return Report(std::move(report));
+    }
     case Saves::Outcome::kGivenUp:
       // Without a Saved report the coordinator counts nothing as saved, so nothing is lost here.
       return note("was not saved");

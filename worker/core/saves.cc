@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cassert>
 #include <limits>
+#include <string>
 #include <utility>
+
+#include "storage/files/errors.h"
 
 namespace lorad::worker {
 namespace {
@@ -16,20 +19,26 @@ constexpr int kDoublingsMax = 3;
 constexpr double kPauseFirstMs = 100;
 constexpr double kPauseLastMs = 5000;
 
-// Whether another try may end otherwise.
+// What fails for longer is told.
+constexpr double kTellAfterMs = 10'000;
+
+std::string ReasonOf(const absl::Status& status) {
+  const auto reason = status.GetPayload(storage::Absl(storage::kReasonPayload));
+  return reason ? std::string(*reason) : "";
+}
+
+// Whether another try may end otherwise: not where the coordinator does not want the shard, or its
+// bytes are wrong. All else is mended some day, a clock by which a certificate is over too, and a
+// job that is to be saved waits for that.
 bool Passes(const absl::Status& status) {
-  switch (status.code()) {
-    case absl::StatusCode::kUnavailable:
-    case absl::StatusCode::kResourceExhausted:  // a full disk may get room again
-    case absl::StatusCode::kDeadlineExceeded:
-    case absl::StatusCode::kAborted:
-    case absl::StatusCode::kCancelled:
-    case absl::StatusCode::kInternal:  // gRPC's, for a stream that was torn off
-    case absl::StatusCode::kUnknown:
-      return true;
-    default:
-      return false;
-  }
+  if (absl::IsInvalidArgument(status) || absl::IsDataLoss(status)) return false;
+  const std::string reason = ReasonOf(status);
+  return reason != "STALE_EPOCH" && reason != "NOT_A_WORKERS_GROUP";
+}
+
+bool IsKnownToCoordinator(const absl::Status& status) {
+  const std::string reason = ReasonOf(status);
+  return reason == "CHECKPOINT_NOT_WRITTEN" || reason == "STEP_NOT_REPORTED";
 }
 
 }  // namespace
@@ -89,7 +98,10 @@ Saves::Ended Saves::End(int64_t number, const absl::Status& status, double now_m
     shard.next_try_ms = now_ms + std::min(pause_ms, kPauseLastMs);
     ++shard.failed_tries;
     if (absl::IsDeadlineExceeded(status)) ++shard.late_tries;
-    return {shard, Outcome::kAgain};
+    const bool tell =
+        !shard.told && !IsKnownToCoordinator(status) && now_ms - shard.staged_ms >= kTellAfterMs;
+    shard.told = shard.told || tell;
+    return {shard, Outcome::kAgain, tell};
   }
   Ended ended{std::move(shard), outcome};
   shards_.erase(found);

@@ -27,6 +27,7 @@ class Saves {
     int late_tries = 0;      // of them, those that ran out of time
     bool last_try = false;   // its slot is to be freed
     bool abandoned = false;  // its group is being left
+    bool told = false;       // that it is delayed
     // How long its next try may take.
     int64_t timeout_ms() const;
   };
@@ -45,6 +46,8 @@ class Saves {
   struct Ended {
     Shard shard;
     Outcome outcome = Outcome::kAbandoned;
+    // kAgain: its tries have failed for so long that its user should know, who does not yet.
+    bool tell = false;
   };
   // REQUIRES: `number` is under way.
   Ended End(int64_t number, const absl::Status& status, double now_ms);

@@ -264,7 +264,8 @@ std::string WhatIsWrong(const wire::Report& report, const GroupState& group,
       return Check(report.window_done(), stage);
     case Report::kGenerated:
       return Check(report.generated(), group, stage);
-    case Report::kSaved:  // the shard's own call says it, and is what counts
+    case Report::kSaved:        // the shard's own call says it, and is what counts
+    case Report::kSaveDelayed:  // as much
       return "";
     case Report::CONTENT_NOT_SET:
       break;

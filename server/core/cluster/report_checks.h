@@ -20,6 +20,7 @@
 // | MicrobatchDone    | once for a microbatch of a window at hand; numbers finite, none negative  |
 // | WindowDone        | for the oldest window at hand, when all of its orders are answered        |
 // | Saved             | always: nothing is taken from it                                          |
+// | SaveDelayed       | always: it is told once of each step whose save was asked for             |
 // | a shard           | of a Save that was ordered and is not recorded, from the group's worker   |
 #pragma once
 

@@ -259,6 +259,31 @@ TEST_CASE("a checkpoint that cannot be written is not told of; the job does not 
   world->CheckInvariants();
 }
 
+TEST_CASE("a checkpoint that a worker cannot send is told of, and a job that is to end waits") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Job content = World::NewJob();
+  content.mutable_training()->set_checkpoint_every_steps(0);
+  const std::string job = world->Submit(content);
+  world->RefuseShards(absl::FailedPreconditionError("CERTIFICATE_EXPIRED: it is over"));
+  world->RunUntilState(job, Job::FINALIZING);
+  world->Sleep(5'000'000);
+  CHECK_FALSE(HasEvent(*world, job, "CHECKPOINT_NOT_WRITTEN"));
+  world->Sleep(60'000'000);
+  CHECK(world->StateOf(job) == Job::FINALIZING);
+  std::vector<std::string> told;
+  for (const v1::Event& event : world->Events(job)) {
+    if (event.reason() == "CHECKPOINT_NOT_WRITTEN") told.push_back(event.message());
+  }
+  REQUIRE(told.size() == 1);
+  CHECK_THAT(told[0], Catch::Contains("cannot send the checkpoint of step 6: CERTIFICATE_EXPIRED"));
+  world->RefuseShards(absl::OkStatus());
+  world->Sleep(6'000'000);
+  CHECK(world->StateOf(job) == Job::SUCCEEDED);
+  CHECK(world->Job(job).attempts() == 1);
+  world->CheckInvariants();
+}
+
 TEST_CASE("a shard that is no checkpoint closes its worker, and its job goes on") {
   auto world = MakeWorld();
   world->StartWorkers();

@@ -99,7 +99,13 @@ class Liar {
         AnEvaluation(report.mutable_evaluate_done());
         break;
       case 8:
-        report.mutable_saved()->set_job(Name());
+        if (Pick(2)) {
+          report.mutable_saved()->set_job(Name());
+          break;
+        }
+        report.mutable_save_delayed()->set_job(Name());
+        report.mutable_save_delayed()->set_step(Number());
+        report.mutable_save_delayed()->set_message(Text());
         break;
       case 9:
         report.mutable_microbatch_done()->set_microbatch(Number());

@@ -116,6 +116,8 @@ class World final : public CoordinatorSide {
     Post(server::RoomChanged{"/data", free_bytes, wanted_bytes});
   }
   void FailSaves(absl::Status status) { save_failure_ = std::move(status); }
+  // What workers send of checkpoints, before the coordinator hears of it.
+  void RefuseShards(absl::Status status) { shard_refusal_ = std::move(status); }
   // What the coordinator finds when it reads it; OK: it is whole.
   void FailContent(const std::string& content, absl::Status status) {
     content_failures_[content] = std::move(status);
@@ -187,7 +189,7 @@ class World final : public CoordinatorSide {
   uint64_t next_request_ = 1;
   uint64_t next_connection_ = 1;
 
-  absl::Status plan_failure_, save_failure_;
+  absl::Status plan_failure_, save_failure_, shard_refusal_;
   std::map<std::string, absl::Status> check_failures_, row_failures_;  // by dataset
   std::map<std::string, absl::Status> content_failures_;
   std::map<std::string, int64_t> check_us_;  // likewise

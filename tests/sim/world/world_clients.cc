@@ -182,6 +182,7 @@ void World::UploadShard(worker::v1::UploadShardRequest::Header header, OnReply o
 }
 
 void World::TakeShard(const worker::v1::UploadShardRequest::Header& header, OnTaken on_taken) {
+  if (!shard_refusal_.ok()) return on_taken(shard_refusal_);
   UploadShard(header, [on_taken = std::move(on_taken)](const absl::StatusOr<ReplyValue>& reply) {
     on_taken(reply.status());
   });

@@ -31,6 +31,7 @@ class Reader {
     for (Fields& group : fields_.Objects("groups", {.max = kListMax, .required = false})) {
       ReadGroup(group);
     }
+    for (WorkerView& worker : view_.workers) worker.idle = worker.idle && !worker.doubtful;
     for (Fields& job : fields_.Objects("queue", {.max = kListMax, .required = false})) {
       ReadQueued(job);
     }
@@ -54,8 +55,16 @@ class Reader {
     worker.numerics_id = ReadName(fields, "numerics_id");
     worker.transport = ReadName(fields, "transport");
     worker.host = ReadName(fields, "host");
+    worker.doubtful = fields.Bool("doubtful", false);
     worker.idle = true;  // until a group names it
     workers_.emplace(worker.name, view_.workers.size() - 1);
+  }
+
+  // That are left; none where it does not say.
+  static EvaluationWork ReadEvaluations(Fields& job) {
+    Fields fields = job.Object("evaluations", false);
+    return {.parts = fields.Int64("parts", {.max = kStepsMax, .fallback = 0}),
+            .tokens = fields.Int64("tokens", {.max = kStepTokensMax, .fallback = 0})};
   }
 
   void ReadGroup(Fields& fields) {
@@ -87,6 +96,7 @@ class Reader {
           job.Int64("longest_sequence", {.min = 1, .max = longest, .fallback = longest});
       running.step_tokens = ReadStepTokens(job);
       running.remaining_steps = ReadRemainingSteps(job);
+      running.evaluations = ReadEvaluations(job);
       running.moved_s = job.Int64("moved_s", {.max = kSecondsMax, .fallback = kNeverMoved});
       running.label_group = ReadName(job, "label_group");
       running.leaving = job.Bool("leaving", false);
@@ -134,6 +144,7 @@ class Reader {
     job.step_tokens = ReadStepTokens(fields);
     job.stages = static_cast<int32_t>(fields.Int64("stages", {.max = kStagesMax, .fallback = 0}));
     job.remaining_steps = ReadRemainingSteps(fields);
+    job.evaluations = ReadEvaluations(fields);
     job.label_group = ReadName(fields, "label_group");
     if (model == nullptr) return;
     job.model = std::make_shared<const ModelShape>(*model);

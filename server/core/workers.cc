@@ -252,10 +252,11 @@ void Core::State::On(uint64_t request, const StopRequested&) {
 
 void Core::State::FinishStop() {
   if (stops_.empty() || !groups_.empty() || !commits_.empty()) return;
-  for (const WorkerState* worker : cluster_.Connected()) {
+  for (WorkerState* worker : cluster_.Connected()) {
     worker::v1::CoordinatorMessage message;
     message.mutable_shutdown()->set_reason("the coordinator is being stopped");
     turn_.Do(Send{worker->connection, std::move(message)});
+    cluster_.End(*worker);
   }
   for (const uint64_t request : std::exchange(stops_, {})) turn_.Answer(request, std::monostate());
 }

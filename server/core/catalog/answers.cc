@@ -1,5 +1,7 @@
 #include "server/core/catalog/answers.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "server/core/events/store_kinds.h"
 #include "server/errors/errors.h"
@@ -8,6 +10,8 @@ namespace lorad::server {
 namespace {
 
 constexpr int64_t kDayUs = int64_t{24} * 3600 * 1'000'000;
+// So long after a start a clock may still be wrong.
+constexpr int64_t kClockWrongUs = kDayUs / 24;
 
 std::string RequestKey(const std::string& kind, const std::string& id) { return kind + "/" + id; }
 
@@ -64,7 +68,11 @@ void Answers::Keep(const char* kind, const RequestId& id, const std::string& nam
 }
 
 void Answers::Prune() {
-  for (const std::string& key : ids_.Prune(turn_.SteadyWallUs())) {
+  // A clock that is wrong when a machine is started is put right soon: ages count later, and by the
+  // clock that says the least.
+  const bool counts = turn_.run_us() >= kClockWrongUs;
+  const int64_t now_us = counts ? std::min(turn_.SteadyWallUs(), turn_.wall_us()) : 0;
+  for (const std::string& key : ids_.Prune(now_us)) {
     turn_.Put(storage::DeleteRecord(kRequestKind, key));
   }
 }

@@ -212,6 +212,11 @@ bool Cluster::IsAwaited(const WorkerState& worker) const {
   return worker.awaited || turn_.now_us() - since_us < options_.lease_ms * kMillisecond;
 }
 
+void Cluster::End(WorkerState& worker) {
+  worker.hello.set_outlives_coordinator(false);
+  Put(worker);
+}
+
 std::string Cluster::WhyTaken(const worker::v1::Hello& hello) const {
   const auto found = workers_.find(hello.worker());
   if (found == workers_.end()) return "";

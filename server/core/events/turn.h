@@ -41,7 +41,7 @@ class Turn {
 
   // ---- the world, as the event finds it ----
   int64_t now_us() const { return now_us_; }    // Moment::steady_us
-  int64_t wall_us() const { return wall_us_; }  // only stamps
+  int64_t wall_us() const { return wall_us_; }  // stamps, and an upper bound of ages
   int64_t start_wall_us() const { return start_wall_us_; }
   int64_t run_us() const { return now_us_ - start_us_; }
   // The wall's clock as it was at the start, and what has gone by since then: ages are not measured

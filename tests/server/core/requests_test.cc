@@ -25,14 +25,38 @@ TEST_CASE("a request_id answers with what came first, also after a crash") {
   CHECK(Reason(status) == "REQUEST_ID_REUSED");
 }
 
-TEST_CASE("an old request_id is forgotten at a start") {
+constexpr int64_t kHour = int64_t{3600} * 1'000'000;
+constexpr int64_t kDay = 24 * kHour;
+
+TEST_CASE("an old request_id is forgotten an hour after a start") {
   WorldOptions options;
   options.core.request_ids_days = 7;
   auto world = MakeWorld(options);
   const std::string job = world->Submit(World::NewJob(), "r1");
-  world->Sleep(int64_t{8} * 24 * 3600 * 1'000'000);
+  world->Sleep(8 * kDay);
   world->CrashCoordinator();
+  CHECK(world->Submit(World::NewJob(), "r1") == job);
+  world->Sleep(kHour);
+  world->Submit(World::NewJob(), "r2");
   CHECK(world->Submit(World::NewJob(), "r1") != job);
+}
+
+TEST_CASE("a clock that is wrong at a start, and put right, forgets no request_id") {
+  const int64_t ahead_us = GENERATE(8 * kDay, 400 * kDay, -400 * kDay);
+  auto world = MakeWorld();
+  world->SetWallClock(20'000 * kDay);
+  world->CrashCoordinator();
+  const std::string job = world->Submit(World::NewJob(), "r1");
+  world->SetWallClock(20'000 * kDay + ahead_us);
+  world->CrashCoordinator();
+  world->Submit(World::NewJob(), "r2");
+  CHECK(world->Submit(World::NewJob(), "r1") == job);
+  world->SetWallClock(20'000 * kDay);
+  world->Sleep(2 * kHour);
+  world->Submit(World::NewJob(), "r3");
+  CHECK(world->Submit(World::NewJob(), "r1") == job);
+  world->CrashCoordinator();
+  CHECK(world->Submit(World::NewJob(), "r1") == job);
 }
 
 TEST_CASE("a clock that jumps while the coordinator runs forgets no request_id") {

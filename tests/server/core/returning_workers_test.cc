@@ -136,6 +136,25 @@ TEST_CASE("workers of before a start are said to be awaited") {
   CHECK(worker().state() == v1::Worker::LOST);
 }
 
+TEST_CASE("the name of a worker that was told to end is anybody's after the next start") {
+  for (const bool told : {false, true}) {
+    WorldOptions options;
+    options.workers = 0;
+    const auto world = MakeWorld(options);
+    worker::v1::Hello hello = HelloOf("w", int64_t{1} << 30);
+    hello.set_outlives_coordinator(true);
+    hello.set_pid(1);
+    world->Connect(hello);
+    world->Settle();
+    if (told) REQUIRE(world->Call(StopRequested{}).ok());
+    world->CrashCoordinator();
+    hello.set_pid(2);
+    const uint64_t another = world->Connect(hello);
+    world->Settle();
+    CHECK(world->IsConnected(another) == told);
+  }
+}
+
 TEST_CASE("a lost worker is awaited until it was silent for a lease, however it was lost") {
   auto world = MakeWorld();
   world->StartWorkers();

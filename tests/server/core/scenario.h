@@ -53,6 +53,18 @@ inline bool HasEvent(World& world, const std::string& job, const std::string& re
   return false;
 }
 
+// A process of that name that says nothing more (World::Connect).
+inline worker::v1::Hello HelloOf(const std::string& name, int64_t memory_bytes) {
+  worker::v1::Hello hello;
+  hello.set_protocol_version(1);
+  hello.set_worker(name);
+  hello.set_device("cpu");
+  hello.set_threads(2);
+  hello.set_numerics_id("cpu");
+  hello.set_memory_bytes(memory_bytes);
+  return hello;
+}
+
 // Of all starts of the coordinator.
 inline int64_t CountNotes(World& world, const std::string& part) {
   return std::ranges::count_if(

@@ -9,17 +9,6 @@ using Job = v1::Job;
 constexpr int64_t kSecond = 1'000'000;
 constexpr int64_t kPlenty = int64_t{1} << 34;
 
-worker::v1::Hello HelloOf(const std::string& name, int64_t memory_bytes) {
-  worker::v1::Hello hello;
-  hello.set_protocol_version(1);
-  hello.set_worker(name);
-  hello.set_device("cpu");
-  hello.set_threads(2);
-  hello.set_numerics_id("cpu");
-  hello.set_memory_bytes(memory_bytes);
-  return hello;
-}
-
 // A world of so many alike workers.
 std::unique_ptr<World> WorldOf(int workers, int64_t memory_bytes) {
   WorldOptions options;

@@ -197,28 +197,29 @@ std::string FitsText(const lorad::v1::JobEstimate& estimate) {
 }
 
 void PrintWorkers(const lorad::v1::JobEstimate& estimate) {
-  Table table({"WORKER", "BUDGET", "ALONE", "GROUP", "BESIDE"});
+  Table table({"WORKER", "ALONE", "BESIDE", "GROUP", "BUDGET"});
   for (const lorad::v1::WorkerEstimate& worker : estimate.workers()) {
     const bool group = !worker.group().empty();
-    table.Add({worker.worker(), BytesText(worker.budget_bytes()), AloneText(worker),
-               group ? worker.group() : "-",
+    table.Add({worker.worker(), AloneText(worker),
                !group ? "-"
                       : absl::StrCat(FitsText(worker.beside(), worker.fits_beside()),
-                                     worker.forms_again() ? ", formed again" : "")});
+                                     worker.forms_again() ? ", formed again" : ""),
+               group ? worker.group() : "-", BytesText(worker.budget_bytes())});
   }
   std::cout << "\n";
-  table.Print(std::cout);
+  table.PrintFit(std::cout, TerminalColumns(), {0, 1, 2, 3});
 }
 
 void PrintStages(const lorad::v1::JobEstimate& estimate) {
-  Table table({"STAGE", "WORKER", "LAYERS", "NEEDS", "BUDGET"});
+  Table table({"STAGE", "WORKER", "NEEDS", "BUDGET", "LAYERS"});
   for (int s = 0; s < estimate.stages_size(); ++s) {
     const lorad::v1::StageEstimate& stage = estimate.stages(s);
-    table.Add({absl::StrCat(s), stage.worker(), LayersText(stage.first_block(), stage.end_block()),
-               BytesText(stage.bytes()), BytesText(stage.budget_bytes())});
+    table.Add({absl::StrCat(s), stage.worker(), BytesText(stage.bytes()),
+               BytesText(stage.budget_bytes()),
+               LayersText(stage.first_block(), stage.end_block())});
   }
   std::cout << "\n";
-  table.Print(std::cout);
+  table.PrintFit(std::cout, TerminalColumns(), {1, 0, 2, 3});
 }
 
 absl::Status Estimate(Session& session, Options& options) {

@@ -38,6 +38,7 @@ struct FakeJobs final : v1::Jobs::Service {
   std::string filter;
   std::vector<Job> named;  // what is asked for by display name
   std::string absent;      // a job that is not there
+  v1::JobEstimate estimate;
 
   FakeJobs() {
     job.set_name("job-a");
@@ -102,6 +103,11 @@ struct FakeJobs final : v1::Jobs::Service {
     response->set_state(Job::RUNNING);
     response->set_finish_step(7);
     response->set_total_steps(20);
+    return grpc::Status::OK;
+  }
+  grpc::Status EstimateJob(GrpcContext*, const v1::EstimateJobRequest*,
+                           v1::JobEstimate* response) override {
+    *response = estimate;
     return grpc::Status::OK;
   }
   grpc::Status ResumeJob(GrpcContext*, const v1::ResumeJobRequest* request,

@@ -54,6 +54,52 @@ TEST_CASE_METHOD(Fixture, "a job that has a place and does nothing says so") {
   CHECK(Has(Run("show job-a").out, "stalled                  the disk has no room\n"));
 }
 
+// Two workers that a job of two stages goes on, all as wide as it gets.
+v1::JobEstimate WideEstimate() {
+  constexpr int64_t kBytes = int64_t{1023} << 30;
+  v1::JobEstimate estimate;
+  estimate.set_seconds_basis("measured on this base model, extrapolated by 50 %");
+  for (const char* name : {"gpu-node-17-1", "gpu-node-18-1"}) {
+    v1::WorkerEstimate& worker = *estimate.add_workers();
+    worker.set_worker(name);
+    worker.set_budget_bytes(kBytes);
+    worker.mutable_alone()->set_total(2 * kBytes);
+    worker.set_group("group-123");
+    worker.mutable_beside()->set_total(3 * kBytes);
+    worker.set_forms_again(true);
+    v1::StageEstimate& stage = *estimate.add_stages();
+    stage.set_worker(name);
+    stage.set_first_block(31);
+    stage.set_end_block(61);
+    stage.set_bytes(kBytes);
+    stage.set_budget_bytes(kBytes);
+  }
+  return estimate;
+}
+
+TEST_CASE_METHOD(Fixture, "an estimate is as wide as the terminal") {
+  jobs.estimate = WideEstimate();
+  const std::string all = Run("estimate job-a").out;
+  CHECK(Has(all,
+            "gpu-node-18-1  2.0 TiB: does not fit  3.0 TiB: does not fit, formed again  "
+            "group-123  1023.0 GiB\n"));
+  CHECK(Has(all, "    1  gpu-node-18-1  1023.0 GiB  1023.0 GiB  15 (MLP) to 30 (attention)\n"));
+  for (const unsigned short columns : {60, 80, 120}) {
+    INFO(columns);
+    const Terminal terminal(columns);
+    const std::string shown = Run("estimate job-a").out;
+    INFO(shown);
+    CHECK(WiderThan(columns, shown).empty());
+    CHECK(Has(shown,
+              columns == 60
+                  ? "gpu-node-18-1  2.0 TiB: does not fit  1023.0 GiB\n"
+                  : "gpu-node-18-1  2.0 TiB: does not fit  3.0 TiB: does not fit, formed again"));
+    CHECK(Has(shown, "group-123") == (columns == 120));
+    CHECK(Has(shown, "    1  gpu-node-18-1  1023.0 GiB  1023.0 GiB  15 (MLP) to"));
+    CHECK(Has(shown, "30 (attention)") == (columns > 60));
+  }
+}
+
 TEST_CASE_METHOD(Fixture, "jobs are paused and resumed one after the other") {
   const Ran paused = Run("pause job-a job-b");
   CHECK(paused.reason == "OK");

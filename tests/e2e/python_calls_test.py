@@ -5,6 +5,7 @@ usage: python_calls_test.py [TEST...]
 
 import contextlib
 import hashlib
+import pathlib
 import time
 from concurrent import futures
 
@@ -178,6 +179,12 @@ def test_arguments_of_a_job_that_are_none_are_named():
     with daemon_and_client() as (daemon, client):
         assert "base_model: must be the name" in str(python_package.error_of(lorad.InvalidError, client.train, [{"text": "a"}], "m"))
         assert "data: has no rows" in str(python_package.error_of(lorad.InvalidError, client.train, "m", []))
+        wrong = (([], ": has no rows"), ({"test": [{"text": "a"}]}, ": is a mapping"), (3, ": must be rows"), ([1], "[0]: must be a mapping"),
+                 (pathlib.Path("gone.jsonl"), ": there is no file"))
+        daemon.answers = {"GetDataset": [datasets_pb2.Dataset(name="sums")] * len(wrong)}
+        for data, said in wrong:
+            error = python_package.error_of(lorad.InvalidError, client.train, "m", "sums", validation_data=data)
+            assert f"\n  validation_data{said}" in str(error), error
         job = lorad.Job(client.connection, job_at(1))
         for said, callbacks in (("callbacks[0] must be a lorad.Callback, got <built-in function print>", [print]),
                                 ("callbacks[1] must be a lorad.Callback, got <class", [lorad.Callback(), lorad.Callback]),

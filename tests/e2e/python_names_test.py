@@ -340,10 +340,10 @@ def test_rows_that_are_wrong():
     (folder / "none.jsonl").write_bytes(b"")
     for none, where in (([], "data"), (iter(()), "data"), (folder / "none.jsonl", str(folder / "none.jsonl"))):
         assert violations_of(rows.Spool, none)[where].startswith("has no rows: give one"), where
-    assert "rows[1]" in violations_of(lines_of, [{}, {"x": float("nan")}])
-    assert "rows[0]" in violations_of(lines_of, ["text"]) and "rows[0]" in violations_of(lines_of, [{"x": object()}])
-    assert "no column 'q'" in violations_of(lines_of, [{"a": 1}], {"prompt": "q"})["rows[0]"]
-    assert "one name" in violations_of(lines_of, [{"q": 1, "prompt": 2}], {"prompt": "q"})["rows[0]"]
+    assert "data[1]" in violations_of(lines_of, [{}, {"x": float("nan")}])
+    assert "data[0]" in violations_of(lines_of, ["text"]) and "data[0]" in violations_of(lines_of, [{"x": object()}])
+    assert "no column 'q'" in violations_of(lines_of, [{"a": 1}], {"prompt": "q"})["data[0]"]
+    assert "one name" in violations_of(lines_of, [{"q": 1, "prompt": 2}], {"prompt": "q"})["data[0]"]
     assert "'train'" in violations_of(lines_of, {"train": ROWS})["data"]
     assert "no file" in violations_of(lines_of, folder / "gone.jsonl")["data"]
     assert "int" in violations_of(lines_of, 3)["data"]

@@ -109,7 +109,11 @@ class Datasets:
         columns  the name in the rows -> that in the data, e.g. {"prompt": "question", "completion": "answer"}
 
         The same rows under the same name are answered with as they are stored."""
-        spool = rows.Spool(data, columns)
+        return self._add(data, name, columns, "data")
+
+    def _add(self, data: Any, name: str | None, columns: rows.Columns | None, argument: str) -> datasets_pb2.Dataset:
+        """`add`, whose errors call the rows by the argument that they came by."""
+        spool = rows.Spool(data, columns, argument)
         try:
             wanted = name or f"rows-{spool.sha256[:16]}"
             try:
@@ -307,15 +311,15 @@ class Client:
     def _prepare(self, base_model: str, data: Any, validation_data: Any, peft_config: Any, args: Any,
                  columns: rows.Columns | None, fields: Any) -> names.Request:
         request = names.build(base_model, fields, peft_config, args)  # before anything is uploaded
-        name, dataset_format = self._dataset(data, columns)
+        name, dataset_format = self._dataset(data, columns, "data")
         request.job.training_dataset = name
         request.train_on(dataset_format)
         if validation_data is not None:
-            request.job.validation_dataset, _ = self._dataset(validation_data, columns)
+            request.job.validation_dataset, _ = self._dataset(validation_data, columns, "validation_data")
         request.origins |= {"training_dataset": "data", "validation_dataset": "validation_data"}
         return request
 
-    def _dataset(self, data: Any, columns: rows.Columns | None) -> tuple[str, int]:
+    def _dataset(self, data: Any, columns: rows.Columns | None, argument: str) -> tuple[str, int]:
         """The name and format of a stored dataset of these rows."""
         stored = data.name if isinstance(data, datasets_pb2.Dataset) else data
         if isinstance(stored, str) and NAME.fullmatch(stored):
@@ -323,7 +327,7 @@ class Client:
                 return stored, self.datasets.get(stored).format
             except NotFoundError:
                 return stored, 0  # the daemon says so beside all else that is wrong
-        dataset = self.datasets.add(data, columns=columns)
+        dataset = self.datasets._add(data, None, columns, argument)
         return dataset.name, dataset.format
 
     def _create(self, request: names.Request, validate_only: bool = False) -> jobs_pb2.Job:

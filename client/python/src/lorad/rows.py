@@ -35,17 +35,18 @@ ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 | i]) + b"\x2a\x4d\x18" for i in rang
 
 
 class Spool:
-    """Rows as one file of JSON Lines; `size` in bytes, `sha256` as the daemon has it. Close it."""
+    """Rows as one file of JSON Lines; `size` in bytes, `sha256` as the daemon has it. Close it. Errors call the rows by
+    the name of their argument."""
 
-    def __init__(self, data: Any, columns: Columns | None = None) -> None:
+    def __init__(self, data: Any, columns: Columns | None = None, argument: str = "data") -> None:
         self.file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES)
         digest = hashlib.sha256()
         try:
-            for chunk in json_lines(data, columns):
+            for chunk in json_lines(data, columns, argument):
                 digest.update(chunk)
                 self.file.write(chunk)
             if not self.file.tell():
-                where = str(data) if isinstance(data, (str, os.PathLike)) else "data"
+                where = str(data) if isinstance(data, (str, os.PathLike)) else argument
                 raise wrong(where, "has no rows: give one at least, such as {'prompt': ..., 'completion': ...}")
         except BaseException:
             self.file.close()
@@ -64,35 +65,36 @@ def wrong(where: str, what: str) -> InvalidError:
                         violations=[Violation(where, what)])
 
 
-def json_lines(data: Any, columns: Columns | None = None) -> Iterator[bytes]:
-    """The rows as bytes. `columns`: the name in the rows -> that in the data; what it does not name stays."""
+def json_lines(data: Any, columns: Columns | None = None, argument: str = "data") -> Iterator[bytes]:
+    """The rows as bytes. `columns`: the name in the rows -> that in the data; what it does not name stays. `argument`: whose
+    rows these are, for errors."""
     named = columns is None or isinstance(columns, Mapping) and all(
         isinstance(text, str) for pair in columns.items() for text in pair)
     if not named:
         raise wrong("columns", f"must be a mapping of the names in the rows to those in the data, got {columns!r}")
     if isinstance(data, (str, os.PathLike)):
-        yield from _file_lines(pathlib.Path(data), columns)
+        yield from _file_lines(pathlib.Path(data), columns, argument)
         return
-    for number, row in enumerate(_rows_of(data)):
-        yield _line(row, f"rows[{number}]", columns)
+    for number, row in enumerate(_rows_of(data, argument)):
+        yield _line(row, f"{argument}[{number}]", columns)
 
 
-def _rows_of(data: Any) -> Iterator[Any]:
+def _rows_of(data: Any, argument: str) -> Iterator[Any]:
     if hasattr(data, "iloc") and hasattr(data, "to_dict"):
-        return _frame_rows(data)
+        return _frame_rows(data, argument)
     if isinstance(data, Mapping):
         names = ", ".join(map(repr, itertools.islice(data, 5)))
-        raise wrong("data", f"is a mapping of {names}: pass a list of rows, or one split of it")
+        raise wrong(argument, f"is a mapping of {names}: pass a list of rows, or one split of it")
     if isinstance(data, (bytes, bytearray)) or not isinstance(data, Iterable):
-        raise wrong("data", f"must be rows, a file's path, or a dataset's name, got {type(data).__name__}")
+        raise wrong(argument, f"must be rows, a file's path, or a dataset's name, got {type(data).__name__}")
     if hasattr(data, "features") and hasattr(data, "column_names"):  # Arrow fills keys that a row lacks with None
         return (_without_none(row) for row in data)
     return iter(data)
 
 
-def _frame_rows(frame: Any) -> Iterator[dict[str, Any]]:
+def _frame_rows(frame: Any, argument: str) -> Iterator[dict[str, Any]]:
     if not frame.columns.is_unique:
-        raise wrong("data", "two columns of the DataFrame have one name")
+        raise wrong(argument, "two columns of the DataFrame have one name")
     for begin in range(0, len(frame), FRAME_ROWS):
         for row in frame.iloc[begin:begin + FRAME_ROWS].to_dict("records"):
             yield {str(key): value for key, value in row.items() if not _is_missing(value)}
@@ -137,10 +139,10 @@ def _line(row: Any, where: str, columns: Columns | None) -> bytes:
         raise wrong(where, str(error)) from None
 
 
-def _file_lines(path: pathlib.Path, columns: Columns | None) -> Iterator[bytes]:
+def _file_lines(path: pathlib.Path, columns: Columns | None, argument: str) -> Iterator[bytes]:
     if not path.is_file():
         hint = "" if path.exists() else "; a dataset that is stored has a name of a-z, 0-9 and -"
-        raise wrong("data", f"there is no file {str(path)!r}{hint}")
+        raise wrong(argument, f"there is no file {str(path)!r}{hint}")
     with path.open("rb") as raw:
         file, packing, broken = _unpacked(raw, path)
         try:

@@ -25,6 +25,20 @@ bool Has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+// A job with one field that is wrong, and the line that says so.
+struct Mistake {
+  const char* text;
+  const char* line;
+};
+
+void CheckMistakes(absl::Span<const Mistake> mistakes) {
+  for (const Mistake& mistake : mistakes) {
+    INFO(mistake.text);
+    CHECK(ErrorOf(mistake.text) ==
+          std::string("error: BAD_JOB_FILE: job.json: 1 field is wrong\n") + mistake.line);
+  }
+}
+
 TEST_CASE("the job of the documentation is read") {
   const auto job = ParseJob(R"({
     "display_name": "gsm8k-r8", "base_model": "smollm2-135m", "training_dataset": "gsm8k-train",
@@ -70,11 +84,7 @@ TEST_CASE("lists and tables of numbers, and messages in lists") {
 }
 
 TEST_CASE("every mistake is named by field and line") {
-  struct Case {
-    const char* text;
-    const char* line;
-  };
-  const Case cases[] = {
+  const Mistake cases[] = {
       {R"({"adapter": {"rnk": 8}})", "  adapter.rnk: line 1: no such field; did you mean rank?\n"},
       {R"({"zzzzzzzzzz": 8})", "  zzzzzzzzzz: line 1: no such field\n"},
       {"{\n\n\"priority\": 1.5}",
@@ -105,11 +115,7 @@ TEST_CASE("every mistake is named by field and line") {
       {R"({"state": "RUNNING"})", "  state: line 1: is set by the service; leave it out\n"},
       {"{\"priority\": 1,\n \"priority\": 2}", "  priority: line 1: given again in line 2\n"},
   };
-  for (const Case& c : cases) {
-    INFO(c.text);
-    CHECK(ErrorOf(c.text) ==
-          std::string("error: BAD_JOB_FILE: job.json: 1 field is wrong\n") + c.line);
-  }
+  CheckMistakes(cases);
 }
 
 TEST_CASE("all mistakes are told at once") {
@@ -191,11 +197,7 @@ TEST_CASE("names of PEFT, TRL and transformers mean our fields") {
 }
 
 TEST_CASE("names that disagree, and values without an equal, are told by name and line") {
-  struct Case {
-    const char* text;
-    const char* line;
-  };
-  const Case cases[] = {
+  const Mistake cases[] = {
       {R"({"adapter": {"rank": 8, "r": 16}})",
        "  adapter.r: line 1: says 16, but adapter.rank says 8: they are one field; leave one "
        "out\n"},
@@ -231,11 +233,7 @@ TEST_CASE("names that disagree, and values without an equal, are told by name an
       {R"({"training": {"num_train_epoch": 8}})",
        "  training.num_train_epoch: line 1: no such field; did you mean epochs?\n"},
   };
-  for (const Case& c : cases) {
-    INFO(c.text);
-    CHECK(ErrorOf(c.text) ==
-          std::string("error: BAD_JOB_FILE: job.json: 1 field is wrong\n") + c.line);
-  }
+  CheckMistakes(cases);
 }
 
 TEST_CASE("names that say what is done anyway are taken out, with another value they are refused") {
@@ -266,11 +264,7 @@ TEST_CASE("names that say what is done anyway are taken out, with another value 
       CHECK(other.find("got \"anything else\": " + std::string(name.why)) != std::string::npos);
     }
   }
-  struct Case {
-    const char* text;
-    const char* line;
-  };
-  const Case cases[] = {
+  const Mistake cases[] = {
       {R"({"adapter": {"bias": "all"}})",
        "  adapter.bias: line 1: must be \"none\", or be left out, got \"all\": biases are not "
        "trained, LoRA's matrices alone\n"},
@@ -288,11 +282,7 @@ TEST_CASE("names that say what is done anyway are taken out, with another value 
        "gradient_accumulation_steps for its num_steps\n"},
       {R"({"bf16": true})", "  bf16: line 1: no such field; did you mean training.bf16?\n"},
   };
-  for (const Case& c : cases) {
-    INFO(c.text);
-    CHECK(ErrorOf(c.text) ==
-          std::string("error: BAD_JOB_FILE: job.json: 1 field is wrong\n") + c.line);
-  }
+  CheckMistakes(cases);
   lorad::v1::Job job;
   CHECK(SetFields({"training.optim=adamw_torch", "adapter.bias=none"}, job).ok());
   CHECK(!SetFields({"training.optim=lion"}, job).ok());

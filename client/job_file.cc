@@ -49,6 +49,7 @@ class Filler {
   void Replace() { replaces_ = true; }
 
   void Fill(json object, const std::string& path, Message& message) {
+    TakeCamelCase(*message.GetDescriptor(), path, object);
     const auto taken = TakeNames(
         path, object, [&](const std::string& at, const std::string& what) { Note(at, what); });
     written_.insert(taken.begin(), taken.end());
@@ -100,6 +101,22 @@ class Filler {
   }
 
  private:
+  // The proto's names in the place of their camelCase, so that they meet other names of the field.
+  void TakeCamelCase(const Descriptor& type, const std::string& path, json& object) {
+    for (int i = 0; i < type.field_count(); ++i) {
+      const FieldDescriptor& field = *type.field(i);
+      const auto camel = object.find(field.camelcase_name());
+      if (camel == object.end() || field.camelcase_name() == field.name()) continue;
+      const std::string begin = path.empty() ? "" : absl::StrCat(path, ".");
+      const std::string at = absl::StrCat(begin, field.camelcase_name());
+      if (object.contains(field.name())) Note(at, absl::StrCat("is ", field.name(), " again"));
+      written_.emplace(absl::StrCat(begin, field.name()), at);
+      json value = *camel;
+      object.erase(camel);
+      object[field.name()] = std::move(value);
+    }
+  }
+
   // The field that is meant: by a name that is near, ours or another library's, or in another
   // section.
   static std::string Nearest(const Descriptor& type, absl::string_view section,

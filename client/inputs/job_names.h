@@ -24,10 +24,10 @@ absl::Span<const JobName> JobNames();
 // A mistake: the path as the user wrote it ("adapter.r"), and what is wrong.
 using NoteMistake = std::function<void(const std::string& path, const std::string& what)>;
 
-// Exchanges, in one section of a job file, their names and their values ("cosine") for ours, and
-// writes the fields' camelCase as the proto's names. Answers with the field's path -> the path that
-// the user wrote, of what was exchanged. Two names that say different things, and values that have
-// no equal here, are mistakes. Names that say what is done anyway (needless_names.h) are taken out.
+// Exchanges, in one section of a job file, their names and their values ("cosine") for ours. Answers
+// with the field's path -> the path that the user wrote, of what was exchanged. Two names that say
+// different things, and values that have no equal here, are mistakes. Names that say what is done
+// anyway (needless_names.h) are taken out.
 //   batch_size = per_device_train_batch_size x gradient_accumulation_steps
 std::map<std::string, std::string> TakeNames(absl::string_view section, nlohmann::json& object,
                                              const NoteMistake& note);

@@ -288,6 +288,14 @@ TEST_CASE("names that say what is done anyway are taken out, with another value 
   CHECK(!SetFields({"training.optim=lion"}, job).ok());
 }
 
+TEST_CASE("a field in camelCase is the field") {
+  CHECK(Has(JobOf("training", R"("evalEverySteps": 5, "eval_steps": 7)"),
+            "training.eval_steps: line 1: says 7, but training.eval_every_steps says 5"));
+  CHECK(Has(JobOf("training", R"("maxSteps": 5, "max_steps": 5)"),
+            "training.maxSteps: line 1: is max_steps again"));
+  CHECK(Has(JobOf("training", R"("maxSteps": 1.5)"), "training.maxSteps: line 1: must be a whole"));
+}
+
 TEST_CASE("the documentation has a row for every name") {
   std::ifstream file("docs/api.md");
   const std::string page((std::istreambuf_iterator<char>(file)), {});

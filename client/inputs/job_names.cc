@@ -19,6 +19,8 @@ using nlohmann::json;
 
 constexpr char kAccumulation[] = "gradient_accumulation_steps";
 constexpr char kPerDevice[] = "per_device_train_batch_size";
+constexpr char kEvaluationSteps[] = "eval_every_steps";
+constexpr char kLoggingSteps[] = "logging_steps";
 
 constexpr std::array<JobName, 16> kNames = {{
     {"", "run_name", "display_name"},
@@ -43,13 +45,17 @@ constexpr std::array<JobName, 16> kNames = {{
 // something else: then they are as good as that field.
 struct Meaning {
   absl::string_view name;
+  const char* said;  // as JSON
   const char* field;
   const char* value;  // as JSON
 };
-constexpr std::array<Meaning, 3> kMeanings = {{
-    {"train_sampling_strategy", "shuffle", "true"},
-    {"completion_only_loss", "train_on", R"("ASSISTANT")"},
-    {"assistant_only_loss", "train_on", R"("ASSISTANT")"},
+constexpr std::array<Meaning, 6> kMeanings = {{
+    {"train_sampling_strategy", R"("random")", "shuffle", "true"},
+    {"completion_only_loss", "true", "train_on", R"("ASSISTANT")"},
+    {"assistant_only_loss", "true", "train_on", R"("ASSISTANT")"},
+    {"save_strategy", R"("no")", "checkpoint_every_steps", "0"},
+    {"eval_strategy", R"("no")", "eval_every_steps", "0"},
+    {"evaluation_strategy", R"("no")", "eval_every_steps", "0"},
 }};
 
 std::string Path(absl::string_view section, absl::string_view name) {
@@ -72,6 +78,7 @@ class Taker {
     for (const JobName& name : kNames) {
       if (name.section == section_) Exchange(name);
     }
+    EvaluationSteps();
     TakeNeedless();
     Values();
     return std::move(written_);
@@ -85,8 +92,9 @@ class Taker {
 
   void Note(absl::string_view name, const std::string& what) { note_(Path(section_, name), what); }
 
-  // What another name of the field says must be the same.
-  void Put(const std::string& field, const std::string& name, const json& value) {
+  // What another name of the field says must be the same. `said`: the value as the user wrote it.
+  void Put(const std::string& field, const std::string& name, const json& value,
+           const std::string& said) {
     const json* other = Find(field.c_str());
     const std::string path = Path(section_, field);
     if (other == nullptr) {
@@ -94,9 +102,9 @@ class Taker {
       written_[path] = Path(section_, name);
     } else if (*other != value) {
       const auto theirs = written_.find(path);
-      Note(name, absl::StrCat("says ", Text(value), ", but ",
-                              theirs == written_.end() ? path : theirs->second, " says ",
-                              Text(*other), ": they are one field; leave one out"));
+      Note(name,
+           absl::StrCat("says ", said, ", but ", theirs == written_.end() ? path : theirs->second,
+                        " says ", Text(*other), ": they are one field; leave one out"));
     }
   }
 
@@ -105,7 +113,7 @@ class Taker {
     if (at == object_.end()) return;
     const json value = *at;
     object_.erase(at);
-    if (!value.is_null()) Put(std::string(name.field), std::string(name.name), value);
+    if (!value.is_null()) Put(std::string(name.field), std::string(name.name), value, Text(value));
   }
 
   // A count of at least 1 under this name, taken out of the object; one that is none is noted.
@@ -130,7 +138,8 @@ class Taker {
     const auto times = TakeCount(kAccumulation);
     const auto rows = TakeCount(kPerDevice);
     if (!times || !rows) return;
-    Put("batch_size", absl::StrCat(kPerDevice, " x ", kAccumulation), *times * *rows);
+    const std::int64_t batch = *times * *rows;
+    Put("batch_size", absl::StrCat(kPerDevice, " x ", kAccumulation), batch, absl::StrCat(batch));
   }
 
   // In PEFT a text is "all-linear" or an expression.
@@ -144,6 +153,21 @@ class Taker {
     *targets = json::array({"all-linear"});
   }
 
+  // Transformers evaluate every logging_steps where nobody says how many steps.
+  void EvaluationSteps() {
+    if (section_ != "training") return;
+    for (const char* name : {"eval_strategy", "evaluation_strategy"}) {
+      const json* strategy = Find(name);
+      if (strategy == nullptr || *strategy != "steps" || Find(kEvaluationSteps) != nullptr)
+        continue;
+      if (const json* steps = Find(kLoggingSteps); steps != nullptr) {
+        Put(kEvaluationSteps, kLoggingSteps, json(*steps), Text(*steps));
+      } else {
+        Note(name, "needs eval_steps beside it: how many steps from one evaluation to the next");
+      }
+    }
+  }
+
   void TakeNeedless() {
     for (const NeedlessName& name : NeedlessNames()) {
       if (name.section != section_) continue;
@@ -153,9 +177,12 @@ class Taker {
       object_.erase(at);
       const std::string wrong = WhyNot(name, value);
       if (!wrong.empty()) Note(name.name, wrong);
-      const auto* means = std::ranges::find(kMeanings, name.name, &Meaning::name);
-      if (means == kMeanings.end() || !wrong.empty() || value.is_null()) continue;
-      Put(means->field, std::string(name.name), json::parse(means->value));
+      const auto* means = std::ranges::find_if(kMeanings, [&](const Meaning& meaning) {
+        return meaning.name == name.name && json::parse(meaning.said) == value;
+      });
+      if (means == kMeanings.end()) continue;
+      Put(means->field, std::string(name.name), json::parse(means->value),
+          absl::StrCat(Text(value), ", which is ", means->value));
     }
   }
 

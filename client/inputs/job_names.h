@@ -29,6 +29,7 @@ using NoteMistake = std::function<void(const std::string& path, const std::strin
 // different things, and values that have no equal here, are mistakes. Names that say what is done
 // anyway (needless_names.h) are taken out.
 //   batch_size = per_device_train_batch_size x gradient_accumulation_steps
+//   eval_every_steps = logging_steps, where evaluations come by steps and it is not said otherwise
 std::map<std::string, std::string> TakeNames(absl::string_view section, nlohmann::json& object,
                                              const NoteMistake& note);
 

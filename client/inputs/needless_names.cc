@@ -14,7 +14,14 @@ constexpr char kPlain[] =
 constexpr char kBest[] = "the best checkpoint is that of the lowest validation loss";
 constexpr char kPlaces[] = "the daemon places models on devices itself (lora model add --stages)";
 constexpr char kPrecision[] =
-    "base models stay in the precision of their device: bf16 on GPUs, float32 on CPUs";
+    "base models stay in the precision of their device: bf16 on GPUs (float32 where the daemon was "
+    "started with --worker-precision fp32), float32 on CPUs";
+constexpr char kWorkers[] =
+    "jobs train on the daemon's workers, whatever their device; lorad serve --workers cpu:1 has "
+    "one "
+    "on the CPU alone";
+constexpr char kEvaluations[] =
+    "evaluations come by steps; for one an epoch say eval_steps = rows / batch_size, rounded up";
 constexpr char kEmpty[] = R"([false, [], {}, ""])";
 
 constexpr NeedlessName kNames[] = {
@@ -60,12 +67,10 @@ constexpr NeedlessName kNames[] = {
     {"training", "optim_args", R"([""])",
      "AdamW's are adam_beta1, adam_beta2, adam_epsilon and weight_decay"},
     {"training", "lr_scheduler_kwargs", R"([{}])", "schedules have no options but warm-up"},
-    {"training", "save_strategy", R"(["steps"])",
-     "checkpoints come by steps; say save_steps, 0 for one after the last step alone"},
-    {"training", "eval_strategy", R"(["steps"])",
-     "evaluations come by steps; say eval_steps, 0 for the start and the end alone"},
-    {"training", "evaluation_strategy", R"(["steps"])",
-     "evaluations come by steps; say eval_steps, 0 for the start and the end alone"},
+    {"training", "save_strategy", R"(["no", "steps"])",
+     "checkpoints come by steps; for one an epoch say save_steps = rows / batch_size, rounded up"},
+    {"training", "eval_strategy", R"(["no", "steps"])", kEvaluations},
+    {"training", "evaluation_strategy", R"(["no", "steps"])", kEvaluations},
     {"training", "load_best_model_at_end", R"([false])",
      "a job's adapter is that of its last step; say checkpoint_keep_best = 1, and fetch the best "
      "one with `lora checkpoint get JOB --best` or job.adapter(path, best=True)"},
@@ -101,6 +106,12 @@ constexpr NeedlessName kNames[] = {
     {"training", "fsdp_config", R"([{}])", kPlaces},
     {"training", "load_in_4bit", R"([false])", kPrecision},
     {"training", "load_in_8bit", R"([false])", kPrecision},
+    {"training", "bf16", R"([true])", kPrecision},
+    {"training", "fp16", R"([false])", kPrecision},
+    {"training", "fp16_full_eval", R"([false])", kPrecision},
+    {"training", "use_cpu", R"([false])", kWorkers},
+    {"training", "no_cuda", R"([false])", kWorkers},
+    {"training", "use_mps_device", R"([false])", kWorkers},
     // How and where a trainer runs: devices, memory, speed, logs, files. The daemon has its own ways.
     {"training", "output_dir", "", ""},
     {"training", "overwrite_output_dir", "", ""},
@@ -119,14 +130,8 @@ constexpr NeedlessName kNames[] = {
     {"training", "trackio_space_id", "", ""},
     {"training", "trackio_bucket_id", "", ""},
     {"training", "trackio_static_space_id", "", ""},
-    {"training", "bf16", "", ""},
-    {"training", "fp16", "", ""},
     {"training", "tf32", "", ""},
     {"training", "bf16_full_eval", "", ""},
-    {"training", "fp16_full_eval", "", ""},
-    {"training", "use_cpu", "", ""},
-    {"training", "no_cuda", "", ""},
-    {"training", "use_mps_device", "", ""},
     {"training", "gradient_checkpointing", "", ""},
     {"training", "gradient_checkpointing_kwargs", "", ""},
     {"training", "activation_offloading", "", ""},

@@ -237,27 +237,33 @@ TEST_CASE("names that disagree, and values without an equal, are told by name an
 }
 
 TEST_CASE("names that say what is done anyway are taken out, with another value they are refused") {
-  const std::map<absl::string_view, const char*> meanings = {
-      {"train_sampling_strategy", R"("shuffle": true)"},
-      {"completion_only_loss", R"("train_on": "ASSISTANT")"},
-      {"assistant_only_loss", R"("train_on": "ASSISTANT")"}};
+  // What some say, and the field that is as good.
+  const std::map<std::string, const char*> meanings = {
+      {R"("train_sampling_strategy": "random")", R"("shuffle": true)"},
+      {R"("completion_only_loss": true)", R"("train_on": "ASSISTANT")"},
+      {R"("assistant_only_loss": true)", R"("train_on": "ASSISTANT")"},
+      {R"("save_strategy": "no")", R"("checkpoint_every_steps": 0)"},
+      {R"("eval_strategy": "no")", R"("eval_every_steps": 0)"},
+      {R"("evaluation_strategy": "no")", R"("eval_every_steps": 0)"}};
   for (const NeedlessName& name : NeedlessNames()) {
     INFO(name.name);
     const std::string said = "\"" + std::string(name.name) + "\": ";
-    const std::string ours = name.section == "adapter" ? "\"rank\": 4" : "\"max_steps\": 3";
-    const auto job_of = [&](const std::string& value) {
-      return JobOf(std::string(name.section), said + value + ", " + ours);
-    };
-    const std::string expected = JobOf(std::string(name.section), ours);
-    CHECK(job_of("null") == expected);
+    const std::string section(name.section);
+    const std::string ours = section == "adapter" ? "\"rank\": 4" : "\"max_steps\": 3";
     const auto values = nlohmann::json::parse(name.values.empty() ? "[1, \"x\"]" : name.values);
-    const auto means = meanings.find(name.name);
-    const std::string meant =
-        means == meanings.end()
-            ? expected
-            : JobOf(std::string(name.section), std::string(means->second) + ", " + ours);
-    for (const auto& value : values) CHECK(job_of(value.dump()) == meant);
-    const std::string other = job_of("\"anything else\"");
+    for (const auto& value : values) {
+      INFO(value);
+      const std::string theirs = said + value.dump();
+      // Evaluations by steps want to know how many.
+      const std::string beside = value == "steps" ? ours + ", \"eval_steps\": 5" : ours;
+      const auto means = meanings.find(theirs);
+      const std::string meant = means == meanings.end() ? "" : std::string(means->second) + ", ";
+      CHECK(JobOf(section, theirs + ", " + beside) == JobOf(section, meant + beside));
+      CHECK_FALSE(Has(JobOf(section, meant + beside), "error"));
+    }
+    const std::string expected = JobOf(section, ours);
+    CHECK(JobOf(section, said + "null, " + ours) == expected);
+    const std::string other = JobOf(section, said + "\"anything else\", " + ours);
     if (name.values.empty()) {
       CHECK(other == expected);
     } else {
@@ -273,8 +279,30 @@ TEST_CASE("names that say what is done anyway are taken out, with another value 
        "out, "
        "got \"accuracy\": the best checkpoint is that of the lowest validation loss\n"},
       {R"({"training": {"train_on": "ALL", "completion_only_loss": true}})",
-       "  training.completion_only_loss: line 1: says \"ASSISTANT\", but training.train_on says "
-       "\"ALL\": they are one field; leave one out\n"},
+       "  training.completion_only_loss: line 1: says true, which is \"ASSISTANT\", but "
+       "training.train_on says \"ALL\": they are one field; leave one out\n"},
+      {R"({"training": {"eval_steps": 50, "eval_strategy": "no"}})",
+       "  training.eval_strategy: line 1: says \"no\", which is 0, but training.eval_steps says "
+       "50: "
+       "they are one field; leave one out\n"},
+      {R"({"training": {"eval_strategy": "steps"}})",
+       "  training.eval_strategy: line 1: needs eval_steps beside it: how many steps from one "
+       "evaluation to the next\n"},
+      {R"({"training": {"eval_strategy": "steps", "logging_steps": 0.1}})",
+       "  training.logging_steps: line 1: must be a whole number of 32 bits, got 0.1\n"},
+      {R"({"training": {"eval_strategy": "epoch", "eval_steps": 5}})",
+       "  training.eval_strategy: line 1: must be \"no\" or \"steps\", or be left out, got "
+       "\"epoch\": "
+       "evaluations come by steps; for one an epoch say eval_steps = rows / batch_size, rounded "
+       "up\n"},
+      {R"({"training": {"bf16": false}})",
+       "  training.bf16: line 1: must be true, or be left out, got false: base models stay in the "
+       "precision of their device: bf16 on GPUs (float32 where the daemon was started with "
+       "--worker-precision fp32), float32 on CPUs\n"},
+      {R"({"training": {"use_cpu": true}})",
+       "  training.use_cpu: line 1: must be false, or be left out, got true: jobs train on the "
+       "daemon's workers, whatever their device; lorad serve --workers cpu:1 has one on the CPU "
+       "alone\n"},
       {R"({"training": {"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 8}}}})",
        "  training.accelerator_config: line 1: must be {} or \"\", or be left out, got "
        "{\"gradient_accumulation_kwargs\":{\"num_steps\":8}}: the daemon runs jobs its own way; "
@@ -286,6 +314,26 @@ TEST_CASE("names that say what is done anyway are taken out, with another value 
   lorad::v1::Job job;
   CHECK(SetFields({"training.optim=adamw_torch", "adapter.bias=none"}, job).ok());
   CHECK(!SetFields({"training.optim=lion"}, job).ok());
+}
+
+TEST_CASE("evaluations by steps come as often as is said, in whatever name") {
+  const std::string expected = JobOf("training", R"("eval_every_steps": 7)");
+  for (const char* said :
+       {R"("eval_steps": 7)", R"("eval_every_steps": 7)", R"("evalEverySteps": 7)",
+        R"("logging_steps": 7)", R"("eval_steps": 7, "logging_steps": 1)"}) {
+    for (const char* name : {"eval_strategy", "evaluation_strategy"}) {
+      INFO(said);
+      CHECK(JobOf("training", "\"" + std::string(name) + "\": \"steps\", " + said) == expected);
+    }
+  }
+  CHECK(JobOf("training", R"("logging_steps": 7)") == JobOf("training", ""));
+  CHECK(JobOf("training", R"("save_strategy": "steps")") == JobOf("training", ""));
+  // In YAML 1.1 `no` without quotes is false; here it is text.
+  const auto job =
+      ParseJob("training: {eval_strategy: no, save_strategy: no}", "job.yaml", JobFormat::kYaml);
+  REQUIRE(job.ok());
+  CHECK(job->training().has_checkpoint_every_steps());
+  CHECK(job->training().checkpoint_every_steps() == 0);
 }
 
 TEST_CASE("a field in camelCase is the field") {

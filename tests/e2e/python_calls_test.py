@@ -4,9 +4,11 @@ usage: python_calls_test.py [TEST...]
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import pathlib
 import time
+import warnings
 from concurrent import futures
 
 import python_package
@@ -62,6 +64,9 @@ class Daemon(adapters_pb2_grpc.AdaptersServicer, cluster_pb2_grpc.ClusterService
 
     def CreateJob(self, request, context):
         return self._answer("CreateJob", request, context)
+
+    def EstimateJob(self, request, context):
+        return self._answer("EstimateJob", request, context)
 
     def DeleteJob(self, request, context):
         return self._answer("DeleteJob", request, context)
@@ -194,6 +199,23 @@ def test_arguments_of_a_job_that_are_none_are_named():
         error = python_package.error_of(lorad.InvalidError, job.adapter, "out", best=True)
         assert error.reason == "NO_BEST" and "no checkpoint of job-1 was evaluated: leave best out" in str(error), error
         assert "step: names a checkpoint" in str(python_package.error_of(lorad.InvalidError, job.adapter, "out", 2, best=True))
+
+
+def test_what_a_config_says_to_no_effect():
+    config = dataclasses.make_dataclass("SFTConfig", [("use_cpu", bool, False)])
+    said = f"SFTConfig.use_cpu: is True, which changes nothing: {lorad.needless.FIXED['use_cpu'][1]}"
+    with daemon_and_client() as (daemon, client):
+        daemon.answers = {"GetDataset": [datasets_pb2.Dataset(name="sums")] * 4, "EstimateJob": [jobs_pb2.JobEstimate()],
+                          "CreateJob": [job_at(0), jobs_pb2.Job(warnings=["of the daemon's"]), job_at(0)]}
+        for call in (client.train, client.estimate):
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                call("m", "sums", args=config(True))
+            assert [str(warning.message) for warning in told] == [said] and told[0].filename == __file__, told
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert client.check("m", "sums", args=config(True)) == [said, "of the daemon's"]
+            client.train("m", "sums", args=config())
 
 
 def test_what_does_not_pass_is_not_repeated():

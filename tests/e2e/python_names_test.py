@@ -72,16 +72,18 @@ def test_the_needless_names_are_those_of_the_command_line():
     assert needless.NAMES == {*theirs}, needless.NAMES ^ {*theirs}
     text = (python_package.CHECKOUT / "client/inputs/job_names.cc").read_text()
     meanings = text[text.index("kMeanings = {{"):text.index("}};", text.index("kMeanings = {{"))]
-    rows = re.findall(r'\{"(\w+)", "(\w+)", (?:R"\((.*?)\)"|"(\w+)")\},', meanings)
-    assert needless.MEANINGS == {name: (field, json.loads(raw or plain)) for name, field, raw, plain in rows}, rows
+    rows = re.findall(rf'\{{"(\w+)", ({literal}), "(\w+)", ({literal})\}},', meanings)
+    theirs = {(name, json.loads(value_of(said))): (field, json.loads(value_of(means))) for name, said, field, means in rows}
+    assert needless.MEANINGS == theirs and len(rows) == meanings.count('    {"'), rows
 
 
 def test_needless_names():
     plain = job_of(rank=4)
     for name, (values, why) in needless.FIXED.items():
         for value in values:
-            field, means = needless.MEANINGS.get(name, (None, None))
-            assert job_of(rank=4, **{name: value}) == (job_of(rank=4, **{field: means}) if field else plain), (name, value)
+            ours = {"rank": 4} | ({"eval_steps": 5} if value == "steps" else {})
+            meant = next((dict([means]) for said, means in needless.MEANINGS.items() if said == (name, value)), {})
+            assert job_of(**ours, **{name: value}) == job_of(**ours, **meant), (name, value)
         assert violations_of(job_of, **{name: "anything else"})[name].endswith(f"got 'anything else': {why}"), name
     for name in needless.NOTES + needless.IGNORED:
         assert job_of(rank=4, **{name: "anything"}) == plain, name
@@ -95,7 +97,6 @@ def test_needless_names():
     assert shuffled.HasField("shuffle") and shuffled.shuffle
     assert "one field" in violations_of(job_of, train_on="ALL", completion_only_loss=True)["completion_only_loss"]
     assert "leave one out" in violations_of(job_of, save_strategy="steps", args=SFTConfig(save_strategy="no"))["save_strategy"]
-    assert job_of(eval_strategy="steps", eval_steps=7, args=SFTConfig()).training.eval_every_steps == 7
     steps = {"gradient_accumulation_kwargs": {"num_steps": 8}}
     assert "num_steps" in violations_of(job_of, accelerator_config=steps)["accelerator_config"]
     config = dataclasses.make_dataclass("Config", [("accelerator_config", object, dataclasses.field(default_factory=lambda: types.SimpleNamespace(**steps)))])
@@ -103,6 +104,52 @@ def test_needless_names():
     told = dataclasses.make_dataclass("Told", [("metric_for_best_model", str, None), ("greater_is_better", bool, None)])
     assert job_of(args=told("eval_loss", False)) == job_of(args=told(None, None))
     assert "lowest" in violations_of(job_of, args=told("accuracy", False))["Told.metric_for_best_model"]
+
+
+def test_strategies():
+    def steps_of(**said):
+        training = job_of(**said).training
+        return training.checkpoint_every_steps if training.HasField("checkpoint_every_steps") else None, training.eval_every_steps
+
+    by_steps = SFTConfig(eval_strategy=Strategy.STEPS, eval_steps=5)
+    older = dataclasses.make_dataclass("Older", [("evaluation_strategy", str, "steps"), ("eval_steps", int, 6)])
+    for said, want in (({"eval_strategy": "no", "save_strategy": "no"}, (0, 0)), ({"evaluation_strategy": Strategy.NO}, (None, 0)),
+                       ({"eval_strategy": "steps", "eval_steps": 7}, (None, 7)), ({"eval_strategy": Strategy.STEPS, "eval_every_steps": 7}, (None, 7)),
+                       ({"evaluation_strategy": "steps", "logging_steps": 7}, (None, 7)), ({"logging_steps": 7}, (None, 0)),
+                       ({"save_strategy": "steps"}, (None, 0)), ({"save_strategy": "steps", "save_steps": 3}, (3, 0)),
+                       ({"args": SFTConfig(eval_steps=5)}, (500, 0)), ({"args": by_steps}, (500, 5)),
+                       ({"args": older()}, (500, 6)), ({"args": older("no")}, (500, 0)),
+                       # What is said by name goes before an SFTConfig, which says the rest.
+                       ({"eval_strategy": "no", "args": by_steps}, (500, 0)), ({"eval_strategy": "steps", "args": by_steps}, (500, 5)),
+                       ({"eval_strategy": "steps", "eval_steps": 7, "args": SFTConfig()}, (500, 7)),
+                       ({"save_strategy": "no", "args": SFTConfig()}, (0, 0))):
+        assert steps_of(**said) == want, (said, steps_of(**said))
+    lacking = "needs eval_steps beside it: how many steps from one evaluation to the next"
+    neither = dataclasses.make_dataclass("Neither", [("learning_rate", float, 1e-4)])
+    for said, want in (({"eval_strategy": "steps"}, {"eval_strategy": lacking}),
+                       ({"evaluation_strategy": "steps", "args": neither()}, {"evaluation_strategy": lacking}),
+                       ({"eval_strategy": "no", "eval_steps": 5},
+                        {"eval_strategy": "says 'no', which is 0, but eval_steps says 5: they are one field; leave one out"}),
+                       ({"evaluation_strategy": "steps", "args": SFTConfig()},
+                        {"evaluation_strategy": "says 'steps', but SFTConfig.eval_strategy says 'no': say eval_steps, or leave one out"})):
+        assert violations_of(job_of, **said) == want, said
+    for field, said in (("eval_strategy", {"eval_strategy": "epoch"}), ("SFTConfig.eval_strategy", {"args": SFTConfig(eval_strategy=Strategy.EPOCH)}),
+                        ("SFTConfig.save_strategy", {"args": SFTConfig(save_strategy=Strategy.EPOCH)})):
+        assert "_steps = rows / batch_size, rounded up" in violations_of(job_of, **said)[field], said
+
+
+def test_what_is_said_of_the_machine():
+    """By name it is refused where lorad does something else; an SFTConfig says it of the machine it was made on."""
+    for name, value, what in (("bf16", False, "--worker-precision fp32"), ("fp16", True, "bf16 on GPUs"), ("use_cpu", True, "--workers cpu:1")):
+        assert what in violations_of(job_of, **{name: value})[name], name
+    assert "bf16 on GPUs" in violations_of(job_of, args=SFTConfig(fp16=True))["SFTConfig.fp16"]
+    request = names.build("m", {}, None, SFTConfig(bf16=False, use_cpu=True))
+    assert request.job == job_of(args=SFTConfig()) and not names.build("m", {}, None, SFTConfig()).warnings
+    cpu, bf16 = sorted(request.warnings, reverse=True)
+    assert bf16 == f"SFTConfig.bf16: is False, which changes nothing: {needless.FIXED['bf16'][1]}", bf16
+    assert cpu == f"SFTConfig.use_cpu: is True, which changes nothing: {needless.FIXED['use_cpu'][1]}", cpu
+    plain = dataclasses.make_dataclass("TrainingArguments", [("bf16", bool, False)])  # as transformers have it
+    assert not names.build("m", {}, None, plain()).warnings
 
 
 def test_the_typed_fields_are_all_that_is_taken():
@@ -188,7 +235,9 @@ class SFTConfig:
     assistant_only_loss: bool = False
     packing: bool = False
     neftune_noise_alpha: float | None = None
-    bf16: bool = True
+    bf16: bool | None = True
+    fp16: bool = False
+    use_cpu: bool = False
     debug: list = dataclasses.field(default_factory=list)
     include_for_metrics: list = dataclasses.field(default_factory=list)
 

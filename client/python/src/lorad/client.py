@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -230,6 +231,7 @@ class Client:
 
         InvalidError holds all that is wrong."""
         request = self._prepare(base_model, data, validation_data, peft_config, args, columns, fields)
+        _warn(request)
         return Job(self.connection, self._create(request))
 
     def check(self, base_model: str, data: Any, *, validation_data: Any = None, peft_config: Any = None, args: Any = None,
@@ -237,13 +239,14 @@ class Client:
         """Checks a job and every row of its data without creating it; the arguments are those of `train`. Answers with
         warnings: what is allowed and likely not meant. InvalidError as there."""
         request = self._prepare(base_model, data, validation_data, peft_config, args, columns, fields)
-        return list(self._create(request, validate_only=True).warnings)
+        return [*request.warnings, *self._create(request, validate_only=True).warnings]
 
     def estimate(self, base_model: str, data: Any, *, validation_data: Any = None, peft_config: Any = None,
                  args: Any = None, columns: rows.Columns | None = None,
                  **fields: Unpack[JobFields]) -> jobs_pb2.JobEstimate:
         """What a job would cost in memory and time; the arguments are those of `train`."""
         request = self._prepare(base_model, data, validation_data, peft_config, args, columns, fields)
+        _warn(request)
         try:
             estimate: jobs_pb2.JobEstimate = self.connection.call(
                 self.connection.jobs.EstimateJob, jobs_pb2.EstimateJobRequest(job=request.job), seconds=None)
@@ -337,6 +340,11 @@ class Client:
         except InvalidError as error:
             raise _renamed(error, request) from None
         return job
+
+
+def _warn(request: names.Request) -> None:
+    for warning in request.warnings:
+        warnings.warn(warning, stacklevel=3)  # of whom called the caller's method
 
 
 def _renamed(error: InvalidError, request: names.Request) -> InvalidError:

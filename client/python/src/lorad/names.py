@@ -125,6 +125,8 @@ class Request:
     origins: dict[str, str] = dataclasses.field(default_factory=dict)
     # What an SFTConfig says of the tokens that are trained on, which depends on the rows' format.
     sft_loss: sft.Loss | None = None
+    # What an SFTConfig says to no effect.
+    warnings: list[str] = dataclasses.field(default_factory=list)
 
     def train_on(self, dataset_format: int) -> None:
         """Settles what is trained on, once the format of the rows is known."""
@@ -170,18 +172,14 @@ class _Builder:
                                                    "comes first, then the data")], "of the job")
         read = sft.read(args) if args is not None else sft.Read({}, None, [])
         self.violations += read.violations
-        for name, *steps in (("save_strategy", "save_steps", "checkpoint_every_steps"), ("eval_strategy", "eval_steps", "eval_every_steps")):
-            theirs = plain(getattr(args, name, None))
-            is_said = fields.get(name) is not None and not any(fields.get(field) is not None for field in steps)
-            if is_said and theirs not in (None, plain(fields[name])):
-                self._note(name, f"says {fields[name]!r}, but {type(args).__name__}.{name} says {theirs!r}: say {steps[0]}, or leave one out")
         self._take({name: value for name, value in fields.items() if value is not None})
         said, self.values = self.values, {}
         self._take(read.fields)
         theirs = {key: (f"{type(args).__name__}.{name}", value) for key, (name, value) in self.values.items()}
         self.values = theirs | said
+        self._by_steps(fields, args)
         self._schedule()
-        request = Request(jobs_pb2.Job(base_model=base_model))
+        request = Request(jobs_pb2.Job(base_model=base_model), warnings=read.warnings)
         for (section, field), (name, value) in self.values.items():
             path = f"{section}.{field}" if section else field
             request.origins[path] = name
@@ -197,10 +195,10 @@ class _Builder:
     def _note(self, name: str, what: str) -> None:
         self.violations.append(Violation(name, what))
 
-    def _put(self, section: Section, field: str, name: str, value: Any) -> None:
+    def _put(self, section: Section, field: str, name: str, value: Any, said: str = "") -> None:
         other = self.values.setdefault((section, field), (name, value))
         if other[1] != value:
-            self._note(name, f"says {value!r}, but {other[0]} says {other[1]!r}: they are one field; leave one out")
+            self._note(name, f"says {said or repr(value)}, but {other[0]} says {other[1]!r}: they are one field; leave one out")
 
     def _take(self, fields: Mapping[str, Any]) -> None:
         given = {name: plain(value) for name, value in fields.items()}
@@ -214,14 +212,33 @@ class _Builder:
                 self._put("adapter", SEED, SEED, value)
                 if "data_seed" not in given:
                     self._put("training", SEED, SEED, value)
-            elif name in needless.NAMES:
-                wrong = needless.why_not(name, value)
-                if wrong:
-                    self._note(name, wrong)
-                elif name in needless.MEANINGS:
-                    self._put("training", needless.MEANINGS[name][0], name, needless.MEANINGS[name][1])
-            else:
+            elif name not in needless.NAMES:
                 self._note(name, f"there is no such field{suggest(name)}")
+        for name in filter(given.__contains__, needless.FIXED):
+            wrong = needless.why_not(name, given[name])
+            if wrong:
+                self._note(name, wrong)
+                continue
+            for (meaning, value), (field, means) in needless.MEANINGS.items():
+                if meaning == name and value == given[name]:
+                    self._put("training", field, name, means, f"{value!r}, which is {means!r}")
+
+    def _by_steps(self, fields: Mapping[str, Any], args: Any) -> None:
+        """Strategies that are said by name: an SFTConfig says how many steps too, unless it has another strategy. Without
+        one transformers evaluate every logging_steps."""
+        for name, theirs, *steps in (("save_strategy", "save_strategy", "save_steps", "checkpoint_every_steps"),
+                                     ("eval_strategy", "eval_strategy", "eval_steps", "eval_every_steps"),
+                                     ("evaluation_strategy", "eval_strategy", "eval_steps", "eval_every_steps")):
+            if plain(fields.get(name)) != "steps" or any(fields.get(field) is not None for field in steps):
+                continue
+            config = plain(getattr(args, theirs, None))
+            if config not in (None, "steps"):
+                self._note(name, f"says 'steps', but {type(args).__name__}.{theirs} says {config!r}: say {steps[0]}, or leave one out")
+            elif steps[0] == "eval_steps" and ("training", "eval_every_steps") not in self.values:
+                if fields.get("logging_steps") is None:
+                    self._note(name, "needs eval_steps beside it: how many steps from one evaluation to the next")
+                else:
+                    self._put("training", "eval_every_steps", "logging_steps", plain(fields["logging_steps"]))
 
     def _take_batch(self, given: dict[str, Any]) -> None:
         """batch_size = per_device_train_batch_size x gradient_accumulation_steps"""

@@ -12,7 +12,12 @@ from typing import Any
 _PLAIN = "plain LoRA, rsLoRA (use_rslora) and LoRA+ (training.loraplus_lr_ratio) are done"
 _BEST = "the best checkpoint is that of the lowest validation loss"
 _PLACES = "the daemon places models on devices itself (lora model add --stages)"
-_PRECISION = "base models stay in the precision of their device: bf16 on GPUs, float32 on CPUs"
+_PRECISION = (
+    "base models stay in the precision of their device: bf16 on GPUs (float32 where the daemon was started with "
+    "--worker-precision fp32), float32 on CPUs")
+_WORKERS = (
+    "jobs train on the daemon's workers, whatever their device; lorad serve --workers cpu:1 has one on the CPU alone")
+_EVALUATIONS = "evaluations come by steps; for one an epoch say eval_steps = rows / batch_size, rounded up"
 _EMPTY: list[Any] = [False, [], {}, ""]
 
 # Name -> what it may say, and why nothing else.
@@ -45,9 +50,10 @@ FIXED: dict[str, tuple[list[Any], str]] = {
         "AdamW is the optimizer, with its state in float32"),
     "optim_args": ([""], "AdamW's are adam_beta1, adam_beta2, adam_epsilon and weight_decay"),
     "lr_scheduler_kwargs": ([{}], "schedules have no options but warm-up"),
-    "save_strategy": (["steps"], "checkpoints come by steps; say save_steps, 0 for one after the last step alone"),
-    "eval_strategy": (["steps"], "evaluations come by steps; say eval_steps, 0 for the start and the end alone"),
-    "evaluation_strategy": (["steps"], "evaluations come by steps; say eval_steps, 0 for the start and the end alone"),
+    "save_strategy": (["no", "steps"],
+        "checkpoints come by steps; for one an epoch say save_steps = rows / batch_size, rounded up"),
+    "eval_strategy": (["no", "steps"], _EVALUATIONS),
+    "evaluation_strategy": (["no", "steps"], _EVALUATIONS),
     "load_best_model_at_end": ([False],
         "a job's adapter is that of its last step; say checkpoint_keep_best = 1, and fetch the best one "
         "with `lora checkpoint get JOB --best` or job.adapter(path, best=True)"),
@@ -76,12 +82,21 @@ FIXED: dict[str, tuple[list[Any], str]] = {
     "accelerator_config": ([{}, ""], "the daemon runs jobs its own way; say gradient_accumulation_steps for its num_steps"),
     "load_in_4bit": ([False], _PRECISION),
     "load_in_8bit": ([False], _PRECISION),
+    "bf16": ([True], _PRECISION),
+    "fp16": ([False], _PRECISION),
+    "fp16_full_eval": ([False], _PRECISION),
+    "use_cpu": ([False], _WORKERS),
+    "no_cuda": ([False], _WORKERS),
+    "use_mps_device": ([False], _WORKERS),
 }
-# Name -> the field that could say something else, and what it says where the name says what it may.
-MEANINGS: dict[str, tuple[str, Any]] = {
-    "train_sampling_strategy": ("shuffle", True),
-    "completion_only_loss": ("train_on", "ASSISTANT"),
-    "assistant_only_loss": ("train_on", "ASSISTANT"),
+# Name and what it says, which it may -> the field that could say something else, and what that says then.
+MEANINGS: dict[tuple[str, Any], tuple[str, Any]] = {
+    ("train_sampling_strategy", "random"): ("shuffle", True),
+    ("completion_only_loss", True): ("train_on", "ASSISTANT"),
+    ("assistant_only_loss", True): ("train_on", "ASSISTANT"),
+    ("save_strategy", "no"): ("checkpoint_every_steps", 0),
+    ("eval_strategy", "no"): ("eval_every_steps", 0),
+    ("evaluation_strategy", "no"): ("eval_every_steps", 0),
 }
 # PEFT's notes, and settings of what is off.
 NOTES = [
@@ -93,8 +108,7 @@ IGNORED = [
     "output_dir", "overwrite_output_dir", "logging_dir", "logging_strategy", "logging_steps", "logging_first_step",
     "log_on_each_node", "logging_nan_inf_filter", "include_num_input_tokens_seen", "log_level", "log_level_replica",
     "disable_tqdm", "report_to", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
-    "bf16", "fp16", "tf32", "bf16_full_eval", "fp16_full_eval", "use_cpu", "no_cuda", "use_mps_device",
-    "gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_offloading", "torch_compile",
+    "tf32", "bf16_full_eval", "gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_offloading", "torch_compile",
     "torch_compile_backend", "torch_compile_mode", "use_liger_kernel", "liger_kernel_config", "use_cache",
     "torch_empty_cache_steps", "average_tokens_across_devices", "per_device_eval_batch_size",
     "eval_accumulation_steps", "eval_on_start", "prediction_loss_only", "eval_do_concat_batches", "do_train",

@@ -2,7 +2,7 @@
 
 Every field of an SFTConfig is one of three: it means something here and is taken, its default too, so that the job is
 what SFTTrainer would have done; it is about how and where SFTTrainer runs, and means nothing here; or it must stand at
-its default, and is refused by name where it does not.
+its default, and is refused by name where it does not, or warned of.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ TAKEN = ["learning_rate", "num_train_epochs", "per_device_train_batch_size", "gr
          "lr_scheduler_type", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm",
          "seed", "data_seed", "max_seq_length", "save_total_limit"]
 # Taken by the functions below.
-READ = ["max_steps", "max_length", "warmup_steps", "optim", "save_strategy", "save_steps", "eval_strategy", "eval_steps",
-        "run_name", "load_best_model_at_end", "completion_only_loss", "assistant_only_loss", "train_sampling_strategy"]
+READ = ["max_steps", "max_length", "warmup_steps", "optim", "save_strategy", "save_steps", "eval_strategy",
+        "evaluation_strategy", "eval_steps", "run_name", "load_best_model_at_end", "completion_only_loss",
+        "assistant_only_loss", "train_sampling_strategy"]
+# Warned of where they say what is not done: on a machine without a GPU TRL wants them, wherever the daemon is.
+OF_THE_MACHINE = ["bf16", "use_cpu", "no_cuda", "use_mps_device"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Read:
     fields: dict[str, Any]
     loss: Loss | None
     violations: list[Violation]
+    warnings: list[str] = dataclasses.field(default_factory=list)
 
 
 def _plain(value: Any) -> Any:
@@ -77,11 +81,14 @@ def read(args: Any) -> Read:
     if (getattr(accelerator, "gradient_accumulation_kwargs", None) or {}).get("num_steps"):
         refuse("accelerator_config", needless.FIXED["accelerator_config"][1])
     _refuse_others(args, values, refuse)
+    warnings = [f"{kind}.{field.name}: is {values[field.name]!r}, which changes nothing: {needless.FIXED[field.name][1]}"
+                for field in dataclasses.fields(args) if field.name in OF_THE_MACHINE
+                and values[field.name] not in (None, field.default) and needless.why_not(field.name, values[field.name])]
     loss = None
     if "assistant_only_loss" in values:
         loss = Loss(of_conversations="ASSISTANT" if values["assistant_only_loss"] else "ALL",
                     of_completions="ALL" if values.get("completion_only_loss") is False else "ASSISTANT")
-    return Read(fields, loss, mistakes)
+    return Read(fields, loss, mistakes, warnings)
 
 
 def _read_steps(values: dict[str, Any], fields: dict[str, Any], refuse: Any) -> None:
@@ -95,12 +102,14 @@ def _read_steps(values: dict[str, Any], fields: dict[str, Any], refuse: Any) -> 
         fields["warmup_steps"] = warmup
         fields.pop("warmup_ratio", None)  # steps go before it in transformers
     for strategy, steps, default in (("save_strategy", "save_steps", 500), ("eval_strategy", "eval_steps", None)):
-        when = values.get(strategy, "no" if strategy == "eval_strategy" else "steps")
+        said = values.get(strategy, "steps" if default else values.get("evaluation_strategy"))
         every = values.get(steps) or default or values.get("logging_steps") or 0
-        if when == "no":
+        if said is None:
+            continue
+        if wrong := needless.why_not(strategy, said):
+            refuse(strategy, wrong)
+        elif said == "no":
             fields[steps] = 0
-        elif when != "steps":
-            refuse(strategy, f'must be "steps" or "no", got {when!r}')
         elif every != int(every) or every < 1:
             refuse(steps, f"must be a whole number of at least 1, got {every!r}")
         else:
@@ -109,7 +118,7 @@ def _read_steps(values: dict[str, Any], fields: dict[str, Any], refuse: Any) -> 
 
 def _refuse_others(args: Any, values: dict[str, Any], refuse: Any) -> None:
     """All that is not known here stands at its default."""
-    known = {*TAKEN, *READ, *needless.IGNORED, "accelerator_config"}
+    known = {*TAKEN, *READ, *OF_THE_MACHINE, *needless.IGNORED, "accelerator_config"}
     for field in dataclasses.fields(args):
         if field.name in known:
             continue

@@ -38,10 +38,17 @@ constexpr std::array<absl::string_view, 8> kInputFields = {
     "display_name", "base_model", "training_dataset", "validation_dataset",
     "adapter",      "training",   "priority",         "labels"};
 
+bool MayBeEpoch(const FieldDescriptor& field) {
+  return field.containing_type() == lorad::v1::TrainingConfig::descriptor() &&
+         (field.name() == "checkpoint_every_steps" || field.name() == "eval_every_steps");
+}
+
 // Fills a message from JSON and notes every mistake by field.
 class Filler {
  public:
-  Filler(const JobText& text, JobFormat format) : text_(text), format_(format) {}
+  // `by_epoch` may be null.
+  Filler(const JobText& text, JobFormat format, EpochFields* by_epoch)
+      : text_(text), format_(format), by_epoch_(by_epoch) {}
 
   // Passes over what only the service sets.
   void AllowOutput() { output_allowed_ = true; }
@@ -65,7 +72,14 @@ class Filler {
         if (replaces_ && (list || value.is_null())) {
           message.GetReflection()->ClearField(&message, field);
         }
-        if (!value.is_null()) Set(value, at, *field, message);
+        const bool may_be_epoch = by_epoch_ != nullptr && MayBeEpoch(*field);
+        if (may_be_epoch) by_epoch_->erase(field->name());
+        if (may_be_epoch && value == "epoch") {
+          message.GetReflection()->ClearField(&message, field);
+          by_epoch_->insert(field->name());
+        } else if (!value.is_null()) {
+          Set(value, at, *field, message);
+        }
       }
     }
   }
@@ -241,6 +255,7 @@ class Filler {
 
   static absl::string_view WholeText(const FieldDescriptor& field, const json& value) {
     const bool part = field.name() == "epochs" && value.is_number();
+    if (MayBeEpoch(field)) return "a whole number of 32 bits, or \"epoch\"";
     return part ? "a whole number (max_steps ends a job within an epoch)"
                 : "a whole number of 32 bits";
   }
@@ -300,6 +315,7 @@ class Filler {
 
   const JobText& text_;
   const JobFormat format_;
+  EpochFields* const by_epoch_;
   bool output_allowed_ = false;
   bool replaces_ = false;
   std::map<std::string, std::string> written_;  // a field's path -> as the user wrote it
@@ -367,11 +383,11 @@ void PutSetting(std::string path, const std::string& text, json* root) {
 }  // namespace
 
 absl::StatusOr<lorad::v1::Job> ParseJob(absl::string_view text, absl::string_view file_name,
-                                        JobFormat format) {
+                                        JobFormat format, EpochFields* by_epoch) {
   absl::StatusOr<JobText> read = ReadJobText(format, text, file_name);
   if (!read.ok()) return read.status();
   lorad::v1::Job job;
-  Filler filler(*read, format);
+  Filler filler(*read, format, by_epoch);
   const bool shown = IsShown(read->root);
   if (shown) filler.AllowOutput();
   filler.NoteMistakes();
@@ -391,7 +407,8 @@ lorad::v1::Job InputOf(lorad::v1::Job job) {
   return job;
 }
 
-absl::Status SetFields(const std::vector<std::string>& settings, lorad::v1::Job& job) {
+absl::Status SetFields(const std::vector<std::string>& settings, lorad::v1::Job& job,
+                       EpochFields* by_epoch) {
   if (settings.empty()) return absl::OkStatus();
   JobText text;
   text.root = json::object();
@@ -404,7 +421,7 @@ absl::Status SetFields(const std::vector<std::string>& settings, lorad::v1::Job&
     }
     PutSetting(setting.substr(0, equals), setting.substr(equals + 1), &text.root);
   }
-  Filler filler(text, JobFormat::kJson);
+  Filler filler(text, JobFormat::kJson, by_epoch);
   filler.Replace();
   filler.Fill(text.root, "", job);
   return BadFields("--set", filler.violations());

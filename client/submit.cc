@@ -55,23 +55,53 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
   return text;
 }
 
-// The job of the file, with the text of adapter_config.json where a PEFT directory is given.
-absl::StatusOr<Job> ReadJob(const Options& options) {
-  const absl::StatusOr<JobFormat> format = JobFormatOf(options.file, options.format);
-  if (!format.ok()) return format.status();
-  const absl::StatusOr<std::string> text = ReadText(options.file);
-  if (!text.ok()) return text.status();
-  absl::StatusOr<Job> job =
-      ParseJob(*text, options.file == "-" ? "standard input" : options.file, *format);
-  if (!job.ok()) return job;
-  if (auto status = SetFields(options.settings, *job); !status.ok()) return status;
-  if (options.peft.empty()) return job;
+// The text of adapter_config.json where a PEFT directory is given.
+absl::Status AddPeft(const Options& options, Job& job) {
+  if (options.peft.empty()) return absl::OkStatus();
   std::error_code error;
   const bool directory = std::filesystem::is_directory(options.peft, error);
   const absl::StatusOr<std::string> config =
       ReadText(directory ? absl::StrCat(options.peft, "/adapter_config.json") : options.peft);
   if (!config.ok()) return config.status();
-  job->mutable_adapter()->set_peft_config(*config);
+  job.mutable_adapter()->set_peft_config(*config);
+  return absl::OkStatus();
+}
+
+// Sets the fields that are the steps of an epoch: the daemon reads the rows to count them.
+absl::Status SetEpochs(Session& session, const EpochFields& fields, Job& job) {
+  if (fields.empty()) return absl::OkStatus();
+  lorad::v1::EstimateJobRequest request;
+  *request.mutable_job() = job;
+  v1::TrainingConfig& epoch = *request.mutable_job()->mutable_training();
+  epoch.set_epochs(1);
+  epoch.clear_max_steps();
+  const auto set = [&](v1::TrainingConfig& training, std::int64_t steps) {
+    for (const std::string& field : fields) {
+      training.GetReflection()->SetInt32(&training,
+                                         training.GetDescriptor()->FindFieldByName(field),
+                                         static_cast<std::int32_t>(steps));
+    }
+  };
+  set(epoch, 1);  // for what needs them
+  lorad::v1::JobEstimate estimate;
+  const auto status = Call(session, &Jobs::Stub::EstimateJob, request, estimate, kWorkSeconds);
+  if (status.ok()) set(*job.mutable_training(), estimate.total_steps());
+  return status;
+}
+
+// The job of the file, with what the options say.
+absl::StatusOr<Job> ReadJob(Session& session, const Options& options) {
+  const absl::StatusOr<JobFormat> format = JobFormatOf(options.file, options.format);
+  if (!format.ok()) return format.status();
+  const absl::StatusOr<std::string> text = ReadText(options.file);
+  if (!text.ok()) return text.status();
+  EpochFields by_epoch;
+  absl::StatusOr<Job> job =
+      ParseJob(*text, options.file == "-" ? "standard input" : options.file, *format, &by_epoch);
+  if (!job.ok()) return job;
+  if (auto status = SetFields(options.settings, *job, &by_epoch); !status.ok()) return status;
+  if (auto status = AddPeft(options, *job); !status.ok()) return status;
+  if (auto status = SetEpochs(session, by_epoch, *job); !status.ok()) return status;
   return job;
 }
 
@@ -121,7 +151,7 @@ absl::Status Create(Session& session, const Options& options, Job job) {
 }
 
 absl::Status Submit(Session& session, const Options& options) {
-  absl::StatusOr<Job> job = ReadJob(options);
+  absl::StatusOr<Job> job = ReadJob(session, options);
   if (!job.ok()) return job.status();
   return Create(session, options, *std::move(job));
 }
@@ -136,7 +166,9 @@ absl::Status Clone(Session& session, Options& options) {
   if (status.ok()) {
     job = InputOf(std::move(job));
     job.clear_display_name();  // by which the other one is found
-    status = SetFields(options.settings, job);
+    EpochFields by_epoch;
+    status = SetFields(options.settings, job, &by_epoch);
+    if (status.ok()) status = SetEpochs(session, by_epoch, job);
   }
   return status.ok() ? Create(session, options, std::move(job)) : status;
 }
@@ -228,7 +260,7 @@ absl::Status Estimate(Session& session, Options& options) {
     if (auto status = FindJob(session, options.name); !status.ok()) return status;
     request.set_name(options.name);
   } else {
-    const absl::StatusOr<Job> job = ReadJob(options);
+    const absl::StatusOr<Job> job = ReadJob(session, options);
     if (!job.ok()) return job.status();
     *request.mutable_job() = *job;
   }

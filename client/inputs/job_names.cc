@@ -49,13 +49,16 @@ struct Meaning {
   const char* field;
   const char* value;  // as JSON
 };
-constexpr std::array<Meaning, 6> kMeanings = {{
+constexpr std::array<Meaning, 9> kMeanings = {{
     {"train_sampling_strategy", R"("random")", "shuffle", "true"},
     {"completion_only_loss", "true", "train_on", R"("ASSISTANT")"},
     {"assistant_only_loss", "true", "train_on", R"("ASSISTANT")"},
     {"save_strategy", R"("no")", "checkpoint_every_steps", "0"},
+    {"save_strategy", R"("epoch")", "checkpoint_every_steps", R"("epoch")"},
     {"eval_strategy", R"("no")", "eval_every_steps", "0"},
+    {"eval_strategy", R"("epoch")", "eval_every_steps", R"("epoch")"},
     {"evaluation_strategy", R"("no")", "eval_every_steps", "0"},
+    {"evaluation_strategy", R"("epoch")", "eval_every_steps", R"("epoch")"},
 }};
 
 std::string Path(absl::string_view section, absl::string_view name) {
@@ -181,8 +184,9 @@ class Taker {
         return meaning.name == name.name && json::parse(meaning.said) == value;
       });
       if (means == kMeanings.end()) continue;
-      Put(means->field, std::string(name.name), json::parse(means->value),
-          absl::StrCat(Text(value), ", which is ", means->value));
+      const json meant = json::parse(means->value);
+      Put(means->field, std::string(name.name), meant,
+          absl::StrCat(Text(value), meant == value ? "" : ", which is " + Text(meant)));
     }
   }
 

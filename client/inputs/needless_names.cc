@@ -20,8 +20,7 @@ constexpr char kWorkers[] =
     "jobs train on the daemon's workers, whatever their device; lorad serve --workers cpu:1 has "
     "one "
     "on the CPU alone";
-constexpr char kEvaluations[] =
-    "evaluations come by steps; for one an epoch say eval_steps = rows / batch_size, rounded up";
+constexpr char kEvaluations[] = "evaluations come by steps or epochs";
 constexpr char kEmpty[] = R"([false, [], {}, ""])";
 
 constexpr NeedlessName kNames[] = {
@@ -67,10 +66,10 @@ constexpr NeedlessName kNames[] = {
     {"training", "optim_args", R"([""])",
      "AdamW's are adam_beta1, adam_beta2, adam_epsilon and weight_decay"},
     {"training", "lr_scheduler_kwargs", R"([{}])", "schedules have no options but warm-up"},
-    {"training", "save_strategy", R"(["no", "steps"])",
-     "checkpoints come by steps; for one an epoch say save_steps = rows / batch_size, rounded up"},
-    {"training", "eval_strategy", R"(["no", "steps"])", kEvaluations},
-    {"training", "evaluation_strategy", R"(["no", "steps"])", kEvaluations},
+    {"training", "save_strategy", R"(["no", "steps", "epoch"])",
+     "checkpoints come by steps or epochs; checkpoint_keep_best = 1 keeps the best one"},
+    {"training", "eval_strategy", R"(["no", "steps", "epoch"])", kEvaluations},
+    {"training", "evaluation_strategy", R"(["no", "steps", "epoch"])", kEvaluations},
     {"training", "load_best_model_at_end", R"([false])",
      "a job's adapter is that of its last step; say checkpoint_keep_best = 1, and fetch the best "
      "one with `lora checkpoint get JOB --best` or job.adapter(path, best=True)"},

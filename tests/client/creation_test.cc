@@ -18,6 +18,7 @@ using GrpcContext = grpc::ServerContext;
 struct FakeJobs final : v1::Jobs::Service {
   Job job;
   std::vector<v1::CreateJobRequest> created;
+  std::vector<v1::EstimateJobRequest> estimated;
 
   grpc::Status GetJob(GrpcContext*, const v1::GetJobRequest* request, Job* response) override {
     if (request->name() != job.name()) return {grpc::NOT_FOUND, "no such job"};
@@ -27,6 +28,13 @@ struct FakeJobs final : v1::Jobs::Service {
   grpc::Status ListJobs(GrpcContext*, const v1::ListJobsRequest* request,
                         v1::ListJobsResponse* response) override {
     if (request->filter() == "display_name = \"sums\"") *response->add_jobs() = job;
+    return grpc::Status::OK;
+  }
+  grpc::Status EstimateJob(GrpcContext*, const v1::EstimateJobRequest* request,
+                           v1::JobEstimate* response) override {
+    estimated.push_back(*request);
+    if (request->job().base_model() != "small") return {grpc::NOT_FOUND, "no such model"};
+    response->set_total_steps(7);
     return grpc::Status::OK;
   }
   grpc::Status CreateJob(GrpcContext*, const v1::CreateJobRequest* request,
@@ -122,6 +130,37 @@ TEST_CASE_METHOD(Fixture, "a name that another job has is warned of") {
   CHECK(said("--set display_name=sums --validate-only").ends_with(kSaid));
   jobs.job.set_name("job-22222222");  // as a repeated call is answered with it
   CHECK(served.Run("clone job-22222222 --set display_name=sums").err.empty());
+}
+
+TEST_CASE_METHOD(Fixture, "the daemon counts the steps of an epoch") {
+  const std::string file = std::string(std::getenv("TEST_TMPDIR")) + "/epoch.json";
+  std::ofstream(file) << R"({"base_model": "small", "validation_dataset": "rows", "training":
+      {"max_steps": 9, "epochs": 3, "eval_strategy": "epoch", "checkpoint_keep_best": 1}})";
+  CHECK(Run("submit -f " + file) == "OK");
+  REQUIRE(jobs.estimated.size() == 1);
+  const v1::TrainingConfig& epoch = jobs.estimated[0].job().training();
+  CHECK(epoch.epochs() == 1);
+  CHECK(epoch.max_steps() == 0);
+  CHECK(epoch.eval_every_steps() == 1);
+  REQUIRE(jobs.created.size() == 1);
+  const v1::TrainingConfig& created = jobs.created[0].job().training();
+  CHECK(created.epochs() == 3);
+  CHECK(created.max_steps() == 9);
+  CHECK(created.eval_every_steps() == 7);
+  CHECK_FALSE(created.has_checkpoint_every_steps());
+
+  CHECK(Run("submit --set training.eval_steps=2 -f " + file) == "OK");
+  CHECK(jobs.estimated.size() == 1);
+  CHECK(Run("clone sums --set training.save_strategy=epoch") == "OK");
+  CHECK(jobs.estimated.size() == 2);
+  REQUIRE(jobs.created.size() == 3);
+  CHECK(jobs.created[1].job().training().eval_every_steps() == 2);
+  CHECK(jobs.created[2].job().training().checkpoint_every_steps() == 7);
+  CHECK(Run("estimate -f " + file) == "OK");
+  REQUIRE(jobs.estimated.size() == 4);
+  CHECK(jobs.estimated[3].job().training().eval_every_steps() == 7);
+  CHECK(Run("submit --set base_model=none -f " + file) == "NOT_FOUND");
+  CHECK(jobs.created.size() == 3);
 }
 
 TEST_CASE_METHOD(Fixture, "what show prints as JSON is submitted again") {

@@ -136,9 +136,14 @@ TEST_CASE("what is not JSON is placed by line and column") {
 
 // The job of this text under one section, field by field.
 std::string JobOf(const std::string& section, const std::string& text) {
-  const auto job = ParseJob(
-      section.empty() ? "{" + text + "}" : "{\"" + section + "\": {" + text + "}}", "job.json");
-  return job.ok() ? job->ShortDebugString() : ErrorOf("{\"" + section + "\": {" + text + "}}");
+  const std::string file =
+      section.empty() ? "{" + text + "}" : "{\"" + section + "\": {" + text + "}}";
+  EpochFields by_epoch;
+  const auto job = ParseJob(file, "job.json", JobFormat::kJson, &by_epoch);
+  if (!job.ok()) return ErrorOf(file);
+  std::string fields = job->ShortDebugString();
+  for (const std::string& field : by_epoch) fields += " " + field + ": epoch";
+  return fields;
 }
 
 TEST_CASE("names of PEFT, TRL and transformers mean our fields") {
@@ -244,7 +249,10 @@ TEST_CASE("names that say what is done anyway are taken out, with another value 
       {R"("assistant_only_loss": true)", R"("train_on": "ASSISTANT")"},
       {R"("save_strategy": "no")", R"("checkpoint_every_steps": 0)"},
       {R"("eval_strategy": "no")", R"("eval_every_steps": 0)"},
-      {R"("evaluation_strategy": "no")", R"("eval_every_steps": 0)"}};
+      {R"("evaluation_strategy": "no")", R"("eval_every_steps": 0)"},
+      {R"("save_strategy": "epoch")", R"("checkpoint_every_steps": "epoch")"},
+      {R"("eval_strategy": "epoch")", R"("eval_every_steps": "epoch")"},
+      {R"("evaluation_strategy": "epoch")", R"("eval_every_steps": "epoch")"}};
   for (const NeedlessName& name : NeedlessNames()) {
     INFO(name.name);
     const std::string said = "\"" + std::string(name.name) + "\": ";
@@ -289,12 +297,20 @@ TEST_CASE("names that say what is done anyway are taken out, with another value 
        "  training.eval_strategy: line 1: needs eval_steps beside it: how many steps from one "
        "evaluation to the next\n"},
       {R"({"training": {"eval_strategy": "steps", "logging_steps": 0.1}})",
-       "  training.logging_steps: line 1: must be a whole number of 32 bits, got 0.1\n"},
+       "  training.logging_steps: line 1: must be a whole number of 32 bits, or \"epoch\", "
+       "got 0.1\n"},
       {R"({"training": {"eval_strategy": "epoch", "eval_steps": 5}})",
-       "  training.eval_strategy: line 1: must be \"no\" or \"steps\", or be left out, got "
-       "\"epoch\": "
-       "evaluations come by steps; for one an epoch say eval_steps = rows / batch_size, rounded "
-       "up\n"},
+       "  training.eval_strategy: line 1: says \"epoch\", but training.eval_steps says 5: they are "
+       "one "
+       "field; leave one out\n"},
+      {R"({"training": {"eval_steps": "epochs"}})",
+       "  training.eval_steps: line 1: must be a whole number of 32 bits, or \"epoch\", got "
+       "\"epochs\"\n"},
+      {R"({"training": {"save_strategy": "best"}})",
+       "  training.save_strategy: line 1: must be \"no\" or \"steps\" or \"epoch\", or be left "
+       "out, got "
+       "\"best\": checkpoints come by steps or epochs; checkpoint_keep_best = 1 keeps the best "
+       "one\n"},
       {R"({"training": {"bf16": false}})",
        "  training.bf16: line 1: must be true, or be left out, got false: base models stay in the "
        "precision of their device: bf16 on GPUs (float32 where the daemon was started with "
@@ -334,6 +350,26 @@ TEST_CASE("evaluations by steps come as often as is said, in whatever name") {
   REQUIRE(job.ok());
   CHECK(job->training().has_checkpoint_every_steps());
   CHECK(job->training().checkpoint_every_steps() == 0);
+}
+
+TEST_CASE("what comes once an epoch is told apart, and the last word counts") {
+  EpochFields by_epoch;
+  const auto read = ParseJob("training: {eval_strategy: epoch, save_steps: epoch}", "job.yaml",
+                             JobFormat::kYaml, &by_epoch);
+  REQUIRE(read.ok());
+  CHECK(by_epoch == EpochFields{"checkpoint_every_steps", "eval_every_steps"});
+  v1::Job job = *read;
+  CHECK(SetFields({"training.save_steps=5", "training.max_steps=9"}, job, &by_epoch).ok());
+  CHECK(job.training().checkpoint_every_steps() == 5);
+  CHECK(by_epoch == EpochFields{"eval_every_steps"});
+  CHECK(
+      SetFields({"training.save_strategy=epoch", "training.eval_every_steps=null"}, job, &by_epoch)
+          .ok());
+  CHECK_FALSE(job.training().has_checkpoint_every_steps());
+  CHECK(by_epoch == EpochFields{"checkpoint_every_steps"});
+  // No other field may be one, nor any where nobody asks.
+  CHECK_FALSE(SetFields({"training.max_steps=epoch"}, job, &by_epoch).ok());
+  CHECK_FALSE(SetFields({"training.eval_steps=epoch"}, job).ok());
 }
 
 TEST_CASE("a field in camelCase is the field") {

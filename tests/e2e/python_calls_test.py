@@ -218,6 +218,24 @@ def test_what_a_config_says_to_no_effect():
             client.train("m", "sums", args=config())
 
 
+def test_the_daemon_counts_the_steps_of_an_epoch():
+    with daemon_and_client() as (daemon, client):
+        daemon.answers = {"GetDataset": [datasets_pb2.Dataset(name="sums")] * 5,
+                          "EstimateJob": [jobs_pb2.JobEstimate(total_steps=7), jobs_pb2.JobEstimate(total_steps=7), jobs_pb2.JobEstimate(seconds=3),
+                                          Refusal(Code.INVALID_ARGUMENT, "INVALID_FIELDS", error_details_pb2.BadRequest(field_violations=[
+                                              {"field": "training.eval_every_steps", "description": "needs a validation_dataset"}]))],
+                          "CreateJob": [job_at(0)]}
+        said = {"eval_strategy": "epoch", "epochs": 3, "max_steps": 9}
+        client.train("m", "sums", validation_data="sums", **said)
+        (counted,), (created,) = daemon.asked["EstimateJob"], daemon.asked["CreateJob"]
+        of_one, training = counted.job.training, created.job.training
+        assert (of_one.epochs, of_one.max_steps, of_one.eval_every_steps, of_one.HasField("checkpoint_every_steps")) == (1, 0, 1, False), of_one
+        assert counted.job.validation_dataset == "sums" and (training.epochs, training.max_steps, training.eval_every_steps) == (3, 9, 7), training
+        assert client.estimate("m", "sums", validation_data="sums", save_steps="epoch").seconds == 3
+        assert daemon.asked["EstimateJob"][-1].job.training.checkpoint_every_steps == 7
+        assert "eval_strategy: needs a validation_dataset" in str(python_package.error_of(lorad.InvalidError, client.train, "m", "sums", **said))
+
+
 def test_what_does_not_pass_is_not_repeated():
     quota = error_details_pb2.QuotaFailure(violations=[{"subject": "team=math", "description": "two jobs at most"}])
     stands = error_details_pb2.PreconditionFailure(violations=[{"subject": "job-1", "description": "is live"}])

@@ -108,8 +108,11 @@ def test_needless_names():
 
 def test_strategies():
     def steps_of(**said):
-        training = job_of(**said).training
-        return training.checkpoint_every_steps if training.HasField("checkpoint_every_steps") else None, training.eval_every_steps
+        request = names.build("m", {name: value for name, value in said.items() if name != "args"}, None, said.get("args"))
+        training = request.job.training
+        steps = {"checkpoint_every_steps": training.checkpoint_every_steps if training.HasField("checkpoint_every_steps") else None,
+                 "eval_every_steps": training.eval_every_steps}
+        return tuple((steps | dict.fromkeys(request.by_epoch, "epoch")).values())
 
     by_steps = SFTConfig(eval_strategy=Strategy.STEPS, eval_steps=5)
     older = dataclasses.make_dataclass("Older", [("evaluation_strategy", str, "steps"), ("eval_steps", int, 6)])
@@ -119,6 +122,10 @@ def test_strategies():
                        ({"save_strategy": "steps"}, (None, 0)), ({"save_strategy": "steps", "save_steps": 3}, (3, 0)),
                        ({"args": SFTConfig(eval_steps=5)}, (500, 0)), ({"args": by_steps}, (500, 5)),
                        ({"args": older()}, (500, 6)), ({"args": older("no")}, (500, 0)),
+                       ({"eval_strategy": "epoch", "save_strategy": Strategy.EPOCH}, ("epoch", "epoch")),
+                       ({"eval_steps": "epoch", "evaluation_strategy": "epoch", "save_steps": "epoch"}, ("epoch", "epoch")),
+                       ({"args": SFTConfig(eval_strategy=Strategy.EPOCH, eval_steps=9, save_strategy=Strategy.EPOCH)}, ("epoch", "epoch")),
+                       ({"eval_steps": 7, "args": SFTConfig(eval_strategy=Strategy.EPOCH)}, (500, 7)),
                        # What is said by name goes before an SFTConfig, which says the rest.
                        ({"eval_strategy": "no", "args": by_steps}, (500, 0)), ({"eval_strategy": "steps", "args": by_steps}, (500, 5)),
                        ({"eval_strategy": "steps", "eval_steps": 7, "args": SFTConfig()}, (500, 7)),
@@ -133,9 +140,11 @@ def test_strategies():
                        ({"evaluation_strategy": "steps", "args": SFTConfig()},
                         {"evaluation_strategy": "says 'steps', but SFTConfig.eval_strategy says 'no': say eval_steps, or leave one out"})):
         assert violations_of(job_of, **said) == want, said
-    for field, said in (("eval_strategy", {"eval_strategy": "epoch"}), ("SFTConfig.eval_strategy", {"args": SFTConfig(eval_strategy=Strategy.EPOCH)}),
-                        ("SFTConfig.save_strategy", {"args": SFTConfig(save_strategy=Strategy.EPOCH)})):
-        assert "_steps = rows / batch_size, rounded up" in violations_of(job_of, **said)[field], said
+    for field, said in (("eval_strategy", {"eval_strategy": "best"}), ("SFTConfig.eval_strategy", {"args": SFTConfig(eval_strategy=Strategy.BEST)}),
+                        ("SFTConfig.save_strategy", {"args": SFTConfig(save_strategy=Strategy.BEST)})):
+        assert "come by steps or epochs" in violations_of(job_of, **said)[field], said
+    assert "one field" in violations_of(job_of, eval_strategy="epoch", eval_steps=5)["eval_strategy"]
+    assert set(violations_of(job_of, eval_steps="epochs", max_steps="epoch")) == {"eval_steps", "max_steps"}
 
 
 def test_what_is_said_of_the_machine():
@@ -204,7 +213,7 @@ def test_every_mistake_at_once():
 
 
 class Strategy(str, enum.Enum):
-    NO, STEPS, EPOCH = "no", "steps", "epoch"
+    NO, STEPS, EPOCH, BEST = "no", "steps", "epoch", "best"
 
 
 @dataclasses.dataclass
@@ -255,7 +264,7 @@ def test_an_sft_config():
     t = job_of(args=SFTConfig(), learning_rate=1e-3, epochs=1, batch_size=4, seed=1).training
     assert (t.learning_rate, t.epochs, t.batch_size, t.seed) == (1e-3, 1, 4, 1), "what is said goes before the config"
     found = violations_of(job_of, args=SFTConfig(packing=True, neftune_noise_alpha=5.0, max_length=None, num_train_epochs=1.5,
-                                                 save_strategy=Strategy.EPOCH, optim="lion_32bit", include_for_metrics=["loss"]))
+                                                 save_strategy=Strategy.BEST, optim="lion_32bit", include_for_metrics=["loss"]))
     assert set(found) == {f"SFTConfig.{name}" for name in (
         "packing", "neftune_noise_alpha", "max_length", "num_train_epochs", "save_strategy", "optim", "include_for_metrics")}, found
     assert "args" in violations_of(job_of, args={"learning_rate": 1})

@@ -94,6 +94,9 @@ def test_from_rows_to_an_adapter():
         estimate = client.estimate("smollm2-135m", ROWS, rank=2, max_steps=3, **SMALL)
         assert estimate.total_steps == 3 and estimate.peak_memory_bytes.total > 0
         assert client.check("smollm2-135m", ROWS, batch_size=64, max_length=64, max_steps=1), "a batch of more than the data"
+        paced = client.train("smollm2-135m", ROWS[:5], validation_data=ROWS[:2], rank=2, epochs=3, eval_strategy="epoch", **SMALL)
+        of_epoch = -(-5 // SMALL["batch_size"])
+        assert paced.wait(progress=False).evaluations().column("step") == [of_epoch * epoch for epoch in range(4)] and of_epoch > 1
         job.delete()
         python_package.error_of(lorad.NotFoundError, job.refresh)
 

@@ -247,12 +247,7 @@ class Client:
         """What a job would cost in memory and time; the arguments are those of `train`."""
         request = self._prepare(base_model, data, validation_data, peft_config, args, columns, fields)
         _warn(request)
-        try:
-            estimate: jobs_pb2.JobEstimate = self.connection.call(
-                self.connection.jobs.EstimateJob, jobs_pb2.EstimateJobRequest(job=request.job), seconds=None)
-        except InvalidError as error:
-            raise _renamed(error, request) from None
-        return estimate
+        return self._estimate(request, request.job)
 
     def generate(self, source: str | Job | Sequence[str | Job], prompt: answers.Prompt, *, adapter: str = "",
                  system: str = "", raw: bool = False, max_tokens: int = 128, temperature: float = 0.0, top_p: float = 0.0,
@@ -320,7 +315,17 @@ class Client:
         if validation_data is not None:
             request.job.validation_dataset, _ = self._dataset(validation_data, columns, "validation_data")
         request.origins |= {"training_dataset": "data", "validation_dataset": "validation_data"}
+        if request.by_epoch:
+            request.set_epoch(self._estimate(request, request.of_an_epoch()).total_steps)
         return request
+
+    def _estimate(self, request: names.Request, job: jobs_pb2.Job) -> jobs_pb2.JobEstimate:
+        try:
+            estimate: jobs_pb2.JobEstimate = self.connection.call(self.connection.jobs.EstimateJob,
+                                                                  jobs_pb2.EstimateJobRequest(job=job), seconds=None)
+        except InvalidError as error:
+            raise _renamed(error, request) from None
+        return estimate
 
     def _dataset(self, data: Any, columns: rows.Columns | None, argument: str) -> tuple[str, int]:
         """The name and format of a stored dataset of these rows."""

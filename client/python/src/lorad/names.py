@@ -56,11 +56,11 @@ if TYPE_CHECKING:
         eps: float
         max_grad_norm: float
         shuffle: bool
-        checkpoint_every_steps: int
+        checkpoint_every_steps: int | str
         checkpoint_keep_last: int
         checkpoint_keep_best: int
         loraplus_lr_ratio: float
-        eval_every_steps: int
+        eval_every_steps: int | str
         train_on: str
         # Both: of the initialization, of the order of rows and of dropout.
         seed: int
@@ -77,9 +77,9 @@ if TYPE_CHECKING:
         adam_beta1: float
         adam_beta2: float
         adam_epsilon: float
-        save_steps: int
+        save_steps: int | str
         save_total_limit: int
-        eval_steps: int
+        eval_steps: int | str
         data_seed: int
 
 Section = str
@@ -114,6 +114,8 @@ FIELDS: dict[str, Section] = {
        for field in _MESSAGES[section].DESCRIPTOR.fields if field.name not in left_out},
 }
 SEED = "seed"  # of both sections
+# They may be "epoch": the steps of one.
+MAY_BE_EPOCH = ("checkpoint_every_steps", "eval_every_steps")
 
 
 @dataclasses.dataclass
@@ -127,6 +129,22 @@ class Request:
     sft_loss: sft.Loss | None = None
     # What an SFTConfig says to no effect.
     warnings: list[str] = dataclasses.field(default_factory=list)
+    # Fields of the training that are the steps of an epoch, which the daemon counts.
+    by_epoch: list[str] = dataclasses.field(default_factory=list)
+
+    def of_an_epoch(self) -> jobs_pb2.Job:
+        """The job with one epoch, whose steps are to be counted."""
+        job = jobs_pb2.Job()
+        job.CopyFrom(self.job)
+        job.training.epochs, job.training.max_steps = 1, 0
+        for field in self.by_epoch:
+            setattr(job.training, field, 1)  # for what needs it
+        return job
+
+    def set_epoch(self, steps: int) -> None:
+        """Settles what comes once an epoch."""
+        for field in self.by_epoch:
+            setattr(self.job.training, field, steps)
 
     def train_on(self, dataset_format: int) -> None:
         """Settles what is trained on, once the format of the rows is known."""
@@ -183,7 +201,10 @@ class _Builder:
         for (section, field), (name, value) in self.values.items():
             path = f"{section}.{field}" if section else field
             request.origins[path] = name
-            self._set(request.job, section, field, name, value)
+            if field in MAY_BE_EPOCH and value == "epoch":
+                request.by_epoch.append(field)
+            else:
+                self._set(request.job, section, field, name, value)
         if peft_config is not None:
             self._peft(request, peft_config)
         if ("training", "train_on") not in self.values:
@@ -221,7 +242,7 @@ class _Builder:
                 continue
             for (meaning, value), (field, means) in needless.MEANINGS.items():
                 if meaning == name and value == given[name]:
-                    self._put("training", field, name, means, f"{value!r}, which is {means!r}")
+                    self._put("training", field, name, means, repr(value) + (f", which is {means!r}" if means != value else ""))
 
     def _by_steps(self, fields: Mapping[str, Any], args: Any) -> None:
         """Strategies that are said by name: an SFTConfig says how many steps too, unless it has another strategy. Without

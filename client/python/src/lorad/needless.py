@@ -17,7 +17,7 @@ _PRECISION = (
     "--worker-precision fp32), float32 on CPUs")
 _WORKERS = (
     "jobs train on the daemon's workers, whatever their device; lorad serve --workers cpu:1 has one on the CPU alone")
-_EVALUATIONS = "evaluations come by steps; for one an epoch say eval_steps = rows / batch_size, rounded up"
+_EVALUATIONS = "evaluations come by steps or epochs"
 _EMPTY: list[Any] = [False, [], {}, ""]
 
 # Name -> what it may say, and why nothing else.
@@ -50,10 +50,10 @@ FIXED: dict[str, tuple[list[Any], str]] = {
         "AdamW is the optimizer, with its state in float32"),
     "optim_args": ([""], "AdamW's are adam_beta1, adam_beta2, adam_epsilon and weight_decay"),
     "lr_scheduler_kwargs": ([{}], "schedules have no options but warm-up"),
-    "save_strategy": (["no", "steps"],
-        "checkpoints come by steps; for one an epoch say save_steps = rows / batch_size, rounded up"),
-    "eval_strategy": (["no", "steps"], _EVALUATIONS),
-    "evaluation_strategy": (["no", "steps"], _EVALUATIONS),
+    "save_strategy": (["no", "steps", "epoch"],
+        "checkpoints come by steps or epochs; checkpoint_keep_best = 1 keeps the best one"),
+    "eval_strategy": (["no", "steps", "epoch"], _EVALUATIONS),
+    "evaluation_strategy": (["no", "steps", "epoch"], _EVALUATIONS),
     "load_best_model_at_end": ([False],
         "a job's adapter is that of its last step; say checkpoint_keep_best = 1, and fetch the best one "
         "with `lora checkpoint get JOB --best` or job.adapter(path, best=True)"),
@@ -95,8 +95,11 @@ MEANINGS: dict[tuple[str, Any], tuple[str, Any]] = {
     ("completion_only_loss", True): ("train_on", "ASSISTANT"),
     ("assistant_only_loss", True): ("train_on", "ASSISTANT"),
     ("save_strategy", "no"): ("checkpoint_every_steps", 0),
+    ("save_strategy", "epoch"): ("checkpoint_every_steps", "epoch"),
     ("eval_strategy", "no"): ("eval_every_steps", 0),
+    ("eval_strategy", "epoch"): ("eval_every_steps", "epoch"),
     ("evaluation_strategy", "no"): ("eval_every_steps", 0),
+    ("evaluation_strategy", "epoch"): ("eval_every_steps", "epoch"),
 }
 # PEFT's notes, and settings of what is off.
 NOTES = [

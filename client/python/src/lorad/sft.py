@@ -108,8 +108,8 @@ def _read_steps(values: dict[str, Any], fields: dict[str, Any], refuse: Any) -> 
             continue
         if wrong := needless.why_not(strategy, said):
             refuse(strategy, wrong)
-        elif said == "no":
-            fields[steps] = 0
+        elif said != "steps":
+            fields[steps] = 0 if said == "no" else said
         elif every != int(every) or every < 1:
             refuse(steps, f"must be a whole number of at least 1, got {every!r}")
         else:

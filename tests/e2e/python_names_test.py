@@ -210,6 +210,14 @@ def test_every_mistake_at_once():
     assert "constant_with_warmup" in violations_of(job_of, schedule="constant", warmup_ratio=0.1)["schedule"]
     assert "whole number" in violations_of(job_of, per_device_train_batch_size=0, gradient_accumulation_steps=1)[
         "per_device_train_batch_size"]
+    assert violations_of(job_of, rank=float("nan")) == {"rank": "must be a whole number, got nan"}
+    assert violations_of(job_of, labels=["math"]) == {"labels": "must be a mapping, such as {'team': 'math'}, got ['math']"}
+    try:
+        job_of(seed=-1)
+    except lorad.InvalidError as error:
+        assert [v.field for v in error.violations] == ["seed"], error
+    else:
+        raise AssertionError("a seed below 0 was taken")
 
 
 class Strategy(str, enum.Enum):

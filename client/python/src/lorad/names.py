@@ -214,11 +214,13 @@ class _Builder:
         return request
 
     def _note(self, name: str, what: str) -> None:
-        self.violations.append(Violation(name, what))
+        violation = Violation(name, what)
+        if violation not in self.violations:  # one argument may be two fields
+            self.violations.append(violation)
 
     def _put(self, section: Section, field: str, name: str, value: Any, said: str = "") -> None:
         other = self.values.setdefault((section, field), (name, value))
-        if other[1] != value:
+        if other[0] != name and other[1] != value:
             self._note(name, f"says {said or repr(value)}, but {other[0]} says {other[1]!r}: they are one field; leave one out")
 
     def _take(self, fields: Mapping[str, Any]) -> None:
@@ -308,7 +310,9 @@ class _Builder:
         if isinstance(value, float) and descriptor.cpp_type == FieldDescriptor.CPPTYPE_INT32:
             hint = "; max_steps ends a job within an epoch" if field == "epochs" else ""
             return self._note(name, f"must be a whole number, got {value!r}{hint}")
-        if field == "labels" and isinstance(value, Mapping):
+        if field == "labels" and not isinstance(value, Mapping):
+            return self._note(name, f"must be a mapping, such as {{'team': 'math'}}, got {value!r}")
+        if field == "labels":
             for key, text in value.items():
                 if not isinstance(key, str) or not isinstance(text, str):
                     return self._note(name, f"keys and values must be text, got {key!r}: {text!r}")

@@ -80,9 +80,14 @@ absl::Status FromRpc(const grpc::Status& status, absl::string_view server) {
   if (details.reason.empty() && code == absl::StatusCode::kUnavailable) {
     details.reason = "UNREACHABLE";
     const bool refused = absl::StrContains(message, "onnection refused");
+    const bool closed = absl::StrContains(message, "failed to connect") &&
+                        absl::StrContains(message, "Socket closed");
     message = absl::StrCat(
-        "no lorad answers at ", server, " (", refused ? "connection refused" : message,
-        "); start one with `lorad serve --data-dir DIR`, or name another with --server HOST:PORT");
+        "no lorad answers at ", server, " (", refused ? "connection refused" : message, "); ",
+        closed ? "what listens there closes the connection, as a port for workers does "
+                 "(--worker-listen): name the daemon's --listen address with --server HOST:PORT"
+               : "start one with `lorad serve --data-dir DIR`, or name another with --server "
+                 "HOST:PORT");
   }
   if (details.reason.empty() && code == absl::StatusCode::kUnimplemented) {
     message = absl::StrCat("what answers at ", server, " does not know this call (", message,

@@ -33,8 +33,11 @@ void AppendFigures(const Job& job, bool loss, bool validation, bool left, std::s
 
 // The way on for a job that does not go on by itself, or does nothing until something passes.
 void AppendPause(const Job& job, std::string& line) {
-  if (!job.stalled().empty()) absl::StrAppend(&line, "  stalled: ", job.stalled());
-  if (job.state() == Job::PAUSING) absl::StrAppend(&line, "  its last step is being saved");
+  if (!job.stalled().empty()) {
+    absl::StrAppend(&line, "  stalled: ", job.stalled());
+  } else if (job.state() == Job::PAUSING) {
+    absl::StrAppend(&line, "  its last step is being saved");
+  }
   if (job.state() == Job::PAUSED) {
     absl::StrAppend(&line, "  waits for `lora resume ", job.name(), "`");
   }

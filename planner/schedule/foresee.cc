@@ -373,7 +373,10 @@ class Simulation {
       const Place& place = *place_of_[worker];
       return place.group.jobs == 0 ? now_s : place.LastEnd();
     };
-    std::ranges::stable_sort(order, {}, free_s);
+    const auto key = [&](size_t worker) {
+      return std::pair(round_.idle[worker].worker->doubtful, free_s(worker));
+    };
+    std::ranges::stable_sort(order, {}, key);
     const Waiter& waiter = round_.queue[job];
     for (size_t i = 0; i < order.size(); ++i) {
       round_.idle[order[i]].taken = false;

@@ -234,6 +234,7 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
                                 checkpoint.SerializeAsString()));
     jobs_.StoreBytes(*job, commit.step, BytesOf(checkpoint));
     job->saved_tokens.erase(commit.step);
+    job->unwritten_step = 0;
     if (commit.step > job->job().last_checkpoint_step()) {
       job->job().set_last_checkpoint_step(commit.step);
       job->record.set_checkpoint_tokens(commit.tokens);

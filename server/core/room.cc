@@ -10,9 +10,13 @@
 
 namespace lorad::server {
 
+std::string SizeText(int64_t bytes) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  return bytes < kMiB ? absl::StrCat(bytes >> 10, " KiB") : absl::StrCat(bytes / kMiB, " MiB");
+}
+
 absl::Status CheckRoom(const RoomChanged& room) {
   if (!room.low()) return absl::OkStatus();
-  constexpr int64_t kMiB = int64_t{1} << 20;
   if (room.free_bytes >= room.wanted_bytes) {
     return Error(absl::StatusCode::kResourceExhausted, "DISK_FULL",
                  absl::StrCat("the disk of ", room.path, " has ", room.free_files,
@@ -23,9 +27,9 @@ absl::Status CheckRoom(const RoomChanged& room) {
                   {"wanted_files", absl::StrCat(room.wanted_files)}});
   }
   return Error(absl::StatusCode::kResourceExhausted, "DISK_FULL",
-               absl::StrCat("the disk of ", room.path, " has ", room.free_bytes / kMiB,
-                            " MiB free, and ", room.wanted_bytes / kMiB,
-                            " MiB are wanted before anything new is taken on: make room there"),
+               absl::StrCat("the disk of ", room.path, " has ", SizeText(room.free_bytes),
+                            " free, and ", SizeText(room.wanted_bytes),
+                            " are wanted before anything new is taken on: make room there"),
                {{"path", room.path},
                 {"free_bytes", absl::StrCat(room.free_bytes)},
                 {"wanted_bytes", absl::StrCat(room.wanted_bytes)}});
@@ -48,8 +52,9 @@ void Core::State::OnRoom(const RoomChanged& room) {
     JobState& job = *jobs_.Find(name);
     if (!IsPlaced(job.state())) continue;
     if (low) jobs_.AddEvent(job, "DISK_FULL", why + "; the job waits where it is");
-    jobs_.TouchProgress(job);  // it is stalled, or is no more
+    jobs_.ForgetPace(job);  // it is stalled, or is no more
   }
+  for (const std::string& name : groups_.names()) groups_.Find(name)->pace.Clear();
 }
 
 }  // namespace lorad::server

@@ -1,10 +1,16 @@
 // The answers to those who ask for more of a disk without room.
 #pragma once
 
+#include <cstdint>
+#include <string>
+
 #include "absl/status/status.h"
 #include "server/core/events/events.h"
 
 namespace lorad::server {
+
+// "3 MiB", "48 KiB".
+std::string SizeText(int64_t bytes);
 
 // OK where there is room, else RESOURCE_EXHAUSTED (DISK_FULL) with the numbers in its metadata:
 // path and free_bytes and wanted_bytes, or (of the inodes) free_files and wanted_files.

@@ -131,15 +131,14 @@ absl::Status RoomWatch::Check() const {
 }
 
 std::string RoomWatch::Describe() const {
-  constexpr int64_t kMiB = int64_t{1} << 20;
   const absl::StatusOr<FreeRoom> free = disk_.Free();
   if (!free.ok()) return std::string(free.status().message());
   if (free->files < kFilesMin) {
     return absl::StrCat(disk_.path(), " has ", free->files, " inodes free, and ", kFilesMin,
                         " are wanted");
   }
-  return absl::StrCat(disk_.path(), " has ", free->bytes / kMiB, " MiB free, and ",
-                      2 * reserve_bytes_ / kMiB, " MiB are wanted");
+  return absl::StrCat(disk_.path(), " has ", SizeText(free->bytes), " free, and ",
+                      SizeText(2 * reserve_bytes_), " are wanted");
 }
 
 bool RoomWatch::GiveUpBallast() {

@@ -57,6 +57,16 @@ TEST_CASE("a daemon that is not there is named, and how to start one") {
         std::string::npos);
 }
 
+TEST_CASE("of a port that closes the connection is said what it may be") {
+  const grpc::Status answer(grpc::StatusCode::UNAVAILABLE,
+                            "failed to connect to all addresses; last error: Socket closed");
+  const std::string said = Printed(FromRpc(answer, "127.0.0.1:7071"));
+  CHECK(said.find("a port for workers does (--worker-listen)") != std::string::npos);
+  CHECK(said.find("lorad serve") == std::string::npos);
+  const grpc::Status broken(grpc::StatusCode::UNAVAILABLE, "Socket closed");
+  CHECK(Printed(FromRpc(broken, "h:1")).find("lorad serve") != std::string::npos);
+}
+
 TEST_CASE("a good answer is no error") { CHECK(FromRpc(grpc::Status::OK, "h:1").ok()); }
 
 }  // namespace

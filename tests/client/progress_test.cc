@@ -44,6 +44,9 @@ TEST_CASE("a job's progress as a line and as a bar") {
         "job-a  RUNNING  stalled: the disk of /data has 0 MiB free  step 50/100  loss 1.4018");
   CHECK(ProgressBar(stalled, 60) == "job-a  50% 50/100  stalled  loss 1.4018");
 
+  stalled.set_state(Job::PAUSING);
+  CHECK(ProgressLine(stalled).find("is being saved") == std::string::npos);
+
   Job failed = job;
   failed.set_state(Job::FAILED);
   failed.mutable_error()->set_reason("NOT_FINITE");

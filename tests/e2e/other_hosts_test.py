@@ -115,8 +115,8 @@ def test_who_is_refused():
         site.start_other("--credentials", good)
         until(lambda: site.alive() == ["good"], "the worker with a certificate is let in")
 
-        if not site.host.address.startswith("127."):
-            is_refused(site, "no bundle", "CREDENTIALS_MISSING", "")
+        loopback = site.host.address.startswith("127.")
+        is_refused(site, "no bundle", "COORDINATOR_WITH_TLS" if loopback else "CREDENTIALS_MISSING", "")
         is_refused(site, "another authority", "COORDINATOR_OF_ANOTHER_AUTHORITY", "TLS_NOT_COME_ABOUT",
                    "--credentials", other.bundle("stranger"))
         copy = site.folder / "copy.pem"
@@ -137,6 +137,7 @@ def test_clients_are_not_served_at_the_workers_port():
         client = [*site.host.prefix, LORA, "--server", site.door, "cluster"]
         done = subprocess.run(list(map(str, client)), capture_output=True, text=True, timeout=60)
         assert done.returncode != 0, done.stdout
+        assert "a port for workers" in done.stderr, done.stderr
         until(lambda: "TLS_NOT_COME_ABOUT" in site.log(), "the daemon's log says that somebody came without TLS")
         site.lora("cluster")
 

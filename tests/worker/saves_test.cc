@@ -75,9 +75,10 @@ TEST_CASE("of a shard that is delayed is told what the coordinator does not know
       saves.Begin(now_ms);
       return saves.End(number, Because(absl::StatusCode::kUnavailable, known), now_ms).tell;
     };
-    CHECK_FALSE(fails_at(9'000));
-    CHECK(fails_at(15'000) == std::string(known).empty());
+    CHECK_FALSE(fails_at(12'000));  // it has waited for its turn
     CHECK_FALSE(fails_at(21'000));
+    CHECK(fails_at(27'000) == std::string(known).empty());
+    CHECK_FALSE(fails_at(33'000));
   }
 }
 

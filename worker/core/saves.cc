@@ -96,10 +96,10 @@ Saves::Ended Saves::End(int64_t number, const absl::Status& status, double now_m
     const double pause_ms =
         kPauseFirstMs * static_cast<double>(1 << std::min(shard.failed_tries, 20));
     shard.next_try_ms = now_ms + std::min(pause_ms, kPauseLastMs);
-    ++shard.failed_tries;
+    if (shard.failed_tries++ == 0) shard.first_failed_ms = now_ms;
     if (absl::IsDeadlineExceeded(status)) ++shard.late_tries;
-    const bool tell =
-        !shard.told && !IsKnownToCoordinator(status) && now_ms - shard.staged_ms >= kTellAfterMs;
+    const bool tell = !shard.told && !IsKnownToCoordinator(status) &&
+                      now_ms - shard.first_failed_ms >= kTellAfterMs;
     shard.told = shard.told || tell;
     return {shard, Outcome::kAgain, tell};
   }

@@ -42,8 +42,16 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& coordinator,
 }
 
 absl::Status ExplainTls(const absl::Status& status, const Credentials* credentials) {
-  if (!absl::IsUnavailable(status) || credentials == nullptr) return status;
+  if (!absl::IsUnavailable(status)) return status;
   const std::string said(status.message());
+  if (credentials == nullptr) {
+    const bool closed =
+        absl::StrContains(said, "failed to connect") && absl::StrContains(said, "Socket closed");
+    return !closed ? status
+                   : With(status, "COORDINATOR_WITH_TLS",
+                          "who listens there closes connections without TLS, as a coordinator's "
+                          "--worker-listen does: give this worker's bundle with --credentials");
+  }
   if (absl::StrContains(said, "certificate verify failed")) {
     const storage::WorkerBundle bundle = credentials->bundle();
     return With(

@@ -79,7 +79,8 @@ class Cluster {
   }
   // Not connected, and its lease runs: from when it was heard of, or of before this start from that.
   bool IsAwaited(const WorkerState& worker) const;
-  // It is told to end: after the next start its name is anybody's.
+  // It is told to end, and has no group: after the next start its name is anybody's, also if it has
+  // not heard that.
   void End(WorkerState& worker);
   // Why the process may not have its name yet; empty: it may. One of the name is connected and was
   // heard of just now (it may be the same one, whose broken stream has not been heard of yet), or

@@ -228,12 +228,18 @@ void JobTable::Fail(JobState& job, v1::JobError::Category category, const std::s
 void JobTable::FallBack(JobState& job) {
   job.job().set_tokens(job.record.checkpoint_tokens());
   job.job().set_step(job.job().last_checkpoint_step());
-  job.job().clear_tokens_per_second();
-  job.job().clear_seconds_left();
   job.evaluation = {};
+  job.unwritten_step = 0;
+  ForgetPace(job);
+  Touch(job);
+}
+
+void JobTable::ForgetPace(JobState& job) {
   job.pace.Clear();
   job.work.Clear();
-  Touch(job);
+  job.job().clear_tokens_per_second();
+  job.job().clear_seconds_left();
+  TouchProgress(job);
 }
 
 void JobTable::Unplace(JobState& job, const std::string& message, bool resumes) {

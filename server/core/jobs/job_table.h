@@ -141,7 +141,8 @@ class JobTable {
   // The same where nothing but its progress (job_progress.h) and furthest_step have changed: far
   // fewer bytes are written.
   void TouchProgress(const JobState& job) { touched_.insert(job.name()); }
-  void Publish(JobState& job);  // job_revisions.cc, and Settle
+  void ForgetPace(JobState& job);  // nobody knows how fast it goes on
+  void Publish(JobState& job);     // job_revisions.cc, and Settle
   void PublishIfTouched(JobState& job) {
     if (touched_.contains(job.name())) Publish(job);
   }

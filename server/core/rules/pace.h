@@ -15,13 +15,13 @@ class Pace {
   static constexpr int64_t kSpanUs = 2'000'000;
 
   // Goes by so many of the newest ends; those that come faster than that in the span are taken
-  // together.
-  explicit Pace(size_t ends) : ends_(ends) {}
+  // together. REQUIRES: more than two.
+  explicit Pace(size_t ends) : ends_(ends), least_us_(kSpanUs / static_cast<int64_t>(ends - 2)) {}
 
   // REQUIRES: no time before the last.
   void Add(int64_t time_us, int64_t tokens) {
     const size_t size = kept_.size();
-    if (size >= 2 && (time_us - kept_[size - 2].time_us) * static_cast<int64_t>(ends_) < kSpanUs) {
+    if (size >= 2 && kept_[size - 1].time_us - kept_[size - 2].time_us < least_us_) {
       kept_.back() = {time_us, kept_.back().tokens + tokens};
       return;
     }
@@ -40,8 +40,10 @@ class Pace {
     return us > 0 ? static_cast<double>(tokens) * 1e6 / static_cast<double>(us) : 0;
   }
 
-  // With fewer ends the rate is a guess.
-  bool IsKnown() const { return kept_.size() >= 8; }
+  // With fewer ends, or in less time, the rate is a guess.
+  bool IsKnown() const {
+    return kept_.size() >= 8 && kept_.back().time_us - kept_.front().time_us >= kSpanUs / 4;
+  }
 
  private:
   struct Ends {
@@ -50,6 +52,7 @@ class Pace {
   };
 
   size_t ends_;
+  int64_t least_us_;       // that one of these lasts
   std::deque<Ends> kept_;  // oldest first
 };
 

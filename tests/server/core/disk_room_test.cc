@@ -50,7 +50,7 @@ TEST_CASE("without room nothing new is planned, and all goes on by itself once t
   CHECK(world->StateOf(runs) == Job::RUNNING);
   CHECK(HasEvent(*world, runs, "DISK_FULL"));
   // It says so wherever it is shown, with no speed and no end.
-  const std::string no_room = "the disk of /data has 0 MiB free";
+  const std::string no_room = "the disk of /data has 0 KiB free";
   v1::ListJobsRequest summaries;
   summaries.set_view(v1::ListJobsRequest::SUMMARY);
   summaries.set_filter("state = RUNNING");
@@ -79,6 +79,8 @@ TEST_CASE("without room nothing new is planned, and all goes on by itself once t
   world->SetRoom(100 * kMiB, 80 * kMiB);
   world->Sleep(1);
   CHECK(world->Job(runs).stalled().empty());
+  CHECK(world->Job(runs).tokens_per_second() == 0);  // nothing was measured since
+  CHECK_FALSE(world->Job(runs).has_seconds_left());
   CHECK(announced(runs).stalled().empty());
   CHECK(world->Get<v1::ClusterStatus>(v1::GetClusterRequest()).warnings_size() == 0);
   world->RunUntilState(runs, Job::SUCCEEDED);

@@ -63,7 +63,7 @@ TEST_CASE("while the store has no room reads are answered as committed, and writ
     REQUIRE(coordinator.answers.contains(waits));
     CHECK(absl::IsUnavailable(coordinator.answers.at(waits).status()));
     CHECK(coordinator.answers.at(waits).status().message().find(
-              "/disk has 1000 MiB free, and 0 MiB are wanted") != std::string::npos);
+              "/disk has 1000 MiB free, and 0 KiB are wanted") != std::string::npos);
 
     // A worker that speaks meanwhile is heard at its time, however long that lasts.
     for (int i = 0; i < 60; ++i) {

@@ -41,14 +41,38 @@ TEST_CASE("a rate of small steps is not that of a moment") {
   }
 }
 
-TEST_CASE("a rate of two ends is a guess") {
-  Pace pace(64);
-  for (int i = 0; i < 7; ++i) {
-    pace.Add(i * kSecond, 1);
-    CHECK_FALSE(pace.IsKnown());
+// One second at one speed, then a tenth of it: the rate is of all of the two seconds.
+TEST_CASE("a rate is of two seconds at least, however long steps last") {
+  for (const size_t ends : {20, 64}) {
+    for (const int64_t step_us : {1'000, 10'000, 20'000, 40'000, 50'000, 75'000, 99'000, 105'000}) {
+      INFO(ends << " ends, steps of " << step_us << " us");
+      Pace pace(ends);
+      int64_t now_us = 0;
+      for (; now_us < 10 * kSecond; now_us += step_us) pace.Add(now_us, 1000);
+      for (const int64_t from_us = now_us; now_us < from_us + kSecond; now_us += step_us) {
+        pace.Add(now_us, 0);
+      }
+      CHECK(pace.Rate() * static_cast<double>(step_us) / 1e9 > 0.4);
+    }
   }
-  pace.Add(7 * kSecond, 1);
-  CHECK(pace.IsKnown());
+}
+
+TEST_CASE("a rate of two ends, or of a moment, is a guess") {
+  Pace slow(64);
+  for (int i = 0; i < 7; ++i) {
+    slow.Add(i * kSecond, 1);
+    CHECK_FALSE(slow.IsKnown());
+  }
+  slow.Add(7 * kSecond, 1);
+  CHECK(slow.IsKnown());
+  Pace quick(64);
+  int64_t now_us = 0;
+  for (; now_us < kSecond / 2; now_us += 1000) {
+    quick.Add(now_us, 1);
+    CHECK_FALSE(quick.IsKnown());
+  }
+  quick.Add(now_us, 1);
+  CHECK(quick.IsKnown());
 }
 
 }  // namespace

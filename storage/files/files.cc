@@ -95,6 +95,77 @@ class RealWritableFile : public WritableFile {
   Descriptor descriptor_;
 };
 
+// At most `bytes` from `offset`; fewer only at the end of the file.
+absl::StatusOr<uint64_t> Pread(int descriptor, const std::string& path, uint64_t offset,
+                               uint64_t bytes, void* to) {
+  uint64_t got = 0;
+  while (got < bytes) {
+    const ssize_t count = pread(descriptor, static_cast<char*>(to) + got, bytes - got,
+                                static_cast<off_t>(offset + got));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return FileError("read", path, errno);
+    if (count == 0) break;
+    got += static_cast<uint64_t>(count);
+  }
+  return got;
+}
+
+absl::Status EndsBefore(const std::string& path, uint64_t end) {
+  return absl::OutOfRangeError(absl::StrCat(path, ": ends before byte ", end));
+}
+
+// Of a regular file that was to be opened, as it is now.
+absl::StatusOr<uint64_t> SizeOf(const Descriptor& file, const std::string& path) {
+  if (file.number() < 0) return FileError("open", path, errno);
+  struct stat status;
+  if (fstat(file.number(), &status) != 0) return FileError("stat", path, errno);
+  if (!S_ISREG(status.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
+  }
+  return static_cast<uint64_t>(status.st_size);
+}
+
+// O_NONBLOCK: a FIFO where a file should be must not hold us up.
+int OpenDescriptor(const std::string& path) {
+  return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+}
+
+class RealReadableFile : public ReadableFile {
+ public:
+  RealReadableFile(std::string path, int descriptor)
+      : path_(std::move(path)), descriptor_(descriptor) {}
+
+  absl::StatusOr<uint64_t> Size() const override { return SizeOf(descriptor_, path_); }
+  absl::Status ReadAt(uint64_t offset, uint64_t bytes, void* to) const override {
+    const absl::StatusOr<uint64_t> got = Pread(descriptor_.number(), path_, offset, bytes, to);
+    if (!got.ok()) return got.status();
+    return *got == bytes ? absl::OkStatus() : EndsBefore(path_, offset + bytes);
+  }
+
+ private:
+  const std::string path_;
+  const Descriptor descriptor_;
+};
+
+// Of files that keep none open.
+class NamedFile : public ReadableFile {
+ public:
+  NamedFile(Files& files, std::string path) : files_(files), path_(std::move(path)) {}
+
+  absl::StatusOr<uint64_t> Size() const override { return files_.Size(path_); }
+  absl::Status ReadAt(uint64_t offset, uint64_t bytes, void* to) const override {
+    const absl::StatusOr<std::string> read = files_.ReadRange(path_, offset, bytes);
+    if (!read.ok()) return read.status();
+    if (read->size() < bytes) return EndsBefore(path_, offset + bytes);
+    memcpy(to, read->data(), read->size());
+    return absl::OkStatus();
+  }
+
+ private:
+  Files& files_;
+  const std::string path_;
+};
+
 uintptr_t PageBytes() {
   static const uintptr_t bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   return bytes;
@@ -191,42 +262,31 @@ class SystemFiles : public Files {
 
   absl::StatusOr<std::string> ReadRange(const std::string& path, uint64_t offset,
                                         uint64_t length) override {
-    // O_NONBLOCK: a FIFO where a file should be must not hold us up.
-    const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (file.number() < 0) return FileError("open", path, errno);
-    struct stat status;
-    if (fstat(file.number(), &status) != 0) return FileError("stat", path, errno);
-    if (!S_ISREG(status.st_mode)) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
-    }
-    const uint64_t size = static_cast<uint64_t>(status.st_size);
-    std::string bytes(std::min(length, size > offset ? size - offset : 0), '\0');
-    size_t got = 0;
-    while (got < bytes.size()) {
-      const ssize_t count = pread(file.number(), bytes.data() + got, bytes.size() - got,
-                                  static_cast<off_t>(offset + got));
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) return FileError("read", path, errno);
-      if (count == 0) break;
-      got += static_cast<size_t>(count);
-    }
-    bytes.resize(got);
+    const Descriptor file(OpenDescriptor(path));
+    const absl::StatusOr<uint64_t> size = SizeOf(file, path);
+    if (!size.ok()) return size.status();
+    std::string bytes(std::min(length, *size > offset ? *size - offset : 0), '\0');
+    const absl::StatusOr<uint64_t> got =
+        Pread(file.number(), path, offset, bytes.size(), bytes.data());
+    if (!got.ok()) return got.status();
+    bytes.resize(*got);
     return bytes;
   }
 
+  absl::StatusOr<std::unique_ptr<ReadableFile>> OpenToRead(const std::string& path) override {
+    Descriptor file(OpenDescriptor(path));
+    if (absl::Status status = SizeOf(file, path).status(); !status.ok()) return status;
+    return std::make_unique<RealReadableFile>(path, file.Release());
+  }
+
   absl::StatusOr<std::unique_ptr<MappedFile>> Map(const std::string& path) override {
-    const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (file.number() < 0) return FileError("open", path, errno);
-    struct stat status;
-    if (fstat(file.number(), &status) != 0) return FileError("stat", path, errno);
-    if (!S_ISREG(status.st_mode)) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
-    }
-    const size_t bytes = static_cast<size_t>(status.st_size);
-    if (bytes == 0) return std::make_unique<RealMappedFile>(nullptr, 0);
-    void* begin = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file.number(), 0);
+    const Descriptor file(OpenDescriptor(path));
+    const absl::StatusOr<uint64_t> bytes = SizeOf(file, path);
+    if (!bytes.ok()) return bytes.status();
+    if (*bytes == 0) return std::make_unique<RealMappedFile>(nullptr, 0);
+    void* begin = mmap(nullptr, *bytes, PROT_READ, MAP_SHARED, file.number(), 0);
     if (begin == MAP_FAILED) return FileError("map", path, errno);
-    return std::make_unique<RealMappedFile>(begin, bytes);
+    return std::make_unique<RealMappedFile>(begin, *bytes);
   }
 
   absl::StatusOr<uint64_t> Size(const std::string& path) override {
@@ -269,6 +329,14 @@ Files& RealFiles() {
 absl::Status FileError(std::string_view what, const std::string& path, int error) {
   return absl::Status(CodeOf(error),
                       absl::StrCat(path, ": cannot ", Absl(what), ": ", strerror(error)));
+}
+
+absl::StatusOr<std::unique_ptr<ReadableFile>> Files::OpenToRead(const std::string& path) {
+  if (IsDirectory(path)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
+  }
+  if (absl::Status status = Size(path).status(); !status.ok()) return status;
+  return std::make_unique<NamedFile>(*this, path);
 }
 
 absl::StatusOr<std::unique_ptr<MappedFile>> Files::Map(const std::string& path) {

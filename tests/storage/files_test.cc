@@ -48,6 +48,30 @@ TEST_CASE("files are written, read, listed and removed", "[files]") {
   CHECK_FALSE(files.Exists(directory / "a"));
 }
 
+TEST_CASE("an open file is read where one says, and stays what it is", "[files]") {
+  const TempDirectory directory;
+  Files& files = RealFiles();
+  const std::string path = directory / "file";
+  directory.Write("file", "hello world!");
+  const auto file = files.OpenToRead(path);
+  REQUIRE(file.ok());
+  const auto read = [&](uint64_t offset, size_t bytes) {
+    std::string to(bytes, '?');
+    const absl::Status status = (*file)->ReadAt(offset, bytes, to.data());
+    return status.ok() ? to : absl::StatusCodeToString(status.code());
+  };
+  CHECK((*file)->Size().value() == 12);
+  CHECK(read(6, 5) == "world");
+  CHECK(read(0, 12) == "hello world!");
+  CHECK(read(12, 0).empty());
+  CHECK(read(8, 5) == "OUT_OF_RANGE");
+  REQUIRE(files.Remove(path).ok());
+  directory.Write("file", "another");
+  CHECK(read(6, 5) == "world");
+  CHECK(absl::IsNotFound(files.OpenToRead(directory / "none").status()));
+  CHECK(absl::IsInvalidArgument(files.OpenToRead(directory.path()).status()));
+}
+
 TEST_CASE("errors carry their kind and the path", "[files]") {
   const TempDirectory directory;
   Files& files = RealFiles();

@@ -38,6 +38,12 @@ TEST_CASE("a disk does for Files what the operating system's does") {
   CHECK(absl::IsOutOfRange(files.ReadAll("/a/b/c/file", 10).status()));
   CHECK(files.ReadRange("/a/b/c/file", 6, 50).value() == "world");
   CHECK(files.Map("/a/b/c/file").value()->bytes() == "hello world");
+  std::string read(5, '?');
+  const auto open = files.OpenToRead("/a/b/c/file");
+  REQUIRE((*open)->ReadAt(6, 5, read.data()).ok());
+  CHECK(read == "world");
+  CHECK(absl::IsOutOfRange((*open)->ReadAt(7, 5, read.data())));
+  CHECK(absl::IsNotFound(files.OpenToRead("/a/none").status()));
   CHECK(files.Size("/a/b/c/file").value() == 11);
   CHECK(disk.used_bytes() == 11);
   CHECK(absl::IsNotFound(files.Create("/no/file").status()));

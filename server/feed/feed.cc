@@ -20,8 +20,8 @@ namespace {
 using storage::At;
 
 constexpr uint64_t kHashChunkBytes = 1 << 20;
-// What a cache counts for beside its bytes: there may be only so many mappings in a process.
-constexpr int64_t kEntryBytes = 4 << 20;
+// What a cache counts for beside its memory: there may be only so many open files in a process.
+constexpr int64_t kEntryBytes = 1 << 20;
 // Of the lines of bad rows in a summary: it becomes part of an error, and those travel in 8 KiB.
 constexpr size_t kLinesBytesMax = 2000;
 
@@ -59,6 +59,13 @@ absl::Status Because(std::string_view reason, absl::Status status) {
   return status;
 }
 
+// A check of the source's rows makes them ready.
+absl::Status NotReady(const RowSource& source, const absl::Status& status) {
+  return Because("ROWS_NOT_READY",
+                 absl::UnavailableError(absl::StrCat("the tokens of dataset '", source.dataset,
+                                                     "' are made again: ", status.message())));
+}
+
 absl::StatusOr<std::string> HashOfFile(storage::Files& files, const std::string& path) {
   storage::Sha256 hash;
   for (uint64_t offset = 0;;) {
@@ -92,18 +99,6 @@ absl::Status NotPlanned(const std::string& message) {
   return Because("WINDOW_NOT_PLANNED", absl::InvalidArgumentError(message));
 }
 
-absl::Status Add(int64_t sequence, int64_t row, int64_t capacity_tokens, UnitRows* rows) {
-  if (rows->cache->tokens(row) > capacity_tokens) {
-    return NotPlanned(absl::StrCat("job ", rows->unit.job, ": row ", row, " has ",
-                                   rows->cache->tokens(row), " tokens; a microbatch holds ",
-                                   capacity_tokens));
-  }
-  rows->unit.sequences.push_back(
-      {sequence, rows->cache->tokens(row), rows->cache->row(row).trained_tokens});
-  rows->row_of[sequence] = row;
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 // A source's tokens.
@@ -118,6 +113,11 @@ struct Feed::Entry {
   std::shared_ptr<const TokenCache> Cache() {
     std::lock_guard lock(mutex);
     return cache;
+  }
+  // Whoever asks next opens it again, which checks all of it.
+  void Drop(const std::shared_ptr<const TokenCache>& damaged) {
+    std::lock_guard lock(mutex);
+    if (cache == damaged) cache = nullptr;
   }
 };
 
@@ -135,7 +135,7 @@ Feed::Feed(const FeedOptions& options, storage::Files& files, std::function<int6
       orders_(options.orders_bytes_max, options.unused_us) {}
 Feed::~Feed() = default;
 
-// What is let go here is unmapped and freed without the lock.
+// What is let go here is closed and freed without the lock.
 std::shared_ptr<Feed::Entry> Feed::EntryOf(const RowSource& source) {
   const std::string name = EntryName(source);
   const int64_t now_us = now_us_();
@@ -166,7 +166,7 @@ absl::Status Feed::Open(const RowSource& source, Entry& entry) {
   const TokenCacheKey key = KeyOf(source);
   auto cache = TokenCache::Open(storage::JoinPath(options_.cache_dir, key.FileName()), key, files_);
   if (!cache.ok()) return cache.status();
-  const int64_t bytes = kEntryBytes + (*cache)->bytes();
+  const int64_t bytes = kEntryBytes + (*cache)->memory_bytes();
   {
     std::lock_guard lock(entry.mutex);
     entry.cache = *std::move(cache);
@@ -238,7 +238,7 @@ absl::StatusOr<std::shared_ptr<Feed::Entry>> Feed::Make(const RowSource& source,
   return entry;
 }
 
-// A mapped file stays readable without its name.
+// An open file stays readable without its name.
 absl::Status Feed::MakeRoom() {
   if (absl::Status status = files_.MakeDirectory(options_.cache_dir); !status.ok()) return status;
   absl::StatusOr<std::vector<std::string>> names = files_.List(options_.cache_dir);
@@ -275,53 +275,66 @@ absl::StatusOr<records::RowsSummary> Feed::CheckRows(const RowSource& source,
   return summary;
 }
 
-absl::StatusOr<UnitRows> Feed::OpenRows(const RowSource& source) {
+absl::StatusOr<Feed::OpenRows> Feed::Rows(const RowSource& source) {
   const std::shared_ptr<Entry> entry = EntryOf(source);
-  if (absl::Status status = Open(source, *entry); !status.ok()) {
-    return Because("ROWS_NOT_READY",
-                   absl::UnavailableError(absl::StrCat("the tokens of dataset '", source.dataset,
-                                                       "' are made again: ", status.message())));
+  if (absl::Status status = Open(source, *entry); !status.ok()) return NotReady(source, status);
+  return OpenRows{entry, entry->Cache()};
+}
+
+absl::Status Feed::Add(const RowSource& source, const OpenRows& open, int64_t sequence, int64_t row,
+                       int64_t capacity_tokens, UnitRows* rows) {
+  const int64_t tokens = open.cache->tokens(row);
+  if (tokens > capacity_tokens) {
+    return NotPlanned(absl::StrCat("job ", rows->unit.job, ": row ", row, " has ", tokens,
+                                   " tokens; a microbatch holds ", capacity_tokens));
   }
-  UnitRows rows;
-  rows.cache = entry->Cache();
-  rows.in_use = entry;
-  return rows;
+  absl::StatusOr<CachedRow> read = open.cache->Read(row);
+  if (!read.ok()) {
+    open.entry->Drop(open.cache);
+    return NotReady(source, read.status());
+  }
+  rows->unit.sequences.push_back({sequence, tokens, read->trained_tokens});
+  rows->rows[sequence] = *std::move(read);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<UnitRows> Feed::OfUnit(const TrainUnit& unit, int64_t capacity_tokens) {
-  absl::StatusOr<UnitRows> rows = OpenRows(unit.source);
-  if (!rows.ok()) return rows.status();
+  const absl::StatusOr<OpenRows> open = Rows(unit.source);
+  if (!open.ok()) return open.status();
   if (unit.step < 1 || unit.batch_size < 1) {
     return NotPlanned(
         absl::StrCat("job ", unit.job, ": step ", unit.step, " of batches of ", unit.batch_size));
   }
-  rows->unit.job = unit.job;
-  rows->unit.mode = planner::SegmentMode::kTrain;
-  rows->unit.step = unit.step;
-  rows->unit.learning_rate = unit.learning_rate;
-  rows->unit.save = unit.save;
-  const BatchPlace place = PlaceOfStep(rows->cache->rows(), unit.batch_size, unit.step);
-  const auto order = OrderOf({rows->cache->rows(), unit.shuffle, unit.seed, place.epoch});
+  UnitRows rows;
+  rows.unit.job = unit.job;
+  rows.unit.mode = planner::SegmentMode::kTrain;
+  rows.unit.step = unit.step;
+  rows.unit.learning_rate = unit.learning_rate;
+  rows.unit.save = unit.save;
+  const BatchPlace place = PlaceOfStep(open->cache->rows(), unit.batch_size, unit.step);
+  const auto order = OrderOf({open->cache->rows(), unit.shuffle, unit.seed, place.epoch});
   for (int64_t i = place.begin; i < place.end; ++i) {
-    absl::Status status = Add(i - place.begin, (*order)[i], capacity_tokens, &*rows);
+    absl::Status status =
+        Add(unit.source, *open, i - place.begin, (*order)[i], capacity_tokens, &rows);
     if (!status.ok()) return status;
   }
   return rows;
 }
 
 absl::StatusOr<UnitRows> Feed::OfUnit(const EvaluateUnit& unit, int64_t capacity_tokens) {
-  absl::StatusOr<UnitRows> rows = OpenRows(unit.source);
-  if (!rows.ok()) return rows.status();
+  const absl::StatusOr<OpenRows> open = Rows(unit.source);
+  if (!open.ok()) return open.status();
   const int64_t end = unit.first_sequence + unit.sequences;
-  if (unit.first_sequence < 0 || unit.sequences < 1 || end > rows->cache->rows()) {
+  if (unit.first_sequence < 0 || unit.sequences < 1 || end > open->cache->rows()) {
     return NotPlanned(absl::StrCat("job ", unit.job, ": rows ", unit.first_sequence, " to ", end,
-                                   " of ", rows->cache->rows()));
+                                   " of ", open->cache->rows()));
   }
-  rows->unit.job = unit.job;
-  rows->unit.mode = planner::SegmentMode::kEvaluate;
-  rows->unit.step = unit.step;
+  UnitRows rows;
+  rows.unit.job = unit.job;
+  rows.unit.mode = planner::SegmentMode::kEvaluate;
+  rows.unit.step = unit.step;
   for (int64_t row = unit.first_sequence; row < end; ++row) {
-    absl::Status status = Add(row, row, capacity_tokens, &*rows);
+    absl::Status status = Add(unit.source, *open, row, row, capacity_tokens, &rows);
     if (!status.ok()) return status;
   }
   return rows;
@@ -368,19 +381,6 @@ absl::StatusOr<FeedWindow> Feed::Plan(const PlanInput& input, const std::functio
   window.window.next_microbatch = NextMicrobatch(input, *planned);
   window.statistics = planner::Describe(*planned, input.capacity_tokens);
   return window;
-}
-
-absl::StatusOr<int64_t> Feed::TotalTokens(const RowSource& source, bool shuffle, uint64_t seed,
-                                          int32_t batch_size, int64_t total_steps) {
-  const absl::StatusOr<UnitRows> rows = OpenRows(source);
-  if (!rows.ok()) return rows.status();
-  if (total_steps <= 0 || batch_size <= 0) return 0;
-  // Whole epochs, and the part of the last one that is not whole.
-  const BatchPlace last = PlaceOfStep(rows->cache->rows(), batch_size, total_steps);
-  int64_t tokens = last.epoch * rows->cache->report().tokens;
-  const auto order = OrderOf({rows->cache->rows(), shuffle, seed, last.epoch});
-  for (int64_t i = 0; i < last.end; ++i) tokens += rows->cache->tokens((*order)[i]);
-  return tokens;
 }
 
 }  // namespace lorad::server::feed

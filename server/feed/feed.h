@@ -28,9 +28,9 @@ struct FeedOptions {
   uint64_t cache_bytes_max = uint64_t{32} << 30;  // on disk; beyond it all are made again
   // Caches that are open, and orders of rows that are drawn, are kept as long as they are used: what
   // nothing has used for `unused_us` is let go when the feed is asked for something, and what was
-  // used longest ago while there is more. An open cache is mapped: its tokens take memory only as
-  // far as the kernel has some to spare.
-  int64_t open_bytes_max = int64_t{64} << 30;
+  // used longest ago while there is more. An open cache takes 8 bytes for each row, and counts
+  // for a MiB more since it is an open file.
+  int64_t open_bytes_max = int64_t{4} << 30;
   int64_t orders_bytes_max = int64_t{256} << 20;
   int64_t unused_us = 600'000'000;
 };
@@ -59,9 +59,10 @@ class Feed {
                                                  const std::atomic<bool>* cancelled = nullptr);
 
   // Packs, sorts and verifies the units, and fills their tokens in. It tokenizes nothing, so that
-  // no job waits for the rows of another: a unit whose cache is not there is left out and reported
-  // (ROWS_NOT_READY: CheckRows makes it), and so is one that names a row that is not there or that
-  // is longer than the capacity (WINDOW_NOT_PLANNED). An error: our own.
+  // no job waits for the rows of another: a unit whose cache is not there, cannot be read or is not
+  // what it was is left out and reported (ROWS_NOT_READY: CheckRows makes it), and so is one that
+  // names a row that is not there or that is longer than the capacity (WINDOW_NOT_PLANNED). An
+  // error: our own.
   // Packing is given up for its quick part once `hurry` says true.
   absl::StatusOr<FeedWindow> Plan(const PlanInput& input,
                                   const std::function<bool()>& hurry = nullptr);
@@ -72,13 +73,14 @@ class Feed {
   // How many caches it keeps. For tests.
   size_t kept_caches() const;
 
-  // Tokens over all steps of a job, prompts included: what its total_tokens says.
-  absl::StatusOr<int64_t> TotalTokens(const RowSource& source, bool shuffle, uint64_t seed,
-                                      int32_t batch_size, int64_t total_steps);
-
  private:
   struct Entry;
   struct Order;
+  // A source's cache, open and, as long as this lives, in use.
+  struct OpenRows {
+    std::shared_ptr<Entry> entry;
+    std::shared_ptr<const TokenCache> cache;
+  };
   // (rows, shuffle, seed, epoch)
   using OrderKey = std::tuple<int64_t, bool, uint64_t, int64_t>;
 
@@ -92,7 +94,10 @@ class Feed {
   absl::StatusOr<storage::DatasetReport> Tokenize(const RowSource& source,
                                                   const std::atomic<bool>* cancelled);
   absl::Status MakeRoom();
-  absl::StatusOr<UnitRows> OpenRows(const RowSource& source);
+  absl::StatusOr<OpenRows> Rows(const RowSource& source);
+  // Reads a row into the unit's.
+  absl::Status Add(const RowSource& source, const OpenRows& open, int64_t sequence, int64_t row,
+                   int64_t capacity_tokens, UnitRows* rows);
   absl::StatusOr<UnitRows> OfUnit(const TrainUnit& unit, int64_t capacity_tokens);
   absl::StatusOr<UnitRows> OfUnit(const EvaluateUnit& unit, int64_t capacity_tokens);
 

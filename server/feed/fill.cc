@@ -90,16 +90,15 @@ worker::v1::Window FillWindow(const PlanInput& input, const planner::Window& pla
         FillGenerate(input, segment, first, last, out.add_segments());
         continue;
       }
-      const UnitRows& of_job = rows.at(segment.job);
-      const CachedRow row = of_job.cache->row(of_job.row_of.at(segment.sequence));
+      const CachedRow& row = rows.at(segment.job).rows.at(segment.sequence);
       worker::v1::Segment& to = *out.add_segments();
       to.set_job(segment.job);
       to.set_mode(ToProto(segment.mode));
       to.set_step(segment.step);
       to.set_sequence(segment.sequence);
-      if (first) to.mutable_input_ids()->Add(row.ids.begin(), row.ids.end());
-      if (last) to.mutable_labels()->Add(row.labels.begin(), row.labels.end());
-      if (!first || !last) to.set_tokens(static_cast<int32_t>(row.ids.size()));
+      if (first) to.mutable_input_ids()->Add(row.ids().begin(), row.ids().end());
+      if (last) to.mutable_labels()->Add(row.labels().begin(), row.labels().end());
+      if (!first || !last) to.set_tokens(static_cast<int32_t>(row.ids().size()));
     }
   }
   for (const planner::Batch& batch : planned.batches) {
@@ -131,7 +130,7 @@ worker::v1::Window FillWindow(const PlanInput& input, const planner::Window& pla
 
 BatchLines LinesOf(const UnitRows& rows) {
   BatchLines batch{.job = rows.unit.job, .step = rows.unit.step, .lines = {}};
-  for (const auto& [sequence, row] : rows.row_of) batch.lines.push_back(rows.cache->line(row));
+  for (const auto& [sequence, row] : rows.rows) batch.lines.push_back(row.line);
   return batch;
 }
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <string>
 
 #include "lorad/worker/v1/worker.pb.h"
@@ -14,12 +13,10 @@
 
 namespace lorad::server::feed {
 
-// The rows of one unit: what the planner packs, and where each sequence's tokens lie.
+// The rows of one unit, as the planner packs them and with their tokens.
 struct UnitRows {
   planner::Unit unit;
-  std::shared_ptr<const void> in_use;  // keeps the cache open (feed.h)
-  std::shared_ptr<const TokenCache> cache;
-  std::map<int64_t, int64_t> row_of;  // sequence -> row
+  std::map<int64_t, CachedRow> rows;  // by sequence
 };
 
 // Its sequences bring their tokens with them.

@@ -1,10 +1,15 @@
 #include "server/feed/token_cache.h"
 
+#include <zlib.h>
+
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cassert>
 #include <cstring>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "storage/files/errors.h"
@@ -18,24 +23,59 @@ using storage::Absl;
 using storage::Files;
 using storage::Sha256;
 
-static_assert(std::endian::native == std::endian::little, "the cache is mapped as it lies");
+static_assert(std::endian::native == std::endian::little, "the cache is read as it lies");
 
 // Its number rises where rows become other tokens or labels than before, or the layout another one:
 // older caches are made again.
-constexpr std::string_view kMagic = "LORADTK3";
+constexpr std::string_view kMagic = "LORADTK4";
 constexpr size_t kHashBytes = 64;
 constexpr size_t kBufferBytes = 1 << 20;
+
+// In front of the ids and labels of a row.
+struct RowHeader {
+  uint64_t line = 0;
+  uint32_t trained_tokens = 0;
+  uint32_t checksum = 0;
+};
 
 // The last bytes of a cache, before the hash.
 struct Footer {
   uint64_t rows = 0;
-  uint64_t tokens = 0;
   uint64_t metadata_bytes = 0;
 };
 
 template <class T>
 std::string_view BytesOf(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+template <class T>
+std::string_view BytesOf(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof(T)};
+}
+
+uint32_t Crc32(uint32_t so_far, std::string_view bytes) {
+  return static_cast<uint32_t>(
+      crc32_z(so_far, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
+}
+
+// Rows of other caches, and of other versions, have other checksums.
+uint32_t ChecksumOf(const TokenCacheKey& key) { return Crc32(Crc32(0, kMagic), key.ToText()); }
+
+// Of a row and where it belongs; `words` in parts that follow one another.
+uint32_t ChecksumOf(uint32_t key_checksum, uint64_t row, RowHeader header,
+                    std::initializer_list<std::string_view> words) {
+  header.checksum = 0;
+  uint32_t checksum = Crc32(Crc32(key_checksum, BytesOf(row)), BytesOf(header));
+  for (const std::string_view part : words) checksum = Crc32(checksum, part);
+  return checksum;
+}
+
+uint64_t Up8(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
+
+// Where the row ends that begins there.
+uint64_t EndOfRow(uint64_t begin, uint64_t tokens) {
+  return begin + sizeof(RowHeader) + tokens * 2 * sizeof(int32_t);
 }
 
 std::string Metadata(const TokenCacheKey& key, const storage::DatasetReport& report) {
@@ -61,7 +101,7 @@ class CacheWriter {
     buffer_.append(bytes);
     if (buffer_.size() >= kBufferBytes) Flush();
   }
-  void PadTo8() { Append(std::string((8 - written_ % 8) % 8, '\0')); }
+  void PadTo8() { Append(std::string(Up8(written_) - written_, '\0')); }
   void AppendHash() {
     Flush();
     buffer_ = hash_.HexDigest();
@@ -92,16 +132,19 @@ absl::StatusOr<storage::DatasetReport> WriteRows(Files& files, const std::string
                                                  const std::atomic<bool>* cancel) {
   CacheWriter writer(file);
   writer.Append(kMagic);
-  std::vector<uint64_t> index = {0};
-  std::vector<uint64_t> lines;
-  std::vector<uint32_t> trained;
+  const uint32_t key_checksum = ChecksumOf(key);
+  std::vector<uint64_t> places = {kMagic.size()};
   storage::DatasetEncoder encoder(
       model, key.options, [&](int64_t, int64_t line, const storage::EncodedRow& row) {
-        writer.Append(BytesOf(row.ids));
-        writer.Append(BytesOf(row.labels));
-        index.push_back(index.back() + row.ids.size());
-        lines.push_back(static_cast<uint64_t>(line));
-        trained.push_back(static_cast<uint32_t>(storage::TrainedTokens(row.labels)));
+        RowHeader header;
+        header.line = static_cast<uint64_t>(line);
+        header.trained_tokens = static_cast<uint32_t>(storage::TrainedTokens(row.labels));
+        const std::string_view ids = BytesOf(row.ids), labels = BytesOf(row.labels);
+        header.checksum = ChecksumOf(key_checksum, places.size() - 1, header, {ids, labels});
+        writer.Append(BytesOf(header));
+        writer.Append(ids);
+        writer.Append(labels);
+        places.push_back(EndOfRow(places.back(), row.ids.size()));
         return absl::OkStatus();
       });
   absl::StatusOr<storage::DatasetReport> report = storage::ScanDataset(
@@ -115,14 +158,11 @@ absl::StatusOr<storage::DatasetReport> WriteRows(Files& files, const std::string
   if (report->error_count > 0) return report;
 
   const std::string metadata = Metadata(key, *report);
-  const Footer footer{trained.size(), index.back(), metadata.size()};
-  writer.Append(BytesOf(index));
-  writer.Append(BytesOf(lines));
-  writer.Append(BytesOf(trained));
-  writer.PadTo8();
+  const Footer footer{places.size() - 1, metadata.size()};
+  writer.Append(BytesOf(places));
   writer.Append(metadata);
   writer.PadTo8();
-  writer.Append({reinterpret_cast<const char*>(&footer), sizeof(footer)});
+  writer.Append(BytesOf(footer));
   writer.AppendHash();
   if (!writer.status().ok()) return writer.status();
   return report;
@@ -130,6 +170,19 @@ absl::StatusOr<storage::DatasetReport> WriteRows(Files& files, const std::string
 
 absl::Status Damaged(std::string_view what) {
   return absl::DataLossError(absl::StrCat("token cache: ", Absl(what)));
+}
+
+storage::DatasetReport ReportOf(const json& metadata) {
+  storage::DatasetReport report;
+  report.format = static_cast<storage::DatasetFormat>(metadata.value("format", 0));
+  report.rows = metadata.value("rows", int64_t{0});
+  report.size_bytes = metadata.value("size_bytes", int64_t{0});
+  report.tokens = metadata.value("tokens", int64_t{0});
+  report.trained_tokens = metadata.value("trained_tokens", int64_t{0});
+  report.truncated_rows = metadata.value("truncated_rows", int64_t{0});
+  report.skipped_rows = metadata.value("skipped_rows", int64_t{0});
+  report.longest_tokens = metadata.value("longest_tokens", 0);
+  return report;
 }
 
 }  // namespace
@@ -172,77 +225,87 @@ absl::StatusOr<storage::DatasetReport> WriteTokenCache(
 absl::StatusOr<std::unique_ptr<const TokenCache>> TokenCache::Open(const std::string& path,
                                                                    const TokenCacheKey& key,
                                                                    Files& files) {
-  absl::StatusOr<std::unique_ptr<storage::MappedFile>> mapping = files.Map(path);
-  if (!mapping.ok()) return mapping.status();
+  absl::StatusOr<std::unique_ptr<storage::ReadableFile>> file = files.OpenToRead(path);
+  if (!file.ok()) return file.status();
   std::unique_ptr<TokenCache> cache(new TokenCache());
-  cache->mapping_ = *std::move(mapping);
+  cache->file_ = *std::move(file);
   if (absl::Status status = cache->Check(key); !status.ok()) return status;
   return std::unique_ptr<const TokenCache>(std::move(cache));
 }
 
-// Sizes first (each bound before it is used), then the hash over everything.
+// Sizes first (each bound before it is used), then the hash over everything. What is kept in memory
+// is what was hashed.
 absl::Status TokenCache::Check(const TokenCacheKey& key) {
-  const char* const begin = mapping_->bytes().data();
-  const size_t bytes = mapping_->bytes().size();
+  constexpr uint64_t kEndBytes = sizeof(Footer) + kHashBytes;
+  const absl::StatusOr<uint64_t> size = file_->Size();
+  if (!size.ok()) return size.status();
+  if (*size < kMagic.size() + kEndBytes) return Damaged("not one, or cut short");
   Footer footer;
-  if (bytes < kMagic.size() + sizeof(footer) + kHashBytes ||
-      std::string_view(begin, kMagic.size()) != kMagic) {
-    return Damaged("not one, or cut short");
-  }
-  const size_t footer_at = bytes - kHashBytes - sizeof(footer);
-  memcpy(&footer, begin + footer_at, sizeof(footer));
-  const uint64_t most = bytes;
-  if (footer.rows > most || footer.tokens > most || footer.metadata_bytes > most) {
+  if (auto read = file_->ReadAt(*size - kEndBytes, sizeof(footer), &footer); !read.ok())
+    return read;
+  if (footer.rows >= *size / sizeof(RowHeader) || footer.metadata_bytes > *size) {
     return Damaged("its footer is not one");
   }
-  const auto up8 = [](uint64_t bytes) { return (bytes + 7) / 8 * 8; };
-  const uint64_t tokens_at = kMagic.size();
-  const uint64_t index_at = tokens_at + footer.tokens * 2 * sizeof(int32_t);
-  const uint64_t lines_at = index_at + (footer.rows + 1) * sizeof(uint64_t);
-  const uint64_t trained_at = lines_at + footer.rows * sizeof(uint64_t);
-  const uint64_t metadata_at = up8(trained_at + footer.rows * sizeof(uint32_t));
-  if (up8(metadata_at + footer.metadata_bytes) != footer_at) return Damaged("its size is wrong");
-  const std::string_view hashed(begin, bytes - kHashBytes);
-  if (Sha256::Of(hashed) != std::string_view(begin + hashed.size(), kHashBytes)) {
+  const uint64_t places_bytes = (footer.rows + 1) * sizeof(uint64_t);
+  const uint64_t tail_bytes = places_bytes + Up8(footer.metadata_bytes) + kEndBytes;
+  if (tail_bytes > *size - kMagic.size()) return Damaged("its size is wrong");
+  places_.resize(footer.rows + 1);
+  std::string tail(tail_bytes - places_bytes, '\0');
+  const uint64_t places_at = *size - tail_bytes;
+  absl::Status read = file_->ReadAt(places_at, places_bytes, places_.data());
+  read.Update(file_->ReadAt(places_at + places_bytes, tail.size(), tail.data()));
+  Sha256 hash;
+  read.Update(HashRows(places_at, &hash));
+  if (!read.ok()) return read;
+  hash.Update(BytesOf(places_));
+  hash.Update(std::string_view(tail).substr(0, tail.size() - kHashBytes));
+  if (hash.HexDigest() != std::string_view(tail).substr(tail.size() - kHashBytes)) {
     return Damaged("its hash is wrong");
   }
   const json metadata =
-      json::parse(begin + metadata_at, begin + metadata_at + footer.metadata_bytes, nullptr, false);
+      json::parse(std::string_view(tail).substr(0, footer.metadata_bytes), nullptr, false);
   if (!metadata.is_object() || metadata.value("key", "") != key.ToText()) {
     return Damaged("of another key");
   }
-  rows_ = static_cast<int64_t>(footer.rows);
-  tokens_ = reinterpret_cast<const int32_t*>(begin + tokens_at);
-  index_ = reinterpret_cast<const uint64_t*>(begin + index_at);
-  lines_ = reinterpret_cast<const uint64_t*>(begin + lines_at);
-  trained_ = reinterpret_cast<const uint32_t*>(begin + trained_at);
-  report_.format = static_cast<storage::DatasetFormat>(metadata.value("format", 0));
-  report_.rows = metadata.value("rows", int64_t{0});
-  report_.sequences = rows_;
-  report_.size_bytes = metadata.value("size_bytes", int64_t{0});
-  report_.tokens = metadata.value("tokens", int64_t{0});
-  report_.trained_tokens = metadata.value("trained_tokens", int64_t{0});
-  report_.truncated_rows = metadata.value("truncated_rows", int64_t{0});
-  report_.skipped_rows = metadata.value("skipped_rows", int64_t{0});
-  report_.longest_tokens = metadata.value("longest_tokens", 0);
+  key_checksum_ = ChecksumOf(key);
+  report_ = ReportOf(metadata);
+  report_.sequences = rows();
   return absl::OkStatus();
 }
 
-CachedRow TokenCache::row(int64_t row) const {
-  assert(row >= 0 && row < rows_);
-  const size_t count = static_cast<size_t>(tokens(row));
-  const int32_t* ids = tokens_ + 2 * index_[row];
-  return {{ids, count}, {ids + count, count}, trained_[row]};
-}
-
-int64_t TokenCache::line(int64_t row) const {
-  assert(row >= 0 && row < rows_);
-  return static_cast<int64_t>(lines_[row]);
+absl::Status TokenCache::HashRows(uint64_t end, Sha256* hash) const {
+  std::string buffer(std::min<uint64_t>(kBufferBytes, end), '\0');
+  for (uint64_t at = 0; at < end; at += buffer.size()) {
+    buffer.resize(std::min<uint64_t>(buffer.size(), end - at));
+    if (auto read = file_->ReadAt(at, buffer.size(), buffer.data()); !read.ok()) return read;
+    if (at == 0 && !buffer.starts_with(kMagic)) return Damaged("not one, or of another version");
+    hash->Update(buffer);
+  }
+  return absl::OkStatus();
 }
 
 int64_t TokenCache::tokens(int64_t row) const {
-  assert(row >= 0 && row < rows_);
-  return static_cast<int64_t>(index_[row + 1] - index_[row]);
+  assert(row >= 0 && row < rows());
+  const uint64_t bytes = places_[row + 1] - places_[row] - sizeof(RowHeader);
+  return static_cast<int64_t>(bytes / (2 * sizeof(int32_t)));
+}
+
+absl::StatusOr<CachedRow> TokenCache::Read(int64_t row) const {
+  constexpr size_t kHeaderWords = sizeof(RowHeader) / sizeof(int32_t);
+  const size_t count = static_cast<size_t>(2 * tokens(row));
+  std::vector<int32_t> words(kHeaderWords + count);
+  const uint64_t place = places_[row];
+  if (auto read = file_->ReadAt(place, words.size() * sizeof(int32_t), words.data()); !read.ok()) {
+    return read;
+  }
+  RowHeader header;
+  memcpy(static_cast<void*>(&header), words.data(), sizeof(header));
+  words.erase(words.begin(), words.begin() + kHeaderWords);
+  if (ChecksumOf(key_checksum_, static_cast<uint64_t>(row), header, {BytesOf(words)}) !=
+      header.checksum) {
+    return Damaged(absl::StrCat("row ", row, " is not what was written"));
+  }
+  return CachedRow{static_cast<int64_t>(header.line), header.trained_tokens, std::move(words)};
 }
 
 }  // namespace lorad::server::feed

@@ -1,6 +1,6 @@
-// Tokenized rows on disk: made once for (dataset, model, max_length, overflow, train_on), then
-// mapped.
-// Format: docs/formats/dataset.md. A cache may be deleted at any time: it is made again.
+// Tokenized rows on disk: made once for (dataset, model, max_length, overflow, train_on), then read
+// row by row. Format: docs/formats/dataset.md. A cache may be deleted, cut or overwritten at any
+// time: a row that is not as it was written is told, and the cache is made again.
 #pragma once
 
 #include <atomic>
@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "storage/datasets/dataset_encode.h"
 #include "storage/files/files.h"
+#include "storage/files/sha256.h"
 
 namespace lorad::server::feed {
 
@@ -28,37 +29,42 @@ struct TokenCacheKey {
 };
 
 struct CachedRow {
-  std::span<const int32_t> ids, labels;
+  int64_t line = 0;  // of the dataset's file, from 1; rows of one line have become several
   int64_t trained_tokens = 0;
+  std::vector<int32_t> words;  // its ids, then its labels
+
+  std::span<const int32_t> ids() const { return std::span(words).first(words.size() / 2); }
+  std::span<const int32_t> labels() const { return std::span(words).last(words.size() / 2); }
 };
 
-// A mapped cache. Immutable: any number of threads.
+// An open cache: its file, and in memory where each row lies, 8 bytes a row. Immutable: any number
+// of threads.
 class TokenCache {
  public:
-  // Maps and checks the whole file. NOT_FOUND if there is none; DATA_LOSS where it is damaged or of
-  // another key.
+  // Reads and checks the whole file. NOT_FOUND if there is none; DATA_LOSS where it is damaged or
+  // of another key.
   static absl::StatusOr<std::unique_ptr<const TokenCache>> Open(
       const std::string& path, const TokenCacheKey& key,
       storage::Files& files = storage::RealFiles());
 
-  int64_t rows() const { return rows_; }
-  int64_t bytes() const { return static_cast<int64_t>(mapping_->bytes().size()); }
-  CachedRow row(int64_t row) const;  // REQUIRES: 0 <= row < rows()
-  int64_t tokens(int64_t row) const;
-  int64_t line(
-      int64_t row) const;  // of the dataset's file, from 1; rows of one line have become several
+  int64_t rows() const { return static_cast<int64_t>(places_.size()) - 1; }
+  int64_t memory_bytes() const { return std::ssize(places_) * int64_t{sizeof(uint64_t)}; }
+  int64_t tokens(int64_t row) const;  // REQUIRES: 0 <= row < rows()
   const storage::DatasetReport& report() const { return report_; }
+
+  // The row as it was written, or an error: the file cannot be read, or is not what it was when it
+  // was opened (DATA_LOSS). REQUIRES: 0 <= row < rows().
+  absl::StatusOr<CachedRow> Read(int64_t row) const;
 
  private:
   TokenCache() = default;
   absl::Status Check(const TokenCacheKey& key);
+  // Everything before `end`, piece by piece.
+  absl::Status HashRows(uint64_t end, storage::Sha256* hash) const;
 
-  std::unique_ptr<storage::MappedFile> mapping_;
-  int64_t rows_ = 0;
-  const uint64_t* index_ = nullptr;    // {rows + 1} first token of each row
-  const uint64_t* lines_ = nullptr;    // {rows}
-  const uint32_t* trained_ = nullptr;  // {rows}
-  const int32_t* tokens_ = nullptr;    // ids of row 0, labels of row 0, ids of row 1, ...
+  std::unique_ptr<storage::ReadableFile> file_;
+  uint32_t key_checksum_ = 0;
+  std::vector<uint64_t> places_ = {0};  // {rows + 1} where each row begins, and the last one ends
   storage::DatasetReport report_;
 };
 

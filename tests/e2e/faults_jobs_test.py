@@ -297,6 +297,41 @@ def damage(path):
     path.write_bytes(content)
 
 
+def test_a_damaged_token_cache_costs_a_wait_and_not_a_bit():
+    """Of a job that trains: cut, overwritten, another one's in its place. The daemon and its neighbour notice nothing."""
+    with House(None, "--workers", "none") as house:
+        add_small_model(house)
+        add_rows(house, "rows")
+        add_rows(house, "others", seed=2)
+        house.start_worker("--threads", 1)
+        undisturbed = house.submit(small_job(max_steps=DAMAGED_STEPS))
+        house.wait([undisturbed], seconds=60)
+        caches = house.data_dir / "cache"
+        (cache,) = caches.iterdir()
+        good = cache.read_bytes()
+        neighbour = house.submit(small_job("others", max_steps=10 * DAMAGED_STEPS))
+        until(lambda: step_of(house, neighbour) > 5, 30, "steps of the neighbour")
+        (other,) = [path for path in caches.iterdir() if path != cache]
+        daemon, before = house.process.pid, workers_of(house)
+        victim = house.submit(small_job(max_steps=DAMAGED_STEPS))
+        for bad in (good[:100], bytes(len(good)), other.read_bytes()):
+            seen = step_of(house, victim)
+            until(lambda: step_of(house, victim) > seen, 30, "steps of the victim", pause=0.01)
+            cache.write_bytes(bad)  # in place: the daemon has this file open
+            until(lambda: house.process.poll() is not None or cache.read_bytes() == good, 30, "the cache is made again")
+            assert house.process.poll() is None, f"the daemon ended with {house.process.returncode}"
+        house.wait([victim], seconds=60)
+        assert (house.process.pid, workers_of(house)) == (daemon, before), "a process was started again"
+        waits = [sum("ROWS_NOT_READY" in event["message"] for event in house.objects("events", job)) for job in (victim, neighbour)]
+        tell(f"    the job waited {waits[0]} times, its neighbour at step {step_of(house, neighbour)} {waits[1]} times")
+        assert waits[0] and not waits[1], waits
+        weights = [(house.adapter(job) / "adapter_model.safetensors").read_bytes() for job in (undisturbed, victim)]
+        assert weights[0] == weights[1], "the adapter has other bits"
+        steps = [row["step"] for row in house.objects("metrics", victim)]
+        assert steps == list(range(1, DAMAGED_STEPS + 1)), f"rows of steps {steps}"
+    house.clear()
+
+
 def test_a_damaged_checkpoint_costs_steps_and_not_a_bit():
     with House(None, "--workers", "none") as house:
         add_small_model(house)
@@ -341,4 +376,5 @@ if __name__ == "__main__":
           test_sigterm_while_a_model_loads_from_a_share_that_hangs, test_a_job_that_kills_its_worker_fails_alone,
           test_whoever_kills_workers_from_outside_for_a_while_fails_no_job,
           test_large_datasets_of_cancelled_jobs_hold_up_nobody, test_jobs_that_fit_no_worker_hold_up_nobody,
-          test_an_estimate_asked_for_before_a_worker_came, test_a_damaged_checkpoint_costs_steps_and_not_a_bit])
+          test_an_estimate_asked_for_before_a_worker_came, test_a_damaged_token_cache_costs_a_wait_and_not_a_bit,
+          test_a_damaged_checkpoint_costs_steps_and_not_a_bit])

@@ -214,20 +214,5 @@ TEST_CASE("One job's rows are gone: the window of the others is planned, and it 
   CHECK(house.feed.Plan(input)->failures.empty());
 }
 
-TEST_CASE("Tokens of a whole job") {
-  FeedHouse house;
-  const RowSource source = house.Source(house.AddTokens("a.jsonl", {2, 3, 4, 5, 6}));
-  REQUIRE(house.feed.CheckRows(source).ok());
-  const auto total = [&](int32_t batch_size, int64_t steps) {
-    return *house.feed.TotalTokens(source, false, 0, batch_size, steps);
-  };
-  CHECK(total(2, 0) == 0);
-  CHECK(total(2, 1) == 5);
-  CHECK(total(2, 3) == 20);
-  CHECK(total(2, 4) == 25);
-  CHECK(total(8, 3) == 60);
-  CHECK(*house.feed.TotalTokens(source, true, 3, 2, 3) == 20);
-}
-
 }  // namespace
 }  // namespace lorad::server::feed

@@ -11,7 +11,7 @@
 
 namespace lorad::server {
 
-class FullDisk final : public storage::Files {
+class FullDisk : public storage::Files {
  public:
   explicit FullDisk(int64_t bytes) : left_(bytes) {}
 

@@ -1,6 +1,7 @@
 // The worker's core and its coordinator: dialled, heard, lost, found again.
 #include <catch2/catch.hpp>
 
+#include "storage/files/errors.h"
 #include "tests/worker/core_script.h"
 
 namespace lorad::worker {
@@ -263,6 +264,23 @@ TEST_CASE("Shutdown and signals end it, and nothing follows") {
   v1::CoordinatorMessage shutdown;
   shutdown.mutable_shutdown()->set_reason("over");
   CHECK(t.Hears(shutdown) == Lines{"cancel calls", "hang up 1", "end: OK"});
+}
+
+TEST_CASE("a reason that the coordinator gave is told once") {
+  Script s;
+  s.Happens(Started{});
+  s.Welcome(false);
+  s.Form(1);
+  std::string told;
+  const absl::Status refused = storage::WithReason(absl::StatusCode::kFailedPrecondition,
+                                                   "MODEL_CHANGED", "MODEL_CHANGED: the files");
+  for (const Effect& effect : s.core().Apply({0, EngineDone{refused}})) {
+    const auto* said = std::get_if<Say>(&effect);
+    if (said == nullptr) continue;
+    const v1::GroupFailed& failed = said->message.report().group_failed();
+    told = failed.reason() + ": " + failed.message();
+  }
+  CHECK(told == "MODEL_CHANGED: the files");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "storage/files/errors.h"
 #include "worker/core/core_state.h"
 
@@ -113,7 +114,10 @@ void WorkerCore::State::Fail(const absl::Status& status, std::string_view otherw
   v1::Report report;
   v1::GroupFailed& failed = *report.mutable_group_failed();
   failed.set_reason(payload.has_value() ? std::string(*payload) : std::string(otherwise));
-  failed.set_message(std::string(status.message()));
+  // What the coordinator refused has its reason in front (worker/link/rpc_status.h).
+  absl::string_view message = status.message();
+  absl::ConsumePrefix(&message, absl::StrCat(failed.reason(), ": "));
+  failed.set_message(std::string(message));
   Log(Note::Level::kError,
       absl::StrCat("epoch ", held_.epoch, ": ", failed.reason(), ": ", failed.message()));
   engine_epoch_ = held_.epoch;

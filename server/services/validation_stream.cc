@@ -2,7 +2,9 @@
 
 #include <utility>
 #include <variant>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "server/calls/stream_errors.h"
 #include "server/errors/errors.h"
 #include "server/errors/grpc_status.h"
@@ -15,6 +17,13 @@ namespace {
 absl::Status NotFirst() {
   return InvalidFields("request",
                        {{"config", "the first message, and no other, must be the config"}});
+}
+
+absl::Status DatasetChanged(const std::string& name) {
+  return Error(absl::StatusCode::kDataLoss, "DATASET_CHANGED",
+               absl::StrCat("the file of dataset '", name,
+                            "' is not what was uploaded any more; delete the dataset and upload it "
+                            "again, or put the file back from a backup"));
 }
 
 absl::Status Left() { return absl::CancelledError("the client left in mid-upload"); }
@@ -88,21 +97,32 @@ void ValidationStream::OnEnd() {
 void ValidationStream::TakeConfig() {
   if (!message_.has_config()) return End(NotFirst());
   config_ = message_.config();
-  v1::GetModelRequest get;
-  get.set_name(config_->model());
-  question_.Ask(std::move(get), [this](Question::Answer answer) {
-    strand_.Post([this, answer = std::move(answer)] {
-      if (!answer.ok()) return End(answer.status());
-      model_ = std::get<v1::Model>(*answer);
-      if (!config_->dataset().empty()) {
-        absl::StatusOr<std::string> path = backend_.driver.DatasetPath(config_->dataset());
-        absl::Status status = path.ok() ? Open() : path.status();
-        if (!status.ok()) return End(status);
-        stored_path_ = *std::move(path);
-      }
-      GoOn();
-    });
+  v1::GetModelRequest model;
+  model.set_name(config_->model());
+  std::vector<Request> requests = {std::move(model)};
+  if (!config_->dataset().empty()) {
+    v1::GetDatasetRequest dataset;
+    dataset.set_name(config_->dataset());
+    requests.push_back(std::move(dataset));
+  }
+  question_.AskAll(std::move(requests), [this](std::vector<Question::Answer> answers) {
+    strand_.Post([this, answers = std::move(answers)] { TakeAnswers(answers); });
   });
+}
+
+void ValidationStream::TakeAnswers(const std::vector<Question::Answer>& answers) {
+  for (const Question::Answer& answer : answers) {
+    if (!answer.ok()) return End(answer.status());
+  }
+  model_ = std::get<v1::Model>(*answers.front());
+  if (answers.size() > 1) {
+    absl::StatusOr<std::string> path = backend_.driver.DatasetPath(config_->dataset());
+    absl::Status status = path.ok() ? Open() : path.status();
+    if (!status.ok()) return End(status);
+    stored_path_ = *std::move(path);
+    stored_sha256_ = std::get<v1::Dataset>(*answers.back()).sha256();
+  }
+  GoOn();
 }
 
 absl::Status ValidationStream::Open() {
@@ -136,7 +156,9 @@ void ValidationStream::ReadStored() {
       backend_.driver.files().ReadRange(stored_path_, stored_offset_, kChunkBytesMax);
   if (!bytes.ok()) return End(bytes.status());
   stored_offset_ += bytes->size();
+  stored_hash_.Update(*bytes);
   if (bytes->empty()) {
+    if (stored_hash_.HexDigest() != stored_sha256_) return End(DatasetChanged(config_->dataset()));
     validation_->Finish();
     complete_ = true;
   } else if (absl::Status status = validation_->Add(*bytes); !status.ok()) {

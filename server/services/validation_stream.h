@@ -7,12 +7,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lorad/v1/datasets.pb.h"
 #include "server/calls/backend.h"
 #include "server/calls/question.h"
 #include "server/calls/strand.h"
 #include "server/services/validation.h"
+#include "storage/files/sha256.h"
 
 namespace lorad::server {
 
@@ -33,6 +35,8 @@ class ValidationStream final
   void OnEnd();
   void OnLate();
   void TakeConfig();
+  // Of the model, and of the dataset where one is stored.
+  void TakeAnswers(const std::vector<Question::Answer>& answers);
   // When there is something to check: then a place is taken.
   absl::Status Open();
   // Sends the first message that waits; where none does, goes for the next piece.
@@ -54,7 +58,9 @@ class ValidationStream final
   std::optional<Gate::Pass> pass_;
   std::unique_ptr<Validation> validation_;  // null before Open()
   std::string stored_path_;                 // empty: the client sends the file
+  std::string stored_sha256_;
   uint64_t stored_offset_ = 0;
+  storage::Sha256 stored_hash_;
   bool writing_ = false;
   bool complete_ = false;  // the report is made
   bool ended_ = false;

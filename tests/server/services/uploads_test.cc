@@ -149,6 +149,41 @@ TEST_CASE_METHOD(UploadFixture, "a client that leaves in mid-stream leaves nothi
   CHECK(driver.Requests<CreateDataset>().empty());
 }
 
+TEST_CASE_METHOD(UploadFixture, "a stored dataset is validated as it was uploaded, or not at all") {
+  const std::string rows = "{\"input_ids\":[1,2],\"labels\":[1,2]}\n";
+  driver.answer = [&](const Request& request) -> absl::StatusOr<ReplyValue> {
+    if (std::holds_alternative<v1::GetDatasetRequest>(request)) {
+      v1::Dataset dataset;
+      dataset.set_sha256(storage::Sha256::Of(rows + rows));
+      return ReplyValue(dataset);
+    }
+    v1::Model model;
+    model.set_path("tests/golden/llama_gqa_untied/model");
+    model.set_max_position_embeddings(64);
+    return ReplyValue(model);
+  };
+  driver.dataset_path = [this](const std::string&) { return directory / "rows.jsonl"; };
+  const auto validate = [&](int64_t* counted) {
+    Context context;
+    auto stream = datasets->ValidateDataset(&context);
+    v1::ValidateDatasetRequest request;
+    request.mutable_config()->set_model("m");
+    request.mutable_config()->set_dataset("d");
+    stream->Write(request);
+    v1::ValidateDatasetResponse response;
+    while (stream->Read(&response)) *counted = response.report().rows();
+    return Summary(stream->Finish());
+  };
+  int64_t counted = 0;
+  directory.Write("rows.jsonl", rows + rows);
+  CHECK(validate(&counted) == "");
+  CHECK(counted == 2);
+  counted = 0;
+  directory.Write("rows.jsonl", rows);
+  CHECK(validate(&counted) == "DATASET_CHANGED");
+  CHECK(counted == 0);
+}
+
 TEST_CASE("a full disk in mid-upload is said, and leaves nothing behind") {
   FullDisk disk(3 << 20);
   UploadFixture api(disk);

@@ -18,8 +18,7 @@ constexpr char kPrecision[] =
     "started with --worker-precision fp32), float32 on CPUs";
 constexpr char kWorkers[] =
     "jobs train on the daemon's workers, whatever their device; lorad serve --workers cpu:1 has "
-    "one "
-    "on the CPU alone";
+    "one on the CPU alone";
 constexpr char kEvaluations[] = "evaluations come by steps or epochs";
 constexpr char kEmpty[] = R"([false, [], {}, ""])";
 

@@ -202,7 +202,7 @@ def test_finished():
                 assert house.object("show", job)["finish_step"] == end
             (done,) = house.wait([job])
             assert 5 <= done["step"] == done["finish_step"] == done["last_checkpoint_step"] == end < 300, done
-            folders = [house.folder / f"{name}-{end}" for name in (undisturbed["name"], job)]
+            folders = [house.folder / f"{name}-{killed}" for name in (undisturbed["name"], job)]
             for name, folder in zip((undisturbed["name"], job), folders):
                 house.lora("checkpoint", "get", name, "--step", end, "-o", folder)
             same = {(folder / "adapter_model.safetensors").read_bytes() for folder in folders}

@@ -183,9 +183,9 @@ class Helper::Process {
     return status_;
   }
 
-  int64_t pid() const {
+  bool ended() const {
     std::lock_guard lock(mutex_);
-    return pid_;
+    return ended_;
   }
 
   bool End(std::chrono::milliseconds grace) {
@@ -317,7 +317,7 @@ Helper::~Helper() = default;
 
 absl::Status Helper::status() const { return process_->status(); }
 
-int64_t Helper::pid() const { return process_->pid(); }
+bool Helper::ended() const { return process_->ended(); }
 
 bool Helper::End(std::chrono::milliseconds grace) { return process_->End(grace); }
 

@@ -57,7 +57,7 @@ class Helper {
   // installed; DEADLINE_EXCEEDED: the site's ompi-server is silent; UNAVAILABLE: it has ended
   // otherwise, and how, with its last words.
   absl::Status status() const;
-  int64_t pid() const;  // 0: has ended
+  bool ended() const;
   // Gives it `grace` to end by itself, then kills it. Returns when it is gone; false: was killed.
   bool End(std::chrono::milliseconds grace);
 

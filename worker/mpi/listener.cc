@@ -73,12 +73,14 @@ absl::StatusOr<Dialled> Pair() {
   return dialled;
 }
 
-// Ends the helper. `why` is the handshake's error.
+// Ends the helper. `why` is the handshake's error: CANCELLED where the helper ended, or somebody
+// interrupts.
 absl::Status WhyNotJoined(const absl::Status& why, Helper* helper) {
-  const bool had_ended = helper->pid() == 0;
+  const bool had_ended = helper->ended();
   const bool by_itself = helper->End(kFarewellAtMost);
   const absl::Status end = helper->status();
   if (absl::IsFailedPrecondition(why)) return why;  // the other stage refuses
+  if (absl::IsCancelled(why) && !had_ended) return why;
   if (by_itself && !end.ok()) return end;
   if (had_ended) return absl::UnavailableError("a stage of the group has gone, or was refused");
   return why;

@@ -279,6 +279,19 @@ TEST_CASE("a stage that never comes, and an interruption, end a Join") {
   CheckNothingIsLeft(*site);
 }
 
+TEST_CASE("a Join that was interrupted before it began says so") {
+  MpiSite* site = MpiSite::Here();
+  if (site == nullptr) return;
+  site->AwaitServer();
+  auto listener = site->Listen();
+  REQUIRE(listener.ok());
+  (*listener)->Interrupt();
+  const StageIdentity me{.epoch = 1, .stage = 1, .stages = 2, .numerics_id = "n"};
+  CHECK(
+      absl::IsCancelled((*listener)->Join(me, {"lorad-nobody", (*listener)->endpoint()}).status()));
+  CheckNothingIsLeft(*site);
+}
+
 TEST_CASE("a helper that is missing says where it should be and how to mend that") {
   const absl::Status broken = CheckHelper("/nowhere/lorad-mpi");
   CHECK(absl::IsFailedPrecondition(broken));

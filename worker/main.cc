@@ -218,9 +218,9 @@ v1::Hello MakeHello(const Flags& flags, const OpenDevice& device, const std::str
 
 // "REASON: message".
 std::string TextOf(const absl::Status& status) {
-  const auto reason = status.GetPayload(storage::Absl(storage::kReasonPayload));
+  const std::string reason = storage::ReasonOf(status);
   const std::string message(status.message());
-  return reason ? absl::StrCat(std::string(*reason), ": ", message) : message;
+  return reason.empty() ? message : absl::StrCat(reason, ": ", message);
 }
 
 // Null for a coordinator on this host.

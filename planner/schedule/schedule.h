@@ -32,7 +32,8 @@ namespace lorad::planner {
 // - but has a group without jobs dissolved, rather than join one that has some, where the sum of
 //   ends rises less on its worker and nobody in the queue is of that group's base model;
 // - else waits for a group of its base model that is being formed or changed and that it would fit
-//   alone, unless another one of that base model has no jobs: this is formed again, with room for it;
+//   alone, unless another one of that base model has no jobs: this is formed again, with room for
+//   it;
 // - else has a group without jobs dissolved;
 // - else has a group of its base model formed again, if that has room for all of its jobs and this
 //   one then: for longer sequences or a higher rank, with shorter microbatches, or without what
@@ -44,8 +45,8 @@ namespace lorad::planner {
 //   within the minimum run time may be of any priority;
 // - else waits, with the reason.
 // A group takes several workers only for a job that fits none of the connected ones alone, idle or
-// not but for doubtful ones (WorkerView), or whose base model is to be on several: then it is formed on
-// the fewest idle ones, of one numerics id, those of one host first, cut so that every stage fits
+// not but for doubtful ones (WorkerView), or whose base model is to be on several: then it is formed
+// on the fewest idle ones, of one numerics id, those of one host first, cut so that every stage fits
 // and the slowest is as fast as can be (stages/place.h). Microbatches so short that all stages have
 // work are a window's own choice (window/turns.h): the group has room for long ones.
 // From then on it is a group like others: jobs of its base model join it, wait for it and have it

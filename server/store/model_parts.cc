@@ -45,7 +45,9 @@ ModelPartsReader::ModelPartsReader(storage::ModelDirectory directory, KnownModel
 
 absl::StatusOr<bool> ModelPartsReader::Next(worker::v1::ModelPart* part) {
   if (next_ == names_.size()) {
-    if (found_ == nullptr) known_.Keep(directory_.fingerprint(), std::move(read_));
+    if (found_ != nullptr) return false;
+    if (absl::Status status = directory_.CheckUnchanged(); !status.ok()) return status;
+    known_.Keep(directory_.fingerprint(), std::move(read_));
     return false;
   }
   if (found_ != nullptr) {

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/files/errors.h"
 #include "storage/files/sha256.h"
-#include "storage/tensors/safetensors_reader.h"
+#include "storage/tensors/safetensors_file.h"
 
 namespace lorad::storage {
 namespace {
@@ -75,7 +75,7 @@ class Shards {
   static absl::StatusOr<Shards> Open(Files& files, const std::vector<std::string>& paths) {
     Shards shards;
     for (const std::string& path : paths) {
-      absl::StatusOr<SafetensorsReader> shard = SafetensorsReader::Open(path, files);
+      absl::StatusOr<SafetensorsFile> shard = SafetensorsFile::Open(path, files);
       if (!shard.ok()) return shard.status();
       const std::vector<TensorInfo>& tensors = shard->tensors();
       shards.all_.tensors.insert(shards.all_.tensors.end(), tensors.begin(), tensors.end());
@@ -89,19 +89,19 @@ class Shards {
     return shards;
   }
 
-  const std::vector<SafetensorsReader>& readers() const { return readers_; }
+  const std::vector<SafetensorsFile>& readers() const { return readers_; }
   // All tensors; where their bytes lie is for the readers.
   const SafetensorsHeader& header() const { return all_; }
 
   absl::Status Stream(const std::string& name, const ByteSink& sink) const {
-    for (const SafetensorsReader& reader : readers_) {
+    for (const SafetensorsFile& reader : readers_) {
       if (const TensorInfo* tensor = reader.Find(name)) return reader.Stream(*tensor, sink);
     }
     return absl::NotFoundError(name);
   }
 
  private:
-  std::vector<SafetensorsReader> readers_;
+  std::vector<SafetensorsFile> readers_;
   SafetensorsHeader all_;
 };
 
@@ -128,7 +128,7 @@ absl::StatusOr<CheckpointFile> WriteTensors(Files& files, const std::string& dir
   return file->Finish();
 }
 
-absl::Status CheckState(const SafetensorsReader& shard, const CheckpointState& expected) {
+absl::Status CheckState(const SafetensorsFile& shard, const CheckpointState& expected) {
   const absl::StatusOr<CheckpointState> state = ShardState(shard.header());
   if (!state.ok()) return At(shard.path(), state.status());
   if (*state == expected) return absl::OkStatus();
@@ -292,7 +292,7 @@ absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files,
                                             const std::string& directory) {
   const absl::StatusOr<Shards> shards = Shards::Open(files, shard_paths);
   if (!shards.ok()) return shards.status();
-  for (const SafetensorsReader& shard : shards->readers()) {
+  for (const SafetensorsFile& shard : shards->readers()) {
     if (absl::Status status = CheckState(shard, expected); !status.ok()) return status;
   }
   if (absl::Status status = CheckTensors(shards->header(), config); !status.ok()) {

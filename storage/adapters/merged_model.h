@@ -12,7 +12,7 @@
 #include "storage/adapters/peft.h"
 #include "storage/files/files.h"
 #include "storage/models/model_directory.h"
-#include "storage/tensors/safetensors_reader.h"
+#include "storage/tensors/safetensors_file.h"
 
 namespace lorad::storage {
 

@@ -282,8 +282,7 @@ absl::StatusOr<std::vector<std::string>> CheckAdapterTensors(const PeftConfig& c
   return std::vector<std::string>(modules.begin(), modules.end());
 }
 
-PeftAdapter::PeftAdapter(PeftConfig config, SafetensorsReader file,
-                         std::vector<std::string> modules)
+PeftAdapter::PeftAdapter(PeftConfig config, SafetensorsFile file, std::vector<std::string> modules)
     : config_(std::move(config)), file_(std::move(file)), modules_(std::move(modules)) {}
 
 absl::StatusOr<PeftAdapter> PeftAdapter::Open(const std::string& directory, Files& files) {
@@ -292,8 +291,8 @@ absl::StatusOr<PeftAdapter> PeftAdapter::Open(const std::string& directory, File
   if (!text.ok()) return text.status();
   absl::StatusOr<PeftConfig> config = ParsePeftConfig(*text);
   if (!config.ok()) return At(config_path, config.status());
-  absl::StatusOr<SafetensorsReader> file =
-      SafetensorsReader::Open(JoinPath(directory, kAdapterModelFile), files);
+  absl::StatusOr<SafetensorsFile> file =
+      SafetensorsFile::Open(JoinPath(directory, kAdapterModelFile), files);
   if (!file.ok()) return file.status();
   absl::StatusOr<std::vector<std::string>> modules = CheckAdapterTensors(*config, file->header());
   if (!modules.ok()) return At(file->path(), modules.status());

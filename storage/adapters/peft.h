@@ -11,7 +11,7 @@
 #include "storage/adapters/peft_config.h"
 #include "storage/files/files.h"
 #include "storage/models/model_description.h"
-#include "storage/tensors/safetensors_reader.h"
+#include "storage/tensors/safetensors_file.h"
 
 namespace lorad::storage {
 
@@ -69,7 +69,7 @@ class PeftAdapter {
   static absl::StatusOr<PeftAdapter> Open(const std::string& directory, Files& files = RealFiles());
 
   const PeftConfig& config() const { return config_; }
-  const SafetensorsReader& file() const { return file_; }
+  const SafetensorsFile& file() const { return file_; }
   // Leaf names of the modules that have matrices, sorted.
   const std::vector<std::string>& modules() const { return modules_; }
 
@@ -84,9 +84,9 @@ class PeftAdapter {
   absl::Status CheckFinite() const;
 
  private:
-  PeftAdapter(PeftConfig config, SafetensorsReader file, std::vector<std::string> modules);
+  PeftAdapter(PeftConfig config, SafetensorsFile file, std::vector<std::string> modules);
   PeftConfig config_;
-  SafetensorsReader file_;
+  SafetensorsFile file_;
   std::vector<std::string> modules_;
 };
 

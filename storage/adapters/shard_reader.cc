@@ -103,7 +103,7 @@ absl::Status ShardReader::AddSource(const Checkpoint& checkpoint, const std::str
 }
 
 absl::Status ShardReader::AddSource(const std::string& path, const std::string& sha256) {
-  absl::StatusOr<SafetensorsReader> file = SafetensorsReader::Open(path, files_);
+  absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(path, files_);
   if (!file.ok()) return file.status();
   for (const TensorInfo& tensor : file->tensors()) {
     if (!IsFloatType(tensor.type)) {

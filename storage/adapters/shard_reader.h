@@ -14,7 +14,7 @@
 #include "storage/adapters/checkpoint.h"
 #include "storage/files/files.h"
 #include "storage/files/sha256.h"
-#include "storage/tensors/safetensors_reader.h"
+#include "storage/tensors/safetensors_file.h"
 
 namespace lorad::storage {
 
@@ -45,7 +45,7 @@ class ShardReader {
  private:
   // A file whose tensors are read in the order in which they lie in it, hashed on the way.
   struct Source {
-    SafetensorsReader file;
+    SafetensorsFile file;
     std::string sha256;  // what it must have; empty: nobody knows
     Sha256 sha;
   };

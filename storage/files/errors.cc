@@ -33,6 +33,11 @@ absl::Status WithReason(absl::StatusCode code, std::string_view reason, std::str
   return status;
 }
 
+std::string ReasonOf(const absl::Status& status) {
+  const auto reason = status.GetPayload(Absl(kReasonPayload));
+  return reason ? std::string(*reason) : "";
+}
+
 absl::Status Refuse(std::string_view reason, std::string_view message) {
   return WithReason(absl::StatusCode::kInvalidArgument, reason, message);
 }

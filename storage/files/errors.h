@@ -17,6 +17,8 @@ inline absl::string_view Absl(std::string_view text) { return {text.data(), text
 
 // An error with its reason.
 absl::Status WithReason(absl::StatusCode code, std::string_view reason, std::string_view message);
+// An error's reason; "" if it has none.
+std::string ReasonOf(const absl::Status& status);
 
 // A file of the user's that we cannot accept: INVALID_ARGUMENT with a reason. `message` says what
 // is wrong, where, and how to mend it.

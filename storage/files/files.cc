@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -166,41 +165,6 @@ class NamedFile : public ReadableFile {
   const std::string path_;
 };
 
-uintptr_t PageBytes() {
-  static const uintptr_t bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  return bytes;
-}
-
-class RealMappedFile : public MappedFile {
- public:
-  RealMappedFile(void* begin, size_t bytes) : bytes_(static_cast<const char*>(begin), bytes) {}
-  ~RealMappedFile() override {
-    if (!bytes_.empty()) munmap(const_cast<char*>(bytes_.data()), bytes_.size());
-  }
-  std::string_view bytes() const override { return bytes_; }
-  void WillNeed(std::string_view part) const override { Advise(part, MADV_WILLNEED); }
-  void LetGo(std::string_view part) const override { Advise(part, MADV_DONTNEED); }
-
- private:
-  // Gives the advice for every page that the part touches.
-  static void Advise(std::string_view part, int advice) {
-    if (part.empty()) return;
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(part.data());
-    const uintptr_t first = begin / PageBytes() * PageBytes();
-    madvise(reinterpret_cast<void*>(first), begin + part.size() - first, advice);
-  }
-  const std::string_view bytes_;
-};
-
-class CopiedFile : public MappedFile {
- public:
-  explicit CopiedFile(std::string bytes) : bytes_(std::move(bytes)) {}
-  std::string_view bytes() const override { return bytes_; }
-
- private:
-  const std::string bytes_;
-};
-
 class SystemFiles : public Files {
  public:
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
@@ -279,16 +243,6 @@ class SystemFiles : public Files {
     return std::make_unique<RealReadableFile>(path, file.Release());
   }
 
-  absl::StatusOr<std::unique_ptr<MappedFile>> Map(const std::string& path) override {
-    const Descriptor file(OpenDescriptor(path));
-    const absl::StatusOr<uint64_t> bytes = SizeOf(file, path);
-    if (!bytes.ok()) return bytes.status();
-    if (*bytes == 0) return std::make_unique<RealMappedFile>(nullptr, 0);
-    void* begin = mmap(nullptr, *bytes, PROT_READ, MAP_SHARED, file.number(), 0);
-    if (begin == MAP_FAILED) return FileError("map", path, errno);
-    return std::make_unique<RealMappedFile>(begin, *bytes);
-  }
-
   absl::StatusOr<uint64_t> Size(const std::string& path) override {
     struct stat status;
     if (stat(path.c_str(), &status) != 0) return FileError("stat", path, errno);
@@ -337,17 +291,6 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> Files::OpenToRead(const std::strin
   }
   if (absl::Status status = Size(path).status(); !status.ok()) return status;
   return std::make_unique<NamedFile>(*this, path);
-}
-
-absl::StatusOr<std::unique_ptr<MappedFile>> Files::Map(const std::string& path) {
-  if (IsDirectory(path)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
-  }
-  absl::StatusOr<uint64_t> bytes = Size(path);
-  if (!bytes.ok()) return bytes.status();
-  absl::StatusOr<std::string> read = ReadRange(path, 0, *bytes);
-  if (!read.ok()) return read.status();
-  return std::make_unique<CopiedFile>(*std::move(read));
 }
 
 absl::Status WriteSynced(Files& files, const std::string& path, std::string_view bytes) {

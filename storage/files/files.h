@@ -23,25 +23,14 @@ class WritableFile {
   virtual absl::Status Close() = 0;
 };
 
-// A file that is open for reading: it stays what it is when its name is removed or given to another.
-// Thread-safe.
+// A file that is open for reading: it stays what it is when its name is removed or given to
+// another. Thread-safe.
 class ReadableFile {
  public:
   virtual ~ReadableFile() = default;
   virtual absl::StatusOr<uint64_t> Size() const = 0;
   // All `bytes` from `offset` or an error (OUT_OF_RANGE: the file ends before).
   virtual absl::Status ReadAt(uint64_t offset, uint64_t bytes, void* to) const = 0;
-};
-
-// The bytes of a file as they were when it was mapped, for as long as this lives. The file must not
-// be shortened meanwhile (a reader of the lost part gets SIGBUS). Const methods are thread-safe.
-class MappedFile {
- public:
-  virtual ~MappedFile() = default;
-  virtual std::string_view bytes() const = 0;
-  // Hints about a part of bytes(): it is read next; it is not needed now and costs no memory.
-  virtual void WillNeed(std::string_view) const {}
-  virtual void LetGo(std::string_view) const {}
 };
 
 // The seam between lorad and its disk. Every durable write of the coordinator goes through it, so
@@ -75,8 +64,6 @@ class Files {
                                                 uint64_t length) = 0;
   // A regular file, else INVALID_ARGUMENT. Here: what has that name whenever it is read.
   virtual absl::StatusOr<std::unique_ptr<ReadableFile>> OpenToRead(const std::string& path);
-  // A regular file, else INVALID_ARGUMENT. Here: read into memory.
-  virtual absl::StatusOr<std::unique_ptr<MappedFile>> Map(const std::string& path);
   virtual absl::StatusOr<uint64_t> Size(const std::string& path) = 0;
   virtual bool Exists(const std::string& path) = 0;
   // A link counts as what it leads to.

@@ -154,6 +154,14 @@ absl::StatusOr<ModelDirectory> ModelDirectory::Open(const std::string& path) {
   return directory;
 }
 
+absl::Status ModelDirectory::CheckUnchanged() const {
+  const absl::StatusOr<ModelDirectory> now = Open(path_);
+  if (!now.ok()) return now.status();
+  if (now->fingerprint() == fingerprint_) return absl::OkStatus();
+  return WithReason(absl::StatusCode::kFailedPrecondition, "MODEL_CHANGED",
+                    absl::StrCat("the files of ", path_, " were changed while they were read"));
+}
+
 absl::Status ModelDirectory::OpenWeights() {
   std::vector<std::string> names;
   std::map<std::string, std::string> weight_map;

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "storage/models/model_description.h"
-#include "storage/tensors/safetensors.h"
+#include "storage/tensors/safetensors_file.h"
 
 namespace lorad::storage {
 
@@ -36,6 +36,9 @@ class ModelDirectory {
   // Changes when a file that matters does (names, sizes, modification times, safetensors headers,
   // config and tokenizer files by content). 64 hexadecimal digits.
   const std::string& fingerprint() const { return fingerprint_; }
+  // Whether the files are those that were opened: what was read since may be of others too.
+  // FAILED_PRECONDITION (MODEL_CHANGED): they have another fingerprint now; errors of Open.
+  absl::Status CheckUnchanged() const;
   bool has_tokenizer() const { return has_tokenizer_; }
 
   // The parts that a worker loads, in a fixed order: "config.json", then the tensors of
@@ -51,7 +54,7 @@ class ModelDirectory {
   absl::StatusOr<std::string> ReadText(std::string_view file) const;
 
   // A tensor of description() as float32 (from F32, F16 or BF16, exactly). `out` holds its
-  // elements. File pages are let go of on the way: the resident set does not grow by the file.
+  // elements.
   absl::Status ReadTensor(std::string_view name, float* out) const;
 
  private:

@@ -8,16 +8,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "storage/files/errors.h"
 #include "storage/tensors/safetensors_header.h"
 
 namespace lorad::storage {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "the format is little-endian");
-
-constexpr char kReason[] = "SAFETENSORS_INVALID";
-constexpr size_t kPieceBytes = size_t{4} << 20;
 
 struct TypeRow {
   TensorType type;
@@ -112,57 +108,6 @@ const TensorInfo* SafetensorsHeader::Find(std::string_view name) const {
       tensors.begin(), tensors.end(), name,
       [](const TensorInfo& tensor, std::string_view n) { return tensor.name < n; });
   return found != tensors.end() && found->name == name ? &*found : nullptr;
-}
-
-absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path, Files& files) {
-  absl::StatusOr<std::unique_ptr<MappedFile>> map = files.Map(path);
-  if (absl::IsInvalidArgument(map.status()))
-    return Refuse(kReason, std::string(map.status().message()));
-  if (!map.ok()) return map.status();
-
-  SafetensorsFile file;
-  file.path_ = path;
-  file.map_ = *std::move(map);
-  absl::StatusOr<SafetensorsHeader> header =
-      ParseSafetensorsHeader(file.map_->bytes(), file.file_bytes());
-  if (!header.ok()) return At(path, header.status());
-  file.header_ = *std::move(header);
-  file.map_->LetGo(file.map_->bytes().substr(0, file.header_.data_begin));
-  return file;
-}
-
-std::string_view SafetensorsFile::view(const TensorInfo& tensor) const {
-  assert(header_.data_begin + tensor.end <= file_bytes());
-  return map_->bytes().substr(header_.data_begin + tensor.begin, tensor.bytes());
-}
-
-absl::Status SafetensorsFile::Stream(const TensorInfo& tensor, const ByteSink& sink) const {
-  std::string_view rest = view(tensor);
-  while (!rest.empty()) {
-    const std::string_view piece = rest.substr(0, kPieceBytes);
-    // The disk works on the next piece while this one is converted.
-    map_->WillNeed(rest.substr(piece.size(), kPieceBytes));
-    const absl::Status status = sink(piece);
-    map_->LetGo(piece);
-    if (!status.ok()) return status;
-    rest.remove_prefix(piece.size());
-  }
-  return absl::OkStatus();
-}
-
-absl::Status SafetensorsFile::ReadFloats(const TensorInfo& tensor, float* out) const {
-  if (!IsFloatType(tensor.type)) {
-    return Refuse(kReason,
-                  absl::StrCat(path_, ": tensor ", Quoted(tensor.name), " has type ",
-                               Absl(TensorTypeName(tensor.type)), "; F32, F16 and BF16 are read"));
-  }
-  const int64_t size = TensorTypeBytes(tensor.type);
-  return Stream(tensor, [&](std::string_view piece) {
-    const int64_t count = static_cast<int64_t>(piece.size()) / size;
-    ConvertToFloat(tensor.type, piece.data(), count, out);
-    out += count;
-    return absl::OkStatus();
-  });
 }
 
 bool IsFloatType(TensorType type) {

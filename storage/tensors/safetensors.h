@@ -10,7 +10,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "storage/files/files.h"
 
 namespace lorad::storage {
 
@@ -79,34 +78,6 @@ absl::StatusOr<uint64_t> SafetensorsPrefixBytes(std::string_view first, uint64_t
 // without hole or overlap (with kUnknownFileBytes: up to the end of the last).
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view prefix,
                                                          uint64_t file_bytes);
-
-// A safetensors file, memory-mapped read-only. Movable; const methods are thread-safe. The file
-// must not be shortened while it is open (files.h, MappedFile).
-class SafetensorsFile {
- public:
-  static absl::StatusOr<SafetensorsFile> Open(const std::string& path, Files& files = RealFiles());
-
-  const std::string& path() const { return path_; }
-  uint64_t file_bytes() const { return map_->bytes().size(); }
-  const SafetensorsHeader& header() const { return header_; }
-  const std::vector<TensorInfo>& tensors() const { return header_.tensors; }
-  const TensorInfo* Find(std::string_view name) const { return header_.Find(name); }
-
-  // The bytes of a tensor of this file; valid as long as the file is open.
-  std::string_view view(const TensorInfo& tensor) const;
-  // Hands `tensor` to `sink` in pieces of at most 4 MiB, front to back, and lets go of each piece's
-  // pages after it, so that the resident set stays flat.
-  absl::Status Stream(const TensorInfo& tensor,
-                      const std::function<absl::Status(std::string_view)>& sink) const;
-  // `out`: tensor.elements() floats. Types F32, F16, BF16; others are refused. Pages are let go of.
-  absl::Status ReadFloats(const TensorInfo& tensor, float* out) const;
-
- private:
-  SafetensorsFile() = default;
-  std::string path_;
-  std::unique_ptr<MappedFile> map_;
-  SafetensorsHeader header_;
-};
 
 // F32, F16 or BF16.
 bool IsFloatType(TensorType type);

@@ -5,6 +5,7 @@ usage: faults_jobs_test.py [TEST ...]
 """
 
 import json
+import os
 import re
 import signal
 import threading
@@ -19,6 +20,8 @@ MODELS_AWAY_SECONDS = 20
 CANCELLED_DATASET_BYTES = 60 << 20
 LARGE_JOBS = 256
 DAMAGED_STEPS = 600
+CUT_MODELS = ("one", "two")
+CUT_JOBS = 12
 SMALL_WORKER_BYTES = 24 << 20
 KILLS_SECONDS = 30
 
@@ -290,6 +293,58 @@ def test_an_estimate_asked_for_before_a_worker_came():
     assert abs(found[0] - found[1]) < 0.01 * found[0], f"{found[1]} s, and asked for with the worker there at first {found[0]} s"
 
 
+class Cutter(threading.Thread):
+    """Cuts files of weights at random moments, and puts them back as they were, with their times."""
+
+    def __init__(self, paths, generator):
+        super().__init__(daemon=True)
+        self.contents = {path: (path.read_bytes(), path.stat()) for path in paths}
+        self.generator = generator
+        self.cuts = 0
+        self.stopping = threading.Event()
+
+    def run(self):
+        while not self.stopping.wait(self.generator.uniform(0, 0.1)):
+            path = self.generator.choice(list(self.contents))
+            content, status = self.contents[path]
+            with open(path, "r+b") as file:
+                file.truncate(self.generator.randrange(len(content)))
+                self.cuts += 1
+                time.sleep(self.generator.uniform(0, 0.03))
+                file.write(content)
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_models_that_are_cut_while_they_are_read_cost_a_wait_and_not_a_bit():
+    """Groups of two models are formed in turn, while something cuts their files and puts them back: nobody dies of it."""
+    generator = seeded()
+    with House(None, "--workers", "none") as house:
+        for i, name in enumerate(CUT_MODELS):
+            add_small_model(house, name, seed=i, hidden=128, layers=6, ffn=512)
+        add_rows(house, "rows")
+        worker = house.start_worker("--threads", 1)
+        undisturbed = [house.submit(small_job(model=name, max_steps=3)) for name in CUT_MODELS]
+        house.wait(undisturbed, seconds=60)
+        cutter = Cutter([house.folder / f"model-{name}" / "model.safetensors" for name in CUT_MODELS], generator)
+        cutter.start()
+        try:
+            victims = []
+            for i in range(CUT_JOBS):
+                victims.append(house.submit(small_job(model=CUT_MODELS[i % 2], max_steps=3)))
+                house.wait(victims[-1:], seconds=120)
+                assert worker.poll() is None, f"the worker ended with {worker.returncode}"
+        finally:
+            cutter.stopping.set()
+            cutter.join(15)
+        waits = sum("SAFETENSORS_INVALID" in event["message"] or "MODEL_CHANGED" in event["message"]
+                    for job in victims for event in house.objects("events", job))
+        tell(f"    {cutter.cuts} cuts, for which {CUT_JOBS} jobs waited {waits} times")
+        assert house.process.poll() is None, f"the daemon ended with {house.process.returncode}"
+        weights = [(house.adapter(job) / "adapter_model.safetensors").read_bytes() for job in undisturbed + victims]
+        assert all(got == weights[i % 2] for i, got in enumerate(weights)), "an adapter has other bits"
+    house.clear()
+
+
 def damage(path):
     """One bit in the middle of a file."""
     content = bytearray(path.read_bytes())
@@ -377,4 +432,5 @@ if __name__ == "__main__":
           test_whoever_kills_workers_from_outside_for_a_while_fails_no_job,
           test_large_datasets_of_cancelled_jobs_hold_up_nobody, test_jobs_that_fit_no_worker_hold_up_nobody,
           test_an_estimate_asked_for_before_a_worker_came, test_a_damaged_token_cache_costs_a_wait_and_not_a_bit,
+          test_models_that_are_cut_while_they_are_read_cost_a_wait_and_not_a_bit,
           test_a_damaged_checkpoint_costs_steps_and_not_a_bit])

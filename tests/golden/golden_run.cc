@@ -7,7 +7,7 @@
 
 #include "storage/adapters/peft.h"
 #include "storage/models/model_description.h"
-#include "storage/tensors/safetensors.h"
+#include "storage/tensors/safetensors_file.h"
 
 namespace lorad::worker {
 namespace {

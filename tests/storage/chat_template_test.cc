@@ -13,11 +13,6 @@ using Json = nlohmann::json;
 
 const ChatTemplateTokens kTokens = {"<s>", "</s>", "<unk>", "<pad>"};
 
-std::string Reason(const absl::Status& status) {
-  const auto payload = status.GetPayload(Absl(kReasonPayload));
-  return payload.has_value() ? std::string(*payload) : "";
-}
-
 absl::StatusOr<std::string> Render(const std::string& text,
                                    const std::vector<ChatMessage>& messages = {},
                                    const ChatTemplateLimits& limits = {}) {
@@ -48,7 +43,7 @@ TEST_CASE("templates print what jinja2 prints") {
       REQUIRE(printed.ok());
       CHECK(printed->text == expected["output"]);
     } else if (expected.contains("rejected")) {
-      CHECK(Reason(printed.status()) == "TEMPLATE_REJECTED");
+      CHECK(ReasonOf(printed.status()) == "TEMPLATE_REJECTED");
       CHECK_THAT(std::string(printed.status().message()),
                  Catch::EndsWith(expected["rejected"].get<std::string>()));
     } else {
@@ -115,7 +110,7 @@ TEST_CASE("what is not implemented is refused by name and line when it is parsed
     const absl::Status status = ChatTemplate::Parse(bad.text).status();
     INFO(status);
     CHECK(status.code() == absl::StatusCode::kInvalidArgument);
-    CHECK(Reason(status) == bad.reason);
+    CHECK(ReasonOf(status) == bad.reason);
     CHECK_THAT(std::string(status.message()), Catch::Contains(bad.says));
   }
 }
@@ -136,7 +131,7 @@ TEST_CASE("a wrong operation says what and where") {
     INFO(bad.text);
     const absl::Status status = Render(bad.text).status();
     CHECK(status.code() == absl::StatusCode::kInvalidArgument);
-    CHECK(Reason(status) == bad.reason);
+    CHECK(ReasonOf(status) == bad.reason);
     CHECK_THAT(std::string(status.message()), Catch::Contains(bad.says));
   }
 }
@@ -166,9 +161,9 @@ TEST_CASE("no template runs, grows or nests without end") {
     INFO(text);
     const absl::Status status = Render(text).status();
     CHECK(status.code() == absl::StatusCode::kInvalidArgument);
-    CHECK((Reason(status) == "TEMPLATE_LIMIT" || Reason(status) == "TEMPLATE_FAILED"));
+    CHECK((ReasonOf(status) == "TEMPLATE_LIMIT" || ReasonOf(status) == "TEMPLATE_FAILED"));
   }
-  CHECK(Reason(Render("{{ 'abc' }}", {}, {1000, 2}).status()) == "TEMPLATE_LIMIT");
+  CHECK(ReasonOf(Render("{{ 'abc' }}", {}, {1000, 2}).status()) == "TEMPLATE_LIMIT");
   for (const std::string& text :
        {"{{ " + Repeated("(", 100000) + " }}", "{{ " + Repeated("- ", 100000) + "1 }}",
         "{{ " + Repeated("not ", 100000) + "1 }}", "{{ 1" + Repeated(" + 1", 100000) + " }}",

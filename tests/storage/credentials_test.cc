@@ -33,8 +33,8 @@ Worker NewWorker(const Authority& authority, const std::string& name, const Vali
 
 // "REASON: message".
 std::string Text(const absl::Status& status) {
-  const auto reason = status.GetPayload(Absl(kReasonPayload));
-  return absl::StrCat(reason ? std::string(*reason) : "none", ": ", std::string(status.message()));
+  const std::string reason = ReasonOf(status);
+  return absl::StrCat(reason.empty() ? "none" : reason, ": ", std::string(status.message()));
 }
 
 bool Has(const std::string& text, std::string_view part) {

@@ -118,16 +118,6 @@ TEST_CASE("what is made is for its user alone", "[files]") {
   CHECK(mode("a/b/f") == (perms::owner_read | perms::owner_write));
 }
 
-TEST_CASE("a file is mapped as it is, a directory is not", "[files]") {
-  const TempDirectory directory;
-  directory.Write("f", "hello");
-  directory.Write("empty", "");
-  CHECK(RealFiles().Map(directory / "f").value()->bytes() == "hello");
-  CHECK(RealFiles().Map(directory / "empty").value()->bytes().empty());
-  CHECK(absl::IsInvalidArgument(RealFiles().Map(directory.path()).status()));
-  CHECK(absl::IsNotFound(RealFiles().Map(directory / "none").status()));
-}
-
 TEST_CASE("an error that may pass by itself is told apart", "[files]") {
   CHECK(absl::IsUnavailable(FileError("write", "/f", EROFS)));
   CHECK(absl::IsUnavailable(FileError("open", "/f", EMFILE)));

@@ -141,6 +141,23 @@ TEST_CASE("the fingerprint changes when a file does", "[model_directory]") {
   CHECK(ModelDirectory::Open(tiny.directory.path()).value().fingerprint() != first);
 }
 
+TEST_CASE("files that were changed since they were opened are told", "[model_directory]") {
+  TinyModel tiny;
+  const auto model = tiny.Open();
+  REQUIRE(model.ok());
+  CHECK(model->CheckUnchanged().ok());
+  const std::string weights = tiny.directory / "model.safetensors";
+  const auto time = std::filesystem::last_write_time(weights);
+  std::filesystem::last_write_time(weights, time + std::chrono::nanoseconds(1));
+  const absl::Status changed = model->CheckUnchanged();
+  CHECK(absl::IsFailedPrecondition(changed));
+  CHECK(changed.GetPayload("lorad/reason").value() == "MODEL_CHANGED");
+  std::filesystem::last_write_time(weights, time);
+  CHECK(model->CheckUnchanged().ok());
+  std::filesystem::resize_file(weights, 100);
+  CHECK(absl::IsInvalidArgument(model->CheckUnchanged()));
+}
+
 TEST_CASE("weights from a seed depend on seed and name alone", "[model_directory]") {
   const TempDirectory directory;
   directory.Write("config.json", kTiny);
@@ -165,7 +182,7 @@ TEST_CASE("weights from a seed depend on seed and name alone", "[model_directory
              Contains("it must be {\"seed\": N}"));
 }
 
-// VmRSS of this process in bytes, without the pages of files that are only mapped.
+// VmRSS of this process in bytes.
 int64_t ResidentBytes() {
   std::ifstream status("/proc/self/status");
   std::string word;

@@ -1,11 +1,12 @@
-#include "storage/tensors/safetensors.h"
-
 #include <bit>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <filesystem>
 #include <limits>
+#include <vector>
 
 #include "storage/files/errors.h"
+#include "storage/tensors/safetensors_file.h"
 #include "tests/storage/safetensors_bytes.h"
 #include "tests/storage/temp_directory.h"
 
@@ -165,7 +166,7 @@ TEST_CASE("every half and bfloat16 converts exactly", "[safetensors]") {
   }
 }
 
-TEST_CASE("a file is mapped, read and moved", "[safetensors]") {
+TEST_CASE("a file is opened, read and moved", "[safetensors]") {
   const TempDirectory directory;
   const std::string path = directory.Write(
       "m.safetensors",
@@ -179,7 +180,32 @@ TEST_CASE("a file is mapped, read and moved", "[safetensors]") {
   REQUIRE(file.ReadFloats(*file.Find("a"), values).ok());
   CHECK(values[3] == 3);
   CHECK(file.ReadFloats(*file.Find("z"), nullptr).ok());
-  CHECK(file.view(*file.Find("a")).size() == 16);
+  const auto last = file.Read(*file.Find("a"), 12, 4);
+  REQUIRE(last.ok());
+  CHECK(std::string_view(*last) == std::string_view(reinterpret_cast<const char*>(&values[3]), 4));
+}
+
+TEST_CASE("a file that becomes shorter, or goes, is an error", "[safetensors]") {
+  const TempDirectory directory;
+  const std::string path = directory.Write(
+      "m.safetensors", SafetensorsOf({{"a", TensorType::kF32, {1024, 1024}}}, {}));  // four pieces
+  const auto file = SafetensorsFile::Open(path);
+  REQUIRE(file.ok());
+  const TensorInfo& tensor = *file->Find("a");
+  std::vector<float> values(static_cast<size_t>(tensor.elements()));
+  REQUIRE(file->ReadFloats(tensor, values.data()).ok());
+  int pieces = 0;
+  const absl::Status cut = file->Stream(tensor, [&](std::string_view) {
+    if (++pieces == 2) std::filesystem::resize_file(path, file->file_bytes() - 1);
+    return absl::OkStatus();
+  });
+  CHECK(pieces == 3);
+  CHECK(absl::IsInvalidArgument(cut));
+  CHECK_THAT(std::string(cut.message()), Contains("m.safetensors: has become shorter"));
+  CHECK(absl::IsInvalidArgument(file->ReadFloats(tensor, values.data())));
+  CHECK(absl::IsInvalidArgument(file->Read(tensor, tensor.bytes() - 1, 1).status()));
+  std::filesystem::remove(path);
+  CHECK(absl::IsNotFound(file->ReadFloats(tensor, values.data())));
 }
 
 TEST_CASE("what is no file of floats is refused", "[safetensors]") {

@@ -32,11 +32,6 @@ std::unique_ptr<Tokenizer> Load(const std::string& json) {
   return *std::move(tokenizer);
 }
 
-std::string Reason(const absl::Status& status) {
-  const auto payload = status.GetPayload(Absl(kReasonPayload));
-  return payload.has_value() ? std::string(*payload) : "";
-}
-
 std::vector<uint32_t> Flat(const std::vector<TextSpan>& spans) {
   std::vector<uint32_t> out;
   for (const TextSpan& span : spans) out.insert(out.end(), {span.begin, span.end});
@@ -80,14 +75,14 @@ TEST_CASE("tokens are known by their text, ids by their bound") {
   const auto tokenizer = Load(Published("llama3"));
   CHECK(tokenizer->TokenToId("<|end|>") == tokenizer->vocabulary_size() - 1);
   CHECK_FALSE(tokenizer->TokenToId("<|nowhere|>").has_value());
-  CHECK(Reason(tokenizer->Decode({0, tokenizer->vocabulary_size()}, false).status()) ==
+  CHECK(ReasonOf(tokenizer->Decode({0, tokenizer->vocabulary_size()}, false).status()) ==
         "TOKEN_UNKNOWN");
 }
 
 TEST_CASE("a text that is not UTF-8 is refused") {
   const auto tokenizer = Load(Published("qwen2"));
   for (const std::string text : {"a\xFF", "\xC3", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xC0\x80"}) {
-    CHECK(Reason(tokenizer->Encode(text, false).status()) == "TEXT_INVALID");
+    CHECK(ReasonOf(tokenizer->Encode(text, false).status()) == "TEXT_INVALID");
   }
 }
 
@@ -156,11 +151,11 @@ TEST_CASE("what is not understood is refused by name") {
     const absl::Status status = Tokenizer::FromJson(json.dump()).status();
     INFO(status);
     CHECK(status.code() == absl::StatusCode::kInvalidArgument);
-    CHECK(Reason(status) == bad.reason);
+    CHECK(ReasonOf(status) == bad.reason);
     CHECK_THAT(std::string(status.message()), Catch::Contains(bad.says));
   }
   for (const std::string text : {"", "{", "[]", "3", "null", "{\"model\": "}) {
-    CHECK(Reason(Tokenizer::FromJson(text).status()) == "TOKENIZER_INVALID");
+    CHECK(ReasonOf(Tokenizer::FromJson(text).status()) == "TOKENIZER_INVALID");
   }
 }
 

@@ -228,13 +228,18 @@ TEST_CASE("a save goes up while training goes on") {
   CHECK(s.Uploaded(1).empty());
 }
 
-TEST_CASE("an upload is tried again with growing pauses, and gets more time if it was late") {
-  Script s;
+// The shard of job a's step 1 is on its way up.
+void BeginUpload(Script& s) {
   s.Begin();
   s.Hears(WindowOf(1, 1).Save("a", 1));
   s.Done();
   s.DoneStaged();
   s.Done();
+}
+
+TEST_CASE("an upload is tried again with growing pauses, and gets more time if it was late") {
+  Script s;
+  BeginUpload(s);
   absl::Status full = absl::UnavailableError("disk full");
   full.SetPayload("lorad/reason", absl::Cord("CHECKPOINT_NOT_WRITTEN"));
   for (const double pause_ms : {100, 200, 400, 800, 1600, 3200, 5000, 5000}) {
@@ -255,11 +260,7 @@ TEST_CASE("an upload is tried again with growing pauses, and gets more time if i
 
 TEST_CASE("an upload that fails for ten seconds is told of once") {
   Script s;
-  s.Begin();
-  s.Hears(WindowOf(1, 1).Save("a", 1));
-  s.Done();
-  s.DoneStaged();
-  s.Done();
+  BeginUpload(s);
   const absl::Status refused = absl::FailedPreconditionError("the certificate is over");
   CHECK(s.Uploaded(1, refused).empty());
   s.Wait(9'999);

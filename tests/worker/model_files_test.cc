@@ -15,14 +15,10 @@ namespace {
 
 namespace fs = std::filesystem;
 using storage::ModelDirectory;
+using storage::ReasonOf;
 using Maps = std::vector<PathMap>;
 
 constexpr char kModel[] = "tests/golden/llama_gqa_untied/model";
-
-std::string ReasonOf(const absl::Status& status) {
-  const auto payload = status.GetPayload(storage::Absl(storage::kReasonPayload));
-  return payload ? std::string(*payload) : "";
-}
 
 // The coordinator has a copy of the model in m/, this host one with other times in here/m/.
 struct Hosts {

@@ -12,7 +12,7 @@
 
 #include "storage/adapters/peft.h"
 #include "storage/adapters/shard_reader.h"
-#include "storage/tensors/safetensors.h"
+#include "storage/tensors/safetensors_file.h"
 
 namespace lorad::worker {
 namespace {

@@ -110,10 +110,10 @@ void WorkerCore::State::LeaveEngine() {
 }
 
 void WorkerCore::State::Fail(const absl::Status& status, std::string_view otherwise) {
-  const auto payload = status.GetPayload(storage::Absl(storage::kReasonPayload));
+  const std::string reason = storage::ReasonOf(status);
   v1::Report report;
   v1::GroupFailed& failed = *report.mutable_group_failed();
-  failed.set_reason(payload.has_value() ? std::string(*payload) : std::string(otherwise));
+  failed.set_reason(reason.empty() ? std::string(otherwise) : reason);
   // What the coordinator refused has its reason in front (worker/link/rpc_status.h).
   absl::string_view message = status.message();
   absl::ConsumePrefix(&message, absl::StrCat(failed.reason(), ": "));

@@ -22,22 +22,17 @@ constexpr double kPauseLastMs = 5000;
 // What fails for longer is told.
 constexpr double kTellAfterMs = 10'000;
 
-std::string ReasonOf(const absl::Status& status) {
-  const auto reason = status.GetPayload(storage::Absl(storage::kReasonPayload));
-  return reason ? std::string(*reason) : "";
-}
-
 // Whether another try may end otherwise: not where the coordinator does not want the shard, or its
 // bytes are wrong. All else is mended some day, a clock by which a certificate is over too, and a
 // job that is to be saved waits for that.
 bool Passes(const absl::Status& status) {
   if (absl::IsInvalidArgument(status) || absl::IsDataLoss(status)) return false;
-  const std::string reason = ReasonOf(status);
+  const std::string reason = storage::ReasonOf(status);
   return reason != "STALE_EPOCH" && reason != "NOT_A_WORKERS_GROUP";
 }
 
 bool IsKnownToCoordinator(const absl::Status& status) {
-  const std::string reason = ReasonOf(status);
+  const std::string reason = storage::ReasonOf(status);
   return reason == "CHECKPOINT_NOT_WRITTEN" || reason == "STEP_NOT_REPORTED";
 }
 

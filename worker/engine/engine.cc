@@ -67,11 +67,6 @@ SlotOptions OptionsOf(const v1::SlotSpec& spec) {
   return options;
 }
 
-std::string ReasonOf(const absl::Status& status, std::string_view otherwise) {
-  const auto payload = status.GetPayload(storage::Absl(storage::kReasonPayload));
-  return payload.has_value() ? std::string(*payload) : std::string(otherwise);
-}
-
 Recomputation RecomputationOf(const v1::FormGroup& order) {
   switch (order.recomputation()) {
     case v1::FormGroup::NOTHING:
@@ -167,6 +162,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
   engine->arena_ = *std::move(arena);
   engine->model_ = std::make_unique<Model>(backend, description, *range, *shape, *engine->arena_);
   status = engine->model_->Load(*engine->directory_);
+  if (status.ok()) status = engine->directory_->CheckUnchanged();
   if (!status.ok()) return status;
   engine->table_ =
       backend->MakeAdapterTable(static_cast<int32_t>(shape->slots_max), engine->model_->groups());
@@ -236,7 +232,8 @@ absl::Status Engine::LoadSlot(const v1::Operation& operation) {
     spdlog::error("job {}: its slot was not loaded: {}", operation.job(), status.ToString());
     v1::SlotFailed& failed = *report.mutable_slot_failed();
     failed.set_job(operation.job());
-    failed.set_reason(ReasonOf(status, "SLOT_LOAD"));
+    const std::string reason = storage::ReasonOf(status);
+    failed.set_reason(reason.empty() ? "SLOT_LOAD" : reason);
     failed.set_message(std::string(status.message()));
   }
   Report(std::move(report));

@@ -15,11 +15,6 @@ namespace {
 using storage::JobStore;
 using Call = SimDisk::Call;
 
-std::string Reason(const absl::Status& status) {
-  const auto payload = status.GetPayload(storage::Absl(storage::kReasonPayload));
-  return payload ? std::string(*payload) : "";
-}
-
 std::vector<storage::Mutation> Turn(int i) {
   return {storage::PutEntry("turns", "x", i, std::string(2000, 'v'))};
 }
@@ -63,7 +58,7 @@ TEST_CASE("while its disk is full nothing changes, and then it goes on") {
   for (int i = 0; i < 3; ++i) {
     const absl::Status status = (*store)->Apply(Turn(2));
     CHECK(absl::IsResourceExhausted(status));
-    CHECK(Reason(status) == "DISK_FULL");
+    CHECK(storage::ReasonOf(status) == "DISK_FULL");
     CHECK(Newest(**store) == 1);
   }
   house.disk.set_capacity_bytes(UINT64_MAX);
@@ -78,14 +73,14 @@ TEST_CASE("a file system that is read-only for a while is told apart, at start a
   house.disk.set_read_only(true);
   const absl::Status refused = house.Open().status();
   CHECK(absl::IsUnavailable(refused));
-  CHECK(Reason(refused) == "STORE_READ_ONLY");
+  CHECK(storage::ReasonOf(refused) == "STORE_READ_ONLY");
   house.disk.set_read_only(false);
   auto store = house.Open();
   REQUIRE(store.ok());
   house.disk.set_read_only(true);
   const absl::Status status = (*store)->Apply(Turn(1));
   CHECK(absl::IsUnavailable(status));
-  CHECK(Reason(status) == "STORE_READ_ONLY");
+  CHECK(storage::ReasonOf(status) == "STORE_READ_ONLY");
   house.disk.set_read_only(false);
   CHECK((*store)->Apply(Turn(1)).ok());
   CHECK(Newest(**store) == 1);
@@ -101,7 +96,7 @@ TEST_CASE("after a sync that failed the store takes nothing more") {
   house.Fail(Call::kSync, "-wal", error);
   const absl::Status status = (*store)->Apply(Turn(2));
   CHECK(absl::IsInternal(status));
-  CHECK(Reason(status) == "STORE_SYNC_FAILED");
+  CHECK(storage::ReasonOf(status) == "STORE_SYNC_FAILED");
   house.disk.set_fault(nullptr);
   CHECK((*store)->Apply(Turn(2)) == status);
   // The next start tells what is there.
@@ -147,7 +142,7 @@ TEST_CASE("a sync that fails while the log is emptied into the database is told"
   absl::Status status;
   int turns = 0;
   while (status.ok() && turns < 2000) status = (*store)->Apply(Turn(++turns));
-  CHECK(Reason(status) == "STORE_SYNC_FAILED");
+  CHECK(storage::ReasonOf(status) == "STORE_SYNC_FAILED");
   CHECK(turns > 100);
 }
 

@@ -180,12 +180,8 @@ class Stages {
   int64_t microbatches_ = 0;
 };
 
+using storage::ReasonOf;
 using worker::v1::Report;
-
-std::string ReasonOf(const absl::Status& status) {
-  const auto reason = status.GetPayload(storage::Absl(storage::kReasonPayload));
-  return reason.has_value() ? std::string(*reason) : "";
-}
 
 TEST_CASE("stages take the steps of windows that run on, however late what they send is") {
   for (const int count : {2, 3, 4}) {
